@@ -14,7 +14,8 @@ enum { BLOCK = 16, POOL = 192, MAX = 64, TALKS = 8, TURNS = 6, SYSTEM = 64, SAID
 static int share(struct kvbm_pool *pool, const uint64_t *keys, size_t at, size_t end,
                  struct kvbm_mutable *fresh, struct kvbm_immutable *held)
 {
-    struct kvbm_chain chain = {sizeof(chain), 0, keys + at, at ? &keys[at - 1] : NULL, at, NULL};
+    struct kvbm_chain chain = {sizeof(chain), 0,    keys + at, at ? &keys[at - 1] : NULL, at,
+                               NULL,          false};
     struct kvbm_complete full[MAX];
     int err = kvbm_pool_complete(pool, fresh + at, end - at, &chain, full);
 

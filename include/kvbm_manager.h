@@ -239,10 +239,10 @@ enum kvbm_where {
  *
  * With an object tier, keys of unknown presence are asked for in the background and answer
  * KVBM_PENDING. One call asks for the first 256 of them; later calls ask for later keys. Keys
- * behind a KVBM_MISS are not asked for, and are KVBM_MISS. After 2 s without an answer
- * (object_timeout_ms, if less) a key is KVBM_MISS. So are unknown keys while the store's breaker is
- * open, and while 65,536 keys are being asked for. Returns the length of the prefix without
- * KVBM_MISS.
+ * behind a KVBM_MISS are not asked for, and are KVBM_MISS, unless @chain is scattered. After 2 s
+ * without an answer (object_timeout_ms, if less) a key is KVBM_MISS. So are unknown keys while the
+ * store's breaker is open, and while 65,536 keys are being asked for. Returns the length of the
+ * prefix without KVBM_MISS.
  */
 KV_API long kvbm_manager_lookup(struct kvbm_manager *manager, const struct kvbm_chain *chain,
                                 size_t n, uint8_t *ret);

@@ -337,7 +337,10 @@ KV_API int kvbm_mutable_fill(const struct kvbm_mutable *block, struct kvbm_fill 
 KV_API int kvbm_complete_fill(const struct kvbm_complete *block, struct kvbm_fill *ret,
                               uint32_t *tokens, size_t cap);
 
-/** @n consecutive full blocks of one sequence, as an engine knows them. Borrowed for the call. */
+/**
+ * @n full blocks as an engine knows them: consecutive ones of one sequence, or (scattered) ones of
+ * any sequences. Borrowed for the call.
+ */
 struct kvbm_chain {
     size_t size;
     uint32_t group;
@@ -345,6 +348,10 @@ struct kvbm_chain {
     const void *parent;     /* key of the block before the first; NULL: the sequence starts here */
     uint32_t position;      /* of the first block, in blocks; 0 exactly when there is no parent */
     const uint32_t *tokens; /* n * block_size, copied, for events; NULL: events without tokens */
+    /* The engine names no sequence: each key stands alone, as the first of its own, and a missing
+     * key is no reason to leave out those behind it. parent is NULL and position 0. A key is either
+     * always stored so, or always within its sequence: the other way is refused (-EEXIST). */
+    bool scattered;
 };
 #define KVBM_CHAIN_INIT KV_INIT_(kvbm_chain)
 

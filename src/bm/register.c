@@ -88,7 +88,8 @@ static int check_chain(const struct kvbm_pool *pool, size_t n, const struct kvbm
         return -EINVAL;
     if (chain->group >= KVBM_MAX_GROUPS || !(pool->groups >> chain->group & 1))
         return -EINVAL;
-    if (!chain->parent != !chain->position || n > UINT32_MAX - chain->position)
+    if (!chain->parent != !chain->position || n > UINT32_MAX - chain->position ||
+        (KV_OPT(chain, scattered, false) && chain->parent))
         return -EINVAL;
     return 0;
 }
@@ -110,6 +111,7 @@ static void hash_some(const struct kvbm_registry *r, const struct kvbm_chain *ch
 static int name_chain(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n,
                       const struct kvbm_chain *chain, uint32_t *tags)
 {
+    bool scattered = KV_OPT(chain, scattered, false);
     struct kvbm_registry *r = pool->registry;
     const uint8_t *keys = chain->keys;
     uint32_t above = 0;
@@ -128,8 +130,9 @@ static int name_chain(struct kvbm_pool *pool, const struct kvbm_handle *handles,
         if (done == 0)
             err = name_first(pool, i, chain->group, key, tags[0], chain->parent, chain->position);
         else
-            err = name_slot(pool, i, chain->group, key, tags[done % KVBM_LOOKUP], above,
-                            chain->position + (uint32_t)done);
+            err =
+                name_slot(pool, i, chain->group, key, tags[done % KVBM_LOOKUP],
+                          scattered ? 0 : above, scattered ? 0 : chain->position + (uint32_t)done);
         above = pool->slots[i].entry;
     }
     while (err < 0 && done > 0) {

@@ -75,7 +75,7 @@ static int block_manager(void)
     struct kvbm_event event;
     uint32_t tokens[] = {0, 1, 2, 3};
     uint64_t key = kvbm_block_hash(0, tokens, 4);
-    struct kvbm_chain chain = {sizeof(chain), 0, &key, NULL, 0, tokens};
+    struct kvbm_chain chain = {sizeof(chain), 0, &key, NULL, 0, tokens, false};
     int ok;
 
     if (kvbm_events_create(NULL, &events) != 0 || kvbm_events_add_ring(events, KVBM_EVENTS_PER_TIER, 0, &ring) < 0)

@@ -61,6 +61,11 @@ static uint32_t pick(struct kvbm_pin *pin, enum kv_tier tier, uint32_t *at, uint
 
         if (item->state != ITEM_MISS || item->tried >> tier & 1 || left_to_others(pin, *at))
             continue;
+        if (tier == KV_TIER_EXTERNAL && pin->scattered &&
+            kvbm_presence_known_absent(m, kvbm_pin_hash(pin, *at))) {
+            item->tried |= (uint8_t)(1u << tier);
+            continue;
+        }
         memcpy(keys + (size_t)n * m->key_len, kvbm_pin_key(pin, *at), m->key_len);
         index[n++] = *at;
     }
@@ -192,7 +197,7 @@ static void arrived(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier)
     kvbm_stats_of(m, tier)->bytes_out += m->block_bytes;
     item->tried |= (uint8_t)(1u << tier);
     if (!becomes_held(pin, i)) { /* don't fetch it again: registering would fail each time */
-        pin->object_missed |= tier == KV_TIER_EXTERNAL;
+        pin->object_missed |= tier == KV_TIER_EXTERNAL && !pin->scattered;
         return;
     }
     if (tier == KV_TIER_EXTERNAL) {
@@ -224,8 +229,7 @@ static void not_there(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier, int w
         if (why == -EBADMSG || why == -ENOENT || why == -EIO)
             kvbm_pool_reset_keys(m->disk, pin->group, kvbm_pin_key(pin, i), 1, NULL);
     } else {
-        /* a pin of handles isn't a prefix: blocks behind a miss are useful */
-        pin->object_missed |= !pin->likes;
+        pin->object_missed |= kvbm_pin_is_prefix(pin);
         if (why == -ENOENT || why == -EBADMSG)
             kvbm_presence_absent(m, pin->group, kvbm_pin_key(pin, i), true);
     }
@@ -437,7 +441,7 @@ static void from_object(struct kvbm_pin *pin)
 
     for (int i = 0; i < WINDOW && !pin->object_missed; i++) {
         n = pick(pin, KV_TIER_EXTERNAL, &at, index, keys);
-        for (uint32_t k = 0; k < n && !pin->likes; k++) {
+        for (uint32_t k = 0; k < n && kvbm_pin_is_prefix(pin); k++) {
             uint64_t hash =
                 kvbm_key_hash(pin->manager, pin->group, keys + k * pin->manager->key_len);
 

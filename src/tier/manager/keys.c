@@ -36,7 +36,8 @@ static int call_init(struct call *c, struct kvbm_cache *cache, const struct kvbm
                                    .group = chain->group,
                                    .keys = chain->keys,
                                    .parent = chain->parent,
-                                   .position = chain->position};
+                                   .position = chain->position,
+                                   .scattered = KV_OPT(chain, scattered, false)};
     c->n = (uint32_t)n;
     c->deadline_ns = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
     c->state = malloc(n + 1);
@@ -179,8 +180,10 @@ static long load_some(struct call *c, uint32_t from, const uint32_t *blocks)
     long rc, ready;
 
     chain.keys = keys;
-    chain.parent = from ? keys - c->manager->key_len : c->chain.parent;
-    chain.position += from;
+    if (!chain.scattered) {
+        chain.parent = from ? keys - c->manager->key_len : c->chain.parent;
+        chain.position += from;
+    }
     opts.deadline_ns = now + (c->deadline_ns - KV_MIN(now, c->deadline_ns)) / 4 * 3;
     rc = kvbm_manager_prepare_load(c->manager, &chain, n, &opts, &pin);
     if (rc < 0)

@@ -101,6 +101,7 @@ struct kvbm_pin {
     int32_t priority; /* priority of its fetches */
     uint32_t group, position, n;
     bool has_parent;
+    bool scattered;         /* keys of no sequence */
     uint8_t *keys;          /* [n], behind the parent's key */
     struct kvbm_job_ *jobs; /* jobs that wait for the pin to settle */
     struct kvbm_fetch *fetches;
@@ -221,7 +222,7 @@ struct kvbm_ask {
     struct kvbm_object_batch batch;
     struct kvbm_object_io ios[KVBM_BATCH];
     uint32_t group, position, n;
-    bool has_parent;
+    bool has_parent, scattered;
     uint8_t keys[(KVBM_BATCH + 1) * KVBM_MAX_KEY]; /* the parent's key, then the queried ones */
 };
 
@@ -374,14 +375,32 @@ static inline uint64_t kvbm_pin_hash(const struct kvbm_pin *pin, uint32_t i)
     return kvbm_key_hash(pin->manager, pin->group, kvbm_pin_key(pin, i));
 }
 
+/** Return the key of the block before item @i; NULL: the item is the first of its sequence. */
+static inline const uint8_t *kvbm_pin_parent(const struct kvbm_pin *pin, uint32_t i)
+{
+    return !pin->scattered && (i || pin->has_parent) ? kvbm_pin_key(pin, i) - pin->manager->key_len
+                                                     : NULL;
+}
+
+static inline uint32_t kvbm_pin_position(const struct kvbm_pin *pin, uint32_t i)
+{
+    return pin->scattered ? 0 : pin->position + i;
+}
+
 static inline struct kvbm_chain kvbm_pin_chain(const struct kvbm_pin *pin, uint32_t i)
 {
-    return (struct kvbm_chain){
-        .size = sizeof(struct kvbm_chain),
-        .group = pin->group,
-        .keys = kvbm_pin_key(pin, i),
-        .parent = i || pin->has_parent ? kvbm_pin_key(pin, i) - pin->manager->key_len : NULL,
-        .position = pin->position + i};
+    return (struct kvbm_chain){.size = sizeof(struct kvbm_chain),
+                               .group = pin->group,
+                               .keys = kvbm_pin_key(pin, i),
+                               .parent = kvbm_pin_parent(pin, i),
+                               .position = kvbm_pin_position(pin, i),
+                               .scattered = pin->scattered};
+}
+
+/** True when a missing key makes those behind it useless: the keys of a prompt. */
+static inline bool kvbm_pin_is_prefix(const struct kvbm_pin *pin)
+{
+    return !pin->likes && !pin->scattered;
 }
 
 static inline struct kvbm_tier_stats *kvbm_stats_of(struct kvbm_manager *m, enum kv_tier tier)

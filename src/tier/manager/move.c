@@ -24,8 +24,8 @@ static void tell_staged(struct kvbm_manager *m, const struct kvbm_down *down,
 
     *info = (struct kvbm_block_info){.block = pin->items[down->index].host.block,
                                      .group = pin->group,
-                                     .position = pin->position + down->index};
-    info->has_parent = down->index || pin->has_parent;
+                                     .position = kvbm_pin_position(pin, down->index)};
+    info->has_parent = kvbm_pin_parent(pin, down->index) != NULL;
     memcpy(info->key, kvbm_pin_key(pin, down->index), m->key_len);
     if (info->has_parent)
         memcpy(info->parent, kvbm_pin_key(pin, down->index) - m->key_len, m->key_len);

@@ -180,8 +180,12 @@ long kvbm_manager_onboard(struct kvbm_cache *cache, const struct kvbm_chain *cha
                                        (size_t)found * cache->manager->key_len,
                                .parent = chain->parent,
                                .position = chain->position + (uint32_t)found};
-    if (found)
+    if (KV_OPT(chain, scattered, false)) {
+        rest.scattered = true;
+        rest.position = chain->position;
+    } else if (found) {
         rest.parent = (const uint8_t *)rest.keys - cache->manager->key_len;
+    }
     more = bring(&o, &rest, n - (size_t)found, ret + found);
     fini(&o);
     return found || more > 0 ? found + KV_MAX(more, 0L) : more;

@@ -232,13 +232,14 @@ bool kvbm_presence_add(struct kvbm_manager *m, const struct kvbm_chain *chain,
 static void answered(struct kvbm_manager *m, const struct kvbm_ask *ask, uint32_t i)
 {
     const uint8_t *key = ask->keys + (size_t)(i + 1) * m->key_len;
-    struct kvbm_chain chain = {.size = sizeof(chain),
-                               .group = ask->group,
-                               .keys = key,
-                               .parent = i || ask->has_parent ? key - m->key_len : NULL,
-                               .position = ask->position + i};
+    struct kvbm_chain chain = {
+        .size = sizeof(chain), .group = ask->group, .keys = key, .scattered = ask->scattered};
     int status = ask->ios[i].status;
 
+    if (!ask->scattered) {
+        chain.parent = i || ask->has_parent ? key - m->key_len : NULL;
+        chain.position = ask->position + i;
+    }
     if (status && status != -ENOENT)
         unanswered(m, kvbm_key_hash(m, ask->group, key), status);
     /* also absent: a key that can't be remembered */
@@ -288,7 +289,8 @@ static struct kvbm_ask *ask_new(struct kvbm_manager *m, const struct kvbm_chain 
     q->group = chain->group;
     q->position = chain->position + (uint32_t)i;
     q->n = n;
-    q->has_parent = i || chain->parent;
+    q->scattered = KV_OPT(chain, scattered, false);
+    q->has_parent = !q->scattered && (i || chain->parent);
     if (q->has_parent)
         memcpy(q->keys, i ? keys + (i - 1) * m->key_len : chain->parent, m->key_len);
     memcpy(q->keys + m->key_len, keys + i * m->key_len, n * m->key_len);

@@ -72,7 +72,7 @@ static uint64_t before_the_gap(uint8_t at[LOOK], uint32_t n, uint64_t unknown, b
 long kvbm_manager_lookup(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n,
                          uint8_t *ret)
 {
-    bool missed = false;
+    bool missed = false, scattered;
     uint32_t asked_for = 0, some;
     long prefix = 0, rc = kvbm_manager_usable(m);
     uint8_t at[LOOK];
@@ -81,8 +81,9 @@ long kvbm_manager_lookup(struct kvbm_manager *m, const struct kvbm_chain *chain,
         return rc;
     if (!kv_sized(chain, "kvbm_chain") || chain->size < offsetof(struct kvbm_chain, tokens) ||
         (n && !chain->keys) || chain->group >= KVBM_MAX_GROUPS ||
-        !chain->parent != !chain->position)
+        !chain->parent != !chain->position || (KV_OPT(chain, scattered, false) && chain->parent))
         return -EINVAL;
+    scattered = KV_OPT(chain, scattered, false);
     kvbm_manager_enter(m);
     for (size_t i = 0; i < n; i += some) {
         const uint8_t *key = (const uint8_t *)chain->keys + i * m->key_len;
@@ -96,7 +97,8 @@ long kvbm_manager_lookup(struct kvbm_manager *m, const struct kvbm_chain *chain,
             at[k] = where(m, kvbm_key_hash(m, chain->group, key + k * m->key_len), at[k], &one);
             unknown |= (uint64_t)one << k;
         }
-        unknown = before_the_gap(at, some, unknown, &missed);
+        if (!scattered)
+            unknown = before_the_gap(at, some, unknown, &missed);
         if (unknown && asked_for < MAX_ASKED)
             asked_for += ask_unknown(m, chain, i, at, unknown);
         for (uint32_t k = 0; k < some && prefix == (long)(i + k); k++)
