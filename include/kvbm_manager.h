@@ -254,6 +254,30 @@ KV_API long kvbm_manager_lookup(struct kvbm_manager *manager, const struct kvbm_
 KV_API long kvbm_manager_touch(struct kvbm_manager *manager, uint32_t group, const void *keys,
                                size_t n);
 
+/**
+ * Numbers of copies that kvbm_manager_remove found; set size to sizeof(struct kvbm_remove_result).
+ */
+struct kvbm_remove_result {
+    size_t size;
+    uint64_t host, disk; /* removed from this tier */
+    uint64_t object;     /* removed from the object store, of those it was known to have */
+    uint64_t held; /* left: a pin, a job or an offload under way holds the block in that tier */
+};
+#define KVBM_REMOVE_RESULT_INIT KV_INIT_(kvbm_remove_result)
+
+/**
+ * Remove @n keys of @group from every tier, durably: a restart finds none of them. Waits for I/O, for
+ * the object store up to @timeout_ms. @ret may be NULL.
+ *
+ * Copies that are held stay, and so do blocks stored, fetched or offloaded during the call: release
+ * pins and call kvbm_manager_drain before. Blocks of caches' own pools stay as well. Returns 0;
+ * -EINVAL; -ECHILD; or the first error of a tier, in which keys may be left: -EHOSTDOWN, -ETIMEDOUT,
+ * -EAGAIN (queue full), -ENOTSUP (a store that deletes no chunks), -EBUSY (a slot being written),
+ * -EIO, -ENOMEM. The other tiers are served in any case.
+ */
+KV_API int kvbm_manager_remove(struct kvbm_manager *manager, uint32_t group, const void *keys,
+                               size_t n, uint32_t timeout_ms, struct kvbm_remove_result *ret);
+
 /* ---- pins ---- */
 
 /**

@@ -524,7 +524,7 @@ static void test_arguments(void **state)
     job->batch.done = NULL;
     assert_int_equal(kvbm_object_submit(o, &job->batch), -EINVAL);
     job->batch.done = job_done;
-    job->batch.op = 3;
+    job->batch.op = KVBM_OBJECT_DELETE + 1;
     assert_int_equal(kvbm_object_submit(o, &job->batch), -EINVAL);
     job->batch.op = KVBM_OBJECT_GET;
     assert_int_equal(kvbm_object_submit(o, NULL), -EINVAL);

@@ -366,6 +366,13 @@ static int copier_stats(void *ret)
     return kvbm_copier_get_stats(t.copier, ret);
 }
 
+static int removed(void *ret)
+{
+    uint64_t nothing = 12345;
+
+    return kvbm_manager_remove(t.w.m, 0, &nothing, 1, 0, ret);
+}
+
 static int manager_stats(void *ret)
 {
     return kvbm_manager_get_stats(t.w.m, ret);
@@ -604,6 +611,7 @@ static const struct row {
     {"kvbm_pool_stats", sizeof(struct kvbm_pool_stats), LEAST, NULL, pool_stats, 0},
     {"kvbm_events_stats", sizeof(struct kvbm_events_stats), LEAST, NULL, events_stats, 0},
     {"kvbm_copier_stats", sizeof(struct kvbm_copier_stats), LEAST, NULL, copier_stats, 0},
+    {"kvbm_remove_result", sizeof(struct kvbm_remove_result), LEAST, NULL, removed, 0},
     {"kvbm_manager_stats", sizeof(struct kvbm_manager_stats), LEAST, NULL, manager_stats, 0},
     {"kvi_opts", sizeof(index_opts), OPTIONAL, &index_opts, index_, 0},
     {"kvi_stats", sizeof(struct kvi_stats), LEAST, NULL, index_stats, 0},

@@ -21,6 +21,7 @@
  *   move_io.c        moves: reading, writing, completion
  *   write_back.c     blocks are written to the object store before eviction
  *   presence.c       which keys the object store has, as far as known; EXISTS queries
+ *   remove.c         keys removed from every tier
  *   where.c          which tier has each key
  *   mover.c          next steps of ended operations; deadlines
  *   stats.c          statistics

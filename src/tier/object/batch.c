@@ -170,9 +170,9 @@ void kvbm_object_tell(struct kvbm_object *o, bool probe, int rc)
 
 static bool batch_ok(const struct kvbm_object_batch *b)
 {
-    bool data = b->op != KVBM_OBJECT_EXISTS;
+    bool data = b->op == KVBM_OBJECT_GET || b->op == KVBM_OBJECT_PUT;
 
-    if (b->op > KVBM_OBJECT_PUT || b->flow > KVBM_ONBOARD || !b->ios || b->n == 0 || !b->done)
+    if (b->op > KVBM_OBJECT_DELETE || b->flow > KVBM_ONBOARD || !b->ios || b->n == 0 || !b->done)
         return false;
     for (uint32_t i = 0; i < b->n; i++)
         if (!b->ios[i].key || (data && !b->ios[i].data))

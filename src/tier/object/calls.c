@@ -376,6 +376,28 @@ static int delete_bad(struct kvbm_object_worker *w)
     return kvbm_object_leave(w) ? 0 : -ETIMEDOUT;
 }
 
+/* Delete values for a caller. */
+static int delete_slice(struct kvbm_object_worker *w, struct kvbm_object_io *ios, uint32_t n)
+{
+    int rc = kvbm_object_enter(w), failures = 0;
+    bool stop = false;
+
+    if (rc < 0)
+        return rc;
+    for (uint32_t i = 0; i < n; i++) {
+        if (!stop) {
+            rc = kvs_delete_chunk(w->handle->store, w->keys[i], KVBM_OBJECT_CHUNK_KEY);
+            stop = give_up(w, rc, &failures);
+        }
+        w->rc[i] = stop && rc >= 0 ? -EIO : rc;
+    }
+    if (!kvbm_object_leave(w))
+        return -ETIMEDOUT;
+    for (uint32_t i = 0; i < n; i++)
+        ios[i].status = status_of(w->rc[i]);
+    return judge(w, n);
+}
+
 /* -- a batch ----------------------------------------------------------------------------------- */
 
 int kvbm_object_run(struct kvbm_object_worker *w, struct kvbm_object_batch *batch)
@@ -389,9 +411,10 @@ int kvbm_object_run(struct kvbm_object_worker *w, struct kvbm_object_batch *batc
 
         n = KV_MIN(total - at, op == KVBM_OBJECT_EXISTS ? w->object->slice : w->object->near_slice);
         name_slice(w, ios, n);
-        rc = op == KVBM_OBJECT_GET   ? get_slice(w, ios, n, true)
-             : op == KVBM_OBJECT_PUT ? put_slice(w, ios, n)
-                                     : exists_slice(w, ios, n);
+        rc = op == KVBM_OBJECT_GET      ? get_slice(w, ios, n, true)
+             : op == KVBM_OBJECT_PUT    ? put_slice(w, ios, n)
+             : op == KVBM_OBJECT_EXISTS ? exists_slice(w, ios, n)
+                                        : delete_slice(w, ios, n);
         if (rc == 0)
             rc = delete_bad(w);
     }

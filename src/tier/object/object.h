@@ -69,7 +69,7 @@ void kvbm_object_close(struct kvbm_object *object);
 /** Close as kvbm_object_close does, but wait for running calls until @deadline_ns (monotonic). */
 void kvbm_object_close_by(struct kvbm_object *object, uint64_t deadline_ns);
 
-enum kvbm_object_op { KVBM_OBJECT_EXISTS, KVBM_OBJECT_GET, KVBM_OBJECT_PUT };
+enum kvbm_object_op { KVBM_OBJECT_EXISTS, KVBM_OBJECT_GET, KVBM_OBJECT_PUT, KVBM_OBJECT_DELETE };
 
 struct kvbm_object_io {
     uint32_t group;
