@@ -39,7 +39,8 @@ struct kvbm_disk_opts {
     const char *const *directories; /* volumes; at least one must exist */
     uint32_t n_directories;         /* 1 to KVBM_MAX_VOLUMES */
     const char *name;               /* part of the file names; NULL: "cache" */
-    /* of the model and the block layout; files with another one are emptied. NULL: "" */
+    /* of the model and the block layout; where a directory has files of another one, a subdirectory
+     * of it is used. NULL: "" */
     const char *fingerprint;
     uint32_t key_len;
     uint64_t slot_bytes; /* bytes of a block, at most 1 GiB; the file rounds them up to 4096 */

@@ -19,6 +19,7 @@
 #include "base/beneath.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/le.h"
 #include "base/log.h"
 #include "base/room.h"
 #include "tier/disk/impl.h"
@@ -77,11 +78,21 @@ static int open_file(int directory, const char *name, const char *kind)
     return fd;
 }
 
-static int open_files(struct kvbm_disk_volume *volume, const char *directory, const char *name)
+/* Unlock and close. A child after fork() shares the open file: without the unlock the lock would
+ * last as long as the child. */
+static void close_locked(const struct kvbm_disk *disk, int *fd)
 {
-    volume->directory_fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (volume->directory_fd < 0)
-        return -errno;
+    if (*fd < 0)
+        return;
+    if (getpid() == disk->process)
+        flock(*fd, LOCK_UN);
+    close(*fd);
+    *fd = -1;
+}
+
+/* Open and lock both files in the volume's directory. */
+static int open_both(struct kvbm_disk_volume *volume, const char *name)
+{
     volume->index_fd = open_file(volume->directory_fd, name, "index");
     if (volume->index_fd < 0)
         return volume->index_fd;
@@ -135,6 +146,93 @@ static bool is_like(const struct kvbm_disk_header *found, const struct kvbm_disk
 static bool is_one_volume(const struct kvbm_disk_header *a, const struct kvbm_disk_header *b)
 {
     return memcmp(a->uuid, b->uuid, 16) == 0 && a->volume == b->volume && a->of == b->of;
+}
+
+/* True when @fd is a whole file of another fingerprint, or of blocks of another size. */
+static bool is_others(const struct kvbm_disk_volume *volume, int fd, enum kvbm_disk_file kind)
+{
+    uint8_t page[KVBM_DISK_PAGE];
+    struct kvbm_disk_header found;
+
+    return fd >= 0 && read_all(fd, page, sizeof(page), 0) == (long)sizeof(page) &&
+           kvbm_disk_header_read(page, kind, &found) == 0 && !is_like(&found, &volume->header);
+}
+
+/* Look at the files in the volume's directory, which another process may have locked. */
+static bool has_others(const struct kvbm_disk_volume *volume, const char *name)
+{
+    static const char *const kinds[] = {[KVBM_DISK_SLOTS] = "slots", [KVBM_DISK_INDEX] = "index"};
+    bool others = false;
+
+    for (int i = 0; i < 2; i++) {
+        char path[300];
+        int fd;
+
+        snprintf(path, sizeof(path), "kvbm-%s.%s", name, kinds[i]);
+        fd = kv_beneath_file(volume->directory_fd, path, O_RDONLY, 0, 0, NULL);
+        others |= is_others(volume, fd, (enum kvbm_disk_file)i);
+        if (fd >= 0)
+            close(fd);
+    }
+    return others;
+}
+
+/* ---- directories ---- */
+
+/* Go on in the subdirectory for this fingerprint and size of blocks. @make false: when there is one,
+ * else -ENOENT. */
+static int enter_own(struct kvbm_disk_volume *volume, bool make)
+{
+    uint8_t both[16 + 16], sum[16];
+    char name[32];
+    bool made = false;
+    int fd;
+
+    memcpy(both, volume->header.fingerprint, 16);
+    kv_put_le64(both + 16, volume->header.key_len);
+    kv_put_le64(both + 24, volume->header.slot_bytes);
+    kvbm_disk_sum(both, sizeof(both), sum);
+    snprintf(name, sizeof(name), "kvbm-%02x%02x%02x%02x%02x%02x%02x%02x", sum[0], sum[1], sum[2],
+             sum[3], sum[4], sum[5], sum[6], sum[7]);
+    fd = kv_beneath_dir(volume->directory_fd, name, make ? 0700 : 0, &made);
+    if (fd < 0)
+        return fd;
+    if (made && fsync(volume->directory_fd) < 0)
+        kv_log_warn("kvbm", "a new directory may be gone after a power cut", "directory=%s", name);
+    if (make)
+        kv_log_info("kvbm", "the disk tier's files are another model's: using a subdirectory",
+                    "volume=%u subdirectory=%s", volume->number, name);
+    close(volume->directory_fd);
+    volume->directory_fd = fd;
+    return 0;
+}
+
+/*
+ * Open the files of a volume. Another fingerprint's files stay: the volume goes into a subdirectory
+ * then, which later opens prefer.
+ */
+static int open_files(struct kvbm_disk_volume *volume, const char *directory, const char *name)
+{
+    int err;
+
+    volume->directory_fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (volume->directory_fd < 0)
+        return -errno;
+    err = enter_own(volume, false);
+    if (err != -ENOENT)
+        return err < 0 ? err : open_both(volume, name);
+    if (has_others(volume, name))
+        goto own;
+    err = open_both(volume, name);
+    if (err == -EBUSY ? !has_others(volume, name)
+                      : err < 0 || !is_others(volume, volume->index_fd, KVBM_DISK_INDEX))
+        return err;
+    /* Another process was first: it made files for another model since the look. */
+    close_locked(volume->disk, &volume->slots_fd);
+    close_locked(volume->disk, &volume->index_fd);
+own:
+    err = enter_own(volume, true);
+    return err < 0 ? err : open_both(volume, name);
 }
 
 /* Check a volume's headers. Returns 1: both are valid, agree, and fit the options; 0: no. A file
@@ -314,18 +412,6 @@ static bool is_missing(int err)
            err == -EROFS || err == -ENOTCONN || err == -EUCLEAN;
 }
 
-/* Unlock and close. A child after fork() shares the open file: without the unlock the lock would
- * last as long as the child. */
-static void close_locked(const struct kvbm_disk *disk, int *fd)
-{
-    if (*fd < 0)
-        return;
-    if (getpid() == disk->process)
-        flock(*fd, LOCK_UN);
-    close(*fd);
-    *fd = -1;
-}
-
 static void close_files(struct kvbm_disk_volume *volume)
 {
     close_locked(volume->disk, &volume->slots_fd);
@@ -358,9 +444,8 @@ static int identify(struct kvbm_disk_volume *volume)
         return KV_MIN(ours, 0);
     volume->fresh = true;
     if (!is_empty(volume))
-        kv_log_warn("kvbm",
-                    "a disk tier's files have another configuration or are damaged: emptied",
-                    "volume=%u", volume->number);
+        kv_log_warn("kvbm", "a disk tier's files are damaged: emptied", "volume=%u",
+                    volume->number);
     return getrandom(volume->header.uuid, sizeof(volume->header.uuid), 0) ==
                    (ssize_t)sizeof(volume->header.uuid)
                ? 0
