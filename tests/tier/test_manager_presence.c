@@ -59,6 +59,29 @@ static void stored_and_forgotten(struct world *w, uint32_t n, uint32_t timeout_m
     shaky->exists = 0;
 }
 
+/* -- a question beside a removal ---------------------------------------------------------------- */
+
+/* A question has seen the keys, and is answered after they were removed: they are misses. */
+static void test_removed_meanwhile(void **state)
+{
+    uint64_t keys[4];
+    struct world w;
+
+    (void)state;
+    stored_and_forgotten(&w, 4, 0);
+    world_keys(1000, keys, 4);
+    shaky->hang_answers = true;
+    assert_true(all(&w, 1000, 4, KVBM_PENDING));
+    EXPECT_SOON(shaky->exists == 1);
+    usleep(20000); /* it has looked by then, most likely: else there is nothing to see */
+    assert_int_equal(kvbm_manager_remove(w.m, 0, keys, 4, 30000, NULL), 0);
+    shaky->hang_answers = false;
+    EXPECT_SOON(shaky->inside == 0);
+    EXPECT_SOON(look(&w, 5000, 1).n[KVBM_MISS] == 1); /* a later question: the first has ended */
+    assert_true(all(&w, 1000, 4, KVBM_MISS));
+    world_fini(&w);
+}
+
 /* -- a question that fails --------------------------------------------------------------------- */
 
 /* One that fails says nothing of the key: it is asked for again, and isn't a miss meanwhile. */
@@ -449,6 +472,7 @@ static void test_many_prompts_cold(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_removed_meanwhile),
         cmocka_unit_test(test_one_fails),
         cmocka_unit_test(test_all_fail),
         cmocka_unit_test(test_hangs),

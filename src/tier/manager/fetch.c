@@ -187,7 +187,8 @@ static bool becomes_held(struct kvbm_pin *pin, uint32_t i)
     return item->state != ITEM_MISS;
 }
 
-static void arrived(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier)
+/* @known: what the object store has of the key was told meanwhile */
+static void arrived(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier, bool known)
 {
     struct kvbm_manager *m = pin->manager;
     struct kvbm_item *item = &pin->items[i];
@@ -201,7 +202,8 @@ static void arrived(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier)
         return;
     }
     if (tier == KV_TIER_EXTERNAL) {
-        kvbm_presence_add(m, &chain, pin->likes ? &pin->likes[i] : NULL);
+        if (!known)
+            kvbm_presence_add(m, &chain, pin->likes ? &pin->likes[i] : NULL);
         if (item->state == ITEM_HELD)
             kvbm_offload_items(pin, i, 1, NULL);
     }
@@ -235,7 +237,7 @@ static void not_there(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier, int w
     }
 }
 
-/* Look key @i up again: the store lacked it, but another job may have stored it since. */
+/* Look key @i up again: the store lacked it, but it may have been stored since. */
 static void look_again(struct kvbm_pin *pin, uint32_t i)
 {
     kvbm_pool_release_mutable(pin->manager->host, (struct kvbm_mutable *)&pin->items[i].host, 1);
@@ -266,7 +268,7 @@ static void end(struct kvbm_fetch *fetch, int all)
         kvbm_set_drop(&pin->manager->pins.pending, kvbm_pin_hash(pin, i));
         pin->n_fetched--;
         if (status == 0)
-            arrived(pin, i, fetch->tier);
+            arrived(pin, i, fetch->tier, fetch->overtaken >> k & 1);
         else if (fetch->overtaken >> k & 1 && status == -ENOENT)
             look_again(pin, i);
         else

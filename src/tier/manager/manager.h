@@ -219,7 +219,7 @@ struct kvbm_ask {
     struct kvbm_note note; /* must be first */
     struct kvbm_manager *manager;
     struct kvbm_ask *next; /* next query of the manager */
-    uint32_t overtaken;    /* bit per key put since the query began: present, whatever the answer */
+    uint32_t overtaken;    /* bit per key put or deleted since the query began: ignore the answer */
     struct kvbm_object_batch batch;
     struct kvbm_object_io ios[KVBM_BATCH];
     uint32_t group, position, n;
@@ -595,6 +595,11 @@ void kvbm_presence_not_absent(struct kvbm_manager *m, uint32_t group, const void
  * Note that a key was put. A question or get under way may have looked before: ignore its "absent".
  */
 void kvbm_presence_stored(struct kvbm_manager *m, uint32_t group, const void *key);
+/**
+ * Note that a key was deleted. A question or get under way may have looked before: ignore its
+ * "present".
+ */
+void kvbm_presence_removed(struct kvbm_manager *m, uint32_t group, const void *key);
 /** True when the object store was asked lately and lacks the key, or doesn't answer. */
 bool kvbm_presence_known_absent(const struct kvbm_manager *m, uint64_t hash);
 /** Return what is known of a key that the object store's pool lacks. */

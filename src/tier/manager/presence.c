@@ -183,11 +183,11 @@ static void overtake_fetches(struct kvbm_pin *pin, uint32_t group, const void *k
     }
 }
 
-void kvbm_presence_stored(struct kvbm_manager *m, uint32_t group, const void *key)
+/* Let the questions and gets of a key that are under way tell nothing about it. */
+static void overtake(struct kvbm_manager *m, uint32_t group, const void *key)
 {
     uint64_t hash = kvbm_key_hash(m, group, key);
 
-    kvbm_presence_not_absent(m, group, key);
     for (struct kvbm_ask *ask = kvbm_set_has(&m->presence.asked, hash) ? m->presence.asks : NULL;
          ask; ask = ask->next) {
         for (uint32_t i = 0; i < ask->n && ask->group == group; i++)
@@ -197,6 +197,18 @@ void kvbm_presence_stored(struct kvbm_manager *m, uint32_t group, const void *ke
     for (struct kvbm_pin *pin = kvbm_set_has(&m->pins.pending, hash) ? m->pins.first : NULL; pin;
          pin = pin->next)
         overtake_fetches(pin, group, key);
+}
+
+void kvbm_presence_stored(struct kvbm_manager *m, uint32_t group, const void *key)
+{
+    kvbm_presence_not_absent(m, group, key);
+    overtake(m, group, key);
+}
+
+void kvbm_presence_removed(struct kvbm_manager *m, uint32_t group, const void *key)
+{
+    overtake(m, group, key);
+    kvbm_presence_absent(m, group, key, true);
 }
 
 bool kvbm_presence_add(struct kvbm_manager *m, const struct kvbm_chain *chain,

@@ -41,7 +41,7 @@ static int note_deleted(struct kvbm_manager *m, uint32_t group, const struct del
             struct kvbm_reset_result reset = {0};
 
             kvbm_pool_reset_keys(m->object, group, d->ios[i].key, 1, &reset);
-            kvbm_presence_absent(m, group, d->ios[i].key, true);
+            kvbm_presence_removed(m, group, d->ios[i].key);
             ret->object += reset.reset;
         } else if (rc == 0) {
             rc = status;
