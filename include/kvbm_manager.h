@@ -269,11 +269,14 @@ struct kvbm_remove_result {
  * Remove @n keys of @group from every tier, durably: a restart finds none of them. Waits for I/O, for
  * the object store up to @timeout_ms. @ret may be NULL.
  *
- * Copies that are held stay, and so do blocks stored, fetched or offloaded during the call: release
- * pins and call kvbm_manager_drain before. Blocks of caches' own pools stay as well. Returns 0;
- * -EINVAL; -ECHILD; or the first error of a tier, in which keys may be left: -EHOSTDOWN, -ETIMEDOUT,
- * -EAGAIN (queue full), -ENOTSUP (a store that deletes no chunks), -EBUSY (a slot being written),
- * -EIO, -ENOMEM. The other tiers are served in any case.
+ * Copies that are held stay whole, and so do blocks stored, fetched or offloaded during the call:
+ * release pins and call kvbm_manager_drain before. Blocks of caches' own pools stay as well, and
+ * those of a disk volume that is missing. A key may repeat. Searches the disk tier's index in memory
+ * once for each 65,536 keys: remove many keys in one call.
+ *
+ * Returns 0; -EINVAL; -ECHILD; or the first error of a tier, in which keys may be left: -EHOSTDOWN,
+ * -ETIMEDOUT, -EAGAIN (queue full), -ENOTSUP (a store that deletes no chunks), -EIO, -ENOMEM. The
+ * other tiers are served in any case.
  */
 KV_API int kvbm_manager_remove(struct kvbm_manager *manager, uint32_t group, const void *keys,
                                size_t n, uint32_t timeout_ms, struct kvbm_remove_result *ret);

@@ -114,7 +114,7 @@ static void model_forget(struct model *m, struct kvbm_disk *disk)
         if (i && slots[i] == slots[0])
             n = i;
     }
-    assert_int_equal(kvbm_disk_forget(disk, slots, n), 0);
+    assert_int_equal(kvbm_disk_forget(disk, slots, NULL, n), 0);
 }
 
 struct seen {
@@ -246,7 +246,7 @@ static void test_refuses_nonsense(void **state)
     assert_int_equal(kvbm_disk_submit(disk, &batch), -EINVAL);
     io.len = 0;
     assert_int_equal(kvbm_disk_submit(disk, &batch), -EINVAL);
-    assert_int_equal(kvbm_disk_forget(disk, (uint32_t[]){4}, 1), -EINVAL);
+    assert_int_equal(kvbm_disk_forget(disk, (uint32_t[]){4}, NULL, 1), -EINVAL);
     assert_false(kvbm_disk_usable(disk, 4));
     assert_true(kvbm_disk_usable(disk, 3));
     kvbm_disk_close(disk);
@@ -748,7 +748,7 @@ static void *hammer(void *arg)
         disk_fill(data, 8192, keys[at]);
         w->wrong += disk_write(w->disk, slot, keys[at], data, 8192) != 0;
         if (unit_below(&w->random, 8) == 0) {
-            w->wrong += kvbm_disk_forget(w->disk, &slot, 1) != 0;
+            w->wrong += kvbm_disk_forget(w->disk, &slot, NULL, 1) != 0;
             keys[at] = 0;
         }
     }
@@ -793,7 +793,7 @@ static void test_fork(void **state)
     (void)state;
     if (pid == 0) {
         bool good = kvbm_disk_submit(disk, &batch) == -ESHUTDOWN &&
-                    kvbm_disk_forget(disk, (uint32_t[]){1}, 1) == -ESHUTDOWN;
+                    kvbm_disk_forget(disk, (uint32_t[]){1}, NULL, 1) == -ESHUTDOWN;
 
         kvbm_disk_close(disk);
         _exit(!good);

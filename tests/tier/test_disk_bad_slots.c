@@ -234,7 +234,7 @@ static void test_older_stays_away(void **state)
     assert_int_equal(look(disk).n, 1);
     assert_int_equal(look(disk).slots[0], newer);
     assert_int_equal(disk_read(disk, 0, 5, data, SLOT_BYTES), -ENOENT);
-    assert_int_equal(kvbm_disk_forget(disk, &newer, 1), 0);
+    assert_int_equal(kvbm_disk_forget(disk, &newer, NULL, 1), 0);
     kvbm_disk_close(disk);
     disk = disk_open(&opts);
     assert_int_equal(look(disk).n, 0);

@@ -15,79 +15,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/unit.h"
-#include "manager_world.h"
-
-enum { N = CACHE_BLOCKS, LONG_MS = 100000 };
-
-static struct kvbm_chain scattered(const uint64_t *keys)
-{
-    struct kvbm_chain chain = KVBM_CHAIN_INIT;
-
-    chain.keys = keys;
-    chain.scattered = true;
-    return chain;
-}
-
-/* One pin and one job for all of them. Returns the number copied; @ok tells which. */
-static uint32_t job(struct world *w, bool store, const uint64_t *keys, uint32_t n, uint8_t *ok)
-{
-    struct kvbm_chain chain = scattered(keys);
-    struct kvbm_job job = KVBM_JOB_INIT;
-    struct kvbm_done done;
-    uint32_t blocks[N];
-    int64_t id;
-
-    memset(ok, 0, N / 8);
-    for (uint32_t i = 0; i < n; i++) {
-        blocks[i] = (i * 7) % N; /* neither are the blocks in order */
-        world_fill(w, blocks[i], store ? keys[i] : ~UINT64_C(0));
-    }
-    job.cache = w->cache;
-    job.blocks = blocks;
-    job.ok = ok;
-    if (store)
-        assert_true(kvbm_manager_prepare_store(w->m, &chain, n, &job.pin) >= 0);
-    else
-        assert_true(kvbm_manager_prepare_load(w->m, &chain, n, NULL, &job.pin) >= 0);
-    id = kvbm_manager_submit(w->m, &job);
-    assert_true(id > 0);
-    kvbm_pin_release(job.pin);
-    assert_int_equal(kvbm_manager_wait(w->m, (uint64_t)id, LONG_MS, &done), 0);
-    for (uint32_t i = 0; i < n && !store; i++)
-        assert_true(world_holds(w, blocks[i], ok[i / 8] >> (i % 8) & 1 ? keys[i] : ~UINT64_C(0)));
-    return done.n_ok;
-}
-
-static bool bit(const uint8_t *bits, uint32_t i)
-{
-    return bits[i / 8] >> (i % 8) & 1;
-}
-
-static void with_disk(struct world *w, uint32_t blocks)
-{
-    w->opts.disk = w->disk;
-    w->opts.disk_bytes = (uint64_t)blocks * HOST_STRIDE;
-}
-
-static void with_object(struct world *w)
-{
-    w->opts.object = w->object;
-    w->opts.object_timeout_ms = LONG_MS;
-}
-
-/* Look up until no key is PENDING. */
-static void lookup(struct world *w, const uint64_t *keys, uint32_t n, uint8_t *at)
-{
-    struct kvbm_chain chain = scattered(keys);
-    bool pending = true;
-
-    while (pending) {
-        pending = false;
-        assert_true(kvbm_manager_lookup(w->m, &chain, n, at) >= 0);
-        for (uint32_t i = 0; i < n; i++)
-            pending |= at[i] == KVBM_PENDING;
-    }
-}
+#include "manager_scattered.h"
 
 /* Look up until the odd keys are found. On a slow machine the object store may not answer in time:
  * such keys are MISS for a while. Even keys are never found. */
@@ -129,13 +57,6 @@ static void store_every_second(struct world *w)
         keys[i] = 1000 + (i * 11 % (N / 2)) * 2 + 1;
     assert_int_equal(job(w, true, keys, N / 2, ok), N / 2);
     assert_int_equal(kvbm_manager_drain(w->m, LONG_MS), 0);
-}
-
-static void restart(struct world *w)
-{
-    world_stop(w);
-    world_start(w);
-    world_attach(w, false);
 }
 
 static void test_host(void **state)
@@ -261,92 +182,11 @@ static void test_calls(void **state)
     world_fini(&w);
 }
 
-static struct kvbm_remove_result remove_keys(struct world *w, const uint64_t *keys, uint32_t n)
-{
-    struct kvbm_remove_result ret = KVBM_REMOVE_RESULT_INIT;
-
-    assert_int_equal(kvbm_manager_remove(w->m, 0, keys, n, LONG_MS, &ret), 0);
-    return ret;
-}
-
-/* Removed from every tier, also for a manager that is started anew; the others stay. */
-static void test_remove(void **state)
-{
-    uint64_t keys[40];
-    uint8_t ok[N / 8], at[40];
-    struct world w;
-
-    (void)state;
-    world_init(&w, N);
-    with_disk(&w, N);
-    with_object(&w);
-    world_start(&w);
-    world_attach(&w, false);
-    for (uint32_t i = 0; i < 40; i++)
-        keys[i] = 1 + i * 7919;
-    assert_int_equal(job(&w, true, keys, 40, ok), 40);
-    assert_int_equal(kvbm_manager_drain(w.m, LONG_MS), 0);
-    for (int again = 0; again < 2; again++) {
-        struct kvbm_remove_result ret = remove_keys(&w, keys, 20);
-
-        assert_int_equal(ret.host, again ? 0 : 20);
-        assert_int_equal(ret.disk, again ? 0 : 20);
-        assert_int_equal(ret.object, again ? 0 : 20);
-        assert_int_equal(ret.held, 0);
-    }
-    for (int started = 0; started < 2; started++) {
-        lookup(&w, keys, 40, at);
-        for (uint32_t i = 0; i < 40; i++)
-            assert_int_equal(at[i] != KVBM_MISS, i >= 20);
-        assert_int_equal(job(&w, false, keys, 40, ok), 20);
-        if (!started)
-            restart(&w);
-    }
-    assert_int_equal(job(&w, true, keys, 20, ok), 20); /* stored again like new ones */
-    assert_int_equal(kvbm_manager_drain(w.m, LONG_MS), 0);
-    restart(&w);
-    assert_int_equal(job(&w, false, keys, 40, ok), 40);
-    world_fini(&w);
-}
-
-/* A pin keeps its copies, and the call says so. */
-static void test_remove_held(void **state)
-{
-    uint64_t keys[3] = {5, 3, 9};
-    struct kvbm_chain chain = scattered(keys);
-    struct kvbm_remove_result ret;
-    struct kvbm_pin *pin;
-    uint8_t ok[N / 8];
-    struct world w;
-
-    (void)state;
-    world_init(&w, 16);
-    with_disk(&w, 16);
-    world_start(&w);
-    world_attach(&w, false);
-    assert_int_equal(job(&w, true, keys, 3, ok), 3);
-    assert_int_equal(kvbm_manager_drain(w.m, LONG_MS), 0);
-    assert_int_equal(kvbm_manager_prepare_load(w.m, &chain, 1, NULL, &pin), 1);
-    ret = remove_keys(&w, keys, 3);
-    assert_int_equal(ret.host, 2);
-    assert_int_equal(ret.disk, 3);
-    assert_int_equal(ret.held, 1);
-    kvbm_pin_release(pin);
-    assert_int_equal(remove_keys(&w, keys, 3).host, 1);
-    assert_int_equal(job(&w, false, keys, 3, ok), 0);
-    assert_int_equal(kvbm_manager_remove(w.m, 99, keys, 3, 0, NULL), -EINVAL);
-    assert_int_equal(kvbm_manager_remove(w.m, 0, NULL, 3, 0, NULL), -EINVAL);
-    assert_int_equal(kvbm_manager_remove(w.m, 0, NULL, 0, 0, NULL), 0);
-    world_fini(&w);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_host),        cmocka_unit_test(test_disk),
-        cmocka_unit_test(test_object),      cmocka_unit_test(test_random),
-        cmocka_unit_test(test_calls),       cmocka_unit_test(test_remove),
-        cmocka_unit_test(test_remove_held),
+        cmocka_unit_test(test_host),   cmocka_unit_test(test_disk),  cmocka_unit_test(test_object),
+        cmocka_unit_test(test_random), cmocka_unit_test(test_calls),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

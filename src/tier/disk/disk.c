@@ -353,7 +353,8 @@ static void forgotten(struct kvbm_disk_batch *batch)
     sem_post(&((struct forget *)batch)->sem);
 }
 
-int kvbm_disk_forget(struct kvbm_disk *disk, const uint32_t *slots, size_t n)
+int kvbm_disk_forget(struct kvbm_disk *disk, const uint32_t *slots, const uint64_t *commits,
+                     size_t n)
 {
     struct forget *forget;
     int err;
@@ -372,7 +373,8 @@ int kvbm_disk_forget(struct kvbm_disk *disk, const uint32_t *slots, size_t n)
     forget->batch = (struct kvbm_disk_batch){
         .write = true, .ios = forget->ios, .n = (uint32_t)n, .done = forgotten};
     for (size_t i = 0; i < n; i++)
-        forget->ios[i].slot = slots[i];
+        forget->ios[i] =
+            (struct kvbm_disk_io){.slot = slots[i], .commit_ = commits ? commits[i] : 0};
     err = submit(disk, &forget->batch, KVBM_DISK_FORGET);
     while (err == 0 && sem_wait(&forget->sem) < 0)
         ; /* EINTR */

@@ -101,9 +101,10 @@ struct kvbm_disk_io {
     const void *parent; /* write: key of the block before; NULL: none */
     void *data;         /* copied unless its address and len are multiples of 4096 */
     uint64_t len;       /* 1 to slot_bytes; read: the length that was written, else -EBADMSG */
-    /* Result: 0; -EBADMSG: did not verify; -ENOENT; -EIO; -ENOSPC; -ECANCELED; -ETIMEDOUT; -ENOMEM;
-     * -EBUSY: the slot is being written. A failed write leaves an empty slot. */
+    /* Result: 0; -EBADMSG: did not verify; -ENOENT; -EIO; -ENOSPC; -ECANCELED; -ETIMEDOUT; -ENOMEM.
+     * A failed write leaves an empty slot. */
     int status;
+    uint64_t commit_; /* used by the store */
 };
 
 struct kvbm_disk_batch {
@@ -120,7 +121,8 @@ struct kvbm_disk_batch {
 };
 
 /**
- * Queue a batch, in which no slot may be written twice. Returns 0; -EAGAIN: too many blocks wait
+ * Queue a batch, in which no slot may be written twice. A write of a slot that another batch writes,
+ * or that is being forgotten, waits for its end. Returns 0; -EAGAIN: too many blocks wait
  * already (65,536); -EINVAL; -ENOMEM; -ESHUTDOWN (closing, or a child after fork()). After an error
  * done isn't called.
  */
@@ -128,11 +130,29 @@ int kvbm_disk_submit(struct kvbm_disk *disk, struct kvbm_disk_batch *batch);
 /** Cancel a batch: operations not begun end with -ECANCELED; done is called as always. */
 void kvbm_disk_cancel(struct kvbm_disk *disk, struct kvbm_disk_batch *batch);
 
+/** A slot that holds a key. */
+struct kvbm_disk_found {
+    uint32_t slot;
+    uint64_t commit; /* of its record: a slot has no two records of one commit */
+    uint8_t key[KVBM_MAX_KEY];
+};
 /**
- * Invalidate the slots' records durably, for keys that were reset. Blocks; don't call it from a
- * done callback. -EBUSY: one slot is being written (all other slots are forgotten).
+ * Find, from slot *@slot on, at most @max slots that hold a key of @group which is @wanted, whatever
+ * the tier's pool knows of them: evicted blocks leave their records behind. *@slot becomes the slot
+ * to go on from. Returns their number: less than @max at the end. @wanted runs under a lock.
  */
-int kvbm_disk_forget(struct kvbm_disk *disk, const uint32_t *slots, size_t n);
+size_t kvbm_disk_find(struct kvbm_disk *disk, uint32_t group,
+                      bool (*wanted)(const void *arg, const void *key), const void *arg,
+                      uint32_t *slot, struct kvbm_disk_found *ret, size_t max);
+
+/**
+ * Invalidate the slots' records durably, for keys that were reset. @commits[i]: only when the record
+ * of slot i is still of that commit; NULL: whatever they hold. Waits for writes of the slots that
+ * are under way. Blocks; don't call it from a done callback. Returns 0; the first error, after
+ * which all other slots are forgotten; -EAGAIN, -EINVAL, -ENOMEM or -ESHUTDOWN: none is.
+ */
+int kvbm_disk_forget(struct kvbm_disk *disk, const uint32_t *slots, const uint64_t *commits,
+                     size_t n);
 
 struct kvbm_disk_stats {
     uint64_t reads, writes, bytes_read, bytes_written;

@@ -175,3 +175,11 @@ bool kvbm_disk_record_read(const struct kvbm_disk_header *header, uint32_t slot,
     return ret->commit && ret->len && ret->len <= header->slot_bytes &&
            ret->group < KVBM_MAX_GROUPS && record[R_PARENT_THERE] <= 1;
 }
+
+const uint8_t *kvbm_disk_record_key(const uint8_t *record, uint32_t group)
+{
+    return record[R_MARK] == (MARK & 0xff) && record[R_MARK + 1] == MARK >> 8 &&
+                   record[R_GROUP] == group
+               ? record + R_KEY
+               : NULL;
+}

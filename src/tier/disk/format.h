@@ -55,6 +55,11 @@ void kvbm_disk_record_write(const struct kvbm_disk_header *header, uint32_t slot
 /** Decode a record. Returns false when it doesn't verify, as a record of zeros. */
 bool kvbm_disk_record_read(const struct kvbm_disk_header *header, uint32_t slot,
                            const uint8_t *record, struct kvbm_disk_entry *ret);
+/**
+ * Return the key of a record that was valid when read or written, or NULL: zeros, or another group.
+ * Cheap: verifies nothing.
+ */
+const uint8_t *kvbm_disk_record_key(const uint8_t *record, uint32_t group);
 void kvbm_disk_sum(const void *data, size_t len, uint8_t ret[16]);
 
 #endif

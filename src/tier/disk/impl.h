@@ -90,6 +90,7 @@ struct kvbm_disk {
 
     /* used by the store's thread only */
     struct kvbm_disk_list reads[2], writes[2]; /* waiting ops, by flow */
+    struct kvbm_disk_list blocked; /* writes and forgets of slots that another op works on */
     uint32_t n_reading, n_writing;
     uint64_t commit;
     struct kvbm_aio_req *submits; /* requests to submit at the end of a turn */

@@ -11,7 +11,10 @@
 #include "tier/disk/disk.h"
 #include "tier/disk/impl.h"
 
-enum { DEFAULT_DEPTH = 64 };
+enum {
+    DEFAULT_DEPTH = 64,
+    FIND_AT_ONCE = 4096 /* slots searched without releasing the lock */
+};
 
 /* ---- committed blocks ---- */
 
@@ -71,6 +74,32 @@ long kvbm_disk_each(struct kvbm_disk *disk,
     }
     free(found);
     return rc ? rc : told;
+}
+
+size_t kvbm_disk_find(struct kvbm_disk *disk, uint32_t group,
+                      bool (*wanted)(const void *arg, const void *key), const void *arg,
+                      uint32_t *slot, struct kvbm_disk_found *ret, size_t max)
+{
+    uint32_t key_len = disk->volumes[0].header.key_len, at = *slot;
+    size_t n = 0;
+
+    while (at < disk->n_slots && n < max) {
+        pthread_mutex_lock(&disk->image_lock);
+        for (uint32_t end = at + KV_MIN(disk->n_slots - at, (uint32_t)FIND_AT_ONCE);
+             at < end && n < max; at++) {
+            const uint8_t *record = kvbm_disk_record_at(disk, at);
+            const uint8_t *key = kvbm_disk_record_key(record, group);
+            struct kvbm_disk_entry entry;
+
+            if (!key || !wanted(arg, key) || !kvbm_disk_record_of(disk, at, record, &entry))
+                continue;
+            ret[n] = (struct kvbm_disk_found){.slot = at, .commit = entry.commit};
+            memcpy(ret[n++].key, key, key_len);
+        }
+        pthread_mutex_unlock(&disk->image_lock);
+    }
+    *slot = at;
+    return n;
 }
 
 void kvbm_disk_get_stats(struct kvbm_disk *disk, struct kvbm_disk_stats *ret)

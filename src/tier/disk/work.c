@@ -198,11 +198,26 @@ static void count_written(struct kvbm_disk *disk, struct kvbm_disk_op *op)
         disk->volumes[i].commit_wanted |= disk->volumes[i].written.n > 0;
 }
 
+/* Queue the operations that wait for slots once more. */
+static void unblock(struct kvbm_disk *disk)
+{
+    struct kvbm_disk_op *op;
+
+    if (!disk->blocked.n)
+        return;
+    while ((op = kvbm_disk_shift(&disk->blocked)))
+        kvbm_disk_push(&disk->writes[op->work->batch->flow == KVBM_ONBOARD], op);
+    pthread_mutex_lock(&disk->lock);
+    disk->sweep = true; /* the thread looks at them again before it waits */
+    pthread_mutex_unlock(&disk->lock);
+}
+
 static void end_write(struct kvbm_disk *disk, struct kvbm_disk_op *op, int status)
 {
     struct kvbm_disk_volume *volume = kvbm_disk_volume_of(disk, op->io->slot);
 
     volume->busy[op->io->slot / disk->n_volumes] = 0;
+    unblock(disk);
     kvbm_disk_finish(disk, op, op->work->kind == KVBM_DISK_READ ? -EBADMSG : status);
 }
 
@@ -238,7 +253,8 @@ static void invalidated(struct kvbm_disk *disk, struct kvbm_disk_op *op)
     kvbm_disk_push(&disk->to_sum, op);
 }
 
-/* Begin a write: zero the slot's record, in the file too if it has one there. */
+/* Begin a write or a forget: zero the slot's record, in the file too if it has one there. -EBUSY:
+ * another operation works on the slot. -ENOENT: the record to forget isn't there any more. */
 static int begin_write(struct kvbm_disk *disk, struct kvbm_disk_op *op)
 {
     struct kvbm_disk_volume *volume = kvbm_disk_volume_of(disk, op->io->slot);
@@ -249,6 +265,8 @@ static int begin_write(struct kvbm_disk *disk, struct kvbm_disk_op *op)
 
     if (*busy)
         return -EBUSY;
+    if (!is_write(op) && op->io->commit_ && (!there || entry.commit != op->io->commit_))
+        return -ENOENT;
     *busy = 1;
     disk->n_writing++;
     volume->n_writing++;
@@ -437,9 +455,14 @@ static void begin_some(struct kvbm_disk *disk, struct kvbm_disk_list lists[2],
                 disk->n_reading += status == 0;
             } else if (status == 0) {
                 status = begin_write(disk, op);
+                if (status == -EBUSY) {
+                    kvbm_disk_push(&disk->blocked, op);
+                    continue;
+                }
+                status = status == -ENOENT ? 1 : status;
             }
-            if (status < 0)
-                leave_out(disk, op, status);
+            if (status)
+                leave_out(disk, op, KV_MIN(status, 0));
         }
     }
 }

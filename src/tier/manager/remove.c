@@ -4,16 +4,77 @@
  * below.
  *
  *   object store   a batch of deletes; the call waits for it
- *   disk           slots are held while their records are zeroed, then the pool forgets them
+ *   disk           the pool forgets them; then the slots that still hold one of them, and that
+ *                  neither the pool nor a move uses for it, are forgotten
  *   host           the pool forgets them
+ *
+ * More slots than the pool's may hold a key: blocks that were evicted, or dropped as duplicates,
+ * leave their records behind until their slots are written again. A restart would find these.
  */
 #include <errno.h>
 #include <semaphore.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "tier/manager/manager.h"
 
-#define SOME 256 /* keys at a time */
+#define SOME 256  /* keys or slots at a time */
+#define RUN 65536 /* keys for which the disk's index is searched once */
+
+/* ---- keys ---- */
+
+/* Keys, each once, and a table to find them: open addressing, 0 or 1 + a key's index. */
+struct keys {
+    uint32_t group, key_len, n, mask;
+    uint8_t *keys;
+    uint32_t *table;
+};
+
+static uint32_t *cell_of(const struct keys *k, const void *key)
+{
+    uint32_t at = (uint32_t)kv_xxh64(key, k->key_len, k->group);
+
+    while (k->table[at & k->mask] &&
+           memcmp(k->keys + (size_t)(k->table[at & k->mask] - 1) * k->key_len, key, k->key_len) !=
+               0)
+        at++;
+    return &k->table[at & k->mask];
+}
+
+static bool has_key(const void *arg, const void *key)
+{
+    return *cell_of(arg, key) != 0;
+}
+
+static void keys_fini(struct keys *k)
+{
+    free(k->keys);
+    free(k->table);
+}
+
+/* Returns 0 or -ENOMEM. */
+static int keys_init(struct keys *k, uint32_t group, uint32_t key_len, const uint8_t *keys,
+                     size_t n)
+{
+    *k = (struct keys){.group = group, .key_len = key_len, .mask = 1};
+    while (k->mask < 2 * n)
+        k->mask *= 2;
+    k->keys = malloc(n * key_len);
+    k->table = calloc(k->mask--, sizeof(*k->table));
+    if (!k->keys || !k->table) {
+        keys_fini(k);
+        return -ENOMEM;
+    }
+    for (size_t i = 0; i < n; i++) {
+        uint32_t *cell = cell_of(k, keys + i * key_len);
+
+        if (*cell)
+            continue;
+        memcpy(k->keys + (size_t)k->n * key_len, keys + i * key_len, key_len);
+        *cell = ++k->n;
+    }
+    return 0;
+}
 
 /* ---- object store ---- */
 
@@ -82,50 +143,110 @@ static int from_object(struct kvbm_manager *m, uint32_t group, const uint8_t *ke
 
 /* ---- disk, host ---- */
 
-static void from_pool(struct kvbm_pool *pool, uint32_t group, const void *keys, size_t n,
+static void from_pool(struct kvbm_manager *m, struct kvbm_pool *pool, const struct keys *k,
                       uint64_t *ret_n, struct kvbm_remove_result *ret)
 {
-    struct kvbm_reset_result reset = {0};
+    for (uint32_t i = 0; i < k->n; i += SOME) {
+        struct kvbm_reset_result reset = {0};
 
-    kvbm_pool_reset_keys(pool, group, keys, n, &reset);
-    *ret_n += reset.reset;
-    ret->held += reset.held;
+        kvbm_manager_enter(m); /* others' keep_used() holds blocks for a moment */
+        kvbm_pool_reset_keys(pool, k->group, k->keys + (size_t)i * k->key_len,
+                             KV_MIN(k->n - i, (uint32_t)SOME), &reset);
+        kvbm_manager_leave(m);
+        *ret_n += reset.reset;
+        ret->held += reset.held;
+    }
 }
 
-static int from_disk(struct kvbm_manager *m, uint32_t group, const uint8_t *keys, uint32_t n,
-                     struct kvbm_remove_result *ret)
-{
+/* Slots that hold keys to be removed. */
+struct slots {
+    struct kvbm_disk_found found[SOME];
+    uint8_t keys[SOME * KVBM_MAX_KEY];
     struct kvbm_immutable held[SOME];
-    uint32_t slots[SOME], n_slots = 0;
-    int rc;
+    uint32_t slots[SOME];
+    uint64_t commits[SOME];
+};
 
-    /* Held slots can't be evicted and written again while their records are zeroed. */
-    kvbm_pool_match_scattered(m->disk, group, keys, n, KVBM_MATCH_NO_TOUCH, held);
-    for (uint32_t i = 0; i < n; i++) {
-        if (held[i].handle.pool)
-            slots[n_slots++] = held[i].handle.block;
+/* True when a move is about to make the key findable in that slot. With the lock. */
+static bool is_moving(const struct kvbm_manager *m, uint32_t group,
+                      const struct kvbm_disk_found *found)
+{
+    for (const struct kvbm_move *move = m->offload.moves; move; move = move->next) {
+        for (uint32_t k = 0; k < move->n && move->to == KV_TIER_DISK; k++)
+            if (move->target[k].handle.block == found->slot && move->info[k].group == group &&
+                memcmp(move->info[k].key, found->key, m->key_len) == 0)
+                return true;
     }
-    rc = kvbm_disk_forget(m->disk_store, slots, n_slots);
-    for (uint32_t i = 0; i < n; i++) {
-        if (held[i].handle.pool)
-            kvbm_immutable_release(&held[i]);
+    return false;
+}
+
+/* Of the slots found, leave out those that are in use for their keys: held ones, and ones stored
+ * during the call. Returns the number of the others. With the lock. */
+static size_t keep_used(struct kvbm_manager *m, uint32_t group, struct slots *s, size_t n)
+{
+    size_t n_unused = 0;
+
+    for (size_t i = 0; i < n; i++)
+        memcpy(s->keys + i * m->key_len, s->found[i].key, m->key_len);
+    memset(s->held, 0, sizeof(s->held));
+    kvbm_pool_match_scattered(m->disk, group, s->keys, n, KVBM_MATCH_NO_TOUCH, s->held);
+    for (size_t i = 0; i < n; i++) {
+        const struct kvbm_handle *handle = &s->held[i].handle;
+        bool used = handle->pool && handle->block == s->found[i].slot;
+
+        if (handle->pool)
+            kvbm_immutable_release(&s->held[i]);
+        if (used || is_moving(m, group, &s->found[i]))
+            continue;
+        s->slots[n_unused] = s->found[i].slot;
+        s->commits[n_unused++] = s->found[i].commit;
     }
-    if (rc == 0)
-        from_pool(m->disk, group, keys, n, &ret->disk, ret);
+    return n_unused;
+}
+
+static int from_disk(struct kvbm_manager *m, const struct keys *k, struct kvbm_remove_result *ret)
+{
+    struct slots *s = malloc(sizeof(*s));
+    size_t n = SOME, n_unused;
+    uint32_t slot = 0;
+    int rc = 0, err;
+
+    if (!s)
+        return -ENOMEM;
+    from_pool(m, m->disk, k, &ret->disk, ret);
+    while (n == SOME) {
+        n = kvbm_disk_find(m->disk_store, k->group, has_key, k, &slot, s->found, SOME);
+        kvbm_manager_enter(m);
+        n_unused = keep_used(m, k->group, s, n);
+        kvbm_manager_leave(m);
+        err = kvbm_disk_forget(m->disk_store, s->slots, s->commits, n_unused);
+        rc = rc ? rc : err;
+    }
+    free(s);
     return rc;
 }
 
-static int remove_some(struct kvbm_manager *m, uint32_t group, const uint8_t *keys, uint32_t n,
-                       uint64_t deadline_ns, struct kvbm_remove_result *ret)
+/* Remove at most RUN keys. */
+static int remove_run(struct kvbm_manager *m, uint32_t group, const uint8_t *keys, size_t n,
+                      uint64_t deadline_ns, struct kvbm_remove_result *ret)
 {
-    int rc = m->object_store ? from_object(m, group, keys, n, deadline_ns, ret) : 0, err;
+    struct keys k;
+    int rc = keys_init(&k, group, m->key_len, keys, n), err;
 
+    if (rc < 0)
+        return rc;
+    for (uint32_t i = 0; i < k.n && m->object_store; i += SOME) {
+        err = from_object(m, group, k.keys + (size_t)i * k.key_len, KV_MIN(k.n - i, (uint32_t)SOME),
+                          deadline_ns, ret);
+        rc = rc ? rc : err;
+    }
     if (m->disk_store) {
-        err = from_disk(m, group, keys, n, ret);
+        err = from_disk(m, &k, ret);
         rc = rc ? rc : err;
     }
     if (!kvbm_staging(m))
-        from_pool(m->host, group, keys, n, &ret->host, ret);
+        from_pool(m, m->host, &k, &ret->host, ret);
+    keys_fini(&k);
     return rc;
 }
 
@@ -140,9 +261,9 @@ int kvbm_manager_remove(struct kvbm_manager *m, uint32_t group, const void *keys
         return rc;
     if ((n && !keys) || group >= KVBM_MAX_GROUPS || !kv_sized_or_null(ret, "kvbm_remove_result"))
         return -EINVAL;
-    for (size_t i = 0; i < n; i += SOME) {
-        int err = remove_some(m, group, (const uint8_t *)keys + i * m->key_len,
-                              (uint32_t)KV_MIN(n - i, (size_t)SOME), deadline, &sum);
+    for (size_t i = 0; i < n; i += RUN) {
+        int err = remove_run(m, group, (const uint8_t *)keys + i * m->key_len,
+                             KV_MIN(n - i, (size_t)RUN), deadline, &sum);
 
         rc = rc ? rc : err;
     }
