@@ -3,6 +3,7 @@
 #include "tier/disk_unit.h"
 
 #include <pthread.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
@@ -370,6 +371,54 @@ static void test_another_model(void **state)
     other.fingerprint = "model2";
     assert_int_equal(n_records(&other), 20);
     assert_int_equal(n_records(&opts), 0);
+}
+
+struct opener {
+    const struct kvbm_disk_opts *opts;
+    int rc;
+    struct kvbm_disk *disk;
+};
+
+static void *open_another(void *arg)
+{
+    struct opener *o = arg;
+
+    o->rc = kvbm_disk_open(o->opts, &o->disk);
+    return NULL;
+}
+
+/* Two models start at once: the first has its new files, and writes whose they are after a while.
+ * The second waits for that, and gets its subdirectory. */
+static void test_another_starts(void **state)
+{
+    struct kvbm_disk_opts opts = disk_opts(1, 20), other = disk_opts(1, 20);
+    struct opener o = {.opts = &opts};
+    const char *there = disk_dirs[1];
+    uint8_t header[4096];
+    char path[300];
+    pthread_t thread;
+    int fd;
+
+    (void)state;
+    other.directories = &there; /* the first's header is made here */
+    other.fingerprint = "model2";
+    kvbm_disk_close(disk_open(&other));
+    fd = open(file_of(1, "index"), O_RDONLY | O_CLOEXEC);
+    assert_int_equal(read(fd, header, sizeof(header)), sizeof(header));
+    close(fd);
+    fd = open(file_of(0, "index"), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    assert_int_equal(flock(fd, LOCK_EX), 0);
+    assert_int_equal(pthread_create(&thread, NULL, open_another, &o), 0);
+    usleep(1300000); /* more than the time for which a lock is tried */
+    assert_int_equal(write(fd, header, sizeof(header)), sizeof(header));
+    pthread_join(thread, NULL);
+    assert_int_equal(o.rc, 0);
+    kvbm_disk_close(o.disk);
+    snprintf(path, sizeof(path), "%s/kvbm-cache.slots", disk_dirs[0]);
+    assert_int_equal(access(path, F_OK), -1);
+    close(fd);
+    assert_int_equal(n_records(&opts), 0); /* in the subdirectory, again */
+    assert_int_equal(access(path, F_OK), -1);
 }
 
 /* ---- damage ---- */
@@ -816,6 +865,7 @@ int main(void)
         TEST(test_locked),
         TEST(test_no_room),
         TEST(test_another_model),
+        TEST(test_another_starts),
         TEST(test_damage),
         TEST(test_truncated),
         TEST(test_truncated_while_open),

@@ -27,7 +27,8 @@
 enum {
     CHUNK = 1 << 20, /* bytes of the index read at once */
     LOCK_TRIES = 100,
-    LOCK_PAUSE_NS = 10000000
+    LOCK_PAUSE_NS = 10000000,
+    MAKER_TRIES = 30 /* of LOCK_TRIES each: files without a header that another process has */
 };
 
 uint8_t *kvbm_disk_record_at(const struct kvbm_disk *disk, uint32_t slot)
@@ -148,33 +149,40 @@ static bool is_one_volume(const struct kvbm_disk_header *a, const struct kvbm_di
     return memcmp(a->uuid, b->uuid, 16) == 0 && a->volume == b->volume && a->of == b->of;
 }
 
-/* True when @fd is a whole file of another fingerprint, or of blocks of another size. */
-static bool is_others(const struct kvbm_disk_volume *volume, int fd, enum kvbm_disk_file kind)
+/* NOBODYS: there is none, or its header isn't written yet, or damaged. */
+enum owner { NOBODYS, OURS, OTHERS };
+
+/* Tell whose file @fd is: OTHERS means of another fingerprint, or of blocks of another size. */
+static enum owner owner_of(const struct kvbm_disk_volume *volume, int fd, enum kvbm_disk_file kind)
 {
     uint8_t page[KVBM_DISK_PAGE];
     struct kvbm_disk_header found;
 
-    return fd >= 0 && read_all(fd, page, sizeof(page), 0) == (long)sizeof(page) &&
-           kvbm_disk_header_read(page, kind, &found) == 0 && !is_like(&found, &volume->header);
+    if (fd < 0 || read_all(fd, page, sizeof(page), 0) != (long)sizeof(page) ||
+        kvbm_disk_header_read(page, kind, &found) < 0)
+        return NOBODYS;
+    return is_like(&found, &volume->header) ? OURS : OTHERS;
 }
 
 /* Look at the files in the volume's directory, which another process may have locked. */
-static bool has_others(const struct kvbm_disk_volume *volume, const char *name)
+static enum owner owner_of_files(const struct kvbm_disk_volume *volume, const char *name)
 {
     static const char *const kinds[] = {[KVBM_DISK_SLOTS] = "slots", [KVBM_DISK_INDEX] = "index"};
-    bool others = false;
+    enum owner owner = NOBODYS;
 
     for (int i = 0; i < 2; i++) {
+        enum owner one;
         char path[300];
         int fd;
 
         snprintf(path, sizeof(path), "kvbm-%s.%s", name, kinds[i]);
         fd = kv_beneath_file(volume->directory_fd, path, O_RDONLY, 0, 0, NULL);
-        others |= is_others(volume, fd, (enum kvbm_disk_file)i);
+        one = owner_of(volume, fd, (enum kvbm_disk_file)i);
+        owner = KV_MAX(owner, one);
         if (fd >= 0)
             close(fd);
     }
-    return others;
+    return owner;
 }
 
 /* ---- directories ---- */
@@ -207,6 +215,37 @@ static int enter_own(struct kvbm_disk_volume *volume, bool make)
     return 0;
 }
 
+static void unlock_both(struct kvbm_disk_volume *volume)
+{
+    close_locked(volume->disk, &volume->slots_fd);
+    close_locked(volume->disk, &volume->index_fd);
+}
+
+/* Open both files, or tell that they are another fingerprint's: 1. A process that is just making
+ * them has the locks before it has written whose they are: wait for that. */
+static int open_ours(struct kvbm_disk_volume *volume, const char *name)
+{
+    int err = -EBUSY;
+
+    for (int tries = 0; err == -EBUSY && tries < MAKER_TRIES; tries++) {
+        enum owner owner = owner_of_files(volume, name);
+
+        if (owner == OTHERS)
+            return 1;
+        err = open_both(volume, name); /* tries for 1 s by itself */
+        if (err == -EBUSY)
+            unlock_both(volume);
+        if (owner == OURS)
+            break;
+    }
+    /* Another process may have been first, made them for another model and ended since the look. */
+    if (err == 0 && owner_of(volume, volume->index_fd, KVBM_DISK_INDEX) == OTHERS) {
+        unlock_both(volume);
+        return 1;
+    }
+    return err;
+}
+
 /*
  * Open the files of a volume. Another fingerprint's files stay: the volume goes into a subdirectory
  * then, which later opens prefer.
@@ -221,16 +260,9 @@ static int open_files(struct kvbm_disk_volume *volume, const char *directory, co
     err = enter_own(volume, false);
     if (err != -ENOENT)
         return err < 0 ? err : open_both(volume, name);
-    if (has_others(volume, name))
-        goto own;
-    err = open_both(volume, name);
-    if (err == -EBUSY ? !has_others(volume, name)
-                      : err < 0 || !is_others(volume, volume->index_fd, KVBM_DISK_INDEX))
+    err = open_ours(volume, name);
+    if (err <= 0)
         return err;
-    /* Another process was first: it made files for another model since the look. */
-    close_locked(volume->disk, &volume->slots_fd);
-    close_locked(volume->disk, &volume->index_fd);
-own:
     err = enter_own(volume, true);
     return err < 0 ? err : open_both(volume, name);
 }
@@ -456,10 +488,10 @@ static int open_volume(struct kvbm_disk_volume *volume, bool buffered)
 {
     int err = volume->fresh ? make_empty(volume) : 0;
 
+    if (err == 0 && volume->fresh) /* first: others that wait see whose the files are */
+        err = write_headers(volume);
     if (err == 0)
         err = reserve_both(volume);
-    if (err == 0 && volume->fresh)
-        err = write_headers(volume);
     if (err == 0)
         err = make_image(volume);
     if (err < 0)
