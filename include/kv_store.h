@@ -65,8 +65,9 @@ KV_API int kvs_open(const char *uri, struct kvs_store **ret);
  * Chunks put by kvs_put_chunk, kvs_put_chunks and kvs_put_chunks_from that neither a manifest nor
  * kvs_flush has made durable are flushed first. When that fails, an error line says how many chunks
  * are lost; when the backend has no flush, a warning says how many it may drop. Call kvs_flush
- * before to learn the reason as a return value. Chunks of a kvs_save that failed are dropped, and
- * so is all that a program put through kvs_backend. In a child after fork() nothing is flushed: the
+ * before to learn the reason as a return value. Chunks of a kvs_save that failed are dropped,
+ * unless one of these functions put them as well (also with result 1), and so is all that a program
+ * put through kvs_backend. In a child after fork() nothing is flushed: the
  * parent still has the chunks.
  */
 KV_API void kvs_close(struct kvs_store *store);

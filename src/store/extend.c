@@ -204,15 +204,17 @@ static int put_batch(struct kvs_store *store, const void *hashes, size_t hash_le
 int kvs_put_chunks(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
                    const void *const *data, const size_t *len, int *ret_each)
 {
-    size_t stored = 0;
+    size_t stored = 0, hits = 0;
     int rc;
 
     if (!kvs_hashes_ok(hashes, hash_len, n) || n > INT_MAX)
         return -EINVAL;
     rc = kvs_put_chunks_of_save(store, hashes, hash_len, n, data, len, ret_each);
-    for (size_t i = 0; ret_each && i < n; i++)
+    for (size_t i = 0; ret_each && i < n; i++) {
         stored += ret_each[i] == 0;
-    kvs_note_puts(store, ret_each ? stored : n);
+        hits += ret_each[i] == 1;
+    }
+    kvs_note_puts(store, ret_each ? stored : n, hits);
     return rc;
 }
 
@@ -352,14 +354,15 @@ int kvs_list_chunks(struct kvs_store *store, kv_store_each_fn each, void *arg)
 
 int kvs_flush(struct kvs_store *store)
 {
-    uint64_t before;
+    struct kvs_unflushed before;
     int rc;
 
     if (!store->ext.flush)
         return 0;
-    before = atomic_exchange_explicit(&store->unflushed, 0, memory_order_relaxed);
+    before = kvs_take_unflushed(store);
     rc = kvs_check_rc(store, "flush", store->ext.flush(store->backend), 0);
-    kvs_note_puts(store, rc < 0 ? before : 0);
+    if (rc < 0)
+        kvs_give_unflushed(store, before);
     return rc;
 }
 

@@ -191,7 +191,7 @@ static int put_parts(const struct batch *b, const struct chunk *chunk)
                       store->ext.put_parts(store->backend, chunk->hash, b->hash_len, chunk->parts,
                                            chunk->n_parts),
                       1);
-    kvs_note_puts(store, rc == 0);
+    kvs_note_put(store, rc);
     return rc;
 }
 

@@ -262,6 +262,7 @@ int kvs_save(struct kvs_store *store, const char *name, kvs_read_fn read, void *
     rc = check_name(&save);
     if (rc)
         return rc;
+    atomic_fetch_add(&store->saves, 1);
     /* without memory, chunks are put one by one */
     save.batch = store->batches ? calloc(1, sizeof(*save.batch)) : NULL;
     rc = kvs_cutter_init(&save.cutter, opts, read, arg);
@@ -273,6 +274,9 @@ int kvs_save(struct kvs_store *store, const char *name, kvs_read_fn read, void *
         rc = publish(&save);
     if (!rc)
         tell(&save, ret);
+    if (rc)
+        atomic_store(&store->save_failed, true);
+    atomic_fetch_sub(&store->saves, 1);
     kvs_cutter_fini(&save.cutter);
     if (save.batch)
         free(save.batch->bytes);

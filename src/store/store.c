@@ -266,7 +266,7 @@ int kvs_put_chunk(struct kvs_store *store, const void *hash, size_t hash_len, co
 {
     int rc = kvs_put_chunk_of_save(store, hash, hash_len, data, len);
 
-    kvs_note_puts(store, rc == 0);
+    kvs_note_put(store, rc);
     return rc;
 }
 
@@ -285,15 +285,16 @@ int kvs_get_chunk(struct kvs_store *store, const void *hash, size_t hash_len, vo
 
 int kvs_put_manifest(struct kvs_store *store, const char *name, const void *data, size_t len)
 {
-    uint64_t before; /* puts meanwhile may need the next one */
+    struct kvs_unflushed before;
     int rc;
 
     if (!name_ok(name) || (!data && len > 0) || len > KVS_VALUE_MAX)
         return -EINVAL;
-    before = atomic_exchange_explicit(&store->unflushed, 0, memory_order_relaxed);
+    before = kvs_take_unflushed(store);
     rc = store->calls.put_manifest(store->backend, name, bytes_of(data), len);
     rc = kvs_check_rc(store, "put_manifest", rc, 0);
-    kvs_note_puts(store, rc < 0 ? before : 0);
+    if (rc < 0)
+        kvs_give_unflushed(store, before);
     return rc;
 }
 

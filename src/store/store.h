@@ -29,8 +29,10 @@ struct kvs_store {
     pid_t pid;    /* of the process that opened it */
     _Atomic uint64_t
         unflushed; /* chunks put since the last manifest or flush, without those of saves */
-    void *library; /* dlopen's handle; NULL when built in */
-    char *label;   /* the URI without secrets, for logs */
+    _Atomic uint32_t saves;  /* running; their chunks may be there and not be published */
+    atomic_bool save_failed; /* since the last manifest or flush: as of running ones */
+    void *library;           /* dlopen's handle; NULL when built in */
+    char *label;             /* the URI without secrets, for logs */
 };
 
 /**
@@ -62,11 +64,43 @@ int kvs_put_chunk_of_save(struct kvs_store *store, const void *hash, size_t hash
 int kvs_put_chunks_of_save(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
                            const void *const *data, const size_t *len, int *ret_each);
 
-/** Note that @n chunks were stored, for kvs_close. Any thread. */
-static inline void kvs_note_puts(struct kvs_store *store, size_t n)
+/**
+ * Note the results of puts, for kvs_close: of @stored and @hits chunks (0 and 1). A hit is something
+ * to lose when a save may have put the chunk, which close drops otherwise. Any thread.
+ */
+static inline void kvs_note_puts(struct kvs_store *store, size_t stored, size_t hits)
 {
+    size_t n = stored + (atomic_load(&store->saves) || atomic_load(&store->save_failed) ? hits : 0);
+
     if (n) /* close, which reads it, comes after all puts */
         atomic_fetch_add_explicit(&store->unflushed, n, memory_order_relaxed);
+}
+
+static inline void kvs_note_put(struct kvs_store *store, int rc)
+{
+    if (rc >= 0)
+        kvs_note_puts(store, rc == 0, rc == 1);
+}
+
+/** What a manifest or a flush will make durable, taken before it: puts meanwhile may need the next. */
+struct kvs_unflushed {
+    uint64_t n;
+    bool save_failed;
+};
+
+static inline struct kvs_unflushed kvs_take_unflushed(struct kvs_store *store)
+{
+    return (struct kvs_unflushed){
+        .save_failed = atomic_exchange(&store->save_failed, false),
+        .n = atomic_exchange_explicit(&store->unflushed, 0, memory_order_relaxed)};
+}
+
+/** Give it back: the manifest or the flush failed. */
+static inline void kvs_give_unflushed(struct kvs_store *store, struct kvs_unflushed before)
+{
+    kvs_note_puts(store, before.n, 0);
+    if (before.save_failed)
+        atomic_store(&store->save_failed, true);
 }
 
 #endif

@@ -147,6 +147,90 @@ static void test_failed_save_is_dropped(void **state)
     kvs_close(store);
 }
 
+struct seen {
+    struct kvs_store *store;
+    uint8_t key[16];
+    void *data;
+    size_t len;
+};
+
+static int64_t read_once(void *arg, void *buf, size_t cap)
+{
+    int *calls = arg;
+
+    return (*calls)++ ? 0 : read_then_fail(&(int){0}, buf, cap);
+}
+
+static int see_first(void *arg, const kv_store_entry *entry)
+{
+    struct seen *seen = arg;
+
+    assert_int_equal(entry->hash_len, 16);
+    memcpy(seen->key, entry->hash, 16);
+    return 1;
+}
+
+/* The first chunk of what a save of these options puts. */
+static struct seen chunk_of_save(const struct kvs_save_opts *opts)
+{
+    struct seen seen = {.store = backends_open(PARTS)};
+    int calls = 0;
+
+    assert_int_equal(kvs_save(seen.store, "o", read_once, &calls, opts, NULL), 0);
+    assert_int_equal(kvs_list_chunks(seen.store, see_first, &seen), 1);
+    assert_int_equal(kvs_get_chunk(seen.store, seen.key, 16, &seen.data, &seen.len), 0);
+    kvs_close(seen.store);
+    return seen;
+}
+
+static int put_by(int call, struct kvs_store *store, const struct seen *chunk)
+{
+    const void *data = chunk->data;
+    struct iovec parts[2] = {{chunk->data, 5}, {(char *)chunk->data + 5, chunk->len - 5}};
+    uint32_t two = 2;
+    int each = -1;
+
+    if (call == 0)
+        return kvs_put_chunk(store, chunk->key, 16, data, chunk->len);
+    if (call == 1)
+        assert_int_equal(kvs_put_chunks(store, chunk->key, 16, 1, &data, &chunk->len, &each), 0);
+    else
+        assert_int_equal(kvs_put_chunks_from(store, chunk->key, 16, 1, parts, &two, &each), 0);
+    return each;
+}
+
+/* A put that finds its chunk there only because a save that failed has put it: close keeps it. */
+static void test_hit_of_failed_save(void **state)
+{
+    struct kvs_save_opts opts = KVS_SAVE_OPTS_INIT;
+    struct seen chunk;
+    (void)state;
+
+    opts.format = KVS_FORMAT_BYTES;
+    opts.chunk_bytes = 4096;
+    chunk = chunk_of_save(&opts);
+    for (int call = 0; call < 4; call++) {
+        struct kvs_store *store = backends_open(FILES);
+        int calls = 0, rc;
+        size_t len;
+        void *got;
+
+        assert_int_equal(kvs_save(store, "o", read_then_fail, &calls, &opts, NULL), -EIO);
+        if (call < 3)
+            assert_int_equal(put_by(call, store, &chunk), 1);
+        kvs_close(store);
+        store = backends_open(FILES);
+        rc = kvs_get_chunk(store, chunk.key, 16, &got, &len);
+        assert_int_equal(rc, call < 3 ? 0 : -ENOENT);
+        if (rc == 0)
+            free(got);
+        kvs_close(store);
+        backends_tear_down(NULL);
+        assert_int_equal(set_up(NULL), 0);
+    }
+    free(chunk.data);
+}
+
 /* A child that closes the store leaves the parent's chunks to the parent, without a word. */
 static void test_fork(void **state)
 {
@@ -177,6 +261,7 @@ int main(void)
         TEST(test_close_flushes),
         TEST(test_failed_flush_is_told),
         TEST(test_failed_save_is_dropped),
+        TEST(test_hit_of_failed_save),
         TEST(test_fork),
     };
 
