@@ -159,7 +159,9 @@ KV_API int kvs_put_chunks(struct kvs_store *store, const void *hashes, size_t ha
  *   -EMSGSIZE  the chunk has more bytes than its parts
  *   another error of the store, of this chunk or of all that were asked for with it. Once the
  *   connection to a server is lost, all later chunks get that error without being asked for.
- * After a failure of chunk i the bytes of its parts mean nothing.
+ * After a failure of chunk i the bytes of its parts mean nothing. Of a backend with batches and
+ * without get_parts up to 256 whole chunks are in memory at once: 32 MiB (or one chunk) at most where
+ * the parts have the chunks' sizes.
  *
  * A key may repeat. Parts of different chunks must not overlap. Returns the number of chunks got
  * (0 to @n); -EINVAL (arguments: nothing is written).

@@ -9,11 +9,13 @@
  *
  * Several threads share the chunks of one request. Requests have no order among each other: a get
  * submitted before a put has ended may miss its chunks. At most half of the threads (at least one)
- * work on puts, deletes and flushes, so that gets never wait behind all of them.
+ * work on puts, deletes and flushes, so that gets don't wait behind these; with a single thread they
+ * do. Once the connection to a server is lost, the later chunks of a request get that error without
+ * being asked for.
  *
  * Errors are negative errno values, as kv_store.h says. Threads: any function from any thread,
  * unless its comment says otherwise. In a child after fork() calls return -ECHILD, and close does
- * nothing: open a queue after the fork.
+ * nothing: open a queue after the fork. The child shares the descriptor, and should not use it.
  */
 #ifndef KV_STORE_ASYNC_H
 #define KV_STORE_ASYNC_H
@@ -37,7 +39,7 @@ struct kvs_async;
 /** Options of kvs_async_open; set size to sizeof(struct kvs_async_opts), zero means the default. */
 struct kvs_async_opts {
     size_t size;
-    uint32_t threads;      /* 1 to 64; 0: one per core, at most 4 */
+    uint32_t threads;      /* 1 to 64; 0: one per core, 2 to 4 */
     uint32_t max_requests; /* not yet polled; 0: 1024 */
 };
 #define KVS_ASYNC_OPTS_INIT KV_INIT_(kvs_async_opts)
@@ -115,15 +117,20 @@ struct kvs_done {
 KV_API int64_t kvs_async_submit(struct kvs_async *async, const struct kvs_request *request);
 
 /**
- * Leave out the chunks of a request that are not begun. Its result comes by poll as ever, with status
- * -ECANCELED when chunks were left out. Returns 0; -ENOENT (no such request, or ended); -ECHILD.
+ * Leave out the chunks of a request that are not begun, and its flush. What the store has begun ends:
+ * one chunk of each thread, or a batch of up to 256 of a store with batches. The result comes by poll
+ * as ever, with status -ECANCELED when chunks or the flush were left out. Returns 0; -ENOENT (no such
+ * request, or ended); -ECHILD.
  */
 KV_API int kvs_async_cancel(struct kvs_async *async, uint64_t id);
 
 /** Take the results of at most @max ended requests, oldest first. Returns their number; -ECHILD. */
 KV_API long kvs_async_poll(struct kvs_async *async, struct kvs_done *ret, size_t max);
 
-/** Return an eventfd that is readable while kvs_async_poll has results. The queue owns it. */
+/**
+ * Return an eventfd that is readable while kvs_async_poll has results; -EINVAL; -ECHILD. The queue
+ * owns it: wait for it, and neither read nor close it, which would hide results.
+ */
 KV_API int kvs_async_fd(struct kvs_async *async);
 
 /**

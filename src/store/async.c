@@ -8,17 +8,23 @@
  * A thread claims some chunks of the first open request that has any left, runs them without the
  * lock, and adds up their results. The thread that ends the last chunk flushes where that is wanted,
  * and moves the request to the done list. One lock guards all of it.
+ *
+ * A claim goes to the store in steps: of one chunk where the store works on them one by one, so that
+ * a cancellation or an outage stops it behind a chunk. An outage leaves out all later chunks of its
+ * request, as kvs_get_chunks_into does: else each of them would wait for a dead server.
  */
 #include "kv_store_async.h"
 
 #include <limits.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/thread.h"
 #include "store/check.h"
+#include "store/fetch.h"
 #include "store/parts.h"
 
 enum {
@@ -38,14 +44,16 @@ struct request {
     struct request *next;
     struct kvs_done done;
     int32_t priority;
-    bool flush, only_flush, cancelled; /* only_flush: it has no chunks */
-    int64_t *ret_each;                 /* the caller's */
+    bool flush, only_flush, flushing; /* only_flush: it has no chunks; flushing: begun */
+    atomic_bool cancelled;            /* read without the lock */
+    int64_t *ret_each;                /* the caller's */
     uint8_t *hashes;
     size_t hash_len, n;
     struct iovec *parts;
     uint32_t *n_parts;
     size_t claimed, claimed_parts; /* chunks, and their parts, that threads work on or have ended */
     size_t running;                /* claims under way */
+    size_t n_left_out;             /* chunks cancelled */
     size_t first_error;            /* chunk whose error is the status; SIZE_MAX: none */
     uint64_t submit_ns, begin_ns;
 };
@@ -99,6 +107,8 @@ static void finish(struct kvs_async *a, struct request *r)
     r->next = NULL;
     if (!r->begin_ns)
         r->begin_ns = now;
+    if (r->n_left_out || (r->cancelled && r->flush && !r->flushing))
+        r->done.status = -ECANCELED;
     r->done.wait_ns = r->begin_ns - r->submit_ns;
     r->done.run_ns = now - r->begin_ns;
     *a->done_tail = r;
@@ -107,28 +117,32 @@ static void finish(struct kvs_async *a, struct request *r)
     pthread_cond_broadcast(&a->ended);
 }
 
-/* Leave out what isn't claimed. With the lock. */
-static void leave_out(struct kvs_async *a, struct request *r)
+/* Give the chunks that aren't claimed this result. Returns their number. With the lock. */
+static size_t leave_out(struct request *r, int result)
 {
-    bool begun = r->only_flush ? r->running > 0 : r->claimed == r->n && !r->flush;
+    size_t n = r->n - r->claimed;
 
-    if (begun)
-        return;
-    r->cancelled = true;
     for (size_t i = r->claimed; r->ret_each && i < r->n; i++)
-        r->ret_each[i] = -ECANCELED;
+        r->ret_each[i] = result;
     r->claimed = r->n;
-    r->done.status = -ECANCELED;
+    return n;
+}
+
+/* With the lock. */
+static void cancel(struct kvs_async *a, struct request *r)
+{
+    atomic_store_explicit(&r->cancelled, true, memory_order_relaxed);
+    r->n_left_out += leave_out(r, -ECANCELED);
     if (!r->running)
         finish(a, r);
 }
 
 /* -- running chunks ---------------------------------------------------------------------------- */
 
-/* Results of a claim: of one chunk each, and their sums. */
+/* Sums of a claim's results. */
 struct outcome {
-    size_t n_ok, first_error;
-    int error;
+    size_t n_ok, n_left_out, first_error;
+    int error, outage; /* outage: 0, or the error that stopped it */
     uint64_t bytes;
 };
 
@@ -160,12 +174,13 @@ static void run_put(struct kvs_store *store, const struct claim *c, int64_t *eac
 {
     const struct request *r = c->r;
     int rcs[REMOTE_CHUNKS];
-    int rc = kvs_put_chunks_from(store, r->hashes + c->first * r->hash_len, r->hash_len, c->n,
-                                 r->parts + c->first_part,
-                                 r->n_parts ? r->n_parts + c->first : NULL, rcs);
 
     for (size_t i = 0; i < c->n; i++)
-        each[i] = rc == -EINVAL ? rc : rcs[i];
+        rcs[i] = -EINVAL; /* stays when the arguments are wrong */
+    kvs_put_chunks_from(store, r->hashes + c->first * r->hash_len, r->hash_len, c->n,
+                        r->parts + c->first_part, r->n_parts ? r->n_parts + c->first : NULL, rcs);
+    for (size_t i = 0; i < c->n; i++)
+        each[i] = rcs[i];
 }
 
 static void run_get(struct kvs_store *store, const struct claim *c, int64_t *each)
@@ -179,35 +194,78 @@ static void run_get(struct kvs_store *store, const struct claim *c, int64_t *eac
         each[i] = rc;
 }
 
+static void run_delete(struct kvs_store *store, const struct claim *c, int64_t *each)
+{
+    const struct request *r = c->r;
+
+    for (size_t i = 0; i < c->n; i++)
+        each[i] = kvs_delete_chunk(store, r->hashes + (c->first + i) * r->hash_len, r->hash_len);
+}
+
+/* Chunks that the store gets in one call of its own: more than that can't be stopped half-way. */
+static size_t step_of(const struct kvs_store *store, enum kvs_op op)
+{
+    const kv_store_ext *ext = &store->ext;
+    bool together = op == KVS_OP_EXISTS ||
+                    (op == KVS_OP_GET && ext->get_chunks && !ext->get_parts) ||
+                    (op == KVS_OP_PUT && ext->put_chunks && !ext->put_parts);
+
+    return together ? REMOTE_CHUNKS : 1;
+}
+
+static void run_step(struct kvs_store *store, const struct claim *step, int64_t *each)
+{
+    static void (*const fns[])(struct kvs_store *, const struct claim *,
+                               int64_t *) = {[KVS_OP_GET] = run_get,
+                                             [KVS_OP_PUT] = run_put,
+                                             [KVS_OP_EXISTS] = run_exists,
+                                             [KVS_OP_DELETE] = run_delete};
+
+    fns[step->r->done.op](store, step, each);
+}
+
+/* Add the results of chunks to @o. Returns the number of their parts. */
+static size_t add_up(struct outcome *o, const struct claim *step, const int64_t *each)
+{
+    const struct request *r = step->r;
+    size_t part = step->first_part;
+
+    for (size_t i = 0; i < step->n; i++) {
+        if (r->done.op == KVS_OP_PUT && each[i] >= 0)
+            o->bytes += bytes_of(r, step->first + i, part);
+        else if (r->done.op == KVS_OP_GET && each[i] > 0)
+            o->bytes += (uint64_t)each[i];
+        o->n_ok += r->done.op == KVS_OP_EXISTS ? each[i] == 1 : each[i] >= 0;
+        if (each[i] < 0 && each[i] != -ENOENT && o->first_error == SIZE_MAX) {
+            o->first_error = step->first + i;
+            o->error = (int)each[i];
+        }
+        if (each[i] < 0 && kvs_is_outage((int)each[i]))
+            o->outage = (int)each[i];
+        part += r->parts ? parts_of(r, step->first + i) : 0;
+    }
+    return part - step->first_part;
+}
+
 /* Without the lock. */
 static struct outcome run_claim(struct kvs_store *store, const struct claim *c)
 {
     struct outcome o = {.first_error = SIZE_MAX};
-    const struct request *r = c->r;
+    struct request *r = c->r;
+    size_t most = step_of(store, (enum kvs_op)r->done.op), done = 0;
+    struct claim step = *c;
     int64_t each[REMOTE_CHUNKS];
-    size_t part = c->first_part;
 
-    if (r->done.op == KVS_OP_GET)
-        run_get(store, c, each);
-    else if (r->done.op == KVS_OP_PUT)
-        run_put(store, c, each);
-    else if (r->done.op == KVS_OP_EXISTS)
-        run_exists(store, c, each);
-    for (size_t i = 0; i < c->n; i++) {
-        if (r->done.op == KVS_OP_DELETE)
-            each[i] =
-                kvs_delete_chunk(store, r->hashes + (c->first + i) * r->hash_len, r->hash_len);
-        if (r->done.op == KVS_OP_PUT && each[i] >= 0)
-            o.bytes += bytes_of(r, c->first + i, part);
-        else if (r->done.op == KVS_OP_GET && each[i] > 0)
-            o.bytes += (uint64_t)each[i];
-        o.n_ok += r->done.op == KVS_OP_EXISTS ? each[i] == 1 : each[i] >= 0;
-        if (each[i] < 0 && each[i] != -ENOENT && o.first_error == SIZE_MAX) {
-            o.first_error = c->first + i;
-            o.error = (int)each[i];
-        }
-        part += r->parts ? parts_of(r, c->first + i) : 0;
+    while (done < c->n && !o.outage && !atomic_load_explicit(&r->cancelled, memory_order_relaxed)) {
+        step.first = c->first + done;
+        step.n = KV_MIN(c->n - done, most);
+        run_step(store, &step, each + done);
+        step.first_part += add_up(&o, &step, each + done);
+        done += step.n;
     }
+    o.n_left_out = o.outage ? 0 : c->n - done;
+    for (; done < c->n; done++)
+        each[done] = o.outage ? o.outage : -ECANCELED;
     if (r->ret_each)
         memcpy(r->ret_each + c->first, each, c->n * sizeof(*each));
     return o;
@@ -252,10 +310,13 @@ static void end_claim(struct kvs_async *a, const struct claim *c, const struct o
     r->done.bytes += o->bytes;
     if (o->first_error < r->first_error) {
         r->first_error = o->first_error;
-        if (!r->cancelled)
-            r->done.status = o->error;
+        r->done.status = o->error;
     }
+    r->n_left_out += o->n_left_out;
+    if (o->outage)
+        leave_out(r, o->outage);
     if (r->claimed == r->n && r->running == 1 && !r->cancelled && r->flush) {
+        r->flushing = true;
         pthread_mutex_unlock(&a->lock);
         rc = kvs_flush(a->store);
         pthread_mutex_lock(&a->lock);
@@ -304,7 +365,7 @@ static uint32_t threads_by_default(void)
     cpu_set_t set;
     int n = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
 
-    return (uint32_t)KV_MIN(KV_MAX(n, 1), (int)DEFAULT_THREADS);
+    return (uint32_t)KV_MIN(KV_MAX(n, 2), (int)DEFAULT_THREADS); /* one may hang in a put */
 }
 
 int kvs_async_open(struct kvs_store *store, const struct kvs_async_opts *opts,
@@ -377,7 +438,7 @@ int kvs_async_close(struct kvs_async *a, uint32_t timeout_ms)
     a->stopping = true;
     for (struct request *r = a->open, *next; r; r = next) {
         next = r->next;
-        leave_out(a, r);
+        cancel(a, r);
     }
     rc = wait_for_all(a, timeout_ms);
     pthread_cond_broadcast(&a->work);
@@ -471,7 +532,7 @@ int64_t kvs_async_submit(struct kvs_async *a, const struct kvs_request *request)
 
     if (rc < 0 || !kv_sized(request, "kvs_request"))
         return rc < 0 ? rc : -EINVAL;
-    memcpy(&q, request, KV_MIN(request->size, sizeof(q)));
+    memcpy(&q, request, KV_MIN(request->size, sizeof(q)) / 8 * 8); /* whole members */
     rc = make_request(&q, &r);
     if (rc < 0)
         return rc;
@@ -499,7 +560,7 @@ int kvs_async_cancel(struct kvs_async *a, uint64_t id)
     for (r = a->open; r && r->done.id != id; r = r->next)
         ;
     if (r)
-        leave_out(a, r);
+        cancel(a, r);
     pthread_mutex_unlock(&a->lock);
     return r ? 0 : -ENOENT;
 }
@@ -527,7 +588,9 @@ long kvs_async_poll(struct kvs_async *a, struct kvs_done *ret, size_t max)
 
 int kvs_async_fd(struct kvs_async *a)
 {
-    return a ? a->wake.fd : -EINVAL;
+    int rc = usable(a);
+
+    return rc < 0 ? rc : a->wake.fd;
 }
 
 int kvs_async_drain(struct kvs_async *a, uint32_t timeout_ms)

@@ -72,6 +72,13 @@ static int gated_put(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
     return memory_put_parts(self, hash, hash_len, from, n);
 }
 
+static int gated_flush(kv_store_v1 *self)
+{
+    (void)self;
+    pass(&gate.closed_for_puts);
+    return 0;
+}
+
 static struct kvs_store *open_gated(void)
 {
     static kv_store_ext ext;
@@ -341,6 +348,102 @@ static void test_failures(void **state)
     kvs_close(store);
 }
 
+static _Atomic unsigned n_calls;
+
+static int dead_delete(kv_store_v1 *self, const uint8_t *hash, size_t hash_len)
+{
+    (void)self, (void)hash, (void)hash_len;
+    n_calls++;
+    return -ETIMEDOUT;
+}
+
+static int dead_get(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, const struct iovec *to,
+                    size_t n, size_t *len)
+{
+    (void)to, (void)n, (void)len;
+    return dead_delete(self, hash, hash_len);
+}
+
+static int dead_put(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
+                    const struct iovec *from, size_t n)
+{
+    (void)from, (void)n;
+    return dead_delete(self, hash, hash_len);
+}
+
+static int dead_exists(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,
+                       uint8_t *ret)
+{
+    (void)n, (void)ret;
+    return dead_delete(self, hashes, hash_len);
+}
+
+/* A dead server is asked once for a request, not once for each chunk or claim. */
+static void test_outage(void **state)
+{
+    static const enum kvs_op ops[] = {KVS_OP_GET, KVS_OP_PUT, KVS_OP_EXISTS, KVS_OP_DELETE};
+    static kv_store_ext ext;
+    struct kvs_store *store;
+    struct kvs_async *async;
+    (void)state;
+
+    ext = *memory_ext();
+    ext.get_parts = dead_get;
+    ext.put_parts = dead_put;
+    ext.exists_chunks = dead_exists;
+    ext.delete_chunk = dead_delete;
+    assert_int_equal(kvs_open_with(memory_vtable(), &ext, "memory://dead", false, &store), 0);
+    async = open_queue(store, 1, 0);
+    for (size_t i = 0; i < KV_COUNT(ops); i++) {
+        struct kvs_request r = request(ops[i], 0, KEYS);
+        struct kvs_done done;
+
+        n_calls = 0;
+        done = run(async, &r);
+        assert_int_equal(done.status, -ETIMEDOUT);
+        assert_int_equal(done.n_ok, 0);
+        for (int k = 0; k < KEYS; k++)
+            assert_int_equal(each[k], -ETIMEDOUT);
+        assert_int_equal(n_calls, 1);
+    }
+    assert_int_equal(kvs_async_close(async, LONG_MS), 0);
+    kvs_close(store);
+}
+
+static int refuse_third(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,
+                        const uint8_t *const *data, const size_t *len, int *ret_each)
+{
+    int rc = memory_ext()->put_chunks(self, hashes, hash_len, n, data, len, ret_each);
+
+    ret_each[2] = -EINVAL;
+    return rc;
+}
+
+/* -EINVAL of a backend for one chunk is the result of that chunk. */
+static void test_one_refused(void **state)
+{
+    static kv_store_ext ext;
+    struct kvs_store *store;
+    struct kvs_async *async;
+    struct kvs_request put = request(KVS_OP_PUT, 0, 10);
+    struct kvs_done done;
+    (void)state;
+
+    ext = *memory_ext();
+    ext.get_parts = NULL;
+    ext.put_parts = NULL;
+    ext.put_chunks = refuse_third;
+    assert_int_equal(kvs_open_with(memory_vtable(), &ext, "memory://third", false, &store), 0);
+    async = open_queue(store, 1, 0);
+    done = run(async, &put);
+    assert_int_equal(done.status, -EINVAL);
+    assert_int_equal(done.n_ok, 9);
+    for (int k = 0; k < 10; k++)
+        assert_int_equal(each[k], k == 2 ? -EINVAL : 0);
+    assert_int_equal(kvs_async_close(async, LONG_MS), 0);
+    kvs_close(store);
+}
+
 /* -- limits and order -------------------------------------------------------------------------- */
 
 static void test_arguments(void **state)
@@ -442,7 +545,8 @@ static void test_gets_beside_hanging_puts(void **state)
 
 /* -- the end ----------------------------------------------------------------------------------- */
 
-/* One thread has begun the first 64 of 200 chunks: these end, the others are left out. */
+/* One thread has claimed the first 64 of 200 chunks and begun one: that ends, the others are left
+ * out. */
 static void test_cancel(void **state)
 {
     struct kvs_store *store = open_gated();
@@ -467,10 +571,87 @@ static void test_cancel(void **state)
     set_gate(false, false);
     done = take(async);
     assert_int_equal(done.status, -ECANCELED);
-    assert_int_equal(done.n_ok, 64);
+    assert_int_equal(done.n_ok, 1);
     for (int k = 0; k < 200; k++)
-        assert_int_equal(each[k], k < 64 ? 0 : -ECANCELED);
-    assert_int_equal(gate.passed, 64);
+        assert_int_equal(each[k], k < 1 ? 0 : -ECANCELED);
+    assert_int_equal(gate.passed, 1);
+    assert_int_equal(kvs_async_close(async, LONG_MS), 0);
+    kvs_close(store);
+}
+
+static struct kvs_store *open_with_flush(int (*flush)(kv_store_v1 *))
+{
+    static kv_store_ext ext;
+    struct kvs_store *store;
+
+    ext = *memory_ext();
+    ext.flush = flush;
+    assert_int_equal(kvs_open_with(memory_vtable(), &ext, "memory://flush", false, &store), 0);
+    return store;
+}
+
+/* A cancellation during the flush is too late: the chunks are durable, and the status is 0. */
+static void test_cancel_during_flush(void **state)
+{
+    struct kvs_store *store = open_with_flush(gated_flush);
+    struct kvs_async *async = open_queue(store, 1, 0);
+    struct kvs_request put = request(KVS_OP_PUT, 0, 10), flush = request(KVS_OP_FLUSH, 0, 0);
+    struct kvs_done done;
+    int64_t id;
+    (void)state;
+
+    put.flush = true;
+    for (int only = 0; only < 2; only++) {
+        set_gate(true, true);
+        id = kvs_async_submit(async, only ? &flush : &put);
+        wait_for_waiters(1);
+        assert_int_equal(kvs_async_cancel(async, (uint64_t)id), 0);
+        set_gate(false, false);
+        done = take(async);
+        assert_int_equal(done.status, 0);
+        assert_int_equal(done.n_ok, only ? 0 : 10);
+    }
+    assert_int_equal(kvs_async_close(async, LONG_MS), 0);
+    kvs_close(store);
+}
+
+static unsigned n_flushes;
+
+static int counted_flush(kv_store_v1 *self)
+{
+    (void)self;
+    n_flushes++;
+    return 0;
+}
+
+/* A put cancelled while it puts its last chunk isn't flushed, and its status says so. */
+static void test_cancel_before_flush(void **state)
+{
+    static kv_store_ext ext;
+    struct kvs_store *store;
+    struct kvs_async *async;
+    struct kvs_request put = request(KVS_OP_PUT, 0, 1);
+    struct kvs_done done;
+    int64_t id;
+    (void)state;
+
+    ext = *memory_ext();
+    ext.put_parts = gated_put;
+    ext.flush = counted_flush;
+    assert_int_equal(kvs_open_with(memory_vtable(), &ext, "memory://gated", false, &store), 0);
+    async = open_queue(store, 1, 0);
+    put.flush = true;
+    n_flushes = 0;
+    set_gate(true, true);
+    id = kvs_async_submit(async, &put);
+    wait_for_waiters(1);
+    assert_int_equal(kvs_async_cancel(async, (uint64_t)id), 0);
+    set_gate(false, false);
+    done = take(async);
+    assert_int_equal(done.status, -ECANCELED);
+    assert_int_equal(done.n_ok, 1);
+    assert_int_equal(each[0], 0);
+    assert_int_equal(n_flushes, 0);
     assert_int_equal(kvs_async_close(async, LONG_MS), 0);
     kvs_close(store);
 }
@@ -493,6 +674,7 @@ static void test_close_under_way(void **state)
     set_gate(false, false);
     assert_int_equal(kvs_async_close(async, LONG_MS), 0);
     assert_int_equal(each[0], -ENOENT);
+    assert_int_equal(each[1], -ECANCELED); /* claimed with the first, and not begun */
     kvs_close(store);
 }
 
@@ -513,7 +695,8 @@ static void test_fork(void **state)
     if (child == 0)
         _exit(kvs_async_submit(async, &get) != -ECHILD ||
               kvs_async_poll(async, &done, 1) != -ECHILD || kvs_async_cancel(async, 1) != -ECHILD ||
-              kvs_async_drain(async, 1) != -ECHILD || kvs_async_close(async, LONG_MS) != 0);
+              kvs_async_drain(async, 1) != -ECHILD || kvs_async_fd(async) != -ECHILD ||
+              kvs_async_close(async, LONG_MS) != 0);
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
     set_gate(false, false);
@@ -584,12 +767,22 @@ static void test_storm(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_model),     TEST(test_many_at_once),
-        TEST(test_flush),     TEST(test_failures),
-        TEST(test_arguments), TEST(test_limit),
-        TEST(test_priority),  TEST(test_gets_beside_hanging_puts),
-        TEST(test_cancel),    TEST(test_close_under_way),
-        TEST(test_fork),      TEST(test_storm),
+        TEST(test_model),
+        TEST(test_many_at_once),
+        TEST(test_flush),
+        TEST(test_failures),
+        TEST(test_outage),
+        TEST(test_one_refused),
+        TEST(test_cancel_during_flush),
+        TEST(test_cancel_before_flush),
+        TEST(test_arguments),
+        TEST(test_limit),
+        TEST(test_priority),
+        TEST(test_gets_beside_hanging_puts),
+        TEST(test_cancel),
+        TEST(test_close_under_way),
+        TEST(test_fork),
+        TEST(test_storm),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
