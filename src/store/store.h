@@ -82,7 +82,7 @@ static inline void kvs_note_put(struct kvs_store *store, int rc)
         kvs_note_puts(store, rc == 0, rc == 1);
 }
 
-/** What a manifest or a flush will make durable, taken before it: puts meanwhile may need the next. */
+/** Puts that a manifest or a flush is about to make durable; those meanwhile may need the next one. */
 struct kvs_unflushed {
     uint64_t n;
     bool save_failed;

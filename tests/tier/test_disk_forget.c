@@ -4,7 +4,7 @@
 
 enum { SLOTS = 50, KEYS = 20, BYTES = 8192 };
 
-/* What each slot holds: 0, or a key. Slots hold keys of one group only, disk_write's. */
+/* Keys by slot, 0: none. All are of one group, disk_write's. */
 struct model {
     uint64_t key[SLOTS];
     bool wanted[KEYS + 1];
