@@ -81,6 +81,11 @@ int kvbm_stage(struct kvbm_pool *pool, uint32_t i, uint32_t group, const void *k
     return err;
 }
 
+static bool is_scattered(const struct kvbm_chain *chain)
+{
+    return KV_OPT(chain, scattered, false);
+}
+
 static int check_chain(const struct kvbm_pool *pool, size_t n, const struct kvbm_chain *chain)
 {
     if (!kv_sized(chain, "kvbm_chain") || chain->size < offsetof(struct kvbm_chain, tokens) ||
@@ -89,7 +94,7 @@ static int check_chain(const struct kvbm_pool *pool, size_t n, const struct kvbm
     if (chain->group >= KVBM_MAX_GROUPS || !(pool->groups >> chain->group & 1))
         return -EINVAL;
     if (!chain->parent != !chain->position || n > UINT32_MAX - chain->position ||
-        (KV_OPT(chain, scattered, false) && chain->parent))
+        (is_scattered(chain) && chain->parent))
         return -EINVAL;
     return 0;
 }
@@ -111,7 +116,7 @@ static void hash_some(const struct kvbm_registry *r, const struct kvbm_chain *ch
 static int name_chain(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n,
                       const struct kvbm_chain *chain, uint32_t *tags)
 {
-    bool scattered = KV_OPT(chain, scattered, false);
+    bool scattered = is_scattered(chain);
     struct kvbm_registry *r = pool->registry;
     const uint8_t *keys = chain->keys;
     uint32_t above = 0;

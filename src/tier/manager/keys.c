@@ -37,7 +37,7 @@ static int call_init(struct call *c, struct kvbm_cache *cache, const struct kvbm
                                    .keys = chain->keys,
                                    .parent = chain->parent,
                                    .position = chain->position,
-                                   .scattered = KV_OPT(chain, scattered, false)};
+                                   .scattered = kvbm_chain_scattered(chain)};
     c->n = (uint32_t)n;
     c->deadline_ns = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
     c->state = malloc(n + 1);

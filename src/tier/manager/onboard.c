@@ -180,7 +180,7 @@ long kvbm_manager_onboard(struct kvbm_cache *cache, const struct kvbm_chain *cha
                                        (size_t)found * cache->manager->key_len,
                                .parent = chain->parent,
                                .position = chain->position + (uint32_t)found};
-    if (KV_OPT(chain, scattered, false)) {
+    if (kvbm_chain_scattered(chain)) {
         rest.scattered = true;
         rest.position = chain->position;
     } else if (found) {

@@ -18,7 +18,7 @@ int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t 
     if (!kv_sized(chain, "kvbm_chain") || chain->size < offsetof(struct kvbm_chain, tokens) ||
         (n && !chain->keys) || n > KVBM_MAX_PIN || chain->group >= KVBM_MAX_GROUPS ||
         !chain->parent != !chain->position || n > UINT32_MAX - chain->position ||
-        (KV_OPT(chain, scattered, false) && chain->parent))
+        (kvbm_chain_scattered(chain) && chain->parent))
         return -EINVAL;
     if (kvbm_set_reserve(&m->pins.pending, n) < 0)
         return -ENOMEM;
@@ -33,7 +33,7 @@ int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t 
     pin->position = chain->position;
     pin->n = (uint32_t)n;
     pin->has_parent = chain->parent != NULL;
-    pin->scattered = KV_OPT(chain, scattered, false);
+    pin->scattered = kvbm_chain_scattered(chain);
     pin->keys = (uint8_t *)pin + items + m->key_len;
     if (chain->parent)
         memcpy(pin->keys - m->key_len, chain->parent, m->key_len);

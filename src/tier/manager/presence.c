@@ -301,7 +301,7 @@ static struct kvbm_ask *ask_new(struct kvbm_manager *m, const struct kvbm_chain 
     q->group = chain->group;
     q->position = chain->position + (uint32_t)i;
     q->n = n;
-    q->scattered = KV_OPT(chain, scattered, false);
+    q->scattered = kvbm_chain_scattered(chain);
     q->has_parent = !q->scattered && (i || chain->parent);
     if (q->has_parent)
         memcpy(q->keys, i ? keys + (i - 1) * m->key_len : chain->parent, m->key_len);

@@ -81,9 +81,9 @@ long kvbm_manager_lookup(struct kvbm_manager *m, const struct kvbm_chain *chain,
         return rc;
     if (!kv_sized(chain, "kvbm_chain") || chain->size < offsetof(struct kvbm_chain, tokens) ||
         (n && !chain->keys) || chain->group >= KVBM_MAX_GROUPS ||
-        !chain->parent != !chain->position || (KV_OPT(chain, scattered, false) && chain->parent))
+        !chain->parent != !chain->position || (kvbm_chain_scattered(chain) && chain->parent))
         return -EINVAL;
-    scattered = KV_OPT(chain, scattered, false);
+    scattered = kvbm_chain_scattered(chain);
     kvbm_manager_enter(m);
     for (size_t i = 0; i < n; i += some) {
         const uint8_t *key = (const uint8_t *)chain->keys + i * m->key_len;
