@@ -13,6 +13,8 @@
 #include <cmocka.h>
 // clang-format on
 
+#include <pthread.h>
+
 #include "base/error.h"
 #include "base/log.h"
 #include "base/unit.h"
@@ -194,6 +196,107 @@ static void test_random_use(void **state)
     }
 }
 
+/* -- threads ----------------------------------------------------------------------------------- */
+
+enum { THREADS = 3, BUSY_KEYS = 60 };
+
+struct busy {
+    struct world *w;
+    uint32_t first_block;
+    uint64_t rng;
+    _Atomic bool *stop; /* of the thread that removes */
+};
+
+/* Stores and loads beside others, in blocks of its own. Bytes of what was loaded are right. */
+static void *store_and_load(void *arg)
+{
+    struct busy *b = arg;
+
+    for (size_t round = unit_rounds(40); round > 0; round--) {
+        uint32_t n = 1 + (uint32_t)unit_below(&b->rng, 16), blocks[16];
+        bool store = unit_below(&b->rng, 2);
+        struct kvbm_job job = KVBM_JOB_INIT;
+        struct kvbm_chain chain;
+        uint64_t keys[16];
+        uint8_t ok[2] = {0};
+        int64_t id;
+
+        for (uint32_t i = 0; i < n; i++) {
+            keys[i] = unit_below(&b->rng, BUSY_KEYS);
+            blocks[i] = b->first_block + i;
+            world_fill(b->w, blocks[i], store ? keys[i] : ~UINT64_C(0));
+        }
+        chain = scattered(keys);
+        job.cache = b->w->cache;
+        job.blocks = blocks;
+        job.ok = ok;
+        assert_true((store ? kvbm_manager_prepare_store(b->w->m, &chain, n, &job.pin)
+                           : kvbm_manager_prepare_load(b->w->m, &chain, n, NULL, &job.pin)) >= 0);
+        id = kvbm_manager_submit(b->w->m, &job);
+        assert_true(id > 0);
+        kvbm_pin_release(job.pin);
+        assert_int_equal(kvbm_manager_wait(b->w->m, (uint64_t)id, LONG_MS, NULL), 0);
+        for (uint32_t i = 0; i < n && !store; i++)
+            assert_true(world_holds(b->w, blocks[i], bit(ok, i) ? keys[i] : ~UINT64_C(0)));
+    }
+    return NULL;
+}
+
+static void *remove_some(void *arg)
+{
+    struct busy *b = arg;
+
+    while (!*b->stop) {
+        uint64_t keys[20];
+
+        for (int i = 0; i < 20; i++)
+            keys[i] = unit_below(&b->rng, BUSY_KEYS);
+        assert_int_equal(kvbm_manager_remove(b->w->m, 0, keys, 20, LONG_MS, NULL), 0);
+    }
+    return NULL;
+}
+
+/* Keys removed while threads store and load them: what lookups find afterwards is there whole, also
+ * for a manager started anew, and a removal without others beside it leaves nothing. */
+static void test_beside_others(void **state)
+{
+    uint64_t rng = unit_seed(), keys[BUSY_KEYS];
+    struct busy busy[THREADS + 1];
+    pthread_t threads[THREADS + 1];
+    _Atomic bool stop = false;
+    uint8_t at[N], again[N], ok[N / 8];
+    struct world w;
+
+    (void)state;
+    for (uint64_t i = 0; i < BUSY_KEYS; i++)
+        keys[i] = i;
+    start(&w, 0, N); /* without host tier and evictions: what is listed is on the disk */
+    for (uint32_t t = 0; t <= THREADS; t++) {
+        busy[t] = (struct busy){
+            .w = &w, .first_block = t * 16, .rng = unit_random(&rng) | 1, .stop = &stop};
+        assert_int_equal(
+            pthread_create(&threads[t], NULL, t < THREADS ? store_and_load : remove_some, &busy[t]),
+            0);
+    }
+    for (uint32_t t = 0; t < THREADS; t++)
+        pthread_join(threads[t], NULL);
+    stop = true;
+    pthread_join(threads[THREADS], NULL);
+    assert_int_equal(kvbm_manager_drain(w.m, LONG_MS), 0);
+    lookup(&w, keys, BUSY_KEYS, at);
+    job(&w, false, keys, BUSY_KEYS, ok);
+    for (uint32_t i = 0; i < BUSY_KEYS; i++)
+        assert_int_equal(bit(ok, i), at[i] != KVBM_MISS);
+    restart(&w);
+    lookup(&w, keys, BUSY_KEYS, again);
+    for (uint32_t i = 0; i < BUSY_KEYS; i++)
+        assert_true(at[i] == KVBM_MISS || again[i] == KVBM_ON_DISK);
+    assert_int_equal(remove_keys(&w, keys, BUSY_KEYS).held, 0);
+    restart(&w);
+    check_at(&w, keys, BUSY_KEYS, KVBM_MISS);
+    world_fini(&w);
+}
+
 /* Held blocks of the disk keep their records: they can be read, and survive a restart. */
 static void test_held_on_disk(void **state)
 {
@@ -257,6 +360,7 @@ int main(void)
         cmocka_unit_test(test_random_use),
         cmocka_unit_test(test_held_on_disk),
         cmocka_unit_test(test_key_twice),
+        cmocka_unit_test(test_beside_others),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
