@@ -284,8 +284,7 @@ def test_bodies_over_the_limit():
 
 
 def test_slow_and_half_open_clients():
-    with Indexer("--idle-timeout", "1s") as indexer:
-        indexer.register(1, f"tcp://127.0.0.1:{free_port()}", block_size=4)
+    with Indexer("--idle-timeout", "1s") as indexer:  # no request is answered here: a busy machine may take longer
         idle = indexer.raw()
         part = indexer.raw(b"GET /hea")
         body = indexer.raw(post("/query", b"{", "Content-Length: 100"))
@@ -309,15 +308,19 @@ def test_slow_and_half_open_clients():
             check(is_closed(sock), f"{name}: kept")
             sock.close()
         drip.close()
+        # cut short: no answer needed, but no harm either
+        for cut in (b"", b"P", post("/query", QUERY[:5], f"Content-Length: {len(QUERY)}"), b"\r\n\r\n", b"\0" * 100, b"\x16\x03\x01\x02\x00\x01"):
+            with indexer.raw(cut) as sock:
+                try:
+                    sock.shutdown(socket.SHUT_WR)
+                except OSError:  # closed already
+                    pass
+                check(is_closed(sock), f"{cut!r}: kept")
+    with ready() as indexer:
         # half-closed: the request is whole, so it is answered
         with indexer.raw(post("/query", QUERY, f"Content-Length: {len(QUERY)}")) as sock:
             sock.shutdown(socket.SHUT_WR)
             equal(answers(sock)[0][0], 200)
-        # cut short: no answer needed, but no harm either
-        for cut in (b"", b"P", post("/query", QUERY[:5], f"Content-Length: {len(QUERY)}"), b"\r\n\r\n", b"\0" * 100, b"\x16\x03\x01\x02\x00\x01"):
-            with indexer.raw(cut) as sock:
-                sock.shutdown(socket.SHUT_WR)
-                check(is_closed(sock), f"{cut!r}: kept")
         # gone without a goodbye
         for _ in range(50):
             sock = indexer.raw(post("/query", QUERY, f"Content-Length: {len(QUERY) + 1}"))
