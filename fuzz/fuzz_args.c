@@ -49,6 +49,7 @@ static const struct kv_arg rows[] = {
 };
 static const struct kv_args_program program = {.name = "fuzz",
                                                .usage = "[OPTION ...]",
+                                               .brief = "parse anything",
                                                .summary = "A program.",
                                                .env = "FUZZ",
                                                .args = rows,

@@ -362,6 +362,28 @@ static void warn_of_unknown_variables(const struct kv_args_program *program)
     }
 }
 
+void kv_args_warn_misspelt(const char *component, const char *prefix, const char *const *words,
+                           size_t n)
+{
+    for (char **entry = environ; entry && *entry; entry++) {
+        const char *rest = *entry + strlen(prefix), *nearest;
+        char name[128], quoted[160];
+        size_t len;
+
+        if (strncmp(*entry, prefix, strlen(prefix)) != 0)
+            continue;
+        len = strcspn(rest, "=");
+        nearest = kv_args_nearest(rest, len, words, n);
+        if (!nearest || (strlen(nearest) == len && strncmp(nearest, rest, len) == 0))
+            continue;
+        snprintf(name, sizeof(name), "%.*s", (int)KV_MIN(strcspn(*entry, "="), sizeof(name) - 1),
+                 *entry);
+        kv_log_warn(component, "an environment variable that nothing reads",
+                    "variable=%s nearest=%s%s", kv_log_quote(quoted, sizeof(quoted), name), prefix,
+                    nearest);
+    }
+}
+
 /* Read one `--name[=value]` at argv[*at]. Moves *at over a value in the next argument. */
 static int read_option(struct kv_args_run *run, int argc, char **argv, int *at,
                        struct kv_error *error)

@@ -52,6 +52,7 @@ struct kv_arg {
 struct kv_args_program {
     const char *name;    /* "kv-indexer" */
     const char *usage;   /* "[OPTION ...]" */
+    const char *brief;   /* what it does in a few words, for the NAME of its manual page */
     const char *summary; /* text above the options */
     const char *footer;  /* text below the options: examples, limits */
     const char *env;     /* prefix of environment variables, or NULL */
@@ -81,6 +82,13 @@ const char *kv_args_nearest(const char *text, size_t len, const char *const *wor
  * @words.
  */
 void kv_args_no_command(const char *program, const char *name, const char *const *words, size_t n);
+
+/**
+ * Log a warning of @component for each environment variable that begins with @prefix and whose rest
+ * misspells one of the @n of @words. Other variables may be a plugin's own: no warning.
+ */
+void kv_args_warn_misspelt(const char *component, const char *prefix, const char *const *words,
+                           size_t n);
 
 /** Parse a number, a size in bytes or a time in milliseconds. Return 0 or -EINVAL. */
 int kv_parse_u64(const char *text, uint64_t *ret);

@@ -149,7 +149,9 @@ void kv_args_print_man(const struct kv_args_program *program)
     }
     printf(".TH %s 1 \"\" \"Kvasir %s\" \"User Commands\"\n.SH NAME\n", title, KV_VERSION);
     print_roff(page);
-    printf(" \\- part of Kvasir, a KV\\-cache system\n.SH SYNOPSIS\n\\fB%s\\fR ", program->name);
+    printf(" \\- ");
+    print_roff(program->brief);
+    printf("\n.SH SYNOPSIS\n\\fB%s\\fR ", program->name);
     print_roff(program->usage);
     printf("\n.SH DESCRIPTION\n");
     print_roff(program->summary);

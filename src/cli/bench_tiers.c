@@ -85,6 +85,7 @@ static const struct kv_arg ARGS[] = {
 static const struct kv_args_program PROGRAM = {
     .name = "kvasir bench tiers",
     .usage = "[--disk DIR] [--object URI] [OPTION ...]",
+    .brief = "move blocks through the tiers of a block manager and back, and time it",
     .summary =
         "Moves blocks from a cache in memory to the host tier, the disk and the object store, and\n"
         "back, and reports the speed of each step beside memcpy.",
@@ -393,6 +394,10 @@ int kc_bench_main(int argc, char **argv)
     struct kv_error error = {0};
     int rc;
 
+    if (argc >= 2 && strcmp(argv[1], "--help-options") == 0) {
+        puts("tiers");
+        return 0;
+    }
     if (argc < 2 || strcmp(argv[1], "tiers") != 0) {
         bool help = argc >= 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"));
 

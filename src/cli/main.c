@@ -73,13 +73,18 @@ static int unknown_command(const char *name)
     return 2;
 }
 
-/* Turn `kvasir help X Y` into `kvasir X Y --help`: the words move one to the left. */
-static void turn_help_round(int argc, char **argv)
+/*
+ * Turn `kvasir help X Y` into `kvasir X Y --help`: the words move one to the left. A completion asks
+ * for the words behind `help X`: those behind X. Returns the number of arguments.
+ */
+static int turn_help_round(int argc, char **argv)
 {
     static char help[] = "--help";
+    bool words = strcmp(argv[argc - 1], "--help-options") == 0;
 
     memmove(&argv[1], &argv[2], (size_t)(argc - 2) * sizeof(*argv));
-    argv[argc - 1] = help;
+    argv[argc - 1] = words ? NULL : help;
+    return argc - words;
 }
 
 static int run(const struct command *command, int argc, char **argv)
@@ -96,14 +101,26 @@ static int run(const struct command *command, int argc, char **argv)
 #endif
 }
 
+/* Warn of variables that misspell those which libraries and plugins read for this program. */
+static void warn_of_variables(void)
+{
+    static const char *const store[] = {"LIBRARY_PATH", "REDIS_USER", "REDIS_PASSWORD"};
+    static const char *const kvx[] = {"ISA", "CUDA_LIBRARY", "CUDA_OVERLAP"};
+
+    kv_args_warn_misspelt("kvasir", "KV_STORE_", store, KV_COUNT(store));
+    kv_args_warn_misspelt("kvasir", "KVX_", kvx, KV_COUNT(kvx));
+}
+
 int main(int argc, char **argv)
 {
-
     if (answer(argc, argv))
         return 0;
     if (strcmp(argv[1], "help") == 0)
-        turn_help_round(argc, argv);
+        argc = turn_help_round(argc, argv);
+    if (answer(argc, argv)) /* help --help-options */
+        return 0;
     signal(SIGPIPE, SIG_IGN);
+    warn_of_variables();
     for (size_t i = 0; i < N_COMMANDS; i++)
         if (strcmp(argv[1], COMMANDS[i].name) == 0)
             return run(&COMMANDS[i], argc - 1, argv + 1);

@@ -156,6 +156,7 @@ static const struct kv_arg ARGS[] = {
 static const struct kv_args_program PROGRAM = {
     .name = "kvasir replay",
     .usage = "[OPTION ...] [TRACE.jsonl]",
+    .brief = "replay a request trace through a live kv-indexer, and check it",
     .summary = "Replays a request trace (Mooncake format; without one, a generated workload)\n"
                "through a live kv-indexer: simulated engines publish the events of their caches\n"
                "over ZMQ, every request asks /query and goes where the answer says, and what\n"

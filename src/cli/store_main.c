@@ -363,8 +363,12 @@ static int parse(const struct command *command, int argc, char **argv, struct kc
 {
     struct kv_arg args[16];
     char name[64], takes[64];
-    struct kv_args_program program = {
-        .name = name, .usage = takes, .summary = command->summary, .footer = FOOTER, .args = args};
+    struct kv_args_program program = {.name = name,
+                                      .usage = takes,
+                                      .brief = command->help,
+                                      .summary = command->summary,
+                                      .footer = FOOTER,
+                                      .args = args};
 
     snprintf(name, sizeof(name), "kvasir store %s", command->name);
     snprintf(takes, sizeof(takes), "%s [OPTION ...]", command->takes);

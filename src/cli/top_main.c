@@ -65,6 +65,7 @@ static const struct kv_arg ARGS[] = {
 static const struct kv_args_program PROGRAM = {
     .name = "kvasir top",
     .usage = "[--url URL] [--once] [--json]",
+    .brief = "watch a running kv-indexer: its workers, streams and index",
     .summary = "Shows the workers of a running kv-indexer, how their event streams do, and the\n"
                "size of the index, every second until q or ^C.",
     .env = "KVASIR_TOP",

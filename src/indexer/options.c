@@ -173,6 +173,7 @@ static const char footer[] =
 static const struct kv_args_program program = {
     .name = "kv-indexer",
     .usage = "[OPTION ...]",
+    .brief = "tell routers which LLM worker holds how much of a prompt",
     .summary = summary,
     .footer = footer,
     .env = "KV_INDEXER",

@@ -30,6 +30,7 @@ static const struct kv_arg rows[] = {
 };
 static const struct kv_args_program program = {.name = "prog",
                                                .usage = "[OPTION ...]",
+                                               .brief = "do things",
                                                .summary = "Does things.",
                                                .footer = "The end.",
                                                .env = "PROG",
@@ -286,11 +287,31 @@ static void test_unknown_variables_are_warned_of(void **state)
     unsetenv("PROGRAM");
 }
 
+static void test_misspelt_variables(void **state)
+{
+    static const char *const words[] = {"LIBRARY_PATH", "REDIS_USER"};
+
+    (void)state;
+    setenv("KVT_LIBARY_PATH", "/plugins", 1);
+    setenv("KVT_REDIS_USER", "me", 1);
+    setenv("KVT_SWIFT_REGION", "here", 1); /* of somebody's plugin */
+    n_warnings = 0;
+    kv_log_set_sink(take_line, NULL);
+    kv_args_warn_misspelt("prog", "KVT_", words, KV_COUNT(words));
+    kv_log_set_sink(NULL, NULL);
+    assert_int_equal(n_warnings, 1);
+    assert_non_null(strstr(last_warning, "variable=KVT_LIBARY_PATH nearest=KVT_LIBRARY_PATH"));
+    unsetenv("KVT_LIBARY_PATH");
+    unsetenv("KVT_REDIS_USER");
+    unsetenv("KVT_SWIFT_REGION");
+}
+
 static void test_man_and_words(void **state)
 {
     static const struct {
         const char *word, *wanted;
-    } cases[] = {{"--help-man", "\\fB\\-\\-max\\-body\\fR \\fISIZE\\fR\n"},
+    } cases[] = {{"--help-man", "prog \\- do things\n"},
+                 {"--help-man", "\\fB\\-\\-max\\-body\\fR \\fISIZE\\fR\n"},
                  {"--help-options", "--max-body=\n"},
                  {"--help-options", "--verbose\n"},
                  {"--help-options", "--config=\n"},
@@ -359,6 +380,7 @@ int main(void)
         cmocka_unit_test(test_config_comes_first),
         cmocka_unit_test(test_config_errors_name_the_line),
         cmocka_unit_test(test_unknown_variables_are_warned_of),
+        cmocka_unit_test(test_misspelt_variables),
         cmocka_unit_test(test_man_and_words),
         cmocka_unit_test(test_nearest_word),
     };

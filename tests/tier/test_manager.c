@@ -779,6 +779,14 @@ static void test_configure(void **state)
     assert_int_equal(opts.gpu_copy, KVBM_GPU_ENGINES);
     assert_int_equal(opts.io_depth, 7);
     free(strings);
+    setenv("KVBM_DISK_BYTE", "1GiB", 1);
+    last_line[0] = '\0';
+    kv_log_set_sink(keep_line, NULL);
+    assert_int_equal(kvbm_manager_configure(&opts, NULL, &strings), 0);
+    kv_log_set_sink(NULL, NULL);
+    assert_non_null(strstr(last_line, "variable=KVBM_DISK_BYTE nearest=KVBM_DISK_BYTES"));
+    unsetenv("KVBM_DISK_BYTE");
+    free(strings);
     setenv("KVBM_DISK_BYTES", "much", 1);
     assert_int_equal(kvbm_manager_configure(&opts, path, &strings), -EINVAL);
     unsetenv("KVBM_DISK_BYTES");

@@ -219,6 +219,24 @@ static int set_lines(struct kvbm_manager_opts *opts, const char *file, char *tex
     return rc;
 }
 
+/* Warn of each variable KVBM_* that names no key, with the nearest one. */
+static void warn_of_environment(void)
+{
+    char names[KV_COUNT(keys)][32];
+    const char *variables[KV_COUNT(keys) + 1] = {
+        "DISK_DIR"}; /* of memory in files, in storage_disk.c */
+
+    for (size_t i = 0; i < KV_COUNT(keys); i++) {
+        size_t n = 0;
+
+        for (const char *c = keys[i].name; *c && n + 1 < sizeof(names[i]); c++)
+            names[i][n++] = (char)toupper((unsigned char)*c);
+        names[i][n] = '\0';
+        variables[i + 1] = names[i];
+    }
+    kv_args_warn_misspelt("kvbm", "KVBM_", variables, KV_COUNT(variables));
+}
+
 static int set_environment(struct kvbm_manager_opts *opts, char *text)
 {
     for (size_t i = 0; i < KV_COUNT(keys); i++) {
@@ -294,8 +312,10 @@ int kvbm_manager_configure(struct kvbm_manager_opts *opts, const char *file, cha
         memcpy(strings, kv_buf_cstr(&text), text.len + 1);
         rc = set_lines(&out, file ? file : "", strings);
     }
-    if (rc == 0)
+    if (rc == 0) {
+        warn_of_environment();
         rc = set_environment(&out, strings + text.len + 1);
+    }
     kv_buf_fini(&text);
     if (rc < 0) {
         free(strings);
