@@ -405,28 +405,24 @@ static inline void token_widths(const uint8_t *p, uint8_t *ret)
  */
 static unsigned take_run(const uint8_t *p, uint32_t *ret)
 {
-    /*
-     * By width: distance of the value from the top of the eight bytes, and the number of bits below
-     * it.
-     */
-    static const uint8_t above[8] = {[2] = 8, [3] = 8, [5] = 8};
-    static const uint8_t below[8] = {[1] = 56, [2] = 56, [3] = 48, [5] = 32};
+    /* By width: number of bits below the value in the first eight bytes, and the value's own bits. */
+    static const uint8_t below[8] = {[1] = 56, [2] = 48, [3] = 40, [5] = 24};
+    static const uint32_t mask[8] = {[1] = 0x7f, [2] = 0xff, [3] = 0xffff, [5] = UINT32_MAX};
     uint8_t widths[RUN_BYTES];
-    unsigned at = 0, wrong = 0;
+    unsigned at = 0, width = 0;
 
     for (unsigned i = 0; i < RUN_BYTES; i += 16)
         token_widths(p + i, widths + i);
     for (unsigned i = 0; i < RUN; i++) {
-        unsigned width = widths[at];
         uint64_t word;
 
+        width = widths[at];
         memcpy(&word, p + at, sizeof(word));
-        word = be64toh(word);
-        ret[i] = (uint32_t)((word << above[width]) >> below[width]);
-        wrong |= width - 1;
+        ret[i] = (uint32_t)(be64toh(word) >> below[width]) & mask[width];
         at += width;
     }
-    return wrong >> 31 ? 0 : at;
+    /* Where no token begins @at stays, so that the last width is 0, too. */
+    return width ? at : 0;
 }
 
 /* Read a number 0..2^32-1 in any integer form. */
