@@ -8,6 +8,7 @@
     kvasir.blocks   block manager: pools, caches, and tiers below them
     kvasir.client   kv-indexer over HTTP
     kvasir.router   route OpenAI requests over several engines, by prefix and load
+    kvasir.sglang   storage backend of SGLang's HiCache
 
 Failing calls raise kvasir.Error, a subclass of OSError: `errno` tells the kind, the text the reason.
 """
