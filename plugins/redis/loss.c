@@ -2,65 +2,79 @@
 #include "redis/loss.h"
 
 #include "base/clock.h"
+#include "base/own_manifest.h"
 
 #define STRANGERS_S 3600 /* a save takes no longer */
 
-static size_t find_loser(const struct rds_loss *loss, uint64_t thread)
+static bool is_over(const struct rds_loss *loss)
 {
-    size_t i = 0;
-
-    while (i < loss->n_losers && loss->losers[i] != thread)
-        i++;
-    return i;
+    return loss->dropped.n == 0 && !loss->many;
 }
 
-static bool was_told(const struct rds_loss *loss, uint64_t thread)
+static bool was_told(const struct kv_buf *told, uint64_t thread)
 {
-    for (size_t at = 0; at < loss->told.len; at += sizeof(thread))
-        if (memcmp(loss->told.data + at, &thread, sizeof(thread)) == 0)
+    for (size_t at = 0; at < told->len; at += sizeof(thread))
+        if (memcmp(told->data + at, &thread, sizeof(thread)) == 0)
             return true;
     return false;
 }
 
-void rds_loss_note(struct rds_loss *loss, uint64_t by, uint64_t newest)
+void rds_loss_note(struct rds_loss *loss, const void *hash, size_t hash_len, uint64_t newest)
 {
-    size_t i = find_loser(loss, by);
+    bool noted =
+        rds_table_find(&loss->dropped, hash, hash_len) ||
+        (loss->dropped.n < RDS_MAX_DROPPED && rds_table_add(&loss->dropped, hash, hash_len));
 
-    loss->unknown |= by == 0 || i == RDS_MAX_LOSERS;
-    if (by != 0 && i == loss->n_losers && i < RDS_MAX_LOSERS)
-        loss->losers[loss->n_losers++] = by;
-    kv_buf_clear(&loss->told);
+    loss->many |= !noted;
+    for (int kind = 0; kind < RDS_TOLD_KINDS; kind++)
+        kv_buf_clear(&loss->told[kind]);
     loss->newest = newest;
     loss->since_s = kv_now_ns() / KV_NS_PER_S;
 }
 
-/* True when thread @by, which had no number before the loss, needs none of the dropped chunks. */
-static bool began_after(const struct rds_loss *loss, uint64_t by, bool puts)
+void rds_loss_put(struct rds_loss *loss, const void *hash, size_t hash_len)
 {
-    return by > loss->newest && (puts || loss->since_s + STRANGERS_S < kv_now_ns() / KV_NS_PER_S);
+    if (loss->dropped.n > 0 && rds_table_find(&loss->dropped, hash, hash_len))
+        rds_table_remove(&loss->dropped, hash, hash_len);
 }
 
-bool rds_loss_tell(struct rds_loss *loss, uint64_t by, bool puts)
+void rds_loss_told(struct rds_loss *loss, enum rds_told kind, uint64_t by)
 {
-    size_t i = find_loser(loss, by);
-    bool lost = i < loss->n_losers;
+    struct kv_buf *told = &loss->told[kind];
 
-    if (loss->n_losers == 0 && !loss->unknown)
+    if (is_over(loss) || was_told(told, by))
+        return;
+    told->error = 0; /* there may be memory again */
+    kv_buf_append(told, &by, sizeof(by));
+}
+
+bool rds_loss_tell(struct rds_loss *loss, enum rds_told kind, uint64_t by)
+{
+    if (is_over(loss) || was_told(&loss->told[kind], by))
         return false;
-    if (!lost && loss->told.len > 0 && (began_after(loss, by, puts) || was_told(loss, by)))
+    if (by > loss->newest && loss->since_s + STRANGERS_S < kv_now_ns() / KV_NS_PER_S)
         return false;
-    if (lost)
-        loss->losers[i] = loss->losers[--loss->n_losers];
-    if (loss->n_losers == 0 && !loss->unknown) {
-        kv_buf_clear(&loss->told);
-        return true;
-    }
-    loss->told.error = 0; /* there may be memory again */
-    kv_buf_append(&loss->told, &by, sizeof(by));
+    rds_loss_told(loss, kind, by);
     return true;
+}
+
+bool rds_loss_refuses(struct rds_loss *loss, const void *manifest, size_t len, uint64_t by)
+{
+    struct kv_own_chunks chunks = {0};
+
+    if (is_over(loss))
+        return false;
+    if (!kv_own_manifest_chunks(manifest, len, &chunks) || chunks.n == 0)
+        return rds_loss_tell(loss, RDS_PUBLICATION, by);
+    for (size_t i = 0; i < chunks.n; i++)
+        if (rds_table_find(&loss->dropped, chunks.first + i * KV_OWN_CHUNK, KV_OWN_KEY))
+            return true;
+    return loss->many && rds_loss_tell(loss, RDS_PUBLICATION, by);
 }
 
 void rds_loss_fini(struct rds_loss *loss)
 {
-    kv_buf_fini(&loss->told);
+    rds_table_purge(&loss->dropped, NULL);
+    for (int kind = 0; kind < RDS_TOLD_KINDS; kind++)
+        kv_buf_fini(&loss->told[kind]);
 }

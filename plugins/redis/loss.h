@@ -1,46 +1,54 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Threads that must still learn of a loss: a full server refused chunks, and the handle dropped
- * them.
+ * Chunks that the handle dropped though their puts had succeeded: a full server refused them, and
+ * a failed save must not burden the next one.
  *
- * A publication includes the chunks of every thread, so any thread may publish for the one whose
- * chunks were dropped. After a loss these publications fail, once for each thread:
+ * A publication takes the chunks of every thread, and any thread may put for the one that publishes
+ * (kvs_async). So threads don't tell whose chunks were dropped; their keys do:
  *
- *  - the next one, whichever thread makes it;
- *  - those of the threads that put the dropped chunks;
- *  - those of threads that put or published before the loss;
- *  - for an hour, those of other threads without a put in the save: library threads may have put
- *    their chunks (kvs_async).
+ *  - A manifest of ours that lists chunks fails while it lists a dropped one, and only then.
+ *  - The needs of any other manifest are unknown. After a drop one such publication of each thread
+ *    fails. The same goes for flushes.
+ *  - A dropped chunk that is put again is forgotten here. Without any, nothing fails.
  *
- * The loss is over once every thread that put dropped chunks has had its failure. Not thread-safe.
+ * A save takes less than an hour: threads without a number at the time of a drop are told for so
+ * long. Not thread-safe.
  */
 #ifndef KV_REDIS_LOSS_H
 #define KV_REDIS_LOSS_H
 
-#include <stdbool.h>
-#include <stdint.h>
-
 #include "base/buf.h"
+#include "redis/entry.h"
 
-#define RDS_MAX_LOSERS 32
+/** Limit of keys remembered. With more, manifests of ours are treated like all others, too. */
+#define RDS_MAX_DROPPED ((size_t)1 << 17)
+
+enum rds_told { RDS_PUBLICATION, RDS_FLUSH, RDS_TOLD_KINDS };
 
 struct rds_loss {
-    uint64_t losers[RDS_MAX_LOSERS]; /* numbers of threads that put dropped chunks */
-    size_t n_losers;
-    bool unknown;       /* further threads did, so the loss never ends */
-    uint64_t since_s;   /* of the latest drop, by kv_now_ns */
-    struct kv_buf told; /* uint64_t each: threads whose publications failed since the latest drop */
-    uint64_t newest;    /* threads up to this number had put or published */
+    struct rds_table dropped; /* keys of dropped chunks that were not put again */
+    bool many;                /* some of them are not in the table, so the loss never ends */
+    uint64_t newest;          /* number of the last thread that had one at the latest drop */
+    uint64_t since_s;         /* of the latest drop, by kv_now_ns */
+    struct kv_buf told[RDS_TOLD_KINDS]; /* uint64_t each: threads that had their failure since */
 };
 
-/** Note a dropped chunk. @by: number of the thread that put it, 0: unknown; @newest: see above. */
-void rds_loss_note(struct rds_loss *loss, uint64_t by, uint64_t newest);
+/** Note a dropped chunk. @newest: number of the last thread that has one. */
+void rds_loss_note(struct rds_loss *loss, const void *hash, size_t hash_len, uint64_t newest);
+
+/** Note that a chunk was put again. */
+void rds_loss_put(struct rds_loss *loss, const void *hash, size_t hash_len);
+
+/** Note that thread @by has its failure for another reason. */
+void rds_loss_told(struct rds_loss *loss, enum rds_told kind, uint64_t by);
 
 /**
- * True when this publication of thread @by must fail. @puts: it put chunks of the save in progress.
- * Without memory its next publication fails, too.
+ * True when thread @by must fail for the loss now. Without memory it fails the next time, too.
  */
-bool rds_loss_tell(struct rds_loss *loss, uint64_t by, bool puts);
+bool rds_loss_tell(struct rds_loss *loss, enum rds_told kind, uint64_t by);
+
+/** True when the publication of a manifest by thread @by must fail for the loss. */
+bool rds_loss_refuses(struct rds_loss *loss, const void *manifest, size_t len, uint64_t by);
 
 void rds_loss_fini(struct rds_loss *loss);
 

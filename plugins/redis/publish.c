@@ -414,18 +414,18 @@ static bool is_abandoned(const struct rds_entry *entry)
 
 /*
  * Drop a save that can't succeed, so that it doesn't burden the next one. Drop all of it when the
- * caller's thread put all of it. Keep recent chunks of several threads: a later publication of
- * another thread would succeed without them. @published: put_manifest reports the failure to the
- * caller; other threads learn of dropped chunks by their own publications.
+ * caller's thread put all of it. Keep recent chunks of several threads, which need not put them
+ * again then. @published: put_manifest reports the failure to the caller; later publications that
+ * may need dropped chunks fail, too.
  */
 static void forget(kv_store_v1 *self, bool published)
 {
-    uint64_t newest = rds_newest_thread();
+    uint64_t newest = rds_newest_thread(), by = rds_thread();
     size_t n_left = 0;
     bool shared = false;
 
     for (size_t i = 0; i < self->n_refs; i++)
-        shared |= self->refs[i]->by != rds_thread();
+        shared |= self->refs[i]->by != by;
     for (size_t i = 0; i < self->n_refs; i++) {
         struct rds_entry *entry = self->refs[i];
 
@@ -433,24 +433,14 @@ static void forget(kv_store_v1 *self, bool published)
             self->refs[n_left++] = entry;
             continue;
         }
-        if (!published || entry->by != rds_thread()) {
-            rds_loss_note(&self->loss, entry->by, newest);
-            rds_loss_note(&self->unflushed, 0, newest);
-        }
+        rds_loss_note(&self->loss, entry->hash, entry->hash_len, newest);
         self->buffered -= entry->value ? entry->len : 0;
         drop_value(self, entry);
         entry->ref = entry->known = entry->gone = false;
     }
     self->n_refs = n_left;
-}
-
-bool rds_tell(kv_store_v1 *self, struct rds_loss *loss)
-{
-    bool puts = false;
-
-    for (size_t i = 0; i < self->n_refs && !puts; i++)
-        puts = self->refs[i]->by == rds_thread();
-    return rds_loss_tell(loss, rds_thread(), puts);
+    for (int kind = 0; kind < RDS_TOLD_KINDS && published; kind++)
+        rds_loss_told(&self->loss, kind, by);
 }
 
 int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_t manifest_len)
@@ -458,8 +448,9 @@ int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_
     struct save save = {.self = self, .name = name, .manifest = manifest};
     int err = 0;
 
-    if (name && rds_tell(self, &self->loss)) { /* its put failed before, too */
-        rds_tell(self, &self->unflushed);
+    if (name && rds_loss_refuses(&self->loss, manifest, manifest_len, rds_thread())) {
+        kv_log_error("redis",
+                     "chunks put before this publication were dropped: is the server full?", NULL);
         forget(self, true);
         return -ENOSPC;
     }

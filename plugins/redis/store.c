@@ -74,7 +74,6 @@ static void store_close(kv_store_v1 *self)
     rds_arena_fini(&self->arena);
     rds_history_fini(&self->history);
     rds_loss_fini(&self->loss);
-    rds_loss_fini(&self->unflushed);
     free(self->refs);
     rds_net_fini(&self->net);
     pthread_mutex_destroy(&self->lock);
@@ -208,6 +207,7 @@ static int remember(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, cha
     entry->len = self->usual_len = len;
     entry->ref = true;
     entry->gone = false;
+    rds_loss_put(&self->loss, hash, hash_len);
     self->buffered += len;
     *ret_taken = true;
     return entry->known ? 1 : 0;

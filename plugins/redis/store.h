@@ -35,12 +35,11 @@ struct kv_store_v1 {
     struct rds_arena arena;  /* memory of refs' values */
     struct rds_entry **refs; /* chunks of the save in progress, in the order of their puts */
     size_t n_refs, refs_capacity;
-    uint64_t buffered;         /* bytes of refs' values */
-    uint64_t cached;           /* bytes of other values; at most the option "cache" */
-    uint64_t usual_len;        /* length of the last value put or prefetched */
-    struct rds_loss loss;      /* for publications */
-    struct rds_loss unflushed; /* for flushes: those of every thread fail once */
-    bool no_scripts;           /* the server refused a script */
+    uint64_t buffered;  /* bytes of refs' values */
+    uint64_t cached;    /* bytes of other values; at most the option "cache" */
+    uint64_t usual_len; /* length of the last value put or prefetched */
+    struct rds_loss loss;
+    bool no_scripts; /* the server refused a script */
     struct rds_history history;
     kv_store_stats stats;
 };
@@ -62,12 +61,6 @@ int rds_check_hash(const uint8_t *hash, size_t hash_len);
  * dropped.
  */
 int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_t manifest_len);
-
-/**
- * True when this publication or flush of the calling thread must fail for @loss. Call with the
- * lock.
- */
-bool rds_tell(kv_store_v1 *self, struct rds_loss *loss);
 
 /** Return a number for the calling thread: not 0, and never that of a thread that has ended. */
 uint64_t rds_thread(void);

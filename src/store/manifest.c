@@ -14,7 +14,7 @@
 #include "base/hash.h"
 #include "base/own_manifest.h"
 
-enum { HEADER = 48, CHUNK = 20, WEAVE = 24, SUM = 16 };
+enum { HEADER = KV_OWN_HEADER, CHUNK = KV_OWN_CHUNK, WEAVE = 24, SUM = KV_OWN_SUM };
 
 void kvs_chunk_key(const void *data, size_t len, uint8_t ret[16])
 {
@@ -119,15 +119,6 @@ int kvs_manifest_encode(const struct kvs_manifest *m, struct kv_buf *ret)
 
 /* -- reading ----------------------------------------------------------------------------------- */
 
-static uint64_t get_le(const uint8_t *at, size_t bytes)
-{
-    uint64_t value = 0;
-
-    for (size_t i = bytes; i-- > 0;)
-        value = value << 8 | at[i];
-    return value;
-}
-
 static int read_chunks(struct kvs_manifest *m, const uint8_t *at, size_t n)
 {
     m->chunks = n ? malloc(n * sizeof(*m->chunks)) : NULL;
@@ -135,7 +126,7 @@ static int read_chunks(struct kvs_manifest *m, const uint8_t *at, size_t n)
         return -ENOMEM;
     m->chunks_capacity = n;
     for (size_t i = 0; i < n; i++, at += CHUNK) {
-        uint32_t len = (uint32_t)get_le(at + 16, 4);
+        uint32_t len = (uint32_t)kv_get_le(at + 16, 4);
         int rc = len ? kvs_manifest_add(m, at, len) : -EBADMSG;
 
         if (rc)
@@ -163,9 +154,9 @@ static int read_weaves(struct kvs_manifest *m, const uint8_t *at, size_t n)
     for (size_t i = 0; i < n; i++, at += WEAVE) {
         struct kvs_weave *w = &m->weaves[i];
 
-        *w = (struct kvs_weave){get_le(at, 8), (uint32_t)get_le(at + 8, 4),
-                                (uint32_t)get_le(at + 12, 4), (uint32_t)get_le(at + 16, 4),
-                                (uint32_t)get_le(at + 20, 4)};
+        *w = (struct kvs_weave){kv_get_le(at, 8), (uint32_t)kv_get_le(at + 8, 4),
+                                (uint32_t)kv_get_le(at + 12, 4), (uint32_t)kv_get_le(at + 16, 4),
+                                (uint32_t)kv_get_le(at + 20, 4)};
         if (!weave_ok(w, from, m->bytes))
             return -EBADMSG;
         from = w->offset + (uint64_t)kvs_weave_region(w) * w->n;
@@ -176,8 +167,8 @@ static int read_weaves(struct kvs_manifest *m, const uint8_t *at, size_t n)
 
 static int read_body(struct kvs_manifest *m, const uint8_t *data, size_t len)
 {
-    uint64_t header = get_le(data + 12, 4), n_chunks = get_le(data + 32, 8);
-    uint64_t n_weaves = get_le(data + 40, 4), fingerprint = get_le(data + 44, 4);
+    uint64_t header = kv_get_le(data + 12, 4), n_chunks = kv_get_le(data + 32, 8);
+    uint64_t n_weaves = kv_get_le(data + 40, 4), fingerprint = kv_get_le(data + 44, 4);
     size_t room = len - SUM;
     int rc;
 
@@ -185,8 +176,8 @@ static int read_body(struct kvs_manifest *m, const uint8_t *data, size_t len)
         n_chunks > len / CHUNK ||
         header + fingerprint + n_chunks * CHUNK + n_weaves * WEAVE != room)
         return -EBADMSG;
-    m->format = (enum kvs_format)get_le(data + 10, 2);
-    m->created_s = get_le(data + 24, 8);
+    m->format = (enum kvs_format)kv_get_le(data + 10, 2);
+    m->created_s = kv_get_le(data + 24, 8);
     if (m->format != KVS_FORMAT_BYTES && m->format != KVS_FORMAT_LLAMA)
         return -EBADMSG;
     data += header;
@@ -214,13 +205,13 @@ int kvs_manifest_decode(const void *bytes, size_t len, struct kvs_manifest **ret
     kvs_chunk_key(data, len - SUM, sum);
     if (memcmp(sum, data + len - SUM, SUM) != 0)
         return -EBADMSG;
-    if (get_le(data + 8, 2) != KV_OWN_VERSION)
+    if (kv_get_le(data + 8, 2) != KV_OWN_VERSION)
         return -EMEDIUMTYPE; /* whole, of another version: opaque, like other programs' manifests */
     m = calloc(1, sizeof(*m));
     if (!m)
         return -ENOMEM;
     rc = read_body(m, data, len);
-    if (!rc && m->bytes != get_le(data + 16, 8))
+    if (!rc && m->bytes != kv_get_le(data + 16, 8))
         rc = -EBADMSG;
     if (rc) {
         kvs_manifest_free(m);

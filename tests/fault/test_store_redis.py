@@ -12,6 +12,7 @@ import pathlib
 import random
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -253,7 +254,8 @@ def test_full_for_a_third_thread():
         third.submit(store.publish, "third", b"").result(60)
         fails(store.publish, "mine", b"mine", code=28)
         fails(store.manifest, "mine", code=2)
-        fourth.submit(store.publish, "fourth", b"").result(60)  # those who lost something know
+        fourth.submit(lambda: fails(store.publish, "fourth", b"", code=28)).result(60)  # others may have put for it
+        fourth.submit(store.publish, "fourth", b"").result(60)
         save(store, "mine", chunks, b"mine")
         equal(store.get_many(list(chunks)), list(chunks.values()))
         lose(sample(40, 100_000, seed=2))  # and they never publish: each thread is told once
@@ -261,8 +263,7 @@ def test_full_for_a_third_thread():
             pool.submit(lambda: fails(store.publish, "later", b"", code=28)).result(60)
             pool.submit(store.publish, "later", b"").result(60)
         new = sample(5, 1000, seed=3)
-        in_thread(save, store, "new", new, b"")  # a thread that was not there yet, with chunks of its own
-        equal(store.get_many(list(new)), list(new.values()))
+        in_thread(lambda: fails(save, store, "new", new, b"", code=28))  # a thread that was not there yet, with chunks of its own
 
 
 def test_full_for_library_threads():
@@ -286,6 +287,50 @@ def test_full_for_library_threads():
         for pool, name in ((first, "first"), (second, "second")):
             pool.submit(store.publish, name, b"").result(60)
         equal(store.get_many(list(chunks)), list(chunks.values()))
+
+
+def listing(chunks):
+    """A manifest of ours that lists @chunks; their keys have 16 bytes."""
+    return (b"KVS-OBJ\n" + struct.pack("<HHIQQQII", 1, 1, 48, sum(map(len, chunks.values())), 0, len(chunks), 0, 0) +
+            b"".join(key + struct.pack("<I", len(value)) for key, value in chunks.items()) + bytes(16))
+
+
+def test_full_for_a_thread_born_later():
+    """A thread that came after the loss puts one chunk itself and had the rest put by others: no manifest without the rest."""
+    source = random.Random(1)
+    chunks, more = ({source.randbytes(16): source.randbytes(100_000) for _ in range(n)} for n in (40, 5))
+    for form in (lambda chunks: b"opaque", listing):
+        with Server() as server, Store(server.uri + "?buffer=1MiB") as store, concurrent.futures.ThreadPoolExecutor(1) as library, \
+                concurrent.futures.ThreadPoolExecutor(1) as new, concurrent.futures.ThreadPoolExecutor(1) as newer:
+            refused_keys = []
+
+            def put_all():
+                for key, value in chunks.items():
+                    try:
+                        store.put(key, value)
+                    except StoreError as error:
+                        equal(error.code, 28)
+                        refused_keys.append(key)
+
+            server.command("CONFIG", "SET", "maxmemory", "1")
+            with said():
+                library.submit(put_all).result(60)
+                check(0 < len(refused_keys) < len(chunks), "some puts succeed, and the server has none of their chunks")
+                server.command("CONFIG", "SET", "maxmemory", "0")
+                put_well = {key: value for key, value in chunks.items() if key not in refused_keys}
+                for pool, name in ((new, "new"), (newer, "newer")):
+                    own = dict([more.popitem()])
+                    pool.submit(store.put, *next(iter(own.items()))).result(60)
+                    pool.submit(lambda: fails(store.publish, name, form(put_well | own), code=28)).result(60)
+                    fails(store.manifest, name, code=2)
+                if form is listing:  # it lists what the server has: no failure for chunks of others
+                    new.submit(save, store, "else", more, listing(more)).result(60)
+                    in_thread(save, store, "else", more, listing(more))
+                    new.submit(lambda: fails(store.publish, "new", listing(put_well), code=28)).result(60)
+            refused_keys.clear()
+            library.submit(put_all).result(60)
+            in_thread(store.publish, "born last", form(chunks))  # everything was put again: it is over
+            equal((refused_keys, store.get_many(list(chunks))), ([], list(chunks.values())))
 
 
 def test_full_for_a_flush():

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdio.h>
 
+#include "base/own_manifest.h"
 #include "base/unit.h"
 #include "redis/batch.h"
 #include "redis/entry.h"
@@ -290,82 +291,134 @@ static void test_table(void **state)
     assert_int_equal(table.n, 0);
 }
 
-/* Random drops and publications of nine threads, of which the last four come late, beside the rule
- * written down per thread. */
+enum { THREADS = 10, KEYS = 6 };
+
+/* Write a manifest of ours that lists the keys whose bits are set. */
+static size_t list_keys(unsigned keys, uint8_t *ret)
+{
+    size_t n = 0;
+
+    memset(ret, 0, KV_OWN_HEADER);
+    memcpy(ret, KV_OWN_MAGIC "\1", KV_OWN_MAGIC_LEN + 1);
+    ret[12] = KV_OWN_HEADER;
+    for (int key = 0; key < KEYS; key++)
+        if (keys >> key & 1)
+            memset(ret + KV_OWN_HEADER + n++ * KV_OWN_CHUNK, key, KV_OWN_CHUNK);
+    ret[32] = (uint8_t)n;
+    return KV_OWN_HEADER + n * KV_OWN_CHUNK + KV_OWN_SUM;
+}
+
+static void drop_key(struct rds_loss *loss, int key, uint64_t newest)
+{
+    uint8_t hash[KV_OWN_KEY];
+
+    memset(hash, key, sizeof(hash));
+    rds_loss_note(loss, hash, sizeof(hash), newest);
+}
+
+static void put_key(struct rds_loss *loss, int key)
+{
+    uint8_t hash[KV_OWN_KEY];
+
+    memset(hash, key, sizeof(hash));
+    rds_loss_put(loss, hash, sizeof(hash));
+}
+
+static bool refuses(struct rds_loss *loss, unsigned keys, uint64_t by)
+{
+    uint8_t manifest[KV_OWN_HEADER + KEYS * KV_OWN_CHUNK + KV_OWN_SUM];
+
+    return rds_loss_refuses(loss, manifest, list_keys(keys, manifest), by);
+}
+
+/* Random drops, puts, publications and flushes of ten threads, beside a set of keys and one of the
+ * threads that had their failure. */
 static void test_loss(void **state)
 {
-    enum { THREADS = 10 };
-    bool lost[THREADS] = {false}, told[THREADS] = {false}, known[THREADS] = {false};
-    bool unknown = false, over = true, any = false;
+    bool told[RDS_TOLD_KINDS][THREADS] = {{false}};
     struct rds_loss loss = {0};
-    uint64_t seed = 7;
+    uint64_t seed = unit_seed();
+    unsigned dropped = 0;
 
     (void)state;
-    for (int step = 0; step < 20000; step++) {
-        uint64_t by = (seed = seed * UINT64_C(6364136223846793005) + 1) >> 33;
-        bool drop = by % 7 == 0, puts = by / 7 / THREADS % 2, want;
+    for (size_t step = 0; step < unit_rounds(20000); step++) {
+        uint64_t by = unit_below(&seed, THREADS);
+        unsigned keys = (unsigned)unit_below(&seed, 1 << KEYS);
+        int key = (int)unit_below(&seed, KEYS), kind = RDS_PUBLICATION;
 
-        by = by / 7 % THREADS;
-        if (step % 1000 == 0) { /* a new handle */
-            rds_loss_fini(&loss);
-            loss = (struct rds_loss){0};
-            memset(lost, 0, sizeof(lost));
-            unknown = false;
-            over = true;
-        }
-        if (drop && (by > 0 || step % 1000 > 900)) {
-            rds_loss_note(&loss, by, 5);
-            for (uint64_t i = 1; i < THREADS; i++) {
-                told[i] = false;
-                known[i] = i <= 5;
+        switch (unit_below(&seed, 5)) {
+        case 0:
+            if (unit_below(&seed, 4) == 0) {
+                drop_key(&loss, key, 5);
+                dropped |= 1U << key;
+                memset(told, 0, sizeof(told));
             }
-            lost[by] |= by > 0;
-            unknown |= by == 0;
-            any = over = false;
-        } else if (by > 0) {
-            want = !over && (lost[by] || !any || ((known[by] || !puts) && !told[by]));
-            assert_int_equal(rds_loss_tell(&loss, by, puts), want);
-            any |= want;
-            told[by] |= want;
-            lost[by] = false;
-            over = !unknown;
-            for (uint64_t i = 1; i < THREADS; i++)
-                over &= !lost[i];
+            break;
+        case 1:
+            put_key(&loss, key);
+            dropped &= ~(1U << key);
+            break;
+        case 2:
+            if (keys > 0) {
+                assert_int_equal(refuses(&loss, keys, by), (keys & dropped) > 0);
+                break;
+            }
+            assert_int_equal(refuses(&loss, 0, by), dropped > 0 && !told[kind][by]);
+            told[kind][by] |= dropped > 0;
+            break;
+        case 3:
+            assert_int_equal(rds_loss_refuses(&loss, "opaque", 6, by),
+                             dropped > 0 && !told[kind][by]);
+            told[kind][by] |= dropped > 0;
+            break;
+        default:
+            kind = RDS_FLUSH;
+            assert_int_equal(rds_loss_tell(&loss, kind, by), dropped > 0 && !told[kind][by]);
+            told[kind][by] |= dropped > 0;
         }
     }
     rds_loss_fini(&loss);
 }
 
-/* More threads than are remembered: each is still told. */
+/* More keys than are remembered: every thread is told, and the loss never ends. */
 static void test_loss_of_many(void **state)
 {
     struct rds_loss loss = {0};
+    uint64_t hash[2] = {0};
 
     (void)state;
-    for (uint64_t by = 1; by <= 100; by++)
-        rds_loss_note(&loss, by, 100);
-    for (int again = 0; again < 2; again++)
-        for (uint64_t by = 1; by <= 100; by++)
-            assert_int_equal(rds_loss_tell(&loss, by, again), !again);
+    for (hash[0] = 0; hash[0] <= RDS_MAX_DROPPED; hash[0]++)
+        rds_loss_note(&loss, hash, sizeof(hash), 1);
+    assert_int_equal(loss.dropped.n, RDS_MAX_DROPPED);
+    for (hash[0] = 0; hash[0] <= RDS_MAX_DROPPED; hash[0]++)
+        rds_loss_put(&loss, hash, sizeof(hash));
+    for (uint64_t by = 1; by <= 100; by++) {
+        assert_true(by % 2 ? refuses(&loss, 1, by) : rds_loss_tell(&loss, RDS_PUBLICATION, by));
+        assert_false(refuses(&loss, 1, by));
+    }
     rds_loss_fini(&loss);
 }
 
-/* Threads that came after the loss and put nothing are told for an hour. */
+/* Threads that came after the loss are told for an hour, others without end. */
 static void test_loss_and_strangers(void **state)
 {
     struct rds_loss loss = {0};
 
     (void)state;
-    rds_loss_note(&loss, 1, 2);
-    assert_true(rds_loss_tell(&loss, 3, false));
-    assert_false(rds_loss_tell(&loss, 3, false));
-    assert_false(rds_loss_tell(&loss, 4, true));
-    assert_true(rds_loss_tell(&loss, 4, false));
+    drop_key(&loss, 1, 2);
+    assert_true(rds_loss_tell(&loss, RDS_PUBLICATION, 3));
+    assert_false(rds_loss_tell(&loss, RDS_PUBLICATION, 3));
+    rds_loss_told(&loss, RDS_PUBLICATION, 4);
+    assert_false(rds_loss_tell(&loss, RDS_PUBLICATION, 4));
+    assert_true(rds_loss_tell(&loss, RDS_FLUSH, 4));
     loss.since_s -= 3601;
-    assert_false(rds_loss_tell(&loss, 5, false));
-    assert_true(rds_loss_tell(&loss, 2, false));
-    assert_true(rds_loss_tell(&loss, 1, false));
-    assert_false(rds_loss_tell(&loss, 6, false));
+    assert_false(rds_loss_tell(&loss, RDS_PUBLICATION, 5));
+    assert_true(refuses(&loss, 2, 5)); /* it lists the chunk */
+    assert_true(rds_loss_tell(&loss, RDS_PUBLICATION, 2));
+    assert_true(rds_loss_tell(&loss, RDS_PUBLICATION, 1));
+    put_key(&loss, 1);
+    assert_false(refuses(&loss, 2, 5));
+    assert_false(rds_loss_tell(&loss, RDS_FLUSH, 1));
     rds_loss_fini(&loss);
 }
 
