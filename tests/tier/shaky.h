@@ -20,6 +20,7 @@ struct shaky {
     _Atomic bool refuse_open;
     _Atomic int fail_rc;        /* returned by every call but open; 0: none */
     _Atomic int fail_puts_rc;   /* likewise by puts */
+    _Atomic int fail_last_rc;   /* of the last chunk of a put of several, which isn't stored */
     _Atomic int fail_exists_rc; /* likewise by exists, so many times more: */
     _Atomic int fail_exists_n;
     _Atomic int fail_publications; /* so many more fail, with EIO */

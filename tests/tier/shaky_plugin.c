@@ -166,6 +166,11 @@ static int put_many(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, s
     int rc = begin(&shaky.put_batches, &shaky.hang_puts);
 
     rc = rc ? rc : shaky.fail_puts_rc;
+    if (rc == 0 && n > 0 && shaky.fail_last_rc < 0 && ret_each) {
+        ret_each[--n] = shaky.fail_last_rc;
+        rc = kvs_file_ext()->put_chunks(self, hashes, hash_len, n, data, len, ret_each);
+        return end(rc ? rc : shaky.fail_last_rc);
+    }
     return end(rc ? rc
                   : kvs_file_ext()->put_chunks(self, hashes, hash_len, n, data, len, ret_each));
 }

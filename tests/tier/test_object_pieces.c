@@ -307,6 +307,36 @@ static void test_failing_publication(void **state)
     kvbm_object_close(o);
 }
 
+/* A put that fails may have made the store drop blocks that were put before: their batch publishes
+ * itself, to learn of it. */
+static void test_own_publication(void **state)
+{
+    struct kvbm_object *o = open_patient();
+    int seen = shaky->publications, puts;
+    struct job *jobs[3];
+    (void)state;
+
+    shaky->hang_publications = true;
+    jobs[0] = submit(o, KVBM_OBJECT_PUT, 0, 5, 0);
+    EXPECT_SOON(shaky->publications == seen + 1);
+    puts = shaky->put_batches;
+    shaky->fail_last_rc = -ENOSPC;
+    for (uint64_t i = 1; i < 3; i++)
+        jobs[i] = submit(o, KVBM_OBJECT_PUT, i * 10, 5, 0);
+    EXPECT_SOON(shaky->put_batches == puts + 2 && shaky->inside == 1);
+    usleep(20000); /* until they wait; without it the test sees less */
+    shaky->hang_publications = false;
+    for (uint64_t i = 0; i < 3; i++) {
+        job_wait(jobs[i]);
+        assert_int_equal(jobs[i]->ios[0].status, 0);
+        assert_int_equal(jobs[i]->ios[4].status, i > 0 ? -ENOSPC : 0);
+        job_free(jobs[i]);
+    }
+    shaky->fail_last_rc = 0;
+    assert_int_equal(shaky->publications, seen + 3);
+    kvbm_object_close(o);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -319,6 +349,7 @@ int main(void)
         cmocka_unit_test_setup(test_hanging_publication, fresh_folder),
         cmocka_unit_test_setup(test_turns_end, fresh_folder),
         cmocka_unit_test_setup(test_failing_publication, fresh_folder),
+        cmocka_unit_test_setup(test_own_publication, fresh_folder),
     };
 
     find_shaky();

@@ -331,12 +331,17 @@ static int put_slice(struct kvbm_object_worker *w, struct kvbm_object_io *ios, u
     return judge(w, n);
 }
 
-static bool any_put(const struct kvbm_object_batch *batch)
+/* Return true when blocks of the batch wait for a publication. */
+static bool any_put(struct kvbm_object_worker *w, const struct kvbm_object_batch *batch)
 {
-    for (uint32_t i = 0; i < batch->n; i++)
-        if (batch->ios[i].status > 0)
-            return true;
-    return false;
+    bool any = false;
+
+    w->put_failed = false;
+    for (uint32_t i = 0; i < batch->n; i++) {
+        any |= batch->ios[i].status > 0;
+        w->put_failed |= batch->ios[i].status < 0;
+    }
+    return any;
 }
 
 /* -- bad values -------------------------------------------------------------------------------- */
@@ -418,7 +423,7 @@ int kvbm_object_run(struct kvbm_object_worker *w, struct kvbm_object_batch *batc
         if (rc == 0)
             rc = delete_bad(w);
     }
-    if (rc == 0 && op == KVBM_OBJECT_PUT && any_put(batch))
+    if (rc == 0 && op == KVBM_OBJECT_PUT && any_put(w, batch))
         rc = kvbm_object_publish(w, batch->until_);
     return rc;
 }

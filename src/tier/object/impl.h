@@ -150,9 +150,10 @@ struct kvbm_object_worker {
 
     /* used by the worker only */
     struct kvbm_object_handle *handle;
-    int opened;     /* result of the last kvs_open */
-    int trouble;    /* first result of the batch that counts for the breaker */
-    uint8_t *value; /* values to put; pieces being got */
+    int opened;      /* result of the last kvs_open */
+    int trouble;     /* first result of the batch that counts for the breaker */
+    bool put_failed; /* a put of the batch did: no other batch's publication counts for it */
+    uint8_t *value;  /* values to put; pieces being got */
     size_t value_bytes;
     void *kept; /* the value at the highest address of those got last: see drop in calls.c */
     uint8_t keys[KVBM_OBJECT_SLICE][KVBM_OBJECT_CHUNK_KEY];

@@ -9,9 +9,9 @@
  *   worker 1                        | put put put | publish ..
  *
  * A failed publication fails only its own batch; waiting batches try again. A publication that takes
- * longer than a quarter of timeout_ms (TURNS) loses its turn, and the next one begins beside it: one
- * that hangs costs no other batch its deadline. After -EIO blocks may be lost, so later batches use
- * a new handle.
+ * longer than a quarter of timeout_ms (TURNS) loses its turn, and the next one begins beside it.
+ * Only S3 gains by it: file stores and Redis publish one after the other, so the next one waits
+ * inside the store. After -EIO blocks may be lost, so later batches use a new handle.
  */
 #include "base/thread.h"
 #include "tier/object/impl.h"
@@ -37,13 +37,14 @@ static int save_nothing(struct kvbm_object_worker *w)
     return KV_MIN(rc, 0);
 }
 
-/* True when a publication that began at @number or later has included this worker's puts. With the
- * lock. */
+/* True when a publication that began at @number or later has included this worker's puts. A worker
+ * with a failed put publishes itself: the store may have dropped its other puts for it, and says so
+ * to the threads that publish, once each. With the lock. */
 static bool is_covered(const struct kvbm_object_worker *w, uint64_t number)
 {
     const struct kvbm_object *o = w->object;
 
-    return o->published >= number && o->published_by == w->handle;
+    return !w->put_failed && o->published >= number && o->published_by == w->handle;
 }
 
 /* Wait until it is this worker's turn (1), or another worker has published for it (0). With the
