@@ -50,7 +50,8 @@ def mounted(file, kind, where):
         time.sleep(0.05)  # somebody else took the same one
     loop = done.stdout.strip()
     try:
-        run("mount", "-t", kind, loop, where)
+        # A process with a mount namespace of its own may keep the file system of the cut before alive, whose UUID is the same.
+        run("mount", "-t", kind, *(("-o", "nouuid") if kind == "xfs" else ()), loop, where)
         try:
             yield
         finally:
