@@ -12,12 +12,13 @@
     if __name__ == "__main__":
         run(globals())
 
-Everything listens on 127.0.0.1, on ports the kernel picks, and is stopped when its `with` ends.
+Everything listens on 127.0.0.1, on free ports, and is stopped when its `with` ends.
 """
 import http.client
 import json
 import os
 import pathlib
+import random
 import re
 import signal
 import socket
@@ -42,7 +43,7 @@ except ImportError:
     print("skipped: python3-zmq and python3-msgpack are needed")
     sys.exit(77)
 
-__all__ = ["BUILD", "SOURCE", "SANITIZED", "SLOW", "MODEL", "Indexer", "Publisher", "Reply", "check", "equal", "free_port",
+__all__ = ["BUILD", "SOURCE", "SANITIZED", "SLOW", "MODEL", "Indexer", "Publisher", "Reply", "check", "equal", "free_port", "patience",
            "http_request", "is_closed", "make_certificate", "preload_sanitizer", "run", "skip", "wait_until",
            "msgpack", "zmq"]
 
@@ -65,15 +66,37 @@ def equal(got, wanted, what="value"):
         raise AssertionError(f"{what}: got {got!r}, wanted {wanted!r}")
 
 
+def patience(timeout):
+    """Seconds to wait for an event that must come. A machine with more to do than cores stops a process for many."""
+    return max(timeout * SLOW, 60)
+
+
+CLAIMS = []
+
+
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port for servers that stop and start again: not one that the kernel gives to anybody, and not another test's.
+
+    A socket with an abstract name claims it until this process ends. Redis's cluster bus is 10000 above its port.
+    """
+    while True:
+        port = random.SystemRandom().randrange(10000, 20000)
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0kvasir-test-port-{port}")
+            with socket.socket() as probe:
+                probe.bind(("", port))
+        except OSError:
+            claim.close()
+            continue
+        CLAIMS.append(claim)
+        return port
 
 
-def wait_until(predicate, timeout=10, what="condition", interval=0.02):
-    """Poll until predicate() is true; returns its value. Exceptions of the last try are shown."""
-    deadline = time.monotonic() + timeout * SLOW
+def wait_until(predicate, timeout=10, what="condition", interval=0.02, give_up=None):
+    """Poll until predicate() is true; returns its value. Exceptions of the last try are shown. @give_up: seconds after which
+    an event that may not come is waited for no longer."""
+    deadline = time.monotonic() + (give_up or patience(timeout))
     error = None
     while True:
         try:
@@ -90,7 +113,7 @@ def wait_until(predicate, timeout=10, what="condition", interval=0.02):
 
 def is_closed(sock, timeout=10):
     """Whether the server closes the connection (after what it may still send)."""
-    sock.settimeout(timeout * SLOW)
+    sock.settimeout(patience(timeout))
     try:
         while sock.recv(65536):
             pass
@@ -122,7 +145,7 @@ class Reply:
         return f"<{self.status} {self.body[:300]!r}>"
 
 
-def http_request(url, method, path, body=None, headers=None, timeout=30 * SLOW, connection=None, context=None):
+def http_request(url, method, path, body=None, headers=None, timeout=patience(30), connection=None, context=None):
     """One request. @body: bytes as they are; anything else is sent as JSON."""
     parts = urllib.parse.urlsplit(url)
     headers = dict(headers or {})
@@ -175,7 +198,7 @@ class Indexer:
         self._ready.set()
 
     def wait_ready(self, timeout=30):
-        self._ready.wait(timeout * SLOW)
+        self._ready.wait(patience(timeout))
         check(self.url, "kv-indexer did not start:\n" + "\n".join(self.log[-30:]))
         self.port = urllib.parse.urlsplit(self.url).port
 
@@ -183,11 +206,11 @@ class Indexer:
     def request(self, method, path, body=None, headers=None, **kw):
         return http_request(self.url, method, path, body, {**self.headers, **(headers or {})}, context=self.context, **kw)
 
-    def connect(self, timeout=30 * SLOW):
+    def connect(self, timeout=patience(30)):
         """A keep-alive connection for request(connection=...)."""
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
 
-    def raw(self, data=b"", timeout=10):
+    def raw(self, data=b"", timeout=60):
         """A bare TCP connection, @data sent."""
         sock = socket.create_connection(("127.0.0.1", self.port), timeout=timeout)
         if data:
@@ -265,6 +288,12 @@ class Indexer:
         with open(f"/proc/{self.process.pid}/statm", encoding="ascii") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
+    def cpu_seconds(self):
+        """Its processor time, which other programs don't lengthen as they do the time of the clock."""
+        with open(f"/proc/{self.process.pid}/stat", encoding="ascii") as stat:
+            fields = stat.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     # -- end ---------------------------------------------------------------------------------------
     def stop(self, number=signal.SIGTERM, timeout=20):
         """Ask it to stop and check that it ends well. Returns the seconds it took."""
@@ -272,7 +301,7 @@ class Indexer:
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:
-            code = self.process.wait(timeout * SLOW)
+            code = self.process.wait(patience(timeout))
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"kv-indexer ignores signal {number}:\n" + "\n".join(self.log[-20:])) from None
@@ -304,8 +333,7 @@ class Publisher:
     them), "plain" (3 frames) or None.  @ring: batches kept.  @first: number of the first batch.
     """
 
-    def __init__(self, encoding="map", replay="topic", topic=b"", ring=10000, first=0, rank=None, endpoint="tcp://127.0.0.1:*",
-                 replay_endpoint="tcp://127.0.0.1:*"):
+    def __init__(self, encoding="map", replay="topic", topic=b"", ring=10000, first=0, rank=None, endpoint=None, replay_endpoint=None):
         self.encoding, self.framing, self.topic, self.rank = encoding, replay, topic, rank
         self.seq, self.ring, self.kept = first, ring, {}
         self.replays = 0
@@ -315,9 +343,9 @@ class Publisher:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 1000000)
         self._socket.setsockopt(zmq.XPUB_VERBOSER, 1)
-        self._socket.bind(endpoint)
+        self._socket.bind(endpoint or f"tcp://127.0.0.1:{free_port()}")
         self.endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
-        self.subscribers = 0
+        self.subscribers = self.emptied = self.seen_emptied = 0
         self.replay_endpoint = None
         self._stop = threading.Event()
         self._thread = None
@@ -325,7 +353,7 @@ class Publisher:
             router = self.context.socket(zmq.ROUTER)
             router.setsockopt(zmq.LINGER, 0)
             router.setsockopt(zmq.SNDHWM, 1000000)
-            router.bind(replay_endpoint)
+            router.bind(replay_endpoint or f"tcp://127.0.0.1:{free_port()}")
             self.replay_endpoint = router.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
             self._thread = threading.Thread(target=self._serve, args=(router,), daemon=True)
             self._thread.start()
@@ -348,24 +376,27 @@ class Publisher:
 
     def wait_subscriber(self, n=1, timeout=10):
         """Until @n subscriptions have arrived: what is published from now on is not lost to slow joining."""
-        deadline = time.monotonic() + timeout * SLOW
+        deadline = time.monotonic() + patience(timeout)
         while self.subscribers < n:
             left = deadline - time.monotonic()
             check(left > 0 and self._socket.poll(int(left * 1000)), "nobody subscribed")
             self._drain()
+        self.seen_emptied = self.emptied
 
     def wait_no_subscriber(self, timeout=10):
-        """Until everybody has unsubscribed (or gone away)."""
+        """Until everybody has unsubscribed (or gone away) since the last wait_subscriber(), even if somebody is back already."""
         def nobody():
             self._drain()
-            return self.subscribers == 0
+            return self.subscribers == 0 or self.emptied > self.seen_emptied
 
         wait_until(nobody, timeout, "the end of subscriptions")
+        self.seen_emptied = self.emptied
 
     def _drain(self):
         while self._socket.poll(0):
             message = self._socket.recv()
             self.subscribers += 1 if message[:1] == b"\x01" else -1
+            self.emptied += self.subscribers == 0
 
     # -- events ------------------------------------------------------------------------------------
     def stored(self, hashes, tokens=(), parent=None, block_size=16, medium="GPU", lora_name=None, **extra):

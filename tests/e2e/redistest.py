@@ -275,7 +275,7 @@ class Server:
     def command(self, *args):
         """Over the unix socket; errors come back as text that begins with a minus."""
         with socket.socket(socket.AF_UNIX) as link:
-            link.settimeout(10 * SLOW)
+            link.settimeout(patience(10))
             link.connect(self.path)
             stream = link.makefile("rwb")
             if self.password:
@@ -333,9 +333,7 @@ class Cluster:
         self.servers = []
         try:
             while len(self.servers) < (6 if replicas else 3):
-                port = free_port()
-                if port < 55000:  # the bus is at port + 10000
-                    self.servers.append(Server("--cluster-enabled", "yes", "--cluster-node-timeout", node_timeout, port=port))
+                self.servers.append(Server("--cluster-enabled", "yes", "--cluster-node-timeout", node_timeout))
             self._join()
         except BaseException:
             self.stop()

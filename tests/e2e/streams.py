@@ -73,14 +73,6 @@ def blocks_of(dump, model=f"{MODEL}:default"):
     return found
 
 
-def left(publisher):
-    """Wait until nobody follows @publisher any more."""
-    def nobody():
-        publisher._drain()
-        return publisher.subscribers == 0
-    wait_until(nobody, what="the subscriber to leave")
-
-
 class Engine:
     """An engine in a process of its own, so that it can be killed or frozen: publishes a batch every @interval
     seconds, prompt 1, 2, 3... of two blocks each, and answers replay requests."""

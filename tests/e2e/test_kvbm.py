@@ -6,6 +6,7 @@ tests/e2e/kvbm_engine.c is the block manager; it prints what its pools find, and
 import os
 import random
 import subprocess
+import time
 
 from kvtest import *
 
@@ -120,15 +121,16 @@ def dumped(indexer):
 
 def wait_seen(indexer, engine):
     """Until the indexer has seen all that the engine wrote (in vain where the mark itself is lost: then once more)."""
-    for _ in range(20):
+    deadline = time.monotonic() + patience(100)
+    while True:
         tokens = engine.mark()
         engine.flush()
         try:
-            wait_until(lambda: indexer.query(tokens)["scores"].get("1"), 5, "the mark")
+            wait_until(lambda: indexer.query(tokens)["scores"].get("1"), what="the mark", give_up=5 * SLOW)
             return
-        except AssertionError as problem:
-            error = problem
-    raise error
+        except AssertionError:
+            if time.monotonic() > deadline:
+                raise
 
 
 def compare(indexer, engine, exact=True):

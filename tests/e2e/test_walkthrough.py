@@ -13,12 +13,12 @@ LLAMA, MISTRAL = "llama-3-8b", "mistral-7b"
 
 def curl(url, body=None, method=None):
     """curl as the document writes it. Returns (status, body text)."""
-    command = ["curl", "-sS", "--max-time", "20", "-w", "\n%{http_code}", url]
+    command = ["curl", "-sS", "--max-time", "60", "-w", "\n%{http_code}", url]
     if method:
         command += ["-X", method]
     if body is not None:
         command += ["-H", "Content-Type: application/json", "-d", body if isinstance(body, str) else json.dumps(body)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=40, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     equal(done.returncode, 0, f"curl {url}: {done.stderr}")
     text, _, status = done.stdout.rpartition("\n")
     return int(status), text
@@ -193,7 +193,7 @@ def test_initial_workers():
             two.store([3], range(16))
             user.wait_scores(range(32), {"1": {"0": 32}, "2": {"1": 16}}, model="my-model")
     refused = subprocess.run([str(BUILD / "bin" / "kv-indexer"), "--port", "0", "--workers", "1=tcp://127.0.0.1:5557"],
-                             capture_output=True, text=True, timeout=20, check=False)
+                             capture_output=True, text=True, timeout=120, check=False)
     check(refused.returncode != 0 and "block-size" in refused.stderr, f"--workers without --block-size: {refused}")
 
 

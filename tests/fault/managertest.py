@@ -65,7 +65,7 @@ class Manager:
             self.down()
 
     def down(self):
-        equal(self.ask("drain", 20_000 * SLOW)["rc"], 0, "drain")
+        equal(self.ask("drain", 60_000 * SLOW)["rc"], 0, "drain")
 
     def forget(self):
         equal(self.ask("forget"), {"rc": 0, "used": 0})
@@ -89,7 +89,7 @@ class Manager:
         equal((stats["pins"], stats["jobs"]), (0, 0), "pins and jobs left")
         self.process.stdin.close()
         out = self.process.stdout.read()
-        equal(self.process.wait(timeout=30 * SLOW), 0, f"exit status {out}")
+        equal(self.process.wait(timeout=patience(30)), 0, f"exit status {out}")
 
     def __enter__(self):
         return self

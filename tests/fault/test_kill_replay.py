@@ -28,8 +28,8 @@ def test_indexer_killed_under_replay():
     port = free_port()
     indexer = Indexer(port=port)
     with tempfile.NamedTemporaryFile(suffix=".json") as report:
-        command = [KVASIR, "replay", "--quiet", "--json", report.name, "--url", indexer.url, "--seconds", "24" if SANITIZED else "12", "--rate",
-                   "60" if SANITIZED else "200", "--workers", "6", "--blocks", "4000", "--replay-buffer", "100000"]
+        command = [KVASIR, "replay", "--quiet", "--json", report.name, "--url", indexer.url, "--requests", "1440" if SANITIZED else "2400",
+                   "--rate", "60" if SANITIZED else "200", "--workers", "6", "--blocks", "4000", "--replay-buffer", "100000"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
             wait_until(lambda: len(indexer.workers()) == 6, 20, "registration")
@@ -171,7 +171,7 @@ def test_workers_and_indexer_killed():
         for step in range(1500 if not SANITIZED else 300):
             worker = rng.choice(workers)
             dice = rng.random()
-            if dice < 0.02:
+            if dice < 0.02 or step == 100:
                 # kill it with a command under way; then it starts anew, empty, numbers from 0
                 worker.process.stdin.write(f"serve {rng.randrange(N_PROMPTS)}\n")
                 worker.process.stdin.flush()
@@ -193,12 +193,12 @@ def test_workers_and_indexer_killed():
         # From the first event after a restart on, the index must follow; every worker makes one.
         for worker in workers:
             worker.ask("subscribed")
-        deadline = time.monotonic() + 20 * SLOW
+        deadline = time.monotonic() + patience(60)
         while True:
             for worker in workers:
                 worker.ask(f"serve {rng.randrange(N_PROMPTS)}")
             try:
-                wait_until(lambda: check_truth(indexer, workers), 3, "the truth")
+                wait_until(lambda: check_truth(indexer, workers), what="the truth", give_up=3 * SLOW)
                 break
             except AssertionError:
                 if time.monotonic() > deadline:

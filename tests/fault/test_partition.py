@@ -15,7 +15,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
 from kvtest import *
 
 SPACE = f"kv{os.getpid()}"
-HERE, THERE = "169.254.77.1", "169.254.77.2"
+NUMBER = os.getpid() % 8192 * 4  # of the first of the four addresses that are its own
+HERE, THERE = (f"169.254.{64 + (NUMBER + i) // 256}.{(NUMBER + i) % 256}" for i in (1, 2))
 
 
 def ip(*words, quiet=False):
