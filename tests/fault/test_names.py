@@ -24,7 +24,7 @@ def enter():
     """Become a process whose names are in the files below $KV_TEST_NAMES; 77 where that isn't allowed."""
     folder = tempfile.TemporaryDirectory()
     path = pathlib.Path(folder.name)
-    (path / "resolv.conf").write_text("nameserver 127.0.0.1\noptions timeout:5 attempts:2\n")
+    (path / "resolv.conf").write_text("nameserver 127.0.0.1\noptions timeout:30 attempts:2\n")
     (path / "nsswitch.conf").write_text("hosts: files dns\n")
     (path / "hosts").write_text("127.0.0.1 localhost\n")
     mounts = " && ".join(f"mount --bind {path}/{name} /etc/{name}" for name in ("resolv.conf", "nsswitch.conf", "hosts"))
@@ -89,7 +89,7 @@ def test_dead_names_hold_up_nobody():
         indexer.wait_score(range(8), 1, 8)
         indexer.wait_score(range(8), 2, 8)
         took = time.monotonic() - started
-        check(took < 4 * SLOW, f"a healthy engine's first event took {took:.1f} s")
+        check(took < 30, f"a healthy engine's first event took {took:.1f} s")
         wait_until(server.asked, what="a question for the name server")
         wait_until(lambda: "not resolved in time" in listener(indexer, 100).get("last_error", ""), 20, "a word about the dead name")
         equal(listener(indexer, 100)["status"], "failed")
@@ -97,9 +97,9 @@ def test_dead_names_hold_up_nobody():
         indexer.wait_score(range(12), 1, 12)
         started = time.monotonic()
         indexer.process.send_signal(signal.SIGTERM)
-        equal(indexer.process.wait(20 * SLOW), 0)
+        equal(indexer.process.wait(patience(20)), 0)
         took = time.monotonic() - started
-        check(took < 3 * SLOW, f"SIGTERM took {took:.1f} s")
+        check(took < 30, f"SIGTERM took {took:.1f} s")
 
 
 def test_a_name_that_moves():
@@ -156,11 +156,11 @@ def test_peers_with_dead_names():
         started = time.monotonic()
         process.send_signal(signal.SIGTERM)
         try:
-            process.communicate(timeout=30)
+            process.communicate(timeout=60)
         finally:
             process.kill()
         took = time.monotonic() - started
-        check(took < 3 * SLOW, f"SIGTERM took {took:.1f} s")
+        check(took < 30, f"SIGTERM took {took:.1f} s")
 
 
 def test_stores_with_dead_names():
@@ -173,7 +173,7 @@ def test_stores_with_dead_names():
             done = subprocess.run([BUILD / "bin" / "kvasir", "store", "ls", uri], env=environment, capture_output=True, text=True, timeout=60)
             took = time.monotonic() - started
             equal(done.returncode, 3, done.stderr)
-            check(took < 7 * SLOW, f"{uri}: {took:.1f} s")
+            check(took < 30, f"{uri}: {took:.1f} s")
             check(server.asked(), "no question for the name server")
 
 
@@ -184,7 +184,7 @@ def test_top_with_a_dead_name():
                               capture_output=True, text=True, timeout=60)
         took = time.monotonic() - started
         equal(done.returncode, 1, done.stderr)
-        check(took < 7 * SLOW, f"{took:.1f} s")
+        check(took < 30, f"{took:.1f} s")
 
 
 if __name__ == "__main__":

@@ -41,6 +41,11 @@ class Load:
                     self.cleared = self.number
             time.sleep(0.001)
 
+    def goes_on(self, prompts):
+        """Until that many more have been published."""
+        number = self.number + prompts
+        wait_until(lambda: self.number >= number or not self.thread.is_alive(), 60, "traffic")
+
     def stop(self):
         self.stopping = True
         self.thread.join()
@@ -61,13 +66,13 @@ def test_two_replicas_recover_from_one_another_under_load():
         for engine in engines:
             engine.wait_subscriber()
         load = Load(engines)
-        time.sleep(1)
+        load.goes_on(100)
         b = Indexer(*workers(engines), "--peers", f"{a.url}/")  # the slash is no harm
-        time.sleep(0.5)
+        load.goes_on(100)
         a.kill()
-        time.sleep(0.3)
+        load.goes_on(50)
         a = Indexer(*workers(engines), "--port", port, "--peers", b.url)
-        time.sleep(0.5)
+        load.goes_on(100)
         load.stop()
         settled([a, b], engines)
         one, other = blocks_of(a.dump()), blocks_of(b.dump())
@@ -98,6 +103,7 @@ def test_an_engine_that_restarted_meanwhile():
         holds(a, 49, 2)
         with Indexer(*workers([engine]), "--peers", a.url) as b:
             holds(b, 49, 2)
+            engine.wait_subscriber(2)
             engine.restart()
             store(engine, 100, 2)
             for indexer in a, b:
@@ -123,7 +129,7 @@ def test_only_what_is_missing_is_replayed():
     """A worker that registers after recovery goes on from the peer's position."""
     with recovered_and_behind() as (engine, b):
         b.register(1, engine, block_size=BS)
-        time.sleep(0.3 * SLOW)
+        engine.wait_subscriber(2)
         store(engine, 26, 2)
         holds_all(b, range(1, 27), 2)
         check(stream(b, "replayed_batches_total") in (5, 6), "21 to 25, and 26 when the request came after it")
@@ -190,6 +196,8 @@ def test_later_registrations_reach_peers_and_come_back():
             register(b, 2, other)
             for indexer in a, b:
                 wait_until(lambda indexer=indexer: registered(indexer) == [1, 2], what="both everywhere")
+            for engine in one, other:
+                engine.wait_subscriber(2)
             store(one, 1, 2)
             store(other, 2, 2)
             for indexer in a, b:
@@ -209,12 +217,16 @@ def test_later_registrations_reach_peers_and_come_back():
             register(a, 1, third)
             wait_until(lambda: registered(b) == [1], what="1 again")
             equal(listener(b, 1)["endpoint"], third.endpoint)
-            time.sleep(1)
+            revisions = lambda: [indexer.get("/registrations").json()["revision"] for indexer in (a, b)]
+
+            def quiet():
+                before = revisions()
+                time.sleep(1)  # ten times as long as a replica waits until it asks its peer
+                return revisions() == before
+
+            wait_until(quiet, what="the end of changes")
             for indexer in a, b:
                 equal(registered(indexer), [1])
-                revision = indexer.get("/registrations").json()["revision"]
-                time.sleep(0.5)
-                equal(indexer.get("/registrations").json()["revision"], revision, "changes without end")
 
 
 def test_blocks_that_no_stream_keeps_true():
@@ -223,11 +235,13 @@ def test_blocks_that_no_stream_keeps_true():
         register(a, 1, engine)
         store_all(engine, range(1, 6), 2)
         holds(a, 5, 2)
-        with Indexer("--peers", a.url, "--peer-interval", "200ms", "--unfollowed-age", "3s", "--allow-endpoint", "tcp://127.0.0.77:1") as b:
+        options = ["--peers", a.url, "--peer-interval", "200ms", "--allow-endpoint", "tcp://127.0.0.77:1", "--unfollowed-age"]
+        with Indexer(*options, "1h") as b:
             holds(b, 5, 2)
             equal(registered(b), [])
-            check(any("is not followed here" in line for line in b.log), "a line in the log")
+            wait_until(lambda: any("is not followed here" in line for line in b.log), what="a line in the log")
             equal(b.query(prompt(1, 2), explain=True)["explain"]["partial_ranks"], 1)
+        with Indexer(*options, "3s") as b:
             wait_until(lambda: b.post("/query", {"model_name": MODEL, "token_ids": prompt(1, 2)}).status == 404, 20, "their end")
 
 
@@ -252,6 +266,7 @@ def test_partial_views_stay_partial():
         store(engine, 3, 2)
         holds(a, 3, 2)
         with Indexer(*workers([engine]), "--peers", a.url) as b:
+            engine.wait_subscriber(2)
             store(engine, 4, 2)
             holds(b, 4, 2)
             equal(listener(b)["partial"], True)
@@ -394,7 +409,7 @@ def test_no_peer_at_all_starts_empty():
     with Peer(reply(200, BAD[:-5])) as bad:
         started = time.monotonic()
         with Indexer("--peers", f"http://127.0.0.1:{free_port()},{bad.url}") as indexer, Publisher() as engine:
-            check(time.monotonic() - started < 8 * SLOW, "it took long")
+            check(time.monotonic() - started < patience(8), "it took long")
             equal(indexer.dump(), {})
             register(indexer, 1, engine)
             store(engine, 1, 2)
@@ -403,7 +418,7 @@ def test_no_peer_at_all_starts_empty():
 
 def test_a_hanging_peer_is_given_up():
     with Peer(hang) as bad, Peer(reply(200, json.dumps(GOOD).encode())) as good:
-        with Indexer("--peers", f"{bad.url},{good.url}", timeout=40) as indexer:
+        with Indexer("--peers", f"{bad.url},{good.url}", timeout=60) as indexer:
             equal(indexer.query_by_hash([11, 12, 13])["scores"], {"7": {"0": 12}})
 
 
