@@ -491,11 +491,11 @@ def test_sweep_has_one_cutoff():
         save(store, "n", chunks)
 
         def slowly(_, at, length):
-            time.sleep(0.7)
+            time.sleep(1.2)
             return 0
 
         swept = Swept(size=c.sizeof(Swept))
-        checked(EXT.sweep_chunks(store.handle, 2, LIVE(slowly), None, c.byref(swept)))
+        checked(EXT.sweep_chunks(store.handle, 5, LIVE(slowly), None, c.byref(swept)))
         equal((swept.deleted, swept.kept), (0, 5))
 
 
@@ -578,9 +578,11 @@ def test_sweep_spares_the_young():
     for policy in ("noeviction", "allkeys-lfu"):
         with Server("--maxmemory-policy", policy) as server, Store(server.uri) as store:
             save(store, "n", {b"old": b"1", b"new": b"2"})
-            time.sleep(3.1)
+            saved = time.monotonic()
+            time.sleep(4.1)
+            used = time.monotonic()
             save(store, "m", {b"new": b"2"})  # a hit is a use
-            equal(store.sweep(2).deleted, 1)
+            equal(store.sweep(age_between(saved, used)).deleted, 1)
             equal(store.chunks(), [b"new"])
 
 

@@ -22,11 +22,11 @@ def test_slow_disk():
         m.store(1, 20)
         m.forget()
         m.store(100, 2)
-        with m.fault("any slow:2500"):
+        with m.fault("any slow:8000"):
             late = m.ask("load", 1, 1, 300)
-            check(late["ok"] == 0 and late["slowest_ms"] < 1500 * SLOW, f"a deadline was not kept: {late}")
+            check(late["ok"] == 0 and late["slowest_ms"] < 7000, f"a deadline was not kept: {late}")
             host = m.ask("load", 100, 2, 0)
-            check(host["ok"] == 2 * LENGTH and host["slowest_ms"] < 1500 * SLOW, f"the host tier's were slow: {host}")
+            check(host["ok"] == 2 * LENGTH and host["slowest_ms"] < 7000, f"the host tier's were slow: {host}")
             equal(m.ask("store", 200, 2, 0)["ok"], 2 * LENGTH, "stores wait for nothing but the host tier")
         m.down()
         equal(m.ask("load", 1, 20, 0)["ok"], 20 * LENGTH, "loads when it is well again")

@@ -12,14 +12,14 @@ from managertest import *
 
 
 def traffic_is_well(before, told):
-    """The upper tiers' loads: all there, and none waited for the store, whose time for a batch is two seconds."""
+    """The upper tiers' loads: all there, and none waited for the store, whose time for a batch is eight seconds."""
     check(told["missing"] == 0 and told["loads"] > 2 and told["stored"] > 0, told)
     check(told["median_us"] < 4 * before["median_us"] + 20_000 * SLOW, f"{told}, before {before}")
-    check(told["max_us"] < 1_800_000, f"{told}, before {before}")
+    check(told["max_us"] < 7_500_000, f"{told}, before {before}")
 
 
 def server_goes_and_comes(goes, comes):
-    tiers = {"host": 160, "disk": 8000, "KVBM_OBJECT_TIMEOUT_MS": "2000"}
+    tiers = {"host": 160, "disk": 8000, "KVBM_OBJECT_TIMEOUT_MS": "8000"}
     with Server("--appendonly", "yes", "--appendfsync", "always") as server, Manager(server.uri + "?timeout_ms=20000", **tiers) as m:
         m.store(1, 30)
         equal(m.ask("where", 1, 30)["object"], 30 * LENGTH, "in the object store")
@@ -31,7 +31,7 @@ def server_goes_and_comes(goes, comes):
             wait_until(lambda: m.ask("stats")["object_down"], 20, "the breaker")
             traffic_is_well(before, m.ask("traffic", 1, 30, 500))
             late = m.ask("load", 5000, 1, 500)  # nobody has it
-            check(late["ok"] == 0 and late["slowest_ms"] < 2000 * SLOW, late)
+            check(late["ok"] == 0 and late["slowest_ms"] < 7500, late)
             check(m.ask("stats")["object_dropped"] > 0, "what could not go there was dropped")
         finally:
             comes(server)

@@ -30,12 +30,18 @@ class Storm:
         self.may_be = {}  # name: the contents it may have; None: deleted
         self.counts = dict(saves=0, killed=0, collections=0, deleted=0, removed=0)
         self.failed = []
+        self.enough = dict(saves=6, killed=11, collections=4) if SCALE >= 1 else {}
         self.lock = threading.Lock()
 
     def count(self, **kinds):
         with self.lock:
             for kind, n in kinds.items():
                 self.counts[kind] += n
+
+    def goes_on(self):
+        """Until its time is over and enough has happened; on a slow machine that takes longer."""
+        late = time.monotonic() - self.until
+        return not self.failed and (late < 0 or late < 100 and any(self.counts[kind] < n for kind, n in self.enough.items()))
 
     def program(self, rng, args, longest, fine=(0,)):
         """Run to its end, or kill it within `longest` seconds. Its output, or None when it was killed."""
@@ -53,7 +59,7 @@ class Storm:
 
     def saver(self, number):
         rng, file = random.Random(f"{self.seed} saver {number}"), self.store.state.parent / f"object-{number}"
-        while time.monotonic() < self.until:
+        while self.goes_on():
             name, data = f"s{number}-{rng.randrange(6)}", content(rng.random())
             file.write_bytes(data)
             before = self.may_be.setdefault(name, [None])
@@ -71,7 +77,7 @@ class Storm:
     def opaque_saver(self, number):
         """Manifests whose chunks only the store's own notes tell."""
         rng, version = random.Random(f"{self.seed} opaque {number}"), 1
-        while time.monotonic() < self.until:
+        while self.goes_on():
             command = self.store.command(version, writer=number, objects=0, names=5, chunks=12)
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
             time.sleep(rng.uniform(0.01, 0.4))
@@ -86,7 +92,7 @@ class Storm:
 
     def collector(self, number):
         rng = random.Random(f"{self.seed} collector {number}")
-        while time.monotonic() < self.until:
+        while self.goes_on():
             out = self.program(rng, ["gc", self.store.uri, "--grace", "1s"], 0.05)
             if out is not None:
                 self.count(collections=1, deleted=json.loads(out)["deleted_chunks"])
@@ -98,7 +104,6 @@ class Storm:
                 job(number)
             except Exception as error:  # pylint: disable=broad-except
                 self.failed.append(error)
-                self.until = 0
 
         threads = [threading.Thread(target=guard, args=job) for job in jobs]
         for thread in threads:
@@ -142,7 +147,7 @@ def test_collection_in_a_storm_of_kills():
             check(not bad, f"set aside: {bad[:3]}")
             check(not store.litter(), f"left behind: {store.litter()[:5]}")
             n = storm.counts
-            check(SCALE < 1 or (n["saves"] > 5 and n["collections"] > 3 and n["killed"] > 10), f"too little happened: {n}")
+            check(all(n[kind] >= least for kind, least in storm.enough.items()), f"too little happened: {n}")
             check(n["deleted"] + left > 0, f"nothing was ever collected: {n}")
             print(f"        {n}, {left} more in the end; {found[0]} snapshots and {found[1]} other objects are whole{options}")
 

@@ -8,7 +8,7 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from storetest import SANITIZED, SCALE, SEED, Store, check, run  # noqa: E402
+from storetest import SANITIZED, SCALE, SEED, SLOW, Store, check, run  # noqa: E402
 
 
 def kill_at_every_call(options, step):
@@ -51,6 +51,13 @@ def start(store, writer, version, log):
         return subprocess.Popen(store.command(version, writer=writer, objects=0, names=5, chunks=12), stdout=out, stderr=subprocess.DEVNULL)
 
 
+def wait_for_words(logs):
+    """Each writer has something acknowledged by now, or soon: a slow machine may have killed them all before."""
+    deadline = time.monotonic() + 60 * SLOW
+    while time.monotonic() < deadline and not all(log.exists() and b"ACK" in log.read_bytes() for log in logs):
+        time.sleep(0.02)
+
+
 def test_a_storm_of_kills():
     """Six writers on one directory, each killed and started again at random moments."""
     rng = random.Random(SEED)
@@ -72,6 +79,7 @@ def test_a_storm_of_kills():
                     kills += 1
                     versions[i] += 100000
                     writers[i] = start(store, i, versions[i], logs[i])
+                wait_for_words(logs)
                 for i in rng.sample(range(n), n // 2):  # frozen, then killed while frozen
                     writers[i].send_signal(signal.SIGSTOP)
                 time.sleep(0.05)

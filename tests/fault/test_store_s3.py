@@ -79,7 +79,7 @@ def test_a_lost_answer_is_no_lost_chunk():
 
 
 def test_no_manifest_without_its_chunks():
-    with S3() as s3, Store(s3.uri(timeout=1)) as store:
+    with S3() as s3, Store(s3.uri()) as store:
         equal(store.ask("publish", "m", 10, 1), "0")
         s3.fault(f"PUT {path(1)}", "403", times=9)
         equal(store.ask("put", key(1), 100, 1), "0")
@@ -131,7 +131,7 @@ def test_errors_in_200():
 
 
 def test_a_stall_ends():
-    with S3() as s3, Store(s3.uri(timeout=8)) as store:
+    with S3() as s3, Store(s3.uri()) as store:
         equal(store.ask("put", key(1), 100, 1), "0")
         equal(store.ask("flush"), "0")
         s3.fault(f"GET {path(1)}", "stall")
@@ -139,7 +139,7 @@ def test_a_stall_ends():
 
 
 def test_a_drip_ends():
-    with S3() as s3, Store(s3.uri(timeout=4)) as store:
+    with S3() as s3, Store(s3.uri(timeout=8)) as store:
         for n, size in ((1, 100), (2, 3 << 20)):
             equal(store.ask("put", key(n), size, n), "0")
         equal(store.ask("publish", "m", 10, 1), "0")
@@ -148,20 +148,20 @@ def test_a_drip_ends():
             began = time.monotonic()
             equal(store.ask("get", key(n), size, n), "-110 -", kind)
             took = time.monotonic() - began
-            check(took < 7 * SLOW, f"{kind}: {took} s of 4")
+            check(took < patience(8), f"{kind}: {took} s of 8")
             s3.faults.clear()
         equal(store.ask("get", key(2), 3 << 20, 2), "0 same")
 
 
 def test_slow_but_steady_is_no_failure():
-    size = 6 << 20
-    with S3() as s3, Store(s3.uri(timeout=2)) as store:  # 2 s, and one more for each MiB that came
+    size = 12 << 20
+    with S3() as s3, Store(s3.uri(timeout=6)) as store:  # 6 s, and one more for each MiB that came
         equal(store.ask("put", key(1), size, 1), "0")
         equal(store.ask("flush"), "0")
-        s3.fault(f"GET {path(1)}", f"drip:0.06:{128 << 10}")
+        s3.fault(f"GET {path(1)}", f"drip:0.07:{128 << 10}")
         began = time.monotonic()
         equal(store.ask("get", key(1), size, 1), "0 same")
-        check(time.monotonic() - began > 2.5, "the test was no test")
+        check(time.monotonic() - began > 6.5, "the test was no test")
         equal(len(s3.requests(f"GET {path(1)}")), 1)
 
 
@@ -185,36 +185,36 @@ def test_answers_have_limits():
 def test_pauses_grow_and_differ():
     seen = []
     for _ in range(2):
-        with S3() as s3, Store(s3.uri(timeout=30)) as store:
+        with S3() as s3, Store(s3.uri(timeout=100)) as store:
             s3.fault(f"GET {path(1)}", "503", times=6)
             equal(store.ask("get", key(1), 1, 1), "-2 -")
             gaps = s3.gaps(f"GET {path(1)}")
             equal(len(gaps), 6)
             for n, gap in enumerate(gaps):  # between a quarter and all of 50 ms, 100 ms, 200 ms, ...
-                check(0.05 * 2**n / 4 <= gap < 0.05 * 2**n + 1 * SLOW, gaps)
+                check(0.05 * 2**n / 4 <= gap < 0.05 * 2**n + 10, gaps)
             seen.append([round(gap, 2) for gap in gaps[3:]])
     check(seen[0] != seen[1], f"no jitter: {seen}")
 
 
 def test_retry_after_is_heeded():
-    with S3() as s3, Store(s3.uri(timeout=8)) as store:
+    with S3() as s3, Store(s3.uri(timeout=100)) as store:
         s3.fault(f"GET {path(1)}", "503:2")
         equal(store.ask("get", key(1), 1, 1), "-2 -")
-        check(2 <= s3.gaps(f"GET {path(1)}")[0] < 4 * SLOW, s3.gaps(f"GET {path(1)}"))
+        check(2 <= s3.gaps(f"GET {path(1)}")[0] < patience(4), s3.gaps(f"GET {path(1)}"))
         s3.fault(f"GET {path(2)}", "429:" + email.utils.formatdate(s3.now() + 3, usegmt=True))
         equal(store.ask("get", key(2), 1, 1), "-2 -")
-        check(1.9 <= s3.gaps(f"GET {path(2)}")[0] < 5 * SLOW, s3.gaps(f"GET {path(2)}"))
+        check(1.9 <= s3.gaps(f"GET {path(2)}")[0] < patience(5), s3.gaps(f"GET {path(2)}"))
         s3.fault(f"GET {path(3)}", "503:1000")
         began = time.monotonic()
         equal(store.ask("get", key(3), 1, 1), "-5 -", "longer than we may wait: told at once")
-        check(time.monotonic() - began < 2 * SLOW)
+        check(time.monotonic() - began < patience(2))
         s3.fault(f"GET {path(4)}", "503:nonsense")
         equal(store.ask("get", key(4), 1, 1), "-2 -")
-        check(s3.gaps(f"GET {path(4)}")[0] < 1.5 * SLOW)
+        check(s3.gaps(f"GET {path(4)}")[0] < 10 * SLOW)
 
 
 def test_notes_come_before_the_manifest():
-    with S3() as s3, Store(s3.uri(timeout=1)) as store:
+    with S3() as s3, Store(s3.uri()) as store:
         equal(store.ask("publish", "m", 10, 1), "0")
         s3.fault("PUT /b/p/r/", "403")
         equal(store.ask("put", key(1), 100, 1), "0")
@@ -225,8 +225,9 @@ def test_notes_come_before_the_manifest():
 
 
 def test_the_server_dies_and_comes_back():
-    with S3() as s3:
-        uri, port = s3.uri(timeout=2), s3.port
+    port = free_port()
+    with S3(port=port) as s3:
+        uri = s3.uri(timeout=10)
         objects = s3.objects
         store = Store(uri)
         equal(store.ask("put", key(1), 100, 1), "0")
@@ -235,7 +236,7 @@ def test_the_server_dies_and_comes_back():
         began = time.monotonic()
         check(store.ask("get", key(1), 100, 1) != "0 same", "kept-alive connections end too")
         check(store.ask("publish", "m", 10, 2) != "0")
-        check(time.monotonic() - began < 60 * SLOW, "it took too long to say so")
+        check(time.monotonic() - began < patience(60), "it took too long to say so")
         with S3(port=port) as s3:
             s3.objects = objects
             equal(store.ask("get", key(1), 100, 1), "0 same")
@@ -246,25 +247,25 @@ def test_the_server_dies_and_comes_back():
 
 def test_refused_connections_are_told_soon():
     began = time.monotonic()
-    with Store(f"s3://b/p?endpoint=http://127.0.0.1:{free_port()}&timeout=60", expect=1) as store:
+    with Store(f"s3://b/p?endpoint=http://127.0.0.1:{free_port()}&timeout=300", expect=1) as store:
         store.close()
         check("connect" in store.log(), store.log())
-    check(time.monotonic() - began < 15 * SLOW, "open: it took too long to say so")
+    check(time.monotonic() - began < patience(15), "open: it took too long to say so")
     with S3() as s3:  # one that was there is waited for, as servers are restarted
-        store = Store(s3.uri(timeout=20))
+        store = Store(s3.uri(timeout=40))
         equal(store.ask("put", key(1), 100, 1), "0")
         equal(store.ask("publish", "m", 10, 1), "0")
     with store:
         began = time.monotonic()
         equal(store.ask("get", key(1), 100, 1), "-111 -")
-        check(time.monotonic() - began < 15 * SLOW, "it took too long to say so")
+        check(time.monotonic() - began < 30, "it took too long to say so")
 
 
 def test_a_listing_ends():
     with S3() as s3, Store(s3.uri(timeout=2)) as store:
         s3.listing_fault, began = "new tokens", time.monotonic()
         equal(store.ask("list").split()[-1], "-110")
-        check(time.monotonic() - began < 20 * SLOW, "it took too long")
+        check(time.monotonic() - began < patience(20), "it took too long")
 
 
 def test_closing_with_puts_under_way():
