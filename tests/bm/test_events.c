@@ -84,6 +84,26 @@ static void wait_calls(struct recorder *r, size_t n)
     }
 }
 
+static size_t n_told(struct recorder *r)
+{
+    size_t n;
+
+    pthread_mutex_lock(&r->lock);
+    n = r->n_told;
+    pthread_mutex_unlock(&r->lock);
+    return n;
+}
+
+static void wait_told(struct recorder *r, size_t n)
+{
+    uint64_t end = kv_now_ns() + FOREVER_MS * KV_NS_PER_MS;
+
+    while (n_told(r) < n) {
+        assert_true(kv_now_ns() < end);
+        usleep(1000);
+    }
+}
+
 static int set_up(void **state)
 {
     (void)state;
@@ -190,18 +210,25 @@ static void test_batches_by_window(void **state)
 {
     struct recorder *r = &recorders[0];
     struct kvbm_events *events = make(0, 150 * 1000, 0);
-    uint64_t before;
+    int in_time = 0;
 
     (void)state;
     listen(events, KVBM_EVENTS_PER_TIER, r);
-    for (size_t round = 0; round < 3; round++) {
-        before = kv_now_ns();
+    for (size_t round = 0; round < 20 && in_time < 3; round++) {
+        size_t calls = n_calls(r);
+        uint64_t before = kv_now_ns();
+        bool together; /* else a busy machine let the window end in between */
+
         put(events, 2 * round, 1);
         put(events, 2 * round + 1, 1);
-        wait_calls(r, round + 1);
-        assert_int_equal(r->calls[round].n, 2);
-        assert_true(r->calls[round].when_ns - before >= 150 * KV_NS_PER_MS);
+        together = kv_now_ns() - before < 150 * KV_NS_PER_MS;
+        wait_told(r, 2 * round + 2);
+        assert_true(r->calls[calls].when_ns - before >= 150 * KV_NS_PER_MS);
+        if (together)
+            assert_int_equal(r->calls[calls].n, 2);
+        in_time += together;
     }
+    assert_true(in_time > 0);
     assert_int_equal(kvbm_events_destroy(events), 0);
 }
 

@@ -80,7 +80,7 @@ static void pace(void **state)
     limited = come(1);
     ki_conn_start(stalled.conn, 300, 0);
     ki_conn_start(dripping.conn, 300, 0);
-    ki_conn_start(steady.conn, 300, 0);
+    ki_conn_start(steady.conn, 5000, 0); /* a busy machine may stop this thread for a while */
     ki_conn_start(waiting.conn, 300, 0);
     ki_conn_wait(waiting.conn);
     ki_conn_busy(busy.conn);
@@ -90,13 +90,13 @@ static void pace(void **state)
         ki_conn_moved(dripping.conn, 1);
         ki_conn_moved(steady.conn,
                       100000); /* haste buys no sleep later: it never is ahead of the clock */
-        assert_true(ki_conn_lag_ns(steady.conn, kv_now_ns()) < KV_NS_PER_S);
+        assert_true(ki_conn_lag_ns(steady.conn, kv_now_ns()) < 5 * KV_NS_PER_S);
         nanosleep(&(struct timespec){.tv_nsec = 10 * KV_NS_PER_MS}, NULL);
     }
-    assert_true(is_hung_up(&stalled, 10000) && is_hung_up(&dripping, 10000) &&
-                is_hung_up(&limited, 10000));
+    assert_true(is_hung_up(&stalled, 60000) && is_hung_up(&dripping, 60000) &&
+                is_hung_up(&limited, 60000));
     assert_false(is_hung_up(&steady, 0) || is_hung_up(&waiting, 0) || is_hung_up(&busy, 0));
-    assert_true(is_hung_up(&steady, 10000)); /* it has stopped */
+    assert_true(is_hung_up(&steady, 60000)); /* it has stopped */
     assert_int_equal(ki_conn_lag_ns(waiting.conn, kv_now_ns()), 0);
     go(&stalled), go(&dripping), go(&steady), go(&waiting), go(&busy), go(&limited);
     close_all();
@@ -121,7 +121,7 @@ static void room(void **state)
         if (n < 4)
             ki_conn_busy(many[n].conn);
     }
-    for (int i = 0; i < 500 && closed == 0; i++) {
+    for (int i = 0; i < 3000 && closed == 0; i++) {
         nanosleep(&(struct timespec){.tv_nsec = 20 * KV_NS_PER_MS}, NULL);
         ki_conns_get_stats(conns, &stats);
         closed = stats.evicted;

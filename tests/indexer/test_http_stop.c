@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "indexer/http.h"
+#include "indexer/http_impl.h"
 
 static const char get[] = "GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
@@ -26,6 +26,7 @@ struct server {
     struct ki_http *http;
     uint16_t port;
     uint32_t slow_ms;
+    _Atomic bool held; /* the handler waits for its end */
     _Atomic uint32_t begun;
 };
 
@@ -42,6 +43,8 @@ static void slow(void *arg, struct ki_request *request, struct ki_reply *reply)
     (void)reply;
     atomic_fetch_add(&server->begun, 1);
     sleep_ms(server->slow_ms);
+    while (atomic_load(&server->held))
+        sleep_ms(1);
 }
 
 static void start(struct server *server, uint32_t threads)
@@ -63,12 +66,12 @@ static void start(struct server *server, uint32_t threads)
     assert_int_equal(ki_http_start(fd, &opts, &server->http, &error), 0);
 }
 
-/* A connection to @port that gives up after 5 s, or -1. */
+/* A connection to @port that gives up after a minute, or -1. */
 static int connect_to(uint16_t port)
 {
     const struct sockaddr_in to = {
         .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    const struct timeval limit = {.tv_sec = 5};
+    const struct timeval limit = {.tv_sec = 60};
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
     if (fd < 0)
@@ -131,7 +134,7 @@ static void test_finishes_what_it_has_begun(void **state)
     assert_int_equal(pthread_create(&thread, NULL, ask_once, &client), 0);
     while (!atomic_load(&server.begun))
         sleep_ms(1);
-    ki_http_stop(server.http, 5000);
+    ki_http_stop(server.http, 60000);
     pthread_join(thread, NULL);
     assert_non_null(strstr(client.reply, "200 OK"));
     assert_non_null(strstr(client.reply, "Connection: close"));
@@ -139,13 +142,13 @@ static void test_finishes_what_it_has_begun(void **state)
 
 static void *stop(void *arg)
 {
-    ki_http_stop(arg, 5000);
+    ki_http_stop(arg, 60000);
     return NULL;
 }
 
 static void test_serves_nobody_new(void **state)
 {
-    struct server server = {.slow_ms = 500};
+    struct server server = {.held = true};
     struct client client = {0};
     pthread_t asks, stops;
     uint32_t begun;
@@ -158,10 +161,12 @@ static void test_serves_nobody_new(void **state)
     while (!atomic_load(&server.begun))
         sleep_ms(1);
     assert_int_equal(pthread_create(&stops, NULL, stop, server.http), 0);
-    sleep_ms(100); /* it waits for the slow one now */
+    while (!atomic_load(&server.http->stopping))
+        sleep_ms(1);
     begun = atomic_load(&server.begun);
     assert_int_equal(ask(server.port, reply, sizeof(reply)), 0);
     assert_int_equal(atomic_load(&server.begun), begun);
+    atomic_store(&server.held, false);
     pthread_join(stops, NULL);
     pthread_join(asks, NULL);
     assert_non_null(strstr(client.reply, "200 OK"));

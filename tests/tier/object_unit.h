@@ -25,7 +25,7 @@
 
 enum { MAX_IOS = 700, KEY_LEN = 16, BLOCK = 5000 };
 
-#define SOON_NS (20 * KV_NS_PER_S) /* only reached when something is broken */
+#define SOON_NS (60 * KV_NS_PER_S) /* only reached when something is broken */
 
 static char folder[64], shaky_uri[100];
 
@@ -159,7 +159,7 @@ static inline void expect(struct kvbm_object *o, enum kvbm_object_op op, uint64_
     job_free(job);
 }
 
-#define SLACK_NS (5 * KV_NS_PER_S) /* what a busy machine may add to a deadline */
+#define SLACK_NS (30 * KV_NS_PER_S) /* what a busy machine may add to a deadline */
 
 static inline struct job *submit(struct kvbm_object *o, enum kvbm_object_op op, uint64_t first,
                                  uint32_t n, uint64_t ms)

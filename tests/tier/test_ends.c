@@ -301,8 +301,8 @@ static void test_held(void **state)
         holds[i].hold(kvbm_manager_pool(w.m, holds[i].tier), &hold);
         waits = begin_store(&w, 200, ready);
         from = kv_now_ns();
-        assert_int_equal(kvbm_manager_destroy(w.m, 20000), -EBUSY);
-        assert_true(ms_since(from) < 10000); /* it didn't wait for anything */
+        assert_int_equal(kvbm_manager_destroy(w.m, 100000), -EBUSY);
+        assert_true(ms_since(from) < 50000); /* it didn't wait for anything */
 
         assert_int_equal(write(ready, &one, sizeof(one)), sizeof(one));
         done = ended(&w, waits);
@@ -435,7 +435,7 @@ static void refuses_to_go(struct world *w)
         uint64_t from = kv_now_ns();
 
         assert_int_equal(kvbm_manager_destroy(w->m, ms), -ETIMEDOUT);
-        assert_in_range(ms_since(from), ms, ms + 8000); /* a second, on an idle machine */
+        assert_in_range(ms_since(from), ms, ms + 50000); /* a second, on an idle machine */
     }
 }
 
@@ -561,7 +561,7 @@ static void test_engine(void **state)
         uint64_t from = kv_now_ns();
 
         assert_int_equal(kvbm_copier_stop(copier, 200), -ETIMEDOUT);
-        assert_in_range(ms_since(from), 200, 8000);
+        assert_in_range(ms_since(from), 200, 50000);
         assert_int_equal(kvbm_copier_submit(copier, &transfer), -ESHUTDOWN);
         assert_int_equal(kvbm_copier_poll(copier, done, 2), 0);
     }

@@ -46,8 +46,8 @@ static void end_while_it_hangs(int calls)
     EXPECT_SOON(shaky->inside >= (calls < 4 ? calls : 4));
     begin = kv_now_ns();
     assert_int_equal(kvbm_manager_destroy(w.m, 500), 0);
-    /* 500 ms for what runs, some to let go; not object_timeout_ms, which is ten seconds */
-    assert_true(kv_now_ns() - begin < 5 * KV_NS_PER_S);
+    /* 500 ms for what runs, some to let go; not object_timeout_ms */
+    assert_true(kv_now_ns() - begin < 40 * KV_NS_PER_S);
     w.m = NULL;
     w.cache = NULL; /* went with it */
     shaky->hang = false;
@@ -148,7 +148,7 @@ static void test_cancel_ends_fetches(void **state)
     assert_int_equal(done.status, -ECANCELED);
     assert_int_equal(world_stats(&w).jobs_cancelled, 1);
     EXPECT_SOON(world_stats(&w).pins_now == 0);
-    assert_true(kv_now_ns() - begin < 5 * KV_NS_PER_S); /* not only at the store's deadline, 10 s */
+    assert_true(kv_now_ns() - begin < 40 * KV_NS_PER_S); /* not only at the store's deadline */
     shaky->hang = false;
     world_fini(&w);
 }
@@ -176,7 +176,7 @@ static void test_deadline_of_a_fetch(void **state)
     assert_int_equal(kvbm_manager_prepare_load(w.m, &chain, 20, &opts, &pin), 20);
     assert_int_equal(kvbm_pin_wait(pin, 30000), 0);
     assert_in_range(kv_now_ns() - begin, 100 * KV_NS_PER_MS,
-                    5 * KV_NS_PER_S); /* not the store's, 10 s */
+                    40 * KV_NS_PER_S); /* not the store's */
     assert_int_equal(kvbm_pin_state(pin, NULL), 7);
     kvbm_pin_release(pin);
     shaky->hang = false;
@@ -294,7 +294,7 @@ static void test_blocks_come_back(void **state)
         assert_int_equal(host_in_flight(&w), 0);
         assert_int_equal(still_there(&w), PROMPT);
     }
-    assert_true(kv_now_ns() - begin < 8 * KV_NS_PER_S); /* the store's own deadline: 10 s each */
+    assert_true(kv_now_ns() - begin < 90 * KV_NS_PER_S); /* the store's own deadline: 100 s each */
     shaky->hang = false;
     EXPECT_SOON(shaky->inside == 0);
     assert_int_equal(world_store(&w, 5000, 4), 4); /* all of it works as before */
@@ -376,7 +376,7 @@ static void test_starved_until_deadline(void **state)
     opts.deadline_ns = begin + 100 * KV_NS_PER_MS;
     assert_int_equal(kvbm_manager_prepare_load(w.m, &chain, EACH, &opts, &starved), EACH);
     assert_int_equal(kvbm_pin_wait(starved, 30000), 0);
-    assert_in_range(kv_now_ns() - begin, 100 * KV_NS_PER_MS, 5 * KV_NS_PER_S);
+    assert_in_range(kv_now_ns() - begin, 100 * KV_NS_PER_MS, 40 * KV_NS_PER_S);
     assert_int_equal(kvbm_pin_state(starved, NULL), 0);
     kvbm_pin_release(starved);
     kvbm_pin_release(hog);

@@ -236,7 +236,7 @@ static void test_all_hang(void **state)
         job_wait(job);
         job->done = 0;
         usleep(5000); /* for the next thread to be there */
-        assert_true(++n < 20);
+        assert_true(++n < 500);
     }
     assert_int_equal(rc, -EHOSTDOWN);
     assert_int_equal(shaky->inside, 4);
@@ -309,7 +309,8 @@ static void test_breaker(void **state)
 {
     struct kvbm_object_opts opts = default_opts(shaky_uri);
     struct kvbm_object *o;
-    uint64_t opened_ns;
+    uint64_t opened_ns = 0, begun_ns = 0;
+    bool in_time = true; /* else one may have been let through already */
     int calls;
     (void)state;
 
@@ -325,23 +326,29 @@ static void test_breaker(void **state)
     shaky->fail_rc = -ECONNRESET;
     for (int i = 0; i < 3; i++) {
         assert_false(stats_of(o).open);
+        opened_ns = kv_now_ns();
         assert_int_equal(try_once(o), -ECONNRESET);
     }
-    opened_ns = kv_now_ns();
     assert_true(stats_of(o).open);
     assert_int_equal(stats_of(o).opened, 1);
     calls = shaky->get_batches;
-    for (int i = 0; i < 50; i++)
-        assert_int_equal(try_once(o), -EHOSTDOWN);
-    if (kv_now_ns() < opened_ns + 150 * KV_NS_PER_MS)
+    for (int i = 0; i < 50; i++) {
+        int rc = try_once(o);
+
+        in_time = kv_now_ns() < opened_ns + 200 * KV_NS_PER_MS;
+        if (!in_time)
+            break;
+        assert_int_equal(rc, -EHOSTDOWN);
         assert_int_equal(shaky->get_batches, calls); /* nobody was bothered */
-    assert_true(stats_of(o).refused >= 50);
+        assert_true(stats_of(o).refused > (uint64_t)i);
+    }
 
     /* One is let through after 200 ms, over a new handle, and fails: the next one after 400. */
-    EXPECT_SOON(try_once(o) == -ECONNRESET);
+    EXPECT_SOON((begun_ns = kv_now_ns(), try_once(o)) == -ECONNRESET);
     assert_true(kv_now_ns() >= opened_ns + 190 * KV_NS_PER_MS);
-    opened_ns = kv_now_ns();
-    assert_int_equal(shaky->get_batches, calls + 1);
+    opened_ns = begun_ns;
+    if (in_time)
+        assert_int_equal(shaky->get_batches, calls + 1);
     assert_true(shaky->opens >= 2);
     EXPECT_SOON(try_once(o) == -ECONNRESET);
     assert_true(kv_now_ns() >= opened_ns + 380 * KV_NS_PER_MS);
@@ -598,6 +605,7 @@ static void test_cancel_all(void **state)
     (void)state;
 
     opts.n_threads = 2;
+    opts.timeout_ms = 100000;
     o = open_with(&opts);
     expect(o, KVBM_OBJECT_PUT, 0, 1, 0);
     shaky->hang = true;
@@ -612,7 +620,7 @@ static void test_cancel_all(void **state)
         assert_int_equal(stats_of(o).left_behind, 2 * (round + 1));
     }
     kvbm_object_close_by(o, kv_now_ns() + 50 * KV_NS_PER_MS);
-    assert_true(kv_now_ns() - begin_ns < 5 * KV_NS_PER_S); /* and not the ten of timeout_ms */
+    assert_true(kv_now_ns() - begin_ns < 90 * KV_NS_PER_S); /* and not timeout_ms */
     shaky->hang = false;
     EXPECT_SOON(shaky->inside == 0 && shaky->opens == shaky->closes);
 }
