@@ -52,20 +52,25 @@ struct kc_http *kc_client_http(struct kc_client *client)
     return client->http;
 }
 
-int kc_client_wait_healthy(struct kc_client *client, uint64_t deadline_ns, const _Atomic bool *stop,
-                           struct kv_error *error)
+int kc_client_wait_healthy(struct kc_client *client, uint64_t deadline_ns, uint64_t request_ms,
+                           const _Atomic bool *stop, struct kv_error *error)
 {
     const struct timespec pause = {.tv_nsec = 20 * 1000 * 1000};
     const struct kv_buf *body;
+    int rc = 0;
 
+    kc_http_set_timeout(client->http, request_ms);
     while (kc_http_request(client->http, "/health", KC_BODY_NONE, NULL, 0, &body, error) != 200) {
         if (atomic_load_explicit(stop, memory_order_relaxed))
-            return -EINTR;
-        if (kv_now_ns() >= deadline_ns)
-            return -ETIMEDOUT;
+            rc = -EINTR;
+        else if (kv_now_ns() >= deadline_ns)
+            rc = -ETIMEDOUT;
+        if (rc < 0)
+            break;
         nanosleep(&pause, NULL);
     }
-    return 0;
+    kc_http_set_timeout(client->http, KC_HTTP_TIMEOUT_MS);
+    return rc;
 }
 
 /* POST client->body. A status other than 2xx becomes an error with the server's text. */

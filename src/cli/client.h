@@ -36,9 +36,12 @@ int kc_client_create(const struct kc_client_opts *opts, struct kc_client **ret,
 void kc_client_destroy(struct kc_client *client);
 struct kc_http *kc_client_http(struct kc_client *client);
 
-/** Wait until /health answers. Returns 0, -ETIMEDOUT, or -EINTR when *@stop becomes true. */
-int kc_client_wait_healthy(struct kc_client *client, uint64_t deadline_ns, const _Atomic bool *stop,
-                           struct kv_error *error);
+/**
+ * Wait until /health answers. A request is given up after @request_ms, the last one perhaps behind
+ * the deadline. Returns 0, -ETIMEDOUT, or -EINTR when *@stop becomes true.
+ */
+int kc_client_wait_healthy(struct kc_client *client, uint64_t deadline_ns, uint64_t request_ms,
+                           const _Atomic bool *stop, struct kv_error *error);
 
 /** Register one worker; replaces a registration that another client left. */
 int kc_client_register(struct kc_client *client, uint32_t worker, const char *endpoint,

@@ -11,6 +11,7 @@
 #include "cli/replay.h"
 
 #define HEALTHY_MS 5000 /* time for a running indexer to answer */
+#define SILENT_MS 10000 /* time for a running indexer to answer one /health */
 #define FOLLOW_MS 20000 /* time until the indexer follows every worker */
 #define AWAY_MS 60000   /* longest absence of the indexer during a run */
 #define ALIVE_MS 200    /* interval at which a child indexer is checked meanwhile */
@@ -35,9 +36,12 @@ static int register_all(struct kc_replay *replay, struct kc_client *client, stru
 
 void kc_replay_leave(struct kc_replay *replay, struct kc_client *client)
 {
-    for (uint32_t w = 0; w < replay->opts.workers; w++)
-        if (kc_client_unregister(client, w, NULL) == -ECONNREFUSED)
+    for (uint32_t w = 0; w < replay->opts.workers && replay->joined; w++) {
+        int rc = kc_client_unregister(client, w, NULL);
+
+        if (rc == -ECONNREFUSED || rc == -ETIMEDOUT)
             return;
+    }
 }
 
 /* -- joining ---------------------------------------------------------------------------------- */
@@ -129,6 +133,7 @@ static int wait_until_followed(struct kc_replay *replay, struct kc_client *clien
 static int wait_until_there(struct kc_replay *replay, struct kc_client *client,
                             uint64_t deadline_ns, struct kv_error *error)
 {
+    uint64_t request_ms = replay->child ? KC_HTTP_TIMEOUT_MS : SILENT_MS;
     int rc;
 
     do {
@@ -136,7 +141,8 @@ static int wait_until_there(struct kc_replay *replay, struct kc_client *client,
 
         if (replay->child && !kc_child_alive(replay->child, error))
             return -ECHILD;
-        rc = kc_client_wait_healthy(client, KV_MIN(until_ns, deadline_ns), &replay->stop, error);
+        rc = kc_client_wait_healthy(client, KV_MIN(until_ns, deadline_ns), request_ms,
+                                    &replay->stop, error);
     } while (rc == -ETIMEDOUT && kv_now_ns() < deadline_ns);
     return rc;
 }
@@ -161,6 +167,7 @@ int kc_replay_connect(struct kc_replay *replay, struct kc_client **ret, struct k
     rc = kc_client_create(&replay->client, ret, error);
     if (rc == 0)
         rc = wait_until_there(replay, *ret, kv_now_ns() + HEALTHY_MS * KV_NS_PER_MS, error);
+    replay->joined = rc == 0;
     if (rc == 0)
         rc = register_all(replay, *ret, error);
     if (rc == 0)

@@ -19,7 +19,8 @@ int kc_http_create(const char *url, const char *token, struct kc_http **ret);
 /** Trust an https server by the PEM authorities in @file instead of the system's. */
 void kc_http_set_cacert(struct kc_http *http, const char *file);
 void kc_http_destroy(struct kc_http *http);
-/** Give up a request after @timeout_ms, connecting included. Default: 30 s. */
+#define KC_HTTP_TIMEOUT_MS 30000u /* default timeout of a request */
+/** Give up a request after @timeout_ms, connecting included. Default: KC_HTTP_TIMEOUT_MS. */
 void kc_http_set_timeout(struct kc_http *http, uint64_t timeout_ms);
 const char *kc_http_url(const struct kc_http *http);
 

@@ -56,6 +56,7 @@ struct kc_replay {
     struct kc_trace_stats stats;
     struct kc_child *child; /* NULL with --url */
     struct kc_client_opts client;
+    bool joined; /* the indexer has answered: it may know our workers */
     struct kc_engine **engines;
     uint64_t limit;   /* number of requests; UINT64_MAX: run until the time is over */
     uint64_t span_ms; /* length of one pass */
@@ -101,7 +102,7 @@ int kc_replay_ask(struct kc_replay *replay, struct kc_client *client,
                   const struct kc_prompt *prompt, struct kc_belief *beliefs,
                   struct kv_error *error);
 
-/** Unregister all engines. */
+/** Unregister all engines, if they were registered, until the indexer no longer answers. */
 void kc_replay_leave(struct kc_replay *replay, struct kc_client *client);
 
 /** Expand request @number (counted on over passes) into @prompt. Returns 0 or -ENOMEM. */

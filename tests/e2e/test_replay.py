@@ -7,6 +7,7 @@ import pty
 import re
 import select
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -296,6 +297,25 @@ def test_errors_teach():
         done = subprocess.run([KVASIR, "replay", trace.name], capture_output=True, text=True, timeout=60)
         equal(done.returncode, 1, "status")
         check(f"{trace.name}:2: " in done.stderr, done.stderr)
+
+
+def test_a_silent_indexer():
+    """Give up an indexer that never answers: without asking it, for each worker, to forget what it never heard of."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        done = subprocess.run([KVASIR, "replay", "--quiet", "--requests", "5", "--workers", "3", "--url", url], capture_output=True, text=True,
+                              timeout=240)
+        equal(done.returncode, 1, f"status\n{done.stderr}")
+        check("timed out" in done.stderr, done.stderr)
+        server.settimeout(0)
+        asked = []
+        try:
+            while True:  # connections wait in the queue, with what was sent over them
+                with server.accept()[0] as sock:
+                    asked.append(sock.recv(100).split(b" HTTP")[0])
+        except BlockingIOError:
+            pass
+        equal(asked, [b"GET /health"], "requests")
 
 
 def test_help():
