@@ -7,7 +7,7 @@ import subprocess
 from kvtest import *
 
 FILES = SOURCE / "deploy" / "completions"
-# What bash does on Tab: COMP_WORDS and COMP_CWORD are set, the function fills COMPREPLY.
+# Bash's part on Tab: COMP_WORDS and COMP_CWORD are set, the function fills COMPREPLY.
 BASH = r"""
 compopt() { :; } # which only a real Tab allows
 source "$1"; shift
@@ -16,7 +16,7 @@ complete -p "${1##*/}" >/dev/null || exit 1
 _kvasir
 printf '%s\n' "${COMPREPLY[@]}"
 """
-# What zsh does: words and CURRENT are set, the file runs as a function's body, compadd takes the words.
+# Zsh's part: words and CURRENT are set, the file runs as a function's body, compadd takes the words.
 ZSH = r"""
 compadd() { while [[ $1 != -- ]]; do shift; done; shift; (( $# )) && print -l -- "$@"; (( $# )) }
 _files() { print FILES; }
