@@ -164,7 +164,7 @@ stop() { # a server that is gone before, or ends with an error, fails the page
     exit "$status"
 }
 trap stop EXIT
-curl() { command curl -sS --fail --max-time 20 "$@"; echo; }
+curl() { command curl -sS --fail --max-time 60 "$@"; echo; }
 ready() { for _ in $(seq 2000); do command curl -sf "localhost:$1/health" >/dev/null && return; sleep 0.05; done; false; }
 """
 
@@ -252,7 +252,7 @@ def test_consoles():
                 finally:
                     for server in servers:
                         server.terminate()
-                        server.wait(timeout=20)
+                        server.wait(timeout=patience(20))
 
 
 def test_config_files():

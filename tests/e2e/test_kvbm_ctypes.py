@@ -78,7 +78,7 @@ class Manager:
     def drain(self):
         """[(type, first, last, key, parent, position, tokens)] of what has happened."""
         events, lost = (Event * 16)(), U64(7)
-        equal(self.library.kvbm_events_flush(self.events, 10000), 0, "flush")
+        equal(self.library.kvbm_events_flush(self.events, 60000), 0, "flush")
         n = self.library.kvbm_event_ring_drain(self.ring, events, 16, ctypes.byref(lost))
         equal(lost.value, 0, "lost events")
         for event in events[:n]:

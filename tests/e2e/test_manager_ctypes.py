@@ -104,7 +104,7 @@ class Engine:
         job = Job(ctypes.sizeof(Job), pin, self.cache, ctypes.cast(numbers, PTR), ok=ctypes.cast(ok, PTR), tag=tag)
         check(self.library.kvbm_manager_submit(self.manager, ctypes.byref(job)) > 0, "submit")
         self.library.kvbm_pin_release(pin)
-        check(select.select([self.fd], [], [], 30)[0], "nothing ended")
+        check(select.select([self.fd], [], [], 120)[0], "nothing ended")
         done = (Done * 4)()
         equal(self.library.kvbm_manager_poll(self.manager, done, 4), 1)
         equal((done[0].tag, select.select([self.fd], [], [], 0)[0]), (tag, []))
@@ -115,7 +115,7 @@ class Engine:
         wanted = self.library.kvbm_manager_prepare_store(self.manager, ctypes.byref(self.chain(keys)), len(keys),
                                                          ctypes.byref(pin))
         check(all(self.run(pin, blocks, 7)), "stored")
-        equal(self.library.kvbm_manager_drain(self.manager, 30000), 0)
+        equal(self.library.kvbm_manager_drain(self.manager, 120000), 0)
         return wanted
 
     def load(self, keys, blocks):

@@ -4,7 +4,7 @@ import struct
 import subprocess
 import time
 
-from kvtest import BUILD, SLOW, check, equal, msgpack, run, zmq
+from kvtest import BUILD, SLOW, check, equal, msgpack, patience, run, zmq
 
 LAST = 2**64 - 1
 END = b"\xff" * 8
@@ -19,7 +19,7 @@ class Engine:
         self.endpoint, self.replay_endpoint = self.process.stdout.readline().split()
         self.context = zmq.Context()
         self.context.setsockopt(zmq.LINGER, 0)
-        self.context.setsockopt(zmq.RCVTIMEO, 20000 * SLOW)
+        self.context.setsockopt(zmq.RCVTIMEO, int(patience(20) * 1000))
 
     def step(self):
         self.process.stdin.write("\n")
@@ -39,7 +39,7 @@ class Engine:
     def __exit__(self, *_):
         self.process.stdin.close()
         try:
-            equal(self.process.wait(20 * SLOW), 0, "exit status of the engine")
+            equal(self.process.wait(patience(20)), 0, "exit status of the engine")
         finally:
             self.process.kill()
             self.context.destroy()
@@ -76,12 +76,12 @@ def check_live(encoding, framing):
     with Engine(encoding, framing) as engine:
         sub = engine.socket(zmq.SUB, engine.endpoint)
         while not sub.poll(20):
-            engine.step()
+            last = engine.step()
         topic, first, payload = sub.recv_multipart()
         equal(topic, b"kv-events", "topic")
         equal(len(first), 8, "bytes of the sequence")
         check_payload(payload, struct.unpack(">Q", first)[0], encoding)
-        while sub.poll(100):
+        while struct.unpack(">Q", first)[0] < last:  # all that was sent since has to come, too
             first = sub.recv_multipart()[1]
         for _ in range(20):
             i = engine.step()

@@ -19,6 +19,7 @@ mirror=$(grep -hs '^URIs:' /etc/apt/sources.list.d/*.sources | awk '{ print $2; 
 debootstrap --variant=minbase --include=ca-certificates "$release" "$root" "$mirror" >"$work/root.log" 2>&1 ||
     skip "debootstrap makes no root: $(tail -n 1 "$work/root.log")"
 cp -a /etc/apt/apt.conf.d/. "$root/etc/apt/apt.conf.d/" # proxies
+echo 'Acquire::Retries "5";' >"$root/etc/apt/apt.conf.d/80-retries" # a mirror may fail once
 cp -L --remove-destination /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
 cp -aL /etc/resolv.conf /etc/hosts "$root/etc/" 2>/dev/null || true
 cp build/deb/*.deb "$root/srv/"

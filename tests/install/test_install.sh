@@ -89,7 +89,7 @@ static int block_manager(void)
         ok = kvbm_pool_allocate(pool, 1, &fresh, NULL) == 0 && kvbm_pool_complete(pool, &fresh, 1, &chain, &full) == 0 &&
              kvbm_pool_register(pool, &full, 1, &block) == 0 && kvbm_pool_destroy(pool) == -EBUSY;
     }
-    ok = ok && kvbm_events_flush(events, 10000) == 0 && kvbm_event_ring_drain(ring, &event, 1, NULL) == 1 &&
+    ok = ok && kvbm_events_flush(events, 60000) == 0 && kvbm_event_ring_drain(ring, &event, 1, NULL) == 1 &&
          event.type == KVBM_EVENT_STORED && event.n_tokens == 4;
     ok = ok && kvbm_pool_destroy(pool) == 0 && kvbm_registry_destroy(registry) == 0;
     kvbm_events_destroy(events);

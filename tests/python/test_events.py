@@ -122,7 +122,7 @@ def test_publisher_is_read_by_zmq():
         asker = context.socket(zmq.DEALER)
         asker.connect(engine.replay_endpoint)
         asker.send_multipart([b"", bytes(8)])
-        check(asker.poll(20000), "no replay")
+        check(asker.poll(120000), "no replay")
         frames = asker.recv_multipart()
         equal(reader.decode(frames[-1]).ops[0].hashes, (7,), "replayed")
         asker.close(0)

