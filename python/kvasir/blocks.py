@@ -24,17 +24,18 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tu
 
 from . import _abi
 from ._native import Handle, Memory, call, error, give_back, lend, load, numbers, text
+from ._results import Done, Removed, Shape, as_done, deadline
 from .index import DEVICE, DISK, EXTERNAL, HOST
 
 __all__ = ["BUSY", "Blocks", "Cache", "Chain", "DEVICE", "DISK", "Done", "EXTERNAL", "HOST", "Held", "MISS", "Manager", "ON_DISK",
-           "PENDING", "Pin", "Pool", "READY", "REMOTE", "Shape"]
+           "PENDING", "Pin", "Pool", "READY", "REMOTE", "Removed", "Shape"]
 
 MISS, READY, ON_DISK, REMOTE, PENDING, BUSY = (_abi.KVBM_MISS, _abi.KVBM_READY, _abi.KVBM_ON_DISK, _abi.KVBM_REMOTE,
                                                _abi.KVBM_PENDING, _abi.KVBM_BUSY)
 NO_BLOCK = 0xffffffff  # in lists of block numbers: leave this key out
 Keys = Union["Chain", bytes, bytearray, memoryview, "array.array[int]", Any]
 _c = load("kvbm")
-_CHAIN = struct.Struct("QI4xQQI4xQ8x")  # struct kvbm_chain, not scattered; tests/python/test_blocks.py holds it against C's
+_CHAIN = struct.Struct("QI4xQQI4xQ?7x")  # struct kvbm_chain; tests/python/test_blocks.py holds it against C's
 _HANDLE = array.array("I", (0, 0, 0, 0))  # struct kvbm_handle: pool, block, generation
 _allocate, _complete, _register, _match = (_c.kvbm_pool_allocate, _c.kvbm_pool_complete, _c.kvbm_pool_register, _c.kvbm_pool_match)
 _release, _release_mutable = _c.kvbm_pool_release, _c.kvbm_pool_release_mutable
@@ -43,12 +44,16 @@ _EVICTION = {"default": _abi.KVBM_EVICT_DEFAULT, "lru": _abi.KVBM_EVICT_LRU, "lf
 
 
 class Chain:
-    """Keys of one prompt's blocks, packed once: every call that takes keys takes a Chain, faster. The bytes must not change."""
+    """Keys of one prompt's blocks, packed once: every call that takes keys takes a Chain, faster. The bytes must not change.
 
-    __slots__ = ("owner", "address", "n", "key_len", "_more", "_first")
+    @scattered: keys of no sequence, for engines that name neither parent nor position; a missing one leaves out no other. A
+    Manager's calls take such a chain; a key is either always stored so, or always within its sequence.
+    """
 
-    def __init__(self, keys: Any, key_len: int = 8) -> None:
-        self.key_len = key_len
+    __slots__ = ("owner", "address", "n", "key_len", "scattered", "_more", "_first")
+
+    def __init__(self, keys: Any, key_len: int = 8, *, scattered: bool = False) -> None:
+        self.key_len, self.scattered = key_len, scattered
         self._first: Optional[bytes] = None  # the struct of a chain at the start of group 0
         kind = type(keys)
         if kind is bytes and len(keys) < 65536:
@@ -71,7 +76,7 @@ class Chain:
         """Return struct kvbm_chain; valid as long as this object."""
         if not group and parent is None and tokens is None and not position:
             if self._first is None:
-                self._first = _CHAIN.pack(_CHAIN.size, 0, self.address, 0, 0, 0)
+                self._first = _CHAIN.pack(_CHAIN.size, 0, self.address, 0, 0, 0, self.scattered)
             return self._first
         above = words = 0
         if parent is not None:
@@ -80,7 +85,7 @@ class Chain:
         if tokens is not None:
             kept, words, _ = numbers(tokens, "I")
             self._more = (getattr(self, "_more", None), kept)
-        return _CHAIN.pack(_CHAIN.size, group, self.address, above, position, words)
+        return _CHAIN.pack(_CHAIN.size, group, self.address, above, position, words, self.scattered)
 
 
 def _chain(keys: Keys, key_len: int) -> Chain:
@@ -254,40 +259,6 @@ class _Registry(Handle):
 
 # -- tiers -------------------------------------------------------------------------------------------------------------
 
-class Shape(NamedTuple):
-    """Form of a block: @layers, each of @outer (2: K and V; 1: both in one) times @page_size tokens of @inner elements."""
-    layers: int
-    page_size: int
-    inner: int
-    outer: int = 2
-    dtype_bytes: int = 2
-
-    def config(self, n_blocks: int) -> Any:
-        """Return struct kvbm_layout_config of memory in the order [block][layer][outer][page][inner]."""
-        return _abi.kvbm_layout_config(kind=_abi.KVBM_FULLY_CONTIGUOUS, num_blocks=n_blocks, num_layers=self.layers,
-                                       outer_dim=self.outer, page_size=self.page_size, inner_dim=self.inner,
-                                       dtype_width_bytes=self.dtype_bytes)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of one block."""
-        return self.layers * self.outer * self.page_size * self.inner * self.dtype_bytes
-
-
-class Done(NamedTuple):
-    """Result of a job: @status is 0 or a negative errno, @ok of @n blocks were copied."""
-    id: int
-    tag: int
-    status: int
-    n: int
-    ok: int
-    bytes: int
-
-
-def _done(result: Any) -> Done:
-    return Done(result.id, result.tag, result.status, result.n, result.n_ok, result.bytes)
-
-
 class Manager(Handle):
     """The tiers of one node: host memory, disk, and an object store (any kv_store URI).
 
@@ -365,11 +336,21 @@ class Manager(Handle):
         packed = _chain(keys, self.key_len)
         return self._hot(_c.kvbm_manager_touch, group, packed.address, packed.n)
 
+    def remove(self, keys: Keys, *, group: int = 0, timeout: float = 10.0) -> "Removed":
+        """Remove keys from every tier, so that a restart finds none of them. Waits; give it many keys at once.
+
+        Copies that a pin, a job or an offload under way holds stay and are counted: drain() before. Raises the first error of
+        a tier, in which keys may be left.
+        """
+        packed, result = _chain(keys, self.key_len), _abi.kvbm_remove_result()
+        self._call(_c.kvbm_manager_remove, group, packed.address, packed.n, int(timeout * 1000), ctypes.byref(result))
+        return Removed(result.host, result.disk, result.object, result.held)
+
     def prepare_load(self, keys: Keys, *, parent: Optional[Keys] = None, position: int = 0, group: int = 0, priority: int = 0,
-                     fetch: bool = True) -> "Pin":
-        """Pin the keys' blocks in the host tier, and fetch the others from the tiers below."""
+                     fetch: bool = True, timeout: float = 0.0) -> "Pin":
+        """Pin the keys' blocks in the host tier, and fetch the others from the tiers below, within @timeout seconds (0: any)."""
         packed, pin = _chain(keys, self.key_len), ctypes.c_void_p()
-        opts = _abi.kvbm_pin_opts(priority=priority, no_fetch=not fetch)
+        opts = _abi.kvbm_pin_opts(priority=priority, no_fetch=not fetch, deadline_ns=deadline(timeout))
         return self._pin(packed.n, pin, _c.kvbm_manager_prepare_load, packed._struct(group, parent, position), packed.n, ctypes.byref(opts))
 
     def prepare_store(self, keys: Keys, *, parent: Optional[Keys] = None, position: int = 0, group: int = 0) -> "Pin":
@@ -378,11 +359,12 @@ class Manager(Handle):
         return self._pin(packed.n, pin, _c.kvbm_manager_prepare_store, packed._struct(group, parent, position), packed.n)
 
     def submit(self, pin: "Pin", cache: "Cache", blocks: Iterable[int], *, tag: int = 0, priority: int = 0, first_layer: int = 0,
-               n_layers: int = 0, ok: Any = None) -> int:
+               n_layers: int = 0, ok: Any = None, timeout: float = 0.0) -> int:
         """Queue the copy between a pin's host blocks and a cache's; returns the job's id. poll(), fd or wait() tell its end.
 
         blocks[i] is the cache's block for key i (NO_BLOCK: leave it out). @ok: writable memory of (n + 7) // 8 bytes, bit i says
-        whether key i's bytes are there; keep it until the job has ended.
+        whether key i's bytes are there; keep it until the job has ended. What has not begun after @timeout seconds (0: any) is
+        left out.
         """
         keep, address, n = numbers(blocks, "I")
         if n != pin.n:
@@ -391,7 +373,7 @@ class Manager(Handle):
         if bits is not None and bits.nbytes < (n + 7) // 8:
             raise ValueError("@ok is too short")
         job = _abi.kvbm_job(pin=pin.address, cache=cache._state.address, blocks=address, first_layer=first_layer, n_layers=n_layers,
-                            priority=priority, tag=tag, ok=None if bits is None else bits.address)
+                            priority=priority, tag=tag, deadline_ns=deadline(timeout), ok=None if bits is None else bits.address)
         ident = self._hot(_c.kvbm_manager_submit, ctypes.byref(job))
         del keep
         return ident
@@ -399,13 +381,13 @@ class Manager(Handle):
     def poll(self, most: int = 64) -> List[Done]:
         """Take the results of ended jobs."""
         results = (_abi.kvbm_done * most)()
-        return [_done(results[i]) for i in range(self._hot(_c.kvbm_manager_poll, results, most))]
+        return [as_done(results[i]) for i in range(self._hot(_c.kvbm_manager_poll, results, most))]
 
     def wait(self, job: int, timeout: float = 10.0) -> Done:
         """Wait for a job and take its result. Raises Error(ETIMEDOUT)."""
         result = _abi.kvbm_done()
         self._hot(_c.kvbm_manager_wait, job, int(timeout * 1000), ctypes.byref(result))
-        return _done(result)
+        return as_done(result)
 
     def cancel(self, job: int) -> None:
         """Cancel a job. Raises NotFound when it has ended."""

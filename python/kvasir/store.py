@@ -14,7 +14,7 @@ import errno
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _abi
-from ._native import Error, Handle, Memory, NotFound, adopt, address_of, call, error, load, text
+from ._native import EXIT_WAIT_S, Error, Handle, Memory, NotFound, adopt, address_of, call, error, load, text
 
 __all__ = ["Collected", "Progress", "Saved", "Store", "Verified", "open"]
 
@@ -112,6 +112,23 @@ class _Parts:
         self.counts = (ctypes.c_uint32 * n)(*map(len, split))
 
 
+def end_queue(address: int, timeout_ms: int, queues: Dict[int, Dict[int, Any]], close: Callable[[int, int], int]) -> int:
+    """Close a queue of requests, then let go of what they used. Returns a negative errno while the store works on some."""
+    requests = queues.get(address)
+    rc = 0 if requests is None else int(close(address, timeout_ms))
+    if requests is not None and rc >= 0:
+        del queues[address]
+        for request in list(requests.values()):
+            request.give_back()
+    return rc
+
+
+def _end_queues(queues: Dict[int, Dict[int, Any]], close: Callable[[int, int], int]) -> None:
+    """Close the queues of a store that nobody closed."""
+    for address in list(queues):
+        end_queue(address, 1000 * EXIT_WAIT_S, queues, close)
+
+
 class Store(Handle):
     """An open store. Use open()."""
 
@@ -120,7 +137,11 @@ class Store(Handle):
         address = ctypes.c_void_p()
         call(self._c.kvs_open, text(uri), ctypes.byref(address))
         self.uri = uri
-        self._own(address.value or 0, self._c.kvs_close)
+        queues: Dict[int, Dict[int, Any]] = {}  # address of each open kvasir.queue.Queue: its requests
+        library = self._c
+        self._queues = queues
+        self._own(address.value or 0, lambda store: -errno.EBUSY if queues else library.kvs_close(store))
+        self._state.at_end = lambda: _end_queues(queues, library.kvs_async_close)
 
     # -- objects ------------------------------------------------------------------------------------
     def save(self, name: str, data: Any, *, fingerprint: Optional[str] = None, format: str = "auto",
@@ -316,7 +337,7 @@ class Store(Handle):
         return adopt(data.value, n.value)
 
     def flush(self) -> None:
-        """Make blocks durable that put() stored. close() does not."""
+        """Make blocks durable that put() stored; close() does it too, but raises nothing when it fails."""
         self._call(self._c.kvs_flush)
 
     def stats(self) -> Dict[str, int]:

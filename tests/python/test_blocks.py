@@ -13,7 +13,7 @@ import threading
 from kvpython import BUILD, check, equal, folder, raises, run  # first: it finds the package
 import kvasir
 from kvasir import _abi, blocks
-from kvasir.blocks import Manager, Pool, Shape
+from kvasir.blocks import MISS, ON_DISK, READY, Chain, Manager, Pool, Shape
 from kvasir.index import hash_tokens, sequence_hashes
 
 SHAPE = Shape(layers=2, page_size=4, inner=16)
@@ -35,8 +35,8 @@ def bytes_of(key):
 
 def test_chain_is_the_struct_of_c():
     equal(blocks._CHAIN.size, ctypes.sizeof(_abi.kvbm_chain), "size")
-    chain = _abi.kvbm_chain(group=2, keys=3, parent=4, position=5, tokens=6)
-    equal(blocks._CHAIN.unpack(bytes(chain))[1:], (2, 3, 4, 5, 6), "fields")
+    chain = _abi.kvbm_chain(group=2, keys=3, parent=4, position=5, tokens=6, scattered=True)
+    equal(blocks._CHAIN.unpack(bytes(chain))[1:], (2, 3, 4, 5, 6, True), "fields")
     equal(ctypes.sizeof(_abi.kvbm_handle), 16, "a handle")
     equal((_abi.kvbm_handle.block.offset, _abi.kvbm_handle.block.size), (8, 4), "its block number")
 
@@ -271,6 +271,32 @@ def test_pins_released_beside_close():
                 equal(problem.errno, errno.EBUSY, "refused")
                 refused += 1
         thread.join()
+
+
+def test_scattered_keys_and_removal():
+    shape = Shape(layers=1, page_size=4, inner=8)
+    with folder() as path:
+        for life in range(2):
+            with Manager(shape, host_bytes=1 << 20, disk=path, disk_bytes=1 << 20, fingerprint="m", key_len=36) as manager:
+                cache = bytearray(8 * shape.nbytes)
+                keys = [bytes([i]) * 36 for i in range(4)]
+                with manager.attach(cache) as blocks:
+                    if life == 1:
+                        equal(list(manager.lookup(Chain(keys, 36, scattered=True))), [MISS, ON_DISK, MISS, ON_DISK], "after a restart")
+                        continue
+                    cache[:] = bytes(i // shape.nbytes for i in range(len(cache)))
+                    equal(blocks.store(Chain(keys, 36, scattered=True), [0, 1, 2, 3]), 4, "stored")
+                    manager.drain(60)
+                    mixed = Chain([keys[3], b"x" * 36, keys[0]], 36, scattered=True)
+                    equal(list(manager.lookup(mixed)), [READY, MISS, READY], "a miss hides no other key")
+                    with manager.prepare_load(mixed, timeout=60) as pin:
+                        ok = bytearray(1)
+                        done = manager.wait(manager.submit(pin, blocks, [7, 6, 5], ok=ok, timeout=60), 60)
+                    equal((done.n, done.ok, ok[0]), (3, 2, 5), "job")
+                    equal((cache[7 * shape.nbytes], cache[6 * shape.nbytes], cache[5 * shape.nbytes]), (3, 6, 0), "bytes")
+                    raises(kvasir.Error, manager.lookup, mixed, parent=keys[0], position=1)
+                    gone = manager.remove(keys[0] + keys[2] + keys[0] + b"y" * 36)
+                    equal((gone.host, gone.disk, gone.object, gone.held), (2, 2, 0, 0), "removed")
 
 
 if __name__ == "__main__":
