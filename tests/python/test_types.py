@@ -15,7 +15,7 @@ import kvasir
 def modules():
     names = [item.name for item in pkgutil.iter_modules(kvasir.__path__) if not item.name.startswith("_")]
     check({"store", "index", "events", "client"} <= set(names), names)
-    return [kvasir] + [importlib.import_module(f"kvasir.{name}") for name in names]
+    return [kvasir] + [importlib.import_module(f"kvasir.{name}") for name in names if name != "vllm"]  # needs vLLM
 
 
 def test_mypy_strict():

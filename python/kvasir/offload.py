@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chunks of an engine's host memory on disk and in an object store, by keys: what connectors of engines are made of.
+
+    tier = kvasir.offload.Offload(memory, chunk_bytes, fingerprint="model", disk="/nvme/kv", disk_bytes="200GiB")
+    tier.store(job, keys, chunks)            # chunk numbers in memory; returns at once
+    if tier.lookup(key) is kvasir.offload.HIT:
+        tier.load(job, [key], [chunk])
+    for transfer in tier.finished():
+        print(transfer.job, transfer.ok)     # one bool for each key
+
+No call waits, besides drain() and close(). One thread at a time.
+"""
+import array
+import contextlib
+import errno
+import hashlib
+import select
+import time
+from collections import deque
+from typing import Any, Deque, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+from ._native import Error, Memory, NotFound, give_back, lend
+from .blocks import BUSY, MISS, NO_BLOCK, ON_DISK, PENDING, READY, REMOTE, Cache, Chain, Manager, Shape
+
+__all__ = ["ABSENT", "AGAIN", "HIT", "Offload", "Transfer", "size_of"]
+
+ABSENT, HIT, AGAIN = range(3)  # answers of Offload.lookup
+_ANSWERS = {MISS: ABSENT, READY: HIT, ON_DISK: HIT, REMOTE: HIT, BUSY: HIT, PENDING: AGAIN}
+_STAGING = 256 << 20  # bytes of staging buffers, unless said
+_MOST_LOST = 65536
+_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+
+
+def size_of(value: Union[int, str]) -> int:
+    """Return the bytes that @value names: a number, or "200GiB"."""
+    if isinstance(value, int):
+        return value
+    number = value.strip().rstrip("BKMGTIbkmgti")
+    unit = value.strip()[len(number):].upper()
+    if unit not in _UNITS:
+        raise ValueError(f"no size: {value!r}")
+    return int(float(number) * _UNITS[unit])
+
+
+class Transfer(NamedTuple):
+    """Result of a job: @ok tells for each key whether its bytes are there (a load), or were taken (a store)."""
+    job: int
+    loads: bool
+    keys: List[bytes]
+    ok: List[bool]
+    seconds: float
+    bytes: int
+
+
+class _Job:
+    """A job under way: in rounds, since not every chunk may have a buffer at once."""
+
+    __slots__ = ("job", "loads", "keys", "chunks", "ok", "left", "begun", "until", "indices", "bits")
+
+    def __init__(self, job: int, loads: bool, keys: Sequence[bytes], chunks: Iterable[int], timeout: float) -> None:
+        self.job, self.loads = job, loads
+        self.keys, self.chunks = list(keys), [int(chunk) for chunk in chunks]
+        if len(self.keys) != len(self.chunks):
+            raise ValueError(f"{len(self.keys)} keys, {len(self.chunks)} chunks")
+        self.ok = [False] * len(self.keys)
+        self.left = list(range(len(self.keys)))  # indices of keys that no round has settled
+        self.begun = time.monotonic()
+        self.until = self.begun + timeout
+        self.indices: List[int] = []  # of the round under way: keys, and where the library tells which succeeded
+        self.bits: Optional[Memory] = None
+
+
+class Offload:
+    """Chunks of an engine's host memory in the tiers below it.
+
+    @memory: writable, contiguous host memory, of chunks of @chunk_bytes; it stays the caller's. @fingerprint: all that makes
+    equal keys mean equal bytes. @timeout: seconds until a chunk that has not moved counts as failed. @forget: seconds for
+    which a key whose load failed is ABSENT. Other options are those of kvasir.blocks.Manager; without host_bytes a few staging
+    buffers carry the chunks.
+    """
+
+    def __init__(self, memory: Any, chunk_bytes: int, *, fingerprint: str, key_len: int = 36, timeout: float = 30.0,
+                 forget: float = 30.0, close_timeout: float = 30.0, **options: Any) -> None:
+        for name in ("disk_bytes", "host_bytes"):
+            if name in options:
+                options[name] = size_of(options[name])
+        if not options.get("host_bytes"):
+            options.setdefault("staging_blocks", max(8, min(256, _STAGING // chunk_bytes)))
+        self.chunk_bytes, self.key_len = chunk_bytes, key_len
+        self.timeout, self.forget = timeout, forget
+        shape = Shape(layers=1, outer=1, page_size=1, inner=chunk_bytes, dtype_bytes=1)
+        self._manager = Manager(shape, key_len=key_len, fingerprint=fingerprint, close_timeout=close_timeout, **options)
+        try:
+            self._cache: Optional[Cache] = self._manager.attach(memory)
+        except BaseException:
+            self._manager.close()
+            raise
+        self._rounds: Dict[int, _Job] = {}  # by the manager's job
+        self._waiting: Deque[_Job] = deque()  # without a buffer so far
+        self._ended: List[Transfer] = []
+        self._lost: Dict[bytes, float] = {}  # keys whose load failed: ABSENT until then
+
+    # -- keys ---------------------------------------------------------------------------------------
+    def _name(self, key: bytes) -> bytes:
+        """Return @key, or a digest of one that is of another length."""
+        if len(key) == self.key_len:
+            return bytes(key)
+        return hashlib.shake_256(b"kvasir" + bytes(key)).digest(self.key_len)
+
+    def _chain(self, keys: Sequence[bytes]) -> Chain:
+        return Chain(b"".join([self._name(key) for key in keys]), self.key_len, scattered=True)
+
+    def lookup(self, key: bytes) -> int:
+        """Tell whether a chunk is there: HIT, ABSENT, or AGAIN (it is being asked for, or moved). Never waits."""
+        until = self._lost.get(key)
+        if until is not None:
+            if time.monotonic() < until:
+                return ABSENT
+            del self._lost[key]
+        return _ANSWERS[self._manager.lookup(self._chain((key,)))[0]]
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Count one use of each key."""
+        if keys:
+            self._manager.touch(self._chain(keys))
+
+    def _lose(self, key: bytes) -> None:
+        while len(self._lost) >= _MOST_LOST:
+            del self._lost[next(iter(self._lost))]
+        self._lost[key] = time.monotonic() + self.forget
+
+    # -- jobs ---------------------------------------------------------------------------------------
+    def store(self, job: int, keys: Sequence[bytes], chunks: Iterable[int]) -> None:
+        """Store chunks of the memory, which must not change until finished() has the job."""
+        self._begin(_Job(job, False, keys, chunks, self.timeout))
+
+    def load(self, job: int, keys: Sequence[bytes], chunks: Iterable[int]) -> None:
+        """Load chunks into the memory, which belongs to the library until finished() has the job."""
+        self._begin(_Job(job, True, keys, chunks, self.timeout))
+
+    def _begin(self, job: _Job) -> None:
+        if not job.loads and job.left:  # what is there already needs no copy
+            places = self._manager.lookup(self._chain(job.keys))
+            job.left = [i for i in job.left if places[i] not in (READY, ON_DISK, REMOTE)]
+            for i, place in enumerate(places):
+                job.ok[i] = place in (READY, ON_DISK, REMOTE)
+        self._round(job)
+
+    def _round(self, job: _Job) -> None:
+        """Begin to copy what has a buffer now; the rest of the job waits for the next round, as long as it may."""
+        try:
+            if job.left and not self._submit(job):
+                if time.monotonic() < job.until:
+                    self._waiting.append(job)
+                    return
+                job.left = []
+        except Error as problem:
+            if problem.errno == errno.EAGAIN and time.monotonic() < job.until:  # too many jobs
+                self._waiting.append(job)
+                return
+            job.left = []
+        if job.bits is None and not job.left:
+            self._end(job)
+
+    def _submit(self, job: _Job) -> bool:
+        """Queue one round. False: none of the job's chunks has a buffer."""
+        keys, rest = self._chain([job.keys[i] for i in job.left]), max(job.until - time.monotonic(), 0.001)
+        pin = self._manager.prepare_load(keys, timeout=rest) if job.loads else self._manager.prepare_store(keys)
+        with pin:
+            wanted, later = self._sort(job, pin.state())
+            if not wanted:
+                job.left = [job.left[k] for k in later]
+                return not job.left
+            blocks = array.array("I", [NO_BLOCK]) * keys.n
+            for k in wanted:
+                blocks[k] = job.chunks[job.left[k]]
+            bits = Memory(bytearray((keys.n + 7) // 8), True)
+            lend(bits)
+            try:
+                ident = self._manager.submit(pin, self._attached(), blocks, ok=bits, timeout=rest)
+            except BaseException:
+                give_back(bits)
+                raise
+        job.bits, job.indices = bits, job.left
+        job.left = [job.left[k] for k in later]
+        self._rounds[ident] = job
+        return True
+
+    def _sort(self, job: _Job, places: bytes) -> Tuple[List[int], List[int]]:
+        """Return which keys of a pin this round copies, and which have no buffer. The others are settled."""
+        wanted, later = [], []
+        for k, place in enumerate(places):
+            if place == BUSY:
+                later.append(k)
+            elif place == PENDING or (place == READY and job.loads):
+                wanted.append(k)
+            elif place == READY:  # stored meanwhile, for another job
+                job.ok[job.left[k]] = True
+        return wanted, later
+
+    def _attached(self) -> Cache:
+        if self._cache is None:
+            raise ValueError("Offload is closed")
+        return self._cache
+
+    def _end(self, job: _Job) -> None:
+        for key, ok in zip(job.keys, job.ok):
+            if job.loads and not ok:
+                self._lose(key)
+            elif not job.loads and ok:
+                self._lost.pop(key, None)
+        now = time.monotonic()
+        self._ended.append(Transfer(job.job, job.loads, job.keys, job.ok, now - job.begun, sum(job.ok) * self.chunk_bytes))
+
+    def _collect(self) -> None:
+        """Settle the rounds that have ended."""
+        while True:
+            results = self._manager.poll()
+            for done in results:
+                job = self._rounds.pop(done.id)
+                bits, indices = job.bits, job.indices
+                if bits is None:
+                    continue
+                told = bytes(bits._owner)
+                waiting = set(job.left)
+                for k, i in enumerate(indices):
+                    if i not in waiting and told[k >> 3] >> (k & 7) & 1:
+                        job.ok[i] = True
+                job.bits = None
+                give_back(bits)
+                self._round(job)
+            if not results:
+                return
+
+    def finished(self) -> List[Transfer]:
+        """Take the results of the jobs that have ended since the last call; go on with the others. Never waits."""
+        if self._cache is not None:
+            self._collect()
+            for _ in range(len(self._waiting)):
+                self._round(self._waiting.popleft())
+        ended, self._ended = self._ended, []
+        return ended
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job has not ended, or its result was not taken."""
+        return bool(self._rounds or self._waiting or self._ended)
+
+    def drain(self) -> None:
+        """Wait until no job uses the memory. Chunks that wait for a buffer fail; finished() has the results."""
+        watch = select.poll()
+        watch.register(self._manager.fileno(), select.POLLIN)
+        for job in self._rounds.values():
+            job.until = 0.0
+        while self._waiting:
+            job = self._waiting.popleft()
+            job.left = []
+            self._end(job)
+        while self._rounds:
+            watch.poll(1000)
+            self._collect()
+
+    # -- the rest -----------------------------------------------------------------------------------
+    def stats(self) -> Dict[str, Any]:
+        """Return the statistics of the tiers by the names of kvbm_manager_stats."""
+        return self._manager.stats()
+
+    def flush(self, timeout: float = 30.0) -> None:
+        """Wait until what was stored has reached the tiers below. Raises Error(ETIMEDOUT)."""
+        self._manager.drain(timeout)
+
+    def close(self) -> None:
+        """End all jobs, write what was stored, and give the memory back. Raises Error when a device doesn't answer."""
+        if self._cache is not None:
+            for ident in list(self._rounds):
+                with contextlib.suppress(NotFound):  # it has ended
+                    self._manager.cancel(ident)
+            self.drain()
+            self._cache.close()
+            self._cache = None
+        self._manager.close()
+
+    def __enter__(self) -> "Offload":
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvasir.vllm.Tier against the contract of vLLM 0.33's secondary tiers, written down here; tests/real has vLLM itself.
+
+The contract: one tier per engine, made with the configuration, a view of (chunks, bytes) and its type; lookups of 36-byte keys
+answer HIT, MISS or RETRY; each submitted job has exactly one result, also when it is drained; a load's failed keys are those
+not named as successful; after shutdown nothing holds the view.
+"""
+import enum
+import hashlib
+import random
+import sys
+import time
+import types
+from array import array
+from typing import Any, NamedTuple
+
+from kvpython import check, equal, folder, raises, run  # first: it finds the package
+
+CHUNK, N = 8192, 32
+
+
+class LookupResult(enum.Enum):
+    MISS, HIT, HIT_PENDING, RETRY = range(4)
+
+
+class JobResult(NamedTuple):
+    job_id: int
+    success: bool
+    successful_keys: Any = None
+    transfer_time: Any = None
+    transfer_bytes: Any = None
+
+
+class SecondaryTierManager:
+    def __init__(self, offloading_spec, primary_kv_view, tier_type, backpressure_detector=None):
+        self._primary_kv_view, self.tier_type, self.bp_detector = primary_kv_view, tier_type, backpressure_detector
+
+
+base = types.ModuleType("vllm.v1.kv_offload.base")
+base.LookupResult, base.Medium = LookupResult, enum.Enum("Medium", "CPU STORAGE")
+base.Locality = enum.Enum("Locality", {"LOCAL": "LOCAL", "REMOTE": "REMOTE"})
+tiering = types.ModuleType("vllm.v1.kv_offload.tiering.base")
+tiering.JobResult, tiering.SecondaryTierManager = JobResult, SecondaryTierManager
+tiering.RequestOffloadingContext = type("RequestOffloadingContext", (), {})
+for name in ("vllm", "vllm.v1", "vllm.v1.kv_offload", "vllm.v1.kv_offload.tiering"):
+    sys.modules[name] = types.ModuleType(name)
+sys.modules[base.__name__], sys.modules[tiering.__name__] = base, tiering
+
+from kvasir.vllm import Tier, fingerprint_of  # noqa: E402
+
+
+def spec(name="model", rank=0, replicas=1):
+    group = types.SimpleNamespace(group_id=0, tokens_per_block=16, layer_names=("layer.0",))
+    return types.SimpleNamespace(config=types.SimpleNamespace(
+        model=types.SimpleNamespace(name=name, dtype="float16"), groups=(group,), replicated_layout=False, canonical_layout=False,
+        cache=types.SimpleNamespace(tokens_per_hash=16, blocks_per_chunk=1), kv_cache_layout=None,
+        parallel=types.SimpleNamespace(world_size=1, tp_size=1, pp_size=1, pcp_size=1, dcp_size=1, data_parallel_index=rank,
+                                       data_parallel_size=replicas)))
+
+
+def job(number, keys, chunks):
+    return types.SimpleNamespace(job_id=number, keys=tuple(keys), chunk_ids=array("i", chunks))
+
+
+def key_of(i):
+    return hashlib.sha256(b"%d" % i).digest() + bytes(4)
+
+
+def content(key):
+    return hashlib.shake_128(key).digest(CHUNK)
+
+
+def make(path, **options):
+    memory = bytearray(N * CHUNK)
+    view = memoryview(memory).cast("B", (N, CHUNK))
+    return memory, view, Tier(spec(**options), view, "Tier", None, disk=path, disk_bytes="8MiB")
+
+
+def result(tier):
+    limit = time.monotonic() + 60
+    while True:
+        found = list(tier.get_finished_jobs())
+        if found:
+            equal(len(found), 1, "results")
+            return found[0]
+        check(time.monotonic() < limit, "the job has no end")
+        time.sleep(0.001)
+
+
+def test_the_contract():
+    rng = random.Random(1)
+    with folder() as path:
+        memory, view, tier = make(path)
+        array_view = memoryview(memory)
+        keys, stored = [key_of(i) for i in range(100)], set()
+        for number in range(60):
+            some = rng.sample(keys, rng.randrange(1, 12))
+            chunks = rng.sample(range(N), len(some))
+            tier.on_new_request(None)
+            if number % 2:
+                for key, chunk in zip(some, chunks):
+                    array_view[chunk * CHUNK:(chunk + 1) * CHUNK] = content(key)
+                tier.submit_store(job(number, some, chunks))
+                equal(result(tier)[:2], (number, True), "stored")
+                stored.update(some)
+                tier.chunks.flush()
+            else:
+                there = [key for key in some if tier.lookup(key, None) is LookupResult.HIT]
+                equal(set(there), set(some) & stored, "lookup")
+                tier.touch(there, None)
+                tier.submit_load(job(number, some, chunks))
+                done = result(tier)
+                equal((done.success, set(done.successful_keys or some)), (len(there) == len(some), set(there or some)), "loaded")
+                for key, chunk in zip(some, chunks):
+                    check(key not in stored or array_view[chunk * CHUNK:(chunk + 1) * CHUNK] == content(key), "wrong bytes")
+                tier.chunks._lost.clear()
+        for number in range(20):
+            tier.submit_load(job(number, keys[number:number + 1], [number]))
+        tier.drain_jobs()
+        equal(sorted(done.job_id for done in tier.get_finished_jobs()), list(range(20)), "each job has one result")
+        tier.submit_store(job(99, keys[:1], [0]))
+        tier.shutdown()
+        array_view.release()
+        view.release()  # BufferErrors if the tier still held it
+        memory.clear()
+        memory, view, tier = make(path)
+        equal({key for key in keys if tier.lookup(key, None) is LookupResult.HIT}, stored | {keys[0]}, "after a restart")
+        tier.shutdown()
+
+
+def test_what_makes_equal_keys_equal():
+    names = {fingerprint_of(spec(), CHUNK), fingerprint_of(spec("other"), CHUNK), fingerprint_of(spec(), 2 * CHUNK),
+             fingerprint_of(spec(), CHUNK, "revision 2")}
+    equal(len(names), 4, "fingerprints")
+    equal(fingerprint_of(spec(), CHUNK), fingerprint_of(spec(rank=1, replicas=2), CHUNK), "replicas hold the same bytes")
+    with folder() as path:
+        tiers = [make(path, rank=rank, replicas=2)[2] for rank in range(2)]  # each in a folder of its own
+        other = make(path, name="other")[2]
+        for tier in (*tiers, other):
+            equal(tier.lookup(key_of(1), None), LookupResult.MISS, "empty")
+            tier.shutdown()
+        raises(TypeError, Tier, spec(), memoryview(bytearray(CHUNK)).cast("B", (1, CHUNK)), "Tier", None, no_such_option=1)
+
+
+if __name__ == "__main__":
+    run(globals())
