@@ -9,6 +9,7 @@
     kvasir.client   kv-indexer over HTTP
     kvasir.router   route OpenAI requests over several engines, by prefix and load
     kvasir.sglang   storage backend of SGLang's HiCache
+    kvasir.lmcache  native plugin of LMCache's L2
 
 Failing calls raise kvasir.Error, a subclass of OSError: `errno` tells the kind, the text the reason.
 """

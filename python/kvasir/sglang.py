@@ -20,6 +20,7 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import store as _store
+from ._flusher import Flusher
 from ._native import Error
 
 __all__ = ["HiCache"]
@@ -235,10 +236,8 @@ class HiCache(_Base):
         self.mem_pool_host: Any = None
         self.counters = {name: 0 for name in ("got", "missed", "damaged", "put", "present", "failed")}  # pages
         self._said = -1e9
-        self._flush_s = float(config.get("flush_s", 1.0))
-        self._dirty, self._closing = False, threading.Event()
         self._store = _store.open(config["uri"])
-        self._flusher: Optional[threading.Thread] = None
+        self._flusher = Flusher(self._store, float(config.get("flush_s", 1.0)), self._warn)
 
     # -- pools ------------------------------------------------------------------------------------------
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
@@ -337,40 +336,12 @@ class HiCache(_Base):
         stored, present = codes.count(0), codes.count(1)
         self._count(put=stored, present=present, failed=n - stored - present)
         if stored or present:  # a page that is there may still wait for the server, too
-            self._flush_later()
+            self._flusher.note_put()
         return [rc >= 0 for rc in codes]
-
-    # -- durability -------------------------------------------------------------------------------------
-    def _flush_later(self) -> None:
-        self._dirty = True
-        if not self._flush_s:
-            self._flush()
-        elif self._flusher is None:
-            with self._lock:
-                if self._flusher is None:
-                    self._flusher = threading.Thread(target=self._flush_often, name="kvasir-flush", daemon=True)
-                    self._flusher.start()
-
-    def _flush_often(self) -> None:
-        while not self._closing.wait(self._flush_s):
-            self._flush()
-
-    def _flush(self) -> None:
-        if not self._dirty:
-            return
-        self._dirty = False
-        try:
-            self._store.flush()
-        except (Error, ValueError) as problem:
-            if not self._store.closed:
-                self._warn("making pages durable", problem)
 
     def close(self) -> None:
         """Make all pages durable and close the store."""
-        self._closing.set()
-        if self._flusher is not None:
-            self._flusher.join()
-        self._flush()
+        self._flusher.close()
         self._store.close()
 
     # -- SGLang's interface: v1 ----------------------------------------------------------------------------

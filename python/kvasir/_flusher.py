@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes a store's blocks durable soon after they were put, for connectors whose engine never asks for it."""
+import threading
+from typing import Callable, Optional
+
+from ._native import Error
+from .store import Store
+
+
+class Flusher:
+    """Flushes @store @seconds after a put at the latest, in a thread of its own; 0: in note_put(). @warn gets what failed."""
+
+    def __init__(self, store: Store, seconds: float, warn: Callable[[str, BaseException], None]) -> None:
+        self._store, self._seconds, self._warn = store, seconds, warn
+        self._dirty, self._closing, self._lock = False, threading.Event(), threading.Lock()
+        self._thread: Optional[threading.Thread] = None
+
+    def note_put(self) -> None:
+        """Take note that blocks were put."""
+        self._dirty = True
+        if not self._seconds:
+            self.flush()
+        elif self._thread is None:
+            with self._lock:
+                if self._thread is None and not self._closing.is_set():
+                    self._thread = threading.Thread(target=self._run, name="kvasir-flush", daemon=True)
+                    self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._seconds):
+            self.flush()
+
+    def flush(self) -> None:
+        """Flush now, if anything was put."""
+        if not self._dirty:
+            return
+        self._dirty = False
+        try:
+            self._store.flush()
+        except (Error, ValueError) as problem:
+            if not self._store.closed:
+                self._warn("making blocks durable", problem)
+
+    def close(self) -> None:
+        """Flush a last time and end the thread."""
+        with self._lock:
+            self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.flush()

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LMCache's chunks in any store: a native plugin of LMCache's L2.
+
+    lmcache server ... --l2-adapter '{"type": "native_plugin", "module_path": "kvasir.lmcache", "class_name": "Client",
+                                      "adapter_params": {"uri": "/var/lib/kv?limit=100GiB"}}'
+
+Requests run on threads of the library; chunks move between LMCache's memory and the store in place, and verify on the way. A chunk
+that doesn't verify, a full disk and a server that is down are failures of single chunks: LMCache goes on without them.
+"""
+import errno
+import hashlib
+import logging
+import os
+import select
+import threading
+import time
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from . import store as _store
+from ._flusher import Flusher
+from ._native import Error, Memory
+from .queue import Queue, Result
+
+__all__ = ["Client"]
+
+logger = logging.getLogger(__name__)
+Completion = Tuple[int, bool, str, Optional[List[bool]]]
+
+
+class _Asked(NamedTuple):
+    """A request under way: LMCache's number of it, what it is, its keys, and the sizes that a get wants."""
+    future: int
+    kind: str
+    keys: List[bytes]
+    sizes: List[int]
+
+
+class Client:
+    """A connector of LMCache's native_plugin adapter. No method raises after the constructor; any thread may call any.
+
+    @fingerprint: whatever decides a chunk's bytes beside LMCache's key. @threads: of the library; 0: one per core, 2 to 4.
+    @flush_s: chunks are durable and seen by other processes after so many seconds at most.
+    """
+
+    def __init__(self, uri: str, fingerprint: str = "", threads: int = 0, max_requests: int = 4096, flush_s: float = 1.0) -> None:
+        self._salt = hashlib.sha256(b"lmcache 1 " + fingerprint.encode()).digest()
+        self._store = _store.open(uri)
+        self._queue = Queue(self._store, threads=threads, max_requests=max_requests)
+        self._flusher = Flusher(self._store, flush_s, self._warn)
+        self._lock, self._said, self._next = threading.Lock(), -1e9, 0
+        self._asked: Dict[int, _Asked] = {}
+        self._failed: List[Completion] = []  # requests that the queue didn't take
+        self._pipe = os.pipe()  # a byte waits in it while there are any
+        self._poll = select.epoll()  # readable when either has completions
+        self._poll.register(self._queue.fileno(), select.EPOLLIN)
+        self._poll.register(self._pipe[0], select.EPOLLIN)
+        self._closed = False
+
+    def _warn(self, what: str, problem: BaseException) -> None:
+        now = time.monotonic()
+        if now - self._said >= 10:
+            self._said = now
+            logger.warning("kvasir.lmcache: %s: %s; LMCache goes on without these chunks", what, problem)
+
+    def _keys(self, keys: Sequence[str]) -> List[bytes]:
+        return [hashlib.blake2b(key.encode(), key=self._salt, digest_size=32).digest() for key in keys]
+
+    def _submit(self, kind: str, keys: Sequence[str], views: Optional[Sequence[Any]]) -> int:
+        with self._lock:  # held until the request is noted: its result may come at once
+            self._next += 1
+            future = self._next
+            try:
+                packed = self._keys(keys)
+                if kind == "get":
+                    sizes = [Memory(view).nbytes for view in views or ()]
+                    request = self._queue.get(packed, list(views or ()))
+                elif kind == "set":
+                    sizes, request = [], self._queue.put(packed, list(views or ()))
+                elif kind == "exists":
+                    sizes, request = [], self._queue.exists(packed)
+                else:
+                    sizes, request = [], self._queue.delete(packed)
+                self._asked[request] = _Asked(future, kind, packed, sizes)
+            except Exception as problem:  # pylint: disable=broad-except
+                self._warn(f"a {kind} of {len(keys)} chunks", problem)
+                self._failed.append((future, False, str(problem), None if kind == "set" else [False] * len(keys)))
+                if not self._closed and len(self._failed) == 1:
+                    os.write(self._pipe[1], b"x")
+            return future
+
+    # -- LMCache's interface -------------------------------------------------------------------------------
+    def event_fd(self) -> int:
+        """Descriptor that is readable while drain_completions() has something."""
+        return self._poll.fileno()
+
+    def submit_batch_get(self, keys: Sequence[str], memoryviews: Sequence[Any]) -> int:
+        """Read chunks into memory; a chunk must have the length of its view."""
+        return self._submit("get", keys, memoryviews)
+
+    def submit_batch_set(self, keys: Sequence[str], memoryviews: Sequence[Any]) -> int:
+        """Store chunks. Nothing may change their memory until the request has ended."""
+        return self._submit("set", keys, memoryviews)
+
+    def submit_batch_exists(self, keys: Sequence[str]) -> int:
+        """Ask which chunks are there."""
+        return self._submit("exists", keys, None)
+
+    def submit_batch_delete(self, keys: Sequence[str]) -> int:
+        """Delete chunks."""
+        return self._submit("delete", keys, None)
+
+    def drain_completions(self) -> List[Completion]:
+        """Take what has ended: (number, whether all went well, reason, result of each key)."""
+        with self._lock:
+            done, self._failed = self._failed, []
+            if done and not self._closed:
+                os.read(self._pipe[0], 1)
+            try:
+                results = self._queue.poll(256)
+            except (Error, ValueError):
+                results = []  # closed
+            for result in results:
+                asked = self._asked.pop(result.id, None)
+                if asked is not None:
+                    done.append(self._completion(asked, result))
+        if any(each is None for *_, each in done):
+            self._flusher.note_put()
+        return done
+
+    def _completion(self, asked: _Asked, result: Result) -> Completion:
+        reason = "" if not result.status else os.strerror(-result.status)
+        if result.status:
+            self._warn(f"a {asked.kind} of {len(asked.keys)} chunks", OSError(-result.status, reason))
+        if asked.kind == "set":
+            return asked.future, not result.status and all(rc >= 0 for rc in result.each), reason, None
+        if asked.kind == "exists":
+            return asked.future, not result.status, reason, [rc == 1 for rc in result.each]
+        if asked.kind == "delete":
+            return asked.future, not result.status, reason, [rc == 0 for rc in result.each]
+        damaged = [key for key, rc in zip(asked.keys, result.each) if rc == -errno.EBADMSG]  # stored anew once it is gone
+        if damaged:
+            try:
+                self._queue.delete(damaged)
+            except (Error, ValueError) as problem:
+                self._warn("deleting damaged chunks", problem)
+        return asked.future, not result.status, reason, [rc == size for rc, size in zip(result.each, asked.sizes)]
+
+    def close(self) -> None:
+        """Wait for requests under way, make chunks durable and close the store."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        try:
+            self._queue.drain(30)
+            self._flusher.note_put()
+        except (Error, ValueError) as problem:
+            self._warn("waiting for requests", problem)
+        self._flusher.close()
+        try:
+            self._queue.close()
+            self._store.close()
+        except Error as problem:
+            self._warn("closing", problem)
+        self._poll.close()
+        for fd in self._pipe:
+            os.close(fd)
