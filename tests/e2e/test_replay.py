@@ -194,7 +194,8 @@ def test_a_wrong_index_is_noticed():
                                     "50", "--seconds", "6", "--settle", "1s"], stdout=subprocess.PIPE, text=True)
         try:
             wait_until(lambda: len(indexer.workers()) == 2, what="registration")
-            wait_until(lambda: any("index_holder_blocks" in name and value > 0 for name, value in indexer.metrics().items()), what="traffic")
+            # More than the question that shows whether all workers are followed
+            wait_until(lambda: any("index_holder_blocks" in name and value > 500 for name, value in indexer.metrics().items()), what="traffic")
             equal(indexer.post("/test/pause_listener", {"instance_id": 1}).status, 200, "pause")
             out, _ = process.communicate(timeout=60)
         finally:
