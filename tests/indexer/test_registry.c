@@ -59,6 +59,8 @@ static void engine_open(struct engine *e, bool with_topic)
     e->pub = zmq_socket(e->zmq, ZMQ_XPUB);
     e->router = zmq_socket(e->zmq, ZMQ_ROUTER);
     zmq_setsockopt(e->pub, ZMQ_SNDHWM, &(int){0}, sizeof(int)); /* nothing is dropped here */
+    zmq_setsockopt(e->pub, ZMQ_XPUB_VERBOSER, &(int){1},
+                   sizeof(int)); /* each one's coming and going */
     bind_any(e->pub, e->endpoint, sizeof(e->endpoint));
     bind_any(e->router, e->replay_endpoint, sizeof(e->replay_endpoint));
 }
@@ -78,14 +80,19 @@ static void engine_close(struct engine *e)
     zmq_ctx_term(e->zmq);
 }
 
-/* Until somebody has subscribed: nothing is lost to slow joining from now on. */
+/* Until one more has subscribed (1): nothing is lost to slow joining from now on; or has gone (0). */
+static void engine_wait_change(struct engine *e, char change)
+{
+    char byte = !change;
+
+    zmq_setsockopt(e->pub, ZMQ_RCVTIMEO, &(int){60000}, sizeof(int));
+    while (byte != change)
+        assert_int_equal(zmq_recv(e->pub, &byte, 1, 0), 1);
+}
+
 static void engine_wait_subscriber(struct engine *e)
 {
-    char byte;
-
-    zmq_setsockopt(e->pub, ZMQ_RCVTIMEO, &(int){20000}, sizeof(int));
-    assert_int_equal(zmq_recv(e->pub, &byte, 1, 0), 1);
-    assert_int_equal(byte, 1);
+    engine_wait_change(e, 1);
 }
 
 /* A prompt is a chain of blocks whose tokens and hashes follow from its number. */
@@ -253,7 +260,7 @@ static void follow(struct ki_registry *r, struct engine *e, bool with_topic, boo
 static void follow_with_replay(struct ki_registry *r, struct engine *e, bool with_topic)
 {
     follow(r, e, with_topic, true);
-    assert_int_equal(engine_replay(e, 10000), 0);
+    assert_int_equal(engine_replay(e, 60000), 0);
 }
 
 static void end(struct ki_registry *r, struct engine *e)
@@ -292,7 +299,7 @@ static void pause_ms(int ms)
 
 #define wait_for(condition)                                        \
     do {                                                           \
-        uint64_t until_ = kv_now_ns() + 20 * KV_NS_PER_S;          \
+        uint64_t until_ = kv_now_ns() + 60 * KV_NS_PER_S;          \
         while (!(condition)) {                                     \
             if (kv_now_ns() > until_)                              \
                 fail_msg("timed out waiting for: %s", #condition); \
@@ -380,7 +387,7 @@ static void gaps_are_replayed_in_both_framings(void **state)
         publish(&e, 7, 4, 2, LOST);
         publish(&e, 7, 6, 2, SENT);
         publish(&e, 7, 8, 2, SENT); /* waits its turn */
-        assert_int_equal(engine_replay(&e, 10000), 1);
+        assert_int_equal(engine_replay(&e, 60000), 1);
         wait_for(reach(r, 7, 10, 1, 0) == 10);
         wait_for(info_of(r, 1, 0).status == KI_ACTIVE);
         assert_int_equal(info_of(r, 1, 0).replayed_batches, 2);
@@ -421,9 +428,9 @@ static void initial_gap(void **state)
     assert_int_equal(add(r, 1, 0, &e, true, NULL), 0);
     assert_int_equal(add(r, 2, 0, &e, false, NULL), 0);
     engine_wait_subscriber(&e);
-    assert_int_equal(engine_replay(&e, 10000), 0);
+    engine_wait_subscriber(&e);
+    assert_int_equal(engine_replay(&e, 60000), 0);
     wait_for(reach(r, 7, 8, 1, 0) == 8); /* before anything comes live */
-    pause_ms(300);
     publish(&e, 7, 8, 4, SENT);
     wait_for(reach(r, 7, 12, 1, 0) == 12);
     assert_false(info_of(r, 1, 0).partial);
@@ -448,7 +455,7 @@ static void a_restart_forgets(void **state)
     e.seq = 0;
     publish(&e, 200, 0, 2, LOST);
     publish(&e, 201, 0, 2, SENT);
-    assert_int_equal(engine_replay(&e, 10000), 0);
+    assert_int_equal(engine_replay(&e, 60000), 0);
     wait_for(reach(r, 201, 2, 1, 0) == 2);
     assert_int_equal(reach(r, 200, 2, 1, 0), 2);
     assert_int_equal(reach(r, 118, 2, 1, 0), 0);
@@ -477,8 +484,8 @@ static void unregistering_forgets_and_remembers_the_position(void **state)
     assert_int_equal(ki_registry_unregister(r, 1, MODEL, NULL, NULL, &error), 0);
     assert_null(ki_registry_model(r, MODEL, TENANT));
     assert_int_equal(add(r, 1, 0, &e, true, NULL), 0);
-    assert_int_equal(engine_replay(&e, 10000), 0); /* its blocks are gone: from the beginning */
-    pause_ms(300);
+    assert_int_equal(engine_replay(&e, 60000), 0); /* its blocks are gone: from the beginning */
+    engine_wait_subscriber(&e);
     publish(&e, 7, 4, 4, SENT);
     wait_for(reach(r, 7, 8, 1, 0) == 8);
     assert_int_equal(reach(r, 8, 4, 1, 5), 4);
@@ -596,14 +603,14 @@ static void pausing_loses_and_replay_brings_back(void **state)
     assert_int_equal(ki_registry_pause(r, 1, NULL), 0);
     assert_int_equal(ki_registry_pause(r, 1, &(uint32_t){0}), -EALREADY);
     wait_for(info_of(r, 1, 0).status == KI_PAUSED);
-    pause_ms(200);
+    engine_wait_change(&e, 0);
     publish(&e, 7, 2, 2, SENT); /* to nobody */
     assert_int_equal(ki_registry_resume(r, 1, NULL), 0);
-    assert_int_equal(engine_replay(&e, 10000), 0); /* and the last known one: same process? */
+    assert_int_equal(engine_replay(&e, 60000), 0); /* and the last known one: same process? */
     wait_for(reach(r, 7, 4, 1, 0) == 4);
-    pause_ms(300);
+    engine_wait_subscriber(&e);
     publish(&e, 7, 4, 2, SENT);
-    assert_int_equal(engine_replay(&e, 10000), 1); /* by the first batch over the connection */
+    assert_int_equal(engine_replay(&e, 60000), 1); /* by the first batch over the connection */
     wait_for(reach(r, 7, 6, 1, 0) == 6);
     assert_false(info_of(r, 1, 0).partial);
     assert_int_equal(info_of(r, 1, 0).restarts, 0);
