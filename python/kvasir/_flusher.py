@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a store's blocks durable soon after they were put, for connectors whose engine never asks for it."""
+"""Publishes a store's blocks soon after they were put, for connectors whose engine never asks for it."""
 import threading
 from typing import Callable, Optional
 
@@ -7,8 +7,14 @@ from ._native import Error
 from .store import Store
 
 
+MANIFEST = "kvasir-flush"  # empty: publishing it ends the "save" that puts belong to, so limits and evictions concern them
+
+
 class Flusher:
-    """Flushes @store @seconds after a put at the latest, in a thread of its own; 0: in note_put(). @warn gets what failed."""
+    """Publishes the blocks of @store @seconds after a put at the latest, in a thread of its own; 0: in note_put().
+
+    What fails is tried again after as many seconds; @warn gets it.
+    """
 
     def __init__(self, store: Store, seconds: float, warn: Callable[[str, BaseException], None]) -> None:
         self._store, self._seconds, self._warn = store, seconds, warn
@@ -23,26 +29,36 @@ class Flusher:
         elif self._thread is None:
             with self._lock:
                 if self._thread is None and not self._closing.is_set():
-                    self._thread = threading.Thread(target=self._run, name="kvasir-flush", daemon=True)
-                    self._thread.start()
+                    self._start()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="kvasir-flush", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as problem:  # no more threads, or the interpreter ends
+            self._warn("starting a thread", problem)
+            self.flush()
+        else:
+            self._thread = thread
 
     def _run(self) -> None:
         while not self._closing.wait(self._seconds):
             self.flush()
 
     def flush(self) -> None:
-        """Flush now, if anything was put."""
+        """Publish now, if anything was put."""
         if not self._dirty:
             return
         self._dirty = False
         try:
-            self._store.flush()
+            self._store.put_manifest(MANIFEST, b"")
         except (Error, ValueError) as problem:
             if not self._store.closed:
+                self._dirty = True
                 self._warn("making blocks durable", problem)
 
     def close(self) -> None:
-        """Flush a last time and end the thread."""
+        """Publish a last time and end the thread."""
         with self._lock:
             self._closing.set()
         if self._thread is not None:

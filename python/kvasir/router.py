@@ -9,6 +9,7 @@ to change: order() decides, and takes no more than a few lines.
 import argparse
 import asyncio
 import json
+import signal
 import time
 from typing import Any, Awaitable, Callable, Collection, Dict, List, Optional, Sequence
 
@@ -202,13 +203,14 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     async def serve() -> None:
         router = Router(given.indexer, engines, model_name=given.model, tenant_id=given.tenant, adapters=given.adapter)
         server = await listen(router, given.host, given.port)
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
         print("listening on http://%s:%d" % server.sockets[0].getsockname()[:2], flush=True)
-        await server.serve_forever()
+        await stop.wait()
+        server.close()  # and no wait_closed(): clients may stay connected for as long as they like
 
-    try:
-        asyncio.run(serve())
-    except KeyboardInterrupt:
-        pass
+    asyncio.run(serve())
 
 
 if __name__ == "__main__":

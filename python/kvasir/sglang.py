@@ -432,7 +432,7 @@ class HiCache(_Base):
         """Delete the pages of this model and rank."""
         prefixes = {pool.prefix.encode() for pool in self._pools.values()}
         try:
-            self._store.flush()
+            self._flusher.flush()
             for key in self._store.keys():
                 if len(key) == KEY and key[:PREFIX] in prefixes:
                     self._store.discard(key)

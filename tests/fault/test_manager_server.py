@@ -28,7 +28,7 @@ def server_goes_and_comes(goes, comes):
         goes(server)
         try:
             traffic_is_well(before, m.ask("traffic", 1, 30, 2500))
-            wait_until(lambda: m.ask("stats")["object_down"], 20, "the breaker")
+            wait_until(lambda: m.ask("traffic", 1, 30, 200) and m.ask("stats")["object_down"], 120, "the breaker")
             traffic_is_well(before, m.ask("traffic", 1, 30, 500))
             late = m.ask("load", 5000, 1, 500)  # nobody has it
             check(late["ok"] == 0 and late["slowest_ms"] < 7500, late)

@@ -218,7 +218,8 @@ elif sys.argv[2] == "store":
 def test_end_of_the_program():
     for how in ("nothing", "cycle", "fork", "store"):
         with folder() as path:
-            done = subprocess.run([sys.executable, "-c", END, path, how], capture_output=True, text=True, check=False, timeout=120,
+            done = subprocess.run([sys.executable, "-W", "ignore::DeprecationWarning", "-c", END, path, how],  # it forks beside threads
+                                  capture_output=True, text=True, check=False, timeout=120,
                                   env={**os.environ, "PYTHONPATH": str(BUILD / "python")})
             equal((done.returncode, done.stderr), (0, ""), how)
 

@@ -9,6 +9,7 @@ import contextlib
 import http.client
 import json
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -335,8 +336,10 @@ def test_as_a_program():
                 connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=60 * SLOW)
                 connection.request("POST", "/v1/completions", json.dumps({"prompt": [1, 2, 3]}))
                 equal(json.loads(connection.getresponse().read())["engine"], 5, "the engine")
+                program.send_signal(signal.SIGINT)  # while the client stays connected
+                equal(program.wait(60 * SLOW), 0, "it ends")
             finally:
-                program.terminate()
+                program.kill()
                 program.wait()
 
 

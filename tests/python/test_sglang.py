@@ -5,6 +5,7 @@ The pools are ours, as SGLang 0.5.23 documents them: three layouts, and one each
 or nothing. tests/real/test_sglang_hicache.py runs SGLang's own.
 """
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -20,6 +21,8 @@ from types import SimpleNamespace
 from kvpython import SLOW, check, equal, folder, raises, run, skip, wait_until  # first: it finds the package
 from kvtest import free_port
 import kvasir
+import kvasir.store
+from kvasir._flusher import Flusher
 from kvasir.sglang import HiCache
 
 try:
@@ -326,30 +329,42 @@ def test_a_full_disk():
         equal([ours.mem_pool_host.page_bytes(10 + i) for i in range(6)], [ours.mem_pool_host.page_bytes(i) for i in range(6)], "bytes")
 
 
+class Redis:
+    """A redis-server of the test's own."""
+
+    def __init__(self):
+        self.port = free_port()
+        self.start()
+
+    def start(self):
+        """Start it, without data."""
+        self.process = subprocess.Popen(["redis-server", "--port", str(self.port), "--save", "", "--bind", "127.0.0.1"], executable=REDIS,
+                                        stdout=subprocess.DEVNULL, env={k: v for k, v in os.environ.items() if k != "LD_PRELOAD"})
+        wait_until(self._answers, timeout=60, what="redis")
+
+    def _answers(self):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as client:
+            client.sendall(b"PING\r\n")
+            return client.recv(7) == b"+PONG\r\n"
+        return False
+
+    def store(self):
+        return kvasir.store.open(f"redis://127.0.0.1:{self.port}")
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+
+
 def test_redis_down():
     if not REDIS:
         skip("redis-server is needed (Debian: redis-tools)")
-    port, keys = free_port(), hashes(4)
-
-    def begin():
-        made = subprocess.Popen(["redis-server", "--port", str(port), "--save", "", "--bind", "127.0.0.1"], executable=REDIS,
-                                stdout=subprocess.DEVNULL, env={k: v for k, v in os.environ.items() if k != "LD_PRELOAD"})
-
-        def answers():
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1) as client:
-                client.sendall(b"PING\r\n")
-                return client.recv(7) == b"+PONG\r\n"
-            return False
-
-        wait_until(answers, timeout=60, what="redis")
-        return made
-
-    server = begin()
+    server, keys = Redis(), hashes(4)
     pool, opened = KV("layer_first", seed=8), []
 
     def opens():  # calls give up after a second without the server, also here
         with contextlib.suppress(kvasir.Error):
-            opened.append(HiCache(config(f"redis://127.0.0.1:{port}?timeout_ms=1000")))
+            opened.append(HiCache(config(f"redis://127.0.0.1:{server.port}?timeout_ms=1000")))
         return opened
 
     def works():
@@ -362,18 +377,57 @@ def test_redis_down():
             ours.register_mem_pool_host(pool)
             wait_until(works, timeout=60, what="pages on the server")
             equal([pool.page_bytes(10 + i) for i in range(4)], [pool.page_bytes(i) for i in range(4)], "bytes")
-            server.kill()
-            server.wait()
+            server.close()
             equal(ours.batch_exists(keys), 0, "exists, without a server")
             equal(ours.batch_get_v1(keys, indices(range(20, 24))), [False] * 4, "get, without a server")
             equal(len(ours.batch_set_v1(hashes(4, 1), indices(range(4)))), 4, "set, without a server: they may wait for it")
             pool.kv_buffer.view(numpy.uint16)[:, :, 10 * PAGE:14 * PAGE] = 0
-            server = begin()  # without data
+            server.start()
             wait_until(works, timeout=60, what="pages on the server that is back")
             equal([pool.page_bytes(10 + i) for i in range(4)], [pool.page_bytes(i) for i in range(4)], "bytes again")
     finally:
-        server.kill()
-        server.wait()
+        server.close()
+
+
+def test_limit_is_kept():
+    """Pages are published, not only flushed: those of a save under way are never evicted."""
+    with folder() as path, kvasir.store.open(f"{path}?limit=8MiB") as store:
+        flusher, names = Flusher(store, 0, lambda *problem: check(False, problem)), []
+        for _ in range(20):
+            for _ in range(16):
+                names.append(os.urandom(16))
+                store.put(names[-1], os.urandom(128 << 10))
+            flusher.note_put()
+        kept = store.exists(names)
+        check(16 <= sum(kept) <= 64 and all(kept[-16:]), f"{sum(kept)} pages of 128 KiB in 8 MiB")
+
+
+def test_a_page_that_the_server_evicts():
+    if not REDIS:
+        skip("redis-server is needed (Debian: redis-tools)")
+    with contextlib.closing(Redis()) as server, server.store() as store, server.store() as other:
+        flusher, first, more = Flusher(store, 0, lambda *problem: check(False, problem)), hashes(5), hashes(5, 1)
+        for keys in first, more:
+            for key in keys:
+                store.put(key.encode(), b"page")
+            flusher.note_put()
+            equal(other.exists([key.encode() for key in keys]), [True] * 5, "on the server")
+            other.discard(first[2].encode())
+
+
+def test_a_flush_that_failed_is_repeated():
+    told, problems = [], [kvasir.Error(errno.ECONNREFUSED, "refused")]
+
+    def put_manifest(name, data):
+        told.append((name, data))
+        if problems:
+            raise problems.pop()
+
+    flusher = Flusher(SimpleNamespace(closed=False, put_manifest=put_manifest), 0, lambda *problem: None)
+    flusher.note_put()
+    for _ in range(3):
+        flusher.flush()
+    equal(len(told), 2, "once more, and no more")
 
 
 def test_threads_and_flushes():
