@@ -201,6 +201,11 @@ cache = manager.attach(bytearray(32 * shape.nbytes))
 started = threading.Event()
 held = []
 def work():
+    try:
+        endless()
+    except ValueError:  # closed; a traceback of a daemon thread at the end can abort Python
+        pass
+def endless():
     for i in range(10**9):
         keys = sequence_hashes(hash_tokens([i] * 32, 1))
         pin = manager.prepare_store(keys)
