@@ -31,7 +31,7 @@ LIBRARIES = {
     "kvevent": (["event", "hash"], ["base"], ["xxhash", *ZMQ]),
     "kvbm": (["bm", "transfer", "disk", "object", "manager"], ["store", "event", "kvx", "hash", "base"],
              ["zstd", "uring", "xxhash", *ZMQ]),
-    "kv_store_redis": (["plugin_redis"], ["base"], ["ssl", "crypto", "xxhash"]),
+    "kv_store_redis": (["plugin_redis"], ["base"], ["ssl", "crypto", "zstd", "xxhash"]),
     "kvasir": ([], ["cli", "manager", "disk", "object", "transfer", "bm", "store", "event", "kvx", "hash", "base"],
                ["zstd", "uring", "xxhash", *ZMQ]),
 }

@@ -192,8 +192,11 @@ store = kvasir.store.open(sys.argv[1])
 started = threading.Barrier(5)
 def work(n):
     started.wait()
-    for i in range(10**9):
-        store.put(b"%8d%8d" % (n, i), b"x" * 5000)
+    try:
+        for i in range(10**9):
+            store.put(b"%8d%8d" % (n, i), b"x" * 5000)
+    except ValueError:  # closed; a traceback of a daemon thread at the end can abort Python
+        pass
 for n in range(4):
     threading.Thread(target=work, args=(n,), daemon=True).start()
 started.wait()
