@@ -47,7 +47,7 @@ static uint64_t next_random(struct fleet *fleet)
     return kvi_mix(++fleet->random * UINT64_C(0x9e3779b97f4a7c15));
 }
 
-/* CPU time of this thread, for throughput: other programs may be running. */
+/* Return the bytes of memory that this process has. */
 static size_t resident(void)
 {
     unsigned long pages = 0;

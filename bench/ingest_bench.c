@@ -42,18 +42,22 @@ static uint64_t next_random(uint64_t *state)
     return *state * UINT64_C(2685821657736338717);
 }
 
-/* Make the load. With @cache_events, each store comes with the removal of the event stored
- * @cache_events before. */
-static void make_load(struct load *load, uint64_t cache_events)
+/* Make the load. With @cache_batches, each batch from the @cache_batches-th on also removes the
+ * events of the batch @cache_batches before, as an engine whose cache is full does: the oldest prompt
+ * first, and its last blocks before those above them. */
+static void make_load(struct load *load, uint64_t cache_batches)
 {
     uint32_t prompt[PROMPT_EVENTS * EVENT_BLOCKS * BLOCK_TOKENS];
+    const uint64_t cached = cache_batches * BATCH_EVENTS;
     struct kv_buf *out = &load->batches.payloads;
     uint64_t state = 88172645463325252, n_events = 0;
 
     memset(load, 0, sizeof(*load));
     batches_init(&load->batches, BATCHES);
     for (size_t b = 0; b < BATCHES; b++) {
-        batch_begin(&load->batches, cache_events ? 2 * BATCH_EVENTS : BATCH_EVENTS);
+        bool full = cache_batches && b >= cache_batches;
+
+        batch_begin(&load->batches, full ? 2 * BATCH_EVENTS : BATCH_EVENTS);
         for (size_t e = 0; e < BATCH_EVENTS; e++, n_events++) {
             size_t part = n_events % PROMPT_EVENTS;
 
@@ -61,10 +65,9 @@ static void make_load(struct load *load, uint64_t cache_events)
                 prompt[i] = (uint32_t)(next_random(&state) % 200000);
             put_store(out, 1 + n_events * EVENT_BLOCKS, EVENT_BLOCKS, part == 0,
                       prompt + part * EVENT_BLOCKS * BLOCK_TOKENS);
-            if (cache_events)
+            if (full) /* parts in reverse */
                 put_remove(out,
-                           n_events < cache_events ? UINT64_C(1) << 50
-                                                   : 1 + (n_events - cache_events) * EVENT_BLOCKS,
+                           1 + (n_events - part + PROMPT_EVENTS - 1 - part - cached) * EVENT_BLOCKS,
                            EVENT_BLOCKS);
         }
         batch_end(&load->batches);
@@ -219,8 +222,8 @@ int main(void)
     make_load(&load, 0);
     measure("zmq_to_queryable", &load, "tcp://127.0.0.1:*");
     batches_fini(&load.batches);
-    /* A full cache of 100 thousand blocks: each store evicts as many blocks. */
-    make_load(&load, 100000 / EVENT_BLOCKS);
+    /* A cache of 100 thousand blocks; when it is full, each store evicts as many blocks. */
+    make_load(&load, 100000 / batch_blocks);
     measure("zmq_to_queryable_full_cache", &load, "tcp://127.0.0.1:*");
     batches_fini(&load.batches);
     return 0;

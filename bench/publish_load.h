@@ -72,12 +72,16 @@ static inline void put_store(struct kv_buf *out, uint64_t first, uint32_t n, boo
     kv_msgpack_put_nil(out);
 }
 
+/* Write a removed event: blocks @first to @first + n - 1, the last first, as engines evict. */
 static inline void put_remove(struct kv_buf *out, uint64_t first, uint32_t n)
 {
     kv_msgpack_put_map(out, 3);
     kv_msgpack_put_str(out, "type");
     kv_msgpack_put_str(out, "BlockRemoved");
-    put_hashes(out, first, n);
+    kv_msgpack_put_str(out, "block_hashes");
+    kv_msgpack_put_array(out, n);
+    while (n)
+        kv_msgpack_put_u64(out, block_hash(first + --n));
     kv_msgpack_put_str(out, "medium");
     kv_msgpack_put_str(out, "GPU");
 }
