@@ -13,11 +13,10 @@ import logging
 import os
 import select
 import threading
-import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import store as _store
-from ._flusher import Flusher
+from ._connector import Flusher, Warner
 from ._native import Error, Memory
 from .queue import Queue, Result
 
@@ -46,8 +45,9 @@ class Client:
         self._salt = hashlib.sha256(b"lmcache 1 " + fingerprint.encode()).digest()
         self._store = _store.open(uri)
         self._queue = Queue(self._store, threads=threads, max_requests=max_requests)
+        self._warn = Warner(logger, "LMCache goes on without these chunks")
         self._flusher = Flusher(self._store, flush_s, self._warn)
-        self._lock, self._said, self._next = threading.Lock(), -1e9, 0
+        self._lock, self._next = threading.Lock(), 0
         self._asked: Dict[int, _Asked] = {}
         self._failed: List[Completion] = []  # requests that the queue didn't take
         self._pipe = os.pipe()  # a byte waits in it while there are any
@@ -55,12 +55,6 @@ class Client:
         self._poll.register(self._queue.fileno(), select.EPOLLIN)
         self._poll.register(self._pipe[0], select.EPOLLIN)
         self._closed = False
-
-    def _warn(self, what: str, problem: BaseException) -> None:
-        now = time.monotonic()
-        if now - self._said >= 10:
-            self._said = now
-            logger.warning("kvasir.lmcache: %s: %s; LMCache goes on without these chunks", what, problem)
 
     def _keys(self, keys: Sequence[str]) -> List[bytes]:
         return [hashlib.blake2b(key.encode(), key=self._salt, digest_size=32).digest() for key in keys]

@@ -154,7 +154,7 @@ class Offload:
                     self._waiting.append(job)
                     return
                 job.left = []
-        except Error as problem:
+        except Error as problem:  # told in the transfer's result; the manager has logged why
             if problem.errno == errno.EAGAIN and time.monotonic() < job.until:  # too many jobs
                 self._waiting.append(job)
                 return

@@ -16,11 +16,10 @@ import json
 import logging
 import os
 import threading
-import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import store as _store
-from ._flusher import Flusher
+from ._connector import Flusher, Warner
 from ._native import Error
 
 __all__ = ["HiCache"]
@@ -235,7 +234,7 @@ class HiCache(_Base):
         self._pools: Dict[str, _Pool] = {}
         self.mem_pool_host: Any = None
         self.counters = {name: 0 for name in ("got", "missed", "damaged", "put", "present", "failed")}  # pages
-        self._said = -1e9
+        self._warn = Warner(logger, "SGLang goes on without these pages")
         self._store = _store.open(config["uri"])
         self._flusher = Flusher(self._store, float(config.get("flush_s", 1.0)), self._warn)
 
@@ -262,14 +261,6 @@ class HiCache(_Base):
         added = _Pool(pool, identity)
         self._pools[name] = added
         logger.info("kvasir.sglang: pool %s, %s, pages found by %s", name, getattr(pool, "layout", "no layout"), added.kind)
-
-    def _warn(self, what: str, problem: BaseException) -> None:
-        now = time.monotonic()
-        with self._lock:
-            if now - self._said < 10:
-                return
-            self._said = now
-        logger.warning("kvasir.sglang: %s: %s; SGLang goes on without these pages", what, problem)
 
     def _count(self, **pages: int) -> None:
         with self._lock:

@@ -239,6 +239,12 @@ int kvbm_claim_refused(struct kvbm_pool *pool, const struct kvbm_handle *handle,
 /** Clear SLOT_CLAIMED. */
 void kvbm_unclaim(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n);
 
+/** True for keys of no sequence. An older caller's struct has no such field. */
+static inline bool kvbm_chain_scattered(const struct kvbm_chain *chain)
+{
+    return KV_OPT(chain, scattered, false);
+}
+
 /** Make mutable slot @i Complete under this key. Call with the pool locked. */
 int kvbm_stage(struct kvbm_pool *pool, uint32_t i, uint32_t group, const void *key,
                const void *parent, uint32_t position);

@@ -81,11 +81,6 @@ int kvbm_stage(struct kvbm_pool *pool, uint32_t i, uint32_t group, const void *k
     return err;
 }
 
-static bool is_scattered(const struct kvbm_chain *chain)
-{
-    return KV_OPT(chain, scattered, false);
-}
-
 static int check_chain(const struct kvbm_pool *pool, size_t n, const struct kvbm_chain *chain)
 {
     if (!kv_sized(chain, "kvbm_chain") || chain->size < offsetof(struct kvbm_chain, tokens) ||
@@ -94,7 +89,7 @@ static int check_chain(const struct kvbm_pool *pool, size_t n, const struct kvbm
     if (chain->group >= KVBM_MAX_GROUPS || !(pool->groups >> chain->group & 1))
         return -EINVAL;
     if (!chain->parent != !chain->position || n > UINT32_MAX - chain->position ||
-        (is_scattered(chain) && chain->parent))
+        (kvbm_chain_scattered(chain) && chain->parent))
         return -EINVAL;
     return 0;
 }
@@ -116,7 +111,7 @@ static void hash_some(const struct kvbm_registry *r, const struct kvbm_chain *ch
 static int name_chain(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n,
                       const struct kvbm_chain *chain, uint32_t *tags)
 {
-    bool scattered = is_scattered(chain);
+    bool scattered = kvbm_chain_scattered(chain);
     struct kvbm_registry *r = pool->registry;
     const uint8_t *keys = chain->keys;
     uint32_t above = 0;

@@ -43,7 +43,7 @@ except ImportError:
     print("skipped: python3-zmq and python3-msgpack are needed")
     sys.exit(77)
 
-__all__ = ["BUILD", "SOURCE", "SANITIZED", "SLOW", "MODEL", "Indexer", "Publisher", "Reply", "check", "equal", "free_port", "patience",
+__all__ = ["BUILD", "SOURCE", "SANITIZED", "SLOW", "MODEL", "Indexer", "Publisher", "Reply", "check", "equal", "flip_bit", "free_port", "patience",
            "http_request", "is_closed", "make_certificate", "preload_sanitizer", "run", "skip", "wait_until",
            "msgpack", "zmq"]
 
@@ -69,6 +69,16 @@ def equal(got, wanted, what="value"):
 def patience(timeout):
     """Seconds to wait for an event that must come. A machine with more to do than cores stops a process for many."""
     return max(timeout * SLOW, 60)
+
+
+def flip_bit(path, at=None):
+    """Damage a file: one bit, of the middle byte or of the byte @at."""
+    with open(path, "r+b") as file:
+        at = os.path.getsize(path) // 2 if at is None else at
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 1]))
 
 
 CLAIMS = []

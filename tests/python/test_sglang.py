@@ -11,18 +11,15 @@ import logging
 import os
 import random
 import resource
-import shutil
-import socket
-import subprocess
 import threading
 import time
 from types import SimpleNamespace
 
-from kvpython import SLOW, check, equal, folder, raises, run, skip, wait_until  # first: it finds the package
-from kvtest import free_port
+from kvpython import SLOW, check, equal, flip_bit, folder, raises, run, wait_until  # first: it finds the package
+from redistest import Server
 import kvasir
 import kvasir.store
-from kvasir._flusher import Flusher
+from kvasir._connector import Flusher
 from kvasir.sglang import HiCache
 
 try:
@@ -33,7 +30,6 @@ except ImportError:
 
 PAGE, LAYERS, HEADS, DIM, PAGES = 4, 3, 2, 8, 160
 LAYOUTS = ("page_first", "layer_first", "page_first_direct")
-REDIS = shutil.which("redis-server") or shutil.which("valkey-server") or shutil.which("redis-check-rdb")
 logging.getLogger("kvasir.sglang").setLevel(logging.ERROR)
 
 
@@ -282,11 +278,7 @@ def damage(path):
         for name in files:
             file = os.path.join(root, name)
             if os.path.getsize(file) > 300:
-                with open(file, "r+b") as chunk:
-                    chunk.seek(os.path.getsize(file) // 2)
-                    byte = chunk.read(1)
-                    chunk.seek(-1, os.SEEK_CUR)
-                    chunk.write(bytes([byte[0] ^ 4]))
+                flip_bit(file)
                 count += 1
     return count
 
@@ -329,40 +321,11 @@ def test_a_full_disk():
         equal([ours.mem_pool_host.page_bytes(10 + i) for i in range(6)], [ours.mem_pool_host.page_bytes(i) for i in range(6)], "bytes")
 
 
-class Redis:
-    """A redis-server of the test's own."""
-
-    def __init__(self):
-        self.port = free_port()
-        self.start()
-
-    def start(self):
-        """Start it, without data."""
-        self.process = subprocess.Popen(["redis-server", "--port", str(self.port), "--save", "", "--bind", "127.0.0.1"], executable=REDIS,
-                                        stdout=subprocess.DEVNULL, env={k: v for k, v in os.environ.items() if k != "LD_PRELOAD"})
-        wait_until(self._answers, timeout=60, what="redis")
-
-    def _answers(self):
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as client:
-            client.sendall(b"PING\r\n")
-            return client.recv(7) == b"+PONG\r\n"
-        return False
-
-    def store(self):
-        return kvasir.store.open(f"redis://127.0.0.1:{self.port}")
-
-    def close(self):
-        self.process.kill()
-        self.process.wait()
-
-
 def test_redis_down():
-    if not REDIS:
-        skip("redis-server is needed (Debian: redis-tools)")
-    server, keys = Redis(), hashes(4)
+    keys = hashes(4)
     pool, opened = KV("layer_first", seed=8), []
 
-    def opens():  # calls give up after a second without the server, also here
+    def opens(server):  # calls give up after a second without the server, also here
         with contextlib.suppress(kvasir.Error):
             opened.append(HiCache(config(f"redis://127.0.0.1:{server.port}?timeout_ms=1000")))
         return opened
@@ -371,22 +334,20 @@ def test_redis_down():
         ours.batch_set_v1(keys, indices(range(4)))
         return ours.batch_get_v1(keys, indices(range(10, 14))) == [True] * 4
 
-    try:
-        wait_until(opens, timeout=60, what="a connection")
+    with Server() as server:
+        wait_until(lambda: opens(server), timeout=60, what="a connection")
         with contextlib.closing(opened[0]) as ours:
             ours.register_mem_pool_host(pool)
             wait_until(works, timeout=60, what="pages on the server")
             equal([pool.page_bytes(10 + i) for i in range(4)], [pool.page_bytes(i) for i in range(4)], "bytes")
-            server.close()
+            server.kill()
             equal(ours.batch_exists(keys), 0, "exists, without a server")
             equal(ours.batch_get_v1(keys, indices(range(20, 24))), [False] * 4, "get, without a server")
             equal(len(ours.batch_set_v1(hashes(4, 1), indices(range(4)))), 4, "set, without a server: they may wait for it")
             pool.kv_buffer.view(numpy.uint16)[:, :, 10 * PAGE:14 * PAGE] = 0
-            server.start()
+            server.start()  # without data
             wait_until(works, timeout=60, what="pages on the server that is back")
             equal([pool.page_bytes(10 + i) for i in range(4)], [pool.page_bytes(i) for i in range(4)], "bytes again")
-    finally:
-        server.close()
 
 
 def test_limit_is_kept():
@@ -403,9 +364,7 @@ def test_limit_is_kept():
 
 
 def test_a_page_that_the_server_evicts():
-    if not REDIS:
-        skip("redis-server is needed (Debian: redis-tools)")
-    with contextlib.closing(Redis()) as server, server.store() as store, server.store() as other:
+    with Server() as server, kvasir.store.open(server.uri) as store, kvasir.store.open(server.uri) as other:
         flusher, first, more = Flusher(store, 0, lambda *problem: check(False, problem)), hashes(5), hashes(5, 1)
         for keys in first, more:
             for key in keys:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 
-from kvpython import BUILD, check, equal, folder, raises, run  # first: it finds the package
+from kvpython import BUILD, check, equal, flip_bit, folder, raises, run  # first: it finds the package
 import kvasir
 import kvasir.store
 from kvasir import _native
@@ -123,11 +123,7 @@ def test_damage():
             for name in files:
                 file = os.path.join(root, name)
                 if os.path.getsize(file) > 50000:
-                    with open(file, "r+b") as chunk:
-                        chunk.seek(40000)
-                        byte = chunk.read(1)
-                        chunk.seek(40000)
-                        chunk.write(bytes([byte[0] ^ 1]))
+                    flip_bit(file)
         with kvasir.store.open(path) as store:
             check(isinstance(raises(kvasir.Error, store.restore, "a"), (kvasir.Damaged, kvasir.NotFound)), "a flipped bit")
 

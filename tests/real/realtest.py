@@ -32,7 +32,7 @@ if pathlib.Path(sys.prefix).resolve() != ENGINES:
 
 from kvtest import *  # noqa: E402 (needs the environment's Python)
 
-__all__ = ["BUILD", "SOURCE", "MODEL", "PYTHON", "ENGINES", "Indexer", "Tally", "Feed", "check", "equal", "free_port", "histories",
+__all__ = ["BUILD", "SOURCE", "MODEL", "PYTHON", "ENGINES", "Indexer", "Tally", "Feed", "check", "equal", "flip_bit", "free_port", "histories",
            "http_request", "run", "run_all", "skip", "use", "wait_until"]
 
 

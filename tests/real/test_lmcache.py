@@ -88,11 +88,7 @@ def test_damage_is_a_miss():
             for name in names:
                 path = os.path.join(root, name)
                 if os.path.getsize(path) > SIZE // 2 and not damaged:
-                    with open(path, "r+b") as file:
-                        file.seek(os.path.getsize(path) // 2)
-                        byte = file.read(1)
-                        file.seek(-1, os.SEEK_CUR)
-                        file.write(bytes([byte[0] ^ 1]))
+                    flip_bit(path)
                     damaged += 1
         check(damaged, "nothing was damaged")
         loaded = objects(7)

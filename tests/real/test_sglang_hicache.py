@@ -149,11 +149,7 @@ def test_damage_ends_the_prefix():
                 ours.backup(tokens, range(20))
             large = max((os.path.getsize(os.path.join(root, name)), os.path.join(root, name))
                         for root, _, names in os.walk(folder) for name in names)
-            with open(large[1], "r+b") as file:
-                file.seek(large[0] // 2)
-                byte = file.read(1)
-                file.seek(large[0] // 2)
-                file.write(bytes([byte[0] ^ 1]))
+            flip_bit(large[1])
             target = mha("page_first")
             with Controller("dynamic", target, folder) as ours:
                 found, read = ours.prefetch(tokens, range(20))

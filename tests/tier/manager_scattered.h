@@ -52,12 +52,6 @@ static inline bool bit(const uint8_t *bits, uint32_t i)
     return bits[i / 8] >> (i % 8) & 1;
 }
 
-static inline void with_disk(struct world *w, uint32_t blocks)
-{
-    w->opts.disk = w->disk;
-    w->opts.disk_bytes = (uint64_t)blocks * HOST_STRIDE;
-}
-
 static inline void with_object(struct world *w)
 {
     w->opts.object = w->object;

@@ -56,6 +56,12 @@ static inline void world_init(struct world *w, uint32_t host_blocks)
 {
     world_init_of(w, host_blocks, CACHE_BLOCKS);
 }
+/* Give the manager a disk tier of so many blocks. Before world_start. */
+static inline void world_with_disk(struct world *w, uint32_t blocks)
+{
+    w->opts.disk = w->disk;
+    w->opts.disk_bytes = (uint64_t)blocks * HOST_STRIDE;
+}
 /** Create the manager of the options. */
 void world_start(struct world *w);
 /** Attach the cache; @pool: with a pool of its own. */

@@ -41,12 +41,6 @@ static void test_host(void **state)
     world_fini(&w);
 }
 
-static void with_disk(struct world *w, uint32_t blocks)
-{
-    w->opts.disk = w->disk;
-    w->opts.disk_bytes = (uint64_t)blocks * HOST_STRIDE;
-}
-
 /* The host tier is small: what it lost is on the disk, also after a restart. */
 static void test_disk(void **state)
 {
@@ -54,7 +48,7 @@ static void test_disk(void **state)
 
     (void)state;
     world_init(&w, 12);
-    with_disk(&w, 100);
+    world_with_disk(&w, 100);
     world_start(&w);
     world_attach(&w, false);
     for (uint64_t first = 1000; first < 6000; first += 1000) {
@@ -101,7 +95,7 @@ static void registered(uint32_t host_blocks)
     struct world w;
 
     world_init(&w, host_blocks);
-    with_disk(&w, 100);
+    world_with_disk(&w, 100);
     world_start(&w);
     assert_int_equal(world_stats(&w).registered_bytes, 0);
     assert_int_equal(kvbm_layout_block(kvbm_manager_host_layout(w.m), 0, &view), 0);
@@ -143,7 +137,7 @@ static void test_bypass(void **state)
 
     (void)state;
     world_init(&w, 0);
-    with_disk(&w, 100);
+    world_with_disk(&w, 100);
     world_start(&w);
     world_attach(&w, false);
     assert_null(kvbm_manager_pool(w.m, KV_TIER_HOST));
@@ -210,7 +204,7 @@ static void test_all_tiers(void **state)
 
     (void)state;
     world_init(&w, 8);
-    with_disk(&w, 20);
+    world_with_disk(&w, 20);
     w.opts.object = w.object;
     world_start(&w);
     world_attach(&w, false);
@@ -312,7 +306,7 @@ static void test_fetched_once(void **state)
 
     (void)state;
     world_init(&w, 20);
-    with_disk(&w, 100);
+    world_with_disk(&w, 100);
     world_start(&w);
     world_attach(&w, false);
     assert_int_equal(world_store(&w, 100, 10), 10);
@@ -344,7 +338,7 @@ static void test_offload_and_onboard(void **state)
 
     (void)state;
     world_init(&w, 32);
-    with_disk(&w, 100);
+    world_with_disk(&w, 100);
     world_start(&w);
     world_attach(&w, true);
     world_keys(100, keys, 12);
@@ -383,7 +377,7 @@ static void test_policies(void **state)
 
     (void)state;
     world_init(&w, 40);
-    with_disk(&w, 100);
+    world_with_disk(&w, 100);
     w.opts.disk_policy = (struct kvbm_tier_policy){.policy = KVBM_POLICY_FREQUENCY, .threshold = 2};
     world_start(&w);
     world_attach(&w, false);
@@ -439,7 +433,7 @@ static void test_damaged(void **state)
 
         (void)state;
         world_init(&w, 12);
-        with_disk(&w, 100);
+        world_with_disk(&w, 100);
         w.opts.object = object ? w.object : NULL;
         world_start(&w);
         world_attach(&w, false);
@@ -466,7 +460,7 @@ static void test_fingerprint(void **state)
 
     (void)state;
     world_init(&w, 12);
-    with_disk(&w, 100);
+    world_with_disk(&w, 100);
     w.opts.object = w.object;
     world_start(&w);
     world_attach(&w, false);
@@ -487,7 +481,7 @@ static void test_busy_directory(void **state)
 
     (void)state;
     world_init(&w, 12);
-    with_disk(&w, 100);
+    world_with_disk(&w, 100);
     world_start(&w);
     assert_int_equal(kvbm_manager_create(&w.opts, &second), -EBUSY);
     assert_null(second);
@@ -805,7 +799,7 @@ static void test_metrics(void **state)
 
     (void)state;
     world_init(&w, 12);
-    with_disk(&w, 50);
+    world_with_disk(&w, 50);
     world_start(&w);
     world_attach(&w, false);
     world_store(&w, 100, 10);

@@ -29,7 +29,7 @@ static void test_remove(void **state)
 
     (void)state;
     world_init(&w, N);
-    with_disk(&w, N);
+    world_with_disk(&w, N);
     with_object(&w);
     world_start(&w);
     world_attach(&w, false);
@@ -61,6 +61,15 @@ static void test_remove(void **state)
 }
 
 /* A pin keeps its copies, and the call says so. */
+static void start(struct world *w, uint32_t host, uint32_t disk)
+{
+    world_init(w, host);
+    w->opts.staging_blocks = N;
+    world_with_disk(w, disk);
+    world_start(w);
+    world_attach(w, false);
+}
+
 static void test_remove_held(void **state)
 {
     uint64_t keys[3] = {5, 3, 9};
@@ -71,10 +80,7 @@ static void test_remove_held(void **state)
     struct world w;
 
     (void)state;
-    world_init(&w, 16);
-    with_disk(&w, 16);
-    world_start(&w);
-    world_attach(&w, false);
+    start(&w, 16, 16);
     assert_int_equal(job(&w, true, keys, 3, ok), 3);
     assert_int_equal(kvbm_manager_drain(w.m, LONG_MS), 0);
     assert_int_equal(kvbm_manager_prepare_load(w.m, &chain, 1, NULL, &pin), 1);
@@ -98,15 +104,6 @@ static void check_at(struct world *w, const uint64_t *keys, uint32_t n, enum kvb
     lookup(w, keys, n, at);
     for (uint32_t i = 0; i < n; i++)
         assert_int_equal(at[i], expected);
-}
-
-static void start(struct world *w, uint32_t host, uint32_t disk)
-{
-    world_init(w, host);
-    w->opts.staging_blocks = N;
-    with_disk(w, disk);
-    world_start(w);
-    world_attach(w, false);
 }
 
 /* Keys twice in a store without a host tier take two slots of the disk: both are forgotten. */

@@ -81,7 +81,7 @@ static void test_disk(void **state)
 
         world_init(&w, host);
         w.opts.staging_blocks = N;
-        with_disk(&w, N);
+        world_with_disk(&w, N);
         world_start(&w);
         world_attach(&w, false);
         store_every_second(&w);
@@ -127,7 +127,7 @@ static void test_random(void **state)
 
     (void)state;
     world_init(&w, KEYS / 2);
-    with_disk(&w, 2 * KEYS);
+    world_with_disk(&w, 2 * KEYS);
     world_start(&w);
     world_attach(&w, false);
     for (size_t round = 0; round < unit_rounds(60); round++) {

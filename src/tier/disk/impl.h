@@ -38,7 +38,7 @@ struct kvbm_disk_list {
 
 /* A batch being carried out, or slots being forgotten. */
 struct kvbm_disk_work {
-    struct kvbm_disk_batch *batch; /* NULL: a forget */
+    struct kvbm_disk_batch *batch;
     enum kvbm_disk_kind kind;
     uint64_t deadline_ns;
     uint32_t n_left;      /* ops not yet ended */

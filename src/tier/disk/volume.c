@@ -446,8 +446,7 @@ static bool is_missing(int err)
 
 static void close_files(struct kvbm_disk_volume *volume)
 {
-    close_locked(volume->disk, &volume->slots_fd);
-    close_locked(volume->disk, &volume->index_fd);
+    unlock_both(volume);
     if (volume->directory_fd >= 0)
         close(volume->directory_fd);
     volume->directory_fd = -1;

@@ -361,12 +361,6 @@ static inline void *kvbm_host_address(const struct kvbm_manager *m, uint32_t blo
                                block * m->stride); // NOLINT(performance-no-int-to-ptr)
 }
 
-/** True for keys of no sequence. An older caller's struct has no such field. */
-static inline bool kvbm_chain_scattered(const struct kvbm_chain *chain)
-{
-    return KV_OPT(chain, scattered, false);
-}
-
 static inline uint64_t kvbm_key_hash(const struct kvbm_manager *m, uint32_t group, const void *key)
 {
     return kv_xxh64(key, m->key_len, group + 1);

@@ -1,13 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Publishes a store's blocks soon after they were put, for connectors whose engine never asks for it."""
+"""For connectors of engines: publish blocks that no engine asks to publish, and warn now and then of what failed."""
+import logging
 import threading
+import time
 from typing import Callable, Optional
 
 from ._native import Error
 from .store import Store
 
-
 MANIFEST = "kvasir-flush"  # empty: publishing it ends the "save" that puts belong to, so limits and evictions concern them
+
+
+WARN_S = 10  # seconds between two warnings of a connector
+
+
+class Warner:
+    """Logs what failed, @logger's name before and @outcome behind it, at most once every WARN_S seconds. Any thread."""
+
+    def __init__(self, logger: logging.Logger, outcome: str) -> None:
+        self._logger, self._outcome = logger, outcome
+        self._lock, self._said = threading.Lock(), -1e9
+
+    def __call__(self, what: str, problem: BaseException) -> None:
+        now = time.monotonic()
+        with self._lock:
+            if now - self._said < WARN_S:
+                return
+            self._said = now
+        self._logger.warning("%s: %s: %s; %s", self._logger.name, what, problem, self._outcome)
 
 
 class Flusher:
