@@ -31,6 +31,7 @@ LIBRARIES = {
     "kvevent": (["event", "hash"], ["base"], ["xxhash", *ZMQ]),
     "kvbm": (["bm", "transfer", "disk", "object", "manager"], ["store", "event", "kvx", "hash", "base"],
              ["zstd", "uring", "xxhash", *ZMQ]),
+    "kvasir_llama": (["llama"], ["base"], ["xxhash"]),
     "kv_store_redis": (["plugin_redis"], ["base"], ["ssl", "crypto", "zstd", "xxhash"]),
     "kvasir": ([], ["cli", "manager", "disk", "object", "transfer", "bm", "store", "event", "kvx", "hash", "base"],
                ["zstd", "uring", "xxhash", *ZMQ]),
@@ -96,6 +97,8 @@ class Linker:
                             f'-DKV_VERSION="{version()}"')
         for name, (rooms, uses, archives) in LIBRARIES.items():
             flags = [f"-Wl,--version-script={ROOT}/plugins/exports.map"] if name.startswith("kv_store_") else []
+            if name == "kvasir_llama":  # works on stores that libkvstore opened
+                flags = ["-Wl,--no-as-needed", self.work / "libkvstore.so", "-Wl,--as-needed", "-Wl,-rpath,$ORIGIN"]
             yield self.link(name, [main] if name == "kvasir" else [], rooms, uses, archives, *flags)
         for scheme in SCHEMES:  # wheels have no links: an empty library through which the loader reaches the real one
             target = self.work / f"libkv_store_{scheme}.so"

@@ -121,4 +121,63 @@ static int async_submit(void *request)
     return (int)KV_MIN(rc, 0);
 }
 
+/* Closes what was opened; the first failure counts. */
+static int llama_closed(int rc, struct kvl_cache *made)
+{
+    if (!rc)
+        kvl_close(made);
+    return rc;
+}
+
+static int llama(void *opts)
+{
+    struct kvl_cache *made = NULL;
+
+    return llama_closed(kvl_open(t.store, opts, &made), made);
+}
+
+static int libllama(void *table)
+{
+    const struct kvl_opts opts = {
+        .size = sizeof(opts), .fingerprint = "model A", .libllama = table};
+    struct kvl_cache *made = NULL;
+
+    return llama_closed(kvl_open(t.store, &opts, &made), made);
+}
+
+static struct kvl_cache *llama_cache(void)
+{
+    const struct kvl_opts opts = {.size = sizeof(opts), .fingerprint = "model A"};
+    struct kvl_cache *made = NULL;
+
+    assert_int_equal(kvl_open(t.store, &opts, &made), 0);
+    return made;
+}
+
+static const int32_t llama_tokens[] = {1, 2, 3};
+
+static int llama_saved(void *ret)
+{
+    struct kvl_cache *cache = llama_cache();
+    int64_t n = kvl_save_state(cache, llama_tokens, 3, KVL_FORM_SEQUENCE, "state", 5, NULL);
+
+    assert_int_equal(n, 3); /* so that nothing of it is new below */
+    n = kvl_save_state(cache, llama_tokens, 3, KVL_FORM_SEQUENCE, "state", 5, ret);
+    kvl_close(cache);
+    return n < 0 ? (int)n : 0;
+}
+
+static int llama_loaded(void *ret)
+{
+    struct kvl_cache *cache = llama_cache();
+    size_t len;
+    void *state;
+    int64_t n = kvl_load_state(cache, llama_tokens, 3, KVL_FORM_SEQUENCE, &state, &len, ret);
+
+    if (n > 0)
+        free(state);
+    kvl_close(cache);
+    return n < 0 ? (int)n : 0;
+}
+
 #endif

@@ -19,6 +19,7 @@
 #include "base/log.h"
 #include "kv_event.h"
 #include "kv_index.h"
+#include "kv_llama.h"
 #include "kv_store.h"
 #include "kvbm.h"
 #include "manager_world.h"
@@ -454,6 +455,8 @@ static struct kvs_save_opts save_ = {.chunk_tokens = 256, .fingerprint = "a"};
 static struct kvs_restore_opts restore_ = {.fingerprint = "model A", .verify_first = true};
 static struct kvs_async_opts async_ = {.threads = 1, .max_requests = 3};
 static struct kvs_request request_ = {.op = KVS_OP_FLUSH, .priority = 5, .tag = 5};
+static struct kvl_libllama libllama_;
+static struct kvl_opts llama_ = {.fingerprint = "model A", .block_tokens = 16};
 static struct kvs_gc_opts gc_ = {.grace_s = 1000, .dry_run = true};
 
 /* A name is the struct's, and behind a comma the call's. */
@@ -513,6 +516,10 @@ static const struct row {
     {"kvs_verify_result", sizeof(struct kvs_verify_result), LEAST, NULL, verified, 0},
     {"kvs_gc_opts", sizeof(gc_), OPTIONAL, &gc_, gc, 0},
     {"kvs_gc_result", sizeof(struct kvs_gc_result), LEAST, NULL, gc_result, 0},
+    {"kvl_libllama", sizeof(libllama_), OPTIONAL, &libllama_, libllama, 0},
+    {"kvl_opts", sizeof(llama_), UP_TO(kvl_opts, fingerprint), &llama_, llama, 0},
+    {"kvl_result, load", sizeof(struct kvl_result), LEAST, NULL, llama_loaded, 0},
+    {"kvl_result, save", sizeof(struct kvl_result), LEAST, NULL, llama_saved, 0},
     {"kvs_async_opts", sizeof(async_), OPTIONAL, &async_, async_open, 0},
     {"kvs_request", sizeof(request_), OPTIONAL, &request_, async_submit, 0},
 };

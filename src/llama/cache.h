@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * An open prefix cache inside the room. Immutable, so any thread may use it.
+ *
+ * A *layout* is what a reader must know before it finds anything: the shape of the states that were
+ * saved with this fingerprint, or that they can't be cut. Up to KVL_LAYOUTS_MAX of them are chunks
+ * of the store, under keys made of fingerprint, block size, form and number. Readers get all of them
+ * in one call. Blocks of a layout are chained from its root:
+ *
+ *     root     = H(fingerprint, block size, shape)
+ *     block i  = H(hash of block i - 1 or root, tokens of block i)
+ *     snapshot = H(... H(H(root), token 0) ..., token n - 1)
+ */
+#ifndef KVL_CACHE_H
+#define KVL_CACHE_H
+
+#include "base/prefix_block.h"
+#include "kv_store.h"
+#include "llama/shape.h"
+
+enum { KVL_LAYOUTS_MAX = 8, KVL_N_FORMS = 2 };
+
+struct kvl_layout {
+    bool snapshot; /* states that can't be cut; there is no shape */
+    enum kvl_form form;
+    struct kvl_shape shape;
+    uint8_t root[KV_PREFIX_HASH];
+    uint8_t key[KV_PREFIX_KEY]; /* of its chunk */
+};
+
+struct kvl_cache {
+    struct kvs_store *store;
+    char *fingerprint;
+    uint32_t block_tokens;
+    struct kvl_libllama lib; /* functions may be NULL */
+};
+
+/** Layouts as a call found them. */
+struct kvl_layouts {
+    struct kvl_layout at[KVL_LAYOUTS_MAX];
+    size_t n;
+};
+
+/** true when all functions of libllama are there; else logs which is missing, for -ENOSYS */
+bool kvl_has_libllama(const struct kvl_cache *c);
+
+/** Read the layouts of @form. Free with kvl_layouts_fini. Returns 0 or an error. */
+int kvl_layouts_read(struct kvl_cache *c, enum kvl_form form, struct kvl_layouts *ret);
+void kvl_layouts_fini(struct kvl_layouts *l);
+
+/**
+ * Make sure that the store has the layout of @shape (NULL: of snapshots), and return its root.
+ * Returns 0; -ENOSPC when KVL_LAYOUTS_MAX others are there; another error.
+ */
+int kvl_layout_note(struct kvl_cache *c, enum kvl_form form, const struct kvl_shape *shape,
+                    uint8_t ret_root[KV_PREFIX_HASH]);
+
+/** Compute the root of @shape (NULL: of snapshots). Returns 0 or -ENOMEM. */
+int kvl_root(const struct kvl_cache *c, enum kvl_form form, const struct kvl_shape *shape,
+             uint8_t ret[KV_PREFIX_HASH]);
+
+/** Compute the keys of @n blocks: @ret has room for n * KV_PREFIX_KEY bytes. */
+void kvl_block_keys(const struct kvl_cache *c, const uint8_t root[KV_PREFIX_HASH],
+                    const int32_t *tokens, size_t n, uint8_t *ret);
+
+/** Hash of the key before block @i of @keys. */
+static inline const uint8_t *kvl_parent(const uint8_t *root, const uint8_t *keys, size_t i)
+{
+    return i ? keys + (i - 1) * KV_PREFIX_KEY + KV_PREFIX_TAG : root;
+}
+
+/** Write a token as keys hash it. */
+static inline void kvl_put_token(uint8_t ret[4], int32_t token)
+{
+    for (int i = 0; i < 4; i++)
+        ret[i] = (uint8_t)((uint32_t)token >> 8 * i);
+}
+
+/** Count the blocks at the beginning of @keys that the store has. Returns their number, an error. */
+int64_t kvl_blocks_present(struct kvl_cache *c, const uint8_t *keys, size_t n);
+
+/**
+ * Put the blocks of @view that the store lacks, of the first @n tokens. Marks the others as used.
+ * Adds to @ret. Returns the number of tokens in blocks, or an error.
+ */
+int64_t kvl_blocks_save(struct kvl_cache *c, const struct kvl_view *view,
+                        const uint8_t root[KV_PREFIX_HASH], const int32_t *tokens, size_t n,
+                        struct kvl_result *ret);
+
+/**
+ * Read up to @n blocks into a new state for sequence @seq. Returns the number of blocks in it, which
+ * is lower when some are missing or damaged (0: *@ret isn't set), or an error.
+ */
+int64_t kvl_blocks_load(struct kvl_cache *c, const struct kvl_layout *layout, int32_t seq,
+                        const uint8_t *keys, const int32_t *tokens, size_t n, struct kvl_view *ret);
+
+/** Save a state that can't be cut, of @n tokens. Returns @n or an error. */
+int64_t kvl_snapshot_save(struct kvl_cache *c, const uint8_t root[KV_PREFIX_HASH],
+                          const int32_t *tokens, size_t n, const uint8_t *state, size_t len,
+                          struct kvl_result *ret);
+
+/** Find the longest stored snapshot of at most @n tokens. Returns its tokens, 0 or an error. */
+int64_t kvl_snapshot_find(struct kvl_cache *c, const uint8_t root[KV_PREFIX_HASH],
+                          const int32_t *tokens, size_t n);
+
+/**
+ * Read the snapshot of @n tokens. Returns 1 and a malloc'd state; 0 when it is missing or damaged
+ * (and deleted then); an error.
+ */
+int kvl_snapshot_load(struct kvl_cache *c, const uint8_t root[KV_PREFIX_HASH],
+                      const int32_t *tokens, size_t n, uint8_t **ret, size_t *ret_len);
+
+/** Delete a chunk that didn't verify, so that the next save writes it again; logs it. */
+void kvl_drop_damaged(struct kvl_cache *c, const uint8_t key[KV_PREFIX_KEY]);
+
+/** Allocate memory for a state, in huge pages where it is large. free() frees it. */
+uint8_t *kvl_state_alloc(size_t len);
+
+#endif

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Layouts in the store, roots and keys. */
+#include "base/le.h"
+#include "base/log.h"
+#include "llama/cache.h"
+
+enum { LAYOUT_BYTES_MAX = 1 << 16 };
+
+static void put_u64(struct kv_buf *buf, uint64_t value)
+{
+    uint8_t bytes[8];
+
+    kv_put_le64(bytes, value);
+    kv_buf_append(buf, bytes, sizeof(bytes));
+}
+
+/* Begin what is hashed: a purpose, fingerprint, block size, form. */
+static void begin(const struct kvl_cache *c, const char purpose[8], uint64_t form,
+                  struct kv_buf *ret)
+{
+    kv_buf_append(ret, purpose, 8);
+    put_u64(ret, strlen(c->fingerprint));
+    kv_buf_puts(ret, c->fingerprint);
+    put_u64(ret, c->block_tokens);
+    put_u64(ret, form);
+}
+
+static int end(struct kv_buf *buf, uint8_t ret[KV_PREFIX_HASH])
+{
+    int rc = buf->error;
+
+    if (!rc)
+        kv_prefix_sum(buf->data, buf->len, ret);
+    kv_buf_fini(buf);
+    return rc;
+}
+
+int kvl_root(const struct kvl_cache *c, enum kvl_form form, const struct kvl_shape *shape,
+             uint8_t ret[KV_PREFIX_HASH])
+{
+    struct kv_buf buf = KV_BUF_INIT;
+
+    /* Blocks are the same in both forms. */
+    begin(c, shape ? "kvl-root" : "kvl-whol", shape ? 0 : form, &buf);
+    if (shape)
+        kvl_shape_identity(shape, &buf);
+    return end(&buf, ret);
+}
+
+static int layout_key(const struct kvl_cache *c, enum kvl_form form, size_t number,
+                      uint8_t ret[KV_PREFIX_KEY])
+{
+    struct kv_buf buf = KV_BUF_INIT;
+    uint8_t hash[KV_PREFIX_HASH];
+    int rc;
+
+    begin(c, "kvl-layo", form, &buf);
+    put_u64(&buf, number);
+    rc = end(&buf, hash);
+    if (!rc)
+        kv_prefix_key(KV_PREFIX_LAYOUT, hash, ret);
+    return rc;
+}
+
+void kvl_block_keys(const struct kvl_cache *c, const uint8_t root[KV_PREFIX_HASH],
+                    const int32_t *tokens, size_t n, uint8_t *ret)
+{
+    uint8_t text[KV_PREFIX_HASH + 4 * KVL_BLOCK_TOKENS_MAX], hash[KV_PREFIX_HASH];
+
+    for (size_t i = 0; i < n; i++) {
+        const int32_t *own = tokens + i * c->block_tokens;
+
+        memcpy(text, kvl_parent(root, ret, i), KV_PREFIX_HASH);
+        for (size_t j = 0; j < c->block_tokens; j++)
+            kvl_put_token(text + KV_PREFIX_HASH + 4 * j, own[j]);
+        kv_prefix_sum(text, KV_PREFIX_HASH + 4 * (size_t)c->block_tokens, hash);
+        kv_prefix_key(KV_PREFIX_BLOCK, hash, ret + i * KV_PREFIX_KEY);
+    }
+}
+
+/* -- encoding ---------------------------------------------------------------------------------- */
+
+static int encode(const uint8_t key[KV_PREFIX_KEY], const struct kvl_shape *shape,
+                  struct kv_buf *ret)
+{
+    struct kv_prefix_header h = {0};
+    struct kv_buf payload = KV_BUF_INIT;
+    uint8_t header[KV_PREFIX_HEADER + KV_PREFIX_HASH];
+
+    kv_buf_putc(&payload, shape ? 1 : 2);
+    if (shape)
+        kvl_shape_encode(shape, &payload);
+    if (payload.error) {
+        kv_buf_fini(&payload);
+        return -ENOMEM;
+    }
+    memcpy(h.key, key, sizeof(h.key));
+    h.payload_bytes = payload.len;
+    kv_prefix_sum(payload.data, payload.len, h.payload_sum);
+    kv_prefix_encode(&h, NULL, header);
+    kv_buf_append(ret, header, sizeof(header));
+    kv_buf_append(ret, payload.data, payload.len);
+    kv_buf_fini(&payload);
+    return ret->error;
+}
+
+static int decode(const struct kvl_cache *c, enum kvl_form form, const uint8_t *data, size_t len,
+                  struct kvl_layout *ret)
+{
+    size_t header = KV_PREFIX_HEADER + KV_PREFIX_HASH;
+    int rc;
+
+    if (len > LAYOUT_BYTES_MAX || kv_prefix_check(ret->key, data, len) < 0 || len == header)
+        return -EBADMSG;
+    ret->form = form;
+    ret->snapshot = data[header] == 2;
+    if (ret->snapshot)
+        return kvl_root(c, form, NULL, ret->root);
+    rc = kvl_shape_decode(data + header + 1, len - header - 1, form, &ret->shape);
+    if (!rc)
+        rc = kvl_root(c, form, &ret->shape, ret->root);
+    return rc;
+}
+
+/* -- in the store ------------------------------------------------------------------------------ */
+
+void kvl_layouts_fini(struct kvl_layouts *l)
+{
+    for (size_t i = 0; i < l->n; i++)
+        kvl_shape_fini(&l->at[i].shape);
+    l->n = 0;
+}
+
+/* Take over what was got for one number. Returns 0 or -ENOMEM. */
+static int take_layout(struct kvl_cache *c, enum kvl_form form, struct kvl_layouts *l,
+                       const uint8_t *key, const void *data, size_t len)
+{
+    struct kvl_layout layout = {0};
+    int rc = -EBADMSG;
+
+    if (!data && len != KVS_LEN_BAD)
+        return 0;
+    memcpy(layout.key, key, sizeof(layout.key));
+    if (data)
+        rc = decode(c, form, data, len, &layout);
+    if (rc)
+        kvl_shape_fini(&layout.shape);
+    else
+        l->at[l->n++] = layout;
+    if (rc == -EBADMSG)
+        kvl_drop_damaged(c, key);
+    return rc == -ENOMEM ? rc : 0;
+}
+
+int kvl_layouts_read(struct kvl_cache *c, enum kvl_form form, struct kvl_layouts *ret)
+{
+    uint8_t keys[KVL_LAYOUTS_MAX * KV_PREFIX_KEY];
+    void *data[KVL_LAYOUTS_MAX] = {NULL};
+    size_t len[KVL_LAYOUTS_MAX] = {0};
+    int rc = 0;
+
+    ret->n = 0;
+    for (size_t i = 0; i < KVL_LAYOUTS_MAX && !rc; i++)
+        rc = layout_key(c, form, i, keys + i * KV_PREFIX_KEY);
+    if (!rc)
+        rc = kvs_get_chunks(c->store, keys, KV_PREFIX_KEY, KVL_LAYOUTS_MAX, data, len);
+    if (rc < 0)
+        return rc;
+    rc = 0;
+    for (size_t i = 0; i < KVL_LAYOUTS_MAX; i++) {
+        if (!rc)
+            rc = take_layout(c, form, ret, keys + i * KV_PREFIX_KEY, data[i], len[i]);
+        free(data[i]);
+    }
+    if (rc)
+        kvl_layouts_fini(ret);
+    return rc;
+}
+
+static bool has_root(const struct kvl_layouts *l, const uint8_t root[KV_PREFIX_HASH])
+{
+    for (size_t i = 0; i < l->n; i++)
+        if (!memcmp(l->at[i].root, root, KV_PREFIX_HASH))
+            return true;
+    return false;
+}
+
+/* Put the layout under the first free number. Returns 0; 1 when another came first; an error. */
+static int put_layout(struct kvl_cache *c, enum kvl_form form, const struct kvl_shape *shape,
+                      const struct kvl_layouts *there)
+{
+    uint8_t key[KV_PREFIX_KEY];
+    struct kv_buf buf = KV_BUF_INIT;
+    int rc;
+
+    for (size_t i = 0; i < KVL_LAYOUTS_MAX; i++) {
+        bool taken = false;
+
+        rc = layout_key(c, form, i, key);
+        if (rc)
+            return rc;
+        for (size_t j = 0; j < there->n; j++)
+            taken = taken || !memcmp(there->at[j].key, key, sizeof(key));
+        if (taken)
+            continue;
+        rc = encode(key, shape, &buf);
+        if (!rc)
+            rc = kvs_put_chunk(c->store, key, sizeof(key), buf.data, buf.len);
+        kv_buf_fini(&buf);
+        return rc;
+    }
+    kv_log_error("llama", "no room for another layout with this fingerprint", "layouts=%d",
+                 KVL_LAYOUTS_MAX);
+    return -ENOSPC;
+}
+
+int kvl_layout_note(struct kvl_cache *c, enum kvl_form form, const struct kvl_shape *shape,
+                    uint8_t ret_root[KV_PREFIX_HASH])
+{
+    struct kvl_layouts there;
+    int rc = kvl_root(c, form, shape, ret_root);
+
+    /* Each turn sees at least one layout more, so these suffice. */
+    for (int turn = 0; turn <= KVL_LAYOUTS_MAX && !rc; turn++) {
+        rc = kvl_layouts_read(c, form, &there);
+        if (rc)
+            return rc;
+        if (has_root(&there, ret_root)) {
+            for (size_t i = 0; i < there.n; i++)
+                kvs_touch(c->store, there.at[i].key, KV_PREFIX_KEY, 1);
+            kvl_layouts_fini(&there);
+            return 0;
+        }
+        rc = put_layout(c, form, shape, &there);
+        kvl_layouts_fini(&there);
+        if (!rc)
+            return 0;
+        rc = rc == 1 ? 0 : rc;
+    }
+    return rc ? rc : -EIO;
+}

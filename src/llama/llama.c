@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The public calls: which layouts to look at, and what libllama is asked and given. */
+#include "base/log.h"
+#include "llama/cache.h"
+
+/* A stored prefix: tokens of it under one layout. */
+struct candidate {
+    const struct kvl_layout *layout;
+    int64_t tokens;
+};
+
+static bool are_tokens(const int32_t *tokens, size_t n)
+{
+    return (tokens || !n) && n <= KVL_TOKENS_MAX;
+}
+
+/* Keys of the blocks of @n tokens, malloc'd. */
+static uint8_t *keys_of(const struct kvl_cache *c, const struct kvl_layout *layout,
+                        const int32_t *tokens, size_t n)
+{
+    size_t blocks = n / c->block_tokens;
+    uint8_t *keys = malloc(KV_MAX(blocks * KV_PREFIX_KEY, (size_t)1));
+
+    if (keys)
+        kvl_block_keys(c, layout->root, tokens, blocks, keys);
+    return keys;
+}
+
+static int64_t find_in(struct kvl_cache *c, const struct kvl_layout *layout, const int32_t *tokens,
+                       size_t n)
+{
+    uint8_t *keys;
+    int64_t found;
+
+    if (layout->snapshot)
+        return kvl_snapshot_find(c, layout->root, tokens, n);
+    keys = keys_of(c, layout, tokens, n);
+    if (!keys)
+        return -ENOMEM;
+    found = kvl_blocks_present(c, keys, n / c->block_tokens);
+    free(keys);
+    return found < 0 ? found : found * c->block_tokens;
+}
+
+/* Find prefixes under all layouts, the longest first. Returns 0 or an error. */
+static int find_all(struct kvl_cache *c, const struct kvl_layouts *layouts, const int32_t *tokens,
+                    size_t n, struct candidate *ret)
+{
+    for (size_t i = 0; i < layouts->n; i++) {
+        struct candidate new = {&layouts->at[i], find_in(c, &layouts->at[i], tokens, n)};
+        size_t at = i;
+
+        if (new.tokens < 0)
+            return (int)new.tokens;
+        for (; at && ret[at - 1].tokens < new.tokens; at--)
+            ret[at] = ret[at - 1];
+        ret[at] = new;
+    }
+    return 0;
+}
+
+int64_t kvl_find(struct kvl_cache *cache, const int32_t *tokens, size_t n)
+{
+    struct candidate found[KVL_LAYOUTS_MAX] = {{0}};
+    struct kvl_layouts layouts;
+    int64_t longest = 0;
+
+    if (!cache || !are_tokens(tokens, n))
+        return -EINVAL;
+    for (int form = 0; form < KVL_N_FORMS && longest >= 0; form++) {
+        int rc = kvl_layouts_read(cache, (enum kvl_form)form, &layouts);
+
+        if (!rc)
+            rc = find_all(cache, &layouts, tokens, n, found);
+        if (rc < 0)
+            longest = rc;
+        else if (layouts.n)
+            longest = KV_MAX(longest, found[0].tokens);
+        kvl_layouts_fini(&layouts);
+    }
+    return longest;
+}
+
+/* -- states ------------------------------------------------------------------------------------ */
+
+/* Make the state of @found, as much as is good of it. Returns its tokens, 0, or an error. */
+static int64_t make_state(struct kvl_cache *c, const struct candidate *found, int32_t seq,
+                          const int32_t *tokens, uint8_t **ret, size_t *ret_len,
+                          struct kvl_result *result)
+{
+    size_t blocks = (size_t)found->tokens / c->block_tokens;
+    struct kvl_view v;
+    uint8_t *keys;
+    int64_t got = found->tokens;
+
+    if (found->layout->snapshot) {
+        int rc;
+
+        do {
+            rc = kvl_snapshot_load(c, found->layout->root, tokens, (size_t)got, ret, ret_len);
+            if (!rc)
+                got = kvl_snapshot_find(c, found->layout->root, tokens, (size_t)got - 1);
+        } while (!rc && got > 0);
+        *result = (struct kvl_result){.blocks = 1, .snapshot = true};
+        return rc < 0 ? rc : got;
+    }
+    keys = keys_of(c, found->layout, tokens, (size_t)found->tokens);
+    if (!keys)
+        return -ENOMEM;
+    got = kvl_blocks_load(c, found->layout, seq, keys, tokens, blocks, &v);
+    free(keys);
+    if (got <= 0)
+        return got;
+    *ret = KV_STEAL(v.data);
+    *ret_len = v.len;
+    kvl_view_fini(&v, true);
+    *result = (struct kvl_result){.blocks = (uint64_t)got};
+    return got * c->block_tokens;
+}
+
+static int64_t give(int64_t tokens, size_t state_bytes, const struct kvl_result *result,
+                    struct kvl_result *ret)
+{
+    struct kvl_result r = *result;
+
+    if (tokens < 0 || !ret)
+        return tokens;
+    r.size = ret->size;
+    r.n_tokens = (uint64_t)tokens;
+    r.state_bytes = state_bytes;
+    memcpy(ret, &r, KV_MIN(ret->size, sizeof(r)));
+    return tokens;
+}
+
+int64_t kvl_load_state(struct kvl_cache *cache, const int32_t *tokens, size_t n, enum kvl_form form,
+                       void **ret, size_t *ret_len, struct kvl_result *result)
+{
+    struct candidate found[KVL_LAYOUTS_MAX] = {{0}};
+    struct kvl_result r = {0};
+    struct kvl_layouts layouts;
+    uint8_t *state = NULL;
+    size_t len = 0;
+    int64_t got;
+
+    if (!cache || !are_tokens(tokens, n) || !ret || !ret_len || (int)form >= KVL_N_FORMS ||
+        !kv_sized_or_null(result, "kvl_result"))
+        return -EINVAL;
+    got = kvl_layouts_read(cache, form, &layouts);
+    if (got < 0)
+        return got;
+    got = find_all(cache, &layouts, tokens, n, found);
+    for (size_t i = 0; i < layouts.n && !got && found[i].tokens; i++)
+        got = make_state(cache, &found[i], 0, tokens, &state, &len, &r);
+    kvl_layouts_fini(&layouts);
+    if (got > 0) {
+        *ret = state;
+        *ret_len = len;
+    }
+    return give(got, len, &r, result);
+}
+
+/* Save a state. @exact: it is of the @n tokens and of no more. */
+static int64_t save_state(struct kvl_cache *c, const int32_t *tokens, size_t n, bool exact,
+                          enum kvl_form form, const uint8_t *data, size_t len,
+                          struct kvl_result *ret)
+{
+    uint8_t root[KV_PREFIX_HASH];
+    struct kvl_view v;
+    int64_t saved = kvl_view_parse(data, len, form, &v);
+
+    if (saved == -ENOMEM)
+        return saved;
+    if (saved) {
+        if (!exact)
+            return 0;
+        saved = kvl_layout_note(c, form, NULL, root);
+        return saved ? saved : kvl_snapshot_save(c, root, tokens, n, data, len, ret);
+    }
+    saved = kvl_layout_note(c, form, &v.shape, root);
+    if (!saved)
+        saved = kvl_blocks_save(c, &v, root, tokens, n, ret);
+    kvl_view_fini(&v, false);
+    return saved;
+}
+
+int64_t kvl_save_state(struct kvl_cache *cache, const int32_t *tokens, size_t n, enum kvl_form form,
+                       const void *data, size_t len, struct kvl_result *ret)
+{
+    struct kvl_result r = {0};
+
+    if (!cache || !are_tokens(tokens, n) || (!data && len) || (int)form >= KVL_N_FORMS ||
+        !kv_sized_or_null(ret, "kvl_result"))
+        return -EINVAL;
+    if (!n || !len)
+        return give(0, len, &r, ret);
+    return give(save_state(cache, tokens, n, true, form, data, len, &r), len, &r, ret);
+}
+
+/* -- contexts ---------------------------------------------------------------------------------- */
+
+static void clear(const struct kvl_cache *c, struct llama_context *ctx, int32_t seq)
+{
+    c->lib.memory_seq_rm(c->lib.get_memory(ctx), seq, -1, -1);
+}
+
+/* Get the state of a sequence, malloc'd. Returns 0, -ENOMEM, or -EIO when libllama gives none. */
+static int get_state(const struct kvl_cache *c, struct llama_context *ctx, int32_t seq,
+                     uint8_t **ret, size_t *ret_len)
+{
+    size_t size = c->lib.state_seq_get_size(ctx, seq), len;
+    uint8_t *state = kvl_state_alloc(size);
+
+    if (!state)
+        return -ENOMEM;
+    len = size ? c->lib.state_seq_get_data(ctx, state, size, seq) : 0;
+    if (!len || len > size) {
+        free(state);
+        return -EIO;
+    }
+    *ret = state;
+    *ret_len = len;
+    return 0;
+}
+
+/* Number of streams of the memory; its sequence @seq is empty. 0 when its states have none. */
+static uint32_t streams_of(const struct kvl_cache *c, struct llama_context *ctx, int32_t seq)
+{
+    uint32_t n = 0;
+    uint8_t *state;
+    size_t len;
+
+    if (get_state(c, ctx, seq, &state, &len) == 0) {
+        n = kvl_streams_of(state, len);
+        free(state);
+    }
+    return n;
+}
+
+/* Give libllama a state. Returns whether it took all of it; else the sequence is empty. */
+static bool set_state(const struct kvl_cache *c, struct llama_context *ctx, int32_t seq,
+                      const uint8_t *state, size_t len)
+{
+    if (len && c->lib.state_seq_set_data(ctx, state, len, seq) == len)
+        return true;
+    clear(c, ctx, seq);
+    return false;
+}
+
+/*
+ * Try a state of one cell of zeros: whether this memory takes states of the layout, before any block
+ * is read. libllama compares types, sizes, layers and flash attention.
+ */
+static bool fits(const struct kvl_cache *c, struct llama_context *ctx, int32_t seq,
+                 struct kvl_layout *layout, uint32_t n_streams)
+{
+    struct kvl_view v;
+    bool took;
+
+    if (layout->snapshot)
+        return true;
+    if (!n_streams || (n_streams > 1) != (layout->shape.n_streams > 1))
+        return false;
+    layout->shape.n_streams = n_streams;
+    if (kvl_view_make(&layout->shape, 1, seq, &v) < 0)
+        return false;
+    memset(kvl_extras(&v, 0), 0, layout->shape.extras);
+    for (size_t i = 0; i < kvl_shape_n_rows(&v.shape); i++)
+        memset(v.data + v.rows[i], 0, (size_t)v.shape.rows[i].row);
+    took = set_state(c, ctx, seq, v.data, v.len);
+    clear(c, ctx, seq);
+    kvl_view_fini(&v, true);
+    return took;
+}
+
+/* Load one candidate. Returns its tokens, 0, or an error. */
+static int64_t load_one(struct kvl_cache *c, struct llama_context *ctx, int32_t seq,
+                        const struct candidate *found, const int32_t *tokens, size_t *ret_len,
+                        struct kvl_result *ret)
+{
+    uint8_t *state;
+    int64_t got = make_state(c, found, seq, tokens, &state, ret_len, ret);
+
+    if (got <= 0)
+        return got;
+    if (!set_state(c, ctx, seq, state, *ret_len)) {
+        kv_log_warn("llama", "libllama refused a stored state", "tokens=%lld", (long long)got);
+        got = 0;
+    }
+    free(state);
+    return got;
+}
+
+int64_t kvl_load(struct kvl_cache *cache, struct llama_context *ctx, int32_t seq,
+                 const int32_t *tokens, size_t n, struct kvl_result *ret)
+{
+    struct candidate found[KVL_LAYOUTS_MAX] = {{0}};
+    struct kvl_result r = {0};
+    struct kvl_layouts layouts;
+    uint32_t n_streams;
+    size_t len = 0;
+    int64_t got;
+
+    if (!cache || !ctx || seq < 0 || !are_tokens(tokens, n) || !kv_sized_or_null(ret, "kvl_result"))
+        return -EINVAL;
+    if (!kvl_has_libllama(cache))
+        return -ENOSYS;
+    got = kvl_layouts_read(cache, KVL_FORM_SEQUENCE, &layouts);
+    if (got < 0)
+        return got;
+    got = find_all(cache, &layouts, tokens, n, found);
+    clear(cache, ctx, seq);
+    n_streams = layouts.n ? streams_of(cache, ctx, seq) : 0;
+    for (size_t i = 0; i < layouts.n && !got && found[i].tokens; i++)
+        if (fits(cache, ctx, seq, &layouts.at[found[i].layout - layouts.at], n_streams))
+            got = load_one(cache, ctx, seq, &found[i], tokens, &len, &r);
+    kvl_layouts_fini(&layouts);
+    return give(got, got > 0 ? len : 0, &r, ret);
+}
+
+int64_t kvl_save(struct kvl_cache *cache, struct llama_context *ctx, int32_t seq,
+                 const int32_t *tokens, size_t n, struct kvl_result *ret)
+{
+    struct kvl_result r = {0};
+    uint8_t *state;
+    size_t len = 0;
+    int64_t saved, decoded;
+
+    if (!cache || !ctx || seq < 0 || !are_tokens(tokens, n) || !kv_sized_or_null(ret, "kvl_result"))
+        return -EINVAL;
+    if (!kvl_has_libllama(cache))
+        return -ENOSYS;
+    decoded = (int64_t)cache->lib.memory_seq_pos_max(cache->lib.get_memory(ctx), seq) + 1;
+    if (decoded <= 0)
+        return give(0, 0, &r, ret);
+    saved = get_state(cache, ctx, seq, &state, &len);
+    if (saved < 0)
+        return saved;
+    saved = save_state(cache, tokens, KV_MIN(n, (size_t)decoded), (size_t)decoded <= n,
+                       KVL_FORM_SEQUENCE, state, len, &r);
+    free(state);
+    return give(saved, len, &r, ret);
+}

@@ -1,0 +1,453 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Parsing trusts no value: a reader with a position, where each step checks that its bytes are
+ * there. Several versions of llama.cpp write states that differ in two words or in the extras of
+ * cells, and nothing at the beginning says which. So each variant is tried, and exactly one must
+ * consume the state to its last byte.
+ */
+#include "llama/shape.h"
+
+#include "base/le.h"
+#include "llama/cache.h"
+
+#define STATE_MAGIC 0xaf143cd8u
+
+enum { LAYER_HEAD = 12, TYPE_MAX = 255, ELEMENT_MAX = 16, N_ROWS_MAX = 1 << 20 };
+
+struct reader {
+    const uint8_t *data;
+    size_t len, at;
+    bool bad;
+};
+
+static uint32_t take_u32(struct reader *r)
+{
+    uint32_t value;
+
+    if (r->bad || r->len - r->at < 4) {
+        r->bad = true;
+        return 0;
+    }
+    value = (uint32_t)kv_get_le(r->data + r->at, 4);
+    r->at += 4;
+    return value;
+}
+
+static uint64_t take_u64(struct reader *r)
+{
+    uint64_t low = take_u32(r);
+
+    return low | (uint64_t)take_u32(r) << 32;
+}
+
+static void skip(struct reader *r, uint64_t len)
+{
+    if (r->bad || len > r->len - r->at)
+        r->bad = true;
+    else
+        r->at += (size_t)len;
+}
+
+static void put_u32(struct kv_buf *buf, uint32_t value)
+{
+    uint8_t bytes[8];
+
+    kv_put_le64(bytes, value);
+    kv_buf_append(buf, bytes, 4);
+}
+
+/* -- shapes ------------------------------------------------------------------------------------ */
+
+void kvl_shape_fini(struct kvl_shape *s)
+{
+    free(s->rows);
+    s->rows = NULL;
+}
+
+int kvl_shape_copy(const struct kvl_shape *s, struct kvl_shape *ret)
+{
+    size_t bytes = kvl_shape_n_rows(s) * sizeof(*s->rows);
+    struct kvl_rows *rows = malloc(KV_MAX(bytes, (size_t)1));
+
+    if (!rows)
+        return -ENOMEM;
+    if (bytes)
+        memcpy(rows, s->rows, bytes);
+    *ret = *s;
+    ret->rows = rows;
+    return 0;
+}
+
+void kvl_shape_identity(const struct kvl_shape *s, struct kv_buf *ret)
+{
+    put_u32(ret, s->v_trans);
+    put_u32(ret, s->extras);
+    put_u32(ret, s->rotations[0]);
+    put_u32(ret, s->rotations[1]);
+    put_u32(ret, s->n_streams > 1); /* slots apart, or unified */
+    put_u32(ret, s->n_layers);
+    put_u32(ret, s->n_values);
+    for (size_t i = 0; i < kvl_shape_n_rows(s); i++) {
+        put_u32(ret, s->rows[i].type);
+        put_u32(ret, s->rows[i].element);
+        put_u32(ret, s->rows[i].n);
+        put_u32(ret, (uint32_t)s->rows[i].row);
+    }
+}
+
+void kvl_shape_encode(const struct kvl_shape *s, struct kv_buf *ret)
+{
+    put_u32(ret, s->prefix_len);
+    kv_buf_append(ret, s->prefix, s->prefix_len);
+    put_u32(ret, s->n_streams);
+    put_u32(ret, s->has_rotations);
+    kvl_shape_identity(s, ret);
+}
+
+/* Check the numbers of a shape, and add up the bytes of a token. */
+static bool is_sound(struct kvl_shape *s)
+{
+    uint64_t sum = s->extras;
+
+    if (!s->n_streams || s->n_streams > KVL_STREAMS_MAX || s->v_trans > 1 || !s->n_layers ||
+        s->n_layers > KVL_LAYERS_MAX || (s->n_values && s->n_values != s->n_layers) ||
+        (s->extras != 0 && s->extras != 8 && s->extras != 12))
+        return false;
+    for (size_t i = 0; i < kvl_shape_n_rows(s); i++) {
+        const struct kvl_rows *r = &s->rows[i];
+
+        if (r->type > TYPE_MAX || !r->row || r->row > KVL_ROW_MAX)
+            return false;
+        if (kvl_is_transposed(s, i) && (!r->element || r->element > ELEMENT_MAX || !r->n ||
+                                        r->n > N_ROWS_MAX || (uint64_t)r->element * r->n != r->row))
+            return false;
+        sum += r->row;
+    }
+    s->token_bytes = sum;
+    return sum <= KVL_TOKEN_MAX;
+}
+
+int kvl_shape_decode(const uint8_t *data, size_t len, enum kvl_form form, struct kvl_shape *ret)
+{
+    struct kvl_shape s = {.form = form};
+    struct reader r = {.data = data, .len = len};
+    int rc = -EBADMSG;
+
+    s.prefix_len = take_u32(&r);
+    if (r.bad || s.prefix_len > KVL_PREFIX_MAX || s.prefix_len > r.len - r.at)
+        return -EBADMSG;
+    memcpy(s.prefix, r.data + r.at, s.prefix_len);
+    skip(&r, s.prefix_len);
+    s.n_streams = take_u32(&r);
+    s.has_rotations = take_u32(&r) != 0;
+    s.v_trans = take_u32(&r);
+    s.extras = take_u32(&r);
+    s.rotations[0] = take_u32(&r);
+    s.rotations[1] = take_u32(&r);
+    take_u32(&r); /* slots or unified: n_streams says so */
+    s.n_layers = take_u32(&r);
+    s.n_values = take_u32(&r);
+    if (r.bad || s.n_layers > KVL_LAYERS_MAX || s.n_values > KVL_LAYERS_MAX ||
+        (r.len - r.at) != kvl_shape_n_rows(&s) * 16)
+        return -EBADMSG;
+    s.rows = calloc(KV_MAX(kvl_shape_n_rows(&s), (size_t)1), sizeof(*s.rows));
+    if (!s.rows)
+        return -ENOMEM;
+    for (size_t i = 0; i < kvl_shape_n_rows(&s); i++) {
+        s.rows[i].type = take_u32(&r);
+        s.rows[i].element = take_u32(&r);
+        s.rows[i].n = take_u32(&r);
+        s.rows[i].row = take_u32(&r);
+    }
+    if (!is_sound(&s))
+        goto fail;
+    *ret = s;
+    return 0;
+fail:
+    kvl_shape_fini(&s);
+    return rc;
+}
+
+/* -- taking apart ------------------------------------------------------------------------------ */
+
+/* Variant of the format that an attempt assumes. */
+struct variant {
+    uint32_t extras;
+    bool rotations, values;
+};
+
+static void take_prefix(struct reader *r, struct kvl_shape *s)
+{
+    uint32_t n;
+
+    if (s->form == KVL_FORM_SEQUENCE) {
+        s->prefix_len = r->len >= 8 && kv_get_le(r->data, 4) == STATE_MAGIC ? 8 : 0;
+    } else {
+        n = take_u32(r);
+        if (r->bad || n > KVL_PREFIX_MAX - 4) {
+            r->bad = true;
+            return;
+        }
+        s->prefix_len = 4 + n;
+        r->at = 0;
+    }
+    skip(r, s->prefix_len);
+    if (!r->bad)
+        memcpy(s->prefix, r->data, s->prefix_len);
+}
+
+/* Read K or V of all layers. Offsets go to @offsets. */
+static void take_rows(struct reader *r, struct kvl_view *v, size_t first, size_t n)
+{
+    for (size_t i = first; i < first + n && !r->bad; i++) {
+        struct kvl_rows *rows = &v->shape.rows[i];
+
+        rows->type = take_u32(r);
+        if (kvl_is_transposed(&v->shape, i)) {
+            rows->element = take_u32(r);
+            rows->n = take_u32(r);
+            if (rows->element > ELEMENT_MAX || rows->n > N_ROWS_MAX)
+                r->bad = true;
+            rows->row = (uint64_t)rows->element * rows->n;
+        } else {
+            rows->row = take_u64(r);
+        }
+        if (rows->type > TYPE_MAX || !rows->row || rows->row > KVL_ROW_MAX)
+            r->bad = true;
+        v->rows[i] = r->at;
+        skip(r, rows->row * v->n_cells);
+    }
+}
+
+/* Read the number of cells of the streams up to the first with any. */
+static uint32_t take_empty_streams(struct reader *r, uint32_t n_streams)
+{
+    uint32_t stream = 0;
+
+    while (!r->bad && stream < n_streams && take_u32(r) == 0)
+        stream++;
+    return stream;
+}
+
+static bool make_rows(struct kvl_view *v)
+{
+    size_t n = 2 * (size_t)v->shape.n_layers;
+
+    v->shape.rows = calloc(n, sizeof(*v->shape.rows));
+    v->rows = calloc(n, sizeof(*v->rows));
+    return v->shape.rows && v->rows;
+}
+
+/* Try one variant. Returns 0, -ENODATA or -ENOMEM; @v has to be freed in any case. */
+static int try_variant(struct kvl_view *v, const struct variant *variant)
+{
+    struct reader r = {.data = v->data, .len = v->len};
+    struct kvl_shape *s = &v->shape;
+    uint32_t stream;
+
+    take_prefix(&r, s);
+    s->n_streams = take_u32(&r);
+    if (r.bad || !s->n_streams || s->n_streams > KVL_STREAMS_MAX)
+        return -ENODATA;
+    stream = take_empty_streams(&r, s->n_streams);
+    if (r.bad || stream == s->n_streams)
+        return -ENODATA;
+    v->n_cells = (uint32_t)kv_get_le(r.data + r.at - 4, 4);
+    s->extras = variant->extras;
+    v->cells = r.at;
+    skip(&r, (uint64_t)v->n_cells * kvl_cell_bytes(s));
+    s->v_trans = take_u32(&r);
+    s->n_layers = take_u32(&r);
+    s->has_rotations = variant->rotations;
+    if (variant->rotations) {
+        s->rotations[0] = take_u32(&r);
+        s->rotations[1] = take_u32(&r);
+    }
+    if (r.bad || v->n_cells > KVL_TOKENS_MAX || s->v_trans > 1 || !s->n_layers ||
+        s->n_layers > KVL_LAYERS_MAX)
+        return -ENODATA;
+    if (!make_rows(v))
+        return -ENOMEM;
+    take_rows(&r, v, 0, s->n_layers);
+    s->n_values = variant->values ? s->n_layers : 0;
+    take_rows(&r, v, s->n_layers, s->n_values);
+    if (take_empty_streams(&r, s->n_streams - stream - 1) != s->n_streams - stream - 1)
+        return -ENODATA;
+    return !r.bad && r.at == r.len && is_sound(s) ? 0 : -ENODATA;
+}
+
+/* Check that the cells are of positions 0 to n - 1, once each, and note their order. */
+static int order_cells(struct kvl_view *v)
+{
+    size_t bytes = kvl_cell_bytes(&v->shape), n = v->n_cells;
+    bool in_order = true;
+    int rc = -ENODATA;
+
+    v->cell_of = malloc(n * sizeof(*v->cell_of));
+    if (!v->cell_of)
+        return -ENOMEM;
+    memset(v->cell_of, 0xff, n * sizeof(*v->cell_of));
+    for (size_t i = 0; i < n; i++) {
+        const uint8_t *cell = v->data + v->cells + i * bytes;
+        uint64_t position = kv_get_le(cell, 4);
+
+        if (position >= n || v->cell_of[position] != UINT32_MAX || kv_get_le(cell + 4, 4) != 1)
+            return rc;
+        v->cell_of[position] = (uint32_t)i;
+        in_order = in_order && position == i;
+    }
+    if (in_order) {
+        free(v->cell_of);
+        v->cell_of = NULL;
+    }
+    return 0;
+}
+
+int kvl_view_parse(const uint8_t *data, size_t len, enum kvl_form form, struct kvl_view *ret)
+{
+    static const uint32_t extras[] = {0, 8, 12};
+    struct kvl_view found;
+    size_t n_found = 0;
+    int rc = 0;
+
+    for (size_t i = 0; i < 4 * KV_COUNT(extras); i++) {
+        struct variant variant = {extras[i / 4], i & 1, !(i & 2)};
+        struct kvl_view v = {.data = (uint8_t *)(uintptr_t)data, .len = len, .shape.form = form};
+
+        rc = try_variant(&v, &variant);
+        if (!rc && !n_found++) {
+            found = v;
+            continue;
+        }
+        kvl_view_fini(&v, false);
+        if (rc == -ENOMEM)
+            break;
+    }
+    if (rc != -ENOMEM)
+        rc = n_found == 1 ? order_cells(&found) : -ENODATA;
+    if (!rc)
+        *ret = found;
+    else if (n_found)
+        kvl_view_fini(&found, false);
+    return rc;
+}
+
+void kvl_view_fini(struct kvl_view *v, bool made)
+{
+    kvl_shape_fini(&v->shape);
+    free(v->rows);
+    free(v->cell_of);
+    if (made)
+        free(v->data);
+    *v = (struct kvl_view){0};
+}
+
+uint32_t kvl_streams_of(const uint8_t *data, size_t len)
+{
+    struct reader r = {.data = data, .len = len};
+    struct kvl_shape s = {.form = KVL_FORM_SEQUENCE};
+    uint32_t n;
+
+    take_prefix(&r, &s);
+    n = take_u32(&r);
+    return !r.bad && n <= KVL_STREAMS_MAX ? n : 0;
+}
+
+/* -- putting together -------------------------------------------------------------------------- */
+
+struct writer {
+    uint8_t *data;
+    size_t at;
+};
+
+static void give_u32(struct writer *w, uint32_t value)
+{
+    uint8_t bytes[8];
+
+    kv_put_le64(bytes, value);
+    memcpy(w->data + w->at, bytes, 4);
+    w->at += 4;
+}
+
+/* Bytes of a state. At most 2^20 cells of 64 MiB: no overflow. */
+static uint64_t state_bytes(const struct kvl_shape *s, uint32_t n_cells)
+{
+    return s->prefix_len + 4 + 4 * (uint64_t)s->n_streams + 8 + (s->has_rotations ? 8 : 0) +
+           (uint64_t)n_cells * (12 + s->token_bytes) + LAYER_HEAD * kvl_shape_n_rows(s);
+}
+
+static void give_rows(struct writer *w, struct kvl_view *v)
+{
+    for (size_t i = 0; i < kvl_shape_n_rows(&v->shape); i++) {
+        const struct kvl_rows *rows = &v->shape.rows[i];
+
+        give_u32(w, rows->type);
+        give_u32(w, kvl_is_transposed(&v->shape, i) ? rows->element : (uint32_t)rows->row);
+        give_u32(w, kvl_is_transposed(&v->shape, i) ? rows->n : 0);
+        v->rows[i] = w->at;
+        w->at += (size_t)rows->row * v->n_cells;
+    }
+}
+
+static void give_cells(struct writer *w, struct kvl_view *v, int32_t seq)
+{
+    v->cells = w->at;
+    for (uint32_t i = 0; i < v->n_cells; i++) {
+        give_u32(w, i);
+        give_u32(w, 1);
+        w->at += v->shape.extras;
+        give_u32(w, (uint32_t)seq);
+    }
+}
+
+static void write_state(struct kvl_view *v, int32_t seq)
+{
+    const struct kvl_shape *s = &v->shape;
+    struct writer w = {.data = v->data};
+    uint32_t stream = seq >= 0 && (uint32_t)seq < s->n_streams ? (uint32_t)seq : 0;
+
+    memcpy(w.data, s->prefix, s->prefix_len);
+    w.at = s->prefix_len;
+    if (s->form == KVL_FORM_SEQUENCE && s->prefix_len == 8) {
+        w.at = 4;
+        give_u32(&w, (uint32_t)seq);
+    }
+    give_u32(&w, s->n_streams);
+    for (uint32_t i = 0; i < stream; i++)
+        give_u32(&w, 0);
+    give_u32(&w, v->n_cells);
+    give_cells(&w, v, seq);
+    give_u32(&w, s->v_trans);
+    give_u32(&w, s->n_layers);
+    if (s->has_rotations) {
+        give_u32(&w, s->rotations[0]);
+        give_u32(&w, s->rotations[1]);
+    }
+    give_rows(&w, v);
+    for (uint32_t i = stream + 1; i < s->n_streams; i++)
+        give_u32(&w, 0);
+}
+
+int kvl_view_make(const struct kvl_shape *shape, uint32_t n_cells, int32_t seq,
+                  struct kvl_view *ret)
+{
+    struct kvl_view v = {.n_cells = n_cells};
+    uint64_t len = state_bytes(shape, n_cells);
+    int rc;
+
+    if (len > SIZE_MAX / 2)
+        return -EMSGSIZE;
+    rc = kvl_shape_copy(shape, &v.shape);
+    if (rc)
+        return rc;
+    v.len = (size_t)len;
+    v.rows = calloc(KV_MAX(kvl_shape_n_rows(shape), (size_t)1), sizeof(*v.rows));
+    v.data = kvl_state_alloc(v.len);
+    if (!v.rows || !v.data) {
+        kvl_view_fini(&v, true);
+        return -ENOMEM;
+    }
+    write_state(&v, seq);
+    *ret = v;
+    return 0;
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * The state of one sequence in llama.cpp's memory, taken apart and put together (little-endian; from
+ * states that libllama wrote):
+ *
+ *     prefix:  sequence: u32 0xaf143cd8, i32 sequence (older ones: nothing); context: u32 n, n bytes
+ *     cache:   u32 n_streams, then per stream u32 n_cells and, if any:
+ *     cells:   per cell i32 position, u32 1, [8 or 12 bytes of extras (M-RoPE)], i32 sequence
+ *     head:    u32 v_trans, u32 n_layers, [2 * u32 rotations]
+ *     K, V:    per layer i32 type, u64 row_bytes, n_cells rows
+ *     V if v_trans: per layer i32 type, u32 element, u32 n_rows, n_rows * n_cells elements
+ *
+ * A state can be cut at tokens when it is all of this and nothing else: one stream with cells, one
+ * cell for each position from 0. Other memories (two caches for sliding windows, recurrent state)
+ * have other bytes behind, so they don't fit.
+ */
+#ifndef KVL_SHAPE_H
+#define KVL_SHAPE_H
+
+#include "base/buf.h"
+#include "kv_llama.h"
+
+enum {
+    KVL_PREFIX_MAX = 72, /* bytes */
+    KVL_LAYERS_MAX = 1024,
+    KVL_STREAMS_MAX = 256,
+    KVL_ROW_MAX = 16 << 20,  /* bytes of one token in one layer's K or V */
+    KVL_TOKEN_MAX = 64 << 20 /* bytes of one token in all of them */
+};
+
+/** K or V of one layer. Transposed: @n rows of elements of @element bytes. */
+struct kvl_rows {
+    uint32_t type, element, n;
+    uint64_t row; /* bytes per token; of transposed V: n * element */
+};
+
+/** All that states of one memory have in common. @rows: of K, then of V. */
+struct kvl_shape {
+    enum kvl_form form;
+    uint8_t prefix[KVL_PREFIX_MAX];
+    uint32_t prefix_len;
+    uint32_t n_streams, extras, v_trans, n_layers, n_values, rotations[2];
+    bool has_rotations;
+    uint64_t token_bytes; /* extras and all rows of one token */
+    struct kvl_rows *rows;
+};
+
+static inline size_t kvl_shape_n_rows(const struct kvl_shape *s)
+{
+    return (size_t)s->n_layers + s->n_values;
+}
+
+static inline bool kvl_is_transposed(const struct kvl_shape *s, size_t rows)
+{
+    return s->v_trans && rows >= s->n_layers;
+}
+
+/** A state in memory with its parts. */
+struct kvl_view {
+    struct kvl_shape shape;
+    uint8_t *data; /* of a view made by kvl_view_parse: read-only, the caller's */
+    size_t len;
+    uint32_t n_cells;
+    size_t cells;      /* offset of the first cell */
+    size_t *rows;      /* offset of the rows of each K and V */
+    uint32_t *cell_of; /* cell of each position; NULL: the same number */
+};
+
+/**
+ * Take a state apart. Returns 0: @ret borrows @data until kvl_view_fini. -ENODATA: can't be cut;
+ * -ENOMEM.
+ */
+int kvl_view_parse(const uint8_t *data, size_t len, enum kvl_form form, struct kvl_view *ret);
+
+/**
+ * Make a state of @n_cells cells (at least 1) in sequence @seq: all but extras and rows. Of several
+ * streams, it lies in that of @seq. @ret->data is malloc'd. Returns 0, -ENOMEM, -EMSGSIZE.
+ */
+int kvl_view_make(const struct kvl_shape *shape, uint32_t n_cells, int32_t seq,
+                  struct kvl_view *ret);
+
+/** Free what a view has, its data only when @made. */
+void kvl_view_fini(struct kvl_view *v, bool made);
+
+static inline size_t kvl_cell_bytes(const struct kvl_shape *s)
+{
+    return 12 + (size_t)s->extras;
+}
+
+/** Address of the extras of cell @i. */
+static inline uint8_t *kvl_extras(const struct kvl_view *v, size_t i)
+{
+    return v->data + v->cells + i * kvl_cell_bytes(&v->shape) + 8;
+}
+
+/** Append what decides K and V: the bytes of which a root is a hash. */
+void kvl_shape_identity(const struct kvl_shape *s, struct kv_buf *ret);
+
+/** Append @s for kvl_shape_decode. */
+void kvl_shape_encode(const struct kvl_shape *s, struct kv_buf *ret);
+
+/** Read a shape. Returns 0 (free with kvl_shape_fini); -EBADMSG; -ENOMEM. */
+int kvl_shape_decode(const uint8_t *data, size_t len, enum kvl_form form, struct kvl_shape *ret);
+
+/** Copy @s. Returns 0 or -ENOMEM. */
+int kvl_shape_copy(const struct kvl_shape *s, struct kvl_shape *ret);
+void kvl_shape_fini(struct kvl_shape *s);
+
+/** Read the number of streams of a state of sequence form. Returns 0 when @data is none. */
+uint32_t kvl_streams_of(const uint8_t *data, size_t len);
+
+#endif
