@@ -130,16 +130,23 @@ int kvbm_disk_submit(struct kvbm_disk *disk, struct kvbm_disk_batch *batch);
 /** Cancel a batch: operations not begun end with -ECANCELED; done is called as always. */
 void kvbm_disk_cancel(struct kvbm_disk *disk, struct kvbm_disk_batch *batch);
 
-/** A slot that holds a key. */
+/** Commit of a slot whose record in the index file is unknown. */
+#define KVBM_DISK_UNKNOWN UINT64_MAX
+
+/** A slot that holds a key, or may hold one in its file. */
 struct kvbm_disk_found {
     uint32_t slot;
-    uint64_t commit; /* of its record: a slot has no two records of one commit */
-    uint8_t key[KVBM_MAX_KEY];
+    /* of its record: a slot has no two records of one commit; or KVBM_DISK_UNKNOWN */
+    uint64_t commit;
+    uint8_t key[KVBM_MAX_KEY]; /* not set for KVBM_DISK_UNKNOWN */
 };
 /**
  * Find, from slot *@slot on, at most @max slots that hold a key of @group which is @wanted, whatever
  * the tier's pool knows of them: evicted blocks leave their records behind. *@slot becomes the slot
  * to go on from. Returns their number: less than @max at the end. @wanted runs under a lock.
+ *
+ * Finds as well, whatever their keys, slots whose record in the file is unknown: a record is being
+ * written or zeroed there, or that failed, or its place couldn't be read at opening.
  */
 size_t kvbm_disk_find(struct kvbm_disk *disk, uint32_t group,
                       bool (*wanted)(const void *arg, const void *key), const void *arg,
@@ -147,8 +154,8 @@ size_t kvbm_disk_find(struct kvbm_disk *disk, uint32_t group,
 
 /**
  * Invalidate the slots' records durably, for keys that were reset. @commits[i]: only when the record
- * of slot i is still of that commit; NULL: whatever they hold. Waits for writes of the slots that
- * are under way. Blocks; don't call it from a done callback. Returns 0; the first error, after
+ * of slot i is still of that commit, or still unknown; NULL: whatever they hold. Waits for writes of
+ * the slots that are under way. Slots that fail become unknown. Blocks; don't call it from a done callback. Returns 0; the first error, after
  * which all other slots are forgotten; -EAGAIN, -EINVAL, -ENOMEM or -ESHUTDOWN: none is.
  */
 int kvbm_disk_forget(struct kvbm_disk *disk, const uint32_t *slots, const uint64_t *commits,

@@ -57,6 +57,7 @@ struct kvbm_disk_volume {
     uint32_t n_slots;
     uint8_t *image;   /* all records; invalid ones are zeros */
     uint8_t *busy;    /* per slot: being written or forgotten */
+    uint8_t *unknown; /* per slot: the index file may hold a record that the image lacks */
     uint32_t errors;  /* in a row */
     atomic_bool down; /* out of use: failed too often, or missing at open */
     bool missing, fresh;
@@ -77,7 +78,8 @@ struct kvbm_disk {
     struct kvbm_disk_volume *volumes;
     pthread_t thread;
     bool started;
-    pthread_mutex_t image_lock; /* the volumes' images, which only the store's thread writes */
+    pthread_mutex_t
+        image_lock; /* volumes' images and unknown; only the store's thread writes them */
 
     pthread_mutex_t lock; /* guards the fields below */
     pthread_cond_t wake;
@@ -105,6 +107,8 @@ struct kvbm_disk_op *kvbm_disk_shift(struct kvbm_disk_list *list);
 int kvbm_disk_volumes_open(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts);
 void kvbm_disk_volumes_close(struct kvbm_disk *disk);
 uint8_t *kvbm_disk_record_at(const struct kvbm_disk *disk, uint32_t slot);
+/* Return the slot's unknown flag. */
+uint8_t *kvbm_disk_unknown_at(const struct kvbm_disk *disk, uint32_t slot);
 
 static inline struct kvbm_disk_volume *kvbm_disk_volume_of(const struct kvbm_disk *disk,
                                                            uint32_t slot)

@@ -25,7 +25,7 @@ static bool entry_of(const struct kvbm_disk *disk, uint32_t slot, struct kvbm_di
 }
 
 /* Zero a record, in the index file too. No barrier: if a power cut restores the record, it is still
- * the older one. */
+ * the older one. A removal of the key writes it again, durably: the slot's record is unknown. */
 static void drop(struct seen *seen, uint32_t slot)
 {
     struct kvbm_disk_volume *volume = kvbm_disk_volume_of(seen->disk, slot);
@@ -33,6 +33,7 @@ static void drop(struct seen *seen, uint32_t slot)
     uint8_t *record = kvbm_disk_record_at(seen->disk, slot);
 
     memset(record, 0, bytes);
+    *kvbm_disk_unknown_at(seen->disk, slot) = 1;
     seen->n_older++;
     if (pwrite(volume->index_fd, record, bytes,
                (off_t)(KVBM_DISK_PAGE + (uint64_t)(record - volume->image))) != (ssize_t)bytes)

@@ -91,6 +91,10 @@ size_t kvbm_disk_find(struct kvbm_disk *disk, uint32_t group,
             const uint8_t *key = kvbm_disk_record_key(record, group);
             struct kvbm_disk_entry entry;
 
+            if (*kvbm_disk_unknown_at(disk, at)) {
+                ret[n++] = (struct kvbm_disk_found){.slot = at, .commit = KVBM_DISK_UNKNOWN};
+                continue;
+            }
             if (!key || !wanted(arg, key) || !kvbm_disk_record_of(disk, at, record, &entry))
                 continue;
             ret[n] = (struct kvbm_disk_found){.slot = at, .commit = entry.commit};

@@ -38,6 +38,11 @@ uint8_t *kvbm_disk_record_at(const struct kvbm_disk *disk, uint32_t slot)
     return volume->image + (size_t)(slot / disk->n_volumes) * volume->header.record_bytes;
 }
 
+uint8_t *kvbm_disk_unknown_at(const struct kvbm_disk *disk, uint32_t slot)
+{
+    return &kvbm_disk_volume_of(disk, slot)->unknown[slot / disk->n_volumes];
+}
+
 /* ---- files ---- */
 
 /* Lock a file. A killed process may still hold it for a moment, until the kernel has ended the
@@ -327,8 +332,8 @@ static int write_headers(struct kvbm_disk_volume *volume)
 
 /* ---- room ---- */
 
-/* Give a file its length and reserve the space. Cuts off the rest of a longer file of another
- * configuration. */
+/* Give a file its length and reserve the space. Cuts off, durably, the rest of a longer file of
+ * another configuration: removed keys may have had records there. */
 static int reserve(int fd, uint64_t bytes)
 {
     struct stat st;
@@ -336,7 +341,7 @@ static int reserve(int fd, uint64_t bytes)
     if (fstat(fd, &st) < 0)
         return -errno;
     if ((uint64_t)st.st_size > bytes)
-        return ftruncate(fd, (off_t)bytes) < 0 ? -errno : 0;
+        return ftruncate(fd, (off_t)bytes) < 0 || fdatasync(fd) < 0 ? -errno : 0;
     return kv_room_reserve(fd, bytes, "kvbm");
 }
 
@@ -371,6 +376,14 @@ static void go_direct(struct kvbm_disk_volume *volume)
 
 /* ---- the index ---- */
 
+/* Drop the records of an unreadable place of the index. The file may hold them still. */
+static void lose_image(struct kvbm_disk_volume *volume, size_t at, size_t len)
+{
+    memset(volume->image + at, 0, len);
+    memset(volume->unknown + at / volume->header.record_bytes, 1,
+           len / volume->header.record_bytes);
+}
+
 /* Read the index as far as possible; an unreadable place costs its own page. */
 static void read_image(struct kvbm_disk_volume *volume, size_t bytes)
 {
@@ -386,7 +399,7 @@ static void read_image(struct kvbm_disk_volume *volume, size_t bytes)
 
             if (read_all(volume->index_fd, volume->image + at + page, rest,
                          KVBM_DISK_PAGE + at + page) < 0)
-                memset(volume->image + at + page, 0, rest);
+                lose_image(volume, at + page, rest);
         }
     }
 }
@@ -397,7 +410,8 @@ static int make_image(struct kvbm_disk_volume *volume)
 
     volume->image = calloc(1, bytes ? bytes : 1);
     volume->busy = calloc(1, volume->n_slots + 1);
-    return volume->image && volume->busy ? 0 : -ENOMEM;
+    volume->unknown = calloc(1, volume->n_slots + 1);
+    return volume->image && volume->busy && volume->unknown ? 0 : -ENOMEM;
 }
 
 static void load(struct kvbm_disk_volume *volume)
@@ -576,6 +590,7 @@ void kvbm_disk_volumes_close(struct kvbm_disk *disk)
     for (uint32_t i = 0; disk->volumes && i < disk->n_volumes; i++) {
         free(disk->volumes[i].image);
         free(disk->volumes[i].busy);
+        free(disk->volumes[i].unknown);
         close_files(&disk->volumes[i]);
     }
     free(disk->volumes);

@@ -36,6 +36,12 @@ static bool is_write(const struct kvbm_disk_op *op)
     return op->work->kind == KVBM_DISK_WRITE;
 }
 
+/* True for forgetting a record that an earlier failure left unknown. */
+static bool is_retry(const struct kvbm_disk_op *op)
+{
+    return op->work->kind == KVBM_DISK_FORGET && op->io->commit_ == KVBM_DISK_UNKNOWN;
+}
+
 /* Judge a volume by the result of an operation: count failures, take it out of use after too
  * many. */
 static void judge(struct kvbm_disk_volume *volume, int status)
@@ -64,10 +70,20 @@ static uint64_t slot_offset(const struct kvbm_disk *disk, uint32_t slot)
     return KVBM_DISK_PAGE + slot / disk->n_volumes * disk->stride;
 }
 
+/* Zero a slot's record in memory. The file's is unknown until a commit has the slot. */
 static void zero_record(struct kvbm_disk *disk, uint32_t slot)
 {
     pthread_mutex_lock(&disk->image_lock);
     memset(kvbm_disk_record_at(disk, slot), 0, disk->volumes[0].header.record_bytes);
+    *kvbm_disk_unknown_at(disk, slot) = 1;
+    pthread_mutex_unlock(&disk->image_lock);
+}
+
+/* Note that memory and file hold the same record of a slot. */
+static void know_record(struct kvbm_disk *disk, uint32_t slot)
+{
+    pthread_mutex_lock(&disk->image_lock);
+    *kvbm_disk_unknown_at(disk, slot) = 0;
     pthread_mutex_unlock(&disk->image_lock);
 }
 
@@ -217,6 +233,8 @@ static void end_write(struct kvbm_disk *disk, struct kvbm_disk_op *op, int statu
     struct kvbm_disk_volume *volume = kvbm_disk_volume_of(disk, op->io->slot);
 
     volume->busy[op->io->slot / disk->n_volumes] = 0;
+    if (status == 0)
+        know_record(disk, op->io->slot);
     unblock(disk);
     kvbm_disk_finish(disk, op, op->work->kind == KVBM_DISK_READ ? -EBADMSG : status);
 }
@@ -227,7 +245,7 @@ static void written(struct kvbm_disk *disk, struct kvbm_disk_op *op)
     int status = op->req.status;
 
     disk->n_writing--;
-    if (status < 0)
+    if (status < 0 && !is_retry(op)) /* a retry's failure says nothing new of the volume */
         judge(volume, status);
     if (status == 0)
         kvbm_disk_push(&volume->written, op);
@@ -253,8 +271,9 @@ static void invalidated(struct kvbm_disk *disk, struct kvbm_disk_op *op)
     kvbm_disk_push(&disk->to_sum, op);
 }
 
-/* Begin a write or a forget: zero the slot's record, in the file too if it has one there. -EBUSY:
- * another operation works on the slot. -ENOENT: the record to forget isn't there any more. */
+/* Begin a write or a forget: zero the slot's record, in the file too if it may have one there.
+ * -EBUSY: another operation works on the slot. -ENOENT: the record to forget isn't there any
+ * more. */
 static int begin_write(struct kvbm_disk *disk, struct kvbm_disk_op *op)
 {
     struct kvbm_disk_volume *volume = kvbm_disk_volume_of(disk, op->io->slot);
@@ -262,15 +281,16 @@ static int begin_write(struct kvbm_disk *disk, struct kvbm_disk_op *op)
     struct kvbm_disk_entry entry;
     bool there =
         kvbm_disk_record_of(disk, op->io->slot, kvbm_disk_record_at(disk, op->io->slot), &entry);
+    bool unknown = *kvbm_disk_unknown_at(disk, op->io->slot);
 
     if (*busy)
         return -EBUSY;
-    if (!is_write(op) && op->io->commit_ && (!there || entry.commit != op->io->commit_))
+    if (!is_write(op) && op->io->commit_ && !unknown && (!there || entry.commit != op->io->commit_))
         return -ENOENT;
     *busy = 1;
     disk->n_writing++;
     volume->n_writing++;
-    if (there || !is_write(op)) {
+    if (there || unknown || !is_write(op)) {
         zero_record(disk, op->io->slot);
         memset(op->record, 0, sizeof(op->record));
         write_record(disk, op, invalidated);
@@ -300,6 +320,10 @@ static void commit_ended(struct kvbm_disk *disk, struct kvbm_disk_volume *volume
     volume->committing = (struct kvbm_disk_list){0};
     volume->commit_running = false;
     judge(volume, status);
+    /* After a failed barrier the kernel may have dropped what was written before it, and the next
+     * barrier succeeds nevertheless: blocks of the next commit fail, too. */
+    while (status < 0 && (op = kvbm_disk_shift(&volume->written)))
+        kvbm_disk_push(&list, op);
     while ((op = kvbm_disk_shift(&list))) {
         if (status < 0) /* the bytes on the disk are unknown: drop the block's record in memory */
             zero_record(disk, op->io->slot);

@@ -9,7 +9,8 @@
  *   host           the pool forgets them
  *
  * More slots than the pool's may hold a key: blocks that were evicted, or dropped as duplicates,
- * leave their records behind until their slots are written again. A restart would find these.
+ * leave their records behind until their slots are written again. A restart would find these. So it
+ * would records that a failed write has left in the file: every removal tries to zero them again.
  */
 #include <errno.h>
 #include <semaphore.h>
@@ -181,11 +182,21 @@ static bool is_moving(const struct kvbm_manager *m, uint32_t group,
 }
 
 /* Of the slots found, leave out those that are in use for their keys: held ones, and ones stored
- * during the call. Returns the number of the others. With the lock. */
+ * during the call. Slots whose record is unknown stay: forgetting them waits for a write under way,
+ * and does nothing when it succeeded. Returns the number of the others. With the lock. */
 static size_t keep_used(struct kvbm_manager *m, uint32_t group, struct slots *s, size_t n)
 {
-    size_t n_unused = 0;
+    size_t n_unused = 0, n_known = 0;
 
+    for (size_t i = 0; i < n; i++) {
+        if (s->found[i].commit == KVBM_DISK_UNKNOWN) {
+            s->slots[n_unused] = s->found[i].slot;
+            s->commits[n_unused++] = KVBM_DISK_UNKNOWN;
+        } else {
+            s->found[n_known++] = s->found[i];
+        }
+    }
+    n = n_known;
     for (size_t i = 0; i < n; i++)
         memcpy(s->keys + i * m->key_len, s->found[i].key, m->key_len);
     memset(s->held, 0, sizeof(s->held));
