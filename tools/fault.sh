@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Power cuts, for real. As root, tests/fault/power_cuts.py: a FUSE disk that drops, reorders and tears what was not flushed,
 # under ext4, xfs and btrfs, and below a file store, the disk tier, a disk tier that grows and shrinks, and a manager; 100
-# cuts of each (KV_FAULT_CUTS), as many kinds at a time as there are cores (KV_FAULT_JOBS), with controls that have their barriers
-# taken away. Nothing acknowledged may be lost, and nothing wrong.
+# cuts of each (KV_FAULT_CUTS), two kinds at a time for each core (KV_FAULT_JOBS), with controls that have their barriers
+# taken away. Nothing acknowledged may be lost, and nothing wrong. A table of all comes last.
 #
 # Not as root, or with KV_FAULT_UML=1: a user-mode-linux guest writes to a file store on ext4, xfs and btrfs until the
 # guest, with everything in its page cache, is killed; a second boot mounts the disk and checks that all

@@ -7,8 +7,9 @@ mounted in the disk's place, and all that was acknowledged before must be there,
     power_cuts.py [--cuts N] [--fs "ext4 xfs btrfs"] [--of "store disk resize manager"] [--seed N] [--jobs N]
 
 The first cuts of each kind are controls: the writer's fsync does nothing (fault_shim.so), and the disk's flush does nothing. Each must
-lose something, or the cuts prove nothing. "resize" is a disk
-tier that is opened with another size all the time. One line per kind and file system, of which --jobs run at a time; exit status 1 when anything was lost or wrong."""
+lose something, or the cuts prove nothing. "resize" is a disk tier that is opened with another size all the time. --jobs of the kinds
+and file systems run at a time, with a line for each control, each 25 cuts and each end; a table of all comes last. Exit status 1 when
+anything was lost or wrong, or a control lost nothing."""
 import argparse
 import concurrent.futures
 import contextlib
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import typing
 
 BUILD = pathlib.Path(os.environ.get("KV_BUILD_DIR", pathlib.Path(__file__).resolve().parents[2] / "build")).resolve()
 TESTS = BUILD / "tests"
@@ -33,6 +35,7 @@ OPTIONS = {"store": ["", "?sync=fs", "?sync=files"], "disk": [{}, {"KVD_IO": "th
 OPTIONS["resize"] = OPTIONS["disk"]
 LOST, WRONG = "lost", "wrong"
 SHUTDOWN, WITHOUT_LOG = 0x8004587D, struct.pack("I", 2)  # an ioctl of ext4 and xfs: nothing more is written
+TOLD_EACH = 25  # cuts
 NEEDED = 2 << 30  # bytes of memory that a rig may fill
 
 
@@ -258,11 +261,24 @@ def control(rig, kind, of, **how):
     return verdict, said
 
 
+class Result(typing.NamedTuple):
+    kind: str
+    of: str
+    cuts: int
+    lost: int
+    wrong: int
+    caught: int  # controls, of which there are two
+    seconds: float
+
+    def failed(self):
+        return self.lost + self.wrong + 2 - self.caught
+
+
 def cuts_of(rig, kind, of, n):
-    failed = 0
+    caught = 0
     for name, how in (("the writer's barriers do nothing", {"preload": True}), ("the disk's flushes do nothing", {"lies": True})):
         verdict, said = control(rig, kind, of, **how)
-        failed += verdict != LOST
+        caught += verdict == LOST
         print(f"{'ok    ' if verdict == LOST else 'FAILED'} control, {name}: {kind} {of}: {verdict or 'nothing was lost'}"
               f"{'' if verdict == LOST else ': ' + said}", flush=True)
     verdicts, began = [], time.monotonic()
@@ -271,10 +287,25 @@ def cuts_of(rig, kind, of, n):
         verdicts.append(verdict)
         if verdict:
             print(f"FAILED {verdict}: {said}", flush=True)
+        if (i + 1) % TOLD_EACH == 0 and i + 1 < n:
+            print(f"       {kind} {of}: {i + 1} of {n} cuts, {sum(map(bool, verdicts))} failed", flush=True)
     lost, wrong = verdicts.count(LOST), verdicts.count(WRONG)
+    seconds = time.monotonic() - began
     print(f"{'FAILED' if lost + wrong else 'ok    '} {kind} {of}: {n} cuts, {lost} lost, {wrong} wrong, "
-          f"{(time.monotonic() - began) / max(n, 1):.1f} s each", flush=True)
-    return failed + lost + wrong
+          f"{seconds / max(n, 1):.1f} s each", flush=True)
+    return Result(kind, of, n, lost, wrong, caught, seconds)
+
+
+def tell(results, seconds):
+    """The table of all cuts, and their sums."""
+    row = "{:<6} {:<8} {:>5} {:>5} {:>6} {:>9} {:>7}"
+    print("\n" + row.format("system", "of", "cuts", "lost", "wrong", "controls", "s each"))
+    for each in results:
+        print(row.format(each.kind, each.of, each.cuts, each.lost, each.wrong, f"{each.caught} of 2",
+                         f"{each.seconds / max(each.cuts, 1):.1f}"))
+    print(row.format("all", "", sum(each.cuts for each in results), sum(each.lost for each in results),
+                     sum(each.wrong for each in results), f"{sum(each.caught for each in results)} of {2 * len(results)}", "")
+          + f"  in {seconds:.0f} s", flush=True)
 
 
 def missing():
@@ -318,7 +349,8 @@ def main():
     parser.add_argument("--cuts", type=int, default=int(os.environ.get("KV_FAULT_CUTS", "100")))
     parser.add_argument("--fs", default=os.environ.get("KV_FAULT_FS", "ext4 xfs btrfs"))
     parser.add_argument("--of", default=os.environ.get("KV_FAULT_OF", "store disk resize manager"))
-    parser.add_argument("--jobs", type=int, default=int(os.environ.get("KV_FAULT_JOBS", os.cpu_count() or 1)))
+    # A cut waits for half of its time.
+    parser.add_argument("--jobs", type=int, default=int(os.environ.get("KV_FAULT_JOBS", 2 * (os.cpu_count() or 1))))
     parser.add_argument("--seed", type=int, default=int(os.environ.get("KV_TEST_SEED", time.time_ns() & 0xffffffff)))
     options = parser.parse_args()
     if missing():
@@ -326,9 +358,11 @@ def main():
         return 2
     print(f"KV_TEST_SEED={options.seed}", flush=True)
     what = [(kind, of) for kind in options.fs.split() for of in options.of.split()]
+    began = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        failed = sum(pool.map(lambda each: one_rig(*each, options), what))
-    return 1 if failed else 0
+        results = list(pool.map(lambda each: one_rig(*each, options), what))
+    tell(results, time.monotonic() - began)
+    return 1 if any(each.failed() for each in results) else 0
 
 
 if __name__ == "__main__":
