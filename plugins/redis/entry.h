@@ -48,6 +48,7 @@ struct rds_entry {
     struct rds_slab *slab; /* slab that holds value; NULL: malloc'd */
     size_t len;            /* length of value */
     bool ref;              /* belongs to the save in progress */
+    size_t at;             /* ref: its index in the handle's refs */
     bool known;            /* was on the server at the last answer */
     bool bad;              /* damaged on the server and can't be removed: send again */
     /* of the save in progress: sent, dropped from memory, and then lost by the server */

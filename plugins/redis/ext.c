@@ -154,10 +154,8 @@ static int delete_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len)
     add_each(self, &batch, "DEL", hash, hash_len, NULL, NULL);
     lock(self);
     entry = rds_table_find(&self->table, hash, hash_len);
-    if (entry && !entry->ref) { /* the save in progress sends it again */
-        self->cached -= entry->value ? entry->len : 0;
-        rds_table_remove(&self->table, hash, hash_len);
-    }
+    if (entry)
+        rds_forget_chunk(self, entry);
     err = rds_net_run(&self->net, &batch);
     if (err == 0 && batch.cmds[0].reply.type != RESP_INT)
         err = rds_reply_error(&batch.cmds[0].reply, "DEL");

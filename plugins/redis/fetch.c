@@ -46,8 +46,10 @@ void rds_drop_bad(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, const
     if (self->table.n >= RDS_MAX_NAMES)
         rds_table_purge(&self->table, rds_idle_name);
     entry = rds_table_add(&self->table, hash, hash_len);
-    if (entry)
+    if (entry) {
         entry->known = false;
+        entry->gone = entry->ref && !entry->value; /* a put brings it back */
+    }
     if (rds_ends_like_ours(value, len) && remove_same(self, key, key_len, value, len) == -ENOTSUP &&
         entry)
         entry->bad = true;
@@ -148,15 +150,6 @@ int rds_get_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, uint8
 
 /* -- deletion ---------------------------------------------------------------------------------- */
 
-/* Forget what this handle knows of a chunk that it deleted. */
-static void forget_chunk(kv_store_v1 *self, struct rds_entry *entry)
-{
-    if (!entry)
-        return;
-    self->cached -= entry->value ? entry->len : 0;
-    rds_table_remove(&self->table, entry->hash, entry->hash_len);
-}
-
 static int delete_same(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, const uint8_t *data,
                        size_t data_len)
 {
@@ -174,7 +167,7 @@ static int delete_same(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, 
         rds_ends_like_ours(value, len) && content == data_len && memcmp(value, data, data_len) == 0)
         err = remove_same(self, key, key_len, value, len);
     if (err == 1)
-        forget_chunk(self, entry);
+        rds_forget_chunk(self, entry);
     free(value);
     return err;
 }

@@ -32,10 +32,22 @@ void rds_loss_note(struct rds_loss *loss, const void *hash, size_t hash_len, uin
     loss->since_s = kv_now_ns() / KV_NS_PER_S;
 }
 
+void rds_loss_deleted(struct rds_loss *loss, const void *hash, size_t hash_len)
+{
+    if (loss->deleted.n < RDS_MAX_DROPPED) /* without memory: not refused */
+        (void)rds_table_add(&loss->deleted, hash, hash_len);
+}
+
+static void put_again(struct rds_table *table, const void *hash, size_t hash_len)
+{
+    if (table->n > 0 && rds_table_find(table, hash, hash_len))
+        rds_table_remove(table, hash, hash_len);
+}
+
 void rds_loss_put(struct rds_loss *loss, const void *hash, size_t hash_len)
 {
-    if (loss->dropped.n > 0 && rds_table_find(&loss->dropped, hash, hash_len))
-        rds_table_remove(&loss->dropped, hash, hash_len);
+    put_again(&loss->dropped, hash, hash_len);
+    put_again(&loss->deleted, hash, hash_len);
 }
 
 void rds_loss_told(struct rds_loss *loss, enum rds_told kind, uint64_t by)
@@ -58,23 +70,31 @@ bool rds_loss_tell(struct rds_loss *loss, enum rds_told kind, uint64_t by)
     return true;
 }
 
-bool rds_loss_refuses(struct rds_loss *loss, const void *manifest, size_t len, uint64_t by)
+static bool lists_any(const struct kv_own_chunks *chunks, const struct rds_table *table)
+{
+    for (size_t i = 0; i < chunks->n && table->n > 0; i++)
+        if (rds_table_find(table, chunks->first + i * KV_OWN_CHUNK, KV_OWN_KEY))
+            return true;
+    return false;
+}
+
+bool rds_loss_refuses(struct rds_loss *loss, const void *manifest, size_t len, uint64_t by,
+                      bool *ret_listed)
 {
     struct kv_own_chunks chunks = {0};
 
-    if (is_over(loss))
+    if (is_over(loss) && loss->deleted.n == 0)
         return false;
     if (!kv_own_manifest_chunks(manifest, len, &chunks) || chunks.n == 0)
         return rds_loss_tell(loss, RDS_PUBLICATION, by);
-    for (size_t i = 0; i < chunks.n; i++)
-        if (rds_table_find(&loss->dropped, chunks.first + i * KV_OWN_CHUNK, KV_OWN_KEY))
-            return true;
-    return loss->many && rds_loss_tell(loss, RDS_PUBLICATION, by);
+    *ret_listed = lists_any(&chunks, &loss->dropped) || lists_any(&chunks, &loss->deleted);
+    return *ret_listed || (loss->many && rds_loss_tell(loss, RDS_PUBLICATION, by));
 }
 
 void rds_loss_fini(struct rds_loss *loss)
 {
     rds_table_purge(&loss->dropped, NULL);
+    rds_table_purge(&loss->deleted, NULL);
     for (int kind = 0; kind < RDS_TOLD_KINDS; kind++)
         kv_buf_fini(&loss->told[kind]);
 }

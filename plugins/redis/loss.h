@@ -10,6 +10,7 @@
  *  - The needs of any other manifest are unknown. After a drop one such publication of each thread
  *    fails. The same goes for flushes.
  *  - A dropped chunk that is put again is forgotten here. Without any, nothing fails.
+ *  - A chunk of a save in progress that the handle's user deleted counts for the first rule only.
  *
  * A save takes less than an hour: threads without a number at the time of a drop are told for so
  * long. Not thread-safe.
@@ -27,6 +28,7 @@ enum rds_told { RDS_PUBLICATION, RDS_FLUSH, RDS_TOLD_KINDS };
 
 struct rds_loss {
     struct rds_table dropped; /* keys of dropped chunks that were not put again */
+    struct rds_table deleted; /* keys of deleted chunks that were not put again; not all of many */
     bool many;                /* some of them are not in the table, so the loss never ends */
     uint64_t newest;          /* number of the last thread that had one at the latest drop */
     uint64_t since_s;         /* of the latest drop, by kv_now_ns */
@@ -35,6 +37,9 @@ struct rds_loss {
 
 /** Note a dropped chunk. @newest: number of the last thread that has one. */
 void rds_loss_note(struct rds_loss *loss, const void *hash, size_t hash_len, uint64_t newest);
+
+/** Note a deleted chunk of a save in progress. */
+void rds_loss_deleted(struct rds_loss *loss, const void *hash, size_t hash_len);
 
 /** Note that a chunk was put again. */
 void rds_loss_put(struct rds_loss *loss, const void *hash, size_t hash_len);
@@ -47,8 +52,12 @@ void rds_loss_told(struct rds_loss *loss, enum rds_told kind, uint64_t by);
  */
 bool rds_loss_tell(struct rds_loss *loss, enum rds_told kind, uint64_t by);
 
-/** True when the publication of a manifest by thread @by must fail for the loss. */
-bool rds_loss_refuses(struct rds_loss *loss, const void *manifest, size_t len, uint64_t by);
+/**
+ * True when the publication of a manifest by thread @by must fail for the loss. *@ret_listed: it
+ * lists a lost chunk, and fails until that is put again.
+ */
+bool rds_loss_refuses(struct rds_loss *loss, const void *manifest, size_t len, uint64_t by,
+                      bool *ret_listed);
 
 void rds_loss_fini(struct rds_loss *loss);
 

@@ -391,6 +391,20 @@ static void drop_value(kv_store_v1 *self, struct rds_entry *entry)
     entry->value = NULL;
 }
 
+void rds_forget_chunk(kv_store_v1 *self, struct rds_entry *entry)
+{
+    if (entry->ref) {
+        self->refs[entry->at] = self->refs[--self->n_refs];
+        self->refs[entry->at]->at = entry->at;
+        self->buffered -= entry->value ? entry->len : 0;
+        drop_value(self, entry);
+        rds_loss_deleted(&self->loss, entry->hash, entry->hash_len);
+    } else if (entry->value) {
+        self->cached -= entry->len;
+    }
+    rds_table_remove(&self->table, entry->hash, entry->hash_len);
+}
+
 /* Forget the save after a manifest. After a flush keep its keys. */
 static void settle(kv_store_v1 *self, bool published)
 {
@@ -430,6 +444,7 @@ static void forget(kv_store_v1 *self, bool published)
         struct rds_entry *entry = self->refs[i];
 
         if (shared && !is_abandoned(entry)) {
+            entry->at = n_left;
             self->refs[n_left++] = entry;
             continue;
         }
@@ -446,12 +461,17 @@ static void forget(kv_store_v1 *self, bool published)
 int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_t manifest_len)
 {
     struct save save = {.self = self, .name = name, .manifest = manifest};
+    bool lists_dropped = false;
     int err = 0;
 
-    if (name && rds_loss_refuses(&self->loss, manifest, manifest_len, rds_thread())) {
+    if (name &&
+        rds_loss_refuses(&self->loss, manifest, manifest_len, rds_thread(), &lists_dropped)) {
         kv_log_error("redis",
-                     "chunks put before this publication were dropped: is the server full?", NULL);
-        forget(self, true);
+                     "chunks put before this publication were deleted, or dropped: is the server "
+                     "full?",
+                     NULL);
+        if (lists_dropped) /* else they are still to be sent: dropping them would be another loss */
+            forget(self, true);
         return -ENOSPC;
     }
     save.manifest_len = manifest_len;

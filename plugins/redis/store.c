@@ -139,6 +139,7 @@ static int push_ref(kv_store_v1 *self, struct rds_entry *entry)
         self->refs = refs;
         self->refs_capacity = capacity;
     }
+    entry->at = self->n_refs;
     self->refs[self->n_refs++] = entry;
     return 0;
 }

@@ -33,7 +33,7 @@ struct kv_store_v1 {
     struct rds_net net;
     struct rds_table table;
     struct rds_arena arena;  /* memory of refs' values */
-    struct rds_entry **refs; /* chunks of the save in progress, in the order of their puts */
+    struct rds_entry **refs; /* chunks of the save in progress, in any order */
     size_t n_refs, refs_capacity;
     uint64_t buffered;  /* bytes of refs' values */
     uint64_t cached;    /* bytes of other values; at most the option "cache" */
@@ -61,6 +61,12 @@ int rds_check_hash(const uint8_t *hash, size_t hash_len);
  * dropped.
  */
 int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_t manifest_len);
+
+/**
+ * Drop a chunk that its caller deletes, with what a put of it left here: no publication sends it
+ * again. A manifest of ours that lists it is refused until it is put again. Call with the lock.
+ */
+void rds_forget_chunk(kv_store_v1 *self, struct rds_entry *entry);
 
 /** Return a number for the calling thread: not 0, and never that of a thread that has ended. */
 uint64_t rds_thread(void);

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -240,6 +241,12 @@ def said():
             os.close(saved)
             file.seek(0)
             text[0] = file.read().decode(errors="replace")
+
+
+def listing(chunks):
+    """A manifest of ours that lists @chunks; their keys have 16 bytes."""
+    return (b"KVS-OBJ\n" + struct.pack("<HHIQQQII", 1, 1, 48, sum(map(len, chunks.values())), 0, len(chunks), 0, 0) +
+            b"".join(key + struct.pack("<I", len(value)) for key, value in chunks.items()) + bytes(16))
 
 
 def save(store, name, chunks, data=b"manifest"):

@@ -134,6 +134,93 @@ def test_conditional_deletion():
             equal(store.get(b"key"), b"value")
 
 
+def test_deleted_before_it_is_sent():
+    """A deleted chunk doesn't come back with the next flush or manifest, and its handle doesn't say that it is there."""
+    for options in (), ("--rename-command", "EVAL", ""):
+        with Server(*options) as server, Store(server.uri) as store, Store(server.uri) as other:
+            for publish in store.flush, lambda: store.publish("n"):
+                for key in b"key", b"two":
+                    equal(store.put(key, b"value"), 0)
+                store.delete_chunk(b"key")
+                equal(store.exists([b"key", b"two"]), [False, True])
+                fails(store.get, b"key", code=2)
+                store.delete_chunk(b"key")
+                publish()
+                equal(other.exists([b"key", b"two"]), [False, True])
+                other.delete_chunk(b"two")
+                store.delete_chunk(b"two")
+
+
+def test_deleted_and_put_again():
+    """A put after a deletion takes the bytes, whatever flushes and manifests were between."""
+    for options in (), ("--rename-command", "EVAL", ""):
+        with Server(*options) as server, Store(server.uri) as store, Store(server.uri) as other:
+            for publish in store.flush, lambda: store.publish("n"):
+                for turn in range(3):
+                    equal(store.put(b"two", b"1"), int(turn > 0))
+                    equal(store.put(b"key", b"old"), 0)
+                    store.put(b"thr", b"3")
+                    publish()
+                    store.delete_chunk(b"key")
+                    equal(other.exists([b"key", b"two", b"thr"]), [False, True, True])
+                    equal(store.put(b"key", b"new"), 0, "a put after the deletion")
+                    publish()
+                    equal(other.get(b"key"), b"new")
+                    store.delete_chunk(b"key")
+                store.delete_chunk(b"two")
+
+
+def test_deleted_beside_a_model():
+    """Random puts, deletions, flushes and manifests of one handle: the server has what a dict says."""
+    seed = int(os.environ.get("KV_TEST_SEED", time.time_ns() & 0xffffffff))
+    print(f"KV_TEST_SEED={seed}")
+    source = random.Random(seed)
+    with Server() as server, Store(server.uri + "?buffer=1KiB") as store, Store(server.uri) as other:
+        keys, model = [b"%d" % i for i in range(8)], {}
+        for _ in range(300):
+            key, what = source.choice(keys), source.randrange(8)
+            if what < 4:
+                if store.put(key, key * 99) == 0:
+                    equal(key in model, False, "a put that says the chunk is new")
+                model[key] = key * 99
+            elif what < 7:
+                store.delete_chunk(key)
+                model.pop(key, None)
+            else:
+                source.choice((store.flush, lambda: store.publish("n")))()
+                equal(other.get_many(keys), [model.get(key) for key in keys])
+            equal(store.exists(keys), [key in model for key in keys])
+
+
+def test_deleted_from_a_save():
+    """A manifest of ours is refused while it lists a chunk that was deleted since its put; others aren't."""
+    chunks = sample(5, key_len=16)
+    lost = next(iter(chunks))
+    with Server() as server, Store(server.uri) as store:
+        for key, data in chunks.items():
+            store.put(key, data)
+        store.delete_chunk(lost)
+        store.publish("theirs", b"whatever it needs")
+        fails(store.publish, "ours", listing(chunks), code=28)
+        save(store, "ours", chunks, listing(chunks))
+        equal(store.get_many(list(chunks)), list(chunks.values()))
+
+
+def test_damage_is_mended_at_once():
+    """A page that a handle put, flushed, found damaged and puts again is taken, with or without a deletion between."""
+    for delete in True, False:
+        with Server() as server, Store(server.uri) as store:
+            equal(store.put(b"key", b"value" * 20), 0)
+            store.flush()
+            server.command("SETRANGE", "c:" + b"key".hex(), 3, "?")
+            fails(store.get, b"key", code=74)
+            if delete:
+                store.delete_chunk(b"key")
+            equal(store.put(b"key", b"value" * 20), 0, "a put of what is damaged")
+            store.flush()
+            equal(store.get(b"key"), b"value" * 20)
+
+
 def test_damage_without_scripts():
     """What a handle found damaged its next save replaces, though nothing can be deleted by condition."""
     with Server("--rename-command", "EVAL", "") as server, Store(server.uri) as store:

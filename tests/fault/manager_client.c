@@ -17,6 +17,7 @@
  *       prompt_store|prompt_load|prompt_where SEQUENCE   as these, of one sequence of 128 blocks
  *       forget                   what is in the host tier goes down and is forgotten there
  *       traffic FIRST N MS       two threads store ever new sequences, two load these, for so long
+ *       remove FIRST N           removes these sequences' keys from every tier
  *       drain MS, stats
  */
 #include <errno.h>
@@ -466,6 +467,20 @@ static void forget(void)
     printf("rc=%d used=%" PRIu64 "\n", -rc, stats_now().host.used);
 }
 
+static void remove_sequences(uint64_t first, uint64_t n)
+{
+    struct kvbm_remove_result ret = KVBM_REMOVE_RESULT_INIT;
+    uint64_t *keys = malloc((n * LENGTH + 1) * sizeof(*keys));
+    int rc;
+
+    for (uint64_t i = 0; keys && i < n * LENGTH; i++)
+        keys[i] = (first + i / LENGTH) * 1000 + i % LENGTH;
+    rc = keys ? kvbm_manager_remove(manager, 0, keys, n * LENGTH, 60000, &ret) : -ENOMEM;
+    printf("rc=%d host=%" PRIu64 " disk=%" PRIu64 " object=%" PRIu64 " held=%" PRIu64 "\n", -rc,
+           ret.host, ret.disk, ret.object, ret.held);
+    free(keys);
+}
+
 static void tell_stats(void)
 {
     struct kvbm_manager_stats s = stats_now();
@@ -498,6 +513,8 @@ static void obey(const char *line)
         traffic(a, b, c);
     else if (!strcmp(word, "forget"))
         forget();
+    else if (!strcmp(word, "remove"))
+        remove_sequences(a, b);
     else if (!strcmp(word, "drain"))
         printf("rc=%d\n", -kvbm_manager_drain(manager, (uint32_t)a));
     else if (!strcmp(word, "stats"))

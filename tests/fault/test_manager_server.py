@@ -62,6 +62,35 @@ def test_server_frozen():
     server_goes_and_comes(lambda server: server.process.send_signal(signal.SIGSTOP), lambda server: server.process.send_signal(signal.SIGCONT))
 
 
+def test_removed_before_the_server_took_them():
+    """A full server refused the blocks, and the plugin kept some for a later publication: once removed they never get there."""
+    with Server("--maxmemory-policy", "noeviction") as server, Manager(server.uri, disk=0, host=160) as m:
+        m.store(1, 2)
+        server.command("CONFIG", "SET", "maxmemory", "1")
+        for sequence in range(10, 18):
+            m.ask("store", sequence, 1, 0)
+        m.down()
+        check(m.ask("stats")["object_failed"] + m.ask("stats")["object_dropped"] > 0, "the server was full")
+        removed = m.ask("remove", 1, 17)
+        equal((removed["rc"], removed["object"], removed["held"]), (0, 2 * LENGTH, 0))
+        server.command("CONFIG", "SET", "maxmemory", "0")
+        new, arrived = itertools.count(100), []
+
+        def arrives():  # the first publications may fail for what was lost before
+            sequence = next(new)
+            m.store(sequence, 1)
+            if m.ask("where", sequence, 1)["object"] == LENGTH:
+                arrived.append(sequence)
+            return len(arrived) >= 4
+
+        wait_until(arrives, 60, "the store to be used again")
+        with Manager(server.uri, disk=0) as other:
+            equal(other.ask("load", 1, 17, 0)["ok"], 0)
+            wait_until(lambda: other.ask("load", arrived[-1], 1, 0)["ok"] == LENGTH, 20, "another one's load")
+            other.close()
+        m.close()
+
+
 PROMPT = 128  # blocks: manager_client.c
 
 

@@ -12,7 +12,6 @@ import pathlib
 import random
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -284,6 +283,31 @@ def test_full_for_a_third_thread():
         in_thread(lambda: fails(save, store, "new", new, b"", code=28))  # a thread that was not there yet, with chunks of its own
 
 
+def test_full_for_threads_in_turn():
+    """Threads that put and publish in turn each have one failure for a loss, and no failure makes another loss."""
+    with Server() as server, Store(server.uri) as store, \
+            concurrent.futures.ThreadPoolExecutor(1) as first, concurrent.futures.ThreadPoolExecutor(1) as second:
+        def publish_one(number):
+            store.put(b"%08d" % number, b"value")
+            try:
+                store.publish("n", b"opaque")
+            except StoreError as error:
+                equal(error.code, 28)
+                return 1
+            return 0
+
+        for pool in (first, second):
+            pool.submit(publish_one, 0).result(60)
+        server.command("CONFIG", "SET", "maxmemory", "1")
+        for number in range(10, 16):
+            pool = (first, second)[number % 2]
+            equal(pool.submit(publish_one, number).result(60), 1, "on a full server")
+        server.command("CONFIG", "SET", "maxmemory", "0")
+        failures = [(first, second)[number % 2].submit(publish_one, number).result(60) for number in range(20, 32)]
+        check(sum(failures) <= 2 and failures[2:] == [0] * 10, failures)
+        equal(store.exists([b"%08d" % number for number in range(20, 32)]), [True] * 12)
+
+
 def test_full_for_library_threads():
     """Threads of a library put the chunks, others publish them (kvs_async): each publication fails once, none is without its chunks."""
     chunks = sample(40, 100_000, seed=1)
@@ -305,12 +329,6 @@ def test_full_for_library_threads():
         for pool, name in ((first, "first"), (second, "second")):
             pool.submit(store.publish, name, b"").result(60)
         equal(store.get_many(list(chunks)), list(chunks.values()))
-
-
-def listing(chunks):
-    """A manifest of ours that lists @chunks; their keys have 16 bytes."""
-    return (b"KVS-OBJ\n" + struct.pack("<HHIQQQII", 1, 1, 48, sum(map(len, chunks.values())), 0, len(chunks), 0, 0) +
-            b"".join(key + struct.pack("<I", len(value)) for key, value in chunks.items()) + bytes(16))
 
 
 def test_full_for_a_thread_born_later():

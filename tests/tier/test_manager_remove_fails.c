@@ -86,7 +86,7 @@ static void start(struct world *w, uint32_t host, uint32_t disk)
     world_init(w, host);
     w->opts.staging_blocks = N;
     w->opts.io = KVBM_IO_THREADS;
-    with_disk(w, disk);
+    world_with_disk(w, disk);
     world_start(w);
     world_attach(w, false);
 }

@@ -327,8 +327,11 @@ static void put_key(struct rds_loss *loss, int key)
 static bool refuses(struct rds_loss *loss, unsigned keys, uint64_t by)
 {
     uint8_t manifest[KV_OWN_HEADER + KEYS * KV_OWN_CHUNK + KV_OWN_SUM];
+    bool listed = false, refused;
 
-    return rds_loss_refuses(loss, manifest, list_keys(keys, manifest), by);
+    refused = rds_loss_refuses(loss, manifest, list_keys(keys, manifest), by, &listed);
+    assert_true(refused || !listed);
+    return refused;
 }
 
 /* Random drops, puts, publications and flushes of ten threads, beside a set of keys and one of the
@@ -339,6 +342,7 @@ static void test_loss(void **state)
     struct rds_loss loss = {0};
     uint64_t seed = unit_seed();
     unsigned dropped = 0;
+    bool listed = false;
 
     (void)state;
     for (size_t step = 0; step < unit_rounds(20000); step++) {
@@ -367,8 +371,9 @@ static void test_loss(void **state)
             told[kind][by] |= dropped > 0;
             break;
         case 3:
-            assert_int_equal(rds_loss_refuses(&loss, "opaque", 6, by),
+            assert_int_equal(rds_loss_refuses(&loss, "opaque", 6, by, &listed),
                              dropped > 0 && !told[kind][by]);
+            assert_false(listed);
             told[kind][by] |= dropped > 0;
             break;
         default:
