@@ -108,6 +108,14 @@ struct kvbm_manager_opts {
     uint32_t max_jobs;    /* 0: 1024 */
     bool io_registered;   /* lock and register host memory with io_uring, for the disk tier */
     enum kvbm_gpu_copy gpu_copy; /* executor of small pieces to and from a GPU */
+
+    /* Host tier in memory of the caller: writable, aligned to 4096 bytes, host_bytes long, kept until
+     * destroy has returned 0. Processes of one engine that map the same memory (memfd, /dev/shm) read
+     * and write its blocks themselves: kvbm_pin_blocks gives the numbers, block i begins i times
+     * kvbm_manager_host_layout's block stride behind host_memory. One manager has the memory at a
+     * time; a new one finds none of its blocks. Not with host_pinned and huge_pages; with
+     * io_registered it must be a shared mapping. NULL: the manager allocates its host tier. */
+    void *host_memory;
 };
 #define KVBM_MANAGER_OPTS_INIT KV_INIT_(kvbm_manager_opts)
 

@@ -18,82 +18,28 @@ import array
 import ctypes
 import errno
 import os
-import struct
 import weakref
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _abi
+from ._chains import Chain, Keys, _chain
 from ._native import Handle, Memory, call, error, give_back, lend, load, numbers, text
 from ._results import Done, Removed, Shape, as_done, deadline
 from .index import DEVICE, DISK, EXTERNAL, HOST
 
-__all__ = ["BUSY", "Blocks", "Cache", "Chain", "DEVICE", "DISK", "Done", "EXTERNAL", "HOST", "Held", "MISS", "Manager", "ON_DISK",
+__all__ = ["BUSY", "Blocks", "Cache", "Chain", "DEVICE", "DISK", "Done", "EXTERNAL", "HOST", "Held", "MISS", "Manager", "NO_BLOCK", "ON_DISK",
            "PENDING", "Pin", "Pool", "READY", "REMOTE", "Removed", "Shape"]
 
 MISS, READY, ON_DISK, REMOTE, PENDING, BUSY = (_abi.KVBM_MISS, _abi.KVBM_READY, _abi.KVBM_ON_DISK, _abi.KVBM_REMOTE,
                                                _abi.KVBM_PENDING, _abi.KVBM_BUSY)
+_PAGE = 4096  # host blocks begin at multiples of it
 NO_BLOCK = 0xffffffff  # in lists of block numbers: leave this key out
-Keys = Union["Chain", bytes, bytearray, memoryview, "array.array[int]", Any]
 _c = load("kvbm")
-_CHAIN = struct.Struct("QI4xQQI4xQ?7x")  # struct kvbm_chain; tests/python/test_blocks.py holds it against C's
 _HANDLE = array.array("I", (0, 0, 0, 0))  # struct kvbm_handle: pool, block, generation
 _allocate, _complete, _register, _match = (_c.kvbm_pool_allocate, _c.kvbm_pool_complete, _c.kvbm_pool_register, _c.kvbm_pool_match)
 _release, _release_mutable = _c.kvbm_pool_release, _c.kvbm_pool_release_mutable
 _EVICTION = {"default": _abi.KVBM_EVICT_DEFAULT, "lru": _abi.KVBM_EVICT_LRU, "lfu": _abi.KVBM_EVICT_LFU,
              "lineage": _abi.KVBM_EVICT_LINEAGE}
-
-
-class Chain:
-    """Keys of one prompt's blocks, packed once: every call that takes keys takes a Chain, faster. The bytes must not change.
-
-    @scattered: keys of no sequence, for engines that name neither parent nor position; a missing one leaves out no other. A
-    Manager's calls take such a chain; a key is either always stored so, or always within its sequence.
-    """
-
-    __slots__ = ("owner", "address", "n", "key_len", "scattered", "_more", "_first")
-
-    def __init__(self, keys: Any, key_len: int = 8, *, scattered: bool = False) -> None:
-        self.key_len, self.scattered = key_len, scattered
-        self._first: Optional[bytes] = None  # the struct of a chain at the start of group 0
-        kind = type(keys)
-        if kind is bytes and len(keys) < 65536:
-            keys, kind = array.array("B", keys), array.array  # cheaper than asking for the address
-        if kind is array.array:
-            self.owner: Any = keys
-            self.address: int
-            self.address, n = keys.buffer_info()
-            n *= keys.itemsize
-        else:
-            flat: Any = b"".join(keys) if isinstance(keys, (list, tuple)) else keys
-            if not isinstance(flat, (bytes, bytearray)):
-                flat = memoryview(flat).cast("B")
-            self.owner, self.address, n = numbers(flat, "B")
-        self.n = n // key_len
-        if self.n * key_len != n:
-            raise ValueError(f"{n} bytes of keys, which have {key_len} each")
-
-    def _struct(self, group: int = 0, parent: Optional[Keys] = None, position: int = 0, tokens: Any = None) -> bytes:
-        """Return struct kvbm_chain; valid as long as this object."""
-        if not group and parent is None and tokens is None and not position:
-            if self._first is None:
-                self._first = _CHAIN.pack(_CHAIN.size, 0, self.address, 0, 0, 0, self.scattered)
-            return self._first
-        above = words = 0
-        if parent is not None:
-            self._more: Any = Chain(parent.to_bytes(8, "little") if isinstance(parent, int) else parent, 1)
-            above = self._more.address
-        if tokens is not None:
-            kept, words, _ = numbers(tokens, "I")
-            self._more = (getattr(self, "_more", None), kept)
-        return _CHAIN.pack(_CHAIN.size, group, self.address, above, position, words, self.scattered)
-
-
-def _chain(keys: Keys, key_len: int) -> Chain:
-    if type(keys) is not Chain:
-        return Chain(keys, key_len)
-    if keys.key_len != key_len:
-        raise ValueError(f"keys of {keys.key_len} bytes where {key_len} are needed")
-    return keys
 
 
 # -- pools -------------------------------------------------------------------------------------------------------------
@@ -263,11 +209,19 @@ class Manager(Handle):
     """The tiers of one node: host memory, disk, and an object store (any kv_store URI).
 
     Options are those of kvbm_manager_opts (kvbm_manager.h) by name. Any number of threads. Create it after fork().
+
+    @host_memory: writable memory for the host tier, such as an mmap of a memfd or of a file in /dev/shm. Other processes that map
+    it read and write its blocks themselves: block i begins at i * host_stride. @host_bytes: its length, unless said.
     """
 
-    def __init__(self, shape: Shape, *, key_len: int = 8, close_timeout: float = 30.0, **options: Any) -> None:
+    def __init__(self, shape: Shape, *, key_len: int = 8, close_timeout: float = 30.0, host_memory: Any = None, **options: Any) -> None:
         config = shape.config(1)
         opts = _abi.kvbm_manager_opts(block=ctypes.addressof(config), key_len=key_len)
+        host = None if host_memory is None else Memory(host_memory, True)
+        if host is not None:
+            opts.host_memory = host.address
+            if options.setdefault("host_bytes", host.nbytes) > host.nbytes:
+                raise ValueError(f"{host.nbytes} bytes of host_memory, {options['host_bytes']} of host_bytes")
         for name, value in options.items():
             if name not in _MANAGER_OPTIONS:
                 raise TypeError(f"no option {name!r} of a manager")
@@ -283,12 +237,20 @@ class Manager(Handle):
         timeout = int(close_timeout * 1000)
         pins: Dict[int, None] = {}
         lent: Dict[int, _Lent] = {}
-        self._own(address.value or 0, lambda manager: _destroy(manager, timeout, pins, lent))
+        of_host = [] if host is None else [host]  # emptied by close(), so that its owner can free the memory
+        for memory in of_host:
+            lend(memory)
+        self._own(address.value or 0, lambda manager: _destroy(manager, timeout, pins, lent, of_host))
         self._state.at_end = lambda: _unpin_all(pins)
         self._pins, self._lent = pins, lent  # addresses of pins that are held; what attached caches use
 
     def _registry_address(self) -> int:
         return int(_c.kvbm_manager_registry(self._state.address))
+
+    @property
+    def host_stride(self) -> int:
+        """Bytes from one block of the host tier to the next."""
+        return -(-self.shape.nbytes // _PAGE) * _PAGE
 
     def close(self) -> None:
         """Finish queued work for up to close_timeout, and free the tiers. Raises Error(EBUSY) while anything is held."""
@@ -418,7 +380,7 @@ class Manager(Handle):
             room = needed + 4096
 
 
-_MANAGER_OPTIONS = {name for name, *_ in _abi.kvbm_manager_opts._fields_} - {"size", "block", "key_len", "events"}
+_MANAGER_OPTIONS = {name for name, *_ in _abi.kvbm_manager_opts._fields_} - {"size", "block", "key_len", "events", "host_memory"}
 
 
 def _plain(value: Any) -> Any:
@@ -427,10 +389,12 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, ctypes.Array) else value
 
 
-def _destroy(manager: int, timeout: int, pins: Dict[int, None], lent: "Dict[int, _Lent]") -> int:
-    """Free a manager, then what caches still used that were given up before."""
+def _destroy(manager: int, timeout: int, pins: Dict[int, None], lent: "Dict[int, _Lent]", host: List[Memory]) -> int:
+    """Free a manager, then what caches still used that were given up before, and the host tier's memory."""
     rc = -errno.EBUSY if pins else int(_c.kvbm_manager_destroy(manager, timeout))
     if rc >= 0:
+        while host:
+            give_back(host.pop())
         for cache in list(lent):
             lent.pop(cache).give_back()
     return rc
@@ -464,6 +428,25 @@ class Pin:
         places = array.array("B", bytes(self.n))
         self.manager._hot(lambda _: _c.kvbm_pin_state(self.address, places.buffer_info()[0]))
         return places.tobytes()
+
+    def blocks(self) -> "array.array[int]":
+        """Return the number of each key's host block: READY ones of a load, reserved ones of a store; NO_BLOCK for others.
+
+        For engines that copy themselves, into or from Manager's @host_memory: they may read until release(), or write until
+        commit().
+        """
+        numbers_of = array.array("I", bytes(4 * self.n))
+        self.manager._hot(lambda _: _c.kvbm_pin_blocks(self.address, numbers_of.buffer_info()[0]))
+        return numbers_of
+
+    def commit(self, ok: Optional[Sequence[bool]] = None) -> int:
+        """Make reserved blocks findable whose bytes were written (@ok: one of each key; None: all); returns their number."""
+        bits = None
+        if ok is not None:
+            if len(ok) != self.n:
+                raise ValueError(f"{len(ok)} results, {self.n} keys")
+            bits = sum(1 << i for i, good in enumerate(ok) if good).to_bytes((self.n + 7) // 8, "little")
+        return self.manager._hot(lambda _: _c.kvbm_pin_commit(self.address, bits))
 
     def wait(self, timeout: float = 10.0) -> None:
         """Wait until no key is PENDING. Raises Error(ETIMEDOUT)."""

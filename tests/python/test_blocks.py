@@ -3,6 +3,7 @@
 import array
 import ctypes
 import errno
+import mmap
 import os
 import random
 import select
@@ -12,7 +13,7 @@ import threading
 
 from kvpython import BUILD, check, equal, folder, raises, run  # first: it finds the package
 import kvasir
-from kvasir import _abi, blocks
+from kvasir import _abi, _chains, blocks
 from kvasir.blocks import MISS, ON_DISK, READY, Chain, Manager, Pool, Shape
 from kvasir.index import hash_tokens, sequence_hashes
 
@@ -34,9 +35,9 @@ def bytes_of(key):
 
 
 def test_chain_is_the_struct_of_c():
-    equal(blocks._CHAIN.size, ctypes.sizeof(_abi.kvbm_chain), "size")
+    equal(_chains._CHAIN.size, ctypes.sizeof(_abi.kvbm_chain), "size")
     chain = _abi.kvbm_chain(group=2, keys=3, parent=4, position=5, tokens=6, scattered=True)
-    equal(blocks._CHAIN.unpack(bytes(chain))[1:], (2, 3, 4, 5, 6, True), "fields")
+    equal(_chains._CHAIN.unpack(bytes(chain))[1:], (2, 3, 4, 5, 6, True), "fields")
     equal(ctypes.sizeof(_abi.kvbm_handle), 16, "a handle")
     equal((_abi.kvbm_handle.block.offset, _abi.kvbm_handle.block.size), (8, 4), "its block number")
 
@@ -118,6 +119,59 @@ def test_tiers_give_the_bytes_back():
                 equal(bytes(target), b"".join(map(bytes_of, reversed(keys))), "bytes")
         raises(TypeError, Manager, SHAPE, no_such_option=1)
         check("host_bytes" in blocks._MANAGER_OPTIONS, "options")
+
+
+ELSEWHERE = """
+import mmap, os, sys
+fd, stride, size = map(int, sys.argv[1:4])
+memory = mmap.mmap(fd, os.fstat(fd).st_size)
+for line in sys.stdin:
+    what, block, key = line.split()
+    at, wanted = int(block) * stride, bytes([int(key) % 251]) * size
+    if what == "write":
+        memory[at:at + size] = wanted
+    print("ok" if memory[at:at + size] == wanted else "wrong", flush=True)
+"""
+
+
+def test_host_memory_shared_with_another_process():
+    stride, n = -(-SHAPE.nbytes // 4096) * 4096, 8
+    fd = os.memfd_create("kvasir-test")
+    os.ftruncate(fd, n * stride)
+    child = subprocess.Popen([sys.executable, "-B", "-c", ELSEWHERE, str(fd), str(stride), str(SHAPE.nbytes)], stdin=subprocess.PIPE,
+                             stdout=subprocess.PIPE, text=True, pass_fds=[fd])
+
+    def worker(what, pin, keys):
+        """Let the other process write or compare a pin's blocks."""
+        for block, key in zip(pin.blocks(), keys):
+            child.stdin.write(f"{what} {block} {key}\n")
+            child.stdin.flush()
+            equal(child.stdout.readline(), "ok\n", what)
+
+    prompts = [keys_of(range(1000 * i, 1000 * i + 4 * n)) for i in range(3)]
+    with folder() as path, mmap.mmap(fd, n * stride) as memory:
+        options = {"disk": path, "disk_bytes": 8 << 20, "disk_buffered": True, "fingerprint": "test", "host_memory": memory}
+        with Manager(SHAPE, **options) as manager:
+            equal(manager.host_stride, stride, "stride")
+            for keys in prompts:  # each fills the host tier
+                with manager.prepare_store(keys) as pin:
+                    worker("write", pin, keys)
+                    equal(pin.commit([True] * (n - 1) + [False] if keys is prompts[0] else None), n - (keys is prompts[0]), "committed")
+                manager.drain(60)
+            raises(BufferError, memory.close)  # lent
+        with Manager(SHAPE, **options) as manager:
+            for keys in prompts:
+                with manager.prepare_load(keys) as pin:
+                    pin.wait(60)
+                    good = [block for block in pin.blocks() if block != blocks.NO_BLOCK]
+                    equal(len(good), n - (keys is prompts[0]), "loaded")
+                    worker("read", pin, keys[:len(good)])
+        raises(kvasir.Error, Manager, SHAPE, **{**options, "host_memory": memoryview(memory)[512:]})
+        raises(ValueError, Manager, SHAPE, host_bytes=len(memory) + 1, **options)
+    child.stdin.close()
+    equal(child.wait(60), 0, "the other process")
+    child.stdout.close()
+    os.close(fd)
 
 
 def test_jobs():

@@ -43,6 +43,10 @@ static const char *what_is_wrong(const struct kvbm_manager_opts *o)
         return "a disk tier needs a size";
     if (!o->host_bytes && !o->disk && !o->object)
         return "no tier";
+    if (o->host_memory && (!o->host_bytes || (uintptr_t)o->host_memory % KVBM_HOST_ALIGN))
+        return "host_memory needs host_bytes and an address that is a multiple of 4096";
+    if (o->host_memory && (o->host_pinned || o->huge_pages))
+        return "host_pinned and huge_pages are for a host tier that the manager allocates";
     if (o->host_policy.policy > KVBM_POLICY_NEVER || o->disk_policy.policy > KVBM_POLICY_NEVER ||
         o->object_policy.policy > KVBM_POLICY_NEVER)
         return "no such policy";

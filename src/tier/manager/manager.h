@@ -49,6 +49,7 @@
 #include "tier/object/object.h"
 
 #define KVBM_MAX_PIN (1u << 20)    /* keys of one pin */
+#define KVBM_HOST_ALIGN 4096u      /* of host blocks: direct I/O */
 #define KVBM_BATCH 32              /* blocks of one fetch or move */
 #define KVBM_LET_GO_NS KV_NS_PER_S /* extra time that destroy gives to calls that hang */
 #define KVBM_DOUBTS 8192           /* sets of KVBM_DOUBT_WAYS entries: 1.5 MiB */

@@ -9,7 +9,6 @@
 #include "base/log.h"
 #include "tier/manager/manager.h"
 
-#define ALIGN 4096u
 /* divisor: fetches from the object store fill host blocks / OBJECT_SHARE at a time */
 #define OBJECT_SHARE 4
 
@@ -26,6 +25,44 @@ static int pool_create(struct kvbm_manager *m, enum kv_tier tier, uint64_t n,
     return n && n < INT32_MAX ? kvbm_pool_create(m->registry, &opts, ret) : -EINVAL;
 }
 
+/* An allocator's function: the caller's memory, whole. */
+static int lend_memory(void *arg, uint64_t bytes, struct kvbm_storage **ret)
+{
+    const struct kvbm_manager_opts *opts = arg;
+    const struct kvbm_storage_opts storage = {.size = sizeof(storage),
+                                              .kind = KVBM_STORAGE_EXTERNAL,
+                                              .of = KVBM_STORAGE_SYSTEM,
+                                              .memory = opts->host_memory,
+                                              .bytes = opts->host_bytes};
+
+    (void)bytes; /* room for an alignment that the caller's memory has */
+    return kvbm_storage_create(&storage, ret);
+}
+
+/* Make the layout of @n host blocks in the caller's memory, or in memory of their own. */
+static int place_host(struct kvbm_manager *m, struct kvbm_layout_config *config, uint64_t n)
+{
+    const struct kvbm_storage_opts storage = {
+        .size = sizeof(storage),
+        .kind = m->opts.host_pinned ? KVBM_STORAGE_PINNED : KVBM_STORAGE_SYSTEM,
+        .huge_pages = m->opts.huge_pages,
+        /* Touch now, by several threads: a copy that touches pages first is many times slower. */
+        .touch_threads = kvbm_staging(m)        ? 0
+                         : m->opts.copy_threads ? m->opts.copy_threads
+                                                : 8,
+        .bytes = 1};
+    const struct kvbm_allocator lent = {
+        .size = sizeof(lent), .allocate = lend_memory, .arg = &m->opts};
+    const struct kvbm_allocator allocator = kvbm_allocator_of(&storage);
+
+    if (!n)
+        return -EINVAL;
+    /* One more, for the last block's padding: whole blocks are read and written. The caller's memory
+     * has that padding: n is host_bytes by the stride. */
+    config->num_blocks = m->opts.host_memory ? n : n + 1;
+    return kvbm_layout_allocate(config, m->opts.host_memory ? &lent : &allocator, &m->layout);
+}
+
 static int open_host(struct kvbm_manager *m)
 {
     struct kvbm_layout_config config = {0};
@@ -37,32 +74,19 @@ static int open_host(struct kvbm_manager *m)
     memcpy(&config, m->opts.block, KV_MIN(m->opts.block->size, sizeof(config)));
     config.size = sizeof(config);
     config.kind = KVBM_FULLY_CONTIGUOUS;
-    config.alignment = ALIGN;
+    config.alignment = KVBM_HOST_ALIGN;
     config.num_blocks = 2;
     memset(config.tensor_shape, 0, sizeof(config.tensor_shape));
     rc = kvbm_layout_compute(&config, &shape);
     if (rc < 0)
         return rc;
     n = kvbm_staging(m) ? m->opts.staging_blocks : m->opts.host_bytes / shape.block_stride;
-    config.num_blocks =
-        n + 1; /* one more, for the last block's padding: whole blocks are read and written */
     m->block_bytes = shape.natural_block_bytes;
     m->stride = shape.block_stride;
     m->host_blocks = n;
     m->pins.max_object_fetched =
         (uint32_t)KV_MAX(kvbm_staging(m) ? n / 2 : n / OBJECT_SHARE, UINT64_C(1));
-    const struct kvbm_storage_opts storage = {
-        .size = sizeof(storage),
-        .kind = m->opts.host_pinned ? KVBM_STORAGE_PINNED : KVBM_STORAGE_SYSTEM,
-        .huge_pages = m->opts.huge_pages,
-        /* Touch now, by several threads: a copy that touches pages first is many times slower. */
-        .touch_threads = kvbm_staging(m)        ? 0
-                         : m->opts.copy_threads ? m->opts.copy_threads
-                                                : 8,
-        .bytes = 1};
-    const struct kvbm_allocator allocator = kvbm_allocator_of(&storage);
-
-    rc = n ? kvbm_layout_allocate(&config, &allocator, &m->layout) : -EINVAL;
+    rc = place_host(m, &config, n);
     if (rc == 0)
         rc = kvbm_layout_block(m->layout, 0, &view);
     m->offload.move_blocks = (uint32_t)KV_MAX(KV_MIN(n / 16, (uint64_t)KVBM_BATCH), UINT64_C(1));
@@ -140,13 +164,14 @@ static int reload_disk(struct kvbm_manager *m, uint32_t n)
 }
 
 /* Exclude registered memory from fork. The kernel copies pinned pages at fork: a child would take
- * as much memory again, and seconds. A child may not use the manager anyway. */
+ * as much memory again, and seconds. A child may not use the manager anyway. Memory of the caller
+ * stays with its children: they may be the engine's processes, and shared pages aren't copied. */
 static void keep_from_children(struct kvbm_manager *m)
 {
     struct kvbm_disk_stats stats;
 
     kvbm_disk_get_stats(m->disk_store, &stats);
-    if (stats.registered_bytes &&
+    if (stats.registered_bytes && !m->opts.host_memory &&
         madvise(kvbm_host_address(m, 0), stats.registered_bytes, MADV_DONTFORK) < 0)
         kv_log_warn("kvbm", "registered memory stays with children: each fork copies it",
                     "errno=%d", errno);
