@@ -60,6 +60,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         at += len;
     }
     unweave(&m, all);
+    if (c.parsed > size || (c.parsed && c.format != KVS_FORMAT_LLAMA))
+        abort();
     if (rc || at != size || memcmp(all, data, size) != 0)
         abort();
     kvs_cutter_fini(&c);

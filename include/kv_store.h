@@ -222,7 +222,7 @@ KV_API int kvs_stats(struct kvs_store *store, kv_store_stats *ret);
 enum kvs_format {
     KVS_FORMAT_AUTO,  /* by its first bytes */
     KVS_FORMAT_BYTES, /* content-defined cuts: any bytes */
-    KVS_FORMAT_LLAMA  /* llama.cpp sequence state: cut per layer, K or V, and range of tokens */
+    KVS_FORMAT_LLAMA  /* llama.cpp state: cut per layer, K or V, and range of tokens */
 };
 
 /**
@@ -242,7 +242,7 @@ struct kvs_save_opts {
     size_t size;
     enum kvs_format format;
     uint32_t chunk_bytes;    /* average chunk; 0: 1 MiB */
-    uint32_t chunk_tokens;   /* tokens per range of a llama.cpp state; 0: 256 */
+    uint32_t chunk_tokens;   /* tokens per range of a llama.cpp state; 0: 128 */
     uint64_t total_bytes;    /* length of the object for progress; 0: unknown */
     const char *fingerprint; /* of the model; kept in the manifest, compared by restore */
     kvs_progress_fn progress;
@@ -258,7 +258,9 @@ struct kvs_result {
     uint64_t new_chunks; /* save: chunks that the store did not have */
     uint64_t new_bytes;  /* save: bytes in those */
     uint64_t manifest_bytes;
-    enum kvs_format format;
+    enum kvs_format format; /* LLAMA only when a state of llama.cpp was found in the object */
+    /* save: bytes cut as a state of llama.cpp; the others were cut by content. 0: all were */
+    uint64_t parsed_bytes;
 };
 #define KVS_RESULT_INIT KV_INIT_(kvs_result)
 

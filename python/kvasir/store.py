@@ -24,13 +24,16 @@ _NAMES = {value: name for name, value in _FORMATS.items()}
 
 
 class Saved(NamedTuple):
-    """Result of a save: sizes in bytes, chunks by number. `new_*` is what the store did not have."""
+    """Result of a save: sizes in bytes, chunks by number. `new_*` is what the store did not have.
+
+    `parsed_bytes` were cut as a state of llama.cpp, the others by content."""
     bytes: int
     chunks: int
     new_chunks: int
     new_bytes: int
     manifest_bytes: int
     format: str
+    parsed_bytes: int = 0
 
 
 class Verified(NamedTuple):
@@ -88,7 +91,7 @@ class _Calls:
 
 def _sizes(result: Any) -> Saved:
     return Saved(result.bytes, result.n_chunks, result.new_chunks, result.new_bytes, result.manifest_bytes,
-                 _NAMES.get(result.format, "bytes"))
+                 _NAMES.get(result.format, "bytes"), result.parsed_bytes)
 
 
 def _join(keys: Sequence[bytes]) -> Tuple[bytes, int]:

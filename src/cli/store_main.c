@@ -22,7 +22,7 @@ static const struct kv_arg SAVE_ARGS[] = {
      .offset = AT(format),
      .value = "FORMAT",
      .choices = "auto|bytes|llama",
-     .help = "How to cut it into chunks: llama for llama.cpp sequence states, bytes for anything. "
+     .help = "How to cut it into chunks: llama for llama.cpp states, bytes for anything. "
              "Default: auto, by its first bytes."},
     {.name = "chunk",
      .type = KV_ARG_SIZE,
@@ -37,7 +37,7 @@ static const struct kv_arg SAVE_ARGS[] = {
      .value = "N",
      .min = 1,
      .max = 65536,
-     .help = "Tokens per chunk of a llama.cpp state. Default: 256."},
+     .help = "Tokens per chunk of a llama.cpp state. Default: 128."},
     {.name = "fingerprint",
      .type = KV_ARG_STR,
      .offset = AT(fingerprint),

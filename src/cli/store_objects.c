@@ -57,6 +57,7 @@ static int print_saved(struct kc_store_call *call, const struct kvs_result *r, d
     kc_store_json_u64(call, "new_bytes", r->new_bytes);
     kc_store_json_u64(call, "manifest_bytes", r->manifest_bytes);
     kc_store_json_str(call, "format", kc_store_format_name(r->format));
+    kc_store_json_u64(call, "parsed_bytes", r->parsed_bytes);
     kc_store_json_double(call, "seconds", seconds);
     return kc_store_json_end(call, stdout, KC_STORE_OK);
 }

@@ -117,12 +117,12 @@ static size_t content_cut(const struct kvs_cutter *c, const uint8_t *data, size_
 
 static void choose_format(struct kvs_cutter *c, enum kvs_format format)
 {
-    if (format == KVS_FORMAT_AUTO) {
-        size_t n = kvs_source_fill(&c->source, 12);
+    size_t n = format == KVS_FORMAT_BYTES ? 0 : kvs_source_fill(&c->source, KVS_LLAMA_LOOK);
+    enum kvs_llama_look look = n ? kvs_llama_looks(c->source.data + c->source.start, n) : 0;
 
-        format = n && kvs_llama_looks(c->source.data + c->source.start, n) ? KVS_FORMAT_LLAMA
-                                                                           : KVS_FORMAT_BYTES;
-    }
+    c->told = format == KVS_FORMAT_LLAMA || look == KVS_LLAMA_YES;
+    if (format == KVS_FORMAT_AUTO)
+        format = look == KVS_LLAMA_NO ? KVS_FORMAT_BYTES : KVS_FORMAT_LLAMA;
     c->format = format;
     c->parsing = format == KVS_FORMAT_LLAMA;
 }
@@ -160,6 +160,7 @@ void kvs_cutter_fini(struct kvs_cutter *c)
 {
     free(c->source.data);
     free(c->woven);
+    kvs_llama_fini(&c->llama);
 }
 
 static const uint8_t *consume(struct kvs_cutter *c, size_t len)
@@ -201,6 +202,17 @@ static void next_woven(struct kvs_cutter *c, const uint8_t **ret, size_t *ret_le
     c->woven_at += *ret_len;
 }
 
+/* Leave the rest of the object to cuts by content. An object in which the parser found no state is
+ * nothing but bytes. */
+static void stop_parsing(struct kvs_cutter *c)
+{
+    c->parsing = false;
+    if (!c->llama.accepted) {
+        c->format = KVS_FORMAT_BYTES;
+        c->parsed = 0;
+    }
+}
+
 /* Cut the next piece as the parser asks. An object that ends inside the piece is cut at its end. */
 static int next_parsed(struct kvs_cutter *c, struct kvs_manifest *m, const uint8_t **ret,
                        size_t *ret_len)
@@ -215,12 +227,15 @@ static int next_parsed(struct kvs_cutter *c, struct kvs_manifest *m, const uint8
         rc = weave(c, m, &piece.weave);
         if (rc)
             return rc;
+        c->parsed += piece.len;
         next_woven(c, ret, ret_len);
         return 1;
     }
     *ret_len = KV_MIN(KV_MIN(piece.len, len), c->max);
     if (*ret_len < piece.len)
-        c->parsing = false; /* the object ends here, or the format no longer matches */
+        stop_parsing(c); /* the object ends here, or the format no longer matches */
+    else
+        c->parsed += piece.len;
     *ret = consume(c, *ret_len);
     return *ret_len ? 1 : 0;
 }
@@ -247,7 +262,8 @@ int kvs_cutter_next(struct kvs_cutter *c, struct kvs_manifest *m, const uint8_t 
     }
     if (!rc && c->parsing) {
         rc = next_parsed(c, m, ret, ret_len);
-        c->parsing = c->parsing && rc == 1;
+        if (rc != 1)
+            stop_parsing(c);
     }
     if (!rc)
         rc = next_by_content(c, ret, ret_len);

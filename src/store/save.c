@@ -188,6 +188,19 @@ static int put_all(struct saving *save)
     return told;
 }
 
+/* Warn of a state whose growth won't be shared: all or some of it was cut by content. */
+static void warn_unparsed(const struct saving *save)
+{
+    const struct kvs_cutter *c = &save->cutter;
+    char name[256];
+
+    if (c->told && c->parsed < save->manifest.bytes)
+        kv_log_warn(
+            "store", "not all of this llama.cpp state was understood: the rest is cut by content",
+            "object=%s parsed_bytes=%llu bytes=%llu", kv_log_quote(name, sizeof(name), save->name),
+            (unsigned long long)c->parsed, (unsigned long long)save->manifest.bytes);
+}
+
 static int publish(struct saving *save)
 {
     const char *fingerprint = KV_OPT(save->opts, fingerprint, NULL);
@@ -218,6 +231,7 @@ static void tell(const struct saving *save, struct kvs_result *ret)
     result.bytes = save->manifest.bytes;
     result.n_chunks = save->manifest.n_chunks;
     result.format = save->manifest.format;
+    result.parsed_bytes = save->cutter.parsed;
     memcpy(ret, &result, KV_MIN(ret->size, sizeof(result)));
 }
 
@@ -272,8 +286,10 @@ int kvs_save(struct kvs_store *store, const char *name, kvs_read_fn read, void *
         rc = put_all(&save);
     if (!rc)
         rc = publish(&save);
-    if (!rc)
+    if (!rc) {
+        warn_unparsed(&save);
         tell(&save, ret);
+    }
     if (rc)
         atomic_store(&store->save_failed, true);
     atomic_fetch_sub(&store->saves, 1);

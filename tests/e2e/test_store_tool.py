@@ -389,6 +389,43 @@ def test_the_llama_guide_to_the_letter():
         check((slots / "s1").read_bytes() == state, "another file came back")
 
 
+def llama_state(version, tokens, layers=2, row=256):
+    """A sequence file of llama.cpp, as docs/kv-store-llama.md draws it; rotation sizes from version 4 on."""
+
+    def u32(*values):
+        return b"".join(value.to_bytes(4, "little") for value in values)
+
+    cells = b"".join(u32(i, 1, 0) for i in range(tokens))
+    head = u32(0x67677371, version, tokens, *range(tokens), 1, tokens) + cells + u32(0, layers, *([64, 64] if version >= 4 else []))
+    return head + b"".join(u32(1, row, 0) + random.Random(i).randbytes(100_000)[:tokens * row] for i in range(2 * layers))
+
+
+def test_parsed_states_and_others():
+    """Both versions of a state are cut as one; an object that only looks like a state is named as bytes, with a warning."""
+    with World() as world:
+        for version in (3, 4):
+            for tokens, most in ((300, 1), (303, 0.3)):
+                file = world.path / "state"
+                file.write_bytes(llama_state(version, tokens))
+                size = file.stat().st_size
+                done = world.run("save", f"v{version}", file, "--json", "--chunk-tokens", 64)
+                saved = json.loads(done.stdout)
+                equal((saved["format"], saved["parsed_bytes"], saved["bytes"]), ("llama", size, size), f"version {version}")
+                equal(done.stderr, b"", "standard error")
+                check(saved["new_bytes"] <= most * size, f"{saved['new_bytes']} of {size} bytes are new")
+        state = llama_state(4, 300)
+        for name, content, parsed in (("broken", state[:20] + bytes(2000) + state[2020:], 0), ("longer", state + bytes(999), len(state))):
+            file.write_bytes(content)
+            done = world.run("save", name, file, "--json")
+            saved = json.loads(done.stdout)
+            equal((saved["format"], saved["parsed_bytes"]), ("llama" if parsed else "bytes", parsed), name)
+            warnings = [line for line in done.stderr.decode().splitlines() if "llama.cpp state" in line]
+            check(len(warnings) == 1 and f"object={name}" in warnings[0] and f"parsed_bytes={parsed}" in warnings[0], done.stderr)
+            world.run("restore", name, world.path / "back")
+            equal((world.path / "back").read_bytes(), content, name)
+        equal(world.json("show", "broken")["format"], "bytes", "show")
+
+
 def test_the_manual_names_every_option():
     page = (SOURCE / "docs" / "man" / "kvasir-store.1").read_text().replace("\\-", "-")
     for command in ("save", "restore", "ls", "show", "verify", "gc", "rm", "stats", "bench", "conformance"):

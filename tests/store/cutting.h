@@ -36,7 +36,8 @@ static inline int64_t read_some(void *arg, void *buf, size_t cap)
 struct cutting {
     struct kvs_manifest manifest; /* chunks and weaves */
     enum kvs_format format;
-    size_t window; /* most memory the window took */
+    uint64_t parsed; /* bytes cut as a state */
+    size_t window;   /* most memory the window took */
     size_t longest;
 };
 
@@ -89,6 +90,7 @@ static inline bool cut_all(const uint8_t *data, size_t len, const struct kvs_sav
         ret->longest = KV_MAX(ret->longest, n);
     }
     ret->format = cutter.format;
+    ret->parsed = cutter.parsed;
     kvs_cutter_fini(&cutter);
     unweave(&ret->manifest, all);
     good = good && at == len && (!len || memcmp(all, data, len) == 0);

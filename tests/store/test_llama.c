@@ -92,11 +92,11 @@ static void test_shapes(void **state)
 
     s.version = 2;
     assert_true(written_grown(s, 20, &small) <= 5);
-    s.ext = true;
+    s.ext = 8;
     assert_true(written_grown(s, 20, &small) <= 5);
     s.streams = 4;
     assert_true(written_grown(s, 20, &small) <= 5);
-    s.second = 512; /* a sliding window: the second cache stays as it is */
+    s.second = 512; /* a second cache that stays as it is */
     assert_true(written_grown(s, 20, &small) <= 5);
     s.v_trans = true;
     assert_true(written_grown(s, 20, &small) <= 5);
@@ -105,25 +105,158 @@ static void test_shapes(void **state)
     written_grown(s, 20, &small);
 }
 
-/* A raw state has no magic number: it has to be told. */
-static void test_raw(void **state)
+/* Cut a state that must be understood to its last byte. */
+static void expect_parsed(const struct llama_state *s, const struct kvs_save_opts *opts)
+{
+    struct cutting cut;
+    size_t len;
+
+    cut_state(s, opts, &cut, &len);
+    if (cut.format != KVS_FORMAT_LLAMA || cut.parsed != len)
+        fail_msg("kind %d version %u ext %u rotations %d transposed %d: %zu of %zu bytes parsed",
+                 s->kind, s->version, s->ext, s->rotations, s->v_trans, (size_t)cut.parsed, len);
+    cutting_drop(&cut);
+}
+
+/* Every version and kind of state that llama.cpp writes is read to its end. */
+static void test_kinds(void **state)
+{
+    static const uint32_t exts[] = {0, 8, 12};
+    struct kvs_save_opts told = small;
+    (void)state;
+
+    told.format = KVS_FORMAT_LLAMA;
+    for (unsigned i = 0; i < LLAMA_KINDS * 3 * 2 * 2 * 2; i++) {
+        struct llama_state s = {.kind = (enum llama_kind)(i % LLAMA_KINDS),
+                                .n_tokens = 150,
+                                .n_layers = 3,
+                                .k_row = 136,
+                                .v_row = i / LLAMA_KINDS % 5 ? 136 : 0,
+                                .slot = i % 7,
+                                .seed = i};
+
+        s.ext = exts[i / LLAMA_KINDS % 3];
+        s.rotations = i / LLAMA_KINDS / 3 % 2;
+        s.v_trans = i / LLAMA_KINDS / 6 % 2;
+        s.window = i / LLAMA_KINDS / 12 % 2 ? 40 : 0;
+        s.recurrent = i % 11 ? 0 : 20000;
+        s.streams = i % 13 ? 0 : 3;
+        s.version = (s.kind == LLAMA_SESSION ? 10 : 3) + s.rotations;
+        expect_parsed(&s, s.kind == LLAMA_BARE ? &told : &small);
+    }
+}
+
+/* A bare state has no magic number: it has to be told. */
+static void test_bare(void **state)
 {
     struct kvs_save_opts told = small;
-    struct llama_state s = model, grown;
+    struct llama_state s = model;
     struct cutting cut;
     size_t len;
     (void)state;
 
-    s.version = 0;
+    s.kind = LLAMA_BARE;
     told.format = KVS_FORMAT_LLAMA;
     assert_true(written_grown(s, 20, &told) <= 5);
     cut_state(&s, &small, &cut, &len);
     assert_int_equal(cut.format, KVS_FORMAT_BYTES);
+    assert_int_equal(cut.parsed, 0);
     cutting_drop(&cut);
-    grown = model;
-    cut_state(&grown, &small, &cut, &len);
-    assert_int_equal(cut.format, KVS_FORMAT_LLAMA);
+}
+
+/* A state without cells, as an empty slot has it. */
+static void test_empty(void **state)
+{
+    struct llama_state s = {.version = 4, .n_layers = 2, .k_row = 64, .v_row = 64};
+    (void)state;
+
+    for (s.kind = 0; s.kind < LLAMA_KINDS; s.kind++)
+        if (s.kind != LLAMA_BARE && s.kind != LLAMA_SESSION)
+            expect_parsed(&s, &small);
+}
+
+/* Objects that aren't states say so, whatever they begin like; a state with more behind it says
+ * how much of it was understood. */
+static void test_unparsed(void **state)
+{
+    struct kvs_save_opts told = small;
+    struct cutting cut;
+    struct kv_buf b;
+    (void)state;
+
+    told.format = KVS_FORMAT_LLAMA;
+    for (int i = 0; i < 5; i++) {
+        struct llama_state s = model;
+        size_t state_len;
+
+        s.kind = i == 1 ? LLAMA_RAW : i == 2 ? LLAMA_WHOLE : LLAMA_FILE;
+        llama_state_make(&s, &b);
+        state_len = b.len;
+        if (i < 3) /* a cell without a sequence, in the midst */
+            memset(b.data + b.len - s.n_layers * 2 * (12 + 512u * s.n_tokens) - 600, 0, 100);
+        else if (i == 3)
+            memset(b.data, 'x', 12);
+        else
+            for (uint32_t n = 0; n < 3000; n++)
+                llama_u32(&b, n * 77777);
+        assert_true(cut_all((const uint8_t *)b.data, b.len, i == 3 ? &told : &small, NULL, &cut));
+        assert_int_equal(cut.format, i == 4 ? KVS_FORMAT_LLAMA : KVS_FORMAT_BYTES);
+        assert_int_equal(cut.parsed, i == 4 ? state_len : 0);
+        cutting_drop(&cut);
+        kv_buf_fini(&b);
+    }
+}
+
+/* A window that slides shares all but its ends, wherever the ring begins. */
+static void test_window(void **state)
+{
+    struct llama_state s = model;
+    double percent;
+    (void)state;
+
+    s.window = 512;
+    s.n_layers = 2;
+    s.version = 4;
+    for (uint32_t n = 1000; n < 2500; n += 487) {
+        s.n_tokens = n;
+        percent = written_grown(s, n / 100, &small);
+        assert_true(percent <= 12);
+    }
+}
+
+/* Tokens of an image have one position: they are cut by their number, text behind them by
+ * position. */
+static void test_image(void **state)
+{
+    struct llama_state s = model, other;
+    struct cutting cut;
+    size_t len;
+    (void)state;
+
+    s.version = 4;
+    s.ext = 12;
+    s.image = 700;
+    assert_true(written_grown(s, 20, &small) <= 5);
+    cut_state(&s, &small, &cut, &len);
+    assert_true(cut.longest <= 64 * 512 + 12);
+    assert_true(cut.manifest.n_chunks <= 8 * (2000 / 64 + 4) + 10);
     cutting_drop(&cut);
+    other = s;
+    other.n_tokens = 900;
+    assert_true(written(&s, &other, &small) <= 10);
+}
+
+/* The recurrent state of a hybrid is written anew each time, the caches before it are shared. */
+static void test_recurrent(void **state)
+{
+    struct llama_state s = model;
+    (void)state;
+
+    s.recurrent = 4000;
+    assert_true(written_grown(s, 20, &small) <= 5);
+    s.recurrent = 300 << 10;
+    s.kind = LLAMA_WHOLE;
+    expect_parsed(&s, &small);
 }
 
 /* The same prompt in another slot: only what names the slot is written. */
@@ -195,10 +328,15 @@ static void test_hostile(void **state)
         struct kv_buf b;
 
         s.v_trans = rng_below(&rng, 2);
-        s.ext = rng_below(&rng, 2);
+        s.ext = (uint32_t[]){0, 8, 12}[rng_below(&rng, 3)];
         s.second = rng_below(&rng, 2) ? 50 : 0;
-        s.version = rng_below(&rng, 3) ? 3 : 0;
-        opts.format = s.version ? KVS_FORMAT_AUTO : KVS_FORMAT_LLAMA;
+        s.window = rng_below(&rng, 2) ? 50 : 0;
+        s.recurrent = rng_below(&rng, 2) ? 100 : 0;
+        s.image = rng_below(&rng, 2) ? 100 : 0;
+        s.rotations = rng_below(&rng, 2);
+        s.version = 3 + s.rotations;
+        s.kind = (enum llama_kind)rng_below(&rng, LLAMA_KINDS);
+        opts.format = rng_below(&rng, 2) ? KVS_FORMAT_AUTO : KVS_FORMAT_LLAMA;
         llama_state_make(&s, &b);
         for (uint32_t n = rng_below(&rng, 4); n > 0; n--) {
             static const uint32_t values[] = {0, 1, 2, 255, 256, 1u << 20, UINT32_MAX, 1u << 31};
@@ -221,7 +359,13 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_growth),
         cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_raw),
+        cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_bare),
+        cmocka_unit_test(test_empty),
+        cmocka_unit_test(test_unparsed),
+        cmocka_unit_test(test_window),
+        cmocka_unit_test(test_image),
+        cmocka_unit_test(test_recurrent),
         cmocka_unit_test(test_slot),
         cmocka_unit_test(test_truncated_conversation),
         cmocka_unit_test(test_chunk_sizes),
