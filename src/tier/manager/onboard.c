@@ -98,7 +98,13 @@ static int take_targets(struct onboard *o, uint32_t n)
     return 0;
 }
 
-/* Copy the blocks and wait for the copy. No transfer writes into the targets on return. */
+static bool arrived(const struct onboard *o, uint32_t i)
+{
+    return o->blocks[i] != UINT32_MAX && o->ok[i / 8] >> (i % 8) & 1;
+}
+
+/* Copy the blocks and wait for the copy. No transfer writes into the targets on return. Returns
+ * -ETIMEDOUT when the time ended before any block had arrived. */
 static int load(struct onboard *o)
 {
     const struct kvbm_job job = {.size = sizeof(job),
@@ -107,13 +113,15 @@ static int load(struct onboard *o)
                                  .blocks = o->blocks,
                                  .deadline_ns = o->deadline_ns,
                                  .ok = o->ok};
+    int rc = kvbm_job_run(o->cache->manager, &job);
 
-    return kvbm_job_run(o->cache->manager, &job);
-}
-
-static bool arrived(const struct onboard *o, uint32_t i)
-{
-    return o->blocks[i] != UINT32_MAX && o->ok[i / 8] >> (i % 8) & 1;
+    if (rc < 0 || kvbm_ms_until(o->deadline_ns))
+        return rc;
+    for (uint32_t i = 0; i < o->pin->n; i++) {
+        if (arrived(o, i))
+            return rc;
+    }
+    return -ETIMEDOUT;
 }
 
 /* Register the target of item @i, which has arrived. */
