@@ -71,6 +71,7 @@ struct kvx_plan {
     uint32_t zero_padding; /* GATHER: zero the rows that don't move */
 
     uint32_t n_layers, n_heads, head_dim;
+    uint32_t none;                 /* 0, no hole: kvx_plan_merge compares bytes */
     struct kvx_divisor block_size; /* tokens per block, in .value */
 
     /* WRITE */

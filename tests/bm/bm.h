@@ -12,9 +12,10 @@
  *   duplicates allowed, disabled         pool: duplicates, duplicates_rejected, duplicates_together
  *   priorities, lifecycle, matching      evict: common; lifecycle: table; pool: match_return
  *   single handle, several, none         events: single_handle, one_register_is_one_batch,
- *   nothing_is_no_batch removed handle                       events: single_handle; lifecycle:
- *   table (register once more) capacity lifecycle                   pool: capacity, evict:
- *   all_at_once, lfu_levels; model frequency counted once               evict: lfu_counts
+ *                                        nothing_is_no_batch
+ *   removed handle                       events: single_handle; lifecycle: table
+ *   capacity lifecycle                   pool: capacity; evict: all_at_once, lfu_levels; model
+ *   frequency counted once               evict: lfu_counts
  *   eager transition, races              pool_threads: all of it; pool: revive
  *   allocation rollback                  pool: shortage, fifo; pool_starved
  *   reset_inactive_pool                  pool: reset
@@ -51,159 +52,48 @@ struct bm {
     size_t n_told;
 };
 
-static inline void bm_record(void *arg, const struct kvbm_event *events, size_t n, uint64_t lost)
-{
-    struct bm *bm = arg;
+/** Append the events to the struct bm @arg: a callback of its events. */
+void bm_record(void *arg, const struct kvbm_event *events, size_t n, uint64_t lost);
 
-    assert_int_equal(lost, 0);
-    bm->told = realloc(bm->told, (bm->n_told + n) * sizeof(*bm->told));
-    assert_non_null(bm->told);
-    for (size_t i = 0; i < n; i++) {
-        struct kvbm_event *e = &bm->told[bm->n_told++];
-        uint64_t key, parent = 0;
+/** Wait until bm->told has every event published so far. */
+size_t bm_told(struct bm *bm);
 
-        *e = events[i];
-        assert_int_equal(e->key_len, 8);
-        memcpy(&key, e->key, 8);
-        if (e->parent)
-            memcpy(&parent, e->parent, 8);
-        e->key = (const void *)(uintptr_t)key; /* the bytes are gone when this returns */
-        e->parent = e->parent ? (const void *)(uintptr_t)parent : NULL;
-        e->tokens = NULL;
-    }
-}
+/** Key of the @i-th recorded event. */
+uint64_t bm_told_key(const struct bm *bm, size_t i);
 
-/* Wait until bm->told has every event published so far. */
-static inline size_t bm_told(struct bm *bm)
-{
-    assert_int_equal(kvbm_events_flush(bm->events, 60000), 0);
-    return bm->n_told;
-}
+/** Create one more pool in the registry; fields of @more that are 0 are those of bm_open. */
+struct kvbm_pool *bm_pool(struct bm *bm, const struct kvbm_pool_opts *more);
 
-static inline uint64_t bm_told_key(const struct bm *bm, size_t i)
-{
-    return (uint64_t)(uintptr_t)bm->told[i].key;
-}
+/** A registry with one pool: 7 blocks of 4 tokens, unless @opts says otherwise. */
+void bm_open(struct bm *bm, const struct kvbm_pool_opts *opts);
 
-static inline struct kvbm_pool *bm_pool(struct bm *bm, const struct kvbm_pool_opts *more)
-{
-    struct kvbm_pool_opts opts = {.n_blocks = 7, .block_size = BM_BLOCK};
-    struct kvbm_pool *pool = NULL;
+/** Check the registry's invariants and destroy all of it. */
+void bm_close(struct bm *bm);
 
-    if (more)
-        opts = *more;
-    opts.size = sizeof(opts);
-    opts.n_blocks = opts.n_blocks ? opts.n_blocks : 7;
-    opts.block_size = opts.block_size ? opts.block_size : BM_BLOCK;
-    assert_int_equal(kvbm_pool_create(bm->registry, &opts, &pool), 0);
-    assert_non_null(pool);
-    return pool;
-}
+/** Statistics, whose states must add up to the pool's blocks. */
+struct kvbm_pool_stats bm_stats(struct kvbm_pool *pool);
 
-/* A registry with one pool: 7 blocks of 4 tokens, unless @opts says otherwise. */
-static inline void bm_open(struct bm *bm, const struct kvbm_pool_opts *opts)
-{
-    struct kvbm_registry_opts registry = {.size = sizeof(registry)};
+/** Blocks that an allocation could get. */
+size_t bm_available(struct kvbm_pool *pool);
 
-    *bm = (struct bm){0};
-    assert_int_equal(kvbm_events_create(NULL, &bm->events), 0);
-    assert_true(kvbm_events_add_callback(bm->events, KVBM_EVENTS_PER_TIER, bm_record, bm) >= 0);
-    registry.events = bm->events;
-    assert_int_equal(kvbm_registry_create(&registry, &bm->registry), 0);
-    bm->pool = bm_pool(bm, opts);
-}
+/** Blocks that hold keys[0..n), which come behind @parent at @position: complete, not registered. */
+int bm_complete_at(struct kvbm_pool *pool, uint32_t group, const uint64_t *parent,
+                   uint32_t position, const uint64_t *keys, size_t n, struct kvbm_complete *ret);
 
-static inline void bm_close(struct bm *bm)
-{
-    assert_int_equal(kvbm_registry_check(bm->registry), 0);
-    assert_int_equal(kvbm_pool_destroy(bm->pool), 0);
-    assert_int_equal(kvbm_registry_destroy(bm->registry), 0);
-    kvbm_events_destroy(bm->events);
-    free(bm->told);
-}
+/** The same, registered: @ret holds them. */
+void bm_put_at(struct kvbm_pool *pool, uint32_t group, const uint64_t *parent, uint32_t position,
+               const uint64_t *keys, size_t n, struct kvbm_immutable *ret);
 
-static inline struct kvbm_pool_stats bm_stats(struct kvbm_pool *pool)
-{
-    struct kvbm_pool_stats stats = {.size = sizeof(stats)};
+/** The same for the first blocks of a sequence. */
+void bm_put(struct kvbm_pool *pool, const uint64_t *keys, size_t n, struct kvbm_immutable *ret);
 
-    kvbm_pool_get_stats(pool, &stats);
-    assert_int_equal(stats.total_blocks, stats.reset_pool_size + stats.inflight_mutable +
-                                             stats.inflight_immutable + stats.inactive_pool_size);
-    return stats;
-}
+/** One first block of a sequence, held by nobody: inactive. */
+void bm_leave(struct kvbm_pool *pool, uint64_t key);
 
-static inline size_t bm_available(struct kvbm_pool *pool)
-{
-    struct kvbm_pool_stats stats = bm_stats(pool);
+/** Whether the pool has a block of this key. */
+bool bm_has(struct kvbm_pool *pool, uint64_t key);
 
-    return stats.reset_pool_size + stats.inactive_pool_size;
-}
-
-/* Blocks that hold keys[0..n), which come behind @parent at @position: complete, not registered. */
-static inline int bm_complete_at(struct kvbm_pool *pool, uint32_t group, const uint64_t *parent,
-                                 uint32_t position, const uint64_t *keys, size_t n,
-                                 struct kvbm_complete *ret)
-{
-    struct kvbm_chain chain = {.size = sizeof(chain),
-                               .group = group,
-                               .keys = keys,
-                               .parent = parent,
-                               .position = position};
-    struct kvbm_mutable *blocks = calloc(n, sizeof(*blocks));
-    int err = kvbm_pool_allocate(pool, n, blocks, NULL);
-
-    if (err == 0) {
-        err = kvbm_pool_complete(pool, blocks, n, &chain, ret);
-        if (err < 0)
-            assert_int_equal(kvbm_pool_release_mutable(pool, blocks, n), 0);
-    }
-    free(blocks);
-    return err;
-}
-
-/* The same, registered: @ret holds them. */
-static inline void bm_put_at(struct kvbm_pool *pool, uint32_t group, const uint64_t *parent,
-                             uint32_t position, const uint64_t *keys, size_t n,
-                             struct kvbm_immutable *ret)
-{
-    struct kvbm_complete *blocks = calloc(n, sizeof(*blocks));
-
-    assert_int_equal(bm_complete_at(pool, group, parent, position, keys, n, blocks), 0);
-    assert_int_equal(kvbm_pool_register(pool, blocks, n, ret), 0);
-    free(blocks);
-}
-
-static inline void bm_put(struct kvbm_pool *pool, const uint64_t *keys, size_t n,
-                          struct kvbm_immutable *ret)
-{
-    bm_put_at(pool, 0, NULL, 0, keys, n, ret);
-}
-
-/* One first block of a sequence, held by nobody: inactive. */
-static inline void bm_leave(struct kvbm_pool *pool, uint64_t key)
-{
-    struct kvbm_immutable block;
-
-    bm_put(pool, &key, 1, &block);
-    assert_int_equal(kvbm_immutable_release(&block), 0);
-}
-
-static inline bool bm_has(struct kvbm_pool *pool, uint64_t key)
-{
-    long n = kvbm_pool_probe(pool, 0, &key, 1);
-
-    assert_true(n >= 0);
-    return n == 1;
-}
-
-/* Take @n blocks and give them back: evicts, when there are fewer free ones. */
-static inline void bm_churn(struct kvbm_pool *pool, size_t n)
-{
-    struct kvbm_mutable *blocks = calloc(n, sizeof(*blocks));
-
-    assert_int_equal(kvbm_pool_allocate(pool, n, blocks, NULL), 0);
-    assert_int_equal(kvbm_pool_release_mutable(pool, blocks, n), 0);
-    free(blocks);
-}
+/** Take @n blocks and give them back: evicts, when there are fewer free ones. */
+void bm_churn(struct kvbm_pool *pool, size_t n);
 
 #endif

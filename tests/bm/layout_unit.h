@@ -13,57 +13,20 @@
 /**
  * 7 blocks, 5 layers, K and V, pages of 4 tokens, 13 elements of 4 bytes, blocks aligned to 256.
  */
-static inline struct kvbm_layout_config known_config(enum kvbm_layout_kind kind)
-{
-    return (struct kvbm_layout_config){.size = sizeof(struct kvbm_layout_config),
-                                       .kind = kind,
-                                       .num_blocks = 7,
-                                       .num_layers = 5,
-                                       .outer_dim = 2,
-                                       .page_size = 4,
-                                       .inner_dim = 13,
-                                       .dtype_width_bytes = 4,
-                                       .alignment = 256};
-}
+struct kvbm_layout_config known_config(enum kvbm_layout_kind kind);
 
-static inline struct kvbm_layout_config random_config(struct rng *rng)
-{
-    static const enum kvbm_layout_kind kinds[] = {KVBM_FULLY_CONTIGUOUS,
-                                                  KVBM_LAYER_SEPARATE_OUTER_CONTIGUOUS,
-                                                  KVBM_LAYER_SEPARATE_BLOCK_CONTIGUOUS};
+/** A config of random kind and extents. */
+struct kvbm_layout_config random_config(struct rng *rng);
 
-    return (struct kvbm_layout_config){.size = sizeof(struct kvbm_layout_config),
-                                       .kind = kinds[rng_below(rng, 3)],
-                                       .num_blocks = 1 + rng_below(rng, 9),
-                                       .num_layers = 1 + rng_below(rng, 6),
-                                       .outer_dim = 1 + rng_below(rng, 2),
-                                       .page_size = 1u << rng_below(rng, 5),
-                                       .inner_dim = 1 + rng_below(rng, 20),
-                                       .dtype_width_bytes = 1u << rng_below(rng, 4),
-                                       .alignment = 1u << rng_below(rng, 13)};
-}
+/** Require equal fields. The bytes between fields are anything: compilers copy structs without. */
+void same_config(const struct kvbm_layout_config *a, const struct kvbm_layout_config *b);
+void same_shape(const struct kvbm_layout_shape *a, const struct kvbm_layout_shape *b);
+void same_cache(const kvx_cache_desc_t *a, const kvx_cache_desc_t *b);
 
 /** Storage over memory that is the caller's. */
-static inline struct kvbm_storage *external(void *memory, uint64_t bytes)
-{
-    struct kvbm_storage_opts opts = {
-        .size = sizeof(opts), .kind = KVBM_STORAGE_EXTERNAL, .bytes = bytes, .memory = memory};
-    struct kvbm_storage *storage = NULL;
-
-    assert_int_equal(kvbm_storage_create(&opts, &storage), 0);
-    return storage;
-}
+struct kvbm_storage *external(void *memory, uint64_t bytes);
 
 /** A layout over memory of its own kind: NULL (addresses only) or SYSTEM. */
-static inline struct kvbm_layout *allocate(const struct kvbm_layout_config *config,
-                                           enum kvbm_storage_kind kind)
-{
-    struct kvbm_storage_opts opts = {.size = sizeof(opts), .kind = kind};
-    struct kvbm_allocator allocator = kvbm_allocator_of(&opts);
-    struct kvbm_layout *layout = NULL;
-
-    assert_int_equal(kvbm_layout_allocate(config, &allocator, &layout), 0);
-    return layout;
-}
+struct kvbm_layout *allocate(const struct kvbm_layout_config *config, enum kvbm_storage_kind kind);
 
 #endif

@@ -61,10 +61,8 @@ static void compare(const struct kvbm_layout *a, const struct kvbm_layout *b)
     const struct kvbm_layout_config *c = kvbm_layout_get_config(a);
     struct kvbm_view va, vb;
 
-    assert_memory_equal(kvbm_layout_get_shape(a), kvbm_layout_get_shape(b),
-                        sizeof(struct kvbm_layout_shape));
-    assert_memory_equal(c, kvbm_layout_get_config(b),
-                        offsetof(struct kvbm_layout_config, tensor_shape));
+    same_shape(kvbm_layout_get_shape(a), kvbm_layout_get_shape(b));
+    same_config(c, kvbm_layout_get_config(b));
     for (uint64_t block = 0; block < c->num_blocks; block++) {
         for (uint32_t i = 0; i < c->num_layers * c->outer_dim; i++) {
             uint32_t layer = i / c->outer_dim, outer = i % c->outer_dim;
