@@ -5,7 +5,7 @@ PRESET ?= release
 WERROR ?= $(if $(filter true 1,$(CI)),ON,OFF)
 dir = $(if $(filter release,$(PRESET)),build,build/$(PRESET))
 
-.PHONY: all build run test quick bench check format fuzz fault coverage install uninstall clean test-all test-rest deb matrix wheel
+.PHONY: all build run test quick bench check format fuzz fault coverage install uninstall clean test-all test-rest deb matrix wheel wheel-arm
 all: build
 
 build:
@@ -59,6 +59,10 @@ deb:
 wheel: TARGETS = python-package kv_cli kv_manager kv_plugin_redis kv_index
 wheel: build
 	@tools/wheel.py
+
+# Needs a built tree, too: its test compares both wheels.
+wheel-arm: wheel
+	@tools/cross.sh
 
 install: build
 	@cmake --install $(dir) $(if $(PREFIX),--prefix "$(PREFIX)")

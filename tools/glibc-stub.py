@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make link stubs of an older glibc from the one of this machine.
 
-    glibc-stub.py VERSION FOLDER [CC]
+    glibc-stub.py VERSION FOLDER [OBJDUMP CC...]
 
 A library that is linked against FOLDER/libc.so.6 and FOLDER/libm.so.6 binds each symbol to its newest version up to
 VERSION (2.28), and a function that VERSION lacks is an error of the link. glibc keeps old versions of a symbol for
@@ -21,9 +21,9 @@ def number(version):
     return tuple(int(part) for part in version.split("_")[1].split("."))
 
 
-def symbols(path, limit):
+def symbols(objdump, path, limit):
     """{name: (version, is data, is thread-local, size)}, and all versions up to @limit."""
-    table = subprocess.run(["objdump", "-T", path], capture_output=True, text=True, check=True).stdout
+    table = subprocess.run([objdump, "-T", path], capture_output=True, text=True, check=True).stdout
     found, versions = {}, set()
     for flags, section, size, version, name in (m.groups() for m in map(LINE.match, table.splitlines()) if m):
         if section in ("*UND*", "*ABS*") or number(version) > limit:
@@ -34,8 +34,8 @@ def symbols(path, limit):
     return found, sorted(versions, key=number)
 
 
-def make(compiler, path, name, limit, folder):
-    found, versions = symbols(path, limit)
+def make(objdump, compiler, path, name, limit, folder):
+    found, versions = symbols(objdump, path, limit)
     nodes, code = collections.defaultdict(list), []
     for i, (symbol, (version, data, local, size)) in enumerate(sorted(found.items())):
         nodes[version].append(symbol)
@@ -47,18 +47,18 @@ def make(compiler, path, name, limit, folder):
     source, map_file = folder / f"{name}.s", folder / f"{name}.map"
     source.write_text("\n".join(code) + '\n.section .note.GNU-stack,"",%progbits\n', encoding="ascii")
     map_file.write_text(script, encoding="ascii")
-    subprocess.run([compiler, "-shared", "-nostdlib", f"-Wl,-soname,{name}", f"-Wl,--version-script={map_file}", str(source), "-o",
+    subprocess.run([*compiler, "-shared", "-nostdlib", f"-Wl,-soname,{name}", f"-Wl,--version-script={map_file}", str(source), "-o",
                     str(folder / name)], check=True)
 
 
 def main():
     version, folder = sys.argv[1], pathlib.Path(sys.argv[2])
-    compiler = sys.argv[3] if len(sys.argv) > 3 else "cc"
+    objdump, *compiler = sys.argv[3:] if len(sys.argv) > 4 else ("objdump", "cc")
     limit = tuple(int(part) for part in version.split("."))
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("libc.so.6", "libm.so.6"):
-        path = subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
-        make(compiler, path, name, limit, folder)
+        path = subprocess.run([*compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+        make(objdump, compiler, path, name, limit, folder)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ fault='user-mode-linux xfsprogs btrfs-progs e2fsprogs mount python3'
 
 deb='debhelper dpkg-dev fakeroot'
 wheel='python3 python3-pycparser libsodium-dev libpgm-dev'
+cross='gcc-aarch64-linux-gnu g++-aarch64-linux-gnu qemu-user-static'
 
 # The compilers of Debian 11 to 13 and the newest, as far as this release's packages have them.
 compilers() {
@@ -28,6 +29,7 @@ case "${1:-build}" in
     test-all | test-rest) wanted="$build $test $deb debootstrap" ;;
     deb) wanted="$build $deb" ;;
     wheel) wanted="$build $wheel" ;;
+    wheel-arm) wanted="$build $wheel $cross" ;;
     check | format) wanted="$build $check" ;;
     fuzz) wanted="$build clang libclang-rt-dev" ;;
     bench) wanted="$build $bench" ;;

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build the Python wheel of a finished build tree.
 
-    wheel.py [--build BUILD] [--out FOLDER] [--glibc 2.28]
+    wheel.py [--build BUILD] [--out FOLDER] [--glibc 2.28] [--arch aarch64 --sysroot FOLDER]
 
 Links the rooms' archives anew: against a stub of glibc 2.28 (tools/glibc-stub.py), with libzmq, zstd, liburing and
 OpenSSL inside each library that uses them. Then checks every library, and refuses to name the wheel manylinux when one
@@ -41,6 +41,18 @@ DATA = ("stdin", "stdout", "stderr", "__libc_single_threaded", "in6addr_any", "i
 SYSTEM = {"libgcc_s.so.1", "libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
 
 
+LOADERS = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}
+
+
+class Tools:
+    """Compiler and binary tools for an architecture: this machine's, or Debian's cross tools with a folder of libraries."""
+
+    def __init__(self, arch, sysroot):
+        prefix = f"{arch}-linux-gnu-" if arch != platform.machine() else ""
+        self.arch, self.objcopy, self.objdump = arch, prefix + "objcopy", prefix + "objdump"
+        self.compiler = [os.environ.get("CC", "cc")] if not prefix else [prefix + "gcc", *([f"--sysroot={sysroot}"] if sysroot else [])]
+
+
 def run(*command):
     done = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -49,27 +61,27 @@ def run(*command):
 
 
 class Linker:
-    def __init__(self, build, work, glibc):
-        self.build, self.work, self.glibc = build, work, glibc
-        self.compiler = os.environ.get("CC", "cc")
+    def __init__(self, build, work, tools, glibc):
+        self.build, self.work, self.tools, self.glibc = build, work, tools, glibc
+        self.compiler = tools.compiler
         self.include = ["-I", ROOT / "include", "-I", ROOT / "src", "-D_GNU_SOURCE", "-O2", "-fPIC", "-fvisibility=hidden"]
-        run(sys.executable, ROOT / "tools/glibc-stub.py", glibc, work / "stub", self.compiler)
+        run(sys.executable, ROOT / "tools/glibc-stub.py", glibc, work / "stub", tools.objdump, *self.compiler)
         for name in ("compat", "absent", "reason"):
             self.compile(ROOT / f"python/native/{name}.c")
 
     def compile(self, source, *flags):
         target = self.work / (source.stem + ".o")
-        run(self.compiler, *self.include, *flags, "-c", source, "-o", target)
+        run(*self.compiler, *self.include, *flags, "-c", source, "-o", target)
         return target
 
     def archive(self, name):
         """A static library of this machine, its uses of libc's data renamed."""
         target = self.work / f"lib{name}.a"
         if not target.exists():
-            path = run(self.compiler, f"-print-file-name=lib{name}.a").strip()
+            path = run(*self.compiler, f"-print-file-name=lib{name}.a").strip()
             if not os.path.isabs(path):
                 sys.exit(f"wheel: lib{name}.a is missing; tools/setup.sh wheel installs it")
-            run("objcopy", *[f"--redefine-sym={symbol}=kv_wheel_{symbol}" for symbol in DATA], path, target)
+            run(self.tools.objcopy, *[f"--redefine-sym={symbol}=kv_wheel_{symbol}" for symbol in DATA], path, target)
         return target
 
     def link(self, name, objects, rooms, uses, archives, *flags):
@@ -79,11 +91,10 @@ class Linker:
         if "zmq" in archives:
             inside += [self.work / "absent.o", self.archive("stdc++")]
         hidden = [p.name for p in inside] + [room(r).name for r in uses] + ["libgcc.a", "libc_nonshared.a"]
-        loader = run(self.compiler, "-print-file-name=" + ("ld-linux-x86-64.so.2" if platform.machine() == "x86_64"
-                                                          else "ld-linux-aarch64.so.1")).strip()
+        loader = run(*self.compiler, "-print-file-name=" + LOADERS[self.tools.arch]).strip()
         # glibc 2.28 has threads and dlopen in libraries of their own, which newer ones keep empty.
         apart = ["-Wl,--no-as-needed", "-l:libpthread.so.0", "-l:libdl.so.2", "-l:librt.so.1", "-Wl,--as-needed"]
-        run(self.compiler, "-shared", "-nodefaultlibs", "-s", "-o", target, f"-Wl,-soname,lib{name}.so", "-Wl,-Bsymbolic",
+        run(*self.compiler, "-shared", "-nodefaultlibs", "-s", "-o", target, f"-Wl,-soname,lib{name}.so", "-Wl,-Bsymbolic",
             "-Wl,-z,defs", "-Wl,-z,relro,-z,now", "-Wl,-z,nodelete", "-Wl,--gc-sections",
             "-Wl,--exclude-libs," + ":".join(hidden), *flags, *objects,
             "-Wl,--whole-archive", *[room(r) for r in rooms], "-Wl,--no-whole-archive",
@@ -102,7 +113,7 @@ class Linker:
             yield self.link(name, [main] if name == "kvasir" else [], rooms, uses, archives, *flags)
         for scheme in SCHEMES:  # wheels have no links: an empty library through which the loader reaches the real one
             target = self.work / f"libkv_store_{scheme}.so"
-            run(self.compiler, "-shared", "-nostdlib", "-s", "-o", target, f"-Wl,-soname,{target.name}", "-Wl,--no-as-needed",
+            run(*self.compiler, "-shared", "-nostdlib", "-s", "-o", target, f"-Wl,-soname,{target.name}", "-Wl,--no-as-needed",
                 "-Wl,-rpath,$ORIGIN", self.work / "libkv_store_redis.so")
             yield target
 
@@ -112,15 +123,15 @@ def version():
     return re.search(r"project\(kvasir VERSION ([\d.]+)", text)[1]
 
 
-def faults(path, glibc):
+def faults(path, objdump, glibc):
     """What keeps the library @path from running with @glibc."""
     limit, found = tuple(map(int, glibc.split("."))), []
-    for line in run("objdump", "-T", path).splitlines():
+    for line in run(objdump, "-T", path).splitlines():
         match = re.search(r"\*UND\*.*\(?(GLIBC(?:XX)?|GCC|CXXABI)_([\d.]+)\)?\s+(\S+)$", line)
         allowed = {"GLIBC": limit, "GCC": (8,)}  # as manylinux has them
         if match and tuple(map(int, match[2].split("."))) > allowed.get(match[1], ()):
             found.append(f"{path.name} needs {match[3]} of {match[1]} {match[2]}")
-    for needed in re.findall(r"NEEDED\s+(\S+)", run("objdump", "-p", path)):
+    for needed in re.findall(r"NEEDED\s+(\S+)", run(objdump, "-p", path)):
         if needed not in SYSTEM and not (path.parent / needed).exists():
             found.append(f"{path.name} needs {needed}")
     return found
@@ -157,7 +168,7 @@ def pack(package, libraries, tag, out):
                      for path, data in files.items())
     files[f"{info}/RECORD"] = (record + f"{info}/RECORD,,\n").encode()
     path = out / f"{name}-py3-none-{tag}.whl"
-    for old in out.glob("kvasir_kv-*.whl"):
+    for old in out.glob(f"kvasir_kv-*-{tag}.whl"):
         old.unlink()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file, data in files.items():
@@ -172,15 +183,17 @@ def main():
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--glibc", default="2.28")
+    parser.add_argument("--arch", default=platform.machine())
+    parser.add_argument("--sysroot", type=pathlib.Path)
     options = parser.parse_args()
-    build = options.build.resolve()
+    build, tools = options.build.resolve(), Tools(options.arch, options.sysroot)
     work = pathlib.Path(tempfile.mkdtemp(prefix="kvasir-wheel-"))
     try:
-        libraries = list(Linker(build, work, options.glibc).all())
-        found = [fault for path in libraries for fault in faults(path, options.glibc)]
+        libraries = list(Linker(build, work, tools, options.glibc).all())
+        found = [fault for path in libraries for fault in faults(path, tools.objdump, options.glibc)]
         if found:
             sys.exit("wheel: not manylinux:\n  " + "\n  ".join(found))
-        tag = f"manylinux_{options.glibc.replace('.', '_')}_{platform.machine()}"
+        tag = f"manylinux_{options.glibc.replace('.', '_')}_{tools.arch}"
         print(pack(build / "python/kvasir", libraries, tag, (options.out or build).resolve()))
     finally:
         shutil.rmtree(work)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/hash.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 #if defined(__x86_64__) && defined(__GNUC__)

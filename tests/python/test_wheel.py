@@ -116,6 +116,55 @@ def test_installed_by_pip_into_every_python():
     print("Python", ", ".join(used))
 
 
+CROSS_USE = """
+import array, platform
+from kvasir import blocks, index, layout
+assert platform.machine() == "aarch64", platform.machine()
+keys = index.sequence_hashes(index.hash_tokens(range(64), 16))
+found = index.PrefixIndex()
+found.store(7, list(keys), index.hash_tokens(range(64), 16), parent=None)
+assert [match.device for match in found.find(index.hash_tokens(range(64), 16))] == [4]
+print(array.array("Q", keys).tobytes().hex())
+shape = blocks.Shape(layers=2, page_size=16, inner=64)
+memory = bytearray(range(256)) * (shape.nbytes * 8 // 256)
+expected = bytes(memory[:4 * shape.nbytes])
+with blocks.Manager(shape, host_bytes=16 << 20) as manager, manager.attach(memory) as cache:
+    assert cache.store(keys, [0, 1, 2, 3]) == 4
+    memory[:] = bytes(len(memory))
+    assert cache.load(keys, [4, 5, 6, 7]) == 4
+    assert bytes(memory[4 * shape.nbytes:]) == expected
+"""
+
+
+def test_aarch64_under_qemu():
+    """The wheel that `./dev wheel-arm` built, which also calls this test."""
+    if os.environ.get("KV_TEST_CROSS", "0") != "1":
+        skip("KV_TEST_CROSS=1 runs it behind ./dev wheel-arm")
+    root, place = SOURCE / "build/sysroot-arm64", WORK / "cross/site-packages"
+    (wheel,) = (SOURCE / "build").glob("kvasir_kv-*-py3-none-manylinux_2_28_aarch64.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(place)
+    for library in (place / "kvasir/_lib").iterdir():
+        with open(library, "rb") as file:
+            header = file.read(20)
+        equal((header[:4], header[18]), (b"\x7fELF", 183), f"{library.name}: machine")  # EM_AARCH64
+    python = ["qemu-aarch64-static", "-L", root, "-E", f"PYTHONPATH={place}", "-E", "LC_ALL=C.UTF-8", next(root.glob("usr/bin/python3.*[0-9]")), "-B"]
+    done = subprocess.run([*python, "-c", USE, "store-aarch64"], cwd=WORK, env=environment(), capture_output=True, text=True,
+                          check=False)  # relative: qemu looks for others in its root first
+    equal(done.returncode, 0, f"store: {done.stderr}")
+    use = subprocess.run([*python, "-c", CROSS_USE], env=environment(), capture_output=True, text=True, check=False)
+    equal(use.returncode, 0, f"index, blocks: {use.stderr}")
+    with zipfile.ZipFile(built()) as archive:
+        archive.extractall(WORK / "here/site-packages")
+    here = CROSS_USE.replace('== "aarch64"', f'== "{os.uname().machine}"')
+    done = subprocess.run([sys.executable, "-B", "-c", here], env={**environment(), "PYTHONPATH": str(WORK / "here/site-packages")},
+                          capture_output=True, text=True, check=False)
+    equal(use.stdout, done.stdout, "hashes of both machines")
+    done = subprocess.run([sys.executable, "-B", "-m", "kvasir", "store", "verify", WORK / "store-aarch64"],
+                          env={**environment(), "PYTHONPATH": str(WORK / "here/site-packages")}, capture_output=True, text=True, check=False)
+    equal(done.returncode, 0, f"this machine reads the other's store: {done.stdout} {done.stderr}")
+
+
 if __name__ == "__main__":
     try:
         run(globals())
