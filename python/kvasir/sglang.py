@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optiona
 from . import store as _store
 from ._connector import Flusher, Warner
 from ._native import Error
+from ._tensors import runs, view
 
 __all__ = ["HiCache"]
 
 logger = logging.getLogger(__name__)
 PREFIX, HASH = 24, 64  # characters of a key in the store: for the pool and all that decides its bytes; SGLang's hash of the page
 KEY = PREFIX + HASH
+MOST_PARTS = 1 << 20  # of a pool whose scatter lists are kept: 16 MiB
 _NO_PAGE = 1  # bytes stored for a page of a pool that has no memory of its own
 
 
@@ -67,31 +69,11 @@ class _Shape(NamedTuple):
     length: int
 
 
-def _view(tensor: Any) -> Tuple[int, List[int], List[int], int]:
-    """Return address, shape, strides in bytes and item size of a torch or numpy tensor."""
-    if hasattr(tensor, "data_ptr"):
-        item = tensor.element_size()
-        return tensor.data_ptr(), list(tensor.shape), [step * item for step in tensor.stride()], item
-    return tensor.__array_interface__["data"][0], list(tensor.shape), list(tensor.strides), tensor.itemsize
-
-
 def _bytes_of(tensor: Any) -> int:
-    _, shape, _, item = _view(tensor)
+    _, shape, _, item = view(tensor)
     for n in shape:
         item *= n
     return item
-
-
-def _runs(shape: List[int], strides: List[int], item: int) -> Tuple[List[int], int]:
-    """Return the offsets of a tensor's contiguous runs, in the order of its elements, and the length of each."""
-    dims = [(n, step) for n, step in zip(shape, strides) if n != 1]
-    length = item
-    while dims and dims[-1][1] == length:
-        length *= dims.pop()[0]
-    offsets = [0]
-    for n, step in dims:
-        offsets = [offset + i * step for offset in offsets for i in range(n)]
-    return offsets, length
 
 
 class _Pool:
@@ -101,6 +83,10 @@ class _Pool:
         self._numpy: Any = importlib.import_module("numpy")
         self.pool, self.page = pool, int(getattr(pool, "page_size", 1) or 1)
         self.shape = self._probe()
+        self._all: Any = None  # scatter lists of all pages, where they are few
+        self._tables = threading.local()
+        if self.shape is not None and hasattr(pool, "size") and int(pool.size) // self.page * len(self.shape.offsets) <= MOST_PARTS:
+            self._all = self._table(self._numpy.arange(int(pool.size) // self.page))
         self.kind, self.read = self._choose()
         identity = {**identity, "kind": "list" if self.kind == "list" else "flat", "page_tokens": self.page,
                     "dtype": str(getattr(pool, "dtype", "")), "layout": str(getattr(pool, "layout", "")),
@@ -130,7 +116,7 @@ class _Pool:
 
     def _dimensions(self) -> List[int]:
         if self.kind == "view":
-            return _view(self.pool.get_data_page(0, flat=False))[1]
+            return view(self.pool.get_data_page(0, flat=False))[1]
         names = ("layer_num", "head_num", "head_dim", "v_head_dim", "kv_cache_dim", "item_bytes", "size_per_token", "num_mamba_layers")
         return [int(getattr(self.pool, name, 0) or 0) for name in names]
 
@@ -143,11 +129,11 @@ class _Pool:
         numbers = sorted({0, min(1, last), min(2, last), last})
         try:
             tensors = [(pool.get_data_page(number * page, flat=False), pool.get_data_page(number * page, flat=False)) for number in numbers]
-            views = [(_view(a), _view(b)) for a, b in tensors]
+            views = [(view(a), view(b)) for a, b in tensors]
         except Exception:  # pylint: disable=broad-except
             return None  # no such layout
         (base, shape, strides, item), _ = views[0]
-        offsets, length = _runs(shape, strides, item)
+        offsets, length = runs(shape, strides, item)
         stride = views[1][0][0] - base if len(views) > 1 else length * len(offsets)
         for number, (one, other) in zip(numbers, views):
             if one != other or one != (base + number * stride, shape, strides, item):
@@ -156,19 +142,35 @@ class _Pool:
             return None
         return _Shape(stride, self._numpy.array(offsets, dtype=self._numpy.int64) + base, length)
 
+    def _table(self, numbers: Any) -> Any:
+        """Compute the scatter lists of pages at equal distances."""
+        numpy, shape = self._numpy, self.shape
+        assert shape is not None
+        table = numpy.empty((len(numbers), len(shape.offsets), 2), dtype=numpy.int64)
+        numpy.add((numbers * shape.stride)[:, None], shape.offsets, out=table[:, :, 0])
+        table[:, :, 1] = shape.length
+        return table
+
     def _by_shape(self, indices: Any, n: int, _: bool) -> _Block:
         numpy, shape = self._numpy, self.shape
         assert shape is not None
-        first = numpy.asarray(indices)[::self.page]
-        if len(first) != n:
-            raise ValueError(f"{len(first)} pages of memory for {n} keys")
-        numbers = first // self.page
-        if not numpy.array_equal(numbers * self.page, first):
+        numbers, rest = numpy.divmod(numpy.asarray(indices)[::self.page], self.page)
+        if len(numbers) != n:
+            raise ValueError(f"{len(numbers)} pages of memory for {n} keys")
+        if numpy.count_nonzero(rest):
             raise ValueError("a page that doesn't begin at a page's bounds")
-        table = numpy.empty((n, len(shape.offsets), 2), dtype=numpy.int64)
-        numpy.add((numbers * shape.stride)[:, None], shape.offsets, out=table[:, :, 0])
-        table[:, :, 1] = shape.length
-        return _Block(table.__array_interface__["data"][0], len(shape.offsets), shape.length * len(shape.offsets), table)
+        if self._all is None:
+            table = self._table(numbers)
+            return _Block(table.__array_interface__["data"][0], len(shape.offsets), shape.length * len(shape.offsets), table)
+        tables = self._tables.__dict__
+        found = tables.get(n)
+        if found is None:  # of this thread: its next call of as many pages takes it again
+            if len(tables) > 256:
+                tables.clear()
+            table = self._table(numbers)
+            found = tables[n] = _Block(table.__array_interface__["data"][0], len(shape.offsets), shape.length * len(shape.offsets), table)
+        self._all.take(numbers, 0, found.keep)
+        return found
 
     def _by_list(self, indices: Any, n: int, _: bool) -> _Block:
         """Ask the pool for addresses: those of a page follow each other."""
@@ -190,7 +192,7 @@ class _Pool:
         sizes = {_bytes_of(page) for page in pages}
         if len(first) != n or len(sizes) != 1:
             raise ValueError("pages of different length")
-        table = self._numpy.array([[_view(page)[0], _bytes_of(page)] for page in pages], dtype=self._numpy.int64)
+        table = self._numpy.array([[view(page)[0], _bytes_of(page)] for page in pages], dtype=self._numpy.int64)
 
         def arrived(numbers: List[int]) -> None:
             for number in numbers:
@@ -446,8 +448,8 @@ class _Flat(_Pool):
     def _flat(self, _: Any, n: int, into: bool) -> _Block:
         if self._none:
             return self._nothing(None, n, into)
-        address, shape, strides, item = _view(self._tensor)
-        offsets, length = _runs(shape, strides, item)
+        address, shape, strides, item = view(self._tensor)
+        offsets, length = runs(shape, strides, item)
         if offsets != [0]:
             raise ValueError("a page that isn't flat")
         table = self._numpy.array([[address, length]], dtype=self._numpy.int64)
