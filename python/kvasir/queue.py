@@ -22,7 +22,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _abi
 from ._native import Error, Handle, Memory, call, error, give_back, lend
-from .store import Store, _join, _Parts, end_queue
+from .store import Store, _join, _Parts, _Table, end_queue
 
 __all__ = ["AsyncStore", "Queue", "Result"]
 
@@ -48,10 +48,10 @@ class Result(NamedTuple):
 class _Request:
     """Memory that the library uses until a request has ended."""
 
-    def __init__(self, keys: Sequence[bytes], parts: Optional[Sequence[Any]], writable: bool, tag: int) -> None:
+    def __init__(self, keys: Sequence[bytes], parts: Any, writable: bool, tag: int) -> None:
         self.packed, self.length = _join(keys)
         self.n, self.tag = len(keys), tag
-        self.lists = None if parts is None else _Parts(parts, self.n, writable)
+        self.lists: Any = parts if parts is None or type(parts) is _Table else _Parts(parts, self.n, writable)
         self.each = (ctypes.c_int64 * max(self.n, 1))()
         self.lent: List[Memory] = [Memory(self.each)]
         if self.lists is not None:
@@ -90,14 +90,14 @@ class Queue(Handle):
         close = library.kvs_async_close
         self._own(address.value or 0, lambda queue: end_queue(queue, timeout, queues, close))
 
-    def _submit(self, op: int, keys: Sequence[bytes], parts: Optional[Sequence[Any]], priority: int, tag: int, flush: bool = False) -> int:
+    def _submit(self, op: int, keys: Sequence[bytes], parts: Any, priority: int, tag: int, flush: bool = False) -> int:
         request, token = _Request(keys, parts, op == _abi.KVS_OP_GET, tag), next(self._tokens)
         lists = request.lists
         c = _abi.kvs_request(op=op, priority=priority, hashes=ctypes.cast(ctypes.c_char_p(request.packed), ctypes.c_void_p),
                              hash_len=request.length, n=request.n, tag=token, flush=flush,
                              ret_each=ctypes.addressof(request.each))
         if lists is not None:
-            c.parts, c.n_parts = ctypes.addressof(lists.parts), ctypes.addressof(lists.counts)
+            c.parts, c.n_parts = lists.address, lists.counts_address
         self._requests[token] = request  # before another thread can poll it
         request.lend()
         try:

@@ -162,7 +162,7 @@ class _Pool:
         if self._all is None:
             table = self._table(numbers)
             return _Block(table.__array_interface__["data"][0], len(shape.offsets), shape.length * len(shape.offsets), table)
-        tables = self._tables.__dict__
+        tables: Dict[int, _Block] = self._tables.__dict__.setdefault("of", {})
         found = tables.get(n)
         if found is None:  # of this thread: its next call of as many pages takes it again
             if len(tables) > 256:

@@ -113,6 +113,17 @@ class _Parts:
         pairs: List[Any] = [part if memory is None else (memory.address, memory.nbytes) for part, memory in zip(flat, self.keep)]
         self.parts = (_abi.iovec * len(pairs))(*pairs)
         self.counts = (ctypes.c_uint32 * n)(*map(len, split))
+        self.address, self.counts_address = ctypes.addressof(self.parts), ctypes.addressof(self.counts)
+
+
+class _Table:
+    """Scatter lists that a connector packed itself: addresses of the iovecs and of the numbers of parts, and their memory."""
+
+    __slots__ = ("address", "counts_address", "keep")
+
+    def __init__(self, iovecs: Any, counts: Any) -> None:
+        self.keep = [Memory(iovecs), Memory(counts)]
+        self.address, self.counts_address = self.keep[0].address, self.keep[1].address
 
 
 def end_queue(address: int, timeout_ms: int, queues: Dict[int, Dict[int, Any]], close: Callable[[int, int], int]) -> int:

@@ -39,6 +39,12 @@ def fingerprint_of(spec: Any, chunk_bytes: int, extra: str = "") -> str:
     return f"vllm {config.model.name[:200]} {digest}"
 
 
+def __getattr__(name: str) -> Any:
+    if name == "Connector":  # engines with a tier don't need it
+        return importlib.import_module("kvasir._vllm_connector").Connector
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 class Tier(_Parent):  # type: ignore[misc]
     """Secondary tier over kvasir.offload.Offload. vLLM makes it from the configuration; see the module."""
 

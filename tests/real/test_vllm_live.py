@@ -26,10 +26,14 @@ ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobi
 
 
 class LiveEngine:
-    """An OpenAI server of vLLM. @events, @replay: endpoints it binds (a path, as vLLM binds TCP on all addresses only)."""
+    """An OpenAI server of vLLM. @events, @replay: endpoints it binds (a path, as vLLM binds TCP on all addresses only).
 
-    def __init__(self, folder, number):
+    @options: more of its options; @environment: more variables.
+    """
+
+    def __init__(self, folder, number, options=(), environment=None, length=1024, blocks=BLOCKS):
         self.folder, self.number, self.port, self.process = folder, number, free_port(), None
+        self.options, self.environment, self.length, self.blocks = options, environment or {}, length, blocks
         self.url = f"http://127.0.0.1:{self.port}"
         self.events, self.replay = f"ipc://{folder}/events{number}", f"ipc://{folder}/replay{number}"
 
@@ -38,11 +42,12 @@ class LiveEngine:
                   "replay_endpoint": self.replay, "topic": "kv-events"}
         command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", f"{self.folder}/model",
                    "--served-model-name", MODEL, "--load-format", "dummy", "--skip-tokenizer-init", "--host", "127.0.0.1",
-                   "--port", self.port, "--block-size", BLOCK, "--max-model-len", 1024, "--enforce-eager",
-                   "--num-gpu-blocks-override", BLOCKS, "--enable-prompt-tokens-details", "--kv-events-config", json.dumps(events)]
+                   "--port", self.port, "--block-size", BLOCK, "--max-model-len", self.length, "--enforce-eager",
+                   "--num-gpu-blocks-override", self.blocks, "--enable-prompt-tokens-details", "--kv-events-config", json.dumps(events),
+                   *self.options]
         self.log = open(f"{self.folder}/engine{self.number}.log", "ab")
         self.process = subprocess.Popen([str(part) for part in command], stdout=self.log, stderr=subprocess.STDOUT,
-                                        env={**os.environ, **ENVIRONMENT}, start_new_session=True)
+                                        env={**os.environ, **ENVIRONMENT, **self.environment}, start_new_session=True)
         return self
 
     def wait(self):
@@ -59,6 +64,7 @@ class LiveEngine:
         if self.process:
             self.process.wait()
             self.log.close()
+            wait_until(lambda: not alive(self.process.pid), 60, "the end of the engine's processes")
 
     def complete(self, tokens):
         """(tokens of the answer, how many of the prompt's were cached)"""
@@ -84,6 +90,15 @@ class LiveEngine:
                         break
                     last = struct.unpack(">Q", number)[0]
         return last
+
+
+def alive(group):
+    """Whether a process of this group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def check_alive(engine):

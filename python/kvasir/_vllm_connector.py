@@ -1,0 +1,518 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connector of vLLM (0.32, 0.33) over any store, for engines whose KV cache lies in host memory: vLLM on CPUs.
+
+Full blocks go to the store when a step has computed them; a prompt's blocks come back before it is scheduled. Blocks move between
+the engine's tensors and the store in place, on threads of the library, and verify on the way. See docs/python.md.
+"""
+import errno
+import hashlib
+import importlib
+import json
+import logging
+import select
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from . import store as _store
+from ._connector import Flusher, Warner
+from ._native import Error
+from ._tensors import runs, view
+from .queue import Queue, Result
+from .store import _Table
+
+__all__ = ["Connector"]
+
+logger = logging.getLogger("kvasir.vllm")
+_v1: Any = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.v1.base")
+_Parent: Any = _v1.KVConnectorBase_V1
+_Metadata: Any = _v1.KVConnectorMetadata
+PREFIX = 16  # bytes of a key in the store: for all that decides a block's bytes, and the rank; the block's hash follows
+ASK_WAIT_S = 0.002  # longest time that the scheduler gives a store to answer before it goes on with other requests
+MOST_LOADS = 2  # of one request: what can't be read is computed
+MEMBERS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
+
+
+@dataclass
+class Move:
+    """Blocks of one request to load or to store: their numbers in the cache, and vLLM's hashes of them."""
+    request: str
+    blocks: List[int]
+    hashes: List[bytes]
+
+
+@dataclass
+class Plan(_Metadata):  # type: ignore[misc]
+    """A step's work for the workers. @fresh: blocks that get other bytes in this step. @idle: the step computes nothing."""
+    loads: List[Move] = field(default_factory=list)
+    stores: List[Move] = field(default_factory=list)
+    fresh: List[int] = field(default_factory=list)
+    idle: bool = True
+
+
+class _Names:
+    """Keys of blocks in the store, for each rank."""
+
+    def __init__(self, config: Any, extra: str) -> None:
+        model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
+        text = getattr(model, "hf_text_config", None)
+        form = {"vllm": getattr(importlib.import_module("vllm"), "__version__", ""), "model": model.model, "extra": extra,
+                "revision": getattr(model, "revision", None), "dtype": str(model.dtype), "quantization": str(model.quantization),
+                "cache_dtype": str(cache.cache_dtype), "block": cache.block_size, "hash": str(cache.prefix_caching_hash_algo),
+                "ranks": [parallel.tensor_parallel_size, parallel.pipeline_parallel_size],
+                "sizes": [str(getattr(text, name, None)) for name in MEMBERS]}
+        start = hashlib.sha256(json.dumps(form, sort_keys=True).encode())
+        self._prefixes = []
+        for rank in range(parallel.world_size):
+            digest = start.copy()
+            digest.update(b"rank %d" % rank)
+            self._prefixes.append(digest.digest()[:PREFIX])
+
+    def keys(self, rank: int, hashes: Sequence[bytes]) -> List[bytes]:
+        """Return the keys of one rank's blocks."""
+        prefix = self._prefixes[rank]
+        return [prefix + (digest if len(digest) <= 32 else hashlib.sha256(digest).digest()) for digest in hashes]
+
+    def of_all_ranks(self, hashes: Sequence[bytes]) -> List[bytes]:
+        """Return the keys of all ranks' blocks, one rank after the other."""
+        return [key for rank in range(len(self._prefixes)) for key in self.keys(rank, hashes)]
+
+
+# -- scheduler's half ----------------------------------------------------------------------------------------------------
+
+class _Question(NamedTuple):
+    """What the store was asked for a request: its blocks from @first on; @id of the queue until @found is known."""
+    first: int
+    n: int
+    id: int
+    since: float
+    found: Optional[int]
+
+
+class _Scheduler:
+    """Finds what the store has, and plans each step's work. One thread."""
+
+    def __init__(self, uri: str, names: _Names, size: int, timeout: float, warn: Warner) -> None:
+        self.names, self.size, self.timeout, self.warn = names, size, timeout, warn
+        self.store = _store.open(uri)
+        self.queue = Queue(self.store, threads=1)
+        self.poll = select.poll()
+        self.poll.register(self.queue.fileno(), select.POLLIN)
+        self.requests: Dict[str, Any] = {}
+        self.questions: Dict[str, _Question] = {}
+        self.asked: Dict[int, str] = {}  # questions without an answer
+        self.next: Dict[str, int] = {}  # first block of a request that was not stored yet
+        self.tries: Dict[str, int] = {}  # loads of a request
+        self.loads: List[Move] = []
+        self.silent_until = 0.0
+        self.blocks_of: Any = None  # numbers of a request's blocks
+
+    def _last(self, request: Any) -> int:
+        """Return the number of blocks that may be loaded: vLLM always computes one token of a prompt."""
+        last: int = min((request.num_tokens - 1) // self.size, len(request.block_hashes))
+        return last
+
+    def matched(self, request: Any, computed: int) -> Optional[int]:
+        """Return how many tokens behind @computed can be loaded; None: not known yet."""
+        name, first, last = request.request_id, computed // self.size, self._last(request)
+        question = self.questions.get(name)
+        if question is None or question.first > first:
+            if last <= first or self.tries.get(name, 0) >= MOST_LOADS or time.monotonic() < self.silent_until:
+                return 0
+            question = self._ask(name, first, [bytes(key) for key in request.block_hashes[first:last]])
+        if question.found is None:
+            self._take(name)
+            question = self.questions[name]
+        if question.found is None and time.monotonic() - question.since > self.timeout:
+            self.silent_until = time.monotonic() + 10
+            self.warn("asking for blocks", TimeoutError(f"no answer within {self.timeout} s"))
+            question = self.questions[name] = question._replace(found=0)
+        if question.found is None:
+            return None
+        return max(0, min(question.first + question.found, last) - first) * self.size
+
+    def _ask(self, name: str, first: int, hashes: List[bytes]) -> _Question:
+        question = _Question(first, len(hashes), 0, time.monotonic(), 0)
+        try:
+            ident = self.queue.exists(self.names.of_all_ranks(hashes))
+            self.asked[ident] = name
+            question = question._replace(id=ident, found=None)
+        except Error as problem:
+            self.warn("asking for blocks", problem)
+        self.questions[name] = question
+        return question
+
+    def _take(self, name: str) -> None:
+        """Take the answers that are there; give the one for @name a moment."""
+        until = time.monotonic() + ASK_WAIT_S
+        while True:
+            for result in self.queue.poll():
+                self._answer(result)
+            if self.questions[name].found is not None or time.monotonic() >= until:
+                return
+            self.poll.poll(1)
+
+    def _answer(self, result: Result) -> None:
+        name = self.asked.pop(result.id, "")
+        question = self.questions.get(name)
+        if question is None or question.id != result.id:
+            return  # the request has ended, or asked again
+        if result.status:
+            self.warn("asking for blocks", OSError(-result.status, "no answer"))
+        there, n = [rc == 1 for rc in result.each], question.n
+        found = 0
+        while found < n and all(there[found::n]):
+            found += 1
+        self.questions[name] = question._replace(found=found)
+
+    def allocated(self, request: Any, blocks: Any, n_tokens: int) -> None:
+        """Note a request that has got its blocks, and plan to load @n_tokens of it."""
+        name = request.request_id
+        self.requests[name] = request
+        question = self.questions.pop(name, None)
+        if question is None or not n_tokens:
+            return
+        (ids,) = blocks.get_block_ids()
+        end = min(question.first + (question.found or 0), self._last(request))
+        first = end - n_tokens // self.size
+        self.tries[name] = self.tries.get(name, 0) + 1
+        self.loads.append(Move(name, list(ids[first:end]), [bytes(key) for key in request.block_hashes[first:end]]))
+
+    def plan(self, output: Any) -> Plan:
+        """Make a step's plan: queued loads, and stores of the blocks that the step fills."""
+        plan = Plan(loads=self.loads, idle=not output.total_num_scheduled_tokens)
+        self.loads = []
+        for move in plan.loads:
+            plan.fresh += move.blocks
+        for new in output.scheduled_new_reqs:
+            self.next[new.req_id] = new.num_computed_tokens // self.size
+            plan.fresh += new.block_ids[0][self.next[new.req_id]:]
+            self._store(plan, new.req_id, new.num_computed_tokens, output)
+        cached = output.scheduled_cached_reqs
+        for name, added, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens):
+            if name in cached.resumed_req_ids:
+                self.next[name] = computed // self.size
+                plan.fresh += added[0][self.next[name]:] if added else []
+            elif added:
+                plan.fresh += added[0]
+            self._store(plan, name, computed, output)
+        return plan
+
+    def _store(self, plan: Plan, name: str, computed: int, output: Any) -> None:
+        request = self.requests.get(name)
+        if request is None:
+            return
+        first = self.next.get(name, 0)
+        last = min((computed + output.num_scheduled_tokens.get(name, 0)) // self.size, len(request.block_hashes))
+        if last > first:
+            (ids,) = self.blocks_of(name)
+            plan.stores.append(Move(name, list(ids[first:last]), [bytes(key) for key in request.block_hashes[first:last]]))
+            self.next[name] = last
+
+    def finished(self, name: str) -> None:
+        """Forget a request."""
+        for of in (self.requests, self.questions, self.next, self.tries):
+            of.pop(name, None)
+
+    def close(self) -> None:
+        """Close the store."""
+        self.queue.close()
+        self.store.close()
+
+
+# -- workers' half -------------------------------------------------------------------------------------------------------
+
+class _Parts:
+    """Where a block's parts lie: those of each layer, at equal distances from block to block."""
+
+    def __init__(self, caches: Dict[str, Any], n_blocks: int) -> None:
+        self._numpy: Any = importlib.import_module("numpy")
+        base, step, length, seen = [], [], [], set()
+        for name in sorted(caches):
+            cache = caches[name]
+            if isinstance(cache, (list, tuple)):
+                raise ValueError(f"kvasir.vllm: layer {name} has states, which the connector doesn't know")
+            if getattr(getattr(cache, "device", None), "type", "cpu") != "cpu":
+                raise ValueError("kvasir.vllm: the KV cache is not in host memory; use OffloadingConnector with kvasir.vllm.Tier")
+            address, shape, strides, item = view(cache)
+            if address in seen:
+                continue  # layers that share a cache
+            seen.add(address)
+            if not n_blocks or shape[0] % n_blocks:
+                raise ValueError(f"kvasir.vllm: layer {name} has the shape {shape}, which doesn't begin with {n_blocks} blocks")
+            each = shape[0] // n_blocks  # blocks of the attention's own size
+            offsets, run = runs([each] + shape[1:], strides, item)
+            base += [address + offset for offset in offsets]
+            step += [each * strides[0]] * len(offsets)
+            length += [run] * len(offsets)
+        self.n, self.nbytes = len(base), sum(length)
+        self._base, self._step, self._length = (self._numpy.array(values, dtype=self._numpy.int64) for values in (base, step, length))
+
+    def of(self, blocks: Sequence[int]) -> _Table:
+        """Return the scatter lists of blocks."""
+        numpy = self._numpy
+        table = numpy.empty((len(blocks), self.n, 2), dtype=numpy.int64)
+        table[:, :, 0] = numpy.array(blocks, dtype=numpy.int64)[:, None] * self._step + self._base
+        table[:, :, 1] = self._length
+        return _Table(table, numpy.full(len(blocks), self.n, dtype=numpy.uint32))
+
+
+class _Job(NamedTuple):
+    """A request of the queue: a load of @request, or a store (@request empty)."""
+    request: str
+    blocks: List[int]
+    keys: List[bytes]
+
+
+class _Worker:
+    """Moves blocks between this rank's cache and the store. vLLM's thread calls, a thread of its own takes results."""
+
+    def __init__(self, uri: str, names: _Names, rank: int, flush_s: float, warn: Warner) -> None:
+        self.names, self.rank, self.warn = names, rank, warn
+        self.store = _store.open(uri)
+        self.queue = Queue(self.store)
+        self.flusher = Flusher(self.store, flush_s, warn)
+        self.parts: Optional[_Parts] = None
+        self.caches: Any = None
+        self.changed = threading.Condition()
+        self.jobs: Dict[int, _Job] = {}
+        self.reading: Dict[int, int] = {}  # stores under way by block
+        self.loaded: Set[str] = set()
+        self.failed: Set[int] = set()
+        self.told: Set[int] = set()
+        self.counters = {name: 0 for name in ("loaded", "stored", "present", "failed")}  # blocks
+        self.ending = False
+        self.thread = threading.Thread(target=self._collect, name="kvasir-vllm", daemon=True)
+        self.thread.start()
+
+    def register(self, caches: Dict[str, Any], n_blocks: int) -> None:
+        """Take the engine's tensors."""
+        self.parts, self.caches = _Parts(caches, n_blocks), caches
+        logger.info("kvasir.vllm: %d blocks of %d bytes in %d parts each", n_blocks, self.parts.nbytes, self.parts.n)
+
+    def begin(self, plan: Plan) -> None:
+        """Wait until no store reads a block that this step writes."""
+        with self.changed:
+            begun = time.monotonic()
+            while any(block in self.reading for block in plan.fresh):
+                self.changed.wait(0.5)
+                if time.monotonic() - begun > 1:  # leave out what has not begun
+                    for ident, job in self.jobs.items():
+                        if not job.request:
+                            self.queue.cancel(ident)
+
+    def _submit(self, load: bool, request: str, move: Move) -> None:
+        keys = self.names.keys(self.rank, move.hashes)
+        with self.changed:  # held until the job is noted: its result may come at once
+            try:
+                if self.parts is None or self.ending:
+                    raise Error(errno.ESHUTDOWN, "no cache")
+                table: Any = self.parts.of(move.blocks)
+                ident = self.queue.get(keys, table, priority=1) if load else self.queue.put(keys, table)
+            except (Error, ValueError) as problem:
+                self.warn("reading blocks" if load else "storing blocks", problem)
+                self.counters["failed"] += len(keys)
+                if load:
+                    self.failed.update(move.blocks)
+                    self.loaded.add(request)
+                return
+            self.jobs[ident] = _Job(request, move.blocks, keys)
+            for block in () if load else move.blocks:
+                self.reading[block] = self.reading.get(block, 0) + 1
+
+    def load(self, plan: Plan) -> None:
+        """Begin to load."""
+        for move in plan.loads:
+            self._submit(True, move.request, move)
+
+    def save(self, plan: Plan) -> None:
+        """Begin to store."""
+        for move in plan.stores:
+            self._submit(False, "", move)
+
+    def _collect(self) -> None:
+        watch = select.poll()
+        watch.register(self.queue.fileno(), select.POLLIN)
+        while not self.ending or self.jobs:
+            try:
+                watch.poll(500)
+                results = self.queue.poll()
+            except (Error, ValueError):
+                return  # closed
+            with self.changed:
+                stored = [self._settle(self.jobs.pop(result.id), result) for result in results if result.id in self.jobs]
+                self.changed.notify_all()
+            if any(stored):
+                self.flusher.note_put()
+
+    def _settle(self, job: _Job, result: Result) -> bool:
+        """Note a job's result. Returns whether it stored anything."""
+        if result.status not in (0, -errno.ENOENT, -errno.EBADMSG, -errno.ECANCELED):
+            self.warn("reading blocks" if job.request else "storing blocks", OSError(-result.status, "failed"))
+        if job.request:
+            wanted = 0 if self.parts is None else self.parts.nbytes
+            bad = [i for i, rc in enumerate(result.each) if rc != wanted]
+            self.failed.update(job.blocks[i] for i in bad)
+            self.loaded.add(job.request)
+            self.counters["loaded"] += len(job.keys) - len(bad)
+            self.counters["failed"] += len(bad)
+            damaged = [job.keys[i] for i in bad if result.each[i] >= 0 or result.each[i] == -errno.EBADMSG]
+            if damaged:  # stored anew once they are gone
+                try:
+                    self.queue.delete(damaged)
+                except (Error, ValueError) as problem:
+                    self.warn("deleting damaged blocks", problem)
+            return False
+        for block in job.blocks:
+            self.reading[block] -= 1
+            if not self.reading[block]:
+                del self.reading[block]
+        for name, n in (("stored", result.each.count(0)), ("present", result.each.count(1))):
+            self.counters[name] += n
+        self.counters["failed"] += sum(rc < 0 for rc in result.each)
+        return 0 in result.each
+
+    def ended(self, idle: bool) -> Set[str]:
+        """Take the requests whose loads have ended; a step that computes nothing gives them a moment."""
+        with self.changed:
+            if idle and not self.loaded and self.jobs:
+                self.changed.wait(ASK_WAIT_S)
+            loaded, self.loaded = self.loaded, set()
+            self.told, self.failed = self.failed, set()
+            return loaded
+
+    def close(self) -> None:
+        """Wait for what is under way, make it durable, close the store."""
+        try:
+            self.queue.drain(30)
+        except (Error, ValueError) as problem:
+            self.warn("waiting for stores", problem)
+        with self.changed:
+            self.ending = True
+        self.thread.join(30)
+        self.flusher.note_put()
+        self.flusher.close()
+        self.queue.close()
+        self.store.close()
+
+
+# -- vLLM's interface ------------------------------------------------------------------------------------------------------
+
+def _refuse(config: Any, kv_cache_config: Any) -> None:
+    """Raise ValueError for what the connector can't do."""
+    if config.kv_transfer_config.kv_load_failure_policy != "recompute":
+        raise ValueError('kvasir.vllm: --kv-transfer-config needs "kv_load_failure_policy": "recompute"; else a block that can\'t be read '
+                         "ends its request")
+    parallel = config.parallel_config
+    if max(getattr(parallel, "decode_context_parallel_size", 1), getattr(parallel, "prefill_context_parallel_size", 1)) > 1:
+        raise ValueError("kvasir.vllm: the connector doesn't know context parallelism")
+    if kv_cache_config is None:
+        return
+    groups = kv_cache_config.kv_cache_groups
+    specs = [spec for group in groups for spec in getattr(group.kv_cache_spec, "kv_cache_specs", {"": group.kv_cache_spec}).values()]
+    if len(groups) > 1 or any("FullAttentionSpec" not in (base.__name__ for base in type(spec).__mro__) for spec in specs):
+        raise ValueError("kvasir.vllm: the connector keeps models whose layers all have full attention")
+
+
+class Connector(_Parent):  # type: ignore[misc]
+    """KV connector of vLLM over the store that `uri` in kv_connector_extra_config names.
+
+    Other fields there: `fingerprint` (revision of the weights, or anything else that vLLM's configuration doesn't tell), `flush_s`
+    (blocks are durable and seen by other processes after so many seconds at most; default 1), `timeout` (seconds until a store
+    that doesn't answer counts as empty, for 10 s; default 2).
+    """
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        _refuse(vllm_config, kv_cache_config)
+        extra: Dict[str, Any] = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
+        if not isinstance(extra.get("uri"), str):
+            raise ValueError('kvasir.vllm: kv_connector_extra_config needs "uri", such as "/var/lib/kv?limit=100GiB"')
+        warn = Warner(logger, "vLLM goes on without these blocks")
+        names = _Names(vllm_config, str(extra.get("fingerprint", "")))
+        self._n_blocks = getattr(kv_cache_config, "num_blocks", 0)
+        self.scheduler: Optional[_Scheduler] = None
+        self.worker: Optional[_Worker] = None
+        if role is _v1.KVConnectorRole.SCHEDULER:
+            self.scheduler = _Scheduler(extra["uri"], names, vllm_config.cache_config.block_size, float(extra.get("timeout", 2.0)), warn)
+        else:
+            self.worker = _Worker(extra["uri"], names, vllm_config.parallel_config.rank, float(extra.get("flush_s", 1.0)), warn)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """Nobody waits for what is stored."""
+        return False
+
+    # scheduler
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        """Take vLLM's manager, which knows the blocks of each request."""
+        super().bind_kv_cache_manager(kv_cache_manager)
+        if self.scheduler is not None:
+            self.scheduler.blocks_of = kv_cache_manager.get_block_ids
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Tuple[Optional[int], bool]:
+        """Tell how many tokens more the store has; None while it is being asked."""
+        assert self.scheduler is not None
+        n = self.scheduler.matched(request, num_computed_tokens)
+        return n, bool(n)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Plan to load a request's blocks."""
+        assert self.scheduler is not None
+        self.scheduler.allocated(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Plan:
+        """Make a step's plan."""
+        assert self.scheduler is not None
+        return self.scheduler.plan(scheduler_output)
+
+    def request_finished(self, request: Any, block_ids: Any) -> Tuple[bool, Optional[Dict[str, Any]]]:
+        """Forget a request; its blocks are free, and workers wait before they write to one that is being stored."""
+        assert self.scheduler is not None
+        self.scheduler.finished(request.request_id)
+        return False, None
+
+    # worker
+    def register_kv_caches(self, kv_caches: Dict[str, Any]) -> None:
+        """Take the tensors of all layers."""
+        assert self.worker is not None
+        self.worker.register(kv_caches, self._n_blocks)
+
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        """Wait until no store reads what this step writes."""
+        assert self.worker is not None
+        self.worker.begin(kv_connector_metadata)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Begin to load."""
+        assert self.worker is not None
+        self.worker.load(self._get_connector_metadata())
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Do nothing: requests are scheduled when all of their blocks are there."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """Do nothing: whole blocks are stored behind the step."""
+
+    def wait_for_save(self) -> None:
+        """Begin to store the blocks that the step has filled."""
+        assert self.worker is not None
+        self.worker.save(self._get_connector_metadata())
+
+    def get_finished(self, finished_req_ids: Set[str]) -> Tuple[Optional[Set[str]], Optional[Set[str]]]:
+        """Return the requests whose loads have ended."""
+        assert self.worker is not None
+        return None, self.worker.ended(self._get_connector_metadata().idle) or None
+
+    def get_block_ids_with_load_errors(self) -> Set[int]:
+        """Return the blocks that could not be loaded, of the requests that get_finished() returned last."""
+        assert self.worker is not None
+        return self.worker.told
+
+    def shutdown(self) -> None:
+        """Wait for stores under way and close the store."""
+        for half in (self.scheduler, self.worker):
+            if half is not None:
+                half.close()
+        self.scheduler = self.worker = None

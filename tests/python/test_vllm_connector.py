@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvasir.vllm.Connector against the contract of vLLM's KV connectors, written down here; tests/real has live engines.
+
+The contract: the scheduler asks for each request how many tokens a store has beyond its own cache, until the answer is not None;
+gives it blocks; sends the workers a step's plan; frees the blocks of a finished request at once and gives them to others. Workers
+get the plan before anything of the step is written, load before a request computes, and tell which loads ended and which blocks
+failed. The bytes of a block follow from its hash, so that a wrong one is seen at once.
+"""
+import enum
+import hashlib
+import os
+import random
+import sys
+import time
+import types
+
+try:
+    import numpy
+except ImportError:
+    print("skipped: python3-numpy is needed")
+    sys.exit(77)
+
+from kvpython import check, equal, folder, raises, run  # first: it finds the package
+import kvasir.store
+
+SIZE, LAYERS, DIM = 4, ("a", "b"), 8
+ROLES = enum.Enum("KVConnectorRole", "SCHEDULER WORKER")
+
+
+class Base:
+    def __init__(self, vllm_config, role, kv_cache_config):
+        self._connector_metadata = None
+
+    def bind_connector_metadata(self, metadata):
+        self._connector_metadata = metadata
+
+    def _get_connector_metadata(self):
+        return self._connector_metadata
+
+    def bind_kv_cache_manager(self, manager):
+        pass
+
+
+for name in ("vllm", "vllm.v1", "vllm.v1.kv_offload", "vllm.v1.kv_offload.tiering", "vllm.v1.kv_offload.base",
+             "vllm.v1.kv_offload.tiering.base", "vllm.distributed", "vllm.distributed.kv_transfer",
+             "vllm.distributed.kv_transfer.kv_connector", "vllm.distributed.kv_transfer.kv_connector.v1",
+             "vllm.distributed.kv_transfer.kv_connector.v1.base"):
+    sys.modules[name] = types.ModuleType(name)
+base = sys.modules["vllm.distributed.kv_transfer.kv_connector.v1.base"]
+base.KVConnectorBase_V1, base.KVConnectorMetadata, base.KVConnectorRole = Base, type("KVConnectorMetadata", (), {}), ROLES
+sys.modules["vllm.v1.kv_offload.base"].LookupResult = enum.Enum("LookupResult", "MISS HIT")
+sys.modules["vllm.v1.kv_offload.base"].Medium = enum.Enum("Medium", "STORAGE")
+sys.modules["vllm.v1.kv_offload.tiering.base"].SecondaryTierManager = object
+
+from kvasir.vllm import Connector  # noqa: E402
+
+
+class FullAttentionSpec:
+    pass
+
+
+def configuration(uri, policy="recompute", world=1, rank=0, model="model", **extra):
+    text = types.SimpleNamespace(hidden_size=16)
+    return types.SimpleNamespace(
+        model_config=types.SimpleNamespace(model=model, revision=None, dtype="float16", quantization=None, hf_text_config=text),
+        cache_config=types.SimpleNamespace(cache_dtype="auto", block_size=SIZE, prefix_caching_hash_algo="sha256"),
+        parallel_config=types.SimpleNamespace(tensor_parallel_size=world, pipeline_parallel_size=1, world_size=world, rank=rank),
+        kv_transfer_config=types.SimpleNamespace(kv_load_failure_policy=policy, kv_connector_extra_config={"uri": uri, **extra}))
+
+
+def cache_configuration(n, spec=FullAttentionSpec):
+    return types.SimpleNamespace(num_blocks=n, kv_cache_groups=[types.SimpleNamespace(kv_cache_spec=spec())])
+
+
+class Request:
+    def __init__(self, name, tokens):
+        self.request_id, self.tokens, self.block_hashes, self.blocks = name, tokens, [], []
+        above = b""
+        for at in range(0, len(tokens) - SIZE + 1, SIZE):
+            above = hashlib.sha256(above + repr(tokens[at:at + SIZE]).encode()).digest()
+            self.block_hashes.append(above)
+        self.num_tokens = len(tokens)
+
+
+class Engine:
+    """vLLM's part: a scheduler and @world workers, with @n blocks, without a cache of its own."""
+
+    def __init__(self, uri, n=24, world=1, seed=0, **options):
+        self.rng, self.free, self.requests, self.world = random.Random(seed), list(range(1, n)), {}, world
+        self.scheduler = Connector(configuration(uri, world=world, **options), ROLES.SCHEDULER, cache_configuration(n))
+        self.scheduler.bind_kv_cache_manager(types.SimpleNamespace(get_block_ids=lambda name: (self.requests[name].blocks,)))
+        self.workers, self.caches = [], []
+        for rank in range(world):
+            caches = {"a": numpy.zeros((n, 2, SIZE, DIM), numpy.float16),  # a block's K and V follow each other
+                      "b": numpy.zeros((2, n, SIZE, DIM), numpy.float16).transpose(1, 0, 2, 3)}  # or lie apart
+            worker = Connector(configuration(uri, world=world, rank=rank, **options), ROLES.WORKER, cache_configuration(n))
+            worker.register_kv_caches({**caches, "shared": caches["a"]})
+            self.workers.append(worker)
+            self.caches.append(caches)
+
+    def content(self, rank, layer, digest):
+        data = hashlib.shake_128(b"%d %s " % (rank, layer.encode()) + digest).digest(2 * SIZE * DIM * 2)
+        return numpy.frombuffer(data, numpy.uint8).reshape(2, SIZE, DIM, 2)
+
+    def holds(self, block, digest):
+        return all((self.caches[rank][layer][block].view(numpy.uint8).reshape(2, SIZE, DIM, 2) == self.content(rank, layer, digest)).all()
+                   for rank in range(self.world) for layer in LAYERS)
+
+    def compute(self, block, digest):
+        for rank in range(self.world):
+            for layer in LAYERS:
+                self.caches[rank][layer][block] = self.content(rank, layer, digest).reshape(2, SIZE, DIM * 2).view(numpy.float16)
+
+    def step(self, request=None, computed=0, n=0):
+        """One step that computes tokens [computed, computed + n) of a request; returns loads that ended and blocks that failed."""
+        new = [types.SimpleNamespace(req_id=request.request_id, num_computed_tokens=computed, block_ids=(list(request.blocks),))] if n else []
+        plan = self.scheduler.build_connector_meta(types.SimpleNamespace(
+            scheduled_new_reqs=new, num_scheduled_tokens={request.request_id: n} if n else {}, total_num_scheduled_tokens=n,
+            scheduled_cached_reqs=types.SimpleNamespace(req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set())))
+        ended, failed = [], set()
+        for worker in self.workers:
+            worker.handle_preemptions(plan)
+        for index in range(computed // SIZE, (computed + n) // SIZE):
+            self.compute(request.blocks[index], request.block_hashes[index])
+        for worker in self.workers:
+            worker.bind_connector_metadata(plan)
+            worker.start_load_kv(None)
+            worker.wait_for_save()
+            ended.append(worker.get_finished(set())[1] or set())
+            failed |= worker.get_block_ids_with_load_errors()
+        return ended, failed
+
+    def run(self, request):
+        """Serve a request; returns how many of its blocks were loaded."""
+        name = request.request_id
+        self.requests[name] = request
+        limit = time.monotonic() + 60
+        while True:
+            n, is_async = self.scheduler.get_num_new_matched_tokens(request, 0)
+            if n is not None:
+                break
+            check(time.monotonic() < limit, "the connector never knows")
+        check(n % SIZE == 0 and n < request.num_tokens and is_async == (n > 0), f"{n} tokens, {is_async}")
+        self.rng.shuffle(self.free)
+        request.blocks = [self.free.pop() for _ in range(-(-request.num_tokens // SIZE))]
+        blocks = types.SimpleNamespace(get_block_ids=lambda: (request.blocks,))
+        self.scheduler.update_state_after_alloc(request, blocks, n)
+        good = n // SIZE
+        waiting, failed = [n > 0] * self.world, set()
+        while any(waiting):
+            check(time.monotonic() < limit, "a load never ends")
+            ended, bad = self.step()
+            failed |= bad
+            waiting = [wait and name not in names for wait, names in zip(waiting, ended)]
+        for index in range(good):
+            if request.blocks[index] in failed:
+                good = index
+                break
+            check(self.holds(request.blocks[index], request.block_hashes[index]), f"block {index} of {name} has other bytes")
+        if n:
+            self.scheduler.update_state_after_alloc(request, blocks, 0)
+        self.step(request, good * SIZE, request.num_tokens - good * SIZE)
+        equal(self.scheduler.request_finished(request, request.blocks), (False, None), "finished")
+        self.free += request.blocks  # others write to them at once
+        return good
+
+    def shutdown(self):
+        for part in (self.scheduler, *self.workers):
+            part.shutdown()
+
+
+def prompt(number):
+    rng = random.Random(number // 5)
+    shared = [rng.randrange(100) for _ in range(5 * SIZE)]
+    return shared + [1000 + number] * random.Random(number).randrange(1, 6 * SIZE)
+
+
+def test_random_requests_and_restarts():
+    seed = int(os.environ.get("KV_TEST_SEED", random.randrange(1 << 32)))
+    print("seed", seed)
+    rng = random.Random(seed)
+    for world in (1, 2):
+        with folder() as path:
+            seen, count = set(), 0
+            for life in range(3):
+                engine = Engine(path, world=world, seed=seed)
+                for number in sorted(seen):  # all that was stored before is found
+                    request = Request(f"again {number}", prompt(number))
+                    equal(engine.run(request), (request.num_tokens - 1) // SIZE, f"life {life}: blocks of prompt {number}")
+                for _ in range(40):
+                    number, count = rng.randrange(40), count + 1
+                    engine.run(Request(f"request {count}", prompt(number)))
+                    seen.add(number)
+                engine.shutdown()
+
+
+def test_another_model_finds_nothing():
+    with folder() as path:
+        for options in ({}, {"model": "another"}, {"fingerprint": "another revision"}):
+            engine = Engine(path, **options)
+            equal(engine.run(Request("a", prompt(1))), 0, f"{options}")
+            engine.shutdown()
+
+
+def test_damage_is_computed_again():
+    with folder() as path:
+        engine, request = Engine(path), Request("a", prompt(1))
+        engine.run(request)
+        engine.shutdown()
+        names = Connector(configuration(path), ROLES.SCHEDULER, cache_configuration(9))
+        key = names.scheduler.names.keys(0, [request.block_hashes[2]])[0]
+        names.shutdown()
+        with kvasir.store.open(path) as store:
+            right = bytes(store.get(key))
+            store.discard(key)
+            store.put(key, right[:-1])  # another length
+            store.flush()
+        for loaded in (2, (request.num_tokens - 1) // SIZE):  # deleted, computed and stored again
+            engine = Engine(path)
+            equal(engine.run(Request("again", prompt(1))), loaded, "blocks in front of the damage")
+            engine.shutdown()
+        with kvasir.store.open(path) as store:
+            equal(bytes(store.get(key)), right, "the block")
+
+
+def test_refusals():
+    with folder() as path:
+        raises(ValueError, Connector, configuration(path, policy="fail"), ROLES.WORKER, cache_configuration(8))
+        raises(ValueError, Connector, configuration(None), ROLES.WORKER, cache_configuration(8))
+        raises(ValueError, Connector, configuration(path), ROLES.WORKER, cache_configuration(8, spec=type("MambaSpec", (), {})))
+        worker = Connector(configuration(path), ROLES.WORKER, cache_configuration(8))
+        raises(ValueError, worker.register_kv_caches, {"a": numpy.zeros((7, 4), numpy.float16)})
+        raises(ValueError, worker.register_kv_caches, {"a": [numpy.zeros((8, 4), numpy.float16)]})
+        worker.shutdown()
+
+
+if __name__ == "__main__":
+    run(globals())
