@@ -193,7 +193,11 @@ KV_API int kvs_exists(struct kvs_store *store, const void *hashes, size_t hash_l
 /** Mark chunks as used now; missing ones are skipped. Returns the number marked, or an error. */
 KV_API int kvs_touch(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n);
 
-/** Remove a chunk at once, also when manifests need it. Returns 0 (also when there is none). */
+/**
+ * Remove a chunk at once, also when manifests need it. From a file store: for good, when the next
+ * kvs_flush or kvs_put_manifest has succeeded; a power cut before may bring it back. Returns 0 (also
+ * when there is none).
+ */
 KV_API int kvs_delete_chunk(struct kvs_store *store, const void *hash, size_t hash_len);
 
 /**
@@ -210,7 +214,10 @@ KV_API int kvs_list(struct kvs_store *store, kv_store_each_fn each, void *arg);
 /** Call @each for every chunk. Returns 0, an error, or the value with which @each ended it. */
 KV_API int kvs_list_chunks(struct kvs_store *store, kv_store_each_fn each, void *arg);
 
-/** Make buffered puts durable without a manifest. Returns 0 or an error. */
+/**
+ * Make buffered puts durable without a manifest, and in a file store the deletions of chunks on this
+ * handle. Returns 0 or an error.
+ */
 KV_API int kvs_flush(struct kvs_store *store);
 
 /** Read sizes and counters into *@ret (ret->size is the caller's). Returns 0 or an error. */

@@ -326,6 +326,39 @@ int s3_pending_take(struct s3_pending *pending, const uint8_t *hash, size_t hash
     return error;
 }
 
+static void wait_while_running(struct s3_pending *pending, struct transfer **list,
+                               const uint8_t *hash, size_t hash_len)
+{
+    const struct transfer *transfer;
+
+    while ((transfer = *find(list, hash, hash_len)) && transfer->state == RUNNING)
+        pthread_cond_wait(&pending->changed, &pending->lock);
+}
+
+void s3_pending_drop(struct s3_pending *pending, const uint8_t *hash, size_t hash_len)
+{
+    struct transfer *put, *get;
+
+    pthread_mutex_lock(&pending->lock);
+    wait_while_running(pending, &pending->gets, hash, hash_len);
+    wait_while_running(pending, &pending->puts, hash, hash_len); /* last: nothing waits after it */
+    put = *find(&pending->puts, hash, hash_len);
+    if (put) {
+        unlink_transfer(&pending->puts, put);
+        pending->n_puts--;
+        pending->put_bytes -= put->request.len;
+        pthread_cond_broadcast(&pending->changed);
+    }
+    get = *find(&pending->gets, hash, hash_len);
+    if (get && get->state != RUNNING)
+        drop_get(pending, get);
+    else
+        get = NULL;
+    pthread_mutex_unlock(&pending->lock);
+    free_transfer(put);
+    free_transfer(get);
+}
+
 /* -- Life ------------------------------------------------------------------------------------ */
 
 int s3_pending_create(struct s3_client *client, const struct s3_config *config,

@@ -38,6 +38,12 @@ bool s3_pending_has(struct s3_pending *pending, const uint8_t *hash, size_t hash
  */
 int s3_pending_flush(struct s3_pending *pending, bool retry);
 
+/**
+ * Drop what is pending of a chunk that its caller deletes, so that no later flush stores it: wait for
+ * a put or get of it that runs, then forget a failed put or a prefetched value.
+ */
+void s3_pending_drop(struct s3_pending *pending, const uint8_t *hash, size_t hash_len);
+
 /** Begin to prefetch. Chunks without room are skipped. */
 void s3_pending_fetch(struct s3_pending *pending, const uint8_t *hashes, size_t hash_len, size_t n);
 /** Take the verified value of a chunk that is being put or prefetched. -ENOENT: it is neither. */

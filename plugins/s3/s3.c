@@ -322,15 +322,11 @@ static int forget_seen(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, 
 
 int s3_delete_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len)
 {
-    uint8_t *data;
-    size_t len;
     int rc;
 
     if (s3_bad_hash(hash, hash_len))
         return -EINVAL;
-    s3_pending_flush(self->pending, false);
-    if (s3_pending_take(self->pending, hash, hash_len, &data, &len) == 0)
-        free(data); /* fetched before it was deleted */
+    s3_pending_drop(self->pending, hash, hash_len);
     rc = s3_delete(self->client, s3_chunk_path(&self->config, hash, hash_len));
     return s3_failed(self, forget_seen(self, hash, hash_len, rc));
 }

@@ -136,25 +136,34 @@ static void lock_fans(kv_store_v1 *h, const struct kvs_file_commit *c, int how)
     }
 }
 
+/* Make the names of this publication durable, and earlier deletions of this handle. */
+static int sync_names(kv_store_v1 *h, struct kvs_file_commit *c)
+{
+    bool deleted = false;
+
+    for (int i = 0; i < KVS_FILE_FANS; i++) {
+        c->sync_fans[i] |= h->unsynced[i];
+        deleted |= h->unsynced[i];
+    }
+    if (c->whole_fs && (c->n || deleted) && syncfs(h->root) < 0)
+        return kvs_file_fail(h, errno, "can't sync directories", "chunks");
+    if (!c->whole_fs && c->n && atomic_load_explicit(&h->side_car, memory_order_relaxed) &&
+        fsync(h->sums) < 0)
+        return kvs_file_fail(h, errno, "can't sync a directory", "sums");
+    for (int i = 0; i < KVS_FILE_FANS; i++) {
+        if (!c->whole_fs && c->sync_fans[i] && fsync(h->fan[i]) < 0)
+            return kvs_file_fail(h, errno, "can't sync a directory", "chunks");
+        h->unsynced[i] = false;
+    }
+    return 0;
+}
+
 static int place_all(kv_store_v1 *h, struct kvs_file_commit *c)
 {
     int rc = place_each(h, c);
 
     kvs_file_used_add(h, (int64_t)c->placed);
-    if (rc < 0)
-        return rc;
-    if (c->whole_fs) {
-        if (c->n && syncfs(h->root) < 0)
-            return kvs_file_fail(h, errno, "can't sync directories", "chunks");
-        return 0;
-    }
-    if (c->n && atomic_load_explicit(&h->side_car, memory_order_relaxed) && fsync(h->sums) < 0)
-        return kvs_file_fail(h, errno, "can't sync a directory", "sums");
-    for (int i = 0; i < KVS_FILE_FANS; i++) {
-        if (c->sync_fans[i] && fsync(h->fan[i]) < 0)
-            return kvs_file_fail(h, errno, "can't sync a directory", "chunks");
-    }
-    return 0;
+    return rc < 0 ? rc : sync_names(h, c);
 }
 
 static bool any_lost(kv_store_v1 *h, const struct kvs_file_commit *c)

@@ -115,6 +115,7 @@ static int delete_locked(kv_store_v1 *h, const uint8_t *key, size_t key_len, con
     kvs_file_lock(h->fan[fan], LOCK_EX);
     rc = remove_in_place(h, fan, hex);
     flock(h->fan[fan], LOCK_UN);
+    h->unsynced[fan] = true; /* of a missing chunk, too: another handle may have removed it */
     return rc == -ENOENT ? 0 : rc;
 }
 

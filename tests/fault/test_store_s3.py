@@ -91,6 +91,22 @@ def test_no_manifest_without_its_chunks():
         check(f"p/c/{key(1)[:2]}/{key(1)}" in s3.keys(), s3.keys())
 
 
+def test_deleted_while_its_put_fails():
+    with S3() as s3, Store(s3.uri()) as store:
+        s3.fault(f"PUT {path(1)}", "403", times=9)
+        equal(store.ask("put", key(1), 100, 1), "0")
+        equal(store.ask("publish", "m", 10, 1), "-13", "the chunk is refused")
+        equal(store.ask("put", key(2), 100, 2), "0")
+        equal(store.ask("delete", key(1)), "0")
+        s3.faults.clear()
+        check(store.ask("get", key(1), 100, 1).startswith("-2"), "the deleted chunk can be read")
+        equal(store.ask("publish", "m", 10, 2), "0")
+        equal(sorted(name for name in s3.keys() if "/c/" in name), [f"p/c/{key(2)[:2]}/{key(2)}"], "chunks on the server")
+        equal(store.ask("put", key(1), 100, 1), "0", "a put after the deletion")
+        equal(store.ask("publish", "m", 10, 3), "0")
+        equal(store.ask("get", key(1), 100, 1), "0 same")
+
+
 def test_parts_that_fail():
     size = 65 << 20
     with S3() as s3, Store(s3.uri(timeout=60)) as store:

@@ -23,22 +23,24 @@
 
 /* ---- an index file that fails ---- */
 
-static _Atomic bool fail_writes, fail_syncs, fail_reads;
+static _Atomic bool fail_writes, fail_syncs, fail_reads, fail_folders;
 static _Atomic int n_failed;
 
-static bool is_index(int fd)
+/* Tell whether the file's path holds @part. */
+static bool is_in(int fd, const char *part)
 {
     char link[64], path[PATH_MAX];
     ssize_t len;
 
     snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
-    len = readlink(link, path, sizeof(path));
-    return len > 6 && memcmp(path + len - 6, ".index", 6) == 0;
+    len = readlink(link, path, sizeof(path) - 1);
+    path[len < 0 ? 0 : len] = '\0';
+    return strstr(path, part) != NULL;
 }
 
 static bool fails(_Atomic bool *set, int fd)
 {
-    if (!atomic_load(set) || !is_index(fd))
+    if (!atomic_load(set) || !is_in(fd, set == &fail_folders ? "/object" : ".index"))
         return false;
     atomic_fetch_add(&n_failed, 1);
     errno = EIO;
@@ -68,9 +70,23 @@ int fdatasync(int fd)
     return fails(&fail_syncs, fd) ? -1 : real(fd);
 }
 
+int fsync(int fd)
+{
+    int (*real)(int) = (int (*)(int))(uintptr_t)dlsym(RTLD_NEXT, "fsync");
+
+    return fails(&fail_folders, fd) ? -1 : real(fd);
+}
+
+int syncfs(int fd)
+{
+    int (*real)(int) = (int (*)(int))(uintptr_t)dlsym(RTLD_NEXT, "syncfs");
+
+    return fails(&fail_folders, fd) ? -1 : real(fd);
+}
+
 static void heal(void)
 {
-    fail_writes = fail_syncs = fail_reads = false;
+    fail_writes = fail_syncs = fail_reads = fail_folders = false;
 }
 
 /* ---- a manager ---- */
@@ -225,6 +241,27 @@ static void test_used_again(void **state)
     world_fini(&w);
 }
 
+/* Deletions of an object store in a folder are synced, once for all keys of a call. */
+static void test_object_folder(void **state)
+{
+    struct world w;
+
+    (void)state;
+    heal();
+    n_failed = 0;
+    world_init(&w, 16);
+    with_object(&w);
+    world_start(&w);
+    world_attach(&w, false);
+    store(&w, keys, KEYS);
+    fail_folders = true;
+    assert_int_equal(remove_some(&w, keys, KEYS), -EIO);
+    assert_true(n_failed > 0);
+    assert_int_equal(remove_some(&w, keys, KEYS), -EIO); /* although the files have gone */
+    check_removed(&w, keys, KEYS);
+    world_fini(&w);
+}
+
 /* Random faults, stores, removals and restarts: after a removal that returned 0, no lookup finds
  * its keys until they are stored again. */
 static void test_random(void **state)
@@ -283,7 +320,7 @@ int main(void)
         cmocka_unit_test(test_removal_failed),  cmocka_unit_test(test_commit_failed),
         cmocka_unit_test(test_eviction_failed), cmocka_unit_test(test_unreadable_index),
         cmocka_unit_test(test_older_record),    cmocka_unit_test(test_used_again),
-        cmocka_unit_test(test_random),
+        cmocka_unit_test(test_object_folder),   cmocka_unit_test(test_random),
     };
 
     return cmocka_run_group_tests(tests, quiet, NULL);

@@ -403,6 +403,21 @@ static int delete_slice(struct kvbm_object_worker *w, struct kvbm_object_io *ios
     return judge(w, n);
 }
 
+/* Make deletions from a folder durable: of its deletes none waits for the disk. */
+static int sync_deletes(struct kvbm_object_worker *w, struct kvbm_object_batch *batch)
+{
+    int rc = kvbm_object_enter(w);
+
+    if (rc < 0)
+        return rc;
+    rc = kvs_flush(w->handle->store);
+    if (!kvbm_object_leave(w))
+        return -ETIMEDOUT;
+    for (uint32_t i = 0; i < batch->n && rc < 0; i++)
+        batch->ios[i].status = batch->ios[i].status ? batch->ios[i].status : status_of(rc);
+    return 0;
+}
+
 /* -- a batch ----------------------------------------------------------------------------------- */
 
 int kvbm_object_run(struct kvbm_object_worker *w, struct kvbm_object_batch *batch)
@@ -425,6 +440,8 @@ int kvbm_object_run(struct kvbm_object_worker *w, struct kvbm_object_batch *batc
     }
     if (rc == 0 && op == KVBM_OBJECT_PUT && any_put(w, batch))
         rc = kvbm_object_publish(w, batch->until_);
+    if (rc == 0 && op == KVBM_OBJECT_DELETE && w->object->folder)
+        rc = sync_deletes(w, batch);
     return rc;
 }
 

@@ -180,6 +180,7 @@ struct kvbm_object {
     char manifest[40];
     uint32_t n_threads, max_queue;
     uint64_t timeout_ns;
+    bool folder;                /* a file store, whose deletions a flush makes durable */
     uint32_t slice, near_slice; /* blocks of one call; of a call that moves bytes on this machine */
 
     struct kvbm_object_list queue[2], ended; /* queue: by enum kvbm_flow */

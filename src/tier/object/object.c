@@ -93,7 +93,11 @@ static void set_options(struct kvbm_object *o, const struct kvbm_object_opts *op
 static int init_text(struct kvbm_object *o, const struct kvbm_object_opts *opts)
 {
     char label[512], quoted[512];
+    struct kvs_uri uri;
+    const char *why;
 
+    if (kvs_uri_parse(opts->uri, &uri, &why) == 0)
+        o->folder = uri.path;
     o->uri = strdup(opts->uri);
     o->fingerprint = strdup(opts->fingerprint);
     kvs_uri_redact(opts->uri, label, sizeof(label));
