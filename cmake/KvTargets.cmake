@@ -98,7 +98,7 @@ endfunction()
 
 # Every room's static library; tests, benchmarks and fuzzers may reach into private headers.
 add_library(kv_everything INTERFACE)
-target_link_libraries(kv_everything INTERFACE kv_indexer kv_cli kv_manager kv_index kv_llama kv_store kv_event kv_kvx kv_base)
+target_link_libraries(kv_everything INTERFACE kv_indexer kv_cli kv_manager kv_peer kv_index kv_llama kv_store kv_event kv_kvx kv_base)
 
 # CTest's slots are quarters of a core (ctest -j 8 is for two): a test takes a core, unless it mostly waits
 # (tests/CMakeLists.txt).

@@ -9,6 +9,7 @@
  *   kvbm_events.h   changes of the tiers, published to callbacks, rings and kv-indexer
  *   kvbm_transfer.h copies between layouts: memory, files, GPUs, in the background
  *   kvbm_manager.h  tiers: host, disk and object store behind one handle (docs/kvbm-tiers.md)
+ *   kvbm_remote.h   blocks of other nodes: agents and block sets (docs/kvbm-remote.md)
  */
 #ifndef KVBM_H
 #define KVBM_H
@@ -17,6 +18,7 @@
 #include "kvbm_layout.h"
 #include "kvbm_manager.h"
 #include "kvbm_pool.h"
+#include "kvbm_remote.h"
 #include "kvbm_tokens.h"
 #include "kvbm_transfer.h"
 

@@ -52,6 +52,9 @@
     FROZEN(kvbm_done, 56)            \
     FROZEN(kvbm_tier_policy, 12)     \
     FROZEN(kvbm_tier_stats, 376)     \
+    FROZEN(kvbm_shard, 32)           \
+    FROZEN(kvbm_transport_key, 16)   \
+    FROZEN(kvbm_block_at, 16)        \
     FROZEN(kvs_chunk_ref, 20)        \
     FROZEN(kvs_done, 80)             \
     FROZEN(kv_block, 16)             \
@@ -85,6 +88,8 @@ static struct {
     struct kvbm_pool *pool;
     struct kvbm_immutable held;
     struct kvbm_copier *copier;
+    struct kvbm_agent *agent, *peer;
+    struct kvbm_remote_set *remote;          /* a set of peer that agent has imported */
     struct kvbm_layout *other;               /* like the cache's */
     struct kve_publisher *publisher, *quiet; /* quiet: publishes nothing */
     struct kvi_index *index;
@@ -379,6 +384,28 @@ static int manager_stats(void *ret)
     return kvbm_manager_get_stats(t.w.m, ret);
 }
 
+static int agent(void *opts)
+{
+    struct kvbm_agent *made = NULL;
+    int rc = kvbm_agent_create(opts, &made);
+
+    return rc < 0 ? rc : kvbm_agent_destroy(made);
+}
+
+static int blockset(void *opts)
+{
+    struct kvbm_blockset *made = NULL;
+    int rc = kvbm_blockset_export(t.agent, opts, &made);
+
+    kvbm_blockset_destroy(made);
+    return rc;
+}
+
+static int remote_info(void *ret)
+{
+    return kvbm_remote_set_get_info(t.remote, ret);
+}
+
 /* ---- the other libraries ---- */
 
 #include "sizes_libraries.h"
@@ -446,6 +473,11 @@ static struct kvbm_pin_opts pin_ = {.deadline_ns = UINT64_MAX, .no_fetch = true}
 static struct kvbm_job job_ = {
     .blocks = &block_, .priority = 5, .deadline_ns = UINT64_MAX, .ok = ok_, .tag = 5};
 
+static struct kvbm_agent_opts agent_ = {
+    .name = "a", .worker = 5, .fingerprint = "b", .key_len = 16, .max_sets = 3};
+static struct kvbm_blockset_opts blockset_ = {
+    .id = 5, .writable = true, .shard = {.n_ranks = 1}, .lifetime_ms = 1000};
+
 static struct kvi_opts index_opts = {.max_blocks = 1000};
 static struct kve_reader_opts reader_ = {.block_size = 16, .ignore_mm_keys = true};
 static struct kve_publisher_opts publisher_ = {.endpoint = "tcp://127.0.0.1:*",
@@ -503,6 +535,10 @@ static const struct row {
     {"kvbm_copier_stats", sizeof(struct kvbm_copier_stats), LEAST, NULL, copier_stats, 0},
     {"kvbm_remove_result", sizeof(struct kvbm_remove_result), LEAST, NULL, removed, 0},
     {"kvbm_manager_stats", sizeof(struct kvbm_manager_stats), LEAST, NULL, manager_stats, 0},
+    {"kvbm_agent_opts", sizeof(agent_), UP_TO(kvbm_agent_opts, name), &agent_, agent, 0},
+    {"kvbm_blockset_opts", sizeof(blockset_), UP_TO(kvbm_blockset_opts, layout), &blockset_,
+     blockset, 0},
+    {"kvbm_remote_set_info", sizeof(struct kvbm_remote_set_info), LEAST, NULL, remote_info, 0},
     {"kvi_opts", sizeof(index_opts), OPTIONAL, &index_opts, index_, 0},
     {"kvi_stats", sizeof(struct kvi_stats), LEAST, NULL, index_stats, 0},
     {"kve_reader_opts", sizeof(reader_), UP_TO(kve_reader_opts, block_size), &reader_, reader, 0},
@@ -705,10 +741,10 @@ static int read_header(const char *path)
 
 static void test_all_structs(void **state)
 {
-    static const char *const headers[] = {"kv_types.h",      "kv_event.h",     "kv_index.h",
-                                          "kv_store.h",      "kvbm.h",         "kvbm_tokens.h",
-                                          "kvbm_layout.h",   "kvbm_pool.h",    "kvbm_events.h",
-                                          "kvbm_transfer.h", "kvbm_manager.h", "kv_store_async.h"};
+    static const char *const headers[] = {
+        "kv_types.h",     "kv_event.h",       "kv_index.h",   "kv_store.h",    "kvbm.h",
+        "kvbm_tokens.h",  "kvbm_layout.h",    "kvbm_pool.h",  "kvbm_events.h", "kvbm_transfer.h",
+        "kvbm_manager.h", "kv_store_async.h", "kvbm_remote.h"};
     const char *tree = getenv("KV_SOURCE_DIR");
     int n = 0;
 
@@ -859,6 +895,26 @@ static void open_others(void)
     assert_int_equal(kvs_save(t.store, "kept", read_once, &left, &with, NULL), 0);
 }
 
+static void open_peers(void)
+{
+    struct kvbm_agent_opts opts = {.size = sizeof(opts), .name = "sizes"};
+    struct kvbm_blockset_opts set_opts = {.size = sizeof(set_opts), .layout = t.other};
+    struct kvbm_blockset *set = NULL;
+    uint8_t bytes[4096];
+    long len;
+
+    blockset_.layout = t.other;
+    assert_int_equal(kvbm_agent_create(&opts, &t.agent), 0);
+    opts.name = "peer";
+    opts.worker = 1;
+    assert_int_equal(kvbm_agent_create(&opts, &t.peer), 0);
+    assert_int_equal(kvbm_blockset_export(t.peer, &set_opts, &set), 0);
+    len = kvbm_blockset_serialise(set, bytes, sizeof(bytes), NULL);
+    assert_true(len > 0);
+    kvbm_blockset_destroy(set);
+    assert_int_equal(kvbm_blockset_import(t.agent, bytes, (size_t)len, &t.remote), 0);
+}
+
 static int setup(void **state)
 {
     const struct kvbm_storage_opts opts = {
@@ -880,6 +936,7 @@ static int setup(void **state)
     allocator_ = kvbm_allocator_of(&like);
     assert_int_equal(kvbm_layout_allocate(&t.w.block, &allocator, &t.other), 0);
     transfer_.dst = t.other;
+    open_peers();
     return 0;
 }
 
@@ -891,6 +948,8 @@ static int teardown(void **state)
     kvi_destroy(t.index);
     kvs_close(t.store);
     kvbm_copier_destroy(t.copier);
+    assert_int_equal(kvbm_agent_destroy(t.agent), 0);
+    assert_int_equal(kvbm_agent_destroy(t.peer), 0);
     kvbm_layout_destroy(t.other);
     kvbm_immutable_release(&t.held);
     assert_int_equal(kvbm_pool_destroy(t.pool), 0);

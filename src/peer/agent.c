@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Agents: who this process is among its peers. */
+#include "agent.h"
+
+#include <sys/random.h>
+
+#include "base/log.h"
+#include "base/utf8.h"
+
+#define MAX_SETS (1u << 20)
+
+static int read_opts(const struct kvbm_agent_opts *opts, struct kvbm_agent *agent)
+{
+    const char *fingerprint = KV_OPT(opts, fingerprint, "");
+    size_t len;
+
+    if (!kvbm_agent_name_is_valid(opts->name, strlen(opts->name))) {
+        kv_log_error("kvbm", "an agent's name has 1 to 63 of A-Z a-z 0-9 . _ -", NULL);
+        return -EINVAL;
+    }
+    len = strlen(fingerprint);
+    agent->worker = KV_OPT(opts, worker, 0);
+    agent->key_len = KV_OPT(opts, key_len, 8);
+    agent->max_sets = KV_OPT(opts, max_sets, 4096);
+    if (len > KVBM_MAX_FINGERPRINT || !kv_utf8_valid(fingerprint) || agent->key_len < 4 ||
+        agent->key_len > 64 || agent->max_sets > MAX_SETS) {
+        kv_log_error("kvbm", "an agent's options are out of range",
+                     "agent=%s fingerprint_bytes=%zu key_len=%u max_sets=%u", opts->name, len,
+                     agent->key_len, agent->max_sets);
+        return -EINVAL;
+    }
+    memcpy(agent->name, opts->name, strlen(opts->name) + 1);
+    memcpy(agent->fingerprint, fingerprint, len + 1);
+    return 0;
+}
+
+static int draw_incarnation(struct kvbm_agent *agent)
+{
+    while (agent->incarnation == 0) {
+        if (getrandom(&agent->incarnation, sizeof(agent->incarnation), 0) !=
+            (ssize_t)sizeof(agent->incarnation))
+            return -EAGAIN;
+    }
+    return 0;
+}
+
+int kvbm_agent_create(const struct kvbm_agent_opts *opts, struct kvbm_agent **ret)
+{
+    struct kvbm_agent *agent;
+    int err;
+
+    if (!ret || !kv_sized(opts, "kvbm_agent_opts") || !opts->name)
+        return -EINVAL;
+    agent = calloc(1, sizeof(*agent));
+    if (!agent)
+        return -ENOMEM;
+    err = read_opts(opts, agent);
+    if (err == 0)
+        err = draw_incarnation(agent);
+    if (err < 0) {
+        free(agent);
+        return err;
+    }
+    pthread_mutex_init(&agent->lock, NULL);
+    *ret = agent;
+    return 0;
+}
+
+int kvbm_agent_destroy(struct kvbm_agent *agent)
+{
+    if (!agent)
+        return 0;
+    pthread_mutex_lock(&agent->lock);
+    if (agent->n_users) {
+        kv_log_error("kvbm", "an agent is in use and stays", "agent=%s users=%u", agent->name,
+                     agent->n_users);
+        pthread_mutex_unlock(&agent->lock);
+        return -EBUSY;
+    }
+    while (agent->n_peers) {
+        const struct kvbm_peer *last = agent->peers[agent->n_peers - 1];
+
+        kvbm_drop_set(last->sets[last->n - 1]);
+    }
+    pthread_mutex_unlock(&agent->lock);
+    pthread_mutex_destroy(&agent->lock);
+    free(agent->peers);
+    free(agent->exports);
+    free(agent);
+    return 0;
+}
+
+uint64_t kvbm_agent_incarnation(const struct kvbm_agent *agent)
+{
+    return agent ? agent->incarnation : 0;
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * Internals of an agent: the sets that it exports, and its directory of peers' sets.
+ *
+ *   agent ──► exports[]: id, last generation, set (NULL: withdrawn)
+ *         └─► peers[], by worker ──► sets[], by id ──► facts (one generation)
+ *                                                         ▲
+ *                                      kvbm_remote_blocks ┘ counts a reference
+ */
+#ifndef KVBM_PEER_AGENT_H
+#define KVBM_PEER_AGENT_H
+
+#include <pthread.h>
+
+#include "blockset.h"
+
+struct kvbm_exported {
+    uint32_t id;
+    uint64_t generation; /* of the latest set of this id, also of one that is gone */
+    struct kvbm_blockset *set;
+};
+
+struct kvbm_peer {
+    uint64_t worker, incarnation;
+    char name[KVBM_MAX_AGENT_NAME + 1];
+    struct kvbm_remote_set **sets; /* ascending ids */
+    uint32_t n;
+};
+
+struct kvbm_agent {
+    char name[KVBM_MAX_AGENT_NAME + 1];
+    char fingerprint[KVBM_MAX_FINGERPRINT + 1];
+    uint64_t worker, incarnation;
+    uint32_t key_len, max_sets;
+
+    pthread_mutex_t lock; /* all below */
+    struct kvbm_exported *exports;
+    uint32_t n_exports;
+    struct kvbm_peer **peers; /* ascending workers; none without sets */
+    uint32_t n_peers;
+    uint32_t n_sets;  /* of all peers */
+    uint32_t n_users; /* exported sets and lists of remote blocks that exist */
+};
+
+struct kvbm_blockset {
+    struct kvbm_agent *agent;
+    struct kvbm_facts *facts; /* replaced by update, under the agent's lock */
+};
+
+struct kvbm_remote_set {
+    struct kvbm_agent *agent;
+    struct kvbm_peer *peer;
+    struct kvbm_facts *facts; /* replaced by import, under the agent's lock */
+};
+
+/** Find a peer's set, with the agent locked. Returns NULL when there is none. */
+struct kvbm_remote_set *kvbm_find_set(const struct kvbm_agent *agent, uint64_t worker, uint32_t id);
+
+/** Forget a set, and a peer that has none left, with the agent locked. */
+void kvbm_drop_set(struct kvbm_remote_set *set);
+
+#endif
