@@ -14,7 +14,7 @@ import sys
 CLEAN = ("bench", "docs", "examples", "fuzz", "include", "plugins", "src", "tests", "tools", "cmake", "README.md", "CONTRIBUTING.md",
          "CHANGELOG.md")
 # Rooms whose sentences have at most MAX_WORDS words, and whose notes behind code don't open with LOWER either.
-PLAIN = ("bench", "examples", "fuzz", "plugins", "src/bm", "src/store", "src/tier")
+PLAIN = ("bench", "examples", "fuzz", "plugins", "src/bm", "src/peer", "src/store", "src/tier")
 MAX_WORDS = 25
 OPENING = re.compile(
     r"^\s*(?:/\*\*?|//|\*) *(What|Who|Whoever|It|That|Those|So|They|This|These) "

@@ -307,7 +307,7 @@ static void model_list(struct rng *rng)
 {
     int l = (int)rng_below(rng, LISTS), p = (int)rng_below(rng, PEERS);
     int i = (int)rng_below(rng, IDS);
-    const struct kvbm_block_at at = {(uint64_t)(p + 10), (uint32_t)i, rng_below(rng, 8)};
+    const struct kvbm_block_at at = {10 + (uint64_t)p, (uint32_t)i, rng_below(rng, 8)};
     int rc;
 
     kvbm_remote_blocks_destroy(m.lists[l].list);
@@ -344,7 +344,7 @@ static void test_model(void **state)
     print_message("KV_TEST_SEED=%llu\n", (unsigned long long)rng.state);
     assert_int_equal(kvbm_agent_create(&opts, &m.reader), 0);
     for (int p = 0; p < PEERS; p++) {
-        m.owners[p].agent = agent_named((const char[]){(char)('a' + p), '\0'}, (uint64_t)(p + 10));
+        m.owners[p].agent = agent_named((const char[]){(char)('a' + p), '\0'}, 10 + (uint64_t)p);
         m.owners[p].layout = small_layout();
     }
     for (long round = test_rounds(20000); round > 0; round--) {
