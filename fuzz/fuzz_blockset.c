@@ -37,7 +37,7 @@ static void import(const uint8_t *data, size_t len)
     static char key[KVBM_MAX_TRANSPORT_KEY];
     struct kvbm_facts *facts = NULL;
 
-    if (kvbm_facts_parse(data, len, &facts) == 0) { /* what is accepted is written alike */
+    if (kvbm_facts_parse(data, len, &facts) == 0) { /* accepted sets are written alike */
         struct kv_buf again = KV_BUF_INIT;
 
         REQUIRE(kvbm_facts_write(facts, facts->layout, &again) == 0);

@@ -77,7 +77,7 @@ KV_API uint64_t kvbm_agent_incarnation(const struct kvbm_agent *agent);
  * Block sets of this agent.
  */
 
-/** What the ranks of a tensor-parallel group divide. The numbers are stable (wire). */
+/** Axis that the ranks of a tensor-parallel group divide. The numbers are stable (wire). */
 enum kvbm_shard_axis {
     KVBM_SHARD_NONE = 0, /* nothing: every rank holds whole blocks (MLA) */
     KVBM_SHARD_HEADS = 1 /* K/V heads */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What a block set says, and its form on the wire (docs/formats.md, "Block sets").
+ * Contents of a block set, and their form on the wire (docs/formats.md, "Block sets").
  *
  * A kvbm_facts is one generation of a set. It never changes once it is made, except for its stale
  * mark; readers' lists count references to it and so see exactly the generation that they asked.
