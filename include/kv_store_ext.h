@@ -175,6 +175,15 @@ typedef struct {
      */
     int (*delete_chunk_if)(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
                            const uint8_t *data, size_t len);
+
+    /**
+     * For backends that buffer puts, and learn only later whether a chunk was there: set ret_new[i]
+     * to 0 when put_chunk returned 0 for chunk i and a publication of this handle found it there, else
+     * to 1. Call it after put_manifest or flush. Answers from the handle's memory, without a round
+     * trip; a chunk of which the handle no longer knows counts as new.
+     */
+    int (*new_chunks)(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,
+                      uint8_t *ret_new);
 } kv_store_ext;
 
 /** Optional export of a backend. The table is valid as long as the library is loaded. */

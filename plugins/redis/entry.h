@@ -51,6 +51,7 @@ struct rds_entry {
     size_t at;             /* ref: its index in the handle's refs */
     bool known;            /* was on the server at the last answer */
     bool bad;              /* damaged on the server and can't be removed: send again */
+    bool sent;             /* of the last save with the chunk: the server did not have it */
     /* of the save in progress: sent, dropped from memory, and then lost by the server */
     bool gone;
     uint64_t by;    /* number of the only thread that put it for the save; 0: several did */

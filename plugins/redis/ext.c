@@ -143,6 +143,23 @@ static int put_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len,
     return err;
 }
 
+static int new_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,
+                      uint8_t *ret_new)
+{
+    int err = n > 0 ? rds_check_hash(hashes, hash_len) : 0;
+
+    if (err < 0)
+        return rds_failed(self, err);
+    lock(self);
+    for (size_t i = 0; i < n; i++) {
+        const struct rds_entry *entry =
+            rds_table_find(&self->table, hashes + i * hash_len, hash_len);
+
+        ret_new[i] = !entry || entry->sent || !entry->known;
+    }
+    return unlock(self, 0);
+}
+
 static int delete_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len)
 {
     struct rds_batch batch = {0};
@@ -231,6 +248,7 @@ static const kv_store_ext table = {
     .flush = flush,
     .sweep_chunks = rds_sweep_chunks,
     .stats = stats,
+    .new_chunks = new_chunks,
 };
 
 const kv_store_ext *kv_store_get_ext(void)

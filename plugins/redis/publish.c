@@ -113,6 +113,7 @@ static int add_missing(struct save *save, struct rds_batch *batch)
         gone |= entry->gone;
         if (entry->gone)
             continue;
+        entry->sent = true;
         rds_stamp(entry->value, entry->len, save->now_s);
         add_set(batch, key, rds_chunk_key(self, entry->hash, entry->hash_len, key), entry->value,
                 entry->len);

@@ -207,7 +207,7 @@ static int remember(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, cha
     entry->slab = slab;
     entry->len = self->usual_len = len;
     entry->ref = true;
-    entry->gone = false;
+    entry->gone = entry->sent = false;
     rds_loss_put(&self->loss, hash, hash_len);
     self->buffered += len;
     *ret_taken = true;

@@ -296,6 +296,21 @@ int kvs_delete_chunk_if(struct kvs_store *store, const void *hash, size_t hash_l
     return kvs_check_rc(store, "delete_chunk_if", rc, 1);
 }
 
+int kvs_new_chunks(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
+                   uint8_t *ret_new)
+{
+    int rc;
+
+    if (!store->ext.new_chunks)
+        return -ENOTSUP;
+    rc = store->ext.new_chunks(store->backend, hashes, hash_len, n, ret_new);
+    rc = kvs_check_rc(store, "new_chunks", rc, 0);
+    for (size_t i = 0; rc >= 0 && i < n; i++)
+        if (ret_new[i] > 1)
+            return kvs_broken(store, "new_chunks", "neither new nor found");
+    return rc;
+}
+
 /* -- listings ---------------------------------------------------------------------------------- */
 
 struct listing {

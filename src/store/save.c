@@ -31,6 +31,8 @@ struct saving {
     struct kvs_manifest manifest;
     struct batch *batch; /* NULL: chunks are put one by one */
     struct kvs_result result;
+    uint8_t *stored; /* per chunk of the manifest: 1 when its put stored it; NULL: not wanted */
+    size_t stored_room;
 };
 
 static int refuse_at(const struct saving *save, size_t chunk, int rc, const char *what)
@@ -55,6 +57,8 @@ static int note_put(struct saving *save, size_t i, int rc)
     if (rc == 0) {
         save->result.new_chunks++;
         save->result.new_bytes += save->manifest.chunks[i].len;
+        if (i < save->stored_room)
+            save->stored[i] = 1;
     }
     return 0;
 }
@@ -136,6 +140,56 @@ static int gather(struct saving *save, const uint8_t *data, size_t len)
     return 0;
 }
 
+/* -- what was new ------------------------------------------------------------------------------ */
+
+/* Make room for notes of more chunks. Without memory, later chunks count as their puts said. */
+static void more_stored(struct saving *save)
+{
+    size_t room = KV_MAX(2 * save->stored_room, (size_t)BATCH_CHUNKS);
+    uint8_t *stored = realloc(save->stored, room);
+
+    if (!stored)
+        return;
+    memset(stored + save->stored_room, 0, room - save->stored_room);
+    save->stored = stored;
+    save->stored_room = room;
+}
+
+/* Take back the counts of @n chunks that the store had after all. */
+static void recount(struct saving *save, const uint8_t (*keys)[16], const uint32_t *lens, size_t n)
+{
+    uint8_t fresh[BATCH_CHUNKS];
+
+    memset(fresh, 1, sizeof(fresh));
+    if (!n || kvs_new_chunks(save->store, keys, 16, n, fresh) < 0)
+        return;
+    for (size_t i = 0; i < n; i++)
+        if (!fresh[i]) {
+            save->result.new_chunks--;
+            save->result.new_bytes -= lens[i];
+        }
+}
+
+/* Ask a backend that buffers puts which chunks it had: it learned that from the publication. */
+static void count_new(struct saving *save)
+{
+    size_t n_noted = KV_MIN(save->manifest.n_chunks, save->stored_room), n = 0;
+    uint8_t keys[BATCH_CHUNKS][16];
+    uint32_t lens[BATCH_CHUNKS];
+
+    for (size_t i = 0; i < n_noted; i++) {
+        if (!save->stored[i])
+            continue;
+        memcpy(keys[n], save->manifest.chunks[i].key, 16);
+        lens[n++] = save->manifest.chunks[i].len;
+        if (n == BATCH_CHUNKS) {
+            recount(save, (const uint8_t(*)[16])keys, lens, n);
+            n = 0;
+        }
+    }
+    recount(save, (const uint8_t(*)[16])keys, lens, n);
+}
+
 /* -- all of it --------------------------------------------------------------------------------- */
 
 static int put(struct saving *save, const uint8_t *data, size_t len)
@@ -145,6 +199,8 @@ static int put(struct saving *save, const uint8_t *data, size_t len)
     int rc = 0;
 
     kvs_chunk_key(data, len, key);
+    if (save->store->ext.new_chunks && save->manifest.n_chunks == save->stored_room)
+        more_stored(save);
     if (b && (b->n == BATCH_CHUNKS || b->len + len > BATCH_BYTES))
         rc = flush(save);
     if (!rc)
@@ -287,6 +343,7 @@ int kvs_save(struct kvs_store *store, const char *name, kvs_read_fn read, void *
     if (!rc)
         rc = publish(&save);
     if (!rc) {
+        count_new(&save);
         warn_unparsed(&save);
         tell(&save, ret);
     }
@@ -297,6 +354,7 @@ int kvs_save(struct kvs_store *store, const char *name, kvs_read_fn read, void *
     if (save.batch)
         free(save.batch->bytes);
     free(save.batch);
+    free(save.stored);
     free(save.manifest.fingerprint);
     free(save.manifest.chunks);
     free(save.manifest.weaves);

@@ -65,6 +65,13 @@ int kvs_put_chunks_of_save(struct kvs_store *store, const void *hashes, size_t h
                            const void *const *data, const size_t *len, int *ret_each);
 
 /**
+ * Set ret_new[i] to 0 where the backend found chunk i present although its put returned 0, else to 1
+ * (new_chunks of kv_store_ext.h). Returns 0, -ENOTSUP or an error.
+ */
+int kvs_new_chunks(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
+                   uint8_t *ret_new);
+
+/**
  * Note the results of puts, for kvs_close: of @stored and @hits chunks (0 and 1). A hit is something
  * to lose when a save may have put the chunk, which close drops otherwise. Any thread.
  */

@@ -734,6 +734,30 @@ def migrate(cluster, store, chunks):
     save(store, "moved", chunks)
 
 
+def test_what_a_save_says_is_new():
+    """new_bytes of a save counts what the server did not have, whichever process stored it; with scripts, without, in a cluster."""
+    data = os.urandom(3_000_000)
+    with tempfile.TemporaryDirectory() as folder, Server() as server, Server("--rename-command", "EVAL", "") as plain, \
+            Cluster() as cluster:
+        def saved(uri, name, content):
+            environment = {**os.environ, "KV_STORE_LIBRARY_PATH": str(BUILD / "lib"), "KV_LOG": "error"}
+            file = os.path.join(folder, "object")
+            with open(file, "wb") as out:
+                out.write(content)
+            done = subprocess.run([str(BUILD / "bin" / "kvasir"), "store", "save", uri, name, file, "--json", "--chunk", "64KiB"],
+                                  env=environment, capture_output=True, text=True, timeout=60 * SLOW)
+            equal(done.returncode, 0, done.stderr)
+            result = json.loads(done.stdout)
+            return result["new_bytes"], result["new_chunks"], result["chunks"]
+
+        for uri in (server.uri, plain.uri, cluster.uri, server.uri + "?buffer=200KiB&prefix=small:"):
+            new, chunks, all_chunks = saved(uri, "a", data)
+            equal((new, chunks), (len(data), all_chunks), f"{uri}: the first save")
+            equal(saved(uri, "a", data), (0, 0, all_chunks), f"{uri}: the same again")
+            new, chunks, _ = saved(uri, "b", data + bytes(1000) + data[:300_000])
+            check(0 < new < 1_000_000 and 0 < chunks < 20, f"{uri}: a longer one: {new} bytes in {chunks} chunks")
+
+
 def test_listing_while_a_slot_moves():
     """A manifest that goes from a node that is yet to be asked to one that was: still listed."""
     names = [f"n{i}" for i in range(30)]
