@@ -211,6 +211,13 @@ KV_API int kvs_delete_chunk_if(struct kvs_store *store, const void *hash, size_t
 /** Call @each for every manifest. Returns 0, an error, or the value with which @each ended it. */
 KV_API int kvs_list(struct kvs_store *store, kv_store_each_fn each, void *arg);
 
+/**
+ * Call @each for every manifest whose name begins with @prefix. Returns 0, an error, or the value
+ * with which @each ended it.
+ */
+KV_API int kvs_list_prefix(struct kvs_store *store, const char *prefix, kv_store_each_fn each,
+                           void *arg);
+
 /** Call @each for every chunk. Returns 0, an error, or the value with which @each ended it. */
 KV_API int kvs_list_chunks(struct kvs_store *store, kv_store_each_fn each, void *arg);
 
@@ -303,17 +310,21 @@ struct kvs_restore_opts {
     bool verify_first;
     kvs_progress_fn progress;
     void *progress_arg;
+    /* Range of the object, in bytes: only chunks that hold some of it are read. length 0: to the
+     * object's end */
+    uint64_t offset, length;
 };
 #define KVS_RESTORE_OPTS_INIT KV_INIT_(kvs_restore_opts)
 
 /**
- * Restore the object under @name. @write gets its bytes in order, each chunk verified (XXH3-128,
- * length). @opts and @ret may be NULL.
+ * Restore the object under @name, or a range of it. @write gets its bytes in order, each chunk
+ * verified (XXH3-128, length). @opts and @ret may be NULL. @ret tells the bytes
+ * that @write got and the chunks that were read.
  *
  * progress is called first with 0 bytes done, once the object is found. Chunks are requested one by
  * one when the backend has neither prefetch nor get_chunks.
- * Returns 0; -ENOENT; -EBADMSG; -ESTALE (another fingerprint); -ECANCELED (progress gave up); the
- * negative value of @write; another error of the store.
+ * Returns 0; -ENOENT; -EBADMSG; -ESTALE (another fingerprint); -ERANGE (the object doesn't hold the
+ * range); -ECANCELED (progress gave up); the negative value of @write; another error of the store.
  */
 KV_API int kvs_restore(struct kvs_store *store, const char *name, kvs_write_fn write, void *arg,
                        const struct kvs_restore_opts *opts, struct kvs_result *ret);

@@ -30,7 +30,9 @@ struct kc_store_opts {
     const char *format, *fingerprint;
     uint64_t chunk, chunk_tokens, total;
     bool verify_first;
+    uint64_t offset, length;
     bool names, chunks;
+    const char *prefix;
     uint64_t grace_ms;
     bool no_grace, opaque_too, dry_run;
     uint64_t size, rounds;

@@ -61,12 +61,29 @@ static const struct kv_arg RESTORE_ARGS[] = {
      .offset = AT(verify_first),
      .help = "Verify all chunks before the first byte is written: reads everything twice, but a "
              "pipe then gets the whole object or nothing."},
+    {.name = "offset",
+     .type = KV_ARG_SIZE,
+     .offset = AT(offset),
+     .value = "SIZE",
+     .max = INT64_MAX,
+     .help = "Write only the object's bytes from this one on."},
+    {.name = "length",
+     .type = KV_ARG_SIZE,
+     .offset = AT(length),
+     .value = "SIZE",
+     .max = INT64_MAX,
+     .help = "Write only so many bytes; only chunks that hold some of them are read."},
 };
 
 static const struct kv_arg LS_ARGS[] = {{.name = "names",
                                          .type = KV_ARG_FLAG,
                                          .offset = AT(names),
-                                         .help = "Only the names: reads no manifest."}};
+                                         .help = "Only the names: reads no manifest."},
+                                        {.name = "prefix",
+                                         .type = KV_ARG_STR,
+                                         .offset = AT(prefix),
+                                         .value = "TEXT",
+                                         .help = "Only names that begin with TEXT."}};
 
 static const struct kv_arg SHOW_ARGS[] = {{.name = "chunks",
                                            .type = KV_ARG_FLAG,
@@ -249,6 +266,8 @@ static const char *words(const struct kc_store_call *call, int rc)
                    : "the backend doesn't offer this: it can't list its objects";
     case EMEDIUMTYPE:
         return "not an object of this program's";
+    case ERANGE:
+        return "the object doesn't have these bytes";
     case ESTALE:
         return "saved with another fingerprint";
     case EBADMSG:

@@ -197,7 +197,9 @@ static int list_one(struct kc_store_call *call, const char *name)
 int kc_store_ls(struct kc_store_call *call)
 {
     struct listing l = {0};
-    int rc = kvs_list(call->store, note_name, &l), status = KC_STORE_OK;
+    int rc =
+            kvs_list_prefix(call->store, call->opts.prefix ? call->opts.prefix : "", note_name, &l),
+        status = KC_STORE_OK;
 
     kc_store_json_begin(call);
     kv_json_key(&call->json, "objects");

@@ -251,6 +251,8 @@ int kc_store_restore(struct kc_store_call *call)
     struct kvs_restore_opts opts = {.size = sizeof(opts),
                                     .fingerprint = call->opts.fingerprint,
                                     .verify_first = call->opts.verify_first,
+                                    .offset = call->opts.offset,
+                                    .length = call->opts.length,
                                     .progress = progress,
                                     .progress_arg = &r};
     struct kvs_result result = {.size = sizeof(result)};

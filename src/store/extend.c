@@ -360,6 +360,30 @@ int kvs_list(struct kvs_store *store, kv_store_each_fn each, void *arg)
     return list(store, false, each, arg);
 }
 
+struct prefixed {
+    const char *prefix;
+    size_t len;
+    kv_store_each_fn each;
+    void *arg;
+};
+
+static int each_prefixed(void *arg, const kv_store_entry *entry)
+{
+    const struct prefixed *p = arg;
+
+    return strncmp(entry->name, p->prefix, p->len) == 0 ? p->each(p->arg, entry) : 0;
+}
+
+int kvs_list_prefix(struct kvs_store *store, const char *prefix, kv_store_each_fn each, void *arg)
+{
+    struct prefixed p = {.prefix = prefix, .each = each, .arg = arg};
+
+    if (!prefix)
+        return -EINVAL;
+    p.len = strlen(prefix);
+    return kvs_list(store, each_prefixed, &p);
+}
+
 int kvs_list_chunks(struct kvs_store *store, kv_store_each_fn each, void *arg)
 {
     return list(store, true, each, arg);

@@ -15,9 +15,12 @@ struct restoring {
     struct kvs_window window;
     kvs_write_fn write;
     void *arg;
-    uint64_t offset; /* bytes of the object handed on or gathered */
-    size_t weave;    /* index of the next weave in the manifest */
-    uint32_t region; /* number of its next region */
+    uint64_t offset;    /* bytes of the object handed on or gathered */
+    uint64_t handed;    /* bytes of the object handed on, also when not wanted */
+    uint64_t from, end; /* range of the object that is wanted */
+    size_t first, last; /* chunks that hold it: [first, last) */
+    size_t weave;       /* index of the next weave in the manifest */
+    uint32_t region;    /* number of its next region */
     uint8_t *woven, *plain;
     size_t gathered;      /* bytes of the region gathered in woven */
     uint64_t done, total; /* progress, as reported */
@@ -42,10 +45,13 @@ int kvs_manifest_get(struct kvs_store *store, const char *name, struct kvs_manif
 
 /* -- handing on -------------------------------------------------------------------------------- */
 
-static int hand_on(struct restoring *r, const void *data, size_t len)
+/* Hand on the next @len bytes of the object, as far as they are wanted. */
+static int hand_on(struct restoring *r, const uint8_t *data, size_t len)
 {
-    int rc = len ? r->write(r->arg, data, len) : 0;
+    uint64_t at = r->handed, from = KV_MAX(at, r->from), end = KV_MIN(at + len, r->end);
+    int rc = from < end ? r->write(r->arg, data + (from - at), (size_t)(end - from)) : 0;
 
+    r->handed += len;
     return rc < 0 ? rc : 0;
 }
 
@@ -140,13 +146,13 @@ static int read_chunk(struct restoring *r, size_t i, size_t at, bool handing_on)
 static int read_all(struct restoring *r, bool handing_on)
 {
     uint64_t window = KV_OPT(r->opts, window_bytes, WINDOW);
-    size_t i = 0;
+    size_t i = r->first;
     int rc = 0;
 
-    while (i < r->manifest->n_chunks && !rc) {
+    while (i < r->last && !rc) {
         size_t begin = i;
-        int n = kvs_window_begin(&r->window, r->store, &r->manifest->chunks[i],
-                                 r->manifest->n_chunks - i, window);
+        int n =
+            kvs_window_begin(&r->window, r->store, &r->manifest->chunks[i], r->last - i, window);
 
         if (n < 0) {
             kvs_fetch_failed(r->name, i, &r->manifest->chunks[i], n);
@@ -156,6 +162,69 @@ static int read_all(struct restoring *r, bool handing_on)
             rc = read_chunk(r, i, i - begin, handing_on);
     }
     return rc;
+}
+
+/* -- ranges ------------------------------------------------------------------------------------ */
+
+/* Return the begin of the woven region that holds byte @at; @at when none does. Sets *@ret_end to
+ * the region's end, or to @at. */
+static uint64_t region_of(const struct kvs_manifest *m, uint64_t at, uint64_t *ret_end)
+{
+    for (size_t i = 0; i < m->n_weaves; i++) {
+        const struct kvs_weave *w = &m->weaves[i];
+        uint64_t region = kvs_weave_region(w), begin = w->offset;
+
+        if (at < begin || at >= begin + region * w->n)
+            continue;
+        begin += (at - begin) / region * region;
+        *ret_end = begin + region;
+        return begin;
+    }
+    *ret_end = at;
+    return at;
+}
+
+/* Move to the first weave with a region that ends behind byte @at. */
+static void skip_weaves(struct restoring *r, uint64_t at)
+{
+    for (; r->weave < r->manifest->n_weaves; r->weave++) {
+        const struct kvs_weave *w = &r->manifest->weaves[r->weave];
+        uint64_t region = kvs_weave_region(w);
+
+        if (at < w->offset + region * w->n) {
+            r->region = at > w->offset ? (uint32_t)((at - w->offset) / region) : 0;
+            return;
+        }
+    }
+}
+
+/* Find the chunks that hold the range. Those of a woven region are needed together. */
+static int find_range(struct restoring *r)
+{
+    uint64_t offset = KV_OPT(r->opts, offset, 0), length = KV_OPT(r->opts, length, 0);
+    const struct kvs_manifest *m = r->manifest;
+    uint64_t begin, end, ignored, at = 0;
+
+    if (offset > m->bytes || length > m->bytes - offset)
+        return -ERANGE;
+    r->from = offset;
+    r->end = length ? offset + length : m->bytes;
+    begin = region_of(m, r->from, &ignored);
+    if (r->end > r->from)
+        region_of(m, r->end - 1, &end);
+    end = r->end > r->from ? KV_MAX(end, r->end) : r->from;
+    for (; r->first < m->n_chunks && at + m->chunks[r->first].len <= begin; r->first++)
+        at += m->chunks[r->first].len;
+    /* a chunk that begins inside another region: go back to that region's first chunk */
+    while (r->first > 0 && region_of(m, at, &ignored) < at)
+        at -= m->chunks[--r->first].len;
+    r->offset = r->handed = at;
+    skip_weaves(r, at);
+    for (r->last = r->first; r->last < m->n_chunks && at < end; r->last++) {
+        at += m->chunks[r->last].len;
+        r->total += m->chunks[r->last].len;
+    }
+    return 0;
 }
 
 static int check_fingerprint(const struct restoring *r)
@@ -171,9 +240,10 @@ static int check_fingerprint(const struct restoring *r)
     return -ESTALE;
 }
 
-static void result_of(const struct kvs_manifest *m, struct kvs_result *ret)
+static void result_of(const struct restoring *r, struct kvs_result *ret)
 {
-    struct kvs_result result = {.bytes = m->bytes, .n_chunks = m->n_chunks, .format = m->format};
+    struct kvs_result result = {
+        .bytes = r->end - r->from, .n_chunks = r->last - r->first, .format = r->manifest->format};
 
     if (!ret)
         return;
@@ -198,8 +268,10 @@ int kvs_restore(struct kvs_store *store, const char *name, kvs_write_fn write, v
                      "object=%s", kv_log_quote(quoted, sizeof(quoted), name));
     if (rc)
         return rc;
-    r.total = verify_first ? r.manifest->bytes * 2 : r.manifest->bytes;
     rc = check_fingerprint(&r);
+    if (!rc)
+        rc = find_range(&r);
+    r.total *= verify_first ? 2 : 1;
     if (!rc)
         rc = tell(&r, 0); /* the object was found: later failures have other causes */
     if (!rc && verify_first)
@@ -207,7 +279,7 @@ int kvs_restore(struct kvs_store *store, const char *name, kvs_write_fn write, v
     if (!rc)
         rc = read_all(&r, true);
     if (!rc)
-        result_of(r.manifest, ret);
+        result_of(&r, ret);
     kvs_window_fini(&r.window);
     free(r.woven);
     free(r.plain);
