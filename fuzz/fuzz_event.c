@@ -31,7 +31,8 @@ static void check_op(const struct kve_reader *reader, const struct kve_op *op)
     REQUIRE((op->source == 0) == (source.kind == KVE_SOURCE_MAIN));
     REQUIRE(source.kind != KVE_SOURCE_WINDOW || (source.need && source.stride));
     check_window(op, source.kind);
-    REQUIRE(op->lookahead < 32 && (op->type == KVE_OP_STORE || !op->lookahead));
+    REQUIRE(source.parts >= 1 && source.parts <= KVE_MAX_PARTS);
+    REQUIRE(op->lookahead < 32 && (op->type == KVE_OP_STORE || source.parts > 1 || !op->lookahead));
     REQUIRE((op->type == KVE_OP_CLEAR) == (op->tiers != 0));
     REQUIRE(!op->remaining || op->type == KVE_OP_REMOVE);
     for (size_t i = 0; op->remaining && i < op->n; i++)

@@ -109,13 +109,17 @@ static void do_window(struct kvi_index *ix, struct input *in, struct kv_holder k
                       struct kvi_matches *matches)
 {
     uint8_t op = take(in), shape = take(in), number = shape & 3, n = 1 + (shape >> 2) % 6;
+    uint32_t parts = 1 + (shape >> 2 & 3);
     struct kvi_window window = {.group = number,
                                 .need = 1 + (op >> 3 & 3),
                                 .stride = 1 + (op >> 5 & 1),
-                                .state = op >> 6 & 1};
+                                .state = op >> 6 & 1,
+                                .part = shape >> 6,
+                                .parts = op >> 5 & 1 ? 1 : parts};
     enum kv_tier tier = (enum kv_tier)(op >> 6);
     uint64_t hashes[6], locals[6], parent = take(in) & 31;
     struct kv_block blocks[6];
+    int rc;
 
     for (uint8_t i = 0; i < n; i++) {
         uint8_t byte = take(in);
@@ -126,7 +130,8 @@ static void do_window(struct kvi_index *ix, struct input *in, struct kv_holder k
     }
     switch (op & 7) {
     case 0:
-        must(kvi_set_window(ix, key, &window) >= 0, "set window");
+        rc = kvi_set_window(ix, key, &window);
+        must(rc >= 0 || window.part >= window.parts || rc == -EEXIST, "set window");
         break;
     case 1:
         (void)kvi_window_add(ix, key, tier, number, shape >> 7, op >> 5 & 1, hashes, n);
@@ -138,8 +143,10 @@ static void do_window(struct kvi_index *ix, struct input *in, struct kv_holder k
         (void)kvi_window_place(ix, key, tier, number, op >> 5 & 1 ? &parent : NULL, blocks, n);
         break;
     case 4:
-        must((op >> 5 & 1 ? kvi_set_alone(ix, key, op >> 6 & 1) : kvi_set_drops(ix, key)) == 0,
-             "rule");
+        rc = op >> 5 & 1   ? kvi_set_alone(ix, key, op >> 6 & 1)
+             : op >> 6 & 1 ? kvi_set_keeps(ix, key, shape >> 7, shape)
+                           : kvi_set_drops(ix, key);
+        must(rc == 0, "rule");
         break;
     case 5:
         (void)kvi_add(ix, key, tier, shape >> 7, op >> 5 & 1 ? &parent : NULL, blocks, n, NULL);

@@ -56,6 +56,9 @@ enum kve_source_kind {
 /** Value of need for a window without an end: a second full-attention group. */
 #define KVE_NEED_ALL UINT32_MAX
 
+/** Largest value of parts: the reader leaves out groups with smaller blocks. */
+#define KVE_MAX_PARTS 8
+
 /**
  * One source of a reader.
  *
@@ -63,6 +66,10 @@ enum kve_source_kind {
  * - l is a multiple of @stride, and
  * - of the blocks at l, l - stride, l - 2 * stride ..., the last min(need, l / stride) are in the
  *   source.
+ * Where the group's blocks are smaller (@parts of them make up one of the registered size), the last
+ * min(need, l * parts) of these have to be in the source. The last part of a block has its hash;
+ * nothing else has the hashes of the other parts. A user of the reader that can't follow parts leaves
+ * out the operations of such a source, and takes its view of that rank for partial.
  *
  * WINDOW sources hold no blocks of their own. Their stores are KVE_OP_STORE_KNOWN, and may come
  * before the store of the same hashes in source 0. Stores of a rank that has shown no main group
@@ -74,17 +81,20 @@ struct kve_source {
     uint32_t window; /* WINDOW: length of a sliding window in tokens, else 0 */
     uint32_t need;   /* WINDOW: blocks, 1 or more (1: one recurrent state), or KVE_NEED_ALL */
     uint32_t
-        stride; /* blocks of the registered size that one block of the group spans; 1 or more */
+        stride;     /* blocks of the registered size that one block of the group spans; 1 or more */
+    uint32_t parts; /* blocks of the group that make up one of the registered size; 1 or more */
     char owner[KVE_MAX_OWNER + 1]; /* name of the owner; empty: the publisher itself */
 };
 
 /** One operation. The reader owns all pointers; they are valid until its next call. */
 struct kve_op {
     enum kve_op_type type;
-    enum kv_tier tier;             /* not used by KVE_OP_CLEAR */
-    uint32_t rank;                 /* data-parallel rank: the batch's, else the reader's */
-    bool has_parent;               /* KVE_OP_STORE: false for a chain at the root */
-    uint64_t parent;               /* KVE_OP_STORE: block hash of the block before */
+    enum kv_tier tier; /* not used by KVE_OP_CLEAR */
+    uint32_t rank;     /* data-parallel rank: the batch's, else the reader's */
+    /* KVE_OP_STORE, and KVE_OP_STORE_KNOWN of a source with parts: false for a chain at the root,
+     * and the block hash of the block before. */
+    bool has_parent;
+    uint64_t parent;
     const struct kv_block *blocks; /* KVE_OP_STORE: n blocks */
     const uint64_t *hashes;        /* KVE_OP_STORE_KNOWN, KVE_OP_REMOVE: n block hashes */
     size_t n;
@@ -99,6 +109,10 @@ struct kve_op {
     /* KVE_OP_CLEAR: may have been about the device alone. Tiers are those of a connector's pool. */
     bool unsure;
     bool placed; /* KVE_OP_STORE: some block is hashed with kve_mm_placed identities */
+    /* KVE_OP_STORE_KNOWN of a source with parts: blocks of the group that the event's tokens cover, of
+     * which hashes has n, in order; 0 when the event is about blocks of another size. lookahead tells
+     * only whether there is any. */
+    size_t n_covered;
     /* KVE_OP_REMOVE: for each hash, the copies that source and tier still have. NULL when the event
      * doesn't tell. */
     const uint32_t *remaining;
@@ -199,8 +213,8 @@ KV_API bool kve_reader_has_main(const struct kve_reader *reader, uint32_t rank);
 
 /**
  * Tell whether some rank has stored blocks of a cache group that the reader leaves out
- * (KVE_SKIP_GROUP): of an unknown kind, or with blocks smaller than the registered ones. Matches may
- * then be longer than what the engine reuses.
+ * (KVE_SKIP_GROUP): of an unknown kind, or with blocks that are neither a whole number nor a small
+ * fraction of the registered ones. Matches may then be longer than what the engine reuses.
  */
 KV_API bool kve_reader_skips_group(const struct kve_reader *reader);
 

@@ -75,14 +75,17 @@ KV_API int kvi_create(const struct kvi_opts *opts, struct kvi_index **ret);
 /** Free the index and all it holds. No other call may use it any more. NULL is a no-op. */
 KV_API void kvi_destroy(struct kvi_index *index);
 
-/** Result of a store. added + duplicate + parked is the number of blocks given. */
+/**
+ * Result of a store. added + duplicate + parked is the number of blocks given, or 0 when max_copies
+ * leaves no room to tell the source's blocks from another's (kvi_holder_info counts them as lost).
+ */
 struct kvi_stored {
     size_t added;     /* blocks that the holder didn't have in that tier */
     size_t duplicate; /* blocks that it had */
     size_t renamed;   /* of both: places that this holder knew under another hash */
     size_t parked;    /* blocks below a missing one */
-    /* Groups of windows that lack blocks of the holder for want of memory. Matches are shorter until a
-     * later store of this holder finds memory. */
+    /* Not 0: memory ran out while windows learnt the blocks or a source's first copies were
+     * counted. Matches may be shorter than they should be, or blocks stay longer. */
     size_t lagging;
 };
 
@@ -212,6 +215,8 @@ KV_API int kvi_remove_worker(struct kvi_index *index, uint64_t worker);
  * A window of a holder. A match of l blocks counts only when
  * - l is a multiple of @stride, and
  * - of every stride-th block before l, the last min(need, l / stride) are in the window, too.
+ * A group with smaller blocks has a window for each of the @parts that make up a block. Of its parts
+ * before l the last min(need, l * parts) have to be in their windows.
  *
  * Lookups follow vLLM's hybrid cache coordinator.
  */
@@ -221,12 +226,17 @@ struct kvi_window {
     uint32_t need;   /* blocks, 1 or more, or KVI_NEED_ALL */
     uint32_t stride; /* 1 or more */
     uint32_t state;  /* 1: a recurrent state, which a match of any length needs; else 0 */
+    uint32_t part;   /* which part of each block, 0 to parts - 1 */
+    uint32_t parts;  /* 0 or 1: whole blocks; more only with stride 1 */
 };
 
 /**
- * Give @holder, known or not, a window. Replaces its window of the same group. Any thread.
- * Returns the window's number, which stays as long as the holder is known; -EINVAL; -ENOMEM;
- * -ENOSPC (KVI_MAX_WINDOWS, or too many holders).
+ * Give @holder, known or not, a window. Replaces its window of the same group and part. Any
+ * thread.
+ * Returns the window's number, which stays as long as the holder is known; -EINVAL, also for more
+ * than KVI_MAX_WINDOWS parts; -EEXIST when the group's windows have another stride or number of
+ * parts (kvi_remove_holder first: their blocks would get another meaning); -ENOMEM; -ENOSPC
+ * (KVI_MAX_WINDOWS, or too many holders).
  */
 KV_API int kvi_set_window(struct kvi_index *index, struct kv_holder holder,
                           const struct kvi_window *window);
@@ -240,9 +250,20 @@ KV_API int kvi_set_alone(struct kvi_index *index, struct kv_holder holder, bool 
 /**
  * Say that the engine of @holder, known or not, gives up the last block that it finds (EAGLE
  * without lookahead hashes), for as long as the holder is known. Matches become one block shorter;
- * a window has to have that block, too. Returns 0, -ENOMEM or -ENOSPC. Any thread.
+ * a window has to have that block, too. What kvi_set_keeps said stays. Returns 0, -ENOMEM or
+ * -ENOSPC. Any thread.
  */
 KV_API int kvi_set_drops(struct kvi_index *index, struct kv_holder holder);
+
+/**
+ * Say what kvi_set_drops says, but for some groups of @holder, which give up no block: the main group
+ * (@main), and windows of the groups whose bits 1 << group are in @groups; unless it is 0, so do all
+ * groups from 64 on. Replaces what was said before; false and 0: all groups give one up. Windows of
+ * one description do together when one of their groups does. Returns 0, -ENOMEM or -ENOSPC. Any
+ * thread.
+ */
+KV_API int kvi_set_keeps(struct kvi_index *index, struct kv_holder holder, bool main,
+                         uint64_t groups);
 
 /** Copy the windows of @holder to @ret, which has room for KVI_MAX_WINDOWS. Returns their number, or -ENOENT
  * for an unknown holder. Any thread. */
@@ -359,6 +380,10 @@ struct kvi_holder_info {
     /* Rises when a fact about all blocks of a tier changes (KVI_EXTRA_TIER): a dump during which it
      * rose can't be relied on for this rank. */
     uint64_t turns;
+    /* Blocks and copies left out since the holder was last cleared: for max_parked,
+     * max_parked_holder or max_copies, or for want of memory. While there are any, matches may be
+     * shorter than they should be. */
+    uint64_t lost;
 };
 
 /** Read the counts of @holder into *@ret. Any thread. Returns 0; -ENOENT when it is unknown. */
@@ -438,6 +463,8 @@ struct kvi_extra {
     enum kvi_extra_kind kind;
     bool has_parent;          /* place: not at the root */
     bool alone, drops;        /* rule: see kvi_set_alone, kvi_set_drops */
+    bool main_keeps;          /* rule: see kvi_set_keeps */
+    uint64_t kept_groups;     /* rule: the same */
     struct kvi_window window; /* window; of a place and a window block its group */
     bool in_window;           /* tier, copies: of the window with the group in @window */
     /* Tier: source of the blocks about which no copies are told; how removals are announced (0:

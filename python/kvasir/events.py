@@ -124,6 +124,8 @@ class StoreKnown(NamedTuple):
     tier: int
     source: int
     hashes: Tuple[int, ...]
+    parent: Optional[int] = None  # of a source with parts
+    covered: int = 0
 
     def apply(self, index: PrefixIndex, worker: int) -> Union[Stored, int, None]:
         """Put the blocks into that tier of an index."""
@@ -175,6 +177,7 @@ class Source(NamedTuple):
     need: int
     stride: int
     owner: str
+    parts: int = 1
 
 
 def _words(address: Optional[int], n: int) -> Tuple[int, ...]:
@@ -189,7 +192,7 @@ def _op(op: Any) -> Op:
         return Clear(op.rank, op.source, op.tiers)
     hashes = _words(op.hashes, op.n)
     if op.type == _abi.KVE_OP_STORE_KNOWN:
-        return StoreKnown(op.rank, op.tier, op.source, hashes)
+        return StoreKnown(op.rank, op.tier, op.source, hashes, op.parent if op.has_parent else None, op.n_covered)
     left = tuple((ctypes.c_uint32 * op.n).from_address(op.remaining)) if op.remaining and op.n else None
     return Remove(op.rank, op.tier, op.source, hashes, left)
 
@@ -235,4 +238,4 @@ class Reader(Handle):
         """Describe a source of this reader's operations. Raises NotFound."""
         result = _abi.kve_source()
         self._call(_c.kve_reader_source, number, ctypes.byref(result))
-        return Source(_KINDS[result.kind], result.group, result.window, result.need, result.stride, result.owner.decode())
+        return Source(_KINDS[result.kind], result.group, result.window, result.need, result.stride, result.owner.decode(), result.parts)

@@ -112,6 +112,8 @@ class Window(NamedTuple):
     need: int
     stride: int = 1
     state: int = 0
+    part: int = 0
+    parts: int = 1
 
 
 class _Matches(ctypes.Structure):

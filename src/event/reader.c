@@ -95,7 +95,8 @@ int kve_reader_source(const struct kve_reader *reader, uint32_t i, struct kve_so
 {
     if (i && i >= reader->sources.n)
         return -ENOENT;
-    *ret = i ? reader->sources.items[i] : (struct kve_source){.kind = KVE_SOURCE_MAIN, .stride = 1};
+    *ret = i ? reader->sources.items[i]
+             : (struct kve_source){.kind = KVE_SOURCE_MAIN, .stride = 1, .parts = 1};
     return 0;
 }
 

@@ -39,10 +39,24 @@ struct kve_reader *kve_reader_copy(const struct kve_reader *reader)
     return copy;
 }
 
-void kve_reader_take_over(struct kve_reader *reader, struct kve_reader *from)
+/* Return true when the groups have whole numbers of blocks in one of @block_size tokens. */
+static bool fits(const struct kve_sources *sources, uint32_t block_size)
+{
+    for (size_t i = 0; i < sources->n_groups; i++)
+        if (block_size % sources->groups[i].parts)
+            return false;
+    for (uint32_t i = 0; i < sources->n; i++)
+        if (block_size % sources->items[i].parts)
+            return false;
+    return true;
+}
+
+int kve_reader_take_over(struct kve_reader *reader, struct kve_reader *from)
 {
     size_t limit = reader->salts.limit;
 
+    if (!fits(&from->sources, reader->block_size))
+        return -EPROTO;
     kve_salts_fini(&reader->salts);
     reader->sources = from->sources;
     reader->saw_salt = from->saw_salt;
@@ -56,6 +70,7 @@ void kve_reader_take_over(struct kve_reader *reader, struct kve_reader *from)
     kve_salts_init(&from->salts, from->salts.limit);
     memset(&from->sources, 0, sizeof(from->sources));
     kve_reader_reset(from);
+    return 0;
 }
 
 size_t kve_reader_salt_bytes(const struct kve_reader *reader)
@@ -65,11 +80,14 @@ size_t kve_reader_salt_bytes(const struct kve_reader *reader)
 
 /* -- writing ----------------------------------------------------------------------------------- */
 
-static void write_window(struct kv_json_writer *w, uint32_t window, uint32_t need, uint32_t stride)
+static void write_window(struct kv_json_writer *w, uint32_t window, uint32_t need, uint32_t stride,
+                         uint32_t parts)
 {
     kv_json_member_u64(w, "window", window);
     kv_json_member_u64(w, "need", need);
     kv_json_member_u64(w, "stride", stride);
+    if (parts > 1)
+        kv_json_member_u64(w, "parts", parts);
 }
 
 static void write_sources(const struct kve_sources *sources, struct kv_json_writer *w)
@@ -83,7 +101,7 @@ static void write_sources(const struct kve_sources *sources, struct kv_json_writ
         kv_json_member_str(w, "owner", source->owner);
         if (source->kind == KVE_SOURCE_WINDOW) {
             kv_json_member_u64(w, "group", source->group);
-            write_window(w, source->window, source->need, source->stride);
+            write_window(w, source->window, source->need, source->stride, source->parts);
         }
         kv_json_end_object(w);
     }
@@ -101,7 +119,7 @@ static void write_groups(const struct kve_sources *sources, struct kv_json_write
         kv_json_member_u64(w, "dp_rank", g->rank);
         kv_json_member_u64(w, "group", g->group);
         kv_json_member_str(w, "kind", kinds[g->is_main ? 1 : g->is_window ? 2 : 0]);
-        write_window(w, g->window, g->need, g->stride);
+        write_window(w, g->window, g->need, g->stride, g->parts);
         kv_json_end_object(w);
     }
     kv_json_end_array(w);
@@ -152,11 +170,12 @@ bool kve_reader_write_salts(const struct kve_reader *reader, size_t *at, struct 
 
 /* Read a member of a window. Returns false for any other member. */
 static bool read_window(struct kv_json *json, struct kv_str key, uint32_t *window, uint32_t *need,
-                        uint32_t *stride)
+                        uint32_t *stride, uint32_t *parts)
 {
     uint32_t *to = kv_str_eq(key, "window")   ? window
                    : kv_str_eq(key, "need")   ? need
                    : kv_str_eq(key, "stride") ? stride
+                   : kv_str_eq(key, "parts")  ? parts
                                               : NULL;
 
     if (to)
@@ -164,7 +183,7 @@ static bool read_window(struct kv_json *json, struct kv_str key, uint32_t *windo
     return to != NULL;
 }
 
-/* Read the name of an owner. Returns false for a name that no reader produces. */
+/* False: no reader keeps such a name. */
 static bool read_owner(struct kv_json *json, char to[KVE_MAX_OWNER + 1])
 {
     struct kv_buf scratch = {.limit = 64u * KVE_MAX_OWNER};
@@ -181,24 +200,25 @@ static bool read_owner(struct kv_json *json, char to[KVE_MAX_OWNER + 1])
 
 static int read_source(struct kve_sources *sources, struct kv_json *json)
 {
-    struct kve_source source = {.kind = KVE_SOURCE_OWNER, .stride = 1};
-    bool can_be = true;
+    struct kve_source source = {.kind = KVE_SOURCE_OWNER, .stride = 1, .parts = 1};
+    bool usable = true;
     struct kv_str key;
 
     kv_json_object(json);
     while (kv_json_next_key(json, &key)) {
         if (kv_str_eq(key, "owner")) {
-            can_be = read_owner(json, source.owner);
+            usable = read_owner(json, source.owner);
         } else if (kv_str_eq(key, "group")) {
             source.group = (uint32_t)kv_json_u64(json, UINT32_MAX);
             source.kind = KVE_SOURCE_WINDOW;
-        } else if (!read_window(json, key, &source.window, &source.need, &source.stride)) {
+        } else if (!read_window(json, key, &source.window, &source.need, &source.stride,
+                                &source.parts)) {
             kv_json_skip(json);
         }
     }
-    can_be = can_be && (source.kind == KVE_SOURCE_WINDOW ? source.need && source.stride
-                                                         : source.owner[0] != '\0');
-    return can_be && kve_sources_add(sources, &source) == 0 ? 0 : -EPROTO;
+    usable = usable && kve_is_size(source.stride, source.parts, 0) &&
+             (source.kind == KVE_SOURCE_WINDOW ? source.need > 0 : source.owner[0] != '\0');
+    return usable && kve_sources_add(sources, &source) == 0 ? 0 : -EPROTO;
 }
 
 static void read_kind(struct kv_json *json, struct kve_group *g)
@@ -211,9 +231,20 @@ static void read_kind(struct kv_json *json, struct kve_group *g)
     kv_buf_fini(&scratch);
 }
 
+/*
+ * Return true when a group can be of that size: one that isn't followed, or full attention, may have
+ * blocks of no whole number of registered ones (stride 0).
+ */
+static bool can_be(const struct kve_group *g)
+{
+    if (!g->stride && !g->is_window)
+        return g->parts == 1;
+    return kve_is_size(g->stride, g->parts, 0) && (!g->is_window || g->need);
+}
+
 static int read_group(struct kve_sources *sources, struct kv_json *json)
 {
-    struct kve_group g = {.rank = 0};
+    struct kve_group g = {.parts = 1};
     struct kv_str key;
 
     kv_json_object(json);
@@ -224,10 +255,10 @@ static int read_group(struct kve_sources *sources, struct kv_json *json)
             g.group = (uint32_t)kv_json_u64(json, UINT32_MAX);
         else if (kv_str_eq(key, "kind"))
             read_kind(json, &g);
-        else if (!read_window(json, key, &g.window, &g.need, &g.stride))
+        else if (!read_window(json, key, &g.window, &g.need, &g.stride, &g.parts))
             kv_json_skip(json);
     }
-    if ((g.is_window && (!g.need || !g.stride)) || sources->n_groups == KVE_MAX_GROUPS)
+    if (!can_be(&g) || sources->n_groups == KVE_MAX_GROUPS)
         return -EPROTO;
     sources->groups[sources->n_groups++] = g;
     return 0;

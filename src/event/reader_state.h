@@ -33,7 +33,10 @@ int kve_reader_read(struct kve_reader *reader, struct kv_json *json, struct kv_s
 /** Return the bytes that the reader's table of salts takes. */
 size_t kve_reader_salt_bytes(const struct kve_reader *reader);
 
-/** Replace @reader's state by that of @from, which becomes as new. */
-void kve_reader_take_over(struct kve_reader *reader, struct kve_reader *from);
+/**
+ * Replace @reader's state by that of @from, which becomes as new. Returns 0; -EPROTO when groups of
+ * @from have no whole number of blocks in one of @reader's block size (nothing changes then).
+ */
+int kve_reader_take_over(struct kve_reader *reader, struct kve_reader *from);
 
 #endif

@@ -51,8 +51,16 @@ static int store_known(struct kve_reader *reader, const struct kve_raw_event *ev
     const uint64_t *hashes = kve_event_hashes(reader);
 
     op->type = KVE_OP_STORE_KNOWN;
-    op->has_parent = false;
-    op->parent = 0;
+    if (kve_is_window(reader, op) && reader->sources.items[op->source].parts > 1) {
+        /* A kindless event is taken for one of the group's; of another size, it covers nothing. */
+        if (ev->block_size &&
+            ev->block_size * reader->sources.items[op->source].parts == reader->block_size)
+            op->n_covered = ev->n_tokens / ev->block_size;
+        op->lookahead = ev->lookahead.p != NULL;
+    } else {
+        op->has_parent = false;
+        op->parent = 0;
+    }
     for (size_t i = 0; i < ev->n_hashes && reader->salts.n && !kve_is_beside_main(reader, op);
          i++) {
         const struct kve_salt_entry *entry = kve_salts_find(&reader->salts, op->rank, hashes[i]);

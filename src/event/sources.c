@@ -26,6 +26,20 @@ bool kve_sources_has_main(const struct kve_sources *sources, uint32_t rank)
     return sources->unnamed;
 }
 
+int64_t kve_sources_main_group(const struct kve_sources *sources, uint32_t rank)
+{
+    for (size_t i = 0; i < sources->n_groups; i++)
+        if (sources->groups[i].rank == rank && sources->groups[i].is_main)
+            return sources->groups[i].group;
+    return sources->unnamed ? 0 : -1;
+}
+
+bool kve_is_size(uint32_t stride, uint32_t parts, uint32_t block_size)
+{
+    return stride && parts && parts <= KVE_MAX_PARTS && (stride == 1 || parts == 1) &&
+           block_size % parts == 0;
+}
+
 /* -- groups ------------------------------------------------------------------------------------ */
 
 static bool is_main_kind(struct kv_str kind)
@@ -61,17 +75,25 @@ static bool has_other_main(const struct kve_sources *sources, uint32_t rank, uin
 }
 
 /*
- * Return how many blocks of the registered size one block of the group spans; 0: no whole number.
- * An event without tokens has no block size: use the size learned before, else the registered one.
+ * How many blocks of the registered size one block of the group spans, or how many of its blocks one
+ * of the registered size has; stride 0 when neither is a whole number. An event without tokens has no
+ * block size, and is of the size learned before, or of the usual one.
  */
-static uint32_t stride_of(const struct kve_raw_event *ev, const struct kve_group *known,
-                          uint32_t block_size)
+static void set_size(struct kve_group *g, const struct kve_raw_event *ev,
+                     const struct kve_group *known, uint32_t block_size)
 {
-    if (ev->type != KVE_RAW_STORED || !ev->block_size)
-        return known ? known->stride : 1;
-    if (ev->block_size % block_size || ev->block_size / block_size > UINT32_MAX)
-        return 0;
-    return (uint32_t)(ev->block_size / block_size);
+    uint64_t size = ev->block_size;
+
+    g->parts = 1;
+    if (ev->type != KVE_RAW_STORED || !size) {
+        g->stride = known ? known->stride : 1;
+        g->parts = known ? known->parts : 1;
+    } else if (size % block_size == 0) {
+        g->stride = size / block_size <= UINT32_MAX ? (uint32_t)(size / block_size) : 0;
+    } else if (block_size % size == 0 && block_size / size <= KVE_MAX_PARTS) {
+        g->stride = 1;
+        g->parts = (uint32_t)(block_size / size);
+    }
 }
 
 /*
@@ -80,7 +102,7 @@ static uint32_t stride_of(const struct kve_raw_event *ev, const struct kve_group
  */
 static uint32_t need_of(uint64_t window, uint64_t block)
 {
-    uint64_t need = window > 1 ? (window - 2) / block + 1 : 1;
+    uint64_t need = window > 1 ? (window - 2) / KV_MAX(block, 1u) + 1 : 1;
 
     return need < KVE_NEED_ALL ? (uint32_t)need : KVE_NEED_ALL - 1;
 }
@@ -92,26 +114,36 @@ static struct kve_group described(struct kve_sources *sources, uint32_t rank,
 {
     struct kve_group g = {.rank = rank, .group = (uint32_t)ev->group};
 
-    g.stride = stride_of(ev, known, block_size);
+    set_size(&g, ev, known, block_size);
     if (is_main_kind(ev->kind)) {
         g.is_main = !ev->has_group || !has_other_main(sources, rank, g.group);
-        g.is_window = !g.is_main && g.stride > 0;
+        g.is_window = !g.is_main && g.stride > 0 && g.parts == 1;
         g.need = g.is_window ? KVE_NEED_ALL : 0;
     } else if (is_window_kind(ev->kind) && ev->window && ev->window <= UINT32_MAX) {
         g.is_window = g.stride > 0;
         g.window = (uint32_t)ev->window;
-        g.need = g.stride ? need_of(ev->window, (uint64_t)g.stride * block_size) : 0;
+        g.need = g.stride ? need_of(ev->window, (uint64_t)g.stride * block_size / g.parts) : 0;
     } else if (kv_str_eq(ev->kind, "mamba")) {
-        g.is_window = g.stride > 0;
+        g.is_window = g.stride > 0 && g.parts == 1;
         g.need = 1;
     }
     return g;
 }
 
-static void learn(struct kve_sources *sources, struct kve_group *known, const struct kve_group *g)
+/* Return true for an event about blocks of the device. */
+static bool is_device(const struct kve_raw_event *ev)
 {
-    if (known)
+    return !ev->medium.len || kv_str_eq(ev->medium, "GPU");
+}
+
+/* Learn a group. Offloaded blocks may have another size: they don't change what the device showed. */
+static void learn(struct kve_sources *sources, struct kve_group *known, const struct kve_group *g,
+                  bool device)
+{
+    if (known && device)
         *known = *g;
+    else if (known)
+        return;
     else if (sources->n_groups < KVE_MAX_GROUPS)
         sources->groups[sources->n_groups++] = *g;
 }
@@ -126,13 +158,15 @@ static struct kve_group group_of(struct kve_sources *sources, uint32_t rank,
         struct kve_group g = described(sources, rank, ev, known, block_size);
 
         if (ev->has_group && ev->type == KVE_RAW_STORED)
-            learn(sources, known, &g);
+            learn(sources, known, &g, is_device(ev));
         return g;
     }
     if (known)
         return *known;
-    return (struct kve_group){
-        .rank = rank, .group = (uint32_t)ev->group, .is_main = !ev->has_group || ev->group == 0};
+    return (struct kve_group){.rank = rank,
+                              .group = (uint32_t)ev->group,
+                              .parts = 1,
+                              .is_main = !ev->has_group || ev->group == 0};
 }
 
 /* -- sources ----------------------------------------------------------------------------------- */
@@ -176,13 +210,15 @@ static void put_owner(char to[KVE_MAX_OWNER + 1], struct kv_str owner)
 static bool same_source(const struct kve_source *a, const struct kve_source *b)
 {
     return a->kind == b->kind && a->group == b->group && a->window == b->window &&
-           a->need == b->need && a->stride == b->stride && strcmp(a->owner, b->owner) == 0;
+           a->need == b->need && a->stride == b->stride && a->parts == b->parts &&
+           strcmp(a->owner, b->owner) == 0;
 }
 
 int kve_sources_add(struct kve_sources *sources, const struct kve_source *source)
 {
     if (!sources->n)
-        sources->items[sources->n++] = (struct kve_source){.kind = KVE_SOURCE_MAIN, .stride = 1};
+        sources->items[sources->n++] =
+            (struct kve_source){.kind = KVE_SOURCE_MAIN, .stride = 1, .parts = 1};
     if (sources->n == KVE_MAX_SOURCES)
         return -ENOSPC;
     sources->items[sources->n++] = *source;
@@ -200,7 +236,7 @@ static int number_of(struct kve_sources *sources, const struct kve_source *sourc
 
 int kve_sources_owner(struct kve_sources *sources, struct kv_str owner)
 {
-    struct kve_source source = {.kind = KVE_SOURCE_OWNER, .stride = 1};
+    struct kve_source source = {.kind = KVE_SOURCE_OWNER, .stride = 1, .parts = 1};
 
     if (!owner.len)
         return 0;
@@ -215,9 +251,7 @@ int kve_sources_owner(struct kve_sources *sources, struct kv_str owner)
  */
 static struct kv_str owner_of(const struct kve_raw_event *ev)
 {
-    bool device = !ev->medium.len || kv_str_eq(ev->medium, "GPU");
-
-    return !ev->is_map && device ? (struct kv_str){"", 0} : ev->ownership;
+    return !ev->is_map && is_device(ev) ? (struct kv_str){"", 0} : ev->ownership;
 }
 
 int kve_sources_of(struct kve_sources *sources, uint32_t rank, const struct kve_raw_event *ev,
@@ -238,6 +272,7 @@ int kve_sources_of(struct kve_sources *sources, uint32_t rank, const struct kve_
     source.window = g.window;
     source.need = g.need;
     source.stride = g.stride;
+    source.parts = g.parts;
     put_owner(source.owner, owner_of(ev));
     return number_of(sources, &source);
 }

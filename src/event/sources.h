@@ -30,8 +30,8 @@
 /** A cache group of one rank, as its stored events describe it. */
 struct kve_group {
     uint32_t rank, group;
-    bool is_main, is_window;       /* both false: a kind that the reader can't follow */
-    uint32_t window, need, stride; /* fields of a window group, as in struct kve_source */
+    bool is_main, is_window;              /* neither: a kind that can't be followed */
+    uint32_t window, need, stride, parts; /* of a window: as in struct kve_source */
 };
 
 struct kve_sources {
@@ -55,7 +55,16 @@ int kve_sources_of(struct kve_sources *sources, uint32_t rank, const struct kve_
 bool kve_sources_has_main(const struct kve_sources *sources, uint32_t rank);
 
 /**
- * Return the number of the source of @owner's main cache; 0 for an empty name; -KVE_SKIP_RC(SOURCE)
+ * Return true when a group's blocks can be of such a size beside registered ones of @block_size
+ * tokens; 0: unknown.
+ */
+bool kve_is_size(uint32_t stride, uint32_t parts, uint32_t block_size);
+
+/** Return the number of the main group of @rank; 0 when events don't tell it; -1: no such group. */
+int64_t kve_sources_main_group(const struct kve_sources *sources, uint32_t rank);
+
+/**
+ * Return the number of the source of @owner's main cache: 0 for an empty name, -KVE_SKIP_RC(SOURCE)
  * beyond KVE_MAX_SOURCES.
  */
 int kve_sources_owner(struct kve_sources *sources, struct kv_str owner);

@@ -60,7 +60,7 @@ static void park_part(struct below *below, const struct kvi_chain *chain, uint32
                            mask);
         } else {
             kvi_copies_forget(ix, below->holder, mask, name);
-            ix->parking.forgotten++;
+            kvi_parking_lost(ix, below->holder, 1);
         }
         below->above = name;
     }
@@ -84,7 +84,7 @@ void kvi_park_below(struct kvi_index *ix, struct kvi_holder *holder, const struc
         park_part(&below, next.chain, 0);
     }
     if (below.failed) /* blocks not visited are forgotten; records of their copies may stay */
-        ix->parking.forgotten++;
+        kvi_parking_lost(ix, holder, 1);
 }
 
 /* -- attaching --------------------------------------------------------------------------------- */
@@ -125,7 +125,7 @@ static void give_up(struct kvi_index *ix, struct kvi_holder *holder, size_t n, u
 {
     for (size_t i = 0; i < n; i++)
         kvi_copies_forget(ix, holder, mask, ix->scratch->run[i].hash);
-    ix->parking.forgotten += n;
+    kvi_parking_lost(ix, holder, n);
 }
 
 /* Attach one run. Returns true when there was one and it is now in the tree. */

@@ -212,6 +212,7 @@ static void drop_with_parts(struct kvi_index *ix, struct kvi_holder *holder)
     drop_all(ix, holder);
     KVI_EACH_PART(kvi_windows_of(holder), part)
     drop_all(ix, part);
+    holder->n_lost = 0;
 }
 
 /*

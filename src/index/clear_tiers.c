@@ -165,6 +165,19 @@ static int take_parts(struct kvi_index *ix, const struct kvi_holder *holder, uin
     return rc;
 }
 
+/* Return true when neither the holder nor a part has any block left. */
+static bool is_empty(const struct kvi_holder *holder)
+{
+    const struct kvi_holder *part;
+    uint64_t n = holder->n_parked + atomic_load_explicit(&holder->blocks, memory_order_relaxed);
+
+    KVI_EACH_PART(kvi_windows_of(holder), part)
+    {
+        n += part->n_parked + atomic_load_explicit(&part->blocks, memory_order_relaxed);
+    }
+    return n == 0;
+}
+
 int kvi_clear_tiers(struct kvi_index *index, struct kv_holder holder, uint32_t tiers,
                     uint32_t source)
 {
@@ -186,6 +199,8 @@ int kvi_clear_tiers(struct kvi_index *index, struct kv_holder holder, uint32_t t
         kvi_mem_free(&index->mem, names.items);
         if (!all && !rc)
             rc = take_parts(index, names.holder, tiers, source);
+        if (is_empty(names.holder))
+            names.holder->n_lost = 0;
         names.holder->clearing = NULL;
         pthread_cond_broadcast(&index->cleared);
     }

@@ -85,23 +85,40 @@ static struct kvi_copy *find(const struct kvi_index *ix, const struct kvi_holder
     return found;
 }
 
+bool kvi_copies_have_room(struct kvi_index *ix, size_t n)
+{
+    struct kvi_copies *copies = &ix->copies;
+
+    return copies->n + n <= copies->max &&
+           !kvi_mem_grow(&ix->mem, (void **)&copies->items, &copies->capacity, copies->n + n,
+                         sizeof(copies->items[0]));
+}
+
+void kvi_copies_lost(struct kvi_index *ix, struct kvi_holder *holder, uint64_t n)
+{
+    ix->copies.uncounted += n;
+    kvi_note_lost(holder, n);
+}
+
 static bool put(struct kvi_index *ix, struct kvi_holder *holder, uint32_t tier, uint64_t hash,
                 uint32_t source, uint32_t count)
 {
     struct kvi_copies *copies = &ix->copies;
     uint32_t i = (uint32_t)copies->n;
 
-    if (copies->n >= copies->max ||
-        kvi_mem_grow(&ix->mem, (void **)&copies->items, &copies->capacity, copies->n + 1,
-                     sizeof(copies->items[0])))
+    if (!kvi_copies_have_room(ix, 1)) {
+        kvi_copies_lost(ix, holder, 1);
         return false;
+    }
     copies->items[i] = (struct kvi_copy){.hash = hash,
                                          .holder = holder->id,
                                          .count = count,
                                          .source = (uint16_t)source,
                                          .tier = (uint8_t)tier};
-    if (kvi_table_insert(&copies->by_hash, mix_key(holder->id, tier, hash), i))
+    if (kvi_table_insert(&copies->by_hash, mix_key(holder->id, tier, hash), i)) {
+        kvi_copies_lost(ix, holder, 1);
         return false;
+    }
     copies->n++;
     holder->n_copies++;
     return true;
@@ -230,34 +247,28 @@ void kvi_copies_imply(struct kvi_holder *holder, enum kv_tier tier, uint32_t sou
     holder->turns++;
 }
 
-void kvi_copies_add(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
+bool kvi_copies_add(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                     uint32_t source, uint64_t hash, bool had, bool counted)
 {
     uint32_t implied = holder->tier[tier].implied, n = 0;
     struct kvi_copy *copy;
-    bool fits = true;
 
-    if (!had) {
-        if (source != implied && !put(ix, holder, tier, hash, source, 1))
-            ix->copies.uncounted++;
-        return;
-    }
+    if (!had)
+        return source == implied || put(ix, holder, tier, hash, source, 1);
     copy = holder->n_copies ? find(ix, holder, tier, hash, source, &n) : NULL;
     if (copy) {
         if (source != MAIN || !counted)
-            return;
+            return true;
         note_store(ix, holder, tier, copy);
         if (holder->tier[tier].counts != KVI_COUNTS_ONE)
             copy->count++;
     } else if (n == 0 && source == implied) {
         if (source == MAIN && counted && holder->tier[tier].counts != KVI_COUNTS_ONE)
-            fits = put(ix, holder, tier, hash, source, 2);
-    } else {
-        if (n == 0)
-            fits = put(ix, holder, tier, hash, implied, 1);
-        fits = fits && put(ix, holder, tier, hash, source, 1);
+            (void)put(ix, holder, tier, hash, source, 2);
+    } else if (n || put(ix, holder, tier, hash, implied, 1)) {
+        (void)put(ix, holder, tier, hash, source, 1);
     }
-    ix->copies.uncounted += !fits;
+    return true;
 }
 
 enum kvi_taken kvi_copies_take(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
@@ -272,8 +283,8 @@ enum kvi_taken kvi_copies_take(struct kvi_index *ix, struct kvi_holder *holder, 
             return KVI_TAKEN_NONE;
         if (left == KVI_COPIES_UNSAID || left == 0)
             return KVI_TAKEN_LAST;
-        if (left > 1 && !put(ix, holder, tier, hash, source, left))
-            ix->copies.uncounted++;
+        if (left > 1)
+            (void)put(ix, holder, tier, hash, source, left);
         return KVI_TAKEN_SOME;
     }
     if (left == KVI_COPIES_UNSAID) {
@@ -348,21 +359,27 @@ void kvi_copies_each(const struct kvi_index *ix, const struct kvi_copy *copy,
     }
 }
 
-void kvi_copies_set(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
+bool kvi_copies_set(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                     uint64_t hash, const struct kvi_source_copies *sources, size_t n)
 {
+    bool held = false;
+
     kvi_copies_forget(ix, holder, 1u << tier, hash);
     for (size_t i = 0; i < n; i++) {
         if (find(ix, holder, tier, hash, sources[i].source, NULL))
             continue;
-        if (!sources[i].copies || sources[i].copies == KVI_COPIES_UNSAID ||
-            !put(ix, holder, tier, hash, sources[i].source, sources[i].copies)) {
-            ix->copies.uncounted++;
+        held |= sources[i].source == holder->tier[tier].implied;
+        if (!sources[i].copies || sources[i].copies == KVI_COPIES_UNSAID) {
+            kvi_copies_lost(ix, holder, 1);
             continue;
         }
+        if (!put(ix, holder, tier, hash, sources[i].source, sources[i].copies))
+            continue;
+        held = true;
         ix->copies.items[ix->copies.n - 1].taken = sources[i].taken;
     }
     tidy(ix, holder, tier, hash);
+    return held;
 }
 
 void kvi_copies_restore_tier(struct kvi_holder *holder, enum kv_tier tier,

@@ -57,12 +57,16 @@ void kvi_copies_fini(struct kvi_index *ix);
  * Set the implied source of an empty tier before blocks enter: the first source with blocks there.
  */
 void kvi_copies_imply(struct kvi_holder *holder, enum kv_tier tier, uint32_t source);
+/** Return true when there is memory for @n more records, within max_copies. */
+bool kvi_copies_have_room(struct kvi_index *ix, size_t n);
+/** Count copies that were left out. */
+void kvi_copies_lost(struct kvi_index *ix, struct kvi_holder *holder, uint64_t n);
 /**
  * Add a copy of a block. @had: the block is in the tier already. Not @counted: the source has at
- * least one copy. Never fails: without memory for its record, the copy is left out and counted in
- * uncounted.
+ * least one copy. Without memory for its record, the copy is left out and counted as lost. Returns
+ * false when the tier must not have the block either: nothing would remove it.
  */
-void kvi_copies_add(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
+bool kvi_copies_add(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                     uint32_t source, uint64_t hash, bool had, bool counted);
 /**
  * Remove a copy of a block that is in the tier. @left is the number of copies left by the event, or
@@ -92,8 +96,11 @@ enum kvi_said kvi_copies_say(const struct kvi_index *ix, const struct kvi_copy *
 /** Call @fn with each record of the block of @copy. */
 void kvi_copies_each(const struct kvi_index *ix, const struct kvi_copy *copy,
                      void (*fn)(void *arg, const struct kvi_copy *copy), void *arg);
-/** Set the copies of a block that is in the tier. Never fails, like kvi_copies_add. */
-void kvi_copies_set(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
+/**
+ * Set the copies of a block that is in the tier; those without memory for a record are lost.
+ * Returns false when none could be noted: the tier must not have the block.
+ */
+bool kvi_copies_set(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                     uint64_t hash, const struct kvi_source_copies *sources, size_t n);
 /** Take over what another index has learned of a tier's sources. */
 void kvi_copies_restore_tier(struct kvi_holder *holder, enum kv_tier tier,

@@ -8,10 +8,12 @@
  *     sliding window                                the last `need` before the end, or all from 0
  *     recurrent state                               the block before the end
  *
- * Groups of one description count together: each of them must have the block. Where the engine
- * drops the last matched block (EAGLE), a group looks one block beyond the match and drops that
- * one. A kind does so once, and again after another kind has shortened the match. States never
- * drop.
+ * A window's blocks may be parts of a block: a unit is one block of the window, be it a part, a block
+ * or several.
+ *
+ * Groups of one description answer together: each of them must have the block. Where the engine
+ * drops the last matched block (EAGLE), a group that does looks one block beyond the match and gives that up
+ * again; a kind does so once, and anew when another one shortened the match. States never drop.
  */
 #include "index/cut.h"
 
@@ -26,7 +28,7 @@ struct cut {
 static bool same_kind(const struct kvi_window *a, const struct kvi_window *b)
 {
     return a->need == b->need && a->stride == b->stride && a->window == b->window &&
-           a->state == b->state;
+           a->state == b->state && kvi_window_parts(a) == kvi_window_parts(b);
 }
 
 static const struct kvi_window *window_at(const struct cut *cut, uint32_t i)
@@ -56,15 +58,18 @@ static bool has_in(struct kvi_view *view, int tier, uint32_t number, uint32_t p)
     return (s->tmap ? kvi_tmap_get(s->tmap, p - s->depth) : s->mask) >> bit & 1;
 }
 
-/* Return true when all groups like window @kind have block @p. */
-static bool has(struct cut *cut, uint32_t kind, uint32_t p)
+/* Whether all groups like window @kind have unit @u. */
+static bool has(struct cut *cut, uint32_t kind, uint32_t u)
 {
     const struct kvi_windows *windows = cut->view->windows;
+    const struct kvi_window *w = window_at(cut, kind);
+    uint32_t parts = kvi_window_parts(w), part = u % parts,
+             p = parts > 1 ? u / parts : u * w->stride + w->stride - 1;
 
     for (uint32_t i = kind; i < windows->n; i++) {
         bool found = false;
 
-        if (!same_kind(window_at(cut, i), window_at(cut, kind)))
+        if (!same_kind(window_at(cut, i), w) || window_at(cut, i)->part != part)
             continue;
         for (int t = 0; t <= cut->tier && !found; t++)
             found = has_in(cut->view, t, windows->order[i], p);
@@ -74,30 +79,68 @@ static bool has(struct cut *cut, uint32_t kind, uint32_t p)
     return true;
 }
 
-/* Return the longest match of at most @max blocks that a window can serve. */
+/* Whether @units of the window end where a match may. */
+static bool is_aligned(const struct cut *cut, const struct kvi_window *w, uint32_t units)
+{
+    return (uint64_t)units * w->stride % ((uint64_t)cut->align * kvi_window_parts(w)) == 0;
+}
+
+/* The longest match within the first @max units that a window can serve, in blocks. */
 static uint32_t serve(struct cut *cut, uint32_t kind, uint32_t max, bool drop)
 {
     const struct kvi_window *w = window_at(cut, kind);
-    uint32_t stride = w->stride, run = 0, blocks, wanted = w->need + drop;
+    uint32_t parts = kvi_window_parts(w), run = 0, units, wanted = w->need + drop;
 
-    for (uint32_t b = max / stride; b-- > 0;) {
-        if (!has(cut, kind, b * stride + stride - 1)) {
+    for (uint32_t u = max; u-- > 0;) {
+        if (!has(cut, kind, u)) {
             run = 0;
             continue;
         }
-        if (!run && (uint64_t)(drop ? b : b + 1) * stride % cut->align)
+        if (!run && !is_aligned(cut, w, drop ? u : u + 1))
             continue;
         if (++run == wanted)
-            return (b + run - drop) * stride;
+            return (u + run - drop) * w->stride / parts;
     }
     if (w->state) /* one state is enough, however short the match */
         return 0;
-    for (blocks = run; blocks && (uint64_t)blocks * stride % cut->align; blocks--)
+    for (units = run; units && !is_aligned(cut, w, units); units--)
         ;
-    if (drop && blocks)
-        for (blocks--; blocks && (uint64_t)blocks * stride % cut->align; blocks--)
+    if (drop && units)
+        for (units--; units && !is_aligned(cut, w, units); units--)
             ;
-    return blocks * stride;
+    return units * w->stride / parts;
+}
+
+/* Units of the window that @blocks have room for, one more with @beyond, within the prompt. */
+static uint32_t units_of(const struct cut *cut, const struct kvi_window *w, uint32_t blocks,
+                         bool beyond)
+{
+    uint32_t parts = kvi_window_parts(w), all = cut->view->n, stride = KV_MAX(w->stride, 1u);
+
+    return KV_MIN(blocks * parts / stride + beyond, all * parts / stride);
+}
+
+/* Whether windows like @kind give up the last matched block: together, when one of their groups does. */
+static bool drops(const struct cut *cut, uint32_t kind)
+{
+    const struct kvi_windows *windows = cut->view->windows;
+
+    for (uint32_t i = kind; windows->drops && i < windows->n; i++)
+        if (same_kind(window_at(cut, i), window_at(cut, kind)) &&
+            kvi_window_drops(windows, window_at(cut, i)))
+            return true;
+    return false;
+}
+
+/* Whether full attention does: the main group, and others that need every block. */
+static bool full_drops(const struct cut *cut)
+{
+    const struct kvi_windows *windows = cut->view->windows;
+    bool found = windows->drops && !windows->main_keeps;
+
+    for (uint32_t k = 0; windows->drops && k < cut->n_kinds; k++)
+        found |= window_at(cut, cut->first[k])->need == KVI_NEED_ALL && drops(cut, cut->first[k]);
+    return found;
 }
 
 /* Cut @reach to the blocks that every full-attention group has. */
@@ -105,14 +148,14 @@ static uint32_t cut_full(struct cut *cut, uint32_t reach)
 {
     for (uint32_t k = 0; k < cut->n_kinds; k++) {
         const struct kvi_window *w = window_at(cut, cut->first[k]);
-        uint32_t end = reach / w->stride;
+        uint32_t end = units_of(cut, w, reach, false);
 
         if (w->need != KVI_NEED_ALL)
             continue;
         for (uint32_t b = end; b-- > 0;)
-            if (!has(cut, cut->first[k], b * w->stride + w->stride - 1))
+            if (!has(cut, cut->first[k], b))
                 end = b;
-        reach = KV_MIN(reach, end * w->stride);
+        reach = KV_MIN(reach, end * w->stride / kvi_window_parts(w));
     }
     return reach;
 }
@@ -124,25 +167,24 @@ static bool is_alone(const struct kvi_view *view)
 
 static uint32_t agree(struct cut *cut, uint32_t reach)
 {
-    const struct kvi_windows *windows = cut->view->windows;
     uint32_t verified = 0, hit = cut_full(cut, reach), now = hit;
 
     if (!is_alone(cut->view)) {
-        hit -= windows->drops && hit;
-        hit -= hit % cut->align;
+        hit -= full_drops(cut) && hit;
+        hit -= hit % KV_MAX(cut->align, 1u);
     }
     do {
         hit = KV_MIN(hit, now);
         now = hit;
         for (uint32_t k = 0; k < cut->n_kinds; k++) {
             const struct kvi_window *w = window_at(cut, cut->first[k]);
-            bool drop = windows->drops && !(verified >> k & 1), beyond = drop && !w->state;
+            bool drop = drops(cut, cut->first[k]) && !(verified >> k & 1),
+                 beyond = drop && !w->state;
             uint32_t served;
 
             if (w->need == KVI_NEED_ALL)
                 continue;
-            served = serve(cut, cut->first[k], beyond ? KV_MIN(now + w->stride, cut->view->n) : now,
-                           beyond);
+            served = serve(cut, cut->first[k], units_of(cut, w, now, beyond), beyond);
             if (drop)
                 verified |= 1u << k;
             else if (served < now)

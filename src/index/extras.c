@@ -83,6 +83,7 @@ static void copy_parked(const struct kvi_index *ix, const struct parked_names *n
 static struct kvi_extra fact_of(const struct kvi_holder *holder, uint32_t tier)
 {
     const struct kvi_windows *windows = holder->main ? kvi_windows_of(holder->main) : NULL;
+    const struct kvi_window *window;
     struct kvi_extra extra = {.holder = holder->key, .tier = (enum kv_tier)tier};
     uint32_t at = 0;
 
@@ -92,8 +93,9 @@ static struct kvi_extra fact_of(const struct kvi_holder *holder, uint32_t tier)
         at++;
     extra.tier = (enum kv_tier)(at / KVI_PARTS);
     extra.in_window = true;
-    extra.window.group =
-        windows->items[at % KVI_PARTS * KVI_PART_WINDOWS + tier - kvi_window_tier(0)].group;
+    window = &windows->items[at % KVI_PARTS * KVI_PART_WINDOWS + tier - kvi_window_tier(0)];
+    extra.window.group = window->group;
+    extra.window.part = window->part;
     return extra;
 }
 
@@ -155,7 +157,7 @@ static bool is_told(const struct slice *slice, const struct kvi_extra *extra)
     return last && last->kind == extra->kind && last->hash == extra->hash &&
            last->tier == extra->tier && last->holder.worker == extra->holder.worker &&
            last->holder.rank == extra->holder.rank && last->in_window == extra->in_window &&
-           last->window.group == extra->window.group;
+           last->window.group == extra->window.group && last->window.part == extra->window.part;
 }
 
 static void copy_one(const struct kvi_index *ix, const struct kvi_copy *copy, struct slice *slice)
@@ -282,7 +284,7 @@ static int subject(struct kvi_index *ix, const struct kvi_extra *extra, bool mak
     if (!extra->in_window)
         return 0;
     *ret = NULL;
-    number = kvi_window_number(holder, extra->window.group);
+    number = kvi_window_number(holder, &extra->window);
     if (number < 0)
         return 0;
     *ret_tier = (enum kv_tier)kvi_window_tier((uint32_t)number);
@@ -321,10 +323,18 @@ static int set_copies(struct kvi_index *index, const struct kvi_extra *extra)
     if (holder)
         rc = subject(index, extra, false, &holder, &tier);
     if (!rc && holder && kvi_tiers_of(index, holder, extra->hash) >> tier & 1) {
+        bool held = true;
+
         if (extra->n_sources)
-            kvi_copies_set(index, holder, tier, extra->hash, extra->sources, extra->n_sources);
+            held =
+                kvi_copies_set(index, holder, tier, extra->hash, extra->sources, extra->n_sources);
         else if (extra->copies)
-            kvi_copies_set(index, holder, tier, extra->hash, &plain, 1);
+            held = kvi_copies_set(index, holder, tier, extra->hash, &plain, 1);
+        if (!held)
+            rc = KV_MIN(
+                kvi_take_one(index, holder, tier, holder->tier[tier].implied, extra->hash, 0), 0);
+        if (!held && !rc && holder->main)
+            kvi_part_tidy(index, holder, extra->hash);
     }
     kvi_unlock(index);
     return rc;

@@ -296,6 +296,7 @@ int kvi_get_holder(struct kvi_index *index, struct kv_holder holder, struct kvi_
             .copies = found->n_copies,
             .refused = found->n_refused,
             .turns = turns_of(found),
+            .lost = found->n_lost,
         };
         for (int t = 0; t < KV_N_TIERS; t++)
             ret->tier_blocks[t] = found->tier[t].blocks;

@@ -175,7 +175,7 @@ static bool make_room(struct kvi_index *ix, struct kvi_holder *holder)
     if (holder->n_parked &&
         (holder->n_parked >= parking->max_holder || parking->n >= parking->max)) {
         (void)kvi_parked_forget(ix, holder, 1);
-        parking->forgotten++;
+        kvi_parking_lost(ix, holder, 1);
     }
     if (parking->max_holder == 0 || parking->n >= parking->max)
         return false;
@@ -254,9 +254,15 @@ bool kvi_park(struct kvi_index *ix, struct kvi_holder *holder, uint64_t parent,
     } else if (add(ix, holder, parent, block, mask)) {
         return true;
     }
-    ix->parking.forgotten++;
+    kvi_parking_lost(ix, holder, 1);
     kvi_copies_forget(ix, holder, mask, block.hash);
     return false;
+}
+
+void kvi_parking_lost(struct kvi_index *ix, struct kvi_holder *holder, uint64_t n)
+{
+    ix->parking.forgotten += n;
+    kvi_note_lost(holder, n);
 }
 
 void kvi_unpark(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_parked *parked)

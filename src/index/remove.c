@@ -260,7 +260,7 @@ void kvi_give(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash, ui
         if (!(bits >> tier & 1))
             continue;
         if (mix_entries(ix, holder, 1u << tier, &hash, 1, true))
-            ix->parking.forgotten++;
+            kvi_parking_lost(ix, holder, 1);
         else
             (void)give_one(ix, holder, (enum kv_tier)tier, hash);
     }
@@ -429,8 +429,8 @@ long kvi_known(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tie
         if (!mask)
             continue;
         found++;
-        (void)give_one(ix, holder, tier, hashes[i]);
-        kvi_copies_add(ix, holder, tier, source, hashes[i], mask >> tier & 1, counted);
+        if (kvi_copies_add(ix, holder, tier, source, hashes[i], mask >> tier & 1, counted))
+            (void)give_one(ix, holder, tier, hashes[i]);
     }
     return found;
 }

@@ -101,8 +101,9 @@ static void count_entering(struct kvi_store *store, size_t i, size_t n)
         (!store->unparks && store->source == store->holder->tier[store->tier].implied))
         return;
     for (; n--; i++) {
-        kvi_copies_add(store->ix, store->holder, store->tier, store->source, store->blocks[i].hash,
-                       was_parked(store, i), store->counted);
+        store->stored.lagging +=
+            !kvi_copies_add(store->ix, store->holder, store->tier, store->source,
+                            store->blocks[i].hash, was_parked(store, i), store->counted);
     }
 }
 
@@ -129,8 +130,8 @@ static uint32_t count_held(struct kvi_store *store, size_t i, uint64_t entry, ui
         if (!had)
             count_entering(store, i, 1);
         else if (needs_copy(store))
-            kvi_copies_add(store->ix, store->holder, store->tier, store->source,
-                           store->blocks[i].hash, true, store->counted);
+            (void)kvi_copies_add(store->ix, store->holder, store->tier, store->source,
+                                 store->blocks[i].hash, true, store->counted);
     }
     return n_had;
 }
@@ -421,8 +422,8 @@ static void gain(struct kvi_store *store, size_t i, uint32_t mask)
         kvi_give(store->ix, store->holder, store->blocks[i].hash, 1u << store->tier);
     store->stored.added += !had;
     store->stored.duplicate += had;
-    kvi_copies_add(store->ix, store->holder, store->tier, store->source, store->blocks[i].hash, had,
-                   store->counted);
+    store->stored.lagging += !kvi_copies_add(store->ix, store->holder, store->tier, store->source,
+                                             store->blocks[i].hash, had, store->counted);
 }
 
 static void park(struct kvi_store *store, uint64_t parent, size_t i)
@@ -435,8 +436,8 @@ static void park(struct kvi_store *store, uint64_t parent, size_t i)
     store->stored.parked++;
     if (!kvi_park(store->ix, store->holder, parent, store->blocks[i], bit))
         return;
-    kvi_copies_add(store->ix, store->holder, store->tier, store->source, store->blocks[i].hash, had,
-                   store->counted);
+    store->stored.lagging += !kvi_copies_add(store->ix, store->holder, store->tier, store->source,
+                                             store->blocks[i].hash, had, store->counted);
 }
 
 /* -- the call ---------------------------------------------------------------------------------- */
@@ -477,6 +478,7 @@ static int store_part(struct kvi_store *all, struct kv_holder key, const uint64_
     all->stored.added += part.stored.added;
     all->stored.duplicate += part.stored.duplicate;
     all->stored.renamed += part.stored.renamed;
+    all->stored.lagging += part.stored.lagging;
     return 0;
 }
 
@@ -539,6 +541,19 @@ static int store_parts(struct kvi_store *store, struct kv_holder key, const uint
     return rc;
 }
 
+/*
+ * Return true when the blocks' copies can be told from those of the tier's implied source: each
+ * block may need a record for both.
+ */
+static bool may_tell_source(const struct kvi_store *store)
+{
+    const struct kvi_holder_tier *t = &store->holder->tier[store->tier];
+
+    if (store->source == t->implied || (!t->blocks && !store->holder->n_parked))
+        return true;
+    return !store->only_new && kvi_copies_have_room(store->ix, 2 * store->n);
+}
+
 static int store_any(struct kvi_store *store, struct kv_holder key, const uint64_t *parent)
 {
     struct kvi_index *ix = store->ix;
@@ -548,6 +563,13 @@ static int store_any(struct kvi_store *store, struct kv_holder key, const uint64
     if (!store->n)
         return 0;
     store->holder = writer(store, key);
+    if (store->holder && !may_tell_source(store)) {
+        if (store->only_new)
+            return -EEXIST;
+        kvi_copies_lost(ix, store->holder, store->n);
+        store->left_out = true;
+        return 0;
+    }
     if (!store->keeps || !store->holder) {
         rc = store_part(store, key, parent, 0, store->n);
         if (rc != -ENOENT || !ix->parking.max_holder || store->only_new)
@@ -617,8 +639,8 @@ static int store_call(struct kvi_store *store, struct kv_holder key, const uint6
         *store = fresh;
         rc = store_any(store, key, parent);
     }
-    if (!rc && store->n && store->holder && kvi_windows_of(store->holder))
-        store->stored.lagging =
+    if (!rc && store->n && !store->left_out && store->holder && kvi_windows_of(store->holder))
+        store->stored.lagging +=
             kvi_parts_store(ix, store->holder, store->keeps, parent, store->blocks, store->n);
     kvi_copies_settle(ix);
     kvi_unlock(ix);

@@ -66,10 +66,11 @@ struct kvi_store {
     bool keeps;
     bool only_new; /* return -EEXIST when the holder has one of the blocks */
     bool holder_is_new;
-    bool twins;   /* another place has the hash of one of the new blocks */
-    bool counted; /* blocks that the holder has get one copy more */
-    bool again;   /* a store of parked blocks: copies stay as they were */
-    bool unparks; /* scratch->parked belongs to this call */
+    bool twins;    /* another place has the hash of one of the new blocks */
+    bool counted;  /* blocks that the holder has get one copy more */
+    bool again;    /* a store of parked blocks: copies stay as they were */
+    bool unparks;  /* scratch->parked belongs to this call */
+    bool left_out; /* nothing was stored: the copies can't be recorded */
     enum kv_tier tier;
     uint32_t source;
     const struct kv_block *blocks;

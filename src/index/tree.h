@@ -188,6 +188,7 @@ struct kvi_holder {
     uint64_t n_parked;  /* records in parked.h, in a list */
     /* Number of changes to all blocks of a tier at once: see kvi_holder_info. */
     uint64_t turns;
+    uint64_t n_lost; /* see kvi_holder_info; a part's are its main holder's */
     uint32_t oldest, newest;
     uint64_t max_blocks, n_refused;
     uint32_t lag_wait, lag_left; /* a lagging part: stores until the next attempt to catch up */
@@ -201,6 +202,12 @@ struct kvi_holder {
     struct kvi_holder *main;             /* of a part: its main holder; see windows.h */
     struct kvi_windows *_Atomic windows; /* NULL: none */
 };
+
+/** Note that @n blocks or copies of the holder were left out at a limit, or for want of memory. */
+static inline void kvi_note_lost(struct kvi_holder *holder, uint64_t n)
+{
+    (holder->main ? holder->main : holder)->n_lost += n;
+}
 
 /** A holder's own name for a place that has another name in its slot. */
 struct kvi_alias {

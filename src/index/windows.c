@@ -50,13 +50,27 @@ static void sort_groups(struct kvi_windows *windows)
     }
 }
 
+/* Return true when the holder's windows of that group have blocks of another size. */
+static bool is_reshaped(const struct kvi_windows *windows, const struct kvi_window *window)
+{
+    for (uint32_t i = 0; windows && i < windows->n; i++)
+        if (windows->items[i].group == window->group &&
+            (windows->items[i].stride != window->stride ||
+             kvi_window_parts(&windows->items[i]) != kvi_window_parts(window)))
+            return true;
+    return false;
+}
+
 static int set_window(struct kvi_index *ix, struct kvi_holder *holder,
                       const struct kvi_window *window)
 {
     struct kvi_windows *windows = kvi_windows_of(holder);
     uint32_t i = 0;
 
-    while (windows && i < windows->n && windows->items[i].group != window->group)
+    if (is_reshaped(windows, window))
+        return -EEXIST;
+    while (windows && i < windows->n &&
+           (windows->items[i].group != window->group || windows->items[i].part != window->part))
         i++;
     if (windows && i < windows->n && memcmp(&windows->items[i], window, sizeof(*window)) == 0)
         return (int)i;
@@ -84,7 +98,8 @@ int kvi_set_window(struct kvi_index *index, struct kv_holder key, const struct k
     struct kvi_holder *holder;
     int rc;
 
-    if (!window->need || !window->stride)
+    if (!window->need || !window->stride || window->part >= kvi_window_parts(window) ||
+        window->parts > KVI_MAX_WINDOWS || (window->stride > 1 && window->parts > 1))
         return -EINVAL;
     rc = kvi_begin(index, key, &holder);
     if (!rc)
@@ -401,8 +416,9 @@ static int give(struct kvi_index *ix, struct kvi_holder *part, enum kv_tier bit,
 
     if (kvi_tiers_of(ix, part, hash))
         return kvi_known(ix, part, bit, source, counted, &hash, 1) < 0 ? -ENOMEM : 0;
-    if (kvi_park(ix, part, kvi_placeless_parent(hash), block, 1u << bit))
-        kvi_copies_add(ix, part, bit, source, hash, false, counted);
+    if (kvi_park(ix, part, kvi_placeless_parent(hash), block, 1u << bit) &&
+        !kvi_copies_add(ix, part, bit, source, hash, false, counted))
+        kvi_unpark(ix, part, kvi_parked_find(ix, part, hash));
     return 0;
 }
 
@@ -536,20 +552,38 @@ long kvi_window_take(struct kvi_index *index, struct kv_holder key, enum kv_tier
 
 /* -- how lookups of a holder go ---------------------------------------------------------------- */
 
-static int set_rule(struct kvi_index *ix, struct kvi_holder *holder, bool alone, bool drops)
-{
-    struct kvi_windows *windows = kvi_windows_of(holder);
-    struct kvi_holder *part;
-    bool has_main;
+/* The rule of a holder without windows is all zero. */
+struct rule {
+    bool alone, drops, main_keeps;
+    uint64_t kept_groups;
+};
 
-    if (windows ? windows->alone == alone && windows->drops == drops : !alone && !drops)
+static struct rule rule_of(const struct kvi_holder *holder)
+{
+    const struct kvi_windows *windows = kvi_windows_of(holder);
+
+    return windows ? (struct rule){windows->alone, windows->drops, windows->main_keeps,
+                                   windows->kept_groups}
+                   : (struct rule){0};
+}
+
+static int set_rule(struct kvi_index *ix, struct kvi_holder *holder, struct rule rule)
+{
+    struct rule old = rule_of(holder);
+    struct kvi_windows *windows;
+    struct kvi_holder *part;
+    bool has_main = old.alone && !rule.alone;
+
+    if (old.alone == rule.alone && old.drops == rule.drops && old.main_keeps == rule.main_keeps &&
+        old.kept_groups == rule.kept_groups)
         return 0;
-    has_main = windows && windows->alone && !alone;
     windows = copy_windows(ix, holder);
     if (!windows)
         return -ENOMEM;
-    windows->alone = alone;
-    windows->drops = drops;
+    windows->alone = rule.alone;
+    windows->drops = rule.drops;
+    windows->main_keeps = rule.main_keeps;
+    windows->kept_groups = rule.kept_groups;
     publish(ix, holder, windows);
     KVI_EACH_PART(has_main ? windows : NULL, part)
     {
@@ -561,12 +595,13 @@ static int set_rule(struct kvi_index *ix, struct kvi_holder *holder, bool alone,
 int kvi_set_alone(struct kvi_index *index, struct kv_holder key, bool alone)
 {
     struct kvi_holder *holder;
-    const struct kvi_windows *windows;
     int rc = kvi_begin(index, key, &holder);
 
     if (!rc) {
-        windows = kvi_windows_of(holder);
-        rc = set_rule(index, holder, alone, windows && windows->drops);
+        struct rule rule = rule_of(holder);
+
+        rule.alone = alone;
+        rc = set_rule(index, holder, rule);
     }
     kvi_unlock(index);
     return rc;
@@ -575,13 +610,25 @@ int kvi_set_alone(struct kvi_index *index, struct kv_holder key, bool alone)
 int kvi_set_drops(struct kvi_index *index, struct kv_holder key)
 {
     struct kvi_holder *holder;
-    const struct kvi_windows *windows;
     int rc = kvi_begin(index, key, &holder);
 
     if (!rc) {
-        windows = kvi_windows_of(holder);
-        rc = set_rule(index, holder, windows && windows->alone, true);
+        struct rule rule = rule_of(holder);
+
+        rule.drops = true;
+        rc = set_rule(index, holder, rule);
     }
+    kvi_unlock(index);
+    return rc;
+}
+
+int kvi_set_keeps(struct kvi_index *index, struct kv_holder key, bool main, uint64_t groups)
+{
+    struct kvi_holder *holder;
+    int rc = kvi_begin(index, key, &holder);
+
+    if (!rc)
+        rc = set_rule(index, holder, (struct rule){rule_of(holder).alone, true, main, groups});
     kvi_unlock(index);
     return rc;
 }

@@ -33,8 +33,10 @@
 struct kvi_windows {
     struct kv_retired retired;
     uint32_t n;
-    bool alone; /* no main group: the windows' own blocks are the match */
-    bool drops; /* the engine drops the last matched block */
+    bool alone;           /* there is no main group: the windows' own blocks are the match */
+    bool drops;           /* the engine gives the last matched block up */
+    bool main_keeps;      /* ... not that of the main group */
+    uint64_t kept_groups; /* ... nor those of these groups, and of any from 64 on: bit 1 << group */
     struct kvi_window items[KVI_MAX_WINDOWS];
     uint8_t order[KVI_MAX_WINDOWS];                  /* numbers of items, ordered by group */
     struct kvi_holder *parts[KV_N_TIERS][KVI_PARTS]; /* NULL: no blocks there */
@@ -46,7 +48,23 @@ static inline struct kvi_windows *kvi_windows_of(const struct kvi_holder *holder
     return atomic_load_explicit(&holder->windows, memory_order_acquire);
 }
 
-/** Return the tier bit of window @number in its part. */
+/** Windows that make up the window's group. */
+static inline uint32_t kvi_window_parts(const struct kvi_window *window)
+{
+    return window->parts ? window->parts : 1;
+}
+
+/** Whether the window's group gives the last matched block up. */
+static inline bool kvi_window_drops(const struct kvi_windows *windows,
+                                    const struct kvi_window *window)
+{
+    bool keeps =
+        window->group < 64 ? windows->kept_groups >> window->group & 1 : windows->kept_groups != 0;
+
+    return windows->drops && !keeps;
+}
+
+/** The tier bit of window @number in its part. */
 static inline uint32_t kvi_window_tier(uint32_t number)
 {
     return 1 + number % KVI_PART_WINDOWS;
@@ -90,9 +108,9 @@ void kvi_part_tidy(struct kvi_index *ix, struct kvi_holder *part, uint64_t hash)
  */
 int kvi_part_find(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                   uint32_t number, bool add, struct kvi_holder **ret);
-/** Return the number of the window of @group, or -EINVAL. */
-int kvi_window_number(const struct kvi_holder *holder, uint32_t group);
-/** Return the blocks of a holder without a main group, else 0. */
+/** The number of the window of @window's group and part, or -EINVAL. */
+int kvi_window_number(const struct kvi_holder *holder, const struct kvi_window *window);
+/** Blocks of a holder without a main group, else 0. */
 uint64_t kvi_windows_blocks(const struct kvi_holder *holder);
 
 /** Dump and restore windows, for kvi_dump_extras and kvi_restore_extra. */

@@ -50,7 +50,9 @@ static uint32_t next_holder(struct dump *dump, uint32_t at, struct kv_holder *re
         add(dump, (struct kvi_extra){.kind = KVI_EXTRA_RULE,
                                      .holder = *ret,
                                      .alone = windows->alone,
-                                     .drops = windows->drops});
+                                     .drops = windows->drops,
+                                     .main_keeps = windows->main_keeps,
+                                     .kept_groups = windows->kept_groups});
         for (uint32_t i = 0; i < windows->n; i++)
             add(dump, (struct kvi_extra){
                           .kind = KVI_EXTRA_WINDOW, .holder = *ret, .window = windows->items[i]});
@@ -89,11 +91,12 @@ static void add_block(struct dump *dump, const struct kvi_windows *windows,
                       const struct kvi_holder *part, uint32_t at, uint64_t hash)
 {
     uint32_t mask = kvi_tiers_of(dump->ix, part, hash), first = at % KVI_PARTS * KVI_PART_WINDOWS;
-    struct kvi_extra extra = {.kind = KVI_EXTRA_PLACE,
-                              .holder = part->key,
-                              .hash = hash,
-                              .tier = (enum kv_tier)(at / KVI_PARTS),
-                              .window = {.group = windows->items[first].group}};
+    struct kvi_extra extra = {
+        .kind = KVI_EXTRA_PLACE,
+        .holder = part->key,
+        .hash = hash,
+        .tier = (enum kv_tier)(at / KVI_PARTS),
+        .window = {.group = windows->items[first].group, .part = windows->items[first].part}};
 
     if (windows->alone && mask && place_of(dump->ix, part, hash, &extra))
         add(dump, extra);
@@ -107,7 +110,7 @@ static void add_block(struct dump *dump, const struct kvi_windows *windows,
             .holder = part->key,
             .hash = hash,
             .tier = (enum kv_tier)(at / KVI_PARTS),
-            .window = {.group = windows->items[i].group},
+            .window = {.group = windows->items[i].group, .part = windows->items[i].part},
             .copies = kvi_copies_count(dump->ix, part, (enum kv_tier)bit, 0, hash)};
         extra.copies = KV_MAX(extra.copies, 1u);
         add(dump, extra);
@@ -178,31 +181,31 @@ int kvi_dump_windows(struct kvi_index *ix, kvi_extra_fn fn, void *arg)
 
 /* -- restoring --------------------------------------------------------------------------------- */
 
-int kvi_window_number(const struct kvi_holder *holder, uint32_t group)
+int kvi_window_number(const struct kvi_holder *holder, const struct kvi_window *window)
 {
     const struct kvi_windows *windows = kvi_windows_of(holder);
 
     for (uint32_t i = 0; windows && i < windows->n; i++)
-        if (windows->items[i].group == group)
+        if (windows->items[i].group == window->group && windows->items[i].part == window->part)
             return (int)i;
     return -EINVAL;
 }
 
-static int number_of(struct kvi_index *ix, struct kv_holder key, uint32_t group)
+static int number_of(struct kvi_index *ix, struct kv_holder key, const struct kvi_window *window)
 {
     const struct kvi_holder *holder;
     int number;
 
     kvi_lock(ix);
     holder = kvi_holder_find(ix, key);
-    number = holder ? kvi_window_number(holder, group) : -EINVAL;
+    number = holder ? kvi_window_number(holder, window) : -EINVAL;
     pthread_mutex_unlock(&ix->lock);
     return number;
 }
 
 static int restore_block(struct kvi_index *ix, const struct kvi_extra *extra)
 {
-    int number = number_of(ix, extra->holder, extra->window.group);
+    int number = number_of(ix, extra->holder, &extra->window);
     const struct kv_block block = {extra->hash, extra->tokens_hash};
     struct kvi_extra copies = *extra;
     int rc;
@@ -227,7 +230,9 @@ int kvi_restore_window(struct kvi_index *ix, const struct kvi_extra *extra)
     switch (extra->kind) {
     case KVI_EXTRA_RULE:
         rc = kvi_set_alone(ix, extra->holder, extra->alone);
-        return !rc && extra->drops ? kvi_set_drops(ix, extra->holder) : rc;
+        if (!rc && extra->drops)
+            rc = kvi_set_keeps(ix, extra->holder, extra->main_keeps, extra->kept_groups);
+        return rc;
     case KVI_EXTRA_WINDOW:
         rc = kvi_set_window(ix, extra->holder, &extra->window);
         return KV_MIN(rc, 0);

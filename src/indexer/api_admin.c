@@ -48,6 +48,8 @@ static struct ki_habits habits_of(const struct ki_body *body)
     if (body->report_mode)
         (void)ki_report_mode_parse(body->report_mode, strlen(body->report_mode),
                                    &habits.report_mode);
+    if (body->eagle_groups)
+        (void)ki_groups_parse(body->eagle_groups, strlen(body->eagle_groups), &habits.eagle_groups);
     return habits;
 }
 
@@ -60,6 +62,10 @@ static int register_worker(struct ki_service *service, const struct ki_body *bod
         return kv_fail(error, -EINVAL, 0, "hash_lookahead is above %d", KI_MAX_LOOKAHEAD);
     if (body->report_mode && !registration->habits.report_mode)
         return kv_fail(error, -EINVAL, 0, "kv_cache_report_mode is neither full nor incremental");
+    if (body->eagle_groups && !registration->habits.eagle_groups)
+        return kv_fail(error, -EINVAL, 0, "eagle_groups are no numbers from 0 to 63 and commas");
+    if (body->eagle_groups && !registration->habits.eagle_drop)
+        return kv_fail(error, -EINVAL, 0, "eagle_groups needs eagle_drop");
     rc = ki_registry_register(service->registry, registration, error);
     if (rc == 0 && (body->present & KI_HASH_LOOKAHEAD))
         ki_registry_note_forms(service->registry, registration->model, registration->tenant,
@@ -77,7 +83,8 @@ void ki_api_register(void *arg, struct ki_request *request, struct ki_reply *rep
         return;
     if (ki_read_body(request, reply, KI_INSTANCE_ID | KI_ENDPOINT | KI_MODEL_NAME | KI_BLOCK_SIZE,
                      KI_TENANT_ID | KI_DP_RANK | KI_REPLAY_ENDPOINT | KI_NUM_BLOCKS |
-                         KI_HASH_LOOKAHEAD | KI_EAGLE_DROP | KI_SILENT_WINDOWS | KI_REPORT_MODE,
+                         KI_HASH_LOOKAHEAD | KI_EAGLE_DROP | KI_EAGLE_GROUPS | KI_SILENT_WINDOWS |
+                         KI_REPORT_MODE,
                      scratch)) {
         const struct ki_body *body = &scratch->body;
         const struct ki_registration registration = {

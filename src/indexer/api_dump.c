@@ -86,14 +86,22 @@ static void write_window(struct dump *d, const struct kvi_extra *extra)
     if (extra->kind == KVI_EXTRA_RULE) {
         put_flag(d, "alone", extra->alone);
         put_flag(d, "eagle_drop", extra->drops);
+        if (extra->main_keeps)
+            put_flag(d, "main_keeps", true);
+        if (extra->kept_groups)
+            put_field(d, "kept_groups", extra->kept_groups);
         return;
     }
     put_field(d, "group", extra->window.group);
+    if (extra->window.part)
+        put_field(d, "part", extra->window.part);
     if (extra->kind == KVI_EXTRA_WINDOW) {
         put_field(d, "window", extra->window.window);
         put_field(d, "need", extra->window.need);
         put_field(d, "stride", extra->window.stride);
         put_field(d, "state", extra->window.state);
+        if (extra->window.parts > 1)
+            put_field(d, "parts", extra->window.parts);
         return;
     }
     put_field(d, "tier", (uint64_t)extra->tier);
@@ -151,6 +159,8 @@ static void write_about_sources(struct dump *d, const struct kvi_extra *extra)
     put_field(d, "tier", (uint64_t)extra->tier);
     if (extra->in_window)
         put_field(d, "window_group", extra->window.group);
+    if (extra->in_window && extra->window.part)
+        put_field(d, "part", extra->window.part);
     if (extra->kind == KVI_EXTRA_TIER)
         write_tier(d, extra);
     else

@@ -11,6 +11,8 @@
 
 static void write_registration(struct kv_json_writer *w, const struct ki_worker_info *info)
 {
+    char groups[KI_GROUPS_TEXT];
+
     kv_json_begin_object(w);
     kv_json_member_u64(w, "instance_id", info->instance);
     kv_json_member_u64(w, "dp_rank", info->rank);
@@ -27,8 +29,13 @@ static void write_registration(struct kv_json_writer *w, const struct ki_worker_
     if (info->habits.report_mode)
         kv_json_member_str(w, "kv_cache_report_mode",
                            ki_report_mode_name(info->habits.report_mode));
+    if (info->learned_report_mode)
+        kv_json_member_str(w, "learned_report_mode",
+                           ki_report_mode_name(info->learned_report_mode));
     if (info->habits.eagle_drop)
         kv_json_member_bool(w, "eagle_drop", true);
+    if (info->habits.eagle_groups)
+        kv_json_member_str(w, "eagle_groups", ki_groups_format(info->habits.eagle_groups, groups));
     kv_json_member_u64(w, "version", info->version);
     kv_json_end_object(w);
 }

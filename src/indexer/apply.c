@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "event/reader.h"
 #include "indexer/lookup.h"
 
 void ki_applier_fini(struct ki_applier *a)
@@ -15,6 +16,7 @@ void ki_applier_fini(struct ki_applier *a)
     ki_store_run_fini(&a->run);
     ki_reports_fini(&a->reports);
     ki_unsure_fini(&a->unsure);
+    ki_small_clear(&a->small);
     free(a->ranks);
     memset(a, 0, sizeof(*a));
 }
@@ -223,6 +225,24 @@ static int flush(struct ki_applier *a, struct kvi_index *index)
     return rc;
 }
 
+void ki_applier_note_losses(struct ki_applier *a, struct kvi_index *index)
+{
+    struct kvi_stats stats = KVI_STATS_INIT;
+    struct kvi_holder_info info;
+    uint64_t lost;
+
+    (void)kvi_get_stats(index, &stats);
+    lost = stats.parked_forgotten + stats.copies_uncounted;
+    if (lost == a->losses_seen)
+        return;
+    a->losses_seen = lost;
+    a->lacks = false;
+    for (uint32_t i = 0; i < a->n_ranks && !a->lacks; i++)
+        a->lacks =
+            kvi_get_holder(index, (struct kv_holder){a->instance, a->ranks[i]}, &info) == 0 &&
+            info.lost;
+}
+
 enum ki_applied ki_applier_flush(struct ki_applier *a, struct kvi_index *index)
 {
     int rc;
@@ -230,61 +250,188 @@ enum ki_applied ki_applier_flush(struct ki_applier *a, struct kvi_index *index)
     memset(&a->last, 0, sizeof(a->last));
     rc = flush(a, index);
     ki_event_counts_add(&a->counts);
+    ki_applier_note_losses(a, index);
     return rc < 0 ? KI_APPLIED_PART : KI_APPLIED;
 }
 
 /* -- windows ----------------------------------------------------------------------------------- */
 
-/* Return true when the operation is about a window group, which *@ret then describes. */
+/* Whether the engine gives up the last matched block of a group; @group -1: unknown. */
+static bool gives_up(const struct ki_applier *a, int64_t group)
+{
+    uint64_t groups = a->habits.eagle_groups;
+
+    return a->habits.eagle_drop && (!groups || group < 0 || (group < 64 && groups >> group & 1));
+}
+
+/*
+ * Tell the index which groups give up the last matched block. Each time: the holder, or the index,
+ * may be a new one.
+ */
+static int declare_drops(const struct ki_applier *a, struct kvi_index *index, uint32_t rank)
+{
+    struct kv_holder holder = {a->instance, rank};
+    int64_t main = kve_sources_main_group(&a->reader->sources, rank);
+    uint64_t groups = a->habits.eagle_groups;
+
+    if (!a->habits.eagle_drop)
+        return 0;
+    return kvi_set_keeps(index, holder, !gives_up(a, main), groups ? ~groups : 0);
+}
+
+/* The windows of a holder. */
+struct windows {
+    struct kvi_window items[KVI_MAX_WINDOWS];
+    int n;
+};
+
+static void get_windows(struct kvi_index *index, struct kv_holder holder, struct windows *ret)
+{
+    ret->n = kvi_get_windows(index, holder, ret->items);
+}
+
+static uint32_t parts_of(const struct kvi_window *window)
+{
+    return KV_MAX(window->parts, 1u);
+}
+
+/* Whether a window gives up the last matched block: with its group, or another one like it. */
+static bool drops_in(const struct ki_applier *a, const struct windows *windows,
+                     const struct kvi_window *window)
+{
+    for (int i = 0; i < windows->n; i++) {
+        const struct kvi_window *w = &windows->items[i];
+
+        if (w->window == window->window && w->need == window->need && w->stride == window->stride &&
+            w->state == window->state && parts_of(w) == parts_of(window) && gives_up(a, w->group))
+            return true;
+    }
+    return false;
+}
+
+/* Whether full attention does: the main group, or another one that needs every block. */
+static bool full_drops(const struct ki_applier *a, const struct windows *windows, uint32_t rank)
+{
+    bool drops = gives_up(a, kve_sources_main_group(&a->reader->sources, rank));
+
+    for (int i = 0; i < windows->n && !drops; i++)
+        drops = windows->items[i].need == KVI_NEED_ALL && drops_in(a, windows, &windows->items[i]);
+    return drops;
+}
+
+/*
+ * Whether a window alone gives up a block: it may have the one behind the match where full attention
+ * hasn't, and nothing tells which prompt that serves.
+ */
+static bool drops_beyond_main(const struct ki_applier *a, const struct windows *windows,
+                              const struct kvi_window *window, uint32_t rank)
+{
+    return window->need != KVI_NEED_ALL && !window->state && drops_in(a, windows, window) &&
+           !full_drops(a, windows, rank);
+}
+
+/* Whether the operation is about a window; *@ret describes it. */
 static bool is_window(const struct ki_applier *a, const struct kve_op *op, struct kve_source *ret)
 {
     return op->source && kve_reader_source(a->reader, op->source, ret) == 0 &&
            ret->kind == KVE_SOURCE_WINDOW;
 }
 
+static int declare_source(struct ki_applier *a, struct kvi_index *index, uint32_t rank,
+                          const struct kve_source *source)
+{
+    struct kv_holder holder = {a->instance, rank};
+    struct kvi_window window = {.group = source->group,
+                                .window = source->window,
+                                .need = source->need,
+                                .stride = source->stride,
+                                .state = !source->window && source->need != KVE_NEED_ALL,
+                                .parts = source->parts};
+    int rc = 0;
+
+    a->has_windows = true;
+    for (; window.part < source->parts && rc >= 0; window.part++)
+        rc = kvi_set_window(index, holder, &window);
+    return rc < 0 ? rc : kvi_set_alone(index, holder, !kve_reader_has_main(a->reader, rank));
+}
+
+/* Whether an operation shows the size of a group's blocks: offloaded ones may have another. */
+static bool shows_size(const struct kve_op *op, const struct kve_source *source)
+{
+    return op->tier == KV_TIER_DEVICE && !source->owner[0] &&
+           (op->type == KVE_OP_STORE || op->type == KVE_OP_STORE_KNOWN);
+}
+
 /*
  * Declare the batch's windows before their blocks are stored. Otherwise matches would ignore the
- * windows for a moment.
+ * windows for a moment. Returns 0; -EEXIST when a group has blocks of another size than before: it
+ * is another engine's, and the blocks of the one before are forgotten; or another error.
  */
 static int declare_windows(struct ki_applier *a, struct kvi_index *index,
                            const struct kve_batch *batch)
 {
     struct kve_source source;
+    bool reshaped = false;
     int rc = 0;
 
-    for (size_t i = 0; i < batch->n_ops && rc >= 0; i++) {
+    for (size_t i = 0; i < batch->n_ops && !rc; i++) {
         const struct kve_op *op = &batch->ops[i];
-        struct kvi_window window;
 
         if (!is_window(a, op, &source) || !ki_applier_note_rank(a, op->rank))
             continue;
         rc = flush(a, index);
-        if (rc < 0)
-            break;
-        window = (struct kvi_window){.group = source.group,
-                                     .window = source.window,
-                                     .need = source.need,
-                                     .stride = source.stride,
-                                     .state = !source.window && source.need != KVE_NEED_ALL};
-        a->has_windows = true;
-        rc = kvi_set_window(index, (struct kv_holder){a->instance, op->rank}, &window);
-        if (rc >= 0)
-            rc = kvi_set_alone(index, (struct kv_holder){a->instance, op->rank},
-                               !kve_reader_has_main(a->reader, op->rank));
+        if (!rc)
+            rc = declare_source(a, index, op->rank, &source);
+        if (rc == -EEXIST && !shows_size(op, &source)) {
+            rc = 0;
+        } else if (rc == -EEXIST && !reshaped) {
+            reshaped = true;
+            ki_applier_purge(a, index, true);
+            i = SIZE_MAX; /* the windows declared so far are gone, too */
+            rc = 0;
+        }
     }
-    return rc < 0 ? rc : 0;
+    return reshaped ? -EEXIST : rc;
 }
 
-/* Return the number of the operation's window, or -ENOENT. */
-static int window_number(struct kvi_index *index, struct kv_holder holder,
-                         const struct kve_source *source)
+/*
+ * Find the source's group among the windows. Returns 0; -ENOENT when it isn't there, or has blocks
+ * of another size.
+ */
+static int find_group(const struct ki_applier *a, const struct windows *windows,
+                      const struct kve_source *source, struct ki_small_group *ret)
 {
-    struct kvi_window windows[KVI_MAX_WINDOWS];
-    int n = kvi_get_windows(index, holder, windows);
+    uint32_t found = 0;
 
-    for (int i = 0; i < n; i++)
-        if (windows[i].group == source->group)
-            return i;
+    *ret = (struct ki_small_group){
+        .group = source->group, .need = source->need, .parts = source->parts};
+    for (int i = 0; i < windows->n; i++) {
+        const struct kvi_window *w = &windows->items[i];
+
+        if (w->group != source->group || parts_of(w) != source->parts ||
+            w->stride != source->stride)
+            continue;
+        ret->numbers[w->part] = (uint32_t)i;
+        ret->drops |= drops_in(a, windows, w);
+        found++;
+    }
+    return found == source->parts ? 0 : -ENOENT;
+}
+
+/* The same, whatever size the source's blocks have. */
+static int find_size(const struct ki_applier *a, const struct windows *windows,
+                     const struct kve_source *source, struct ki_small_group *ret)
+{
+    struct kve_source other = *source;
+
+    for (int i = 0; i < windows->n; i++) {
+        if (windows->items[i].group != source->group)
+            continue;
+        other.need = windows->items[i].need;
+        other.stride = windows->items[i].stride;
+        other.parts = parts_of(&windows->items[i]);
+        return find_group(a, windows, &other, ret);
+    }
     return -ENOENT;
 }
 
@@ -347,28 +494,86 @@ static int store_in_window(struct ki_applier *a, struct kvi_index *index, struct
                           op->hashes, op->n);
 }
 
+/* With block drop the main group's blocks keep what is known of their parts. */
+static int forget_small(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
+                        const struct kve_op *op)
+{
+    struct windows windows;
+    int rc = 0;
+
+    if (!a->small.n || !a->habits.eagle_drop)
+        return 0;
+    get_windows(index, holder, &windows);
+    for (int i = 0; i < windows.n && !rc; i++) {
+        const struct kvi_window *w = &windows.items[i];
+        const struct kve_source source = {
+            .group = w->group, .need = w->need, .stride = w->stride, .parts = parts_of(w)};
+        struct ki_small_group group;
+
+        if (!w->part && source.parts > 1 && find_group(a, &windows, &source, &group) == 0)
+            rc = ki_small_forget(&a->small, index, holder, &group, op->hashes, op->n);
+    }
+    return rc;
+}
+
+/* A group whose blocks are parts of the registered ones. */
+static int apply_small(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
+                       const struct kve_op *op, const struct ki_small_group *group, bool owned,
+                       enum ki_verdict verdict)
+{
+    if (op->tier != KV_TIER_DEVICE || owned) {
+        a->small.lost_below = true;
+        return 0;
+    }
+    if (a->overlaps || verdict == KI_VERDICT_EITHER) {
+        a->small.lost = true;
+        return 0;
+    }
+    switch (op->type) {
+    case KVE_OP_STORE_KNOWN:
+        return ki_small_store(&a->small, index, holder, group, op);
+    case KVE_OP_REMOVE:
+        return ki_small_take(&a->small, index, holder, group, op);
+    default:
+        return 0;
+    }
+}
+
 static int apply_window(struct ki_applier *a, struct kvi_index *index, const struct kve_op *op,
                         const struct kve_source *source, enum ki_verdict verdict)
 {
     struct kv_holder holder = {.worker = a->instance, .rank = op->rank};
-    uint32_t copies_of = source->owner[0] ? op->source : 0;
-    int number = window_number(index, holder, source);
+    uint32_t copies_of = source->owner[0] ? op->source : 0, number;
+    struct ki_small_group group;
+    struct windows windows;
     long rc;
 
-    if (number < 0)
-        return number;
+    get_windows(index, holder, &windows);
+    rc = find_group(a, &windows, source, &group);
+    if (rc < 0 && op->type == KVE_OP_REMOVE)
+        rc = find_size(a, &windows, source, &group);
+    if (rc < 0 && !shows_size(op, source)) {
+        a->small.lost_below = true;
+        return 0;
+    }
+    if (rc < 0)
+        return (int)rc;
+    number = group.numbers[0];
     a->stats.window_blocks += op->n;
+    a->drops_beyond_main |= drops_beyond_main(a, &windows, &windows.items[number], op->rank);
+    if (group.parts > 1)
+        return apply_small(a, index, holder, op, &group, copies_of > 0, verdict);
     switch (op->type) {
     case KVE_OP_STORE:
     case KVE_OP_STORE_KNOWN:
         if (verdict != KI_VERDICT_EITHER)
-            return store_in_window(a, index, holder, op, (uint32_t)number, copies_of);
-        note_window(a, index, holder, op, (uint32_t)number);
+            return store_in_window(a, index, holder, op, number, copies_of);
+        note_window(a, index, holder, op, number);
         return 0;
     case KVE_OP_REMOVE:
         rc = op->tier == KV_TIER_DEVICE && !copies_of
-                 ? ki_unsure_take_window(&a->unsure, index, holder, (uint32_t)number, op)
-                 : kvi_window_take(index, holder, op->tier, (uint32_t)number, copies_of, op->hashes,
+                 ? ki_unsure_take_window(&a->unsure, index, holder, number, op)
+                 : kvi_window_take(index, holder, op->tier, number, copies_of, op->hashes,
                                    op->remaining, op->n);
         return rc < 0 ? (int)rc : 0;
     default:
@@ -378,10 +583,16 @@ static int apply_window(struct ki_applier *a, struct kvi_index *index, const str
 
 static void clear_unsure(struct ki_applier *a, uint32_t rank)
 {
-    if (a->n_ranks == 1)
+    if (a->n_ranks == 1) {
+        bool lost_below = a->small.lost_below;
+
         ki_unsure_clear(&a->unsure);
-    else
+        ki_small_clear(&a->small);
+        a->small.lost_below = lost_below;
+    } else {
         ki_unsure_clear_rank(&a->unsure, rank);
+        ki_small_clear_rank(&a->small, rank);
+    }
 }
 
 /* Apply a clear. Another owner's clear empties its copies of windows, too. */
@@ -426,6 +637,8 @@ static int apply_op(struct ki_applier *a, struct kvi_index *index, const struct 
             a->last.removed += (size_t)rc;
         }
         ki_event_counts_named(&a->counts, KI_EVENT_REMOVED, rc, op->n);
+        if (rc >= 0 && op->tier == KV_TIER_DEVICE && op->source == 0)
+            rc = forget_small(a, index, holder, op);
         break;
     case KVE_OP_CLEAR:
         rc = clear_op(a, index, holder, op);
@@ -433,6 +646,7 @@ static int apply_op(struct ki_applier *a, struct kvi_index *index, const struct 
             a->lost_tiers = op->unsure;
         if (op->source == 0 && op->tiers & 1u << KV_TIER_DEVICE)
             clear_unsure(a, op->rank);
+        a->losses_seen = UINT64_MAX;
         ki_event_counts_clear(&a->counts);
         break;
     }
@@ -454,6 +668,7 @@ enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, co
     enum ki_applied result = KI_APPLIED;
     struct kve_source source;
     struct kve_batch batch;
+    bool alone = false;
 
     memset(&a->last, 0, sizeof(a->last));
     if (kve_reader_decode(a->reader, payload, len, &batch) < 0) {
@@ -461,6 +676,7 @@ enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, co
         return KI_APPLIED_PART;
     }
     a->reports.judged_to = 0;
+    a->small.work = 0;
     if (declare_windows(a, index, &batch) < 0)
         result = KI_APPLIED_PART;
     for (size_t i = 0; i < batch.n_ops; i++) {
@@ -479,9 +695,7 @@ enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, co
             continue;
         if (flush(a, index) < 0)
             result = KI_APPLIED_PART;
-        /* Repeat this: the holder, or the index, may be new. */
-        if (a->habits.eagle_drop &&
-            kvi_set_drops(index, (struct kv_holder){a->instance, op->rank}) < 0)
+        if (declare_drops(a, index, op->rank) < 0)
             result = KI_APPLIED_PART;
         verdict = verdict_of(a, index, &batch, i);
         if (verdict == KI_VERDICT_REPORT) {
@@ -489,17 +703,19 @@ enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, co
             continue;
         }
         if (is_window(a, op, &source)) {
+            alone |= !kve_reader_has_main(a->reader, op->rank);
             if (apply_window(a, index, op, &source, verdict) < 0)
                 result = KI_APPLIED_PART;
             continue;
         }
         if (apply_op(a, index, op, verdict) < 0)
             result = KI_APPLIED_PART;
-        else if (op->type == KVE_OP_CLEAR && a->n_ranks == 1 && is_empty(a, index, op->rank))
+        else if (op->type == KVE_OP_CLEAR && a->n_ranks == 1 && is_empty(a, index, op->rank)) {
+            a->small.lost_below = false;
             result = KI_APPLIED_CLEARED;
+        }
     }
-    a->unsure.lost |=
-        a->has_windows && a->unsure.n_open && !kve_reader_has_main(a->reader, a->ranks[0]);
+    a->unsure.lost |= alone && a->unsure.n_open;
     if (a->reports.misjudged) { /* until the stream is read from its beginning again */
         a->reports.misjudged = false;
         result = KI_APPLIED_PART;
@@ -513,6 +729,7 @@ enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, co
     a->stats.bytes += len;
     for (size_t i = 0; i < KVE_N_SKIPS; i++)
         a->stats.skipped[i] += batch.skipped[i];
+    ki_applier_note_losses(a, index);
     return result;
 }
 
@@ -525,6 +742,7 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
         result = KI_APPLIED_PART;
     a->run.open = false;
     ki_event_counts_add(&a->counts);
+    ki_applier_note_losses(a, index);
     return result;
 }
 
@@ -534,7 +752,9 @@ void ki_applier_purge(struct ki_applier *a, struct kvi_index *index, bool restar
     a->overlaps = false;
     a->has_windows &= !restarted;
     ki_unsure_clear(&a->unsure);
-    a->lost_tiers = false;
+    ki_small_clear(&a->small);
+    a->lost_tiers = a->drops_beyond_main = a->lacks = false;
+    a->losses_seen = UINT64_MAX;
     a->reports.suspects = a->reports.misjudged = false;
     for (uint32_t i = 0; i < a->n_ranks; i++) {
         struct kv_holder holder = {.worker = a->instance, .rank = a->ranks[i]};

@@ -9,6 +9,7 @@
 #include "indexer/event_counts.h"
 #include "indexer/habits.h"
 #include "indexer/reports.h"
+#include "indexer/small.h"
 #include "indexer/store_run.h"
 #include "indexer/unsure.h"
 #include "kv_event.h"
@@ -43,11 +44,14 @@ struct ki_applier {
         uint64_t removed; /* removals from the device of blocks that the index had */
         bool full;
     } last;
-    struct ki_reports reports; /* reports of held blocks, which look like new copies */
-    struct ki_unsure unsure;   /* copies that these events may have announced */
-    /* Blocks of lower tiers were forgotten that the engine may still have. */
-    bool lost_tiers;
-    uint64_t forms; /* KI_FORM of each form in which the stream's blocks were hashed */
+    struct ki_reports reports; /* of held blocks, which look like new copies */
+    struct ki_unsure unsure;   /* copies that these may have been */
+    struct ki_small small;     /* blocks of groups with smaller blocks */
+    bool drops_beyond_main;    /* only windows give up the last matched block */
+    bool lost_tiers;           /* blocks of lower tiers were forgotten, which the engine may have */
+    bool lacks;                /* limits of the index made it leave out blocks or copies */
+    uint64_t losses_seen;      /* in the whole index, when lacks was last judged */
+    uint64_t forms;            /* KI_FORM of each form in which its blocks were hashed */
     struct ki_apply_stats stats;
     struct ki_event_counts counts; /* outcomes of the current batch */
     struct ki_store_run run;       /* stores that wait for ki_applier_flush */
@@ -67,17 +71,17 @@ bool ki_applier_note_rank(struct ki_applier *a, uint32_t rank);
 /** Return true when answers may be wrong because the events don't tell everything. */
 static inline bool ki_applier_is_unsure(const struct ki_applier *a)
 {
-    return a->habits.silent_windows || a->lost_tiers || kve_reader_skips_group(a->reader) ||
-           ki_unsure_is_partial(&a->unsure);
+    return a->habits.silent_windows || a->lost_tiers || a->lacks || a->drops_beyond_main ||
+           kve_reader_skips_group(a->reader) || ki_unsure_is_partial(&a->unsure) || a->small.lost ||
+           a->small.lost_below || (a->small.n && ki_reports_are_on(&a->reports)) ||
+           ki_small_is_alone(&a->small, a->reader);
 }
 
-/**
- * Return true when a replica that continues from a dump may answer wrongly: dumps don't include
- * possible copies.
- */
+/** The same for a replica that goes on with a dump, which tells neither possible copies nor the parts
+ * of blocks. */
 static inline bool ki_applier_is_unsure_in_dumps(const struct ki_applier *a)
 {
-    return ki_applier_is_unsure(a) || a->unsure.n;
+    return ki_applier_is_unsure(a) || a->unsure.n || a->small.n;
 }
 
 /**
@@ -89,13 +93,23 @@ uint64_t ki_applier_unexplained(const struct ki_applier *a);
 /** Return the blocks of all ranks: in the tree, parked, or waiting for ki_applier_flush. */
 uint64_t ki_applier_held(const struct ki_applier *a, struct kvi_index *index);
 
+/** Return the mode that the stream has shown; KI_REPORTS_UNKNOWN where a registration tells it. */
+static inline enum ki_report_mode ki_applier_learned_mode(const struct ki_applier *a)
+{
+    if (a->habits.report_mode != KI_REPORTS_UNKNOWN)
+        return KI_REPORTS_UNKNOWN;
+    if (a->reports.mode != KI_REPORTS_UNKNOWN)
+        return a->reports.mode;
+    return a->reports.seen ? KI_REPORTS_FULL : KI_REPORTS_UNKNOWN;
+}
+
 /**
- * Note that the batches contradict a view that should be whole: reports were counted as new copies.
+ * Note that the batches contradict a view that should be whole: new copies were taken for reports.
  */
 static inline void ki_applier_contradicted(struct ki_applier *a)
 {
-    if (a->habits.report_mode == KI_REPORTS_UNKNOWN && a->reports.seen)
-        a->habits.report_mode = a->reports.mode = KI_REPORTS_INCREMENTAL;
+    if (ki_applier_learned_mode(a) == KI_REPORTS_FULL)
+        a->reports.mode = KI_REPORTS_INCREMENTAL;
 }
 
 /** Effect of a batch on the completeness of the view. */
@@ -113,6 +127,11 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
  */
 enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, const void *payload,
                                size_t len);
+/**
+ * Note whether the index has left out blocks or copies of the stream at one of its limits. Until
+ * they are cleared, answers may be too short. Call after a restore; the functions here do.
+ */
+void ki_applier_note_losses(struct ki_applier *a, struct kvi_index *index);
 /** Put the stores that wait into the index. Returns KI_APPLIED or KI_APPLIED_PART. */
 enum ki_applied ki_applier_flush(struct ki_applier *a, struct kvi_index *index);
 

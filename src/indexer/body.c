@@ -36,6 +36,7 @@ static const struct field {
     {"block_mm_infos", MM_INFOS, KI_BLOCK_MM_INFOS, offsetof(struct ki_body, mm_objects)},
     {"hash_lookahead", U32, KI_HASH_LOOKAHEAD, offsetof(struct ki_body, hash_lookahead)},
     {"eagle_drop", BOOL, KI_EAGLE_DROP, offsetof(struct ki_body, eagle_drop)},
+    {"eagle_groups", STRING, KI_EAGLE_GROUPS, offsetof(struct ki_body, eagle_groups)},
     {"silent_windows", BOOL, KI_SILENT_WINDOWS, offsetof(struct ki_body, silent_windows)},
     {"kv_cache_report_mode", STRING, KI_REPORT_MODE, offsetof(struct ki_body, report_mode)},
     {"url", LONG_STRING, KI_URL, offsetof(struct ki_body, url)},

@@ -40,7 +40,8 @@ enum ki_field {
     KI_EAGLE_DROP = 1 << 18,
     KI_SILENT_WINDOWS = 1 << 19,
     KI_REPORT_MODE = 1 << 20,
-    KI_ROUTING_GROUP = 1 << 13, /* internal to ki_body_parse: read into tenant_id */
+    KI_EAGLE_GROUPS = 1 << 21,
+    KI_ROUTING_GROUP = 1 << 13, /* ki_body_parse's own: read into tenant_id */
 };
 
 /** A parsed request body, used again for the next request. Zero-initialise. Thread-confined. */
@@ -50,7 +51,7 @@ struct ki_body {
     bool explain, eagle_drop, silent_windows;
     /* C strings, NULL when absent; valid until the next parse. */
     const char *endpoint, *replay_endpoint, *model_name, *tenant_id, *lora_name, *cache_salt, *url,
-        *routing_group, *report_mode;
+        *routing_group, *report_mode, *eagle_groups;
     struct kv_buf token_ids;          /* raw uint32_t */
     struct kv_buf block_hashes;       /* raw uint64_t */
     struct kv_buf mm_objects;         /* raw struct ki_mm_object, in the order of the request */

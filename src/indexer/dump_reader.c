@@ -430,12 +430,20 @@ static bool read_window_field(struct kv_json *json, struct kv_str key, struct kv
         extra->window.stride = (uint32_t)kv_json_u64(json, UINT32_MAX);
     } else if (kv_str_eq(key, "state")) {
         extra->window.state = (uint32_t)kv_json_u64(json, 1);
+    } else if (kv_str_eq(key, "part")) {
+        extra->window.part = (uint32_t)kv_json_u64(json, KVI_MAX_WINDOWS);
+    } else if (kv_str_eq(key, "parts")) {
+        extra->window.parts = (uint32_t)kv_json_u64(json, KVI_MAX_WINDOWS);
     } else if (kv_str_eq(key, "alone")) {
         extra->kind = KVI_EXTRA_RULE;
         extra->alone = kv_json_bool(json);
     } else if (kv_str_eq(key, "eagle_drop")) {
         extra->kind = KVI_EXTRA_RULE;
         extra->drops = kv_json_bool(json);
+    } else if (kv_str_eq(key, "main_keeps")) {
+        extra->main_keeps = kv_json_bool(json);
+    } else if (kv_str_eq(key, "kept_groups")) {
+        extra->kept_groups = kv_json_u64(json, UINT64_MAX);
     } else {
         return false;
     }
@@ -543,6 +551,8 @@ static void read_extra(struct ki_dump_reader *reader, struct kv_json *json,
     rc = kvi_restore_extra(m->index, &extra);
     if (rc == 0 && is_too_large(reader, m))
         kv_json_fail(json, -EFBIG, "it would take more memory than --recovery-memory");
+    else if (rc == -EEXIST)
+        kv_json_fail(json, -EPROTO, "a group with blocks of two sizes");
     else if (rc < 0 && rc != -EINVAL)
         kv_json_fail(json, rc, "the index can't take more");
 }

@@ -79,6 +79,16 @@ static void read_report_mode(struct kv_json *json, enum ki_report_mode *ret)
     kv_buf_fini(&scratch);
 }
 
+static void read_groups(struct kv_json *json, uint64_t *ret)
+{
+    struct kv_buf scratch = KV_BUF_INIT;
+    struct kv_str text = kv_json_str(json, &scratch);
+
+    if (!kv_json_failed(json) && ki_groups_parse(text.p, text.len, ret) < 0)
+        kv_json_fail(json, -EPROTO, "unusable eagle_groups");
+    kv_buf_fini(&scratch);
+}
+
 static void read_entry(struct ki_peer_document *d, struct kv_json *json, bool removed)
 {
     struct ki_peer_entry *e = add_entry(d, json);
@@ -103,6 +113,8 @@ static void read_entry(struct ki_peer_document *d, struct kv_json *json, bool re
             r->num_blocks = kv_json_u64(json, UINT64_MAX);
         else if (kv_str_eq(key, "eagle_drop"))
             r->habits.eagle_drop = kv_json_bool(json);
+        else if (kv_str_eq(key, "eagle_groups"))
+            read_groups(json, &r->habits.eagle_groups);
         else if (kv_str_eq(key, "silent_windows"))
             r->habits.silent_windows = kv_json_bool(json);
         else if (kv_str_eq(key, "kv_cache_report_mode"))

@@ -77,7 +77,8 @@ void ki_handover_give(struct ki_handover *h, struct ki_listener *l)
         l->applier.reports.suspects = h->suspects;
         if (l->applier.reports.mode == KI_REPORTS_UNKNOWN)
             l->applier.reports.mode = h->report_mode;
-        kve_reader_take_over(l->applier.reader, h->reader);
+        if (kve_reader_take_over(l->applier.reader, h->reader) < 0)
+            ki_stream_seed_torn(&l->stream);
     } else if (l->stream.seeded || l->stream.cursorless) {
         ki_stream_seed_torn(&l->stream);
     }

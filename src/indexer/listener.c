@@ -57,10 +57,10 @@ int ki_listener_create(struct ki_listener_env *env, const struct ki_registration
     ki_target_init(&l->replay_target, l->replay_endpoint);
     ki_stream_init(&l->stream, &opts);
     rc = ki_applier_init(&l->applier, l->instance, l->rank, model->block_size, l->env->mm_keys);
-    ki_applier_set_habits(&l->applier, &registration->habits);
-    l->stream.doubtful = ki_applier_is_unsure(&l->applier);
     if (rc < 0)
         goto fail;
+    ki_applier_set_habits(&l->applier, &registration->habits);
+    l->stream.doubtful = ki_applier_is_unsure(&l->applier);
     l->model = model;
     *ret = l;
     return 0;
@@ -197,6 +197,7 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
         .version = l->version,
         .num_blocks = l->told_blocks,
         .habits = l->applier.habits,
+        .learned_report_mode = ki_applier_learned_mode(&l->applier),
         .block_size = l->model->block_size,
         .endpoint = strdup(l->endpoint),
         .replay_endpoint = l->replay_endpoint ? strdup(l->replay_endpoint) : NULL,

@@ -46,6 +46,8 @@ static void start(struct ki_listener *l, uint64_t now_ns)
         l->stream.cursorless ||
         (l->stream.seeded && !(l->has_overlap_end && l->stream.position >= l->overlap_end));
     l->ups_at_start = l->link.ups;
+    ki_applier_note_losses(&l->applier, l->model->index);
+    l->stream.doubtful = ki_applier_is_unsure(&l->applier);
     ki_stream_start(&l->stream, now_ns);
     pthread_mutex_unlock(&l->lock);
 }

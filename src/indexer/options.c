@@ -48,6 +48,10 @@ static const struct kv_arg arguments[] = {
      "The workers in --workers give up the last block that they find cached: vLLM does with "
      "EAGLE-like speculation and a KV connector.",
      0, 0, NULL, false},
+    {"eagle-groups", KV_ARG_STR, AT(eagle_groups), "NUMBERS",
+     "With --eagle-drop, the cache groups of the workers in --workers that do, separated by commas "
+     "(default: all).",
+     0, 0, NULL, false},
     {"silent-windows", KV_ARG_FLAG, AT(silent_windows), NULL,
      "The workers in --workers evict from sliding windows or recurrent states without an event, as "
      "SGLang's hybrid models do: their views stay partial.",

@@ -19,7 +19,8 @@ struct ki_options {
     uint64_t block_size; /* 0: not given */
     const char *workers; /* NULL: none */
     uint64_t hash_lookahead;
-    bool eagle_drop; /* habit of those workers: see struct ki_habits */
+    bool eagle_drop;          /* of those workers */
+    const char *eagle_groups; /* of those workers; NULL: all */
     bool silent_windows;
     const char *report_mode; /* NULL: not told */
     const char *model_name;

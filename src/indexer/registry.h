@@ -131,7 +131,8 @@ struct ki_worker_info {
     uint32_t block_size;
     uint64_t version;
     uint64_t num_blocks;
-    struct ki_habits habits;
+    struct ki_habits habits;                 /* as registered */
+    enum ki_report_mode learned_report_mode; /* of the stream, where it isn't registered */
     char *endpoint;
     char *replay_endpoint; /* or NULL */
     char *model;

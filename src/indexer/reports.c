@@ -30,7 +30,7 @@ struct row {
 static bool is_own_store(const struct kve_reader *reader, const struct kve_op *op,
                          struct kve_source *ret)
 {
-    *ret = (struct kve_source){.stride = 1};
+    *ret = (struct kve_source){.stride = 1, .parts = 1};
     if ((op->type != KVE_OP_STORE && op->type != KVE_OP_STORE_KNOWN) ||
         op->tier != KV_TIER_DEVICE || !op->n)
         return false;
@@ -45,15 +45,16 @@ static uint64_t hash_at(const struct kve_op *op, size_t i)
     return op->type == KVE_OP_STORE ? op->blocks[i].hash : op->hashes[i];
 }
 
-/* Return true when a window's event names every block of the chain that the window can have. */
-static bool names_all(const struct kve_op *window, uint32_t stride, const struct kve_op *chain)
+/* Whether a window's event names every block of the chain that the window can have. */
+static bool names_all(const struct kve_op *window, const struct kve_source *source,
+                      const struct kve_op *chain)
 {
-    if (window->type == KVE_OP_STORE && window->has_parent)
+    uint32_t stride = source->stride, parts = source->parts;
+
+    if (window->has_parent || window->n != chain->n * parts / stride)
         return false;
-    if (!stride || window->n != chain->n / stride)
-        return false;
-    for (size_t i = 0; i < window->n; i++)
-        if (hash_at(window, i) != hash_at(chain, (i + 1) * stride - 1))
+    for (size_t i = parts - 1; i < window->n; i += parts)
+        if (hash_at(window, i) != hash_at(chain, (i + 1) * stride / parts - 1))
             return false;
     return true;
 }
@@ -84,7 +85,7 @@ static bool find_row(const struct kve_reader *reader, const struct kve_batch *ba
     if (!ret->chain || ret->chain->has_parent)
         return false;
     for (k = 0; k < n; k++)
-        if (!names_all(&batch->ops[at + k], sources[k].stride, ret->chain))
+        if (!names_all(&batch->ops[at + k], &sources[k], ret->chain))
             return false;
     return true;
 }
@@ -168,7 +169,8 @@ static bool windows_may_end(const struct kve_reader *reader, struct kvi_index *i
 
         if (!op->source || kve_reader_source(reader, op->source, &source) < 0)
             continue;
-        while (number < n_windows && windows[number].group != source.group)
+        while (number < n_windows &&
+               (windows[number].group != source.group || windows[number].part + 1 != source.parts))
             number++;
         if (number == n_windows)
             return false;
@@ -184,11 +186,13 @@ static enum ki_verdict judge_row(struct ki_reports *r, struct kvi_index *index,
                                  const struct ki_unsure *unsure, const struct row *row, bool drops)
 {
     struct kvi_window windows[KVI_MAX_WINDOWS];
-    int n_windows = kvi_get_windows(index, holder, windows);
+    int n_windows = kvi_get_windows(index, holder, windows), n_groups = 0;
     const struct kve_op *chain = row->chain;
     bool report;
 
-    if (n_windows > 0 && row->n_windows < (size_t)n_windows)
+    for (int i = 0; i < n_windows; i++)
+        n_groups += !windows[i].part;
+    if (row->n_windows < (size_t)n_groups)
         return KI_VERDICT_COPIES;
     report = lookup(r, index, holder, chain, chain->n) == chain->n;
     /* The event doesn't contain the next block, which a lookup with block drop needs. */

@@ -199,6 +199,7 @@ static int register_workers(struct ki_service *service, struct kv_error *error)
 {
     const struct ki_options *o = service->options;
     enum ki_report_mode report_mode = KI_REPORTS_UNKNOWN;
+    uint64_t eagle_groups = 0;
     struct ki_worker_spec *specs;
     struct kv_error why = {0};
     long n;
@@ -208,6 +209,11 @@ static int register_workers(struct ki_service *service, struct kv_error *error)
         return 0;
     if (o->report_mode)
         (void)ki_report_mode_parse(o->report_mode, strlen(o->report_mode), &report_mode);
+    if (o->eagle_groups && !o->eagle_drop)
+        return kv_fail(error, -EINVAL, 0, "--eagle-groups needs --eagle-drop");
+    if (o->eagle_groups &&
+        ki_groups_parse(o->eagle_groups, strlen(o->eagle_groups), &eagle_groups) < 0)
+        return kv_fail(error, -EINVAL, 0, "--eagle-groups: no numbers from 0 to 63 and commas");
     n = ki_worker_specs_parse(o->workers, &specs, error);
     if (n < 0)
         return (int)n;
@@ -219,6 +225,7 @@ static int register_workers(struct ki_service *service, struct kv_error *error)
             .endpoint = specs[i].endpoint,
             .replay_endpoint = specs[i].replay_endpoint,
             .habits = {.eagle_drop = o->eagle_drop,
+                       .eagle_groups = eagle_groups,
                        .silent_windows = o->silent_windows,
                        .report_mode = report_mode},
             .model = o->model_name,

@@ -5,12 +5,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "index/table.h"
+
 #define FIRST_CAPACITY 64
 #define MAX_DEPTH 4096 /* most parents that are stored again with a block */
 
+static void free_tables(struct ki_unsure *u)
+{
+    for (size_t i = 0; i < u->n_tables; i++)
+        free(u->tables[i].items);
+    free(u->tables);
+}
+
 void ki_unsure_fini(struct ki_unsure *u)
 {
-    free(u->items);
+    free_tables(u);
     memset(u, 0, sizeof(*u));
 }
 
@@ -19,25 +28,63 @@ void ki_unsure_clear(struct ki_unsure *u)
     ki_unsure_fini(u);
 }
 
-/* -- the table --------------------------------------------------------------------------------- */
+/* -- the tables -------------------------------------------------------------------------------- */
 
-static size_t slot_of(const struct ki_unsure *u, uint32_t rank, unsigned group, uint64_t hash)
+/* Return the number of tables before that of @rank. */
+static size_t position(const struct ki_unsure *u, uint32_t rank)
 {
-    uint64_t mixed = (hash ^ (uint64_t)rank << 32 ^ group) * UINT64_C(0x9e3779b97f4a7c15);
+    size_t low = 0, high = u->n_tables;
 
-    return (size_t)(mixed >> 32) & (u->capacity - 1);
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+
+        if (u->tables[middle].rank < rank)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static struct ki_unsure_table *table_of(const struct ki_unsure *u, uint32_t rank)
+{
+    size_t at = u->n ? position(u, rank) : u->n_tables;
+
+    return at < u->n_tables && u->tables[at].rank == rank ? &u->tables[at] : NULL;
+}
+
+/* Return the rank's table, made when it is missing. NULL: out of memory. */
+static struct ki_unsure_table *make_table(struct ki_unsure *u, uint32_t rank)
+{
+    size_t at = position(u, rank);
+    struct ki_unsure_table *grown;
+
+    if (at < u->n_tables && u->tables[at].rank == rank)
+        return &u->tables[at];
+    grown = realloc(u->tables, (u->n_tables + 1) * sizeof(*grown));
+    if (!grown)
+        return NULL;
+    u->tables = grown;
+    memmove(grown + at + 1, grown + at, (u->n_tables - at) * sizeof(*grown));
+    grown[at] = (struct ki_unsure_table){.rank = rank};
+    u->n_tables++;
+    return &grown[at];
+}
+
+static size_t slot_of(const struct ki_unsure_table *t, unsigned group, uint64_t hash)
+{
+    return (size_t)kvi_mix(hash + group) & (t->capacity - 1);
 }
 
 /* Return the block's slot, or the free slot where it would be. */
-static struct ki_unsure_entry *probe(const struct ki_unsure *u, uint32_t rank, unsigned group,
-                                     uint64_t hash)
+static struct ki_unsure_entry *probe(const struct ki_unsure_table *t, unsigned group, uint64_t hash)
 {
-    size_t at = slot_of(u, rank, group, hash);
+    size_t at = slot_of(t, group, hash);
 
-    for (;; at = (at + 1) & (u->capacity - 1)) {
-        struct ki_unsure_entry *e = &u->items[at];
+    for (;; at = (at + 1) & (t->capacity - 1)) {
+        struct ki_unsure_entry *e = &t->items[at];
 
-        if (!e->copies || (e->hash == hash && e->rank == rank && e->group == group))
+        if (!e->copies || (e->hash == hash && e->group == group))
             return e;
     }
 }
@@ -45,29 +92,30 @@ static struct ki_unsure_entry *probe(const struct ki_unsure *u, uint32_t rank, u
 struct ki_unsure_entry *ki_unsure_find(const struct ki_unsure *u, uint32_t rank, unsigned group,
                                        uint64_t hash)
 {
-    struct ki_unsure_entry *e = u->n ? probe(u, rank, group, hash) : NULL;
+    const struct ki_unsure_table *t = table_of(u, rank);
+    struct ki_unsure_entry *e = t && t->n ? probe(t, group, hash) : NULL;
 
     return e && e->copies ? e : NULL;
 }
 
-static bool grow(struct ki_unsure *u)
+static bool grow(struct ki_unsure_table *t)
 {
-    struct ki_unsure more = *u;
+    struct ki_unsure_table more = *t;
 
-    if (u->capacity && u->n < u->capacity / 2)
+    if (t->capacity && t->n < t->capacity / 2)
         return true;
-    more.capacity = u->capacity ? 2 * u->capacity : FIRST_CAPACITY;
+    more.capacity = t->capacity ? 2 * t->capacity : FIRST_CAPACITY;
     more.items = calloc(more.capacity, sizeof(*more.items));
     if (!more.items)
         return false;
-    for (size_t i = 0; i < u->capacity; i++) {
-        const struct ki_unsure_entry *e = &u->items[i];
+    for (size_t i = 0; i < t->capacity; i++) {
+        const struct ki_unsure_entry *e = &t->items[i];
 
         if (e->copies)
-            *probe(&more, e->rank, e->group, e->hash) = *e;
+            *probe(&more, e->group, e->hash) = *e;
     }
-    free(u->items);
-    *u = more;
+    free(t->items);
+    *t = more;
     return true;
 }
 
@@ -75,15 +123,17 @@ static bool grow(struct ki_unsure *u)
 static struct ki_unsure_entry *add(struct ki_unsure *u, uint32_t rank, unsigned group,
                                    uint64_t hash)
 {
+    struct ki_unsure_table *t = u->n < KI_MAX_UNSURE ? make_table(u, rank) : NULL;
     struct ki_unsure_entry *e;
 
-    if (u->n == KI_MAX_UNSURE || !grow(u)) {
+    if (!t || !grow(t)) {
         u->lost = true;
         return NULL;
     }
-    e = probe(u, rank, group, hash);
+    e = probe(t, group, hash);
     if (!e->copies) {
-        *e = (struct ki_unsure_entry){.hash = hash, .rank = rank, .group = (uint8_t)group};
+        *e = (struct ki_unsure_entry){.hash = hash, .group = (uint8_t)group};
+        t->n++;
         u->n++;
     }
     e->copies++;
@@ -97,41 +147,48 @@ static void set_open(struct ki_unsure *u, struct ki_unsure_entry *e, bool open)
 }
 
 /* Empty the slot, and move up the entries behind it in its run of slots. */
-static void drop(struct ki_unsure *u, struct ki_unsure_entry *e)
+static void drop(struct ki_unsure *u, uint32_t rank, struct ki_unsure_entry *e)
 {
-    size_t hole = (size_t)(e - u->items), mask = u->capacity - 1;
+    struct ki_unsure_table *t = table_of(u, rank);
+    size_t hole = (size_t)(e - t->items), mask = t->capacity - 1;
 
     set_open(u, e, false);
     u->n--;
-    for (size_t at = (hole + 1) & mask; u->items[at].copies; at = (at + 1) & mask) {
-        const struct ki_unsure_entry *next = &u->items[at];
-        size_t home = slot_of(u, next->rank, next->group, next->hash);
+    t->n--;
+    for (size_t at = (hole + 1) & mask; t->items[at].copies; at = (at + 1) & mask) {
+        const struct ki_unsure_entry *next = &t->items[at];
+        size_t home = slot_of(t, next->group, next->hash);
 
         if (((at - home) & mask) < ((at - hole) & mask))
             continue;
-        u->items[hole] = *next;
+        t->items[hole] = *next;
         hole = at;
     }
-    u->items[hole].copies = 0;
+    t->items[hole].copies = 0;
 }
 
 /* One of the entry's copies is certain, or gone: subtract it. */
-static void take_one(struct ki_unsure *u, struct ki_unsure_entry *e)
+static void take_one(struct ki_unsure *u, uint32_t rank, struct ki_unsure_entry *e)
 {
     if (e->copies > 1)
         e->copies--;
     else
-        drop(u, e);
+        drop(u, rank, e);
 }
 
 void ki_unsure_clear_rank(struct ki_unsure *u, uint32_t rank)
 {
-    for (size_t i = 0; u->n && i < u->capacity;) {
-        if (u->items[i].copies && u->items[i].rank == rank)
-            drop(u, &u->items[i]); /* another entry may have moved here */
-        else
-            i++;
-    }
+    struct ki_unsure_table *t = table_of(u, rank);
+
+    for (size_t i = 0; t && i < t->capacity; i++)
+        if (t->items[i].copies)
+            set_open(u, &t->items[i], false);
+    if (!t)
+        return;
+    u->n -= t->n;
+    free(t->items);
+    u->n_tables--;
+    memmove(t, t + 1, (u->n_tables - (size_t)(t - u->tables)) * sizeof(*t));
 }
 
 /* -- stores ------------------------------------------------------------------------------------ */
@@ -175,6 +232,7 @@ int ki_unsure_restore(struct ki_unsure *u, struct kvi_index *index, struct kv_ho
 
     for (size_t depth = 0; !rc && e && e->open && depth < MAX_DEPTH; depth++) {
         struct ki_unsure_entry *top = e;
+        struct kvi_stored stored = {0};
         struct kv_block block;
         uint64_t above;
 
@@ -190,11 +248,12 @@ int ki_unsure_restore(struct ki_unsure *u, struct kvi_index *index, struct kv_ho
         block = (struct kv_block){top->hash, top->tokens_hash};
         above = top->parent;
         rc = kvi_store(index, holder, KV_TIER_DEVICE, top->has_parent ? &above : NULL, &block, 1,
-                       NULL);
+                       &stored);
         if (rc)
             break;
+        rc = stored.lagging ? -ENOMEM : 0;
         set_open(u, top, false);
-        take_one(u, top);
+        take_one(u, holder.rank, top);
         e = ki_unsure_find(u, holder.rank, KI_UNSURE_MAIN, parent);
     }
     return rc;
@@ -208,7 +267,7 @@ void ki_unsure_stored(struct ki_unsure *u, uint32_t rank, unsigned group, const 
             u, rank, group, *(const uint64_t *)(const void *)((const char *)hashes + i * stride));
 
         if (e && alone)
-            drop(u, e);
+            drop(u, rank, e);
         else if (e)
             set_open(u, e, false);
     }
@@ -220,15 +279,15 @@ void ki_unsure_stored(struct ki_unsure *u, uint32_t rank, unsigned group, const 
  * Return true when the removal concerns a possible copy, and the index stays as it is. @certain:
  * copies in the index.
  */
-static bool takes_possible(struct ki_unsure *u, struct ki_unsure_entry *e, long certain,
-                           bool has_children)
+static bool takes_possible(struct ki_unsure *u, uint32_t rank, struct ki_unsure_entry *e,
+                           long certain, bool has_children)
 {
     if (!certain && !e->open) /* parked, or in another tier: the index knows */
         return false;
     if (certain > 1)
         return false;
     if (!certain || has_children) {
-        take_one(u, e);
+        take_one(u, rank, e);
         return true;
     }
     set_open(u, e, true);
@@ -253,7 +312,7 @@ long ki_unsure_take(struct ki_unsure *u, struct kvi_index *index, struct kv_hold
             ki_unsure_stored(u, op->rank, KI_UNSURE_MAIN, op->hashes + i, 0, 1, true);
         } else if (e) {
             (void)kvi_get_block(index, holder, op->tier, op->hashes[i], &info);
-            if (takes_possible(u, e, info.copies, info.has_children)) {
+            if (takes_possible(u, op->rank, e, info.copies, info.has_children)) {
                 found++;
                 continue;
             }
@@ -280,10 +339,10 @@ long ki_unsure_take_window(struct ki_unsure *u, struct kvi_index *index, struct 
         long rc, certain = 0;
 
         if (e && op->remaining) {
-            drop(u, e);
+            drop(u, op->rank, e);
         } else if (e) {
             certain = kvi_window_copies(index, holder, op->tier, number, op->hashes[i]);
-            if (takes_possible(u, e, certain, false)) {
+            if (takes_possible(u, op->rank, e, certain, false)) {
                 found++;
                 continue;
             }

@@ -34,16 +34,22 @@
 
 struct ki_unsure_entry {
     uint64_t hash, tokens_hash, parent;
-    uint32_t rank;
     uint32_t copies; /* possible copies, beyond those in the index; 0: a free slot */
     uint8_t group;   /* KI_UNSURE_MAIN, or 1 + number of the window */
     bool has_parent;
     bool open; /* the index doesn't have the block */
 };
 
-struct ki_unsure {
+/** Entries of one rank. */
+struct ki_unsure_table {
     struct ki_unsure_entry *items; /* open addressing */
-    size_t n, capacity, n_open;
+    size_t n, capacity;
+    uint32_t rank;
+};
+
+struct ki_unsure {
+    struct ki_unsure_table *tables; /* ordered by rank */
+    size_t n_tables, n, n_open;     /* entries of all tables */
     bool lost; /* entries, or places of blocks, were lost: partial until a clear */
 };
 

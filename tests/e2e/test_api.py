@@ -427,6 +427,27 @@ def test_eagle_drop():
                                      "eagle_drop": 1}).status, 422)
 
 
+def test_eagle_groups():
+    """Only some cache groups give a block up, as the registration says; replicas hear of it, and of its end."""
+    hashes, tokens = chain(1, 6)
+    with Indexer() as one, Publisher() as engine:
+        one.register(1, engine, block_size=4, eagle_drop=True, eagle_groups="1,3")
+        equal([entry["eagle_groups"] for entry in one.get("/registrations").json()["registrations"]], ["1,3"])
+        engine.send(engine.stored(hashes, tokens, None, 4, group_idx=0, kv_cache_spec_kind="full_attention"),
+                    window_event(engine, 2, 9, hashes))
+        one.wait_score(tokens, 1, 24)
+        with Indexer("--peers", one.url) as two:
+            equal(two.query(tokens)["scores"], one.query(tokens)["scores"], "a replica")
+            equal([entry["eagle_groups"] for entry in two.get("/registrations").json()["registrations"]], ["1,3"])
+        for wrong in ("", ",", "0,", "64", "x", "0 1"):
+            equal(one.post("/register", {"instance_id": 9, "endpoint": "tcp://127.0.0.1:1", "model_name": MODEL, "block_size": 4,
+                                         "eagle_drop": True, "eagle_groups": wrong}).status, 400, wrong)
+        equal(one.post("/register", {"instance_id": 9, "endpoint": "tcp://127.0.0.1:1", "model_name": MODEL, "block_size": 4,
+                                     "eagle_groups": "0"}).status, 400, "without eagle_drop")
+        equal(one.post("/register", {"instance_id": 9, "endpoint": "tcp://127.0.0.1:1", "model_name": MODEL, "block_size": 4,
+                                     "eagle_drop": True, "eagle_groups": 0}).status, 422)
+
+
 def listener(indexer, instance):
     return next(worker["listeners"]["0"] for worker in indexer.workers() if worker["instance_id"] == instance)
 

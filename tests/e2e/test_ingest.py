@@ -540,11 +540,11 @@ def test_max_blocks():
 
 
 def test_groups_that_are_not_followed_leave_the_view_partial():
-    """A window with blocks of half the registered size, and a group of an unknown kind."""
-    half = {"block_size": 8, "group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 17}
+    """A window with blocks of no whole part of the registered size, and a group of an unknown kind."""
+    uneven = {"block_size": 6, "group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 17}
     unknown = {"block_size": 16, "group_idx": 1, "kv_cache_spec_kind": "something_new"}
     with Indexer() as indexer, Publisher() as plain, Publisher() as small, Publisher() as odd:
-        for instance, (engine, group) in enumerate(((plain, None), (small, half), (odd, unknown)), 1):
+        for instance, (engine, group) in enumerate(((plain, None), (small, uneven), (odd, unknown)), 1):
             indexer.register(instance, engine)
             engine.wait_subscriber()
             engine.store([1, 2], range(32), group_idx=0, kv_cache_spec_kind="full_attention")
@@ -553,6 +553,35 @@ def test_groups_that_are_not_followed_leave_the_view_partial():
             engine.store([3], range(32, 48), parent=2, group_idx=0, kv_cache_spec_kind="full_attention")
             indexer.wait_score(range(48), instance, 48)
             wait_until(lambda i=instance: listener(indexer, i)["partial"] == (i > 1), what="a partial view")
+
+
+def test_windows_of_half_blocks_are_followed():
+    """A match needs the last two halves. Blocks that contradict earlier ones leave the view partial until a clear."""
+    half = {"block_size": 8, "group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 17}
+    full = {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
+    with Indexer() as indexer, Publisher() as engine:
+        indexer.register(1, engine)
+        engine.wait_subscriber()
+        engine.store([1, 2], range(32), **full)
+        engine.store([11, 1, 12, 2], range(32), **half)
+        indexer.wait_score(range(48), 1, 32)
+        engine.store([3], range(32, 48), parent=2, **full)
+        engine.store([13, 3], range(32, 48), parent=2, **half)
+        indexer.wait_score(range(48), 1, 48)
+        engine.remove([13], group_idx=1)
+        indexer.wait_score(range(48), 1, 32)
+        equal(listener(indexer)["partial"], False)
+        engine.store([21, 13], range(100, 116), **half)
+        engine.store([22, 1], range(200, 216), parent=21, **half)
+        wait_until(lambda: listener(indexer)["partial"], what="a partial view")
+        for hash in (1, 2, 3, 13, 21):
+            engine.remove([hash], group_idx=1)
+        engine.clear()
+        wait_until(lambda: not listener(indexer)["partial"], what="a whole view")
+        engine.store([1, 2], range(32), **full)
+        engine.store([11, 1, 12, 2], range(32), **half)
+        indexer.wait_score(range(48), 1, 32)
+        equal(indexer.get("/health").status, 200)
 
 
 def test_pause_and_resume_replays_what_was_missed():

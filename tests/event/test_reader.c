@@ -525,6 +525,29 @@ static void expect_window(enum kve_op_type type, uint32_t group, uint32_t window
     assert_string_equal(source.owner, "");
 }
 
+/* Blocks of 2 tokens where 4 are registered: operations name them, and tell how many there were. */
+static void test_small_blocks(void **state)
+{
+    (void)state;
+    for (uint32_t n = 1; n <= 2; n++) {
+        event("{'type': 'BlockStored', 'block_hashes': [%s], 'parent_block_hash': 9, "
+              "'block_size': 2, 'token_ids': [1,2,3,4], 'group_idx': 3, "
+              "'kv_cache_spec_kind': 'sliding_window', 'kv_cache_spec_sliding_window': 6}",
+              n == 1 ? "8" : "7,8");
+        expect_op(KVE_OP_STORE_KNOWN, KV_TIER_DEVICE, n);
+        assert_int_equal(source_of_op().need, 3);
+        assert_int_equal(source_of_op().stride, 1);
+        assert_int_equal(source_of_op().parts, 2);
+        assert_int_equal(batch.ops[0].n_covered, 2);
+        assert_true(batch.ops[0].has_parent);
+        assert_true(batch.ops[0].parent == 9);
+    }
+    event("{'type': 'BlockStored', 'block_hashes': [8], 'block_size': 3, 'token_ids': [1,2,3], "
+          "'group_idx': 3, 'kv_cache_spec_kind': 'sliding_window', "
+          "'kv_cache_spec_sliding_window': 6}");
+    expect_none(KVE_SKIP_GROUP);
+}
+
 static void test_kinds(void **state)
 {
     static const struct {
@@ -950,6 +973,7 @@ int main(void)
         T(test_locality),
         T(test_rank_of_an_event),
         T(test_groups_in_arrays),
+        T(test_small_blocks),
         T(test_kinds),
         T(test_window_groups),
         T(test_owners_are_apart),

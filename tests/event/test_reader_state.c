@@ -46,6 +46,7 @@ static void expect_same_sources(void)
         assert_string_equal(a.owner, b.owner);
         assert_int_equal(a.kind, b.kind);
         assert_int_equal(a.stride, b.stride);
+        assert_int_equal(a.parts, b.parts);
     }
     assert_int_equal(kve_reader_source(other, n, &b), -ENOENT);
     kve_reader_destroy(other);
@@ -97,11 +98,59 @@ static void owners_of_any_bytes(void **state)
     expect_same_sources();
 }
 
+/* Groups and sources of sizes that no reader can have are refused, here or when they are taken over. */
+static void impossible_sizes(void **state)
+{
+    static const struct {
+        const char *text;
+        int rc, taken;
+    } cases[] = {
+        {"{\"groups\":[{\"group\":1,\"kind\":\"other\",\"stride\":1,\"parts\":0}]}", -EPROTO, 0},
+        {"{\"groups\":[{\"group\":1,\"kind\":\"other\",\"stride\":1,\"parts\":4294967295}]}",
+         -EPROTO, 0},
+        {"{\"groups\":[{\"group\":1,\"kind\":\"other\",\"stride\":0,\"parts\":2}]}", -EPROTO, 0},
+        {"{\"groups\":[{\"group\":1,\"kind\":\"main\",\"stride\":1,\"parts\":9}]}", -EPROTO, 0},
+        {"{\"groups\":[{\"group\":1,\"kind\":\"window\",\"window\":5,\"need\":1,\"stride\":0}]}",
+         -EPROTO, 0},
+        {"{\"groups\":[{\"group\":1,\"kind\":\"window\",\"window\":5,\"need\":1,\"stride\":1,"
+         "\"parts\":8}]}",
+         1, -EPROTO},
+        {"{\"sources\":[{\"owner\":\"\",\"group\":1,\"window\":5,\"need\":1,\"stride\":1,"
+         "\"parts\":3}]}",
+         1, -EPROTO},
+        {"{\"groups\":[{\"group\":1,\"kind\":\"other\",\"stride\":1,\"parts\":2}]}", 1, 0},
+        {"{\"groups\":[{\"group\":1,\"kind\":\"other\",\"stride\":0}]}", 1, 0},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(cases); i++) {
+        struct kve_reader_opts opts = {.size = sizeof(opts), .block_size = 1};
+        struct kve_reader *other;
+        struct kv_json json;
+        struct kv_str key;
+
+        assert_int_equal(kve_reader_create(&opts, &other), 0);
+        kv_json_init(&json, cases[i].text, strlen(cases[i].text));
+        kv_json_object(&json);
+        assert_true(kv_json_next_key(&json, &key));
+        assert_int_equal(kve_reader_read(other, &json, key), cases[i].rc);
+        if (cases[i].rc == 1)
+            assert_int_equal(kve_reader_take_over(reader, other), cases[i].taken);
+        kve_reader_destroy(other);
+        /* No event of such a group may divide by its size. */
+        event("{'type': 'BlockStored', 'block_hashes': [1], 'token_ids': [], 'group_idx': 1, "
+              "'kv_cache_spec_kind': 'sliding_window', 'kv_cache_spec_sliding_window': 5}");
+        event("{'type': 'BlockRemoved', 'block_hashes': [1], 'group_idx': 1, "
+              "'kv_cache_spec_kind': 'sliding_window', 'kv_cache_spec_sliding_window': 5}");
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(groups_of_odd_block_sizes, set_up, tear_down),
         cmocka_unit_test_setup_teardown(owners_of_any_bytes, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(impossible_sizes, set_up, tear_down),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -231,6 +231,49 @@ static void parking_is_bounded(void **state)
     kvi_destroy(ix);
 }
 
+static uint64_t lost_of(struct kvi_index *ix)
+{
+    struct kvi_holder_info info;
+
+    assert_int_equal(kvi_get_holder(ix, W0, &info), 0);
+    return info.lost;
+}
+
+/* Without room for records nothing claims a block that no removal would end; and the holder says so. */
+static void copies_without_room(void **state)
+{
+    const struct kvi_opts opts = {.size = sizeof(opts), .max_copies = 1};
+    const uint32_t left = 3;
+    struct kvi_index *ix;
+    struct fixture f;
+
+    (void)state;
+    assert_int_equal(kvi_create(&opts, &ix), 0);
+    f = (struct fixture){.ix = ix};
+    add(&f, HOST, 0, CHAIN, 0, 2); /* the main source is implied */
+    assert_int_equal(lost_of(ix), 0);
+    add(&f, HOST, 1, CHAIN, 2, 5);
+    assert_reach(&f, CHAIN, 0, 2);
+    assert_int_equal(lost_of(ix), 3);
+    add(&f, DEVICE, 0, CHAIN, 0, 5);
+    for (size_t i = 2; i < 5; i++) { /* the second of them has no room */
+        assert_int_equal(kvi_add_known(ix, W0, HOST, 1, &CHAIN[i].hash, 1), 1);
+        assert_reach(&f, CHAIN, 5, 5);
+    }
+    assert_int_equal(lost_of(ix), 5);
+    assert_int_equal(kvi_take(ix, W0, DEVICE, 0, &CHAIN[4].hash, NULL, 1), 1);
+    assert_reach(&f, CHAIN, 4, 4);
+    assert_int_equal(kvi_take(ix, W0, DEVICE, 0, &CHAIN[0].hash, &left, 1), 1);
+    assert_int_equal(lost_of(ix), 6);
+    assert_int_equal(kvi_clear_tiers(ix, W0, 1u << DEVICE, 0), 0);
+    assert_int_equal(lost_of(ix), 6);
+    assert_int_equal(kvi_clear(ix, W0), 0);
+    assert_int_equal(lost_of(ix), 0);
+    assert_null(kvi_check(ix));
+    kvi_matches_fini(&f.matches);
+    kvi_destroy(ix);
+}
+
 static void a_holder_is_bounded(void **state)
 {
     const struct kvi_opts opts = {.size = sizeof(opts), .max_holder_blocks = 3};
@@ -322,12 +365,19 @@ static void an_offload_goes_on_below(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(one_copy_of_two_goes),     T(the_event_tells_what_is_left),
-        T(last_copies_only),         T(owners_are_kept_apart),
-        T(a_hole_is_filled),         T(a_child_before_its_parent),
-        T(copies_survive_parking),   T(parents_first_in_one_call),
-        T(parking_is_bounded),       T(a_holder_is_bounded),
-        T(a_copy_is_as_exact),       T(an_offload_moves_nothing),
+        T(one_copy_of_two_goes),
+        T(the_event_tells_what_is_left),
+        T(last_copies_only),
+        T(owners_are_kept_apart),
+        T(a_hole_is_filled),
+        T(a_child_before_its_parent),
+        T(copies_survive_parking),
+        T(parents_first_in_one_call),
+        cmocka_unit_test(copies_without_room),
+        T(parking_is_bounded),
+        T(a_holder_is_bounded),
+        T(a_copy_is_as_exact),
+        T(an_offload_moves_nothing),
         T(an_offload_goes_on_below),
     };
 

@@ -408,6 +408,41 @@ static uint32_t reach_of(struct kvi_index *ix, const uint64_t *prompt, size_t n,
     return reach;
 }
 
+/* A group of half blocks has two windows. A match needs the last three halves, and ends with a block. */
+static void test_half_blocks(void **state)
+{
+    struct kvi_window halves[2] = {
+        {.group = 1, .window = 7, .need = 3, .stride = 1, .part = 0, .parts = 2},
+        {.group = 1, .window = 7, .need = 3, .stride = 1, .part = 1, .parts = 2}};
+    struct kv_block blocks[5];
+    uint64_t names[5], prompt[5];
+    struct kvi_index *ix;
+
+    (void)state;
+    assert_int_equal(kvi_create(NULL, &ix), 0);
+    make_blocks(blocks, names, prompt, 0, 5);
+    assert_int_equal(kvi_set_window(ix, who, &halves[0]), 0);
+    assert_int_equal(kvi_set_window(ix, who, &halves[1]), 1);
+    halves[1].part = 2;
+    assert_int_equal(kvi_set_window(ix, who, &halves[1]), -EINVAL);
+    assert_int_equal(kvi_add(ix, who, KV_TIER_DEVICE, 0, NULL, blocks, 5, NULL), 0);
+    assert_int_equal(reach_of(ix, prompt, 5, 0), 0);
+    assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, 0, 0, true, names + 2, 2), 0);
+    assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, 1, 0, true, names + 1, 3), 0);
+    assert_int_equal(reach_of(ix, prompt, 5, 0), 4);
+    assert_int_equal(reach_of(ix, prompt, 3, 0), 3);
+    assert_int_equal(reach_of(ix, prompt, 2, 0), 0);
+    assert_int_equal(kvi_window_take(ix, who, KV_TIER_DEVICE, 0, 0, names + 3, NULL, 1), 1);
+    assert_int_equal(reach_of(ix, prompt, 5, 0), 3);
+    assert_int_equal(kvi_window_take(ix, who, KV_TIER_DEVICE, 1, 0, names + 1, NULL, 1), 1);
+    assert_int_equal(reach_of(ix, prompt, 5, 0), 0);
+    /* A run from the start serves any match. */
+    assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, 0, 0, true, names, 1), 0);
+    assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, 1, 0, true, names, 1), 0);
+    assert_int_equal(reach_of(ix, prompt, 5, 0), 1);
+    kvi_destroy(ix);
+}
+
 /* A run that is removed in one call goes from the parts as well: nothing adds up against the limit. */
 static void test_removed_runs_leave_nothing(void **state)
 {
@@ -665,9 +700,83 @@ static void test_stores_without_memory(void **state)
     assert_true(failures > 0 && lagging > 0);
 }
 
+/* The blocks of a group keep their meaning: its windows can't get blocks of another size. */
+static void test_sizes_of_groups(void **state)
+{
+    struct kvi_window window = {.group = 1, .need = 1, .stride = 1, .parts = 2};
+    struct kvi_index *ix;
+
+    (void)state;
+    assert_int_equal(kvi_create(NULL, &ix), 0);
+    assert_int_equal(kvi_set_window(ix, who, &window), 0);
+    window.need = 2;
+    assert_int_equal(kvi_set_window(ix, who, &window), 0);
+    window.parts = 4;
+    assert_int_equal(kvi_set_window(ix, who, &window), -EEXIST);
+    window.parts = 0;
+    assert_int_equal(kvi_set_window(ix, who, &window), -EEXIST);
+    window.stride = 2;
+    assert_int_equal(kvi_set_window(ix, who, &window), -EEXIST);
+    assert_int_equal(kvi_remove_holder(ix, who), 0);
+    assert_int_equal(kvi_set_window(ix, who, &window), 0);
+    window = (struct kvi_window){
+        .group = 2, .need = UINT32_MAX - 1, .stride = 1, .parts = KVI_MAX_WINDOWS + 1};
+    assert_int_equal(kvi_set_window(ix, who, &window), -EINVAL);
+    kvi_destroy(ix);
+}
+
+/* Which groups give up the last matched block, and that a rule can be taken back. */
+static void test_keeps(void **state)
+{
+    static const struct {
+        bool main;
+        uint64_t groups;
+        uint32_t reach;
+    } rules[] = {{true, ~UINT64_C(0), 6},  /* none drops */
+                 {false, 0, 5},            /* all do */
+                 {true, 1u << 7, 6},       /* bits of some groups: 70 keeps, too */
+                 {true, ~(1ull << 7), 5},  /* window 7 does */
+                 {true, 0, 5},             /* both windows do */
+                 {false, ~UINT64_C(0), 5}, /* the main group does */
+                 {true, ~UINT64_C(0), 6}};
+    const struct kvi_window windows[] = {{.group = 7, .window = 9, .need = 2, .stride = 1},
+                                         {.group = 70, .window = 17, .need = 3, .stride = 1}};
+    struct kv_block blocks[6];
+    uint64_t hashes[6], locals[6];
+    struct kvi_index *ix;
+
+    (void)state;
+    assert_int_equal(kvi_create(NULL, &ix), 0);
+    for (uint32_t i = 0; i < 6; i++) {
+        blocks[i] = (struct kv_block){10 + i, 20 + i};
+        hashes[i] = 10 + i;
+        locals[i] = 20 + i;
+    }
+    assert_int_equal(kvi_store(ix, who, KV_TIER_DEVICE, NULL, blocks, 6, NULL), 0);
+    for (uint32_t i = 0; i < 2; i++) {
+        assert_int_equal(kvi_set_window(ix, who, &windows[i]), i);
+        assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, i, 0, true, hashes, 6), 0);
+    }
+    assert_int_equal(reach_of(ix, locals, 6, KV_TIER_DEVICE), 6);
+    for (size_t i = 0; i < KV_COUNT(rules); i++) {
+        assert_int_equal(kvi_set_keeps(ix, who, rules[i].main, rules[i].groups), 0);
+        assert_int_equal(reach_of(ix, locals, 6, KV_TIER_DEVICE), rules[i].reach);
+    }
+    /* Unless every group drops, those without a bit of their own don't. */
+    assert_int_equal(kvi_set_keeps(ix, who, true, ~(UINT64_C(1) << 7)), 0);
+    assert_int_equal(kvi_window_take(ix, who, KV_TIER_DEVICE, 0, 0, hashes + 5, NULL, 1), 1);
+    assert_int_equal(reach_of(ix, locals, 6, KV_TIER_DEVICE), 4);
+    assert_int_equal(kvi_set_keeps(ix, who, true, ~UINT64_C(0)), 0);
+    assert_int_equal(reach_of(ix, locals, 6, KV_TIER_DEVICE), 5);
+    kvi_destroy(ix);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_half_blocks),
+        cmocka_unit_test(test_sizes_of_groups),
+        cmocka_unit_test(test_keeps),
         cmocka_unit_test(test_random_histories),
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_alone),

@@ -33,7 +33,7 @@ static void start(struct run *run)
     struct vllm *v = &run->vllm;
 
     for (uint64_t n = 1 + unit_below(run->random, 2); n > 0; n--) {
-        struct prompt p = prompts_next(&run->prompts, VLLM_BLOCK);
+        struct prompt p = prompts_next(&run->prompts, run->f.block_size);
 
         if (vllm_start(v, &p,
                        v->opts.report_full && (v->opts.report_all || unit_below(run->random, 2))))
@@ -87,7 +87,7 @@ static void expect_no_hole(const struct vllm *v, const struct prompt *p)
 static void compare(struct run *run)
 {
     for (int i = 0; i < 4; i++) {
-        struct prompt p = prompts_next(&run->prompts, VLLM_BLOCK);
+        struct prompt p = prompts_next(&run->prompts, run->f.block_size);
 
         follow_compare(&run->f, &p, KV_TIER_DEVICE, vllm_lookup(&run->vllm, &p));
         if (run->vllm.opts.host_blocks)
@@ -122,9 +122,10 @@ static void history(uint64_t *random, const struct vllm_opts *opts, bool namespa
                                   .images = namespaces || opts->plain_images,
                                   .plain_images = opts->plain_images}};
 
-    follow_init(&run.f, VLLM_BLOCK);
+    follow_init(&run.f, (uint32_t)(opts->parts ? opts->parts : 1) * VLLM_BLOCK);
     ki_applier_set_habits(
         &run.f.applier, &(struct ki_habits){.eagle_drop = opts->eagle_drop,
+                                            .eagle_groups = opts->eagle_groups,
                                             .report_mode = (enum ki_report_mode)opts->report_mode});
     run.f.keeps = opts->report_full;
     run.f.unshown = opts->report_full && opts->report_mode == KI_REPORTS_UNKNOWN;
@@ -184,6 +185,27 @@ static void test_block_drop(void **state)
     run_histories(
         "block drop, window alone",
         &(struct vllm_opts){.n_groups = 1, .groups = {{VLLM_SLIDING, 9}}, .eagle_drop = true});
+}
+
+/* Only groups with draft layers drop, here full attention, a window beside it, and a window alone. */
+static void test_block_drop_of_groups(void **state)
+{
+    struct vllm_opts opts = {.n_groups = 3,
+                             .groups = {{VLLM_FULL, 0}, {VLLM_SLIDING, 14}, {VLLM_SLIDING, 6}},
+                             .eagle_drop = true,
+                             .eagle_groups = 1};
+
+    (void)state;
+    assert_int_equal(run_histories("full attention drops", &opts).unsure, 0);
+    opts.eagle_groups = 5;
+    assert_int_equal(run_histories("full and a window drop", &opts).unsure, 0);
+    opts.groups[1] = opts.groups[2]; /* looked up together */
+    assert_int_equal(run_histories("full and a window of two", &opts).unsure, 0);
+    opts.parts = 2;
+    assert_int_equal(run_histories("full alone, half blocks", &opts).unsure, 0);
+    opts.parts = 1;
+    opts.eagle_groups = 4;
+    run_histories("a window alone drops", &opts);
 }
 
 static void test_lookahead(void **state)
@@ -262,6 +284,62 @@ static void test_windows(void **state)
                             .groups = {{VLLM_FULL, 0}, {VLLM_SLIDING, 5}, {VLLM_SLIDING, 16}}});
 }
 
+/* Windows whose blocks are halves, thirds or quarters of a full-attention block. */
+static void test_small_window_blocks(void **state)
+{
+    struct vllm_opts two = {
+        .n_groups = 2, .groups = {{VLLM_FULL, 0}, {VLLM_SLIDING, 10}}, .parts = 2};
+    struct vllm_opts more = {.n_groups = 3,
+                             .groups = {{VLLM_SLIDING, 14}, {VLLM_FULL, 0}, {VLLM_SLIDING, 8}},
+                             .parts = 2};
+
+    (void)state;
+    assert_int_equal(run_histories("half blocks, window 10", &two).unsure, 0);
+    two.groups[1].window = 5; /* needs one half: the other isn't even announced */
+    assert_int_equal(run_histories("half blocks, window 5", &two).unsure, 0);
+    two.groups[1].window = 33;
+    two.lookahead = 1;
+    assert_int_equal(run_histories("half blocks, lookahead", &two).unsure, 0);
+    two.parts = 3;
+    two.lookahead = 0;
+    two.groups[1].window = 9;
+    assert_int_equal(run_histories("third blocks, window 9", &two).unsure, 0);
+    two.parts = 4;
+    two.groups[1].window = 18;
+    assert_int_equal(run_histories("quarter blocks", &two).unsure, 0);
+    assert_int_equal(run_histories("half blocks, windows", &more).unsure, 0);
+    more.groups[2].window = 14;
+    assert_int_equal(run_histories("half blocks, twice", &more).unsure, 0);
+}
+
+static void test_small_window_blocks_drop(void **state)
+{
+    struct vllm_opts opts = {.n_groups = 2,
+                             .groups = {{VLLM_FULL, 0}, {VLLM_SLIDING, 10}},
+                             .parts = 2,
+                             .eagle_drop = true};
+    struct follower tally;
+
+    (void)state;
+    for (opts.parts = 2; opts.parts <= 4; opts.parts++) {
+        opts.groups[1].window = opts.parts < 4 ? 10 : 22; /* no shorter than a block and a part */
+        tally = run_histories("parts, block drop", &opts);
+        assert_in_range(tally.unsure * 100, 0, tally.asked);
+    }
+    opts.parts = 4;
+    opts.groups[1].window = 10; /* parts leave the window before their block is announced */
+    run_histories("quarter blocks, short", &opts);
+}
+
+static void test_small_window_blocks_reports(void **state)
+{
+    struct vllm_opts opts = {
+        .n_groups = 2, .groups = {{VLLM_FULL, 0}, {VLLM_SLIDING, 10}}, .parts = 2};
+
+    (void)state;
+    run_reports("half blocks, reports", &opts, 100);
+}
+
 static void test_states(void **state)
 {
     (void)state;
@@ -329,11 +407,15 @@ int main(void)
         cmocka_unit_test(test_full_attention),
         cmocka_unit_test(test_moved_images),
         cmocka_unit_test(test_block_drop),
+        cmocka_unit_test(test_block_drop_of_groups),
         cmocka_unit_test(test_lookahead),
         cmocka_unit_test(test_full_reports),
         cmocka_unit_test(test_full_reports_windows),
         cmocka_unit_test(test_full_reports_block_drop),
         cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_small_window_blocks),
+        cmocka_unit_test(test_small_window_blocks_drop),
+        cmocka_unit_test(test_small_window_blocks_reports),
         cmocka_unit_test(test_states),
         cmocka_unit_test(test_second_full_group),
         cmocka_unit_test(test_restart_with_other_groups),

@@ -15,7 +15,9 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "indexer/listener.h"
 #include "indexer/registry.h"
+#include "indexer/tables.h"
 
 #define N 3
 #define RANKS 6
@@ -177,11 +179,45 @@ static void odd_versions(void **state)
     ki_registry_destroy(r);
 }
 
+/* A mode that the stream has shown is no part of its registration: the same one again changes nothing. */
+static void learned_modes_are_not_registered(void **state)
+{
+    struct ki_registry_opts opts = {.threads = 1, .max_registrations = 64};
+    struct ki_registration reg = registration(0, 1);
+    uint64_t now = kv_wall_ns() / 1000;
+    struct ki_worker_info *infos;
+    struct ki_listener *l;
+    struct kv_error error;
+    struct ki_registry *r;
+
+    (void)state;
+    assert_int_equal(ki_registry_create(&opts, &r), 0);
+    reg.version = now;
+    assert_int_equal(ki_registry_merge(r, &reg, &error), 0);
+    l = ki_listener_find(r, 1, 0);
+    assert_non_null(l);
+    pthread_mutex_lock(&l->lock);
+    l->applier.reports.seen = true;
+    assert_int_equal(ki_applier_learned_mode(&l->applier), KI_REPORTS_FULL);
+    ki_applier_contradicted(&l->applier);
+    pthread_mutex_unlock(&l->lock);
+    assert_int_equal(ki_registry_workers(r, &infos), 1);
+    assert_int_equal(infos[0].habits.report_mode, KI_REPORTS_UNKNOWN);
+    assert_int_equal(infos[0].learned_report_mode, KI_REPORTS_INCREMENTAL);
+    ki_worker_infos_free(infos, 1);
+    reg.version = now + 1;
+    assert_int_equal(ki_registry_merge(r, &reg, &error), 0);
+    assert_ptr_equal(ki_listener_find(r, 1, 0), l);
+    assert_int_equal(ki_applier_learned_mode(&l->applier), KI_REPORTS_INCREMENTAL);
+    ki_registry_destroy(r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_last_change_wins),
         cmocka_unit_test(odd_versions),
+        cmocka_unit_test(learned_modes_are_not_registered),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -39,7 +39,7 @@ static inline void replica_read(struct follower *to, const struct follower *from
     while (kv_json_next_key(&json, &key))
         assert_int_equal(kve_reader_read(told, &json, key), 1);
     assert_int_equal(kv_json_finish(&json), 0);
-    kve_reader_take_over(to->applier.reader, told);
+    assert_int_equal(kve_reader_take_over(to->applier.reader, told), 0);
     to->applier.has_windows = from->applier.has_windows;
     kve_reader_destroy(told);
     kve_reader_destroy(copy);
@@ -105,10 +105,11 @@ static inline int facts_extra(void *arg, const struct kvi_extra *e)
     f[6] = (uint64_t)e->has_parent | (uint64_t)e->alone << 1 | (uint64_t)e->drops << 2 |
            (uint64_t)e->in_window << 3;
     f[7] = (uint64_t)e->copies << 32 | e->tiers;
-    f[8] = (uint64_t)e->window.group << 32 | e->window.window;
+    f[8] = (uint64_t)e->window.group << 32 | e->window.part << 24 | e->window.parts << 20 |
+           e->window.window;
     f[9] = (uint64_t)e->window.need << 32 | e->window.stride << 1 | e->window.state;
     f[10] = (uint64_t)e->implied << 32 | e->counting;
-    f[11] = e->stored_again;
+    f[11] = e->stored_again ^ e->kept_groups ^ (uint64_t)e->main_keeps << 63;
     f[12] = e->n_sources;
     for (size_t i = 0; i < e->n_sources; i++)
         f[13] += kvi_mix((uint64_t)e->sources[i].source << 33 |

@@ -10,6 +10,9 @@
  * - Freed blocks queue for eviction in the order of their release, last block of a request first.
  * - Groups: full attention; sliding windows, whose blocks outside the window are released early and
  *   left out of events; recurrent state ("mamba", align mode), of which a chunk keeps the last block.
+ * - Sliding windows may have smaller blocks than the other groups (@parts of them make one). Hashes are
+ *   those of the smaller blocks; a larger block has the hash of its last part. A match is a whole
+ *   number of larger blocks.
  * - With lookahead L a block's hash covers the L tokens after it, and exists only when they do. With
  *   block drop (EAGLE without lookahead hashes) a request's own lookup gives its last block up.
  * - kv_cache_report_mode=full announces the blocks that a request reuses once more.
@@ -39,8 +42,10 @@ struct vllm_opts {
         enum vllm_kind kind;
         uint32_t window; /* tokens */
     } groups[VLLM_MAX_GROUPS];
+    size_t parts; /* blocks of a window that make one of another group; 0: 1 */
     uint32_t lookahead;
     bool eagle_drop;
+    uint64_t eagle_groups;        /* bit: the group drops; 0: all do */
     bool report_full, report_all; /* some requests, or all, ask for reports */
     int report_mode;              /* the registered one */
     bool plain_images;            /* images lie over ordinary tokens */
@@ -97,6 +102,42 @@ static inline void vllm_fini(struct vllm *v)
     kv_buf_fini(&v->events);
 }
 
+/* -- sizes ------------------------------------------------------------------------------------- */
+
+static inline size_t vllm_parts(const struct vllm *v)
+{
+    return v->opts.parts ? v->opts.parts : 1;
+}
+
+/* Hashes of one block of the group. */
+static inline size_t vllm_unit(const struct vllm *v, unsigned group)
+{
+    return v->opts.groups[group].kind == VLLM_SLIDING ? 1 : vllm_parts(v);
+}
+
+static inline size_t vllm_align(const struct vllm *v, size_t n)
+{
+    return n / vllm_parts(v) * vllm_parts(v);
+}
+
+/* Blocks of a window that a match needs before its end. */
+static inline size_t vllm_need(const struct vllm_group *g)
+{
+    return g->window > 1 ? (g->window - 2) / VLLM_BLOCK + 1 : 1;
+}
+
+/* Groups of one description are looked up jointly: one that drops makes all drop. */
+static inline bool vllm_drops(const struct vllm *v, unsigned group)
+{
+    if (!v->opts.eagle_drop)
+        return false;
+    for (unsigned g = 0; g < v->opts.n_groups; g++)
+        if ((!v->opts.eagle_groups || v->opts.eagle_groups >> g & 1) &&
+            memcmp(&v->opts.groups[g], &v->opts.groups[group], sizeof(v->opts.groups[0])) == 0)
+            return true;
+    return false;
+}
+
 /* -- hashes ------------------------------------------------------------------------------------ */
 
 static inline bool vllm_has_image(const struct prompt *p, size_t start, size_t end)
@@ -143,10 +184,10 @@ static inline void vllm_put_optional(struct kv_buf *out, const char *key, const 
 
 /* Of one block: adapter, (image, offset), salt in the first block of a chain. */
 static inline void vllm_put_extra_keys(const struct vllm *v, struct kv_buf *out,
-                                       const struct prompt *p, size_t block)
+                                       const struct prompt *p, size_t block, size_t unit)
 {
-    size_t start = block * VLLM_BLOCK;
-    bool image = vllm_has_image(p, start, start + VLLM_BLOCK + v->opts.lookahead);
+    size_t start = block * unit * VLLM_BLOCK;
+    bool image = vllm_has_image(p, start, start + unit * VLLM_BLOCK + v->opts.lookahead);
     bool salt = block == 0 && p->salt;
     uint32_t n = (p->lora > 0) + image + salt;
 
@@ -188,7 +229,8 @@ struct vllm_range {
 };
 
 static inline void vllm_put_lookahead(const struct vllm *v, struct kv_buf *out,
-                                      const struct prompt *p, const struct vllm_range *range)
+                                      const struct prompt *p, const struct vllm_range *range,
+                                      size_t unit)
 {
     kv_msgpack_put_str(out, "lookahead_token_ids");
     kv_msgpack_put_array(out, (uint32_t)range->n);
@@ -196,7 +238,7 @@ static inline void vllm_put_lookahead(const struct vllm *v, struct kv_buf *out,
         if (!range->picked[i])
             continue;
         kv_msgpack_put_array(out, v->opts.lookahead);
-        kv_msgpack_put_u32s(out, p->tokens + (i + 1) * VLLM_BLOCK, v->opts.lookahead);
+        kv_msgpack_put_u32s(out, p->tokens + (i + 1) * unit * VLLM_BLOCK, v->opts.lookahead);
     }
 }
 
@@ -205,11 +247,12 @@ static inline void vllm_stored(struct vllm *v, const struct prompt *p, const uin
 {
     uint64_t named[VLLM_MAX_CHAIN];
     struct kv_buf *out = &v->events;
-    size_t n = 0, n_tokens = (range->to - range->from) * VLLM_BLOCK;
+    size_t unit = vllm_unit(v, group), n = 0,
+           n_tokens = (range->to - range->from) * unit * VLLM_BLOCK;
 
     for (size_t i = range->from; i < range->to; i++) {
         if (range->picked[i])
-            named[n++] = hashes[i];
+            named[n++] = hashes[(i + 1) * unit - 1];
     }
     kv_msgpack_put_map(out,
                        11 + (v->opts.groups[group].kind == VLLM_SLIDING) + (v->opts.lookahead > 0));
@@ -218,14 +261,14 @@ static inline void vllm_stored(struct vllm *v, const struct prompt *p, const uin
     vllm_put_hashes(out, named, n);
     kv_msgpack_put_str(out, "parent_block_hash");
     if (range->from)
-        kv_msgpack_put_u64(out, hashes[range->from - 1]);
+        kv_msgpack_put_u64(out, hashes[range->from * unit - 1]);
     else
         kv_msgpack_put_nil(out);
     kv_msgpack_put_str(out, "token_ids");
     kv_msgpack_put_array(out, (uint32_t)n_tokens);
-    kv_msgpack_put_u32s(out, p->tokens + range->from * VLLM_BLOCK, n_tokens);
+    kv_msgpack_put_u32s(out, p->tokens + range->from * unit * VLLM_BLOCK, n_tokens);
     kv_msgpack_put_str(out, "block_size");
-    kv_msgpack_put_u64(out, VLLM_BLOCK);
+    kv_msgpack_put_u64(out, unit * VLLM_BLOCK);
     kv_msgpack_put_str(out, "lora_id");
     kv_msgpack_put_nil(out);
     vllm_put_optional(out, "medium", "GPU");
@@ -237,11 +280,11 @@ static inline void vllm_stored(struct vllm *v, const struct prompt *p, const uin
         kv_msgpack_put_nil(out);
     for (size_t i = range->from; i < range->to; i++) {
         if (range->picked[i])
-            vllm_put_extra_keys(v, out, p, i);
+            vllm_put_extra_keys(v, out, p, i, unit);
     }
     vllm_put_kind(v, out, group);
     if (v->opts.lookahead)
-        vllm_put_lookahead(v, out, p, range);
+        vllm_put_lookahead(v, out, p, range, unit);
     v->n_events++;
 }
 
@@ -410,28 +453,36 @@ static inline bool vllm_all_have(const struct vllm *v, uint64_t hash, unsigned g
     return true;
 }
 
-/* The longest hit of one group within @n blocks, as its manager finds it; with @drop it gives up the
+/* The longest hit of one group within @n hashes, as its manager finds it; with @drop it gives up the
  * last block of it. */
 static inline size_t vllm_group_hit(const struct vllm *v, const uint64_t *hashes, size_t n,
                                     unsigned group, bool drop)
 {
     const struct vllm_group *g = &v->opts.groups[group];
-    size_t need = (g->window > 1 ? (g->window - 2) / VLLM_BLOCK + 1 : 1) + drop, run = 0, i;
+    size_t unit = vllm_unit(v, group), need = vllm_need(g) + drop, run = 0, i;
 
     if (g->kind == VLLM_FULL) {
-        for (i = 0; i < n && vllm_all_have(v, hashes[i], group); i++)
+        for (i = 0; i < n / unit && vllm_all_have(v, hashes[(i + 1) * unit - 1], group); i++)
             ;
-        return i - (drop && i);
+        return (i - (drop && i)) * unit;
     }
     if (g->kind == VLLM_MAMBA)
         need = 1;
-    for (i = n; i > 0; i--) {
-        run = vllm_all_have(v, hashes[i - 1], group) ? run + 1 : 0;
-        if (run == need)
-            return i - 1 + need - drop;
+    for (i = n / unit; i > 0; i--) {
+        if (!vllm_all_have(v, hashes[i * unit - 1], group)) {
+            run = 0;
+            continue;
+        }
+        if (!run && (i - drop) * unit != vllm_align(v, (i - drop) * unit))
+            continue;
+        if (++run == need)
+            return (i - 1 + need - drop) * unit;
     }
+    if (g->kind == VLLM_MAMBA)
+        return 0;
     /* A run from the start is a hit, however short. */
-    return g->kind == VLLM_MAMBA ? 0 : run - (drop && run);
+    run = vllm_align(v, run);
+    return vllm_align(v, run - (drop && run));
 }
 
 /* Whether an earlier group has the same description: they are looked up jointly. */
@@ -443,7 +494,7 @@ static inline bool vllm_is_joint(const struct vllm *v, unsigned group)
     return false;
 }
 
-/* A lookup of at most @n of @all blocks: full attention first, then the others, until all agree. */
+/* A lookup of at most @n of @all hashes: full attention first, then the others, until all agree. */
 struct vllm_lookup {
     const struct vllm *v;
     const uint64_t *hashes;
@@ -455,9 +506,10 @@ struct vllm_lookup {
 static inline size_t vllm_ask_group(struct vllm_lookup *l, unsigned g, size_t n)
 {
     const struct vllm_opts *opts = &l->v->opts;
-    bool drop = opts->eagle_drop && !l->verified[g],
+    bool drop = vllm_drops(l->v, g) && !l->verified[g],
          beyond = drop && opts->groups[g].kind != VLLM_MAMBA;
-    size_t max = beyond && opts->n_groups > 1 ? KV_MIN(n + 1, l->all) : n, hit;
+    size_t more = n + vllm_unit(l->v, g);
+    size_t max = beyond && opts->n_groups > 1 ? KV_MIN(more, l->all) : n, hit;
 
     if (l->full[g])
         return KV_MIN(n, l->full[g] - 1);
@@ -471,7 +523,7 @@ static inline size_t vllm_ask_group(struct vllm_lookup *l, unsigned g, size_t n)
     return hit;
 }
 
-/* The longest prefix of at most @n of the prompt's @all blocks that all groups can serve. */
+/* The longest prefix of at most @n of the prompt's @all hashes that all groups can serve. */
 static inline size_t vllm_hit(const struct vllm *v, const uint64_t *hashes, size_t all, size_t n)
 {
     struct vllm_lookup l = {.v = v, .hashes = hashes, .all = all};
@@ -496,7 +548,7 @@ static inline size_t vllm_lookup(const struct vllm *v, const struct prompt *p)
 
     size_t n = vllm_hashes(v, p, hashes);
 
-    return vllm_hit(v, hashes, n, n);
+    return vllm_hit(v, hashes, n, n) / vllm_parts(v);
 }
 
 /* ... and how far the tier below continues it. */
@@ -523,7 +575,7 @@ static inline size_t vllm_first_needed(const struct vllm *v, unsigned group, siz
         skipped = n_tokens + 1 - g->window;
     else if (g->kind == VLLM_MAMBA && n_tokens)
         skipped = n_tokens - 1;
-    return skipped / VLLM_BLOCK;
+    return skipped / VLLM_BLOCK / vllm_unit(v, group);
 }
 
 static inline void vllm_skip_blocks(struct vllm *v, struct vllm_request *r, size_t n_tokens)
@@ -540,12 +592,34 @@ static inline void vllm_skip_blocks(struct vllm *v, struct vllm_request *r, size
     }
 }
 
+/* Blocks of the group that may be cached. A group that drops matches one beyond the match. */
+static inline size_t vllm_cacheable(const struct vllm *v, unsigned group, size_t n_tokens,
+                                    size_t n_hashes)
+{
+    size_t n = n_tokens / VLLM_BLOCK, most = vllm_align(v, n);
+
+    if (vllm_drops(v, group) && most)
+        most = KV_MIN(most + vllm_unit(v, group), n);
+    return KV_MIN(most, n_hashes) / vllm_unit(v, group);
+}
+
+/* Whether block @i can serve a match that ends with a larger block: others are left out of events. */
+static inline bool vllm_reachable(const struct vllm *v, unsigned group, size_t i)
+{
+    size_t parts = vllm_parts(v), drop = vllm_drops(v, group);
+    size_t need = vllm_need(&v->opts.groups[group]) + drop;
+
+    return vllm_unit(v, group) == parts || need >= parts ||
+           (i >= drop && (i - drop) % parts >= parts - need);
+}
+
 static inline void vllm_cache_blocks(struct vllm *v, struct vllm_request *r)
 {
     uint64_t hashes[VLLM_MAX_CHAIN];
-    size_t full = vllm_hashes(v, &r->prompt, hashes);
+    size_t n = vllm_hashes(v, &r->prompt, hashes);
 
     for (unsigned g = 0; g < v->opts.n_groups; g++) {
+        size_t full = vllm_cacheable(v, g, r->prompt.n, n);
         struct vllm_range range = {.from = r->n_cached[g], .to = full};
 
         if (range.from >= range.to)
@@ -553,11 +627,11 @@ static inline void vllm_cache_blocks(struct vllm *v, struct vllm_request *r)
         for (size_t i = range.from; i < range.to; i++) {
             uint16_t block = r->blocks[g][i];
 
-            if (block == VLLM_NULL)
+            if (block == VLLM_NULL || !vllm_reachable(v, g, i))
                 continue;
             range.picked[i] = true;
             range.n++;
-            v->blocks[block].hash = hashes[i];
+            v->blocks[block].hash = hashes[(i + 1) * vllm_unit(v, g) - 1];
             v->blocks[block].group = g;
         }
         vllm_stored(v, &r->prompt, hashes, g, &range);
@@ -568,15 +642,14 @@ static inline void vllm_cache_blocks(struct vllm *v, struct vllm_request *r)
 /* Room for all of the request's tokens. A recurrent state has a block only where a chunk ends. */
 static inline void vllm_grow(struct vllm *v, struct vllm_request *r)
 {
-    size_t n = (r->prompt.n + VLLM_BLOCK - 1) / VLLM_BLOCK, full = r->prompt.n / VLLM_BLOCK;
-
     for (unsigned g = 0; g < v->opts.n_groups; g++) {
         bool state = v->opts.groups[g].kind == VLLM_MAMBA;
+        size_t size = vllm_unit(v, g) * VLLM_BLOCK, n = (r->prompt.n + size - 1) / size;
 
         for (; r->n_blocks[g] < n; r->n_blocks[g]++) {
             size_t i = r->n_blocks[g];
 
-            r->blocks[g][i] = state && i + 1 < full ? VLLM_NULL : vllm_new_block(v);
+            r->blocks[g][i] = state && i + 1 < r->prompt.n / size ? VLLM_NULL : vllm_new_block(v);
         }
     }
 }
@@ -591,11 +664,13 @@ static inline size_t vllm_needed_blocks(const struct vllm *v, const struct promp
 static inline void vllm_report(struct vllm *v, const struct prompt *p, const uint64_t *hashes,
                                size_t hit)
 {
-    struct vllm_range range = {.to = hit, .n = hit};
+    struct vllm_range range = {0};
 
-    memset(range.picked, true, hit);
-    for (unsigned g = 0; hit && g < v->opts.n_groups; g++)
+    memset(range.picked, true, sizeof(range.picked));
+    for (unsigned g = 0; hit && g < v->opts.n_groups; g++) {
+        range.to = range.n = hit / vllm_unit(v, g);
         vllm_stored(v, p, hashes, g, &range);
+    }
 }
 
 /* A new request: reuse what is cached, compute and cache the rest. Returns it, or NULL: no room. */
@@ -614,14 +689,15 @@ static inline struct vllm_request *vllm_start(struct vllm *v, const struct promp
     if (report)
         vllm_report(v, p, hashes, hit);
     for (unsigned g = 0; g < v->opts.n_groups; g++) {
-        size_t first = KV_MIN(vllm_first_needed(v, g, hit * VLLM_BLOCK), hit);
+        size_t unit = vllm_unit(v, g), n_hit = hit / unit,
+               first = KV_MIN(vllm_first_needed(v, g, hit * VLLM_BLOCK), n_hit);
 
-        for (size_t i = 0; i < hit; i++) {
-            r->blocks[g][i] = i < first ? VLLM_NULL : vllm_find(v, hashes[i], g);
+        for (size_t i = 0; i < n_hit; i++) {
+            r->blocks[g][i] = i < first ? VLLM_NULL : vllm_find(v, hashes[(i + 1) * unit - 1], g);
             if (r->blocks[g][i] != VLLM_NULL)
                 vllm_touch(v, r->blocks[g][i]);
         }
-        r->n_blocks[g] = r->n_cached[g] = hit;
+        r->n_blocks[g] = r->n_cached[g] = n_hit;
     }
     vllm_grow(v, r);
     vllm_cache_blocks(v, r);

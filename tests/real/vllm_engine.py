@@ -42,6 +42,7 @@ class Option:
     window_block: int = 0  # block size of the window groups; 0: as the others
     full_attention: bool = True
     eagle_drop: bool = False
+    eagle_groups: tuple = ()  # groups with draft layers; none: all drop
     lookahead: int = 0  # tokens a block's hash covers beyond the block
     report_full: bool = False
     resets: bool = False
@@ -55,7 +56,7 @@ def group_specs(option):
     specs = [FullAttentionSpec(block_size=option.block, **heads)] if option.full_attention else []
     specs += [SlidingWindowSpec(block_size=option.window_block or option.block, sliding_window=window, **heads)
               for window in option.windows]
-    return [KVCacheGroupSpec([f"layer{i}"], spec) for i, spec in enumerate(specs)]
+    return [KVCacheGroupSpec([f"layer{i}"], spec, is_eagle_group=i in option.eagle_groups) for i, spec in enumerate(specs)]
 
 
 class Engine:
