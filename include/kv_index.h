@@ -211,6 +211,9 @@ KV_API int kvi_remove_worker(struct kvi_index *index, uint64_t worker);
 /** Largest number of windows of one holder. */
 #define KVI_MAX_WINDOWS 24
 
+/** Greatest number of parts of a block: kvi_window.parts. */
+#define KVI_MAX_WINDOW_PARTS 8
+
 /**
  * A window of a holder. A match of l blocks counts only when
  * - l is a multiple of @stride, and
@@ -234,7 +237,7 @@ struct kvi_window {
  * Give @holder, known or not, a window. Replaces its window of the same group and part. Any
  * thread.
  * Returns the window's number, which stays as long as the holder is known; -EINVAL, also for more
- * than KVI_MAX_WINDOWS parts; -EEXIST when the group's windows have another stride or number of
+ * than KVI_MAX_WINDOW_PARTS parts; -EEXIST when the group's windows have another stride or number of
  * parts (kvi_remove_holder first: their blocks would get another meaning); -ENOMEM; -ENOSPC
  * (KVI_MAX_WINDOWS, or too many holders).
  */

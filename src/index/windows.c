@@ -99,7 +99,7 @@ int kvi_set_window(struct kvi_index *index, struct kv_holder key, const struct k
     int rc;
 
     if (!window->need || !window->stride || window->part >= kvi_window_parts(window) ||
-        window->parts > KVI_MAX_WINDOWS || (window->stride > 1 && window->parts > 1))
+        window->parts > KVI_MAX_WINDOW_PARTS || (window->stride > 1 && window->parts > 1))
         return -EINVAL;
     rc = kvi_begin(index, key, &holder);
     if (!rc)

@@ -396,7 +396,7 @@ static int declare_windows(struct ki_applier *a, struct kvi_index *index,
 
 /*
  * Find the source's group among the windows. Returns 0; -ENOENT when it isn't there, or has blocks
- * of another size.
+ * of another size, or of more parts than @ret can name.
  */
 static int find_group(const struct ki_applier *a, const struct windows *windows,
                       const struct kve_source *source, struct ki_small_group *ret)
@@ -405,6 +405,8 @@ static int find_group(const struct ki_applier *a, const struct windows *windows,
 
     *ret = (struct ki_small_group){
         .group = source->group, .need = source->need, .parts = source->parts};
+    if (source->parts > KV_COUNT(ret->numbers))
+        return -ENOENT;
     for (int i = 0; i < windows->n; i++) {
         const struct kvi_window *w = &windows->items[i];
 

@@ -15,6 +15,8 @@
 #include "kv_event.h"
 #include "kv_index.h"
 
+_Static_assert(KVI_MAX_WINDOW_PARTS == KVE_MAX_PARTS, "the index takes what the reader tells");
+
 /** Use of the multimodal objects in extra_keys: see kve_reader_opts. */
 enum ki_mm_keys { KI_MM_PLACED, KI_MM_WITHOUT_OFFSETS, KI_MM_IGNORED };
 

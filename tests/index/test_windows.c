@@ -720,7 +720,7 @@ static void test_sizes_of_groups(void **state)
     assert_int_equal(kvi_remove_holder(ix, who), 0);
     assert_int_equal(kvi_set_window(ix, who, &window), 0);
     window = (struct kvi_window){
-        .group = 2, .need = UINT32_MAX - 1, .stride = 1, .parts = KVI_MAX_WINDOWS + 1};
+        .group = 2, .need = UINT32_MAX - 1, .stride = 1, .parts = KVI_MAX_WINDOW_PARTS + 1};
     assert_int_equal(kvi_set_window(ix, who, &window), -EINVAL);
     kvi_destroy(ix);
 }

@@ -5,6 +5,8 @@
  */
 #include "base/unit.h"
 
+#include <errno.h>
+
 #include "event/pack.h"
 #include "indexer/apply.h"
 #include "indexer/parts_model.h"
@@ -400,6 +402,30 @@ static void test_shared_part(void **state)
     kvi_destroy(index);
 }
 
+/* A peer's dump with a group of more parts than any engine's: refused, and harmless. */
+static void test_restored_parts(void **state)
+{
+    struct kvi_extra extra = {.kind = KVI_EXTRA_WINDOW,
+                              .holder = holder_of(0),
+                              .window = {.group = 1, .window = 5, .need = 2, .stride = 1}};
+    struct stream s;
+
+    (void)state;
+    for (extra.window.parts = 2; extra.window.parts <= KVI_MAX_WINDOWS + 1; extra.window.parts++) {
+        bool fits = extra.window.parts <= KVI_MAX_WINDOW_PARTS;
+
+        stream_init(&s, true);
+        (void)event(&s, MAIN_BLOCKS "[1,2,3,4], 'block_hashes': [11]");
+        for (extra.window.part = 0; extra.window.part < extra.window.parts; extra.window.part++)
+            assert_int_equal(kvi_restore_extra(s.index, &extra), fits ? 0 : -EINVAL);
+        (void)event(&s, "'type': 'BlockRemoved', 'block_hashes': [11], 'group_idx': 1, "
+                        "'kv_cache_spec_kind': 'sliding_window', "
+                        "'kv_cache_spec_sliding_window': 5");
+        (void)event(&s, "'type': 'BlockRemoved', 'block_hashes': [11], 'group_idx': 0");
+        stream_fini(&s);
+    }
+}
+
 /* A limit of the index makes answers partial until a clear; it is no loss of batches. */
 static void test_limits(void **state)
 {
@@ -445,6 +471,7 @@ int main(void)
         cmocka_unit_test(test_lost_below),
         cmocka_unit_test(test_another_size_below),
         cmocka_unit_test(test_shared_part),
+        cmocka_unit_test(test_restored_parts),
         cmocka_unit_test(test_limits),
     };
 
