@@ -431,9 +431,9 @@ static bool read_window_field(struct kv_json *json, struct kv_str key, struct kv
     } else if (kv_str_eq(key, "state")) {
         extra->window.state = (uint32_t)kv_json_u64(json, 1);
     } else if (kv_str_eq(key, "part")) {
-        extra->window.part = (uint32_t)kv_json_u64(json, KVI_MAX_WINDOWS);
+        extra->window.part = (uint32_t)kv_json_u64(json, UINT32_MAX);
     } else if (kv_str_eq(key, "parts")) {
-        extra->window.parts = (uint32_t)kv_json_u64(json, KVI_MAX_WINDOWS);
+        extra->window.parts = (uint32_t)kv_json_u64(json, UINT32_MAX);
     } else if (kv_str_eq(key, "alone")) {
         extra->kind = KVI_EXTRA_RULE;
         extra->alone = kv_json_bool(json);
@@ -525,10 +525,45 @@ static void read_extra_field(struct ki_dump_reader *reader, struct kv_json *json
     }
 }
 
+/*
+ * Forget a rank whose windows contradict one another, and begin it anew with @extra. A rank that
+ * starts over while a peer dumps it may appear twice, with blocks of two sizes.
+ */
+static int begin_again(struct ki_dump_reader *reader, struct ki_dumped_model *m,
+                       const struct kvi_extra *extra)
+{
+    const struct kvi_extra *rule = &reader->rule;
+    int rc = 0;
+
+    (void)kvi_remove_holder(m->index, extra->holder);
+    if (rule->kind == KVI_EXTRA_RULE && rule->holder.worker == extra->holder.worker &&
+        rule->holder.rank == extra->holder.rank)
+        rc = kvi_restore_extra(m->index, rule);
+    return rc < 0 ? rc : kvi_restore_extra(m->index, extra);
+}
+
+/* Restore an extra; a rank with windows that can't be is torn. Returns 0 or a negative errno. */
+static int restore(struct ki_dump_reader *reader, struct ki_dumped_model *m,
+                   const struct kvi_extra *extra, struct ki_watermark *mark)
+{
+    int rc = kvi_restore_extra(m->index, extra);
+
+    if (extra->kind == KVI_EXTRA_RULE)
+        reader->rule = *extra;
+    if (extra->kind != KVI_EXTRA_WINDOW)
+        return rc == -EINVAL ? 0 : rc;
+    if (rc < 0)
+        mark->torn = true;
+    if (rc == -EEXIST || rc == -ENOSPC)
+        rc = begin_again(reader, m, extra);
+    return rc == -EINVAL ? 0 : rc;
+}
+
 static void read_extra(struct ki_dump_reader *reader, struct kv_json *json,
                        struct ki_dumped_model *m)
 {
     struct kvi_extra extra = {.copies = 0};
+    struct ki_watermark *mark;
     bool is_placed = false;
     struct kv_str key;
     int rc;
@@ -546,14 +581,13 @@ static void read_extra(struct ki_dump_reader *reader, struct kv_json *json,
         extra.kind = KVI_EXTRA_WINDOW;
     else if (extra.kind == KVI_EXTRA_WINDOW_BLOCK && is_placed)
         extra.kind = KVI_EXTRA_PLACE;
-    if (kv_json_failed(json) || !mark_of(reader, json, m, extra.holder))
+    mark = kv_json_failed(json) ? NULL : mark_of(reader, json, m, extra.holder);
+    if (!mark)
         return;
-    rc = kvi_restore_extra(m->index, &extra);
+    rc = restore(reader, m, &extra, mark);
     if (rc == 0 && is_too_large(reader, m))
         kv_json_fail(json, -EFBIG, "it would take more memory than --recovery-memory");
-    else if (rc == -EEXIST)
-        kv_json_fail(json, -EPROTO, "a group with blocks of two sizes");
-    else if (rc < 0 && rc != -EINVAL)
+    else if (rc < 0)
         kv_json_fail(json, rc, "the index can't take more");
 }
 

@@ -41,6 +41,7 @@ struct ki_dump_reader {
     uint64_t check_at;     /* number of blocks at which to compare with max_bytes next */
     uint64_t secret;       /* secret of the hash tables */
     struct kv_buf sources; /* sources of the block being read */
+    struct kvi_extra rule; /* last rule of windows that was read */
 };
 
 /**

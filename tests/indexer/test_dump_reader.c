@@ -195,6 +195,66 @@ static void a_stream_that_cannot_be(void **state)
     }
 }
 
+/*
+ * Ranks with windows that can't be: the rank is torn, keeps the last windows and no older block.
+ * Others aren't hurt.
+ */
+static void windows_that_cannot_be(void **state)
+{
+#define WINDOW(group, part, parts)                                                               \
+    "{\"worker_id\":1,\"group\":" #group ",\"window\":5,\"need\":2,\"stride\":1,\"part\":" #part \
+    ",\"parts\":" #parts "}"
+#define EIGHT(group)                                                                    \
+    WINDOW(group, 0, 8)                                                                 \
+    "," WINDOW(group, 1, 8) "," WINDOW(group, 2, 8) "," WINDOW(group, 3, 8) "," WINDOW( \
+        group, 4, 8) "," WINDOW(group, 5, 8) "," WINDOW(group, 6, 8) "," WINDOW(group, 7, 8)
+    static const struct {
+        const char *extras;
+        int n, parts;
+    } cases[] = {
+        {WINDOW(1, 0, 2) "," WINDOW(1, 1, 2) "," WINDOW(1, 0, 1), 1, 1},
+        {WINDOW(1, 0, 1) "," WINDOW(1, 0, 2) "," WINDOW(1, 1, 2), 2, 2},
+        {EIGHT(1) "," EIGHT(2) "," EIGHT(3) "," EIGHT(4), 8, 8},
+        {WINDOW(1, 0, 9), 0, 0},
+        {WINDOW(1, 4294967295, 4294967295), 0, 0},
+    };
+    static const uint64_t path[] = {12};
+    struct kvi_window windows[KVI_MAX_WINDOWS];
+    struct ki_dump_reader reader;
+    char text[8192];
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(cases); i++) {
+        struct ki_dumped_model *m;
+
+        snprintf(
+            text, sizeof(text),
+            "{\"m:t\":{\"block_size\":4,\"watermarks\":["
+            "{\"worker_id\":1,\"seq\":5},{\"worker_id\":2,\"seq\":6}],"
+            "\"events\":[" STORED(1, null, BLOCK(2, 12)) "," STORED(
+                2, null,
+                BLOCK(
+                    2,
+                    12)) "],"
+                         "\"extras\":[{\"worker_id\":1,\"alone\":false,\"eagle_drop\":true},%s]}}",
+            cases[i].extras);
+        if (read_text(text, &reader) < 0)
+            fail_msg("one rank makes the dump unreadable: case %zu", i);
+        m = &reader.models[0];
+        assert_true(mark_at(&reader, 0, 0)->torn);
+        assert_false(mark_at(&reader, 0, 1)->torn);
+        assert_int_equal(reach(m, path, 1, 2), 1);
+        assert_int_equal(reach(m, path, 1, 1),
+                         0); /* one block at most, which the engine gives up */
+        assert_int_equal(kvi_get_windows(m->index, (struct kv_holder){1, 0}, windows), cases[i].n);
+        for (int k = 0; k < cases[i].n; k++)
+            assert_int_equal(windows[k].parts, cases[i].parts);
+        ki_dump_reader_fini(&reader);
+    }
+#undef EIGHT
+#undef WINDOW
+}
+
 /* A stream's state may be newer than its position; what was lost in between leaves the view partial. */
 static void streams_newer_than_positions(void **state)
 {
@@ -449,6 +509,7 @@ int main(void)
         cmocka_unit_test(an_error_entry_leaves_the_model_out),
         cmocka_unit_test(what_is_told_of_holders),
         cmocka_unit_test(a_stream_that_cannot_be),
+        cmocka_unit_test(windows_that_cannot_be),
         cmocka_unit_test(streams_newer_than_positions),
         cmocka_unit_test(memory_is_bounded),
         cmocka_unit_test(orphans_are_passed_over),
