@@ -386,6 +386,8 @@ static int declare_windows(struct ki_applier *a, struct kvi_index *index,
             rc = 0;
         } else if (rc == -EEXIST && !reshaped) {
             reshaped = true;
+            if (a->forgets)
+                a->forgets(a->forgets_arg);
             ki_applier_purge(a, index, true);
             i = SIZE_MAX; /* the windows declared so far are gone, too */
             rc = 0;

@@ -200,11 +200,13 @@ static void test_any_operations(void **state)
 
 struct stream {
     struct kvi_index *index;
+    size_t n_forgets;
     struct ki_applier applier;
 };
 
 static void stream_init(struct stream *s, bool drops)
 {
+    s->n_forgets = 0;
     assert_int_equal(kvi_create(NULL, &s->index), 0);
     assert_int_equal(ki_applier_init(&s->applier, 7, 0, 4, KI_MM_PLACED), 0);
     ki_applier_set_habits(&s->applier, &(struct ki_habits){.eagle_drop = drops});
@@ -280,6 +282,15 @@ static void test_one_by_one(void **state)
     stream_fini(&s);
 }
 
+/* The blocks are there when the applier says that it will forget them. */
+static void see_windows(void *arg)
+{
+    struct stream *s = arg;
+
+    s->n_forgets++;
+    assert_int_equal(kvi_window_copies(s->index, holder_of(0), KV_TIER_DEVICE, 0, 11), 1);
+}
+
 /* Blocks of one size, then of another: none of the old ones count, and the view says so. */
 static void test_another_size(void **state)
 {
@@ -288,6 +299,8 @@ static void test_another_size(void **state)
 
     (void)state;
     stream_init(&s, false);
+    s.applier.forgets = see_windows;
+    s.applier.forgets_arg = &s;
     (void)event(&s, MAIN_BLOCKS "[1,2,3,4], 'block_hashes': [11]");
     (void)event(&s, HALVES "[1,2,3,4], 'block_hashes': [10, 11]");
     assert_int_equal(kvi_get_windows(s.index, holder_of(0), windows), 2);
@@ -304,6 +317,7 @@ static void test_another_size(void **state)
     assert_int_equal(kvi_get_windows(s.index, holder_of(0), windows), 2);
     removed(&s, "11, 10");
     assert_int_equal(s.applier.small.n, 0);
+    assert_int_equal(s.n_forgets, 2);
     stream_fini(&s);
 }
 
@@ -463,16 +477,11 @@ static void test_limits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_any_operations),
-        cmocka_unit_test(test_part_and_whole),
-        cmocka_unit_test(test_one_by_one),
-        cmocka_unit_test(test_another_size),
-        cmocka_unit_test(test_size_without_kind),
-        cmocka_unit_test(test_lost_below),
-        cmocka_unit_test(test_another_size_below),
-        cmocka_unit_test(test_shared_part),
-        cmocka_unit_test(test_restored_parts),
-        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_any_operations),     cmocka_unit_test(test_part_and_whole),
+        cmocka_unit_test(test_one_by_one),         cmocka_unit_test(test_another_size),
+        cmocka_unit_test(test_size_without_kind),  cmocka_unit_test(test_lost_below),
+        cmocka_unit_test(test_another_size_below), cmocka_unit_test(test_shared_part),
+        cmocka_unit_test(test_restored_parts),     cmocka_unit_test(test_limits),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+/* A listener without sockets: batches are offered to it, and other threads' calls are looked at. */
+#include "base/unit.h"
+
+#include "event/pack.h"
+#include "indexer/listener_impl.h"
+#include "indexer/model.h"
+
+/* Blocks of group 1, of @size tokens; the registered ones have 4. */
+#define WINDOW_BLOCKS(size, hashes)                                                                \
+    "{'type': 'BlockStored', 'block_size': " #size ", 'group_idx': 1, 'kv_cache_spec_kind': "      \
+    "'sliding_window', 'kv_cache_spec_sliding_window': 5, 'medium': 'GPU', 'token_ids': [1,2,3,4]" \
+    ", 'block_hashes': [" hashes "]}"
+#define MAIN_BLOCKS                                                                        \
+    "{'type': 'BlockStored', 'block_size': 4, 'group_idx': 0, 'kv_cache_spec_kind': "      \
+    "'full_attention', 'medium': 'GPU', 'token_ids': [1,2,3,4,5,6,7,8], 'block_hashes': [" \
+    "11, 12]}"
+
+struct world {
+    struct ki_listener_env env;
+    struct ki_listener *l;
+    uint64_t sequence;
+};
+
+static void world_init(struct world *w)
+{
+    struct ki_registration reg = {.instance = 7,
+                                  .block_size = 4,
+                                  .endpoint = "tcp://127.0.0.1:1",
+                                  .model = "m",
+                                  .tenant = "default"};
+    struct ki_model *model;
+
+    memset(w, 0, sizeof(*w));
+    assert_int_equal(ki_model_create("m", "default", 4, NULL, &model), 0);
+    assert_int_equal(ki_listener_create(&w->env, &reg, model, &w->l), 0);
+    ki_stream_start(&w->l->stream, 1);
+}
+
+static void offer(struct world *w, const char *events)
+{
+    struct kv_buf payload = KV_BUF_INIT;
+    struct ki_live batch = {.id = {.sequence = w->sequence, .digest = w->sequence + 1}};
+
+    w->sequence++;
+    pack(&payload, "[1.5, [%s], 0]", events);
+    assert_int_equal(zmq_msg_init_size(&batch.payload, payload.len), 0);
+    memcpy(zmq_msg_data(&batch.payload), payload.data, payload.len);
+    assert_int_equal(ki_listener_offer_live(w->l, &batch, 1, 1), 1);
+    zmq_msg_close(&batch.payload);
+    kv_buf_fini(&payload);
+}
+
+static uint64_t generation(struct world *w)
+{
+    struct kv_buf marks = KV_BUF_INIT;
+    uint64_t value;
+
+    ki_listener_watermarks(w->l, &marks);
+    assert_int_equal(marks.len, sizeof(struct ki_watermark));
+    value = ((const struct ki_watermark *)(const void *)marks.data)->generation;
+    kv_buf_fini(&marks);
+    return value;
+}
+
+struct dump {
+    struct world *world;
+    size_t runs, windows;
+};
+
+/* Once the first run is written, the group gets blocks of another size. */
+static int take_run(void *arg, const struct kvi_dump_run *run)
+{
+    struct dump *dump = arg;
+
+    (void)run;
+    if (!dump->runs++)
+        offer(dump->world, WINDOW_BLOCKS(4, "11"));
+    return 0;
+}
+
+static int take_extra(void *arg, const struct kvi_extra *extra)
+{
+    struct dump *dump = arg;
+
+    dump->windows += extra->kind == KVI_EXTRA_WINDOW;
+    return 0;
+}
+
+/* A dump with blocks from before a change of size and windows from after it can be told from a whole one. */
+static void test_size_changes_during_dump(void **state)
+{
+    struct dump dump = {0};
+    struct world w;
+    uint64_t before;
+
+    (void)state;
+    world_init(&w);
+    dump.world = &w;
+    offer(&w, MAIN_BLOCKS "," WINDOW_BLOCKS(2, "10, 11"));
+    before = generation(&w);
+    offer(&w, WINDOW_BLOCKS(2, "10, 11"));
+    assert_int_equal(generation(&w), before);
+    assert_int_equal(kvi_dump(w.l->model->index, take_run, &dump), 0);
+    assert_int_equal(kvi_dump_extras(w.l->model->index, take_extra, &dump), 0);
+    assert_int_equal(dump.runs, 1);
+    assert_int_equal(dump.windows, 1);
+    assert_int_not_equal(generation(&w), before);
+    ki_listener_release(w.l);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_size_changes_during_dump),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
