@@ -239,7 +239,7 @@ struct kvi_window {
  * Returns the window's number, which stays as long as the holder is known; -EINVAL, also for more
  * than KVI_MAX_WINDOW_PARTS parts; -EEXIST when the group's windows have another stride or number of
  * parts (kvi_remove_holder first: their blocks would get another meaning); -ENOMEM; -ENOSPC
- * (KVI_MAX_WINDOWS, or too many holders).
+ * (no room for all parts of the group within KVI_MAX_WINDOWS, or too many holders).
  */
 KV_API int kvi_set_window(struct kvi_index *index, struct kv_holder holder,
                           const struct kvi_window *window);

@@ -61,6 +61,16 @@ static bool is_reshaped(const struct kvi_windows *windows, const struct kvi_wind
     return false;
 }
 
+/* Count the windows that the holder lacks of the window's group, whose blocks have the same size. */
+static uint32_t count_missing(const struct kvi_windows *windows, const struct kvi_window *window)
+{
+    uint32_t n = kvi_window_parts(window);
+
+    for (uint32_t i = 0; windows && i < windows->n; i++)
+        n -= windows->items[i].group == window->group;
+    return n;
+}
+
 static int set_window(struct kvi_index *ix, struct kvi_holder *holder,
                       const struct kvi_window *window)
 {
@@ -74,7 +84,7 @@ static int set_window(struct kvi_index *ix, struct kvi_holder *holder,
         i++;
     if (windows && i < windows->n && memcmp(&windows->items[i], window, sizeof(*window)) == 0)
         return (int)i;
-    if (i == KVI_MAX_WINDOWS)
+    if ((!windows || i == windows->n) && i + count_missing(windows, window) > KVI_MAX_WINDOWS)
         return -ENOSPC;
     windows = copy_windows(ix, holder);
     if (!windows)

@@ -337,6 +337,10 @@ static bool is_window(const struct ki_applier *a, const struct kve_op *op, struc
            ret->kind == KVE_SOURCE_WINDOW;
 }
 
+/*
+ * Give the rank the source's windows. A group for which the index has no room is left out: the view
+ * is partial.
+ */
 static int declare_source(struct ki_applier *a, struct kvi_index *index, uint32_t rank,
                           const struct kve_source *source)
 {
@@ -347,11 +351,16 @@ static int declare_source(struct ki_applier *a, struct kvi_index *index, uint32_
                                 .stride = source->stride,
                                 .state = !source->window && source->need != KVE_NEED_ALL,
                                 .parts = source->parts};
+    struct windows all;
     int rc = 0;
 
     a->has_windows = true;
     for (; window.part < source->parts && rc >= 0; window.part++)
         rc = kvi_set_window(index, holder, &window);
+    if (rc == -ENOSPC && kvi_get_windows(index, holder, all.items) > 0) {
+        a->crowded = true;
+        rc = 0;
+    }
     return rc < 0 ? rc : kvi_set_alone(index, holder, !kve_reader_has_main(a->reader, rank));
 }
 
@@ -556,6 +565,8 @@ static int apply_window(struct ki_applier *a, struct kvi_index *index, const str
     rc = find_group(a, &windows, source, &group);
     if (rc < 0 && op->type == KVE_OP_REMOVE)
         rc = find_size(a, &windows, source, &group);
+    if (rc < 0 && a->crowded)
+        return 0;
     if (rc < 0 && !shows_size(op, source)) {
         a->small.lost_below = true;
         return 0;
@@ -755,6 +766,7 @@ void ki_applier_purge(struct ki_applier *a, struct kvi_index *index, bool restar
     (void)ki_applier_flush(a, index); /* the loss is counted */
     a->overlaps = false;
     a->has_windows &= !restarted;
+    a->crowded &= !restarted;
     ki_unsure_clear(&a->unsure);
     ki_small_clear(&a->small);
     a->lost_tiers = a->drops_beyond_main = a->lacks = false;

@@ -49,6 +49,7 @@ struct ki_applier {
     struct ki_reports reports; /* of held blocks, which look like new copies */
     struct ki_unsure unsure;   /* copies that these may have been */
     struct ki_small small;     /* blocks of groups with smaller blocks */
+    bool crowded;              /* the index had no room for the windows of a group */
     bool drops_beyond_main;    /* only windows give up the last matched block */
     bool lost_tiers;           /* blocks of lower tiers were forgotten, which the engine may have */
     bool lacks;                /* limits of the index made it leave out blocks or copies */
@@ -76,9 +77,10 @@ bool ki_applier_note_rank(struct ki_applier *a, uint32_t rank);
 /** Return true when answers may be wrong because the events don't tell everything. */
 static inline bool ki_applier_is_unsure(const struct ki_applier *a)
 {
-    return a->habits.silent_windows || a->lost_tiers || a->lacks || a->drops_beyond_main ||
-           kve_reader_skips_group(a->reader) || ki_unsure_is_partial(&a->unsure) || a->small.lost ||
-           a->small.lost_below || (a->small.n && ki_reports_are_on(&a->reports)) ||
+    return a->habits.silent_windows || a->lost_tiers || a->lacks || a->crowded ||
+           a->drops_beyond_main || kve_reader_skips_group(a->reader) ||
+           ki_unsure_is_partial(&a->unsure) || a->small.lost || a->small.lost_below ||
+           (a->small.n && ki_reports_are_on(&a->reports)) ||
            ki_small_is_alone(&a->small, a->reader);
 }
 

@@ -201,8 +201,10 @@ static int gain_part(struct work *w, uint64_t hash, uint64_t above, uint32_t ind
 
     if (at == NONE && ki_whole_find(p, hash) != NONE)
         return -ENOENT;
+    if (at == NONE && is_full(w->s))
+        return -ENOENT;
     if (at == NONE) {
-        at = is_full(w->s) ? NONE : ki_part_add(p, hash, above, index);
+        at = ki_part_add(p, hash, above, index);
         if (at == NONE)
             return -ENOMEM;
         w->s->n++;
@@ -221,8 +223,10 @@ static int gain_whole(struct work *w, uint64_t hash, uint32_t *ret)
 
     if (at == NONE && ki_part_find(p, hash) != NONE)
         return -ENOENT;
+    if (at == NONE && is_full(w->s))
+        return -ENOENT;
     if (at == NONE) {
-        at = is_full(w->s) ? NONE : ki_whole_add(p, hash);
+        at = ki_whole_add(p, hash);
         if (at == NONE)
             return -ENOMEM;
         w->s->n++;

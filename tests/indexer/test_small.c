@@ -440,6 +440,78 @@ static void test_restored_parts(void **state)
     }
 }
 
+/* A full table makes the view partial; it is no loss of batches, which a resync would heal. */
+static void test_full_table(void **state)
+{
+    struct stream s;
+    size_t n;
+
+    (void)state;
+    stream_init(&s, false);
+    (void)event(&s, MAIN_BLOCKS "[1,2,3,4], 'block_hashes': [11]");
+    (void)event(&s, HALVES "[1,2,3,4], 'block_hashes': [10, 11]");
+    n = s.applier.small.n;
+    s.applier.small.n = KI_MAX_SMALL - 1; /* as if other blocks filled it */
+    assert_int_equal(event(&s, HALVES "[5,6,7,8], 'block_hashes': [12, 13]"), KI_APPLIED);
+    assert_true(s.applier.small.lost);
+    assert_int_equal(s.applier.small.n, KI_MAX_SMALL);
+    assert_int_equal(event(&s, HALVES "[5,6,7,8], 'block_hashes': [14, 15]"), KI_APPLIED);
+    s.applier.small.n = n + 1;
+    removed(&s, "10, 11, 12, 13");
+    assert_int_equal(s.applier.small.n, 0);
+    stream_fini(&s);
+}
+
+/* Blocks of @parts parts in a group; the registered ones have 4 tokens. */
+static enum ki_applied window_event(struct stream *s, int group, int parts)
+{
+    static const char *const hashes[] = {[1] = "14", [2] = "12, 14", [4] = "11, 12, 13, 14"};
+
+    return event(s,
+                 "'type': 'BlockStored', 'block_size': %d, 'group_idx': %d, 'kv_cache_spec_kind': "
+                 "'sliding_window', 'kv_cache_spec_sliding_window': 5, 'medium': 'GPU', "
+                 "'token_ids': [1,2,3,4], 'block_hashes': [%s]",
+                 4 / parts, group, hashes[parts]);
+}
+
+/* More windows than a holder has: whole groups are left out, and the view is partial, nothing more. */
+static void test_many_windows(void **state)
+{
+    struct kvi_window windows[KVI_MAX_WINDOWS];
+    uint32_t of_group[10] = {0};
+    struct stream s;
+    int n;
+
+    (void)state;
+    stream_init(&s, false);
+    assert_int_equal(event(&s, MAIN_BLOCKS "[1,2,3,4], 'block_hashes': [14]"), KI_APPLIED);
+    for (int group = 1; group <= 5; group++) /* 20 windows */
+        assert_int_equal(window_event(&s, group, 4), KI_APPLIED);
+    assert_int_equal(window_event(&s, 6, 2), KI_APPLIED);
+    assert_false(ki_applier_is_unsure(&s.applier));
+    for (int round = 0; round < 2; round++) {
+        assert_int_equal(window_event(&s, 7, 4), KI_APPLIED); /* 2 are free */
+        assert_true(ki_applier_is_unsure(&s.applier));
+        assert_int_equal(window_event(&s, 8, 1), KI_APPLIED);
+    }
+    assert_int_equal(event(&s, "'type': 'BlockRemoved', 'block_hashes': [14], 'group_idx': 7"),
+                     KI_APPLIED);
+    assert_false(s.applier.small.lost || s.applier.small.lost_below);
+    n = kvi_get_windows(s.index, holder_of(0), windows);
+    assert_int_equal(n, 23);
+    for (int i = 0; i < n; i++)
+        of_group[windows[i].group]++;
+    assert_int_equal(of_group[6], 2);
+    assert_int_equal(of_group[7], 0);
+    assert_int_equal(of_group[8], 1);
+    assert_int_equal(kvi_window_copies(s.index, holder_of(0), KV_TIER_DEVICE, 22, 14), 2);
+    assert_int_equal(event(&s, "'type': 'AllBlocksCleared'"), KI_APPLIED_CLEARED);
+    assert_true(ki_applier_is_unsure(&s.applier));
+    ki_applier_purge(&s.applier, s.index, true);
+    assert_false(ki_applier_is_unsure(&s.applier));
+    stream_fini(&s);
+}
+
 /* A limit of the index makes answers partial until a clear; it is no loss of batches. */
 static void test_limits(void **state)
 {
@@ -481,7 +553,8 @@ int main(void)
         cmocka_unit_test(test_one_by_one),         cmocka_unit_test(test_another_size),
         cmocka_unit_test(test_size_without_kind),  cmocka_unit_test(test_lost_below),
         cmocka_unit_test(test_another_size_below), cmocka_unit_test(test_shared_part),
-        cmocka_unit_test(test_restored_parts),     cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_restored_parts),     cmocka_unit_test(test_full_table),
+        cmocka_unit_test(test_many_windows),       cmocka_unit_test(test_limits),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
