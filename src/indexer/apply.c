@@ -236,11 +236,10 @@ void ki_applier_note_losses(struct ki_applier *a, struct kvi_index *index)
     if (lost == a->losses_seen)
         return;
     a->losses_seen = lost;
-    a->lacks = false;
-    for (uint32_t i = 0; i < a->n_ranks && !a->lacks; i++)
-        a->lacks =
-            kvi_get_holder(index, (struct kv_holder){a->instance, a->ranks[i]}, &info) == 0 &&
-            info.lost;
+    a->left_out = 0;
+    for (uint32_t i = 0; i < a->n_ranks; i++)
+        if (kvi_get_holder(index, (struct kv_holder){a->instance, a->ranks[i]}, &info) == 0)
+            a->left_out += info.lost;
 }
 
 enum ki_applied ki_applier_flush(struct ki_applier *a, struct kvi_index *index)
@@ -539,7 +538,7 @@ static int apply_small(struct ki_applier *a, struct kvi_index *index, struct kv_
         return 0;
     }
     if (a->overlaps || verdict == KI_VERDICT_EITHER) {
-        a->small.lost = true;
+        ki_small_lose(&a->small, holder.rank);
         return 0;
     }
     switch (op->type) {
@@ -769,7 +768,8 @@ void ki_applier_purge(struct ki_applier *a, struct kvi_index *index, bool restar
     a->crowded &= !restarted;
     ki_unsure_clear(&a->unsure);
     ki_small_clear(&a->small);
-    a->lost_tiers = a->drops_beyond_main = a->lacks = false;
+    a->lost_tiers = a->drops_beyond_main = false;
+    a->left_out = 0;
     a->losses_seen = UINT64_MAX;
     a->reports.suspects = a->reports.misjudged = false;
     for (uint32_t i = 0; i < a->n_ranks; i++) {

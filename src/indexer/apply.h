@@ -52,9 +52,9 @@ struct ki_applier {
     bool crowded;              /* the index had no room for the windows of a group */
     bool drops_beyond_main;    /* only windows give up the last matched block */
     bool lost_tiers;           /* blocks of lower tiers were forgotten, which the engine may have */
-    bool lacks;                /* limits of the index made it leave out blocks or copies */
-    uint64_t losses_seen;      /* in the whole index, when lacks was last judged */
-    uint64_t forms;            /* KI_FORM of each form in which its blocks were hashed */
+    uint64_t left_out;    /* blocks and copies of its ranks that limits of the index left out */
+    uint64_t losses_seen; /* in the whole index, when left_out was last counted */
+    uint64_t forms;       /* KI_FORM of each form in which its blocks were hashed */
     struct ki_apply_stats stats;
     struct ki_event_counts counts; /* outcomes of the current batch */
     struct ki_store_run run;       /* stores that wait for ki_applier_flush */
@@ -77,7 +77,7 @@ bool ki_applier_note_rank(struct ki_applier *a, uint32_t rank);
 /** Return true when answers may be wrong because the events don't tell everything. */
 static inline bool ki_applier_is_unsure(const struct ki_applier *a)
 {
-    return a->habits.silent_windows || a->lost_tiers || a->lacks || a->crowded ||
+    return a->habits.silent_windows || a->lost_tiers || a->left_out || a->crowded ||
            a->drops_beyond_main || kve_reader_skips_group(a->reader) ||
            ki_unsure_is_partial(&a->unsure) || a->small.lost || a->small.lost_below ||
            (a->small.n && ki_reports_are_on(&a->reports)) ||

@@ -236,6 +236,7 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
         .malformed = a->malformed,
         .orphans = a->orphans,
         .rejected = a->rejected,
+        .left_out = l->applier.left_out,
         .partial = ki_stream_is_partial(s),
     };
     memcpy(ret->skipped, a->skipped, sizeof(ret->skipped));

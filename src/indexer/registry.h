@@ -160,7 +160,8 @@ struct ki_worker_info {
     /* Stored events that the index refused (full, invalid). */
     uint64_t rejected;
     uint64_t skipped[KVE_N_SKIPS]; /* events that the reader skipped, by reason */
-    bool partial; /* some events are known to be missing: the view may be incomplete */
+    uint64_t left_out; /* blocks and copies that limits of the index leave out at present */
+    bool partial;      /* some events are known to be missing: the view may be incomplete */
 };
 /** List the registrations by instance, then rank. Returns the number, or -ENOMEM. */
 long ki_registry_workers(struct ki_registry *registry, struct ki_worker_info **ret);

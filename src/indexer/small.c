@@ -67,6 +67,15 @@ void ki_small_clear_rank(struct ki_small *s, uint32_t rank)
 
     if (from < to)
         free_tables(s, from, to);
+    if (s->lost_rank == rank && !s->lost_many)
+        s->lost = false;
+}
+
+void ki_small_lose(struct ki_small *s, uint32_t rank)
+{
+    s->lost_many |= s->lost && s->lost_rank != rank;
+    s->lost = true;
+    s->lost_rank = rank;
 }
 
 /* Add an empty table at @at. NULL: out of memory. */
@@ -318,9 +327,10 @@ static int store(struct work *w, const struct kve_op *op)
 }
 
 /* Note a failure. Returns what the caller does: an error only for want of memory. */
-static int result_of(struct ki_small *s, int rc)
+static int result_of(const struct work *w, int rc)
 {
-    s->lost |= rc < 0;
+    if (rc < 0)
+        ki_small_lose(w->s, w->holder.rank);
     return rc == -ENOENT ? 0 : rc;
 }
 
@@ -329,7 +339,7 @@ int ki_small_store(struct ki_small *s, struct kvi_index *index, struct kv_holder
 {
     struct work w = {.s = s, .index = index, .holder = holder, .group = group};
 
-    return result_of(s, store(&w, op));
+    return result_of(&w, store(&w, op));
 }
 
 /* -- removals ---------------------------------------------------------------------------------- */
@@ -398,7 +408,7 @@ int ki_small_forget(struct ki_small *s, struct kvi_index *index, struct kv_holde
         if (at != NONE && !w.parts->wholes.items[at].copies && !may_peek(&w, hashes[i]))
             rc = forget_parts(&w, at);
     }
-    return result_of(s, rc);
+    return result_of(&w, rc);
 }
 
 /* Take a copy of the block, or leave @left. Returns 0 or an error. */
@@ -432,5 +442,5 @@ int ki_small_take(struct ki_small *s, struct kvi_index *index, struct kv_holder 
 
         result = one < 0 ? one : result;
     }
-    return result_of(s, rc ? rc : result);
+    return result_of(&w, rc ? rc : result);
 }

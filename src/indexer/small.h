@@ -42,7 +42,10 @@ struct ki_small {
     size_t n_tables, capacity;
     size_t n;    /* records of all tables */
     size_t work; /* changes of windows for the current batch */
-    bool lost; /* unknown what the groups have: until the publisher clears its only rank's device */
+    /* Unknown what the groups of lost_rank have, until its device is cleared; with lost_many those of
+     * several ranks, until all blocks are forgotten. */
+    bool lost, lost_many;
+    uint32_t lost_rank;
     /* The same of lower tiers and other owners: until all blocks have gone. */
     bool lost_below;
 };
@@ -56,7 +59,9 @@ struct ki_small_group {
 
 /** Free all, and forget that anything was lost. A zeroed struct is empty. */
 void ki_small_clear(struct ki_small *s);
-/** Forget the blocks of @rank. */
+/** Note that nothing tells what groups of @rank have. */
+void ki_small_lose(struct ki_small *s, uint32_t rank);
+/** Forget the blocks of @rank, and what was lost of this rank alone. */
 void ki_small_clear_rank(struct ki_small *s, uint32_t rank);
 
 /**

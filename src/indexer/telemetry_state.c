@@ -92,6 +92,7 @@ static void write_gauges(struct kv_buf *out, const struct ki_worker_info *infos,
 {
     static const char seq[] = "kv_indexer_stream_last_seq";
     static const char age[] = "kv_indexer_stream_last_event_age_seconds";
+    static const char left_out[] = "kv_indexer_stream_left_out";
     static const char partial[] = "kv_indexer_stream_partial";
     uint64_t now = kv_wall_ns();
 
@@ -115,6 +116,12 @@ static void write_gauges(struct kv_buf *out, const struct ki_worker_info *infos,
     for (long i = 0; i < n; i++) {
         stream_labels(out, partial, &infos[i]);
         kv_buf_printf(out, "} %d\n", infos[i].partial);
+    }
+    kv_metric_head(out, left_out, "gauge",
+                   "Blocks and copies that limits of the index leave out: the view is partial");
+    for (long i = 0; i < n; i++) {
+        stream_labels(out, left_out, &infos[i]);
+        kv_buf_printf(out, "} %" PRIu64 "\n", infos[i].left_out);
     }
 }
 

@@ -27,8 +27,17 @@ struct parts_model_block {
 struct parts_model {
     struct parts_model_block items[PARTS_MODEL_MAX];
     size_t n;
-    bool lost;
+    bool lost, lost_many; /* a rank; several ranks */
+    uint32_t lost_rank;
 };
+
+static inline void parts_model_lose(struct parts_model *m, uint32_t rank)
+{
+    if (m->lost && m->lost_rank != rank)
+        m->lost_many = true;
+    m->lost = true;
+    m->lost_rank = rank;
+}
 
 static inline size_t parts_model_records(const struct parts_model *m)
 {
@@ -179,7 +188,7 @@ static inline void parts_model_store(struct parts_model *m, const struct ki_smal
         reachable += parts_model_reachable(g, op, (size_t)first, i);
     if (first < 0 || (op->n != reachable && op->n != op->n_covered) ||
         !parts_model_above(m, g, op, (size_t)first, parts)) {
-        m->lost = true;
+        parts_model_lose(m, op->rank);
         return;
     }
     for (size_t i = 0; i < op->n_covered; i++) {
@@ -192,7 +201,7 @@ static inline void parts_model_store(struct parts_model *m, const struct ki_smal
             continue;
         }
         if (!parts_model_store_one(m, g, op->rank, op->hashes[named], above, part, parts)) {
-            m->lost = true;
+            parts_model_lose(m, op->rank);
             return;
         }
         above = op->hashes[named++];
@@ -235,6 +244,8 @@ static inline void parts_model_clear(struct parts_model *m, uint32_t from, uint3
         else
             i++;
     }
+    if (!m->lost_many && m->lost_rank >= from && m->lost_rank <= to)
+        m->lost = false;
 }
 
 #endif

@@ -22,7 +22,7 @@ struct world {
     uint64_t sequence;
 };
 
-static void world_init(struct world *w)
+static void world_init(struct world *w, struct kvi_index *index)
 {
     struct ki_registration reg = {.instance = 7,
                                   .block_size = 4,
@@ -32,7 +32,7 @@ static void world_init(struct world *w)
     struct ki_model *model;
 
     memset(w, 0, sizeof(*w));
-    assert_int_equal(ki_model_create("m", "default", 4, NULL, &model), 0);
+    assert_int_equal(ki_model_create("m", "default", 4, index, &model), 0);
     assert_int_equal(ki_listener_create(&w->env, &reg, model, &w->l), 0);
     ki_stream_start(&w->l->stream, 1);
 }
@@ -95,7 +95,7 @@ static void test_size_changes_during_dump(void **state)
     uint64_t before;
 
     (void)state;
-    world_init(&w);
+    world_init(&w, NULL);
     dump.world = &w;
     offer(&w, MAIN_BLOCKS "," WINDOW_BLOCKS(2, "10, 11"));
     before = generation(&w);
@@ -109,10 +109,40 @@ static void test_size_changes_during_dump(void **state)
     ki_listener_release(w.l);
 }
 
+/* Operators see why a view is partial: how many blocks a limit has left out. */
+static void test_left_out(void **state)
+{
+    const struct kvi_opts opts = {.size = sizeof(opts), .max_parked_holder = 1};
+    struct ki_worker_info *info = calloc(1, sizeof(*info));
+    struct kvi_index *index;
+    struct world w;
+
+    (void)state;
+    assert_non_null(info);
+    assert_int_equal(kvi_create(&opts, &index), 0);
+    world_init(&w, index);
+    for (int i = 0; i < 3; i++) {
+        char text[256];
+
+        snprintf(
+            text, sizeof(text),
+            "{'type': 'BlockStored', 'block_size': 4, 'medium': 'GPU', 'token_ids': [1,2,3,4], "
+            "'block_hashes': [%d], 'parent_block_hash': 9}",
+            20 + i);
+        offer(&w, text);
+    }
+    ki_listener_info(w.l, info);
+    assert_int_equal(info->left_out, 2);
+    assert_true(info->partial);
+    ki_worker_infos_free(info, 1);
+    ki_listener_release(w.l);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_size_changes_during_dump),
+        cmocka_unit_test(test_left_out),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

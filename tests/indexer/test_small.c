@@ -162,7 +162,7 @@ static void step(struct world *w)
             kvi_clear(index, holder_of(r));
         ki_small_clear(&w->small);
         parts_model_clear(&w->model, 0, UINT32_MAX);
-        w->model.lost = false;
+        w->model.lost = w->model.lost_many = false;
     }
 }
 
@@ -200,6 +200,7 @@ static void test_any_operations(void **state)
 
 struct stream {
     struct kvi_index *index;
+    uint32_t rank; /* of the next events */
     size_t n_forgets;
     struct ki_applier applier;
 };
@@ -207,6 +208,7 @@ struct stream {
 static void stream_init(struct stream *s, bool drops)
 {
     s->n_forgets = 0;
+    s->rank = 0;
     assert_int_equal(kvi_create(NULL, &s->index), 0);
     assert_int_equal(ki_applier_init(&s->applier, 7, 0, 4, KI_MM_PLACED), 0);
     ki_applier_set_habits(&s->applier, &(struct ki_habits){.eagle_drop = drops});
@@ -229,7 +231,7 @@ static enum ki_applied event(struct stream *s, const char *fmt, ...)
     va_start(args, fmt);
     assert_in_range(vsnprintf(text, sizeof(text), fmt, args), 1, sizeof(text) - 1);
     va_end(args);
-    pack(&payload, "[1.5, [{%s}], 0]", text);
+    pack(&payload, "[1.5, [{%s}], %u]", text, s->rank);
     applied = ki_applier_apply(&s->applier, s->index, payload.data, payload.len);
     kv_buf_fini(&payload);
     return applied;
@@ -355,6 +357,38 @@ static void test_size_without_kind(void **state)
     (void)event(&s, "'type': 'BlockStored', 'block_size': 1, 'group_idx': 1, 'token_ids': [5,6], "
                     "'block_hashes': [12, 13], 'parent_block_hash': 11");
     assert_true(s.applier.small.lost);
+    stream_fini(&s);
+}
+
+/* A contradiction counts until its rank's device is cleared; those of several ranks count on. */
+static void test_lost_ranks(void **state)
+{
+    struct stream s;
+
+    (void)state;
+    stream_init(&s, false); /* registered as rank 0 */
+    for (s.rank = 3; s.rank <= 4; s.rank++) {
+        (void)event(&s, MAIN_BLOCKS "[1,2,3,4], 'block_hashes': [11]");
+        (void)event(&s, HALVES "[1,2,3,4], 'block_hashes': [10, 11]");
+    }
+    s.rank = 3;
+    (void)event(&s, HALVES "[5,6,7,8], 'block_hashes': [12, 10]");
+    assert_true(ki_applier_is_unsure(&s.applier));
+    s.rank = 4;
+    (void)event(&s, "'type': 'AllBlocksCleared'");
+    assert_true(ki_applier_is_unsure(&s.applier));
+    s.rank = 3;
+    (void)event(&s, "'type': 'AllBlocksCleared'");
+    assert_false(ki_applier_is_unsure(&s.applier));
+    for (s.rank = 3; s.rank <= 4; s.rank++) {
+        (void)event(&s, HALVES "[1,2,3,4], 'block_hashes': [10, 11]");
+        (void)event(&s, HALVES "[5,6,7,8], 'block_hashes': [12, 10]");
+    }
+    s.rank = 4;
+    (void)event(&s, "'type': 'AllBlocksCleared'");
+    assert_true(ki_applier_is_unsure(&s.applier));
+    ki_applier_purge(&s.applier, s.index, false);
+    assert_false(ki_applier_is_unsure(&s.applier));
     stream_fini(&s);
 }
 
@@ -531,8 +565,10 @@ static void test_limits(void **state)
                          KI_APPLIED);
     }
     assert_true(ki_applier_is_unsure(&s.applier));
+    assert_int_equal(s.applier.left_out, 1);
     assert_int_equal(event(&s, "'type': 'AllBlocksCleared'"), KI_APPLIED_CLEARED);
     assert_false(ki_applier_is_unsure(&s.applier));
+    assert_int_equal(s.applier.left_out, 0);
     assert_int_equal(
         event(&s, MAIN_BLOCKS "[1,2,3,4], 'block_hashes': [13], 'parent_block_hash': 9"),
         KI_APPLIED);
@@ -549,12 +585,19 @@ static void test_limits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_any_operations),     cmocka_unit_test(test_part_and_whole),
-        cmocka_unit_test(test_one_by_one),         cmocka_unit_test(test_another_size),
-        cmocka_unit_test(test_size_without_kind),  cmocka_unit_test(test_lost_below),
-        cmocka_unit_test(test_another_size_below), cmocka_unit_test(test_shared_part),
-        cmocka_unit_test(test_restored_parts),     cmocka_unit_test(test_full_table),
-        cmocka_unit_test(test_many_windows),       cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_any_operations),
+        cmocka_unit_test(test_part_and_whole),
+        cmocka_unit_test(test_one_by_one),
+        cmocka_unit_test(test_another_size),
+        cmocka_unit_test(test_size_without_kind),
+        cmocka_unit_test(test_lost_below),
+        cmocka_unit_test(test_another_size_below),
+        cmocka_unit_test(test_shared_part),
+        cmocka_unit_test(test_restored_parts),
+        cmocka_unit_test(test_lost_ranks),
+        cmocka_unit_test(test_full_table),
+        cmocka_unit_test(test_many_windows),
+        cmocka_unit_test(test_limits),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
