@@ -2,7 +2,8 @@
 /*
  * Bytes as the events of an engine with windows of smaller blocks, through the whole path: decode,
  * apply, query, dump, restore. There are 2 ranks, 3 groups, 16 hashes and 2 tokens, so that events
- * contradict one another after a few bytes. A restored index answers as the first one does.
+ * contradict one another after a few bytes. A restored index answers as the first one does. Facts
+ * from the input's bytes stand for the dump of a hostile peer.
  */
 #include <string.h>
 
@@ -156,6 +157,46 @@ static int copy_extra(void *arg, const struct kvi_extra *extra)
     return kvi_restore_extra(arg, extra);
 }
 
+/* A fact about windows that a peer's dump tells. */
+static void restore_fact(struct world *w, struct input *in)
+{
+    static const enum kvi_extra_kind kinds[] = {
+        KVI_EXTRA_WINDOW, KVI_EXTRA_WINDOW,       KVI_EXTRA_RULE,   KVI_EXTRA_PLACE,
+        KVI_EXTRA_TIER,   KVI_EXTRA_WINDOW_BLOCK, KVI_EXTRA_COPIES, KVI_EXTRA_BLOCK};
+    static const uint32_t numbers[] = {0, 1, 2, 3, 4, 8, 9, 24, 25, 255, 65536, UINT32_MAX};
+    uint8_t what = take(in), sizes = take(in), part = take(in), more = take(in);
+    struct kvi_source_copies copies = {more & 3, more >> 6, more >> 2 & 1};
+    struct kvi_extra extra = {
+        .holder = {7, what >> 3 & 1},
+        .kind = kinds[what & 7],
+        .hash = 1 + (part & 15),
+        .parent = 1 + (part >> 4),
+        .tokens_hash = sizes,
+        .tiers = more & 15,
+        .tier = more >> 4 & 3,
+        .copies = more >> 6,
+        .has_parent = sizes & 1,
+        .alone = more & 1,
+        .drops = more & 2,
+        .main_keeps = more & 4,
+        .kept_groups = sizes,
+        .window = {.group = what >> 4 & 3,
+                   .window = 1 + (more & 15),
+                   .need = more >> 4,
+                   .stride = numbers[(sizes & 15) % KV_COUNT(numbers)],
+                   .part = numbers[(part & 15) % KV_COUNT(numbers)],
+                   .parts = numbers[(sizes >> 4) % KV_COUNT(numbers)],
+                   .state = what >> 6 & 1},
+        .in_window = what >> 7 & 1,
+        .implied = sizes & 3,
+        .counting = sizes >> 2 & 3,
+        .sources = &copies,
+        .n_sources = sizes >> 4 & 1,
+    };
+
+    (void)kvi_restore_extra(w->index, &extra);
+}
+
 static void start(struct ki_applier *applier, uint8_t habits)
 {
     REQUIRE(ki_applier_init(applier, 7, 0, BLOCK, KI_MM_PLACED) == 0);
@@ -223,6 +264,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
         if ((op & 15) == 15) {
             reload(&w, habits);
+            continue;
+        }
+        if ((op & 15) == 14) {
+            restore_fact(&w, &in);
+            ask(&w, NULL);
             continue;
         }
         put_batch(&payload, &in, op);

@@ -128,7 +128,9 @@ class StoreKnown(NamedTuple):
     covered: int = 0
 
     def apply(self, index: PrefixIndex, worker: int) -> Union[Stored, int, None]:
-        """Put the blocks into that tier of an index."""
+        """Put the blocks into that tier of an index. ValueError for smaller blocks, which an index alone can't follow."""
+        if self.covered:
+            raise ValueError("blocks of a source with parts above 1: the index follows registered blocks only")
         return index.store_known(worker, self.hashes, rank=self.rank, tier=self.tier, source=self.source)
 
 

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/xxh.h"
 #include "event/reader.h"
 #include "indexer/lookup.h"
 
@@ -17,6 +18,7 @@ void ki_applier_fini(struct ki_applier *a)
     ki_reports_fini(&a->reports);
     ki_unsure_fini(&a->unsure);
     ki_small_clear(&a->small);
+    ki_doubts_clear(&a->doubts);
     free(a->ranks);
     memset(a, 0, sizeof(*a));
 }
@@ -64,6 +66,8 @@ int ki_applier_init(struct ki_applier *a, uint64_t instance, uint32_t rank, uint
 void ki_applier_set_habits(struct ki_applier *a, const struct ki_habits *habits)
 {
     a->habits = *habits;
+    if (!~habits->eagle_groups)
+        a->habits.eagle_groups = 0; /* all that a registration can name: all there are */
     a->reports.mode = habits->report_mode;
 }
 
@@ -319,14 +323,21 @@ static bool full_drops(const struct ki_applier *a, const struct windows *windows
 }
 
 /*
- * Whether a window alone gives up a block: it may have the one behind the match where full attention
+ * Whether windows alone give up a block: they may have the one behind the match where full attention
  * hasn't, and nothing tells which prompt that serves.
  */
 static bool drops_beyond_main(const struct ki_applier *a, const struct windows *windows,
-                              const struct kvi_window *window, uint32_t rank)
+                              uint32_t rank)
 {
-    return window->need != KVI_NEED_ALL && !window->state && drops_in(a, windows, window) &&
-           !full_drops(a, windows, rank);
+    if (!a->habits.eagle_drop || !a->habits.eagle_groups || full_drops(a, windows, rank))
+        return false;
+    for (int i = 0; i < windows->n; i++) {
+        const struct kvi_window *w = &windows->items[i];
+
+        if (w->need != KVI_NEED_ALL && !w->state && drops_in(a, windows, w))
+            return true;
+    }
+    return false;
 }
 
 /* Whether the operation is about a window; *@ret describes it. */
@@ -357,7 +368,7 @@ static int declare_source(struct ki_applier *a, struct kvi_index *index, uint32_
     for (; window.part < source->parts && rc >= 0; window.part++)
         rc = kvi_set_window(index, holder, &window);
     if (rc == -ENOSPC && kvi_get_windows(index, holder, all.items) > 0) {
-        a->crowded = true;
+        ki_doubts_add(&a->doubts, rank, 0, KI_WHY_CROWDED);
         rc = 0;
     }
     return rc < 0 ? rc : kvi_set_alone(index, holder, !kve_reader_has_main(a->reader, rank));
@@ -388,11 +399,12 @@ static int declare_windows(struct ki_applier *a, struct kvi_index *index,
         if (!is_window(a, op, &source) || !ki_applier_note_rank(a, op->rank))
             continue;
         rc = flush(a, index);
-        if (!rc)
+        if (!rc && shows_size(op, &source))
             rc = declare_source(a, index, op->rank, &source);
-        if (rc == -EEXIST && !shows_size(op, &source)) {
-            rc = 0;
-        } else if (rc == -EEXIST && !reshaped) {
+        else if (!rc && a->has_windows)
+            rc = kvi_set_alone(index, (struct kv_holder){a->instance, op->rank},
+                               !kve_reader_has_main(a->reader, op->rank));
+        if (rc == -EEXIST && !reshaped) {
             reshaped = true;
             if (a->forgets)
                 a->forgets(a->forgets_arg);
@@ -528,13 +540,27 @@ static int forget_small(struct ki_applier *a, struct kvi_index *index, struct kv
     return rc;
 }
 
+/* The owner of a source in doubts. */
+static uint64_t owner_id(const struct kve_source *source)
+{
+    return source->owner[0] ? kv_xxh64(source->owner, strlen(source->owner), 0) | 1 : 0;
+}
+
+/* Note that nothing tells what the group of @source has in the operation's tier. */
+static void lose_tier(struct ki_applier *a, const struct kve_op *op,
+                      const struct kve_source *source)
+{
+    if (op->type != KVE_OP_REMOVE)
+        ki_doubts_add(&a->doubts, op->rank, owner_id(source), 1u << op->tier);
+}
+
 /* A group whose blocks are parts of the registered ones. */
 static int apply_small(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
-                       const struct kve_op *op, const struct ki_small_group *group, bool owned,
-                       enum ki_verdict verdict)
+                       const struct kve_op *op, const struct ki_small_group *group,
+                       const struct kve_source *source, enum ki_verdict verdict)
 {
-    if (op->tier != KV_TIER_DEVICE || owned) {
-        a->small.lost_below = true;
+    if (op->tier != KV_TIER_DEVICE || source->owner[0]) {
+        lose_tier(a, op, source);
         return 0;
     }
     if (a->overlaps || verdict == KI_VERDICT_EITHER) {
@@ -546,7 +572,8 @@ static int apply_small(struct ki_applier *a, struct kvi_index *index, struct kv_
         return ki_small_store(&a->small, index, holder, group, op);
     case KVE_OP_REMOVE:
         return ki_small_take(&a->small, index, holder, group, op);
-    default:
+    default: /* with tokens of blocks of the registered size: not one of the group's */
+        ki_small_lose(&a->small, holder.rank);
         return 0;
     }
 }
@@ -564,19 +591,20 @@ static int apply_window(struct ki_applier *a, struct kvi_index *index, const str
     rc = find_group(a, &windows, source, &group);
     if (rc < 0 && op->type == KVE_OP_REMOVE)
         rc = find_size(a, &windows, source, &group);
-    if (rc < 0 && a->crowded)
-        return 0;
     if (rc < 0 && !shows_size(op, source)) {
-        a->small.lost_below = true;
+        lose_tier(a, op, source);
         return 0;
     }
     if (rc < 0)
-        return (int)rc;
+        return ki_doubts_has(&a->doubts, KI_WHY_CROWDED) ? 0 : (int)rc;
     number = group.numbers[0];
     a->stats.window_blocks += op->n;
-    a->drops_beyond_main |= drops_beyond_main(a, &windows, &windows.items[number], op->rank);
+    if (drops_beyond_main(a, &windows, op->rank))
+        ki_doubts_add(&a->doubts, op->rank, 0, KI_WHY_DROPS);
+    else
+        ki_doubts_end(&a->doubts, op->rank, 0, KI_WHY_DROPS);
     if (group.parts > 1)
-        return apply_small(a, index, holder, op, &group, copies_of > 0, verdict);
+        return apply_small(a, index, holder, op, &group, source, verdict);
     switch (op->type) {
     case KVE_OP_STORE:
     case KVE_OP_STORE_KNOWN:
@@ -597,26 +625,33 @@ static int apply_window(struct ki_applier *a, struct kvi_index *index, const str
 
 static void clear_unsure(struct ki_applier *a, uint32_t rank)
 {
-    if (a->n_ranks == 1) {
-        bool lost_below = a->small.lost_below;
+    ki_unsure_clear_rank(&a->unsure, rank);
+    ki_small_clear_rank(&a->small, rank);
+}
 
-        ki_unsure_clear(&a->unsure);
-        ki_small_clear(&a->small);
-        a->small.lost_below = lost_below;
-    } else {
-        ki_unsure_clear_rank(&a->unsure, rank);
-        ki_small_clear_rank(&a->small, rank);
-    }
+/* End the doubts about tiers that a clear empties. */
+static void clear_doubts(struct ki_applier *a, const struct kve_op *op, uint64_t owner)
+{
+    ki_doubts_end(&a->doubts, op->rank, owner, op->tiers & KI_WHY_TIERS);
+    if (owner || op->tiers & 1u << KV_TIER_DEVICE)
+        return;
+    if (op->unsure)
+        ki_doubts_add(&a->doubts, op->rank, 0, KI_WHY_CLEAR);
+    else
+        ki_doubts_end(&a->doubts, op->rank, 0, KI_WHY_CLEAR);
 }
 
 /* Apply a clear. Another owner's clear empties its copies of windows, too. */
 static int clear_op(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
                     const struct kve_op *op)
 {
-    struct kve_source owner, other;
+    struct kve_source owner = {.owner = ""}, other;
     int rc = kvi_clear_tiers(index, holder, op->tiers, op->source);
 
-    if (!op->source || kve_reader_source(a->reader, op->source, &owner) < 0)
+    if (op->source && kve_reader_source(a->reader, op->source, &owner) < 0)
+        return rc;
+    clear_doubts(a, op, owner_id(&owner));
+    if (!op->source)
         return rc;
     for (uint32_t i = 1; !rc && kve_reader_source(a->reader, i, &other) == 0; i++)
         if (other.kind == KVE_SOURCE_WINDOW && strcmp(other.owner, owner.owner) == 0)
@@ -656,8 +691,6 @@ static int apply_op(struct ki_applier *a, struct kvi_index *index, const struct 
         break;
     case KVE_OP_CLEAR:
         rc = clear_op(a, index, holder, op);
-        if (!op->source && !(op->tiers & 1u << KV_TIER_DEVICE))
-            a->lost_tiers = op->unsure;
         if (op->source == 0 && op->tiers & 1u << KV_TIER_DEVICE)
             clear_unsure(a, op->rank);
         a->losses_seen = UINT64_MAX;
@@ -682,6 +715,7 @@ enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, co
     enum ki_applied result = KI_APPLIED;
     struct kve_source source;
     struct kve_batch batch;
+    uint32_t alone_rank = 0;
     bool alone = false;
 
     memset(&a->last, 0, sizeof(a->last));
@@ -717,19 +751,25 @@ enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, co
             continue;
         }
         if (is_window(a, op, &source)) {
-            alone |= !kve_reader_has_main(a->reader, op->rank);
+            if (!kve_reader_has_main(a->reader, op->rank)) {
+                alone = true;
+                alone_rank = op->rank;
+            }
             if (apply_window(a, index, op, &source, verdict) < 0)
                 result = KI_APPLIED_PART;
             continue;
         }
         if (apply_op(a, index, op, verdict) < 0)
             result = KI_APPLIED_PART;
-        else if (op->type == KVE_OP_CLEAR && a->n_ranks == 1 && is_empty(a, index, op->rank)) {
-            a->small.lost_below = false;
-            result = KI_APPLIED_CLEARED;
+        else if (op->type == KVE_OP_CLEAR && is_empty(a, index, op->rank)) {
+            /* Another store of the rank's groups says whether these hold again. */
+            ki_doubts_end(&a->doubts, op->rank, 0, KI_WHY_CROWDED | KI_WHY_DROPS);
+            if (a->n_ranks == 1)
+                result = KI_APPLIED_CLEARED;
         }
     }
-    a->unsure.lost |= alone && a->unsure.n_open;
+    if (alone && a->unsure.n_open)
+        ki_doubts_add(&a->unsure.lost, alone_rank, 0, 1);
     if (a->reports.misjudged) { /* until the stream is read from its beginning again */
         a->reports.misjudged = false;
         result = KI_APPLIED_PART;
@@ -765,10 +805,9 @@ void ki_applier_purge(struct ki_applier *a, struct kvi_index *index, bool restar
     (void)ki_applier_flush(a, index); /* the loss is counted */
     a->overlaps = false;
     a->has_windows &= !restarted;
-    a->crowded &= !restarted;
     ki_unsure_clear(&a->unsure);
     ki_small_clear(&a->small);
-    a->lost_tiers = a->drops_beyond_main = false;
+    ki_doubts_clear(&a->doubts);
     a->left_out = 0;
     a->losses_seen = UINT64_MAX;
     a->reports.suspects = a->reports.misjudged = false;

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "indexer/doubts.h"
 #include "indexer/event_counts.h"
 #include "indexer/habits.h"
 #include "indexer/reports.h"
@@ -30,6 +31,18 @@ struct ki_apply_stats {
     uint64_t skipped[KVE_N_SKIPS];
 };
 
+/** Bits of doubts. */
+enum ki_why {
+    /** A group's blocks in this tier aren't known (smaller ones, or of another size). */
+    KI_WHY_TIERS = (1 << KV_N_TIERS) - 1, /* bit 1 << tier */
+    /** The index had no room for the windows of a group. */
+    KI_WHY_CROWDED = 1 << KV_N_TIERS,
+    /** Only windows give up the last matched block. */
+    KI_WHY_DROPS = 2 << KV_N_TIERS,
+    /** Blocks of lower tiers were forgotten, which the engine may have. */
+    KI_WHY_CLEAR = 4 << KV_N_TIERS,
+};
+
 /** Writer of one stream's events to the index. */
 struct ki_applier {
     uint64_t instance;
@@ -49,9 +62,7 @@ struct ki_applier {
     struct ki_reports reports; /* of held blocks, which look like new copies */
     struct ki_unsure unsure;   /* copies that these may have been */
     struct ki_small small;     /* blocks of groups with smaller blocks */
-    bool crowded;              /* the index had no room for the windows of a group */
-    bool drops_beyond_main;    /* only windows give up the last matched block */
-    bool lost_tiers;           /* blocks of lower tiers were forgotten, which the engine may have */
+    struct ki_doubts doubts;   /* enum ki_why: reasons for which a rank's answers may be wrong */
     uint64_t left_out;    /* blocks and copies of its ranks that limits of the index left out */
     uint64_t losses_seen; /* in the whole index, when left_out was last counted */
     uint64_t forms;       /* KI_FORM of each form in which its blocks were hashed */
@@ -77,10 +88,9 @@ bool ki_applier_note_rank(struct ki_applier *a, uint32_t rank);
 /** Return true when answers may be wrong because the events don't tell everything. */
 static inline bool ki_applier_is_unsure(const struct ki_applier *a)
 {
-    return a->habits.silent_windows || a->lost_tiers || a->left_out || a->crowded ||
-           a->drops_beyond_main || kve_reader_skips_group(a->reader) ||
-           ki_unsure_is_partial(&a->unsure) || a->small.lost || a->small.lost_below ||
-           (a->small.n && ki_reports_are_on(&a->reports)) ||
+    return a->habits.silent_windows || ki_doubts_any(&a->doubts) || a->left_out ||
+           kve_reader_skips_group(a->reader) || ki_unsure_is_partial(&a->unsure) ||
+           ki_doubts_any(&a->small.lost) || (a->small.n && ki_reports_are_on(&a->reports)) ||
            ki_small_is_alone(&a->small, a->reader);
 }
 

@@ -41,6 +41,7 @@ void ki_small_clear(struct ki_small *s)
     if (s->n_tables)
         free_tables(s, 0, s->n_tables);
     free((void *)s->tables);
+    ki_doubts_clear(&s->lost);
     *s = (struct ki_small){0};
 }
 
@@ -67,15 +68,12 @@ void ki_small_clear_rank(struct ki_small *s, uint32_t rank)
 
     if (from < to)
         free_tables(s, from, to);
-    if (s->lost_rank == rank && !s->lost_many)
-        s->lost = false;
+    ki_doubts_end(&s->lost, rank, 0, 1);
 }
 
 void ki_small_lose(struct ki_small *s, uint32_t rank)
 {
-    s->lost_many |= s->lost && s->lost_rank != rank;
-    s->lost = true;
-    s->lost_rank = rank;
+    ki_doubts_add(&s->lost, rank, 0, 1);
 }
 
 /* Add an empty table at @at. NULL: out of memory. */
@@ -262,9 +260,18 @@ static int link_parts(struct work *w, const uint32_t *parts, uint32_t whole)
     return rc;
 }
 
+/* Whether a match may need part @last of the operation's first block, or one before it. */
+static bool needs_up_to(const struct work *w, const struct kve_op *op, uint32_t last)
+{
+    for (uint32_t i = 0; i <= last; i++)
+        if (is_reachable(w, op, 0, i))
+            return true;
+    return false;
+}
+
 /*
  * Find the parts of the registered block in whose middle the operation begins. Returns false when
- * one of them isn't known.
+ * one of them isn't known that a match may need.
  */
 static bool find_parts(const struct work *w, const struct kve_op *op, uint32_t first,
                        uint32_t *parts)
@@ -275,7 +282,7 @@ static bool find_parts(const struct work *w, const struct kve_op *op, uint32_t f
         uint32_t at = ki_part_find(w->parts, hash);
 
         if (at == NONE)
-            return !is_reachable(w, op, 0, i);
+            return !needs_up_to(w, op, i);
         if (w->parts->parts.items[at].index != i)
             return false;
         parts[i] = at;
@@ -411,7 +418,19 @@ int ki_small_forget(struct ki_small *s, struct kvi_index *index, struct kv_holde
     return result_of(&w, rc);
 }
 
-/* Take a copy of the block, or leave @left. Returns 0 or an error. */
+/* Whether the engine has further copies of a block that the operation names. */
+static bool leaves_copies(const struct kve_op *op)
+{
+    for (size_t i = 0; op->remaining && i < op->n; i++)
+        if (op->remaining[i])
+            return true;
+    return false;
+}
+
+/*
+ * Take a copy of the block, or leave @left. Returns 0 or an error; -ENOENT when the engine has copies
+ * of a block that isn't known.
+ */
 static int take(struct work *w, uint64_t hash, const uint32_t *left)
 {
     uint32_t whole = ki_whole_find(w->parts, hash),
@@ -419,10 +438,10 @@ static int take(struct work *w, uint64_t hash, const uint32_t *left)
     struct ki_block *b;
 
     if (whole == NONE && part == NONE)
-        return 0;
+        return left && *left ? -ENOENT : 0;
     b = whole != NONE ? &w->parts->wholes.items[whole] : &w->parts->parts.items[part];
     if (!b->copies)
-        return 0;
+        return left && *left ? -ENOENT : 0;
     b->copies = left ? *left : b->copies - 1;
     if (b->copies)
         return 0;
@@ -436,11 +455,12 @@ int ki_small_take(struct ki_small *s, struct kvi_index *index, struct kv_holder 
     int rc = open_table(&w, false), result = 0;
 
     if (rc == -ENOENT && !w.parts)
-        return 0;
+        return result_of(&w, leaves_copies(op) ? -ENOENT : 0);
     for (size_t i = 0; i < op->n && !rc; i++) {
         int one = take(&w, op->hashes[i], op->remaining ? op->remaining + i : NULL);
 
-        result = one < 0 ? one : result;
+        if (one < 0 && result != -ENOMEM)
+            result = one;
     }
     return result_of(&w, rc ? rc : result);
 }

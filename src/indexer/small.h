@@ -21,6 +21,7 @@
 #ifndef KV_INDEXER_SMALL_H
 #define KV_INDEXER_SMALL_H
 
+#include "indexer/doubts.h"
 #include "indexer/parts.h"
 #include "kv_event.h"
 #include "kv_index.h"
@@ -40,14 +41,9 @@ struct ki_small_table {
 struct ki_small {
     struct ki_small_table **tables; /* ordered by rank and group */
     size_t n_tables, capacity;
-    size_t n;    /* records of all tables */
-    size_t work; /* changes of windows for the current batch */
-    /* Unknown what the groups of lost_rank have, until its device is cleared; with lost_many those of
-     * several ranks, until all blocks are forgotten. */
-    bool lost, lost_many;
-    uint32_t lost_rank;
-    /* The same of lower tiers and other owners: until all blocks have gone. */
-    bool lost_below;
+    size_t n;              /* records of all tables */
+    size_t work;           /* changes of windows for the current batch */
+    struct ki_doubts lost; /* ranks of whose groups nothing tells what they have, bit 1 */
 };
 
 /** The group of an operation. */
@@ -59,14 +55,14 @@ struct ki_small_group {
 
 /** Free all, and forget that anything was lost. A zeroed struct is empty. */
 void ki_small_clear(struct ki_small *s);
-/** Note that nothing tells what groups of @rank have. */
+/** Note that nothing tells what groups of @rank have, until ki_small_clear_rank. */
 void ki_small_lose(struct ki_small *s, uint32_t rank);
-/** Forget the blocks of @rank, and what was lost of this rank alone. */
+/** Forget the blocks of @rank, and that anything of them was lost. */
 void ki_small_clear_rank(struct ki_small *s, uint32_t rank);
 
 /**
- * Count a copy of each block that @op stores on the device. Returns 0, also with s->lost set when
- * nothing tells which blocks these are; or kvi_window_add's error, with s->lost.
+ * Count a copy of each block that @op stores on the device. Returns 0, also when nothing tells which
+ * blocks these are, or kvi_window_add's error; s->lost has the rank then.
  */
 int ki_small_store(struct ki_small *s, struct kvi_index *index, struct kv_holder holder,
                    const struct ki_small_group *group, const struct kve_op *op);

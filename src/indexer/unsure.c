@@ -20,6 +20,7 @@ static void free_tables(struct ki_unsure *u)
 void ki_unsure_fini(struct ki_unsure *u)
 {
     free_tables(u);
+    ki_doubts_clear(&u->lost);
     memset(u, 0, sizeof(*u));
 }
 
@@ -127,7 +128,7 @@ static struct ki_unsure_entry *add(struct ki_unsure *u, uint32_t rank, unsigned 
     struct ki_unsure_entry *e;
 
     if (!t || !grow(t)) {
-        u->lost = true;
+        ki_doubts_add(&u->lost, rank, 0, 1);
         return NULL;
     }
     e = probe(t, group, hash);
@@ -180,6 +181,7 @@ void ki_unsure_clear_rank(struct ki_unsure *u, uint32_t rank)
 {
     struct ki_unsure_table *t = table_of(u, rank);
 
+    ki_doubts_end(&u->lost, rank, 0, 1);
     for (size_t i = 0; t && i < t->capacity; i++)
         if (t->items[i].copies)
             set_open(u, &t->items[i], false);

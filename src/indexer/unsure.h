@@ -23,6 +23,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "indexer/doubts.h"
 #include "kv_event.h"
 #include "kv_index.h"
 
@@ -50,7 +51,8 @@ struct ki_unsure_table {
 struct ki_unsure {
     struct ki_unsure_table *tables; /* ordered by rank */
     size_t n_tables, n, n_open;     /* entries of all tables */
-    bool lost; /* entries, or places of blocks, were lost: partial until a clear */
+    /* Ranks of which entries, or places of blocks, were lost, bit 1: partial until their clear. */
+    struct ki_doubts lost;
 };
 
 void ki_unsure_fini(struct ki_unsure *u);
@@ -62,7 +64,7 @@ void ki_unsure_clear(struct ki_unsure *u);
 /** Return true when answers may lack a block that the engine has. */
 static inline bool ki_unsure_is_partial(const struct ki_unsure *u)
 {
-    return u->n_open || u->lost;
+    return u->n_open || ki_doubts_any(&u->lost);
 }
 
 /** Return the entry of a block, or NULL. Valid until the next call that notes or drops one. */

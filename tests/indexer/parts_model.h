@@ -27,16 +27,12 @@ struct parts_model_block {
 struct parts_model {
     struct parts_model_block items[PARTS_MODEL_MAX];
     size_t n;
-    bool lost, lost_many; /* a rank; several ranks */
-    uint32_t lost_rank;
+    bool lost[PARTS_MODEL_RANKS]; /* what the groups of a rank have */
 };
 
 static inline void parts_model_lose(struct parts_model *m, uint32_t rank)
 {
-    if (m->lost && m->lost_rank != rank)
-        m->lost_many = true;
-    m->lost = true;
-    m->lost_rank = rank;
+    m->lost[rank] = true;
 }
 
 static inline size_t parts_model_records(const struct parts_model *m)
@@ -145,8 +141,11 @@ static inline bool parts_model_above(struct parts_model *m, const struct ki_smal
     for (size_t i = first; i-- > 0;) {
         const struct parts_model_block *b = parts_model_find(m, op->rank, g->group, hash);
 
+        for (size_t k = 0; (!b || b->whole) && k <= i; k++)
+            if (parts_model_reachable(g, op, 0, k))
+                return false;
         if (!b || b->whole)
-            return !parts_model_reachable(g, op, 0, i);
+            return true;
         if (b->index != i)
             return false;
         parts[i] = hash;
@@ -225,6 +224,8 @@ static inline void parts_model_take(struct parts_model *m, uint32_t rank,
 {
     struct parts_model_block *b = parts_model_find(m, rank, g->group, hash);
 
+    if ((!b || !b->copies) && left && *left)
+        parts_model_lose(m, rank);
     if (!b || !b->copies)
         return;
     b->copies = left ? *left : b->copies - 1;
@@ -244,8 +245,8 @@ static inline void parts_model_clear(struct parts_model *m, uint32_t from, uint3
         else
             i++;
     }
-    if (!m->lost_many && m->lost_rank >= from && m->lost_rank <= to)
-        m->lost = false;
+    for (uint32_t rank = from; rank <= to && rank < PARTS_MODEL_RANKS; rank++)
+        m->lost[rank] = false;
 }
 
 #endif

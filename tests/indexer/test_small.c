@@ -74,10 +74,24 @@ static bool main_has(struct world *w, uint32_t rank, uint64_t hash)
     return kvi_get_block(w->index, holder_of(rank), KV_TIER_DEVICE, hash, &info) == 0;
 }
 
+static bool is_lost(const struct ki_small *small)
+{
+    return ki_doubts_any(&small->lost);
+}
+
+static bool lost_rank(const struct ki_small *small, uint32_t rank)
+{
+    for (size_t i = 0; i < small->lost.n; i++)
+        if (small->lost.items[i].rank == rank)
+            return true;
+    return small->lost.lost;
+}
+
 /* Every window has the blocks that the model says, and no other. */
 static void compare(struct world *w)
 {
-    assert_int_equal(w->small.lost, w->model.lost);
+    for (uint32_t rank = 0; rank < PARTS_MODEL_RANKS; rank++)
+        assert_int_equal(lost_rank(&w->small, rank), w->model.lost[rank]);
     assert_int_equal(w->small.n, parts_model_records(&w->model));
     for (uint32_t rank = 0; rank < PARTS_MODEL_RANKS; rank++) {
         for (uint32_t g = 0; g < GROUPS; g++) {
@@ -162,7 +176,6 @@ static void step(struct world *w)
             kvi_clear(index, holder_of(r));
         ki_small_clear(&w->small);
         parts_model_clear(&w->model, 0, UINT32_MAX);
-        w->model.lost = w->model.lost_many = false;
     }
 }
 
@@ -181,7 +194,7 @@ static void test_any_operations(void **state)
             compare(&w);
         }
         asked += w.asked;
-        lost += w.model.lost;
+        lost += w.model.lost[0] || w.model.lost[1];
         world_fini(&w);
     }
     print_message("%zu questions, %zu histories with a contradiction\n", asked, lost);
@@ -250,9 +263,9 @@ static void test_part_and_whole(void **state)
     (void)state;
     stream_init(&s, false);
     (void)event(&s, HALVES "[1,2,3,4], 'block_hashes': [10, 11]");
-    assert_false(s.applier.small.lost);
+    assert_false(is_lost(&s.applier.small));
     (void)event(&s, HALVES "[5,6,7,8], 'block_hashes': [12, 10]");
-    assert_true(s.applier.small.lost);
+    assert_true(is_lost(&s.applier.small));
     removed(&s, "11");
     removed(&s, "10, 12, 11");
     stream_fini(&s);
@@ -263,7 +276,7 @@ static void test_part_and_whole(void **state)
     removed(&s, "11");
     removed(&s, "11");
     removed(&s, "12");
-    assert_true(s.applier.small.lost);
+    assert_true(is_lost(&s.applier.small));
     stream_fini(&s);
 }
 
@@ -277,7 +290,7 @@ static void test_one_by_one(void **state)
     (void)event(&s, HALVES "[1,2], 'block_hashes': [10]");
     removed(&s, "10");
     (void)event(&s, HALVES "[3,4], 'block_hashes': [11], 'parent_block_hash': 10");
-    assert_true(s.applier.small.lost);
+    assert_true(is_lost(&s.applier.small));
     (void)event(&s, HALVES "[5,6], 'block_hashes': [12], 'parent_block_hash': 11");
     (void)event(&s, HALVES "[1,2,3,4], 'block_hashes': [10, 11]");
     removed(&s, "12, 11, 10");
@@ -338,7 +351,7 @@ static void test_another_size_below(void **state)
                                "'block_hashes': [11]"),
                      KI_APPLIED);
     assert_true(ki_applier_is_unsure(&s.applier));
-    assert_false(s.applier.small.lost);
+    assert_false(is_lost(&s.applier.small));
     assert_int_equal(kvi_window_copies(s.index, holder_of(0), KV_TIER_DEVICE, 0, 11), 1);
     removed(&s, "11, 10");
     assert_int_equal(kvi_window_copies(s.index, holder_of(0), KV_TIER_DEVICE, 0, 11), 0);
@@ -356,11 +369,144 @@ static void test_size_without_kind(void **state)
     (void)event(&s, HALVES "[1,2,3,4], 'block_hashes': [10, 11]");
     (void)event(&s, "'type': 'BlockStored', 'block_size': 1, 'group_idx': 1, 'token_ids': [5,6], "
                     "'block_hashes': [12, 13], 'parent_block_hash': 11");
-    assert_true(s.applier.small.lost);
+    assert_true(is_lost(&s.applier.small));
     stream_fini(&s);
 }
 
-/* A contradiction counts until its rank's device is cleared; those of several ranks count on. */
+/* Without a main group, a kindless event with whole registered blocks isn't one of halves. */
+static void test_whole_without_kind(void **state)
+{
+    struct stream s;
+
+    (void)state;
+    stream_init(&s, false);
+    (void)event(&s, HALVES "[1,2,3,4], 'block_hashes': [10, 11]");
+    removed(&s, "11, 10");
+    assert_false(ki_applier_is_unsure(&s.applier));
+    (void)event(&s, "'type': 'BlockStored', 'block_size': 4, 'group_idx': 1, 'token_ids': "
+                    "[1,2,3,4], 'block_hashes': [12]");
+    assert_true(ki_applier_is_unsure(&s.applier));
+    stream_fini(&s);
+}
+
+/* Quarters in group 1, whose window ends before the block behind the match. */
+#define QUARTERS                                                                     \
+    "'type': 'BlockStored', 'block_size': 1, 'group_idx': 1, 'kv_cache_spec_kind': " \
+    "'sliding_window', 'kv_cache_spec_sliding_window': 2, 'medium': 'GPU', 'token_ids': "
+
+/* A block that begins behind a part which has left, and before which a match needs another one. */
+static void test_part_behind_a_hole(void **state)
+{
+    struct stream s;
+
+    (void)state;
+    stream_init(&s, true);
+    (void)event(&s, MAIN_BLOCKS "[1,2,3,4,5,6,7,8], 'block_hashes': [14, 18]");
+    (void)event(&s, QUARTERS "[1,2,3,4], 'block_hashes': [11, 12, 13, 14]");
+    (void)event(&s, QUARTERS "[5,6,7], 'block_hashes': [15, 16, 17], 'parent_block_hash': 14");
+    assert_false(ki_applier_is_unsure(&s.applier));
+    removed(&s, "16");
+    (void)event(&s, QUARTERS "[8], 'block_hashes': [18], 'parent_block_hash': 17");
+    assert_true(ki_applier_is_unsure(&s.applier) ||
+                kvi_window_copies(s.index, holder_of(0), KV_TIER_DEVICE, 0, 18) > 0);
+    stream_fini(&s);
+}
+
+/* A removal says that the engine has further copies of a block that nobody announced. */
+static void test_unknown_copies(void **state)
+{
+    static const char *const events[] = {
+        "'type': 'BlockRemoved', 'block_hashes': [20], 'group_idx': 1, 'remaining_copy_counts': "
+        "[0]",
+        "'type': 'BlockRemoved', 'block_hashes': [20], 'group_idx': 1, 'remaining_copy_counts': "
+        "[1]",
+    };
+    struct stream s;
+
+    (void)state;
+    for (int first = 0; first < 2; first++) { /* with a table of the group, and without */
+        stream_init(&s, false);
+        (void)event(&s, MAIN_BLOCKS "[1,2,3,4], 'block_hashes': [11]");
+        (void)event(&s, HALVES "[1,2,3,4], 'block_hashes': [10, 11]");
+        if (first)
+            (void)event(&s, "'type': 'AllBlocksCleared'");
+        for (int i = 0; i < 2; i++) {
+            (void)event(&s, "%s", events[i]);
+            assert_int_equal(ki_applier_is_unsure(&s.applier), i);
+        }
+        stream_fini(&s);
+    }
+}
+
+/* A registration that names all the groups it can says the same as one that names none. */
+static void test_all_groups_drop(void **state)
+{
+    struct stream s;
+
+    (void)state;
+    for (int named = 0; named < 2; named++) {
+        stream_init(&s, true);
+        ki_applier_set_habits(
+            &s.applier,
+            &(struct ki_habits){.eagle_drop = true, .eagle_groups = named ? UINT64_MAX : 0});
+        (void)event(&s, MAIN_BLOCKS "[1,2,3,4], 'block_hashes': [11]");
+        (void)event(&s, "'type': 'BlockStored', 'block_size': 2, 'group_idx': 70, "
+                        "'kv_cache_spec_kind': 'sliding_window', 'kv_cache_spec_sliding_window': 2,"
+                        " 'medium': 'GPU', 'token_ids': [1,2,3,4], 'block_hashes': [11]");
+        assert_true(ki_applier_is_unsure(&s.applier)); /* one half is missing */
+        stream_fini(&s);
+    }
+}
+
+/* Windows alone give up a block, until another group of full attention does, too. */
+static void test_drops_beyond_main(void **state)
+{
+    static const char full[] = "'type': 'BlockStored', 'block_size': 4, 'group_idx': 2, "
+                               "'kv_cache_spec_kind': 'full_attention', 'medium': 'GPU', "
+                               "'token_ids': [1,2,3,4], 'block_hashes': [11]";
+    struct stream s;
+
+    (void)state;
+    for (int clears = 0; clears < 2; clears++) {
+        stream_init(&s, true);
+        ki_applier_set_habits(&s.applier,
+                              &(struct ki_habits){.eagle_drop = true, .eagle_groups = 6});
+        (void)event(&s, MAIN_BLOCKS "[1,2,3,4], 'block_hashes': [11]");
+        assert_false(ki_applier_is_unsure(&s.applier));
+        (void)event(&s, "'type': 'BlockStored', 'block_size': 4, 'group_idx': 1, "
+                        "'kv_cache_spec_kind': 'sliding_window', 'kv_cache_spec_sliding_window': 5,"
+                        " 'medium': 'GPU', 'token_ids': [1,2,3,4], 'block_hashes': [11]");
+        assert_true(ki_applier_is_unsure(&s.applier));
+        (void)event(&s, "%s", clears ? "'type': 'AllBlocksCleared'" : full);
+        assert_false(ki_applier_is_unsure(&s.applier));
+        stream_fini(&s);
+    }
+}
+
+/* A listener that joins late sees an offloaded block first: its size says nothing about the device. */
+static void test_below_first(void **state)
+{
+    struct stream s;
+
+    (void)state;
+    stream_init(&s, false);
+    s.applier.forgets = see_windows;
+    s.applier.forgets_arg = &s;
+    (void)event(&s, MAIN_BLOCKS "[1,2,3,4], 'block_hashes': [11]");
+    assert_int_equal(event(&s, "'type': 'BlockStored', 'block_size': 4, 'group_idx': 1, 'medium': "
+                               "'CPU', 'kv_cache_spec_kind': 'sliding_window', "
+                               "'kv_cache_spec_sliding_window': 5, 'token_ids': [], "
+                               "'block_hashes': [9]"),
+                     KI_APPLIED);
+    assert_true(ki_applier_is_unsure(&s.applier));
+    assert_int_equal(event(&s, HALVES "[1,2,3,4], 'block_hashes': [10, 11]"), KI_APPLIED);
+    assert_int_equal(s.n_forgets, 0);
+    assert_int_equal(kvi_window_copies(s.index, holder_of(0), KV_TIER_DEVICE, 0, 11), 1);
+    assert_true(ki_applier_is_unsure(&s.applier));
+    stream_fini(&s);
+}
+
+/* A contradiction counts until its rank's device is cleared, whatever other ranks do. */
 static void test_lost_ranks(void **state)
 {
     struct stream s;
@@ -384,15 +530,15 @@ static void test_lost_ranks(void **state)
         (void)event(&s, HALVES "[1,2,3,4], 'block_hashes': [10, 11]");
         (void)event(&s, HALVES "[5,6,7,8], 'block_hashes': [12, 10]");
     }
-    s.rank = 4;
-    (void)event(&s, "'type': 'AllBlocksCleared'");
-    assert_true(ki_applier_is_unsure(&s.applier));
-    ki_applier_purge(&s.applier, s.index, false);
+    for (s.rank = 4; s.rank >= 3; s.rank--) {
+        assert_true(ki_applier_is_unsure(&s.applier));
+        (void)event(&s, "'type': 'AllBlocksCleared'");
+    }
     assert_false(ki_applier_is_unsure(&s.applier));
     stream_fini(&s);
 }
 
-/* The device is cleared; what the group has in lower tiers stays unknown. */
+/* The device is cleared; what the group has in lower tiers stays unknown, though main has nothing. */
 static void test_lost_below(void **state)
 {
     struct stream s;
@@ -411,6 +557,39 @@ static void test_lost_below(void **state)
     (void)event(&s,
                 "'type': 'BlockRemoved', 'block_hashes': [11], 'medium': 'CPU', 'group_idx': 0");
     assert_int_equal(event(&s, "'type': 'AllBlocksCleared'"), KI_APPLIED_CLEARED);
+    assert_true(ki_applier_is_unsure(&s.applier));
+    ki_applier_purge(&s.applier, s.index, true);
+    assert_false(ki_applier_is_unsure(&s.applier));
+    stream_fini(&s);
+}
+
+/* A clear that empties lower tiers ends doubts about these, of its own rank and owner alone. */
+static void test_lost_below_ends(void **state)
+{
+    static const char halves[] = "'type': 'BlockStored', 'block_hashes': [10, 11], 'token_ids': [],"
+                                 " 'block_size': 2, 'medium': '%s', 'group_idx': 1%s";
+    struct stream s;
+
+    (void)state;
+    stream_init(&s, false);
+    for (s.rank = 0; s.rank < 2; s.rank++) {
+        (void)event(&s, HALVES "[1,2,3,4], 'block_hashes': [10, 11]");
+        (void)event(&s, MAIN_BLOCKS "[1,2,3,4], 'block_hashes': [11]");
+        (void)event(&s, "'type': 'BlockStored', 'block_hashes': [11], 'token_ids': [], "
+                        "'block_size': 4, 'medium': 'CPU_PINNED', 'group_idx': 0");
+        (void)event(&s, halves, "CPU_PINNED", "");
+    }
+    s.rank = 1;
+    (void)event(&s, halves, "CPU", ", 'ownership': 'mooncake'");
+    for (s.rank = 0; s.rank < 2; s.rank++) {
+        assert_true(ki_applier_is_unsure(&s.applier));
+        (void)event(&s, "'type': 'AllBlocksCleared'");
+    }
+    s.rank = 1;
+    assert_true(ki_applier_is_unsure(&s.applier));
+    (void)event(&s, "'type': 'AllBlocksCleared', 'ownership': 'other'");
+    assert_true(ki_applier_is_unsure(&s.applier));
+    (void)event(&s, "'type': 'AllBlocksCleared', 'ownership': 'mooncake'");
     assert_false(ki_applier_is_unsure(&s.applier));
     stream_fini(&s);
 }
@@ -445,7 +624,7 @@ static void test_shared_part(void **state)
         op = (struct kve_op){.type = KVE_OP_REMOVE, .hashes = hashes + 1, .n = 1};
         assert_int_equal(ki_small_take(&small, index, holder_of(0), &group, &op), 0);
     }
-    assert_true(small.lost);
+    assert_true(is_lost(&small));
     ki_small_clear(&small);
     kvi_destroy(index);
 }
@@ -487,7 +666,7 @@ static void test_full_table(void **state)
     n = s.applier.small.n;
     s.applier.small.n = KI_MAX_SMALL - 1; /* as if other blocks filled it */
     assert_int_equal(event(&s, HALVES "[5,6,7,8], 'block_hashes': [12, 13]"), KI_APPLIED);
-    assert_true(s.applier.small.lost);
+    assert_true(is_lost(&s.applier.small));
     assert_int_equal(s.applier.small.n, KI_MAX_SMALL);
     assert_int_equal(event(&s, HALVES "[5,6,7,8], 'block_hashes': [14, 15]"), KI_APPLIED);
     s.applier.small.n = n + 1;
@@ -530,7 +709,7 @@ static void test_many_windows(void **state)
     }
     assert_int_equal(event(&s, "'type': 'BlockRemoved', 'block_hashes': [14], 'group_idx': 7"),
                      KI_APPLIED);
-    assert_false(s.applier.small.lost || s.applier.small.lost_below);
+    assert_false(is_lost(&s.applier.small) || ki_doubts_has(&s.applier.doubts, KI_WHY_TIERS));
     n = kvi_get_windows(s.index, holder_of(0), windows);
     assert_int_equal(n, 23);
     for (int i = 0; i < n; i++)
@@ -540,6 +719,8 @@ static void test_many_windows(void **state)
     assert_int_equal(of_group[8], 1);
     assert_int_equal(kvi_window_copies(s.index, holder_of(0), KV_TIER_DEVICE, 22, 14), 2);
     assert_int_equal(event(&s, "'type': 'AllBlocksCleared'"), KI_APPLIED_CLEARED);
+    assert_false(ki_applier_is_unsure(&s.applier)); /* nothing is held */
+    assert_int_equal(window_event(&s, 7, 4), KI_APPLIED);
     assert_true(ki_applier_is_unsure(&s.applier));
     ki_applier_purge(&s.applier, s.index, true);
     assert_false(ki_applier_is_unsure(&s.applier));
@@ -585,19 +766,16 @@ static void test_limits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_any_operations),
-        cmocka_unit_test(test_part_and_whole),
-        cmocka_unit_test(test_one_by_one),
-        cmocka_unit_test(test_another_size),
-        cmocka_unit_test(test_size_without_kind),
-        cmocka_unit_test(test_lost_below),
-        cmocka_unit_test(test_another_size_below),
-        cmocka_unit_test(test_shared_part),
-        cmocka_unit_test(test_restored_parts),
-        cmocka_unit_test(test_lost_ranks),
-        cmocka_unit_test(test_full_table),
-        cmocka_unit_test(test_many_windows),
-        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_any_operations),     cmocka_unit_test(test_part_and_whole),
+        cmocka_unit_test(test_one_by_one),         cmocka_unit_test(test_another_size),
+        cmocka_unit_test(test_size_without_kind),  cmocka_unit_test(test_whole_without_kind),
+        cmocka_unit_test(test_part_behind_a_hole), cmocka_unit_test(test_unknown_copies),
+        cmocka_unit_test(test_all_groups_drop),    cmocka_unit_test(test_drops_beyond_main),
+        cmocka_unit_test(test_below_first),        cmocka_unit_test(test_lost_below_ends),
+        cmocka_unit_test(test_lost_below),         cmocka_unit_test(test_another_size_below),
+        cmocka_unit_test(test_shared_part),        cmocka_unit_test(test_restored_parts),
+        cmocka_unit_test(test_lost_ranks),         cmocka_unit_test(test_full_table),
+        cmocka_unit_test(test_many_windows),       cmocka_unit_test(test_limits),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -213,8 +213,11 @@ static void test_bounded(void **state)
     }
     assert_int_equal(u.n, KI_MAX_UNSURE);
     assert_true(ki_unsure_is_partial(&u));
-    ki_unsure_clear(&u);
+    ki_unsure_clear_rank(&u, 1);
+    assert_true(ki_unsure_is_partial(&u));
+    ki_unsure_clear_rank(&u, 0);
     assert_false(ki_unsure_is_partial(&u));
+    ki_unsure_clear(&u);
 }
 
 int main(void)
