@@ -83,7 +83,7 @@ uint64_t ki_applier_unexplained(const struct ki_applier *a)
 
     for (size_t i = 0; i < KVE_N_SKIPS; i++)
         left_out += harmless[i] ? 0 : a->stats.skipped[i];
-    return a->overlaps || left_out ? 0 : a->last.unknown;
+    return a->overlaps || left_out || a->left_out ? 0 : a->last.unknown;
 }
 
 uint64_t ki_applier_held(const struct ki_applier *a, struct kvi_index *index)

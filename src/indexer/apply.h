@@ -103,7 +103,8 @@ static inline bool ki_applier_is_unsure_in_dumps(const struct ki_applier *a)
 
 /**
  * Return the number of device blocks that the last batch removed and the index lacked. 0 when the
- * stream explains them: some events were skipped, or a peer's dump is being followed.
+ * stream explains them: some events were skipped, limits of the index left blocks out, or a peer's
+ * dump is being followed.
  */
 uint64_t ki_applier_unexplained(const struct ki_applier *a);
 
