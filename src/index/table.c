@@ -15,7 +15,7 @@
 #define LOOK_AHEAD 4 /* chunks to prefetch while rebuilding */
 
 /*
- * Return the number of entries at which a segment grows (88 %); it is rebuilt to about 78 %, and
+ * Return the number of entries at which a segment grows (88 %); it is rebuilt to about 79 %, and
  * shrinks below 60 %.
  */
 static uint32_t full_at(uint32_t n_chunks)
@@ -34,7 +34,7 @@ static uint32_t sparse_at(uint32_t n_chunks)
  */
 static uint32_t chunks_for(uint32_t n)
 {
-    uint32_t n_chunks = (n * 100 / (KVI_CHUNK_ENTRIES * 78) + 1) | 1;
+    uint32_t n_chunks = (n * 100 / (KVI_CHUNK_ENTRIES * 79) + 1) | 1;
 
     return n_chunks < PAGED / 64 ? n_chunks : n_chunks | 63;
 }
