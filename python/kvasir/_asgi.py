@@ -2,6 +2,7 @@
 """HTTP/1.1 over asyncio for kvasir.router: a server for an ASGI application, and requests whose answers stream."""
 import asyncio
 import functools
+import re
 import ssl
 import urllib.parse
 from typing import Any, AsyncIterator, Awaitable, Callable, Dict, List, Optional, Tuple
@@ -15,19 +16,33 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 BODY_MAX = 64 << 20  # bytes of a request
 PIECE = 1 << 16  # bytes read from an engine at a time
 LOST = (OSError, EOFError, ValueError, asyncio.TimeoutError, asyncio.LimitOverrunError)  # all that a broken peer can raise
+_NAME, _CONTROL = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(rb"[\0-\x08\n-\x1f\x7f]")
 _HOP = {b"connection", b"content-length", b"expect", b"host", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 
 
 async def _head(reader: asyncio.StreamReader) -> Tuple[List[bytes], Headers, Dict[bytes, bytes]]:
-    """Read a head: words of the first line, headers with their names in lower case, the same as a dictionary."""
+    """Read a head: words of the first line, headers with their names in lower case, the same as a dictionary.
+
+    What two servers may read in two ways is a ValueError: spaces and control characters, a second Content-Length.
+    """
     first, *lines = (await reader.readuntil(b"\r\n\r\n"))[:-4].split(b"\r\n")
     headers = []
     for line in lines:
         name, colon, value = line.partition(b":")
-        if not colon:
-            raise ValueError("a header without a colon")
-        headers.append((name.strip().lower(), value.strip()))
+        if not colon or not _NAME.fullmatch(name) or _CONTROL.search(value):
+            raise ValueError("a malformed header")
+        headers.append((name.lower(), value.strip(b" \t")))
+    if _CONTROL.search(first) or sum(name == b"content-length" for name, _ in headers) > 1:
+        raise ValueError("a malformed head")
     return first.split(b" ", 2), headers, dict(headers)
+
+
+def _length(fields: Dict[bytes, bytes]) -> Optional[int]:
+    """Return the Content-Length, None without one. Python's int() takes more than digits."""
+    text = fields.get(b"content-length")
+    if text is not None and not (text.isdigit() and len(text) < 20):
+        raise ValueError("a malformed Content-Length")
+    return None if text is None else int(text)
 
 
 def end_to_end(headers: Headers) -> Headers:
@@ -69,8 +84,8 @@ async def _body(reader: asyncio.StreamReader, fields: Dict[bytes, bytes], empty:
         async for piece in _chunks(reader):
             yield piece
         return
-    length = fields.get(b"content-length")
-    left = int(length) if length is not None else -1
+    length = _length(fields)
+    left = -1 if length is None else length
     while left:
         piece = await reader.read(PIECE if left < 0 else min(left, PIECE))
         if not piece:
@@ -108,7 +123,7 @@ class _Exchange:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes) -> None:
         self.reader, self.writer = reader, writer
         self.body: Optional[bytes] = body
-        self.started = self.ended = self.chunked = self.silent = False
+        self.started = self.ended = self.chunked = self.silent = False  # silent: an answer without a body
 
     async def receive(self) -> Message:
         if self.body is not None:
@@ -121,7 +136,11 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             headers: Headers = list(message.get("headers", ()))
-            self.chunked = all(name.lower() != b"content-length" for name, _ in headers)
+            bare = False
+            if message["status"] < 200 or message["status"] in (204, 304):  # the end of their head ends them
+                self.silent = bare = True
+                headers = [(name, value) for name, value in headers if name.lower() != b"content-length"]
+            self.chunked = not bare and all(name.lower() != b"content-length" for name, _ in headers)
             if self.chunked:
                 headers.append((b"transfer-encoding", b"chunked"))
             lines = [b"HTTP/1.1 %d " % message["status"], *(name + b": " + value for name, value in headers)]
@@ -146,13 +165,16 @@ async def _refuse(writer: asyncio.StreamWriter, status: bytes) -> bool:
 
 async def _request(app: App, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
     """Serve one request; whether the connection stays."""
-    words, headers, fields = await _head(reader)
+    try:
+        words, headers, fields = await _head(reader)
+        length = _length(fields) or 0
+    except ValueError:
+        return await _refuse(writer, b"400 Bad Request")
     if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
         return await _refuse(writer, b"400 Bad Request")
     if b"transfer-encoding" in fields:
         return await _refuse(writer, b"411 Length Required")
-    length = int(fields.get(b"content-length", b"0"))
-    if not 0 <= length <= BODY_MAX:
+    if length > BODY_MAX:
         return await _refuse(writer, b"413 Content Too Large")
     if fields.get(b"expect", b"").lower() == b"100-continue":
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")

@@ -84,8 +84,8 @@ class Client:
 
     # -- LMCache's interface -------------------------------------------------------------------------------
     def event_fd(self) -> int:
-        """Descriptor that is readable while drain_completions() has something."""
-        return self._poll.fileno()
+        """Descriptor that is readable while drain_completions() has something; -1 after close()."""
+        return -1 if self._poll.closed else self._poll.fileno()
 
     def submit_batch_get(self, keys: Sequence[str], memoryviews: Sequence[Any]) -> int:
         """Read chunks into memory; a chunk must have the length of its view."""
@@ -132,11 +132,11 @@ class Client:
         if asked.kind == "delete":
             return asked.future, not result.status, reason, [rc == 0 for rc in result.each]
         damaged = [key for key, rc in zip(asked.keys, result.each) if rc == -errno.EBADMSG]  # stored anew once it is gone
-        if damaged:
-            try:
-                self._queue.delete(damaged)
-            except (Error, ValueError) as problem:
-                self._warn("deleting damaged chunks", problem)
+        try:  # at once: a queued deletion could come behind the engine's next set of the same key
+            for key in damaged:
+                self._store.discard(key)
+        except (Error, ValueError) as problem:
+            self._warn("deleting damaged chunks", problem)
         return asked.future, not result.status, reason, [rc == size for rc, size in zip(result.each, asked.sizes)]
 
     def close(self) -> None:

@@ -31,15 +31,15 @@ _MOST_LOST = 65536
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
-def size_of(value: Union[int, str]) -> int:
-    """Return the bytes that @value names: a number, or "200GiB"."""
-    if isinstance(value, int):
-        return value
-    number = value.strip().rstrip("BKMGTIbkmgti")
-    unit = value.strip()[len(number):].upper()
-    if unit not in _UNITS:
+def size_of(value: Union[int, float, str]) -> int:
+    """Return the bytes that @value names: a number (JSON's 2e11, too), or "200GiB"."""
+    text = str(value).strip()
+    number = text.rstrip("BKMGTIbkmgti")
+    unit = text[len(number):].upper()
+    size = float(number) * _UNITS[unit] if unit in _UNITS and not isinstance(value, bool) else -1.0
+    if not 0 <= size < 1 << 64:  # infinities and not-a-number, too
         raise ValueError(f"no size: {value!r}")
-    return int(float(number) * _UNITS[unit])
+    return value if isinstance(value, int) else int(size)
 
 
 class Transfer(NamedTuple):

@@ -236,7 +236,8 @@ static size_t add_up(struct outcome *o, const struct claim *step, const int64_t 
         else if (r->done.op == KVS_OP_GET && each[i] > 0)
             o->bytes += (uint64_t)each[i];
         o->n_ok += r->done.op == KVS_OP_EXISTS ? each[i] == 1 : each[i] >= 0;
-        if (each[i] < 0 && each[i] != -ENOENT && o->first_error == SIZE_MAX) {
+        if (each[i] < 0 && (each[i] != -ENOENT || r->done.op == KVS_OP_PUT) &&
+            o->first_error == SIZE_MAX) {
             o->first_error = step->first + i;
             o->error = (int)each[i];
         }

@@ -84,7 +84,8 @@ class Engine:
 
 def test_sizes():
     equal([size_of(x) for x in (5, "5", "2KiB", "1.5 MiB", "200GiB", "1TiB")], [5, 5, 2048, 3 << 19, 200 << 30, 1 << 40], "sizes")
-    for wrong in ("x", "5XB", ""):
+    equal([size_of(x) for x in (2e11, 0.0, "2e11", 2 ** 63 + 1)], [200_000_000_000, 0, 200_000_000_000, 2 ** 63 + 1], "sizes of JSON")
+    for wrong in ("x", "5XB", "", "-5GiB", -1, -0.5, "nan", float("inf"), 1e30, 1 << 64, True, None):
         raises(ValueError, size_of, wrong)
 
 

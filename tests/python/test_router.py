@@ -315,7 +315,8 @@ def test_bad_http():
         import socket
         for sent, wanted in ((b"GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"HTTP/1.1 411"), (b"hello\r\n\r\n", b"HTTP/1.1 400"),
                              (b"POST / HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n", b"HTTP/1.1 413"),
-                             (b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n", b""), (b"GET / HTTP/1.1\r\nno colon\r\n\r\n", b""),
+                             (b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n", b"HTTP/1.1 400"),
+                             (b"GET / HTTP/1.1\r\nno colon\r\n\r\n", b"HTTP/1.1 400"),
                              (b"GET /" + b"x" * 100000, b"")):
             with socket.create_connection(("127.0.0.1", front.port), timeout=60 * SLOW) as client:
                 client.sendall(sent)

@@ -305,6 +305,25 @@ static void test_flush(void **state)
     kvs_close(other);
 }
 
+/* A put that finds no folder has failed: -ENOENT is a miss for the other operations only. */
+static void test_no_folder(void **state)
+{
+    struct kvs_store *store = backends_open(FILES);
+    struct kvs_async *async = open_queue(store, 2, 0);
+    struct kvs_request put = request(KVS_OP_PUT, 0, 10), get = request(KVS_OP_GET, 10, 5);
+    char from[400], to[400];
+
+    (void)state;
+    snprintf(from, sizeof(from), "%s/files/.kvasir/tmp", backends_dir);
+    snprintf(to, sizeof(to), "%s/files/.kvasir/gone", backends_dir);
+    assert_int_equal(rename(from, to), 0);
+    assert_int_equal(rmdir(to), 0);
+    assert_int_equal(run(async, &get).status, 0);
+    assert_int_equal(run(async, &put).status, -ENOENT);
+    assert_int_equal(kvs_async_close(async, LONG_MS), 0);
+    kvs_close(store);
+}
+
 /* Change the length of the file of key @k. */
 static void damage(size_t k)
 {
@@ -770,6 +789,7 @@ int main(void)
         TEST(test_model),
         TEST(test_many_at_once),
         TEST(test_flush),
+        TEST(test_no_folder),
         TEST(test_failures),
         TEST(test_outage),
         TEST(test_one_refused),

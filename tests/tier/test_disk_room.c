@@ -117,12 +117,13 @@ static void test_too_large(void **state)
     kvbm_disk_close(disk);
 }
 
-static unsigned lines;
+static unsigned lines, told; /* of log lines: about reserving; that name the directory */
 
 static void count_lines(void *arg, enum kv_log_level level, const char *line, size_t len)
 {
-    (void)arg, (void)level, (void)len;
+    (void)arg, (void)len;
     lines += strstr(line, "reserve") != NULL;
+    told += level == KV_LOG_WARN && strstr(line, disk_dirs[0]) != NULL;
 }
 
 /* NFS before 4.2, some FUSE, old kernels: files of the same sizes with holes, and the log says what
@@ -147,6 +148,30 @@ static void test_cannot_reserve(void **state)
         use_all(disk, &opts);
         kvbm_disk_close(disk);
     }
+}
+
+/* Another model's tier takes room of its own in the directory. The log says so, and where to delete
+ * what when there is none. */
+static void test_no_room_beside(void **state)
+{
+    struct kvbm_disk_opts first = disk_opts(1, 16), large = disk_opts(1, INT32_MAX);
+    struct kvbm_disk *disk = disk_open(&first);
+
+    (void)state;
+    kvbm_disk_close(disk);
+    told = 0;
+    kv_log_set_level(KV_LOG_WARN);
+    kv_log_set_sink(count_lines, NULL);
+    large.fingerprint = "another model";
+    large.slot_bytes = 1 << 30;
+    assert_int_equal(kvbm_disk_open(&large, &disk), -ENOSPC);
+    assert_int_equal(told, 2);
+    assert_int_equal(kvbm_disk_open(&large, &disk), -ENOSPC);
+    assert_int_equal(told, 3);
+    kv_log_set_sink(NULL, NULL);
+    kv_log_set_level(KV_LOG_ERROR);
+    disk = disk_open(&first);
+    kvbm_disk_close(disk);
 }
 
 static void test_interrupted(void **state)
@@ -243,9 +268,9 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, disk_setup, disk_teardown)
     const struct CMUnitTest tests[] = {
-        TEST(test_reserved),    TEST(test_too_large),       TEST(test_cannot_reserve),
-        TEST(test_interrupted), TEST(test_no_room_for_new), TEST(test_no_room_to_grow),
-        TEST(test_small_tmpfs),
+        TEST(test_reserved),        TEST(test_too_large),   TEST(test_cannot_reserve),
+        TEST(test_no_room_beside),  TEST(test_interrupted), TEST(test_no_room_for_new),
+        TEST(test_no_room_to_grow), TEST(test_small_tmpfs),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -61,6 +61,7 @@ struct kvbm_disk_volume {
     uint32_t errors;  /* in a row */
     atomic_bool down; /* out of use: failed too often, or missing at open */
     bool missing, fresh;
+    bool beside;        /* in a subdirectory, because the directory has another model's files */
     uint32_t n_writing; /* blocks begun whose bytes aren't written yet */
     /* blocks of the running commit, and blocks that wait for the next one */
     struct kvbm_disk_list written, committing;

@@ -194,7 +194,7 @@ static enum owner owner_of_files(const struct kvbm_disk_volume *volume, const ch
 
 /* Go on in the subdirectory for this fingerprint and size of blocks. @make false: when there is one,
  * else -ENOENT. */
-static int enter_own(struct kvbm_disk_volume *volume, bool make)
+static int enter_own(struct kvbm_disk_volume *volume, const char *directory, bool make)
 {
     uint8_t both[16 + 16], sum[16];
     char name[32];
@@ -213,10 +213,13 @@ static int enter_own(struct kvbm_disk_volume *volume, bool make)
     if (made && fsync(volume->directory_fd) < 0)
         kv_log_warn("kvbm", "a new directory may be gone after a power cut", "directory=%s", name);
     if (make)
-        kv_log_info("kvbm", "the disk tier's files are another model's: using a subdirectory",
-                    "volume=%u subdirectory=%s", volume->number, name);
+        kv_log_warn("kvbm",
+                    "the disk tier's files are another model's: using a subdirectory, which takes "
+                    "disk_bytes more",
+                    "volume=%u directory=%s subdirectory=%s", volume->number, directory, name);
     close(volume->directory_fd);
     volume->directory_fd = fd;
+    volume->beside = true;
     return 0;
 }
 
@@ -262,13 +265,13 @@ static int open_files(struct kvbm_disk_volume *volume, const char *directory, co
     volume->directory_fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (volume->directory_fd < 0)
         return -errno;
-    err = enter_own(volume, false);
+    err = enter_own(volume, directory, false);
     if (err != -ENOENT)
         return err < 0 ? err : open_both(volume, name);
     err = open_ours(volume, name);
     if (err <= 0)
         return err;
-    err = enter_own(volume, true);
+    err = enter_own(volume, directory, true);
     return err < 0 ? err : open_both(volume, name);
 }
 
@@ -572,6 +575,11 @@ int kvbm_disk_volumes_open(struct kvbm_disk *disk, const struct kvbm_disk_opts *
         struct kvbm_disk_volume *volume = &disk->volumes[n];
         int rc = volume->missing ? 0 : open_volume(volume, KV_OPT(opts, buffered, false));
 
+        if (rc == -ENOSPC && volume->beside)
+            kv_log_warn("kvbm",
+                        "no room for a disk tier beside other models': delete files kvbm-* and "
+                        "subdirectories kvbm-* of models no longer used",
+                        "volume=%u directory=%s", volume->number, opts->directories[n]);
         err = do_without(volume, opts->directories[n], rc);
         if (err == 0 && volume->missing)
             err = make_image(volume);
