@@ -426,6 +426,25 @@ def test_parsed_states_and_others():
         equal(world.json("show", "broken")["format"], "bytes", "show")
 
 
+def test_ranges_and_prefixes():
+    """restore --offset and --length write that part of the object; ls --prefix lists the names that begin so."""
+    with World() as world:
+        file = world.file("in", 3_000_000)
+        data, out = file.read_bytes(), world.path / "out"
+        for name in ("user-1", "user-2", "other"):
+            world.run("save", name, file, "--chunk", "64KiB")
+        for options, want in ((("--offset", 1_500_000, "--length", 1000), data[1_500_000:1_501_000]),
+                              (("--offset", 2_999_999), data[-1:]), (("--length", 70_000), data[:70_000])):
+            told = world.json("restore", "user-1", out, *options)
+            check(out.read_bytes() == want, f"{options}: other bytes")
+            equal(told["bytes"], len(want), f"{options}: bytes")
+            check(told["chunks"] < 10, f"{options}: {told['chunks']} chunks were read")
+        done = world.run("restore", "user-1", out, "--offset", 3_000_001, status=FAILED)
+        check(b"doesn't have these bytes" in done.stderr, done.stderr)
+        equal([entry["name"] for entry in world.json("ls", "--prefix", "user-")["objects"]], ["user-1", "user-2"], "names")
+        equal(world.run("ls", "--names", "--prefix", "x").stdout, b"", "no such names")
+
+
 def test_the_manual_names_every_option():
     page = (SOURCE / "docs" / "man" / "kvasir-store.1").read_text().replace("\\-", "-")
     for command in ("save", "restore", "ls", "show", "verify", "gc", "rm", "stats", "bench", "conformance"):
