@@ -2,7 +2,8 @@
 # Run every test in each build; close with the skips and their reasons, the failures, their counts, and
 # `N passed, N failed`. A program that skipped all its tests is in neither number.
 # KV_TEST_BUILDS="release asan tsan" chooses builds, KV_FUZZ_SECONDS=3 also fuzzes each target so long,
-# KV_TEST_PACKAGES=1 builds the Debian packages and uses them in a bare root.
+# KV_TEST_PACKAGES=1 builds the Debian packages and uses them in a bare root; KV_TEST_CONTAINER=1 builds the container
+# image and asks its kv-indexer for /health.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 builds=${KV_TEST_BUILDS:-release asan}
@@ -78,15 +79,19 @@ if [ "$fuzz_seconds" -gt 0 ] && [[ "${broken[*]}" != *"does not build"* ]]; then
     done < <(tools/fuzz.sh "$fuzz_seconds" | tee >(cat >&2) | sed -n 's/^\(ok\|FAILED\) \(.*\)/\1 \2/p')
 fi
 
-if [ "${KV_TEST_PACKAGES:-0}" = 1 ] && [[ "${broken[*]}" != *"does not build"* ]]; then
-    echo '== Debian packages'
-    said=$(tests/install/packages.sh 2>&1); code=$?
+bare_root() { # NAME: run tests/install/NAME.sh, which builds the tree once more
+    local said code
+    [[ "${broken[*]}" != *"does not build"* ]] || return 0
+    echo "== $1"
+    said=$("tests/install/$1.sh" 2>&1); code=$?
     case $code in
         0) passed=$((passed + 1)); tail -n 1 <<<"$said" ;;
-        77) echo "packages: $(tail -n 1 <<<"$said")" >>"$skips" ;;
-        *) failed=$((failed + 1)); broken+=('packages'); tail -n 60 <<<"$said" >>"$failures" ;;
+        77) echo "$1: $(tail -n 1 <<<"$said")" >>"$skips" ;;
+        *) failed=$((failed + 1)); broken+=("$1"); tail -n 60 <<<"$said" >>"$failures" ;;
     esac
-fi
+}
+[ "${KV_TEST_PACKAGES:-0}" != 1 ] || bare_root packages
+[ "${KV_TEST_CONTAINER:-0}" != 1 ] || bare_root container
 
 cat "$skips" "$failures"
 skipped=$(grep -vc ': UNSTEADY, ' "$skips")
