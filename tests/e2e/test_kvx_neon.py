@@ -18,7 +18,7 @@ def build():
         skip("it makes a build of its own, without sanitizers: release has run it")
     for what, found in ((COMPILER, shutil.which(COMPILER)), ("qemu-aarch64", MACHINE)):
         if not found:
-            skip(f"no {what}")
+            skip(f"no {what} (Debian: gcc-aarch64-linux-gnu, qemu-user)")
     subprocess.run(["cmake", "-S", SOURCE / "src" / "kvx", "-B", FOLDER, "-DCMAKE_BUILD_TYPE=Release", "-DKVX_CUDA=OFF",
                     "-DKVX_GPU_DRY=ON", "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
                     f"-DCMAKE_C_COMPILER={COMPILER}"], check=True, stdout=subprocess.DEVNULL, timeout=60)

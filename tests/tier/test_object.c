@@ -645,7 +645,7 @@ static void test_pages_are_kept(void **state)
 
     (void)state;
 #if !defined(__GLIBC__) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    skip_because("another allocator, other habits");
+    skip_because("it counts page faults of glibc's allocator, which release runs with");
 #else
     mallopt(M_MMAP_THRESHOLD, 1 << 20); /* as it is where larger values haven't been freed before */
     mallopt(M_TRIM_THRESHOLD, 1 << 19);
