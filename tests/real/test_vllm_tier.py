@@ -3,7 +3,8 @@
 
 vLLM's TieringOffloadingSpec makes the manager from a configuration, as its connector does. This program plays the connector's
 scheduler: requests look up their chunks, "compute" the missing ones into the host memory, and read the others from there. The
-bytes of a chunk follow from its key, so that a wrong one is seen at once.
+bytes of a chunk follow from its key, so that a wrong one is seen at once. `KV_MEASURE=FOLDER` measures it there, beside vLLM's
+own `fs` tier.
 """
 import hashlib
 import os
@@ -23,7 +24,9 @@ os.environ["KVASIR_LIBRARY_PATH"] = str(BUILD / "lib")
 
 from vllm.v1.kv_offload import config as c  # noqa: E402
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key  # noqa: E402
+from vllm.v1.kv_offload.tiering.base import TransferJob  # noqa: E402
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec  # noqa: E402
+import numpy  # noqa: E402
 from redistest import Server  # noqa: E402
 from test_store_full import mounted  # noqa: E402
 
@@ -231,5 +234,60 @@ def test_killed_in_mid_store():
         scheduler.shutdown()
 
 
+def rate(of, chunks, nbytes):
+    """One tier over vLLM's host memory, jobs of 16 chunks, 4 under way: GiB/s of stores and loads, then GiB a CPU second of both."""
+    scheduler = Scheduler([of], host_chunks=chunks)
+    one, view = scheduler.manager.secondary_tiers[0], memoryview(scheduler.view).cast("B")
+    keys = [make_offload_key(hashlib.sha256(b"%d" % i).digest(), 0) for i in range(chunks)]
+    context, speeds, work = ReqContext("measure"), [], []
+    try:
+        for i in range(chunks):
+            view[i * nbytes:(i + 1) * nbytes] = (b"%8d" % i) * (nbytes // 8)
+        for submit in (one.submit_store, one.submit_load):
+            begun, cpu, ended, asked = time.monotonic(), time.process_time(), 0, 0
+            while ended < chunks // 16:
+                while asked < chunks // 16 and asked - ended < 4:
+                    part = slice(16 * asked, 16 * asked + 16)
+                    submit(TransferJob(job_id=asked, keys=keys[part], chunk_ids=numpy.arange(part.start, part.stop), is_promotion=bool(speeds),
+                                       req_context=context))
+                    asked += 1
+                done = list(one.get_finished_jobs())
+                check(all(result.success for result in done), "a job failed")
+                ended += len(done)
+                if not done:
+                    time.sleep(0.0005)
+            speeds.append(chunks * nbytes / (time.monotonic() - begun) / 2 ** 30)
+            work.append(chunks * nbytes / (time.process_time() - cpu) / 2 ** 30)
+            if submit == one.submit_store:
+                if hasattr(one, "chunks"):
+                    one.chunks.flush()  # so that loads come from the disk, not from its buffers
+                view[:] = bytes(len(view))
+        for i in range(chunks):
+            check(view[i * nbytes:(i + 1) * nbytes] == (b"%8d" % i) * (nbytes // 8), "wrong bytes")
+    finally:
+        scheduler.shutdown()
+    return speeds + work
+
+
+def measure(folder):
+    """Both tiers in turn, five rounds."""
+    global PAGE  # pylint: disable=global-statement
+    PAGE, rounds, chunks = 2 << 20, [], 128
+    for turn in range(6):
+        with tempfile.TemporaryDirectory(dir=folder) as own, tempfile.TemporaryDirectory(dir=folder) as theirs:
+            ours = rate(tier(disk=own, disk_bytes=str(2 * chunks * PAGE), staging_blocks=64, **OPTIONS), chunks, PAGE)
+            fs = rate({"type": "fs", "root_dir": theirs}, chunks, PAGE)
+        if turn:
+            rounds.append((ours, fs))
+        print(f"stores {ours[0]:.2f} / {fs[0]:.2f} GiB/s, loads {ours[1]:.2f} / {fs[1]:.2f} GiB/s", flush=True)
+    for k, name in enumerate(("store", "load", "store, by processor time", "load, by processor time")):
+        ratios = sorted(ours[k] / fs[k] for ours, fs in rounds)
+        print(f"{name}: {ratios[len(ratios) // 2]:.2f} x vLLM's fs tier ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+
+
 if __name__ == "__main__":
+    OPTIONS = {"disk_buffered": True} if os.environ.get("KV_BUFFERED") else {}
+    if os.environ.get("KV_MEASURE"):
+        measure(os.environ["KV_MEASURE"])
+        sys.exit(0)
     run(globals())
