@@ -387,6 +387,8 @@ struct kvs_verify_result {
     size_t size;
     uint64_t manifests, opaque_manifests, bad_manifests;
     uint64_t chunks, missing_chunks, bad_chunks, bytes;
+    uint64_t prefix_chunks;     /* of prefix caches (kv_llama.h); those of objects aren't in it */
+    uint64_t bad_prefix_chunks; /* damaged, or a snapshot that lacks a part */
 };
 #define KVS_VERIFY_RESULT_INIT KV_INIT_(kvs_verify_result)
 
@@ -396,6 +398,7 @@ typedef void (*kvs_report_fn)(void *arg, const char *line);
 /**
  * Read and check the object @name, or all of the store (NULL).
  *
+ * All of the store includes the chunks of prefix caches (kv_llama.h), where the backend lists chunks.
  * @report (NULL: count only) gets a line for each problem; names that hold control characters are
  * quoted in it. @ret counts what was checked.
  * Returns 0, also when there are problems; -ECANCELED when @progress gave up (@ret counts what was
@@ -422,6 +425,9 @@ struct kvs_gc_opts {
     bool dry_run;     /* count, delete nothing */
     kvs_gc_progress_fn progress;
     void *progress_arg;
+    /* Chunks of prefix caches (kv_llama.h) that weren't loaded or saved for so many seconds go; 0: 30
+     * days. grace_s isn't about them. */
+    uint64_t prefix_age_s;
 };
 #define KVS_GC_OPTS_INIT KV_INIT_(kvs_gc_opts)
 
@@ -436,7 +442,8 @@ struct kvs_gc_result {
 #define KVS_GC_RESULT_INIT KV_INIT_(kvs_gc_result)
 
 /**
- * Delete chunks that no manifest needs. @opts and @ret may be NULL.
+ * Delete chunks that no manifest needs, and chunks of prefix caches by their age. @opts and @ret may
+ * be NULL.
  *
  * Chunks that a manifest of unknown format may need stay, unless opts->opaque_too.
  * Returns 0; -EBADMSG when a manifest can't be read (nothing is deleted); -ECANCELED when progress

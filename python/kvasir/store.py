@@ -46,6 +46,8 @@ class Verified(NamedTuple):
     bad_chunks: int
     bytes: int
     problems: List[str]
+    prefix_chunks: int = 0  # of prefix caches (kvasir.llama), beside those of objects
+    bad_prefix_chunks: int = 0
 
 
 class Collected(NamedTuple):
@@ -229,12 +231,16 @@ class Store(Handle):
         report = _abi.kvs_report_fn(lambda _, line: lines.append(line.decode(errors="replace")))
         self._call(self._c.kvs_verify, text(name), address_of(report), None, None, ctypes.byref(result))
         return Verified(result.manifests, result.opaque_manifests, result.bad_manifests, result.chunks, result.missing_chunks,
-                        result.bad_chunks, result.bytes, lines)
+                        result.bad_chunks, result.bytes, lines, result.prefix_chunks, result.bad_prefix_chunks)
 
-    def gc(self, *, grace_s: Optional[int] = None, opaque_too: bool = False, dry_run: bool = False) -> Collected:
-        """Delete chunks that no object needs and that weren't used for @grace_s seconds (default 86,400; 0: any)."""
+    def gc(self, *, grace_s: Optional[int] = None, opaque_too: bool = False, dry_run: bool = False,
+           prefix_age_s: int = 0) -> Collected:
+        """Delete chunks that no object needs and that weren't used for @grace_s seconds (default 86,400; 0: any).
+
+        Chunks of prefix caches go when nobody used them for @prefix_age_s seconds (0: 30 days).
+        """
         opts = _abi.kvs_gc_opts(grace_s={None: 0, 0: _abi.KVS_GC_NO_GRACE}.get(grace_s, grace_s), opaque_too=opaque_too,
-                                dry_run=dry_run)
+                                dry_run=dry_run, prefix_age_s=prefix_age_s)
         result = _abi.kvs_gc_result()
         self._call(self._c.kvs_gc, ctypes.byref(opts), ctypes.byref(result))
         return Collected(result.live_chunks, result.deleted_chunks, result.deleted_bytes, result.opaque_manifests, result.errors)

@@ -33,7 +33,7 @@ struct kc_store_opts {
     uint64_t offset, length;
     bool names, chunks;
     const char *prefix;
-    uint64_t grace_ms;
+    uint64_t grace_ms, prefix_age_ms;
     bool no_grace, opaque_too, dry_run;
     uint64_t size, rounds;
     const char *yardstick;

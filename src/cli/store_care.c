@@ -43,10 +43,14 @@ static int print_verified(struct verification *v, const struct kvs_verify_result
     struct kc_store_call *call = v->call;
 
     if (!call->opts.json) {
-        printf("%s objects (%s opaque, %s damaged); %s chunks, %s: %s missing, %s damaged\n",
+        printf("%s objects (%s opaque, %s damaged); %s chunks, %s: %s missing, %s damaged",
                kc_count(r->manifests).s, kc_count(r->opaque_manifests).s,
                kc_count(r->bad_manifests).s, kc_count(r->chunks).s, kc_bytes((double)r->bytes).s,
                kc_count(r->missing_chunks).s, kc_count(r->bad_chunks).s);
+        if (r->prefix_chunks)
+            printf("; %s of prefix caches, %s damaged", kc_count(r->prefix_chunks).s,
+                   kc_count(r->bad_prefix_chunks).s);
+        putchar('\n');
         return status;
     }
     kc_store_json_begin(call);
@@ -57,6 +61,8 @@ static int print_verified(struct verification *v, const struct kvs_verify_result
     kc_store_json_u64(call, "missing_chunks", r->missing_chunks);
     kc_store_json_u64(call, "bad_chunks", r->bad_chunks);
     kc_store_json_u64(call, "bytes", r->bytes);
+    kc_store_json_u64(call, "prefix_chunks", r->prefix_chunks);
+    kc_store_json_u64(call, "bad_prefix_chunks", r->bad_prefix_chunks);
     if (status == KC_STORE_INTERRUPTED)
         put_interrupted(call);
     kv_json_key(&call->json, "problems");
@@ -75,7 +81,7 @@ int kc_store_verify(struct kc_store_call *call)
     rc = kvs_verify(call->store, call->name, report_problem, verify_progress, &v, &result);
     kv_json_end_array(&v.list);
     kc_bar_finish(&call->bar);
-    status = result.bad_manifests || result.bad_chunks ||
+    status = result.bad_manifests || result.bad_chunks || result.bad_prefix_chunks ||
                      (result.missing_chunks && !kc_store_is_limited(call))
                  ? KC_STORE_PROBLEMS
                  : KC_STORE_OK;
@@ -136,6 +142,7 @@ int kc_store_gc(struct kc_store_call *call)
                                .grace_s = o->no_grace ? KVS_GC_NO_GRACE : o->grace_ms / 1000,
                                .opaque_too = o->opaque_too,
                                .dry_run = o->dry_run,
+                               .prefix_age_s = o->prefix_age_ms / 1000,
                                .progress = gc_progress,
                                .progress_arg = &call->bar};
     struct kvs_gc_result r = {.size = sizeof(r)};

@@ -106,6 +106,13 @@ static const struct kv_arg GC_ARGS[] = {
      .type = KV_ARG_FLAG,
      .offset = AT(opaque_too),
      .help = "Also delete what only manifests of other programs may need."},
+    {.name = "prefix-age",
+     .type = KV_ARG_TIME,
+     .offset = AT(prefix_age_ms),
+     .value = "TIME",
+     .min = 1000,
+     .help = "Delete chunks of prefix caches (llama.cpp) that nobody used for TIME. Default: 30 "
+             "days. --grace is not about them."},
     {.name = "dry-run",
      .type = KV_ARG_FLAG,
      .offset = AT(dry_run),

@@ -16,14 +16,19 @@
  *
  * Live chunks are kept as hashes of their keys, 16 bytes each. Two keys with the same hash would
  * keep a dead chunk, never delete a live one.
+ *
+ * Chunks of prefix caches, told by their keys, have an age of their own. A backend's sweep knows one
+ * age, so they get a second sweep, in which all other chunks count as alive.
  */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/prefix_block.h"
 #include "base/xxh.h"
 #include "store/store.h"
 
 #define GRACE_S 86400
+#define PREFIX_AGE_S (30 * UINT64_C(86400))
 
 /* An open-addressed set of 128-bit hashes. {0, 0} is a free slot, and never a hash (see
  * mark_of). */
@@ -43,7 +48,9 @@ struct gc {
     kvs_gc_progress_fn progress;
     void *progress_arg;
     uint64_t n_weighed, n_chunks; /* progress of the sweep; n_chunks 0: the total is unknown */
-    uint64_t grace_s, start_ns;
+    uint64_t grace_s, prefix_age_s, start_ns;
+    uint64_t n_prefix;    /* chunks of prefix caches that a sweep came across */
+    bool sweeps_prefixes; /* a second sweep of the backend, for them alone */
     struct kvs_gc_result result;
 
     /* dead chunks, collected before deletion where the backend has no sweep_chunks */
@@ -115,8 +122,13 @@ static int tell(struct gc *gc, enum kvs_gc_phase phase, uint64_t done, uint64_t 
 static int is_live(void *arg, const uint8_t *hash, size_t hash_len)
 {
     struct gc *gc = arg;
+    bool prefix = kv_prefix_is_key(hash, hash_len);
 
-    return tell(gc, KVS_GC_SWEEP, ++gc->n_weighed, gc->n_chunks) != 0 ||
+    if (gc->sweeps_prefixes)
+        return !prefix || tell(gc, KVS_GC_SWEEP, gc->n_weighed, gc->n_chunks) != 0 ||
+               is_marked(gc, hash, hash_len);
+    gc->n_prefix += prefix;
+    return tell(gc, KVS_GC_SWEEP, ++gc->n_weighed, gc->n_chunks) != 0 || prefix ||
            is_marked(gc, hash, hash_len);
 }
 
@@ -222,22 +234,21 @@ static int mark(struct gc *gc)
 /* -- Sweep ------------------------------------------------------------------------------------- */
 
 /* Compute the age below which chunks stay: the grace period before the mark began. */
-static uint64_t min_age_s(const struct gc *gc)
+static uint64_t min_age_s(const struct gc *gc, bool prefix)
 {
     uint64_t elapsed_ns = kv_now_ns() - gc->start_ns;
+    uint64_t age_s = prefix ? gc->prefix_age_s : gc->grace_s;
 
-    return gc->grace_s ? gc->grace_s + (elapsed_ns + KV_NS_PER_S - 1) / KV_NS_PER_S : 0;
+    return age_s ? age_s + (elapsed_ns + KV_NS_PER_S - 1) / KV_NS_PER_S : 0;
 }
 
 /* True when a chunk is within the grace period, by this machine's clock. Chunks of unknown age
  * count as young, unless there is no grace period. */
-static bool is_young(const struct gc *gc, uint64_t used_s)
+static bool is_young(const struct gc *gc, uint64_t used_s, bool prefix)
 {
-    uint64_t now_s = kv_wall_ns() / KV_NS_PER_S;
+    uint64_t now_s = kv_wall_ns() / KV_NS_PER_S, age_s = min_age_s(gc, prefix);
 
-    if (gc->grace_s == 0)
-        return false;
-    return used_s == 0 || used_s > now_s || now_s - used_s < min_age_s(gc);
+    return age_s && (used_s == 0 || used_s > now_s || now_s - used_s < age_s);
 }
 
 static int remember(struct gc *gc, const kv_store_entry *entry)
@@ -266,12 +277,14 @@ static int remember(struct gc *gc, const kv_store_entry *entry)
 static int weigh(void *arg, const kv_store_entry *entry)
 {
     struct gc *gc = arg;
+    bool prefix;
 
     if (!entry->hash)
         return 0;
     if (tell(gc, KVS_GC_SWEEP, ++gc->n_weighed, gc->n_chunks))
         return -ECANCELED;
-    if (is_marked(gc, entry->hash, entry->hash_len) || is_young(gc, entry->used_s)) {
+    prefix = kv_prefix_is_key(entry->hash, entry->hash_len);
+    if (is_marked(gc, entry->hash, entry->hash_len) || is_young(gc, entry->used_s, prefix)) {
         gc->result.live_chunks++;
         return 0;
     }
@@ -319,10 +332,27 @@ static uint64_t count_chunks(const struct gc *gc)
                : 0;
 }
 
+/* Let the backend sweep, once more when there are chunks of prefix caches. */
+static int sweep_by_backend(struct gc *gc)
+{
+    kv_store_swept swept = {.size = sizeof(swept)}, aged = {.size = sizeof(aged)};
+    int rc =
+        gc->store->ext.sweep_chunks(gc->store->backend, min_age_s(gc, false), is_live, gc, &swept);
+
+    gc->sweeps_prefixes = true;
+    /* The first doesn't come across chunks within the grace period. */
+    if (rc >= 0 && (gc->n_prefix || gc->prefix_age_s < gc->grace_s) && !gc->canceled)
+        rc = gc->store->ext.sweep_chunks(gc->store->backend, min_age_s(gc, true), is_live, gc,
+                                         &aged);
+    gc->result.live_chunks = swept.kept - KV_MIN(swept.kept, aged.deleted);
+    gc->result.deleted_chunks = swept.deleted + aged.deleted;
+    gc->result.deleted_bytes = swept.deleted_bytes + aged.deleted_bytes;
+    gc->result.errors = swept.errors + aged.errors;
+    return rc < 0 ? rc : gc->canceled ? -ECANCELED : 0;
+}
+
 static int sweep(struct gc *gc)
 {
-    kv_store_swept swept = {.size = sizeof(swept)};
-    int rc;
 
     if (gc->blind)
         return 0;
@@ -331,12 +361,7 @@ static int sweep(struct gc *gc)
     gc->n_chunks = count_chunks(gc);
     if (gc->dry_run || !gc->store->ext.sweep_chunks)
         return sweep_by_list(gc);
-    rc = gc->store->ext.sweep_chunks(gc->store->backend, min_age_s(gc), is_live, gc, &swept);
-    gc->result.live_chunks = swept.kept;
-    gc->result.deleted_chunks = swept.deleted;
-    gc->result.deleted_bytes = swept.deleted_bytes;
-    gc->result.errors = swept.errors;
-    return rc < 0 ? rc : gc->canceled ? -ECANCELED : 0;
+    return sweep_by_backend(gc);
 }
 
 int kvs_gc(struct kvs_store *store, const struct kvs_gc_opts *opts, struct kvs_gc_result *ret)
@@ -348,6 +373,7 @@ int kvs_gc(struct kvs_store *store, const struct kvs_gc_opts *opts, struct kvs_g
                     .grace_s = grace_s == KVS_GC_NO_GRACE ? 0 : grace_s,
                     .progress = KV_OPT(opts, progress, NULL),
                     .progress_arg = KV_OPT(opts, progress_arg, NULL),
+                    .prefix_age_s = KV_OPT(opts, prefix_age_s, PREFIX_AGE_S),
                     .start_ns = kv_now_ns()};
     int rc;
 

@@ -12,6 +12,7 @@
 #include <stdio.h>
 
 #include "base/log.h"
+#include "store/verify_prefix.h"
 
 /* QUOTED_MAX: a file name with every byte escaped. */
 enum { WINDOW = 64 << 20, MAX_RUN = 1024, QUOTED_MAX = 1600 };
@@ -239,6 +240,8 @@ int kvs_verify(struct kvs_store *store, const char *name, kvs_report_fn report_f
         return -EINVAL;
     v.single = name;
     rc = name ? verify_object(&v, name) : verify_all(&v);
+    if (!rc && !name)
+        rc = kvs_verify_prefixes(store, report_fn, progress, arg, &v.result);
     kvs_window_fini(&v.window);
     free(v.findings);
     if ((!rc || rc == -ECANCELED) && ret) {
