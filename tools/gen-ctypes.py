@@ -48,7 +48,7 @@ def preprocess(include, headers):
                    "-D_Static_assert(...)=extern int kv_unused", "-x", "c", "-"]
         text = subprocess.run(command, input=source, stdout=subprocess.PIPE, text=True, check=True).stdout
         macros = subprocess.run([*command[:-1], "-dM", "-"], input=source, capture_output=True, text=True, check=True).stdout
-        names = [m[1] for m in re.finditer(r"^#define (K(?:V|VE|VI|VS|VX|VBM)_\w+) (.+)$", macros, re.M)]
+        names = [m[1] for m in re.finditer(r"^#define (K(?:V|VE|VI|VL|VS|VX|VBM)_\w+) (.+)$", macros, re.M)]
         values = subprocess.run(command, input=source + "".join(f'\n@@"{n}" {n}' for n in names), capture_output=True,
                                 text=True, check=True).stdout
     return text, sorted(m.groups() for m in re.finditer(r'^@@"(\w+)" (.+)$', values, re.M))

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""llama-cpp-python's prompt cache in any store, shared by processes and kept over restarts.
+
+    llm = llama_cpp.Llama("model.gguf", n_ctx=8192)
+    llm.set_cache(kvasir.llama.Cache(llm, "/var/lib/kv?limit=100GiB"))
+
+A completion then begins from the longest stored prefix of its prompt: blocks of 64 tokens, which all conversations share.
+What the store gives back is verified; a damaged or missing block ends the prefix before it. A store that fails costs the
+cache's help and never a completion.
+"""
+import ctypes
+import logging
+import weakref
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+from . import _abi
+from . import store as _store
+from ._native import Error, Handle, Memory, adopt, call, load, text
+
+__all__ = ["Cache", "Prefixes", "Result", "State", "fingerprint_file"]
+
+logger = logging.getLogger(__name__)
+# Settings of a context that decide K and V beside the model. Layout and types of the memory are in the keys anyway.
+_SETTINGS = ("flash_attn_type", "type_k", "type_v", "rope_scaling_type", "rope_freq_base", "rope_freq_scale", "yarn_ext_factor",
+             "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx", "attention_type", "swa_full", "kv_unified",
+             "n_seq_max", "offload_kqv")
+_FORMS = {"sequence": _abi.KVL_FORM_SEQUENCE, "context": _abi.KVL_FORM_CONTEXT}
+
+
+def fingerprint_file(path: str) -> str:
+    """Return 32 hex digits of all bytes of a model file. Reads the whole file."""
+    result = ctypes.create_string_buffer(_abi.KVL_FILE_FINGERPRINT)
+    call(load("kvasir_llama").kvl_fingerprint_file, text(path), ctypes.addressof(result))
+    return result.value.decode()
+
+
+class Result(NamedTuple):
+    """Result of a load or a save. `tokens`: restored, or that a load would restore now."""
+    tokens: int
+    blocks: int
+    new_blocks: int
+    new_bytes: int
+    state_bytes: int
+    snapshot: bool
+
+
+def _result(r: Any) -> Result:
+    return Result(r.n_tokens, r.blocks, r.new_blocks, r.new_bytes, r.state_bytes, bool(r.snapshot))
+
+
+def _ints(tokens: Sequence[int]) -> Any:
+    return (ctypes.c_int32 * len(tokens))(*tokens)
+
+
+class Prefixes(Handle):
+    """A prefix cache of states of llama.cpp over @store (kv_llama.h). Any number of threads.
+
+    @fingerprint names all that decides K and V of given tokens: model file, adapters, RoPE settings; for states, which nothing
+    compares with a context, also the context's settings. @library: a ctypes library with libllama's functions, for load() and
+    save() of a context's sequence.
+    """
+
+    def __init__(self, store: _store.Store, fingerprint: str, block_tokens: int = 0, library: Any = None) -> None:
+        self._c = load("kvasir_llama")
+        self.store = store
+        address, table = ctypes.c_void_p(), None
+        if library is not None:
+            fields: List[Any] = _abi.kvl_libllama._fields_[1:]
+            table = _abi.kvl_libllama(**{name: ctypes.cast(getattr(library, "llama_" + name), kind) for name, kind in fields})
+        opts = _abi.kvl_opts(fingerprint=text(fingerprint), block_tokens=block_tokens,
+                             libllama=None if table is None else ctypes.addressof(table))
+        store_address = store._enter()
+        try:
+            call(self._c.kvl_open, store_address, ctypes.byref(opts), ctypes.byref(address))
+        finally:
+            store._leave()
+        self._own(address.value or 0, self._c.kvl_close)  # which leaves the store alone
+
+    def _call(self, function: Any, *args: Any) -> int:
+        """Call a function with this cache, while the store can't be closed."""
+        self.store._enter()
+        try:
+            return super()._call(function, *args)
+        finally:
+            self.store._leave()
+
+    def find(self, tokens: Sequence[int]) -> int:
+        """Return the length of the longest stored prefix. Reads no block."""
+        return int(self._call(self._c.kvl_find, ctypes.byref(_ints(tokens)), len(tokens)))
+
+    def load(self, context: int, seq: int, tokens: Sequence[int]) -> Result:
+        """Restore the longest stored prefix into sequence @seq of the llama_context at address @context, in place of its own."""
+        result = _abi.kvl_result()
+        self._call(self._c.kvl_load, context, seq, ctypes.byref(_ints(tokens)), len(tokens), ctypes.byref(result))
+        return _result(result)
+
+    def save(self, context: int, seq: int, tokens: Sequence[int]) -> Result:
+        """Save sequence @seq of a llama_context, which holds the first of @tokens. Durable on return."""
+        result = _abi.kvl_result()
+        self._call(self._c.kvl_save, context, seq, ctypes.byref(_ints(tokens)), len(tokens), ctypes.byref(result))
+        return _result(result)
+
+    def save_state(self, tokens: Sequence[int], state: Any, form: str = "sequence") -> Result:
+        """Save a state of @tokens that libllama gave: "sequence" (llama_state_seq_get_data) or "context"."""
+        memory, result = Memory(state), _abi.kvl_result()
+        self._call(self._c.kvl_save_state, ctypes.byref(_ints(tokens)), len(tokens), _FORMS[form], memory.address or None,
+                   memory.nbytes, ctypes.byref(result))
+        return _result(result)
+
+    def load_state(self, tokens: Sequence[int], form: str = "sequence") -> Optional[Tuple[int, memoryview]]:
+        """Return the number of tokens of the longest stored prefix and its state; None when nothing is stored."""
+        data, n = ctypes.c_void_p(), ctypes.c_size_t()
+        found = self._call(self._c.kvl_load_state, ctypes.byref(_ints(tokens)), len(tokens), _FORMS[form], ctypes.byref(data),
+                           ctypes.byref(n), None)
+        return (int(found), adopt(data.value, n.value)) if found > 0 else None
+
+
+class State:
+    """A state as Llama.load_state takes it: the attributes of llama_cpp.LlamaState."""
+
+    def __init__(self, input_ids: Any, scores: Any, n_tokens: int, llama_state: Any, seed: int) -> None:
+        self.input_ids, self.scores, self.n_tokens, self.seed = input_ids, scores, n_tokens, seed
+        self.llama_state, self.llama_state_size = llama_state, len(llama_state)
+
+
+def _fingerprint(llm: Any) -> str:
+    """Name the model and the settings of a llama_cpp.Llama."""
+    params = getattr(llm, "context_params", None)
+    parts = ["llama-cpp-python 1", fingerprint_file(llm.model_path)]
+    parts += [f"{name}={getattr(params, name)}" for name in _SETTINGS if hasattr(params, name)]
+    if getattr(llm, "lora_path", None):
+        parts.append(f"lora={fingerprint_file(llm.lora_path)}*{llm.lora_scale}")
+    return " ".join(parts)
+
+
+class Cache:
+    """A cache for Llama.set_cache: the methods of llama_cpp.BaseLlamaCache, over a store.
+
+    @store: a URI, or an open kvasir.store.Store. @fingerprint: name of the model and its settings; by default that of the whole
+    model file, of an adapter, and of the context's settings. Use the cache with @llm only. A model with logits_all gets no
+    state back: the logits of cached tokens aren't stored.
+    """
+
+    def __init__(self, llm: Any, store: Union[str, _store.Store], *, fingerprint: Optional[str] = None,
+                 block_tokens: int = 0) -> None:
+        self._llm = weakref.ref(llm)
+        self._own = _store.open(store) if isinstance(store, str) else None
+        self.prefixes = Prefixes(self._own or store, fingerprint or _fingerprint(llm), block_tokens)  # type: ignore[arg-type]
+        self.last: Dict[str, Any] = {}  # of the last "load" and "save": Result, tokens, or the Error
+
+    def close(self) -> None:
+        """Close the cache, and the store when this opened it."""
+        self.prefixes.close()
+        if self._own is not None:
+            self._own.close()
+
+    @property
+    def cache_size(self) -> int:
+        """Bytes of all chunks of the store; 0 where it can't tell."""
+        try:
+            return int(self.prefixes.store.stats()["bytes"])
+        except Error:
+            return 0
+
+    def _failed(self, what: str, problem: Error) -> None:
+        self.last[what] = problem
+        logger.warning("cache %s: %s; llama.cpp goes on without", what, problem)
+
+    def __contains__(self, key: Sequence[int]) -> bool:
+        try:
+            return self.prefixes.find(list(key)) > 0
+        except Error as problem:
+            self._failed("find", problem)
+            return False
+
+    def __getitem__(self, key: Sequence[int]) -> State:
+        llm = self._llm()
+        tokens = list(key)
+        if llm is None or getattr(llm, "_logits_all", False):
+            raise KeyError("no state")
+        try:
+            found = self.prefixes.load_state(tokens, "context")
+        except Error as problem:
+            self._failed("load", problem)
+            raise KeyError("the store failed") from problem
+        self.last["load"] = found[0] if found else 0
+        if found is None:
+            raise KeyError("nothing is stored of this prompt")
+        import numpy  # pylint: disable=import-outside-toplevel
+        n, state = found
+        ids = numpy.full(max(int(llm.n_ctx()), n), -1, numpy.intc)
+        ids[:n] = tokens[:n]
+        return State(ids, numpy.zeros((1, 1), numpy.single), n, state, getattr(llm, "_seed", 0))
+
+    def __setitem__(self, key: Sequence[int], value: Any) -> None:
+        n = int(value.n_tokens)
+        tokens = [int(token) for token in value.input_ids[:n]]
+        if n == 0 or tokens != list(key)[:n]:  # not the state of these tokens
+            return
+        try:
+            self.last["save"] = self.prefixes.save_state(tokens, value.llama_state, "context")
+        except Error as problem:
+            self._failed("save", problem)
