@@ -14,7 +14,7 @@
 #include "base/log.h"
 #include "llama/cache.h"
 
-enum { WINDOW_BYTES = 8 << 20, WINDOW_BLOCKS = 64 };
+enum { WINDOW_BYTES = 4 << 20, WINDOW_BLOCKS = 64 };
 
 /* Memory that several blocks need during one call of the store. */
 struct window {

@@ -5,13 +5,12 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/hash.h"
 #include "base/log.h"
 
-enum { HUGE_PAGE = 2 << 20, FILE_STEP = 4 << 20 };
+enum { FILE_STEP = 4 << 20 };
 
 void kvl_set_log(kv_log_fn fn, void *arg)
 {
@@ -95,18 +94,6 @@ void kvl_close(struct kvl_cache *cache)
         return;
     free(cache->fingerprint);
     free(cache);
-}
-
-uint8_t *kvl_state_alloc(size_t len)
-{
-    void *at;
-
-    if (len < 2 * (size_t)HUGE_PAGE)
-        return malloc(KV_MAX(len, (size_t)1));
-    if (posix_memalign(&at, HUGE_PAGE, len))
-        return NULL;
-    madvise(at, len & ~((size_t)HUGE_PAGE - 1), MADV_HUGEPAGE); /* a hint */
-    return at;
 }
 
 void kvl_drop_damaged(struct kvl_cache *c, const uint8_t key[KV_PREFIX_KEY])

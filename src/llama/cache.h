@@ -113,7 +113,4 @@ int kvl_snapshot_load(struct kvl_cache *c, const uint8_t root[KV_PREFIX_HASH],
 /** Delete a chunk that didn't verify, so that the next save writes it again; logs it. */
 void kvl_drop_damaged(struct kvl_cache *c, const uint8_t key[KV_PREFIX_KEY]);
 
-/** Allocate memory for a state, in huge pages where it is large. free() frees it. */
-uint8_t *kvl_state_alloc(size_t len);
-
 #endif

@@ -208,7 +208,7 @@ static int get_state(const struct kvl_cache *c, struct llama_context *ctx, int32
                      uint8_t **ret, size_t *ret_len)
 {
     size_t size = c->lib.state_seq_get_size(ctx, seq), len;
-    uint8_t *state = kvl_state_alloc(size);
+    uint8_t *state = malloc(KV_MAX(size, (size_t)1));
 
     if (!state)
         return -ENOMEM;

@@ -8,7 +8,6 @@
 #include "llama/shape.h"
 
 #include "base/le.h"
-#include "llama/cache.h"
 
 #define STATE_MAGIC 0xaf143cd8u
 
@@ -442,7 +441,7 @@ int kvl_view_make(const struct kvl_shape *shape, uint32_t n_cells, int32_t seq,
         return rc;
     v.len = (size_t)len;
     v.rows = calloc(KV_MAX(kvl_shape_n_rows(shape), (size_t)1), sizeof(*v.rows));
-    v.data = kvl_state_alloc(v.len);
+    v.data = malloc(KV_MAX(v.len, (size_t)1));
     if (!v.rows || !v.data) {
         kvl_view_fini(&v, true);
         return -ENOMEM;

