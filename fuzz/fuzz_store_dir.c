@@ -29,7 +29,7 @@
 
 enum { MAX_PLACES = 64, MAX_EDITS = 16, OBJECT = 20000, CHUNK = 4096 };
 
-/* What an edit does to the file at its place. */
+/* Effects of an edit on the file at its place. */
 enum edit {
     WRITE,  /* its bytes instead of the content */
     XOR,    /* its bytes over the content, from an offset (2 bytes) on */
