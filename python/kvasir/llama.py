@@ -9,7 +9,10 @@ What the store gives back is verified; a damaged or missing block ends the prefi
 cache's help and never a completion.
 """
 import ctypes
+import glob
 import logging
+import re
+import sys
 import weakref
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -123,14 +126,28 @@ class State:
         self.llama_state, self.llama_state_size = llama_state, len(llama_state)
 
 
+def _model_files(path: str) -> List[str]:
+    """Return the files of a model: all parts of one that is split (NAME-00001-of-00003.gguf)."""
+    split = re.fullmatch(r"(.*-)\d{5}(-of-\d{5}\.gguf)", path)
+    return sorted(glob.glob(f"{glob.escape(split[1])}[0-9][0-9][0-9][0-9][0-9]{glob.escape(split[2])}")) if split else [path]
+
+
 def _fingerprint(llm: Any) -> str:
-    """Name the model and the settings of a llama_cpp.Llama."""
+    """Name the model, the settings of a llama_cpp.Llama, and its version: a state of another version raises in load_state."""
     params = getattr(llm, "context_params", None)
-    parts = ["llama-cpp-python 1", fingerprint_file(llm.model_path)]
+    package = sys.modules.get(type(llm).__module__.split(".")[0])
+    parts = ["llama-cpp-python", str(getattr(package, "__version__", 0)), *map(fingerprint_file, _model_files(llm.model_path))]
     parts += [f"{name}={getattr(params, name)}" for name in _SETTINGS if hasattr(params, name)]
+    parts += [f"{name}:{value}" for name, value in sorted((getattr(llm, "kv_overrides", None) or {}).items())]
     if getattr(llm, "lora_path", None):
         parts.append(f"lora={fingerprint_file(llm.lora_path)}*{llm.lora_scale}")
     return " ".join(parts)
+
+
+def _held(llm: Any, tokens: Sequence[int]) -> int:
+    """Return how many of @tokens the Llama holds already, from the first one on."""
+    held = list(llm._input_ids[:llm.n_tokens]) if hasattr(llm, "_input_ids") else []
+    return next((i for i, (a, b) in enumerate(zip(held, tokens)) if a != b), min(len(held), len(tokens)))
 
 
 class Cache:
@@ -179,6 +196,8 @@ class Cache:
         if llm is None or getattr(llm, "_logits_all", False):
             raise KeyError("no state")
         try:
+            if self.prefixes.find(tokens) <= _held(llm, tokens):
+                raise KeyError("the Llama holds as much itself")
             found = self.prefixes.load_state(tokens, "context")
         except Error as problem:
             self._failed("load", problem)

@@ -4,6 +4,7 @@
 The driver here does with a cache what Llama.create_completion does. tests/real/test_llama_cpp_python.py runs the real one.
 """
 import logging
+import pathlib
 import struct
 import tempfile
 
@@ -48,7 +49,8 @@ class State:
 class Llama:
     """The part of llama_cpp.Llama that meets a cache."""
 
-    def __init__(self, model_path, **settings):
+    def __init__(self, model_path, overrides=None, **settings):
+        self.kv_overrides = overrides
         self.model_path, self.cache, self.lora_path, self._seed, self._logits_all = model_path, None, None, 5, False
         self.context_params = type("Params", (), {"type_k": 1, "type_v": 1, **settings})
         self.tokens, self.evaluated = [], 0
@@ -56,6 +58,14 @@ class Llama:
 
     def n_ctx(self):
         return N_CTX
+
+    @property
+    def n_tokens(self):
+        return len(self.tokens)
+
+    @property
+    def _input_ids(self):
+        return numpy.array(self.tokens, numpy.intc)
 
     @staticmethod
     def longest_token_prefix(a, b):
@@ -131,10 +141,33 @@ def test_other_settings_and_models_are_apart():
     with World() as w:
         w.llm().complete(words(1, 60), words(2, 5))
         equal(w.llm(type_k=8).complete(words(1, 60), words(2, 5)), 0, "other types")
+        equal(w.llm(overrides={"llama.rope.freq_base": 500000.0}).complete(words(1, 60), words(2, 5)), 0, "other values in the model")
         w.file.seek(0)
         w.file.write(b"other weights")
         w.file.flush()
         equal(w.llm().complete(words(1, 60), words(2, 5)), 0, "other weights")
+
+
+def test_parts_of_a_split_model():
+    with World() as w, folder() as path:
+        for part in "12":
+            pathlib.Path(f"{path}/m-0000{part}-of-00002.gguf").write_bytes(part.encode())
+        w.file.name = f"{path}/m-00001-of-00002.gguf"
+        w.llm().complete(words(1, 60), words(2, 5))
+        equal(w.llm().complete(words(1, 60), words(2, 5)), 48, "the same parts")
+        pathlib.Path(f"{path}/m-00002-of-00002.gguf").write_bytes(b"other weights")
+        equal(w.llm().complete(words(1, 60), words(2, 5)), 0, "another second part")
+
+
+def test_nothing_is_read_that_the_llama_holds():
+    with World() as w:
+        llm = w.llm()
+        llm.complete(words(1, 100), words(2, 5))
+        equal(llm.complete(words(1, 100) + words(2, 4) + words(5, 9), words(6, 5)), 104, "its own tokens")
+        check("load" not in llm.cache.last, "a state was read")
+        equal(llm.complete(words(7, 50), words(6, 5)), 0, "another conversation")
+        equal(llm.complete(words(1, 100), words(2, 5)), 96, "back to the first one")
+        equal(llm.cache.last["load"], 96, "read for it")
 
 
 def test_damage_and_failures_cost_nothing():
