@@ -9,10 +9,9 @@
 
 static struct kvbm_agent *reader;
 
-static void check_views(const struct kvbm_remote_set_info *info)
+static void check_views(const struct kvbm_remote_set_info *info, const struct kvbm_layout_config *c)
 {
     struct kvbm_block_at at = {.worker = info->worker, .set = info->id};
-    const struct kvbm_layout_config *c = &info->layout;
     struct kvbm_remote_blocks *blocks = NULL;
     struct kvbm_view view;
 
@@ -33,6 +32,7 @@ static void check_views(const struct kvbm_remote_set_info *info)
 static void import(const uint8_t *data, size_t len)
 {
     struct kvbm_remote_set_info info = KVBM_REMOTE_SET_INFO_INIT;
+    struct kvbm_layout_config layout = KVBM_LAYOUT_CONFIG_INIT;
     struct kvbm_remote_set *set = NULL;
     static char key[KVBM_MAX_TRANSPORT_KEY];
     struct kvbm_facts *facts = NULL;
@@ -51,8 +51,9 @@ static void import(const uint8_t *data, size_t len)
     REQUIRE(info.incarnation && info.generation && info.n_transports <= KVBM_MAX_TRANSPORTS);
     for (uint32_t i = 0; i < info.n_transports; i++)
         REQUIRE(kvbm_remote_set_transport(set, info.transports[i], key, sizeof(key), NULL) >= 0);
-    check_views(&info);
-    kvbm_remote_set_invalidate(set);
+    REQUIRE(kvbm_remote_set_layout(set, &layout) == 0);
+    check_views(&info, &layout);
+    REQUIRE(kvbm_agent_forget(reader, info.agent) == 1);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

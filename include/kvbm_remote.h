@@ -48,12 +48,13 @@ struct kvbm_agent_opts {
     size_t size;
     /* Required: 1 to KVBM_MAX_AGENT_NAME of A-Z a-z 0-9 . _ -; unique among agents that meet. */
     const char *name;
-    uint64_t worker; /* instance id by which routers know this worker; unique among agents, too */
+    uint64_t worker; /* instance id by which routers know this worker; unique, too. 0: drawn */
     /* Model, revision and whatever else makes two workers' blocks differ: UTF-8, at most
      * KVBM_MAX_FINGERPRINT bytes. Sets of another fingerprint are refused. NULL: "". */
     const char *fingerprint;
-    uint32_t key_len;  /* bytes of a block's key, 4 to 64; 0: 8. Sets of another one are refused */
-    uint32_t max_sets; /* sets imported at a time; 0: 4096, at most 2^20 */
+    uint32_t key_len;   /* bytes of a block's key, 4 to 64; 0: 8. Sets of another one are refused */
+    uint32_t max_sets;  /* sets imported at a time; 0: 4096, at most 2^20 */
+    uint64_t max_bytes; /* of sets imported at a time, as serialised; 0: 256 MiB */
 };
 #define KVBM_AGENT_OPTS_INIT KV_INIT_(kvbm_agent_opts)
 
@@ -131,6 +132,7 @@ struct kvbm_blockset_opts {
  *   -EINVAL  no layout, a deserialised one or one without memory; a shard that contradicts the
  *            layout; a transport twice; keys too long
  *   -EEXIST  the agent exports a set of this id
+ *   -ENOSPC  the agent has exported sets of 65,536 ids
  *   -ENOMEM
  */
 KV_API int kvbm_blockset_export(struct kvbm_agent *agent, const struct kvbm_blockset_opts *opts,
@@ -171,23 +173,27 @@ struct kvbm_remote_set;
  *   -ELOOP            a set of this agent itself (its worker or its name)
  *   -EMEDIUMTYPE      blocks of another model (fingerprint), or keys of another length
  *   -EEXIST           this generation is known; or the peer has restarted, or another peer has its
- *                     name or worker, and the older sets weren't invalidated
- *   -ESTALE           a later generation is known
- *   -ENOSPC           max_sets
+ *                     name or worker, and kvbm_agent_forget wasn't called
+ *   -ESTALE           a later generation was known, also of a set that was invalidated meanwhile
+ *   -ENOSPC           max_sets or max_bytes
  *   -ENOMEM
  */
 KV_API int kvbm_blockset_import(struct kvbm_agent *agent, const void *data, size_t len,
                                 struct kvbm_remote_set **ret);
 
 /**
- * Forget a set: all views of its blocks become stale. Frees @set. NULL is a no-op.
+ * Forget a set: all views of its blocks become stale. Frees @set. NULL is a no-op. Its generation is
+ * remembered as long as the peer, so that an old copy isn't taken for a new set.
  */
 KV_API void kvbm_remote_set_invalidate(struct kvbm_remote_set *set);
 
-/** Forget all sets of a peer, by the name of its agent. Returns their number. */
+/**
+ * Forget a peer, by the name of its agent: all its sets, and which generations it had. For peers
+ * that have ended. Returns the number of sets.
+ */
 KV_API long kvbm_agent_forget(struct kvbm_agent *agent, const char *name);
 
-/** Description of an imported set. The strings and the layout are valid as long as the set. */
+/** Description of an imported set. */
 struct kvbm_remote_set_info {
     size_t size; /* the caller's */
     char agent[KVBM_MAX_AGENT_NAME + 1];
@@ -196,7 +202,6 @@ struct kvbm_remote_set_info {
     bool writable;
     uint64_t expires_ns; /* CLOCK_MONOTONIC of this process; 0: never */
     struct kvbm_shard shard;
-    struct kvbm_layout_config layout;
     uint32_t n_transports;
     uint32_t transports[KVBM_MAX_TRANSPORTS]; /* enum kvbm_transport */
 };
@@ -205,6 +210,10 @@ struct kvbm_remote_set_info {
 /** Read what a set says now. Returns 0; -EINVAL (NULL, or ret->size). */
 KV_API int kvbm_remote_set_get_info(const struct kvbm_remote_set *set,
                                     struct kvbm_remote_set_info *ret);
+
+/** Read the config of a set's layout. Returns 0; -EINVAL (NULL, or ret->size). */
+KV_API int kvbm_remote_set_layout(const struct kvbm_remote_set *set,
+                                  struct kvbm_layout_config *ret);
 
 /**
  * Copy the key of a transport. *@needed (may be NULL) becomes its length. Returns the length;
@@ -252,9 +261,10 @@ KV_API void kvbm_remote_blocks_destroy(struct kvbm_remote_blocks *blocks);
 KV_API size_t kvbm_remote_blocks_count(const struct kvbm_remote_blocks *blocks);
 
 /**
- * Tell whether a list may still be used: its set has neither changed, nor expired, nor been
- * invalidated. Readers call it after a one-sided copy too: bytes copied before 0 are the owner's.
- * Returns 0 or -ESTALE.
+ * Tell whether a list may still be used: as far as this process was told, its set has neither
+ * changed, nor expired, nor been invalidated. Says nothing of what a block holds now: the owner must
+ * keep the blocks while they are read, or the reader must verify the bytes. Orders what the caller
+ * read before the call before it. Returns 0 or -ESTALE.
  */
 KV_API int kvbm_remote_blocks_check(const struct kvbm_remote_blocks *blocks);
 

@@ -8,6 +8,7 @@
 #include "base/utf8.h"
 
 #define MAX_SETS (1u << 20)
+#define MAX_BYTES (UINT64_C(256) << 20)
 
 static int read_opts(const struct kvbm_agent_opts *opts, struct kvbm_agent *agent)
 {
@@ -22,6 +23,7 @@ static int read_opts(const struct kvbm_agent_opts *opts, struct kvbm_agent *agen
     agent->worker = KV_OPT(opts, worker, 0);
     agent->key_len = KV_OPT(opts, key_len, 8);
     agent->max_sets = KV_OPT(opts, max_sets, 4096);
+    agent->max_bytes = KV_OPT(opts, max_bytes, MAX_BYTES);
     if (len > KVBM_MAX_FINGERPRINT || !kv_utf8_valid(fingerprint) || agent->key_len < 4 ||
         agent->key_len > 64 || agent->max_sets > MAX_SETS) {
         kv_log_error("kvbm", "an agent's options are out of range",
@@ -34,11 +36,11 @@ static int read_opts(const struct kvbm_agent_opts *opts, struct kvbm_agent *agen
     return 0;
 }
 
-static int draw_incarnation(struct kvbm_agent *agent)
+/* Draw a number that isn't 0, unless there is one. */
+static int draw(uint64_t *number)
 {
-    while (agent->incarnation == 0) {
-        if (getrandom(&agent->incarnation, sizeof(agent->incarnation), 0) !=
-            (ssize_t)sizeof(agent->incarnation))
+    while (*number == 0) {
+        if (getrandom(number, sizeof(*number), 0) != (ssize_t)sizeof(*number))
             return -EAGAIN;
     }
     return 0;
@@ -56,7 +58,9 @@ int kvbm_agent_create(const struct kvbm_agent_opts *opts, struct kvbm_agent **re
         return -ENOMEM;
     err = read_opts(opts, agent);
     if (err == 0)
-        err = draw_incarnation(agent);
+        err = draw(&agent->incarnation);
+    if (err == 0)
+        err = draw(&agent->worker);
     if (err < 0) {
         free(agent);
         return err;
@@ -77,11 +81,8 @@ int kvbm_agent_destroy(struct kvbm_agent *agent)
         pthread_mutex_unlock(&agent->lock);
         return -EBUSY;
     }
-    while (agent->n_peers) {
-        const struct kvbm_peer *last = agent->peers[agent->n_peers - 1];
-
-        kvbm_drop_set(last->sets[last->n - 1]);
-    }
+    while (agent->n_peers)
+        (void)kvbm_drop_peer(agent, agent->n_peers - 1);
     pthread_mutex_unlock(&agent->lock);
     pthread_mutex_destroy(&agent->lock);
     free(agent->peers);

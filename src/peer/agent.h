@@ -3,9 +3,9 @@
  * Internals of an agent: the sets that it exports, and its directory of peers' sets.
  *
  *   agent ──► exports[]: id, last generation, set (NULL: withdrawn)
- *         └─► peers[], by worker ──► sets[], by id ──► facts (one generation)
- *                                                         ▲
- *                                      kvbm_remote_blocks ┘ counts a reference
+ *         └─► peers[], by worker ──► places[], by id ──► set ──► facts (one generation)
+ *                                                                  ▲
+ *                                               kvbm_remote_blocks ┘ counts a reference
  */
 #ifndef KVBM_PEER_AGENT_H
 #define KVBM_PEER_AGENT_H
@@ -20,10 +20,17 @@ struct kvbm_exported {
     struct kvbm_blockset *set;
 };
 
+/* A place for a set of a peer. It stays when the set is invalidated, for the generation. */
+struct kvbm_imported {
+    uint32_t id;
+    uint64_t generation;         /* the latest one known */
+    struct kvbm_remote_set *set; /* NULL: invalidated */
+};
+
 struct kvbm_peer {
     uint64_t worker, incarnation;
     char name[KVBM_MAX_AGENT_NAME + 1];
-    struct kvbm_remote_set **sets; /* ascending ids */
+    struct kvbm_imported *places; /* ascending ids */
     uint32_t n;
 };
 
@@ -32,14 +39,16 @@ struct kvbm_agent {
     char fingerprint[KVBM_MAX_FINGERPRINT + 1];
     uint64_t worker, incarnation;
     uint32_t key_len, max_sets;
+    uint64_t max_bytes;
 
     pthread_mutex_t lock; /* all below */
     struct kvbm_exported *exports;
     uint32_t n_exports;
-    struct kvbm_peer **peers; /* ascending workers; none without sets */
+    struct kvbm_peer **peers; /* ascending workers */
     uint32_t n_peers;
-    uint32_t n_sets;  /* of all peers */
-    uint32_t n_users; /* exported sets and lists of remote blocks that exist */
+    uint32_t n_places; /* of all peers */
+    uint64_t bytes;    /* of all peers' sets, as serialised */
+    uint32_t n_users;  /* exported sets and lists of remote blocks that exist */
 };
 
 struct kvbm_blockset {
@@ -49,14 +58,13 @@ struct kvbm_blockset {
 
 struct kvbm_remote_set {
     struct kvbm_agent *agent;
-    struct kvbm_peer *peer;
     struct kvbm_facts *facts; /* replaced by import, under the agent's lock */
 };
 
 /** Find a peer's set, with the agent locked. Returns NULL when there is none. */
 struct kvbm_remote_set *kvbm_find_set(const struct kvbm_agent *agent, uint64_t worker, uint32_t id);
 
-/** Forget a set, and a peer that has none left, with the agent locked. */
-void kvbm_drop_set(struct kvbm_remote_set *set);
+/** Forget a peer with its sets, with the agent locked. Returns the number of sets. */
+long kvbm_drop_peer(struct kvbm_agent *agent, uint32_t at);
 
 #endif

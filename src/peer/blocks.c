@@ -12,7 +12,8 @@ struct kvbm_remote_blocks {
 
 static int check_facts(const struct kvbm_facts *facts)
 {
-    /* acquire: whoever sees no mark sees the facts as they were before any */
+    /* The caller's reads of the blocks come before the look at the mark, not after it. */
+    atomic_thread_fence(memory_order_acquire);
     if (atomic_load_explicit(&facts->stale, memory_order_acquire) ||
         (facts->expires_ns && kv_now_ns() >= facts->expires_ns))
         return -ESTALE;

@@ -3,7 +3,9 @@
 #include "agent.h"
 #include "base/log.h"
 
-/* Return the place of an id among the exports, made if necessary; NULL when out of memory. */
+#define MAX_IDS 65536
+
+/* Return the place of an id among the exports, made if necessary; NULL when out of room. */
 static struct kvbm_exported *export_of(struct kvbm_agent *agent, uint32_t id)
 {
     struct kvbm_exported *more;
@@ -12,6 +14,8 @@ static struct kvbm_exported *export_of(struct kvbm_agent *agent, uint32_t id)
         if (agent->exports[i].id == id)
             return &agent->exports[i];
     }
+    if (agent->n_exports == MAX_IDS)
+        return NULL;
     more = realloc(agent->exports, (agent->n_exports + 1) * sizeof(*more));
     if (!more)
         return NULL;
@@ -102,7 +106,7 @@ int kvbm_blockset_export(struct kvbm_agent *agent, const struct kvbm_blockset_op
     pthread_mutex_lock(&agent->lock);
     place = export_of(agent, opts->id);
     if (!place)
-        err = -ENOMEM;
+        err = agent->n_exports == MAX_IDS ? -ENOSPC : -ENOMEM;
     else if (place->set)
         err = -EEXIST;
     else

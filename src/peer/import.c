@@ -29,15 +29,15 @@ static struct kvbm_peer *find_peer(const struct kvbm_agent *agent, uint64_t work
     return at < agent->n_peers && agent->peers[at]->worker == worker ? agent->peers[at] : NULL;
 }
 
-/* Return the number of sets of a peer with ids below @id. */
-static uint32_t sets_below(const struct kvbm_peer *peer, uint32_t id)
+/* Return the number of places of a peer with ids below @id. */
+static uint32_t places_below(const struct kvbm_peer *peer, uint32_t id)
 {
     uint32_t low = 0, high = peer->n;
 
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
 
-        if (peer->sets[middle]->facts->id < id)
+        if (peer->places[middle].id < id)
             low = middle + 1;
         else
             high = middle;
@@ -45,12 +45,20 @@ static uint32_t sets_below(const struct kvbm_peer *peer, uint32_t id)
     return low;
 }
 
-struct kvbm_remote_set *kvbm_find_set(const struct kvbm_agent *agent, uint64_t worker, uint32_t id)
+static struct kvbm_imported *find_place(const struct kvbm_agent *agent, uint64_t worker,
+                                        uint32_t id)
 {
     const struct kvbm_peer *peer = find_peer(agent, worker);
-    uint32_t at = peer ? sets_below(peer, id) : 0;
+    uint32_t at = peer ? places_below(peer, id) : 0;
 
-    return peer && at < peer->n && peer->sets[at]->facts->id == id ? peer->sets[at] : NULL;
+    return peer && at < peer->n && peer->places[at].id == id ? &peer->places[at] : NULL;
+}
+
+struct kvbm_remote_set *kvbm_find_set(const struct kvbm_agent *agent, uint64_t worker, uint32_t id)
+{
+    const struct kvbm_imported *place = find_place(agent, worker, id);
+
+    return place ? place->set : NULL;
 }
 
 /* Return a peer's entry, made if necessary; NULL when out of memory. */
@@ -77,60 +85,58 @@ static struct kvbm_peer *peer_of(struct kvbm_agent *agent, const struct kvbm_fac
     return peer;
 }
 
-static void drop_peer(struct kvbm_agent *agent, struct kvbm_peer *peer)
+/* Make a place for a set that isn't known; NULL when out of memory. */
+static struct kvbm_imported *add_place(struct kvbm_agent *agent, const struct kvbm_facts *facts)
 {
-    uint32_t at = peers_below(agent, peer->worker);
+    struct kvbm_peer *peer = peer_of(agent, facts);
+    uint32_t at = peer ? places_below(peer, facts->id) : 0;
+    struct kvbm_imported *more = peer ? realloc(peer->places, (peer->n + 1) * sizeof(*more)) : NULL;
 
-    memmove(agent->peers + at, agent->peers + at + 1,
-            (--agent->n_peers - at) * sizeof(struct kvbm_peer *));
-    free(peer->sets);
-    free(peer);
-}
-
-/* Consumes @facts on success. */
-static int add_set(struct kvbm_agent *agent, struct kvbm_facts *facts, struct kvbm_remote_set **ret)
-{
-    struct kvbm_remote_set *set = calloc(1, sizeof(*set)), **more = NULL;
-    struct kvbm_peer *peer = set ? peer_of(agent, facts) : NULL;
-    uint32_t at = peer ? sets_below(peer, facts->id) : 0;
-
-    if (peer)
-        more = realloc(peer->sets, (peer->n + 1) * sizeof(struct kvbm_remote_set *));
     if (!more) {
         if (peer && peer->n == 0)
-            drop_peer(agent, peer);
-        free(set);
-        return -ENOMEM;
+            (void)kvbm_drop_peer(agent, peers_below(agent, peer->worker));
+        return NULL;
     }
-    peer->sets = more;
-    memmove(more + at + 1, more + at, (peer->n - at) * sizeof(struct kvbm_remote_set *));
-    *set = (struct kvbm_remote_set){.agent = agent, .peer = peer, .facts = facts};
-    more[at] = set;
+    peer->places = more;
+    memmove(more + at + 1, more + at, (peer->n - at) * sizeof(*more));
+    more[at] = (struct kvbm_imported){.id = facts->id};
     peer->n++;
-    agent->n_sets++;
-    *ret = set;
-    return 0;
+    agent->n_places++;
+    return &more[at];
 }
 
-static void make_stale(struct kvbm_facts *facts)
+static void make_stale(struct kvbm_agent *agent, struct kvbm_facts *facts)
 {
+    agent->bytes -= facts->len;
     atomic_store_explicit(&facts->stale, true, memory_order_release);
     kvbm_facts_put(facts);
 }
 
-void kvbm_drop_set(struct kvbm_remote_set *set)
+/* Forget the set of a place. */
+static void drop_set(struct kvbm_agent *agent, struct kvbm_imported *place)
 {
-    struct kvbm_agent *agent = set->agent;
-    struct kvbm_peer *peer = set->peer;
-    uint32_t at = sets_below(peer, set->facts->id);
+    make_stale(agent, place->set->facts);
+    free(place->set);
+    place->set = NULL;
+}
 
-    memmove(peer->sets + at, peer->sets + at + 1,
-            (--peer->n - at) * sizeof(struct kvbm_remote_set *));
-    agent->n_sets--;
-    make_stale(set->facts);
-    free(set);
-    if (peer->n == 0)
-        drop_peer(agent, peer);
+long kvbm_drop_peer(struct kvbm_agent *agent, uint32_t at)
+{
+    struct kvbm_peer *peer = agent->peers[at];
+    long n = 0;
+
+    for (uint32_t i = 0; i < peer->n; i++) {
+        if (!peer->places[i].set)
+            continue;
+        drop_set(agent, &peer->places[i]);
+        n++;
+    }
+    agent->n_places -= peer->n;
+    memmove(agent->peers + at, agent->peers + at + 1,
+            (--agent->n_peers - at) * sizeof(struct kvbm_peer *));
+    free(peer->places);
+    free(peer);
+    return n;
 }
 
 /* ---- importing ---- */
@@ -168,29 +174,48 @@ static int check_peer(const struct kvbm_agent *agent, const struct kvbm_facts *f
         if (same_name != (peer->worker == facts->worker))
             return refuse(facts, -EEXIST, "another peer has its name or worker");
         if (same_name && peer->incarnation != facts->incarnation)
-            return refuse(facts, -EEXIST, "sets from before its restart weren't invalidated");
+            return refuse(facts, -EEXIST, "it has restarted, and wasn't forgotten");
     }
     return 0;
+}
+
+static bool is_room(const struct kvbm_agent *agent, const struct kvbm_imported *place,
+                    const struct kvbm_facts *facts)
+{
+    uint64_t freed = place && place->set ? place->set->facts->len : 0;
+
+    return (place || agent->n_places < agent->max_sets) &&
+           agent->bytes - freed + facts->len <= agent->max_bytes;
 }
 
 /* Take the new generation of a set. Consumes @facts on success. */
 static int take_facts(struct kvbm_agent *agent, struct kvbm_facts *facts,
                       struct kvbm_remote_set **ret)
 {
-    struct kvbm_remote_set *set = kvbm_find_set(agent, facts->worker, facts->id);
+    struct kvbm_imported *place = find_place(agent, facts->worker, facts->id);
+    struct kvbm_remote_set *set;
     int err = check_peer(agent, facts);
 
     if (err < 0)
         return err;
+    if (place && facts->generation <= place->generation)
+        return place->set && facts->generation == place->generation ? -EEXIST : -ESTALE;
+    if (!is_room(agent, place, facts))
+        return refuse(facts, -ENOSPC, "too many sets, or too large ones");
+    set = place && place->set ? place->set : calloc(1, sizeof(*set));
+    if (set && !place)
+        place = add_place(agent, facts);
+    if (!place) {
+        free(set);
+        return -ENOMEM;
+    }
     if (!set)
-        return agent->n_sets < agent->max_sets ? add_set(agent, facts, ret)
-                                               : refuse(facts, -ENOSPC, "too many sets");
-    if (facts->generation == set->facts->generation)
-        return -EEXIST;
-    if (facts->generation < set->facts->generation)
-        return -ESTALE;
-    make_stale(set->facts);
-    set->facts = facts;
+        return -ENOMEM;
+    if (set->facts)
+        make_stale(agent, set->facts);
+    *set = (struct kvbm_remote_set){.agent = agent, .facts = facts};
+    *place = (struct kvbm_imported){.id = facts->id, .generation = facts->generation, .set = set};
+    agent->bytes += facts->len;
     *ret = set;
     return 0;
 }
@@ -227,7 +252,7 @@ void kvbm_remote_set_invalidate(struct kvbm_remote_set *set)
     if (!set)
         return;
     pthread_mutex_lock(&agent->lock);
-    kvbm_drop_set(set);
+    drop_set(agent, find_place(agent, set->facts->worker, set->facts->id));
     pthread_mutex_unlock(&agent->lock);
 }
 
@@ -239,14 +264,10 @@ long kvbm_agent_forget(struct kvbm_agent *agent, const char *name)
         return -EINVAL;
     pthread_mutex_lock(&agent->lock);
     for (uint32_t i = 0; i < agent->n_peers; i++) {
-        struct kvbm_peer *peer = agent->peers[i];
-
-        if (strcmp(peer->name, name) != 0)
-            continue;
-        n = peer->n;
-        for (uint32_t left = peer->n; left-- > 0;)
-            kvbm_drop_set(peer->sets[left]); /* the last one frees the peer */
-        break;
+        if (strcmp(agent->peers[i]->name, name) == 0) {
+            n = kvbm_drop_peer(agent, i);
+            break;
+        }
     }
     pthread_mutex_unlock(&agent->lock);
     return n;
@@ -271,12 +292,21 @@ int kvbm_remote_set_get_info(const struct kvbm_remote_set *set, struct kvbm_remo
     info.writable = facts->writable;
     info.expires_ns = facts->expires_ns;
     info.shard = facts->shard;
-    info.layout = *kvbm_layout_get_config(facts->layout);
     info.n_transports = facts->n_transports;
     for (uint32_t i = 0; i < facts->n_transports; i++)
         info.transports[i] = facts->transports[i].transport;
     pthread_mutex_unlock(&set->agent->lock);
     KV_GIVE(ret, &info);
+    return 0;
+}
+
+int kvbm_remote_set_layout(const struct kvbm_remote_set *set, struct kvbm_layout_config *ret)
+{
+    if (!set || !kv_sized(ret, "kvbm_layout_config"))
+        return -EINVAL;
+    pthread_mutex_lock(&set->agent->lock);
+    KV_GIVE(ret, kvbm_layout_get_config(set->facts->layout));
+    pthread_mutex_unlock(&set->agent->lock);
     return 0;
 }
 

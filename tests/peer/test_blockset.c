@@ -65,6 +65,7 @@ static void owner_fini(struct owner *o)
 static void test_there_and_back(void **state)
 {
     struct kvbm_remote_set_info info = KVBM_REMOTE_SET_INFO_INIT;
+    struct kvbm_layout_config layout = KVBM_LAYOUT_CONFIG_INIT;
     struct kvbm_agent *reader = agent_named("reader", 5);
     struct kvbm_remote_set *set = NULL;
     struct owner o;
@@ -88,8 +89,9 @@ static void test_there_and_back(void **state)
     assert_int_equal(info.shard.axis, KVBM_SHARD_HEADS);
     assert_int_equal(info.shard.first_head, HEADS);
     assert_int_equal(info.shard.total_heads, 2 * HEADS);
-    assert_int_equal(info.layout.num_blocks, 6);
-    assert_int_equal(info.layout.num_layers, 2);
+    assert_int_equal(kvbm_remote_set_layout(set, &layout), 0);
+    assert_int_equal(layout.num_blocks, 6);
+    assert_int_equal(layout.num_layers, 2);
     assert_int_equal(info.n_transports, 3);
     assert_int_equal(kvbm_remote_set_transport(set, KVBM_TRANSPORT_TCP, key, sizeof(key), NULL),
                      14);
@@ -294,22 +296,23 @@ static void test_addresses(void **state)
     struct kvbm_remote_blocks *blocks = NULL;
     struct kvbm_view view, own;
     struct kvbm_agent *reader;
-    struct iovec none = {NULL, 0};
     int there[2], back[2], status;
     char byte = 0;
     uint8_t got[64];
     struct owner o;
+    bool allowed;
     pid_t child;
+    ssize_t n;
 
     (void)state;
-    if (process_vm_readv(getppid(), &none, 1, &none, 1, 0) < 0 && errno == ENOSYS)
-        skip_because("no process_vm_readv");
     reader = agent_named("reader", 5);
     assert_int_equal(pipe(there), 0);
     assert_int_equal(pipe(back), 0);
     child = fork();
     assert_true(child >= 0);
     if (child == 0) {
+        close(there[0]);
+        close(back[1]); /* the parent's end: its death ends the read below */
         owner_init(&o);
         if (kvbm_layout_region(o.layout, 4, 1, 1, &own) != 0)
             _exit(1);
@@ -325,11 +328,11 @@ static void test_addresses(void **state)
     assert_int_equal(kvbm_remote_blocks_immutable(reader, &at, 1, &blocks), 0);
     assert_int_equal(kvbm_remote_blocks_view(blocks, 0, 1, 1, &view), 0);
     assert_int_equal(view.len, 4 * HEADS * 8 * 2);
-    assert_int_equal(process_vm_readv(child, &(struct iovec){got, sizeof(got)}, 1,
-                                      &(struct iovec){(void *)(uintptr_t)view.addr, sizeof(got)}, 1,
-                                      0),
-                     sizeof(got));
-    for (size_t i = 0; i < sizeof(got); i++)
+    n = process_vm_readv(child, &(struct iovec){got, sizeof(got)}, 1,
+                         &(struct iovec){(void *)(uintptr_t)view.addr, sizeof(got)}, 1, 0);
+    allowed = n >= 0 || (errno != EPERM && errno != ENOSYS);
+    assert_true(n == (ssize_t)sizeof(got) || !allowed);
+    for (size_t i = 0; allowed && i < sizeof(got); i++)
         assert_int_equal(got[i], 0x5a);
     assert_int_equal(write(back[1], &byte, 1), 1);
     assert_int_equal(waitpid(child, &status, 0), child);
@@ -340,6 +343,8 @@ static void test_addresses(void **state)
     }
     kvbm_remote_blocks_destroy(blocks);
     assert_int_equal(kvbm_agent_destroy(reader), 0);
+    if (!allowed)
+        skip_because("this system lets no process read another's memory");
 }
 
 /* Without memory nothing changes, and a later call succeeds. */

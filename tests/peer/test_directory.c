@@ -216,6 +216,9 @@ static void test_restarts(void **state)
     assert_int_equal(import(reader, &worker), -EEXIST);
     kvbm_remote_set_invalidate(set);
     kvbm_remote_set_invalidate(NULL);
+    assert_int_equal(import(reader, &first), -ESTALE); /* replayed */
+    assert_int_equal(import(reader, &again), -EEXIST);
+    assert_int_equal(kvbm_agent_forget(reader, "owner"), 0);
     assert_int_equal(import(reader, &again), 0);
     assert_int_equal(import(reader, &first), -EEXIST); /* the old one, replayed */
     assert_int_equal(kvbm_agent_destroy(reader), 0);
@@ -223,6 +226,44 @@ static void test_restarts(void **state)
     owner_fini(&again);
     owner_fini(&name);
     owner_fini(&worker);
+}
+
+/* Sets are bounded by bytes, too; a new generation takes the place of the old one's. */
+static void test_bytes(void **state)
+{
+    struct kvbm_agent_opts opts = {
+        .size = sizeof(opts), .name = "reader", .worker = 1, .fingerprint = "model"};
+    struct kvbm_agent *reader = NULL;
+    struct kvbm_remote_set *set = NULL;
+    struct owner a, b;
+
+    (void)state;
+    owner_init(&a, "a", 7);
+    owner_init(&b, "b", 8);
+    opts.max_bytes = a.len + b.len - 1;
+    assert_int_equal(kvbm_agent_create(&opts, &reader), 0);
+    assert_int_equal(kvbm_blockset_import(reader, a.bytes, a.len, &set), 0);
+    assert_int_equal(import(reader, &b), -ENOSPC);
+    owner_export(&a, 0, true, 0);
+    assert_int_equal(kvbm_blockset_import(reader, a.bytes, a.len, &set), 0);
+    kvbm_remote_set_invalidate(set);
+    assert_int_equal(import(reader, &b), 0);
+    assert_int_equal(kvbm_agent_destroy(reader), 0);
+    owner_fini(&a);
+    owner_fini(&b);
+}
+
+/* Agents that were given no worker draw one, and so don't take each other for themselves. */
+static void test_drawn_worker(void **state)
+{
+    struct kvbm_agent *reader = agent_named("reader", 0);
+    struct owner o;
+
+    (void)state;
+    owner_init(&o, "owner", 0);
+    assert_int_equal(import(reader, &o), 0);
+    assert_int_equal(kvbm_agent_destroy(reader), 0);
+    owner_fini(&o);
 }
 
 /* ---- beside a naive model ---- */
@@ -235,8 +276,9 @@ static void test_restarts(void **state)
 static struct {
     struct kvbm_agent *reader;
     struct owner owners[PEERS];
-    uint64_t latest[PEERS][IDS]; /* generation of the owner's bytes; 0: none */
-    uint64_t known[PEERS][IDS];  /* generation that the reader has; 0: none */
+    uint64_t latest[PEERS][IDS];              /* generation of the owner's bytes; 0: none */
+    uint64_t known[PEERS][IDS];               /* generation that the reader has had; 0: none */
+    struct kvbm_remote_set *sets[PEERS][IDS]; /* NULL: invalidated, or never there */
     struct {
         struct kvbm_remote_blocks *list;
         int peer, id;
@@ -280,11 +322,13 @@ static void model_import(struct rng *rng)
     }
     if (m.known[p][i] == 0)
         expected = n_known() < MAX_SETS ? 0 : -ENOSPC;
+    else if (g > m.known[p][i])
+        expected = 0;
     else
-        expected = g > m.known[p][i] ? 0 : g == m.known[p][i] ? -EEXIST : -ESTALE;
-    assert_int_equal(
-        kvbm_blockset_import(m.reader, kept[p][i][g % 4].bytes, kept[p][i][g % 4].len, NULL),
-        expected);
+        expected = g == m.known[p][i] && m.sets[p][i] ? -EEXIST : -ESTALE;
+    assert_int_equal(kvbm_blockset_import(m.reader, kept[p][i][g % 4].bytes, kept[p][i][g % 4].len,
+                                          &m.sets[p][i]),
+                     expected);
     if (expected == 0)
         m.known[p][i] = g;
 }
@@ -296,11 +340,22 @@ static void model_forget(struct rng *rng)
     long n = 0;
 
     for (int i = 0; i < IDS; i++)
-        n += m.known[p][i] != 0;
+        n += m.sets[p][i] != NULL;
     assert_int_equal(kvbm_agent_forget(m.reader, name), n);
     memset(m.known[p], 0, sizeof(m.known[p]));
+    memset(m.sets[p], 0, sizeof(m.sets[p]));
     for (int l = 0; l < LISTS; l++)
         m.lists[l].gone = m.lists[l].gone || m.lists[l].peer == p;
+}
+
+static void model_invalidate(struct rng *rng)
+{
+    int p = (int)rng_below(rng, PEERS), i = (int)rng_below(rng, IDS);
+
+    kvbm_remote_set_invalidate(m.sets[p][i]);
+    m.sets[p][i] = NULL;
+    for (int l = 0; l < LISTS; l++)
+        m.lists[l].gone = m.lists[l].gone || (m.lists[l].peer == p && m.lists[l].id == i);
 }
 
 static void model_list(struct rng *rng)
@@ -313,7 +368,7 @@ static void model_list(struct rng *rng)
     kvbm_remote_blocks_destroy(m.lists[l].list);
     m.lists[l].list = NULL;
     rc = kvbm_remote_blocks_immutable(m.reader, &at, 1, &m.lists[l].list);
-    assert_int_equal(rc, !m.known[p][i] ? -ENOENT : at.block >= 6 ? -ERANGE : 0);
+    assert_int_equal(rc, !m.sets[p][i] ? -ENOENT : at.block >= 6 ? -ERANGE : 0);
     m.lists[l].peer = p;
     m.lists[l].id = i;
     m.lists[l].generation = m.known[p][i];
@@ -352,8 +407,10 @@ static void test_model(void **state)
 
         if (what < 5)
             model_import(&rng);
-        else if (what < 9)
+        else if (what < 8)
             model_list(&rng);
+        else if (what < 9)
+            model_invalidate(&rng);
         else
             model_forget(&rng);
         model_check();
@@ -416,6 +473,7 @@ int main(void)
         cmocka_unit_test(test_refusals),  cmocka_unit_test(test_generations),
         cmocka_unit_test(test_withdrawn), cmocka_unit_test(test_lists),
         cmocka_unit_test(test_expiry),    cmocka_unit_test(test_restarts),
+        cmocka_unit_test(test_bytes),     cmocka_unit_test(test_drawn_worker),
         cmocka_unit_test(test_model),     cmocka_unit_test(test_threads),
     };
 

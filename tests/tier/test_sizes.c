@@ -401,6 +401,11 @@ static int blockset(void *opts)
     return rc;
 }
 
+static int remote_layout(void *ret)
+{
+    return kvbm_remote_set_layout(t.remote, ret);
+}
+
 static int remote_info(void *ret)
 {
     return kvbm_remote_set_get_info(t.remote, ret);
@@ -474,7 +479,7 @@ static struct kvbm_job job_ = {
     .blocks = &block_, .priority = 5, .deadline_ns = UINT64_MAX, .ok = ok_, .tag = 5};
 
 static struct kvbm_agent_opts agent_ = {
-    .name = "a", .worker = 5, .fingerprint = "b", .key_len = 16, .max_sets = 3};
+    .name = "a", .worker = 5, .fingerprint = "b", .key_len = 16, .max_sets = 3, .max_bytes = 1000};
 static struct kvbm_blockset_opts blockset_ = {
     .id = 5, .writable = true, .shard = {.n_ranks = 1}, .lifetime_ms = 1000};
 
@@ -538,6 +543,8 @@ static const struct row {
     {"kvbm_agent_opts", sizeof(agent_), UP_TO(kvbm_agent_opts, name), &agent_, agent, 0},
     {"kvbm_blockset_opts", sizeof(blockset_), UP_TO(kvbm_blockset_opts, layout), &blockset_,
      blockset, 0},
+    {"kvbm_layout_config, remote", sizeof(struct kvbm_layout_config), LEAST, NULL, remote_layout,
+     0},
     {"kvbm_remote_set_info", sizeof(struct kvbm_remote_set_info), LEAST, NULL, remote_info, 0},
     {"kvi_opts", sizeof(index_opts), OPTIONAL, &index_opts, index_, 0},
     {"kvi_stats", sizeof(struct kvi_stats), LEAST, NULL, index_stats, 0},
