@@ -386,9 +386,10 @@ KV_API uint64_t kvs_manifest_created_s(const struct kvs_manifest *m);
 struct kvs_verify_result {
     size_t size;
     uint64_t manifests, opaque_manifests, bad_manifests;
+    /* missing: needed by an object, or snapshots of prefix caches that lack a part */
     uint64_t chunks, missing_chunks, bad_chunks, bytes;
-    uint64_t prefix_chunks;     /* of prefix caches (kv_llama.h); those of objects aren't in it */
-    uint64_t bad_prefix_chunks; /* damaged, or a snapshot that lacks a part */
+    uint64_t prefix_chunks; /* of prefix caches (kv_llama.h); those of objects aren't in it */
+    uint64_t bad_prefix_chunks;
 };
 #define KVS_VERIFY_RESULT_INIT KV_INIT_(kvs_verify_result)
 
@@ -426,7 +427,7 @@ struct kvs_gc_opts {
     kvs_gc_progress_fn progress;
     void *progress_arg;
     /* Chunks of prefix caches (kv_llama.h) that weren't loaded or saved for so many seconds go; 0: 30
-     * days. grace_s isn't about them. */
+     * days; UINT64_MAX: never. grace_s isn't about them. */
     uint64_t prefix_age_s;
 };
 #define KVS_GC_OPTS_INIT KV_INIT_(kvs_gc_opts)

@@ -30,6 +30,7 @@ _Parent: Any = _v1.KVConnectorBase_V1
 _Metadata: Any = _v1.KVConnectorMetadata
 PREFIX = 16  # bytes of a key in the store: for all that decides a block's bytes, and the rank; the block's hash follows
 ASK_WAIT_S = 0.002  # longest time that the scheduler gives a store to answer before it goes on with other requests
+STORE_WAIT_S = 1.0  # that a step waits for stores of blocks that it overwrites; what hasn't begun is left out then
 MOST_LOADS = 2  # of one request: what can't be read is computed
 MEMBERS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
 
@@ -297,7 +298,7 @@ class _Worker:
             begun = time.monotonic()
             while any(block in self.reading for block in plan.fresh):
                 self.changed.wait(0.5)
-                if time.monotonic() - begun > 1:  # leave out what has not begun
+                if time.monotonic() - begun > STORE_WAIT_S:  # leave out what has not begun
                     for ident, job in self.jobs.items():
                         if not job.request:
                             self.queue.cancel(ident)

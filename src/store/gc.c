@@ -239,7 +239,8 @@ static uint64_t min_age_s(const struct gc *gc, bool prefix)
     uint64_t elapsed_ns = kv_now_ns() - gc->start_ns;
     uint64_t age_s = prefix ? gc->prefix_age_s : gc->grace_s;
 
-    return age_s ? age_s + (elapsed_ns + KV_NS_PER_S - 1) / KV_NS_PER_S : 0;
+    return age_s ? age_s + KV_MIN((elapsed_ns + KV_NS_PER_S - 1) / KV_NS_PER_S, UINT64_MAX - age_s)
+                 : 0;
 }
 
 /* True when a chunk is within the grace period, by this machine's clock. Chunks of unknown age

@@ -27,11 +27,10 @@ static int note_key(void *arg, const kv_store_entry *entry)
     return keys->error;
 }
 
-static void report_bad(const struct prefixes *v, const uint8_t *key, const char *problem)
+static void describe(const struct prefixes *v, const uint8_t *key, const char *problem)
 {
     char hex[2 * KV_PREFIX_KEY + 1], line[200];
 
-    v->result->bad_prefix_chunks++;
     if (!v->report)
         return;
     for (size_t i = 0; i < KV_PREFIX_KEY; i++)
@@ -70,13 +69,16 @@ static int verify_one(const struct prefixes *v, const uint8_t *key)
     if (rc == 0)
         rc = kv_prefix_check(key, data, len);
     if (rc < 0) {
-        report_bad(v, key, "damaged");
+        v->result->bad_prefix_chunks++;
+        describe(v, key, "damaged");
         rc = 0;
     } else {
         v->result->bytes += len;
         rc = key[3] == KV_PREFIX_SNAPSHOT ? has_parts(v, data, len) : 1;
-        if (rc == 0)
-            report_bad(v, key, "a snapshot that lacks a part (evicted, or deleted)");
+        if (rc == 0) {
+            v->result->missing_chunks++;
+            describe(v, key, "a snapshot that lacks a part (evicted, or deleted)");
+        }
     }
     free(data);
     return KV_MIN(rc, 0);

@@ -123,8 +123,9 @@ static void test_verify_finds_missing_parts(void **state)
         memcpy(key, o->hash, sizeof(key));
         assert_int_equal(kvs_delete_chunk(store, key, sizeof(key)), 0);
     }
-    r = verify(1, &lines);
+    r = verify(0, &lines);
     assert_int_equal(r.prefix_chunks, 2);
+    assert_int_equal(r.missing_chunks, 1); /* no problem in a store with a limit */
     close_store();
 }
 
@@ -186,7 +187,7 @@ static void test_blocks_expire_by_list(void **state)
     for (int dry = 0; dry < 2; dry++) { /* the space's clock begins long ago */
         open_store(dry);
         save("model", false);
-        r = collect(0, UINT64_MAX / 4, dry);
+        r = collect(0, UINT64_MAX, dry); /* never */
         assert_int_equal(r.deleted_chunks, 0);
         r = collect(UINT64_MAX / 4, 3600, dry);
         assert_int_equal(r.deleted_chunks, 9);

@@ -52,7 +52,10 @@ sys.modules["vllm.v1.kv_offload.base"].LookupResult = enum.Enum("LookupResult", 
 sys.modules["vllm.v1.kv_offload.base"].Medium = enum.Enum("Medium", "STORAGE")
 sys.modules["vllm.v1.kv_offload.tiering.base"].SecondaryTierManager = object
 
+from kvasir import _vllm_connector  # noqa: E402
 from kvasir.vllm import Connector  # noqa: E402
+
+_vllm_connector.STORE_WAIT_S = 60  # a busy machine leaves nothing out
 
 
 class FullAttentionSpec:
@@ -65,7 +68,7 @@ def configuration(uri, policy="recompute", world=1, rank=0, model="model", **ext
         model_config=types.SimpleNamespace(model=model, revision=None, dtype="float16", quantization=None, hf_text_config=text),
         cache_config=types.SimpleNamespace(cache_dtype="auto", block_size=SIZE, prefix_caching_hash_algo="sha256"),
         parallel_config=types.SimpleNamespace(tensor_parallel_size=world, pipeline_parallel_size=1, world_size=world, rank=rank),
-        kv_transfer_config=types.SimpleNamespace(kv_load_failure_policy=policy, kv_connector_extra_config={"uri": uri, **extra}))
+        kv_transfer_config=types.SimpleNamespace(kv_load_failure_policy=policy, kv_connector_extra_config={"uri": uri, "timeout": 60, **extra}))
 
 
 def cache_configuration(n, spec=FullAttentionSpec):
