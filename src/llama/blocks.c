@@ -220,6 +220,22 @@ static int put_window(struct window *w, struct kvl_cache *c, const struct kvl_vi
     return rc;
 }
 
+/*
+ * Mark blocks as used, the last first: what evicts by last use then takes the ends of chains, not
+ * the beginnings that the rest can't be loaded without.
+ */
+static void touch_blocks(struct kvl_cache *c, const uint8_t *keys, size_t n)
+{
+    uint8_t *reversed = n ? malloc(n * KV_PREFIX_KEY) : NULL;
+
+    if (!reversed)
+        return;
+    for (size_t i = 0; i < n; i++)
+        memcpy(reversed + i * KV_PREFIX_KEY, keys + (n - 1 - i) * KV_PREFIX_KEY, KV_PREFIX_KEY);
+    kvs_touch(c->store, reversed, KV_PREFIX_KEY, n);
+    free(reversed);
+}
+
 /* Put the blocks that @present doesn't have; mark the others as used. */
 static int put_missing(struct kvl_cache *c, const struct kvl_view *v, const uint8_t *root,
                        const uint8_t *keys, const uint8_t *present, const int32_t *tokens, size_t n,
@@ -262,6 +278,8 @@ int64_t kvl_blocks_save(struct kvl_cache *c, const struct kvl_view *view,
         rc = put_missing(c, view, root, keys, present, tokens, blocks, ret);
     if (rc >= 0)
         rc = kvs_flush(c->store);
+    if (rc >= 0 || rc == -ENOTSUP)
+        touch_blocks(c, keys, blocks);
     free(keys);
     if (rc < 0 && rc != -ENOTSUP) /* a backend without flush keeps what it was given */
         return rc;
@@ -359,7 +377,7 @@ int64_t kvl_blocks_load(struct kvl_cache *c, const struct kvl_layout *layout, in
             return rc;
         got = fill(c, &v, layout->root, keys, tokens, n);
         if (got == (int64_t)n) {
-            kvs_touch(c->store, keys, KV_PREFIX_KEY, n);
+            touch_blocks(c, keys, n);
             kvs_touch(c->store, layout->key, KV_PREFIX_KEY, 1);
             *ret = v;
             return got;
