@@ -15,6 +15,9 @@
  * The library needs no llama.h and links no libllama: it calls the few functions of struct
  * kvl_libllama, which it finds by dlsym or which the caller gives. It links libkvstore.
  *
+ * A negative token (LLAMA_TOKEN_NULL, as images and other media have) ends the tokens of every call:
+ * nothing says which image it was, so no K and V from there on is stored or loaded.
+ *
  * Chunks of the store are checked against the requested tokens and two checksums. A missing or
  * damaged block ends the prefix before it; it never becomes K or V.
  *
@@ -56,7 +59,7 @@ KV_API void kvl_set_log(kv_log_fn fn, void *arg);
 
 /**
  * Functions of libllama, as llama.h declares them under the same names with the prefix llama_. Set
- * size to sizeof(struct kvl_libllama). All but the last are needed.
+ * size to sizeof(struct kvl_libllama). Calls with a context need all of them.
  */
 struct kvl_libllama {
     size_t size;
@@ -142,10 +145,12 @@ KV_API int64_t kvl_load(struct kvl_cache *cache, struct llama_context *ctx, int3
  *
  * Only whole blocks are stored; the rest of at most block_tokens - 1 tokens is computed again after
  * a load. Blocks that the store has are marked as used, not written. Don't save a sequence after a
- * context shift: its K and V aren't those of its tokens any more. @ret may be NULL.
+ * context shift: its K and V aren't those of its tokens any more. Nor one with a sliding window whose
+ * end was removed: cells that the window needs again are gone, and nothing tells. @ret may be NULL.
  * Returns the number of tokens that a load would restore now; 0 for an empty sequence, and for one
- * that @tokens don't describe (a snapshot of more tokens). Errors as kvl_load; the store may then
- * have some of the blocks.
+ * that @tokens don't describe: a snapshot of more tokens; cells that aren't one for each position
+ * from 0 (removed from the middle, images with M-RoPE). Errors as kvl_load; the store may then have
+ * some of the blocks.
  */
 KV_API int64_t kvl_save(struct kvl_cache *cache, struct llama_context *ctx, int32_t seq,
                         const int32_t *tokens, size_t n, struct kvl_result *ret);
@@ -158,8 +163,9 @@ enum kvl_form {
 
 /**
  * Save a state of @len bytes that the caller got from libllama: kvl_save without a context. @data
- * stays the caller's. A state that can't be cut (or isn't one) is stored as a snapshot of exactly
- * @n tokens. Returns what kvl_save returns.
+ * stays the caller's. A state that can't be cut is stored as a snapshot of as many tokens as it has
+ * cells; one without cells (recurrent, or no state at all) as a snapshot of exactly @n tokens.
+ * Returns what kvl_save returns.
  */
 KV_API int64_t kvl_save_state(struct kvl_cache *cache, const int32_t *tokens, size_t n,
                               enum kvl_form form, const void *data, size_t len,

@@ -24,6 +24,8 @@ struct kvl_layout {
     bool snapshot; /* states that can't be cut; there is no shape */
     enum kvl_form form;
     struct kvl_shape shape;
+    const void *whole; /* of snapshots: kvl_whole_identity; not kept after the root is made */
+    size_t whole_len;
     uint8_t root[KV_PREFIX_HASH];
     uint8_t key[KV_PREFIX_KEY]; /* of its chunk */
 };
@@ -49,15 +51,11 @@ int kvl_layouts_read(struct kvl_cache *c, enum kvl_form form, struct kvl_layouts
 void kvl_layouts_fini(struct kvl_layouts *l);
 
 /**
- * Make sure that the store has the layout of @shape (NULL: of snapshots), and return its root.
+ * Make sure that the store has @layout: all but root and key, which it sets. Marks it as used.
+ * Layouts of one root that begin in other ways (versions of llama.cpp) are layouts of their own.
  * Returns 0; -ENOSPC when KVL_LAYOUTS_MAX others are there; another error.
  */
-int kvl_layout_note(struct kvl_cache *c, enum kvl_form form, const struct kvl_shape *shape,
-                    uint8_t ret_root[KV_PREFIX_HASH]);
-
-/** Compute the root of @shape (NULL: of snapshots). Returns 0 or -ENOMEM. */
-int kvl_root(const struct kvl_cache *c, enum kvl_form form, const struct kvl_shape *shape,
-             uint8_t ret[KV_PREFIX_HASH]);
+int kvl_layout_note(struct kvl_cache *c, struct kvl_layout *layout);
 
 /** Compute the keys of @n blocks: @ret has room for n * KV_PREFIX_KEY bytes. */
 void kvl_block_keys(const struct kvl_cache *c, const uint8_t root[KV_PREFIX_HASH],

@@ -35,16 +35,18 @@ static int end(struct kv_buf *buf, uint8_t ret[KV_PREFIX_HASH])
     return rc;
 }
 
-int kvl_root(const struct kvl_cache *c, enum kvl_form form, const struct kvl_shape *shape,
-             uint8_t ret[KV_PREFIX_HASH])
+/* Compute the root of a layout. Returns 0 or -ENOMEM. */
+static int make_root(const struct kvl_cache *c, struct kvl_layout *layout)
 {
     struct kv_buf buf = KV_BUF_INIT;
 
     /* Blocks are the same in both forms. */
-    begin(c, shape ? "kvl-root" : "kvl-whol", shape ? 0 : form, &buf);
-    if (shape)
-        kvl_shape_identity(shape, &buf);
-    return end(&buf, ret);
+    begin(c, layout->snapshot ? "kvl-whol" : "kvl-root", layout->snapshot ? layout->form : 0, &buf);
+    if (layout->snapshot)
+        kv_buf_append(&buf, layout->whole, layout->whole_len);
+    else
+        kvl_shape_identity(&layout->shape, &buf);
+    return end(&buf, layout->root);
 }
 
 static int layout_key(const struct kvl_cache *c, enum kvl_form form, size_t number,
@@ -80,16 +82,18 @@ void kvl_block_keys(const struct kvl_cache *c, const uint8_t root[KV_PREFIX_HASH
 
 /* -- encoding ---------------------------------------------------------------------------------- */
 
-static int encode(const uint8_t key[KV_PREFIX_KEY], const struct kvl_shape *shape,
+static int encode(const struct kvl_layout *layout, const uint8_t key[KV_PREFIX_KEY],
                   struct kv_buf *ret)
 {
     struct kv_prefix_header h = {0};
     struct kv_buf payload = KV_BUF_INIT;
     uint8_t header[KV_PREFIX_HEADER + KV_PREFIX_HASH];
 
-    kv_buf_putc(&payload, shape ? 1 : 2);
-    if (shape)
-        kvl_shape_encode(shape, &payload);
+    kv_buf_putc(&payload, layout->snapshot ? 2 : 1);
+    if (layout->snapshot)
+        kv_buf_append(&payload, layout->whole, layout->whole_len);
+    else
+        kvl_shape_encode(&layout->shape, &payload);
     if (payload.error) {
         kv_buf_fini(&payload);
         return -ENOMEM;
@@ -114,11 +118,16 @@ static int decode(const struct kvl_cache *c, enum kvl_form form, const uint8_t *
         return -EBADMSG;
     ret->form = form;
     ret->snapshot = data[header] == 2;
-    if (ret->snapshot)
-        return kvl_root(c, form, NULL, ret->root);
+    if (ret->snapshot) {
+        ret->whole = data + header + 1;
+        ret->whole_len = len - header - 1;
+        rc = make_root(c, ret);
+        ret->whole = NULL;
+        return rc;
+    }
     rc = kvl_shape_decode(data + header + 1, len - header - 1, form, &ret->shape);
     if (!rc)
-        rc = kvl_root(c, form, &ret->shape, ret->root);
+        rc = make_root(c, ret);
     return rc;
 }
 
@@ -177,35 +186,42 @@ int kvl_layouts_read(struct kvl_cache *c, enum kvl_form form, struct kvl_layouts
     return rc;
 }
 
-static bool has_root(const struct kvl_layouts *l, const uint8_t root[KV_PREFIX_HASH])
+/* Find @layout in @l: states put together by either must be the same bytes. NULL: isn't there. */
+static const struct kvl_layout *find_same(const struct kvl_layouts *l,
+                                          const struct kvl_layout *layout)
 {
-    for (size_t i = 0; i < l->n; i++)
-        if (!memcmp(l->at[i].root, root, KV_PREFIX_HASH))
-            return true;
-    return false;
+    for (size_t i = 0; i < l->n; i++) {
+        const struct kvl_layout *is = &l->at[i];
+
+        if (!memcmp(is->root, layout->root, KV_PREFIX_HASH) && is->snapshot == layout->snapshot &&
+            (is->snapshot || (is->shape.prefix_len == layout->shape.prefix_len &&
+                              is->shape.has_rotations == layout->shape.has_rotations)))
+            return is;
+    }
+    return NULL;
 }
 
 /* Put the layout under the first free number. Returns 0; 1 when another came first; an error. */
-static int put_layout(struct kvl_cache *c, enum kvl_form form, const struct kvl_shape *shape,
+static int put_layout(struct kvl_cache *c, struct kvl_layout *layout,
                       const struct kvl_layouts *there)
 {
-    uint8_t key[KV_PREFIX_KEY];
+    uint8_t *key = layout->key;
     struct kv_buf buf = KV_BUF_INIT;
     int rc;
 
     for (size_t i = 0; i < KVL_LAYOUTS_MAX; i++) {
         bool taken = false;
 
-        rc = layout_key(c, form, i, key);
+        rc = layout_key(c, layout->form, i, key);
         if (rc)
             return rc;
         for (size_t j = 0; j < there->n; j++)
-            taken = taken || !memcmp(there->at[j].key, key, sizeof(key));
+            taken = taken || !memcmp(there->at[j].key, key, KV_PREFIX_KEY);
         if (taken)
             continue;
-        rc = encode(key, shape, &buf);
+        rc = encode(layout, key, &buf);
         if (!rc)
-            rc = kvs_put_chunk(c->store, key, sizeof(key), buf.data, buf.len);
+            rc = kvs_put_chunk(c->store, key, KV_PREFIX_KEY, buf.data, buf.len);
         kv_buf_fini(&buf);
         return rc;
     }
@@ -214,24 +230,24 @@ static int put_layout(struct kvl_cache *c, enum kvl_form form, const struct kvl_
     return -ENOSPC;
 }
 
-int kvl_layout_note(struct kvl_cache *c, enum kvl_form form, const struct kvl_shape *shape,
-                    uint8_t ret_root[KV_PREFIX_HASH])
+int kvl_layout_note(struct kvl_cache *c, struct kvl_layout *layout)
 {
+    const struct kvl_layout *same;
     struct kvl_layouts there;
-    int rc = kvl_root(c, form, shape, ret_root);
+    int rc = make_root(c, layout);
 
     /* Each turn sees at least one layout more, so these suffice. */
     for (int turn = 0; turn <= KVL_LAYOUTS_MAX && !rc; turn++) {
-        rc = kvl_layouts_read(c, form, &there);
+        rc = kvl_layouts_read(c, layout->form, &there);
         if (rc)
             return rc;
-        if (has_root(&there, ret_root)) {
-            for (size_t i = 0; i < there.n; i++)
-                kvs_touch(c->store, there.at[i].key, KV_PREFIX_KEY, 1);
-            kvl_layouts_fini(&there);
-            return 0;
+        same = find_same(&there, layout);
+        if (same) { /* only this one is used: others may expire */
+            memcpy(layout->key, same->key, sizeof(layout->key));
+            kvs_touch(c->store, layout->key, KV_PREFIX_KEY, 1);
+        } else {
+            rc = put_layout(c, layout, &there);
         }
-        rc = put_layout(c, form, shape, &there);
         kvl_layouts_fini(&there);
         if (!rc)
             return 0;

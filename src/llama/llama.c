@@ -3,6 +3,8 @@
 #include "base/log.h"
 #include "llama/cache.h"
 
+enum { REFUSED_MAX = 4 }; /* snapshots of one layout that a load reads in vain */
+
 /* A stored prefix: tokens of it under one layout. */
 struct candidate {
     const struct kvl_layout *layout;
@@ -12,6 +14,16 @@ struct candidate {
 static bool are_tokens(const int32_t *tokens, size_t n)
 {
     return (tokens || !n) && n <= KVL_TOKENS_MAX;
+}
+
+/* Count the tokens before the first negative one: images and other media, whose K and V no token names. */
+static size_t n_known(const int32_t *tokens, size_t n)
+{
+    size_t i = 0;
+
+    while (i < n && tokens[i] >= 0)
+        i++;
+    return i;
 }
 
 /* Keys of the blocks of @n tokens, malloc'd. */
@@ -52,7 +64,7 @@ static int find_all(struct kvl_cache *c, const struct kvl_layouts *layouts, cons
 
         if (new.tokens < 0)
             return (int)new.tokens;
-        for (; at && ret[at - 1].tokens < new.tokens; at--)
+        for (; at && ret[at - 1].tokens <= new.tokens; at--) /* of equal ones, the later layout */
             ret[at] = ret[at - 1];
         ret[at] = new;
     }
@@ -67,6 +79,7 @@ int64_t kvl_find(struct kvl_cache *cache, const int32_t *tokens, size_t n)
 
     if (!cache || !are_tokens(tokens, n))
         return -EINVAL;
+    n = n_known(tokens, n);
     for (int form = 0; form < KVL_N_FORMS && longest >= 0; form++) {
         int rc = kvl_layouts_read(cache, (enum kvl_form)form, &layouts);
 
@@ -101,6 +114,8 @@ static int64_t make_state(struct kvl_cache *c, const struct candidate *found, in
             if (!rc)
                 got = kvl_snapshot_find(c, found->layout->root, tokens, (size_t)got - 1);
         } while (!rc && got > 0);
+        if (rc == 1)
+            kvs_touch(c->store, found->layout->key, KV_PREFIX_KEY, 1);
         *result = (struct kvl_result){.blocks = 1, .snapshot = true};
         return rc < 0 ? rc : got;
     }
@@ -121,7 +136,7 @@ static int64_t make_state(struct kvl_cache *c, const struct candidate *found, in
 static int64_t give(int64_t tokens, size_t state_bytes, const struct kvl_result *result,
                     struct kvl_result *ret)
 {
-    struct kvl_result r = *result;
+    struct kvl_result r = tokens ? *result : (struct kvl_result){0};
 
     if (tokens < 0 || !ret)
         return tokens;
@@ -145,6 +160,7 @@ int64_t kvl_load_state(struct kvl_cache *cache, const int32_t *tokens, size_t n,
     if (!cache || !are_tokens(tokens, n) || !ret || !ret_len || (int)form >= KVL_N_FORMS ||
         !kv_sized_or_null(result, "kvl_result"))
         return -EINVAL;
+    n = n_known(tokens, n);
     got = kvl_layouts_read(cache, form, &layouts);
     if (got < 0)
         return got;
@@ -159,26 +175,47 @@ int64_t kvl_load_state(struct kvl_cache *cache, const int32_t *tokens, size_t n,
     return give(got, len, &r, result);
 }
 
-/* Save a state. @exact: it is of the @n tokens and of no more. */
+/* Save a state that can't be cut. @exact: nothing but the caller tells that it is of @n tokens. */
+static int64_t save_whole(struct kvl_cache *c, const int32_t *tokens, size_t n, bool exact,
+                          enum kvl_form form, const uint8_t *data, size_t len,
+                          struct kvl_result *ret)
+{
+    struct kv_buf identity = KV_BUF_INIT;
+    struct kvl_layout layout = {.snapshot = true, .form = form};
+    uint32_t cells = 0;
+    int64_t saved = kvl_whole_identity(data, len, form, &identity, &cells);
+
+    if (saved == -ESTALE || (!saved && (cells ? cells > n : !exact))) {
+        kv_buf_fini(&identity);
+        return 0; /* tokens don't describe it */
+    }
+    layout.whole = identity.data;
+    layout.whole_len = identity.len;
+    if (!saved)
+        saved = kvl_layout_note(c, &layout);
+    if (!saved)
+        saved = kvl_snapshot_save(c, layout.root, tokens, cells ? cells : n, data, len, ret);
+    kv_buf_fini(&identity);
+    return saved;
+}
+
+/* Save a state of the first of @n tokens. @exact: of all of them, where the state doesn't tell. */
 static int64_t save_state(struct kvl_cache *c, const int32_t *tokens, size_t n, bool exact,
                           enum kvl_form form, const uint8_t *data, size_t len,
                           struct kvl_result *ret)
 {
-    uint8_t root[KV_PREFIX_HASH];
+    struct kvl_layout layout = {.form = form};
     struct kvl_view v;
     int64_t saved = kvl_view_parse(data, len, form, &v);
 
-    if (saved == -ENOMEM)
-        return saved;
-    if (saved) {
-        if (!exact)
-            return 0;
-        saved = kvl_layout_note(c, form, NULL, root);
-        return saved ? saved : kvl_snapshot_save(c, root, tokens, n, data, len, ret);
-    }
-    saved = kvl_layout_note(c, form, &v.shape, root);
+    if (saved == -ENODATA)
+        return save_whole(c, tokens, n, exact, form, data, len, ret);
+    if (saved)
+        return saved == -ESTALE ? 0 : saved;
+    layout.shape = v.shape;
+    saved = kvl_layout_note(c, &layout);
     if (!saved)
-        saved = kvl_blocks_save(c, &v, root, tokens, n, ret);
+        saved = kvl_blocks_save(c, &v, layout.root, tokens, n, ret);
     kvl_view_fini(&v, false);
     return saved;
 }
@@ -187,13 +224,15 @@ int64_t kvl_save_state(struct kvl_cache *cache, const int32_t *tokens, size_t n,
                        const void *data, size_t len, struct kvl_result *ret)
 {
     struct kvl_result r = {0};
+    size_t known;
 
     if (!cache || !are_tokens(tokens, n) || (!data && len) || (int)form >= KVL_N_FORMS ||
         !kv_sized_or_null(ret, "kvl_result"))
         return -EINVAL;
-    if (!n || !len)
+    known = n_known(tokens, n);
+    if (!known || !len)
         return give(0, len, &r, ret);
-    return give(save_state(cache, tokens, n, true, form, data, len, &r), len, &r, ret);
+    return give(save_state(cache, tokens, known, known == n, form, data, len, &r), len, &r, ret);
 }
 
 /* -- contexts ---------------------------------------------------------------------------------- */
@@ -272,22 +311,31 @@ static bool fits(const struct kvl_cache *c, struct llama_context *ctx, int32_t s
     return took;
 }
 
-/* Load one candidate. Returns its tokens, 0, or an error. */
+/*
+ * Load one candidate. A layout of snapshots doesn't tell all that libllama compares, so one that was
+ * refused may hide shorter ones of this memory. Returns its tokens, 0, or an error.
+ */
 static int64_t load_one(struct kvl_cache *c, struct llama_context *ctx, int32_t seq,
-                        const struct candidate *found, const int32_t *tokens, size_t *ret_len,
+                        struct candidate found, const int32_t *tokens, size_t *ret_len,
                         struct kvl_result *ret)
 {
-    uint8_t *state;
-    int64_t got = make_state(c, found, seq, tokens, &state, ret_len, ret);
+    for (int refused = 0; found.tokens > 0 && refused < REFUSED_MAX; refused++) {
+        uint8_t *state;
+        int64_t got = make_state(c, &found, seq, tokens, &state, ret_len, ret);
+        bool took;
 
-    if (got <= 0)
-        return got;
-    if (!set_state(c, ctx, seq, state, *ret_len)) {
+        if (got <= 0)
+            return got;
+        took = set_state(c, ctx, seq, state, *ret_len);
+        free(state);
+        if (took)
+            return got;
         kv_log_warn("llama", "libllama refused a stored state", "tokens=%lld", (long long)got);
-        got = 0;
+        if (!found.layout->snapshot)
+            return 0;
+        found.tokens = kvl_snapshot_find(c, found.layout->root, tokens, (size_t)got - 1);
     }
-    free(state);
-    return got;
+    return KV_MIN(found.tokens, 0);
 }
 
 int64_t kvl_load(struct kvl_cache *cache, struct llama_context *ctx, int32_t seq,
@@ -304,6 +352,7 @@ int64_t kvl_load(struct kvl_cache *cache, struct llama_context *ctx, int32_t seq
         return -EINVAL;
     if (!kvl_has_libllama(cache))
         return -ENOSYS;
+    n = n_known(tokens, n);
     got = kvl_layouts_read(cache, KVL_FORM_SEQUENCE, &layouts);
     if (got < 0)
         return got;
@@ -312,7 +361,7 @@ int64_t kvl_load(struct kvl_cache *cache, struct llama_context *ctx, int32_t seq
     n_streams = layouts.n ? streams_of(cache, ctx, seq) : 0;
     for (size_t i = 0; i < layouts.n && !got && found[i].tokens; i++)
         if (fits(cache, ctx, seq, &layouts.at[found[i].layout - layouts.at], n_streams))
-            got = load_one(cache, ctx, seq, &found[i], tokens, &len, &r);
+            got = load_one(cache, ctx, seq, found[i], tokens, &len, &r);
     kvl_layouts_fini(&layouts);
     return give(got, got > 0 ? len : 0, &r, ret);
 }
@@ -329,8 +378,9 @@ int64_t kvl_save(struct kvl_cache *cache, struct llama_context *ctx, int32_t seq
         return -EINVAL;
     if (!kvl_has_libllama(cache))
         return -ENOSYS;
+    n = n_known(tokens, n);
     decoded = (int64_t)cache->lib.memory_seq_pos_max(cache->lib.get_memory(ctx), seq) + 1;
-    if (decoded <= 0)
+    if (decoded <= 0 || !n)
         return give(0, 0, &r, ret);
     saved = get_state(cache, ctx, seq, &state, &len);
     if (saved < 0)

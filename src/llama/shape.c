@@ -175,6 +175,8 @@ struct variant {
     bool rotations, values;
 };
 
+static const uint32_t extras_known[] = {0, 8, 12};
+
 static void take_prefix(struct reader *r, struct kvl_shape *s)
 {
     uint32_t n;
@@ -237,61 +239,87 @@ static bool make_rows(struct kvl_view *v)
     return v->shape.rows && v->rows;
 }
 
+/* Read a cache up to its K. Returns 0 or -ENODATA. Sets *@ret_after to the streams that follow. */
+static int take_cells(struct reader *r, struct kvl_view *v, const struct variant *variant,
+                      uint32_t *ret_after)
+{
+    struct kvl_shape *s = &v->shape;
+    uint32_t stream;
+
+    take_prefix(r, s);
+    s->n_streams = take_u32(r);
+    if (r->bad || !s->n_streams || s->n_streams > KVL_STREAMS_MAX)
+        return -ENODATA;
+    stream = take_empty_streams(r, s->n_streams);
+    if (r->bad || stream == s->n_streams)
+        return -ENODATA;
+    *ret_after = s->n_streams - stream - 1;
+    v->n_cells = (uint32_t)kv_get_le(r->data + r->at - 4, 4);
+    s->extras = variant->extras;
+    v->cells = r->at;
+    skip(r, (uint64_t)v->n_cells * kvl_cell_bytes(s));
+    s->v_trans = take_u32(r);
+    s->n_layers = take_u32(r);
+    s->has_rotations = variant->rotations;
+    if (variant->rotations) {
+        s->rotations[0] = take_u32(r);
+        s->rotations[1] = take_u32(r);
+    }
+    return r->bad || v->n_cells > KVL_TOKENS_MAX || s->v_trans > 1 || s->n_layers > KVL_LAYERS_MAX
+               ? -ENODATA
+               : 0;
+}
+
 /* Try one variant. Returns 0, -ENODATA or -ENOMEM; @v has to be freed in any case. */
 static int try_variant(struct kvl_view *v, const struct variant *variant)
 {
     struct reader r = {.data = v->data, .len = v->len};
     struct kvl_shape *s = &v->shape;
-    uint32_t stream;
+    uint32_t after;
 
-    take_prefix(&r, s);
-    s->n_streams = take_u32(&r);
-    if (r.bad || !s->n_streams || s->n_streams > KVL_STREAMS_MAX)
-        return -ENODATA;
-    stream = take_empty_streams(&r, s->n_streams);
-    if (r.bad || stream == s->n_streams)
-        return -ENODATA;
-    v->n_cells = (uint32_t)kv_get_le(r.data + r.at - 4, 4);
-    s->extras = variant->extras;
-    v->cells = r.at;
-    skip(&r, (uint64_t)v->n_cells * kvl_cell_bytes(s));
-    s->v_trans = take_u32(&r);
-    s->n_layers = take_u32(&r);
-    s->has_rotations = variant->rotations;
-    if (variant->rotations) {
-        s->rotations[0] = take_u32(&r);
-        s->rotations[1] = take_u32(&r);
-    }
-    if (r.bad || v->n_cells > KVL_TOKENS_MAX || s->v_trans > 1 || !s->n_layers ||
-        s->n_layers > KVL_LAYERS_MAX)
+    if (take_cells(&r, v, variant, &after) < 0 || !s->n_layers)
         return -ENODATA;
     if (!make_rows(v))
         return -ENOMEM;
     take_rows(&r, v, 0, s->n_layers);
     s->n_values = variant->values ? s->n_layers : 0;
     take_rows(&r, v, s->n_layers, s->n_values);
-    if (take_empty_streams(&r, s->n_streams - stream - 1) != s->n_streams - stream - 1)
+    if (take_empty_streams(&r, after) != after)
         return -ENODATA;
     return !r.bad && r.at == r.len && is_sound(s) ? 0 : -ENODATA;
 }
 
-/* Check that the cells are of positions 0 to n - 1, once each, and note their order. */
+/* Check that each cell is of one sequence: what cells of another format hardly look like. */
+static bool are_cells(const struct kvl_view *v)
+{
+    for (size_t i = 0; i < v->n_cells; i++)
+        if (kv_get_le(v->data + v->cells + i * kvl_cell_bytes(&v->shape) + 4, 4) != 1)
+            return false;
+    return true;
+}
+
+/*
+ * Check that the cells are of positions 0 to n - 1, once each, in one sequence; note their order.
+ * Returns 0; -ENODATA: aren't cells; -ESTALE: of other positions; -ENOMEM.
+ */
 static int order_cells(struct kvl_view *v)
 {
     size_t bytes = kvl_cell_bytes(&v->shape), n = v->n_cells;
+    const uint8_t *cell = v->data + v->cells, *seq = cell + bytes - 4;
     bool in_order = true;
-    int rc = -ENODATA;
 
+    if (!are_cells(v))
+        return -ENODATA;
     v->cell_of = malloc(n * sizeof(*v->cell_of));
     if (!v->cell_of)
         return -ENOMEM;
     memset(v->cell_of, 0xff, n * sizeof(*v->cell_of));
-    for (size_t i = 0; i < n; i++) {
-        const uint8_t *cell = v->data + v->cells + i * bytes;
+    for (size_t i = 0; i < n; i++, cell += bytes) {
         uint64_t position = kv_get_le(cell, 4);
 
-        if (position >= n || v->cell_of[position] != UINT32_MAX || kv_get_le(cell + 4, 4) != 1)
-            return rc;
+        if (position >= n || v->cell_of[position] != UINT32_MAX ||
+            memcmp(cell + bytes - 4, seq, 4) != 0)
+            return -ESTALE;
         v->cell_of[position] = (uint32_t)i;
         in_order = in_order && position == i;
     }
@@ -304,13 +332,12 @@ static int order_cells(struct kvl_view *v)
 
 int kvl_view_parse(const uint8_t *data, size_t len, enum kvl_form form, struct kvl_view *ret)
 {
-    static const uint32_t extras[] = {0, 8, 12};
     struct kvl_view found;
     size_t n_found = 0;
     int rc = 0;
 
-    for (size_t i = 0; i < 4 * KV_COUNT(extras); i++) {
-        struct variant variant = {extras[i / 4], i & 1, !(i & 2)};
+    for (size_t i = 0; i < 4 * KV_COUNT(extras_known); i++) {
+        struct variant variant = {extras_known[i / 4], i & 1, !(i & 2)};
         struct kvl_view v = {.data = (uint8_t *)(uintptr_t)data, .len = len, .shape.form = form};
 
         rc = try_variant(&v, &variant);
@@ -339,6 +366,70 @@ void kvl_view_fini(struct kvl_view *v, bool made)
     if (made)
         free(v->data);
     *v = (struct kvl_view){0};
+}
+
+/* Read V behind K, where there is any: a model without V has another cache's bytes there. */
+static void take_values(struct reader r, struct kvl_view *v)
+{
+    struct kvl_shape *s = &v->shape;
+
+    s->n_values = s->n_layers;
+    take_rows(&r, v, s->n_layers, s->n_layers);
+    s->n_values = r.bad ? 0 : s->n_layers;
+}
+
+/*
+ * Read the cache that a state begins with. Several variants may fit, as nothing is known
+ * of the rest: @ret then holds the first. Returns 0, -ENODATA, -ESTALE or -ENOMEM.
+ */
+static int take_first(struct kvl_view *v, const struct variant *variant)
+{
+    struct reader r = {.data = v->data, .len = v->len};
+    uint32_t after;
+    int rc = take_cells(&r, v, variant, &after);
+
+    if (rc)
+        return rc;
+    if (v->shape.n_layers) { /* else all layers have windows */
+        if (!make_rows(v))
+            return -ENOMEM;
+        take_rows(&r, v, 0, v->shape.n_layers);
+        take_values(r, v);
+    }
+    return r.bad ? -ENODATA : order_cells(v);
+}
+
+static void put_first(const struct kvl_view *v, struct kv_buf *ret)
+{
+    const struct kvl_shape *s = &v->shape;
+
+    put_u32(ret, s->form == KVL_FORM_SEQUENCE ? s->prefix_len : 0);
+    put_u32(ret, s->has_rotations);
+    put_u32(ret, s->n_streams);
+    kvl_shape_identity(s, ret);
+}
+
+int kvl_whole_identity(const uint8_t *data, size_t len, enum kvl_form form, struct kv_buf *ret,
+                       uint32_t *ret_tokens)
+{
+    bool is_stale = false;
+
+    *ret_tokens = 0;
+    for (size_t i = 0; i < 2 * KV_COUNT(extras_known) && !*ret_tokens; i++) {
+        struct variant variant = {extras_known[i / 2], i & 1, false};
+        struct kvl_view v = {.data = (uint8_t *)(uintptr_t)data, .len = len, .shape.form = form};
+        int rc = take_first(&v, &variant);
+
+        if (!rc) {
+            *ret_tokens = v.n_cells;
+            put_first(&v, ret);
+        }
+        kvl_view_fini(&v, false);
+        if (rc == -ENOMEM || ret->error)
+            return -ENOMEM;
+        is_stale = is_stale || rc == -ESTALE;
+    }
+    return is_stale && !*ret_tokens ? -ESTALE : 0;
 }
 
 uint32_t kvl_streams_of(const uint8_t *data, size_t len)

@@ -68,7 +68,7 @@ struct kvl_view {
 
 /**
  * Take a state apart. Returns 0: @ret borrows @data until kvl_view_fini. -ENODATA: can't be cut;
- * -ENOMEM.
+ * -ESTALE: could be, but its cells aren't one for each position from 0 of one sequence; -ENOMEM.
  */
 int kvl_view_parse(const uint8_t *data, size_t len, enum kvl_form form, struct kvl_view *ret);
 
@@ -105,6 +105,16 @@ int kvl_shape_decode(const uint8_t *data, size_t len, enum kvl_form form, struct
 /** Copy @s. Returns 0 or -ENOMEM. */
 int kvl_shape_copy(const struct kvl_shape *s, struct kvl_shape *ret);
 void kvl_shape_fini(struct kvl_shape *s);
+
+/**
+ * Tell of a state that can't be cut what all states of its memory have in common, and for how many
+ * tokens it is. When it begins with a cache (windows, hybrid models), append version, streams and
+ * layers of that to @ret, and set *@ret_tokens to its cells: one for each position from 0. Of other
+ * states set it to 0 and append nothing. Returns 0; -ESTALE: the cache's positions are others, so
+ * the state isn't that of any tokens; -ENOMEM.
+ */
+int kvl_whole_identity(const uint8_t *data, size_t len, enum kvl_form form, struct kv_buf *ret,
+                       uint32_t *ret_tokens);
 
 /** Read the number of streams of a state of sequence form. Returns 0 when @data is none. */
 uint32_t kvl_streams_of(const uint8_t *data, size_t len);

@@ -140,6 +140,33 @@ def test_snapshots_of_what_cannot_be_cut():
             equal(w.store.verify().problems, [], "verify")
 
 
+def test_snapshots_of_other_layouts():
+    tokens = words(1, N)
+    for shape in ("window", "hybrid"):
+        with World(shape) as w:
+            for n, name in ((250, "flash"), (150, "q8_0"), (120, "slots"), (90, "transposed")):
+                equal(w.save(tokens[:n], **SETTINGS[name]).tokens, n, f"{shape} {name}: saved")
+            for n, name in ((250, "flash"), (150, "q8_0"), (120, "slots"), (90, "transposed")):
+                equal(w.restored(tokens, **SETTINGS[name])[1].tokens, n, f"{shape} {name}: restored beside the others")
+
+
+def test_states_that_are_not_of_their_tokens():
+    tokens = words(1, N)
+    for shape in ("llama", "mrope", "window"):
+        with World(shape) as w, w.context() as context:
+            context.decode(tokens)
+            memory = llama_engine.LIB.llama_get_memory(context.handle)
+            check(llama_engine.LIB.llama_memory_seq_rm(memory, 0, 100, 130), "removed from the middle")
+            equal(w.prefixes.save(context.handle, 0, tokens).tokens, 0, f"{shape}: saved with a hole")
+            equal(w.prefixes.save_state(tokens[:N - 30], context.state(), "sequence").tokens, 0, f"{shape}: the same as bytes")
+            equal(w.store.stats()["n_chunks"], 0, f"{shape}: chunks")
+        with World(shape) as w:
+            image = tokens[:150] + [-1] * 50 + tokens[200:]
+            with w.context() as context:
+                context.decode(tokens)
+                equal(w.prefixes.save(context.handle, 0, image).tokens, 0 if shape == "window" else 128, f"{shape}: saved up to an image")
+
+
 def test_damage_never_becomes_kv():
     tokens = words(1, N)
     with World() as w:
