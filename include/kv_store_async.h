@@ -67,7 +67,7 @@ enum kvs_op {
     KVS_OP_PUT,     /* kvs_put_chunks_from */
     KVS_OP_EXISTS,  /* kvs_exists */
     KVS_OP_DELETE,  /* kvs_delete_chunk */
-    KVS_OP_FLUSH    /* kvs_flush; no chunks */
+    KVS_OP_FLUSH    /* kvs_flush, which ends no save; no chunks */
 };
 
 /** A request; set size to sizeof(struct kvs_request), zero means the default. */

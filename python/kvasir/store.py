@@ -357,7 +357,10 @@ class Store(Handle):
         return adopt(data.value, n.value)
 
     def flush(self) -> None:
-        """Make blocks durable that put() stored; close() does it too, but raises nothing when it fails."""
+        """Make blocks durable that put() stored; close() does it too, but raises nothing when it fails.
+
+        A file store's limit and gc keep the blocks until put_manifest() or close(): publish now and then, b"" will do.
+        """
         self._call(self._c.kvs_flush)
 
     def stats(self) -> Dict[str, int]:
