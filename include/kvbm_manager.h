@@ -284,8 +284,9 @@ struct kvbm_remove_result {
  *
  * Returns 0; -EINVAL; -ECHILD; or the first error of a tier, in which keys may be left: -EHOSTDOWN,
  * -ETIMEDOUT, -EAGAIN (queue full), -ENOTSUP (a store that deletes no chunks), -EIO, -ENOMEM. The
- * other tiers are served in any case. Call again after an error: -EIO stays while a failed write of
- * the disk tier, of any keys, leaves a record in the index file unknown.
+ * other tiers are served in any case. Call again after an error, before destroy: -EIO stays while a
+ * failed write of the disk tier, of any keys, leaves a record in the index file unknown. A manager
+ * created after destroy no longer knows of it: a power cut may then bring the record back.
  */
 KV_API int kvbm_manager_remove(struct kvbm_manager *manager, uint32_t group, const void *keys,
                                size_t n, uint32_t timeout_ms, struct kvbm_remove_result *ret);

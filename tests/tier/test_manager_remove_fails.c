@@ -24,7 +24,7 @@
 /* ---- an index file that fails ---- */
 
 static _Atomic bool fail_writes, fail_syncs, fail_reads, fail_folders;
-static _Atomic int n_failed;
+static _Atomic int n_failed, n_synced; /* of index files: those that didn't fail */
 
 /* Tell whether the file's path holds @part. */
 static bool is_in(int fd, const char *part)
@@ -67,7 +67,10 @@ int fdatasync(int fd)
 {
     int (*real)(int) = (int (*)(int))(uintptr_t)dlsym(RTLD_NEXT, "fdatasync");
 
-    return fails(&fail_syncs, fd) ? -1 : real(fd);
+    if (fails(&fail_syncs, fd))
+        return -1;
+    atomic_fetch_add(&n_synced, is_in(fd, ".index"));
+    return real(fd);
 }
 
 int fsync(int fd)
@@ -155,13 +158,48 @@ static void test_removal_failed(void **state)
         *faults[i] = true;
         assert_int_equal(remove_some(&w, keys, KEYS), -EIO);
         check_at(&w, keys, KEYS, KVBM_MISS);
-        for (int again = 0; again < 5; again++)
+        for (int again = 0; again < 12; again++)
             assert_int_equal(remove_some(&w, keys, KEYS), -EIO);
         assert_int_equal(remove_some(&w, keys, 1), -EIO);
         check_removed(&w, keys, KEYS);
         check_at(&w, others, KEYS, KVBM_ON_DISK);
         world_fini(&w);
     }
+}
+
+/* A process zeroed the records and ended before they were synced: its successor finds none, and
+ * syncs before a removal of the keys is 0. @later: the first sync of the successor fails, too. */
+static void check_begun_elsewhere(bool later)
+{
+    struct world w;
+
+    start(&w, 16, 16);
+    store(&w, keys, KEYS);
+    store(&w, others, KEYS);
+    fail_syncs = true;
+    assert_int_equal(remove_some(&w, keys, KEYS), -EIO);
+    world_stop(&w);
+    n_failed = n_synced = 0;
+    fail_syncs = later;
+    world_start(&w);
+    world_attach(&w, false);
+    assert_true(!later || n_failed > 0);
+    check_at(&w, keys, KEYS, KVBM_MISS);
+    if (later)
+        assert_int_equal(remove_some(&w, keys, KEYS), -EIO);
+    heal();
+    assert_int_equal(remove_some(&w, keys, KEYS), 0);
+    assert_true(n_synced > 0);
+    check_at(&w, others, KEYS, KVBM_ON_DISK);
+    assert_int_equal(world_stats(&w).volumes_down, 0);
+    world_fini(&w);
+}
+
+static void test_begun_elsewhere(void **state)
+{
+    (void)state;
+    check_begun_elsewhere(false);
+    check_begun_elsewhere(true);
 }
 
 /* A store failed after its records were written: they are in the file, unknown to the manager. */
@@ -285,7 +323,6 @@ static void test_random(void **state)
         for (uint32_t i = 0; i < n; i++)
             some[i] = unit_below(&rng, MANY);
         if (what == 0) {
-            fail_syncs = false; /* the start zeroes older records without a sync */
             restart(&w);
         } else if (what < 3) {
             store(&w, some, n);
@@ -321,6 +358,7 @@ int main(void)
         cmocka_unit_test(test_eviction_failed), cmocka_unit_test(test_unreadable_index),
         cmocka_unit_test(test_older_record),    cmocka_unit_test(test_used_again),
         cmocka_unit_test(test_object_folder),   cmocka_unit_test(test_random),
+        cmocka_unit_test(test_begun_elsewhere),
     };
 
     return cmocka_run_group_tests(tests, quiet, NULL);

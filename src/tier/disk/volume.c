@@ -417,20 +417,34 @@ static int make_image(struct kvbm_disk_volume *volume)
     return volume->image && volume->busy && volume->unknown ? 0 : -ENOMEM;
 }
 
+/* Sync an existing index: a process that ended may have zeroed records that it hadn't synced yet. A
+ * removal of their keys finds none, and must be durable. Returns false when the sync failed. */
+static bool settle(const struct kvbm_disk_volume *volume)
+{
+    if (volume->fresh || volume->disk->volatile_ || fdatasync(volume->index_fd) == 0)
+        return true;
+    kv_log_warn("kvbm", "a disk tier's index can't be synced", "volume=%u errno=%d", volume->number,
+                errno);
+    return false;
+}
+
 static void load(struct kvbm_disk_volume *volume)
 {
     struct kvbm_disk *disk = volume->disk;
     uint32_t record_bytes = volume->header.record_bytes;
     struct kvbm_disk_entry entry;
+    bool settled = settle(volume);
 
     read_image(volume, (size_t)volume->n_slots * record_bytes);
     for (uint32_t i = 0; i < volume->n_slots; i++) {
         uint8_t *record = volume->image + (size_t)i * record_bytes;
 
-        if (!kvbm_disk_record_read(&volume->header, i, record, &entry))
+        if (!kvbm_disk_record_read(&volume->header, i, record, &entry)) {
             memset(record, 0, record_bytes);
-        else if (entry.commit >= disk->commit)
+            volume->unknown[i] |= !settled; /* the disk may have one: a removal zeroes it again */
+        } else if (entry.commit >= disk->commit) {
             disk->commit = entry.commit;
+        }
     }
 }
 

@@ -312,6 +312,15 @@ void kvbm_disk_sums(struct kvbm_disk *disk)
 
 /* ---- commits ---- */
 
+static bool only_retries(const struct kvbm_disk_list *list)
+{
+    const struct kvbm_disk_op *op = list->first;
+
+    while (op && is_retry(op))
+        op = op->next;
+    return list->first && !op;
+}
+
 static void commit_ended(struct kvbm_disk *disk, struct kvbm_disk_volume *volume, int status)
 {
     struct kvbm_disk_list list = volume->committing;
@@ -319,7 +328,8 @@ static void commit_ended(struct kvbm_disk *disk, struct kvbm_disk_volume *volume
 
     volume->committing = (struct kvbm_disk_list){0};
     volume->commit_running = false;
-    judge(volume, status);
+    if (status == 0 || !only_retries(&list))
+        judge(volume, status);
     /* After a failed barrier the kernel may have dropped what was written before it, and the next
      * barrier succeeds nevertheless: blocks of the next commit fail, too. */
     while (status < 0 && (op = kvbm_disk_shift(&volume->written)))
