@@ -113,8 +113,14 @@ struct kvbm_manager_opts {
      * destroy has returned 0. Processes of one engine that map the same memory (memfd, /dev/shm) read
      * and write its blocks themselves: kvbm_pin_blocks gives the numbers, block i begins i times
      * kvbm_manager_host_layout's block stride behind host_memory. One manager has the memory at a
-     * time; a new one finds none of its blocks. Not with host_pinned and huge_pages; with
-     * io_registered it must be a shared mapping. NULL: the manager allocates its host tier. */
+     * time: a second one of this process gets -EBUSY, one of another process isn't noticed. A new
+     * manager finds none of its blocks.
+     *
+     * Create touches every page and changes no byte: -ENOSPC where a page can't be had (behind the
+     * end of a file, a full tmpfs). Linux before 5.14 can't touch so, and a copy then ends in
+     * SIGBUS: reserve the file by posix_fallocate, and never shrink it. Not with host_pinned and
+     * huge_pages; with io_registered it must be a shared mapping. NULL: the manager allocates its
+     * host tier. */
     void *host_memory;
 };
 #define KVBM_MANAGER_OPTS_INIT KV_INIT_(kvbm_manager_opts)
@@ -137,8 +143,9 @@ KV_API int kvbm_manager_configure(struct kvbm_manager_opts *opts, const char *fi
  * owns *@ret and frees it with kvbm_manager_destroy. Waits for I/O.
  *
  * The kernel may keep the files of a killed process locked for a moment: create retries for one
- * second, and logs that it waits. Returns 0; -EINVAL; -ENOMEM; -ENOSPC; -EBUSY (another process has
- * the disk tier); -ENODEV; another error of the storages, the disk or the store.
+ * second, and logs that it waits. Returns 0; -EINVAL; -ENOMEM; -ENOSPC (disk, or pages of
+ * host_memory); -EBUSY (another process has the disk tier, or another manager host_memory);
+ * -ENODEV; another error of the storages, the disk or the store.
  */
 KV_API int kvbm_manager_create(const struct kvbm_manager_opts *opts, struct kvbm_manager **ret);
 

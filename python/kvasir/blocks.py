@@ -211,7 +211,8 @@ class Manager(Handle):
     Options are those of kvbm_manager_opts (kvbm_manager.h) by name. Any number of threads. Create it after fork().
 
     @host_memory: writable memory for the host tier, such as an mmap of a memfd or of a file in /dev/shm. Other processes that map
-    it read and write its blocks themselves: block i begins at i * host_stride. @host_bytes: its length, unless said.
+    it read and write its blocks themselves: block i begins at i * host_stride. @host_bytes: its length, unless said. Memory that
+    lacks pages (longer than its file, a full tmpfs) is Error(ENOSPC), memory of another manager of the process Error(EBUSY).
     """
 
     def __init__(self, shape: Shape, *, key_len: int = 8, close_timeout: float = 30.0, host_memory: Any = None, **options: Any) -> None:

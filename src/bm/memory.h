@@ -6,6 +6,7 @@
 #ifndef KVBM_BM_MEMORY_H
 #define KVBM_BM_MEMORY_H
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -43,12 +44,14 @@ static inline void *kvbm_map(size_t bytes, size_t *mapped)
 /**
  * Touch memory before it is used, without a lock: a first touch of a huge page under the lock would
  * stop all callers for milliseconds. Changes no byte, even if another thread writes there. Kernels
- * before 5.14 can't; then the first users touch it.
+ * before 5.14 can't; then the first users touch it. Returns 0 or -errno: -EINVAL (kernel),
+ * -EFAULT (a later touch would be SIGBUS).
  */
-static inline void kvbm_populate(void *memory, size_t bytes)
+static inline int kvbm_populate(void *memory, size_t bytes)
 {
-    if (bytes)
-        madvise(memory, (bytes + 4095) & ~(size_t)4095, MADV_POPULATE_WRITE);
+    size_t len = (bytes + 4095) & ~(size_t)4095;
+
+    return bytes && madvise(memory, len, MADV_POPULATE_WRITE) < 0 ? -errno : 0;
 }
 
 static inline void kvbm_unmap(void *memory, size_t mapped)

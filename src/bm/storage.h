@@ -47,6 +47,13 @@ extern const struct kvbm_storage_ops kvbm_storage_system, kvbm_storage_disk, kvb
  */
 void kvbm_first_touch(void *memory, size_t len, uint32_t n_threads);
 
+/**
+ * Touch every page of memory that is in use, from @n_threads threads, without changing a byte.
+ * Returns 0, also when the kernel can't (before Linux 5.14, or a driver's memory); -ENOSPC (no page:
+ * behind the end of a file, a full file system, no memory); another error.
+ */
+int kvbm_touch(void *memory, size_t len, uint32_t n_threads);
+
 /** Bind the memory's pages to one NUMA node. Returns 0 or -ENODEV. */
 int kvbm_bind_to_node(void *memory, size_t len, uint32_t node);
 

@@ -27,8 +27,26 @@ struct touch {
     char *memory;
     size_t len;
     size_t page;
+    bool keep; /* the bytes */
     _Atomic size_t next;
+    _Atomic int err; /* of keep */
 };
+
+/* Touch a slice. Returns 0 or -errno. */
+static int touch_slice(const struct touch *touch, size_t from, size_t end)
+{
+    int err;
+
+    if (touch->keep) {
+        do
+            err = kvbm_populate(touch->memory + from, end - from);
+        while (err == -EINTR);
+        return err == -EINVAL ? 0 : err; /* the kernel can't: the first users touch it */
+    }
+    for (size_t at = from; at < end; at += touch->page)
+        ((volatile char *)touch->memory)[at] = 0;
+    return 0;
+}
 
 static void *touch_slices(void *arg)
 {
@@ -38,26 +56,42 @@ static void *touch_slices(void *arg)
         size_t from = atomic_fetch_add_explicit(&touch->next, SLICE, memory_order_relaxed);
         size_t end = from < touch->len ? KV_MIN(from + SLICE, touch->len) : 0;
 
-        if (!end)
+        int err = end ? touch_slice(touch, from, end) : 0;
+
+        if (err < 0)
+            atomic_store_explicit(&touch->err, err, memory_order_relaxed);
+        if (!end || err < 0)
             return NULL;
-        for (size_t at = from; at < end; at += touch->page)
-            ((volatile char *)touch->memory)[at] = 0;
     }
 }
 
-void kvbm_first_touch(void *memory, size_t len, uint32_t n_threads)
+static void touch_all(struct touch *touch, uint32_t n_threads)
 {
-    struct touch touch = {.memory = memory, .len = len, .page = (size_t)sysconf(_SC_PAGESIZE)};
     pthread_t threads[MAX_THREADS];
     uint32_t n = 0;
 
     n_threads = KV_MIN(n_threads, (uint32_t)MAX_THREADS);
     while (n + 1 < n_threads &&
-           kv_thread_start(&threads[n], "kvbm-touch", touch_slices, &touch) == 0)
+           kv_thread_start(&threads[n], "kvbm-touch", touch_slices, touch) == 0)
         n++;
-    touch_slices(&touch);
+    touch_slices(touch);
     while (n > 0)
         pthread_join(threads[--n], NULL);
+}
+
+void kvbm_first_touch(void *memory, size_t len, uint32_t n_threads)
+{
+    struct touch touch = {.memory = memory, .len = len, .page = (size_t)sysconf(_SC_PAGESIZE)};
+
+    touch_all(&touch, n_threads);
+}
+
+int kvbm_touch(void *memory, size_t len, uint32_t n_threads)
+{
+    struct touch touch = {.memory = memory, .len = len, .keep = true};
+
+    touch_all(&touch, n_threads);
+    return touch.err == -EFAULT || touch.err == -ENOMEM ? -ENOSPC : touch.err;
 }
 
 /* ---- NUMA: one system call, so no library ---- */

@@ -137,7 +137,7 @@ for line in sys.stdin:
 def test_host_memory_shared_with_another_process():
     stride, n = -(-SHAPE.nbytes // 4096) * 4096, 8
     fd = os.memfd_create("kvasir-test")
-    os.ftruncate(fd, n * stride)
+    os.posix_fallocate(fd, 0, n * stride)
     child = subprocess.Popen([sys.executable, "-B", "-c", ELSEWHERE, str(fd), str(stride), str(SHAPE.nbytes)], stdin=subprocess.PIPE,
                              stdout=subprocess.PIPE, text=True, pass_fds=[fd])
 
@@ -159,6 +159,7 @@ def test_host_memory_shared_with_another_process():
                     equal(pin.commit([True] * (n - 1) + [False] if keys is prompts[0] else None), n - (keys is prompts[0]), "committed")
                 manager.drain(60)
             raises(BufferError, memory.close)  # lent
+            equal(raises(kvasir.Error, Manager, SHAPE, host_memory=memoryview(memory)[stride:]).errno, errno.EBUSY, "another manager's")
         with Manager(SHAPE, **options) as manager:
             for keys in prompts:
                 with manager.prepare_load(keys) as pin:

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "../skip.h"
 #include "manager_world.h"
 
 #define N 8u
@@ -193,12 +194,188 @@ static void test_refusals(void **state)
     shared_close(&s);
 }
 
+/* ---- memory without pages ---- */
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+/* False before Linux 5.14, and under emulators that ignore the advice. */
+static bool kernel_populates(void)
+{
+    struct shared s;
+    bool does;
+
+    shared_open(&s, 8192);
+    assert_int_equal(ftruncate(s.fd, 4096), 0);
+    does = madvise(s.mine, s.len, MADV_POPULATE_WRITE) < 0 && errno == EFAULT;
+    shared_close(&s);
+    if (!does)
+        skip_because("the kernel has no MADV_POPULATE_WRITE");
+    return does;
+}
+
+/* Memory beyond its file's end is refused: a copy into it would end the process by SIGBUS. */
+static void test_memory_beyond_its_file(void **state)
+{
+    struct kvbm_manager *made = NULL;
+    struct shared s;
+    struct world w;
+
+    (void)state;
+    if (!kernel_populates())
+        return;
+    world_init(&w, N);
+    shared_open(&s, N * HOST_STRIDE);
+    w.opts.host_memory = s.mine;
+    w.opts.host_bytes = s.len;
+    assert_int_equal(ftruncate(s.fd, (off_t)(s.len - 4096)), 0);
+    for (int again = 0; again < 2; again++) /* a refusal gives the memory back */
+        assert_int_equal(kvbm_manager_create(&w.opts, &made), -ENOSPC);
+    w.opts.host_bytes = s.len - HOST_STRIDE; /* the file has all pages of these blocks */
+    assert_int_equal(kvbm_manager_create(&w.opts, &made), 0);
+    assert_int_equal(kvbm_manager_destroy(made, 10000), 0);
+    world_fini(&w);
+    shared_close(&s);
+}
+
+/* Every page of the blocks is there after create, with the bytes that it had. */
+static void test_memory_is_touched(void **state)
+{
+    unsigned char pages[N * HOST_STRIDE / 4096];
+    struct kvbm_manager *made = NULL;
+    struct shared s;
+    struct world w;
+
+    (void)state;
+    if (!kernel_populates())
+        return;
+    world_init(&w, N);
+    shared_open(&s, N * HOST_STRIDE);
+    memset(s.theirs, 0x5a, 4096);
+    w.opts.host_memory = s.mine;
+    w.opts.host_bytes = s.len;
+    assert_int_equal(kvbm_manager_create(&w.opts, &made), 0);
+    assert_int_equal(mincore(s.theirs, s.len, pages), 0);
+    for (size_t i = 0; i < sizeof(pages); i++)
+        assert_true(pages[i] & 1);
+    for (size_t i = 0; i < s.len; i++)
+        assert_int_equal((unsigned char)s.theirs[i], i < 4096 ? 0x5a : 0);
+    assert_int_equal(kvbm_manager_destroy(made, 10000), 0);
+    world_fini(&w);
+    shared_close(&s);
+}
+
+/* ---- memory of two managers ---- */
+
+/* Two managers in one memory would overwrite each other's blocks: one has it at a time. */
+static void test_one_manager_at_a_time(void **state)
+{
+    struct kvbm_manager *first = NULL, *second = NULL;
+    struct shared s;
+    struct world w;
+
+    (void)state;
+    world_init(&w, N);
+    shared_open(&s, 3 * N * HOST_STRIDE);
+    w.opts.host_memory = s.mine + N * HOST_STRIDE;
+    w.opts.host_bytes = N * HOST_STRIDE;
+    assert_int_equal(kvbm_manager_create(&w.opts, &first), 0);
+    assert_int_equal(kvbm_manager_create(&w.opts, &second), -EBUSY);
+    w.opts.host_bytes = HOST_STRIDE; /* within */
+    assert_int_equal(kvbm_manager_create(&w.opts, &second), -EBUSY);
+    w.opts.host_memory = s.mine + (2 * N - 1) * HOST_STRIDE; /* its end, and behind */
+    w.opts.host_bytes = N * HOST_STRIDE;
+    assert_int_equal(kvbm_manager_create(&w.opts, &second), -EBUSY);
+    w.opts.host_memory = s.mine; /* around */
+    w.opts.host_bytes = s.len;
+    assert_int_equal(kvbm_manager_create(&w.opts, &second), -EBUSY);
+    w.opts.host_bytes = N * HOST_STRIDE + 4096; /* before, and its beginning */
+    assert_int_equal(kvbm_manager_create(&w.opts, &second), -EBUSY);
+    w.opts.host_bytes = N * HOST_STRIDE; /* beside */
+    assert_int_equal(kvbm_manager_create(&w.opts, &second), 0);
+    assert_int_equal(kvbm_manager_destroy(second, 10000), 0);
+    w.opts.host_memory = s.mine + 2 * N * HOST_STRIDE; /* beside, behind */
+    assert_int_equal(kvbm_manager_create(&w.opts, &second), 0);
+    assert_int_equal(kvbm_manager_destroy(first, 10000), 0);
+    w.opts.host_memory = s.mine;
+    w.opts.host_bytes = 2 * N * HOST_STRIDE; /* the first one's, free again */
+    assert_int_equal(kvbm_manager_create(&w.opts, &first), 0);
+    assert_int_equal(kvbm_manager_destroy(first, 10000), 0);
+    assert_int_equal(kvbm_manager_destroy(second, 10000), 0);
+    world_fini(&w);
+    shared_close(&s);
+}
+
+/* A destroy that did nothing keeps the memory. */
+static void test_kept_by_a_busy_manager(void **state)
+{
+    struct kvbm_manager *made = NULL;
+    uint64_t keys[N];
+    struct kvbm_chain chain = world_chain(keys);
+    struct kvbm_pin *pin;
+    struct shared s;
+    struct world w;
+
+    (void)state;
+    start(&w, &s, 0);
+    world_keys(1000, keys, N);
+    assert_int_equal(kvbm_manager_prepare_store(w.m, &chain, N, &pin), N);
+    assert_int_equal(kvbm_manager_destroy(w.m, 0), -EBUSY);
+    w.opts.disk = NULL;
+    assert_int_equal(kvbm_manager_create(&w.opts, &made), -EBUSY);
+    kvbm_pin_release(pin);
+    world_stop(&w);
+    assert_int_equal(kvbm_manager_create(&w.opts, &made), 0);
+    assert_int_equal(kvbm_manager_destroy(made, 10000), 0);
+    world_fini(&w);
+    shared_close(&s);
+}
+
+#if !defined(__SANITIZE_THREAD__) /* which lets no child of several threads start one */
+/* A child has none of its parent's managers: it makes one in its own copy of the memory. */
+static void test_child(void **state)
+{
+    char *memory =
+        mmap(NULL, N * HOST_STRIDE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct kvbm_manager *parents = NULL, *childs = NULL;
+    struct world w;
+    int status;
+    pid_t child;
+
+    (void)state;
+    assert_true(memory != MAP_FAILED);
+    world_init(&w, N);
+    w.opts.host_memory = memory;
+    w.opts.host_bytes = N * HOST_STRIDE;
+    assert_int_equal(kvbm_manager_create(&w.opts, &parents), 0);
+    child = fork();
+    if (child == 0)
+        _exit(kvbm_manager_create(&w.opts, &childs) < 0 ||
+              kvbm_manager_create(&w.opts, &parents) != -EBUSY ||
+              kvbm_manager_destroy(childs, 10000) < 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    assert_int_equal(kvbm_manager_create(&w.opts, &childs), -EBUSY);
+    assert_int_equal(kvbm_manager_destroy(parents, 10000), 0);
+    world_fini(&w);
+    munmap(memory, N * HOST_STRIDE);
+}
+#endif
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_blocks_of_another_process),
         cmocka_unit_test(test_nothing_else_is_touched),
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_memory_beyond_its_file),
+        cmocka_unit_test(test_memory_is_touched),
+        cmocka_unit_test(test_one_manager_at_a_time),
+        cmocka_unit_test(test_kept_by_a_busy_manager),
+#if !defined(__SANITIZE_THREAD__)
+        cmocka_unit_test(test_child),
+#endif
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

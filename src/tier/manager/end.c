@@ -89,6 +89,7 @@ void kvbm_manager_free(struct kvbm_manager *m, uint64_t deadline)
     kvbm_pool_destroy(m->host);
     kvbm_registry_destroy(m->registry);
     kvbm_layout_destroy(m->layout);
+    kvbm_memory_return(m);
     for (enum kv_tier tier = KV_TIER_HOST; tier < KV_N_TIERS; tier++) {
         free(m->offload.queues[tier].heap);
         kvbm_sketch_fini(&m->offload.offers[tier]);

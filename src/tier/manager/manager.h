@@ -5,6 +5,7 @@
  *   manager.c        options, creation
  *   config.c         options from a file and the environment
  *   tiers.c          pools and stores of the tiers, and the copier
+ *   lent.c           callers' memory in use as host tiers of this process
  *   end.c            destruction: checks for pins, handles and pools in use
  *   cache.c          attached caches
  *   pin.c            pins: a list of keys, some with a host block
@@ -293,6 +294,13 @@ struct kvbm_write_backs {
 };
 
 /** A manager: one lock over its tiers, and a struct for each module. */
+/** The caller's memory that a manager has as its host tier, in the process's list. */
+struct kvbm_lent {
+    struct kvbm_lent *next;
+    uintptr_t begin;
+    uint64_t bytes;
+};
+
 struct kvbm_manager {
     pthread_mutex_t lock;
     pthread_cond_t work, changed; /* work wakes the mover; changed wakes callers */
@@ -306,6 +314,7 @@ struct kvbm_manager {
     struct kvbm_registry *registry;
     struct kvbm_pool *host, *disk, *object; /* object: keys without bytes */
     struct kvbm_layout *layout;             /* of host blocks */
+    struct kvbm_lent lent;                  /* host_memory */
     uint64_t host_base, block_bytes, stride;
     uint64_t host_blocks; /* blocks of the host tier, or staging blocks */
     struct kvbm_copier *copier;
@@ -361,6 +370,11 @@ static inline void *kvbm_host_address(const struct kvbm_manager *m, uint32_t blo
     return (void *)(uintptr_t)(m->host_base +
                                block * m->stride); // NOLINT(performance-no-int-to-ptr)
 }
+
+/** Take host_memory for @m. Returns 0; -EBUSY: another manager of this process has a part of it. */
+int kvbm_memory_lend(struct kvbm_manager *m);
+/** Give host_memory back; no-op for a manager that hasn't taken it. */
+void kvbm_memory_return(struct kvbm_manager *m);
 
 static inline uint64_t kvbm_key_hash(const struct kvbm_manager *m, uint32_t group, const void *key)
 {

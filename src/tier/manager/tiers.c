@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 
 #include "base/log.h"
+#include "bm/storage.h"
 #include "tier/manager/manager.h"
 
 /* divisor: fetches from the object store fill host blocks / OBJECT_SHARE at a time */
@@ -39,6 +40,25 @@ static int lend_memory(void *arg, uint64_t bytes, struct kvbm_storage **ret)
     return kvbm_storage_create(&storage, ret);
 }
 
+static uint32_t touch_threads(const struct kvbm_manager *m)
+{
+    return m->opts.copy_threads ? m->opts.copy_threads : 8;
+}
+
+/* Take the caller's memory of @n blocks. Touches every page without changing a byte: a page that
+ * can't be had, behind a file's end or of a full tmpfs, would end the process at a later copy. */
+static int borrow(struct kvbm_manager *m, uint64_t n)
+{
+    int rc = kvbm_memory_lend(m);
+
+    if (rc == 0)
+        rc = kvbm_touch(m->opts.host_memory, n * m->stride, touch_threads(m));
+    if (rc < 0 && rc != -EBUSY)
+        kv_log_warn("kvbm", "manager not created: host_memory has no room for its pages",
+                    "errno=%d", -rc);
+    return rc;
+}
+
 /* Make the layout of @n host blocks in the caller's memory, or in memory of their own. */
 static int place_host(struct kvbm_manager *m, struct kvbm_layout_config *config, uint64_t n)
 {
@@ -47,16 +67,17 @@ static int place_host(struct kvbm_manager *m, struct kvbm_layout_config *config,
         .kind = m->opts.host_pinned ? KVBM_STORAGE_PINNED : KVBM_STORAGE_SYSTEM,
         .huge_pages = m->opts.huge_pages,
         /* Touch now, by several threads: a copy that touches pages first is many times slower. */
-        .touch_threads = kvbm_staging(m)        ? 0
-                         : m->opts.copy_threads ? m->opts.copy_threads
-                                                : 8,
+        .touch_threads = kvbm_staging(m) ? 0 : touch_threads(m),
         .bytes = 1};
     const struct kvbm_allocator lent = {
         .size = sizeof(lent), .allocate = lend_memory, .arg = &m->opts};
     const struct kvbm_allocator allocator = kvbm_allocator_of(&storage);
+    int rc = n ? 0 : -EINVAL;
 
-    if (!n)
-        return -EINVAL;
+    if (rc == 0 && m->opts.host_memory)
+        rc = borrow(m, n);
+    if (rc < 0)
+        return rc;
     /* One more, for the last block's padding: whole blocks are read and written. The caller's memory
      * has that padding: n is host_bytes by the stride. */
     config->num_blocks = m->opts.host_memory ? n : n + 1;

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Memory of callers that managers of this process have as their host tiers: one manager at a
+ * time. */
+#include <errno.h>
+
+#include "base/log.h"
+#include "tier/manager/manager.h"
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct kvbm_lent *all;
+
+/* ---- forks: a child has no manager ---- */
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+static void in_parent(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+static void in_child(void)
+{
+    all = NULL;
+    pthread_mutex_unlock(&lock);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(before_fork, in_parent, in_child);
+}
+
+/* ---- the list ---- */
+
+static bool overlap(const struct kvbm_lent *a, const struct kvbm_lent *b)
+{
+    return a->begin - b->begin < b->bytes || b->begin - a->begin < a->bytes;
+}
+
+int kvbm_memory_lend(struct kvbm_manager *m)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    const struct kvbm_lent *other;
+
+    m->lent.begin = (uintptr_t)m->opts.host_memory;
+    m->lent.bytes = m->opts.host_bytes;
+    pthread_once(&once, watch_forks);
+    pthread_mutex_lock(&lock);
+    other = all;
+    while (other && !overlap(other, &m->lent))
+        other = other->next;
+    if (!other) {
+        m->lent.next = all;
+        all = &m->lent;
+    }
+    pthread_mutex_unlock(&lock);
+    if (other)
+        kv_log_warn("kvbm", "manager not created: another one has its host_memory", NULL);
+    return other ? -EBUSY : 0;
+}
+
+void kvbm_memory_return(struct kvbm_manager *m)
+{
+    struct kvbm_lent **at = &all;
+
+    pthread_mutex_lock(&lock);
+    while (*at && *at != &m->lent)
+        at = &(*at)->next;
+    if (*at)
+        *at = m->lent.next;
+    pthread_mutex_unlock(&lock);
+}
