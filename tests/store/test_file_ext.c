@@ -5,6 +5,8 @@
 #include <sys/wait.h>
 #include <utime.h>
 
+#include "base/clock.h"
+
 static uint8_t blob[100000];
 
 static int setup(void **state)
@@ -58,6 +60,37 @@ static kv_store_swept sweep(kv_store_v1 *h, uint64_t min_age_s, kv_store_live_fn
 
     assert_int_equal(kvs_file_ext()->sweep_chunks(h, min_age_s, live, arg, &swept), 0);
     return swept;
+}
+
+/* Eviction goes by the order of touches, of one call too. */
+static void touches_have_an_order(void **state)
+{
+    kv_store_v1 *h = unit_open("");
+    uint8_t keys[64][8];
+    int64_t before = 0;
+    int n_times = 0;
+    (void)state;
+
+    for (uint64_t i = 0; i < KV_COUNT(keys); i++) {
+        unit_key(keys[i], i * 37 % KV_COUNT(keys));
+        assert_int_equal(unit_put(h, i, blob, 10), 0);
+    }
+    assert_int_equal(unit_publish(h, "a", "x"), 0);
+    assert_int_equal(kvs_file_ext()->touch_chunks(h, keys[0], 8, KV_COUNT(keys)), KV_COUNT(keys));
+    for (uint64_t i = 0; i < KV_COUNT(keys); i++) {
+        char path[512];
+        struct stat st;
+        int64_t at;
+
+        unit_path(path, i * 37 % KV_COUNT(keys));
+        assert_int_equal(stat(path, &st), 0);
+        at = (int64_t)kv_timespec_ns(&st.st_mtim);
+        assert_true(at >= before);
+        n_times += at > before;
+        before = at;
+    }
+    assert_true(n_times > 32); /* the kernel's own clock of files ticks once in them all */
+    kvs_file_vtable()->close(h);
 }
 
 static void lists_and_numbers(void **state)
@@ -617,6 +650,7 @@ int main(void)
         cmocka_unit_test(refs_are_compacted),
         cmocka_unit_test(sweeps_what_is_old_and_free),
         cmocka_unit_test(limit_evicts_the_oldest),
+        cmocka_unit_test(touches_have_an_order),
         cmocka_unit_test(like_the_model),
         cmocka_unit_test(threads),
         cmocka_unit_test(streams),
