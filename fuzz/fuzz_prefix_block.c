@@ -23,6 +23,20 @@ static void check_chunk(const uint8_t *data, size_t size)
     REQUIRE(sum == parts.state_bytes);
 }
 
+/* Whatever begins with a cache tells one identity, and cells that are there. */
+static void check_whole(const uint8_t *data, size_t size, enum kvl_form form)
+{
+    struct kv_buf identity = KV_BUF_INIT;
+    uint32_t cells;
+    int rc = kvl_whole_identity(data, size, form, &identity, &cells);
+
+    REQUIRE(rc == 0 || rc == -ESTALE);
+    REQUIRE((cells != 0) == (identity.len != 0));
+    REQUIRE(rc == 0 || !cells);
+    REQUIRE((uint64_t)cells * 12 <= size);
+    kv_buf_fini(&identity);
+}
+
 /* A state that can be cut, put together again from its rows, is the same but for the sequence. */
 static void check_state(const uint8_t *data, size_t size, enum kvl_form form)
 {
@@ -54,6 +68,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     check_chunk(data, size);
     check_state(data, size, KVL_FORM_SEQUENCE);
     check_state(data, size, KVL_FORM_CONTEXT);
+    check_whole(data, size, KVL_FORM_SEQUENCE);
+    check_whole(data, size, KVL_FORM_CONTEXT);
     kvl_streams_of(data, size);
     if (kvl_shape_decode(data, size, KVL_FORM_SEQUENCE, &shape) == 0)
         kvl_shape_fini(&shape);

@@ -144,7 +144,7 @@ int kv_prefix_parts(const void *data, size_t len, struct kv_prefix_parts *ret)
     for (size_t i = 0; i < parts.n; i++) {
         uint64_t part = kv_get_le(parts.first + i * KV_PREFIX_PART_REF + KV_PREFIX_HASH, 4);
 
-        if (!part || part > left)
+        if (!part || part > left || part > KV_PREFIX_PART_MAX)
             return -EBADMSG;
         left -= part;
     }

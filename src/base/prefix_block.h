@@ -75,7 +75,10 @@ int32_t kv_prefix_token(const void *data, size_t i);
  */
 int kv_prefix_check(const uint8_t key[KV_PREFIX_KEY], const void *data, size_t len);
 
-enum { KV_PREFIX_PART_REF = 20 }; /* bytes per part in a snapshot: hash (16), length (4) */
+enum {
+    KV_PREFIX_PART_REF = 20,     /* bytes per part in a snapshot: hash (16), length (4) */
+    KV_PREFIX_PART_MAX = 1 << 20 /* bytes of a part */
+};
 
 /** Parts of a snapshot: @n references of KV_PREFIX_PART_REF bytes. */
 struct kv_prefix_parts {

@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "llama/cache.h"
 
-enum { PART_BYTES = 1 << 20, WINDOW_PARTS = 16, FIRST_SLICE = 64, SLICE_MAX = 4096 };
+enum { PART_BYTES = KV_PREFIX_PART_MAX, WINDOW_PARTS = 16, FIRST_SLICE = 64, SLICE_MAX = 4096 };
 
 /* Hash the tokens [0, n): from @at (root, or the hash of the tokens before @from) to @at. */
 static void chain(uint8_t at[KV_PREFIX_HASH], const int32_t *tokens, size_t from, size_t n)
@@ -233,7 +233,7 @@ static int get_state(struct kvl_cache *c, const void *head, size_t len, uint8_t 
     uint8_t *state, *at;
     int rc = kv_prefix_parts(head, len, &parts) == 0;
 
-    /* Each part has an own chunk, so a head of a few bytes can't ask for much memory in vain. */
+    /* Each part is at most KV_PREFIX_PART_MAX, so a small head can't ask for much memory. */
     if (!rc || parts.state_bytes > SIZE_MAX / 2)
         return 0;
     at = state = malloc(KV_MAX((size_t)parts.state_bytes, (size_t)1));
