@@ -201,9 +201,12 @@ static const struct kvl_layout *find_same(const struct kvl_layouts *l,
     return NULL;
 }
 
-/* Put the layout under the first free number. Returns 0; 1 when another came first; an error. */
+/*
+ * Put the layout under the first free number after @skip others. Returns 0; an error; 1 when a chunk
+ * is there: another came first, or it is damaged and this store can't delete.
+ */
 static int put_layout(struct kvl_cache *c, struct kvl_layout *layout,
-                      const struct kvl_layouts *there)
+                      const struct kvl_layouts *there, int skip)
 {
     uint8_t *key = layout->key;
     struct kv_buf buf = KV_BUF_INIT;
@@ -217,7 +220,7 @@ static int put_layout(struct kvl_cache *c, struct kvl_layout *layout,
             return rc;
         for (size_t j = 0; j < there->n; j++)
             taken = taken || !memcmp(there->at[j].key, key, KV_PREFIX_KEY);
-        if (taken)
+        if (taken || skip-- > 0)
             continue;
         rc = encode(layout, key, &buf);
         if (!rc)
@@ -236,7 +239,7 @@ int kvl_layout_note(struct kvl_cache *c, struct kvl_layout *layout)
     struct kvl_layouts there;
     int rc = make_root(c, layout);
 
-    /* Each turn sees at least one layout more, so these suffice. */
+    /* Each turn sees a layout more, or passes over a number, so these suffice. */
     for (int turn = 0; turn <= KVL_LAYOUTS_MAX && !rc; turn++) {
         rc = kvl_layouts_read(c, layout->form, &there);
         if (rc)
@@ -246,7 +249,7 @@ int kvl_layout_note(struct kvl_cache *c, struct kvl_layout *layout)
             memcpy(layout->key, same->key, sizeof(layout->key));
             kvs_touch(c->store, layout->key, KV_PREFIX_KEY, 1);
         } else {
-            rc = put_layout(c, layout, &there);
+            rc = put_layout(c, layout, &there, turn);
         }
         kvl_layouts_fini(&there);
         if (!rc)

@@ -319,6 +319,8 @@ static int64_t load_one(struct kvl_cache *c, struct llama_context *ctx, int32_t 
                         struct candidate found, const int32_t *tokens, size_t *ret_len,
                         struct kvl_result *ret)
 {
+    static struct kv_log_rate rate;
+
     for (int refused = 0; found.tokens > 0 && refused < REFUSED_MAX; refused++) {
         uint8_t *state;
         int64_t got = make_state(c, &found, seq, tokens, &state, ret_len, ret);
@@ -330,7 +332,8 @@ static int64_t load_one(struct kvl_cache *c, struct llama_context *ctx, int32_t 
         free(state);
         if (took)
             return got;
-        kv_log_warn("llama", "libllama refused a stored state", "tokens=%lld", (long long)got);
+        if (kv_log_allowed(&rate, 5))
+            kv_log_warn("llama", "libllama refused a stored state", "tokens=%lld", (long long)got);
         if (!found.layout->snapshot)
             return 0;
         found.tokens = kvl_snapshot_find(c, found.layout->root, tokens, (size_t)got - 1);

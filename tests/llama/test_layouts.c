@@ -34,11 +34,17 @@ static int slow_touch(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len,
     return found;
 }
 
+static void open_cache(void)
+{
+    struct kvl_opts opts = {.size = sizeof(opts), .fingerprint = "model", .block_tokens = 16};
+
+    opts.libllama = &toy_table;
+    assert_int_equal(kvs_open_with(memory_vtable(), &t.ext, URI, false, &t.store), 0);
+    assert_int_equal(kvl_open(t.store, &opts, &t.cache), 0);
+}
+
 static int setup(void **state)
 {
-    struct kvl_opts opts = {
-        .size = sizeof(opts), .fingerprint = "model", .block_tokens = 16, .libllama = &toy_table};
-
     (void)state;
     t.toy = malloc(sizeof(*t.toy));
     t.other = malloc(sizeof(*t.other));
@@ -50,8 +56,7 @@ static int setup(void **state)
         t.tokens[i] = i * i % 1000;
     t.ext = *memory_ext();
     t.ext.touch_chunks = slow_touch;
-    assert_int_equal(kvs_open_with(memory_vtable(), &t.ext, URI, false, &t.store), 0);
-    assert_int_equal(kvl_open(t.store, &opts, &t.cache), 0);
+    open_cache();
     return 0;
 }
 
@@ -322,6 +327,24 @@ static void test_dead_layouts_expire(void **state)
     assert_int_equal(save(100), 96);
 }
 
+/* A damaged layout that can't be deleted blocks its number, no more. */
+static void test_a_damaged_layout_stays(void **state)
+{
+    (void)state;
+    decode(t.toy, &plain, 100);
+    assert_int_equal(save(100), 96);
+    for (struct memory_object *o = memory_space(URI)->chunks; o; o = o->next)
+        o->data[o->len - 1] ^= o->hash[3] == 'l';
+    t.ext.delete_chunk = NULL;
+    kvl_close(t.cache);
+    kvs_close(t.store);
+    open_cache();
+    assert_int_equal(load(&plain, 100), 0);
+    assert_int_equal(save(100), 96);
+    assert_int_equal(n_chunks('l'), 2);
+    assert_int_equal(load(&plain, 100), 96);
+}
+
 /* Loads alone keep all that they need. */
 static void test_loads_keep_what_they_need(void **state)
 {
@@ -379,6 +402,29 @@ static void test_ends_are_evicted_first(void **state)
     check_ends_are_oldest(160);
 }
 
+/* A reference of a few bytes asks for no more than a part may have. */
+static void test_parts_have_a_limit(void **state)
+{
+    const uint8_t key[KV_PREFIX_KEY] = "KVPs";
+    uint8_t head[KV_PREFIX_HEADER + KV_PREFIX_HASH + 8 + KV_PREFIX_PART_REF];
+    uint8_t *payload = head + KV_PREFIX_HEADER + KV_PREFIX_HASH;
+    struct kv_prefix_parts parts;
+
+    (void)state;
+    for (uint8_t more = 0; more < 2; more++) {
+        struct kv_prefix_header h = {.payload_bytes = 8 + KV_PREFIX_PART_REF};
+
+        memset(payload, 0, 8 + KV_PREFIX_PART_REF);
+        payload[2] = payload[8 + KV_PREFIX_HASH + 2] = 0x10; /* 1 MiB, and a byte */
+        payload[0] = payload[8 + KV_PREFIX_HASH] = more;
+        memcpy(h.key, key, sizeof(h.key));
+        kv_prefix_sum(payload, 8 + KV_PREFIX_PART_REF, h.payload_sum);
+        kv_prefix_encode(&h, NULL, head);
+        assert_int_equal(kv_prefix_check(key, head, sizeof(head)), more ? -EBADMSG : 0);
+        assert_int_equal(kv_prefix_parts(head, sizeof(head), &parts), more ? -EBADMSG : 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -389,6 +435,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_snapshots_of_another_layout, setup, teardown),
         cmocka_unit_test_setup_teardown(test_refused_snapshots, setup, teardown),
         cmocka_unit_test_setup_teardown(test_dead_layouts_expire, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_damaged_layout_stays, setup, teardown),
+        cmocka_unit_test(test_parts_have_a_limit),
         cmocka_unit_test_setup_teardown(test_loads_keep_what_they_need, setup, teardown),
         cmocka_unit_test_setup_teardown(test_ends_are_evicted_first, setup, teardown),
     };
