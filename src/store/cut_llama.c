@@ -40,6 +40,7 @@ enum {
     MAX_TOKENS = 1 << 26,
     MAX_ELEMENT = 16,
     MAX_ROWS = 1 << 20,
+    LEAST_PIECE = 1024, /* bytes */
     MAX_HEAD = 64 << 10,
     STEP = 16 << 10,      /* bytes of a chunk of tokens or cells */
     MIN_RANGE = 16 << 10, /* bytes: smaller rows put more tokens into a chunk */
@@ -357,20 +358,30 @@ static void end_layer(struct kvs_llama *p)
 
 /* Cut one range of rows: up to the next multiple of the range in positions (in cells, where
  * positions are equal), and to the end of the run at most. */
+/*
+ * A piece ends where a range does, and where positions jump. Short ones go on: a hostile state with
+ * cells far apart would else become a chunk for each cell.
+ */
 static enum verdict at_ranges(struct kvs_llama *p, struct kvs_source *s, struct kvs_piece *ret)
 {
-    const struct kvs_llama_run *r = &p->runs.at[p->run];
-    uint32_t at = p->cell - r->first, n;
+    uint64_t least = KV_MIN((uint64_t)LEAST_PIECE, (uint64_t)p->tokens * p->row);
+    uint64_t bytes = 0;
 
     (void)s;
     if (p->cell == p->cells) {
         end_layer(p);
         return GO_ON;
     }
-    n = KV_MIN(p->tokens - (r->step ? r->pos + at : at) % p->tokens, r->n - at);
-    p->cell += n;
-    p->run += n == r->n - at;
-    *ret = (struct kvs_piece){.len = p->head + n * p->row};
+    do {
+        const struct kvs_llama_run *r = &p->runs.at[p->run];
+        uint32_t at = p->cell - r->first;
+        uint32_t n = KV_MIN(p->tokens - (r->step ? r->pos + at : at) % p->tokens, r->n - at);
+
+        p->cell += n;
+        p->run += n == r->n - at;
+        bytes += (uint64_t)n * p->row;
+    } while (p->cell < p->cells && bytes < least);
+    *ret = (struct kvs_piece){.len = p->head + bytes};
     p->head = 0;
     return CUT;
 }

@@ -354,6 +354,41 @@ static void test_hostile(void **state)
     }
 }
 
+/* Cells far apart in layers of tiny rows: pieces don't become as many as cells. */
+static void test_scattered_cells(void **state)
+{
+    enum { CELLS = 64, LAYERS = 16, ROW = 2 };
+    struct rng rng = {1};
+    struct cutting cut;
+    struct kv_buf b = KV_BUF_INIT;
+    (void)state;
+
+    llama_u32(&b, 0xaf143cd8u);
+    llama_u32(&b, 0);
+    llama_u32(&b, 1);
+    llama_u32(&b, CELLS);
+    for (uint32_t i = 0; i < CELLS; i++) {
+        llama_u32(&b, i * 1000 + 63); /* each the last of a range */
+        llama_u32(&b, 1);
+        llama_u32(&b, 0);
+    }
+    llama_u32(&b, 0);
+    llama_u32(&b, LAYERS);
+    llama_u32(&b, 0);
+    llama_u32(&b, 0);
+    for (uint32_t i = 0; i < 2 * LAYERS; i++) {
+        llama_u32(&b, 1);
+        llama_u32(&b, ROW);
+        llama_u32(&b, 0);
+        llama_row(&b, i, CELLS * ROW);
+    }
+    assert_true(cut_all((const uint8_t *)b.data, b.len, &small, &rng, &cut));
+    assert_int_equal(cut.parsed, b.len);
+    assert_true(cut.manifest.n_chunks <= 2 * 2 * LAYERS + 2); /* a row's header is one of its own */
+    cutting_drop(&cut);
+    kv_buf_fini(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -371,6 +406,7 @@ int main(void)
         cmocka_unit_test(test_chunk_sizes),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_scattered_cells),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
