@@ -121,28 +121,26 @@ static int async_submit(void *request)
     return (int)KV_MIN(rc, 0);
 }
 
-/* Closes what was opened; the first failure counts. */
-static int llama_closed(int rc, struct kvl_cache *made)
+static int open_llama(const struct kvl_opts *opts)
 {
-    if (!rc)
-        kvl_close(made);
+    struct kvl_cache *made = NULL;
+    int rc = kvl_open(t.store, opts, &made);
+
+    kvl_close(made);
     return rc;
 }
 
 static int llama(void *opts)
 {
-    struct kvl_cache *made = NULL;
-
-    return llama_closed(kvl_open(t.store, opts, &made), made);
+    return open_llama(opts);
 }
 
 static int libllama(void *table)
 {
     const struct kvl_opts opts = {
         .size = sizeof(opts), .fingerprint = "model A", .libllama = table};
-    struct kvl_cache *made = NULL;
 
-    return llama_closed(kvl_open(t.store, &opts, &made), made);
+    return open_llama(&opts);
 }
 
 static struct kvl_cache *llama_cache(void)
