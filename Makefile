@@ -19,17 +19,17 @@ run: build
 	@tools/run.sh
 
 test:
-	@tools/test.sh
+	@KV_TEST_BUILDS='release/short asan/short' tools/test.sh
 
 test-all:
 	@KV_TEST_BUILDS='release asan tsan' KV_TEST_PACKAGES=1 KV_FUZZ_SECONDS=$${KV_FUZZ_SECONDS:-3} tools/test.sh
 
 # The part of test-all that test leaves out; CI runs it after test.
 test-rest:
-	@KV_TEST_BUILDS=tsan KV_TEST_PACKAGES=1 KV_FUZZ_SECONDS=$${KV_FUZZ_SECONDS:-3} tools/test.sh
+	@KV_TEST_BUILDS='release/long asan/long tsan' KV_TEST_PACKAGES=1 KV_FUZZ_SECONDS=$${KV_FUZZ_SECONDS:-3} tools/test.sh
 
 quick: build
-	@ctest --test-dir $(dir) --output-on-failure -j $$((4 * $(JOBS))) -L unit # see KV_CORE
+	@ctest --test-dir $(dir) --output-on-failure -j $$((8 * $(JOBS))) -L unit -LE long # see KV_CORE
 
 bench: build
 	@tools/bench.sh

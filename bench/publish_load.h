@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "base/msgpack.h"
 #include "event/frames.h"
+#include "publish_wire.h"
 
 enum { BLOCK_TOKENS = 16 };
 
@@ -122,20 +123,29 @@ static inline void batch_end(struct batches *b)
 
 /* -- sockets ----------------------------------------------------------------------------------- */
 
+enum { MAX_SUBSCRIBERS = 8 };
+
 struct publisher {
-    void *socket;
+    void *socket; /* NULL: frames are written into the subscribers' connections */
+    int server, subscribers[MAX_SUBSCRIBERS];
+    size_t n_subscribers;
     char endpoint[128];
     const struct batches *batches;
     uint64_t started_ns;
     pthread_t thread;
 };
 
+/* @zmq NULL: without libzmq, at a free port of this host. */
 static inline void publisher_open(struct publisher *p, void *zmq, const char *where)
 {
     size_t size = sizeof(p->endpoint);
     int none = 0, on = 1;
 
     memset(p, 0, sizeof(*p));
+    if (!zmq) {
+        publish_require(wire_listen(&p->server, p->endpoint), "listen");
+        return;
+    }
     p->socket = zmq_socket(zmq, ZMQ_XPUB);
     publish_require(p->socket != NULL, "socket");
     zmq_setsockopt(p->socket, ZMQ_SNDHWM, &none, sizeof(none)); /* drop nothing */
@@ -150,8 +160,25 @@ static inline void publisher_await(struct publisher *p, size_t n_subscribers)
 {
     char byte;
 
-    for (size_t i = 0; i < n_subscribers; i++)
+    publish_require(n_subscribers <= MAX_SUBSCRIBERS, "few subscribers");
+    for (size_t i = 0; i < n_subscribers && p->socket; i++)
         publish_require(zmq_recv(p->socket, &byte, 1, 0) >= 0, "a subscription");
+    for (; !p->socket && p->n_subscribers < n_subscribers; p->n_subscribers++) {
+        p->subscribers[p->n_subscribers] = wire_accept(p->server);
+        publish_require(p->subscribers[p->n_subscribers] >= 0, "a subscription");
+    }
+}
+
+static inline void publisher_write(struct publisher *p)
+{
+    const struct batches *b = p->batches;
+
+    for (size_t i = 0, n = 0; i < b->n; i += n)
+        for (size_t s = 0; s < p->n_subscribers; s++) {
+            n = wire_send(p->subscribers[s], (const uint8_t *)b->payloads.data, b->offsets, b->n,
+                          i);
+            publish_require(n > 0, "send");
+        }
 }
 
 static inline void *publisher_main(void *arg)
@@ -160,6 +187,10 @@ static inline void *publisher_main(void *arg)
     uint8_t seq[KVE_SEQUENCE_BYTES];
 
     p->started_ns = kv_now_ns();
+    if (!p->socket) {
+        publisher_write(p);
+        return NULL;
+    }
     for (size_t i = 0; i < p->batches->n; i++) {
         const size_t *at = &p->batches->offsets[i];
         zmq_msg_t payload;
@@ -186,7 +217,13 @@ static inline void publisher_close(struct publisher *p)
 {
     if (p->batches)
         pthread_join(p->thread, NULL);
-    zmq_close(p->socket);
+    if (p->socket) {
+        zmq_close(p->socket);
+        return;
+    }
+    for (size_t i = 0; i < p->n_subscribers; i++)
+        close(p->subscribers[i]);
+    close(p->server);
 }
 
 #endif

@@ -383,9 +383,10 @@ struct kvi_holder_info {
     /* Rises when a fact about all blocks of a tier changes (KVI_EXTRA_TIER): a dump during which it
      * rose can't be relied on for this rank. */
     uint64_t turns;
-    /* Blocks and copies left out since the holder was last cleared: for max_parked,
-     * max_parked_holder or max_copies, or for want of memory. While there are any, matches may be
-     * shorter than they should be. */
+    /* Copies of blocks left out since the holder was last cleared: for max_parked,
+     * max_parked_holder or max_copies, or for want of memory. Removals of copies that the index lacks
+     * are taken for theirs, and subtracted. While there are any, matches may be shorter than they
+     * should be. */
     uint64_t lost;
 };
 
@@ -445,7 +446,8 @@ enum kvi_extra_kind {
     KVI_EXTRA_PLACE,        /* where a block lies, of a holder without a main group */
     KVI_EXTRA_WINDOW_BLOCK, /* a window has a block */
     KVI_EXTRA_TIER,         /* what is known of the sources of a tier */
-    KVI_EXTRA_COPIES        /* which sources have a block, and how many copies each */
+    KVI_EXTRA_COPIES,       /* which sources have a block, and how many copies each */
+    KVI_EXTRA_OWN_COPIES    /* how many copies source 0 has of a block */
 };
 
 /** Copies that one source has of a block. */
@@ -496,8 +498,24 @@ KV_API int kvi_dump_extras(struct kvi_index *index, kvi_extra_fn fn, void *arg);
 KV_API int kvi_dump_parked(struct kvi_index *index, kvi_extra_fn fn, void *arg);
 
 /**
- * Apply one fact of kvi_dump_extras: park the block, set the copies of a known block, or tell a
- * window or tier. Any thread. Returns as kvi_store.
+ * Keep records of copies (@keep), also of blocks of which one copy is left, or end that. Calls nest.
+ * A dump that begins afterwards can tell with kvi_dump_copies, for each block that had several
+ * copies at some time, how many it has. Any thread.
+ */
+KV_API void kvi_keep_copies(struct kvi_index *index, bool keep);
+
+/**
+ * Enumerate all records of copies of one rank (KVI_EXTRA_COPIES) and of its tiers (KVI_EXTRA_TIER),
+ * its windows' included. Exact as long as nobody writes the rank's blocks meanwhile. Any thread.
+ * Returns as kvi_dump_extras.
+ */
+KV_API int kvi_dump_copies(struct kvi_index *index, struct kv_holder holder, kvi_extra_fn fn,
+                           void *arg);
+
+/**
+ * Apply one fact of kvi_dump_extras or kvi_dump_copies: park the block, set the copies of a known
+ * block, or tell a window or tier. KVI_EXTRA_OWN_COPIES sets the copies of source 0, which must have
+ * some, and leaves the other sources' as they are. Any thread. Returns as kvi_store.
  */
 KV_API int kvi_restore_extra(struct kvi_index *index, const struct kvi_extra *extra);
 

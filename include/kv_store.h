@@ -190,6 +190,18 @@ KV_API int kvs_put_chunks_from(struct kvs_store *store, const void *hashes, size
 KV_API int kvs_exists(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
                       uint8_t *ret_present);
 
+/** States of a chunk for kvs_look. */
+#define KVS_MISSING 0
+#define KVS_THERE 1
+#define KVS_DAMAGED 2 /* stored, but damaged as far as a look without its bytes tells */
+
+/**
+ * Set ret_state[i] to the state of chunk i: like kvs_exists, to which a damaged chunk is missing.
+ * Returns 0 or an error.
+ */
+KV_API int kvs_look(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
+                    uint8_t *ret_state);
+
 /** Mark chunks as used now; missing ones are skipped. Returns the number marked, or an error. */
 KV_API int kvs_touch(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n);
 
@@ -407,7 +419,8 @@ typedef void (*kvs_report_fn)(void *arg, const char *line);
  * @report (NULL: count only) gets a line for each problem; names that hold control characters are
  * quoted in it. @ret counts what was checked.
  * Returns 0, also when there are problems; -ECANCELED when @progress gave up (@ret counts what was
- * checked until then); an error of the store.
+ * checked until then); -EACCES or -EPERM when this user may not read all of it (@ret counts the
+ * rest, and @report got a line for each); an error of the store.
  */
 KV_API int kvs_verify(struct kvs_store *store, const char *name, kvs_report_fn report,
                       kvs_progress_fn progress, void *arg, struct kvs_verify_result *ret);

@@ -28,6 +28,10 @@ extern "C" {
 /** Length that get_chunks gives a chunk whose bytes did not verify. */
 #define KV_STORE_LEN_BAD SIZE_MAX
 
+/** Answer of exists_chunks for a chunk that is stored, but damaged as far as a look without its
+ * bytes tells. A put of it replaces it. */
+#define KV_STORE_PRESENT_BAD 2
+
 /** One object of a listing. Pointers are valid during the callback only. */
 typedef struct {
     size_t size;
@@ -82,8 +86,8 @@ typedef struct {
     uint32_t reserved;
 
     /**
-     * Set ret_present[i] to 1 when chunk i is there, else to 0. Puts that this handle has buffered
-     * count as there.
+     * Set ret_present[i] to 1 when chunk i is there, else to 0, or to KV_STORE_PRESENT_BAD. Puts
+     * that this handle has buffered count as there.
      */
     int (*exists_chunks)(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,
                          uint8_t *ret_present);
@@ -107,7 +111,11 @@ typedef struct {
     int (*put_chunks)(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,
                       const uint8_t *const *data, const size_t *data_len, int *ret_each);
 
-    /** Remove a chunk at once, also when manifests need it. Returns 0 also when there is none. */
+    /**
+     * Remove a chunk at once, also when manifests need it. Returns 0 also when there is none. After
+     * an error the chunk may be there or not, and a put of it on this handle that isn't published
+     * yet is dropped: put it again before a manifest lists it.
+     */
     int (*delete_chunk)(kv_store_v1 *self, const uint8_t *hash, size_t hash_len);
 
     /** Call @each for every manifest. */

@@ -39,6 +39,7 @@
 #include "kvbm_events.h"
 #include "kvbm_layout.h"
 #include "kvbm_pool.h"
+#include "kvbm_remote.h"
 #include "kvbm_transfer.h"
 
 #ifdef __cplusplus
@@ -122,6 +123,11 @@ struct kvbm_manager_opts {
      * huge_pages; with io_registered it must be a shared mapping. NULL: the manager allocates its
      * host tier. */
     void *host_memory;
+
+    /* Host tier in shared memory of the manager's own (kvbm_remote.h): readers of the same machine
+     * copy leased blocks from it without this process. Export kvbm_manager_host_layout with
+     * kvbm_manager_shared. Not with host_memory and host_pinned. */
+    bool host_shared;
 };
 #define KVBM_MANAGER_OPTS_INIT KV_INIT_(kvbm_manager_opts)
 
@@ -143,7 +149,9 @@ KV_API int kvbm_manager_configure(struct kvbm_manager_opts *opts, const char *fi
  * owns *@ret and frees it with kvbm_manager_destroy. Waits for I/O.
  *
  * The kernel may keep the files of a killed process locked for a moment: create retries for one
- * second, and logs that it waits. Returns 0; -EINVAL; -ENOMEM; -ENOSPC (disk, or pages of
+ * second, or for five while the files have no header yet, and logs a warning that it waits. Of
+ * several disk directories those that can't be used are left out with an error in the log, and
+ * counted in volumes_down; errors of the disk below mean that none can be used. Returns 0; -EINVAL; -ENOMEM; -ENOSPC (disk, or pages of
  * host_memory); -EBUSY (another process has the disk tier, or another manager host_memory);
  * -ENODEV; another error of the storages, the disk or the store.
  */
@@ -178,6 +186,20 @@ KV_API struct kvbm_pool *kvbm_manager_pool(struct kvbm_manager *manager, enum kv
 
 /** Return the layout of host blocks, for engines that copy themselves (kvbm_pin_blocks). */
 KV_API const struct kvbm_layout *kvbm_manager_host_layout(struct kvbm_manager *manager);
+
+/**
+ * Return the shared memory of a host tier with host_shared, for kvbm_blockset_export. The manager
+ * owns it: destroy sets that were exported with it first. NULL: it has none.
+ */
+KV_API const struct kvbm_shared *kvbm_manager_shared(struct kvbm_manager *manager);
+
+/**
+ * Return the source of a manager, for a set of kvbm_manager_host_layout: peers look up and lease
+ * blocks of every tier. Those that lie below the host tier are fetched into it before a lease is
+ * granted, for 5 s at most. Keys that the object store wasn't asked for yet are looked up as missing.
+ * The manager outlives the set.
+ */
+KV_API struct kvbm_block_source kvbm_manager_source(struct kvbm_manager *manager);
 
 /* ---- caches: G1 ---- */
 
@@ -416,6 +438,27 @@ struct kvbm_job {
  * is the status of the job.
  */
 KV_API int64_t kvbm_manager_submit(struct kvbm_manager *manager, const struct kvbm_job *job);
+
+/**
+ * Queue a store (@store) or a load of the keys of @chain as one job without a pin: the disk and the
+ * object store read and write the cache's own memory, and no host block lies between.
+ *
+ * @job is as for kvbm_manager_submit, with these differences: pin is NULL; blocks[i] belongs to key
+ * i, and none may be UINT32_MAX; no first_layer, n_layers, ready_fd and ready_event. The cache's
+ * blocks belong to the job until it ends: don't change those of a store; those of a load that are not
+ * ok may hold anything. Two keys of a load may not have the same block.
+ *
+ * A store ends once the tiers below have its blocks, or have failed. ok tells the keys that some tier
+ * has; its status is -EREMOTEIO when that isn't all of them. deadline_ns ends a store's waiting for
+ * its turn, and a load's fetching.
+ *
+ * Returns the job's id > 0; -ENOTSUP (a manager with a host tier; a cache whose blocks would have to
+ * be copied: other order, not contiguous, or their addresses and bytes are no multiples of 4096);
+ * -EAGAIN (max_jobs); -EINVAL; -ENOMEM; -ESHUTDOWN; -ECHILD.
+ */
+KV_API int64_t kvbm_manager_submit_keys(struct kvbm_manager *manager,
+                                        const struct kvbm_chain *chain, size_t n, bool store,
+                                        const struct kvbm_job *job);
 
 /** Cancel a job: leave out copies not begun. Returns 0; -ENOENT (no such job, or ended). */
 KV_API int kvbm_manager_cancel(struct kvbm_manager *manager, uint64_t id);

@@ -376,6 +376,14 @@ KV_API int kvbm_pool_register(struct kvbm_pool *pool, struct kvbm_complete *bloc
                               struct kvbm_immutable *ret);
 
 /**
+ * Complete and register @n Reset blocks that now hold @chain, all or none, in one call:
+ * kvbm_pool_complete and kvbm_pool_register. Consumes @blocks; @ret may be the same memory. Returns
+ * as these two.
+ */
+KV_API int kvbm_pool_register_chain(struct kvbm_pool *pool, struct kvbm_mutable *blocks, size_t n,
+                                    const struct kvbm_chain *chain, struct kvbm_immutable *ret);
+
+/**
  * Register @n Reset blocks that now hold the bytes of the registered blocks @like, all or none: the
  * end of a copy between tiers. Consumes @blocks; @like stay held, and may be of any pools of the
  * registry.

@@ -27,6 +27,7 @@
 
 #include "kv_types.h"
 #include "kvbm_layout.h"
+#include "kvbm_pool.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -55,24 +56,132 @@ struct kvbm_agent_opts {
     uint32_t key_len;   /* bytes of a block's key, 4 to 64; 0: 8. Sets of another one are refused */
     uint32_t max_sets;  /* sets imported at a time; 0: 4096, at most 2^20 */
     uint64_t max_bytes; /* of sets imported at a time, as serialised; 0: 256 MiB */
+
+    /* ---- sessions; all strings are read by kvbm_agent_create only ---- */
+    /* Endpoints to listen at: "unix:/PATH", "tcp:HOST:PORT", "tcp:[V6]:PORT"; port 0: any. Unix
+     * sockets admit processes of the same user only. HOST must be of this machine's loopback
+     * unless peers have to show a token or a certificate of tls_ca, or `unprotected` is set. */
+    const char *const *listen;
+    uint32_t n_listen; /* at most 8 */
+    bool unprotected;  /* listen beyond loopback without either: any program may come in */
+    /* File with a secret of 16 to 4096 bytes that all agents share; a newline at the end doesn't
+     * count. Only its owner (this user or root) and group may read it. Both sides of a session
+     * prove that they know it, and never send it. NULL: none. */
+    const char *token_file;
+    /* PEM files: all tcp endpoints use TLS 1.3, also those that this agent connects to. Peers need a
+     * certificate by tls_ca. NULL for tls_ca: certificates aren't looked at, and a token must say
+     * who is who. NULL for tls_key: the key is in tls_cert. */
+    const char *tls_cert, *tls_key, *tls_ca;
+    uint32_t max_sessions; /* at a time, of both directions; 0: 1024, at most 65536 */
+    uint32_t max_requests; /* that a peer may have open in a session; 0: 256, at most 4096 */
+    /* Bytes that may wait in one session for a peer that doesn't read, and bodies of all sessions
+     * that are being received; 0: 64 MiB, 256 MiB. A peer that lets more wait is cut off. */
+    uint64_t max_queued_bytes, max_received_bytes;
+    uint32_t keepalive_ms; /* silence after which a peer counts as dead; 0: 10000 */
+    uint32_t handshake_ms; /* in which a newcomer must have shown who it is; 0: 5000 */
+    /* Blocks of this agent, for comparison: peers whose blocks have other numbers of layers, of
+     * parts (outer_dim) or of tokens (page_size) are refused. NULL: any. */
+    const struct kvbm_layout_config *layout;
 };
 #define KVBM_AGENT_OPTS_INIT KV_INIT_(kvbm_agent_opts)
 
 /**
  * Create an agent with a new random incarnation, which tells peers of a restart. The caller owns
- * *@ret and frees it with kvbm_agent_destroy. Returns 0; -EINVAL (name, fingerprint, key_len or
- * max_sets); -ENOMEM; -EAGAIN (no random numbers).
+ * *@ret and frees it with kvbm_agent_destroy. An agent that listens, and one that has opened a
+ * session, has one thread of its own. Returns 0, or
+ *   -EINVAL   a name, number or endpoint; a token too short or too long; no certificate
+ *   -EAGAIN   no random numbers
+ *   -EACCES   other users may read the token
+ *   -EPERM    an endpoint beyond loopback, without token, tls_ca or `unprotected`
+ *   -ENOTSUP  a token or TLS, without libkvbm_tls beside libkvbm
+ *   -ENOMEM, or an error of opening a file, binding or listening
  */
 KV_API int kvbm_agent_create(const struct kvbm_agent_opts *opts, struct kvbm_agent **ret);
 
 /**
- * Free an agent with the sets that it has imported. NULL is a no-op. Returns 0; -EBUSY while
- * exported sets or lists of remote blocks exist (nothing is freed).
+ * End the sessions that peers have opened, and free an agent with the sets that it has imported.
+ * NULL is a no-op. Returns 0; -EBUSY while exported sets, lists of remote blocks, leases or sessions
+ * that this side has opened exist (nothing is freed).
  */
 KV_API int kvbm_agent_destroy(struct kvbm_agent *agent);
 
 /** Return the incarnation of an agent; never 0. */
 KV_API uint64_t kvbm_agent_incarnation(const struct kvbm_agent *agent);
+
+/**
+ * Copy endpoint @i as it was really bound, with a NUL: the port that "tcp:127.0.0.1:0" has become.
+ * *@needed (may be NULL) becomes the length with the NUL. Returns the length without; -ENOENT (no
+ * such endpoint); -ENOSPC (@cap is less).
+ */
+KV_API long kvbm_agent_endpoint(const struct kvbm_agent *agent, uint32_t i, char *to, size_t cap,
+                                size_t *needed);
+
+/* ---------------------------------------------------------------------------------------------
+ * Sessions with peers.
+ *
+ * While a session lives, each side's exported sets are in the other's directory: those that exist
+ * when it begins, and every update and withdrawal in its order. When the last session with a peer
+ * ends, all sets of that peer are forgotten, whichever way they came.
+ */
+
+/** A session that this side has opened. */
+struct kvbm_session;
+
+/** Options of opening; set size to sizeof(struct kvbm_session_opts), zero means the default. */
+struct kvbm_session_opts {
+    size_t size;
+    uint64_t timeout_ms; /* for all of it: name lookup, connection, handshake, sets; 0: 5000 */
+    uint32_t n_data;     /* further connections for bulk data, 0 to 8 */
+    const char
+        *tls_name; /* name that the listener's certificate must have; NULL: of the endpoint */
+    char *why;     /* [why_size] gets the reason of a failure in words; NULL: only the log */
+    size_t why_size;
+};
+#define KVBM_SESSION_OPTS_INIT KV_INIT_(kvbm_session_opts)
+
+/**
+ * Open a session with the agent that listens at @endpoint ("unix:/PATH", "tcp:HOST:PORT"). When the
+ * call returns, the peer's sets are in this agent's directory. The caller ends it with
+ * kvbm_session_close. Returns 0, or
+ *   -EINVAL           the endpoint or an option
+ *   -ECONNREFUSED, -ENOENT, -EHOSTUNREACH, ...  nobody listens there
+ *   -ETIMEDOUT        not in time
+ *   -EACCES           token, certificate, or another user's unix socket
+ *   -EMEDIUMTYPE      another model (fingerprint), keys of another length, other blocks
+ *   -EPROTONOSUPPORT  another version, or TLS on one side only
+ *   -EEXIST           another peer has its name or worker; or an earlier incarnation still has a
+ *                     session: try again
+ *   -ELOOP            this agent itself
+ *   -ENOSPC           too many sessions, on either side
+ *   -EPROTO           nothing that speaks this protocol
+ *   -EPIPE            the peer closed the connection
+ *   -EDEADLK          called from a callback of the agent
+ *   -ENOMEM, -EMFILE
+ * The log of the side that refuses has the reason in words; so has @opts->why.
+ */
+KV_API int kvbm_session_open(struct kvbm_agent *agent, const char *endpoint,
+                             const struct kvbm_session_opts *opts, struct kvbm_session **ret);
+
+/**
+ * End a session and free it. Calls that wait in it return -EPIPE. NULL is a no-op. Returns 0;
+ * -EDEADLK (called from a callback of the agent: nothing is done).
+ */
+KV_API int kvbm_session_close(struct kvbm_session *session);
+
+/** State of a session. */
+struct kvbm_session_info {
+    size_t size; /* the caller's */
+    char agent[KVBM_MAX_AGENT_NAME + 1];
+    uint64_t worker, incarnation; /* the peer's */
+    char endpoint[128];           /* as it was opened */
+    bool tls, open;
+    uint32_t n_data; /* connections for bulk data */
+    int err;         /* why it isn't open, a negative errno */
+};
+#define KVBM_SESSION_INFO_INIT KV_INIT_(kvbm_session_info)
+
+/** Read a session's state. Returns 0; -EINVAL (NULL, or ret->size). */
+KV_API int kvbm_session_get_info(struct kvbm_session *session, struct kvbm_session_info *ret);
 
 /* ---------------------------------------------------------------------------------------------
  * Block sets of this agent.
@@ -112,6 +221,9 @@ struct kvbm_transport_key {
 /** Blocks that an agent lets its peers see. */
 struct kvbm_blockset;
 
+struct kvbm_block_source; /* below */
+struct kvbm_shared;
+
 /** Options of a set; set size to sizeof(struct kvbm_blockset_opts), zero means the default. */
 struct kvbm_blockset_opts {
     size_t size;
@@ -123,12 +235,19 @@ struct kvbm_blockset_opts {
     uint64_t lifetime_ms; /* how long a reader may use what it imported; 0: until told otherwise */
     const struct kvbm_transport_key *transports; /* [n_transports], copied; one per transport */
     uint32_t n_transports;                       /* at most KVBM_MAX_TRANSPORTS */
+    /* Finds and holds the blocks that peers look up and lease; copied. NULL: they can do neither. */
+    const struct kvbm_block_source *source;
+    /* Memory that holds the layout, for readers of the same machine; outlives the set. It adds the
+     * transport KVBM_TRANSPORT_SHM. NULL: they read through a socket. */
+    const struct kvbm_shared *shared;
+    uint32_t lease_share;  /* of the blocks that leases may hold at a time, in percent; 0: 25 */
+    uint32_t max_lease_ms; /* longest time of a lease; 0: 60,000 */
 };
 #define KVBM_BLOCKSET_OPTS_INIT KV_INIT_(kvbm_blockset_opts)
 
 /**
  * Export a set, with generation 1. The caller owns *@ret and frees it with kvbm_blockset_destroy.
- * Returns 0, or
+ * With a source, the layout's memory stays until the set is destroyed. Returns 0, or
  *   -EINVAL  no layout, a deserialised one or one without memory; a shard that contradicts the
  *            layout; a transport twice; keys too long
  *   -EEXIST  the agent exports a set of this id
@@ -140,12 +259,15 @@ KV_API int kvbm_blockset_export(struct kvbm_agent *agent, const struct kvbm_bloc
 
 /**
  * Change what a set says; the id stays. Its generation grows by one, which makes every view of the
- * earlier generation stale once the reader has imported the new one. Returns 0; -EINVAL (as export,
- * or another id); -ENOMEM.
+ * earlier generation stale once the reader has imported the new one. All leases end; the call waits
+ * until their blocks are given back. Returns 0; -EINVAL (as export, or another id); -ENOMEM.
  */
 KV_API int kvbm_blockset_update(struct kvbm_blockset *set, const struct kvbm_blockset_opts *opts);
 
-/** Withdraw a set. NULL is a no-op. A later set of the same id begins above its generation. */
+/**
+ * Withdraw a set, end its leases, and wait until the blocks are given back to the source. NULL is a
+ * no-op. A later set of the same id begins above its generation. Not from a callback of the agent.
+ */
 KV_API void kvbm_blockset_destroy(struct kvbm_blockset *set);
 
 /** Return the generation of a set, from 1. */
@@ -162,12 +284,17 @@ KV_API long kvbm_blockset_serialise(const struct kvbm_blockset *set, void *to, s
  * Block sets of peers.
  */
 
-/** A peer's set that this agent has imported. The agent owns it. */
+/**
+ * A peer's set that this agent has imported. The agent owns it. Sets of a peer with a session end on
+ * the agent's own thread, when the peer withdraws them or its last session ends: programs with
+ * sessions don't keep pointers, and name blocks by worker and set (kvbm_remote_blocks_immutable).
+ */
 struct kvbm_remote_set;
 
 /**
  * Import a peer's set, or a later generation of one that is known. @ret (may be NULL) gets the set,
- * valid until kvbm_remote_set_invalidate or the agent's end. Returns 0, or
+ * valid until kvbm_remote_set_invalidate, kvbm_agent_forget, the end of the peer's last session, or
+ * the agent's end. Returns 0, or
  *   -EPROTO           not a set: cut short, wrong checksum, contradictions
  *   -EPROTONOSUPPORT  a newer version
  *   -ELOOP            a set of this agent itself (its worker or its name)
@@ -274,6 +401,320 @@ KV_API int kvbm_remote_blocks_check(const struct kvbm_remote_blocks *blocks);
  */
 KV_API int kvbm_remote_blocks_view(const struct kvbm_remote_blocks *blocks, size_t i,
                                    uint32_t layer, uint32_t outer, struct kvbm_view *ret);
+
+/* ---------------------------------------------------------------------------------------------
+ * Plans between tensor-parallel layouts. A rank of one group reads its heads from the ranks of
+ * another group, which may be larger or smaller, and may lay out blocks in another way.
+ *
+ *   heads     0 1 2 3 4 5 6 7
+ *   remote    └─0─┘└─1─┘└─2─┘└─3─┘     TP4
+ *   local     └───0───┘└────1────┘     TP2: rank 1 has two parts, from remote ranks 2 and 3
+ *
+ * A plan is made once per pair of groups. It knows no addresses and no blocks: parts say which
+ * heads come from which rank, copies say where their bytes lie in any block. Programs that can
+ * address the remote memory submit each part as a kvbm_transfer; others move the copies.
+ */
+
+/** One rank's part of the blocks. In arrays; never grows. */
+struct kvbm_plan_rank {
+    const struct kvbm_layout_config *layout; /* as kvbm_remote_set_layout reads it */
+    struct kvbm_shard shard;                 /* as kvbm_remote_set_get_info reads it */
+};
+
+/** Heads that one remote rank gives: src_head, dst_head and n_heads of kvbm_transfer. */
+struct kvbm_plan_part {
+    uint32_t rank;        /* index among the remote ranks */
+    uint32_t remote_head; /* first head, counted from the remote layout's first */
+    uint32_t local_head;  /* first head, counted from the local layout's first */
+    uint32_t n_heads;     /* 0: whole blocks of layouts without num_heads */
+};
+
+/** Axes along which the runs of a copy repeat. */
+#define KVBM_PLAN_AXES 3
+
+/**
+ * Runs of bytes, the same for every block. Run (i, j, k) begins at
+ *   offset + block * block_stride + i * stride[0] + j * stride[1] + k * stride[2]
+ * from the aligned address of the storage, on both sides. Runs of one copy don't overlap.
+ */
+struct kvbm_plan_copy {
+    uint32_t part;                          /* index among the plan's parts */
+    uint32_t remote_storage, local_storage; /* number of the layout's storage */
+    uint64_t count[KVBM_PLAN_AXES];         /* runs along each axis, outermost first; 1 or more */
+    uint64_t remote_offset, local_offset;   /* of block 0 */
+    uint64_t remote_len, local_len; /* bytes of a run; they differ when elements are converted */
+    uint64_t remote_block_stride, local_block_stride;
+    uint64_t remote_stride[KVBM_PLAN_AXES], local_stride[KVBM_PLAN_AXES];
+};
+
+/** One copy of one block: where its first run begins. */
+struct kvbm_plan_piece {
+    uint32_t copy;  /* index among the plan's copies */
+    uint32_t block; /* index among the blocks given to kvbm_plan_apply */
+    uint64_t remote_offset, local_offset;
+};
+
+/** Heads of the model, [first, first + n). */
+struct kvbm_plan_heads {
+    uint32_t first, n;
+};
+
+/** A plan. Immutable after creation: any thread. */
+struct kvbm_plan;
+
+/** Most remote ranks of a plan, and most copies. */
+#define KVBM_MAX_PLAN_RANKS 4096
+#define KVBM_MAX_PLAN_COPIES (1 << 20)
+
+/**
+ * Plan how @local reads its part of each block from @remotes[@n]. The parts cover every local head
+ * once; of several ranks that hold a head, ranks of the local group choose different ones. num_heads,
+ * dtype or both that a layout doesn't know are taken to be the others'. @missing may be NULL. The
+ * caller frees *@ret with kvbm_plan_destroy. Returns 0, or
+ *   -EINVAL       a shard that contradicts its layout; no ranks, or more than KVBM_MAX_PLAN_RANKS
+ *   -EMEDIUMTYPE  blocks of another model: layers, outers, page size, heads or their size (logged)
+ *   -ENODATA      no remote rank holds some of the heads; *@missing becomes the first ones (logged)
+ *   -ENOTSUP      elements that kvbm_transfer can't convert (logged)
+ *   -EOVERFLOW    a layout beyond 2^62 bytes, or more than KVBM_MAX_PLAN_COPIES copies
+ *   -ENOMEM
+ */
+KV_API int kvbm_plan_create(const struct kvbm_plan_rank *local,
+                            const struct kvbm_plan_rank *remotes, size_t n,
+                            struct kvbm_plan_heads *missing, struct kvbm_plan **ret);
+
+/** Free a plan. NULL is a no-op. */
+KV_API void kvbm_plan_destroy(struct kvbm_plan *plan);
+
+/** Return the parts in the order of the local heads, and their number in *@n. The plan owns them. */
+KV_API const struct kvbm_plan_part *kvbm_plan_parts(const struct kvbm_plan *plan, size_t *n);
+
+/** Return the copies, those of a part together, and their number in *@n. The plan owns them. */
+KV_API const struct kvbm_plan_copy *kvbm_plan_copies(const struct kvbm_plan *plan, size_t *n);
+
+/**
+ * Return true when elements change their dtype on the way: whoever moves copies must convert them.
+ * kvbm_transfer does.
+ */
+KV_API bool kvbm_plan_converts(const struct kvbm_plan *plan);
+
+/**
+ * List what to copy for @n blocks: local block local_blocks[i] from block remote_blocks[r][i] of
+ * each remote rank r that has a part (NULL for the others). Pieces of a copy lie together, in the
+ * order of the blocks. Returns their number; -ERANGE (a block beyond a layout); -ENOSPC (@cap is
+ * less than @n times the copies); -EINVAL (no blocks for a rank that has a part).
+ */
+KV_API long kvbm_plan_apply(const struct kvbm_plan *plan, const uint32_t *local_blocks,
+                            const uint32_t *const *remote_blocks, size_t n,
+                            struct kvbm_plan_piece *to, size_t cap);
+
+/* ---------------------------------------------------------------------------------------------
+ * Hints. A router that sends a request to a worker may name another worker that holds a part of the
+ * prompt. Dynamo's router, vLLM and SGLang pass such hints on as the request's kv_hints:
+ *
+ *   {"protocol_version": "0.1", "message_id": "...", "actions": [
+ *     {"action_id": "...", "action_type": "kv.fetch", "action_version": "1.0",
+ *      "payload": {"source_control_endpoint": "tcp://10.0.0.7:25000",
+ *                  "block_hashes": [15760518052499183552, -42, "a1b2..."], "mode": "copy"}}]}
+ */
+
+/** A kv.fetch hint: fetch these blocks from there. Advice, and from another process: verify. */
+struct kvbm_hint {
+    size_t size;    /* the caller's */
+    char host[256]; /* name or address (IPv6 without brackets); "": any peer that has the blocks */
+    uint16_t port;  /* 0 without a host */
+    bool move;      /* mode "move": the source needs the blocks no longer */
+    bool no_retain; /* the target needs them for this request only */
+};
+#define KVBM_HINT_INIT KV_INIT_(kvbm_hint)
+
+/**
+ * Parse the JSON of an envelope of hints, or of the bare payload of one kv.fetch. The first kv.fetch
+ * of version 1 counts; other actions and unknown fields are skipped. Up to @cap hashes go to @hashes,
+ * in the hint's order (from the root of the prompt), as the 64 bits that events carry: negative
+ * numbers as two's complement, of hexadecimal strings the first 16 digits.
+ *
+ * Returns the number of hashes in the hint, 1 or more, also when @cap is less; or
+ *   -EPROTO           not a hint: malformed JSON, a field missing or of another type, no hashes, an
+ *                     endpoint that isn't tcp://HOST:PORT or that nobody can connect to
+ *   -ENOENT           an envelope without kv.fetch
+ *   -EPROTONOSUPPORT  another version of the envelope than 0.1, or of kv.fetch than 1.x
+ *   -ENOMEM
+ * Nothing is logged, since hints come with each request.
+ */
+KV_API long kvbm_hint_parse(const void *json, size_t len, struct kvbm_hint *ret, uint64_t *hashes,
+                            size_t cap);
+
+/* ---------------------------------------------------------------------------------------------
+ * Memory that peers of the same machine read without the owner.
+ */
+
+/**
+ * Memory in a sealed memfd (docs/formats.md, "Shared memory"). Its owner writes it; readers that the
+ * owner lets map it can only read. Its pages outlive the owner as long as a reader has them mapped.
+ */
+struct kvbm_shared;
+
+/** Options of shared memory; set size to sizeof(struct kvbm_shared_opts), zero: the default. */
+struct kvbm_shared_opts {
+    size_t size;
+    /* Required. For a layout: n_storages times required_bytes of kvbm_layout_compute, each rounded up
+     * to 64. */
+    uint64_t bytes;
+    uint32_t n_blocks;      /* required: blocks of the layout, each with a generation */
+    bool huge_pages;        /* ask for transparent huge pages; a refusal is no error */
+    uint32_t touch_threads; /* threads that reserve the pages; 0: 8 */
+};
+#define KVBM_SHARED_OPTS_INIT KV_INIT_(kvbm_shared_opts)
+
+/**
+ * Create zeroed shared memory, with all its pages. The caller owns *@ret and frees it with
+ * kvbm_shared_destroy. Returns 0; -EINVAL; -ENOMEM; -ENOSPC (no pages); -EAGAIN (no random numbers);
+ * or another error of the system.
+ */
+KV_API int kvbm_shared_create(const struct kvbm_shared_opts *opts, struct kvbm_shared **ret);
+
+/**
+ * Free shared memory: call it after the layouts in it, and the sets that were exported with it, are
+ * destroyed. Readers keep what they have mapped. NULL is a no-op.
+ */
+KV_API void kvbm_shared_destroy(struct kvbm_shared *shared);
+
+/** Return the memory, aligned to 4096 bytes; NULL for NULL. */
+KV_API void *kvbm_shared_memory(const struct kvbm_shared *shared);
+
+/**
+ * Return an allocator that hands out pieces of @shared, for kvbm_layout_allocate: -ENOSPC when there
+ * is too little left. Pieces aren't taken back. One thread at a time.
+ */
+KV_API struct kvbm_allocator kvbm_shared_allocator(struct kvbm_shared *shared);
+
+/* ---------------------------------------------------------------------------------------------
+ * Sources: how an owner finds and holds the blocks that its peers ask for.
+ */
+
+/** In an answer to a lookup: no tier has the key. */
+#define KVBM_NO_TIER UINT8_MAX
+
+/**
+ * Take the result of a source's hold. @status 0: blocks[i] is the number of the block of key i, or
+ * UINT32_MAX where the source has none, and all of them are held until unhold(@hold). @status
+ * negative: nothing is held. @blocks is read during the call only.
+ */
+typedef void (*kvbm_held_fn)(void *to, int status, const uint32_t *blocks, void *hold);
+
+/**
+ * Functions of a source, given with a block set; set size to sizeof(struct kvbm_block_source). Threads of
+ * the agent call them, several at a time. They must neither wait nor call the agent. Keys are packed.
+ */
+struct kvbm_block_source {
+    size_t size;
+    void *arg; /* handed to each function */
+    /* Write to tiers[i] the nearest tier (enum kv_tier) from which hold could serve key i, or
+     * KVBM_NO_TIER. Holds nothing, so that the answer may be stale. */
+    void (*lookup)(void *arg, uint32_t group, const void *keys, size_t n, uint8_t *tiers);
+    /* Hold the blocks of those keys that the set has, or can get (from the owner's disk), and call
+     * held(to, ...) once: on any thread, before hold returns or later. */
+    void (*hold)(void *arg, uint32_t group, const void *keys, size_t n, kvbm_held_fn held,
+                 void *to);
+    /* Give a hold back; from any thread. */
+    void (*unhold)(void *arg, void *hold);
+};
+#define KVBM_BLOCK_SOURCE_INIT KV_INIT_(kvbm_block_source)
+
+/**
+ * Return the source of a pool whose blocks have the numbers of the set's layout. A hold is a handle
+ * on each block that the pool has registered under a key, and counts as a use. The pool outlives the
+ * set.
+ */
+KV_API struct kvbm_block_source kvbm_pool_source(struct kvbm_pool *pool);
+
+/* ---------------------------------------------------------------------------------------------
+ * Leases: blocks of a peer that it holds for this agent, and their bytes.
+ *
+ * A lease names blocks that the owner keeps, as they are, for a time. kvbm_lease_read copies them:
+ * from shared memory where the set has some and the session is local, else through the session. A
+ * block that the owner has given away meanwhile is a miss, whatever was copied.
+ */
+
+/**
+ * Ask which tier of a peer holds each key of a set that it has exported: tiers[i] becomes an enum
+ * kv_tier, or KVBM_NO_TIER. The answer may be stale on return; a lease isn't. @n is 1 to 16,384, keys
+ * are packed. Waits until @deadline_ns (CLOCK_MONOTONIC). Returns 0; -EINVAL; -ENOENT (this agent
+ * hasn't imported the set, or the peer lends nothing of it); -ESTALE (the set has changed); or an
+ * error of the session (-ETIMEDOUT, -EPIPE, -EAGAIN, -ENOMEM, -EPROTO).
+ */
+KV_API int kvbm_session_lookup(struct kvbm_session *session, uint32_t set, uint32_t group,
+                               const void *keys, size_t n, uint64_t deadline_ns, uint8_t *tiers);
+
+/** Blocks of one set that a peer holds for this agent. */
+struct kvbm_lease;
+
+/**
+ * Lease the blocks of keys for @time_ms (0: 10,000; the owner may grant less). Keys without a block
+ * are left out, and so are those beyond the owner's share. The caller frees *@ret with
+ * kvbm_lease_release. Waits until @deadline_ns. Returns 0, or
+ *   -ENOENT  the peer has none of the keys; or, as kvbm_session_lookup, no such set
+ *   -ENOSPC  as many blocks are leased as the peer lends
+ *   -ESTALE  the set has changed
+ *   -EPROTO  the answer contradicts the set
+ *   and as kvbm_session_lookup
+ */
+KV_API int kvbm_session_lease(struct kvbm_session *session, uint32_t set, uint32_t group,
+                              const void *keys, size_t n, uint32_t time_ms, uint64_t deadline_ns,
+                              struct kvbm_lease **ret);
+
+/**
+ * Return the number of keys that a lease covers, from the first asked on: those behind have no
+ * block, and of those within some may have none (kvbm_lease_block).
+ */
+KV_API size_t kvbm_lease_count(const struct kvbm_lease *lease);
+
+/** Tell the block of key @i. Returns 0; -ENOENT (the key has none); -ERANGE. */
+KV_API int kvbm_lease_block(const struct kvbm_lease *lease, size_t i, struct kvbm_block_at *ret);
+
+/** Return the moment (CLOCK_MONOTONIC) at which a lease ends; 0 for NULL. */
+KV_API uint64_t kvbm_lease_expires(struct kvbm_lease *lease);
+
+/** Tell whether kvbm_lease_read copies from shared memory, without the owner. */
+KV_API bool kvbm_lease_is_shared(const struct kvbm_lease *lease);
+
+/**
+ * Let a lease end @time_ms from now (0: 10,000; the owner may grant less). Returns 0; -ESTALE (it has
+ * ended: its blocks are misses); or an error of the session.
+ */
+KV_API int kvbm_lease_renew(struct kvbm_lease *lease, uint32_t time_ms, uint64_t deadline_ns);
+
+/**
+ * Give a lease back and free it; no other call may use it. Doesn't wait: the owner gives back at the
+ * session's end, or at the lease's, what this doesn't reach. NULL is a no-op.
+ */
+KV_API void kvbm_lease_release(struct kvbm_lease *lease);
+
+/** Request of kvbm_lease_read; set size to sizeof(struct kvbm_lease_read_opts), zero means the default. */
+struct kvbm_lease_read_opts {
+    size_t size;
+    const uint32_t *keys; /* [n] numbers of keys of the lease; NULL: 0, 1, 2 ... */
+    /* Required: blocks of the same layers, outer, page_size, inner_dim, width and order, in memory
+     * that the CPU may write. */
+    const struct kvbm_layout *to;
+    const uint32_t *to_blocks; /* required: [n] blocks of to, each once */
+    uint32_t n;                /* required */
+    uint64_t deadline_ns;      /* CLOCK_MONOTONIC; 0: until the lease ends */
+    uint8_t *ok; /* [(n + 7) / 8] bit i: to_blocks[i] holds the bytes of its key; may be NULL */
+    bool no_checksums; /* through a session: trust the socket, don't verify each block's XXH3-128 */
+    bool no_shared;    /* through the session, though there is shared memory */
+};
+#define KVBM_LEASE_READ_OPTS_INIT KV_INIT_(kvbm_lease_read_opts)
+
+/**
+ * Copy leased blocks into @opts->to and wait for it. A block whose bit is 0 in ok is a miss: its bytes
+ * in to are undefined. Not one byte there changes after the call has returned, whatever arrives late.
+ * Several threads may read by one lease.
+ *
+ * Returns the number of blocks that are right, 0 and more, also when the lease has ended, the owner
+ * has died, or the time was over; -EINVAL; -ERANGE (a key or block beyond the lease or to); -ENOMEM.
+ */
+KV_API long kvbm_lease_read(struct kvbm_lease *lease, const struct kvbm_lease_read_opts *opts);
 
 #ifdef __cplusplus
 }

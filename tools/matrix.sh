@@ -22,7 +22,7 @@ for compiler in "${compilers[@]}"; do
         tail -n 20 "$dir/configure.log"; failed+=("$compiler: cmake"); continue
     fi
     tools/build.sh "$dir" "$jobs" || { failed+=("$compiler: build"); continue; }
-    if ctest --test-dir "$dir" "${chosen[@]}" --no-tests=error --output-on-failure -j "$((4 * jobs))" --timeout 300 \
+    if ctest --test-dir "$dir" "${chosen[@]}" --no-tests=error --output-on-failure -j "$((8 * jobs))" --timeout 300 \
         >"$dir/test.log" 2>&1; then
         passed=$((passed + 1))
         grep -E '^[0-9]+% tests passed' "$dir/test.log"

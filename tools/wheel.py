@@ -32,8 +32,8 @@ LIBRARIES = {
     "kvbm": (["bm", "peer", "transfer", "disk", "object", "manager"], ["store", "event", "kvx", "hash", "base"],
              ["zstd", "uring", "xxhash", *ZMQ]),
     "kvasir_llama": (["llama"], ["base"], ["xxhash"]),
-    "kv_store_redis": (["plugin_redis"], ["base"], ["ssl", "crypto", "zstd", "xxhash"]),
-    "kvasir": ([], ["cli", "manager", "disk", "object", "transfer", "bm", "store", "event", "kvx", "hash", "base"],
+    "kv_store_redis": (["plugin_redis"], ["base"], ["ssl", "crypto", "z", "zstd", "xxhash"]),
+    "kvasir": ([], ["cli", "manager", "disk", "object", "transfer", "peer", "bm", "store", "event", "kvx", "hash", "base"],
                ["zstd", "uring", "xxhash", *ZMQ]),
 }
 SCHEMES = ("rediss", "redis+cluster", "rediss+cluster", "redis+unix", "valkey")

@@ -31,6 +31,18 @@ static void add_each(kv_store_v1 *self, struct rds_batch *batch, const char *wor
 
 /* -- many chunks ------------------------------------------------------------------------------- */
 
+/* Judge the last bytes of a chunk's value on the server. */
+static uint8_t judge_tail(const struct resp_value *reply)
+{
+    bool bulk = reply->type == RESP_BULK;
+
+    if (bulk && reply->len == RDS_TRAILER &&
+        (memcmp(reply->str, RDS_CHUNK_MAGIC, 8) == 0 || memcmp(reply->str, RDS_MAGIC, 8) == 0))
+        return 1;
+    /* GETRANGE answers an empty text for a missing key, as for an empty value. */
+    return (bulk && reply->len == 0) || reply->type == RESP_NULL ? 0 : KV_STORE_PRESENT_BAD;
+}
+
 static int exists_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,
                          uint8_t *ret_present)
 {
@@ -50,10 +62,7 @@ static int exists_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_l
 
         if (reply->type == RESP_ERROR && strncmp(reply->str, "WRONGTYPE", 9) != 0)
             err = rds_reply_error(reply, "GETRANGE");
-        ret_present[i] = (reply->type == RESP_BULK && reply->len == RDS_TRAILER &&
-                          (memcmp(reply->str, RDS_CHUNK_MAGIC, 8) == 0 ||
-                           memcmp(reply->str, RDS_MAGIC, 8) == 0)) ||
-                         (entry && entry->ref && entry->value);
+        ret_present[i] = entry && entry->ref && entry->value ? 1 : judge_tail(reply);
     }
     rds_batch_fini(&batch);
     return unlock(self, err);

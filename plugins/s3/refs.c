@@ -9,107 +9,11 @@
 #include "base/clock.h"
 #include "base/history.h"
 #include "base/xxh.h"
+#include "s3/ref_keys.h"
 
-#define MAX_KEYS_BYTES (48u << 20) /* limit for one publication: three million chunks */
 #define SEGMENT_BYTES (1u << 20)
 #define MAX_SEGMENTS 1024 /* names whose last object is remembered: the latest ones */
 #define MAX_SEGMENTS_BYTES (64u << 20)
-
-/* -- A set of keys ----------------------------------------------------------------------------- */
-
-/* Records as in the object, and an open-addressed table of their offsets. */
-struct s3_ref_keys {
-    struct kv_buf records;
-    uint32_t *slots; /* offset + 1; 0: free */
-    size_t n, capacity;
-    bool overflow; /* some keys had no room */
-};
-
-static void keys_free(struct s3_ref_keys *keys)
-{
-    if (!keys)
-        return;
-    kv_buf_fini(&keys->records);
-    free(keys->slots);
-    free(keys);
-}
-
-/* Compare records. One with another length may be shorter, so compare the length first. */
-static bool is_same(const char *a, const uint8_t *b)
-{
-    return (uint8_t)*a == *b && memcmp(a + 1, b + 1, *b) == 0;
-}
-
-/* Return the slot of the record at @record, or the free slot where it belongs. */
-static uint32_t *slot_of(const struct s3_ref_keys *keys, const uint8_t *record)
-{
-    size_t i = XXH3_64bits(record, 1 + (size_t)record[0]) & (keys->capacity - 1);
-
-    while (keys->slots[i] && !is_same(keys->records.data + keys->slots[i] - 1, record))
-        i = (i + 1) & (keys->capacity - 1);
-    return &keys->slots[i];
-}
-
-static int grow(struct s3_ref_keys *keys)
-{
-    size_t capacity = keys->capacity ? 2 * keys->capacity : 64;
-    uint32_t *slots = calloc(capacity, sizeof(*slots));
-
-    if (!slots)
-        return -ENOMEM;
-    free(keys->slots);
-    keys->slots = slots;
-    keys->capacity = capacity;
-    for (size_t at = 0; at < keys->records.len; at += 1 + (size_t)(uint8_t)keys->records.data[at])
-        *slot_of(keys, (const uint8_t *)keys->records.data + at) = (uint32_t)at + 1;
-    return 0;
-}
-
-static void keys_add(struct s3_ref_keys *keys, const uint8_t *record)
-{
-    size_t len = 1 + (size_t)record[0], at = keys->records.len;
-    uint32_t *slot;
-
-    if (keys->overflow)
-        return;
-    if (at + len > MAX_KEYS_BYTES || (2 * keys->n >= keys->capacity && grow(keys)) ||
-        kv_buf_reserve(&keys->records, len)) {
-        keys->overflow = true;
-        return;
-    }
-    slot = slot_of(keys, record);
-    if (*slot)
-        return;
-    kv_buf_append(&keys->records, record, len);
-    *slot = (uint32_t)at + 1;
-    keys->n++;
-}
-
-static void keys_merge(struct s3_ref_keys *keys, const struct s3_ref_keys *more)
-{
-    const uint8_t *records = (const uint8_t *)more->records.data;
-
-    for (size_t at = 0; at < more->records.len; at += 1 + (size_t)records[at])
-        keys_add(keys, records + at);
-    keys->overflow |= more->overflow;
-}
-
-/* Number of bytes of the records in @keys that @in lacks. */
-static size_t fresh_bytes(const struct s3_ref_keys *keys, const struct s3_ref_keys *in)
-{
-    const uint8_t *records = (const uint8_t *)keys->records.data;
-    size_t fresh = 0;
-
-    for (size_t at = 0; at < keys->records.len; at += 1 + (size_t)records[at])
-        if (in->capacity == 0 || *slot_of(in, records + at) == 0)
-            fresh += 1 + (size_t)records[at];
-    return fresh;
-}
-
-static size_t bytes_of(const struct s3_ref_keys *keys)
-{
-    return keys->records.capacity + keys->capacity * sizeof(*keys->slots);
-}
 
 /* -- chunks noted since, and objects stored last ----------------------------------------------- */
 
@@ -149,7 +53,7 @@ static void segment_free(struct s3_ref_segment *segment)
     while (segment) {
         struct s3_ref_segment *next = segment->next;
 
-        keys_free(segment->keys);
+        s3_ref_keys_free(segment->keys);
         free(segment);
         segment = next;
     }
@@ -177,8 +81,8 @@ void s3_refs_destroy(struct s3_refs *refs)
         return;
     segment_free(refs->segments);
     for (size_t i = 0; i < KV_HISTORY_PUBLICATIONS; i++)
-        keys_free(refs->past[i].keys);
-    keys_free(refs->since);
+        s3_ref_keys_free(refs->past[i].keys);
+    s3_ref_keys_free(refs->since);
     pthread_mutex_destroy(&refs->lock);
     free(refs);
 }
@@ -211,7 +115,7 @@ void s3_refs_add(struct s3_refs *refs, const uint8_t *hash, size_t hash_len)
     note_thread(refs);
     keys = since(refs);
     if (keys)
-        keys_add(keys, record);
+        s3_ref_keys_add(keys, record);
     pthread_mutex_unlock(&refs->lock);
 }
 
@@ -223,7 +127,7 @@ static void drop_oldest(struct s3_refs *refs)
                                     KV_HISTORY_PUBLICATIONS];
 
     refs->past_bytes -= past->keys ? past->keys->records.len : 0;
-    keys_free(past->keys);
+    s3_ref_keys_free(past->keys);
     past->keys = NULL;
     refs->n_past--;
 }
@@ -254,7 +158,7 @@ static void recall(struct s3_refs *refs, struct s3_ref_keys *ret)
         if (!kv_history_counts(&walk, past->opaque && pthread_equal(past->thread, pthread_self())))
             break;
         if (past->keys)
-            keys_merge(ret, past->keys);
+            s3_ref_keys_merge(ret, past->keys);
     }
 }
 
@@ -273,7 +177,7 @@ static struct s3_ref_segment *unlink_segment(struct s3_refs *refs, struct s3_ref
         return NULL;
     *at = KV_STEAL(segment->next);
     refs->n_segments--;
-    refs->segments_bytes -= bytes_of(segment->keys);
+    refs->segments_bytes -= s3_ref_keys_bytes(segment->keys);
     return segment;
 }
 
@@ -296,7 +200,7 @@ static struct s3_ref_segment *give_segment(struct s3_refs *refs, struct s3_ref_s
     segment->next = refs->segments;
     refs->segments = segment;
     refs->n_segments++;
-    refs->segments_bytes += bytes_of(segment->keys);
+    refs->segments_bytes += s3_ref_keys_bytes(segment->keys);
     while (segment->next &&
            (refs->n_segments > MAX_SEGMENTS || refs->segments_bytes > MAX_SEGMENTS_BYTES)) {
         for (at = &segment->next; (*at)->next; at = &(*at)->next)
@@ -357,7 +261,7 @@ static int note(struct s3_refs *refs, const char *name, uint64_t number,
 
     /* Keys already in the segment take no room. Otherwise repeated publications of the same many
      * chunks would each begin a new segment. */
-    fresh = segment ? fresh_bytes(wanted, segment->keys) : 0;
+    fresh = segment ? s3_ref_keys_fresh_bytes(wanted, segment->keys) : 0;
     if (fresh > 0 && segment->keys->records.len + fresh > SEGMENT_BYTES) {
         segment_free(segment); /* already stored */
         segment = NULL;
@@ -367,7 +271,7 @@ static int note(struct s3_refs *refs, const char *name, uint64_t number,
     ret->segment = segment;
     if (!segment)
         return -ENOMEM;
-    keys_merge(segment->keys, wanted);
+    s3_ref_keys_merge(segment->keys, wanted);
     return send_segment(refs, name, ret);
 }
 
@@ -384,7 +288,7 @@ void s3_refs_begin(struct s3_refs *refs, const char *name, bool opaque, struct s
     wanted.overflow = KV_STEAL(refs->lost);
     if (opaque) {
         if (ret->taken)
-            keys_merge(&wanted, ret->taken);
+            s3_ref_keys_merge(&wanted, ret->taken);
         recall(refs, &wanted);
         segment = take_segment(refs, hash_name(name));
     }
@@ -413,7 +317,7 @@ void s3_refs_end(struct s3_refs *refs, struct s3_noting *noting, bool published)
     s3_refs_wait(refs, noting);
     pthread_mutex_lock(&refs->lock);
     if (!published && noting->taken && since(refs))
-        keys_merge(refs->since, noting->taken);
+        s3_ref_keys_merge(refs->since, noting->taken);
     if (!published && segment && segment->keys->overflow)
         refs->lost = true;
     if (published)
@@ -423,7 +327,7 @@ void s3_refs_end(struct s3_refs *refs, struct s3_noting *noting, bool published)
     pthread_mutex_unlock(&refs->lock);
     segment_free(old);
     segment_free(segment); /* after a failure the object's content is unknown: begin another one */
-    keys_free(noting->taken);
+    s3_ref_keys_free(noting->taken);
     *noting = (struct s3_noting){0};
 }
 

@@ -75,8 +75,10 @@ static kv_store_v1 *s3_open(const char *uri)
 
 /* -- Which chunks exist ------------------------------------------------------------------------ */
 
-/* Judge the answer to a HEAD. Returns 1: the chunk exists and is complete; 0: it doesn't; negative:
- * unknown. */
+/* Results of a look for a chunk; negative: unknown. */
+enum { MISSING, PRESENT, DAMAGED = KV_STORE_PRESENT_BAD };
+
+/* Judge the answer to a HEAD. */
 static int judge_head(kv_store_v1 *self, struct s3_request *head, const uint8_t *hash,
                       size_t hash_len, bool renew)
 {
@@ -86,7 +88,7 @@ static int judge_head(kv_store_v1 *self, struct s3_request *head, const uint8_t 
 
     if (!error && !s3_is_whole(head)) {
         s3_seen_note(self->seen, hash, hash_len, S3_BAD);
-        return 0;
+        return DAMAGED;
     }
     if (!error && renew && head->modified_s && now_s - head->modified_s > RENEW_S) {
         error = s3_renew(self->client, &self->config, s3_chunk_path(&self->config, hash, hash_len),
@@ -94,14 +96,14 @@ static int judge_head(kv_store_v1 *self, struct s3_request *head, const uint8_t 
         /* the server has no copies: send the chunk again, which renews it as well */
         if (error == -ENOTSUP) {
             s3_seen_note(self->seen, hash, hash_len, S3_BAD);
-            return 0;
+            return MISSING;
         }
     }
     /* A "seen" chunk's next put skips the HEAD, and so the renewal. Note only chunks too young to
      * need one. */
     if (error || renew || (head->modified_s && now_s - head->modified_s <= RENEW_S))
         s3_seen_note(self->seen, hash, hash_len, error ? S3_UNKNOWN : S3_SEEN);
-    return error == -ENOENT ? 0 : error ? error : 1;
+    return error == -ENOENT ? MISSING : error ? error : PRESENT;
 }
 
 /* Look for at most BATCH chunks at once. */
@@ -117,8 +119,10 @@ static int find_batch(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len,
         const uint8_t *hash = hashes + i * hash_len;
         enum s3_known known = s3_seen_find(self->seen, hash, hash_len);
 
-        ret[i] = known == S3_SEEN || s3_pending_has(self->pending, hash, hash_len);
-        if (ret[i] || known == S3_BAD)
+        ret[i] = known == S3_SEEN || s3_pending_has(self->pending, hash, hash_len) ? PRESENT
+                 : known == S3_BAD                                                 ? DAMAGED
+                                                                                   : MISSING;
+        if (ret[i] != MISSING)
             continue;
         heads[i].method = "HEAD";
         heads[i].path = s3_chunk_path(&self->config, hash, hash_len);
@@ -153,7 +157,7 @@ static int s3_exists_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t has
 
         error = find_batch(self, hashes + at * hash_len, hash_len, some, false, found);
         for (size_t i = 0; i < some && !error; i++)
-            ret_present[at + i] = found[i] == 1;
+            ret_present[at + i] = (uint8_t)found[i];
     }
     return s3_failed(self, error);
 }
@@ -172,7 +176,7 @@ static int s3_touch_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash
 
         error = find_batch(self, hashes + at * hash_len, hash_len, some, true, found);
         for (size_t i = 0; i < some && !error; i++)
-            there += found[i] == 1;
+            there += found[i] == PRESENT;
     }
     return error ? s3_failed(self, error) : there;
 }
@@ -201,7 +205,7 @@ static int put_batch(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, 
 
     error = find_batch(self, hashes, hash_len, n, true, found);
     for (size_t i = 0; i < n; i++) {
-        if (found[i] == 0)
+        if (found[i] == MISSING || found[i] == DAMAGED)
             found[i] = send_chunk(self, hashes + i * hash_len, hash_len, data[i], data_len[i]);
         if (found[i] == 0)
             s3_count(self, WRITTEN, data_len[i]);

@@ -112,6 +112,16 @@ static size_t declaration(const char *data, size_t len)
     return end ? (size_t)(end + 2 - data) : 0;
 }
 
+/* Return where in the text the parser is. Expat 2.9 has given up the function without 64. */
+static int64_t parsed(XML_Parser parser)
+{
+#if XML_MAJOR_VERSION > 2 || XML_MINOR_VERSION >= 9
+    return XML_GetCurrentByteIndex64(parser);
+#else
+    return XML_GetCurrentByteIndex(parser);
+#endif
+}
+
 /* Feed the parser in pieces, since it collects all attributes of an element before it calls. */
 static void feed(struct walk *walk, const char *data, size_t len)
 {
@@ -123,7 +133,7 @@ static void feed(struct walk *walk, const char *data, size_t len)
         status = XML_Parse(walk->parser, data + at, (int)n, at + n == len);
         at += n;
         if (status == XML_STATUS_OK && !walk->error &&
-            (XML_Index)at - XML_GetCurrentByteIndex(walk->parser) > MAX_TAG + PIECE)
+            (int64_t)at - parsed(walk->parser) > MAX_TAG + PIECE)
             walk->error = -EPROTO;
     } while (status == XML_STATUS_OK && !walk->error && at < len);
     if (status != XML_STATUS_OK && !walk->error)

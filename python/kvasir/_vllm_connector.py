@@ -4,6 +4,7 @@
 Full blocks go to the store when a step has computed them; a prompt's blocks come back before it is scheduled. Blocks move between
 the engine's tensors and the store in place, on threads of the library, and verify on the way. See docs/python.md.
 """
+import contextlib
 import errno
 import hashlib
 import importlib
@@ -78,6 +79,15 @@ class _Names:
     def of_all_ranks(self, hashes: Sequence[bytes]) -> List[bytes]:
         """Return the keys of all ranks' blocks, one rank after the other."""
         return [key for rank in range(len(self._prefixes)) for key in self.keys(rank, hashes)]
+
+
+def _close(queue: Queue, store: _store.Store, warn: Warner) -> None:
+    """Close both. A store that doesn't answer keeps what it uses, and the engine goes on with its own end."""
+    try:
+        queue.close()
+        store.close()
+    except Error as problem:
+        warn("closing", problem)
 
 
 # -- scheduler's half ----------------------------------------------------------------------------------------------------
@@ -218,8 +228,7 @@ class _Scheduler:
 
     def close(self) -> None:
         """Close the store."""
-        self.queue.close()
-        self.store.close()
+        _close(self.queue, self.store, self.warn)
 
 
 # -- workers' half -------------------------------------------------------------------------------------------------------
@@ -298,10 +307,18 @@ class _Worker:
             begun = time.monotonic()
             while any(block in self.reading for block in plan.fresh):
                 self.changed.wait(0.5)
-                if time.monotonic() - begun > STORE_WAIT_S:  # leave out what has not begun
-                    for ident, job in self.jobs.items():
-                        if not job.request:
-                            self.queue.cancel(ident)
+                if time.monotonic() - begun > STORE_WAIT_S:
+                    self._leave_out()
+
+    def _leave_out(self) -> None:
+        """Cancel stores that have not begun. When nobody takes results any more, try again to end all of them."""
+        if not self.thread.is_alive():
+            self._give_up()
+            return
+        with contextlib.suppress(Error, ValueError):  # closed meanwhile
+            for ident, job in self.jobs.items():
+                if not job.request:
+                    self.queue.cancel(ident)
 
     def _submit(self, load: bool, request: str, move: Move) -> None:
         keys = self.names.keys(self.rank, move.hashes)
@@ -333,6 +350,32 @@ class _Worker:
             self._submit(False, "", move)
 
     def _collect(self) -> None:
+        try:
+            self._take_results()
+        except Exception as problem:  # pylint: disable=broad-except
+            self.warn("taking results", problem)
+        finally:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """End the queue: nobody takes its results any more. Loads under way have failed then, and steps wait for no store."""
+        with self.changed:
+            self.ending = True
+        try:
+            self.queue.close()
+        except Error as problem:  # a device may still use the cache
+            self.warn("ending what is under way", problem)
+            return
+        with self.changed:
+            for job in self.jobs.values():
+                if job.request:
+                    self.failed.update(job.blocks)
+                    self.loaded.add(job.request)
+            self.jobs.clear()
+            self.reading.clear()
+            self.changed.notify_all()
+
+    def _take_results(self) -> None:
         watch = select.poll()
         watch.register(self.queue.fileno(), select.POLLIN)
         while not self.ending or self.jobs:
@@ -342,9 +385,13 @@ class _Worker:
             except (Error, ValueError):
                 return  # closed
             with self.changed:
-                stored = [self._settle(self.jobs.pop(result.id), result) for result in results if result.id in self.jobs]
+                stored = False
+                for result in results:
+                    if result.id in self.jobs:
+                        stored |= self._settle(self.jobs[result.id], result)
+                        del self.jobs[result.id]
                 self.changed.notify_all()
-            if any(stored):
+            if stored:
                 self.flusher.note_put()
 
     def _settle(self, job: _Job, result: Result) -> bool:
@@ -394,8 +441,7 @@ class _Worker:
         self.thread.join(30)
         self.flusher.note_put()
         self.flusher.close()
-        self.queue.close()
-        self.store.close()
+        _close(self.queue, self.store, self.warn)
 
 
 # -- vLLM's interface ------------------------------------------------------------------------------------------------------

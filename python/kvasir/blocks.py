@@ -36,7 +36,7 @@ _PAGE = 4096  # host blocks begin at multiples of it
 NO_BLOCK = 0xffffffff  # in lists of block numbers: leave this key out
 _c = load("kvbm")
 _HANDLE = array.array("I", (0, 0, 0, 0))  # struct kvbm_handle: pool, block, generation
-_allocate, _complete, _register, _match = (_c.kvbm_pool_allocate, _c.kvbm_pool_complete, _c.kvbm_pool_register, _c.kvbm_pool_match)
+_allocate, _register, _match = _c.kvbm_pool_allocate, _c.kvbm_pool_register_chain, _c.kvbm_pool_match
 _release, _release_mutable = _c.kvbm_pool_release, _c.kvbm_pool_release_mutable
 _EVICTION = {"default": _abi.KVBM_EVICT_DEFAULT, "lru": _abi.KVBM_EVICT_LRU, "lfu": _abi.KVBM_EVICT_LFU,
              "lineage": _abi.KVBM_EVICT_LINEAGE}
@@ -47,11 +47,10 @@ _EVICTION = {"default": _abi.KVBM_EVICT_DEFAULT, "lru": _abi.KVBM_EVICT_LRU, "lf
 class Blocks:
     """Blocks that were allocated, to be written and registered. Released when the last reference goes."""
 
-    __slots__ = ("_pool", "_handles", "_address", "n", "_release", "_from")
+    __slots__ = ("_pool", "_handles", "_address", "n", "_release")
 
-    def __init__(self, pool: "Pool", handles: "array.array[int]", address: int, n: int, release: Any, start: int = 0) -> None:
+    def __init__(self, pool: "Pool", handles: "array.array[int]", address: int, n: int, release: Any) -> None:
         self._pool = pool
-        self._from = start
         self._handles = handles
         self._address = address
         self.n = n
@@ -60,7 +59,7 @@ class Blocks:
     @property
     def ids(self) -> List[int]:
         """Numbers of the blocks: where their bytes are."""
-        return self._handles[self._from + 2:self._from + 4 * self.n:4].tolist()
+        return self._handles[2:4 * self.n:4].tolist()
 
     def __len__(self) -> int:
         return self.n
@@ -129,22 +128,15 @@ class Pool(Handle):
 
         @parent is the key before the first, @position the first block's place in the sequence (0 exactly without a parent).
         """
-        packed, n = _chain(keys, self.key_len), fresh.n
+        packed, n, address = _chain(keys, self.key_len), fresh.n, fresh._address
         if packed.n != n:
             raise ValueError(f"{n} blocks, {packed.n} keys")
-        chain = packed._struct(group, parent, position, tokens)
-        handles = _HANDLE * (2 * n)  # of the complete blocks, then of the registered ones
-        full = handles.buffer_info()[0]
-        held = full + 16 * n
-        rc = _complete(self._address, fresh._address, n, chain, full)
-        if rc < 0:
-            raise error(rc)
-        fresh.n = 0
-        rc = _register(self._address, full, n, held)
-        if rc < 0:
-            _c.kvbm_pool_release_complete(self._address, full, n)
-            raise error(rc)
-        return Held(self, handles, held, n, _release, 4 * n)
+        if n:  # in place of the handles of @fresh
+            rc = _register(self._address, address, n, packed._struct(group, parent, position, tokens), address)
+            if rc < 0:
+                raise error(rc)
+            fresh.n = 0
+        return Held(self, fresh._handles, address, n, _release)
 
     def match(self, keys: Keys, *, group: int = 0, touch: bool = True) -> Held:
         """Hold the longest registered prefix of @keys; its length is len() of the result."""
@@ -335,9 +327,37 @@ class Manager(Handle):
         bits = None if ok is None else Memory(ok, True)
         if bits is not None and bits.nbytes < (n + 7) // 8:
             raise ValueError("@ok is too short")
-        job = _abi.kvbm_job(pin=pin.address, cache=cache._state.address, blocks=address, first_layer=first_layer, n_layers=n_layers,
-                            priority=priority, tag=tag, deadline_ns=deadline(timeout), ok=None if bits is None else bits.address)
-        ident = self._hot(_c.kvbm_manager_submit, ctypes.byref(job))
+        job = _abi.kvbm_job(pin=pin.address, blocks=address, first_layer=first_layer, n_layers=n_layers, priority=priority, tag=tag,
+                            deadline_ns=deadline(timeout), ok=None if bits is None else bits.address)
+        job.cache = cache._enter()  # close() waits
+        try:
+            ident = self._hot(_c.kvbm_manager_submit, ctypes.byref(job))
+        finally:
+            cache._leave()
+        del keep
+        return ident
+
+    def submit_keys(self, store: bool, keys: Keys, cache: "Cache", blocks: Any, *, tag: int = 0, priority: int = 0, ok: Any = None,
+                    timeout: float = 0.0) -> int:
+        """Queue a store or a load of keys as one job: the tiers below use the cache's own memory. Without a host tier only.
+
+        blocks[i] is the cache's block for key i. Returns and takes @ok as submit(). A store ends once a tier below has its blocks.
+        Raises Error(ENOTSUP) when the cache's blocks are not whole pages (4096 bytes) of the manager's shape, one after the other.
+        """
+        packed = _chain(keys, self.key_len)
+        keep, address, n = numbers(blocks, "I")
+        if n != packed.n:
+            raise ValueError(f"{n} blocks, {packed.n} keys")
+        bits = None if ok is None else Memory(ok, True)
+        if bits is not None and bits.nbytes < (n + 7) // 8:
+            raise ValueError("@ok is too short")
+        job = _abi.kvbm_job(blocks=address, priority=priority, tag=tag, deadline_ns=deadline(timeout),
+                            ok=None if bits is None else bits.address)
+        job.cache = cache._enter()  # close() waits
+        try:
+            ident = self._hot(_c.kvbm_manager_submit_keys, packed._struct(), n, store, ctypes.byref(job))
+        finally:
+            cache._leave()
         del keep
         return ident
 

@@ -49,6 +49,7 @@ class Client:
         self._flusher = Flusher(self._store, flush_s, self._warn)
         self._lock, self._next = threading.Lock(), 0
         self._asked: Dict[int, _Asked] = {}
+        self._mended: Dict[int, Completion] = {}  # gets of damaged chunks, by the request that deletes those
         self._failed: List[Completion] = []  # requests that the queue didn't take
         self._pipe = os.pipe()  # a byte waits in it while there are any
         self._poll = select.epoll()  # readable when either has completions
@@ -114,9 +115,15 @@ class Client:
             except (Error, ValueError):
                 results = []  # closed
             for result in results:
-                asked = self._asked.pop(result.id, None)
-                if asked is not None:
-                    done.append(self._completion(asked, result))
+                asked, mended = self._asked.pop(result.id, None), self._mended.pop(result.id, None)
+                if mended is not None:
+                    if result.status:
+                        self._warn("deleting damaged chunks", OSError(-result.status, os.strerror(-result.status)))
+                    done.append(mended)
+                elif asked is not None:
+                    completion = self._completion(asked, result)
+                    if not self._mend(asked, result, completion):
+                        done.append(completion)
         if any(each is None for *_, each in done):
             self._flusher.note_put()
         return done
@@ -131,13 +138,22 @@ class Client:
             return asked.future, not result.status, reason, [rc == 1 for rc in result.each]
         if asked.kind == "delete":
             return asked.future, not result.status, reason, [rc == 0 for rc in result.each]
-        damaged = [key for key, rc in zip(asked.keys, result.each) if rc == -errno.EBADMSG]  # stored anew once it is gone
-        try:  # at once: a queued deletion could come behind the engine's next set of the same key
-            for key in damaged:
-                self._store.discard(key)
+        return asked.future, not result.status, reason, [rc == size for rc, size in zip(result.each, asked.sizes)]
+
+    def _mend(self, asked: _Asked, result: Result, completion: Completion) -> bool:
+        """Delete the damaged chunks of a get, so that they are stored anew. True: drain_completions() has @completion later.
+
+        The engine hears of the get once they are gone: its next set of the same key comes behind the deletion.
+        """
+        damaged = [key for key, rc in zip(asked.keys, result.each) if rc == -errno.EBADMSG] if asked.kind == "get" else []
+        if not damaged:
+            return False
+        try:
+            self._mended[self._queue.delete(damaged)] = completion
         except (Error, ValueError) as problem:
             self._warn("deleting damaged chunks", problem)
-        return asked.future, not result.status, reason, [rc == size for rc, size in zip(result.each, asked.sizes)]
+            return False
+        return True
 
     def close(self) -> None:
         """Wait for requests under way, make chunks durable and close the store."""

@@ -53,7 +53,7 @@ class Transfer(NamedTuple):
 
 
 class _Job:
-    """A job under way: in rounds, since not every chunk may have a buffer at once."""
+    """A job under way: in rounds where buffers are needed, since not every chunk may have one at once."""
 
     __slots__ = ("job", "loads", "keys", "chunks", "ok", "left", "begun", "until", "indices", "bits")
 
@@ -66,7 +66,7 @@ class _Job:
         self.left = list(range(len(self.keys)))  # indices of keys that no round has settled
         self.begun = time.monotonic()
         self.until = self.begun + timeout
-        self.indices: List[int] = []  # of the round under way: keys, and where the library tells which succeeded
+        self.indices: Sequence[int] = ()  # of the round under way: keys, and where the library tells which succeeded
         self.bits: Optional[Memory] = None
 
 
@@ -95,6 +95,7 @@ class Offload:
         except BaseException:
             self._manager.close()
             raise
+        self._direct = not options.get("host_bytes")  # the library uses @memory itself, unless it finds that it can't
         self._rounds: Dict[int, _Job] = {}  # by the manager's job
         self._waiting: Deque[_Job] = deque()  # without a buffer so far
         self._ended: List[Transfer] = []
@@ -139,7 +140,7 @@ class Offload:
         self._begin(_Job(job, True, keys, chunks, self.timeout))
 
     def _begin(self, job: _Job) -> None:
-        if not job.loads and job.left:  # what is there already needs no copy
+        if not job.loads and job.left and not self._direct:  # what is there already needs no copy
             places = self._manager.lookup(self._chain(job.keys))
             job.left = [i for i in job.left if places[i] not in (READY, ON_DISK, REMOTE)]
             for i, place in enumerate(places):
@@ -164,6 +165,8 @@ class Offload:
 
     def _submit(self, job: _Job) -> bool:
         """Queue one round. False: none of the job's chunks has a buffer."""
+        if self._direct and self._submit_direct(job):
+            return True
         keys, rest = self._chain([job.keys[i] for i in job.left]), max(job.until - time.monotonic(), 0.001)
         pin = self._manager.prepare_load(keys, timeout=rest) if job.loads else self._manager.prepare_store(keys)
         with pin:
@@ -183,6 +186,23 @@ class Offload:
                 raise
         job.bits, job.indices = bits, job.left
         job.left = [job.left[k] for k in later]
+        self._rounds[ident] = job
+        return True
+
+    def _submit_direct(self, job: _Job) -> bool:
+        """Queue all of a job, without buffers. False: this memory's chunks need them."""
+        bits = Memory(bytearray((len(job.keys) + 7) // 8), True)
+        lend(bits)
+        try:
+            ident = self._manager.submit_keys(not job.loads, self._chain(job.keys), self._attached(), array.array("I", job.chunks), ok=bits,
+                                              timeout=max(job.until - time.monotonic(), 0.001))
+        except BaseException as problem:
+            give_back(bits)
+            if not isinstance(problem, Error) or problem.errno != errno.ENOTSUP:
+                raise
+            self._direct = False
+            return False
+        job.bits, job.indices, job.left = bits, range(len(job.keys)), []
         self._rounds[ident] = job
         return True
 

@@ -7,7 +7,7 @@
 #include "base/args.h"
 
 /*
- * Parse the decimal digits at the start of @text; *ret_rest is the text behind them. Returns
+ * Parse the decimal digits at the start of @text; *rest is the text behind them. Returns
  * -EINVAL without a digit or on overflow.
  */
 static int parse_digits(const char *text, uint64_t *ret, const char **rest)

@@ -2,9 +2,6 @@
 #include "base/json.h"
 
 #include <assert.h>
-#include <locale.h>
-#include <math.h>
-#include <pthread.h>
 
 #include "base/json_reader.h"
 #include "base/utf8.h"
@@ -40,7 +37,7 @@ void kv_json_fail(struct kv_json *j, int code, const char *text)
 }
 
 /* Record malformed text at j->p, or text that is cut off there. */
-static void malformed(struct kv_json *j, const char *text)
+void kv_json_malformed_(struct kv_json *j, const char *text)
 {
     kv_json_fail(j, -EBADMSG, j->p < j->end ? text : "unexpected end of the text");
 }
@@ -52,7 +49,7 @@ static void malformed(struct kv_json *j, const char *text)
  * pointers into it are invalid afterwards. Returns false at the end of the text, or when unread
  * text fills the buffer.
  */
-static bool more(struct kv_json *j)
+bool kv_json_more_(struct kv_json *j)
 {
     size_t left = (size_t)(j->end - j->p);
     long n;
@@ -81,7 +78,7 @@ static bool more(struct kv_json *j)
 /* Return the byte at j->p, or -1 at the end. */
 static inline int current(struct kv_json *j)
 {
-    return KV_LIKELY(j->p < j->end) || more(j) ? (unsigned char)*j->p : -1;
+    return KV_LIKELY(j->p < j->end) || kv_json_more_(j) ? (unsigned char)*j->p : -1;
 }
 
 static inline int skip_space(struct kv_json *j)
@@ -96,7 +93,7 @@ static inline int skip_space(struct kv_json *j)
 }
 
 /* Go to the next value. Returns its first byte, or -1 with an error. */
-static int begin_value(struct kv_json *j)
+int kv_json_begin_value_(struct kv_json *j)
 {
     int c;
 
@@ -105,7 +102,7 @@ static int begin_value(struct kv_json *j)
     c = skip_space(j);
     if (j->colon_due) {
         if (c != ':') {
-            malformed(j, "expected ':'");
+            kv_json_malformed_(j, "expected ':'");
             return -1;
         }
         j->colon_due = false;
@@ -113,7 +110,7 @@ static int begin_value(struct kv_json *j)
         c = skip_space(j);
     }
     if (c < 0)
-        malformed(j, NULL);
+        kv_json_malformed_(j, NULL);
     return c;
 }
 
@@ -121,7 +118,7 @@ enum kv_json_type kv_json_peek(struct kv_json *j)
 {
     if (j->error.code || (skip_space(j) < 0 && !j->colon_due))
         return KV_JSON_NONE;
-    switch (begin_value(j)) {
+    switch (kv_json_begin_value_(j)) {
     case '{':
         return KV_JSON_OBJECT;
     case '[':
@@ -147,7 +144,7 @@ static void skip_scalar(struct kv_json *j);
  * Record that the value at j->p has another type than @text names. Reads a scalar to its end first:
  * `nul` is malformed, not of another type. A container is judged by its bracket.
  */
-static void unexpected(struct kv_json *j, const char *text)
+void kv_json_unexpected_(struct kv_json *j, const char *text)
 {
     uint64_t at = kv_json_offset_(j);
     int c = current(j);
@@ -161,10 +158,10 @@ static void unexpected(struct kv_json *j, const char *text)
 
 static bool open_container(struct kv_json *j, char bracket, const char *text)
 {
-    int c = begin_value(j);
+    int c = kv_json_begin_value_(j);
 
     if (c != bracket) {
-        unexpected(j, text);
+        kv_json_unexpected_(j, text);
         return false;
     }
     if (j->depth == KV_JSON_MAX_DEPTH) {
@@ -188,7 +185,7 @@ static bool next(struct kv_json *j, char bracket)
     assert(j->depth > 0 && (j->is_object & 1) == (bracket == '}'));
     c = skip_space(j);
     if (j->colon_due) {
-        malformed(j, "expected ':'");
+        kv_json_malformed_(j, "expected ':'");
         return false;
     }
     if (c == bracket) {
@@ -200,7 +197,7 @@ static bool next(struct kv_json *j, char bracket)
     }
     if (j->has_item & 1) {
         if (c != ',') {
-            malformed(j, bracket == '}' ? "expected ',' or '}'" : "expected ',' or ']'");
+            kv_json_malformed_(j, bracket == '}' ? "expected ',' or '}'" : "expected ',' or ']'");
             return false;
         }
         j->p++;
@@ -208,7 +205,7 @@ static bool next(struct kv_json *j, char bracket)
     }
     j->has_item |= 1;
     if (c < 0)
-        malformed(j, NULL);
+        kv_json_malformed_(j, NULL);
     return c >= 0;
 }
 
@@ -264,14 +261,14 @@ static bool string(struct kv_json *j, struct kv_str *ret, bool *ret_escapes)
             at = 0;
         }
         if (n == 0) {
-            malformed(j, *q == '\\'                 ? "bad escape in a string"
-                         : (unsigned char)*q < 0x20 ? "control character in a string"
-                                                    : "invalid UTF-8");
+            kv_json_malformed_(j, *q == '\\'                 ? "bad escape in a string"
+                                  : (unsigned char)*q < 0x20 ? "control character in a string"
+                                                             : "invalid UTF-8");
             return false;
         }
-        if (!more(j)) {
+        if (!kv_json_more_(j)) {
             j->p = j->end;
-            malformed(j, NULL);
+            kv_json_malformed_(j, NULL);
             return false;
         }
     }
@@ -290,7 +287,7 @@ bool kv_json_next_key(struct kv_json *j, struct kv_str *key)
         return false;
     at = kv_json_offset_(j);
     if (*j->p != '"') {
-        malformed(j, "expected a key");
+        kv_json_malformed_(j, "expected a key");
         return false;
     }
     if (!string(j, key, &escapes))
@@ -316,8 +313,8 @@ struct kv_str kv_json_str(struct kv_json *j, struct kv_buf *scratch)
     bool escapes;
     uint64_t at;
 
-    if (begin_value(j) != '"') {
-        unexpected(j, "expected a string");
+    if (kv_json_begin_value_(j) != '"') {
+        kv_json_unexpected_(j, "expected a string");
         return none;
     }
     at = kv_json_offset_(j);
@@ -338,151 +335,13 @@ struct kv_str kv_json_str(struct kv_json *j, struct kv_buf *scratch)
     return (struct kv_str){scratch->data, scratch->len};
 }
 
-/* -- numbers ----------------------------------------------------------------------------------- */
-
-/* Check the number at j->p and go behind it. */
-static bool number(struct kv_json *j, struct kv_str *ret, bool *integer, uint64_t *ret_at)
-{
-    size_t len;
-    bool ok;
-
-    do { /* `more` moves the text, even at the end of the stream */
-        len = (size_t)(kv_json_number_end_(j->p, j->end, integer, &ok) - j->p);
-    } while (len == (size_t)(j->end - j->p) && more(j));
-    *ret = (struct kv_str){j->p, len};
-    *ret_at = kv_json_offset_(j);
-    j->p += len;
-    if (!ok)
-        malformed(j, "malformed number");
-    return !j->error.code;
-}
-
-bool kv_json_integer_(struct kv_json *j, bool *ret_negative, uint64_t *ret_magnitude,
-                      uint64_t *ret_at)
-{
-    struct kv_str text;
-    uint64_t value = 0;
-    bool integer;
-
-    if (!number(j, &text, &integer, ret_at))
-        return false;
-    if (!integer) {
-        kv_json_fail_at_(j, *ret_at, -EINVAL, "expected an integer");
-        return false;
-    }
-    *ret_negative = text.p[0] == '-';
-    for (size_t i = *ret_negative; i < text.len; i++) {
-        if (__builtin_mul_overflow(value, 10, &value) ||
-            __builtin_add_overflow(value, (uint64_t)(text.p[i] - '0'), &value))
-            goto range;
-    }
-    if (*ret_negative && value > UINT64_C(1) << 63)
-        goto range;
-    *ret_magnitude = value;
-    return true;
-range:
-    kv_json_fail_at_(j, *ret_at, -ERANGE, "number out of range");
-    return false;
-}
-
-/* Read an integer as two's complement. Returns false with the error set. */
-static bool integer_value(struct kv_json *j, bool *ret_negative, uint64_t *ret, uint64_t *ret_at)
-{
-    int c = begin_value(j);
-
-    if (c != '-' && (c < '0' || c > '9')) {
-        unexpected(j, "expected an integer");
-        return false;
-    }
-    if (!kv_json_integer_(j, ret_negative, ret, ret_at))
-        return false;
-    if (*ret_negative)
-        *ret = 0 - *ret;
-    return true;
-}
-
-uint64_t kv_json_u64(struct kv_json *j, uint64_t max)
-{
-    uint64_t value, at;
-    bool negative;
-
-    if (!integer_value(j, &negative, &value, &at))
-        return 0;
-    if (negative || value > max) {
-        kv_json_fail_at_(j, at, -ERANGE, "number out of range");
-        return 0;
-    }
-    return value;
-}
-
-int64_t kv_json_i64(struct kv_json *j)
-{
-    uint64_t value, at;
-    bool negative;
-
-    if (!integer_value(j, &negative, &value, &at))
-        return 0;
-    if (!negative && value > INT64_MAX) {
-        kv_json_fail_at_(j, at, -ERANGE, "number out of range");
-        return 0;
-    }
-    return (int64_t)value;
-}
-
-uint64_t kv_json_bits64(struct kv_json *j)
-{
-    uint64_t value, at;
-    bool negative;
-
-    return integer_value(j, &negative, &value, &at) ? value : 0;
-}
-
-/* Locale for strtod, which reads a comma for the decimal point in some locales. */
-static locale_t c_locale;
-
-static void make_c_locale(void)
-{
-    c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
-}
-
-double kv_json_double(struct kv_json *j)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    char copy[KV_JSON_MAX_DOUBLE + 1];
-    struct kv_str text;
-    bool integer;
-    double value;
-    uint64_t at;
-    int c = begin_value(j);
-
-    if (c != '-' && (c < '0' || c > '9')) {
-        unexpected(j, "expected a number");
-        return 0;
-    }
-    if (!number(j, &text, &integer, &at))
-        return 0;
-    if (text.len > KV_JSON_MAX_DOUBLE) {
-        kv_json_fail_at_(j, at, -ERANGE, "number has too many digits");
-        return 0;
-    }
-    memcpy(copy, text.p, text.len);
-    copy[text.len] = '\0';
-    pthread_once(&once, make_c_locale);
-    value = c_locale ? strtod_l(copy, NULL, c_locale) : strtod(copy, NULL);
-    if (isinf(value)) {
-        kv_json_fail_at_(j, at, -ERANGE, "number out of range");
-        return 0;
-    }
-    return value;
-}
-
 /* -- the rest ---------------------------------------------------------------------------------- */
 
 static bool literal(struct kv_json *j, const char *text)
 {
     for (; *text; text++, j->p++) {
         if (current(j) != (unsigned char)*text) {
-            malformed(j, "expected a value");
+            kv_json_malformed_(j, "expected a value");
             return false;
         }
     }
@@ -491,20 +350,20 @@ static bool literal(struct kv_json *j, const char *text)
 
 bool kv_json_bool(struct kv_json *j)
 {
-    int c = begin_value(j);
+    int c = kv_json_begin_value_(j);
 
     if (c == 't')
         return literal(j, "true");
     if (c == 'f')
         literal(j, "false");
     else
-        unexpected(j, "expected true or false");
+        kv_json_unexpected_(j, "expected true or false");
     return false;
 }
 
 bool kv_json_null(struct kv_json *j)
 {
-    return begin_value(j) == 'n' && literal(j, "null");
+    return kv_json_begin_value_(j) == 'n' && literal(j, "null");
 }
 
 static void skip_scalar(struct kv_json *j)
@@ -512,7 +371,7 @@ static void skip_scalar(struct kv_json *j)
     struct kv_str text;
     bool integer;
     uint64_t at;
-    int c = begin_value(j);
+    int c = kv_json_begin_value_(j);
 
     switch (c) {
     case '"':
@@ -527,10 +386,10 @@ static void skip_scalar(struct kv_json *j)
         break;
     case '-':
     case '0' ... '9':
-        number(j, &text, &integer, &at);
+        kv_json_number_(j, &text, &integer, &at);
         break;
     default:
-        malformed(j, "expected a value");
+        kv_json_malformed_(j, "expected a value");
     }
 }
 
@@ -545,7 +404,7 @@ static bool skip_to_item(struct kv_json *j)
     if (!next(j, '}'))
         return false;
     if (*j->p != '"') {
-        malformed(j, "expected a key");
+        kv_json_malformed_(j, "expected a key");
         return false;
     }
     j->colon_due = string(j, NULL, NULL);
@@ -558,7 +417,7 @@ void kv_json_skip(struct kv_json *j)
     bool item = true; /* the container's next item may be a value */
 
     do {
-        int c = item ? begin_value(j) : 0;
+        int c = item ? kv_json_begin_value_(j) : 0;
 
         if (c == '{')
             open_container(j, '{', NULL);
@@ -574,11 +433,11 @@ void kv_json_skip(struct kv_json *j)
 
 bool kv_json_raw_open(struct kv_json *j)
 {
-    int c = begin_value(j);
+    int c = kv_json_begin_value_(j);
 
     if (c != '#') {
         if (c >= 0)
-            unexpected(j, "expected '#'");
+            kv_json_unexpected_(j, "expected '#'");
         return false;
     }
     j->p++;
@@ -590,7 +449,7 @@ const void *kv_json_raw_take(struct kv_json *j, size_t n)
     const char *bytes;
 
     while (KV_UNLIKELY((size_t)(j->end - j->p) < n)) {
-        if (!more(j)) {
+        if (!kv_json_more_(j)) {
             kv_json_fail(j, -EBADMSG, "unexpected end of the text");
             return NULL;
         }

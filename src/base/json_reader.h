@@ -15,6 +15,24 @@ bool kv_json_integer_(struct kv_json *j, bool *ret_negative, uint64_t *ret_magni
 /** Record an error at an offset, unless there is one already. */
 void kv_json_fail_at_(struct kv_json *j, uint64_t at, int code, const char *text);
 
+/** Record malformed text at j->p, or text that is cut off there. */
+void kv_json_malformed_(struct kv_json *j, const char *text);
+
+/** Record that the value at j->p has another type than @text names, or is malformed. */
+void kv_json_unexpected_(struct kv_json *j, const char *text);
+
+/**
+ * Append the stream's next bytes to the unread text, which moves: pointers into it are invalid
+ * afterwards. Returns false at the end of the text, or when unread text fills the buffer.
+ */
+bool kv_json_more_(struct kv_json *j);
+
+/** Go to the next value. Returns its first byte, or -1 with an error. */
+int kv_json_begin_value_(struct kv_json *j);
+
+/** Check the number at j->p and go behind it (json_numbers.c). *ret_at is its offset. */
+bool kv_json_number_(struct kv_json *j, struct kv_str *ret, bool *integer, uint64_t *ret_at);
+
 /* -- stretches of simple numbers (json_array.h), by instruction set ---------------------------- */
 
 #ifdef __x86_64__

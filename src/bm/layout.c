@@ -62,7 +62,10 @@ int kvbm_layout_kind_parse(const char *text, enum kvbm_layout_kind *ret)
 
 static int refuse(const char *reason)
 {
-    kv_log_warn("kvbm", "layout not created", "reason=\"%s\"", reason);
+    static struct kv_log_rate rate; /* peers' block sets come here, too */
+
+    if (kv_log_allowed(&rate, 5))
+        kv_log_warn("kvbm", "layout not created", "reason=\"%s\"", reason);
     return -EINVAL;
 }
 

@@ -304,6 +304,30 @@ int kvbm_pool_register(struct kvbm_pool *pool, struct kvbm_complete *blocks, siz
     return err;
 }
 
+int kvbm_pool_register_chain(struct kvbm_pool *pool, struct kvbm_mutable *blocks, size_t n,
+                             const struct kvbm_chain *chain, struct kvbm_immutable *ret)
+{
+    void *caller = __builtin_return_address(0);
+    int err = pool && n && blocks && ret ? check_chain(pool, n, chain) : -EINVAL;
+    struct kvbm_handle *from, *to; /* may be the same */
+
+    if (err < 0)
+        return err;
+    from = &blocks->handle;
+    to = &ret->handle;
+    kvbm_lock(pool->registry);
+    err = complete_locked(pool, from, n, chain, KV_OPT(chain, tokens, NULL));
+    for (size_t i = 0; err == 0 && i < n; i++) {
+        uint32_t slot = register_one(pool, from[i].block + 1);
+
+        kvbm_track(pool, slot, caller);
+        from[i] = (struct kvbm_handle){0};
+        to[i] = kvbm_handle_of(pool, slot);
+    }
+    kvbm_unlock(pool->registry);
+    return err;
+}
+
 /* ---- copying from one tier to another ---- */
 
 static int check_like(const struct kvbm_pool *pool, const struct kvbm_immutable *like)
@@ -347,7 +371,7 @@ static void adopt_priority(struct kvbm_pool *pool, uint32_t i, struct kvbm_pool 
     end = kvbm_retain_end(from, source);
     pool->slots[i].priority = from->slots[source].priority;
     if (end)
-        kvbm_retain_set(pool, i, end);
+        kvbm_retain_adopt(pool, i, from, source);
     else
         kvbm_retain_drop(pool, i);
 }

@@ -20,7 +20,11 @@ static void put(struct kvbm_pool *pool, size_t at, struct kvbm_retained_one one)
 
 static bool is_before(const struct kvbm_retained_one *a, const struct kvbm_retained_one *b)
 {
-    return a->when_ns != b->when_ns ? a->when_ns < b->when_ns : a->position > b->position;
+    if (a->when_ns != b->when_ns)
+        return a->when_ns < b->when_ns;
+    if (a->position != b->position)
+        return a->position > b->position;
+    return (int32_t)(a->order - b->order) < 0;
 }
 
 static size_t first_child(const struct kvbm_retained *all, size_t at)
@@ -78,13 +82,27 @@ uint64_t kvbm_retain_until(uint64_t ttl_ms)
     return !ttl_ms || ttl_ms > NEVER_MS ? 0 : kv_now_ns() + ttl_ms * KV_NS_PER_MS;
 }
 
-void kvbm_retain_set(struct kvbm_pool *pool, uint32_t i, uint64_t when_ns)
+static void set(struct kvbm_pool *pool, uint32_t i, uint64_t when_ns, uint32_t order)
 {
     struct kvbm_slot *slot = &pool->slots[i];
     size_t at = slot->flags & SLOT_RETAINED ? pool->retained.place[i] : pool->retained.n++;
 
     slot->flags |= SLOT_RETAINED;
-    sift(pool, at, (struct kvbm_retained_one){when_ns, i, kvbm_slot_entry(pool, slot)->position});
+    sift(pool, at,
+         (struct kvbm_retained_one){when_ns, i, kvbm_slot_entry(pool, slot)->position, order});
+}
+
+void kvbm_retain_set(struct kvbm_pool *pool, uint32_t i, uint64_t when_ns)
+{
+    set(pool, i, when_ns, pool->retained.order++);
+}
+
+void kvbm_retain_adopt(struct kvbm_pool *pool, uint32_t i, const struct kvbm_pool *from,
+                       uint32_t source)
+{
+    struct kvbm_retained_one one = from->retained.heap[from->retained.place[source]];
+
+    set(pool, i, one.when_ns, one.order);
 }
 
 void kvbm_retain_drop(struct kvbm_pool *pool, uint32_t i)

@@ -27,11 +27,15 @@ struct kvbm_retained_one {
     /* of the block in its sequence: among equal ends the greater first, so that a prompt's end goes
      * first */
     uint32_t position;
+    /* Among equal positions, which all scattered keys have, the lower goes first: a call retains its
+     * last key first. Wraps around. */
+    uint32_t order;
 };
 
 struct kvbm_retained {
     struct kvbm_retained_one *heap;
     size_t n, capacity;
+    uint32_t order; /* of the next entry */
     /* [n_blocks + 1] place in the heap, of slots with SLOT_RETAINED; NULL: no block was ever
      * retained */
     uint32_t *place;
@@ -44,6 +48,10 @@ int kvbm_retain_reserve(struct kvbm_pool *pool, size_t n);
 uint64_t kvbm_retain_until(uint64_t ttl_ms);
 /** Let slot @i keep its priority until @when_ns. Room was reserved. */
 void kvbm_retain_set(struct kvbm_pool *pool, uint32_t i, uint64_t when_ns);
+/** Let slot @i keep its priority as long as @from's slot @source, which has an end. Among equal ends
+ * @i goes in @source's order. Room was reserved. */
+void kvbm_retain_adopt(struct kvbm_pool *pool, uint32_t i, const struct kvbm_pool *from,
+                       uint32_t source);
 /** Remove slot @i's end: its priority has no end, or it isn't registered any more. */
 void kvbm_retain_drop(struct kvbm_pool *pool, uint32_t i);
 /** Carry out past ends, @max at most: their blocks get the default priority. */

@@ -37,15 +37,14 @@ static int touch_slice(const struct touch *touch, size_t from, size_t end)
 {
     int err;
 
-    if (touch->keep) {
-        do
-            err = kvbm_populate(touch->memory + from, end - from);
-        while (err == -EINTR);
-        return err == -EINVAL ? 0 : err; /* the kernel can't: the first users touch it */
-    }
-    for (size_t at = from; at < end; at += touch->page)
+    for (size_t at = from; !touch->keep && at < end; at += touch->page)
         ((volatile char *)touch->memory)[at] = 0;
-    return 0;
+    if (!touch->keep)
+        return 0;
+    do
+        err = kvbm_populate(touch->memory + from, end - from);
+    while (err == -EINTR);
+    return err == -EINVAL ? 0 : err; /* the kernel can't: the first users touch it */
 }
 
 static void *touch_slices(void *arg)
@@ -55,7 +54,6 @@ static void *touch_slices(void *arg)
     for (;;) {
         size_t from = atomic_fetch_add_explicit(&touch->next, SLICE, memory_order_relaxed);
         size_t end = from < touch->len ? KV_MIN(from + SLICE, touch->len) : 0;
-
         int err = end ? touch_slice(touch, from, end) : 0;
 
         if (err < 0)

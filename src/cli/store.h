@@ -29,7 +29,7 @@ struct kc_store_opts {
     bool json, quiet;
     const char *format, *fingerprint;
     uint64_t chunk, chunk_tokens, total;
-    bool verify_first;
+    bool verify_first, verify;
     uint64_t offset, length;
     bool names, chunks;
     const char *prefix;

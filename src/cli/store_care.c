@@ -75,6 +75,7 @@ int kc_store_verify(struct kc_store_call *call)
     struct kvs_verify_result result = {.size = sizeof(result)};
     struct verification v = {.call = call};
     int rc, status;
+    bool denied;
 
     kv_json_writer_init(&v.list, &v.problems);
     kv_json_begin_array(&v.list);
@@ -87,9 +88,16 @@ int kc_store_verify(struct kc_store_call *call)
                  : KC_STORE_OK;
     if (rc == -ECANCELED)
         fprintf(stderr, "kvasir store verify: interrupted; this is what was checked until then\n");
-    status = rc < 0 && rc != -ECANCELED
+    if (rc == -ECANCELED)
+        status = KC_STORE_INTERRUPTED;
+    denied = (rc == -EACCES || rc == -EPERM) && result.manifests;
+    if (denied) { /* damage found beside what can't be read is damage */
+        fprintf(stderr, "kvasir store verify: some can't be read: %s\n", strerror(-rc));
+        status = status == KC_STORE_OK ? KC_STORE_FAILED : status;
+    }
+    status = rc < 0 && rc != -ECANCELED && !denied
                  ? kc_store_fail(call, call->name ? call->name : call->label, rc)
-                 : print_verified(&v, &result, rc < 0 ? KC_STORE_INTERRUPTED : status);
+                 : print_verified(&v, &result, status);
     kv_buf_fini(&v.problems);
     return status;
 }

@@ -48,6 +48,11 @@ static const struct kv_arg SAVE_ARGS[] = {
      .offset = AT(total),
      .value = "SIZE",
      .help = "Bytes that standard input will bring; for the progress bar only."},
+    {.name = "verify",
+     .type = KV_ARG_FLAG,
+     .offset = AT(verify),
+     .help = "Read all chunks back and compare them; save FILE again when some are damaged. For "
+             "stores where other programs may change them: Redis, buckets."},
 };
 
 static const struct kv_arg RESTORE_ARGS[] = {
@@ -71,6 +76,7 @@ static const struct kv_arg RESTORE_ARGS[] = {
      .type = KV_ARG_SIZE,
      .offset = AT(length),
      .value = "SIZE",
+     .min = 1,
      .max = INT64_MAX,
      .help = "Write only so many bytes; only chunks that hold some of them are read."},
 };
@@ -162,9 +168,11 @@ static const struct command {
     {"save", kc_store_save, "URI NAME FILE", 2, 2, SAVE_ARGS, KV_COUNT(SAVE_ARGS),
      "keep a file under a name",
      "Saves FILE (- is standard input) under NAME. Chunks that the store has already are not\n"
-     "written again. After status 0 the object can be restored, even if the power fails. After "
-     "any\n"
-     "other status an older object under NAME is still there."},
+     "written again. After status 0 the object can be restored, even if the power fails (Redis: "
+     "as\n"
+     "durable as the server is). A path's chunks are read and verified if they changed since the\n"
+     "last time; chunks that Redis or a bucket have already are not, without --verify. After any\n"
+     "other status an older object under NAME is still there, or with --verify a damaged one."},
     {"restore", kc_store_restore, "URI NAME FILE", 2, 2, RESTORE_ARGS, KV_COUNT(RESTORE_ARGS),
      "write what is under a name to a file",
      "Writes the object under NAME to FILE (- is standard output). Every chunk is verified before\n"

@@ -59,8 +59,7 @@ static void park_part(struct below *below, const struct kvi_chain *chain, uint32
             (void)kvi_park(ix, below->holder, below->above, (struct kv_block){name, locals[i]},
                            mask);
         } else {
-            kvi_copies_forget(ix, below->holder, mask, name);
-            kvi_parking_lost(ix, below->holder, 1);
+            kvi_parking_lose(ix, below->holder, mask, name);
         }
         below->above = name;
     }
@@ -84,7 +83,7 @@ void kvi_park_below(struct kvi_index *ix, struct kvi_holder *holder, const struc
         park_part(&below, next.chain, 0);
     }
     if (below.failed) /* blocks not visited are forgotten; records of their copies may stay */
-        kvi_parking_lost(ix, holder, 1);
+        kvi_parking_lose_more(ix, holder);
 }
 
 /* -- attaching --------------------------------------------------------------------------------- */
@@ -124,8 +123,7 @@ static size_t take_run(struct kvi_index *ix, struct kvi_holder *holder, struct k
 static void give_up(struct kvi_index *ix, struct kvi_holder *holder, size_t n, uint32_t mask)
 {
     for (size_t i = 0; i < n; i++)
-        kvi_copies_forget(ix, holder, mask, ix->scratch->run[i].hash);
-    kvi_parking_lost(ix, holder, n);
+        kvi_parking_lose(ix, holder, mask, ix->scratch->run[i].hash);
 }
 
 /* Attach one run. Returns true when there was one and it is now in the tree. */

@@ -213,6 +213,7 @@ static void drop_with_parts(struct kvi_index *ix, struct kvi_holder *holder)
     KVI_EACH_PART(kvi_windows_of(holder), part)
     drop_all(ix, part);
     holder->n_lost = 0;
+    holder->lost_more = false;
 }
 
 /*

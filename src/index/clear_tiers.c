@@ -199,8 +199,10 @@ int kvi_clear_tiers(struct kvi_index *index, struct kv_holder holder, uint32_t t
         kvi_mem_free(&index->mem, names.items);
         if (!all && !rc)
             rc = take_parts(index, names.holder, tiers, source);
-        if (is_empty(names.holder))
+        if (is_empty(names.holder)) {
             names.holder->n_lost = 0;
+            names.holder->lost_more = false;
+        }
         names.holder->clearing = NULL;
         pthread_cond_broadcast(&index->cleared);
     }

@@ -160,8 +160,19 @@ static void tidy(struct kvi_index *ix, struct kvi_holder *holder, uint32_t tier,
     uint32_t n = 0;
     const struct kvi_copy *copy = find(ix, holder, tier, hash, ANY, &n);
 
-    if (n == 1 && says_nothing(holder, copy))
+    if (n == 1 && !ix->copies.keepers && says_nothing(holder, copy))
         drop(ix, holder, copy);
+}
+
+void kvi_copies_sweep(struct kvi_index *ix, size_t left, size_t end)
+{
+    for (left = KV_MIN(left, ix->copies.n); left > end; left = KV_MIN(left, ix->copies.n)) {
+        const struct kvi_copy *copy = &ix->copies.items[--left];
+
+        if (!copy) /* clang-tidy can't follow that items is there while n isn't 0 */
+            return;
+        tidy(ix, kvi_holder_at(ix, copy->holder), copy->tier, copy->hash);
+    }
 }
 
 /* -- the engine's habits ----------------------------------------------------------------------- */
@@ -327,6 +338,31 @@ uint32_t kvi_copies_count(const struct kvi_index *ix, const struct kvi_holder *h
     return n == 0 && source == holder->tier[tier].implied;
 }
 
+uint64_t kvi_copies_total(const struct kvi_index *ix, const struct kvi_holder *holder,
+                          uint32_t mask, uint64_t hash)
+{
+    uint64_t total = 0;
+
+    for (uint32_t tier = holder->main ? 1 : 0; tier < KV_N_TIERS;
+         tier++) { /* of a part, no place */
+        uint64_t before = total;
+        struct kvi_probe probe;
+        uint32_t i;
+
+        if (!(mask >> tier & 1))
+            continue;
+        kvi_probe_init(&probe, &ix->copies.by_hash, mix_key(holder->id, tier, hash));
+        while (holder->n_copies && kvi_probe_next(&probe, &i)) {
+            const struct kvi_copy *copy = &ix->copies.items[i];
+
+            if (copy->hash == hash && copy->holder == holder->id && copy->tier == tier)
+                total += copy->count;
+        }
+        total += total == before; /* no record: one copy */
+    }
+    return total;
+}
+
 /* -- in dumps ---------------------------------------------------------------------------------- */
 
 enum kvi_said kvi_copies_say(const struct kvi_index *ix, const struct kvi_copy *copy)
@@ -380,6 +416,22 @@ bool kvi_copies_set(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tie
     }
     tidy(ix, holder, tier, hash);
     return held;
+}
+
+void kvi_copies_set_own(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
+                        uint64_t hash, uint32_t count, bool taken)
+{
+    uint32_t n = 0;
+    struct kvi_copy *copy = find(ix, holder, tier, hash, MAIN, &n);
+
+    if (!copy &&
+        (n || holder->tier[tier].implied != MAIN || !put(ix, holder, tier, hash, MAIN, count)))
+        return;
+    if (!copy)
+        copy = &ix->copies.items[ix->copies.n - 1];
+    copy->count = count;
+    copy->taken = taken;
+    tidy(ix, holder, tier, hash);
 }
 
 void kvi_copies_restore_tier(struct kvi_holder *holder, enum kv_tier tier,

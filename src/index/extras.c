@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Dump and restore the state beside the tree, one slice per lock. Items that stay are reported;
+ * Dump the state beside the tree, one slice per lock. Items that stay are reported;
  * items that come or go meanwhile may be reported or not.
  *
  * A holder's parked blocks are reported from the oldest on: the order in which they are attached or
@@ -268,125 +268,107 @@ int kvi_dump_extras(struct kvi_index *index, kvi_extra_fn fn, void *arg)
     return rc;
 }
 
-/* -- restoring --------------------------------------------------------------------------------- */
+/* -- copies of one rank at one moment ---------------------------------------------------------- */
 
-/*
- * Find the holder or part that a fact is about, and its tier there. Returns 0; *@ret is NULL when
- * there is none.
- */
-static int subject(struct kvi_index *ix, const struct kvi_extra *extra, bool make,
-                   struct kvi_holder **ret, enum kv_tier *ret_tier)
+#define SWEEP 4096u /* records that one step looks at */
+
+void kvi_keep_copies(struct kvi_index *index, bool keep)
 {
-    struct kvi_holder *holder = *ret;
-    int number;
+    size_t left = SIZE_MAX;
 
-    *ret_tier = extra->tier;
-    if (!extra->in_window)
-        return 0;
-    *ret = NULL;
-    number = kvi_window_number(holder, &extra->window);
-    if (number < 0)
-        return 0;
-    *ret_tier = (enum kv_tier)kvi_window_tier((uint32_t)number);
-    return kvi_part_find(ix, holder, extra->tier, (uint32_t)number, make, ret);
-}
-
-static int restore_tier(struct kvi_index *index, const struct kvi_extra *extra)
-{
-    struct kvi_holder *holder;
-    enum kv_tier tier;
-    int rc;
-
-    if (extra->implied > KVI_MAX_SOURCE || extra->counting > KVI_COUNTS_ONE)
-        return -EINVAL;
-    rc = kvi_begin(index, extra->holder, &holder);
-    if (!rc)
-        rc = subject(index, extra, true, &holder, &tier);
-    if (!rc && holder)
-        kvi_copies_restore_tier(holder, tier, extra);
-    kvi_unlock(index);
-    return rc;
-}
-
-static int set_copies(struct kvi_index *index, const struct kvi_extra *extra)
-{
-    const struct kvi_source_copies plain = {0, extra->copies, false};
-    struct kvi_holder *holder;
-    enum kv_tier tier;
-    int rc = 0;
-
-    for (size_t i = 0; i < extra->n_sources; i++)
-        if (extra->sources[i].source > KVI_MAX_SOURCE)
-            return -EINVAL;
     kvi_lock(index);
-    holder = kvi_holder_await(index, extra->holder);
-    if (holder)
-        rc = subject(index, extra, false, &holder, &tier);
-    if (!rc && holder && kvi_tiers_of(index, holder, extra->hash) >> tier & 1) {
-        bool held = true;
-
-        if (extra->n_sources)
-            held =
-                kvi_copies_set(index, holder, tier, extra->hash, extra->sources, extra->n_sources);
-        else if (extra->copies)
-            held = kvi_copies_set(index, holder, tier, extra->hash, &plain, 1);
-        if (!held)
-            rc = KV_MIN(
-                kvi_take_one(index, holder, tier, holder->tier[tier].implied, extra->hash, 0), 0);
-        if (!held && !rc && holder->main)
-            kvi_part_tidy(index, holder, extra->hash);
+    index->copies.keepers += keep ? 1 : UINT32_MAX;
+    while (!keep && left && !index->copies.keepers) {
+        left = KV_MIN(left, index->copies.n);
+        kvi_copies_sweep(index, left, left - KV_MIN(left, SWEEP));
+        left -= KV_MIN(left, SWEEP);
+        pthread_mutex_unlock(&index->lock);
+        kvi_lock(index);
     }
-    kvi_unlock(index);
-    return rc;
+    pthread_mutex_unlock(&index->lock);
 }
 
-/* Store a parked block whose parent was in the tree at the time of the dump. */
-static int attach(struct kvi_index *index, const struct kvi_extra *extra)
+/* Add the facts about the tiers of a rank, or of one of its parts. */
+static void copy_facts(const struct kvi_holder *holder, struct slice *slice)
 {
-    const struct kv_block block = {extra->hash, extra->tokens_hash};
+    for (uint32_t t = 0; t < KV_N_TIERS; t++) {
+        struct kvi_extra extra;
+
+        if (!has_tier(holder, t))
+            continue;
+        extra = fact_of(holder, t);
+        extra.kind = KVI_EXTRA_TIER;
+        extra.implied = holder->tier[t].implied;
+        extra.counting = holder->tier[t].counts;
+        extra.stored_again = holder->tier[t].n_stored_again;
+        add(slice, extra);
+    }
+}
+
+/* Add the facts about all tiers of a rank from its @at-th part on. Returns true when more follow. */
+static bool copy_rank(const struct kvi_index *ix, struct kv_holder key, size_t *at,
+                      struct slice *slice)
+{
+    const struct kvi_holder *holder = kvi_holder_find(ix, key), *part;
+    const struct kvi_windows *windows = holder ? kvi_windows_of(holder) : NULL;
+
+    if (!holder)
+        return false;
+    if (!*at)
+        copy_facts(holder, slice);
+    for (; windows && *at < KV_N_TIERS * KVI_PARTS && slice->n + KV_N_TIERS <= SLICE; ++*at) {
+        part = windows->parts[*at / KVI_PARTS][*at % KVI_PARTS];
+        if (part)
+            copy_facts(part, slice);
+    }
+    return windows && *at < KV_N_TIERS * KVI_PARTS;
+}
+
+/* Add records of a rank's copies below number *@left. Returns true when more follow. */
+static bool copy_records(const struct kvi_index *ix, struct kv_holder key, size_t *left,
+                         struct slice *slice)
+{
+    *left = KV_MIN(*left, ix->copies.n);
+    for (size_t steps = SWEEP; *left && steps && slice->n < SLICE && !slice->rc; steps--) {
+        const struct kvi_copy *copy = &ix->copies.items[--*left];
+        const struct kvi_holder *holder = kvi_holder_at(ix, copy->holder);
+        struct kvi_extra extra;
+
+        if (holder->key.worker != key.worker || holder->key.rank != key.rank)
+            continue;
+        extra = fact_of(holder, copy->tier);
+        extra.kind = KVI_EXTRA_COPIES;
+        extra.hash = copy->hash;
+        if (is_told(slice, &extra))
+            continue;
+        add(slice, extra);
+        kvi_copies_each(ix, copy, add_source, slice);
+    }
+    return *left > 0;
+}
+
+int kvi_dump_copies(struct kvi_index *index, struct kv_holder key, kvi_extra_fn fn, void *arg)
+{
+    struct slice *slice = calloc(1, sizeof(*slice));
+    bool more = true;
+    size_t at = 0;
     int rc = 0;
 
-    for (uint32_t t = 0; t < KV_N_TIERS && !rc; t++)
-        if (extra->tiers >> t & 1)
-            rc = kvi_store(index, extra->holder, (enum kv_tier)t, &extra->parent, &block, 1, NULL);
-    return rc;
-}
-
-/*
- * Park a block as in the dumped index. A block that is in the tree was there when the dump passed:
- * the stream tells its fate.
- */
-static int park(struct kvi_index *index, const struct kvi_extra *extra)
-{
-    const struct kv_block block = {extra->hash, extra->tokens_hash};
-    struct kvi_holder *holder;
-    struct kvi_parked *parked;
-    struct kvi_place place;
-    bool attaches = false;
-    int rc = kvi_begin(index, extra->holder, &holder);
-
-    if (!rc) {
-        parked = kvi_parked_find(index, holder, extra->hash);
-        if (parked)
-            parked->mask |= extra->tiers;
-        else if (!kvi_tiers_of(index, holder, extra->hash))
-            attaches = kvi_locate(index, holder, extra->parent, &place, NULL);
-        if (!parked && !attaches && !kvi_tiers_of(index, holder, extra->hash))
-            (void)kvi_park(index, holder, extra->parent, block, extra->tiers);
+    if (!slice)
+        return -ENOMEM;
+    while (more && !rc) {
+        kvi_lock(index);
+        more = copy_rank(index, key, &at, slice);
+        pthread_mutex_unlock(&index->lock);
+        rc = tell(slice, fn, arg);
     }
-    kvi_unlock(index);
-    return attaches ? attach(index, extra) : rc;
-}
-
-int kvi_restore_extra(struct kvi_index *index, const struct kvi_extra *extra)
-{
-    if ((unsigned)extra->tier >= KV_N_TIERS || extra->tiers >> KV_N_TIERS)
-        return -EINVAL;
-    if (extra->kind == KVI_EXTRA_TIER)
-        return restore_tier(index, extra);
-    if (extra->kind == KVI_EXTRA_COPIES)
-        return set_copies(index, extra);
-    if (extra->kind != KVI_EXTRA_BLOCK)
-        return kvi_restore_window(index, extra);
-    return extra->tiers ? park(index, extra) : set_copies(index, extra);
+    at = SIZE_MAX;
+    for (more = true; more && !rc; rc = tell(slice, fn, arg)) {
+        kvi_lock(index);
+        more = copy_records(index, key, &at, slice);
+        pthread_mutex_unlock(&index->lock);
+    }
+    free(slice->sources);
+    free(slice);
+    return rc;
 }

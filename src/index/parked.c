@@ -174,8 +174,10 @@ static bool make_room(struct kvi_index *ix, struct kvi_holder *holder)
 
     if (holder->n_parked &&
         (holder->n_parked >= parking->max_holder || parking->n >= parking->max)) {
-        (void)kvi_parked_forget(ix, holder, 1);
-        kvi_parking_lost(ix, holder, 1);
+        const struct kvi_parked oldest = parking->items[holder->oldest];
+
+        kvi_unpark(ix, holder, &parking->items[holder->oldest]);
+        kvi_parking_lose(ix, holder, oldest.mask, oldest.hash);
     }
     if (parking->max_holder == 0 || parking->n >= parking->max)
         return false;
@@ -254,15 +256,26 @@ bool kvi_park(struct kvi_index *ix, struct kvi_holder *holder, uint64_t parent,
     } else if (add(ix, holder, parent, block, mask)) {
         return true;
     }
-    kvi_parking_lost(ix, holder, 1);
-    kvi_copies_forget(ix, holder, mask, block.hash);
+    kvi_parking_lose(ix, holder, mask, block.hash);
     return false;
 }
 
-void kvi_parking_lost(struct kvi_index *ix, struct kvi_holder *holder, uint64_t n)
+void kvi_parking_lose(struct kvi_index *ix, struct kvi_holder *holder, uint32_t mask, uint64_t hash)
 {
-    ix->parking.forgotten += n;
-    kvi_note_lost(holder, n);
+    uint64_t n = kvi_copies_total(ix, holder, mask, hash);
+
+    ix->parking.forgotten++;
+    kvi_copies_forget(ix, holder, mask, hash);
+    if (n)
+        kvi_note_lost(holder, n);
+    else
+        kvi_note_lost_more(holder); /* a place, of which no removal tells */
+}
+
+void kvi_parking_lose_more(struct kvi_index *ix, struct kvi_holder *holder)
+{
+    ix->parking.forgotten++;
+    kvi_note_lost_more(holder);
 }
 
 void kvi_unpark(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_parked *parked)

@@ -41,7 +41,7 @@ struct kvi_parking {
     uint32_t free_head;
     struct kvi_table by_name, by_parent;
     uint32_t *stack;    /* names being attached, see attach.c */
-    uint64_t forgotten; /* blocks forgotten at a limit or for lack of memory: kvi_parking_lost */
+    uint64_t forgotten; /* blocks forgotten at a limit or for lack of memory: kvi_parking_lose */
 };
 
 int kvi_parking_init(struct kvi_index *ix);
@@ -60,8 +60,11 @@ struct kvi_parked *kvi_parked_child(const struct kvi_index *ix, const struct kvi
  */
 bool kvi_park(struct kvi_index *ix, struct kvi_holder *holder, uint64_t parent,
               struct kv_block block, uint32_t mask);
-/** Count @n blocks that the holder has and the index forgets. */
-void kvi_parking_lost(struct kvi_index *ix, struct kvi_holder *holder, uint64_t n);
+/** Forget a block that the holder has in the tiers of @mask, with its copies, and count them. */
+void kvi_parking_lose(struct kvi_index *ix, struct kvi_holder *holder, uint32_t mask,
+                      uint64_t hash);
+/** Note that the index forgot blocks that nobody has counted. */
+void kvi_parking_lose_more(struct kvi_index *ix, struct kvi_holder *holder);
 /** Remove a record. The caller is responsible for the block's copies. */
 void kvi_unpark(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_parked *parked);
 /** Forget the holder's oldest @n records and their copies. Returns how many are left. */

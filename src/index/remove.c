@@ -260,7 +260,7 @@ void kvi_give(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash, ui
         if (!(bits >> tier & 1))
             continue;
         if (mix_entries(ix, holder, 1u << tier, &hash, 1, true))
-            kvi_parking_lost(ix, holder, 1);
+            kvi_parking_lose_more(ix, holder);
         else
             (void)give_one(ix, holder, (enum kv_tier)tier, hash);
     }
@@ -400,6 +400,8 @@ long kvi_take(struct kvi_index *index, struct kv_holder key, enum kv_tier tier, 
     }
     for (size_t i = 0; holder && found >= 0 && i < n; i++)
         lose_in_parts(index, holder, hashes[i]);
+    if (holder && found >= 0 && holder->n_lost)
+        kvi_note_gone(holder, n - (size_t)found);
     kvi_unlock(index);
     return found;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Shared by the steps of kvi_store: look.c, plan.c (allocates) and store.c (changes the tree). */
+/** Shared by the steps of kvi_store: look.c, plan.c (allocates) and commit.c (changes the tree). */
 #ifndef KV_INDEX_STORE_H
 #define KV_INDEX_STORE_H
 
@@ -109,6 +109,9 @@ int kvi_store_judge(struct kvi_store *store);
 int kvi_store_plan(struct kvi_store *store);
 /** Undo kvi_store_plan. */
 void kvi_store_cancel(struct kvi_store *store);
+
+/** Change the tree. */
+void kvi_store_commit(struct kvi_store *store);
 
 /** Return the position of block @i, planned or existing, and its chain in *@ret_chain. */
 uint32_t kvi_store_pos(const struct kvi_store *store, size_t i, struct kvi_chain **ret_chain);

@@ -15,28 +15,38 @@
 #define LOOK_AHEAD 4 /* chunks to prefetch while rebuilding */
 
 /*
- * Return the number of entries at which a segment grows (88 %); it is rebuilt to about 79 %, and
- * shrinks below 60 %.
+ * Entries up to which a table is small. Its segments grow in larger steps: rebuilding one reads a
+ * key elsewhere for each entry, nine times an entry with the steps of large tables.
  */
+#define SMALL (4u << 20)
+
+/* Return the number of entries at which a segment grows: 88 %. */
 static uint32_t full_at(uint32_t n_chunks)
 {
     return n_chunks == 1 ? KVI_CHUNK_ENTRIES : n_chunks * KVI_CHUNK_ENTRIES * 88 / 100;
 }
 
-static uint32_t sparse_at(uint32_t n_chunks)
+/* Return the number of entries below which a segment shrinks. */
+static uint32_t sparse_at(const struct kvi_table *table, uint32_t n_chunks)
 {
-    return n_chunks == 1 ? 0 : n_chunks * KVI_CHUNK_ENTRIES * 60 / 100;
+    return n_chunks == 1 ? 0 : n_chunks * KVI_CHUNK_ENTRIES * (table->n < SMALL ? 50 : 60) / 100;
 }
 
 /*
- * Return the number of chunks for @n entries. Always odd: the head takes one line, so that large
- * segments fill whole pages.
+ * Return the number of chunks for @n entries that should take @percent of the room. Always odd: the
+ * head takes one line, so that large segments fill whole pages.
  */
-static uint32_t chunks_for(uint32_t n)
+static uint32_t chunks_at(uint32_t n, uint32_t percent)
 {
-    uint32_t n_chunks = (n * 100 / (KVI_CHUNK_ENTRIES * 79) + 1) | 1;
+    uint32_t n_chunks = (n * 100 / (KVI_CHUNK_ENTRIES * percent) + 1) | 1;
 
     return n_chunks < PAGED / 64 ? n_chunks : n_chunks | 63;
+}
+
+/* Return the number of chunks to which a segment of @n entries is rebuilt. */
+static uint32_t chunks_for(const struct kvi_table *table, uint32_t n)
+{
+    return chunks_at(n, table->n < SMALL ? 70 : 79);
 }
 
 /* Return the segment's size. Small segments come from the heap, others are pages of their own. */
@@ -165,7 +175,7 @@ int kvi_table_reserve(struct kvi_table *table, uint64_t n)
         return 0;
     while (n >> depth > SEG_RESERVED)
         depth++;
-    rc = add_segments(&wide, depth, chunks_for((uint32_t)((n >> depth) + 1)));
+    rc = add_segments(&wide, depth, chunks_at((uint32_t)((n >> depth) + 1), n < SMALL ? 70 : 79));
     kvi_table_fini(rc ? &wide : table);
     if (!rc)
         *table = wide;
@@ -266,8 +276,8 @@ static int split(struct kvi_table *table, uint64_t mix)
             return rc;
         table->n_deepest = 0;
     }
-    low = segment_new(table->mem, chunks_for(old->n - n_high), old->depth + 1);
-    high = segment_new(table->mem, chunks_for(n_high), old->depth + 1);
+    low = segment_new(table->mem, chunks_for(table, old->n - n_high), old->depth + 1);
+    high = segment_new(table->mem, chunks_for(table, n_high), old->depth + 1);
     if (!low || !high) {
         segment_free(table->mem, low);
         segment_free(table->mem, high);
@@ -307,7 +317,7 @@ static bool may_split(const struct kvi_table *table, const struct kvi_segment *s
 static int make_room(struct kvi_table *table, uint64_t mix)
 {
     const struct kvi_segment *segment = kvi_table_ref(table, mix)->segment;
-    uint32_t n_chunks = KV_MAX(chunks_for(segment->n), segment->n_chunks + 2);
+    uint32_t n_chunks = KV_MAX(chunks_for(table, segment->n), segment->n_chunks + 2);
 
     if (n_chunks > splits_above(mix, segment->depth) && may_split(table, segment))
         return split(table, mix);
@@ -335,7 +345,7 @@ static void join(struct kvi_table *table, uint64_t mix, struct kvi_segment *segm
                  struct kvi_segment *buddy)
 {
     struct kvi_segment *both =
-        segment_new(table->mem, chunks_for(segment->n + buddy->n), segment->depth - 1);
+        segment_new(table->mem, chunks_for(table, segment->n + buddy->n), segment->depth - 1);
 
     if (!both)
         return;
@@ -358,13 +368,14 @@ static void shrink(struct kvi_table *table, uint64_t mix)
         uint64_t other = mix ^ UINT64_C(1) << (64 - segment->depth);
         struct kvi_segment *buddy = kvi_table_ref(table, other)->segment;
 
-        if (buddy->depth == segment->depth && chunks_for(segment->n + buddy->n) <= SEG_MAX / 3) {
+        if (buddy->depth == segment->depth &&
+            chunks_for(table, segment->n + buddy->n) <= SEG_MAX / 3) {
             join(table, mix, segment, buddy);
             return;
         }
     }
-    if (chunks_for(segment->n) < segment->n_chunks)
-        (void)resize(table, mix, chunks_for(segment->n));
+    if (chunks_for(table, segment->n) < segment->n_chunks)
+        (void)resize(table, mix, chunks_for(table, segment->n));
 }
 
 /* Find the entry of exactly this value; *@ret_chunk is its chunk. Returns its index, or -1. */
@@ -406,7 +417,7 @@ bool kvi_table_erase(struct kvi_table *table, uint64_t mix, uint32_t value)
         count_passed(&segment->chunks[c], tag, -1);
     chunk->tag[i] = 0;
     table->n--;
-    if (KV_UNLIKELY(--segment->n < sparse_at(segment->n_chunks)))
+    if (KV_UNLIKELY(--segment->n < sparse_at(table, segment->n_chunks)))
         shrink(table, mix);
     return true;
 }

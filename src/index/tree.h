@@ -189,6 +189,7 @@ struct kvi_holder {
     /* Number of changes to all blocks of a tier at once: see kvi_holder_info. */
     uint64_t turns;
     uint64_t n_lost; /* see kvi_holder_info; a part's are its main holder's */
+    bool lost_more;  /* ... and others that nobody has counted */
     uint32_t oldest, newest;
     uint64_t max_blocks, n_refused;
     uint32_t lag_wait, lag_left; /* a lagging part: stores until the next attempt to catch up */
@@ -207,6 +208,27 @@ struct kvi_holder {
 static inline void kvi_note_lost(struct kvi_holder *holder, uint64_t n)
 {
     (holder->main ? holder->main : holder)->n_lost += n;
+}
+
+/** Note that the holder lacks blocks or copies, nobody knows how many. */
+static inline void kvi_note_lost_more(struct kvi_holder *holder)
+{
+    struct kvi_holder *main = holder->main ? holder->main : holder;
+
+    main->n_lost++;
+    main->lost_more = true;
+}
+
+/**
+ * Note that the engine removed @n copies that the holder lacks: they are some of those left out. With
+ * the last one the index lacks nothing any more.
+ */
+static inline void kvi_note_gone(struct kvi_holder *holder, uint64_t n)
+{
+    struct kvi_holder *main = holder->main ? holder->main : holder;
+
+    if (!main->lost_more)
+        main->n_lost -= n < main->n_lost ? n : main->n_lost;
 }
 
 /** A holder's own name for a place that has another name in its slot. */

@@ -113,6 +113,17 @@ int kvi_window_number(const struct kvi_holder *holder, const struct kvi_window *
 /** Blocks of a holder without a main group, else 0. */
 uint64_t kvi_windows_blocks(const struct kvi_holder *holder);
 
+/** Copy the holder's windows, to change and publish them. NULL: out of memory. */
+struct kvi_windows *kvi_windows_copy(struct kvi_index *ix, const struct kvi_holder *holder);
+void kvi_windows_publish(struct kvi_index *ix, struct kvi_holder *holder,
+                         struct kvi_windows *windows);
+/**
+ * Remove places without blocks of the holder: from before its main group was known, or of blocks
+ * forgotten at a limit.
+ */
+void kvi_part_forget_places(struct kvi_index *ix, const struct kvi_holder *holder,
+                            struct kvi_holder *part);
+
 /** Dump and restore windows, for kvi_dump_extras and kvi_restore_extra. */
 int kvi_dump_windows(struct kvi_index *ix, kvi_extra_fn fn, void *arg);
 int kvi_restore_window(struct kvi_index *ix, const struct kvi_extra *extra);

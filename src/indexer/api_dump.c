@@ -233,22 +233,41 @@ static bool is_torn(const struct ki_model *model, const struct ki_watermark *bef
            before->turns != turns_of(model, before->holder);
 }
 
+static void write_end(struct dump *d, const struct ki_watermark *mark)
+{
+    put_field(d, "seq", mark->end);
+    if (!mark->has_copies)
+        return;
+    put_flag(d, "copies", true);
+    put_flag(d, "partial", mark->end_partial);
+    put_flag(d, "has_reports", mark->end_reports);
+    put_flag(d, "suspects_reports", mark->end_suspects);
+}
+
 /*
  * Write how the ranks' streams moved during the dump. Ranks whose blocks were forgotten at once (a
  * restart, an unregistration) are torn: the dump may have only some of their blocks, and no later
  * event brings the rest. So are ranks with a change to all blocks of a tier after some were
- * written. For the other ranks, write the stream's position now: the dump has nothing of later
- * batches.
+ * written. For the other ranks, write the stream's position now, and the copies of its blocks: the
+ * dump has nothing of later batches.
  */
 static int write_ends(struct ki_service *service, struct dump *d, const struct ki_model *model,
                       const struct ki_watermark *marks, long n)
 {
+    struct kv_buf marks_after = KV_BUF_INIT;
     struct ki_watermark *after;
-    long n_after = ki_registry_watermarks(service->registry, model, &after);
+    long n_after;
+    int rc;
 
-    if (n_after < 0)
-        return (int)n_after;
-    for (int torn = 1; torn >= 0; torn--) {
+    kv_json_key(&d->w, "end_copies");
+    kv_json_begin_array(&d->w);
+    rc = ki_registry_ends(service->registry, model, &marks_after, write_extra, d);
+    kv_json_end_array(&d->w);
+    after = (struct ki_watermark *)(void *)marks_after.data;
+    n_after = (long)(marks_after.len / sizeof(*after));
+    if (n_after)
+        qsort(after, (size_t)n_after, sizeof(*after), ki_marks_compare);
+    for (int torn = 1; torn >= 0 && !rc; torn--) {
         kv_json_key(&d->w, torn ? "torn" : "ends");
         kv_json_begin_array(&d->w);
         for (long i = 0; i < n; i++) {
@@ -260,13 +279,13 @@ static int write_ends(struct ki_service *service, struct dump *d, const struct k
             put_field(d, "worker_id", marks[i].holder.worker);
             put_field(d, "dp_rank", marks[i].holder.rank);
             if (!torn)
-                put_field(d, "seq", now->end);
+                write_end(d, now);
             kv_json_end_object(&d->w);
         }
         kv_json_end_array(&d->w);
     }
-    free(after);
-    return 0;
+    kv_buf_fini(&marks_after);
+    return rc;
 }
 
 static int compare_model(const void *key, const void *item)
@@ -430,6 +449,7 @@ static int write_model(struct ki_service *service, struct dump *d, const struct 
     write_watermarks(d, marks, n);
     for (long i = 0; i < n; i++)
         marks[i].turns = turns_of(model, marks[i].holder);
+    kvi_keep_copies(model->index, true); /* for write_ends */
     rc = write_streams(service, d, model);
     if (rc == 0)
         rc = write_events(d, model);
@@ -441,6 +461,7 @@ static int write_model(struct ki_service *service, struct dump *d, const struct 
     }
     if (rc == 0)
         rc = write_ends(service, d, model, marks, n);
+    kvi_keep_copies(model->index, false);
     free(marks);
     kv_json_end_object(&d->w);
     return rc < 0 ? rc : flush(d, FLUSH_AT);

@@ -9,6 +9,7 @@
 #include "indexer/doubts.h"
 #include "indexer/event_counts.h"
 #include "indexer/habits.h"
+#include "indexer/overlap.h"
 #include "indexer/reports.h"
 #include "indexer/small.h"
 #include "indexer/store_run.h"
@@ -41,6 +42,8 @@ enum ki_why {
     KI_WHY_DROPS = 2 << KV_N_TIERS,
     /** Blocks of lower tiers were forgotten, which the engine may have. */
     KI_WHY_CLEAR = 4 << KV_N_TIERS,
+    /* Parts of blocks may have been reported, not stored. */
+    KI_WHY_REPORTS = 8 << KV_N_TIERS,
 };
 
 /** Writer of one stream's events to the index. */
@@ -53,6 +56,7 @@ struct ki_applier {
     bool has_windows; /* the engine has announced cache groups beside the main one */
     /* The batches may be in a peer's dump already: a block announced again is no copy. */
     bool overlaps;
+    struct ki_overlap overlap; /* with that dump */
     /* Evidence of missing blocks in the last batch (struct ki_evidence). */
     struct {
         uint64_t unknown; /* removals from the device of blocks that the index lacked */
@@ -61,11 +65,15 @@ struct ki_applier {
     } last;
     struct ki_reports reports; /* of held blocks, which look like new copies */
     struct ki_unsure unsure;   /* copies that these may have been */
+    struct ki_unsure suspects; /* counted copies that may have been reports */
     struct ki_small small;     /* blocks of groups with smaller blocks */
     struct ki_doubts doubts;   /* enum ki_why: reasons for which a rank's answers may be wrong */
     uint64_t left_out;    /* blocks and copies of its ranks that limits of the index left out */
     uint64_t losses_seen; /* in the whole index, when left_out was last counted */
-    uint64_t forms;       /* KI_FORM of each form in which its blocks were hashed */
+    uint64_t *left_of;    /* left_out by rank, as in ranks */
+    enum { KI_TOUCHED_NONE, KI_TOUCHED_ONE, KI_TOUCHED_MANY } touched;
+    uint32_t touched_rank; /* KI_TOUCHED_ONE: rank of all operations since then */
+    uint64_t forms;        /* KI_FORM of each form in which its blocks were hashed */
     struct ki_apply_stats stats;
     struct ki_event_counts counts; /* outcomes of the current batch */
     struct ki_store_run run;       /* stores that wait for ki_applier_flush */
@@ -90,7 +98,8 @@ static inline bool ki_applier_is_unsure(const struct ki_applier *a)
 {
     return a->habits.silent_windows || ki_doubts_any(&a->doubts) || a->left_out ||
            kve_reader_skips_group(a->reader) || ki_unsure_is_partial(&a->unsure) ||
-           ki_doubts_any(&a->small.lost) || (a->small.n && ki_reports_are_on(&a->reports)) ||
+           ki_unsure_is_partial(&a->suspects) || ki_doubts_any(&a->small.lost) ||
+           (a->small.n && ki_reports_are_on(&a->reports)) ||
            ki_small_is_alone(&a->small, a->reader);
 }
 
@@ -152,6 +161,9 @@ enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, co
 void ki_applier_note_losses(struct ki_applier *a, struct kvi_index *index);
 /** Put the stores that wait into the index. Returns KI_APPLIED or KI_APPLIED_PART. */
 enum ki_applied ki_applier_flush(struct ki_applier *a, struct kvi_index *index);
+
+/** Note that further batches are newer than the peer's dump. */
+void ki_applier_end_overlap(struct ki_applier *a);
 
 /**
  * Forget all blocks that the stream has brought. The ranks stay known. With @restarted, another

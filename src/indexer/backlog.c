@@ -8,7 +8,7 @@
 
 static uint64_t cost(size_t len)
 {
-    return sizeof(struct ki_backlog_item) + 64 + len; /* 64: overhead of malloc and libzmq */
+    return sizeof(struct ki_backlog_item) + 64 + len; /* 64: overhead of malloc */
 }
 
 void ki_backlog_init(struct ki_backlog *b)
@@ -48,17 +48,17 @@ int ki_backlog_put(struct ki_backlog *b, struct ki_backlog_budget *budget,
     b->lost_reconnect |= reconnected;
     if (!fits)
         return -ENOBUFS;
-    item = malloc(sizeof(*item));
-    if (!item || zmq_msg_init_size(&item->payload, len)) {
-        free(item);
+    item = malloc(sizeof(*item) + len);
+    if (!item) {
         give_back(b, budget, cost(len));
         return -ENOMEM;
     }
     item->id = *id;
     item->reconnected = b->lost_reconnect;
     item->bytes = cost(len);
+    item->len = len;
     if (len)
-        memcpy(zmq_msg_data(&item->payload), data, len);
+        memcpy(item->data, data, len);
     b->lost_reconnect = false;
     STAILQ_INSERT_TAIL(&b->items, item, next);
     return 0;
@@ -77,7 +77,6 @@ void ki_backlog_free(struct ki_backlog *b, struct ki_backlog_budget *budget,
                      struct ki_backlog_item *item)
 {
     give_back(b, budget, item->bytes);
-    zmq_msg_close(&item->payload);
     free(item);
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * Copies of live batches that wait while a replay runs or recovery holds the streams. Bounded in
- * bytes, per stream and over all streams; libzmq's own queues count messages only.
+ * bytes, per stream and over all streams.
  *
  * Beyond a bound the newest batch is dropped. Its number is then missing, so the rules of stream.h
  * find the gap and have it replayed. Thread-confined, except for the budget that all streams share.
@@ -14,7 +14,6 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/queue.h>
-#include <zmq.h>
 
 #include "indexer/stream.h"
 
@@ -30,7 +29,8 @@ struct ki_backlog_item {
     struct ki_batch_id id;
     bool reconnected; /* came over another connection than the batch before */
     uint64_t bytes;   /* size as counted in the budget */
-    zmq_msg_t payload;
+    size_t len;
+    uint8_t data[];
 };
 
 struct ki_backlog {

@@ -9,6 +9,7 @@
 #include "base/buf.h"
 #include "base/json.h"
 #include "indexer/handover.h"
+#include "indexer/overlap.h"
 #include "indexer/registry.h"
 
 #define KI_DUMP_MAX_MODELS 65536
@@ -25,6 +26,7 @@ struct ki_dumped_model {
     struct kvi_index *index;
     struct kv_buf marks;            /* struct ki_watermark, one per holder that the dump names */
     bool has_marks;                 /* the peer dumps positions */
+    struct kv_buf ends;             /* struct ki_end_copies */
     struct ki_handover **handovers; /* of the model's streams */
     size_t n_handovers;
     uint32_t *slots; /* hash table over marks: index + 1; 0: free */

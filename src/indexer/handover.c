@@ -28,6 +28,7 @@ void ki_handover_free(struct ki_handover *h)
     if (!h)
         return;
     kve_reader_destroy(h->reader);
+    kv_buf_fini(&h->ends);
     free(h);
 }
 
@@ -38,6 +39,8 @@ int ki_handover_copy(const struct ki_handover *h, struct ki_handover **ret)
     if (!copy)
         return -ENOMEM;
     *copy = *h;
+    copy->has_ends = false;
+    copy->ends = (struct kv_buf)KV_BUF_INIT;
     copy->reader = kve_reader_copy(h->reader);
     if (!copy->reader) {
         free(copy);
@@ -60,12 +63,21 @@ int ki_handover_take(struct ki_listener *l, struct ki_handover **ret)
         h.partial = ki_listener_is_partial_in_dumps(l);
         h.has_reports = l->applier.reports.seen;
         h.suspects = l->applier.reports.suspects;
+        h.trusted = l->applier.reports.trusted;
         h.report_mode = l->applier.reports.mode;
         h.reader = l->applier.reader;
         rc = ki_handover_copy(&h, ret);
     }
     pthread_mutex_unlock(&l->lock);
     return rc;
+}
+
+static void give_ends(struct ki_handover *h, struct ki_applier *a)
+{
+    ki_overlap_set(&a->overlap, (struct ki_end_copies *)(void *)h->ends.data,
+                   h->ends.len / sizeof(struct ki_end_copies));
+    h->ends = (struct kv_buf)KV_BUF_INIT;
+    h->has_ends = false;
 }
 
 void ki_handover_give(struct ki_handover *h, struct ki_listener *l)
@@ -75,8 +87,11 @@ void ki_handover_give(struct ki_handover *h, struct ki_listener *l)
         l->applier.has_windows = h->has_windows;
         l->applier.reports.seen = h->has_reports;
         l->applier.reports.suspects = h->suspects;
+        l->applier.reports.trusted = h->trusted;
         if (l->applier.reports.mode == KI_REPORTS_UNKNOWN)
             l->applier.reports.mode = h->report_mode;
+        if (h->has_ends)
+            give_ends(h, &l->applier);
         if (kve_reader_take_over(l->applier.reader, h->reader) < 0)
             ki_stream_seed_torn(&l->stream);
     } else if (l->stream.seeded || l->stream.cursorless) {
@@ -97,6 +112,8 @@ void ki_handover_write(const struct ki_handover *h, struct kv_json_writer *w)
     kv_json_member_bool(w, "partial", h->partial);
     kv_json_member_bool(w, "has_reports", h->has_reports);
     kv_json_member_bool(w, "suspects_reports", h->suspects);
+    if (h->trusted)
+        kv_json_member_bool(w, "trusts_copies", true);
     if (h->report_mode)
         kv_json_member_str(w, "report_mode", ki_report_mode_name(h->report_mode));
     kve_reader_write(h->reader, w);
@@ -135,6 +152,8 @@ void ki_handover_read(struct ki_handover *h, struct kv_json *json)
             h->partial = kv_json_bool(json);
         else if (kv_str_eq(key, "suspects_reports"))
             h->suspects = kv_json_bool(json);
+        else if (kv_str_eq(key, "trusts_copies"))
+            h->trusted = kv_json_bool(json);
         else if (kv_str_eq(key, "report_mode"))
             read_report_mode(json, &h->report_mode);
         else if ((rc = kve_reader_read(h->reader, json, key)) < 0)

@@ -21,9 +21,12 @@ struct ki_handover {
     bool partial;                    /* the watermark was partial at that moment */
     bool has_reports;                /* the stream has shown a report */
     bool suspects;                   /* some events may have been reports; default: true */
+    bool trusted;                    /* events that may be reports count as copies */
     enum ki_report_mode report_mode; /* as registered, or as the stream has shown */
     bool unusable; /* read from a dump, but no stream of this version can have such a state */
     struct kve_reader *reader; /* a copy: event/reader_state.h */
+    bool has_ends;             /* the dump tells the copies of the stream's blocks at its end: */
+    struct kv_buf ends;        /* struct ki_end_copies */
 };
 
 /** Returns 0 or -ENOMEM; free *@ret with ki_handover_free. */

@@ -92,6 +92,8 @@ void ki_listener_release(struct ki_listener *l)
         return;
     ki_applier_fini(&l->applier);
     ki_model_release(l->model);
+    ki_sub_close(&l->sub);
+    free(l->held_bytes);
     free(l->endpoint);
     free(l->replay_endpoint);
     pthread_mutex_destroy(&l->lock);
@@ -248,9 +250,8 @@ bool ki_listener_is_partial_in_dumps(const struct ki_listener *l)
     return ki_stream_is_partial(&l->stream) || ki_applier_is_unsure_in_dumps(&l->applier);
 }
 
-void ki_listener_watermarks(struct ki_listener *l, struct kv_buf *ret)
+static void add_watermarks(const struct ki_listener *l, struct kv_buf *ret)
 {
-    pthread_mutex_lock(&l->lock);
     for (uint32_t i = 0; l->stream.has_position && i < l->applier.n_ranks; i++) {
         struct ki_watermark mark = {
             .holder = {.worker = l->instance, .rank = l->applier.ranks[i]},
@@ -263,9 +264,32 @@ void ki_listener_watermarks(struct ki_listener *l, struct kv_buf *ret)
             .end = l->applier.overlaps ? KV_MAX(l->stream.position, l->overlap_end)
                                        : l->stream.position,
             .generation = l->generation,
+            .has_copies = !l->applier.overlaps,
+            .end_partial = ki_listener_is_partial_in_dumps(l),
+            .end_reports = l->applier.reports.seen,
+            .end_suspects = l->applier.reports.suspects,
         };
 
         kv_buf_append(ret, &mark, sizeof(mark));
     }
+}
+
+void ki_listener_watermarks(struct ki_listener *l, struct kv_buf *ret)
+{
+    pthread_mutex_lock(&l->lock);
+    add_watermarks(l, ret);
     pthread_mutex_unlock(&l->lock);
+}
+
+int ki_listener_end(struct ki_listener *l, struct kvi_index *index, struct kv_buf *ret,
+                    kvi_extra_fn fn, void *arg)
+{
+    int rc = 0;
+
+    pthread_mutex_lock(&l->lock);
+    add_watermarks(l, ret);
+    for (uint32_t i = 0; i < l->applier.n_ranks && !rc; i++)
+        rc = kvi_dump_copies(index, (struct kv_holder){l->instance, l->applier.ranks[i]}, fn, arg);
+    pthread_mutex_unlock(&l->lock);
+    return rc;
 }

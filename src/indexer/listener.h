@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * A listener follows one registration's event stream. It has a SUB socket, a DEALER while a replay
- * runs, and the rules of stream.h between these and the index.
+ * A listener follows one registration's event stream. It has a connection to the publisher (sub.h),
+ * a DEALER while a replay runs, and the rules of stream.h between these and the index.
  *
  *      engine PUB ----> SUB --+                       +--> kvi_store / kvi_remove / kvi_clear
  *                             +--> stream --> apply --+
@@ -25,16 +25,11 @@
 
 #include "indexer/apply.h"
 #include "indexer/backlog.h"
-#include "indexer/link.h"
 #include "indexer/registry.h"
 #include "indexer/stream.h"
+#include "indexer/sub.h"
 #include "indexer/target.h"
 
-/**
- * Messages that libzmq reads ahead while the event thread is busy, before TCP and then the
- * publisher must queue. Small, since libzmq counts messages, not bytes.
- */
-#define KI_RECEIVE_QUEUE 64
 /**
  * Messages of a replay that libzmq reads ahead. Small, as a ring may hold large ones. A ROUTER
  * silently drops messages for which its peer has no room, and the stream asks for the hole again. A
@@ -51,6 +46,7 @@ struct ki_listener_env {
     uint64_t replay_timeout_ms;
     uint64_t worker_blocks; /* --worker-blocks */
     struct ki_backlog_budget backlog;
+    struct ki_sub_limits arriving;
     enum ki_mm_keys mm_keys;
     atomic_bool held;             /* connect, but read no messages */
     _Atomic uint64_t generations; /* last generation given to a listener */
@@ -62,7 +58,7 @@ struct ki_pump;
 struct ki_live {
     struct ki_batch_id id;
     bool reconnected; /* came over another connection than the batch before */
-    zmq_msg_t payload;
+    struct kve_span payload;
 };
 
 struct ki_listener {
@@ -95,10 +91,12 @@ struct ki_listener {
     /* ...to here. */
 
     /* For the event thread only. */
-    void *sub, *dealer;
-    bool sub_ready, dealer_ready, link_ready; /* sockets that may have messages */
-    bool detached;                            /* paused: sockets are closed */
-    bool queued;                              /* in the pump's list of ready listeners */
+    struct ki_sub sub;            /* the connection to the publisher */
+    struct ki_sub_room *room;     /* shared by the thread's listeners, for one turn each */
+    void *dealer;                 /* NULL: no replay runs */
+    bool sub_ready, dealer_ready; /* may have messages */
+    bool detached;                /* paused: sockets are closed */
+    bool queued;                  /* in the pump's list of ready listeners */
     int epoll_fd;
     size_t turn_bytes;    /* bytes read in this turn */
     uint64_t deadline_ns; /* time for ki_listener_tick; 0: never */
@@ -106,16 +104,11 @@ struct ki_listener {
     /* Batches that wait. */
     bool holding;
     struct ki_live held;
+    void *held_bytes;          /* payload of the held batch */
     struct ki_backlog backlog; /* batches behind the held one, or since the start */
 
-    /* The connection behind sub. */
-    struct ki_link link;
-    /* link.ups at the start of reading, and as last reported to the stream. */
-    uint64_t ups_at_start, ups_told;
-    bool has_connection;
-    zmq_msg_t connection; /* a message of the last batch's connection */
-    /* Property of that message, valid as long as the message is kept. */
-    const char *connection_property;
+    /* sub.ups at the start of reading, as last reported to the stream, and at the last batch. */
+    uint64_t ups_at_start, ups_told, ups_of_batch;
     enum { KI_TOLD_NOTHING, KI_TOLD_UP, KI_TOLD_DOWN } link_told; /* last line in the log */
     uint64_t silent_ns; /* without a connection: time to log that; 0: not yet known */
 
@@ -167,6 +160,13 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret);
 bool ki_listener_is_partial_in_dumps(const struct ki_listener *l);
 /** Append a struct ki_watermark for each rank that the stream writes. */
 void ki_listener_watermarks(struct ki_listener *l, struct kv_buf *ret);
+
+/**
+ * The same at the end of a dump. Passes the copies of these ranks in @index to @fn under the lock: it
+ * must not wait. Returns 0 or an error of @fn.
+ */
+int ki_listener_end(struct ki_listener *l, struct kvi_index *index, struct kv_buf *ret,
+                    kvi_extra_fn fn, void *arg);
 
 /* -- the event thread -------------------------------------------------------------------------- */
 

@@ -6,7 +6,7 @@
  *   listener_turn.c     turns and ticks: what the event thread does next, and when
  *   listener_read.c     messages, from sockets and backlog to the stream
  *   listener_stream.c   the stream's decisions: writes to the index, replays, the held batch
- *   listener_link.c     the SUB socket and its connection: opened, lost, looked for, told
+ *   listener_link.c     the connection to the publisher: opened, lost, looked for, told
  *
  * All functions here belong to the event thread.
  */
@@ -18,6 +18,12 @@
 #include "indexer/listener.h"
 
 #define KI_RESOLVE_POLL_NS (50 * KV_NS_PER_MS) /* interval while a host name is being resolved */
+
+/** Return true while there is a connection, or attempts to make one. */
+static inline bool ki_listener_is_open(const struct ki_listener *l)
+{
+    return l->sub.state != KI_SUB_CLOSED;
+}
 
 /** Return true when a batch of the backlog may be offered. */
 static inline bool ki_listener_has_backlog(const struct ki_listener *l)
@@ -58,12 +64,10 @@ void ki_listener_drop_held(struct ki_listener *l);
 /** Resolve the endpoint and connect, or set the time to try again. */
 void ki_listener_connect(struct ki_listener *l, uint64_t now_ns);
 void ki_listener_disconnect(struct ki_listener *l);
-/** Replace a dead connection when it is time, or look for the publisher at another address. */
+/** Run the connection's timers, or look for the publisher at another address. */
 void ki_listener_reconnect(struct ki_listener *l, uint64_t now_ns);
-/** Read the monitor's events. */
-void ki_listener_read_link(struct ki_listener *l, uint64_t now_ns);
-/** Note a message: the connection works. @first: the first message over it. */
-void ki_listener_heard(struct ki_listener *l, bool first, uint64_t now_ns);
+/** Note what has become of the connection. Call after each use of l->sub that may change it. */
+void ki_listener_note_link(struct ki_listener *l, uint64_t now_ns);
 /** Report a new connection to the stream, after all that earlier ones brought has been read. */
 void ki_listener_tell_connection(struct ki_listener *l, uint64_t now_ns);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The SUB socket and the connection behind it. */
+/* The connection to the publisher: made, lost, looked for, and reported. */
 #include <inttypes.h>
 
 #include "base/log.h"
@@ -20,35 +20,19 @@
 /* Publish the state of the connection in /workers, and report it to the stream. */
 static void show_link(struct ki_listener *l, uint64_t now_ns)
 {
-    const char *problem = l->link.problem;
+    const char *problem = l->sub.problem;
 
+    l->sub.changed = false;
     pthread_mutex_lock(&l->lock);
-    l->connected = l->link.state == KI_LINK_UP;
-    if (l->connected && l->ups_told != l->link.ups) {
-        l->sub_ready = true; /* first read what the last connection brought */
+    l->connected = l->sub.state == KI_SUB_UP;
+    l->reopened = l->sub.reopened;
+    if (l->connected && l->ups_told != l->sub.ups)
         ki_stream_reachable(&l->stream, now_ns);
-    }
     if (!l->connected)
         ki_stream_disconnected(&l->stream);
     if (problem || l->connected)
         snprintf(l->last_error, sizeof(l->last_error), "%s", problem ? problem : "");
     pthread_mutex_unlock(&l->lock);
-}
-
-void ki_listener_heard(struct ki_listener *l, bool first, uint64_t now_ns)
-{
-    if (ki_link_is_well(&l->link, now_ns))
-        show_link(l, now_ns);
-    if (!first)
-        return;
-    /*
-     * The stream hears of the connection with the batch itself. libzmq reports a connection before
-     * it delivers its messages; the message may be of an earlier one.
-     */
-    if (ki_link_read(&l->link, now_ns))
-        show_link(l, now_ns);
-    if (l->link.ups == l->ups_told + 1)
-        l->ups_told = l->link.ups;
 }
 
 /*
@@ -61,7 +45,7 @@ static void end_overlap(struct ki_listener *l)
         l->stream.state != KI_STREAM_LIVE || l->stream.seeded)
         return;
     pthread_mutex_lock(&l->lock);
-    l->applier.overlaps = false;
+    ki_applier_end_overlap(&l->applier);
     pthread_mutex_unlock(&l->lock);
 }
 
@@ -72,15 +56,15 @@ void ki_listener_tell_connection(struct ki_listener *l, uint64_t now_ns)
     if (!l->started || l->sub_ready || ki_listener_has_backlog(l))
         return;
     end_overlap(l);
-    if (l->link.state != KI_LINK_UP || l->ups_told == l->link.ups)
+    if (l->sub.state != KI_SUB_UP || l->ups_told == l->sub.ups)
         return;
     pthread_mutex_lock(&l->lock);
     if (!l->gone && l->stream.state == KI_STREAM_LIVE) {
         /* The first connection, made before recovery, is older than the peer's dump. */
-        bool anew = l->ups_at_start != 1 || l->link.ups != 1;
+        bool anew = l->ups_at_start != 1 || l->sub.ups != 1;
 
         steps = ki_stream_connected(&l->stream, anew, now_ns);
-        l->ups_told = l->link.ups;
+        l->ups_told = l->sub.ups;
     }
     pthread_mutex_unlock(&l->lock);
     ki_listener_follow(l, steps, now_ns);
@@ -90,7 +74,7 @@ void ki_listener_tell_connection(struct ki_listener *l, uint64_t now_ns)
 static void log_link(struct ki_listener *l, uint64_t now_ns)
 {
     static struct kv_log_rate rate;
-    bool up = l->link.state == KI_LINK_UP;
+    bool up = l->sub.state == KI_SUB_UP;
     const char *said = "connected to a worker";
     char quoted[120];
 
@@ -105,7 +89,7 @@ static void log_link(struct ki_listener *l, uint64_t now_ns)
     if (!up)
         said = l->link_told == KI_TOLD_UP ? "lost a worker's connection; trying again and again"
                                           : "a worker does not answer; trying again and again";
-    kv_log_quote(quoted, sizeof(quoted), up || !l->link.problem ? "" : l->link.problem);
+    kv_log_quote(quoted, sizeof(quoted), up || !l->sub.problem ? "" : l->sub.problem);
     if (kv_log_allowed(&rate, LINK_LINES))
         kv_log_(up ? KV_LOG_INFO : KV_LOG_WARN, "indexer", said,
                 "worker=%" PRIu64 " rank=%" PRIu32 " endpoint=%s reason=%s", l->instance, l->rank,
@@ -113,11 +97,27 @@ static void log_link(struct ki_listener *l, uint64_t now_ns)
     l->link_told = up ? KI_TOLD_UP : KI_TOLD_DOWN;
 }
 
-/* Update the times for look_again and the log. */
-static void note_link(struct ki_listener *l, uint64_t now_ns)
+static void log_breach(const struct ki_listener *l)
 {
+    static struct kv_log_rate rate;
+
+    if (kv_log_allowed(&rate, 5))
+        kv_log_warn("indexer", "the publisher broke the protocol or sent too much: connecting anew",
+                    "worker=%" PRIu64 " rank=%" PRIu32 " endpoint=%s limit=%" PRId64, l->instance,
+                    l->rank, l->endpoint, KI_MAX_MESSAGE);
+}
+
+void ki_listener_note_link(struct ki_listener *l, uint64_t now_ns)
+{
+    if (!ki_listener_is_open(l))
+        return;
+    if (l->sub.changed) {
+        if (l->sub.broken)
+            log_breach(l);
+        show_link(l, now_ns);
+    }
     log_link(l, now_ns);
-    if (l->link.state == KI_LINK_UP) {
+    if (l->sub.state == KI_SUB_UP) {
         l->was_up = true;
         l->look_again_ns = 0;
     } else if (!l->look_again_ns) {
@@ -126,23 +126,12 @@ static void note_link(struct ki_listener *l, uint64_t now_ns)
     }
 }
 
-void ki_listener_read_link(struct ki_listener *l, uint64_t now_ns)
-{
-    if (l->link_ready && ki_link_read(&l->link, now_ns))
-        show_link(l, now_ns);
-    l->link_ready = false;
-    if (l->sub)
-        note_link(l, now_ns);
-}
-
 /* -- opening and closing ----------------------------------------------------------------------- */
 
 static void close_sub(struct ki_listener *l)
 {
-    ki_link_close(&l->link, l->sub, l->epoll_fd);
-    ki_socket_close(l->sub, l->epoll_fd);
-    l->sub = NULL;
-    l->sub_ready = l->link_ready = false;
+    ki_sub_close(&l->sub);
+    l->sub_ready = false;
 }
 
 void ki_listener_disconnect(struct ki_listener *l)
@@ -156,21 +145,6 @@ void ki_listener_disconnect(struct ki_listener *l)
     l->connected = false;
     ki_stream_detach(&l->stream);
     pthread_mutex_unlock(&l->lock);
-}
-
-/* Connect to l->target.where. */
-static int open_sub(struct ki_listener *l)
-{
-    int rc = ki_socket_open(l->env->zmq, ZMQ_SUB, l->target.where, KI_RECEIVE_QUEUE, KI_MAX_MESSAGE,
-                            l->epoll_fd, KI_PUMP_SUB(l), &l->sub);
-
-    if (rc == 0)
-        rc = ki_link_open(&l->link, l->env->zmq, l->sub, l->epoll_fd, KI_PUMP_LINK(l));
-    if (rc == 0)
-        rc = ki_socket_connect(l->sub, l->target.where);
-    if (rc < 0)
-        close_sub(l);
-    return rc;
 }
 
 static void fail_connect(struct ki_listener *l, const char *why, uint64_t now_ns)
@@ -201,12 +175,12 @@ void ki_listener_connect(struct ki_listener *l, uint64_t now_ns)
         fail_connect(l, kv_resolver_strerror(rc), now_ns);
         return;
     }
-    rc = open_sub(l);
+    rc = ki_sub_open(&l->sub, l->target.where, &l->env->arriving, l->epoll_fd, KI_PUMP_SUB(l),
+                     now_ns);
     if (rc < 0) {
-        fail_connect(l, zmq_strerror(-rc), now_ns);
+        fail_connect(l, "no address to connect to", now_ns);
         return;
     }
-    l->sub_ready = l->link_ready = true; /* connecting may have consumed an edge */
     l->retry_at_ns = 0;
     l->lost_ns = now_ns;
     l->look_again_ns = now_ns + CONNECT_RETRY_NS;
@@ -225,7 +199,6 @@ static void look_again(struct ki_listener *l, uint64_t now_ns)
 {
     int rc;
 
-    note_link(l, now_ns);
     if (!l->target.named || !l->look_again_ns || now_ns < l->look_again_ns)
         return;
     l->look_again_ns = now_ns + KI_RESOLVE_POLL_NS;
@@ -243,35 +216,9 @@ static void look_again(struct ki_listener *l, uint64_t now_ns)
     ki_listener_connect(l, now_ns);
 }
 
-/*
- * Make the socket anew after libzmq has given up the connection. First read what it brought:
- * closing the socket would lose that. A running replay goes on; batches missed meanwhile show as a
- * gap.
- */
-static void reopen(struct ki_listener *l, uint64_t now_ns)
-{
-    static struct kv_log_rate rate;
-
-    if (l->sub_ready) {
-        l->link.dead_at_ns = now_ns + l->link.delay_ns;
-        return;
-    }
-    if (kv_log_allowed(&rate, 5))
-        kv_log_warn("indexer", "the publisher broke the protocol or sent too much: connecting anew",
-                    "worker=%" PRIu64 " rank=%" PRIu32 " endpoint=%s limit=%" PRId64, l->instance,
-                    l->rank, l->endpoint, KI_MAX_MESSAGE);
-    close_sub(l);
-    ki_link_back_off(&l->link);
-    pthread_mutex_lock(&l->lock);
-    l->reopened++;
-    pthread_mutex_unlock(&l->lock);
-    ki_listener_connect(l, now_ns);
-}
-
 void ki_listener_reconnect(struct ki_listener *l, uint64_t now_ns)
 {
-    if (ki_link_is_dead(&l->link, now_ns))
-        reopen(l, now_ns);
-    else
-        look_again(l, now_ns);
+    ki_sub_tick(&l->sub, now_ns);
+    ki_listener_note_link(l, now_ns);
+    look_again(l, now_ns);
 }

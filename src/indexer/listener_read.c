@@ -39,30 +39,6 @@ static struct ki_batch_id identify(const struct kve_message *message)
     };
 }
 
-/*
- * Return true when this message came over another connection than the one before. libzmq keeps one
- * set of properties per connection, which its messages share. The same address means the same
- * connection while a message of that connection is kept, so that the address isn't used again.
- */
-static bool is_new_connection(struct ki_listener *l, zmq_msg_t *frame)
-{
-    const char *property = zmq_msg_gets(frame, "Socket-Type");
-
-    if (!property) /* inproc has no properties */
-        return false;
-    if (!l->has_connection) {
-        zmq_msg_init(&l->connection);
-        l->has_connection = zmq_msg_copy(&l->connection, frame) == 0;
-        l->connection_property = property;
-        return false;
-    }
-    if (l->connection_property == property)
-        return false;
-    zmq_msg_copy(&l->connection, frame);
-    l->connection_property = property;
-    return true;
-}
-
 static void count_malformed(struct ki_listener *l, const char *what)
 {
     static struct kv_log_rate rate;
@@ -85,9 +61,9 @@ static bool must_wait(const struct ki_listener *l)
 static void put_off(struct ki_listener *l, struct ki_live *batch)
 {
     static struct kv_log_rate rate;
-    size_t len = zmq_msg_size(&batch->payload);
+    size_t len = batch->payload.len;
     int rc = ki_backlog_put(&l->backlog, &l->env->backlog, &batch->id, batch->reconnected,
-                            zmq_msg_data(&batch->payload), len);
+                            batch->payload.data, len);
 
     if (rc < 0 && kv_log_allowed(&rate, 3))
         kv_log_warn("indexer", "the replay backlog is full: a batch was dropped",
@@ -95,9 +71,7 @@ static void put_off(struct ki_listener *l, struct ki_live *batch)
                     l->rank, len, l->backlog.bytes);
 }
 
-/*
- * Offer batches to the stream, or put those that must wait into the backlog. Closes their payloads.
- */
+/* Offer batches to the stream, or put those that must wait into the backlog. */
 static void offer(struct ki_listener *l, struct ki_live *batches, size_t n, uint64_t now_ns)
 {
     size_t done = 0;
@@ -108,66 +82,74 @@ static void offer(struct ki_listener *l, struct ki_live *batches, size_t n, uint
         else
             done += ki_listener_offer_live(l, batches + done, n - done, now_ns);
     }
-    for (size_t i = 0; i < n; i++)
-        zmq_msg_close(&batches[i].payload);
 }
 
 /*
- * Read one live message. Returns 1 with *@ret, whose payload the caller closes; 0 for an invalid
- * message; -EAGAIN when there is none, or another errno. *@ret_first: the first of its connection.
+ * Take a live message that has been read. Returns 1 with *@ret, whose payload is valid until more
+ * is read; 0 for an invalid message; -EAGAIN when there is none. *@ret_first: the first of its
+ * connection.
  */
-static int receive_live(struct ki_listener *l, struct ki_live *ret, bool *ret_first)
+static int take_live(struct ki_listener *l, struct ki_live *ret, bool *ret_first, uint64_t now_ns)
 {
-    bool first = !l->has_connection;
+    struct ki_zmtp_message whole;
     struct kve_message message;
-    struct ki_envelope e;
-    int rc = ki_socket_receive(l->sub, &e);
 
-    if (rc == -EAGAIN)
-        return rc;
-    if (rc < 0 || kve_message_parse_live(e.spans, e.n, &message) < 0) {
+    if (!ki_sub_next(&l->sub, &whole, now_ns))
+        return -EAGAIN;
+    if (whole.n_frames > KVE_MAX_FRAMES ||
+        kve_message_parse_live(whole.spans, whole.n_frames, &message) < 0) {
         count_malformed(l, "a message that is no batch was passed over");
-        ki_envelope_fini(&e);
-        return rc < 0 && rc != -EPROTO ? rc : 0;
+        return 0;
     }
     ret->id = identify(&message);
-    ret->reconnected = is_new_connection(l, &e.frames[e.n - 2]);
-    *ret_first = first || ret->reconnected;
-    l->turn_bytes += message.payload.len;
-    zmq_msg_init(&ret->payload);
-    zmq_msg_move(&ret->payload, &e.frames[e.n - 1]);
-    ki_envelope_fini(&e);
+    ret->payload = message.payload;
+    *ret_first = l->ups_of_batch != l->sub.ups;
+    ret->reconnected = *ret_first && l->ups_of_batch > 0;
+    l->ups_of_batch = l->sub.ups;
     return 1;
 }
 
+/* Read bytes. Returns false when there are none for now. */
+static bool fill(struct ki_listener *l, uint64_t now_ns)
+{
+    size_t n = ki_sub_fill(&l->sub, now_ns);
+
+    l->turn_bytes += n;
+    if (l->sub.changed)
+        ki_listener_note_link(l, now_ns);
+    l->sub_ready = n > 0;
+    return n > 0;
+}
+
 /*
- * Read up to @max live messages, and offer them together: one lock of the stream, and one store of
- * what belongs together. A connection's first batch follows the report of the connection, which
- * follows the batches before it. Returns the number of messages.
+ * Read up to @max live messages, but no more bytes once the turn is over, and offer them together:
+ * one lock of the stream, and one store of what belongs together. The stream hears of a connection
+ * with its first batch, after the batches before. Returns the number of messages.
  */
 static size_t read_live(struct ki_listener *l, size_t max, uint64_t now_ns)
 {
     struct ki_live batches[TURN];
     size_t n = 0, n_read = 0;
 
-    while (n_read < max && l->turn_bytes < TURN_BYTES) {
+    while (n_read < max) {
         bool first = false;
-        int rc = receive_live(l, &batches[n], &first);
+        int rc = take_live(l, &batches[n], &first, now_ns);
 
-        if (rc < 0) {
-            l->sub_ready = false;
-            break;
-        }
-        n_read++;
-        if (!first) {
-            ki_listener_heard(l, false, now_ns);
-            n += (size_t)rc;
+        if (rc == -EAGAIN) {
+            offer(l, batches, n, now_ns); /* reading more overwrites them */
+            n = 0;
+            if (n_read >= TURN || l->turn_bytes >= TURN_BYTES || !fill(l, now_ns))
+                break;
             continue;
         }
-        offer(l, batches, n, now_ns);
-        ki_listener_heard(l, true, now_ns);
-        offer(l, &batches[n], 1, now_ns);
-        n = 0;
+        n_read++;
+        n += (size_t)rc;
+        if (first && l->sub.ups == l->ups_told + 1)
+            l->ups_told = l->sub.ups;
+        if (n == TURN) {
+            offer(l, batches, n, now_ns);
+            n = 0;
+        }
     }
     offer(l, batches, n, now_ns);
     return n_read;
@@ -177,13 +159,11 @@ static size_t read_live(struct ki_listener *l, size_t max, uint64_t now_ns)
 static void read_backlog(struct ki_listener *l, uint64_t now_ns)
 {
     struct ki_backlog_item *item = ki_backlog_take(&l->backlog);
-    struct ki_live batch = {.id = item->id, .reconnected = item->reconnected};
+    struct ki_live batch = {
+        .id = item->id, .reconnected = item->reconnected, .payload = {item->data, item->len}};
 
-    zmq_msg_init(&batch.payload);
-    zmq_msg_move(&batch.payload, &item->payload);
-    l->turn_bytes += zmq_msg_size(&batch.payload);
+    l->turn_bytes += item->len;
     ki_listener_offer_live(l, &batch, 1, now_ns);
-    zmq_msg_close(&batch.payload);
     ki_backlog_free(&l->backlog, &l->env->backlog, item);
 }
 
@@ -214,30 +194,38 @@ static bool read_replay(struct ki_listener *l, uint64_t now_ns)
 
 /* -- a turn ------------------------------------------------------------------------------------ */
 
-bool ki_listener_read(struct ki_listener *l, uint64_t now_ns)
+/* Returns true when there may be more. */
+static bool read_turn(struct ki_listener *l, uint64_t now_ns)
 {
     size_t n = 0;
 
-    l->turn_bytes = 0;
-    if (!l->sub || l->detached)
-        return false; /* sub_ready stays set for later */
     while (n < TURN && l->turn_bytes < TURN_BYTES) {
         size_t n_live = 0;
         bool more = false;
 
         if (l->dealer && l->dealer_ready)
             more = l->dealer_ready = read_replay(l, now_ns) && l->dealer;
-        /*
-         * Read live messages during a replay, too: libzmq doesn't bound in bytes what it reads
-         * ahead.
-         */
+        /* Read live messages during a replay, too: the publisher drops what isn't read. */
         if (ki_listener_has_backlog(l))
             read_backlog(l, now_ns);
         else if (l->sub_ready)
-            n_live = read_live(l, l->dealer ? 1 : TURN - n, now_ns);
+            n_live = read_live(l, l->dealer ? 1 : SIZE_MAX, now_ns);
         n += KV_MAX(n_live, (size_t)1);
         if (!more && !l->sub_ready && !ki_listener_has_backlog(l))
             return false;
     }
     return true;
+}
+
+bool ki_listener_read(struct ki_listener *l, uint64_t now_ns)
+{
+    bool more;
+
+    l->turn_bytes = 0;
+    if (!ki_listener_is_open(l) || l->detached)
+        return false; /* sub_ready stays set for later */
+    ki_sub_begin(&l->sub, l->room);
+    more = read_turn(l, now_ns);
+    ki_sub_end(&l->sub, now_ns);
+    return more;
 }

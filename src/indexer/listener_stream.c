@@ -4,6 +4,7 @@
  * Replays are requested, and a batch is held meanwhile, without the lock.
  */
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
@@ -111,7 +112,7 @@ static void settle(struct ki_listener *l, struct ki_stream_stats *before, unsign
     if (steps & KI_STEP_RESET)
         kve_reader_reset(l->applier.reader);
     if (steps & KI_STEP_APPLY && l->has_overlap_end && l->stream.position > l->overlap_end)
-        l->applier.overlaps = false;
+        ki_applier_end_overlap(&l->applier);
     if (steps & KI_STEP_APPLY)
         note_applied(l, ki_applier_put(&l->applier, l->model->index, payload.data, payload.len),
                      now_ns);
@@ -161,6 +162,18 @@ void ki_listener_open_replay(struct ki_listener *l, uint64_t now_ns)
 
 /* -- offers ------------------------------------------------------------------------------------ */
 
+/* Keep a copy of a batch until a replay ends. Without memory it is lost, which shows as a gap. */
+static void hold(struct ki_listener *l, const struct ki_live *batch)
+{
+    l->held = (struct ki_live){.id = batch->id};
+    l->held_bytes = malloc(batch->payload.len + 1);
+    l->holding = l->held_bytes != NULL;
+    if (!l->holding)
+        return;
+    memcpy(l->held_bytes, batch->payload.data, batch->payload.len);
+    l->held.payload = (struct kve_span){l->held_bytes, batch->payload.len};
+}
+
 /* Offer batches under one lock, until one needs more than the index. Returns its steps. */
 static unsigned offer(struct ki_listener *l, struct ki_live *batches, size_t n, uint64_t now_ns,
                       size_t *ret_done)
@@ -175,36 +188,28 @@ static unsigned offer(struct ki_listener *l, struct ki_live *batches, size_t n, 
         struct ki_live *batch = &batches[i++];
 
         steps = ki_stream_live(&l->stream, &batch->id, batch->reconnected, now_ns);
-        settle(l, &before, steps,
-               (struct kve_span){zmq_msg_data(&batch->payload), zmq_msg_size(&batch->payload)},
-               now_ns);
+        settle(l, &before, steps, batch->payload, now_ns);
         all |= steps;
     }
     end_writes(l, all & KI_STEP_APPLY, now_ns);
     *ret_done = l->gone ? n : i;
     pthread_mutex_unlock(&l->lock);
-    if (steps & KI_STEP_HOLD) {
-        l->held = (struct ki_live){.id = batches[i - 1].id};
-        zmq_msg_init(&l->held.payload);
-        zmq_msg_move(&l->held.payload, &batches[i - 1].payload);
-        l->holding = true;
-    }
+    if (steps & KI_STEP_HOLD)
+        hold(l, &batches[i - 1]);
     return steps;
 }
 
 /* The batch no longer counts as the first of its connection: the stream has heard of that. */
 static unsigned offer_held(struct ki_listener *l, uint64_t now_ns)
 {
-    struct ki_live held = {.id = l->held.id};
+    struct ki_live held = l->held;
+    void *bytes = KV_STEAL(l->held_bytes);
     unsigned steps;
     size_t done;
 
-    zmq_msg_init(&held.payload);
-    zmq_msg_move(&held.payload, &l->held.payload);
-    zmq_msg_close(&l->held.payload);
     l->holding = false;
     steps = offer(l, &held, 1, now_ns, &done);
-    zmq_msg_close(&held.payload);
+    free(bytes);
     return steps;
 }
 
@@ -270,8 +275,8 @@ void ki_listener_tick_stream(struct ki_listener *l, uint64_t now_ns)
 
 void ki_listener_drop_held(struct ki_listener *l)
 {
-    if (l->holding)
-        zmq_msg_close(&l->held.payload);
+    free(l->held_bytes);
+    l->held_bytes = NULL;
     l->holding = false;
     ki_backlog_clear(&l->backlog, &l->env->backlog);
 }

@@ -15,11 +15,10 @@ static uint64_t next_deadline(const struct ki_listener *l)
 
     if (l->detached)
         return 0;
-    if (!l->sub)
+    if (!ki_listener_is_open(l))
         return l->retry_at_ns;
     deadline_ns = earlier(deadline_ns, l->replay_again_ns);
-    if (l->link.state == KI_LINK_LOST)
-        deadline_ns = earlier(deadline_ns, l->link.dead_at_ns);
+    deadline_ns = earlier(deadline_ns, l->sub.deadline_ns);
     if (l->target.named)
         deadline_ns = earlier(deadline_ns, l->look_again_ns);
     if (l->link_told == KI_TOLD_NOTHING)
@@ -31,8 +30,8 @@ bool ki_listener_service(struct ki_listener *l, uint64_t now_ns)
 {
     bool more;
 
-    ki_listener_read_link(l, now_ns);
     more = ki_listener_read(l, now_ns);
+    ki_listener_note_link(l, now_ns);
     ki_listener_tell_connection(l, now_ns);
     l->deadline_ns = next_deadline(l);
     return more;
@@ -45,7 +44,9 @@ static void start(struct ki_listener *l, uint64_t now_ns)
     l->applier.overlaps =
         l->stream.cursorless ||
         (l->stream.seeded && !(l->has_overlap_end && l->stream.position >= l->overlap_end));
-    l->ups_at_start = l->link.ups;
+    if (!l->applier.overlaps)
+        ki_applier_end_overlap(&l->applier);
+    l->ups_at_start = l->sub.ups;
     ki_applier_note_losses(&l->applier, l->model->index);
     l->stream.doubtful = ki_applier_is_unsure(&l->applier);
     ki_stream_start(&l->stream, now_ns);
@@ -71,11 +72,11 @@ bool ki_listener_tick(struct ki_listener *l, uint64_t now_ns)
 {
     if (!stays(l))
         return false;
-    if (l->sub)
+    if (ki_listener_is_open(l))
         ki_listener_reconnect(l, now_ns);
     else if (!l->detached && now_ns >= l->retry_at_ns)
         ki_listener_connect(l, now_ns);
-    if (l->sub) {
+    if (ki_listener_is_open(l)) {
         /*
          * Acquire pairs with ki_registry_go: a thread that sees this flag sees what recovery
          * adopted.
@@ -95,7 +96,4 @@ bool ki_listener_tick(struct ki_listener *l, uint64_t now_ns)
 void ki_listener_close(struct ki_listener *l)
 {
     ki_listener_disconnect(l);
-    if (l->has_connection)
-        zmq_msg_close(&l->connection);
-    l->has_connection = false;
 }

@@ -162,7 +162,7 @@ static const char footer[] =
     "       -d '{\"model_name\":\"llama\",\"token_ids\":[1,2,3],\"explain\":true}'\n"
     "      Ask, with an explanation when nothing matches.\n"
     "\n"
-    "File descriptors: a registration takes 4, or 6 with a replay endpoint; an HTTP\n"
+    "File descriptors: a registration takes 1, or 3 during a replay; an HTTP\n"
     "connection 1. The soft limit is raised to the hard limit at start; for thousands\n"
     "of workers raise the hard one (ulimit -Hn, or LimitNOFILE= in a systemd unit).\n"
     "Memory: about 24 bytes for each block and worker that holds it. Bodies being\n"

@@ -26,7 +26,8 @@ struct ki_pump {
 
     /* For the thread only. */
     struct listener_list all, ready;
-    uint64_t deadline_ns; /* earliest deadline of all listeners; 0: none */
+    uint64_t deadline_ns;    /* earliest deadline of all listeners; 0: none */
+    struct ki_sub_room room; /* for the connection that is being read */
     struct kv_wake *drained;
     size_t burst_bytes; /* bytes read since drained was signalled */
 };
@@ -57,6 +58,11 @@ static void note_deadline(struct ki_pump *p, const struct ki_listener *l)
         p->deadline_ns = l->deadline_ns;
 }
 
+static bool is_due(const struct ki_listener *l, uint64_t now_ns)
+{
+    return l->deadline_ns && now_ns >= l->deadline_ns;
+}
+
 static void tick(struct ki_pump *p, struct ki_listener *l, uint64_t now_ns)
 {
     if (!ki_listener_tick(l, now_ns)) {
@@ -64,18 +70,22 @@ static void tick(struct ki_pump *p, struct ki_listener *l, uint64_t now_ns)
         return;
     }
     note_deadline(p, l);
-    if (l->sub_ready || l->dealer_ready || l->link_ready || !STAILQ_EMPTY(&l->backlog.items))
+    if (l->sub_ready || l->dealer_ready || !STAILQ_EMPTY(&l->backlog.items))
         enqueue(p, l);
 }
 
-static void tick_all(struct ki_pump *p, uint64_t now_ns)
+/* Tick the listeners whose time has come, or @all of them, and find the next deadline. */
+static void tick_listeners(struct ki_pump *p, bool all, uint64_t now_ns)
 {
     struct ki_listener *l, *next;
 
     p->deadline_ns = 0;
     for (l = TAILQ_FIRST(&p->all); l; l = next) {
         next = TAILQ_NEXT(l, all);
-        tick(p, l, now_ns);
+        if (all || is_due(l, now_ns))
+            tick(p, l, now_ns);
+        else
+            note_deadline(p, l);
     }
 }
 
@@ -95,6 +105,7 @@ static bool take_inbox(struct ki_pump *p)
         TAILQ_REMOVE(&inbox, l, all);
         TAILQ_INSERT_TAIL(&p->all, l, all);
         l->epoll_fd = p->epoll_fd;
+        l->room = &p->room;
     }
     return !stop;
 }
@@ -137,13 +148,13 @@ static void mark(struct ki_pump *p, const struct epoll_event *event)
 
     if (data == 0)
         return; /* woken by a request of another thread */
-    l = (struct ki_listener *)(uintptr_t)(data & ~UINT64_C(3));
-    if (data & 1)
+    l = (struct ki_listener *)(uintptr_t)(data & ~UINT64_C(1));
+    if (data & 1) {
         l->dealer_ready = l->dealer != NULL;
-    else if (data & 2)
-        l->link_ready = true;
-    else
+    } else {
         l->sub_ready = true;
+        ki_sub_ready(&l->sub, event->events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR));
+    }
     enqueue(p, l);
 }
 
@@ -174,7 +185,7 @@ static void *run(void *arg)
         if (woken)
             going = take_inbox(p);
         if (woken || (p->deadline_ns && now_ns >= p->deadline_ns))
-            tick_all(p, now_ns);
+            tick_listeners(p, woken, now_ns);
         serve(p);
         if (TAILQ_EMPTY(&p->ready))
             note_drained(p);

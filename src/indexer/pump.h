@@ -3,8 +3,8 @@
  * Event threads. Each owns some listeners. It opens their sockets, waits on all of them at once
  * with epoll, and lets those with messages take turns of bounded length. No turn waits.
  *
- * libzmq's descriptors are edge-triggered by nature (readable once, when a queue stops being
- * empty). A listener therefore stays in the ready list until its socket reports that it is empty.
+ * All descriptors are watched edge-triggered, which those of libzmq are by nature (readable once,
+ * when a queue stops being empty). A listener stays in the ready list until its sockets are empty.
  */
 #ifndef KV_INDEXER_PUMP_H
 #define KV_INDEXER_PUMP_H
@@ -19,7 +19,6 @@
  */
 #define KI_PUMP_SUB(listener) ((uint64_t)(uintptr_t)(listener))
 #define KI_PUMP_DEALER(listener) ((uint64_t)(uintptr_t)(listener) | 1)
-#define KI_PUMP_LINK(listener) ((uint64_t)(uintptr_t)(listener) | 2)
 
 /**
  * Start a thread named @name. It signals @drained, unless NULL, when it has read a burst of some

@@ -16,6 +16,7 @@
 #include <stdint.h>
 
 #include "base/args.h"
+#include "base/buf.h"
 #include "base/error.h"
 #include "indexer/habits.h"
 #include "kv_event.h"
@@ -152,7 +153,7 @@ struct ki_worker_info {
     uint64_t restarts; /* restarts of the engine: its blocks were forgotten */
     /* Times that the blocks were forgotten because too many weren't real. */
     uint64_t resyncs;
-    /* Connections that libzmq had given up, and that were made anew. */
+    /* Connections made anew after the publisher broke the protocol. */
     uint64_t reopened;
     uint64_t duplicates; /* batches dropped because they were applied before */
     uint64_t malformed;  /* messages and payloads that can't be parsed */
@@ -228,6 +229,10 @@ struct ki_watermark {
      * one, it may have a part.
      */
     uint64_t end;
+    bool has_copies;   /* the dump tells all copies, as they were at end; these, too: */
+    bool end_partial;  /* the view was partial */
+    bool end_reports;  /* the stream had shown a report */
+    bool end_suspects; /* some events may have been reports */
     /* Changes when all of the stream's blocks are forgotten at once; not in a dump. */
     uint64_t generation;
     uint64_t turns; /* of the rank, see kvi_holder_info; for the dumper, not in a dump */
@@ -240,6 +245,14 @@ struct ki_watermark {
  */
 long ki_registry_watermarks(struct ki_registry *registry, const struct ki_model *model,
                             struct ki_watermark **ret);
+
+/**
+ * Pass the copies of each stream's ranks to @fn, with the stream held at one batch, and append the
+ * watermarks at that batch to @marks; also those of workers known only from a peer's dump. For the
+ * end of a dump. A non-zero return of @fn stops. Returns that value, 0 or -ENOMEM.
+ */
+int ki_registry_ends(struct ki_registry *registry, const struct ki_model *model,
+                     struct kv_buf *marks, kvi_extra_fn fn, void *arg);
 
 /**
  * Replace the model's (still empty) index by a complete one from a peer's dump. @marks has the

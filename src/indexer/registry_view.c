@@ -129,8 +129,7 @@ int ki_marks_compare(const void *a, const void *b)
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-/* Add the workers with blocks from a peer's dump in this model and without a listener here. */
-static void add_positions(struct ki_registry *r, const struct ki_model *model, struct kv_buf *ret)
+void ki_registry_kept_marks(struct ki_registry *r, const struct ki_model *model, struct kv_buf *ret)
 {
     const struct ki_position *p;
 
@@ -139,9 +138,11 @@ static void add_positions(struct ki_registry *r, const struct ki_model *model, s
         goto out;
     TAILQ_FOREACH(p, &r->positions.by_age, age)
     {
-        if (p->has_blocks && !p->mark.no_position &&
-            kvi_holder_blocks(model->index, p->mark.holder))
-            kv_buf_append(ret, &p->mark, sizeof(p->mark));
+        struct ki_watermark mark = p->mark;
+
+        mark.has_copies = false; /* the copies of blocks are those at its end, not here */
+        if (p->has_blocks && !mark.no_position && kvi_holder_blocks(model->index, mark.holder))
+            kv_buf_append(ret, &mark, sizeof(mark));
     }
 out:
     pthread_mutex_unlock(&r->admin);
@@ -155,7 +156,7 @@ long ki_registry_watermarks(struct ki_registry *registry, const struct ki_model 
     size_t n_marks;
     long n;
 
-    add_positions(registry, model, &marks); /* first: one of these may become a listener */
+    ki_registry_kept_marks(registry, model, &marks); /* first: one of these may become a listener */
     n = ki_tables_snapshot(registry, &listeners);
     for (long i = 0; i < n; i++)
         if (ki_listener_feeds(listeners[i], model))

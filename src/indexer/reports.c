@@ -217,12 +217,20 @@ enum ki_verdict ki_reports_judge(struct ki_reports *r, struct kvi_index *index,
         return r->verdict;
     r->judged_to = at + 1;
     r->verdict = KI_VERDICT_COPIES;
+    r->maybe = false;
     if (r->mode == KI_REPORTS_INCREMENTAL || !find_row(reader, batch, at, &row))
         return r->verdict;
-    if (!on && (row.chain->n == 1 || !goes_on(&row)))
+    if (!on && (row.chain->n == 1 || !goes_on(&row))) {
+        if (row.n_windows && ki_reports_may_be(r)) {
+            r->judged_to = row.to;
+            r->maybe =
+                judge_row(r, index, holder, reader, unsure, &row, drops) != KI_VERDICT_COPIES;
+        }
         return r->verdict;
+    }
     r->judged_to = row.to;
     r->verdict = judge_row(r, index, holder, reader, unsure, &row, drops);
+    r->maybe = r->verdict == KI_VERDICT_EITHER && row.n_windows && ki_reports_may_be(r);
     if (!on && r->verdict != KI_VERDICT_REPORT)
         r->verdict = KI_VERDICT_COPIES;
     if (!on && r->verdict == KI_VERDICT_REPORT) {

@@ -35,8 +35,11 @@ struct ki_reports {
     bool seen; /* KI_REPORTS_UNKNOWN: the stream has shown a report */
     /* Earlier events may have been reports, but were counted as copies. */
     bool misjudged;
-    bool suspects;           /* some events may have been reports */
-    size_t judged_to;        /* operations of the batch before this one have the verdict */
+    bool suspects; /* some events may have been reports */
+    /* KI_REPORTS_UNKNOWN: the stream has shown so many copies that its events count as such. */
+    bool trusted;
+    bool maybe;       /* with windows: the last row judged may be a report, but counts as copies */
+    size_t judged_to; /* operations of the batch before this one have the verdict */
     enum ki_verdict verdict; /* the verdict */
     struct kvi_matches matches;
 };
@@ -49,6 +52,12 @@ void ki_reports_fini(struct ki_reports *r);
 static inline bool ki_reports_are_on(const struct ki_reports *r)
 {
     return r->mode == KI_REPORTS_FULL || r->seen;
+}
+
+/** Return true when nothing tells yet whether the stream has reports. */
+static inline bool ki_reports_may_be(const struct ki_reports *r)
+{
+    return r->mode == KI_REPORTS_UNKNOWN && !r->seen && !r->trusted;
 }
 
 /**

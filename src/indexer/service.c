@@ -21,7 +21,7 @@
 #define BODIES_BYTES (256u << 20)
 #define MAX_STREAMS 4
 #define DRAIN_MS 5000
-#define FDS_PER_REGISTRATION 6 /* SUB and DEALER, each with its connection; SUB's monitor */
+#define FDS_PER_REGISTRATION 3 /* the connection; a replay's DEALER and its connection */
 #define FDS_OF_ITS_OWN 96      /* event and HTTP threads, ZMQ's own, the log, peers, dumps */
 
 /* -- signals: handlers only set flags and wake the main thread --------------------------------- */

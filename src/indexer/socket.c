@@ -10,7 +10,7 @@ struct option {
 };
 
 /*
- * libzmq retries a missing publisher at least every 5 s. TCP reports one that vanished without a
+ * libzmq retries a missing service at least every 5 s. TCP reports one that vanished without a
  * word (a network that swallows packets) within 15 s: ZMTP heartbeats are the data that it fails to
  * deliver. Don't wait for answers to heartbeats. libzmq doesn't read while our queue is full, so it
  * would cut a working connection, and then abort (its issue 3937) when a full queue outlives its

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** The two ZMQ sockets of a listener, with their options, and whole messages. Thread-confined. */
+/** The socket of a replay, with its options, and whole messages. Thread-confined. */
 #ifndef KV_INDEXER_SOCKET_H
 #define KV_INDEXER_SOCKET_H
 

@@ -121,4 +121,8 @@ int ki_registry_check(const struct ki_registry *r, const struct ki_registration 
 /** Wake every event thread to check its listeners again. */
 void ki_registry_wake(struct ki_registry *r);
 
+/** Add the marks of workers with blocks from a peer's dump in this model and no listener here. */
+void ki_registry_kept_marks(struct ki_registry *r, const struct ki_model *model,
+                            struct kv_buf *ret);
+
 #endif

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Address of a socket's peer. libzmq resolves host names on its I/O thread, where one silent name
- * server holds up every stream. The resolver's threads (base/resolve.h) therefore resolve names
- * here, and libzmq gets numeric addresses. Thread-confined.
+ * Address of a socket's peer. A host name may take long to resolve, on an event thread or on
+ * libzmq's I/O thread, and hold up every stream there. The resolver's threads (base/resolve.h)
+ * therefore resolve names here, and sockets get numeric addresses. Thread-confined.
  */
 #ifndef KV_INDEXER_TARGET_H
 #define KV_INDEXER_TARGET_H
@@ -14,7 +14,7 @@
 #include "base/resolve.h"
 
 struct ki_target {
-    const char *where; /* numeric endpoint for libzmq; NULL until it is known */
+    const char *where; /* numeric endpoint to connect to; NULL until it is known */
     const char *given; /* the endpoint as registered */
     bool named;        /* the host is a name */
     struct kv_endpoint endpoint;

@@ -357,3 +357,56 @@ long ki_unsure_take_window(struct ki_unsure *u, struct kvi_index *index, struct 
     }
     return found;
 }
+
+/* -- suspects ---------------------------------------------------------------------------------- */
+
+void ki_suspects_note(struct ki_unsure *u, uint32_t rank, unsigned group, uint64_t hash,
+                      long copies)
+{
+    struct ki_unsure_entry *e = add(u, rank, group, hash);
+
+    if (e)
+        set_open(u, e, copies <= (long)e->copies);
+}
+
+void ki_suspects_stored(struct ki_unsure *u, uint32_t rank, unsigned group, uint64_t hash,
+                        long copies)
+{
+    struct ki_unsure_entry *e = ki_unsure_find(u, rank, group, hash);
+
+    if (e)
+        set_open(u, e, copies <= (long)e->copies);
+}
+
+void ki_suspects_held(struct ki_unsure *u, uint32_t rank, unsigned group, uint64_t hash,
+                      long copies)
+{
+    struct ki_unsure_entry *e = ki_unsure_find(u, rank, group, hash);
+
+    if (!e || !e->open)
+        return;
+    if (copies <= 1) {
+        drop(u, rank, e);
+        return;
+    }
+    e->copies = (uint32_t)(copies - 1);
+    set_open(u, e, false);
+}
+
+void ki_suspects_removed(struct ki_unsure *u, uint32_t rank, unsigned group, uint64_t hash,
+                         long left, bool exact)
+{
+    struct ki_unsure_entry *e = ki_unsure_find(u, rank, group, hash);
+    bool real;
+
+    if (!e)
+        return;
+    real = left + 1 <= (long)e->copies;
+    u->n_real += real && !exact && left <= 0;
+    if (left <= 0 || exact || (real && e->copies == 1)) {
+        drop(u, rank, e);
+        return;
+    }
+    e->copies -= real;
+    set_open(u, e, left <= (long)e->copies);
+}

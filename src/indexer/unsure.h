@@ -53,7 +53,11 @@ struct ki_unsure {
     size_t n_tables, n, n_open;     /* entries of all tables */
     /* Ranks of which entries, or places of blocks, were lost, bit 1: partial until their clear. */
     struct ki_doubts lost;
+    uint32_t n_real; /* suspects: blocks of which removals have shown all copies to be real */
 };
+
+/** Blocks whose removals show that a stream's events from the root are copies. */
+#define KI_ENOUGH_REAL 64u
 
 void ki_unsure_fini(struct ki_unsure *u);
 
@@ -104,5 +108,25 @@ long ki_unsure_take(struct ki_unsure *u, struct kvi_index *index, struct kv_hold
 /** Remove copies of window @number, like ki_unsure_take. */
 long ki_unsure_take_window(struct ki_unsure *u, struct kvi_index *index, struct kv_holder holder,
                            uint32_t number, const struct kve_op *op);
+
+/*
+ * Suspects: copies that the index has counted, but that may have been reports. As long as nothing
+ * tells whether a stream has reports, its events from the root are taken for copies, and noted in a
+ * table of their own. A block is in doubt, its entry open, when the index has no other copies of it
+ * than such ones. A removal of one of these shows that it was real.
+ */
+
+/** Note that a counted copy of the block may be none. @copies: those in the index, with this one. */
+void ki_suspects_note(struct ki_unsure *u, uint32_t rank, unsigned group, uint64_t hash,
+                      long copies);
+/** Note that the block has @copies in the index after a store that was none. */
+void ki_suspects_stored(struct ki_unsure *u, uint32_t rank, unsigned group, uint64_t hash,
+                        long copies);
+/** Note that the engine has the block. @copies: those in the index. */
+void ki_suspects_held(struct ki_unsure *u, uint32_t rank, unsigned group, uint64_t hash,
+                      long copies);
+/** Note that one copy was removed and @left are in the index; @exact: so the engine says. */
+void ki_suspects_removed(struct ki_unsure *u, uint32_t rank, unsigned group, uint64_t hash,
+                         long left, bool exact);
 
 #endif

@@ -181,8 +181,8 @@ int64_t kvl_snapshot_save(struct kvl_cache *c, const uint8_t root[KV_PREFIX_HASH
 static int get_parts(struct kvl_cache *c, const struct kv_prefix_parts *parts, size_t first,
                      size_t n, uint8_t **at)
 {
-    uint8_t keys[WINDOW_PARTS * KV_PREFIX_KEY], sum[KV_PREFIX_HASH];
-    struct iovec places[WINDOW_PARTS];
+    uint8_t keys[WINDOW_PARTS * KV_PREFIX_KEY] = {0}, sum[KV_PREFIX_HASH];
+    struct iovec places[WINDOW_PARTS] = {{0}};
     int64_t got[WINDOW_PARTS];
     int rc;
 

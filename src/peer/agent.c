@@ -6,6 +6,8 @@
 
 #include "base/log.h"
 #include "base/utf8.h"
+#include "lend.h"
+#include "net.h"
 
 #define MAX_SETS (1u << 20)
 #define MAX_BYTES (UINT64_C(256) << 20)
@@ -46,6 +48,19 @@ static int draw(uint64_t *number)
     return 0;
 }
 
+/* Free an agent, also one that is half built. */
+static void agent_free(struct kvbm_agent *agent)
+{
+    kvbm_net_destroy(agent->net);
+    kvbm_lender_destroy(agent->lender);
+    while (agent->n_peers)
+        (void)kvbm_drop_peer(agent, agent->n_peers - 1);
+    pthread_mutex_destroy(&agent->lock);
+    free(agent->peers);
+    free(agent->exports);
+    free(agent);
+}
+
 int kvbm_agent_create(const struct kvbm_agent_opts *opts, struct kvbm_agent **ret)
 {
     struct kvbm_agent *agent;
@@ -56,18 +71,19 @@ int kvbm_agent_create(const struct kvbm_agent_opts *opts, struct kvbm_agent **re
     agent = calloc(1, sizeof(*agent));
     if (!agent)
         return -ENOMEM;
+    pthread_mutex_init(&agent->lock, NULL);
     err = read_opts(opts, agent);
     if (err == 0)
         err = draw(&agent->incarnation);
     if (err == 0)
         err = draw(&agent->worker);
-    if (err < 0) {
-        free(agent);
-        return err;
-    }
-    pthread_mutex_init(&agent->lock, NULL);
-    *ret = agent;
-    return 0;
+    if (err == 0)
+        err = kvbm_net_create(agent, opts);
+    if (err < 0)
+        agent_free(agent);
+    else
+        *ret = agent;
+    return err;
 }
 
 int kvbm_agent_destroy(struct kvbm_agent *agent)
@@ -81,13 +97,8 @@ int kvbm_agent_destroy(struct kvbm_agent *agent)
         pthread_mutex_unlock(&agent->lock);
         return -EBUSY;
     }
-    while (agent->n_peers)
-        (void)kvbm_drop_peer(agent, agent->n_peers - 1);
     pthread_mutex_unlock(&agent->lock);
-    pthread_mutex_destroy(&agent->lock);
-    free(agent->peers);
-    free(agent->exports);
-    free(agent);
+    agent_free(agent);
     return 0;
 }
 

@@ -34,12 +34,18 @@ struct kvbm_peer {
     uint32_t n;
 };
 
+struct kvbm_net;
+struct kvbm_lender;
+struct kvbm_offer;
+
 struct kvbm_agent {
     char name[KVBM_MAX_AGENT_NAME + 1];
     char fingerprint[KVBM_MAX_FINGERPRINT + 1];
     uint64_t worker, incarnation;
     uint32_t key_len, max_sets;
     uint64_t max_bytes;
+    struct kvbm_net *net; /* sessions with peers */
+    struct kvbm_lender *lender;
 
     pthread_mutex_t lock; /* all below */
     struct kvbm_exported *exports;
@@ -48,12 +54,13 @@ struct kvbm_agent {
     uint32_t n_peers;
     uint32_t n_places; /* of all peers */
     uint64_t bytes;    /* of all peers' sets, as serialised */
-    uint32_t n_users;  /* exported sets and lists of remote blocks that exist */
+    uint32_t n_users;  /* exported sets, lists of remote blocks, leases and opened sessions */
 };
 
 struct kvbm_blockset {
     struct kvbm_agent *agent;
     struct kvbm_facts *facts; /* replaced by update, under the agent's lock */
+    struct kvbm_offer *offer; /* likewise; NULL: peers can neither lease nor map its blocks */
 };
 
 struct kvbm_remote_set {
@@ -63,6 +70,21 @@ struct kvbm_remote_set {
 
 /** Find a peer's set, with the agent locked. Returns NULL when there is none. */
 struct kvbm_remote_set *kvbm_find_set(const struct kvbm_agent *agent, uint64_t worker, uint32_t id);
+
+struct kvbm_identity;
+
+/** Import a set that was parsed. Consumes @facts. As kvbm_blockset_import. */
+int kvbm_import_facts(struct kvbm_agent *agent, struct kvbm_facts *facts,
+                      struct kvbm_remote_set **ret);
+
+/** Invalidate a set that its owner has withdrawn at @generation, if none later is known. */
+void kvbm_import_gone(struct kvbm_agent *agent, uint64_t worker, uint32_t id, uint64_t generation);
+
+/** Forget other incarnations of a peer, with the agent locked. Returns the number of sets. */
+long kvbm_drop_earlier(struct kvbm_agent *agent, const struct kvbm_identity *who);
+
+/** Forget this incarnation of a peer, with the agent locked. Returns the number of sets. */
+long kvbm_drop_incarnation(struct kvbm_agent *agent, const struct kvbm_identity *who);
 
 /** Forget a peer with its sets, with the agent locked. Returns the number of sets. */
 long kvbm_drop_peer(struct kvbm_agent *agent, uint32_t at);

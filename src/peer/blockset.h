@@ -12,7 +12,7 @@
 
 #include "base/buf.h"
 #include "bm/layout.h"
-#include "kvbm_remote.h"
+#include "shared.h"
 
 #define KVBM_MAX_SET_BYTES (8u << 20) /* 65,536 layers, 8 transport keys and the rest take 3.2 MB */
 
@@ -33,6 +33,10 @@ struct kvbm_facts {
     struct kvbm_transport_key transports[KVBM_MAX_TRANSPORTS]; /* keys lie in bytes */
     uint8_t *bytes;                                            /* serialised */
     size_t len;
+
+    /* Of a peer's set, under the agent's lock until it is there: its shared memory, mapped once. */
+    struct kvbm_mapped *mapped;
+    bool asked_memory; /* the peer's memory was refused, or is mapped */
 };
 
 /**

@@ -2,6 +2,8 @@
 /* Block sets of this agent: what it tells peers of its blocks. */
 #include "agent.h"
 #include "base/log.h"
+#include "lend.h"
+#include "net.h"
 
 #define MAX_IDS 65536
 
@@ -29,9 +31,26 @@ static bool has_memory(const struct kvbm_layout *layout)
     return layout && kvbm_layout_storage(layout, 0) && layout->places[0].kind != KVBM_STORAGE_NULL;
 }
 
+/* Add the transport that an offer of shared memory is. */
+static int add_shared(const struct kvbm_offer *offer, struct kvbm_facts *facts)
+{
+    struct kvbm_transport_key key;
+
+    if (!kvbm_offer_transport(offer, &key))
+        return 0;
+    for (uint32_t i = 0; i < facts->n_transports; i++) {
+        if (facts->transports[i].transport == key.transport)
+            return -EINVAL;
+    }
+    if (facts->n_transports == KVBM_MAX_TRANSPORTS)
+        return -EINVAL;
+    facts->transports[facts->n_transports++] = key;
+    return 0;
+}
+
 /* Read a set's options into @facts, whose transport keys are borrowed until they are written. */
 static int describe(const struct kvbm_agent *agent, const struct kvbm_blockset_opts *opts,
-                    struct kvbm_facts *facts)
+                    const struct kvbm_offer *offer, struct kvbm_facts *facts)
 {
     const struct kvbm_transport_key *transports = KV_OPT(opts, transports, NULL);
     uint32_t n = KV_OPT(opts, n_transports, 0);
@@ -60,16 +79,16 @@ static int describe(const struct kvbm_agent *agent, const struct kvbm_blockset_o
                 return -EINVAL;
         }
     }
-    return 0;
+    return add_shared(offer, facts);
 }
 
 /* Make a generation of a set, as its readers will parse it. */
 static int make_facts(const struct kvbm_agent *agent, const struct kvbm_blockset_opts *opts,
-                      uint64_t generation, struct kvbm_facts **ret)
+                      const struct kvbm_offer *offer, uint64_t generation, struct kvbm_facts **ret)
 {
     struct kv_buf bytes = KV_BUF_INIT;
     struct kvbm_facts facts;
-    int err = describe(agent, opts, &facts);
+    int err = describe(agent, opts, offer, &facts);
 
     if (err < 0) {
         kv_log_error("kvbm", "a block set's options contradict themselves or its layout",
@@ -90,11 +109,32 @@ static bool opts_are_complete(const struct kvbm_blockset_opts *opts)
            opts->size >= offsetof(struct kvbm_blockset_opts, layout) + sizeof(opts->layout);
 }
 
+/* Make a set known, with the agent locked. */
+static int publish(struct kvbm_agent *agent, const struct kvbm_blockset_opts *opts,
+                   struct kvbm_blockset *set)
+{
+    struct kvbm_exported *place = export_of(agent, opts->id);
+    int err;
+
+    if (!place)
+        return agent->n_exports == MAX_IDS ? -ENOSPC : -ENOMEM;
+    if (place->set)
+        return -EEXIST;
+    err = make_facts(agent, opts, set->offer, place->generation + 1, &set->facts);
+    if (err < 0)
+        return err;
+    place->set = set;
+    place->generation++;
+    agent->n_users++;
+    kvbm_offer_begin(set->offer, set->facts); /* before a peer knows the set */
+    kvbm_exchange_tell(agent, set->facts);
+    return 0;
+}
+
 int kvbm_blockset_export(struct kvbm_agent *agent, const struct kvbm_blockset_opts *opts,
                          struct kvbm_blockset **ret)
 {
     struct kvbm_blockset *set;
-    struct kvbm_exported *place;
     int err;
 
     if (!agent || !ret || !opts_are_complete(opts))
@@ -103,41 +143,57 @@ int kvbm_blockset_export(struct kvbm_agent *agent, const struct kvbm_blockset_op
     if (!set)
         return -ENOMEM;
     set->agent = agent;
-    pthread_mutex_lock(&agent->lock);
-    place = export_of(agent, opts->id);
-    if (!place)
-        err = agent->n_exports == MAX_IDS ? -ENOSPC : -ENOMEM;
-    else if (place->set)
-        err = -EEXIST;
-    else
-        err = make_facts(agent, opts, place->generation + 1, &set->facts);
+    err = kvbm_offer_create(agent->lender, opts, &set->offer);
     if (err == 0) {
-        place->set = set;
-        place->generation++;
-        agent->n_users++;
-        *ret = KV_STEAL(set);
+        pthread_mutex_lock(&agent->lock);
+        err = publish(agent, opts, set);
+        pthread_mutex_unlock(&agent->lock);
     }
-    pthread_mutex_unlock(&agent->lock);
+    if (err == 0) {
+        *ret = set;
+        return 0;
+    }
+    kvbm_offer_destroy(set->offer);
     free(set);
     return err;
 }
 
+/* Replace what a set says, with the agent locked. @offer becomes the set's, and its old one @offer. */
+static int republish(struct kvbm_blockset *set, const struct kvbm_blockset_opts *opts,
+                     struct kvbm_offer **offer)
+{
+    struct kvbm_offer *old = set->offer;
+    struct kvbm_facts *facts;
+    int err = opts->id == set->facts->id
+                  ? make_facts(set->agent, opts, *offer, set->facts->generation + 1, &facts)
+                  : -EINVAL;
+
+    if (err < 0)
+        return err;
+    kvbm_facts_put(set->facts);
+    set->facts = facts;
+    export_of(set->agent, opts->id)->generation = facts->generation;
+    kvbm_offer_begin(*offer, facts);
+    kvbm_exchange_tell(set->agent, facts);
+    set->offer = *offer;
+    *offer = old;
+    return 0;
+}
+
 int kvbm_blockset_update(struct kvbm_blockset *set, const struct kvbm_blockset_opts *opts)
 {
-    struct kvbm_facts *facts;
-    int err = -EINVAL;
+    struct kvbm_offer *offer = NULL;
+    int err;
 
     if (!set || !opts_are_complete(opts))
         return -EINVAL;
+    err = kvbm_offer_create(set->agent->lender, opts, &offer);
+    if (err < 0)
+        return err;
     pthread_mutex_lock(&set->agent->lock);
-    if (opts->id == set->facts->id)
-        err = make_facts(set->agent, opts, set->facts->generation + 1, &facts);
-    if (err == 0) {
-        kvbm_facts_put(set->facts);
-        set->facts = facts;
-        export_of(set->agent, opts->id)->generation = facts->generation;
-    }
+    err = republish(set, opts, &offer);
     pthread_mutex_unlock(&set->agent->lock);
+    kvbm_offer_destroy(offer); /* the old one, or the one that wasn't taken */
     return err;
 }
 
@@ -149,7 +205,11 @@ void kvbm_blockset_destroy(struct kvbm_blockset *set)
         return;
     pthread_mutex_lock(&agent->lock);
     export_of(agent, set->facts->id)->set = NULL;
-    agent->n_users--;
+    kvbm_exchange_gone(agent, set->facts);
+    pthread_mutex_unlock(&agent->lock);
+    kvbm_offer_destroy(set->offer);
+    pthread_mutex_lock(&agent->lock);
+    agent->n_users--; /* the agent stays until the offer has ended */
     pthread_mutex_unlock(&agent->lock);
     kvbm_facts_put(set->facts);
     free(set);

@@ -40,6 +40,9 @@ void kvbm_facts_put(struct kvbm_facts *facts)
     /* acq_rel: whoever frees sees what all others have read and written before they let go */
     if (!facts || atomic_fetch_sub_explicit(&facts->references, 1, memory_order_acq_rel) != 1)
         return;
+    if (facts->mapped)
+        kvbm_shared_unmap(facts->mapped);
+    free(facts->mapped);
     kvbm_layout_destroy(facts->layout);
     free(facts->bytes);
     free(facts);

@@ -3,6 +3,7 @@
 #include "agent.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "session.h"
 
 /* ---- the directory; the agent is locked ---- */
 
@@ -139,6 +140,30 @@ long kvbm_drop_peer(struct kvbm_agent *agent, uint32_t at)
     return n;
 }
 
+long kvbm_drop_incarnation(struct kvbm_agent *agent, const struct kvbm_identity *who)
+{
+    uint32_t at = peers_below(agent, who->worker);
+
+    if (at == agent->n_peers || agent->peers[at]->worker != who->worker ||
+        agent->peers[at]->incarnation != who->incarnation)
+        return 0;
+    return kvbm_drop_peer(agent, at);
+}
+
+long kvbm_drop_earlier(struct kvbm_agent *agent, const struct kvbm_identity *who)
+{
+    long n = 0;
+
+    for (uint32_t i = agent->n_peers; i-- > 0;) {
+        const struct kvbm_peer *peer = agent->peers[i];
+
+        if ((peer->worker == who->worker || strcmp(peer->name, who->name) == 0) &&
+            peer->incarnation != who->incarnation)
+            n += kvbm_drop_peer(agent, i);
+    }
+    return n;
+}
+
 /* ---- importing ---- */
 
 static int refuse(const struct kvbm_facts *facts, int err, const char *why)
@@ -220,16 +245,13 @@ static int take_facts(struct kvbm_agent *agent, struct kvbm_facts *facts,
     return 0;
 }
 
-int kvbm_blockset_import(struct kvbm_agent *agent, const void *data, size_t len,
-                         struct kvbm_remote_set **ret)
+int kvbm_import_facts(struct kvbm_agent *agent, struct kvbm_facts *facts,
+                      struct kvbm_remote_set **ret)
 {
     struct kvbm_remote_set *set = NULL;
-    struct kvbm_facts *facts;
     uint64_t now = kv_now_ns();
-    int err = agent && data ? kvbm_facts_parse(data, len, &facts) : -EINVAL;
+    int err;
 
-    if (err < 0)
-        return err;
     if (facts->lifetime_ms && facts->lifetime_ms <= (UINT64_MAX - now) / KV_NS_PER_MS)
         facts->expires_ns = now + facts->lifetime_ms * KV_NS_PER_MS;
     err = check_kind(agent, facts);
@@ -243,6 +265,26 @@ int kvbm_blockset_import(struct kvbm_agent *agent, const void *data, size_t len,
     if (err < 0)
         kvbm_facts_put(facts);
     return err;
+}
+
+int kvbm_blockset_import(struct kvbm_agent *agent, const void *data, size_t len,
+                         struct kvbm_remote_set **ret)
+{
+    struct kvbm_facts *facts;
+    int err = agent && data ? kvbm_facts_parse(data, len, &facts) : -EINVAL;
+
+    return err < 0 ? err : kvbm_import_facts(agent, facts, ret);
+}
+
+void kvbm_import_gone(struct kvbm_agent *agent, uint64_t worker, uint32_t id, uint64_t generation)
+{
+    struct kvbm_imported *place;
+
+    pthread_mutex_lock(&agent->lock);
+    place = find_place(agent, worker, id);
+    if (place && place->set && place->generation <= generation)
+        drop_set(agent, place);
+    pthread_mutex_unlock(&agent->lock);
 }
 
 void kvbm_remote_set_invalidate(struct kvbm_remote_set *set)

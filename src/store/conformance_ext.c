@@ -294,6 +294,36 @@ static enum kvs_verdict check_delete_chunk_if(struct kvs_conf *c)
     return kvs_conf_get(c, c->h, &key, "z", 1);
 }
 
+/* Tell whether the handle says of a chunk that its publication found the chunk missing. */
+static enum kvs_verdict new_is(struct kvs_conf *c, const struct kvs_conf_key *key, uint8_t expected)
+{
+    uint8_t is_new = 9;
+    int rc = c->ext->new_chunks(c->h, key->bytes, key->len, 1, &is_new);
+
+    if (rc == 0 && is_new == expected)
+        return KVS_PASS;
+    return kvs_conf_fail(c, "%s chunk: returned %d and %u, not %u",
+                         expected ? "a missing" : "an existing", rc, is_new, expected);
+}
+
+static enum kvs_verdict check_new_chunks(struct kvs_conf *c)
+{
+    struct kvs_conf_key key = kvs_conf_key(c, 16);
+    int rc;
+
+    NEED(c, new_chunks);
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "x", 1, 0));
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    KVS_CONF_TRY(new_is(c, &key, 1));
+    kvs_conf_close(c, c->h);
+    KVS_CONF_TRY(kvs_conf_open(c, &c->h));
+    rc = c->vt->put_chunk(c->h, key.bytes, key.len, (const uint8_t *)"x", 1);
+    if (rc < 0)
+        return kvs_conf_fail(c, "a second put returned %d", rc);
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    return rc == 1 ? KVS_PASS : new_is(c, &key, 0); /* 1: put_chunk has said it */
+}
+
 /* Counts how often a listing names the entry that the check looks for. */
 struct seek {
     const char *name;
@@ -493,5 +523,6 @@ const struct kvs_conf_check KVS_CONF_EXT[] = {
     {"ext: get_parts", check_get_parts},
     {"ext: put_parts", check_put_parts},
     {"ext: delete_chunk_if", check_delete_chunk_if},
+    {"ext: new_chunks", check_new_chunks},
     {NULL, NULL},
 };

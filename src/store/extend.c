@@ -239,8 +239,8 @@ int kvs_put_chunks_of_save(struct kvs_store *store, const void *hashes, size_t h
     return result;
 }
 
-int kvs_exists(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
-               uint8_t *ret_present)
+int kvs_look(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
+             uint8_t *ret_state)
 {
     int rc;
 
@@ -250,12 +250,22 @@ int kvs_exists(struct kvs_store *store, const void *hashes, size_t hash_len, siz
         return -ENOTSUP; /* get_chunk would answer, but it transfers all bytes */
     if (n == 0)
         return 0;
-    rc = store->ext.exists_chunks(store->backend, hashes, hash_len, n, ret_present);
+    rc = store->ext.exists_chunks(store->backend, hashes, hash_len, n, ret_state);
     rc = kvs_check_rc(store, "exists_chunks", rc, (int)n);
     for (size_t i = 0; rc >= 0 && i < n; i++)
-        if (ret_present[i] > 1)
-            return kvs_broken(store, "exists_chunks", "neither there nor missing");
+        if (ret_state[i] > KV_STORE_PRESENT_BAD)
+            return kvs_broken(store, "exists_chunks", "neither there, missing nor damaged");
     return KV_MIN(rc, 0);
+}
+
+int kvs_exists(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
+               uint8_t *ret_present)
+{
+    int rc = kvs_look(store, hashes, hash_len, n, ret_present);
+
+    for (size_t i = 0; rc >= 0 && i < n; i++)
+        ret_present[i] = ret_present[i] == KVS_THERE;
+    return rc;
 }
 
 int kvs_touch(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n)

@@ -390,6 +390,27 @@ static int read_value(kv_store_v1 *h, int dir, const char *name, const char *sid
     return rc == 0 ? -EAGAIN : rc; /* the pieces are handed out anew */
 }
 
+/* Read the chunk in place where another process has put it while ours, of the same key, is pending:
+ * theirs stays when ours is published. -ENOENT: nobody has; other failures as read_value. */
+static int get_theirs(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex,
+                      const char *tmp, struct kvs_file_value *value)
+{
+    int dir = h->fan[kvs_file_fan(key)], rc;
+    char side_car[KVS_FILE_HEX + 8];
+    struct stat ours, st;
+
+    if (fstatat(dir, hex, &st, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISREG(st.st_mode) ||
+        fstatat(h->tmp, tmp, &ours, AT_SYMLINK_NOFOLLOW) < 0 || ours.st_ino == st.st_ino)
+        return -ENOENT;
+    kvs_file_chunk_side_car(side_car, hex);
+    rc = read_value(h, dir, hex, side_car, kvs_file_owner(key, key_len, false), value, &st);
+    if (rc == 0)
+        note_use(h, key, key_len, hex, &st);
+    else if (rc == -EBADMSG)
+        kvs_file_set_aside(h, dir, hex, &st);
+    return rc;
+}
+
 static int get_once(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex,
                     struct kvs_file_value *value)
 {
@@ -403,6 +424,9 @@ static int get_once(kv_store_v1 *h, const uint8_t *key, size_t key_len, const ch
     kvs_file_chunk_side_car(side_car, hex);
     if (pending) {
         kvs_file_tmp_name(h, tmp, n);
+        rc = get_theirs(h, key, key_len, hex, tmp, value);
+        if (rc != -ENOENT && rc != -EBADMSG && rc != -ENODATA)
+            return rc;
         snprintf(side_car, sizeof(side_car), "tmp/%s.s", tmp);
         if (faccessat(h->tmp, side_car + 4, F_OK, AT_SYMLINK_NOFOLLOW) <
             0) /* the link of a chunk that is in place */

@@ -221,7 +221,7 @@ bool kvs_file_unchanged(const struct kvs_file_seen *a, const struct kvs_file_see
  * its name. Any thread.
  */
 bool kvs_file_known(kv_store_v1 *h, const uint8_t *key, size_t key_len,
-                    const struct kvs_file_seen *now);
+                    const struct kvs_file_seen *seen);
 /**
  * Note chunks that are verified and durable under their names. This handle must not change them any
  * more: removing a pin changes their ctime. Any thread.

@@ -4,12 +4,16 @@
  * chunk can be read again, and should not read it to find out. So a publication notes each chunk
  * that it wrote or verified, made durable and gave its time of last use:
  *
- *     key, inode, size, mtime (to the nanosecond, as the publication set it), time of the note
+ *     key, inode, size, mtime (to the nanosecond, as the publication set it), time of the note,
+ *     ctime at the note: the chunk's or its side-car's, whichever is later
  *
- * The note is valid while inode, size and mtime are equal and ctime isn't later than the note: a
- * write sets both times to the kernel's clock, and setting mtime back changes ctime. Pins and
- * touches by other handles also end a note; they note the chunk anew, or the next hit verifies it
- * once more. Bits that rot on the disk change no time, so readers verify every chunk.
+ * The note is valid while inode, size, mtime and ctime are equal: a write sets both times to the
+ * kernel's clock, and setting mtime back changes ctime. Pins and touches by other handles also end a
+ * note; they note the chunk anew, or the next hit verifies it once more. Bits that rot on the disk
+ * change no time, so readers verify every chunk.
+ *
+ * Since Linux 6.13 each change behind a look at ctime changes it. Before, a change within the same
+ * tick of the clock (1 to 10 ms) as the note isn't seen, if it also sets mtime back.
  *
  *     .kvasir/verified   records of all processes, appended, one write each publication
  *                        (formats.md)
@@ -40,7 +44,7 @@ enum {
 struct kvs_file_known {
     XXH128_hash_t key;
     uint64_t ino, size; /* ino 0: the place is free */
-    int64_t mtime_ns, noted_ns;
+    int64_t mtime_ns, ctime_ns, noted_ns;
 };
 
 struct kvs_file_table {
@@ -104,9 +108,13 @@ static void enter(struct kvs_file_table *table, const struct kvs_file_known *not
 
 static void encode(uint8_t *out, const struct kvs_file_known *note)
 {
-    const uint64_t words[] = {
-        note->key.low64,          note->key.high64,         note->ino, note->size,
-        (uint64_t)note->mtime_ns, (uint64_t)note->noted_ns, 0};
+    const uint64_t words[] = {note->key.low64,
+                              note->key.high64,
+                              note->ino,
+                              note->size,
+                              (uint64_t)note->mtime_ns,
+                              (uint64_t)note->noted_ns,
+                              (uint64_t)note->ctime_ns};
 
     _Static_assert(sizeof(words) == RECORD - 8, "the sum is the last word");
     for (size_t i = 0; i < KV_COUNT(words); i++)
@@ -122,7 +130,8 @@ static bool decode(struct kvs_file_known *ret, const uint8_t in[RECORD])
                                    .ino = kv_get_le64(in + 16),
                                    .size = kv_get_le64(in + 24),
                                    .mtime_ns = (int64_t)kv_get_le64(in + 32),
-                                   .noted_ns = (int64_t)kv_get_le64(in + 40)};
+                                   .noted_ns = (int64_t)kv_get_le64(in + 40),
+                                   .ctime_ns = (int64_t)kv_get_le64(in + 48)};
     return ret->ino != 0;
 }
 
@@ -247,10 +256,28 @@ static void append(kv_store_v1 *h, const struct kv_buf *records)
 
 /* -- Asking and noting ------------------------------------------------------------------------- */
 
+/* Return the later one of @ctime_ns, a chunk's, and that of its side-car, if it has one. */
+static int64_t last_change(const kv_store_v1 *h, const uint8_t *key, size_t key_len,
+                           int64_t ctime_ns)
+{
+    char hex[KVS_FILE_HEX], path[KVS_FILE_HEX + 8];
+    const char *name = path;
+    struct stat st;
+    int at;
+
+    kvs_file_hex(hex, key, key_len);
+    kvs_file_chunk_side_car(path, hex);
+    at = kvs_file_side_dir(h, &name);
+    if (at < 0 || fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        return ctime_ns;
+    return KV_MAX(ctime_ns, ns_of(&st.st_ctim));
+}
+
+/* @now: the state of the file, its ctime as last_change tells it. */
 static bool holds(const struct kvs_file_known *note, const struct kvs_file_seen *now)
 {
     return note && note->ino == now->ino && note->size == now->size &&
-           note->mtime_ns == now->mtime_ns && now->ctime_ns <= note->noted_ns;
+           note->mtime_ns == now->mtime_ns && note->ctime_ns == now->ctime_ns;
 }
 
 static bool have_table(kv_store_v1 *h)
@@ -264,21 +291,46 @@ static bool have_table(kv_store_v1 *h)
 }
 
 bool kvs_file_known(kv_store_v1 *h, const uint8_t *key, size_t key_len,
-                    const struct kvs_file_seen *now)
+                    const struct kvs_file_seen *seen)
 {
     XXH128_hash_t hash = XXH3_128bits(key, key_len);
+    struct kvs_file_seen now = *seen;
     bool known = false;
 
+    now.ctime_ns = last_change(h, key, key_len, now.ctime_ns);
     pthread_mutex_lock(&h->known_lock);
     if (have_table(h)) {
-        known = holds(find(h->known, &hash), now);
+        known = holds(find(h->known, &hash), &now);
         if (!known) {
             catch_up(h);
-            known = holds(find(h->known, &hash), now);
+            known = holds(find(h->known, &hash), &now);
         }
     }
     pthread_mutex_unlock(&h->known_lock);
     return known;
+}
+
+/* Make the note of a chunk. Returns false when its file is no longer the one that was verified. */
+static bool make_note(const kv_store_v1 *h, const struct kvs_file_note *note, int64_t now_ns,
+                      struct kvs_file_known *ret)
+{
+    char hex[KVS_FILE_HEX];
+    struct kvs_file_seen seen;
+    struct stat st;
+
+    kvs_file_hex(hex, note->key, note->key_len);
+    if (fstatat(h->fan[kvs_file_fan(note->key)], hex, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        return false;
+    seen = kvs_file_see(&st);
+    *ret = (struct kvs_file_known){
+        .key = XXH3_128bits(note->key, note->key_len),
+        .ino = seen.ino,
+        .size = seen.size,
+        .mtime_ns = seen.mtime_ns,
+        .ctime_ns = last_change(h, note->key, note->key_len, seen.ctime_ns),
+        .noted_ns = now_ns,
+    };
+    return kvs_file_unchanged(&seen, &note->seen);
 }
 
 void kvs_file_remember(kv_store_v1 *h, const struct kvs_file_note *notes, size_t n)
@@ -291,17 +343,15 @@ void kvs_file_remember(kv_store_v1 *h, const struct kvs_file_note *notes, size_t
         return;
     pthread_mutex_lock(&h->known_lock);
     for (size_t i = 0; i < n && have_table(h); i++) {
-        struct kvs_file_known note = {.key = XXH3_128bits(notes[i].key, notes[i].key_len),
-                                      .ino = notes[i].seen.ino,
-                                      .size = notes[i].seen.size,
-                                      .mtime_ns = notes[i].seen.mtime_ns,
-                                      .noted_ns = ns_of(&now)};
+        struct kvs_file_known note;
 
+        if (!make_note(h, &notes[i], ns_of(&now), &note))
+            continue;
         enter(h->known, &note);
         encode(record, &note);
         kv_buf_append(&records, record, RECORD);
     }
-    if (h->known && !records.error)
+    if (h->known && records.len && !records.error)
         append(h, &records);
     pthread_mutex_unlock(&h->known_lock);
     kv_buf_fini(&records);

@@ -51,7 +51,7 @@ static int stat_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const 
     char side_car[KVS_FILE_HEX + 8];
 
     if (fd < 0)
-        return fd == -EBADMSG ? -ENOENT : fd; /* an entry that is no file is no chunk */
+        return fd == -EBADMSG ? -EISDIR : fd; /* an entry that is no file */
     kvs_file_chunk_side_car(side_car, hex);
     rc = kvs_file_load_sum(h, fd, side_car, 0, kvs_file_owner(key, key_len, false), ret);
     close(fd);
@@ -87,7 +87,7 @@ static int list_fan(kv_store_v1 *h, int fan, kv_store_each_fn each, void *arg)
         rc = stat_chunk(h, key, (size_t)len, e->d_name, &st, &sum);
         if (rc == 0)
             entry.len = sum.len;
-        if (rc == -ENOENT) {
+        if (rc == -ENOENT || rc == -EISDIR) {
             rc = 0;
             continue;
         }
@@ -110,7 +110,7 @@ int kvs_file_list_chunks(kv_store_v1 *h, kv_store_each_fn each, void *arg)
     return rc;
 }
 
-/* Returns 1, 0, or a negative errno when a failure hides the answer. */
+/* Returns 1, 0, KV_STORE_PRESENT_BAD, or a negative errno when a failure hides the answer. */
 static int exists(kv_store_v1 *h, const uint8_t *key, size_t key_len)
 {
     struct kvs_file_pending *e;
@@ -128,7 +128,11 @@ static int exists(kv_store_v1 *h, const uint8_t *key, size_t key_len)
         return 1;
     kvs_file_hex(hex, key, key_len);
     rc = stat_chunk(h, key, key_len, hex, &st, &sum);
-    return kvs_file_passing(rc) ? rc : rc == 0;
+    if (kvs_file_passing(rc))
+        return rc;
+    if (rc == -EBADMSG || rc == -EISDIR || rc == -ENODATA)
+        return KV_STORE_PRESENT_BAD;
+    return rc == 0;
 }
 
 int kvs_file_exists(kv_store_v1 *h, const uint8_t *keys, size_t key_len, size_t n,

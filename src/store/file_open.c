@@ -74,10 +74,11 @@ struct tree {
     int rc;      /* first failure other than the file system's refusal to write */
 };
 
-/* Open a folder of the store. Returns -1 when it is missing. */
+/* Open a folder of the store. Returns a descriptor, or the error that reads below it give: -ENOENT
+ * when it is missing. */
 static int open_folder(struct tree *t, int at, const char *name, bool *made)
 {
-    int fd = t->rc == 0 && at >= 0 ? kv_beneath_dir(at, name, t->make, made) : -ENOENT;
+    int fd = t->rc < 0 ? -ENOENT : at < 0 ? at : kv_beneath_dir(at, name, t->make, made);
 
     if (fd >= 0)
         return fd;
@@ -93,7 +94,7 @@ static int open_folder(struct tree *t, int at, const char *name, bool *made)
         t->h->refuses = t->h->refuses ? t->h->refuses : EROFS;
     else
         t->rc = fd;
-    return -1;
+    return fd == AT_FDCWD ? -EIO : fd;
 }
 
 static bool is_store(kv_store_v1 *h)

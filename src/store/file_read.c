@@ -74,6 +74,14 @@ static int read_whole(int fd, uint64_t size, struct kvs_file_value *value, uint8
     return value->data ? kvs_file_read_hashed(fd, value->data, size, hash) : -ENOMEM;
 }
 
+/* True for a file of zeros that was never written to. Reading it would take its length of memory. */
+static bool is_hole(int fd, uint64_t size)
+{
+    struct stat st;
+
+    return size > 1 << 20 && fstat(fd, &st) == 0 && st.st_blocks == 0;
+}
+
 /* Read an open chunk or manifest and verify it. Files of other programs have no checksum; in them
  * only the traces of a power cut can be detected. */
 static int read_open(kv_store_v1 *h, int fd, const char *side_car, int nth, uint64_t owner,
@@ -91,6 +99,8 @@ static int read_open(kv_store_v1 *h, int fd, const char *side_car, int nth, uint
         return -EBADMSG;
     if (size > SIZE_MAX / 2)
         return -EFBIG;
+    if (known == -ENODATA && is_hole(fd, size))
+        return -EBADMSG;
     value->len = known == 0 ? sum.len : size;
     if (value->parts && value->len > value->room)
         return -EMSGSIZE;
@@ -138,9 +148,12 @@ bool kvs_file_note_use(kv_store_v1 *h, int dirfd, const char *name, struct stat 
 
 int kvs_file_open_read(int dirfd, const char *name, struct stat *ret_st)
 {
-    int fd = openat(dirfd, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY), error;
+    int fd, error;
 
     *ret_st = (struct stat){0};
+    if (dirfd < 0) /* a folder that couldn't be opened, and why */
+        return dirfd;
+    fd = openat(dirfd, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd >= 0 && fstat(fd, ret_st) == 0 && S_ISREG(ret_st->st_mode))
         return fd;
     error = errno;

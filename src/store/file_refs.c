@@ -6,9 +6,12 @@
  * it.
  *
  * Records: length (1 byte, not 0), key, 4 bytes of XXH3-64 of both. A reader that finds no valid
- * record at an offset tries the next byte: a torn end costs only itself, and appending needs no
- * repair. A record of length 0 says that another program once published the manifest, so the list
- * is incomplete.
+ * record at an offset tries the next byte, and calls the list incomplete: a damaged record may have
+ * named a chunk that is needed. A record of length 0 says the same of a manifest that another
+ * program once published.
+ *
+ * A crash leaves the beginning of a record, or zeros, at the end. They belong to a publication that
+ * never ended, so the next one cuts them off, and the list is complete again.
  *
  * Locks: two flocks. refs/ is locked while one of its files changes. The `house` (.kvasir) is
  * locked shared from noting chunks until the manifest is visible, and exclusively to remove
@@ -25,11 +28,16 @@
 #include "base/xxh.h"
 #include "store/file_impl.h"
 
-enum { CHECK = 4, COMPACT_FROM = 64 * 1024 };
+enum {
+    CHECK = 4,
+    RECORD_MAX = 1 + KVS_FILE_KEY_MAX + CHECK,
+    COMPACT_FROM = 64 * 1024,
+    READ_MAX = 256 << 20 /* of a file; longer ones are not ours */
+};
 
 void kvs_file_add_record(struct kv_buf *buf, const uint8_t *key, size_t len)
 {
-    uint8_t record[1 + KVS_FILE_KEY_MAX + CHECK];
+    uint8_t record[RECORD_MAX];
     uint64_t check;
 
     record[0] = (uint8_t)len;
@@ -57,22 +65,32 @@ static int record_at(const uint8_t *at, size_t left)
     return (int)len;
 }
 
-static int read_all(int at, const char *file, struct kv_buf *buf)
+/* Read a file from its beginning. */
+static int read_fd(int fd, struct kv_buf *buf)
 {
     char piece[16384];
-    struct stat st;
     ssize_t n;
-    int fd = at < 0 ? -ENOENT : kvs_file_open_read(at, file, &st);
+
+    while ((n = pread(fd, piece, sizeof(piece), (off_t)buf->len)) > 0 ||
+           (n < 0 && errno == EINTR)) {
+        if (n > 0)
+            kv_buf_append(buf, piece, (size_t)n);
+        if (buf->error || buf->len > READ_MAX)
+            return buf->error ? buf->error : -ENOENT;
+    }
+    return n < 0 ? -errno : 0;
+}
+
+static int read_all(int at, const char *file, struct kv_buf *buf)
+{
+    struct stat st;
+    int fd = at < 0 ? -ENOENT : kvs_file_open_read(at, file, &st), rc;
 
     if (fd < 0)
         return fd == -EBADMSG ? -ENOENT : fd; /* not a file: no chunk was noted */
-    while ((n = read(fd, piece, sizeof(piece))) > 0 || (n < 0 && errno == EINTR)) {
-        if (n > 0)
-            kv_buf_append(buf, piece, (size_t)n);
-    }
-    n = n < 0 ? -errno : 0;
+    rc = st.st_size > READ_MAX ? -ENOENT : read_fd(fd, buf);
     close(fd);
-    return n < 0 ? (int)n : buf->error;
+    return rc;
 }
 
 /* Call @each for all records. Returns -ENOENT at the end when the list is known to be
@@ -80,7 +98,7 @@ static int read_all(int at, const char *file, struct kv_buf *buf)
 static int each_record(const struct kv_buf *buf, kv_store_each_fn each, void *arg)
 {
     const uint8_t *data = (const uint8_t *)buf->data;
-    bool incomplete = false;
+    bool incomplete = buf->len == 0; /* was cut */
     int rc = 0;
 
     for (size_t i = 0; i < buf->len && rc == 0;) {
@@ -88,7 +106,7 @@ static int each_record(const struct kv_buf *buf, kv_store_each_fn each, void *ar
         kv_store_entry entry = {.size = sizeof(entry), .hash = data + i + 1, .len = UINT64_MAX};
 
         entry.hash_len = (size_t)len;
-        incomplete |= len == 0;
+        incomplete |= len <= 0;
         if (len > 0)
             rc = each(arg, &entry);
         i += len >= 0 ? 1 + (size_t)len + CHECK : 1;
@@ -189,21 +207,74 @@ static bool doubled(uint64_t before, uint64_t after)
     return mark <= after;
 }
 
+/* True when a file ends with a record, as far as its last @n bytes tell. */
+static bool ends_with_record(const uint8_t *tail, size_t n)
+{
+    for (size_t len = 0; len <= KVS_FILE_KEY_MAX && 1 + len + CHECK <= n; len++) {
+        size_t bytes = 1 + len + CHECK;
+
+        if (record_at(tail + n - bytes, bytes) == (int)len)
+            return true;
+    }
+    return false;
+}
+
+/* True for what a crash leaves behind a record of @before bytes (0: none): too few bytes, or zeros.
+ * A damaged record has all its bytes, as many as the one before; its length may be what is wrong. */
+static bool is_torn(const uint8_t *rest, size_t n, size_t before)
+{
+    size_t zeros = 0;
+
+    while (zeros < n && rest[zeros] == 0)
+        zeros++;
+    return zeros == n || (before && n != before && rest[0] && rest[0] <= KVS_FILE_KEY_MAX &&
+                          n < 1u + rest[0] + CHECK);
+}
+
+/* Cut off the torn record at the end of a file of @size bytes. Damage of another kind stays. */
+static int cut_torn_end(int fd, off_t size)
+{
+    size_t n = (size_t)KV_MIN(size, (off_t)RECORD_MAX), end = 0, last = 0;
+    struct kv_buf buf = KV_BUF_INIT;
+    uint8_t tail[RECORD_MAX];
+    const uint8_t *data;
+    int rc;
+
+    if (n == 0 || (pread(fd, tail, n, size - (off_t)n) == (ssize_t)n && ends_with_record(tail, n)))
+        return 0;
+    rc = size > READ_MAX ? -ENOENT : read_fd(fd, &buf);
+    data = (const uint8_t *)buf.data;
+    for (size_t i = 0; rc == 0 && i < buf.len;) {
+        int len = record_at(data + i, buf.len - i);
+        size_t bytes = len >= 0 ? 1 + (size_t)len + CHECK : 1;
+
+        i += bytes;
+        if (len >= 0) {
+            end = i;
+            last = bytes;
+        }
+    }
+    if (rc == 0 && end < buf.len && is_torn(data + end, buf.len - end, last))
+        rc = ftruncate(fd, (off_t)end) < 0 ? -errno : 0;
+    kv_buf_fini(&buf);
+    return rc == -ENOENT ? 0 : rc;
+}
+
 /* Append records without a sync; sync the name of a new file. When another entry had to be moved
  * away from that name, earlier notes are lost, so mark the list as incomplete. */
 static int append(kv_store_v1 *h, const char *file, struct kv_buf *buf, int *ret_fd)
 {
     bool moved = false;
-    int fd = kvs_file_open_own(h, h->refs, file, O_WRONLY | O_APPEND | O_CREAT, &moved), rc;
+    int fd = kvs_file_open_own(h, h->refs, file, O_RDWR | O_APPEND | O_CREAT, &moved), rc;
     struct stat st = {0};
 
     if (fd < 0)
         return fd;
     if (moved)
         kvs_file_add_record(buf, NULL, 0);
-    rc = buf->error           ? buf->error
-         : fstat(fd, &st) < 0 ? -errno
-                              : kvs_file_write_all(fd, buf->data, buf->len);
+    rc = buf->error ? buf->error : fstat(fd, &st) < 0 ? -errno : cut_torn_end(fd, st.st_size);
+    if (rc == 0)
+        rc = kvs_file_write_all(fd, buf->data, buf->len);
     if (rc == 0 && (st.st_size == 0 || h->refs_unsynced))
         rc = fsync(h->refs) < 0 ? -errno : 0;
     h->refs_unsynced &= rc < 0;

@@ -164,6 +164,7 @@ static int delete_same(kv_store_v1 *h, const uint8_t *key, size_t key_len, const
     if (!is_pending(h, key, key_len) && holds(h, key, key_len, hex, data, len)) {
         drop_pending(h, key, key_len);
         rc = remove_in_place(h, fan, hex);
+        h->unsynced[fan] = true;
     }
     flock(h->fan[fan], LOCK_UN);
     return rc == -ENOENT ? 0 : rc < 0 ? rc : 1;

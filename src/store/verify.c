@@ -29,6 +29,7 @@ struct verifying {
     kvs_report_fn report;
     kvs_progress_fn progress;
     void *arg;
+    int denied;  /* error of the last chunk or manifest that this user may not read; 0 */
     bool single; /* one object, so the total size is known: */
     uint64_t total;
     struct kvs_window window;
@@ -113,12 +114,24 @@ static int tell(const struct verifying *v)
     return v->progress && v->progress(v->arg, v->result.bytes, v->total) ? -ECANCELED : 0;
 }
 
+/* True for a refusal to this user, which says nothing of the bytes. */
+static bool is_denied(int rc)
+{
+    return rc == -EACCES || rc == -EPERM;
+}
+
 static int verify_chunk(struct verifying *v, const char *name, const struct kvs_manifest *m,
                         size_t i, size_t at)
 {
     char quoted[QUOTED_MAX];
     int rc = look(v, &m->chunks[i], at);
 
+    if (is_denied(rc)) {
+        report(v, "object %s: chunk %zu of %zu can't be read (%s)",
+               kv_log_quote(quoted, sizeof(quoted), name), i, m->n_chunks, strerror(-rc));
+        v->denied = rc;
+        return tell(v);
+    }
     if (rc == -ENOMEM || kvs_is_outage(rc) || kvs_second_opinion(v->store, name, rc) != rc)
         return rc == -ENOENT ? -EIO : rc;
     v->result.chunks++;
@@ -174,6 +187,12 @@ static int verify_object(struct verifying *v, const char *name)
 
     if (rc == -ENOENT || rc == -ENOMEM || rc == -EINVAL || kvs_is_outage(rc))
         return rc;
+    if (is_denied(rc)) {
+        report(v, "object %s: its manifest can't be read (%s)",
+               kv_log_quote(quoted, sizeof(quoted), name), strerror(-rc));
+        v->denied = rc;
+        return 0;
+    }
     v->result.manifests++;
     if (rc == -EMEDIUMTYPE) {
         v->result.opaque_manifests++;
@@ -244,7 +263,9 @@ int kvs_verify(struct kvs_store *store, const char *name, kvs_report_fn report_f
         rc = kvs_verify_prefixes(store, report_fn, progress, arg, &v.result);
     kvs_window_fini(&v.window);
     free(v.findings);
-    if ((!rc || rc == -ECANCELED) && ret) {
+    if (!rc)
+        rc = v.denied;
+    if ((!rc || rc == v.denied || rc == -ECANCELED) && ret) {
         v.result.size = ret->size;
         memcpy(ret, &v.result, KV_MIN(ret->size, sizeof(v.result)));
     }

@@ -180,6 +180,7 @@ static void a_deadline_for_silence(void **state)
     (void)state;
     assert_int_equal(wait_for(r, "dead", 60000, &a), -ETIMEDOUT);
     assert_true(kv_now_ns() - start >= 50 * KV_NS_PER_MS);
+    wait_silent(1); /* a busy machine may begin it after its deadline */
     assert_int_equal(kv_resolver_ask(r, "dead", 60000, &a), -ETIMEDOUT);
     assert_int_equal(get(&server.lookups), 1); /* one lookup, however often it is asked for */
     assert_int_equal(kv_resolver_wait(r, "dead2", 60000, kv_now_ns() + 5 * KV_NS_PER_MS, &a),

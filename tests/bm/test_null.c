@@ -170,106 +170,110 @@ static void on_touch(void *arg, enum kv_tier tier, uint32_t group, const void *k
     IS(-EINVAL, kvbm_layout_deserialise(NULL, 100, &layout))                              \
     IS(-EINVAL, kvbm_layout_deserialise(text, sizeof(text), NULL))
 
-#define POOLS(IS, NIL, NONE, FINE)                                         \
-    FINE(kvbm_state_name(9)[0])                                            \
-    IS(-EINVAL, kvbm_registry_create(NULL, NULL))                          \
-    IS(0, kvbm_registry_destroy(NULL))                                     \
-    IS(-EINVAL, kvbm_registry_locate(NULL, 0, &key, 1, &byte))             \
-    IS(-EINVAL, kvbm_registry_locate(R, 0, NULL, 1, &byte))                \
-    IS(-EINVAL, kvbm_registry_locate(R, 0, &key, 1, NULL))                 \
-    IS(-EINVAL, kvbm_attachment_type(NULL, "a", true, release, &type))     \
-    IS(-EINVAL, kvbm_attachment_type(R, NULL, true, release, &type))       \
-    IS(-EINVAL, kvbm_attachment_type(R, "a", true, release, NULL))         \
-    IS(0, kvbm_attachment_type(R, "a", true, NULL, &type))                 \
-    IS(-EINVAL, kvbm_registry_attach(NULL, 0, &key, type, &key))           \
-    IS(-EINVAL, kvbm_registry_attach(R, 0, NULL, type, &key))              \
-    IS(0, kvbm_registry_attach(R, 0, &key, type, NULL))                    \
-    IS(-EINVAL, kvbm_registry_attachments(NULL, 0, &key, type, &value, 1)) \
-    IS(-EINVAL, kvbm_registry_attachments(R, 0, NULL, type, &value, 1))    \
-    IS(-EINVAL, kvbm_registry_attachments(R, 0, &key, type, NULL, 1))      \
-    IS(1, kvbm_registry_attachments(R, 0, &key, type, NULL, 0))            \
-    IS(-EINVAL, kvbm_registry_on_touch(NULL, on_touch, NULL))              \
-    IS(-EINVAL, kvbm_registry_on_touch(R, NULL, NULL))                     \
-    IS(-EINVAL, kvbm_pool_create(NULL, &pool_opts, &bm.pool))              \
-    IS(-EINVAL, kvbm_pool_create(R, NULL, &bm.pool))                       \
-    IS(-EINVAL, kvbm_pool_create(R, &pool_opts, NULL))                     \
-    IS(0, kvbm_pool_destroy(NULL))                                         \
-    IS(-EINVAL, kvbm_pool_allocate(NULL, 1, &mutable, NULL))               \
-    IS(-EINVAL, kvbm_pool_allocate(P, 1, NULL, NULL))                      \
-    IS(-ENOSPC, kvbm_pool_allocate(P, 100, &mutable, NULL))                \
-    IS(0, kvbm_pool_allocate(P, 0, NULL, NULL))                            \
-    IS(0, kvbm_mutable_release(NULL))                                      \
-    IS(0, kvbm_complete_release(NULL))                                     \
-    IS(0, kvbm_immutable_release(NULL))                                    \
-    IS(-EINVAL, kvbm_pool_release_mutable(NULL, &mutable, 1))              \
-    IS(-EINVAL, kvbm_pool_release_mutable(P, NULL, 1))                     \
-    IS(-EINVAL, kvbm_pool_release_complete(NULL, &complete, 1))            \
-    IS(-EINVAL, kvbm_pool_release_complete(P, NULL, 1))                    \
-    IS(-EINVAL, kvbm_pool_release(NULL, &held, 1))                         \
-    IS(-EINVAL, kvbm_pool_release(P, NULL, 1))                             \
-    IS(-EINVAL, kvbm_mutable_init_sequence(NULL, NULL))                    \
-    IS(-EINVAL, kvbm_mutable_add_token(NULL, 1))                           \
-    IS(-EINVAL, kvbm_mutable_add_tokens(NULL, &token, 1))                  \
-    IS(-EINVAL, kvbm_mutable_add_tokens(&mutable, NULL, 1))                \
-    IS(-EINVAL, kvbm_mutable_pop_tokens(NULL, 0))                          \
-    IS(-EINVAL, kvbm_mutable_commit(NULL, &complete))                      \
-    IS(-EINVAL, kvbm_mutable_commit(&mutable, NULL))                       \
-    IS(-EINVAL, kvbm_mutable_reset(NULL))                                  \
-    IS(-EINVAL, kvbm_complete_reset(NULL, &mutable))                       \
-    IS(-EINVAL, kvbm_complete_reset(&complete, NULL))                      \
-    IS(-EINVAL, kvbm_mutable_fill(NULL, &fill, &token, 1))                 \
-    IS(-EINVAL, kvbm_mutable_fill(&mutable, NULL, &token, 1))              \
-    IS(0, kvbm_mutable_fill(&mutable, &fill, NULL, 1))                     \
-    IS(-EINVAL, kvbm_complete_fill(NULL, &fill, &token, 1))                \
-    IS(-EINVAL, kvbm_complete_fill(&complete, NULL, &token, 1))            \
-    IS(-EINVAL, kvbm_pool_complete(NULL, &mutable, 1, &chain, &complete))  \
-    IS(-EINVAL, kvbm_pool_complete(P, NULL, 1, &chain, &complete))         \
-    IS(-EINVAL, kvbm_pool_complete(P, &mutable, 1, NULL, &complete))       \
-    IS(-EINVAL, kvbm_pool_complete(P, &mutable, 1, &chain, NULL))          \
-    IS(-EINVAL, kvbm_pool_register(NULL, &complete, 1, &another))          \
-    IS(-EINVAL, kvbm_pool_register(P, NULL, 1, &another))                  \
-    IS(-EINVAL, kvbm_pool_register(P, &complete, 1, NULL))                 \
-    IS(-EINVAL, kvbm_pool_adopt(NULL, &mutable, 1, &held, &another))       \
-    IS(-EINVAL, kvbm_pool_adopt(P, NULL, 1, &held, &another))              \
-    IS(-EINVAL, kvbm_pool_adopt(P, &mutable, 1, NULL, &another))           \
-    IS(-EINVAL, kvbm_pool_adopt(P, &mutable, 1, &held, NULL))              \
-    IS(-EINVAL, kvbm_immutable_clone(NULL, &another))                      \
-    IS(-EINVAL, kvbm_immutable_clone(&held, NULL))                         \
-    IS(-EINVAL, kvbm_immutable_try_return(NULL))                           \
-    IS(-EINVAL, kvbm_immutable_downgrade(NULL, &weak))                     \
-    IS(-EINVAL, kvbm_immutable_downgrade(&held, NULL))                     \
-    IS(-EINVAL, kvbm_weak_upgrade(NULL, &another))                         \
-    IS(-EINVAL, kvbm_weak_upgrade(&weak, NULL))                            \
-    IS(-EINVAL, kvbm_immutable_info(NULL, &info))                          \
-    IS(-EINVAL, kvbm_immutable_info(&held, NULL))                          \
-    IS(-EINVAL, kvbm_pool_match(NULL, 0, &key, 1, 0, &another))            \
-    IS(-EINVAL, kvbm_pool_match(P, 0, NULL, 1, 0, &another))               \
-    IS(-EINVAL, kvbm_pool_match(P, 0, &key, 1, 0, NULL))                   \
-    IS(-EINVAL, kvbm_pool_match_scattered(NULL, 0, &key, 1, 0, &another))  \
-    IS(-EINVAL, kvbm_pool_match_scattered(P, 0, NULL, 1, 0, &another))     \
-    IS(-EINVAL, kvbm_pool_match_scattered(P, 0, &key, 1, 0, NULL))         \
-    IS(-EINVAL, kvbm_pool_probe(NULL, 0, &key, 1))                         \
-    IS(-EINVAL, kvbm_pool_probe(P, 0, NULL, 1))                            \
-    IS(-EINVAL, kvbm_pool_touch(NULL, 0, &key, 1))                         \
-    IS(-EINVAL, kvbm_pool_touch(P, 0, NULL, 1))                            \
-    IS(-EINVAL, kvbm_pool_retain(NULL, 0, &key, 1, 1, 0))                  \
-    IS(-EINVAL, kvbm_pool_retain(P, 0, NULL, 1, 1, 0))                     \
-    IS(-EINVAL, kvbm_pool_reset_keys(NULL, 0, &key, 1, NULL))              \
-    IS(-EINVAL, kvbm_pool_reset_keys(P, 0, NULL, 1, NULL))                 \
-    IS(0, kvbm_pool_reset_keys(P, 0, &key, 1, NULL))                       \
-    IS(-EINVAL, kvbm_pool_reset_inactive(NULL))                            \
-    IS(-EINVAL, kvbm_pool_reset(NULL))                                     \
-    IS(-EINVAL, kvbm_pool_view(NULL, 0, 0, 0, &view))                      \
-    IS(-EINVAL, kvbm_pool_view(P, 0, 0, 0, NULL))                          \
-    IS(-EINVAL, kvbm_pool_get_stats(NULL, &pool_stats))                    \
-    IS(-EINVAL, kvbm_pool_get_stats(P, NULL))                              \
-    IS(-EINVAL, kvbm_registry_metrics(NULL, text, sizeof(text)))           \
-    IS(-EINVAL, kvbm_registry_metrics(R, NULL, sizeof(text)))              \
-    IS(-EINVAL, kvbm_metrics(NULL, 1, text, sizeof(text)))                 \
-    IS(-EINVAL, kvbm_metrics(&named, 1, NULL, sizeof(text)))               \
-    IS(-EINVAL, kvbm_metrics(&unnamed, 1, text, sizeof(text)))             \
-    IS(-EINVAL, kvbm_pool_dump(NULL, stdout, 1))                           \
-    IS(-EINVAL, kvbm_pool_dump(P, NULL, 1))                                \
+#define POOLS(IS, NIL, NONE, FINE)                                             \
+    FINE(kvbm_state_name(9)[0])                                                \
+    IS(-EINVAL, kvbm_registry_create(NULL, NULL))                              \
+    IS(0, kvbm_registry_destroy(NULL))                                         \
+    IS(-EINVAL, kvbm_registry_locate(NULL, 0, &key, 1, &byte))                 \
+    IS(-EINVAL, kvbm_registry_locate(R, 0, NULL, 1, &byte))                    \
+    IS(-EINVAL, kvbm_registry_locate(R, 0, &key, 1, NULL))                     \
+    IS(-EINVAL, kvbm_attachment_type(NULL, "a", true, release, &type))         \
+    IS(-EINVAL, kvbm_attachment_type(R, NULL, true, release, &type))           \
+    IS(-EINVAL, kvbm_attachment_type(R, "a", true, release, NULL))             \
+    IS(0, kvbm_attachment_type(R, "a", true, NULL, &type))                     \
+    IS(-EINVAL, kvbm_registry_attach(NULL, 0, &key, type, &key))               \
+    IS(-EINVAL, kvbm_registry_attach(R, 0, NULL, type, &key))                  \
+    IS(0, kvbm_registry_attach(R, 0, &key, type, NULL))                        \
+    IS(-EINVAL, kvbm_registry_attachments(NULL, 0, &key, type, &value, 1))     \
+    IS(-EINVAL, kvbm_registry_attachments(R, 0, NULL, type, &value, 1))        \
+    IS(-EINVAL, kvbm_registry_attachments(R, 0, &key, type, NULL, 1))          \
+    IS(1, kvbm_registry_attachments(R, 0, &key, type, NULL, 0))                \
+    IS(-EINVAL, kvbm_registry_on_touch(NULL, on_touch, NULL))                  \
+    IS(-EINVAL, kvbm_registry_on_touch(R, NULL, NULL))                         \
+    IS(-EINVAL, kvbm_pool_create(NULL, &pool_opts, &bm.pool))                  \
+    IS(-EINVAL, kvbm_pool_create(R, NULL, &bm.pool))                           \
+    IS(-EINVAL, kvbm_pool_create(R, &pool_opts, NULL))                         \
+    IS(0, kvbm_pool_destroy(NULL))                                             \
+    IS(-EINVAL, kvbm_pool_allocate(NULL, 1, &mutable, NULL))                   \
+    IS(-EINVAL, kvbm_pool_allocate(P, 1, NULL, NULL))                          \
+    IS(-ENOSPC, kvbm_pool_allocate(P, 100, &mutable, NULL))                    \
+    IS(0, kvbm_pool_allocate(P, 0, NULL, NULL))                                \
+    IS(0, kvbm_mutable_release(NULL))                                          \
+    IS(0, kvbm_complete_release(NULL))                                         \
+    IS(0, kvbm_immutable_release(NULL))                                        \
+    IS(-EINVAL, kvbm_pool_release_mutable(NULL, &mutable, 1))                  \
+    IS(-EINVAL, kvbm_pool_release_mutable(P, NULL, 1))                         \
+    IS(-EINVAL, kvbm_pool_release_complete(NULL, &complete, 1))                \
+    IS(-EINVAL, kvbm_pool_release_complete(P, NULL, 1))                        \
+    IS(-EINVAL, kvbm_pool_release(NULL, &held, 1))                             \
+    IS(-EINVAL, kvbm_pool_release(P, NULL, 1))                                 \
+    IS(-EINVAL, kvbm_mutable_init_sequence(NULL, NULL))                        \
+    IS(-EINVAL, kvbm_mutable_add_token(NULL, 1))                               \
+    IS(-EINVAL, kvbm_mutable_add_tokens(NULL, &token, 1))                      \
+    IS(-EINVAL, kvbm_mutable_add_tokens(&mutable, NULL, 1))                    \
+    IS(-EINVAL, kvbm_mutable_pop_tokens(NULL, 0))                              \
+    IS(-EINVAL, kvbm_mutable_commit(NULL, &complete))                          \
+    IS(-EINVAL, kvbm_mutable_commit(&mutable, NULL))                           \
+    IS(-EINVAL, kvbm_mutable_reset(NULL))                                      \
+    IS(-EINVAL, kvbm_complete_reset(NULL, &mutable))                           \
+    IS(-EINVAL, kvbm_complete_reset(&complete, NULL))                          \
+    IS(-EINVAL, kvbm_mutable_fill(NULL, &fill, &token, 1))                     \
+    IS(-EINVAL, kvbm_mutable_fill(&mutable, NULL, &token, 1))                  \
+    IS(0, kvbm_mutable_fill(&mutable, &fill, NULL, 1))                         \
+    IS(-EINVAL, kvbm_complete_fill(NULL, &fill, &token, 1))                    \
+    IS(-EINVAL, kvbm_complete_fill(&complete, NULL, &token, 1))                \
+    IS(-EINVAL, kvbm_pool_complete(NULL, &mutable, 1, &chain, &complete))      \
+    IS(-EINVAL, kvbm_pool_complete(P, NULL, 1, &chain, &complete))             \
+    IS(-EINVAL, kvbm_pool_complete(P, &mutable, 1, NULL, &complete))           \
+    IS(-EINVAL, kvbm_pool_complete(P, &mutable, 1, &chain, NULL))              \
+    IS(-EINVAL, kvbm_pool_register_chain(NULL, &mutable, 1, &chain, &another)) \
+    IS(-EINVAL, kvbm_pool_register_chain(P, NULL, 1, &chain, &another))        \
+    IS(-EINVAL, kvbm_pool_register_chain(P, &mutable, 1, NULL, &another))      \
+    IS(-EINVAL, kvbm_pool_register_chain(P, &mutable, 1, &chain, NULL))        \
+    IS(-EINVAL, kvbm_pool_register(NULL, &complete, 1, &another))              \
+    IS(-EINVAL, kvbm_pool_register(P, NULL, 1, &another))                      \
+    IS(-EINVAL, kvbm_pool_register(P, &complete, 1, NULL))                     \
+    IS(-EINVAL, kvbm_pool_adopt(NULL, &mutable, 1, &held, &another))           \
+    IS(-EINVAL, kvbm_pool_adopt(P, NULL, 1, &held, &another))                  \
+    IS(-EINVAL, kvbm_pool_adopt(P, &mutable, 1, NULL, &another))               \
+    IS(-EINVAL, kvbm_pool_adopt(P, &mutable, 1, &held, NULL))                  \
+    IS(-EINVAL, kvbm_immutable_clone(NULL, &another))                          \
+    IS(-EINVAL, kvbm_immutable_clone(&held, NULL))                             \
+    IS(-EINVAL, kvbm_immutable_try_return(NULL))                               \
+    IS(-EINVAL, kvbm_immutable_downgrade(NULL, &weak))                         \
+    IS(-EINVAL, kvbm_immutable_downgrade(&held, NULL))                         \
+    IS(-EINVAL, kvbm_weak_upgrade(NULL, &another))                             \
+    IS(-EINVAL, kvbm_weak_upgrade(&weak, NULL))                                \
+    IS(-EINVAL, kvbm_immutable_info(NULL, &info))                              \
+    IS(-EINVAL, kvbm_immutable_info(&held, NULL))                              \
+    IS(-EINVAL, kvbm_pool_match(NULL, 0, &key, 1, 0, &another))                \
+    IS(-EINVAL, kvbm_pool_match(P, 0, NULL, 1, 0, &another))                   \
+    IS(-EINVAL, kvbm_pool_match(P, 0, &key, 1, 0, NULL))                       \
+    IS(-EINVAL, kvbm_pool_match_scattered(NULL, 0, &key, 1, 0, &another))      \
+    IS(-EINVAL, kvbm_pool_match_scattered(P, 0, NULL, 1, 0, &another))         \
+    IS(-EINVAL, kvbm_pool_match_scattered(P, 0, &key, 1, 0, NULL))             \
+    IS(-EINVAL, kvbm_pool_probe(NULL, 0, &key, 1))                             \
+    IS(-EINVAL, kvbm_pool_probe(P, 0, NULL, 1))                                \
+    IS(-EINVAL, kvbm_pool_touch(NULL, 0, &key, 1))                             \
+    IS(-EINVAL, kvbm_pool_touch(P, 0, NULL, 1))                                \
+    IS(-EINVAL, kvbm_pool_retain(NULL, 0, &key, 1, 1, 0))                      \
+    IS(-EINVAL, kvbm_pool_retain(P, 0, NULL, 1, 1, 0))                         \
+    IS(-EINVAL, kvbm_pool_reset_keys(NULL, 0, &key, 1, NULL))                  \
+    IS(-EINVAL, kvbm_pool_reset_keys(P, 0, NULL, 1, NULL))                     \
+    IS(0, kvbm_pool_reset_keys(P, 0, &key, 1, NULL))                           \
+    IS(-EINVAL, kvbm_pool_reset_inactive(NULL))                                \
+    IS(-EINVAL, kvbm_pool_reset(NULL))                                         \
+    IS(-EINVAL, kvbm_pool_view(NULL, 0, 0, 0, &view))                          \
+    IS(-EINVAL, kvbm_pool_view(P, 0, 0, 0, NULL))                              \
+    IS(-EINVAL, kvbm_pool_get_stats(NULL, &pool_stats))                        \
+    IS(-EINVAL, kvbm_pool_get_stats(P, NULL))                                  \
+    IS(-EINVAL, kvbm_registry_metrics(NULL, text, sizeof(text)))               \
+    IS(-EINVAL, kvbm_registry_metrics(R, NULL, sizeof(text)))                  \
+    IS(-EINVAL, kvbm_metrics(NULL, 1, text, sizeof(text)))                     \
+    IS(-EINVAL, kvbm_metrics(&named, 1, NULL, sizeof(text)))                   \
+    IS(-EINVAL, kvbm_metrics(&unnamed, 1, text, sizeof(text)))                 \
+    IS(-EINVAL, kvbm_pool_dump(NULL, stdout, 1))                               \
+    IS(-EINVAL, kvbm_pool_dump(P, NULL, 1))                                    \
     IS(-EINVAL, kvbm_registry_check(NULL))
 
 #define EVENTS(IS, NIL, NONE, FINE)                                                    \

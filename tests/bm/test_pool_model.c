@@ -54,6 +54,27 @@ static int complete_model(struct run *run, const struct op *op, const int *block
     return m_complete(&run->model, op->pool, blocks, keys, n, parent, position);
 }
 
+/* Complete and register in one call, into the memory of the handles given. */
+static bool register_at_once(struct run *run, const struct op *op, struct kvbm_mutable *in, int n,
+                             const struct kvbm_chain *chain, const int *blocks, int *ret)
+{
+    struct kvbm_immutable *out = (struct kvbm_immutable *)in;
+
+    *ret = kvbm_pool_register_chain(run->pools[op->pool], in, (size_t)n, chain, out);
+    for (int i = 0; i < n; i++) {
+        struct m_block *b = &run->model.pools[op->pool].blocks[blocks[i]];
+
+        if (*ret < 0) {
+            push(&run->mutable, in[i].handle, op->pool, 0);
+            continue;
+        }
+        b->tokens = chain->tokens != NULL;
+        MUST((int)out[i].handle.block == m_register(&run->model, op->pool, blocks[i]));
+        push(&run->immutable, out[i].handle, op->pool, 0);
+    }
+    return true;
+}
+
 static bool complete(struct run *run, const struct op *op)
 {
     struct held held[MAX_CHAIN];
@@ -84,8 +105,11 @@ static bool complete(struct run *run, const struct op *op)
         tokens_of(keys[i], tokens + i * BM_BLOCK);
     }
     chain.tokens = op->how / 10 % 2 ? tokens : NULL;
-    rc = kvbm_pool_complete(run->pools[op->pool], in, (size_t)n, &chain, out);
     want = complete_model(run, op, blocks, keys, n, parent, chain.position);
+    if (op->how / 20 % 2 && run->immutable.n + MAX_CHAIN <= MAX_HELD)
+        return register_at_once(run, op, in, n, &chain, blocks, &rc) &&
+               (rc == want || WRONG("register_chain: %d, not %d", rc, want));
+    rc = kvbm_pool_complete(run->pools[op->pool], in, (size_t)n, &chain, out);
     for (int i = 0; i < n; i++) {
         push(rc < 0 ? &run->mutable : &run->complete, rc < 0 ? in[i].handle : out[i].handle,
              op->pool, 0);

@@ -332,12 +332,55 @@ static void test_end_first_when_over(void **state)
     }
 }
 
+/* Keys without a sequence, retained in one call: as after a release, the last one goes first. */
+static void test_scattered_when_over(void **state)
+{
+    struct kvbm_immutable held[CHAIN], ours[CHAIN];
+    struct kvbm_complete complete[CHAIN];
+    struct kvbm_mutable fresh[CHAIN];
+    struct kvbm_pool *host;
+    uint64_t keys[CHAIN];
+    struct bm bm;
+    (void)state;
+
+    for (uint64_t i = 0; i < CHAIN; i++)
+        keys[i] = 50 + i * 7 % CHAIN;
+    for (int policy = KVBM_EVICT_LRU; policy <= KVBM_EVICT_LINEAGE; policy++) {
+        struct kvbm_pool_opts opts = {.n_blocks = CHAIN, .eviction = (enum kvbm_eviction)policy};
+        struct kvbm_chain chain = {.size = sizeof(chain), .keys = keys, .scattered = true};
+
+        open_it(&bm, &opts);
+        opts.tier = KV_TIER_HOST;
+        host = bm_pool(&bm, &opts);
+        assert_int_equal(kvbm_pool_allocate(bm.pool, CHAIN, fresh, NULL), 0);
+        assert_int_equal(kvbm_pool_complete(bm.pool, fresh, CHAIN, &chain, complete), 0);
+        assert_int_equal(kvbm_pool_register(bm.pool, complete, CHAIN, held), 0);
+        assert_int_equal(kvbm_pool_retain(bm.pool, 0, keys, CHAIN, 80, 5000), CHAIN);
+        assert_int_equal(kvbm_pool_allocate(host, CHAIN, fresh, NULL), 0);
+        assert_int_equal(kvbm_pool_adopt(host, fresh, CHAIN, held, ours), 0);
+        assert_int_equal(kvbm_pool_release(bm.pool, held, CHAIN), 0);
+        assert_int_equal(kvbm_pool_release(host, ours, CHAIN), 0);
+        ahead_ns += 6 * KV_NS_PER_S;
+        end_goes(&bm, keys, TAKEN, CHAIN - TAKEN);
+        assert_int_equal(kvbm_pool_allocate(host, TAKEN, fresh, NULL), 0); /* adopted: as there */
+        assert_int_equal(kvbm_pool_probe(host, 0, keys, CHAIN), CHAIN - TAKEN);
+        assert_int_equal(kvbm_pool_release_mutable(host, fresh, TAKEN), 0);
+        assert_int_equal(kvbm_registry_check(bm.registry), 0);
+        assert_int_equal(kvbm_pool_destroy(host), 0);
+        bm_close(&bm);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_years),     cmocka_unit_test(test_share),
-        cmocka_unit_test(test_random),    cmocka_unit_test(test_adopted),
-        cmocka_unit_test(test_end_first), cmocka_unit_test(test_end_first_when_over),
+        cmocka_unit_test(test_years),
+        cmocka_unit_test(test_share),
+        cmocka_unit_test(test_random),
+        cmocka_unit_test(test_adopted),
+        cmocka_unit_test(test_end_first),
+        cmocka_unit_test(test_end_first_when_over),
+        cmocka_unit_test(test_scattered_when_over),
     };
 
     print_message("KV_TEST_SEED=%llu\n", (unsigned long long)test_seed());

@@ -36,15 +36,21 @@ SANITIZED = bool(os.environ.get("KV_SANITIZE"))
 SLOW = 5 if SANITIZED else 1  # what a sanitized build may take longer
 MODEL = "m"
 
+
+def skip_all(why):
+    """End a program whose tests can't run here. Call it before the tests begin; skip() is for one of them."""
+    print(f"skipped: {why}", flush=True)
+    sys.exit(77)
+
+
 try:
     import msgpack
     import zmq
 except ImportError:
-    print("skipped: python3-zmq and python3-msgpack are needed")
-    sys.exit(77)
+    skip_all("python3-zmq and python3-msgpack are needed")
 
 __all__ = ["BUILD", "SOURCE", "SANITIZED", "SLOW", "MODEL", "Indexer", "Publisher", "Reply", "check", "equal", "flip_bit", "free_port", "patience",
-           "http_request", "is_closed", "make_certificate", "preload_sanitizer", "run", "skip", "wait_until",
+           "http_request", "is_closed", "make_certificate", "preload_sanitizer", "run", "skip", "skip_all", "wait_until",
            "msgpack", "zmq"]
 
 
@@ -480,15 +486,13 @@ class Publisher:
 def preload_sanitizer(library):
     """A sanitized library of ours needs its runtime first in the process, which is Python's here. Call it first."""
     if os.environ.get("KV_SANITIZE", "").startswith("thread"):
-        print("skipped: Python can't run under the thread sanitizer")
-        sys.exit(77)
+        skip_all("Python can't run under the thread sanitizer")
     if not SANITIZED or os.environ.get("LD_PRELOAD"):
         return
     needs = subprocess.run(["ldd", BUILD / "lib" / library], capture_output=True, text=True, check=True).stdout
     runtimes = [line.split("=>")[1].split()[0] for line in needs.splitlines() if "asan" in line or "ubsan" in line]
     if not runtimes:
-        print("skipped: the sanitizer's runtime is not a library of its own")
-        sys.exit(77)
+        skip_all("the sanitizer's runtime is not a library of its own")
     environment = dict(os.environ, LD_PRELOAD=":".join(runtimes),
                        ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0")  # Python's own
     os.execve(sys.executable, [sys.executable, "-B", *sys.argv], environment)

@@ -23,8 +23,7 @@ from kvtest import *
 SERVER = shutil.which("redis-server") or shutil.which("valkey-server") or shutil.which("redis-check-rdb")
 VALKEY = shutil.which("valkey-server") or shutil.which("valkey-check-rdb")  # Debian 13 and later
 if not SERVER:
-    print("skipped: redis-server is needed (Debian: redis-tools)")
-    sys.exit(77)
+    skip_all("redis-server is needed (Debian: redis-tools)")
 os.environ.pop("KV_STORE_REDIS_PASSWORD", None)
 os.environ.pop("KV_STORE_REDIS_USER", None)
 
@@ -147,7 +146,7 @@ class Store:
     def exists(self, keys):
         out = c.create_string_buffer(len(keys))
         checked(EXT.exists_chunks(self.handle, b"".join(keys), len(keys[0]), len(keys), out))
-        return [bool(b) for b in out.raw]
+        return [{0: False, 1: True}.get(b, "damaged") for b in out.raw]
 
     def get_many(self, keys):
         data, length = (PTR * len(keys))(), (SIZE * len(keys))()

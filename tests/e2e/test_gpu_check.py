@@ -20,7 +20,7 @@ def check_gpu(folder, **settings):
     environment.update(settings)
     environment.pop("KV_BUILD_DIR", None)
     return subprocess.run([CHECK, folder], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          timeout=420)
+                          timeout=540)
 
 
 def test_dry_run():

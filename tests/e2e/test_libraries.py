@@ -29,7 +29,8 @@ def test_index_hashes_without_zmq():
 
 
 def test_each_library_has_its_log_hook():
-    for library, name in (("kvevent", "kve"), ("kvindex", "kvi"), ("kvstore", "kvs"), ("kvbm", "kvbm"), ("kvx", "kvx")):
+    for library, name in (("kvevent", "kve"), ("kvindex", "kvi"), ("kvstore", "kvs"), ("kvbm", "kvbm"), ("kvx", "kvx"),
+                          ("kvasir_llama", "kvl")):
         check(f"{name}_set_log" in exported(f"{BUILD}/lib/lib{library}.so"), f"lib{library} has no {name}_set_log")
 
 

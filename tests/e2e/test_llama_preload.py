@@ -3,14 +3,12 @@
 import os
 import pathlib
 import subprocess
-import sys
 import tempfile
 
-from kvtest import BUILD, SANITIZED, check, equal, run
+from kvtest import BUILD, SANITIZED, check, equal, run, skip_all
 
 if SANITIZED:
-    print("skipped: a sanitizer's runtime must come first among preloaded libraries")
-    sys.exit(77)
+    skip_all("a sanitizer's runtime must come first among preloaded libraries")
 SERVER, PRELOAD, KVASIR = BUILD / "tests/toy-server", BUILD / "lib/libkvasir_llama_preload.so", BUILD / "bin/kvasir"
 
 

@@ -374,6 +374,43 @@ def test_another_users_traps():
         w.unharmed("another user's links")
 
 
+def test_what_this_user_may_not_read():
+    """A refusal is reported as one: it isn't damage, and no other error."""
+    if os.geteuid() != 0:
+        skip("needs root, to be two users")
+    with World() as w:
+        os.chmod(w.path, 0o755)
+        chunk = next(p for p in (w.store / "chunks").rglob("*") if p.is_file())
+        fans = [p for p in (w.store / "chunks").iterdir()]
+
+        def as_nobody(*command):
+            done = subprocess.run([KVASIR, "store", command[0], str(w.store), *command[1:]], capture_output=True, cwd="/",
+                                  timeout=60, stdin=subprocess.DEVNULL, check=False, user=65534, group=65534, extra_groups=[])
+            return done.returncode, (done.stdout + done.stderr).decode(errors="replace")
+
+        def refused():
+            for command in ("restore", "chat", "-"), ("verify", "--json"), ("verify",), ("verify", "chat"):
+                status, text = as_nobody(*command)
+                check(status == FAILED and "Permission denied" in text, (command, status, text[-500:]))
+                check("Bad file descriptor" not in text and (" damaged" not in text or " 0 damaged" in text), (command, text[-500:]))
+
+        equal(as_nobody("verify")[0], OK)
+        for mode, paths in (0o600, [chunk]), (0o700, fans), (0o700, [w.store / "chunks"]):
+            before = [os.stat(path).st_mode for path in paths]
+            for path in paths:
+                os.chmod(path, mode)
+            refused()
+            if mode == 0o600:  # damage beside it is damage
+                other = next(p for p in (w.store / "chunks").rglob("*") if p.is_file() and p != chunk)
+                kept = other.read_bytes()
+                other.write_bytes(bytes([kept[0] ^ 1]) + kept[1:])
+                equal(as_nobody("verify")[0], PROBLEMS)
+                other.write_bytes(kept)
+            for path, was in zip(paths, before):
+                os.chmod(path, was)
+        equal(as_nobody("verify")[0], OK)
+
+
 # -- no store there ------------------------------------------------------------------------------------------------
 
 

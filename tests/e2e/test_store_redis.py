@@ -221,6 +221,47 @@ def test_damage_is_mended_at_once():
             equal(store.get(b"key"), b"value" * 20)
 
 
+def test_a_verified_save():
+    """Damage in the middle of a value that a save takes for its chunk: --verify finds and mends it; so does a save after a
+    restore in another process."""
+    with Server() as server, tempfile.TemporaryDirectory() as folder:
+        source, out = os.path.join(folder, "source"), os.path.join(folder, "out")
+        with open(source, "wb") as file:
+            file.write(random.Random(5).randbytes(300_000))
+
+        def kvasir(command, *args):
+            return subprocess.run([str(BUILD / "bin" / "kvasir"), "store", command, server.uri, "o", *args],
+                                  capture_output=True, timeout=60, check=False).returncode
+
+        def damage():
+            for key in server.command("KEYS", "c:*"):
+                server.command("SETRANGE", key, 100, b"damage")
+
+        equal(kvasir("save", source, "--chunk", "64KiB"), 0)
+        damage()
+        equal(kvasir("save", source, "--chunk", "64KiB", "--verify"), 0)
+        equal(kvasir("restore", out), 0)
+        damage()
+        equal(kvasir("save", source, "--chunk", "64KiB"), 0, "not noticed")
+        equal(kvasir("verify"), 1)
+        equal(kvasir("save", source, "--chunk", "64KiB"), 0)
+        equal(kvasir("restore", out), 0)
+
+
+def test_a_look_finds_damage():
+    """A key with a value that ends unlike ours, or of another type, is damaged: neither there nor missing."""
+    with Server() as server, Store(server.uri) as store:
+        keys = [b"%08d" % n for n in range(5)]
+        save(store, "n", {key: b"value" * 20 for key in keys})
+        where = ["c:" + key.hex() for key in keys]
+        server.command("SET", where[1], server.command("GET", where[1])[:-1])
+        server.command("SET", where[2], "x")
+        server.command("DEL", where[3], where[4])
+        server.command("LPUSH", where[3], "x")
+        with Store(server.uri) as other:
+            equal(other.exists(keys), [True, "damaged", "damaged", "damaged", False])
+
+
 def test_damage_without_scripts():
     """What a handle found damaged its next save replaces, though nothing can be deleted by condition."""
     with Server("--rename-command", "EVAL", "") as server, Store(server.uri) as store:

@@ -441,6 +441,8 @@ def test_ranges_and_prefixes():
             check(told["chunks"] < 10, f"{options}: {told['chunks']} chunks were read")
         done = world.run("restore", "user-1", out, "--offset", 3_000_001, status=FAILED)
         check(b"doesn't have these bytes" in done.stderr, done.stderr)
+        done = world.run("restore", "user-1", world.path / "none", "--length", 0, status=USAGE)
+        check(b"--length" in done.stderr, done.stderr)
         equal([entry["name"] for entry in world.json("ls", "--prefix", "user-")["objects"]], ["user-1", "user-2"], "names")
         equal(world.run("ls", "--names", "--prefix", "x").stdout, b"", "no such names")
 

@@ -31,8 +31,7 @@ def enter():
     space = ["unshare", "--mount", "--net", *([] if os.geteuid() == 0 else ["--map-root-user"]), "sh", "-c"]
     if not shutil.which("unshare") or not shutil.which("ip") or subprocess.run(
             [*space, f"ip link set lo up && {mounts}"], capture_output=True).returncode:
-        print("skipped: needs namespaces for mounts and networks, and ip(8)")
-        sys.exit(77)
+        skip_all("needs namespaces for mounts and networks, and ip(8)")
     child = subprocess.Popen([*space, f'ip link set lo up && {mounts} && exec "$@"', "sh", sys.executable, "-B", *sys.argv],
                              env=dict(os.environ, **{INSIDE: folder.name}))
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A replica recovers in the middle of a stream that has several owners, copies, salts and windows, and stays equal."""
 import http.server
+import os
 import pathlib
+import random
 import sys
 import threading
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
 from kvtest import *
 from streams import *
 
 WINDOW = {"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 5}
+SEED = int(os.environ.get("KV_TEST_SEED") or random.randrange(2**32))
 MAIN = {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
 
 
@@ -172,6 +176,53 @@ def test_batches_of_the_dump_come_again_in_a_replay():
                 equal_replicas(a, one, engine)
                 equal(one.score(prompt(2, 4), 1), 0)
                 equal(one.score(prompt(3, 4), 1), 4 * BS)
+
+
+class Copies:
+    """An engine that takes and gives up copies of blocks for as long as it runs."""
+
+    def __init__(self, engine):
+        self.engine, self.held, self.stopped = engine, {}, threading.Event()
+        self.random = random.Random(SEED)
+        self.thread = threading.Thread(target=self.run)
+
+    def change(self):
+        number = self.random.randrange(1, 200)
+        copies = self.held.get(number, 0)
+        if copies and self.random.randrange(4) >= 4 - copies:
+            self.engine.remove(names(number, 4)[::-1])
+            self.held[number] = copies - 1
+        else:
+            self.engine.send(stored(self.engine, number, 4))
+            self.held[number] = copies + 1
+
+    def run(self):
+        while not self.stopped.is_set():
+            self.change()
+            time.sleep(0.0005)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stopped.set()
+        self.thread.join()
+
+
+def test_copies_that_change_while_the_dump_is_written():
+    """The replica has what the origin has: a removal in the dump isn't one of another copy."""
+    with Publisher() as engine, Indexer() as a:
+        a.register(1, engine, block_size=BS)
+        engine.wait_subscriber()
+        for number in range(1000, 4000):
+            engine.send(stored(engine, number, 4))
+        for _ in range(3):
+            with Copies(engine) as copies:
+                wait_until(lambda: len(copies.held) > 150, 60, "enough prompts")
+                with Indexer("--peers", a.url) as b:
+                    copies.__exit__()
+                    equal_replicas(a, b, engine)
 
 
 def test_a_dump_that_does_not_tell_where_it_ends():

@@ -379,6 +379,55 @@ static void sources_are_restored(void **state)
     ki_dump_reader_fini(&reader);
 }
 
+#define END(worker, fields) "{\"worker_id\":" #worker ",\"dp_rank\":0,\"seq\":9" fields "}"
+#define AT_END(worker, hash, sources)                                \
+    "{\"worker_id\":" #worker ",\"dp_rank\":0,\"block_hash\":" #hash \
+    ",\"tier\":0,\"sources\":" sources "}"
+#define MARK(worker) "{\"worker_id\":" #worker ",\"seq\":5,\"stream_rank\":0}"
+#define STREAM(worker) "{\"worker_id\":" #worker ",\"seq\":5,\"suspects_reports\":false}"
+
+/* Copies at a dump's end go to the streams that the dump tells them of, with the end's doubts. */
+static void copies_at_the_end(void **state)
+{
+    // clang-format off
+    static const char text[] =
+        "{\"m:t\":{\"block_size\":4,"
+        "\"watermarks\":[" MARK(1) "," MARK(2) "," MARK(3) "],"
+        "\"streams\":[" STREAM(1) "," STREAM(2) "," STREAM(3) "],"
+        "\"events\":[" STORED(1, null, BLOCK(5, 11)) "],"
+        "\"end_copies\":[" AT_END(2, 6, "[[0,7]]") ","
+                           AT_END(1, 5, "[[3,1],[0,2,1]]") ","
+                           AT_END(1, 8, "[[4,1]]") ","
+                           AT_END(1, 9, "[[0,1]]") "],"
+        "\"ends\":[" END(1, ",\"copies\":true,\"partial\":true") ","
+                     END(2, "") ","
+                     END(3, ",\"copies\":true,\"suspects_reports\":true,\"has_reports\":true") "]}}";
+    // clang-format on
+    const struct ki_end_copies *ends;
+    const struct ki_dumped_model *m;
+    struct ki_dump_reader reader;
+
+    (void)state;
+    assert_int_equal(read_text(text, &reader), 0);
+    m = &reader.models[0];
+    assert_int_equal(m->n_handovers, 3);
+    assert_true(m->handovers[0]->has_ends);
+    assert_int_equal(m->handovers[0]->ends.len, 2 * sizeof(*ends)); /* of source 0 alone */
+    ends = (const struct ki_end_copies *)(const void *)m->handovers[0]->ends.data;
+    for (size_t i = 0; i < 2; i++) {
+        assert_int_equal(ends[i].copies, ends[i].hash == 5 ? 2 : 1);
+        assert_int_equal(ends[i].taken, ends[i].hash == 5);
+    }
+    assert_true(mark_at(&reader, 0, 0)->partial);
+    assert_false(m->handovers[1]->has_ends); /* the peer doesn't say of which moment they are */
+    assert_false(mark_at(&reader, 0, 1)->partial);
+    assert_false(m->handovers[1]->suspects);
+    assert_true(m->handovers[2]->has_ends);
+    assert_int_equal(m->handovers[2]->ends.len, 0);
+    assert_true(m->handovers[2]->suspects && m->handovers[2]->has_reports);
+    ki_dump_reader_fini(&reader);
+}
+
 static int count_extra(void *arg, const struct kvi_extra *extra)
 {
     *(size_t *)arg += extra->n_sources;
@@ -515,6 +564,7 @@ int main(void)
         cmocka_unit_test(orphans_are_passed_over),
         cmocka_unit_test(extras_are_restored),
         cmocka_unit_test(sources_are_restored),
+        cmocka_unit_test(copies_at_the_end),
         cmocka_unit_test(many_sources_of_a_block),
         cmocka_unit_test(packed_events),
         cmocka_unit_test(expected_blocks_are_bounded),

@@ -62,16 +62,18 @@ static void what_reports_are(void **state)
     struct ki_listener a, b;
 
     (void)state;
-    for (unsigned i = 0; i < 2u * 2u * 3u; i++) {
+    for (unsigned i = 0; i < 2u * 2u * 3u * 2u; i++) {
         open_listener(&a, 5, false);
         open_listener(&b, 5, false);
         a.applier.reports.seen = i & 1;
         a.applier.reports.suspects = i & 2;
-        a.applier.reports.mode = (enum ki_report_mode)(i / 4);
+        a.applier.reports.mode = (enum ki_report_mode)(i / 4 % 3);
+        a.applier.reports.trusted = i >= 12;
         hand_over(&a, &b);
         assert_int_equal(b.applier.reports.seen, a.applier.reports.seen);
         assert_int_equal(b.applier.reports.suspects, a.applier.reports.suspects);
         assert_int_equal(b.applier.reports.mode, a.applier.reports.mode);
+        assert_int_equal(b.applier.reports.trusted, a.applier.reports.trusted);
         close_listener(&a);
         close_listener(&b);
     }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Replicas that recover from a dump in the middle of an engine's stream (models/vllm.h) and then
- * follow the stream. After each batch their answers, and their dumps, equal the origin's. */
+ * follow the stream. After each batch their answers, and their dumps, equal the origin's; answers
+ * also when the engine goes on while the dump is written. */
 #include <inttypes.h>
 
 #include "models/replica.h"
 #include "models/vllm.h"
 
-#define RECENT 8u /* batches that a dump may take */
+#define DURING 24u /* batches that a dump may take */
 
 struct run {
     uint64_t *random;
@@ -14,26 +15,18 @@ struct run {
     struct vllm vllm;
     struct follower origin, replica;
     bool has_replica;
-    struct kv_buf recent[RECENT]; /* since the reader's state was taken */
-    size_t n_recent;
-    struct follower *late; /* a replica whose dump takes as long as these batches */
-    size_t over, under, asked;
+    struct follower *late;        /* a replica whose dump is being written */
+    struct kv_buf during[DURING]; /* batches since its beginning */
+    size_t n_during;
+    struct kv_buf ends; /* struct ki_end_copies, at its end */
+    bool torn;
+    size_t over, under, asked, dumps, n_torn;
 };
 
 static void apply(struct follower *f, const struct kv_buf *payload)
 {
     assert_int_not_equal(ki_applier_apply(&f->applier, f->index, payload->data, payload->len),
                          KI_APPLIED_PART);
-}
-
-static void drop_late(struct run *run)
-{
-    while (run->n_recent)
-        kv_buf_fini(&run->recent[--run->n_recent]);
-    if (run->late)
-        follow_fini(run->late);
-    free(run->late);
-    run->late = NULL;
 }
 
 static void publish(struct run *run)
@@ -43,11 +36,10 @@ static void publish(struct run *run)
     apply(&run->origin, &payload);
     if (run->has_replica)
         apply(&run->replica, &payload);
-    if (run->late && run->n_recent < RECENT) {
-        run->recent[run->n_recent++] = payload;
-        return;
-    }
-    kv_buf_fini(&payload);
+    if (run->late)
+        run->during[run->n_during++] = payload;
+    else
+        kv_buf_fini(&payload);
 }
 
 static void recover(struct run *run)
@@ -60,17 +52,6 @@ static void recover(struct run *run)
     replica_load(&run->replica, &run->origin);
     run->has_replica = true;
     replica_expect_equal(&run->origin, &run->replica);
-}
-
-/* The stream's state is told now, the blocks some batches later. */
-static void begin_late(struct run *run)
-{
-    drop_late(run);
-    run->late = calloc(1, sizeof(*run->late));
-    assert_non_null(run->late);
-    follow_init(run->late, VLLM_BLOCK);
-    run->late->applier.habits.eagle_drop = run->vllm.opts.eagle_drop;
-    replica_read(run->late, &run->origin);
 }
 
 static void step(struct run *run)
@@ -109,24 +90,113 @@ static void compare(struct run *run)
     }
 }
 
-/* Batches that the dump has in part are applied again: nothing is claimed that isn't there. */
-static void end_late(struct run *run)
+/* -- a dump that takes its time ---------------------------------------------------------------- */
+
+/* The engine may go on at any moment of the dump. */
+static void go_on(struct run *run)
 {
-    replica_load(run->late, &run->origin);
-    run->late->applier.overlaps = true;
-    for (size_t i = 0; i < run->n_recent; i++)
-        apply(run->late, &run->recent[i]);
-    run->late->applier.overlaps = false;
-    for (size_t i = 0; i < 12; i++) {
+    while (run->n_during < DURING && unit_below(run->random, 8) == 0)
+        step(run);
+}
+
+static int late_run(void *arg, const struct kvi_dump_run *told)
+{
+    struct run *run = arg;
+    struct kvi_stored stored = {0};
+
+    assert_int_equal(kvi_store(run->late->index, told->holder, told->tier, told->parent,
+                               told->blocks, told->n, &stored),
+                     0);
+    run->torn |= stored.parked > 0;
+    go_on(run);
+    return 0;
+}
+
+static int late_extra(void *arg, const struct kvi_extra *extra)
+{
+    struct run *run = arg;
+
+    go_on(run);
+    return kvi_restore_extra(run->late->index, extra);
+}
+
+static int end_extra(void *arg, const struct kvi_extra *extra)
+{
+    struct run *run = arg;
+
+    if (extra->kind == KVI_EXTRA_COPIES)
+        ki_end_copies_add(&run->ends, extra);
+    return kvi_restore_extra(run->late->index, extra);
+}
+
+static uint64_t turns_of(struct run *run)
+{
+    struct kvi_holder_info info = {0};
+
+    (void)kvi_get_holder(run->origin.index, (struct kv_holder){7, 0}, &info);
+    return info.turns;
+}
+
+/* Write a dump while the engine goes on. */
+static void dump_late(struct run *run)
+{
+    struct kvi_index *from = run->origin.index;
+    uint64_t turns = turns_of(run);
+
+    run->torn = false;
+    kvi_keep_copies(from, true);
+    replica_read(run->late, &run->origin);
+    go_on(run);
+    assert_int_equal(kvi_dump_parked(from, late_extra, run), 0);
+    assert_int_equal(kvi_dump(from, late_run, run), 0);
+    assert_int_equal(kvi_dump_extras(from, late_extra, run), 0);
+    assert_int_equal(kvi_dump_copies(from, (struct kv_holder){7, 0}, end_extra, run), 0);
+    kvi_keep_copies(from, false);
+    run->torn |= turns != turns_of(run);
+    run->late->applier.forms = run->origin.applier.forms;
+}
+
+/* Apply again what the dump has in part. */
+static void catch_up(struct run *run)
+{
+    struct ki_applier *a = &run->late->applier;
+
+    a->overlaps = true;
+    ki_overlap_set(&a->overlap, (struct ki_end_copies *)(void *)run->ends.data,
+                   run->ends.len / sizeof(struct ki_end_copies));
+    run->ends = (struct kv_buf)KV_BUF_INIT;
+    for (size_t i = 0; i < run->n_during; i++) {
+        apply(run->late, &run->during[i]);
+        kv_buf_fini(&run->during[i]);
+    }
+    ki_applier_end_overlap(a);
+}
+
+static void recover_late(struct run *run)
+{
+    struct follower *late = calloc(1, sizeof(*late));
+
+    assert_non_null(late);
+    follow_init(late, VLLM_BLOCK);
+    late->applier.habits.eagle_drop = run->vllm.opts.eagle_drop;
+    run->n_during = 0;
+    run->late = late;
+    dump_late(run);
+    catch_up(run);
+    run->late = NULL;
+    run->dumps++;
+    run->n_torn += run->torn;
+    for (size_t i = 0; i < 12 && !run->torn; i++) {
         struct prompt p = prompts_next(&run->prompts, VLLM_BLOCK);
         enum kv_tier tier = i % 2 ? KV_TIER_HOST : KV_TIER_DEVICE;
-        size_t truth = follow_ask(&run->origin, &p, tier), got = follow_ask(run->late, &p, tier);
+        size_t truth = follow_ask(&run->origin, &p, tier), got = follow_ask(late, &p, tier);
 
         run->asked++;
         run->over += got > truth;
         run->under += got < truth;
     }
-    drop_late(run);
+    follow_fini(late);
+    free(late);
 }
 
 static void history(struct run *run, const struct vllm_opts *opts)
@@ -141,12 +211,9 @@ static void history(struct run *run, const struct vllm_opts *opts)
             recover(run);
         if (run->has_replica && i % 10 == 9)
             replica_expect_equal(&run->origin, &run->replica);
-        if (run->late && run->n_recent == RECENT)
-            end_late(run);
-        else if (!run->late && unit_below(run->random, 20) == 0)
-            begin_late(run);
+        if (unit_below(run->random, 20) == 0)
+            recover_late(run);
     }
-    drop_late(run);
     if (run->has_replica)
         follow_fini(&run->replica);
     run->has_replica = false;
@@ -166,10 +233,10 @@ static void run_histories(const char *what, const struct vllm_opts *opts)
         varied.n_blocks = (uint16_t)(opts->n_groups * (24 + unit_below(&random, 30)));
         history(&run, &varied);
     }
-    print_message("%-24s %zu asked after late dumps, %zu over, %zu under\n", what, run.asked,
-                  run.over, run.under);
-    assert_int_equal(run.over, 0);
-    assert_true(run.under * 4 < run.asked);
+    print_message("%-24s %zu asked after %zu late dumps, %zu over, %zu under; %zu torn\n", what,
+                  run.asked, run.dumps, run.over, run.under, run.n_torn);
+    assert_true((run.over + run.under) * 500 <= run.asked); /* seen: none */
+    assert_true(run.n_torn * 20 < run.dumps);
 }
 
 #define FULL .n_groups = 1, .groups = {{VLLM_FULL, 0}}

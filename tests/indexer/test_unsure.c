@@ -5,6 +5,7 @@
 
 #include "base/unit.h"
 
+#include "base/error.h"
 #include "indexer/unsure.h"
 
 #define RANKS 3
@@ -220,9 +221,72 @@ static void test_bounded(void **state)
     ki_unsure_clear(&u);
 }
 
+/* Suspects beside the fewest and the most copies that a block can have. */
+static void test_suspects(void **state)
+{
+    uint64_t random = unit_seed();
+    struct {
+        long least, most;
+    } naive[NAMES] = {{0}}, *b;
+    struct ki_unsure u = {0};
+    uint32_t n_real = 0;
+
+    (void)state;
+    for (size_t i = 0; i < unit_rounds(20000); i++) {
+        uint64_t name = unit_below(&random, NAMES);
+        size_t n_open = 0;
+
+        b = &naive[name];
+        switch (unit_below(&random, 8)) {
+        case 0:
+        case 1:
+            if (!b->most) /* the index knows of no copy that could be reported */
+                break;
+            ki_suspects_note(&u, 0, KI_UNSURE_MAIN, name, ++b->most);
+            break;
+        case 2:
+            b->least++;
+            ki_suspects_stored(&u, 0, KI_UNSURE_MAIN, name, ++b->most);
+            break;
+        case 3:
+            if (!b->most)
+                break;
+            b->least = KV_MAX(b->least, 1L);
+            ki_suspects_held(&u, 0, KI_UNSURE_MAIN, name, b->most);
+            break;
+        case 4:
+            if (!b->most)
+                break;
+            b->least = --b->most; /* the engine tells how many are left */
+            ki_suspects_removed(&u, 0, KI_UNSURE_MAIN, name, b->most, true);
+            break;
+        default:
+            if (!b->most)
+                break;
+            n_real += !b->least && b->most == 1;
+            b->least = KV_MAX(b->least, 1L) - 1;
+            ki_suspects_removed(&u, 0, KI_UNSURE_MAIN, name, --b->most, false);
+            break;
+        }
+        assert_int_equal(u.n_real, n_real);
+        for (size_t k = 0; k < NAMES && i % 50 == 0; k++) {
+            const struct ki_unsure_entry *e = ki_unsure_find(&u, 0, KI_UNSURE_MAIN, k);
+
+            assert_int_equal(e ? e->copies : 0, naive[k].most - naive[k].least);
+            assert_int_equal(e && e->open, naive[k].most && !naive[k].least);
+            n_open += e && e->open;
+        }
+        if (i % 50 == 0)
+            assert_int_equal(u.n_open, n_open);
+    }
+    assert_true(n_real > 10);
+    ki_unsure_fini(&u);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_suspects),
         cmocka_unit_test(test_beside_a_list),
         cmocka_unit_test(test_children_prove_a_copy),
         cmocka_unit_test(test_open_until_the_last_possible_copy_goes),

@@ -22,7 +22,7 @@ cp -a /etc/apt/apt.conf.d/. "$root/etc/apt/apt.conf.d/" # proxies
 echo 'Acquire::Retries "5";' >"$root/etc/apt/apt.conf.d/80-retries" # a mirror may fail once
 cp -L --remove-destination /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
 cp -aL /etc/resolv.conf /etc/hosts "$root/etc/" 2>/dev/null || true
-cp build/deb/*.deb "$root/srv/"
+cp build/deb/*.deb examples/llama_prefix.c "$root/srv/"
 
 cat >"$root/srv/try.sh" <<'TEXT'
 set -eux
@@ -67,6 +67,10 @@ int main(void)
 C
 gcc /srv/user.c -o /srv/user $(pkg-config --cflags --libs kvindex kvx kvbm kvstore kvevent)
 /srv/user
+gcc /srv/llama_prefix.c -o /srv/llama_prefix $(pkg-config --cflags --libs kvasir_llama kvstore)
+/srv/llama_prefix /srv/store
+LD_PRELOAD=libkvasir_llama_preload.so KV_LLAMA_STORE=/srv/store KV_LLAMA_FINGERPRINT=none true 2>/srv/preload.log # ld.so only warns
+test ! -s /srv/preload.log
 
 dpkg-query -W -f '${Package}\n' | sort >/srv/now
 sort /srv/packages | comm -13 - /srv/now | xargs apt-get purge -y -qq >/srv/purge.log

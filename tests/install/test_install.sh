@@ -45,10 +45,10 @@ find "$root" -path '*/bash-completion/completions/kvasir' | grep -q .
 
 pc=$(dirname "$(find "$root" -name kvevent.pc)")
 libdir=$(dirname "$pc")
-for library in kvevent kvindex kvx kvbm; do
+for library in kvevent kvindex kvx kvbm kvstore kvasir_llama; do
     test -L "$libdir/lib$library.so"
     readelf -d "$libdir/lib$library.so" | grep -q "SONAME.*lib$library\.so\.0"
-    foreign=$(nm -D --defined-only "$libdir/lib$library.so" | awk '{print $3}' | grep -vE '^kv([eix]|bm)_' || true)
+    foreign=$(nm -D --defined-only "$libdir/lib$library.so" | awk '{print $3}' | grep -vE '^kv([eilsx]|bm)_' || true)
     [ -z "$foreign" ] || { echo "lib$library exports: $foreign"; exit 1; }
 done
 
@@ -125,11 +125,17 @@ TEXT
 declared=$(grep -ohE 'kvx_[a-z0-9_]+\(' "$root"/include/kvx_abi.h "$root"/include/kvx_ext.h | tr -d '(' | sort -u)
 exported=$(nm -D --defined-only "$libdir/libkvx.so" | awk '{print $3}' | sort)
 [ "$declared" = "$exported" ] || { diff <(echo "$declared") <(echo "$exported"); exit 1; }
-# And libkvbm those of its five headers.
-declared=$(sed '/^#/d;/^ *\*/d;/^\/\*/d' "$root"/include/kvbm*.h | tr '\n' ' ' | grep -oE 'KV_API [^;]*;' |
-    grep -oE 'kvbm_[a-z0-9_]+\(' | tr -d '(' | sort -u)
-exported=$(nm -D --defined-only "$libdir/libkvbm.so" | awk '{print $3}' | sort)
-[ "$declared" = "$exported" ] || { diff <(echo "$declared") <(echo "$exported"); exit 1; }
+# And libkvbm those of its headers, libkvasir_llama those of its one.
+all_exported() { # LIBRARY PREFIX HEADER...
+    local library=$1 prefix=$2; shift 2
+    declared=$(sed '/^#/d;/^ *\*/d;/^\/\*/d' "$@" | tr '\n' ' ' | grep -oE 'KV_API [^;]*;' |
+        grep -oE "${prefix}_[a-z0-9_]+\\(" | tr -d '(' | sort -u)
+    exported=$(nm -D --defined-only "$libdir/lib$library.so" | awk '{print $3}' | sort)
+    [ "$declared" = "$exported" ] || { diff <(echo "$declared") <(echo "$exported"); exit 1; }
+}
+all_exported kvbm kvbm "$root"/include/kvbm*.h
+all_exported kvasir_llama kvl "$root/include/kv_llama.h"
+test -f "$libdir/libkvasir_llama_preload.so"
 others=$(readelf -d "$libdir/libkvx.so" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | grep -v '^libc\.so' || true)
 [ -z "$others" ] || { echo "libkvx needs $others"; exit 1; }
 
@@ -141,12 +147,24 @@ c++ -std=c++17 "$work/user.cc" -o "$work/user-cc" "${flags[@]}"
 "$work/user-c" && "$work/user-cc"
 
 # The same against the archives: no library of ours at run time, and no name of theirs that isn't public.
-read -ra flags <<<"$(pkg-config --static --cflags --libs kvevent kvindex kvx kvbm | sed 's/-lkv[a-z]*/-l:lib&.a/g; s/lib-l/lib/g')"
-cc -std=c11 "$work/user.c" -o "$work/user-static" "${flags[@]}"
-! readelf -d "$work/user-static" | grep -q 'NEEDED.*libkv' || { echo 'linked with a shared library of ours'; exit 1; }
-(unset LD_LIBRARY_PATH && "$work/user-static")
-for library in kvevent kvindex kvx kvbm kvstore; do
-    foreign=$(nm --defined-only --extern-only "$libdir/lib$library.a" | awk 'NF == 3 {print $3}' | grep -vE '^kv([eixs]|bm)_' || true)
+static_program() { # SOURCE LIBRARY...: compile it against the archives, and run it
+    local source=$1; shift
+    read -ra flags <<<"$(pkg-config --static --cflags --libs "$@" | sed 's/-lkv[a-z_]*/-l:lib&.a/g; s/lib-l/lib/g')"
+    cc -std=gnu11 "$source" -o "$work/user-static" "${flags[@]}"
+    ! readelf -d "$work/user-static" | grep -q 'NEEDED.*libkv' || { echo "$source: linked with a shared library of ours"; exit 1; }
+    (unset LD_LIBRARY_PATH && cd "$work" && ./user-static) || { echo "$source: status $? with the archives of $*"; exit 1; }
+}
+static_program "$work/user.c" kvevent kvindex kvx kvbm
+# Alone: what a library needs, no other one must bring.
+examples=${KV_SOURCE_DIR:?}/examples
+static_program "$examples/find_prefix.c" kvindex
+static_program "$examples/kvbm_tiers.c" kvbm
+static_program "$examples/kvx_write.c" kvx
+static_program "$examples/llama_prefix.c" kvasir_llama
+static_program "$examples/publish_block.c" kvevent
+static_program "$examples/store_buffer.c" kvstore
+for library in kvevent kvindex kvx kvbm kvstore kvasir_llama; do
+    foreign=$(nm --defined-only --extern-only "$libdir/lib$library.a" | awk 'NF == 3 {print $3}' | grep -vE '^kv([eilsx]|bm)_' || true)
     [ -z "$foreign" ] || { echo "lib$library.a defines: $foreign"; exit 1; }
 done
 for pc in "$pc"/kv*.pc; do # a user of the shared library needs no other package's headers
@@ -154,7 +172,7 @@ for pc in "$pc"/kv*.pc; do # a user of the shared library needs no other package
 done
 
 # A program of at most 25 lines for each library.
-for shortest in find_prefix kvbm_tiers kvx_write publish_block store_buffer; do
+for shortest in find_prefix kvbm_tiers kvx_write llama_prefix publish_block store_buffer; do
     lines=$(wc -l <"${KV_SOURCE_DIR:?}/examples/$shortest.c")
     [ "$lines" -le 25 ] || { echo "examples/$shortest.c has $lines lines"; exit 1; }
 done

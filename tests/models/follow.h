@@ -17,7 +17,7 @@ struct follower {
     size_t asked, over, under;
     size_t unsure, unsure_under, unsure_over; /* asked while the view was partial; of these wrong */
     bool unshown;                             /* the engine sends reports, which nobody told us */
-    size_t unshown_wrong;                     /* before the stream has shown one */
+    size_t unshown_wrong;                     /* copies were trusted before it has shown one */
     bool keeps;         /* batches, to read them again when the view becomes partial */
     struct kv_buf past; /* length and payload of each */
     size_t healed;
@@ -121,7 +121,7 @@ static inline void follow_compare(struct follower *f, const struct prompt *p, en
     size_t claimed = follow_ask(f, p, tier);
 
     f->asked++;
-    if (f->unshown && !ki_reports_are_on(&f->applier.reports)) {
+    if (f->unshown && f->applier.reports.trusted && !ki_reports_are_on(&f->applier.reports)) {
         f->unshown_wrong += claimed != truth;
         return;
     }
@@ -155,7 +155,8 @@ static inline void follow_report(const struct follower *f, const char *what)
         print_message("; %zu while partial, %zu of them over, %zu under", f->unsure, f->unsure_over,
                       f->unsure_under);
     if (f->unshown_wrong)
-        print_message("; %zu wrong before the first report was seen", f->unshown_wrong);
+        print_message("; %zu wrong, as copies were trusted before the first report",
+                      f->unshown_wrong);
     print_message("\n");
 }
 

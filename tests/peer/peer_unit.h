@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/xxh.h"
+#include "bm/layout_unit.h"
 #include "kvbm_remote.h"
 
 #define SET_CAP 8192
@@ -28,22 +29,11 @@ static inline struct kvbm_layout_config small_config(void)
                                        .num_heads = HEADS};
 }
 
-static inline struct kvbm_layout *layout_on(const struct kvbm_layout_config *config,
-                                            enum kvbm_storage_kind kind)
-{
-    const struct kvbm_storage_opts storage = {.size = sizeof(storage), .kind = kind};
-    struct kvbm_allocator allocator = kvbm_allocator_of(&storage);
-    struct kvbm_layout *layout = NULL;
-
-    assert_int_equal(kvbm_layout_allocate(config, &allocator, &layout), 0);
-    return layout;
-}
-
 static inline struct kvbm_layout *small_layout(void)
 {
     struct kvbm_layout_config config = small_config();
 
-    return layout_on(&config, KVBM_STORAGE_SYSTEM);
+    return allocate(&config, KVBM_STORAGE_SYSTEM);
 }
 
 static inline struct kvbm_agent *agent_named(const char *name, uint64_t worker)
@@ -62,6 +52,22 @@ static inline size_t bytes_of(const struct kvbm_blockset *set, uint8_t bytes[SET
 
     assert_true(len > 0);
     return (size_t)len;
+}
+
+/** An agent with one set: as bytes, those of its last generation. */
+struct owner {
+    struct kvbm_agent *agent;
+    struct kvbm_layout *layout;
+    struct kvbm_blockset *set;
+    uint8_t bytes[SET_CAP];
+    size_t len;
+};
+
+static inline void owner_fini(struct owner *o)
+{
+    kvbm_blockset_destroy(o->set);
+    assert_int_equal(kvbm_agent_destroy(o->agent), 0);
+    kvbm_layout_destroy(o->layout);
 }
 
 /** Put a checksum under changed bytes, as if they had been written so. */

@@ -35,15 +35,6 @@ static struct kvbm_blockset_opts full_opts(const struct kvbm_layout *layout)
                                        .n_transports = 3};
 }
 
-/* Export a full set and return its bytes; the agent and the layout stay for the test's end. */
-struct owner {
-    struct kvbm_agent *agent;
-    struct kvbm_layout *layout;
-    struct kvbm_blockset *set;
-    uint8_t bytes[SET_CAP];
-    size_t len;
-};
-
 static void owner_init(struct owner *o)
 {
     struct kvbm_blockset_opts opts;
@@ -53,13 +44,6 @@ static void owner_init(struct owner *o)
     opts = full_opts(o->layout);
     assert_int_equal(kvbm_blockset_export(o->agent, &opts, &o->set), 0);
     o->len = bytes_of(o->set, o->bytes);
-}
-
-static void owner_fini(struct owner *o)
-{
-    kvbm_blockset_destroy(o->set);
-    assert_int_equal(kvbm_agent_destroy(o->agent), 0);
-    kvbm_layout_destroy(o->layout);
 }
 
 static void test_there_and_back(void **state)
@@ -222,7 +206,7 @@ static void test_bad_exports(void **state)
     assert_int_equal(try_export(o.agent, &opts), 0);
     opts.layout = NULL;
     assert_int_equal(try_export(o.agent, &opts), -EINVAL);
-    opts.layout = nowhere = layout_on(&headless, KVBM_STORAGE_NULL);
+    opts.layout = nowhere = allocate(&headless, KVBM_STORAGE_NULL);
     assert_int_equal(try_export(o.agent, &opts), -EINVAL);
     len = kvbm_layout_serialise(o.layout, bytes, sizeof(bytes), NULL);
     assert_int_equal(kvbm_layout_deserialise(bytes, (size_t)len, &foreign), 0);

@@ -18,15 +18,6 @@
 #include "index/random.h"
 #include "peer_unit.h"
 
-/* A peer with one set of @id, as bytes of its generation. */
-struct owner {
-    struct kvbm_agent *agent;
-    struct kvbm_layout *layout;
-    struct kvbm_blockset *set;
-    uint8_t bytes[SET_CAP];
-    size_t len;
-};
-
 static void owner_export(struct owner *o, uint32_t id, bool writable, uint64_t lifetime_ms)
 {
     struct kvbm_blockset_opts opts = {.size = sizeof(opts),
@@ -50,13 +41,6 @@ static void owner_init(struct owner *o, const char *name, uint64_t worker)
     o->agent = agent_named(name, worker);
     o->layout = small_layout();
     owner_export(o, 0, false, 0);
-}
-
-static void owner_fini(struct owner *o)
-{
-    kvbm_blockset_destroy(o->set);
-    assert_int_equal(kvbm_agent_destroy(o->agent), 0);
-    kvbm_layout_destroy(o->layout);
 }
 
 static int import(struct kvbm_agent *reader, const struct owner *o)

@@ -6,12 +6,11 @@ import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "e2e"))
 import kvtest  # noqa: E402
-from kvtest import BUILD, SANITIZED, SLOW, SOURCE, check, equal, flip_bit, preload_sanitizer, run, skip, wait_until  # noqa: E402,F401
+from kvtest import BUILD, SANITIZED, SLOW, SOURCE, check, equal, flip_bit, preload_sanitizer, run, skip, skip_all, wait_until  # noqa: E402,F401
 
 preload_sanitizer("libkvbm.so")  # starts this program anew where it is needed
 if not (BUILD / "python/kvasir/_abi.py").exists():
-    print("skipped: python3-pycparser was missing when the tree was built")
-    sys.exit(77)
+    skip_all("python3-pycparser was missing when the tree was built")
 sys.path.insert(0, str(BUILD / "python"))
 os.environ["KVASIR_LIBRARY_PATH"] = str(BUILD / "lib")
 sys.dont_write_bytecode = True

@@ -3,17 +3,15 @@
 import errno
 import os
 import random
-import sys
 
-from kvpython import check, equal, raises, run  # first: it finds the package
+from kvpython import check, equal, raises, run, skip_all  # first: it finds the package
 import kvasir
 from kvasir import layout
 
 try:
     import numpy
 except ImportError:
-    print("skipped: numpy is needed")
-    sys.exit(77)
+    skip_all("python3-numpy is needed")
 
 BLOCKS, SIZE, HEADS, DIM = 7, 4, 2, 8
 

@@ -13,6 +13,7 @@ import select
 import subprocess
 import sys
 import threading
+import time
 
 from kvpython import BUILD, SLOW, check, equal, folder, raises, run  # first: it finds the package
 import kvasir
@@ -154,8 +155,8 @@ def test_damage_is_a_miss_and_is_mended():
                         damaged += 1
         equal(damaged, 1, "files with the first chunk")
         with driver(path) as ours:
+            ours.client._store.discard = lambda key: time.sleep(3600)  # a store that doesn't answer must not hold up drain_completions()
             equal(ours.get(keys, [50000] * 2)[1], [None, blocks[1]], "get")
-            ours.client._queue.drain(60 * SLOW)  # the damaged chunk's deletion
             equal(ours.exists(keys), (True, [False, True]), "a chunk that didn't verify is gone")
             equal(ours.set(keys, blocks), (True, None), "set again")
             equal(ours.get(keys, [50000] * 2), (True, blocks), "mended")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """kvasir.offload: jobs against a dictionary, few buffers, lost bytes, a store that is down, and a process killed in mid-store."""
 import hashlib
+import mmap
 import os
 import pathlib
 import random
@@ -27,10 +28,10 @@ def key_of(i):
 
 
 class Engine:
-    """Host memory of an engine: chunks, written before they are stored."""
+    """Host memory of an engine: chunks, written before they are stored. @pages: whole pages, which the library uses itself."""
 
-    def __init__(self, n=64, **options):
-        self.memory, self.n = bytearray(n * CHUNK), n
+    def __init__(self, n=64, pages=True, **options):
+        self.memory, self.n = mmap.mmap(-1, n * CHUNK) if pages else memoryview(bytearray(n * CHUNK + 8))[8:], n
         self.tier = Offload(self.memory, CHUNK, fingerprint="m", **options)
         self.jobs = 0
 
@@ -79,7 +80,17 @@ class Engine:
     def close(self):
         self.tier.close()
         equal(self.tier.busy, False, "busy")
-        self.memory.clear()  # a BufferError if the tier still held it
+        free(self.memory)
+
+
+def free(memory):
+    """Free an engine's memory: a BufferError if the tier still holds it."""
+    if isinstance(memory, mmap.mmap):
+        memory.close()
+    else:
+        owner = memory.obj
+        memory.release()
+        owner.clear()
 
 
 def test_sizes():
@@ -93,9 +104,9 @@ def test_against_a_dictionary_with_few_buffers():
     seed = int(os.environ.get("KV_TEST_SEED", random.randrange(1 << 32)))
     print("seed", seed)
     rng = random.Random(seed)
-    for staging in (8, 64):
+    for pages, staging in ((True, 8), (False, 8), (False, 64)):
         with folder() as path:
-            engine, model = Engine(disk=path, disk_bytes="16MiB", staging_blocks=staging), set()
+            engine, model = Engine(pages=pages, disk=path, disk_bytes="16MiB", staging_blocks=staging), set()
             keys = [key_of(i) for i in range(200)]
             for _ in range(25):
                 some = rng.sample(keys, rng.randrange(1, 40))
@@ -103,6 +114,7 @@ def test_against_a_dictionary_with_few_buffers():
                 if rng.random() < 0.5:
                     equal(engine.store(some, chunks), [True] * len(some), "stored")
                     model.update(some)
+                    check(not pages or all(engine.tier.lookup(key) == HIT for key in some), "found when the job has ended")
                 else:
                     engine.tier.flush()
                     found = [engine.lookup(key) for key in some]
@@ -110,16 +122,22 @@ def test_against_a_dictionary_with_few_buffers():
                     equal(engine.load(some, chunks), [key in model for key in some], "loaded")
                     for key in some:
                         engine.tier._lost.pop(key, None)
+            equal(engine.tier._direct, pages, "without buffers")
             engine.close()
-            again = Engine(disk=path, disk_bytes="16MiB")
+            again = Engine(pages=not pages, disk=path, disk_bytes="16MiB")
             equal([again.lookup(key) for key in keys], [HIT if key in model else ABSENT for key in keys], "after a restart")
             equal(again.load(keys[:60], range(60)), [key in model for key in keys[:60]], "loaded after a restart")
             again.close()
 
 
 def test_many_jobs_at_once():
+    for pages in (True, False):
+        many_jobs(pages)
+
+
+def many_jobs(pages):
     with folder() as path:
-        engine = Engine(n=128, disk=path, disk_bytes="16MiB", staging_blocks=8, max_jobs=4)
+        engine = Engine(n=128, pages=pages, disk=path, disk_bytes="16MiB", staging_blocks=8, max_jobs=4)
         keys = [key_of(i) for i in range(128)]
         for i, key in enumerate(keys):
             engine.put(i, content(key))
@@ -144,16 +162,16 @@ def test_many_jobs_at_once():
 
 
 def test_closed_with_jobs_that_have_ended_and_others_under_way():
-    for jobs in (1, 40):
+    for jobs, pages in ((1, False), (1, True), (40, False), (40, True)):
         with folder() as path:
-            engine, keys = Engine(disk=path, disk_bytes="4MiB"), [key_of(i) for i in range(40)]
+            engine, keys = Engine(pages=pages, disk=path, disk_bytes="4MiB"), [key_of(i) for i in range(40)]
             for job in range(jobs):
                 engine.put(job, content(keys[job]))
                 engine.tier.store(job, [keys[job]], [job])
             if jobs == 1:
                 select.select([engine.tier._manager.fileno()], [], [], 60)  # it has ended; nobody took its result
             engine.tier.close()
-            engine.memory.clear()  # a BufferError if the tier still held it
+            free(engine.memory)
             equal(len(engine.tier.finished()) if not engine.tier._rounds else -1, jobs, "results")
 
 

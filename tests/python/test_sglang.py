@@ -16,7 +16,7 @@ import threading
 import time
 from types import SimpleNamespace
 
-from kvpython import SLOW, check, equal, flip_bit, folder, raises, run, wait_until  # first: it finds the package
+from kvpython import SLOW, check, equal, flip_bit, folder, raises, run, skip_all, wait_until  # first: it finds the package
 from redistest import Server
 import kvasir
 import kvasir.store
@@ -26,8 +26,7 @@ from kvasir.sglang import HiCache
 try:
     import numpy
 except ImportError:
-    print("skipped: numpy is not installed")
-    raise SystemExit(77) from None
+    skip_all("python3-numpy is needed")
 
 PAGE, LAYERS, HEADS, DIM, PAGES = 4, 3, 2, 8, 160
 LAYOUTS = ("page_first", "layer_first", "page_first_direct")

@@ -14,14 +14,13 @@ import sys
 import time
 import types
 
+from kvpython import check, equal, folder, raises, run, skip_all  # first: it finds the package
+import kvasir.store
+
 try:
     import numpy
 except ImportError:
-    print("skipped: python3-numpy is needed")
-    sys.exit(77)
-
-from kvpython import check, equal, folder, raises, run  # first: it finds the package
-import kvasir.store
+    skip_all("python3-numpy is needed")
 
 SIZE, LAYERS, DIM = 4, ("a", "b"), 8
 ROLES = enum.Enum("KVConnectorRole", "SCHEDULER WORKER")
@@ -224,6 +223,33 @@ def test_damage_is_computed_again():
             engine.shutdown()
         with kvasir.store.open(path) as store:
             equal(bytes(store.get(key)), right, "the block")
+
+
+def test_a_thread_that_dies_and_a_store_that_cannot_be_closed():
+    """Nothing waits for results that nobody takes: loads have failed, steps overwrite blocks, and shutdown() raises nothing."""
+    with folder() as path:
+        engine = Engine(path)
+        engine.run(Request("first", prompt(1)))
+        engine.shutdown()
+        engine, request = Engine(path), Request("again", prompt(1))
+        worker, close = engine.workers[0].worker, engine.scheduler.scheduler.queue.close
+
+        def broken(job, result):
+            raise RuntimeError("a thread that dies")
+
+        def stuck():
+            raise kvasir.Error(110, "stuck")
+
+        worker._settle = broken
+        equal(engine.run(request), 0, "blocks loaded")
+        for number in range(20):  # blocks are used again and again
+            engine.run(Request(f"later {number}", prompt(number)))
+        engine.scheduler.scheduler.queue.close = stuck
+        queue = engine.scheduler.scheduler.queue
+        engine.shutdown()
+        queue.close = close
+        queue.close()
+        queue.store.close()
 
 
 def test_refusals():

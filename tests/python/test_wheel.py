@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wheel as its users have it: built, checked, installed into an empty environment of every Python here, and used."""
+import fnmatch
 import glob
 import os
 import pathlib
@@ -10,11 +11,10 @@ import sys
 import tempfile
 import zipfile
 
-from kvpython import BUILD, SANITIZED, SOURCE, check, equal, run, skip
+from kvpython import BUILD, SANITIZED, SOURCE, check, equal, run, skip, skip_all
 
 if SANITIZED:
-    print("skipped: a wheel is of a release build")
-    sys.exit(77)
+    skip_all("a wheel is of a release build")
 WORK = pathlib.Path(tempfile.mkdtemp(prefix="kvasir-wheel-test-"))
 USE = """
 import os, sys, kvasir, kvasir.store
@@ -62,6 +62,14 @@ def pythons():
 def environment():
     """Variables without those that would lead past the installed package."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("KVASIR_", "PYTHON", "KV_"))}
+
+
+def test_the_guide_names_it():
+    """Each command of the guide that installs the wheel finds it."""
+    patterns = re.findall(r"^pip install build/(.+?[.]whl)", (SOURCE / "docs/python.md").read_text(encoding="utf-8"), re.M)
+    check(len(patterns) >= 3, f"commands in the guide: {patterns}")
+    for pattern in patterns:
+        check(fnmatch.fnmatchcase(built().name, pattern.replace("$(uname -m)", os.uname().machine)), pattern)
 
 
 def test_tag_is_true():

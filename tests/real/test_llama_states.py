@@ -12,8 +12,7 @@ import tempfile
 from realtest import *
 
 if not importlib.util.find_spec("xllamacpp") or not importlib.util.find_spec("gguf"):
-    print("skipped: xllamacpp and gguf are needed (tests/real/make_env.sh installs them)")
-    sys.exit(77)
+    skip_all("xllamacpp and gguf are needed (tests/real/make_env.sh installs them)")
 sys.path.insert(0, str(BUILD / "python"))
 os.environ["KVASIR_LIBRARY_PATH"] = str(BUILD / "lib")
 

@@ -4,9 +4,10 @@
 vLLM's TieringOffloadingSpec makes the manager from a configuration, as its connector does. This program plays the connector's
 scheduler: requests look up their chunks, "compute" the missing ones into the host memory, and read the others from there. The
 bytes of a chunk follow from its key, so that a wrong one is seen at once. `KV_MEASURE=FOLDER` measures it there, beside vLLM's
-own `fs` tier.
+own `fs` tier; KV_OPTIONS has more options of ours, as JSON.
 """
 import hashlib
+import json
 import os
 import pathlib
 import signal
@@ -103,6 +104,9 @@ class Scheduler:
         rest = keys[found:]
         if rest:
             output = self.call(self.manager.prepare_store, rest, context)
+            if output is None:  # all chunks are being stored
+                self.wait()
+                output = self.call(self.manager.prepare_store, rest, context)
             if output is not None and output.keys_to_store:
                 for key, chunk in zip(output.keys_to_store, output.store_spec.chunk_ids):
                     at = int(chunk)
@@ -113,13 +117,17 @@ class Scheduler:
         self.step((context.req_id,))
         return found == len(keys)
 
-    def settle(self):
+    def wait(self):
         """Step until no job is under way."""
         limit = time.monotonic() + 120
         while self.manager.has_pending_work():
             check(time.monotonic() < limit, "jobs have no end")
             self.step()
             time.sleep(0.002)
+
+    def settle(self):
+        """Step until all that was stored has reached the tiers below."""
+        self.wait()
         for secondary in self.manager.secondary_tiers:
             secondary.chunks.flush()
 
@@ -286,7 +294,7 @@ def measure(folder):
 
 
 if __name__ == "__main__":
-    OPTIONS = {"disk_buffered": True} if os.environ.get("KV_BUFFERED") else {}
+    OPTIONS = json.loads(os.environ.get("KV_OPTIONS", "{}"))  # of our tier
     if os.environ.get("KV_MEASURE"):
         measure(os.environ["KV_MEASURE"])
         sys.exit(0)

@@ -314,6 +314,41 @@ static void hits_are_pinned(void **state)
     kvs_file_vtable()->close(h);
 }
 
+/* A chunk that another writer replaced while ours is pending, flushed or not, is read as everybody reads it. When the other's is
+ * damaged, ours is read. */
+static void replaced_while_pending(void **state)
+{
+    static const char *const options[] = {"", "?sums=files"};
+    (void)state;
+
+    for (uint64_t n = 710; n < 714; n++) {
+        kv_store_v1 *h = unit_open(options[n % 2]), *other = unit_open(options[n % 2]);
+        char path[512];
+        uint8_t key[8];
+
+        assert_int_equal(unit_put(h, n, blob, 1000), 0);
+        if (n < 712) {
+            assert_int_equal(kvs_file_publish(h, NULL, NULL, 0), 0);
+            unit_key(key, n);
+            assert_int_equal(kvs_file_delete_chunk(other, key, sizeof(key)), 0);
+        }
+        assert_int_equal(unit_put(other, n, blob + 5000, 900), 0);
+        assert_int_equal(unit_get(h, n, blob, 1000), 0);
+        assert_int_equal(unit_publish(other, "o", "x"), 0);
+        assert_int_equal(unit_get(other, n, blob + 5000, 900), 0);
+        assert_int_equal(unit_get(h, n, blob + 5000, 900), 0);
+        unit_path(path, n);
+        if (n != 711) {                  /* the side-car of what was flushed is theirs now */
+            unit_write(path, blob, 900); /* damages theirs */
+            assert_int_equal(unit_get(h, n, blob, 1000), 0);
+            assert_int_equal(unit_publish(h, "m", "x"), 0);
+            assert_int_equal(unit_get(other, n, blob, 1000), 0);
+        }
+        kvs_file_vtable()->close(h);
+        kvs_file_vtable()->close(other);
+    }
+}
+
 /* One that only a lease keeps fails the publication when it is deleted by hand, and the next save stores it. */
 static void deleted_hits_fail_the_publication(void **state)
 {
@@ -471,6 +506,7 @@ int main(void)
         cmocka_unit_test(first_put_stays),
         cmocka_unit_test(known_chunks_stay_what_they_are),
         cmocka_unit_test(hits_are_pinned),
+        cmocka_unit_test(replaced_while_pending),
         cmocka_unit_test(deleted_hits_fail_the_publication),
         cmocka_unit_test(dead_writers_are_swept),
         cmocka_unit_test(a_child_leaves_the_handle_alone),

@@ -305,6 +305,85 @@ static void snapshots_claim_nothing(void **state)
     kvs_file_vtable()->close(h);
 }
 
+/* -- Damage ------------------------------------------------------------------------------------ */
+
+static size_t refs_load(const char *path, uint8_t *ret, size_t cap)
+{
+    FILE *file = fopen(path, "rb");
+    size_t n;
+
+    assert_non_null(file);
+    n = fread(ret, 1, cap, file);
+    fclose(file);
+    return n;
+}
+
+/* Save chunk @n under the name, and count how often it is noted. */
+static int save_and_note(kv_store_v1 *h, const char *name, uint64_t n)
+{
+    assert_true(unit_put(h, n, blob, 100) >= 0);
+    assert_int_equal(unit_publish(h, name, "x"), 0);
+    return noted(h, name, n);
+}
+
+/* A list with a damaged record may lack a chunk that is needed: it isn't complete, for good. */
+static void damage_makes_a_list_incomplete(void **state)
+{
+    kv_store_v1 *h = unit_open("");
+    uint8_t whole[256], broken[256];
+    char path[256];
+    size_t len;
+    (void)state;
+
+    snprintf(path, sizeof(path), "%s/.kvasir/refs/frail", unit_dir);
+    for (uint64_t n = 5500; n < 5503; n++)
+        assert_int_equal(save_and_note(h, "frail", n), 1);
+    len = refs_load(path, whole, sizeof(whole));
+    assert_int_equal(len, 3 * 13);
+    for (size_t at = 0; at < len; at++) {
+        memcpy(broken, whole, len);
+        broken[at] ^= 1;
+        unit_write(path, broken, len);
+        assert_int_equal(noted(h, "frail", 5500), -ENOENT);
+        assert_int_equal(save_and_note(h, "frail", 5503), -ENOENT);
+    }
+    unit_write(path, "", 0);
+    assert_int_equal(noted(h, "frail", 5500), -ENOENT);
+    unit_write(path, whole, len);
+    assert_int_equal(noted(h, "frail", 5500), 1);
+    kvs_file_vtable()->close(h);
+}
+
+/* The beginning of a record that a crash leaves is no publication's: the next one cuts it off. */
+static void torn_ends_are_cut_off(void **state)
+{
+    kv_store_v1 *h = unit_open("");
+    uint8_t whole[256] = {0};
+    char path[256];
+    size_t len;
+    (void)state;
+
+    snprintf(path, sizeof(path), "%s/.kvasir/refs/torn", unit_dir);
+    for (uint64_t n = 5600; n < 5602; n++)
+        assert_int_equal(save_and_note(h, "torn", n), 1);
+    len = refs_load(path, whole, sizeof(whole));
+    assert_int_equal(len, 26);
+    memcpy(whole + len, whole, 13);
+    for (size_t more = 1; more < 13; more++) {
+        unit_write(path, whole, len + more);
+        assert_int_equal(noted(h, "torn", 5600), -ENOENT);
+        assert_int_equal(save_and_note(h, "torn", 5602), 1);
+        assert_int_equal(noted(h, "torn", 5601), 1);
+    }
+    memset(whole + len, 0, 100);
+    unit_write(path, whole, len + 100);
+    assert_int_equal(save_and_note(h, "torn", 5603), 1);
+    unit_write(path, whole + len, 100); /* nothing but zeros */
+    assert_int_equal(save_and_note(h, "torn", 5604), 1);
+    assert_int_equal(noted(h, "torn", 5600), 0);
+    kvs_file_vtable()->close(h);
+}
+
 /* -- Foreign writers --------------------------------------------------------------------------- */
 
 /* Another program replaced the manifest: what was noted for the one before says nothing of it. */
@@ -342,6 +421,8 @@ int main(void)
         cmocka_unit_test(threads_share_a_handle),
         cmocka_unit_test(snapshot_amid_a_save),
         cmocka_unit_test(snapshots_claim_nothing),
+        cmocka_unit_test(damage_makes_a_list_incomplete),
+        cmocka_unit_test(torn_ends_are_cut_off),
         cmocka_unit_test(foreign_manifests),
     };
 

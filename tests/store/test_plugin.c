@@ -378,7 +378,7 @@ static void test_no_plugin(void **state)
 
 static void test_tables(void **state)
 {
-    char hole[8];
+    char hole[16];
     (void)state;
 
     setenv("BROKEN_TABLE", "null", 1);
@@ -539,7 +539,15 @@ static void test_results(void **state)
 static int lying_exists(kv_store_v1 *s, const uint8_t *h, size_t l, size_t n, uint8_t *ret)
 {
     (void)s, (void)h, (void)l;
-    memset(ret, 2, n);
+    memset(ret, 3, n);
+    return 0;
+}
+
+static int looking(kv_store_v1 *s, const uint8_t *h, size_t l, size_t n, uint8_t *ret)
+{
+    (void)s, (void)h, (void)l;
+    for (size_t i = 0; i < n; i++)
+        ret[i] = (uint8_t)(i % 3);
     return 0;
 }
 
@@ -649,7 +657,7 @@ static void test_lying_extensions(void **state)
     const void *data[2] = {"a", "b"};
     const size_t lens[2] = {1, 1};
     struct kvs_store *store;
-    uint8_t present[2];
+    uint8_t present[2], states[3];
     void *got[2];
     size_t got_len[2];
     int each[2], n = 0;
@@ -674,6 +682,13 @@ static void test_lying_extensions(void **state)
     assert_int_equal(n, 0);
     assert_int_equal(kvs_list_chunks(store, stop, &n), 42);
     assert_int_equal(n, 1);
+    kvs_close(store);
+    ext.exists_chunks = looking; /* a damaged chunk is missing, but for kvs_look */
+    assert_int_equal(kvs_open_with(memory_vtable(), &ext, "memory://looks", false, &store), 0);
+    assert_int_equal(kvs_look(store, "123456789abc", 4, 3, states), 0);
+    assert_memory_equal(states, ((uint8_t[]){KVS_MISSING, KVS_THERE, KVS_DAMAGED}), 3);
+    assert_int_equal(kvs_exists(store, "123456789abc", 4, 3, states), 0);
+    assert_memory_equal(states, ((uint8_t[]){0, 1, 0}), 3);
     kvs_close(store);
 }
 

@@ -203,7 +203,7 @@ static void test_no_room_for_new(void **state)
     kvbm_disk_close(disk);
 }
 
-/* To grow: what was there stays, and can be opened as it was. */
+/* To grow: what was there stays, and can be opened as it was. The other volume serves meanwhile. */
 static void test_no_room_to_grow(void **state)
 {
     struct kvbm_disk_opts opts = disk_opts(2, 20), more = disk_opts(2, 200);
@@ -215,8 +215,23 @@ static void test_no_room_to_grow(void **state)
     use_all(disk, &opts);
     kvbm_disk_close(disk);
     for (int call = 0; call < 4; call++) {
-        assert_int_equal(open_refusing(&more, ENOSPC, call, 1, &larger), -ENOSPC);
-        assert_null(larger);
+        struct kvbm_disk_stats stats;
+
+        if (call < 2) { /* neither has room */
+            assert_int_equal(open_refusing(&more, ENOSPC, call, 5, &larger), -ENOSPC);
+            assert_null(larger);
+        }
+        assert_int_equal(open_refusing(&more, ENOSPC, call, 1, &larger), 0);
+        kvbm_disk_get_stats(larger, &stats);
+        assert_int_equal(stats.volumes_down, 1);
+        for (uint32_t i = 0; i < 20; i++) {
+            disk_fill(want, 8192, i);
+            if (i % 2 != (uint32_t)call / 2)
+                assert_int_equal(disk_read(larger, i, i, back, 8192), 0);
+            assert_int_equal(kvbm_disk_usable(larger, i), i % 2 != (uint32_t)call / 2);
+        }
+        kvbm_disk_close(larger);
+        larger = NULL;
         if (call < 2)
             assert_int_equal(stat_of(0, "slots").st_size, size);
         disk = disk_open(&opts);

@@ -3,6 +3,8 @@
  * belong to something else. */
 #include "tier/disk_unit.h"
 
+#include <sys/file.h>
+
 #include "tier/disk/format.h"
 
 enum { EACH = 12, SLOT_BYTES = 8192, KEYS = 40, DIRS = 4 };
@@ -390,16 +392,77 @@ static void test_another_owners(void **state)
     is_intact(file_of(0, "slots"));
 }
 
+static int lock_file(const char *path)
+{
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+
+    assert_true(fd >= 0);
+    assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), 0);
+    return fd;
+}
+
+/* A volume that another process has, or another owner's: the other one serves. */
+static void test_one_unusable(void **state)
+{
+    struct kvbm_disk_opts opts;
+    struct kvbm_disk *disk = NULL;
+    int fd;
+
+    (void)state;
+    fill((int[]){0, 1}, 2, 20);
+    fd = lock_file(file_of(1, "index"));
+    disk = open_dirs((int[]){0, 1}, 2);
+    assert_int_equal(n_down(disk), 1);
+    assert_int_equal(look(disk).n, 10);
+    kvbm_disk_close(disk);
+    opts = opts_of((int[]){1}, 1);
+    assert_int_equal(kvbm_disk_open(&opts, &disk), -EBUSY); /* without another volume */
+    close(fd);
+    assert_int_equal(n_found((int[]){0, 1}, 2), 20);
+    if (geteuid() != 0)
+        skip_because("only root can give files away");
+    assert_int_equal(chown(file_of(1, "slots"), 12345, 12345), 0);
+    disk = open_dirs((int[]){0, 1}, 2);
+    assert_int_equal(n_down(disk), 1);
+    assert_int_equal(look(disk).n, 10);
+    kvbm_disk_close(disk);
+    assert_int_equal(chown(file_of(1, "slots"), 0, 0), 0);
+    assert_int_equal(n_found((int[]){0, 1}, 2), 20);
+}
+
+/* Another program has an empty file of the tier's name: a wait of seconds, not of a minute. */
+static void test_lock_without_header(void **state)
+{
+    struct kvbm_disk_opts opts = opts_of((int[]){0}, 1);
+    struct kvbm_disk *disk = NULL;
+    int fd = lock_file(file_of(0, "index"));
+    uint64_t begin = kv_now_ns();
+
+    (void)state;
+    assert_int_equal(kvbm_disk_open(&opts, &disk), -EBUSY);
+    assert_true(kv_now_ns() - begin >= 2 * KV_NS_PER_S); /* a maker would have had time */
+    assert_true(kv_now_ns() - begin < 25 * KV_NS_PER_S);
+    close(fd);
+    disk = disk_open(&opts);
+    kvbm_disk_close(disk);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, disk_setup, disk_teardown)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_order),          TEST(test_dropped_and_joined),
-        TEST(test_missing),        TEST(test_comes_back_older),
-        TEST(test_sizes),          TEST(test_older_files),
-        TEST(test_random),         TEST(test_not_ours),
+        TEST(test_order),
+        TEST(test_dropped_and_joined),
+        TEST(test_missing),
+        TEST(test_comes_back_older),
+        TEST(test_sizes),
+        TEST(test_older_files),
+        TEST(test_random),
+        TEST(test_not_ours),
         TEST(test_another_owners),
+        TEST(test_one_unusable),
+        TEST(test_lock_without_header),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

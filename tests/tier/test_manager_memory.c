@@ -40,12 +40,18 @@ static void shared_close(struct shared *s)
     close(s->fd);
 }
 
-static void start(struct world *w, struct shared *s, uint64_t extra)
+/* A manager's options, with the whole of a new shared memory as its host tier. */
+static void lend(struct world *w, struct shared *s, size_t len)
 {
     world_init(w, N);
-    shared_open(s, N * HOST_STRIDE + extra);
+    shared_open(s, len);
     w->opts.host_memory = s->mine;
     w->opts.host_bytes = s->len;
+}
+
+static void start(struct world *w, struct shared *s, uint64_t extra)
+{
+    lend(w, s, N * HOST_STRIDE + extra);
     w->opts.disk = w->disk;
     w->opts.disk_bytes = UINT64_C(64) * HOST_STRIDE;
     w->opts.disk_buffered = true;
@@ -225,10 +231,7 @@ static void test_memory_beyond_its_file(void **state)
     (void)state;
     if (!kernel_populates())
         return;
-    world_init(&w, N);
-    shared_open(&s, N * HOST_STRIDE);
-    w.opts.host_memory = s.mine;
-    w.opts.host_bytes = s.len;
+    lend(&w, &s, N * HOST_STRIDE);
     assert_int_equal(ftruncate(s.fd, (off_t)(s.len - 4096)), 0);
     for (int again = 0; again < 2; again++) /* a refusal gives the memory back */
         assert_int_equal(kvbm_manager_create(&w.opts, &made), -ENOSPC);
@@ -250,11 +253,8 @@ static void test_memory_is_touched(void **state)
     (void)state;
     if (!kernel_populates())
         return;
-    world_init(&w, N);
-    shared_open(&s, N * HOST_STRIDE);
+    lend(&w, &s, N * HOST_STRIDE);
     memset(s.theirs, 0x5a, 4096);
-    w.opts.host_memory = s.mine;
-    w.opts.host_bytes = s.len;
     assert_int_equal(kvbm_manager_create(&w.opts, &made), 0);
     assert_int_equal(mincore(s.theirs, s.len, pages), 0);
     for (size_t i = 0; i < sizeof(pages); i++)

@@ -694,7 +694,7 @@ static void test_directories(void **state)
 
     snprintf(twice, sizeof(twice), "%s:%s", w.dir, other); /* two volumes that are one */
     w.opts.disk = twice;
-    assert_true(kvbm_manager_create(&w.opts, &second) < 0);
+    assert_int_equal(kvbm_manager_create(&w.opts, &second), -EBUSY);
     assert_null(second);
     w.opts.disk = ":"; /* none */
     assert_int_equal(kvbm_manager_create(&w.opts, &second), -EINVAL);

@@ -5,6 +5,8 @@
 #include "base/unit.h"
 // clang-format on
 
+#include <ftw.h>
+
 #define CACHE_BLOCKS 512u
 #include "base/error.h"
 #include "manager_shaky.h"
@@ -58,6 +60,34 @@ static void stored_and_forgotten(struct world *w, uint32_t n, uint32_t timeout_m
     world_start(w);
     world_attach(w, false);
     shaky->exists = 0;
+}
+
+/* -- damaged blocks ----------------------------------------------------------------------------- */
+
+static int cut_short(const char *path, const struct stat *st, int type, struct FTW *at)
+{
+    (void)at;
+    if (type == FTW_F && strstr(path, "/chunks/") && st->st_size > 64)
+        assert_int_equal(truncate(path, st->st_size - 1), 0);
+    return 0;
+}
+
+/* A lookup finds them damaged before any load: they are misses, and each counts as bad once. */
+static void test_damaged(void **state)
+{
+    struct world w;
+
+    (void)state;
+    stored_and_forgotten(&w, 4, 0);
+    assert_int_equal(nftw(strchr(w.object, '/') + 2, cut_short, 16, FTW_PHYS), 0);
+    EXPECT_SOON(all(&w, 1000, 6, KVBM_MISS));
+    assert_int_equal(world_stats(&w).object.bad, 4);
+    assert_int_equal(world_stats(&w).object.failed, 0);
+    shaky->exists = 0;
+    EXPECT_SOON(all(&w, 1000, 6, KVBM_PENDING) || shaky->exists); /* asked for again */
+    EXPECT_SOON(all(&w, 1000, 6, KVBM_MISS));
+    assert_int_equal(world_stats(&w).object.bad, 4);
+    world_fini(&w);
 }
 
 /* -- a question beside a removal ---------------------------------------------------------------- */
@@ -477,6 +507,7 @@ static void test_many_prompts_cold(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_damaged),
         cmocka_unit_test(test_removed_meanwhile),
         cmocka_unit_test(test_one_fails),
         cmocka_unit_test(test_all_fail),

@@ -239,6 +239,62 @@ static void test_damaged(void **state)
     kvbm_object_close(o);
 }
 
+/* Number of chunks damaged by spoil_file, which takes one kind of damage after the other. */
+static int n_spoilt;
+
+static int spoil_file(const char *path, const struct stat *st, int type, struct FTW *at)
+{
+    int how = n_spoilt % 5;
+
+    (void)at;
+    if (type != FTW_F || !strstr(path, "/chunks/") || st->st_size < BLOCK)
+        return 0;
+    n_spoilt++;
+    if (how < 2) {
+        assert_int_equal(truncate(path, how ? 0 : st->st_size - 7), 0);
+        return 0;
+    }
+    assert_int_equal(unlink(path), 0);
+    if (how == 2)
+        assert_int_equal(mkfifo(path, 0600), 0);
+    else if (how == 3)
+        assert_int_equal(mkdir(path, 0700), 0);
+    else
+        assert_int_equal(symlink("/nowhere", path), 0);
+    return 0;
+}
+
+/* A look that finds chunks damaged counts each of them as bad, and once. */
+static void test_damage_seen_by_a_look(void **state)
+{
+    struct kvbm_object_opts opts = default_opts(folder);
+    struct kvbm_object *o = open_with(&opts);
+    (void)state;
+
+    expect(o, KVBM_OBJECT_PUT, 0, 10, 0);
+    kvbm_object_close(o);
+    n_spoilt = 0;
+    assert_int_equal(nftw(folder, spoil_file, 16, FTW_PHYS), 0);
+    assert_int_equal(n_spoilt, 10);
+    o = open_with(&opts);
+    expect(o, KVBM_OBJECT_EXISTS, 0, 10, -EBADMSG);
+    assert_int_equal(stats_of(o).bad, 10);
+    assert_int_equal(stats_of(o).exists, 10);
+    expect(o, KVBM_OBJECT_EXISTS, 0, 10, -ENOENT);
+    expect(o, KVBM_OBJECT_EXISTS, 10, 2, -ENOENT);
+    assert_int_equal(stats_of(o).bad, 10);
+    expect(o, KVBM_OBJECT_PUT, 0, 10, 0); /* stored again */
+    expect(o, KVBM_OBJECT_EXISTS, 0, 10, 0);
+    expect(o, KVBM_OBJECT_GET, 0, 10, 0);
+    n_spoilt = 0;
+    assert_int_equal(nftw(folder, spoil_file, 16, FTW_PHYS), 0);
+    assert_int_equal(n_spoilt, 10);
+    expect(o, KVBM_OBJECT_EXISTS, 0, 10, -EBADMSG); /* damaged anew: counted anew */
+    assert_int_equal(stats_of(o).bad, 20);
+    assert_false(stats_of(o).open);
+    kvbm_object_close(o);
+}
+
 /* The bytes of docs/formats.md, put together by hand. */
 static void test_format(void **state)
 {
@@ -678,6 +734,7 @@ int main(void)
         cmocka_unit_test_setup(test_separate, fresh_folder),
         cmocka_unit_test_setup(test_spoilt, fresh_folder),
         cmocka_unit_test_setup(test_damaged, fresh_folder),
+        cmocka_unit_test_setup(test_damage_seen_by_a_look, fresh_folder),
         cmocka_unit_test_setup(test_format, fresh_folder),
         cmocka_unit_test_setup(test_collected, fresh_folder),
         cmocka_unit_test_setup(test_touched, fresh_folder),

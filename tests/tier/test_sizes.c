@@ -16,6 +16,7 @@
 #include <poll.h>
 #include <sys/mman.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "kv_event.h"
 #include "kv_index.h"
@@ -55,6 +56,11 @@
     FROZEN(kvbm_shard, 32)           \
     FROZEN(kvbm_transport_key, 16)   \
     FROZEN(kvbm_block_at, 16)        \
+    FROZEN(kvbm_plan_rank, 40)       \
+    FROZEN(kvbm_plan_part, 16)       \
+    FROZEN(kvbm_plan_copy, 136)      \
+    FROZEN(kvbm_plan_piece, 24)      \
+    FROZEN(kvbm_plan_heads, 8)       \
     FROZEN(kvs_chunk_ref, 20)        \
     FROZEN(kvs_done, 80)             \
     FROZEN(kv_block, 16)             \
@@ -90,6 +96,8 @@ static struct {
     struct kvbm_copier *copier;
     struct kvbm_agent *agent, *peer;
     struct kvbm_remote_set *remote;          /* a set of peer that agent has imported */
+    struct kvbm_session *session;            /* of agent with peer */
+    struct kvbm_blockset *lent;              /* of peer: blocks that agent may lease */
     struct kvbm_layout *other;               /* like the cache's */
     struct kve_publisher *publisher, *quiet; /* quiet: publishes nothing */
     struct kvi_index *index;
@@ -384,36 +392,11 @@ static int manager_stats(void *ret)
     return kvbm_manager_get_stats(t.w.m, ret);
 }
 
-static int agent(void *opts)
-{
-    struct kvbm_agent *made = NULL;
-    int rc = kvbm_agent_create(opts, &made);
+/* ---- peers, the other libraries ---- */
 
-    return rc < 0 ? rc : kvbm_agent_destroy(made);
-}
-
-static int blockset(void *opts)
-{
-    struct kvbm_blockset *made = NULL;
-    int rc = kvbm_blockset_export(t.agent, opts, &made);
-
-    kvbm_blockset_destroy(made);
-    return rc;
-}
-
-static int remote_layout(void *ret)
-{
-    return kvbm_remote_set_layout(t.remote, ret);
-}
-
-static int remote_info(void *ret)
-{
-    return kvbm_remote_set_get_info(t.remote, ret);
-}
-
-/* ---- the other libraries ---- */
-
+#include "sizes_directory.h"
 #include "sizes_libraries.h"
+#include "sizes_peers.h"
 
 /* ---- the table ---- */
 
@@ -421,6 +404,7 @@ static int remote_info(void *ret)
 #define UP_TO(type, field) \
     ((offsetof(struct type, field) + sizeof(((struct type *)0)->field) + STEP - 1) / STEP * STEP)
 
+static struct kvbm_session_opts session_ = {.timeout_ms = 60000};
 static struct kvbm_storage_opts storage_ = {.kind = KVBM_STORAGE_SYSTEM,
                                             .bytes = 10000,
                                             .huge_pages = true,
@@ -483,6 +467,8 @@ static struct kvbm_agent_opts agent_ = {
 static struct kvbm_blockset_opts blockset_ = {
     .id = 5, .writable = true, .shard = {.n_ranks = 1}, .lifetime_ms = 1000};
 
+static struct kvbm_shared_opts shared_ = {.bytes = 100, .n_blocks = 1, .touch_threads = 1};
+
 static struct kvi_opts index_opts = {.max_blocks = 1000};
 static struct kve_reader_opts reader_ = {.block_size = 16, .ignore_mm_keys = true};
 static struct kve_publisher_opts publisher_ = {.endpoint = "tcp://127.0.0.1:*",
@@ -543,9 +529,20 @@ static const struct row {
     {"kvbm_agent_opts", sizeof(agent_), UP_TO(kvbm_agent_opts, name), &agent_, agent, 0},
     {"kvbm_blockset_opts", sizeof(blockset_), UP_TO(kvbm_blockset_opts, layout), &blockset_,
      blockset, 0},
+    {"kvbm_block_source", sizeof(source_), sizeof(source_), &source_, source, 0},
+    {"kvbm_lease_read_opts", sizeof(read_), UP_TO(kvbm_lease_read_opts, n), &read_, lease_read, 0},
+    {"kvbm_shared_opts", sizeof(shared_), UP_TO(kvbm_shared_opts, n_blocks), &shared_, shared, 0},
     {"kvbm_layout_config, remote", sizeof(struct kvbm_layout_config), LEAST, NULL, remote_layout,
      0},
+    {"kvbm_directory_opts", sizeof(directory_), UP_TO(kvbm_directory_opts, changed), &directory_,
+     directory, 0},
+    {"kvbm_directory_peer", sizeof(directory_peer_), sizeof(directory_peer_), &directory_peer_,
+     directory_self, 0},
+    {"kvbm_directory_info", sizeof(struct kvbm_directory_info), LEAST, NULL, directory_info, 0},
+    {"kvbm_session_opts", sizeof(session_), OPTIONAL, &session_, session, 0},
+    {"kvbm_session_info", sizeof(struct kvbm_session_info), LEAST, NULL, session_info, 0},
     {"kvbm_remote_set_info", sizeof(struct kvbm_remote_set_info), LEAST, NULL, remote_info, 0},
+    {"kvbm_hint", sizeof(struct kvbm_hint), LEAST, NULL, hint, 0},
     {"kvi_opts", sizeof(index_opts), OPTIONAL, &index_opts, index_, 0},
     {"kvi_stats", sizeof(struct kvi_stats), LEAST, NULL, index_stats, 0},
     {"kve_reader_opts", sizeof(reader_), UP_TO(kve_reader_opts, block_size), &reader_, reader, 0},
@@ -749,9 +746,9 @@ static int read_header(const char *path)
 static void test_all_structs(void **state)
 {
     static const char *const headers[] = {
-        "kv_types.h",     "kv_event.h",       "kv_index.h",   "kv_store.h",    "kvbm.h",
-        "kvbm_tokens.h",  "kvbm_layout.h",    "kvbm_pool.h",  "kvbm_events.h", "kvbm_transfer.h",
-        "kvbm_manager.h", "kv_store_async.h", "kvbm_remote.h"};
+        "kv_types.h",     "kv_event.h",       "kv_index.h",    "kv_store.h",      "kvbm.h",
+        "kvbm_tokens.h",  "kvbm_layout.h",    "kvbm_pool.h",   "kvbm_events.h",   "kvbm_transfer.h",
+        "kvbm_manager.h", "kv_store_async.h", "kvbm_remote.h", "kvbm_directory.h"};
     const char *tree = getenv("KV_SOURCE_DIR");
     int n = 0;
 
@@ -906,20 +903,31 @@ static void open_peers(void)
 {
     struct kvbm_agent_opts opts = {.size = sizeof(opts), .name = "sizes"};
     struct kvbm_blockset_opts set_opts = {.size = sizeof(set_opts), .layout = t.other};
+    const char *const loopback = "tcp:127.0.0.1:0";
+    struct kvbm_blockset_opts lent = {
+        .size = sizeof(lent), .id = 9, .layout = t.other, .source = &source_};
     struct kvbm_blockset *set = NULL;
+    char endpoint[128];
     uint8_t bytes[4096];
     long len;
 
     blockset_.layout = t.other;
+    read_.to = t.other;
+    source_.size = sizeof(source_);
     assert_int_equal(kvbm_agent_create(&opts, &t.agent), 0);
     opts.name = "peer";
     opts.worker = 1;
+    opts.listen = &loopback;
+    opts.n_listen = 1;
     assert_int_equal(kvbm_agent_create(&opts, &t.peer), 0);
     assert_int_equal(kvbm_blockset_export(t.peer, &set_opts, &set), 0);
     len = kvbm_blockset_serialise(set, bytes, sizeof(bytes), NULL);
     assert_true(len > 0);
     kvbm_blockset_destroy(set);
     assert_int_equal(kvbm_blockset_import(t.agent, bytes, (size_t)len, &t.remote), 0);
+    assert_true(kvbm_agent_endpoint(t.peer, 0, endpoint, sizeof(endpoint), NULL) > 0);
+    assert_int_equal(kvbm_blockset_export(t.peer, &lent, &t.lent), 0);
+    assert_int_equal(kvbm_session_open(t.agent, endpoint, NULL, &t.session), 0);
 }
 
 static int setup(void **state)
@@ -955,6 +963,8 @@ static int teardown(void **state)
     kvi_destroy(t.index);
     kvs_close(t.store);
     kvbm_copier_destroy(t.copier);
+    assert_int_equal(kvbm_session_close(t.session), 0);
+    kvbm_blockset_destroy(t.lent);
     assert_int_equal(kvbm_agent_destroy(t.agent), 0);
     assert_int_equal(kvbm_agent_destroy(t.peer), 0);
     kvbm_layout_destroy(t.other);

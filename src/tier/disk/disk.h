@@ -56,17 +56,17 @@ struct kvbm_disk_opts {
 };
 
 /**
- * Open a store, or create its files. The files are locked: -EBUSY when another process has them,
- * after waiting 1 s for the kernel to release those of a killed process. Existing files are kept
- * when fingerprint, key_len and slot_bytes are equal, in any order of directories. n_slots and
- * n_directories may differ: a file grows, or records beyond its end are dropped. -ENOSPC when the
- * volumes have no room for n_slots.
+ * Open a store, or create its files. The files are locked: -EBUSY when another process has them.
+ * Waits 1 s for the kernel to release those of a killed process, and 5 s for a process that may be
+ * making them. Existing files are kept when fingerprint, key_len and slot_bytes are equal, in any
+ * order of directories. n_slots and n_directories may differ: a file grows, or records beyond its
+ * end are dropped. -ENOSPC when the volumes have no room for n_slots and none has files of before.
  *
- * A volume is missing when its directory doesn't exist, or its files can't be read (-EIO,
- * -EROFS...). Its slots aren't usable, the log says so, and the statistics count it as down. When
- * all volumes are missing, open returns the first one's error. Files that belong to something else
- * are refused: -ELOOP (symbolic link), -EMLINK (hard link), -EPERM (another owner), -EISDIR,
- * -ENXIO.
+ * A volume is missing when its directory doesn't exist, or its files can't be read (-EIO, -EROFS,
+ * -EACCES...). So it is when its files belong to another owner (-EPERM) or process (-EBUSY), or have
+ * no room (-ENOSPC). Its slots aren't usable, the log says so, and the statistics count it as down.
+ * When all volumes are missing, open returns the first one's error. Files that belong to something
+ * else are refused: -ELOOP (symbolic link), -EMLINK (hard link), -EISDIR, -ENXIO.
  */
 int kvbm_disk_open(const struct kvbm_disk_opts *opts, struct kvbm_disk **ret);
 /**
@@ -155,8 +155,9 @@ size_t kvbm_disk_find(struct kvbm_disk *disk, uint32_t group,
 /**
  * Invalidate the slots' records durably, for keys that were reset. @commits[i]: only when the record
  * of slot i is still of that commit, or still unknown; NULL: whatever they hold. Waits for writes of
- * the slots that are under way. Slots that fail become unknown. Blocks; don't call it from a done callback. Returns 0; the first error, after
- * which all other slots are forgotten; -EAGAIN, -EINVAL, -ENOMEM or -ESHUTDOWN: none is.
+ * the slots that are under way. Slots that fail become unknown. Blocks; don't call it from a done
+ * callback. Returns 0; the first error, after which all other slots are forgotten; -EAGAIN, -EINVAL,
+ * -ENOMEM or -ESHUTDOWN: none is.
  */
 int kvbm_disk_forget(struct kvbm_disk *disk, const uint32_t *slots, const uint64_t *commits,
                      size_t n);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Shared by the disk tier's parts: volumes (volume.c), opening (open.c), the store's thread
- * (disk.c), its work (work.c).
+ * Shared by the disk tier's parts: volumes (volume.c) and their files (volume_files.c), opening
+ * (open.c), the store's thread (disk.c), its work (work.c) and commits (commit.c).
  */
 #ifndef KVBM_TIER_DISK_IMPL_H
 #define KVBM_TIER_DISK_IMPL_H
@@ -26,7 +26,8 @@ struct kvbm_disk_op {
     struct kvbm_disk_io *io;
     struct kvbm_disk_op *next;                                     /* in one list at a time */
     void (*step)(struct kvbm_disk *disk, struct kvbm_disk_op *op); /* called when req is done */
-    void *bounce; /* aligned copy, where direct I/O can't use the caller's memory */
+    void *bounce;         /* aligned copy, where direct I/O can't use the caller's memory */
+    uint32_t lost_before; /* the volume's n_lost when the op began */
     uint8_t sum[16];
     uint8_t record[KVBM_DISK_MAX_RECORD];
 };
@@ -61,12 +62,14 @@ struct kvbm_disk_volume {
     uint32_t errors;  /* in a row */
     atomic_bool down; /* out of use: failed too often, or missing at open */
     bool missing, fresh;
+    bool waited;        /* for another process, and said so */
     bool beside;        /* in a subdirectory, because the directory has another model's files */
     uint32_t n_writing; /* blocks begun whose bytes aren't written yet */
     /* blocks of the running commit, and blocks that wait for the next one */
     struct kvbm_disk_list written, committing;
     bool commit_wanted, commit_running;
     uint32_t n_records; /* records being written */
+    uint32_t n_lost;    /* barriers that failed */
     struct kvbm_aio_req barrier;
 };
 
@@ -79,8 +82,8 @@ struct kvbm_disk {
     struct kvbm_disk_volume *volumes;
     pthread_t thread;
     bool started;
-    pthread_mutex_t
-        image_lock; /* volumes' images and unknown; only the store's thread writes them */
+    /* Guards the volumes' images and unknown, which only the store's thread writes. */
+    pthread_mutex_t image_lock;
 
     pthread_mutex_t lock; /* guards the fields below */
     pthread_cond_t wake;
@@ -117,6 +120,19 @@ static inline struct kvbm_disk_volume *kvbm_disk_volume_of(const struct kvbm_dis
     return &disk->volumes[slot % disk->n_volumes];
 }
 
+/* volume_files.c */
+/* Open and lock a volume's files in @directory, or in its subdirectory for this fingerprint. */
+int kvbm_disk_files_open(struct kvbm_disk_volume *volume, const char *directory, const char *name);
+/* Take over the files' header when both agree and fit the options, else mark the volume fresh. */
+int kvbm_disk_files_identify(struct kvbm_disk_volume *volume);
+/* Empty both files. Empties the index first, so that no record outlives its header. */
+int kvbm_disk_files_empty(struct kvbm_disk_volume *volume);
+int kvbm_disk_files_write_headers(struct kvbm_disk_volume *volume);
+/* Unlock and close the files and the directory. */
+void kvbm_disk_files_close(struct kvbm_disk_volume *volume);
+/* Read @len bytes, or fewer at the file's end. Returns their number or an error. */
+long kvbm_disk_read_all(int fd, void *memory, size_t len, uint64_t offset);
+
 /* newest.c: of several records of one key, drop all but the newest. Returns 0 or -ENOMEM. */
 int kvbm_disk_keep_newest(struct kvbm_disk *disk);
 
@@ -131,10 +147,33 @@ static inline bool kvbm_disk_record_of(const struct kvbm_disk *disk, uint32_t sl
 
 /* work.c; called by the store's thread only */
 void kvbm_disk_begin(struct kvbm_disk *disk);
-void kvbm_disk_barrier_done(struct kvbm_disk *disk, struct kvbm_aio_req *req);
 void kvbm_disk_sweep(struct kvbm_disk *disk);
-void kvbm_disk_commits(struct kvbm_disk *disk);
 void kvbm_disk_sums(struct kvbm_disk *disk);
+/* Judge a volume by the result of an operation: count failures, take it out of use after too many. */
+void kvbm_disk_judge(struct kvbm_disk_volume *volume, int status);
+/* Zero a slot's record in memory. The file's is unknown until a commit has the slot. */
+void kvbm_disk_zero_record(struct kvbm_disk *disk, uint32_t slot);
+/* Write op->record to the index, then step. */
+void kvbm_disk_write_record(struct kvbm_disk *disk, struct kvbm_disk_op *op,
+                            void (*step)(struct kvbm_disk *disk, struct kvbm_disk_op *op));
+/* End a write or a forget, whose slot others may then use. */
+void kvbm_disk_end_write(struct kvbm_disk *disk, struct kvbm_disk_op *op, int status);
+
+static inline bool kvbm_disk_is_write(const struct kvbm_disk_op *op)
+{
+    return op->work->kind == KVBM_DISK_WRITE;
+}
+
+/* True for forgetting a record that an earlier failure left unknown. */
+static inline bool kvbm_disk_is_retry(const struct kvbm_disk_op *op)
+{
+    return op->work->kind == KVBM_DISK_FORGET && op->io->commit_ == KVBM_DISK_UNKNOWN;
+}
+
+/* commit.c; called by the store's thread only */
+void kvbm_disk_commits(struct kvbm_disk *disk);
+void kvbm_disk_barrier_done(struct kvbm_disk *disk, struct kvbm_aio_req *req);
+
 /* disk.c: the store's thread, until close and the end of all work; @arg: the store */
 void *kvbm_disk_run(void *arg);
 /* disk.c: end an op; the last one ends its batch */

@@ -1,35 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A volume's two files: find, lock, create or reopen them; read the index into memory.
+ * All volumes of a store: open and close them, reserve their room, read their indexes into memory.
  *
  * Volumes are independent. A missing one keeps its slot numbers, down and without records, while
  * the other volumes serve.
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/random.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "base/beneath.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/le.h"
 #include "base/log.h"
 #include "base/room.h"
 #include "tier/disk/impl.h"
 
-enum {
-    CHUNK = 1 << 20, /* bytes of the index read at once */
-    LOCK_TRIES = 100,
-    LOCK_PAUSE_NS = 10000000,
-    MAKER_TRIES = 30 /* of LOCK_TRIES each: files without a header that another process has */
-};
+enum { CHUNK = 1 << 20 }; /* bytes of the index read at once */
 
 uint8_t *kvbm_disk_record_at(const struct kvbm_disk *disk, uint32_t slot)
 {
@@ -41,296 +30,6 @@ uint8_t *kvbm_disk_record_at(const struct kvbm_disk *disk, uint32_t slot)
 uint8_t *kvbm_disk_unknown_at(const struct kvbm_disk *disk, uint32_t slot)
 {
     return &kvbm_disk_volume_of(disk, slot)->unknown[slot / disk->n_volumes];
-}
-
-/* ---- files ---- */
-
-/* Lock a file. A killed process may still hold it for a moment, until the kernel has ended the
- * requests of its ring. */
-static int lock(int fd)
-{
-    for (int tries = 0; flock(fd, LOCK_EX | LOCK_NB) < 0; tries++) {
-        if (errno != EWOULDBLOCK && errno != EINTR)
-            return -errno;
-        if (tries == LOCK_TRIES)
-            return -EBUSY;
-        if (tries == 1)
-            kv_log_info("kvbm", "another process has a disk tier's files: retrying for 1 s", NULL);
-        nanosleep(&(struct timespec){.tv_nsec = LOCK_PAUSE_NS}, NULL);
-    }
-    return 0;
-}
-
-static int open_file(int directory, const char *name, const char *kind)
-{
-    char path[300];
-    struct stat st;
-    int fd, err;
-
-    if (snprintf(path, sizeof(path), "kvbm-%s.%s", name, kind) >= (int)sizeof(path))
-        return -ENAMETOOLONG;
-    fd = kv_beneath_file(directory, path, O_RDWR | O_CREAT, 0600, 0, NULL);
-    if (fd < 0)
-        return fd;
-    err = lock(fd);
-    if (err == 0 && fstat(fd, &st) < 0)
-        err = -errno;
-    if (err == 0 && !st.st_nlink) /* another process removed the file between open and lock */
-        err = -EBUSY;
-    if (err < 0) {
-        close(fd);
-        return err;
-    }
-    return fd;
-}
-
-/* Unlock and close. A child after fork() shares the open file: without the unlock the lock would
- * last as long as the child. */
-static void close_locked(const struct kvbm_disk *disk, int *fd)
-{
-    if (*fd < 0)
-        return;
-    if (getpid() == disk->process)
-        flock(*fd, LOCK_UN);
-    close(*fd);
-    *fd = -1;
-}
-
-/* Open and lock both files in the volume's directory. */
-static int open_both(struct kvbm_disk_volume *volume, const char *name)
-{
-    volume->index_fd = open_file(volume->directory_fd, name, "index");
-    if (volume->index_fd < 0)
-        return volume->index_fd;
-    volume->slots_fd = open_file(volume->directory_fd, name, "slots");
-    return volume->slots_fd < 0 ? volume->slots_fd : 0;
-}
-
-/* Read @len bytes, or fewer at the file's end. Returns their number. */
-static long read_all(int fd, void *memory, size_t len, uint64_t offset)
-{
-    size_t got = 0;
-
-    while (got < len) {
-        ssize_t n = pread(fd, (char *)memory + got, len - got, (off_t)(offset + got));
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return -errno;
-        if (n == 0)
-            break;
-        got += (size_t)n;
-    }
-    return (long)got;
-}
-
-static int write_all(int fd, const void *memory, size_t len, uint64_t offset)
-{
-    while (len) {
-        ssize_t n = pwrite(fd, memory, len, (off_t)offset);
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return n < 0 ? -errno : -EIO;
-        memory = (const char *)memory + n;
-        offset += (uint64_t)n;
-        len -= (size_t)n;
-    }
-    return 0;
-}
-
-/* ---- headers ---- */
-
-static bool is_like(const struct kvbm_disk_header *found, const struct kvbm_disk_header *want)
-{
-    return found->key_len == want->key_len && found->slot_bytes == want->slot_bytes &&
-           memcmp(found->fingerprint, want->fingerprint, 16) == 0;
-}
-
-static bool is_one_volume(const struct kvbm_disk_header *a, const struct kvbm_disk_header *b)
-{
-    return memcmp(a->uuid, b->uuid, 16) == 0 && a->volume == b->volume && a->of == b->of;
-}
-
-/* NOBODYS: there is none, or its header isn't written yet, or damaged. */
-enum owner { NOBODYS, OURS, OTHERS };
-
-/* Tell whose file @fd is: OTHERS means of another fingerprint, or of blocks of another size. */
-static enum owner owner_of(const struct kvbm_disk_volume *volume, int fd, enum kvbm_disk_file kind)
-{
-    uint8_t page[KVBM_DISK_PAGE];
-    struct kvbm_disk_header found;
-
-    if (fd < 0 || read_all(fd, page, sizeof(page), 0) != (long)sizeof(page) ||
-        kvbm_disk_header_read(page, kind, &found) < 0)
-        return NOBODYS;
-    return is_like(&found, &volume->header) ? OURS : OTHERS;
-}
-
-/* Look at the files in the volume's directory, which another process may have locked. */
-static enum owner owner_of_files(const struct kvbm_disk_volume *volume, const char *name)
-{
-    static const char *const kinds[] = {[KVBM_DISK_SLOTS] = "slots", [KVBM_DISK_INDEX] = "index"};
-    enum owner owner = NOBODYS;
-
-    for (int i = 0; i < 2; i++) {
-        enum owner one;
-        char path[300];
-        int fd;
-
-        snprintf(path, sizeof(path), "kvbm-%s.%s", name, kinds[i]);
-        fd = kv_beneath_file(volume->directory_fd, path, O_RDONLY, 0, 0, NULL);
-        one = owner_of(volume, fd, (enum kvbm_disk_file)i);
-        owner = KV_MAX(owner, one);
-        if (fd >= 0)
-            close(fd);
-    }
-    return owner;
-}
-
-/* ---- directories ---- */
-
-/* Go on in the subdirectory for this fingerprint and size of blocks. @make false: when there is one,
- * else -ENOENT. */
-static int enter_own(struct kvbm_disk_volume *volume, const char *directory, bool make)
-{
-    uint8_t both[16 + 16], sum[16];
-    char name[32];
-    bool made = false;
-    int fd;
-
-    memcpy(both, volume->header.fingerprint, 16);
-    kv_put_le64(both + 16, volume->header.key_len);
-    kv_put_le64(both + 24, volume->header.slot_bytes);
-    kvbm_disk_sum(both, sizeof(both), sum);
-    snprintf(name, sizeof(name), "kvbm-%02x%02x%02x%02x%02x%02x%02x%02x", sum[0], sum[1], sum[2],
-             sum[3], sum[4], sum[5], sum[6], sum[7]);
-    fd = kv_beneath_dir(volume->directory_fd, name, make ? 0700 : 0, &made);
-    if (fd < 0)
-        return fd;
-    if (made && fsync(volume->directory_fd) < 0)
-        kv_log_warn("kvbm", "a new directory may be gone after a power cut", "directory=%s", name);
-    if (make)
-        kv_log_warn("kvbm",
-                    "the disk tier's files are another model's: using a subdirectory, which takes "
-                    "disk_bytes more",
-                    "volume=%u directory=%s subdirectory=%s", volume->number, directory, name);
-    close(volume->directory_fd);
-    volume->directory_fd = fd;
-    volume->beside = true;
-    return 0;
-}
-
-static void unlock_both(struct kvbm_disk_volume *volume)
-{
-    close_locked(volume->disk, &volume->slots_fd);
-    close_locked(volume->disk, &volume->index_fd);
-}
-
-/* Open both files, or tell that they are another fingerprint's: 1. A process that is just making
- * them has the locks before it has written whose they are: wait for that. */
-static int open_ours(struct kvbm_disk_volume *volume, const char *name)
-{
-    int err = -EBUSY;
-
-    for (int tries = 0; err == -EBUSY && tries < MAKER_TRIES; tries++) {
-        enum owner owner = owner_of_files(volume, name);
-
-        if (owner == OTHERS)
-            return 1;
-        err = open_both(volume, name); /* tries for 1 s by itself */
-        if (err == -EBUSY)
-            unlock_both(volume);
-        if (owner == OURS)
-            break;
-    }
-    /* Another process may have been first, made them for another model and ended since the look. */
-    if (err == 0 && owner_of(volume, volume->index_fd, KVBM_DISK_INDEX) == OTHERS) {
-        unlock_both(volume);
-        return 1;
-    }
-    return err;
-}
-
-/*
- * Open the files of a volume. Another fingerprint's files stay: the volume goes into a subdirectory
- * then, which later opens prefer.
- */
-static int open_files(struct kvbm_disk_volume *volume, const char *directory, const char *name)
-{
-    int err;
-
-    volume->directory_fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (volume->directory_fd < 0)
-        return -errno;
-    err = enter_own(volume, directory, false);
-    if (err != -ENOENT)
-        return err < 0 ? err : open_both(volume, name);
-    err = open_ours(volume, name);
-    if (err <= 0)
-        return err;
-    err = enter_own(volume, directory, true);
-    return err < 0 ? err : open_both(volume, name);
-}
-
-/* Check a volume's headers. Returns 1: both are valid, agree, and fit the options; 0: no. A file
- * that can't be read is an error, so that a loose cable doesn't empty a volume. */
-static int take_over(struct kvbm_disk_volume *volume)
-{
-    const int fds[] = {[KVBM_DISK_SLOTS] = volume->slots_fd, [KVBM_DISK_INDEX] = volume->index_fd};
-    uint8_t page[KVBM_DISK_PAGE];
-    struct kvbm_disk_header found[2];
-
-    for (int i = 0; i < 2; i++) {
-        long len = read_all(fds[i], page, sizeof(page), 0);
-
-        if (len < 0)
-            return (int)len;
-        if (len < (long)sizeof(page) ||
-            kvbm_disk_header_read(page, (enum kvbm_disk_file)i, &found[i]) < 0 ||
-            !is_like(&found[i], &volume->header))
-            return 0;
-    }
-    if (!is_one_volume(&found[0], &found[1]))
-        return 0;
-    volume->header = found[0];
-    return 1;
-}
-
-static bool is_empty(const struct kvbm_disk_volume *volume)
-{
-    struct stat index, slots;
-
-    return fstat(volume->index_fd, &index) == 0 && fstat(volume->slots_fd, &slots) == 0 &&
-           !index.st_size && !slots.st_size;
-}
-
-/* Empty a volume. Empties the index first, so that no record outlives the header it belongs to. */
-static int make_empty(struct kvbm_disk_volume *volume)
-{
-    if (ftruncate(volume->index_fd, 0) < 0 || fdatasync(volume->index_fd) < 0 ||
-        ftruncate(volume->slots_fd, 0) < 0)
-        return -errno;
-    return 0;
-}
-
-static int write_headers(struct kvbm_disk_volume *volume)
-{
-    uint8_t page[KVBM_DISK_PAGE];
-    int err;
-
-    kvbm_disk_header_write(&volume->header, KVBM_DISK_SLOTS, page);
-    err = write_all(volume->slots_fd, page, sizeof(page), 0);
-    if (err == 0 && fsync(volume->slots_fd) < 0)
-        err = -errno;
-    kvbm_disk_header_write(&volume->header, KVBM_DISK_INDEX, page);
-    if (err == 0)
-        err = write_all(volume->index_fd, page, sizeof(page), 0);
-    if (err == 0 && (fsync(volume->index_fd) < 0 || fsync(volume->directory_fd) < 0))
-        err = -errno;
-    return err;
 }
 
 /* ---- room ---- */
@@ -393,15 +92,15 @@ static void read_image(struct kvbm_disk_volume *volume, size_t bytes)
     for (size_t at = 0; at < bytes; at += CHUNK) {
         size_t len = KV_MIN(bytes - at, (size_t)CHUNK);
 
-        if (read_all(volume->index_fd, volume->image + at, len, KVBM_DISK_PAGE + at) >= 0)
+        if (kvbm_disk_read_all(volume->index_fd, volume->image + at, len, KVBM_DISK_PAGE + at) >= 0)
             continue;
         kv_log_warn("kvbm", "a part of a disk tier's index can't be read", "volume=%u offset=%zu",
                     volume->number, at);
         for (size_t page = 0; page < len; page += KVBM_DISK_PAGE) {
             size_t rest = KV_MIN(len - page, (size_t)KVBM_DISK_PAGE);
 
-            if (read_all(volume->index_fd, volume->image + at + page, rest,
-                         KVBM_DISK_PAGE + at + page) < 0)
+            if (kvbm_disk_read_all(volume->index_fd, volume->image + at + page, rest,
+                                   KVBM_DISK_PAGE + at + page) < 0)
                 lose_image(volume, at + page, rest);
         }
     }
@@ -467,20 +166,31 @@ static void prepare(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts, u
     kvbm_disk_sum(fingerprint, strlen(fingerprint), volume->header.fingerprint);
 }
 
-/* True for errors of a disk that has died or is absent, as opposed to errors that an operator must
- * correct. */
+/* True for errors of a single volume: its disk has died or is absent, full or not ours to use. */
 static bool is_missing(int err)
 {
     return err == -ENOENT || err == -ENOTDIR || err == -EIO || err == -ENODEV || err == -ESTALE ||
-           err == -EROFS || err == -ENOTCONN || err == -EUCLEAN;
+           err == -EROFS || err == -ENOTCONN || err == -EUCLEAN || err == -EACCES ||
+           err == -EPERM || err == -EBUSY || err == -ENOSPC || err == -EDQUOT;
 }
 
-static void close_files(struct kvbm_disk_volume *volume)
+/* True when a volume beside @volume has files of before: a tier without any is refused where it
+ * doesn't fit. */
+static bool others_have_blocks(const struct kvbm_disk_volume *volume)
 {
-    unlock_both(volume);
-    if (volume->directory_fd >= 0)
-        close(volume->directory_fd);
-    volume->directory_fd = -1;
+    const struct kvbm_disk *disk = volume->disk;
+    bool any = false;
+
+    for (uint32_t i = 0; i < disk->n_volumes; i++)
+        any |= i != volume->number && !disk->volumes[i].missing && !disk->volumes[i].fresh;
+    return any;
+}
+
+/* Free the space that new files have reserved. */
+static void give_back(struct kvbm_disk_volume *volume)
+{
+    if (volume->fresh && kvbm_disk_files_empty(volume) < 0)
+        kv_log_warn("kvbm", "can't free the space of a new file", "volume=%u", volume->number);
 }
 
 /* Mark a missing volume as down and return 0. For other errors return @err. */
@@ -488,38 +198,27 @@ static int do_without(struct kvbm_disk_volume *volume, const char *directory, in
 {
     if (err == 0 || !is_missing(err))
         return err;
+    if ((err == -ENOSPC || err == -EDQUOT) && !others_have_blocks(volume))
+        return err;
     kv_log_error("kvbm",
                  "a disk tier's volume is missing: its blocks are unavailable until a restart",
-                 "volume=%u directory=%s errno=%d", volume->number, directory, -err);
-    close_files(volume);
+                 "volume=%u directory=%s errno=%d error=\"%s\"", volume->number, directory, -err,
+                 strerror(-err));
+    if (volume->slots_fd >= 0)
+        give_back(volume);
+    kvbm_disk_files_close(volume);
     volume->missing = true;
     volume->fresh = false;
     atomic_store_explicit(&volume->down, true, memory_order_relaxed);
     return 0;
 }
 
-static int identify(struct kvbm_disk_volume *volume)
-{
-    int ours = take_over(volume);
-
-    if (ours != 0)
-        return KV_MIN(ours, 0);
-    volume->fresh = true;
-    if (!is_empty(volume))
-        kv_log_warn("kvbm", "a disk tier's files are damaged: emptied", "volume=%u",
-                    volume->number);
-    return getrandom(volume->header.uuid, sizeof(volume->header.uuid), 0) ==
-                   (ssize_t)sizeof(volume->header.uuid)
-               ? 0
-               : -EAGAIN;
-}
-
 static int open_volume(struct kvbm_disk_volume *volume, bool buffered)
 {
-    int err = volume->fresh ? make_empty(volume) : 0;
+    int err = volume->fresh ? kvbm_disk_files_empty(volume) : 0;
 
     if (err == 0 && volume->fresh) /* first: others that wait see whose the files are */
-        err = write_headers(volume);
+        err = kvbm_disk_files_write_headers(volume);
     if (err == 0)
         err = reserve_both(volume);
     if (err == 0)
@@ -532,28 +231,54 @@ static int open_volume(struct kvbm_disk_volume *volume, bool buffered)
     return 0;
 }
 
-/* Free the space that new files have reserved, because another volume failed and the tier isn't
- * opened. */
-static void give_back(struct kvbm_disk *disk, uint32_t n)
+static int find_one(struct kvbm_disk_volume *volume, const struct kvbm_disk_opts *opts)
 {
-    for (uint32_t i = 0; i < n; i++)
-        if (disk->volumes[i].fresh && make_empty(&disk->volumes[i]) < 0)
-            kv_log_warn("kvbm", "can't free the space of a new file", "volume=%u", i);
+    const char *directory = opts->directories[volume->number];
+    int err = kvbm_disk_files_open(volume, directory, KV_OPT(opts, name, "cache"));
+
+    return err ? err : kvbm_disk_files_identify(volume);
+}
+
+/* True when another volume of the tier is in the same directory: its files are not another
+ * process's. */
+static bool is_named_twice(const struct kvbm_disk_volume *volume)
+{
+    const struct kvbm_disk *disk = volume->disk;
+    struct stat one, other;
+    bool twice = false;
+
+    if (fstat(volume->directory_fd, &one) < 0)
+        return false;
+    for (uint32_t i = 0; i < disk->n_volumes; i++)
+        twice |= i != volume->number && fstat(disk->volumes[i].directory_fd, &other) == 0 &&
+                 one.st_dev == other.st_dev && one.st_ino == other.st_ino;
+    return twice;
 }
 
 /* Find all files before any is changed. *ret_first: the error of the first missing volume. */
 static int find_volumes(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts, int *ret_first)
 {
+    int errs[KVBM_MAX_VOLUMES];
+    bool any = false;
+
+    for (uint32_t i = 0; i < disk->n_volumes; i++) {
+        errs[i] = find_one(&disk->volumes[i], opts);
+        any |= !errs[i];
+    }
     for (uint32_t i = 0; i < disk->n_volumes; i++) {
         struct kvbm_disk_volume *volume = &disk->volumes[i];
-        int err = open_files(volume, opts->directories[i], KV_OPT(opts, name, "cache")), rc;
+        int rc;
 
-        if (err == 0)
-            err = identify(volume);
-        rc = do_without(volume, opts->directories[i], err);
+        if (errs[i] == -EBUSY && is_named_twice(volume))
+            return -EBUSY;
+        if (errs[i] == -EBUSY && any) { /* its process may have been ending all the while */
+            kvbm_disk_files_close(volume);
+            errs[i] = find_one(volume, opts);
+        }
+        rc = do_without(volume, opts->directories[i], errs[i]);
         if (rc < 0)
             return rc;
-        *ret_first = *ret_first ? *ret_first : err;
+        *ret_first = *ret_first ? *ret_first : errs[i];
     }
     return 0;
 }
@@ -601,8 +326,8 @@ int kvbm_disk_volumes_open(struct kvbm_disk *disk, const struct kvbm_disk_opts *
     }
     if (err == 0 && !any_there(disk))
         err = first;
-    if (err < 0)
-        give_back(disk, n);
+    for (uint32_t i = 0; i < n && err < 0; i++) /* the tier isn't opened */
+        give_back(&disk->volumes[i]);
     disk->commit = KV_MAX(disk->commit, now_us());
     return err;
 }
@@ -613,7 +338,7 @@ void kvbm_disk_volumes_close(struct kvbm_disk *disk)
         free(disk->volumes[i].image);
         free(disk->volumes[i].busy);
         free(disk->volumes[i].unknown);
-        close_files(&disk->volumes[i]);
+        kvbm_disk_files_close(&disk->volumes[i]);
     }
     free(disk->volumes);
 }

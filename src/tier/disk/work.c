@@ -4,13 +4,8 @@
  *
  *   read    bytes ─► verified ─► done
  *             └► damaged: as forget, then done
- *   write   [old record zeroed ─►] bytes ─► written ─┐ commit of a volume, for all written blocks:
- *   forget  record zeroed ─────────────────► written ─┘   barrier(slots) ─► records ─►
- *                                                         barrier(index) ─► done
- *
- * A volume has one commit at a time; while it runs, bytes of the next one are written. A commit
- * begins when a batch is completely written (a caller waits for it), when no write runs, or when
- * many written blocks wait.
+ *   write   [old record zeroed ─►] bytes ─► written ─┐ commit of a volume, for all written blocks
+ *   forget  record zeroed ─────────────────► written ─┘ (commit.c)
  *
  * An old record is zeroed before its slot's bytes change, without a barrier of its own. After
  * SIGKILL the record is zero. After a power cut the old record may be back, over bytes that don't
@@ -26,25 +21,13 @@
 #include "tier/disk/impl.h"
 
 enum {
-    COMMIT_AT = 256, /* written blocks that start a commit */
-    DOWN_AFTER = 8,  /* errors in a row that take a volume out of use */
-    AHEAD = 4        /* ops begun beyond the executor's depth: depth / AHEAD */
+    DOWN_AFTER = 8, /* errors in a row that take a volume out of use */
+    AHEAD = 4       /* ops begun beyond the executor's depth: depth / AHEAD */
 };
-
-static bool is_write(const struct kvbm_disk_op *op)
-{
-    return op->work->kind == KVBM_DISK_WRITE;
-}
-
-/* True for forgetting a record that an earlier failure left unknown. */
-static bool is_retry(const struct kvbm_disk_op *op)
-{
-    return op->work->kind == KVBM_DISK_FORGET && op->io->commit_ == KVBM_DISK_UNKNOWN;
-}
 
 /* Judge a volume by the result of an operation: count failures, take it out of use after too
  * many. */
-static void judge(struct kvbm_disk_volume *volume, int status)
+void kvbm_disk_judge(struct kvbm_disk_volume *volume, int status)
 {
     static struct kv_log_rate rate;
 
@@ -71,7 +54,7 @@ static uint64_t slot_offset(const struct kvbm_disk *disk, uint32_t slot)
 }
 
 /* Zero a slot's record in memory. The file's is unknown until a commit has the slot. */
-static void zero_record(struct kvbm_disk *disk, uint32_t slot)
+void kvbm_disk_zero_record(struct kvbm_disk *disk, uint32_t slot)
 {
     pthread_mutex_lock(&disk->image_lock);
     memset(kvbm_disk_record_at(disk, slot), 0, disk->volumes[0].header.record_bytes);
@@ -88,8 +71,8 @@ static void know_record(struct kvbm_disk *disk, uint32_t slot)
 }
 
 /* Write op->record to the index, then step. */
-static void write_record(struct kvbm_disk *disk, struct kvbm_disk_op *op,
-                         void (*step)(struct kvbm_disk *disk, struct kvbm_disk_op *op))
+void kvbm_disk_write_record(struct kvbm_disk *disk, struct kvbm_disk_op *op,
+                            void (*step)(struct kvbm_disk *disk, struct kvbm_disk_op *op))
 {
     struct kvbm_disk_volume *volume = kvbm_disk_volume_of(disk, op->io->slot);
     uint32_t bytes = volume->header.record_bytes;
@@ -158,10 +141,11 @@ static bool forget_bad(struct kvbm_disk *disk, struct kvbm_disk_op *op)
     *busy = 1;
     disk->n_writing++;
     volume->n_writing++;
+    op->lost_before = volume->n_lost;
     op->work->n_unwritten++; /* alone in its batch: the commit begins at once */
-    zero_record(disk, op->io->slot);
+    kvbm_disk_zero_record(disk, op->io->slot);
     memset(op->record, 0, sizeof(op->record));
-    write_record(disk, op, invalidated);
+    kvbm_disk_write_record(disk, op, invalidated);
     return true;
 }
 
@@ -175,7 +159,7 @@ static void read_done(struct kvbm_disk *disk, struct kvbm_disk_op *op)
     if (op->req.ended) /* another program has cut the file; the device is fine */
         status = -EBADMSG;
     else
-        judge(kvbm_disk_volume_of(disk, op->io->slot), status);
+        kvbm_disk_judge(kvbm_disk_volume_of(disk, op->io->slot), status);
     if (status == 0) {
         kvbm_disk_sum(data, op->io->len, sum);
         if (memcmp(sum, op->sum, sizeof(sum)) != 0)
@@ -228,7 +212,7 @@ static void unblock(struct kvbm_disk *disk)
     pthread_mutex_unlock(&disk->lock);
 }
 
-static void end_write(struct kvbm_disk *disk, struct kvbm_disk_op *op, int status)
+void kvbm_disk_end_write(struct kvbm_disk *disk, struct kvbm_disk_op *op, int status)
 {
     struct kvbm_disk_volume *volume = kvbm_disk_volume_of(disk, op->io->slot);
 
@@ -245,20 +229,22 @@ static void written(struct kvbm_disk *disk, struct kvbm_disk_op *op)
     int status = op->req.status;
 
     disk->n_writing--;
-    if (status < 0 && !is_retry(op)) /* a retry's failure says nothing new of the volume */
-        judge(volume, status);
+    if (status < 0 && !kvbm_disk_is_retry(op)) /* a retry says nothing new of the volume */
+        kvbm_disk_judge(volume, status);
+    if (status == 0 && op->lost_before != volume->n_lost) /* see commit.c */
+        status = -EIO;
     if (status == 0)
         kvbm_disk_push(&volume->written, op);
     count_written(disk, op);
     if (status < 0)
-        end_write(disk, op, status);
+        kvbm_disk_end_write(disk, op, status);
 }
 
 static void invalidated(struct kvbm_disk *disk, struct kvbm_disk_op *op)
 {
     int status = op->req.status;
 
-    if (status < 0 || !is_write(op)) {
+    if (status < 0 || !kvbm_disk_is_write(op)) {
         written(disk, op);
         return;
     }
@@ -285,15 +271,17 @@ static int begin_write(struct kvbm_disk *disk, struct kvbm_disk_op *op)
 
     if (*busy)
         return -EBUSY;
-    if (!is_write(op) && op->io->commit_ && !unknown && (!there || entry.commit != op->io->commit_))
+    if (!kvbm_disk_is_write(op) && op->io->commit_ && !unknown &&
+        (!there || entry.commit != op->io->commit_))
         return -ENOENT;
     *busy = 1;
     disk->n_writing++;
     volume->n_writing++;
-    if (there || unknown || !is_write(op)) {
-        zero_record(disk, op->io->slot);
+    op->lost_before = volume->n_lost;
+    if (there || unknown || !kvbm_disk_is_write(op)) {
+        kvbm_disk_zero_record(disk, op->io->slot);
         memset(op->record, 0, sizeof(op->record));
-        write_record(disk, op, invalidated);
+        kvbm_disk_write_record(disk, op, invalidated);
     } else {
         op->req.status = 0;
         invalidated(disk, op);
@@ -308,141 +296,6 @@ void kvbm_disk_sums(struct kvbm_disk *disk)
 
     while ((op = kvbm_disk_shift(&disk->to_sum)))
         kvbm_disk_sum(op->io->data, op->io->len, op->sum);
-}
-
-/* ---- commits ---- */
-
-static bool only_retries(const struct kvbm_disk_list *list)
-{
-    const struct kvbm_disk_op *op = list->first;
-
-    while (op && is_retry(op))
-        op = op->next;
-    return list->first && !op;
-}
-
-static void commit_ended(struct kvbm_disk *disk, struct kvbm_disk_volume *volume, int status)
-{
-    struct kvbm_disk_list list = volume->committing;
-    struct kvbm_disk_op *op;
-
-    volume->committing = (struct kvbm_disk_list){0};
-    volume->commit_running = false;
-    if (status == 0 || !only_retries(&list))
-        judge(volume, status);
-    /* After a failed barrier the kernel may have dropped what was written before it, and the next
-     * barrier succeeds nevertheless: blocks of the next commit fail, too. */
-    while (status < 0 && (op = kvbm_disk_shift(&volume->written)))
-        kvbm_disk_push(&list, op);
-    while ((op = kvbm_disk_shift(&list))) {
-        if (status < 0) /* the bytes on the disk are unknown: drop the block's record in memory */
-            zero_record(disk, op->io->slot);
-        end_write(disk, op, status);
-    }
-}
-
-static void barrier(struct kvbm_disk *disk, struct kvbm_disk_volume *volume, int fd)
-{
-    volume->barrier = (struct kvbm_aio_req){
-        .op = KVBM_AIO_SYNC, .fd = fd, .done = kvbm_disk_io_done, .arg = disk};
-    kvbm_disk_hand_in(disk, &volume->barrier);
-}
-
-/* Go on when all records of a commit are written to the index file: sync it, or end the commit. */
-static void records_written(struct kvbm_disk *disk, struct kvbm_disk_volume *volume)
-{
-    if (disk->volatile_ || !volume->committing.n)
-        commit_ended(disk, volume, 0);
-    else
-        barrier(disk, volume, volume->index_fd);
-}
-
-static void record_written(struct kvbm_disk *disk, struct kvbm_disk_op *op)
-{
-    struct kvbm_disk_volume *volume = kvbm_disk_volume_of(disk, op->io->slot);
-
-    if (op->req.status == 0) {
-        kvbm_disk_push(&volume->committing, op);
-    } else {
-        judge(volume, op->req.status);
-        zero_record(disk, op->io->slot);
-        end_write(disk, op, op->req.status);
-    }
-    if (--volume->n_records == 0)
-        records_written(disk, volume);
-}
-
-/* Write the records of a commit, whose blocks are durable. */
-static void write_records(struct kvbm_disk *disk, struct kvbm_disk_volume *volume)
-{
-    struct kvbm_disk_list list = volume->committing;
-    struct kvbm_disk_op *op;
-
-    volume->committing = (struct kvbm_disk_list){0};
-    volume->n_records = 1; /* until all are handed in */
-    disk->commit++;
-    while ((op = kvbm_disk_shift(&list))) {
-        struct kvbm_disk_entry entry;
-
-        if (!is_write(op)) {
-            kvbm_disk_push(&volume->committing, op);
-            continue;
-        }
-        entry = (struct kvbm_disk_entry){.commit = disk->commit,
-                                         .len = op->io->len,
-                                         .position = op->io->position,
-                                         .group = op->io->group,
-                                         .has_parent = op->io->parent != NULL,
-                                         .key = op->io->key,
-                                         .parent = op->io->parent};
-        memcpy(entry.sum, op->sum, sizeof(entry.sum));
-        kvbm_disk_record_write(&volume->header, op->io->slot / disk->n_volumes, &entry, op->record);
-        pthread_mutex_lock(&disk->image_lock);
-        memcpy(kvbm_disk_record_at(disk, op->io->slot), op->record, volume->header.record_bytes);
-        pthread_mutex_unlock(&disk->image_lock);
-        volume->n_records++;
-        write_record(disk, op, record_written);
-    }
-    if (--volume->n_records == 0)
-        records_written(disk, volume);
-}
-
-void kvbm_disk_barrier_done(struct kvbm_disk *disk, struct kvbm_aio_req *req)
-{
-    struct kvbm_disk_volume *volume =
-        (struct kvbm_disk_volume *)((char *)req - offsetof(struct kvbm_disk_volume, barrier));
-
-    if (req->status < 0 || req->fd == volume->index_fd)
-        commit_ended(disk, volume, req->status);
-    else
-        write_records(disk, volume);
-}
-
-static void begin_commit(struct kvbm_disk *disk, struct kvbm_disk_volume *volume)
-{
-    bool bytes = false;
-
-    volume->committing = volume->written;
-    volume->written = (struct kvbm_disk_list){0};
-    volume->commit_running = true;
-    volume->commit_wanted = false;
-    for (const struct kvbm_disk_op *op = volume->committing.first; op && !bytes; op = op->next)
-        bytes = is_write(op);
-    if (bytes && !disk->volatile_)
-        barrier(disk, volume, volume->slots_fd);
-    else
-        write_records(disk, volume);
-}
-
-void kvbm_disk_commits(struct kvbm_disk *disk)
-{
-    for (uint32_t i = 0; i < disk->n_volumes; i++) {
-        struct kvbm_disk_volume *volume = &disk->volumes[i];
-
-        if (volume->written.n && !volume->commit_running &&
-            (volume->commit_wanted || !volume->n_writing || volume->written.n >= COMMIT_AT))
-            begin_commit(disk, volume);
-    }
 }
 
 /* ---- scheduling ---- */

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/log.h"
+#include "bm/layout.h"
 #include "tier/manager/manager.h"
 
 static const char *what_differs(const struct kvbm_layout_config *host,
@@ -58,6 +59,9 @@ int kvbm_cache_attach(struct kvbm_manager *m, const struct kvbm_cache_opts *opts
         cache->n_heads = kvbm_layout_get_config(opts->layout)->num_heads;
     cache->partial =
         cache->n_heads && cache->n_heads != kvbm_layout_get_config(m->layout)->num_heads;
+    cache->direct = kvbm_direct_fits(m, cache->layout);
+    cache->base = cache->layout->places[0].addr;
+    cache->stride = cache->layout->shape.block_stride;
     wrong = what_differs(kvbm_layout_get_config(m->layout), kvbm_layout_get_config(cache->layout),
                          cache->n_heads, cache->first_head);
     if (!wrong && cache->pool && cache->pool->registry != m->registry)

@@ -45,6 +45,7 @@ static const struct key {
     KEY(U32, io_depth),          KEY(U32, max_offload),
     KEY(U32, max_jobs),          KEY(BOOL, io_registered),
     KEY(GPU_COPY, gpu_copy),     KEY(BOOL, object_when_evicted),
+    KEY(BOOL, host_shared),
 #undef KEY
 #undef POLICY_KEYS
 };

@@ -75,10 +75,50 @@ static int queue_grow(struct kvbm_manager *m, struct kvbm_queue *q)
     return 0;
 }
 
+/* Move the entries that @job waits for behind the others, and order those anew. Returns the number of
+ * the others, which the queue has left. */
+static uint32_t set_apart(struct kvbm_queue *q, const struct kvbm_job_ *job)
+{
+    uint32_t kept = 0;
+
+    for (uint32_t i = 0; i < q->n; i++) {
+        struct kvbm_down down = q->heap[i];
+
+        if (down.through == job)
+            continue;
+        q->heap[i] = q->heap[kept];
+        q->heap[kept] = down;
+        sift_up(q->heap, kept++);
+    }
+    return kept;
+}
+
+void kvbm_queue_drop_of(struct kvbm_job_ *job)
+{
+    struct kvbm_manager *m = job->pin->manager;
+
+    job->pin->refs++; /* the last of its offloads ends the job */
+    for (enum kv_tier to = KV_TIER_DISK; to <= KV_TIER_EXTERNAL; to++) {
+        struct kvbm_queue *q = &m->offload.queues[to];
+        uint32_t end = q->n;
+
+        q->n = set_apart(q, job);
+        for (uint32_t i = q->n; i < end; i++) {
+            struct kvbm_down down = q->heap[i];
+
+            kvbm_stats_of(m, to)->dropped++;
+            kvbm_down_ended(&down, false);
+        }
+    }
+    kvbm_pin_put(job->pin);
+}
+
 /* Finish an offload, successful or not: drop its pin and wake the jobs that wait for it. */
 void kvbm_down_ended(struct kvbm_down *down, bool arrived)
 {
-    if (down->through)
+    if (down->through && down->through->pin->direct)
+        kvbm_direct_through(down->through, down->index, arrived);
+    else if (down->through)
         kvbm_job_through(down->through, arrived);
     if (down->cache)
         down->cache->n_jobs--;

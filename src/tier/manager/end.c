@@ -79,6 +79,7 @@ static bool in_use(struct kvbm_manager *m)
 
 void kvbm_manager_free(struct kvbm_manager *m, uint64_t deadline)
 {
+    kvbm_lending_stop(m);
     kvbm_copier_destroy(m->copier);
     kvbm_disk_close(m->disk_store);
     kvbm_object_close_by(m->object_store, deadline);
@@ -90,6 +91,7 @@ void kvbm_manager_free(struct kvbm_manager *m, uint64_t deadline)
     kvbm_registry_destroy(m->registry);
     kvbm_layout_destroy(m->layout);
     kvbm_memory_return(m);
+    kvbm_shared_destroy(m->shared);
     for (enum kv_tier tier = KV_TIER_HOST; tier < KV_N_TIERS; tier++) {
         free(m->offload.queues[tier].heap);
         kvbm_sketch_fini(&m->offload.offers[tier]);

@@ -89,10 +89,11 @@ static void add(struct kvbm_fetch *fetch, uint32_t i, const struct kvbm_mutable 
 {
     struct kvbm_pin *pin = fetch->pin;
     struct kvbm_item *item = &pin->items[i];
-    void *data = kvbm_host_address(pin->manager, block->handle.block);
+    void *data;
 
     item->state = ITEM_FETCHED;
     item->host = block->handle;
+    data = kvbm_pin_data(pin, i);
     fetch->index[fetch->n] = i;
     if (fetch->tier == KV_TIER_DISK)
         fetch->disk_ios[fetch->n++] = (struct kvbm_disk_io){.slot = item->source.block,
@@ -105,7 +106,7 @@ static void add(struct kvbm_fetch *fetch, uint32_t i, const struct kvbm_mutable 
             (struct kvbm_object_io){.group = pin->group, .key = kvbm_pin_key(pin, i), .data = data};
     kvbm_set_add(&pin->manager->pins.pending, kvbm_pin_hash(pin, i));
     pin->n_fetched++;
-    pin->manager->pins.n_object_fetched += fetch->tier == KV_TIER_EXTERNAL;
+    pin->manager->pins.n_object_fetched += fetch->tier == KV_TIER_EXTERNAL && !pin->direct;
 }
 
 static void fetch_done(struct kvbm_manager *m, struct kvbm_note *note);
@@ -208,8 +209,10 @@ static void arrived(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier, bool kn
             kvbm_offload_items(pin, i, 1, NULL);
     }
     item->found = true;
-    m->stats.host.blocks_in++;
-    m->stats.host.bytes_in += m->block_bytes;
+    if (!pin->direct) {
+        m->stats.host.blocks_in++;
+        m->stats.host.bytes_in += m->block_bytes;
+    }
     kvbm_stats_of(m, tier)->hits++;
 }
 
@@ -276,7 +279,7 @@ static void end(struct kvbm_fetch *fetch, int all)
     }
     if (!disk) {
         pin->object_window -= fetch->n;
-        pin->manager->pins.n_object_fetched -= fetch->n;
+        pin->manager->pins.n_object_fetched -= pin->direct ? 0 : fetch->n;
     }
 }
 
@@ -369,9 +372,9 @@ static void launch(struct kvbm_fetch *fetch)
 /* Begin to fetch the items of @index from @tier. Items without room keep their state. */
 static void fetch_some(struct kvbm_pin *pin, enum kv_tier tier, const uint32_t *index, uint32_t n)
 {
-    struct kvbm_mutable blocks[KVBM_BATCH];
+    struct kvbm_mutable blocks[KVBM_BATCH] = {0};
     bool room = kvbm_set_reserve(&pin->manager->pins.pending, n) == 0;
-    uint32_t got = room ? kvbm_take_blocks(pin->manager->host, blocks, n) : 0;
+    uint32_t got = !room ? 0 : pin->direct ? n : kvbm_take_blocks(pin->manager->host, blocks, n);
     struct kvbm_fetch *fetch = got ? fetch_new(pin, tier) : NULL;
 
     if (!fetch) {
@@ -395,7 +398,7 @@ static void from_disk(struct kvbm_pin *pin)
 {
     uint8_t keys[KVBM_BATCH * KVBM_MAX_KEY];
     struct kvbm_immutable held[KVBM_BATCH];
-    uint32_t index[KVBM_BATCH], n;
+    uint32_t index[KVBM_BATCH] = {0}, n;
 
     for (uint32_t at = 0; (n = pick(pin, KV_TIER_DISK, &at, index, keys)) > 0;) {
         uint32_t found = 0;
@@ -439,7 +442,7 @@ static void nobody_feeds(struct kvbm_pin *pin)
 static void from_object(struct kvbm_pin *pin)
 {
     uint8_t keys[KVBM_BATCH * KVBM_MAX_KEY];
-    uint32_t index[KVBM_BATCH], n, got, at = 0;
+    uint32_t index[KVBM_BATCH] = {0}, n, got, at = 0;
 
     for (int i = 0; i < WINDOW && !pin->object_missed; i++) {
         n = pick(pin, KV_TIER_EXTERNAL, &at, index, keys);
@@ -455,7 +458,7 @@ static void from_object(struct kvbm_pin *pin)
         }
         if (!n)
             break;
-        got = KV_MIN(n, share_left(pin->manager));
+        got = pin->direct ? n : KV_MIN(n, share_left(pin->manager));
         if (got)
             fetch_some(pin, KV_TIER_EXTERNAL, index, got);
         for (uint32_t k = got; k < n; k++)

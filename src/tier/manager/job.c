@@ -27,7 +27,7 @@ static void release_sources(struct kvbm_job_ *job)
     free(job->sources);
 }
 
-static void finish(struct kvbm_job_ *job)
+void kvbm_job_finish(struct kvbm_job_ *job)
 {
     struct kvbm_manager *m = job->pin->manager;
 
@@ -59,7 +59,7 @@ void kvbm_job_through(struct kvbm_job_ *job, bool arrived)
     if (!arrived && job->done.status == 0)
         job->done.status = -EREMOTEIO;
     if (--job->n_through == 0 && job->copied)
-        finish(job);
+        kvbm_job_finish(job);
 }
 
 static void set_bit(uint8_t *bits, uint32_t i)
@@ -99,7 +99,7 @@ static void job_over(struct kvbm_manager *m, struct kvbm_note *note)
     if (job->pin->store)
         commit(job, NULL); /* no block was copied: give the reserved ones back */
     tell_ok(job);
-    finish(job);
+    kvbm_job_finish(job);
     kvbm_offload_pump(m);
 }
 
@@ -177,7 +177,7 @@ static void copied(struct kvbm_manager *m, struct kvbm_note *note)
     tell_ok(job);
     job->copied = true;
     if (!job->n_through)
-        finish(job);
+        kvbm_job_finish(job);
     kvbm_job_retry(m);
     kvbm_offload_pump(m);
 }
@@ -251,6 +251,10 @@ void kvbm_job_start(struct kvbm_job_ *job)
     int64_t id;
     int rc;
 
+    if (job->pin->direct) {
+        kvbm_direct_settled(job);
+        return;
+    }
     collect(job);
     if (job->cancelled || !job->n_pairs) {
         over(job, job->cancelled ? -ECANCELED : job->done.n ? -ENOENT : 0);
@@ -318,5 +322,5 @@ uint64_t kvbm_job_late(struct kvbm_manager *m)
         }
         kvbm_job_give_up(job, -ETIMEDOUT);
     }
-    return next;
+    return KV_MIN(next, kvbm_direct_late(m, now));
 }

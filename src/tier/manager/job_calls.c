@@ -6,7 +6,7 @@
 #include "tier/manager/manager.h"
 #include "tier/transfer/transfer.h"
 
-static struct kvbm_job_ *job_new(const struct kvbm_job *in)
+static struct kvbm_job_ *allocate(const struct kvbm_job *in)
 {
     struct kvbm_pin *pin = in->pin;
     size_t bits = (pin->n + 7) / 8;
@@ -36,28 +36,42 @@ static struct kvbm_job_ *job_new(const struct kvbm_job *in)
     return job;
 }
 
-int64_t kvbm_job_submit(struct kvbm_manager *m, const struct kvbm_job *in,
-                        struct kvbm_immutable *sources, bool own)
+int kvbm_job_room(const struct kvbm_manager *m)
 {
-    struct kvbm_job_ *job;
+    return m->stopping ? -ESHUTDOWN : m->jobs.n + m->jobs.n_done >= m->opts.max_jobs ? -EAGAIN : 0;
+}
 
-    if (m->stopping)
-        return -ESHUTDOWN;
-    if (m->jobs.n + m->jobs.n_done >= m->opts.max_jobs)
-        return -EAGAIN;
-    if (in->pin->store && in->pin->n_copying)
-        return -EBUSY;
-    job = job_new(in);
+int kvbm_job_new(struct kvbm_manager *m, const struct kvbm_job *in, struct kvbm_job_ **ret)
+{
+    struct kvbm_job_ *job = allocate(in);
+
     if (!job)
         return -ENOMEM;
-    job->sources = sources;
-    job->own = own;
     job->done.id = ++m->jobs.next_id;
     job->next = m->jobs.first;
     m->jobs.first = job;
     m->jobs.n++;
     in->cache->n_jobs++;
     in->pin->refs++;
+    *ret = job;
+    return 0;
+}
+
+int64_t kvbm_job_submit(struct kvbm_manager *m, const struct kvbm_job *in,
+                        struct kvbm_immutable *sources, bool own)
+{
+    struct kvbm_job_ *job;
+
+    int rc = kvbm_job_room(m);
+
+    if (rc == 0 && in->pin->store && in->pin->n_copying)
+        rc = -EBUSY;
+    if (rc == 0)
+        rc = kvbm_job_new(m, in, &job);
+    if (rc < 0)
+        return rc;
+    job->sources = sources;
+    job->own = own;
     in->pin->n_copying += in->pin->store;
     in->pin->priority = KV_MAX(in->pin->priority, in->priority);
     if (!in->pin->store && !in->pin->settled && !own) {
@@ -110,12 +124,14 @@ int kvbm_manager_cancel(struct kvbm_manager *m, uint64_t id)
         return rc;
     kvbm_manager_enter(m);
     job = find_job(m, id);
-    if (!job || job->copied) {
+    if (!job || (job->copied && !job->pin->direct)) {
         rc = -ENOENT;
     } else if (!job->cancelled) {
         job->cancelled = true;
         copy = job->copy_id;
-        if (job->waits)
+        if (job->pin->direct)
+            kvbm_direct_cancel(job);
+        else if (job->waits)
             kvbm_job_give_up(job, -ECANCELED);
     }
     kvbm_manager_leave(m);

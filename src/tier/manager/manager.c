@@ -47,6 +47,8 @@ static const char *what_is_wrong(const struct kvbm_manager_opts *o)
         return "host_memory needs host_bytes and an address that is a multiple of 4096";
     if (o->host_memory && (o->host_pinned || o->huge_pages))
         return "host_pinned and huge_pages are for a host tier that the manager allocates";
+    if (o->host_shared && (!o->host_bytes || o->host_memory || o->host_pinned))
+        return "host_shared needs host_bytes, and neither host_memory nor host_pinned";
     if (o->host_policy.policy > KVBM_POLICY_NEVER || o->disk_policy.policy > KVBM_POLICY_NEVER ||
         o->object_policy.policy > KVBM_POLICY_NEVER)
         return "no such policy";
@@ -186,4 +188,9 @@ struct kvbm_pool *kvbm_manager_pool(struct kvbm_manager *m, enum kv_tier tier)
 const struct kvbm_layout *kvbm_manager_host_layout(struct kvbm_manager *m)
 {
     return m ? m->layout : NULL;
+}
+
+const struct kvbm_shared *kvbm_manager_shared(struct kvbm_manager *m)
+{
+    return m ? m->shared : NULL;
 }

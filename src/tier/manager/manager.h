@@ -14,6 +14,7 @@
  *   job.c            jobs: copies between a pin's host blocks and a cache
  *   job_calls.c      connectors' calls on jobs: submit, cancel, poll, wait
  *   keys.c           blocking stores and loads by keys, over pins and jobs
+ *   direct.c         jobs between a cache and the tiers below, without host blocks
  *   onboard.c        blocking loads into a cache's pool, by hashes or handles
  *   offload.c        offloads: which blocks are offered, when a copy begins
  *   down_queue.c     offload queues: policies, heaps of weak handles
@@ -24,6 +25,7 @@
  *   presence.c       which keys the object store has, as far as known; EXISTS queries
  *   remove.c         keys removed from every tier
  *   where.c          which tier has each key
+ *   source.c         blocks that peers lease: pins, with fetches first where they are below
  *   mover.c          next steps of ended operations; deadlines
  *   stats.c          statistics
  *
@@ -109,6 +111,10 @@ struct kvbm_pin {
     struct kvbm_job_ *jobs; /* jobs that wait for the pin to settle */
     struct kvbm_fetch *fetches;
     struct kvbm_immutable *likes; /* prepare_load_blocks: [n] the given blocks, held; else NULL */
+    /* Direct job: its cache, whose blocks take the place of host blocks, and [n] their numbers, which
+     * the job owns. Such items have no host handle. */
+    struct kvbm_cache *direct;
+    const uint32_t *blocks;
     struct kvbm_item items[];
 };
 
@@ -144,6 +150,7 @@ struct kvbm_job_ {
     uint64_t submit_ns;
     bool cancelled, copied, waits;  /* waits: for its pin, in the pin's list */
     bool own;                       /* the manager's own job: poll doesn't return it */
+    bool late;                      /* direct store: past its deadline */
     struct kvbm_immutable *sources; /* offload: [n] blocks of the cache's pool, held; else NULL */
     uint32_t first_layer, n_layers;
     int32_t priority;
@@ -154,8 +161,9 @@ struct kvbm_job_ {
     void *ready_event;
     uint8_t *user_ok;
     uint32_t n_pairs;
-    uint32_t n_through; /* blocks not yet in the object store (write-through) */
-    uint32_t *blocks;   /* [n] blocks of the cache; then pairs: source, target, index */
+    /* Offloads that the job waits for: to the object store (write-through), or all (direct). */
+    uint32_t n_through;
+    uint32_t *blocks; /* [n] blocks of the cache; then pairs: source, target, index */
     uint32_t *host, *other, *index;
     uint8_t *ok; /* bit per pair: copied */
 };
@@ -167,8 +175,10 @@ struct kvbm_cache {
     const struct kvbm_layout *layout;
     struct kvbm_pool *pool;
     uint32_t first_head, n_heads;
-    bool partial;    /* holds a part of the heads, so its stores don't complete blocks */
-    uint32_t n_jobs; /* jobs, and entries of offload queues */
+    bool partial;          /* holds a part of the heads, so its stores don't complete blocks */
+    bool direct;           /* tiers below can read and write its blocks where they lie */
+    uint64_t base, stride; /* direct: address of block 0, and bytes from block to block */
+    uint32_t n_jobs;       /* jobs, and entries of offload queues */
 };
 
 /** Entry of an offload queue: a block that waits to be copied to a tier below. */
@@ -179,7 +189,7 @@ struct kvbm_down {
     struct kvbm_cache *cache; /* source of the block, when that is a cache */
     struct kvbm_pin *pin;     /* staged block: item @index of this pin has its bytes */
     uint32_t index;
-    struct kvbm_job_ *through; /* write-through job that waits for the block; NULL: none */
+    struct kvbm_job_ *through; /* write-through or direct job that waits for the block, or NULL */
 };
 
 /** Offload queue of one tier. */
@@ -293,12 +303,19 @@ struct kvbm_write_backs {
     uint64_t looked[KV_N_TIERS]; /* kvbm_pool_leaving's `since`, by pool */
 };
 
-/** A manager: one lock over its tiers, and a struct for each module. */
 /** The caller's memory that a manager has as its host tier, in the process's list. */
 struct kvbm_lent {
     struct kvbm_lent *next;
     uintptr_t begin;
     uint64_t bytes;
+};
+
+/** A manager: one lock over its tiers, and a struct for each module. */
+/* Holds of peers that wait for fetches (source.c). */
+struct kvbm_lending {
+    struct kvbm_waiting *waiting;
+    pthread_t thread;
+    bool started, stopping;
 };
 
 struct kvbm_manager {
@@ -315,6 +332,8 @@ struct kvbm_manager {
     struct kvbm_pool *host, *disk, *object; /* object: keys without bytes */
     struct kvbm_layout *layout;             /* of host blocks */
     struct kvbm_lent lent;                  /* host_memory */
+    struct kvbm_shared *shared;             /* host_shared */
+    struct kvbm_lending lending;
     uint64_t host_base, block_bytes, stride;
     uint64_t host_blocks; /* blocks of the host tier, or staging blocks */
     struct kvbm_copier *copier;
@@ -376,6 +395,9 @@ int kvbm_memory_lend(struct kvbm_manager *m);
 /** Give host_memory back; no-op for a manager that hasn't taken it. */
 void kvbm_memory_return(struct kvbm_manager *m);
 
+/** End the thread that finishes holds of peers; none is left. No-op without a thread. */
+void kvbm_lending_stop(struct kvbm_manager *m);
+
 static inline uint64_t kvbm_key_hash(const struct kvbm_manager *m, uint32_t group, const void *key)
 {
     return kv_xxh64(key, m->key_len, group + 1);
@@ -384,6 +406,15 @@ static inline uint64_t kvbm_key_hash(const struct kvbm_manager *m, uint32_t grou
 static inline uint8_t *kvbm_pin_key(const struct kvbm_pin *pin, uint32_t i)
 {
     return pin->keys + (size_t)i * pin->manager->key_len;
+}
+
+/** Return the address of item @i's bytes: its host block, or its block of a direct job's cache. */
+static inline void *kvbm_pin_data(const struct kvbm_pin *pin, uint32_t i)
+{
+    if (!pin->direct)
+        return kvbm_host_address(pin->manager, pin->items[i].host.block);
+    return (void *)(uintptr_t)(pin->direct->base + // NOLINT(performance-no-int-to-ptr)
+                               pin->blocks[i] * pin->direct->stride);
 }
 
 static inline uint64_t kvbm_pin_hash(const struct kvbm_pin *pin, uint32_t i)
@@ -461,6 +492,8 @@ long kvbm_pin_load(struct kvbm_pin *pin, const struct kvbm_pin_opts *opts);
 void kvbm_pin_look(struct kvbm_pin *pin);
 /** When no item is pending any more: start the jobs of the pin and wake its waiters. */
 void kvbm_pin_settle(struct kvbm_pin *pin);
+/** Turn the items that wait for another pin, or for their share, into MISS. */
+void kvbm_pin_stop_waiting(struct kvbm_pin *pin);
 /** End the waiting of pins past their deadline. Returns the next deadline, or UINT64_MAX. */
 uint64_t kvbm_pin_late(struct kvbm_manager *m);
 /** Allocate up to @n blocks of @pool, as many as there are. Returns their number. */
@@ -499,8 +532,14 @@ void kvbm_job_start(struct kvbm_job_ *job);
  * cancelled.
  */
 void kvbm_job_give_up(struct kvbm_job_ *job, int status);
+/** Put an ended job among those that poll or wait return, and free what it holds. */
+void kvbm_job_finish(struct kvbm_job_ *job);
 /** Note that a block of a write-through job is in the object store (@arrived), or was dropped. */
 void kvbm_job_through(struct kvbm_job_ *job, bool arrived);
+/** Return 0 when another job may begin; -ESHUTDOWN; -EAGAIN (max_jobs). */
+int kvbm_job_room(const struct kvbm_manager *m);
+/** Make a job, which holds its pin, and list it. Returns 0 or -ENOMEM. */
+int kvbm_job_new(struct kvbm_manager *m, const struct kvbm_job *in, struct kvbm_job_ **ret);
 /**
  * Make and queue a job (job_calls.c). @sources (may be NULL): blocks of the cache's pool, which the
  * job owns from here on. @own: only kvbm_manager_wait returns it. Returns its id or an error.
@@ -519,6 +558,20 @@ uint64_t kvbm_job_late(struct kvbm_manager *m);
 /** Submit again the jobs that the copier had no room for. */
 void kvbm_job_retry(struct kvbm_manager *m);
 
+/* direct.c */
+/** True when tiers below can read and write a cache's blocks where they lie. */
+bool kvbm_direct_fits(const struct kvbm_manager *m, const struct kvbm_layout *layout);
+/** End a direct load whose pin has settled. */
+void kvbm_direct_settled(struct kvbm_job_ *job);
+/** Note that an offload of key @i of a direct store has ended. */
+void kvbm_direct_through(struct kvbm_job_ *job, uint32_t i, bool arrived);
+/** Cancel what has not begun of a direct job. */
+void kvbm_direct_cancel(struct kvbm_job_ *job);
+/**
+ * Drop what has not begun of direct stores past their deadline. Returns the next one, or UINT64_MAX.
+ */
+uint64_t kvbm_direct_late(struct kvbm_manager *m, uint64_t now);
+
 /* down_queue.c */
 /** True when the policy of @tier takes a block that it lacks. Counts an offer. */
 bool kvbm_policy_passes(struct kvbm_manager *m, enum kv_tier tier, uint64_t hash,
@@ -530,6 +583,8 @@ bool kvbm_policy_passes(struct kvbm_manager *m, enum kv_tier tier, uint64_t hash
 int kvbm_queue_push(struct kvbm_manager *m, enum kv_tier to, struct kvbm_down down);
 /** Take the first entry out of a queue, which has one. */
 struct kvbm_down kvbm_queue_pop(struct kvbm_queue *q);
+/** Drop the queued offloads that a direct job waits for. */
+void kvbm_queue_drop_of(struct kvbm_job_ *job);
 /** Finish an offload, successful or not: drop its pin and wake the jobs that wait for it. */
 void kvbm_down_ended(struct kvbm_down *down, bool arrived);
 /**

@@ -61,8 +61,10 @@ static int submit(struct kvbm_manager *m, struct kvbm_move *move)
         return submit_read(m, move);
     for (uint32_t k = 0; k < move->n; k++) {
         const struct kvbm_block_info *info = &move->info[k];
-        void *data =
-            kvbm_host_address(m, move->from_disk ? move->bounce[k].handle.block : info->block);
+        const struct kvbm_down *from = &move->from[k];
+        void *data = from->pin ? kvbm_pin_data(from->pin, from->index)
+                               : kvbm_host_address(m, move->from_disk ? move->bounce[k].handle.block
+                                                                      : info->block);
 
         if (move->to == KV_TIER_DISK)
             move->disk_ios[k] =

@@ -29,7 +29,7 @@ static void offer(struct kvbm_pin *pin, uint32_t i, struct kvbm_job_ *through,
             down.index = i;
             pin->refs++;
         }
-        if (to == KV_TIER_EXTERNAL && through) {
+        if (through && (to == KV_TIER_EXTERNAL || pin->direct)) {
             down.through = through;
             through->n_through++;
         }

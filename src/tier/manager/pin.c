@@ -202,6 +202,15 @@ void kvbm_pin_settle(struct kvbm_pin *pin)
     pthread_cond_broadcast(&pin->manager->changed);
 }
 
+void kvbm_pin_stop_waiting(struct kvbm_pin *pin)
+{
+    for (uint32_t i = 0; i < pin->n; i++) {
+        if (pin->items[i].state == ITEM_WAITS || pin->items[i].state == ITEM_STARVED)
+            pin->items[i].state = ITEM_MISS;
+    }
+    pin->n_waits = pin->n_starved = 0;
+}
+
 uint64_t kvbm_pin_late(struct kvbm_manager *m)
 {
     uint64_t now = kv_now_ns(), next = UINT64_MAX;
@@ -213,11 +222,7 @@ uint64_t kvbm_pin_late(struct kvbm_manager *m)
             next = KV_MIN(next, pin->deadline_ns);
             continue;
         }
-        for (uint32_t i = 0; i < pin->n; i++) {
-            if (pin->items[i].state == ITEM_WAITS || pin->items[i].state == ITEM_STARVED)
-                pin->items[i].state = ITEM_MISS;
-        }
-        pin->n_waits = pin->n_starved = 0;
+        kvbm_pin_stop_waiting(pin);
         kvbm_pin_settle(pin);
     }
     return next;

@@ -31,7 +31,7 @@ static bool wants_block(struct kvbm_pin *pin, uint32_t i, uint8_t tiers)
 static uint32_t reserve(struct kvbm_pin *pin, const uint32_t *index, uint32_t n)
 {
     struct kvbm_mutable blocks[LOOK];
-    uint32_t got = kvbm_take_blocks(pin->manager->host, blocks, n);
+    uint32_t got = pin->direct ? n : kvbm_take_blocks(pin->manager->host, blocks, n);
 
     for (uint32_t i = 0; i < n; i++) {
         struct kvbm_item *item = &pin->items[index[i]];
@@ -39,7 +39,8 @@ static uint32_t reserve(struct kvbm_pin *pin, const uint32_t *index, uint32_t n)
         item->state = i < got ? ITEM_RESERVED : ITEM_BUSY;
         if (i >= got)
             continue;
-        item->host = blocks[i].handle;
+        if (!pin->direct)
+            item->host = blocks[i].handle;
         kvbm_set_add(&pin->manager->pins.pending, kvbm_pin_hash(pin, index[i]));
     }
     pin->manager->stats.host.dropped += n - got;
@@ -158,8 +159,10 @@ static long commit_run(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvbm
         held = kvbm_pin_register(pin, i, n);
         retain_run(pin, i, n);
     }
-    m->stats.host.blocks_in += held;
-    m->stats.host.bytes_in += held * m->block_bytes;
+    if (!pin->direct) {
+        m->stats.host.blocks_in += held;
+        m->stats.host.bytes_in += held * m->block_bytes;
+    }
     kvbm_offload_items(pin, i, n, through);
     return held;
 }

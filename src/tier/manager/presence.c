@@ -247,16 +247,18 @@ static void answered(struct kvbm_manager *m, const struct kvbm_ask *ask, uint32_
     struct kvbm_chain chain = {
         .size = sizeof(chain), .group = ask->group, .keys = key, .scattered = ask->scattered};
     int status = ask->ios[i].status;
+    bool absent = status == -ENOENT || status == -EBADMSG; /* damaged: no tier can load it */
 
     if (!ask->scattered) {
         chain.parent = i || ask->has_parent ? key - m->key_len : NULL;
         chain.position = ask->position + i;
     }
-    if (status && status != -ENOENT)
+    kvbm_stats_of(m, KV_TIER_EXTERNAL)->bad += status == -EBADMSG;
+    if (status && !absent)
         unanswered(m, kvbm_key_hash(m, ask->group, key), status);
     /* also absent: a key that can't be remembered */
     else if (status || !kvbm_presence_add(m, &chain, NULL))
-        kvbm_presence_absent(m, ask->group, key, status == -ENOENT);
+        kvbm_presence_absent(m, ask->group, key, absent);
 }
 
 static void asked(struct kvbm_manager *m, struct kvbm_note *note)

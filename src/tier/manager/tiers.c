@@ -59,6 +59,27 @@ static int borrow(struct kvbm_manager *m, uint64_t n)
     return rc;
 }
 
+/* Make the layout of host blocks in memory that peers may map. */
+static int place_shared(struct kvbm_manager *m, const struct kvbm_layout_config *config)
+{
+    struct kvbm_layout_shape shape;
+    struct kvbm_allocator allocator;
+    struct kvbm_shared_opts opts = {.size = sizeof(opts),
+                                    .n_blocks = (uint32_t)config->num_blocks,
+                                    .huge_pages = m->opts.huge_pages,
+                                    .touch_threads = touch_threads(m)};
+    int rc = config->num_blocks < INT32_MAX ? kvbm_layout_compute(config, &shape) : -EINVAL;
+
+    if (rc == 0) {
+        opts.bytes = shape.required_bytes;
+        rc = kvbm_shared_create(&opts, &m->shared);
+    }
+    if (rc < 0)
+        return rc;
+    allocator = kvbm_shared_allocator(m->shared);
+    return kvbm_layout_allocate(config, &allocator, &m->layout);
+}
+
 /* Make the layout of @n host blocks in the caller's memory, or in memory of their own. */
 static int place_host(struct kvbm_manager *m, struct kvbm_layout_config *config, uint64_t n)
 {
@@ -81,6 +102,8 @@ static int place_host(struct kvbm_manager *m, struct kvbm_layout_config *config,
     /* One more, for the last block's padding: whole blocks are read and written. The caller's memory
      * has that padding: n is host_bytes by the stride. */
     config->num_blocks = m->opts.host_memory ? n : n + 1;
+    if (m->opts.host_shared)
+        return place_shared(m, config);
     return kvbm_layout_allocate(config, m->opts.host_memory ? &lent : &allocator, &m->layout);
 }
 
@@ -110,7 +133,10 @@ static int open_host(struct kvbm_manager *m)
     rc = place_host(m, &config, n);
     if (rc == 0)
         rc = kvbm_layout_block(m->layout, 0, &view);
-    m->offload.move_blocks = (uint32_t)KV_MAX(KV_MIN(n / 16, (uint64_t)KVBM_BATCH), UINT64_C(1));
+    /* Moves of a host tier's blocks hold a fraction of it; staging buffers are held anyway. */
+    m->offload.move_blocks =
+        kvbm_staging(m) ? KVBM_BATCH
+                        : (uint32_t)KV_MAX(KV_MIN(n / 16, (uint64_t)KVBM_BATCH), UINT64_C(1));
     if (rc == 0) {
         m->host_base = view.addr;
         rc = pool_create(m, KV_TIER_HOST, n, m->opts.host_eviction, &m->host);

@@ -248,13 +248,62 @@ static int get_slice(struct kvbm_object_worker *w, struct kvbm_object_io *ios, u
     return rc;
 }
 
+/* Remember whether the chunk of @key is damaged. Returns true when that was known before. Collisions
+ * in the table count a damaged chunk more than once. */
+static bool remember(struct kvbm_object *o, const uint8_t *key, bool damaged)
+{
+    uint64_t name, *slot;
+    bool known;
+
+    memcpy(&name, key, sizeof(name));
+    slot = &o->damaged[name % KVBM_OBJECT_DAMAGED];
+    pthread_mutex_lock(&o->lock);
+    known = *slot == name;
+    if (damaged)
+        *slot = name;
+    else if (known)
+        *slot = 0;
+    pthread_mutex_unlock(&o->lock);
+    return known;
+}
+
+/* Get a chunk that looks damaged, and set the block's status by it: the store sets damaged bytes
+ * aside when it reads them. A chunk known as damaged is missing. */
+static int examine(struct kvbm_object_worker *w, uint32_t i, struct kvbm_object_io *io)
+{
+    void *value = NULL;
+    size_t len = 0;
+    int rc = kvbm_object_enter(w);
+
+    if (rc < 0)
+        return rc;
+    rc = kvs_get_chunk(w->handle->store, w->keys[i], KVBM_OBJECT_CHUNK_KEY, &value, &len);
+    if (rc < 0)
+        value = NULL;
+    if (!kvbm_object_leave(w)) {
+        free(value);
+        return -ETIMEDOUT;
+    }
+    if (rc == 0 && !kvbm_object_unseal(&w->object->format, io->group, io->key, value, len)) {
+        note(&w->bad, w->keys[i]);
+        rc = -EBADMSG;
+    }
+    free(value);
+    if (remember(w->object, w->keys[i], rc == -EBADMSG) && rc == -EBADMSG)
+        rc = -ENOENT;
+    io->status = status_of(rc);
+    if (kvbm_breaker_counts(rc))
+        w->trouble = rc;
+    return 0;
+}
+
 static int exists_slice(struct kvbm_object_worker *w, struct kvbm_object_io *ios, uint32_t n)
 {
     int rc = kvbm_object_enter(w), found;
 
     if (rc < 0)
         return rc;
-    found = kvs_exists(w->handle->store, w->keys, KVBM_OBJECT_CHUNK_KEY, n, w->present);
+    found = kvs_look(w->handle->store, w->keys, KVBM_OBJECT_CHUNK_KEY, n, w->present);
     if (!kvbm_object_leave(w))
         return -ETIMEDOUT;
     if (found == -ENOTSUP) /* without an exists call, a get answers at the price of the bytes */
@@ -262,7 +311,16 @@ static int exists_slice(struct kvbm_object_worker *w, struct kvbm_object_io *ios
     if (kvbm_breaker_counts(found))
         w->trouble = found;
     for (uint32_t i = 0; i < n; i++)
-        ios[i].status = found < 0 ? status_of(found) : w->present[i] ? 0 : -ENOENT;
+        ios[i].status = found < 0                      ? status_of(found)
+                        : w->present[i] == KVS_THERE   ? 0
+                        : w->present[i] == KVS_DAMAGED ? -EINPROGRESS
+                                                       : -ENOENT;
+    for (uint32_t i = 0; i < n && found >= 0; i++) {
+        if (w->present[i] == KVS_DAMAGED)
+            found = examine(w, i, &ios[i]);
+        else if (w->present[i] == KVS_THERE)
+            remember(w->object, w->keys[i], false);
+    }
     return KV_MIN(found, 0);
 }
 
@@ -324,10 +382,13 @@ static int put_slice(struct kvbm_object_worker *w, struct kvbm_object_io *ios, u
     store(w, n);
     if (!kvbm_object_leave(w))
         return -ETIMEDOUT;
-    for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = 0; i < n; i++) {
         ios[i].status = w->rc[i] == 0   ? KVBM_OBJECT_STORED
                         : w->rc[i] == 1 ? KVBM_OBJECT_ALREADY
                                         : status_of(w->rc[i]);
+        if (w->rc[i] >= 0)
+            remember(w->object, w->keys[i], false);
+    }
     return judge(w, n);
 }
 

@@ -112,6 +112,7 @@ enum {
     KVBM_OBJECT_NOTES = 1024,      /* hits, and bad values, of a batch that are marked or deleted */
     KVBM_OBJECT_TOUCHED = 1 << 13, /* hits remembered, so as not to mark them as used again soon */
     KVBM_OBJECT_TOUCH_S = 3600,
+    KVBM_OBJECT_DAMAGED = 1 << 10, /* damaged chunks remembered, so as to count each once */
 };
 
 /* One opened store. Its last user closes it. */
@@ -202,6 +203,7 @@ struct kvbm_object {
         uint64_t key;
         uint64_t at_s;
     } touched[KVBM_OBJECT_TOUCHED];
+    uint64_t damaged[KVBM_OBJECT_DAMAGED]; /* by their keys' first bytes; 0: none */
 };
 
 /* batch.c; all with the lock held */

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Blocks leased from an owner in another process. One JSON line per figure.
+ *
+ *     lend_bench [FIGURE...]      shm, tcp, lease (lend.h); all of them
+ *
+ * Each yardstick is in the same rounds; medians.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "lend.h"
+#include "support.h"
+
+static const struct lend_case cases[] = {
+    {.name = "2 MiB x 32", .block_bytes = UINT64_C(2) << 20, .batch = 32},
+    {.name = "64 KiB x 64", .block_bytes = UINT64_C(64) << 10, .batch = 64},
+};
+
+int main(int argc, char **argv)
+{
+    for (size_t i = 0; i < KV_COUNT(cases); i++) {
+        if (bench_chosen(argc, argv, "shm"))
+            lend_shm(cases[i]);
+        if (bench_chosen(argc, argv, "tcp"))
+            lend_tcp(cases[i]);
+    }
+    if (bench_chosen(argc, argv, "lease"))
+        lend_leases();
+    return 0;
+}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * Lending: how an agent answers its peers' lookups and leases, and sends leased blocks.
+ *
+ *   session ──► borrower ──► lessee (per set) ──► leases (lease.h)
+ *                                 ▲                 │ hold
+ *   block set ──► offer ──────────┘                 ▼
+ *                   │                             loan ──► hold of the source
+ *                   └──► source, shared memory
+ *
+ * A loan lives from the request until the source's hold is given back. The lender's lock guards all
+ * of it; sources and sessions are called without the lock. One thread ends leases whose time is over:
+ * it sleeps while there are none.
+ */
+#ifndef KVBM_PEER_LEND_H
+#define KVBM_PEER_LEND_H
+
+#include "blockset.h"
+#include "lease.h"
+#include "session.h"
+
+/** Types of requests and notes (docs/formats.md). The numbers are stable (wire). */
+enum kvbm_block_request {
+    KVBM_ASK_LOOKUP = 16,
+    KVBM_ASK_LEASE = 17,
+    KVBM_ASK_RENEW = 18,
+    KVBM_ASK_RELEASE = 19, /* a note, too */
+    KVBM_ASK_READ = 20,
+    KVBM_ASK_MEMORY = 21
+};
+
+#define KVBM_LEND_SLOT 0 /* of kvbm_session_slot */
+#define KVBM_LEASE_MS 10000
+#define KVBM_MAX_READ_BYTES (4u << 20) /* of one request, unless it is for one block */
+
+struct kvbm_lender;
+struct kvbm_offer;
+
+/** Serve an agent's sessions: before its first one. Returns 0, -ENOMEM or -ENOSPC. */
+int kvbm_lender_create(struct kvbm_agent *agent, struct kvbm_lender **ret);
+
+/** Free a lender, after the agent's event thread and its offers. NULL is a no-op. */
+void kvbm_lender_destroy(struct kvbm_lender *lender);
+
+/**
+ * Make an offer of a set: *@ret is NULL when its options name neither a source nor shared memory.
+ * Nobody sees it before kvbm_offer_begin. Returns 0; -EINVAL (options); -ENOMEM; -EAGAIN (no thread).
+ */
+int kvbm_offer_create(struct kvbm_lender *lender, const struct kvbm_blockset_opts *opts,
+                      struct kvbm_offer **ret);
+
+/** Offer @facts, of which the offer takes a reference of its own. NULL @offer is a no-op. */
+void kvbm_offer_begin(struct kvbm_offer *offer, struct kvbm_facts *facts);
+
+/**
+ * End all leases of an offer, wait until all holds are given back, free it. Sessions that still send
+ * its blocks are aborted. NULL is a no-op. Not with the agent's lock held.
+ */
+void kvbm_offer_destroy(struct kvbm_offer *offer);
+
+/** Describe an offer's shared memory as a transport. Returns false when it has none. */
+bool kvbm_offer_transport(const struct kvbm_offer *offer, struct kvbm_transport_key *ret);
+
+/** Numbers of a lender, for tests and metrics. */
+struct kvbm_lender_stats {
+    uint64_t leases_now, blocks_now; /* blocks held by leases */
+    uint64_t leases, reclaimed, refused;
+    uint64_t reads, read_bytes;
+};
+void kvbm_lender_get_stats(struct kvbm_lender *lender, struct kvbm_lender_stats *ret);
+
+#endif

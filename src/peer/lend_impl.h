@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+/** Insides of a lender, for lend.c and lend_serve.c. */
+#ifndef KVBM_PEER_LEND_IMPL_H
+#define KVBM_PEER_LEND_IMPL_H
+
+#include <pthread.h>
+
+#include "lend.h"
+
+/** A session that asks, as long as it is open or one of its loans lives. */
+struct kvbm_borrower {
+    struct kvbm_session *session; /* a reference */
+    uint32_t references;          /* the session's hooks, loans */
+    bool gone;                    /* the session has ended */
+    struct kvbm_lessee_of *sets;
+};
+
+/** Leases of one session in one set. Freed with the borrower, or with the offer. */
+struct kvbm_lessee_of {
+    struct kvbm_lessee lessee;
+    struct kvbm_offer *offer;
+    struct kvbm_borrower *borrower;
+    struct kvbm_lessee_of *next; /* of the borrower */
+    struct kvbm_lessee_of *next_of_offer;
+};
+
+struct kvbm_offer {
+    struct kvbm_lender *lender;
+    struct kvbm_offer *next;
+    struct kvbm_facts *facts; /* NULL before it begins */
+    struct kvbm_block_source source;
+    bool has_source, closed;
+    const struct kvbm_shared *shared;
+    kvbm_generation_t *own_table; /* without shared memory */
+    struct kvbm_leases leases;
+    uint32_t max_lease_ms;
+    struct kvbm_lessee_of *lessees;
+    uint32_t n_busy; /* loans, and handlers that use it without the lock */
+};
+
+/** A request for a lease, then the hold behind it. */
+struct kvbm_loan {
+    struct kvbm_offer *offer;
+    struct kvbm_borrower *borrower;
+    struct kvbm_lessee_of *lessee;
+    uint64_t request;
+    uint32_t n, time_ms;
+    void *hold; /* the source's */
+};
+
+struct kvbm_lender {
+    struct kvbm_agent *agent;
+    pthread_mutex_t lock;   /* all below, and all offers and borrowers */
+    pthread_cond_t changed; /* an earlier end, a stop, or an offer that isn't busy any more */
+    struct kvbm_offer *offers;
+    pthread_t thread;
+    bool started, stopping;
+    struct kvbm_lender_stats stats;
+};
+
+/** Find an offer by its set, with the lock held. */
+struct kvbm_offer *kvbm_offer_find(const struct kvbm_lender *lender, uint64_t set);
+
+/**
+ * End a lease with the lock held, and add its loan to @over, unless a transport uses it.
+ */
+void kvbm_loan_end(struct kvbm_offer *offer, struct kvbm_granted *lease,
+                   struct kvbm_granted **over);
+
+/** Give back the holds of ended leases, and free them. Without the lock. */
+void kvbm_loans_give_back(struct kvbm_lender *lender, struct kvbm_granted *over);
+
+/** An offer is used no more by a handler or a loan. With the lock held. */
+void kvbm_offer_idle(struct kvbm_offer *offer);
+
+/** Free what a session has of a set: no lease, and no loan. With the lock held. */
+void kvbm_lessee_free(struct kvbm_lessee_of *lessee);
+
+/** Drop a reference, with the lock held. Returns a session to put without the lock, or NULL. */
+struct kvbm_session *kvbm_borrower_put(struct kvbm_borrower *borrower);
+
+/** Tell the thread that a lease may end earlier than it waits for. With the lock held. */
+void kvbm_lender_wake(struct kvbm_lender *lender);
+
+/** Serve the requests of an agent. Returns 0 or a negative errno. */
+int kvbm_lender_serve(struct kvbm_lender *lender);
+
+#endif

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Endpoints at which an agent listens. Loopback and unix sockets by default: see may_listen. */
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "endpoints.h"
+#include "net.h"
+
+#define BACKLOG 512
+#define ACCEPTS 64 /* connections taken before others have their turn */
+#define NAP_NS (UINT64_C(100) * KV_NS_PER_MS)
+
+static int fail(const struct kvbm_net *net, const char *endpoint, int err, const char *what)
+{
+    kv_log_error("kvbm", "an agent can't listen", "agent=%s endpoint=%s step=%s error=\"%s\"",
+                 net->agent->name, endpoint, what, strerror(-err));
+    return err;
+}
+
+/* ---- accepting ---- */
+
+/* Only processes of this user may come by a unix socket. */
+static bool is_own_user(int fd)
+{
+    struct ucred who;
+    socklen_t len = sizeof(who);
+
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &len) == 0 && who.uid == geteuid();
+}
+
+static void refuse_user(const struct kvbm_listener *listener, int fd)
+{
+    static struct kv_log_rate rate;
+
+    if (kv_log_allowed(&rate, 5))
+        kv_log_warn("kvbm", "a session is refused",
+                    "agent=%s endpoint=%s why=\"a process of another user\"",
+                    listener->net->agent->name, listener->endpoint);
+    close(fd);
+}
+
+static void take(struct kvbm_listener *listener, int fd)
+{
+    struct kvbm_net *net = listener->net;
+    struct kvbm_session *session;
+    int err = 0;
+
+    if (listener->is_unix && !is_own_user(fd)) {
+        refuse_user(listener, fd);
+        return;
+    }
+    kvbm_tune(fd, listener->is_unix);
+    if (net->n_newcomers == KVBM_MAX_NEWCOMERS) /* an honest one is through long before */
+        kvbm_session_end(TAILQ_FIRST(&net->newcomers), -EBUSY, "newer connections push it out");
+    if (kvbm_session_create(net, fd, listener->is_unix, false, listener->endpoint, &session) < 0)
+        return;
+    if (!listener->is_unix && net->auth.tls)
+        err = kvbm_conn_tls(session->conns[0], NULL);
+    if (err < 0)
+        close(fd);
+    else
+        kvbm_session_attach(session);
+    kvbm_session_put(session); /* the lists have their own */
+}
+
+static void sleep_a_while(struct kvbm_listener *listener)
+{
+    static struct kv_log_rate rate;
+
+    if (kv_log_allowed(&rate, 1))
+        kv_log_warn("kvbm", "no descriptor is left for another session", "agent=%s endpoint=%s",
+                    listener->net->agent->name, listener->endpoint);
+    if (epoll_ctl(listener->net->epoll, EPOLL_CTL_DEL, listener->source.fd, NULL) < 0)
+        return;
+    listener->asleep = true;
+    listener->wake_ns = kv_now_ns() + NAP_NS;
+}
+
+static void listener_ready(struct kvbm_source *source, uint32_t events)
+{
+    struct kvbm_listener *listener = (struct kvbm_listener *)source;
+
+    (void)events;
+    for (int i = 0; i < ACCEPTS; i++) {
+        int fd = accept4(source->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+
+        if (fd >= 0) {
+            take(listener, fd);
+        } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+            sleep_a_while(listener);
+            return;
+        } else if (errno == EAGAIN) {
+            return;
+        }
+    }
+}
+
+void kvbm_listener_wake(struct kvbm_listener *listener)
+{
+    if (kvbm_net_add(listener->net, &listener->source, EPOLLIN) == 0)
+        listener->asleep = false;
+    else
+        listener->wake_ns = kv_now_ns() + NAP_NS;
+}
+
+/* ---- binding ---- */
+
+static bool is_loopback(const struct sockaddr *at)
+{
+    if (at->sa_family == AF_INET)
+        return ntohl(((const struct sockaddr_in *)at)->sin_addr.s_addr) >> 24 == 127;
+    return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)at)->sin6_addr);
+}
+
+/* Without a secret, other machines may not come in unless the options ask for that. */
+static bool may_listen(const struct kvbm_net *net, const struct kvbm_agent_opts *opts,
+                       const struct sockaddr *at)
+{
+    bool verified = net->auth.tls && KV_OPT(opts, tls_ca, NULL);
+
+    return is_loopback(at) || net->auth.token || verified || KV_OPT(opts, unprotected, false);
+}
+
+/* Write the address that was really bound. */
+static int name_endpoint(struct kvbm_listener *listener)
+{
+    struct sockaddr_storage at = {0};
+    socklen_t len = sizeof(at);
+    const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)&at;
+    const struct sockaddr_in *v4 = (const struct sockaddr_in *)&at;
+    char text[INET6_ADDRSTRLEN];
+
+    if (getsockname(listener->source.fd, (struct sockaddr *)&at, &len) < 0)
+        return -errno;
+    if (at.ss_family == AF_INET)
+        snprintf(listener->endpoint, sizeof(listener->endpoint), "tcp:%s:%u",
+                 inet_ntop(AF_INET, &v4->sin_addr, text, sizeof(text)), ntohs(v4->sin_port));
+    else
+        snprintf(listener->endpoint, sizeof(listener->endpoint), "tcp:[%s]:%u",
+                 inet_ntop(AF_INET6, &v6->sin6_addr, text, sizeof(text)), ntohs(v6->sin6_port));
+    return 0;
+}
+
+static int listen_tcp(struct kvbm_listener *listener, const struct kvbm_agent_opts *opts,
+                      const struct kvbm_endpoint *place, const char *text)
+{
+    struct kv_addresses found = {.n = 1, .items = {{.text = "::", .family = AF_INET6}}};
+    struct sockaddr_storage at = {0};
+    socklen_t len;
+    const int on = 1;
+    int err = place->tcp.wildcard ? 0 : kv_lookup_system(NULL, place->tcp.host, &found);
+
+    if (err < 0)
+        return fail(listener->net, text, err, "resolve");
+    listener->source.fd = kvbm_socket(found.items[0].family);
+    if (listener->source.fd < 0 && place->tcp.wildcard) { /* a machine without IPv6 */
+        found.items[0] = (struct kv_address){.text = "0.0.0.0", .family = AF_INET};
+        listener->source.fd = kvbm_socket(AF_INET);
+    }
+    if (listener->source.fd < 0)
+        return fail(listener->net, text, listener->source.fd, "socket");
+    len = kvbm_address(&found.items[0], place->tcp.port, &at);
+    if (!may_listen(listener->net, opts, (struct sockaddr *)&at)) {
+        kv_log_error("kvbm", "an agent listens beyond loopback with a token or tls_ca only",
+                     "agent=%s endpoint=%s", listener->net->agent->name, text);
+        return -EPERM;
+    }
+    (void)setsockopt(listener->source.fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    if (bind(listener->source.fd, (struct sockaddr *)&at, len) < 0)
+        return fail(listener->net, text, -errno, "bind");
+    return name_endpoint(listener);
+}
+
+/* Remove the socket file of a process that has ended. Returns false when somebody listens. */
+static bool remove_stale(const struct sockaddr_un *path)
+{
+    int fd = kvbm_socket(AF_UNIX);
+    struct stat st;
+    bool stale;
+
+    if (fd < 0)
+        return false;
+    stale = connect(fd, (const struct sockaddr *)path, sizeof(*path)) < 0 && errno == ECONNREFUSED;
+    close(fd);
+    return stale && lstat(path->sun_path, &st) == 0 && S_ISSOCK(st.st_mode) &&
+           st.st_uid == geteuid() && unlink(path->sun_path) == 0;
+}
+
+static int listen_unix(struct kvbm_listener *listener, const struct kvbm_endpoint *place,
+                       const char *text)
+{
+    const struct sockaddr *at = (const struct sockaddr *)&place->path;
+    struct stat st;
+    int fd = kvbm_socket(AF_UNIX);
+
+    if (fd < 0)
+        return fail(listener->net, text, fd, "socket");
+    listener->source.fd = fd;
+    (void)fchmod(fd, 0600); /* of the file that bind will make */
+    if (bind(fd, at, sizeof(place->path)) < 0 &&
+        (errno != EADDRINUSE || !remove_stale(&place->path) ||
+         bind(fd, at, sizeof(place->path)) < 0))
+        return fail(listener->net, text, errno ? -errno : -EADDRINUSE, "bind");
+    if (lstat(place->path.sun_path, &st) == 0) {
+        listener->device = st.st_dev;
+        listener->inode = st.st_ino;
+    }
+    snprintf(listener->endpoint, sizeof(listener->endpoint), "%s", text);
+    return 0;
+}
+
+static int listen_at(struct kvbm_net *net, const struct kvbm_agent_opts *opts, const char *text)
+{
+    struct kvbm_listener *listener = &net->listeners[net->n_listeners];
+    struct kvbm_endpoint place;
+    int err = kvbm_endpoint_parse(text, &place);
+
+    if (err < 0)
+        return err;
+    *listener = (struct kvbm_listener){
+        .source = {.fd = -1, .ready = listener_ready}, .net = net, .is_unix = place.is_unix};
+    net->n_listeners++; /* kvbm_net_destroy closes it */
+    err = place.is_unix ? listen_unix(listener, &place, text)
+                        : listen_tcp(listener, opts, &place, text);
+    if (err < 0)
+        return err;
+    if (listen(listener->source.fd, BACKLOG) < 0)
+        return fail(net, text, -errno, "listen");
+    err = kvbm_net_add(net, &listener->source, EPOLLIN);
+    return err < 0 ? fail(net, text, err, "epoll") : 0;
+}
+
+int kvbm_listen(struct kvbm_net *net, const struct kvbm_agent_opts *opts)
+{
+    const char *const *at = KV_OPT(opts, listen, NULL);
+    uint32_t n = KV_OPT(opts, n_listen, 0);
+    int err = 0;
+
+    if (n > KVBM_MAX_LISTENERS || (n && !at)) {
+        kv_log_error("kvbm", "an agent listens at 8 endpoints at most", "agent=%s n_listen=%u",
+                     net->agent->name, n);
+        return -EINVAL;
+    }
+    for (uint32_t i = 0; err == 0 && i < n; i++)
+        err = listen_at(net, opts, at[i]);
+    return err;
+}
+
+void kvbm_listener_close(struct kvbm_listener *listener)
+{
+    const char *path = listener->endpoint + strlen("unix:");
+    struct stat st;
+
+    if (listener->source.fd >= 0)
+        close(listener->source.fd);
+    listener->source.fd = -1;
+    /* Another agent may have put its own socket there. */
+    if (listener->is_unix && listener->inode && lstat(path, &st) == 0 &&
+        st.st_ino == listener->inode && st.st_dev == listener->device)
+        (void)unlink(path);
+}
+
+long kvbm_agent_endpoint(const struct kvbm_agent *agent, uint32_t i, char *to, size_t cap,
+                         size_t *needed)
+{
+    size_t len;
+
+    if (!agent)
+        return -EINVAL;
+    if (i >= agent->net->n_listeners)
+        return -ENOENT;
+    len = strlen(agent->net->listeners[i].endpoint) + 1;
+    if (needed)
+        *needed = len;
+    if (!to || cap < len)
+        return -ENOSPC;
+    memcpy(to, agent->net->listeners[i].endpoint, len);
+    return (long)len - 1;
+}

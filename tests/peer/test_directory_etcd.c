@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Directories in a real etcd: registration and watch while registrants are killed, and while etcd is
+ * killed, restarted, emptied, frozen and compacted.
+ */
+// clang-format off
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+// clang-format on
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include "directory_unit.h"
+#include "skip.h"
+
+/* ---- etcd ---- */
+
+static char folder[] = "/tmp/kv-etcd-XXXXXX";
+static unsigned ports[2]; /* clients, peers */
+static pid_t etcd;
+static bool tls; /* etcd listens with a certificate of this test's authority */
+
+static unsigned free_port(void)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t len = sizeof(at);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+    assert_int_equal(bind(fd, (struct sockaddr *)&at, len), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &len), 0);
+    close(fd);
+    return ntohs(at.sin_port);
+}
+
+static bool answers(void)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET,
+                             .sin_addr = {htonl(INADDR_LOOPBACK)},
+                             .sin_port = htons((uint16_t)ports[0])};
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    bool ok = connect(fd, (struct sockaddr *)&at, sizeof(at)) == 0;
+
+    close(fd);
+    return ok;
+}
+
+static void etcd_start(void)
+{
+    char data[64], client[64], peer[64], cluster[80], cert[64], key[64];
+
+    snprintf(data, sizeof(data), "%s/data", folder);
+    snprintf(cert, sizeof(cert), "%s/cert.pem", folder);
+    snprintf(key, sizeof(key), "%s/key.pem", folder);
+    snprintf(client, sizeof(client), "http%s://127.0.0.1:%u", tls ? "s" : "", ports[0]);
+    snprintf(peer, sizeof(peer), "http://127.0.0.1:%u", ports[1]);
+    snprintf(cluster, sizeof(cluster), "default=%s", peer);
+    etcd = fork();
+    assert_true(etcd >= 0);
+    if (etcd == 0) {
+        int log = open("/dev/null", O_WRONLY | O_CLOEXEC);
+
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        dup2(log, 1);
+        dup2(log, 2);
+        execlp("etcd", "etcd", "--data-dir", data, "--listen-client-urls", client,
+               "--advertise-client-urls", client, "--listen-peer-urls", peer,
+               "--initial-advertise-peer-urls", peer, "--initial-cluster", cluster,
+               "--heartbeat-interval", "50", "--election-timeout", "500", "--log-level", "panic",
+               tls ? "--cert-file" : NULL, cert, "--key-file", key, (char *)NULL);
+        _exit(127);
+    }
+    WAIT_FOR(answers());
+}
+
+static void etcd_kill(void)
+{
+    assert_int_equal(kill(etcd, SIGKILL), 0);
+    assert_int_equal(waitpid(etcd, NULL, 0), etcd);
+    etcd = 0;
+}
+
+static void etcd_forget(void)
+{
+    char command[128];
+
+    snprintf(command, sizeof(command), "rm -rf %s/data", folder);
+    assert_int_equal(system(command), 0);
+}
+
+/* POST to etcd's gateway, past the library. Returns whether the answer is HTTP 200. */
+static bool post(const char *path, const char *json)
+{
+    char command[1024];
+
+    snprintf(
+        command, sizeof(command),
+        "curl -skf --noproxy '*' --max-time 30 -o /dev/null -d '%s' http%s://127.0.0.1:%u/v3/%s",
+        json, tls ? "s" : "", ports[0], path);
+    return system(command) == 0;
+}
+
+/* ---- directories ---- */
+
+static char where[96];
+
+static struct kvbm_directory *open_directory(struct seen *seen,
+                                             const struct kvbm_directory_peer *self)
+{
+    struct kvbm_directory_opts opts = {.size = sizeof(opts),
+                                       .peers = where,
+                                       .changed = seen_changed,
+                                       .arg = seen,
+                                       .self = self,
+                                       .ttl_s = 2};
+    struct kvbm_directory *d = NULL;
+
+    seen_init(seen);
+    assert_int_equal(kvbm_directory_open(&opts, &d), 0);
+    return d;
+}
+
+static bool have_etcd(void)
+{
+    return system("command -v etcd >/dev/null && command -v curl >/dev/null") == 0;
+}
+
+/* Begin a test: with an etcd of its own. */
+static void begin(void)
+{
+    if (!have_etcd())
+        skip_because("no etcd (Debian: etcd-server) or no curl here");
+    assert_int_equal(etcd, 0);
+    ports[0] = free_port();
+    ports[1] = free_port();
+    /* nobody listens at the first server's address */
+    snprintf(where, sizeof(where), "etcd://127.0.0.1:%u,127.0.0.1:%u/kvasir/test/", free_port(),
+             ports[0]);
+    etcd_start();
+}
+
+/* A process that registers itself, and is killed. */
+static pid_t registrant(const char *name, uint64_t incarnation)
+{
+    pid_t pid = fork();
+
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        struct kvbm_directory_peer self = peer_named(name, incarnation);
+        static struct seen seen;
+
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        open_directory(&seen, &self);
+        for (;;)
+            pause();
+    }
+    return pid;
+}
+
+static void test_life(void **state)
+{
+    struct kvbm_directory_peer a = peer_named("a", 11), b = peer_named("b", UINT64_MAX),
+                               found = {0};
+    struct seen seen_a, seen_b, seen_c;
+    struct kvbm_directory *da, *db, *dc;
+    pid_t pid;
+
+    (void)state;
+    begin();
+    pid = registrant("k", 5); /* before this process has threads */
+    da = open_directory(&seen_a, &a);
+    WAIT_FOR(info_of(da).registered);
+    db = open_directory(&seen_b, &b);
+    WAIT_FOR(seen_find(&seen_a, "b", &found));
+    assert_true(found.incarnation == UINT64_MAX && found.worker == 0 && found.n_endpoints == 2);
+    assert_string_equal(found.endpoints[1], b.endpoints[1]);
+    WAIT_FOR(seen_find(&seen_b, "a", NULL) && seen_find(&seen_b, "k", NULL));
+    WAIT_FOR(seen_find(&seen_a, "k", NULL));
+    assert_int_equal(seen_count(&seen_a), 2); /* without itself */
+    dc = open_directory(&seen_c, NULL);       /* only looks */
+    WAIT_FOR(seen_count(&seen_c) == 3);
+    /* nonsense below the prefix, and a peer under another's key, are left out */
+    assert_true(post("kv/put", "{\"key\":\"L2t2YXNpci90ZXN0L3g=\",\"value\":\"bm9uc2Vuc2U=\"}"));
+    /* a registrant that dies is removed by its lease */
+    assert_int_equal(kill(pid, SIGKILL), 0);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    WAIT_FOR(!seen_find(&seen_a, "k", NULL) && !seen_find(&seen_c, "k", NULL));
+    /* one that leaves, at once */
+    kvbm_directory_close(db);
+    WAIT_FOR(!seen_find(&seen_a, "b", NULL) && seen_count(&seen_c) == 1);
+    WAIT_FOR(info_of(dc).left_out == 1);
+    /* somebody removes all keys: those who live come back */
+    assert_true(post("kv/deleterange", "{\"key\":\"AA==\",\"range_end\":\"AA==\"}"));
+    WAIT_FOR(seen_find(&seen_c, "a", NULL) && info_of(da).registered);
+    kvbm_directory_close(da);
+    WAIT_FOR(seen_count(&seen_c) == 0);
+    assert_true(seen_calls(&seen_c) < 1000000 && seen_calls(&seen_a) < 1000000);
+    kvbm_directory_close(dc);
+}
+
+static void test_restarts(void **state)
+{
+    struct kvbm_directory_peer a = peer_named("a", 1), b = peer_named("b", 2);
+    struct seen seen_a, seen_b;
+    struct kvbm_directory *da, *db;
+    uint64_t failures;
+
+    (void)state;
+    begin();
+    da = open_directory(&seen_a, &a);
+    db = open_directory(&seen_b, &b);
+    WAIT_FOR(seen_find(&seen_a, "b", NULL) && seen_find(&seen_b, "a", NULL));
+    /* killed: what was known stays */
+    etcd_kill();
+    failures = info_of(da).failures;
+    WAIT_FOR(info_of(da).failures > failures + 1 && !info_of(da).current);
+    assert_true(seen_find(&seen_a, "b", NULL));
+    etcd_start();
+    WAIT_FOR(info_of(da).registered && info_of(db).registered);
+    WAIT_FOR(seen_find(&seen_a, "b", NULL) && seen_find(&seen_b, "a", NULL));
+    /* another etcd in its place, which knows nothing: revisions begin again */
+    etcd_kill();
+    etcd_forget();
+    WAIT_FOR(!info_of(da).current && !info_of(db).current);
+    etcd_start();
+    WAIT_FOR(info_of(da).registered && info_of(db).registered);
+    WAIT_FOR(seen_find(&seen_a, "b", NULL) && seen_find(&seen_b, "a", NULL));
+    kvbm_directory_close(db);
+    WAIT_FOR(seen_count(&seen_a) == 0);
+    kvbm_directory_close(da);
+}
+
+/* Frozen beyond the deadlines and the leases; thawed, with changes compacted meanwhile. */
+static void test_frozen(void **state)
+{
+    struct kvbm_directory_peer a = peer_named("a", 1), b = peer_named("b", 2);
+    struct seen seen_a, seen_b;
+    struct kvbm_directory *da, *db;
+    uint64_t began;
+
+    (void)state;
+    begin();
+    da = open_directory(&seen_a, &a);
+    db = open_directory(&seen_b, &b);
+    WAIT_FOR(seen_find(&seen_a, "b", NULL) && seen_find(&seen_b, "a", NULL));
+    assert_int_equal(kill(etcd, SIGSTOP), 0);
+    WAIT_FOR(!info_of(da).current && !info_of(db).current);
+    began = kv_now_ns();
+    kvbm_directory_close(db); /* can't say goodbye, and doesn't wait long for it */
+    assert_true(kv_now_ns() - began < 30 * KV_NS_PER_S);
+    assert_int_equal(kill(etcd, SIGCONT), 0);
+    WAIT_FOR(post("kv/put", "{\"key\":\"eA==\",\"value\":\"eA==\"}"));
+    WAIT_FOR(post("kv/compaction", "{\"revision\":\"4\"}"));
+    WAIT_FOR(info_of(da).registered);
+    WAIT_FOR(!seen_find(&seen_a, "b", NULL)); /* by its lease */
+    db = open_directory(&seen_b, &b);
+    WAIT_FOR(seen_find(&seen_a, "b", NULL) && seen_find(&seen_b, "a", NULL));
+    kvbm_directory_close(da);
+    kvbm_directory_close(db);
+}
+
+/* Run a command in the test's folder. */
+static void run(const char *what)
+{
+    char command[512];
+
+    snprintf(command, sizeof(command), "cd %s && %s", folder, what);
+    assert_int_equal(system(command), 0);
+}
+
+/* TLS with an authority of one's own; users with passwords. */
+static void test_secure(void **state)
+{
+    struct kvbm_directory_peer a = peer_named("a", 1);
+    struct seen seen_a, seen_b;
+    char ca[64], password[64];
+    struct kvbm_directory_opts opts = {.size = sizeof(opts),
+                                       .peers = where,
+                                       .changed = seen_changed,
+                                       .arg = &seen_a,
+                                       .self = &a,
+                                       .ttl_s = 2,
+                                       .tls_ca = ca};
+    struct kvbm_directory *da = NULL, *db = NULL;
+
+    (void)state;
+    if (!have_etcd() || system("command -v openssl >/dev/null") != 0)
+        skip_because("no etcd (Debian: etcd-server), curl or openssl here");
+    run("openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 "
+        "-subj /CN=kv -addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out cert.pem "
+        "2>/dev/null && echo secret >password && echo wrong >wrong");
+    snprintf(ca, sizeof(ca), "%s/cert.pem", folder);
+    tls = true;
+    begin();
+    memmove(where + 5, where + 4, strlen(where + 4) + 1);
+    where[4] = 's';
+    assert_true(post("auth/user/add", "{\"name\":\"root\",\"password\":\"secret\"}"));
+    assert_true(post("auth/role/add", "{\"name\":\"root\"}"));
+    assert_true(post("auth/user/grant", "{\"user\":\"root\",\"role\":\"root\"}"));
+    assert_true(post("auth/enable", "{}"));
+    seen_init(&seen_a);
+    seen_init(&seen_b);
+    assert_int_equal(kvbm_directory_open(&opts, &da), 0); /* without a user */
+    WAIT_FOR(strstr(info_of(da).error, "user name is empty"));
+    kvbm_directory_close(da);
+    opts.user = "root";
+    opts.password_file = password;
+    snprintf(password, sizeof(password), "%s/wrong", folder);
+    assert_int_equal(kvbm_directory_open(&opts, &da), 0);
+    WAIT_FOR(strstr(info_of(da).error, "authentication failed"));
+    kvbm_directory_close(da);
+    snprintf(password, sizeof(password), "%s/password", folder);
+    opts.tls_ca = NULL; /* an authority that the system doesn't know */
+    assert_int_equal(kvbm_directory_open(&opts, &da), 0);
+    WAIT_FOR(strstr(info_of(da).error, "certificate"));
+    kvbm_directory_close(da);
+    opts.tls_ca = ca;
+    assert_int_equal(kvbm_directory_open(&opts, &da), 0);
+    opts.self = NULL;
+    opts.arg = &seen_b;
+    assert_int_equal(kvbm_directory_open(&opts, &db), 0);
+    WAIT_FOR(seen_find(&seen_b, "a", NULL));
+    WAIT_FOR(info_of(da).registered);
+    kvbm_directory_close(da);
+    WAIT_FOR(!seen_find(&seen_b, "a", NULL));
+    kvbm_directory_close(db);
+    run("rm -f key.pem cert.pem password wrong");
+}
+
+static int teardown(void **state)
+{
+    tls = false;
+    (void)state;
+    if (etcd) {
+        kill(etcd, SIGCONT);
+        etcd_kill();
+    }
+    etcd_forget();
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_life, teardown),
+        cmocka_unit_test_teardown(test_restarts, teardown),
+        cmocka_unit_test_teardown(test_frozen, teardown),
+        cmocka_unit_test_teardown(test_secure, teardown),
+    };
+    int failed;
+
+    if (!mkdtemp(folder))
+        return 1;
+    failed = cmocka_run_group_tests(tests, NULL, NULL);
+    rmdir(folder);
+    return failed;
+}
