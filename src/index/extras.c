@@ -106,24 +106,31 @@ static bool has_tier(const struct kvi_holder *holder, uint32_t tier)
     return t->implied || t->counts || t->n_stored_again;
 }
 
+/* Add the facts about the tiers of a holder, such as a part of a rank. */
+static void copy_facts(const struct kvi_holder *holder, struct slice *slice)
+{
+    for (uint32_t t = 0; t < KV_N_TIERS; t++) {
+        struct kvi_extra extra;
+
+        if (!has_tier(holder, t))
+            continue;
+        extra = fact_of(holder, t);
+        extra.kind = KVI_EXTRA_TIER;
+        extra.implied = holder->tier[t].implied;
+        extra.counting = holder->tier[t].counts;
+        extra.stored_again = holder->tier[t].n_stored_again;
+        add(slice, extra);
+    }
+}
+
 /* Add facts about the tiers of holders from id *@at on. Returns true when more follow. */
 static bool copy_tiers(const struct kvi_index *ix, size_t *at, struct slice *slice)
 {
     for (; *at < ix->holders.n_used && slice->n + KV_N_TIERS <= SLICE; ++*at) {
         const struct kvi_holder *holder = kvi_holder_at(ix, (uint32_t)*at);
 
-        for (uint32_t t = 0; holder && t < KV_N_TIERS; t++) {
-            struct kvi_extra extra;
-
-            if (!has_tier(holder, t))
-                continue;
-            extra = fact_of(holder, t);
-            extra.kind = KVI_EXTRA_TIER;
-            extra.implied = holder->tier[t].implied;
-            extra.counting = holder->tier[t].counts;
-            extra.stored_again = holder->tier[t].n_stored_again;
-            add(slice, extra);
-        }
+        if (holder)
+            copy_facts(holder, slice);
     }
     return *at < ix->holders.n_used;
 }
@@ -286,23 +293,6 @@ void kvi_keep_copies(struct kvi_index *index, bool keep)
         kvi_lock(index);
     }
     pthread_mutex_unlock(&index->lock);
-}
-
-/* Add the facts about the tiers of a rank, or of one of its parts. */
-static void copy_facts(const struct kvi_holder *holder, struct slice *slice)
-{
-    for (uint32_t t = 0; t < KV_N_TIERS; t++) {
-        struct kvi_extra extra;
-
-        if (!has_tier(holder, t))
-            continue;
-        extra = fact_of(holder, t);
-        extra.kind = KVI_EXTRA_TIER;
-        extra.implied = holder->tier[t].implied;
-        extra.counting = holder->tier[t].counts;
-        extra.stored_again = holder->tier[t].n_stored_again;
-        add(slice, extra);
-    }
 }
 
 /* Add the facts about all tiers of a rank from its @at-th part on. Returns true when more follow. */
