@@ -11,46 +11,50 @@
 
 #define UNIX_BUFFER (1 << 20) /* bytes; the kernel may grant less */
 
-static int refuse(const char *text, const char *why)
+static int read_unix(const char *path, struct kvbm_endpoint *ret, const char **why)
 {
-    char quoted[256];
-
-    kv_log_error("kvbm", "not an endpoint: unix:/PATH or tcp:HOST:PORT", "endpoint=%s why=\"%s\"",
-                 kv_log_quote(quoted, sizeof(quoted), text), why);
-    return -EINVAL;
-}
-
-static int parse_unix(const char *text, struct kvbm_endpoint *ret)
-{
-    const char *path = text + strlen("unix:");
-
     ret->is_unix = true;
     ret->path.sun_family = AF_UNIX;
+    *why = "the path doesn't begin with /";
     if (path[0] != '/')
-        return refuse(text, "the path doesn't begin with /");
+        return -EINVAL;
+    *why = "the path has more than 107 bytes";
     if (strlen(path) >= sizeof(ret->path.sun_path))
-        return refuse(text, "the path has more than 107 bytes");
+        return -EINVAL;
     memcpy(ret->path.sun_path, path, strlen(path) + 1);
     return 0;
 }
 
+int kvbm_endpoint_read(const char *text, struct kvbm_endpoint *ret, const char **why)
+{
+    char uri[300];
+
+    memset(ret, 0, sizeof(*ret));
+    if (strncmp(text, "unix:", 5) == 0)
+        return read_unix(text + 5, ret, why);
+    *why = "unix:/PATH or tcp:HOST:PORT is expected";
+    if (strncmp(text, "tcp:", 4) != 0)
+        return -EINVAL;
+    *why = "too long";
+    if (snprintf(uri, sizeof(uri), "tcp://%s", text + 4) >= (int)sizeof(uri))
+        return -EINVAL;
+    return kv_endpoint_parse(uri, &ret->tcp, why);
+}
+
 int kvbm_endpoint_parse(const char *text, struct kvbm_endpoint *ret)
 {
-    const char *why = "another scheme";
-    char uri[300];
+    const char *why = NULL;
+    char quoted[256];
+    int err;
 
     memset(ret, 0, sizeof(*ret));
     if (!text)
         return -EINVAL;
-    if (strncmp(text, "unix:", 5) == 0)
-        return parse_unix(text, ret);
-    if (strncmp(text, "tcp:", 4) != 0)
-        return refuse(text, why);
-    if (snprintf(uri, sizeof(uri), "tcp://%s", text + 4) >= (int)sizeof(uri))
-        return refuse(text, "too long");
-    if (kv_endpoint_parse(uri, &ret->tcp, &why) < 0)
-        return refuse(text, why);
-    return 0;
+    err = kvbm_endpoint_read(text, ret, &why);
+    if (err < 0)
+        kv_log_error("kvbm", "not an endpoint: unix:/PATH or tcp:HOST:PORT",
+                     "endpoint=%s why=\"%s\"", kv_log_quote(quoted, sizeof(quoted), text), why);
+    return err;
 }
 
 socklen_t kvbm_address(const struct kv_address *address, uint16_t port,

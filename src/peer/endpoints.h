@@ -15,7 +15,10 @@ struct kvbm_endpoint {
     struct kv_endpoint tcp;
 };
 
-/** Parse an endpoint. Returns 0; -EINVAL with a log line. */
+/** Parse an endpoint. Returns 0; -EINVAL with the reason in *@why. */
+int kvbm_endpoint_read(const char *text, struct kvbm_endpoint *ret, const char **why);
+
+/** Parse an endpoint, or NULL. Returns 0; -EINVAL, with a log line unless @text is NULL. */
 int kvbm_endpoint_parse(const char *text, struct kvbm_endpoint *ret);
 
 /** Make a socket address of a numeric address and a port. Returns its length. */

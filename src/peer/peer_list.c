@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/endpoint.h"
 #include "base/error.h"
 #include "directory.h"
+#include "endpoints.h"
 
 struct peer_slot {
     char key[KVBM_MAX_PEER_KEY + 1];
@@ -141,27 +141,20 @@ void peer_list_end(struct peer_list *list)
 
 bool peer_endpoint_is_valid(const char *text, const char **why)
 {
-    char uri[KVBM_MAX_PEER_ENDPOINT + 8];
-    struct kv_endpoint endpoint;
+    struct kvbm_endpoint endpoint;
     const char *ignored = NULL;
 
     why = why ? why : &ignored;
-    if (strlen(text) > KVBM_MAX_PEER_ENDPOINT) {
-        *why = "too long";
+    *why = "too long";
+    if (strlen(text) > KVBM_MAX_PEER_ENDPOINT)
         return false;
-    }
     *why = "unix:/PATH or tcp:HOST:PORT is expected";
     for (const char *p = text; *p; p++) {
         if (*p <= ' ' || *p >= 0x7f)
             return false;
     }
-    if (strncmp(text, "unix:", 5) == 0)
-        return text[5] == '/' && strlen(text + 5) < 108; /* sun_path */
-    if (strncmp(text, "tcp:", 4) != 0)
-        return false;
-    snprintf(uri, sizeof(uri), "tcp://%s", text + 4);
-    if (kv_endpoint_parse(uri, &endpoint, why) < 0)
+    if (kvbm_endpoint_read(text, &endpoint, why) < 0)
         return false;
     *why = "nobody can connect to it";
-    return !endpoint.wildcard && !endpoint.any_port;
+    return endpoint.is_unix || (!endpoint.tcp.wildcard && !endpoint.tcp.any_port);
 }
