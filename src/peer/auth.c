@@ -2,7 +2,6 @@
 /* Secrets: the token's file, certificates, and the library that can use them. */
 #include "auth.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -18,66 +17,17 @@
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static const struct kvbm_tls_abi *crypto; /* written once, before pthread_once returns */
 
-/* Open @folder/@beside/libkvbm_tls.so.0. Never unloaded: OpenSSL leaves destructors of threads. */
-static void *open_below(const char *folder, size_t len, const char *beside)
-{
-    char path[4096];
-    int n = snprintf(path, sizeof(path), "%.*s/%s" KVBM_TLS_LIBRARY, (int)len, folder, beside);
-
-    return n > 0 && (size_t)n < sizeof(path) && access(path, F_OK) == 0
-               ? dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE)
-               : NULL;
-}
-
-/* Open the library beside the object that contains this code, or in lib/ beside a program's bin/. */
-static void *open_beside(void)
-{
-    const char *slash;
-    Dl_info self;
-    void *library;
-
-    if (!dladdr((void *)&once, &self) || !self.dli_fname)
-        return NULL;
-    slash = strrchr(self.dli_fname, '/');
-    if (!slash)
-        return NULL;
-    library = open_below(self.dli_fname, (size_t)(slash - self.dli_fname), "");
-    return library ? library
-                   : open_below(self.dli_fname, (size_t)(slash - self.dli_fname), "../lib/");
-}
-
-static void *open_library(void)
-{
-    const char *asked = secure_getenv("KVBM_TLS_LIBRARY");
-    void *library;
-
-    if (asked && *asked)
-        return dlopen(asked, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-    library = open_beside();
-    return library ? library : dlopen(KVBM_TLS_LIBRARY, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-}
-
 static void load(void)
 {
-    void *library = open_library();
-    const char *reason = library ? NULL : dlerror();
-    const struct kvbm_tls_abi *found = NULL;
-    kvbm_tls_get_fn get = NULL;
-    char quoted[512];
-    void *symbol;
+    static const struct kvbm_module module = {
+        .library = KVBM_TLS_LIBRARY,
+        .variable = "KVBM_TLS_LIBRARY",
+        .symbol = KVBM_TLS_SYMBOL,
+        .missing = "tokens and TLS need " KVBM_TLS_LIBRARY,
+        .head = {sizeof(*crypto), KVBM_TLS_ABI},
+    };
 
-    if (library) {
-        symbol = dlsym(library, KVBM_TLS_SYMBOL);
-        memcpy(&get, &symbol, sizeof(get));
-        found = get ? get() : NULL;
-        if (found && found->size == sizeof(*found) && found->abi == KVBM_TLS_ABI) {
-            crypto = found;
-            return;
-        }
-        reason = "it is of another version";
-    }
-    kv_log_error("kvbm", "tokens and TLS need " KVBM_TLS_LIBRARY, "reason=%s",
-                 kv_log_quote(quoted, sizeof(quoted), reason ? reason : "not found"));
+    crypto = (const struct kvbm_tls_abi *)kvbm_module_open(&module);
 }
 
 const struct kvbm_tls_abi *kvbm_tls_get(void)

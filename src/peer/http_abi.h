@@ -10,8 +10,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "module.h"
+
 #define KVBM_HTTP_ABI 1
-#define KVBM_HTTP_SYMBOL "kvbm_http_get_abi"
+#define KVBM_HTTP_SYMBOL "kvbm_http_get_abi" /* a kvbm_module_get_fn */
 #define KVBM_HTTP_LIBRARY "libkvbm_http.so.0"
 #define KVBM_HTTP_SLOTS 2 /* requests at a time */
 
@@ -36,8 +38,7 @@ struct kvbm_http_post {
 };
 
 struct kvbm_http_abi {
-    size_t size;
-    uint32_t abi;
+    struct kvbm_module_head head;
 
     int (*open)(const struct kvbm_http_opts *opts, struct kvbm_http **ret); /* 0 or -ENOMEM */
     void (*close)(struct kvbm_http *http);
@@ -51,8 +52,6 @@ struct kvbm_http_abi {
      */
     void (*poll)(struct kvbm_http *http, int fd, uint32_t timeout_ms);
 };
-
-typedef const struct kvbm_http_abi *(*kvbm_http_get_fn)(void);
 
 /** Open libkvbm_http, once. Returns NULL without it; one log line says why. */
 const struct kvbm_http_abi *kvbm_http_load(void);

@@ -11,8 +11,10 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "module.h"
+
 #define KVBM_TLS_ABI 1
-#define KVBM_TLS_SYMBOL "kvbm_tls_get_abi"
+#define KVBM_TLS_SYMBOL "kvbm_tls_get_abi" /* a kvbm_module_get_fn */
 #define KVBM_TLS_LIBRARY "libkvbm_tls.so.0"
 
 struct kvbm_tls_context;
@@ -25,8 +27,7 @@ struct kvbm_tls_files {
 };
 
 struct kvbm_tls_abi {
-    size_t size;
-    uint32_t abi;
+    struct kvbm_module_head head;
 
     /** HMAC-SHA-256 of @n parts. Returns 0 or -EIO. */
     int (*mac)(const void *key, size_t key_len, const void *const *parts, const size_t *lens,
@@ -53,7 +54,5 @@ struct kvbm_tls_abi {
     /** Derive 32 bytes that both ends of this connection share, and nobody else. */
     int (*binding)(struct kvbm_tls_stream *stream, uint8_t ret[32]);
 };
-
-typedef const struct kvbm_tls_abi *(*kvbm_tls_get_fn)(void);
 
 #endif

@@ -211,17 +211,16 @@ static void http_poll(struct kvbm_http *http, int fd, uint32_t timeout_ms)
     collect(http);
 }
 
-KV_API const struct kvbm_http_abi *kvbm_http_get_abi(void);
+KV_API const struct kvbm_module_head *kvbm_http_get_abi(void);
 
-const struct kvbm_http_abi *kvbm_http_get_abi(void)
+const struct kvbm_module_head *kvbm_http_get_abi(void)
 {
-    static const struct kvbm_http_abi abi = {.size = sizeof(abi),
-                                             .abi = KVBM_HTTP_ABI,
+    static const struct kvbm_http_abi abi = {.head = {sizeof(abi), KVBM_HTTP_ABI},
                                              .open = http_open,
                                              .close = http_close,
                                              .post = http_post,
                                              .cancel = http_cancel,
                                              .poll = http_poll};
 
-    return &abi;
+    return &abi.head;
 }

@@ -310,12 +310,11 @@ static int binding(struct kvbm_tls_stream *stream, uint8_t ret[32])
                : -EIO;
 }
 
-KV_API const struct kvbm_tls_abi *kvbm_tls_get_abi(void);
+KV_API const struct kvbm_module_head *kvbm_tls_get_abi(void);
 
-const struct kvbm_tls_abi *kvbm_tls_get_abi(void)
+const struct kvbm_module_head *kvbm_tls_get_abi(void)
 {
-    static const struct kvbm_tls_abi abi = {.size = sizeof(abi),
-                                            .abi = KVBM_TLS_ABI,
+    static const struct kvbm_tls_abi abi = {.head = {sizeof(abi), KVBM_TLS_ABI},
                                             .mac = mac,
                                             .equal = equal,
                                             .wipe = OPENSSL_cleanse,
@@ -328,5 +327,5 @@ const struct kvbm_tls_abi *kvbm_tls_get_abi(void)
                                             .write = stream_write,
                                             .binding = binding};
 
-    return &abi;
+    return &abi.head;
 }

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "module.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+
+#define FLAGS (RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE)
+
+/* Open @folder/@below/@file; NULL when there is none, or when it can't be opened. */
+static void *open_in(const char *folder, int len, const char *below, const char *file)
+{
+    char path[4096];
+    int n = snprintf(path, sizeof(path), "%.*s/%s%s", len, folder, below, file);
+
+    return n > 0 && (size_t)n < sizeof(path) && access(path, F_OK) == 0 ? dlopen(path, FLAGS)
+                                                                        : NULL;
+}
+
+/* Open a library beside the object that contains this code, or in lib/ beside a program's bin/. */
+static void *open_beside(const char *file)
+{
+    static const char here;
+    const char *slash;
+    void *library;
+    Dl_info self;
+
+    if (!dladdr(&here, &self) || !self.dli_fname)
+        return NULL;
+    slash = strrchr(self.dli_fname, '/');
+    if (!slash)
+        return NULL;
+    library = open_in(self.dli_fname, (int)(slash - self.dli_fname), "", file);
+    return library ? library
+                   : open_in(self.dli_fname, (int)(slash - self.dli_fname), "../lib/", file);
+}
+
+static void *open_library(const struct kvbm_module *module)
+{
+    const char *asked = secure_getenv(module->variable);
+    void *library;
+
+    if (asked && *asked)
+        return dlopen(asked, FLAGS);
+    library = open_beside(module->library);
+    return library ? library : dlopen(module->library, FLAGS);
+}
+
+const struct kvbm_module_head *kvbm_module_open(const struct kvbm_module *module)
+{
+    void *library = open_library(module), *symbol;
+    const char *reason = library ? "it is of another version" : dlerror();
+    const struct kvbm_module_head *found = NULL;
+    kvbm_module_get_fn get = NULL;
+    char quoted[512];
+
+    if (library) {
+        symbol = dlsym(library, module->symbol);
+        memcpy(&get, &symbol, sizeof(get));
+        found = get ? get() : NULL;
+    }
+    if (found && found->size == module->head.size && found->abi == module->head.abi)
+        return found;
+    kv_log_error("kvbm", module->missing, "reason=%s",
+                 kv_log_quote(quoted, sizeof(quoted), reason ? reason : "not found"));
+    return NULL;
+}

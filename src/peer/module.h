@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * Libraries of this build that libkvbm opens on first use, since most programs need neither OpenSSL
+ * nor libcurl. Each gives one table of calls.
+ */
+#ifndef KVBM_PEER_MODULE_H
+#define KVBM_PEER_MODULE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/** First member of every table. Another build's size or ABI number differs. */
+struct kvbm_module_head {
+    size_t size; /* bytes of the whole table */
+    uint32_t abi;
+};
+
+/** Type of the one function that a library exports. */
+typedef const struct kvbm_module_head *(*kvbm_module_get_fn)(void);
+
+struct kvbm_module {
+    const char *library;          /* file name */
+    const char *variable;         /* environment variable that may name another file */
+    const char *symbol;           /* a kvbm_module_get_fn */
+    const char *missing;          /* event of the log line when the library can't be used */
+    struct kvbm_module_head head; /* beginning of the table */
+};
+
+/**
+ * Open a library and never unload it: libraries below it leave destructors of threads. The first
+ * file counts that exists: the one that @variable names, unless the program has raised privileges;
+ * beside the object that contains this code; in ../lib beside it; where the loader finds it.
+ * Returns the table, or NULL with one log line.
+ */
+const struct kvbm_module_head *kvbm_module_open(const struct kvbm_module *module);
+
+#endif

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Libraries that are opened on first use: found in each place, and refused with one log line. */
+// clang-format off
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+// clang-format on
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "peer/module.h"
+#include "peer/tls_abi.h"
+
+static const struct kvbm_module tls = {
+    .library = KVBM_TLS_LIBRARY,
+    .variable = "KV_TEST_LIBRARY",
+    .symbol = KVBM_TLS_SYMBOL,
+    .missing = "nothing works",
+    .head = {sizeof(struct kvbm_tls_abi), KVBM_TLS_ABI},
+};
+
+static char line[1024];
+static unsigned n_lines;
+
+static void keep_line(void *arg, int level, const char *text)
+{
+    (void)arg, (void)level;
+    snprintf(line, sizeof(line), "%s", text);
+    n_lines++;
+}
+
+static void refuses(const struct kvbm_module *module, const char *why)
+{
+    n_lines = 0;
+    assert_null(kvbm_module_open(module));
+    assert_int_equal(n_lines, 1);
+    assert_non_null(strstr(line, "nothing works"));
+    assert_non_null(strstr(line, why));
+}
+
+/* The library of this build, in ../lib beside this program. */
+static void test_beside(void **state)
+{
+    const struct kvbm_module_head *head;
+
+    (void)state;
+    unsetenv(tls.variable);
+    n_lines = 0;
+    head = kvbm_module_open(&tls);
+    assert_non_null(head);
+    assert_int_equal(head->size, sizeof(struct kvbm_tls_abi));
+    assert_int_equal(n_lines, 0);
+    assert_ptr_equal(kvbm_module_open(&tls), head);
+}
+
+/* The variable decides alone: a wrong path isn't made good by a library elsewhere. */
+static void test_variable(void **state)
+{
+    (void)state;
+    setenv(tls.variable, "/nonexistent/" KVBM_TLS_LIBRARY, 1);
+    refuses(&tls, "/nonexistent/");
+    setenv(tls.variable, "libc.so.6", 1); /* opens, and has no table */
+    refuses(&tls, "another version");
+    setenv(tls.variable, "", 1); /* counts as unset */
+    assert_non_null(kvbm_module_open(&tls));
+    unsetenv(tls.variable);
+}
+
+static void test_other_builds(void **state)
+{
+    struct kvbm_module module = tls;
+
+    (void)state;
+    module.head.size += 8;
+    refuses(&module, "another version");
+    module = tls;
+    module.head.abi++;
+    refuses(&module, "another version");
+    module = tls;
+    module.symbol = "kvbm_nothing_get_abi";
+    refuses(&module, "another version");
+    module = tls;
+    module.library = "libkvbm_nothing.so.0";
+    refuses(&module, "libkvbm_nothing.so.0");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_beside),
+        cmocka_unit_test(test_variable),
+        cmocka_unit_test(test_other_builds),
+    };
+
+    kv_log_set_user(keep_line, NULL);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
