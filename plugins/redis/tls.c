@@ -4,45 +4,13 @@
 #include <openssl/err.h>
 #include <openssl/x509v3.h>
 #include <stdio.h>
-#include <sys/socket.h>
+
+#include "base/socket_bio.h"
 
 struct rds_tls {
     SSL_CTX *context;
     BIO_METHOD *socket;
 };
-
-/* -- a socket BIO with MSG_NOSIGNAL: the host's SIGPIPE handling must not matter --------------- */
-
-static int bio_fd(BIO *bio)
-{
-    return (int)(intptr_t)BIO_get_data(bio);
-}
-
-static int after_io(BIO *bio, ssize_t n, int retry)
-{
-    BIO_clear_retry_flags(bio);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR))
-        BIO_set_flags(bio, retry | BIO_FLAGS_SHOULD_RETRY);
-    return (int)n;
-}
-
-static int bio_write(BIO *bio, const char *data, int len)
-{
-    return after_io(bio, send(bio_fd(bio), data, (size_t)len, MSG_NOSIGNAL), BIO_FLAGS_WRITE);
-}
-
-static int bio_read(BIO *bio, char *data, int len)
-{
-    return after_io(bio, recv(bio_fd(bio), data, (size_t)len, 0), BIO_FLAGS_READ);
-}
-
-static long bio_ctrl(BIO *bio, int command, long number, void *pointer)
-{
-    (void)bio;
-    (void)number;
-    (void)pointer;
-    return command == BIO_CTRL_FLUSH;
-}
 
 /* -- contexts and sessions --------------------------------------------------------------------- */
 
@@ -67,12 +35,9 @@ struct rds_tls *rds_tls_create(const struct rds_uri *uri, struct kv_error *error
     if (!tls)
         return NULL;
     tls->context = SSL_CTX_new(TLS_client_method());
-    tls->socket = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "kv_store socket");
+    tls->socket = kv_socket_bio_method();
     if (!tls->context || !tls->socket)
         goto fail;
-    BIO_meth_set_write(tls->socket, bio_write);
-    BIO_meth_set_read(tls->socket, bio_read);
-    BIO_meth_set_ctrl(tls->socket, bio_ctrl);
     SSL_CTX_set_min_proto_version(tls->context, TLS1_2_VERSION);
     SSL_CTX_set_verify(tls->context, SSL_VERIFY_PEER, NULL);
     SSL_CTX_set_mode(tls->context,
@@ -108,14 +73,12 @@ static int name_peer(SSL *ssl, const char *host)
 SSL *rds_tls_session(struct rds_tls *tls, int fd, const char *host)
 {
     SSL *ssl = SSL_new(tls->context);
-    BIO *bio = ssl ? BIO_new(tls->socket) : NULL;
+    BIO *bio = ssl ? kv_socket_bio_new(tls->socket, fd) : NULL;
 
     if (!bio) {
         SSL_free(ssl);
         return NULL;
     }
-    BIO_set_data(bio, (void *)(intptr_t)fd);
-    BIO_set_init(bio, 1);
     SSL_set_bio(ssl, bio, bio);
     SSL_set_connect_state(ssl);
     if (!name_peer(ssl, host)) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * libkvbm_tls: OpenSSL behind tls_abi.h. TLS 1.3 on non-blocking sockets, never raising SIGPIPE
- * (OpenSSL's own socket writes would), and HMAC-SHA-256.
+ * libkvbm_tls: OpenSSL behind tls_abi.h. TLS 1.3 on non-blocking sockets, and HMAC-SHA-256.
  */
 #include <errno.h>
 #include <limits.h>
@@ -13,8 +12,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 
+#include "base/socket_bio.h"
 #include "kv_types.h"
 #include "peer/tls_abi.h"
 
@@ -25,7 +24,6 @@ struct kvbm_tls_context {
 
 struct kvbm_tls_stream {
     SSL *openssl;
-    int fd;
 };
 
 /* ---- secrets ---- */
@@ -53,37 +51,6 @@ static int mac(const void *key, size_t key_len, const void *const *parts, const 
 static bool equal(const void *a, const void *b, size_t len)
 {
     return CRYPTO_memcmp(a, b, len) == 0;
-}
-
-/* ---- a socket BIO with MSG_NOSIGNAL: the program's handling of SIGPIPE must not matter ---- */
-
-static int bio_fd(BIO *bio)
-{
-    return ((struct kvbm_tls_stream *)BIO_get_data(bio))->fd;
-}
-
-static int after_io(BIO *bio, ssize_t n, int retry)
-{
-    BIO_clear_retry_flags(bio);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR))
-        BIO_set_flags(bio, retry | BIO_FLAGS_SHOULD_RETRY);
-    return (int)n;
-}
-
-static int bio_write(BIO *bio, const char *data, int len)
-{
-    return after_io(bio, send(bio_fd(bio), data, (size_t)len, MSG_NOSIGNAL), BIO_FLAGS_WRITE);
-}
-
-static int bio_read(BIO *bio, char *data, int len)
-{
-    return after_io(bio, recv(bio_fd(bio), data, (size_t)len, 0), BIO_FLAGS_READ);
-}
-
-static long bio_ctrl(BIO *bio, int command, long number, void *pointer)
-{
-    (void)bio, (void)number, (void)pointer;
-    return command == BIO_CTRL_FLUSH;
 }
 
 /* ---- contexts ---- */
@@ -129,12 +96,9 @@ static int context_create(const struct kvbm_tls_files *files, struct kvbm_tls_co
     if (!context)
         return -ENOMEM;
     context->openssl = SSL_CTX_new(TLS_method());
-    context->socket = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "kvbm socket");
+    context->socket = kv_socket_bio_method();
     if (!context->openssl || !context->socket)
         goto fail;
-    BIO_meth_set_write(context->socket, bio_write);
-    BIO_meth_set_read(context->socket, bio_read);
-    BIO_meth_set_ctrl(context->socket, bio_ctrl);
     SSL_CTX_set_min_proto_version(context->openssl, TLS1_3_VERSION);
     SSL_CTX_set_num_tickets(context->openssl, 0); /* no session is resumed */
     SSL_CTX_set_mode(context->openssl,
@@ -181,13 +145,10 @@ static int stream_create(struct kvbm_tls_context *context, int fd, bool is_opene
 
     if (!stream)
         return -ENOMEM;
-    stream->fd = fd;
     stream->openssl = SSL_new(context->openssl);
-    bio = stream->openssl ? BIO_new(context->socket) : NULL;
+    bio = stream->openssl ? kv_socket_bio_new(context->socket, fd) : NULL;
     if (!bio)
         goto fail;
-    BIO_set_data(bio, stream);
-    BIO_set_init(bio, 1);
     SSL_set_bio(stream->openssl, bio, bio);
     if (is_opener)
         SSL_set_connect_state(stream->openssl);
