@@ -274,6 +274,7 @@ static void test_too_large(void **state)
 struct hand {
     int server, fd;
     char endpoint[64];
+    struct kv_buf bytes; /* to be said */
     struct rig rig;
 };
 
@@ -297,19 +298,36 @@ static void hand_close(struct hand *h)
 {
     close(h->fd);
     close(h->server);
+    kv_buf_fini(&h->bytes);
     rig_close(&h->rig);
 }
 
-static void say(struct hand *h, struct kv_buf *bytes)
+/* Set-up and teardown of tests with one peer, which *state points to. */
+static int with_hand(void **state)
 {
-    for (size_t at = 0; at < bytes->len;) {
-        ssize_t n = send(h->fd, bytes->data + at, bytes->len - at, MSG_NOSIGNAL | MSG_DONTWAIT);
+    *state = calloc(1, sizeof(struct hand));
+    hand_open(*state);
+    return 0;
+}
+
+static int without_hand(void **state)
+{
+    hand_close(*state);
+    free(*state);
+    return 0;
+}
+
+/* Send the bytes of a peer. */
+static void say(struct hand *h)
+{
+    for (size_t at = 0; at < h->bytes.len;) {
+        ssize_t n = send(h->fd, h->bytes.data + at, h->bytes.len - at, MSG_NOSIGNAL | MSG_DONTWAIT);
 
         assert_true(n > 0 || errno == EAGAIN);
         at += n > 0 ? (size_t)n : 0;
         step(&h->rig);
     }
-    kv_buf_clear(bytes);
+    kv_buf_clear(&h->bytes);
 }
 
 /* Read what the connection sends, until @len bytes are there. */
@@ -328,13 +346,13 @@ static void hear(struct hand *h, size_t len, uint8_t *ret)
 }
 
 /* Shake hands, and read all that the connection says meanwhile. */
-static void shake_hands(struct hand *h, struct kv_buf *bytes)
+static void shake_hands(struct hand *h)
 {
     uint8_t heard[KI_ZMTP_GREETING + 27 + 12];
 
-    put_greeting(bytes, 3, 1, "NULL");
-    put_ready(bytes, "PUB");
-    say(h, bytes);
+    put_greeting(&h->bytes, 3, 1, "NULL");
+    put_ready(&h->bytes, "PUB");
+    say(h);
     hear(h, sizeof(heard), heard);
     assert_int_equal(h->rig.sub.state, KI_SUB_UP);
 }
@@ -342,71 +360,57 @@ static void shake_hands(struct hand *h, struct kv_buf *bytes)
 /* Every byte alone, and messages that share a packet with the half of another. */
 static void test_slow_sender(void **state)
 {
-    struct hand *h = malloc(sizeof(*h));
-    struct kv_buf all = KV_BUF_INIT, piece = KV_BUF_INIT;
+    struct hand *h = *state;
+    struct kv_buf all = KV_BUF_INIT;
     size_t first;
 
-    (void)state;
-    hand_open(h);
     put_greeting(&all, 3, 0, "NULL");
     put_ready(&all, "PUB");
     first = all.len;
     for (uint64_t i = 0; i < 20; i++)
         put_batch(&all, "topic", i, "some payload of a batch", 23);
     for (size_t i = 0; i < all.len; i++) {
-        kv_buf_append(&piece, all.data + i, 1);
-        say(h, &piece);
+        kv_buf_append(&h->bytes, all.data + i, 1);
+        say(h);
     }
     STEP_UNTIL(&h->rig, h->rig.n == 20);
     for (size_t at = first; at < all.len; at += 53) {
-        kv_buf_append(&piece, all.data + at, KV_MIN((size_t)53, all.len - at));
-        say(h, &piece);
+        kv_buf_append(&h->bytes, all.data + at, KV_MIN((size_t)53, all.len - at));
+        say(h);
     }
     STEP_UNTIL(&h->rig, h->rig.n == 40);
     assert_int_equal(h->rig.last.len, 2 + 5 + 2 + 8 + 3 + 23);
     assert_int_equal(h->rig.sub.ups, 1);
-    hand_close(h);
-    free(h);
     kv_buf_fini(&all);
-    kv_buf_fini(&piece);
 }
 
 /* A publisher that announces much and sends little costs little. */
 static void test_announced_only(void **state)
 {
-    struct hand *h = malloc(sizeof(*h));
-    struct kv_buf bytes = KV_BUF_INIT;
+    struct hand *h = *state;
     uint64_t be = htobe64(LIMIT);
     static char zeros[100000];
 
-    (void)state;
-    hand_open(h);
-    shake_hands(h, &bytes);
-    kv_buf_append(&bytes, "\2", 1);
-    kv_buf_append(&bytes, &be, sizeof(be));
-    say(h, &bytes);
+    shake_hands(h);
+    kv_buf_append(&h->bytes, "\2", 1);
+    kv_buf_append(&h->bytes, &be, sizeof(be));
+    say(h);
     STEP_UNTIL(&h->rig, !h->rig.ready && h->rig.sub.end - h->rig.sub.start == 9);
     assert_in_range(h->rig.sub.own_capacity, 9, 4096);
-    kv_buf_append(&bytes, zeros, sizeof(zeros));
-    say(h, &bytes);
+    kv_buf_append(&h->bytes, zeros, sizeof(zeros));
+    say(h);
     STEP_UNTIL(&h->rig, !h->rig.ready && h->rig.sub.end - h->rig.sub.start == 9 + sizeof(zeros));
     assert_in_range(h->rig.sub.own_capacity, sizeof(zeros), 4 * sizeof(zeros));
-    hand_close(h);
-    free(h);
-    kv_buf_fini(&bytes);
 }
 
 static void test_pings(void **state)
 {
-    struct hand *h = malloc(sizeof(*h));
-    struct kv_buf bytes = KV_BUF_INIT;
+    struct hand *h = *state;
     uint8_t heard[16];
 
-    (void)state;
-    hand_open(h);
-    shake_hands(h, &bytes);
-    put_frame_bytes(&bytes, PEER_COMMAND, "\4PING\0\0who", 10);
-    say(h, &bytes);
+    shake_hands(h);
+    put_frame_bytes(&h->bytes, PEER_COMMAND, "\4PING\0\0who", 10);
+    say(h);
     hear(h, 10, heard);
     assert_memory_equal(heard, "\4\10\4PONGwho", 10);
     h->rig.skew_ns += 7 * KV_NS_PER_S; /* our own turn */
@@ -417,9 +421,6 @@ static void test_pings(void **state)
     assert_memory_equal(heard, "\4\7\4PING\0\226", 9);
     assert_int_equal(h->rig.sub.ups, 1);
     assert_int_equal(h->rig.sub.state, KI_SUB_UP);
-    hand_close(h);
-    free(h);
-    kv_buf_fini(&bytes);
 }
 
 /* Wait until the connection has unread bytes, without reading them. */
@@ -433,15 +434,12 @@ static void await_bytes(const struct ki_sub *sub)
 /* A publisher that asks for it is cut when it falls silent, but not while its bytes wait. */
 static void test_silence(void **state)
 {
-    struct hand *h = malloc(sizeof(*h));
-    struct kv_buf bytes = KV_BUF_INIT;
+    struct hand *h = *state;
     uint8_t heard[16];
 
-    (void)state;
-    hand_open(h);
-    shake_hands(h, &bytes);
-    put_frame_bytes(&bytes, PEER_COMMAND, "\4PING\2\130", 7); /* 60 s */
-    say(h, &bytes);
+    shake_hands(h);
+    put_frame_bytes(&h->bytes, PEER_COMMAND, "\4PING\2\130", 7); /* 60 s */
+    say(h);
     hear(h, 7, heard);
     h->rig.skew_ns += 50 * KV_NS_PER_S;
     hear(h, 9, heard);
@@ -456,19 +454,13 @@ static void test_silence(void **state)
     ki_sub_tick(&h->rig.sub, now(&h->rig));
     assert_int_equal(h->rig.sub.state, KI_SUB_WAITING);
     assert_false(h->rig.sub.broken);
-    hand_close(h);
-    free(h);
-    kv_buf_fini(&bytes);
 }
 
 /* Patience with peers that say nothing, and longer and longer pauses for those that talk nonsense. */
 static void test_strangers(void **state)
 {
-    struct hand *h = malloc(sizeof(*h));
-    struct kv_buf bytes = KV_BUF_INIT;
+    struct hand *h = *state;
 
-    (void)state;
-    hand_open(h);
     STEP_UNTIL(&h->rig, h->rig.sub.state == KI_SUB_SHAKING);
     h->rig.skew_ns += 20 * KV_NS_PER_S;
     STEP_UNTIL(&h->rig, h->rig.sub.state == KI_SUB_WAITING);
@@ -481,38 +473,30 @@ static void test_strangers(void **state)
         h->fd = accept(h->server, NULL, NULL);
         assert_true(h->fd >= 0);
         assert_int_equal(h->rig.sub.reopened, i);
-        put_greeting(&bytes, 3, 1, "BOGUS");
-        say(h, &bytes);
+        put_greeting(&h->bytes, 3, 1, "BOGUS");
+        say(h);
         STEP_UNTIL(&h->rig, h->rig.sub.state == KI_SUB_WAITING);
         assert_int_equal(h->rig.sub.broken_delay_ns,
                          KV_MIN(KV_NS_PER_S << (i + 1), 30 * KV_NS_PER_S));
         assert_true(h->rig.sub.broken);
         assert_non_null(strstr(h->rig.sub.problem, "credentials"));
     }
-    hand_close(h);
-    free(h);
-    kv_buf_fini(&bytes);
 }
 
 /* The end of the stream comes with its last bytes: these are read, the half message is dropped. */
 static void test_end_behind_bytes(void **state)
 {
-    struct hand *h = malloc(sizeof(*h));
-    struct kv_buf bytes = KV_BUF_INIT;
+    struct hand *h = *state;
 
-    (void)state;
-    hand_open(h);
-    shake_hands(h, &bytes);
-    put_batch(&bytes, "", 1, "whole", 5);
-    put_batch(&bytes, "", 2, "half", 4);
-    assert_int_equal(send(h->fd, bytes.data, bytes.len - 2, MSG_NOSIGNAL), (ssize_t)bytes.len - 2);
+    shake_hands(h);
+    put_batch(&h->bytes, "", 1, "whole", 5);
+    put_batch(&h->bytes, "", 2, "half", 4);
+    assert_int_equal(send(h->fd, h->bytes.data, h->bytes.len - 2, MSG_NOSIGNAL),
+                     (ssize_t)h->bytes.len - 2);
     assert_int_equal(shutdown(h->fd, SHUT_WR), 0);
     STEP_UNTIL(&h->rig, h->rig.sub.state == KI_SUB_WAITING);
     assert_int_equal(h->rig.n, 1);
     assert_non_null(strstr(h->rig.sub.problem, "lost"));
-    hand_close(h);
-    free(h);
-    kv_buf_fini(&bytes);
 }
 
 /* A large message, in memory of its own, is valid until the turn ends, also when the bytes behind it
@@ -520,22 +504,19 @@ static void test_end_behind_bytes(void **state)
 static void test_breach_behind_a_message(void **state)
 {
     static uint8_t body[300000];
-    struct hand *h = malloc(sizeof(*h));
-    struct kv_buf bytes = KV_BUF_INIT;
+    struct hand *h = *state;
     struct ki_zmtp_message m = {0}, none;
     struct epoll_event event;
 
-    (void)state;
     memset(body, 'b', sizeof(body));
-    hand_open(h);
-    shake_hands(h, &bytes);
-    put_frame_bytes(&bytes, 0, body, sizeof(body));
-    kv_buf_append(&bytes, "\xff\xff\xff", 3);
+    shake_hands(h);
+    put_frame_bytes(&h->bytes, 0, body, sizeof(body));
+    kv_buf_append(&h->bytes, "\xff\xff\xff", 3);
     for (size_t at = 0; !m.n_frames;) {
-        ssize_t n = send(h->fd, bytes.data + at, bytes.len - at, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t n = send(h->fd, h->bytes.data + at, h->bytes.len - at, MSG_NOSIGNAL | MSG_DONTWAIT);
 
         at += n > 0 ? (size_t)n : 0;
-        if (at == bytes.len && epoll_wait(h->rig.epoll_fd, &event, 1, 5) == 1)
+        if (at == h->bytes.len && epoll_wait(h->rig.epoll_fd, &event, 1, 5) == 1)
             ki_sub_ready(&h->rig.sub, false);
         ki_sub_begin(&h->rig.sub, &h->rig.room);
         while (!ki_sub_next(&h->rig.sub, &m, now(&h->rig)))
@@ -550,19 +531,16 @@ static void test_breach_behind_a_message(void **state)
     assert_memory_equal(m.spans[0].data, body, sizeof(body));
     ki_sub_end(&h->rig.sub, now(&h->rig));
     assert_null(h->rig.sub.own);
-    hand_close(h);
-    free(h);
-    kv_buf_fini(&bytes);
 }
 
 /* Begin a large message, and leave out its end. */
-static void say_most(struct hand *h, struct kv_buf *bytes)
+static void say_most(struct hand *h)
 {
     static uint8_t body[LIMIT];
 
-    shake_hands(h, bytes);
-    put_frame_bytes(bytes, 0, body, sizeof(body));
-    bytes->len -= 10;
+    shake_hands(h);
+    put_frame_bytes(&h->bytes, 0, body, sizeof(body));
+    h->bytes.len -= 10;
 }
 
 /* Publishers that begin large messages share a limit: the third one is lost, and comes back when
@@ -570,20 +548,20 @@ static void say_most(struct hand *h, struct kv_buf *bytes)
 static void test_large_ones_at_once(void **state)
 {
     struct hand *h = calloc(3, sizeof(*h));
-    struct kv_buf bytes = KV_BUF_INIT;
 
     (void)state;
     for (int i = 0; i < 2; i++) {
         hand_open(&h[i]);
-        say_most(&h[i], &bytes);
-        say(&h[i], &bytes);
+        say_most(&h[i]);
+        say(&h[i]);
         STEP_UNTIL(&h[i].rig, h[i].rig.sub.end >= LIMIT - 10);
     }
     assert_in_range(atomic_load(&limits.used), 2 * (LIMIT - 10), limits.max_bytes);
     hand_open(&h[2]);
-    say_most(&h[2], &bytes);
+    say_most(&h[2]);
     for (size_t at = 0; h[2].rig.sub.state != KI_SUB_WAITING;) {
-        ssize_t n = send(h[2].fd, bytes.data + at, bytes.len - at, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t n =
+            send(h[2].fd, h[2].bytes.data + at, h[2].bytes.len - at, MSG_NOSIGNAL | MSG_DONTWAIT);
 
         at += n > 0 ? (size_t)n : 0;
         step(&h[2].rig);
@@ -593,36 +571,31 @@ static void test_large_ones_at_once(void **state)
     assert_int_equal(h[0].rig.sub.state, KI_SUB_UP);
     hand_close(&h[0]);
     assert_in_range(atomic_load(&limits.used), LIMIT - 10, limits.max_bytes / 2);
-    kv_buf_clear(&bytes);
-    kv_buf_append(&bytes, "0123456789", 10); /* the end of the second one's */
-    say(&h[1], &bytes);
+    kv_buf_append(&h[1].bytes, "0123456789", 10); /* the end of the second one's */
+    say(&h[1]);
     STEP_UNTIL(&h[1].rig, h[1].rig.n == 1);
     hand_close(&h[1]);
     hand_close(&h[2]);
     assert_int_equal(atomic_load(&limits.used), 0);
     free(h);
-    kv_buf_fini(&bytes);
 }
 
 /* A large message that doesn't end is a breach; small ones may take their time. */
 static void test_large_one_is_slow(void **state)
 {
-    struct hand *h = malloc(sizeof(*h));
-    struct kv_buf bytes = KV_BUF_INIT;
+    struct hand *h = *state;
 
-    (void)state;
-    hand_open(h);
-    shake_hands(h, &bytes);
-    put_batch(&bytes, "", 1, "small", 5);
-    bytes.len -= 2;
-    say(h, &bytes);
+    shake_hands(h);
+    put_batch(&h->bytes, "", 1, "small", 5);
+    h->bytes.len -= 2;
+    say(h);
     h->rig.skew_ns += 300 * KV_NS_PER_S;
     step(&h->rig);
     assert_int_equal(h->rig.sub.state, KI_SUB_UP);
     hand_close(h);
     hand_open(h);
-    say_most(h, &bytes);
-    say(h, &bytes);
+    say_most(h);
+    say(h);
     h->rig.skew_ns += 50 * KV_NS_PER_S;
     step(&h->rig);
     assert_int_equal(h->rig.sub.state, KI_SUB_UP);
@@ -631,9 +604,6 @@ static void test_large_one_is_slow(void **state)
     assert_non_null(strstr(h->rig.sub.problem, "too slowly"));
     assert_true(h->rig.sub.broken);
     assert_int_equal(atomic_load(&limits.used), 0);
-    hand_close(h);
-    free(h);
-    kv_buf_fini(&bytes);
 }
 
 static void test_bad_endpoints(void **state)
@@ -671,15 +641,15 @@ int main(void)
         cmocka_unit_test(test_ipc),
         cmocka_unit_test(test_comes_and_goes),
         cmocka_unit_test(test_too_large),
-        cmocka_unit_test(test_slow_sender),
-        cmocka_unit_test(test_announced_only),
-        cmocka_unit_test(test_pings),
-        cmocka_unit_test(test_silence),
-        cmocka_unit_test(test_strangers),
-        cmocka_unit_test(test_end_behind_bytes),
-        cmocka_unit_test(test_breach_behind_a_message),
+        cmocka_unit_test_setup_teardown(test_slow_sender, with_hand, without_hand),
+        cmocka_unit_test_setup_teardown(test_announced_only, with_hand, without_hand),
+        cmocka_unit_test_setup_teardown(test_pings, with_hand, without_hand),
+        cmocka_unit_test_setup_teardown(test_silence, with_hand, without_hand),
+        cmocka_unit_test_setup_teardown(test_strangers, with_hand, without_hand),
+        cmocka_unit_test_setup_teardown(test_end_behind_bytes, with_hand, without_hand),
+        cmocka_unit_test_setup_teardown(test_breach_behind_a_message, with_hand, without_hand),
         cmocka_unit_test(test_large_ones_at_once),
-        cmocka_unit_test(test_large_one_is_slow),
+        cmocka_unit_test_setup_teardown(test_large_one_is_slow, with_hand, without_hand),
         cmocka_unit_test(test_bad_endpoints),
     };
 

@@ -24,8 +24,7 @@
 struct seen {
     pthread_mutex_t lock;
     struct kvbm_directory_peer peers[SEEN_MAX];
-    size_t n;
-    uint64_t calls;
+    size_t n, calls;
 };
 
 static inline void seen_init(struct seen *s)
@@ -77,24 +76,24 @@ static inline bool seen_find(struct seen *s, const char *what, struct kvbm_direc
     return found;
 }
 
-static inline size_t seen_count(struct seen *s)
+static inline size_t seen_fact(struct seen *s, const size_t *fact)
 {
     size_t n;
 
     pthread_mutex_lock(&s->lock);
-    n = s->n;
+    n = *fact;
     pthread_mutex_unlock(&s->lock);
     return n;
 }
 
-static inline uint64_t seen_calls(struct seen *s)
+static inline size_t seen_count(struct seen *s)
 {
-    uint64_t n;
+    return seen_fact(s, &s->n);
+}
 
-    pthread_mutex_lock(&s->lock);
-    n = s->calls;
-    pthread_mutex_unlock(&s->lock);
-    return n;
+static inline size_t seen_calls(struct seen *s)
+{
+    return seen_fact(s, &s->calls);
 }
 
 /** Wait for a condition, which is evaluated again and again. */

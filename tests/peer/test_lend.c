@@ -58,6 +58,16 @@ static void end(void)
     kvbm_layout_destroy(t.to);
 }
 
+/* Run a check between an owner and a reader of each way. */
+static void each_way(void (*check)(void))
+{
+    for (enum way way = 0; way < N_WAYS; way++) {
+        begin(way);
+        check();
+        end();
+    }
+}
+
 static struct kvbm_lease *lease_keys(const uint64_t *keys, size_t n, uint32_t time_ms)
 {
     struct kvbm_lease *lease = NULL;
@@ -143,33 +153,33 @@ static void test_lookup_lease_read(void **state)
 }
 
 /* Some keys, in another order, each block once more, with and without checksums. */
-static void test_parts_of_a_lease(void **state)
+static void check_parts_of_a_lease(void)
 {
     const uint64_t keys[] = {1, 2, 3, 4, 5, 6};
     const uint32_t places[] = {4, 0, 4, 2}, blocks[] = {9, 8, 7, 6};
+    struct kvbm_lease_read_opts opts = {.size = sizeof(opts), .n = 4};
+    struct kvbm_lease *lease;
 
-    (void)state;
-    for (enum way way = 0; way < N_WAYS; way++) {
-        struct kvbm_lease_read_opts opts = {.size = sizeof(opts), .n = 4};
-        struct kvbm_lease *lease;
-
-        begin(way);
-        lease = lease_keys(keys, 6, 0);
-        opts.keys = places;
-        opts.to = t.to;
-        opts.to_blocks = blocks;
-        for (int with = 0; with < 4; with++) {
-            opts.no_checksums = with & 1;
-            opts.no_shared = with & 2;
-            for (uint32_t i = 0; i < 4; i++)
-                lend_fill(t.to, blocks[i], UINT64_MAX);
-            assert_int_equal(kvbm_lease_read(lease, &opts), 4);
-            for (uint32_t i = 0; i < 4; i++)
-                assert_true(lend_holds(t.to, blocks[i], keys[places[i]]));
-        }
-        kvbm_lease_release(lease);
-        end();
+    lease = lease_keys(keys, 6, 0);
+    opts.keys = places;
+    opts.to = t.to;
+    opts.to_blocks = blocks;
+    for (int with = 0; with < 4; with++) {
+        opts.no_checksums = with & 1;
+        opts.no_shared = with & 2;
+        for (uint32_t i = 0; i < 4; i++)
+            lend_fill(t.to, blocks[i], UINT64_MAX);
+        assert_int_equal(kvbm_lease_read(lease, &opts), 4);
+        for (uint32_t i = 0; i < 4; i++)
+            assert_true(lend_holds(t.to, blocks[i], keys[places[i]]));
     }
+    kvbm_lease_release(lease);
+}
+
+static void test_parts_of_a_lease(void **state)
+{
+    (void)state;
+    each_way(check_parts_of_a_lease);
 }
 
 static void test_share(void **state)
@@ -236,51 +246,51 @@ static void test_arguments(void **state)
 /* ---- ends ---- */
 
 /* A lease that its time ends: the reader knows, and the owner has its blocks again. */
-static void test_time_is_over(void **state)
+static void check_time_is_over(void)
 {
     const uint64_t keys[] = {1, 2, 3};
+    struct kvbm_lease *lease;
+    uint8_t ok[1];
 
+    lease = lease_keys(keys, 3, 20);
+    lend_wait_idle(&t.owner);
+    assert_true(lend_store(&t.owner, 500, N_BLOCKS)); /* overwrites all */
+    while (kv_now_ns() < kvbm_lease_expires(lease))
+        usleep(1000);
+    assert_int_equal(read_all(lease, 3, ok), 0);
+    assert_int_equal(ok[0], 0);
+    assert_int_equal(kvbm_lease_renew(lease, 1000, soon()), -ESTALE);
+    kvbm_lease_release(lease);
+}
+
+static void test_time_is_over(void **state)
+{
     (void)state;
-    for (enum way way = 0; way < N_WAYS; way++) {
-        struct kvbm_lease *lease;
-        uint8_t ok[1];
-
-        begin(way);
-        lease = lease_keys(keys, 3, 20);
-        lend_wait_idle(&t.owner);
-        assert_true(lend_store(&t.owner, 500, N_BLOCKS)); /* overwrites all */
-        while (kv_now_ns() < kvbm_lease_expires(lease))
-            usleep(1000);
-        assert_int_equal(read_all(lease, 3, ok), 0);
-        assert_int_equal(ok[0], 0);
-        assert_int_equal(kvbm_lease_renew(lease, 1000, soon()), -ESTALE);
-        kvbm_lease_release(lease);
-        end();
-    }
+    each_way(check_time_is_over);
 }
 
 /* The owner withdraws the set long before the lease's end: what it overwrites is never called right. */
-static void test_reader_believes_longer_than_the_owner(void **state)
+static void check_reader_believes_longer_than_the_owner(void)
 {
     const uint64_t keys[] = {1, 2, 3, 4};
+    struct kvbm_lease *lease;
+    uint8_t ok[1];
 
+    lease = lease_keys(keys, 4, 60000);
+    assert_int_equal(read_all(lease, 4, ok), 4);
+    kvbm_blockset_destroy(t.owner.set);
+    t.owner.set = NULL;
+    assert_int_equal(lend_pinned(&t.owner), 0);
+    assert_true(lend_store(&t.owner, 700, N_BLOCKS));
+    assert_int_equal(read_all(lease, 4, ok), 0);
+    assert_int_equal(ok[0], 0);
+    kvbm_lease_release(lease);
+}
+
+static void test_reader_believes_longer_than_the_owner(void **state)
+{
     (void)state;
-    for (enum way way = 0; way < N_WAYS; way++) {
-        struct kvbm_lease *lease;
-        uint8_t ok[1];
-
-        begin(way);
-        lease = lease_keys(keys, 4, 60000);
-        assert_int_equal(read_all(lease, 4, ok), 4);
-        kvbm_blockset_destroy(t.owner.set);
-        t.owner.set = NULL;
-        assert_int_equal(lend_pinned(&t.owner), 0);
-        assert_true(lend_store(&t.owner, 700, N_BLOCKS));
-        assert_int_equal(read_all(lease, 4, ok), 0);
-        assert_int_equal(ok[0], 0);
-        kvbm_lease_release(lease);
-        end();
-    }
+    each_way(check_reader_believes_longer_than_the_owner);
 }
 
 /* A new generation of a set ends its leases; block numbers of the old one mean nothing in it. */
@@ -310,25 +320,25 @@ static void test_update_ends_leases(void **state)
     end();
 }
 
-static void test_session_ends(void **state)
+static void check_session_ends(void)
 {
     const uint64_t keys[] = {1, 2, 3, 4};
+    struct kvbm_lease *lease;
+    uint8_t ok[1];
 
+    lease = lease_keys(keys, 4, 60000);
+    assert_int_equal(kvbm_session_close(t.session), 0);
+    t.session = NULL;
+    lend_wait_idle(&t.owner); /* long before the lease's end */
+    assert_true(lend_store(&t.owner, 300, N_BLOCKS));
+    assert_int_equal(read_all(lease, 4, ok), 0);
+    kvbm_lease_release(lease);
+}
+
+static void test_session_ends(void **state)
+{
     (void)state;
-    for (enum way way = 0; way < N_WAYS; way++) {
-        struct kvbm_lease *lease;
-        uint8_t ok[1];
-
-        begin(way);
-        lease = lease_keys(keys, 4, 60000);
-        assert_int_equal(kvbm_session_close(t.session), 0);
-        t.session = NULL;
-        lend_wait_idle(&t.owner); /* long before the lease's end */
-        assert_true(lend_store(&t.owner, 300, N_BLOCKS));
-        assert_int_equal(read_all(lease, 4, ok), 0);
-        kvbm_lease_release(lease);
-        end();
-    }
+    each_way(check_session_ends);
 }
 
 /* ---- an owner that overwrites while readers copy ---- */
@@ -381,31 +391,32 @@ static void *read_slowly(void *arg)
     return NULL;
 }
 
+static void check_never_old_bytes_as_new(void)
+{
+    pthread_t threads[2];
+    uint64_t key = 1;
+
+    atomic_store(&stop, false);
+    atomic_store(&right_blocks, 0);
+    for (uintptr_t i = 0; i < 2; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, read_slowly, (void *)(i * 1000)), 0);
+    for (uint64_t begun = kv_now_ns(), end = soon();
+         kv_now_ns() < begun + 300 * KV_NS_PER_MS || atomic_load(&right_blocks) < 50;) {
+        assert_true(kv_now_ns() < end);
+        assert_true(lend_store(&t.owner, key, 1)); /* evicts the oldest that nobody leases */
+        key = key % (2 * N_BLOCKS) + 1;
+    }
+    atomic_store(&stop, true);
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+    assert_int_equal(atomic_load(&old_blocks), 0);
+    assert_true(kvbm_session_is_open(t.session)); /* slow readers aren't cut off at once */
+}
+
 static void test_never_old_bytes_as_new(void **state)
 {
     (void)state;
-    for (enum way way = 0; way < N_WAYS; way++) {
-        pthread_t threads[2];
-        uint64_t key = 1;
-
-        begin(way);
-        atomic_store(&stop, false);
-        atomic_store(&right_blocks, 0);
-        for (uintptr_t i = 0; i < 2; i++)
-            assert_int_equal(pthread_create(&threads[i], NULL, read_slowly, (void *)(i * 1000)), 0);
-        for (uint64_t begun = kv_now_ns(), end = soon();
-             kv_now_ns() < begun + 300 * KV_NS_PER_MS || atomic_load(&right_blocks) < 50;) {
-            assert_true(kv_now_ns() < end);
-            assert_true(lend_store(&t.owner, key, 1)); /* evicts the oldest that nobody leases */
-            key = key % (2 * N_BLOCKS) + 1;
-        }
-        atomic_store(&stop, true);
-        for (int i = 0; i < 2; i++)
-            pthread_join(threads[i], NULL);
-        assert_int_equal(atomic_load(&old_blocks), 0);
-        assert_true(kvbm_session_is_open(t.session)); /* slow readers aren't cut off at once */
-        end();
-    }
+    each_way(check_never_old_bytes_as_new);
 }
 
 /* ---- peers that ask nonsense ---- */
