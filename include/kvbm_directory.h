@@ -103,6 +103,57 @@ struct kvbm_directory_info {
 KV_API int kvbm_directory_get_info(struct kvbm_directory *directory,
                                    struct kvbm_directory_info *ret);
 
+/* ---------------------------------------------------------------------------------------------
+ * Agents that follow a directory.
+ */
+
+/** An agent with a session to each peer of a directory. */
+struct kvbm_follower;
+
+/** Options; set size to sizeof(struct kvbm_follow_opts), zero means the default. */
+struct kvbm_follow_opts {
+    size_t size;
+    /* Required: peers, and what etcd needs. changed and arg may be NULL; the follower calls changed
+     * after it has taken note of a change. Read by kvbm_agent_follow only. */
+    const struct kvbm_directory_opts *directory;
+    uint32_t open_ms;  /* for one attempt to open a session; 0: 1000 */
+    uint32_t retry_ms; /* longest pause between attempts at a peer; 0: 2000 */
+    uint32_t n_data;   /* further connections of each session, 0 to 8 */
+};
+#define KVBM_FOLLOW_OPTS_INIT KV_INIT_(kvbm_follow_opts)
+
+/**
+ * Open a session with every peer of a directory, and again when one has ended; close the sessions
+ * of peers that leave the directory. unix: endpoints of a peer are tried before tcp: ones. The agent
+ * itself is left out. Doesn't wait for sessions. The caller ends *@ret with kvbm_follower_close,
+ * before the agent. Returns 0; -EINVAL; -ENOMEM; -EAGAIN (no thread); or as kvbm_directory_open.
+ *
+ * A session that ends is opened again within 250 ms, or after a pause that grows from 50 ms to
+ * retry_ms while attempts fail (eight times that for a peer that doesn't answer, or that doesn't fit
+ * this agent).
+ */
+KV_API int kvbm_agent_follow(struct kvbm_agent *agent, const struct kvbm_follow_opts *opts,
+                             struct kvbm_follower **ret);
+
+/**
+ * Close the directory and the sessions that the follower has opened, and free it. Waits for an
+ * attempt under way, at most open_ms. NULL is a no-op. Returns 0; -EDEADLK (called from a callback
+ * of the agent: nothing is done).
+ */
+KV_API int kvbm_follower_close(struct kvbm_follower *follower);
+
+/** State of a follower. */
+struct kvbm_follower_info {
+    size_t size;             /* the caller's */
+    uint32_t n_peers;        /* that the directory names, without the agent itself */
+    uint32_t n_open;         /* of these, peers with an open session of the follower */
+    uint64_t opened, failed; /* attempts */
+};
+#define KVBM_FOLLOWER_INFO_INIT KV_INIT_(kvbm_follower_info)
+
+/** Read the state. Returns 0; -EINVAL (NULL, or ret->size). */
+KV_API int kvbm_follower_get_info(struct kvbm_follower *follower, struct kvbm_follower_info *ret);
+
 #ifdef __cplusplus
 }
 #endif

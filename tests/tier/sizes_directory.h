@@ -48,6 +48,46 @@ static int directory_info(void *ret)
     return rc;
 }
 
+static struct kvbm_agent *follower_agent(void)
+{
+    const struct kvbm_agent_opts opts = {.size = sizeof(opts), .name = "follower"};
+    struct kvbm_agent *agent = NULL;
+
+    (void)kvbm_agent_create(&opts, &agent);
+    return agent;
+}
+
+static int follow(void *opts)
+{
+    struct kvbm_agent *agent = follower_agent();
+    struct kvbm_follower *made = NULL;
+    int rc = kvbm_agent_follow(agent, opts, &made);
+
+    (void)kvbm_follower_close(made);
+    (void)kvbm_agent_destroy(agent);
+    return rc;
+}
+
+static struct kvbm_directory_opts nobody_ = {.size = sizeof(nobody_),
+                                             .peers = "unix:/nobody/is/here"};
+static struct kvbm_follow_opts follow_ = {.directory = &nobody_};
+
+/* Nobody is in the directory: the state doesn't change. */
+static int follower_info(void *ret)
+{
+    const struct kvbm_directory_opts empty = {.size = sizeof(empty), .peers = "file:/dev/null"};
+    const struct kvbm_follow_opts opts = {.size = sizeof(opts), .directory = &empty};
+    struct kvbm_agent *agent = follower_agent();
+    struct kvbm_follower *made = NULL;
+    int rc = kvbm_agent_follow(agent, &opts, &made);
+
+    if (rc == 0)
+        rc = kvbm_follower_get_info(made, ret);
+    (void)kvbm_follower_close(made);
+    (void)kvbm_agent_destroy(agent);
+    return rc;
+}
+
 static struct kvbm_directory_opts directory_ = {.peers = "unix:/a", .changed = ignore_peer};
 static struct kvbm_directory_peer directory_peer_ = {.n_endpoints = 1, .endpoints = {"unix:/b"}};
 

@@ -539,6 +539,8 @@ static const struct row {
     {"kvbm_directory_peer", sizeof(directory_peer_), sizeof(directory_peer_), &directory_peer_,
      directory_self, 0},
     {"kvbm_directory_info", sizeof(struct kvbm_directory_info), LEAST, NULL, directory_info, 0},
+    {"kvbm_follow_opts", sizeof(follow_), UP_TO(kvbm_follow_opts, directory), &follow_, follow, 0},
+    {"kvbm_follower_info", sizeof(struct kvbm_follower_info), LEAST, NULL, follower_info, 0},
     {"kvbm_session_opts", sizeof(session_), OPTIONAL, &session_, session, 0},
     {"kvbm_session_info", sizeof(struct kvbm_session_info), LEAST, NULL, session_info, 0},
     {"kvbm_remote_set_info", sizeof(struct kvbm_remote_set_info), LEAST, NULL, remote_info, 0},

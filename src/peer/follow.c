@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Followers: the directory's thread notes who is there, the follower's thread opens and closes
+ * sessions. Only the follower's thread takes entries out of the list.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/thread.h"
+#include "kvbm_directory.h"
+#include "net.h"
+
+#define LOOK_NS (250 * KV_NS_PER_MS) /* how often sessions are looked at */
+#define FIRST_PAUSE_NS (50 * KV_NS_PER_MS)
+#define LONG_PAUSE 8 /* times retry_ms: peers that don't answer, or don't fit */
+
+struct followed {
+    struct followed *next;
+    struct kvbm_directory_peer peer;
+    struct kvbm_session *session; /* the thread's; NULL: none */
+    uint64_t try_ns, pause_ns;
+    bool left; /* the directory names it no longer */
+    bool self;
+};
+
+struct kvbm_follower {
+    struct kvbm_agent *agent;
+    struct kvbm_directory *directory;
+    kvbm_directory_fn changed;
+    void *arg;
+    uint64_t open_ms, retry_ns;
+    uint32_t n_data;
+    pthread_t thread;
+
+    pthread_mutex_t lock; /* all below */
+    pthread_cond_t news;
+    struct followed *peers;
+    bool stopping;
+    uint64_t opened, failed;
+};
+
+/* ---- the directory's thread ---- */
+
+static bool same_peer(const struct kvbm_directory_peer *a, const struct kvbm_directory_peer *b)
+{
+    if (a->name[0] || b->name[0])
+        return strcmp(a->name, b->name) == 0 && a->worker == b->worker &&
+               a->incarnation == b->incarnation;
+    return strcmp(a->endpoints[0], b->endpoints[0]) == 0;
+}
+
+static void add(struct kvbm_follower *f, const struct kvbm_directory_peer *peer)
+{
+    struct followed *one = calloc(1, sizeof(*one));
+
+    if (!one)
+        return; /* the log of the directory counts it; the next change may bring it */
+    memcpy(&one->peer, peer, KV_MIN(peer->size, sizeof(one->peer)));
+    one->next = f->peers;
+    f->peers = one;
+}
+
+static void changed(void *arg, const struct kvbm_directory_peer *peer, bool there)
+{
+    struct kvbm_follower *f = arg;
+    struct followed *one;
+
+    pthread_mutex_lock(&f->lock);
+    one = f->peers;
+    while (one && (one->left || !same_peer(&one->peer, peer)))
+        one = one->next;
+    if (!there && one) {
+        one->left = true;
+    } else if (there && one) {
+        memcpy(&one->peer, peer, KV_MIN(peer->size, sizeof(one->peer)));
+        one->try_ns = 0;
+    } else if (there) {
+        add(f, peer);
+    }
+    pthread_cond_broadcast(&f->news);
+    pthread_mutex_unlock(&f->lock);
+    if (f->changed)
+        f->changed(f->arg, peer, there);
+}
+
+/* ---- sessions ---- */
+
+/* Tell whether a session is with the agent that the directory names. */
+static bool is_named(const struct kvbm_session *session, const struct kvbm_directory_peer *peer)
+{
+    const struct kvbm_identity *who = kvbm_session_peer(session);
+
+    return !peer->name[0] || (strcmp(who->name, peer->name) == 0 && who->worker == peer->worker);
+}
+
+static int open_at(const struct kvbm_follower *f, const struct kvbm_directory_peer *peer,
+                   const char *endpoint, struct kvbm_session **ret)
+{
+    const struct kvbm_session_opts opts = {
+        .size = sizeof(opts), .timeout_ms = f->open_ms, .n_data = f->n_data};
+    int err = kvbm_session_open(f->agent, endpoint, &opts, ret);
+
+    if (err < 0 || is_named(*ret, peer))
+        return err;
+    (void)kvbm_session_close(KV_STEAL(*ret)); /* another machine's path, or a reused port */
+    return -EEXIST;
+}
+
+/* Open a session with a peer: by shared memory's way (unix:) if there is one, else by tcp:. */
+static int open_peer(const struct kvbm_follower *f, const struct kvbm_directory_peer *peer,
+                     struct kvbm_session **ret)
+{
+    int err = -ENOENT;
+
+    for (int tcp = 0; tcp < 2; tcp++) {
+        for (uint32_t i = 0; i < peer->n_endpoints; i++) {
+            if ((strncmp(peer->endpoints[i], "unix:", 5) != 0) != tcp)
+                continue;
+            err = open_at(f, peer, peer->endpoints[i], ret);
+            if (err == 0 || err == -ELOOP)
+                return err;
+        }
+    }
+    return err;
+}
+
+/* Note the result of an attempt, with the lock held. */
+static void note_attempt(struct kvbm_follower *f, struct followed *one, int err)
+{
+    bool deaf =
+        err == -ETIMEDOUT || err == -EMEDIUMTYPE || err == -EPROTONOSUPPORT || err == -EACCES;
+    uint64_t most = deaf ? LONG_PAUSE * f->retry_ns : f->retry_ns;
+
+    one->self = err == -ELOOP;
+    if (err == 0) {
+        one->pause_ns = 0;
+        f->opened++;
+        return;
+    }
+    f->failed += !one->self;
+    one->pause_ns = deaf ? most : KV_MIN(KV_MAX(2 * one->pause_ns, FIRST_PAUSE_NS), most);
+    one->try_ns = kv_now_ns() + one->pause_ns;
+}
+
+/* Close a session whose handle the list doesn't have any more. Called and returns with the lock. */
+static void close_session(struct kvbm_follower *f, struct kvbm_session *session)
+{
+    if (!session)
+        return;
+    pthread_mutex_unlock(&f->lock);
+    (void)kvbm_session_close(session);
+    pthread_mutex_lock(&f->lock);
+}
+
+/* Open a session with a peer, or close one that has ended. Called and returns with the lock. */
+static void look_at(struct kvbm_follower *f, struct followed *one)
+{
+    struct kvbm_directory_peer peer;
+    struct kvbm_session *session = NULL;
+    int err;
+
+    if (one->session && !kvbm_session_is_open(one->session))
+        close_session(f, KV_STEAL(one->session));
+    if (one->session || one->self || kv_now_ns() < one->try_ns)
+        return;
+    peer = one->peer;
+    pthread_mutex_unlock(&f->lock);
+    err = open_peer(f, &peer, &session);
+    pthread_mutex_lock(&f->lock);
+    one->session = session;
+    note_attempt(f, one, err);
+}
+
+/* Take entries out of the list that have left, or all. Called and returns with the lock. */
+static void take_out(struct kvbm_follower *f, bool all)
+{
+    struct followed **at = &f->peers;
+
+    while (*at) {
+        struct followed *one = *at;
+
+        if (!one->left && !all) {
+            at = &one->next;
+            continue;
+        }
+        *at = one->next;
+        close_session(f, one->session);
+        free(one);
+        at = &f->peers; /* the directory may have added some */
+    }
+}
+
+static void *follow(void *arg)
+{
+    struct kvbm_follower *f = arg;
+
+    pthread_mutex_lock(&f->lock);
+    while (!f->stopping) {
+        uint64_t next = kv_now_ns() + LOOK_NS;
+
+        take_out(f, false);
+        for (struct followed *one = f->peers; one && !f->stopping; one = one->next) {
+            look_at(f, one);
+            if (!one->session && !one->self)
+                next = KV_MIN(next, one->try_ns);
+        }
+        if (!f->stopping && !f->peers)
+            pthread_cond_wait(&f->news, &f->lock);
+        else if (!f->stopping)
+            (void)kv_cond_wait_until(&f->news, &f->lock, next);
+    }
+    take_out(f, true);
+    pthread_mutex_unlock(&f->lock);
+    return NULL;
+}
+
+/* ---- public ---- */
+
+static void follower_free(struct kvbm_follower *f)
+{
+    pthread_mutex_destroy(&f->lock);
+    pthread_cond_destroy(&f->news);
+    free(f);
+}
+
+static void stop(struct kvbm_follower *f)
+{
+    pthread_mutex_lock(&f->lock);
+    f->stopping = true;
+    pthread_cond_broadcast(&f->news);
+    pthread_mutex_unlock(&f->lock);
+    pthread_join(f->thread, NULL);
+}
+
+/* Open the directory once the thread is there. */
+static int open_directory(struct kvbm_follower *f, const struct kvbm_directory_opts *opts)
+{
+    struct kvbm_directory_opts own = KVBM_DIRECTORY_OPTS_INIT;
+
+    memcpy(&own, opts, KV_MIN(opts->size, sizeof(own)));
+    own.size = sizeof(own);
+    f->changed = own.changed;
+    f->arg = own.arg;
+    own.changed = changed;
+    own.arg = f;
+    return kvbm_directory_open(&own, &f->directory);
+}
+
+int kvbm_agent_follow(struct kvbm_agent *agent, const struct kvbm_follow_opts *opts,
+                      struct kvbm_follower **ret)
+{
+    const struct kvbm_directory_opts *directory;
+    struct kvbm_follower *f;
+    int err;
+
+    if (!agent || !ret || !kv_sized(opts, "kvbm_follow_opts"))
+        return -EINVAL;
+    directory = KV_OPT(opts, directory, NULL);
+    if (!directory || !kv_sized(directory, "kvbm_directory_opts") ||
+        KV_OPT(opts, n_data, 0) > KVBM_MAX_DATA)
+        return -EINVAL;
+    f = calloc(1, sizeof(*f));
+    if (!f)
+        return -ENOMEM;
+    f->agent = agent;
+    f->open_ms = KV_OPT(opts, open_ms, 1000);
+    f->retry_ns = KV_OPT(opts, retry_ms, 2000) * KV_NS_PER_MS;
+    f->n_data = KV_OPT(opts, n_data, 0);
+    pthread_mutex_init(&f->lock, NULL);
+    kv_cond_init(&f->news);
+    err = kv_thread_start(&f->thread, "kvbm-follow", follow, f);
+    if (err < 0) {
+        follower_free(f);
+        return err;
+    }
+    err = open_directory(f, directory);
+    if (err < 0) {
+        stop(f);
+        follower_free(f);
+        return err;
+    }
+    *ret = f;
+    return 0;
+}
+
+int kvbm_follower_close(struct kvbm_follower *f)
+{
+    if (!f)
+        return 0;
+    if (kvbm_on_event_thread(f->agent->net))
+        return -EDEADLK;
+    kvbm_directory_close(f->directory);
+    stop(f);
+    follower_free(f);
+    return 0;
+}
+
+int kvbm_follower_get_info(struct kvbm_follower *f, struct kvbm_follower_info *ret)
+{
+    struct kvbm_follower_info info = KVBM_FOLLOWER_INFO_INIT;
+
+    if (!f || !kv_sized(ret, "kvbm_follower_info"))
+        return -EINVAL;
+    pthread_mutex_lock(&f->lock);
+    for (struct followed *one = f->peers; one; one = one->next) {
+        info.n_peers += !one->self && !one->left;
+        info.n_open += one->session && kvbm_session_is_open(one->session);
+    }
+    info.opened = f->opened;
+    info.failed = f->failed;
+    pthread_mutex_unlock(&f->lock);
+    KV_GIVE(ret, &info);
+    return 0;
+}
