@@ -2,7 +2,7 @@
 /**
  * plan.h: a validated call, compiled into plain numbers.
  *
- * compile.c turns descriptors into a plan. All checks that need no array content are done, strides
+ * compile_*.c turn descriptors into a plan. All checks that need no array content are done, strides
  * are bytes, divisions are multiplications, and optional fields have their defaults. host.c
  * executes plans on the CPU and libkvx_cuda on a GPU; neither reads a descriptor. Both use the
  * resolving functions below to decide which row goes where, so the CPU tests cover that part of the
