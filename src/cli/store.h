@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * `kvasir store`: the functions of include/kv_store.h for people and scripts. Internal to the room.
- * store_main.c parses and dispatches; the other store_*.c are the commands.
+ * store_main.c parses and dispatches, store_commands.c has the table of commands, store_say.c errors
+ * and JSON; the other store_*.c are the commands.
  */
 #ifndef KV_CLI_STORE_H
 #define KV_CLI_STORE_H
