@@ -13,6 +13,8 @@
 /* Entries of a segment that was reserved at once. */
 #define SEG_RESERVED (SEG_MAX * KVI_CHUNK_ENTRIES / 2)
 #define LOOK_AHEAD 4 /* chunks to prefetch while rebuilding */
+/* Chunks of the largest segment whose rebuilding keeps counts: others split, unless keys collide. */
+#define FILL_CHUNKS (SEG_MAX + 64)
 
 /*
  * Entries up to which a table is small. Its segments grow in larger steps: rebuilding one reads a
@@ -182,26 +184,72 @@ int kvi_table_reserve(struct kvi_table *table, uint64_t n)
     return rc;
 }
 
+/* Number of entries in each chunk of a segment that is being filled. */
+struct fill {
+    struct kvi_segment *segment;
+    uint8_t n[FILL_CHUNKS]; /* unused in larger segments */
+};
+
+static void fill_init(struct fill *fill, struct kvi_segment *segment)
+{
+    fill->segment = segment;
+    if (segment->n_chunks <= FILL_CHUNKS)
+        memset(fill->n, 0, segment->n_chunks);
+}
+
+/*
+ * Put a value into a segment that only these calls fill. Unlike put, doesn't read the tags that the
+ * last call may just have written: a wide load of narrow stores waits for them.
+ */
+static void fill_put(struct fill *fill, uint64_t mix, uint32_t value)
+{
+    struct kvi_segment *segment = fill->segment;
+    uint32_t n_chunks = segment->n_chunks, c = kvi_chunk_of(mix, n_chunks), i;
+    uint8_t tag = kvi_tag_of(mix);
+
+    if (KV_UNLIKELY(n_chunks > FILL_CHUNKS)) {
+        put(segment, mix, value);
+        return;
+    }
+    while ((i = fill->n[c]) == KVI_CHUNK_ENTRIES) {
+        count_passed(&segment->chunks[c], tag, 1);
+        c = kvi_chunk_after(c, tag, n_chunks);
+    }
+    fill->n[c] = (uint8_t)(i + 1);
+    segment->chunks[c].tag[i] = tag;
+    segment->chunks[c].value[i] = value;
+    segment->n++;
+}
+
+static uint32_t used_in(const struct kvi_chunk *chunk)
+{
+    return ~kvi_chunk_match(chunk, 0) & ((1u << KVI_CHUNK_ENTRIES) - 1);
+}
+
+/* Bring into the cache what the keys of the chunk's entries are read from. */
+static void prefetch_keys(const struct kvi_table *table, const struct kvi_chunk *chunk)
+{
+    for (uint32_t used = used_in(chunk); used; used &= used - 1)
+        table->prefetch(table->arg, chunk->value[__builtin_ctz(used)]);
+}
+
 /* Move all entries of @from to @low, or to @high where the key has @bit set. */
-static void pour(const struct kvi_table *table, const struct kvi_segment *from,
-                 struct kvi_segment *low, struct kvi_segment *high, uint64_t bit)
+static void pour(const struct kvi_table *table, const struct kvi_segment *from, struct fill *low,
+                 struct fill *high, uint64_t bit)
 {
     for (uint32_t c = 0; c < from->n_chunks + LOOK_AHEAD; c++) {
         const struct kvi_chunk *chunk;
 
         if (c < from->n_chunks)
-            for (uint32_t i = 0; i < KVI_CHUNK_ENTRIES; i++)
-                if (from->chunks[c].tag[i])
-                    table->prefetch(table->arg, from->chunks[c].value[i]);
+            prefetch_keys(table, &from->chunks[c]);
         if (c < LOOK_AHEAD)
             continue;
         chunk = &from->chunks[c - LOOK_AHEAD];
-        for (uint32_t i = 0; i < KVI_CHUNK_ENTRIES; i++) {
-            if (chunk->tag[i]) {
-                uint64_t mix = table->mix_of(table->arg, chunk->value[i]);
+        for (uint32_t used = used_in(chunk); used; used &= used - 1) {
+            uint32_t value = chunk->value[__builtin_ctz(used)];
+            uint64_t mix = table->mix_of(table->arg, value);
 
-                put(mix & bit ? high : low, mix, chunk->value[i]);
-            }
+            fill_put(mix & bit ? high : low, mix, value);
         }
     }
 }
@@ -210,10 +258,12 @@ static int resize(struct kvi_table *table, uint64_t mix, uint32_t n_chunks)
 {
     struct kvi_segment *old = kvi_table_ref(table, mix)->segment;
     struct kvi_segment *segment = segment_new(table->mem, n_chunks, old->depth);
+    struct fill fill;
 
     if (!segment)
         return -ENOMEM;
-    pour(table, old, segment, segment, 0);
+    fill_init(&fill, segment);
+    pour(table, old, &fill, &fill, 0);
     point_at(table, mix, segment);
     segment_free(table->mem, old);
     return 0;
@@ -250,15 +300,15 @@ static uint32_t count_high(const struct kvi_table *table, const struct kvi_segme
     uint32_t n = 0;
 
     for (uint32_t c = 0; c < segment->n_chunks + LOOK_AHEAD; c++) {
-        for (uint32_t i = 0; c < segment->n_chunks && i < KVI_CHUNK_ENTRIES; i++)
-            if (segment->chunks[c].tag[i])
-                table->prefetch(table->arg, segment->chunks[c].value[i]);
-        for (uint32_t i = 0; c >= LOOK_AHEAD && i < KVI_CHUNK_ENTRIES; i++) {
-            const struct kvi_chunk *chunk = &segment->chunks[c - LOOK_AHEAD];
+        const struct kvi_chunk *chunk;
 
-            if (chunk->tag[i])
-                n += (table->mix_of(table->arg, chunk->value[i]) & bit) != 0;
-        }
+        if (c < segment->n_chunks)
+            prefetch_keys(table, &segment->chunks[c]);
+        if (c < LOOK_AHEAD)
+            continue;
+        chunk = &segment->chunks[c - LOOK_AHEAD];
+        for (uint32_t used = used_in(chunk); used; used &= used - 1)
+            n += (table->mix_of(table->arg, chunk->value[__builtin_ctz(used)]) & bit) != 0;
     }
     return n;
 }
@@ -268,6 +318,7 @@ static int split(struct kvi_table *table, uint64_t mix)
     struct kvi_segment *old = kvi_table_ref(table, mix)->segment, *low, *high;
     uint64_t bit = UINT64_C(1) << (63 - old->depth);
     uint32_t n_high = count_high(table, old, bit);
+    struct fill fills[2];
 
     if (old->depth == table->depth) {
         int rc = set_depth(table, table->depth + 1);
@@ -283,7 +334,9 @@ static int split(struct kvi_table *table, uint64_t mix)
         segment_free(table->mem, high);
         return -ENOMEM;
     }
-    pour(table, old, low, high, bit);
+    fill_init(&fills[0], low);
+    fill_init(&fills[1], high);
+    pour(table, old, &fills[0], &fills[1], bit);
     if (old->depth + 1 == table->depth)
         table->n_deepest += 2;
     point_at(table, mix & ~bit, low);
@@ -346,11 +399,13 @@ static void join(struct kvi_table *table, uint64_t mix, struct kvi_segment *segm
 {
     struct kvi_segment *both =
         segment_new(table->mem, chunks_for(table, segment->n + buddy->n), segment->depth - 1);
+    struct fill fill;
 
     if (!both)
         return;
-    pour(table, segment, both, both, 0);
-    pour(table, buddy, both, both, 0);
+    fill_init(&fill, both);
+    pour(table, segment, &fill, &fill, 0);
+    pour(table, buddy, &fill, &fill, 0);
     if (segment->depth == table->depth)
         table->n_deepest -= 2;
     point_at(table, mix, both);
