@@ -122,16 +122,27 @@ KV_API int kvi_add(struct kvi_index *index, struct kv_holder holder, enum kv_tie
                    uint32_t source, const uint64_t *parent, const struct kv_block *blocks, size_t n,
                    struct kvi_stored *ret);
 
+/** A chain of blocks that are new to @holder, for kvi_add_chains. */
+struct kvi_new_chain {
+    struct kv_holder holder;
+    bool has_parent;
+    uint64_t parent; /* with has_parent: name of the block above the first; else that is the root */
+    const struct kv_block *blocks;
+    size_t n;
+};
+
 /**
- * Store a chain of blocks that are new to @holder as kvi_add does, in KV_TIER_DEVICE and source 0,
- * below the block named @parent. The result is the same as that of storing them one by one.
+ * Store @n chains of new blocks, one after another, as kvi_add does in KV_TIER_DEVICE and source 0.
+ * The result is the same as that of storing their blocks one by one.
  *
- * Any thread. Returns 0; -EEXIST when @holder has one of the blocks, in the tree or parked, or a
- * parked child of one; -ENOENT when it lacks the parent; otherwise as kvi_store. Nothing is stored
- * unless all are.
+ * The calls of other threads wait meanwhile, but no longer than 0.1 ms and one chain. Any thread.
+ * Returns how many chains were stored. A chain enters the index whole or not at all, and the first
+ * that can't be stored ends the call; *@ret_rc tells why: -EEXIST when @holder has one of its
+ * blocks, in the tree or parked, or a parked child of one; -ENOENT when it lacks the parent;
+ * otherwise as kvi_store. 0 when all were stored.
  */
-KV_API int kvi_add_new(struct kvi_index *index, struct kv_holder holder, uint64_t parent,
-                       const struct kv_block *blocks, size_t n);
+KV_API size_t kvi_add_chains(struct kvi_index *index, const struct kvi_new_chain *chains, size_t n,
+                             int *ret_rc);
 
 /**
  * Put blocks that @holder already has, named by @hashes, into @tier as well. Offload events name

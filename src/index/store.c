@@ -4,7 +4,11 @@
  * (allocate everything; plan.c), commit (change the tree; can't fail; commit.c).
  */
 #include "index/store.h"
+
+#include "base/clock.h"
 #include "index/windows.h"
+
+#define HOLD_NS 100000 /* time after which a series of stores lets other threads go first */
 
 /* -- the call ---------------------------------------------------------------------------------- */
 
@@ -354,17 +358,18 @@ static bool makes_room(struct kvi_store *store)
     return true;
 }
 
-static int store_call(struct kvi_store *store, struct kv_holder key, const uint64_t *parent,
-                      struct kvi_stored *ret)
+static bool is_valid(const struct kvi_store *store)
+{
+    return (unsigned)store->tier < KV_N_TIERS && (!store->n || store->blocks) &&
+           store->n <= UINT32_MAX / 2 && store->source <= KVI_MAX_SOURCE;
+}
+
+static int store_locked(struct kvi_store *store, struct kv_holder key, const uint64_t *parent)
 {
     struct kvi_index *ix = store->ix;
     struct kvi_store fresh;
     int rc;
 
-    if ((unsigned)store->tier >= KV_N_TIERS || (store->n && !store->blocks) ||
-        store->n > UINT32_MAX / 2 || store->source > KVI_MAX_SOURCE)
-        return -EINVAL;
-    kvi_lock(ix);
     store->scratch = ix->scratch;
     store->keeps = store->tier != KV_TIER_DEVICE;
     fresh = *store;
@@ -377,7 +382,19 @@ static int store_call(struct kvi_store *store, struct kv_holder key, const uint6
         store->stored.lagging +=
             kvi_parts_store(ix, store->holder, store->keeps, parent, store->blocks, store->n);
     kvi_copies_settle(ix);
-    kvi_unlock(ix);
+    return rc;
+}
+
+static int store_call(struct kvi_store *store, struct kv_holder key, const uint64_t *parent,
+                      struct kvi_stored *ret)
+{
+    int rc;
+
+    if (!is_valid(store))
+        return -EINVAL;
+    kvi_lock(store->ix);
+    rc = store_locked(store, key, parent);
+    kvi_unlock(store->ix);
     if (!rc && ret)
         *ret = store->stored;
     return rc;
@@ -409,15 +426,44 @@ int kvi_add(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
     return store_call(&store, holder, parent, ret);
 }
 
-int kvi_add_new(struct kvi_index *index, struct kv_holder holder, uint64_t parent,
-                const struct kv_block *blocks, size_t n)
+static int add_chain(struct kvi_index *ix, const struct kvi_new_chain *chain)
 {
-    struct kvi_store store = {.ix = index,
+    struct kvi_store store = {.ix = ix,
                               .tier = KV_TIER_DEVICE,
                               .counted = true,
                               .only_new = true,
-                              .blocks = blocks,
-                              .n = n};
+                              .blocks = chain->blocks,
+                              .n = chain->n};
 
-    return store_call(&store, holder, &parent, NULL);
+    if (!is_valid(&store))
+        return -EINVAL;
+    return store_locked(&store, chain->holder, chain->has_parent ? &chain->parent : NULL);
+}
+
+size_t kvi_add_chains(struct kvi_index *index, const struct kvi_new_chain *chains, size_t n,
+                      int *ret_rc)
+{
+    uint64_t until_ns;
+    size_t i = 0;
+
+    *ret_rc = 0;
+    if (!n)
+        return 0;
+    kvi_lock(index);
+    until_ns = kv_now_ns() + HOLD_NS;
+    for (;; i++) {
+        if (i + 1 < n && chains[i + 1].n && chains[i + 1].blocks)
+            kvi_locate_soon(index, &chains[i + 1].blocks[0].hash, sizeof(struct kv_block),
+                            chains[i + 1].n);
+        *ret_rc = add_chain(index, &chains[i]);
+        if (*ret_rc || i + 1 == n)
+            break;
+        if (kv_now_ns() < until_ns)
+            continue;
+        kvi_unlock(index);
+        kvi_lock_in_turn(index);
+        until_ns = kv_now_ns() + HOLD_NS;
+    }
+    kvi_unlock(index);
+    return *ret_rc ? i : n;
 }

@@ -126,7 +126,43 @@ static enum ki_verdict verdict_of(struct ki_applier *a, struct kvi_index *index,
 static bool may_wait(const struct ki_applier *a)
 {
     return !a->overlaps && !a->has_windows && !a->habits.eagle_drop && !a->suspects.n_open &&
-           !ki_reports_are_on(&a->reports);
+           !ki_reports_are_on(&a->reports) && !a->run.off;
+}
+
+/*
+ * Return true when a store from the root certainly means new copies, also when the stores that wait
+ * are in the index. Otherwise it is judged again behind them: nothing has changed.
+ */
+static bool is_new_root(struct ki_applier *a, struct kvi_index *index,
+                        const struct kve_batch *batch, size_t at)
+{
+    struct ki_reports before = a->reports;
+
+    if (ki_store_run_has_root(&a->run, batch->ops[at].blocks[0].tokens_hash))
+        return false;
+    if (verdict_of(a, index, batch, at) == KI_VERDICT_COPIES && !a->reports.found)
+        return true;
+    before.matches = a->reports.matches; /* which may have grown */
+    a->reports = before;
+    return false;
+}
+
+/* Let operation @at wait, if it may. */
+static bool wait_for_more(struct ki_applier *a, struct kvi_index *index,
+                          const struct kve_batch *batch, size_t at)
+{
+    const struct kve_op *op = &batch->ops[at];
+    struct kv_holder holder = {a->instance, op->rank};
+
+    if (op->type != KVE_OP_STORE || !may_wait(a))
+        return false;
+    if (ki_store_run_append(&a->run, holder, op))
+        return true;
+    if (op->tier != KV_TIER_DEVICE || op->source || !op->n || a->unsure.n || a->suspects.n)
+        return false;
+    if (!op->has_parent && !is_new_root(a, index, batch, at))
+        return false;
+    return ki_store_run_start(&a->run, holder, op);
 }
 
 void ki_applier_note_losses(struct ki_applier *a, struct kvi_index *index)
@@ -298,8 +334,7 @@ enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, co
         ki_applier_touch(a, op->rank);
         if (op->type == KVE_OP_STORE)
             a->forms |= KI_FORM(op->lookahead, false) | KI_FORM(op->lookahead, op->placed);
-        if (may_wait(a) &&
-            ki_store_run_append(&a->run, (struct kv_holder){a->instance, op->rank}, op))
+        if (wait_for_more(a, index, &batch, i))
             continue;
         wrote = true;
         if (ki_applier_end_run(a, index) < 0)

@@ -122,46 +122,69 @@ int ki_applier_store(struct ki_applier *a, struct kvi_index *index, struct kv_ho
 }
 
 /*
- * Store the waiting events one by one, when the index refuses them together. Returns a negative
- * errno when one is lost.
+ * Store the events of waiting chain @i one by one, when the index refuses them together. Returns a
+ * negative errno when one is lost.
  */
-static int store_each(struct ki_applier *a, struct kvi_index *index, const struct ki_store_run *run)
+static int store_each(struct ki_applier *a, struct kvi_index *index, const struct ki_store_run *run,
+                      size_t i)
 {
-    uint64_t parent = run->parent;
+    const struct kvi_new_chain *chain = &run->room->chains[i];
+    bool has_parent = chain->has_parent;
+    uint64_t parent = chain->parent;
+    size_t end, n;
     int result = 0;
 
-    for (size_t i = 0, n; i < run->n_events; i++) {
-        size_t first = ki_store_run_event(run, i, &n);
+    for (size_t k = ki_store_run_events(run, i, &end); k < end; k++) {
+        const struct kv_block *blocks = run->room->blocks + ki_store_run_blocks(run, k, &n);
         struct kve_op op = {.type = KVE_OP_STORE,
-                            .rank = run->holder.rank,
+                            .rank = chain->holder.rank,
                             .tier = KV_TIER_DEVICE,
-                            .has_parent = true,
+                            .has_parent = has_parent,
                             .parent = parent,
-                            .blocks = run->blocks + first,
+                            .blocks = blocks,
                             .n = n};
-        int rc = ki_applier_store(a, index, run->holder, &op, KI_VERDICT_COPIES);
+        int rc = ki_applier_store(a, index, chain->holder, &op, KI_VERDICT_COPIES);
 
         result = rc < 0 ? rc : result;
-        parent = run->blocks[first + n - 1].hash;
+        has_parent = true;
+        parent = blocks[n - 1].hash;
     }
     return result;
+}
+
+/* Note that chains @from to @to - 1 have been stored. */
+static void note_stored(struct ki_applier *a, const struct ki_store_run *run, size_t from,
+                        size_t to)
+{
+    for (size_t i = from, end; i < to; i++) {
+        ki_applier_touch(a, run->room->chains[i].holder.rank);
+        for (size_t k = ki_store_run_events(run, i, &end); k < end; k++)
+            ki_event_counts_store(&a->counts, 0, 1, 1);
+    }
 }
 
 int ki_applier_end_run(struct ki_applier *a, struct kvi_index *index)
 {
     struct ki_store_run run = a->run;
-    int rc = 0;
+    bool together = true;
+    int rc = 0, result = 0;
 
+    a->run = (struct ki_store_run){.off = run.off};
+    for (size_t i = 0; i < run.n_chains;) {
+        if (together) {
+            size_t n = kvi_add_chains(index, run.room->chains + i, run.n_chains - i, &rc);
+
+            note_stored(a, &run, i, i + n);
+            i += n;
+        }
+        if (i == run.n_chains)
+            break;
+        ki_applier_touch(a, run.room->chains[i].holder.rank);
+        rc = store_each(a, index, &run, i++);
+        result = rc < 0 ? rc : result;
+        together = !a->unsure.n && !a->suspects.n; /* which each store may have to look at */
+    }
     a->run.open = false;
-    a->run.n_events = a->run.n_blocks = 0;
-    if (!run.n_events)
-        return 0;
-    ki_applier_touch(a, run.holder.rank);
-    if (kvi_add_new(index, run.holder, run.parent, run.blocks, run.n_blocks) < 0)
-        rc = store_each(a, index, &run);
-    else
-        for (size_t i = 0; i < run.n_events; i++)
-            ki_event_counts_store(&a->counts, 0, 1, 1);
-    a->run.open = false;
-    return rc;
+    ki_store_run_fini(&run);
+    return result;
 }

@@ -12,7 +12,7 @@
  * Messages and bytes per turn: long enough to pay for the turn, short enough that no stream starves
  * others, for messages of any size.
  */
-#define TURN 64
+#define TURN 512
 #define TURN_BYTES (1u << 20)
 
 /* -- what a message is ------------------------------------------------------------------------- */

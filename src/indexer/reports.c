@@ -134,6 +134,7 @@ static size_t lookup(struct ki_reports *r, struct kvi_index *index, struct kv_ho
     }
     if (locals != few)
         free(locals);
+    r->found = KV_MAX(r->found, found);
     return found;
 }
 
@@ -186,15 +187,17 @@ static enum ki_verdict judge_row(struct ki_reports *r, struct kvi_index *index,
                                  const struct ki_unsure *unsure, const struct row *row, bool drops)
 {
     struct kvi_window windows[KVI_MAX_WINDOWS];
-    int n_windows = kvi_get_windows(index, holder, windows), n_groups = 0;
     const struct kve_op *chain = row->chain;
-    bool report;
+    bool report = lookup(r, index, holder, chain, chain->n) == chain->n;
+    int n_windows, n_groups = 0;
 
+    if (!report && !drops && !unsure->n_open) /* usually: don't take the index's lock */
+        return KI_VERDICT_COPIES;
+    n_windows = kvi_get_windows(index, holder, windows);
     for (int i = 0; i < n_windows; i++)
         n_groups += !windows[i].part;
     if (row->n_windows < (size_t)n_groups)
         return KI_VERDICT_COPIES;
-    report = lookup(r, index, holder, chain, chain->n) == chain->n;
     /* The event doesn't contain the next block, which a lookup with block drop needs. */
     if (!report && (drops || unsure->n_open))
         report = (chain->source || may_hold(index, holder, unsure, chain)) &&
@@ -217,6 +220,7 @@ enum ki_verdict ki_reports_judge(struct ki_reports *r, struct kvi_index *index,
         return r->verdict;
     r->judged_to = at + 1;
     r->verdict = KI_VERDICT_COPIES;
+    r->found = 0;
     r->maybe = false;
     if (r->mode == KI_REPORTS_INCREMENTAL || !find_row(reader, batch, at, &row))
         return r->verdict;

@@ -41,6 +41,7 @@ struct ki_reports {
     bool maybe;       /* with windows: the last row judged may be a report, but counts as copies */
     size_t judged_to; /* operations of the batch before this one have the verdict */
     enum ki_verdict verdict; /* the verdict */
+    size_t found; /* most blocks of the last chain judged that the index was asked for and had */
     struct kvi_matches matches;
 };
 

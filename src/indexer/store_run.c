@@ -6,7 +6,7 @@
 
 void ki_store_run_fini(struct ki_store_run *run)
 {
-    free(run->blocks);
+    free(run->room);
     memset(run, 0, sizeof(*run));
 }
 
@@ -15,7 +15,6 @@ void ki_store_run_begin(struct ki_store_run *run, struct kv_holder holder, uint6
     run->open = true;
     run->holder = holder;
     run->last = last;
-    run->n_blocks = run->n_events = 0;
 }
 
 static bool continues(const struct ki_store_run *run, struct kv_holder holder,
@@ -26,22 +25,61 @@ static bool continues(const struct ki_store_run *run, struct kv_holder holder,
            holder.rank == run->holder.rank;
 }
 
+/* Make room for a store of @n blocks. Most streams are quiet: they keep no memory for it. */
+static bool has_room(struct ki_store_run *run, size_t n)
+{
+    if (run->n_events == KI_RUN_EVENTS || n > KI_RUN_BLOCKS - run->n_blocks)
+        return false;
+    if (!run->room)
+        run->room = malloc(sizeof(*run->room));
+    return run->room != NULL;
+}
+
+/* Add the event to the last chain. */
+static void add(struct ki_store_run *run, const struct kve_op *op)
+{
+    struct ki_run_room *room = run->room;
+
+    memcpy(room->blocks + run->n_blocks, op->blocks, op->n * sizeof(*op->blocks));
+    run->n_blocks += op->n;
+    room->event_ends[run->n_events++] = (uint32_t)run->n_blocks;
+    room->chains[run->n_chains - 1].n += op->n;
+    room->chain_ends[run->n_chains - 1] = (uint32_t)run->n_events;
+    run->last = op->blocks[op->n - 1].hash;
+}
+
+bool ki_store_run_start(struct ki_store_run *run, struct kv_holder holder, const struct kve_op *op)
+{
+    if (run->n_chains == KI_RUN_CHAINS || !op->n || !has_room(run, op->n))
+        return false;
+    run->room->chains[run->n_chains++] =
+        (struct kvi_new_chain){.holder = holder,
+                               .has_parent = op->has_parent,
+                               .parent = op->parent,
+                               .blocks = run->room->blocks + run->n_blocks};
+    run->open = true;
+    run->holder = holder;
+    add(run, op);
+    return true;
+}
+
 bool ki_store_run_append(struct ki_store_run *run, struct kv_holder holder, const struct kve_op *op)
 {
     if (!run->open || !continues(run, holder, op))
         return false;
-    if (run->n_events == KI_RUN_EVENTS || op->n > KI_RUN_BLOCKS - run->n_blocks)
+    if (!run->n_chains)
+        return ki_store_run_start(run, holder, op);
+    if (!has_room(run, op->n))
         return false;
-    if (!run->blocks) {
-        run->blocks = calloc(KI_RUN_BLOCKS, sizeof(*run->blocks));
-        if (!run->blocks)
-            return false;
-    }
-    if (!run->n_events)
-        run->parent = run->last;
-    memcpy(run->blocks + run->n_blocks, op->blocks, op->n * sizeof(*op->blocks));
-    run->n_blocks += op->n;
-    run->ends[run->n_events++] = run->n_blocks;
-    run->last = op->blocks[op->n - 1].hash;
+    add(run, op);
     return true;
+}
+
+bool ki_store_run_has_root(const struct ki_store_run *run, uint64_t tokens_hash)
+{
+    for (size_t i = 0; i < run->n_chains; i++)
+        if (!run->room->chains[i].has_parent &&
+            run->room->chains[i].blocks[0].tokens_hash == tokens_hash)
+            return true;
+    return false;
 }

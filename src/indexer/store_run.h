@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Merge consecutive stores of one chain into one store.
+ * Stores that wait, to enter the index together: under one lock, and merged where they continue
+ * each other.
  *
- * An engine that decodes announces its blocks one by one: each event stores one block below the one
- * before. Such a store costs the index three times a block of a long store, most of it to find the
- * place again. Events that continue the last store therefore wait here, as long as no other event
- * comes:
+ * An engine announces a prompt in several events, and the blocks that it decodes one by one: each
+ * event stores blocks below those of the one before. Alone, such a store costs the index three
+ * times a block of a long one, most of it to find the place again. And each write takes the index's
+ * lock: several event threads would hand it, and the memory that goes with it, to each other with
+ * every event. Stores therefore wait here, as long as no other event comes, as a list of chains:
  *
- *     store a, b      at once: the run begins behind b
- *     store c         continues b: waits
- *     store d, e      continues c: waits
- *     remove x        first the run is flushed (one store: c, d, e below b), then x is removed
+ *     store a, b at the root    begins a chain
+ *     store c below b           continues the chain: a, b, c
+ *     store x below w           begins another one
+ *     remove y                  first all chains enter the index, then y is removed
+ *
+ * A store that can't wait enters the index at once. The next one may continue it.
  *
  * Bounded by the constants below. Thread-confined or caller-locked.
  */
@@ -24,36 +28,56 @@
 #include "kv_event.h"
 #include "kv_index.h"
 
-#define KI_RUN_EVENTS 64
-#define KI_RUN_BLOCKS 512u
+#define KI_RUN_CHAINS 64
+#define KI_RUN_EVENTS 512
+#define KI_RUN_BLOCKS 1024u
 
-/** A run of stores. Zero-initialise. */
+/** Memory of the waiting stores. */
+struct ki_run_room {
+    struct kvi_new_chain chains[KI_RUN_CHAINS];
+    uint32_t chain_ends[KI_RUN_CHAINS]; /* end of each chain, in events */
+    uint32_t event_ends[KI_RUN_EVENTS]; /* end of each event, in blocks */
+    struct kv_block blocks[KI_RUN_BLOCKS];
+};
+
+/** The waiting stores of a stream. Zero-initialise. */
 struct ki_store_run {
-    bool open;               /* the next store may continue the last one */
-    struct kv_holder holder; /* holder of the run */
-    uint64_t last;           /* hash of the block to continue */
-    uint64_t parent;         /* parent of the first waiting block */
-    /* Waiting blocks; room for KI_RUN_BLOCKS, NULL before the first one. */
-    struct kv_block *blocks;
-    size_t n_blocks, n_events;
-    size_t ends[KI_RUN_EVENTS]; /* end of each waiting event, in blocks */
+    bool off;  /* for tests: nothing waits */
+    bool open; /* the next store may continue the last one, which may be in the index already */
+    struct kv_holder holder;  /* of the last store */
+    uint64_t last;            /* hash of its last block */
+    struct ki_run_room *room; /* NULL: nothing waits */
+    size_t n_chains, n_events, n_blocks;
 };
 
 void ki_store_run_fini(struct ki_store_run *run);
 
-/** Begin a run behind @last, the block that @holder stored last (parked or not). No event waits. */
+/** Note that @holder has stored blocks up to @last at once (parked or not). Nothing waits. */
 void ki_store_run_begin(struct ki_store_run *run, struct kv_holder holder, uint64_t last);
 
-/** Let the store @op wait. Returns false when it doesn't continue the run, or there is no room. */
+/** Let the store @op wait. Returns false when it doesn't continue the last, or there is no room. */
 bool ki_store_run_append(struct ki_store_run *run, struct kv_holder holder,
                          const struct kve_op *op);
 
-/** Return the first block of event @i; *@ret_n is their number. */
-static inline size_t ki_store_run_event(const struct ki_store_run *run, size_t i, size_t *ret_n)
-{
-    size_t first = i ? run->ends[i - 1] : 0;
+/** Let the store @op of new copies in the device's source 0 wait. Returns false without room. */
+bool ki_store_run_start(struct ki_store_run *run, struct kv_holder holder, const struct kve_op *op);
 
-    *ret_n = run->ends[i] - first;
+/** Return true when a chain at the root waits that begins with the tokens of @tokens_hash. */
+bool ki_store_run_has_root(const struct ki_store_run *run, uint64_t tokens_hash);
+
+/** Return the first event of chain @i; *@ret_end is the end of its events. */
+static inline size_t ki_store_run_events(const struct ki_store_run *run, size_t i, size_t *ret_end)
+{
+    *ret_end = run->room->chain_ends[i];
+    return i ? run->room->chain_ends[i - 1] : 0;
+}
+
+/** Return the first block of event @i; *@ret_n is their number. */
+static inline size_t ki_store_run_blocks(const struct ki_store_run *run, size_t i, size_t *ret_n)
+{
+    size_t first = i ? run->room->event_ends[i - 1] : 0;
+
+    *ret_n = run->room->event_ends[i] - first;
     return first;
 }
 

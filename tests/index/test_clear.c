@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Clearing a holder of a wide index proceeds in slices: other holders' writers run in between, its
- * own wait. */
+/* Long calls proceed in slices, and other holders' writers run in between: clearing a holder of a wide
+ * index, whose own writers wait, and storing many chains. */
 // clang-format off
 #include <stdarg.h>
 #include <setjmp.h>
@@ -338,12 +338,34 @@ static void test_many_clear(void **state)
     kvi_destroy(world.ix);
 }
 
+/* Storing many chains in one call: a writer that comes meanwhile waits for a part of them. */
+static void test_many_chains(void **state)
+{
+    static struct kvi_new_chain chains[N_CHAINS];
+    static struct kv_block blocks[N_CHAINS];
+    int rc;
+    (void)state;
+
+    for (uint32_t i = 0; i < N_CHAINS; i++) {
+        blocks[i] = (struct kv_block){2 * N_CHAINS + i, 2 * N_CHAINS + i};
+        chains[i] = (struct kvi_new_chain){
+            .holder = cleared, .has_parent = true, .parent = i + 1, .blocks = &blocks[i], .n = 1};
+    }
+    begin(write_beside, beside);
+    assert_int_equal(kvi_add_chains(world.ix, chains, N_CHAINS, &rc), N_CHAINS);
+    assert_int_equal(rc, 0);
+    assert_true(world.n_steps_before < N_CHAINS / 5);
+    assert_true(world.n_steps_after > N_CHAINS / 2);
+    end(2 * N_CHAINS, N_CHAINS / 2, N_CHAINS + 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_others_go_on),        cmocka_unit_test(test_below_one_chain),
         cmocka_unit_test(test_joined_and_split),    cmocka_unit_test(test_its_own_wait),
         cmocka_unit_test(test_ranks_wait_together), cmocka_unit_test(test_many_clear),
+        cmocka_unit_test(test_many_chains),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

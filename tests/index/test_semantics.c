@@ -27,6 +27,37 @@ static void store_and_find(void **state)
     assert_int_equal(f->matches.items[0].blocks, 3);
 }
 
+/* Chains of one call: as single stores up to the first that isn't new. */
+static void chains_of_new_blocks(void **state)
+{
+    static const struct kv_block a[] = {{11, 1}, {12, 2}, {13, 3}}, b[] = {{21, 4}},
+                                 c[] = {{12, 2}};
+    struct fixture *f = *state;
+    struct kvi_new_chain chains[] = {
+        {.holder = W0, .blocks = a, .n = 2},
+        {.holder = W0, .has_parent = true, .parent = 12, .blocks = a + 2, .n = 1},
+        {.holder = W1, .n = 0},
+        {.holder = W1, .blocks = b, .n = 1},
+        {.holder = W0, .has_parent = true, .parent = 11, .blocks = c, .n = 1}, /* is there */
+        {.holder = W1, .has_parent = true, .parent = 99, .blocks = b, .n = 1}, /* no such parent */
+    };
+    int rc = 1;
+
+    assert_int_equal(kvi_add_chains(f->ix, chains, 0, &rc), 0);
+    assert_int_equal(rc, 0);
+    assert_int_equal(kvi_add_chains(f->ix, chains, 5, &rc), 4);
+    assert_int_equal(rc, -EEXIST);
+    assert_int_equal(kvi_holder_blocks(f->ix, W0), 3);
+    assert_int_equal(kvi_holder_blocks(f->ix, W1), 1);
+    assert_int_equal(kvi_add_chains(f->ix, chains + 5, 1, &rc), 0);
+    assert_int_equal(rc, -ENOENT);
+    chains[5].blocks = NULL;
+    assert_int_equal(kvi_add_chains(f->ix, chains + 5, 1, &rc), 0);
+    assert_int_equal(rc, -EINVAL);
+    assert_int_equal(kvi_holder_blocks(f->ix, W1), 1);
+    assert_null(kvi_check(f->ix));
+}
+
 static void partial_match(void **state)
 {
     struct fixture *f = *state;
@@ -749,6 +780,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         T(store_and_find),
+        T(chains_of_new_blocks),
         T(partial_match),
         T(remove_all),
         T(multiple_workers_shared_prefix),
