@@ -173,6 +173,27 @@ static int join(struct kvbm_registry *r, struct kvbm_pool *pool, struct kvbm_spa
     return 0;
 }
 
+/* Allocate a pool with what @o says, outside its registry. */
+static struct kvbm_pool *pool_of(struct kvbm_registry *r, const struct kvbm_pool_opts *o)
+{
+    struct kvbm_pool *pool = calloc(1, sizeof(*pool));
+
+    if (!pool)
+        return NULL;
+    pool->registry = r;
+    pool->tier = o->tier;
+    pool->groups = o->groups ? o->groups : UINT64_MAX;
+    name_pool(pool, o->name);
+    pool->n_blocks = o->n_blocks;
+    pool->block_size = o->block_size;
+    pool->tokens.n_words =
+        KVBM_START_WORDS + (o->block_size + 1) / 2 * 2; /* starts are aligned to 8 bytes */
+    pool->reject_duplicates = o->reject_duplicates;
+    pool->reset_on_release = o->reset_on_release;
+    pool->layout = o->layout;
+    return pool;
+}
+
 int kvbm_pool_create(struct kvbm_registry *r, const struct kvbm_pool_opts *opts,
                      struct kvbm_pool **ret)
 {
@@ -193,20 +214,9 @@ int kvbm_pool_create(struct kvbm_registry *r, const struct kvbm_pool_opts *opts,
         kv_log_warn("kvbm", "pool not created", "reason=\"%s\"", wrong);
         return -EINVAL;
     }
-    pool = calloc(1, sizeof(*pool));
+    pool = pool_of(r, &o);
     if (!pool)
         return -ENOMEM;
-    pool->registry = r;
-    pool->tier = o.tier;
-    pool->groups = o.groups ? o.groups : UINT64_MAX;
-    name_pool(pool, o.name);
-    pool->n_blocks = o.n_blocks;
-    pool->block_size = o.block_size;
-    pool->tokens.n_words =
-        KVBM_START_WORDS + (o.block_size + 1) / 2 * 2; /* starts are aligned to 8 bytes */
-    pool->reject_duplicates = o.reject_duplicates;
-    pool->reset_on_release = o.reset_on_release;
-    pool->layout = o.layout;
     err = map_all(pool, &o);
     if (err == 0) {
         kvbm_pool_start(pool);

@@ -304,14 +304,87 @@ static bool is_empty(const struct ki_applier *a, struct kvi_index *index, uint32
            info.blocks + info.parked == 0;
 }
 
+/* A batch on its way into the index. */
+struct put {
+    const struct kve_batch *batch;
+    enum ki_applied result;
+    bool wrote; /* stores that wait in the run aside */
+    bool alone; /* a window came before the groups of its rank */
+    uint32_t alone_rank;
+};
+
+static void put_window(struct ki_applier *a, struct kvi_index *index, struct put *put, size_t i,
+                       const struct kve_source *source, enum ki_verdict verdict)
+{
+    const struct kve_op *op = &put->batch->ops[i];
+
+    if (!kve_reader_has_main(a->reader, op->rank)) {
+        put->alone = true;
+        put->alone_rank = op->rank;
+    }
+    if (ki_applier_apply_window(a, index, op, source, verdict) < 0)
+        put->result = KI_APPLIED_PART;
+}
+
+/* Apply operation @i, behind which no store waits in the run. */
+static void put_now(struct ki_applier *a, struct kvi_index *index, struct put *put, size_t i)
+{
+    const struct kve_op *op = &put->batch->ops[i];
+    enum ki_verdict verdict;
+    struct kve_source source;
+
+    put->wrote = true;
+    if (ki_applier_end_run(a, index) < 0)
+        put->result = KI_APPLIED_PART;
+    if (ki_applier_declare_drops(a, index, op->rank) < 0)
+        put->result = KI_APPLIED_PART;
+    verdict = verdict_of(a, index, put->batch, i);
+    if (verdict == KI_VERDICT_REPORT) {
+        ki_event_counts_store(&a->counts, 0, 0, op->n);
+    } else if (ki_applier_is_window(a, op, &source)) {
+        put_window(a, index, put, i, &source, verdict);
+    } else if (apply_op(a, index, op, verdict) < 0) {
+        put->result = KI_APPLIED_PART;
+    } else if (op->type == KVE_OP_CLEAR && is_empty(a, index, op->rank)) {
+        /* Another store of the rank's groups says whether these hold again. */
+        ki_doubts_end(&a->doubts, op->rank, 0, KI_WHY_CROWDED | KI_WHY_DROPS);
+        if (a->n_ranks == 1)
+            put->result = KI_APPLIED_CLEARED;
+    }
+}
+
+static void put_op(struct ki_applier *a, struct kvi_index *index, struct put *put, size_t i)
+{
+    const struct kve_op *op = &put->batch->ops[i];
+
+    if (!ki_applier_note_rank(a, op->rank)) {
+        a->stats.rejected++;
+        put->result = KI_APPLIED_PART;
+        return;
+    }
+    ki_applier_touch(a, op->rank);
+    if (op->type == KVE_OP_STORE)
+        a->forms |= KI_FORM(op->lookahead, false) | KI_FORM(op->lookahead, op->placed);
+    if (!wait_for_more(a, index, put->batch, i))
+        put_now(a, index, put, i);
+}
+
+static void count_batch(struct ki_applier *a, const struct kve_batch *batch, size_t len)
+{
+    ki_event_counts_add(&a->counts);
+    a->stats.batches++;
+    a->stats.events += batch->n_events;
+    a->stats.blocks += batch->n_blocks;
+    a->stats.bytes += len;
+    for (size_t i = 0; i < KVE_N_SKIPS; i++)
+        a->stats.skipped[i] += batch->skipped[i];
+}
+
 enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, const void *payload,
                                size_t len)
 {
-    enum ki_applied result = KI_APPLIED;
-    struct kve_source source;
     struct kve_batch batch;
-    uint32_t alone_rank = 0;
-    bool alone = false, wrote = false;
+    struct put put = {.batch = &batch, .result = KI_APPLIED};
 
     memset(&a->last, 0, sizeof(a->last));
     if (kve_reader_decode(a->reader, payload, len, &batch) < 0) {
@@ -321,67 +394,21 @@ enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, co
     a->reports.judged_to = 0;
     a->small.work = 0;
     if (ki_applier_declare_windows(a, index, &batch) < 0)
-        result = KI_APPLIED_PART;
-    for (size_t i = 0; i < batch.n_ops; i++) {
-        const struct kve_op *op = &batch.ops[i];
-        enum ki_verdict verdict;
-
-        if (!ki_applier_note_rank(a, op->rank)) {
-            a->stats.rejected++;
-            result = KI_APPLIED_PART;
-            continue;
-        }
-        ki_applier_touch(a, op->rank);
-        if (op->type == KVE_OP_STORE)
-            a->forms |= KI_FORM(op->lookahead, false) | KI_FORM(op->lookahead, op->placed);
-        if (wait_for_more(a, index, &batch, i))
-            continue;
-        wrote = true;
-        if (ki_applier_end_run(a, index) < 0)
-            result = KI_APPLIED_PART;
-        if (ki_applier_declare_drops(a, index, op->rank) < 0)
-            result = KI_APPLIED_PART;
-        verdict = verdict_of(a, index, &batch, i);
-        if (verdict == KI_VERDICT_REPORT) {
-            ki_event_counts_store(&a->counts, 0, 0, op->n);
-            continue;
-        }
-        if (ki_applier_is_window(a, op, &source)) {
-            if (!kve_reader_has_main(a->reader, op->rank)) {
-                alone = true;
-                alone_rank = op->rank;
-            }
-            if (ki_applier_apply_window(a, index, op, &source, verdict) < 0)
-                result = KI_APPLIED_PART;
-            continue;
-        }
-        if (apply_op(a, index, op, verdict) < 0)
-            result = KI_APPLIED_PART;
-        else if (op->type == KVE_OP_CLEAR && is_empty(a, index, op->rank)) {
-            /* Another store of the rank's groups says whether these hold again. */
-            ki_doubts_end(&a->doubts, op->rank, 0, KI_WHY_CROWDED | KI_WHY_DROPS);
-            if (a->n_ranks == 1)
-                result = KI_APPLIED_CLEARED;
-        }
-    }
-    if (alone && a->unsure.n_open)
-        ki_doubts_add(&a->unsure.lost, alone_rank, 0, 1);
+        put.result = KI_APPLIED_PART;
+    for (size_t i = 0; i < batch.n_ops; i++)
+        put_op(a, index, &put, i);
+    if (put.alone && a->unsure.n_open)
+        ki_doubts_add(&a->unsure.lost, put.alone_rank, 0, 1);
     if (a->reports.misjudged) { /* until the stream is read from its beginning again */
         a->reports.misjudged = false;
-        result = KI_APPLIED_PART;
+        put.result = KI_APPLIED_PART;
     }
     if (batch.skipped[KVE_SKIP_TOO_LARGE]) /* skipped events of unknown type or content */
-        result = KI_APPLIED_PART;
-    ki_event_counts_add(&a->counts);
-    a->stats.batches++;
-    a->stats.events += batch.n_events;
-    a->stats.blocks += batch.n_blocks;
-    a->stats.bytes += len;
-    for (size_t i = 0; i < KVE_N_SKIPS; i++)
-        a->stats.skipped[i] += batch.skipped[i];
-    if (wrote) /* else ki_applier_flush does, which follows */
+        put.result = KI_APPLIED_PART;
+    count_batch(a, &batch, len);
+    if (put.wrote) /* else ki_applier_flush does, which follows */
         ki_applier_note_losses(a, index);
-    return result;
+    return put.result;
 }
 
 enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, const void *payload,

@@ -195,48 +195,64 @@ static int share_descriptors(const struct ki_options *options, uint32_t *ret_con
 
 /* -- start ------------------------------------------------------------------------------------- */
 
-static int register_workers(struct ki_service *service, struct kv_error *error)
+/* Read what the options say of all --workers. */
+static int read_habits(const struct ki_options *o, struct ki_habits *ret, struct kv_error *error)
 {
-    const struct ki_options *o = service->options;
     enum ki_report_mode report_mode = KI_REPORTS_UNKNOWN;
-    uint64_t eagle_groups = 0;
-    struct ki_worker_spec *specs;
-    struct kv_error why = {0};
-    long n;
-    int rc = 0;
+    uint64_t groups = 0;
 
-    if (!o->workers)
-        return 0;
     if (o->report_mode)
         (void)ki_report_mode_parse(o->report_mode, strlen(o->report_mode), &report_mode);
     if (o->eagle_groups && !o->eagle_drop)
         return kv_fail(error, -EINVAL, 0, "--eagle-groups needs --eagle-drop");
-    if (o->eagle_groups &&
-        ki_groups_parse(o->eagle_groups, strlen(o->eagle_groups), &eagle_groups) < 0)
+    if (o->eagle_groups && ki_groups_parse(o->eagle_groups, strlen(o->eagle_groups), &groups) < 0)
         return kv_fail(error, -EINVAL, 0, "--eagle-groups: no numbers from 0 to 63 and commas");
+    *ret = (struct ki_habits){.eagle_drop = o->eagle_drop,
+                              .eagle_groups = groups,
+                              .silent_windows = o->silent_windows,
+                              .report_mode = report_mode};
+    return 0;
+}
+
+static int register_worker(struct ki_service *service, const struct ki_worker_spec *spec,
+                           const struct ki_habits *habits, struct kv_error *error)
+{
+    const struct ki_options *o = service->options;
+    const struct ki_registration registration = {
+        .instance = spec->instance,
+        .rank = spec->rank,
+        .block_size = (uint32_t)o->block_size,
+        .endpoint = spec->endpoint,
+        .replay_endpoint = spec->replay_endpoint,
+        .habits = *habits,
+        .model = o->model_name,
+        .tenant = o->tenant_id,
+        .version = 1, /* configured once: later news of peers overrides it */
+    };
+    struct kv_error why = {0};
+    int rc = ki_registry_register(service->registry, &registration, &why);
+
+    return rc < 0 ? kv_fail(error, rc, 0, "--workers: %.180s", why.text) : 0;
+}
+
+static int register_workers(struct ki_service *service, struct kv_error *error)
+{
+    const struct ki_options *o = service->options;
+    struct ki_worker_spec *specs;
+    struct ki_habits habits;
+    long n;
+    int rc;
+
+    if (!o->workers)
+        return 0;
+    rc = read_habits(o, &habits, error);
+    if (rc < 0)
+        return rc;
     n = ki_worker_specs_parse(o->workers, &specs, error);
     if (n < 0)
         return (int)n;
-    for (long i = 0; i < n && rc == 0; i++) {
-        const struct ki_registration registration = {
-            .instance = specs[i].instance,
-            .rank = specs[i].rank,
-            .block_size = (uint32_t)o->block_size,
-            .endpoint = specs[i].endpoint,
-            .replay_endpoint = specs[i].replay_endpoint,
-            .habits = {.eagle_drop = o->eagle_drop,
-                       .eagle_groups = eagle_groups,
-                       .silent_windows = o->silent_windows,
-                       .report_mode = report_mode},
-            .model = o->model_name,
-            .tenant = o->tenant_id,
-            .version = 1, /* configured once: later news of peers overrides it */
-        };
-
-        rc = ki_registry_register(service->registry, &registration, &why);
-        if (rc < 0)
-            kv_fail(error, rc, 0, "--workers: %.180s", why.text);
-    }
+    for (long i = 0; i < n && rc == 0; i++)
+        rc = register_worker(service, &specs[i], &habits, error);
     if (rc == 0 && o->hash_lookahead)
         ki_registry_note_forms(service->registry, o->model_name, o->tenant_id,
                                KI_FORM(o->hash_lookahead, false));
