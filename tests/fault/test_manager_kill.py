@@ -140,5 +140,23 @@ def test_without_a_host_tier():
         killed(tier, 6, enough=24)
 
 
+def test_a_slow_disk_without_a_host_tier():
+    """Stores of one key overlap for long. None may take a slot of its own, which evicts what others have there."""
+    with Tier(24, 24 * LENGTH + 16, KVBM_HOST_BYTES="0", KVBM_STAGING_BLOCKS="48", KVBM_IO="threads") as tier:
+        switch = tier.root / "switch"
+        switch.write_text("write slow:20")
+        quick, start = tier.env, tier.start
+
+        def start_slow(seed):
+            tier.env = {**quick, "LD_PRELOAD": str(BUILD / "tests" / "fault_shim.so"), "KVF_DIR": str((tier.root / "v0").resolve()),
+                        "KVF_SWITCH": str(switch), "ASAN_OPTIONS": "verify_asan_link_order=0:detect_leaks=0"}
+            writer = start(seed)
+            tier.env = quick
+            return writer
+
+        tier.start = start_slow
+        killed(tier, 12, enough=24)
+
+
 if __name__ == "__main__":
     run({name: item for name, item in globals().items() if getattr(item, "__module__", "") == "__main__"})

@@ -337,6 +337,38 @@ static void test_a_store_that_hangs(void **state)
     }
 }
 
+/* Several stores of the same keys at a time: the store is asked to keep each block once, and all jobs
+ * end when it has; one with a deadline ends by then. */
+static void test_twice(void **state)
+{
+    struct direct jobs[4];
+    int64_t ids[4];
+    struct world w;
+
+    (void)state;
+    start_shaky(&w);
+    shaky->hang_puts = true;
+    for (uint32_t j = 0; j < 4; j++) {
+        jobs[j] = some(1, 32);
+        for (uint32_t i = 0; i < 32; i++)
+            jobs[j].blocks[i] = 32 * j + i;
+        ids[j] = begin(&w, true, &jobs[j], j == 3 ? kv_now_ns() + 20 * KV_NS_PER_MS : 0);
+        assert_true(ids[j] > 0);
+    }
+    EXPECT_SOON(shaky->inside > 0);
+    assert_int_equal(kvbm_manager_wait(w.m, (uint64_t)ids[3], LONG_MS, &jobs[3].done), 0);
+    check_ended(&w, &jobs[3], true);
+    assert_int_equal(jobs[3].done.n_ok, 0);
+    shaky->hang_puts = false;
+    for (uint32_t j = 0; j < 3; j++) {
+        assert_int_equal(kvbm_manager_wait(w.m, (uint64_t)ids[j], LONG_MS, &jobs[j].done), 0);
+        check_ended(&w, &jobs[j], true);
+        assert_int_equal(jobs[j].done.n_ok, 32);
+    }
+    assert_int_equal(world_stats(&w).object.blocks_in, 32);
+    world_fini(&w);
+}
+
 /* Many jobs at a time, with cancels and deadlines at any moment, over a store that fails, lies and
  * is slow: each ends once, tells the truth, and leaves its blocks alone afterwards. */
 static void test_storm(void **state)
@@ -374,7 +406,8 @@ static void test_storm(void **state)
         stores[j] = unit_below(&rng, 2);
         jobs[j] = some(0, 1 + (uint32_t)unit_below(&rng, EACH));
         for (uint32_t i = 0; i < jobs[j].n; i++) {
-            jobs[j].keys[i] = stores[j] ? next++ : 1 + unit_below(&rng, next);
+            jobs[j].keys[i] =
+                stores[j] && unit_below(&rng, 3) ? next++ : 1 + unit_below(&rng, next);
             jobs[j].blocks[i] = EACH * j + i;
         }
         ids[j] = begin(&w, stores[j], &jobs[j],
@@ -392,7 +425,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_refused), cmocka_unit_test(test_against_a_set),
         cmocka_unit_test(test_damaged), cmocka_unit_test(test_a_store_that_hangs),
-        cmocka_unit_test(test_storm),
+        cmocka_unit_test(test_twice),   cmocka_unit_test(test_storm),
     };
 
     find_shaky();

@@ -109,6 +109,7 @@ void kvbm_queue_drop_of(struct kvbm_job_ *job)
             kvbm_stats_of(m, to)->dropped++;
             kvbm_down_ended(&down, false);
         }
+        kvbm_once_drop(m, to, job);
     }
     kvbm_pin_put(job->pin);
 }
@@ -116,6 +117,7 @@ void kvbm_queue_drop_of(struct kvbm_job_ *job)
 /* Finish an offload, successful or not: drop its pin and wake the jobs that wait for it. */
 void kvbm_down_ended(struct kvbm_down *down, bool arrived)
 {
+    kvbm_once_end(down);
     if (down->through && down->through->pin->direct)
         kvbm_direct_through(down->through, down->index, arrived);
     else if (down->through)
@@ -131,6 +133,7 @@ int kvbm_queue_push(struct kvbm_manager *m, enum kv_tier to, struct kvbm_down do
     struct kvbm_queue *q = &m->offload.queues[to];
     int rc = m->mover.ends ? -ESHUTDOWN : q->n == q->capacity ? queue_grow(m, q) : 0;
 
+    kvbm_once_end(&down); /* its move could not begin */
     if (!down.number)
         down.number = ++m->offload.next_number;
     if (rc < 0) {

@@ -94,6 +94,8 @@ void kvbm_manager_free(struct kvbm_manager *m, uint64_t deadline)
     kvbm_shared_destroy(m->shared);
     for (enum kv_tier tier = KV_TIER_HOST; tier < KV_N_TIERS; tier++) {
         free(m->offload.queues[tier].heap);
+        free(m->offload.queues[tier].aside);
+        free(m->offload.queues[tier].moving.cells);
         kvbm_sketch_fini(&m->offload.offers[tier]);
     }
     for (struct kvbm_job_ *job = m->jobs.done, *next; job; job = next) {

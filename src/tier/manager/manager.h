@@ -18,6 +18,7 @@
  *   onboard.c        blocking loads into a cache's pool, by hashes or handles
  *   offload.c        offloads: which blocks are offered, when a copy begins
  *   down_queue.c     offload queues: policies, heaps of weak handles
+ *   once.c           staged blocks: one move of a key to a tier at a time
  *   offload_store.c  offload from a cache's pool into the host tier
  *   move.c           moves to disk and object store: which blocks, and their targets
  *   move_io.c        moves: reading, writing, completion
@@ -189,6 +190,7 @@ struct kvbm_down {
     struct kvbm_cache *cache; /* source of the block, when that is a cache */
     struct kvbm_pin *pin;     /* staged block: item @index of this pin has its bytes */
     uint32_t index;
+    uint8_t moving_to;         /* staged block: tier to which its move runs; 0: none */
     struct kvbm_job_ *through; /* write-through or direct job that waits for the block, or NULL */
 };
 
@@ -198,6 +200,11 @@ struct kvbm_queue {
     uint32_t n, capacity;
     uint32_t in_flight, max_in_flight; /* moves running, and their limit */
     bool stalled; /* the executor's queue was full: retry when an operation ends */
+    /* Staged keys whose moves run, and entries of the same keys: they wait for these moves' ends, since
+     * a second copy of a key would evict another block. */
+    struct kvbm_set moving;
+    struct kvbm_down *aside;
+    uint32_t n_aside, aside_capacity;
 };
 
 /** A move: a batch of blocks being copied to one tier below. */
@@ -592,6 +599,17 @@ void kvbm_down_ended(struct kvbm_down *down, bool arrived);
  * after a pause.
  */
 void kvbm_queue_stall(struct kvbm_manager *m, struct kvbm_queue *q, bool stalled);
+
+/* once.c */
+/**
+ * Begin the move of an entry taken out of the queue of @to. False: its key moves already, and the
+ * entry waits aside until that move ends.
+ */
+bool kvbm_once_begin(struct kvbm_queue *q, enum kv_tier to, struct kvbm_down *down);
+/** End the move of an entry, if it has begun: queue the entries of its key that waited aside. */
+void kvbm_once_end(struct kvbm_down *down);
+/** Drop the entries aside that @job waits for; NULL: all. */
+void kvbm_once_drop(struct kvbm_manager *m, enum kv_tier to, const struct kvbm_job_ *job);
 
 /* offload_store.c */
 /** Begin to copy the first blocks of the host tier's queue from their cache into the host tier. */

@@ -146,9 +146,10 @@ static void hold_some(struct kvbm_manager *m, struct kvbm_move *move)
     struct kvbm_weak weak[KVBM_BATCH] = {0};
     uint32_t first = move->n, end = first;
 
-    for (; q->n && end < m->offload.move_blocks && fits(m, move, end, &q->heap[0]); end++) {
+    while (q->n && end < m->offload.move_blocks && fits(m, move, end, &q->heap[0])) {
         move->from[end] = kvbm_queue_pop(q);
         weak[end] = move->from[end].weak;
+        end += kvbm_once_begin(q, move->to, &move->from[end]);
     }
     kvbm_pool_upgrade(move->from_disk ? m->disk : m->host, weak + first, end - first,
                       move->like + first, move->info + first);

@@ -120,6 +120,7 @@ void kvbm_offload_drop_all(struct kvbm_manager *m)
             kvbm_stats_of(m, to)->dropped++;
             kvbm_down_ended(&down, false);
         }
+        kvbm_once_drop(m, to, NULL);
     }
     for (struct kvbm_move *move = m->offload.moves; move; move = move->next) {
         if (move->to == KV_TIER_DISK || move->reading)

@@ -12,7 +12,7 @@ static void fill_pool(struct kvbm_tier_stats *stats, struct kvbm_pool *pool, uin
 {
     struct kvbm_pool_stats now = {.size = sizeof(now)};
 
-    stats->queued = queue->n;
+    stats->queued = queue->n + queue->n_aside;
     stats->block_bytes = block_bytes;
     if (!pool)
         return;
