@@ -277,6 +277,11 @@ struct kvs_save_opts {
     const char *fingerprint; /* of the model; kept in the manifest, compared by restore */
     kvs_progress_fn progress;
     void *progress_arg;
+    /* Read what the store has of the object's chunks before the manifest is published, and store
+     * damaged chunks anew. false: the backend judges its chunks. The file store then reads those that
+     * changed since they were verified; Redis and S3 look at length and checksum as noted, and miss
+     * bytes that another program changed in place. */
+    bool verify;
 };
 #define KVS_SAVE_OPTS_INIT KV_INIT_(kvs_save_opts)
 
@@ -301,8 +306,8 @@ struct kvs_result {
  * whatever the length of the object. An invalid name (empty, or refused by a backend with
  * extensions) is refused before the first read. Returns 0: the object can be restored, with the
  * file store also after a power cut. On failure the previous object of that name is still there:
- * -EINVAL or -ENAMETOOLONG (name), -ECANCELED (progress gave up), the negative value of @read, or
- * an error of the store.
+ * -EINVAL or -ENAMETOOLONG (name), -ECANCELED (progress gave up), the negative value of @read,
+ * -EBADMSG (opts->verify: a damaged chunk that can't be replaced), or an error of the store.
  */
 KV_API int kvs_save(struct kvs_store *store, const char *name, kvs_read_fn read, void *arg,
                     const struct kvs_save_opts *opts, struct kvs_result *ret);

@@ -161,16 +161,18 @@ class Store(Handle):
 
     # -- objects ------------------------------------------------------------------------------------
     def save(self, name: str, data: Any, *, fingerprint: Optional[str] = None, format: str = "auto",
-             chunk_bytes: int = 0, chunk_tokens: int = 0, progress: Optional[Progress] = None) -> Saved:
+             chunk_bytes: int = 0, chunk_tokens: int = 0, verify: bool = False,
+             progress: Optional[Progress] = None) -> Saved:
         """Save a buffer or tensor under @name and replace the object there. Durable on return.
 
         @fingerprint names the model; restore() refuses another one. @format: "auto", "bytes" or "llama" (a state of
-        llama.cpp). @progress(done, total) may return True to give up: Error(ECANCELED).
+        llama.cpp). @verify reads what the store has already and stores damaged chunks anew, also where other programs changed
+        bytes in Redis or a bucket. @progress(done, total) may return True to give up: Error(ECANCELED).
         """
         calls, memory, result = _Calls(), Memory(data), _abi.kvs_result()
         hook = calls.progress(progress)
         opts = _abi.kvs_save_opts(format=_FORMATS[format], chunk_bytes=chunk_bytes, chunk_tokens=chunk_tokens,
-                                  fingerprint=text(fingerprint), progress=hook)
+                                  fingerprint=text(fingerprint), progress=hook, verify=verify)
         calls.check(lambda: self._call(self._c.kvs_save_buffer, text(name), memory.address or None, memory.nbytes,
                                        ctypes.byref(opts), ctypes.byref(result)))
         return _sizes(result)

@@ -353,6 +353,15 @@ static int config_file(const struct kv_args_program *program, int argc, char **a
     return 0;
 }
 
+bool kv_args_print_version(const char *program, const char *word)
+{
+    bool asked = strcmp(word, "--version") == 0 || strcmp(word, "-V") == 0;
+
+    if (asked)
+        printf("%s %s\n", program, KV_VERSION);
+    return asked;
+}
+
 /*
  * Print the text that @word (--help, --version ...) asks for. Returns false when @word is no such
  * option.
@@ -365,10 +374,8 @@ static bool print_asked(const struct kv_args_program *program, const char *word)
         kv_args_print_man(program);
     else if (strcmp(word, "--help-options") == 0)
         kv_args_print_options(program);
-    else if (strcmp(word, "--version") == 0 || strcmp(word, "-V") == 0)
-        printf("%s %s\n", program->name, KV_VERSION);
     else
-        return false;
+        return kv_args_print_version(program->name, word);
     return true;
 }
 

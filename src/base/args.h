@@ -83,6 +83,9 @@ const char *kv_args_nearest(const char *text, size_t len, const char *const *wor
  */
 void kv_args_no_command(const char *program, const char *name, const char *const *words, size_t n);
 
+/** Print "@program VERSION" when @word is --version or -V. Returns false for any other word. */
+bool kv_args_print_version(const char *program, const char *word);
+
 /**
  * Log a warning of @component for each environment variable that begins with @prefix and whose rest
  * misspells one of the @n of @words. Other variables may be a plugin's own: no warning.

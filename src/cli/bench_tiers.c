@@ -398,6 +398,8 @@ int kc_bench_main(int argc, char **argv)
         puts("tiers");
         return 0;
     }
+    if (argc >= 2 && kv_args_print_version("kvasir bench", argv[1]))
+        return 0;
     if (argc < 2 || strcmp(argv[1], "tiers") != 0) {
         bool help = argc >= 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"));
 

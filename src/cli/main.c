@@ -53,8 +53,8 @@ static bool answer(int argc, char **argv)
 {
     if (argc < 2 || is(argv[1], "--help", "-h") || (argc == 2 && strcmp(argv[1], "help") == 0))
         usage(stdout);
-    else if (is(argv[1], "--version", "-V"))
-        puts("kvasir " KV_VERSION);
+    else if (kv_args_print_version("kvasir", argv[1]))
+        return true;
     else if (strcmp(argv[1], "--help-options") == 0)
         print_words();
     else

@@ -47,8 +47,8 @@ static const struct kv_arg SAVE_ARGS[] = {
     {.name = "verify",
      .type = KV_ARG_FLAG,
      .offset = AT(verify),
-     .help = "Read all chunks back and compare them; save FILE again when some are damaged. For "
-             "stores where other programs may change them: Redis, buckets."},
+     .help = "Read the chunks that the store has already, and store damaged ones again. For stores "
+             "where other programs may change them: Redis, buckets."},
 };
 
 static const struct kv_arg RESTORE_ARGS[] = {
@@ -159,7 +159,7 @@ const struct kc_store_command kc_store_commands[KC_STORE_COMMANDS] = {
      "as\n"
      "durable as the server is). A path's chunks are read and verified if they changed since the\n"
      "last time; chunks that Redis or a bucket have already are not, without --verify. After any\n"
-     "other status an older object under NAME is still there, or with --verify a damaged one."},
+     "other status an older object under NAME is still there."},
     {"restore", kc_store_restore, "URI NAME FILE", 2, 2, RESTORE_ARGS, KV_COUNT(RESTORE_ARGS),
      "write what is under a name to a file",
      "Writes the object under NAME to FILE (- is standard output). Every chunk is verified before\n"

@@ -119,6 +119,8 @@ int kc_store_main(int argc, char **argv)
             puts(kc_store_commands[i].name);
         return KC_STORE_OK;
     }
+    if (kv_args_print_version("kvasir store", argv[1]))
+        return KC_STORE_OK;
     for (size_t i = 0; i < KC_STORE_COMMANDS; i++)
         if (strcmp(argv[1], kc_store_commands[i].name) == 0)
             return start(&kc_store_commands[i], argc - 1, argv + 1);

@@ -62,44 +62,6 @@ static int print_saved(struct kc_store_call *call, const struct kvs_result *r, d
     return kc_store_json_end(call, stdout, KC_STORE_OK);
 }
 
-static int save_file(struct kc_store_call *call, int fd, struct kvs_save_opts *opts,
-                     struct kvs_result *ret)
-{
-    int rc = kvs_save(call->store, call->name, read_fd, &fd, opts, ret);
-
-    close(fd);
-    kc_bar_finish(&call->bar);
-    return rc;
-}
-
-/* Read the object back. Returns 0; 1: it is damaged; or an error. */
-static int is_damaged(struct kc_store_call *call)
-{
-    struct kvs_verify_result found = {.size = sizeof(found)};
-    int rc = kvs_verify(call->store, call->name, NULL, kc_bar_progress, &call->bar, &found);
-
-    kc_bar_finish(&call->bar);
-    return rc < 0 ? rc : found.bad_manifests + found.bad_chunks + found.missing_chunks > 0;
-}
-
-/* Verify what was saved. The store has dropped damaged chunks then, and another save stores them
- * anew: standard input can't be read again. */
-static int verify_saved(struct kc_store_call *call, struct kvs_save_opts *opts)
-{
-    struct kvs_result again = {.size = sizeof(again)};
-    int rc = is_damaged(call), fd;
-
-    if (rc != 1)
-        return rc;
-    if (strcmp(call->file, "-") == 0)
-        return -EBADMSG;
-    fd = open_input(call->file, &opts->total_bytes);
-    rc = fd < 0 ? fd : save_file(call, fd, opts, &again);
-    if (rc == 0)
-        rc = is_damaged(call);
-    return rc == 1 ? -EBADMSG : rc;
-}
-
 int kc_store_save(struct kc_store_call *call)
 {
     struct kvs_save_opts opts = {.size = sizeof(opts),
@@ -109,7 +71,8 @@ int kc_store_save(struct kc_store_call *call)
                                  .total_bytes = call->opts.total,
                                  .fingerprint = call->opts.fingerprint,
                                  .progress = kc_bar_progress,
-                                 .progress_arg = &call->bar};
+                                 .progress_arg = &call->bar,
+                                 .verify = call->opts.verify};
     struct kvs_result result = {.size = sizeof(result)};
     uint64_t start_ns = kv_now_ns();
     int fd = open_input(call->file, &opts.total_bytes), rc;
@@ -117,9 +80,9 @@ int kc_store_save(struct kc_store_call *call)
     if (fd < 0) {
         return kc_store_fail_file(call, call->file, fd);
     }
-    rc = save_file(call, fd, &opts, &result);
-    if (rc == 0 && call->opts.verify)
-        rc = verify_saved(call, &opts);
+    rc = kvs_save(call->store, call->name, read_fd, &fd, &opts, &result);
+    close(fd);
+    kc_bar_finish(&call->bar);
     if (rc == -EINVAL && !*call->name)
         return kc_store_fail_as(call, "a name can't be empty", KC_STORE_FAILED);
     if (rc < 0) {

@@ -11,9 +11,10 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "store/cut.h"
+#include "store/save_verify.h"
 #include "store/store.h"
 
-enum { BATCH_CHUNKS = 256, BATCH_BYTES = 32 << 20, PLAIN_MAX = 128 };
+enum { BATCH_CHUNKS = KVS_OWN_CHUNKS, BATCH_BYTES = 32 << 20, PLAIN_MAX = 128 };
 
 /* Chunks cut and not yet put: the last n of the manifest. */
 struct batch {
@@ -77,15 +78,12 @@ static int put_one_by_one(struct saving *save, const uint8_t *const *data)
     return rc;
 }
 
-static int put_batch(struct saving *save)
+static int put_at_once(struct saving *save, const uint8_t *const *data)
 {
     struct batch *b = save->batch;
-    size_t first = save->manifest.n_chunks - b->n, at = 0;
-    const uint8_t *data[BATCH_CHUNKS];
+    size_t first = save->manifest.n_chunks - b->n;
     int each[BATCH_CHUNKS], rc;
 
-    for (size_t i = 0; i < b->n; at += b->lens[i++])
-        data[i] = b->bytes + at;
     if (b->n < 2)
         return put_one_by_one(save, data);
     rc = kvs_put_chunks_of_save(save->store, b->keys, 16, b->n, (const void *const *)data, b->lens,
@@ -98,6 +96,51 @@ static int put_batch(struct saving *save)
         else if (rc >= 0)
             note_put(save, first + i, each[i]);
     return rc < 0 ? note_put(save, first, rc) : 0;
+}
+
+/* Compare chunks of the object with what the store has, where the caller asked for it: before their
+ * put, and after it those that weren't the same. */
+static int compare(struct saving *save, const struct kvs_own_chunks *own, bool *same, bool before)
+{
+    int rc = 0;
+
+    if (KV_OPT(save->opts, verify, false))
+        rc = before ? kvs_compare_before(save->store, own, same)
+                    : kvs_compare_after(save->store, own, same);
+    return rc < 0 ? refuse_at(save, save->manifest.n_chunks - own->n, rc,
+                              "what the store has of this object's chunks doesn't verify")
+                  : 0;
+}
+
+static int put_batch(struct saving *save)
+{
+    struct batch *b = save->batch;
+    const uint8_t *data[BATCH_CHUNKS];
+    const struct kvs_own_chunks own = {(const uint8_t(*)[16])b->keys, (const void *const *)data,
+                                       b->lens, b->n};
+    bool same[BATCH_CHUNKS] = {false};
+    size_t at = 0;
+    int rc;
+
+    for (size_t i = 0; i < b->n; at += b->lens[i++])
+        data[i] = b->bytes + at;
+    rc = compare(save, &own, same, true);
+    if (!rc)
+        rc = put_at_once(save, data);
+    return rc ? rc : compare(save, &own, same, false);
+}
+
+/* Put the manifest's last chunk alone. */
+static int put_alone(struct saving *save, const uint8_t key[1][16], const void *data, size_t len)
+{
+    const struct kvs_own_chunks own = {key, &data, &len, 1};
+    bool same = false;
+    int rc = compare(save, &own, &same, true);
+
+    if (!rc)
+        rc = note_put(save, save->manifest.n_chunks - 1,
+                      kvs_put_chunk_of_save(save->store, key[0], 16, data, len));
+    return rc ? rc : compare(save, &own, &same, false);
 }
 
 static int flush(struct saving *save)
@@ -195,22 +238,21 @@ static void count_new(struct saving *save)
 static int put(struct saving *save, const uint8_t *data, size_t len)
 {
     const struct batch *b = save->batch;
-    uint8_t key[16];
+    uint8_t key[1][16];
     int rc = 0;
 
-    kvs_chunk_key(data, len, key);
+    kvs_chunk_key(data, len, key[0]);
     if (save->store->ext.new_chunks && save->manifest.n_chunks == save->stored_room)
         more_stored(save);
     if (b && (b->n == BATCH_CHUNKS || b->len + len > BATCH_BYTES))
         rc = flush(save);
     if (!rc)
-        rc = kvs_manifest_add(&save->manifest, key, (uint32_t)len);
+        rc = kvs_manifest_add(&save->manifest, key[0], (uint32_t)len);
     if (rc)
         return rc;
     if (b && len <= BATCH_BYTES)
         return gather(save, data, len);
-    return note_put(save, save->manifest.n_chunks - 1,
-                    kvs_put_chunk_of_save(save->store, key, sizeof(key), data, len));
+    return put_alone(save, (const uint8_t(*)[16])key, data, len);
 }
 
 /* Report progress after each chunk, so that a cancellation acts at once. Counts bytes put, not

@@ -229,8 +229,8 @@ def test_a_verified_save():
         with open(source, "wb") as file:
             file.write(random.Random(5).randbytes(300_000))
 
-        def kvasir(command, *args):
-            return subprocess.run([str(BUILD / "bin" / "kvasir"), "store", command, server.uri, "o", *args],
+        def kvasir(command, *args, stdin=b""):
+            return subprocess.run([str(BUILD / "bin" / "kvasir"), "store", command, server.uri, "o", *args], input=stdin,
                                   capture_output=True, timeout=60, check=False).returncode
 
         def damage():
@@ -240,6 +240,10 @@ def test_a_verified_save():
         equal(kvasir("save", source, "--chunk", "64KiB"), 0)
         damage()
         equal(kvasir("save", source, "--chunk", "64KiB", "--verify"), 0)
+        equal(kvasir("restore", out), 0)
+        damage()
+        with open(source, "rb") as file:
+            equal(kvasir("save", "-", "--chunk", "64KiB", "--verify", stdin=file.read()), 0, "from a pipe, read once")
         equal(kvasir("restore", out), 0)
         damage()
         equal(kvasir("save", source, "--chunk", "64KiB"), 0, "not noticed")

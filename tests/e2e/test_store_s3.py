@@ -443,11 +443,14 @@ def test_a_verified_save_repairs_damage():
         equal(s3.objects[path].body, body, "noticed, and stored anew")
         equal(kvasir(s3, "restore", "o", out), 0)
         equal(out.read_bytes(), source.read_bytes())
+        s3.objects[path] = s3.objects[path]._replace(body=body[:100] + bytes([body[100] ^ 1]) + body[101:])
+        equal(kvasir(s3, "save", "o", "-", "--chunk", "64KiB", "--verify", stdin=source.read_bytes()), 0)
+        equal(s3.objects[path].body, body, "from a pipe, too")
 
 
-def kvasir(s3, command, *args):
+def kvasir(s3, command, *args, stdin=b""):
     done = subprocess.run([str(BUILD / "bin" / "kvasir"), "store", command, s3.uri(), *map(str, args)],
-                          env=environment(), capture_output=True, timeout=60)
+                          env=environment(), input=stdin, capture_output=True, timeout=60)
     return done.returncode
 
 

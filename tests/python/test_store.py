@@ -20,6 +20,7 @@ def test_objects():
         saved = store.save("a", state, fingerprint="m", chunk_bytes=65536)
         equal((saved.bytes, saved.new_bytes, saved.format), (len(state), len(state), "bytes"), "saved")
         check(store.save("b", state + b"x", chunk_bytes=65536).new_bytes < len(state) // 2, "not deduplicated")  # the last chunk
+        equal(store.save("a", state, fingerprint="m", chunk_bytes=65536, verify=True).new_bytes, 0, "all is there, and right")
         equal(bytes(store.restore("a", fingerprint="m")), state, "restored")
         equal(sorted(store.names()), ["a", "b"], "names")
         equal(raises(kvasir.Error, store.restore, "a", fingerprint="other").errno, errno.ESTALE, "another model")
