@@ -11,6 +11,8 @@
  *        ▼              │                   ▼
  *      disk (G3)  ─ crash-safe slots ─    object store (G4), any kv_store URI
  *
+ *      peers: other nodes' tiers, read into the host tier (kvbm_remote.h)
+ *
  * Every tier but the cache is optional; without a host tier a few staging buffers take its place. A
  * lookup finds a block in any tier. kvbm_manager_prepare_load pins found blocks until the pin is
  * released: no block can be evicted between lookup and load. The copy between cache and host
@@ -128,6 +130,18 @@ struct kvbm_manager_opts {
      * copy leased blocks from it without this process. Export kvbm_manager_host_layout with
      * kvbm_manager_shared. Not with host_memory and host_pinned. */
     bool host_shared;
+
+    /* ---- peers: blocks that no tier of this node has are fetched from other nodes ---- */
+    /* Agent whose sessions are used, whoever opened them; outlives the manager. Its fingerprint
+     * tells models apart, and its key length is the manager's. NULL: with peers, an agent of the
+     * manager's own, which lends nothing; else no peers. */
+    struct kvbm_agent *agent;
+    /* Directory to follow, as kvbm_directory_opts.peers: a list of endpoints, "file:PATH" or
+     * "etcd://...". NULL: only sessions that the program has opened. */
+    const char *peers;
+    const char *peer_token_file; /* of the manager's own agent, as kvbm_agent_opts.token_file */
+    uint32_t peer_set;           /* id of the peers' sets of host blocks; 0: 1 */
+    uint32_t peer_timeout_ms;    /* for a batch of blocks from a peer; 0: 2000 */
 };
 #define KVBM_MANAGER_OPTS_INIT KV_INIT_(kvbm_manager_opts)
 
@@ -267,18 +281,20 @@ enum kvbm_where {
     KVBM_ON_DISK,  /* in the disk tier: fetch it */
     KVBM_REMOTE,   /* in the object store, as far as known */
     KVBM_PENDING,  /* being fetched, or being asked for: ask again */
-    KVBM_BUSY      /* in a tier, but without a buffer or queue place to fetch it: ask again */
+    KVBM_BUSY,     /* in a tier, but without a buffer or queue place to fetch it: ask again */
+    KVBM_ON_PEER   /* at another node, as far as known: between the disk and the object store */
 };
 
 /**
  * Tell where the keys of @chain are: ret[i] (@ret may be NULL) becomes an enum kvbm_where. Holds
  * and fetches nothing, and never waits.
  *
- * With an object tier, keys of unknown presence are asked for in the background and answer
+ * With an object tier or peers, keys of unknown presence are asked for in the background and answer
  * KVBM_PENDING. One call asks for the first 256 of them; later calls ask for later keys. Keys
  * behind a KVBM_MISS are not asked for, and are KVBM_MISS, unless @chain is scattered. After 2 s
  * without an answer (object_timeout_ms, if less) a key is KVBM_MISS. So are unknown keys while the
- * store's breaker is open, and while 65,536 keys are being asked for. Returns the length of the
+ * store's breaker is open, and while 65,536 keys are being asked for. Peers have a quarter of a second
+ * to answer; what they say is believed for 5 s (there) or 1 s (not there). Returns the length of the
  * prefix without KVBM_MISS.
  */
 KV_API long kvbm_manager_lookup(struct kvbm_manager *manager, const struct kvbm_chain *chain,
@@ -337,6 +353,10 @@ struct kvbm_pin_opts {
     /* Of fetching: higher first, then older. A load job with a higher priority raises it for blocks
      * not yet requested from the tier below. */
     int32_t priority;
+    bool no_peers; /* only tiers of this node */
+    /* A hint of the request (kvbm_hint_parse): look at this peer, too, and take its blocks rather than
+     * another's. Counts if there is a session with an endpoint of that host and port. NULL: none. */
+    const struct kvbm_hint *hint;
 };
 #define KVBM_PIN_OPTS_INIT KV_INIT_(kvbm_pin_opts)
 
@@ -564,6 +584,10 @@ struct kvbm_manager_stats {
     /* Keys that lookup answered with MISS because the object store was not asked (breaker open) or
      * did not answer in time. */
     uint64_t object_unanswered;
+    struct kvbm_tier_stats peer; /* of blocks that came from peers; without capacity */
+    uint32_t peers_now;          /* peers with an open session */
+    uint32_t peers_down;         /* peers whose breaker is open: nothing is asked of them */
+    uint64_t peer_asked;         /* keys that peers were asked for */
 };
 #define KVBM_MANAGER_STATS_INIT KV_INIT_(kvbm_manager_stats)
 

@@ -29,11 +29,11 @@ LIBRARIES = {
     "kvstore": (["store"], ["base"], ["zstd", "xxhash"]),
     "kvindex": (["index", "hash"], ["base"], ["xxhash"]),
     "kvevent": (["event", "hash"], ["base"], ["xxhash", *ZMQ]),
-    "kvbm": (["bm", "peer", "transfer", "disk", "object", "manager"], ["store", "event", "kvx", "hash", "base"],
+    "kvbm": (["bm", "peer", "transfer", "disk", "object", "peers", "manager"], ["store", "event", "kvx", "hash", "base"],
              ["zstd", "uring", "xxhash", *ZMQ]),
     "kvasir_llama": (["llama"], ["base"], ["xxhash"]),
     "kv_store_redis": (["plugin_redis"], ["base"], ["ssl", "crypto", "z", "zstd", "xxhash"]),
-    "kvasir": ([], ["cli", "manager", "disk", "object", "transfer", "peer", "bm", "store", "event", "kvx", "hash", "base"],
+    "kvasir": ([], ["cli", "manager", "peers", "disk", "object", "transfer", "peer", "bm", "store", "event", "kvx", "hash", "base"],
                ["zstd", "uring", "xxhash", *ZMQ]),
 }
 SCHEMES = ("rediss", "redis+cluster", "rediss+cluster", "redis+unix", "valkey")

@@ -27,11 +27,11 @@ from ._native import Handle, Memory, call, error, give_back, lend, load, numbers
 from ._results import Done, Removed, Shape, as_done, deadline
 from .index import DEVICE, DISK, EXTERNAL, HOST
 
-__all__ = ["BUSY", "Blocks", "Cache", "Chain", "DEVICE", "DISK", "Done", "EXTERNAL", "HOST", "Held", "MISS", "Manager", "NO_BLOCK", "ON_DISK",
+__all__ = ["BUSY", "Blocks", "Cache", "Chain", "DEVICE", "DISK", "Done", "EXTERNAL", "HOST", "Held", "MISS", "Manager", "NO_BLOCK", "ON_DISK", "ON_PEER",
            "PENDING", "Pin", "Pool", "READY", "REMOTE", "Removed", "Shape"]
 
-MISS, READY, ON_DISK, REMOTE, PENDING, BUSY = (_abi.KVBM_MISS, _abi.KVBM_READY, _abi.KVBM_ON_DISK, _abi.KVBM_REMOTE,
-                                               _abi.KVBM_PENDING, _abi.KVBM_BUSY)
+MISS, READY, ON_DISK, REMOTE, PENDING, BUSY, ON_PEER = (_abi.KVBM_MISS, _abi.KVBM_READY, _abi.KVBM_ON_DISK, _abi.KVBM_REMOTE,
+                                                        _abi.KVBM_PENDING, _abi.KVBM_BUSY, _abi.KVBM_ON_PEER)
 _PAGE = 4096  # host blocks begin at multiples of it
 NO_BLOCK = 0xffffffff  # in lists of block numbers: leave this key out
 _c = load("kvbm")
@@ -256,7 +256,7 @@ class Manager(Handle):
         return Cache(self, memory, n_blocks, pool, shape or self.shape)
 
     def lookup(self, keys: Keys, *, parent: Optional[Keys] = None, position: int = 0, group: int = 0) -> bytes:
-        """Tell where each key is: one byte each, MISS, READY, ON_DISK, REMOTE, PENDING or BUSY. Never waits."""
+        """Tell where each key is: one byte each, MISS, READY, ON_DISK, ON_PEER, REMOTE, PENDING or BUSY. Never waits."""
         packed = _chain(keys, self.key_len)
         places = array.array("B", bytes(packed.n))
         self._hot(_c.kvbm_manager_lookup, packed._struct(group, parent, position), packed.n, places.buffer_info()[0])

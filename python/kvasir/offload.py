@@ -20,12 +20,12 @@ from collections import deque
 from typing import Any, Deque, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ._native import Error, Memory, NotFound, give_back, lend
-from .blocks import BUSY, MISS, NO_BLOCK, ON_DISK, PENDING, READY, REMOTE, Cache, Chain, Manager, Shape
+from .blocks import BUSY, MISS, NO_BLOCK, ON_DISK, ON_PEER, PENDING, READY, REMOTE, Cache, Chain, Manager, Shape
 
 __all__ = ["ABSENT", "AGAIN", "HIT", "Offload", "Transfer", "size_of"]
 
 ABSENT, HIT, AGAIN = range(3)  # answers of Offload.lookup
-_ANSWERS = {MISS: ABSENT, READY: HIT, ON_DISK: HIT, REMOTE: HIT, BUSY: HIT, PENDING: AGAIN}
+_ANSWERS = {MISS: ABSENT, READY: HIT, ON_DISK: HIT, REMOTE: HIT, ON_PEER: HIT, BUSY: HIT, PENDING: AGAIN}
 _STAGING = 256 << 20  # bytes of staging buffers, unless said
 _MOST_LOST = 65536
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}

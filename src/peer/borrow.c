@@ -10,8 +10,7 @@
 
 /* ---- asking ---- */
 
-/* Get the facts of a peer's set, as this agent has imported it. Returns 0, -ENOENT or -ESTALE. */
-static int facts_of(struct kvbm_session *session, uint32_t id, struct kvbm_facts **ret)
+int kvbm_facts_of(struct kvbm_session *session, uint32_t id, struct kvbm_facts **ret)
 {
     const struct kvbm_identity *peer = kvbm_session_peer(session);
     struct kvbm_agent *agent = kvbm_session_agent(session);
@@ -49,32 +48,9 @@ static int ask(struct kvbm_session *session, uint16_t type, const struct kvbm_as
     return err;
 }
 
-static bool may_ask(const struct kvbm_session *session, uint32_t group, const void *keys, size_t n)
+bool kvbm_may_ask(const struct kvbm_session *session, uint32_t group, const void *keys, size_t n)
 {
     return session && keys && n && n <= KVBM_MAX_ASKED && group < KVBM_MAX_GROUPS;
-}
-
-int kvbm_session_lookup(struct kvbm_session *session, uint32_t set, uint32_t group,
-                        const void *keys, size_t n, uint64_t deadline_ns, uint8_t *tiers)
-{
-    struct kvbm_asked asked = {.set = set, .group = group, .n = (uint32_t)n, .keys = keys};
-    struct kvbm_facts *facts = NULL;
-    struct kvbm_reply reply = {.fd = -1};
-    int err = may_ask(session, group, keys, n) && tiers ? facts_of(session, set, &facts) : -EINVAL;
-
-    if (err < 0)
-        return err;
-    asked.generation = facts->generation;
-    err = ask(session, KVBM_ASK_LOOKUP, &asked, facts->key_len, deadline_ns, &reply);
-    kvbm_facts_put(facts);
-    if (err < 0)
-        return err;
-    if (reply.len == n)
-        memcpy(tiers, reply.body, n);
-    else
-        err = -EPROTO;
-    kvbm_reply_fini(&reply);
-    return err;
 }
 
 /* ---- shared memory ---- */
@@ -225,14 +201,14 @@ int kvbm_session_lease(struct kvbm_session *session, uint32_t set, uint32_t grou
     uint64_t now;
     int err;
 
-    if (!may_ask(session, group, keys, n) || !ret)
+    if (!kvbm_may_ask(session, group, keys, n) || !ret)
         return -EINVAL;
     lease = calloc(1, sizeof(*lease));
     if (!lease)
         return -ENOMEM;
     lease->session = kvbm_session_get(session);
     count_user(lease, 1);
-    err = facts_of(session, set, &lease->facts);
+    err = kvbm_facts_of(session, set, &lease->facts);
     if (err == 0) {
         asked.generation = lease->facts->generation;
         lease->mapped = memory_of(session, lease->facts, deadline_ns);
@@ -311,7 +287,7 @@ void kvbm_lease_release(struct kvbm_lease *lease)
 
 /* ---- reading ---- */
 
-static bool same_blocks(const struct kvbm_layout_config *a, const struct kvbm_layout_config *b)
+bool kvbm_same_blocks(const struct kvbm_layout_config *a, const struct kvbm_layout_config *b)
 {
     return a->num_layers == b->num_layers && a->outer_dim == b->outer_dim &&
            a->page_size == b->page_size && a->inner_dim == b->inner_dim &&
@@ -333,7 +309,7 @@ static int check_pairs(const struct kvbm_fetch *fetch)
     const struct kvbm_lease *lease = fetch->lease;
 
     if (!fetch->to || !fetch->to_blocks || !fetch->n || !is_memory(fetch->to) ||
-        !same_blocks(&fetch->to->config, &lease->facts->layout->config))
+        !kvbm_same_blocks(&fetch->to->config, &lease->facts->layout->config))
         return -EINVAL;
     for (uint32_t i = 0; i < fetch->n; i++) {
         uint32_t place = fetch->places ? fetch->places[i] : i;

@@ -28,6 +28,18 @@ struct kvbm_fetch {
     uint8_t *ok;
 };
 
+/**
+ * Get the facts of a peer's set, as this agent has imported it, with a reference for the caller.
+ * Returns 0, -ENOENT or -ESTALE.
+ */
+int kvbm_facts_of(struct kvbm_session *session, uint32_t id, struct kvbm_facts **ret);
+
+/** Tell whether a question about keys is one that a peer takes. */
+bool kvbm_may_ask(const struct kvbm_session *session, uint32_t group, const void *keys, size_t n);
+
+/** Tell whether blocks of two layouts have the same regions. */
+bool kvbm_same_blocks(const struct kvbm_layout_config *a, const struct kvbm_layout_config *b);
+
 /** Copy from shared memory. Returns the number of blocks that are right. */
 long kvbm_fetch_shared(const struct kvbm_fetch *fetch);
 

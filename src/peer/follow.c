@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "ask.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -215,6 +216,32 @@ static void *follow(void *arg)
     take_out(f, true);
     pthread_mutex_unlock(&f->lock);
     return NULL;
+}
+
+/* ---- who is where ---- */
+
+static bool names(const struct kvbm_directory_peer *peer, const char *endpoint)
+{
+    for (uint32_t i = 0; i < peer->n_endpoints; i++) {
+        if (strcmp(peer->endpoints[i], endpoint) == 0)
+            return true;
+    }
+    return false;
+}
+
+uint64_t kvbm_follower_worker_at(struct kvbm_follower *f, const char *endpoint)
+{
+    uint64_t worker = 0;
+
+    if (!f)
+        return 0;
+    pthread_mutex_lock(&f->lock);
+    for (const struct followed *one = f->peers; one && !worker; one = one->next) {
+        if (one->session && names(&one->peer, endpoint))
+            worker = kvbm_session_peer(one->session)->worker;
+    }
+    pthread_mutex_unlock(&f->lock);
+    return worker;
 }
 
 /* ---- public ---- */

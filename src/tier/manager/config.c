@@ -45,7 +45,9 @@ static const struct key {
     KEY(U32, io_depth),          KEY(U32, max_offload),
     KEY(U32, max_jobs),          KEY(BOOL, io_registered),
     KEY(GPU_COPY, gpu_copy),     KEY(BOOL, object_when_evicted),
-    KEY(BOOL, host_shared),
+    KEY(BOOL, host_shared),      KEY(TEXT, peers),
+    KEY(TEXT, peer_token_file),  KEY(U32, peer_set),
+    KEY(U32, peer_timeout_ms),
 #undef KEY
 #undef POLICY_KEYS
 };

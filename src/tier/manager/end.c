@@ -80,6 +80,7 @@ static bool in_use(struct kvbm_manager *m)
 void kvbm_manager_free(struct kvbm_manager *m, uint64_t deadline)
 {
     kvbm_lending_stop(m);
+    kvbm_manager_close_peers(m);
     kvbm_copier_destroy(m->copier);
     kvbm_disk_close(m->disk_store);
     kvbm_object_close_by(m->object_store, deadline);
@@ -126,13 +127,14 @@ static void wind_down(struct kvbm_manager *m, uint64_t deadline)
     for (int round = 0; rc == 0 && (round < 2 || m->stats.object.blocks_in != before); round++) {
         before = m->stats.object.blocks_in;
         kvbm_write_back_all(m);
-        while (rc == 0 &&
-               (m->jobs.n || m->mover.running > m->presence.n_asks || !kvbm_offload_idle(m)))
+        while (rc == 0 && (m->jobs.n || m->mover.running > m->presence.n_asks + m->n_peer_asks ||
+                           !kvbm_offload_idle(m)))
             rc = kvbm_manager_wait_change(m, deadline);
     }
     kvbm_offload_drop_all(m);
     /* EXISTS queries too: no lookup waits for their answers */
     kvbm_object_cancel_all(m->object_store);
+    kvbm_peers_cancel_all(m->peers);
     for (struct kvbm_pin *pin = m->pins.first; pin; pin = pin->next)
         kvbm_fetch_cancel(pin);
     for (struct kvbm_job_ *job = m->jobs.first; job; job = job->next) {

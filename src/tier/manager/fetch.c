@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Fetch a pin's blocks from lower tiers into its host blocks. All blocks of the disk are fetched at
- * once. Of the object store's, WINDOW batches run ahead, until one misses a key: a prompt can't use
+ * Fetch a pin's blocks from lower tiers and peers into its host blocks. All blocks of the disk are
+ * fetched at once. Of the object store's, WINDOW batches run ahead, until one misses a key: a prompt can't use
  * blocks behind a miss.
  *
- * Fetches from the object store use only a share of the host blocks at a time. Host blocks are
+ * Fetches from the object store and from peers use only a share of the host blocks at a time. Host blocks are
  * allocated before the bytes come, so a store that hangs would otherwise evict the whole host tier.
  * Items beyond the share starve. When a fetch ends, the starving pin of the highest priority
  * continues; of equal ones the oldest.
@@ -18,8 +18,7 @@
 
 /* ---- what to fetch ---- */
 
-/* True when another pin fetches or stores the key, so that item @i waits for that pin. */
-static bool left_to_others(struct kvbm_pin *pin, uint32_t i)
+bool kvbm_fetch_left_to_others(struct kvbm_pin *pin, uint32_t i)
 {
     if (!kvbm_set_has(&pin->manager->pins.pending, kvbm_pin_hash(pin, i)))
         return false;
@@ -59,7 +58,9 @@ static uint32_t pick(struct kvbm_pin *pin, enum kv_tier tier, uint32_t *at, uint
     for (; *at < pin->n && n < KVBM_BATCH; ++*at) {
         struct kvbm_item *item = &pin->items[*at];
 
-        if (item->state != ITEM_MISS || item->tried >> tier & 1 || left_to_others(pin, *at))
+        if (item->state != ITEM_MISS || item->tried >> tier & 1 ||
+            kvbm_fetch_left_to_others(pin, *at) ||
+            (tier == KV_TIER_EXTERNAL && kvbm_fetch_peers_first(pin, *at)))
             continue;
         if (tier == KV_TIER_EXTERNAL && pin->scattered &&
             kvbm_presence_known_absent(m, kvbm_pin_hash(pin, *at))) {
@@ -84,6 +85,12 @@ static struct kvbm_fetch *fetch_new(struct kvbm_pin *pin, enum kv_tier tier)
     return fetch;
 }
 
+/* True for fetches that count against the share of host blocks for what is remote. */
+static bool uses_share(const struct kvbm_fetch *fetch)
+{
+    return fetch->tier != KV_TIER_DISK && !fetch->asks && !fetch->pin->direct;
+}
+
 /* Begin to fetch item @i into @block. */
 static void add(struct kvbm_fetch *fetch, uint32_t i, const struct kvbm_mutable *block)
 {
@@ -93,9 +100,14 @@ static void add(struct kvbm_fetch *fetch, uint32_t i, const struct kvbm_mutable 
 
     item->state = ITEM_FETCHED;
     item->host = block->handle;
-    data = kvbm_pin_data(pin, i);
+    data = fetch->asks ? NULL : kvbm_pin_data(pin, i);
     fetch->index[fetch->n] = i;
-    if (fetch->tier == KV_TIER_DISK)
+    if (fetch->tier == KVBM_TIER_PEER)
+        fetch->peer_ios[fetch->n++] =
+            (struct kvbm_peer_io){.key = kvbm_pin_key(pin, i),
+                                  .hash = kvbm_pin_hash(pin, i),
+                                  .block = pin->direct ? pin->blocks[i] : block->handle.block};
+    else if (fetch->tier == KV_TIER_DISK)
         fetch->disk_ios[fetch->n++] = (struct kvbm_disk_io){.slot = item->source.block,
                                                             .group = pin->group,
                                                             .key = kvbm_pin_key(pin, i),
@@ -106,7 +118,7 @@ static void add(struct kvbm_fetch *fetch, uint32_t i, const struct kvbm_mutable 
             (struct kvbm_object_io){.group = pin->group, .key = kvbm_pin_key(pin, i), .data = data};
     kvbm_set_add(&pin->manager->pins.pending, kvbm_pin_hash(pin, i));
     pin->n_fetched++;
-    pin->manager->pins.n_object_fetched += fetch->tier == KV_TIER_EXTERNAL && !pin->direct;
+    pin->manager->pins.n_object_fetched += uses_share(fetch);
 }
 
 static void fetch_done(struct kvbm_manager *m, struct kvbm_note *note);
@@ -125,9 +137,37 @@ static void object_done(struct kvbm_object_batch *batch)
     kvbm_note(fetch->pin->manager, &fetch->note, fetch_done);
 }
 
+static void peer_done(struct kvbm_peer_batch *batch)
+{
+    struct kvbm_fetch *fetch = batch->arg;
+
+    kvbm_note(fetch->pin->manager, &fetch->note, fetch_done);
+}
+
+static int submit_to_peer(struct kvbm_fetch *fetch)
+{
+    const struct kvbm_pin *pin = fetch->pin;
+
+    fetch->peer = (struct kvbm_peer_batch){
+        .op = fetch->asks ? KVBM_PEER_ASK : KVBM_PEER_GET,
+        .priority = pin->priority,
+        .deadline_ns = pin->deadline_ns,
+        .group = pin->group,
+        .worker = fetch->asks ? pin->hinted : pin->items[fetch->index[0]].peer,
+        .to = pin->direct ? pin->direct->layout : pin->manager->layout,
+        .ios = fetch->peer_ios,
+        .n = fetch->n,
+        .done = peer_done,
+        .arg = fetch};
+    return kvbm_peers_submit(pin->manager->peers, &fetch->peer);
+}
+
 static int submit(struct kvbm_fetch *fetch)
 {
     struct kvbm_pin *pin = fetch->pin;
+
+    if (fetch->tier == KVBM_TIER_PEER)
+        return submit_to_peer(fetch);
 
     if (fetch->tier == KV_TIER_DISK) {
         fetch->disk = (struct kvbm_disk_batch){.flow = KVBM_ONBOARD,
@@ -202,12 +242,10 @@ static void arrived(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier, bool kn
         pin->object_missed |= tier == KV_TIER_EXTERNAL && !pin->scattered;
         return;
     }
-    if (tier == KV_TIER_EXTERNAL) {
-        if (!known)
-            kvbm_presence_add(m, &chain, pin->likes ? &pin->likes[i] : NULL);
-        if (item->state == ITEM_HELD)
-            kvbm_offload_items(pin, i, 1, NULL);
-    }
+    if (tier == KV_TIER_EXTERNAL && !known)
+        kvbm_presence_add(m, &chain, pin->likes ? &pin->likes[i] : NULL);
+    if (tier != KV_TIER_DISK && item->state == ITEM_HELD)
+        kvbm_offload_items(pin, i, 1, NULL);
     item->found = true;
     if (!pin->direct) {
         m->stats.host.blocks_in++;
@@ -225,10 +263,14 @@ static void not_there(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier, int w
     kvbm_pool_release_mutable(m->host, (struct kvbm_mutable *)&item->host, 1);
     source_released(pin, item);
     item->state = ITEM_MISS;
-    item->tried |= (uint8_t)(1u << tier);
     stats->bad += why == -EBADMSG;
     stats->failed += why != -EBADMSG && why != -ENOENT && why != -ECANCELED;
     stats->misses += why == -ENOENT;
+    if (tier == KVBM_TIER_PEER) {
+        kvbm_fetch_not_at_peer(pin, i, false, why);
+        return;
+    }
+    item->tried |= (uint8_t)(1u << tier);
     /* a damaged record or a failed volume: the disk doesn't have the block */
     if (tier == KV_TIER_DISK) {
         if (why == -EBADMSG || why == -ENOENT || why == -EIO)
@@ -255,32 +297,54 @@ static void count_latency(struct kvbm_manager *m, const struct kvbm_fetch *fetch
 
     while (bucket < 23 && us >> bucket)
         bucket++;
+    if (fetch->asks)
+        return;
     kvbm_stats_of(m, fetch->tier)->latency_us[bucket]++;
     kvbm_stats_of(m, fetch->tier)->latency_sum_us += us;
+}
+
+/* Take the answer of peers for item @i: whom to get it from. */
+static void answered(struct kvbm_pin *pin, uint32_t i, const struct kvbm_peer_io *io, int status)
+{
+    pin->items[i].state = ITEM_MISS;
+    pin->items[i].peer = status == 0 ? io->worker : 0;
+    pin->manager->stats.peer.misses += status == -ENOENT;
+    if (status < 0)
+        kvbm_fetch_not_at_peer(pin, i, true, status);
+}
+
+static int status_of(const struct kvbm_fetch *fetch, uint32_t k)
+{
+    return fetch->tier == KVBM_TIER_PEER ? fetch->peer_ios[k].status
+           : fetch->tier == KV_TIER_DISK ? fetch->disk_ios[k].status
+                                         : fetch->object_ios[k].status;
 }
 
 static void end(struct kvbm_fetch *fetch, int all)
 {
     struct kvbm_pin *pin = fetch->pin;
-    bool disk = fetch->tier == KV_TIER_DISK;
 
     for (uint32_t k = 0; k < fetch->n; k++) {
         uint32_t i = fetch->index[k];
-        int status = all ? all : disk ? fetch->disk_ios[k].status : fetch->object_ios[k].status;
+        int status = all ? all : status_of(fetch, k);
 
         kvbm_set_drop(&pin->manager->pins.pending, kvbm_pin_hash(pin, i));
         pin->n_fetched--;
-        if (status == 0)
+        if (fetch->asks)
+            answered(pin, i, &fetch->peer_ios[k], status);
+        else if (status == 0)
             arrived(pin, i, fetch->tier, fetch->overtaken >> k & 1);
         else if (fetch->overtaken >> k & 1 && status == -ENOENT)
             look_again(pin, i);
         else
             not_there(pin, i, fetch->tier, status);
     }
-    if (!disk) {
+    if (uses_share(fetch))
+        pin->manager->pins.n_object_fetched -= fetch->n;
+    if (fetch->tier == KV_TIER_EXTERNAL)
         pin->object_window -= fetch->n;
-        pin->manager->pins.n_object_fetched -= pin->direct ? 0 : fetch->n;
-    }
+    if (fetch->tier == KVBM_TIER_PEER)
+        pin->peer_window -= fetch->n;
 }
 
 static void unlink_fetch(struct kvbm_fetch *fetch)
@@ -307,13 +371,14 @@ static struct kvbm_pin *hungriest(const struct kvbm_manager *m)
     struct kvbm_pin *best = NULL;
 
     for (struct kvbm_pin *pin = m->pins.first; pin; pin = pin->next) { /* newest first */
-        if (pin->n_starved && !pin->object_window && (!best || pin->priority >= best->priority))
+        if (pin->n_starved && !pin->object_window && !pin->peer_window &&
+            (!best || pin->priority >= best->priority))
             best = pin;
     }
     return best;
 }
 
-/* Continue starving pins, because fetches from the object store have ended. */
+/* Continue starving pins, because fetches of what is remote have ended. */
 static void feed(struct kvbm_manager *m)
 {
     struct kvbm_pin *pin;
@@ -390,8 +455,28 @@ static void fetch_some(struct kvbm_pin *pin, enum kv_tier tier, const uint32_t *
     }
     if (tier == KV_TIER_EXTERNAL)
         pin->object_window += got;
+    if (tier == KVBM_TIER_PEER)
+        pin->peer_window += got;
     if (fetch)
         launch(fetch);
+}
+
+void kvbm_fetch_ask(struct kvbm_pin *pin, const uint32_t *index, uint32_t n)
+{
+    const struct kvbm_mutable none = {0};
+    struct kvbm_fetch *fetch = kvbm_set_reserve(&pin->manager->pins.pending, n) == 0
+                                   ? fetch_new(pin, KVBM_TIER_PEER)
+                                   : NULL;
+
+    for (uint32_t k = 0; !fetch && k < n; k++)
+        pin->items[index[k]].state = ITEM_BUSY;
+    if (!fetch)
+        return;
+    fetch->asks = true;
+    for (uint32_t k = 0; k < n; k++)
+        add(fetch, index[k], &none);
+    pin->peer_window += n;
+    launch(fetch);
 }
 
 static void from_disk(struct kvbm_pin *pin)
@@ -426,9 +511,20 @@ static uint32_t share_left(const struct kvbm_manager *m)
            KV_MIN(m->pins.n_object_fetched, m->pins.max_object_fetched);
 }
 
-/* Turn starving items into MISS: no fetch could begin, so no end of a fetch will continue them. */
-static void nobody_feeds(struct kvbm_pin *pin)
+void kvbm_fetch_by_share(struct kvbm_pin *pin, enum kv_tier tier, const uint32_t *index, uint32_t n)
 {
+    uint32_t got = pin->direct ? n : KV_MIN(n, share_left(pin->manager));
+
+    if (got)
+        fetch_some(pin, tier, index, got);
+    for (uint32_t k = got; k < n; k++)
+        starve(pin, index[k]);
+}
+
+void kvbm_fetch_nobody_feeds(struct kvbm_pin *pin)
+{
+    if (pin->manager->pins.n_object_fetched)
+        return;
     for (uint32_t i = 0; pin->n_starved && i < pin->n; i++) {
         if (pin->items[i].state != ITEM_STARVED)
             continue;
@@ -442,7 +538,7 @@ static void nobody_feeds(struct kvbm_pin *pin)
 static void from_object(struct kvbm_pin *pin)
 {
     uint8_t keys[KVBM_BATCH * KVBM_MAX_KEY];
-    uint32_t index[KVBM_BATCH] = {0}, n, got, at = 0;
+    uint32_t index[KVBM_BATCH] = {0}, n, at = 0;
 
     for (int i = 0; i < WINDOW && !pin->object_missed; i++) {
         n = pick(pin, KV_TIER_EXTERNAL, &at, index, keys);
@@ -458,14 +554,9 @@ static void from_object(struct kvbm_pin *pin)
         }
         if (!n)
             break;
-        got = pin->direct ? n : KV_MIN(n, share_left(pin->manager));
-        if (got)
-            fetch_some(pin, KV_TIER_EXTERNAL, index, got);
-        for (uint32_t k = got; k < n; k++)
-            starve(pin, index[k]);
+        kvbm_fetch_by_share(pin, KV_TIER_EXTERNAL, index, n);
     }
-    if (!pin->manager->pins.n_object_fetched)
-        nobody_feeds(pin);
+    kvbm_fetch_nobody_feeds(pin);
 }
 
 void kvbm_fetch_start(struct kvbm_pin *pin)
@@ -474,10 +565,12 @@ void kvbm_fetch_start(struct kvbm_pin *pin)
         return;
     for (uint32_t i = 0; i < pin->n; i++) {
         if (pin->items[i].state == ITEM_MISS)
-            left_to_others(pin, i);
+            kvbm_fetch_left_to_others(pin, i);
     }
     if (pin->manager->disk_store)
         from_disk(pin);
+    if (pin->manager->peers && !pin->no_peers && !pin->peer_window && !pin->n_starved)
+        kvbm_fetch_from_peers(pin);
     if (pin->manager->object_store && !pin->object_window && !pin->n_starved)
         from_object(pin);
 }
@@ -485,7 +578,9 @@ void kvbm_fetch_start(struct kvbm_pin *pin)
 void kvbm_fetch_cancel(struct kvbm_pin *pin)
 {
     for (struct kvbm_fetch *fetch = pin->fetches; fetch; fetch = fetch->next) {
-        if (fetch->tier == KV_TIER_DISK)
+        if (fetch->tier == KVBM_TIER_PEER)
+            kvbm_peers_cancel(pin->manager->peers, &fetch->peer);
+        else if (fetch->tier == KV_TIER_DISK)
             kvbm_disk_cancel(pin->manager->disk_store, &fetch->disk);
         else
             kvbm_object_cancel(pin->manager->object_store, &fetch->object);

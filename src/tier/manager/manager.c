@@ -41,8 +41,11 @@ static const char *what_is_wrong(const struct kvbm_manager_opts *o)
         return "a fingerprint has at most 3800 bytes";
     if (o->disk && !o->disk_bytes)
         return "a disk tier needs a size";
-    if (!o->host_bytes && !o->disk && !o->object)
+    if (!o->host_bytes && !o->disk && !o->object && !o->peers && !o->agent)
         return "no tier";
+    if (o->peers && !o->agent && o->fingerprint &&
+        strnlen(o->fingerprint, KVBM_MAX_FINGERPRINT + 1) > KVBM_MAX_FINGERPRINT)
+        return "peers without an agent need a fingerprint of at most 255 bytes";
     if (o->host_memory && (!o->host_bytes || (uintptr_t)o->host_memory % KVBM_HOST_ALIGN))
         return "host_memory needs host_bytes and an address that is a multiple of 4096";
     if (o->host_memory && (o->host_pinned || o->huge_pages))
@@ -103,7 +106,8 @@ static void set_defaults(struct kvbm_manager_opts *o)
 
 static int copy_strings(struct kvbm_manager *m)
 {
-    const char **texts[] = {&m->opts.fingerprint, &m->opts.disk, &m->opts.object};
+    const char **texts[] = {&m->opts.fingerprint, &m->opts.disk, &m->opts.object, &m->opts.peers,
+                            &m->opts.peer_token_file};
     size_t len = 0;
     char *at;
 

@@ -11,6 +11,8 @@
  *   pin.c            pins: a list of keys, some with a host block
  *   pin_store.c      pins of stores: blocks reserved, then registered
  *   fetch.c          disk and object blocks are read into a pin's host blocks
+ *   fetch_peers.c    which blocks of a pin peers are asked for, and when
+ *   peers.c          the agent, its directory, lookups at peers
  *   job.c            jobs: copies between a pin's host blocks and a cache
  *   job_calls.c      connectors' calls on jobs: submit, cancel, poll, wait
  *   keys.c           blocking stores and loads by keys, over pins and jobs
@@ -51,6 +53,7 @@
 #include "tier/disk/disk.h"
 #include "tier/manager/set.h"
 #include "tier/object/object.h"
+#include "tier/peer/peer.h"
 
 #define KVBM_MAX_PIN (1u << 20)    /* keys of one pin */
 #define KVBM_HOST_ALIGN 4096u      /* of host blocks: direct I/O */
@@ -58,6 +61,9 @@
 #define KVBM_LET_GO_NS KV_NS_PER_S /* extra time that destroy gives to calls that hang */
 #define KVBM_DOUBTS 8192           /* sets of KVBM_DOUBT_WAYS entries: 1.5 MiB */
 #define KVBM_DOUBT_WAYS 8
+#define KVBM_TIER_PEER \
+    KV_N_TIERS                /* of fetches, and of an item's `tried`: peers are no tier of ours */
+#define KVBM_MAX_PEER_ASKS 64 /* lookups at peers at a time */
 
 /** End of an operation. run is called with the manager's lock. */
 struct kvbm_note {
@@ -81,8 +87,10 @@ enum kvbm_item_state {
 /** One key of a pin. */
 struct kvbm_item {
     uint8_t state;
-    uint8_t tried; /* bit per tier whose fetch did not find it */
-    bool found;    /* counted as a hit */
+    uint8_t tried;   /* bit per tier whose fetch did not find it */
+    bool found;      /* counted as a hit */
+    uint8_t n_peers; /* peers that said they have it, and didn't give it */
+    uint64_t peer;   /* worker of the peer that has it; 0: not known */
     struct kvbm_handle host;
     struct kvbm_handle source; /* block of the disk pool, while it is read */
 };
@@ -100,7 +108,10 @@ struct kvbm_pin {
     uint32_t n_starved;     /* the STARVED ones among n_waits */
     uint32_t object_window; /* blocks of the object store's window being fetched */
     bool object_missed;     /* the object store lacked a block of the window */
-    bool no_fetch;
+    uint32_t peer_window;   /* blocks being fetched from peers, or asked for there */
+    uint32_t peer_end;      /* prompts: item that no peer has; those behind aren't asked for */
+    bool no_fetch, no_peers;
+    uint64_t hinted;          /* worker of the peer that a hint names; 0: none */
     uint8_t retain;           /* store: retention priority of its blocks */
     uint64_t retain_until_ns; /* end of the retention; 0: none */
     uint64_t deadline_ns;
@@ -125,6 +136,7 @@ struct kvbm_fetch {
     struct kvbm_pin *pin;
     struct kvbm_fetch *next; /* next fetch of the pin */
     enum kv_tier tier;
+    bool asks; /* peers: which of them has the blocks? No host block is filled */
     uint64_t start_ns;
     uint32_t n;
     uint32_t overtaken; /* as in struct kvbm_ask */
@@ -132,10 +144,12 @@ struct kvbm_fetch {
     union {
         struct kvbm_disk_batch disk;
         struct kvbm_object_batch object;
+        struct kvbm_peer_batch peer;
     };
     union {
         struct kvbm_disk_io disk_ios[KVBM_BATCH];
         struct kvbm_object_io object_ios[KVBM_BATCH];
+        struct kvbm_peer_io peer_ios[KVBM_BATCH];
     };
 };
 
@@ -246,6 +260,15 @@ struct kvbm_ask {
     uint8_t keys[(KVBM_BATCH + 1) * KVBM_MAX_KEY]; /* the parent's key, then the queried ones */
 };
 
+/** Question of a lookup to peers. */
+struct kvbm_peer_ask {
+    struct kvbm_note note; /* must be first */
+    struct kvbm_manager *manager;
+    struct kvbm_peer_batch batch;
+    struct kvbm_peer_io ios[KVBM_PEER_BATCH];
+    uint8_t keys[KVBM_PEER_BATCH * KVBM_MAX_KEY];
+};
+
 /** A key that the object store isn't known to have (presence.c). */
 struct kvbm_doubt {
     uint64_t hash;
@@ -346,6 +369,10 @@ struct kvbm_manager {
     struct kvbm_copier *copier;
     struct kvbm_disk *disk_store;
     struct kvbm_object *object_store;
+    struct kvbm_peers *peers;       /* NULL: none */
+    struct kvbm_agent *own_agent;   /* of peers; NULL: the caller's, or none */
+    struct kvbm_follower *follower; /* of the option peers */
+    uint32_t n_peer_asks;           /* lookups at peers that run */
 
     struct kvbm_cache *caches;
     struct kvbm_mover mover;
@@ -459,10 +486,11 @@ static inline bool kvbm_pin_is_prefix(const struct kvbm_pin *pin)
 
 static inline struct kvbm_tier_stats *kvbm_stats_of(struct kvbm_manager *m, enum kv_tier tier)
 {
-    return tier == KV_TIER_DEVICE ? &m->stats.cache
-           : tier == KV_TIER_HOST ? &m->stats.host
-           : tier == KV_TIER_DISK ? &m->stats.disk
-                                  : &m->stats.object;
+    return tier == KV_TIER_DEVICE   ? &m->stats.cache
+           : tier == KV_TIER_HOST   ? &m->stats.host
+           : tier == KV_TIER_DISK   ? &m->stats.disk
+           : tier == KVBM_TIER_PEER ? &m->stats.peer
+                                    : &m->stats.object;
 }
 
 /* tiers.c */
@@ -530,6 +558,42 @@ void kvbm_fetch_start(struct kvbm_pin *pin);
 void kvbm_fetch_cancel(struct kvbm_pin *pin);
 /** Turn the items that STARVE into MISS. */
 void kvbm_fetch_stop_starving(struct kvbm_pin *pin);
+/** True when another pin fetches or stores the key, so that item @i waits for that pin. */
+bool kvbm_fetch_left_to_others(struct kvbm_pin *pin, uint32_t i);
+/**
+ * Begin to fetch items from a tier that is remote, as many as the share of host blocks for such
+ * fetches allows. The others starve.
+ */
+void kvbm_fetch_by_share(struct kvbm_pin *pin, enum kv_tier tier, const uint32_t *index,
+                         uint32_t n);
+/** Begin to ask peers for items. */
+void kvbm_fetch_ask(struct kvbm_pin *pin, const uint32_t *index, uint32_t n);
+/** Turn starving items into BUSY when no fetch is left whose end would continue them. */
+void kvbm_fetch_nobody_feeds(struct kvbm_pin *pin);
+
+/* fetch_peers.c */
+/** Ask peers for a pin's items, and fetch those that peers have. */
+void kvbm_fetch_from_peers(struct kvbm_pin *pin);
+/** True when item @i is left to peers for now: the object store isn't known to have it. */
+bool kvbm_fetch_peers_first(const struct kvbm_pin *pin, uint32_t i);
+/** Note that no peer had item @i, or that the one which had it didn't give it (@why). */
+void kvbm_fetch_not_at_peer(struct kvbm_pin *pin, uint32_t i, bool asked, int why);
+
+/* peers.c */
+/** Open the tier of peers, if the options name any. */
+int kvbm_manager_open_peers(struct kvbm_manager *m);
+/** Close it, its directory and the manager's own agent. */
+void kvbm_manager_close_peers(struct kvbm_manager *m);
+/** Ask peers for those keys of [i, i + 64) of a chain that are set in @wanted. Returns 0 or an error. */
+int kvbm_peers_look(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t i,
+                    uint64_t wanted);
+/** Find the peer that a hint names. Returns its worker; 0: no session with it. */
+uint64_t kvbm_peers_hinted(struct kvbm_manager *m, const struct kvbm_hint *hint);
+
+/* where.c */
+/** As kvbm_manager_lookup, of this node's own tiers. */
+long kvbm_lookup_own(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n,
+                     uint8_t *ret);
 
 /* job.c */
 /** Submit the copy of a job whose pin has settled. */

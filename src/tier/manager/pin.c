@@ -31,7 +31,7 @@ int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t 
     pin->refs = 1;
     pin->group = chain->group;
     pin->position = chain->position;
-    pin->n = (uint32_t)n;
+    pin->n = pin->peer_end = (uint32_t)n;
     pin->has_parent = chain->parent != NULL;
     pin->scattered = kvbm_chain_scattered(chain);
     pin->keys = (uint8_t *)pin + items + m->key_len;
@@ -263,6 +263,8 @@ long kvbm_pin_load(struct kvbm_pin *pin, const struct kvbm_pin_opts *opts)
     pin->deadline_ns = KV_OPT(opts, deadline_ns, 0);
     pin->no_fetch = KV_OPT(opts, no_fetch, false);
     pin->priority = KV_OPT(opts, priority, 0);
+    pin->no_peers = KV_OPT(opts, no_peers, false);
+    pin->hinted = kvbm_peers_hinted(pin->manager, KV_OPT(opts, hint, NULL));
     kvbm_pin_hold(pin);
     if (!pin->no_fetch)
         kvbm_fetch_start(pin);

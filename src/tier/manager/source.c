@@ -55,7 +55,7 @@ static void lookup(void *arg, uint32_t group, const void *keys, size_t n, uint8_
 {
     const struct kvbm_chain chain = chain_of(group, keys);
 
-    if (kvbm_manager_lookup(arg, &chain, n, tiers) < 0) {
+    if (kvbm_lookup_own(arg, &chain, n, tiers) < 0) {
         memset(tiers, KVBM_NO_TIER, n);
         return;
     }
@@ -153,7 +153,9 @@ static int wait_for(struct kvbm_waiting *w)
 
 static void hold(void *arg, uint32_t group, const void *keys, size_t n, kvbm_held_fn held, void *to)
 {
-    const struct kvbm_pin_opts opts = {.size = sizeof(opts), .deadline_ns = kv_now_ns() + FETCH_NS};
+    const struct kvbm_pin_opts opts = {.size = sizeof(opts),
+                                       .deadline_ns = kv_now_ns() + FETCH_NS,
+                                       .no_peers = true}; /* peers ask each other */
     const struct kvbm_chain chain = chain_of(group, keys);
     struct kvbm_waiting *w = calloc(1, sizeof(*w));
     struct kvbm_manager *m = arg;

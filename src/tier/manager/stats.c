@@ -26,6 +26,7 @@ static struct kvbm_manager_stats stats_of(struct kvbm_manager *m)
     struct kvbm_manager_stats stats = m->stats;
     struct kvbm_object_stats object;
     struct kvbm_disk_stats disk;
+    struct kvbm_peers_stats peers;
 
     fill_pool(&stats.host, kvbm_staging(m) ? NULL : m->host, m->block_bytes,
               &m->offload.queues[KV_TIER_HOST]);
@@ -38,6 +39,13 @@ static struct kvbm_manager_stats stats_of(struct kvbm_manager *m)
     if (m->object_store) {
         kvbm_object_get_stats(m->object_store, &object);
         stats.object_down = object.open;
+    }
+    stats.peer.block_bytes = m->peers ? m->block_bytes : 0;
+    if (m->peers) {
+        kvbm_peers_get_stats(m->peers, &peers);
+        stats.peers_now = peers.sessions;
+        stats.peers_down = peers.down;
+        stats.peer_asked = peers.asked;
     }
     if (m->disk_store) {
         kvbm_disk_get_stats(m->disk_store, &disk);
@@ -132,14 +140,16 @@ static void put_one(struct kv_buf *out, const char *name, const char *type, cons
 static void render(const struct kvbm_manager *m, const struct kvbm_manager_stats *stats,
                    struct kv_buf *out)
 {
-    struct named tiers[4] = {{"device", &stats->cache}, {"host", &stats->host}};
-    struct named below[2];
+    struct named tiers[5] = {{"device", &stats->cache}, {"host", &stats->host}};
+    struct named below[3];
     size_t n = 2, n_below = 0;
 
     if (m->disk)
         below[n_below++] = tiers[n++] = (struct named){"disk", &stats->disk};
     if (m->object)
         below[n_below++] = tiers[n++] = (struct named){"external", &stats->object};
+    if (m->peers)
+        below[n_below++] = tiers[n++] = (struct named){"peer", &stats->peer};
     put_families(out, tiers, n);
     put_latencies(out, below, n_below);
     put_one(out, "kvbm_jobs_total", "counter", "Store and load jobs that ended.", stats->jobs);
@@ -154,6 +164,11 @@ static void render(const struct kvbm_manager *m, const struct kvbm_manager_stats
     put_one(out, "kvbm_object_unanswered_total", "counter",
             "Keys that were a miss because the object store could not be asked or did not answer.",
             stats->object_unanswered);
+    put_one(out, "kvbm_peers", "gauge", "Peers with an open session.", stats->peers_now);
+    put_one(out, "kvbm_peers_down", "gauge", "Peers that didn't answer: nothing is asked of them.",
+            stats->peers_down);
+    put_one(out, "kvbm_peer_asked_total", "counter", "Keys that peers were asked for.",
+            stats->peer_asked);
     put_one(out, "kvbm_disk_volumes_down", "gauge", "Volumes no longer used after too many errors.",
             stats->volumes_down);
     put_one(out, "kvbm_disk_registered_bytes", "gauge", "Memory registered with io_uring.",

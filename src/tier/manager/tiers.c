@@ -324,5 +324,7 @@ int kvbm_tiers_open(struct kvbm_manager *m)
         rc = open_object(m);
     if (rc == 0 && m->opts.object && m->opts.object_when_evicted)
         rc = kvbm_write_back_open(m);
+    if (rc == 0)
+        rc = kvbm_manager_open_peers(m);
     return rc < 0 ? rc : kvbm_mover_start(m);
 }

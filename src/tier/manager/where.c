@@ -7,13 +7,41 @@
 #define LOOK 64
 #define MAX_ASKED 256 /* keys asked for in one call */
 
+/* Keys of a lookup, LOOK at a time. */
+struct look {
+    struct kvbm_manager *m;
+    const struct kvbm_chain *chain;
+    bool peers, scattered, missed;
+    uint32_t asked_for;
+    uint64_t of_object, of_peers; /* bit per key: unknown, and to be asked for */
+    uint8_t at[LOOK];
+};
+
+/* Return the state of a key that this node's own tiers above the object store lack, as far as peers
+ * are concerned. Sets @unknown when they weren't asked lately. */
+static uint8_t at_peers(struct kvbm_manager *m, uint64_t hash, bool *unknown)
+{
+    uint64_t worker;
+
+    switch (kvbm_peers_known(m->peers, hash, &worker)) {
+    case KVBM_KNOWN_THERE:
+        return KVBM_ON_PEER;
+    case KVBM_KNOWN_ABSENT:
+        return KVBM_MISS;
+    case KVBM_KNOWN_NOT:
+        *unknown = true;
+        return KVBM_PENDING;
+    default:
+        return KVBM_PENDING;
+    }
+}
+
 /* Return the state of a key (KVBM_READY ... KVBM_MISS). @tiers: bit per tier that has it. Sets
  * @unknown when the object store was never asked for the key. */
 static uint8_t where(const struct kvbm_manager *m, uint64_t hash, uint8_t tiers, bool *unknown)
 {
     enum kvbm_presence presence;
 
-    *unknown = false;
     if (tiers >> KV_TIER_HOST & 1)
         return KVBM_READY;
     if (kvbm_set_has(&m->pins.pending, hash))
@@ -31,15 +59,16 @@ static uint8_t where(const struct kvbm_manager *m, uint64_t hash, uint8_t tiers,
 
 /* Ask for the unknown keys of [i, i + LOOK) and for the keys between them, since keys come in
  * sequence. Returns the number of keys; 0 when the store can't be reached. */
-static uint32_t ask_unknown(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t i,
-                            uint8_t *at, uint64_t unknown)
+static uint32_t ask_object(struct look *look, size_t i)
 {
-    uint32_t first = (uint32_t)__builtin_ctzll(unknown);
-    uint32_t end = LOOK - (uint32_t)__builtin_clzll(unknown), some;
+    uint32_t first = (uint32_t)__builtin_ctzll(look->of_object);
+    uint32_t end = LOOK - (uint32_t)__builtin_clzll(look->of_object), some;
+    const struct kvbm_chain *chain = look->chain;
+    struct kvbm_manager *m = look->m;
     int rc = 0;
 
     for (uint32_t done = first; done < end; done += some) {
-        uint64_t bits = unknown >> done;
+        uint64_t bits = look->of_object >> done;
 
         some = KV_MIN(end - done, (uint32_t)KVBM_BATCH);
         rc = kvbm_presence_ask(m, chain, i + done, some, (uint32_t)bits);
@@ -50,64 +79,124 @@ static uint32_t ask_unknown(struct kvbm_manager *m, const struct kvbm_chain *cha
              * KVBM_PENDING would have no end. */
             if (bits >> k & 1 &&
                 kvbm_presence_of(m, kvbm_key_hash(m, chain->group, key)) != KVBM_PRESENCE_ASKED)
-                at[done + k] = KVBM_MISS;
+                look->at[done + k] = KVBM_MISS;
         }
     }
     return rc == -EHOSTDOWN ? 0 : end - first;
 }
 
+/* Ask peers for keys. Those that nobody can be asked for are misses, unless the object store is asked
+ * for them. */
+static uint32_t ask_peers(struct look *look, size_t i)
+{
+    int rc = kvbm_peers_look(look->m, look->chain, i, look->of_peers);
+
+    for (uint32_t k = 0; rc < 0 && k < LOOK; k++) {
+        if ((look->of_peers & ~look->of_object) >> k & 1)
+            look->at[k] = KVBM_MISS;
+    }
+    return rc < 0 ? 0 : (uint32_t)__builtin_popcountll(look->of_peers);
+}
+
 /* Leave out unknown keys behind a miss: a prompt can't use them. */
-static uint64_t before_the_gap(uint8_t at[LOOK], uint32_t n, uint64_t unknown, bool *missed)
+static void before_the_gap(struct look *look, uint32_t n)
 {
     for (uint32_t k = 0; k < n; k++) {
-        if (unknown >> k & 1 && *missed) {
-            at[k] = KVBM_MISS;
-            unknown &= ~(UINT64_C(1) << k);
+        if ((look->of_object | look->of_peers) >> k & 1 && look->missed) {
+            look->at[k] = KVBM_MISS;
+            look->of_object &= ~(UINT64_C(1) << k);
+            look->of_peers &= ~(UINT64_C(1) << k);
         }
-        *missed |= at[k] == KVBM_MISS;
+        look->missed |= look->at[k] == KVBM_MISS;
     }
-    return unknown;
+}
+
+/* True for keys that no tier has, or that only the object store may have. */
+static bool needs_peers(const struct look *look, uint64_t hash, uint8_t at)
+{
+    return at == KVBM_MISS || (at == KVBM_PENDING && !kvbm_set_has(&look->m->pins.pending, hash));
+}
+
+/* Find the state of one key, whose bit is @k. */
+static void look_at(struct look *look, const uint8_t *key, uint32_t k)
+{
+    uint64_t hash = kvbm_key_hash(look->m, look->chain->group, key);
+    bool unknown_there = false, unknown = false;
+    uint8_t at = where(look->m, hash, look->at[k], &unknown), there;
+
+    if (look->peers && needs_peers(look, hash, at)) {
+        there = at_peers(look->m, hash, &unknown_there);
+        if (there == KVBM_ON_PEER || at == KVBM_MISS)
+            at = there;
+        unknown = unknown && there != KVBM_ON_PEER;
+    }
+    look->at[k] = at;
+    look->of_object |= (uint64_t)unknown << k;
+    look->of_peers |= (uint64_t)unknown_there << k;
+}
+
+/* Look at @n keys from @i on. */
+static void look_at_some(struct look *look, size_t i, uint32_t n)
+{
+    const struct kvbm_manager *m = look->m;
+    const uint8_t *key = (const uint8_t *)look->chain->keys + i * m->key_len;
+
+    look->of_object = look->of_peers = 0;
+    kvbm_registry_locate(m->registry, look->chain->group, key, n, look->at);
+    for (uint32_t k = 0; k < n; k++)
+        look_at(look, key + k * m->key_len, k);
+    if (!look->scattered)
+        before_the_gap(look, n);
+    if (look->asked_for >= MAX_ASKED)
+        return;
+    if (look->of_peers)
+        look->asked_for += ask_peers(look, i);
+    if (look->of_object)
+        look->asked_for += ask_object(look, i);
+}
+
+static bool is_valid(const struct kvbm_chain *chain, size_t n)
+{
+    return kv_sized(chain, "kvbm_chain") && chain->size >= offsetof(struct kvbm_chain, tokens) &&
+           (!n || chain->keys) && chain->group < KVBM_MAX_GROUPS &&
+           !chain->parent == !chain->position && (!kvbm_chain_scattered(chain) || !chain->parent);
+}
+
+static long lookup(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n, uint8_t *ret,
+                   bool own)
+{
+    struct look look = {.m = m, .chain = chain};
+    long prefix = 0, rc = kvbm_manager_usable(m);
+    uint32_t some;
+
+    if (rc < 0)
+        return rc;
+    if (!is_valid(chain, n))
+        return -EINVAL;
+    look.scattered = kvbm_chain_scattered(chain);
+    kvbm_manager_enter(m);
+    look.peers = !own && m->peers && !m->stopping && kvbm_peers_any(m->peers);
+    for (size_t i = 0; i < n; i += some) {
+        some = (uint32_t)KV_MIN(n - i, (size_t)LOOK);
+        look_at_some(&look, i, some);
+        for (uint32_t k = 0; k < some && prefix == (long)(i + k); k++)
+            prefix += look.at[k] != KVBM_MISS;
+        if (ret)
+            memcpy(ret + i, look.at, some);
+    }
+    kvbm_manager_leave(m);
+    return prefix;
 }
 
 long kvbm_manager_lookup(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n,
                          uint8_t *ret)
 {
-    bool missed = false, scattered;
-    uint32_t asked_for = 0, some;
-    long prefix = 0, rc = kvbm_manager_usable(m);
-    uint8_t at[LOOK];
+    return lookup(m, chain, n, ret, false);
+}
 
-    if (rc < 0)
-        return rc;
-    if (!kv_sized(chain, "kvbm_chain") || chain->size < offsetof(struct kvbm_chain, tokens) ||
-        (n && !chain->keys) || chain->group >= KVBM_MAX_GROUPS ||
-        !chain->parent != !chain->position || (kvbm_chain_scattered(chain) && chain->parent))
-        return -EINVAL;
-    scattered = kvbm_chain_scattered(chain);
-    kvbm_manager_enter(m);
-    for (size_t i = 0; i < n; i += some) {
-        const uint8_t *key = (const uint8_t *)chain->keys + i * m->key_len;
-        uint64_t unknown = 0;
-
-        some = (uint32_t)KV_MIN(n - i, (size_t)LOOK);
-        kvbm_registry_locate(m->registry, chain->group, key, some, at);
-        for (uint32_t k = 0; k < some; k++) {
-            bool one;
-
-            at[k] = where(m, kvbm_key_hash(m, chain->group, key + k * m->key_len), at[k], &one);
-            unknown |= (uint64_t)one << k;
-        }
-        if (!scattered)
-            unknown = before_the_gap(at, some, unknown, &missed);
-        if (unknown && asked_for < MAX_ASKED)
-            asked_for += ask_unknown(m, chain, i, at, unknown);
-        for (uint32_t k = 0; k < some && prefix == (long)(i + k); k++)
-            prefix += at[k] != KVBM_MISS;
-        if (ret)
-            memcpy(ret + i, at, some);
-    }
-    kvbm_manager_leave(m);
-    return prefix;
+long kvbm_lookup_own(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n, uint8_t *ret)
+{
+    return lookup(m, chain, n, ret, true);
 }
 
 /* Touch all registered keys, also behind a gap: a tier may have lost the first of a sequence

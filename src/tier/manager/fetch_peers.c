@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Blocks of a pin from peers: first which peer has them, without host blocks, then the blocks.
+ *
+ *   MISS ── ask ──► FETCHED ── a peer has it ──► MISS with a peer ── get ──► FETCHED ──► HELD
+ *                      └────── no peer ────────► MISS, tried
+ *
+ * Peers come before the object store for keys that the store isn't known to have: an answer of a
+ * peer takes less than a millisecond, that of a store many. Of a prompt WINDOW batches are asked for
+ * at a time, until no peer has one of the keys.
+ */
+#include <errno.h>
+
+#include "tier/manager/manager.h"
+
+#define WINDOW 4     /* batches at a time */
+#define MAX_TRIES 3u /* peers that say they have a block, and don't give it */
+
+#define TRIED (1u << KVBM_TIER_PEER)
+
+/* True when the object store is known to have item @i. */
+static bool in_object_store(const struct kvbm_pin *pin, uint32_t i)
+{
+    const struct kvbm_manager *m = pin->manager;
+    uint8_t tiers = 0;
+
+    if (!m->object_store || pin->items[i].tried >> KV_TIER_EXTERNAL & 1)
+        return false;
+    kvbm_registry_locate(m->registry, pin->group, kvbm_pin_key(pin, i), 1, &tiers);
+    return tiers >> KV_TIER_EXTERNAL & 1;
+}
+
+bool kvbm_fetch_peers_first(const struct kvbm_pin *pin, uint32_t i)
+{
+    return pin->manager->peers && !pin->no_peers && i < pin->peer_end &&
+           !(pin->items[i].tried & TRIED) && !in_object_store(pin, i);
+}
+
+static void not_at_peers(struct kvbm_pin *pin, uint32_t i)
+{
+    pin->items[i].tried |= TRIED;
+    pin->items[i].peer = 0;
+    if (kvbm_pin_is_prefix(pin))
+        pin->peer_end = KV_MIN(pin->peer_end, i);
+}
+
+void kvbm_fetch_not_at_peer(struct kvbm_pin *pin, uint32_t i, bool asked, int why)
+{
+    struct kvbm_item *item = &pin->items[i];
+    bool over = pin->deadline_ns && kv_now_ns() >= pin->deadline_ns;
+
+    if (asked || over || why == -ECANCELED || ++item->n_peers >= MAX_TRIES)
+        not_at_peers(pin, i);
+    else /* another peer may have it */
+        item->peer = 0;
+}
+
+/* Look which peer has item @i, as far as is known. Returns false when none has it. */
+static bool find_peer(struct kvbm_pin *pin, uint32_t i)
+{
+    struct kvbm_item *item = &pin->items[i];
+    uint64_t worker = 0;
+
+    if (item->peer)
+        return true;
+    switch (kvbm_peers_known(pin->manager->peers, kvbm_pin_hash(pin, i), &worker)) {
+    case KVBM_KNOWN_THERE:
+        item->peer = worker;
+        return true;
+    case KVBM_KNOWN_ABSENT:
+        if (pin->hinted) /* a router knows better */
+            return true;
+        not_at_peers(pin, i);
+        return false;
+    default:
+        return true;
+    }
+}
+
+/* Pick up to KVBM_BATCH items from *@at on that one peer has (@asks: that peers are to be asked
+ * for). Returns their number. */
+static uint32_t pick(struct kvbm_pin *pin, uint32_t *at, uint32_t *index, bool *asks)
+{
+    uint32_t n = 0;
+
+    for (; *at < pin->peer_end && n < KVBM_BATCH; ++*at) {
+        const struct kvbm_item *item = &pin->items[*at];
+
+        if (item->state != ITEM_MISS || item->tried & TRIED || in_object_store(pin, *at) ||
+            kvbm_fetch_left_to_others(pin, *at) || !find_peer(pin, *at))
+            continue;
+        if (n && item->peer != pin->items[index[0]].peer)
+            break;
+        index[n++] = *at;
+    }
+    *asks = n && !pin->items[index[0]].peer;
+    return n;
+}
+
+void kvbm_fetch_from_peers(struct kvbm_pin *pin)
+{
+    uint32_t index[KVBM_BATCH] = {0}, n, at = 0;
+    bool asks, any = kvbm_peers_any(pin->manager->peers);
+
+    for (int i = 0; any && i < WINDOW && (n = pick(pin, &at, index, &asks)) > 0; i++) {
+        if (asks)
+            kvbm_fetch_ask(pin, index, n);
+        else
+            kvbm_fetch_by_share(pin, KVBM_TIER_PEER, index, n);
+    }
+    if (!any && !pin->peer_window) /* nobody to ask: don't come back with each end of a fetch */
+        pin->no_peers = true;
+    kvbm_fetch_nobody_feeds(pin);
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+/** Insides of the peer tier: peers.c (queue, threads), work.c (batches), known.c, gate.c. */
+#ifndef KVBM_TIER_PEER_IMPL_H
+#define KVBM_TIER_PEER_IMPL_H
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "peer/ask.h"
+#include "peer/session.h"
+#include "tier/peer/peer.h"
+
+#define KVBM_MAX_ASKED_PEERS 16u
+#define KVBM_KNOWN_SETS 4096u /* of KVBM_KNOWN_WAYS: 768 KiB */
+#define KVBM_KNOWN_WAYS 8u
+#define KVBM_MAX_GATES 256u
+
+/** What is known of a key. */
+struct kvbm_knowledge {
+    uint64_t hash, worker, until_ns; /* until_ns 0: nothing */
+    uint8_t what;                    /* enum kvbm_known */
+};
+
+/** Breaker of a peer that has failed lately; peers without one are fine. */
+struct kvbm_gate {
+    uint64_t worker, next_ns, pause_ns;
+    uint32_t failures;
+    bool open, probing;
+};
+
+/** Work of one thread now. */
+struct kvbm_peer_slot {
+    struct kvbm_peer_batch *batch; /* NULL: none */
+    struct kvbm_session *session;  /* a reference; in which it may wait. NULL: none */
+};
+
+struct kvbm_peers {
+    struct kvbm_peers_opts opts;
+    pthread_t *threads;           /* [opts.n_threads], then the one that watches deadlines */
+    struct kvbm_peer_slot *slots; /* [opts.n_threads] */
+    uint32_t n_started;
+
+    pthread_mutex_t lock; /* all below, and slots */
+    pthread_cond_t work, late;
+    struct kvbm_peer_batch *queue; /* oldest first */
+    uint32_t n_queued, n_free;     /* n_free: slots that wait */
+    bool ending, stopping;
+    uint32_t turn; /* which peers are asked first, when there are too many */
+    struct kvbm_knowledge known[KVBM_KNOWN_SETS][KVBM_KNOWN_WAYS];
+    struct kvbm_gate gates[KVBM_MAX_GATES];
+    uint32_t n_gates;
+    struct kvbm_peers_stats stats;
+};
+
+/** Run a batch on the thread of @slot: fill in the results of its keys. Without the lock. */
+void kvbm_peers_run(struct kvbm_peers *peers, struct kvbm_peer_slot *slot,
+                    struct kvbm_peer_batch *batch);
+
+/** Note what is known of a key, with the lock held. */
+void kvbm_known_set(struct kvbm_peers *peers, uint64_t hash, enum kvbm_known what, uint64_t worker,
+                    uint64_t until_ns);
+
+/** Tell whether a peer may be called now; an open breaker lets one probe through. With the lock. */
+bool kvbm_gate_passes(struct kvbm_peers *peers, uint64_t worker, uint64_t now_ns);
+
+/** As kvbm_gate_passes, without using up the probe. With the lock. */
+bool kvbm_gate_would_pass(const struct kvbm_peers *peers, uint64_t worker, uint64_t now_ns);
+
+/** Note that a call has ended which says nothing of the peer: another may probe. With the lock. */
+void kvbm_gate_release(struct kvbm_peers *peers, uint64_t worker);
+
+/** Note how a call to a peer has ended. @hard: it wasn't answered in time. With the lock. */
+void kvbm_gate_tell(struct kvbm_peers *peers, uint64_t worker, bool ok, bool hard);
+
+#endif

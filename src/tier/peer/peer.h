@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * The peer tier: blocks of other nodes, through sessions of an agent (kvbm_remote.h).
+ *
+ *   ASK  keys ──► lookup at up to max_asked peers at once ──► who has each key
+ *   GET  keys ──► lease at one peer ──► copy, verified (kvbm_lease_read) ──► lease released
+ *
+ * What ASK has found is remembered for a time by hashes of keys. It is a guess: only a GET tells
+ * whether a peer has a block.
+ *
+ * Each peer has a breaker. It opens when a call to the peer isn't answered in time, and after three
+ * other failures in a row. While it is open nothing is asked of that peer, but for one probe after 1
+ * s, 2 s, and so on up to 30 s.
+ *
+ * Batches run on threads of the tier, half of them at most for one peer and half for ASKs: a frozen
+ * peer delays no other one's blocks. A batch ends at its deadline at the latest, in the queue or
+ * under way, and nothing writes into its blocks afterwards.
+ *
+ * Threads: any. done callbacks come from the tier's own threads, hold none of its locks, may submit,
+ * and must not block or close.
+ */
+#ifndef KVBM_TIER_PEER_PEER_H
+#define KVBM_TIER_PEER_PEER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kvbm_remote.h"
+
+#define KVBM_PEER_BATCH 64 /* most keys of a batch */
+
+struct kvbm_peers;
+
+struct kvbm_peers_opts {
+    size_t size;
+    struct kvbm_agent *agent;       /* required; outlives the tier */
+    const struct kvbm_layout *like; /* required: blocks of peers must have this form; outlives it */
+    uint32_t key_len;
+    uint32_t set;        /* id of the peers' sets; 0: 1 */
+    uint32_t n_threads;  /* 0: 8 */
+    uint32_t max_queue;  /* batches; 0: 1024 */
+    uint32_t timeout_ms; /* of a batch, if its deadline isn't earlier; 0: 2000 */
+    uint32_t ask_ms;     /* for the answers to an ASK; 0: 250 */
+    uint32_t max_asked;  /* peers of an ASK, at most 16; 0: 16 */
+};
+
+/** Open the tier. Returns 0; -EINVAL; -ENOMEM; -EAGAIN (no threads). */
+int kvbm_peers_open(const struct kvbm_peers_opts *opts, struct kvbm_peers **ret);
+
+/**
+ * Close the tier: end queued batches with -ECANCELED, end the sessions in which a call hangs, wait
+ * for running batches. NULL is a no-op.
+ */
+void kvbm_peers_close(struct kvbm_peers *peers);
+
+enum kvbm_peer_op { KVBM_PEER_ASK, KVBM_PEER_GET };
+
+struct kvbm_peer_io {
+    const void *key;
+    uint64_t hash;   /* of key and group */
+    uint64_t worker; /* ASK: becomes the peer that has the key */
+    uint32_t block;  /* GET: of the batch's layout */
+    /* 0, -ENOENT, -EBADMSG (didn't verify), -ETIMEDOUT, -EHOSTDOWN (no session, breaker), -EPIPE,
+     * -EAGAIN (the peer lends no more), -ECANCELED ... */
+    int status;
+};
+
+/** A batch. The tier owns it until done. */
+struct kvbm_peer_batch {
+    enum kvbm_peer_op op;
+    int32_t priority;     /* order of waiting batches: higher first, then older */
+    uint64_t deadline_ns; /* monotonic; 0: timeout_ms from now */
+    uint32_t group;
+    uint64_t worker;              /* GET: from this peer. ASK: ask this one, too; 0: any */
+    const struct kvbm_layout *to; /* GET */
+    struct kvbm_peer_io *ios;
+    uint32_t n; /* 1 to KVBM_PEER_BATCH */
+    void (*done)(struct kvbm_peer_batch *batch);
+    void *arg;
+    struct kvbm_peer_batch *next_; /* used by the tier, like the fields below */
+    uint64_t until_;
+    bool cancelled_;
+};
+
+/**
+ * Submit a batch. Returns 0; -EAGAIN (queue full); -EHOSTDOWN (no peers); -ESHUTDOWN; -EINVAL. After
+ * an error done isn't called.
+ */
+int kvbm_peers_submit(struct kvbm_peers *peers, struct kvbm_peer_batch *batch);
+
+/** End a batch soon, with -ECANCELED; one under way after the call that it waits for. */
+void kvbm_peers_cancel(struct kvbm_peers *peers, struct kvbm_peer_batch *batch);
+
+/** End all batches soon, also by ending sessions in which they wait. Later ones are refused. */
+void kvbm_peers_cancel_all(struct kvbm_peers *peers);
+
+/** Tell whether there is a session with a peer that may be asked now. */
+bool kvbm_peers_any(struct kvbm_peers *peers);
+
+/* ---- what is known ---- */
+
+enum kvbm_known {
+    KVBM_KNOWN_NOT, /* not asked lately */
+    KVBM_KNOWN_ASKED,
+    KVBM_KNOWN_ABSENT,
+    KVBM_KNOWN_THERE
+};
+
+/** Tell what is known of a key by its hash. *@worker becomes the peer that has it. */
+enum kvbm_known kvbm_peers_known(struct kvbm_peers *peers, uint64_t hash, uint64_t *worker);
+
+/** Forget what is known of a key. */
+void kvbm_peers_forget(struct kvbm_peers *peers, uint64_t hash);
+
+struct kvbm_peers_stats {
+    uint32_t sessions;                 /* peers with an open session, whose blocks fit */
+    uint32_t down;                     /* peers whose breaker is open */
+    uint64_t asked, found;             /* keys of ASKs */
+    uint64_t got, bytes, failed, late; /* blocks of GETs */
+    uint64_t opened;                   /* breakers, times */
+};
+void kvbm_peers_get_stats(struct kvbm_peers *peers, struct kvbm_peers_stats *ret);
+
+#endif

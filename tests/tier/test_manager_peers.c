@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Blocks from peers: a manager loads what its own tiers lack from the manager of another node. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "manager_world.h"
+
+#define N 8u
+
+/* A node that lends: a manager, its agent, the set of its host blocks. */
+struct node {
+    struct world w;
+    char at[96];
+    struct kvbm_agent *agent;
+    struct kvbm_blockset *set;
+};
+
+static struct node owner, other;
+static struct world reader;
+static char peers[256];
+
+static void node_export(struct node *node, uint32_t share)
+{
+    struct kvbm_block_source source = kvbm_manager_source(node->w.m);
+    const struct kvbm_blockset_opts what = {.size = sizeof(what),
+                                            .id = 1,
+                                            .layout = kvbm_manager_host_layout(node->w.m),
+                                            .source = &source,
+                                            .shared = kvbm_manager_shared(node->w.m),
+                                            .lease_share = share};
+
+    assert_int_equal(kvbm_blockset_export(node->agent, &what, &node->set), 0);
+}
+
+/* @endpoint NULL: a unix socket. */
+static void node_init(struct node *node, const char *name, const char *endpoint, bool shared,
+                      const char *follows)
+{
+    const char *at = node->at;
+    struct kvbm_agent_opts opts = {
+        .size = sizeof(opts), .name = name, .fingerprint = "test", .listen = &at, .n_listen = 1};
+
+    memset(node, 0, sizeof(*node));
+    world_init(&node->w, 2 * N);
+    snprintf(node->at, sizeof(node->at), "unix:%s/%s", node->w.dir, name);
+    if (endpoint)
+        at = endpoint;
+    assert_int_equal(kvbm_agent_create(&opts, &node->agent), 0);
+    assert_true(kvbm_agent_endpoint(node->agent, 0, node->at, sizeof(node->at), NULL) > 0);
+    node->w.opts.host_shared = shared;
+    node->w.opts.fingerprint = "test";
+    node->w.opts.disk_buffered = true;
+    node->w.opts.agent = follows ? node->agent : NULL;
+    node->w.opts.peers = follows;
+    world_with_disk(&node->w, 64);
+    world_start(&node->w);
+    world_attach(&node->w, false);
+    node_export(node, 100);
+}
+
+static void node_fini(struct node *node)
+{
+    kvbm_blockset_destroy(node->set);
+    assert_int_equal(kvbm_registry_check(kvbm_manager_registry(node->w.m)), 0);
+    assert_int_equal(world_stats(&node->w).pins_now, 0);
+    world_stop(&node->w);
+    assert_int_equal(kvbm_agent_destroy(node->agent), 0);
+    world_fini(&node->w);
+}
+
+static void wait_for_peers(struct world *w, uint32_t n)
+{
+    for (uint64_t end = kv_now_ns() + 60 * KV_NS_PER_S; world_stats(w).peers_now != n;) {
+        assert_true(kv_now_ns() < end);
+        usleep(1000);
+    }
+}
+
+static void reader_init(const char *at)
+{
+    world_init(&reader, 2 * N);
+    reader.opts.fingerprint = "test";
+    reader.opts.peers = at;
+    reader.opts.peer_timeout_ms = 60000;
+    world_start(&reader);
+    world_attach(&reader, false);
+}
+
+static void reader_fini(void)
+{
+    assert_int_equal(kvbm_registry_check(kvbm_manager_registry(reader.m)), 0);
+    assert_int_equal(world_stats(&reader).pins_now, 0);
+    world_fini(&reader);
+}
+
+/* A lookup asks in the background. */
+static void wait_where(uint64_t first, uint32_t i, uint8_t expected)
+{
+    for (uint64_t end = kv_now_ns() + 60 * KV_NS_PER_S;;) {
+        uint8_t at = world_where(&reader, first, i);
+
+        if (at == expected)
+            return;
+        assert_int_equal(at, KVBM_PENDING);
+        assert_true(kv_now_ns() < end);
+        usleep(1000);
+    }
+}
+
+/* ---- loads ---- */
+
+/* From shared memory, a unix socket and tcp; from the owner's host tier and its disk. */
+static void test_loads(void **state)
+{
+    (void)state;
+    for (int way = 0; way < 3; way++) {
+        struct kvbm_manager_stats stats;
+
+        node_init(&owner, "owner", way == 2 ? "tcp:127.0.0.1:0" : NULL, way == 0, NULL);
+        for (uint64_t first = 1000; first < 5000; first += 1000) {
+            assert_int_equal(world_store(&owner.w, first, N), N);
+            assert_int_equal(kvbm_manager_drain(owner.w.m, 60000), 0);
+        }
+        reader_init(owner.at);
+        wait_for_peers(&reader, 1);
+        wait_where(4000, N - 1, KVBM_ON_PEER); /* of its host tier */
+        wait_where(1000, N - 1, KVBM_ON_PEER); /* of its disk */
+        wait_where(9000, 0, KVBM_MISS);
+        assert_int_equal(world_load(&reader, 4000, N), N);
+        assert_int_equal(world_where(&reader, 4000, N - 1), KVBM_READY);
+        assert_int_equal(world_load(&reader, 1000, N), N);
+        assert_int_equal(world_load(&reader, 9000, N), 0);
+        stats = world_stats(&reader);
+        assert_int_equal(stats.peer.hits, 2 * N);
+        assert_int_equal(stats.peer.blocks_out, 2 * N);
+        assert_int_equal(stats.peer.bytes_out, 2 * N * (uint64_t)BLOCK_BYTES);
+        assert_int_equal(stats.peer.bad + stats.peer.failed, 0);
+        assert_true(stats.peer_asked >= 2 * N);
+        assert_int_equal(stats.peers_down, 0);
+        reader_fini();
+        node_fini(&owner);
+    }
+}
+
+/* Only a part of a prompt is at the peer, and only a part of that fits into one lease. */
+static void test_parts(void **state)
+{
+    (void)state;
+    node_init(&owner, "owner", NULL, true, NULL);
+    assert_int_equal(world_store(&owner.w, 1000, N - 3), N - 3);
+    kvbm_blockset_destroy(owner.set);
+    node_export(&owner, 13); /* 2 blocks at a time */
+    reader_init(owner.at);
+    wait_for_peers(&reader, 1);
+    assert_int_equal(world_load(&reader, 1000, N), N - 3);
+    assert_int_equal(world_where(&reader, 1000, N - 4), KVBM_READY);
+    assert_int_equal(world_where(&reader, 1000, N - 3), KVBM_MISS);
+    /* The rest is computed, and stored: the prompt's blocks are of one chain. */
+    assert_int_equal(world_store(&reader, 1000, N), 3);
+    assert_int_equal(world_load(&reader, 1000, N), N);
+    reader_fini();
+    node_fini(&owner);
+}
+
+/* Keys of two peers, in no sequence, with holes. */
+static void test_scattered(void **state)
+{
+    uint32_t blocks[3 * N];
+    uint64_t keys[3 * N], other_keys[N];
+    struct kvbm_chain chain;
+
+    (void)state;
+    node_init(&owner, "owner", NULL, true, NULL);
+    node_init(&other, "other", NULL, false, NULL);
+    assert_int_equal(world_store(&owner.w, 1000, N), N);
+    assert_int_equal(world_store(&other.w, 2000, N), N);
+    snprintf(peers, sizeof(peers), "%s,%s", owner.at, other.at);
+    reader_init(peers);
+    wait_for_peers(&reader, 2);
+    world_keys(1000, keys, N);
+    world_keys(2000, other_keys, N);
+    for (uint32_t i = 0; i < N; i++) {
+        keys[2 * N + i] = other_keys[N - 1 - i];
+        keys[N + i] = 777000 + i; /* nobody's */
+    }
+    for (uint32_t i = 0; i < 3 * N; i++)
+        blocks[i] = i;
+    chain = world_chain(keys);
+    chain.scattered = true;
+    world_wipe(&reader);
+    assert_int_equal(kvbm_cache_load(reader.cache, &chain, 3 * N, blocks, 60000), N);
+    for (uint32_t i = 0; i < N; i++)
+        assert_true(world_holds(&reader, i, keys[i]));
+    chain.keys = keys + 2 * N;
+    assert_int_equal(kvbm_cache_load(reader.cache, &chain, N, blocks, 60000), N);
+    for (uint32_t i = 0; i < N; i++)
+        assert_true(world_holds(&reader, i, keys[2 * N + i]));
+    reader_fini();
+    node_fini(&owner);
+    node_fini(&other);
+}
+
+/* Keys that nobody has evict nothing: peers are asked before host blocks are taken. */
+static void test_misses_evict_nothing(void **state)
+{
+    (void)state;
+    node_init(&owner, "owner", NULL, true, NULL);
+    reader_init(owner.at);
+    wait_for_peers(&reader, 1);
+    assert_int_equal(world_store(&reader, 1000, 2 * N), 2 * N);
+    for (uint64_t first = 10000; first < 60000; first += 1000)
+        assert_int_equal(world_load(&reader, first, 2 * N), 0);
+    for (uint32_t i = 0; i < 2 * N; i++)
+        assert_int_equal(world_where(&reader, 1000, i), KVBM_READY);
+    reader_fini();
+    node_fini(&owner);
+}
+
+/* ---- options ---- */
+
+static long prepared(const struct kvbm_pin_opts *opts, uint64_t first, uint64_t *from)
+{
+    uint64_t keys[N];
+    struct kvbm_pin *pin;
+    struct kvbm_chain chain = world_chain(keys);
+    long ready;
+
+    world_keys(first, keys, N);
+    assert_true(kvbm_manager_prepare_load(reader.m, &chain, N, opts, &pin) >= 0);
+    assert_int_equal(kvbm_pin_wait(pin, 60000), 0);
+    ready = kvbm_pin_state(pin, NULL);
+    kvbm_pin_release(pin);
+    *from = world_stats(&reader).peer.blocks_out;
+    return ready;
+}
+
+static void test_pin_opts(void **state)
+{
+    struct kvbm_hint hint = KVBM_HINT_INIT;
+    struct kvbm_pin_opts opts = {.size = sizeof(opts), .no_peers = true};
+    uint64_t from;
+
+    (void)state;
+    node_init(&owner, "owner", "tcp:127.0.0.1:0", false, NULL);
+    node_init(&other, "other", "tcp:127.0.0.1:0", false, NULL);
+    assert_int_equal(world_store(&owner.w, 1000, N), N);
+    assert_int_equal(world_store(&owner.w, 2000, N), N);
+    assert_int_equal(world_store(&other.w, 1000, N), N);
+    snprintf(peers, sizeof(peers), "%s,%s", owner.at, other.at);
+    reader_init(peers);
+    wait_for_peers(&reader, 2);
+    assert_int_equal(prepared(&opts, 1000, &from), 0);
+    assert_int_equal(from, 0);
+    opts.no_peers = false;
+    opts.no_fetch = true;
+    assert_int_equal(prepared(&opts, 1000, &from), 0);
+    opts.no_fetch = false;
+    opts.deadline_ns = 1;
+    assert_int_equal(prepared(&opts, 1000, &from), 0);
+    assert_int_equal(from, 0);
+    /* A hint names the one that is to be asked; a wrong one costs nothing. */
+    opts.deadline_ns = 0;
+    opts.hint = &hint;
+    strcpy(hint.host, "127.0.0.1");
+    hint.port = (uint16_t)atoi(strrchr(other.at, ':') + 1);
+    assert_int_equal(prepared(&opts, 1000, &from), N);
+    assert_int_equal(from, N);
+    assert_int_equal(world_stats(&other.w).host.hits, N);
+    hint.port = 1;
+    assert_int_equal(prepared(&opts, 2000, &from), N);
+    assert_int_equal(from, 2 * N);
+    reader_fini();
+    node_fini(&owner);
+    node_fini(&other);
+}
+
+static void test_options(void **state)
+{
+    struct kvbm_manager *m;
+
+    (void)state;
+    world_init(&reader, N);
+    reader.opts.peers = "nonsense";
+    assert_int_equal(kvbm_manager_create(&reader.opts, &m), -EINVAL);
+    reader.opts.peers = "unix:/nobody/is/here";
+    world_start(&reader);
+    world_attach(&reader, false);
+    assert_int_equal(world_store(&reader, 1000, N), N);
+    assert_int_equal(world_load(&reader, 1000, N), N);
+    assert_int_equal(world_load(&reader, 2000, N), 0);
+    assert_int_equal(world_stats(&reader).peers_now, 0);
+    reader_fini();
+}
+
+/* ---- both ways ---- */
+
+/* Two managers that follow each other: what neither has is a miss at once, and not asked for in
+ * circles. */
+static void test_both_ways(void **state)
+{
+    char at[96];
+
+    (void)state;
+    node_init(&owner, "owner", NULL, true, NULL);
+    snprintf(at, sizeof(at), "%s", owner.at);
+    node_init(&other, "other", NULL, true, at);
+    /* The first one uses the session that the other has opened. */
+    kvbm_blockset_destroy(owner.set);
+    world_stop(&owner.w);
+    owner.w.opts.agent = owner.agent;
+    world_start(&owner.w);
+    world_attach(&owner.w, false);
+    node_export(&owner, 100);
+    wait_for_peers(&other.w, 1);
+    wait_for_peers(&owner.w, 1);
+    assert_int_equal(world_store(&owner.w, 1000, N), N);
+    assert_int_equal(world_store(&other.w, 2000, N), N);
+    assert_int_equal(world_load(&other.w, 1000, N), N);
+    assert_int_equal(world_load(&owner.w, 2000, N), N);
+    assert_int_equal(world_load(&owner.w, 3000, N), 0);
+    assert_int_equal(world_load(&other.w, 3000, N), 0);
+    assert_true(world_stats(&owner.w).peer_asked <= 3 * N);
+    assert_true(world_stats(&other.w).peer_asked <= 3 * N);
+    kvbm_blockset_destroy(other.set);
+    other.set = NULL;
+    world_stop(&other.w); /* closes its sessions */
+    world_start(&other.w);
+    world_attach(&other.w, false);
+    node_export(&other, 100);
+    node_fini(&other);
+    node_fini(&owner);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_loads),     cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_scattered), cmocka_unit_test(test_misses_evict_nothing),
+        cmocka_unit_test(test_pin_opts),  cmocka_unit_test(test_options),
+        cmocka_unit_test(test_both_ways),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
