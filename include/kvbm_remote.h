@@ -287,7 +287,8 @@ KV_API long kvbm_blockset_serialise(const struct kvbm_blockset *set, void *to, s
 /**
  * A peer's set that this agent has imported. The agent owns it. Sets of a peer with a session end on
  * the agent's own thread, when the peer withdraws them or its last session ends: programs with
- * sessions don't keep pointers, and name blocks by worker and set (kvbm_remote_blocks_immutable).
+ * sessions take references (kvbm_remote_set_find), or name blocks by worker and set
+ * (kvbm_remote_blocks_immutable).
  */
 struct kvbm_remote_set;
 
@@ -309,7 +310,8 @@ KV_API int kvbm_blockset_import(struct kvbm_agent *agent, const void *data, size
                                 struct kvbm_remote_set **ret);
 
 /**
- * Forget a set: all views of its blocks become stale. Frees @set. NULL is a no-op. Its generation is
+ * Forget a set: all views of its blocks become stale. Frees @set, unless references of
+ * kvbm_remote_set_find exist: then their last release does. NULL is a no-op. Its generation is
  * remembered as long as the peer, so that an old copy isn't taken for a new set.
  */
 KV_API void kvbm_remote_set_invalidate(struct kvbm_remote_set *set);
@@ -319,6 +321,18 @@ KV_API void kvbm_remote_set_invalidate(struct kvbm_remote_set *set);
  * that have ended. Returns the number of sets.
  */
 KV_API long kvbm_agent_forget(struct kvbm_agent *agent, const char *name);
+
+/**
+ * Find set @id of the peer @worker. The caller drops the reference with kvbm_remote_set_release, and
+ * the agent can't be destroyed before. When the set is invalidated, or the peer's last session ends,
+ * *@ret stays valid and every call on it returns -ESTALE; a later set of that id is another one. Returns
+ * 0; -ENOENT (no such set was imported); -EINVAL.
+ */
+KV_API int kvbm_remote_set_find(struct kvbm_agent *agent, uint64_t worker, uint32_t id,
+                                struct kvbm_remote_set **ret);
+
+/** Drop a reference of kvbm_remote_set_find. NULL is a no-op. */
+KV_API void kvbm_remote_set_release(struct kvbm_remote_set *set);
 
 /** Description of an imported set. */
 struct kvbm_remote_set_info {
@@ -334,17 +348,17 @@ struct kvbm_remote_set_info {
 };
 #define KVBM_REMOTE_SET_INFO_INIT KV_INIT_(kvbm_remote_set_info)
 
-/** Read what a set says now. Returns 0; -EINVAL (NULL, or ret->size). */
+/** Read what a set says now. Returns 0; -EINVAL (NULL, or ret->size); -ESTALE (it is gone). */
 KV_API int kvbm_remote_set_get_info(const struct kvbm_remote_set *set,
                                     struct kvbm_remote_set_info *ret);
 
-/** Read the config of a set's layout. Returns 0; -EINVAL (NULL, or ret->size). */
+/** Read the config of a set's layout. Returns 0; -EINVAL (NULL, or ret->size); -ESTALE (gone). */
 KV_API int kvbm_remote_set_layout(const struct kvbm_remote_set *set,
                                   struct kvbm_layout_config *ret);
 
 /**
  * Copy the key of a transport. *@needed (may be NULL) becomes its length. Returns the length;
- * -ENOENT (the peer offers no such transport); -ENOSPC (@cap is less).
+ * -ENOENT (the peer offers no such transport); -ENOSPC (@cap is less); -ESTALE (the set is gone).
  */
 KV_API long kvbm_remote_set_transport(const struct kvbm_remote_set *set,
                                       enum kvbm_transport transport, void *to, size_t cap,

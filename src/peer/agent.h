@@ -65,7 +65,9 @@ struct kvbm_blockset {
 
 struct kvbm_remote_set {
     struct kvbm_agent *agent;
-    struct kvbm_facts *facts; /* replaced by import, under the agent's lock */
+    struct kvbm_facts *facts; /* replaced by import, under the agent's lock; so are those below */
+    uint32_t n_found; /* references of programs (kvbm_remote_set_find); each is an agent's user */
+    bool gone;        /* the agent has forgotten it; the last reference frees it */
 };
 
 /** Find a peer's set, with the agent locked. Returns NULL when there is none. */

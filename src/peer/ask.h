@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** What the room tier asks of sessions: who is there, whose blocks fit, lookups without waiting. */
+/** Questions of the room tier to sessions: who is there, whose blocks fit, lookups without waiting. */
 #ifndef KVBM_PEER_ASK_H
 #define KVBM_PEER_ASK_H
 

@@ -110,15 +110,23 @@ static void make_stale(struct kvbm_agent *agent, struct kvbm_facts *facts)
 {
     agent->bytes -= facts->len;
     atomic_store_explicit(&facts->stale, true, memory_order_release);
-    kvbm_facts_put(facts);
 }
 
-/* Forget the set of a place. */
+static void free_set(struct kvbm_remote_set *set)
+{
+    kvbm_facts_put(set->facts);
+    free(set);
+}
+
+/* Forget the set of a place. It stays for programs that hold a reference. */
 static void drop_set(struct kvbm_agent *agent, struct kvbm_imported *place)
 {
-    make_stale(agent, place->set->facts);
-    free(place->set);
-    place->set = NULL;
+    struct kvbm_remote_set *set = KV_STEAL(place->set);
+
+    make_stale(agent, set->facts);
+    set->gone = true;
+    if (!set->n_found)
+        free_set(set);
 }
 
 long kvbm_drop_peer(struct kvbm_agent *agent, uint32_t at)
@@ -236,9 +244,12 @@ static int take_facts(struct kvbm_agent *agent, struct kvbm_facts *facts,
     }
     if (!set)
         return -ENOMEM;
-    if (set->facts)
+    if (set->facts) {
         make_stale(agent, set->facts);
-    *set = (struct kvbm_remote_set){.agent = agent, .facts = facts};
+        kvbm_facts_put(set->facts);
+    }
+    set->agent = agent;
+    set->facts = facts;
     *place = (struct kvbm_imported){.id = facts->id, .generation = facts->generation, .set = set};
     agent->bytes += facts->len;
     *ret = set;
@@ -294,7 +305,39 @@ void kvbm_remote_set_invalidate(struct kvbm_remote_set *set)
     if (!set)
         return;
     pthread_mutex_lock(&agent->lock);
-    drop_set(agent, find_place(agent, set->facts->worker, set->facts->id));
+    if (!set->gone)
+        drop_set(agent, find_place(agent, set->facts->worker, set->facts->id));
+    pthread_mutex_unlock(&agent->lock);
+}
+
+int kvbm_remote_set_find(struct kvbm_agent *agent, uint64_t worker, uint32_t id,
+                         struct kvbm_remote_set **ret)
+{
+    struct kvbm_remote_set *set;
+
+    if (!agent || !ret)
+        return -EINVAL;
+    pthread_mutex_lock(&agent->lock);
+    set = kvbm_find_set(agent, worker, id);
+    if (set) {
+        set->n_found++;
+        agent->n_users++;
+        *ret = set;
+    }
+    pthread_mutex_unlock(&agent->lock);
+    return set ? 0 : -ENOENT;
+}
+
+void kvbm_remote_set_release(struct kvbm_remote_set *set)
+{
+    struct kvbm_agent *agent = set ? set->agent : NULL;
+
+    if (!set)
+        return;
+    pthread_mutex_lock(&agent->lock);
+    agent->n_users--;
+    if (--set->n_found == 0 && set->gone)
+        free_set(set);
     pthread_mutex_unlock(&agent->lock);
 }
 
@@ -321,10 +364,12 @@ int kvbm_remote_set_get_info(const struct kvbm_remote_set *set, struct kvbm_remo
 {
     struct kvbm_remote_set_info info = KVBM_REMOTE_SET_INFO_INIT;
     const struct kvbm_facts *facts;
+    bool gone;
 
     if (!set || !kv_sized(ret, "kvbm_remote_set_info"))
         return -EINVAL;
     pthread_mutex_lock(&set->agent->lock);
+    gone = set->gone;
     facts = set->facts;
     memcpy(info.agent, facts->agent, sizeof(info.agent));
     info.worker = facts->worker;
@@ -338,18 +383,24 @@ int kvbm_remote_set_get_info(const struct kvbm_remote_set *set, struct kvbm_remo
     for (uint32_t i = 0; i < facts->n_transports; i++)
         info.transports[i] = facts->transports[i].transport;
     pthread_mutex_unlock(&set->agent->lock);
+    if (gone)
+        return -ESTALE;
     KV_GIVE(ret, &info);
     return 0;
 }
 
 int kvbm_remote_set_layout(const struct kvbm_remote_set *set, struct kvbm_layout_config *ret)
 {
+    bool gone;
+
     if (!set || !kv_sized(ret, "kvbm_layout_config"))
         return -EINVAL;
     pthread_mutex_lock(&set->agent->lock);
-    KV_GIVE(ret, kvbm_layout_get_config(set->facts->layout));
+    gone = set->gone;
+    if (!gone)
+        KV_GIVE(ret, kvbm_layout_get_config(set->facts->layout));
     pthread_mutex_unlock(&set->agent->lock);
-    return 0;
+    return gone ? -ESTALE : 0;
 }
 
 static long copy_key(const struct kvbm_facts *facts, enum kvbm_transport transport, void *to,
@@ -379,7 +430,7 @@ long kvbm_remote_set_transport(const struct kvbm_remote_set *set, enum kvbm_tran
     if (!set)
         return -EINVAL;
     pthread_mutex_lock(&set->agent->lock);
-    len = copy_key(set->facts, transport, to, cap, needed);
+    len = set->gone ? -ESTALE : copy_key(set->facts, transport, to, cap, needed);
     pthread_mutex_unlock(&set->agent->lock);
     return len;
 }

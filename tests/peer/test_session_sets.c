@@ -252,6 +252,60 @@ static void test_freeze(void **state)
 
 #endif
 
+/* ---- references ---- */
+
+/* A set that a program has found stays, and says that it is gone, whatever ends it. */
+static void test_references(void **state)
+{
+    const struct kvbm_layout_config config = small_config();
+    struct kvbm_layout *layout = allocate(&config, KVBM_STORAGE_SYSTEM);
+    const struct kvbm_blockset_opts opts = {.size = sizeof(opts), .id = 1, .layout = layout};
+    struct kvbm_agent *owner = worker_at("owner", 7, unix_endpoint());
+    struct kvbm_agent *reader = worker_at("reader", 8, unix_endpoint());
+    struct kvbm_remote_set *first, *second, *other;
+    struct kvbm_remote_set_info info = KVBM_REMOTE_SET_INFO_INIT;
+    struct kvbm_layout_config theirs = {.size = sizeof(theirs)};
+    struct kvbm_session *session = NULL;
+    struct kvbm_blockset *set;
+    uint8_t key[8];
+
+    (void)state;
+    assert_int_equal(kvbm_remote_set_find(reader, 7, 1, &first), -ENOENT);
+    assert_int_equal(kvbm_blockset_export(owner, &opts, &set), 0);
+    session = open_session(reader, owner, 0);
+    assert_int_equal(kvbm_remote_set_find(reader, 7, 1, &first), 0);
+    assert_int_equal(kvbm_remote_set_find(reader, 7, 1, &second), 0);
+    assert_ptr_equal(first, second);
+    assert_int_equal(kvbm_blockset_update(set, &opts), 0);
+    catch_up(session);
+    assert_int_equal(kvbm_remote_set_get_info(first, &info), 0);
+    assert_int_equal(info.generation, 2);
+    kvbm_remote_set_release(second);
+    kvbm_blockset_destroy(set); /* withdrawn */
+    catch_up(session);
+    assert_int_equal(kvbm_remote_set_get_info(first, &info), -ESTALE);
+    assert_int_equal(kvbm_remote_set_layout(first, &theirs), -ESTALE);
+    assert_int_equal(kvbm_remote_set_transport(first, KVBM_TRANSPORT_TCP, key, sizeof(key), NULL),
+                     -ESTALE);
+    assert_int_equal(kvbm_remote_set_find(reader, 7, 1, &other), -ENOENT);
+    assert_int_equal(kvbm_blockset_export(owner, &opts, &set), 0); /* another one of that id */
+    catch_up(session);
+    assert_int_equal(kvbm_remote_set_find(reader, 7, 1, &other), 0);
+    assert_int_equal(kvbm_remote_set_get_info(first, &info), -ESTALE);
+    assert_int_equal(kvbm_remote_set_get_info(other, &info), 0);
+    assert_int_equal(kvbm_session_close(session), 0);
+    assert_int_equal(kvbm_remote_set_get_info(other, &info), -ESTALE);
+    kvbm_remote_set_invalidate(other); /* has no effect */
+    assert_int_equal(kvbm_agent_destroy(reader), -EBUSY);
+    kvbm_remote_set_release(first);
+    kvbm_remote_set_release(other);
+    kvbm_remote_set_release(NULL);
+    assert_int_equal(kvbm_agent_destroy(reader), 0);
+    kvbm_blockset_destroy(set);
+    assert_int_equal(kvbm_agent_destroy(owner), 0);
+    kvbm_layout_destroy(layout);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -260,6 +314,7 @@ int main(void)
         cmocka_unit_test(test_freeze),
 #endif
         cmocka_unit_test(test_model),
+        cmocka_unit_test(test_references),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

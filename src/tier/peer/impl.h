@@ -18,7 +18,7 @@
 #define KVBM_KNOWN_WAYS 8u
 #define KVBM_MAX_GATES 256u
 
-/** What is known of a key. */
+/** Knowledge about a key. */
 struct kvbm_knowledge {
     uint64_t hash, worker, until_ns; /* until_ns 0: nothing */
     uint8_t what;                    /* enum kvbm_known */

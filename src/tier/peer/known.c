@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What is known of keys at peers: a set-associative table of guesses, each with an end. */
+/* Guesses about keys at peers: a set-associative table, each entry with an end. */
 #include "tier/peer/impl.h"
 
 static struct kvbm_knowledge *find(struct kvbm_peers *peers, uint64_t hash)

@@ -5,12 +5,12 @@
  *   ASK  keys ──► lookup at up to max_asked peers at once ──► who has each key
  *   GET  keys ──► lease at one peer ──► copy, verified (kvbm_lease_read) ──► lease released
  *
- * What ASK has found is remembered for a time by hashes of keys. It is a guess: only a GET tells
- * whether a peer has a block.
+ * The answers to an ASK are remembered for a time, by hashes of keys. They are guesses: only a GET
+ * tells whether a peer has a block.
  *
  * Each peer has a breaker. It opens when a call to the peer isn't answered in time, and after three
- * other failures in a row. While it is open nothing is asked of that peer, but for one probe after 1
- * s, 2 s, and so on up to 30 s.
+ * other failures in a row. While it is open, only a probe is sent to that peer: after 1 s, 2 s, and
+ * so on up to 30 s.
  *
  * Batches run on threads of the tier, half of them at most for one peer and half for ASKs: a frozen
  * peer delays no other one's blocks. A batch ends at its deadline at the latest, in the queue or
