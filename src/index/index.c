@@ -136,6 +136,7 @@ void kvi_destroy(struct kvi_index *index)
     free_items(index, &index->tmaps);
     free_scratch(index);
     kvi_mem_free(&index->mem, index->scratch);
+    kvi_mem_drop_spare(&index->mem);
     pthread_cond_destroy(&index->cleared);
     pthread_mutex_destroy(&index->gate);
     pthread_mutex_destroy(&index->lock);
@@ -174,7 +175,10 @@ void kvi_unlock(struct kvi_index *ix)
         free_scratch(ix);
     kv_limbo_collect(&ix->limbo, empty);
     kvi_arena_release(&ix->arena, empty ? 0 : 1);
+    if (empty)
+        kvi_mem_drop_spare(&ix->mem);
     pthread_mutex_unlock(&ix->lock);
+    kvi_mem_prepare(&ix->mem);
 }
 
 /* -- holders ----------------------------------------------------------------------------------- */

@@ -9,12 +9,17 @@
 #define KV_INDEX_MEM_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 struct kvi_mem {
     _Atomic uint64_t bytes;
     struct kvi_region *regions, *full_regions;
+    uint32_t n_free; /* free pages in regions of huge pages */
+    /* A region for later, whose memory the kernel has cleared already; NULL: none. */
+    struct kvi_region *_Atomic spare;
+    _Atomic bool wants_spare;
 };
 
 void *kvi_mem_alloc(struct kvi_mem *mem, size_t size); /* zeroed; NULL: out of memory */
@@ -30,6 +35,14 @@ void kvi_mem_free(struct kvi_mem *mem, void *memory);
  */
 void *kvi_mem_map(struct kvi_mem *mem, size_t size); /* zeroed; NULL: out of memory */
 void kvi_mem_unmap(struct kvi_mem *mem, void *memory, size_t size);
+
+/**
+ * Map the next region, if it will be needed soon. The kernel clears a huge page for 0.2 ms and more
+ * on its first use: without the owner's lock nobody waits for that. Any thread.
+ */
+void kvi_mem_prepare(struct kvi_mem *mem);
+/** Give back what kvi_mem_prepare has mapped. */
+void kvi_mem_drop_spare(struct kvi_mem *mem);
 
 /** Grow *@array to hold @n items of @item_size (doubling; never shrinks). Returns 0 or -ENOMEM. */
 int kvi_mem_grow(struct kvi_mem *mem, void **array, size_t *capacity, size_t n, size_t item_size);

@@ -13,6 +13,7 @@
 #define PAGE_BYTES ((size_t)4096)
 #define REGION_BYTES ((size_t)2 << 20)
 #define REGION_PAGES 512u
+#define FEW_PAGES 128u /* free pages below which the next region is prepared */
 /* Longer runs of bytes go back to the system even while their region stays. */
 #define DONT_KEEP ((size_t)1 << 18)
 
@@ -77,11 +78,11 @@ static void append_region(struct kvi_region **list, struct kvi_region *region)
     region->prev = last;
 }
 
-static struct kvi_region *new_region(struct kvi_mem *mem)
+/* Map 2 MiB at a multiple of 2 MiB. Returns NULL without memory. */
+static struct kvi_region *map_region(void)
 {
     char *wide =
         mmap(NULL, 2 * REGION_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    struct kvi_region *region;
     size_t before;
 
     if (wide == MAP_FAILED)
@@ -90,20 +91,77 @@ static struct kvi_region *new_region(struct kvi_mem *mem)
     if (before)
         munmap(wide, before);
     munmap(wide + before + REGION_BYTES, REGION_BYTES - before);
-    region = (struct kvi_region *)(void *)(wide + before);
-    if (mem->regions || mem->full_regions) {
-        /* The kernel may refuse huge pages; access is slower then. */
+    return (struct kvi_region *)(void *)(wide + before);
+}
+
+static struct kvi_region *map_huge(void)
+{
+    struct kvi_region *region = map_region();
+
+    if (region) /* the kernel may refuse huge pages; access is slower then */
         (void)madvise(region, REGION_BYTES, MADV_HUGEPAGE);
-        region->huge = 1;
-        kvi_mem_count(mem, REGION_BYTES);
-    } else {
-        kvi_mem_count(mem, PAGE_BYTES);
-    }
+    return region;
+}
+
+static struct kvi_region *take_spare(struct kvi_mem *mem)
+{
+    return atomic_exchange_explicit(&mem->spare, NULL, memory_order_acquire);
+}
+
+void kvi_mem_prepare(struct kvi_mem *mem)
+{
+    struct kvi_region *none = NULL, *region;
+
+    if (!atomic_load_explicit(&mem->wants_spare, memory_order_relaxed) ||
+        !atomic_exchange_explicit(&mem->wants_spare, false, memory_order_relaxed))
+        return;
+    region = map_huge();
+    if (!region)
+        return;
+    region->n_touched = 1; /* the first write, for which the kernel clears the page */
+    if (!atomic_compare_exchange_strong_explicit(&mem->spare, &none, region, memory_order_release,
+                                                 memory_order_relaxed))
+        munmap(region, REGION_BYTES);
+}
+
+void kvi_mem_drop_spare(struct kvi_mem *mem)
+{
+    struct kvi_region *region = take_spare(mem);
+
+    atomic_store_explicit(&mem->wants_spare, false, memory_order_relaxed);
+    if (region)
+        munmap(region, REGION_BYTES);
+}
+
+static struct kvi_region *new_region(struct kvi_mem *mem)
+{
+    bool huge = mem->regions || mem->full_regions;
+    struct kvi_region *region = huge ? take_spare(mem) : map_region();
+
+    if (huge && !region)
+        region = map_huge();
+    if (!region)
+        return NULL;
+    region->huge = huge;
+    kvi_mem_count(mem, huge ? REGION_BYTES : PAGE_BYTES);
+    mem->n_free += huge ? REGION_PAGES - 1 : 0;
     region->n_touched = 1;
     region->longest = REGION_PAGES;
     set_used(region, 0, 1, 1);
     append_region(&mem->regions, region);
     return region;
+}
+
+/* Note that @n more pages of the region are used. */
+static void note_used(struct kvi_mem *mem, const struct kvi_region *region, uint32_t n)
+{
+    if (!region->huge) {
+        kvi_mem_count(mem, n * PAGE_BYTES);
+        return;
+    }
+    mem->n_free -= n;
+    if (mem->n_free < FEW_PAGES && !atomic_load_explicit(&mem->spare, memory_order_relaxed))
+        atomic_store_explicit(&mem->wants_spare, true, memory_order_relaxed);
 }
 
 /* Return the first free run of @n pages at a multiple of @align, or 0. */
@@ -151,8 +209,7 @@ void *kvi_mem_map(struct kvi_mem *mem, size_t size)
         memset(memory, 0, (KV_MIN(at + n, region->n_touched) - at) * PAGE_BYTES);
     region->n_touched = KV_MAX(region->n_touched, at + n);
     set_used(region, at, n, 1);
-    if (!region->huge)
-        kvi_mem_count(mem, n * PAGE_BYTES);
+    note_used(mem, region, n);
     if (region->n_used == REGION_PAGES) {
         unlink_region(&mem->regions, region);
         link_region(&mem->full_regions, region);
@@ -173,9 +230,12 @@ void kvi_mem_unmap(struct kvi_mem *mem, void *memory, size_t size)
     }
     set_used(region, at, n, 0);
     region->longest = REGION_PAGES;
-    if (!region->huge)
+    if (region->huge)
+        mem->n_free += n;
+    else
         kvi_mem_count(mem, -(uint64_t)(n * PAGE_BYTES));
     if (region->n_used == 1) {
+        mem->n_free -= region->huge ? REGION_PAGES - 1 : 0;
         kvi_mem_count(mem, -(uint64_t)(region->huge ? REGION_BYTES : PAGE_BYTES));
         unlink_region(&mem->regions, region);
         munmap(region, REGION_BYTES);
