@@ -18,7 +18,8 @@
 
 /*
  * Entries up to which a table is small. Its segments grow in larger steps: rebuilding one reads a
- * key elsewhere for each entry, nine times an entry with the steps of large tables.
+ * key elsewhere for each entry, nine times an entry with the steps of large tables, twice with
+ * those of small ones.
  */
 #define SMALL (4u << 20)
 
@@ -31,7 +32,7 @@ static uint32_t full_at(uint32_t n_chunks)
 /* Return the number of entries below which a segment shrinks. */
 static uint32_t sparse_at(const struct kvi_table *table, uint32_t n_chunks)
 {
-    return n_chunks == 1 ? 0 : n_chunks * KVI_CHUNK_ENTRIES * (table->n < SMALL ? 50 : 60) / 100;
+    return n_chunks == 1 ? 0 : n_chunks * KVI_CHUNK_ENTRIES * (table->n < SMALL ? 40 : 60) / 100;
 }
 
 /*
@@ -48,7 +49,7 @@ static uint32_t chunks_at(uint32_t n, uint32_t percent)
 /* Return the number of chunks to which a segment of @n entries is rebuilt. */
 static uint32_t chunks_for(const struct kvi_table *table, uint32_t n)
 {
-    return chunks_at(n, table->n < SMALL ? 70 : 79);
+    return chunks_at(n, table->n < SMALL ? 58 : 79);
 }
 
 /* Return the segment's size. Small segments come from the heap, others are pages of their own. */
