@@ -257,8 +257,8 @@ static struct kv_str owner_of(const struct kve_raw_event *ev)
 int kve_sources_of(struct kve_sources *sources, uint32_t rank, const struct kve_raw_event *ev,
                    uint32_t block_size)
 {
-    struct kve_source source = {.kind = KVE_SOURCE_WINDOW};
     struct kve_group g = group_of(sources, rank, ev, block_size);
+    struct kve_source source;
 
     if (g.is_main && ev->type == KVE_RAW_STORED && !(ev->kind.len && ev->has_group))
         sources->unnamed = true;
@@ -268,11 +268,12 @@ int kve_sources_of(struct kve_sources *sources, uint32_t rank, const struct kve_
         sources->unfollowed |= ev->type == KVE_RAW_STORED;
         return -KVE_SKIP_RC(GROUP);
     }
-    source.group = g.group;
-    source.window = g.window;
-    source.need = g.need;
-    source.stride = g.stride;
-    source.parts = g.parts;
+    source = (struct kve_source){.kind = KVE_SOURCE_WINDOW,
+                                 .group = g.group,
+                                 .window = g.window,
+                                 .need = g.need,
+                                 .stride = g.stride,
+                                 .parts = g.parts};
     put_owner(source.owner, owner_of(ev));
     return number_of(sources, &source);
 }
