@@ -207,8 +207,9 @@ KVX_HD void kvx_encode(kvx_dtype_t dtype, float value, void *to)
 }
 
 /**
- * Compute @value * @src_scale / @dst_scale, rounding each operation. A scale of 1 is left out
- * rather than multiplied with: a caller's flush-to-zero mode would turn subnormals into zeros.
+ * Compute @value * @src_scale / @dst_scale, rounding each operation. Call it where one of them isn't
+ * 1: clang 14 to 16 multiply by 1 rather than jump, and a caller's flush-to-zero mode then turns
+ * subnormals into zeros.
  */
 KVX_HD float kvx_scaled(float value, float src_scale, float dst_scale)
 {

@@ -91,6 +91,11 @@ static void fence(void)
         char *out = dst;                                                                         \
                                                                                                  \
         (void)stream_it;                                                                         \
+        if (src_scale == 1.0F && dst_scale == 1.0F) {                                            \
+            for (size_t i = 0; i < n; i++)                                                       \
+                kvx_encode(to, kvx_decode(from, in + i * (from_size)), out + i * (to_size));     \
+            return;                                                                              \
+        }                                                                                        \
         for (size_t i = 0; i < n; i++)                                                           \
             kvx_encode(to,                                                                       \
                        kvx_scaled(kvx_decode(from, in + i * (from_size)), src_scale, dst_scale), \

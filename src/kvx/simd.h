@@ -21,18 +21,21 @@
 #include "kvx/isa.h"
 
 /* Elements STEP * k to STEP * (k + 1) - 1 of what a conversion is at. */
-#define VALUES(k, from, size) scaled(load_##from(in + STEP * (k) * (size)), s, t)
+#define VALUES(k, from, size)                         \
+    (is_plain ? load_##from(in + STEP * (k) * (size)) \
+              : scaled(load_##from(in + STEP * (k) * (size)), s, t))
 
 /*
- * As many elements as LINES takes, then STEP at a time; the last few of a row go through small
- * buffers (masked stores of bytes and words are slow on some machines that have them).
+ * Conversions without scales have code of their own (see kvx_scaled). They move as many elements as
+ * LINES takes, then STEP at a time. The last few of a row go through small buffers: masked stores of
+ * bytes and words are slow on some machines that have them.
  *
  * The buffers' alignment is spelled out: GCC gives it to them anyway, and relies on it, but under
  * AddressSanitizer puts them where only what is declared is kept (GCC 14, frames in the heap).
  */
 #define CONVERT(from, from_size, to, to_size)                                               \
-    static SIMD void from##_to_##to(void *dst, const void *src, size_t n, float s, float t, \
-                                    bool stream_it)                                         \
+    INLINE void from##_as_##to(void *dst, const void *src, size_t n, float s, float t,      \
+                               bool stream_it, bool is_plain)                               \
     {                                                                                       \
         _Alignas(VECTOR) char some_in[STEP * (from_size)];                                  \
         _Alignas(VECTOR) char some_out[STEP * (to_size)];                                   \
@@ -50,6 +53,15 @@
         in = some_in;                                                                       \
         STORE(some_out, to, to_size, VALUES(0, from, from_size));                           \
         memcpy(out, some_out, n *(to_size));                                                \
+    }                                                                                       \
+                                                                                            \
+    static SIMD void from##_to_##to(void *dst, const void *src, size_t n, float s, float t, \
+                                    bool stream_it)                                         \
+    {                                                                                       \
+        if (s == 1.0F && t == 1.0F)                                                         \
+            from##_as_##to(dst, src, n, s, t, stream_it, true);                             \
+        else                                                                                \
+            from##_as_##to(dst, src, n, s, t, stream_it, false);                            \
     }
 
 #define CONVERT_FROM(from, size)                         \

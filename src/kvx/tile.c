@@ -175,6 +175,22 @@ static void move_staged(const struct kvx_mover *m, const struct kvx_tile *t)
     }
 }
 
+/* Apart, so that a compiler can't multiply by scales of 1: see kvx_scaled. */
+static __attribute__((noinline)) float scaled(float value, float src_scale, float dst_scale)
+{
+    return kvx_scaled(value, src_scale, dst_scale);
+}
+
+static void convert_element(const struct kvx_mover *m, const char *src, char *dst, float src_scale,
+                            float dst_scale)
+{
+    float value = kvx_decode(m->src_dtype, src);
+
+    if (src_scale != 1.0F || dst_scale != 1.0F)
+        value = scaled(value, src_scale, dst_scale);
+    kvx_encode(m->dst_dtype, value, dst);
+}
+
 static void move_row_elements(const struct kvx_mover *m, const char *src, char *dst,
                               float src_scale, float dst_scale)
 {
@@ -183,8 +199,7 @@ static void move_row_elements(const struct kvx_mover *m, const char *src, char *
         char *to = dst + kvx_map_dim(&m->side->dst, d);
 
         if (m->convert)
-            kvx_encode(m->dst_dtype,
-                       kvx_scaled(kvx_decode(m->src_dtype, from), src_scale, dst_scale), to);
+            convert_element(m, from, to, src_scale, dst_scale);
         else
             memcpy(to, from, m->src_size);
     }
