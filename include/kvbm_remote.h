@@ -270,6 +270,14 @@ KV_API int kvbm_blockset_update(struct kvbm_blockset *set, const struct kvbm_blo
  */
 KV_API void kvbm_blockset_destroy(struct kvbm_blockset *set);
 
+/**
+ * Tell peers that have looked up or leased keys of a set that @n keys are gone, so that they don't ask
+ * for them. For sources without a registry. Doesn't wait; more than 1 MiB of keys at a time are
+ * left out. Returns 0; -EINVAL; -ENOENT (a set without a source).
+ */
+KV_API int kvbm_blockset_gone(struct kvbm_blockset *set, uint32_t group, const void *keys,
+                              size_t n);
+
 /** Return the generation of a set, from 1. */
 KV_API uint64_t kvbm_blockset_generation(const struct kvbm_blockset *set);
 
@@ -632,6 +640,9 @@ struct kvbm_block_source {
                  void *to);
     /* Give a hold back; from any thread. */
     void (*unhold)(void *arg, void *hold);
+    /* Registry of the keys. Peers that have looked a key up are told when its last tier drops it.
+     * Outlives the set. NULL: kvbm_blockset_gone tells them. One set of an id in a registry. */
+    struct kvbm_registry *registry;
 };
 #define KVBM_BLOCK_SOURCE_INIT KV_INIT_(kvbm_block_source)
 

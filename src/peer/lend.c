@@ -131,6 +131,8 @@ static void *end_leases(void *arg)
         struct kvbm_session *stuck = NULL;
         uint64_t next = end_late(lender, &over, &stuck);
 
+        if (!over && !stuck && kvbm_lender_tell_gone(lender))
+            continue;
         if (over || stuck) {
             pthread_mutex_unlock(&lender->lock);
             if (stuck)
@@ -160,7 +162,8 @@ int kvbm_lender_create(struct kvbm_agent *agent, struct kvbm_lender **ret)
     lender->agent = agent;
     pthread_mutex_init(&lender->lock, NULL);
     kv_cond_init(&lender->changed);
-    err = kvbm_lender_serve(lender);
+    lender->told = kvbm_told_create(lender);
+    err = lender->told ? kvbm_lender_serve(lender) : -ENOMEM;
     if (err < 0) {
         kvbm_lender_destroy(lender);
         return err;
@@ -179,6 +182,7 @@ void kvbm_lender_destroy(struct kvbm_lender *lender)
     pthread_mutex_unlock(&lender->lock);
     if (lender->started)
         pthread_join(lender->thread, NULL);
+    kvbm_told_end(lender->told);
     pthread_cond_destroy(&lender->changed);
     pthread_mutex_destroy(&lender->lock);
     free(lender);
@@ -223,9 +227,10 @@ static int read_source(const struct kvbm_block_source *source, struct kvbm_offer
         return 0;
     if (!kv_sized(source, "kvbm_block_source"))
         return -EINVAL;
-    if (source->size < sizeof(*source) || !source->lookup || !source->hold || !source->unhold)
+    if (source->size < offsetof(struct kvbm_block_source, registry) || !source->lookup ||
+        !source->hold || !source->unhold)
         return refuse("its source lacks a function");
-    offer->source = *source;
+    memcpy(&offer->source, source, KV_MIN(source->size, sizeof(offer->source)));
     offer->has_source = true;
     return 0;
 }
@@ -251,6 +256,7 @@ static int make_leases(const struct kvbm_blockset_opts *opts, struct kvbm_offer 
 static void free_offer(struct kvbm_offer *offer)
 {
     kvbm_leases_fini(&offer->leases);
+    kv_buf_fini(&offer->gone);
     kvbm_facts_put(offer->facts);
     free(offer->own_table);
     free(offer);
@@ -278,6 +284,8 @@ int kvbm_offer_create(struct kvbm_lender *lender, const struct kvbm_blockset_opt
         err = refuse("its layout isn't in its shared memory");
     if (err == 0 && source)
         err = make_leases(opts, offer);
+    if (err == 0 && source && offer->source.registry)
+        offer->tells = kvbm_told_type(offer->source.registry, opts->id, &offer->told_type) == 0;
     if (err == 0 && source)
         err = start_thread(lender);
     if (err < 0) {

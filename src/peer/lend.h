@@ -26,7 +26,8 @@ enum kvbm_block_request {
     KVBM_ASK_RENEW = 18,
     KVBM_ASK_RELEASE = 19, /* a note, too */
     KVBM_ASK_READ = 20,
-    KVBM_ASK_MEMORY = 21
+    KVBM_ASK_MEMORY = 21,
+    KVBM_TELL_GONE = 22 /* a note */
 };
 
 #define KVBM_LEND_SLOT 0 /* of kvbm_session_slot */
@@ -61,11 +62,19 @@ void kvbm_offer_destroy(struct kvbm_offer *offer);
 /** Describe an offer's shared memory as a transport. Returns false when it has none. */
 bool kvbm_offer_transport(const struct kvbm_offer *offer, struct kvbm_transport_key *ret);
 
+/**
+ * Queue keys of a set for a note to the peers that asked about the set: they are gone. Any thread,
+ * with any lock but the lender's. Returns 0 or -ENOENT.
+ */
+int kvbm_lender_gone(struct kvbm_lender *lender, uint32_t set, uint32_t group, const void *keys,
+                     size_t n);
+
 /** Numbers of a lender, for tests and metrics. */
 struct kvbm_lender_stats {
     uint64_t leases_now, blocks_now; /* blocks held by leases */
     uint64_t leases, reclaimed, refused;
     uint64_t reads, read_bytes;
+    uint64_t gone; /* keys told to be gone */
 };
 void kvbm_lender_get_stats(struct kvbm_lender *lender, struct kvbm_lender_stats *ret);
 

@@ -5,7 +5,9 @@
 
 #include <pthread.h>
 
+#include "base/buf.h"
 #include "lend.h"
+#include "told.h"
 
 /** A session that asks, as long as it is open or one of its loans lives. */
 struct kvbm_borrower {
@@ -20,6 +22,7 @@ struct kvbm_lessee_of {
     struct kvbm_lessee lessee;
     struct kvbm_offer *offer;
     struct kvbm_borrower *borrower;
+    bool asked;                  /* has looked up keys: hears of those that are gone */
     struct kvbm_lessee_of *next; /* of the borrower */
     struct kvbm_lessee_of *next_of_offer;
 };
@@ -34,6 +37,9 @@ struct kvbm_offer {
     kvbm_generation_t *own_table; /* without shared memory */
     struct kvbm_leases leases;
     uint32_t max_lease_ms;
+    bool tells;         /* keys have attachments of type told_type */
+    uint32_t told_type; /* in the source's registry */
+    struct kv_buf gone; /* of each key that is to be told to be gone: group (4 bytes), key */
     struct kvbm_lessee_of *lessees;
     uint32_t n_busy; /* loans, and handlers that use it without the lock */
 };
@@ -53,6 +59,7 @@ struct kvbm_lender {
     pthread_mutex_t lock;   /* all below, and all offers and borrowers */
     pthread_cond_t changed; /* an earlier end, a stop, or an offer that isn't busy any more */
     struct kvbm_offer *offers;
+    struct kvbm_told *told;
     pthread_t thread;
     bool started, stopping;
     struct kvbm_lender_stats stats;
@@ -81,6 +88,12 @@ struct kvbm_session *kvbm_borrower_put(struct kvbm_borrower *borrower);
 
 /** Tell the thread that a lease may end earlier than it waits for. With the lock held. */
 void kvbm_lender_wake(struct kvbm_lender *lender);
+
+/**
+ * Send a note of keys that are gone, if some are queued. Called and returns with the lock. Returns
+ * whether there was one.
+ */
+bool kvbm_lender_tell_gone(struct kvbm_lender *lender);
 
 /** Serve the requests of an agent. Returns 0 or a negative errno. */
 int kvbm_lender_serve(struct kvbm_lender *lender);

@@ -90,6 +90,15 @@ static struct kvbm_lessee_of *lessee_of(struct kvbm_borrower *borrower, struct k
     return set;
 }
 
+/* Note that a session wants to hear of keys that are gone. */
+static void note_listener(struct kvbm_borrower *borrower, struct kvbm_offer *offer)
+{
+    struct kvbm_lessee_of *set = borrower ? lessee_of(borrower, offer) : NULL;
+
+    if (set)
+        set->asked = true;
+}
+
 /* Find a lease of a session, whatever its set. */
 static struct kvbm_granted *find_lease(const struct kvbm_borrower *borrower, uint64_t id,
                                        struct kvbm_offer **ret)
@@ -117,6 +126,8 @@ static void serve_lookup(void *arg, struct kvbm_session *session, struct kvbm_re
     if (err == 0) {
         pthread_mutex_lock(&lender->lock);
         err = take_offer(lender, asked.set, asked.generation, &offer);
+        if (err == 0)
+            note_listener(*kvbm_session_slot(session, KVBM_LEND_SLOT), offer);
         pthread_mutex_unlock(&lender->lock);
     }
     if (err != 0) {
@@ -124,6 +135,12 @@ static void serve_lookup(void *arg, struct kvbm_session *session, struct kvbm_re
         return;
     }
     offer->source.lookup(offer->source.arg, asked.group, asked.keys, asked.n, tiers);
+    for (uint32_t i = 0; i < asked.n && offer->tells; i++) {
+        if (tiers[i] != KVBM_NO_TIER)
+            kvbm_told_key(lender->told, offer->source.registry, offer->told_type, asked.set,
+                          asked.group, asked.keys + (size_t)i * lender->agent->key_len,
+                          lender->agent->key_len);
+    }
     pthread_mutex_lock(&lender->lock);
     kvbm_offer_idle(offer);
     pthread_mutex_unlock(&lender->lock);

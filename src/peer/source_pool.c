@@ -59,5 +59,6 @@ struct kvbm_block_source kvbm_pool_source(struct kvbm_pool *pool)
                                       .arg = pool,
                                       .lookup = lookup,
                                       .hold = hold_keys,
-                                      .unhold = unhold};
+                                      .unhold = unhold,
+                                      .registry = pool ? pool->registry : NULL};
 }

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "manager_world.h"
+#include "tier/manager/manager.h"
 
 #define N 8u
 
@@ -336,13 +337,97 @@ static void test_both_ways(void **state)
     node_fini(&owner);
 }
 
+/* ---- what is gone ---- */
+
+static uint64_t keys_told(void)
+{
+    struct kvbm_peers_stats stats;
+
+    kvbm_peers_get_stats(reader.m->peers, &stats);
+    return stats.gone;
+}
+
+static void wait_told(uint64_t n)
+{
+    for (uint64_t end = kv_now_ns() + 60 * KV_NS_PER_S; keys_told() < n; usleep(1000))
+        assert_true(kv_now_ns() < end);
+    assert_int_equal(keys_told(), n);
+}
+
+/* Readers hear of keys that the owner's last tier drops: by a reset, a removal, an eviction. */
+static void test_gone(void **state)
+{
+    uint64_t keys[N];
+
+    (void)state;
+    node_init(&owner, "owner", NULL, true, NULL);
+    reader_init(owner.at);
+    wait_for_peers(&reader, 1);
+    assert_int_equal(world_store(&owner.w, 1000, N), N);
+    assert_int_equal(world_store(&owner.w, 2000, N), N);
+    assert_int_equal(kvbm_manager_drain(owner.w.m, 60000), 0);
+    for (uint32_t i = 0; i < N; i++)
+        wait_where(1000, i, KVBM_ON_PEER);
+    wait_where(2000, 0, KVBM_ON_PEER); /* asks for this one alone, as its prefix */
+    /* The disk still has what leaves the host tier. */
+    assert_int_equal(kvbm_pool_reset_inactive(kvbm_manager_pool(owner.w.m, KV_TIER_HOST)), 2 * N);
+    assert_int_equal(world_where(&reader, 1000, 0), KVBM_ON_PEER);
+    assert_int_equal(keys_told(), 0);
+    world_keys(1000, keys, N);
+    assert_int_equal(kvbm_manager_remove(owner.w.m, 0, keys, N, 60000, NULL), 0);
+    wait_told(N);
+    wait_where(1000, 0, KVBM_MISS);
+    assert_int_equal(world_load(&reader, 1000, N), 0);
+    assert_int_equal(kvbm_pool_reset_inactive(kvbm_manager_pool(owner.w.m, KV_TIER_DISK)), N);
+    wait_told(N + 1); /* the others were never asked for */
+    /* Stored and asked for again, they are told of again. */
+    assert_int_equal(world_store(&owner.w, 2000, 1), 1);
+    assert_int_equal(kvbm_manager_drain(owner.w.m, 60000), 0);
+    while (world_where(&reader, 2000, 0) != KVBM_ON_PEER) /* "absent" is believed for a second */
+        usleep(10000);
+    world_keys(2000, keys, 1);
+    assert_int_equal(kvbm_manager_remove(owner.w.m, 0, keys, 1, 60000, NULL), 0);
+    wait_told(N + 2);
+    /* A program's own source tells by a call. */
+    assert_int_equal(kvbm_blockset_gone(owner.set, 0, keys, 1), 0);
+    wait_told(N + 3);
+    assert_int_equal(kvbm_blockset_gone(NULL, 0, keys, 1), -EINVAL);
+    reader_fini();
+    node_fini(&owner);
+}
+
+/* An owner that withdraws its set, or ends, has nothing at once. */
+static void test_owner_ends(void **state)
+{
+    (void)state;
+    node_init(&owner, "owner", NULL, true, NULL);
+    reader_init(owner.at);
+    wait_for_peers(&reader, 1);
+    assert_int_equal(world_store(&owner.w, 1000, N), N);
+    wait_where(1000, 0, KVBM_ON_PEER);
+    kvbm_blockset_destroy(owner.set);
+    wait_for_peers(&reader, 0);
+    assert_int_equal(world_where(&reader, 1000, 0), KVBM_MISS);
+    assert_int_equal(world_load(&reader, 1000, N), 0);
+    node_export(&owner, 100);
+    wait_for_peers(&reader, 1);
+    while (world_load(&reader, 1000, N) != N)
+        usleep(10000);
+    node_fini(&owner);
+    wait_for_peers(&reader, 0);
+    assert_int_equal(world_load(&reader, 1000, N), N); /* in its own host tier */
+    assert_int_equal(world_load(&reader, 2000, N), 0);
+    reader_fini();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_loads),     cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_scattered), cmocka_unit_test(test_misses_evict_nothing),
-        cmocka_unit_test(test_pin_opts),  cmocka_unit_test(test_options),
-        cmocka_unit_test(test_both_ways),
+        cmocka_unit_test(test_loads),      cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_scattered),  cmocka_unit_test(test_misses_evict_nothing),
+        cmocka_unit_test(test_pin_opts),   cmocka_unit_test(test_options),
+        cmocka_unit_test(test_both_ways),  cmocka_unit_test(test_gone),
+        cmocka_unit_test(test_owner_ends),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

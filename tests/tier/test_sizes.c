@@ -529,7 +529,7 @@ static const struct row {
     {"kvbm_agent_opts", sizeof(agent_), UP_TO(kvbm_agent_opts, name), &agent_, agent, 0},
     {"kvbm_blockset_opts", sizeof(blockset_), UP_TO(kvbm_blockset_opts, layout), &blockset_,
      blockset, 0},
-    {"kvbm_block_source", sizeof(source_), sizeof(source_), &source_, source, 0},
+    {"kvbm_block_source", sizeof(source_), UP_TO(kvbm_block_source, unhold), &source_, source, 0},
     {"kvbm_lease_read_opts", sizeof(read_), UP_TO(kvbm_lease_read_opts, n), &read_, lease_read, 0},
     {"kvbm_shared_opts", sizeof(shared_), UP_TO(kvbm_shared_opts, n_blocks), &shared_, shared, 0},
     {"kvbm_layout_config, remote", sizeof(struct kvbm_layout_config), LEAST, NULL, remote_layout,

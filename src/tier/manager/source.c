@@ -191,7 +191,8 @@ struct kvbm_block_source kvbm_manager_source(struct kvbm_manager *manager)
                                       .arg = manager,
                                       .lookup = lookup,
                                       .hold = hold,
-                                      .unhold = unhold};
+                                      .unhold = unhold,
+                                      .registry = kvbm_manager_registry(manager)};
 }
 
 void kvbm_lending_stop(struct kvbm_manager *m)

@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "peer/ask.h"
+#include "peer/lend.h"
 #include "peer/session.h"
 #include "tier/peer/peer.h"
 
@@ -42,6 +43,7 @@ struct kvbm_peers {
     pthread_t *threads;           /* [opts.n_threads], then the one that watches deadlines */
     struct kvbm_peer_slot *slots; /* [opts.n_threads] */
     uint32_t n_started;
+    bool hears; /* serves KVBM_TELL_GONE; else another tier of this agent does */
 
     pthread_mutex_t lock; /* all below, and slots */
     pthread_cond_t work, late;
@@ -62,6 +64,9 @@ void kvbm_peers_run(struct kvbm_peers *peers, struct kvbm_peer_slot *slot,
 /** Note what is known of a key, with the lock held. */
 void kvbm_known_set(struct kvbm_peers *peers, uint64_t hash, enum kvbm_known what, uint64_t worker,
                     uint64_t until_ns);
+
+/** Take a note KVBM_TELL_GONE. A kvbm_serve_fn; @arg is the tier. */
+void kvbm_known_gone(void *arg, struct kvbm_session *session, struct kvbm_request *request);
 
 /** Tell whether a peer may be called now; an open breaker lets one probe through. With the lock. */
 bool kvbm_gate_passes(struct kvbm_peers *peers, uint64_t worker, uint64_t now_ns);

@@ -58,7 +58,7 @@ enum kvbm_peer_op { KVBM_PEER_ASK, KVBM_PEER_GET };
 
 struct kvbm_peer_io {
     const void *key;
-    uint64_t hash;   /* of key and group */
+    uint64_t hash;   /* kvbm_peer_hash */
     uint64_t worker; /* ASK: becomes the peer that has the key */
     uint32_t block;  /* GET: of the batch's layout */
     /* 0, -ENOENT, -EBADMSG (didn't verify), -ETIMEDOUT, -EHOSTDOWN (no session, breaker), -EPIPE,
@@ -98,6 +98,9 @@ void kvbm_peers_cancel_all(struct kvbm_peers *peers);
 /** Tell whether there is a session with a peer that may be asked now. */
 bool kvbm_peers_any(struct kvbm_peers *peers);
 
+/** Hash a key and its group, for what is known of keys. */
+uint64_t kvbm_peer_hash(const void *key, uint32_t key_len, uint32_t group);
+
 /* ---- what is known ---- */
 
 enum kvbm_known {
@@ -119,6 +122,7 @@ struct kvbm_peers_stats {
     uint64_t asked, found;             /* keys of ASKs */
     uint64_t got, bytes, failed, late; /* blocks of GETs */
     uint64_t opened;                   /* breakers, times */
+    uint64_t gone;                     /* keys that peers told to be gone */
 };
 void kvbm_peers_get_stats(struct kvbm_peers *peers, struct kvbm_peers_stats *ret);
 

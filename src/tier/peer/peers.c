@@ -285,6 +285,8 @@ int kvbm_peers_open(const struct kvbm_peers_opts *opts, struct kvbm_peers **ret)
     peers->threads = calloc(peers->opts.n_threads + 1, sizeof(*peers->threads));
     peers->slots = calloc(peers->opts.n_threads, sizeof(*peers->slots));
     err = peers->threads && peers->slots ? start(peers) : -ENOMEM;
+    peers->hears =
+        err == 0 && kvbm_agent_serve(opts->agent, KVBM_TELL_GONE, kvbm_known_gone, peers) == 0;
     if (err < 0) {
         kvbm_peers_close(peers);
         return err;
@@ -297,6 +299,8 @@ void kvbm_peers_close(struct kvbm_peers *peers)
 {
     if (!peers)
         return;
+    if (peers->hears)
+        (void)kvbm_agent_serve(peers->opts.agent, KVBM_TELL_GONE, NULL, NULL);
     if (peers->slots)
         kvbm_peers_cancel_all(peers);
     pthread_mutex_lock(&peers->lock);
