@@ -266,6 +266,23 @@ def test_a_look_finds_damage():
             equal(other.exists(keys), [True, "damaged", "damaged", "damaged", False])
 
 
+def test_values_without_bytes():
+    """A chunk of no bytes is a chunk. A value of no bytes isn't one of ours, and Redis answers a look at it as for no value:
+    it counts as missing, and a put replaces it."""
+    for scripts in (), ("--rename-command", "EVAL", ""):
+        with Server(*scripts) as server, Store(server.uri) as store:
+            save(store, "n", {b"empty": b""}, b"")
+            with Store(server.uri) as other:
+                equal((other.get(b"empty"), other.get_many([b"empty"]), other.exists([b"empty"]), other.manifest("n")),
+                      (b"", [b""], [True], b""))
+                server.command("SET", "c:" + b"empty".hex(), "")
+                equal(other.exists([b"empty"]), [False])
+                fails(other.get, b"empty", code=74)
+                save(other, "m", {b"empty": b""})
+                equal(other.get(b"empty"), b"")
+                equal(store.get(b"empty"), b"")
+
+
 def test_damage_without_scripts():
     """What a handle found damaged its next save replaces, though nothing can be deleted by condition."""
     with Server("--rename-command", "EVAL", "") as server, Store(server.uri) as store:

@@ -447,6 +447,26 @@ static void test_lock_without_header(void **state)
     kvbm_disk_close(disk);
 }
 
+/* Several such files: all volumes together wait as long as one, and the other one serves. */
+static void test_locks_of_many(void **state)
+{
+    struct kvbm_disk *disk;
+    uint64_t begin;
+    int fds[3];
+
+    (void)state;
+    fill((int[]){0}, 1, 10);
+    for (int i = 0; i < 3; i++)
+        fds[i] = lock_file(file_of(i + 1, "index"));
+    begin = kv_now_ns();
+    disk = open_dirs((int[]){0, 1, 2, 3}, 4);
+    assert_true(kv_now_ns() - begin < 20 * KV_NS_PER_S); /* 5 s, and room for a busy machine */
+    assert_int_equal(n_down(disk), 3);
+    kvbm_disk_close(disk);
+    for (int i = 0; i < 3; i++)
+        close(fds[i]);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, disk_setup, disk_teardown)
 
 int main(void)
@@ -463,6 +483,7 @@ int main(void)
         TEST(test_another_owners),
         TEST(test_one_unusable),
         TEST(test_lock_without_header),
+        TEST(test_locks_of_many),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -175,7 +175,7 @@ struct kvbm_disk_stats {
     uint64_t fixed; /* reads and writes that used registered memory */
 };
 void kvbm_disk_get_stats(struct kvbm_disk *disk, struct kvbm_disk_stats *ret);
-/** True when the volume of this slot is in use. */
+/** True when the volume of this slot is in use, and has room for the slot. */
 bool kvbm_disk_usable(struct kvbm_disk *disk, uint32_t slot);
 
 #endif

@@ -62,6 +62,8 @@ struct kvbm_disk_volume {
     uint32_t errors;  /* in a row */
     atomic_bool down; /* out of use: failed too often, or missing at open */
     bool missing, fresh;
+    uint32_t n_backed;  /* slots that the files have room for: all, unless they could not grow */
+    int no_room;        /* why they could not grow; 0 */
     bool waited;        /* for another process, and said so */
     bool beside;        /* in a subdirectory, because the directory has another model's files */
     uint32_t n_writing; /* blocks begun whose bytes aren't written yet */
@@ -79,6 +81,8 @@ struct kvbm_disk {
     uint32_t depth, n_volumes, n_slots;
     uint64_t stride;
     bool volatile_;
+    /* open: ends of the waits for other processes' files, of all volumes; 0: nobody has waited */
+    uint64_t locks_until_ns, makers_until_ns;
     struct kvbm_disk_volume *volumes;
     pthread_t thread;
     bool started;
@@ -118,6 +122,12 @@ static inline struct kvbm_disk_volume *kvbm_disk_volume_of(const struct kvbm_dis
                                                            uint32_t slot)
 {
     return &disk->volumes[slot % disk->n_volumes];
+}
+
+/* True when the volume's files have room for the slot. */
+static inline bool kvbm_disk_is_backed(const struct kvbm_disk *disk, uint32_t slot)
+{
+    return slot / disk->n_volumes < kvbm_disk_volume_of(disk, slot)->n_backed;
 }
 
 /* volume_files.c */

@@ -124,7 +124,7 @@ void kvbm_disk_get_stats(struct kvbm_disk *disk, struct kvbm_disk_stats *ret)
 
 bool kvbm_disk_usable(struct kvbm_disk *disk, uint32_t slot)
 {
-    return slot < disk->n_slots &&
+    return slot < disk->n_slots && kvbm_disk_is_backed(disk, slot) &&
            !atomic_load_explicit(&kvbm_disk_volume_of(disk, slot)->down, memory_order_relaxed);
 }
 

@@ -158,6 +158,7 @@ static void prepare(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts, u
     volume->number = number;
     volume->directory_fd = volume->slots_fd = volume->index_fd = -1;
     volume->n_slots = (disk->n_slots - number + disk->n_volumes - 1) / disk->n_volumes;
+    volume->n_backed = volume->n_slots;
     volume->header =
         (struct kvbm_disk_header){.key_len = opts->key_len,
                                   .record_bytes = kvbm_disk_record_bytes(opts->key_len),
@@ -213,14 +214,38 @@ static int do_without(struct kvbm_disk_volume *volume, const char *directory, in
     return 0;
 }
 
-static int open_volume(struct kvbm_disk_volume *volume, bool buffered)
+/* Slots that a file of this size has, whose slots have @each bytes. */
+static uint32_t slots_in(int fd, uint64_t each, uint32_t most)
+{
+    struct stat st;
+
+    if (fstat(fd, &st) < 0 || st.st_size < KVBM_DISK_PAGE)
+        return 0;
+    return (uint32_t)KV_MIN(((uint64_t)st.st_size - KVBM_DISK_PAGE) / each, (uint64_t)most);
+}
+
+/* Go on with a volume whose files can't grow: its blocks are served, and its old slots used. */
+static int keep_size(struct kvbm_disk_volume *volume, const char *directory, int err)
+{
+    if ((err != -ENOSPC && err != -EDQUOT) || volume->fresh || !others_have_blocks(volume))
+        return err;
+    volume->no_room = err;
+    volume->n_backed = slots_in(volume->slots_fd, volume->disk->stride, volume->n_slots);
+    volume->n_backed = slots_in(volume->index_fd, volume->header.record_bytes, volume->n_backed);
+    kv_log_error("kvbm", "a disk tier's volume is too full to grow: it keeps its size",
+                 "volume=%u directory=%s slots=%u wanted=%u", volume->number, directory,
+                 volume->n_backed, volume->n_slots);
+    return 0;
+}
+
+static int open_volume(struct kvbm_disk_volume *volume, const char *directory, bool buffered)
 {
     int err = volume->fresh ? kvbm_disk_files_empty(volume) : 0;
 
     if (err == 0 && volume->fresh) /* first: others that wait see whose the files are */
         err = kvbm_disk_files_write_headers(volume);
     if (err == 0)
-        err = reserve_both(volume);
+        err = keep_size(volume, directory, reserve_both(volume));
     if (err == 0)
         err = make_image(volume);
     if (err < 0)
@@ -283,12 +308,13 @@ static int find_volumes(struct kvbm_disk *disk, const struct kvbm_disk_opts *opt
     return 0;
 }
 
+/* True when a volume is there in its full size: one that is too full for it serves beside others only. */
 static bool any_there(const struct kvbm_disk *disk)
 {
     bool any = false;
 
     for (uint32_t i = 0; i < disk->n_volumes; i++)
-        any |= !disk->volumes[i].missing;
+        any |= !disk->volumes[i].missing && !disk->volumes[i].no_room;
     return any;
 }
 
@@ -312,17 +338,19 @@ int kvbm_disk_volumes_open(struct kvbm_disk *disk, const struct kvbm_disk_opts *
     err = find_volumes(disk, opts, &first);
     for (; n < disk->n_volumes && err == 0; n++) {
         struct kvbm_disk_volume *volume = &disk->volumes[n];
-        int rc = volume->missing ? 0 : open_volume(volume, KV_OPT(opts, buffered, false));
+        const char *directory = opts->directories[n];
+        int rc =
+            volume->missing ? 0 : open_volume(volume, directory, KV_OPT(opts, buffered, false));
 
         if (rc == -ENOSPC && volume->beside)
             kv_log_warn("kvbm",
                         "no room for a disk tier beside other models': delete files kvbm-* and "
                         "subdirectories kvbm-* of models no longer used",
-                        "volume=%u directory=%s", volume->number, opts->directories[n]);
-        err = do_without(volume, opts->directories[n], rc);
+                        "volume=%u directory=%s", volume->number, directory);
+        err = do_without(volume, directory, rc);
         if (err == 0 && volume->missing)
             err = make_image(volume);
-        first = first ? first : rc;
+        first = first ? first : rc ? rc : volume->no_room;
     }
     if (err == 0 && !any_there(disk))
         err = first;

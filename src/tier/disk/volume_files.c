@@ -28,16 +28,22 @@
 
 /* ---- files ---- */
 
+/* Return when a wait ends that all volumes share. The first one to wait begins it. */
+static uint64_t end_of(uint64_t *until_ns, uint64_t ns)
+{
+    if (!*until_ns)
+        *until_ns = kv_now_ns() + ns;
+    return *until_ns;
+}
+
 /* Lock a file. A killed process may still hold it for a moment, until the kernel has ended the
  * requests of its ring. */
 static int lock(struct kvbm_disk_volume *volume, int fd)
 {
-    uint64_t until = kv_now_ns() + LOCK_NS;
-
     for (int tries = 0; flock(fd, LOCK_EX | LOCK_NB) < 0; tries++) {
         if (errno != EWOULDBLOCK && errno != EINTR)
             return -errno;
-        if (kv_now_ns() >= until)
+        if (kv_now_ns() >= end_of(&volume->disk->locks_until_ns, LOCK_NS))
             return -EBUSY;
         if (tries == 1 && !volume->waited)
             kv_log_warn("kvbm", "another process has a disk tier's files: waiting for it",
@@ -220,19 +226,20 @@ static void unlock_both(struct kvbm_disk_volume *volume)
  * them has the locks before it has written whose they are: wait for that. */
 static int open_ours(struct kvbm_disk_volume *volume, const char *name)
 {
-    uint64_t until = kv_now_ns() + MAKER_NS;
-    int err = -EBUSY;
+    int err;
 
-    while (err == -EBUSY && kv_now_ns() < until) {
+    for (;;) {
         enum owner owner = owner_of_files(volume, name);
 
         if (owner == OTHERS)
             return 1;
-        err = open_both(volume, name); /* tries for 1 s by itself */
-        if (err == -EBUSY)
-            unlock_both(volume);
-        if (owner == OURS)
+        err = open_both(volume, name);
+        if (err != -EBUSY)
             break;
+        unlock_both(volume);
+        if (owner == OURS || kv_now_ns() >= end_of(&volume->disk->makers_until_ns, MAKER_NS))
+            break;
+        nanosleep(&(struct timespec){.tv_nsec = LOCK_PAUSE_NS}, NULL);
     }
     /* Another process may have been first, made them for another model and ended since the look. */
     if (err == 0 && owner_of(volume, volume->index_fd, KVBM_DISK_INDEX) == OTHERS) {

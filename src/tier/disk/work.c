@@ -271,6 +271,8 @@ static int begin_write(struct kvbm_disk *disk, struct kvbm_disk_op *op)
 
     if (*busy)
         return -EBUSY;
+    if (kvbm_disk_is_write(op) && !kvbm_disk_is_backed(disk, op->io->slot))
+        return -ENOSPC;
     if (!kvbm_disk_is_write(op) && op->io->commit_ && !unknown &&
         (!there || entry.commit != op->io->commit_))
         return -ENOENT;
