@@ -23,7 +23,7 @@ static void check_chunk(const uint8_t *data, size_t size)
     REQUIRE(sum == parts.state_bytes);
 }
 
-/* Whatever begins with a cache tells one identity, and cells that are there. */
+/* Bytes that begin with a cache tell one identity, and cells that are there. */
 static void check_whole(const uint8_t *data, size_t size, enum kvl_form form)
 {
     struct kv_buf identity = KV_BUF_INIT;

@@ -17,10 +17,10 @@ CLEAN = ("bench", "docs", "examples", "fuzz", "include", "plugins", "src", "test
 PLAIN = ("bench", "examples", "fuzz", "plugins", "src/bm", "src/peer", "src/store", "src/tier")
 MAX_WORDS = 25
 OPENING = re.compile(
-    r"^\s*(?:/\*\*?|//|\*) *(What|Who|Whoever|It|That|Those|So|They|This|These) "
-    r"|(?:;|,|\{|\}) +/\* *(What|Who|Whoever|It|That|Those|So|They|This|These) ")
+    r"^\s*(?:/\*\*?|//|\*) *(What|Whatever|Who|Whoever|It|Its|That|Those|So|They|Their|This|These) "
+    r"|(?:;|,|\{|\}) +/\* *(What|Whatever|Who|Whoever|It|Its|That|Those|So|They|Their|This|These) ")
 LOWER = re.compile(r"/\*\*? *(what|whatever|who|whoever|whose|they|so) (?!that )")
-SCRIPT = re.compile(r"^\s*#+ *(What|Who|Whoever|It|That|Those|So|They|This|These) ")
+SCRIPT = re.compile(r"^\s*#+ *(What|Whatever|Who|Whoever|It|Its|That|Those|So|They|Their|This|These) ")
 COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|/\*.*?\*/|//[^\n]*', re.S)
 MAX_COLUMNS = 100
 root = pathlib.Path(__file__).resolve().parent.parent

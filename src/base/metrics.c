@@ -204,7 +204,7 @@ static struct kv_series *make_series(struct kv_metric *metric, const char *const
         series = series_new(metric->def);
     if (!series || series_name(series, metric->n_labels, values))
         return series;
-    /* Its labels are incomplete, but another try may reuse the memory */
+    /* The labels are incomplete, but another try may reuse the memory */
     series->next = metric->spare;
     metric->spare = series;
     return NULL;

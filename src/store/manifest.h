@@ -18,7 +18,7 @@
 
 /**
  * @n regions of @rows rows of @row_bytes, one after the other from byte @offset of the object.
- * Their chunks hold them column by column: the first @piece_bytes of every row, then the next
+ * Chunks of the regions hold them column by column: the first @piece_bytes of every row, then the next
  * @piece_bytes of every row, and so on. So rows that all grow at their ends (transposed V) keep the
  * chunks of their beginnings.
  */

@@ -207,8 +207,8 @@ static struct kve_publisher_stats published(void)
 }
 
 /*
- * Whatever the sink lacks memory for, its batch is lost as a whole or in part, the publisher knows
- * how much, and a clear goes out in its place (not one that fails, too: later, then).
+ * A batch that the sink lacks memory for is lost as a whole or in part. The publisher knows how much,
+ * and sends a clear in its place, later when that fails, too.
  */
 static void test_publishing(void **state)
 {

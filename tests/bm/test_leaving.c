@@ -204,7 +204,7 @@ static void test_elsewhere_and_again(void **state)
     bm_close(&bm);
 }
 
-/* Whatever happens: who looks n ahead before n blocks are taken has been told of all that go. */
+/* A caller that looks n ahead before it takes n blocks has been told of all that go. */
 static void random_rounds(enum kvbm_eviction eviction, bool chains)
 {
     enum { BLOCKS = 200 };

@@ -49,7 +49,7 @@ static struct {
     uint32_t marks; /* numbered from 1 */
 } engine;
 
-/* Whatever can't happen ends the program, which its test sees. */
+/* End the program, which its test sees, when something happened that can't. */
 static void must(bool true_enough, const char *what)
 {
     if (true_enough)
@@ -334,7 +334,7 @@ static void start(char **argv)
     make_prompts();
 }
 
-/* Whatever is on its way: everything is forgotten and told. */
+/* Forget everything, with events on their way, and tell it. */
 static void end(void)
 {
     let_all_go();

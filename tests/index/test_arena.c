@@ -113,7 +113,7 @@ static void extend(struct world *world, uint32_t e)
     write_words(world, e);
 }
 
-/* Its end becomes extent @other. */
+/* Cut an extent in two; the end becomes extent @other. */
 static void cut(struct world *world, uint32_t e, uint32_t other)
 {
     struct extent *extent = &world->extent[e], *rest = &world->extent[other];

@@ -132,7 +132,7 @@ static void test_left_out(void **state)
     ki_listener_info(w.l, info);
     assert_int_equal(info->left_out, 2);
     assert_true(info->partial);
-    /* Their removals contradict nothing: a resync would forget what is known. */
+    /* Removing these blocks contradicts nothing: a resync would forget known ones. */
     offer(&w, "{'type': 'BlockRemoved', 'medium': 'GPU', 'block_hashes': [20, 21]}");
     assert_int_equal(ki_applier_unexplained(&w.l->applier), 0);
     ki_worker_infos_free(info, 1);

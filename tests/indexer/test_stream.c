@@ -828,7 +828,7 @@ static void restart_during_a_replay(void **state)
         now = nobody_answers(&s);
         id = batch(0, 14);
         assert_int_equal(ki_stream_live(&s, &id, false, now), KI_STEP_APPLY);
-        /* Its first batches were lost while we connected; through a proxy the connection stays. */
+        /* The first batches were lost while we connected; through a proxy the connection stays. */
         id = batch(1, lost);
         assert_int_equal(ki_stream_live(&s, &id, false, now),
                          KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_HOLD | KI_STEP_REQUEST);
@@ -838,7 +838,7 @@ static void restart_during_a_replay(void **state)
         assert_int_equal(live(&s, 1, lost), KI_STEP_APPLY);
         assert_false(ki_stream_is_partial(&s));
     }
-    /* Its number goes on from the old one's: the connection tells. */
+    /* The new engine's numbers go on from the old one's: the connection tells. */
     init_at(&s, &with_replay, 10);
     live(&s, 0, 14);
     nobody_answers(&s);

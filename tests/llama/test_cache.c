@@ -315,7 +315,7 @@ static struct memory_object *chunk(char kind, size_t n)
     return NULL;
 }
 
-/* Whatever byte of whatever chunk is wrong: what loads is right, and the next save repairs it. */
+/* Any byte of any chunk is wrong: loaded states are right, and the next save repairs the chunk. */
 static void test_damage_is_a_miss(void **state)
 {
     uint64_t random = unit_seed();

@@ -17,7 +17,7 @@
  *   block drop (EAGLE without lookahead hashes) a request's own lookup gives its last block up.
  * - kv_cache_report_mode=full announces the blocks that a request reuses once more.
  *
- * Its own lookup (model_lookup) is the truth: the longest prefix that every group can serve.
+ * The model's own lookup (model_lookup) is the truth: the longest prefix that every group can serve.
  */
 #ifndef KV_TESTS_MODELS_VLLM_H
 #define KV_TESTS_MODELS_VLLM_H

@@ -227,7 +227,7 @@ static int stop_at(void *arg, uint64_t done, uint64_t total)
     return done >= *at;
 }
 
-/* Whatever fails, what was under the name is still there, and nothing else is. */
+/* A save fails at each call in turn: the old object is still there, and nothing else is. */
 static void test_failed_saves(void **state)
 {
     struct memory_space *space = memory_space(URI);

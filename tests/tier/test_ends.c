@@ -321,8 +321,8 @@ static void test_held(void **state)
     }
 }
 
-/* Its own handles aren't taken for somebody's: blocks on their way down and up, pins of jobs that
- * nobody waits for. */
+/* A manager's own handles aren't taken for somebody's: blocks on their way down and up, pins of jobs
+ * that nobody waits for. */
 static void test_own(void **state)
 {
     (void)state;

@@ -596,8 +596,8 @@ static void test_cancel_in_a_call(void **state)
     kvbm_object_close(o);
 }
 
-/* Whatever hangs, those that replaced others too: all batches end, and close waits no longer than
- * it is told. */
+/* Threads hang, also those that replaced others: all batches end, and close waits no longer than
+ * its timeout. */
 static void test_cancel_all(void **state)
 {
     struct kvbm_object_opts opts = default_opts(shaky_uri);

@@ -777,8 +777,8 @@ static void test_options(void **state)
     kvbm_copier_destroy(w.copier);
 }
 
-/* Its only thread finds out itself that a job is late, and calls its callback: nobody would wake it
- * for that. */
+/* The only thread finds out itself that a job is late, and calls the job's callback: nobody would
+ * wake it for that. */
 static void test_late_alone(void **state)
 {
     (void)state;
