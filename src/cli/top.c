@@ -261,12 +261,22 @@ static void print_head(const struct kc_top *top, const struct kc_top *before, co
     fputs("\n\n", out);
 }
 
-/* Print a row's error in the columns left of @columns after @used. */
+static bool has_notes(const struct kc_top_row *row)
+{
+    return row->partial || row->last_error[0];
+}
+
+/* Print a row's error behind it, or on narrow terminals on a line of its own. */
 static void print_notes(const struct kc_top_row *row, size_t used, size_t columns, FILE *out)
 {
-    size_t room = columns > used + 2 ? columns - used - 2 : 0;
     char text[sizeof(row->last_error) + 16];
+    size_t room;
 
+    if (has_notes(row) && columns < WIDE) {
+        fprintf(out, "\n%13s", "");
+        used = 13;
+    }
+    room = columns > used + 2 ? columns - used - 2 : 0;
     snprintf(text, sizeof(text), "%s%s%s", row->partial ? "partial" : "",
              row->partial && row->last_error[0] ? "  " : "", row->last_error);
     if (text[0] && room)
@@ -300,9 +310,9 @@ static void print_row(const struct kc_top *top, const struct kc_top *before,
 }
 
 void kc_top_print(const struct kc_top *top, const struct kc_top *before, const char *url,
-                  size_t max_rows, size_t columns, FILE *out)
+                  size_t max_lines, size_t columns, FILE *out)
 {
-    size_t n = KV_MIN(top->n_rows, max_rows);
+    size_t n = 0;
 
     print_head(top, before, url, columns, out);
     if (columns < WIDE)
@@ -312,8 +322,12 @@ void kc_top_print(const struct kc_top *top, const struct kc_top *before, const c
         fprintf(out, "%9s %4s  %-18s %-9s %10s %8s %9s %9s %6s %7s %9s\n", "INSTANCE", "RANK",
                 "MODEL", "STATUS", "LAST SEQ", "LAST", "BLOCKS", "BLOCKS/s", "GAPS", "MISSED",
                 "REPLAYED");
-    for (size_t i = 0; i < n; i++)
-        print_row(top, before, &top->rows[i], columns, out);
+    for (size_t lines = 0; n < top->n_rows; n++) {
+        lines += columns < WIDE && has_notes(&top->rows[n]) ? 2 : 1;
+        if (lines > max_lines)
+            break;
+        print_row(top, before, &top->rows[n], columns, out);
+    }
     if (n < top->n_rows)
         fprintf(out, "  ... and %zu more\n", top->n_rows - n);
     if (top->n_rows == 0)

@@ -42,12 +42,12 @@ int kc_top_read(const struct kv_buf *workers, const struct kv_buf *metrics, stru
 void kc_top_fini(struct kc_top *top);
 
 /**
- * Print the table, at most @max_rows workers, in lines of at most @columns (70 or more; below 118
- * without BLOCKS/s, GAPS and REPLAYED). @before: an earlier state, for rates per second (NULL:
+ * Print the table, at most @max_lines of workers, in lines of at most @columns (70 or more; below
+ * 118 without BLOCKS/s, GAPS and REPLAYED, and with errors on lines of their own). @before: an earlier state, for rates per second (NULL:
  * totals only).
  */
 void kc_top_print(const struct kc_top *top, const struct kc_top *before, const char *url,
-                  size_t max_rows, size_t columns, FILE *out);
+                  size_t max_lines, size_t columns, FILE *out);
 
 /** Write the state as one line of JSON, all workers; rates as kc_top_print has them. */
 void kc_top_write_json(const struct kc_top *top, const struct kc_top *before, struct kv_buf *out);

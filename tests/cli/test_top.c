@@ -109,13 +109,21 @@ static void test_narrow(void **state)
     memset(now.rows[0].model, 'm', sizeof(now.rows[0].model) - 1);
     memset(now.rows[0].last_error, 'e', sizeof(now.rows[0].last_error) - 1);
     now.rows[0].partial = true;
+    memcpy(now.rows[0].last_error, "no answer: nobody listens there", 31);
     now.rows[1].last_seq = 123456789;
     kc_top_print(&now, NULL, "http://127.0.0.1:8090", SIZE_MAX, 70, file);
     fclose(file);
     assert_non_null(strstr(out, "MISSED"));
     assert_null(strstr(out, "REPLAYED"));
+    assert_non_null(strstr(out, "\n               partial  no answer: nobody listens there"));
     for (line = strtok_r(out, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest))
         assert_true(strlen(line) <= 70);
+    free(out);
+    file = open_memstream(&out, &len);
+    assert_non_null(file);
+    kc_top_print(&now, NULL, "http://127.0.0.1:8090", 1, 70, file); /* the first one takes two */
+    fclose(file);
+    assert_non_null(strstr(out, "... and 3 more"));
     free(out);
     kc_top_fini(&now);
     kv_buf_fini(&workers);
