@@ -2,7 +2,7 @@
 /*
  * Blocks leased from an owner in another process. One JSON line per figure.
  *
- *     lend_bench [FIGURE...]      shm, tcp, lease (lend.h); all of them
+ *     lend_bench [FIGURE...]      shm, tcp, lease (lend.h), manager (lend_manager.h); all of them
  *
  * Each yardstick is in the same rounds; medians.
  */
@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "lend.h"
+#include "lend_manager.h"
 #include "support.h"
 
 static const struct lend_case cases[] = {
@@ -26,6 +27,8 @@ int main(int argc, char **argv)
             lend_shm(cases[i]);
         if (bench_chosen(argc, argv, "tcp"))
             lend_tcp(cases[i]);
+        if (bench_chosen(argc, argv, "manager"))
+            lend_through_manager(cases[i]);
     }
     if (bench_chosen(argc, argv, "lease"))
         lend_leases();

@@ -23,18 +23,24 @@ static void enter_session(struct kvbm_peers *peers, struct kvbm_peer_slot *slot,
     kvbm_session_put(old);
 }
 
+/* True for errors that aren't the peer's: the session or its set has ended, this process lacks
+ * something, or nobody wants the answer. */
+static bool says_nothing(int err)
+{
+    return err == -EPIPE || err == -ESTALE || err == -EAGAIN || err == -ENOMEM || err == -EMFILE ||
+           err == -ECANCELED || err == -ESHUTDOWN;
+}
+
 static void tell_gate(struct kvbm_peers *peers, uint64_t worker, int err, uint64_t begun_ns)
 {
-    bool hard = err == -ETIMEDOUT && kv_now_ns() - begun_ns >= PATIENCE_NS;
-    bool fails = hard || err == -ETIMEDOUT || err == -EPROTO || err == -EINVAL;
-
     bool answers = err == 0 || err == -ENOENT || err == -ENOSPC;
+    bool hard = err == -ETIMEDOUT && kv_now_ns() - begun_ns >= PATIENCE_NS;
 
     pthread_mutex_lock(&peers->lock);
-    if (fails || answers)
-        kvbm_gate_tell(peers, worker, answers, hard);
-    else /* the session has ended, or this process lacks something */
+    if (says_nothing(err))
         kvbm_gate_release(peers, worker);
+    else
+        kvbm_gate_tell(peers, worker, answers, hard);
     pthread_mutex_unlock(&peers->lock);
 }
 
