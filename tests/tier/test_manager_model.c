@@ -25,6 +25,10 @@ struct model {
     bool keeps_all;             /* the lowest tier has room for all of them */
     bool restarts;              /* and outlives the manager */
     struct kvbm_pin *pins[4];
+    struct world owner; /* of a peer; without one its m is NULL */
+    struct kvbm_agent *agent;
+    struct kvbm_blockset *set;
+    char at[96];
 };
 
 static uint32_t pick(struct model *model, uint32_t n)
@@ -52,8 +56,8 @@ static uint32_t is_there(struct model *model, uint32_t chain, uint32_t n)
 
     world_keys(first_of(chain), keys, n);
     assert_true(kvbm_manager_lookup(model->w.m, &what, n, at) >= 0);
-    while (there < n &&
-           (at[there] == KVBM_READY || at[there] == KVBM_ON_DISK || at[there] == KVBM_REMOTE))
+    while (there < n && (at[there] == KVBM_READY || at[there] == KVBM_ON_DISK ||
+                         at[there] == KVBM_REMOTE || at[there] == KVBM_ON_PEER))
         there++;
     return there;
 }
@@ -147,8 +151,16 @@ static void do_forget_host(struct model *model)
     let_pins_go(model);
     settle(model);
     kvbm_pool_reset_inactive(host);
-    if (!model->w.opts.disk && !model->w.opts.object)
+    if (!model->w.opts.disk && !model->w.opts.object && !model->owner.m)
         memset(model->stored, 0, sizeof(model->stored));
+}
+
+static void await_peer(struct model *model)
+{
+    for (int ms = 0; model->owner.m && !world_stats(&model->w).peers_now; ms++) {
+        assert_true(ms < 60000);
+        usleep(1000);
+    }
 }
 
 static void do_restart(struct model *model)
@@ -160,6 +172,30 @@ static void do_restart(struct model *model)
     world_stop(&model->w);
     world_start(&model->w);
     world_attach(&model->w, false);
+    await_peer(model);
+}
+
+/* The peer stores a prompt, which evicts others, or loses all that nobody has leased. */
+static void do_peer(struct model *model)
+{
+    uint32_t chain = pick(model, CHAINS), n = 1 + pick(model, LENGTH);
+
+    if (model->keeps_all)
+        return;
+    if (pick(model, 8) == 0) {
+        (void)kvbm_pool_reset_inactive(kvbm_manager_pool(model->owner.m, KV_TIER_HOST));
+        return;
+    }
+    world_store(&model->owner, first_of(chain), n);
+    model->stored[chain] = model->stored[chain] > n ? model->stored[chain] : n;
+}
+
+static void end_peer(struct model *model)
+{
+    kvbm_blockset_destroy(model->set);
+    assert_int_equal(kvbm_agent_destroy(model->agent), 0);
+    assert_int_equal(world_stats(&model->owner).pins_now, 0);
+    world_fini(&model->owner);
 }
 
 static void run(struct model *model, long steps)
@@ -169,12 +205,15 @@ static void run(struct model *model, long steps)
 
     world_start(&model->w);
     world_attach(&model->w, false);
+    await_peer(model);
     steps = test_rounds(steps);
     for (long i = 0; i < steps; i++) {
         if (pick(model, 40) == 0)
             do_forget_host(model);
         else if (pick(model, 60) == 0)
             do_restart(model);
+        else if (model->owner.m && pick(model, 10) == 0)
+            do_peer(model);
         else
             ops[pick(model, sizeof(ops) / sizeof(*ops))](model);
         if (i % 16 == 0)
@@ -182,6 +221,8 @@ static void run(struct model *model, long steps)
     }
     let_pins_go(model);
     world_fini(&model->w);
+    if (model->owner.m)
+        end_peer(model);
     assert_true(model->n_whole * 2 >= model->n_stores); /* most of them, or it showed little */
 }
 
@@ -271,12 +312,76 @@ static void test_object_when_evicted(void **state)
     }
 }
 
+/* Give the model a peer that lends its host tier. */
+static void with_peer(struct model *model, uint32_t blocks, bool shared)
+{
+    const char *at = model->at;
+    const struct kvbm_agent_opts who = {
+        .size = sizeof(who), .name = "peer", .fingerprint = "test", .listen = &at, .n_listen = 1};
+    struct kvbm_block_source source;
+    struct kvbm_blockset_opts what = {.size = sizeof(what), .id = 1, .lease_share = 100};
+
+    world_init(&model->owner, blocks);
+    model->owner.opts.host_shared = shared;
+    world_start(&model->owner);
+    world_attach(&model->owner, false);
+    snprintf(model->at, sizeof(model->at), "unix:%s/peer", model->owner.dir);
+    assert_int_equal(kvbm_agent_create(&who, &model->agent), 0);
+    source = kvbm_manager_source(model->owner.m);
+    what.layout = kvbm_manager_host_layout(model->owner.m);
+    what.source = &source;
+    what.shared = kvbm_manager_shared(model->owner.m);
+    assert_int_equal(kvbm_blockset_export(model->agent, &what, &model->set), 0);
+    model->w.opts.peers = model->at;
+    model->w.opts.peer_timeout_ms = 60000;
+}
+
+/* The peer has every block, and keeps it: so every load is whole. */
+static void test_peer_keeps_all(void **state)
+{
+    (void)state;
+    for (int shared = 0; shared < 2; shared++) {
+        struct model model;
+
+        start(&model, 60);
+        with_peer(&model, CHAINS * LENGTH, shared);
+        for (uint32_t chain = 0; chain < CHAINS; chain++) {
+            assert_int_equal(world_store(&model.owner, first_of(chain), LENGTH), LENGTH);
+            model.stored[chain] = model.kept[chain] = LENGTH;
+        }
+        model.keeps_all = model.restarts = true;
+        run(&model, 150);
+    }
+}
+
+/* The peer's blocks come and go, beside a disk or an object store, or without a host tier. */
+static void test_peer_loses_some(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < 4; kind++) {
+        struct model model;
+
+        start(&model, kind == 3 ? 0 : 60);
+        model.w.opts.staging_blocks = 96;
+        with_peer(&model, 80, kind % 2);
+        if (kind == 1 || kind == 3) {
+            model.w.opts.disk = model.w.disk;
+            model.w.opts.disk_bytes = (uint64_t)60 * HOST_STRIDE;
+        }
+        if (kind == 2)
+            model.w.opts.object = model.w.object;
+        model.restarts = kind > 0;
+        run(&model, 100);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_host_only),        cmocka_unit_test(test_disk_keeps_all),
         cmocka_unit_test(test_disk_loses_some),  cmocka_unit_test(test_bypass),
         cmocka_unit_test(test_object_keeps_all), cmocka_unit_test(test_object_when_evicted),
+        cmocka_unit_test(test_peer_keeps_all),   cmocka_unit_test(test_peer_loses_some),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
