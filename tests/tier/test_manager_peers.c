@@ -407,7 +407,7 @@ static void test_owner_ends(void **state)
     wait_where(1000, 0, KVBM_ON_PEER);
     kvbm_blockset_destroy(owner.set);
     wait_for_peers(&reader, 0);
-    assert_int_equal(world_where(&reader, 1000, 0), KVBM_MISS);
+    wait_where(1000, 0, KVBM_MISS); /* who lends is looked at again after 10 ms */
     assert_int_equal(world_load(&reader, 1000, N), 0);
     node_export(&owner, 100);
     wait_for_peers(&reader, 1);

@@ -4,6 +4,7 @@
 #define KVBM_TIER_PEER_IMPL_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,7 +44,8 @@ struct kvbm_peers {
     pthread_t *threads;           /* [opts.n_threads], then the one that watches deadlines */
     struct kvbm_peer_slot *slots; /* [opts.n_threads] */
     uint32_t n_started;
-    bool hears; /* serves KVBM_TELL_GONE; else another tier of this agent does */
+    _Atomic uint64_t any_until_ns; /* until then somebody can be asked, as far as is known */
+    bool hears;                    /* serves KVBM_TELL_GONE; else another tier of this agent does */
 
     pthread_mutex_t lock; /* all below, and slots */
     pthread_cond_t work, late;

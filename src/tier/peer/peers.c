@@ -5,6 +5,8 @@
 #include "base/thread.h"
 #include "tier/peer/impl.h"
 
+#define ANY_NS (10 * KV_NS_PER_MS) /* with many peers it takes long to count them */
+
 /* ---- the queue; with the lock held ---- */
 
 static void unlink_batch(struct kvbm_peers *peers, const struct kvbm_peer_batch *batch)
@@ -226,9 +228,14 @@ static uint32_t count_peers(struct kvbm_peers *peers, uint32_t *askable)
 
 bool kvbm_peers_any(struct kvbm_peers *peers)
 {
+    uint64_t now = kv_now_ns();
     uint32_t askable;
 
+    if (now < atomic_load_explicit(&peers->any_until_ns, memory_order_relaxed))
+        return true;
     (void)count_peers(peers, &askable);
+    if (askable)
+        atomic_store_explicit(&peers->any_until_ns, now + ANY_NS, memory_order_relaxed);
     return askable;
 }
 
