@@ -463,8 +463,8 @@ enum kvi_extra_kind {
 
 /** Copies that one source has of a block. */
 struct kvi_source_copies {
-    uint32_t source, copies;
-    bool taken; /* the last event about them was a removal */
+    uint32_t source, copies; /* copies: 0 only from kvi_dump_copies */
+    bool taken;              /* the last event about them was a removal */
 };
 
 /** Facts about a holder or a block that kvi_dump leaves out. */
@@ -517,8 +517,11 @@ KV_API void kvi_keep_copies(struct kvi_index *index, bool keep);
 
 /**
  * Enumerate all records of copies of one rank (KVI_EXTRA_COPIES) and of its tiers (KVI_EXTRA_TIER),
- * its windows' included. Exact as long as nobody writes the rank's blocks meanwhile. Any thread.
- * Returns as kvi_dump_extras.
+ * its windows' included. Also what a dump since kvi_keep_copies may have missed: blocks that were
+ * parked while it passed their place (KVI_EXTRA_BLOCK), and blocks that have left a tier: 0 copies of
+ * the source that had the last one. Restored, such a block is that source's, which removes it when
+ * the events since then are applied. Exact as long as nobody writes the rank's blocks meanwhile. Any
+ * thread. Returns as kvi_dump_extras.
  */
 KV_API int kvi_dump_copies(struct kvi_index *index, struct kv_holder holder, kvi_extra_fn fn,
                            void *arg);

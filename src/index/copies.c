@@ -308,8 +308,10 @@ enum kvi_taken kvi_copies_take(struct kvi_index *ix, struct kvi_holder *holder, 
         copy->taken = source == MAIN;
     } else {
         drop(ix, holder, copy);
-        if (n == 1)
+        if (n == 1) {
+            kvi_missed_gone(ix, holder, tier, source, hash);
             return KVI_TAKEN_LAST;
+        }
     }
     tidy(ix, holder, tier, hash);
     return KVI_TAKEN_SOME;
@@ -405,11 +407,12 @@ bool kvi_copies_set(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tie
         if (find(ix, holder, tier, hash, sources[i].source, NULL))
             continue;
         held |= sources[i].source == holder->tier[tier].implied;
-        if (!sources[i].copies || sources[i].copies == KVI_COPIES_UNSAID) {
+        if (sources[i].copies == KVI_COPIES_UNSAID) {
             kvi_copies_lost(ix, holder, 1);
             continue;
         }
-        if (!put(ix, holder, tier, hash, sources[i].source, sources[i].copies))
+        /* The stream brings the removal of a source's last copy, which the dump knows already. */
+        if (!put(ix, holder, tier, hash, sources[i].source, KV_MAX(sources[i].copies, 1u)))
             continue;
         held = true;
         ix->copies.items[ix->copies.n - 1].taken = sources[i].taken;

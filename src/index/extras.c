@@ -285,6 +285,8 @@ void kvi_keep_copies(struct kvi_index *index, bool keep)
 
     kvi_lock(index);
     index->copies.keepers += keep ? 1 : UINT32_MAX;
+    if (!index->copies.keepers)
+        kvi_missed_clear(index);
     while (!keep && left && !index->copies.keepers) {
         left = KV_MIN(left, index->copies.n);
         kvi_copies_sweep(index, left, left - KV_MIN(left, SWEEP));
@@ -337,6 +339,36 @@ static bool copy_records(const struct kvi_index *ix, struct kv_holder key, size_
     return *left > 0;
 }
 
+/* Add what the dump may have missed of a rank from number *@at on. Returns true when more follow. */
+static bool copy_missed(const struct kvi_index *ix, struct kv_holder key, size_t *at,
+                        struct slice *slice)
+{
+    for (size_t steps = SWEEP; *at < ix->missed.n && steps && slice->n + 2 <= SLICE; steps--) {
+        const struct kvi_missed_block *block = &ix->missed.items[(*at)++];
+        const struct kvi_holder *holder = kvi_dir_get(&ix->holders, block->holder);
+        uint32_t mask;
+
+        if (!holder || holder->key.worker != key.worker || holder->key.rank != key.rank)
+            continue;
+        mask = kvi_tiers_of(ix, holder, block->hash);
+        if (mask && block->is_placed)
+            add(slice, (struct kvi_extra){.holder = key,
+                                          .hash = block->hash,
+                                          .parent = block->parent,
+                                          .tokens_hash = block->local,
+                                          .tiers = mask});
+        if (!block->is_placed && !(mask & block->mask)) {
+            struct kvi_copy gone = {.source = block->source};
+
+            add(slice, fact_of(holder, (uint32_t)__builtin_ctz(block->mask)));
+            slice->items[slice->n - 1].kind = KVI_EXTRA_COPIES;
+            slice->items[slice->n - 1].hash = block->hash;
+            add_source(slice, &gone);
+        }
+    }
+    return *at < ix->missed.n;
+}
+
 int kvi_dump_copies(struct kvi_index *index, struct kv_holder key, kvi_extra_fn fn, void *arg)
 {
     struct slice *slice = calloc(1, sizeof(*slice));
@@ -351,6 +383,12 @@ int kvi_dump_copies(struct kvi_index *index, struct kv_holder key, kvi_extra_fn 
         more = copy_rank(index, key, &at, slice);
         pthread_mutex_unlock(&index->lock);
         rc = tell(slice, fn, arg);
+    }
+    at = 0;
+    for (more = true; more && !rc; rc = tell(slice, fn, arg)) {
+        kvi_lock(index);
+        more = copy_missed(index, key, &at, slice);
+        pthread_mutex_unlock(&index->lock);
     }
     at = SIZE_MAX;
     for (more = true; more && !rc; rc = tell(slice, fn, arg)) {

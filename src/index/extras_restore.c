@@ -93,7 +93,7 @@ static int attach(struct kvi_index *index, const struct kvi_extra *extra)
 
 /*
  * Park a block as in the dumped index. A block that is in the tree was there when the dump passed:
- * the stream tells its fate.
+ * the stream tells its fate. Tiers that the dump passed while the block was parked are added.
  */
 static int park(struct kvi_index *index, const struct kvi_extra *extra)
 {
@@ -105,12 +105,14 @@ static int park(struct kvi_index *index, const struct kvi_extra *extra)
     int rc = kvi_begin(index, extra->holder, &holder);
 
     if (!rc) {
+        uint32_t tiers = kvi_tiers_of(index, holder, extra->hash);
+
         parked = kvi_parked_find(index, holder, extra->hash);
         if (parked)
             parked->mask |= extra->tiers;
-        else if (!kvi_tiers_of(index, holder, extra->hash))
+        else if (extra->tiers & ~tiers)
             attaches = kvi_locate(index, holder, extra->parent, &place, NULL);
-        if (!parked && !attaches && !kvi_tiers_of(index, holder, extra->hash))
+        if (!parked && !attaches && !tiers)
             (void)kvi_park(index, holder, extra->parent, block, extra->tiers);
     }
     kvi_unlock(index);

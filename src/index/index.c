@@ -129,6 +129,7 @@ void kvi_destroy(struct kvi_index *index)
     kvi_names_fini(index);
     kvi_copies_fini(index);
     kvi_parking_fini(index);
+    kvi_missed_clear(index);
     kvi_slabs_fini(index);
     kvi_arena_fini(&index->arena);
     free_windows(index);

@@ -124,8 +124,11 @@ static void unpark(struct kvi_store *store)
         if (!store->scratch->parked[i])
             continue;
         parked = kvi_parked_find(store->ix, store->holder, store->blocks[i].hash);
-        if (parked)
+        if (parked) {
+            kvi_missed_moved(store->ix, store->holder, parked->parent, store->blocks[i],
+                             parked->mask);
             kvi_unpark(store->ix, store->holder, parked);
+        }
         kvi_give(store->ix, store->holder, store->blocks[i].hash, store->scratch->parked[i]);
     }
 }

@@ -35,6 +35,7 @@
 #include "index/copies.h"
 #include "index/dir.h"
 #include "index/mem.h"
+#include "index/missed.h"
 #include "index/parked.h"
 #include "index/table.h"
 #include "kv_index.h"
@@ -300,6 +301,7 @@ struct kvi_index {
     struct kvi_chain *dirty_head, *dirty_tail;
     struct kvi_copies copies;
     struct kvi_parking parking;
+    struct kvi_missed missed;
     struct kvi_cursor *cursors;
     uint64_t max_blocks, max_holder_blocks;
     struct kvi_scratch *scratch; /* of kvi_store */

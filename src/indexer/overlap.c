@@ -40,7 +40,7 @@ void ki_end_copies_add(struct kv_buf *records, const struct kvi_extra *extra)
     };
 
     for (size_t i = 0; i < extra->n_sources; i++) {
-        if (extra->sources[i].source)
+        if (extra->sources[i].source || !extra->sources[i].copies)
             continue;
         record.copies = extra->sources[i].copies;
         record.taken = extra->sources[i].taken;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Replicas that recover from a dump in the middle of an engine's stream (models/vllm.h) and then
- * follow the stream. After each batch their answers, and their dumps, equal the origin's; answers
- * also when the engine goes on while the dump is written. */
+ * follow the stream. After each batch their answers, and their dumps, equal the origin's, also when
+ * the engine goes on while the dump is written. */
+#include <errno.h>
 #include <inttypes.h>
 
 #include "models/replica.h"
@@ -19,7 +20,7 @@ struct run {
     struct kv_buf during[DURING]; /* batches since its beginning */
     size_t n_during;
     struct kv_buf ends; /* struct ki_end_copies, at its end */
-    bool torn;
+    bool torn, alone;
     size_t over, under, asked, dumps, n_torn;
 };
 
@@ -112,12 +113,18 @@ static int late_run(void *arg, const struct kvi_dump_run *told)
     return 0;
 }
 
+/* Restore like dump_extras.c: facts about a window that the dump had passed before are left out. */
+static int restore(struct run *run, const struct kvi_extra *extra)
+{
+    int rc = kvi_restore_extra(run->late->index, extra);
+
+    return rc == -EINVAL ? 0 : rc;
+}
+
 static int late_extra(void *arg, const struct kvi_extra *extra)
 {
-    struct run *run = arg;
-
-    go_on(run);
-    return kvi_restore_extra(run->late->index, extra);
+    go_on(arg);
+    return restore(arg, extra);
 }
 
 static int end_extra(void *arg, const struct kvi_extra *extra)
@@ -126,7 +133,7 @@ static int end_extra(void *arg, const struct kvi_extra *extra)
 
     if (extra->kind == KVI_EXTRA_COPIES)
         ki_end_copies_add(&run->ends, extra);
-    return kvi_restore_extra(run->late->index, extra);
+    return restore(run, extra);
 }
 
 static uint64_t turns_of(struct run *run)
@@ -186,6 +193,8 @@ static void recover_late(struct run *run)
     run->late = NULL;
     run->dumps++;
     run->n_torn += run->torn;
+    if (!run->torn)
+        replica_expect_the_same(&run->origin, late, true);
     for (size_t i = 0; i < 12 && !run->torn; i++) {
         struct prompt p = prompts_next(&run->prompts, VLLM_BLOCK);
         enum kv_tier tier = i % 2 ? KV_TIER_HOST : KV_TIER_DEVICE;
@@ -230,12 +239,19 @@ static void run_histories(const char *what, const struct vllm_opts *opts)
         struct vllm_opts varied = *opts;
 
         run.prompts = (struct prompts){.random = &random, .namespaces = i % 2, .images = i % 2};
+        run.alone = opts->groups[0].kind != VLLM_FULL && opts->n_groups == 1;
         varied.n_blocks = (uint16_t)(opts->n_groups * (24 + unit_below(&random, 30)));
         history(&run, &varied);
     }
     print_message("%-24s %zu asked after %zu late dumps, %zu over, %zu under; %zu torn\n", what,
                   run.asked, run.dumps, run.over, run.under, run.n_torn);
-    assert_true((run.over + run.under) * 500 <= run.asked); /* seen: none */
+    /*
+     * A window alone keeps the places of removed blocks for those below. A replica takes the first
+     * of several removals in the overlap for the last: a block stored below it after that finds no
+     * place. Seen: 1 of 1.1 million.
+     */
+    assert_int_equal(run.over + (run.alone ? 0 : run.under), 0);
+    assert_true(run.under * 500 <= run.asked);
     assert_true(run.n_torn * 20 < run.dumps);
 }
 
