@@ -339,57 +339,77 @@ static bool copy_records(const struct kvi_index *ix, struct kv_holder key, size_
     return *left > 0;
 }
 
-/* Add what the dump may have missed of a rank from number *@at on. Returns true when more follow. */
-static bool copy_missed(const struct kvi_index *ix, struct kv_holder key, size_t *at,
-                        struct slice *slice)
+/* Add a block that the dump may have missed, or that is gone, if it still is. */
+static void copy_missed(const struct kvi_index *ix, const struct kvi_holder *holder,
+                        const struct kvi_missed_block *block, struct slice *slice)
 {
-    for (size_t steps = SWEEP; *at < ix->missed.n && steps && slice->n + 2 <= SLICE; steps--) {
+    const struct kvi_copy last = {.source = block->source};
+    uint32_t mask = kvi_tiers_of(ix, holder, block->hash);
+    struct kvi_extra extra = {.holder = holder->key, .hash = block->hash, .tiers = mask};
+
+    if (block->is_placed && mask) {
+        extra.parent = block->parent;
+        extra.tokens_hash = block->local;
+        add(slice, extra);
+    } else if (!block->is_placed && !(mask & block->mask)) {
+        extra = fact_of(holder, (uint32_t)__builtin_ctz(block->mask));
+        extra.kind = KVI_EXTRA_COPIES;
+        extra.hash = block->hash;
+        add(slice, extra);
+        add_source(slice, &last);
+    }
+}
+
+/* Add those of a rank from number *@at on. Returns true when more follow. */
+static bool copy_all_missed(const struct kvi_index *ix, struct kv_holder key, bool placed,
+                            size_t *at, struct slice *slice)
+{
+    for (size_t steps = SWEEP; *at < ix->missed.n && steps && slice->n < SLICE; steps--) {
         const struct kvi_missed_block *block = &ix->missed.items[(*at)++];
         const struct kvi_holder *holder = kvi_dir_get(&ix->holders, block->holder);
-        uint32_t mask;
 
-        if (!holder || holder->key.worker != key.worker || holder->key.rank != key.rank)
-            continue;
-        mask = kvi_tiers_of(ix, holder, block->hash);
-        if (mask && block->is_placed)
-            add(slice, (struct kvi_extra){.holder = key,
-                                          .hash = block->hash,
-                                          .parent = block->parent,
-                                          .tokens_hash = block->local,
-                                          .tiers = mask});
-        if (!block->is_placed && !(mask & block->mask)) {
-            struct kvi_copy gone = {.source = block->source};
-
-            add(slice, fact_of(holder, (uint32_t)__builtin_ctz(block->mask)));
-            slice->items[slice->n - 1].kind = KVI_EXTRA_COPIES;
-            slice->items[slice->n - 1].hash = block->hash;
-            add_source(slice, &gone);
-        }
+        if (holder && block->is_placed == placed && holder->key.worker == key.worker &&
+            holder->key.rank == key.rank)
+            copy_missed(ix, holder, block, slice);
     }
     return *at < ix->missed.n;
 }
 
+static int dump_missed(struct kvi_index *index, struct kv_holder key, bool placed,
+                       struct slice *slice, kvi_extra_fn fn, void *arg)
+{
+    bool more = true;
+    size_t at = 0;
+    int rc = 0;
+
+    while (more && !rc) {
+        kvi_lock(index);
+        more = copy_all_missed(index, key, placed, &at, slice);
+        pthread_mutex_unlock(&index->lock);
+        rc = tell(slice, fn, arg);
+    }
+    return rc;
+}
+
+/* Blocks first: the first one of a tier decides on its implied source, which the facts correct. */
 int kvi_dump_copies(struct kvi_index *index, struct kv_holder key, kvi_extra_fn fn, void *arg)
 {
     struct slice *slice = calloc(1, sizeof(*slice));
     bool more = true;
     size_t at = 0;
-    int rc = 0;
+    int rc;
 
     if (!slice)
         return -ENOMEM;
+    rc = dump_missed(index, key, true, slice, fn, arg);
     while (more && !rc) {
         kvi_lock(index);
         more = copy_rank(index, key, &at, slice);
         pthread_mutex_unlock(&index->lock);
         rc = tell(slice, fn, arg);
     }
-    at = 0;
-    for (more = true; more && !rc; rc = tell(slice, fn, arg)) {
-        kvi_lock(index);
-        more = copy_missed(index, key, &at, slice);
-        pthread_mutex_unlock(&index->lock);
-    }
+    if (!rc)
+        rc = dump_missed(index, key, false, slice, fn, arg);
     at = SIZE_MAX;
     for (more = true; more && !rc; rc = tell(slice, fn, arg)) {
         kvi_lock(index);

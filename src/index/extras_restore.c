@@ -79,15 +79,20 @@ static int set_copies(struct kvi_index *index, const struct kvi_extra *extra)
     return rc;
 }
 
-/* Store a parked block whose parent was in the tree at the time of the dump. */
-static int attach(struct kvi_index *index, const struct kvi_extra *extra)
+/*
+ * Store a parked block whose parent was in the tree at the time of the dump in the tiers of @mask,
+ * as a copy of their implied sources: what is said of others follows.
+ */
+static int attach(struct kvi_index *index, const struct kvi_extra *extra, uint32_t mask,
+                  const uint32_t *implied)
 {
     const struct kv_block block = {extra->hash, extra->tokens_hash};
     int rc = 0;
 
     for (uint32_t t = 0; t < KV_N_TIERS && !rc; t++)
-        if (extra->tiers >> t & 1)
-            rc = kvi_store(index, extra->holder, (enum kv_tier)t, &extra->parent, &block, 1, NULL);
+        if (mask >> t & 1)
+            rc = kvi_add(index, extra->holder, (enum kv_tier)t, implied[t], &extra->parent, &block,
+                         1, NULL);
     return rc;
 }
 
@@ -101,12 +106,14 @@ static int park(struct kvi_index *index, const struct kvi_extra *extra)
     struct kvi_holder *holder;
     struct kvi_parked *parked;
     struct kvi_place place;
+    uint32_t tiers = 0, implied[KV_N_TIERS];
     bool attaches = false;
     int rc = kvi_begin(index, extra->holder, &holder);
 
     if (!rc) {
-        uint32_t tiers = kvi_tiers_of(index, holder, extra->hash);
-
+        tiers = kvi_tiers_of(index, holder, extra->hash);
+        for (uint32_t t = 0; t < KV_N_TIERS; t++)
+            implied[t] = holder->tier[t].implied;
         parked = kvi_parked_find(index, holder, extra->hash);
         if (parked)
             parked->mask |= extra->tiers;
@@ -116,7 +123,7 @@ static int park(struct kvi_index *index, const struct kvi_extra *extra)
             (void)kvi_park(index, holder, extra->parent, block, extra->tiers);
     }
     kvi_unlock(index);
-    return attaches ? attach(index, extra) : rc;
+    return attaches ? attach(index, extra, extra->tiers & ~tiers, implied) : rc;
 }
 
 int kvi_restore_extra(struct kvi_index *index, const struct kvi_extra *extra)

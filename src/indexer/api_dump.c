@@ -184,6 +184,26 @@ static int write_extra(void *arg, const struct kvi_extra *extra)
     return flush(d, FLUSH_AT);
 }
 
+static int write_doubt(void *arg, const struct ki_unsure_told *told)
+{
+    struct dump *d = arg;
+
+    kv_json_begin_object(&d->w);
+    put_field(d, "worker_id", told->instance);
+    put_field(d, "dp_rank", told->rank);
+    put_field(d, "block_hash", told->entry.hash);
+    put_field(d, "possible", told->entry.copies);
+    put_field(d, "unsure_group", told->entry.group);
+    put_flag(d, "open", told->entry.open);
+    put_flag(d, "counted", told->suspect);
+    if (!told->suspect)
+        put_field(d, "tokens_hash", told->entry.tokens_hash);
+    if (told->entry.has_parent)
+        put_field(d, "parent_hash", told->entry.parent);
+    kv_json_end_object(&d->w);
+    return flush(d, FLUSH_AT);
+}
+
 static void write_watermarks(struct dump *d, const struct ki_watermark *marks, long n)
 {
     kv_json_key(&d->w, "watermarks");
@@ -242,6 +262,12 @@ static void write_end(struct dump *d, const struct ki_watermark *mark)
     put_flag(d, "partial", mark->end_partial);
     put_flag(d, "has_reports", mark->end_reports);
     put_flag(d, "suspects_reports", mark->end_suspects);
+    if (!mark->has_doubts)
+        return;
+    put_flag(d, "doubts", true);
+    put_flag(d, "partial_beside", mark->end_beside);
+    put_flag(d, "trusts_copies", mark->end_trusted);
+    put_field(d, "real_copies", mark->end_real);
 }
 
 /*
@@ -261,7 +287,7 @@ static int write_ends(struct ki_service *service, struct dump *d, const struct k
 
     kv_json_key(&d->w, "end_copies");
     kv_json_begin_array(&d->w);
-    rc = ki_registry_ends(service->registry, model, &marks_after, write_extra, d);
+    rc = ki_registry_ends(service->registry, model, &marks_after, write_extra, write_doubt, d);
     kv_json_end_array(&d->w);
     after = (struct ki_watermark *)(void *)marks_after.data;
     n_after = (long)(marks_after.len / sizeof(*after));

@@ -424,9 +424,27 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
     return result;
 }
 
+/* From the end of the overlap on, doubt what the peer doubted then. */
+static void take_doubts(struct ki_applier *a)
+{
+    const struct ki_end_doubts *doubts = &a->overlap.doubts;
+    const struct ki_unsure_told *told =
+        (const struct ki_unsure_told *)(const void *)doubts->items.data;
+
+    if (!doubts->known)
+        return;
+    ki_unsure_clear(&a->unsure);
+    ki_unsure_clear(&a->suspects);
+    for (size_t i = 0; i < doubts->items.len / sizeof(*told); i++)
+        ki_unsure_restore_told(told[i].suspect ? &a->suspects : &a->unsure, &told[i]);
+    a->suspects.n_real = doubts->n_real;
+    a->reports.trusted = doubts->trusted;
+}
+
 void ki_applier_end_overlap(struct ki_applier *a)
 {
     a->overlaps = false;
+    take_doubts(a);
     ki_overlap_clear(&a->overlap);
 }
 

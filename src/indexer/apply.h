@@ -103,11 +103,20 @@ static inline bool ki_applier_is_unsure(const struct ki_applier *a)
            ki_small_is_alone(&a->small, a->reader);
 }
 
-/** The same for a replica that goes on with a dump, which tells neither possible copies nor the parts
- * of blocks. */
+/** The same for a replica that goes on with a dump and doesn't read the possible copies that the dump's
+ * end tells. No dump tells the parts of blocks. */
 static inline bool ki_applier_is_unsure_in_dumps(const struct ki_applier *a)
 {
-    return ki_applier_is_unsure(a) || a->unsure.n || a->small.n;
+    return ki_applier_is_unsure(a) || a->unsure.n || a->small.n || a->overlap.doubts.items.len;
+}
+
+/** The same for a replica that reads them. */
+static inline bool ki_applier_is_unsure_beside(const struct ki_applier *a)
+{
+    return a->habits.silent_windows || ki_doubts_any(&a->doubts) || a->left_out ||
+           kve_reader_skips_group(a->reader) || ki_doubts_any(&a->unsure.lost) ||
+           ki_doubts_any(&a->suspects.lost) || ki_doubts_any(&a->small.lost) || a->small.n ||
+           ki_small_is_alone(&a->small, a->reader);
 }
 
 /**

@@ -94,6 +94,39 @@ static bool read_source_field(struct ki_dump_reader *reader, struct kv_json *jso
     return true;
 }
 
+/* Read a field of possible copies. Returns true when @key is one. */
+static bool read_possible_field(struct kv_json *json, struct kv_str key,
+                                struct ki_unsure_told *told)
+{
+    if (kv_str_eq(key, "possible"))
+        told->entry.copies = (uint32_t)kv_json_u64(json, UINT32_MAX - 1);
+    else if (kv_str_eq(key, "unsure_group"))
+        told->entry.group = (uint8_t)kv_json_u64(json, KVI_MAX_WINDOWS);
+    else if (kv_str_eq(key, "open"))
+        told->entry.open = kv_json_bool(json);
+    else if (kv_str_eq(key, "counted"))
+        told->suspect = kv_json_bool(json);
+    else
+        return false;
+    return true;
+}
+
+static void note_possible(struct kv_json *json, struct ki_dumped_model *m,
+                          const struct ki_unsure_told *told, const struct kvi_extra *extra)
+{
+    struct ki_unsure_told item = *told;
+
+    item.instance = extra->holder.worker;
+    item.rank = extra->holder.rank;
+    item.entry.hash = extra->hash;
+    item.entry.tokens_hash = extra->tokens_hash;
+    item.entry.parent = extra->parent;
+    item.entry.has_parent = extra->has_parent;
+    kv_buf_append(&m->doubts, &item, sizeof(item));
+    if (m->doubts.error)
+        kv_json_fail(json, m->doubts.error, "out of memory");
+}
+
 static void read_extra_field(struct ki_dump_reader *reader, struct kv_json *json, struct kv_str key,
                              struct kvi_extra *extra)
 {
@@ -115,7 +148,8 @@ static void read_extra_field(struct ki_dump_reader *reader, struct kv_json *json
     } else if (kv_str_eq(key, "copies")) {
         extra->copies = (uint32_t)kv_json_u64(json, UINT32_MAX - 1);
     } else if (!read_window_field(json, key, extra) &&
-               !read_source_field(reader, json, key, extra)) {
+               !read_source_field(reader, json, key, extra) &&
+               !read_possible_field(json, key, &reader->told)) {
         kv_json_skip(json);
     }
 }
@@ -164,6 +198,7 @@ void ki_dump_read_extra(struct ki_dump_reader *reader, struct kv_json *json,
     int rc;
 
     kv_buf_clear(&reader->sources);
+    reader->told = (struct ki_unsure_told){.rank = 0};
     reader->sources.limit = MAX_SOURCE_BYTES;
     kv_json_object(json);
     while (kv_json_next_key(json, &key)) {
@@ -179,6 +214,11 @@ void ki_dump_read_extra(struct ki_dump_reader *reader, struct kv_json *json,
     mark = kv_json_failed(json) ? NULL : ki_dump_mark(reader, json, m, extra.holder);
     if (!mark)
         return;
+    if (reader->told.entry.copies) {
+        if (at_end)
+            note_possible(json, m, &reader->told, &extra);
+        return;
+    }
     rc = restore(reader, m, &extra, mark);
     if (at_end && extra.kind == KVI_EXTRA_COPIES)
         ki_end_copies_add(&m->ends, &extra);

@@ -70,6 +70,10 @@ static void set_end(struct ki_watermark *mark, const struct ki_watermark *told)
     mark->end_partial = told->end_partial;
     mark->end_reports = told->end_reports;
     mark->end_suspects = told->end_suspects;
+    mark->has_doubts = told->has_doubts;
+    mark->end_beside = told->end_beside;
+    mark->end_trusted = told->end_trusted;
+    mark->end_real = told->end_real;
 }
 
 void ki_dump_read_mark(struct ki_dump_reader *reader, struct kv_json *json,
@@ -158,6 +162,14 @@ void ki_dump_read_end(struct ki_dump_reader *reader, struct kv_json *json,
             told.end_reports = kv_json_bool(json);
         } else if (kv_str_eq(key, "suspects_reports")) {
             told.end_suspects = kv_json_bool(json);
+        } else if (kv_str_eq(key, "doubts")) {
+            told.has_doubts = kv_json_bool(json);
+        } else if (kv_str_eq(key, "partial_beside")) {
+            told.end_beside = kv_json_bool(json);
+        } else if (kv_str_eq(key, "trusts_copies")) {
+            told.end_trusted = kv_json_bool(json);
+        } else if (kv_str_eq(key, "real_copies")) {
+            told.end_real = (uint32_t)kv_json_u64(json, UINT32_MAX);
         } else {
             kv_json_skip(json);
         }
@@ -178,6 +190,46 @@ static int compare_ends(const void *a, const void *b)
     if (x->worker != y->worker)
         return x->worker < y->worker ? -1 : 1;
     return (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+static int compare_doubts(const void *a, const void *b)
+{
+    const struct ki_unsure_told *x = a, *y = b;
+
+    if (x->instance != y->instance)
+        return x->instance < y->instance ? -1 : 1;
+    return (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+/*
+ * Give a stream the possible copies of its rank's blocks. The view is partial for these, or for
+ * other reasons.
+ */
+static void give_doubts(struct ki_handover *h, const struct ki_dumped_model *m,
+                        struct ki_watermark *mark)
+{
+    const struct ki_unsure_told *told = (const struct ki_unsure_told *)(const void *)m->doubts.data;
+    const struct ki_unsure_told key = {.instance = mark->holder.worker, .rank = mark->holder.rank};
+    size_t low = 0, high = m->doubts.len / sizeof(*told), n = high;
+
+    h->doubts.known &= mark->has_doubts;
+    if (!mark->has_doubts)
+        return;
+    mark->partial = mark->end_beside;
+    h->doubts.trusted |= mark->end_trusted;
+    h->doubts.n_real = KV_MAX(h->doubts.n_real, mark->end_real);
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+
+        if (compare_doubts(&told[middle], &key) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    while (high < n && compare_doubts(&told[high], &key) == 0)
+        high++;
+    kv_buf_append(&h->doubts.items, told + low, (high - low) * sizeof(*told));
+    mark->partial |= h->doubts.items.error != 0;
 }
 
 /* Give a stream what the dump tells of its rank's end. */
@@ -206,6 +258,7 @@ static void give_end(struct ki_handover *h, const struct ki_dumped_model *m,
         high++;
     kv_buf_append(&h->ends, ends + low, (high - low) * sizeof(*ends));
     h->has_ends &= !h->ends.error;
+    give_doubts(h, m, mark);
 }
 
 /* Give each stream the copies of its ranks' blocks at the dump's end. */
@@ -216,8 +269,11 @@ static void give_ends(struct ki_dumped_model *m)
     if (m->ends.len)
         qsort(m->ends.data, m->ends.len / sizeof(struct ki_end_copies),
               sizeof(struct ki_end_copies), compare_ends);
+    if (m->doubts.len)
+        qsort(m->doubts.data, m->doubts.len / sizeof(struct ki_unsure_told),
+              sizeof(struct ki_unsure_told), compare_doubts);
     for (size_t i = 0; i < m->n_handovers; i++)
-        m->handovers[i]->has_ends = true;
+        m->handovers[i]->has_ends = m->handovers[i]->doubts.known = true;
     for (size_t i = 0; i < m->marks.len / sizeof(*marks); i++) {
         struct ki_handover key = {.instance = marks[i].holder.worker, .rank = marks[i].stream_rank};
         const struct ki_handover *wanted = &key;
@@ -230,6 +286,7 @@ static void give_ends(struct ki_dumped_model *m)
             give_end(*found, m, &marks[i]);
     }
     kv_buf_fini(&m->ends);
+    kv_buf_fini(&m->doubts);
 }
 
 void ki_dump_judge_marks(struct ki_dump_reader *reader, struct ki_dumped_model *m)

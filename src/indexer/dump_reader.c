@@ -20,6 +20,7 @@ static void model_fini(struct ki_dumped_model *m)
     kvi_destroy(m->index);
     kv_buf_fini(&m->marks);
     kv_buf_fini(&m->ends);
+    kv_buf_fini(&m->doubts);
     free(m->slots);
     for (size_t i = 0; i < m->n_handovers; i++)
         ki_handover_free(m->handovers[i]);
@@ -75,7 +76,8 @@ bool ki_dump_is_too_large(const struct ki_dump_reader *reader, const struct ki_d
     if (!reader->max_bytes)
         return false;
     kvi_get_stats(m->index, &stats);
-    return reader->done_bytes + stats.bytes + m->ends.capacity > reader->max_bytes;
+    return reader->done_bytes + stats.bytes + m->ends.capacity + m->doubts.capacity >
+           reader->max_bytes;
 }
 
 static char *read_name(struct kv_json *json)

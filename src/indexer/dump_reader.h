@@ -27,6 +27,7 @@ struct ki_dumped_model {
     struct kv_buf marks;            /* struct ki_watermark, one per holder that the dump names */
     bool has_marks;                 /* the peer dumps positions */
     struct kv_buf ends;             /* struct ki_end_copies */
+    struct kv_buf doubts;           /* struct ki_unsure_told */
     struct ki_handover **handovers; /* of the model's streams */
     size_t n_handovers;
     uint32_t *slots; /* hash table over marks: index + 1; 0: free */
@@ -37,13 +38,14 @@ struct ki_dump_reader {
     struct ki_dumped_model *models;
     size_t n, capacity;
     uint64_t events, blocks, orphans;
-    uint64_t max_bytes;    /* limit of the indexes' memory; 0: none */
-    uint64_t max_blocks;   /* limit of distinct blocks of each index; 0: none */
-    uint64_t done_bytes;   /* memory of the models before the current one */
-    uint64_t check_at;     /* number of blocks at which to compare with max_bytes next */
-    uint64_t secret;       /* secret of the hash tables */
-    struct kv_buf sources; /* sources of the block being read */
-    struct kvi_extra rule; /* last rule of windows that was read */
+    uint64_t max_bytes;         /* limit of the indexes' memory; 0: none */
+    uint64_t max_blocks;        /* limit of distinct blocks of each index; 0: none */
+    uint64_t done_bytes;        /* memory of the models before the current one */
+    uint64_t check_at;          /* number of blocks at which to compare with max_bytes next */
+    uint64_t secret;            /* secret of the hash tables */
+    struct kv_buf sources;      /* sources of the block being read */
+    struct kvi_extra rule;      /* last rule of windows that was read */
+    struct ki_unsure_told told; /* possible copies of the block being read, if any */
 };
 
 /**

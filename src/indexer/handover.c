@@ -29,6 +29,7 @@ void ki_handover_free(struct ki_handover *h)
         return;
     kve_reader_destroy(h->reader);
     kv_buf_fini(&h->ends);
+    kv_buf_fini(&h->doubts.items);
     free(h);
 }
 
@@ -41,6 +42,7 @@ int ki_handover_copy(const struct ki_handover *h, struct ki_handover **ret)
     *copy = *h;
     copy->has_ends = false;
     copy->ends = (struct kv_buf)KV_BUF_INIT;
+    copy->doubts = (struct ki_end_doubts){.known = false};
     copy->reader = kve_reader_copy(h->reader);
     if (!copy->reader) {
         free(copy);
@@ -78,6 +80,9 @@ static void give_ends(struct ki_handover *h, struct ki_applier *a)
                    h->ends.len / sizeof(struct ki_end_copies));
     h->ends = (struct kv_buf)KV_BUF_INIT;
     h->has_ends = false;
+    kv_buf_fini(&a->overlap.doubts.items);
+    a->overlap.doubts = h->doubts;
+    h->doubts = (struct ki_end_doubts){.known = false};
 }
 
 void ki_handover_give(struct ki_handover *h, struct ki_listener *l)

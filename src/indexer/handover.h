@@ -8,6 +8,7 @@
 #define KV_INDEXER_HANDOVER_H
 
 #include "base/json.h"
+#include "indexer/overlap.h"
 #include "indexer/registry.h"
 
 struct ki_listener;
@@ -27,6 +28,7 @@ struct ki_handover {
     struct kve_reader *reader; /* a copy: event/reader_state.h */
     bool has_ends;             /* the dump tells the copies of the stream's blocks at its end: */
     struct kv_buf ends;        /* struct ki_end_copies */
+    struct ki_end_doubts doubts;
 };
 
 /** Returns 0 or -ENOMEM; free *@ret with ki_handover_free. */

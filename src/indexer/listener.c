@@ -268,6 +268,11 @@ static void add_watermarks(const struct ki_listener *l, struct kv_buf *ret)
             .end_partial = ki_listener_is_partial_in_dumps(l),
             .end_reports = l->applier.reports.seen,
             .end_suspects = l->applier.reports.suspects,
+            .has_doubts = !l->applier.overlaps,
+            .end_beside = l->stream.partial || l->stream.unverified ||
+                          ki_applier_is_unsure_beside(&l->applier),
+            .end_trusted = l->applier.reports.trusted,
+            .end_real = l->applier.suspects.n_real,
         };
 
         kv_buf_append(ret, &mark, sizeof(mark));
@@ -281,13 +286,25 @@ void ki_listener_watermarks(struct ki_listener *l, struct kv_buf *ret)
     pthread_mutex_unlock(&l->lock);
 }
 
+/* Copy the possible copies of a stream's blocks. */
+static void tell_doubts(const struct ki_listener *l, struct kv_buf *ret)
+{
+    const struct ki_applier *a = &l->applier;
+
+    for (uint32_t i = 0; !a->overlaps && i < a->n_ranks; i++) {
+        ki_unsure_tell(&a->unsure, l->instance, a->ranks[i], false, ret);
+        ki_unsure_tell(&a->suspects, l->instance, a->ranks[i], true, ret);
+    }
+}
+
 int ki_listener_end(struct ki_listener *l, struct kvi_index *index, struct kv_buf *ret,
-                    kvi_extra_fn fn, void *arg)
+                    struct kv_buf *ret_doubts, kvi_extra_fn fn, void *arg)
 {
     int rc = 0;
 
     pthread_mutex_lock(&l->lock);
     add_watermarks(l, ret);
+    tell_doubts(l, ret_doubts);
     for (uint32_t i = 0; i < l->applier.n_ranks && !rc; i++)
         rc = kvi_dump_copies(index, (struct kv_holder){l->instance, l->applier.ranks[i]}, fn, arg);
     pthread_mutex_unlock(&l->lock);

@@ -162,11 +162,12 @@ bool ki_listener_is_partial_in_dumps(const struct ki_listener *l);
 void ki_listener_watermarks(struct ki_listener *l, struct kv_buf *ret);
 
 /**
- * The same at the end of a dump. Passes the copies of these ranks in @index to @fn under the lock: it
- * must not wait. Returns 0 or an error of @fn.
+ * The same at the end of a dump. Appends the possible copies (struct ki_unsure_told) to @ret_doubts,
+ * and passes the copies of these ranks in @index to @fn under the lock: it must not wait. Returns 0 or
+ * an error of @fn.
  */
 int ki_listener_end(struct ki_listener *l, struct kvi_index *index, struct kv_buf *ret,
-                    kvi_extra_fn fn, void *arg);
+                    struct kv_buf *ret_doubts, kvi_extra_fn fn, void *arg);
 
 /* -- the event thread -------------------------------------------------------------------------- */
 

@@ -50,8 +50,10 @@ void ki_end_copies_add(struct kv_buf *records, const struct kvi_extra *extra)
 
 void ki_overlap_set(struct ki_overlap *o, struct ki_end_copies *items, size_t n)
 {
-    ki_overlap_clear(o);
-    *o = (struct ki_overlap){.known = true, .items = items, .n = n};
+    free(o->items);
+    o->known = true;
+    o->items = items;
+    o->n = n;
     if (n)
         qsort(items, n, sizeof(*items), compare);
 }
@@ -59,6 +61,7 @@ void ki_overlap_set(struct ki_overlap *o, struct ki_end_copies *items, size_t n)
 void ki_overlap_clear(struct ki_overlap *o)
 {
     free(o->items);
+    kv_buf_fini(&o->doubts.items);
     memset(o, 0, sizeof(*o));
 }
 

@@ -23,6 +23,7 @@
 #include <stdint.h>
 
 #include "base/buf.h"
+#include "indexer/unsure.h"
 #include "kv_event.h"
 #include "kv_index.h"
 
@@ -39,7 +40,16 @@ struct ki_end_copies {
 /** Add the copies of @extra (KVI_EXTRA_COPIES) to @records, if source 0 has any. */
 void ki_end_copies_add(struct kv_buf *records, const struct kvi_extra *extra);
 
+/** Doubts that the peer had about a stream at the end of the overlap. */
+struct ki_end_doubts {
+    bool known;          /* the dump has told it: the rest counts */
+    bool trusted;        /* see struct ki_reports */
+    uint32_t n_real;     /* see struct ki_unsure */
+    struct kv_buf items; /* struct ki_unsure_told */
+};
+
 struct ki_overlap {
+    struct ki_end_doubts doubts;
     bool known;                  /* the dump has told copies: the rest counts */
     struct ki_end_copies *items; /* sorted */
     size_t n;

@@ -233,6 +233,10 @@ struct ki_watermark {
     bool end_partial;  /* the view was partial */
     bool end_reports;  /* the stream had shown a report */
     bool end_suspects; /* some events may have been reports */
+    bool has_doubts;   /* the dump tells the possible copies at its end; these, too: */
+    bool end_beside;   /* the view was partial for other reasons than these */
+    bool end_trusted;  /* events that may be reports counted as copies */
+    uint32_t end_real; /* see struct ki_unsure */
     /* Changes when all of the stream's blocks are forgotten at once; not in a dump. */
     uint64_t generation;
     uint64_t turns; /* of the rank, see kvi_holder_info; for the dumper, not in a dump */
@@ -247,12 +251,15 @@ long ki_registry_watermarks(struct ki_registry *registry, const struct ki_model 
                             struct ki_watermark **ret);
 
 /**
- * Pass the copies of each stream's ranks to @fn, with the stream held at one batch, and append the
- * watermarks at that batch to @marks; also those of workers known only from a peer's dump. For the
- * end of a dump. A non-zero return of @fn stops. Returns that value, 0 or -ENOMEM.
+ * Pass the copies of each stream's ranks to @fn, and the possible ones to @doubt_fn, with the stream
+ * held at one batch, and append the watermarks at that batch to @marks; also those of workers known
+ * only from a peer's dump. For the end of a dump. A non-zero return of a function stops. Returns that
+ * value, 0 or -ENOMEM.
  */
+struct ki_unsure_told;
+typedef int (*ki_doubt_fn)(void *arg, const struct ki_unsure_told *told);
 int ki_registry_ends(struct ki_registry *registry, const struct ki_model *model,
-                     struct kv_buf *marks, kvi_extra_fn fn, void *arg);
+                     struct kv_buf *marks, kvi_extra_fn fn, ki_doubt_fn doubt_fn, void *arg);
 
 /**
  * Replace the model's (still empty) index by a complete one from a peer's dump. @marks has the

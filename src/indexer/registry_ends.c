@@ -9,6 +9,7 @@
 struct facts {
     struct kv_buf items;   /* struct kvi_extra */
     struct kv_buf sources; /* struct kvi_source_copies of the items, one after the other */
+    struct kv_buf doubts;  /* struct ki_unsure_told */
 };
 
 static int keep(void *arg, const struct kvi_extra *extra)
@@ -38,23 +39,37 @@ static int tell(const struct facts *facts, kvi_extra_fn fn, void *arg)
     return rc;
 }
 
-static int end_of(struct ki_listener *l, const struct ki_model *model, struct kv_buf *marks,
-                  kvi_extra_fn fn, void *arg)
+static int tell_doubts(const struct facts *facts, ki_doubt_fn fn, void *arg)
 {
-    struct facts facts = {KV_BUF_INIT, KV_BUF_INIT};
+    const struct ki_unsure_told *told =
+        (const struct ki_unsure_told *)(const void *)facts->doubts.data;
+    int rc = facts->doubts.error;
+
+    for (size_t i = 0; i < facts->doubts.len / sizeof(*told) && !rc; i++)
+        rc = fn(arg, &told[i]);
+    return rc;
+}
+
+static int end_of(struct ki_listener *l, const struct ki_model *model, struct kv_buf *marks,
+                  kvi_extra_fn fn, ki_doubt_fn doubt_fn, void *arg)
+{
+    struct facts facts = {KV_BUF_INIT, KV_BUF_INIT, KV_BUF_INIT};
     int rc = 0;
 
     if (ki_listener_feeds(l, model))
-        rc = ki_listener_end(l, model->index, marks, keep, &facts);
+        rc = ki_listener_end(l, model->index, marks, &facts.doubts, keep, &facts);
     if (!rc)
         rc = tell(&facts, fn, arg);
+    if (!rc)
+        rc = tell_doubts(&facts, doubt_fn, arg);
     kv_buf_fini(&facts.items);
     kv_buf_fini(&facts.sources);
+    kv_buf_fini(&facts.doubts);
     return rc;
 }
 
 int ki_registry_ends(struct ki_registry *registry, const struct ki_model *model,
-                     struct kv_buf *marks, kvi_extra_fn fn, void *arg)
+                     struct kv_buf *marks, kvi_extra_fn fn, ki_doubt_fn doubt_fn, void *arg)
 {
     struct ki_listener **listeners;
     int rc = 0;
@@ -65,7 +80,7 @@ int ki_registry_ends(struct ki_registry *registry, const struct ki_model *model,
     if (n < 0)
         return (int)n;
     for (long i = 0; i < n && !rc; i++)
-        rc = end_of(listeners[i], model, marks, fn, arg);
+        rc = end_of(listeners[i], model, marks, fn, doubt_fn, arg);
     ki_tables_snapshot_free(listeners, n);
     return rc ? rc : marks->error;
 }

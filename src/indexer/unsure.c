@@ -193,6 +193,34 @@ void ki_unsure_clear_rank(struct ki_unsure *u, uint32_t rank)
     memmove(t, t + 1, (u->n_tables - (size_t)(t - u->tables)) * sizeof(*t));
 }
 
+/* -- in dumps ---------------------------------------------------------------------------------- */
+
+void ki_unsure_tell(const struct ki_unsure *u, uint64_t instance, uint32_t rank, bool suspects,
+                    struct kv_buf *ret)
+{
+    const struct ki_unsure_table *t = table_of(u, rank);
+
+    for (size_t i = 0; t && i < t->capacity; i++) {
+        const struct ki_unsure_told told = {
+            .instance = instance, .rank = rank, .suspect = suspects, .entry = t->items[i]};
+
+        if (told.entry.copies)
+            kv_buf_append(ret, &told, sizeof(told));
+    }
+}
+
+void ki_unsure_restore_told(struct ki_unsure *u, const struct ki_unsure_told *told)
+{
+    struct ki_unsure_entry *e = add(u, told->rank, told->entry.group, told->entry.hash);
+
+    if (!e)
+        return;
+    set_open(u, e, false);
+    *e = told->entry;
+    e->open = false;
+    set_open(u, e, told->entry.open);
+}
+
 /* -- stores ------------------------------------------------------------------------------------ */
 
 void ki_unsure_note(struct ki_unsure *u, const struct kve_op *op)

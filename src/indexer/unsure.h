@@ -23,6 +23,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/buf.h"
 #include "indexer/doubts.h"
 #include "kv_event.h"
 #include "kv_index.h"
@@ -60,6 +61,20 @@ struct ki_unsure {
 #define KI_ENOUGH_REAL 64u
 
 void ki_unsure_fini(struct ki_unsure *u);
+
+/** An entry as dumps tell it. */
+struct ki_unsure_told {
+    uint64_t instance;
+    uint32_t rank;
+    bool suspect; /* of the suspects */
+    struct ki_unsure_entry entry;
+};
+
+/** Append the entries of @rank to @ret, as struct ki_unsure_told. @suspects: @u has the suspects. */
+void ki_unsure_tell(const struct ki_unsure *u, uint64_t instance, uint32_t rank, bool suspects,
+                    struct kv_buf *ret);
+/** Add an entry that a dump told. */
+void ki_unsure_restore_told(struct ki_unsure *u, const struct ki_unsure_told *told);
 
 /** Forget the entries of @rank, or all. */
 void ki_unsure_clear_rank(struct ki_unsure *u, uint32_t rank);

@@ -223,6 +223,7 @@ def test_copies_that_change_while_the_dump_is_written():
                 with Indexer("--peers", a.url) as b:
                     copies.__exit__()
                     equal_replicas(a, b, engine)
+                    wait_until(lambda: listener(b)["partial"] == listener(a)["partial"], 30, "equal doubts")
 
 
 def test_a_dump_that_does_not_tell_where_it_ends():
@@ -261,6 +262,34 @@ def test_events_that_may_have_been_reports_are_handed_over():
             for one in a, b:
                 wait_until(lambda one=one: last_seq(one, 1) == engine.seq - 1, 30, "all batches")
                 assert listener(one)["partial"], "its copies are in doubt"
+
+
+def test_possible_copies_are_handed_over():
+    """A replica, and its replica, doubt the block of which the engine may have removed the only copy, and just as long."""
+    with Publisher(replay=None) as engine, Indexer() as a:
+        a.register(1, engine, block_size=BS)
+        engine.wait_subscriber()
+        for _ in range(2):  # the second may be a report
+            engine.send(stored(engine, 1, 1))
+        wait_until(lambda: last_seq(a, 1) == engine.seq - 1, 30, "all batches")
+        with Indexer("--peers", a.url) as b:
+            engine.wait_subscriber(2)
+            engine.send(stored(engine, 2, 1))
+            for one in a, b:
+                wait_until(lambda one=one: not listener(one)["partial"] and last_seq(one) == engine.seq - 1, 30, "a whole view")
+            engine.remove(names(1, 1))
+            equal_replicas(a, b, engine)
+            with Indexer("--peers", b.url) as c:  # from a view that is partial for that reason alone
+                engine.wait_subscriber(3)
+                engine.send(stored(engine, 3, 1))
+                for one in a, b, c:
+                    wait_until(lambda one=one: last_seq(one) == engine.seq - 1, 30, "all batches")
+                    check(listener(one)["partial"], "one copy may be left, or none")
+                engine.remove(names(1, 1))
+                for one in a, b, c:
+                    wait_until(lambda one=one: last_seq(one) == engine.seq - 1, 30, "all batches")
+                    check(not listener(one)["partial"], "it was a copy: now both are gone")
+                    equal(one.score(prompt(1, 1), 1), 0)
 
 
 def test_a_stream_tells_that_it_is_partial():
