@@ -67,7 +67,7 @@ bool ki_store_run_append(struct ki_store_run *run, struct kv_holder holder, cons
 {
     if (!run->open || !continues(run, holder, op))
         return false;
-    if (!run->n_chains)
+    if (!run->room) /* nothing waits */
         return ki_store_run_start(run, holder, op);
     if (!has_room(run, op->n))
         return false;
