@@ -65,6 +65,7 @@
     FROZEN(kvs_done, 80)             \
     FROZEN(kv_block, 16)             \
     FROZEN(kv_holder, 16)            \
+    FROZEN(kvi_new_chain, 48)        \
     PLAIN(kve_source)                \
     PLAIN(kve_op)                    \
     PLAIN(kve_batch)                 \
