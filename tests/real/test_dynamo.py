@@ -147,18 +147,20 @@ class Worker:
             chain += (tuple(tokens[start:start + BLOCK]),)
         return len(chain) * BLOCK
 
-    def sentinel(self):
-        """A block that only this batch brings: whoever knows it has applied the batch."""
+    def sentinel(self, medium="GPU"):
+        """A block that only this batch brings: whoever knows it has applied the batch, in that tier."""
         self.sentinels += 1
         tokens = [2000 + self.number] * 3 + [self.sentinels]
-        return tokens, self.publisher.stored([self.name((tuple(tokens),))], tokens, None, BLOCK)
+        return tokens, self.publisher.stored([self.name((tuple(tokens),))], tokens, None, BLOCK, medium=medium)
 
 
 def settle(indexer, dynamo, worker):
-    tokens, event = worker.sentinel()
-    worker.publisher.send(*worker.events(), event)
-    for known in indexer.query, dynamo.query:
-        wait_until(lambda ask=known: str(worker.number) in ask(tokens)["scores"], what="the batch's last event", interval=0.002)
+    """Publish a batch, and wait until both have applied it. Dynamo applies each lower tier on a thread of its own."""
+    sentinels = [worker.sentinel(medium) for medium in worker.media]
+    worker.publisher.send(*worker.events(), *(event for _, event in sentinels))
+    for tokens, _ in sentinels:
+        for known in indexer.query, dynamo.query:
+            wait_until(lambda ask=known, of=tokens: str(worker.number) in ask(of)["instances"], what="the batch's last event", interval=0.002)
 
 
 def warm_up(dynamo, worker):
