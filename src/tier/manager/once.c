@@ -44,13 +44,14 @@ bool kvbm_once_begin(struct kvbm_queue *q, enum kv_tier to, struct kvbm_down *do
 
 void kvbm_once_end(struct kvbm_down *down)
 {
-    struct kvbm_manager *m = down->pin ? down->pin->manager : NULL;
     enum kv_tier to = (enum kv_tier)down->moving_to;
+    struct kvbm_manager *m;
     struct kvbm_queue *q;
     uint64_t hash;
 
-    if (!down->moving_to)
+    if (!down->moving_to) /* nor has it a pin, perhaps */
         return;
+    m = down->pin->manager;
     q = &m->offload.queues[to];
     hash = hash_of(down);
     down->moving_to = 0;
