@@ -366,25 +366,37 @@ static void read_header(struct reading *r)
     }
 }
 
-/* Note that the server refuses: "error" is a text, or (streams) an object with a message. */
-static void read_error(struct reading *r)
+/* Note why the server refuses: the value, when it is a text. */
+static void read_reason(struct reading *r)
 {
-    struct kv_str key, text = {.p = "refused", .len = 7};
+    struct kv_str text;
 
-    if (kv_json_peek(&r->j) == KV_JSON_STRING) {
-        text = kv_json_str(&r->j, &r->scratch);
-        snprintf(r->answer->error, sizeof(r->answer->error), "%.*s",
-                 (int)KV_MIN(text.len, (size_t)95), text.p);
+    if (kv_json_peek(&r->j) != KV_JSON_STRING) {
+        kv_json_skip(&r->j);
         return;
     }
+    text = kv_json_str(&r->j, &r->scratch);
+    snprintf(r->answer->error, sizeof(r->answer->error), "%.*s", (int)KV_MIN(text.len, (size_t)95),
+             text.p);
+}
+
+/* Note that the server refuses: "error" is a text, or (streams) an object with a message. Gateways
+ * of the second generation (etcd 3.6, Debian's 3.5) have no "error" but in streams: the message
+ * stands in the answer itself. */
+static void read_error(struct reading *r)
+{
+    struct kv_str key;
+
     snprintf(r->answer->error, sizeof(r->answer->error), "refused");
+    if (kv_json_peek(&r->j) == KV_JSON_STRING) {
+        read_reason(r);
+        return;
+    }
     kv_json_object(&r->j);
     while (kv_json_next_key(&r->j, &key)) {
-        if (kv_str_eq(key, "message") && kv_json_peek(&r->j) == KV_JSON_STRING) {
-            text = kv_json_str(&r->j, &r->scratch);
-            snprintf(r->answer->error, sizeof(r->answer->error), "%.*s",
-                     (int)KV_MIN(text.len, (size_t)95), text.p);
-        } else
+        if (kv_str_eq(key, "message"))
+            read_reason(r);
+        else
             kv_json_skip(&r->j);
     }
 }
@@ -408,6 +420,8 @@ static void read_members(struct reading *r, bool outer)
             read_text(&r->j, &r->scratch, a->token, sizeof(a->token));
         else if (kv_str_eq(key, "error"))
             read_error(r);
+        else if (kv_str_eq(key, "message"))
+            read_reason(r);
         else if (kv_str_eq(key, "created"))
             a->created = kv_json_bool(&r->j);
         else if (kv_str_eq(key, "canceled"))

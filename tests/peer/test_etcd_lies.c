@@ -31,6 +31,7 @@ enum lie {
     CUT,
     STATUS,
     ERROR,
+    ERROR_V2, /* as a gateway of the second generation says it (etcd 3.6, Debian's 3.5) */
     NO_LEASE,
     MANY,
     ENDLESS,
@@ -162,6 +163,10 @@ static void serve(struct server *server, int fd, const char *path)
         return;
     case ERROR:
         answer(fd, "{\"error\":\"etcdserver: permission denied\\u0007\",\"code\":7}");
+        return;
+    case ERROR_V2:
+        say(fd, "HTTP/1.1 400 No\r\nContent-Length: 50\r\n\r\n"
+                "{\"code\":3,\"message\":\"etcdserver: no\",\"details\":[]}");
         return;
     case ENDLESS:
         say(fd, "HTTP/1.1 200 OK\r\n\r\n");
@@ -298,6 +303,8 @@ static void test_lies(void **state)
         WAIT_FOR(info_of(d[i]).failures > failures[i] + 1); /* one is the watch that ends */
         assert_true(seen_find(&seen[i], "peer000", NULL));
     }
+    WAIT_FOR(strstr(info_of(d[ERROR]).error, "permission denied"));
+    WAIT_FOR(strstr(info_of(d[ERROR_V2]).error, "etcdserver: no"));
     for (int i = SILENT; i < N_LIES; i++)
         atomic_store(&servers[i].lie, HONEST);
     for (int i = SILENT; i < N_LIES; i++) {
