@@ -133,7 +133,7 @@ struct kvbm_manager_opts {
 
     /* ---- peers: blocks that no tier of this node has are fetched from other nodes ---- */
     /* Agent whose sessions are used, whoever opened them; outlives the manager. Its fingerprint
-     * tells models apart, and its key length is the manager's. NULL: with peers, an agent of the
+     * tells models apart, and its key length must be the manager's. NULL: with peers, an agent of the
      * manager's own, which lends nothing; else no peers. */
     struct kvbm_agent *agent;
     /* Directory to follow, as kvbm_directory_opts.peers: a list of endpoints, "file:PATH" or
@@ -293,7 +293,7 @@ enum kvbm_where {
  * KVBM_PENDING. One call asks for the first 256 of them; later calls ask for later keys. Keys
  * behind a KVBM_MISS are not asked for, and are KVBM_MISS, unless @chain is scattered. After 2 s
  * without an answer (object_timeout_ms, if less) a key is KVBM_MISS. So are unknown keys while the
- * store's breaker is open, and while 65,536 keys are being asked for. Peers have a quarter of a second
+ * store's breaker is open, and while 65,536 keys are being asked for, unless peers are asked for them. Peers have a quarter of a second
  * to answer; what they say is believed for 5 s (there) or 1 s (not there). Returns the length of the
  * prefix without KVBM_MISS.
  */

@@ -249,7 +249,7 @@ struct kvbm_blockset_opts {
  * Export a set, with generation 1. The caller owns *@ret and frees it with kvbm_blockset_destroy.
  * With a source, the layout's memory stays until the set is destroyed. Returns 0, or
  *   -EINVAL  no layout, a deserialised one or one without memory; a shard that contradicts the
- *            layout; a transport twice; keys too long
+ *            layout; a transport twice; keys too long; a registry whose keys aren't of the agent's length
  *   -EEXIST  the agent exports a set of this id
  *   -ENOSPC  the agent has exported sets of 65,536 ids
  *   -ENOMEM

@@ -42,6 +42,11 @@ size_t kvbm_sessions_list(struct kvbm_agent *agent, struct kvbm_session **ret, s
     return n;
 }
 
+uint32_t kvbm_agent_key_len(const struct kvbm_agent *agent)
+{
+    return agent->key_len;
+}
+
 uint64_t kvbm_agent_worker_at(struct kvbm_agent *agent, const char *endpoint)
 {
     struct kvbm_net *net = agent->net;

@@ -12,6 +12,9 @@
  */
 size_t kvbm_sessions_list(struct kvbm_agent *agent, struct kvbm_session **ret, size_t max);
 
+/** Return the length of an agent's keys. */
+uint32_t kvbm_agent_key_len(const struct kvbm_agent *agent);
+
 /** Find the peer of an open session that was opened at @endpoint. Returns its worker, or 0. */
 uint64_t kvbm_agent_worker_at(struct kvbm_agent *agent, const char *endpoint);
 

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/thread.h"
+#include "bm/registry.h"
 #include "lend_impl.h"
 
 #define SHARE_PERCENT 25
@@ -221,7 +222,8 @@ static int refuse(const char *why)
     return -EINVAL;
 }
 
-static int read_source(const struct kvbm_block_source *source, struct kvbm_offer *offer)
+static int read_source(const struct kvbm_block_source *source, uint32_t key_len,
+                       struct kvbm_offer *offer)
 {
     if (!source)
         return 0;
@@ -231,6 +233,8 @@ static int read_source(const struct kvbm_block_source *source, struct kvbm_offer
         !source->hold || !source->unhold)
         return refuse("its source lacks a function");
     memcpy(&offer->source, source, KV_MIN(source->size, sizeof(offer->source)));
+    if (offer->source.registry && offer->source.registry->key_len != key_len)
+        return refuse("its source's keys have another length than the agent's");
     offer->has_source = true;
     return 0;
 }
@@ -279,7 +283,7 @@ int kvbm_offer_create(struct kvbm_lender *lender, const struct kvbm_blockset_opt
     offer->lender = lender;
     offer->max_lease_ms = KV_OPT(opts, max_lease_ms, MAX_LEASE_MS);
     offer->shared = shared;
-    err = read_source(source, offer);
+    err = read_source(source, lender->agent->key_len, offer);
     if (err == 0 && shared && !kvbm_shared_holds(shared, opts->layout))
         err = refuse("its layout isn't in its shared memory");
     if (err == 0 && source)

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/log.h"
+#include "peer/ask.h"
 #include "tier/manager/manager.h"
 
 #define MAX_FINGERPRINT 3800 /* bytes; tiers.c appends the layout, within 4096 */
@@ -43,6 +44,8 @@ static const char *what_is_wrong(const struct kvbm_manager_opts *o)
         return "a disk tier needs a size";
     if (!o->host_bytes && !o->disk && !o->object && !o->peers && !o->agent)
         return "no tier";
+    if (o->agent && kvbm_agent_key_len(o->agent) != (o->key_len ? o->key_len : 8))
+        return "the agent's keys have another length";
     if (o->peers && !o->agent && o->fingerprint &&
         strnlen(o->fingerprint, KVBM_MAX_FINGERPRINT + 1) > KVBM_MAX_FINGERPRINT)
         return "peers without an agent need a fingerprint of at most 255 bytes";

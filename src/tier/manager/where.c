@@ -13,7 +13,8 @@ struct look {
     const struct kvbm_chain *chain;
     bool peers, scattered, missed;
     uint32_t asked_for;
-    uint64_t of_object, of_peers; /* bit per key: unknown, and to be asked for */
+    uint64_t of_object, of_peers;       /* bit per key: unknown, and to be asked for */
+    uint64_t asked_object, asked_peers; /* asked for, and not answered */
     uint8_t at[LOOK];
 };
 
@@ -77,7 +78,7 @@ static uint32_t ask_object(struct look *look, size_t i)
 
             /* The key can't be asked for now, or its query can't be noted: a miss, since
              * KVBM_PENDING would have no end. */
-            if (bits >> k & 1 &&
+            if (bits >> k & 1 && !(look->asked_peers >> (done + k) & 1) &&
                 kvbm_presence_of(m, kvbm_key_hash(m, chain->group, key)) != KVBM_PRESENCE_ASKED)
                 look->at[done + k] = KVBM_MISS;
         }
@@ -91,8 +92,10 @@ static uint32_t ask_peers(struct look *look, size_t i)
 {
     int rc = kvbm_peers_look(look->m, look->chain, i, look->of_peers);
 
+    if (rc == 0)
+        look->asked_peers |= look->of_peers;
     for (uint32_t k = 0; rc < 0 && k < LOOK; k++) {
-        if ((look->of_peers & ~look->of_object) >> k & 1)
+        if ((look->of_peers & ~(look->of_object | look->asked_object)) >> k & 1)
             look->at[k] = KVBM_MISS;
     }
     return rc < 0 ? 0 : (uint32_t)__builtin_popcountll(look->of_peers);
@@ -126,6 +129,8 @@ static void look_at(struct look *look, const uint8_t *key, uint32_t k)
 
     if (look->peers && needs_peers(look, hash, at)) {
         there = at_peers(look->m, hash, &unknown_there);
+        look->asked_object |= (uint64_t)(at == KVBM_PENDING && !unknown) << k;
+        look->asked_peers |= (uint64_t)(there == KVBM_PENDING && !unknown_there) << k;
         if (there == KVBM_ON_PEER || at == KVBM_MISS)
             at = there;
         unknown = unknown && there != KVBM_ON_PEER;
@@ -141,7 +146,7 @@ static void look_at_some(struct look *look, size_t i, uint32_t n)
     const struct kvbm_manager *m = look->m;
     const uint8_t *key = (const uint8_t *)look->chain->keys + i * m->key_len;
 
-    look->of_object = look->of_peers = 0;
+    look->of_object = look->of_peers = look->asked_object = look->asked_peers = 0;
     kvbm_registry_locate(m->registry, look->chain->group, key, n, look->at);
     for (uint32_t k = 0; k < n; k++)
         look_at(look, key + k * m->key_len, k);

@@ -16,7 +16,7 @@
 #include "tier/peer/peer.h"
 
 #define KVBM_MAX_ASKED_PEERS 16u
-#define KVBM_KNOWN_SETS 4096u /* of KVBM_KNOWN_WAYS: 768 KiB */
+#define KVBM_KNOWN_SETS 4096u /* of KVBM_KNOWN_WAYS: 1 MiB */
 #define KVBM_KNOWN_WAYS 8u
 #define KVBM_MAX_GATES 256u
 
