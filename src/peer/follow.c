@@ -110,8 +110,18 @@ static int open_at(const struct kvbm_follower *f, const struct kvbm_directory_pe
     return -EEXIST;
 }
 
+static bool is_stopping(struct kvbm_follower *f)
+{
+    bool stopping;
+
+    pthread_mutex_lock(&f->lock);
+    stopping = f->stopping;
+    pthread_mutex_unlock(&f->lock);
+    return stopping;
+}
+
 /* Open a session with a peer: by shared memory's way (unix:) if there is one, else by tcp:. */
-static int open_peer(const struct kvbm_follower *f, const struct kvbm_directory_peer *peer,
+static int open_peer(struct kvbm_follower *f, const struct kvbm_directory_peer *peer,
                      struct kvbm_session **ret)
 {
     int err = -ENOENT;
@@ -120,6 +130,8 @@ static int open_peer(const struct kvbm_follower *f, const struct kvbm_directory_
         for (uint32_t i = 0; i < peer->n_endpoints; i++) {
             if ((strncmp(peer->endpoints[i], "unix:", 5) != 0) != tcp)
                 continue;
+            if (is_stopping(f))
+                return -ECANCELED;
             err = open_at(f, peer, peer->endpoints[i], ret);
             if (err == 0 || err == -ELOOP)
                 return err;

@@ -51,6 +51,7 @@ static struct server {
 } servers[N_LIES];
 static atomic_bool over;
 static char letters[65536]; /* a piece of an endless answer */
+static char silent[32];     /* endpoint at which nobody answers, of all peers; "": their own ones */
 
 static bool send_all(int fd, const char *data, size_t len)
 {
@@ -89,6 +90,9 @@ static void put_kv(struct kv_buf *out, const char *name, uint64_t incarnation)
     struct kvbm_directory_peer peer = peer_named(name, incarnation);
     struct kv_buf request = KV_BUF_INIT;
 
+    for (peer.n_endpoints = *silent ? 0 : peer.n_endpoints;
+         *silent && peer.n_endpoints < KVBM_MAX_PEER_ENDPOINTS; peer.n_endpoints++)
+        strcpy(peer.endpoints[peer.n_endpoints], silent);
     etcd_write_put(&request, "/p/", &peer, 1); /* {"key":..,"value":..,"lease":".."} */
     kv_buf_append(out, request.data, request.len);
     kv_buf_fini(&request);
@@ -335,11 +339,43 @@ static void test_close(void **state)
     }
 }
 
+/* A follower closes within one attempt at an endpoint, however many a peer has that don't answer. */
+static void test_follower(void **state)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    const struct kvbm_directory_opts directory = {.size = sizeof(directory),
+                                                  .peers = servers[HONEST].where};
+    const struct kvbm_follow_opts opts = {
+        .size = sizeof(opts), .directory = &directory, .open_ms = 3000};
+    const struct kvbm_agent_opts what = {.size = sizeof(what), .name = "reader"};
+    struct pollfd begun = {.fd = socket(AF_INET, SOCK_STREAM, 0), .events = POLLIN};
+    socklen_t len = sizeof(at);
+    struct kvbm_follower *follower;
+    struct kvbm_agent *agent;
+    uint64_t began;
+
+    (void)state;
+    assert_int_equal(bind(begun.fd, (struct sockaddr *)&at, len), 0);
+    assert_int_equal(listen(begun.fd, 64), 0);
+    assert_int_equal(getsockname(begun.fd, (struct sockaddr *)&at, &len), 0);
+    snprintf(silent, sizeof(silent), "tcp:127.0.0.1:%u", ntohs(at.sin_port));
+    assert_int_equal(kvbm_agent_create(&what, &agent), 0);
+    assert_int_equal(kvbm_agent_follow(agent, &opts, &follower), 0);
+    assert_int_equal(poll(&begun, 1, 60000), 1);
+    began = kv_now_ns();
+    assert_int_equal(kvbm_follower_close(follower), 0);
+    assert_true(kv_now_ns() - began < 10 * KV_NS_PER_S); /* of 8 attempts: 24 s */
+    assert_int_equal(kvbm_agent_destroy(agent), 0);
+    close(begun.fd);
+    *silent = '\0';
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lies),
         cmocka_unit_test(test_close),
+        cmocka_unit_test(test_follower),
     };
     pthread_t thread;
     int failed;
