@@ -356,6 +356,8 @@ static bool makes_room(struct kvi_store *store)
     if (!store->holder || stored->added + stored->duplicate + stored->parked ||
         !kvi_parts_sweep(store->ix, store->holder))
         return false;
+    if (store->only_new) /* the refusal wasn't counted */
+        return true;
     kvi_count(&store->ix->n_refused, (uint64_t)-1);
     store->holder->n_refused--;
     return true;

@@ -58,6 +58,35 @@ static uint64_t local_at(uint32_t turns, uint32_t depth)
     return 1 + (turns >> (depth / SEGMENT) & 1);
 }
 
+static uint64_t refused(const struct world *w)
+{
+    struct kvi_holder_info info = {0};
+    struct kvi_stats stats = KVI_STATS_INIT;
+
+    assert_int_equal(kvi_get_stats(w->ix, &stats), 0);
+    (void)kvi_get_holder(w->ix, who, &info);
+    assert_true(info.refused <= stats.refused);
+    return info.refused;
+}
+
+/* Store new blocks. A refusal isn't counted: the caller tries again. */
+static int add_chain(struct world *w, const uint64_t *parent, const struct kv_block *blocks,
+                     size_t n)
+{
+    const struct kvi_new_chain chain = {.holder = who,
+                                        .has_parent = parent,
+                                        .parent = parent ? *parent : 0,
+                                        .blocks = blocks,
+                                        .n = n};
+    uint64_t before = refused(w);
+    int rc;
+    size_t n_stored = kvi_add_chains(w->ix, &chain, 1, &rc);
+
+    assert_int_equal(n_stored, rc == 0);
+    assert_true(refused(w) >= before); /* more: parked blocks below that are refused */
+    return rc;
+}
+
 static void store(struct world *w)
 {
     uint32_t turns = rng_below(&w->rng, 32), from = rng_below(&w->rng, DEPTH);
@@ -69,7 +98,9 @@ static void store(struct world *w)
     for (uint32_t i = 0; i < n; i++) {
         blocks[i] = (struct kv_block){name_of(id_at(turns, from + i)), local_at(turns, from + i)};
     }
-    rc = kvi_add(w->ix, who, KV_TIER_DEVICE, 0, from ? &parent : NULL, blocks, n, NULL);
+    rc = w->limited && rng_below(&w->rng, 2) ? add_chain(w, from ? &parent : NULL, blocks, n) : -1;
+    if (rc)
+        rc = kvi_add(w->ix, who, KV_TIER_DEVICE, 0, from ? &parent : NULL, blocks, n, NULL);
     if (w->limited && rc == -ENOSPC) {
         w->n_refused++;
         return;
