@@ -108,7 +108,7 @@ int ki_applier_declare_windows(struct ki_applier *a, struct kvi_index *index,
 {
     struct kve_source source;
     bool reshaped = false;
-    int rc = 0;
+    int rc = 0, lost = 0;
 
     for (size_t i = 0; i < batch->n_ops && !rc; i++) {
         const struct kve_op *op = &batch->ops[i];
@@ -116,9 +116,11 @@ int ki_applier_declare_windows(struct ki_applier *a, struct kvi_index *index,
         if (!ki_applier_is_window(a, op, &source) || !ki_applier_note_rank(a, op->rank))
             continue;
         rc = ki_applier_end_run(a, index);
-        if (!rc && ki_shows_size(op, &source))
+        lost = rc < 0 ? rc : lost; /* stores of batches before: the windows come all the same */
+        rc = 0;
+        if (ki_shows_size(op, &source))
             rc = declare_source(a, index, op->rank, &source);
-        else if (!rc && a->has_windows)
+        else if (a->has_windows)
             rc = kvi_set_alone(index, (struct kv_holder){a->instance, op->rank},
                                !kve_reader_has_main(a->reader, op->rank));
         if (rc == -EEXIST && !reshaped) {
@@ -130,7 +132,9 @@ int ki_applier_declare_windows(struct ki_applier *a, struct kvi_index *index,
             rc = 0;
         }
     }
-    return reshaped ? -EEXIST : rc;
+    if (reshaped)
+        return -EEXIST;
+    return rc ? rc : lost;
 }
 
 int ki_windows_find(const struct ki_applier *a, const struct ki_windows *windows,

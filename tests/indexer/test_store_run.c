@@ -39,7 +39,7 @@ static void side_fini(struct side *s)
 
 struct event {
     enum { STORE, REMOVE, CLEAR } type;
-    bool root, host;
+    bool root, host, window; /* of a sliding window's group */
     uint32_t rank;
     uint64_t parent, hashes[4];
     size_t n;
@@ -49,7 +49,15 @@ struct event {
 
 static void put_event(struct kv_buf *out, const struct event *e)
 {
-    kv_msgpack_put_map(out, e->type == STORE ? 7 : e->type == REMOVE ? 4 : 2);
+    kv_msgpack_put_map(out, (e->type == STORE ? 7u : e->type == REMOVE ? 4u : 2u) + 3u * e->window);
+    if (e->window) {
+        kv_msgpack_put_str(out, "group_idx");
+        kv_msgpack_put_u64(out, 1);
+        kv_msgpack_put_str(out, "kv_cache_spec_kind");
+        kv_msgpack_put_str(out, "sliding_window");
+        kv_msgpack_put_str(out, "kv_cache_spec_sliding_window");
+        kv_msgpack_put_u64(out, BLOCK_SIZE + 1);
+    }
     kv_msgpack_put_str(out, "type");
     kv_msgpack_put_str(out, e->type == STORE    ? "BlockStored"
                             : e->type == REMOVE ? "BlockRemoved"
@@ -325,9 +333,11 @@ static void make_prompts(struct event *events, size_t n, uint64_t *random)
 static void put_batch(struct side *s, const struct event *events, size_t n, bool flush)
 {
     struct kv_buf batch = KV_BUF_INIT;
+    enum ki_applied applied;
 
     make_batch(&batch, events, n);
-    s->n_part += ki_applier_put(&s->applier, s->index, batch.data, batch.len) == KI_APPLIED_PART;
+    applied = ki_applier_put(&s->applier, s->index, batch.data, batch.len);
+    s->n_part = applied == KI_APPLIED_CLEARED ? 0 : s->n_part + (applied == KI_APPLIED_PART);
     if (flush)
         s->n_part += ki_applier_flush(&s->applier, s->index) == KI_APPLIED_PART;
     kv_buf_fini(&batch);
@@ -370,6 +380,42 @@ static void prompts_that_wait_change_nothing(void **state)
         side_fini(&b);
     }
     assert_true(n_waited > 0 && n_reports > 0 && n_suspects > 0);
+}
+
+/* A window is declared while stores wait, some of which the index refuses. */
+static void windows_that_come_later_are_declared(void **state)
+{
+    uint64_t random = unit_seed();
+    static struct event events[EVENTS];
+    size_t n_refused = 0;
+    (void)state;
+
+    kv_log_set_level(KV_LOG_ERROR);
+    for (size_t round = unit_rounds(300); round--;) {
+        struct kvi_opts opts = make_limits(&random);
+        size_t until = unit_below(&random, EVENTS), from = unit_below(&random, EVENTS), n;
+        struct side a, b;
+
+        side_init(&a, &opts);
+        side_init(&b, &opts);
+        a.applier.run.off = true;
+        make_prompts(events, EVENTS, &random);
+        for (size_t i = from; i < EVENTS; i++)
+            events[i].window = events[i].type == STORE && unit_below(&random, 3) == 0;
+        for (size_t i = 0; i < until; i += n) {
+            n = KV_MIN(1 + unit_below(&random, 4), until - i);
+            put_batch(&a, events + i, n, true);
+            put_batch(&b, events + i, n, unit_below(&random, 8) == 0);
+        }
+        b.n_part += ki_applier_flush(&b.applier, b.index) == KI_APPLIED_PART;
+        compare_sides(&a, &b);
+        assert_int_equal(a.applier.has_windows, b.applier.has_windows);
+        assert_int_equal(a.n_part > 0, b.n_part > 0);
+        n_refused += a.applier.has_windows && a.n_part > 0;
+        side_fini(&a);
+        side_fini(&b);
+    }
+    assert_true(n_refused > 0);
 }
 
 /* A long chain told block by block: one store for all its blocks. */
@@ -465,6 +511,7 @@ int main(void)
         cmocka_unit_test(a_parked_child_comes_before_the_rest_of_the_run),
         cmocka_unit_test(waiting_changes_nothing),
         cmocka_unit_test(prompts_that_wait_change_nothing),
+        cmocka_unit_test(windows_that_come_later_are_declared),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
