@@ -100,8 +100,6 @@ static int prepare(struct kvi_store *store, struct kv_holder holder, const uint6
             return rc;
         store->holder_is_new = true;
     }
-    if (!store->again)
-        kvi_copies_imply(store->holder, store->tier, store->source);
     rc = kvi_store_judge(store);
     if (!rc && store->only_new && !is_all_new(store))
         rc = -EEXIST;
@@ -111,8 +109,11 @@ static int prepare(struct kvi_store *store, struct kv_holder holder, const uint6
         kvi_store_cancel(store);
         if (store->holder_is_new)
             kvi_holder_drop(ix, store->holder);
+        return rc;
     }
-    return rc;
+    if (!store->again)
+        kvi_copies_imply(store->holder, store->tier, store->source);
+    return 0;
 }
 
 /* Remove the stored blocks from the parked ones, and give them the tiers that they had there. */

@@ -299,6 +299,23 @@ static void a_holder_is_bounded(void **state)
     kvi_destroy(ix);
 }
 
+/* A store that is refused doesn't decide on the source of an empty tier. */
+static void a_refused_store_changes_no_source(void **state)
+{
+    const struct kv_block above = {CHAIN[0].hash, 77};
+    struct kvi_holder_info before, after;
+    struct kvi_index *ix;
+    (void)state;
+
+    assert_int_equal(kvi_create(NULL, &ix), 0);
+    assert_int_equal(kvi_add(ix, W0, KV_TIER_HOST, 0, NULL, CHAIN, 2, NULL), 0);
+    assert_int_equal(kvi_get_holder(ix, W0, &before), 0);
+    assert_int_equal(kvi_add(ix, W0, DEVICE, 2, &CHAIN[1].hash, &above, 1, NULL), -EINVAL);
+    assert_int_equal(kvi_get_holder(ix, W0, &after), 0);
+    assert_int_equal(after.turns, before.turns);
+    kvi_destroy(ix);
+}
+
 /* -- what a dump tells beside the tree ----------------------------------------------------------- */
 
 static int restore_run(void *arg, const struct kvi_dump_run *run)
@@ -376,6 +393,7 @@ int main(void)
         cmocka_unit_test(copies_without_room),
         T(parking_is_bounded),
         T(a_holder_is_bounded),
+        T(a_refused_store_changes_no_source),
         T(a_copy_is_as_exact),
         T(an_offload_moves_nothing),
         T(an_offload_goes_on_below),
