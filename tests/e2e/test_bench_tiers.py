@@ -63,6 +63,7 @@ def test_interrupted():
         process = subprocess.Popen([KVASIR, "bench", "tiers", *SMALL, "--object", f"slow://{folder}/object"], env=env,
                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         wait_until(lambda: os.path.exists(f"{folder}/object"), timeout=60)
+        check(process.poll() is None, "it ended before it was interrupted")
         process.send_signal(signal.SIGINT)
         text = process.communicate(timeout=60)[1]
         equal(process.returncode, 130, f"status {text}")

@@ -65,5 +65,8 @@ const kv_store_ext *kv_store_get_ext(void)
 
     table = *kvs_file_ext();
     table.sweep_chunks = sweep_slow;
+    table.get_chunks = NULL; /* each chunk by get_chunk: these don't wait */
+    table.get_parts = NULL;
+    table.stream_chunk = NULL;
     return &table;
 }
