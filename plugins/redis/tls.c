@@ -2,10 +2,10 @@
 #include "redis/tls.h"
 
 #include <openssl/err.h>
-#include <openssl/x509v3.h>
 #include <stdio.h>
 
 #include "base/socket_bio.h"
+#include "base/tls_host.h"
 
 struct rds_tls {
     SSL_CTX *context;
@@ -60,16 +60,6 @@ void rds_tls_destroy(struct rds_tls *tls)
     free(tls);
 }
 
-static int name_peer(SSL *ssl, const char *host)
-{
-    X509_VERIFY_PARAM *param = SSL_get0_param(ssl);
-
-    if (X509_VERIFY_PARAM_set1_ip_asc(param, host) == 1)
-        return 1;
-    ERR_clear_error(); /* text may be a host name, not an address */
-    return SSL_set1_host(ssl, host) == 1 && SSL_set_tlsext_host_name(ssl, host) == 1;
-}
-
 SSL *rds_tls_session(struct rds_tls *tls, int fd, const char *host)
 {
     SSL *ssl = SSL_new(tls->context);
@@ -81,7 +71,7 @@ SSL *rds_tls_session(struct rds_tls *tls, int fd, const char *host)
     }
     SSL_set_bio(ssl, bio, bio);
     SSL_set_connect_state(ssl);
-    if (!name_peer(ssl, host)) {
+    if (!kv_tls_demand_host(ssl, host)) {
         SSL_free(ssl);
         return NULL;
     }

@@ -8,12 +8,12 @@
 #include <openssl/err.h>
 #include <openssl/evp.h>
 #include <openssl/ssl.h>
-#include <openssl/x509v3.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/socket_bio.h"
+#include "base/tls_host.h"
 #include "kv_types.h"
 #include "peer/tls_abi.h"
 
@@ -128,15 +128,6 @@ static void stream_destroy(struct kvbm_tls_stream *stream)
     free(stream);
 }
 
-/* Demand a certificate for @host, an address or a name. */
-static bool demand(SSL *openssl, const char *host)
-{
-    if (X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(openssl), host) == 1)
-        return true;
-    ERR_clear_error(); /* it is a name, not an address */
-    return SSL_set1_host(openssl, host) == 1 && SSL_set_tlsext_host_name(openssl, host) == 1;
-}
-
 static int stream_create(struct kvbm_tls_context *context, int fd, bool is_opener, const char *host,
                          struct kvbm_tls_stream **ret)
 {
@@ -154,7 +145,7 @@ static int stream_create(struct kvbm_tls_context *context, int fd, bool is_opene
         SSL_set_connect_state(stream->openssl);
     else
         SSL_set_accept_state(stream->openssl);
-    if (host && !demand(stream->openssl, host))
+    if (host && !kv_tls_demand_host(stream->openssl, host))
         goto fail;
     *ret = stream;
     return 0;
