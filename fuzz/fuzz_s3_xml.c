@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "s3/object.h"
+#include "s3/keys.h"
+#include "s3/xml.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

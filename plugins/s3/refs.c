@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/history.h"
 #include "base/xxh.h"
+#include "s3/list.h"
 #include "s3/ref_keys.h"
 
 #define SEGMENT_BYTES (1u << 20)

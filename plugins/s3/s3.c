@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/own_manifest.h"
+#include "s3/list.h"
 #include "s3/store.h"
 
 #define RENEW_S (6 * 3600)

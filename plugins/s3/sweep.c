@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "s3/list.h"
 #include "s3/store.h"
 
 /* -- Listings -------------------------------------------------------------------------------- */

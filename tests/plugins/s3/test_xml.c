@@ -4,7 +4,8 @@
 
 #include <errno.h>
 
-#include "s3/object.h"
+#include "s3/keys.h"
+#include "s3/xml.h"
 
 struct seen {
     struct s3_listed objects[4];
