@@ -2,9 +2,6 @@
 #include "indexer/service.h"
 
 #include <inttypes.h>
-#include <malloc.h>
-#include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <strings.h>
 #include <sys/resource.h>
@@ -15,6 +12,7 @@
 #include "base/log.h"
 #include "base/thread.h"
 #include "indexer/lookup.h"
+#include "indexer/main_loop.h"
 #include "indexer/recovery.h"
 #include "indexer/tls.h"
 
@@ -23,140 +21,6 @@
 #define DRAIN_MS 5000
 #define FDS_PER_REGISTRATION 3 /* the connection; a replay's DEALER and its connection */
 #define FDS_OF_ITS_OWN 96      /* event and HTTP threads, ZMQ's own, the log, peers, dumps */
-
-/* -- signals: handlers only set flags and wake the main thread --------------------------------- */
-
-/* The handler runs in any thread: it needs lock-free atomics, not sig_atomic_t. */
-static _Atomic int stop_flag;
-static _Atomic int reload_flag;
-static struct kv_wake signal_wake = {-1};
-
-static void on_signal(int number)
-{
-    int saved = errno;
-
-    if (number == SIGHUP)
-        reload_flag = 1;
-    else
-        stop_flag = number;
-    kv_wake_signal(&signal_wake);
-    errno = saved;
-}
-
-static int catch_signals(void)
-{
-    struct sigaction catch = {.sa_handler = on_signal}, ignore = {.sa_handler = SIG_IGN};
-    int rc = kv_wake_open(&signal_wake);
-
-    if (rc < 0)
-        return rc;
-    sigaction(SIGTERM, &catch, NULL);
-    sigaction(SIGINT, &catch, NULL);
-    sigaction(SIGHUP, &catch, NULL);
-    sigaction(SIGPIPE, &ignore, NULL);
-    return 0;
-}
-
-#define TRIM_INTERVAL_MS 10000
-#define READY_INTERVAL_MS 100 /* interval until the service is ready */
-#define TRIM_DELAY_MS 100     /* delay after a burst of events */
-#define TRIM_LEAST_MS 500     /* least time between two trims */
-
-/* When to return memory to the system. */
-struct trim {
-    uint64_t last_ns, due_ns;
-};
-
-/*
- * Return free memory to the system. A burst of events waits in ZMQ's queues in tens of thousands of
- * pieces, and glibc keeps their memory (measured: 316 MiB, of which this returns 217 MiB).
- */
-static void return_memory(struct trim *trim, uint64_t now_ns)
-{
-#ifdef __GLIBC__
-    malloc_trim(0);
-#endif
-    trim->last_ns = now_ns;
-    trim->due_ns = now_ns + TRIM_INTERVAL_MS * KV_NS_PER_MS;
-}
-
-/* Schedule a trim when an event thread has drained its streams. */
-static void return_memory_soon(struct trim *trim, uint64_t now_ns)
-{
-    uint64_t due_ns =
-        KV_MAX(now_ns + TRIM_DELAY_MS * KV_NS_PER_MS, trim->last_ns + TRIM_LEAST_MS * KV_NS_PER_MS);
-
-    trim->due_ns = KV_MIN(trim->due_ns, due_ns);
-}
-
-bool ki_service_is_ready(struct ki_service *service)
-{
-    struct ki_worker_info *infos;
-    uint64_t instances = 0;
-    long n;
-
-    if (!service->options->min_initial_workers ||
-        atomic_load_explicit(&service->ready, memory_order_relaxed))
-        return true;
-    n = ki_registry_workers(service->registry, &infos);
-    for (long i = 0; i < n; i++)
-        instances += i == 0 || infos[i].instance != infos[i - 1].instance;
-    if (n >= 0)
-        ki_worker_infos_free(infos, n);
-    if (instances < service->options->min_initial_workers)
-        return false;
-    atomic_store_explicit(&service->ready, true, memory_order_relaxed);
-    return true;
-}
-
-/* Reload on SIGHUP the files that may have changed. */
-static void reload(struct ki_service *service)
-{
-    struct kv_error error = {0};
-
-    if (ki_auth_reload(service->auth, &error) < 0)
-        kv_log_error("service", "the token file was not read again; the old tokens stay",
-                     "reason=\"%s\"", error.text);
-    else
-        kv_log_info("service", "token file read again", NULL);
-    if (service->tls && ki_tls_reload(service->tls, &error) < 0)
-        kv_log_error("service", "the certificate was not read again; the old one stays",
-                     "reason=\"%s\"", error.text);
-    else if (service->tls)
-        kv_log_info("service", "certificate read again", NULL);
-    if (service->access_log && ki_access_log_reopen(service->access_log, &error) < 0)
-        kv_log_error("service", "the access log was not opened again; lines go to the old file",
-                     "reason=\"%s\"", error.text);
-}
-
-static void wait_for_signal(struct ki_service *service, uint16_t port)
-{
-    struct trim trim = {0};
-    bool told = false;
-
-    return_memory(&trim, kv_now_ns());
-    while (!stop_flag) {
-        struct pollfd pfd = {.fd = signal_wake.fd, .events = POLLIN};
-        int64_t wait_ms = kv_ms_until(trim.due_ns, kv_now_ns());
-        int rc;
-
-        if (!told && ki_service_is_ready(service)) {
-            told = true;
-            sd_notifyf(0, "READY=1\nSTATUS=serving on port %u", port);
-        }
-        rc = poll(&pfd, 1, (int)(told ? wait_ms : KV_MIN(wait_ms, READY_INTERVAL_MS)));
-        if (rc > 0)
-            kv_wake_clear(&signal_wake);
-        if (kv_now_ns() >= trim.due_ns)
-            return_memory(&trim, kv_now_ns());
-        else if (rc > 0 && !reload_flag)
-            return_memory_soon(&trim, kv_now_ns());
-        if (!reload_flag)
-            continue;
-        reload_flag = 0;
-        reload(service);
-    }
-}
 
 /* -- limits ------------------------------------------------------------------------------------ */
 
@@ -300,7 +164,7 @@ static int recover(struct ki_service *service, struct kv_error *error)
                                     .ca_file = o->cacert,
                                     .max_bytes = o->recovery_memory,
                                     .max_blocks = o->max_blocks,
-                                    .stop = &stop_flag};
+                                    .stop = &ki_signals.stop};
     struct ki_recovery_result result = {0};
     char **urls = NULL;
     long n = o->peers ? ki_urls_parse(o->peers, &urls, error) : 0;
@@ -412,6 +276,26 @@ static int start_http(struct ki_service *service, int fd, const struct ki_route 
     return rc;
 }
 
+bool ki_service_is_ready(struct ki_service *service)
+{
+    struct ki_worker_info *infos;
+    uint64_t instances = 0;
+    long n;
+
+    if (!service->options->min_initial_workers ||
+        atomic_load_explicit(&service->ready, memory_order_relaxed))
+        return true;
+    n = ki_registry_workers(service->registry, &infos);
+    for (long i = 0; i < n; i++)
+        instances += i == 0 || infos[i].instance != infos[i - 1].instance;
+    if (n >= 0)
+        ki_worker_infos_free(infos, n);
+    if (instances < service->options->min_initial_workers)
+        return false;
+    atomic_store_explicit(&service->ready, true, memory_order_relaxed);
+    return true;
+}
+
 static int create_parts(struct ki_service *service, const struct ki_route *routes, size_t n_routes,
                         struct kv_error *error)
 {
@@ -426,7 +310,7 @@ static int create_parts(struct ki_service *service, const struct ki_route *route
         .ignore_mm_keys = o->ignore_mm_keys,
         .ignore_mm_offsets = o->ignore_mm_offsets,
         .start_held = true,
-        .drained = &signal_wake,
+        .drained = &ki_signals.wake,
     };
     int rc = share_descriptors(o, &service->max_connections, &opts.max_registrations, error);
 
@@ -483,7 +367,7 @@ static int serve(struct ki_service *service, int fd, uint16_t port, struct kv_er
         rc = register_workers(service, error);
     if (rc == 0)
         rc = recover(service, error);
-    if (rc < 0 || stop_flag) {
+    if (rc < 0 || ki_signals.stop) {
         close(fd);
         return rc;
     }
@@ -491,9 +375,9 @@ static int serve(struct ki_service *service, int fd, uint16_t port, struct kv_er
     if (rc < 0)
         return rc;
     log_listening(o, port);
-    wait_for_signal(service, port);
+    ki_main_loop(service, port);
     sd_notify(0, "STOPPING=1");
-    kv_log_info("service", "stopping", "signal=%d", stop_flag);
+    kv_log_info("service", "stopping", "signal=%d", ki_signals.stop);
     return 0;
 }
 
@@ -504,14 +388,14 @@ int ki_service_run(const struct ki_options *options, struct kv_error *error)
     int rc, fd;
 
     pthread_mutex_init(&service.lock, NULL);
-    rc = catch_signals();
+    rc = ki_signals_catch();
     if (rc < 0)
         return kv_fail(error, rc, 0, "can't start: %s", strerror(-rc));
     rc = ki_http_bind(options->host, (uint16_t)options->port, &fd, &port, error);
     if (rc == 0)
         rc = serve(&service, fd, port, error);
     destroy_parts(&service);
-    kv_wake_close(&signal_wake);
+    kv_wake_close(&ki_signals.wake);
     if (rc == 0)
         kv_log_info("service", "stopped", NULL);
     return rc;

@@ -44,8 +44,7 @@ struct ki_service {
 };
 
 /**
- * Run until a signal ends it. @stop is the flag that the signal handler sets. Returns 0 or a
- * negative errno with @error.
+ * Run until a signal ends it. Returns 0 or a negative errno with @error.
  */
 int ki_service_run(const struct ki_options *options, struct kv_error *error);
 
