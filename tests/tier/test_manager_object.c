@@ -207,6 +207,49 @@ static void test_nothing_behind_a_miss(void **state)
     world_fini(&w);
 }
 
+/* The object store has blocks 1000 to 1005, and no other tier does. */
+static void start_with_six(struct world *w, uint32_t host_blocks)
+{
+    shaky_start(w, host_blocks);
+    assert_int_equal(world_store(w, 1000, 6), 6);
+    assert_int_equal(kvbm_manager_drain(w->m, 30000), 0);
+    kvbm_pool_reset_inactive(kvbm_manager_pool(w->m, KV_TIER_HOST));
+}
+
+/* A key known to be absent costs none of the blocks before it: fetches beyond the share of host
+ * blocks continue when the first ones end. */
+static void test_share_before_a_miss(void **state)
+{
+    struct world w;
+
+    (void)state;
+    start_with_six(&w, 16); /* share: 4 blocks */
+    EXPECT_SOON(world_where(&w, 1000, 6) == KVBM_MISS);
+    assert_int_equal(world_load(&w, 1000, 8), 6);
+    world_fini(&w);
+}
+
+/* Blocks before a miss that another pin reserved, and released without their bytes, are fetched. */
+static void test_reserved_before_a_miss(void **state)
+{
+    uint64_t keys[8];
+    struct kvbm_chain chain = world_chain(keys);
+    struct kvbm_pin *store, *load;
+    struct world w;
+
+    (void)state;
+    start_with_six(&w, 64);
+    world_keys(1000, keys, 8);
+    assert_int_equal(kvbm_manager_prepare_store(w.m, &chain, 4, &store), 4);
+    assert_int_equal(kvbm_manager_prepare_load(w.m, &chain, 8, NULL, &load), 8);
+    EXPECT_SOON(world_stats(&w).object.misses == 2);
+    kvbm_pin_release(store);
+    assert_int_equal(kvbm_pin_wait(load, 30000), 0);
+    assert_int_equal(kvbm_pin_state(load, NULL), 6);
+    kvbm_pin_release(load);
+    world_fini(&w);
+}
+
 /* ---- the share of fetches ---- */
 
 enum { PROMPT = 24, SMALL = 32, PINS = 12, EACH = 16 };
@@ -395,6 +438,8 @@ int main(void)
         cmocka_unit_test(test_got_before_it_came),
         cmocka_unit_test(test_deadline_of_a_fetch),
         cmocka_unit_test(test_nothing_behind_a_miss),
+        cmocka_unit_test(test_share_before_a_miss),
+        cmocka_unit_test(test_reserved_before_a_miss),
         cmocka_unit_test(test_frozen_store_evicts_little),
         cmocka_unit_test(test_blocks_come_back),
         cmocka_unit_test(test_share_goes_round),

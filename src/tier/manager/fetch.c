@@ -36,9 +36,9 @@ static void starve(struct kvbm_pin *pin, uint32_t i)
         pthread_cond_signal(&pin->manager->work); /* the mover watches the deadline */
 }
 
-void kvbm_fetch_stop_starving(struct kvbm_pin *pin)
+void kvbm_fetch_stop_starving(struct kvbm_pin *pin, uint32_t first)
 {
-    for (uint32_t i = 0; pin->n_starved && i < pin->n; i++) {
+    for (uint32_t i = first; pin->n_starved && i < pin->n; i++) {
         if (pin->items[i].state != ITEM_STARVED)
             continue;
         pin->items[i].state = ITEM_MISS;
@@ -47,15 +47,15 @@ void kvbm_fetch_stop_starving(struct kvbm_pin *pin)
     }
 }
 
-/* Pick up to KVBM_BATCH items from *@at on that are MISS and were not looked for in @tier, and pack
- * their keys into @keys. Items that another pin fetches or stores become WAITS. */
+/* Pick up to KVBM_BATCH items from *@at on that are MISS and were not looked for in @tier. Pack their
+ * keys into @keys unless that is NULL. Items that another pin fetches or stores become WAITS. */
 static uint32_t pick(struct kvbm_pin *pin, enum kv_tier tier, uint32_t *at, uint32_t *index,
                      uint8_t *keys)
 {
     struct kvbm_manager *m = pin->manager;
-    uint32_t n = 0;
+    uint32_t n = 0, stop = tier == KV_TIER_EXTERNAL ? pin->object_end : pin->n;
 
-    for (; *at < pin->n && n < KVBM_BATCH; ++*at) {
+    for (; *at < stop && n < KVBM_BATCH; ++*at) {
         struct kvbm_item *item = &pin->items[*at];
 
         if (item->state != ITEM_MISS || item->tried >> tier & 1 ||
@@ -67,7 +67,8 @@ static uint32_t pick(struct kvbm_pin *pin, enum kv_tier tier, uint32_t *at, uint
             item->tried |= (uint8_t)(1u << tier);
             continue;
         }
-        memcpy(keys + (size_t)n * m->key_len, kvbm_pin_key(pin, *at), m->key_len);
+        if (keys)
+            memcpy(keys + (size_t)n * m->key_len, kvbm_pin_key(pin, *at), m->key_len);
         index[n++] = *at;
     }
     return n;
@@ -228,6 +229,14 @@ static bool becomes_held(struct kvbm_pin *pin, uint32_t i)
     return item->state != ITEM_MISS;
 }
 
+/* Note that the object store doesn't give item @i: a prompt can't use the items behind it. Items
+ * before it are still fetched: some starve, or wait for another pin. */
+static void ends_at(struct kvbm_pin *pin, uint32_t i)
+{
+    if (kvbm_pin_is_prefix(pin))
+        pin->object_end = KV_MIN(pin->object_end, i);
+}
+
 /* @known: what the object store has of the key was told meanwhile */
 static void arrived(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier, bool known)
 {
@@ -239,7 +248,8 @@ static void arrived(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier, bool kn
     kvbm_stats_of(m, tier)->bytes_out += m->block_bytes;
     item->tried |= (uint8_t)(1u << tier);
     if (!becomes_held(pin, i)) { /* don't fetch it again: registering would fail each time */
-        pin->object_missed |= tier == KV_TIER_EXTERNAL && !pin->scattered;
+        if (tier == KV_TIER_EXTERNAL)
+            ends_at(pin, i);
         return;
     }
     if (tier == KV_TIER_EXTERNAL && !known)
@@ -276,7 +286,7 @@ static void not_there(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier, int w
         if (why == -EBADMSG || why == -ENOENT || why == -EIO)
             kvbm_pool_reset_keys(m->disk, pin->group, kvbm_pin_key(pin, i), 1, NULL);
     } else {
-        pin->object_missed |= kvbm_pin_is_prefix(pin);
+        ends_at(pin, i);
         if (why == -ENOENT || why == -EBADMSG)
             kvbm_presence_absent(m, pin->group, kvbm_pin_key(pin, i), true);
     }
@@ -384,7 +394,7 @@ static void feed(struct kvbm_manager *m)
     struct kvbm_pin *pin;
 
     while (m->pins.n_object_fetched < m->pins.max_object_fetched && (pin = hungriest(m)) != NULL) {
-        kvbm_fetch_stop_starving(pin);
+        kvbm_fetch_stop_starving(pin, 0);
         if (!pin->released || pin->jobs)
             kvbm_fetch_start(pin);
         kvbm_pin_settle(pin);
@@ -401,8 +411,7 @@ static void fetch_done(struct kvbm_manager *m, struct kvbm_note *note)
     unlink_fetch(fetch);
     end(fetch, 0);
     free(fetch);
-    if (!is_wanted(pin) || pin->object_missed)
-        kvbm_fetch_stop_starving(pin);
+    kvbm_fetch_stop_starving(pin, is_wanted(pin) ? pin->object_end : 0);
     feed(m);
     if (is_wanted(pin))
         kvbm_fetch_start(pin);
@@ -535,23 +544,26 @@ void kvbm_fetch_nobody_feeds(struct kvbm_pin *pin)
     }
 }
 
+/* Leave out the first item whose key is known to be absent, and those behind it. Returns how many
+ * are left. */
+static uint32_t before_absent(struct kvbm_pin *pin, const uint32_t *index, uint32_t n)
+{
+    for (uint32_t k = 0; k < n && kvbm_pin_is_prefix(pin); k++) {
+        if (kvbm_presence_known_absent(pin->manager, kvbm_pin_hash(pin, index[k]))) {
+            ends_at(pin, index[k]);
+            return k;
+        }
+    }
+    return n;
+}
+
 static void from_object(struct kvbm_pin *pin)
 {
-    uint8_t keys[KVBM_BATCH * KVBM_MAX_KEY];
     uint32_t index[KVBM_BATCH] = {0}, n, at = 0;
 
-    for (int i = 0; i < WINDOW && !pin->object_missed; i++) {
-        n = pick(pin, KV_TIER_EXTERNAL, &at, index, keys);
-        for (uint32_t k = 0; k < n && kvbm_pin_is_prefix(pin); k++) {
-            uint64_t hash =
-                kvbm_key_hash(pin->manager, pin->group, keys + k * pin->manager->key_len);
-
-            if (kvbm_presence_known_absent(pin->manager,
-                                           hash)) { /* a prompt can't use the keys behind it */
-                pin->object_missed = true;
-                n = k;
-            }
-        }
+    for (int i = 0; i < WINDOW; i++) {
+        n = pick(pin, KV_TIER_EXTERNAL, &at, index, NULL);
+        n = before_absent(pin, index, n);
         if (!n)
             break;
         kvbm_fetch_by_share(pin, KV_TIER_EXTERNAL, index, n);

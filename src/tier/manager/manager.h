@@ -107,7 +107,7 @@ struct kvbm_pin {
     uint32_t n_waits;       /* items that are WAITS or STARVED */
     uint32_t n_starved;     /* the STARVED ones among n_waits */
     uint32_t object_window; /* blocks of the object store's window being fetched */
-    bool object_missed;     /* the object store lacked a block of the window */
+    uint32_t object_end;    /* prompts: item that the object store lacks; those behind aren't got */
     uint32_t peer_window;   /* blocks being fetched from peers, or asked for there */
     uint32_t peer_end;      /* prompts: item that no peer has; those behind aren't asked for */
     bool no_fetch, no_peers;
@@ -556,8 +556,8 @@ long kvbm_pin_commit_locked(struct kvbm_pin *pin, const uint8_t *ok, struct kvbm
 void kvbm_fetch_start(struct kvbm_pin *pin);
 /** Cancel the running fetches of a pin. */
 void kvbm_fetch_cancel(struct kvbm_pin *pin);
-/** Turn the items that STARVE into MISS. */
-void kvbm_fetch_stop_starving(struct kvbm_pin *pin);
+/** Turn the items from @first on that STARVE into MISS. */
+void kvbm_fetch_stop_starving(struct kvbm_pin *pin, uint32_t first);
 /** True when another pin fetches or stores the key, so that item @i waits for that pin. */
 bool kvbm_fetch_left_to_others(struct kvbm_pin *pin, uint32_t i);
 /**

@@ -31,7 +31,7 @@ int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t 
     pin->refs = 1;
     pin->group = chain->group;
     pin->position = chain->position;
-    pin->n = pin->peer_end = (uint32_t)n;
+    pin->n = pin->peer_end = pin->object_end = (uint32_t)n;
     pin->has_parent = chain->parent != NULL;
     pin->scattered = kvbm_chain_scattered(chain);
     pin->keys = (uint8_t *)pin + items + m->key_len;
