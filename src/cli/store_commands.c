@@ -103,7 +103,7 @@ static const struct kv_arg GC_ARGS[] = {
     {.name = "no-grace",
      .type = KV_ARG_FLAG,
      .offset = AT(no_grace),
-     .help = "Keep nothing for its youth. Only when nobody saves to the store meanwhile."},
+     .help = "Delete recent chunks, too. Only while no program saves to the store."},
     {.name = "opaque-too",
      .type = KV_ARG_FLAG,
      .offset = AT(opaque_too),
@@ -114,11 +114,11 @@ static const struct kv_arg GC_ARGS[] = {
      .value = "TIME",
      .min = 1000,
      .help = "Delete chunks of prefix caches (llama.cpp) that nobody used for TIME. Default: 30 "
-             "days. --grace is not about them."},
+             "days. --grace doesn't apply to them."},
     {.name = "dry-run",
      .type = KV_ARG_FLAG,
      .offset = AT(dry_run),
-     .help = "Delete nothing, say how much it would be."},
+     .help = "Delete nothing; print what would be deleted."},
 };
 
 static const struct kv_arg BENCH_ARGS[] = {
@@ -135,7 +135,7 @@ static const struct kv_arg BENCH_ARGS[] = {
      .value = "N",
      .min = 1,
      .max = 99,
-     .help = "How often; medians are shown. Default: 3."},
+     .help = "Number of runs; their medians are shown. Default: 3."},
     {.name = "chunk",
      .type = KV_ARG_SIZE,
      .offset = AT(chunk),
@@ -157,18 +157,19 @@ const struct kc_store_command kc_store_commands[KC_STORE_COMMANDS] = {
      "Saves FILE (- is standard input) under NAME. Chunks that the store has already are not\n"
      "written again. After status 0 the object can be restored, even if the power fails (Redis: "
      "as\n"
-     "durable as the server is). A path's chunks are read and verified if they changed since the\n"
-     "last time; chunks that Redis or a bucket have already are not, without --verify. After any\n"
-     "other status an older object under NAME is still there."},
+     "durable as the server is). After any other status an older object under NAME is still "
+     "there.\n"
+     "In a directory store, chunks that changed since the last save are read and verified; in\n"
+     "Redis and buckets, only with --verify."},
     {"restore", kc_store_restore, "URI NAME FILE", 2, 2, RESTORE_ARGS, KV_COUNT(RESTORE_ARGS),
      "write what is under a name to a file",
      "Writes the object under NAME to FILE (- is standard output). Every chunk is verified before\n"
-     "it is written. FILE appears when all of it is there, or not at all; symbolic links, pipes\n"
-     "and devices are written to."},
+     "it is written. FILE appears complete or not at all; symbolic links, pipes and devices\n"
+     "are written to."},
     {"ls", kc_store_ls, "URI", 0, 0, LS_ARGS, KV_COUNT(LS_ARGS), "list the objects",
      "Lists the objects with their sizes. \"opaque\" ones were saved by other programs."},
     {"show", kc_store_show, "URI NAME", 1, 1, SHOW_ARGS, KV_COUNT(SHOW_ARGS),
-     "what the manifest of an object says", "Shows what the manifest under NAME says."},
+     "print what the manifest of an object says", "Shows what the manifest under NAME says."},
     {"verify", kc_store_verify, "URI [NAME]", 0, 1, NULL, 0, "read and check all, or one object",
      "Reads every chunk that an object needs, and compares it with its checksum. Status 1 and a\n"
      "line per problem when there are any."},
@@ -181,7 +182,7 @@ const struct kc_store_command kc_store_commands[KC_STORE_COMMANDS] = {
     {"stats", kc_store_stats, "URI", 0, 0, NULL, 0, "number and size of objects and chunks",
      "Shows the figures that the store keeps of itself."},
     {"bench", kc_store_bench, "URI", 0, 0, BENCH_ARGS, KV_COUNT(BENCH_ARGS),
-     "speed, beside that of a plain file",
+     "time save and restore, beside a plain file",
      "Saves an object of noise (cold), saves it again (warm) and restores it, next to the same\n"
      "bytes written to a plain file with fdatasync and read back. Cleans up after itself."},
     {"conformance", kc_store_conformance, "URI", 0, 0, NULL, 0, "check a backend, or a plugin",

@@ -28,9 +28,15 @@ static int open_input(const char *file, uint64_t *total)
     struct stat st;
     int fd = strcmp(file, "-") == 0 ? dup(STDIN_FILENO) : open(file, O_RDONLY | O_CLOEXEC);
 
-    if (fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode))
+    if (fd < 0)
+        return -errno;
+    if (fstat(fd, &st) == 0 && S_ISDIR(st.st_mode)) {
+        close(fd);
+        return -EISDIR;
+    }
+    if (S_ISREG(st.st_mode))
         *total = (uint64_t)st.st_size;
-    return fd < 0 ? -errno : fd;
+    return fd;
 }
 
 static enum kvs_format format_of(const char *name)
@@ -77,9 +83,8 @@ int kc_store_save(struct kc_store_call *call)
     uint64_t start_ns = kv_now_ns();
     int fd = open_input(call->file, &opts.total_bytes), rc;
 
-    if (fd < 0) {
+    if (fd < 0)
         return kc_store_fail_file(call, call->file, fd);
-    }
     rc = kvs_save(call->store, call->name, read_fd, &fd, &opts, &result);
     close(fd);
     kc_bar_finish(&call->bar);

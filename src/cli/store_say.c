@@ -190,5 +190,5 @@ int kc_store_fail_open(struct kc_store_call *call, int rc)
                  : rc == -EINVAL        ? "its URI can't be used"
                  : rc == -EIO && plugin ? "its plugin refused it"
                                         : strerror(-rc));
-    return kc_store_fail_as(call, text, KC_STORE_UNREACHABLE);
+    return kc_store_fail_of(call, call->label, text, KC_STORE_UNREACHABLE);
 }

@@ -34,12 +34,12 @@ static const struct kv_arg ARGS[] = {
      .type = KV_ARG_STR,
      .offset = offsetof(struct options, auth_token_file),
      .value = "FILE",
-     .help = "Send the first line of FILE to it as bearer token."},
+     .help = "Send the first line of FILE to the indexer as bearer token."},
     {.name = "cacert",
      .type = KV_ARG_STR,
      .offset = offsetof(struct options, cacert),
      .value = "FILE",
-     .help = "Trust it by the PEM authorities in FILE instead of the system's."},
+     .help = "Trust the indexer by the PEM authorities in FILE instead of the system's."},
     {.name = "interval",
      .type = KV_ARG_TIME,
      .offset = offsetof(struct options, interval_ms),
@@ -51,7 +51,7 @@ static const struct kv_arg ARGS[] = {
      .offset = offsetof(struct options, timeout_ms),
      .value = "TIME",
      .min = 100,
-     .help = "Give up a look that takes longer. Default: 5s."},
+     .help = "Longest wait for the answers of one look. Default: 5s."},
     {.name = "once",
      .type = KV_ARG_FLAG,
      .offset = offsetof(struct options, once),
@@ -89,7 +89,8 @@ static int get(struct kc_http *http, const char *path, struct kv_buf *ret, struc
     if (status < 0)
         return status;
     if (status != 200)
-        return kv_fail(error, -EPROTO, 0, "GET %s: status %d", path, status);
+        return kv_fail(error, -EPROTO, 0, "GET %s: status %d%s", path, status,
+                       status == 404 ? "; is that server a kv-indexer?" : "");
     kv_buf_clear(ret);
     kv_buf_append(ret, body->data, body->len);
     return ret->error ? kv_fail(error, ret->error, 0, "out of memory") : 0;

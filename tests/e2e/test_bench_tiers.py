@@ -51,6 +51,7 @@ def test_refused():
         done = bench(*options)
         equal((done.returncode, done.stdout), (2, ""), options)
         check(done.stderr, options)
+    check("did you mean" in bench("tires").stderr, "a misspelt name")
     equal(bench("--help").returncode, 0)
     equal(bench("tiers", "--help").returncode, 0)
     equal(bench("tiers", *SMALL, "--disk", "/nonexistent").returncode, 5)

@@ -395,6 +395,9 @@ def test_top():
         with open("/dev/full", "w") as full:
             equal(subprocess.run([KVASIR, "top", "--once", "--url", indexer.url], stdout=full, timeout=60).returncode, 1,
                   "status of a full disk")
+        done = subprocess.run([KVASIR, "top", "--once", "--url", indexer.url + "/elsewhere"], capture_output=True, text=True,
+                              timeout=60)
+        check(done.returncode == 1 and "is that server a kv-indexer" in done.stderr, done.stderr)
     done = subprocess.run([KVASIR, "top", "--once", "--url", indexer.url], capture_output=True, text=True, timeout=60)
     equal(done.returncode, 1, "status without an indexer")
     check("is a kv-indexer running there" in done.stderr, done.stderr)

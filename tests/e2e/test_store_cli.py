@@ -257,13 +257,16 @@ def test_usage_and_errors():
         for command in ("save", "restore", "ls", "show", "verify", "gc", "rm", "stats", "bench", "conformance"):
             done = subprocess.run([KVASIR, "store", command, "--help"], capture_output=True, timeout=60)
             check(done.returncode == 0 and b"Exit status" in done.stdout, f"{command} --help: {done}")
-        w.run("restore", "none", w.path / "out", status=UNREACHABLE)
+        failed = w.run("restore", "none", w.path / "out", status=UNREACHABLE).stderr.decode().splitlines()[-1]
+        check(str(w.uri) in failed, f"the message doesn't name the store: {failed}")
         check(not w.uri.exists(), "restore made a store")
         w.run("save", "chat", w.file("in", 10))
         w.run("restore", "none", w.path / "out", status=NOT_FOUND)
         w.run("show", "none", status=NOT_FOUND)
         w.run("save", "chat", w.path / "none", status=FAILED)
         w.run("save", "", w.file("in", 10), status=FAILED)
+        failed = w.run("save", "chat", w.path, status=FAILED).stderr.decode()
+        equal(failed, f"kvasir store save: {w.path}: Is a directory\n", "a folder in place of a file")
         w.uri = "nosuchscheme://host/db"
         for command in (["ls"], ["conformance"]):
             check(b"nosuchscheme" in w.run(*command, status=UNREACHABLE).stderr, "which store")
