@@ -367,6 +367,7 @@ static void note_use(kv_store_v1 *h, const uint8_t *key, size_t key_len, const c
         !kvs_file_known(h, key, key_len, &before))
         return;
     note.seen = kvs_file_see(st);
+    note.seen.inside = before.inside;
     kvs_file_remember(h, &note, 1);
 }
 

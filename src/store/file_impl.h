@@ -134,6 +134,9 @@ enum kvs_file_state {
 struct kvs_file_seen {
     uint64_t ino, size;
     int64_t mtime_ns, ctime_ns;
+    bool
+        inside; /* the file itself holds the checksum that it was verified by: no side-car counts */
+    bool last;  /* ctime_ns is that of our last change to the file */
 };
 
 struct kvs_file_pending {
@@ -211,17 +214,16 @@ struct kvs_file_table;
 struct kvs_file_note {
     const uint8_t *key;
     size_t key_len;
-    struct kvs_file_seen seen; /* its ctime is ignored */
+    struct kvs_file_seen seen; /* a ctime that isn't of our last change is looked up */
 };
 struct kvs_file_seen kvs_file_see(const struct stat *st);
 /** True when both describe the same file, with no write and no new time of use in between. */
 bool kvs_file_unchanged(const struct kvs_file_seen *a, const struct kvs_file_seen *b);
 /**
  * True when the chunk in place is unchanged since a handle noted it as verified and durable, with
- * its name. Any thread.
+ * its name; then sets @seen->inside. Any thread.
  */
-bool kvs_file_known(kv_store_v1 *h, const uint8_t *key, size_t key_len,
-                    const struct kvs_file_seen *seen);
+bool kvs_file_known(kv_store_v1 *h, const uint8_t *key, size_t key_len, struct kvs_file_seen *seen);
 /**
  * Note chunks that are verified and durable under their names. This handle must not change them any
  * more: removing a pin changes their ctime. Any thread.

@@ -6,6 +6,8 @@
  *
  *     key, inode, size, mtime (to the nanosecond, as the publication set it), time of the note,
  *     ctime at the note: the chunk's or its side-car's, whichever is later
+ *     whether it had no side-car: then the file holds its checksum, and a side-car that comes later
+ *     counts no more than before, so nobody looks for one
  *
  * The note is valid while inode, size, mtime and ctime are equal: a write sets both times to the
  * kernel's clock, and setting mtime back changes ctime. Pins and touches by other handles also end a
@@ -45,7 +47,10 @@ struct kvs_file_known {
     XXH128_hash_t key;
     uint64_t ino, size; /* ino 0: the place is free */
     int64_t mtime_ns, ctime_ns, noted_ns;
+    bool inside; /* kvs_file_seen */
 };
+
+#define INSIDE (UINT64_C(1) << 63) /* in a record's size */
 
 struct kvs_file_table {
     int fd;      /* .kvasir/verified; -1: none */
@@ -111,7 +116,7 @@ static void encode(uint8_t *out, const struct kvs_file_known *note)
     const uint64_t words[] = {note->key.low64,
                               note->key.high64,
                               note->ino,
-                              note->size,
+                              note->size | (note->inside ? INSIDE : 0),
                               (uint64_t)note->mtime_ns,
                               (uint64_t)note->noted_ns,
                               (uint64_t)note->ctime_ns};
@@ -128,7 +133,8 @@ static bool decode(struct kvs_file_known *ret, const uint8_t in[RECORD])
         return false;
     *ret = (struct kvs_file_known){.key = {kv_get_le64(in), kv_get_le64(in + 8)},
                                    .ino = kv_get_le64(in + 16),
-                                   .size = kv_get_le64(in + 24),
+                                   .size = kv_get_le64(in + 24) & ~INSIDE,
+                                   .inside = kv_get_le64(in + 24) & INSIDE,
                                    .mtime_ns = (int64_t)kv_get_le64(in + 32),
                                    .noted_ns = (int64_t)kv_get_le64(in + 40),
                                    .ctime_ns = (int64_t)kv_get_le64(in + 48)};
@@ -256,9 +262,9 @@ static void append(kv_store_v1 *h, const struct kv_buf *records)
 
 /* -- Asking and noting ------------------------------------------------------------------------- */
 
-/* Return the later one of @ctime_ns, a chunk's, and that of its side-car, if it has one. */
-static int64_t last_change(const kv_store_v1 *h, const uint8_t *key, size_t key_len,
-                           int64_t ctime_ns)
+/* Find the side-car of a chunk. True when it has none for sure; else *ctime_ns becomes the later
+ * one of itself and the side-car's. */
+static bool no_side_car(const kv_store_v1 *h, const uint8_t *key, size_t key_len, int64_t *ctime_ns)
 {
     char hex[KVS_FILE_HEX], path[KVS_FILE_HEX + 8];
     const char *name = path;
@@ -268,16 +274,26 @@ static int64_t last_change(const kv_store_v1 *h, const uint8_t *key, size_t key_
     kvs_file_hex(hex, key, key_len);
     kvs_file_chunk_side_car(path, hex);
     at = kvs_file_side_dir(h, &name);
-    if (at < 0 || fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
-        return ctime_ns;
-    return KV_MAX(ctime_ns, ns_of(&st.st_ctim));
+    if (at < 0)
+        return true;
+    if (fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        return errno == ENOENT;
+    *ctime_ns = KV_MAX(*ctime_ns, ns_of(&st.st_ctim));
+    return false;
 }
 
-/* @now: the state of the file, its ctime as last_change tells it. */
-static bool holds(const struct kvs_file_known *note, const struct kvs_file_seen *now)
+/* True when @note is about the file as @now tells it; under known_lock. */
+static bool holds(const kv_store_v1 *h, const struct kvs_file_known *note, const uint8_t *key,
+                  size_t key_len, const struct kvs_file_seen *now)
 {
-    return note && note->ino == now->ino && note->size == now->size &&
-           note->mtime_ns == now->mtime_ns && note->ctime_ns == now->ctime_ns;
+    int64_t ctime_ns = now->ctime_ns;
+
+    if (!note || note->ino != now->ino || note->size != now->size ||
+        note->mtime_ns != now->mtime_ns)
+        return false;
+    if (!note->inside)
+        no_side_car(h, key, key_len, &ctime_ns);
+    return note->ctime_ns == ctime_ns;
 }
 
 static bool have_table(kv_store_v1 *h)
@@ -290,47 +306,63 @@ static bool have_table(kv_store_v1 *h)
     return h->known;
 }
 
-bool kvs_file_known(kv_store_v1 *h, const uint8_t *key, size_t key_len,
-                    const struct kvs_file_seen *seen)
+bool kvs_file_known(kv_store_v1 *h, const uint8_t *key, size_t key_len, struct kvs_file_seen *seen)
 {
     XXH128_hash_t hash = XXH3_128bits(key, key_len);
-    struct kvs_file_seen now = *seen;
+    const struct kvs_file_known *note;
     bool known = false;
 
-    now.ctime_ns = last_change(h, key, key_len, now.ctime_ns);
     pthread_mutex_lock(&h->known_lock);
     if (have_table(h)) {
-        known = holds(find(h->known, &hash), &now);
+        note = find(h->known, &hash);
+        known = holds(h, note, key, key_len, seen);
         if (!known) {
             catch_up(h);
-            known = holds(find(h->known, &hash), &now);
+            note = find(h->known, &hash);
+            known = holds(h, note, key, key_len, seen);
         }
+        seen->inside = known && note->inside;
     }
     pthread_mutex_unlock(&h->known_lock);
     return known;
+}
+
+/* Look at a chunk whose note doesn't say what its file is like after our last change. Returns false
+ * when it is no longer the file that was verified. */
+static bool look_again(const kv_store_v1 *h, const struct kvs_file_note *note,
+                       struct kvs_file_seen *seen)
+{
+    char hex[KVS_FILE_HEX];
+    struct stat st;
+
+    kvs_file_hex(hex, note->key, note->key_len);
+    if (fstatat(h->fan[kvs_file_fan(note->key)], hex, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        return false;
+    *seen = kvs_file_see(&st);
+    seen->inside = note->seen.inside;
+    return kvs_file_unchanged(seen, &note->seen);
 }
 
 /* Make the note of a chunk. Returns false when its file is no longer the one that was verified. */
 static bool make_note(const kv_store_v1 *h, const struct kvs_file_note *note, int64_t now_ns,
                       struct kvs_file_known *ret)
 {
-    char hex[KVS_FILE_HEX];
-    struct kvs_file_seen seen;
-    struct stat st;
+    struct kvs_file_seen seen = note->seen;
 
-    kvs_file_hex(hex, note->key, note->key_len);
-    if (fstatat(h->fan[kvs_file_fan(note->key)], hex, &st, AT_SYMLINK_NOFOLLOW) < 0)
+    if (!seen.last && !look_again(h, note, &seen))
         return false;
-    seen = kvs_file_see(&st);
+    if (!seen.inside)
+        seen.inside = no_side_car(h, note->key, note->key_len, &seen.ctime_ns);
     *ret = (struct kvs_file_known){
         .key = XXH3_128bits(note->key, note->key_len),
         .ino = seen.ino,
         .size = seen.size,
         .mtime_ns = seen.mtime_ns,
-        .ctime_ns = last_change(h, note->key, note->key_len, seen.ctime_ns),
+        .ctime_ns = seen.ctime_ns,
         .noted_ns = now_ns,
+        .inside = seen.inside,
     };
-    return kvs_file_unchanged(&seen, &note->seen);
+    return true;
 }
 
 void kvs_file_remember(kv_store_v1 *h, const struct kvs_file_note *notes, size_t n)

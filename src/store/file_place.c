@@ -234,6 +234,7 @@ static int still_there(kv_store_v1 *h, struct kvs_file_pending *e, const char *h
     if (now.ino != e->seen.ino)
         return -EEXIST;
     e->same = kvs_file_unchanged(&now, &e->seen);
+    e->seen.ctime_ns = now.ctime_ns;
     rc = e->same ? 1 : good_in_place(h, e, hex);
     return rc < 0 ? rc : rc ? 0 : -EBADMSG;
 }
@@ -283,6 +284,7 @@ static void note_use(const kv_store_v1 *h, struct kvs_file_pending *e, const cha
         /* sweeps compare whole seconds, so a lease's time within this second is enough */
         e->sure =
             e->leased && e->same && e->seen.mtime_ns / (int64_t)KV_NS_PER_S == times[0].tv_sec;
+        e->seen.last = e->sure && !e->pinned; /* the end of a pin changes ctime */
         if (e->sure)
             return;
         times[1] = times[0];

@@ -69,17 +69,25 @@ static void damage(uint64_t n, size_t at, size_t len, bool hide)
     close(fd);
 }
 
-/* Change a byte of the file that holds the chunk's checksum, if it has one. */
-static void damage_side_car(uint64_t n)
+static void side_car_path(char path[512], uint64_t n)
 {
-    char path[512], hex[KVS_FILE_HEX];
-    uint8_t key[8], byte;
-    off_t at = (off_t)unit_below(&rng, KVS_FILE_SUM_BYTES);
-    int fd;
+    char hex[KVS_FILE_HEX];
+    uint8_t key[8];
 
     unit_key(key, n);
     kvs_file_hex(hex, key, sizeof(key));
-    snprintf(path, sizeof(path), "%s/.kvasir/sums/%s", unit_dir, hex);
+    snprintf(path, 512, "%s/.kvasir/sums/%s", unit_dir, hex);
+}
+
+/* Change a byte of the file that holds the chunk's checksum, if it has one. */
+static void damage_side_car(uint64_t n)
+{
+    uint8_t byte;
+    char path[512];
+    off_t at = (off_t)unit_below(&rng, KVS_FILE_SUM_BYTES);
+    int fd;
+
+    side_car_path(path, n);
     fd = open(path, O_RDWR);
     if (fd < 0)
         return;
@@ -245,6 +253,48 @@ static void warm_saves_read_nothing(void **state)
     kvs_file_vtable()->close(other);
 }
 
+/* Where files hold their checksums, side-cars that appear later change nothing; where side-cars hold
+ * them, each handle looks at those. */
+static void side_cars_count_where_they_are_needed(void **state)
+{
+    kv_store_v1 *h, *other;
+    char path[512];
+    (void)state;
+
+    unit_rm_dir(NULL);
+    mkdir(unit_dir, 0777);
+    h = unit_open("");
+    save(h, "a");
+    for (uint64_t i = 0; i < CHUNKS; i++) {
+        int fd;
+
+        side_car_path(path, i);
+        fd = open(path, O_WRONLY | O_CREAT | O_EXCL, 0666);
+        assert_true(fd >= 0);
+        assert_int_equal(write(fd, blob, KVS_FILE_SUM_BYTES), KVS_FILE_SUM_BYTES);
+        close(fd);
+    }
+    assert_int_equal(save(h, "b"), CHUNKS);
+    assert_int_equal(bytes_read(h), 0);
+    check_restored(h);
+    kvs_file_vtable()->close(h);
+
+    unit_rm_dir(NULL);
+    mkdir(unit_dir, 0777);
+    other = unit_open("?sums=files");
+    h = unit_open("");
+    save(other, "a");
+    assert_int_equal(save(h, "b"), CHUNKS);
+    assert_int_equal(bytes_read(h), 0);
+    next_tick();
+    damage_side_car(3);
+    assert_int_equal(save(h, "c"), CHUNKS - 1); /* put anew */
+    check_restored(h);
+    check_restored(other);
+    kvs_file_vtable()->close(h);
+    kvs_file_vtable()->close(other);
+}
+
 /* The file of notes is a hint: cut, torn, full of noise or away, saves stay right. */
 static void notes_are_a_hint(void **state)
 {
@@ -329,9 +379,13 @@ static int setup(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(damage_between_saves),    cmocka_unit_test(damage_before_publication),
-        cmocka_unit_test(warm_saves_read_nothing), cmocka_unit_test(notes_are_a_hint),
-        cmocka_unit_test(notes_are_bounded),       cmocka_unit_test(damage_between_read_and_use),
+        cmocka_unit_test(damage_between_saves),
+        cmocka_unit_test(damage_before_publication),
+        cmocka_unit_test(warm_saves_read_nothing),
+        cmocka_unit_test(notes_are_a_hint),
+        cmocka_unit_test(notes_are_bounded),
+        cmocka_unit_test(damage_between_read_and_use),
+        cmocka_unit_test(side_cars_count_where_they_are_needed),
     };
 
     return cmocka_run_group_tests(tests, setup, unit_rm_dir);
