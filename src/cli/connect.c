@@ -216,16 +216,15 @@ static int bring_back(struct kc_replay *replay, struct kc_client *client, uint64
 }
 
 int kc_replay_ask(struct kc_replay *replay, struct kc_client *client,
-                  const struct kc_prompt *prompt, struct kc_belief *beliefs, struct kv_error *error)
+                  const struct kc_prompt *prompt, struct kc_belief *beliefs, uint64_t *ret_ns,
+                  struct kv_error *error)
 {
-    uint64_t deadline_ns = 0, generation, ns;
+    uint64_t deadline_ns = 0, generation;
     int rc;
 
     for (;;) {
         generation = current_generation(replay);
-        rc = kc_client_query(client, prompt->tokens, prompt->n_tokens, beliefs, &ns, error);
-        if (rc == 0)
-            kc_hist_record(&replay->latency, ns);
+        rc = kc_client_query(client, prompt->tokens, prompt->n_tokens, beliefs, ret_ns, error);
         if (!is_away(rc))
             return rc;
         if (deadline_ns == 0)

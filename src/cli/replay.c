@@ -158,8 +158,7 @@ static int settle_one(struct client_state *state, struct kv_error *error)
     int rc;
 
     for (;;) {
-        rc = kc_client_query(state->client, state->prompt.tokens, state->prompt.n_tokens,
-                             state->beliefs, NULL, error);
+        rc = kc_replay_ask(replay, state->client, &state->prompt, state->beliefs, NULL, error);
         if (rc < 0 ||
             kc_replay_compare(replay, &state->prompt, state->beliefs, why, sizeof(why)) == 0)
             return rc;
@@ -175,14 +174,16 @@ static int serve_one(struct client_state *state, uint64_t number, struct kv_erro
     char why[sizeof(replay->verdict.first)];
     struct kc_served served;
     uint32_t worker;
+    uint64_t ns;
     int rc = wait_for_turn(replay, ms);
 
     if (rc == 0)
         rc = kc_replay_prompt(replay, number, &state->prompt);
     if (rc == 0)
-        rc = kc_replay_ask(replay, state->client, &state->prompt, state->beliefs, error);
+        rc = kc_replay_ask(replay, state->client, &state->prompt, state->beliefs, &ns, error);
     if (rc < 0)
         return rc;
+    kc_hist_record(&replay->latency, ns);
     if (replay->opts.lockstep &&
         kc_replay_compare(replay, &state->prompt, state->beliefs, why, sizeof(why)) > 0) {
         if (replay->counts.lockstep_wrong++ == 0)

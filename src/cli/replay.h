@@ -96,10 +96,11 @@ int kc_replay_connect(struct kc_replay *replay, struct kc_client **ret, struct k
 
 /**
  * Send a /query. When the indexer is away, wait until it is back, register all engines again, and
- * repeat the query. Returns 0 or a negative errno with @error.
+ * repeat the query. @ret_ns (or NULL): time of the query that was answered. Returns 0 or a negative
+ * errno with @error.
  */
 int kc_replay_ask(struct kc_replay *replay, struct kc_client *client,
-                  const struct kc_prompt *prompt, struct kc_belief *beliefs,
+                  const struct kc_prompt *prompt, struct kc_belief *beliefs, uint64_t *ret_ns,
                   struct kv_error *error);
 
 /** Unregister all engines, if they were registered, until the indexer no longer answers. */

@@ -41,25 +41,28 @@ uint32_t kc_replay_compare(struct kc_replay *replay, const struct kc_prompt *pro
 
 /*
  * Ask for one prompt until the answer is right or the deadline passes. Returns the number of wrong
- * workers.
+ * workers. An indexer that comes back during this has as much time as it had at first.
  */
 static int verify_prompt(struct kc_replay *replay, struct kc_client *client, uint64_t number,
-                         struct kc_prompt *prompt, struct kc_belief *beliefs, uint64_t deadline_ns,
+                         struct kc_prompt *prompt, struct kc_belief *beliefs, uint64_t *deadline_ns,
                          struct kv_error *error)
 {
     const struct timespec pause = {.tv_nsec = 5 * 1000 * 1000};
     struct kc_verdict *verdict = &replay->verdict;
-    uint64_t tick_ns = kv_now_ns() + TICK_EVERY_NS;
+    uint64_t tick_ns = kv_now_ns() + TICK_EVERY_NS, generation;
     char why[sizeof(verdict->first)];
     uint32_t wrong;
     int rc = kc_replay_prompt(replay, number, prompt);
 
     while (rc == 0) {
-        rc = kc_client_query(client, prompt->tokens, prompt->n_tokens, beliefs, NULL, error);
+        generation = replay->generation; /* the other clients have ended */
+        rc = kc_replay_ask(replay, client, prompt, beliefs, NULL, error);
         if (rc < 0)
             break;
+        if (replay->generation != generation)
+            *deadline_ns = kv_now_ns() + replay->opts.settle_ms * KV_NS_PER_MS;
         wrong = kc_replay_compare(replay, prompt, beliefs, why, sizeof(why));
-        if (wrong == 0 || kv_now_ns() >= deadline_ns || kc_replay_interrupted()) {
+        if (wrong == 0 || kv_now_ns() >= *deadline_ns || kc_replay_interrupted()) {
             if (wrong > 0 && verdict->wrong == 0)
                 memcpy(verdict->first, why, sizeof(why));
             return (int)wrong;
@@ -109,9 +112,12 @@ int kc_replay_verify(struct kc_replay *replay, struct kc_client *client, struct 
     for (uint64_t i = 0; i < replay->opts.verify && rc >= 0 && replay->counts.requests > 0; i++) {
         uint64_t number = sample(replay, i, &rng);
 
+        replay->interrupted = kc_replay_interrupted();
+        if (replay->interrupted)
+            break;
         if (number == UINT64_MAX) /* this worker got no prompt */
             continue;
-        rc = verify_prompt(replay, client, number, &prompt, beliefs, deadline_ns, error);
+        rc = verify_prompt(replay, client, number, &prompt, beliefs, &deadline_ns, error);
         if (rc < 0)
             break;
         verdict->prompts++;

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -49,6 +50,34 @@ def test_indexer_killed_under_replay():
     check(r["verified"] and r["wrong"] == 0, f"{r}")
     check(r["replayed_batches"] > 0, "nothing was replayed")
     check(r["blocks_removed"] > 0, "nothing was evicted")
+
+
+def asked(indexer):
+    return indexer.metrics().get('kv_indexer_queries_total{result="hit"}', 0)
+
+
+def test_indexer_killed_under_verification():
+    """The comparison of the end state waits, too, and gives what comes back the time to catch up."""
+    port = free_port()
+    indexer = Indexer(port=port)
+    with tempfile.NamedTemporaryFile(suffix=".json") as report:
+        command = [KVASIR, "replay", "--quiet", "--json", report.name, "--url", indexer.url, "--requests", "200", "--rate", "400",
+                   "--workers", "4", "--blocks", "2000", "--replay-buffer", "100000", "--verify", "1000000"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            # the requests take 0.5 s; so many queries come from the comparison
+            wait_until(lambda: asked(indexer) > 1500, 60 * SLOW, "comparison")
+            indexer.kill()
+            indexer = Indexer(port=port)
+            wait_until(lambda: asked(indexer) > 1500, 60 * SLOW, "comparison after the restart")
+            process.send_signal(signal.SIGINT)  # enough was compared
+            out, _ = process.communicate(timeout=60 * SLOW)
+        finally:
+            process.kill()
+            process.wait()
+            indexer.kill()
+        r = json.load(report)
+    check(r["indexer_came_back"] == 1 and r["wrong"] == 0, f"status {process.returncode}\n{out}\n{r}")
 
 
 # -- worker processes --------------------------------------------------------------------------------
