@@ -80,9 +80,8 @@ struct kve_source {
     uint32_t group;  /* WINDOW: number of the cache group */
     uint32_t window; /* WINDOW: length of a sliding window in tokens, else 0 */
     uint32_t need;   /* WINDOW: blocks, 1 or more (1: one recurrent state), or KVE_NEED_ALL */
-    uint32_t
-        stride;     /* blocks of the registered size that one block of the group spans; 1 or more */
-    uint32_t parts; /* blocks of the group that make up one of the registered size; 1 or more */
+    uint32_t stride; /* 1 or more: blocks of the registered size that one of the group spans */
+    uint32_t parts;  /* 1 or more: blocks of the group that make up one of the registered size */
     char owner[KVE_MAX_OWNER + 1]; /* name of the owner; empty: the publisher itself */
 };
 

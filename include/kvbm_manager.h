@@ -569,8 +569,7 @@ struct kvbm_tier_stats {
     uint64_t latency_sum_us;        /* of the batches read from it */
     /* Batches by time: bucket i counts those below 2^i microseconds, the last all longer ones. */
     uint64_t latency_us[24];
-    uint64_t
-        reserved[8]; /* 0: room for counters to come, so that kvbm_manager_stats keeps its shape */
+    uint64_t reserved[8]; /* 0: room for further counters; kvbm_manager_stats keeps its shape */
 };
 
 /** Statistics of a manager. */

@@ -132,9 +132,9 @@ struct kvbm_session_opts {
     size_t size;
     uint64_t timeout_ms; /* for all of it: name lookup, connection, handshake, sets; 0: 5000 */
     uint32_t n_data;     /* further connections for bulk data, 0 to 8 */
-    const char
-        *tls_name; /* name that the listener's certificate must have; NULL: of the endpoint */
-    char *why;     /* [why_size] gets the reason of a failure in words; NULL: only the log */
+    /* Name that the listener's certificate must have; NULL: of the endpoint. */
+    const char *tls_name;
+    char *why; /* [why_size] gets the reason of a failure in words; NULL: only the log */
     size_t why_size;
 };
 #define KVBM_SESSION_OPTS_INIT KV_INIT_(kvbm_session_opts)

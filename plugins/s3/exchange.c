@@ -11,6 +11,7 @@
 #include "s3/xml.h"
 
 #define MAX_ERROR_BODY 65536
+#define MAX_SIGNED 9                   /* headers */
 #define MUCH_SKEW_S 300                /* seconds; servers accept 900 */
 #define MAX_TRUSTED_LENGTH (64u << 20) /* bodies above this are allocated as they arrive */
 
@@ -149,18 +150,12 @@ static int add_header(struct curl_slist **list, const char *name, const char *va
     return 0;
 }
 
-/* Make the headers, sorted by name as the signature lists them, and the signature. */
-static int make_headers(const struct s3_config *config, int64_t skew_s, struct s3_request *request,
-                        struct curl_slist **list)
+/* List the headers that are signed, sorted by name as the signature lists them. */
+static size_t list_signed(const struct s3_config *config, const struct s3_request *request,
+                          const char *stamp, struct s3_header headers[MAX_SIGNED])
 {
-    struct kv_buf authorization = KV_BUF_INIT;
-    struct s3_header headers[9];
-    char stamp[S3_STAMP];
     size_t n = 0;
-    int error = 0;
 
-    request->signed_s = (int64_t)(kv_wall_ns() / KV_NS_PER_S) + skew_s;
-    s3_stamp((time_t)request->signed_s, stamp);
     headers[n++] = (struct s3_header){"host", config->host};
     if (request->if_match[0])
         headers[n++] = (struct s3_header){"if-match", request->if_match};
@@ -176,6 +171,22 @@ static int make_headers(const struct s3_config *config, int64_t skew_s, struct s
         headers[n++] = (struct s3_header){"x-amz-metadata-directive", "REPLACE"};
     if (config->token)
         headers[n++] = (struct s3_header){"x-amz-security-token", config->token};
+    return n;
+}
+
+/* Make the headers and the signature. */
+static int make_headers(const struct s3_config *config, int64_t skew_s, struct s3_request *request,
+                        struct curl_slist **list)
+{
+    struct kv_buf authorization = KV_BUF_INIT;
+    struct s3_header headers[MAX_SIGNED];
+    char stamp[S3_STAMP];
+    size_t n;
+    int error;
+
+    request->signed_s = (int64_t)(kv_wall_ns() / KV_NS_PER_S) + skew_s;
+    s3_stamp((time_t)request->signed_s, stamp);
+    n = list_signed(config, request, stamp, headers);
     error = s3_sign(&(struct s3_signing){.method = request->method,
                                          .path = request->path,
                                          .query = request->query ? request->query : "",
@@ -214,8 +225,8 @@ static void set_options(const struct s3_config *config, struct s3_request *reque
     curl_easy_setopt(easy, CURLOPT_UPLOAD_BUFFERSIZE, 256L << 10);
     curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, (long)config->stall_ms);
 #if LIBCURL_VERSION_NUM >= 0x075700
-    curl_easy_setopt(easy, CURLOPT_QUICK_EXIT,
-                     1L); /* a slow name server blocks its own thread only */
+    /* a slow name server blocks its own thread only */
+    curl_easy_setopt(easy, CURLOPT_QUICK_EXIT, 1L);
 #endif
     if (!request->root) {
         curl_easy_setopt(easy, CURLOPT_LOW_SPEED_LIMIT, 1024L);

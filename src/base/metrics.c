@@ -35,8 +35,8 @@ struct kv_metric {
     const struct kv_metric_def *def;
     struct kv_series *first, **last;
     struct kv_series *spare; /* series that a reset has put aside */
-    struct kv_series
-        *other; /* receives updates beyond the limit; made with the family, so it always exists */
+    /* Receives updates beyond the limit. Made with the family, so that it always exists. */
+    struct kv_series *other;
     bool other_used;
     size_t n_labels, n_series;
     struct kv_series *table[TABLE_SIZE];

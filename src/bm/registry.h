@@ -139,8 +139,8 @@ struct kvbm_registry {
 #ifdef KVBM_CHECKED
     uint64_t calls;
     int64_t told; /* published stores minus published removals */
-    uint32_t
-        tally[2 * (KVBM_CHECK_ENTRIES + 1)]; /* the check at the end of a call allocates nothing */
+    /* The check at the end of a call allocates nothing. */
+    uint32_t tally[2 * (KVBM_CHECK_ENTRIES + 1)];
 #endif
 };
 

@@ -172,6 +172,26 @@ static const struct kv_args_program PROGRAM = {
     .n_args = KV_COUNT(ARGS),
 };
 
+static int check(const struct kc_replay_opts *opts, const struct kv_arg_list *rest,
+                 struct kv_error *error)
+{
+    if (rest->n > 1)
+        return kv_fail(error, -EINVAL, 0, "one trace at a time: %.80s, %.80s", rest->items[0],
+                       rest->items[1]);
+    if (KC_TRACE_BLOCK % opts->block_size != 0)
+        return kv_fail(error, -EINVAL, 0, "--block-size %" PRIu64 " does not divide %d",
+                       opts->block_size, KC_TRACE_BLOCK);
+    if (opts->url && opts->indexer)
+        return kv_fail(error, -EINVAL, 0, "--url and --indexer: one or the other");
+    if (opts->auth_token_file && !opts->url)
+        return kv_fail(error, -EINVAL, 0, "--auth-token-file needs --url");
+    if (opts->cacert && !opts->url)
+        return kv_fail(error, -EINVAL, 0, "--cacert needs --url");
+    if (opts->lockstep && opts->clients > 1)
+        return kv_fail(error, -EINVAL, 0, "--lockstep needs --clients 1");
+    return 0;
+}
+
 int kc_replay_options(int argc, char **argv, struct kc_replay_opts *ret, struct kv_error *error)
 {
     struct kc_replay_opts opts = {
@@ -192,25 +212,11 @@ int kc_replay_options(int argc, char **argv, struct kc_replay_opts *ret, struct 
 
     if (rc != 0)
         return rc;
-    if (rest.n > 1)
-        return kv_fail(error, -EINVAL, 0, "one trace at a time: %.80s, %.80s", rest.items[0],
-                       rest.items[1]);
-    if (KC_TRACE_BLOCK % opts.block_size != 0)
-        return kv_fail(error, -EINVAL, 0, "--block-size %" PRIu64 " does not divide %d",
-                       opts.block_size, KC_TRACE_BLOCK);
-    if (opts.url && opts.indexer)
-        return kv_fail(error, -EINVAL, 0, "--url and --indexer: one or the other");
-    if (opts.auth_token_file && !opts.url)
-        return kv_fail(error, -EINVAL, 0, "--auth-token-file needs --url");
-    if (opts.cacert && !opts.url)
-        return kv_fail(error, -EINVAL, 0, "--cacert needs --url");
-    if (opts.auth_token_file) {
+    rc = check(&opts, &rest, error);
+    if (rc == 0 && opts.auth_token_file)
         rc = kc_token_read(opts.auth_token_file, opts.token, error);
-        if (rc < 0)
-            return rc;
-    }
-    if (opts.lockstep && opts.clients > 1)
-        return kv_fail(error, -EINVAL, 0, "--lockstep needs --clients 1");
+    if (rc < 0)
+        return rc;
     opts.trace = rest.n > 0 ? rest.items[0] : NULL;
     opts.policy = strcmp(opts.policy_name, "random") == 0        ? KC_RANDOM
                   : strcmp(opts.policy_name, "round-robin") == 0 ? KC_ROUND_ROBIN

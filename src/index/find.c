@@ -371,6 +371,26 @@ static void call_hook(const struct kvi_index *ix, const struct kvi_chain *chain)
         hook(ix->find_hook_arg, chain);
 }
 
+/* Note a chain on the path and its version, so that a change during the walk is seen. */
+static int note_step(struct find *find, const struct kvi_chain *chain, uint32_t version)
+{
+    int rc = find->path_len == find->path_capacity ? grow_path(find) : 0;
+
+    if (!rc)
+        find->path[find->path_len++] = (struct step){chain, version};
+    return rc;
+}
+
+/* True when no chain on the path has changed, nor the holders' windows since version @windows. */
+static bool is_undisturbed(const struct find *find, uint64_t windows)
+{
+    for (size_t i = 0; i < find->path_len; i++)
+        if (atomic_load_explicit(&find->path[i].chain->version, memory_order_acquire) !=
+            find->path[i].version)
+            return false;
+    return atomic_load_explicit(&find->ix->windows_version, memory_order_acquire) == windows;
+}
+
 /* Walk once from the root. Returns 0, -ENOMEM or DISTURBED. */
 static int walk(struct find *find)
 {
@@ -398,13 +418,9 @@ static int walk(struct find *find)
         len = match(find, run, depth);
         if (!len)
             break;
-        if (find->path_len == find->path_capacity) {
-            rc = grow_path(find);
-            if (rc)
-                return rc;
-        }
-        find->path[find->path_len++] = (struct step){chain, version};
-        rc = take_entries(find, chain, (uint32_t)depth, len);
+        rc = note_step(find, chain, version);
+        if (!rc)
+            rc = take_entries(find, chain, (uint32_t)depth, len);
         if (rc)
             return rc;
         depth += len;
@@ -414,13 +430,7 @@ static int walk(struct find *find)
     if (KV_UNLIKELY(find->slots->n_windowed > 0))
         cut_matches(find);
     call_hook(find->ix, NULL);
-    for (size_t i = 0; i < find->path_len; i++)
-        if (atomic_load_explicit(&find->path[i].chain->version, memory_order_acquire) !=
-            find->path[i].version)
-            return DISTURBED;
-    return atomic_load_explicit(&find->ix->windows_version, memory_order_acquire) == windows
-               ? 0
-               : DISTURBED;
+    return is_undisturbed(find, windows) ? 0 : DISTURBED;
 }
 
 /*

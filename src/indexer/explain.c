@@ -73,28 +73,10 @@ static const char *other_namespace(const struct ki_model *model, const struct ki
     return NULL;
 }
 
-/* Name the most likely cause: a word for programs, a sentence for people. */
-static const char *cause(const struct ki_model *model, const struct ki_explain_ask *ask,
-                         const struct view *view, const struct kvi_stats *stats,
-                         const struct kvi_matches *matches, const char **ret_text)
+/* Name what keeps blocks of any prompt from matching. NULL: nothing does. */
+static const char *cause_of_all(const struct view *view, const struct kvi_stats *stats,
+                                const char **ret_text)
 {
-    const char *hint;
-
-    if (matches->n > 0) {
-        *ret_text = "at least one worker holds the first block";
-        return "matched";
-    }
-    if (ask->n == 0) {
-        *ret_text = ask->tokens
-                        ? "the prompt is shorter than one block: only full blocks are cached"
-                        : "no block hashes were given";
-        return "no_full_block";
-    }
-    hint = other_namespace(model, ask);
-    if (hint) {
-        *ret_text = hint;
-        return "other_namespace";
-    }
     if (view->ranks == 0) {
         *ret_text = "no worker is registered for this model and tenant";
         return "no_workers";
@@ -118,6 +100,34 @@ static const char *cause(const struct ki_model *model, const struct ki_explain_a
             "skipped)";
         return "empty_index";
     }
+    return NULL;
+}
+
+/* Name the most likely cause: a word for programs, a sentence for people. */
+static const char *cause(const struct ki_model *model, const struct ki_explain_ask *ask,
+                         const struct view *view, const struct kvi_stats *stats,
+                         const struct kvi_matches *matches, const char **ret_text)
+{
+    const char *hint, *of_all;
+
+    if (matches->n > 0) {
+        *ret_text = "at least one worker holds the first block";
+        return "matched";
+    }
+    if (ask->n == 0) {
+        *ret_text = ask->tokens
+                        ? "the prompt is shorter than one block: only full blocks are cached"
+                        : "no block hashes were given";
+        return "no_full_block";
+    }
+    hint = other_namespace(model, ask);
+    if (hint) {
+        *ret_text = hint;
+        return "other_namespace";
+    }
+    of_all = cause_of_all(view, stats, ret_text);
+    if (of_all)
+        return of_all;
     *ret_text =
         view->partial > 0
             ? "no worker is known to hold the first block, but events were missed: the view "

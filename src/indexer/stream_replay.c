@@ -178,9 +178,56 @@ static unsigned replay_beyond(struct ki_stream *s, const struct ki_batch_id *id)
     return ki_stream_finish_replay(s);
 }
 
-unsigned ki_stream_replayed(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+/*
+ * Handle a batch from before the expected one: the process that answers is the one of the position,
+ * or another.
+ */
+static unsigned replay_known(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+{
+    bool at_position = id->sequence == s->position;
+
+    if (at_position ? !is_position(s, id) : ki_stream_lookup(s, id) == KI_OTHER)
+        return replay_restarted(s, now_ns);
+    if (!at_position || s->kind != KI_REPLAY_VERIFY)
+        return KI_STEP_DROP;
+    s->kind = KI_REPLAY_GAP;
+    s->answered = true;
+    s->unverified = s->seeded = false;
+    return reached_trigger(s) ? KI_STEP_DROP | ki_stream_finish_replay(s) : KI_STEP_DROP;
+}
+
+/* Apply the batch with the @expected number, or one behind it. */
+static unsigned replay_next(struct ki_stream *s, const struct ki_batch_id *id, uint64_t expected,
+                            uint64_t now_ns)
 {
     bool first = !s->answered;
+    unsigned steps = 0;
+
+    if (s->kind == KI_REPLAY_VERIFY) {
+        s->kind = KI_REPLAY_GAP;
+        /* The ring no longer has the batch at position, which would have identified the process. */
+        ki_stream_now_partial(s, now_ns);
+    }
+    if (id->sequence > expected && (s->has_position || id->sequence > FIRST_SEQUENCE_MAX)) {
+        if (!first && s->attempts < s->opts.max_attempts)
+            return KI_STEP_DROP | ki_stream_retry(s, now_ns);
+        steps = replay_hole(s, id, expected, first, now_ns);
+    } else {
+        s->attempts = 1; /* progress */
+    }
+    s->answered = true;
+    if (s->holding && id->sequence > s->trigger)
+        return steps | KI_STEP_APPLY | replay_beyond(s, id);
+    ki_stream_accept(s, id);
+    s->stats.replayed++;
+    steps |= KI_STEP_APPLY;
+    if (reached_trigger(s))
+        steps |= ki_stream_finish_replay(s);
+    return steps;
+}
+
+unsigned ki_stream_replayed(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+{
     unsigned steps = 0;
     uint64_t expected;
 
@@ -200,42 +247,9 @@ unsigned ki_stream_replayed(struct ki_stream *s, const struct ki_batch_id *id, u
             return replay_restarted(s, now_ns);
     }
     expected = s->has_position ? s->position + 1 : 0;
-    if (id->sequence < expected) {
-        bool other =
-            id->sequence == s->position ? !is_position(s, id) : ki_stream_lookup(s, id) == KI_OTHER;
-
-        if (other)
-            return replay_restarted(s, now_ns);
-        if (id->sequence == s->position && s->kind == KI_REPLAY_VERIFY) {
-            s->kind = KI_REPLAY_GAP;
-            s->answered = true;
-            s->unverified = s->seeded = false;
-            if (reached_trigger(s))
-                return KI_STEP_DROP | ki_stream_finish_replay(s);
-        }
-        return KI_STEP_DROP;
-    }
-    if (s->kind == KI_REPLAY_VERIFY) {
-        s->kind = KI_REPLAY_GAP;
-        /* The ring no longer has the batch at position, which would have identified the process. */
-        ki_stream_now_partial(s, now_ns);
-    }
-    if (id->sequence > expected && (s->has_position || id->sequence > FIRST_SEQUENCE_MAX)) {
-        if (!first && s->attempts < s->opts.max_attempts)
-            return KI_STEP_DROP | ki_stream_retry(s, now_ns);
-        steps |= replay_hole(s, id, expected, first, now_ns);
-    } else {
-        s->attempts = 1; /* progress */
-    }
-    s->answered = true;
-    if (s->holding && id->sequence > s->trigger)
-        return steps | KI_STEP_APPLY | replay_beyond(s, id);
-    ki_stream_accept(s, id);
-    s->stats.replayed++;
-    steps |= KI_STEP_APPLY;
-    if (reached_trigger(s))
-        steps |= ki_stream_finish_replay(s);
-    return steps;
+    if (id->sequence < expected)
+        return replay_known(s, id, now_ns);
+    return steps | replay_next(s, id, expected, now_ns);
 }
 
 unsigned ki_stream_replay_end(struct ki_stream *s, uint64_t now_ns)

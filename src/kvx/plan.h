@@ -63,8 +63,8 @@ struct kvx_plan_side {
 struct kvx_plan {
     uint32_t size; /* sizeof(struct kvx_plan): checked when a backend is loaded */
     uint32_t op;   /* enum kvx_op */
-    uint32_t
-        phase; /* hint, kvx_phase_t: many small rows or few large ones; never changes results */
+    /* kvx_phase_t, a hint: many small rows or few large ones. Never changes results. */
+    uint32_t phase;
     uint32_t device; /* 1: all memory is device-accessible, and the backend runs the plan */
     kvx_dtype_t src_dtype, dst_dtype;
     uint32_t convert;      /* 0: copy bytes (dtypes are equal) */

@@ -307,10 +307,10 @@ struct kv_store_v1 {
     _Atomic uint64_t next_tmp;
     _Atomic int kept_fds;
     pthread_mutex_t lock, commit, known_lock, lease_lock, reader_lock;
-    bool
-        unsynced[KVS_FILE_FANS]; /* fan-outs with deletions that may not be durable; under commit */
-    size_t leases;               /* number of hits that the lease protects; under lease_lock */
-    int64_t lease_ns;            /* begin of the lease; under lease_lock */
+    /* Fan-outs with deletions that may not be durable; under commit. */
+    bool unsynced[KVS_FILE_FANS];
+    size_t leases;                /* number of hits that the lease protects; under lease_lock */
+    int64_t lease_ns;             /* begin of the lease; under lease_lock */
     int lease_fan[KVS_FILE_FANS]; /* descriptors, opened when needed: -1 before; under lease_lock */
     struct kvs_file_map map;
     struct kvs_file_history history;
