@@ -130,6 +130,9 @@ static int add_put(struct s3_pending *pending, struct transfer *transfer)
             run_put(pending, other);
         return 1;
     }
+    /* sent since the caller looked: by an earlier copy in its batch, or by another thread */
+    if (s3_seen_find(pending->seen, transfer->hash, transfer->hash_len) == S3_SEEN)
+        return 1;
     if (!has_room(pending, transfer->request.len))
         return -EIO;
     transfer->number = ++pending->last_number;

@@ -25,8 +25,8 @@ void s3_pending_destroy(struct s3_pending *pending); /* call after destroying th
 #define S3_BUFFERED (16u << 20)
 
 /**
- * Begin to store a chunk that is missing. Returns 0; 1: another put of it is running; -EIO: failed
- * puts fill the room. @replace: overwrite an existing object.
+ * Begin to store a chunk that is missing. Returns 0; 1: another put of it is running, or has stored
+ * it by now; -EIO: failed puts fill the room. @replace: overwrite an existing object.
  */
 int s3_pending_put(struct s3_pending *pending, const uint8_t *hash, size_t hash_len,
                    const void *data, size_t len, bool replace);

@@ -187,13 +187,15 @@ static int s3_touch_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash
 static int send_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, const uint8_t *data,
                       size_t len)
 {
-    bool replace = s3_seen_find(self->seen, hash, hash_len) == S3_BAD;
+    enum s3_known known = s3_seen_find(self->seen, hash, hash_len);
     int ret;
 
+    if (known == S3_SEEN) /* an earlier copy in the batch was sent */
+        return 1;
     if (len <= S3_BUFFERED)
-        return s3_pending_put(self->pending, hash, hash_len, data, len, replace);
+        return s3_pending_put(self->pending, hash, hash_len, data, len, known == S3_BAD);
     ret = s3_put(self->client, &self->config, s3_chunk_path(&self->config, hash, hash_len), data,
-                 len, !replace);
+                 len, known != S3_BAD);
     if (ret == 0 || ret == -EEXIST)
         s3_seen_note(self->seen, hash, hash_len, S3_SEEN);
     return ret == -EEXIST ? 1 : ret;

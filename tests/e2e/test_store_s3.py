@@ -128,6 +128,14 @@ def test_batches_take_few_waits():
             check(" misses=1 " in stats and " errors=0 " in stats, stats)
 
 
+def test_a_chunk_twice_in_a_batch():
+    """The second one is known, also when the first one's upload is over by then."""
+    with S3() as s3, Store(s3.uri()) as store:
+        equal(store.ask("putmany", key(1), 100, 1, key(2), 20 << 20, 2, key(1), 100, 1), "0 0 0 1")
+        equal(store.ask("putmany", key(3), 20 << 20, 3, key(3), 20 << 20, 3), "0 0 1", "a large one")
+        equal(len(s3.requests("PUT /b/p/c/")), 3, "uploads")
+
+
 def test_listings_have_pages():
     with S3(page=7) as s3, Store(s3.uri()) as store:
         s3.objects["p/other"] = s3.objects["p/c/zz/strange"] = Item(b"", {}, "", 0)
