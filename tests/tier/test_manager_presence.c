@@ -136,7 +136,8 @@ static void test_one_fails(void **state)
         usleep(500);
     }
     in_time &= kv_now_ns() - begin < PATIENCE_NS;
-    assert_true(shaky->exists == 3 || !in_time);
+    /* more than 3 where a lookup ran while the pause ended, and asked for some of the keys */
+    assert_true((shaky->exists >= 3 && shaky->exists <= 6) || !in_time);
     assert_true(unanswered(&w) == 0 || !in_time);
     world_fini(&w);
 }

@@ -129,8 +129,9 @@ static struct kvbm_doubt *begin_doubt(struct kvbm_manager *m, uint64_t hash)
     return doubt;
 }
 
-/* Note that a question about a key ended with @rc. */
-static void unanswered(struct kvbm_manager *m, uint64_t hash, int rc)
+/* Note that a question about a key ended with @rc @now, the same for its other keys: they are asked
+ * for again together. */
+static void unanswered(struct kvbm_manager *m, uint64_t hash, int rc, uint64_t now)
 {
     struct kvbm_doubt *doubt = find(m, hash);
     uint64_t patience = patience_ns(m), pause = patience / 20;
@@ -138,8 +139,8 @@ static void unanswered(struct kvbm_manager *m, uint64_t hash, int rc)
     /* the key arrived meanwhile, or the query was about a key of another tier */
     if (!doubt || !doubt->since_ns)
         return;
-    if (rc != -EHOSTDOWN && kv_now_ns() + pause - doubt->since_ns < patience) {
-        doubt->until_ns = kv_now_ns() + pause;
+    if (rc != -EHOSTDOWN && now + pause - doubt->since_ns < patience) {
+        doubt->until_ns = now + pause;
         return;
     }
     m->stats.object_unanswered++;
@@ -241,7 +242,7 @@ bool kvbm_presence_add(struct kvbm_manager *m, const struct kvbm_chain *chain,
 
 /* ---- asking ---- */
 
-static void answered(struct kvbm_manager *m, const struct kvbm_ask *ask, uint32_t i)
+static void answered(struct kvbm_manager *m, const struct kvbm_ask *ask, uint32_t i, uint64_t now)
 {
     const uint8_t *key = ask->keys + (size_t)(i + 1) * m->key_len;
     struct kvbm_chain chain = {
@@ -255,7 +256,7 @@ static void answered(struct kvbm_manager *m, const struct kvbm_ask *ask, uint32_
     }
     kvbm_stats_of(m, KV_TIER_EXTERNAL)->bad += status == -EBADMSG;
     if (status && !absent)
-        unanswered(m, kvbm_key_hash(m, ask->group, key), status);
+        unanswered(m, kvbm_key_hash(m, ask->group, key), status, now);
     /* also absent: a key that can't be remembered */
     else if (status || !kvbm_presence_add(m, &chain, NULL))
         kvbm_presence_absent(m, ask->group, key, absent);
@@ -264,6 +265,7 @@ static void answered(struct kvbm_manager *m, const struct kvbm_ask *ask, uint32_
 static void asked(struct kvbm_manager *m, struct kvbm_note *note)
 {
     struct kvbm_ask *ask = (struct kvbm_ask *)note, **at = &m->presence.asks;
+    uint64_t now = kv_now_ns();
 
     m->mover.running--;
     m->presence.n_asks--;
@@ -275,7 +277,7 @@ static void asked(struct kvbm_manager *m, struct kvbm_note *note)
 
         kvbm_set_drop(&m->presence.asked, kvbm_key_hash(m, ask->group, key));
         if (!(ask->overtaken >> i & 1))
-            answered(m, ask, i);
+            answered(m, ask, i, now);
     }
     free(ask);
     pthread_cond_broadcast(&m->changed);
@@ -334,7 +336,7 @@ int kvbm_presence_ask(struct kvbm_manager *m, const struct kvbm_chain *chain, si
         if (rc == 0)
             kvbm_set_add(&m->presence.asked, hash);
         else if (doubt)
-            unanswered(m, hash, rc);
+            unanswered(m, hash, rc, kv_now_ns());
         if (doubt && rc == 0 && q->batch.probe_) /* this query is the breaker's probe */
             doubt->since_ns = 1;
     }
