@@ -196,7 +196,7 @@ static int open_session(struct opening *o, uint32_t n_data, struct kvbm_session 
 
     if (err == 0)
         err = make_session(o, &session);
-    if (err < 0)
+    if (err != 0)
         return err;
     err = await_opening(o, session);
     if (err == 0)
