@@ -384,8 +384,9 @@ KV_API uint64_t kvi_holder_blocks(struct kvi_index *index, struct kv_holder hold
  */
 KV_API int kvi_limit_holder(struct kvi_index *index, struct kv_holder holder, uint64_t max_blocks);
 
-/** Counts of the blocks of one rank. */
+/** Counts of the blocks of one rank; set size to sizeof(struct kvi_holder_info). */
 struct kvi_holder_info {
+    size_t size;
     uint64_t blocks;                  /* as kvi_holder_blocks returns */
     uint64_t tier_blocks[KV_N_TIERS]; /* the same by tier */
     uint64_t parked;                  /* blocks below a missing one */
@@ -400,20 +401,26 @@ struct kvi_holder_info {
      * should be. */
     uint64_t lost;
 };
+#define KVI_HOLDER_INFO_INIT KV_INIT_(kvi_holder_info)
 
-/** Read the counts of @holder into *@ret. Any thread. Returns 0; -ENOENT when it is unknown. */
+/**
+ * Read the counts of @holder into *@ret. Any thread. Returns 0; -ENOENT when it is unknown; -EINVAL
+ * (ret->size).
+ */
 KV_API int kvi_get_holder(struct kvi_index *index, struct kv_holder holder,
                           struct kvi_holder_info *ret);
 
-/** State of one block of a holder in one tier. */
+/** State of one block of a holder in one tier; set size to sizeof(struct kvi_block_info). */
 struct kvi_block_info {
+    size_t size;
     uint32_t copies;   /* of source 0 */
     bool has_children; /* the holder has a block right below it in that tier */
 };
+#define KVI_BLOCK_INFO_INIT KV_INIT_(kvi_block_info)
 
 /**
  * Read the state of the block @hash of @holder in @tier into *@ret. Any thread. Returns 0; -ENOENT
- * when the block isn't there, or is parked; -EINVAL.
+ * when the block isn't there, or is parked; -EINVAL (a tier that isn't one, or ret->size).
  */
 KV_API int kvi_get_block(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
                          uint64_t hash, struct kvi_block_info *ret);

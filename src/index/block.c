@@ -39,21 +39,24 @@ static bool has_child(const struct kvi_index *ix, const struct kvi_holder *holde
 int kvi_get_block(struct kvi_index *index, struct kv_holder key, enum kv_tier tier, uint64_t hash,
                   struct kvi_block_info *ret)
 {
+    struct kvi_block_info info = KVI_BLOCK_INFO_INIT;
     const struct kvi_holder *holder;
     struct kvi_place place;
     int rc = -ENOENT;
 
-    if ((unsigned)tier >= KV_N_TIERS)
+    if ((unsigned)tier >= KV_N_TIERS || !kv_sized(ret, "kvi_block_info"))
         return -EINVAL;
     kvi_lock(index);
     holder = kvi_holder_await(index, key);
     if (holder && kvi_locate(index, holder, hash, &place, NULL) &&
         kvi_mask_at(index, kvi_who_get(place.entry), place.off) >> tier & 1) {
-        *ret = (struct kvi_block_info){.copies = kvi_copies_count(index, holder, tier, 0, hash),
-                                       .has_children = has_child(index, holder, tier, place)};
+        info.copies = kvi_copies_count(index, holder, tier, 0, hash);
+        info.has_children = has_child(index, holder, tier, place);
         rc = 0;
     }
     kvi_unlock(index);
+    if (rc == 0)
+        KV_GIVE(ret, &info);
     return rc;
 }
 

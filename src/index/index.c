@@ -290,12 +290,15 @@ int kvi_limit_holder(struct kvi_index *index, struct kv_holder holder, uint64_t 
 
 int kvi_get_holder(struct kvi_index *index, struct kv_holder holder, struct kvi_holder_info *ret)
 {
+    struct kvi_holder_info info = KVI_HOLDER_INFO_INIT;
     const struct kvi_holder *found;
 
+    if (!kv_sized(ret, "kvi_holder_info"))
+        return -EINVAL;
     kvi_lock(index);
     found = kvi_holder_find(index, holder);
     if (found) {
-        *ret = (struct kvi_holder_info){
+        info = (struct kvi_holder_info){
             .blocks = blocks_of(found),
             .parked = found->n_parked,
             .copies = found->n_copies,
@@ -304,10 +307,13 @@ int kvi_get_holder(struct kvi_index *index, struct kv_holder holder, struct kvi_
             .lost = found->n_lost,
         };
         for (int t = 0; t < KV_N_TIERS; t++)
-            ret->tier_blocks[t] = found->tier[t].blocks;
+            info.tier_blocks[t] = found->tier[t].blocks;
     }
     pthread_mutex_unlock(&index->lock);
-    return found ? 0 : -ENOENT;
+    if (!found)
+        return -ENOENT;
+    KV_GIVE(ret, &info);
+    return 0;
 }
 
 int kvi_get_stats(struct kvi_index *index, struct kvi_stats *ret)

@@ -99,7 +99,7 @@ uint64_t ki_applier_unexplained(const struct ki_applier *a)
 uint64_t ki_applier_held(const struct ki_applier *a, struct kvi_index *index)
 {
     uint64_t held = a->run.n_blocks;
-    struct kvi_holder_info info;
+    struct kvi_holder_info info = KVI_HOLDER_INFO_INIT;
 
     for (uint32_t i = 0; i < a->n_ranks; i++)
         if (kvi_get_holder(index, (struct kv_holder){a->instance, a->ranks[i]}, &info) == 0)
@@ -178,7 +178,7 @@ void ki_applier_note_losses(struct ki_applier *a, struct kvi_index *index)
         return;
     a->losses_seen = lost;
     for (uint32_t i = 0; i < a->n_ranks; i++) {
-        struct kvi_holder_info info = {0};
+        struct kvi_holder_info info = KVI_HOLDER_INFO_INIT;
 
         if (!all && a->ranks[i] != a->touched_rank)
             continue;
@@ -298,7 +298,7 @@ static int apply_op(struct ki_applier *a, struct kvi_index *index, const struct 
 /* Return true when the rank has no block at all after a clear. */
 static bool is_empty(const struct ki_applier *a, struct kvi_index *index, uint32_t rank)
 {
-    struct kvi_holder_info info;
+    struct kvi_holder_info info = KVI_HOLDER_INFO_INIT;
 
     return kvi_get_holder(index, (struct kv_holder){a->instance, rank}, &info) == -ENOENT ||
            info.blocks + info.parked == 0;

@@ -18,7 +18,7 @@ static int put_back(struct ki_applier *a, struct kvi_index *index, struct kv_hol
 static long copies_of(struct kvi_index *index, struct kv_holder holder, unsigned group,
                       uint64_t hash)
 {
-    struct kvi_block_info info;
+    struct kvi_block_info info = KVI_BLOCK_INFO_INIT;
 
     if (group != KI_UNSURE_MAIN)
         return kvi_window_copies(index, holder, KV_TIER_DEVICE, group - 1, hash);

@@ -77,7 +77,7 @@ static const struct ki_watermark *find_mark(const struct ki_watermark *marks, lo
 
 static uint64_t turns_of(const struct ki_model *model, struct kv_holder holder)
 {
-    struct kvi_holder_info info;
+    struct kvi_holder_info info = KVI_HOLDER_INFO_INIT;
 
     return kvi_get_holder(model->index, holder, &info) == 0 ? info.turns : 0;
 }

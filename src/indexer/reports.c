@@ -142,7 +142,7 @@ static size_t lookup(struct ki_reports *r, struct kvi_index *index, struct kv_ho
 static bool may_hold(struct kvi_index *index, struct kv_holder holder,
                      const struct ki_unsure *unsure, const struct kve_op *chain)
 {
-    struct kvi_block_info info;
+    struct kvi_block_info info = KVI_BLOCK_INFO_INIT;
 
     for (size_t i = 0; i < chain->n; i++) {
         const struct ki_unsure_entry *e =

@@ -168,7 +168,7 @@ static int put_all(const struct work *w, uint32_t part, bool in)
 /* The part with which the operation's blocks begin, or -ENOENT when nothing tells it. */
 static int first_part(const struct work *w, const struct kve_op *op)
 {
-    struct kvi_block_info info;
+    struct kvi_block_info info = KVI_BLOCK_INFO_INIT;
     uint32_t part;
 
     if (!op->has_parent || ki_whole_find(w->parts, op->parent) != NONE)
@@ -357,7 +357,7 @@ int ki_small_store(struct ki_small *s, struct kvi_index *index, struct kv_holder
  */
 static bool may_peek(const struct work *w, uint64_t whole)
 {
-    struct kvi_block_info info;
+    struct kvi_block_info info = KVI_BLOCK_INFO_INIT;
 
     return w->group->drops && kvi_get_block(w->index, w->holder, KV_TIER_DEVICE, whole, &info) == 0;
 }

@@ -333,7 +333,7 @@ long ki_unsure_take(struct ki_unsure *u, struct kvi_index *index, struct kv_hold
         return kvi_take(index, holder, op->tier, op->source, op->hashes, op->remaining, op->n);
     for (size_t i = 0; i < op->n; i++) {
         struct ki_unsure_entry *e = ki_unsure_find(u, op->rank, KI_UNSURE_MAIN, op->hashes[i]);
-        struct kvi_block_info info = {0};
+        struct kvi_block_info info = KVI_BLOCK_INFO_INIT;
         long rc;
 
         if (e && op->remaining) {

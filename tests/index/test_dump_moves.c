@@ -59,7 +59,7 @@ static void finish(struct fixture *f, struct dumped *d)
 
 static bool has(struct kvi_index *ix, enum kv_tier tier, uint64_t hash)
 {
-    struct kvi_block_info info;
+    struct kvi_block_info info = KVI_BLOCK_INFO_INIT;
 
     return kvi_get_block(ix, W0, tier, hash, &info) == 0;
 }

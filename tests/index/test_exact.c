@@ -233,7 +233,7 @@ static void parking_is_bounded(void **state)
 
 static uint64_t lost_of(struct kvi_index *ix)
 {
-    struct kvi_holder_info info;
+    struct kvi_holder_info info = KVI_HOLDER_INFO_INIT;
 
     assert_int_equal(kvi_get_holder(ix, W0, &info), 0);
     return info.lost;
@@ -277,7 +277,7 @@ static void copies_without_room(void **state)
 static void a_holder_is_bounded(void **state)
 {
     const struct kvi_opts opts = {.size = sizeof(opts), .max_holder_blocks = 3};
-    struct kvi_holder_info info;
+    struct kvi_holder_info info = KVI_HOLDER_INFO_INIT;
     struct kvi_stats stats = {.size = sizeof(stats)};
     struct kvi_index *ix;
     (void)state;
@@ -303,7 +303,7 @@ static void a_holder_is_bounded(void **state)
 static void a_refused_store_changes_no_source(void **state)
 {
     const struct kv_block above = {CHAIN[0].hash, 77};
-    struct kvi_holder_info before, after;
+    struct kvi_holder_info before = KVI_HOLDER_INFO_INIT, after = before;
     struct kvi_index *ix;
     (void)state;
 

@@ -60,7 +60,7 @@ static uint64_t local_at(uint32_t turns, uint32_t depth)
 
 static uint64_t refused(const struct world *w)
 {
-    struct kvi_holder_info info = {0};
+    struct kvi_holder_info info = KVI_HOLDER_INFO_INIT;
     struct kvi_stats stats = KVI_STATS_INIT;
 
     assert_int_equal(kvi_get_stats(w->ix, &stats), 0);
@@ -375,7 +375,7 @@ static void test_alone(void **state)
 {
     const struct kvi_window window = {.group = 0, .window = 9, .need = 2, .stride = 1};
     struct kvi_matches matches = {0};
-    struct kvi_holder_info info;
+    struct kvi_holder_info info = KVI_HOLDER_INFO_INIT;
     struct kv_block blocks[DEPTH];
     uint64_t prompt[DEPTH], names[DEPTH];
     struct kvi_index *ix;
@@ -532,7 +532,7 @@ static void test_doubt_takes_single_blocks(void **state)
 {
     struct kv_block blocks[80];
     uint64_t names[80], prompt[80];
-    struct kvi_holder_info info;
+    struct kvi_holder_info info = KVI_HOLDER_INFO_INIT;
     struct kvi_index *ix;
 
     (void)state;
@@ -673,7 +673,7 @@ static void test_alone_leaves_no_places(void **state)
 /* Observe a holder with windows as another call would. */
 static void look(struct kvi_index *ix, const uint64_t *prompt, size_t n, uint64_t ret[4])
 {
-    struct kvi_holder_info info = {0};
+    struct kvi_holder_info info = KVI_HOLDER_INFO_INIT;
 
     (void)kvi_get_holder(ix, who, &info);
     ret[0] = info.blocks;

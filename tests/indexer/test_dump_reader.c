@@ -326,7 +326,7 @@ static void orphans_are_passed_over(void **state)
 static void extras_are_restored(void **state)
 {
     struct ki_dump_reader reader;
-    struct kvi_holder_info info;
+    struct kvi_holder_info info = KVI_HOLDER_INFO_INIT;
 
     (void)state;
     assert_int_equal(
@@ -349,7 +349,7 @@ static void sources_are_restored(void **state)
 {
     static const uint64_t hashes[] = {5, 6};
     struct ki_dump_reader reader;
-    struct kvi_holder_info info;
+    struct kvi_holder_info info = KVI_HOLDER_INFO_INIT;
     struct kvi_index *ix;
 
     (void)state;

@@ -138,7 +138,7 @@ static int end_extra(void *arg, const struct kvi_extra *extra)
 
 static uint64_t turns_of(struct run *run)
 {
-    struct kvi_holder_info info = {0};
+    struct kvi_holder_info info = KVI_HOLDER_INFO_INIT;
 
     (void)kvi_get_holder(run->origin.index, (struct kv_holder){7, 0}, &info);
     return info.turns;

@@ -69,7 +69,7 @@ static void world_fini(struct world *w)
 
 static bool main_has(struct world *w, uint32_t rank, uint64_t hash)
 {
-    struct kvi_block_info info;
+    struct kvi_block_info info = KVI_BLOCK_INFO_INIT;
 
     return kvi_get_block(w->index, holder_of(rank), KV_TIER_DEVICE, hash, &info) == 0;
 }

@@ -72,8 +72,6 @@
     PLAIN(kvi_stored)                \
     PLAIN(kvi_match)                 \
     PLAIN(kvi_matches)               \
-    PLAIN(kvi_holder_info)           \
-    PLAIN(kvi_block_info)            \
     PLAIN(kvi_dump_run)              \
     PLAIN(kvi_window)                \
     PLAIN(kvi_lookup_rule)           \
@@ -548,6 +546,8 @@ static const struct row {
     {"kvbm_hint", sizeof(struct kvbm_hint), LEAST, NULL, hint, 0},
     {"kvi_opts", sizeof(index_opts), OPTIONAL, &index_opts, index_, 0},
     {"kvi_stats", sizeof(struct kvi_stats), LEAST, NULL, index_stats, 0},
+    {"kvi_holder_info", sizeof(struct kvi_holder_info), LEAST, NULL, index_holder, 0},
+    {"kvi_block_info", sizeof(struct kvi_block_info), LEAST, NULL, index_block, 0},
     {"kve_reader_opts", sizeof(reader_), UP_TO(kve_reader_opts, block_size), &reader_, reader, 0},
     {"kve_publisher_opts", sizeof(publisher_), UP_TO(kve_publisher_opts, endpoint), &publisher_,
      publisher_of, 0},
@@ -896,6 +896,9 @@ static void open_others(void)
     assert_int_equal(kve_publisher_create(&opts, &t.publisher), 0);
     assert_int_equal(kve_publisher_create(&opts, &t.quiet), 0);
     assert_int_equal(kvi_create(NULL, &t.index), 0);
+    assert_int_equal(kvi_store(t.index, (struct kv_holder){1, 0}, KV_TIER_DEVICE, NULL,
+                               &(struct kv_block){7, 70}, 1, NULL),
+                     0);
     snprintf(path, sizeof(path), "%s/store", t.w.dir);
     assert_int_equal(kvs_open(path, &t.store), 0);
     with.fingerprint = "model A";
