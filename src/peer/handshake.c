@@ -10,12 +10,9 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/random.h>
-#include <sys/socket.h>
 
 #include "base/log.h"
 #include "net.h"
-
-#define TLS_HANDSHAKE 0x16 /* first byte that an opener with TLS sends */
 
 /* ---- refusing ---- */
 
@@ -111,7 +108,7 @@ static bool is_proof(struct kvbm_conn *conn, const char *role, const void *hello
 #define OPENER "kvasir session opener"
 #define LISTENER "kvasir session listener"
 
-/* ---- do we fit? ---- */
+/* ---- the greeting ---- */
 
 static void describe_self(const struct kvbm_session *session, struct kvbm_hello *ret)
 {
@@ -132,68 +129,6 @@ static void describe_self(const struct kvbm_session *session, struct kvbm_hello 
     ret->who.worker = agent->worker;
     ret->who.incarnation = agent->incarnation;
     memcpy(ret->fingerprint, agent->fingerprint, sizeof(ret->fingerprint));
-}
-
-static int check_dimension(struct kvbm_session *session, const char *what, uint32_t theirs,
-                           uint32_t ours)
-{
-    if (theirs == ours || !theirs || !ours)
-        return 0;
-    return kvbm_refuse(session, -EMEDIUMTYPE, "blocks of %s differ: %u by %.63s, %u by %s", what,
-                       theirs, session->peer.who.name, ours, session->net->agent->name);
-}
-
-/* Compare models and blocks. Returns 0, or what kvbm_refuse has returned with step REFUSED. */
-static int compare(struct kvbm_session *session)
-{
-    const struct kvbm_net *net = session->net;
-    const struct kvbm_agent *agent = net->agent;
-    const struct kvbm_hello *peer = &session->peer;
-    int err;
-
-    if (peer->who.worker == agent->worker || strcmp(peer->who.name, agent->name) == 0)
-        return kvbm_refuse(session, -ELOOP, "both sides have the name or worker of %s",
-                           agent->name);
-    if (strcmp(peer->fingerprint, agent->fingerprint) != 0)
-        return kvbm_refuse(session, -EMEDIUMTYPE,
-                           "another model: fingerprint \"%.50s\" by %s, \"%.50s\" by %s",
-                           peer->fingerprint, peer->who.name, agent->fingerprint, agent->name);
-    if (peer->key_len != agent->key_len)
-        return kvbm_refuse(session, -EMEDIUMTYPE, "keys of %u bytes by %s, of %u by %s",
-                           peer->key_len, peer->who.name, agent->key_len, agent->name);
-    err = check_dimension(session, "so many layers", peer->layers, net->layers);
-    if (session->step != KVBM_REFUSED)
-        err = check_dimension(session, "so many parts (K, V)", peer->outer, net->outer);
-    if (session->step != KVBM_REFUSED)
-        err = check_dimension(session, "so many tokens", peer->page_size, net->page_size);
-    return err;
-}
-
-/* Compare with the sessions that are open: no two peers share a name or a worker. */
-static int admit(struct kvbm_session *session)
-{
-    struct kvbm_net *net = session->net;
-    const struct kvbm_identity *who = &session->peer.who;
-    const struct kvbm_session *other;
-
-    if (!session->counted && net->n_sessions >= net->max_sessions)
-        return kvbm_refuse(session, -ENOSPC, "%s has %u sessions, as many as it may",
-                           net->agent->name, net->n_sessions);
-    for (other = TAILQ_FIRST(&net->sessions); other; other = TAILQ_NEXT(other, list)) {
-        const struct kvbm_identity *known = &other->peer.who;
-        bool same_name = strcmp(known->name, who->name) == 0;
-
-        if (same_name != (known->worker == who->worker))
-            return kvbm_refuse(session, -EEXIST, "another peer of %s has that name or worker",
-                               net->agent->name);
-        if (same_name && known->incarnation != who->incarnation)
-            return kvbm_refuse(session, -EEXIST,
-                               "a session of an earlier %s is open; try again once it has ended",
-                               who->name);
-    }
-    net->n_sessions += !session->counted;
-    session->counted = true;
-    return 0;
 }
 
 /* ---- data connections ---- */
@@ -354,11 +289,11 @@ static int take_proof(struct kvbm_conn *conn)
         return -EPROTO;
     if (!is_proof(conn, OPENER, NULL, 0, conn->body.data))
         return kvbm_refuse(session, -EACCES, "the tokens differ");
-    err = compare(session);
+    err = kvbm_fits(session);
     if (session->step != KVBM_REFUSED && session->is_data && !find_joined(session))
         err = kvbm_refuse(session, -ENOENT, "no session for this data connection");
     if (session->step != KVBM_REFUSED && !session->is_data)
-        err = admit(session);
+        err = kvbm_admit(session);
     return session->step == KVBM_REFUSED ? err : welcome(conn);
 }
 
@@ -373,9 +308,9 @@ static int take_welcome(struct kvbm_conn *conn)
         return err;
     if (!is_proof(conn, LISTENER, conn->body.data, len, conn->body.data + len))
         return kvbm_refuse(session, -EACCES, "the tokens differ");
-    err = compare(session);
+    err = kvbm_fits(session);
     if (session->step != KVBM_REFUSED && !session->is_data)
-        err = admit(session);
+        err = kvbm_admit(session);
     if (session->step == KVBM_REFUSED)
         return err;
     memcpy(session->join, session->peer.join, sizeof(session->join));
@@ -395,7 +330,7 @@ static int take_ready(struct kvbm_conn *conn)
     if (conn->body.len)
         return -EPROTO;
     if (!session->is_data)
-        err = admit(session); /* another one may have opened meanwhile */
+        err = kvbm_admit(session); /* another one may have opened meanwhile */
     if (session->step == KVBM_REFUSED)
         return err;
     session->step = KVBM_OPENED;
@@ -424,86 +359,4 @@ int kvbm_greeted(struct kvbm_conn *conn)
             return steps[i].take(conn);
     }
     return -EPROTO;
-}
-
-/* ---- TLS ---- */
-
-int kvbm_conn_tls(struct kvbm_conn *conn, const char *host)
-{
-    const struct kvbm_auth *auth = &conn->session->net->auth;
-    struct kvbm_tls_stream *stream;
-    int err =
-        auth->crypto->stream_create(auth->tls, conn->source.fd, conn->is_opener, host, &stream);
-
-    if (err < 0)
-        return err;
-    conn->tls = stream;
-    conn->has_tls = true;
-    return 0;
-}
-
-/*
- * Turn an opener away that can't be spoken to. The connection stays until the opener closes it, or
- * the handshake's time is over: a close with bytes unread would destroy what TLS has told it.
- */
-static void turn_away(struct kvbm_conn *conn, const char *why)
-{
-    static struct kv_log_rate rate;
-    struct kvbm_session *session = conn->session;
-    char quoted[2 * KVBM_MAX_REASON];
-
-    if (kv_log_allowed(&rate, 5))
-        kv_log_warn("kvbm", "a session is refused", "agent=%s endpoint=%s why=%s",
-                    session->net->agent->name, session->endpoint,
-                    kv_log_quote(quoted, sizeof(quoted), why));
-    if (conn->tls)
-        session->net->auth.crypto->stream_destroy(KV_STEAL(conn->tls));
-    (void)shutdown(conn->source.fd, SHUT_WR);
-    conn->secured = true; /* the opener's bytes are thrown away */
-    session->step = KVBM_REFUSED;
-}
-
-/* See by the first byte whether the opener speaks TLS. Returns false when nothing has come. */
-static bool sound(struct kvbm_conn *conn)
-{
-    struct kvbm_session *session = conn->session;
-    struct kvbm_net *net = session->net;
-    uint8_t first;
-    ssize_t n = recv(conn->source.fd, &first, 1, MSG_PEEK | MSG_DONTWAIT);
-
-    if (n < 0 && (errno == EAGAIN || errno == EINTR))
-        return false;
-    conn->greeted = true;
-    if (n <= 0) {
-        kvbm_session_end(session, -EPIPE, "the opener closed at once");
-    } else if (!conn->tls && first == TLS_HANDSHAKE) {
-        turn_away(conn, "the opener speaks TLS, this agent doesn't");
-    } else if (conn->tls && first != TLS_HANDSHAKE) {
-        net->auth.crypto->stream_destroy(KV_STEAL(conn->tls));
-        conn->has_tls = false;
-        conn->secured = true;
-        (void)kvbm_refuse(session, -EPROTONOSUPPORT, "the listener wants TLS");
-    }
-    return !conn->secured && !kvbm_has_ended(session);
-}
-
-void kvbm_secure(struct kvbm_conn *conn)
-{
-    struct kvbm_session *session = conn->session;
-    char why[KVBM_MAX_REASON + 1] = "";
-    int err = 0;
-
-    if (!conn->is_opener && !conn->is_unix && !conn->greeted && !sound(conn))
-        return;
-    if (conn->tls)
-        err = session->net->auth.crypto->handshake(conn->tls, why, sizeof(why));
-    if (err == -EAGAIN)
-        return;
-    conn->secured = err == 0;
-    if (err == 0 && conn->is_opener)
-        err = kvbm_greet(session);
-    if (err < 0 && !conn->is_opener)
-        turn_away(conn, why[0] ? why : kvbm_words(err));
-    else if (err < 0)
-        kvbm_session_end(session, err, why[0] ? why : kvbm_words(err));
 }

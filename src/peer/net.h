@@ -335,16 +335,26 @@ void kvbm_request_cancelled(struct kvbm_session *session, uint64_t id);
 
 /* ---- handshake.c ---- */
 
-/** Give a new connection a TLS stream. @host: that the listener's certificate must name. */
-int kvbm_conn_tls(struct kvbm_conn *conn, const char *host);
-/** Go on with TLS, or see that there is none, on a connection that isn't secured. */
-void kvbm_secure(struct kvbm_conn *conn);
 /** Begin the handshake of an opener. Returns 0 or an error. */
 int kvbm_greet(struct kvbm_session *session);
 /** Take a frame of a handshake. Returns 0 or the error that ends the session. */
 int kvbm_greeted(struct kvbm_conn *conn);
 /** Refuse a peer, in words for both sides' logs. Returns @err. */
 int kvbm_refuse(struct kvbm_session *session, int err, const char *fmt, ...) KV_PRINTF(3, 4);
+
+/* ---- handshake_fit.c ---- */
+
+/** Compare models and blocks. Returns 0, or what kvbm_refuse has returned with step REFUSED. */
+int kvbm_fits(struct kvbm_session *session);
+/** Compare with the open sessions: no two peers share a name or a worker. Returns as kvbm_fits. */
+int kvbm_admit(struct kvbm_session *session);
+
+/* ---- handshake_tls.c ---- */
+
+/** Give a new connection a TLS stream. @host: that the listener's certificate must name. */
+int kvbm_conn_tls(struct kvbm_conn *conn, const char *host);
+/** Go on with TLS, or see that there is none, on a connection that isn't secured. */
+void kvbm_secure(struct kvbm_conn *conn);
 
 /* ---- listen.c ---- */
 
