@@ -174,7 +174,7 @@ static int serve_one(struct client_state *state, uint64_t number, struct kv_erro
     char why[sizeof(replay->verdict.first)];
     struct kc_served served;
     uint32_t worker;
-    uint64_t ns;
+    uint64_t ns = 0;
     int rc = wait_for_turn(replay, ms);
 
     if (rc == 0)

@@ -168,7 +168,7 @@ static int republish(struct kvbm_blockset *set, const struct kvbm_blockset_opts 
                   ? make_facts(set->agent, opts, *offer, set->facts->generation + 1, &facts)
                   : -EINVAL;
 
-    if (err < 0)
+    if (err != 0)
         return err;
     kvbm_facts_put(set->facts);
     set->facts = facts;

@@ -128,20 +128,22 @@ static bool may_listen(const struct kvbm_net *net, const struct kvbm_agent_opts 
 /* Write the address that was really bound. */
 static int name_endpoint(struct kvbm_listener *listener)
 {
-    struct sockaddr_storage at = {0};
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+    } at = {.v6 = {.sin6_port = 0}};
     socklen_t len = sizeof(at);
-    const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)&at;
-    const struct sockaddr_in *v4 = (const struct sockaddr_in *)&at;
     char text[INET6_ADDRSTRLEN];
 
-    if (getsockname(listener->source.fd, (struct sockaddr *)&at, &len) < 0)
+    if (getsockname(listener->source.fd, &at.any, &len) < 0)
         return -errno;
-    if (at.ss_family == AF_INET)
+    if (at.any.sa_family == AF_INET)
         snprintf(listener->endpoint, sizeof(listener->endpoint), "tcp:%s:%u",
-                 inet_ntop(AF_INET, &v4->sin_addr, text, sizeof(text)), ntohs(v4->sin_port));
+                 inet_ntop(AF_INET, &at.v4.sin_addr, text, sizeof(text)), ntohs(at.v4.sin_port));
     else
         snprintf(listener->endpoint, sizeof(listener->endpoint), "tcp:[%s]:%u",
-                 inet_ntop(AF_INET6, &v6->sin6_addr, text, sizeof(text)), ntohs(v6->sin6_port));
+                 inet_ntop(AF_INET6, &at.v6.sin6_addr, text, sizeof(text)), ntohs(at.v6.sin6_port));
     return 0;
 }
 
