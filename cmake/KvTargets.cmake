@@ -164,6 +164,9 @@ function(kv_plugin)
   target_link_options(kv_store_${P_NAME} PRIVATE
                       -Wl,--version-script=${CMAKE_SOURCE_DIR}/plugins/exports.map -Wl,--exclude-libs,ALL
                       -Wl,-z,nodelete) # a thread that waits for a name server can't be stopped, so its code stays loaded
+  if(NOT KV_SANITIZE) # whose own symbols come from the program
+    target_link_options(kv_store_${P_NAME} PRIVATE -Wl,-z,defs) # a source left out fails here, not in dlopen
+  endif()
   set_target_properties(kv_store_${P_NAME} PROPERTIES PREFIX lib)
   install(TARGETS kv_store_${P_NAME} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endfunction()

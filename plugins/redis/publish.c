@@ -1,36 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Publish: send buffered puts, then a manifest that readers may trust. */
+#include "redis/publish.h"
+
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/own_manifest.h"
 #include "redis/scripts.h"
-#include "redis/store.h"
 
 #define MAX_ATTEMPTS 3 /* a server that evicts may drop chunks just sent */
 
-/* Without scripts a chunk with an older stamp is sent again, which renews the stamp. */
-#define STALE_S 3600
 /* seconds without a put after which a save that can't succeed is dropped */
 #define ABANDONED_S 3600
-#define NAMES_EACH 1000 /* names in one command */
-
-struct save {
-    kv_store_v1 *self;
-    const char *name; /* NULL: no manifest */
-    const char *manifest;
-    size_t manifest_len;
-    bool opaque;        /* the manifest isn't of our own format: note the chunks that it may need */
-    struct kv_buf more; /* keys that it may need besides refs */
-    size_t n_more;
-    bool *missing;  /* per chunk of refs */
-    bool script;    /* false: step by step */
-    uint64_t now_s; /* by the server's clock */
-};
 
 /* -- commands ---------------------------------------------------------------------------------- */
 
 /* Add the chunks of earlier publications of this handle that this manifest may need. */
-static int find_more(struct save *save)
+static int find_more(struct rds_save *save)
 {
     if (!save->opaque)
         return 0;
@@ -40,7 +25,7 @@ static int find_more(struct save *save)
     return save->more.error;
 }
 
-static void add_more(struct save *save, struct rds_batch *batch)
+void rds_save_more(struct rds_save *save, struct rds_batch *batch)
 {
     char key[RDS_KEY_SIZE];
     size_t skip = strlen(save->self->net.uri.prefix) + 2;
@@ -54,7 +39,7 @@ static void add_more(struct save *save, struct rds_batch *batch)
     }
 }
 
-static void add_script(struct save *save, struct rds_batch *batch)
+static void add_script(struct rds_save *save, struct rds_batch *batch)
 {
     kv_store_v1 *self = save->self;
     size_t n = self->n_refs, more = save->name ? 1 + (size_t)save->opaque : 0;
@@ -73,7 +58,7 @@ static void add_script(struct save *save, struct rds_batch *batch)
         rds_batch_key(batch, key, rds_name_key(self, 'u', save->name, key));
     rds_batch_number(batch, (int64_t)n);
     rds_batch_number(batch, (int64_t)strlen(self->net.uri.prefix) + 3);
-    add_more(save, batch);
+    rds_save_more(save, batch);
     if (save->name)
         rds_batch_payload(batch, save->manifest, save->manifest_len);
 }
@@ -89,7 +74,7 @@ void rds_add_use(kv_store_v1 *self, struct rds_batch *batch, const uint8_t *hash
     rds_batch_key(batch, key, rds_chunk_key(self, hash, hash_len, key));
 }
 
-static void add_set(struct rds_batch *batch, const char *key, size_t key_len, const void *value,
+void rds_save_value(struct rds_batch *batch, const char *key, size_t key_len, const void *value,
                     size_t len)
 {
     rds_batch_begin(batch, 3);
@@ -98,7 +83,7 @@ static void add_set(struct rds_batch *batch, const char *key, size_t key_len, co
     rds_batch_payload(batch, value, len);
 }
 
-static int add_missing(struct save *save, struct rds_batch *batch)
+int rds_save_missing(struct rds_save *save, struct rds_batch *batch)
 {
     kv_store_v1 *self = save->self;
     char key[RDS_KEY_SIZE];
@@ -115,8 +100,8 @@ static int add_missing(struct save *save, struct rds_batch *batch)
             continue;
         entry->sent = true;
         rds_stamp(entry->value, entry->len, save->now_s);
-        add_set(batch, key, rds_chunk_key(self, entry->hash, entry->hash_len, key), entry->value,
-                entry->len);
+        rds_save_value(batch, key, rds_chunk_key(self, entry->hash, entry->hash_len, key),
+                       entry->value, entry->len);
     }
     if (gone)
         kv_log_error("redis", "a chunk of this save was sent and is gone: is the server full?",
@@ -126,7 +111,7 @@ static int add_missing(struct save *save, struct rds_batch *batch)
 
 /* -- replies ----------------------------------------------------------------------------------- */
 
-static int check_sets(struct save *save, const struct rds_batch *batch, size_t n)
+int rds_save_check(struct rds_save *save, const struct rds_batch *batch, size_t n)
 {
     size_t at = 0;
 
@@ -160,7 +145,7 @@ bool rds_no_script(const struct resp_value *reply)
 }
 
 /* Read a script's reply. Returns the number of missing chunks. */
-static int64_t read_script(struct save *save, const struct resp_value *reply)
+static int64_t read_script(struct rds_save *save, const struct resp_value *reply)
 {
     kv_store_v1 *self = save->self;
 
@@ -185,7 +170,7 @@ static int64_t read_script(struct save *save, const struct resp_value *reply)
 
 /* -- by one script ----------------------------------------------------------------------------- */
 
-static int by_script(struct save *save)
+static int by_script(struct rds_save *save)
 {
     kv_store_v1 *self = save->self;
     int64_t n_missing = 0;
@@ -195,13 +180,13 @@ static int by_script(struct save *save)
         struct rds_batch batch = {0};
         size_t n_sets = 0;
 
-        err = n_missing > 0 ? add_missing(save, &batch) : 0;
+        err = n_missing > 0 ? rds_save_missing(save, &batch) : 0;
         n_sets = batch.n;
         add_script(save, &batch);
         if (err == 0)
             err = rds_net_run(&self->net, &batch);
         if (err == 0)
-            err = check_sets(save, &batch, n_sets);
+            err = rds_save_check(save, &batch, n_sets);
         n_missing = err == 0 ? read_script(save, &batch.cmds[n_sets].reply) : err;
         if (attempt == 0 && n_missing >= 0)
             self->stats.put_hits += self->n_refs - (size_t)n_missing;
@@ -212,165 +197,6 @@ static int by_script(struct save *save)
     kv_log_error("redis", "the server doesn't keep what is stored: is it full?", "missing=%lld",
                  (long long)n_missing);
     return -ENOSPC;
-}
-
-/* -- step by step ------------------------------------------------------------------------------ */
-
-/* Ask for each chunk by a script, which also sets its stamp. */
-static int ask_each(struct save *save, struct rds_batch *batch)
-{
-    kv_store_v1 *self = save->self;
-    int err;
-
-    for (size_t i = 0; i < self->n_refs; i++)
-        rds_add_use(self, batch, self->refs[i]->hash, self->refs[i]->hash_len);
-    err = rds_net_run(&self->net, batch);
-    for (size_t i = 0; err == 0 && i < self->n_refs; i++) {
-        const struct resp_value *reply = &batch->cmds[i].reply;
-
-        if (rds_no_script(reply)) {
-            self->no_scripts = true;
-            return -EAGAIN;
-        }
-        if (reply->type != RESP_INT)
-            return rds_reply_error(reply, "EVAL");
-        save->missing[i] = reply->num < 0;
-        save->now_s = KV_MAX(save->now_s, (uint64_t)(reply->num < 0 ? -reply->num : reply->num));
-    }
-    return err;
-}
-
-/* Ask for each chunk without a script. One with an old stamp counts as missing. */
-static int look_at_each(struct save *save, struct rds_batch *batch)
-{
-    kv_store_v1 *self = save->self;
-    char key[RDS_KEY_SIZE];
-    int64_t now_us = 0;
-    int err;
-
-    for (size_t i = 0; i < self->n_refs; i++) {
-        rds_batch_begin(batch, 4);
-        rds_batch_word(batch, "GETRANGE");
-        rds_batch_key(batch, key,
-                      rds_chunk_key(self, self->refs[i]->hash, self->refs[i]->hash_len, key));
-        rds_batch_number(batch, -RDS_CHUNK_TRAILER);
-        rds_batch_number(batch, -1);
-    }
-    rds_batch_begin(batch, 1);
-    rds_batch_word(batch, "TIME");
-    err = rds_net_run(&self->net, batch);
-    if (err == 0)
-        err = rds_read_time(&batch->cmds[self->n_refs].reply, &now_us);
-    save->now_s = (uint64_t)now_us / 1000000;
-    for (size_t i = 0; err == 0 && i < self->n_refs; i++) {
-        const struct resp_value *reply = &batch->cmds[i].reply;
-        uint64_t stamp_s = 0;
-
-        if (reply->type == RESP_ERROR && strncmp(reply->str, "WRONGTYPE", 9) != 0)
-            return rds_reply_error(reply, "GETRANGE");
-        save->missing[i] = reply->type != RESP_BULK ||
-                           (self->refs[i]->bad && self->refs[i]->value) ||
-                           !rds_stamp_of(reply->str, reply->len, &stamp_s) ||
-                           (self->refs[i]->value && stamp_s + STALE_S < save->now_s);
-    }
-    return err;
-}
-
-static int find_missing(struct save *save)
-{
-    kv_store_v1 *self = save->self;
-    struct rds_batch batch = {0};
-    int err = self->no_scripts ? -EAGAIN : ask_each(save, &batch);
-
-    if (err == -EAGAIN && self->no_scripts) {
-        rds_batch_fini(&batch);
-        err = look_at_each(save, &batch);
-    }
-    for (size_t i = 0; err == 0 && i < self->n_refs; i++)
-        self->stats.put_hits += !save->missing[i];
-    rds_batch_fini(&batch);
-    return err;
-}
-
-static int send_missing(struct save *save)
-{
-    struct rds_batch batch = {0};
-    int err = add_missing(save, &batch);
-
-    if (err == 0 && batch.n > 0)
-        err = rds_net_run(&save->self->net, &batch);
-    if (err == 0)
-        err = check_sets(save, &batch, batch.n);
-    rds_batch_fini(&batch);
-    return err;
-}
-
-static void begin_names(struct save *save, struct rds_batch *batch, size_t n)
-{
-    char key[RDS_KEY_SIZE];
-
-    rds_batch_begin(batch, 2 + n);
-    rds_batch_word(batch, "SADD");
-    rds_batch_key(batch, key, rds_name_key(save->self, 'u', save->name, key));
-}
-
-/* Add to the set that earlier publications noted. An empty name in it says that the set is
- * complete. */
-static void add_names(struct save *save, struct rds_batch *batch)
-{
-    kv_store_v1 *self = save->self;
-    size_t skip = strlen(self->net.uri.prefix) + 2;
-    char key[RDS_KEY_SIZE];
-
-    begin_names(save, batch, 1 + save->n_more);
-    rds_batch_arg(batch, "", 0);
-    add_more(save, batch);
-    for (size_t i = 0; i < self->n_refs; i++) {
-        const struct rds_entry *entry = self->refs[i];
-        size_t len = rds_chunk_key(self, entry->hash, entry->hash_len, key);
-
-        if (i % NAMES_EACH == 0)
-            begin_names(save, batch, KV_MIN(self->n_refs - i, (size_t)NAMES_EACH));
-        rds_batch_arg(batch, key + skip, len - skip);
-    }
-}
-
-/* Store the names before the manifest: with a new manifest and old names, chunks would count as
- * unused. */
-static int set_manifest(struct save *save)
-{
-    struct rds_batch batch = {0};
-    char key[RDS_KEY_SIZE];
-    int err = 0;
-
-    if (save->opaque) {
-        add_names(save, &batch);
-        err = rds_net_run(&save->self->net, &batch);
-        for (size_t i = 0; err == 0 && i < batch.n; i++)
-            if (batch.cmds[i].reply.type != RESP_INT)
-                err = rds_reply_error(&batch.cmds[i].reply, "SADD");
-        rds_batch_fini(&batch);
-    }
-    if (err < 0)
-        return err;
-    add_set(&batch, key, rds_name_key(save->self, 'm', save->name, key), save->manifest,
-            save->manifest_len);
-    err = rds_net_run(&save->self->net, &batch);
-    if (err == 0 && batch.cmds[0].reply.type != RESP_STATUS)
-        err = rds_reply_error(&batch.cmds[0].reply, "SET");
-    rds_batch_fini(&batch);
-    return err;
-}
-
-static int by_steps(struct save *save)
-{
-    int err = save->self->n_refs > 0 ? find_missing(save) : 0;
-
-    if (err == 0)
-        err = send_missing(save);
-    if (err == 0 && save->name)
-        err = set_manifest(save);
-    return err;
 }
 
 /* -- the save ---------------------------------------------------------------------------------- */
@@ -461,7 +287,7 @@ static void forget(kv_store_v1 *self, bool published)
 
 int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_t manifest_len)
 {
-    struct save save = {.self = self, .name = name, .manifest = manifest};
+    struct rds_save save = {.self = self, .name = name, .manifest = manifest};
     bool lists_dropped = false;
     int err = 0;
 
@@ -484,7 +310,7 @@ int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_
     if (err == 0 && save.script)
         err = by_script(&save);
     if (!save.script && (err == 0 || err == -EAGAIN)) /* scripts were refused, now or before */
-        err = by_steps(&save);
+        err = rds_save_by_steps(&save);
     if (err == 0) {
         if (name)
             rds_history_note(&self->history, self->refs, self->n_refs, save.opaque);
