@@ -2,6 +2,8 @@
 #include "ops.h"
 #include "base/unit.h"
 
+enum { OPS_CHAINS = 3 }; /* of a call, at most */
+
 /* Before each try of a call: refuse its @n-th allocation. */
 static void ops_before(const struct ops *ops, long n)
 {
@@ -67,11 +69,75 @@ static uint32_t ops_source(struct ops *ops)
     return rng_below(&ops->rng, MODEL_SOURCES);
 }
 
+/* Cut the first @n blocks into chains of one holder, each of which continues the one before. */
+static size_t ops_cut(struct ops *ops, struct kv_holder key, const uint64_t *parent, uint32_t n,
+                      struct kvi_new_chain chains[OPS_CHAINS])
+{
+    size_t n_chains = 0;
+
+    for (uint32_t i = 0, len; i < n; i += len) {
+        len = n_chains + 1 < OPS_CHAINS ? 1 + rng_below(&ops->rng, n - i) : n - i;
+        chains[n_chains++] = (struct kvi_new_chain){.holder = key,
+                                                    .has_parent = parent != NULL,
+                                                    .parent = parent ? *parent : 0,
+                                                    .blocks = &ops->blocks[i],
+                                                    .n = len};
+        parent = &ops->blocks[i + len - 1].hash;
+    }
+    return n_chains;
+}
+
+/* The model's side of a chain that was stored: each of its blocks is new. */
+static const char *ops_added(struct ops *ops, const struct kvi_new_chain *chain)
+{
+    uint64_t parent = chain->parent;
+
+    for (size_t i = 0; i < chain->n; i++) {
+        struct kvi_stored stored;
+        int rc = model_add(ops->model, chain->holder, KV_TIER_DEVICE, 0, true,
+                           i || chain->has_parent ? &parent : NULL, &chain->blocks[i], 1, &stored);
+
+        if (rc || stored.added != 1 || stored.renamed || stored.parked)
+            return MODEL_DIFFERS("a chain was new, its block %zu isn't: %d", i, rc);
+        parent = chain->blocks[i].hash;
+    }
+    return NULL;
+}
+
+/* Store the first @n blocks as chains, until one isn't new. *@ret_n is the number of blocks stored. */
+static const char *ops_add_chains(struct ops *ops, struct kv_holder key, const uint64_t *parent,
+                                  uint32_t n, uint32_t *ret_n)
+{
+    struct kvi_new_chain chains[OPS_CHAINS];
+    size_t n_chains = ops_cut(ops, key, parent, n, chains), done = 0;
+    const char *wrong = NULL, *differs = NULL;
+    long try = 0;
+    int rc;
+
+    *ret_n = 0;
+    do {
+        size_t more;
+
+        ops_before(ops, ++try);
+        more = kvi_add_chains(ops->ix, chains + done, n_chains - done, &rc);
+        for (; more && !differs; more--, done++) {
+            differs = ops_added(ops, &chains[done]);
+            *ret_n += (uint32_t)chains[done].n;
+        }
+    } while (!differs && ops_again(ops, rc, &wrong));
+    if (differs || wrong)
+        return differs ? differs : wrong;
+    return (rc == 0) == (done == n_chains)
+               ? NULL
+               : MODEL_DIFFERS("%zu of %zu chains stored, but %d", done, n_chains, rc);
+}
+
 static const char *ops_store(struct ops *ops)
 {
     struct kv_holder key = ops_holder(ops);
     const struct model_holder *h = model_holder(ops->model, key, false);
-    uint32_t n = 1 + rng_below(&ops->rng, ops->profile->max_blocks), place = 0, depth;
+    uint32_t n = 1 + rng_below(&ops->rng, ops->profile->max_blocks), place = 0, depth, first = 0;
+    const struct kv_block *blocks = ops->blocks;
     uint64_t parent = rng_next(&ops->rng) % 64;
     bool has_parent = rng_below(&ops->rng, 3) != 0;
     struct kvi_stored got, want;
@@ -96,17 +162,27 @@ static const char *ops_store(struct ops *ops)
         place = model_child(ops->model, place, ops->blocks[i].tokens_hash);
         ops->blocks[i].hash = ops_name(ops, key, place);
     }
+    if (tier == KV_TIER_DEVICE && !source && !ops->whole && rng_below(&ops->rng, 2)) {
+        wrong = ops_add_chains(ops, key, has_parent ? &parent : NULL, n, &first);
+        if (wrong || first == n)
+            return wrong;
+    }
+    blocks += first;
+    n -= first;
+    if (first) {
+        has_parent = true;
+        parent = blocks[-1].hash;
+    }
     do {
         ops_before(ops, ++try);
         rc = counted
-                 ? kvi_add(ops->ix, key, tier, source, has_parent ? &parent : NULL, ops->blocks, n,
-                           &got)
-                 : kvi_store(ops->ix, key, tier, has_parent ? &parent : NULL, ops->blocks, n, &got);
+                 ? kvi_add(ops->ix, key, tier, source, has_parent ? &parent : NULL, blocks, n, &got)
+                 : kvi_store(ops->ix, key, tier, has_parent ? &parent : NULL, blocks, n, &got);
     } while (ops_again(ops, rc, &wrong));
     if (wrong)
         return wrong;
     expected = model_add(ops->model, key, tier, counted ? source : 0, counted,
-                         has_parent ? &parent : NULL, ops->blocks, n, &want);
+                         has_parent ? &parent : NULL, blocks, n, &want);
     if (rc != expected)
         return MODEL_DIFFERS("store of %u returned %d, model %d", n, rc, expected);
     if (!rc && memcmp(&got, &want, sizeof(got)) != 0)
