@@ -162,7 +162,7 @@ static const char *ops_store(struct ops *ops)
         place = model_child(ops->model, place, ops->blocks[i].tokens_hash);
         ops->blocks[i].hash = ops_name(ops, key, place);
     }
-    if (tier == KV_TIER_DEVICE && !source && !ops->whole && rng_below(&ops->rng, 2)) {
+    if (tier == KV_TIER_DEVICE && !source && !ops->one_call && rng_below(&ops->rng, 2)) {
         wrong = ops_add_chains(ops, key, has_parent ? &parent : NULL, n, &first);
         if (wrong || first == n)
             return wrong;

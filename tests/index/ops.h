@@ -36,6 +36,7 @@ struct ops {
     size_t prompt_len;
     bool one_hash; /* in each call by hash */
     bool whole;    /* stores in the device tier alone, which are done as a whole */
+    bool one_call; /* each store is one call, not chains and a rest */
     bool starve;   /* try each call with its first allocation refused, its second, ... */
     long n_starved;
 };

@@ -106,7 +106,7 @@ static void play(const struct ops_profile *profile, long rounds)
     struct ops *ops = ops_new(profile);
 
     ops->one_hash = true; /* a call with several does one after the other */
-    ops->whole = true;
+    ops->whole = ops->one_call = true;
     look.ops = ops;
     look.n_looks = 0;
     for (long i = 0; i < rounds; i++) {
