@@ -13,6 +13,10 @@
  *   cold     random prompts over the whole index, none twice in a row
  *   writes   a worker removes its oldest prompt (one call, last block first) and stores a new one
  *
+ *   line     what the machine's memory does at that time: random lines of an area as large as the
+ *            index (1 GiB at most, huge pages), each read after the one before, or counted up without
+ *            a wait. Large indexes are bound by it.
+ *
  * The yardstick is one flat hash table with an entry of 16 bytes per (holder, block). A hash of the
  * path and the holder is its key; it doubles at 3/4. It answers for one holder only, and can't find
  * blocks that are no longer reachable.
@@ -21,6 +25,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -33,6 +38,7 @@
 #define SAMPLES 20000
 #define WRITE_NS (200 * KV_NS_PER_MS)
 #define WINDOWS 21
+#define LINE_WORDS 8 /* words of 8 bytes in a cache line */
 
 struct fleet {
     uint32_t workers, prompts, shared; /* prompts of each worker; shared blocks of each prompt */
@@ -334,6 +340,53 @@ static void writes(struct fleet *fleet)
     figure(fleet, "writes", "blocks_per_s", rate[WINDOWS / 2], more);
 }
 
+/*
+ * Touch @n random lines of @n_lines (a power of two). @wait: each address needs the content of the
+ * line before. Returns the nanoseconds a line.
+ */
+static double touch_lines(struct fleet *fleet, uint64_t *words, uint64_t n_lines, uint64_t n,
+                          bool wait)
+{
+    uint64_t random = next_random(fleet), start = bench_thread_cpu_ns();
+
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t *line = words + (random & (n_lines - 1)) * LINE_WORDS;
+
+        random = random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        random ^= random >> 33;
+        if (wait)
+            random += *line;
+        else
+            ++*line;
+    }
+    start = bench_thread_cpu_ns() - start;
+    words[0] = random; /* so that the loop has a result */
+    return (double)start / (double)n;
+}
+
+/* Measure the memory itself, with an area about as large as the index. */
+static void lines(struct fleet *fleet)
+{
+    uint64_t bytes = UINT64_C(16) * fleet->workers * fleet->prompts * PROMPT, area = 1 << 21;
+    uint64_t *words;
+    char more[80];
+    double read_ns, add_ns;
+
+    while (area < bytes && area < UINT64_C(1) << 30)
+        area *= 2;
+    words = mmap(NULL, area, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (words == MAP_FAILED)
+        bench_die("no memory", 0);
+    (void)madvise(words, area, MADV_HUGEPAGE);
+    memset(words, 0, area);
+    add_ns = touch_lines(fleet, words, area / 64, 10000000, false);
+    memset(words, 0, area);
+    read_ns = touch_lines(fleet, words, area / 64, 1000000, true);
+    snprintf(more, sizeof(more), "\"add_ns\":%.4g,\"mib\":%" PRIu64, add_ns, area >> 20);
+    figure(fleet, "line", "read_ns", read_ns, more);
+    munmap(words, area);
+}
+
 static void run(uint32_t workers, uint32_t blocks, uint32_t shared_percent, bool flat)
 {
     struct fleet fleet = {
@@ -351,7 +404,9 @@ static void run(uint32_t workers, uint32_t blocks, uint32_t shared_percent, bool
         lookups(&fleet, "find_warm_all_workers", false, fleet.shared);
         lookups(&fleet, "find_cold_all_workers", true, fleet.shared);
     }
+    lines(&fleet);
     writes(&fleet);
+    lines(&fleet);
     if (!flat) {
         struct kvi_stats stats = {.size = sizeof(stats)};
 
