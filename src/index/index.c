@@ -327,7 +327,7 @@ int kvi_get_stats(struct kvi_index *index, struct kvi_stats *ret)
         .chains = atomic_load_explicit(&index->n_chains, memory_order_relaxed),
         .blocks = atomic_load_explicit(&index->n_blocks, memory_order_relaxed),
         .holder_blocks = atomic_load_explicit(&index->n_holder_blocks, memory_order_relaxed),
-        .bytes = atomic_load_explicit(&index->mem.bytes, memory_order_relaxed),
+        .bytes = kvi_mem_bytes(&index->mem),
         .refused = atomic_load_explicit(&index->n_refused, memory_order_relaxed),
         .parked = atomic_load_explicit(&index->n_parked, memory_order_relaxed),
         .parked_forgotten = atomic_load_explicit(&index->n_parked_forgotten, memory_order_relaxed),

@@ -44,6 +44,9 @@ void kvi_mem_prepare(struct kvi_mem *mem);
 /** Give back what kvi_mem_prepare has mapped. */
 void kvi_mem_drop_spare(struct kvi_mem *mem);
 
+/** Return the bytes in use, those of the region that kvi_mem_prepare has mapped, too. Any thread. */
+uint64_t kvi_mem_bytes(const struct kvi_mem *mem);
+
 /** Grow *@array to hold @n items of @item_size (doubling; never shrinks). Returns 0 or -ENOMEM. */
 int kvi_mem_grow(struct kvi_mem *mem, void **array, size_t *capacity, size_t n, size_t item_size);
 

@@ -133,6 +133,13 @@ void kvi_mem_drop_spare(struct kvi_mem *mem)
         munmap(region, REGION_BYTES);
 }
 
+uint64_t kvi_mem_bytes(const struct kvi_mem *mem)
+{
+    const struct kvi_region *spare = atomic_load_explicit(&mem->spare, memory_order_relaxed);
+
+    return atomic_load_explicit(&mem->bytes, memory_order_relaxed) + (spare ? REGION_BYTES : 0);
+}
+
 static struct kvi_region *new_region(struct kvi_mem *mem)
 {
     bool huge = mem->regions || mem->full_regions;
@@ -235,6 +242,8 @@ void kvi_mem_unmap(struct kvi_mem *mem, void *memory, size_t size)
     else
         kvi_mem_count(mem, -(uint64_t)(n * PAGE_BYTES));
     if (region->n_used == 1) {
+        if (region->huge) /* a whole region is free: nobody needs another one soon */
+            kvi_mem_drop_spare(mem);
         mem->n_free -= region->huge ? REGION_PAGES - 1 : 0;
         kvi_mem_count(mem, -(uint64_t)(region->huge ? REGION_BYTES : PAGE_BYTES));
         unlink_region(&mem->regions, region);

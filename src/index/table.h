@@ -14,10 +14,11 @@
  *
  *     directory (top bits of the mixed key) -> segment { chunk, chunk, ... }
  *
- * A segment grows by an eighth when it is 88 % full, up to SEG_MAX chunks, then splits in two. An
- * emptied segment shrinks and joins its buddy again. No step ever rebuilds more than one segment
- * (about 11,000 entries), and the fill stays between 0.75 and 0.88 while growing. Below 4M entries,
- * segments grow by half: a fifth of the rebuilding, for 1.1 bytes an entry.
+ * A segment that is 88 % full grows by an eighth, to a fill of 79 %. Where it would get too large,
+ * at SEG_MAX chunks at the latest, it splits in two instead. Below 4M entries it grows by half, to
+ * 58 %: a fifth of the rebuilding, for 1.1 bytes an entry. A segment less than 60 % full (40 % below
+ * 4M entries) shrinks, or joins its buddy again. No step ever rebuilds more than one segment (about
+ * 11,000 entries).
  *
  * Threads: the owner's lock.
  */

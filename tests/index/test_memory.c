@@ -155,13 +155,40 @@ static void test_splits_heal(void **state)
     kvi_destroy(ix);
 }
 
+/* A region that is mapped for later counts from then on, and goes with the region before it. */
+static void test_spare_region(void **state)
+{
+    enum { PAGE = 4096, REGION = 2 << 20, N_PAGES = 1000 };
+    static void *pages[N_PAGES];
+    struct kvi_mem mem = {0};
+    uint32_t n = 0;
+    uint64_t before;
+    (void)state;
+
+    for (; !mem.wants_spare; n++) {
+        assert_true(n < N_PAGES);
+        pages[n] = kvi_mem_map(&mem, PAGE);
+        assert_non_null(pages[n]);
+    }
+    before = kvi_mem_bytes(&mem);
+    kvi_mem_prepare(&mem);
+    assert_int_equal(kvi_mem_bytes(&mem), before + REGION);
+    kvi_mem_drop_spare(&mem);
+    assert_int_equal(kvi_mem_bytes(&mem), before);
+    mem.wants_spare = true;
+    kvi_mem_prepare(&mem);
+    while (n > 0)
+        kvi_mem_unmap(&mem, pages[--n], PAGE);
+    assert_null(mem.spare);
+    assert_int_equal(kvi_mem_bytes(&mem), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_everything_returns),
-        cmocka_unit_test(test_a_large_holder_leaves),
-        cmocka_unit_test(test_churn_is_level),
-        cmocka_unit_test(test_splits_heal),
+        cmocka_unit_test(test_everything_returns), cmocka_unit_test(test_a_large_holder_leaves),
+        cmocka_unit_test(test_churn_is_level),     cmocka_unit_test(test_splits_heal),
+        cmocka_unit_test(test_spare_region),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
