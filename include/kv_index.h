@@ -136,13 +136,13 @@ struct kvi_new_chain {
  * The result is the same as that of storing their blocks one by one.
  *
  * The calls of other threads wait meanwhile, but no longer than 0.1 ms and one chain. Any thread.
- * Returns how many chains were stored. A chain enters the index whole or not at all, and the first
- * that can't be stored ends the call; *@ret_rc tells why: -EEXIST when @holder has one of its
- * blocks, in the tree or parked, or a parked child of one; -ENOENT when it lacks the parent;
- * otherwise as kvi_store. 0 when all were stored.
+ * Returns how many chains were stored; @ret, unless NULL, gets the sums over these. A chain enters
+ * the index whole or not at all, and the first that can't be stored ends the call; *@ret_rc tells
+ * why: -EEXIST when @holder has one of its blocks, in the tree or parked, or a parked child of one;
+ * -ENOENT when it lacks the parent; otherwise as kvi_store. 0 when all were stored.
  */
 KV_API size_t kvi_add_chains(struct kvi_index *index, const struct kvi_new_chain *chains, size_t n,
-                             int *ret_rc);
+                             struct kvi_stored *ret, int *ret_rc);
 
 /**
  * Put blocks that @holder already has, named by @hashes, into @tier as well. Offload events name

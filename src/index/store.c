@@ -199,6 +199,15 @@ static int store_placed(struct kvi_store *store, struct kv_holder key, const uin
     return 0;
 }
 
+static void add_up(struct kvi_stored *sum, const struct kvi_stored *part)
+{
+    sum->added += part->added;
+    sum->duplicate += part->duplicate;
+    sum->renamed += part->renamed;
+    sum->parked += part->parked;
+    sum->lagging += part->lagging;
+}
+
 /* Store the call's blocks from @i on with @store's settings, and add up the results. */
 static int store_part(struct kvi_store *all, struct kv_holder key, const uint64_t *parent, size_t i,
                       size_t n)
@@ -217,10 +226,7 @@ static int store_part(struct kvi_store *all, struct kv_holder key, const uint64_
     all->holder = part.holder ? part.holder : all->holder;
     if (rc)
         return rc;
-    all->stored.added += part.stored.added;
-    all->stored.duplicate += part.stored.duplicate;
-    all->stored.renamed += part.stored.renamed;
-    all->stored.lagging += part.stored.lagging;
+    add_up(&all->stored, &part.stored);
     return 0;
 }
 
@@ -432,7 +438,9 @@ int kvi_add(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
     return store_call(&store, holder, parent, ret);
 }
 
-static int add_chain(struct kvi_index *ix, const struct kvi_new_chain *chain)
+/* Store a chain of new blocks, and add the result to *@sum. */
+static int add_chain(struct kvi_index *ix, const struct kvi_new_chain *chain,
+                     struct kvi_stored *sum)
 {
     struct kvi_store store = {.ix = ix,
                               .tier = KV_TIER_DEVICE,
@@ -441,18 +449,26 @@ static int add_chain(struct kvi_index *ix, const struct kvi_new_chain *chain)
                               .blocks = chain->blocks,
                               .n = chain->n};
 
+    int rc;
+
     if (!is_valid(&store))
         return -EINVAL;
-    return store_locked(&store, chain->holder, chain->has_parent ? &chain->parent : NULL);
+    rc = store_locked(&store, chain->holder, chain->has_parent ? &chain->parent : NULL);
+    if (!rc)
+        add_up(sum, &store.stored);
+    return rc;
 }
 
 size_t kvi_add_chains(struct kvi_index *index, const struct kvi_new_chain *chains, size_t n,
-                      int *ret_rc)
+                      struct kvi_stored *ret, int *ret_rc)
 {
+    struct kvi_stored sum = {0};
     uint64_t until_ns;
     size_t i = 0;
 
     *ret_rc = 0;
+    if (ret)
+        *ret = sum;
     if (!n)
         return 0;
     kvi_lock(index);
@@ -461,7 +477,7 @@ size_t kvi_add_chains(struct kvi_index *index, const struct kvi_new_chain *chain
         if (i + 1 < n && chains[i + 1].n && chains[i + 1].blocks)
             kvi_locate_soon(index, &chains[i + 1].blocks[0].hash, sizeof(struct kv_block),
                             chains[i + 1].n);
-        *ret_rc = add_chain(index, &chains[i]);
+        *ret_rc = add_chain(index, &chains[i], &sum);
         if (*ret_rc || i + 1 == n)
             break;
         if (kv_now_ns() < until_ns)
@@ -471,5 +487,7 @@ size_t kvi_add_chains(struct kvi_index *index, const struct kvi_new_chain *chain
         until_ns = kv_now_ns() + HOLD_NS;
     }
     kvi_unlock(index);
+    if (ret)
+        *ret = sum;
     return *ret_rc ? i : n;
 }

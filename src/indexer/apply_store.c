@@ -172,9 +172,11 @@ int ki_applier_end_run(struct ki_applier *a, struct kvi_index *index)
     a->run = (struct ki_store_run){.off = run.off};
     for (size_t i = 0; i < run.n_chains;) {
         if (together) {
-            size_t n = kvi_add_chains(index, run.room->chains + i, run.n_chains - i, &rc);
+            struct kvi_stored stored;
+            size_t n = kvi_add_chains(index, run.room->chains + i, run.n_chains - i, &stored, &rc);
 
             note_stored(a, &run, i, i + n);
+            result = stored.lagging ? -ENOMEM : result;
             i += n;
         }
         if (i == run.n_chains)

@@ -119,7 +119,7 @@ static const char *ops_add_chains(struct ops *ops, struct kv_holder key, const u
         size_t more;
 
         ops_before(ops, ++try);
-        more = kvi_add_chains(ops->ix, chains + done, n_chains - done, &rc);
+        more = kvi_add_chains(ops->ix, chains + done, n_chains - done, NULL, &rc);
         for (; more && !differs; more--, done++) {
             differs = ops_added(ops, &chains[done]);
             *ret_n += (uint32_t)chains[done].n;

@@ -352,7 +352,7 @@ static void test_many_chains(void **state)
             .holder = cleared, .has_parent = true, .parent = i + 1, .blocks = &blocks[i], .n = 1};
     }
     begin(write_beside, beside);
-    assert_int_equal(kvi_add_chains(world.ix, chains, N_CHAINS, &rc), N_CHAINS);
+    assert_int_equal(kvi_add_chains(world.ix, chains, N_CHAINS, NULL, &rc), N_CHAINS);
     assert_int_equal(rc, 0);
     assert_true(world.n_steps_before < N_CHAINS / 5);
     assert_true(world.n_steps_after > N_CHAINS / 2);

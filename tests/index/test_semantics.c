@@ -43,16 +43,16 @@ static void chains_of_new_blocks(void **state)
     };
     int rc = 1;
 
-    assert_int_equal(kvi_add_chains(f->ix, chains, 0, &rc), 0);
+    assert_int_equal(kvi_add_chains(f->ix, chains, 0, NULL, &rc), 0);
     assert_int_equal(rc, 0);
-    assert_int_equal(kvi_add_chains(f->ix, chains, 5, &rc), 4);
+    assert_int_equal(kvi_add_chains(f->ix, chains, 5, NULL, &rc), 4);
     assert_int_equal(rc, -EEXIST);
     assert_int_equal(kvi_holder_blocks(f->ix, W0), 3);
     assert_int_equal(kvi_holder_blocks(f->ix, W1), 1);
-    assert_int_equal(kvi_add_chains(f->ix, chains + 5, 1, &rc), 0);
+    assert_int_equal(kvi_add_chains(f->ix, chains + 5, 1, NULL, &rc), 0);
     assert_int_equal(rc, -ENOENT);
     chains[5].blocks = NULL;
-    assert_int_equal(kvi_add_chains(f->ix, chains + 5, 1, &rc), 0);
+    assert_int_equal(kvi_add_chains(f->ix, chains + 5, 1, NULL, &rc), 0);
     assert_int_equal(rc, -EINVAL);
     assert_int_equal(kvi_holder_blocks(f->ix, W1), 1);
     assert_null(kvi_check(f->ix));

@@ -80,7 +80,7 @@ static int add_chain(struct world *w, const uint64_t *parent, const struct kv_bl
                                         .n = n};
     uint64_t before = refused(w);
     int rc;
-    size_t n_stored = kvi_add_chains(w->ix, &chain, 1, &rc);
+    size_t n_stored = kvi_add_chains(w->ix, &chain, 1, NULL, &rc);
 
     assert_int_equal(n_stored, rc == 0);
     assert_true(refused(w) >= before); /* more: parked blocks below that are refused */
@@ -682,53 +682,88 @@ static void look(struct kvi_index *ix, const uint64_t *prompt, size_t n, uint64_
     ret[3] = info.tier_blocks[KV_TIER_DEVICE];
 }
 
+/* Store the blocks of @n but the first @held in one of three ways: with those, below them, together. */
+static int store_more(struct kvi_index *ix, int way, const struct kv_block *blocks, size_t held,
+                      size_t n, struct kvi_stored *ret)
+{
+    const struct kvi_new_chain chains[] = {
+        {.holder = who,
+         .has_parent = true,
+         .parent = blocks[held - 1].hash,
+         .blocks = blocks + held,
+         .n = 1},
+        {.holder = who,
+         .has_parent = true,
+         .parent = blocks[held].hash,
+         .blocks = blocks + held + 1,
+         .n = n - held - 1},
+    };
+    int rc;
+
+    if (way == 0)
+        return kvi_add(ix, who, KV_TIER_DEVICE, 0, NULL, blocks, n, ret);
+    if (way == 1)
+        return kvi_add(ix, who, KV_TIER_DEVICE, 0, &chains[0].parent, blocks + held, n - held, ret);
+    (void)kvi_add_chains(ix, chains, KV_COUNT(chains), ret, &rc);
+    return rc;
+}
+
+/* Refuse the @at-th request for memory of a store. Returns false when it has fewer. */
+static bool starve_store(int way, long at, long *n_failures, long *n_lagging)
+{
+    struct kv_block blocks[DEPTH];
+    uint64_t prompt[DEPTH], names[DEPTH], before[4], after[4];
+    struct kvi_stored stored = {0};
+    struct kvi_index *ix;
+    bool failed;
+    int rc;
+
+    make_blocks(blocks, names, prompt, 0, DEPTH);
+    assert_int_equal(kvi_create(NULL, &ix), 0);
+    for (uint32_t i = 0; i < N_WINDOWS; i++) {
+        assert_int_equal(kvi_set_window(ix, who, &descriptions[i]), i);
+        assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, i, 0, true, names, DEPTH), 0);
+    }
+    assert_int_equal(kvi_add(ix, who, KV_TIER_DEVICE, 0, NULL, blocks, 8, NULL), 0);
+    look(ix, prompt, DEPTH, before);
+    kvi_mem_fail_at(at);
+    rc = store_more(ix, way, blocks, 8, DEPTH, &stored);
+    failed = kvi_mem_failed();
+    kvi_mem_fail_at(0);
+    look(ix, prompt, DEPTH, after);
+    assert_null(kvi_check(ix));
+    if (rc) {
+        assert_int_equal(rc, -ENOMEM);
+        if (way < 2)
+            assert_memory_equal(after, before, sizeof(after));
+        else
+            assert_int_equal(after[0], 8 + stored.added);
+        ++*n_failures;
+    } else {
+        assert_int_equal(after[0], DEPTH);
+        assert_true(after[2] == DEPTH || stored.lagging);
+        *n_lagging += stored.lagging > 0;
+        assert_int_equal(kvi_add(ix, who, KV_TIER_HOST, 0, NULL, blocks, 1, &stored), 0);
+        assert_int_equal(stored.lagging, 0);
+        assert_int_equal(reach_of(ix, prompt, DEPTH, KV_TIER_DEVICE), DEPTH);
+    }
+    kvi_destroy(ix);
+    return failed;
+}
+
 /* A store that fails for want of memory changed nothing; one that succeeds is whole, or its windows make
  * matches shorter until the next store. */
 static void test_stores_without_memory(void **state)
 {
-    struct kv_block blocks[DEPTH];
-    uint64_t prompt[DEPTH], names[DEPTH], before[4], after[4];
-    long failures = 0, lagging = 0;
-
     (void)state;
-    make_blocks(blocks, names, prompt, 0, DEPTH);
-    for (long at = 1;; at++) {
-        struct kvi_stored stored = {0};
-        struct kvi_index *ix;
-        bool failed;
-        int rc;
+    for (int way = 0; way < 3; way++) {
+        long failures = 0, lagging = 0;
 
-        assert_int_equal(kvi_create(NULL, &ix), 0);
-        for (uint32_t i = 0; i < N_WINDOWS; i++) {
-            assert_int_equal(kvi_set_window(ix, who, &descriptions[i]), i);
-            assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, i, 0, true, names, DEPTH), 0);
-        }
-        assert_int_equal(kvi_add(ix, who, KV_TIER_DEVICE, 0, NULL, blocks, 8, NULL), 0);
-        look(ix, prompt, DEPTH, before);
-        kvi_mem_fail_at(at);
-        rc = kvi_add(ix, who, KV_TIER_DEVICE, 0, NULL, blocks, DEPTH, &stored);
-        failed = kvi_mem_failed();
-        kvi_mem_fail_at(0);
-        look(ix, prompt, DEPTH, after);
-        assert_null(kvi_check(ix));
-        if (rc) {
-            assert_int_equal(rc, -ENOMEM);
-            assert_memory_equal(after, before, sizeof(after));
-            failures++;
-        } else {
-            assert_int_equal(after[0], DEPTH);
-            assert_true(after[2] == DEPTH || stored.lagging);
-            lagging += stored.lagging > 0;
-            assert_int_equal(kvi_add(ix, who, KV_TIER_HOST, 0, NULL, blocks, 1, &stored), 0);
-            assert_int_equal(stored.lagging, 0);
-            assert_int_equal(reach_of(ix, prompt, DEPTH, KV_TIER_DEVICE), DEPTH);
-        }
-        kvi_destroy(ix);
-        if (!failed)
-            break;
+        for (long at = 1; starve_store(way, at, &failures, &lagging);)
+            at++;
+        print_message("way %d: %ld failures, %ld lagged\n", way, failures, lagging);
+        assert_true(failures > 0 && lagging > 0);
     }
-    print_message("%ld failures, %ld lagged\n", failures, lagging);
-    assert_true(failures > 0 && lagging > 0);
 }
 
 /* The blocks of a group keep their meaning: its windows can't get blocks of another size. */
