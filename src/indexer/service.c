@@ -244,11 +244,11 @@ static void log_listening(const struct ki_options *o, uint16_t port)
 {
     bool v6 = strchr(o->host, ':') != NULL;
 
-    kv_log_info("service", "listening", "url=%s://%s%s%s:%u protection=%s",
+    kv_log_info("service", "listening", "url=%s://%s%s%s:%u admits=%s",
                 o->tls_cert ? "https" : "http", v6 ? "[" : "", o->host, v6 ? "]" : "", port,
                 o->auth_token_file ? "tokens"
-                : o->insecure      ? "none"
-                                   : "loopback-only");
+                : o->insecure      ? "everybody"
+                                   : "this-machine");
 }
 
 static int start_http(struct ki_service *service, int fd, const struct ki_route *routes,

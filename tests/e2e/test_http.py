@@ -537,6 +537,8 @@ def test_other_machines_are_refused():
         file.flush()
         for args, expected, with_token in (([], 403, 403), (["--insecure"], 200, 200), (["--auth-token-file", file.name], 401, 200)):
             with Indexer(*args, host="0.0.0.0", headers={"Authorization": "Bearer secret-token"}) as indexer:
+                admits = {403: "this-machine", 401: "tokens", 200: "everybody"}[expected]
+                check(any("url=http://0.0.0.0:" in line and f"admits={admits}" in line for line in indexer.log), repr(indexer.log))
                 url = f"http://{address}:{indexer.port}"
                 equal(http_request(url, "GET", "/health").status, 200, "/health")
                 for method, path in (("GET", "/workers"), ("GET", "/dump"), ("GET", "/metrics"), ("GET", "/nope"), ("POST", "/register")):
