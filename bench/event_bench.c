@@ -193,7 +193,7 @@ static void bench_hashing(void)
                (double)(now - started) / (double)calls / 1000);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     static const struct shape shapes[] = {
         {"prefill", 8, 128, KVE_ENCODING_MAP},
@@ -205,6 +205,7 @@ int main(void)
     struct kv_buf payload = KV_BUF_INIT;
     struct work work = {.payload = &payload};
 
+    bench_usage(argc, argv, NULL);
     if (kve_reader_create(&opts, &work.reader) < 0)
         return 1;
     for (size_t i = 0; i < KV_COUNT(shapes); i++) {

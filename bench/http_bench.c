@@ -260,6 +260,8 @@ static void run_case(const struct server *server, const char *name, size_t n, bo
 
 int main(int argc, char **argv)
 {
+    bench_usage(argc, argv, "[ROUNDS [MS_PER_ROUND]]");
+
     size_t rounds = KV_MIN(bench_number(argc, argv, 1, 9), (uint64_t)MAX_ROUNDS);
     uint64_t ms = bench_number(argc, argv, 2, 300);
     struct server server;

@@ -422,6 +422,8 @@ static void run(uint32_t workers, uint32_t blocks, uint32_t shared_percent, bool
 
 int main(int argc, char **argv)
 {
+    bench_usage(argc, argv, "[WORKERS [BLOCKS_PER_WORKER [SHARED_PERCENT]]]");
+
     uint32_t workers = (uint32_t)bench_number(argc, argv, 1, 256);
     uint32_t blocks = (uint32_t)bench_number(argc, argv, 2, 50000);
 

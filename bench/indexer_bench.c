@@ -565,6 +565,9 @@ int main(int argc, char **argv)
     bool wire = false;
     int option;
 
+    bench_usage(argc, argv,
+                "[-r ROUNDS] [-m MS] [-c REQUESTS] [-n SCALE%] [-f FIGURES] [-w] "
+                "[NAME=COMMAND|NAME=URL,PID]...");
     while ((option = getopt(argc, argv, "r:m:c:n:f:w")) != -1) {
         if (option == 'r')
             rounds = KV_MIN(strtoul(optarg, NULL, 10), (unsigned long)MAX_ROUNDS);

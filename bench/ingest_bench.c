@@ -215,10 +215,11 @@ static void measure(const char *name, const struct load *load, const char *where
         ROUNDS, where);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     struct load load;
 
+    bench_usage(argc, argv, NULL);
     make_load(&load, 0);
     measure("zmq_to_queryable", &load, "tcp://127.0.0.1:*");
     batches_fini(&load.batches);

@@ -147,10 +147,11 @@ static void run(const char *name, size_t n, bool hashes, const char *separator)
     free(input.values);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     static const size_t sizes[] = {16, 512, 8192, 1000000};
 
+    bench_usage(argc, argv, NULL);
     for (size_t i = 0; i < KV_COUNT(sizes); i++) {
         run("token_ids", sizes[i], false, ",");
         run("token_ids", sizes[i], false, ", ");

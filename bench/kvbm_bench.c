@@ -700,6 +700,8 @@ static void bench_latency(uint32_t n_blocks)
 
 int main(int argc, char **argv)
 {
+    bench_usage(argc, argv, "[all|cycle|match|threads|evict|memory|latency|hash [BLOCKS]]");
+
     const char *figure = argc > 1 ? argv[1] : "all";
     uint32_t n_blocks = (uint32_t)bench_number(argc, argv, 2, 0);
     uint32_t n = n_blocks ? n_blocks : 1000000;

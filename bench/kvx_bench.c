@@ -319,12 +319,13 @@ static const struct figure figures[] = {
     {"write HND_PACKED 1 bf16", false, KVX_LAYOUT_BLOCK_HND_PACKED, 1, 2, 2, false, HEADS, 0},
 };
 
-int main(void)
+int main(int argc, char **argv)
 {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     uint32_t n_threads = cores < 1 ? 1 : cores > MAX_THREADS ? MAX_THREADS : (uint32_t)cores;
     const char *only = getenv("KVX_BENCH_ONLY");
 
+    bench_usage(argc, argv, NULL);
     room = setting("KVX_BENCH_MB", 128) << 20;
     rounds = (uint32_t)setting("KVX_BENCH_ROUNDS", 9);
     rounds = rounds < 1 ? 1 : rounds > MAX_ROUNDS ? MAX_ROUNDS : rounds;

@@ -22,6 +22,7 @@ static const struct lend_case cases[] = {
 
 int main(int argc, char **argv)
 {
+    bench_usage(argc, argv, "[shm|tcp|manager|lease]...");
     for (size_t i = 0; i < KV_COUNT(cases); i++) {
         if (bench_chosen(argc, argv, "shm"))
             lend_shm(cases[i]);

@@ -462,6 +462,7 @@ int main(int argc, char **argv)
 {
     struct kvbm_agent *agent;
 
+    bench_usage(argc, argv, "[setup|trip|bulk|idle]...");
     owner = start_owner();
     touch();
     agent = make_agent("reader");

@@ -290,6 +290,8 @@ static double since_s(uint64_t started_ns)
 
 int main(int argc, char **argv)
 {
+    bench_usage(argc, argv, "[BLOCKS]");
+
     const uint64_t unit = WORKERS * BATCH_PROMPTS * PROMPT_BLOCKS;
     uint64_t n_blocks = bench_number(argc, argv, 1, 10000000), bytes = 0;
     uint64_t started, index, peer_index, peak, peer_peak, holder_blocks;

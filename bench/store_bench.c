@@ -392,7 +392,7 @@ int main(int argc, char **argv)
 {
     const char *where = getenv("KV_BENCH_DIR");
 
-    (void)argc;
+    bench_usage(argc, argv, "[saves|restores|llama|redis]...");
     if (!where)
         where = getenv("TMPDIR");
     snprintf(dir, sizeof(dir), "%s/kvs-bench-XXXXXX", where ? where : ".");

@@ -10,6 +10,19 @@
 
 #include "base/clock.h"
 
+void bench_usage(int argc, char **argv, const char *args)
+{
+    bool help = false;
+
+    for (int i = 1; i < argc; i++)
+        help |= !strcmp(argv[i], "--help") || !strcmp(argv[i], "-h");
+    if (!help && (args || argc < 2))
+        return;
+    fprintf(help ? stdout : stderr, "usage: %s %s\n", program_invocation_short_name,
+            args ? args : "");
+    exit(help ? 0 : 2);
+}
+
 uint64_t bench_number(int argc, char **argv, int i, uint64_t fallback)
 {
     char *end;

@@ -7,6 +7,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/**
+ * Print the usage and end the program where an argument is --help or -h (status 0). With NULL as
+ * @args any argument ends it (status 2). @args: what may follow the program's name.
+ */
+void bench_usage(int argc, char **argv, const char *args);
+
 /** Return argument @i as a number, or @fallback when there are fewer. Ends the program if it is none. */
 uint64_t bench_number(int argc, char **argv, int i, uint64_t fallback);
 /** True when an argument is @name, or when there are no arguments. */

@@ -16,6 +16,7 @@ int main(int argc, char **argv)
     const char *base = getenv("KV_BENCH_DIR");
     char dir[PATH_MAX];
 
+    bench_usage(argc, argv, "[copy|manager|disk|onboard|object]...");
     if (!base)
         base = getenv("TMPDIR") ? getenv("TMPDIR") : ".";
     snprintf(dir, sizeof(dir), "%s/tier_bench-XXXXXX", base);

@@ -336,11 +336,12 @@ static void shuffle(uint32_t *ids, uint64_t seed)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const char *mib = getenv("KVBM_GPU_MIB");
     struct kvbm_layout *whole, *host, *back;
 
+    bench_usage(argc, argv, NULL);
     n_blocks = (uint32_t)(mib ? strtoul(mib, NULL, 10) : 1024) / 2;
     if (n_blocks > ((size_t)1 << 40) / BLOCK) {
         fprintf(stderr, "KVBM_GPU_MIB: more than a TiB\n");
