@@ -107,6 +107,7 @@ void kvbm_manager_free(struct kvbm_manager *m, uint64_t deadline)
     free(m->offload.quarantine);
     free(m->write_back.leaving);
     free(m->pins.pending.cells);
+    free(m->pins.at_peers.cells);
     free(m->presence.asked.cells);
     free(m->strings);
     pthread_cond_destroy(&m->changed);

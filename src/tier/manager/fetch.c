@@ -18,10 +18,19 @@
 
 /* ---- what to fetch ---- */
 
+bool kvbm_fetch_is_circle(const struct kvbm_pin *pin, uint32_t i)
+{
+    return pin->lends && kvbm_set_has(&pin->manager->pins.at_peers, kvbm_pin_hash(pin, i));
+}
+
 bool kvbm_fetch_left_to_others(struct kvbm_pin *pin, uint32_t i)
 {
     if (!kvbm_set_has(&pin->manager->pins.pending, kvbm_pin_hash(pin, i)))
         return false;
+    if (kvbm_fetch_is_circle(pin, i)) {
+        pin->items[i].tried = UINT8_MAX;
+        return true;
+    }
     pin->items[i].state = ITEM_WAITS;
     if (!pin->n_waits++ && pin->deadline_ns)
         pthread_cond_signal(&pin->manager->work); /* the mover watches the deadline */
@@ -92,6 +101,21 @@ static bool uses_share(const struct kvbm_fetch *fetch)
     return fetch->tier != KV_TIER_DISK && !fetch->asks && !fetch->pin->direct;
 }
 
+/* Note that a key is pending, or no longer (@change -1). */
+static void count_pending(const struct kvbm_fetch *fetch, uint32_t i, int change)
+{
+    const struct kvbm_pin *pin = fetch->pin;
+    struct kvbm_pins *pins = &pin->manager->pins;
+    uint64_t hash = kvbm_pin_hash(pin, i);
+    bool shares = uses_share(fetch), peer = fetch->tier == KVBM_TIER_PEER;
+
+    (change < 0 ? kvbm_set_drop : kvbm_set_add)(&pins->pending, hash);
+    if (peer)
+        (change < 0 ? kvbm_set_drop : kvbm_set_add)(&pins->at_peers, hash);
+    pins->n_object_fetched += (uint32_t)(shares ? change : 0);
+    pins->n_peer_fetched += (uint32_t)(shares && peer ? change : 0);
+}
+
 /* Begin to fetch item @i into @block. */
 static void add(struct kvbm_fetch *fetch, uint32_t i, const struct kvbm_mutable *block)
 {
@@ -117,9 +141,8 @@ static void add(struct kvbm_fetch *fetch, uint32_t i, const struct kvbm_mutable 
     else
         fetch->object_ios[fetch->n++] =
             (struct kvbm_object_io){.group = pin->group, .key = kvbm_pin_key(pin, i), .data = data};
-    kvbm_set_add(&pin->manager->pins.pending, kvbm_pin_hash(pin, i));
+    count_pending(fetch, i, 1);
     pin->n_fetched++;
-    pin->manager->pins.n_object_fetched += uses_share(fetch);
 }
 
 static void fetch_done(struct kvbm_manager *m, struct kvbm_note *note);
@@ -338,7 +361,7 @@ static void end(struct kvbm_fetch *fetch, int all)
         uint32_t i = fetch->index[k];
         int status = all ? all : status_of(fetch, k);
 
-        kvbm_set_drop(&pin->manager->pins.pending, kvbm_pin_hash(pin, i));
+        count_pending(fetch, i, -1);
         pin->n_fetched--;
         if (fetch->asks)
             answered(pin, i, &fetch->peer_ios[k], status);
@@ -349,8 +372,6 @@ static void end(struct kvbm_fetch *fetch, int all)
         else
             not_there(pin, i, fetch->tier, status);
     }
-    if (uses_share(fetch))
-        pin->manager->pins.n_object_fetched -= fetch->n;
     if (fetch->tier == KV_TIER_EXTERNAL)
         pin->object_window -= fetch->n;
     if (fetch->tier == KVBM_TIER_PEER)
@@ -443,11 +464,41 @@ static void launch(struct kvbm_fetch *fetch)
     pin->refs++;
 }
 
+static bool reserve_pending(struct kvbm_manager *m, enum kv_tier tier, uint32_t n)
+{
+    return kvbm_set_reserve(&m->pins.pending, n) == 0 &&
+           (tier != KVBM_TIER_PEER || kvbm_set_reserve(&m->pins.at_peers, n) == 0);
+}
+
+/* Leave out the items that starve: no fetch continues the pin in time. */
+static void give_up_starving(struct kvbm_pin *pin)
+{
+    for (uint32_t i = 0; pin->n_starved && i < pin->n; i++) {
+        if (pin->items[i].state != ITEM_STARVED)
+            continue;
+        pin->items[i].state = ITEM_BUSY;
+        pin->manager->stats.host.dropped++;
+        pin->n_starved--;
+        pin->n_waits--;
+    }
+}
+
+/* Let no hold starve that waits for a share which peers have: they may wait for that hold. */
+static void free_holds(struct kvbm_manager *m)
+{
+    for (struct kvbm_pin *pin = m->pins.first; pin && m->pins.n_peer_fetched; pin = pin->next) {
+        if (!pin->lends || !pin->n_starved)
+            continue;
+        give_up_starving(pin);
+        kvbm_pin_settle(pin);
+    }
+}
+
 /* Begin to fetch the items of @index from @tier. Items without room keep their state. */
 static void fetch_some(struct kvbm_pin *pin, enum kv_tier tier, const uint32_t *index, uint32_t n)
 {
     struct kvbm_mutable blocks[KVBM_BATCH] = {0};
-    bool room = kvbm_set_reserve(&pin->manager->pins.pending, n) == 0;
+    bool room = reserve_pending(pin->manager, tier, n);
     uint32_t got = !room ? 0 : pin->direct ? n : kvbm_take_blocks(pin->manager->host, blocks, n);
     struct kvbm_fetch *fetch = got ? fetch_new(pin, tier) : NULL;
 
@@ -473,9 +524,8 @@ static void fetch_some(struct kvbm_pin *pin, enum kv_tier tier, const uint32_t *
 void kvbm_fetch_ask(struct kvbm_pin *pin, const uint32_t *index, uint32_t n)
 {
     const struct kvbm_mutable none = {0};
-    struct kvbm_fetch *fetch = kvbm_set_reserve(&pin->manager->pins.pending, n) == 0
-                                   ? fetch_new(pin, KVBM_TIER_PEER)
-                                   : NULL;
+    struct kvbm_fetch *fetch =
+        reserve_pending(pin->manager, KVBM_TIER_PEER, n) ? fetch_new(pin, KVBM_TIER_PEER) : NULL;
 
     for (uint32_t k = 0; !fetch && k < n; k++)
         pin->items[index[k]].state = ITEM_BUSY;
@@ -528,20 +578,13 @@ void kvbm_fetch_by_share(struct kvbm_pin *pin, enum kv_tier tier, const uint32_t
         fetch_some(pin, tier, index, got);
     for (uint32_t k = got; k < n; k++)
         starve(pin, index[k]);
+    free_holds(pin->manager);
 }
 
 void kvbm_fetch_nobody_feeds(struct kvbm_pin *pin)
 {
-    if (pin->manager->pins.n_object_fetched)
-        return;
-    for (uint32_t i = 0; pin->n_starved && i < pin->n; i++) {
-        if (pin->items[i].state != ITEM_STARVED)
-            continue;
-        pin->items[i].state = ITEM_BUSY;
-        pin->manager->stats.host.dropped++;
-        pin->n_starved--;
-        pin->n_waits--;
-    }
+    if (!pin->manager->pins.n_object_fetched)
+        give_up_starving(pin);
 }
 
 /* Leave out the first item whose key is known to be absent, and those behind it. Returns how many

@@ -111,6 +111,7 @@ struct kvbm_pin {
     uint32_t peer_window;   /* blocks being fetched from peers, or asked for there */
     uint32_t peer_end;      /* prompts: item that no peer has; those behind aren't asked for */
     bool no_fetch, no_peers;
+    bool lends;               /* a hold of a peer: never waits for what this node gets from peers */
     uint64_t hinted;          /* worker of the peer that a hint names; 0: none */
     uint8_t retain;           /* store: retention priority of its blocks */
     uint64_t retain_until_ns; /* end of the retention; 0: none */
@@ -290,10 +291,12 @@ struct kvbm_mover {
 struct kvbm_pins {
     struct kvbm_pin *first;
     uint32_t n;
-    struct kvbm_set pending; /* hashes of keys being fetched or stored into the host tier */
+    struct kvbm_set pending;  /* hashes of keys being fetched or stored into the host tier */
+    struct kvbm_set at_peers; /* of these, keys that peers are asked for or give */
     /* Host blocks that fetches from the object store fill now, and their limit: a store that hangs
      * evicts no more than that. */
     uint32_t n_object_fetched, max_object_fetched;
+    uint32_t n_peer_fetched; /* of n_object_fetched, blocks that come from peers */
 };
 
 /** Copies between caches and pins (job.c, job_calls.c). */
@@ -523,6 +526,9 @@ void kvbm_pin_let_go(struct kvbm_pin *pin, uint32_t i);
 void kvbm_pin_hold(struct kvbm_pin *pin);
 /** Begin to load a new pin. Returns as kvbm_manager_prepare_load. */
 long kvbm_pin_load(struct kvbm_pin *pin, const struct kvbm_pin_opts *opts);
+/** As kvbm_manager_prepare_load, for a hold of a peer: it asks no peer, and waits for none. */
+long kvbm_pin_lend(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n,
+                   const struct kvbm_pin_opts *opts, struct kvbm_pin **ret);
 /** Look the items that WAIT up again. */
 void kvbm_pin_look(struct kvbm_pin *pin);
 /** When no item is pending any more: start the jobs of the pin and wake its waiters. */
@@ -558,8 +564,13 @@ void kvbm_fetch_start(struct kvbm_pin *pin);
 void kvbm_fetch_cancel(struct kvbm_pin *pin);
 /** Turn the items from @first on that STARVE into MISS. */
 void kvbm_fetch_stop_starving(struct kvbm_pin *pin, uint32_t first);
-/** True when another pin fetches or stores the key, so that item @i waits for that pin. */
+/**
+ * True when another pin fetches or stores the key, so that item @i waits for that pin. A hold of a
+ * peer doesn't wait for a fetch from peers: its item stays MISS, and no tier is tried.
+ */
 bool kvbm_fetch_left_to_others(struct kvbm_pin *pin, uint32_t i);
+/** True when a hold of a peer must not wait for a key: this node gets it from peers. */
+bool kvbm_fetch_is_circle(const struct kvbm_pin *pin, uint32_t i);
 /**
  * Begin to fetch items from a tier that is remote, as many as the share of host blocks for such
  * fetches allows. The others starve.

@@ -165,7 +165,8 @@ void kvbm_pin_look(struct kvbm_pin *pin)
         struct kvbm_item *item = &pin->items[i];
         struct kvbm_immutable held;
 
-        if (item->state != ITEM_WAITS || kvbm_set_has(&m->pins.pending, kvbm_pin_hash(pin, i)))
+        if (item->state != ITEM_WAITS || (kvbm_set_has(&m->pins.pending, kvbm_pin_hash(pin, i)) &&
+                                          !kvbm_fetch_is_circle(pin, i)))
             continue;
         pin->n_waits--;
         if (!kvbm_staging(m) &&
@@ -263,7 +264,7 @@ long kvbm_pin_load(struct kvbm_pin *pin, const struct kvbm_pin_opts *opts)
     pin->deadline_ns = KV_OPT(opts, deadline_ns, 0);
     pin->no_fetch = KV_OPT(opts, no_fetch, false);
     pin->priority = KV_OPT(opts, priority, 0);
-    pin->no_peers = KV_OPT(opts, no_peers, false);
+    pin->no_peers = pin->lends || KV_OPT(opts, no_peers, false);
     pin->hinted = kvbm_peers_hinted(pin->manager, KV_OPT(opts, hint, NULL));
     kvbm_pin_hold(pin);
     if (!pin->no_fetch)
@@ -272,8 +273,8 @@ long kvbm_pin_load(struct kvbm_pin *pin, const struct kvbm_pin_opts *opts)
     return prefix_of(pin, false);
 }
 
-long kvbm_manager_prepare_load(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n,
-                               const struct kvbm_pin_opts *opts, struct kvbm_pin **ret)
+static long prepare(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n,
+                    const struct kvbm_pin_opts *opts, bool lends, struct kvbm_pin **ret)
 {
     struct kvbm_pin *pin;
     long rc = ret && kv_sized_or_null(opts, "kvbm_pin_opts") ? kvbm_manager_usable(m) : -EINVAL;
@@ -283,11 +284,24 @@ long kvbm_manager_prepare_load(struct kvbm_manager *m, const struct kvbm_chain *
     kvbm_manager_enter(m);
     rc = m->stopping ? -ESHUTDOWN : kvbm_pin_new(m, chain, n, false, &pin);
     if (rc == 0) {
+        pin->lends = lends;
         rc = kvbm_pin_load(pin, opts);
         *ret = pin;
     }
     kvbm_manager_leave(m);
     return rc;
+}
+
+long kvbm_manager_prepare_load(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n,
+                               const struct kvbm_pin_opts *opts, struct kvbm_pin **ret)
+{
+    return prepare(m, chain, n, opts, false, ret);
+}
+
+long kvbm_pin_lend(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n,
+                   const struct kvbm_pin_opts *opts, struct kvbm_pin **ret)
+{
+    return prepare(m, chain, n, opts, true, ret);
 }
 
 /* ---- accessors ---- */

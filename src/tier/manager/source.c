@@ -6,6 +6,9 @@
  *   hold ──► prepare_load ──► all READY: held at once
  *                        └──► some PENDING: waiting[] ──► thread: held when none is any more
  *
+ * A hold asks no peer and waits for no fetch from one, not even for another pin's: two managers that
+ * lease from each other would wait in a circle. Keys that peers are asked for aren't there yet.
+ *
  * The thread runs from the first hold that has to wait until the manager's end. A set is destroyed
  * before its manager, and waits for its holds: none is left then.
  */
@@ -153,13 +156,11 @@ static int wait_for(struct kvbm_waiting *w)
 
 static void hold(void *arg, uint32_t group, const void *keys, size_t n, kvbm_held_fn held, void *to)
 {
-    const struct kvbm_pin_opts opts = {.size = sizeof(opts),
-                                       .deadline_ns = kv_now_ns() + FETCH_NS,
-                                       .no_peers = true}; /* peers ask each other */
+    const struct kvbm_pin_opts opts = {.size = sizeof(opts), .deadline_ns = kv_now_ns() + FETCH_NS};
     const struct kvbm_chain chain = chain_of(group, keys);
     struct kvbm_waiting *w = calloc(1, sizeof(*w));
     struct kvbm_manager *m = arg;
-    long rc = w ? kvbm_manager_prepare_load(m, &chain, n, &opts, &w->pin) : -ENOMEM;
+    long rc = w ? kvbm_pin_lend(m, &chain, n, &opts, &w->pin) : -ENOMEM;
     bool settled;
 
     if (rc < 0) {
