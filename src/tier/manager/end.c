@@ -163,6 +163,8 @@ static int stop(struct kvbm_manager *m, uint64_t deadline)
                      "waiting=%" PRIu32, m->mover.running);
     else if (in_use(m)) /* of a call that was still running */
         rc = kvbm_mover_start(m) < 0 ? -EAGAIN : -EBUSY;
+    if (rc < 0)
+        kvbm_peers_resume(m->peers);
     m->stopping = rc == 0;
     return rc;
 }

@@ -92,8 +92,14 @@ int kvbm_peers_submit(struct kvbm_peers *peers, struct kvbm_peer_batch *batch);
 /** End a batch soon, with -ECANCELED; one under way after the call that it waits for. */
 void kvbm_peers_cancel(struct kvbm_peers *peers, struct kvbm_peer_batch *batch);
 
-/** End all batches soon, also by ending sessions in which they wait. Later ones are refused. */
+/**
+ * End all batches soon, also by ending sessions in which they wait. Later ones are refused until
+ * kvbm_peers_resume.
+ */
 void kvbm_peers_cancel_all(struct kvbm_peers *peers);
+
+/** Take batches again after kvbm_peers_cancel_all: the manager wasn't destroyed. */
+void kvbm_peers_resume(struct kvbm_peers *peers);
 
 /** Tell whether there is a session with a peer that may be asked now. */
 bool kvbm_peers_any(struct kvbm_peers *peers);

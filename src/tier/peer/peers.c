@@ -204,6 +204,16 @@ void kvbm_peers_cancel_all(struct kvbm_peers *peers)
     pthread_mutex_unlock(&peers->lock);
 }
 
+void kvbm_peers_resume(struct kvbm_peers *peers)
+{
+    if (!peers)
+        return;
+    pthread_mutex_lock(&peers->lock);
+    peers->ending = false;
+    pthread_cond_broadcast(&peers->work);
+    pthread_mutex_unlock(&peers->lock);
+}
+
 /* Count peers whose blocks fit, and of these such that may be asked now. */
 static uint32_t count_peers(struct kvbm_peers *peers, uint32_t *askable)
 {
