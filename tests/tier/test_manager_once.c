@@ -64,6 +64,66 @@ static void test_the_next_one_writes(void **state)
     world_fini(&w);
 }
 
+/* Submit a store of @n keys with write-through. */
+static int64_t submit(struct world *w, uint64_t first, uint32_t n)
+{
+    uint32_t blocks[N];
+    uint64_t keys[N];
+    struct kvbm_chain chain = world_chain(keys);
+    struct kvbm_job job = {.size = sizeof(job), .cache = w->cache, .blocks = blocks};
+    int64_t id;
+
+    world_keys(first, keys, n);
+    for (uint32_t i = 0; i < n; i++) {
+        blocks[i] = i;
+        world_fill(w, i, keys[i]);
+    }
+    assert_int_equal(kvbm_manager_prepare_store(w->m, &chain, n, &job.pin), n);
+    id = kvbm_manager_submit(w->m, &job);
+    assert_true(id > 0);
+    kvbm_pin_release(job.pin);
+    return id;
+}
+
+static int status_of(struct world *w, int64_t id)
+{
+    struct kvbm_done done;
+
+    assert_int_equal(kvbm_manager_wait(w->m, (uint64_t)id, LONG_MS, &done), 0);
+    return done.status;
+}
+
+/* Entries that wait for a move have their place in the queue: later ones are refused, and the
+ * waiting ones aren't when they join the queue again. */
+static void test_places_are_kept(void **state)
+{
+    int64_t moving, waiting, refused;
+    struct world w;
+
+    (void)state;
+    memset(shaky, 0, sizeof(*shaky));
+    world_init(&w, 0);
+    snprintf(w.object, sizeof(w.object), "shaky://%s/object", w.dir);
+    w.opts.object = w.object;
+    w.opts.object_timeout_ms = 100000;
+    w.opts.object_write_through = true;
+    w.opts.max_offload = N;
+    shaky->hang_puts = true;
+    world_start(&w);
+    world_attach(&w, false);
+    moving = submit(&w, 1, N);
+    EXPECT_SOON(shaky->inside > 0 && world_stats(&w).object.queued == 0);
+    waiting = submit(&w, 1, N);
+    EXPECT_SOON(world_stats(&w).object.queued == N);
+    refused = submit(&w, 100, N);
+    assert_int_equal(status_of(&w, refused), -EREMOTEIO);
+    shaky->hang_puts = false;
+    assert_int_equal(status_of(&w, moving), 0);
+    assert_int_equal(status_of(&w, waiting), 0);
+    assert_int_equal(world_stats(&w).object.dropped, N);
+    world_fini(&w);
+}
+
 /* Destroyed while one moves and others wait for it. */
 static void test_destroyed(void **state)
 {
@@ -91,6 +151,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_one_writes),
         cmocka_unit_test(test_the_next_one_writes),
+        cmocka_unit_test(test_places_are_kept),
         cmocka_unit_test(test_destroyed),
     };
 

@@ -65,14 +65,22 @@ static int queue_grow(struct kvbm_manager *m, struct kvbm_queue *q)
     uint32_t capacity = KV_MIN(KV_MAX(q->capacity * 2, 256u), m->opts.max_offload);
     struct kvbm_down *heap;
 
-    if (q->n >= m->opts.max_offload)
-        return -ENOSPC;
     heap = realloc(q->heap, capacity * sizeof(*heap));
     if (!heap)
         return -ENOMEM;
     q->heap = heap;
     q->capacity = capacity;
     return 0;
+}
+
+/* Make room for an entry. Those aside have their places, too: they will join the queue again. */
+static int make_room(struct kvbm_manager *m, struct kvbm_queue *q)
+{
+    if (m->mover.ends)
+        return -ESHUTDOWN;
+    if (q->n + q->n_aside >= m->opts.max_offload)
+        return -ENOSPC;
+    return q->n == q->capacity ? queue_grow(m, q) : 0;
 }
 
 /* Move the entries that @job waits for behind the others, and order those anew. Returns the number of
@@ -131,9 +139,10 @@ void kvbm_down_ended(struct kvbm_down *down, bool arrived)
 int kvbm_queue_push(struct kvbm_manager *m, enum kv_tier to, struct kvbm_down down)
 {
     struct kvbm_queue *q = &m->offload.queues[to];
-    int rc = m->mover.ends ? -ESHUTDOWN : q->n == q->capacity ? queue_grow(m, q) : 0;
+    int rc;
 
-    kvbm_once_end(&down); /* its move could not begin */
+    kvbm_once_end(&down); /* its move could not begin; entries aside may join the queue */
+    rc = make_room(m, q);
     if (!down.number)
         down.number = ++m->offload.next_number;
     if (rc < 0) {

@@ -52,7 +52,8 @@ int kvbm_write_back_open(struct kvbm_manager *m)
 static bool queue_leaving(struct kvbm_manager *m, struct kvbm_pool *pool, size_t ahead)
 {
     struct kvbm_queue *q = &m->offload.queues[KV_TIER_EXTERNAL];
-    uint32_t max = KV_MIN(m->write_back.max_leaving, m->opts.max_offload - q->n);
+    uint32_t queued = KV_MIN(q->n + q->n_aside, m->opts.max_offload);
+    uint32_t max = KV_MIN(m->write_back.max_leaving, m->opts.max_offload - queued);
     size_t n = max ? kvbm_pool_leaving(pool, ahead, &m->write_back.looked[pool->tier],
                                        m->write_back.leaving, max)
                    : 0;
