@@ -24,11 +24,17 @@ static void enter_session(struct kvbm_peers *peers, struct kvbm_peer_slot *slot,
 }
 
 /* True for errors that aren't the peer's: the session or its set has ended, this process lacks
- * something, or nobody wants the answer. */
+ * something or asks for what doesn't exist, or nobody wants the answer. */
 static bool says_nothing(int err)
 {
-    return err == -EPIPE || err == -ESTALE || err == -EAGAIN || err == -ENOMEM || err == -EMFILE ||
-           err == -ECANCELED || err == -ESHUTDOWN;
+    static const int ours[] = {EPIPE,  ESTALE, EAGAIN,    ENOMEM,    EMFILE, ENFILE,
+                               EINVAL, ERANGE, ECANCELED, ESHUTDOWN, EDEADLK};
+
+    for (size_t i = 0; i < KV_COUNT(ours); i++) {
+        if (err == -ours[i])
+            return true;
+    }
+    return false;
 }
 
 static void tell_gate(struct kvbm_peers *peers, uint64_t worker, int err, uint64_t begun_ns)
