@@ -17,6 +17,7 @@ enum shaky_mode {
     SHAKY_FAILS,  /* a hold fails */
     SHAKY_COUNTS, /* blocks beyond the set */
     SHAKY_HALF,   /* gives every second block */
+    SHAKY_DEAF,   /* a lookup is answered when the mode changes */
     SHAKY_N_MODES
 };
 
@@ -68,8 +69,15 @@ static void shaky_hold(void *arg, uint32_t group, const void *keys, size_t n, kv
 
 static void shaky_lookup(void *arg, uint32_t group, const void *keys, size_t n, uint8_t *tiers)
 {
-    (void)arg;
+    struct shaky_peer *peer = arg;
+    enum shaky_mode mode;
+
     (void)group;
+    do {
+        pthread_mutex_lock(&peer->lock);
+        mode = peer->mode;
+        pthread_mutex_unlock(&peer->lock);
+    } while (mode == SHAKY_DEAF && usleep(1000) == 0);
     for (size_t i = 0; i < n; i++) {
         uint64_t key;
 

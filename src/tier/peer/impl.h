@@ -67,6 +67,12 @@ void kvbm_peers_run(struct kvbm_peers *peers, struct kvbm_peer_slot *slot,
 void kvbm_known_set(struct kvbm_peers *peers, uint64_t hash, enum kvbm_known what, uint64_t worker,
                     uint64_t until_ns);
 
+/**
+ * Forget that a key was asked for until @until_ns: the question ended without an answer. A later
+ * question counts on. With the lock.
+ */
+void kvbm_known_unask(struct kvbm_peers *peers, uint64_t hash, uint64_t until_ns);
+
 /** Take a note KVBM_TELL_GONE. A kvbm_serve_fn; @arg is the tier. */
 void kvbm_known_gone(void *arg, struct kvbm_session *session, struct kvbm_request *request);
 

@@ -45,6 +45,14 @@ void kvbm_known_set(struct kvbm_peers *peers, uint64_t hash, enum kvbm_known wha
         .hash = hash, .worker = worker, .until_ns = until_ns, .what = (uint8_t)what};
 }
 
+void kvbm_known_unask(struct kvbm_peers *peers, uint64_t hash, uint64_t until_ns)
+{
+    struct kvbm_knowledge *entry = find(peers, hash);
+
+    if (entry && entry->what == KVBM_KNOWN_ASKED && entry->until_ns <= until_ns)
+        entry->until_ns = 0;
+}
+
 /* Tell whether there is a session with a peer, and its set. */
 static bool still_lends(struct kvbm_peers *peers, uint64_t worker)
 {

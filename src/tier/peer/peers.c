@@ -52,8 +52,13 @@ static struct kvbm_peer_batch *take(struct kvbm_peers *peers)
 
 /* ---- threads ---- */
 
-static void end_with(struct kvbm_peer_batch *batch, int status)
+/* End a batch that hasn't run. Without the lock. */
+static void end_with(struct kvbm_peers *peers, struct kvbm_peer_batch *batch, int status)
 {
+    pthread_mutex_lock(&peers->lock);
+    for (uint32_t i = 0; i < batch->n && batch->op == KVBM_PEER_ASK; i++)
+        kvbm_known_unask(peers, batch->ios[i].hash, batch->until_);
+    pthread_mutex_unlock(&peers->lock);
     for (uint32_t i = 0; i < batch->n; i++)
         batch->ios[i].status = status;
     batch->done(batch);
@@ -124,7 +129,7 @@ static void *watch(void *arg)
 
             unlink_batch(peers, batch);
             pthread_mutex_unlock(&peers->lock);
-            end_with(batch, status);
+            end_with(peers, batch, status);
             pthread_mutex_lock(&peers->lock);
         } else if (next == UINT64_MAX) {
             pthread_cond_wait(&peers->late, &peers->lock);
