@@ -48,7 +48,8 @@ struct kvbm_directory_peer {
 
 /**
  * Take a change: @peer is there (new, or with other endpoints than before), or no longer. Runs on
- * the directory's thread; must not close the directory. @peer is valid until it returns.
+ * the directory's thread; must close neither the directory (which goes on, with an error in the log)
+ * nor the follower that calls it (-EDEADLK). @peer is valid until it returns.
  */
 typedef void (*kvbm_directory_fn)(void *arg, const struct kvbm_directory_peer *peer, bool there);
 
@@ -128,17 +129,18 @@ struct kvbm_follow_opts {
  * itself is left out. Doesn't wait for sessions. The caller ends *@ret with kvbm_follower_close,
  * before the agent. Returns 0; -EINVAL; -ENOMEM; -EAGAIN (no thread); or as kvbm_directory_open.
  *
- * A session that ends is opened again within 250 ms, or after a pause that grows from 50 ms to
- * retry_ms while attempts fail (eight times that for a peer that doesn't answer, or that doesn't fit
- * this agent).
+ * Up to 8 threads open sessions at the same time, so that peers that don't answer delay others only
+ * when there are 8 of them. A session that ends is opened again within 250 ms, or after a pause that
+ * grows from 50 ms to retry_ms while attempts fail (eight times that for a peer that doesn't answer,
+ * or that doesn't fit this agent).
  */
 KV_API int kvbm_agent_follow(struct kvbm_agent *agent, const struct kvbm_follow_opts *opts,
                              struct kvbm_follower **ret);
 
 /**
- * Close the directory and the sessions that the follower has opened, and free it. Waits for an
- * attempt under way, at most open_ms. NULL is a no-op. Returns 0; -EDEADLK (called from a callback
- * of the agent: nothing is done).
+ * Close the directory and the sessions that the follower has opened, and free it. Waits for
+ * attempts under way, at most open_ms. NULL is a no-op. Returns 0; -EDEADLK (called from a callback
+ * of the agent, or from `changed` of its directory: nothing is done).
  */
 KV_API int kvbm_follower_close(struct kvbm_follower *follower);
 

@@ -287,10 +287,19 @@ int kvbm_directory_open(const struct kvbm_directory_opts *opts, struct kvbm_dire
     return err;
 }
 
+bool directory_is_own_thread(const struct kvbm_directory *d)
+{
+    return pthread_equal(d->thread, pthread_self());
+}
+
 void kvbm_directory_close(struct kvbm_directory *d)
 {
     if (!d)
         return;
+    if (directory_is_own_thread(d)) {
+        kv_log_error("kvbm", "a directory can't be closed by its own callback: it goes on", NULL);
+        return;
+    }
     atomic_store_explicit(&d->stop, true, memory_order_release);
     kv_wake_signal(&d->wake);
     pthread_join(d->thread, NULL);

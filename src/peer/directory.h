@@ -76,6 +76,8 @@ struct kvbm_directory {
     struct kvbm_directory_info info; /* as get_info tells it */
 };
 
+/** True on the directory's own thread, which calls `changed` and can't wait for itself. */
+bool directory_is_own_thread(const struct kvbm_directory *d);
 /** Note and log a failure; the same words again are logged once. */
 void directory_failed(struct kvbm_directory *d, const char *what, const char *why);
 /** Publish the state. */

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Followers: the directory's thread notes who is there, the follower's thread opens and closes
- * sessions. Only the follower's thread takes entries out of the list.
+ * Followers: the directory's thread notes who is there. The follower's thread finds the entries that
+ * need a session, openers open it, several at a time: a peer that doesn't answer delays no other.
+ *
+ *   due ──► opener takes it: busy ──► session, or a pause until try_ns
+ *
+ * Only the follower's thread takes entries out of the list, and none that is busy. Openers are
+ * started when all others are at work.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,20 +16,22 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/thread.h"
-#include "kvbm_directory.h"
+#include "directory.h"
 #include "net.h"
 
 #define LOOK_NS (250 * KV_NS_PER_MS) /* how often sessions are looked at */
 #define FIRST_PAUSE_NS (50 * KV_NS_PER_MS)
+#define MAX_OPENERS 8
 #define LONG_PAUSE 8 /* times retry_ms: peers that don't answer, or don't fit */
 
 struct followed {
     struct followed *next;
     struct kvbm_directory_peer peer;
-    struct kvbm_session *session; /* the thread's; NULL: none */
+    struct kvbm_session *session; /* the follower's; NULL: none */
     uint64_t try_ns, pause_ns;
     bool left; /* the directory names it no longer */
     bool self;
+    bool due, busy; /* for an opener; an opener has it */
 };
 
 struct kvbm_follower {
@@ -36,8 +43,10 @@ struct kvbm_follower {
     uint32_t n_data;
     pthread_t thread;
 
-    pthread_mutex_t lock; /* all below */
-    pthread_cond_t news;
+    pthread_mutex_t lock;      /* all below */
+    pthread_cond_t news, work; /* of the thread; of the openers */
+    pthread_t openers[MAX_OPENERS];
+    uint32_t n_openers, n_idle;
     struct followed *peers;
     bool stopping;
     uint64_t opened, failed;
@@ -187,6 +196,80 @@ static void look_at(struct kvbm_follower *f, struct followed *one)
     note_attempt(f, one, err);
 }
 
+/* ---- openers ---- */
+
+static struct followed *take_due(struct kvbm_follower *f)
+{
+    struct followed *one = f->peers;
+
+    while (one && (!one->due || one->busy))
+        one = one->next;
+    if (!one)
+        return NULL;
+    one->due = false;
+    one->busy = true;
+    return one;
+}
+
+static void *open_sessions(void *arg)
+{
+    struct kvbm_follower *f = arg;
+
+    pthread_mutex_lock(&f->lock);
+    while (!f->stopping) {
+        struct followed *one = take_due(f);
+
+        if (!one) {
+            f->n_idle++;
+            pthread_cond_wait(&f->work, &f->lock);
+            f->n_idle--;
+            continue;
+        }
+        look_at(f, one);
+        one->busy = false;
+        pthread_cond_signal(&f->news);
+    }
+    pthread_mutex_unlock(&f->lock);
+    return NULL;
+}
+
+/* Start an opener. Without a thread, those at work take the entry later. */
+static int add_opener(struct kvbm_follower *f)
+{
+    int err = kv_thread_start(&f->openers[f->n_openers], "kvbm-open", open_sessions, f);
+
+    f->n_openers += err == 0;
+    return err;
+}
+
+static bool needs_opener(const struct followed *one, uint64_t now)
+{
+    if (one->busy || one->left)
+        return false;
+    return one->session ? !kvbm_session_is_open(one->session) : !one->self && now >= one->try_ns;
+}
+
+/* Leave what is due to openers. Returns when the next entry is due. */
+static uint64_t hand_out(struct kvbm_follower *f)
+{
+    uint64_t now = kv_now_ns(), next = now + LOOK_NS;
+    uint32_t n_due = 0;
+
+    for (struct followed *one = f->peers; one; one = one->next) {
+        one->due = needs_opener(one, now);
+        n_due += one->due;
+        if (!one->busy && !one->due && !one->session && !one->self)
+            next = KV_MIN(next, one->try_ns);
+    }
+    for (uint32_t n = f->n_idle; n < n_due && f->n_openers < MAX_OPENERS && add_opener(f) == 0; n++)
+        ;
+    if (n_due)
+        pthread_cond_broadcast(&f->work);
+    return next;
+}
+
+/* ---- the thread ---- */
+
 /* Take entries out of the list that have left, or all. Called and returns with the lock. */
 static void take_out(struct kvbm_follower *f, bool all)
 {
@@ -195,7 +278,7 @@ static void take_out(struct kvbm_follower *f, bool all)
     while (*at) {
         struct followed *one = *at;
 
-        if (!one->left && !all) {
+        if ((!one->left && !all) || one->busy) {
             at = &one->next;
             continue;
         }
@@ -212,20 +295,15 @@ static void *follow(void *arg)
 
     pthread_mutex_lock(&f->lock);
     while (!f->stopping) {
-        uint64_t next = kv_now_ns() + LOOK_NS;
+        uint64_t next;
 
         take_out(f, false);
-        for (struct followed *one = f->peers; one && !f->stopping; one = one->next) {
-            look_at(f, one);
-            if (!one->session && !one->self)
-                next = KV_MIN(next, one->try_ns);
-        }
+        next = hand_out(f);
         if (!f->stopping && !f->peers)
             pthread_cond_wait(&f->news, &f->lock);
         else if (!f->stopping)
             (void)kv_cond_wait_until(&f->news, &f->lock, next);
     }
-    take_out(f, true);
     pthread_mutex_unlock(&f->lock);
     return NULL;
 }
@@ -262,6 +340,7 @@ static void follower_free(struct kvbm_follower *f)
 {
     pthread_mutex_destroy(&f->lock);
     pthread_cond_destroy(&f->news);
+    pthread_cond_destroy(&f->work);
     free(f);
 }
 
@@ -270,8 +349,14 @@ static void stop(struct kvbm_follower *f)
     pthread_mutex_lock(&f->lock);
     f->stopping = true;
     pthread_cond_broadcast(&f->news);
+    pthread_cond_broadcast(&f->work);
     pthread_mutex_unlock(&f->lock);
-    pthread_join(f->thread, NULL);
+    pthread_join(f->thread, NULL); /* first: it starts openers */
+    for (uint32_t i = 0; i < f->n_openers; i++)
+        pthread_join(f->openers[i], NULL);
+    pthread_mutex_lock(&f->lock);
+    take_out(f, true);
+    pthread_mutex_unlock(&f->lock);
 }
 
 /* Open the directory once the thread is there. */
@@ -310,6 +395,7 @@ int kvbm_agent_follow(struct kvbm_agent *agent, const struct kvbm_follow_opts *o
     f->n_data = KV_OPT(opts, n_data, 0);
     pthread_mutex_init(&f->lock, NULL);
     kv_cond_init(&f->news);
+    kv_cond_init(&f->work);
     err = kv_thread_start(&f->thread, "kvbm-follow", follow, f);
     if (err < 0) {
         follower_free(f);
@@ -329,7 +415,7 @@ int kvbm_follower_close(struct kvbm_follower *f)
 {
     if (!f)
         return 0;
-    if (kvbm_on_event_thread(f->agent->net))
+    if (kvbm_on_event_thread(f->agent->net) || directory_is_own_thread(f->directory))
         return -EDEADLK;
     kvbm_directory_close(f->directory);
     stop(f);

@@ -8,6 +8,10 @@
 #include <cmocka.h>
 // clang-format on
 
+#include <stdatomic.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
 #include "kvbm_directory.h"
 #include "peer/agent.h"
 #include "session_unit.h"
@@ -161,6 +165,115 @@ static void test_unfit(void **state)
     assert_int_equal(kvbm_agent_destroy(b), 0);
 }
 
+/* ---- callbacks ---- */
+
+static struct {
+    struct kvbm_follower *_Atomic follower;
+    struct kvbm_directory *_Atomic directory;
+    _Atomic int rc, n;
+} closing;
+
+/* Closes its follower and its directory, which go on. */
+static void close_inside(void *arg, const struct kvbm_directory_peer *peer, bool there)
+{
+    struct kvbm_follower *follower;
+
+    (void)arg;
+    (void)peer;
+    (void)there;
+    while (!(follower = atomic_load(&closing.follower)) && !atomic_load(&closing.directory))
+        usleep(500);
+    atomic_store(&closing.rc, kvbm_follower_close(follower));
+    kvbm_directory_close(atomic_load(&closing.directory));
+    atomic_fetch_add(&closing.n, 1);
+}
+
+static void wait_for_callback(void)
+{
+    for (uint64_t end = soon(); !atomic_load(&closing.n); usleep(500))
+        assert_true(kv_now_ns() < end);
+}
+
+static void test_close_inside(void **state)
+{
+    struct kvbm_agent *self = agent_at("self", unix_endpoint()), *a;
+    struct kvbm_directory *directory;
+    struct kvbm_follower *follower;
+    char at[80];
+    const struct kvbm_directory_opts who = {
+        .size = sizeof(who), .peers = at, .changed = close_inside};
+    const struct kvbm_follow_opts opts = {.size = sizeof(opts), .directory = &who};
+
+    (void)state;
+    strcpy(at, unix_endpoint());
+    a = agent_at("a", at);
+    memset(&closing, 0, sizeof(closing));
+    assert_int_equal(kvbm_agent_follow(self, &opts, &follower), 0);
+    atomic_store(&closing.follower, follower);
+    wait_for_callback();
+    assert_int_equal(closing.rc, -EDEADLK);
+    wait_for(follower, 1, 1);
+    assert_int_equal(kvbm_follower_close(follower), 0);
+    memset(&closing, 0, sizeof(closing));
+    assert_int_equal(kvbm_directory_open(&who, &directory), 0);
+    atomic_store(&closing.directory, directory);
+    wait_for_callback();
+    kvbm_directory_close(directory);
+    assert_int_equal(kvbm_agent_destroy(self), 0);
+    assert_int_equal(kvbm_agent_destroy(a), 0);
+}
+
+/* ---- peers that don't answer ---- */
+
+#define N_SILENT 4
+#define OPEN_MS 5000
+
+/* Listen at an endpoint, and accept nobody. */
+static int listen_silently(char at[80])
+{
+    struct sockaddr_un where = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    strcpy(at, unix_endpoint());
+    snprintf(where.sun_path, sizeof(where.sun_path), "%s", at + strlen("unix:"));
+    assert_true(fd >= 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&where, sizeof(where)), 0);
+    assert_int_equal(listen(fd, 64), 0);
+    return fd;
+}
+
+/* A peer among silent ones has its session before any of these is given up. */
+static void test_silent_peers(void **state)
+{
+    char at[N_SILENT][80], a_at[80], peers[500] = "";
+    struct kvbm_agent *a, *self = agent_at("self", unix_endpoint());
+    const struct kvbm_directory_opts who = {.size = sizeof(who), .peers = peers};
+    const struct kvbm_follow_opts opts = {
+        .size = sizeof(opts), .directory = &who, .open_ms = OPEN_MS};
+    struct kvbm_follower *follower;
+    int fds[N_SILENT];
+
+    (void)state;
+    strcpy(a_at, unix_endpoint());
+    a = agent_at("a", a_at);
+    for (int i = 0; i < N_SILENT; i++) {
+        fds[i] = listen_silently(at[i]);
+        strcat(strcat(peers, i ? ", " : ""), at[i]);
+        if (i == N_SILENT / 2)
+            strcat(strcat(peers, ", "), a_at);
+    }
+    assert_int_equal(kvbm_agent_follow(self, &opts, &follower), 0);
+    wait_for(follower, N_SILENT + 1, 1);
+    assert_int_equal(info_of(follower).failed, 0);
+    assert_int_equal(kvbm_follower_close(follower), 0);
+    for (int i = 0; i < N_SILENT; i++) {
+        close(fds[i]);
+        (void)unlink(at[i] + strlen("unix:"));
+    }
+    assert_int_equal(kvbm_agent_destroy(self), 0);
+    assert_int_equal(kvbm_agent_destroy(a), 0);
+}
+
 static void test_misuse(void **state)
 {
     struct kvbm_agent *self = agent_at("self", unix_endpoint());
@@ -184,10 +297,9 @@ static void test_misuse(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_list),
-        cmocka_unit_test(test_file),
-        cmocka_unit_test(test_unfit),
-        cmocka_unit_test(test_misuse),
+        cmocka_unit_test(test_list),         cmocka_unit_test(test_file),
+        cmocka_unit_test(test_unfit),        cmocka_unit_test(test_close_inside),
+        cmocka_unit_test(test_silent_peers), cmocka_unit_test(test_misuse),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
