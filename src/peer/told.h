@@ -6,7 +6,8 @@
  *                                                              │ on that thread, without its lock
  *   peers ◄── KVBM_TELL_GONE ◄── the lender's thread ◄── kvbm_lender_gone
  *
- * Attachments outlive sets and agents: they refer to a struct that does, too.
+ * Each lender of the same registry and set has attachments of its own. They outlive sets and agents:
+ * they refer to a struct that does, too.
  */
 #ifndef KVBM_PEER_TOLD_H
 #define KVBM_PEER_TOLD_H

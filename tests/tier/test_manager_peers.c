@@ -396,6 +396,56 @@ static void test_gone(void **state)
     node_fini(&owner);
 }
 
+static void wait_all_there(void)
+{
+    for (uint64_t end = kv_now_ns() + 60 * KV_NS_PER_S;
+         world_where(&reader, 1000, N - 1) != KVBM_ON_PEER;) {
+        assert_true(kv_now_ns() < end); /* "absent" is believed for a second */
+        usleep(1000);
+    }
+}
+
+/* Two agents lend the same blocks: each tells its own readers, also when an earlier agent has ended. */
+static void test_gone_of_two(void **state)
+{
+    char at[96];
+    const char *listen = at;
+    const struct kvbm_agent_opts second = {.size = sizeof(second),
+                                           .name = "second",
+                                           .fingerprint = "test",
+                                           .listen = &listen,
+                                           .n_listen = 1};
+    uint64_t keys[N];
+
+    (void)state;
+    world_keys(1000, keys, N);
+    node_init(&owner, "owner", NULL, true, NULL);
+    snprintf(at, sizeof(at), "unix:%s/second", owner.w.dir);
+    snprintf(peers, sizeof(peers), "%s,%s", owner.at, at);
+    assert_int_equal(world_store(&owner.w, 1000, N), N);
+    for (int round = 0; round < 2; round++) {
+        struct node two = owner;
+
+        assert_int_equal(kvbm_agent_create(&second, &two.agent), 0);
+        node_export(&two, 100);
+        reader_init(peers);
+        wait_for_peers(&reader, 2);
+        wait_all_there();
+        if (round == 0) { /* the second agent ends, and another one takes its place */
+            reader_fini();
+            kvbm_blockset_destroy(two.set);
+            assert_int_equal(kvbm_agent_destroy(two.agent), 0);
+            continue;
+        }
+        assert_int_equal(kvbm_manager_remove(owner.w.m, 0, keys, N, 60000, NULL), 0);
+        wait_told(2 * (uint64_t)N);
+        reader_fini();
+        kvbm_blockset_destroy(two.set);
+        assert_int_equal(kvbm_agent_destroy(two.agent), 0);
+    }
+    node_fini(&owner);
+}
+
 /* An owner that withdraws its set, or ends, has nothing at once. */
 static void test_owner_ends(void **state)
 {
@@ -423,11 +473,11 @@ static void test_owner_ends(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_loads),      cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_scattered),  cmocka_unit_test(test_misses_evict_nothing),
-        cmocka_unit_test(test_pin_opts),   cmocka_unit_test(test_options),
-        cmocka_unit_test(test_both_ways),  cmocka_unit_test(test_gone),
-        cmocka_unit_test(test_owner_ends),
+        cmocka_unit_test(test_loads),       cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_scattered),   cmocka_unit_test(test_misses_evict_nothing),
+        cmocka_unit_test(test_pin_opts),    cmocka_unit_test(test_options),
+        cmocka_unit_test(test_both_ways),   cmocka_unit_test(test_gone),
+        cmocka_unit_test(test_gone_of_two), cmocka_unit_test(test_owner_ends),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
