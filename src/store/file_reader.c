@@ -25,7 +25,7 @@ enum {
     MIN_KEYS = 3 * LEAD, /* fewer keys are read before a thread has started */
     NEAR = 64            /* number of next keys among which a get looks for its own */
 };
-#define ROOM_MAX ((size_t)96 << 10)  /* glibc gives larger values pages of their own */
+#define ROOM_MAX ((size_t)4 << 20)   /* the heap of a thread has 64 MiB */
 #define MAX_BYTES ((size_t)16 << 20) /* bytes read and not yet taken, without the last chunk */
 
 struct ready {
@@ -89,15 +89,20 @@ static int read_one(kv_store_v1 *h, const uint8_t *key, size_t key_len, struct r
  * clears them anew, which costs as much as reading them. */
 static void make_room(struct kvs_file_reader *r, size_t len)
 {
+    size_t n = len ? KV_MIN((size_t)READY, MAX_BYTES / len + 2) : 0;
+    void *volatile pages; /* gcc would leave both calls out */
     void *pieces[READY];
     void *guard;
 
     if (len <= r->roomy || len > ROOM_MAX)
         return;
-    for (size_t i = 0; i < READY; i++)
+    pages =
+        malloc(len); /* glibc gives long values pages of their own until one of them was freed */
+    free(pages);
+    for (size_t i = 0; i < n; i++)
         pieces[i] = malloc(len);
     guard = malloc(1);
-    for (size_t i = 0; i < READY; i++)
+    for (size_t i = 0; i < n; i++)
         free(pieces[i]);
     free(r->guard);
     r->guard = guard;
