@@ -40,6 +40,7 @@ _allocate, _register, _match = _c.kvbm_pool_allocate, _c.kvbm_pool_register_chai
 _release, _release_mutable = _c.kvbm_pool_release, _c.kvbm_pool_release_mutable
 _EVICTION = {"default": _abi.KVBM_EVICT_DEFAULT, "lru": _abi.KVBM_EVICT_LRU, "lfu": _abi.KVBM_EVICT_LFU,
              "lineage": _abi.KVBM_EVICT_LINEAGE}
+_IO = {"auto": _abi.KVBM_IO_AUTO, "uring": _abi.KVBM_IO_URING, "threads": _abi.KVBM_IO_THREADS}
 
 
 # -- pools -------------------------------------------------------------------------------------------------------------
@@ -200,7 +201,8 @@ class _Registry(Handle):
 class Manager(Handle):
     """The tiers of one node: host memory, disk, and an object store (any kv_store URI).
 
-    Options are those of kvbm_manager_opts (kvbm_manager.h) by name. Any number of threads. Create it after fork().
+    Options are those of kvbm_manager_opts (kvbm_manager.h) by name; @io is "auto", "uring" or "threads". Any number of threads.
+    Create it after fork().
 
     @host_memory: writable memory for the host tier, such as an mmap of a memfd or of a file in /dev/shm. Other processes that map
     it read and write its blocks themselves: block i begins at i * host_stride. @host_bytes: its length, unless said. Memory that
@@ -219,7 +221,9 @@ class Manager(Handle):
             if name not in _MANAGER_OPTIONS:
                 raise TypeError(f"no option {name!r} of a manager")
             if name.endswith("_eviction"):
-                value = _EVICTION[value]
+                value = _named(name, value, _EVICTION)
+            elif name == "io" and isinstance(value, str):
+                value = _named(name, value, _IO)
             elif isinstance(value, dict):  # host_policy={"policy": KVBM_POLICY_FREQUENCY, "threshold": 3}
                 value = _abi.kvbm_tier_policy(**value)
             setattr(opts, name, text(value) if isinstance(value, str) else value)
@@ -399,6 +403,13 @@ class Manager(Handle):
             if needed < room:
                 return to.value.decode()
             room = needed + 4096
+
+
+def _named(option: str, value: str, names: Dict[str, int]) -> int:
+    """Return the constant that an option's value names. Raises ValueError."""
+    if value not in names:
+        raise ValueError(f"{option}: {value!r} is none of {', '.join(names)}")
+    return names[value]
 
 
 _MANAGER_OPTIONS = {name for name, *_ in _abi.kvbm_manager_opts._fields_} - {"size", "block", "key_len", "events", "host_memory"}

@@ -117,6 +117,10 @@ def test_tiers_give_the_bytes_back():
                 backwards = ids[::-1]
                 equal(cache.load(keys, backwards, timeout=60), 16, "loaded")
                 equal(bytes(target), b"".join(map(bytes_of, reversed(keys))), "bytes")
+        with Manager(SHAPE, **options, io="threads") as manager, manager.attach(target) as cache:
+            equal(cache.load(keys, ids, timeout=60), 16, "loaded by threads")
+        check("'ring'" in str(raises(ValueError, Manager, SHAPE, **options, io="ring")), "executors have names")
+        check("'fifo'" in str(raises(ValueError, Manager, SHAPE, **options, disk_eviction="fifo")), "so have evictions")
         raises(TypeError, Manager, SHAPE, no_such_option=1)
         check("host_bytes" in blocks._MANAGER_OPTIONS, "options")
 
