@@ -13,7 +13,7 @@ cmake -B "$build" -DCMAKE_TOOLCHAIN_FILE="$PWD/cmake/cross-aarch64.cmake" -DCMAK
 tests=
 [ -n "${KV_CROSS_TESTS-1}" ] && tests=$(cmake --build "$build" --target help | sed -n 's/^\.\.\. \(test-\(base\|kvx\|index\)-[a-z0-9_]*\)$/\1/p')
 # shellcheck disable=SC2086 # a list
-tools/build.sh "$build" "${JOBS:-$(nproc)}" python-package kv_cli kv_manager kv_plugin_redis kv_index $tests
+tools/build.sh "$build" "${JOBS:-$(nproc)}" python-package kv_cli kv_manager kv_plugin_redis kv_index kv_llama $tests
 tools/wheel.py --build "$build" --out build --arch aarch64 --sysroot "$KV_SYSROOT"
 [ -z "$tests" ] || ctest --test-dir "$build" -R "$rooms" -j "${JOBS:-$(nproc)}" --timeout 900 --output-on-failure
 KV_TEST_CROSS=1 /usr/bin/python3 -B tests/python/test_wheel.py aarch64
