@@ -198,6 +198,7 @@ static void test_share(void **state)
     world_keys(2000, keys, N);
     assert_null(lease(keys, N));
     kvbm_pin_release(pin);
+    shaky_be(&t.shaky, SHAKY_FAILS); /* the fetch under way ends */
     EXPECT_SOON(world_stats(&t.w).pins_now == 0);
     kvbm_lease_release(lease(keys, N));
     end();
