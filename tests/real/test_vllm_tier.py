@@ -31,6 +31,8 @@ import numpy  # noqa: E402
 from redistest import Server  # noqa: E402
 from test_store_full import mounted  # noqa: E402
 
+OPTIONS = json.loads(os.environ.get("KV_OPTIONS", "{}"))  # of our tier, when it is measured
+JOBS, ROUNDS = int(os.environ.get("KV_JOBS", "4")), int(os.environ.get("KV_ROUNDS", "5"))
 PAGE = 8192  # bytes of a chunk: two ranks of 4096
 
 
@@ -243,7 +245,7 @@ def test_killed_in_mid_store():
 
 
 def rate(of, chunks, nbytes):
-    """One tier over vLLM's host memory, jobs of 16 chunks, 4 under way: GiB/s of stores and loads, then GiB a CPU second of both."""
+    """One tier over vLLM's host memory, jobs of 16 chunks, JOBS under way: GiB/s of stores and loads, then GiB a CPU second of both."""
     scheduler = Scheduler([of], host_chunks=chunks)
     one, view = scheduler.manager.secondary_tiers[0], memoryview(scheduler.view).cast("B")
     keys = [make_offload_key(hashlib.sha256(b"%d" % i).digest(), 0) for i in range(chunks)]
@@ -254,7 +256,7 @@ def rate(of, chunks, nbytes):
         for submit in (one.submit_store, one.submit_load):
             begun, cpu, ended, asked = time.monotonic(), time.process_time(), 0, 0
             while ended < chunks // 16:
-                while asked < chunks // 16 and asked - ended < 4:
+                while asked < chunks // 16 and asked - ended < JOBS:
                     part = slice(16 * asked, 16 * asked + 16)
                     submit(TransferJob(job_id=asked, keys=keys[part], chunk_ids=numpy.arange(part.start, part.stop), is_promotion=bool(speeds),
                                        req_context=context))
@@ -278,13 +280,16 @@ def rate(of, chunks, nbytes):
 
 
 def measure(folder):
-    """Both tiers in turn, five rounds."""
+    """Both tiers in turn, the other one first in each second round."""
     global PAGE  # pylint: disable=global-statement
     PAGE, rounds, chunks = 2 << 20, [], 128
-    for turn in range(6):
-        with tempfile.TemporaryDirectory(dir=folder) as own, tempfile.TemporaryDirectory(dir=folder) as theirs:
-            ours = rate(tier(disk=own, disk_bytes=str(2 * chunks * PAGE), staging_blocks=64, **OPTIONS), chunks, PAGE)
-            fs = rate({"type": "fs", "root_dir": theirs}, chunks, PAGE)
+    for turn in range(1 + ROUNDS):
+        speeds = {}
+        for name in ("ours", "fs") if turn % 2 else ("fs", "ours"):
+            with tempfile.TemporaryDirectory(dir=folder) as root:
+                own = tier(disk=root, disk_bytes=str(2 * chunks * PAGE), staging_blocks=64, **OPTIONS)
+                speeds[name] = rate(own if name == "ours" else {"type": "fs", "root_dir": root}, chunks, PAGE)
+        ours, fs = speeds["ours"], speeds["fs"]
         if turn:
             rounds.append((ours, fs))
         print(f"stores {ours[0]:.2f} / {fs[0]:.2f} GiB/s, loads {ours[1]:.2f} / {fs[1]:.2f} GiB/s", flush=True)
@@ -294,7 +299,6 @@ def measure(folder):
 
 
 if __name__ == "__main__":
-    OPTIONS = json.loads(os.environ.get("KV_OPTIONS", "{}"))  # of our tier
     if os.environ.get("KV_MEASURE"):
         measure(os.environ["KV_MEASURE"])
         sys.exit(0)
