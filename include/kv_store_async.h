@@ -39,7 +39,7 @@ struct kvs_async;
 /** Options of kvs_async_open; set size to sizeof(struct kvs_async_opts), zero means the default. */
 struct kvs_async_opts {
     size_t size;
-    uint32_t threads;      /* 1 to 64; 0: one per core, 2 to 4 */
+    uint32_t threads;      /* 1 to 64; 0: one per core, 4 to 8 */
     uint32_t max_requests; /* not yet polled; 0: 1024 */
 };
 #define KVS_ASYNC_OPTS_INIT KV_INIT_(kvs_async_opts)

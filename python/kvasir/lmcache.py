@@ -37,7 +37,7 @@ class _Asked(NamedTuple):
 class Client:
     """A connector of LMCache's native_plugin adapter. No method raises after the constructor; any thread may call any.
 
-    @fingerprint: whatever decides a chunk's bytes beside LMCache's key. @threads: of the library; 0: one per core, 2 to 4.
+    @fingerprint: whatever decides a chunk's bytes beside LMCache's key. @threads: of the library; 0: one per core, 4 to 8.
     @flush_s: chunks are durable and seen by other processes after so many seconds at most.
     """
 

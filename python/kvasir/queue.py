@@ -70,7 +70,7 @@ class _Request:
 class Queue(Handle):
     """A queue of requests on a store, with threads of its own. Any number of threads may use it.
 
-    @threads: 0 means one per core, 2 to 4. @max_requests: those not yet polled. close() cancels what has not begun and waits
+    @threads: 0 means one per core, 4 to 8. @max_requests: those not yet polled. close() cancels what has not begun and waits
     for the rest, at most @close_timeout seconds; results that were not polled are lost.
     """
 

@@ -8,6 +8,7 @@
 A page whose bytes don't verify, a full disk and a server that is down are misses: SGLang computes the page.
 """
 import base64
+import concurrent.futures
 import ctypes
 import errno
 import hashlib
@@ -28,6 +29,7 @@ __all__ = ["HiCache"]
 logger = logging.getLogger(__name__)
 PREFIX, HASH = 24, 64  # characters of a key in the store: for the pool and all that decides its bytes; SGLang's hash of the page
 KEY = PREFIX + HASH
+THREADS, SLICE = 4, 16 << 20  # that move the pages of a call, and the bytes that are worth one
 MOST_PARTS = 1 << 20  # of a pool whose scatter lists are kept: 16 MiB
 _NO_PAGE = 1  # bytes stored for a page of a pool that has no memory of its own
 
@@ -238,6 +240,7 @@ class HiCache(_Base):
         self.counters = {name: 0 for name in ("got", "missed", "damaged", "put", "present", "failed")}  # pages
         self._warn = Warner(logger, "SGLang goes on without these pages")
         self._store = _store.open(config["uri"])
+        self._threads = concurrent.futures.ThreadPoolExecutor(THREADS - 1, "kvasir-pages")  # they start when they are needed
         self._flusher = Flusher(self._store, float(config.get("flush_s", 1.0)), self._warn)
 
     # -- pools ------------------------------------------------------------------------------------------
@@ -281,6 +284,30 @@ class HiCache(_Base):
             self._warn("asking for pages", problem)
         return [byte == 1 for byte in there]
 
+    def _move(self, function: Any, keys: bytes, n: int, block: _Block, each: Any) -> None:
+        """Call @function for @n pages: on several threads where they are many bytes, since one copies slower than disks read."""
+        ways = min(THREADS, n * block.nbytes // SLICE)
+        if ways < 2:
+            self._store._call(function, keys, KEY, n, block.parts, _counts(n, block.n_parts), each)
+            return
+        step = -(-n // ways)
+
+        def some(first: int) -> None:
+            m = min(step, n - first)
+            results = (each._type_ * m).from_buffer(each, first * ctypes.sizeof(each._type_))
+            self._store._call(function, keys[first * KEY:(first + m) * KEY], KEY, m, block.parts + first * block.n_parts * _IOVEC,
+                              _counts(m, block.n_parts), results)
+
+        others: List["concurrent.futures.Future[None]"] = []
+        try:
+            for first in range(step, n, step):
+                others.append(self._threads.submit(some, first))
+            some(0)
+        finally:  # the memory is in use until then
+            concurrent.futures.wait(others)
+        for other in others:
+            other.result()
+
     def _get(self, pool: Optional[_Pool], hashes: Sequence[str], indices: Any) -> List[bool]:
         n = len(hashes)
         if not n or pool is None:
@@ -288,7 +315,7 @@ class HiCache(_Base):
         each = (ctypes.c_int64 * n)()
         try:
             keys, block = pool.keys(hashes), pool.read(indices, n, True)
-            self._store._call(self._store._c.kvs_get_chunks_into, keys, KEY, n, block.parts, _counts(n, block.n_parts), each)
+            self._move(self._store._c.kvs_get_chunks_into, keys, n, block, each)
             if block.arrived is not None:
                 block.arrived([i for i, length in enumerate(each) if length == block.nbytes])
         except Exception as problem:  # pylint: disable=broad-except
@@ -322,7 +349,7 @@ class HiCache(_Base):
         each = (ctypes.c_int * n)(*[-errno.EIO] * n)
         try:
             keys, block = pool.keys(hashes), pool.read(indices, n, False)
-            self._store._call(self._store._c.kvs_put_chunks_from, keys, KEY, n, block.parts, _counts(n, block.n_parts), each)
+            self._move(self._store._c.kvs_put_chunks_from, keys, n, block, each)
         except Exception as problem:  # pylint: disable=broad-except
             self._warn("storing pages", problem)
         codes = each[:]
@@ -334,6 +361,7 @@ class HiCache(_Base):
 
     def close(self) -> None:
         """Make all pages durable and close the store."""
+        self._threads.shutdown()
         self._flusher.close()
         self._store.close()
 
@@ -456,6 +484,7 @@ class _Flat(_Pool):
         return _Block(table.__array_interface__["data"][0], 1, length, (table, self._tensor))
 
 
+_IOVEC = 2 * ctypes.sizeof(ctypes.c_size_t)
 _COUNTS: Dict[Tuple[int, int], Any] = {}
 
 

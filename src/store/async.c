@@ -19,7 +19,7 @@
 #include "store/check.h"
 #include "store/parts.h"
 
-enum { DEFAULT_THREADS = 4, DEFAULT_REQUESTS = 1024, MAX_CHUNKS = 1 << 20 };
+enum { MIN_THREADS = 4, MAX_THREADS = 8, DEFAULT_REQUESTS = 1024, MAX_CHUNKS = 1 << 20 };
 
 static void free_request(struct kvs_async_request *r)
 {
@@ -48,7 +48,7 @@ static uint32_t threads_by_default(void)
     cpu_set_t set;
     int n = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
 
-    return (uint32_t)KV_MIN(KV_MAX(n, 2), (int)DEFAULT_THREADS); /* one may hang in a put */
+    return (uint32_t)KV_MIN(KV_MAX(n, (int)MIN_THREADS), (int)MAX_THREADS); /* half of them write */
 }
 
 int kvs_async_open(struct kvs_store *store, const struct kvs_async_opts *opts,
