@@ -98,10 +98,18 @@ bool ki_stream_has_times(const struct ki_stream *s, const struct ki_batch_id *id
     return s->timestamp != 0 && ki_stream_time(id) != 0;
 }
 
+uint64_t ki_stream_first_max(const struct ki_stream *s)
+{
+    return s->from_zero ? 0 : FIRST_SEQUENCE_MAX;
+}
+
 void ki_stream_accept(struct ki_stream *s, const struct ki_batch_id *id)
 {
     uint32_t at = id->sequence % KI_STREAM_WINDOW;
 
+    s->from_zero |= id->sequence == 0;
+    if (!s->has_position)
+        s->began_at_one = id->sequence == FIRST_SEQUENCE_MAX && !s->from_zero;
     s->window[at].used = true;
     s->window[at].sequence = id->sequence;
     s->window[at].digest = id->digest;

@@ -91,6 +91,9 @@ struct ki_stream {
     bool has_live;
     uint64_t last_live;
 
+    bool from_zero;    /* the publisher has sent a batch 0, so its numbers never begin with 1 */
+    bool began_at_one; /* the first batch applied was 1: a batch 0 that comes later was missed */
+
     bool partial;
     /* Position is a peer's, and no batch has shown yet that it belongs to this process. */
     bool seeded;

@@ -14,8 +14,8 @@
 
 /*
  * Highest number of a publisher's first batch. vLLM, SGLang and TensorRT-LLM begin with 0, the
- * Mooncake master with 1. Only a replay can show whether a 0 preceded a first 1; without a replay
- * service the stream takes a first 1 for the beginning.
+ * Mooncake master with 1. Only a replay, or a batch 0 of this publisher, can show whether a 0
+ * preceded a first 1. Otherwise the stream takes a first 1 for the beginning.
  */
 #define FIRST_SEQUENCE_MAX 1
 
@@ -33,6 +33,8 @@ enum ki_known ki_stream_lookup(const struct ki_stream *s, const struct ki_batch_
 double ki_stream_time(const struct ki_batch_id *id);
 /** Return true when both the position and batch @id have a timestamp. */
 bool ki_stream_has_times(const struct ki_stream *s, const struct ki_batch_id *id);
+/** Return the highest number that the publisher's first batch may have. */
+uint64_t ki_stream_first_max(const struct ki_stream *s);
 /** Make batch @id the stream's position and remember its digest. */
 void ki_stream_accept(struct ki_stream *s, const struct ki_batch_id *id);
 /** Note lost batches: they may have removed blocks that the index still holds. */

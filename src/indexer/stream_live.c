@@ -34,13 +34,13 @@ static unsigned live_first(struct ki_stream *s, const struct ki_batch_id *id, ui
         return KI_STEP_APPLY;
     }
     if (ki_stream_may_replay(s, now_ns)) {
-        if (id->sequence > FIRST_SEQUENCE_MAX) {
+        if (id->sequence > ki_stream_first_max(s)) {
             s->stats.gaps += !s->gap_counted && id->sequence > expected;
             s->gap_counted = true;
         }
         return ki_stream_hold(s, id) | ki_stream_begin_replay(s, KI_REPLAY_START, 0, now_ns);
     }
-    if (id->sequence <= FIRST_SEQUENCE_MAX) {
+    if (id->sequence <= ki_stream_first_max(s)) {
         ki_stream_accept(s, id);
         if (s->opts.can_replay) /* a 0 may be missing; a replay can bring it later */
             ki_stream_now_partial(s, now_ns);
@@ -147,9 +147,27 @@ static unsigned live_merged(struct ki_stream *s, const struct ki_batch_id *id, u
     return KI_STEP_APPLY;
 }
 
-/* Drop a live batch at or before our position: the known process sent it. */
-static unsigned live_repeated(struct ki_stream *s, const struct ki_batch_id *id)
+/*
+ * Note a batch 0 that is dropped. It is missing where the stream began with 1: the replay service's
+ * ring had lost it, and what came later can't be undone.
+ */
+static void note_late_zero(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
 {
+    if (id->sequence != 0)
+        return;
+    s->from_zero = true;
+    if (!s->began_at_one)
+        return;
+    s->began_at_one = false;
+    s->stats.gaps++;
+    s->stats.missed++;
+    ki_stream_now_partial(s, now_ns);
+}
+
+/* Drop a live batch at or before our position: the known process sent it. */
+static unsigned live_repeated(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+{
+    note_late_zero(s, id, now_ns);
     if (ki_stream_lookup(s, id) == KI_SAME)
         s->unverified = s->seeded = false;
     if (ki_stream_has_times(s, id))
@@ -169,7 +187,7 @@ static unsigned live_decide(struct ki_stream *s, const struct ki_batch_id *id, u
             if (s->seeded && !ki_stream_has_times(s, id) && ki_stream_may_replay(s, now_ns))
                 return ki_stream_hold(s, id) |
                        ki_stream_begin_replay(s, KI_REPLAY_VERIFY, s->position, now_ns);
-            return live_repeated(s, id);
+            return live_repeated(s, id, now_ns);
         }
         steps = ki_stream_restarted(s);
     }
@@ -202,7 +220,8 @@ static bool is_left_behind(struct ki_stream *s, const struct ki_batch_id *id, bo
  * Handle a live batch during a replay that no live batch caused. A batch that continues the stream
  * ends the replay. Any other batch waits for it.
  */
-static unsigned live_while_replaying(struct ki_stream *s, const struct ki_batch_id *id)
+static unsigned live_while_replaying(struct ki_stream *s, const struct ki_batch_id *id,
+                                     uint64_t now_ns)
 {
     if (s->kind == KI_REPLAY_HEAL)
         return ki_stream_hold(s, id);
@@ -212,7 +231,7 @@ static unsigned live_while_replaying(struct ki_stream *s, const struct ki_batch_
         return KI_STEP_APPLY | ki_stream_finish_replay(s);
     }
     if (s->has_position && id->sequence <= s->position && !is_restart(s, id))
-        return live_repeated(s, id);
+        return live_repeated(s, id, now_ns);
     return ki_stream_hold(s, id);
 }
 
@@ -222,11 +241,12 @@ static unsigned live(struct ki_stream *s, const struct ki_batch_id *id, bool rec
     unsigned steps;
 
     if (is_left_behind(s, id, reconnected)) {
+        note_late_zero(s, id, now_ns);
         s->stats.duplicates++;
         return KI_STEP_DROP;
     }
     if (s->state != KI_STREAM_LIVE)
-        return live_while_replaying(s, id);
+        return live_while_replaying(s, id, now_ns);
     steps = live_decide(s, id, now_ns);
     if (steps & (KI_STEP_APPLY | KI_STEP_DROP))
         s->gap_counted = false;

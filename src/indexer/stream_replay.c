@@ -146,7 +146,7 @@ static unsigned replay_hole(struct ki_stream *s, const struct ki_batch_id *id, u
 /* Begin to heal a partial view; only a whole one replaces it. */
 static unsigned replay_heal(struct ki_stream *s, const struct ki_batch_id *id)
 {
-    if (id->sequence > FIRST_SEQUENCE_MAX)
+    if (id->sequence > ki_stream_first_max(s))
         return KI_STEP_DROP | ki_stream_finish_replay(s);
     ki_stream_forget(s);
     s->kind = KI_REPLAY_START;
@@ -208,7 +208,7 @@ static unsigned replay_next(struct ki_stream *s, const struct ki_batch_id *id, u
         /* The ring no longer has the batch at position, which would have identified the process. */
         ki_stream_now_partial(s, now_ns);
     }
-    if (id->sequence > expected && (s->has_position || id->sequence > FIRST_SEQUENCE_MAX)) {
+    if (id->sequence > expected && (s->has_position || id->sequence > ki_stream_first_max(s))) {
         if (!first && s->attempts < s->opts.max_attempts)
             return KI_STEP_DROP | ki_stream_retry(s, now_ns);
         steps = replay_hole(s, id, expected, first, now_ns);

@@ -123,6 +123,41 @@ static void numbering_from_one_is_whole(void **state)
     assert_int_equal(s.stats.overruns, 0);
 }
 
+/* A replay that begins with 1 has lost the batch 0 that comes live, or that the publisher began with
+ * before. */
+static void a_lost_zero_is_no_numbering_from_one(void **state)
+{
+    struct ki_stream s;
+
+    (void)state;
+    ki_stream_init(&s, &with_replay);
+    assert_int_equal(start_connected(&s), KI_STEP_REQUEST);
+    assert_int_equal(replayed(&s, 0, 1), KI_STEP_APPLY);
+    assert_int_equal(replayed(&s, 0, 2), KI_STEP_APPLY);
+    assert_false(ki_stream_is_partial(&s));
+    assert_int_equal(live(&s, 0, 0), KI_STEP_DROP);
+    assert_true(ki_stream_is_partial(&s));
+    assert_int_equal(s.stats.missed, 1);
+    assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
+    /* A view from 1 on is no better one. */
+    assert_int_equal(ki_stream_tick(&s, 40 * SECOND), KI_STEP_REQUEST);
+    assert_int_equal(s.request, 0);
+    assert_int_equal(replayed(&s, 0, 1), KI_STEP_DROP | KI_STEP_RESUME);
+    assert_true(ki_stream_is_partial(&s));
+
+    init_at(&s, &with_replay, 100);
+    assert_int_equal(live(&s, 1, 3),
+                     KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_HOLD | KI_STEP_REQUEST);
+    assert_int_equal(replayed(&s, 1, 1), KI_STEP_PURGE | KI_STEP_APPLY);
+    assert_int_equal(replayed(&s, 1, 2), KI_STEP_APPLY | KI_STEP_RESUME);
+    assert_true(ki_stream_is_partial(&s));
+
+    init_at(&s, &without_replay, 100);
+    assert_int_equal(live(&s, 1, 1), KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_APPLY);
+    assert_true(ki_stream_is_partial(&s));
+    assert_int_equal(s.stats.missed, 1);
+}
+
 static void gap_without_replay_is_counted(void **state)
 {
     struct ki_stream s;
@@ -893,6 +928,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(in_order_is_applied),
         cmocka_unit_test(numbering_from_one_is_whole),
+        cmocka_unit_test(a_lost_zero_is_no_numbering_from_one),
         cmocka_unit_test(gap_without_replay_is_counted),
         cmocka_unit_test(gap_is_replayed),
         cmocka_unit_test(initial_gap_is_replayed_from_the_beginning),
