@@ -87,6 +87,8 @@ int kvs_file_read_hashed(int fd, void *buf, size_t len, uint8_t ret_hash[16]);
  */
 int kvs_file_read_parts(int fd, const struct iovec *parts, size_t n_parts, uint64_t len,
                         uint8_t ret_hash[16]);
+/** Write parts one behind the other, and hash them. */
+int kvs_file_write_hashed(int fd, const struct iovec *parts, size_t n_parts, uint8_t ret_hash[16]);
 /** Hash the first @len bytes of @fd. -EBADMSG: the file is shorter. */
 int kvs_file_hash_file(int fd, uint64_t len, uint8_t ret_hash[16]);
 void kvs_file_hash(const void *data, size_t len, uint8_t ret_hash[16]);

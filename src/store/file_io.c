@@ -13,9 +13,7 @@
 enum {
     EARLY = 256 * 1024, /* files of at least this many bytes start writing to disk at once */
     /* descriptors kept per handle; further files are opened again for their fsync */
-    FDS_KEPT = 64,
-    PARTS = 64, /* of one writev */
-    PARTS_BYTES = 1 << 30
+    FDS_KEPT = 64
 };
 
 int kvs_file_fail(kv_store_v1 *h, int error, const char *what, const char *name)
@@ -93,35 +91,14 @@ static void pack(int level, const void *data, struct kvs_file_sum *sum, const vo
     *ret = buf;
 }
 
-static int write_parts(int fd, const struct iovec *parts, size_t n)
-{
-    struct kvs_cursor at = {0};
-    struct iovec from[PARTS];
-    size_t some;
-    int pieces;
-
-    while ((pieces = kvs_parts_pieces(parts, n, at, PARTS_BYTES, from, PARTS, &some)) > 0) {
-        ssize_t got = writev(fd, from, pieces);
-
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0)
-            return got < 0 ? -errno : -EIO;
-        kvs_parts_skip(parts, n, &at, (size_t)got);
-    }
-    return 0;
-}
-
-static int fill_tmp(kv_store_v1 *h, int fd, uint64_t n, const struct kvs_file_sum *sum,
-                    const struct iovec *parts, size_t n_parts)
+/* Note the checksum of a file that is written, and begin to write it to the disk. */
+static int complete(kv_store_v1 *h, int fd, uint64_t n, const struct kvs_file_sum *sum)
 {
     char side_car[KVS_FILE_TMP + 8];
     int rc;
 
     kvs_file_tmp_side_car(h, side_car, n);
     rc = kvs_file_store_sum(h, fd, side_car, sum);
-    if (rc == 0)
-        rc = write_parts(fd, parts, n_parts);
     if (rc == 0 && sum->stored >= EARLY)
         sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE); /* a hint */
     return rc;
@@ -135,28 +112,24 @@ int kvs_file_write_tmp(kv_store_v1 *h, uint64_t owner, const void *data, size_t 
     return kvs_file_write_tmp_parts(h, owner, &part, 1, len, packed, ret_n, ret_sum, ret_fd);
 }
 
-/* Write parts into a new file, as one frame where the store compresses. */
-static int fill(kv_store_v1 *h, int fd, uint64_t n, const struct iovec *parts, size_t n_parts,
-                bool packed, struct kvs_file_sum *sum)
+/* Write parts into a new file, as one frame where that saves room. */
+static int write_packed(kv_store_v1 *h, int fd, const struct iovec *parts, size_t n_parts,
+                        struct kvs_file_sum *sum)
 {
+    const void *data = n_parts == 1 ? parts->iov_base : NULL, *bytes;
     uint8_t *joined = NULL;
-    struct iovec one;
-    const void *bytes;
     void *owned = NULL;
     int rc;
 
-    if (!packed || !h->opts.zstd)
-        return fill_tmp(h, fd, n, sum, parts, n_parts);
-    one = (struct iovec){.iov_base = n_parts == 1 ? parts->iov_base : NULL, .iov_len = sum->len};
+    kvs_file_sum_parts(sum, sum->owner, parts, n_parts, sum->len);
     if (n_parts != 1) {
-        one.iov_base = joined = malloc(KV_MAX(sum->len, (uint64_t)1));
+        data = joined = malloc(KV_MAX(sum->len, (uint64_t)1));
         if (!joined)
             return -ENOMEM;
         kvs_parts_gather(parts, n_parts, joined);
     }
-    pack(h->opts.zstd, one.iov_base, sum, &bytes, &owned);
-    one = (struct iovec){.iov_base = (void *)bytes, .iov_len = sum->stored};
-    rc = fill_tmp(h, fd, n, sum, &one, 1);
+    pack(h->opts.zstd, data, sum, &bytes, &owned);
+    rc = kvs_file_write_all(fd, bytes, sum->stored);
     free(owned);
     free(joined);
     return rc;
@@ -174,8 +147,11 @@ int kvs_file_write_tmp_parts(kv_store_v1 *h, uint64_t owner, const struct iovec 
     fd = openat(h->tmp, name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0)
         return kvs_file_fail(h, errno, "can't make a file", name);
-    kvs_file_sum_parts(ret_sum, owner, parts, n_parts, len);
-    rc = fill(h, fd, n, parts, n_parts, packed, ret_sum);
+    *ret_sum = (struct kvs_file_sum){.len = len, .stored = len, .owner = owner};
+    rc = packed && h->opts.zstd ? write_packed(h, fd, parts, n_parts, ret_sum)
+                                : kvs_file_write_hashed(fd, parts, n_parts, ret_sum->hash);
+    if (rc == 0)
+        rc = complete(h, fd, n, ret_sum);
     if (rc == 0)
         KVS_FILE_ADD(h->written, ret_sum->stored);
     if (rc == 0 && ret_fd && atomic_fetch_add(&h->kept_fds, 1) < FDS_KEPT) {

@@ -11,7 +11,7 @@
 #include "base/xxh.h"
 #include "store/file_impl.h"
 
-/* Bytes read before they are hashed: small enough to stay in the second-level cache. */
+/* Bytes read before they are hashed, or written: small enough to stay in the second-level cache. */
 enum { PIECE = 128 * 1024, PARTS = 64 };
 
 void kvs_file_hash(const void *data, size_t len, uint8_t ret_hash[16])
@@ -133,6 +133,31 @@ int kvs_file_read_parts(int fd, const struct iovec *parts, size_t n_parts, uint6
         kvs_parts_skip(parts, n_parts, &at, (size_t)got);
         for (int i = 0; i < n && got > 0; got -= (ssize_t)to[i++].iov_len)
             kv_hash_update(&state, to[i].iov_base, KV_MIN((size_t)got, to[i].iov_len));
+    }
+    kv_hash_done(&state, ret_hash);
+    return 0;
+}
+
+int kvs_file_write_hashed(int fd, const struct iovec *parts, size_t n_parts, uint8_t ret_hash[16])
+{
+    struct kvs_cursor at = {0};
+    struct iovec from[PARTS];
+    XXH3_state_t state;
+    size_t some;
+    int n;
+
+    XXH3_INITSTATE(&state);
+    XXH3_128bits_reset(&state);
+    while ((n = kvs_parts_pieces(parts, n_parts, at, PIECE, from, PARTS, &some)) > 0) {
+        ssize_t got = writev(fd, from, n);
+
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return got < 0 ? -errno : -EIO;
+        kvs_parts_skip(parts, n_parts, &at, (size_t)got);
+        for (int i = 0; i < n && got > 0; got -= (ssize_t)from[i++].iov_len)
+            kv_hash_update(&state, from[i].iov_base, KV_MIN((size_t)got, from[i].iov_len));
     }
     kv_hash_done(&state, ret_hash);
     return 0;
