@@ -161,7 +161,9 @@ static void test_all_fail(void **state)
     }
     assert_true(kv_now_ns() - begin > KV_NS_PER_S);
     assert_true(shaky->exists < 60);
-    EXPECT_SOON(unanswered(&w) == 4); /* the last question may still have been under way */
+    /* the last question may still have been under way; on a machine that stops for two seconds
+     * another one ends in between */
+    EXPECT_SOON(unanswered(&w) >= 4);
     assert_false(world_stats(&w).object_down);
     shaky->fail_exists_n = 0;
     EXPECT_SOON(all(&w, 1000, 4, KVBM_REMOTE));
