@@ -26,7 +26,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "kvbm_remote.h"
+#include "kvbm_lease.h"
 #include "peer/lease_wire.h"
 #include "peer/lend.h"
 #include "support.h"

@@ -10,13 +10,17 @@
  *   kvbm_transfer.h copies between layouts: memory, files, GPUs, in the background
  *   kvbm_manager.h  tiers: host, disk and object store behind one handle (docs/kvbm-tiers.md)
  *   kvbm_remote.h   blocks of other nodes: agents and block sets (docs/kvbm-remote.md)
+ *   kvbm_lease.h    their bytes: shared memory, sources and leases
+ *   kvbm_plan.h     which bytes, between tensor-parallel groups of unlike sizes
  */
 #ifndef KVBM_H
 #define KVBM_H
 
 #include "kvbm_events.h"
 #include "kvbm_layout.h"
+#include "kvbm_lease.h"
 #include "kvbm_manager.h"
+#include "kvbm_plan.h"
 #include "kvbm_pool.h"
 #include "kvbm_remote.h"
 #include "kvbm_tokens.h"

@@ -40,6 +40,7 @@
 #include "kv_types.h"
 #include "kvbm_events.h"
 #include "kvbm_layout.h"
+#include "kvbm_lease.h"
 #include "kvbm_pool.h"
 #include "kvbm_remote.h"
 #include "kvbm_transfer.h"
@@ -126,7 +127,7 @@ struct kvbm_manager_opts {
      * host tier. */
     void *host_memory;
 
-    /* Host tier in shared memory of the manager's own (kvbm_remote.h): readers of the same machine
+    /* Host tier in shared memory of the manager's own (kvbm_lease.h): readers of the same machine
      * copy leased blocks from it without this process. Export kvbm_manager_host_layout with
      * kvbm_manager_shared. Not with host_memory and host_pinned. */
     bool host_shared;

@@ -11,7 +11,7 @@
 
 #include "base/buf.h"
 #include "base/hash.h"
-#include "kvbm_remote.h"
+#include "kvbm_lease.h"
 
 #define KVBM_MAX_ASKED 16384u /* keys of a request */
 #define KVBM_SUM_BYTES 16

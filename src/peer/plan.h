@@ -3,7 +3,7 @@
 #ifndef KVBM_PEER_PLAN_H
 #define KVBM_PEER_PLAN_H
 
-#include "kvbm_remote.h"
+#include "kvbm_plan.h"
 
 /** A rank's layout and heads, with what it didn't know filled in. */
 struct plan_side {

@@ -22,7 +22,7 @@
 
 #include <sys/uio.h>
 
-#include "kvbm_remote.h"
+#include "kvbm_lease.h"
 
 /** Types of requests and notes that services serve. The numbers are stable (wire). */
 enum {

@@ -15,7 +15,7 @@
 
 #include <stdatomic.h>
 
-#include "kvbm_remote.h"
+#include "kvbm_lease.h"
 
 #define KVBM_SHARED_ID 16 /* bytes of a region's random id */
 

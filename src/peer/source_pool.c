@@ -2,7 +2,7 @@
 /* Source of a pool: a hold is a handle on each block found. */
 #include "base/error.h"
 #include "bm/pool.h"
-#include "kvbm_remote.h"
+#include "kvbm_lease.h"
 
 struct hold {
     size_t n;

@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/xxh.h"
 #include "bm/layout_unit.h"
-#include "kvbm_remote.h"
+#include "kvbm_lease.h"
 
 #define SET_CAP 8192
 #define HEADS 4

@@ -13,7 +13,7 @@
 // clang-format on
 
 #include "base/error.h"
-#include "kvbm_remote.h"
+#include "kvbm_plan.h"
 #include "starve.h"
 #include "tier/transfer_unit.h"
 

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "kvbm_remote.h"
+#include "kvbm_lease.h"
 #include "manager_world.h"
 #include "peer/shared.h"
 

@@ -749,9 +749,10 @@ static int read_header(const char *path)
 static void test_all_structs(void **state)
 {
     static const char *const headers[] = {
-        "kv_types.h",     "kv_event.h",       "kv_index.h",    "kv_store.h",      "kvbm.h",
-        "kvbm_tokens.h",  "kvbm_layout.h",    "kvbm_pool.h",   "kvbm_events.h",   "kvbm_transfer.h",
-        "kvbm_manager.h", "kv_store_async.h", "kvbm_remote.h", "kvbm_directory.h"};
+        "kv_types.h",    "kv_event.h",      "kv_index.h",     "kv_store.h",
+        "kvbm.h",        "kvbm_tokens.h",   "kvbm_layout.h",  "kvbm_pool.h",
+        "kvbm_events.h", "kvbm_transfer.h", "kvbm_manager.h", "kv_store_async.h",
+        "kvbm_remote.h", "kvbm_lease.h",    "kvbm_plan.h",    "kvbm_directory.h"};
     const char *tree = getenv("KV_SOURCE_DIR");
     int n = 0;
 

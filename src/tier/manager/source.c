@@ -17,7 +17,7 @@
 
 #include "base/log.h"
 #include "base/thread.h"
-#include "kvbm_remote.h"
+#include "kvbm_lease.h"
 #include "tier/manager/manager.h"
 
 #define FETCH_NS (5 * KV_NS_PER_S) /* after which a block that isn't there yet is left out */

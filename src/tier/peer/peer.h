@@ -26,7 +26,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "kvbm_remote.h"
+#include "kvbm_lease.h"
 
 #define KVBM_PEER_BATCH 64 /* most keys of a batch */
 
