@@ -179,3 +179,18 @@ int kv_endpoint_parse(const char *text, struct kv_endpoint *ret, const char **re
     *ret = endpoint;
     return 0;
 }
+
+int kv_endpoint_parse_peer(const char *text, struct kv_endpoint *ret, const char **ret_why)
+{
+    struct kv_endpoint endpoint;
+    int rc = kv_endpoint_parse(text, &endpoint, ret_why);
+
+    if (rc)
+        return rc;
+    if (endpoint.wildcard)
+        return reject(ret_why, "`*` is no host to connect to");
+    if (endpoint.any_port)
+        return reject(ret_why, "no port to connect to");
+    *ret = endpoint;
+    return 0;
+}

@@ -32,6 +32,12 @@ struct kv_endpoint {
 int kv_endpoint_parse(const char *text, struct kv_endpoint *ret, const char **ret_why);
 
 /**
+ * Parse @text as kv_endpoint_parse does, for a socket that connects. Returns -EINVAL for a host or
+ * port that only a socket which binds can have, too; *@ret_why says so.
+ */
+int kv_endpoint_parse_peer(const char *text, struct kv_endpoint *ret, const char **ret_why);
+
+/**
  * Return true when @text is a host name: labels of letters, digits, - and _. The last label must
  * not be a number: some resolvers take "10.1", "0x7f000001" and "010.0.0.1" for addresses.
  */

@@ -303,7 +303,7 @@ static int check_endpoint(const char *entry, const char *endpoint, struct kv_err
     struct kv_endpoint parsed;
     const char *why = "";
 
-    if (kv_endpoint_parse(endpoint, &parsed, &why) < 0)
+    if (kv_endpoint_parse_peer(endpoint, &parsed, &why) < 0)
         return kv_fail(error, -EINVAL, 0, "--workers entry '%.60s': invalid ZMQ endpoint: %s",
                        entry, why);
     return 0;

@@ -133,7 +133,7 @@ static int check_syntax(const char *text, const char *kind, struct kv_error *err
     struct kv_endpoint endpoint;
     const char *why = "missing address", *rest;
 
-    if (kv_endpoint_parse(text, &endpoint, &why) == 0 && endpoint.scheme != KV_SCHEME_INPROC)
+    if (kv_endpoint_parse_peer(text, &endpoint, &why) == 0 && endpoint.scheme != KV_SCHEME_INPROC)
         return 0;
     if (strncmp(text, "inproc://", 9) == 0) /* sockets of this process only */
         return kv_fail(error, -EINVAL, 0, "invalid %s `%.80s`: inproc:// reaches no other process",

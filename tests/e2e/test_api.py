@@ -105,7 +105,7 @@ def test_allowed_endpoints():
             indexer.register(number, endpoint)
         for endpoint in ("tcp://10.0.evil.example.com:5557", "tcp://10.0.0.1.evil.example.com:5557", "tcp://10.1.0.1:5557",
                          "tcp://10.0.0.1:5559", "tcp://[::10.0.3.4]:5557", "tcp://[fe80::1]:5557", "tcp://localhost:5557",
-                         "tcp://engine.example.com.evil.org:5557", "tcp://xengine.example.com:1", "tcp://*:5557",
+                         "tcp://engine.example.com.evil.org:5557", "tcp://xengine.example.com:1",
                          "ipc:///run/engines/../other", "ipc:///run/other"):
             fails(indexer, "/register", {**good, "instance_id": 99, "endpoint": endpoint}, 403, "--allow-endpoint")
             fails(indexer, "/register", {**good, "instance_id": 99, "endpoint": "tcp://10.0.3.4:5557", "replay_endpoint": endpoint}, 403)
@@ -117,6 +117,21 @@ def test_allowed_endpoints():
         refused = subprocess.run([BUILD / "bin" / "kv-indexer", "--allow-endpoint", rule], capture_output=True, text=True, timeout=60)
         equal(refused.returncode, 2)
         check(rule in refused.stderr and word in refused.stderr, refused.stderr)
+
+
+def test_endpoints_that_only_bind():
+    """An engine's own setting, tcp://*:5557, names no place to connect to: 400 rather than a worker that never connects."""
+    good = {"instance_id": 1, "model_name": "m", "block_size": 16}
+    with Indexer() as indexer:
+        for endpoint, word in (("tcp://*:5557", "host"), ("tcp://127.0.0.1:0", "port"), ("tcp://127.0.0.1:*", "port"), ("tcp://[::1]:0", "port")):
+            fails(indexer, "/register", {**good, "endpoint": endpoint}, 400, word)
+            fails(indexer, "/register", {**good, "endpoint": "tcp://127.0.0.1:5557", "replay_endpoint": endpoint}, 400, word)
+        equal(indexer.workers(), [])
+    for workers in ("1=tcp://*:5557", "1=tcp://127.0.0.1:5557+tcp://*:5558"):
+        refused = subprocess.run([BUILD / "bin" / "kv-indexer", "--model-name", "m", "--block-size", "16", "--workers", workers],
+                                 capture_output=True, text=True, timeout=60, check=False)
+        equal(refused.returncode, 1)
+        check("invalid" in refused.stderr and "host" in refused.stderr, refused.stderr)
 
 
 def test_inproc_is_refused():
