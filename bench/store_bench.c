@@ -379,15 +379,6 @@ static void quiet(void *arg, int level, const char *line)
         fprintf(stderr, "store_bench: %s\n", line);
 }
 
-static bool wanted(char **args, const char *what)
-{
-    bool any = args[1] != NULL, found = false;
-
-    for (char **arg = args + 1; any && *arg; arg++)
-        found |= strcmp(*arg, what) == 0;
-    return !any || found;
-}
-
 int main(int argc, char **argv)
 {
     const char *where = getenv("KV_BENCH_DIR");
@@ -399,17 +390,17 @@ int main(int argc, char **argv)
     if (!mkdtemp(dir))
         bench_die(dir, -errno);
     kvs_set_log(quiet, NULL);
-    if (wanted(argv, "saves")) {
+    if (bench_chosen(argc, argv, "saves")) {
         bench_saves(96, 1 << 20, "");
         bench_saves(1000, 64 << 10, "");
     }
-    if (wanted(argv, "restores")) {
+    if (bench_chosen(argc, argv, "restores")) {
         bench_restore(96, 1 << 20, "");
         bench_restore(1000, 64 << 10, "");
     }
-    if (wanted(argv, "llama"))
+    if (bench_chosen(argc, argv, "llama"))
         bench_growth(8440);
-    if (wanted(argv, "redis"))
+    if (bench_chosen(argc, argv, "redis"))
         bench_redis(dir);
     remove_tree(dir);
     return 0;

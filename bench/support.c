@@ -10,13 +10,26 @@
 
 #include "base/clock.h"
 
+/* True when @arg is one of the names in "[name|name]...". */
+static bool is_named(const char *args, const char *arg)
+{
+    size_t len = strlen(arg);
+
+    for (const char *at = args + 1; len && (at = strstr(at, arg)); at++)
+        if (strchr("[|", at[-1]) && strchr("|]", at[len]))
+            return true;
+    return false;
+}
+
 void bench_usage(int argc, char **argv, const char *args)
 {
-    bool help = false;
+    bool help = false, names = args && strstr(args, "]..."), wrong = !args && argc > 1;
 
-    for (int i = 1; i < argc; i++)
+    for (int i = 1; i < argc; i++) {
         help |= !strcmp(argv[i], "--help") || !strcmp(argv[i], "-h");
-    if (!help && (args || argc < 2))
+        wrong |= names && !is_named(args, argv[i]);
+    }
+    if (!help && !wrong)
         return;
     fprintf(help ? stdout : stderr, "usage: %s %s\n", program_invocation_short_name,
             args ? args : "");

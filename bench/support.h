@@ -8,8 +8,9 @@
 #include <stdint.h>
 
 /**
- * Print the usage and end the program where an argument is --help or -h (status 0). With NULL as
- * @args any argument ends it (status 2). @args: what may follow the program's name.
+ * Print the usage and end the program where an argument is --help or -h (status 0), and where one
+ * can't be right (status 2). @args: what may follow the program's name; NULL: nothing; with
+ * "[a|b]..." every argument is one of these names.
  */
 void bench_usage(int argc, char **argv, const char *args);
 

@@ -24,5 +24,13 @@ def test_no_arguments_taken():
     check(done.stderr.startswith("usage: json_bench"), repr(done.stderr))
 
 
+def test_unknown_name():
+    """A misspelt figure isn't a run of nothing that ends well."""
+    for program, name in (("store_bench", "save"), ("lend_bench", "shmm"), ("peer_bench", "|"), ("tier_bench", "")):
+        done = subprocess.run([BUILD / "bench" / program, name], capture_output=True, text=True, timeout=patience(10), check=False)
+        equal((done.returncode, done.stdout), (2, ""), f"{program} {name}")
+        check(done.stderr.startswith(f"usage: {program}"), repr(done.stderr))
+
+
 if __name__ == "__main__":
     run(globals())
