@@ -512,6 +512,10 @@ int main(int argc, char **argv)
 {
     int n = 0;
 
+    if (argc > 1 && (!std::strcmp(argv[1], "--help") || !std::strcmp(argv[1], "-h"))) {
+        std::printf("usage: kvx_gpu_bench [TOKENS]\n");
+        return 0;
+    }
     if (cudaGetDeviceCount(&n) != cudaSuccess || n == 0) {
         std::printf("skipped: no CUDA device\n");
         return 77;
