@@ -15,6 +15,7 @@ struct transfer {
     uint8_t hash[S3_MAX_HASH];
     size_t hash_len;
     uint64_t number;
+    uint64_t asked; /* when a put was sent, by s3_seen_moment */
     void *copy;
     enum { RUNNING, READY, FAILED } state;
     struct s3_request request;
@@ -90,7 +91,7 @@ static void put_done(void *arg, struct s3_request *request)
     pthread_mutex_lock(&pending->lock);
     pending->n_running_puts--;
     if (stored) {
-        s3_seen_note(pending->seen, transfer->hash, transfer->hash_len, S3_SEEN);
+        s3_seen_found(pending->seen, transfer->hash, transfer->hash_len, transfer->asked);
         unlink_transfer(&pending->puts, transfer);
         pending->n_puts--;
         pending->put_bytes -= request->len;
@@ -108,6 +109,7 @@ static void run_put(struct s3_pending *pending, struct transfer *transfer)
 {
     s3_request_reset(&transfer->request);
     transfer->state = RUNNING;
+    transfer->asked = s3_seen_moment(pending->seen);
     pending->n_running_puts++;
     s3_submit(pending->client, &transfer->request);
 }
@@ -130,9 +132,6 @@ static int add_put(struct s3_pending *pending, struct transfer *transfer)
             run_put(pending, other);
         return 1;
     }
-    /* sent since the caller looked: by an earlier copy in its batch, or by another thread */
-    if (s3_seen_find(pending->seen, transfer->hash, transfer->hash_len) == S3_SEEN)
-        return 1;
     if (!has_room(pending, transfer->request.len))
         return -EIO;
     transfer->number = ++pending->last_number;
@@ -360,6 +359,13 @@ void s3_pending_drop(struct s3_pending *pending, const uint8_t *hash, size_t has
     pthread_mutex_unlock(&pending->lock);
     free_transfer(put);
     free_transfer(get);
+}
+
+void s3_pending_settle(struct s3_pending *pending, const uint8_t *hash, size_t hash_len)
+{
+    pthread_mutex_lock(&pending->lock);
+    wait_while_running(pending, &pending->puts, hash, hash_len);
+    pthread_mutex_unlock(&pending->lock);
 }
 
 /* -- Life ------------------------------------------------------------------------------------ */

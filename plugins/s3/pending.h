@@ -25,8 +25,8 @@ void s3_pending_destroy(struct s3_pending *pending); /* call after destroying th
 #define S3_BUFFERED (16u << 20)
 
 /**
- * Begin to store a chunk that is missing. Returns 0; 1: another put of it is running, or has stored
- * it by now; -EIO: failed puts fill the room. @replace: overwrite an existing object.
+ * Begin to store a chunk that is missing. Returns 0; 1: another put of it is running; -EIO: failed
+ * puts fill the room. @replace: overwrite an existing object.
  */
 int s3_pending_put(struct s3_pending *pending, const uint8_t *hash, size_t hash_len,
                    const void *data, size_t len, bool replace);
@@ -43,6 +43,11 @@ int s3_pending_flush(struct s3_pending *pending, bool retry);
  * a put or get of it that runs, then forget a failed put or a prefetched value.
  */
 void s3_pending_drop(struct s3_pending *pending, const uint8_t *hash, size_t hash_len);
+/**
+ * Wait for a put of the chunk that runs. Call it after a deletion: the server may have stored the
+ * chunk before it deleted it, and no later put may count on that upload.
+ */
+void s3_pending_settle(struct s3_pending *pending, const uint8_t *hash, size_t hash_len);
 
 /** Begin to prefetch. Chunks without room are skipped. */
 void s3_pending_fetch(struct s3_pending *pending, const uint8_t *hashes, size_t hash_len, size_t n);

@@ -79,16 +79,16 @@ static kv_store_v1 *s3_open(const char *uri)
 /* Results of a look for a chunk; negative: unknown. */
 enum { MISSING, PRESENT, DAMAGED = KV_STORE_PRESENT_BAD };
 
-/* Judge the answer to a HEAD. */
+/* Judge the answer to a HEAD that was sent at the moment @asked. */
 static int judge_head(kv_store_v1 *self, struct s3_request *head, const uint8_t *hash,
-                      size_t hash_len, bool renew)
+                      size_t hash_len, bool renew, uint64_t asked)
 {
     /* the clock that set the age */
     int64_t now_s = head->server_s ? head->server_s : s3_now_s(self);
     int error = head->error;
 
     if (!error && !s3_is_whole(head)) {
-        s3_seen_note(self->seen, hash, hash_len, S3_BAD);
+        s3_seen_bad(self->seen, hash, hash_len);
         return DAMAGED;
     }
     if (!error && renew && head->modified_s && now_s - head->modified_s > RENEW_S) {
@@ -96,14 +96,16 @@ static int judge_head(kv_store_v1 *self, struct s3_request *head, const uint8_t 
                          head->got_sum);
         /* the server has no copies: send the chunk again, which renews it as well */
         if (error == -ENOTSUP) {
-            s3_seen_note(self->seen, hash, hash_len, S3_BAD);
+            s3_seen_bad(self->seen, hash, hash_len);
             return MISSING;
         }
     }
     /* A "seen" chunk's next put skips the HEAD, and so the renewal. Note only chunks too young to
      * need one. */
-    if (error || renew || (head->modified_s && now_s - head->modified_s <= RENEW_S))
-        s3_seen_note(self->seen, hash, hash_len, error ? S3_UNKNOWN : S3_SEEN);
+    if (error)
+        s3_seen_forget(self->seen, hash, hash_len, false);
+    else if (renew || (head->modified_s && now_s - head->modified_s <= RENEW_S))
+        s3_seen_found(self->seen, hash, hash_len, asked);
     return error == -ENOENT ? MISSING : error ? error : PRESENT;
 }
 
@@ -112,6 +114,7 @@ static int find_batch(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len,
                       bool renew, int *ret)
 {
     struct s3_request *heads = calloc(n, sizeof(*heads));
+    uint64_t asked = s3_seen_moment(self->seen);
     int error = 0;
 
     if (!heads)
@@ -137,7 +140,7 @@ static int find_batch(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len,
             s3_wait(self->client, &heads[i]);
     for (size_t i = 0; i < n; i++) {
         if (heads[i].path)
-            ret[i] = judge_head(self, &heads[i], hashes + i * hash_len, hash_len, renew);
+            ret[i] = judge_head(self, &heads[i], hashes + i * hash_len, hash_len, renew, asked);
         if (ret[i] < 0)
             error = ret[i];
         s3_request_fini(&heads[i]);
@@ -170,8 +173,7 @@ static int s3_touch_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash
     if (n && s3_bad_hash(hashes, hash_len))
         return -EINVAL;
     for (size_t i = 0; i < n; i++) /* ask for "seen" chunks too, since their age is needed */
-        if (s3_seen_find(self->seen, hashes + i * hash_len, hash_len) == S3_SEEN)
-            s3_seen_note(self->seen, hashes + i * hash_len, hash_len, S3_UNKNOWN);
+        s3_seen_forget(self->seen, hashes + i * hash_len, hash_len, true);
     for (size_t at = 0; at < n && !error; at += BATCH) {
         size_t some = KV_MIN(BATCH, n - at);
 
@@ -187,29 +189,44 @@ static int s3_touch_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash
 static int send_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, const uint8_t *data,
                       size_t len)
 {
-    enum s3_known known = s3_seen_find(self->seen, hash, hash_len);
+    uint64_t asked = s3_seen_moment(self->seen);
+    bool replace = s3_seen_find(self->seen, hash, hash_len) == S3_BAD;
     int ret;
 
-    if (known == S3_SEEN) /* an earlier copy in the batch was sent */
-        return 1;
     if (len <= S3_BUFFERED)
-        return s3_pending_put(self->pending, hash, hash_len, data, len, known == S3_BAD);
+        return s3_pending_put(self->pending, hash, hash_len, data, len, replace);
     ret = s3_put(self->client, &self->config, s3_chunk_path(&self->config, hash, hash_len), data,
-                 len, known != S3_BAD);
+                 len, !replace);
     if (ret == 0 || ret == -EEXIST)
-        s3_seen_note(self->seen, hash, hash_len, S3_SEEN);
+        s3_seen_found(self->seen, hash, hash_len, asked);
     return ret == -EEXIST ? 1 : ret;
+}
+
+/* True when send_chunk sent an earlier copy of chunk @i of a batch. Don't ask the cache instead: an
+ * older answer to another thread may have noted there a chunk that find_batch has just missed. */
+static bool was_sent(const uint8_t *hashes, size_t hash_len, size_t i, const bool *sent)
+{
+    for (size_t j = 0; j < i; j++)
+        if (sent[j] && memcmp(hashes + j * hash_len, hashes + i * hash_len, hash_len) == 0)
+            return true;
+    return false;
 }
 
 static int put_batch(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,
                      const uint8_t *const *data, const size_t *data_len, int *ret_each)
 {
     int found[BATCH] = {0}, error;
+    bool sent[BATCH] = {false};
 
     error = find_batch(self, hashes, hash_len, n, true, found);
     for (size_t i = 0; i < n; i++) {
-        if (found[i] == MISSING || found[i] == DAMAGED)
-            found[i] = send_chunk(self, hashes + i * hash_len, hash_len, data[i], data_len[i]);
+        if (found[i] == MISSING || found[i] == DAMAGED) {
+            found[i] =
+                was_sent(hashes, hash_len, i, sent)
+                    ? 1
+                    : send_chunk(self, hashes + i * hash_len, hash_len, data[i], data_len[i]);
+            sent[i] = found[i] >= 0;
+        }
         if (found[i] == 0)
             s3_count(self, WRITTEN, data_len[i]);
         if (found[i] >= 0) {
@@ -269,9 +286,9 @@ static int s3_get_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
         s3_count(self, MISSES, 1);
     if (error == -EBADMSG) { /* the next put of it on this handle replaces it */
         s3_count(self, BAD, 1);
-        s3_seen_note(self->seen, hash, hash_len, S3_BAD);
+        s3_seen_bad(self->seen, hash, hash_len);
     } else if (error == -ENOENT) {
-        s3_seen_note(self->seen, hash, hash_len, S3_UNKNOWN);
+        s3_seen_forget(self->seen, hash, hash_len, false);
     }
     return s3_failed(self, error);
 }
@@ -322,8 +339,8 @@ static int s3_get_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_l
  * stays noted: where it wasn't deleted, that put must replace it. */
 static int forget_seen(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, int rc)
 {
-    if (s3_seen_find(self->seen, hash, hash_len) == S3_SEEN)
-        s3_seen_note(self->seen, hash, hash_len, S3_UNKNOWN);
+    s3_pending_settle(self->pending, hash, hash_len);
+    s3_seen_forget(self->seen, hash, hash_len, true);
     return rc;
 }
 

@@ -189,6 +189,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.flood(int(detail))
         if kind == "failed-200":  # nothing is done
             return self.answer(200, FAILED_200[detail])
+        self.s3.wait_at("before", self.command, self.path)
         try:
             self.verify(path, query, body)
             with self.s3.lock:
@@ -196,6 +197,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                                     {name.lower(): value for name, value in self.headers.items()}, body)
         except Refused as refused:
             return self.refuse(refused.status, refused.code)
+        self.s3.wait_at("after", self.command, self.path)
         if fault == "lost":  # done, but nobody hears of it
             return self.reset()
         if fault == "error-200":
@@ -231,6 +233,7 @@ class S3:
         self.scheme = "https" if tls else "http"
         self.objects, self.uploads, self.faults, self.log, self.connections = {}, {}, [], [], set()
         self.before_delete = []  # what happens right before the next deletions
+        self.holds = []
         self.times, self.flooded, self.tick, self.ticks_from = [], 0, 0, 0
         self.lock, self.stopped = threading.RLock(), threading.Event()
         self.server = Server(("127.0.0.1", port), type("Bound", (Handler,), {"s3": self}))
@@ -281,6 +284,23 @@ class S3:
                     del self.faults[i]
                     return kind
         return None
+
+    def hold(self, start, when="after"):
+        """Hold the next request whose "METHOD path?query" starts with @start: before it is carried out, or after that,
+        before its answer. Returns two events: the request is held; set by the caller to let it go."""
+        held, go = threading.Event(), threading.Event()
+        with self.lock:
+            self.holds.append((start, when, held, go))
+        return held, go
+
+    def wait_at(self, when, method, path):
+        with self.lock:
+            found = next((hold for hold in self.holds if hold[1] == when and f"{method} {path}".startswith(hold[0])), None)
+            if found:
+                self.holds.remove(found)
+        if found:
+            found[2].set()
+            found[3].wait(60)
 
     def requests(self, start=""):
         with self.lock:
@@ -436,10 +456,16 @@ class Store:
         return "".join(self.err)
 
     def ask(self, *words):
+        self.tell(*words)
+        return self.answer(words[0])
+
+    def tell(self, *words):
         self.process.stdin.write(" ".join(map(str, words)) + "\n")
         self.process.stdin.flush()
+
+    def answer(self, what):
         line = self.process.stdout.readline()
-        check(line, f"{words[0]}: the driver ended: {self.log()}")
+        check(line, f"{what}: the driver ended: {self.log()}")
         return line.strip()
 
     def close(self, check_exit=True):

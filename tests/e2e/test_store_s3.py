@@ -19,6 +19,10 @@ def key(n, size=16):
     return f"{n * 2654435761 % 2**32:08x}".ljust(2 * size, "0")
 
 
+def chunk_path(n):
+    return f"p/c/{key(n)[:2]}/{key(n)}"
+
+
 def test_chunks_and_manifests():
     with S3() as s3:
         with Store(s3.uri()) as store:
@@ -134,6 +138,68 @@ def test_a_chunk_twice_in_a_batch():
         equal(store.ask("putmany", key(1), 100, 1, key(2), 20 << 20, 2, key(1), 100, 1), "0 0 0 1")
         equal(store.ask("putmany", key(3), 20 << 20, 3, key(3), 20 << 20, 3), "0 0 1", "a large one")
         equal(len(s3.requests("PUT /b/p/c/")), 3, "uploads")
+
+
+def test_a_put_sends_what_its_own_look_missed():
+    """Another thread's older answer arrives between this put's look and its upload."""
+    with S3() as s3, Store(s3.uri()) as store:
+        for size in (100, 20 << 20):
+            path = chunk_path(size)
+            s3.objects[path] = Item(b"", {"x-amz-meta-kvasir": "1-0-0"}, "x", s3.now())
+            (looked, answer), (sent, go_on) = s3.hold(f"HEAD /b/{path}"), s3.hold("PUT /b/p/c/")
+            store.tell("background", "exists", key(size))
+            check(looked.wait(20), "the other thread looked")
+            del s3.objects[path]  # by another process
+            store.tell("putmany", key(size + 1), 20 << 20, 1, key(size), size, 2)
+            check(sent.wait(20), "the put has looked, and sends its first chunk")
+            answer.set()
+            equal(store.answer("exists"), "0 1", "true when it was asked")
+            go_on.set()
+            equal(store.answer("putmany"), "0 0 0")
+            equal(store.ask("publish", "m", 10, 1), "0")
+            check(path in s3.keys(), "stored before the manifest")
+
+
+def test_an_answer_from_before_a_deletion_is_not_noted():
+    with S3() as s3, Store(s3.uri()) as store:
+        for n, words in enumerate((("exists",), ("touch",))):
+            path = chunk_path(n)
+            s3.objects[path] = Item(b"", {"x-amz-meta-kvasir": "1-0-0"}, "x", s3.now())
+            looked, answer = s3.hold(f"HEAD /b/{path}")
+            store.tell("background", *words, key(n))
+            check(looked.wait(20), "the other thread looked")
+            equal(store.ask("delete", key(n)), "0")
+            answer.set()
+            check(store.answer(words[0]) in ("0 1", "1"), "true when it was asked")
+            equal(store.ask("put", key(n), 100, n), "0", "sent")
+            equal(store.ask("publish", "m", 10, 1), "0")
+            check(path in s3.keys(), "stored before the manifest")
+
+
+def test_an_upload_from_before_a_deletion_is_not_noted():
+    with S3() as s3, Store(s3.uri()) as store:
+        path = chunk_path(1)
+        (deleting, delete), (sent, answer) = s3.hold("DELETE /b/p/c/", "before"), s3.hold("PUT /b/p/c/")
+        store.tell("background", "delete", key(1))
+        check(deleting.wait(20), "the deletion is under way")
+        equal(store.ask("put", key(1), 100, 1), "0")
+        check(sent.wait(20), "stored, which the plugin does not know yet")
+        threading.Timer(0.5, answer.set).start()
+        delete.set()
+        equal(store.answer("delete"), "0")
+        check(path not in s3.keys(), "deleted after the upload")
+        equal(store.ask("put", key(1), 100, 1), "0", "sent again")
+        equal(store.ask("publish", "m", 10, 1), "0")
+        check(path in s3.keys(), "stored before the manifest")
+    with S3() as s3, Store(s3.uri()) as store:
+        sent, answer = s3.hold("PUT /b/p/c/")
+        store.tell("background", "put", key(1), 20 << 20, 1)
+        check(sent.wait(20), "a large one, which its own thread sends")
+        equal(store.ask("delete", key(1)), "0")
+        answer.set()
+        equal(store.answer("put"), "0")
+        equal(store.ask("put", key(1), 20 << 20, 1), "0", "sent again")
+        check(path in s3.keys(), "stored")
 
 
 def test_listings_have_pages():

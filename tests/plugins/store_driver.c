@@ -23,8 +23,10 @@
 static kv_store_v1 *store;
 static const kv_store_vtable *vtable;
 static const kv_store_ext *ext;
-static char *words[MAX_WORDS];
-static size_t n_words;
+static _Thread_local char *words[MAX_WORDS];
+static _Thread_local size_t n_words;
+static pthread_t background;
+static bool in_background;
 
 static uint8_t *make_bytes(size_t len, uint64_t seed)
 {
@@ -252,52 +254,83 @@ static void put_snapshot(void)
 
 static void run_line(void);
 
-/* The rest of the line, by a thread of its own. */
-static void *run_rest(void *arg)
+struct errand {
+    size_t n;
+    char *words[MAX_WORDS];
+};
+
+static void *run_errand(void *arg)
 {
-    memmove(words, words + 1, --n_words * sizeof(words[0]));
+    struct errand *errand = arg;
+
+    n_words = errand->n;
+    memcpy(words, errand->words, sizeof(words));
     run_line();
-    return arg;
+    fflush(stdout);
+    for (size_t i = 0; i < errand->n; i++)
+        free(errand->words[i]);
+    free(errand);
+    return NULL;
 }
 
+static void join_background(void)
+{
+    if (in_background)
+        pthread_join(background, NULL);
+    in_background = false;
+}
+
+/* thread|background LINE: run the rest of the line on a thread of its own. "background" returns at
+ * once; the line's result is printed when it ends. One runs at a time. */
 static void run_in_thread(void)
 {
-    pthread_t thread;
+    struct errand *errand = calloc(1, sizeof(*errand));
 
-    if (pthread_create(&thread, NULL, run_rest, NULL) == 0)
-        pthread_join(thread, NULL);
+    join_background();
+    for (size_t i = 1; i < n_words; i++)
+        errand->words[errand->n++] = strdup(words[i]);
+    in_background = pthread_create(&background, NULL, run_errand, errand) == 0;
+    if (!asked("background"))
+        join_background();
 }
+
+struct publications {
+    const char *name, *key;
+    unsigned long times;
+    int ret;
+};
 
 static void *publish_often(void *arg)
 {
+    struct publications *of = arg;
     uint8_t hash[MAX_KEY];
-    size_t len = read_hash(word(3), hash);
+    size_t len = read_hash(of->key, hash);
 
-    for (unsigned long i = 0; i < number(2); i++)
+    for (unsigned long i = 0; i < of->times; i++)
         if (vtable->put_chunk(store, hash, len, hash, len) < 0 ||
-            vtable->put_manifest(store, word(1), hash, 0) < 0)
-            *(int *)arg = -1;
+            vtable->put_manifest(store, of->name, hash, 0) < 0)
+            of->ret = -1;
     return NULL;
 }
 
 /* publishbytwo NAME TIMES KEY: two threads at once, each puts the chunk and the manifest. */
 static void publish_by_two(void)
 {
+    struct publications mine = {word(1), word(3), number(2), 0}, its = mine;
     pthread_t thread;
-    int mine = 0, its = 0;
 
     if (pthread_create(&thread, NULL, publish_often, &its) != 0)
-        its = -1;
+        its.ret = -1;
     else {
         publish_often(&mine);
         pthread_join(thread, NULL);
     }
-    printf("%d %d\n", mine, its);
+    printf("%d %d\n", mine.ret, its.ret);
 }
 
 static void run_line(void)
 {
-    if (asked("thread"))
+    if (asked("thread") || asked("background"))
         run_in_thread();
     else if (asked("publishbytwo"))
         publish_by_two();
@@ -363,6 +396,7 @@ int main(int argc, char **argv)
             run_line();
         fflush(stdout);
     }
+    join_background();
     kvs_close(opened);
     return 0;
 }
