@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from kvpython import SLOW, check, equal, flip_bit, folder, raises, run, skip_all, wait_until  # first: it finds the package
 from redistest import Server
 import kvasir
+import kvasir.sglang
 import kvasir.store
 from kvasir._connector import Flusher
 from kvasir.sglang import HiCache
@@ -420,6 +421,47 @@ def test_threads_and_flushes():
             wait_until(durable, timeout=60, what="pages that another process sees")
         equal([ours.batch_exists(keys), ours.batch_get_v1(keys[:1], indices([0])), ours.batch_set_v1(keys[:1], indices([0]))],
               [0, [False], [False]], "after the end")
+
+
+@contextlib.contextmanager
+def changed(module, name, value):
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
+
+
+def test_no_more_threads():
+    """Large batches go on with fewer threads. What was handed to a thread that couldn't start does nothing later, when SGLang has
+    given the memory to other prompts."""
+    keys, real, refused = hashes(128), threading.Thread.start, []
+    source, target = KV("page_first", seed=1), KV("page_first")
+
+    def start(thread):
+        if thread.name.startswith("kvasir-pages") and len(refused) < 3:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    with folder() as path, changed(kvasir.sglang, "SLICE", 4096), changed(threading.Thread, "start", start):
+        with cache(path, source) as ours:
+            equal(ours.batch_set_v1(keys[:64], indices(range(64))), [True] * 64, "set without a thread")
+            before = source.kv_buffer.copy()
+            source.kv_buffer[:] = 0  # SGLang's next prompts
+            equal(ours.batch_get_v1(keys[:64], indices(range(64, 128))), [True] * 64, "get without a thread")
+            source.kv_buffer[:] = 0
+            equal(len(refused), 2, "calls that got no thread")
+            refused.append(None)
+            equal(ours.batch_set_v1(keys[64:], indices(range(64))), [True] * 64, "set with threads, zeroes")
+        check(not source.kv_buffer.any(), "nothing was written late")
+        with cache(path, target) as ours:
+            equal(ours.batch_get_v1(keys, indices(range(128))), [True] * 128, "get")
+        source.kv_buffer[:] = before
+        for i in range(64):
+            equal(target.page_bytes(i), source.page_bytes(i), f"page {i}")
+            check(not any(target.page_bytes(64 + i)), f"page {64 + i}")
 
 
 def test_configurations():
