@@ -141,6 +141,8 @@ static int wait_until_there(struct kc_replay *replay, struct kc_client *client,
 
         if (replay->child && !kc_child_alive(replay->child, error))
             return -ECHILD;
+        if (kc_replay_interrupted()) /* nobody sets `stop` once the requests are done */
+            return -EINTR;
         rc = kc_client_wait_healthy(client, KV_MIN(until_ns, deadline_ns), request_ms,
                                     &replay->stop, error);
     } while (rc == -ETIMEDOUT && kv_now_ns() < deadline_ns);

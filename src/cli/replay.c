@@ -153,15 +153,18 @@ static int count(struct kc_replay *replay, uint64_t number, uint32_t worker,
 static int settle_one(struct client_state *state, struct kv_error *error)
 {
     struct kc_replay *replay = state->replay;
-    uint64_t deadline_ns = kv_now_ns() + replay->opts.settle_ms * KV_NS_PER_MS;
+    uint64_t deadline_ns = kv_now_ns() + replay->opts.settle_ms * KV_NS_PER_MS, generation;
     char why[sizeof(replay->verdict.first)];
     int rc;
 
     for (;;) {
+        generation = replay->generation; /* there is one client */
         rc = kc_replay_ask(replay, state->client, &state->prompt, state->beliefs, NULL, error);
         if (rc < 0 ||
             kc_replay_compare(replay, &state->prompt, state->beliefs, why, sizeof(why)) == 0)
             return rc;
+        if (replay->generation != generation)
+            deadline_ns = kv_now_ns() + replay->opts.settle_ms * KV_NS_PER_MS;
         if (kv_now_ns() > deadline_ns)
             return kv_fail(error, -ETIMEDOUT, 0, "the index does not settle: %s", why);
     }
@@ -355,6 +358,7 @@ static int run(struct kc_replay *replay, struct kv_error *error)
         rc = serve_all(replay, error);
         served = true;
     }
+    atomic_store_explicit(&replay->stop, false, memory_order_relaxed); /* for --seconds */
     if (rc == 0 && !replay->interrupted)
         rc = kc_replay_verify(replay, client, error);
     if (client && rc == 0)

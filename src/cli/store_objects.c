@@ -25,7 +25,7 @@ static int64_t read_fd(void *arg, void *buf, size_t cap)
 
 static int open_input(const char *file, uint64_t *total)
 {
-    struct stat st;
+    struct stat st = {0};
     int fd = strcmp(file, "-") == 0 ? dup(STDIN_FILENO) : open(file, O_RDONLY | O_CLOEXEC);
 
     if (fd < 0)

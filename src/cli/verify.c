@@ -112,13 +112,10 @@ int kc_replay_verify(struct kc_replay *replay, struct kc_client *client, struct 
     for (uint64_t i = 0; i < replay->opts.verify && rc >= 0 && replay->counts.requests > 0; i++) {
         uint64_t number = sample(replay, i, &rng);
 
-        replay->interrupted = kc_replay_interrupted();
-        if (replay->interrupted)
-            break;
         if (number == UINT64_MAX) /* this worker got no prompt */
             continue;
         rc = verify_prompt(replay, client, number, &prompt, beliefs, &deadline_ns, error);
-        if (rc < 0)
+        if (rc < 0 || kc_replay_interrupted())
             break;
         verdict->prompts++;
         verdict->comparisons += replay->opts.workers;
@@ -126,6 +123,9 @@ int kc_replay_verify(struct kc_replay *replay, struct kc_client *client, struct 
         if (i < replay->opts.workers)
             settled_ns = kv_now_ns();
     }
+    replay->interrupted = kc_replay_interrupted();
+    if (replay->interrupted && rc == -EINTR)
+        rc = 0;
     verdict->done = rc >= 0 && verdict->prompts > 0;
     verdict->settle_ms = (settled_ns - start_ns) / KV_NS_PER_MS;
     kc_prompt_fini(&prompt);

@@ -56,28 +56,50 @@ def asked(indexer):
     return indexer.metrics().get('kv_indexer_queries_total{result="hit"}', 0)
 
 
-def test_indexer_killed_under_verification():
-    """The comparison of the end state waits, too, and gives what comes back the time to catch up."""
+def compared(limit, after_kill):
+    """A replay with --@limit whose indexer is killed during the comparison of the end state: status, output, report."""
     port = free_port()
     indexer = Indexer(port=port)
     with tempfile.NamedTemporaryFile(suffix=".json") as report:
-        command = [KVASIR, "replay", "--quiet", "--json", report.name, "--url", indexer.url, "--requests", "200", "--rate", "400",
+        command = [KVASIR, "replay", "--quiet", "--json", report.name, "--url", indexer.url, *limit, "--rate", "400",
                    "--workers", "4", "--blocks", "2000", "--replay-buffer", "100000", "--verify", "1000000"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
-            # the requests take 0.5 s; so many queries come from the comparison
+            # the requests take a second at most; so many queries come from the comparison
             wait_until(lambda: asked(indexer) > 1500, 60 * SLOW, "comparison")
             indexer.kill()
-            indexer = Indexer(port=port)
-            wait_until(lambda: asked(indexer) > 1500, 60 * SLOW, "comparison after the restart")
+            indexer = after_kill(port, indexer)
+            started = time.monotonic()
             process.send_signal(signal.SIGINT)  # enough was compared
             out, _ = process.communicate(timeout=60 * SLOW)
+            seconds = time.monotonic() - started
         finally:
             process.kill()
             process.wait()
             indexer.kill()
-        r = json.load(report)
-    check(r["indexer_came_back"] == 1 and r["wrong"] == 0, f"status {process.returncode}\n{out}\n{r}")
+        report.seek(0)
+        r = json.loads(report.read() or "{}")
+    equal((process.returncode, r["interrupted"], r["wrong"]), (130, True, 0), f"{out}\n{r}")
+    return seconds, r
+
+
+def come_back(port, _):
+    indexer = Indexer(port=port)
+    wait_until(lambda: asked(indexer) > 1500, 60 * SLOW, "comparison after the restart")
+    return indexer
+
+
+def test_indexer_killed_under_verification():
+    """The comparison of the end state waits, too, and gives what comes back the time to catch up."""
+    for limit in (("--requests", "200"), ("--seconds", "1")):
+        _, r = compared(limit, come_back)
+        equal(r["indexer_came_back"], 1, f"{limit}")
+
+
+def test_interrupted_while_the_indexer_is_away():
+    """^C doesn't wait for an indexer that doesn't come back."""
+    seconds, _ = compared(("--requests", "200"), lambda port, killed: killed)
+    check(seconds < 20 * SLOW, f"ended after {seconds:.1f} s")
 
 
 # -- worker processes --------------------------------------------------------------------------------
