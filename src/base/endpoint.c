@@ -187,7 +187,7 @@ int kv_endpoint_parse_peer(const char *text, struct kv_endpoint *ret, const char
 
     if (rc)
         return rc;
-    if (endpoint.wildcard)
+    if (endpoint.wildcard || strcmp(endpoint.host, "*") == 0)
         return reject(ret_why, "`*` is no host to connect to");
     if (endpoint.any_port)
         return reject(ret_why, "no port to connect to");

@@ -137,6 +137,7 @@ void ki_stream_forget(struct ki_stream *s)
     s->has_position = false;
     s->timestamp = 0;
     s->unverified = s->cursorless = s->seeded = s->partial = s->gap_counted = false;
+    s->began_at_one = false; /* that was the process before */
     s->heal_at_ns = 0;
     ki_stream_be_sound(s);
 }

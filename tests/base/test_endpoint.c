@@ -18,6 +18,7 @@ static void test_accepted(void **state)
     assert_true(e.wildcard);
     assert_int_equal(kv_endpoint_parse_peer("tcp://*:5558", &e, NULL), -EINVAL);
     assert_int_equal(kv_endpoint_parse_peer("tcp://127.0.0.1:0", &e, NULL), -EINVAL);
+    assert_int_equal(kv_endpoint_parse_peer("ipc://*", &e, NULL), -EINVAL);
     assert_int_equal(kv_endpoint_parse_peer("tcp://[::1]:*", &e, NULL), -EINVAL);
     assert_int_equal(kv_endpoint_parse_peer("tcp://127.0.0.1:1", &e, NULL), 0);
     assert_int_equal(kv_endpoint_parse_peer("ipc:///run/engine.sock", &e, NULL), 0);
