@@ -98,7 +98,8 @@ struct kvbm_block_source {
     /* Give a hold back; from any thread. */
     void (*unhold)(void *arg, void *hold);
     /* Registry of the keys. Peers that have looked a key up are told when its last tier drops it.
-     * Outlives the set. NULL: kvbm_blockset_gone tells them. One set of an id in a registry. */
+     * Outlives the set. NULL: kvbm_blockset_gone tells them. Of one id, the sets of up to 16 agents
+     * that share the registry do so; readers of further ones find out when they load. */
     struct kvbm_registry *registry;
 };
 #define KVBM_BLOCK_SOURCE_INIT KV_INIT_(kvbm_block_source)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Followers: the directory's thread notes who is there. The follower's thread finds the entries that
- * need a session, openers open it, several at a time: a peer that doesn't answer delays no other.
+ * need a session, openers open it, several at a time and in turn: a few peers that don't answer delay
+ * no other, and many leave each its turn.
  *
  *   due ──► opener takes it: busy ──► session, or a pause until try_ns
  *
@@ -27,6 +28,7 @@
 struct followed {
     struct followed *next;
     struct kvbm_directory_peer peer;
+    bool renewed;                 /* the directory has told of it since the last attempt began */
     struct kvbm_session *session; /* the follower's; NULL: none */
     uint64_t try_ns, pause_ns;
     bool left; /* the directory names it no longer */
@@ -87,6 +89,7 @@ static void changed(void *arg, const struct kvbm_directory_peer *peer, bool ther
     } else if (there && one) {
         memcpy(&one->peer, peer, KV_MIN(peer->size, sizeof(one->peer)));
         one->try_ns = 0;
+        one->renewed = true;
     } else if (there) {
         add(f, peer);
     }
@@ -164,7 +167,7 @@ static void note_attempt(struct kvbm_follower *f, struct followed *one, int err)
     }
     f->failed += !one->self;
     one->pause_ns = deaf ? most : KV_MIN(KV_MAX(2 * one->pause_ns, FIRST_PAUSE_NS), most);
-    one->try_ns = kv_now_ns() + one->pause_ns;
+    one->try_ns = one->renewed ? 0 : kv_now_ns() + one->pause_ns;
 }
 
 /* Close a session whose handle the list doesn't have any more. Called and returns with the lock. */
@@ -189,6 +192,7 @@ static void look_at(struct kvbm_follower *f, struct followed *one)
     if (one->session || one->self || kv_now_ns() < one->try_ns)
         return;
     peer = one->peer;
+    one->renewed = false;
     pthread_mutex_unlock(&f->lock);
     err = open_peer(f, &peer, &session);
     pthread_mutex_lock(&f->lock);
@@ -198,17 +202,20 @@ static void look_at(struct kvbm_follower *f, struct followed *one)
 
 /* ---- openers ---- */
 
+/* Take the entry that has been due for longest, so that each has its turn. NULL: there is none. */
 static struct followed *take_due(struct kvbm_follower *f)
 {
-    struct followed *one = f->peers;
+    struct followed *first = NULL;
 
-    while (one && (!one->due || one->busy))
-        one = one->next;
-    if (!one)
+    for (struct followed *one = f->peers; one; one = one->next) {
+        if (one->due && !one->busy && (!first || one->try_ns < first->try_ns))
+            first = one;
+    }
+    if (!first)
         return NULL;
-    one->due = false;
-    one->busy = true;
-    return one;
+    first->due = false;
+    first->busy = true;
+    return first;
 }
 
 static void *open_sessions(void *arg)

@@ -22,15 +22,17 @@ int kvbm_lender_gone(struct kvbm_lender *lender, uint32_t set, uint32_t group, c
                      size_t n)
 {
     struct kvbm_offer *offer;
+    bool there;
 
     pthread_mutex_lock(&lender->lock);
     offer = kvbm_offer_find(lender, set);
-    if (offer && offer->has_source && offer->lessees) {
+    there = offer && offer->has_source;
+    if (there && offer->lessees) {
         queue(offer, group, keys, n);
         kvbm_lender_wake(lender);
     }
     pthread_mutex_unlock(&lender->lock);
-    return offer && offer->has_source ? 0 : -ENOENT;
+    return there ? 0 : -ENOENT; /* the offer may be freed by now */
 }
 
 int kvbm_blockset_gone(struct kvbm_blockset *set, uint32_t group, const void *keys, size_t n)

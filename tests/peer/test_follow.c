@@ -226,6 +226,7 @@ static void test_close_inside(void **state)
 /* ---- peers that don't answer ---- */
 
 #define N_SILENT 4
+#define N_TURNS 48
 #define OPEN_MS 5000
 
 /* Listen at an endpoint, and accept nobody. */
@@ -274,6 +275,41 @@ static void test_silent_peers(void **state)
     assert_int_equal(kvbm_agent_destroy(a), 0);
 }
 
+/* Silent peers that are due again and again leave a turn to one whose session ended. */
+static void test_silent_peers_take_turns(void **state)
+{
+    char at[N_TURNS][80], a_at[80], *peers = calloc(N_TURNS + 1, sizeof(at[0]) + 2);
+    struct kvbm_agent *a, *self = agent_at("self", unix_endpoint());
+    const struct kvbm_directory_opts who = {.size = sizeof(who), .peers = peers};
+    const struct kvbm_follow_opts opts = {
+        .size = sizeof(opts), .directory = &who, .open_ms = 50, .retry_ms = 10};
+    struct kvbm_follower *follower;
+    int fds[N_TURNS];
+
+    (void)state;
+    strcpy(a_at, unix_endpoint());
+    strcpy(peers, a_at); /* the oldest entry */
+    a = agent_at("a", a_at);
+    for (int i = 0; i < N_TURNS; i++) {
+        fds[i] = listen_silently(at[i]);
+        strcat(strcat(peers, ", "), at[i]);
+    }
+    assert_int_equal(kvbm_agent_follow(self, &opts, &follower), 0);
+    wait_for(follower, N_TURNS + 1, 1);
+    assert_int_equal(kvbm_agent_destroy(a), 0);
+    wait_for(follower, N_TURNS + 1, 0);
+    a = agent_at("a", a_at);
+    wait_for(follower, N_TURNS + 1, 1);
+    assert_int_equal(kvbm_follower_close(follower), 0);
+    for (int i = 0; i < N_TURNS; i++) {
+        close(fds[i]);
+        (void)unlink(at[i] + strlen("unix:"));
+    }
+    assert_int_equal(kvbm_agent_destroy(self), 0);
+    assert_int_equal(kvbm_agent_destroy(a), 0);
+    free(peers);
+}
+
 static void test_misuse(void **state)
 {
     struct kvbm_agent *self = agent_at("self", unix_endpoint());
@@ -299,7 +335,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_list),         cmocka_unit_test(test_file),
         cmocka_unit_test(test_unfit),        cmocka_unit_test(test_close_inside),
-        cmocka_unit_test(test_silent_peers), cmocka_unit_test(test_misuse),
+        cmocka_unit_test(test_silent_peers), cmocka_unit_test(test_silent_peers_take_turns),
+        cmocka_unit_test(test_misuse),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

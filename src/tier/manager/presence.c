@@ -114,10 +114,9 @@ enum kvbm_presence kvbm_presence_of(const struct kvbm_manager *m, uint64_t hash)
 
 /* Begin to ask for a key. One that was asked for lately in vain stays in doubt since that time.
  * NULL: its set is full. */
-static struct kvbm_doubt *begin_doubt(struct kvbm_manager *m, uint64_t hash)
+static struct kvbm_doubt *begin_doubt(struct kvbm_manager *m, uint64_t hash, uint64_t now)
 {
     struct kvbm_doubt *doubt = find_or_make(m, hash);
-    uint64_t now = kv_now_ns();
 
     if (!doubt) {
         m->stats.object_unanswered++;
@@ -327,16 +326,17 @@ int kvbm_presence_ask(struct kvbm_manager *m, const struct kvbm_chain *chain, si
 {
     struct kvbm_ask *q = ask_new(m, chain, i, n);
     int rc = q ? kvbm_object_submit(m->object_store, &q->batch) : -ENOMEM;
+    uint64_t now = kv_now_ns();
 
     for (uint32_t k = 0; k < n; k++) {
         const uint8_t *key = (const uint8_t *)chain->keys + (i + k) * m->key_len;
         uint64_t hash = kvbm_key_hash(m, chain->group, key);
-        struct kvbm_doubt *doubt = unknown >> k & 1 ? begin_doubt(m, hash) : NULL;
+        struct kvbm_doubt *doubt = unknown >> k & 1 ? begin_doubt(m, hash, now) : NULL;
 
         if (rc == 0)
             kvbm_set_add(&m->presence.asked, hash);
         else if (doubt)
-            unanswered(m, hash, rc, kv_now_ns());
+            unanswered(m, hash, rc, now);
         if (doubt && rc == 0 && q->batch.probe_) /* this query is the breaker's probe */
             doubt->since_ns = 1;
     }
