@@ -11,8 +11,8 @@
  * reading reads it, too, and the reader then moves ahead again. Chunks that the reader can't read
  * or verify are left to the gets, which set bad files aside.
  *
- * What was read ahead, 16 MiB and two chunks at most, stays in the reader's heap until the store is
- * closed: the next restore finds its pages there.
+ * The reader's heap keeps the room of what was read ahead, 16 MiB and two chunks at most, until the
+ * store is closed: the next restore finds its pages there.
  *
  * All state is under reader_lock, which is never held during I/O.
  */
