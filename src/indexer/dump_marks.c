@@ -201,6 +201,26 @@ static int compare_doubts(const void *a, const void *b)
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
+/* Append the rows of a sorted table that compare equal to @key. */
+static void append_rows(struct kv_buf *to, const struct kv_buf *table, size_t size, const void *key,
+                        int (*compare)(const void *, const void *))
+{
+    const char *rows = (const char *)table->data;
+    size_t low = 0, high = table->len / size, n = high;
+
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+
+        if (compare(rows + middle * size, key) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    while (high < n && compare(rows + high * size, key) == 0)
+        high++;
+    kv_buf_append(to, rows + low * size, (high - low) * size);
+}
+
 /*
  * Give a stream the possible copies of its rank's blocks. The view is partial for these, or for
  * other reasons.
@@ -208,9 +228,7 @@ static int compare_doubts(const void *a, const void *b)
 static void give_doubts(struct ki_handover *h, const struct ki_dumped_model *m,
                         struct ki_watermark *mark)
 {
-    const struct ki_unsure_told *told = (const struct ki_unsure_told *)(const void *)m->doubts.data;
     const struct ki_unsure_told key = {.instance = mark->holder.worker, .rank = mark->holder.rank};
-    size_t low = 0, high = m->doubts.len / sizeof(*told), n = high;
 
     h->doubts.known &= mark->has_doubts;
     if (!mark->has_doubts)
@@ -218,17 +236,7 @@ static void give_doubts(struct ki_handover *h, const struct ki_dumped_model *m,
     mark->partial = mark->end_beside;
     h->doubts.trusted |= mark->end_trusted;
     h->doubts.n_real = KV_MAX(h->doubts.n_real, mark->end_real);
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-
-        if (compare_doubts(&told[middle], &key) < 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    while (high < n && compare_doubts(&told[high], &key) == 0)
-        high++;
-    kv_buf_append(&h->doubts.items, told + low, (high - low) * sizeof(*told));
+    append_rows(&h->doubts.items, &m->doubts, sizeof(key), &key, compare_doubts);
     mark->partial |= h->doubts.items.error != 0;
 }
 
@@ -236,8 +244,6 @@ static void give_doubts(struct ki_handover *h, const struct ki_dumped_model *m,
 static void give_end(struct ki_handover *h, const struct ki_dumped_model *m,
                      struct ki_watermark *mark)
 {
-    const struct ki_end_copies *ends = (const struct ki_end_copies *)(const void *)m->ends.data;
-    size_t low = 0, high = m->ends.len / sizeof(*ends), n = high;
     const struct ki_end_copies key = {.holder = mark->holder};
 
     h->has_ends &= mark->has_copies;
@@ -246,17 +252,7 @@ static void give_end(struct ki_handover *h, const struct ki_dumped_model *m,
     mark->partial |= mark->end_partial;
     h->has_reports |= mark->end_reports;
     h->suspects |= mark->end_suspects;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-
-        if (compare_ends(&ends[middle], &key) < 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    while (high < n && compare_ends(&ends[high], &key) == 0)
-        high++;
-    kv_buf_append(&h->ends, ends + low, (high - low) * sizeof(*ends));
+    append_rows(&h->ends, &m->ends, sizeof(key), &key, compare_ends);
     h->has_ends &= !h->ends.error;
     give_doubts(h, m, mark);
 }
