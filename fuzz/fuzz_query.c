@@ -13,7 +13,8 @@ static const struct {
 } endpoints[] = {
     {KI_TOKEN_IDS | KI_MODEL_NAME,
      KI_TENANT_ID | KI_LORA_NAME | KI_CACHE_SALT | KI_EXPLAIN | KI_MM_OBJECTS | KI_BLOCK_MM_INFOS},
-    {KI_BLOCK_HASHES | KI_MODEL_NAME, KI_TENANT_ID | KI_CACHE_SALT | KI_EXPLAIN},
+    {KI_BLOCK_HASHES | KI_MODEL_NAME,
+     KI_SEQUENCE_HASHES | KI_TENANT_ID | KI_CACHE_SALT | KI_EXPLAIN},
     {KI_INSTANCE_ID | KI_ENDPOINT | KI_MODEL_NAME | KI_BLOCK_SIZE,
      KI_TENANT_ID | KI_DP_RANK | KI_REPLAY_ENDPOINT | KI_HASH_LOOKAHEAD | KI_NUM_BLOCKS},
     {KI_INSTANCE_ID | KI_MODEL_NAME, KI_TENANT_ID | KI_DP_RANK},
@@ -110,9 +111,10 @@ static void write_again(const struct ki_body *body, struct kv_buf *out)
         kv_msgpack_put_str(&fields, "token_ids");
         kv_msgpack_put_bin(&fields, body->token_ids.data, body->token_ids.len);
     }
-    if (body->present & KI_BLOCK_HASHES) {
+    if (body->present & (KI_BLOCK_HASHES | KI_SEQUENCE_HASHES)) {
         n++;
-        kv_msgpack_put_str(&fields, "block_hashes");
+        kv_msgpack_put_str(&fields,
+                           body->present & KI_BLOCK_HASHES ? "block_hashes" : "sequence_hashes");
         kv_msgpack_put_bin(&fields, body->block_hashes.data, body->block_hashes.len);
     }
     if (body->present & KI_NUM_BLOCKS)
@@ -176,7 +178,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     rc = ki_body_parse(media, (struct kv_str){(const char *)data + 1, size - 1},
                        endpoints[e].required, endpoints[e].optional, &body, &error);
     if (rc == 0) {
-        require((endpoints[e].required & ~body.present) == 0);
+        uint32_t missing = endpoints[e].required & ~body.present;
+
+        require(missing == 0 || (missing == KI_BLOCK_HASHES && body.present & KI_SEQUENCE_HASHES));
         write_again(&body, &text);
         require(ki_body_parse(KI_MEDIA_MSGPACK, (struct kv_str){text.data, text.len},
                               endpoints[e].required, endpoints[e].optional, &again, &error) == 0);

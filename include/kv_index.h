@@ -345,6 +345,19 @@ KV_API void kvi_matches_fini(struct kvi_matches *matches);
 KV_API int kvi_find(struct kvi_index *index, const uint64_t *tokens_hashes, size_t n,
                     struct kvi_matches *matches);
 
+/**
+ * Look a prompt up by the hashes that engines give its blocks, as events carry them.
+ *
+ * @hashes are those of @n consecutive blocks of one prompt, from any block on. Each must name the
+ * whole prefix up to its block, as sequence hashes do. The deepest block that some holder calls so
+ * tells the prompt, and @matches becomes as kvi_find gives it: reaches count from the prompt's
+ * start. Holders that call a block by another hash are found, too. Takes the lock for some
+ * microseconds. Any thread, each with a buffer of its own. Returns 0 (also without a match) or
+ * -ENOMEM.
+ */
+KV_API int kvi_find_named(struct kvi_index *index, const uint64_t *hashes, size_t n,
+                          struct kvi_matches *matches);
+
 /** Sizes of an index, for metrics. */
 struct kvi_stats {
     size_t size;

@@ -162,7 +162,8 @@ static void answer(struct ki_service *service, const struct ki_model *model,
     struct kv_json_writer w;
 
     sort(matches);
-    ki_telemetry_query(service->telemetry, ask->n, longest(matches));
+    /* sequence hashes may begin within the prompt, whose start counts in matches */
+    ki_telemetry_query(service->telemetry, ask->n, KV_MIN(ask->n, (size_t)longest(matches)));
     kv_json_writer_init(&w, &reply->body);
     kv_json_begin_object(&w);
     write_nested(&w, "scores", matches, model->block_size);
@@ -261,6 +262,7 @@ static void query_hashes(struct ki_service *service, struct ki_scratch *scratch,
                          struct ki_reply *reply)
 {
     struct ki_body *body = &scratch->body;
+    bool named = body->present & KI_SEQUENCE_HASHES;
     struct ki_explain_ask ask = {
         .hashes = (const uint64_t *)(const void *)body->block_hashes.data,
         .n = body->block_hashes.len / sizeof(uint64_t),
@@ -277,7 +279,8 @@ static void query_hashes(struct ki_service *service, struct ki_scratch *scratch,
     model = find_model(service, body, reply);
     if (!model)
         return;
-    if (kvi_find(model->index, ask.hashes, ask.n, &scratch->lookup.matches) < 0)
+    if ((named ? kvi_find_named : kvi_find)(model->index, ask.hashes, ask.n,
+                                            &scratch->lookup.matches) < 0)
         ki_reply_error(reply, 500, "out of memory");
     else
         answer(service, model, scratch, &ask, reply);
@@ -292,7 +295,7 @@ void ki_api_query_by_hash(void *arg, struct ki_request *request, struct ki_reply
     if (!scratch)
         return;
     if (ki_read_body(request, reply, KI_BLOCK_HASHES | KI_MODEL_NAME,
-                     KI_TENANT_ID | KI_CACHE_SALT | KI_EXPLAIN, scratch))
+                     KI_SEQUENCE_HASHES | KI_TENANT_ID | KI_CACHE_SALT | KI_EXPLAIN, scratch))
         query_hashes(service, scratch, reply);
     ki_scratch_give(service, scratch);
 }

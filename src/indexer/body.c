@@ -20,6 +20,7 @@ static const struct field {
     /* The error names the first missing field in this order. */
     {"token_ids", U32S, KI_TOKEN_IDS, offsetof(struct ki_body, token_ids)},
     {"block_hashes", BITS64S, KI_BLOCK_HASHES, offsetof(struct ki_body, block_hashes)},
+    {"sequence_hashes", BITS64S, KI_SEQUENCE_HASHES, offsetof(struct ki_body, block_hashes)},
     {"instance_id", U64, KI_INSTANCE_ID, offsetof(struct ki_body, instance_id)},
     {"endpoint", LONG_STRING, KI_ENDPOINT, offsetof(struct ki_body, endpoint)},
     {"model_name", STRING, KI_MODEL_NAME, offsetof(struct ki_body, model_name)},
@@ -136,6 +137,8 @@ static int check_required(struct reading *r)
 {
     uint32_t missing = r->required & ~r->body->present;
 
+    if (r->body->present & KI_SEQUENCE_HASHES)
+        missing &= ~(uint32_t)KI_BLOCK_HASHES;
     for (size_t i = 0; missing && i < KV_COUNT(fields); i++)
         if (fields[i].bit & missing)
             return kv_fail(r->error, -EINVAL, 0, "missing field '%s'", fields[i].name);
@@ -182,7 +185,9 @@ static void read_u32s(struct reading *r, struct kv_buf *ret)
 
 static void read_bits64s(struct reading *r, struct kv_buf *ret)
 {
-    if (r->is_json)
+    if (r->body->present & (KI_BLOCK_HASHES | KI_SEQUENCE_HASHES))
+        fail(r, "block_hashes and sequence_hashes are given both");
+    else if (r->is_json)
         kv_json_bits64_array(&r->json, ret);
     else
         ki_msgpack_bits64s(ret, &r->msgpack);

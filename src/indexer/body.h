@@ -41,7 +41,8 @@ enum ki_field {
     KI_SILENT_WINDOWS = 1 << 19,
     KI_REPORT_MODE = 1 << 20,
     KI_EAGLE_GROUPS = 1 << 21,
-    KI_ROUTING_GROUP = 1 << 13, /* ki_body_parse's own: read into tenant_id */
+    KI_SEQUENCE_HASHES = 1 << 22, /* where both are taken, stands for a required KI_BLOCK_HASHES */
+    KI_ROUTING_GROUP = 1 << 13,   /* ki_body_parse's own: read into tenant_id */
 };
 
 /** A parsed request body, used again for the next request. Zero-initialise. Thread-confined. */
@@ -53,7 +54,7 @@ struct ki_body {
     const char *endpoint, *replay_endpoint, *model_name, *tenant_id, *lora_name, *cache_salt, *url,
         *routing_group, *report_mode, *eagle_groups;
     struct kv_buf token_ids;          /* raw uint32_t */
-    struct kv_buf block_hashes;       /* raw uint64_t */
+    struct kv_buf block_hashes;       /* raw uint64_t; with KI_SEQUENCE_HASHES: these */
     struct kv_buf mm_objects;         /* raw struct ki_mm_object, in the order of the request */
     struct kv_buf strings, unescaped; /* buffers of the parser */
 };

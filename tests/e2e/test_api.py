@@ -517,6 +517,39 @@ def test_silent_windows():
         equal(listener(one, 1)["partial"], True)
 
 
+def test_query_by_sequence_hashes():
+    """The hashes that events carry: of the whole prompt or from any block on."""
+    with Indexer() as indexer, Publisher() as engine, Publisher() as other:
+        indexer.register(1, engine, block_size=4)
+        indexer.register(2, other, block_size=4)
+        hashes, tokens = chain(1, 40)
+        engine.store(hashes, tokens, block_size=4)
+        other.store(hashes[:10], tokens[:40], block_size=4)
+        indexer.wait_score(tokens, 1, 160)
+        indexer.wait_score(tokens, 2, 40)
+        wanted = indexer.query(tokens)
+
+        def ask(hashes, expect=200, **fields):
+            reply = indexer.post("/query_by_hash", {"sequence_hashes": hashes, "model_name": MODEL, **fields})
+            equal(reply.status, expect, reply.body)
+            return reply.json()
+
+        equal(ask(hashes), wanted, "the whole prompt")
+        equal(ask(hashes + [1, 2, 3]), wanted, "further blocks that nobody has")
+        equal(ask(hashes[7:]), wanted, "the end of a prompt")
+        equal(ask(hashes[3:5])["scores"], {"1": {"0": 20}, "2": {"0": 20}}, "two blocks within")
+        equal(ask([value - U64 if value >= 1 << 63 else value for value in hashes]), wanted, "signed")
+        body = {"model_name": MODEL, "sequence_hashes": struct.pack(f"<{len(hashes)}Q", *hashes)}
+        equal(indexer.post("/query_by_hash", msgpack.packb(body), headers=MSGPACK).json(), wanted, "msgpack, packed")
+        equal(ask([])["scores"], {}, "none")
+        equal(ask([1, 2])["scores"], {}, "unknown")
+        equal(ask(hashes, explain=True)["explain"]["reason"], "matched")
+        equal(ask([1, 2], explain=True)["explain"]["reason"], "unknown_first_block")
+        fails(indexer, "/query_by_hash", {"model_name": MODEL, "block_hashes": [1], "sequence_hashes": [1]}, 422, "given both")
+        fails(indexer, "/query_by_hash", {"model_name": MODEL, "sequence_hashes": [1.5]}, 422, "'sequence_hashes'")
+        fails(indexer, "/query_by_hash", {"sequence_hashes": [1]}, 422, "missing field 'model_name'")
+
+
 def test_query_by_hash():
     with Indexer() as indexer, Publisher() as engine:
         indexer.register(1, engine, block_size=4)
