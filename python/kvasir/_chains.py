@@ -4,7 +4,7 @@ import array
 import struct
 from typing import Any, Optional, Union
 
-from ._native import numbers
+from ._native import as_word, numbers
 
 __all__ = ["Chain", "Keys"]
 
@@ -19,11 +19,12 @@ class Chain:
     Manager's calls take such a chain; a key is either always stored so, or always within its sequence.
     """
 
-    __slots__ = ("owner", "address", "n", "key_len", "scattered", "_more", "_first")
+    __slots__ = ("owner", "address", "n", "key_len", "scattered", "_more", "_first", "_argument")
 
     def __init__(self, keys: Any, key_len: int = 8, *, scattered: bool = False) -> None:
         self.key_len, self.scattered = key_len, scattered
         self._first: Optional[bytes] = None  # the struct of a chain at the start of group 0
+        self._argument: Any = None  # as_word() of the keys
         kind = type(keys)
         if kind is bytes and len(keys) < 65536:
             keys, kind = array.array("B", keys), array.array  # cheaper than asking for the address
@@ -40,6 +41,12 @@ class Chain:
         self.n = n // key_len
         if self.n * key_len != n:
             raise ValueError(f"{n} bytes of keys, which have {key_len} each")
+
+    def _at(self) -> Any:
+        """Return the keys' address as an argument for untyped functions."""
+        if self._argument is None:
+            self._argument = as_word(self.address)
+        return self._argument
 
     def _struct(self, group: int = 0, parent: Optional[Keys] = None, position: int = 0, tokens: Any = None) -> bytes:
         """Return struct kvbm_chain; valid as long as this object."""

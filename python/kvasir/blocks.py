@@ -23,7 +23,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tu
 
 from . import _abi
 from ._chains import Chain, Keys, _chain
-from ._native import Handle, Memory, call, error, give_back, lend, load, numbers, text
+from ._native import Handle, Memory, as_word, call, error, give_back, lend, load, numbers, text, untyped
 from ._results import Done, Removed, Shape, as_done, deadline
 from .index import DEVICE, DISK, EXTERNAL, HOST
 
@@ -36,8 +36,9 @@ _PAGE = 4096  # host blocks begin at multiples of it
 NO_BLOCK = 0xffffffff  # in lists of block numbers: leave this key out
 _c = load("kvbm")
 _HANDLE = array.array("I", (0, 0, 0, 0))  # struct kvbm_handle: pool, block, generation
-_allocate, _register, _match = _c.kvbm_pool_allocate, _c.kvbm_pool_register_chain, _c.kvbm_pool_match
-_release, _release_mutable = _c.kvbm_pool_release, _c.kvbm_pool_release_mutable
+_allocate, _register = untyped(_c, "kvbm_pool_allocate", ctypes.c_int), untyped(_c, "kvbm_pool_register_chain", ctypes.c_int)
+_release, _release_mutable = untyped(_c, "kvbm_pool_release", ctypes.c_int), untyped(_c, "kvbm_pool_release_mutable", ctypes.c_int)
+_match = untyped(_c, "kvbm_pool_match", ctypes.c_long)
 _EVICTION = {"default": _abi.KVBM_EVICT_DEFAULT, "lru": _abi.KVBM_EVICT_LRU, "lfu": _abi.KVBM_EVICT_LFU,
              "lineage": _abi.KVBM_EVICT_LINEAGE}
 _IO = {"auto": _abi.KVBM_IO_AUTO, "uring": _abi.KVBM_IO_URING, "threads": _abi.KVBM_IO_THREADS}
@@ -48,14 +49,14 @@ _IO = {"auto": _abi.KVBM_IO_AUTO, "uring": _abi.KVBM_IO_URING, "threads": _abi.K
 class Blocks:
     """Blocks that were allocated, to be written and registered. Released when the last reference goes."""
 
-    __slots__ = ("_pool", "_handles", "_address", "n", "_release")
+    __slots__ = ("_pool", "_handles", "_at", "n")
+    _release: Any = _release_mutable
 
-    def __init__(self, pool: "Pool", handles: "array.array[int]", address: int, n: int, release: Any) -> None:
+    def __init__(self, pool: "Pool", handles: "array.array[int]", at: Any, n: int) -> None:
         self._pool = pool
         self._handles = handles
-        self._address = address
+        self._at = at  # as_word() of them
         self.n = n
-        self._release = release
 
     @property
     def ids(self) -> List[int]:
@@ -68,7 +69,7 @@ class Blocks:
     def release(self) -> None:
         """Give the blocks back; doing it twice is fine."""
         if self.n:
-            rc = self._release(self._pool._address, self._address, self.n)
+            rc = self._release(self._pool._at, self._at, as_word(self.n))
             if rc < 0:
                 raise error(rc)
             self.n = 0
@@ -81,13 +82,14 @@ class Blocks:
 
     def __del__(self) -> None:
         if self.n and not self._pool.closed:
-            self._release(self._pool._address, self._address, self.n)
+            self._release(self._pool._at, self._at, as_word(self.n))
 
 
 class Held(Blocks):
     """Registered blocks that are held: they can't be evicted until release()."""
 
     __slots__ = ()
+    _release = _release
 
 
 class Pool(Handle):
@@ -107,21 +109,22 @@ class Pool(Handle):
         address = ctypes.c_void_p()
         call(_c.kvbm_pool_create, self._registry._registry_address(), ctypes.byref(opts), ctypes.byref(address))
         self._address = address.value or 0  # hot calls use it directly: nothing may run while the pool is closed
+        self._at = as_word(self._address)
         self._own(self._address, _c.kvbm_pool_destroy)
 
     def close(self) -> None:
         """Free the pool. Raises Error(EBUSY) while blocks are held; no other call may run."""
         super().close()
-        self._address = 0  # C refuses it
+        self._address, self._at = 0, None  # C refuses it
 
     def allocate(self, n: int) -> Blocks:
         """Take @n blocks, all or none: free ones, then evicted ones. Raises Error(ENOSPC)."""
         handles = _HANDLE * n
-        address = handles.buffer_info()[0]
-        rc = _allocate(self._address, n, address, None)
+        at = as_word(handles.buffer_info()[0])
+        rc = _allocate(self._at, as_word(n), at, None)
         if rc < 0:
             raise error(rc)
-        return Blocks(self, handles, address, n, _release_mutable)
+        return Blocks(self, handles, at, n)
 
     def register(self, fresh: Blocks, keys: Keys, *, parent: Optional[Keys] = None, position: int = 0, tokens: Any = None,
                  group: int = 0) -> Held:
@@ -129,25 +132,25 @@ class Pool(Handle):
 
         @parent is the key before the first, @position the first block's place in the sequence (0 exactly without a parent).
         """
-        packed, n, address = _chain(keys, self.key_len), fresh.n, fresh._address
+        packed, n, at = _chain(keys, self.key_len), fresh.n, fresh._at
         if packed.n != n:
             raise ValueError(f"{n} blocks, {packed.n} keys")
         if n:  # in place of the handles of @fresh
-            rc = _register(self._address, address, n, packed._struct(group, parent, position, tokens), address)
+            rc = _register(self._at, at, as_word(n), packed._struct(group, parent, position, tokens), at)
             if rc < 0:
                 raise error(rc)
             fresh.n = 0
-        return Held(self, fresh._handles, address, n, _release)
+        return Held(self, fresh._handles, at, n)
 
     def match(self, keys: Keys, *, group: int = 0, touch: bool = True) -> Held:
         """Hold the longest registered prefix of @keys; its length is len() of the result."""
         packed = _chain(keys, self.key_len)
         handles = _HANDLE * packed.n
-        address = handles.buffer_info()[0]
-        n = _match(self._address, group, packed.address, packed.n, 0 if touch else 1, address)
+        at = as_word(handles.buffer_info()[0])
+        n = _match(self._at, group, packed._at(), as_word(packed.n), 0 if touch else 1, at)
         if n < 0:
             raise error(n)
-        return Held(self, handles, address, n, _release)
+        return Held(self, handles, at, n)
 
     def _count(self, function: Any, keys: Keys, group: int, *args: Any) -> int:
         packed = _chain(keys, self.key_len)
