@@ -73,8 +73,8 @@ int kvbm_lender_gone(struct kvbm_lender *lender, uint32_t set, uint32_t group, c
 struct kvbm_lender_stats {
     uint64_t leases_now, blocks_now; /* blocks held by leases */
     uint64_t leases, reclaimed, refused;
-    uint64_t reads, read_bytes;
-    uint64_t gone; /* keys told to be gone */
+    uint64_t reads, read_bytes; /* bytes of blocks handed to sessions */
+    uint64_t gone;              /* keys told to be gone */
 };
 void kvbm_lender_get_stats(struct kvbm_lender *lender, struct kvbm_lender_stats *ret);
 

@@ -420,6 +420,7 @@ struct sending {
     size_t n_pieces;
     struct iovec *pieces; /* the first is sums, when they are wanted */
     uint8_t *sums;
+    uint64_t bytes; /* of blocks in the pieces */
 };
 
 static void free_sending(struct sending *sending)
@@ -437,6 +438,7 @@ static void sent(void *arg)
     struct kvbm_granted *over;
 
     pthread_mutex_lock(&lender->lock);
+    lender->stats.read_bytes += sending->bytes;
     over = kvbm_leases_unuse(&sending->offer->leases, sending->lease);
     if (over)
         over->next = NULL;
@@ -502,6 +504,7 @@ static int gather(struct sending *sending, const struct kvbm_wanted *wanted)
         add_block(sending, sending->lease->blocks[place],
                   wanted->sums ? sending->sums + (size_t)i * KVBM_SUM_BYTES : NULL);
     }
+    sending->bytes = layout->shape.region_bytes * regions * wanted->n;
     return 0;
 }
 
