@@ -239,6 +239,15 @@ int kvbm_claim_refused(struct kvbm_pool *pool, const struct kvbm_handle *handle,
 /** Clear SLOT_CLAIMED. */
 void kvbm_unclaim(struct kvbm_pool *pool, const struct kvbm_handle *handles, size_t n);
 
+/**
+ * Copy the keys of @group that the pool has registered to @ret, packed, at most @max: those in none
+ * of the tiers @except (bits 1 << tier), from place *@at on (0 at first). *@at becomes the place to go
+ * on from. Returns their number: less than @max at the end. Holds the lock for 16,384 blocks at a time:
+ * blocks registered or evicted meanwhile may be missed.
+ */
+size_t kvbm_pool_keys(struct kvbm_pool *pool, uint32_t group, uint32_t except, uint32_t *at,
+                      void *ret, size_t max);
+
 /** True for keys of no sequence. An older caller's struct has no such field. */
 static inline bool kvbm_chain_scattered(const struct kvbm_chain *chain)
 {

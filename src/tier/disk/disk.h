@@ -75,6 +75,21 @@ int kvbm_disk_open(const struct kvbm_disk_opts *opts, struct kvbm_disk **ret);
  */
 void kvbm_disk_close(struct kvbm_disk *disk);
 
+/** Files of a disk tier, as kvbm_disk_look found them. */
+struct kvbm_disk_seen {
+    bool found; /* there are such files; all below is of them */
+    bool ours;  /* their fingerprint is the one asked for */
+    uint32_t key_len, n_slots;
+    uint64_t slot_bytes;
+};
+/**
+ * Read whose files @directory has, those of @fingerprint first, without opening, locking or making
+ * any: another process may use them. @name NULL: "cache". Returns 0, also when there are none; or an
+ * error of opening the directory.
+ */
+int kvbm_disk_look(const char *directory, const char *name, const char *fingerprint,
+                   struct kvbm_disk_seen *ret);
+
 /** A committed block found at opening, oldest commit first. Borrowed for the call. */
 struct kvbm_disk_record {
     uint32_t slot;

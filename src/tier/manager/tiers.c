@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "bm/storage.h"
 #include "tier/manager/manager.h"
+#include "tier/manager/shape.h"
 
 /* divisor: fetches from the object store fill host blocks / OBJECT_SHARE at a time */
 #define OBJECT_SHARE 4
@@ -144,14 +145,17 @@ static int open_host(struct kvbm_manager *m)
     return rc;
 }
 
-/* Write the fingerprint: every property that makes equal keys mean other bytes. */
+void kvbm_tier_fingerprint(const char *model, const struct kvbm_layout_config *block, char *to,
+                           size_t size)
+{
+    snprintf(to, size, "%s|layers=%u outer=%u page=%u inner=%u width=%u dtype=%d order=%d heads=%u",
+             model, block->num_layers, block->outer_dim, block->page_size, block->inner_dim,
+             block->dtype_width_bytes, (int)block->dtype, (int)block->order, block->num_heads);
+}
+
 static void fingerprint(const struct kvbm_manager *m, char *to, size_t size)
 {
-    const struct kvbm_layout_config *c = kvbm_layout_get_config(m->layout);
-
-    snprintf(to, size, "%s|layers=%u outer=%u page=%u inner=%u width=%u dtype=%d order=%d heads=%u",
-             m->opts.fingerprint, c->num_layers, c->outer_dim, c->page_size, c->inner_dim,
-             c->dtype_width_bytes, (int)c->dtype, (int)c->order, c->num_heads);
+    kvbm_tier_fingerprint(m->opts.fingerprint, kvbm_layout_get_config(m->layout), to, size);
 }
 
 struct reload {
