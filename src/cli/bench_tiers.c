@@ -388,36 +388,14 @@ static void on_interrupt(int number)
     _exit(128 + number);
 }
 
-/* Answer anything but `bench tiers`. @word is NULL when none was given. Returns the exit status. */
-static int answer(const char *word)
-{
-    static const char *const names[] = {"tiers"};
-    bool help = word && (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0);
-
-    if (word && strcmp(word, "--help-options") == 0) {
-        puts(names[0]);
-        return 0;
-    }
-    if (word && kv_args_print_version("kvasir bench", word))
-        return 0;
-    if (word && !help)
-        kv_args_no_command("kvasir bench", word, names, KV_COUNT(names));
-    fputs("usage: kvasir bench tiers [OPTION ...]\n\n  tiers   blocks through the tiers of a block "
-          "manager and back\n\n`kvasir bench tiers --help` says more.\n",
-          help ? stdout : stderr);
-    return help ? 0 : 2;
-}
-
-int kc_bench_main(int argc, char **argv)
+int kc_bench_tiers_main(int argc, char **argv)
 {
     struct bench b = {0};
     struct kv_error error = {0};
     int rc;
 
-    if (argc < 2 || strcmp(argv[1], "tiers") != 0)
-        return answer(argc < 2 ? NULL : argv[1]);
     sigaction(SIGINT, &(struct sigaction){.sa_handler = on_interrupt}, NULL);
-    rc = kv_args_parse(&PROGRAM, argc - 1, argv + 1, &b.opts, NULL, &error);
+    rc = kv_args_parse(&PROGRAM, argc, argv, &b.opts, NULL, &error);
     if (rc == 0 && b.opts.block % 16384) {
         rc = -EINVAL;
         snprintf(error.text, sizeof(error.text), "--block must be a multiple of 16KiB");

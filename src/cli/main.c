@@ -14,8 +14,8 @@ static const struct command {
     int (*run)(int argc, char **argv);
     const char *help;
 } COMMANDS[] = {
-    {"bench", kc_bench_main,
-     "move blocks through the tiers of a block manager and back, and time it"},
+    {"bench", kc_bench_main, "move blocks through tiers, or from another process, and time it"},
+    {"peer", kc_peer_main, "share blocks with other nodes; look at, lease and read theirs"},
 #ifndef KC_WITHOUT_INDEXER
     {"replay", kc_replay_main, "replay a request trace through a live kv-indexer, and check it"},
 #endif

@@ -143,10 +143,13 @@ int kc_hit_fraction(const struct kc_trace *trace, uint64_t blocks, enum kc_cache
 int kc_check_hits(const struct kc_trace *trace, const struct kc_trace_stats *stats,
                   const char *name);
 
-/** Run `kvasir replay`, `kvasir store` or `kvasir top`. Return an exit status. */
+/** Run a command of `kvasir`. Return an exit status. */
 int kc_replay_main(int argc, char **argv);
 int kc_store_main(int argc, char **argv);
 int kc_bench_main(int argc, char **argv);
+int kc_bench_tiers_main(int argc, char **argv);
+int kc_bench_peers_main(int argc, char **argv);
+int kc_peer_main(int argc, char **argv);
 int kc_top_main(int argc, char **argv);
 
 #endif
