@@ -4,7 +4,7 @@
 The rule, which test_every_block_runs_or_says_why holds: each fenced block marked sh, console, conf, json or c is run,
 unless the line above it is `<!-- not run: REASON -->`. Blocks without a language are pictures and output.
 
-    sh       all blocks of a page are one script, in order; a line that starts kv-indexer goes on in the background
+    sh       all blocks of a page are one script, in order; a line that starts kv-indexer or `kvasir peer share` goes on in the background
     console  `$ command` lines run, and the lines below each are what it prints
     conf     kv-indexer starts with it as its --config file
     json     parses
@@ -76,7 +76,7 @@ class Place:
 
     def adapt(self, text):
         text = re.sub(r"\b(host-?[a-z0-9]|worker\d)\b(?=:)", "127.0.0.1", text)
-        text = re.sub(r"(?<=[:=/ ])(80\d\d|55\d\d)\b", lambda m: self.port(m.group(1)), text)
+        text = re.sub(r"(?<=[:=/ ])(80\d\d|55\d\d|73\d\d)\b", lambda m: self.port(m.group(1)), text)
         return re.sub(r"/(var|tmp)/kv\b", f"{self.folder}/kv", text)
 
     def bash(self, script, **kw):
@@ -165,12 +165,15 @@ stop() { # a server that is gone before, or ends with an error, fails the page
 }
 trap stop EXIT
 curl() { command curl -sS --fail --max-time 60 "$@"; echo; }
+shares() { for _ in $(seq 2000); do grep -q "are shared" share && return; sleep 0.05; done; false; }
 ready() { for _ in $(seq 2000); do command curl -sf "localhost:$1/health" >/dev/null && return; sleep 0.05; done; false; }
 """
 
 
 def background(command, place):
     """A server goes on while the next commands of the page run."""
+    if command.startswith("kvasir peer share "):
+        return f": >share\n{command} >>share 2>>{place.folder}/log &\npids+=($!)\nshares"
     if not command.startswith("kv-indexer "):
         return command
     port = re.search(r"--port (\d+)", command).group(1)
