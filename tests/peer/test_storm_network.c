@@ -8,15 +8,15 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "wire.h"
+#include "cable.h"
 
 #define OWNER_HOST "10.11.12.1"
 #define READER_HOST "10.11.12.2"
 #define N_READERS 2
 
 struct network {
-    struct wire *wire;
-    struct wire_faults *faults;
+    struct cable *cable;
+    struct cable_faults *faults;
     pid_t owner, readers[N_READERS];
     struct rng rng;
 };
@@ -24,11 +24,11 @@ struct network {
 /* Returns false, with the reason printed, where no network can be made. */
 static bool network_init(struct network *n)
 {
-    struct wire_end owner, reader;
-    int err = wire_end_open(&owner, OWNER_HOST);
+    struct cable_end owner, reader;
+    int err = cable_end_open(&owner, OWNER_HOST);
 
     if (!err)
-        err = wire_end_open(&reader, READER_HOST);
+        err = cable_end_open(&reader, READER_HOST);
     if (err) {
         print_message("no network namespaces with TUN devices here: %s\n", strerror(-err));
         return false;
@@ -42,9 +42,9 @@ static bool network_init(struct network *n)
     storm->open_ms = 1000;
     storm->owner_net = owner.net;
     storm->reader_net = reader.net;
-    n->wire = wire_start(&owner, &reader, n->rng.state);
-    assert_non_null(n->wire);
-    n->faults = wire_faults(n->wire);
+    n->cable = cable_start(&owner, &reader, n->rng.state);
+    assert_non_null(n->cable);
+    n->faults = cable_faults(n->cable);
     n->owner = storm_start_owner(&n->rng);
     for (int i = 0; i < N_READERS; i++)
         n->readers[i] = storm_start_reader(i, &n->rng);
@@ -69,7 +69,7 @@ static void let_be_right(uint64_t more)
         assert_true(kv_now_ns() < end);
 }
 
-/* Cut the wire for a moment: sessions live on. */
+/* Cut the cable for a moment: sessions live on. */
 static void blink(struct network *n)
 {
     atomic_store(&n->faults->cut, true);
@@ -121,9 +121,9 @@ static void test_bad_network(void **state)
         set_faults(&n, 0, 0, 0, 0);
     }
     part(&n);
-    carried = wire_carried(n.wire);
+    carried = cable_carried(n.cable);
     let_be_right(10);
-    assert_true(wire_carried(n.wire) > carried);
+    assert_true(cable_carried(n.cable) > carried);
     storm_kill(n.owner); /* its machine is gone: nothing answers, not even with a reset */
     n.owner = storm_start_owner(&n.rng);
     let_be_right(10);
@@ -131,7 +131,7 @@ static void test_bad_network(void **state)
     assert_true(storm->misses > 0);
     assert_true(storm->shared_right == 0);
     storm_fini();
-    wire_stop(n.wire);
+    cable_stop(n.cable);
 }
 
 int main(void)
