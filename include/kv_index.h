@@ -312,6 +312,15 @@ KV_API int kvi_window_place(struct kvi_index *index, struct kv_holder holder, en
                             uint32_t number, const uint64_t *parent, const struct kv_block *blocks,
                             size_t n);
 
+/**
+ * Keep the places of blocks that leave the windows of @holder (@keep), also where no block is below;
+ * without @keep: end that, and forget the places at or below which no window has a block. For the
+ * time in which events are applied that the blocks may have seen already: the event that stores a
+ * block below a removed one may follow. Nothing happens for an unknown holder or one with a main
+ * group. Any thread.
+ */
+KV_API void kvi_keep_places(struct kvi_index *index, struct kv_holder holder, bool keep);
+
 /** Matched prefix of a prompt on one holder. */
 struct kvi_match {
     struct kv_holder holder;

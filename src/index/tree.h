@@ -199,6 +199,7 @@ struct kvi_holder {
     /* Call that clears the holder, slice by slice; other writers of the holder wait. */
     const void *clearing;
     _Atomic bool windowed; /* the holder has windows, or is a part */
+    bool keeps_places;     /* kvi_keep_places */
     /* Hidden from lookups while a large tree is dropped from below: clear.c. */
     _Atomic bool hidden;
     struct kvi_holder *main;             /* of a part: its main holder; see windows.h */

@@ -108,6 +108,8 @@ void kvi_part_tidy(struct kvi_index *ix, struct kvi_holder *part, uint64_t hash)
  */
 int kvi_part_find(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                   uint32_t number, bool add, struct kvi_holder **ret);
+/** Return part @at (tier * KVI_PARTS + number) of a holder, or NULL. */
+struct kvi_holder *kvi_part_at(const struct kvi_index *ix, struct kv_holder key, uint32_t at);
 /** The number of the window of @window's group and part, or -EINVAL. */
 int kvi_window_number(const struct kvi_holder *holder, const struct kvi_window *window);
 /** Blocks of a holder without a main group, else 0. */

@@ -117,36 +117,25 @@ static void add_block(struct dump *dump, const struct kvi_windows *windows,
     }
 }
 
-/* Take the lock and return the holder's @at-th part, or NULL. */
-static struct kvi_holder *part_at(const struct kvi_index *ix, struct kv_holder key, uint32_t at,
-                                  const struct kvi_windows **ret)
-{
-    const struct kvi_holder *holder = kvi_holder_find(ix, key);
-
-    *ret = holder ? kvi_windows_of(holder) : NULL;
-    return *ret ? (*ret)->parts[at / KVI_PARTS][at % KVI_PARTS] : NULL;
-}
-
 static int dump_part(struct dump *dump, struct kv_holder key, uint32_t at)
 {
     struct kvi_index *ix = dump->ix;
-    const struct kvi_windows *windows;
     struct kvi_holder *part;
     uint64_t *names = NULL;
     size_t n = 0, i = 0;
     int rc = 0;
 
     kvi_lock(ix);
-    part = part_at(ix, key, at, &windows);
+    part = kvi_part_at(ix, key, at);
     if (part)
         n = kvi_list_names(ix, part, &names);
     pthread_mutex_unlock(&ix->lock);
     while (i < n && !rc) {
         kvi_lock(ix);
-        part = part_at(ix, key, at, &windows);
+        part = kvi_part_at(ix, key, at);
         for (size_t end = KV_MIN(n, i + SLICE); i < end; i++)
             if (part)
-                add_block(dump, windows, part, at, names[i]);
+                add_block(dump, kvi_windows_of(part->main), part, at, names[i]);
         pthread_mutex_unlock(&ix->lock);
         rc = tell(dump);
     }

@@ -257,6 +257,14 @@ static int add_part(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_
     return 0;
 }
 
+struct kvi_holder *kvi_part_at(const struct kvi_index *ix, struct kv_holder key, uint32_t at)
+{
+    const struct kvi_holder *holder = kvi_holder_find(ix, key);
+    const struct kvi_windows *windows = holder ? kvi_windows_of(holder) : NULL;
+
+    return windows ? windows->parts[at / KVI_PARTS][at % KVI_PARTS] : NULL;
+}
+
 int kvi_part_find(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                   uint32_t number, bool add, struct kvi_holder **ret)
 {

@@ -441,8 +441,10 @@ static void take_doubts(struct ki_applier *a)
     a->reports.trusted = doubts->trusted;
 }
 
-void ki_applier_end_overlap(struct ki_applier *a)
+void ki_applier_end_overlap(struct ki_applier *a, struct kvi_index *index)
 {
+    for (uint32_t i = 0; a->overlaps && a->has_windows && i < a->n_ranks; i++)
+        kvi_keep_places(index, (struct kv_holder){a->instance, a->ranks[i]}, false);
     a->overlaps = false;
     take_doubts(a);
     ki_overlap_clear(&a->overlap);
@@ -451,7 +453,7 @@ void ki_applier_end_overlap(struct ki_applier *a)
 void ki_applier_purge(struct ki_applier *a, struct kvi_index *index, bool restarted)
 {
     (void)ki_applier_flush(a, index); /* the loss is counted */
-    ki_applier_end_overlap(a);
+    ki_applier_end_overlap(a, index);
     a->has_windows &= !restarted;
     ki_unsure_clear(&a->unsure);
     ki_unsure_clear(&a->suspects);

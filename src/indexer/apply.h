@@ -171,8 +171,8 @@ void ki_applier_note_losses(struct ki_applier *a, struct kvi_index *index);
 /** Put the stores that wait into the index. Returns KI_APPLIED or KI_APPLIED_PART. */
 enum ki_applied ki_applier_flush(struct ki_applier *a, struct kvi_index *index);
 
-/** Note that further batches are newer than the peer's dump. */
-void ki_applier_end_overlap(struct ki_applier *a);
+/** Note that further batches are newer than the peer's dump, which @index has. */
+void ki_applier_end_overlap(struct ki_applier *a, struct kvi_index *index);
 
 /**
  * Forget all blocks that the stream has brought. The ranks stay known. With @restarted, another

@@ -166,6 +166,8 @@ int ki_applier_apply_window(struct ki_applier *a, struct kvi_index *index, const
     struct ki_windows windows;
     long rc;
 
+    if (a->overlaps)
+        kvi_keep_places(index, holder, true);
     ki_windows_get(index, holder, &windows);
     rc = ki_windows_find(a, &windows, source, &group);
     if (rc < 0 && op->type == KVE_OP_REMOVE)

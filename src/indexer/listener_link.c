@@ -45,7 +45,7 @@ static void end_overlap(struct ki_listener *l)
         l->stream.state != KI_STREAM_LIVE || l->stream.seeded)
         return;
     pthread_mutex_lock(&l->lock);
-    ki_applier_end_overlap(&l->applier);
+    ki_applier_end_overlap(&l->applier, l->model->index);
     pthread_mutex_unlock(&l->lock);
 }
 

@@ -112,7 +112,7 @@ static void settle(struct ki_listener *l, struct ki_stream_stats *before, unsign
     if (steps & KI_STEP_RESET)
         kve_reader_reset(l->applier.reader);
     if (steps & KI_STEP_APPLY && l->has_overlap_end && l->stream.position > l->overlap_end)
-        ki_applier_end_overlap(&l->applier);
+        ki_applier_end_overlap(&l->applier, l->model->index);
     if (steps & KI_STEP_APPLY)
         note_applied(l, ki_applier_put(&l->applier, l->model->index, payload.data, payload.len),
                      now_ns);

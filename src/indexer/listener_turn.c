@@ -45,7 +45,7 @@ static void start(struct ki_listener *l, uint64_t now_ns)
         l->stream.cursorless ||
         (l->stream.seeded && !(l->has_overlap_end && l->stream.position >= l->overlap_end));
     if (!l->applier.overlaps)
-        ki_applier_end_overlap(&l->applier);
+        ki_applier_end_overlap(&l->applier, l->model->index);
     l->ups_at_start = l->sub.ups;
     ki_applier_note_losses(&l->applier, l->model->index);
     l->stream.doubtful = ki_applier_is_unsure(&l->applier);

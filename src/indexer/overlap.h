@@ -13,6 +13,10 @@
  *
  * Only source 0's copies are counted, and treated so: other sources have one copy of a block.
  *
+ * A store below a block may follow a removal that counts as the last too early. Of windows alone the
+ * events tell where blocks are, so the index keeps the places of removed ones until the overlap's
+ * end (kvi_keep_places).
+ *
  * Caller-locked.
  */
 #ifndef KV_INDEXER_OVERLAP_H
