@@ -60,7 +60,7 @@ void ki_stream_start(struct ki_stream *s, uint64_t now_ns)
 
 bool ki_stream_is_partial(const struct ki_stream *s)
 {
-    return s->partial || s->unverified || s->doubtful;
+    return s->partial || s->unverified || s->doubtful || s->began_at_one;
 }
 
 void ki_stream_mark_partial(struct ki_stream *s, uint64_t now_ns)
@@ -74,6 +74,7 @@ void ki_stream_mark_whole(struct ki_stream *s)
     if (!s->merged)
         s->partial = false;
     s->heal_at_ns = 0;
+    ki_stream_end_doubt_of_first(s);
     ki_stream_be_sound(s);
 }
 
@@ -109,7 +110,7 @@ void ki_stream_accept(struct ki_stream *s, const struct ki_batch_id *id)
 
     s->from_zero |= id->sequence == 0;
     if (!s->has_position)
-        s->began_at_one = id->sequence == FIRST_SEQUENCE_MAX && !s->from_zero;
+        ki_stream_note_first(s, id);
     s->window[at].used = true;
     s->window[at].sequence = id->sequence;
     s->window[at].digest = id->digest;
@@ -137,7 +138,7 @@ void ki_stream_forget(struct ki_stream *s)
     s->has_position = false;
     s->timestamp = 0;
     s->unverified = s->cursorless = s->seeded = s->partial = s->gap_counted = false;
-    s->began_at_one = false; /* that was the process before */
+    ki_stream_end_doubt_of_first(s); /* that was the process before */
     s->heal_at_ns = 0;
     ki_stream_be_sound(s);
 }
@@ -213,15 +214,19 @@ void ki_stream_detach(struct ki_stream *s)
 
 /* -- time -------------------------------------------------------------------------------------- */
 
+/* Return the earlier of two times, of which 0 is none. */
+static uint64_t earlier(uint64_t a, uint64_t b)
+{
+    return a && (!b || a < b) ? a : b;
+}
+
 uint64_t ki_stream_deadline(const struct ki_stream *s)
 {
     if (s->state != KI_STREAM_LIVE)
         return s->deadline_ns;
     if (!s->connected)
         return 0;
-    if (s->idle_at_ns && s->heal_at_ns)
-        return s->idle_at_ns < s->heal_at_ns ? s->idle_at_ns : s->heal_at_ns;
-    return s->idle_at_ns ? s->idle_at_ns : s->heal_at_ns;
+    return earlier(s->proof_at_ns, earlier(s->idle_at_ns, s->heal_at_ns));
 }
 
 static unsigned tick_live(struct ki_stream *s, uint64_t now_ns)
@@ -238,6 +243,8 @@ static unsigned tick_live(struct ki_stream *s, uint64_t now_ns)
             return ki_stream_begin_replay(
                 s, s->has_position || s->cursorless ? KI_REPLAY_HEAL : KI_REPLAY_START, 0, now_ns);
     }
+    if (s->proof_at_ns && now_ns >= s->proof_at_ns)
+        return ki_stream_begin_proof(s, now_ns);
     return 0;
 }
 

@@ -64,7 +64,8 @@ enum ki_replay_kind {
     KI_REPLAY_VERIFY,
     KI_REPLAY_START, /* get everything from the beginning */
     /* Get everything from the beginning, to replace a partial view by a whole one. */
-    KI_REPLAY_HEAL
+    KI_REPLAY_HEAL,
+    KI_REPLAY_PROOF /* learn whether a batch 0 preceded the first one, 1: see stream_first.c */
 };
 
 struct ki_stream_stats {
@@ -91,8 +92,14 @@ struct ki_stream {
     bool has_live;
     uint64_t last_live;
 
-    bool from_zero;    /* the publisher has sent a batch 0, so its numbers never begin with 1 */
-    bool began_at_one; /* the first batch applied was 1: a batch 0 that comes later was missed */
+    bool from_zero;      /* the publisher has sent a batch 0, so its numbers never begin with 1 */
+    bool began_at_one;   /* the first batch applied was 1, and a batch 0 may be missing */
+    uint64_t one_digest; /* of that batch 1 */
+    /* No batch beyond this number was published when the ring began with 1; 0: unknown. */
+    uint64_t proof_bound;
+    uint64_t proof_margin; /* batches beyond the position that a request for a bound leaves out */
+    uint64_t proof_at_ns;  /* LIVE: time of the next request; 0: never */
+    bool proof_over;       /* the ring can't tell any more */
 
     bool partial;
     /* Position is a peer's, and no batch has shown yet that it belongs to this process. */

@@ -3,6 +3,7 @@
  * Shared by the files of one event stream. Everybody else includes stream.h.
  *
  *   stream.c         state: position, digests, losses, restarts, connections, deadlines
+ *   stream_first.c   whether a batch 0 preceded batch 1
  *   stream_live.c    live batches
  *   stream_replay.c  replays: requests and answers
  *   stream_judge.c   phantoms: blocks whose removal was lost
@@ -14,8 +15,7 @@
 
 /*
  * Highest number of a publisher's first batch. vLLM, SGLang and TensorRT-LLM begin with 0, the
- * Mooncake master with 1. Only a replay, or a batch 0 of this publisher, can show whether a 0
- * preceded a first 1. Otherwise the stream takes a first 1 for the beginning.
+ * Mooncake master with 1. See stream_first.c.
  */
 #define FIRST_SEQUENCE_MAX 1
 
@@ -49,6 +49,21 @@ void ki_stream_forget(struct ki_stream *s);
 void ki_stream_meet(struct ki_stream *s);
 /** Start anew after the publisher's restart. Returns the steps PURGE and RESET. */
 unsigned ki_stream_restarted(struct ki_stream *s);
+
+/* -- stream_first.c ---------------------------------------------------------------------------- */
+
+/** Note the first batch that is applied. */
+void ki_stream_note_first(struct ki_stream *s, const struct ki_batch_id *id);
+/** Note that nothing depends on a batch 0 any more, or that it has come. */
+void ki_stream_end_doubt_of_first(struct ki_stream *s);
+/** Plan the next request, if batch 0 is in doubt. Call after anything that the stream was told. */
+void ki_stream_plan_proof(struct ki_stream *s, uint64_t now_ns);
+/** Ask what was planned. Returns steps. */
+unsigned ki_stream_begin_proof(struct ki_stream *s, uint64_t now_ns);
+/** The first batch of the answer, its end when it has none, no answer. Return steps. */
+unsigned ki_stream_proof_batch(struct ki_stream *s, const struct ki_batch_id *id);
+unsigned ki_stream_proof_end(struct ki_stream *s);
+unsigned ki_stream_proof_failed(struct ki_stream *s, uint64_t now_ns);
 
 /* -- stream_live.c ----------------------------------------------------------------------------- */
 

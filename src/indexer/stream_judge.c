@@ -54,7 +54,7 @@ unsigned ki_stream_judge(struct ki_stream *s, const struct ki_evidence *e, uint6
     uint64_t known = e->unknown < s->excused ? e->unknown : s->excused;
 
     s->excused -= known;
-    if (!s->lossy && (s->partial || s->seeded))
+    if (!s->lossy && (s->partial || s->seeded || s->began_at_one))
         return 0;
     s->unexplained += e->unknown - known;
     if (!s->lossy && !contradicts(s, e))

@@ -42,7 +42,7 @@ static unsigned live_first(struct ki_stream *s, const struct ki_batch_id *id, ui
     }
     if (id->sequence <= ki_stream_first_max(s)) {
         ki_stream_accept(s, id);
-        if (s->opts.can_replay) /* a 0 may be missing; a replay can bring it later */
+        if (s->opts.can_replay && s->began_at_one) /* a replay can bring a missing 0 later */
             ki_stream_now_partial(s, now_ns);
         return KI_STEP_APPLY;
     }
@@ -158,7 +158,7 @@ static void note_late_zero(struct ki_stream *s, const struct ki_batch_id *id, ui
     s->from_zero = true;
     if (!s->began_at_one)
         return;
-    s->began_at_one = false;
+    ki_stream_end_doubt_of_first(s);
     s->stats.gaps++;
     s->stats.missed++;
     ki_stream_now_partial(s, now_ns);
@@ -228,7 +228,8 @@ static unsigned live_while_replaying(struct ki_stream *s, const struct ki_batch_
     if (s->has_position ? id->sequence == s->position + 1 && !ki_stream_must_verify(s)
                         : id->sequence == 0) {
         ki_stream_accept(s, id);
-        return KI_STEP_APPLY | ki_stream_finish_replay(s);
+        return s->kind == KI_REPLAY_PROOF ? KI_STEP_APPLY
+                                          : KI_STEP_APPLY | ki_stream_finish_replay(s);
     }
     if (s->has_position && id->sequence <= s->position && !is_restart(s, id))
         return live_repeated(s, id, now_ns);
@@ -267,5 +268,6 @@ unsigned ki_stream_live(struct ki_stream *s, const struct ki_batch_id *id, bool 
         return steps; /* held, and offered again later */
     s->has_live = true;
     s->last_live = id->sequence;
+    ki_stream_plan_proof(s, now_ns);
     return steps;
 }

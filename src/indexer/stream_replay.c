@@ -72,6 +72,8 @@ static unsigned give_up(struct ki_stream *s, uint64_t now_ns)
 /* Ask again. The answer comes over a new connection, so check again which process sent it. */
 unsigned ki_stream_retry(struct ki_stream *s, uint64_t now_ns)
 {
+    if (s->kind == KI_REPLAY_PROOF)
+        return ki_stream_proof_failed(s, now_ns);
     if (s->attempts >= s->opts.max_attempts)
         return give_up(s, now_ns);
     s->attempts++;
@@ -226,13 +228,17 @@ static unsigned replay_next(struct ki_stream *s, const struct ki_batch_id *id, u
     return steps;
 }
 
-unsigned ki_stream_replayed(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+static unsigned replayed(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
 {
     unsigned steps = 0;
     uint64_t expected;
 
     if (s->state != KI_STREAM_REPLAYING)
         return KI_STEP_DROP;
+    if (s->kind == KI_REPLAY_PROOF && id->sequence == 0 && !s->request)
+        s->kind = KI_REPLAY_HEAL; /* so there is a batch 0 */
+    if (s->kind == KI_REPLAY_PROOF)
+        return ki_stream_proof_batch(s, id);
     if (now_ns >= s->replay_end_ns)
         return KI_STEP_DROP | give_up(s, now_ns);
     s->deadline_ns = now_ns + s->opts.timeout_ns;
@@ -252,10 +258,20 @@ unsigned ki_stream_replayed(struct ki_stream *s, const struct ki_batch_id *id, u
     return steps | replay_next(s, id, expected, now_ns);
 }
 
-unsigned ki_stream_replay_end(struct ki_stream *s, uint64_t now_ns)
+unsigned ki_stream_replayed(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+{
+    unsigned steps = replayed(s, id, now_ns);
+
+    ki_stream_plan_proof(s, now_ns);
+    return steps;
+}
+
+static unsigned replay_end(struct ki_stream *s, uint64_t now_ns)
 {
     if (s->state != KI_STREAM_REPLAYING)
         return 0;
+    if (s->kind == KI_REPLAY_PROOF)
+        return ki_stream_proof_end(s);
     /*
      * A process keeps its last batch, and a ROUTER that drops replies never drops the first. A
      * process without batches from position on is another one.
@@ -268,6 +284,14 @@ unsigned ki_stream_replay_end(struct ki_stream *s, uint64_t now_ns)
     if (s->kind == KI_REPLAY_VERIFY && s->seeded && s->trigger <= s->position)
         return replay_restarted(s, now_ns);
     return retry_later(s, now_ns);
+}
+
+unsigned ki_stream_replay_end(struct ki_stream *s, uint64_t now_ns)
+{
+    unsigned steps = replay_end(s, now_ns);
+
+    ki_stream_plan_proof(s, now_ns);
+    return steps;
 }
 
 /* The publisher's state is as unknown as without an answer. */

@@ -347,9 +347,12 @@ class Publisher:
 
     @encoding: "map" (vLLM >= 0.24) or "array" (before).  @replay: "topic" (4 frames as a DEALER sees
     them), "plain" (3 frames) or None.  @ring: batches kept.  @first: number of the first batch.
+    @milliseconds: timestamps as the Mooncake master's, whole milliseconds.
     """
 
-    def __init__(self, encoding="map", replay="topic", topic=b"", ring=10000, first=0, rank=None, endpoint=None, replay_endpoint=None):
+    def __init__(self, encoding="map", replay="topic", topic=b"", ring=10000, first=0, rank=None, endpoint=None, replay_endpoint=None,
+                 milliseconds=False):
+        self.milliseconds = milliseconds
         self.encoding, self.framing, self.topic, self.rank = encoding, replay, topic, rank
         self.seq, self.ring, self.kept = first, ring, {}
         self.replays = 0
@@ -432,7 +435,8 @@ class Publisher:
 
     def batch(self, events, rank=None):
         rank = self.rank if rank is None else rank
-        return msgpack.packb([time.time(), events] + ([] if rank is None else [rank]))
+        now = int(time.time() * 1000) if self.milliseconds else time.time()
+        return msgpack.packb([now, events] + ([] if rank is None else [rank]))
 
     def send(self, *events, rank=None, lose=False, keep=True):
         """Publish one batch. @lose: spend the number but don't publish (a gap). @keep: for replay."""

@@ -84,21 +84,44 @@ def test_initial_gap():
 
 
 def test_numbering_from_one():
-    """As the Mooncake master numbers. A lost 0 is told from it where there is a replay service."""
-    with Indexer() as indexer, Publisher(first=1, replay=None) as live, Publisher(first=1) as late, Publisher() as lossy:
-        register(indexer, 1, live)
-        store(live, 1, 2)
-        holds(indexer, 1, 2, instance=1)
+    """As the Mooncake master and llm-d's simulator number. The first batch is whole once something shows that there was no 0."""
+    with Indexer() as indexer, Publisher(first=1, replay=None) as silent, Publisher(first=1, replay=None, milliseconds=True) as master, \
+            Publisher(first=1) as late, Publisher() as lossy, Publisher(ring=3) as moved:
+        for instance, engine in enumerate((silent, master), 1):
+            register(indexer, instance, engine)
+            store(engine, 1, 2)
+            holds(indexer, 1, 2, instance=instance)
+        equal(listener(indexer, 1)["partial"], True, "without a replay service nobody knows")
+        equal(listener(indexer, 2)["partial"], False, "only the Mooncake master counts milliseconds")
+        silent.send(silent.cleared())
+        wait_until(lambda: not listener(indexer, 1)["partial"], 10, "a cleared cache to be whole")
         store(late, 1, 2)
-        register(indexer, 2, late)
+        register(indexer, 3, late)
         store(late, 1, 2, first=2)
-        holds(indexer, 1, 4, instance=2)
-        store(lossy, 1, 2)
-        register(indexer, 3, lossy)
-        store(lossy, 1, 2, first=2)
         holds(indexer, 1, 4, instance=3)
-        for instance in 1, 2, 3:
-            equal(listener(indexer, instance)["partial"], False)
+        store(lossy, 1, 2)
+        register(indexer, 4, lossy)
+        store(lossy, 1, 2, first=2)
+        holds(indexer, 1, 4, instance=4)
+        equal(listener(indexer, 4)["partial"], False)
+        for number in range(4):
+            store(moved, 10 + number, 2)
+        register(indexer, 5, moved)
+        holds(indexer, 13, 2, instance=5)
+        equal(indexer.score(prompt(10, 2), 5), 0, "batch 0, which the ring has lost")
+        grows = iter(range(100, 10000))
+
+        def proved():
+            store(late, next(grows), 1)
+            return not listener(indexer, 3)["partial"]
+
+        wait_until(proved, 20, "a ring that still begins with 1 to prove it")
+        asked = moved.replays
+        store(moved, 20, 2)
+        wait_until(lambda: moved.replays > asked, 20, "the ring to be asked what it begins with now")
+        store(moved, 21, 2)
+        holds(indexer, 21, 2, instance=5)
+        equal(listener(indexer, 5)["partial"], True, "a full ring proves nothing")
 
 
 def test_silent_engine_is_asked():

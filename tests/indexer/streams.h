@@ -23,4 +23,25 @@ static inline struct ki_batch_id batch(uint64_t process, uint64_t sequence)
                                 .timestamp = 1e9 + (double)process * 1e5 + (double)sequence};
 }
 
+static inline unsigned live(struct ki_stream *s, uint64_t process, uint64_t sequence)
+{
+    struct ki_batch_id id = batch(process, sequence);
+
+    return ki_stream_live(s, &id, false, SECOND);
+}
+
+static inline unsigned replayed(struct ki_stream *s, uint64_t process, uint64_t sequence)
+{
+    struct ki_batch_id id = batch(process, sequence);
+
+    return ki_stream_replayed(s, &id, SECOND);
+}
+
+/* Reading starts, over a connection that was made before the state was taken over. */
+static inline unsigned start_connected(struct ki_stream *s)
+{
+    ki_stream_start(s, SECOND);
+    return ki_stream_connected(s, false, SECOND);
+}
+
 #endif
