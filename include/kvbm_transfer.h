@@ -44,7 +44,9 @@ struct kvbm_copier;
 
 /** Executor of transfers between memory and files. */
 enum kvbm_io {
-    KVBM_IO_AUTO,   /* io_uring; threads where the kernel refuses it (logged once) */
+    /* io_uring; threads where the kernel refuses it (logged once), and for a disk tier in the page
+     * cache, whose bytes io_uring would copy on one thread */
+    KVBM_IO_AUTO,
     KVBM_IO_URING,  /* io_uring; -ENOTSUP where the kernel refuses it */
     KVBM_IO_THREADS /* pread and pwrite */
 };

@@ -22,6 +22,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "skip.h"
 #include "tier/transfer/io.h"
@@ -112,14 +113,18 @@ static void random_work(enum kvbm_io io, bool direct)
     assert_int_equal(ftruncate(fd, (off_t)FILE_PAGES * PAGE), 0);
     for (size_t round = unit_rounds(60); round > 0; round--) {
         struct kvbm_aio_req reqs[FILE_PAGES], *list = NULL;
+        uint8_t sums[FILE_PAGES][16], sum[16];
         size_t n = 0, at = 0;
 
         while (at < FILE_PAGES) { /* pieces that don't meet */
             size_t some = 1 + unit_below(&random, MAX_PAGES);
             size_t len = KV_MIN(some, FILE_PAGES - at);
-            struct kvbm_aio_req *req = &reqs[n++];
+            struct kvbm_aio_req *req = &reqs[n];
 
             *req = (struct kvbm_aio_req){.op = (enum kvbm_aio_op)unit_below(&random, 3),
+                                         .sum = unit_below(&random, 4) ? sums[n] : NULL,
+                                         .sum_len = unit_below(&random, len * PAGE + 1),
+                                         .cached = unit_below(&random, 2),
                                          .urgent = unit_below(&random, 2),
                                          .fd = fd,
                                          .data = memory + at * PAGE,
@@ -130,6 +135,7 @@ static void random_work(enum kvbm_io io, bool direct)
                                          .arg = &sem,
                                          .next = list};
             list = req;
+            n++;
             if (req->op == KVBM_AIO_WRITE) {
                 for (size_t i = 0; i < req->len; i += 8)
                     *(uint64_t *)(memory + req->offset + i) = unit_random(&random);
@@ -145,6 +151,10 @@ static void random_work(enum kvbm_io io, bool direct)
             assert_int_equal(reqs[i].status, 0);
             if (reqs[i].op == KVBM_AIO_READ)
                 assert_memory_equal(reqs[i].data, model + reqs[i].offset, reqs[i].len);
+            if (io != KVBM_IO_THREADS || !reqs[i].sum || reqs[i].op == KVBM_AIO_SYNC)
+                continue;
+            kv_hash(reqs[i].data, reqs[i].sum_len, sum);
+            assert_memory_equal(reqs[i].sum, sum, sizeof(sum));
         }
     }
     kvbm_aio_destroy(aio);

@@ -28,7 +28,8 @@ struct kvbm_disk_op {
     void (*step)(struct kvbm_disk *disk, struct kvbm_disk_op *op); /* called when req is done */
     void *bounce;         /* aligned copy, where direct I/O can't use the caller's memory */
     uint32_t lost_before; /* the volume's n_lost when the op began */
-    uint8_t sum[16];
+    uint8_t sum[16];      /* write: of the bytes; read: what the record says of them */
+    uint8_t got[16];      /* read: of the bytes */
     uint8_t record[KVBM_DISK_MAX_RECORD];
 };
 
@@ -81,6 +82,7 @@ struct kvbm_disk {
     uint32_t depth, n_volumes, n_slots;
     uint64_t stride;
     bool volatile_;
+    bool sums; /* this store computes checksums on its own thread; else the executor does on its */
     /* open: ends of the waits for other processes' files, of all volumes; 0: nobody has waited */
     uint64_t locks_until_ns, makers_until_ns;
     struct kvbm_disk_volume *volumes;

@@ -13,6 +13,7 @@
 
 enum {
     DEFAULT_DEPTH = 64,
+    COPY_THREADS = 8,   /* for volumes in the page cache: more would wait for the memory */
     FIND_AT_ONCE = 4096 /* slots searched without releasing the lock */
 };
 
@@ -144,19 +145,46 @@ static int check_opts(const struct kvbm_disk_opts *opts)
     return 0;
 }
 
+/*
+ * Choose the executor. Bytes in the page cache are copied by whoever asks for them: io_uring would
+ * copy all of them on its one thread.
+ */
+static enum kvbm_io executor(const struct kvbm_disk *disk, enum kvbm_io wanted)
+{
+    if (wanted != KVBM_IO_AUTO)
+        return wanted;
+    for (uint32_t i = 0; i < disk->n_volumes; i++)
+        if (disk->volumes[i].direct)
+            return KVBM_IO_AUTO;
+    return KVBM_IO_THREADS;
+}
+
+static int open_executor(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts)
+{
+    enum kvbm_io wanted = KV_OPT(opts, io, KVBM_IO_AUTO);
+    void *memory = KV_OPT(opts, memory, NULL); /* only io_uring can register it */
+    struct kvbm_aio_opts aio = {.size = sizeof(aio),
+                                .io = memory ? wanted : executor(disk, wanted),
+                                .depth = disk->depth,
+                                .memory = memory,
+                                .memory_bytes = KV_OPT(opts, memory_bytes, 0)};
+    int err;
+
+    if (aio.io != wanted)
+        aio.n_threads = KV_MIN(disk->depth, (uint32_t)COPY_THREADS);
+    err = kvbm_aio_create(&aio, &disk->aio);
+    disk->sums = err == 0 && kvbm_aio_kind(disk->aio) != KVBM_IO_THREADS;
+    return err;
+}
+
 static int open_parts(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts)
 {
-    struct kvbm_aio_opts aio = {.size = sizeof(aio),
-                                .io = KV_OPT(opts, io, KVBM_IO_AUTO),
-                                .depth = disk->depth,
-                                .memory = KV_OPT(opts, memory, NULL),
-                                .memory_bytes = KV_OPT(opts, memory_bytes, 0)};
     int err = kvbm_disk_volumes_open(disk, opts);
 
     if (err == 0)
         err = kvbm_disk_keep_newest(disk);
     if (err == 0)
-        err = kvbm_aio_create(&aio, &disk->aio);
+        err = open_executor(disk, opts);
     if (err == 0)
         err = kv_thread_start(&disk->thread, "kvbm-disk", kvbm_disk_run, disk);
     disk->started = err == 0;

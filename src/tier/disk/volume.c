@@ -7,9 +7,11 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -66,10 +68,20 @@ static int reserve_both(struct kvbm_disk_volume *volume)
     return err < 0 ? err : reserve(volume->slots_fd, slots);
 }
 
+/* Files in memory have no device to go to: direct I/O would only ask for whole pages. */
+static bool is_in_memory(int fd)
+{
+    struct statfs fs;
+
+    return fstatfs(fd, &fs) == 0 && fs.f_type == TMPFS_MAGIC;
+}
+
 static void go_direct(struct kvbm_disk_volume *volume)
 {
     int flags = fcntl(volume->slots_fd, F_GETFL);
 
+    if (is_in_memory(volume->slots_fd))
+        return;
     volume->direct = flags >= 0 && fcntl(volume->slots_fd, F_SETFL, flags | O_DIRECT) == 0;
     if (!volume->direct)
         kv_log_info("kvbm", "the file system has no direct I/O: through the page cache", "errno=%d",

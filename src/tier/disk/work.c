@@ -114,6 +114,9 @@ static int transfer(struct kvbm_disk *disk, struct kvbm_disk_op *op, enum kvbm_a
                                     .data = op->bounce ? op->bounce : op->io->data,
                                     .len = len,
                                     .offset = slot_offset(disk, op->io->slot),
+                                    .sum = kind == KVBM_AIO_WRITE ? op->sum : op->got,
+                                    .sum_len = op->io->len,
+                                    .cached = !volume->direct,
                                     .done = kvbm_disk_io_done,
                                     .arg = disk};
     kvbm_disk_hand_in(disk, &op->req);
@@ -153,7 +156,6 @@ static void read_done(struct kvbm_disk *disk, struct kvbm_disk_op *op)
 {
     const void *data = op->bounce ? op->bounce : op->io->data;
     int status = op->req.status;
-    uint8_t sum[16];
 
     disk->n_reading--;
     if (op->req.ended) /* another program has cut the file; the device is fine */
@@ -161,8 +163,9 @@ static void read_done(struct kvbm_disk *disk, struct kvbm_disk_op *op)
     else
         kvbm_disk_judge(kvbm_disk_volume_of(disk, op->io->slot), status);
     if (status == 0) {
-        kvbm_disk_sum(data, op->io->len, sum);
-        if (memcmp(sum, op->sum, sizeof(sum)) != 0)
+        if (disk->sums)
+            kvbm_disk_sum(data, op->io->len, op->got);
+        if (memcmp(op->got, op->sum, sizeof(op->got)) != 0)
             status = -EBADMSG;
     }
     if (status == 0 && op->bounce)
@@ -254,7 +257,8 @@ static void invalidated(struct kvbm_disk *disk, struct kvbm_disk_op *op)
         written(disk, op);
         return;
     }
-    kvbm_disk_push(&disk->to_sum, op);
+    if (disk->sums)
+        kvbm_disk_push(&disk->to_sum, op);
 }
 
 /* Begin a write or a forget: zero the slot's record, in the file too if it may have one there.

@@ -119,10 +119,10 @@ bool kvbm_aio_result(struct kvbm_aio_req *req, long result, bool *pause)
     return result == 0 || req->moved_ >= req->len;
 }
 
-long kvbm_aio_call(const struct kvbm_aio_req *req)
+long kvbm_aio_call(const struct kvbm_aio_req *req, uint64_t most)
 {
     char *at = (char *)req->data + req->moved_;
-    size_t len = (size_t)(req->len - req->moved_);
+    size_t len = (size_t)KV_MIN(req->len - req->moved_, most);
     off_t offset = (off_t)(req->offset + req->moved_);
     long rc;
 

@@ -79,6 +79,12 @@ struct kvbm_aio_req {
     void *data;
     uint64_t len; /* at most 1 GiB */
     uint64_t offset;
+    /* reads and writes with KVBM_IO_THREADS: done finds the XXH3-128 of the first sum_len bytes here,
+     * if status is 0. io_uring has one thread, and leaves it to the caller. NULL: not wanted */
+    uint8_t *sum;
+    uint64_t sum_len; /* at most len */
+    bool
+        cached; /* the file's bytes are in the page cache: sum them in pieces, right behind a copy */
     int status; /* after done: 0: all bytes; -EIO also for a file that ends too early */
     bool ended; /* after done: the failure was the file's end, not the device */
     void (*done)(struct kvbm_aio_req *req);

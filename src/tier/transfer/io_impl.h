@@ -54,7 +54,7 @@ void kvbm_aio_leave(struct kvbm_aio *aio, const struct kvbm_aio_req *req);
  * *@pause).
  */
 bool kvbm_aio_result(struct kvbm_aio_req *req, long result, bool *pause);
-/** Make the system call of a request, from moved_ on. */
-long kvbm_aio_call(const struct kvbm_aio_req *req);
+/** Make the system call of a request, from moved_ on, of at most @most bytes. */
+long kvbm_aio_call(const struct kvbm_aio_req *req, uint64_t most);
 
 #endif

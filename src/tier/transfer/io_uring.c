@@ -245,7 +245,7 @@ static void run_broken(struct kvbm_aio *aio, struct kvbm_aio_queue *queue)
     struct kvbm_aio_req *req;
 
     while ((req = shift(queue))) {
-        settle(own, &ended, req, kvbm_aio_call(req));
+        settle(own, &ended, req, kvbm_aio_call(req, UINT64_MAX));
         if (ended.n)
             tell(aio, &ended);
     }
