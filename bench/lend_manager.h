@@ -2,14 +2,18 @@
 /**
  * lend_bench's figure of a manager that loads from a peer's shared memory:
  *
- *   manager   prepare_load and load job of blocks that only the peer has. Yardstick: the same of the
- *             same blocks, which the host tier has by then
+ *   manager   prepare_load and load job of blocks that only the peer has: left where they are
+ *             (in_place), and through the host tier. Yardstick: the same of the same blocks, which the
+ *             host tier has by then
  */
 #ifndef BENCH_LEND_MANAGER_H
 #define BENCH_LEND_MANAGER_H
 
 #include "kvbm_manager.h"
 #include "lend.h"
+
+#define LEND_MANAGER_BYTES \
+    (UINT64_C(512) << 20) /* of each side: an eighth may be leased in place */
 
 struct lend_manager {
     struct lend_bench b;
@@ -20,8 +24,10 @@ struct lend_manager {
 static void lend_manager_open(struct lend_manager *l)
 {
     const struct kvbm_layout_config block = lend_config_of(&l->b.of);
-    struct kvbm_manager_opts opts = {
-        .size = sizeof(opts), .block = &block, .fingerprint = "", .host_bytes = 2 * LEND_BYTES};
+    struct kvbm_manager_opts opts = {.size = sizeof(opts),
+                                     .block = &block,
+                                     .fingerprint = "",
+                                     .host_bytes = 2 * LEND_MANAGER_BYTES};
     struct kvbm_cache_opts cache = {.size = sizeof(cache)};
 
     lend_open(&l->b);
@@ -32,8 +38,9 @@ static void lend_manager_open(struct lend_manager *l)
 }
 
 /* Load all blocks, in batches. Returns the time. */
-static double lend_manager_load(struct lend_manager *l)
+static double lend_manager_load(struct lend_manager *l, bool in_place)
 {
+    const struct kvbm_pin_opts opts = {.size = sizeof(opts), .in_place = in_place};
     const struct lend_case *of = &l->b.of;
     uint64_t begin = kv_now_ns();
 
@@ -45,7 +52,7 @@ static double lend_manager_load(struct lend_manager *l)
         struct kvbm_done done;
         int64_t id;
 
-        lend_must(kvbm_manager_prepare_load(l->m, &chain, of->batch, NULL, &job.pin), "prepare");
+        lend_must(kvbm_manager_prepare_load(l->m, &chain, of->batch, &opts, &job.pin), "prepare");
         id = kvbm_manager_submit(l->m, &job);
         lend_must(id, "submit");
         kvbm_pin_release(job.pin);
@@ -59,25 +66,31 @@ static double lend_manager_load(struct lend_manager *l)
 static void lend_through_manager(struct lend_case of)
 {
     struct lend_manager l = {.b = {.of = of}};
-    struct bench_samples peer = {.n = 0}, host = {.n = 0};
+    struct bench_samples place = {.n = 0}, peer = {.n = 0}, host = {.n = 0};
     struct kvbm_manager_stats stats = KVBM_MANAGER_STATS_INIT;
     double bytes;
 
-    l.b.of.n_blocks = (uint32_t)(LEND_BYTES / of.block_bytes);
+    l.b.of.n_blocks = (uint32_t)(LEND_MANAGER_BYTES / of.block_bytes);
     bytes = (double)l.b.of.n_blocks * (double)of.block_bytes;
     lend_manager_open(&l);
-    (void)lend_manager_load(&l); /* maps the pages */
-    (void)lend_manager_load(&l);
+    (void)lend_manager_load(&l, true); /* maps the pages */
+    (void)lend_manager_load(&l, false);
     for (int round = 0; round < LEND_ROUNDS; round++) {
         (void)kvbm_pool_reset_inactive(kvbm_manager_pool(l.m, KV_TIER_HOST));
-        bench_sample(&peer, bytes / lend_manager_load(&l));
-        bench_sample(&host, bytes / lend_manager_load(&l));
+        bench_sample(&place, bytes / lend_manager_load(&l, true));
+        bench_sample(&peer, bytes / lend_manager_load(&l, false));
+        bench_sample(&host, bytes / lend_manager_load(&l, false));
     }
     lend_must(kvbm_manager_get_stats(l.m, &stats), "stats");
-    if (stats.peer.blocks_out != (LEND_ROUNDS + 1) * (uint64_t)l.b.of.n_blocks)
+    if (stats.peer.blocks_out != 2 * (LEND_ROUNDS + 1) * (uint64_t)l.b.of.n_blocks ||
+        stats.host.blocks_in != (LEND_ROUNDS + 1) * (uint64_t)l.b.of.n_blocks)
         bench_die("blocks came from elsewhere", 0);
-    bench_line("peer_manager", "'case':'%s','gbs':%.2f,'host_gbs':%.2f,'ratio':%.2f", of.name,
-               bench_middle(&peer), bench_middle(&host), bench_middle(&peer) / bench_middle(&host));
+    bench_line("peer_manager",
+               "'case':'%s','in_place_gbs':%.2f,'gbs':%.2f,'host_gbs':%.2f,'in_place_ratio':%.2f,"
+               "'ratio':%.2f",
+               of.name, bench_middle(&place), bench_middle(&peer), bench_middle(&host),
+               bench_middle(&place) / bench_middle(&host),
+               bench_middle(&peer) / bench_middle(&host));
     lend_must(kvbm_cache_detach(l.cache), "detach");
     lend_must(kvbm_manager_destroy(l.m, 1000), "destroy");
     lend_close(&l.b);

@@ -358,6 +358,11 @@ struct kvbm_pin_opts {
     /* A hint of the request (kvbm_hint_parse): look at this peer, too, and take its blocks rather than
      * another's. Counts if there is a session with an endpoint of that host and port. NULL: none. */
     const struct kvbm_hint *hint;
+    /* Leave blocks of peers of this machine where they are, if this process can map their memory:
+     * a load job copies them from there, without a copy in the host tier. They are READY, and have no
+     * host block (kvbm_pin_blocks: UINT32_MAX). No tier of this node gets them. A block that its
+     * owner gives away before the job has copied it is fetched as without the option. */
+    bool in_place;
 };
 #define KVBM_PIN_OPTS_INIT KV_INIT_(kvbm_pin_opts)
 

@@ -309,10 +309,13 @@ class Manager(Handle):
         return Removed(result.host, result.disk, result.object, result.held)
 
     def prepare_load(self, keys: Keys, *, parent: Optional[Keys] = None, position: int = 0, group: int = 0, priority: int = 0,
-                     fetch: bool = True, timeout: float = 0.0) -> "Pin":
-        """Pin the keys' blocks in the host tier, and fetch the others from the tiers below, within @timeout seconds (0: any)."""
+                     fetch: bool = True, timeout: float = 0.0, in_place: bool = False) -> "Pin":
+        """Pin the keys' blocks in the host tier, and fetch the others from the tiers below, within @timeout seconds (0: any).
+
+        @in_place: leave blocks of peers of this machine where they are. submit() copies them from there; they have no host block.
+        """
         packed, pin = _chain(keys, self.key_len), ctypes.c_void_p()
-        opts = _abi.kvbm_pin_opts(priority=priority, no_fetch=not fetch, deadline_ns=deadline(timeout))
+        opts = _abi.kvbm_pin_opts(priority=priority, no_fetch=not fetch, deadline_ns=deadline(timeout), in_place=in_place)
         return self._pin(packed.n, pin, _c.kvbm_manager_prepare_load, packed._struct(group, parent, position), packed.n, ctypes.byref(opts))
 
     def prepare_store(self, keys: Keys, *, parent: Optional[Keys] = None, position: int = 0, group: int = 0) -> "Pin":

@@ -168,7 +168,7 @@ class Offload:
         if self._direct and self._submit_direct(job):
             return True
         keys, rest = self._chain([job.keys[i] for i in job.left]), max(job.until - time.monotonic(), 0.001)
-        pin = self._manager.prepare_load(keys, timeout=rest) if job.loads else self._manager.prepare_store(keys)
+        pin = self._manager.prepare_load(keys, timeout=rest, in_place=True) if job.loads else self._manager.prepare_store(keys)
         with pin:
             wanted, later = self._sort(job, pin.state())
             if not wanted:

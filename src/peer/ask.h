@@ -34,4 +34,25 @@ int kvbm_lookup_start(struct kvbm_session *session, uint32_t set, uint32_t group
 /** End a lookup of @n keys. Returns as kvbm_session_lookup. */
 int kvbm_lookup_wait(struct kvbm_call *call, size_t n, uint64_t deadline_ns, uint8_t *tiers);
 
+/* ---- leased blocks, read where they lie ---- */
+
+/**
+ * Return the number of blocks of a peer's set if they lie in memory that this process can map, as far
+ * as is known; else 0.
+ */
+uint64_t kvbm_session_shares(struct kvbm_session *session, uint32_t set);
+
+/**
+ * Return the layout of a lease's set in the shared memory, with this process's addresses: only to be
+ * read. It lives as long as the lease. NULL: the lease isn't shared (kvbm_lease_is_shared).
+ */
+const struct kvbm_layout *kvbm_lease_layout(const struct kvbm_lease *lease);
+
+/**
+ * Tell whether the block of key @i of a shared lease hasn't changed since it was leased; the key has
+ * a block. Bytes that were copied before the call are right then, also when the lease has ended or
+ * its owner is dead.
+ */
+bool kvbm_lease_is_intact(const struct kvbm_lease *lease, size_t i);
+
 #endif

@@ -253,6 +253,36 @@ bool kvbm_lease_is_shared(const struct kvbm_lease *lease)
     return lease && lease->mapped;
 }
 
+uint64_t kvbm_session_shares(struct kvbm_session *session, uint32_t set)
+{
+    struct kvbm_agent *agent = kvbm_session_agent(session);
+    struct kvbm_facts *facts = NULL;
+    uint64_t n = 0;
+
+    if (!kvbm_session_takes_fds(session) || kvbm_facts_of(session, set, &facts) < 0)
+        return 0;
+    pthread_mutex_lock(&agent->lock);
+    if (shared_id(facts) && (facts->mapped || !facts->asked_memory))
+        n = facts->layout->config.num_blocks;
+    pthread_mutex_unlock(&agent->lock);
+    kvbm_facts_put(facts);
+    return n;
+}
+
+const struct kvbm_layout *kvbm_lease_layout(const struct kvbm_lease *lease)
+{
+    return lease->mapped ? lease->mapped->layout : NULL;
+}
+
+bool kvbm_lease_is_intact(const struct kvbm_lease *lease, size_t i)
+{
+    /* Pairs with the release fence of the owner, which changes the generation before anyone may
+     * write into the block: a copy that has a new byte sees a new generation here. */
+    atomic_thread_fence(memory_order_acquire);
+    return atomic_load_explicit(&lease->mapped->table[lease->blocks[i]], memory_order_relaxed) ==
+           lease->generations[i];
+}
+
 int kvbm_lease_renew(struct kvbm_lease *lease, uint32_t time_ms, uint64_t deadline_ns)
 {
     struct kv_buf body = KV_BUF_INIT;

@@ -3,6 +3,7 @@
 #ifndef KVBM_PEER_BORROW_H
 #define KVBM_PEER_BORROW_H
 
+#include "ask.h"
 #include "blockset.h"
 #include "lend.h"
 

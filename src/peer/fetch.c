@@ -32,25 +32,22 @@ static bool is_contiguous(const struct kvbm_layout *layout)
 
 /* ---- shared memory ---- */
 
-/* Copy a block; the set's layout was found within the mapping. */
 static void copy_block(const struct kvbm_fetch *fetch, uint32_t from_block, uint32_t to_block)
 {
-    const struct kvbm_mapped *mapped = fetch->lease->mapped;
-    const struct kvbm_layout *theirs = fetch->lease->facts->layout;
+    const struct kvbm_layout *theirs = fetch->lease->mapped->layout;
     struct kvbm_view from, to;
 
     if (is_contiguous(theirs) && is_contiguous(fetch->to)) {
         (void)kvbm_layout_block(theirs, from_block, &from);
         (void)kvbm_layout_block(fetch->to, to_block, &to);
-        memcpy((void *)(uintptr_t)to.addr, mapped->data + (from.addr - mapped->owner_addr), to.len);
+        memcpy((void *)(uintptr_t)to.addr, (const void *)(uintptr_t)from.addr, to.len);
         return;
     }
     for (uint32_t layer = 0; layer < theirs->config.num_layers; layer++) {
         for (uint32_t outer = 0; outer < theirs->config.outer_dim; outer++) {
             (void)kvbm_layout_region(theirs, from_block, layer, outer, &from);
             (void)kvbm_layout_region(fetch->to, to_block, layer, outer, &to);
-            memcpy((void *)(uintptr_t)to.addr, mapped->data + (from.addr - mapped->owner_addr),
-                   to.len);
+            memcpy((void *)(uintptr_t)to.addr, (const void *)(uintptr_t)from.addr, to.len);
         }
     }
 }
@@ -66,11 +63,7 @@ long kvbm_fetch_shared(const struct kvbm_fetch *fetch)
         if (block == KVBM_NO_BLOCK)
             continue;
         copy_block(fetch, block, fetch->to_blocks[i]);
-        /* Pairs with the release fence of the owner, which changes the generation before anyone may
-         * write into the block: a copy that has a new byte sees a new generation here. */
-        atomic_thread_fence(memory_order_acquire);
-        if (atomic_load_explicit(&lease->mapped->table[block], memory_order_relaxed) !=
-            lease->generations[place])
+        if (!kvbm_lease_is_intact(lease, place))
             continue;
         mark(fetch, i);
         right++;

@@ -43,6 +43,7 @@ struct kvbm_mapped {
     const char *data; /* a byte at owner_addr + x in the owner is at data + x here */
     uint64_t data_bytes;
     uint64_t owner_addr;
+    struct kvbm_layout *layout; /* of the set, with this process's addresses: only to be read */
     uint8_t id[KVBM_SHARED_ID];
 };
 

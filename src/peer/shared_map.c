@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "shared_header.h"
 
+#define PAGE 4096u /* smallest page of the owner, whose mapping begins with one */
 #define MAX_BYTES (UINT64_C(1) << 62)
 
 bool kvbm_layout_lies_in(const struct kvbm_layout *layout, uint64_t addr, uint64_t bytes)
@@ -70,7 +71,42 @@ static const char *wrong_with(const struct kvbm_shared_header *h, uint64_t len)
     if (h->data_at > len || h->data_bytes > len - h->data_at ||
         h->owner_addr > UINT64_MAX - h->data_bytes)
         return "data beyond its end";
+    if ((h->owner_addr - h->data_at) % PAGE)
+        return "data that is aligned otherwise here";
     return NULL;
+}
+
+/* Make the storage of place @i: the memory of its blocks, as this process has it. */
+static int move_place(const struct kvbm_mapped *mapped, struct kvbm_layout *layout, uint32_t i)
+{
+    struct kvbm_place *place = &layout->places[i];
+    const char *memory = mapped->data + (place->addr - mapped->owner_addr);
+    const struct kvbm_storage_opts opts = {.size = sizeof(opts),
+                                           .kind = KVBM_STORAGE_EXTERNAL,
+                                           .bytes = layout->shape.data_bytes,
+                                           .memory = (void *)(uintptr_t)memory};
+
+    *place = (struct kvbm_place){.addr = (uintptr_t)memory,
+                                 .storage_addr = (uintptr_t)memory,
+                                 .storage_bytes = opts.bytes,
+                                 .kind = KVBM_STORAGE_SYSTEM};
+    return kvbm_storage_create(&opts, &place->storage);
+}
+
+/* Make a set's layout with this process's addresses. */
+static int move_layout(struct kvbm_mapped *mapped, const struct kvbm_layout *theirs)
+{
+    size_t bytes = sizeof(*theirs) + theirs->n * sizeof(theirs->places[0]);
+    int err = 0;
+
+    mapped->layout = malloc(bytes);
+    if (!mapped->layout)
+        return -ENOMEM;
+    memcpy(mapped->layout, theirs, bytes); /* no place of a peer's layout has a storage */
+    mapped->layout->owns_storages = true;
+    for (uint32_t i = 0; err == 0 && i < theirs->n; i++)
+        err = move_place(mapped, mapped->layout, i);
+    return err;
 }
 
 int kvbm_shared_map(int fd, const uint8_t id[KVBM_SHARED_ID], const struct kvbm_layout *layout,
@@ -105,11 +141,15 @@ int kvbm_shared_map(int fd, const uint8_t id[KVBM_SHARED_ID], const struct kvbm_
     ret->data = ret->memory + header.data_at;
     ret->table = (const kvbm_generation_t *)(const void *)(ret->memory + header.table_at);
     memcpy(ret->id, header.id, sizeof(ret->id));
-    return 0;
+    err = move_layout(ret, layout);
+    if (err < 0)
+        kvbm_shared_unmap(ret);
+    return err;
 }
 
 void kvbm_shared_unmap(struct kvbm_mapped *mapped)
 {
+    kvbm_layout_destroy(mapped->layout);
     if (mapped->memory)
         munmap((void *)(uintptr_t)mapped->memory, mapped->len);
     memset(mapped, 0, sizeof(*mapped));

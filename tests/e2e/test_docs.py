@@ -323,7 +323,7 @@ void finished(uint64_t tag, int status);
 
 CONTEXT = {
     "docs/kvbm.md": ("kvbm.h", [ENGINE, ENGINE, WINDOW, ENGINE, ENGINE]),
-    "docs/kvbm-tiers.md": ("kvbm.h", [CALLS, TIERS, COPIER]),
+    "docs/kvbm-tiers.md": ("kvbm.h", [CALLS, TIERS, TIERS, COPIER]),
     "docs/kv-store-llama.md": ("kv_store.h", [STATE]),
     "docs/kv-store.md": ("kv_store.h", [QUEUE]),
     "docs/base.md": ("errno.h", [BASE]),

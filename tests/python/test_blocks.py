@@ -353,7 +353,7 @@ def test_scattered_keys_and_removal():
                     manager.drain(60)
                     mixed = Chain([keys[3], b"x" * 36, keys[0]], 36, scattered=True)
                     equal(list(manager.lookup(mixed)), [READY, MISS, READY], "a miss hides no other key")
-                    with manager.prepare_load(mixed, timeout=60) as pin:
+                    with manager.prepare_load(mixed, timeout=60, in_place=True) as pin:
                         ok = bytearray(1)
                         done = manager.wait(manager.submit(pin, blocks, [7, 6, 5], ok=ok, timeout=60), 60)
                     equal((done.n, done.ok, ok[0]), (3, 2, 5), "job")

@@ -182,6 +182,7 @@ long world_load(struct world *w, uint64_t first, uint32_t n)
     uint64_t keys[WORLD_MAX_BLOCKS];
     uint32_t blocks[WORLD_MAX_BLOCKS], prefix = 0;
     uint8_t ok[WORLD_MAX_BLOCKS / 8] = {0};
+    const struct kvbm_pin_opts opts = {.size = sizeof(opts), .in_place = w->in_place};
     struct kvbm_chain chain = world_chain(keys);
     struct kvbm_job job = {.size = sizeof(job), .cache = w->cache, .blocks = blocks, .ok = ok};
     struct kvbm_done done;
@@ -191,7 +192,7 @@ long world_load(struct world *w, uint64_t first, uint32_t n)
     for (uint32_t i = 0; i < n; i++)
         blocks[i] = i;
     world_wipe(w);
-    assert_true(kvbm_manager_prepare_load(w->m, &chain, n, NULL, &job.pin) >= 0);
+    assert_true(kvbm_manager_prepare_load(w->m, &chain, n, &opts, &job.pin) >= 0);
     id = kvbm_manager_submit(w->m, &job);
     assert_true(id > 0);
     kvbm_pin_release(job.pin);

@@ -30,6 +30,7 @@
 struct world {
     char dir[64];
     uint32_t n_cache_blocks;
+    bool in_place; /* world_load leaves blocks of peers where they are */
     struct kvbm_layout_config block;
     struct kvbm_manager_opts opts;
     struct kvbm_manager *m;

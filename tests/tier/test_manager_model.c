@@ -102,6 +102,7 @@ static void do_pin(struct model *model)
 {
     uint32_t slot = pick(model, 4), chain = pick(model, CHAINS);
     uint64_t keys[LENGTH];
+    const struct kvbm_pin_opts opts = {.size = sizeof(opts), .in_place = model->w.in_place};
     struct kvbm_chain what = world_chain(keys);
 
     kvbm_pin_release(model->pins[slot]);
@@ -109,7 +110,7 @@ static void do_pin(struct model *model)
     if (pick(model, 2))
         return;
     world_keys(first_of(chain), keys, LENGTH);
-    assert_true(kvbm_manager_prepare_load(model->w.m, &what, 1 + pick(model, LENGTH), NULL,
+    assert_true(kvbm_manager_prepare_load(model->w.m, &what, 1 + pick(model, LENGTH), &opts,
                                           &model->pins[slot]) >= 0);
 }
 
@@ -117,6 +118,7 @@ static void do_cancel(struct model *model)
 {
     uint32_t chain = pick(model, CHAINS), n = 1 + pick(model, LENGTH), blocks[LENGTH];
     uint64_t keys[LENGTH];
+    const struct kvbm_pin_opts opts = {.size = sizeof(opts), .in_place = model->w.in_place};
     struct kvbm_chain what = world_chain(keys);
     struct kvbm_job job = {.size = sizeof(job), .cache = model->w.cache, .blocks = blocks};
     struct kvbm_done done;
@@ -125,7 +127,7 @@ static void do_cancel(struct model *model)
     world_keys(first_of(chain), keys, n);
     for (uint32_t i = 0; i < n; i++)
         blocks[i] = i;
-    assert_true(kvbm_manager_prepare_load(model->w.m, &what, n, NULL, &job.pin) >= 0);
+    assert_true(kvbm_manager_prepare_load(model->w.m, &what, n, &opts, &job.pin) >= 0);
     id = kvbm_manager_submit(model->w.m, &job);
     assert_true(id > 0);
     kvbm_manager_cancel(model->w.m, (uint64_t)id);
@@ -340,11 +342,12 @@ static void with_peer(struct model *model, uint32_t blocks, bool shared)
 static void test_peer_keeps_all(void **state)
 {
     (void)state;
-    for (int shared = 0; shared < 2; shared++) {
+    for (int way = 0; way < 3; way++) {
         struct model model;
 
         start(&model, 60);
-        with_peer(&model, CHAINS * LENGTH, shared);
+        with_peer(&model, CHAINS * LENGTH, way > 0);
+        model.w.in_place = way == 2;
         for (uint32_t chain = 0; chain < CHAINS; chain++) {
             assert_int_equal(world_store(&model.owner, first_of(chain), LENGTH), LENGTH);
             model.stored[chain] = model.kept[chain] = LENGTH;
@@ -358,12 +361,14 @@ static void test_peer_keeps_all(void **state)
 static void test_peer_loses_some(void **state)
 {
     (void)state;
-    for (int kind = 0; kind < 4; kind++) {
+    for (int way = 0; way < 8; way++) {
         struct model model;
+        int kind = way / 2;
 
         start(&model, kind == 3 ? 0 : 60);
         model.w.opts.staging_blocks = 96;
-        with_peer(&model, 80, kind % 2);
+        model.w.in_place = way % 2;
+        with_peer(&model, 80, kind % 2 || model.w.in_place);
         if (kind == 1 || kind == 3) {
             model.w.opts.disk = model.w.disk;
             model.w.opts.disk_bytes = (uint64_t)60 * HOST_STRIDE;

@@ -8,79 +8,14 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "manager_world.h"
+#include "manager_node.h"
 #include "tier/manager/manager.h"
 
 #define N 8u
 
-/* A node that lends: a manager, its agent, the set of its host blocks. */
-struct node {
-    struct world w;
-    char at[96];
-    struct kvbm_agent *agent;
-    struct kvbm_blockset *set;
-};
-
 static struct node owner, other;
 static struct world reader;
 static char peers[256];
-
-static void node_export(struct node *node, uint32_t share)
-{
-    struct kvbm_block_source source = kvbm_manager_source(node->w.m);
-    const struct kvbm_blockset_opts what = {.size = sizeof(what),
-                                            .id = 1,
-                                            .layout = kvbm_manager_host_layout(node->w.m),
-                                            .source = &source,
-                                            .shared = kvbm_manager_shared(node->w.m),
-                                            .lease_share = share};
-
-    assert_int_equal(kvbm_blockset_export(node->agent, &what, &node->set), 0);
-}
-
-/* @endpoint NULL: a unix socket. */
-static void node_init(struct node *node, const char *name, const char *endpoint, bool shared,
-                      const char *follows)
-{
-    const char *at = node->at;
-    struct kvbm_agent_opts opts = {
-        .size = sizeof(opts), .name = name, .fingerprint = "test", .listen = &at, .n_listen = 1};
-
-    memset(node, 0, sizeof(*node));
-    world_init(&node->w, 2 * N);
-    snprintf(node->at, sizeof(node->at), "unix:%s/%s", node->w.dir, name);
-    if (endpoint)
-        at = endpoint;
-    assert_int_equal(kvbm_agent_create(&opts, &node->agent), 0);
-    assert_true(kvbm_agent_endpoint(node->agent, 0, node->at, sizeof(node->at), NULL) > 0);
-    node->w.opts.host_shared = shared;
-    node->w.opts.fingerprint = "test";
-    node->w.opts.disk_buffered = true;
-    node->w.opts.agent = follows ? node->agent : NULL;
-    node->w.opts.peers = follows;
-    world_with_disk(&node->w, 64);
-    world_start(&node->w);
-    world_attach(&node->w, false);
-    node_export(node, 100);
-}
-
-static void node_fini(struct node *node)
-{
-    kvbm_blockset_destroy(node->set);
-    assert_int_equal(kvbm_registry_check(kvbm_manager_registry(node->w.m)), 0);
-    assert_int_equal(world_stats(&node->w).pins_now, 0);
-    world_stop(&node->w);
-    assert_int_equal(kvbm_agent_destroy(node->agent), 0);
-    world_fini(&node->w);
-}
-
-static void wait_for_peers(struct world *w, uint32_t n)
-{
-    for (uint64_t end = kv_now_ns() + 60 * KV_NS_PER_S; world_stats(w).peers_now != n;) {
-        assert_true(kv_now_ns() < end);
-        usleep(1000);
-    }
-}
 
 static void reader_init(const char *at)
 {
@@ -122,7 +57,7 @@ static void test_loads(void **state)
     for (int way = 0; way < 3; way++) {
         struct kvbm_manager_stats stats;
 
-        node_init(&owner, "owner", way == 2 ? "tcp:127.0.0.1:0" : NULL, way == 0, NULL);
+        node_init(&owner, "owner", 2 * N, way == 2 ? "tcp:127.0.0.1:0" : NULL, way == 0, NULL);
         for (uint64_t first = 1000; first < 5000; first += 1000) {
             assert_int_equal(world_store(&owner.w, first, N), N);
             assert_int_equal(kvbm_manager_drain(owner.w.m, 60000), 0);
@@ -152,7 +87,7 @@ static void test_loads(void **state)
 static void test_parts(void **state)
 {
     (void)state;
-    node_init(&owner, "owner", NULL, true, NULL);
+    node_init(&owner, "owner", 2 * N, NULL, true, NULL);
     assert_int_equal(world_store(&owner.w, 1000, N - 3), N - 3);
     kvbm_blockset_destroy(owner.set);
     node_export(&owner, 13); /* 2 blocks at a time */
@@ -176,8 +111,8 @@ static void test_scattered(void **state)
     struct kvbm_chain chain;
 
     (void)state;
-    node_init(&owner, "owner", NULL, true, NULL);
-    node_init(&other, "other", NULL, false, NULL);
+    node_init(&owner, "owner", 2 * N, NULL, true, NULL);
+    node_init(&other, "other", 2 * N, NULL, false, NULL);
     assert_int_equal(world_store(&owner.w, 1000, N), N);
     assert_int_equal(world_store(&other.w, 2000, N), N);
     snprintf(peers, sizeof(peers), "%s,%s", owner.at, other.at);
@@ -210,7 +145,7 @@ static void test_scattered(void **state)
 static void test_misses_evict_nothing(void **state)
 {
     (void)state;
-    node_init(&owner, "owner", NULL, true, NULL);
+    node_init(&owner, "owner", 2 * N, NULL, true, NULL);
     reader_init(owner.at);
     wait_for_peers(&reader, 1);
     assert_int_equal(world_store(&reader, 1000, 2 * N), 2 * N);
@@ -247,8 +182,8 @@ static void test_pin_opts(void **state)
     uint64_t from;
 
     (void)state;
-    node_init(&owner, "owner", "tcp:127.0.0.1:0", false, NULL);
-    node_init(&other, "other", "tcp:127.0.0.1:0", false, NULL);
+    node_init(&owner, "owner", 2 * N, "tcp:127.0.0.1:0", false, NULL);
+    node_init(&other, "other", 2 * N, "tcp:127.0.0.1:0", false, NULL);
     assert_int_equal(world_store(&owner.w, 1000, N), N);
     assert_int_equal(world_store(&owner.w, 2000, N), N);
     assert_int_equal(world_store(&other.w, 1000, N), N);
@@ -307,9 +242,9 @@ static void test_both_ways(void **state)
     char at[96];
 
     (void)state;
-    node_init(&owner, "owner", NULL, true, NULL);
+    node_init(&owner, "owner", 2 * N, NULL, true, NULL);
     snprintf(at, sizeof(at), "%s", owner.at);
-    node_init(&other, "other", NULL, true, at);
+    node_init(&other, "other", 2 * N, NULL, true, at);
     /* The first one uses the session that the other has opened. */
     kvbm_blockset_destroy(owner.set);
     world_stop(&owner.w);
@@ -360,7 +295,7 @@ static void test_gone(void **state)
     uint64_t keys[N];
 
     (void)state;
-    node_init(&owner, "owner", NULL, true, NULL);
+    node_init(&owner, "owner", 2 * N, NULL, true, NULL);
     reader_init(owner.at);
     wait_for_peers(&reader, 1);
     assert_int_equal(world_store(&owner.w, 1000, N), N);
@@ -436,7 +371,7 @@ static void test_gone_of_two(void **state)
 
     (void)state;
     world_keys(1000, keys, N);
-    node_init(&owner, "owner", NULL, true, NULL);
+    node_init(&owner, "owner", 2 * N, NULL, true, NULL);
     snprintf(at, sizeof(at), "unix:%s/second", owner.w.dir);
     assert_int_equal(world_store(&owner.w, 1000, N), N);
     for (int round = 0; round < 2; round++) {
@@ -467,7 +402,7 @@ static void test_gone_of_two(void **state)
 static void test_owner_ends(void **state)
 {
     (void)state;
-    node_init(&owner, "owner", NULL, true, NULL);
+    node_init(&owner, "owner", 2 * N, NULL, true, NULL);
     reader_init(owner.at);
     wait_for_peers(&reader, 1);
     assert_int_equal(world_store(&owner.w, 1000, N), N);

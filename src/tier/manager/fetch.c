@@ -98,7 +98,7 @@ static struct kvbm_fetch *fetch_new(struct kvbm_pin *pin, enum kv_tier tier)
 /* True for fetches that count against the share of host blocks for what is remote. */
 static bool uses_share(const struct kvbm_fetch *fetch)
 {
-    return fetch->tier != KV_TIER_DISK && !fetch->asks && !fetch->pin->direct;
+    return fetch->tier != KV_TIER_DISK && !fetch->asks && !fetch->leases && !fetch->pin->direct;
 }
 
 /* Note that a key is pending, or no longer (@change -1). */
@@ -125,7 +125,7 @@ static void add(struct kvbm_fetch *fetch, uint32_t i, const struct kvbm_mutable 
 
     item->state = ITEM_FETCHED;
     item->host = block->handle;
-    data = fetch->asks ? NULL : kvbm_pin_data(pin, i);
+    data = fetch->asks || fetch->leases ? NULL : kvbm_pin_data(pin, i);
     fetch->index[fetch->n] = i;
     if (fetch->tier == KVBM_TIER_PEER)
         fetch->peer_ios[fetch->n++] =
@@ -173,7 +173,9 @@ static int submit_to_peer(struct kvbm_fetch *fetch)
     const struct kvbm_pin *pin = fetch->pin;
 
     fetch->peer = (struct kvbm_peer_batch){
-        .op = fetch->asks ? KVBM_PEER_ASK : KVBM_PEER_GET,
+        .op = fetch->asks     ? KVBM_PEER_ASK
+              : fetch->leases ? KVBM_PEER_LEASE
+                              : KVBM_PEER_GET,
         .priority = pin->priority,
         .deadline_ns = pin->deadline_ns,
         .group = pin->group,
@@ -330,7 +332,7 @@ static void count_latency(struct kvbm_manager *m, const struct kvbm_fetch *fetch
 
     while (bucket < 23 && us >> bucket)
         bucket++;
-    if (fetch->asks)
+    if (fetch->asks || fetch->leases)
         return;
     kvbm_stats_of(m, fetch->tier)->latency_us[bucket]++;
     kvbm_stats_of(m, fetch->tier)->latency_sum_us += us;
@@ -344,6 +346,35 @@ static void answered(struct kvbm_pin *pin, uint32_t i, const struct kvbm_peer_io
     pin->manager->stats.peer.misses += status == -ENOENT;
     if (status < 0)
         kvbm_fetch_not_at_peer(pin, i, true, status);
+}
+
+/* Take the answer of a peer for item @i, key @place of @lease. */
+static void leased(struct kvbm_pin *pin, uint32_t i, const struct kvbm_lease *lease, uint32_t place,
+                   int status)
+{
+    if (status == 0) {
+        kvbm_leased_add(pin, i, lease, place);
+    } else if (status == -EAGAIN) { /* the peer lends no more, or its memory can't be mapped */
+        pin->items[i].n_peers++;
+        pin->items[i].state = ITEM_MISS;
+    } else {
+        not_there(pin, i, KVBM_TIER_PEER, status);
+    }
+}
+
+/* Give the lease of a fetch to its pin. */
+static void keep_lease(struct kvbm_fetch *fetch)
+{
+    struct kvbm_pin *pin = fetch->pin;
+    struct kvbm_leased *leases = KV_STEAL(fetch->leases);
+
+    leases->lease = fetch->peer.lease;
+    if (!leases->lease) {
+        kvbm_leased_free(pin->manager, leases);
+        return;
+    }
+    leases->next = pin->leased;
+    pin->leased = leases;
 }
 
 static int status_of(const struct kvbm_fetch *fetch, uint32_t k)
@@ -365,6 +396,8 @@ static void end(struct kvbm_fetch *fetch, int all)
         pin->n_fetched--;
         if (fetch->asks)
             answered(pin, i, &fetch->peer_ios[k], status);
+        else if (fetch->leases)
+            leased(pin, i, fetch->peer.lease, k, status);
         else if (status == 0)
             arrived(pin, i, fetch->tier, fetch->overtaken >> k & 1);
         else if (fetch->overtaken >> k & 1 && status == -ENOENT)
@@ -376,6 +409,8 @@ static void end(struct kvbm_fetch *fetch, int all)
         pin->object_window -= fetch->n;
     if (fetch->tier == KVBM_TIER_PEER)
         pin->peer_window -= fetch->n;
+    if (fetch->leases)
+        keep_lease(fetch);
 }
 
 static void unlink_fetch(struct kvbm_fetch *fetch)
@@ -521,17 +556,30 @@ static void fetch_some(struct kvbm_pin *pin, enum kv_tier tier, const uint32_t *
         launch(fetch);
 }
 
-void kvbm_fetch_ask(struct kvbm_pin *pin, const uint32_t *index, uint32_t n)
+/* Make a fetch that fills no host blocks. */
+static struct kvbm_fetch *ask_new(struct kvbm_pin *pin, uint32_t n, bool leases)
 {
-    const struct kvbm_mutable none = {0};
     struct kvbm_fetch *fetch =
         reserve_pending(pin->manager, KVBM_TIER_PEER, n) ? fetch_new(pin, KVBM_TIER_PEER) : NULL;
+
+    if (!fetch)
+        return NULL;
+    fetch->asks = !leases;
+    fetch->leases = leases ? kvbm_leased_new(pin->manager, n) : NULL;
+    if (leases && !fetch->leases)
+        free(KV_STEAL(fetch));
+    return fetch;
+}
+
+void kvbm_fetch_ask(struct kvbm_pin *pin, const uint32_t *index, uint32_t n, bool leases)
+{
+    const struct kvbm_mutable none = {0};
+    struct kvbm_fetch *fetch = ask_new(pin, n, leases);
 
     for (uint32_t k = 0; !fetch && k < n; k++)
         pin->items[index[k]].state = ITEM_BUSY;
     if (!fetch)
         return;
-    fetch->asks = true;
     for (uint32_t k = 0; k < n; k++)
         add(fetch, index[k], &none);
     pin->peer_window += n;

@@ -3,6 +3,7 @@
  * Blocks of a pin from peers: first which peer has them, without host blocks, then the blocks.
  *
  *   MISS ── ask ──► FETCHED ── a peer has it ──► MISS with a peer ── get ──► FETCHED ──► HELD
+ *                      │                              └── lease (leased.c) ──► FETCHED ──► LEASED
  *                      └────── no peer ────────► MISS, tried
  *
  * Peers come before the object store for keys that the store isn't known to have: an answer of a
@@ -97,6 +98,17 @@ static uint32_t pick(struct kvbm_pin *pin, uint32_t *at, uint32_t *index, bool *
     return n;
 }
 
+/* Get items from the peer that has them: in place as far as that may be, else into host blocks. */
+static void get(struct kvbm_pin *pin, const uint32_t *index, uint32_t n)
+{
+    uint32_t leased = kvbm_leased_room(pin, index, n);
+
+    if (leased)
+        kvbm_fetch_ask(pin, index, leased, true);
+    if (leased < n)
+        kvbm_fetch_by_share(pin, KVBM_TIER_PEER, index + leased, n - leased);
+}
+
 void kvbm_fetch_from_peers(struct kvbm_pin *pin)
 {
     uint32_t index[KVBM_BATCH] = {0}, n, at = 0;
@@ -104,9 +116,9 @@ void kvbm_fetch_from_peers(struct kvbm_pin *pin)
 
     for (int i = 0; any && i < WINDOW && (n = pick(pin, &at, index, &asks)) > 0; i++) {
         if (asks)
-            kvbm_fetch_ask(pin, index, n);
+            kvbm_fetch_ask(pin, index, n, false);
         else
-            kvbm_fetch_by_share(pin, KVBM_TIER_PEER, index, n);
+            get(pin, index, n);
     }
     if (!any && !pin->peer_window) /* nobody to ask: don't come back with each end of a fetch */
         pin->no_peers = true;

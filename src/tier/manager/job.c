@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Jobs: copies between the host blocks of a pin and the blocks of a cache. */
+/*
+ * Jobs: copies between the host blocks of a pin and the blocks of a cache. A load of blocks that the
+ * pin has left in peers' memory takes one copy more for each of these peers, one after the other.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -62,6 +65,11 @@ void kvbm_job_through(struct kvbm_job_ *job, bool arrived)
         kvbm_job_finish(job);
 }
 
+static bool bit(const uint8_t *bits, uint32_t i)
+{
+    return bits[i / 8] >> (i % 8) & 1;
+}
+
 static void set_bit(uint8_t *bits, uint32_t i)
 {
     bits[i / 8] |= (uint8_t)(1u << (i % 8));
@@ -73,7 +81,7 @@ static void commit(struct kvbm_job_ *job, struct kvbm_job_ *through)
 {
     job->pin->n_copying--;
     if (!job->cache->partial)
-        kvbm_pin_commit_locked(job->pin, job->ok, through);
+        kvbm_pin_commit_locked(job->pin, job->arrived, through);
 }
 
 /* Fill the caller's bitmap: convert the copied pairs into key indices. */
@@ -83,7 +91,7 @@ static void tell_ok(struct kvbm_job_ *job)
 
     for (uint32_t i = 0; job->user_ok && i < pin->n; i++) {
         bool there = pin->store && !job->cache->partial ? pin->items[i].state >= ITEM_STAGED
-                                                        : job->ok[i / 8] >> (i % 8) & 1;
+                                                        : bit(job->arrived, i);
 
         job->user_ok[i / 8] &= (uint8_t) ~(1u << (i % 8));
         if (there)
@@ -133,7 +141,6 @@ static void over(struct kvbm_job_ *job, int status)
     struct kvbm_manager *m = job->pin->manager;
 
     job->done.status = status;
-    memset(job->ok, 0, (job->pin->n + 7) / 8);
     drop_fd(job);
     m->mover.running++;
     kvbm_note_later(m, &job->note, job_over);
@@ -141,16 +148,59 @@ static void over(struct kvbm_job_ *job, int status)
 
 /* ---- the copy ---- */
 
-static void spread_ok(struct kvbm_job_ *job)
+/* True when the bytes that were copied from item @i are right. A lease that another job of the pin has
+ * found ended is gone from the item, and no other takes its place. */
+static bool is_right(const struct kvbm_job_ *job, uint32_t i)
 {
-    uint8_t *by_key = job->ok + (job->pin->n + 7) / 8;
+    const struct kvbm_item *item = &job->pin->items[i];
 
-    memset(by_key, 0, (job->pin->n + 7) / 8);
+    return job->from == job->pin->manager->layout ||
+           (item->state == ITEM_LEASED && kvbm_leased_is_intact(item));
+}
+
+/* Take the results of a copy: convert pairs into keys. A block in a peer's memory that has changed
+ * meanwhile stays unhandled: it hasn't arrived, and is fetched. Returns how many have arrived. */
+static uint32_t take_pairs(struct kvbm_job_ *job)
+{
+    uint32_t n = 0;
+
     for (uint32_t k = 0; k < job->n_pairs; k++) {
-        if (job->ok[k / 8] >> (k % 8) & 1)
-            set_bit(by_key, job->index[k]);
+        uint32_t i = job->index[k];
+
+        if (bit(job->ok, k) && !is_right(job, i))
+            continue;
+        set_bit(job->handled, i);
+        if (!bit(job->ok, k))
+            continue;
+        set_bit(job->arrived, i);
+        n++;
     }
-    memcpy(job->ok, by_key, (job->pin->n + 7) / 8);
+    return n;
+}
+
+static void count_load(struct kvbm_job_ *job, uint32_t n)
+{
+    struct kvbm_manager *m = job->pin->manager;
+    struct kvbm_tier_stats *from = job->from == m->layout ? &m->stats.host : &m->stats.peer;
+    uint64_t bytes = n * m->block_bytes;
+
+    m->stats.cache.blocks_in += n;
+    m->stats.cache.bytes_in += bytes;
+    from->blocks_out += n;
+    from->bytes_out += bytes;
+}
+
+static bool begin(struct kvbm_job_ *job);
+
+/* Return the status of a load of which nothing is left to copy. */
+static int status_of(const struct kvbm_job_ *job)
+{
+    const struct kvbm_done *done = &job->done;
+
+    return done->status                             ? done->status
+           : job->cancelled && done->n_ok < done->n ? -ECANCELED
+           : done->n && !done->n_ok                 ? -ENOENT
+                                                    : 0;
 }
 
 static void copied(struct kvbm_manager *m, struct kvbm_note *note)
@@ -158,25 +208,28 @@ static void copied(struct kvbm_manager *m, struct kvbm_note *note)
     struct kvbm_job_ *job = (struct kvbm_job_ *)note;
     struct kvbm_pin *pin = job->pin;
     struct kvbm_tier_stats *stats = &m->stats.cache;
-    uint64_t bytes = job->done.n_ok * m->block_bytes;
+    uint32_t n = take_pairs(job);
+    bool more = false;
 
     m->mover.running--;
     job->copy_id = 0;
-    spread_ok(job);
-    job->done.bytes = bytes;
+    job->done.n_ok += n;
+    job->done.bytes += n * m->block_bytes;
     if (pin->store) {
-        stats->blocks_out += job->done.n_ok;
-        stats->bytes_out += bytes;
+        stats->blocks_out += n;
+        stats->bytes_out += n * m->block_bytes;
         commit(job, m->opts.object_write_through ? job : NULL);
     } else {
-        stats->blocks_in += job->done.n_ok;
-        stats->bytes_in += bytes;
-        m->stats.host.blocks_out += job->done.n_ok;
-        m->stats.host.bytes_out += bytes;
+        count_load(job, n);
+        more = pin->leased && begin(job);
+        if (pin->leased && !more)
+            job->done.status = status_of(job);
     }
-    tell_ok(job);
-    job->copied = true;
-    if (!job->n_through)
+    if (!more) {
+        tell_ok(job);
+        job->copied = true;
+    }
+    if (!more && !job->n_through)
         kvbm_job_finish(job);
     kvbm_job_retry(m);
     kvbm_offload_pump(m);
@@ -186,13 +239,29 @@ static void copier_done(void *arg, const struct kvbm_done *done)
 {
     struct kvbm_job_ *job = arg;
 
-    job->done.status = done->status;
-    job->done.n_ok = done->n_ok;
-    job->done.wait_ns = kv_now_ns() - job->submit_ns - done->run_ns;
-    job->done.run_ns = done->run_ns;
+    if (!job->done.status)
+        job->done.status = done->status;
+    job->done.run_ns += done->run_ns;
+    job->done.wait_ns = kv_now_ns() - job->submit_ns - job->done.run_ns;
     kvbm_note(job->pin->manager, &job->note, copied);
 }
 
+/* Tell where the bytes of item @i are. Returns false when they are nowhere yet. */
+static bool source_of(const struct kvbm_pin *pin, uint32_t i, const struct kvbm_layout **layout,
+                      uint32_t *block)
+{
+    const struct kvbm_item *item = &pin->items[i];
+
+    *layout = pin->manager->layout;
+    *block = item->host.block;
+    if (item->state == ITEM_LEASED)
+        kvbm_leased_source(item, layout, block);
+    return pin->store ? item->state == ITEM_RESERVED
+                      : item->state == ITEM_HELD || item->state == ITEM_STAGED ||
+                            item->state == ITEM_LEASED;
+}
+
+/* Choose the pairs of the next copy: all of one source. */
 static void collect(struct kvbm_job_ *job)
 {
     const struct kvbm_pin *pin = job->pin;
@@ -200,16 +269,18 @@ static void collect(struct kvbm_job_ *job)
     job->n_pairs = 0;
     job->done.n = 0;
     for (uint32_t i = 0; i < pin->n; i++) {
-        const struct kvbm_item *item = &pin->items[i];
-        bool mine = pin->store ? item->state == ITEM_RESERVED
-                               : item->state == ITEM_HELD || item->state == ITEM_STAGED;
+        const struct kvbm_layout *from;
+        uint32_t block;
+        bool there;
 
         if (job->blocks[i] == UINT32_MAX)
             continue;
-        job->done.n += mine || !pin->store;
-        if (!mine)
+        there = source_of(pin, i, &from, &block);
+        job->done.n += there || !pin->store;
+        if (!there || bit(job->handled, i) || (job->n_pairs && from != job->from))
             continue;
-        job->host[job->n_pairs] = item->host.block;
+        job->from = from;
+        job->host[job->n_pairs] = block;
         job->other[job->n_pairs] = job->blocks[i];
         job->index[job->n_pairs++] = i;
     }
@@ -219,7 +290,7 @@ static struct kvbm_transfer transfer_of(struct kvbm_job_ *job)
 {
     const struct kvbm_cache *cache = job->cache;
     bool store = job->pin->store;
-    const struct kvbm_layout *host = job->pin->manager->layout;
+    const struct kvbm_layout *host = job->from;
 
     return (struct kvbm_transfer){
         .size = sizeof(struct kvbm_transfer),
@@ -244,41 +315,68 @@ static struct kvbm_transfer transfer_of(struct kvbm_job_ *job)
     };
 }
 
-void kvbm_job_start(struct kvbm_job_ *job)
+void kvbm_job_wait(struct kvbm_job_ *job)
+{
+    job->next_wait = job->pin->jobs;
+    job->pin->jobs = job;
+    job->waits = true;
+    if (job->deadline_ns)
+        pthread_cond_signal(&job->pin->manager->work); /* the mover watches its deadline */
+}
+
+/* Note that the copier took no copy of a job (@err): it has no room, or refuses. */
+static void not_taken(struct kvbm_job_ *job, int err)
+{
+    struct kvbm_manager *m = job->pin->manager;
+
+    if (err == -EAGAIN && job->deadline_ns && job->deadline_ns <= kv_now_ns())
+        err = -ETIMEDOUT; /* the copier hasn't accepted the job yet */
+    if (err == -EAGAIN)
+        err = keep_fd(job);
+    if (err < 0) {
+        over(job, err);
+        return;
+    }
+    job->next_wait = m->jobs.stalled;
+    m->jobs.stalled = job;
+    pthread_cond_signal(&m->work); /* wakes the mover, which then waits only briefly */
+}
+
+/* Begin the next copy of a job, or wait for its pin. Returns false when nothing is left to copy. */
+static bool begin(struct kvbm_job_ *job)
 {
     struct kvbm_manager *m = job->pin->manager;
     struct kvbm_transfer transfer;
     int64_t id;
-    int rc;
 
-    if (job->pin->direct) {
-        kvbm_direct_settled(job);
-        return;
+    if (job->cancelled)
+        return false;
+    if (kvbm_leased_renew(job->pin)) {
+        kvbm_job_wait(job);
+        return true;
     }
     collect(job);
-    if (job->cancelled || !job->n_pairs) {
-        over(job, job->cancelled ? -ECANCELED : job->done.n ? -ENOENT : 0);
-        return;
-    }
+    if (!job->n_pairs)
+        return false;
     transfer = transfer_of(job);
     m->mover.running++;
     id = kvbm_copier_submit(m->copier, &transfer);
     if (id > 0) {
         job->copy_id = (uint64_t)id;
         drop_fd(job);
-        return;
-    }
-    m->mover.running--;
-    if (id == -EAGAIN && job->deadline_ns && job->deadline_ns <= kv_now_ns())
-        id = -ETIMEDOUT; /* the copier hasn't accepted the job yet */
-    rc = id == -EAGAIN ? keep_fd(job) : (int)id;
-    if (rc == 0) {
-        job->next_wait = m->jobs.stalled;
-        m->jobs.stalled = job;
-        pthread_cond_signal(&m->work); /* wakes the mover, which then waits only briefly */
     } else {
-        over(job, rc);
+        m->mover.running--;
+        not_taken(job, (int)id);
     }
+    return true;
+}
+
+void kvbm_job_start(struct kvbm_job_ *job)
+{
+    if (job->pin->direct)
+        kvbm_direct_settled(job);
+    else if (!begin(job))
+        over(job, job->cancelled ? -ECANCELED : status_of(job));
 }
 
 void kvbm_job_retry(struct kvbm_manager *m)

@@ -11,7 +11,7 @@ static struct kvbm_job_ *allocate(const struct kvbm_job *in)
     struct kvbm_pin *pin = in->pin;
     size_t bits = (pin->n + 7) / 8;
     struct kvbm_job_ *job =
-        calloc(1, sizeof(*job) + (size_t)pin->n * 4 * sizeof(uint32_t) + 2 * bits);
+        calloc(1, sizeof(*job) + (size_t)pin->n * 4 * sizeof(uint32_t) + 3 * bits);
 
     if (!job)
         return NULL;
@@ -31,6 +31,8 @@ static struct kvbm_job_ *allocate(const struct kvbm_job *in)
     job->other = job->host + pin->n;
     job->index = job->other + pin->n;
     job->ok = (uint8_t *)(job->index + pin->n);
+    job->arrived = job->ok + bits;
+    job->handled = job->arrived + bits;
     if (pin->n)
         memcpy(job->blocks, in->blocks, pin->n * sizeof(uint32_t));
     return job;
@@ -75,11 +77,7 @@ int64_t kvbm_job_submit(struct kvbm_manager *m, const struct kvbm_job *in,
     in->pin->n_copying += in->pin->store;
     in->pin->priority = KV_MAX(in->pin->priority, in->priority);
     if (!in->pin->store && !in->pin->settled && !own) {
-        job->next_wait = in->pin->jobs;
-        in->pin->jobs = job;
-        job->waits = true;
-        if (job->deadline_ns)
-            pthread_cond_signal(&m->work); /* the mover watches its deadline */
+        kvbm_job_wait(job);
     } else {
         kvbm_job_start(job);
     }

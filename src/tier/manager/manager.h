@@ -12,6 +12,7 @@
  *   pin_store.c      pins of stores: blocks reserved, then registered
  *   fetch.c          disk and object blocks are read into a pin's host blocks
  *   fetch_peers.c    which blocks of a pin peers are asked for, and when
+ *   leased.c         blocks of peers that jobs copy from where they lie
  *   peers.c          the agent, its directory, lookups at peers
  *   job.c            jobs: copies between a pin's host blocks and a cache
  *   job_calls.c      connectors' calls on jobs: submit, cancel, poll, wait
@@ -81,7 +82,8 @@ enum kvbm_item_state {
     ITEM_RESERVED, /* store: the caller fills its host block */
     ITEM_STAGED,   /* its bytes are in a staging block, which isn't registered: no host tier */
     ITEM_HELD,     /* in a registered host block */
-    ITEM_BELOW     /* store without a host tier: a lower tier has it already */
+    ITEM_BELOW,    /* store without a host tier: a lower tier has it already */
+    ITEM_LEASED    /* load in place: in a peer's memory, which jobs read. It has no host block */
 };
 
 /** One key of a pin. */
@@ -93,6 +95,16 @@ struct kvbm_item {
     uint64_t peer;   /* worker of the peer that has it; 0: not known */
     struct kvbm_handle host;
     struct kvbm_handle source; /* block of the disk pool, while it is read */
+    const struct kvbm_lease
+        *lease; /* LEASED: one of the pin's leases; the item is its key @place */
+    uint32_t place;
+};
+
+/** A lease of a pin. */
+struct kvbm_leased {
+    struct kvbm_leased *next;
+    struct kvbm_lease *lease;
+    uint32_t n; /* blocks, as n_leased of struct kvbm_pins counts them */
 };
 
 /** A pin: keys with their host blocks. Freed with its last reference. */
@@ -111,9 +123,10 @@ struct kvbm_pin {
     uint32_t peer_window;   /* blocks being fetched from peers, or asked for there */
     uint32_t peer_end;      /* prompts: item that no peer has; those behind aren't asked for */
     bool no_fetch, no_peers;
-    bool lends;               /* a hold of a peer: never waits for what this node gets from peers */
-    uint64_t hinted;          /* worker of the peer that a hint names; 0: none */
-    uint8_t retain;           /* store: retention priority of its blocks */
+    bool in_place;   /* blocks of peers stay where they are, if this process can read them there */
+    bool lends;      /* a hold of a peer: never waits for what this node gets from peers */
+    uint64_t hinted; /* worker of the peer that a hint names; 0: none */
+    uint8_t retain;  /* store: retention priority of its blocks */
     uint64_t retain_until_ns; /* end of the retention; 0: none */
     uint64_t deadline_ns;
     int32_t priority; /* priority of its fetches */
@@ -123,6 +136,7 @@ struct kvbm_pin {
     uint8_t *keys;          /* [n], behind the parent's key */
     struct kvbm_job_ *jobs; /* jobs that wait for the pin to settle */
     struct kvbm_fetch *fetches;
+    struct kvbm_leased *leased;   /* the leases of LEASED items, and those that have ended */
     struct kvbm_immutable *likes; /* prepare_load_blocks: [n] the given blocks, held; else NULL */
     /* Direct job: its cache, whose blocks take the place of host blocks, and [n] their numbers, which
      * the job owns. Such items have no host handle. */
@@ -137,7 +151,8 @@ struct kvbm_fetch {
     struct kvbm_pin *pin;
     struct kvbm_fetch *next; /* next fetch of the pin */
     enum kv_tier tier;
-    bool asks; /* peers: which of them has the blocks? No host block is filled */
+    bool asks;                  /* peers: which of them has the blocks? No host block is filled */
+    struct kvbm_leased *leases; /* peers: for the lease of the blocks. No host block is filled */
     uint64_t start_ns;
     uint32_t n;
     uint32_t overtaken; /* as in struct kvbm_ask */
@@ -181,7 +196,10 @@ struct kvbm_job_ {
     uint32_t n_through;
     uint32_t *blocks; /* [n] blocks of the cache; then pairs: source, target, index */
     uint32_t *host, *other, *index;
-    uint8_t *ok; /* bit per pair: copied */
+    const struct kvbm_layout *from; /* load: what host numbers, the host tier or a peer's memory */
+    uint8_t *ok;                    /* bit per pair: copied */
+    uint8_t *arrived;               /* bit per key: copied */
+    uint8_t *handled;               /* bit per key: copied, or not to be tried again */
 };
 
 /** An attached cache. */
@@ -297,6 +315,7 @@ struct kvbm_pins {
      * evicts no more than that. */
     uint32_t n_object_fetched, max_object_fetched;
     uint32_t n_peer_fetched; /* of n_object_fetched, blocks that come from peers */
+    uint32_t n_leased;       /* blocks of leases that pins keep, and of such being asked for */
 };
 
 /** Copies between caches and pins (job.c, job_calls.c). */
@@ -577,8 +596,8 @@ bool kvbm_fetch_is_circle(const struct kvbm_pin *pin, uint32_t i);
  */
 void kvbm_fetch_by_share(struct kvbm_pin *pin, enum kv_tier tier, const uint32_t *index,
                          uint32_t n);
-/** Begin to ask peers for items. */
-void kvbm_fetch_ask(struct kvbm_pin *pin, const uint32_t *index, uint32_t n);
+/** Begin to ask peers for items, or (@leases) to lease them from the peer that has them. */
+void kvbm_fetch_ask(struct kvbm_pin *pin, const uint32_t *index, uint32_t n, bool leases);
 /** Turn starving items into BUSY when no fetch is left whose end would continue them. */
 void kvbm_fetch_nobody_feeds(struct kvbm_pin *pin);
 
@@ -589,6 +608,27 @@ void kvbm_fetch_from_peers(struct kvbm_pin *pin);
 bool kvbm_fetch_peers_first(const struct kvbm_pin *pin, uint32_t i);
 /** Note that no peer had item @i, or that the one which had it didn't give it (@why). */
 void kvbm_fetch_not_at_peer(struct kvbm_pin *pin, uint32_t i, bool asked, int why);
+
+/* leased.c */
+/** Return how many of items that one peer has may be leased now, to be copied from where they are. */
+uint32_t kvbm_leased_room(const struct kvbm_pin *pin, const uint32_t *index, uint32_t n);
+/** Make a place for a lease of @n blocks. NULL: no memory. */
+struct kvbm_leased *kvbm_leased_new(struct kvbm_manager *m, uint32_t n);
+/** Release a lease, and free its place. NULL is a no-op. */
+void kvbm_leased_free(struct kvbm_manager *m, struct kvbm_leased *leased);
+/** Make item @i LEASED: key @place of @lease. */
+void kvbm_leased_add(struct kvbm_pin *pin, uint32_t i, const struct kvbm_lease *lease,
+                     uint32_t place);
+/** Tell where the bytes of a LEASED item are: a block of a layout, which lives as long as the pin. */
+void kvbm_leased_source(const struct kvbm_item *item, const struct kvbm_layout **layout,
+                        uint32_t *block);
+/** True when what was copied from a LEASED item before this call is right. */
+bool kvbm_leased_is_intact(const struct kvbm_item *item);
+/**
+ * Fetch the LEASED items whose leases have ended, as if the pin weren't in place. Returns true when
+ * items are pending: the pin settles again, and starts its jobs then.
+ */
+bool kvbm_leased_renew(struct kvbm_pin *pin);
 
 /* peers.c */
 /** Open the tier of peers, if the options name any. */
@@ -607,6 +647,8 @@ long kvbm_lookup_own(struct kvbm_manager *m, const struct kvbm_chain *chain, siz
                      uint8_t *ret);
 
 /* job.c */
+/** Have a job wait until its pin has settled. */
+void kvbm_job_wait(struct kvbm_job_ *job);
 /** Submit the copy of a job whose pin has settled. */
 void kvbm_job_start(struct kvbm_job_ *job);
 /**

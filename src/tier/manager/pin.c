@@ -100,6 +100,10 @@ void kvbm_pin_put(struct kvbm_pin *pin)
         kvbm_pin_let_go(pin, i);
     }
     let_likes_go(pin);
+    for (struct kvbm_leased *leased; (leased = pin->leased) != NULL;) {
+        pin->leased = leased->next;
+        kvbm_leased_free(m, leased);
+    }
     if (pin->prev)
         pin->prev->next = pin->next;
     else
@@ -195,7 +199,8 @@ void kvbm_pin_settle(struct kvbm_pin *pin)
     for (uint32_t i = 0; !pin->store && !pin->settled && i < pin->n; i++)
         pin->manager->stats.host.misses += !pin->items[i].found;
     pin->settled = true;
-    while ((job = pin->jobs) != NULL) {
+    /* a job whose leases have ended makes items pending again */
+    while (!pin->n_fetched && !pin->n_waits && (job = pin->jobs) != NULL) {
         pin->jobs = job->next_wait;
         job->waits = false;
         kvbm_job_start(job);
@@ -239,6 +244,7 @@ static uint8_t where(const struct kvbm_pin *pin, const struct kvbm_item *item)
     case ITEM_STAGED:
     case ITEM_HELD:
     case ITEM_BELOW:
+    case ITEM_LEASED:
         return KVBM_READY;
     default:
         (void)pin;
@@ -265,6 +271,7 @@ long kvbm_pin_load(struct kvbm_pin *pin, const struct kvbm_pin_opts *opts)
     pin->no_fetch = KV_OPT(opts, no_fetch, false);
     pin->priority = KV_OPT(opts, priority, 0);
     pin->no_peers = pin->lends || KV_OPT(opts, no_peers, false);
+    pin->in_place = KV_OPT(opts, in_place, false);
     pin->hinted = kvbm_peers_hinted(pin->manager, KV_OPT(opts, hint, NULL));
     kvbm_pin_hold(pin);
     if (!pin->no_fetch)

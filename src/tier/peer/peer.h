@@ -4,6 +4,7 @@
  *
  *   ASK  keys ──► lookup at up to max_asked peers at once ──► who has each key
  *   GET  keys ──► lease at one peer ──► copy, verified (kvbm_lease_read) ──► lease released
+ *   LEASE  keys ──► lease at one peer, whose memory this process maps: the caller copies
  *
  * The answers to an ASK are remembered for a time, by hashes of keys. They are guesses: only a GET
  * tells whether a peer has a block.
@@ -54,14 +55,14 @@ int kvbm_peers_open(const struct kvbm_peers_opts *opts, struct kvbm_peers **ret)
  */
 void kvbm_peers_close(struct kvbm_peers *peers);
 
-enum kvbm_peer_op { KVBM_PEER_ASK, KVBM_PEER_GET };
+enum kvbm_peer_op { KVBM_PEER_ASK, KVBM_PEER_GET, KVBM_PEER_LEASE };
 
 struct kvbm_peer_io {
     const void *key;
     uint64_t hash;   /* kvbm_peer_hash */
     uint64_t worker; /* ASK: becomes the peer that has the key */
     uint32_t block;  /* GET: of the batch's layout */
-    /* 0, -ENOENT, -EBADMSG (didn't verify), -ETIMEDOUT, -EHOSTDOWN (no session, breaker), -EPIPE,
+    /* 0 (LEASE: key i of the lease has a block); -ENOENT, -EBADMSG (didn't verify), -ETIMEDOUT, -EHOSTDOWN (no session, breaker), -EPIPE,
      * -EAGAIN (the peer lends no more), -ECANCELED ... */
     int status;
 };
@@ -72,8 +73,11 @@ struct kvbm_peer_batch {
     int32_t priority;     /* order of waiting batches: higher first, then older */
     uint64_t deadline_ns; /* monotonic; 0: timeout_ms from now */
     uint32_t group;
-    uint64_t worker;              /* GET: from this peer. ASK: ask this one, too; 0: any */
+    uint64_t worker;              /* GET, LEASE: from this peer. ASK: ask this one, too; 0: any */
     const struct kvbm_layout *to; /* GET */
+    /* LEASE: becomes a shared lease of all keys, which the caller releases; NULL: there is none. A
+     * peer that would lease only the first keys, or isn't shared, gives none (-EAGAIN). */
+    struct kvbm_lease *lease;
     struct kvbm_peer_io *ios;
     uint32_t n; /* 1 to KVBM_PEER_BATCH */
     void (*done)(struct kvbm_peer_batch *batch);
@@ -103,6 +107,12 @@ void kvbm_peers_resume(struct kvbm_peers *peers);
 
 /** Tell whether there is a session with a peer that may be asked now. */
 bool kvbm_peers_any(struct kvbm_peers *peers);
+
+/**
+ * Tell how many blocks a LEASE may hold at a peer, as far as is known: 0 when its memory isn't shared
+ * with this process.
+ */
+uint64_t kvbm_peers_lendable(struct kvbm_peers *peers, uint64_t worker);
 
 /** Hash a key and its group, for what is known of keys. */
 uint64_t kvbm_peer_hash(const void *key, uint32_t key_len, uint32_t group);

@@ -6,6 +6,8 @@
 #include "tier/peer/impl.h"
 
 #define ANY_NS (10 * KV_NS_PER_MS) /* with many peers it takes long to count them */
+/* Of a peer's blocks, an eighth: half of the quarter that a peer lends by default. */
+#define LENDABLE_SHARE 8
 
 /* ---- the queue; with the lock held ---- */
 
@@ -146,8 +148,8 @@ static void *watch(void *arg)
 static bool is_complete(const struct kvbm_peers *peers, const struct kvbm_peer_batch *batch)
 {
     return batch->n && batch->n <= KVBM_PEER_BATCH && batch->done && batch->ios &&
-           (batch->op == KVBM_PEER_ASK || (batch->to && batch->worker)) &&
-           peers->opts.key_len <= 64;
+           (batch->op != KVBM_PEER_GET || batch->to) &&
+           (batch->op == KVBM_PEER_ASK || batch->worker) && peers->opts.key_len <= 64;
 }
 
 /* Queue a batch, with the lock held. */
@@ -175,6 +177,7 @@ int kvbm_peers_submit(struct kvbm_peers *peers, struct kvbm_peer_batch *batch)
         return -EINVAL;
     batch->until_ = batch->deadline_ns ? KV_MIN(batch->deadline_ns, until) : until;
     batch->cancelled_ = false;
+    batch->lease = NULL;
     pthread_mutex_lock(&peers->lock);
     if (peers->ending)
         err = -ESHUTDOWN;
@@ -252,6 +255,15 @@ bool kvbm_peers_any(struct kvbm_peers *peers)
     if (askable)
         atomic_store_explicit(&peers->any_until_ns, now + ANY_NS, memory_order_relaxed);
     return askable;
+}
+
+uint64_t kvbm_peers_lendable(struct kvbm_peers *peers, uint64_t worker)
+{
+    struct kvbm_session *session = kvbm_session_find(peers->opts.agent, worker);
+    uint64_t n = session ? kvbm_session_shares(session, peers->opts.set) / LENDABLE_SHARE : 0;
+
+    kvbm_session_put(session);
+    return n;
 }
 
 void kvbm_peers_get_stats(struct kvbm_peers *peers, struct kvbm_peers_stats *ret)

@@ -290,27 +290,55 @@ static int get_from(struct kvbm_peers *peers, struct kvbm_session *session,
     return n < 0 ? (int)n : 0;
 }
 
+/* Lease all blocks of a batch. The lease is given back where the caller couldn't use it, or where it
+ * might take the last block that the peer lends: a GET of the same keys then needs it. */
+static int lease_all(struct kvbm_peers *peers, struct kvbm_session *session,
+                     struct kvbm_peer_batch *batch)
+{
+    uint8_t keys[KVBM_PEER_BATCH * 64];
+    struct kvbm_lease *lease = NULL;
+    struct kvbm_block_at at;
+    int err;
+
+    pack(peers, batch, keys);
+    err = kvbm_session_lease(session, peers->opts.set, batch->group, keys, batch->n, 0,
+                             batch->until_, &lease);
+    if (err == 0 && (kvbm_lease_count(lease) < batch->n || !kvbm_lease_is_shared(lease))) {
+        kvbm_lease_release(lease);
+        err = -EAGAIN;
+    }
+    end_all(batch, 0, err == -ENOSPC ? -EAGAIN : err);
+    for (uint32_t i = 0; i < batch->n && err == 0; i++)
+        batch->ios[i].status = kvbm_lease_block(lease, i, &at);
+    if (err == 0)
+        batch->lease = lease;
+    return err;
+}
+
 /* Count what came, and believe no longer what turned out wrong. */
 static void count(struct kvbm_peers *peers, const struct kvbm_peer_batch *batch)
 {
-    uint64_t block = kvbm_layout_get_config(batch->to)->num_layers;
-    const struct kvbm_layout_config *c = kvbm_layout_get_config(batch->to);
+    const struct kvbm_layout_config *c = kvbm_layout_get_config(peers->opts.like);
+    uint64_t block = c->num_layers;
 
     block = block * c->outer_dim * c->page_size * c->inner_dim * c->dtype_width_bytes;
     pthread_mutex_lock(&peers->lock);
     for (uint32_t i = 0; i < batch->n; i++) {
         int status = batch->ios[i].status;
+        bool refused = batch->op == KVBM_PEER_LEASE && status == -EAGAIN;
+        bool got = batch->op == KVBM_PEER_GET && status == 0;
 
-        peers->stats.got += status == 0;
-        peers->stats.bytes += status == 0 ? block : 0;
-        peers->stats.failed += status != 0 && status != -ENOENT && status != -ECANCELED;
+        peers->stats.got += got;
+        peers->stats.bytes += got ? block : 0;
+        peers->stats.failed += status != 0 && status != -ENOENT && status != -ECANCELED && !refused;
         peers->stats.late += status == -ETIMEDOUT;
-        if (status != 0 && status != -ECANCELED)
+        if (status != 0 && status != -ECANCELED && !refused)
             kvbm_known_set(peers, batch->ios[i].hash, KVBM_KNOWN_NOT, 0, 0);
     }
     pthread_mutex_unlock(&peers->lock);
 }
 
+/* Run a GET or a LEASE. */
 static void run_get(struct kvbm_peers *peers, struct kvbm_peer_slot *slot,
                     struct kvbm_peer_batch *batch)
 {
@@ -326,7 +354,10 @@ static void run_get(struct kvbm_peers *peers, struct kvbm_peer_slot *slot,
         end_all(batch, 0, -EHOSTDOWN);
     } else {
         enter_session(peers, slot, session);
-        tell_gate(peers, batch->worker, get_from(peers, session, batch), begun);
+        tell_gate(peers, batch->worker,
+                  batch->op == KVBM_PEER_LEASE ? lease_all(peers, session, batch)
+                                               : get_from(peers, session, batch),
+                  begun);
         enter_session(peers, slot, NULL);
     }
     count(peers, batch);
