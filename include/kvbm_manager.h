@@ -143,6 +143,16 @@ struct kvbm_manager_opts {
     const char *peer_token_file; /* of the manager's own agent, as kvbm_agent_opts.token_file */
     uint32_t peer_set;           /* id of the peers' sets of host blocks; 0: 1 */
     uint32_t peer_timeout_ms;    /* for a batch of blocks from a peer; 0: 2000 */
+
+    /* kv-indexer that tells which peers to look at first, "http://HOST:PORT" or "https://...": it
+     * follows the peers' events, under their agents' worker numbers. A hint: the peers' answers
+     * decide, and a lookup waits for it indexer_timeout_ms at most. NULL: none. */
+    const char *indexer;
+    const char *indexer_model;      /* as registered there; required with indexer */
+    const char *indexer_tenant;     /* NULL: "default" */
+    const char *indexer_token_file; /* the first line is the bearer token, read at creation */
+    const char *indexer_ca;         /* https: PEM file; NULL: the system's authorities */
+    uint32_t indexer_timeout_ms;    /* 0: 100 */
 };
 #define KVBM_MANAGER_OPTS_INIT KV_INIT_(kvbm_manager_opts)
 
@@ -250,8 +260,9 @@ KV_API int kvbm_cache_detach(struct kvbm_cache *cache);
 /* ---- simple calls: store and load blocks of a cache by their keys, and wait ---- */
 
 /**
- * Store blocks of @cache in the tiers and wait for it: blocks[i] of the cache holds key i of @chain
- * (tokens are ignored), UINT32_MAX: leave it out. Keys that are there already cost a lookup.
+ * Store blocks of @cache in the tiers and wait for it: blocks[i] of the cache holds key i of @chain,
+ * UINT32_MAX: leave it out. Keys that are there already cost a lookup. Tokens of @chain, page_size a
+ * block, go into the events of blocks that enter the host tier; they are for nothing else.
  *
  * A block without room waits, at most @timeout_ms, instead of being dropped. Without a host tier
  * the call also waits until a lower tier has the blocks. Returns the number of keys, from the first
@@ -367,8 +378,9 @@ struct kvbm_pin_opts {
 #define KVBM_PIN_OPTS_INIT KV_INIT_(kvbm_pin_opts)
 
 /**
- * Pin the blocks of @chain (n keys, tokens are ignored) in the host tier, and fetch the others from
- * the tiers below. @opts may be NULL. The caller frees *@ret with kvbm_pin_release. Returns the
+ * Pin the blocks of @chain (n keys) in the host tier, and fetch the others from the tiers below.
+ * Tokens of @chain, page_size a block, go into the events of blocks that enter the host tier.
+ * @opts may be NULL. The caller frees *@ret with kvbm_pin_release. Returns the
  * length of the prefix that is READY or PENDING, with a pin also for length 0; -EINVAL; -ENOMEM;
  * -ECHILD.
  */
@@ -395,6 +407,7 @@ KV_API long kvbm_manager_prepare_load_blocks(struct kvbm_manager *manager,
  * Reserve host blocks for the keys of @chain that the host tier neither has nor has reserved. The
  * caller frees *@ret with kvbm_pin_release.
  *
+ * Tokens of @chain, page_size a block, go into the events of the blocks.
  * Keys without room are left out and counted as dropped. kvbm_pin_commit or the end of a store job
  * makes reserved blocks findable. Returns the number of reserved blocks; -EINVAL; -ENOMEM; -ECHILD.
  */
@@ -593,6 +606,10 @@ struct kvbm_manager_stats {
     uint32_t peers_now;          /* peers with an open session */
     uint32_t peers_down;         /* peers whose breaker is open: nothing is asked of them */
     uint64_t peer_asked;         /* keys that peers were asked for */
+    uint64_t indexer_asked;      /* requests to kv-indexer */
+    uint64_t indexer_failed;     /* of these, without an answer in time, or with one of no sense */
+    uint64_t indexer_named;      /* keys of peer_asked that a peer has which kv-indexer named */
+    bool indexer_down;           /* its breaker is open: nothing is asked of it */
 };
 #define KVBM_MANAGER_STATS_INIT KV_INIT_(kvbm_manager_stats)
 

@@ -31,8 +31,7 @@ struct zmq_sink {
     size_t capacity; /* in blocks */
 };
 
-/* Return a key as engines name blocks: a number, for long keys that of the last 8 bytes. */
-static uint64_t hash_of(const void *key, uint32_t len)
+uint64_t kvbm_event_hash(const void *key, uint32_t len)
 {
     const uint8_t *bytes = key;
     uint64_t hash = 0;
@@ -89,7 +88,7 @@ static int reserve(struct zmq_sink *sink, size_t n)
 
 static int publish_run(struct zmq_sink *sink, const struct kvbm_event *run, size_t n)
 {
-    uint64_t parent = run->parent ? hash_of(run->parent, run->key_len) : 0;
+    uint64_t parent = run->parent ? kvbm_event_hash(run->parent, run->key_len) : 0;
     struct kve_event event = {
         .size = sizeof(event),
         .type = run->type == KVBM_EVENT_STORED ? KVE_STORED : KVE_REMOVED,
@@ -108,7 +107,7 @@ static int publish_run(struct zmq_sink *sink, const struct kvbm_event *run, size
     };
 
     for (size_t i = 0; i < n; i++) {
-        sink->hashes[i] = hash_of(run[i].key, run[i].key_len);
+        sink->hashes[i] = kvbm_event_hash(run[i].key, run[i].key_len);
         if (run->n_tokens)
             memcpy(sink->tokens + i * sink->block_size, run[i].tokens,
                    sink->block_size * sizeof(*sink->tokens));

@@ -26,4 +26,7 @@ void kvbm_events_use(struct kvbm_events *events, bool use);
 int kvbm_events_add_sink(struct kvbm_events *events, enum kvbm_event_scope scope, kvbm_event_fn fn,
                          void (*close)(void *arg), void *arg);
 
+/** Return a key as the ZMQ sink names its block: a number, of long keys that of the last 8 bytes. */
+uint64_t kvbm_event_hash(const void *key, uint32_t len);
+
 #endif

@@ -82,7 +82,7 @@ static long copy_path(const struct kvi_index *ix, uint32_t pos, uint64_t **ret)
 
     for (const struct kvi_chain *chain = last; chain->parent; chain = chain->parent)
         n += chain == last ? end : kvi_chain_run(chain).len;
-    locals = malloc(n * sizeof(*locals));
+    locals = malloc(KV_MAX(n, (size_t)1) * sizeof(*locals));
     if (!locals)
         return -ENOMEM;
     at = n;

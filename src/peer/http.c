@@ -13,7 +13,7 @@ static void load(void)
         .library = KVBM_HTTP_LIBRARY,
         .variable = "KVBM_HTTP_LIBRARY",
         .symbol = KVBM_HTTP_SYMBOL,
-        .missing = "etcd needs " KVBM_HTTP_LIBRARY,
+        .missing = "etcd and kv-indexer need " KVBM_HTTP_LIBRARY,
         .head = {sizeof(*http), KVBM_HTTP_ABI},
     };
 

@@ -37,6 +37,7 @@ static int call_init(struct call *c, struct kvbm_cache *cache, const struct kvbm
                                    .keys = chain->keys,
                                    .parent = chain->parent,
                                    .position = chain->position,
+                                   .tokens = KV_OPT(chain, tokens, NULL),
                                    .scattered = kvbm_chain_scattered(chain)};
     c->n = (uint32_t)n;
     c->deadline_ns = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
@@ -180,6 +181,8 @@ static long load_some(struct call *c, uint32_t from, const uint32_t *blocks)
     long rc, ready;
 
     chain.keys = keys;
+    if (chain.tokens)
+        chain.tokens += (size_t)from * c->manager->block_tokens;
     if (!chain.scattered) {
         chain.parent = from ? keys - c->manager->key_len : c->chain.parent;
         chain.position += from;

@@ -49,6 +49,10 @@ static const char *what_is_wrong(const struct kvbm_manager_opts *o)
     if (o->peers && !o->agent && o->fingerprint &&
         strnlen(o->fingerprint, KVBM_MAX_FINGERPRINT + 1) > KVBM_MAX_FINGERPRINT)
         return "peers without an agent need a fingerprint of at most 255 bytes";
+    if (o->indexer && !o->peers && !o->agent)
+        return "an indexer needs peers or an agent";
+    if (o->indexer && (!o->indexer_model || !*o->indexer_model))
+        return "an indexer needs indexer_model";
     if (o->host_memory && (!o->host_bytes || (uintptr_t)o->host_memory % KVBM_HOST_ALIGN))
         return "host_memory needs host_bytes and an address that is a multiple of 4096";
     if (o->host_memory && (o->host_pinned || o->huge_pages))
@@ -109,8 +113,16 @@ static void set_defaults(struct kvbm_manager_opts *o)
 
 static int copy_strings(struct kvbm_manager *m)
 {
-    const char **texts[] = {&m->opts.fingerprint, &m->opts.disk, &m->opts.object, &m->opts.peers,
-                            &m->opts.peer_token_file};
+    const char **texts[] = {&m->opts.fingerprint,
+                            &m->opts.disk,
+                            &m->opts.object,
+                            &m->opts.peers,
+                            &m->opts.peer_token_file,
+                            &m->opts.indexer,
+                            &m->opts.indexer_model,
+                            &m->opts.indexer_tenant,
+                            &m->opts.indexer_token_file,
+                            &m->opts.indexer_ca};
     size_t len = 0;
     char *at;
 

@@ -134,6 +134,7 @@ struct kvbm_pin {
     bool has_parent;
     bool scattered;         /* keys of no sequence */
     uint8_t *keys;          /* [n], behind the parent's key */
+    uint32_t *tokens;       /* [n * block_tokens], for events; NULL: none */
     struct kvbm_job_ *jobs; /* jobs that wait for the pin to settle */
     struct kvbm_fetch *fetches;
     struct kvbm_leased *leased;   /* the leases of LEASED items, and those that have ended */
@@ -387,6 +388,7 @@ struct kvbm_manager {
     struct kvbm_shared *shared;             /* host_shared */
     struct kvbm_lending lending;
     uint64_t host_base, block_bytes, stride;
+    uint32_t block_tokens;
     uint64_t host_blocks; /* blocks of the host tier, or staging blocks */
     struct kvbm_copier *copier;
     struct kvbm_disk *disk_store;
@@ -490,6 +492,11 @@ static inline uint32_t kvbm_pin_position(const struct kvbm_pin *pin, uint32_t i)
     return pin->scattered ? 0 : pin->position + i;
 }
 
+static inline const uint32_t *kvbm_pin_tokens(const struct kvbm_pin *pin, uint32_t i)
+{
+    return pin->tokens ? pin->tokens + (size_t)i * pin->manager->block_tokens : NULL;
+}
+
 static inline struct kvbm_chain kvbm_pin_chain(const struct kvbm_pin *pin, uint32_t i)
 {
     return (struct kvbm_chain){.size = sizeof(struct kvbm_chain),
@@ -497,6 +504,7 @@ static inline struct kvbm_chain kvbm_pin_chain(const struct kvbm_pin *pin, uint3
                                .keys = kvbm_pin_key(pin, i),
                                .parent = kvbm_pin_parent(pin, i),
                                .position = kvbm_pin_position(pin, i),
+                               .tokens = kvbm_pin_tokens(pin, i),
                                .scattered = pin->scattered};
 }
 

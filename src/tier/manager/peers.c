@@ -42,7 +42,14 @@ static int follow(struct kvbm_manager *m, struct kvbm_agent *agent)
 
 int kvbm_manager_open_peers(struct kvbm_manager *m)
 {
+    const struct kvbm_indexer_opts indexer = {.url = m->opts.indexer,
+                                              .model = m->opts.indexer_model,
+                                              .tenant = m->opts.indexer_tenant,
+                                              .token_file = m->opts.indexer_token_file,
+                                              .tls_ca = m->opts.indexer_ca,
+                                              .timeout_ms = m->opts.indexer_timeout_ms};
     struct kvbm_peers_opts opts = {.size = sizeof(opts),
+                                   .indexer = m->opts.indexer ? &indexer : NULL,
                                    .agent = m->opts.agent,
                                    .like = m->layout,
                                    .key_len = m->key_len,

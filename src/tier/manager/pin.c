@@ -9,6 +9,21 @@
 
 #define LOOK 64 /* keys looked up at a time */
 
+/* Copy the tokens of a chain, for the events of its blocks. */
+static int copy_tokens(struct kvbm_pin *pin, const struct kvbm_chain *chain)
+{
+    const uint32_t *tokens = KV_OPT(chain, tokens, NULL);
+    size_t bytes = (size_t)pin->n * pin->manager->block_tokens * sizeof(*tokens);
+
+    if (!tokens || !bytes || !pin->manager->opts.events || !pin->manager->host)
+        return 0;
+    pin->tokens = malloc(bytes);
+    if (!pin->tokens)
+        return -ENOMEM;
+    memcpy(pin->tokens, tokens, bytes);
+    return 0;
+}
+
 int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n, bool store,
                  struct kvbm_pin **ret)
 {
@@ -39,6 +54,10 @@ int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t 
         memcpy(pin->keys - m->key_len, chain->parent, m->key_len);
     if (n)
         memcpy(pin->keys, chain->keys, n * m->key_len);
+    if (copy_tokens(pin, chain) < 0) {
+        free(pin);
+        return -ENOMEM;
+    }
     pin->next = m->pins.first;
     if (pin->next)
         pin->next->prev = pin;
@@ -111,6 +130,7 @@ void kvbm_pin_put(struct kvbm_pin *pin)
     if (pin->next)
         pin->next->prev = pin->prev;
     m->pins.n--;
+    free(pin->tokens);
     free(pin);
     for (struct kvbm_pin *other = m->pins.first; reserved && other; other = other->next)
         kvbm_pin_look(other);

@@ -46,6 +46,10 @@ static struct kvbm_manager_stats stats_of(struct kvbm_manager *m)
         stats.peers_now = peers.sessions;
         stats.peers_down = peers.down;
         stats.peer_asked = peers.asked;
+        stats.indexer_asked = peers.indexer_asked;
+        stats.indexer_failed = peers.indexer_failed;
+        stats.indexer_named = peers.named;
+        stats.indexer_down = peers.indexer_down;
     }
     if (m->disk_store) {
         kvbm_disk_get_stats(m->disk_store, &disk);
@@ -169,6 +173,15 @@ static void render(const struct kvbm_manager *m, const struct kvbm_manager_stats
             stats->peers_down);
     put_one(out, "kvbm_peer_asked_total", "counter", "Keys that peers were asked for.",
             stats->peer_asked);
+    put_one(out, "kvbm_indexer_asked_total", "counter", "Requests to kv-indexer.",
+            stats->indexer_asked);
+    put_one(out, "kvbm_indexer_failed_total", "counter",
+            "Of these, without an answer in time, or with one that made no sense.",
+            stats->indexer_failed);
+    put_one(out, "kvbm_indexer_named_total", "counter",
+            "Keys that a peer has which kv-indexer named.", stats->indexer_named);
+    put_one(out, "kvbm_indexer_down", "gauge", "1: kv-indexer doesn't answer and isn't asked.",
+            stats->indexer_down);
     put_one(out, "kvbm_disk_volumes_down", "gauge", "Volumes no longer used after too many errors.",
             stats->volumes_down);
     put_one(out, "kvbm_disk_registered_bytes", "gauge", "Memory registered with io_uring.",

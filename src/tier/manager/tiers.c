@@ -128,6 +128,7 @@ static int open_host(struct kvbm_manager *m)
     n = kvbm_staging(m) ? m->opts.staging_blocks : m->opts.host_bytes / shape.block_stride;
     m->block_bytes = shape.natural_block_bytes;
     m->stride = shape.block_stride;
+    m->block_tokens = config.page_size;
     m->host_blocks = n;
     m->pins.max_object_fetched =
         (uint32_t)KV_MAX(kvbm_staging(m) ? n / 2 : n / OBJECT_SHARE, UINT64_C(1));

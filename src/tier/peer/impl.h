@@ -16,6 +16,7 @@
 #include "tier/peer/peer.h"
 
 #define KVBM_MAX_ASKED_PEERS 16u
+#define KVBM_MAX_NAMED 4u     /* workers that an indexer names, of an ASK */
 #define KVBM_KNOWN_SETS 4096u /* of KVBM_KNOWN_WAYS: 1 MiB */
 #define KVBM_KNOWN_WAYS 8u
 #define KVBM_MAX_GATES 256u
@@ -45,6 +46,7 @@ struct kvbm_peers {
     struct kvbm_peer_slot *slots; /* [opts.n_threads] */
     uint32_t n_started;
     _Atomic uint64_t any_until_ns; /* until then somebody can be asked, as far as is known */
+    struct kvbm_indexer *indexer;  /* NULL: none */
     bool hears;                    /* serves KVBM_TELL_GONE; else another tier of this agent does */
 
     pthread_mutex_t lock; /* all below, and slots */
@@ -58,6 +60,13 @@ struct kvbm_peers {
     uint32_t n_gates;
     struct kvbm_peers_stats stats;
 };
+
+/**
+ * Ask the indexer who may have the @n keys of an ASK. *@ret become sessions with such peers, of which
+ * the caller drops the references. Returns their number. Without the lock.
+ */
+uint32_t kvbm_peers_named(struct kvbm_peers *peers, const struct kvbm_peer_batch *batch,
+                          const uint8_t *keys, struct kvbm_session *ret[KVBM_MAX_NAMED]);
 
 /** Run a batch on the thread of @slot: fill in the results of its keys. Without the lock. */
 void kvbm_peers_run(struct kvbm_peers *peers, struct kvbm_peer_slot *slot,

@@ -9,6 +9,10 @@
  * The answers to an ASK are remembered for a time, by hashes of keys. They are guesses: only a GET
  * tells whether a peer has a block.
  *
+ * With an indexer, an ASK of group 0 that names no worker asks it first: up to 4 of the workers that
+ * it names are asked alone. All peers are asked in two cases: these have none of the keys, or the
+ * indexer names no worker in time with which there is a session.
+ *
  * Each peer has a breaker. It opens when a call to the peer isn't answered in time, and after three
  * other failures in a row. While it is open, only a probe is sent to that peer: after 1 s, 2 s, and
  * so on up to 30 s.
@@ -28,6 +32,7 @@
 #include <stdint.h>
 
 #include "kvbm_lease.h"
+#include "peer/indexer.h"
 
 #define KVBM_PEER_BATCH 64 /* most keys of a batch */
 
@@ -44,9 +49,10 @@ struct kvbm_peers_opts {
     uint32_t timeout_ms; /* of a batch, if its deadline isn't earlier; 0: 2000 */
     uint32_t ask_ms;     /* for the answers to an ASK; 0: 250 */
     uint32_t max_asked;  /* peers of an ASK, at most 16; 0: 16 */
+    const struct kvbm_indexer_opts *indexer; /* NULL: none */
 };
 
-/** Open the tier. Returns 0; -EINVAL; -ENOMEM; -EAGAIN (no threads). */
+/** Open the tier. Returns 0; -EINVAL; -ENOMEM; -EAGAIN (no threads); or as kvbm_indexer_open. */
 int kvbm_peers_open(const struct kvbm_peers_opts *opts, struct kvbm_peers **ret);
 
 /**
@@ -133,12 +139,15 @@ enum kvbm_known kvbm_peers_known(struct kvbm_peers *peers, uint64_t hash, uint64
 void kvbm_peers_forget(struct kvbm_peers *peers, uint64_t hash);
 
 struct kvbm_peers_stats {
-    uint32_t sessions;                 /* peers with an open session, whose blocks fit */
-    uint32_t down;                     /* peers whose breaker is open */
-    uint64_t asked, found;             /* keys of ASKs */
-    uint64_t got, bytes, failed, late; /* blocks of GETs */
-    uint64_t opened;                   /* breakers, times */
-    uint64_t gone;                     /* keys that peers told to be gone */
+    uint32_t sessions;                      /* peers with an open session, whose blocks fit */
+    uint32_t down;                          /* peers whose breaker is open */
+    uint64_t asked, found;                  /* keys of ASKs */
+    uint64_t got, bytes, failed, late;      /* blocks of GETs */
+    uint64_t opened;                        /* breakers, times */
+    uint64_t gone;                          /* keys that peers told to be gone */
+    uint64_t indexer_asked, indexer_failed; /* requests */
+    uint64_t named;    /* keys of ASKs that a peer had which the indexer named */
+    bool indexer_down; /* its breaker is open */
 };
 void kvbm_peers_get_stats(struct kvbm_peers *peers, struct kvbm_peers_stats *ret);
 

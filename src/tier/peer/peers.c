@@ -203,6 +203,7 @@ void kvbm_peers_cancel_all(struct kvbm_peers *peers)
         return;
     pthread_mutex_lock(&peers->lock);
     peers->ending = true;
+    kvbm_indexer_interrupt(peers->indexer, true);
     for (uint32_t i = 0; i < peers->opts.n_threads; i++) {
         if (peers->slots[i].session)
             kvbm_session_abort(peers->slots[i].session, -ECANCELED, "its reader ends");
@@ -218,6 +219,7 @@ void kvbm_peers_resume(struct kvbm_peers *peers)
         return;
     pthread_mutex_lock(&peers->lock);
     peers->ending = false;
+    kvbm_indexer_interrupt(peers->indexer, false);
     pthread_cond_broadcast(&peers->work);
     pthread_mutex_unlock(&peers->lock);
 }
@@ -269,9 +271,15 @@ uint64_t kvbm_peers_lendable(struct kvbm_peers *peers, uint64_t worker)
 void kvbm_peers_get_stats(struct kvbm_peers *peers, struct kvbm_peers_stats *ret)
 {
     uint32_t askable, fit = count_peers(peers, &askable);
+    struct kvbm_indexer_stats indexer = {0};
 
+    if (peers->indexer)
+        kvbm_indexer_get_stats(peers->indexer, &indexer);
     pthread_mutex_lock(&peers->lock);
     *ret = peers->stats;
+    ret->indexer_asked = indexer.asked;
+    ret->indexer_failed = indexer.failed;
+    ret->indexer_down = indexer.down;
     ret->sessions = fit;
     ret->down = 0;
     for (uint32_t i = 0; i < peers->n_gates; i++)
@@ -318,7 +326,11 @@ int kvbm_peers_open(const struct kvbm_peers_opts *opts, struct kvbm_peers **ret)
     kv_cond_init(&peers->late);
     peers->threads = calloc(peers->opts.n_threads + 1, sizeof(*peers->threads));
     peers->slots = calloc(peers->opts.n_threads, sizeof(*peers->slots));
-    err = peers->threads && peers->slots ? start(peers) : -ENOMEM;
+    err = peers->threads && peers->slots ? 0 : -ENOMEM;
+    if (err == 0 && opts->indexer)
+        err = kvbm_indexer_open(opts->indexer, &peers->indexer);
+    if (err == 0)
+        err = start(peers);
     peers->hears =
         err == 0 && kvbm_agent_serve(opts->agent, KVBM_TELL_GONE, kvbm_known_gone, peers) == 0;
     if (err < 0) {
@@ -347,6 +359,7 @@ void kvbm_peers_close(struct kvbm_peers *peers)
     pthread_cond_destroy(&peers->work);
     pthread_cond_destroy(&peers->late);
     pthread_mutex_destroy(&peers->lock);
+    kvbm_indexer_close(peers->indexer);
     free(peers->threads);
     free(peers->slots);
     free(peers);

@@ -64,7 +64,7 @@ static void pack(const struct kvbm_peers *peers, const struct kvbm_peer_batch *b
 
 /* ---- ASK ---- */
 
-/* A question to one peer. */
+/* A question to one peer. The session is a reference. */
 struct question {
     struct kvbm_session *session;
     struct kvbm_call *call; /* NULL: it couldn't be asked */
@@ -87,13 +87,25 @@ static void prefer(struct kvbm_session **sessions, size_t n, uint64_t worker)
     }
 }
 
-/* Choose whom to ask: peers whose blocks fit, and whose breakers are closed. Returns their number. */
+/* Tell whether a peer may be asked: its blocks fit, and its breaker is closed. */
+static bool may_ask(struct kvbm_peers *peers, struct kvbm_session *session)
+{
+    bool passes;
+
+    if (kvbm_session_fits(session, peers->opts.set, peers->opts.like) < 0)
+        return false;
+    pthread_mutex_lock(&peers->lock);
+    passes = kvbm_gate_passes(peers, kvbm_session_peer(session)->worker, kv_now_ns());
+    pthread_mutex_unlock(&peers->lock);
+    return passes;
+}
+
+/* Choose whom to ask, of all sessions. Returns their number. */
 static uint32_t choose(struct kvbm_peers *peers, uint64_t first, struct question *questions)
 {
     struct kvbm_session *sessions[1024];
     size_t n = kvbm_sessions_list(peers->opts.agent, sessions, KV_COUNT(sessions)), at;
     uint32_t chosen = 0;
-    uint64_t now = kv_now_ns();
 
     prefer(sessions, n, first);
     pthread_mutex_lock(&peers->lock);
@@ -101,18 +113,27 @@ static uint32_t choose(struct kvbm_peers *peers, uint64_t first, struct question
     pthread_mutex_unlock(&peers->lock);
     for (size_t i = 0; i < n; i++) {
         struct kvbm_session *session = sessions[i && at ? 1 + (i - 1 + at) % (n - 1) : i];
-        bool passes = false;
 
-        if (chosen < peers->opts.max_asked &&
-            kvbm_session_fits(session, peers->opts.set, peers->opts.like) == 0) {
-            pthread_mutex_lock(&peers->lock);
-            passes = kvbm_gate_passes(peers, kvbm_session_peer(session)->worker, now);
-            pthread_mutex_unlock(&peers->lock);
-        }
-        if (passes)
-            questions[chosen++].session = session;
+        if (chosen < peers->opts.max_asked && may_ask(peers, session))
+            questions[chosen++] = (struct question){.session = session};
         else
             kvbm_session_put(session);
+    }
+    return chosen;
+}
+
+/* Choose whom to ask, of the peers that the indexer names. Returns their number. */
+static uint32_t choose_named(struct kvbm_peers *peers, const struct kvbm_peer_batch *batch,
+                             const uint8_t *keys, struct question *questions)
+{
+    struct kvbm_session *named[KVBM_MAX_NAMED];
+    uint32_t n = kvbm_peers_named(peers, batch, keys, named), chosen = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        if (may_ask(peers, named[i]))
+            questions[chosen++] = (struct question){.session = named[i]};
+        else
+            kvbm_session_put(named[i]);
     }
     return chosen;
 }
@@ -170,26 +191,48 @@ static void learn(struct kvbm_peers *peers, const struct kvbm_peer_batch *batch,
     pthread_mutex_unlock(&peers->lock);
 }
 
-static void run_ask(struct kvbm_peers *peers, struct kvbm_peer_batch *batch)
+/* Ask the chosen peers, and drop their sessions. Returns how many keys one of them has. */
+static uint32_t ask_all(struct kvbm_peers *peers, struct kvbm_peer_batch *batch,
+                        const uint8_t *keys, struct question *questions, uint32_t n, bool *sure)
 {
-    struct question questions[KVBM_MAX_ASKED_PEERS] = {0};
-    uint8_t keys[KVBM_PEER_BATCH * 64];
-    uint32_t n = choose(peers, batch->worker, questions);
     uint64_t until = KV_MIN(batch->until_, kv_now_ns() + peers->opts.ask_ms * KV_NS_PER_MS);
-    bool sure = true;
+    uint32_t found = 0;
 
-    pack(peers, batch, keys);
     for (uint32_t k = 0; k < n; k++)
         ask(peers, batch, keys, &questions[k]);
     for (uint32_t k = 0; k < n; k++) {
         hear(peers, batch, until, &questions[k]);
-        sure = sure && questions[k].err != -ETIMEDOUT;
+        *sure = *sure && questions[k].err != -ETIMEDOUT;
     }
-    for (uint32_t i = 0; i < batch->n; i++)
-        decide(questions, n, sure, i, &batch->ios[i]);
-    learn(peers, batch, n && sure);
+    for (uint32_t i = 0; i < batch->n; i++) {
+        decide(questions, n, *sure, i, &batch->ios[i]);
+        found += batch->ios[i].status == 0;
+    }
     for (uint32_t k = 0; k < n; k++)
         kvbm_session_put(questions[k].session);
+    return found;
+}
+
+static void run_ask(struct kvbm_peers *peers, struct kvbm_peer_batch *batch)
+{
+    struct question questions[KVBM_MAX_ASKED_PEERS] = {0};
+    uint8_t keys[KVBM_PEER_BATCH * 64];
+    uint32_t n, found = 0;
+    bool sure = true;
+
+    pack(peers, batch, keys);
+    n = choose_named(peers, batch, keys, questions);
+    if (n)
+        found = ask_all(peers, batch, keys, questions, n, &sure);
+    if (found) {
+        pthread_mutex_lock(&peers->lock);
+        peers->stats.named += found;
+        pthread_mutex_unlock(&peers->lock);
+    } else {
+        n = choose(peers, batch->worker, questions);
+        ask_all(peers, batch, keys, questions, n, &sure);
+    }
+    learn(peers, batch, n && sure);
 }
 
 /* ---- GET ---- */
