@@ -214,7 +214,7 @@ static void await_holders(const struct indexer *x, const struct request *request
 
     while (holders_of(x, request, tokens) != n) {
         require(kv_now_ns() < until, "what was published is visible");
-        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+        nanosleep(&(struct timespec){.tv_nsec = 250000}, NULL); /* the shortest figure is 50 ms */
     }
 }
 

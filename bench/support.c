@@ -23,7 +23,8 @@ static bool is_named(const char *args, const char *arg)
 
 void bench_usage(int argc, char **argv, const char *args)
 {
-    bool help = false, names = args && strstr(args, "]..."), wrong = !args && argc > 1;
+    bool help = false, wrong = !args && argc > 1;
+    bool names = args && strstr(args, "]...") && !strchr(args, '='); /* fixed ones, no NAME=VALUE */
 
     for (int i = 1; i < argc; i++) {
         help |= !strcmp(argv[i], "--help") || !strcmp(argv[i], "-h");

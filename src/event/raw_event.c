@@ -260,6 +260,10 @@ int kve_raw_remaining(const struct kve_raw_event *ev, uint32_t *ret)
 int kve_raw_event_read(struct kv_msgpack *m, struct kve_scratch *scratch, struct kve_raw_event *ret)
 {
     memset(ret, 0, sizeof(*ret));
+    if (KV_LIKELY(kve_at_short_map(m))) {
+        ret->is_map = true;
+        return kve_raw_read_map(m, scratch, ret);
+    }
     switch (kv_msgpack_peek(m)) {
     case KV_MSGPACK_MAP:
         ret->is_map = true;

@@ -46,16 +46,39 @@ static inline uint64_t kve_take_u64(struct kv_msgpack *m)
     return m->p < m->end && *m->p < 0x80 ? *m->p++ : kv_msgpack_u64(m);
 }
 
+/** Return true when @m stands at an array, or a map, of less than 16 elements, all of which may be there. */
+static inline bool kve_at_short_array(const struct kv_msgpack *m)
+{
+    return m->end - m->p > 15 && (*m->p & 0xf0) == 0x90;
+}
+
+static inline bool kve_at_short_map(const struct kv_msgpack *m)
+{
+    return m->end - m->p > 30 && (*m->p & 0xf0) == 0x80;
+}
+
 static inline uint32_t kve_take_array(struct kv_msgpack *m)
 {
-    size_t left = (size_t)(m->end - m->p);
-    uint32_t n;
+    return KV_LIKELY(kve_at_short_array(m)) ? *m->p++ & 0x0fu : kv_msgpack_array(m);
+}
 
-    if (KV_LIKELY(left > 15 && (*m->p & 0xf0) == 0x90)) {
-        n = *m->p++ & 0x0f;
-        return n;
-    }
-    return kv_msgpack_array(m);
+static inline uint32_t kve_take_map(struct kv_msgpack *m)
+{
+    return KV_LIKELY(kve_at_short_map(m)) ? *m->p++ & 0x0fu : kv_msgpack_map(m);
+}
+
+/** Read a number where @m stands at one of 64 bits with a fraction. Returns false for all others. */
+static inline bool kve_take_float64(struct kv_msgpack *m, double *ret)
+{
+    uint64_t bits;
+
+    if (m->end - m->p < 9 || *m->p != 0xcb)
+        return false;
+    memcpy(&bits, m->p + 1, sizeof(bits));
+    bits = be64toh(bits);
+    memcpy(ret, &bits, sizeof(bits));
+    m->p += 9;
+    return true;
 }
 
 static inline bool kve_take_nil(struct kv_msgpack *m)

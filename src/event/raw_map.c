@@ -202,7 +202,7 @@ static int read_fields(struct kv_msgpack *m, struct kve_scratch *scratch, struct
     enum kve_raw_type event_type = KVE_RAW_NONE;
     int rc = 0;
 
-    for (uint32_t n = kv_msgpack_map(m); n && !rc; n--) {
+    for (uint32_t n = kve_take_map(m); n && !rc; n--) {
         enum field field = FIELD_OTHER;
 
         if (KV_LIKELY(kve_at_short_str(m) || kv_msgpack_peek(m) == KV_MSGPACK_STR))

@@ -16,6 +16,7 @@
 
 #include <stdlib.h>
 
+#include "event/raw_fields.h"
 #include "event/reader.h"
 
 #define DEFAULT_MAX_EVENTS 65536
@@ -156,18 +157,22 @@ static void set_pointers(struct kve_reader *reader)
 
 /* -- batches ----------------------------------------------------------------------------------- */
 
-/* Free the memory of one huge batch when later batches don't need it. */
-static void give_back(void *memory, size_t *capacity, size_t used, size_t bytes)
+static void free_memory(void *memory, size_t *capacity)
 {
     void *old;
 
-    if (*capacity * bytes <= KEEP_BYTES || used > *capacity / 8)
-        return;
     memcpy(&old, memory, sizeof(old));
     free(old);
     old = NULL;
     memcpy(memory, &old, sizeof(old));
     *capacity = 0;
+}
+
+/* Free the memory of one huge batch when later batches don't need it. */
+static inline void give_back(void *memory, size_t *capacity, size_t used, size_t bytes)
+{
+    if (KV_UNLIKELY(*capacity * bytes > KEEP_BYTES) && used <= *capacity / 8)
+        free_memory(memory, capacity);
 }
 
 static void start_batch(struct kve_reader *reader)
@@ -225,7 +230,7 @@ static int read_event(struct kve_reader *reader, struct kv_msgpack *m, uint32_t 
 
 static int read_events(struct kve_reader *reader, struct kv_msgpack *m, struct kve_batch *batch)
 {
-    uint32_t n = kv_msgpack_array(m);
+    uint32_t n = kve_take_array(m);
     uint32_t rank = batch->has_rank ? batch->rank : reader->rank;
 
     batch->n_events = n;
@@ -247,9 +252,12 @@ static int read_events(struct kve_reader *reader, struct kv_msgpack *m, struct k
 /* Read seconds as a float. A large whole number is in milliseconds. */
 static double take_timestamp(struct kv_msgpack *m)
 {
-    enum kv_msgpack_type type = kv_msgpack_peek(m);
+    enum kv_msgpack_type type;
     double value;
 
+    if (KV_LIKELY(kve_take_float64(m, &value)))
+        return value;
+    type = kv_msgpack_peek(m);
     if (type == KV_MSGPACK_NIL || type == KV_MSGPACK_STR) {
         kv_msgpack_skip(m);
         return 0;
@@ -307,7 +315,7 @@ static bool rank_from_end(const struct kv_msgpack *m, struct kve_batch *batch)
 static int read_array_batch(struct kve_reader *reader, struct kv_msgpack *m,
                             struct kve_batch *batch)
 {
-    uint32_t n = kv_msgpack_array(m);
+    uint32_t n = kve_take_array(m);
     const uint8_t *events;
     struct kve_batch told = {0};
     bool early;
@@ -378,16 +386,16 @@ int kve_reader_decode(struct kve_reader *reader, const void *payload, size_t len
 
     start_batch(reader);
     kv_msgpack_init(&m, payload, len);
-    if (kv_msgpack_peek(&m) == KV_MSGPACK_ARRAY)
+    if (KV_LIKELY(kve_at_short_array(&m)) || kv_msgpack_peek(&m) == KV_MSGPACK_ARRAY)
         rc = read_array_batch(reader, &m, &batch);
     else if (kv_msgpack_peek(&m) == KV_MSGPACK_MAP)
         rc = read_map_batch(reader, &m, &batch);
     if (rc)
         return rc;
     set_pointers(reader);
-    batch.ops = reader->ops;
-    batch.n_ops = reader->n_ops;
-    batch.n_blocks = reader->n_blocks + reader->scratch.n_hashes;
     *ret = batch;
+    ret->ops = reader->ops;
+    ret->n_ops = reader->n_ops;
+    ret->n_blocks = reader->n_blocks + reader->scratch.n_hashes;
     return 0;
 }

@@ -26,7 +26,7 @@ static int tier_of(struct kv_str medium)
         {"DEVICE", KV_TIER_DEVICE},
     };
 
-    if (!medium.len)
+    if (!medium.len || kv_str_eq(medium, "GPU"))
         return KV_TIER_DEVICE;
     for (size_t i = 0; i < KV_COUNT(media); i++) {
         if (str_is(medium, media[i].name))

@@ -236,10 +236,11 @@ static int number_of(struct kve_sources *sources, const struct kve_source *sourc
 
 int kve_sources_owner(struct kve_sources *sources, struct kv_str owner)
 {
-    struct kve_source source = {.kind = KVE_SOURCE_OWNER, .stride = 1, .parts = 1};
+    struct kve_source source;
 
-    if (!owner.len)
+    if (KV_LIKELY(!owner.len))
         return 0;
+    source = (struct kve_source){.kind = KVE_SOURCE_OWNER, .stride = 1, .parts = 1};
     put_owner(source.owner, owner);
     return number_of(sources, &source);
 }

@@ -35,5 +35,12 @@ def test_unknown_name():
         check(done.stderr.startswith(f"usage: {program}"), repr(done.stderr))
 
 
+def test_free_names():
+    """Indexers have names of one's own."""
+    done = subprocess.run([BUILD / "bench" / "indexer_bench", "-f", "none", "mine=http://127.0.0.1:1,1"], capture_output=True, text=True,
+                          timeout=patience(10), check=False)
+    equal((done.returncode, done.stdout, done.stderr), (0, "", ""))
+
+
 if __name__ == "__main__":
     run(globals())
