@@ -251,6 +251,34 @@ static void read_value(struct reading *r, const struct field *field)
 
 /* -- entry ------------------------------------------------------------------------------------- */
 
+/*
+ * Refuse an array in the place of the object. The original reads its elements as the fields in their
+ * order: what is malformed before the first element of a wrong type counts, what follows doesn't.
+ */
+static int refuse_array(struct reading *r, struct kv_str text)
+{
+    const struct field *first = fields;
+    struct kv_json *j = &r->json;
+    bool empty = true;
+
+    while (!(first->bit & r->required) && first < &fields[KV_COUNT(fields) - 1])
+        first++;
+    kv_json_array(j);
+    for (; kv_json_next_item(j); empty = false) {
+        if (empty)
+            read_value(r, first);
+        else
+            kv_json_skip(j);
+    }
+    if (!kv_json_failed(j) && !empty)
+        kv_json_finish(j);
+    if (j->error.code != -EBADMSG && j->error.code != -E2BIG) {
+        kv_json_init(j, text.p, text.len);
+        kv_json_object(j); /* which fails */
+    }
+    return refuse(r, NULL, "JSON", &j->error);
+}
+
 static int parse_json(struct reading *r, struct kv_str text)
 {
     const struct field *field = NULL;
@@ -258,6 +286,8 @@ static int parse_json(struct reading *r, struct kv_str text)
     struct kv_str key;
 
     kv_json_init(j, text.p, text.len);
+    if (kv_json_peek(j) == KV_JSON_ARRAY)
+        return refuse_array(r, text);
     kv_json_object(j);
     while (kv_json_next_key(j, &key)) {
         field = find_field(r, key);

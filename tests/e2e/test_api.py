@@ -604,7 +604,7 @@ def test_bad_bodies():
         indexer.register(1, NOWHERE, block_size=4)
         start = '{"model_name":"m","token_ids":'
         for text, status, *words in (
-                ("", 400, "byte 0"), ("{", 400, "byte 1"), ("x", 400), ("{}", 422, "missing field"), ("[]", 422), ("null", 422), ("1", 422), ('"x"', 422),
+                ("", 400, "byte 0"), ("{", 400, "byte 1"), ("x", 400), ("{}", 422, "missing field"), ("[]", 422), ("[", 400, "byte 1"), ("[[1],", 400), ("null", 422), ("1", 422), ('"x"', 422),
                 (start + "[1,2", 400), (start + "[1,,2]}", 400), (start + "[1,]}", 400), (start + "[1 2]}", 400), (start + "[1]", 400),
                 (start + "[1]}}", 400), (start + "[1]} {}", 400), (start + "[1]}x", 400), (start + "[01]}", 400), (start + "[+1]}", 400),
                 (start + "[0x1]}", 400), (start + "[NaN]}", 400), (start + "[Infinity]}", 400), (start + "[1.5]}", 422, "token_ids"),
