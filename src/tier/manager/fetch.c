@@ -1,22 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Fetch a pin's blocks from lower tiers and peers into its host blocks. All blocks of the disk are
- * fetched at once. Of the object store's, WINDOW batches run ahead, until one misses a key: a prompt can't use
- * blocks behind a miss.
+ * fetched at once. Of the object store's, WINDOW batches run ahead, until one misses a key: a prompt
+ * can't use blocks behind a miss.
  *
- * Fetches from the object store and from peers use only a share of the host blocks at a time. Host blocks are
- * allocated before the bytes come, so a store that hangs would otherwise evict the whole host tier.
- * Items beyond the share starve. When a fetch ends, the starving pin of the highest priority
- * continues; of equal ones the oldest.
+ * Fetches from the object store and from peers use only a share of the host blocks at a time. Host
+ * blocks are allocated before the bytes come, so a store that hangs would otherwise evict the whole
+ * host tier. Items beyond the share starve. When a fetch ends, the starving pin of the highest
+ * priority continues; of equal ones the oldest.
  */
-#include <errno.h>
-#include <stdlib.h>
-
 #include "tier/manager/manager.h"
 
 #define WINDOW 4 /* batches of the object store at a time */
-
-/* ---- what to fetch ---- */
 
 bool kvbm_fetch_is_circle(const struct kvbm_pin *pin, uint32_t i)
 {
@@ -56,6 +51,12 @@ void kvbm_fetch_stop_starving(struct kvbm_pin *pin, uint32_t first)
     }
 }
 
+void kvbm_fetch_ends_at(struct kvbm_pin *pin, uint32_t i)
+{
+    if (kvbm_pin_is_prefix(pin))
+        pin->object_end = KV_MIN(pin->object_end, i);
+}
+
 /* Pick up to KVBM_BATCH items from *@at on that are MISS and were not looked for in @tier. Pack their
  * keys into @keys unless that is NULL. Items that another pin fetches or stores become WAITS. */
 static uint32_t pick(struct kvbm_pin *pin, enum kv_tier tier, uint32_t *at, uint32_t *index,
@@ -83,428 +84,6 @@ static uint32_t pick(struct kvbm_pin *pin, enum kv_tier tier, uint32_t *at, uint
     return n;
 }
 
-static struct kvbm_fetch *fetch_new(struct kvbm_pin *pin, enum kv_tier tier)
-{
-    struct kvbm_fetch *fetch = calloc(1, sizeof(*fetch));
-
-    if (!fetch)
-        return NULL;
-    fetch->pin = pin;
-    fetch->tier = tier;
-    fetch->start_ns = kv_now_ns();
-    return fetch;
-}
-
-/* True for fetches that count against the share of host blocks for what is remote. */
-static bool uses_share(const struct kvbm_fetch *fetch)
-{
-    return fetch->tier != KV_TIER_DISK && !fetch->asks && !fetch->leases && !fetch->pin->direct;
-}
-
-/* Note that a key is pending, or no longer (@change -1). */
-static void count_pending(const struct kvbm_fetch *fetch, uint32_t i, int change)
-{
-    const struct kvbm_pin *pin = fetch->pin;
-    struct kvbm_pins *pins = &pin->manager->pins;
-    uint64_t hash = kvbm_pin_hash(pin, i);
-    bool shares = uses_share(fetch), peer = fetch->tier == KVBM_TIER_PEER;
-
-    (change < 0 ? kvbm_set_drop : kvbm_set_add)(&pins->pending, hash);
-    if (peer)
-        (change < 0 ? kvbm_set_drop : kvbm_set_add)(&pins->at_peers, hash);
-    pins->n_object_fetched += (uint32_t)(shares ? change : 0);
-    pins->n_peer_fetched += (uint32_t)(shares && peer ? change : 0);
-}
-
-/* Begin to fetch item @i into @block. */
-static void add(struct kvbm_fetch *fetch, uint32_t i, const struct kvbm_mutable *block)
-{
-    struct kvbm_pin *pin = fetch->pin;
-    struct kvbm_item *item = &pin->items[i];
-    void *data;
-
-    item->state = ITEM_FETCHED;
-    item->host = block->handle;
-    data = fetch->asks || fetch->leases ? NULL : kvbm_pin_data(pin, i);
-    fetch->index[fetch->n] = i;
-    if (fetch->tier == KVBM_TIER_PEER)
-        fetch->peer_ios[fetch->n++] =
-            (struct kvbm_peer_io){.key = kvbm_pin_key(pin, i),
-                                  .hash = kvbm_pin_hash(pin, i),
-                                  .block = pin->direct ? pin->blocks[i] : block->handle.block};
-    else if (fetch->tier == KV_TIER_DISK)
-        fetch->disk_ios[fetch->n++] = (struct kvbm_disk_io){.slot = item->source.block,
-                                                            .group = pin->group,
-                                                            .key = kvbm_pin_key(pin, i),
-                                                            .data = data,
-                                                            .len = pin->manager->stride};
-    else
-        fetch->object_ios[fetch->n++] =
-            (struct kvbm_object_io){.group = pin->group, .key = kvbm_pin_key(pin, i), .data = data};
-    count_pending(fetch, i, 1);
-    pin->n_fetched++;
-}
-
-static void fetch_done(struct kvbm_manager *m, struct kvbm_note *note);
-
-static void disk_done(struct kvbm_disk_batch *batch)
-{
-    struct kvbm_fetch *fetch = batch->arg;
-
-    kvbm_note(fetch->pin->manager, &fetch->note, fetch_done);
-}
-
-static void object_done(struct kvbm_object_batch *batch)
-{
-    struct kvbm_fetch *fetch = batch->arg;
-
-    kvbm_note(fetch->pin->manager, &fetch->note, fetch_done);
-}
-
-static void peer_done(struct kvbm_peer_batch *batch)
-{
-    struct kvbm_fetch *fetch = batch->arg;
-
-    kvbm_note(fetch->pin->manager, &fetch->note, fetch_done);
-}
-
-static int submit_to_peer(struct kvbm_fetch *fetch)
-{
-    const struct kvbm_pin *pin = fetch->pin;
-
-    fetch->peer = (struct kvbm_peer_batch){
-        .op = fetch->asks     ? KVBM_PEER_ASK
-              : fetch->leases ? KVBM_PEER_LEASE
-                              : KVBM_PEER_GET,
-        .priority = pin->priority,
-        .deadline_ns = pin->deadline_ns,
-        .group = pin->group,
-        .worker = fetch->asks ? pin->hinted : pin->items[fetch->index[0]].peer,
-        .to = pin->direct ? pin->direct->layout : pin->manager->layout,
-        .ios = fetch->peer_ios,
-        .n = fetch->n,
-        .done = peer_done,
-        .arg = fetch};
-    return kvbm_peers_submit(pin->manager->peers, &fetch->peer);
-}
-
-static int submit(struct kvbm_fetch *fetch)
-{
-    struct kvbm_pin *pin = fetch->pin;
-
-    if (fetch->tier == KVBM_TIER_PEER)
-        return submit_to_peer(fetch);
-
-    if (fetch->tier == KV_TIER_DISK) {
-        fetch->disk = (struct kvbm_disk_batch){.flow = KVBM_ONBOARD,
-                                               .priority = pin->priority,
-                                               .deadline_ns = pin->deadline_ns,
-                                               .ios = fetch->disk_ios,
-                                               .n = fetch->n,
-                                               .done = disk_done,
-                                               .arg = fetch};
-        return kvbm_disk_submit(pin->manager->disk_store, &fetch->disk);
-    }
-    fetch->object = (struct kvbm_object_batch){.op = KVBM_OBJECT_GET,
-                                               .flow = KVBM_ONBOARD,
-                                               .priority = pin->priority,
-                                               .deadline_ns = pin->deadline_ns,
-                                               .ios = fetch->object_ios,
-                                               .n = fetch->n,
-                                               .done = object_done,
-                                               .arg = fetch};
-    return kvbm_object_submit(pin->manager->object_store, &fetch->object);
-}
-
-/* ---- results ---- */
-
-static void source_released(struct kvbm_pin *pin, struct kvbm_item *item)
-{
-    if (item->source.pool)
-        kvbm_pool_release(pin->manager->disk, (struct kvbm_immutable *)&item->source, 1);
-    item->source = (struct kvbm_handle){0};
-}
-
-/* Register item @i, whose bytes are in its host block. False: its key is registered at another
- * position, and the item becomes a MISS. */
-static bool becomes_held(struct kvbm_pin *pin, uint32_t i)
-{
-    struct kvbm_manager *m = pin->manager;
-    struct kvbm_item *item = &pin->items[i];
-
-    if (kvbm_staging(m)) {
-        item->state = ITEM_STAGED;
-    } else if (item->source.pool || pin->likes) {
-        struct kvbm_immutable held;
-
-        if (kvbm_pool_adopt(m->host, (struct kvbm_mutable *)&item->host, 1,
-                            pin->likes ? &pin->likes[i] : (struct kvbm_immutable *)&item->source,
-                            &held) == 0) {
-            item->host = held.handle;
-            item->state = ITEM_HELD;
-        } else {
-            kvbm_pool_release_mutable(m->host, (struct kvbm_mutable *)&item->host, 1);
-            item->state = ITEM_MISS;
-            m->stats.host.failed++;
-        }
-    } else {
-        kvbm_pin_register(pin, i, 1);
-    }
-    source_released(pin, item);
-    return item->state != ITEM_MISS;
-}
-
-/* Note that the object store doesn't give item @i: a prompt can't use the items behind it. Items
- * before it are still fetched: some starve, or wait for another pin. */
-static void ends_at(struct kvbm_pin *pin, uint32_t i)
-{
-    if (kvbm_pin_is_prefix(pin))
-        pin->object_end = KV_MIN(pin->object_end, i);
-}
-
-/* @known: what the object store has of the key was told meanwhile */
-static void arrived(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier, bool known)
-{
-    struct kvbm_manager *m = pin->manager;
-    struct kvbm_item *item = &pin->items[i];
-    struct kvbm_chain chain = kvbm_pin_chain(pin, i);
-
-    kvbm_stats_of(m, tier)->blocks_out++;
-    kvbm_stats_of(m, tier)->bytes_out += m->block_bytes;
-    item->tried |= (uint8_t)(1u << tier);
-    if (!becomes_held(pin, i)) { /* don't fetch it again: registering would fail each time */
-        if (tier == KV_TIER_EXTERNAL)
-            ends_at(pin, i);
-        return;
-    }
-    if (tier == KV_TIER_EXTERNAL && !known)
-        kvbm_presence_add(m, &chain, pin->likes ? &pin->likes[i] : NULL);
-    if (tier != KV_TIER_DISK && item->state == ITEM_HELD)
-        kvbm_offload_items(pin, i, 1, NULL);
-    item->found = true;
-    if (!pin->direct) {
-        m->stats.host.blocks_in++;
-        m->stats.host.bytes_in += m->block_bytes;
-    }
-    kvbm_stats_of(m, tier)->hits++;
-}
-
-static void not_there(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier, int why)
-{
-    struct kvbm_manager *m = pin->manager;
-    struct kvbm_item *item = &pin->items[i];
-    struct kvbm_tier_stats *stats = kvbm_stats_of(m, tier);
-
-    kvbm_pool_release_mutable(m->host, (struct kvbm_mutable *)&item->host, 1);
-    source_released(pin, item);
-    item->state = ITEM_MISS;
-    stats->bad += why == -EBADMSG;
-    stats->failed += why != -EBADMSG && why != -ENOENT && why != -ECANCELED;
-    stats->misses += why == -ENOENT;
-    if (tier == KVBM_TIER_PEER) {
-        kvbm_fetch_not_at_peer(pin, i, false, why);
-        return;
-    }
-    item->tried |= (uint8_t)(1u << tier);
-    /* a damaged record or a failed volume: the disk doesn't have the block */
-    if (tier == KV_TIER_DISK) {
-        if (why == -EBADMSG || why == -ENOENT || why == -EIO)
-            kvbm_pool_reset_keys(m->disk, pin->group, kvbm_pin_key(pin, i), 1, NULL);
-    } else {
-        ends_at(pin, i);
-        if (why == -ENOENT || why == -EBADMSG)
-            kvbm_presence_absent(m, pin->group, kvbm_pin_key(pin, i), true);
-    }
-}
-
-/* Look key @i up again: the store lacked it, but it may have been stored since. */
-static void look_again(struct kvbm_pin *pin, uint32_t i)
-{
-    kvbm_pool_release_mutable(pin->manager->host, (struct kvbm_mutable *)&pin->items[i].host, 1);
-    source_released(pin, &pin->items[i]);
-    pin->items[i].state = ITEM_MISS;
-}
-
-static void count_latency(struct kvbm_manager *m, const struct kvbm_fetch *fetch)
-{
-    uint64_t us = (kv_now_ns() - fetch->start_ns) / 1000;
-    uint32_t bucket = 0;
-
-    while (bucket < 23 && us >> bucket)
-        bucket++;
-    if (fetch->asks || fetch->leases)
-        return;
-    kvbm_stats_of(m, fetch->tier)->latency_us[bucket]++;
-    kvbm_stats_of(m, fetch->tier)->latency_sum_us += us;
-}
-
-/* Take the answer of peers for item @i: whom to get it from. */
-static void answered(struct kvbm_pin *pin, uint32_t i, const struct kvbm_peer_io *io, int status)
-{
-    pin->items[i].state = ITEM_MISS;
-    pin->items[i].peer = status == 0 ? io->worker : 0;
-    pin->manager->stats.peer.misses += status == -ENOENT;
-    if (status < 0)
-        kvbm_fetch_not_at_peer(pin, i, true, status);
-}
-
-/* Take the answer of a peer for item @i, key @place of @lease. */
-static void leased(struct kvbm_pin *pin, uint32_t i, const struct kvbm_lease *lease, uint32_t place,
-                   int status)
-{
-    if (status == 0) {
-        kvbm_leased_add(pin, i, lease, place);
-    } else if (status == -EAGAIN) { /* the peer lends no more, or its memory can't be mapped */
-        pin->items[i].n_peers++;
-        pin->items[i].state = ITEM_MISS;
-    } else {
-        not_there(pin, i, KVBM_TIER_PEER, status);
-    }
-}
-
-/* Give the lease of a fetch to its pin. */
-static void keep_lease(struct kvbm_fetch *fetch)
-{
-    struct kvbm_pin *pin = fetch->pin;
-    struct kvbm_leased *leases = KV_STEAL(fetch->leases);
-
-    leases->lease = fetch->peer.lease;
-    if (!leases->lease) {
-        kvbm_leased_free(pin->manager, leases);
-        return;
-    }
-    leases->next = pin->leased;
-    pin->leased = leases;
-}
-
-static int status_of(const struct kvbm_fetch *fetch, uint32_t k)
-{
-    return fetch->tier == KVBM_TIER_PEER ? fetch->peer_ios[k].status
-           : fetch->tier == KV_TIER_DISK ? fetch->disk_ios[k].status
-                                         : fetch->object_ios[k].status;
-}
-
-static void end(struct kvbm_fetch *fetch, int all)
-{
-    struct kvbm_pin *pin = fetch->pin;
-
-    for (uint32_t k = 0; k < fetch->n; k++) {
-        uint32_t i = fetch->index[k];
-        int status = all ? all : status_of(fetch, k);
-
-        count_pending(fetch, i, -1);
-        pin->n_fetched--;
-        if (fetch->asks)
-            answered(pin, i, &fetch->peer_ios[k], status);
-        else if (fetch->leases)
-            leased(pin, i, fetch->peer.lease, k, status);
-        else if (status == 0)
-            arrived(pin, i, fetch->tier, fetch->overtaken >> k & 1);
-        else if (fetch->overtaken >> k & 1 && status == -ENOENT)
-            look_again(pin, i);
-        else
-            not_there(pin, i, fetch->tier, status);
-    }
-    if (fetch->tier == KV_TIER_EXTERNAL)
-        pin->object_window -= fetch->n;
-    if (fetch->tier == KVBM_TIER_PEER)
-        pin->peer_window -= fetch->n;
-    if (fetch->leases)
-        keep_lease(fetch);
-}
-
-static void unlink_fetch(struct kvbm_fetch *fetch)
-{
-    struct kvbm_fetch **at = &fetch->pin->fetches;
-
-    while (*at != fetch)
-        at = &(*at)->next;
-    *at = fetch->next;
-    fetch->pin->n_fetches--;
-}
-
-/* True when a holder or a job needs the pin, apart from the ended fetch that still references
- * it. */
-static bool is_wanted(const struct kvbm_pin *pin)
-{
-    return !pin->released || pin->refs > 1 + pin->n_fetches;
-}
-
-/* Find, among pins that starve without a running fetch, the one of the highest priority; of equal
- * ones the oldest. */
-static struct kvbm_pin *hungriest(const struct kvbm_manager *m)
-{
-    struct kvbm_pin *best = NULL;
-
-    for (struct kvbm_pin *pin = m->pins.first; pin; pin = pin->next) { /* newest first */
-        if (pin->n_starved && !pin->object_window && !pin->peer_window &&
-            (!best || pin->priority >= best->priority))
-            best = pin;
-    }
-    return best;
-}
-
-/* Continue starving pins, because fetches of what is remote have ended. */
-static void feed(struct kvbm_manager *m)
-{
-    struct kvbm_pin *pin;
-
-    while (m->pins.n_object_fetched < m->pins.max_object_fetched && (pin = hungriest(m)) != NULL) {
-        kvbm_fetch_stop_starving(pin, 0);
-        if (!pin->released || pin->jobs)
-            kvbm_fetch_start(pin);
-        kvbm_pin_settle(pin);
-    }
-}
-
-static void fetch_done(struct kvbm_manager *m, struct kvbm_note *note)
-{
-    struct kvbm_fetch *fetch = (struct kvbm_fetch *)note;
-    struct kvbm_pin *pin = fetch->pin;
-
-    m->mover.running--;
-    count_latency(m, fetch);
-    unlink_fetch(fetch);
-    end(fetch, 0);
-    free(fetch);
-    kvbm_fetch_stop_starving(pin, is_wanted(pin) ? pin->object_end : 0);
-    feed(m);
-    if (is_wanted(pin))
-        kvbm_fetch_start(pin);
-    for (struct kvbm_pin *other = m->pins.first; other; other = other->next)
-        kvbm_pin_look(other);
-    kvbm_pin_settle(pin);
-    kvbm_pin_put(pin);
-    kvbm_offload_pump(m);
-}
-
-/* ---- starting ---- */
-
-static void launch(struct kvbm_fetch *fetch)
-{
-    struct kvbm_pin *pin = fetch->pin;
-    int rc = submit(fetch);
-
-    if (rc < 0) {
-        end(fetch, rc);
-        for (uint32_t k = 0; k < fetch->n && rc == -EAGAIN; k++)
-            pin->items[fetch->index[k]].state = ITEM_BUSY;
-        free(fetch);
-        return;
-    }
-    pin->manager->mover.running++;
-    fetch->next = pin->fetches;
-    pin->fetches = fetch;
-    pin->n_fetches++;
-    pin->refs++;
-}
-
-static bool reserve_pending(struct kvbm_manager *m, enum kv_tier tier, uint32_t n)
-{
-    return kvbm_set_reserve(&m->pins.pending, n) == 0 &&
-           (tier != KVBM_TIER_PEER || kvbm_set_reserve(&m->pins.at_peers, n) == 0);
-}
-
 /* Leave out the items that starve: no fetch continues the pin in time. */
 static void give_up_starving(struct kvbm_pin *pin)
 {
@@ -529,63 +108,6 @@ static void free_holds(struct kvbm_manager *m)
     }
 }
 
-/* Begin to fetch the items of @index from @tier. Items without room keep their state. */
-static void fetch_some(struct kvbm_pin *pin, enum kv_tier tier, const uint32_t *index, uint32_t n)
-{
-    struct kvbm_mutable blocks[KVBM_BATCH] = {0};
-    bool room = reserve_pending(pin->manager, tier, n);
-    uint32_t got = !room ? 0 : pin->direct ? n : kvbm_take_blocks(pin->manager->host, blocks, n);
-    struct kvbm_fetch *fetch = got ? fetch_new(pin, tier) : NULL;
-
-    if (!fetch) {
-        kvbm_pool_release_mutable(pin->manager->host, blocks, got);
-        got = 0;
-    }
-    for (uint32_t k = 0; k < got; k++)
-        add(fetch, index[k], &blocks[k]);
-    for (uint32_t k = got; k < n; k++) {
-        source_released(pin, &pin->items[index[k]]);
-        pin->items[index[k]].state = ITEM_BUSY;
-        pin->manager->stats.host.dropped++;
-    }
-    if (tier == KV_TIER_EXTERNAL)
-        pin->object_window += got;
-    if (tier == KVBM_TIER_PEER)
-        pin->peer_window += got;
-    if (fetch)
-        launch(fetch);
-}
-
-/* Make a fetch that fills no host blocks. */
-static struct kvbm_fetch *ask_new(struct kvbm_pin *pin, uint32_t n, bool leases)
-{
-    struct kvbm_fetch *fetch =
-        reserve_pending(pin->manager, KVBM_TIER_PEER, n) ? fetch_new(pin, KVBM_TIER_PEER) : NULL;
-
-    if (!fetch)
-        return NULL;
-    fetch->asks = !leases;
-    fetch->leases = leases ? kvbm_leased_new(pin->manager, n) : NULL;
-    if (leases && !fetch->leases)
-        free(KV_STEAL(fetch));
-    return fetch;
-}
-
-void kvbm_fetch_ask(struct kvbm_pin *pin, const uint32_t *index, uint32_t n, bool leases)
-{
-    const struct kvbm_mutable none = {0};
-    struct kvbm_fetch *fetch = ask_new(pin, n, leases);
-
-    for (uint32_t k = 0; !fetch && k < n; k++)
-        pin->items[index[k]].state = ITEM_BUSY;
-    if (!fetch)
-        return;
-    for (uint32_t k = 0; k < n; k++)
-        add(fetch, index[k], &none);
-    pin->peer_window += n;
-    launch(fetch);
-}
-
 static void from_disk(struct kvbm_pin *pin)
 {
     uint8_t keys[KVBM_BATCH * KVBM_MAX_KEY];
@@ -608,7 +130,7 @@ static void from_disk(struct kvbm_pin *pin)
             index[found++] = index[k];
         }
         if (found)
-            fetch_some(pin, KV_TIER_DISK, index, found);
+            kvbm_fetch_some(pin, KV_TIER_DISK, index, found);
     }
 }
 
@@ -623,7 +145,7 @@ void kvbm_fetch_by_share(struct kvbm_pin *pin, enum kv_tier tier, const uint32_t
     uint32_t got = pin->direct ? n : KV_MIN(n, share_left(pin->manager));
 
     if (got)
-        fetch_some(pin, tier, index, got);
+        kvbm_fetch_some(pin, tier, index, got);
     for (uint32_t k = got; k < n; k++)
         starve(pin, index[k]);
     free_holds(pin->manager);
@@ -641,7 +163,7 @@ static uint32_t before_absent(struct kvbm_pin *pin, const uint32_t *index, uint3
 {
     for (uint32_t k = 0; k < n && kvbm_pin_is_prefix(pin); k++) {
         if (kvbm_presence_known_absent(pin->manager, kvbm_pin_hash(pin, index[k]))) {
-            ends_at(pin, index[k]);
+            kvbm_fetch_ends_at(pin, index[k]);
             return k;
         }
     }

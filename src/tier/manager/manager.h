@@ -11,6 +11,8 @@
  *   pin.c            pins: a list of keys, some with a host block
  *   pin_store.c      pins of stores: blocks reserved, then registered
  *   fetch.c          disk and object blocks are read into a pin's host blocks
+ *   fetch_io.c       batches of fetches, handed to the executors
+ *   fetch_end.c      ends of fetches
  *   fetch_peers.c    which blocks of a pin peers are asked for, and when
  *   leased.c         blocks of peers that jobs copy from where they lie
  *   peers.c          the agent, its directory, lookups at peers
@@ -592,6 +594,11 @@ void kvbm_fetch_cancel(struct kvbm_pin *pin);
 /** Turn the items from @first on that STARVE into MISS. */
 void kvbm_fetch_stop_starving(struct kvbm_pin *pin, uint32_t first);
 /**
+ * Note that the object store doesn't give item @i: a prompt can't use the items behind it. Items
+ * before it are still fetched: some starve, or wait for another pin.
+ */
+void kvbm_fetch_ends_at(struct kvbm_pin *pin, uint32_t i);
+/**
  * True when another pin fetches or stores the key, so that item @i waits for that pin. A hold of a
  * peer doesn't wait for a fetch from peers: its item stays MISS, and no tier is tried.
  */
@@ -604,10 +611,24 @@ bool kvbm_fetch_is_circle(const struct kvbm_pin *pin, uint32_t i);
  */
 void kvbm_fetch_by_share(struct kvbm_pin *pin, enum kv_tier tier, const uint32_t *index,
                          uint32_t n);
-/** Begin to ask peers for items, or (@leases) to lease them from the peer that has them. */
-void kvbm_fetch_ask(struct kvbm_pin *pin, const uint32_t *index, uint32_t n, bool leases);
 /** Turn starving items into BUSY when no fetch is left whose end would continue them. */
 void kvbm_fetch_nobody_feeds(struct kvbm_pin *pin);
+
+/* fetch_io.c */
+/** Begin to fetch the items of @index from @tier. Items without room become BUSY. */
+void kvbm_fetch_some(struct kvbm_pin *pin, enum kv_tier tier, const uint32_t *index, uint32_t n);
+/** Begin to ask peers for items, or (@leases) to lease them from the peer that has them. */
+void kvbm_fetch_ask(struct kvbm_pin *pin, const uint32_t *index, uint32_t n, bool leases);
+/** Note that a key is pending, or no longer (@change -1). */
+void kvbm_fetch_count_pending(const struct kvbm_fetch *fetch, uint32_t i, int change);
+
+/* fetch_end.c */
+/** Take the results of a fetch; @all, unless 0: of all its items. */
+void kvbm_fetch_end(struct kvbm_fetch *fetch, int all);
+/** End a fetch whose batch has ended, and continue its pin and those that wait for it. */
+void kvbm_fetch_done(struct kvbm_manager *m, struct kvbm_note *note);
+/** Let the disk's block of an item go. */
+void kvbm_fetch_source_released(struct kvbm_pin *pin, struct kvbm_item *item);
 
 /* fetch_peers.c */
 /** Ask peers for a pin's items, and fetch those that peers have. */
