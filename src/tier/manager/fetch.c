@@ -51,6 +51,17 @@ void kvbm_fetch_stop_starving(struct kvbm_pin *pin, uint32_t first)
     }
 }
 
+uint32_t kvbm_fetch_behind_gap(const struct kvbm_pin *pin, enum kv_tier tier, uint32_t end)
+{
+    const struct kvbm_item *items = pin->items;
+
+    if (end < pin->n && items[end].state < ITEM_STAGED)
+        return end;
+    while (end < pin->n && (items[end].state != ITEM_MISS || !(items[end].tried >> tier & 1)))
+        end++;
+    return end;
+}
+
 void kvbm_fetch_ends_at(struct kvbm_pin *pin, uint32_t i)
 {
     if (kvbm_pin_is_prefix(pin))
@@ -174,6 +185,7 @@ static void from_object(struct kvbm_pin *pin)
 {
     uint32_t index[KVBM_BATCH] = {0}, n, at = 0;
 
+    pin->object_end = kvbm_fetch_behind_gap(pin, KV_TIER_EXTERNAL, pin->object_end);
     for (int i = 0; i < WINDOW; i++) {
         n = pick(pin, KV_TIER_EXTERNAL, &at, index, NULL);
         n = before_absent(pin, index, n);

@@ -114,6 +114,7 @@ void kvbm_fetch_from_peers(struct kvbm_pin *pin)
     uint32_t index[KVBM_BATCH] = {0}, n, at = 0;
     bool asks, any = kvbm_peers_any(pin->manager->peers);
 
+    pin->peer_end = kvbm_fetch_behind_gap(pin, KVBM_TIER_PEER, pin->peer_end);
     for (int i = 0; any && i < WINDOW && (n = pick(pin, &at, index, &asks)) > 0; i++) {
         if (asks)
             kvbm_fetch_ask(pin, index, n, false);

@@ -599,6 +599,11 @@ void kvbm_fetch_stop_starving(struct kvbm_pin *pin, uint32_t first);
  */
 void kvbm_fetch_ends_at(struct kvbm_pin *pin, uint32_t i);
 /**
+ * Return the item at which fetches of a prompt from @tier end. That is @end, which @tier lacks; once
+ * another tier has given that item, the next one that @tier lacks.
+ */
+uint32_t kvbm_fetch_behind_gap(const struct kvbm_pin *pin, enum kv_tier tier, uint32_t end);
+/**
  * True when another pin fetches or stores the key, so that item @i waits for that pin. A hold of a
  * peer doesn't wait for a fetch from peers: its item stays MISS, and no tier is tried.
  */
