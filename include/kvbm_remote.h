@@ -45,6 +45,13 @@ extern "C" {
 /** One process's identity among its peers, and the block sets that it knows of them. */
 struct kvbm_agent;
 
+/** Use of UCX for the bytes of leased blocks, beside shared memory and the session's sockets. */
+enum kvbm_ucx_use {
+    KVBM_UCX_OFF = 0,
+    KVBM_UCX_IF_THERE = 1, /* where libkvbm_ucx can be opened; else a line in the log */
+    KVBM_UCX_REQUIRED = 2  /* kvbm_agent_create is -ENOTSUP without libkvbm_ucx */
+};
+
 /** Options of an agent; set size to sizeof(struct kvbm_agent_opts), zero means the default. */
 struct kvbm_agent_opts {
     size_t size;
@@ -83,6 +90,7 @@ struct kvbm_agent_opts {
     /* Blocks of this agent, for comparison: peers whose blocks have other numbers of layers, of
      * parts (outer_dim) or of tokens (page_size) are refused. NULL: any. */
     const struct kvbm_layout_config *layout;
+    uint32_t ucx; /* enum kvbm_ucx_use; 0: KVBM_UCX_OFF */
 };
 #define KVBM_AGENT_OPTS_INIT KV_INIT_(kvbm_agent_opts)
 
@@ -94,7 +102,8 @@ struct kvbm_agent_opts {
  *   -EAGAIN   no random numbers
  *   -EACCES   other users may read the token
  *   -EPERM    an endpoint beyond loopback, without token, tls_ca or `unprotected`
- *   -ENOTSUP  a token or TLS, without libkvbm_tls beside libkvbm
+ *   -ENOTSUP  a token or TLS, without libkvbm_tls beside libkvbm; KVBM_UCX_REQUIRED, without
+ *             libkvbm_ucx, or UCX finds no transport
  *   -ENOMEM, or an error of opening a file, binding or listening
  */
 KV_API int kvbm_agent_create(const struct kvbm_agent_opts *opts, struct kvbm_agent **ret);
@@ -178,6 +187,7 @@ struct kvbm_session_info {
     bool tls, open;
     uint32_t n_data; /* connections for bulk data */
     int err;         /* why it isn't open, a negative errno */
+    bool ucx;        /* blocks that this side reads come by UCX */
 };
 #define KVBM_SESSION_INFO_INIT KV_INIT_(kvbm_session_info)
 

@@ -35,6 +35,7 @@ struct kvbm_peer {
 };
 
 struct kvbm_net;
+struct kvbm_ucx;
 struct kvbm_lender;
 struct kvbm_offer;
 
@@ -45,6 +46,7 @@ struct kvbm_agent {
     uint32_t key_len, max_sets;
     uint64_t max_bytes;
     struct kvbm_net *net; /* sessions with peers */
+    struct kvbm_ucx *ucx; /* NULL: none */
     struct kvbm_lender *lender;
 
     pthread_mutex_t lock; /* all below */

@@ -373,6 +373,7 @@ long kvbm_lease_read(struct kvbm_lease *lease, const struct kvbm_lease_read_opts
         memset(fetch.ok, 0, (fetch.n + 7) / 8);
     if (kv_now_ns() >= expires)
         return 0;
-    return lease->mapped && !KV_OPT(opts, no_shared, false) ? kvbm_fetch_shared(&fetch)
-                                                            : kvbm_fetch_sent(&fetch);
+    if (lease->mapped && !KV_OPT(opts, no_shared, false))
+        return kvbm_fetch_shared(&fetch);
+    return KV_OPT(opts, no_ucx, false) ? kvbm_fetch_sent(&fetch, NULL) : kvbm_fetch_best(&fetch);
 }

@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The bytes of leased blocks. From shared memory: copy, then look at the block's generation. Through
- * a session: several requests under way, each of whole blocks, which are verified once their call has
- * ended and nothing writes there any more.
+ * a session or UCX: several requests under way, each of whole blocks, which are verified once their
+ * call has ended and nothing writes there any more.
  */
+#include <sys/random.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "borrow.h"
 #include "lease_wire.h"
+#include "ucx.h"
 
-#define UNDER_WAY 4               /* requests at a time */
-#define BATCH_BYTES (1u << 20)    /* of a request, unless a block is longer */
+#define UNDER_WAY 4            /* requests at a time */
+#define BATCH_BYTES (1u << 20) /* of a request, unless a block is longer */
+#define UCX_BATCH_BYTES (8u << 20)
 #define MAX_BATCH_PIECES 16384ull /* regions of a request */
 
 static uint32_t place_of(const struct kvbm_fetch *fetch, uint32_t i)
@@ -82,13 +85,16 @@ struct batch {
     uint32_t *places;       /* [max_blocks] */
     uint8_t *sums;          /* [max_blocks * KVBM_SUM_BYTES] */
     struct iovec *pieces;
+    struct kvbm_ucx_message *messages; /* [max_blocks]; NULL without UCX */
+    struct kvbm_ucx_receive *receive;  /* NULL: none */
 };
 
 static uint32_t blocks_in_batch(const struct kvbm_fetch *fetch)
 {
     const struct kvbm_layout_shape *shape = &fetch->to->shape;
     uint64_t regions = (uint64_t)fetch->to->config.num_layers * fetch->to->config.outer_dim;
-    uint64_t n = BATCH_BYTES / KV_MAX(shape->region_bytes * regions, UINT64_C(1));
+    uint64_t bytes = fetch->ucx ? UCX_BATCH_BYTES : BATCH_BYTES;
+    uint64_t n = bytes / KV_MAX(shape->region_bytes * regions, UINT64_C(1));
 
     n = KV_MIN(n, MAX_BATCH_PIECES / regions);
     n = KV_MIN(n, (uint64_t)KVBM_MAX_ASKED);
@@ -128,6 +134,38 @@ static void choose(const struct kvbm_fetch *fetch, uint32_t first, uint32_t max,
         batch->pairs[batch->n] = batch->end;
         batch->places[batch->n++] = place;
     }
+}
+
+/* Ask for a batch by UCX, whose memory is there before the request leaves. */
+static int begin_push(const struct kvbm_fetch *fetch, struct batch *batch)
+{
+    const struct kvbm_ucx *ucx = fetch->ucx;
+    const struct iovec sums = {batch->sums, (size_t)batch->n * KVBM_SUM_BYTES};
+    struct kv_buf body = KV_BUF_INIT;
+    struct iovec *pieces = batch->pieces;
+    uint64_t tag;
+    int err;
+
+    if (getrandom(&tag, sizeof(tag), 0) != (ssize_t)sizeof(tag))
+        return -EIO;
+    for (uint32_t i = 0; i < batch->n; i++) {
+        size_t n = add_block(fetch->to, fetch->to_blocks[batch->pairs[i]], pieces);
+
+        batch->messages[i] = (struct kvbm_ucx_message){pieces, n};
+        pieces += n;
+    }
+    kvbm_pushed_write(&body, fetch->lease->id, fetch->sums, tag, batch->places, batch->n);
+    err = body.error
+              ? body.error
+              : ucx->abi->receive_start(ucx->node, tag, batch->messages, batch->n, &batch->receive);
+    if (err == 0) {
+        err = kvbm_call_start(fetch->lease->session, KVBM_ASK_PUSH, body.data, body.len, -1,
+                              fetch->sums ? &sums : NULL, fetch->sums, &batch->call);
+        if (err < 0)
+            (void)ucx->abi->receive_end(KV_STEAL(batch->receive), 0);
+    }
+    kv_buf_fini(&body);
+    return err;
 }
 
 /* Ask for a batch. Returns 0 or a negative errno. */
@@ -172,20 +210,37 @@ static bool sum_is_right(const struct kvbm_layout *to, uint32_t block, const uin
     return memcmp(got, sum, sizeof(got)) == 0;
 }
 
-/* Wait for a batch, and verify what it brought. Returns the number of right blocks. */
-static long end(const struct kvbm_fetch *fetch, struct batch *batch)
+/* Wait for the bytes of a batch. Returns 0 when all are here, or why they aren't. */
+static int await(const struct kvbm_fetch *fetch, struct batch *batch)
 {
     const struct kvbm_layout_shape *shape = &fetch->to->shape;
-    uint64_t block_bytes =
-        shape->region_bytes * fetch->to->config.num_layers * fetch->to->config.outer_dim;
+    uint64_t block_bytes = fetch->ucx ? 0
+                                      : shape->region_bytes * fetch->to->config.num_layers *
+                                            fetch->to->config.outer_dim;
     struct kvbm_reply reply = {.fd = -1};
-    long len = kvbm_call_wait(KV_STEAL(batch->call), fetch->deadline_ns, &reply), right = 0;
-    bool whole = len >= 0 && reply.status == 0 &&
-                 (uint64_t)len == batch->n * (block_bytes + (fetch->sums ? KVBM_SUM_BYTES : 0));
+    long len = kvbm_call_wait(KV_STEAL(batch->call), fetch->deadline_ns, &reply);
+    int err = len < 0 ? (int)len : KV_MIN(reply.status, 0);
 
     if (len >= 0)
         kvbm_reply_fini(&reply);
-    for (uint32_t i = 0; i < batch->n && whole; i++) {
+    if (err == 0 && (uint64_t)len != batch->n * (block_bytes + (fetch->sums ? KVBM_SUM_BYTES : 0)))
+        err = -EPROTO;
+    if (batch->receive) { /* the owner has answered once all was sent: little is missing */
+        int received = fetch->ucx->abi->receive_end(KV_STEAL(batch->receive),
+                                                    err < 0 ? 0 : fetch->deadline_ns);
+
+        err = err < 0 ? err : received;
+    }
+    return err;
+}
+
+/* Wait for a batch, and verify what it brought. Returns the number of right blocks, or an error. */
+static long end(const struct kvbm_fetch *fetch, struct batch *batch)
+{
+    int err = await(fetch, batch);
+    long right = 0;
+
+    for (uint32_t i = 0; i < batch->n && err == 0; i++) {
         uint32_t pair = batch->pairs[i];
 
         if (fetch->sums && !sum_is_right(fetch->to, fetch->to_blocks[pair],
@@ -194,7 +249,7 @@ static long end(const struct kvbm_fetch *fetch, struct batch *batch)
         mark(fetch, pair);
         right++;
     }
-    return whole ? right : -1;
+    return err < 0 ? err : right;
 }
 
 static void free_batches(struct batch *batches)
@@ -204,6 +259,7 @@ static void free_batches(struct batch *batches)
         free(batches[i].places);
         free(batches[i].sums);
         free(batches[i].pieces);
+        free(batches[i].messages);
     }
 }
 
@@ -219,7 +275,10 @@ static int make_batches(const struct kvbm_fetch *fetch, uint32_t max, struct bat
         batches[i].places = malloc(max * sizeof(*batches->places));
         batches[i].sums = malloc((size_t)max * KVBM_SUM_BYTES);
         batches[i].pieces = malloc((max * regions + 1) * sizeof(*batches->pieces));
-        if (!batches[i].pairs || !batches[i].places || !batches[i].sums || !batches[i].pieces)
+        if (fetch->ucx)
+            batches[i].messages = malloc(max * sizeof(*batches->messages));
+        if (!batches[i].pairs || !batches[i].places || !batches[i].sums || !batches[i].pieces ||
+            (fetch->ucx && !batches[i].messages))
             return -ENOMEM;
     }
     return 0;
@@ -229,7 +288,7 @@ static int make_batches(const struct kvbm_fetch *fetch, uint32_t max, struct bat
 struct progress {
     uint32_t next; /* pair that isn't asked for */
     uint32_t begun, ended;
-    bool failed;
+    int err; /* of the first request that has failed */
     long right;
 };
 
@@ -240,24 +299,25 @@ static bool ask_more(const struct kvbm_fetch *fetch, uint32_t max, struct batch 
     struct batch *batch = &batches[p->begun % UNDER_WAY];
     int err;
 
-    if (p->failed || p->next == fetch->n || p->begun - p->ended == UNDER_WAY)
+    if (p->err < 0 || p->next == fetch->n || p->begun - p->ended == UNDER_WAY)
         return false;
     choose(fetch, p->next, max, batch);
-    err = batch->n ? begin(fetch, batch) : 0;
+    err = !batch->n ? 0 : fetch->ucx ? begin_push(fetch, batch) : begin(fetch, batch);
     if (err == -EAGAIN) { /* others of this process have as many under way as the peer allows */
         if (p->begun == p->ended && kv_now_ns() < fetch->deadline_ns)
             usleep(200);
-        p->failed = kv_now_ns() >= fetch->deadline_ns;
+        p->err = kv_now_ns() >= fetch->deadline_ns ? -ETIMEDOUT : 0;
         return p->begun == p->ended;
     }
-    p->failed = err < 0; /* the session has ended */
+    p->err = KV_MIN(err, 0); /* the session has ended */
     p->next = batch->end;
     p->begun += batch->n && err == 0;
     return true;
 }
 
-/* Keep requests under way until all pairs are asked for, or one has failed. */
-static long run_batches(const struct kvbm_fetch *fetch, uint32_t max, struct batch *batches)
+/* Keep requests under way until all pairs are asked for, or one has failed: *@why. */
+static long run_batches(const struct kvbm_fetch *fetch, uint32_t max, struct batch *batches,
+                        int *why)
 {
     struct progress p = {0};
 
@@ -267,25 +327,28 @@ static long run_batches(const struct kvbm_fetch *fetch, uint32_t max, struct bat
 
         while (ask_more(fetch, max, batches, &p))
             ;
-        if (p.ended == p.begun)
+        if (p.ended == p.begun) {
+            *why = p.err;
             return p.right;
+        }
         oldest = &batches[p.ended++ % UNDER_WAY];
-        if (p.failed)
+        if (p.err < 0)
             kvbm_call_cancel(oldest->call);
         n = end(fetch, oldest);
-        p.failed = p.failed || n < 0;
+        p.err = p.err < 0 ? p.err : (int)KV_MIN(n, 0l);
         p.right += KV_MAX(n, 0l);
     }
 }
 
-long kvbm_fetch_sent(const struct kvbm_fetch *fetch)
+long kvbm_fetch_sent(const struct kvbm_fetch *fetch, int *why)
 {
     uint32_t max = blocks_in_batch(fetch);
     struct batch batches[UNDER_WAY];
+    int err = 0;
     long rc = make_batches(fetch, max, batches);
 
     if (rc == 0)
-        rc = run_batches(fetch, max, batches);
+        rc = run_batches(fetch, max, batches, why ? why : &err);
     free_batches(batches);
     return rc;
 }

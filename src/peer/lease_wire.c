@@ -8,6 +8,7 @@
 #define ASKED_BYTES 24
 #define TOLD_BYTES 16
 #define WANTED_BYTES 16
+#define PUSHED_BYTES (WANTED_BYTES + 8)
 #define WANT_SUMS 1u
 
 static void put64(struct kv_buf *to, uint64_t value)
@@ -104,30 +105,57 @@ int kvbm_number_read(const void *body, size_t len, uint64_t *ret)
     return 0;
 }
 
-void kvbm_wanted_write(struct kv_buf *to, uint64_t id, bool sums, const uint32_t *places,
-                       uint32_t n)
+static void put_wanted(struct kv_buf *to, uint64_t id, bool sums, uint32_t n)
 {
     put64(to, id);
     kvbm_put32(to, sums ? WANT_SUMS : 0);
     kvbm_put32(to, n);
+}
+
+static int get_wanted(const uint8_t *at, size_t head, size_t len, struct kvbm_wanted *ret)
+{
+    uint32_t flags;
+
+    if (len < head)
+        return -EPROTO;
+    flags = get32(at + 8);
+    *ret = (struct kvbm_wanted){.id = kv_get_le64(at),
+                                .sums = flags == WANT_SUMS,
+                                .n = get32(at + 12),
+                                .places = at + head};
+    return flags <= WANT_SUMS && ret->n && ret->n <= KVBM_MAX_ASKED &&
+                   len - head == (size_t)ret->n * 4
+               ? 0
+               : -EPROTO;
+}
+
+void kvbm_wanted_write(struct kv_buf *to, uint64_t id, bool sums, const uint32_t *places,
+                       uint32_t n)
+{
+    put_wanted(to, id, sums, n);
     for (uint32_t i = 0; i < n; i++)
         kvbm_put32(to, places[i]);
 }
 
 int kvbm_wanted_read(const void *body, size_t len, struct kvbm_wanted *ret)
 {
-    const uint8_t *at = body;
-    uint32_t flags;
+    return get_wanted(body, WANTED_BYTES, len, ret);
+}
 
-    if (len < WANTED_BYTES)
-        return -EPROTO;
-    flags = get32(at + 8);
-    *ret = (struct kvbm_wanted){.id = kv_get_le64(at),
-                                .sums = flags == WANT_SUMS,
-                                .n = get32(at + 12),
-                                .places = at + WANTED_BYTES};
-    return flags <= WANT_SUMS && ret->n && ret->n <= KVBM_MAX_ASKED &&
-                   len - WANTED_BYTES == (size_t)ret->n * 4
-               ? 0
-               : -EPROTO;
+void kvbm_pushed_write(struct kv_buf *to, uint64_t id, bool sums, uint64_t tag,
+                       const uint32_t *places, uint32_t n)
+{
+    put_wanted(to, id, sums, n);
+    put64(to, tag);
+    for (uint32_t i = 0; i < n; i++)
+        kvbm_put32(to, places[i]);
+}
+
+int kvbm_pushed_read(const void *body, size_t len, struct kvbm_wanted *ret, uint64_t *tag)
+{
+    int err = get_wanted(body, PUSHED_BYTES, len, ret);
+
+    if (err == 0)
+        *tag = kv_get_le64((const uint8_t *)body + WANTED_BYTES);
+    return err;
 }

@@ -57,6 +57,11 @@ void kvbm_wanted_write(struct kv_buf *to, uint64_t id, bool sums, const uint32_t
                        uint32_t n);
 int kvbm_wanted_read(const void *body, size_t len, struct kvbm_wanted *ret);
 
+/** Blocks of a lease to send by UCX: as kvbm_wanted, and the tag of their messages. */
+void kvbm_pushed_write(struct kv_buf *to, uint64_t id, bool sums, uint64_t tag,
+                       const uint32_t *places, uint32_t n);
+int kvbm_pushed_read(const void *body, size_t len, struct kvbm_wanted *ret, uint64_t *tag);
+
 static inline void kvbm_put32(struct kv_buf *to, uint32_t value)
 {
     const uint8_t le[4] = {(uint8_t)value, (uint8_t)(value >> 8), (uint8_t)(value >> 16),

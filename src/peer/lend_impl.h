@@ -6,6 +6,7 @@
 #include <pthread.h>
 
 #include "base/buf.h"
+#include "lease_wire.h"
 #include "lend.h"
 #include "told.h"
 
@@ -86,6 +87,17 @@ void kvbm_lessee_free(struct kvbm_lessee_of *lessee);
 /** Drop a reference, with the lock held. Returns a session to put without the lock, or NULL. */
 struct kvbm_session *kvbm_borrower_put(struct kvbm_borrower *borrower);
 
+/**
+ * Find the lease that a request reads and check its places, with the lock held. The lease's blocks
+ * stay held until kvbm_loan_unuse. Returns 0; -ESTALE; -ERANGE; -EOPNOTSUPP (not the CPU's memory).
+ */
+int kvbm_loan_use(const struct kvbm_borrower *borrower, const struct kvbm_wanted *wanted,
+                  struct kvbm_offer **offer, struct kvbm_granted **ret);
+
+/** Let a lease in use go, of which @bytes were sent. Without the lock, from any thread. */
+void kvbm_loan_unuse(struct kvbm_lender *lender, struct kvbm_offer *offer,
+                     struct kvbm_granted *lease, uint64_t bytes);
+
 /** Tell the thread that a lease may end earlier than it waits for. With the lock held. */
 void kvbm_lender_wake(struct kvbm_lender *lender);
 
@@ -97,5 +109,8 @@ bool kvbm_lender_tell_gone(struct kvbm_lender *lender);
 
 /** Serve the requests of an agent. Returns 0 or a negative errno. */
 int kvbm_lender_serve(struct kvbm_lender *lender);
+
+/** Serve those about UCX, too (lend_push.c). */
+int kvbm_lender_serve_ucx(struct kvbm_lender *lender);
 
 #endif

@@ -430,22 +430,28 @@ static void free_sending(struct sending *sending)
     free(sending);
 }
 
+void kvbm_loan_unuse(struct kvbm_lender *lender, struct kvbm_offer *offer,
+                     struct kvbm_granted *lease, uint64_t bytes)
+{
+    struct kvbm_granted *over;
+
+    pthread_mutex_lock(&lender->lock);
+    lender->stats.read_bytes += bytes;
+    over = kvbm_leases_unuse(&offer->leases, lease);
+    if (over)
+        over->next = NULL;
+    else if (lease->late && !lease->n_uses)
+        kvbm_loan_end(offer, lease, &over);
+    pthread_mutex_unlock(&lender->lock);
+    kvbm_loans_give_back(lender, over);
+}
+
 /* Nothing reads the pieces any more. */
 static void sent(void *arg)
 {
     struct sending *sending = arg;
-    struct kvbm_lender *lender = sending->lender;
-    struct kvbm_granted *over;
 
-    pthread_mutex_lock(&lender->lock);
-    lender->stats.read_bytes += sending->bytes;
-    over = kvbm_leases_unuse(&sending->offer->leases, sending->lease);
-    if (over)
-        over->next = NULL;
-    else if (sending->lease->late && !sending->lease->n_uses)
-        kvbm_loan_end(sending->offer, sending->lease, &over);
-    pthread_mutex_unlock(&lender->lock);
-    kvbm_loans_give_back(lender, over);
+    kvbm_loan_unuse(sending->lender, sending->offer, sending->lease, sending->bytes);
     free_sending(sending);
 }
 
@@ -508,16 +514,16 @@ static int gather(struct sending *sending, const struct kvbm_wanted *wanted)
     return 0;
 }
 
-/* Find the lease and check the places, with the lock held; keep it held. */
-static int use_lease(const struct kvbm_borrower *borrower, const struct kvbm_wanted *wanted,
-                     struct sending *sending)
+int kvbm_loan_use(const struct kvbm_borrower *borrower, const struct kvbm_wanted *wanted,
+                  struct kvbm_offer **offer, struct kvbm_granted **ret)
 {
-    struct kvbm_granted *lease = find_lease(borrower, wanted->id, &sending->offer);
+    struct kvbm_granted *lease = find_lease(borrower, wanted->id, offer);
+    enum kvbm_storage_kind kind;
 
     if (!lease || lease->late || lease->expires_ns <= kv_now_ns())
         return -ESTALE;
-    if (sending->offer->facts->layout->places[0].kind != KVBM_STORAGE_SYSTEM &&
-        sending->offer->facts->layout->places[0].kind != KVBM_STORAGE_PINNED)
+    kind = (*offer)->facts->layout->places[0].kind;
+    if (kind != KVBM_STORAGE_SYSTEM && kind != KVBM_STORAGE_PINNED)
         return -EOPNOTSUPP; /* memory that this thread can't read */
     for (uint32_t i = 0; i < wanted->n; i++) {
         uint32_t place = (uint32_t)kv_get_le(wanted->places + (size_t)i * 4, 4);
@@ -525,7 +531,7 @@ static int use_lease(const struct kvbm_borrower *borrower, const struct kvbm_wan
         if (place >= lease->n || lease->blocks[place] == KVBM_NO_BLOCK)
             return -ERANGE;
     }
-    sending->lease = lease;
+    *ret = lease;
     kvbm_leases_use(lease);
     return 0;
 }
@@ -540,7 +546,8 @@ static void serve_read(void *arg, struct kvbm_session *session, struct kvbm_requ
     if (err == 0) {
         sending->lender = lender;
         pthread_mutex_lock(&lender->lock);
-        err = use_lease(*kvbm_session_slot(session, KVBM_LEND_SLOT), &wanted, sending);
+        err = kvbm_loan_use(*kvbm_session_slot(session, KVBM_LEND_SLOT), &wanted, &sending->offer,
+                            &sending->lease);
         lender->stats.reads += err == 0;
         pthread_mutex_unlock(&lender->lock);
     }
@@ -576,5 +583,5 @@ int kvbm_lender_serve(struct kvbm_lender *lender)
 
     for (size_t i = 0; i < KV_COUNT(services) && err == 0; i++)
         err = kvbm_agent_serve(lender->agent, services[i].type, services[i].fn, lender);
-    return err;
+    return err == 0 && lender->agent->ucx ? kvbm_lender_serve_ucx(lender) : err;
 }

@@ -18,6 +18,7 @@ PROGRAMS = ["kv-indexer", "kvasir"]
 LIBRARIES = ["kvx", "kvevent", "kvindex", "kvstore", "kvbm"]
 PLUGINS = ["kv_store_redis", "kv_store_s3", "kvbm_tls", "kvbm_http"]
 CUDA = BUILD / "lib" / "libkvx_cuda.so"  # where there is nvcc
+UCX = BUILD / "lib" / "libkvbm_ucx.so"  # where there is libucx-dev
 
 
 def say(*command):
@@ -26,7 +27,7 @@ def say(*command):
 
 def built():
     files = [BUILD / "bin" / name for name in PROGRAMS] + [BUILD / "lib" / f"lib{name}.so" for name in LIBRARIES + PLUGINS]
-    return files + ([CUDA] if CUDA.exists() else [])
+    return files + [path for path in (CUDA, UCX) if path.exists()]
 
 
 def cached(name):
@@ -50,6 +51,17 @@ def test_loading():
         check(re.search(r"GNU_STACK\s.*\sRW\s", segments), f"{path.name}: its stack can be run")
         check("BIND_NOW" in dynamic or re.search(r"FLAGS.*NOW", dynamic), f"{path.name}: symbols are bound late")
         check("TEXTREL" not in dynamic, f"{path.name}: text relocations")
+
+
+def test_ucx_is_apart():
+    """libkvbm_ucx alone needs UCX: two versions of it in one process get along while neither is in the global scope."""
+    only_release()
+    for path in built():
+        needs = re.findall(r"NEEDED.*\[lib(uc[a-z]+)\.", say("readelf", "-dW", path))
+        check(not needs or path == UCX, f"{path.name} needs {needs}")
+        check("ucp" in needs or path != UCX, f"{path.name} doesn't need libucp")
+    if not UCX.exists():
+        skip("this build has no libkvbm_ucx (libucx-dev)")
 
 
 def test_stack_protector_and_fortify():

@@ -99,23 +99,23 @@ static inline int lend_export(struct lending *l)
     return kvbm_blockset_export(l->agent, &opts, &l->set);
 }
 
-/** Make an owner of keys 1 to N_BLOCKS, with the pool's blocks in memory of @shared or not. */
-static inline void lend_init(struct lending *l, const struct kvbm_agent_opts *opts,
-                             enum kvbm_layout_kind kind, bool shared)
+/** Make an owner of as many keys, from 1 on, as the layout has blocks. */
+static inline void lend_init_with(struct lending *l, const struct kvbm_agent_opts *opts,
+                                  struct kvbm_layout_config config, bool shared)
 {
-    const struct kvbm_layout_config config = lend_config(kind);
     const struct kvbm_storage_opts storage = {.size = sizeof(storage), .kind = KVBM_STORAGE_SYSTEM};
     struct kvbm_allocator allocator = kvbm_allocator_of(&storage);
     struct kvbm_pool_opts pool = {.size = sizeof(pool),
                                   .tier = KV_TIER_HOST,
-                                  .n_blocks = N_BLOCKS,
+                                  .n_blocks = config.num_blocks,
                                   .block_size = config.page_size};
     struct kvbm_layout_shape shape;
 
     memset(l, 0, sizeof(*l));
     l->agent = agent_of(opts);
     if (shared) {
-        struct kvbm_shared_opts memory = {.size = sizeof(memory), .n_blocks = N_BLOCKS};
+        struct kvbm_shared_opts memory = {.size = sizeof(memory),
+                                          .n_blocks = (uint32_t)config.num_blocks};
 
         assert_int_equal(kvbm_layout_compute(&config, &shape), 0);
         memory.bytes = shape.n_storages * ((shape.required_bytes + 63) / 64 * 64);
@@ -126,8 +126,15 @@ static inline void lend_init(struct lending *l, const struct kvbm_agent_opts *op
     pool.layout = l->layout;
     assert_int_equal(kvbm_registry_create(NULL, &l->registry), 0);
     assert_int_equal(kvbm_pool_create(l->registry, &pool, &l->pool), 0);
-    assert_true(lend_store(l, 1, N_BLOCKS));
+    assert_true(lend_store(l, 1, (uint32_t)config.num_blocks));
     assert_int_equal(lend_export(l), 0);
+}
+
+/** Make an owner of keys 1 to N_BLOCKS, with the pool's blocks in memory of @shared or not. */
+static inline void lend_init(struct lending *l, const struct kvbm_agent_opts *opts,
+                             enum kvbm_layout_kind kind, bool shared)
+{
+    lend_init_with(l, opts, lend_config(kind), shared);
 }
 
 /** Number of handles that leases hold on blocks of the pool. */

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Leased blocks by UCX, the owner's side. Handlers run on the agent's event thread. */
+#include "agent.h"
+#include "base/le.h"
+#include "lend_impl.h"
+#include "ucx.h"
+
+#define MAX_ADDRESS 65536 /* bytes of a node's address */
+
+/* ---- connections ---- */
+
+static void disconnect(struct kvbm_lender *lender, struct kvbm_session *session)
+{
+    const struct kvbm_ucx *ucx = lender->agent->ucx;
+    void **slot = kvbm_session_slot(session, KVBM_UCX_SLOT);
+    struct kvbm_ucx_peer *peer = KV_STEAL(*slot);
+
+    if (peer)
+        ucx->abi->peer_close(peer);
+}
+
+static void watch_session(void *arg, struct kvbm_session *session, bool begun)
+{
+    if (!begun)
+        disconnect(arg, session);
+}
+
+/* Connect to the reader's node, instead of an earlier time; without an address: disconnect. */
+static void serve_ucx(void *arg, struct kvbm_session *session, struct kvbm_request *request)
+{
+    struct kvbm_lender *lender = arg;
+    const struct kvbm_ucx *ucx = lender->agent->ucx;
+    void **slot = kvbm_session_slot(session, KVBM_UCX_SLOT);
+    struct kvbm_ucx_peer *peer = NULL;
+    int err = request->len <= MAX_ADDRESS ? 0 : -EPROTO;
+
+    disconnect(lender, session);
+    if (err == 0 && request->len)
+        err = ucx->abi->peer_create(ucx->node, request->body, request->len, &peer);
+    *slot = peer;
+    if (request->id)
+        (void)kvbm_session_reply(session, request->id, err, NULL, 0, -1);
+}
+
+/* ---- blocks ---- */
+
+/* Blocks that are sent by UCX, and hashed meanwhile: the later end answers. */
+struct pushing {
+    struct kvbm_lender *lender;
+    struct kvbm_offer *offer;
+    struct kvbm_granted *lease; /* NULL: none in use */
+    struct kvbm_session *session;
+    uint64_t request;
+    atomic_uint left;
+    atomic_int err;
+    uint32_t n;
+    uint64_t bytes; /* of the blocks */
+    size_t n_sums;  /* bytes */
+    uint8_t *sums;
+    struct iovec *pieces;
+    struct kvbm_ucx_message *messages;
+};
+
+static void unuse(struct pushing *pushing, uint64_t bytes)
+{
+    if (pushing->lease)
+        kvbm_loan_unuse(pushing->lender, pushing->offer, pushing->lease, bytes);
+    pushing->lease = NULL;
+}
+
+static void free_pushing(struct pushing *pushing)
+{
+    unuse(pushing, 0);
+    kvbm_session_put(pushing->session);
+    free(pushing->sums);
+    free(pushing->pieces);
+    free(pushing->messages);
+    free(pushing);
+}
+
+/* End one of the two halves. */
+static void end_half(struct pushing *pushing, int err)
+{
+    if (err < 0)
+        atomic_store(&pushing->err, err);
+    if (atomic_fetch_sub(&pushing->left, 1) > 1)
+        return;
+    err = atomic_load(&pushing->err);
+    unuse(pushing,
+          err < 0 ? 0 : pushing->bytes); /* a reader that has its answer may lease others at once */
+    (void)kvbm_session_reply(pushing->session, pushing->request, err, pushing->sums,
+                             err < 0 ? 0 : pushing->n_sums, -1);
+    free_pushing(pushing);
+}
+
+static void sent(void *arg, int err)
+{
+    end_half(arg, err);
+}
+
+/* Name the memory of a block: one message, whose pieces are as long as they can be. */
+static void add_block(const struct kvbm_layout *layout, uint32_t block,
+                      struct kvbm_ucx_message *message, struct iovec *pieces)
+{
+    struct kvbm_view view;
+    size_t n = 0;
+
+    for (uint32_t layer = 0; layer < layout->config.num_layers; layer++) {
+        for (uint32_t outer = 0; outer < layout->config.outer_dim; outer++) {
+            struct iovec *last = n ? &pieces[n - 1] : NULL;
+
+            (void)kvbm_layout_region(layout, block, layer, outer, &view);
+            if (last && (uintptr_t)last->iov_base + last->iov_len == view.addr)
+                last->iov_len += view.len;
+            else
+                pieces[n++] = (struct iovec){(void *)(uintptr_t)view.addr, view.len};
+        }
+    }
+    *message = (struct kvbm_ucx_message){pieces, n};
+}
+
+static int gather(struct pushing *pushing, const struct kvbm_wanted *wanted)
+{
+    const struct kvbm_layout *layout = pushing->offer->facts->layout;
+    uint64_t regions = (uint64_t)layout->config.num_layers * layout->config.outer_dim;
+
+    if (wanted->n * regions > KVBM_MAX_PIECES)
+        return -EMSGSIZE;
+    pushing->n = wanted->n;
+    pushing->bytes = wanted->n * regions * layout->shape.region_bytes;
+    pushing->n_sums = wanted->sums ? (size_t)wanted->n * KVBM_SUM_BYTES : 0;
+    pushing->sums = malloc(pushing->n_sums + 1);
+    pushing->pieces = calloc(wanted->n * regions, sizeof(*pushing->pieces));
+    pushing->messages = calloc(wanted->n, sizeof(*pushing->messages));
+    if (!pushing->sums || !pushing->pieces || !pushing->messages)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < wanted->n; i++) {
+        uint32_t place = (uint32_t)kv_get_le(wanted->places + (size_t)i * 4, 4);
+
+        add_block(layout, pushing->lease->blocks[place], &pushing->messages[i],
+                  pushing->pieces + i * regions);
+    }
+    return 0;
+}
+
+static void hash(const struct pushing *pushing)
+{
+    for (uint32_t i = 0; i < pushing->n; i++) {
+        const struct kvbm_ucx_message *message = &pushing->messages[i];
+        XXH3_state_t state;
+
+        XXH3_INITSTATE(&state);
+        (void)XXH3_128bits_reset(&state);
+        for (size_t j = 0; j < message->n; j++)
+            kv_hash_update(&state, message->pieces[j].iov_base, message->pieces[j].iov_len);
+        kv_hash_done(&state, pushing->sums + (size_t)i * KVBM_SUM_BYTES);
+    }
+}
+
+/* Send what was gathered. Consumes @pushing. */
+static void push(struct pushing *pushing, struct kvbm_ucx_peer *peer, uint64_t tag)
+{
+    const struct kvbm_ucx_abi *abi = pushing->lender->agent->ucx->abi;
+    int err;
+
+    atomic_init(&pushing->left, 2);
+    err = abi->send(peer, tag, pushing->messages, pushing->n, sent, pushing);
+    if (err < 0)
+        end_half(pushing, err);
+    if (pushing->n_sums)
+        hash(pushing);
+    end_half(pushing, 0);
+}
+
+static void serve_push(void *arg, struct kvbm_session *session, struct kvbm_request *request)
+{
+    struct kvbm_lender *lender = arg;
+    struct kvbm_ucx_peer *peer = *kvbm_session_slot(session, KVBM_UCX_SLOT);
+    struct pushing *pushing = calloc(1, sizeof(*pushing));
+    struct kvbm_wanted wanted;
+    uint64_t tag = 0;
+    int err = pushing ? kvbm_pushed_read(request->body, request->len, &wanted, &tag) : -ENOMEM;
+
+    if (err == 0 && !peer)
+        err = -ENOTCONN;
+    if (pushing) {
+        pushing->lender = lender;
+        pushing->session = kvbm_session_get(session);
+        pushing->request = request->id;
+    }
+    if (err == 0) {
+        pthread_mutex_lock(&lender->lock);
+        err = kvbm_loan_use(*kvbm_session_slot(session, KVBM_LEND_SLOT), &wanted, &pushing->offer,
+                            &pushing->lease);
+        lender->stats.reads += err == 0;
+        lender->stats.pushes += err == 0;
+        pthread_mutex_unlock(&lender->lock);
+    }
+    if (err == 0)
+        err = gather(pushing, &wanted);
+    if (err == 0) {
+        push(pushing, peer, tag);
+        return;
+    }
+    (void)kvbm_session_reply(session, request->id, err, NULL, 0, -1);
+    if (pushing)
+        free_pushing(pushing);
+}
+
+int kvbm_lender_serve_ucx(struct kvbm_lender *lender)
+{
+    int err = kvbm_agent_watch(lender->agent, watch_session, lender);
+
+    if (err == 0)
+        err = kvbm_agent_serve(lender->agent, KVBM_ASK_UCX, serve_ucx, lender);
+    return err == 0 ? kvbm_agent_serve(lender->agent, KVBM_ASK_PUSH, serve_push, lender) : err;
+}
