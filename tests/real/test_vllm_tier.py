@@ -4,7 +4,7 @@
 vLLM's TieringOffloadingSpec makes the manager from a configuration, as its connector does. This program plays the connector's
 scheduler: requests look up their chunks, "compute" the missing ones into the host memory, and read the others from there. The
 bytes of a chunk follow from its key, so that a wrong one is seen at once. `KV_MEASURE=FOLDER` measures it there, beside vLLM's
-own `fs` tier; KV_OPTIONS has more options of ours, as JSON.
+own `fs` tier; KV_OPTIONS has more options of ours, as JSON, KV_FOLDERS how many folders ours has.
 """
 import hashlib
 import json
@@ -32,7 +32,7 @@ from redistest import Server  # noqa: E402
 from test_store_full import mounted  # noqa: E402
 
 OPTIONS = json.loads(os.environ.get("KV_OPTIONS", "{}"))  # of our tier, when it is measured
-JOBS, ROUNDS = int(os.environ.get("KV_JOBS", "4")), int(os.environ.get("KV_ROUNDS", "5"))
+JOBS, ROUNDS, FOLDERS = (int(os.environ.get(name, most)) for name, most in (("KV_JOBS", 4), ("KV_ROUNDS", 5), ("KV_FOLDERS", 1)))
 PAGE = 8192  # bytes of a chunk: two ranks of 4096
 
 
@@ -287,7 +287,10 @@ def measure(folder):
         speeds = {}
         for name in ("ours", "fs") if turn % 2 else ("fs", "ours"):
             with tempfile.TemporaryDirectory(dir=folder) as root:
-                own = tier(disk=root, disk_bytes=str(2 * chunks * PAGE), staging_blocks=64, **OPTIONS)
+                folders = [os.path.join(root, str(i)) for i in range(FOLDERS)]
+                for each in folders:
+                    os.mkdir(each)
+                own = tier(disk=":".join(folders), disk_bytes=str(2 * chunks * PAGE), staging_blocks=64, **OPTIONS)
                 speeds[name] = rate(own if name == "ours" else {"type": "fs", "root_dir": root}, chunks, PAGE)
         ours, fs = speeds["ours"], speeds["fs"]
         if turn:
