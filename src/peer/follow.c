@@ -132,6 +132,21 @@ static bool is_stopping(struct kvbm_follower *f)
     return stopping;
 }
 
+/* True for an endpoint of the agent itself: a list of all agents is the same on each node. */
+static bool is_own(const struct kvbm_agent *agent, const char *endpoint)
+{
+    char own[KVBM_MAX_PEER_ENDPOINT + 1];
+
+    for (uint32_t i = 0;; i++) {
+        long rc = kvbm_agent_endpoint(agent, i, own, sizeof(own), NULL);
+
+        if (rc == -ENOENT)
+            return false;
+        if (rc > 0 && strcmp(own, endpoint) == 0)
+            return true;
+    }
+}
+
 /* Open a session with a peer: by shared memory's way (unix:) if there is one, else by tcp:. */
 static int open_peer(struct kvbm_follower *f, const struct kvbm_directory_peer *peer,
                      struct kvbm_session **ret)
@@ -144,7 +159,10 @@ static int open_peer(struct kvbm_follower *f, const struct kvbm_directory_peer *
                 continue;
             if (is_stopping(f))
                 return -ECANCELED;
-            err = open_at(f, peer, peer->endpoints[i], ret);
+            err = is_own(f->agent, peer->endpoints[i]) ? -ELOOP
+                                                       : open_at(f, peer, peer->endpoints[i], ret);
+            if (err == -ELOOP && peer->name[0] && strcmp(peer->name, f->agent->name) != 0)
+                err = -EEXIST; /* another machine's path, which this agent has on its own */
             if (err == 0 || err == -ELOOP)
                 return err;
         }

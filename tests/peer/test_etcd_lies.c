@@ -50,9 +50,9 @@ static struct server {
     char where[64];
 } servers[N_LIES];
 static atomic_bool over;
-static char letters[65536];    /* a piece of an endless answer */
-static char silent[32];        /* endpoint at which nobody answers */
-static atomic_bool all_silent; /* all peers have that one only, eight times */
+static char letters[65536];              /* a piece of an endless answer */
+static struct kvbm_directory_peer given; /* whose endpoints all peers have, */
+static atomic_bool is_given;             /* when it is */
 
 static bool send_all(int fd, const char *data, size_t len)
 {
@@ -91,10 +91,10 @@ static void put_kv(struct kv_buf *out, const char *name, uint64_t incarnation)
     struct kvbm_directory_peer peer = peer_named(name, incarnation);
     struct kv_buf request = KV_BUF_INIT;
 
-    if (atomic_load(&all_silent))
-        peer.n_endpoints = KVBM_MAX_PEER_ENDPOINTS;
-    for (uint32_t i = 0; atomic_load(&all_silent) && i < peer.n_endpoints; i++)
-        strcpy(peer.endpoints[i], silent);
+    if (atomic_load(&is_given)) {
+        peer.n_endpoints = given.n_endpoints;
+        memcpy(peer.endpoints, given.endpoints, sizeof(peer.endpoints));
+    }
     etcd_write_put(&request, "/p/", &peer, 1); /* {"key":..,"value":..,"lease":".."} */
     kv_buf_append(out, request.data, request.len);
     kv_buf_fini(&request);
@@ -360,8 +360,11 @@ static void test_follower(void **state)
     assert_int_equal(bind(begun.fd, (struct sockaddr *)&at, len), 0);
     assert_int_equal(listen(begun.fd, 64), 0);
     assert_int_equal(getsockname(begun.fd, (struct sockaddr *)&at, &len), 0);
-    snprintf(silent, sizeof(silent), "tcp:127.0.0.1:%u", ntohs(at.sin_port));
-    atomic_store(&all_silent, true);
+    given.n_endpoints = KVBM_MAX_PEER_ENDPOINTS;
+    for (uint32_t i = 0; i < given.n_endpoints; i++)
+        snprintf(given.endpoints[i], sizeof(given.endpoints[i]), "tcp:127.0.0.1:%u",
+                 ntohs(at.sin_port));
+    atomic_store(&is_given, true);
     assert_int_equal(kvbm_agent_create(&what, &agent), 0);
     assert_int_equal(kvbm_agent_follow(agent, &opts, &follower), 0);
     assert_int_equal(poll(&begun, 1, 60000), 1);
@@ -370,7 +373,44 @@ static void test_follower(void **state)
     assert_true(kv_now_ns() - began < 10 * KV_NS_PER_S); /* of 8 attempts: 24 s */
     assert_int_equal(kvbm_agent_destroy(agent), 0);
     close(begun.fd);
-    atomic_store(&all_silent, false);
+    atomic_store(&is_given, false);
+}
+
+/* Each node has its agent at the same path: a peer's unix endpoint leads to the reader itself, and
+ * its tcp endpoint to the peer. */
+static void test_follower_of_equal_paths(void **state)
+{
+    const struct kvbm_directory_opts directory = {.size = sizeof(directory),
+                                                  .peers = servers[HONEST].where};
+    const struct kvbm_follow_opts opts = {.size = sizeof(opts), .directory = &directory};
+    char path[64];
+    const char *at = path, *tcp = "tcp:127.0.0.1:0";
+    const struct kvbm_agent_opts what = {
+        .size = sizeof(what), .name = "reader", .listen = &at, .n_listen = 1};
+    const struct kvbm_agent_opts other = {.size = sizeof(other),
+                                          .name = "peer000",
+                                          .worker = 10, /* as peer_named */
+                                          .listen = &tcp,
+                                          .n_listen = 1};
+    struct kvbm_follower_info info = KVBM_FOLLOWER_INFO_INIT;
+    struct kvbm_follower *follower;
+    struct kvbm_agent *agent, *peer;
+
+    (void)state;
+    snprintf(path, sizeof(path), "unix:/tmp/kvbm-equal-%d", (int)getpid());
+    assert_int_equal(kvbm_agent_create(&what, &agent), 0);
+    assert_int_equal(kvbm_agent_create(&other, &peer), 0);
+    given.n_endpoints = 2;
+    strcpy(given.endpoints[0], path);
+    assert_true(kvbm_agent_endpoint(peer, 0, given.endpoints[1], sizeof(given.endpoints[1]), NULL) >
+                0);
+    atomic_store(&is_given, true);
+    assert_int_equal(kvbm_agent_follow(agent, &opts, &follower), 0);
+    WAIT_FOR(kvbm_follower_get_info(follower, &info) == 0 && info.n_open == 1);
+    assert_int_equal(kvbm_follower_close(follower), 0);
+    assert_int_equal(kvbm_agent_destroy(agent), 0);
+    assert_int_equal(kvbm_agent_destroy(peer), 0);
+    atomic_store(&is_given, false);
 }
 
 int main(void)
@@ -379,6 +419,7 @@ int main(void)
         cmocka_unit_test(test_lies),
         cmocka_unit_test(test_close),
         cmocka_unit_test(test_follower),
+        cmocka_unit_test(test_follower_of_equal_paths),
     };
     pthread_t thread;
     int failed;
