@@ -12,6 +12,7 @@
  *   kvbm_remote.h   blocks of other nodes: agents and block sets (docs/kvbm-remote.md)
  *   kvbm_lease.h    their bytes: shared memory, sources and leases
  *   kvbm_plan.h     which bytes, between tensor-parallel groups of unlike sizes
+ *   kvbm_volume.h   blocks in one named place: files, a store, or a peer's
  */
 #ifndef KVBM_H
 #define KVBM_H
@@ -25,5 +26,6 @@
 #include "kvbm_remote.h"
 #include "kvbm_tokens.h"
 #include "kvbm_transfer.h"
+#include "kvbm_volume.h"
 
 #endif

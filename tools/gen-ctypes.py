@@ -20,7 +20,7 @@ from pycparser import c_ast, c_parser
 LIBRARIES = {"kv_hash.h": "kvindex", "kv_index.h": "kvindex", "kv_event.h": "kvevent", "kv_store.h": "kvstore", "kv_store_async.h": "kvstore",
              "kv_llama.h": "kvasir_llama",
              "kvbm_events.h": "kvbm", "kvbm_layout.h": "kvbm", "kvbm_manager.h": "kvbm", "kvbm_pool.h": "kvbm", "kvbm_remote.h": "kvbm", "kvbm_lease.h": "kvbm",
-             "kvbm_plan.h": "kvbm", "kvbm_directory.h": "kvbm",
+             "kvbm_plan.h": "kvbm", "kvbm_directory.h": "kvbm", "kvbm_volume.h": "kvbm",
              "kvbm_tokens.h": "kvbm", "kvbm_transfer.h": "kvbm", "kvx_abi.h": "kvx", "kvx_ext.h": "kvx"}
 LEFT_OUT = {"kvbm_pool_dump"}  # takes a FILE *
 BASIC = {"uint8_t": "c_uint8", "uint16_t": "c_uint16", "uint32_t": "c_uint32", "uint64_t": "c_uint64",

@@ -396,6 +396,7 @@ static int manager_stats(void *ret)
 #include "sizes_directory.h"
 #include "sizes_libraries.h"
 #include "sizes_peers.h"
+#include "sizes_volume.h"
 
 /* ---- the table ---- */
 
@@ -540,6 +541,7 @@ static const struct row {
     {"kvbm_directory_info", sizeof(struct kvbm_directory_info), LEAST, NULL, directory_info, 0},
     {"kvbm_follow_opts", sizeof(follow_), UP_TO(kvbm_follow_opts, directory), &follow_, follow, 0},
     {"kvbm_follower_info", sizeof(struct kvbm_follower_info), LEAST, NULL, follower_info, 0},
+    VOLUME_ROWS,
     {"kvbm_session_opts", sizeof(session_), OPTIONAL, &session_, session, 0},
     {"kvbm_session_info", sizeof(struct kvbm_session_info), LEAST, NULL, session_info, 0},
     {"kvbm_remote_set_info", sizeof(struct kvbm_remote_set_info), LEAST, NULL, remote_info, 0},
@@ -749,10 +751,10 @@ static int read_header(const char *path)
 static void test_all_structs(void **state)
 {
     static const char *const headers[] = {
-        "kv_types.h",    "kv_event.h",      "kv_index.h",     "kv_store.h",
-        "kvbm.h",        "kvbm_tokens.h",   "kvbm_layout.h",  "kvbm_pool.h",
-        "kvbm_events.h", "kvbm_transfer.h", "kvbm_manager.h", "kv_store_async.h",
-        "kvbm_remote.h", "kvbm_lease.h",    "kvbm_plan.h",    "kvbm_directory.h"};
+        "kv_types.h",       "kv_event.h",       "kv_index.h",    "kv_store.h",    "kvbm.h",
+        "kvbm_tokens.h",    "kvbm_layout.h",    "kvbm_pool.h",   "kvbm_events.h", "kvbm_transfer.h",
+        "kvbm_manager.h",   "kv_store_async.h", "kvbm_remote.h", "kvbm_lease.h",  "kvbm_plan.h",
+        "kvbm_directory.h", "kvbm_volume.h"};
     const char *tree = getenv("KV_SOURCE_DIR");
     int n = 0;
 
@@ -935,6 +937,7 @@ static void open_peers(void)
     assert_true(kvbm_agent_endpoint(t.peer, 0, endpoint, sizeof(endpoint), NULL) > 0);
     assert_int_equal(kvbm_blockset_export(t.peer, &lent, &t.lent), 0);
     assert_int_equal(kvbm_session_open(t.agent, endpoint, NULL, &t.session), 0);
+    open_volume();
 }
 
 static int setup(void **state)
@@ -970,6 +973,7 @@ static int teardown(void **state)
     kvi_destroy(t.index);
     kvs_close(t.store);
     kvbm_copier_destroy(t.copier);
+    assert_int_equal(kvbm_volume_unregister(volume_of_peer, 0), 0);
     assert_int_equal(kvbm_session_close(t.session), 0);
     kvbm_blockset_destroy(t.lent);
     assert_int_equal(kvbm_agent_destroy(t.agent), 0);
