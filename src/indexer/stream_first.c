@@ -16,15 +16,25 @@
  */
 #include "indexer/stream_impl.h"
 
-#define MILLISECONDS \
-    1e11 /* smallest timestamp that can't be in seconds: they would be in the year 5138 */
-#define MAX_PROOFS 12   /* requests for one process */
+/* Smallest timestamp that can't be in seconds: they would be in the year 5138. */
+#define MILLISECONDS 1e11
+
+#define TRIES 4         /* requests for batches beyond the position itself */
 #define FIRST_MARGIN 64 /* batches; a busy publisher's newest ones come while it answers */
+#define MAX_GROWTH 8    /* times that the margin grows fourfold */
+#define RECHECK 10      /* pauses between attempts, to wait for a far bound */
 
 static void forget_proof(struct ki_stream *s)
 {
-    s->proof_bound = s->proof_margin = s->proof_at_ns = 0;
+    s->proof_bound = s->proof_at_ns = 0;
+    s->proof_misses = 0;
     s->proof_over = false;
+}
+
+/* Return the number of batches behind the position that the next request leaves out. */
+static uint64_t margin_of(const struct ki_stream *s)
+{
+    return s->proof_misses < TRIES ? 0 : (uint64_t)FIRST_MARGIN << 2 * (s->proof_misses - TRIES);
 }
 
 void ki_stream_note_first(struct ki_stream *s, const struct ki_batch_id *id)
@@ -50,8 +60,8 @@ void ki_stream_plan_proof(struct ki_stream *s, uint64_t now_ns)
         return;
     if (!waits)
         s->proof_at_ns = now_ns + s->opts.retry_delay_ns;
-    else if (s->proof_margin) /* the publisher may have become slower: ask for a nearer bound */
-        s->proof_at_ns = now_ns + s->opts.cooldown_ns;
+    else if (margin_of(s)) /* the publisher may have become slower: ask for a nearer bound */
+        s->proof_at_ns = now_ns + RECHECK * s->opts.retry_delay_ns;
 }
 
 unsigned ki_stream_begin_proof(struct ki_stream *s, uint64_t now_ns)
@@ -63,10 +73,12 @@ unsigned ki_stream_begin_proof(struct ki_stream *s, uint64_t now_ns)
         s->proof_at_ns = s->cooldown_to_ns;
         return 0;
     }
-    if (s->proof_bound && s->position <= s->proof_bound)
-        s->proof_bound = s->proof_margin = 0;
+    if (s->proof_bound && s->position <= s->proof_bound) {
+        s->proof_bound = 0;
+        s->proof_misses = 0;
+    }
     return ki_stream_begin_replay(s, KI_REPLAY_PROOF,
-                                  s->proof_bound ? 0 : s->position + 1 + s->proof_margin, now_ns);
+                                  s->proof_bound ? 0 : s->position + 1 + margin_of(s), now_ns);
 }
 
 /* Return true when the ring, which begins with @id, had lost nothing when it began with 1. */
@@ -84,7 +96,7 @@ unsigned ki_stream_proof_batch(struct ki_stream *s, const struct ki_batch_id *id
     if (ki_stream_must_verify(s)) /* the answer may be another process's */
         return KI_STEP_DROP | ki_stream_finish_replay(s);
     if (s->request)
-        s->proof_margin = s->proof_margin ? 4 * s->proof_margin : FIRST_MARGIN;
+        s->proof_misses += s->proof_misses < TRIES + MAX_GROWTH;
     else if (is_proof(s, id))
         ki_stream_end_doubt_of_first(s);
     else

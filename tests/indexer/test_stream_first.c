@@ -69,24 +69,56 @@ static void numbering_from_one_is_proved(void **state)
 static void numbering_from_one_of_a_busy_publisher(void **state)
 {
     struct ki_stream s;
+    uint64_t now = SECOND;
 
     (void)state;
     ki_stream_init(&s, &with_replay);
     assert_int_equal(start_connected(&s), KI_STEP_REQUEST);
     assert_int_equal(replayed(&s, 0, 1), KI_STEP_APPLY);
     assert_int_equal(live(&s, 0, 2), KI_STEP_APPLY | KI_STEP_RESUME);
-    assert_int_equal(ki_stream_tick(&s, 2 * SECOND), KI_STEP_REQUEST);
-    assert_int_equal(s.request, 3);
-    assert_int_equal(replayed(&s, 0, 3), KI_STEP_DROP | KI_STEP_RESUME);
-    assert_int_equal(live(&s, 0, 3), KI_STEP_APPLY);
-    assert_int_equal(ki_stream_tick(&s, 3 * SECOND), KI_STEP_REQUEST);
-    assert_int_equal(s.request, 4 + 64);
-    assert_int_equal(live(&s, 0, 4), KI_STEP_APPLY); /* which doesn't wait */
-    assert_int_equal(ki_stream_replay_end(&s, 3 * SECOND), KI_STEP_RESUME);
-    for (uint64_t i = 5; i <= 68; i++)
+    for (uint64_t i = 3; i < 7; i++) {
+        assert_int_equal(ki_stream_tick(&s, now += SECOND), KI_STEP_REQUEST);
+        assert_int_equal(s.request, i);
+        assert_int_equal(replayed(&s, 0, i), KI_STEP_DROP | KI_STEP_RESUME);
+        assert_int_equal(live(&s, 0, i), KI_STEP_APPLY);
+    }
+    assert_int_equal(ki_stream_tick(&s, now += SECOND), KI_STEP_REQUEST);
+    assert_int_equal(s.request, 7 + 64);
+    assert_int_equal(live(&s, 0, 7), KI_STEP_APPLY); /* which doesn't wait */
+    assert_int_equal(ki_stream_replay_end(&s, now), KI_STEP_RESUME);
+    for (uint64_t i = 8; i <= 71; i++)
         assert_int_equal(live(&s, 0, i), KI_STEP_APPLY);
     assert_true(ki_stream_is_partial(&s));
-    assert_int_equal(ki_stream_tick(&s, 34 * SECOND), KI_STEP_REQUEST);
+    assert_int_equal(ki_stream_tick(&s, now += 2 * SECOND), KI_STEP_REQUEST);
+    assert_int_equal(s.request, 0);
+    assert_int_equal(replayed(&s, 0, 1), KI_STEP_DROP | KI_STEP_RESUME);
+    assert_false(ki_stream_is_partial(&s));
+}
+
+/* ... and that becomes slow before the bound is reached: a nearer one is asked for. */
+static void numbering_from_one_of_a_publisher_that_pauses(void **state)
+{
+    struct ki_stream s;
+    uint64_t now = SECOND;
+
+    (void)state;
+    ki_stream_init(&s, &with_replay);
+    assert_int_equal(start_connected(&s), KI_STEP_REQUEST);
+    assert_int_equal(replayed(&s, 0, 1), KI_STEP_APPLY);
+    assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
+    for (uint64_t i = 2; i < 6; i++) {
+        assert_int_equal(ki_stream_tick(&s, now += SECOND), KI_STEP_REQUEST);
+        assert_int_equal(replayed(&s, 0, i), KI_STEP_DROP | KI_STEP_RESUME);
+        assert_int_equal(live(&s, 0, i), KI_STEP_APPLY);
+    }
+    assert_int_equal(ki_stream_tick(&s, now += SECOND), KI_STEP_REQUEST);
+    assert_int_equal(ki_stream_replay_end(&s, now), KI_STEP_RESUME);
+    assert_int_equal(ki_stream_tick(&s, now + SECOND / 2), 0);
+    assert_int_equal(ki_stream_tick(&s, now += SECOND), KI_STEP_REQUEST);
+    assert_int_equal(s.request, 6);
+    assert_int_equal(ki_stream_replay_end(&s, now), KI_STEP_RESUME);
+    assert_int_equal(live(&s, 0, 6), KI_STEP_APPLY);
+    assert_int_equal(ki_stream_tick(&s, now += SECOND), KI_STEP_REQUEST);
     assert_int_equal(s.request, 0);
     assert_int_equal(replayed(&s, 0, 1), KI_STEP_DROP | KI_STEP_RESUME);
     assert_false(ki_stream_is_partial(&s));
@@ -141,6 +173,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(numbering_from_one_is_proved),
         cmocka_unit_test(numbering_from_one_of_a_busy_publisher),
+        cmocka_unit_test(numbering_from_one_of_a_publisher_that_pauses),
         cmocka_unit_test(numbering_from_one_without_replay),
         cmocka_unit_test(first_batch_one_is_asked_about),
     };
