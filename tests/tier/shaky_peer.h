@@ -11,13 +11,14 @@
 #define SHAKY_HELD 64u
 
 enum shaky_mode {
-    SHAKY_GOOD,   /* key 1000 * k + i is in block i */
-    SHAKY_LIES,   /* has every key, and gives none */
-    SHAKY_HANGS,  /* a hold is answered when the mode changes */
-    SHAKY_FAILS,  /* a hold fails */
-    SHAKY_COUNTS, /* blocks beyond the set */
-    SHAKY_HALF,   /* gives every second block */
-    SHAKY_DEAF,   /* a lookup is answered when the mode changes */
+    SHAKY_GOOD,    /* key 1000 * k + i is in block i */
+    SHAKY_LIES,    /* has every key, and gives none */
+    SHAKY_HANGS,   /* a hold is answered when the mode changes */
+    SHAKY_FAILS,   /* a hold fails */
+    SHAKY_REFUSES, /* a hold fails with -EINVAL */
+    SHAKY_COUNTS,  /* blocks beyond the set */
+    SHAKY_HALF,    /* gives every second block */
+    SHAKY_DEAF,    /* a lookup is answered when the mode changes */
     SHAKY_N_MODES
 };
 
@@ -51,7 +52,7 @@ static void shaky_hold(void *arg, uint32_t group, const void *keys, size_t n, kv
         peer->hanging[peer->n_hanging++].to = to;
         hangs = true;
     }
-    peer->n_holds += !hangs && mode != SHAKY_FAILS;
+    peer->n_holds += !hangs && mode != SHAKY_FAILS && mode != SHAKY_REFUSES;
     pthread_mutex_unlock(&peer->lock);
     if (hangs)
         return;
@@ -64,7 +65,7 @@ static void shaky_hold(void *arg, uint32_t group, const void *keys, size_t n, kv
                     : mode == SHAKY_HALF && key % 2 > 0 ? UINT32_MAX
                                                         : (uint32_t)(key % 1000 % SHAKY_BLOCKS);
     }
-    held(to, mode == SHAKY_FAILS ? -EIO : 0, blocks, peer);
+    held(to, mode == SHAKY_FAILS ? -EIO : mode == SHAKY_REFUSES ? -EINVAL : 0, blocks, peer);
 }
 
 static void shaky_lookup(void *arg, uint32_t group, const void *keys, size_t n, uint8_t *tiers)

@@ -160,11 +160,34 @@ static void test_own_mistakes(void **state)
     end();
 }
 
+/* A peer that answers each call with an error of its own has failed, whatever the error is. */
+static void test_refuses(void **state)
+{
+    struct kvbm_peers_stats stats;
+    struct one one;
+
+    (void)state;
+    begin();
+    shaky_be(&t.shaky, SHAKY_REFUSES);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(submit(&one, KVBM_PEER_GET, 1000, 0), 0);
+        wait_for(&one);
+        assert_int_equal(one.io.status, -EINVAL);
+    }
+    kvbm_peers_get_stats(t.peers, &stats);
+    assert_int_equal(stats.down, 1);
+    assert_int_equal(submit(&one, KVBM_PEER_GET, 1000, 0), 0);
+    wait_for(&one);
+    assert_int_equal(one.io.status, -EHOSTDOWN);
+    end();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cancelled_question),
         cmocka_unit_test(test_own_mistakes),
+        cmocka_unit_test(test_refuses),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

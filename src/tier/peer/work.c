@@ -24,11 +24,11 @@ static void enter_session(struct kvbm_peers *peers, struct kvbm_peer_slot *slot,
 }
 
 /* True for errors that aren't the peer's: the session or its set has ended, this process lacks
- * something or asks for what doesn't exist, or nobody wants the answer. */
+ * something, or nobody wants the answer. */
 static bool says_nothing(int err)
 {
-    static const int ours[] = {EPIPE,  ESTALE, EAGAIN,    ENOMEM,    EMFILE, ENFILE,
-                               EINVAL, ERANGE, ECANCELED, ESHUTDOWN, EDEADLK};
+    static const int ours[] = {EPIPE,  ESTALE,    EAGAIN,    ENOMEM, EMFILE,
+                               ENFILE, ECANCELED, ESHUTDOWN, EDEADLK};
 
     for (size_t i = 0; i < KV_COUNT(ours); i++) {
         if (err == -ours[i])
@@ -411,6 +411,8 @@ void kvbm_peers_run(struct kvbm_peers *peers, struct kvbm_peer_slot *slot,
 {
     if (kv_now_ns() >= batch->until_)
         end_all(batch, 0, -ETIMEDOUT);
+    else if (batch->group >= KVBM_MAX_GROUPS) /* no peer has it: the mistake is this process's */
+        end_all(batch, 0, -EINVAL);
     else if (batch->op == KVBM_PEER_ASK)
         run_ask(peers, batch);
     else
