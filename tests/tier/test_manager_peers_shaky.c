@@ -101,6 +101,21 @@ static void test_faults(void **state)
     }
 }
 
+/* Wait until so many calls hang at the shaky peer. */
+static void wait_hanging(uint32_t most)
+{
+    for (uint64_t until = kv_now_ns() + 60 * KV_NS_PER_S;; usleep(1000)) {
+        uint32_t n;
+
+        pthread_mutex_lock(&shaky.lock);
+        n = shaky.n_hanging;
+        pthread_mutex_unlock(&shaky.lock);
+        if (n >= most)
+            return;
+        assert_true(kv_now_ns() < until);
+    }
+}
+
 /* While one peer hangs, another one's blocks come, and a manager can be destroyed. */
 static void test_hangs_alone(void **state)
 {
@@ -119,16 +134,7 @@ static void test_hangs_alone(void **state)
 
         assert_int_equal(kvbm_manager_prepare_load(reader.m, &chain, 1, NULL, &pins[i]), 1);
     }
-    for (uint64_t until = kv_now_ns() + 60 * KV_NS_PER_S;; usleep(1000)) {
-        uint32_t n;
-
-        pthread_mutex_lock(&shaky.lock);
-        n = shaky.n_hanging;
-        pthread_mutex_unlock(&shaky.lock);
-        if (n >= N / 2) /* half of the threads wait; the other batches are queued */
-            break;
-        assert_true(kv_now_ns() < until);
-    }
+    wait_hanging(N / 2); /* half of the threads wait; the other batches are queued */
     assert_int_equal(world_load(&reader, 2000, N), N);
     assert_int_equal(kvbm_pin_state(pins[0], at), 0);
     assert_int_equal(at[0], KVBM_PENDING);
@@ -149,11 +155,42 @@ static void test_hangs_alone(void **state)
     end();
 }
 
+/* A pin that is released while a peer hangs gives back at once what it has already. */
+static void test_released(void **state)
+{
+    uint64_t keys[2 * N];
+    const struct kvbm_chain chain = world_chain(keys);
+    struct kvbm_pool *host;
+    struct kvbm_pin *pin;
+
+    (void)state;
+    begin(60000);
+    start(1);
+    world_keys(1000, keys, 2 * N);
+    host = kvbm_manager_pool(reader.m, KV_TIER_HOST);
+    assert_int_equal(world_load(&reader, 1000, N), N);
+    assert_int_equal(kvbm_pool_reset_inactive(host), N);
+    assert_int_equal(world_load(&reader, 1000, N), N);
+    shaky_be(&shaky, SHAKY_HANGS);
+    assert_int_equal(kvbm_manager_prepare_load(reader.m, &chain, 2 * N, NULL, &pin), 2 * N);
+    wait_hanging(1);
+    assert_int_equal(kvbm_pool_reset_inactive(host), 0);
+    kvbm_pin_release(pin);
+    assert_int_equal(kvbm_pool_reset_inactive(host), N);
+    assert_int_equal(world_stats(&reader).pins_now, 1);
+    shaky_be(&shaky, SHAKY_FAILS);
+    for (uint64_t until = kv_now_ns() + 60 * KV_NS_PER_S; world_stats(&reader).pins_now;
+         usleep(1000))
+        assert_true(kv_now_ns() < until);
+    end();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_faults),
         cmocka_unit_test(test_hangs_alone),
+        cmocka_unit_test(test_released),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -35,8 +35,7 @@ void kvbm_job_finish(struct kvbm_job_ *job)
     struct kvbm_manager *m = job->pin->manager;
 
     unlink_job(m, job);
-    if (job->pin->released && job->pin->refs == 1 + job->pin->n_fetches)
-        kvbm_fetch_cancel(job->pin); /* only this job needed the fetches */
+    kvbm_pin_unwanted(job->pin);
     m->stats.jobs++;
     m->stats.jobs_cancelled += job->done.status == -ECANCELED;
     m->stats.jobs_failed += job->done.status < 0 && job->done.status != -ECANCELED;

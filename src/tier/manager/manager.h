@@ -547,6 +547,11 @@ void kvbm_waiter_leaves(struct kvbm_manager *m);
 /** Make a pin of a chain with one reference. Returns 0, -EINVAL or -ENOMEM. */
 int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n, bool store,
                  struct kvbm_pin **ret);
+/**
+ * Cancel the fetches of a pin that is released and that no job but the caller's needs, and let go
+ * what it holds already: a fetch that hangs holds only the blocks that it fills.
+ */
+void kvbm_pin_unwanted(struct kvbm_pin *pin);
 /** Drop a reference; the last one frees the pin and its blocks. */
 void kvbm_pin_put(struct kvbm_pin *pin);
 /** Give back the host block of item @i, held or reserved. The item becomes a MISS. */

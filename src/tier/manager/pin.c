@@ -106,6 +106,29 @@ static void let_held_go(struct kvbm_pin *pin)
     }
 }
 
+static void let_leases_go(struct kvbm_pin *pin)
+{
+    struct kvbm_leased *leased;
+
+    while ((leased = pin->leased) != NULL) {
+        pin->leased = leased->next;
+        kvbm_leased_free(pin->manager, leased);
+    }
+}
+
+void kvbm_pin_unwanted(struct kvbm_pin *pin)
+{
+    if (!pin->released || pin->refs != 1 + pin->n_fetches)
+        return;
+    kvbm_fetch_cancel(pin);
+    let_held_go(pin);
+    for (uint32_t i = pin->n; pin->leased && i-- > 0;) {
+        if (pin->items[i].state == ITEM_LEASED)
+            pin->items[i].state = ITEM_MISS;
+    }
+    let_leases_go(pin);
+}
+
 void kvbm_pin_put(struct kvbm_pin *pin)
 {
     struct kvbm_manager *m = pin->manager;
@@ -119,10 +142,7 @@ void kvbm_pin_put(struct kvbm_pin *pin)
         kvbm_pin_let_go(pin, i);
     }
     let_likes_go(pin);
-    for (struct kvbm_leased *leased; (leased = pin->leased) != NULL;) {
-        pin->leased = leased->next;
-        kvbm_leased_free(m, leased);
-    }
+    let_leases_go(pin);
     if (pin->prev)
         pin->prev->next = pin->next;
     else
@@ -388,8 +408,7 @@ void kvbm_pin_release(struct kvbm_pin *pin)
         return;
     kvbm_manager_enter(m);
     pin->released = true;
-    if (pin->refs == 1 + pin->n_fetches) /* no job references the pin */
-        kvbm_fetch_cancel(pin);
+    kvbm_pin_unwanted(pin);
     kvbm_pin_put(pin);
     kvbm_manager_leave(m);
 }
