@@ -9,8 +9,9 @@
  *   local     └───0───┘└────1────┘     TP2: rank 1 has two parts, from remote ranks 2 and 3
  *
  * A plan is made once per pair of groups. It knows no addresses and no blocks: parts say which
- * heads come from which rank, copies say where their bytes lie in any block. Programs that can
- * address the remote memory submit each part as a kvbm_transfer; others move the copies.
+ * heads come from which rank, copies say where their bytes lie in any block. kvbm_plan_read runs a
+ * plan over sessions. Programs that can address the remote memory may also submit each part as a
+ * kvbm_transfer; others move the copies.
  *
  * Errors are negative errno values, with the reason in the log. A plan is immutable after creation:
  * any thread may use it; nothing may while another thread destroys it.
@@ -121,6 +122,52 @@ KV_API bool kvbm_plan_converts(const struct kvbm_plan *plan);
 KV_API long kvbm_plan_apply(const struct kvbm_plan *plan, const uint32_t *local_blocks,
                             const uint32_t *const *remote_blocks, size_t n,
                             struct kvbm_plan_piece *to, size_t cap);
+
+/* ---- reading ---- */
+
+struct kvbm_copier;
+
+/** Where a remote rank's blocks are. In arrays; never grows. */
+struct kvbm_plan_source {
+    struct kvbm_session *session; /* NULL: nowhere; the rank gives nothing */
+    uint32_t set;                 /* id of its block set */
+    uint32_t reserved;            /* 0 */
+};
+
+/** Request of kvbm_plan_read; set size to sizeof(struct kvbm_plan_read_opts), zero: the default. */
+struct kvbm_plan_read_opts {
+    size_t size;
+    struct kvbm_copier *copier;             /* required: copies and converts (kvbm_transfer.h) */
+    const struct kvbm_plan_source *sources; /* required: one of each remote rank of the plan */
+    uint32_t group;
+    const void *keys;             /* required: [n] packed, as kvbm_session_lease takes them */
+    const struct kvbm_layout *to; /* required: the plan's local layout, in memory of the copier's */
+    const uint32_t *to_blocks;    /* required: [n] blocks of to, each once */
+    uint32_t n;                   /* required */
+    int32_t priority;             /* of the copies */
+    uint64_t deadline_ns;         /* CLOCK_MONOTONIC; 0: in 10 s */
+    uint8_t
+        *ok; /* [(n + 7) / 8] bit i: to_blocks[i] has its key's bytes of all parts; may be NULL */
+    bool no_checksums, no_shared; /* as kvbm_lease_read_opts */
+    /* Asked between requests and copies, by several threads at a time: true ends the call soon. A
+     * request to a peer that doesn't answer ends at the deadline. NULL: not wanted. */
+    bool (*cancelled)(void *arg);
+    void *arg; /* of cancelled */
+};
+#define KVBM_PLAN_READ_OPTS_INIT KV_INIT_(kvbm_plan_read_opts)
+
+/**
+ * Read blocks of several ranks into the local layout, and wait for it: lease each part's blocks of
+ * its rank, copy or receive them, and place their heads, converted where layouts differ. Up to 16
+ * parts are read at a time, by threads of the call. A block is right when every part of it is:
+ * generations are compared after a copy from shared memory, checksums after a session. Nothing writes
+ * into to after the return, which is at the deadline at the latest, but for copies that are under way.
+ *
+ * Returns the number of right blocks, 0 and more, also when ranks have died, freeze, lend too little
+ * or have exported other blocks than the plan's; -EINVAL; -ERANGE (a block beyond to); -ENOMEM. Not
+ * to be called from callbacks of an agent.
+ */
+KV_API long kvbm_plan_read(const struct kvbm_plan *plan, const struct kvbm_plan_read_opts *opts);
 
 #ifdef __cplusplus
 }

@@ -7,7 +7,7 @@ import sys
 ORDER = ["base", "kvx", "hash", "event", "store", "llama", "index", "bm", "peer", "tier", "indexer", "advisor", "cli"]
 ALONE = {"kvx": {"kvx"}}  # depends on nothing, not even base
 # Arrows between the folders of one room: what each may include of the others. Disk and object don't know each other.
-PARTS = {"tier": {"transfer": set(), "disk": {"transfer"}, "object": {"transfer"}, "peer": set(),
+PARTS = {"tier": {"transfer": set(), "disk": {"transfer"}, "object": {"transfer"}, "peer": set(), "plan": {"transfer"},
                   "manager": {"transfer", "disk", "object", "peer"}, "volume": {"manager"}}}
 PUBLIC = {"kv_types.h": "base", "kv_hash.h": "hash", "kv_event.h": "event", "kv_index.h": "index", "kv_store.h": "store",
           "kv_store_abi.h": "store", "kv_store_ext.h": "store", "kv_store_async.h": "store", "kv_llama.h": "llama", "kvbm.h": "bm",

@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "blockset.h"
+#include "borrow.h"
 
 static int refuse(int err, const char *reason, size_t rank)
 {
@@ -195,6 +196,17 @@ static int cover(struct kvbm_plan *plan, const struct plan_side *local,
     return 0;
 }
 
+bool kvbm_plan_side_fits(const struct plan_side *side, const struct kvbm_layout_config *layout,
+                         const struct kvbm_shard *shard)
+{
+    const struct kvbm_layout_config *c = &side->config;
+    bool divided = shard->axis == KVBM_SHARD_HEADS;
+
+    return kvbm_same_blocks(c, layout) && c->dtype == layout->dtype &&
+           side->first == (divided ? shard->first_head : 0) &&
+           (!divided || side->total == shard->total_heads);
+}
+
 /* ---- plans ---- */
 
 static int make(struct kvbm_plan *plan, const struct kvbm_plan_rank *local,
@@ -223,26 +235,23 @@ static int make(struct kvbm_plan *plan, const struct kvbm_plan_rank *local,
 int kvbm_plan_create(const struct kvbm_plan_rank *local, const struct kvbm_plan_rank *remotes,
                      size_t n, struct kvbm_plan_heads *missing, struct kvbm_plan **ret)
 {
-    struct plan_side *sides = NULL;
-    struct kvbm_plan *plan = NULL;
+    struct kvbm_plan *plan;
     int err = -ENOMEM;
 
     if (!local || !remotes || !ret || !n || n > KVBM_MAX_PLAN_RANKS)
         return -EINVAL;
-    sides = calloc(n + 1, sizeof(*sides));
     plan = calloc(1, sizeof(*plan));
-    if (!sides || !plan)
-        goto fail;
+    if (!plan)
+        return -ENOMEM;
     plan->n_ranks = n;
+    plan->sides = calloc(n + 1, sizeof(*plan->sides));
     plan->parts = calloc(n, sizeof(*plan->parts));
     plan->remote_blocks = calloc(n, sizeof(*plan->remote_blocks));
-    if (plan->parts && plan->remote_blocks)
-        err = make(plan, local, remotes, sides, missing);
+    if (plan->sides && plan->parts && plan->remote_blocks)
+        err = make(plan, local, remotes, plan->sides, missing);
     if (err == 0)
         *ret = KV_STEAL(plan);
-fail:
     kvbm_plan_destroy(plan);
-    free(sides);
     return err;
 }
 
@@ -250,6 +259,7 @@ void kvbm_plan_destroy(struct kvbm_plan *plan)
 {
     if (!plan)
         return;
+    free(plan->sides);
     free(plan->parts);
     free(plan->copies);
     free(plan->remote_blocks);

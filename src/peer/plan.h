@@ -17,11 +17,16 @@ struct plan_side {
 struct kvbm_plan {
     struct kvbm_plan_part *parts;
     struct kvbm_plan_copy *copies;
+    struct plan_side *sides; /* [1 + n_ranks] the local one first */
     uint64_t *remote_blocks; /* [n_ranks] number of blocks of each remote layout */
     uint64_t local_blocks;
     size_t n_parts, n_copies, n_ranks;
     bool converts;
 };
+
+/** Tell whether a layout and its shard, as they are now, have the blocks of a planned side. */
+bool kvbm_plan_side_fits(const struct plan_side *side, const struct kvbm_layout_config *layout,
+                         const struct kvbm_shard *shard);
 
 /** Fill the copies of the parts. Returns 0; -EOVERFLOW (KVBM_MAX_PLAN_COPIES); -ENOMEM. */
 int kvbm_plan_fill(struct kvbm_plan *plan, const struct plan_side *local,

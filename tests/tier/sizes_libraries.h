@@ -188,4 +188,24 @@ static int llama_loaded(void *ret)
     return n < 0 ? (int)n : 0;
 }
 
+static void open_others(void)
+{
+    struct kve_publisher_opts opts = KVE_PUBLISHER_OPTS_INIT;
+    struct kvs_save_opts with = KVS_SAVE_OPTS_INIT;
+    size_t left = 100000;
+    char path[128];
+
+    opts.endpoint = "tcp://127.0.0.1:*";
+    assert_int_equal(kve_publisher_create(&opts, &t.publisher), 0);
+    assert_int_equal(kve_publisher_create(&opts, &t.quiet), 0);
+    assert_int_equal(kvi_create(NULL, &t.index), 0);
+    assert_int_equal(kvi_store(t.index, (struct kv_holder){1, 0}, KV_TIER_DEVICE, NULL,
+                               &(struct kv_block){7, 70}, 1, NULL),
+                     0);
+    snprintf(path, sizeof(path), "%s/store", t.w.dir);
+    assert_int_equal(kvs_open(path, &t.store), 0);
+    with.fingerprint = "model A";
+    assert_int_equal(kvs_save(t.store, "kept", read_once, &left, &with, NULL), 0);
+}
+
 #endif

@@ -117,4 +117,21 @@ static int lease_read(void *opts)
     return n < 0 ? (int)n : 0;
 }
 
+static struct kvbm_plan_source plan_source;
+static struct kvbm_plan_read_opts plan_read_ = {
+    .sources = &plan_source, .keys = &key_, .to_blocks = &other_block, .n = 1};
+
+static int plan_read(void *opts)
+{
+    const struct kvbm_plan_rank rank = {.layout = kvbm_layout_get_config(read_.to)};
+    struct kvbm_plan *plan = NULL;
+    long n;
+
+    plan_source = (struct kvbm_plan_source){.session = t.session, .set = 9};
+    assert_int_equal(kvbm_plan_create(&rank, &rank, 1, NULL, &plan), 0);
+    n = kvbm_plan_read(plan, opts);
+    kvbm_plan_destroy(plan);
+    return n < 0 ? (int)n : 0;
+}
+
 #endif

@@ -61,6 +61,7 @@
     FROZEN(kvbm_plan_copy, 136)      \
     FROZEN(kvbm_plan_piece, 24)      \
     FROZEN(kvbm_plan_heads, 8)       \
+    FROZEN(kvbm_plan_source, 16)     \
     FROZEN(kvs_chunk_ref, 20)        \
     FROZEN(kvs_done, 80)             \
     FROZEN(kv_block, 16)             \
@@ -531,6 +532,8 @@ static const struct row {
      blockset, 0},
     {"kvbm_block_source", sizeof(source_), UP_TO(kvbm_block_source, unhold), &source_, source, 0},
     {"kvbm_lease_read_opts", sizeof(read_), UP_TO(kvbm_lease_read_opts, n), &read_, lease_read, 0},
+    {"kvbm_plan_read_opts", sizeof(plan_read_), UP_TO(kvbm_plan_read_opts, n), &plan_read_,
+     plan_read, 0},
     {"kvbm_shared_opts", sizeof(shared_), UP_TO(kvbm_shared_opts, n_blocks), &shared_, shared, 0},
     {"kvbm_layout_config, remote", sizeof(struct kvbm_layout_config), LEAST, NULL, remote_layout,
      0},
@@ -888,26 +891,6 @@ static void open_manager(void)
     with_disk.disk_buffered = with_disk.disk_volatile = true;
 }
 
-static void open_others(void)
-{
-    struct kve_publisher_opts opts = KVE_PUBLISHER_OPTS_INIT;
-    struct kvs_save_opts with = KVS_SAVE_OPTS_INIT;
-    size_t left = 100000;
-    char path[128];
-
-    opts.endpoint = "tcp://127.0.0.1:*";
-    assert_int_equal(kve_publisher_create(&opts, &t.publisher), 0);
-    assert_int_equal(kve_publisher_create(&opts, &t.quiet), 0);
-    assert_int_equal(kvi_create(NULL, &t.index), 0);
-    assert_int_equal(kvi_store(t.index, (struct kv_holder){1, 0}, KV_TIER_DEVICE, NULL,
-                               &(struct kv_block){7, 70}, 1, NULL),
-                     0);
-    snprintf(path, sizeof(path), "%s/store", t.w.dir);
-    assert_int_equal(kvs_open(path, &t.store), 0);
-    with.fingerprint = "model A";
-    assert_int_equal(kvs_save(t.store, "kept", read_once, &left, &with, NULL), 0);
-}
-
 static void open_peers(void)
 {
     struct kvbm_agent_opts opts = {.size = sizeof(opts), .name = "sizes"};
@@ -922,6 +905,8 @@ static void open_peers(void)
 
     blockset_.layout = t.other;
     read_.to = t.other;
+    plan_read_.to = t.other;
+    plan_read_.copier = t.copier;
     source_.size = sizeof(source_);
     assert_int_equal(kvbm_agent_create(&opts, &t.agent), 0);
     opts.name = "peer";
