@@ -8,6 +8,7 @@
  *   kvbm_pool.h     registry, pools and handles: hold, find and evict blocks
  *   kvbm_events.h   changes of the tiers, published to callbacks, rings and kv-indexer
  *   kvbm_transfer.h copies between layouts: memory, files, GPUs, in the background
+ *   kvbm_group.h    one transfer for all tensor-parallel ranks
  *   kvbm_manager.h  tiers: host, disk and object store behind one handle (docs/kvbm-tiers.md)
  *   kvbm_remote.h   blocks of other nodes: agents and block sets (docs/kvbm-remote.md)
  *   kvbm_lease.h    their bytes: shared memory, sources and leases
@@ -18,6 +19,7 @@
 #define KVBM_H
 
 #include "kvbm_events.h"
+#include "kvbm_group.h"
 #include "kvbm_layout.h"
 #include "kvbm_lease.h"
 #include "kvbm_manager.h"

@@ -8,11 +8,11 @@ ORDER = ["base", "kvx", "hash", "event", "store", "llama", "index", "bm", "peer"
 ALONE = {"kvx": {"kvx"}}  # depends on nothing, not even base
 # Arrows between the folders of one room: what each may include of the others. Disk and object don't know each other.
 PARTS = {"tier": {"transfer": set(), "disk": {"transfer"}, "object": {"transfer"}, "peer": set(), "plan": {"transfer"},
-                  "manager": {"transfer", "disk", "object", "peer"}, "volume": {"manager"}}}
+                  "manager": {"transfer", "disk", "object", "peer"}, "volume": {"manager"}, "group": {"transfer"}}}
 PUBLIC = {"kv_types.h": "base", "kv_hash.h": "hash", "kv_event.h": "event", "kv_index.h": "index", "kv_store.h": "store",
           "kv_store_abi.h": "store", "kv_store_ext.h": "store", "kv_store_async.h": "store", "kv_llama.h": "llama", "kvbm.h": "bm",
           "kvbm_tokens.h": "bm", "kvbm_layout.h": "bm", "kvbm_pool.h": "bm", "kvbm_events.h": "bm",
-          "kvbm_remote.h": "peer", "kvbm_lease.h": "peer", "kvbm_plan.h": "peer", "kvbm_directory.h": "peer", "kvbm_transfer.h": "tier/transfer", "kvbm_manager.h": "tier/manager", "kvbm_volume.h": "tier/volume", "kvx_abi.h": "kvx", "kvx_ext.h": "kvx"}
+          "kvbm_remote.h": "peer", "kvbm_lease.h": "peer", "kvbm_plan.h": "peer", "kvbm_directory.h": "peer", "kvbm_transfer.h": "tier/transfer", "kvbm_manager.h": "tier/manager", "kvbm_volume.h": "tier/volume", "kvbm_group.h": "tier/group", "kvx_abi.h": "kvx", "kvx_ext.h": "kvx"}
 
 root = pathlib.Path(__file__).resolve().parent.parent
 bad = 0

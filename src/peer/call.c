@@ -31,7 +31,9 @@ struct kvbm_call {
     bool abandoned;         /* the caller has returned, or is about to */
     bool busy;              /* the event thread writes into the call's memory */
     bool done, cancelled;
-    int err; /* instead of a reply */
+    int err;                  /* instead of a reply */
+    void (*ended)(void *arg); /* NULL: nobody watches */
+    void *ended_arg;
 
     /* the reply; the event thread, then the caller */
     bool begun;
@@ -98,6 +100,8 @@ static struct kvbm_call *end_call(struct kvbm_session *session, struct kvbm_call
     call->listed = false;
     call->done = true;
     pthread_cond_signal(&call->changed);
+    if (call->ended)
+        call->ended(call->ended_arg);
     return drop(call);
 }
 
@@ -379,6 +383,7 @@ static void abandon(struct kvbm_call *call)
     const struct kvbm_frame cancel = {.type = KVBM_CANCEL, .id = call->id};
 
     call->abandoned = true;
+    call->ended = NULL;
     while (call->busy)
         pthread_cond_wait(&call->changed, &session->lock);
     if (call->listed && session->state == KVBM_OPEN)
@@ -417,6 +422,18 @@ long kvbm_call_wait(struct kvbm_call *call, uint64_t deadline_ns, struct kvbm_re
     pthread_mutex_unlock(&session->lock);
     call_free(call);
     return rc;
+}
+
+void kvbm_call_watch(struct kvbm_call *call, void (*fn)(void *arg), void *arg)
+{
+    pthread_mutex_lock(&call->session->lock);
+    if (call->done) {
+        fn(arg);
+    } else {
+        call->ended = fn;
+        call->ended_arg = arg;
+    }
+    pthread_mutex_unlock(&call->session->lock);
 }
 
 void kvbm_call_cancel(struct kvbm_call *call)

@@ -194,6 +194,12 @@ int kvbm_call_start(struct kvbm_session *session, uint16_t type, const void *bod
  */
 long kvbm_call_wait(struct kvbm_call *call, uint64_t deadline_ns, struct kvbm_reply *reply);
 
+/**
+ * Run @fn(@arg) once when a call has ended; at once if it has. It runs with the session's lock held:
+ * it may signal, and nothing else. Before kvbm_call_wait, once a call.
+ */
+void kvbm_call_watch(struct kvbm_call *call, void (*fn)(void *arg), void *arg);
+
 /** Make kvbm_call_wait return now. From any thread, before kvbm_call_wait has returned. */
 void kvbm_call_cancel(struct kvbm_call *call);
 

@@ -6,6 +6,13 @@
 #ifndef TESTS_TIER_SIZES_PEERS_H
 #define TESTS_TIER_SIZES_PEERS_H
 
+static struct kvbm_agent_opts agent_ = {
+    .name = "a", .worker = 5, .fingerprint = "b", .key_len = 16, .max_sets = 3, .max_bytes = 1000};
+static struct kvbm_blockset_opts blockset_ = {
+    .id = 5, .writable = true, .shard = {.n_ranks = 1}, .lifetime_ms = 1000};
+
+static struct kvbm_shared_opts shared_ = {.bytes = 100, .n_blocks = 1, .touch_threads = 1};
+
 static int agent(void *opts)
 {
     struct kvbm_agent *made = NULL;
@@ -132,6 +139,57 @@ static int plan_read(void *opts)
     n = kvbm_plan_read(plan, opts);
     kvbm_plan_destroy(plan);
     return n < 0 ? (int)n : 0;
+}
+
+/* ---- a group of one rank: the peer leads, the agent works ---- */
+
+static int leader(void *opts)
+{
+    struct kvbm_leader *made = NULL;
+    int rc = kvbm_leader_create(t.peer, opts, &made);
+
+    return rc < 0 ? rc : kvbm_leader_destroy(made);
+}
+
+static struct kvbm_leader_opts leader_ = {.n_ranks = 1, .max_transfers = 5};
+static struct kvbm_group_place place_;
+static struct kvbm_worker_opts worker_ = {.n_ranks = 1, .places = &place_, .n_places = 1};
+
+/* Join as @opts say, and hand out a transfer if there is one. */
+static int in_group(void *opts, void *transfer)
+{
+    const struct kvbm_leader_opts leading = {.size = sizeof(leading), .n_ranks = 1};
+    struct kvbm_leader *made = NULL;
+    struct kvbm_worker *joined = NULL;
+    int64_t rc;
+
+    assert_int_equal(kvbm_leader_create(t.peer, &leading, &made), 0);
+    rc = kvbm_worker_join(t.session, opts, &joined);
+    if (transfer) {
+        assert_int_equal(rc, 0);
+        rc = kvbm_leader_submit(made, transfer);
+    }
+    if (rc > 0)
+        rc = kvbm_leader_wait(made, (uint64_t)rc, 30000, NULL);
+    kvbm_worker_leave(joined);
+    assert_int_equal(kvbm_leader_destroy(made), 0);
+    return (int)rc;
+}
+
+static int worker(void *opts)
+{
+    return in_group(opts, NULL);
+}
+
+static struct kvbm_group_transfer group_transfer_ = {
+    .src_blocks = &block_, .dst_blocks = &other_block, .n = 1, .priority = 5, .tag = 5};
+
+static int group_transfer(void *transfer)
+{
+    struct kvbm_worker_opts opts = worker_;
+
+    opts.size = sizeof(opts);
+    return in_group(&opts, transfer);
 }
 
 #endif

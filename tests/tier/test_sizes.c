@@ -62,6 +62,8 @@
     FROZEN(kvbm_plan_piece, 24)      \
     FROZEN(kvbm_plan_heads, 8)       \
     FROZEN(kvbm_plan_source, 16)     \
+    FROZEN(kvbm_group_place, 16)     \
+    FROZEN(kvbm_group_done, 48)      \
     FROZEN(kvs_chunk_ref, 20)        \
     FROZEN(kvs_done, 80)             \
     FROZEN(kv_block, 16)             \
@@ -463,13 +465,6 @@ static struct kvbm_pin_opts pin_ = {.deadline_ns = UINT64_MAX, .no_fetch = true}
 static struct kvbm_job job_ = {
     .blocks = &block_, .priority = 5, .deadline_ns = UINT64_MAX, .ok = ok_, .tag = 5};
 
-static struct kvbm_agent_opts agent_ = {
-    .name = "a", .worker = 5, .fingerprint = "b", .key_len = 16, .max_sets = 3, .max_bytes = 1000};
-static struct kvbm_blockset_opts blockset_ = {
-    .id = 5, .writable = true, .shard = {.n_ranks = 1}, .lifetime_ms = 1000};
-
-static struct kvbm_shared_opts shared_ = {.bytes = 100, .n_blocks = 1, .touch_threads = 1};
-
 static struct kvi_opts index_opts = {.max_blocks = 1000};
 static struct kve_reader_opts reader_ = {.block_size = 16, .ignore_mm_keys = true};
 static struct kve_publisher_opts publisher_ = {.endpoint = "tcp://127.0.0.1:*",
@@ -548,6 +543,10 @@ static const struct row {
     {"kvbm_session_opts", sizeof(session_), OPTIONAL, &session_, session, 0},
     {"kvbm_session_info", sizeof(struct kvbm_session_info), LEAST, NULL, session_info, 0},
     {"kvbm_remote_set_info", sizeof(struct kvbm_remote_set_info), LEAST, NULL, remote_info, 0},
+    {"kvbm_leader_opts", sizeof(leader_), UP_TO(kvbm_leader_opts, n_ranks), &leader_, leader, 0},
+    {"kvbm_worker_opts", sizeof(worker_), UP_TO(kvbm_worker_opts, copier), &worker_, worker, 0},
+    {"kvbm_group_transfer", sizeof(group_transfer_), UP_TO(kvbm_group_transfer, n),
+     &group_transfer_, group_transfer, 0},
     {"kvbm_hint", sizeof(struct kvbm_hint), LEAST, NULL, hint, 0},
     {"kvi_opts", sizeof(index_opts), OPTIONAL, &index_opts, index_, 0},
     {"kvi_stats", sizeof(struct kvi_stats), LEAST, NULL, index_stats, 0},
@@ -757,7 +756,7 @@ static void test_all_structs(void **state)
         "kv_types.h",       "kv_event.h",       "kv_index.h",    "kv_store.h",    "kvbm.h",
         "kvbm_tokens.h",    "kvbm_layout.h",    "kvbm_pool.h",   "kvbm_events.h", "kvbm_transfer.h",
         "kvbm_manager.h",   "kv_store_async.h", "kvbm_remote.h", "kvbm_lease.h",  "kvbm_plan.h",
-        "kvbm_directory.h", "kvbm_volume.h"};
+        "kvbm_directory.h", "kvbm_volume.h",    "kvbm_group.h"};
     const char *tree = getenv("KV_SOURCE_DIR");
     int n = 0;
 
@@ -907,6 +906,8 @@ static void open_peers(void)
     read_.to = t.other;
     plan_read_.to = t.other;
     plan_read_.copier = t.copier;
+    place_.layout = t.other;
+    worker_.copier = t.copier;
     source_.size = sizeof(source_);
     assert_int_equal(kvbm_agent_create(&opts, &t.agent), 0);
     opts.name = "peer";
