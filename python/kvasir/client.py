@@ -61,6 +61,10 @@ class _Calls:
         """Ask by the local hashes of the prompt's blocks (kvasir.index.hash_tokens)."""
         return self._do("POST", "/query_by_hash", {"block_hashes": _plain(block_hashes), "model_name": model_name, **fields})
 
+    def query_by_sequence_hashes(self, hashes: Iterable[int], *, model_name: str, **fields: Any) -> Any:
+        """Ask by the hashes that the workers' events carry: of consecutive blocks of one prompt, from any block on."""
+        return self._do("POST", "/query_by_hash", {"sequence_hashes": _plain(hashes), "model_name": model_name, **fields})
+
     def register(self, instance_id: int, endpoint: str, *, model_name: str, block_size: int, **fields: Any) -> Any:
         """Follow a worker's events. Fields: tenant_id, dp_rank, replay_endpoint, num_blocks ..."""
         return self._do("POST", "/register", {"instance_id": instance_id, "endpoint": endpoint, "model_name": model_name,

@@ -31,6 +31,7 @@ def test_published_blocks_are_found():
         follow(client, engine)
         wait_until(lambda: tokens_of(client.query(TOKENS, model_name=MODEL)) == 64, what="stored blocks")
         equal(tokens_of(client.query_by_hash(hash_tokens(TOKENS, 16), model_name=MODEL)), 64, "by hash")
+        equal(tokens_of(client.query_by_sequence_hashes([102, 103], model_name=MODEL)), 48, "by the events' hashes")
         engine.removed([104, 103])
         wait_until(lambda: tokens_of(client.query(TOKENS, model_name=MODEL)) == 32, what="removed blocks")
         engine.stored([101, 102], None, tier=HOST)
