@@ -73,7 +73,7 @@ static void on_received(void *request, ucs_status_t status, size_t len, void *ar
 static struct expected *claim(struct kvbm_ucx_node *node, const struct kvbm_ucx_head *head,
                               size_t len, ucp_ep_h ep)
 {
-    struct kvbm_ucx_receive *receive;
+    struct kvbm_ucx_receive *receive = NULL;
     struct expected *expected = NULL;
 
     pthread_mutex_lock(&node->lock);
@@ -149,7 +149,7 @@ ucs_status_t kvbm_ucx_on_message(void *arg, const void *head_at, size_t head_len
 static void forget(struct kvbm_ucx_node *node, ucp_ep_h ep)
 {
     for (uint32_t b = 0; b < KVBM_UCX_BUCKETS; b++) {
-        struct kvbm_ucx_receive *receive;
+        struct kvbm_ucx_receive *receive = NULL;
 
         LIST_FOREACH(receive, &node->receives[b], table)
         {

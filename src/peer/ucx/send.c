@@ -67,7 +67,7 @@ static void close_endpoint(struct kvbm_ucx_peer *peer)
 
 void kvbm_ucx_close_any(struct kvbm_ucx_node *node, ucp_ep_h ep)
 {
-    struct kvbm_ucx_peer *peer;
+    struct kvbm_ucx_peer *peer = NULL;
 
     /* Where both sides connect to each other, UCX may make one connection of the two. */
     LIST_FOREACH(peer, &node->peers, list)

@@ -62,7 +62,7 @@ struct kvbm_leader {
     struct kvbm_joining common; /* places of the group; n_blocks: the least of all ranks */
     uint64_t next_id;
     uint32_t n_orders;
-    LIST_HEAD(, kvbm_order) orders;
+    LIST_HEAD(kvbm_orders, kvbm_order) orders;
     struct kvbm_rank ranks[];
 };
 

@@ -13,7 +13,7 @@
 
 static struct kvbm_order *find(const struct kvbm_leader *leader, uint64_t id)
 {
-    struct kvbm_order *o;
+    struct kvbm_order *o = NULL;
 
     LIST_FOREACH(o, &leader->orders, list)
     {
@@ -135,7 +135,7 @@ static void tell(struct kvbm_leader *leader, struct kvbm_order *o)
  */
 static bool end_one(struct kvbm_leader *leader, uint64_t *next_ns)
 {
-    struct kvbm_order *o;
+    struct kvbm_order *o = NULL;
 
     *next_ns = UINT64_MAX;
     LIST_FOREACH(o, &leader->orders, list)
@@ -278,7 +278,7 @@ static int check(struct kvbm_leader *leader, const struct kvbm_group_transfer *t
 static int64_t submit(struct kvbm_leader *leader, const struct kvbm_group_transfer *t)
 {
     struct kv_buf body = KV_BUF_INIT;
-    struct kvbm_order *o;
+    struct kvbm_order *o = NULL;
     int64_t id = check(leader, t);
 
     if (id < 0)
@@ -331,7 +331,7 @@ int64_t kvbm_leader_submit(struct kvbm_leader *leader, const struct kvbm_group_t
 
 int kvbm_leader_cancel(struct kvbm_leader *leader, uint64_t id)
 {
-    struct kvbm_order *o;
+    struct kvbm_order *o = NULL;
     uint8_t number[8];
 
     if (!leader)
@@ -352,7 +352,7 @@ int kvbm_leader_wait(struct kvbm_leader *leader, uint64_t id, uint64_t timeout_m
                      struct kvbm_group_done *ret)
 {
     uint64_t end = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
-    struct kvbm_order *o;
+    struct kvbm_order *o = NULL;
     int err = 0;
 
     if (!leader)

@@ -33,7 +33,7 @@ struct kvbm_worker {
 
     pthread_mutex_t lock;
     pthread_cond_t idle;
-    LIST_HEAD(, running) running;
+    LIST_HEAD(running_list, running) running;
 };
 
 /* ---- transfers ---- */
@@ -127,7 +127,7 @@ static void serve_transfer(void *arg, struct kvbm_session *session, struct kvbm_
 static void serve_cancel(void *arg, struct kvbm_session *session, struct kvbm_request *request)
 {
     struct kvbm_worker *worker = arg;
-    struct running *r;
+    struct running *r = NULL;
 
     if (request->id || session != worker->session || request->len != 8) {
         if (request->id)
