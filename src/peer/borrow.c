@@ -26,6 +26,8 @@ int kvbm_facts_of(struct kvbm_session *session, uint32_t id, struct kvbm_facts *
     else
         *ret = kvbm_facts_get(set->facts);
     pthread_mutex_unlock(&agent->lock);
+    if (err < 0 && !kvbm_session_is_open(session))
+        return -EPIPE; /* its end has forgotten the sets */
     return err;
 }
 

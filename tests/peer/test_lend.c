@@ -335,10 +335,30 @@ static void check_session_ends(void)
     kvbm_lease_release(lease);
 }
 
+/* Calls in a session that has ended are -EPIPE, also once its sets are forgotten. */
+static void check_asked_too_late(void)
+{
+    struct kvbm_session_info info = KVBM_SESSION_INFO_INIT;
+    struct kvbm_remote_set *set;
+    struct kvbm_lease *lease;
+    const uint64_t key = 1;
+    uint8_t tier;
+
+    assert_int_equal(kvbm_session_get_info(t.session, &info), 0);
+    kvbm_session_abort(t.session, -EPIPE, "the test ends it");
+    for (uint64_t until = soon(); kvbm_remote_set_find(t.reader, info.worker, 1, &set) == 0;) {
+        kvbm_remote_set_release(set);
+        assert_true(kv_now_ns() < until);
+    }
+    assert_int_equal(kvbm_session_lookup(t.session, 1, 0, &key, 1, soon(), &tier), -EPIPE);
+    assert_int_equal(kvbm_session_lease(t.session, 1, 0, &key, 1, 0, soon(), &lease), -EPIPE);
+}
+
 static void test_session_ends(void **state)
 {
     (void)state;
     each_way(check_session_ends);
+    each_way(check_asked_too_late);
 }
 
 /* ---- an owner that overwrites while readers copy ---- */
