@@ -56,7 +56,7 @@ deb:
 	@tools/deb.sh
 
 # Only what the wheel holds.
-wheel: TARGETS = python-package kv_cli kv_manager kv_plugin_redis kv_index kv_llama
+wheel: TARGETS = python-package kv_cli kv_manager kv_volume kv_plan kv_group kv_plugin_redis kv_index kv_llama
 wheel: build
 	@tools/wheel.py
 

@@ -29,7 +29,7 @@ LIBRARIES = {
     "kvstore": (["store"], ["base"], ["zstd", "xxhash"]),
     "kvindex": (["index", "hash"], ["base"], ["xxhash"]),
     "kvevent": (["event", "hash"], ["base"], ["xxhash", *ZMQ]),
-    "kvbm": (["bm", "peer", "transfer", "disk", "object", "peers", "manager", "volume"], ["store", "event", "kvx", "hash", "base"],
+    "kvbm": (["bm", "peer", "transfer", "disk", "object", "peers", "plan", "manager", "volume", "group"], ["store", "event", "kvx", "hash", "base"],
              ["zstd", "uring", "xxhash", *ZMQ]),
     "kvasir_llama": (["llama"], ["base"], ["xxhash"]),
     "kv_store_redis": (["plugin_redis"], ["base"], ["ssl", "crypto", "z", "zstd", "xxhash"]),
