@@ -148,6 +148,7 @@ def test_frozen_and_thawed():
             world.stored(i % 2, 10000 + 100 * i)
         world.reader.load(10000)
         indexer.process.send_signal(signal.SIGSTOP)
+        os.waitpid(indexer.process.pid, os.WUNTRACED)  # until all its threads have stopped
         try:
             first = world.reader.load(10100)
             asked = world.reader.stats()["asked"]

@@ -22,6 +22,7 @@ static _Thread_local bool is_ours; /* a thread that calls UCX for this library *
 static void (*_Atomic log_line)(bool error, const char *text);
 
 /* Take lines of this library's threads; those of UCX's other users in the process go their way. */
+KV_PRINTF(6, 0)
 static ucs_log_func_rc_t take_line(const char *file, unsigned line, const char *function,
                                    ucs_log_level_t level,
                                    const ucs_log_component_config_t *component, const char *message,
