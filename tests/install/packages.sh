@@ -76,7 +76,8 @@ dpkg-query -W -f '${Package}\n' | sort >/srv/now
 sort /srv/packages | comm -13 - /srv/now | xargs apt-get purge -y -qq >/srv/purge.log
 find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /tmp -o -path /srv -o -path /var/lib -o -path /var/cache -o -path /var/log \) -prune \
     -o -print | sort >/srv/after
-comm -13 /srv/before /srv/after | grep -v -e '^/etc/ld.so.cache' >/srv/left || true
+# libibverbs1, which UCX needs, makes a group: its purge leaves the backup and adduser's lock.
+comm -13 /srv/before /srv/after | grep -v -e '^/etc/ld.so.cache' -e '^/etc/gshadow-$' -e '^/run/adduser$' >/srv/left || true
 test ! -s /srv/left || { cat /srv/left; exit 1; }
 echo 'packages: installed, used and removed'
 TEXT

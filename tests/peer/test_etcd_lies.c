@@ -50,9 +50,17 @@ static struct server {
     char where[64];
 } servers[N_LIES];
 static atomic_bool over;
-static char letters[65536];              /* a piece of an endless answer */
-static struct kvbm_directory_peer given; /* whose endpoints all peers have, */
-static atomic_bool is_given;             /* when it is */
+static char letters[65536]; /* a piece of an endless answer */
+static pthread_mutex_t given_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct kvbm_directory_peer given; /* whose endpoints all peers have, if there are any */
+
+/* Endpoints for all peers; NULL: their own again. A connection of an earlier test may still read. */
+static void give(const struct kvbm_directory_peer *endpoints)
+{
+    pthread_mutex_lock(&given_lock);
+    given = endpoints ? *endpoints : (struct kvbm_directory_peer){0};
+    pthread_mutex_unlock(&given_lock);
+}
 
 static bool send_all(int fd, const char *data, size_t len)
 {
@@ -91,10 +99,12 @@ static void put_kv(struct kv_buf *out, const char *name, uint64_t incarnation)
     struct kvbm_directory_peer peer = peer_named(name, incarnation);
     struct kv_buf request = KV_BUF_INIT;
 
-    if (atomic_load(&is_given)) {
+    pthread_mutex_lock(&given_lock);
+    if (given.n_endpoints) {
         peer.n_endpoints = given.n_endpoints;
         memcpy(peer.endpoints, given.endpoints, sizeof(peer.endpoints));
     }
+    pthread_mutex_unlock(&given_lock);
     etcd_write_put(&request, "/p/", &peer, 1); /* {"key":..,"value":..,"lease":".."} */
     kv_buf_append(out, request.data, request.len);
     kv_buf_fini(&request);
@@ -350,6 +360,7 @@ static void test_follower(void **state)
     const struct kvbm_follow_opts opts = {
         .size = sizeof(opts), .directory = &directory, .open_ms = 3000};
     const struct kvbm_agent_opts what = {.size = sizeof(what), .name = "reader"};
+    struct kvbm_directory_peer silent = {.n_endpoints = KVBM_MAX_PEER_ENDPOINTS};
     struct pollfd begun = {.fd = socket(AF_INET, SOCK_STREAM, 0), .events = POLLIN};
     socklen_t len = sizeof(at);
     struct kvbm_follower *follower;
@@ -360,11 +371,10 @@ static void test_follower(void **state)
     assert_int_equal(bind(begun.fd, (struct sockaddr *)&at, len), 0);
     assert_int_equal(listen(begun.fd, 64), 0);
     assert_int_equal(getsockname(begun.fd, (struct sockaddr *)&at, &len), 0);
-    given.n_endpoints = KVBM_MAX_PEER_ENDPOINTS;
-    for (uint32_t i = 0; i < given.n_endpoints; i++)
-        snprintf(given.endpoints[i], sizeof(given.endpoints[i]), "tcp:127.0.0.1:%u",
+    for (uint32_t i = 0; i < silent.n_endpoints; i++)
+        snprintf(silent.endpoints[i], sizeof(silent.endpoints[i]), "tcp:127.0.0.1:%u",
                  ntohs(at.sin_port));
-    atomic_store(&is_given, true);
+    give(&silent);
     assert_int_equal(kvbm_agent_create(&what, &agent), 0);
     assert_int_equal(kvbm_agent_follow(agent, &opts, &follower), 0);
     assert_int_equal(poll(&begun, 1, 60000), 1);
@@ -373,7 +383,7 @@ static void test_follower(void **state)
     assert_true(kv_now_ns() - began < 10 * KV_NS_PER_S); /* of 8 attempts: 24 s */
     assert_int_equal(kvbm_agent_destroy(agent), 0);
     close(begun.fd);
-    atomic_store(&is_given, false);
+    give(NULL);
 }
 
 /* Each node has its agent at the same path: a peer's unix endpoint leads to the reader itself, and
@@ -393,6 +403,7 @@ static void test_follower_of_equal_paths(void **state)
                                           .listen = &tcp,
                                           .n_listen = 1};
     struct kvbm_follower_info info = KVBM_FOLLOWER_INFO_INIT;
+    struct kvbm_directory_peer both = {.n_endpoints = 2};
     struct kvbm_follower *follower;
     struct kvbm_agent *agent, *peer;
 
@@ -400,17 +411,16 @@ static void test_follower_of_equal_paths(void **state)
     snprintf(path, sizeof(path), "unix:/tmp/kvbm-equal-%d", (int)getpid());
     assert_int_equal(kvbm_agent_create(&what, &agent), 0);
     assert_int_equal(kvbm_agent_create(&other, &peer), 0);
-    given.n_endpoints = 2;
-    strcpy(given.endpoints[0], path);
-    assert_true(kvbm_agent_endpoint(peer, 0, given.endpoints[1], sizeof(given.endpoints[1]), NULL) >
+    strcpy(both.endpoints[0], path);
+    assert_true(kvbm_agent_endpoint(peer, 0, both.endpoints[1], sizeof(both.endpoints[1]), NULL) >
                 0);
-    atomic_store(&is_given, true);
+    give(&both);
     assert_int_equal(kvbm_agent_follow(agent, &opts, &follower), 0);
     WAIT_FOR(kvbm_follower_get_info(follower, &info) == 0 && info.n_open == 1);
     assert_int_equal(kvbm_follower_close(follower), 0);
     assert_int_equal(kvbm_agent_destroy(agent), 0);
     assert_int_equal(kvbm_agent_destroy(peer), 0);
-    atomic_store(&is_given, false);
+    give(NULL);
 }
 
 int main(void)

@@ -320,12 +320,16 @@ static void wait_for_ends(struct storm *storm)
 
 static void nothing_left(struct storm *storm)
 {
-    struct kvbm_manager_stats stats = world_stats(&storm->w);
+    uint64_t until = kv_now_ns() + IN_TIME_NS;
     struct kvbm_pool *host = kvbm_manager_pool(storm->w.m, KV_TIER_HOST);
     struct kvbm_pool_stats pool = {.size = sizeof(pool)};
 
-    assert_int_equal(stats.pins_now, 0);
-    assert_int_equal(stats.jobs_now, 0);
+    assert_int_equal(world_stats(&storm->w).jobs_now, 0);
+    /* A released pin goes when the disk has answered its last request, which a full disk queue delays. */
+    while (world_stats(&storm->w).pins_now) {
+        assert_true(kv_now_ns() < until);
+        usleep(1000);
+    }
     if (host) {
         kvbm_pool_get_stats(host, &pool);
         assert_int_equal(pool.inflight_immutable, 0);
@@ -470,6 +474,21 @@ static void test_without_a_host_tier(void **state)
     run(&storm);
 }
 
+/* The store never makes destroy late; a disk that other programs keep busy may, and destroy says so
+ * within the second that it gives it. */
+static void destroy(struct storm *storm, uint32_t ms)
+{
+    uint64_t until = kv_now_ns() + 4 * IN_TIME_NS, since;
+    int rc;
+
+    do {
+        since = kv_now_ns();
+        rc = kvbm_manager_destroy(storm->w.m, ms);
+        assert_true(kv_now_ns() < since + IN_TIME_NS);
+        assert_true(rc == 0 || (rc == -ETIMEDOUT && since < until));
+    } while (rc < 0);
+}
+
 /* Destroyed with all of it under way, and a store that hangs: in time, and (by the address
  * sanitizer) without a leak. */
 static void test_destroyed_in_the_middle(void **state)
@@ -484,7 +503,6 @@ static void test_destroyed_in_the_middle(void **state)
     for (long round = 0; round < test_rounds(15); round++) {
         struct worker *worker = &storm.workers[0];
         uint32_t ms = rng_below(&worker->random, 15);
-        uint64_t since;
 
         shaky->hang = rng_below(&worker->random, 2);
         shaky->delay_us = (int)rng_below(&worker->random, 3) * 1000;
@@ -495,9 +513,7 @@ static void test_destroyed_in_the_middle(void **state)
             for (uint32_t k = 0; k < SLOTS; k++)
                 begin(&storm.workers[i], &storm.slots[i][k]);
         }
-        since = kv_now_ns();
-        assert_int_equal(kvbm_manager_destroy(storm.w.m, ms), 0);
-        assert_true(kv_now_ns() < since + IN_TIME_NS);
+        destroy(&storm, ms);
         shaky->hang = false;
         for (uint32_t i = 0; i < SUBMITTERS; i++) {
             for (uint32_t k = 0; k < SLOTS; k++)
