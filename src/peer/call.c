@@ -273,6 +273,19 @@ void kvbm_call_claimed(struct kvbm_conn *conn, size_t n)
     pthread_mutex_unlock(&session->lock);
 }
 
+/* Throw away the chunks of an ended call that other connections are still reading. */
+static void leave_call(struct kvbm_session *session, const struct kvbm_call *call)
+{
+    for (uint32_t i = 0; i < session->n_conns; i++) {
+        struct kvbm_conn *conn = session->conns[i];
+
+        if (conn->call != call)
+            continue;
+        conn->call = NULL;
+        conn->sink = KVBM_SINK_SCRATCH;
+    }
+}
+
 int kvbm_call_frame_end(struct kvbm_conn *conn)
 {
     struct kvbm_session *session = conn->session;
@@ -282,8 +295,10 @@ int kvbm_call_frame_end(struct kvbm_conn *conn)
         return 0;
     pthread_mutex_lock(&session->lock);
     call->arrived += conn->frame.len;
-    if (conn->frame.flags & KVBM_FRAME_CUT || call->arrived == call->total)
+    if (conn->frame.flags & KVBM_FRAME_CUT || call->arrived == call->total) {
+        leave_call(session, call); /* CUT may overtake chunks on data connections */
         over = end_call(session, call);
+    }
     pthread_mutex_unlock(&session->lock);
     call_free(over);
     return 0;

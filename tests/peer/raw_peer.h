@@ -168,8 +168,8 @@ static inline void raw_open(struct raw *raw, const char *endpoint, const char *n
     assert_true(raw_until(raw, KVBM_SETS_TOLD));
 }
 
-/** Do the listener's side on a connection that was accepted. */
-static inline void raw_welcome(struct raw *raw, const char *name)
+/** Do the listener's side of a handshake, up to READY, on a connection that was accepted. */
+static inline void raw_greet(struct raw *raw, const char *name)
 {
     const struct kvbm_challenge challenge = {.version = 1};
     struct kvbm_hello hello = raw_who(name, 78);
@@ -183,6 +183,12 @@ static inline void raw_welcome(struct raw *raw, const char *name)
     assert_true(raw_until(raw, KVBM_PROOF));
     raw_hello(raw, KVBM_WELCOME, &hello, mac, sizeof(mac));
     assert_true(raw_until(raw, KVBM_READY));
+}
+
+/** As raw_greet, and say that there are no sets. */
+static inline void raw_welcome(struct raw *raw, const char *name)
+{
+    raw_greet(raw, name);
     raw_say(raw, KVBM_SETS_TOLD, 0, NULL, 0);
 }
 
