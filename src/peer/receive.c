@@ -32,22 +32,32 @@ static int keep_fd(struct kvbm_conn *conn, int fd)
     return 0;
 }
 
+/*
+ * Keep what came with a message. Its room is that of one descriptor, which the kernel rounds up to
+ * two: all that have come are this process's now, and are kept or closed.
+ */
 static int keep_fds(struct kvbm_conn *conn, struct msghdr *message)
 {
-    bool any = false;
+    size_t came = 0;
     int err = 0;
 
     for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c; c = CMSG_NXTHDR(message, c)) {
-        int fd;
+        size_t n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
 
-        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS ||
-            c->cmsg_len != CMSG_LEN(sizeof(fd)))
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
             continue;
-        memcpy(&fd, CMSG_DATA(c), sizeof(fd));
-        any = true;
-        err = keep_fd(conn, fd);
+        for (size_t i = 0; i < n; i++) {
+            int fd, kept;
+
+            memcpy(&fd, CMSG_DATA(c) + i * sizeof(fd), sizeof(fd));
+            kept = keep_fd(conn, fd);
+            err = err < 0 ? err : kept;
+        }
+        came += n;
     }
-    if (!any && message->msg_flags & MSG_CTRUNC) /* it came, and there was no number left for it */
+    if (came > 1) /* a frame has one at most, and the kernel joins none of two messages */
+        return -EPROTO;
+    if (!came && message->msg_flags & MSG_CTRUNC) /* it came, and there was no number left for it */
         err = keep_fd(conn, -1);
     return err;
 }

@@ -13,8 +13,10 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/ioctl.h>
 
 #include "base/log.h"
 #include "raw_peer.h"
@@ -345,6 +347,39 @@ static void test_descriptors(void **state)
     assert_true(count_descriptors() <= before);
 }
 
+/* Several descriptors in one message, as one frame never brings them: all are closed. */
+static void test_two_descriptors(void **state)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(2 * sizeof(int))];
+    } control = {0};
+    const struct kvbm_frame ping = {.type = KVBM_PING};
+    uint8_t head[KVBM_FRAME_BYTES];
+    struct iovec bytes = {head, sizeof(head)};
+    struct msghdr message = {.msg_iov = &bytes,
+                             .msg_iovlen = 1,
+                             .msg_control = control.bytes,
+                             .msg_controllen = sizeof(control.bytes)};
+    struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+    size_t before = count_descriptors();
+
+    (void)state;
+    kvbm_frame_write(&ping, head);
+    for (int i = 0; i < 10; i++) {
+        int two[2];
+
+        raw_open(&raw, at, "giver");
+        two[0] = two[1] = raw.fd;
+        *c = (struct cmsghdr){CMSG_LEN(sizeof(two)), SOL_SOCKET, SCM_RIGHTS};
+        memcpy(CMSG_DATA(c), two, sizeof(two));
+        assert_int_equal(sendmsg(raw.fd, &message, MSG_NOSIGNAL), sizeof(head));
+        raw_expect_end(&raw);
+    }
+    check_honest();
+    assert_true(count_descriptors() <= before);
+}
+
 /* ---- owners that lie ---- */
 
 struct lie {
@@ -450,6 +485,88 @@ static void test_lies(void **state)
         check_lie(&lies[i]);
 }
 
+/* ---- two connections ---- */
+
+static struct {
+    struct raw data;
+    _Atomic bool returned; /* the reader's call */
+} cutter;
+
+static void await_read(int fd)
+{
+    int unread = 1;
+
+    while (ioctl(fd, SIOCOUTQ, &unread) == 0 && unread > 0)
+        usleep(1000);
+}
+
+/* Send half a chunk by the data connection, end the answer by the other one, then the other half. */
+static void *cut_main(void *arg)
+{
+    const struct kvbm_frame chunk = {REPLY, .len = C, .total = C + 10};
+    const struct kvbm_frame cut = {
+        .type = BULK, .id = 1, .flags = KVBM_FRAME_REPLY | KVBM_FRAME_CUT, .status = -EIO};
+    static uint8_t body[C];
+    uint8_t head[KVBM_FRAME_BYTES];
+
+    (void)arg;
+    raw.fd = accept(listener.fd, NULL, NULL);
+    raw_welcome(&raw, "cutter");
+    cutter.data.fd = accept(listener.fd, NULL, NULL);
+    raw_greet(&cutter.data, "cutter");
+    assert_true(raw_until(&raw, BULK));
+    memset(body, 0xEE, sizeof(body));
+    kvbm_frame_write(&chunk, head);
+    raw_bytes(&cutter.data, head, sizeof(head));
+    raw_bytes(&cutter.data, body, C / 2);
+    await_read(cutter.data.fd);
+    raw_frame(&raw, &cut, NULL);
+    while (!cutter.returned)
+        usleep(1000);
+    raw_bytes(&cutter.data, body, C - C / 2);
+    await_read(cutter.data.fd);
+    assert_true(raw_until(&raw, ECHO)); /* the session goes on */
+    raw_frame(&raw,
+              &(struct kvbm_frame){.type = ECHO, .id = raw.frame.id, .flags = KVBM_FRAME_REPLY},
+              NULL);
+    raw_expect_end(&raw);
+    close(cutter.data.fd);
+    return NULL;
+}
+
+static void test_cut_overtakes(void **state)
+{
+    const char *endpoint = unix_endpoint();
+    struct sockaddr_un address = raw_address(endpoint);
+    struct kvbm_agent *reader = agent_at("reader", NULL);
+    uint8_t *got = malloc(2 * C);
+    struct iovec to = {got, 2 * C};
+    struct kvbm_session *session = NULL;
+    struct kvbm_reply reply = {0};
+    pthread_t thread;
+
+    (void)state;
+    cutter.returned = false;
+    listener.fd = raw_socket();
+    assert_int_equal(bind(listener.fd, (struct sockaddr *)&address, sizeof(address)), 0);
+    assert_int_equal(listen(listener.fd, 2), 0);
+    assert_int_equal(pthread_create(&thread, NULL, cut_main, NULL), 0);
+    assert_int_equal(open_with(reader, endpoint, 1, NULL, &session), 0);
+    assert_int_equal(kvbm_session_call_into(session, BULK, "", 0, &to, 1, soon(), NULL), -EIO);
+    memset(got, 0x11, 2 * C);
+    cutter.returned = true;
+    assert_int_equal(kvbm_session_call(session, ECHO, "", 0, -1, soon(), &reply), 0);
+    kvbm_reply_fini(&reply);
+    for (size_t i = 0; i < 2 * C; i++)
+        assert_int_equal(got[i], 0x11);
+    assert_int_equal(kvbm_session_close(session), 0);
+    pthread_join(thread, NULL);
+    close(listener.fd);
+    unlink(address.sun_path);
+    assert_int_equal(kvbm_agent_destroy(reader), 0);
+    free(got);
+}
+
 /* ---- silence ---- */
 
 static void *mute_main(void *arg)
@@ -507,8 +624,8 @@ int main(void)
         HOSTILE(test_garbage),     HOSTILE(test_halves),      HOSTILE(test_first_frames),
         HOSTILE(test_version),     HOSTILE(test_crowd),       HOSTILE(test_frames),
         HOSTILE(test_foreign_set), HOSTILE(test_half_body),   HOSTILE(test_never_reads),
-        HOSTILE(test_same_id),     HOSTILE(test_descriptors), HOSTILE(test_lies),
-        HOSTILE(test_mute),
+        HOSTILE(test_same_id),     HOSTILE(test_descriptors), HOSTILE(test_two_descriptors),
+        HOSTILE(test_lies),        HOSTILE(test_mute),        HOSTILE(test_cut_overtakes),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
