@@ -21,6 +21,7 @@ __all__ = ["Tier", "fingerprint_of"]
 _base: Any = importlib.import_module("vllm.v1.kv_offload.base")
 _tiering: Any = importlib.import_module("vllm.v1.kv_offload.tiering.base")
 _Parent: Any = _tiering.SecondaryTierManager
+_LIKE_A_CACHE = {"disk_buffered": True, "disk_volatile": True}  # a chunk lost by a power cut is a miss, and computed
 _RESULTS = {ABSENT: _base.LookupResult.MISS, HIT: _base.LookupResult.HIT}
 
 
@@ -55,11 +56,13 @@ class Tier(_Parent):  # type: ignore[misc]
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = None if locality is None else _base.Locality(locality)
         chunk_bytes, parallel = primary_kv_view.nbytes // len(primary_kv_view), offloading_spec.config.parallel
-        if disk is not None and parallel.data_parallel_size > 1:  # one process has a folder
-            disk = os.path.join(disk, f"dp{parallel.data_parallel_index}")
         if disk is not None:
-            os.makedirs(disk, exist_ok=True)
-            options["disk"] = disk
+            folders = [folder for folder in disk.split(":") if folder]
+            if parallel.data_parallel_size > 1:  # one process has a folder
+                folders = [os.path.join(folder, f"dp{parallel.data_parallel_index}") for folder in folders]
+            for folder in folders:
+                os.makedirs(folder, exist_ok=True)
+            options = {"disk": ":".join(folders), **_LIKE_A_CACHE, **options}
         self.chunks = Offload(primary_kv_view, chunk_bytes, fingerprint=fingerprint_of(offloading_spec, chunk_bytes, fingerprint), **options)
 
     def on_new_request(self, req_context: Any) -> Any:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """kvasir.offload: jobs against a dictionary, few buffers, lost bytes, a store that is down, and a process killed in mid-store."""
 import hashlib
+import json
 import mmap
 import os
 import pathlib
@@ -234,10 +235,10 @@ def test_keys_of_another_length_and_arguments():
 
 
 KILLED = """
-import os, sys
-sys.path[:0] = sys.argv[2:]
+import json, sys
+sys.path[:0] = sys.argv[3:]
 from test_offload import CHUNK, Engine, content, key_of
-engine = Engine(disk=sys.argv[1], disk_bytes="16MiB")
+engine = Engine(disk=sys.argv[1], disk_bytes="16MiB", **json.loads(sys.argv[2]))
 print("begun", flush=True)
 i = 0
 while True:
@@ -250,18 +251,27 @@ while True:
 
 
 def test_killed_in_mid_store():
+    killed_in_mid_store({})
+
+
+def test_killed_in_mid_store_in_the_page_cache():
+    killed_in_mid_store({"disk_buffered": True, "disk_volatile": True})
+
+
+def killed_in_mid_store(options):
     here = str(pathlib.Path(__file__).parent)
     with folder() as path:
         done = 0
         for turn in range(3):
-            child = subprocess.Popen([sys.executable, "-B", "-c", KILLED, path, here, str(BUILD / "python")], stdout=subprocess.PIPE, text=True)
+            child = subprocess.Popen([sys.executable, "-B", "-c", KILLED, path, json.dumps(options), here, str(BUILD / "python")],
+                                     stdout=subprocess.PIPE, text=True)
             equal(child.stdout.readline(), "begun\n", "the child runs")
             for _ in range(2 + turn):
                 done = max(done, int(child.stdout.readline()))
             child.send_signal(signal.SIGKILL)
             child.wait(60)
             child.stdout.close()
-            engine = Engine(disk=path, disk_bytes="16MiB")
+            engine = Engine(disk=path, disk_bytes="16MiB", **options)
             keys = [key_of(i) for i in range(done)]
             equal([engine.lookup(key) for key in keys], [HIT] * done, "what was written is there")
             for i in range(0, done + 64, 32):  # load() checks the bytes; what was under way is whole or absent

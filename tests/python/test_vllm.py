@@ -6,13 +6,17 @@ answer HIT, MISS or RETRY; each submitted job has exactly one result, also when 
 not named as successful; after shutdown nothing holds the view.
 """
 import enum
+import fcntl
 import hashlib
+import os
 import random
+import subprocess
 import sys
 import time
 import types
 from array import array
 from typing import Any, NamedTuple
+from unittest import mock
 
 from kvpython import check, equal, folder, raises, run  # first: it finds the package
 
@@ -46,6 +50,7 @@ for name in ("vllm", "vllm.v1", "vllm.v1.kv_offload", "vllm.v1.kv_offload.tierin
     sys.modules[name] = types.ModuleType(name)
 sys.modules[base.__name__], sys.modules[tiering.__name__] = base, tiering
 
+import kvasir.vllm  # noqa: E402
 from kvasir.vllm import Tier, fingerprint_of  # noqa: E402
 
 
@@ -70,10 +75,23 @@ def content(key):
     return hashlib.shake_128(key).digest(CHUNK)
 
 
-def make(path, **options):
+def make(path, of_tier=None, **options):
     memory = bytearray(N * CHUNK)
     view = memoryview(memory).cast("B", (N, CHUNK))
-    return memory, view, Tier(spec(**options), view, "Tier", None, disk=path, disk_bytes="8MiB")
+    return memory, view, Tier(spec(**options), view, "Tier", None, disk=path, disk_bytes="8MiB", **(of_tier or {}))
+
+
+def open_files(path):
+    """Flags of this process's descriptors of files below @path, by the files' paths."""
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            name = os.readlink(f"/proc/self/fd/{fd}")
+            if name.startswith(f"{path}/"):
+                found[name] = fcntl.fcntl(int(fd), fcntl.F_GETFL)
+        except OSError:
+            pass  # of the listing itself
+    return found
 
 
 def result(tier):
@@ -140,6 +158,47 @@ def test_what_makes_equal_keys_equal():
             equal(tier.lookup(key_of(1), None), LookupResult.MISS, "empty")
             tier.shutdown()
         raises(TypeError, Tier, spec(), memoryview(bytearray(CHUNK)).cast("B", (1, CHUNK)), "Tier", None, no_such_option=1)
+
+
+def test_several_folders():
+    """Each folder of the list is made, and each replica has its own in all of them."""
+    with folder() as path:
+        disk = f"{path}/a:{path}/b"
+        tiers = [make(disk, rank=rank, replicas=2)[2] for rank in range(2)]
+        equal(sorted(os.listdir(path)), ["a", "b"], "folders")
+        for name in "a", "b":
+            equal(sorted(os.listdir(f"{path}/{name}")), ["dp0", "dp1"], f"folders of {name}")
+        for tier in tiers:
+            tier.shutdown()
+
+
+def test_the_page_cache_unless_told():
+    """The default has no O_DIRECT and no barriers, since a chunk that a power cut takes is a miss. Both come back by options."""
+    with folder() as path:
+        for given, direct, syncs in (({}, False, False), ({"disk_buffered": False}, True, False),
+                                     ({"disk_buffered": False, "disk_volatile": False}, True, True)):
+            with mock.patch("kvasir.vllm.Offload", wraps=kvasir.vllm.Offload) as chunks:
+                tier = make(path, given)[2]
+            equal(chunks.call_args[1]["disk_volatile"], not syncs, f"barriers with {given}")
+            files = {name: flags for name, flags in open_files(path).items() if name.endswith(".slots")}
+            check(files, "no slots are open")
+            if not direct or can_be_direct(path):
+                equal({bool(flags & os.O_DIRECT) for flags in files.values()}, {direct}, f"O_DIRECT with {given}")
+            tier.submit_store(job(1, [key_of(1)], [0]))
+            check(result(tier).success, "stored")
+            tier.shutdown()
+
+
+def can_be_direct(path):
+    """Tell whether the tier uses O_DIRECT there: it doesn't on tmpfs."""
+    try:
+        fd = os.open(path, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600)
+    except OSError as problem:
+        print(f"  not seen: O_DIRECT ({problem})")
+        return False
+    os.close(fd)
+    kind = subprocess.run(["stat", "-fc", "%T", path], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    return kind != "tmpfs"
 
 
 if __name__ == "__main__":

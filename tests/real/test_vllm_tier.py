@@ -4,8 +4,9 @@
 vLLM's TieringOffloadingSpec makes the manager from a configuration, as its connector does. This program plays the connector's
 scheduler: requests look up their chunks, "compute" the missing ones into the host memory, and read the others from there. The
 bytes of a chunk follow from its key, so that a wrong one is seen at once. `KV_MEASURE=FOLDER` measures it there, beside vLLM's
-own `fs` tier; KV_OPTIONS has more options of ours, as JSON, KV_FOLDERS how many folders ours has.
+own `fs` tier; KV_OPTIONS has more options of ours, as JSON, KV_FOLDERS how many folders ours has, KV_SET how many MiB are stored.
 """
+import contextlib
 import hashlib
 import json
 import os
@@ -32,7 +33,8 @@ from redistest import Server  # noqa: E402
 from test_store_full import mounted  # noqa: E402
 
 OPTIONS = json.loads(os.environ.get("KV_OPTIONS", "{}"))  # of our tier, when it is measured
-JOBS, ROUNDS, FOLDERS = (int(os.environ.get(name, most)) for name, most in (("KV_JOBS", 4), ("KV_ROUNDS", 5), ("KV_FOLDERS", 1)))
+JOBS, ROUNDS, FOLDERS, SET = (int(os.environ.get(name, most))
+                              for name, most in (("KV_JOBS", 4), ("KV_ROUNDS", 5), ("KV_FOLDERS", 1), ("KV_SET", 256)))
 PAGE = 8192  # bytes of a chunk: two ranks of 4096
 
 
@@ -212,6 +214,21 @@ def test_a_full_file_system():
         scheduler.shutdown()
 
 
+def test_a_file_system_that_others_fill():
+    """The folder's room is reserved when the engine starts: what fills the rest of the file system takes none of it."""
+    with mounted("tmpfs", "size=8M") as at:
+        scheduler = Scheduler([tier(disk=str(at / "tier"), disk_bytes="4MiB")], host_chunks=16)
+        with contextlib.suppress(OSError), open(at / "filler", "wb", buffering=0) as filler:
+            while True:
+                filler.write(bytes(65536))
+        equal(os.statvfs(at).f_bavail, 0, "pages left")
+        for number in range(0, 400, 10):  # 2.5 MiB
+            scheduler.run(prompt(number, 8))
+        scheduler.settle()
+        check(all(scheduler.run(prompt(number, 8)) for number in range(0, 400, 10)), "all are found")
+        scheduler.shutdown()
+
+
 CHILD = """
 import sys
 sys.path[:0] = sys.argv[2:]
@@ -248,26 +265,27 @@ def rate(of, chunks, nbytes):
     """One tier over vLLM's host memory, jobs of 16 chunks, JOBS under way: GiB/s of stores and loads, then GiB a CPU second of both."""
     scheduler = Scheduler([of], host_chunks=chunks)
     one, view = scheduler.manager.secondary_tiers[0], memoryview(scheduler.view).cast("B")
-    keys = [make_offload_key(hashlib.sha256(b"%d" % i).digest(), 0) for i in range(chunks)]
+    total = SET * 2 ** 20 // nbytes  # keys; host memory has fewer chunks, and its bytes are stored under many keys
+    keys = [make_offload_key(hashlib.sha256(b"%d" % i).digest(), 0) for i in range(total)]
     context, speeds, work = ReqContext("measure"), [], []
     try:
         for i in range(chunks):
             view[i * nbytes:(i + 1) * nbytes] = (b"%8d" % i) * (nbytes // 8)
         for submit in (one.submit_store, one.submit_load):
             begun, cpu, ended, asked = time.monotonic(), time.process_time(), 0, 0
-            while ended < chunks // 16:
-                while asked < chunks // 16 and asked - ended < JOBS:
+            while ended < total // 16:
+                while asked < total // 16 and asked - ended < JOBS:
                     part = slice(16 * asked, 16 * asked + 16)
-                    submit(TransferJob(job_id=asked, keys=keys[part], chunk_ids=numpy.arange(part.start, part.stop), is_promotion=bool(speeds),
-                                       req_context=context))
+                    submit(TransferJob(job_id=asked, keys=keys[part], chunk_ids=numpy.arange(part.start, part.stop) % chunks,
+                                       is_promotion=bool(speeds), req_context=context))
                     asked += 1
                 done = list(one.get_finished_jobs())
                 check(all(result.success for result in done), "a job failed")
                 ended += len(done)
                 if not done:
                     time.sleep(0.0005)
-            speeds.append(chunks * nbytes / (time.monotonic() - begun) / 2 ** 30)
-            work.append(chunks * nbytes / (time.process_time() - cpu) / 2 ** 30)
+            speeds.append(total * nbytes / (time.monotonic() - begun) / 2 ** 30)
+            work.append(total * nbytes / (time.process_time() - cpu) / 2 ** 30)
             if submit == one.submit_store:
                 if hasattr(one, "chunks"):
                     one.chunks.flush()  # so that loads come from the disk, not from its buffers
@@ -290,7 +308,7 @@ def measure(folder):
                 folders = [os.path.join(root, str(i)) for i in range(FOLDERS)]
                 for each in folders:
                     os.mkdir(each)
-                own = tier(disk=":".join(folders), disk_bytes=str(2 * chunks * PAGE), staging_blocks=64, **OPTIONS)
+                own = tier(disk=":".join(folders), disk_bytes=str((SET + 256) << 20), staging_blocks=64, **OPTIONS)
                 speeds[name] = rate(own if name == "ours" else {"type": "fs", "root_dir": root}, chunks, PAGE)
         ours, fs = speeds["ours"], speeds["fs"]
         if turn:

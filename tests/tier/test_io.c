@@ -336,8 +336,12 @@ static void errors(enum kvbm_io io)
         one(aio, (struct kvbm_aio_req){.op = KVBM_AIO_READ, .fd = 9999, .data = memory, .len = 1}),
         -EBADF);
     assert_int_equal(one(aio, (struct kvbm_aio_req){.op = KVBM_AIO_SYNC, .fd = 9999}), -EBADF);
+    assert_int_equal(one(aio, (struct kvbm_aio_req){.op = KVBM_AIO_FLUSH, .fd = fd}), 0);
+    assert_int_equal(one(aio, (struct kvbm_aio_req){.op = KVBM_AIO_FLUSH, .fd = 9999}), -EBADF);
     assert_int_equal(pipe(pipes), 0);
     assert_int_equal(one(aio, (struct kvbm_aio_req){.op = KVBM_AIO_SYNC, .fd = pipes[0]}), -EINVAL);
+    assert_int_equal(one(aio, (struct kvbm_aio_req){.op = KVBM_AIO_FLUSH, .fd = pipes[0]}),
+                     -ESPIPE);
     /* beyond a limit: an error and no signal; the part before it is written */
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
     small.rlim_max = old.rlim_max;

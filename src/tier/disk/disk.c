@@ -199,7 +199,8 @@ static bool wait_for_work(struct kvbm_disk *disk, struct kvbm_disk_list *arrived
     return arrived->first || *ended || *sweep;
 }
 
-static bool is_barrier(const struct kvbm_disk *disk, const struct kvbm_aio_req *req)
+/* True for requests of a volume: a barrier or a flush. */
+static bool is_of_volume(const struct kvbm_disk *disk, const struct kvbm_aio_req *req)
 {
     const char *at = (const char *)req;
 
@@ -213,11 +214,14 @@ static void take_ended(struct kvbm_disk *disk, struct kvbm_aio_req *ended)
         struct kvbm_aio_req *req = ended;
 
         ended = req->next;
-        if (is_barrier(disk, req)) {
+        if (is_of_volume(disk, req)) {
             pthread_mutex_lock(&disk->lock);
-            disk->stats.barriers++;
+            disk->stats.barriers += req->op == KVBM_AIO_SYNC;
             pthread_mutex_unlock(&disk->lock);
-            kvbm_disk_barrier_done(disk, req);
+            if (req->op == KVBM_AIO_FLUSH)
+                kvbm_disk_flush_done(disk, req);
+            else
+                kvbm_disk_barrier_done(disk, req);
         } else {
             struct kvbm_disk_op *op =
                 (struct kvbm_disk_op *)((char *)req - offsetof(struct kvbm_disk_op, req));

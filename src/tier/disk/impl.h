@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * Shared by the disk tier's parts: volumes (volume.c) and their files (volume_files.c), opening
- * (open.c), the store's thread (disk.c), its work (work.c) and commits (commit.c).
+ * (open.c), the store's thread (disk.c), its work (work.c), commits (commit.c) and early write-back
+ * (flush.c).
  */
 #ifndef KVBM_TIER_DISK_IMPL_H
 #define KVBM_TIER_DISK_IMPL_H
@@ -56,6 +57,7 @@ struct kvbm_disk_volume {
     uint32_t number; /* index among the directories of this open */
     int directory_fd, slots_fd, index_fd;
     bool direct;
+    bool paged; /* in the page cache of a device */
     uint32_t n_slots;
     uint8_t *image;   /* all records; invalid ones are zeros */
     uint8_t *busy;    /* per slot: being written or forgotten */
@@ -74,6 +76,9 @@ struct kvbm_disk_volume {
     uint32_t n_records; /* records being written */
     uint32_t n_lost;    /* barriers that failed */
     struct kvbm_aio_req barrier;
+    /* bytes in the page cache: not given to the device yet; being written by the running flush */
+    uint64_t dirty, flushing;
+    struct kvbm_aio_req flush;
 };
 
 struct kvbm_disk {
@@ -108,6 +113,9 @@ struct kvbm_disk {
     struct kvbm_aio_req *submits; /* requests to submit at the end of a turn */
     struct kvbm_disk_list to_sum; /* submitted writes whose checksums are still to be computed */
     bool deadlines;               /* a waiting op has a deadline */
+    /* bytes of all volumes in the page cache that the devices lack; where a volume's flush begins;
+     * where writes wait */
+    uint64_t dirty, flush_at, max_dirty;
 };
 
 void kvbm_disk_push(struct kvbm_disk_list *list, struct kvbm_disk_op *op);
@@ -185,6 +193,18 @@ static inline bool kvbm_disk_is_retry(const struct kvbm_disk_op *op)
 /* commit.c; called by the store's thread only */
 void kvbm_disk_commits(struct kvbm_disk *disk);
 void kvbm_disk_barrier_done(struct kvbm_disk *disk, struct kvbm_aio_req *req);
+
+/* flush.c; called by the store's thread only, but init */
+void kvbm_disk_flush_init(struct kvbm_disk *disk);
+/* Note bytes written to a volume's page cache. Begins to write them to the device, when there are many. */
+void kvbm_disk_note_dirty(struct kvbm_disk *disk, struct kvbm_disk_volume *volume, uint64_t bytes);
+void kvbm_disk_flush_done(struct kvbm_disk *disk, struct kvbm_aio_req *req);
+
+/* True when writes wait for a flush. */
+static inline bool kvbm_disk_is_dirty(const struct kvbm_disk *disk)
+{
+    return disk->dirty >= disk->max_dirty;
+}
 
 /* disk.c: the store's thread, until close and the end of all work; @arg: the store */
 void *kvbm_disk_run(void *arg);

@@ -168,10 +168,11 @@ static int open_executor(struct kvbm_disk *disk, const struct kvbm_disk_opts *op
                                 .depth = disk->depth,
                                 .memory = memory,
                                 .memory_bytes = KV_OPT(opts, memory_bytes, 0)};
+    uint32_t n_flushes = disk->volatile_ ? disk->n_volumes : 0; /* each keeps a thread */
     int err;
 
     if (aio.io != wanted)
-        aio.n_threads = KV_MIN(disk->depth, (uint32_t)COPY_THREADS);
+        aio.n_threads = KV_MIN(disk->depth, COPY_THREADS + n_flushes);
     err = kvbm_aio_create(&aio, &disk->aio);
     disk->sums = err == 0 && kvbm_aio_kind(disk->aio) != KVBM_IO_THREADS;
     return err;
@@ -216,6 +217,7 @@ int kvbm_disk_open(const struct kvbm_disk_opts *opts, struct kvbm_disk **ret)
     disk->stride =
         (opts->slot_bytes + KVBM_DISK_PAGE - 1) / KVBM_DISK_PAGE * (uint64_t)KVBM_DISK_PAGE;
     disk->volatile_ = KV_OPT(opts, volatile_, false);
+    kvbm_disk_flush_init(disk);
     err = open_parts(disk, opts);
     if (err < 0) {
         kv_log_warn("kvbm", "a disk tier can't be opened", "errno=%d", -err);

@@ -80,8 +80,6 @@ static void go_direct(struct kvbm_disk_volume *volume)
 {
     int flags = fcntl(volume->slots_fd, F_GETFL);
 
-    if (is_in_memory(volume->slots_fd))
-        return;
     volume->direct = flags >= 0 && fcntl(volume->slots_fd, F_SETFL, flags | O_DIRECT) == 0;
     if (!volume->direct)
         kv_log_info("kvbm", "the file system has no direct I/O: through the page cache", "errno=%d",
@@ -263,8 +261,10 @@ static int open_volume(struct kvbm_disk_volume *volume, const char *directory, b
     if (err < 0)
         return err;
     load(volume);
-    if (!buffered)
+    volume->paged = !is_in_memory(volume->slots_fd);
+    if (volume->paged && !buffered)
         go_direct(volume);
+    volume->paged &= !volume->direct;
     return 0;
 }
 

@@ -238,6 +238,8 @@ static void written(struct kvbm_disk *disk, struct kvbm_disk_op *op)
         status = -EIO;
     if (status == 0)
         kvbm_disk_push(&volume->written, op);
+    if (status == 0 && kvbm_disk_is_write(op))
+        kvbm_disk_note_dirty(disk, volume, op->io->len);
     count_written(disk, op);
     if (status < 0)
         kvbm_disk_end_write(disk, op, status);
@@ -339,7 +341,8 @@ static void begin_some(struct kvbm_disk *disk, struct kvbm_disk_list lists[2],
     uint32_t most = disk->depth + disk->depth / AHEAD + 1;
 
     for (int flow = KVBM_ONBOARD; flow >= KVBM_OFFLOAD; flow--) {
-        while (*running < most && lists[flow].first) {
+        while (*running < most && lists[flow].first &&
+               !(lists == disk->writes && kvbm_disk_is_dirty(disk))) {
             struct kvbm_disk_op *op = kvbm_disk_shift(&lists[flow]);
             int status = why_not(disk, op, now);
 

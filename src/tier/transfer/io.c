@@ -4,6 +4,7 @@
 #include "tier/transfer/io.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -108,7 +109,7 @@ bool kvbm_aio_result(struct kvbm_aio_req *req, long result, bool *pause)
         return false;
     }
     *pause = false;
-    if (result < 0 || req->op == KVBM_AIO_SYNC) {
+    if (result < 0 || !kvbm_aio_moves(req)) {
         req->status = result < 0 ? (int)result : 0;
         return true;
     }
@@ -128,6 +129,8 @@ long kvbm_aio_call(const struct kvbm_aio_req *req, uint64_t most)
 
     if (req->op == KVBM_AIO_SYNC)
         rc = fdatasync(req->fd);
+    else if (req->op == KVBM_AIO_FLUSH)
+        rc = sync_file_range(req->fd, 0, 0, KVBM_AIO_FLUSH_FLAGS);
     else
         rc = req->op == KVBM_AIO_READ ? pread(req->fd, at, len, offset)
                                       : pwrite(req->fd, at, len, offset);
@@ -161,7 +164,7 @@ void kvbm_aio_submit(struct kvbm_aio *aio, struct kvbm_aio_req *list)
         list = req->next;
         req->moved_ = 0;
         req->tries_ = 0;
-        kvbm_aio_append(req->urgent || req->op == KVBM_AIO_SYNC ? &aio->urgent : &aio->rest, req);
+        kvbm_aio_append(req->urgent || !kvbm_aio_moves(req) ? &aio->urgent : &aio->rest, req);
     }
     aio->backend->wake(aio);
     pthread_mutex_unlock(&aio->lock);

@@ -65,7 +65,10 @@ void kvbm_aio_get_stats(struct kvbm_aio *aio, struct kvbm_aio_stats *ret);
 enum kvbm_aio_op {
     KVBM_AIO_READ,
     KVBM_AIO_WRITE,
-    KVBM_AIO_SYNC /* fdatasync: covers requests that were done before this submit */
+    KVBM_AIO_SYNC, /* fdatasync: covers requests that were done before this submit */
+    /* sync_file_range: write the file's dirty pages and wait for them. No barrier: the device's cache
+     * and the file's metadata may lack them */
+    KVBM_AIO_FLUSH
 };
 
 /**

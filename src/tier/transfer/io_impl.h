@@ -9,6 +9,8 @@
 #include "tier/transfer/io.h"
 
 #define KVBM_AIO_MAX_TRIES 16 /* retries of a request after EAGAIN */
+#define KVBM_AIO_FLUSH_FLAGS \
+    (SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER)
 
 struct kvbm_aio_queue {
     struct kvbm_aio_req *first, *last;
@@ -39,6 +41,12 @@ struct kvbm_aio {
     uint64_t memory_bytes;
     struct kvbm_aio_stats stats; /* registered_bytes: constant after start */
 };
+
+/* True for requests that move bytes between memory and file. */
+static inline bool kvbm_aio_moves(const struct kvbm_aio_req *req)
+{
+    return req->op == KVBM_AIO_READ || req->op == KVBM_AIO_WRITE;
+}
 
 void kvbm_aio_append(struct kvbm_aio_queue *queue, struct kvbm_aio_req *req);
 /**

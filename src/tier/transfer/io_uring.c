@@ -64,7 +64,7 @@ static int buffer_of(const struct kvbm_aio *aio, const struct kvbm_aio_req *req)
     uint64_t offset = (uintptr_t)req->data + req->moved_ - (uintptr_t)aio->memory;
     uint64_t len = req->len - req->moved_, end = aio->stats.registered_bytes;
 
-    if (req->op == KVBM_AIO_SYNC || !len || offset >= end || len > end - offset ||
+    if (!kvbm_aio_moves(req) || !len || offset >= end || len > end - offset ||
         offset / BUFFER_BYTES != (offset + len - 1) / BUFFER_BYTES)
         return -1;
     return (int)(offset / BUFFER_BYTES);
@@ -79,6 +79,8 @@ static void prepare(const struct kvbm_aio *aio, struct io_uring_sqe *sqe, struct
 
     if (req->op == KVBM_AIO_SYNC)
         io_uring_prep_fsync(sqe, req->fd, IORING_FSYNC_DATASYNC);
+    else if (req->op == KVBM_AIO_FLUSH)
+        io_uring_prep_sync_file_range(sqe, req->fd, 0, 0, KVBM_AIO_FLUSH_FLAGS);
     else if (buffer >= 0 && req->op == KVBM_AIO_READ)
         io_uring_prep_read_fixed(sqe, req->fd, at, len, offset, buffer);
     else if (buffer >= 0)
@@ -281,7 +283,7 @@ static void register_memory(struct kvbm_aio *aio, struct ring *own)
 static int open_ring(struct kvbm_aio *aio, struct ring *own)
 {
     static const int needed[] = {IORING_OP_READ, IORING_OP_WRITE, IORING_OP_FSYNC,
-                                 IORING_OP_POLL_ADD};
+                                 IORING_OP_SYNC_FILE_RANGE, IORING_OP_POLL_ADD};
     unsigned entries = aio->depth + 1;
     int err = io_uring_queue_init(entries, &own->ring,
                                   IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN);
