@@ -100,8 +100,9 @@ KV_API void kvbm_worker_leave(struct kvbm_worker *worker);
 /** Options of a leader; set size to sizeof(struct kvbm_leader_opts), zero means the default. */
 struct kvbm_leader_opts {
     size_t size;
-    uint32_t n_ranks;       /* 1 to KVBM_MAX_RANKS */
-    uint32_t max_transfers; /* not yet over, at a time; 0: 64, at most 4096 */
+    uint32_t n_ranks; /* 1 to KVBM_MAX_RANKS */
+    /* Transfers at a time that aren't over, or whose result wasn't taken; 0: 64, at most 4096. */
+    uint32_t max_transfers;
 };
 #define KVBM_LEADER_OPTS_INIT KV_INIT_(kvbm_leader_opts)
 
@@ -172,7 +173,7 @@ struct kvbm_group_transfer {
  * Hand a transfer to all workers. Doesn't wait for them. Returns its id > 0, or
  *   -EINVAL    places that the group hasn't, blocks beyond kvbm_leader_blocks, n
  *   -ENOTCONN  a rank isn't there (kvbm_leader_ready says which)
- *   -EAGAIN    max_transfers aren't over
+ *   -EAGAIN    max_transfers aren't over, or have results that kvbm_leader_wait hasn't taken
  *   -ENOMEM
  */
 KV_API int64_t kvbm_leader_submit(struct kvbm_leader *leader,

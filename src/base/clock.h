@@ -41,6 +41,12 @@ static inline uint64_t kv_wall_ns(void)
     return kv_clock_ns_(CLOCK_REALTIME);
 }
 
+/** Return the time @ms after @now_ns; UINT64_MAX, which never comes, when that is too far away. */
+static inline uint64_t kv_ns_after(uint64_t now_ns, uint64_t ms)
+{
+    return ms > (UINT64_MAX - now_ns) / KV_NS_PER_MS ? UINT64_MAX : now_ns + ms * KV_NS_PER_MS;
+}
+
 /** Return the milliseconds until @deadline_ns, rounded up; 0 when the deadline has passed. */
 static inline int64_t kv_ms_until(uint64_t deadline_ns, uint64_t now_ns)
 {

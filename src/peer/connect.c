@@ -228,7 +228,7 @@ int kvbm_session_open(struct kvbm_agent *agent, const char *endpoint,
     if (err < 0)
         return err;
     o.net = agent->net;
-    o.deadline_ns = kv_now_ns() + KV_OPT(opts, timeout_ms, DEFAULT_TIMEOUT_MS) * KV_NS_PER_MS;
+    o.deadline_ns = kv_ns_after(kv_now_ns(), KV_OPT(opts, timeout_ms, DEFAULT_TIMEOUT_MS));
     o.tls_name = KV_OPT(opts, tls_name, o.place.tcp.host);
     err = open_session(&o, n_data, ret);
     if (err < 0 && why && why_size)

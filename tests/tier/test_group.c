@@ -17,6 +17,8 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "kvbm_group.h"
+#include "peer/session.h"
+#include "tier/group/wire.h"
 
 #define N_RANKS 3u
 #define N_BLOCKS 16u
@@ -301,6 +303,60 @@ static void test_refusals(void **state)
     group_fini(&g);
 }
 
+/* A rank that has given up isn't there: the others don't begin without it. */
+static void test_given_up(void **state)
+{
+    struct group g;
+
+    (void)state;
+    group_init(&g, 0);
+    for (uint32_t i = 0; i < N_RANKS; i++)
+        rank_init(&g.ranks[i], i, g.at);
+    g.ranks[0].timeout_ms = 50;
+    refused(&g.ranks[0], -ETIMEDOUT, "no answer");
+    for (uint32_t i = 1; i < N_RANKS; i++)
+        join_begin(&g.ranks[i]);
+    g.ranks[0].timeout_ms = LONG_MS;
+    assert_int_equal(kvbm_leader_ready(g.leader, 200, NULL, 0), -ETIMEDOUT);
+    assert_int_equal(kvbm_leader_blocks(g.leader, HOST), -ENOTCONN); /* it hasn't begun */
+    join_begin(&g.ranks[0]);
+    for (uint32_t i = 0; i < N_RANKS; i++)
+        assert_int_equal(join_end(&g.ranks[i]), 0);
+    assert_int_equal(kvbm_leader_ready(g.leader, UINT64_MAX, NULL, 0), 0);
+    group_fini(&g);
+}
+
+/* "For ever" is a time, too. */
+static void *ready_for_ever(void *arg)
+{
+    static int err;
+
+    err = kvbm_leader_ready(arg, UINT64_MAX, NULL, 0);
+    return &err;
+}
+
+static void test_for_ever(void **state)
+{
+    struct group g;
+    pthread_t waits;
+    void *err;
+
+    (void)state;
+    group_init(&g, 0);
+    for (uint32_t i = 0; i < N_RANKS; i++) {
+        rank_init(&g.ranks[i], i, g.at);
+        g.ranks[i].timeout_ms = UINT64_MAX;
+    }
+    assert_int_equal(pthread_create(&waits, NULL, ready_for_ever, g.leader), 0);
+    for (uint32_t i = 0; i < N_RANKS; i++)
+        join_begin(&g.ranks[i]);
+    for (uint32_t i = 0; i < N_RANKS; i++)
+        assert_int_equal(join_end(&g.ranks[i]), 0);
+    assert_int_equal(pthread_join(waits, &err), 0);
+    assert_int_equal(*(int *)err, 0);
+    group_fini(&g);
+}
+
 static void test_misuse(void **state)
 {
     struct kvbm_leader_opts leading = {.size = sizeof(leading)};
@@ -417,6 +473,148 @@ static void test_many(void **state)
     }
     g.leader = NULL;
     group_fini(&g);
+}
+
+/* Results that nobody takes count as transfers, but don't keep the leader. */
+static void test_results_left(void **state)
+{
+    struct order o;
+    struct group g;
+
+    (void)state;
+    group_start(&g);
+    for (int i = 0; i < 64; i++) {
+        int64_t id = kvbm_leader_submit(g.leader, offload(&o, 1));
+
+        assert_true(id > 0);
+        assert_int_equal(kvbm_leader_over(g.leader, (uint64_t)id, LONG_MS), 0);
+        assert_int_equal(o.ok[0], 1);
+    }
+    assert_int_equal(kvbm_leader_submit(g.leader, offload(&o, 1)), -EAGAIN);
+    assert_int_equal(kvbm_leader_wait(g.leader, 7, 0, NULL), 0);
+    assert_true(kvbm_leader_submit(g.leader, offload(&o, 1)) > 0);
+    while (kvbm_leader_destroy(g.leader) == -EBUSY) /* the last one runs */
+        usleep(1000);
+    g.leader = NULL;
+    group_fini(&g);
+}
+
+/* ---- a worker that the test plays ---- */
+
+struct played {
+    struct group g;
+    struct rank r;
+    _Atomic uint32_t time_ms; /* of the last transfer */
+    bool holds;               /* answers later */
+    _Atomic uint64_t request; /* to be answered; 0: none */
+};
+
+static void answer(struct played *p, uint64_t request)
+{
+    const uint8_t ok[] = {1};
+
+    assert_int_equal(kvbm_session_reply(p->r.session, request, 0, ok, 1, -1), 0);
+}
+
+static void hear(void *arg, struct kvbm_session *session, struct kvbm_request *request)
+{
+    struct played *p = arg;
+    struct kvbm_group_order order = {0};
+
+    assert_ptr_equal(session, p->r.session);
+    assert_int_equal(kvbm_order_read(request->body, request->len, &order), 0);
+    atomic_store(&p->time_ms, order.time_ms);
+    if (p->holds)
+        atomic_store(&p->request, request->id);
+    else
+        answer(p, request->id);
+}
+
+static void play(struct played *p)
+{
+    const struct kvbm_leader_opts alone = {.size = sizeof(alone), .n_ranks = 1};
+    const struct kvbm_joining joining = {
+        .n_ranks = 1, .n_places = 2, .places = {{DEVICE, 4, 1, 1, 1}, {HOST, 4, 1, 1, 1}}};
+    struct kvbm_reply reply = {.fd = -1};
+    struct kv_buf body = KV_BUF_INIT;
+
+    group_init(&p->g, 0);
+    assert_int_equal(kvbm_leader_destroy(p->g.leader), 0);
+    assert_int_equal(kvbm_leader_create(p->g.agent, &alone, &p->g.leader), 0);
+    rank_init(&p->r, 0, p->g.at);
+    assert_int_equal(kvbm_agent_serve(p->r.agent, KVBM_GROUP_TRANSFER, hear, p), 0);
+    kvbm_joining_write(&body, &joining);
+    assert_int_equal(kvbm_session_call(p->r.session, KVBM_GROUP_JOIN, body.data, body.len, -1,
+                                       kv_now_ns() + LONG_MS * KV_NS_PER_MS, &reply),
+                     0);
+    assert_int_equal(reply.status, 0);
+    kvbm_reply_fini(&reply);
+    kv_buf_fini(&body);
+}
+
+static void play_end(struct played *p)
+{
+    assert_int_equal(kvbm_agent_serve(p->r.agent, KVBM_GROUP_TRANSFER, NULL, NULL), 0);
+    rank_fini(&p->r);
+    assert_int_equal(kvbm_leader_destroy(p->g.leader), 0);
+    assert_int_equal(kvbm_agent_destroy(p->g.agent), 0);
+}
+
+/* A worker has all the time of a transfer. */
+static void test_time_told(void **state)
+{
+    static const uint64_t ms[] = {0, 1000, 600000, (uint64_t)UINT32_MAX * 3};
+    static struct played p;
+
+    (void)state;
+    play(&p);
+    for (size_t i = 0; i < sizeof(ms) / sizeof(ms[0]); i++) {
+        uint64_t most = ms[i] < UINT32_MAX ? ms[i] : UINT32_MAX;
+        struct kvbm_group_done done;
+        struct order o;
+        int64_t id;
+
+        offload(&o, 1)->deadline_ns = ms[i] ? kv_now_ns() + ms[i] * KV_NS_PER_MS : 0;
+        id = kvbm_leader_submit(p.g.leader, &o.t);
+        assert_int_equal(kvbm_leader_wait(p.g.leader, (uint64_t)id, LONG_MS, &done), 0);
+        assert_true(atomic_load(&p.time_ms) <= most);
+        assert_true(atomic_load(&p.time_ms) >= most - most / 2);
+    }
+    play_end(&p);
+}
+
+static void *over_soon(void *arg)
+{
+    struct kvbm_leader *leader = arg;
+    static uint64_t took;
+
+    took = kv_now_ns();
+    assert_int_equal(kvbm_leader_over(leader, 1, LONG_MS), 0);
+    took = kv_now_ns() - took;
+    return &took;
+}
+
+/* kvbm_leader_over returns once a late rank has answered, whether the result was taken or not. */
+static void test_over_of_late(void **state)
+{
+    static struct played p;
+    struct order o;
+    pthread_t waits;
+    void *took;
+
+    (void)state;
+    p = (struct played){.holds = true};
+    play(&p);
+    offload(&o, 1)->deadline_ns = kv_now_ns() + 20 * KV_NS_PER_MS;
+    assert_int_equal(kvbm_leader_submit(p.g.leader, &o.t), 1);
+    while (!atomic_load(&p.request) || kv_now_ns() < o.t.deadline_ns)
+        usleep(1000);
+    assert_int_equal(pthread_create(&waits, NULL, over_soon, p.g.leader), 0);
+    usleep(100000); /* it waits by now, and if not, the test shows less */
+    answer(&p, atomic_load(&p.request));
+    assert_int_equal(pthread_join(waits, &took), 0);
+    assert_true(*(uint64_t *)took < LONG_MS * KV_NS_PER_MS / 2);
+    play_end(&p);
 }
 
 /* ---- ranks that are processes ---- */
@@ -565,10 +763,13 @@ static void test_cancel(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_frozen),     cmocka_unit_test(test_dead),
-        cmocka_unit_test(test_cancel),     cmocka_unit_test(test_handshake),
-        cmocka_unit_test(test_refusals),   cmocka_unit_test(test_misuse),
-        cmocka_unit_test(test_every_rank), cmocka_unit_test(test_many),
+        cmocka_unit_test(test_frozen),       cmocka_unit_test(test_dead),
+        cmocka_unit_test(test_cancel),       cmocka_unit_test(test_handshake),
+        cmocka_unit_test(test_refusals),     cmocka_unit_test(test_misuse),
+        cmocka_unit_test(test_given_up),     cmocka_unit_test(test_for_ever),
+        cmocka_unit_test(test_results_left), cmocka_unit_test(test_time_told),
+        cmocka_unit_test(test_over_of_late), cmocka_unit_test(test_every_rank),
+        cmocka_unit_test(test_many),
     };
 
     kv_log_set_level(KV_LOG_ERROR);

@@ -239,6 +239,7 @@ static void leader_free(struct kvbm_leader *leader)
 {
     for (uint32_t i = 0; i < leader->n_ranks; i++)
         kvbm_session_put(leader->ranks[i].session);
+    kvbm_leader_drop_results(leader);
     kv_wake_close(&leader->wake);
     pthread_cond_destroy(&leader->changed);
     pthread_mutex_destroy(&leader->lock);
@@ -295,7 +296,7 @@ int kvbm_leader_destroy(struct kvbm_leader *leader)
     if (!leader)
         return 0;
     pthread_mutex_lock(&leader->lock);
-    busy = leader->n_orders > 0;
+    busy = !kvbm_leader_is_idle(leader);
     pthread_mutex_unlock(&leader->lock);
     if (busy)
         return -EBUSY;
@@ -325,7 +326,7 @@ static void name_missing(const struct kvbm_leader *leader, char *why, size_t siz
 
 int kvbm_leader_ready(struct kvbm_leader *leader, uint64_t timeout_ms, char *why, size_t why_size)
 {
-    uint64_t end = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
+    uint64_t end = kv_ns_after(kv_now_ns(), timeout_ms);
     int err = 0;
 
     if (!leader)

@@ -44,7 +44,7 @@ struct kvbm_order {
     struct kvbm_group_done done;
     uint32_t n_pending; /* answers awaited */
     bool ended;         /* done is final */
-    bool taken;         /* done was called, or kvbm_leader_wait has it */
+    bool taken;         /* done was called, or kvbm_leader_wait has the result */
     uint8_t *all_ok;    /* of the answers so far */
     struct kvbm_answer answers[];
 };
@@ -71,6 +71,12 @@ uint32_t kvbm_leader_lacks(struct kvbm_leader *leader);
 
 /** Find a place of the group; NULL: none. With the lock held. */
 const struct kvbm_place_facts *kvbm_leader_place(const struct kvbm_leader *leader, uint32_t id);
+
+/** Tell whether all transfers are over and told: nothing but results is left. With the lock held. */
+bool kvbm_leader_is_idle(const struct kvbm_leader *leader);
+
+/** Free the results that nobody took, of a leader that is idle and ends. */
+void kvbm_leader_drop_results(struct kvbm_leader *leader);
 
 /** The leader's thread: ends transfers until `stop`. */
 void *kvbm_leader_run(void *leader);

@@ -42,6 +42,33 @@ static void let_go(struct kvbm_leader *leader, struct kvbm_order *o)
     order_free(o);
 }
 
+static bool is_over(const struct kvbm_order *o)
+{
+    return o->ended && o->n_pending == 0;
+}
+
+bool kvbm_leader_is_idle(const struct kvbm_leader *leader)
+{
+    const struct kvbm_order *o = NULL;
+
+    LIST_FOREACH(o, &leader->orders, list)
+    {
+        if (!is_over(o) || o->fn) /* its callback runs */
+            return false;
+    }
+    return true;
+}
+
+void kvbm_leader_drop_results(struct kvbm_leader *leader)
+{
+    struct kvbm_order *o;
+
+    while ((o = LIST_FIRST(&leader->orders)) != NULL) {
+        LIST_REMOVE(o, list);
+        order_free(o);
+    }
+}
+
 static uint32_t n_bytes(const struct kvbm_order *o)
 {
     return (o->done.n + 7) / 8;
@@ -83,7 +110,8 @@ static void take_answers(struct kvbm_leader *leader, struct kvbm_order *o)
         if (!a->call || !atomic_load(&a->ended))
             continue;
         rc = kvbm_call_wait(KV_STEAL(a->call), 0, &reply);
-        o->n_pending--;
+        if (--o->n_pending == 0) /* kvbm_leader_over may wait, whether the result is taken or not */
+            pthread_cond_broadcast(&leader->changed);
         if (!o->ended)
             merge(o, i, rc, &reply);
         kvbm_reply_fini(&reply);
@@ -241,9 +269,9 @@ static struct kvbm_order *order_create(const struct kvbm_leader *leader,
 /* Time that is left for the workers, as they are told it. */
 static uint32_t time_left(const struct kvbm_order *o)
 {
-    uint64_t ms = (uint64_t)ms_until(o->deadline_ns);
+    uint64_t ms = (uint64_t)kv_ms_until(o->deadline_ns, kv_now_ns());
 
-    return o->deadline_ns ? (uint32_t)KV_MAX(ms, UINT64_C(1)) : 0;
+    return o->deadline_ns ? (uint32_t)KV_MIN(KV_MAX(ms, UINT64_C(1)), (uint64_t)UINT32_MAX) : 0;
 }
 
 /* Ask all ranks. One that can't be asked has failed; the others have the transfer. */
@@ -351,7 +379,7 @@ int kvbm_leader_cancel(struct kvbm_leader *leader, uint64_t id)
 int kvbm_leader_wait(struct kvbm_leader *leader, uint64_t id, uint64_t timeout_ms,
                      struct kvbm_group_done *ret)
 {
-    uint64_t end = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
+    uint64_t end = kv_ns_after(kv_now_ns(), timeout_ms);
     struct kvbm_order *o = NULL;
     int err = 0;
 
@@ -375,16 +403,16 @@ int kvbm_leader_wait(struct kvbm_leader *leader, uint64_t id, uint64_t timeout_m
 
 int kvbm_leader_over(struct kvbm_leader *leader, uint64_t id, uint64_t timeout_ms)
 {
-    uint64_t end = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
+    uint64_t end = kv_ns_after(kv_now_ns(), timeout_ms);
     const struct kvbm_order *o;
     int err = 0;
 
     if (!leader)
         return -EINVAL;
     pthread_mutex_lock(&leader->lock);
-    while ((o = find(leader, id)) && (o->n_pending > 0 || !o->ended) && err == 0)
+    while ((o = find(leader, id)) && !is_over(o) && err == 0)
         err = kv_cond_wait_until(&leader->changed, &leader->lock, end);
-    if (!o || (o->n_pending == 0 && o->ended))
+    if (!o || is_over(o))
         err = 0;
     pthread_mutex_unlock(&leader->lock);
     return err;

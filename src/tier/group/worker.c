@@ -206,7 +206,7 @@ static int ask(struct kvbm_worker *worker, const struct kvbm_worker_opts *opts)
     write_joining(&body, opts);
     err = body.error ? body.error
                      : kvbm_session_call(worker->session, KVBM_GROUP_JOIN, body.data, body.len, -1,
-                                         kv_now_ns() + timeout_ms * KV_NS_PER_MS, &reply);
+                                         kv_ns_after(kv_now_ns(), timeout_ms), &reply);
     kv_buf_fini(&body);
     if (err < 0)
         return refuse(opts, err, no_answer, strlen(no_answer));
@@ -273,8 +273,10 @@ int kvbm_worker_join(struct kvbm_session *session, const struct kvbm_worker_opts
     err = serve(worker);
     if (err == 0) {
         err = ask(worker, opts);
-        if (err < 0)
+        if (err < 0) { /* the leader may wait for the others still: don't count on this rank */
+            (void)kvbm_session_note(worker->session, KVBM_GROUP_LEAVE, NULL, 0);
             end(worker);
+        }
     }
     if (err < 0)
         worker_free(worker);
