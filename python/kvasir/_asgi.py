@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP/1.1 over asyncio for kvasir.router: a server for an ASGI application, and requests whose answers stream."""
+"""HTTP/1.1 over asyncio for kvasir.router: a server for ASGI applications, what these need, and requests whose answers stream."""
 import asyncio
 import functools
+import json
 import re
+import signal
 import ssl
 import urllib.parse
-from typing import Any, AsyncIterator, Awaitable, Callable, Dict, List, Optional, Tuple
+from typing import Any, AsyncIterator, Awaitable, Callable, Coroutine, Dict, List, Optional, Tuple
 
 Headers = List[Tuple[bytes, bytes]]
 Message = Dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
+Json = Dict[str, Any]
 
 BODY_MAX = 64 << 20  # bytes of a request
 PIECE = 1 << 16  # bytes read from an engine at a time
@@ -117,6 +120,73 @@ async def fetch(url: str, method: str, target: str, headers: Headers, body: byte
         raise
 
 
+# -- what an application needs ------------------------------------------------------------------------
+async def lifespan(receive: Receive, send: Send, close: Callable[[], Awaitable[None]]) -> None:
+    """Serve a scope of type "lifespan": nothing to start, and close() at the end."""
+    while (await receive())["type"] != "lifespan.shutdown":
+        await send({"type": "lifespan.startup.complete"})
+    await close()
+    await send({"type": "lifespan.shutdown.complete"})
+
+
+async def read_body(receive: Receive) -> bytes:
+    """Return a request's body."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body, more = body + message.get("body", b""), message.get("more_body", False)
+    return body
+
+
+async def while_connected(serve: Coroutine[Any, Any, None], receive: Receive) -> None:
+    """Await serve() until it ends, or cancel it when the client, whose request has been read, is gone."""
+    served, gone = asyncio.ensure_future(serve), asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait({served, gone}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (gone, served):
+            task.cancel()
+        results = await asyncio.gather(served, gone, return_exceptions=True)
+    if isinstance(results[0], Exception):
+        raise results[0]
+
+
+async def reply(send: Send, status: int, body: Json) -> None:
+    """Answer with JSON."""
+    data = json.dumps(body).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": data})
+
+
+async def forward(url: str, scope: Message, body: bytes, connect_s: float) -> Optional[Answer]:
+    """Pass a client's request on to the server @url. None: that is down, since nothing, 502, 503 or 504 came back."""
+    path: bytes = scope.get("raw_path") or scope["path"].encode()
+    target = (path + (b"?" if scope["query_string"] else b"") + scope["query_string"]).decode("ascii")
+    try:
+        answer = await fetch(url, scope["method"], target, end_to_end(scope["headers"]), body, connect_s)
+    except LOST:
+        return None
+    if answer.status in (502, 503, 504):
+        answer.close()
+        return None
+    return answer
+
+
+async def relay(answer: Answer, send: Send) -> AsyncIterator[None]:
+    """Send a server's answer on as it comes, and close it. Yields before each piece of its body."""
+    try:
+        lengths: Headers = [(name, value) for name, value in answer.headers if name == b"content-length"]
+        await send({"type": "http.response.start", "status": answer.status, "headers": end_to_end(answer.headers) + lengths})
+        async for piece in answer.body:
+            yield
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+    finally:
+        answer.close()
+
+
+# -- the server ---------------------------------------------------------------------------------------
 class _Exchange:
     """One request of a client and the application's answer to it."""
 
@@ -202,3 +272,18 @@ async def _connection(app: App, reader: asyncio.StreamReader, writer: asyncio.St
 async def listen(app: App, host: str, port: int) -> asyncio.Server:
     """Serve the ASGI application @app over HTTP; port 0 picks a free one."""
     return await asyncio.start_server(functools.partial(_connection, app), host, port)
+
+
+async def _serve(app: App, host: str, port: int) -> None:
+    server = await listen(app, host, port)
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    print("listening on http://%s:%d" % server.sockets[0].getsockname()[:2], flush=True)
+    await stop.wait()
+    server.close()  # and no wait_closed(): clients may stay connected for as long as they like
+
+
+def serve(app: App, host: str, port: int) -> None:
+    """Print the address, and serve until SIGINT or SIGTERM."""
+    asyncio.run(_serve(app, host, port))

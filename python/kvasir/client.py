@@ -17,7 +17,7 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from ._native import Error
 
-__all__ = ["AsyncClient", "Client", "HTTPError"]
+__all__ = ["AsyncClient", "Client", "HTTPError", "held_tokens"]
 
 Json = Dict[str, Any]
 
@@ -54,8 +54,9 @@ class _Calls:
         return self._do("GET", "/workers" + ("?" + urllib.parse.urlencode(wanted) if wanted else ""))
 
     def query(self, token_ids: Iterable[int], *, model_name: str, **fields: Any) -> Any:
-        """Ask which workers hold a prompt's prefix. Fields: tenant_id, lora_name, cache_salt, mm_objects, explain ..."""
-        return self._do("POST", "/query", {"token_ids": _plain(token_ids), "model_name": model_name, **fields})
+        """Ask which workers hold a prompt's prefix. Fields: tenant_id, lora_name, cache_salt, mm_objects, explain ... None: not said."""
+        said = {name: value for name, value in fields.items() if value is not None}
+        return self._do("POST", "/query", {"token_ids": _plain(token_ids), "model_name": model_name, **said})
 
     def query_by_hash(self, block_hashes: Iterable[int], *, model_name: str, **fields: Any) -> Any:
         """Ask by the local hashes of the prompt's blocks (kvasir.index.hash_tokens)."""
@@ -73,6 +74,11 @@ class _Calls:
     def unregister(self, instance_id: int, *, model_name: str, **fields: Any) -> Any:
         """Stop following a worker, or one rank of it (tenant_id and dp_rank), and forget its blocks."""
         return self._do("POST", "/unregister", {"instance_id": instance_id, "model_name": model_name, **fields})
+
+
+def held_tokens(answer: Json) -> Dict[int, int]:
+    """Return how many tokens of the prompt each worker holds, by instance_id, in the best of its ranks. @answer: of a query."""
+    return {int(number): max(ranks.values(), default=0) for number, ranks in answer["scores"].items()}
 
 
 def _plain(values: Iterable[int]) -> List[int]:

@@ -7,22 +7,18 @@ The numbers are the engines' instance_id in kv-indexer. Router is an ASGI applic
 to change: order() decides, and takes no more than a few lines.
 """
 import argparse
-import asyncio
 import json
-import signal
 import time
 from typing import Any, Awaitable, Callable, Collection, Dict, List, Optional, Sequence
 
-from ._asgi import LOST, Answer, Headers, Message, Receive, Send, end_to_end, fetch, listen
-from .client import AsyncClient
+from ._asgi import LOST, Message, Receive, Send, forward, lifespan, read_body, relay, reply, serve, while_connected
 from ._native import Error
+from ._openai import GENERATES, fetch_tokens, given_tokens
+from .client import AsyncClient, held_tokens
 
 __all__ = ["Engine", "Router", "main"]
 
 Tokenize = Callable[[Dict[str, Any]], Awaitable[Sequence[int]]]
-ROUTED = ("/v1/completions", "/v1/chat/completions")
-_PROMPT = ("model", "messages", "tools", "add_special_tokens", "add_generation_prompt", "continue_final_message", "chat_template",
-           "chat_template_kwargs")  # fields of a request that decide its tokens
 
 
 class Engine:
@@ -31,11 +27,7 @@ class Engine:
     def __init__(self, number: int, url: str) -> None:
         self.number, self.url = number, url.rstrip("/")
         self.running = self.waiting = self.requests = 0
-        self.down_until = 0.0
-
-    def failed(self, for_s: float) -> None:
-        """Take no request for @for_s seconds while another engine is up."""
-        self.down_until = time.monotonic() + for_s
+        self.down_until = 0.0  # of time.monotonic(): until then it takes no request while another engine is up
 
 
 class Router:
@@ -68,34 +60,21 @@ class Router:
 
     async def ask_engine(self, request: Dict[str, Any]) -> Sequence[int]:
         """Return a prompt's tokens: the request has them, or an engine's /tokenize tells."""
-        prompt = request.get("prompt")
-        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-            prompt = prompt[0]  # of several prompts the first decides
-        if isinstance(prompt, list):
-            return prompt
-        wanted = {name: request[name] for name in _PROMPT if name in request}
-        data = json.dumps({**wanted, "prompt": prompt} if prompt is not None else wanted).encode()
-        for engine in self.order({}, 0):
+        tokens = given_tokens(request)
+        for engine in self.order({}, 0) if tokens is None else ():
             try:
-                answer = await fetch(engine.url, "POST", "/tokenize", [(b"content-type", b"application/json")], data, self.connect_s)
+                return await fetch_tokens(engine.url, request, self.connect_s)
             except LOST:
-                engine.failed(self.retry_s)
-                continue
-            try:
-                tokens = json.loads(b"".join([piece async for piece in answer.body])).get("tokens") if answer.status == 200 else None
-                return tokens if isinstance(tokens, list) else []
-            finally:
-                answer.close()
-        return []
+                engine.down_until = time.monotonic() + self.retry_s
+        return tokens or []
 
     async def held(self, request: Dict[str, Any], tokens: Sequence[int]) -> Dict[int, int]:
         """Ask kv-indexer how many tokens of the prompt each engine holds. Nothing is known while it doesn't answer."""
         if not tokens or time.monotonic() < self._indexer_down_until:
             return {}
-        more = {"cache_salt": request.get("cache_salt"), "lora_name": request.get("model") if request.get("model") in self.adapters else None}
+        salt, model = request.get("cache_salt") or None, request.get("model")
         try:
-            answer = await self.indexer.query(tokens, **self.asked, **{name: value for name, value in more.items() if value})
-            return {int(number): max(ranks.values(), default=0) for number, ranks in answer["scores"].items()}
+            return held_tokens(await self.indexer.query(tokens, cache_salt=salt, lora_name=model if model in self.adapters else None, **self.asked))
         except Error:
             return {}  # it answered: no engine is registered yet, or the request is not a sensible one
         except LOST:
@@ -103,33 +82,17 @@ class Router:
             return {}
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Serve one request, until it is answered or the client is gone."""
+        """Serve one request, until it is answered or the client is gone: the engine sees its connection close then, and stops."""
         if scope["type"] == "lifespan":
-            while (await receive())["type"] != "lifespan.shutdown":
-                await send({"type": "lifespan.startup.complete"})
-            await self.indexer.close()
-            await send({"type": "lifespan.shutdown.complete"})
-        if scope["type"] != "http":
-            return
-        body, more = b"", True
-        while more:
-            message = await receive()
-            body, more = body + message.get("body", b""), message.get("more_body", False)
-        served, gone = asyncio.ensure_future(self._serve(scope, body, send)), asyncio.ensure_future(receive())
-        try:
-            await asyncio.wait({served, gone}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (gone, served):
-                task.cancel()  # the engine sees its connection close, and stops
-            results = await asyncio.gather(served, gone, return_exceptions=True)
-        if isinstance(results[0], Exception):
-            raise results[0]
+            await lifespan(receive, send, self.indexer.close)
+        elif scope["type"] == "http":
+            await while_connected(self._serve(scope, await read_body(receive), send), receive)
 
     async def _serve(self, scope: Message, body: bytes, send: Send) -> None:
-        path, tokens, held = scope["path"], [], {}  # type: str, Sequence[int], Dict[int, int]
-        if path == "/router":
-            return await _reply(send, 200, self.state())
-        if path in ROUTED and scope["method"] == "POST":
+        tokens, held = [], {}  # type: Sequence[int], Dict[int, int]
+        if scope["path"] == "/router":
+            return await reply(send, 200, self.state())
+        if scope["path"] in GENERATES and scope["method"] == "POST":
             try:
                 request = json.loads(body)
                 tokens = await self.tokenize(request)
@@ -139,49 +102,29 @@ class Router:
         for engine in self.order(held, len(tokens)):
             if await self._pass_on(engine, len(tokens), held.get(engine.number, 0), scope, body, send):
                 return None
-        return await _reply(send, 503, {"error": {"message": "no engine answers", "type": "unavailable", "code": 503}})
+        return await reply(send, 503, {"error": {"message": "no engine answers", "type": "unavailable", "code": 503}})
 
     async def _pass_on(self, engine: Engine, tokens: int, held: int, scope: Message, body: bytes, send: Send) -> bool:
         """Give a request to an engine and stream its answer back. False: it is down, and nothing was sent."""
         compute = max(0, tokens - held)
         engine.running, engine.waiting, engine.requests = engine.running + 1, engine.waiting + compute, engine.requests + 1
-        answer: Optional[Answer] = None
         try:
-            target = (scope.get("raw_path") or scope["path"].encode()) + (b"?" if scope["query_string"] else b"") + scope["query_string"]
-            try:
-                answer = await fetch(engine.url, scope["method"], target.decode("ascii"), end_to_end(scope["headers"]), body, self.connect_s)
-            except LOST:
-                pass
-            if answer is None or answer.status in (502, 503, 504):
-                engine.failed(self.retry_s)
+            answer = await forward(engine.url, scope, body, self.connect_s)
+            if answer is None:
+                engine.down_until = time.monotonic() + self.retry_s
                 return False
             self.prompt_tokens, self.held_tokens = self.prompt_tokens + tokens, self.held_tokens + min(held, tokens)
-            lengths: Headers = [(name, value) for name, value in answer.headers if name == b"content-length"]
-            await send({"type": "http.response.start", "status": answer.status, "headers": end_to_end(answer.headers) + lengths})
-            async for piece in answer.body:
-                engine.waiting, compute = engine.waiting - compute, 0
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
+            async for _ in relay(answer, send):
+                engine.waiting, compute = engine.waiting - compute, 0  # a piece has come: the prompt is computed
             return True
         finally:
             engine.running, engine.waiting = engine.running - 1, engine.waiting - compute
-            if answer is not None:
-                answer.close()
 
     def state(self) -> Dict[str, Any]:
         """Return what `GET /router` shows: the engines, and how many prompt tokens were held where requests went."""
-        now = time.monotonic()
-        return {"engines": {str(each.number): {"url": each.url, "up": each.down_until <= now, "running": each.running,
-                                               "waiting_tokens": each.waiting, "requests": each.requests}
-                            for each in self.engines.values()},
-                "prompt_tokens": self.prompt_tokens, "held_tokens": self.held_tokens}
-
-
-async def _reply(send: Send, status: int, body: Dict[str, Any]) -> None:
-    data = json.dumps(body).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": data})
+        return {"prompt_tokens": self.prompt_tokens, "held_tokens": self.held_tokens, "engines": {
+            str(each.number): {"url": each.url, "up": each.down_until <= time.monotonic(), "running": each.running,
+                               "waiting_tokens": each.waiting, "requests": each.requests} for each in self.engines.values()}}
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
@@ -200,17 +143,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     except ValueError:
         parser.error("an engine is written ID=URL, such as 1=http://worker1:8000")
 
-    async def serve() -> None:
-        router = Router(given.indexer, engines, model_name=given.model, tenant_id=given.tenant, adapters=given.adapter)
-        server = await listen(router, given.host, given.port)
-        stop = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        print("listening on http://%s:%d" % server.sockets[0].getsockname()[:2], flush=True)
-        await stop.wait()
-        server.close()  # and no wait_closed(): clients may stay connected for as long as they like
-
-    asyncio.run(serve())
+    serve(Router(given.indexer, engines, model_name=given.model, tenant_id=given.tenant, adapters=given.adapter), given.host, given.port)
 
 
 if __name__ == "__main__":

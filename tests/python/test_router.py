@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import pathlib
 import random
 import signal
 import subprocess
@@ -20,7 +21,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from kvpython import BUILD, SLOW, check, equal, run, wait_until  # first: it finds the package
 from kvtest import MODEL, Indexer, free_port
 from kvasir._asgi import listen
-from kvasir.client import Client
+import kvasir.router
+from kvasir.client import Client, held_tokens
 from kvasir.events import Publisher
 from kvasir.index import hash_tokens, sequence_hashes
 from kvasir.router import Router
@@ -308,6 +310,16 @@ def test_without_an_indexer_load_decides():
         with contextlib.closing(Front(Router, nobody, {1: one.url, 2: two.url}, retry_s=600)) as front:
             answers = [front.complete(list(range(64)))["engine"] for _ in range(4)]
             equal(sorted(answers), [1, 1, 2, 2], "in turn")
+
+
+def test_held_tokens():
+    equal(held_tokens({"scores": {"1": {"0": 32, "1": 64}, "7": {}}}), {1: 64, 7: 0}, "the best rank counts")
+
+
+def test_it_stays_an_example():
+    """Somebody reads it before they write their own."""
+    lines = len(pathlib.Path(kvasir.router.__file__).read_text(encoding="utf-8").splitlines())
+    check(lines <= 150, f"{lines} lines")
 
 
 def test_bad_http():
