@@ -180,7 +180,8 @@ struct kvbm_lease_read_opts {
     uint8_t *ok; /* [(n + 7) / 8] bit i: to_blocks[i] holds the bytes of its key; may be NULL */
     bool no_checksums; /* through a session: trust the socket, don't verify each block's XXH3-128 */
     bool no_shared;    /* through the session, though there is shared memory */
-    bool no_ucx;       /* through the session's sockets, though both sides have UCX */
+    bool no_ucx;       /* not by UCX, though both sides have it */
+    bool no_nixl;      /* not by NIXL, though both sides have it */
 };
 #define KVBM_LEASE_READ_OPTS_INIT KV_INIT_(kvbm_lease_read_opts)
 

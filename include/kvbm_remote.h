@@ -52,6 +52,13 @@ enum kvbm_ucx_use {
     KVBM_UCX_REQUIRED = 2  /* kvbm_agent_create is -ENOTSUP without libkvbm_ucx */
 };
 
+/** Use of NIXL for the bytes of leased blocks, where UCX isn't used. */
+enum kvbm_nixl_use {
+    KVBM_NIXL_OFF = 0,
+    KVBM_NIXL_IF_THERE = 1, /* where libnixl_capi.so can be opened; else a line in the log */
+    KVBM_NIXL_REQUIRED = 2  /* kvbm_agent_create is -ENOTSUP without libnixl_capi.so */
+};
+
 /** Options of an agent; set size to sizeof(struct kvbm_agent_opts), zero means the default. */
 struct kvbm_agent_opts {
     size_t size;
@@ -90,7 +97,8 @@ struct kvbm_agent_opts {
     /* Blocks of this agent, for comparison: peers whose blocks have other numbers of layers, of
      * parts (outer_dim) or of tokens (page_size) are refused. NULL: any. */
     const struct kvbm_layout_config *layout;
-    uint32_t ucx; /* enum kvbm_ucx_use; 0: KVBM_UCX_OFF */
+    uint32_t ucx;  /* enum kvbm_ucx_use; 0: KVBM_UCX_OFF */
+    uint32_t nixl; /* enum kvbm_nixl_use; 0: KVBM_NIXL_OFF */
 };
 #define KVBM_AGENT_OPTS_INIT KV_INIT_(kvbm_agent_opts)
 
@@ -103,7 +111,8 @@ struct kvbm_agent_opts {
  *   -EACCES   other users may read the token
  *   -EPERM    an endpoint beyond loopback, without token, tls_ca or `unprotected`
  *   -ENOTSUP  a token or TLS, without libkvbm_tls beside libkvbm; KVBM_UCX_REQUIRED, without
- *             libkvbm_ucx, or UCX finds no transport
+ *             libkvbm_ucx, or UCX finds no transport; KVBM_NIXL_REQUIRED, without NIXL's
+ *             libnixl_capi.so or its UCX backend
  *   -ENOMEM, or an error of opening a file, binding or listening
  */
 KV_API int kvbm_agent_create(const struct kvbm_agent_opts *opts, struct kvbm_agent **ret);
@@ -188,6 +197,7 @@ struct kvbm_session_info {
     uint32_t n_data; /* connections for bulk data */
     int err;         /* why it isn't open, a negative errno */
     bool ucx;        /* blocks that this side reads come by UCX */
+    bool nixl;       /* blocks that this side reads come by NIXL, unless ucx */
 };
 #define KVBM_SESSION_INFO_INIT KV_INIT_(kvbm_session_info)
 

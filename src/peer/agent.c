@@ -8,7 +8,6 @@
 #include "base/utf8.h"
 #include "lend.h"
 #include "net.h"
-#include "ucx.h"
 
 #define MAX_SETS (1u << 20)
 #define MAX_BYTES (UINT64_C(256) << 20)
@@ -53,7 +52,7 @@ static int draw(uint64_t *number)
 static void agent_free(struct kvbm_agent *agent)
 {
     kvbm_net_destroy(agent->net);
-    kvbm_ucx_destroy(agent);
+    kvbm_carriers_destroy(agent);
     kvbm_lender_destroy(agent->lender);
     while (agent->n_peers)
         (void)kvbm_drop_peer(agent, agent->n_peers - 1);
@@ -80,7 +79,7 @@ int kvbm_agent_create(const struct kvbm_agent_opts *opts, struct kvbm_agent **re
     if (err == 0)
         err = draw(&agent->worker);
     if (err == 0)
-        err = kvbm_ucx_create(agent, opts);
+        err = kvbm_carriers_create(agent, opts);
     if (err == 0)
         err = kvbm_net_create(agent, opts);
     if (err < 0)

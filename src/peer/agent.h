@@ -13,6 +13,7 @@
 #include <pthread.h>
 
 #include "blockset.h"
+#include "carrier.h"
 
 struct kvbm_exported {
     uint32_t id;
@@ -35,7 +36,6 @@ struct kvbm_peer {
 };
 
 struct kvbm_net;
-struct kvbm_ucx;
 struct kvbm_lender;
 struct kvbm_offer;
 
@@ -45,8 +45,8 @@ struct kvbm_agent {
     uint64_t worker, incarnation;
     uint32_t key_len, max_sets;
     uint64_t max_bytes;
-    struct kvbm_net *net; /* sessions with peers */
-    struct kvbm_ucx *ucx; /* NULL: none */
+    struct kvbm_net *net;                          /* sessions with peers */
+    struct kvbm_carrier carriers[KVBM_N_CARRIERS]; /* constant while there are sessions */
     struct kvbm_lender *lender;
 
     pthread_mutex_t lock; /* all below */

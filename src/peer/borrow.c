@@ -377,5 +377,7 @@ long kvbm_lease_read(struct kvbm_lease *lease, const struct kvbm_lease_read_opts
         return 0;
     if (lease->mapped && !KV_OPT(opts, no_shared, false))
         return kvbm_fetch_shared(&fetch);
-    return KV_OPT(opts, no_ucx, false) ? kvbm_fetch_sent(&fetch, NULL) : kvbm_fetch_best(&fetch);
+    fetch.without = (KV_OPT(opts, no_ucx, false) ? 1u << KVBM_BY_UCX : 0) |
+                    (KV_OPT(opts, no_nixl, false) ? 1u << KVBM_BY_NIXL : 0);
+    return kvbm_fetch_best(&fetch);
 }

@@ -27,7 +27,9 @@ struct kvbm_fetch {
     uint64_t deadline_ns;
     bool sums;
     uint8_t *ok;
-    const struct kvbm_ucx *ucx; /* by UCX; NULL: through the session's sockets */
+    uint32_t without; /* carriers that aren't to be used: a bit for each enum kvbm_by */
+    const struct kvbm_carrier *by; /* NULL: through the session's sockets */
+    uint16_t push;                 /* the carrier's type of request */
 };
 
 /**
@@ -46,14 +48,14 @@ bool kvbm_same_blocks(const struct kvbm_layout_config *a, const struct kvbm_layo
 long kvbm_fetch_shared(const struct kvbm_fetch *fetch);
 
 /**
- * Have the owner send, by UCX or through the session. *@why (may be NULL) becomes 0, or the error of the
+ * Have the owner send, by a carrier or through the session. *@why (may be NULL) becomes 0, or the error of the
  * first request that has failed: the rest wasn't asked for. Returns the number of blocks that are
  * right, or -ENOMEM.
  */
 long kvbm_fetch_sent(const struct kvbm_fetch *fetch, int *why);
 
 /**
- * As kvbm_fetch_sent, by UCX where both sides have it; what UCX doesn't bring comes through the
+ * As kvbm_fetch_sent, by a carrier that both sides have; what it doesn't bring comes through the
  * session.
  */
 long kvbm_fetch_best(const struct kvbm_fetch *fetch);

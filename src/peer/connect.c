@@ -9,7 +9,6 @@
 #include "base/log.h"
 #include "endpoints.h"
 #include "net.h"
-#include "ucx.h"
 
 #define DEFAULT_TIMEOUT_MS 5000
 #define MAX_TEXT 128
@@ -234,7 +233,8 @@ int kvbm_session_open(struct kvbm_agent *agent, const char *endpoint,
     if (err < 0 && why && why_size)
         snprintf(why, why_size, "%s", o.why[0] ? o.why : kvbm_words(err));
     if (err == 0) {
-        (void)kvbm_ucx_agree(*ret, o.deadline_ns);
+        for (int by = 0; by < KVBM_N_CARRIERS; by++)
+            (void)kvbm_link_agree(*ret, by, o.deadline_ns);
         pthread_mutex_lock(&agent->lock);
         agent->n_users++;
         pthread_mutex_unlock(&agent->lock);
@@ -272,7 +272,8 @@ int kvbm_session_get_info(struct kvbm_session *session, struct kvbm_session_info
     info.n_data = session->n_conns - 1;
     info.open = session->state == KVBM_OPEN && session->err == 0;
     info.err = session->err;
-    info.ucx = session->ucx.on;
+    info.ucx = session->links[KVBM_BY_UCX].on;
+    info.nixl = session->links[KVBM_BY_NIXL].on;
     pthread_mutex_unlock(&session->lock);
     KV_GIVE(ret, &info);
     return 0;

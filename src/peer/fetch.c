@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The bytes of leased blocks. From shared memory: copy, then look at the block's generation. Through
- * a session or UCX: several requests under way, each of whole blocks, which are verified once their
+ * a session or a carrier: several requests under way, each of whole blocks, which are verified once their
  * call has ended and nothing writes there any more.
  */
-#include <sys/random.h>
 #include <unistd.h>
 
+#include "agent.h"
 #include "base/clock.h"
 #include "borrow.h"
 #include "lease_wire.h"
-#include "ucx.h"
 
 #define UNDER_WAY 4            /* requests at a time */
 #define BATCH_BYTES (1u << 20) /* of a request, unless a block is longer */
-#define UCX_BATCH_BYTES (8u << 20)
+#define CARRIED_BATCH_BYTES (8u << 20)
 #define MAX_BATCH_PIECES 16384ull /* regions of a request */
 
 static uint32_t place_of(const struct kvbm_fetch *fetch, uint32_t i)
@@ -85,15 +84,15 @@ struct batch {
     uint32_t *places;       /* [max_blocks] */
     uint8_t *sums;          /* [max_blocks * KVBM_SUM_BYTES] */
     struct iovec *pieces;
-    struct kvbm_ucx_message *messages; /* [max_blocks]; NULL without UCX */
-    struct kvbm_ucx_receive *receive;  /* NULL: none */
+    struct kvbm_carrier_message *messages; /* [max_blocks]; NULL without a carrier */
+    struct kvbm_carrier_receive *receive;  /* NULL: none */
 };
 
 static uint32_t blocks_in_batch(const struct kvbm_fetch *fetch)
 {
     const struct kvbm_layout_shape *shape = &fetch->to->shape;
     uint64_t regions = (uint64_t)fetch->to->config.num_layers * fetch->to->config.outer_dim;
-    uint64_t bytes = fetch->ucx ? UCX_BATCH_BYTES : BATCH_BYTES;
+    uint64_t bytes = fetch->by ? CARRIED_BATCH_BYTES : BATCH_BYTES;
     uint64_t n = bytes / KV_MAX(shape->region_bytes * regions, UINT64_C(1));
 
     n = KV_MIN(n, MAX_BATCH_PIECES / regions);
@@ -136,33 +135,33 @@ static void choose(const struct kvbm_fetch *fetch, uint32_t first, uint32_t max,
     }
 }
 
-/* Ask for a batch by UCX, whose memory is there before the request leaves. */
+/* Ask for a batch by a carrier, whose memory is there before the request leaves. */
 static int begin_push(const struct kvbm_fetch *fetch, struct batch *batch)
 {
-    const struct kvbm_ucx *ucx = fetch->ucx;
+    const struct kvbm_carrier *by = fetch->by;
     const struct iovec sums = {batch->sums, (size_t)batch->n * KVBM_SUM_BYTES};
     struct kv_buf body = KV_BUF_INIT;
     struct iovec *pieces = batch->pieces;
     uint64_t tag;
     int err;
 
-    if (getrandom(&tag, sizeof(tag), 0) != (ssize_t)sizeof(tag))
-        return -EIO;
     for (uint32_t i = 0; i < batch->n; i++) {
         size_t n = add_block(fetch->to, fetch->to_blocks[batch->pairs[i]], pieces);
 
-        batch->messages[i] = (struct kvbm_ucx_message){pieces, n};
+        batch->messages[i] = (struct kvbm_carrier_message){pieces, n};
         pieces += n;
     }
+    err = by->abi->receive_start(by->node, batch->messages, batch->n, &tag, &batch->receive);
+    if (err < 0)
+        return err;
     kvbm_pushed_write(&body, fetch->lease->id, fetch->sums, tag, batch->places, batch->n);
-    err = body.error
-              ? body.error
-              : ucx->abi->receive_start(ucx->node, tag, batch->messages, batch->n, &batch->receive);
-    if (err == 0) {
-        err = kvbm_call_start(fetch->lease->session, KVBM_ASK_PUSH, body.data, body.len, -1,
-                              fetch->sums ? &sums : NULL, fetch->sums, &batch->call);
-        if (err < 0)
-            (void)ucx->abi->receive_end(KV_STEAL(batch->receive), 0);
+    err = body.error ? body.error
+                     : kvbm_call_start(fetch->lease->session, fetch->push, body.data, body.len, -1,
+                                       fetch->sums ? &sums : NULL, fetch->sums, &batch->call);
+    if (err < 0) {
+        (void)by->abi->receive_end(KV_STEAL(batch->receive), false, 0);
+        if (by->abi->receive_over) /* nobody was asked */
+            by->abi->receive_over(by->node, tag);
     }
     kv_buf_fini(&body);
     return err;
@@ -214,9 +213,9 @@ static bool sum_is_right(const struct kvbm_layout *to, uint32_t block, const uin
 static int await(const struct kvbm_fetch *fetch, struct batch *batch)
 {
     const struct kvbm_layout_shape *shape = &fetch->to->shape;
-    uint64_t block_bytes = fetch->ucx ? 0
-                                      : shape->region_bytes * fetch->to->config.num_layers *
-                                            fetch->to->config.outer_dim;
+    uint64_t block_bytes = fetch->by ? 0
+                                     : shape->region_bytes * fetch->to->config.num_layers *
+                                           fetch->to->config.outer_dim;
     struct kvbm_reply reply = {.fd = -1};
     long len = kvbm_call_wait(KV_STEAL(batch->call), fetch->deadline_ns, &reply);
     int err = len < 0 ? (int)len : KV_MIN(reply.status, 0);
@@ -226,8 +225,8 @@ static int await(const struct kvbm_fetch *fetch, struct batch *batch)
     if (err == 0 && (uint64_t)len != batch->n * (block_bytes + (fetch->sums ? KVBM_SUM_BYTES : 0)))
         err = -EPROTO;
     if (batch->receive) { /* the owner has answered once all was sent: little is missing */
-        int received = fetch->ucx->abi->receive_end(KV_STEAL(batch->receive),
-                                                    err < 0 ? 0 : fetch->deadline_ns);
+        int received =
+            fetch->by->abi->receive_end(KV_STEAL(batch->receive), err == 0, fetch->deadline_ns);
 
         err = err < 0 ? err : received;
     }
@@ -275,10 +274,10 @@ static int make_batches(const struct kvbm_fetch *fetch, uint32_t max, struct bat
         batches[i].places = malloc(max * sizeof(*batches->places));
         batches[i].sums = malloc((size_t)max * KVBM_SUM_BYTES);
         batches[i].pieces = malloc((max * regions + 1) * sizeof(*batches->pieces));
-        if (fetch->ucx)
+        if (fetch->by)
             batches[i].messages = malloc(max * sizeof(*batches->messages));
         if (!batches[i].pairs || !batches[i].places || !batches[i].sums || !batches[i].pieces ||
-            (fetch->ucx && !batches[i].messages))
+            (fetch->by && !batches[i].messages))
             return -ENOMEM;
     }
     return 0;
@@ -302,7 +301,7 @@ static bool ask_more(const struct kvbm_fetch *fetch, uint32_t max, struct batch 
     if (p->err < 0 || p->next == fetch->n || p->begun - p->ended == UNDER_WAY)
         return false;
     choose(fetch, p->next, max, batch);
-    err = !batch->n ? 0 : fetch->ucx ? begin_push(fetch, batch) : begin(fetch, batch);
+    err = !batch->n ? 0 : fetch->by ? begin_push(fetch, batch) : begin(fetch, batch);
     if (err == -EAGAIN) { /* others of this process have as many under way as the peer allows */
         if (p->begun == p->ended && kv_now_ns() < fetch->deadline_ns)
             usleep(200);

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Blocks by UCX, and through the session where UCX fails: a peer out of reach costs time, no hits. */
+/* Blocks by a carrier, and through the session where that fails: a peer out of reach costs time, no hits. */
 #include "agent.h"
 #include "base/clock.h"
 #include "borrow.h"
-#include "ucx.h"
 
 /* Time in which the first block must have come over a new connection. */
 #define FIRST_NS KV_NS_PER_S
@@ -48,29 +47,32 @@ static long fetch_rest(const struct kvbm_fetch *fetch, uint8_t *ok)
 }
 
 /* Tell errors of the connection from those of the lease, which the session would meet, too. */
-static bool is_of_ucx(int err)
+static bool is_of_carrier(int err)
 {
     return err < 0 && err != -ESTALE && err != -ERANGE && err != -EOPNOTSUPP && err != -EMSGSIZE;
 }
 
 /* Fetch by connection @turn, then the rest through the session. @ok has a bit for each pair. */
-static long fetch_by_ucx(const struct kvbm_fetch *fetch, uint64_t turn, uint8_t *ok)
+static long fetch_carried(const struct kvbm_fetch *fetch, enum kvbm_by by, uint64_t turn,
+                          uint8_t *ok)
 {
     struct kvbm_session *session = fetch->lease->session;
-    struct kvbm_fetch by_ucx = *fetch;
+    struct kvbm_fetch carried = *fetch;
     int why = 0;
     long right, rest;
 
-    by_ucx.ucx = kvbm_session_agent(session)->ucx;
-    by_ucx.ok = ok;
-    if (!kvbm_ucx_is_proven(session, turn))
-        by_ucx.deadline_ns = KV_MIN(fetch->deadline_ns, kv_now_ns() + FIRST_NS);
-    right = kvbm_fetch_sent(&by_ucx, &why);
+    carried.by = kvbm_agent_carrier(kvbm_session_agent(session), by);
+    carried.push = by == KVBM_BY_UCX ? KVBM_ASK_PUSH : KVBM_ASK_NIXL_PUSH;
+    carried.ok = ok;
+    if (!kvbm_link_is_proven(session, by, turn))
+        carried.deadline_ns = KV_MIN(fetch->deadline_ns, kv_now_ns() + FIRST_NS);
+    right = kvbm_fetch_sent(&carried, &why);
     if (right > 0)
-        kvbm_ucx_worked(session, turn);
-    if (right < 0 || !is_of_ucx(why))
+        kvbm_link_worked(session, by, turn);
+    if (right < 0 || !is_of_carrier(why))
         return right;
-    kvbm_ucx_failed(session, turn);
+    if (why != -ENOBUFS) /* which is of this side */
+        kvbm_link_failed(session, by, turn);
     if (kv_now_ns() >= fetch->deadline_ns || !kvbm_session_is_open(session))
         return right;
     rest = fetch_rest(fetch, ok);
@@ -79,15 +81,22 @@ static long fetch_by_ucx(const struct kvbm_fetch *fetch, uint64_t turn, uint8_t 
 
 long kvbm_fetch_best(const struct kvbm_fetch *fetch)
 {
-    uint64_t turn = kvbm_ucx_agree(fetch->lease->session, fetch->deadline_ns);
     uint8_t *ok = fetch->ok;
+    uint64_t turn = 0;
     long right;
+    int by;
 
+    for (by = 0; by < KVBM_N_CARRIERS; by++) {
+        if (!(fetch->without & 1u << by))
+            turn = kvbm_link_agree(fetch->lease->session, by, fetch->deadline_ns);
+        if (turn)
+            break;
+    }
     if (!turn)
         return kvbm_fetch_sent(fetch, NULL);
     if (!ok)
         ok = calloc((fetch->n + 7) / 8, 1);
-    right = ok ? fetch_by_ucx(fetch, turn, ok) : -ENOMEM;
+    right = ok ? fetch_carried(fetch, by, turn, ok) : -ENOMEM;
     if (ok != fetch->ok)
         free(ok);
     return right;

@@ -57,7 +57,7 @@ void kvbm_wanted_write(struct kv_buf *to, uint64_t id, bool sums, const uint32_t
                        uint32_t n);
 int kvbm_wanted_read(const void *body, size_t len, struct kvbm_wanted *ret);
 
-/** Blocks of a lease to send by UCX: as kvbm_wanted, and the tag of their messages. */
+/** Blocks of a lease to send by a carrier: as kvbm_wanted, and the tag of their messages. */
 void kvbm_pushed_write(struct kv_buf *to, uint64_t id, bool sums, uint64_t tag,
                        const uint32_t *places, uint32_t n);
 int kvbm_pushed_read(const void *body, size_t len, struct kvbm_wanted *ret, uint64_t *tag);

@@ -29,11 +29,14 @@ enum kvbm_block_request {
     KVBM_ASK_MEMORY = 21,
     KVBM_TELL_GONE = 22, /* a note */
     KVBM_ASK_UCX = 23,   /* connect by UCX; as a note: disconnect */
-    KVBM_ASK_PUSH = 24   /* read by UCX */
+    KVBM_ASK_PUSH = 24,  /* read by UCX */
+    KVBM_ASK_NIXL = 25,  /* as KVBM_ASK_UCX, by NIXL */
+    KVBM_ASK_NIXL_PUSH = 26,
+    KVBM_TELL_PUSHED = 27 /* a note: what a reader has given up is sent */
 };
 
-#define KVBM_LEND_SLOT 0 /* of kvbm_session_slot */
-#define KVBM_UCX_SLOT 1
+#define KVBM_LEND_SLOT 0    /* of kvbm_session_slot */
+#define KVBM_CARRIER_SLOT 1 /* and the next ones, by enum kvbm_by */
 #define KVBM_LEASE_MS 10000
 #define KVBM_MAX_READ_BYTES (4u << 20) /* of one request, unless it is for one block */
 
@@ -76,8 +79,8 @@ int kvbm_lender_gone(struct kvbm_lender *lender, uint32_t set, uint32_t group, c
 struct kvbm_lender_stats {
     uint64_t leases_now, blocks_now; /* blocks held by leases */
     uint64_t leases, reclaimed, refused;
-    uint64_t reads, read_bytes; /* bytes of blocks handed to sessions, and sent by UCX */
-    uint64_t pushes;            /* reads by UCX */
+    uint64_t reads, read_bytes; /* bytes of blocks handed to sessions and carriers */
+    uint64_t pushes;            /* reads by carriers */
     uint64_t gone;              /* keys told to be gone */
 };
 void kvbm_lender_get_stats(struct kvbm_lender *lender, struct kvbm_lender_stats *ret);

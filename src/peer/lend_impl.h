@@ -110,7 +110,7 @@ bool kvbm_lender_tell_gone(struct kvbm_lender *lender);
 /** Serve the requests of an agent. Returns 0 or a negative errno. */
 int kvbm_lender_serve(struct kvbm_lender *lender);
 
-/** Serve those about UCX, too (lend_push.c). */
-int kvbm_lender_serve_ucx(struct kvbm_lender *lender);
+/** Serve those about the agent's carriers, too (lend_push.c). */
+int kvbm_lender_serve_carriers(struct kvbm_lender *lender);
 
 #endif

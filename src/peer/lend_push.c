@@ -1,42 +1,56 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Leased blocks by UCX, the owner's side. Handlers run on the agent's event thread. */
+/* Leased blocks by carriers, the owner's side. Handlers run on the agent's event thread. */
 #include "agent.h"
 #include "base/le.h"
 #include "lend_impl.h"
-#include "ucx.h"
 
 #define MAX_ADDRESS 65536 /* bytes of a node's address */
 
 /* ---- connections ---- */
 
-static void disconnect(struct kvbm_lender *lender, struct kvbm_session *session)
+static const struct {
+    uint16_t connect, push;
+} types[KVBM_N_CARRIERS] = {
+    [KVBM_BY_UCX] = {KVBM_ASK_UCX, KVBM_ASK_PUSH},
+    [KVBM_BY_NIXL] = {KVBM_ASK_NIXL, KVBM_ASK_NIXL_PUSH},
+};
+
+/* Find the carrier that a request is about. */
+static enum kvbm_by by_of(const struct kvbm_request *request)
 {
-    const struct kvbm_ucx *ucx = lender->agent->ucx;
-    void **slot = kvbm_session_slot(session, KVBM_UCX_SLOT);
-    struct kvbm_ucx_peer *peer = KV_STEAL(*slot);
+    return request->type == KVBM_ASK_UCX || request->type == KVBM_ASK_PUSH ? KVBM_BY_UCX
+                                                                           : KVBM_BY_NIXL;
+}
+
+static void disconnect(struct kvbm_lender *lender, struct kvbm_session *session, enum kvbm_by by)
+{
+    const struct kvbm_carrier *carrier = kvbm_agent_carrier(lender->agent, by);
+    void **slot = kvbm_session_slot(session, KVBM_CARRIER_SLOT + by);
+    struct kvbm_carrier_peer *peer = KV_STEAL(*slot);
 
     if (peer)
-        ucx->abi->peer_close(peer);
+        carrier->abi->peer_close(peer);
 }
 
 static void watch_session(void *arg, struct kvbm_session *session, bool begun)
 {
-    if (!begun)
-        disconnect(arg, session);
+    for (int by = 0; by < KVBM_N_CARRIERS && !begun; by++)
+        disconnect(arg, session, by);
 }
 
 /* Connect to the reader's node, instead of an earlier time; without an address: disconnect. */
-static void serve_ucx(void *arg, struct kvbm_session *session, struct kvbm_request *request)
+static void serve_connect(void *arg, struct kvbm_session *session, struct kvbm_request *request)
 {
     struct kvbm_lender *lender = arg;
-    const struct kvbm_ucx *ucx = lender->agent->ucx;
-    void **slot = kvbm_session_slot(session, KVBM_UCX_SLOT);
-    struct kvbm_ucx_peer *peer = NULL;
+    const enum kvbm_by by = by_of(request);
+    const struct kvbm_carrier *carrier = kvbm_agent_carrier(lender->agent, by);
+    void **slot = kvbm_session_slot(session, KVBM_CARRIER_SLOT + by);
+    struct kvbm_carrier_peer *peer = NULL;
     int err = request->len <= MAX_ADDRESS ? 0 : -EPROTO;
 
-    disconnect(lender, session);
+    disconnect(lender, session, by);
     if (err == 0 && request->len)
-        err = ucx->abi->peer_create(ucx->node, request->body, request->len, &peer);
+        err = carrier->abi->peer_create(carrier->node, request->body, request->len, &peer);
     *slot = peer;
     if (request->id)
         (void)kvbm_session_reply(session, request->id, err, NULL, 0, -1);
@@ -44,13 +58,15 @@ static void serve_ucx(void *arg, struct kvbm_session *session, struct kvbm_reque
 
 /* ---- blocks ---- */
 
-/* Blocks that are sent by UCX, and hashed meanwhile: the later end answers. */
+/* Blocks that a carrier sends, and that are hashed meanwhile: the later end answers. */
 struct pushing {
     struct kvbm_lender *lender;
     struct kvbm_offer *offer;
     struct kvbm_granted *lease; /* NULL: none in use */
     struct kvbm_session *session;
-    uint64_t request;
+    uint64_t request, tag;
+    bool tells;          /* the reader wants to hear of the end, also after it has given up */
+    atomic_uint reading; /* hash and carrier, which read the blocks */
     atomic_uint left;
     atomic_int err;
     uint32_t n;
@@ -58,7 +74,7 @@ struct pushing {
     size_t n_sums;  /* bytes */
     uint8_t *sums;
     struct iovec *pieces;
-    struct kvbm_ucx_message *messages;
+    struct kvbm_carrier_message *messages;
 };
 
 static void unuse(struct pushing *pushing, uint64_t bytes)
@@ -78,6 +94,24 @@ static void free_pushing(struct pushing *pushing)
     free(pushing);
 }
 
+/* End one of the two that read the blocks: behind both the lease isn't in use any more. */
+static void end_reading(struct pushing *pushing)
+{
+    if (atomic_fetch_sub(&pushing->reading, 1) == 1)
+        unuse(pushing, pushing->bytes);
+}
+
+/* Tell the reader, which may have given up, that all is sent: nothing comes any more. */
+static void tell_pushed(const struct pushing *pushing)
+{
+    struct kv_buf body = KV_BUF_INIT;
+
+    kvbm_number_write(&body, pushing->tag);
+    if (!body.error)
+        (void)kvbm_session_note(pushing->session, KVBM_TELL_PUSHED, body.data, body.len);
+    kv_buf_fini(&body);
+}
+
 /* End one of the two halves. */
 static void end_half(struct pushing *pushing, int err)
 {
@@ -86,11 +120,16 @@ static void end_half(struct pushing *pushing, int err)
     if (atomic_fetch_sub(&pushing->left, 1) > 1)
         return;
     err = atomic_load(&pushing->err);
-    unuse(pushing,
-          err < 0 ? 0 : pushing->bytes); /* a reader that has its answer may lease others at once */
     (void)kvbm_session_reply(pushing->session, pushing->request, err, pushing->sums,
                              err < 0 ? 0 : pushing->n_sums, -1);
+    if (pushing->tells && err == 0)
+        tell_pushed(pushing);
     free_pushing(pushing);
+}
+
+static void blocks_read(void *arg)
+{
+    end_reading(arg);
 }
 
 static void sent(void *arg, int err)
@@ -100,7 +139,7 @@ static void sent(void *arg, int err)
 
 /* Name the memory of a block: one message, whose pieces are as long as they can be. */
 static void add_block(const struct kvbm_layout *layout, uint32_t block,
-                      struct kvbm_ucx_message *message, struct iovec *pieces)
+                      struct kvbm_carrier_message *message, struct iovec *pieces)
 {
     struct kvbm_view view;
     size_t n = 0;
@@ -116,7 +155,7 @@ static void add_block(const struct kvbm_layout *layout, uint32_t block,
                 pieces[n++] = (struct iovec){(void *)(uintptr_t)view.addr, view.len};
         }
     }
-    *message = (struct kvbm_ucx_message){pieces, n};
+    *message = (struct kvbm_carrier_message){pieces, n};
 }
 
 static int gather(struct pushing *pushing, const struct kvbm_wanted *wanted)
@@ -146,7 +185,7 @@ static int gather(struct pushing *pushing, const struct kvbm_wanted *wanted)
 static void hash(const struct pushing *pushing)
 {
     for (uint32_t i = 0; i < pushing->n; i++) {
-        const struct kvbm_ucx_message *message = &pushing->messages[i];
+        const struct kvbm_carrier_message *message = &pushing->messages[i];
         XXH3_state_t state;
 
         XXH3_INITSTATE(&state);
@@ -158,24 +197,31 @@ static void hash(const struct pushing *pushing)
 }
 
 /* Send what was gathered. Consumes @pushing. */
-static void push(struct pushing *pushing, struct kvbm_ucx_peer *peer, uint64_t tag)
+static void push(struct pushing *pushing, struct kvbm_carrier_peer *peer,
+                 const struct kvbm_carrier_abi *abi)
 {
-    const struct kvbm_ucx_abi *abi = pushing->lender->agent->ucx->abi;
+    static const struct kvbm_carrier_ends ends = {blocks_read, sent};
     int err;
 
+    atomic_init(&pushing->reading, 2);
     atomic_init(&pushing->left, 2);
-    err = abi->send(peer, tag, pushing->messages, pushing->n, sent, pushing);
-    if (err < 0)
+    err = abi->send(peer, pushing->tag, pushing->messages, pushing->n, &ends, pushing);
+    if (err < 0) {
+        end_reading(pushing);
         end_half(pushing, err);
+    }
     if (pushing->n_sums)
         hash(pushing);
+    end_reading(pushing);
     end_half(pushing, 0);
 }
 
 static void serve_push(void *arg, struct kvbm_session *session, struct kvbm_request *request)
 {
     struct kvbm_lender *lender = arg;
-    struct kvbm_ucx_peer *peer = *kvbm_session_slot(session, KVBM_UCX_SLOT);
+    const enum kvbm_by by = by_of(request);
+    struct kvbm_carrier_peer *peer = *kvbm_session_slot(session, KVBM_CARRIER_SLOT + by);
+    const struct kvbm_carrier_abi *abi = kvbm_agent_carrier(lender->agent, by)->abi;
     struct pushing *pushing = calloc(1, sizeof(*pushing));
     struct kvbm_wanted wanted;
     uint64_t tag = 0;
@@ -187,6 +233,8 @@ static void serve_push(void *arg, struct kvbm_session *session, struct kvbm_requ
         pushing->lender = lender;
         pushing->session = kvbm_session_get(session);
         pushing->request = request->id;
+        pushing->tag = tag;
+        pushing->tells = abi->receive_over;
     }
     if (err == 0) {
         pthread_mutex_lock(&lender->lock);
@@ -199,7 +247,7 @@ static void serve_push(void *arg, struct kvbm_session *session, struct kvbm_requ
     if (err == 0)
         err = gather(pushing, &wanted);
     if (err == 0) {
-        push(pushing, peer, tag);
+        push(pushing, peer, abi);
         return;
     }
     (void)kvbm_session_reply(session, request->id, err, NULL, 0, -1);
@@ -207,11 +255,32 @@ static void serve_push(void *arg, struct kvbm_session *session, struct kvbm_requ
         free_pushing(pushing);
 }
 
-int kvbm_lender_serve_ucx(struct kvbm_lender *lender)
+/* The owner has sent all of a read that this side has given up. */
+static void take_pushed(void *arg, struct kvbm_session *session, struct kvbm_request *request)
+{
+    const struct kvbm_lender *lender = arg;
+    const struct kvbm_carrier *nixl = kvbm_agent_carrier(lender->agent, KVBM_BY_NIXL);
+    uint64_t tag;
+
+    (void)session;
+    if (!request->id && kvbm_number_read(request->body, request->len, &tag) == 0)
+        nixl->abi->receive_over(nixl->node, tag);
+    if (request->id)
+        (void)kvbm_session_reply(session, request->id, -EPROTO, NULL, 0, -1);
+}
+
+int kvbm_lender_serve_carriers(struct kvbm_lender *lender)
 {
     int err = kvbm_agent_watch(lender->agent, watch_session, lender);
 
-    if (err == 0)
-        err = kvbm_agent_serve(lender->agent, KVBM_ASK_UCX, serve_ucx, lender);
-    return err == 0 ? kvbm_agent_serve(lender->agent, KVBM_ASK_PUSH, serve_push, lender) : err;
+    for (int by = 0; by < KVBM_N_CARRIERS && err == 0; by++) {
+        if (!kvbm_agent_carrier(lender->agent, by))
+            continue;
+        err = kvbm_agent_serve(lender->agent, types[by].connect, serve_connect, lender);
+        if (err == 0)
+            err = kvbm_agent_serve(lender->agent, types[by].push, serve_push, lender);
+    }
+    if (err == 0 && kvbm_agent_carrier(lender->agent, KVBM_BY_NIXL))
+        err = kvbm_agent_serve(lender->agent, KVBM_TELL_PUSHED, take_pushed, lender);
+    return err;
 }

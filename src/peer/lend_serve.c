@@ -583,5 +583,5 @@ int kvbm_lender_serve(struct kvbm_lender *lender)
 
     for (size_t i = 0; i < KV_COUNT(services) && err == 0; i++)
         err = kvbm_agent_serve(lender->agent, services[i].type, services[i].fn, lender);
-    return err == 0 && lender->agent->ucx ? kvbm_lender_serve_ucx(lender) : err;
+    return err == 0 ? kvbm_lender_serve_carriers(lender) : err;
 }

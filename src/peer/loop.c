@@ -9,7 +9,6 @@
 #include "base/log.h"
 #include "lend.h"
 #include "net.h"
-#include "ucx.h"
 
 #define EVENTS 64
 
@@ -280,7 +279,7 @@ void kvbm_net_destroy(struct kvbm_net *net)
         kv_wake_signal(&net->wake);
         pthread_join(net->thread, NULL);
     }
-    kvbm_ucx_destroy(net->agent); /* sends in progress name sessions */
+    kvbm_carriers_destroy(net->agent); /* sends in progress name sessions */
     for (uint32_t i = 0; i < net->n_listeners; i++)
         kvbm_listener_close(&net->listeners[i]);
     kvbm_auth_fini(&net->auth);

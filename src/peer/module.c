@@ -39,20 +39,20 @@ static void *open_beside(const char *file)
                    : open_in(self.dli_fname, (int)(slash - self.dli_fname), "../lib/", file);
 }
 
-static void *open_library(const struct kvbm_module *module)
+void *kvbm_library_open(const char *file, const char *variable)
 {
-    const char *asked = secure_getenv(module->variable);
+    const char *asked = secure_getenv(variable);
     void *library;
 
     if (asked && *asked)
         return dlopen(asked, FLAGS);
-    library = open_beside(module->library);
-    return library ? library : dlopen(module->library, FLAGS);
+    library = open_beside(file);
+    return library ? library : dlopen(file, FLAGS);
 }
 
 const struct kvbm_module_head *kvbm_module_open(const struct kvbm_module *module)
 {
-    void *library = open_library(module), *symbol;
+    void *library = kvbm_library_open(module->library, module->variable), *symbol;
     const char *reason = library ? "it is of another version" : dlerror();
     const struct kvbm_module_head *found = NULL;
     kvbm_module_get_fn get = NULL;
@@ -68,4 +68,23 @@ const struct kvbm_module_head *kvbm_module_open(const struct kvbm_module *module
     kv_log_error("kvbm", module->missing, "reason=%s",
                  kv_log_quote(quoted, sizeof(quoted), reason ? reason : "not found"));
     return NULL;
+}
+
+/* ---- signals ---- */
+
+void kvbm_signals_note(struct kvbm_signals *signals)
+{
+    for (int i = 1; i < KVBM_N_SIGNALS; i++)
+        signals->known[i] = sigaction(i, NULL, &signals->actions[i]) == 0;
+}
+
+void kvbm_signals_restore(const struct kvbm_signals *signals)
+{
+    struct sigaction now;
+
+    for (int i = 1; i < KVBM_N_SIGNALS; i++) {
+        if (signals->known[i] && sigaction(i, NULL, &now) == 0 &&
+            now.sa_sigaction != signals->actions[i].sa_sigaction)
+            (void)sigaction(i, &signals->actions[i], NULL);
+    }
 }

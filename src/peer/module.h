@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * Libraries of this build that libkvbm opens on first use, since most programs need neither OpenSSL
- * nor libcurl. Each gives one table of calls.
+ * nor libcurl. Each gives one table of calls. Libraries of others are opened by the same rules.
  */
 #ifndef KVBM_PEER_MODULE_H
 #define KVBM_PEER_MODULE_H
 
+#include <signal.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -33,5 +35,25 @@ struct kvbm_module {
  * Returns the table, or NULL with one log line.
  */
 const struct kvbm_module_head *kvbm_module_open(const struct kvbm_module *module);
+
+/**
+ * Open a library that isn't of this build, by the same rules; @file and @variable as in kvbm_module.
+ * Returns a handle for dlsym, or NULL: see dlerror.
+ */
+void *kvbm_library_open(const char *file, const char *variable);
+
+enum { KVBM_N_SIGNALS = 32 }; /* UCX takes none of the real-time ones */
+
+/** Handlers of signals. UCX installs its own as it is loaded (SIGSEGV, SIGHUP ...). */
+struct kvbm_signals {
+    bool known[KVBM_N_SIGNALS];
+    struct sigaction actions[KVBM_N_SIGNALS];
+};
+
+/** Note the program's handlers before a library is loaded that may replace them. */
+void kvbm_signals_note(struct kvbm_signals *signals);
+
+/** Set handlers again that are others than noted. */
+void kvbm_signals_restore(const struct kvbm_signals *signals);
 
 #endif

@@ -153,16 +153,6 @@ enum kvbm_step {
 
 LIST_HEAD(kvbm_calls, kvbm_call);
 
-/** Blocks by UCX, as the reader of a session has them (link.c). */
-struct kvbm_ucx_link {
-    bool asking;           /* a thread waits for the peer's answer */
-    bool refused;          /* the peer has no UCX */
-    bool on;               /* the peer has been asked to connect, and nothing has failed since */
-    bool proven;           /* a block has come */
-    uint64_t turn;         /* number of this connection */
-    uint64_t off_until_ns; /* after a failure: not before */
-};
-
 struct kvbm_session {
     _Atomic uint32_t references;
     struct kvbm_net *net;
@@ -200,7 +190,7 @@ struct kvbm_session {
     struct kvbm_calls calls[KVBM_CALL_BUCKETS];
     uint32_t n_calls;
     uint64_t next_id;
-    struct kvbm_ucx_link ucx;
+    struct kvbm_link links[KVBM_N_CARRIERS];
     struct kvbm_open_request *requests; /* [n_requests], room for max_requests */
     uint32_t n_requests;
 };

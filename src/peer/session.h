@@ -33,7 +33,7 @@ enum {
 #define KVBM_MAX_REQUEST_BYTES (1u << 20) /* body of a request or note */
 #define KVBM_MAX_REPLY_BYTES (16u << 20)  /* body of a reply that kvbm_session_call collects */
 #define KVBM_MAX_PIECES 65536 /* pieces of memory that one bulk reply is gathered from */
-#define KVBM_SESSION_SLOTS 4  /* 0, 1: lend.h; the last: tests */
+#define KVBM_SESSION_SLOTS 4  /* 0 to 2: lend.h; the last: tests */
 
 /** Identity of an agent, as it has proved it. */
 struct kvbm_identity {

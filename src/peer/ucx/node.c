@@ -48,7 +48,7 @@ static void take_log(void)
 
 /* ---- commands ---- */
 
-void kvbm_ucx_command(struct kvbm_ucx_node *node, struct kvbm_ucx_command *command,
+void kvbm_ucx_command(struct kvbm_carrier_node *node, struct kvbm_ucx_command *command,
                       void (*run)(struct kvbm_ucx_command *command))
 {
     command->run = run;
@@ -60,7 +60,7 @@ void kvbm_ucx_command(struct kvbm_ucx_node *node, struct kvbm_ucx_command *comma
 }
 
 /* Run what waits. Returns whether the thread is to go on. */
-static bool run_commands(struct kvbm_ucx_node *node)
+static bool run_commands(struct kvbm_carrier_node *node)
 {
     struct kvbm_ucx_commands commands = TAILQ_HEAD_INITIALIZER(commands);
     struct kvbm_ucx_command *command;
@@ -84,7 +84,7 @@ static bool run_commands(struct kvbm_ucx_node *node)
  * Sleep until UCX or a command has something to do. While requests are under way not for long: a
  * shared-memory peer that has made room tells nobody.
  */
-static void sleep_on(struct kvbm_ucx_node *node, uint64_t at_most_ns)
+static void sleep_on(struct kvbm_carrier_node *node, uint64_t at_most_ns)
 {
     struct pollfd fds[] = {{.fd = node->event_fd, .events = POLLIN},
                            {.fd = node->wake.fd, .events = POLLIN}};
@@ -95,7 +95,7 @@ static void sleep_on(struct kvbm_ucx_node *node, uint64_t at_most_ns)
 }
 
 /* Move what can be moved. Returns when nothing has, for longer while requests are under way. */
-static void drive(struct kvbm_ucx_node *node)
+static void drive(struct kvbm_carrier_node *node)
 {
     uint64_t still_ns = 0;
 
@@ -119,7 +119,7 @@ static void drive(struct kvbm_ucx_node *node)
 
 static void *node_main(void *arg)
 {
-    struct kvbm_ucx_node *node = arg;
+    struct kvbm_carrier_node *node = arg;
 
     is_ours = true;
     while (run_commands(node)) {
@@ -134,14 +134,14 @@ static void *node_main(void *arg)
 
 static void on_closed(void *request, ucs_status_t status, void *arg)
 {
-    struct kvbm_ucx_node *node = arg;
+    struct kvbm_carrier_node *node = arg;
 
     (void)status;
     node->n_busy--;
     ucp_request_free(request);
 }
 
-void kvbm_ucx_close(struct kvbm_ucx_node *node, ucp_ep_h ep)
+void kvbm_ucx_close(struct kvbm_carrier_node *node, ucp_ep_h ep)
 {
     const ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS |
                                                        UCP_OP_ATTR_FIELD_CALLBACK |
@@ -157,7 +157,7 @@ void kvbm_ucx_close(struct kvbm_ucx_node *node, ucp_ep_h ep)
         node->n_busy--;
 }
 
-void *kvbm_ucx_pieces(const struct kvbm_ucx_message *message, ucp_dt_iov_t *list,
+void *kvbm_ucx_pieces(const struct kvbm_carrier_message *message, ucp_dt_iov_t *list,
                       ucp_request_param_t *param, size_t *count)
 {
     param->op_attr_mask |= UCP_OP_ATTR_FIELD_DATATYPE;
@@ -186,7 +186,7 @@ static int fail(char *why, size_t size, const char *what, ucs_status_t status)
  * refuse peers' failures without ERROR_HANDLING. A copy that a frozen peer has begun into this
  * process's memory (cma, knem, xpmem) can't be ended from here, so these are left out.
  */
-static ucs_status_t configure(const struct kvbm_ucx_opts *opts, ucp_config_t *config)
+static ucs_status_t configure(const struct kvbm_carrier_opts *opts, ucp_config_t *config)
 {
     const struct {
         const char *name, *value;
@@ -206,8 +206,8 @@ static ucs_status_t configure(const struct kvbm_ucx_opts *opts, ucp_config_t *co
     return status;
 }
 
-static int make_context(struct kvbm_ucx_node *node, const struct kvbm_ucx_opts *opts, char *why,
-                        size_t why_size)
+static int make_context(struct kvbm_carrier_node *node, const struct kvbm_carrier_opts *opts,
+                        char *why, size_t why_size)
 {
     const ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES,
                                  .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP};
@@ -223,7 +223,7 @@ static int make_context(struct kvbm_ucx_node *node, const struct kvbm_ucx_opts *
     return status == UCS_OK ? 0 : fail(why, why_size, "no context", status);
 }
 
-static int make_worker(struct kvbm_ucx_node *node, char *why, size_t why_size)
+static int make_worker(struct kvbm_carrier_node *node, char *why, size_t why_size)
 {
     const ucp_worker_params_t params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
                                         .thread_mode = UCS_THREAD_MODE_SERIALIZED};
@@ -245,7 +245,7 @@ static int make_worker(struct kvbm_ucx_node *node, char *why, size_t why_size)
     return status == UCS_OK ? 0 : fail(why, why_size, "no worker", status);
 }
 
-static void node_destroy(struct kvbm_ucx_node *node)
+static void node_destroy(struct kvbm_carrier_node *node)
 {
     bool was_ours = is_ours;
 
@@ -270,11 +270,11 @@ static void node_destroy(struct kvbm_ucx_node *node)
     is_ours = was_ours;
 }
 
-static int node_create(const struct kvbm_ucx_opts *opts, struct kvbm_ucx_node **ret, char *why,
-                       size_t why_size)
+static int node_create(const struct kvbm_carrier_opts *opts, struct kvbm_carrier_node **ret,
+                       char *why, size_t why_size)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    struct kvbm_ucx_node *node = calloc(1, sizeof(*node));
+    struct kvbm_carrier_node *node = calloc(1, sizeof(*node));
     bool was_ours = is_ours;
     int err;
 
@@ -301,10 +301,14 @@ static int node_create(const struct kvbm_ucx_opts *opts, struct kvbm_ucx_node **
     return err;
 }
 
-static const void *node_address(const struct kvbm_ucx_node *node, size_t *len)
+static void *node_address(struct kvbm_carrier_node *node, size_t *len)
 {
+    void *copy = malloc(node->address_len);
+
     *len = node->address_len;
-    return node->address;
+    if (copy)
+        memcpy(copy, node->address, node->address_len);
+    return copy;
 }
 
 /* ---- the table ---- */
@@ -313,15 +317,15 @@ KV_API const struct kvbm_module_head *kvbm_ucx_get_abi(void);
 
 const struct kvbm_module_head *kvbm_ucx_get_abi(void)
 {
-    static const struct kvbm_ucx_abi abi = {.head = {sizeof(abi), KVBM_UCX_ABI},
-                                            .node_create = node_create,
-                                            .node_destroy = node_destroy,
-                                            .node_address = node_address,
-                                            .peer_create = kvbm_ucx_peer_create,
-                                            .peer_close = kvbm_ucx_peer_close,
-                                            .send = kvbm_ucx_send,
-                                            .receive_start = kvbm_ucx_receive_start,
-                                            .receive_end = kvbm_ucx_receive_end};
+    static const struct kvbm_carrier_abi abi = {.head = {sizeof(abi), KVBM_CARRIER_ABI},
+                                                .node_create = node_create,
+                                                .node_destroy = node_destroy,
+                                                .node_address = node_address,
+                                                .peer_create = kvbm_ucx_peer_create,
+                                                .peer_close = kvbm_ucx_peer_close,
+                                                .send = kvbm_ucx_send,
+                                                .receive_start = kvbm_ucx_receive_start,
+                                                .receive_end = kvbm_ucx_receive_end};
 
     return &abi.head;
 }

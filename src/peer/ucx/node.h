@@ -15,7 +15,7 @@
 #include <ucp/api/ucp.h>
 
 #include "base/thread.h"
-#include "peer/ucx_abi.h"
+#include "peer/carrier_abi.h"
 
 #define KVBM_UCX_BUCKETS 256
 #define KVBM_UCX_MESSAGE 1 /* id of the active message */
@@ -26,10 +26,10 @@ struct kvbm_ucx_command {
     void (*run)(struct kvbm_ucx_command *command);
 };
 TAILQ_HEAD(kvbm_ucx_commands, kvbm_ucx_command);
-LIST_HEAD(kvbm_ucx_receives, kvbm_ucx_receive);
-LIST_HEAD(kvbm_ucx_peers, kvbm_ucx_peer);
+LIST_HEAD(kvbm_ucx_receives, kvbm_carrier_receive);
+LIST_HEAD(kvbm_ucx_peers, kvbm_carrier_peer);
 
-struct kvbm_ucx_node {
+struct kvbm_carrier_node {
     ucp_context_h context;
     ucp_worker_h worker;
     ucp_address_t *address;
@@ -56,33 +56,34 @@ struct kvbm_ucx_head {
 };
 
 /** Leave a command; the node's thread runs it soon. */
-void kvbm_ucx_command(struct kvbm_ucx_node *node, struct kvbm_ucx_command *command,
+void kvbm_ucx_command(struct kvbm_carrier_node *node, struct kvbm_ucx_command *command,
                       void (*run)(struct kvbm_ucx_command *command));
 
 /** Close an endpoint at once, which ends its requests. The node's thread. */
-void kvbm_ucx_close(struct kvbm_ucx_node *node, ucp_ep_h ep);
+void kvbm_ucx_close(struct kvbm_carrier_node *node, ucp_ep_h ep);
 
 /** As kvbm_ucx_close, of an endpoint that may be the one of a peer. */
-void kvbm_ucx_close_any(struct kvbm_ucx_node *node, ucp_ep_h ep);
+void kvbm_ucx_close_any(struct kvbm_carrier_node *node, ucp_ep_h ep);
 
 /** Describe pieces for UCX: @ret's buffer, and *@count. @list has room for @message's pieces. */
-void *kvbm_ucx_pieces(const struct kvbm_ucx_message *message, ucp_dt_iov_t *list,
+void *kvbm_ucx_pieces(const struct kvbm_carrier_message *message, ucp_dt_iov_t *list,
                       ucp_request_param_t *param, size_t *count);
 
 /* ---- send.c ---- */
 
-int kvbm_ucx_peer_create(struct kvbm_ucx_node *node, const void *address, size_t len,
-                         struct kvbm_ucx_peer **ret);
-void kvbm_ucx_peer_close(struct kvbm_ucx_peer *peer);
-int kvbm_ucx_send(struct kvbm_ucx_peer *peer, uint64_t tag, const struct kvbm_ucx_message *messages,
-                  uint32_t n, void (*done)(void *arg, int err), void *arg);
+int kvbm_ucx_peer_create(struct kvbm_carrier_node *node, const void *address, size_t len,
+                         struct kvbm_carrier_peer **ret);
+void kvbm_ucx_peer_close(struct kvbm_carrier_peer *peer);
+int kvbm_ucx_send(struct kvbm_carrier_peer *peer, uint64_t tag,
+                  const struct kvbm_carrier_message *messages, uint32_t n,
+                  const struct kvbm_carrier_ends *ends, void *arg);
 
 /* ---- receive.c ---- */
 
-int kvbm_ucx_receive_start(struct kvbm_ucx_node *node, uint64_t tag,
-                           const struct kvbm_ucx_message *messages, uint32_t n,
-                           struct kvbm_ucx_receive **ret);
-int kvbm_ucx_receive_end(struct kvbm_ucx_receive *receive, uint64_t deadline_ns);
+int kvbm_ucx_receive_start(struct kvbm_carrier_node *node,
+                           const struct kvbm_carrier_message *messages, uint32_t n, uint64_t *tag,
+                           struct kvbm_carrier_receive **ret);
+int kvbm_ucx_receive_end(struct kvbm_carrier_receive *receive, bool sent, uint64_t deadline_ns);
 /** Take a message that has arrived: an ucp_am_recv_callback_t. */
 ucs_status_t kvbm_ucx_on_message(void *arg, const void *head, size_t head_len, void *data,
                                  size_t len, const ucp_am_recv_param_t *param);

@@ -2,6 +2,7 @@
 /* Messages into memory of this process, and the end of those that come too late. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -11,19 +12,19 @@ enum state { WAITING, RUNNING, ENDED };
 
 /** A message that is expected. */
 struct expected {
-    struct kvbm_ucx_receive *receive;
+    struct kvbm_carrier_receive *receive;
     enum state state;
     ucp_ep_h ep; /* that brings it, while it is RUNNING and nobody closes that */
     size_t bytes;
     ucp_dt_iov_t *list; /* of its pieces */
 };
 
-struct kvbm_ucx_receive {
+struct kvbm_carrier_receive {
     struct kvbm_ucx_command command;
-    LIST_ENTRY(kvbm_ucx_receive) table;
-    struct kvbm_ucx_node *node;
+    LIST_ENTRY(kvbm_carrier_receive) table;
+    struct kvbm_carrier_node *node;
     uint64_t tag;
-    const struct kvbm_ucx_message *messages;
+    const struct kvbm_carrier_message *messages;
     uint32_t n;
     uint32_t left, running; /* under the node's lock; so are the states */
     int err;
@@ -33,7 +34,7 @@ struct kvbm_ucx_receive {
     ucp_dt_iov_t *list;
 };
 
-static struct kvbm_ucx_receives *bucket_of(struct kvbm_ucx_node *node, uint64_t tag)
+static struct kvbm_ucx_receives *bucket_of(struct kvbm_carrier_node *node, uint64_t tag)
 {
     return &node->receives[tag % KVBM_UCX_BUCKETS];
 }
@@ -41,7 +42,7 @@ static struct kvbm_ucx_receives *bucket_of(struct kvbm_ucx_node *node, uint64_t 
 /* End a message, with the lock held. */
 static void end_expected(struct expected *expected, int err)
 {
-    struct kvbm_ucx_receive *receive = expected->receive;
+    struct kvbm_carrier_receive *receive = expected->receive;
 
     if (expected->state == RUNNING)
         receive->running--;
@@ -58,7 +59,7 @@ static void end_expected(struct expected *expected, int err)
 static void on_received(void *request, ucs_status_t status, size_t len, void *arg)
 {
     struct expected *expected = arg;
-    struct kvbm_ucx_node *node = expected->receive->node;
+    struct kvbm_carrier_node *node = expected->receive->node;
 
     if (request) {
         ucp_request_free(request);
@@ -70,10 +71,10 @@ static void on_received(void *request, ucs_status_t status, size_t len, void *ar
 }
 
 /* Find what a message is for and let it run; NULL: nobody waits for it. */
-static struct expected *claim(struct kvbm_ucx_node *node, const struct kvbm_ucx_head *head,
+static struct expected *claim(struct kvbm_carrier_node *node, const struct kvbm_ucx_head *head,
                               size_t len, ucp_ep_h ep)
 {
-    struct kvbm_ucx_receive *receive = NULL;
+    struct kvbm_carrier_receive *receive = NULL;
     struct expected *expected = NULL;
 
     pthread_mutex_lock(&node->lock);
@@ -101,7 +102,7 @@ static struct expected *claim(struct kvbm_ucx_node *node, const struct kvbm_ucx_
 /* Copy a short message, which is here already. */
 static void copy(struct expected *expected, const uint8_t *data)
 {
-    const struct kvbm_ucx_message *message =
+    const struct kvbm_carrier_message *message =
         &expected->receive->messages[expected - expected->receive->expected];
 
     for (size_t i = 0; i < message->n; i++) {
@@ -114,7 +115,7 @@ static void copy(struct expected *expected, const uint8_t *data)
 ucs_status_t kvbm_ucx_on_message(void *arg, const void *head_at, size_t head_len, void *data,
                                  size_t len, const ucp_am_recv_param_t *param)
 {
-    struct kvbm_ucx_node *node = arg;
+    struct kvbm_carrier_node *node = arg;
     ucp_request_param_t recv = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
                                                 UCP_OP_ATTR_FIELD_USER_DATA |
                                                 UCP_OP_ATTR_FLAG_NO_IMM_CMPL,
@@ -146,10 +147,10 @@ ucs_status_t kvbm_ucx_on_message(void *arg, const void *head_at, size_t head_len
 }
 
 /* Forget an endpoint that is being closed: other receives end with it. With the lock held. */
-static void forget(struct kvbm_ucx_node *node, ucp_ep_h ep)
+static void forget(struct kvbm_carrier_node *node, ucp_ep_h ep)
 {
     for (uint32_t b = 0; b < KVBM_UCX_BUCKETS; b++) {
-        struct kvbm_ucx_receive *receive = NULL;
+        struct kvbm_carrier_receive *receive = NULL;
 
         LIST_FOREACH(receive, &node->receives[b], table)
         {
@@ -164,8 +165,8 @@ static void forget(struct kvbm_ucx_node *node, ucp_ep_h ep)
 /* Close what still brings messages of a receive that was given up. */
 static void run_sweep(struct kvbm_ucx_command *command)
 {
-    struct kvbm_ucx_receive *receive = (struct kvbm_ucx_receive *)(void *)command;
-    struct kvbm_ucx_node *node = receive->node;
+    struct kvbm_carrier_receive *receive = (struct kvbm_carrier_receive *)(void *)command;
+    struct kvbm_carrier_node *node = receive->node;
 
     for (uint32_t i = 0; i < receive->n; i++) {
         ucp_ep_h ep;
@@ -186,7 +187,7 @@ static void run_sweep(struct kvbm_ucx_command *command)
 
 /* ---- any thread ---- */
 
-static void receive_free(struct kvbm_ucx_receive *receive)
+static void receive_free(struct kvbm_carrier_receive *receive)
 {
     pthread_cond_destroy(&receive->changed);
     free(receive->expected);
@@ -194,10 +195,11 @@ static void receive_free(struct kvbm_ucx_receive *receive)
     free(receive);
 }
 
-static int receive_create(struct kvbm_ucx_node *node, const struct kvbm_ucx_message *messages,
-                          uint32_t n, struct kvbm_ucx_receive **ret)
+static int receive_create(struct kvbm_carrier_node *node,
+                          const struct kvbm_carrier_message *messages, uint32_t n,
+                          struct kvbm_carrier_receive **ret)
 {
-    struct kvbm_ucx_receive *receive = calloc(1, sizeof(*receive));
+    struct kvbm_carrier_receive *receive = calloc(1, sizeof(*receive));
     size_t n_pieces = 0;
 
     for (uint32_t i = 0; i < n; i++)
@@ -218,16 +220,20 @@ static int receive_create(struct kvbm_ucx_node *node, const struct kvbm_ucx_mess
     return 0;
 }
 
-int kvbm_ucx_receive_start(struct kvbm_ucx_node *node, uint64_t tag,
-                           const struct kvbm_ucx_message *messages, uint32_t n,
-                           struct kvbm_ucx_receive **ret)
+int kvbm_ucx_receive_start(struct kvbm_carrier_node *node,
+                           const struct kvbm_carrier_message *messages, uint32_t n, uint64_t *tag,
+                           struct kvbm_carrier_receive **ret)
 {
-    struct kvbm_ucx_receive *receive = NULL;
+    struct kvbm_carrier_receive *receive = NULL;
     int err = receive_create(node, messages, n, &receive);
     ucp_dt_iov_t *list;
 
     if (err < 0)
         return err;
+    if (getrandom(&receive->tag, sizeof(receive->tag), 0) != (ssize_t)sizeof(receive->tag)) {
+        receive_free(receive);
+        return -EIO;
+    }
     list = receive->list;
     for (uint32_t i = 0; i < n; i++) {
         receive->expected[i] = (struct expected){.receive = receive, .list = list};
@@ -235,21 +241,21 @@ int kvbm_ucx_receive_start(struct kvbm_ucx_node *node, uint64_t tag,
             receive->expected[i].bytes += messages[i].pieces[j].iov_len;
         list += messages[i].n;
     }
-    receive->tag = tag;
     pthread_mutex_lock(&node->lock);
-    LIST_INSERT_HEAD(bucket_of(node, tag), receive, table);
+    LIST_INSERT_HEAD(bucket_of(node, receive->tag), receive, table);
     pthread_mutex_unlock(&node->lock);
+    *tag = receive->tag;
     *ret = receive;
     return 0;
 }
 
-int kvbm_ucx_receive_end(struct kvbm_ucx_receive *receive, uint64_t deadline_ns)
+int kvbm_ucx_receive_end(struct kvbm_carrier_receive *receive, bool sent, uint64_t deadline_ns)
 {
-    struct kvbm_ucx_node *node = receive->node;
+    struct kvbm_carrier_node *node = receive->node;
     int err;
 
     pthread_mutex_lock(&node->lock);
-    while (receive->left && receive->err == 0 &&
+    while (sent && receive->left && receive->err == 0 &&
            kv_cond_wait_until(&receive->changed, &node->lock, deadline_ns) == 0)
         ;
     if (receive->left && receive->err == 0)

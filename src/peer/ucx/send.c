@@ -12,11 +12,11 @@
 
 #define RENDEZVOUS 8192 /* bytes of a message from which it waits for the receiver's memory */
 
-struct kvbm_ucx_peer {
+struct kvbm_carrier_peer {
     struct kvbm_ucx_command command; /* create, close after an error */
     struct kvbm_ucx_command closing;
-    struct kvbm_ucx_node *node;
-    LIST_ENTRY(kvbm_ucx_peer) list;
+    struct kvbm_carrier_node *node;
+    LIST_ENTRY(kvbm_carrier_peer) list;
     ucp_ep_h ep; /* NULL: not yet, or no more */
     bool failed;
     _Atomic uint32_t references; /* its owner, commands, sends; the last is dropped by the thread */
@@ -27,23 +27,23 @@ struct kvbm_ucx_peer {
 /** Messages on their way. */
 struct sending {
     struct kvbm_ucx_command command;
-    struct kvbm_ucx_peer *peer;
-    const struct kvbm_ucx_message *messages;
+    struct kvbm_carrier_peer *peer;
+    const struct kvbm_carrier_message *messages;
     uint32_t n, left;
     int err;
-    void (*done)(void *arg, int err);
+    const struct kvbm_carrier_ends *ends;
     void *arg;
     struct kvbm_ucx_head *heads;
     ucp_dt_iov_t *list;
 };
 
-static struct kvbm_ucx_peer *peer_get(struct kvbm_ucx_peer *peer)
+static struct kvbm_carrier_peer *peer_get(struct kvbm_carrier_peer *peer)
 {
     atomic_fetch_add(&peer->references, 1);
     return peer;
 }
 
-static void peer_put(struct kvbm_ucx_peer *peer)
+static void peer_put(struct kvbm_carrier_peer *peer)
 {
     if (atomic_fetch_sub(&peer->references, 1) != 1)
         return;
@@ -56,7 +56,7 @@ static void peer_put(struct kvbm_ucx_peer *peer)
 
 /* ---- connections ---- */
 
-static void close_endpoint(struct kvbm_ucx_peer *peer)
+static void close_endpoint(struct kvbm_carrier_peer *peer)
 {
     ucp_ep_h ep = KV_STEAL(peer->ep);
 
@@ -65,9 +65,9 @@ static void close_endpoint(struct kvbm_ucx_peer *peer)
         kvbm_ucx_close(peer->node, ep);
 }
 
-void kvbm_ucx_close_any(struct kvbm_ucx_node *node, ucp_ep_h ep)
+void kvbm_ucx_close_any(struct kvbm_carrier_node *node, ucp_ep_h ep)
 {
-    struct kvbm_ucx_peer *peer = NULL;
+    struct kvbm_carrier_peer *peer = NULL;
 
     /* Where both sides connect to each other, UCX may make one connection of the two. */
     LIST_FOREACH(peer, &node->peers, list)
@@ -82,7 +82,7 @@ void kvbm_ucx_close_any(struct kvbm_ucx_node *node, ucp_ep_h ep)
 
 static void run_failed(struct kvbm_ucx_command *command)
 {
-    struct kvbm_ucx_peer *peer = (struct kvbm_ucx_peer *)(void *)command;
+    struct kvbm_carrier_peer *peer = (struct kvbm_carrier_peer *)(void *)command;
 
     close_endpoint(peer);
     peer_put(peer);
@@ -91,7 +91,7 @@ static void run_failed(struct kvbm_ucx_command *command)
 /* UCX calls this within its progress: close later. */
 static void on_error(void *arg, ucp_ep_h ep, ucs_status_t status)
 {
-    struct kvbm_ucx_peer *peer = arg;
+    struct kvbm_carrier_peer *peer = arg;
 
     (void)ep, (void)status;
     if (peer->failed)
@@ -102,7 +102,7 @@ static void on_error(void *arg, ucp_ep_h ep, ucs_status_t status)
 
 static void run_create(struct kvbm_ucx_command *command)
 {
-    struct kvbm_ucx_peer *peer = (struct kvbm_ucx_peer *)(void *)command;
+    struct kvbm_carrier_peer *peer = (struct kvbm_carrier_peer *)(void *)command;
     const ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
                                                   UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                                                   UCP_EP_PARAM_FIELD_ERR_HANDLER,
@@ -118,10 +118,10 @@ static void run_create(struct kvbm_ucx_command *command)
     peer_put(peer);
 }
 
-int kvbm_ucx_peer_create(struct kvbm_ucx_node *node, const void *address, size_t len,
-                         struct kvbm_ucx_peer **ret)
+int kvbm_ucx_peer_create(struct kvbm_carrier_node *node, const void *address, size_t len,
+                         struct kvbm_carrier_peer **ret)
 {
-    struct kvbm_ucx_peer *peer = calloc(1, sizeof(*peer) + len);
+    struct kvbm_carrier_peer *peer = calloc(1, sizeof(*peer) + len);
 
     if (!peer)
         return -ENOMEM;
@@ -139,14 +139,15 @@ int kvbm_ucx_peer_create(struct kvbm_ucx_node *node, const void *address, size_t
 
 static void run_close(struct kvbm_ucx_command *command)
 {
-    struct kvbm_ucx_peer *peer =
-        (struct kvbm_ucx_peer *)(void *)((char *)command - offsetof(struct kvbm_ucx_peer, closing));
+    struct kvbm_carrier_peer *peer =
+        (struct kvbm_carrier_peer *)(void *)((char *)command -
+                                             offsetof(struct kvbm_carrier_peer, closing));
 
     close_endpoint(peer);
     peer_put(peer);
 }
 
-void kvbm_ucx_peer_close(struct kvbm_ucx_peer *peer)
+void kvbm_ucx_peer_close(struct kvbm_carrier_peer *peer)
 {
     kvbm_ucx_command(peer->node, &peer->closing, run_close);
 }
@@ -155,9 +156,10 @@ void kvbm_ucx_peer_close(struct kvbm_ucx_peer *peer)
 
 static void end_sending(struct sending *sending)
 {
-    struct kvbm_ucx_peer *peer = sending->peer;
+    struct kvbm_carrier_peer *peer = sending->peer;
 
-    sending->done(sending->arg, sending->err);
+    sending->ends->read(sending->arg);
+    sending->ends->done(sending->arg, sending->err);
     free(sending->heads);
     free(sending->list);
     free(sending);
@@ -179,7 +181,7 @@ static void on_sent(void *request, ucs_status_t status, void *arg)
     end_message(arg, status);
 }
 
-static size_t bytes_of(const struct kvbm_ucx_message *message)
+static size_t bytes_of(const struct kvbm_carrier_message *message)
 {
     size_t sum = 0;
 
@@ -191,7 +193,7 @@ static size_t bytes_of(const struct kvbm_ucx_message *message)
 /* Send message @i. Completion may come within. */
 static void send_one(struct sending *sending, uint32_t i, ucp_dt_iov_t *list)
 {
-    const struct kvbm_ucx_message *message = &sending->messages[i];
+    const struct kvbm_carrier_message *message = &sending->messages[i];
     ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
                                                  UCP_OP_ATTR_FIELD_USER_DATA |
                                                  UCP_OP_ATTR_FIELD_FLAGS,
@@ -227,8 +229,9 @@ static void run_send(struct kvbm_ucx_command *command)
     end_message(sending, UCS_OK);
 }
 
-int kvbm_ucx_send(struct kvbm_ucx_peer *peer, uint64_t tag, const struct kvbm_ucx_message *messages,
-                  uint32_t n, void (*done)(void *arg, int err), void *arg)
+int kvbm_ucx_send(struct kvbm_carrier_peer *peer, uint64_t tag,
+                  const struct kvbm_carrier_message *messages, uint32_t n,
+                  const struct kvbm_carrier_ends *ends, void *arg)
 {
     struct sending *sending = calloc(1, sizeof(*sending));
     size_t n_pieces = 0;
@@ -252,7 +255,7 @@ int kvbm_ucx_send(struct kvbm_ucx_peer *peer, uint64_t tag, const struct kvbm_uc
     sending->peer = peer_get(peer);
     sending->messages = messages;
     sending->n = sending->left = n;
-    sending->done = done;
+    sending->ends = ends;
     sending->arg = arg;
     kvbm_ucx_command(peer->node, &sending->command, run_send);
     return 0;
