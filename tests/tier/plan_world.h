@@ -30,6 +30,7 @@ struct pw_form {
     kvx_dtype_t dtype;
     uint32_t width;
     bool shared, tcp; /* lends from shared memory; listens at a tcp: endpoint */
+    bool plain;       /* of one rank: its layout knows neither num_heads nor dtype */
 };
 
 struct pw_rank {
@@ -40,6 +41,7 @@ struct pw_rank {
     struct kvbm_layout *layout;
     struct kvbm_blockset *set;
     struct kvbm_shard shard;
+    kvx_dtype_t dtype;
     char at[96];
 };
 
@@ -73,18 +75,19 @@ static inline uint16_t pw_half(float value, kvx_dtype_t dtype)
 static inline bool pw_block(const struct pw_rank *rank, uint32_t block, uint64_t key, bool check)
 {
     const struct kvbm_layout_config *c = kvbm_layout_get_config(rank->layout);
+    uint32_t heads = c->inner_dim / PW_DIM;
     struct kvbm_view view;
     bool same = true;
 
-    for (uint32_t i = 0; i < PW_LAYERS * 2 * PW_PAGE * c->num_heads * PW_DIM; i++) {
-        uint32_t e = i % PW_DIM, head = i / PW_DIM % c->num_heads;
-        uint32_t token = i / PW_DIM / c->num_heads % PW_PAGE;
-        uint32_t outer = i / PW_DIM / c->num_heads / PW_PAGE % 2;
-        uint32_t layer = i / PW_DIM / c->num_heads / PW_PAGE / 2;
+    for (uint32_t i = 0; i < PW_LAYERS * 2 * PW_PAGE * heads * PW_DIM; i++) {
+        uint32_t e = i % PW_DIM, head = i / PW_DIM % heads;
+        uint32_t token = i / PW_DIM / heads % PW_PAGE;
+        uint32_t outer = i / PW_DIM / heads / PW_PAGE % 2;
+        uint32_t layer = i / PW_DIM / heads / PW_PAGE / 2;
         uint64_t at = c->order == KVBM_ORDER_HND ? (head * PW_PAGE + token) * PW_DIM + e
-                                                 : (token * c->num_heads + head) * PW_DIM + e;
+                                                 : (token * heads + head) * PW_DIM + e;
         float value = pw_value(key, layer, outer, token, rank->shard.first_head + head, e);
-        uint16_t half = pw_half(value, c->dtype);
+        uint16_t half = pw_half(value, rank->dtype);
         const void *bytes = c->dtype_width_bytes == 4 ? (const void *)&value : (const void *)&half;
         uint8_t *to;
 
@@ -110,9 +113,20 @@ static inline struct kvbm_layout_config pw_config(const struct pw_form *form, ui
                                        .page_size = PW_PAGE,
                                        .inner_dim = PW_HEADS / form->n_ranks * PW_DIM,
                                        .dtype_width_bytes = form->width,
-                                       .num_heads = PW_HEADS / form->n_ranks,
-                                       .dtype = form->dtype,
+                                       .num_heads = form->plain ? 0 : PW_HEADS / form->n_ranks,
+                                       .dtype = form->plain ? 0 : form->dtype,
                                        .order = form->order};
+}
+
+static inline struct kvbm_shard pw_shard(const struct pw_form *form, uint32_t i)
+{
+    if (form->plain)
+        return (struct kvbm_shard){.n_ranks = 1};
+    return (struct kvbm_shard){.rank = i,
+                               .n_ranks = form->n_ranks,
+                               .axis = KVBM_SHARD_HEADS,
+                               .first_head = i * (PW_HEADS / form->n_ranks),
+                               .total_heads = PW_HEADS};
 }
 
 static inline void pw_memory(struct pw_rank *rank, const struct kvbm_layout_config *config,
@@ -144,11 +158,7 @@ static inline void pw_rank_init(struct pw_group *g, uint32_t i, const char *name
     const struct kvbm_pool_opts pool = {
         .size = sizeof(pool), .tier = KV_TIER_HOST, .n_blocks = g->n_blocks, .block_size = PW_PAGE};
 
-    *rank = (struct pw_rank){.shard = {.rank = i,
-                                       .n_ranks = g->form.n_ranks,
-                                       .axis = KVBM_SHARD_HEADS,
-                                       .first_head = i * (PW_HEADS / g->form.n_ranks),
-                                       .total_heads = PW_HEADS}};
+    *rank = (struct pw_rank){.dtype = g->form.dtype, .shard = pw_shard(&g->form, i)};
     pw_memory(rank, &config, g->form.shared);
     assert_int_equal(kvbm_agent_create(&who, &rank->agent), 0);
     assert_true(kvbm_agent_endpoint(rank->agent, 0, rank->at, sizeof(rank->at), NULL) > 0);
@@ -236,13 +246,7 @@ static inline struct kvbm_plan *pw_plan(const struct pw_group *local, uint32_t r
     struct kvbm_plan *plan = NULL;
 
     for (uint32_t i = 0; i < remote->form.n_ranks; i++)
-        r[i] =
-            (struct kvbm_plan_rank){.layout = &theirs,
-                                    .shard = {.rank = i,
-                                              .n_ranks = remote->form.n_ranks,
-                                              .axis = KVBM_SHARD_HEADS,
-                                              .first_head = i * (PW_HEADS / remote->form.n_ranks),
-                                              .total_heads = PW_HEADS}};
+        r[i] = (struct kvbm_plan_rank){.layout = &theirs, .shard = pw_shard(&remote->form, i)};
     assert_int_equal(kvbm_plan_create(&l, r, remote->form.n_ranks, NULL, &plan), 0);
     return plan;
 }

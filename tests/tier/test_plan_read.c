@@ -141,6 +141,31 @@ static void test_round_trips(void **state)
     }
 }
 
+/* One rank whose layout says neither how many heads it has nor what its elements are: the others' do. */
+static void test_plain(void **state)
+{
+    (void)state;
+    for (int way = 0; way < 3; way++) {
+        for (uint32_t n_ranks = 1; n_ranks <= 4; n_ranks *= 2) {
+            struct pw_form plain = {.n_ranks = 1,
+                                    .order = KVBM_ORDER_NHD,
+                                    .dtype = KVX_DTYPE_BF16,
+                                    .width = 2,
+                                    .shared = way == 0,
+                                    .tcp = way == 2,
+                                    .plain = true};
+            struct pw_form known = plain;
+
+            known.n_ranks = n_ranks;
+            known.plain = false;
+            round_trip(known, plain);
+            known.order = KVBM_ORDER_HND;
+            round_trip(known, plain);
+            round_trip(plain, known);
+        }
+    }
+}
+
 /* ---- ranks in processes of their own, which are killed and frozen ---- */
 
 static struct pw_form owners_form(bool shared)
@@ -406,11 +431,9 @@ static void test_others(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trips),
-        cmocka_unit_test(test_frozen),
-        cmocka_unit_test(test_struck_in_the_middle),
-        cmocka_unit_test(test_cancelled),
-        cmocka_unit_test(test_others),
+        cmocka_unit_test(test_plain),     cmocka_unit_test(test_round_trips),
+        cmocka_unit_test(test_frozen),    cmocka_unit_test(test_struck_in_the_middle),
+        cmocka_unit_test(test_cancelled), cmocka_unit_test(test_others),
     };
     const struct kvbm_copier_opts opts = {.size = sizeof(opts), .n_threads = 2};
     int rc;

@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/thread.h"
+#include "bm/layout.h"
 #include "kvbm_transfer.h"
 #include "peer/borrow.h"
 #include "peer/plan.h"
@@ -80,14 +81,32 @@ static int64_t submit(const struct reading *r, const struct kvbm_transfer *trans
     return id;
 }
 
-/* Copy the heads of a part from @from to the local layout. @ok: which blocks of the slice have them. */
-static int copy(const struct part *p, const struct kvbm_layout *from, const struct slice *s,
-                uint8_t *ok)
+/* Copy a layout, with the heads that the plan has found for its @side, and with the dtype of the
+ * @other side where it has none: a copier takes nothing for granted. */
+static struct kvbm_layout *as_planned(const struct kvbm_layout *layout,
+                                      const struct plan_side *side, const struct plan_side *other)
+{
+    size_t bytes = sizeof(*layout) + layout->n * sizeof(layout->places[0]);
+    struct kvbm_layout *copy = malloc(bytes);
+
+    if (!copy)
+        return NULL;
+    memcpy(copy, layout, bytes);
+    copy->owns_storages = false;
+    copy->config.num_heads = side->config.num_heads;
+    if (!copy->config.dtype)
+        copy->config.dtype = other->config.dtype;
+    return copy;
+}
+
+/* Copy the heads of a part from @src to @dst. @ok: which blocks of the slice have them. */
+static int copy_between(const struct part *p, const struct kvbm_layout *src,
+                        const struct kvbm_layout *dst, const struct slice *s, uint8_t *ok)
 {
     const struct reading *r = p->reading;
     const struct kvbm_transfer transfer = {.size = sizeof(transfer),
-                                           .src = from,
-                                           .dst = r->opts.to,
+                                           .src = src,
+                                           .dst = dst,
                                            .src_blocks = s->from,
                                            .dst_blocks = s->to,
                                            .n = s->n,
@@ -101,15 +120,31 @@ static int copy(const struct part *p, const struct kvbm_layout *from, const stru
     int64_t id;
     int rc;
 
-    memset(ok, 0, MAX_SLICE / 8);
-    if (!s->n)
-        return 0;
     id = submit(r, &transfer);
     if (id < 0)
         return (int)id;
     do /* chunks that have begun write into the caller's blocks */
         rc = kvbm_copier_wait(r->opts.copier, (uint64_t)id, 1000, NULL);
     while (rc == -ETIMEDOUT);
+    return rc;
+}
+
+static int copy(const struct part *p, const struct kvbm_layout *from, const struct slice *s,
+                uint8_t *ok)
+{
+    const struct plan_side *local = &p->reading->plan->sides[0];
+    struct kvbm_layout *src, *dst;
+    int rc = -ENOMEM;
+
+    memset(ok, 0, MAX_SLICE / 8);
+    if (!s->n)
+        return 0;
+    src = as_planned(from, p->side, local);
+    dst = as_planned(p->reading->opts.to, local, p->side);
+    if (src && dst)
+        rc = copy_between(p, src, dst, s, ok);
+    free(src);
+    free(dst);
     return rc;
 }
 
