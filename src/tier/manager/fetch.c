@@ -206,7 +206,7 @@ void kvbm_fetch_start(struct kvbm_pin *pin)
     }
     if (pin->manager->disk_store)
         from_disk(pin);
-    if (pin->manager->peers && !pin->no_peers && !pin->peer_window && !pin->n_starved)
+    if (pin->manager->peers && !pin->no_peers && !pin->n_starved)
         kvbm_fetch_from_peers(pin);
     if (pin->manager->object_store && !pin->object_window && !pin->n_starved)
         from_object(pin);

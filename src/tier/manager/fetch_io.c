@@ -5,12 +5,17 @@
 
 #include "tier/manager/manager.h"
 
-static struct kvbm_fetch *fetch_new(struct kvbm_pin *pin, enum kv_tier tier)
+/* Make a fetch of up to @max blocks. */
+static struct kvbm_fetch *fetch_new(struct kvbm_pin *pin, enum kv_tier tier, uint32_t max)
 {
-    struct kvbm_fetch *fetch = calloc(1, sizeof(*fetch));
+    size_t ios = tier == KVBM_TIER_PEER ? max * sizeof(struct kvbm_peer_io) : 0;
+    struct kvbm_fetch *fetch = calloc(1, sizeof(*fetch) + ios + max * sizeof(uint32_t));
 
     if (!fetch)
         return NULL;
+    if (ios)
+        fetch->peer_ios = (struct kvbm_peer_io *)(fetch + 1);
+    fetch->index = (uint32_t *)(void *)((char *)(fetch + 1) + ios);
     fetch->pin = pin;
     fetch->tier = tier;
     fetch->start_ns = kv_now_ns();
@@ -169,7 +174,7 @@ void kvbm_fetch_some(struct kvbm_pin *pin, enum kv_tier tier, const uint32_t *in
     struct kvbm_mutable blocks[KVBM_BATCH] = {0};
     bool room = reserve_pending(pin->manager, tier, n);
     uint32_t got = !room ? 0 : pin->direct ? n : kvbm_take_blocks(pin->manager->host, blocks, n);
-    struct kvbm_fetch *fetch = got ? fetch_new(pin, tier) : NULL;
+    struct kvbm_fetch *fetch = got ? fetch_new(pin, tier, got) : NULL;
 
     if (!fetch) {
         kvbm_pool_release_mutable(pin->manager->host, blocks, got);
@@ -194,7 +199,7 @@ void kvbm_fetch_some(struct kvbm_pin *pin, enum kv_tier tier, const uint32_t *in
 static struct kvbm_fetch *ask_new(struct kvbm_pin *pin, uint32_t n, bool leases)
 {
     struct kvbm_fetch *fetch =
-        reserve_pending(pin->manager, KVBM_TIER_PEER, n) ? fetch_new(pin, KVBM_TIER_PEER) : NULL;
+        reserve_pending(pin->manager, KVBM_TIER_PEER, n) ? fetch_new(pin, KVBM_TIER_PEER, n) : NULL;
 
     if (!fetch)
         return NULL;

@@ -7,15 +7,16 @@
  *                      └────── no peer ────────► MISS, tried
  *
  * Peers come before the object store for keys that the store isn't known to have: an answer of a
- * peer takes less than a millisecond, that of a store many. Of a prompt WINDOW batches are asked for
- * at a time, until no peer has one of the keys.
+ * peer takes less than a millisecond, that of a store many. Questions run ahead of the blocks, one at
+ * a time, until no peer has one of the keys; of the blocks WINDOW batches are under way.
  */
 #include <errno.h>
 
 #include "tier/manager/manager.h"
 
-#define WINDOW 4     /* batches at a time */
-#define MAX_TRIES 3u /* peers that say they have a block, and don't give it */
+#define WINDOW 4         /* batches of blocks at a time */
+#define FIRST_ASKED 128u /* keys of the first question */
+#define MAX_TRIES 3u     /* peers that say they have a block, and don't give it */
 
 #define TRIED (1u << KVBM_TIER_PEER)
 
@@ -78,24 +79,48 @@ static bool find_peer(struct kvbm_pin *pin, uint32_t i)
     }
 }
 
-/* Pick up to KVBM_BATCH items from *@at on that one peer has (@asks: that peers are to be asked
- * for). Returns their number. */
-static uint32_t pick(struct kvbm_pin *pin, uint32_t *at, uint32_t *index, bool *asks)
+/* Pick up to @max items from *@at on: items to be asked for (@asks), or such that one peer has.
+ * Returns their number. */
+static uint32_t pick(struct kvbm_pin *pin, bool asks, uint32_t max, uint32_t *at, uint32_t *index)
 {
     uint32_t n = 0;
 
-    for (; *at < pin->peer_end && n < KVBM_BATCH; ++*at) {
+    for (; *at < pin->peer_end && n < max; ++*at) {
         const struct kvbm_item *item = &pin->items[*at];
 
-        if (item->state != ITEM_MISS || item->tried & TRIED || in_object_store(pin, *at) ||
-            kvbm_fetch_left_to_others(pin, *at) || !find_peer(pin, *at))
+        if (item->state != ITEM_MISS || item->tried & TRIED || asks == (item->peer != 0) ||
+            in_object_store(pin, *at) || kvbm_fetch_left_to_others(pin, *at) ||
+            !find_peer(pin, *at) || (asks && item->peer))
             continue;
         if (n && item->peer != pin->items[index[0]].peer)
             break;
         index[n++] = *at;
     }
-    *asks = n && !pin->items[index[0]].peer;
     return n;
+}
+
+/* Count the questions to peers that run for a pin, or (@asks false) the batches of blocks. */
+static uint32_t running(const struct kvbm_pin *pin, bool asks)
+{
+    uint32_t n = 0;
+
+    for (const struct kvbm_fetch *fetch = pin->fetches; fetch; fetch = fetch->next)
+        n += fetch->tier == KVBM_TIER_PEER && fetch->asks == asks;
+    return n;
+}
+
+/* Ask for the next keys. A prompt is rarely longer at a peer than what was asked for at first; if it
+ * is, a few questions are enough: a round trip for each batch would take longer than the blocks. */
+static void ask(struct kvbm_pin *pin)
+{
+    uint32_t index[KVBM_PEER_ASKED], n, at = 0;
+    uint32_t max = KV_MIN(KV_MAX(4 * pin->n_asked, FIRST_ASKED), (uint32_t)KVBM_PEER_ASKED);
+
+    n = pick(pin, true, max, &at, index);
+    if (!n)
+        return;
+    pin->n_asked = n;
+    kvbm_fetch_ask(pin, index, n, false);
 }
 
 /* Get items from the peer that has them: in place as far as that may be, else into host blocks. */
@@ -112,15 +137,14 @@ static void get(struct kvbm_pin *pin, const uint32_t *index, uint32_t n)
 void kvbm_fetch_from_peers(struct kvbm_pin *pin)
 {
     uint32_t index[KVBM_BATCH] = {0}, n, at = 0;
-    bool asks, any = kvbm_peers_any(pin->manager->peers);
+    bool any = kvbm_peers_any(pin->manager->peers);
 
     pin->peer_end = kvbm_fetch_behind_gap(pin, KVBM_TIER_PEER, pin->peer_end);
-    for (int i = 0; any && i < WINDOW && (n = pick(pin, &at, index, &asks)) > 0; i++) {
-        if (asks)
-            kvbm_fetch_ask(pin, index, n, false);
-        else
-            get(pin, index, n);
-    }
+    if (any && !running(pin, true))
+        ask(pin);
+    while (any && !pin->n_starved && running(pin, false) < WINDOW &&
+           (n = pick(pin, false, KVBM_BATCH, &at, index)) > 0)
+        get(pin, index, n);
     if (!any && !pin->peer_window) /* nobody to ask: don't come back with each end of a fetch */
         pin->no_peers = true;
     kvbm_fetch_nobody_feeds(pin);

@@ -124,6 +124,7 @@ struct kvbm_pin {
     uint32_t object_end;    /* prompts: item that the object store lacks; those behind aren't got */
     uint32_t peer_window;   /* blocks being fetched from peers, or asked for there */
     uint32_t peer_end;      /* prompts: item that no peer has; those behind aren't asked for */
+    uint32_t n_asked;       /* keys of the last question to peers */
     bool no_fetch, no_peers;
     bool in_place;   /* blocks of peers stay where they are, if this process can read them there */
     bool lends;      /* a hold of a peer: never waits for what this node gets from peers */
@@ -159,7 +160,7 @@ struct kvbm_fetch {
     uint64_t start_ns;
     uint32_t n;
     uint32_t overtaken; /* as in struct kvbm_ask */
-    uint32_t index[KVBM_BATCH];
+    uint32_t *index;    /* [n] behind this struct, as peer_ios */
     union {
         struct kvbm_disk_batch disk;
         struct kvbm_object_batch object;
@@ -168,7 +169,7 @@ struct kvbm_fetch {
     union {
         struct kvbm_disk_io disk_ios[KVBM_BATCH];
         struct kvbm_object_io object_ios[KVBM_BATCH];
-        struct kvbm_peer_io peer_ios[KVBM_BATCH];
+        struct kvbm_peer_io *peer_ios;
     };
 };
 

@@ -177,7 +177,7 @@ static void overtake_fetches(struct kvbm_pin *pin, uint32_t group, const void *k
 {
     for (struct kvbm_fetch *fetch = pin->group == group ? pin->fetches : NULL; fetch;
          fetch = fetch->next) {
-        for (uint32_t k = 0; k < fetch->n; k++)
+        for (uint32_t k = 0; k < fetch->n && !fetch->asks; k++)
             if (!memcmp(kvbm_pin_key(pin, fetch->index[k]), key, pin->manager->key_len))
                 fetch->overtaken |= 1u << k;
     }

@@ -34,7 +34,8 @@
 #include "kvbm_lease.h"
 #include "peer/indexer.h"
 
-#define KVBM_PEER_BATCH 64 /* most keys of a batch */
+#define KVBM_PEER_BATCH 64   /* most keys of a batch that brings blocks */
+#define KVBM_PEER_ASKED 1024 /* most keys of an ASK: an answer has a byte for each */
 
 struct kvbm_peers;
 
@@ -85,7 +86,7 @@ struct kvbm_peer_batch {
      * peer that would lease only the first keys, or isn't shared, gives none (-EAGAIN). */
     struct kvbm_lease *lease;
     struct kvbm_peer_io *ios;
-    uint32_t n; /* 1 to KVBM_PEER_BATCH */
+    uint32_t n; /* 1 to KVBM_PEER_BATCH; ASK: to KVBM_PEER_ASKED */
     void (*done)(struct kvbm_peer_batch *batch);
     void *arg;
     struct kvbm_peer_batch *next_; /* used by the tier, like the fields below */

@@ -147,7 +147,9 @@ static void *watch(void *arg)
 
 static bool is_complete(const struct kvbm_peers *peers, const struct kvbm_peer_batch *batch)
 {
-    return batch->n && batch->n <= KVBM_PEER_BATCH && batch->done && batch->ios &&
+    uint32_t most = batch->op == KVBM_PEER_ASK ? KVBM_PEER_ASKED : KVBM_PEER_BATCH;
+
+    return batch->n && batch->n <= most && batch->done && batch->ios &&
            (batch->op != KVBM_PEER_GET || batch->to) &&
            (batch->op == KVBM_PEER_ASK || batch->worker) && peers->opts.key_len <= 64;
 }

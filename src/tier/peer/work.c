@@ -70,7 +70,7 @@ struct question {
     struct kvbm_call *call; /* NULL: it couldn't be asked */
     uint64_t begun_ns;
     int err;
-    uint8_t tiers[KVBM_PEER_BATCH];
+    uint8_t tiers[KVBM_PEER_ASKED];
 };
 
 /* Put the session with @worker first, if there is one. */
@@ -216,7 +216,7 @@ static uint32_t ask_all(struct kvbm_peers *peers, struct kvbm_peer_batch *batch,
 static void run_ask(struct kvbm_peers *peers, struct kvbm_peer_batch *batch)
 {
     struct question questions[KVBM_MAX_ASKED_PEERS] = {0};
-    uint8_t keys[KVBM_PEER_BATCH * 64];
+    uint8_t keys[KVBM_PEER_ASKED * 64];
     uint32_t n, found = 0;
     bool sure = true;
 

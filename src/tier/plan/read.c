@@ -81,8 +81,8 @@ static int64_t submit(const struct reading *r, const struct kvbm_transfer *trans
     return id;
 }
 
-/* Copy a layout, with the heads that the plan has found for its @side, and with the dtype of the
- * @other side where it has none: a copier takes nothing for granted. */
+/* Copy a layout, and fill in what the plan has found out: the heads of its @side, and the @other side's
+ * dtype where it has none. A copier guesses neither. */
 static struct kvbm_layout *as_planned(const struct kvbm_layout *layout,
                                       const struct plan_side *side, const struct plan_side *other)
 {
