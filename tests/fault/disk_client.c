@@ -59,7 +59,7 @@ static void fill(uint8_t *data, uint64_t key)
 
 static int open_disk(const char *list, uint32_t slots)
 {
-    const char *directories[KVBM_MAX_VOLUMES], *io = getenv("KVD_IO");
+    const char *directories[KVBM_MAX_VOLUMES], *io = getenv("KVD_IO"), *files = getenv("KVD_FILES");
     struct kvbm_disk_opts opts = {.size = sizeof(opts),
                                   .directories = directories,
                                   .name = "fault",
@@ -67,6 +67,7 @@ static int open_disk(const char *list, uint32_t slots)
                                   .key_len = 8,
                                   .slot_bytes = BYTES,
                                   .buffered = getenv("KVD_BUFFERED") != NULL,
+                                  .n_files = (uint32_t)atoi(files ? files : "1"),
                                   .volatile_ = getenv("KVD_VOLATILE") != NULL};
     char copy[4096], *save = NULL;
 

@@ -30,7 +30,7 @@ BUILD = pathlib.Path(os.environ.get("KV_BUILD_DIR", pathlib.Path(__file__).resol
 TESTS = BUILD / "tests"
 MIB = {"ext4": 64, "xfs": 300, "btrfs": 128}
 MKFS = {"ext4": ["mkfs.ext4", "-q", "-F"], "xfs": ["mkfs.xfs", "-q", "-f"], "btrfs": ["mkfs.btrfs", "-q", "-f"]}
-OPTIONS = {"store": ["", "?sync=fs", "?sync=files"], "disk": [{}, {"KVD_IO": "threads"}, {"KVD_BUFFERED": "1"}],
+OPTIONS = {"store": ["", "?sync=fs", "?sync=files"], "disk": [{}, {"KVD_IO": "threads"}, {"KVD_BUFFERED": "1"}, {"KVD_FILES": "3"}],
            "manager": [{}, {"KVBM_IO": "threads"}, {"KVBM_DISK_BUFFERED": "yes"}]}
 OPTIONS["resize"] = OPTIONS["disk"]
 LOST, WRONG = "lost", "wrong"

@@ -123,6 +123,11 @@ def test_killed_without_barriers():
     killed(1, max(4, int(8 * SCALE)), KVD_VOLATILE="1", KVD_BUFFERED="1")
 
 
+def test_killed_with_files():
+    killed(1, max(4, int(8 * SCALE)), KVD_FILES="3", KVD_BUFFERED="1")
+    killed(2, max(4, int(8 * SCALE)), KVD_FILES="2", KVD_VOLATILE="1", KVD_BUFFERED="1")
+
+
 def every_call(call, what, more, step):
     """The Nth call fails, for every N. What the store says of each block must be true."""
     with Disk() as disk:

@@ -8,8 +8,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <linux/magic.h>
 #include <semaphore.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -48,6 +50,15 @@ static inline int disk_teardown(void **state)
 {
     (void)state;
     return nftw(disk_root, disk_remove, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+/* True when the tests' directories are on tmpfs. */
+static inline bool disk_in_memory(void)
+{
+    struct statfs fs;
+
+    assert_int_equal(statfs(disk_root, &fs), 0);
+    return fs.f_type == TMPFS_MAGIC;
 }
 
 static inline struct kvbm_disk_opts disk_opts(uint32_t n_volumes, uint32_t n_slots)

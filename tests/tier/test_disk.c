@@ -156,7 +156,8 @@ static void model_each(struct model *m, struct kvbm_disk *disk)
     assert_int_equal(seen.n, there);
 }
 
-static void run_model(enum kvbm_io io, uint32_t n_volumes, bool buffered, bool volatile_)
+static void run_model(enum kvbm_io io, uint32_t n_volumes, uint32_t n_files, bool buffered,
+                      bool volatile_)
 {
     struct model m = {.random = unit_seed(), .n_slots = SLOTS};
     struct kvbm_disk_opts opts = disk_opts(n_volumes, SLOTS);
@@ -164,6 +165,7 @@ static void run_model(enum kvbm_io io, uint32_t n_volumes, bool buffered, bool v
     struct kvbm_disk *disk;
 
     opts.io = io;
+    opts.n_files = n_files;
     opts.buffered = buffered;
     opts.volatile_ = volatile_;
     disk = disk_open(&opts);
@@ -196,19 +198,31 @@ static void run_model(enum kvbm_io io, uint32_t n_volumes, bool buffered, bool v
 static void test_model(void **state)
 {
     (void)state;
-    run_model(KVBM_IO_AUTO, 1, false, false);
+    run_model(KVBM_IO_AUTO, 1, 1, false, false);
 }
 
 static void test_model_volumes(void **state)
 {
     (void)state;
-    run_model(KVBM_IO_THREADS, 3, false, false);
+    run_model(KVBM_IO_THREADS, 3, 1, false, false);
 }
 
 static void test_model_volatile(void **state)
 {
     (void)state;
-    run_model(KVBM_IO_AUTO, 2, true, true);
+    run_model(KVBM_IO_AUTO, 2, 1, true, true);
+}
+
+static void test_model_files(void **state)
+{
+    (void)state;
+    run_model(KVBM_IO_AUTO, 1, 3, false, false);
+}
+
+static void test_model_files_volatile(void **state)
+{
+    (void)state;
+    run_model(KVBM_IO_AUTO, 2, 4, true, true);
 }
 
 /* ---- limits ---- */
@@ -864,6 +878,8 @@ int main(void)
         TEST(test_model),
         TEST(test_model_volumes),
         TEST(test_model_volatile),
+        TEST(test_model_files),
+        TEST(test_model_files_volatile),
         TEST(test_refuses_nonsense),
         TEST(test_locked),
         TEST(test_no_room),

@@ -6,11 +6,9 @@
 #include "tier/disk_unit.h"
 
 #include <dlfcn.h>
-#include <linux/magic.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <sys/vfs.h>
 
 enum {
     BYTES = 8192,
@@ -68,14 +66,6 @@ static struct kvbm_disk *open_one(struct kvbm_disk_opts *opts, bool buffered, bo
     return disk_open(opts);
 }
 
-static bool in_memory(void)
-{
-    struct statfs fs;
-
-    assert_int_equal(statfs(disk_root, &fs), 0);
-    return fs.f_type == TMPFS_MAGIC;
-}
-
 struct all {
     struct kvbm_disk_io ios[SLOTS];
     uint64_t keys[SLOTS];
@@ -118,7 +108,7 @@ static void test_writes_wait_and_reads_do_not(void **state)
     struct all *all;
 
     (void)state;
-    if (in_memory()) {
+    if (disk_in_memory()) {
         kvbm_disk_close(disk);
         skip_because("KV_BUILD_DIR is on tmpfs, whose pages are never written to a device");
     }
@@ -157,7 +147,7 @@ static void test_a_flush_fails(void **state)
 
         atomic_store(&fail, errors[i]);
         end_all(write_all(disk, data));
-        assert_true(in_memory() || atomic_load(&flushes) > 2);
+        assert_true(disk_in_memory() || atomic_load(&flushes) > 2);
         atomic_store(&fail, 0);
         assert_int_equal(disk_read(disk, 5, 6, data, BYTES), 0);
         kvbm_disk_close(disk);

@@ -6,6 +6,8 @@
  *   <directory>/kvbm-<name>.slots   header (4096 bytes), then slots of slot_bytes, at multiples of
  *                                   4096
  *   <directory>/kvbm-<name>.index   header (4096 bytes), then a record per slot
+ *   <directory>/kvbm-<name>.2.slots, kvbm-<name>.2.index ...: second and later files, each pair a
+ *                                   volume of its own
  *
  * Slot i lies in volume i % n_volumes. Each volume has an identity of its own, and its files hold
  * all that is needed to open it again: volumes may come in another order, be missing, or be new. A
@@ -31,6 +33,7 @@
 #include "kvbm_transfer.h"
 
 #define KVBM_MAX_VOLUMES 16
+#define KVBM_DISK_MAX_FILES 4
 
 struct kvbm_disk;
 
@@ -45,6 +48,9 @@ struct kvbm_disk_opts {
     uint32_t key_len;
     uint64_t slot_bytes; /* bytes of a block, at most 1 GiB; the file rounds them up to 4096 */
     uint32_t n_slots;    /* of all volumes together */
+    /* slots files of each directory, at most KVBM_DISK_MAX_FILES; directories that have a tier's files
+     * keep their number. 0: several in the page cache, where threads copy, else 1 */
+    uint32_t n_files;
     enum kvbm_io io;
     uint32_t io_depth;
     bool buffered;  /* use the page cache: no O_DIRECT */
@@ -77,9 +83,9 @@ void kvbm_disk_close(struct kvbm_disk *disk);
 
 /** Files of a disk tier, as kvbm_disk_look found them. */
 struct kvbm_disk_seen {
-    bool found; /* there are such files; all below is of them */
-    bool ours;  /* their fingerprint is the one asked for */
-    uint32_t key_len, n_slots;
+    bool found;                /* there are such files; all below is of them */
+    bool ours;                 /* their fingerprint is the one asked for */
+    uint32_t key_len, n_slots; /* slots of all the directory's files */
     uint64_t slot_bytes;
 };
 /**
@@ -183,7 +189,8 @@ struct kvbm_disk_stats {
     uint64_t failed;   /* blocks that failed for another reason */
     uint64_t barriers; /* barriers of data and index files */
     uint64_t queued;   /* batches queued now */
-    /* down: missing, or out of use until reopened after too many errors */
+    /* directories; down: with a file that is missing, or out of use until reopened after too many
+     * errors */
     uint32_t volumes, volumes_down;
     /* memory registered with io_uring; 0: none was given, or the kernel refused */
     uint64_t registered_bytes;

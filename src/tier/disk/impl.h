@@ -15,6 +15,8 @@
 #include "tier/disk/format.h"
 #include "tier/transfer/io.h"
 
+#define KVBM_DISK_MAX_ALL (KVBM_MAX_VOLUMES * KVBM_DISK_MAX_FILES)
+
 enum kvbm_disk_kind { KVBM_DISK_READ, KVBM_DISK_WRITE, KVBM_DISK_FORGET };
 
 struct kvbm_disk_work;
@@ -54,7 +56,9 @@ struct kvbm_disk_work {
 struct kvbm_disk_volume {
     struct kvbm_disk *disk;
     struct kvbm_disk_header header;
-    uint32_t number; /* index among the directories of this open */
+    uint32_t
+        number;    /* index in disk->volumes: of its directory in the first, then second files... */
+    uint32_t file; /* number in its directory */
     int directory_fd, slots_fd, index_fd;
     bool direct;
     bool paged; /* in the page cache of a device */
@@ -85,6 +89,7 @@ struct kvbm_disk {
     struct kvbm_aio *aio;
     pid_t process;
     uint32_t depth, n_volumes, n_slots;
+    uint32_t n_directories, n_files; /* files: of each directory; a volume each */
     uint64_t stride;
     bool volatile_;
     bool sums; /* this store computes checksums on its own thread; else the executor does on its */
@@ -140,8 +145,38 @@ static inline bool kvbm_disk_is_backed(const struct kvbm_disk *disk, uint32_t sl
     return slot / disk->n_volumes < kvbm_disk_volume_of(disk, slot)->n_backed;
 }
 
+/* Return the volume with the first files of the same directory. */
+static inline struct kvbm_disk_volume *kvbm_disk_first_of(const struct kvbm_disk *disk,
+                                                          const struct kvbm_disk_volume *volume)
+{
+    return &disk->volumes[volume->number % disk->n_directories];
+}
+
+static inline const char *kvbm_disk_directory_of(const struct kvbm_disk_volume *volume,
+                                                 const struct kvbm_disk_opts *opts)
+{
+    return opts->directories[volume->number % volume->disk->n_directories];
+}
+
+/* files.c */
+/* Choose how many files each directory has, whose first ones are open: as many as there are of this
+ * tier; for a new one by @wanted, or by what is fastest. */
+uint32_t kvbm_disk_choose_files(const struct kvbm_disk *disk, const struct kvbm_disk_opts *opts);
+/* Write the name of a directory's file number @file of @kind ("slots" or "index"). Returns 0 or
+ * -ENAMETOOLONG. */
+int kvbm_disk_file_name(char *ret, size_t size, const char *name, uint32_t file, const char *kind);
+/* Use direct I/O for the slots, unless @buffered, or where there is none. Sets direct and paged. */
+void kvbm_disk_go_direct(struct kvbm_disk_volume *volume, bool buffered);
+
 /* volume_files.c */
-/* Open and lock a volume's files in @directory, or in its subdirectory for this fingerprint. */
+/* NOBODYS: there is none, or its header isn't written yet, or damaged. OTHERS: of another
+ * fingerprint, or of blocks of another size. */
+enum kvbm_disk_owner { KVBM_DISK_NOBODYS, KVBM_DISK_OURS, KVBM_DISK_OTHERS };
+/* Look whose the files number @file in the volume's directory are. Another process may have them. */
+enum kvbm_disk_owner kvbm_disk_files_owner(const struct kvbm_disk_volume *volume, const char *name,
+                                           uint32_t file);
+/* Open and lock a volume's files in @directory, or in its subdirectory for this fingerprint. Second
+ * and later files are where the first ones are. */
 int kvbm_disk_files_open(struct kvbm_disk_volume *volume, const char *directory, const char *name);
 /* Take over the files' header when both agree and fit the options, else mark the volume fresh. */
 int kvbm_disk_files_identify(struct kvbm_disk_volume *volume);

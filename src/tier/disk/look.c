@@ -38,8 +38,30 @@ static bool read_header(int at, const char *path, const uint8_t sum[16], struct 
     return true;
 }
 
+/* Read the headers of a directory's files. @below: its path in @at, with a slash, or "". Returns false
+ * when there is no slots file of a disk tier. */
+static bool read_headers(int at, const char *below, const char *name, const uint8_t sum[16],
+                         struct kvbm_disk_seen *ret)
+{
+    struct kvbm_disk_seen more;
+    char path[640], file[300];
+
+    for (uint32_t i = 0; i < KVBM_DISK_MAX_FILES; i++) {
+        if (kvbm_disk_file_name(file, sizeof(file), name, i, "slots") < 0)
+            return false;
+        snprintf(path, sizeof(path), "%s%s", below, file);
+        if (!read_header(at, path, sum, i ? &more : ret)) {
+            if (i == 0)
+                return false;
+        } else if (i && more.ours == ret->ours && more.slot_bytes == ret->slot_bytes) {
+            ret->n_slots += more.n_slots;
+        }
+    }
+    return true;
+}
+
 /* Look into the subdirectories that volumes make beside files of another fingerprint. Closes @at. */
-static void look_below(int at, const char *file, const uint8_t sum[16], struct kvbm_disk_seen *ret)
+static void look_below(int at, const char *name, const uint8_t sum[16], struct kvbm_disk_seen *ret)
 {
     DIR *folder = fdopendir(at);
     const struct dirent *entry;
@@ -50,12 +72,12 @@ static void look_below(int at, const char *file, const uint8_t sum[16], struct k
     }
     while (!ret->ours && (entry = readdir(folder)) != NULL) {
         struct kvbm_disk_seen one;
-        char path[640];
+        char below[300];
 
         if (strncmp(entry->d_name, "kvbm-", 5) != 0)
             continue;
-        snprintf(path, sizeof(path), "%s/%s", entry->d_name, file);
-        if (read_header(at, path, sum, &one) && (one.ours || !ret->found))
+        snprintf(below, sizeof(below), "%s/", entry->d_name);
+        if (read_headers(at, below, name, sum, &one) && (one.ours || !ret->found))
             *ret = one;
     }
     closedir(folder);
@@ -66,17 +88,16 @@ int kvbm_disk_look(const char *directory, const char *name, const char *fingerpr
 {
     int at = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     uint8_t sum[16];
-    char file[256];
 
+    name = name ? name : "cache";
     *ret = (struct kvbm_disk_seen){.found = false};
     if (at < 0)
         return -errno;
-    snprintf(file, sizeof(file), "kvbm-%s.slots", name ? name : "cache");
     kvbm_disk_sum(fingerprint, strlen(fingerprint), sum);
-    (void)read_header(at, file, sum, ret);
+    (void)read_headers(at, "", name, sum, ret);
     if (ret->ours)
         close(at);
     else
-        look_below(at, file, sum, ret);
+        look_below(at, name, sum, ret);
     return 0;
 }

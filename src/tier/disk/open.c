@@ -107,6 +107,16 @@ size_t kvbm_disk_find(struct kvbm_disk *disk, uint32_t group,
     return n;
 }
 
+/* True when a file of the directory is missing or out of use. */
+static bool is_directory_down(const struct kvbm_disk *disk, uint32_t directory)
+{
+    bool down = false;
+
+    for (uint32_t i = directory; i < disk->n_volumes; i += disk->n_directories)
+        down |= atomic_load_explicit(&disk->volumes[i].down, memory_order_relaxed);
+    return down;
+}
+
 void kvbm_disk_get_stats(struct kvbm_disk *disk, struct kvbm_disk_stats *ret)
 {
     struct kvbm_aio_stats aio;
@@ -117,10 +127,10 @@ void kvbm_disk_get_stats(struct kvbm_disk *disk, struct kvbm_disk_stats *ret)
     kvbm_aio_get_stats(disk->aio, &aio);
     ret->registered_bytes = aio.registered_bytes;
     ret->fixed = aio.fixed;
-    ret->volumes = disk->n_volumes;
+    ret->volumes = disk->n_directories;
     ret->volumes_down = 0;
-    for (uint32_t i = 0; i < disk->n_volumes; i++)
-        ret->volumes_down += atomic_load_explicit(&disk->volumes[i].down, memory_order_relaxed);
+    for (uint32_t i = 0; i < disk->n_directories; i++)
+        ret->volumes_down += is_directory_down(disk, i);
 }
 
 bool kvbm_disk_usable(struct kvbm_disk *disk, uint32_t slot)
@@ -140,7 +150,8 @@ static int check_opts(const struct kvbm_disk_opts *opts)
         strchr(name, '/') || strlen(name) > 200)
         return -EINVAL;
     if (!KV_OPT(opts, key_len, 0) || opts->key_len > KVBM_MAX_KEY || !KV_OPT(opts, slot_bytes, 0) ||
-        opts->slot_bytes > UINT64_C(1) << 30 || KV_OPT(opts, n_slots, 0) < n)
+        opts->slot_bytes > UINT64_C(1) << 30 || KV_OPT(opts, n_slots, 0) < n ||
+        KV_OPT(opts, n_files, 0) > KVBM_DISK_MAX_FILES)
         return -EINVAL;
     return 0;
 }
@@ -168,7 +179,8 @@ static int open_executor(struct kvbm_disk *disk, const struct kvbm_disk_opts *op
                                 .depth = disk->depth,
                                 .memory = memory,
                                 .memory_bytes = KV_OPT(opts, memory_bytes, 0)};
-    uint32_t n_flushes = disk->volatile_ ? disk->n_volumes : 0; /* each keeps a thread */
+    /* each keeps a thread */
+    uint32_t n_flushes = disk->volatile_ ? KV_MIN(disk->n_volumes, (uint32_t)COPY_THREADS) : 0;
     int err;
 
     if (aio.io != wanted)
@@ -184,6 +196,8 @@ static int open_parts(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts)
 
     if (err == 0)
         err = kvbm_disk_keep_newest(disk);
+    if (err == 0)
+        kvbm_disk_flush_init(disk);
     if (err == 0)
         err = open_executor(disk, opts);
     if (err == 0)
@@ -212,12 +226,11 @@ int kvbm_disk_open(const struct kvbm_disk_opts *opts, struct kvbm_disk **ret)
     init_wake(disk);
     disk->process = getpid();
     disk->depth = KV_OPT(opts, io_depth, DEFAULT_DEPTH);
-    disk->n_volumes = opts->n_directories;
+    disk->n_directories = opts->n_directories;
     disk->n_slots = opts->n_slots;
     disk->stride =
         (opts->slot_bytes + KVBM_DISK_PAGE - 1) / KVBM_DISK_PAGE * (uint64_t)KVBM_DISK_PAGE;
     disk->volatile_ = KV_OPT(opts, volatile_, false);
-    kvbm_disk_flush_init(disk);
     err = open_parts(disk, opts);
     if (err < 0) {
         kv_log_warn("kvbm", "a disk tier can't be opened", "errno=%d", -err);

@@ -7,11 +7,9 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -66,24 +64,6 @@ static int reserve_both(struct kvbm_disk_volume *volume)
     if (err == 0)
         err = reserve(volume->index_fd, index);
     return err < 0 ? err : reserve(volume->slots_fd, slots);
-}
-
-/* Files in memory have no device to go to: direct I/O would only ask for whole pages. */
-static bool is_in_memory(int fd)
-{
-    struct statfs fs;
-
-    return fstatfs(fd, &fs) == 0 && fs.f_type == TMPFS_MAGIC;
-}
-
-static void go_direct(struct kvbm_disk_volume *volume)
-{
-    int flags = fcntl(volume->slots_fd, F_GETFL);
-
-    volume->direct = flags >= 0 && fcntl(volume->slots_fd, F_SETFL, flags | O_DIRECT) == 0;
-    if (!volume->direct)
-        kv_log_info("kvbm", "the file system has no direct I/O: through the page cache", "errno=%d",
-                    errno);
 }
 
 /* ---- the index ---- */
@@ -167,8 +147,7 @@ static void prepare(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts, u
     volume->disk = disk;
     volume->number = number;
     volume->directory_fd = volume->slots_fd = volume->index_fd = -1;
-    volume->n_slots = (disk->n_slots - number + disk->n_volumes - 1) / disk->n_volumes;
-    volume->n_backed = volume->n_slots;
+    volume->file = number / disk->n_directories;
     volume->header =
         (struct kvbm_disk_header){.key_len = opts->key_len,
                                   .record_bytes = kvbm_disk_record_bytes(opts->key_len),
@@ -211,10 +190,11 @@ static int do_without(struct kvbm_disk_volume *volume, const char *directory, in
         return err;
     if ((err == -ENOSPC || err == -EDQUOT) && !others_have_blocks(volume))
         return err;
-    kv_log_error("kvbm",
-                 "a disk tier's volume is missing: its blocks are unavailable until a restart",
-                 "volume=%u directory=%s errno=%d error=\"%s\"", volume->number, directory, -err,
-                 strerror(-err));
+    if (!kvbm_disk_first_of(volume->disk, volume)->missing)
+        kv_log_error("kvbm",
+                     "a disk tier's volume is missing: its blocks are unavailable until a restart",
+                     "volume=%u directory=%s errno=%d error=\"%s\"", volume->number, directory,
+                     -err, strerror(-err));
     if (volume->slots_fd >= 0)
         give_back(volume);
     kvbm_disk_files_close(volume);
@@ -261,16 +241,13 @@ static int open_volume(struct kvbm_disk_volume *volume, const char *directory, b
     if (err < 0)
         return err;
     load(volume);
-    volume->paged = !is_in_memory(volume->slots_fd);
-    if (volume->paged && !buffered)
-        go_direct(volume);
-    volume->paged &= !volume->direct;
+    kvbm_disk_go_direct(volume, buffered);
     return 0;
 }
 
 static int find_one(struct kvbm_disk_volume *volume, const struct kvbm_disk_opts *opts)
 {
-    const char *directory = opts->directories[volume->number];
+    const char *directory = kvbm_disk_directory_of(volume, opts);
     int err = kvbm_disk_files_open(volume, directory, KV_OPT(opts, name, "cache"));
 
     return err ? err : kvbm_disk_files_identify(volume);
@@ -287,22 +264,26 @@ static bool is_named_twice(const struct kvbm_disk_volume *volume)
     if (fstat(volume->directory_fd, &one) < 0)
         return false;
     for (uint32_t i = 0; i < disk->n_volumes; i++)
-        twice |= i != volume->number && fstat(disk->volumes[i].directory_fd, &other) == 0 &&
-                 one.st_dev == other.st_dev && one.st_ino == other.st_ino;
+        twice |= i % disk->n_directories != volume->number % disk->n_directories &&
+                 fstat(disk->volumes[i].directory_fd, &other) == 0 && one.st_dev == other.st_dev &&
+                 one.st_ino == other.st_ino;
     return twice;
 }
 
-/* Find all files before any is changed. *ret_first: the error of the first missing volume. */
-static int find_volumes(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts, int *ret_first)
+/* Find the files of the volumes from @from on before any is changed. *ret_first: the error of the
+ * first missing volume. */
+static int find_volumes(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts, uint32_t from,
+                        int *ret_first)
 {
-    int errs[KVBM_MAX_VOLUMES];
+    int errs[KVBM_DISK_MAX_ALL];
     bool any = false;
 
-    for (uint32_t i = 0; i < disk->n_volumes; i++) {
+    for (uint32_t i = from; i < disk->n_volumes; i++) {
+        prepare(disk, opts, i);
         errs[i] = find_one(&disk->volumes[i], opts);
         any |= !errs[i];
     }
-    for (uint32_t i = 0; i < disk->n_volumes; i++) {
+    for (uint32_t i = from; i < disk->n_volumes; i++) {
         struct kvbm_disk_volume *volume = &disk->volumes[i];
         int rc;
 
@@ -312,7 +293,7 @@ static int find_volumes(struct kvbm_disk *disk, const struct kvbm_disk_opts *opt
             kvbm_disk_files_close(volume);
             errs[i] = find_one(volume, opts);
         }
-        rc = do_without(volume, opts->directories[i], errs[i]);
+        rc = do_without(volume, kvbm_disk_directory_of(volume, opts), errs[i]);
         if (rc < 0)
             return rc;
         *ret_first = *ret_first ? *ret_first : errs[i];
@@ -337,20 +318,49 @@ static uint64_t now_us(void)
     return kv_wall_ns() / 1000;
 }
 
+/* Find the first files of all directories, and then as many more as there are, or shall be. */
+static int find_all(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts, int *ret_first)
+{
+    int err;
+
+    disk->n_volumes = disk->n_directories;
+    err = find_volumes(disk, opts, 0, ret_first);
+    if (err < 0)
+        return err;
+    disk->n_files = kvbm_disk_choose_files(disk, opts);
+    disk->n_volumes = disk->n_directories * disk->n_files;
+    err = find_volumes(disk, opts, disk->n_directories, ret_first);
+    for (uint32_t i = 0; i < disk->n_volumes; i++) {
+        struct kvbm_disk_volume *volume = &disk->volumes[i];
+
+        volume->n_slots = (disk->n_slots - i + disk->n_volumes - 1) / disk->n_volumes;
+        volume->n_backed = volume->n_slots;
+    }
+    return err;
+}
+
+/* Return volume number @n in the order of making: later files first. A process that is killed in
+ * between leaves the number of files behind. */
+static struct kvbm_disk_volume *in_order(const struct kvbm_disk *disk, uint32_t n)
+{
+    uint32_t file = disk->n_files - 1 - n / disk->n_directories;
+
+    return &disk->volumes[file * disk->n_directories + n % disk->n_directories];
+}
+
 int kvbm_disk_volumes_open(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts)
 {
     uint32_t n = 0;
     int first = 0, err;
 
-    disk->volumes = calloc(disk->n_volumes, sizeof(disk->volumes[0]));
+    disk->volumes =
+        calloc((size_t)disk->n_directories * KVBM_DISK_MAX_FILES, sizeof(disk->volumes[0]));
     if (!disk->volumes)
         return -ENOMEM;
-    for (uint32_t i = 0; i < disk->n_volumes; i++)
-        prepare(disk, opts, i);
-    err = find_volumes(disk, opts, &first);
+    err = find_all(disk, opts, &first);
     for (; n < disk->n_volumes && err == 0; n++) {
-        struct kvbm_disk_volume *volume = &disk->volumes[n];
-        const char *directory = opts->directories[n];
+        struct kvbm_disk_volume *volume = in_order(disk, n);
+        const char *directory = kvbm_disk_directory_of(volume, opts);
         int rc =
             volume->missing ? 0 : open_volume(volume, directory, KV_OPT(opts, buffered, false));
 
@@ -367,7 +377,7 @@ int kvbm_disk_volumes_open(struct kvbm_disk *disk, const struct kvbm_disk_opts *
     if (err == 0 && !any_there(disk))
         err = first;
     for (uint32_t i = 0; i < n && err < 0; i++) /* the tier isn't opened */
-        give_back(&disk->volumes[i]);
+        give_back(in_order(disk, i));
     disk->commit = KV_MAX(disk->commit, now_us());
     return err;
 }

@@ -60,8 +60,9 @@ static int open_file(struct kvbm_disk_volume *volume, const char *name, const ch
     struct stat st;
     int fd, err;
 
-    if (snprintf(path, sizeof(path), "kvbm-%s.%s", name, kind) >= (int)sizeof(path))
-        return -ENAMETOOLONG;
+    err = kvbm_disk_file_name(path, sizeof(path), name, volume->file, kind);
+    if (err < 0)
+        return err;
     fd = kv_beneath_file(volume->directory_fd, path, O_RDWR | O_CREAT, 0600, 0, NULL);
     if (fd < 0)
         return fd;
@@ -147,33 +148,31 @@ static bool is_one_volume(const struct kvbm_disk_header *a, const struct kvbm_di
     return memcmp(a->uuid, b->uuid, 16) == 0 && a->volume == b->volume && a->of == b->of;
 }
 
-/* NOBODYS: there is none, or its header isn't written yet, or damaged. */
-enum owner { NOBODYS, OURS, OTHERS };
-
-/* Tell whose file @fd is: OTHERS means of another fingerprint, or of blocks of another size. */
-static enum owner owner_of(const struct kvbm_disk_volume *volume, int fd, enum kvbm_disk_file kind)
+static enum kvbm_disk_owner owner_of(const struct kvbm_disk_volume *volume, int fd,
+                                     enum kvbm_disk_file kind)
 {
     uint8_t page[KVBM_DISK_PAGE];
     struct kvbm_disk_header found;
 
     if (fd < 0 || kvbm_disk_read_all(fd, page, sizeof(page), 0) != (long)sizeof(page) ||
         kvbm_disk_header_read(page, kind, &found) < 0)
-        return NOBODYS;
-    return is_like(&found, &volume->header) ? OURS : OTHERS;
+        return KVBM_DISK_NOBODYS;
+    return is_like(&found, &volume->header) ? KVBM_DISK_OURS : KVBM_DISK_OTHERS;
 }
 
-/* Look at the files in the volume's directory, which another process may have locked. */
-static enum owner owner_of_files(const struct kvbm_disk_volume *volume, const char *name)
+enum kvbm_disk_owner kvbm_disk_files_owner(const struct kvbm_disk_volume *volume, const char *name,
+                                           uint32_t file)
 {
     static const char *const kinds[] = {[KVBM_DISK_SLOTS] = "slots", [KVBM_DISK_INDEX] = "index"};
-    enum owner owner = NOBODYS;
+    enum kvbm_disk_owner owner = KVBM_DISK_NOBODYS;
 
     for (int i = 0; i < 2; i++) {
-        enum owner one;
+        enum kvbm_disk_owner one;
         char path[300];
         int fd;
 
-        snprintf(path, sizeof(path), "kvbm-%s.%s", name, kinds[i]);
+        if (kvbm_disk_file_name(path, sizeof(path), name, file, kinds[i]) < 0)
+            break;
         fd = kv_beneath_file(volume->directory_fd, path, O_RDONLY, 0, 0, NULL);
         one = owner_of(volume, fd, (enum kvbm_disk_file)i);
         owner = KV_MAX(owner, one);
@@ -229,24 +228,39 @@ static int open_ours(struct kvbm_disk_volume *volume, const char *name)
     int err;
 
     for (;;) {
-        enum owner owner = owner_of_files(volume, name);
+        enum kvbm_disk_owner owner = kvbm_disk_files_owner(volume, name, 0);
 
-        if (owner == OTHERS)
+        if (owner == KVBM_DISK_OTHERS)
             return 1;
         err = open_both(volume, name);
         if (err != -EBUSY)
             break;
         unlock_both(volume);
-        if (owner == OURS || kv_now_ns() >= end_of(&volume->disk->makers_until_ns, MAKER_NS))
+        if (owner == KVBM_DISK_OURS ||
+            kv_now_ns() >= end_of(&volume->disk->makers_until_ns, MAKER_NS))
             break;
         nanosleep(&(struct timespec){.tv_nsec = LOCK_PAUSE_NS}, NULL);
     }
     /* Another process may have been first, made them for another model and ended since the look. */
-    if (err == 0 && owner_of(volume, volume->index_fd, KVBM_DISK_INDEX) == OTHERS) {
+    if (err == 0 && owner_of(volume, volume->index_fd, KVBM_DISK_INDEX) == KVBM_DISK_OTHERS) {
         unlock_both(volume);
         return 1;
     }
     return err;
+}
+
+/* Open second or later files, where the directory's first ones are. */
+static int open_later(struct kvbm_disk_volume *volume, const char *name)
+{
+    const struct kvbm_disk_volume *first = kvbm_disk_first_of(volume->disk, volume);
+
+    if (first->missing)
+        return -ENOENT;
+    volume->directory_fd = fcntl(first->directory_fd, F_DUPFD_CLOEXEC, 0);
+    if (volume->directory_fd < 0)
+        return -errno;
+    volume->beside = first->beside;
+    return open_both(volume, name);
 }
 
 /*
@@ -257,6 +271,8 @@ int kvbm_disk_files_open(struct kvbm_disk_volume *volume, const char *directory,
 {
     int err;
 
+    if (volume->file)
+        return open_later(volume, name);
     volume->directory_fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (volume->directory_fd < 0)
         return -errno;
