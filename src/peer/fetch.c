@@ -308,6 +308,8 @@ static bool ask_more(const struct kvbm_fetch *fetch, uint32_t max, struct batch 
         p->err = kv_now_ns() >= fetch->deadline_ns ? -ETIMEDOUT : 0;
         return p->begun == p->ended;
     }
+    if (err == -ENOBUFS && p->begun > p->ended)
+        return false; /* the carrier has room again once this fetch's own requests have ended */
     p->err = KV_MIN(err, 0); /* the session has ended */
     p->next = batch->end;
     p->begun += batch->n && err == 0;

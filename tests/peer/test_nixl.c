@@ -16,6 +16,7 @@
 #define CARRIER nixl
 #define CARRIER_REQUIRED KVBM_NIXL_REQUIRED
 #include "carrier_unit.h"
+#include "peer/borrow.h"
 #include "peer/carrier.h"
 #include "peer/nixl/node.h"
 
@@ -207,6 +208,16 @@ static void test_beside_ucx(void **state)
 
 /* ---- the arena ---- */
 
+static uint32_t turn_of(struct kvbm_carrier_node *node)
+{
+    uint32_t turn;
+
+    pthread_mutex_lock(&node->lock);
+    turn = node->turn;
+    pthread_mutex_unlock(&node->lock);
+    return turn;
+}
+
 /* Memory of what was given up comes back when NIXL is begun anew, and reads go on. */
 static void test_worn(void **state)
 {
@@ -238,6 +249,37 @@ static void test_worn(void **state)
         assert_int_equal(read_at_last(&w.r), w.r.n);
         assert_int_equal(right_blocks(&w.r), w.r.n);
     }
+    watch_fini(&w);
+}
+
+/* Others use all of the arena: a read goes through the session, and the link stays. */
+static void test_full(void **state)
+{
+    static uint8_t bytes[8 << 20];
+    const struct iovec piece = {bytes, sizeof(bytes)};
+    const struct kvbm_carrier_message message = {&piece, 1};
+    struct kvbm_carrier_receive *receives[KVBM_NIXL_CHUNKS / 8];
+    uint64_t tags[KVBM_NIXL_CHUNKS / 8];
+    struct watched w;
+    uint32_t used;
+
+    (void)state;
+    watch_init(&w);
+    for (size_t i = 0; i < KV_COUNT(receives); i++)
+        assert_int_equal(
+            kvbm_nixl_receive_start(node_of(w.agent), &message, 1, &tags[i], &receives[i]), 0);
+    w.r.deadline_ns = soon();
+    assert_int_equal(read_keys(&w.r), w.r.n);
+    assert_int_equal(right_blocks(&w.r), w.r.n);
+    assert_true(is_carried(w.r.session));
+    for (size_t i = 0; i < KV_COUNT(receives); i++) {
+        if (i % 2) /* told before or after it is given up */
+            kvbm_nixl_receive_over(node_of(w.agent), tags[i]);
+        assert_int_equal(kvbm_nixl_receive_end(receives[i], false, 0), -ETIMEDOUT);
+        kvbm_nixl_receive_over(node_of(w.agent), tags[i]);
+    }
+    assert_int_equal(lost_of(w.agent, &used), 0);
+    assert_int_equal(used, 0);
     watch_fini(&w);
 }
 
@@ -285,7 +327,7 @@ static void test_signals(void **state)
 /* Requests that no reader of ours sends. */
 static void test_odd_requests(void **state)
 {
-    static const uint8_t address[KVBM_NIXL_HEAD + 40];
+    static uint8_t address[KVBM_NIXL_HEAD + 40];
     struct kvbm_agent_opts opts = session_opts("odd", NULL);
     struct kvbm_agent *agent = agent_of(&opts);
     struct kvbm_session *session;
@@ -308,10 +350,19 @@ static void test_odd_requests(void **state)
         kvbm_reply_fini(&reply);
     }
     assert_int_equal(kvbm_session_lease(session, 1, 0, &key, 1, 0, soon(), &lease), 0);
-    kvbm_pushed_write(&body, 1, true, 1, places, 1); /* beyond an arena of 0 bytes */
+    kvbm_pushed_write(&body, lease->id, true, 1, places, 1); /* beyond an arena of 0 bytes */
     assert_int_equal(
         kvbm_session_call(session, KVBM_ASK_NIXL_PUSH, body.data, body.len, -1, soon(), &reply), 0);
-    assert_true(reply.status < 0);
+    assert_int_equal(reply.status, -EPROTO);
+    kvbm_reply_fini(&reply);
+    memset(address, 1, sizeof(address)); /* metadata that NIXL can't read */
+    assert_int_equal(
+        kvbm_session_call(session, KVBM_ASK_NIXL, address, sizeof(address), -1, soon(), &reply), 0);
+    assert_int_equal(reply.status, 0);
+    kvbm_reply_fini(&reply);
+    assert_int_equal(
+        kvbm_session_call(session, KVBM_ASK_NIXL_PUSH, body.data, body.len, -1, soon(), &reply), 0);
+    assert_int_equal(reply.status, -EPIPE);
     kvbm_reply_fini(&reply);
     assert_int_equal(kvbm_session_call(session, KVBM_TELL_PUSHED, body.data, 8, -1, soon(), &reply),
                      0);
@@ -408,7 +459,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_peer_without), cmocka_unit_test(test_odd_requests),
         cmocka_unit_test(test_idle),         cmocka_unit_test(test_frozen),
         cmocka_unit_test(test_killed),       cmocka_unit_test(test_worn),
-        cmocka_unit_test(test_beside_ucx),
+        cmocka_unit_test(test_full),         cmocka_unit_test(test_beside_ucx),
     };
     const struct CMUnitTest without[] = {cmocka_unit_test(test_no_library)};
     int failed;

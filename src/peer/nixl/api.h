@@ -66,6 +66,7 @@ struct kvbm_nixl_config {
 
 /** NIXL's functions; valid once kvbm_nixl_load has returned a table. */
 struct kvbm_nixl_api {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration
 #define KVBM_NIXL_MEMBER(name, arguments) int(*name) arguments;
     KVBM_NIXL_FUNCTIONS(KVBM_NIXL_MEMBER)
 #undef KVBM_NIXL_MEMBER

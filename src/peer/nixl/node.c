@@ -169,17 +169,19 @@ static void replace(struct kvbm_carrier_node *node)
     int err;
 
     node->replacing = true;
+    node->turn++;
     pthread_mutex_unlock(&node->lock);
     kv_log_info("kvbm", "NIXL is begun anew: transfers that were given up hold its memory",
                 "agent=%s bytes=%zu", node->base_name, (size_t)node->n_lost * KVBM_NIXL_CHUNK);
     kvbm_nixl_drop_sends(node);
     destroy_agent(node);
-    node->turn++;
     err = make_agent(node, why, sizeof(why));
     if (err < 0)
         kv_log_error("kvbm", "NIXL can't be used any more", "agent=%s why=%s", node->base_name,
                      kv_log_quote(quoted, sizeof(quoted), why));
     pthread_mutex_lock(&node->lock);
+    if (err < 0)
+        free(KV_STEAL(node->address));
     kvbm_nixl_drop_receives(node);
     memset(node->used, 0, sizeof(node->used));
     node->n_used = node->n_lost = 0;
@@ -232,7 +234,7 @@ static void *node_main(void *arg)
             nap(NAP_NS);
         pthread_mutex_lock(&node->lock);
         moves = !LIST_EMPTY(&node->receives) || node->n_used > node->n_lost || node->stopping ||
-                node->kicked;
+                node->kicked || is_worn(node);
         node->kicked = false;
         if (moves)
             continue;
@@ -310,7 +312,7 @@ void *kvbm_nixl_node_address(struct kvbm_carrier_node *node, size_t *len)
 
     pthread_mutex_lock(&node->lock);
     *len = node->address_len;
-    copy = malloc(*len);
+    copy = node->address ? malloc(*len) : NULL;
     if (copy)
         memcpy(copy, node->address, *len);
     pthread_mutex_unlock(&node->lock);

@@ -52,7 +52,7 @@ struct kvbm_carrier_node {
     bool stopping, replacing;
     bool kicked;   /* sends, or closed connections: look before sleeping */
     bool stuck;    /* the arena had no room since the last replacement */
-    uint32_t turn; /* NIXL agents so far */
+    uint32_t turn; /* NIXL agents so far; the node's thread changes it */
     void *address; /* of the present agent */
     size_t address_len;
     uint8_t used[KVBM_NIXL_CHUNKS];
