@@ -228,11 +228,9 @@ static void test_worn(void **state)
     (void)state;
     watch_init(&w);
     node = node_of(w.agent);
-    pthread_mutex_lock(&node->lock);
-    turn = node->turn;
-    pthread_mutex_unlock(&node->lock);
+    turn = turn_of(node);
     for (uint64_t end = soon();
-         node->turn == turn;) { /* an owner that never says that it is over */
+         turn_of(node) == turn;) { /* an owner that never says that it is over */
         struct kvbm_carrier_message message;
         struct kvbm_carrier_receive *receive;
         static uint8_t bytes[8 << 20];
