@@ -24,6 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../tests/peer/certificates.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "kvbm_lease.h"
@@ -41,12 +42,17 @@ struct lend_case {
     uint32_t batch;    /* blocks of a lease */
     uint32_t n_blocks; /* of each side */
     bool tcp;
+    bool ucx;                       /* both sides use it; with tcp */
+    const struct certificates *tls; /* of both sides; with tcp. NULL: none */
+    /* Move bytes of the raw pair; NULL: readv and writev. */
+    bool (*move)(int fd, struct iovec *pieces, int n, bool out);
 };
 
 struct lend_bench {
     struct lend_case of;
     pid_t owner;
-    int raw; /* socket of the raw pair */
+    int raw;         /* socket of the raw pair */
+    double setup_ms; /* to create the agent and to open the session */
     struct kvbm_agent *agent;
     struct kvbm_session *session;
     struct kvbm_layout *to;
@@ -100,8 +106,10 @@ static void lend_fill_pool(struct kvbm_pool *pool, const struct kvbm_layout *lay
     }
 }
 
-static bool lend_move(int fd, struct iovec *pieces, int n, bool out)
+static bool lend_move(const struct lend_case *of, int fd, struct iovec *pieces, int n, bool out)
 {
+    if (of->move)
+        return of->move(fd, pieces, n, out);
     while (n > 0) {
         ssize_t len =
             out ? writev(fd, pieces, KV_MIN(n, 1024)) : readv(fd, pieces, KV_MIN(n, 1024));
@@ -132,18 +140,29 @@ static void *lend_serve_raw(void *arg)
         struct iovec request = {blocks, of->batch * sizeof(*blocks)};
         struct kvbm_view view;
 
-        if (!lend_move(fd, &request, 1, false))
+        if (!lend_move(of, fd, &request, 1, false))
             break;
         for (uint32_t i = 0; i < of->batch; i++) {
             (void)kvbm_layout_block(layout, blocks[i], &view);
             pieces[i] = (struct iovec){(void *)(uintptr_t)view.addr, view.len};
         }
-        if (!lend_move(fd, pieces, (int)of->batch, true))
+        if (!lend_move(of, fd, pieces, (int)of->batch, true))
             break;
     }
     free(blocks);
     free(pieces);
     return NULL;
+}
+
+/* Options that both sides have alike. */
+static void lend_choose(struct kvbm_agent_opts *who, const struct lend_case *of)
+{
+    who->ucx = of->ucx ? KVBM_UCX_REQUIRED : KVBM_UCX_OFF;
+    if (!of->tls)
+        return;
+    who->tls_cert = of->tls->cert;
+    who->tls_key = of->tls->key;
+    who->tls_ca = of->tls->ca;
 }
 
 static _Noreturn void lend_own(const struct lend_case *of, int ready, int raw)
@@ -173,6 +192,7 @@ static _Noreturn void lend_own(const struct lend_case *of, int ready, int raw)
     snprintf(path, sizeof(path), "unix:/tmp/kvbm-bench-%d", (int)getpid());
     if (!of->tcp)
         at = path;
+    lend_choose(&who, of);
     pool_opts.tier = KV_TIER_HOST;
     lend_must(kvbm_layout_compute(&config, &shape), "compute");
     memory.bytes = shape.required_bytes;
@@ -223,12 +243,13 @@ static void lend_tcp_pair(int pair[2])
 static void lend_open(struct lend_bench *b)
 {
     const struct kvbm_layout_config config = lend_config_of(&b->of);
-    const struct kvbm_agent_opts who = {.size = sizeof(who), .name = "reader"};
+    struct kvbm_agent_opts who = {.size = sizeof(who), .name = "reader"};
     const struct kvbm_storage_opts memory = {
         .size = sizeof(memory), .kind = KVBM_STORAGE_SYSTEM, .touch_threads = 1};
     const struct kvbm_allocator allocator = kvbm_allocator_of(&memory);
     char endpoint[128];
     int ready[2], pair[2];
+    uint64_t begin;
 
     lend_tcp_pair(pair);
     if (pipe(ready) < 0)
@@ -243,8 +264,11 @@ static void lend_open(struct lend_bench *b)
         bench_die("the owner has ended", 0);
     close(ready[0]);
     lend_must(kvbm_layout_allocate(&config, &allocator, &b->to), "layout");
+    lend_choose(&who, &b->of);
+    begin = kv_now_ns();
     lend_must(kvbm_agent_create(&who, &b->agent), "agent");
     lend_must(kvbm_session_open(b->agent, endpoint, NULL, &b->session), "session");
+    b->setup_ms = (double)(kv_now_ns() - begin) / 1e6;
     b->yard = malloc(b->of.n_blocks * b->of.block_bytes);
     b->keys = malloc(b->of.n_blocks * sizeof(*b->keys));
     b->to_blocks = malloc(b->of.n_blocks * sizeof(*b->to_blocks));
@@ -412,7 +436,7 @@ static void lend_ask_raw(struct lend_bench *b, uint32_t first)
 
     for (uint32_t i = 0; i < b->of.batch; i++)
         numbers[i] = (uint32_t)(b->keys[first + i] - 1);
-    if (!lend_move(b->raw, &request, 1, true))
+    if (!lend_move(&b->of, b->raw, &request, 1, true))
         bench_die("the raw pair has ended", 0);
 }
 
@@ -430,12 +454,27 @@ static struct lend_cost lend_pass_raw(struct lend_bench *b)
             lend_ask_raw(b, first + b->of.batch);
         for (uint32_t i = 0; i < b->of.batch; i++)
             pieces[i] = (struct iovec){lend_at(b->to, b->to_blocks[first + i]), b->of.block_bytes};
-        if (!lend_move(b->raw, pieces, (int)b->of.batch, false))
+        if (!lend_move(&b->of, b->raw, pieces, (int)b->of.batch, false))
             bench_die("the raw pair has ended", 0);
     }
     cost.wall_ns = (double)(kv_now_ns() - begin);
     lend_end(b, &cost);
     return cost;
+}
+
+static void lend_print_fetch(const char *bench, const char *by, const struct lend_bench *b,
+                             struct lend_costs *yard, struct lend_costs *plain,
+                             struct lend_costs *summed)
+{
+    double raw = bench_middle(&yard->gbs);
+
+    bench_line(bench,
+               "'case':'%s','by':'%s','gbs':%.2f,'summed_gbs':%.2f,'raw_gbs':%.2f,'ratio':%.2f,"
+               "'summed_ratio':%.2f,'cpu_ns_kib':%.0f,'summed_cpu_ns_kib':%.0f,"
+               "'raw_cpu_ns_kib':%.0f",
+               b->of.name, by, bench_middle(&plain->gbs), bench_middle(&summed->gbs), raw,
+               bench_middle(&plain->gbs) / raw, bench_middle(&summed->gbs) / raw,
+               bench_middle(&plain->cpu), bench_middle(&summed->cpu), bench_middle(&yard->cpu));
 }
 
 static void lend_tcp(struct lend_case of)
@@ -453,14 +492,7 @@ static void lend_tcp(struct lend_case of)
         lend_add(&plain, &b, lend_pass_read(&b, false, false));
         lend_add(&summed, &b, lend_pass_read(&b, false, true));
     }
-    bench_line("peer_tcp",
-               "'case':'%s','gbs':%.2f,'summed_gbs':%.2f,'raw_gbs':%.2f,'ratio':%.2f,"
-               "'summed_ratio':%.2f,'cpu_ns_kib':%.0f,'summed_cpu_ns_kib':%.0f,"
-               "'raw_cpu_ns_kib':%.0f",
-               of.name, bench_middle(&plain.gbs), bench_middle(&summed.gbs),
-               bench_middle(&yard.gbs), bench_middle(&plain.gbs) / bench_middle(&yard.gbs),
-               bench_middle(&summed.gbs) / bench_middle(&yard.gbs), bench_middle(&plain.cpu),
-               bench_middle(&summed.cpu), bench_middle(&yard.cpu));
+    lend_print_fetch("peer_tcp", "tcp", &b, &yard, &plain, &summed);
     lend_close(&b);
 }
 

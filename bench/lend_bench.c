@@ -2,7 +2,9 @@
 /*
  * Blocks leased from an owner in another process. One JSON line per figure.
  *
- *     lend_bench [FIGURE...]      shm, tcp, lease (lend.h), manager (lend_manager.h); all of them
+ *     lend_bench [FIGURE...]      shm, tcp, lease (lend.h), manager (lend_manager.h), tls
+ *                                 (lend_tls.h), ucx (lend_ucx.h); all of them but the last two,
+ *                                 which need libkvbm_tls and the openssl program, and libkvbm_ucx
  *
  * Each yardstick is in the same rounds; medians.
  */
@@ -13,6 +15,8 @@
 #include "base/error.h"
 #include "lend.h"
 #include "lend_manager.h"
+#include "lend_tls.h"
+#include "lend_ucx.h"
 #include "support.h"
 
 static const struct lend_case cases[] = {
@@ -22,12 +26,16 @@ static const struct lend_case cases[] = {
 
 int main(int argc, char **argv)
 {
-    bench_usage(argc, argv, "[shm|tcp|manager|lease]...");
+    bench_usage(argc, argv, "[shm|tcp|manager|tls|ucx|lease]...");
     for (size_t i = 0; i < KV_COUNT(cases); i++) {
         if (bench_chosen(argc, argv, "shm"))
             lend_shm(cases[i]);
         if (bench_chosen(argc, argv, "tcp"))
             lend_tcp(cases[i]);
+        if (argc > 1 && bench_chosen(argc, argv, "tls"))
+            lend_tls(cases[i]);
+        if (argc > 1 && bench_chosen(argc, argv, "ucx"))
+            lend_ucx(cases[i]);
         if (bench_chosen(argc, argv, "manager"))
             lend_through_manager(cases[i]);
     }
