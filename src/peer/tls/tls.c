@@ -17,6 +17,8 @@
 #include "kv_types.h"
 #include "peer/tls_abi.h"
 
+#define READ_AHEAD (64u << 10) /* bytes of a connection, in one system call */
+
 struct kvbm_tls_context {
     SSL_CTX *openssl;
     BIO_METHOD *socket;
@@ -101,6 +103,8 @@ static int context_create(const struct kvbm_tls_files *files, struct kvbm_tls_co
         goto fail;
     SSL_CTX_set_min_proto_version(context->openssl, TLS1_3_VERSION);
     SSL_CTX_set_num_tickets(context->openssl, 0); /* no session is resumed */
+    SSL_CTX_set_read_ahead(context->openssl, 1);
+    SSL_CTX_set_default_read_buffer_len(context->openssl, READ_AHEAD);
     SSL_CTX_set_mode(context->openssl,
                      SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
     SSL_CTX_set_verify(
