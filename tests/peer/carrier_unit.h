@@ -163,6 +163,24 @@ static inline void *memory_of_layout(const struct kvbm_layout *layout, size_t *l
     return (void *)(uintptr_t)first.addr;
 }
 
+/**
+ * Open a session over which a read's blocks have come by the carrier. On a machine with other work the
+ * first ones may take longer than a new connection is given; another session asks anew.
+ */
+static inline void open_carried(struct kvbm_agent *agent, const char *endpoint, struct reading *r)
+{
+    for (uint64_t end = soon();;) {
+        assert_int_equal(open_with(agent, endpoint, 0, NULL, &r->session), 0);
+        r->deadline_ns = soon();
+        assert_int_equal(read_keys(r), r->n);
+        assert_int_equal(right_blocks(r), r->n);
+        if (is_carried(r->session))
+            return;
+        assert_true(kv_now_ns() < end);
+        assert_int_equal(kvbm_session_close(r->session), 0);
+    }
+}
+
 /* ---- owners that die or freeze ---- */
 
 /* Lend blocks of 2 MiB, as a program of its own: @to gets the endpoint. */
@@ -223,11 +241,7 @@ static inline void watch_init(struct watched *w)
     w->r.n = 4;
     w->r.to = allocate(&config, KVBM_STORAGE_SYSTEM);
     w->memory = memory_of_layout(w->r.to, &w->len);
-    assert_int_equal(open_with(w->agent, endpoint, 0, NULL, &w->r.session), 0);
-    w->r.deadline_ns = soon();
-    assert_int_equal(read_keys(&w->r), w->r.n);
-    assert_int_equal(right_blocks(&w->r), w->r.n);
-    assert_true(is_carried(w->r.session));
+    open_carried(w->agent, endpoint, &w->r);
 }
 
 static inline void watch_fini(struct watched *w)

@@ -34,8 +34,7 @@ static void compare(enum kvbm_layout_kind theirs, enum kvbm_layout_kind ours, ui
 
     lend_carried(&l, "owner", config_of(theirs, inner));
     r.to = allocate(&config, KVBM_STORAGE_SYSTEM);
-    r.session = open_session(agent, l.agent, 0);
-    assert_true(is_carried(r.session));
+    open_carried(agent, endpoint_of(l.agent), &r);
     for (r.first = 1; r.first < 4; r.first++) {
         r.deadline_ns = soon();
         assert_int_equal(read_keys(&r), r.n);
