@@ -29,8 +29,9 @@ struct pw_form {
     enum kvbm_block_order order;
     kvx_dtype_t dtype;
     uint32_t width;
-    bool shared, tcp; /* lends from shared memory; listens at a tcp: endpoint */
-    bool plain;       /* of one rank: its layout knows neither num_heads nor dtype */
+    bool shared, tcp;  /* lends from shared memory; listens at a tcp: endpoint */
+    uint32_t lease_ms; /* longest lease; 0: the default */
+    bool plain;        /* of one rank: its layout knows neither num_heads nor dtype */
 };
 
 struct pw_rank {
@@ -177,6 +178,7 @@ static inline void pw_rank_lend(struct pw_group *g, uint32_t i, bool fill)
                                             .source = &source,
                                             .shard = rank->shard,
                                             .shared = rank->shared,
+                                            .max_lease_ms = g->form.lease_ms,
                                             .lease_share = 100};
 
     for (uint32_t n = 0; n < g->n_blocks; n++) {

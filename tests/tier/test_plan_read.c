@@ -166,6 +166,51 @@ static void test_plain(void **state)
     }
 }
 
+/* Make a reader slow: it asks before each copy. */
+static bool slowly(void *arg)
+{
+    (void)arg;
+    usleep(10000);
+    return false;
+}
+
+/* Leases that end long before all blocks are here: the rest is leased anew. */
+static void test_short_leases(void **state)
+{
+    (void)state;
+    for (int shared = 0; shared < 2; shared++) {
+        const struct pw_form lender = {.n_ranks = 1,
+                                       .order = KVBM_ORDER_NHD,
+                                       .dtype = KVX_DTYPE_F32,
+                                       .width = 4,
+                                       .shared = shared,
+                                       .lease_ms = 100};
+        static struct pw_group owner, local;
+        struct kvbm_plan_source source = {.set = 1};
+        struct kvbm_plan_read_opts opts;
+        struct kvbm_plan *plan;
+        struct pw_form reader = lender;
+        uint8_t ok[MANY / 8];
+
+        reader.order = KVBM_ORDER_HND;
+        reader.shared = false;
+        pw_init(&owner, lender, MANY, "short");
+        pw_lend(&owner, true);
+        pw_init(&local, reader, MANY, "long");
+        plan = pw_plan(&local, 0, &owner);
+        source.session = open_to(local.ranks[0].agent, owner.ranks[0].at);
+        opts = read_opts(&local.ranks[0], MANY, &source, ok);
+        opts.cancelled = slowly;
+        assert_int_equal(kvbm_plan_read(plan, &opts), MANY);
+        for (uint32_t k = 0; k < MANY; k++)
+            assert_true(pw_block(&local.ranks[0], k, keys[k], true));
+        assert_int_equal(kvbm_session_close(source.session), 0);
+        kvbm_plan_destroy(plan);
+        pw_fini(&local);
+        pw_fini(&owner);
+    }
+}
+
 /* ---- ranks in processes of their own, which are killed and frozen ---- */
 
 static struct pw_form owners_form(bool shared)
@@ -431,9 +476,13 @@ static void test_others(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plain),     cmocka_unit_test(test_round_trips),
-        cmocka_unit_test(test_frozen),    cmocka_unit_test(test_struck_in_the_middle),
-        cmocka_unit_test(test_cancelled), cmocka_unit_test(test_others),
+        cmocka_unit_test(test_short_leases),
+        cmocka_unit_test(test_plain),
+        cmocka_unit_test(test_round_trips),
+        cmocka_unit_test(test_frozen),
+        cmocka_unit_test(test_struck_in_the_middle),
+        cmocka_unit_test(test_cancelled),
+        cmocka_unit_test(test_others),
     };
     const struct kvbm_copier_opts opts = {.size = sizeof(opts), .n_threads = 2};
     int rc;

@@ -251,25 +251,29 @@ static void fill(const struct part *p, const struct kvbm_lease *lease, uint32_t 
     }
 }
 
-/* Place the blocks of a lease on keys from @first on. */
-static int place_leased(struct part *p, struct kvbm_lease *lease, uint32_t first)
+/* Place the blocks of a lease on keys from @first on. Returns how many of its keys are done, fewer than
+ * it has when it ends too early; or an error. */
+static long place_leased(struct part *p, struct kvbm_lease *lease, uint32_t first)
 {
     const struct reading *r = p->reading;
     bool shared = kvbm_lease_is_shared(lease) && !r->opts.no_shared;
     struct slice slice;
-    uint32_t at = 0;
+    uint32_t at = 0, done = 0;
     int rc = 0;
 
     if (!kvbm_plan_side_fits(p->side, &lease->facts->layout->config, &lease->facts->shard))
         return -ESTALE; /* exported anew, and not as it was planned */
     while (rc == 0 && at < kvbm_lease_count(lease)) {
-        if (is_over(r) || kv_now_ns() >= kvbm_lease_expires(lease))
+        if (is_over(r))
             return -ETIMEDOUT;
         fill(p, lease, first, &at, &slice);
         if (slice.n)
             rc = shared ? place_shared(p, lease, &slice) : place_sent(p, lease, &slice);
+        if (kv_now_ns() >= kvbm_lease_expires(lease))
+            break; /* some of the slice may be missing for that reason */
+        done = at;
     }
-    return rc;
+    return rc < 0 ? rc : (long)done;
 }
 
 static uint32_t lease_ms(const struct reading *r)
@@ -295,10 +299,9 @@ static long read_some(struct part *p, uint32_t first)
         return n;
     if (rc < 0)
         return rc;
-    rc = place_leased(p, lease, first);
-    done = (long)KV_MIN(kvbm_lease_count(lease), (size_t)n);
+    done = place_leased(p, lease, first);
     kvbm_lease_release(lease);
-    return rc < 0 ? rc : done;
+    return done ? done : -EAGAIN;
 }
 
 static void read_part(struct part *p)
@@ -308,7 +311,8 @@ static void read_part(struct part *p)
     for (uint32_t first = 0; first < r->opts.n && !is_over(r);) {
         long done = read_some(p, first);
 
-        if (done == -ENOSPC || done == -EAGAIN) /* other readers have what the rank lends */
+        if (done == -ENOSPC ||
+            done == -EAGAIN) /* other readers have its share; too short a lease */
             usleep(1000);
         else if (done <= 0)
             break;
