@@ -2,9 +2,9 @@
 /*
  * Blocks leased from an owner in another process. One JSON line per figure.
  *
- *     lend_bench [FIGURE...]      shm, tcp, lease (lend.h), manager (lend_manager.h), tls
- *                                 (lend_tls.h), ucx (lend_ucx.h); all of them but the last two,
- *                                 which need libkvbm_tls and the openssl program, and libkvbm_ucx
+ *     lend_bench [FIGURE...]      shm, tcp, lease (lend.h), manager (lend_manager.h), ends
+ *                                 (lend_ucx.h); and only when they are named: tls (lend_tls.h; needs
+ *                                 libkvbm_tls and the openssl program), ucx (needs libkvbm_ucx)
  *
  * Each yardstick is in the same rounds; medians.
  */
@@ -26,7 +26,7 @@ static const struct lend_case cases[] = {
 
 int main(int argc, char **argv)
 {
-    bench_usage(argc, argv, "[shm|tcp|manager|tls|ucx|lease]...");
+    bench_usage(argc, argv, "[shm|tcp|manager|tls|ucx|ends|lease]...");
     for (size_t i = 0; i < KV_COUNT(cases); i++) {
         if (bench_chosen(argc, argv, "shm"))
             lend_shm(cases[i]);
@@ -38,6 +38,10 @@ int main(int argc, char **argv)
             lend_ucx(cases[i]);
         if (bench_chosen(argc, argv, "manager"))
             lend_through_manager(cases[i]);
+    }
+    if (bench_chosen(argc, argv, "ends")) {
+        lend_ends_of(cases[0], false);
+        lend_ends_of(cases[0], true);
     }
     if (bench_chosen(argc, argv, "lease"))
         lend_leases();

@@ -54,7 +54,7 @@ static void lend_tls(struct lend_case of)
 {
     struct lend_bench b = {.of = of};
     struct lend_costs yard = {.gbs = {.n = 0}}, plain = yard, summed = yard;
-    struct certificates files;
+    struct certificates files = {.folder = ""};
 
     if (!certificates_make(&files))
         bench_die("the openssl program makes no certificates", 0);

@@ -2,8 +2,8 @@
 /**
  * Figures of UCX for lend_bench: as lend.h's tcp, over UCX_TLS=tcp unless the variable is set.
  *
- *   peer_ucx        fetch leased blocks. Yardstick: the raw pair
- *   peer_ucx_ends   agent and session; idle; an owner that freezes, and one that dies
+ *   peer_ucx    fetch leased blocks. Yardstick: the raw pair
+ *   peer_ends   agent and session; idle; an owner that freezes, and one that dies, also without UCX
  *
  * Each case runs in a process of its own: UCX has threads, which a later fork() wouldn't copy.
  */
@@ -71,22 +71,24 @@ static double lend_idle_percent(const struct lend_bench *b)
     return (bench_cpu_ns() + lend_cpu_of(b->owner) - before) / LEND_IDLE_S / 1e7 / 2;
 }
 
-static void lend_ends(struct lend_bench *b, double setup_ms)
+static void lend_ends(struct lend_bench *b, const char *by)
 {
-    double late[LEND_FREEZES], dead, idle = lend_idle_percent(b);
+    double late[LEND_FREEZES], late_ms, dead, idle = lend_idle_percent(b);
 
     for (int i = 0; i < LEND_FREEZES; i++) {
         late[i] = (double)lend_until_known(b, SIGSTOP, LEND_PATIENCE_MS) / 1e6;
         (void)kill(b->owner, SIGCONT);
-        while (lend_read_until(b, lend_later()) != (long)b->of.batch)
-            ;
+        while (lend_read_until(b, lend_later()) != (long)b->of.batch) {
+            if (!kvbm_session_is_open(b->session))
+                bench_die("the owner has ended, which was frozen", 0);
+        }
     }
+    late_ms = bench_median(late, LEND_FREEZES); /* sorts them */
     dead = (double)lend_until_known(b, SIGKILL, 60000) / 1e6;
-    bench_line("peer_ucx_ends",
-               "'case':'%s','agent_and_session_ms':%.1f,'idle_percent_of_core':%.4f,"
+    bench_line("peer_ends",
+               "'by':'%s','agent_and_session_ms':%.1f,'idle_percent_of_core':%.4f,"
                "'frozen_ms_after_deadline':%.2f,'frozen_worst_ms':%.2f,'dead_known_ms':%.2f",
-               b->of.name, setup_ms, idle, bench_median(late, LEND_FREEZES), late[LEND_FREEZES - 1],
-               dead);
+               by, b->setup_ms, idle, late_ms, late[LEND_FREEZES - 1], dead);
 }
 
 static void lend_ucx_here(struct lend_case of)
@@ -105,7 +107,19 @@ static void lend_ucx_here(struct lend_case of)
         lend_add(&summed, &b, lend_pass_read(&b, false, true));
     }
     lend_print_fetch("peer_ucx", getenv("UCX_TLS"), &b, &yard, &plain, &summed);
-    lend_ends(&b, b.setup_ms);
+    lend_ends(&b, getenv("UCX_TLS"));
+    lend_close(&b);
+}
+
+/* Through a socket, or leases only, with the blocks in shared memory. */
+static void lend_ends_of(struct lend_case of, bool tcp)
+{
+    struct lend_bench b = {.of = of};
+
+    b.of.tcp = tcp;
+    b.of.n_blocks = (uint32_t)(LEND_BYTES / of.block_bytes);
+    lend_open(&b);
+    lend_ends(&b, tcp ? "tcp, no UCX" : "shm, no UCX");
     lend_close(&b);
 }
 
@@ -123,8 +137,10 @@ static void lend_ucx(struct lend_case of)
         fflush(stdout);
         _exit(0);
     }
-    if (pid < 0 || waitpid(pid, &status, 0) != pid || status != 0)
-        bench_die("no figures of UCX", 0);
+    if (pid < 0 || waitpid(pid, &status, 0) != pid || WIFSIGNALED(status))
+        bench_die(WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "no process for UCX", 0);
+    if (status != 0)
+        exit(1); /* it has said why */
 }
 
 #endif
