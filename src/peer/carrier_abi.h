@@ -47,7 +47,7 @@ struct kvbm_carrier_message {
 /** Ends of a send. Each runs once, in this order, on the node's thread. */
 struct kvbm_carrier_ends {
     void (*read)(void *arg);          /* lists and memory are the caller's again */
-    void (*done)(void *arg, int err); /* all is sent: 0; or an error */
+    void (*done)(void *arg, int err); /* all is sent: 0; -EPIPE; others: nothing was */
 };
 
 struct kvbm_carrier_abi {

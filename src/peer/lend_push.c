@@ -101,11 +101,13 @@ static void end_reading(struct pushing *pushing)
         unuse(pushing, pushing->bytes);
 }
 
-/* Tell the reader, which may have given up, that all is sent: nothing comes any more. */
-static void tell_pushed(const struct pushing *pushing)
+/* Tell the reader, which may have given up, that nothing comes any more; -EPIPE: nobody knows. */
+static void tell_pushed(const struct pushing *pushing, int err)
 {
     struct kv_buf body = KV_BUF_INIT;
 
+    if (!pushing->tells || err == -EPIPE)
+        return;
     kvbm_number_write(&body, pushing->tag);
     if (!body.error)
         (void)kvbm_session_note(pushing->session, KVBM_TELL_PUSHED, body.data, body.len);
@@ -122,8 +124,7 @@ static void end_half(struct pushing *pushing, int err)
     err = atomic_load(&pushing->err);
     (void)kvbm_session_reply(pushing->session, pushing->request, err, pushing->sums,
                              err < 0 ? 0 : pushing->n_sums, -1);
-    if (pushing->tells && err == 0)
-        tell_pushed(pushing);
+    tell_pushed(pushing, err);
     free_pushing(pushing);
 }
 
@@ -251,8 +252,10 @@ static void serve_push(void *arg, struct kvbm_session *session, struct kvbm_requ
         return;
     }
     (void)kvbm_session_reply(session, request->id, err, NULL, 0, -1);
-    if (pushing)
+    if (pushing) {
+        tell_pushed(pushing, err);
         free_pushing(pushing);
+    }
 }
 
 /* The owner has sent all of a read that this side has given up. */

@@ -143,6 +143,68 @@ static void test_killed(void **state)
     watch_fini(&w);
 }
 
+/* Read until killed, as a program of its own: @to gets a byte once blocks come by NIXL. */
+static _Noreturn void reader_main(const char *endpoint, int to)
+{
+    const struct kvbm_layout_config config = config_of(KVBM_FULLY_CONTIGUOUS, MIB2);
+    struct kvbm_agent *agent = carried_agent("other-reader", NULL);
+    struct reading r = {.n = 4};
+
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    r.to = allocate(&config, KVBM_STORAGE_SYSTEM);
+    open_carried(agent, endpoint, &r);
+    assert_int_equal(write(to, "", 1), 1);
+    for (;; r.first++) {
+        r.deadline_ns = soon();
+        (void)read_keys(&r);
+    }
+}
+
+static pid_t start_reader(const char *endpoint)
+{
+    char number[16], byte;
+    int pipes[2];
+    pid_t pid;
+
+    assert_int_equal(pipe(pipes), 0);
+    snprintf(number, sizeof(number), "%d", pipes[1]);
+    pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        (void)execl("/proc/self/exe", self, "reader", endpoint, number, NULL);
+        _exit(127);
+    }
+    close(pipes[1]);
+    assert_int_equal(read(pipes[0], &byte, 1), 1);
+    close(pipes[0]);
+    return pid;
+}
+
+/* A reader dies in the midst of a read while its owner is frozen: the owner lives, and lends on. */
+static void test_reader_dies(void **state)
+{
+    struct kvbm_session_info info = KVBM_SESSION_INFO_INIT;
+    struct watched w;
+
+    (void)state;
+    watch_init(&w);
+    assert_int_equal(kvbm_session_get_info(w.r.session, &info), 0);
+    for (int round = 0; round < 3; round++) {
+        pid_t reader = start_reader(info.endpoint);
+
+        usleep(2000 + 1500 * (useconds_t)round);
+        assert_int_equal(kill(w.owner, SIGSTOP), 0);
+        usleep(20000);
+        assert_int_equal(kill(reader, SIGKILL), 0);
+        assert_int_equal(waitpid(reader, NULL, 0), reader);
+        assert_int_equal(kill(w.owner, SIGCONT), 0);
+        assert_int_equal(read_at_last(&w.r), w.r.n);
+        assert_int_equal(right_blocks(&w.r), w.r.n);
+        assert_int_equal(waitpid(w.owner, NULL, WNOHANG), 0);
+    }
+    watch_fini(&w);
+}
+
 /* ---- a process for both libraries ---- */
 
 /* Read by UCX alone, or by NIXL alone. */
@@ -258,26 +320,28 @@ static void test_full(void **state)
     const struct kvbm_carrier_message message = {&piece, 1};
     struct kvbm_carrier_receive *receives[KVBM_NIXL_CHUNKS / 8];
     uint64_t tags[KVBM_NIXL_CHUNKS / 8];
+    uint32_t used, lost, n = 0;
     struct watched w;
-    uint32_t used;
 
     (void)state;
     watch_init(&w);
-    for (size_t i = 0; i < KV_COUNT(receives); i++)
-        assert_int_equal(
-            kvbm_nixl_receive_start(node_of(w.agent), &message, 1, &tags[i], &receives[i]), 0);
+    lost = lost_of(w.agent, NULL); /* on a machine with other work; see open_carried */
+    while (n < KV_COUNT(receives) &&
+           kvbm_nixl_receive_start(node_of(w.agent), &message, 1, &tags[n], &receives[n]) == 0)
+        n++;
+    assert_true(n + (lost + 7) / 8 >= KV_COUNT(receives));
     w.r.deadline_ns = soon();
     assert_int_equal(read_keys(&w.r), w.r.n);
     assert_int_equal(right_blocks(&w.r), w.r.n);
     assert_true(is_carried(w.r.session));
-    for (size_t i = 0; i < KV_COUNT(receives); i++) {
+    for (uint32_t i = 0; i < n; i++) {
         if (i % 2) /* told before or after it is given up */
             kvbm_nixl_receive_over(node_of(w.agent), tags[i]);
         assert_int_equal(kvbm_nixl_receive_end(receives[i], false, 0), -ETIMEDOUT);
         kvbm_nixl_receive_over(node_of(w.agent), tags[i]);
     }
-    assert_int_equal(lost_of(w.agent, &used), 0);
-    assert_int_equal(used, 0);
+    assert_true(lost_of(w.agent, &used) <= lost);
+    assert_true(used <= lost);
     watch_fini(&w);
 }
 
@@ -360,7 +424,7 @@ static void test_odd_requests(void **state)
     kvbm_reply_fini(&reply);
     assert_int_equal(
         kvbm_session_call(session, KVBM_ASK_NIXL_PUSH, body.data, body.len, -1, soon(), &reply), 0);
-    assert_int_equal(reply.status, -EPIPE);
+    assert_int_equal(reply.status, -ENOTCONN);
     kvbm_reply_fini(&reply);
     assert_int_equal(kvbm_session_call(session, KVBM_TELL_PUSHED, body.data, 8, -1, soon(), &reply),
                      0);
@@ -457,7 +521,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_peer_without), cmocka_unit_test(test_odd_requests),
         cmocka_unit_test(test_idle),         cmocka_unit_test(test_frozen),
         cmocka_unit_test(test_killed),       cmocka_unit_test(test_worn),
-        cmocka_unit_test(test_full),         cmocka_unit_test(test_beside_ucx),
+        cmocka_unit_test(test_reader_dies),  cmocka_unit_test(test_full),
+        cmocka_unit_test(test_beside_ucx),
     };
     const struct CMUnitTest without[] = {cmocka_unit_test(test_no_library)};
     int failed;
@@ -470,6 +535,8 @@ int main(int argc, char **argv)
 #endif
     if (argc == 3 && strcmp(argv[1], "both") == 0)
         return both_main(argv[2][0] == '1');
+    if (argc == 4)
+        reader_main(argv[2], atoi(argv[3]));
     if (argc == 3)
         owner_main(atoi(argv[2]));
     kv_log_set_user(keep_line, NULL);

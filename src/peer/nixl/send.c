@@ -211,7 +211,7 @@ static void finish(struct kvbm_nixl_send *send, int status)
         send->ends->read(send->arg);
     if (status < 0)
         peer->failed = true;
-    send->ends->done(send->arg, status < 0 ? -EPIPE : 0);
+    send->ends->done(send->arg, status >= 0 ? 0 : posted ? -EPIPE : -ENOTCONN);
     pthread_mutex_lock(&node->lock);
     if (send->lost)
         node->n_lost -= send->run.n;
