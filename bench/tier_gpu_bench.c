@@ -13,8 +13,11 @@
  *   heads          the same with heads first in pinned memory: converted on the way
  *   one_block      time of a job of one block
  *   urgent         the same while a large job goes the other way, and while one goes the same way
+ *   pieces         scattered pieces of 4 KiB to 2 MiB of the GPU, one piece of pinned memory per
+ *                  block; by the kernel (its own build of this program: gpu_tier_bench_kernel, for
+ *                  which no piece is too large) and by the copy engines
  *
- * KVBM_GPU_MIB: MiB to move (1024).
+ * KVBM_GPU_MIB: MiB to move (1024). Arguments choose figures: "tiers", "pieces"; none: all.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -29,9 +32,11 @@
 #include "tier/transfer/cuda.h"
 
 enum { ROUNDS = 9, LATENCIES = 200 };
-#define BLOCK ((size_t)2 << 20)
+#define BLOCK ((size_t)2 << 20)  /* of all figures but pieces */
+#define TOTAL (n_blocks * block) /* bytes moved */
 
-static uint32_t n_blocks;
+static uint32_t n_blocks, inner;
+static size_t block;
 static uint32_t *in_order, *scattered, *elsewhere;
 static void *streams[2], *events[2];
 static int wrong;
@@ -72,7 +77,7 @@ static struct kvbm_layout *layout_of(enum kvbm_storage_kind memory, enum kvbm_la
                                    .outer_dim = 2,
                                    .page_size = 16,
                                    .num_heads = 8,
-                                   .inner_dim = 1024,
+                                   .inner_dim = inner,
                                    .dtype = KVX_DTYPE_BF16,
                                    .alignment = 4096,
                                    .order = order};
@@ -153,7 +158,7 @@ static double by_driver(const uint64_t *from, const uint64_t *to, int n, size_t 
     uint64_t begin = kv_now_ns();
 
     for (int i = 0; i < n; i++) {
-        for (size_t at = 0; at < n_blocks * BLOCK; at += each)
+        for (size_t at = 0; at < TOTAL; at += each)
             cu(tier_cuda_calls.copy(to[i] + at, from[i] + at, each, streams[i]), "copy");
         cu(tier_cuda_calls.event_record(events[i], streams[i]), "event");
     }
@@ -175,7 +180,7 @@ static bool compared(int round)
 static void compare(const struct kvbm_layout *host, const struct kvbm_layout *back,
                     const char *figure)
 {
-    if (memcmp(bytes_of(host), bytes_of(back), n_blocks * BLOCK) == 0)
+    if (memcmp(bytes_of(host), bytes_of(back), TOTAL) == 0)
         return;
     fprintf(stderr, "tier_gpu_bench: %s: other bytes came back\n", figure);
     wrong = 1;
@@ -187,9 +192,9 @@ static void report(const char *figure, const char *direction, const char *by, do
     double t = quantile(ns, ROUNDS, 0.5), copy = quantile(copy_ns, ROUNDS, 0.5);
 
     bench_begin("tier_gpu",
-                "'figure':'%s','direction':'%s','by':'%s','bytes':%.0f,'gb_per_s':%.2f,'copy_gb_"
-                "per_s':%.2f,'of_copy':%.3f",
-                figure, direction, by, bytes, bytes / t, bytes / copy, copy / t);
+                "'figure':'%s','direction':'%s','by':'%s','region':%zu,'bytes':%.0f,"
+                "'gb_per_s':%.2f,'copy_gb_per_s':%.2f,'of_copy':%.3f",
+                figure, direction, by, block / 64, bytes, bytes / t, bytes / copy, copy / t);
     if (copies_ns)
         bench_more("'of_copies_of_2mib':%.3f", quantile(copies_ns, ROUNDS, 0.5) / t);
     bench_more("'median_of':%d,'correct':%s", ROUNDS, wrong ? "false" : "true");
@@ -205,17 +210,17 @@ static void there_and_back(const char *figure, struct kvbm_copier *copier, const
     struct kvbm_layout *cache = layout_of(KVBM_STORAGE_DEVICE, kind, order);
     uint64_t gpu = address_of(whole), cpu = address_of(back);
     double in[ROUNDS], out[ROUNDS], copy_in[ROUNDS], copy_out[ROUNDS], many_in[ROUNDS],
-        many_out[ROUNDS], bytes = (double)n_blocks * (double)BLOCK;
+        many_out[ROUNDS], bytes = (double)TOTAL;
 
     by_engine(copier, host, cache, in_order, scattered); /* warm up: opens lanes, loads kernels */
     for (int i = 0; i < ROUNDS; i++) {
-        copy_in[i] = by_driver(&cpu, &gpu, 1, n_blocks * BLOCK);
+        copy_in[i] = by_driver(&cpu, &gpu, 1, TOTAL);
         many_in[i] = by_driver(&cpu, &gpu, 1, BLOCK);
         in[i] = by_engine(copier, host, cache, in_order, scattered);
-        copy_out[i] = by_driver(&gpu, &cpu, 1, n_blocks * BLOCK);
+        copy_out[i] = by_driver(&gpu, &cpu, 1, TOTAL);
         many_out[i] = by_driver(&gpu, &cpu, 1, BLOCK);
         if (compared(i))
-            memset(bytes_of(back), 0, n_blocks * BLOCK);
+            memset(bytes_of(back), 0, TOTAL);
         out[i] = by_engine(copier, cache, back, scattered, in_order);
         if (compared(i))
             compare(host, back, figure);
@@ -238,10 +243,10 @@ static void both(struct kvbm_copier *copier, const struct kvbm_layout *whole,
     for (int i = 0; i < ROUNDS; i++) {
         uint64_t begin, out, in;
 
-        copy_ns[i] = by_driver(from, to, 2, n_blocks * BLOCK);
+        copy_ns[i] = by_driver(from, to, 2, TOTAL);
         many_ns[i] = by_driver(from, to, 2, BLOCK);
         if (compared(i))
-            memset(bytes_of(back), 0, n_blocks * BLOCK);
+            memset(bytes_of(back), 0, TOTAL);
         begin = kv_now_ns();
         out = submit(copier, whole, back, n_blocks, scattered, in_order);
         in = submit(copier, host, other, n_blocks, in_order, elsewhere);
@@ -251,10 +256,10 @@ static void both(struct kvbm_copier *copier, const struct kvbm_layout *whole,
         if (compared(i))
             compare(host, back, "both");
     }
-    memset(bytes_of(back), 0, n_blocks * BLOCK);
+    memset(bytes_of(back), 0, TOTAL);
     by_engine(copier, other, back, elsewhere, in_order);
     compare(host, back, "both, in");
-    report("both", "out and in", "auto", 2.0 * n_blocks * (double)BLOCK, ns, copy_ns, many_ns);
+    report("both", "out and in", "auto", 2.0 * (double)TOTAL, ns, copy_ns, many_ns);
     kvbm_layout_destroy(other);
 }
 
@@ -322,6 +327,61 @@ static void run(const struct kvbm_layout *whole, struct kvbm_layout *host,
     kvbm_layout_destroy(layers);
 }
 
+static void shuffle(uint32_t *ids, uint64_t seed);
+
+/* Choose the number and size of blocks, of 64 regions each: a layer's K or V. */
+static void set_blocks(size_t total, size_t region)
+{
+    block = region * 64;
+    inner = (uint32_t)(region / 32); /* 16 tokens of 2 bytes */
+    n_blocks = (uint32_t)(total / block);
+    for (uint32_t i = 0; i < n_blocks; i++)
+        in_order[i] = i;
+    shuffle(scattered, 1);
+    shuffle(elsewhere, 2);
+}
+
+static void run_tiers(size_t total)
+{
+    struct kvbm_layout *whole, *host, *back;
+
+    set_blocks(total, BLOCK / 64);
+    whole = layout_of(KVBM_STORAGE_DEVICE, KVBM_FULLY_CONTIGUOUS, KVBM_ORDER_NHD);
+    host = layout_of(KVBM_STORAGE_PINNED, KVBM_FULLY_CONTIGUOUS, KVBM_ORDER_NHD);
+    back = layout_of(KVBM_STORAGE_PINNED, KVBM_FULLY_CONTIGUOUS, KVBM_ORDER_NHD);
+    fill(host);
+    run(whole, host, back);
+    kvbm_layout_destroy(whole);
+    kvbm_layout_destroy(host);
+    kvbm_layout_destroy(back);
+}
+
+static void run_pieces(size_t total)
+{
+    static const size_t regions[] = {4096,    16 << 10,  32 << 10, 64 << 10,
+                                     128 << 10, 256 << 10, 1 << 20,  2 << 20};
+
+    for (size_t i = 0; i < KV_COUNT(regions); i++) {
+        struct kvbm_layout *whole, *host, *back;
+
+        set_blocks(KV_MAX(total, regions[i] * 128), regions[i]);
+        whole = layout_of(KVBM_STORAGE_DEVICE, KVBM_FULLY_CONTIGUOUS, KVBM_ORDER_NHD);
+        host = layout_of(KVBM_STORAGE_PINNED, KVBM_FULLY_CONTIGUOUS, KVBM_ORDER_NHD);
+        back = layout_of(KVBM_STORAGE_PINNED, KVBM_FULLY_CONTIGUOUS, KVBM_ORDER_NHD);
+        fill(host);
+        for (int how = KVBM_GPU_AUTO; how <= (int)KVBM_GPU_ENGINES; how++) {
+            struct kvbm_copier *copier = engine_of((enum kvbm_gpu_copy)how);
+
+            there_and_back("pieces", copier, names[how], KVBM_LAYER_SEPARATE_OUTER_CONTIGUOUS,
+                           whole, host, back, KVBM_ORDER_NHD);
+            kvbm_copier_destroy(copier);
+        }
+        kvbm_layout_destroy(whole);
+        kvbm_layout_destroy(host);
+        kvbm_layout_destroy(back);
+    }
+}
+
 static void shuffle(uint32_t *ids, uint64_t seed)
 {
     for (uint32_t i = 0; i < n_blocks; i++)
@@ -339,15 +399,14 @@ static void shuffle(uint32_t *ids, uint64_t seed)
 int main(int argc, char **argv)
 {
     const char *mib = getenv("KVBM_GPU_MIB");
-    struct kvbm_layout *whole, *host, *back;
+    size_t total = (size_t)(mib ? strtoul(mib, NULL, 10) : 1024) << 20, most;
 
-    bench_usage(argc, argv, NULL);
-    n_blocks = (uint32_t)(mib ? strtoul(mib, NULL, 10) : 1024) / 2;
-    if (n_blocks > ((size_t)1 << 40) / BLOCK) {
+    bench_usage(argc, argv, "[tiers|pieces]...");
+    if (total > (size_t)1 << 40) {
         fprintf(stderr, "KVBM_GPU_MIB: more than a TiB\n");
         return 2;
     }
-    if (!n_blocks || !tier_cuda_usable() || kvbm_cuda_enter(0) < 0) {
+    if (total < BLOCK || !tier_cuda_usable() || kvbm_cuda_enter(0) < 0) {
         printf("skipped: no CUDA device\n");
         return 77;
     }
@@ -355,27 +414,20 @@ int main(int argc, char **argv)
                tier_cuda_calls.batch      ? "13.0"
                : tier_cuda_calls.batch_12 ? "12.8"
                                           : "none");
-    in_order = calloc(n_blocks, sizeof(*in_order));
-    scattered = calloc(n_blocks, sizeof(*scattered));
-    elsewhere = calloc(n_blocks, sizeof(*elsewhere));
+    most = total / ((size_t)4096 * 64) + 1;
+    in_order = calloc(most, sizeof(*in_order));
+    scattered = calloc(most, sizeof(*scattered));
+    elsewhere = calloc(most, sizeof(*elsewhere));
     if (!in_order || !scattered || !elsewhere)
         must(-ENOMEM, "numbers");
-    for (uint32_t i = 0; i < n_blocks; i++)
-        in_order[i] = i;
-    shuffle(scattered, 1);
-    shuffle(elsewhere, 2);
     for (int i = 0; i < 2; i++) {
         cu(tier_cuda_calls.stream_create(&streams[i], 1), "stream");
         cu(tier_cuda_calls.event_create(&events[i], 3), "event");
     }
-    whole = layout_of(KVBM_STORAGE_DEVICE, KVBM_FULLY_CONTIGUOUS, KVBM_ORDER_NHD);
-    host = layout_of(KVBM_STORAGE_PINNED, KVBM_FULLY_CONTIGUOUS, KVBM_ORDER_NHD);
-    back = layout_of(KVBM_STORAGE_PINNED, KVBM_FULLY_CONTIGUOUS, KVBM_ORDER_NHD);
-    fill(host);
-    run(whole, host, back);
-    kvbm_layout_destroy(whole);
-    kvbm_layout_destroy(host);
-    kvbm_layout_destroy(back);
+    if (bench_chosen(argc, argv, "tiers"))
+        run_tiers(total);
+    if (bench_chosen(argc, argv, "pieces"))
+        run_pieces(total / 4);
     for (int i = 0; i < 2; i++) {
         cu(tier_cuda_calls.event_destroy(events[i]), "event");
         cu(tier_cuda_calls.stream_destroy(streams[i]), "stream");

@@ -3,17 +3,22 @@
 # builds the kvx room alone (a C and a C++ compiler, CMake and the CUDA toolkit are all it takes), compares device memory
 # with the host path and its reference, captures graphs, runs threads and streams, storages and transfers, looks with
 # compute-sanitizer, and measures. The result is one JSON file in the folder given, and beside it a log of what failed.
+# Where the whole tree is built, too, it lets a block manager's GPU fail, moves blocks through all tiers, and compares
+# with PyTorch.
 #
 #   tools/gpu-check.sh [FOLDER]      default bench/results
 #
 # KVX_GPU_BUILD: build folder (build/gpu)      KVX_GPU_ARCH: CMAKE_CUDA_ARCHITECTURES (90)
 # KVX_GPU_TOKENS: size of the benchmark        KV_TEST_SCALE: percent of the matrices (100)
 # KVBM_GPU_MIB: size of the transfers' (1024)  KVX_GPU_ONLY: "STEP STEP": these, besides building
+# KVX_GPU_TREE: build of the whole tree (build), or a folder with its bin, lib, tests and python
+# KVX_GPU_LIMIT: seconds for all of it (470)   KVX_VLLM_CUBIN: see bench/kvx_torch_bench.py
 # KVX_GPU_DRY=1: on an emulated GPU, without toolkit and driver: tries the programs and this script, says nothing else
 # Exit: 0 all passed, 1 something failed, 77 no GPU here.
 set -uo pipefail
 dry=${KVX_GPU_DRY:-0}
 started=$SECONDS
+limit_all=${KVX_GPU_LIMIT:-470}
 results=$(realpath -m "${1:-$(dirname "$0")/../bench/results}")
 cd "$(dirname "$0")/.." || exit 1
 build=$(realpath -m "${KVX_GPU_BUILD:-build/gpu$([ "$dry" = 0 ] || echo -dry)}")
@@ -30,7 +35,7 @@ failed=0
 
 # step NAME SECONDS COMMAND...: run it with a time limit, its own or what is left, and note how it ended.
 step() {
-    local name=$1 limit=$2 left=$((470 - (SECONDS - started))) begin=$SECONDS rc verdict; shift 2
+    local name=$1 limit=$2 left=$((limit_all - (SECONDS - started))) begin=$SECONDS rc verdict; shift 2
     case " configure build ${KVX_GPU_ONLY:-$name} " in *" $name "*) ;; *) return 0 ;; esac
     [ -z "${KVX_GPU_DRY:-}" ] || limit=$left # no lent machine's minutes, but one that may have much else to do
     [ "$limit" -le "$left" ] || limit=$((left > 1 ? left : 1))
@@ -68,16 +73,36 @@ fi
 export KV_BUILD_DIR=$build
 step host_matrix 60 env KV_TEST_SCALE=25 "$build"/tests/test-kvx-matrix
 step device_matrix 120 env KV_TEST_SCALE="${KV_TEST_SCALE:-100}" "$build"/tests/gpu_matrix
-step graphs 30 "$build"/tests/gpu_graph
-step graphs_without_overlap 30 env KVX_CUDA_OVERLAP=0 "$build"/tests/gpu_graph
+step shapes 60 env KV_TEST_SCALE="${KV_TEST_SCALE:-100}" "$build"/tests/gpu_shapes
+step graphs 40 "$build"/tests/gpu_graph
+step graphs_without_overlap 40 env KVX_CUDA_OVERLAP=0 "$build"/tests/gpu_graph
 step streams 30 "$build"/tests/gpu_streams
 step storages 60 env KV_TEST_SCALE="${KV_TEST_SCALE:-100}" "$build"/tests/gpu_storage
 for what in events both capture matrix; do
     step transfer_$what 60 env KV_TEST_SCALE="${KV_TEST_SCALE:-100}" "$build"/tests/gpu_transfer $what
 done
 step tiers 90 env KVBM_GPU_MIB="${KVBM_GPU_MIB:-1024}" "$build"/bench/gpu_tier_bench
-step tiers_deep 60 env KVBM_GPU_MIB="${KVBM_GPU_MIB:-512}" "$build"/bench/gpu_tier_bench_deep
+step tiers_deep 60 env KVBM_GPU_MIB="${KVBM_GPU_MIB:-512}" "$build"/bench/gpu_tier_bench_deep tiers
+step tiers_kernel 60 env KVBM_GPU_MIB="${KVBM_GPU_MIB:-1024}" "$build"/bench/gpu_tier_bench_kernel pieces
+tree=$(realpath -m "${KVX_GPU_TREE:-build}")
+of_tree() { # NAME SECONDS PROGRAM...: a step that needs a program of the whole tree
+    if [ -x "$tree/$3" ]; then
+        step "$1" "$2" env LD_LIBRARY_PATH="$tree/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$tree/$3" "${@:4}"
+    else
+        say_skipped "$1" "the whole tree isn't built"
+    fi
+}
 if [ "$dry" = 0 ]; then
+    of_tree faults 60 tests/gpu_faults
+    mkdir -p "$work/tiers-disk"
+    of_tree all_tiers 60 bin/kvasir bench tiers --gpu 0 --blocks 512 --disk "$work/tiers-disk" --object "$work/tiers-disk/object" --json
+    step busy 60 "$build"/bench/gpu_busy_bench
+    if [ -d "$tree/python/kvasir" ]; then
+        step torch 90 env PYTHONPATH="$tree/python" KVASIR_LIBRARY_PATH="$tree/lib" python3 bench/kvx_torch_bench.py \
+            ${KVX_VLLM_CUBIN:+--vllm-cubin "$KVX_VLLM_CUBIN"}
+    else
+        say_skipped torch "the whole tree isn't built"
+    fi
     step bench 90 "$build"/bench/kvx_gpu_bench ${KVX_GPU_TOKENS:+"$KVX_GPU_TOKENS"}
     step bench_without_overlap 60 env KVX_CUDA_OVERLAP=0 "$build"/bench/kvx_gpu_bench 65536
 else
@@ -89,7 +114,7 @@ fi
 sanitizer=
 [ "$dry" != 0 ] || sanitizer=$(PATH=$PATH:$(dirname "$(command -v nvcc)"):/usr/local/cuda/bin; command -v compute-sanitizer)
 sanitize() { # TOOL SCALE LIMIT PROGRAM...
-    local tool=$1 scale=$2 limit=$3 left=$((460 - (SECONDS - started))) failed_before=$failed name rc; shift 3
+    local tool=$1 scale=$2 limit=$3 left=$((limit_all - 10 - (SECONDS - started))) failed_before=$failed name rc; shift 3
     name=sanitizer_${tool}_${1#gpu_}
     if [ -z "$sanitizer" ]; then
         say_skipped "$name" "no compute-sanitizer"
@@ -110,11 +135,11 @@ sanitize() { # TOOL SCALE LIMIT PROGRAM...
         failed=$failed_before
     fi
 }
-sanitize memcheck 3 60 gpu_matrix
+for tool in memcheck initcheck racecheck synccheck; do
+    sanitize $tool 1 60 gpu_shapes kernels # every kernel
+done
+sanitize memcheck 2 60 gpu_matrix
 sanitize memcheck 3 60 gpu_transfer matrix both
-sanitize initcheck 1 40 gpu_matrix
-sanitize racecheck 1 40 gpu_matrix
-sanitize synccheck 1 30 gpu_matrix
 
 mkdir -p "$results"
 name=$(sed -n 's/.*"figure":"device","name":"\([^"]*\)".*/\1/p' "$work/bench.log" 2>/dev/null | head -n 1 | tr ' /' '--')
@@ -130,8 +155,12 @@ lines() { # [FILE...]: JSON lines as the elements of a list; from a pipe without
     printf '  "matrix": "%s",\n' "$(grep -hs 'failed' "$work/device_matrix.log" | sed 's/ (KV_TEST.*//' | paste -sd';' - | tr -d '"')"
     printf '  "figures": [\n    %s\n  ],\n' "$(lines "$work/bench.log")"
     printf '  "tiers": [\n    %s\n  ],\n' "$(lines "$work/tiers.log")"
+    printf '  "tiers_with_kernel": [\n    %s\n  ],\n' "$(lines "$work/tiers_kernel.log")"
+    printf '  "all_tiers": [\n    %s\n  ],\n' "$(lines "$work/all_tiers.log")"
+    printf '  "busy": [\n    %s\n  ],\n' "$(lines "$work/busy.log")"
+    printf '  "torch": [\n    %s\n  ],\n' "$(lines "$work/torch.log")"
     printf '  "tiers_with_8_chunks_in_flight": [\n    %s\n  ],\n' "$(lines "$work/tiers_deep.log")"
-    printf '  "figures_without_overlap": [\n    %s\n  ]\n}\n' "$(grep -hE '"figure":"(decode|device)' "$work/bench_without_overlap.log" 2>/dev/null | lines)"
+    printf '  "figures_without_overlap": [\n    %s\n  ]\n}\n' "$(grep -hE '"figure":"(decode|empty|device)' "$work/bench_without_overlap.log" 2>/dev/null | lines)"
 } >"$out"
 if [ $failed != 0 ]; then
     for log in "$work"/*.log; do
@@ -140,11 +169,14 @@ if [ $failed != 0 ]; then
     done >"${out%.json}.log"
 fi
 echo
-sed -n 's/^{"bench":"tier_gpu","figure":"\([^"]*\)","direction":"\([^"]*\)","by":"\([^"]*\)".*"gb_per_s":\([0-9.]*\),"copy.*"of_copy":\([0-9.]*\).*/\1, \2 (\3): \4 GB\/s, \5 of one copy/p
+sed -n 's/^{"bench":"tier_gpu","figure":"\([^"]*\)","direction":"\([^"]*\)","by":"\([^"]*\)","region":\([0-9]*\).*"gb_per_s":\([0-9.]*\),"copy.*"of_copy":\([0-9.]*\).*/\1 of \4 bytes, \2 (\3): \5 GB\/s, \6 of one copy/p
         s/^{"bench":"tier_gpu","figure":"\([^"]*\)","by":"\([^"]*\)","us":\([0-9.]*\),"p99_us":\([0-9.]*\).*/\1 (\2): \3 us, p99 \4/p' "$work/tiers.log" 2>/dev/null
-{ grep -hs '"of_copy"\|"us_per_launch"' "$work/bench.log"; grep -hs '"us_per_launch"' "$work/bench_without_overlap.log"; } |
-    sed -E 's/.*"figure":"([^"]*)","layout":"([^"]*)".*"gb_per_s":([0-9.]*),"copy.*"of_copy":([0-9.]*).*/\1 \2: \3 GB\/s, \4 of a device copy/
-            s/.*"figure":"([^"]*)","layout":"([^"]*)".*"layers":([0-9]*).*"us_per_launch":([0-9.]*).*"overlap":([a-z]*).*/\1 \2, \3 layers: \4 us per launch (overlap: \5)/'
+{ grep -hs '"of_copy"\|"in_graph_us"' "$work/bench.log"; grep -hs '"in_graph_us"' "$work/bench_without_overlap.log"; } |
+    sed -E 's/.*"figure":"([^"]*)","layout":"([^"]*)","tokens":([0-9]*).*"gb_per_s":([0-9.]*),"copy.*"of_copy":([0-9.]*).*/\1 \2, \3 tokens: \4 GB\/s, \5 of a device copy/
+            s/.*"figure":"decode_write","layout":"([^"]*)","tokens":([0-9]*),"layers":([0-9]*).*"in_graph_us":([0-9.]*),"of_empty_in_graph":([0-9.]*),"one_by_one_us":([0-9.]*),"of_empty_one_by_one":([0-9.]*),"overlap":([a-z]*).*/decode \1, \2 tokens, \3 layers: \4 us in a graph (\5 of an empty kernel), \6 us alone (\7) (overlap: \8)/
+            s/.*"figure":"empty_kernel","in_graph_us":([0-9.]*),"one_by_one_us":([0-9.]*),"overlapped_in_graph_us":([0-9.]*),"overlapped_one_by_one_us":([0-9.]*).*/empty kernel: \1 us in a graph, \2 alone; overlapped \3, \4/'
+sed -nE 's/.*"figure":"([^"]*)","cache":"([^"]*)","tokens":([0-9]*),"us":([0-9.]*),.*"times_ours":([0-9.]*).*/\1, \2, \3 tokens: \4 us, \5 times ours/p' "$work/torch.log" 2>/dev/null
+sed -nE 's/.*"load":"([^"]*)","direction":"([^"]*)","kernel":"([^"]*)".*"slower":([0-9.]*),"gb_per_s":([0-9.]*),"gb_per_s_alone":([0-9.]*).*/\3 beside \1 \2: \4 times as long; \5 of \6 GB\/s/p' "$work/busy.log" 2>/dev/null
 echo
 echo "$out"
 echo "$((SECONDS - started)) s, $([ $failed = 0 ] && echo 'all passed' || echo 'FAILED')"

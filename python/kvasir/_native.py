@@ -154,7 +154,7 @@ _release_buffer.argtypes, _release_buffer.restype = [ctypes.c_void_p], None
 _capsule = _api.PyCapsule_GetPointer
 _capsule.argtypes, _capsule.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
 _WRITABLE = 1
-_CPU, _CUDA_HOST = 1, 3
+_CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
 
 
 class Memory:
@@ -200,7 +200,9 @@ def dltensor(source: Any) -> Tuple[DLTensor, Any]:
     """Return the DLTensor of a tensor and the capsule that keeps its memory."""
     if not hasattr(source, "__dlpack__"):
         raise TypeError(f"{type(source).__name__} is no tensor: it has no __dlpack__")
-    capsule = source.__dlpack__()
+    device = source.__dlpack_device__()[0] if hasattr(source, "__dlpack_device__") else _CPU
+    # On a GPU the caller's stream orders the work; without -1 the framework would make the default stream wait for it.
+    capsule = source.__dlpack__(stream=-1) if device in (_CUDA, _CUDA_MANAGED) else source.__dlpack__()
     return DLTensor.from_address(_capsule(capsule, b"dltensor")), capsule
 
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * `kvasir bench tiers`: move blocks from a cache in memory through the tiers of a block manager and
- * back, beside memcpy of the same bytes. Every block that comes back is compared.
+ * `kvasir bench tiers`: move blocks from a cache in memory or on a GPU through the tiers of a block
+ * manager and back, beside a plain copy of the same bytes. Every block that comes back is compared.
  */
 #include <inttypes.h>
 #include <signal.h>
@@ -17,15 +17,18 @@
 #include "cli/format.h"
 #include "cli/replay.h"
 #include "kvbm.h"
+#include "kvbm_transfer.h"
 
 #define LAYERS 32u
 #define PAGE 16u
 #define CHAIN 16u /* blocks of a request */
 #define WAIT_MS 600000
+#define NO_GPU UINT64_MAX
 
 struct options {
     const char *config, *disk, *object, *order;
     uint64_t block, blocks, host, disk_bytes;
+    uint64_t gpu; /* number; NO_GPU: the cache lies in host memory */
     bool json;
 };
 
@@ -76,6 +79,14 @@ static const struct kv_arg ARGS[] = {
      .choices = "nhd|hnd",
      .help = "Order of tokens and heads in the cache. The host tier is nhd, so hnd converts. "
              "Default: nhd."},
+    {.name = "gpu",
+     .type = KV_ARG_U64,
+     .offset = offsetof(struct options, gpu),
+     .value = "N",
+     .min = 0,
+     .max = 63,
+     .help = "Cache in the memory of GPU N, a storage per layer, and a pinned host tier. Default: a "
+             "cache in host memory."},
     {.name = "json",
      .type = KV_ARG_FLAG,
      .offset = offsetof(struct options, json),
@@ -87,8 +98,8 @@ static const struct kv_args_program PROGRAM = {
     .usage = "[--disk DIR] [--object URI] [OPTION ...]",
     .brief = "move blocks through the tiers of a block manager and back, and time it",
     .summary =
-        "Moves blocks from a cache in memory to the host tier, the disk and the object store, and\n"
-        "back, and reports the speed of each step beside memcpy.",
+        "Moves blocks from a cache in memory or on a GPU to the host tier, the disk and the object\n"
+        "store, and back, and reports the speed of each step beside a plain copy.",
     .footer = "Exit status: 0; 1 when a block came back with other bytes, or not at all; 2 usage; "
               "5 else.",
     .args = ARGS,
@@ -106,7 +117,9 @@ struct bench {
     struct kvbm_layout_config block;
     struct kvbm_manager_opts tiers;
     struct kvbm_manager *manager;
-    struct kvbm_layout *layout;
+    struct kvbm_layout *layout; /* of the cache */
+    struct kvbm_layout *image;  /* host memory with the cache's contents: the layout, or of a GPU's */
+    struct kvbm_copier *copier; /* between the two; NULL: they are one */
     struct kvbm_cache *cache;
     uint32_t n;
     uint64_t *keys, *sums;
@@ -123,7 +136,7 @@ static void *block_at(const struct bench *b, uint32_t i)
 {
     struct kvbm_view view;
 
-    kvbm_layout_block(b->layout, i, &view);
+    kvbm_layout_block(b->image, i, &view);
     return (void *)(uintptr_t)view.addr; // NOLINT(performance-no-int-to-ptr)
 }
 
@@ -146,13 +159,42 @@ static void fill(struct bench *b)
     }
 }
 
-static void check(struct bench *b)
+/* Copy all blocks between the cache and its image. Without a GPU the two are one. */
+static int mirror(const struct bench *b, bool to_cache)
 {
-    for (uint32_t i = 0; i < b->n; i++) {
+    struct kvbm_transfer t = {.size = sizeof(t),
+                              .src = to_cache ? b->image : b->layout,
+                              .dst = to_cache ? b->layout : b->image,
+                              .src_blocks = b->numbers,
+                              .dst_blocks = b->numbers,
+                              .n = b->n};
+    struct kvbm_done done = {0};
+    int64_t id;
+    int rc;
+
+    if (!b->copier)
+        return 0;
+    id = kvbm_copier_submit(b->copier, &t);
+    rc = id < 0 ? (int)id : kvbm_copier_wait(b->copier, (uint64_t)id, WAIT_MS, &done);
+    return rc < 0 ? rc : done.status;
+}
+
+/* Forget the cache's contents. */
+static int wipe(struct bench *b)
+{
+    for (uint32_t i = 0; i < b->n; i++)
+        memset(block_at(b, i), 0, b->opts.block);
+    return mirror(b, true);
+}
+
+static int check(struct bench *b)
+{
+    int rc = mirror(b, false);
+
+    for (uint32_t i = 0; i < b->n && rc == 0; i++)
         b->wrong += !(b->ok[i / 8] >> (i % 8) & 1) ||
                     kv_xxh64(block_at(b, i), b->opts.block, 0) != b->sums[i];
-        memset(block_at(b, i), 0, b->opts.block);
-    }
+    return rc < 0 ? rc : wipe(b);
 }
 
 static void note(struct bench *b, const char *name, const char *words, uint64_t start_ns)
@@ -203,8 +245,7 @@ static int load(struct bench *b, const char *name, const char *words)
     int rc = move_all(b, false);
 
     note(b, name, words, start_ns);
-    check(b);
-    return rc;
+    return rc < 0 ? rc : check(b);
 }
 
 static void forget(struct bench *b, enum kv_tier tier)
@@ -213,19 +254,29 @@ static void forget(struct bench *b, enum kv_tier tier)
         kvbm_pool_reset_inactive(kvbm_manager_pool(b->manager, tier));
 }
 
-static void yardstick(struct bench *b)
+/* Time a plain copy of the same bytes: by memcpy, or from pinned memory to the GPU in one job. */
+static int yardstick(struct bench *b)
 {
-    char *to = malloc(b->opts.block * b->n);
+    char *to = b->copier ? NULL : malloc(b->opts.block * b->n);
     uint64_t start_ns;
+    int rc;
 
+    if (b->copier) {
+        rc = mirror(b, true); /* opens the lane */
+        start_ns = kv_now_ns();
+        rc = rc < 0 ? rc : mirror(b, true);
+        note(b, "copy", "pinned memory to GPU, one job", start_ns);
+        return rc;
+    }
     if (!to)
-        return;
+        return -ENOMEM;
     memset(to, 1, b->opts.block * b->n);
     start_ns = kv_now_ns();
     for (uint32_t i = 0; i < b->n; i++)
         memcpy(to + i * b->opts.block, block_at(b, i), b->opts.block);
     note(b, "memcpy", "memcpy, one thread", start_ns);
     free(to);
+    return 0;
 }
 
 static int run(struct bench *b)
@@ -234,16 +285,17 @@ static int run(struct bench *b)
     int rc;
 
     fill(b);
-    yardstick(b);
+    rc = yardstick(b);
     start_ns = kv_now_ns();
-    rc = move_all(b, true);
+    if (rc == 0)
+        rc = move_all(b, true);
     note(b, "store", "cache to host", start_ns);
     if (rc == 0 && (b->tiers.disk || b->tiers.object)) {
         rc = kvbm_manager_drain(b->manager, WAIT_MS);
         note(b, "down", "cache to the tiers below, durable", start_ns);
     }
-    for (uint32_t i = 0; i < b->n; i++)
-        memset(block_at(b, i), 0, b->opts.block);
+    if (rc == 0)
+        rc = wipe(b);
     if (rc == 0 && b->tiers.host_bytes)
         rc = load(b, "load", "host to cache");
     if (rc == 0 && b->tiers.disk) {
@@ -260,12 +312,40 @@ static int run(struct bench *b)
 
 /* ---- around it ---- */
 
+/* Allocate the cache and, when it lies on a GPU, its image and what copies between the two. */
+static int allocate(struct bench *b)
+{
+    bool gpu = b->opts.gpu != NO_GPU;
+    const struct kvbm_storage_opts storage = {.size = sizeof(storage),
+                                              .kind = gpu ? KVBM_STORAGE_DEVICE
+                                                          : KVBM_STORAGE_SYSTEM,
+                                              .device_id = gpu ? (uint32_t)b->opts.gpu : 0,
+                                              .huge_pages = !gpu,
+                                              .bytes = 1},
+                                   host = {.size = sizeof(host),
+                                           .kind = KVBM_STORAGE_PINNED,
+                                           .device_id = storage.device_id,
+                                           .bytes = 1};
+    const struct kvbm_allocator allocator = kvbm_allocator_of(&storage),
+                                pinned = kvbm_allocator_of(&host);
+    struct kvbm_layout_config config = b->block;
+    int rc;
+
+    if (gpu)
+        config.kind = KVBM_LAYER_SEPARATE_BLOCK_CONTIGUOUS; /* as engines have it */
+    rc = kvbm_layout_allocate(&config, &allocator, &b->layout);
+    b->image = b->layout;
+    if (rc < 0 || !gpu)
+        return rc;
+    config.kind = KVBM_FULLY_CONTIGUOUS;
+    b->image = NULL;
+    rc = kvbm_layout_allocate(&config, &pinned, &b->image);
+    return rc < 0 ? rc : kvbm_copier_create(NULL, &b->copier);
+}
+
 static int set_up(struct bench *b, char **strings)
 {
     uint32_t inner = (uint32_t)(b->opts.block / (LAYERS * 2 * PAGE * 2));
-    const struct kvbm_storage_opts storage = {
-        .size = sizeof(storage), .kind = KVBM_STORAGE_SYSTEM, .huge_pages = true, .bytes = 1};
-    const struct kvbm_allocator allocator = kvbm_allocator_of(&storage);
     struct kvbm_cache_opts cache = {.size = sizeof(cache)};
     int rc;
 
@@ -280,11 +360,12 @@ static int set_up(struct bench *b, char **strings)
                                            .num_heads = inner % 128 ? 1 : inner / 128,
                                            .dtype = KVX_DTYPE_BF16};
     b->tiers = (struct kvbm_manager_opts){
-        .size = sizeof(b->tiers), .fingerprint = "kvasir bench tiers", .huge_pages = true};
+        .size = sizeof(b->tiers), .fingerprint = "kvasir bench tiers", .huge_pages = b->opts.gpu == NO_GPU};
     rc = kvbm_manager_configure(&b->tiers, b->opts.config, strings);
     if (rc < 0)
         return rc;
     b->tiers.block = &b->block;
+    b->tiers.host_pinned |= b->opts.gpu != NO_GPU;
     b->tiers.disk = b->opts.disk ? b->opts.disk : b->tiers.disk;
     b->tiers.object = b->opts.object ? b->opts.object : b->tiers.object;
     if (b->opts.host || !b->tiers.host_bytes)
@@ -296,7 +377,7 @@ static int set_up(struct bench *b, char **strings)
     if (rc == 0 && b->opts.order && !strcmp(b->opts.order, "hnd"))
         b->block.order = KVBM_ORDER_HND;
     if (rc == 0)
-        rc = kvbm_layout_allocate(&b->block, &allocator, &b->layout);
+        rc = allocate(b);
     cache.layout = b->layout;
     return rc < 0 ? rc : kvbm_cache_attach(b->manager, &cache, &b->cache);
 }
@@ -333,7 +414,8 @@ static void print(const struct bench *b)
         printf("  %-34s %8s  %10s/s", f->words, kc_duration((uint64_t)(f->seconds * 1e9)).s,
                kc_bytes((double)f->bytes / f->seconds).s);
         if (i)
-            printf("  %.2f times memcpy's time", f->seconds / b->figures[0].seconds);
+            printf("  %.2f times %s time", f->seconds / b->figures[0].seconds,
+                   b->copier ? "the plain copy's" : "memcpy's");
         putchar('\n');
     }
     if (b->wrong)
@@ -345,6 +427,9 @@ static void tear_down(struct bench *b)
     if (b->cache)
         kvbm_cache_detach(b->cache);
     kvbm_manager_destroy(b->manager, WAIT_MS);
+    kvbm_copier_destroy(b->copier);
+    if (b->image != b->layout)
+        kvbm_layout_destroy(b->image);
     kvbm_layout_destroy(b->layout);
     free(b->keys);
     free(b->sums);
@@ -390,7 +475,7 @@ static void on_interrupt(int number)
 
 int kc_bench_tiers_main(int argc, char **argv)
 {
-    struct bench b = {0};
+    struct bench b = {.opts.gpu = NO_GPU};
     struct kv_error error = {0};
     int rc;
 

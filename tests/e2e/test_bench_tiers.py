@@ -12,8 +12,13 @@ KVASIR = str(BUILD / "bin" / "kvasir")
 SMALL = ["--block", "16KiB", "--blocks", "48"]
 
 
-def bench(*options):
-    return subprocess.run([KVASIR, "bench", *options], capture_output=True, text=True, timeout=120, check=False)
+EMULATED_GPU = {"LD_LIBRARY_PATH": str(BUILD / "tests" / "cuda13"),
+                "KVX_CUDA_LIBRARY": str(BUILD / "tests" / "libkvx_emulated.so")}
+
+
+def bench(*options, **environment):
+    return subprocess.run([KVASIR, "bench", *options], capture_output=True, text=True, timeout=120, check=False,
+                          env={**os.environ, **environment})
 
 
 def test_all_tiers():
@@ -31,6 +36,21 @@ def test_converting_for_people():
     equal((done.returncode, done.stderr), (0, ""))
     check("48 blocks of 16.0 KiB" in done.stdout and "host to cache" in done.stdout, done.stdout)
     check("did not come back" not in done.stdout, done.stdout)
+
+
+def test_gpu():
+    """A cache on a GPU: here on an emulated driver; tools/gpu-check.sh runs it on a real one."""
+    with tempfile.TemporaryDirectory() as directory:
+        done = bench("tiers", *SMALL, "--gpu", "0", "--disk", directory, "--object", directory + "/object", "--json",
+                     **EMULATED_GPU)
+        equal(done.returncode, 0, done.stderr)
+        figures = json.loads(done.stdout)
+        equal((figures["blocks"], figures["wrong"]), (48, 0))
+        check({"copy", "store", "down", "load", "load_disk", "load_object"} <= set(figures), figures)
+        check("memcpy" not in figures, figures)
+    done = bench("tiers", *SMALL, "--gpu", "7", **EMULATED_GPU)
+    equal(done.returncode, 5, done.stdout)
+    check("No such device" in done.stderr, done.stderr)
 
 
 def test_configuration():

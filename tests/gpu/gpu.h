@@ -142,4 +142,38 @@ static inline struct kvx_place_hooks gpu_hooks(kvx_memory_type_t memory, int pin
     return (struct kvx_place_hooks){memory, gpu_memory.stream, gpu_put, gpu_get, gpu_drop};
 }
 
+/* --------------------------------------------------------------------------------------------- */
+/* Device memory for several threads: each allocates for itself and copies on its own stream. */
+
+static _Thread_local cudaStream_t gpu_thread_stream;
+
+static inline void *gpu_thread_put(const void *bytes, size_t n)
+{
+    void *p = NULL;
+
+    GPU(cudaMalloc(&p, n));
+    GPU(cudaMemcpyAsync(p, bytes, n, cudaMemcpyDefault, gpu_thread_stream));
+    GPU(cudaStreamSynchronize(gpu_thread_stream));
+    return p;
+}
+
+static inline void gpu_thread_get(void *bytes, const void *from, size_t n)
+{
+    GPU(cudaMemcpyAsync(bytes, from, n, cudaMemcpyDefault, gpu_thread_stream));
+    GPU(cudaStreamSynchronize(gpu_thread_stream));
+}
+
+static inline void gpu_thread_drop(void *p)
+{
+    GPU(cudaFree(p));
+}
+
+/** Return hooks whose calls and copies run on @stream. They belong to the calling thread. */
+static inline struct kvx_place_hooks gpu_thread_hooks(cudaStream_t stream)
+{
+    gpu_thread_stream = stream;
+    return (struct kvx_place_hooks){KVX_MEMORY_DEVICE, (void *)stream, gpu_thread_put,
+                                    gpu_thread_get, gpu_thread_drop};
+}
+
 #endif

@@ -1,10 +1,70 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Calls captured into CUDA graphs. The process's first call is in the strictest kind of capture: it
- * must not wait, allocate, or make a query that capture forbids. Replays use new data and slots. */
+ * must not wait, allocate, or make a query that capture forbids. Replays use new data and slots,
+ * while other threads call on streams of their own. KV_TEST_SCALE: percent of 1000 replays of a
+ * chain, and of 1000 replays of the four kinds of layers together. */
+#include <pthread.h>
+
 #include "gpu.h"
 #include "kvx/kvx_layers.h"
 
-enum { LAYERS = 5, STEPS = 100 };
+enum { LAYERS = 5, STEPS = 100, REPLAYS = 1000, BESIDE = 2 };
+
+static int n_replays(int kinds)
+{
+    return (int)case_setting("KV_TEST_SCALE", 100) * (REPLAYS / kinds) / 100 + 1;
+}
+
+/* --------------------------------------------------------------------------------------------- */
+/* Other streams, busy until beside_end() */
+
+static struct {
+    pthread_t thread[BESIDE];
+    unsigned id[BESIDE];
+    unsigned long calls[BESIDE];
+    int stop;
+} beside;
+
+static void *call_beside(void *arg)
+{
+    unsigned id = *(unsigned *)arg;
+    struct kvx_place_hooks hooks;
+    cudaStream_t stream;
+
+    GPU(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    hooks = gpu_thread_hooks(stream);
+    do {
+        MUST(layers_agree(&hooks, 1 + (unsigned)beside.calls[id] % 7, id % 4));
+        beside.calls[id]++;
+    } while (!__atomic_load_n(&beside.stop, __ATOMIC_RELAXED));
+    GPU(cudaStreamDestroy(stream));
+    return NULL;
+}
+
+/* Start after a capture: a strict one forbids other threads to allocate. */
+static void beside_begin(void)
+{
+    memset(&beside, 0, sizeof(beside));
+    for (unsigned i = 0; i < BESIDE; i++) {
+        beside.id[i] = i;
+        MUST(pthread_create(&beside.thread[i], NULL, call_beside, &beside.id[i]) == 0);
+    }
+}
+
+static unsigned long beside_end(void)
+{
+    unsigned long calls = 0;
+
+    __atomic_store_n(&beside.stop, 1, __ATOMIC_RELAXED);
+    for (unsigned i = 0; i < BESIDE; i++) {
+        MUST(pthread_join(beside.thread[i], NULL) == 0);
+        calls += beside.calls[i];
+    }
+    return calls;
+}
+
+/* --------------------------------------------------------------------------------------------- */
+/* Replays with new data and slots each time */
 
 struct bench_memory {
     struct layers_memory layer[LAYERS];
@@ -100,15 +160,17 @@ static void test_replays(const struct kvx_place_hooks *hooks, unsigned kind)
     GPU(cudaGraphGetNodes(graph, NULL, &n_nodes));
     MUST(n_nodes == 2); /* all layers in one launch: a write, a gather */
     exec = instantiate(graph);
-    for (int replay = 0; replay < 20; replay++) {
+    beside_begin();
+    for (int replay = 0; replay < n_replays(4); replay++) {
         shuffle(m, kind, &d, stream);
         GPU(cudaGraphLaunch(exec, stream));
         MUST(layers_run(m->host, LAYERS, true, &options, NULL) == KVX_STATUS_OK);
         check_same(m, hooks, kind);
     }
+    printf("graph, kind %u: 2 launches, %d replays agree, beside %lu calls on other streams\n", kind,
+           n_replays(4), beside_end());
     GPU(cudaGraphExecDestroy(exec));
     GPU(cudaGraphDestroy(graph));
-    printf("graph, kind %u: 2 launches, 20 replays agree\n", kind);
     free(m); /* the arenas go with the process */
 }
 
@@ -126,6 +188,7 @@ static void test_chain(const struct kvx_place_hooks *hooks)
     struct dice d = {5};
     cudaGraph_t graph;
     cudaGraphExec_t exec;
+    unsigned long calls;
 
     MUST(m && inputs && found);
     make(m, hooks, 0);
@@ -144,9 +207,11 @@ static void test_chain(const struct kvx_place_hooks *hooks)
     }
     GPU(cudaStreamEndCapture(stream, &graph));
     exec = instantiate(graph);
-    for (int replay = 0; replay < 50; replay++)
+    beside_begin();
+    for (int replay = 0; replay < n_replays(1); replay++)
         GPU(cudaGraphLaunch(exec, stream));
     GPU(cudaStreamSynchronize(stream));
+    calls = beside_end();
     memset(m->layer[0].host[4], 0, out); /* rows beyond the lengths stay as they are: zero */
     for (int i = 0; i < STEPS; i++) {
         memcpy(m->layer[0].host[2], inputs + (size_t)i * in, in);
@@ -156,7 +221,9 @@ static void test_chain(const struct kvx_place_hooks *hooks)
         hooks->get(found, device_out + (size_t)i * out, out);
         MUST(memcmp(found, m->layer[0].host[4], out) == 0);
     }
-    printf("chain: %d dependent launches in a graph, 50 replays agree\n", 2 * STEPS);
+    printf("chain: %d dependent launches in a graph, %d replays agree, beside %lu calls on other "
+           "streams\n",
+           2 * STEPS, n_replays(1), calls);
     GPU(cudaGraphExecDestroy(exec));
     GPU(cudaGraphDestroy(graph));
     free(inputs);

@@ -10,39 +10,17 @@
 
 enum { THREADS = 8, ROUNDS = 25 };
 
-static _Thread_local cudaStream_t my_stream;
-
-static void *put(const void *bytes, size_t n)
-{
-    void *p = NULL;
-
-    GPU(cudaMalloc(&p, n));
-    GPU(cudaMemcpyAsync(p, bytes, n, cudaMemcpyDefault, my_stream));
-    GPU(cudaStreamSynchronize(my_stream));
-    return p;
-}
-
-static void get(void *bytes, const void *from, size_t n)
-{
-    GPU(cudaMemcpyAsync(bytes, from, n, cudaMemcpyDefault, my_stream));
-    GPU(cudaStreamSynchronize(my_stream));
-}
-
-static void drop(void *p)
-{
-    GPU(cudaFree(p));
-}
-
 static void *call_often(void *arg)
 {
     unsigned id = *(unsigned *)arg;
-    struct kvx_place_hooks hooks = {KVX_MEMORY_DEVICE, NULL, put, get, drop};
+    struct kvx_place_hooks hooks;
+    cudaStream_t stream;
 
-    GPU(cudaStreamCreateWithFlags(&my_stream, cudaStreamNonBlocking));
-    hooks.stream = my_stream;
+    GPU(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    hooks = gpu_thread_hooks(stream);
     for (unsigned round = 0; round < ROUNDS; round++)
         MUST(layers_agree(&hooks, 1 + (id * 7 + round) % 12, (id + round) % 4));
-    GPU(cudaStreamDestroy(my_stream));
+    GPU(cudaStreamDestroy(stream));
     return NULL;
 }
 
@@ -64,11 +42,10 @@ static void test_threads(void)
 static void test_default_streams(void)
 {
     const cudaStream_t streams[] = {NULL, cudaStreamLegacy, cudaStreamPerThread};
-    struct kvx_place_hooks hooks = {KVX_MEMORY_DEVICE, NULL, put, get, drop};
 
     for (unsigned i = 0; i < 3; i++) {
-        my_stream = streams[i];
-        hooks.stream = (void *)streams[i];
+        struct kvx_place_hooks hooks = gpu_thread_hooks(streams[i]);
+
         MUST(layers_agree(&hooks, 3, i));
     }
     printf("default streams: agree\n");
@@ -78,6 +55,7 @@ static void test_default_streams(void)
 static void test_devices(void)
 {
     struct layers_call call;
+    cudaStream_t stream;
     char *memory[6];
     void *arrays[3];
     int n = 0, current = -1;
@@ -88,7 +66,7 @@ static void test_devices(void)
         return;
     }
     GPU(cudaSetDevice(1));
-    GPU(cudaStreamCreateWithFlags(&my_stream, cudaStreamNonBlocking));
+    GPU(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     for (unsigned i = 0; i < 6; i++)
         GPU(cudaMalloc((void **)&memory[i], layers_bytes(0, i)));
     for (unsigned i = 0; i < 3; i++) {
@@ -97,10 +75,10 @@ static void test_devices(void)
     }
     GPU(cudaSetDevice(0));
     layers_describe(&call, memory, KVX_MEMORY_DEVICE, 0, arrays[0], arrays[1], arrays[2]);
-    MUST(layers_run(&call, 1, true, NULL, my_stream) == KVX_STATUS_OK);
+    MUST(layers_run(&call, 1, true, NULL, stream) == KVX_STATUS_OK);
     GPU(cudaGetDevice(&current));
     MUST(current == 0);
-    GPU(cudaStreamSynchronize(my_stream));
+    GPU(cudaStreamSynchronize(stream));
     printf("devices: a stream of device 1 used while 0 is current\n");
 }
 

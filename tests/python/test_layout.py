@@ -76,6 +76,43 @@ def test_fp8_in_tensors_of_bytes():
     equal((int(k[0, 0, 0, 0]), int(v[0, 0, 0, 0])), (0x3c, 0x44), "1.5 and 3 as E4M3")
 
 
+def test_scales_of_all_granularities():
+    rng = numpy.random.default_rng(5)
+    rows = rng.integers(-4, 5, (8, HEADS, DIM)).astype(numpy.float32)
+    slots = numpy.arange(8, dtype=numpy.int64)
+    for shape in ((), (1,), (HEADS,), (BLOCKS,), (BLOCKS, HEADS)):
+        k, v = (numpy.zeros((BLOCKS, SIZE, HEADS, DIM), numpy.uint8) for _ in range(2))
+        cache = layout.Cache(k, v, dtype="f8_e4m3")
+        scale = numpy.asarray(2.0 ** rng.integers(-2, 3, shape), numpy.float32)
+        layout.write(cache, slots, rows, rows, k_scale=scale, v_scale=1.0)
+        got_k, got_v = (numpy.full((1, 8, HEADS, DIM), 9, numpy.float32) for _ in range(2))
+        layout.gather(cache, numpy.array([[0, 1]], dtype=numpy.int32), numpy.array([8], dtype=numpy.int32), got_k, got_v, k_scale=scale)
+        check((got_k[0] == rows).all() and (got_v[0] == rows).all(), f"scales {shape} of powers of two change nothing")
+        layout.gather(cache, numpy.array([[0, 1]], dtype=numpy.int32), numpy.array([8], dtype=numpy.int32), got_k, got_v)
+        block_head = numpy.broadcast_to(scale[:, None] if shape == (BLOCKS,) else scale, (BLOCKS, HEADS))
+        model = rows / block_head[slots // SIZE][:, :, None]
+        check((got_k[0] == model).all(), f"scales {shape} are applied")
+    raises(ValueError, layout.write, cache, slots, rows, rows, k_scale=numpy.ones(3, numpy.float32))
+    raises(TypeError, layout.write, cache, slots, rows, rows, k_scale=numpy.ones(1, numpy.float64))
+    square = layout.Cache(*(numpy.zeros((HEADS, SIZE, HEADS, DIM), numpy.uint8) for _ in range(2)), dtype="f8_e4m3")
+    raises(ValueError, layout.write, square, slots, rows, rows, k_scale=numpy.ones(HEADS, numpy.float32))
+
+
+def test_streams():
+    class Torch:
+        cuda_stream = 0
+
+    class Protocol:
+        def __cuda_stream__(self):
+            return (0, 0)
+
+    cache = layout.Cache(empty("nhd", numpy.float32), empty("nhd", numpy.float32))
+    rows = numpy.ones((1, HEADS, DIM), numpy.float32)
+    for stream in (None, 0, Torch(), Protocol()):  # in host memory a stream has no effect
+        layout.write(cache, numpy.array([0]), rows, rows, stream=stream)
+    raises(TypeError, layout.write, cache, numpy.array([0]), rows, rows, stream="default")
+
+
 def test_torch_tensors():
     try:
         import torch

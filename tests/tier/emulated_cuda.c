@@ -22,6 +22,7 @@
 #define BAD_CONTEXT 201
 #define BAD_HANDLE 400
 #define NOT_READY 600
+#define ILLEGAL_ADDRESS 700
 #define CAPTURING 900
 #define UNKNOWN 999
 #define CAPTURE_RELAXED 2
@@ -59,6 +60,13 @@ static _Atomic int fail_copies, fail_events, delay_us, copies, streams_alive, ev
 static _Atomic int fail_batch_with, batches, capturing, broken, retained[DEVICES];
 static _Thread_local void *current[NESTED]; /* contexts pushed: who calls without one is wrong */
 static _Thread_local int depth, capture_mode;
+
+/*
+ * A kernel's illegal access ends the process's use of CUDA: nothing moves any more, and each call
+ * fails from then on. Streams read the lock around each operation, so that none is half done.
+ */
+static pthread_rwlock_t illegal_lock = PTHREAD_RWLOCK_INITIALIZER;
+static _Atomic bool illegal;
 
 /* True when the call is allowed now: while a thread captures, only threads that exempted
  * themselves. */
@@ -133,7 +141,10 @@ static void run_op(const struct op *op)
     if (!op->event) {
         if (delay_us)
             usleep((unsigned)delay_us);
-        memcpy((void *)(uintptr_t)op->to, (const void *)(uintptr_t)op->from, op->len);
+        pthread_rwlock_rdlock(&illegal_lock);
+        if (!illegal)
+            memcpy((void *)(uintptr_t)op->to, (const void *)(uintptr_t)op->from, op->len);
+        pthread_rwlock_unlock(&illegal_lock);
         return;
     }
     pthread_mutex_lock(&op->event->lock);
@@ -239,6 +250,8 @@ EXPORT int cuMemAlloc_v2(uint64_t *ret, size_t len)
 {
     void *memory;
 
+    if (illegal)
+        return ILLEGAL_ADDRESS;
     if (!depth || !allowed())
         return depth ? CAPTURING : BAD_CONTEXT;
     memory = malloc(len);
@@ -251,6 +264,8 @@ EXPORT int cuMemAlloc_v2(uint64_t *ret, size_t len)
 
 EXPORT int cuMemFree_v2(uint64_t addr)
 {
+    if (illegal)
+        return ILLEGAL_ADDRESS;
     if (!allowed() || !forget(addr, OWN))
         return allowed() ? 1 : CAPTURING;
     free((void *)(uintptr_t)addr);
@@ -260,6 +275,8 @@ EXPORT int cuMemFree_v2(uint64_t addr)
 /* Portable, because other contexts copy it, and mapped, because kernels read and write it. */
 EXPORT int cuMemHostRegister_v2(void *memory, size_t len, unsigned flags)
 {
+    if (illegal)
+        return ILLEGAL_ADDRESS;
     if (!allowed())
         return CAPTURING;
     return memory && len && flags == 3 && depth && remember((uintptr_t)memory, len, LOCKED)
@@ -269,6 +286,8 @@ EXPORT int cuMemHostRegister_v2(void *memory, size_t len, unsigned flags)
 
 EXPORT int cuMemHostUnregister(void *memory)
 {
+    if (illegal)
+        return ILLEGAL_ADDRESS;
     if (!allowed())
         return CAPTURING;
     return depth && forget((uintptr_t)memory, LOCKED) ? 0 : UNKNOWN;
@@ -276,18 +295,24 @@ EXPORT int cuMemHostUnregister(void *memory)
 
 EXPORT int cuMemsetD8_v2(uint64_t addr, unsigned char value, size_t len)
 {
+    if (illegal)
+        return ILLEGAL_ADDRESS;
     memset((void *)(uintptr_t)addr, value, len);
     return 0;
 }
 
 EXPORT int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t len)
 {
+    if (illegal)
+        return ILLEGAL_ADDRESS;
     memcpy((void *)(uintptr_t)to, from, len);
     return 0;
 }
 
 EXPORT int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t len)
 {
+    if (illegal)
+        return ILLEGAL_ADDRESS;
     memcpy(to, (const void *)(uintptr_t)from, len);
     return 0;
 }
@@ -296,6 +321,8 @@ EXPORT int cuStreamCreate(void **ret, unsigned flags)
 {
     struct stream *s = calloc(1, sizeof(*s));
 
+    if (illegal)
+        return ILLEGAL_ADDRESS;
     if (!s || flags != 1 || !depth)
         return UNKNOWN;
     pthread_mutex_init(&s->lock, NULL);
@@ -307,6 +334,7 @@ EXPORT int cuStreamCreate(void **ret, unsigned flags)
     return 0;
 }
 
+/* Frees the stream even when it then reports an error, as the driver does. */
 EXPORT int cuStreamDestroy_v2(void *stream)
 {
     struct stream *s = stream;
@@ -318,13 +346,15 @@ EXPORT int cuStreamDestroy_v2(void *stream)
     pthread_join(s->thread, NULL);
     free(s);
     streams_alive--;
-    return 0;
+    return illegal ? ILLEGAL_ADDRESS : 0;
 }
 
 EXPORT int cuStreamSynchronize(void *stream)
 {
     struct stream *s = stream;
 
+    if (illegal)
+        return ILLEGAL_ADDRESS;
     if (!depth || !allowed())
         return depth ? CAPTURING : BAD_CONTEXT;
     if (!s)
@@ -340,6 +370,8 @@ EXPORT int cuMemcpyAsync(uint64_t to, uint64_t from, size_t len, void *stream)
 {
     struct stream *s = stream;
 
+    if (illegal)
+        return ILLEGAL_ADDRESS;
     copies++;
     if (fail_copies && --fail_copies == 0)
         return UNKNOWN;
@@ -362,6 +394,8 @@ static int batch(const uint64_t *to, const uint64_t *from, const size_t *len, si
     struct stream *s = stream;
     size_t end = fail_batch_with ? n / 2 : n;
 
+    if (illegal)
+        return ILLEGAL_ADDRESS;
     batches++;
     if (!s || !n || n_attributes != 1 || *first != 0 || a->order != 1 || a->flags)
         return 1;
@@ -400,6 +434,8 @@ EXPORT int cuEventCreate(void **ret, unsigned flags)
 {
     struct event *event = calloc(1, sizeof(*event));
 
+    if (illegal)
+        return ILLEGAL_ADDRESS;
     (void)flags;
     if (!event)
         return 2;
@@ -415,7 +451,7 @@ EXPORT int cuEventDestroy_v2(void *event)
 {
     free(event);
     events_alive--;
-    return 0;
+    return illegal ? ILLEGAL_ADDRESS : 0;
 }
 
 EXPORT int cuEventRecord(void *event, void *stream)
@@ -424,6 +460,8 @@ EXPORT int cuEventRecord(void *event, void *stream)
     struct stream *s = stream;
     uint64_t number;
 
+    if (illegal)
+        return ILLEGAL_ADDRESS;
     if (fail_events && --fail_events == 0)
         return UNKNOWN;
     if (s && (s->context != e->context || !here(s->context)))
@@ -441,6 +479,8 @@ EXPORT int cuEventQuery(void *event)
     struct event *e = event;
     bool happened;
 
+    if (illegal)
+        return ILLEGAL_ADDRESS;
     if (!depth || !allowed())
         return depth ? CAPTURING : BAD_CONTEXT;
     pthread_mutex_lock(&e->lock);
@@ -453,6 +493,8 @@ EXPORT int cuEventSynchronize(void *event)
 {
     struct event *e = event;
 
+    if (illegal)
+        return ILLEGAL_ADDRESS;
     if (!depth || !allowed())
         return depth ? CAPTURING : BAD_CONTEXT;
     pthread_mutex_lock(&e->lock);
@@ -460,6 +502,41 @@ EXPORT int cuEventSynchronize(void *event)
         pthread_cond_wait(&e->changed, &e->lock);
     pthread_mutex_unlock(&e->lock);
     return 0;
+}
+
+/* ---- kernels: the one there is accesses an illegal address ---- */
+
+EXPORT int cuModuleLoadData(void **ret, const void *image)
+{
+    static int module;
+
+    *ret = &module;
+    return image && depth ? 0 : UNKNOWN;
+}
+
+EXPORT int cuModuleGetFunction(void **ret, void *module, const char *name)
+{
+    *ret = module;
+    return strcmp(name, "crash") == 0 ? 0 : UNKNOWN;
+}
+
+EXPORT int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                          unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
+                          void *stream, void **arguments, void **extra)
+{
+    (void)grid_x, (void)grid_y, (void)grid_z, (void)block_x, (void)block_y, (void)block_z;
+    (void)shared, (void)stream, (void)arguments, (void)extra;
+    if (!function || !depth)
+        return UNKNOWN;
+    pthread_rwlock_wrlock(&illegal_lock);
+    illegal = true;
+    pthread_rwlock_unlock(&illegal_lock);
+    return 0;
+}
+
+EXPORT int cuCtxSynchronize(void)
+{
+    return illegal ? ILLEGAL_ADDRESS : 0;
 }
 
 /* ---- the test's ---- */

@@ -11,8 +11,10 @@
 /* some 200 us of a thread: the longest wait of an urgent job */
 #define CHUNK_BYTES (UINT64_C(2) << 20)
 #define LAUNCH_BYTES (UINT64_C(8) << 20) /* a GPU's kernel takes microseconds to start */
-#define KERNEL_BYTES \
-    (UINT64_C(256) << 10) /* smaller pieces: the copy engines spend their time on starting */
+#ifndef TIER_KERNEL_BYTES /* a benchmark varies it */
+#define TIER_KERNEL_BYTES (UINT64_C(256) << 10)
+#endif
+#define KERNEL_BYTES TIER_KERNEL_BYTES /* of smaller pieces, a copy engine mostly starts each one */
 
 static int refuse(int err, const char *reason)
 {

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A block manager over a GPU that fails, where there is no GPU: an emulated driver and libkvx_cuda take their places.
+
+tests/gpu/gpu_faults.c kills processes in mid-transfer, lets a kernel access an illegal address, and compares every block.
+"""
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
+from kvtest import *
+
+ENVIRONMENT = {**os.environ, "LD_LIBRARY_PATH": str(BUILD / "tests" / "cuda13"),
+               "KVX_CUDA_LIBRARY": str(BUILD / "tests" / "libkvx_emulated.so")}
+
+
+def faults(*arguments):
+    return subprocess.run([BUILD / "tests" / "gpu_faults", *arguments], env=ENVIRONMENT, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, timeout=240)
+
+
+def test_killed_and_illegal():
+    if SANITIZED:
+        skip("an emulated GPU whose context is lost frees nothing: release has run it")
+    with tempfile.TemporaryDirectory() as folder:
+        done = faults(folder)
+        check(done.returncode == 0, done.stdout)
+        check(done.stdout.count("all right") == 5, done.stdout)
+        check("8 of 8 loads and 8 of 8 new stores failed" in done.stdout and "illegal: closed" in done.stdout, done.stdout)
+        check(done.stdout.rstrip().endswith("check: 128 of 256 blocks found, all right"), done.stdout)
+
+
+if __name__ == "__main__":
+    run(globals())
