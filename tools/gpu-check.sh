@@ -81,9 +81,10 @@ step storages 60 env KV_TEST_SCALE="${KV_TEST_SCALE:-100}" "$build"/tests/gpu_st
 for what in events both capture matrix; do
     step transfer_$what 60 env KV_TEST_SCALE="${KV_TEST_SCALE:-100}" "$build"/tests/gpu_transfer $what
 done
-step tiers 90 env KVBM_GPU_MIB="${KVBM_GPU_MIB:-1024}" "$build"/bench/gpu_tier_bench
+step tiers 90 env KVBM_GPU_MIB="${KVBM_GPU_MIB:-1024}" "$build"/bench/gpu_tier_bench tiers
+step pieces 60 env KVBM_GPU_MIB="${KVBM_GPU_MIB:-1024}" "$build"/bench/gpu_tier_bench pieces
 step tiers_deep 60 env KVBM_GPU_MIB="${KVBM_GPU_MIB:-512}" "$build"/bench/gpu_tier_bench_deep tiers
-step tiers_kernel 60 env KVBM_GPU_MIB="${KVBM_GPU_MIB:-1024}" "$build"/bench/gpu_tier_bench_kernel pieces
+step pieces_kernel 60 env KVBM_GPU_MIB="${KVBM_GPU_MIB:-1024}" "$build"/bench/gpu_tier_bench_kernel pieces
 tree=$(realpath -m "${KVX_GPU_TREE:-build}")
 of_tree() { # NAME SECONDS PROGRAM...: a step that needs a program of the whole tree
     if [ -x "$tree/$3" ]; then
@@ -155,7 +156,8 @@ lines() { # [FILE...]: JSON lines as the elements of a list; from a pipe without
     printf '  "matrix": "%s",\n' "$(grep -hs 'failed' "$work/device_matrix.log" | sed 's/ (KV_TEST.*//' | paste -sd';' - | tr -d '"')"
     printf '  "figures": [\n    %s\n  ],\n' "$(lines "$work/bench.log")"
     printf '  "tiers": [\n    %s\n  ],\n' "$(lines "$work/tiers.log")"
-    printf '  "tiers_with_kernel": [\n    %s\n  ],\n' "$(lines "$work/tiers_kernel.log")"
+    printf '  "pieces": [\n    %s\n  ],\n' "$(lines "$work/pieces.log")"
+    printf '  "pieces_with_kernel": [\n    %s\n  ],\n' "$(lines "$work/pieces_kernel.log")"
     printf '  "all_tiers": [\n    %s\n  ],\n' "$(lines "$work/all_tiers.log")"
     printf '  "busy": [\n    %s\n  ],\n' "$(lines "$work/busy.log")"
     printf '  "torch": [\n    %s\n  ],\n' "$(lines "$work/torch.log")"
@@ -170,7 +172,7 @@ if [ $failed != 0 ]; then
 fi
 echo
 sed -n 's/^{"bench":"tier_gpu","figure":"\([^"]*\)","direction":"\([^"]*\)","by":"\([^"]*\)","region":\([0-9]*\).*"gb_per_s":\([0-9.]*\),"copy.*"of_copy":\([0-9.]*\).*/\1 of \4 bytes, \2 (\3): \5 GB\/s, \6 of one copy/p
-        s/^{"bench":"tier_gpu","figure":"\([^"]*\)","by":"\([^"]*\)","us":\([0-9.]*\),"p99_us":\([0-9.]*\).*/\1 (\2): \3 us, p99 \4/p' "$work/tiers.log" 2>/dev/null
+        s/^{"bench":"tier_gpu","figure":"\([^"]*\)","by":"\([^"]*\)","us":\([0-9.]*\),"p99_us":\([0-9.]*\).*/\1 (\2): \3 us, p99 \4/p' "$work/tiers.log" "$work/pieces.log" 2>/dev/null
 { grep -hs '"of_copy"\|"in_graph_us"' "$work/bench.log"; grep -hs '"in_graph_us"' "$work/bench_without_overlap.log"; } |
     sed -E 's/.*"figure":"([^"]*)","layout":"([^"]*)","tokens":([0-9]*).*"gb_per_s":([0-9.]*),"copy.*"of_copy":([0-9.]*).*/\1 \2, \3 tokens: \4 GB\/s, \5 of a device copy/
             s/.*"figure":"decode_write","layout":"([^"]*)","tokens":([0-9]*),"layers":([0-9]*).*"in_graph_us":([0-9.]*),"of_empty_in_graph":([0-9.]*),"one_by_one_us":([0-9.]*),"of_empty_one_by_one":([0-9.]*),"overlap":([a-z]*).*/decode \1, \2 tokens, \3 layers: \4 us in a graph (\5 of an empty kernel), \6 us alone (\7) (overlap: \8)/
