@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * How much a load of blocks slows a kernel that runs beside it, and the kernel the load. Blocks of
- * 4 MiB (32 layers, K and V of 64 KiB each) move between pinned memory and a cache on the GPU with
- * a storage per layer, or in one piece. The kernels are a matrix product on the tensor cores, which
+ * 32 layers, K and V of 16 or 64 KiB each, move between pinned memory and a cache on the GPU with a
+ * storage per layer, or in one piece. The kernels are a matrix product on the tensor cores, which
  * keeps the multiprocessors busy, and a sum over weights, which keeps the memory busy, as a decode
  * step does. One JSON line per pair of kernel and load; exit 77 without a GPU.
  */
@@ -32,8 +32,8 @@
 
 namespace
 {
-enum { BLOCKS = 96, ROUNDS = 25, SIDE = 4096, TILE = 128, DEPTH = 32 };
-constexpr size_t BLOCK_BYTES = (size_t)4 << 20, WEIGHTS = (size_t)1 << 30;
+enum { MOST_BLOCKS = 128, ROUNDS = 75, SIDE = 4096, TILE = 128, DEPTH = 32 };
+constexpr size_t TOTAL = (size_t)128 << 20, WEIGHTS = (size_t)1 << 30; /* bytes of a job */
 
 cudaStream_t stream;
 
@@ -155,7 +155,8 @@ double time_kernel(const work &w, bool product)
 /* --------------------------------------------------------------------------------------------- */
 /* Loads */
 
-kvbm_layout *layout_of(kvbm_storage_kind memory, kvbm_layout_kind kind)
+/* @region: bytes of a layer's K or V in a block. */
+kvbm_layout *layout_of(kvbm_storage_kind memory, kvbm_layout_kind kind, size_t region)
 {
     kvbm_storage_opts opts = {};
     kvbm_layout_config c = {};
@@ -166,12 +167,12 @@ kvbm_layout *layout_of(kvbm_storage_kind memory, kvbm_layout_kind kind)
     kvbm_allocator allocator = kvbm_allocator_of(&opts);
     c.size = sizeof(c);
     c.kind = kind;
-    c.num_blocks = BLOCKS;
+    c.num_blocks = TOTAL / (region * 64);
     c.num_layers = 32;
     c.outer_dim = 2;
     c.page_size = 16;
-    c.num_heads = 16;
-    c.inner_dim = 2048;
+    c.num_heads = 4;
+    c.inner_dim = (uint32_t)(region / 32);
     c.dtype = KVX_DTYPE_BF16;
     c.alignment = 4096;
     if (kvbm_layout_allocate(&c, &allocator, &layout) < 0) {
@@ -185,13 +186,13 @@ kvbm_layout *layout_of(kvbm_storage_kind memory, kvbm_layout_kind kind)
 struct load {
     const kvbm_layout *src, *dst;
     kvbm_copier *copier = nullptr;
-    uint32_t from[BLOCKS], to[BLOCKS];
+    uint32_t n, from[MOST_BLOCKS], to[MOST_BLOCKS];
     std::atomic<bool> stop{false};
     std::atomic<uint64_t> moved{0};
     std::thread thread;
 
     load(const kvbm_layout *source, const kvbm_layout *target, kvbm_gpu_copy how)
-        : src(source), dst(target)
+        : src(source), dst(target), n((uint32_t)kvbm_layout_get_config(source)->num_blocks)
     {
         kvbm_copier_opts opts = {};
 
@@ -200,9 +201,9 @@ struct load {
         opts.gpu_copy = how;
         if (kvbm_copier_create(&opts, &copier) < 0)
             std::exit(1);
-        for (uint32_t i = 0; i < BLOCKS; i++) {
+        for (uint32_t i = 0; i < n; i++) {
             from[i] = i;
-            to[i] = (i * 37) % BLOCKS;
+            to[i] = (i * 37) % n; /* n is a power of two */
         }
     }
     ~load()
@@ -219,7 +220,7 @@ struct load {
         t.dst = dst;
         t.src_blocks = from;
         t.dst_blocks = to;
-        t.n = BLOCKS;
+        t.n = n;
         id = kvbm_copier_submit(copier, &t);
         if (id < 0)
             std::exit(1);
@@ -233,7 +234,7 @@ struct load {
             std::fprintf(stderr, "tier_busy_bench: a load failed\n");
             std::exit(1);
         }
-        moved += BLOCKS * BLOCK_BYTES;
+        moved += TOTAL;
     }
     void begin()
     {
@@ -300,33 +301,39 @@ void bench(const work &w, const char *name, const char *direction, load *loads[2
     }
 }
 
-void run()
+void run_pieces(const work &w, size_t region, kvbm_gpu_copy how, const char *name)
 {
-    static const char *const names[] = {"layers, kernel", "layers, engines"};
-    work w;
-    kvbm_layout *host = layout_of(KVBM_STORAGE_PINNED, KVBM_FULLY_CONTIGUOUS),
-                *back = layout_of(KVBM_STORAGE_PINNED, KVBM_FULLY_CONTIGUOUS),
-                *whole = layout_of(KVBM_STORAGE_DEVICE, KVBM_FULLY_CONTIGUOUS),
-                *layers = layout_of(KVBM_STORAGE_DEVICE, KVBM_LAYER_SEPARATE_OUTER_CONTIGUOUS),
-                *more = layout_of(KVBM_STORAGE_DEVICE, KVBM_LAYER_SEPARATE_OUTER_CONTIGUOUS);
+    kvbm_layout *host = layout_of(KVBM_STORAGE_PINNED, KVBM_FULLY_CONTIGUOUS, region),
+                *back = layout_of(KVBM_STORAGE_PINNED, KVBM_FULLY_CONTIGUOUS, region),
+                *layers = layout_of(KVBM_STORAGE_DEVICE, KVBM_LAYER_SEPARATE_OUTER_CONTIGUOUS, region),
+                *more = layout_of(KVBM_STORAGE_DEVICE, KVBM_LAYER_SEPARATE_OUTER_CONTIGUOUS, region);
 
-    std::memset(kvbm_storage_host_memory(kvbm_layout_storage(host, 0)), 0x3f, BLOCKS * BLOCK_BYTES);
-    for (int how = KVBM_GPU_AUTO; how <= (int)KVBM_GPU_ENGINES; how++) {
-        load in(host, layers, (kvbm_gpu_copy)how), out(more, back, (kvbm_gpu_copy)how);
+    std::memset(kvbm_storage_host_memory(kvbm_layout_storage(host, 0)), 0x3f, TOTAL);
+    {
+        load in(host, layers, how), out(more, back, how);
         load *only_in[2] = {&in, nullptr}, *only_out[2] = {&out, nullptr}, *both[2] = {&in, &out};
 
-        bench(w, names[how], "in", only_in);
-        bench(w, names[how], "out", only_out);
-        bench(w, names[how], "both", both);
+        bench(w, name, "in", only_in);
+        bench(w, name, "out", only_out);
+        bench(w, name, "both", both);
     }
+    for (kvbm_layout *layout : {host, back, layers, more})
+        kvbm_layout_destroy(layout);
+}
+
+void run_whole(const work &w)
+{
+    kvbm_layout *host = layout_of(KVBM_STORAGE_PINNED, KVBM_FULLY_CONTIGUOUS, 32768),
+                *whole = layout_of(KVBM_STORAGE_DEVICE, KVBM_FULLY_CONTIGUOUS, 32768);
+
     {
         load in(host, whole, KVBM_GPU_AUTO);
         load *only[2] = {&in, nullptr};
 
-        bench(w, "whole blocks", "in", only);
+        bench(w, "whole blocks of 2 MiB", "in", only);
     }
-    for (kvbm_layout *layout : {host, back, whole, layers, more})
-        kvbm_layout_destroy(layout);
+    kvbm_layout_destroy(host);
+    kvbm_layout_destroy(whole);
 }
 } // namespace
 
@@ -343,6 +350,13 @@ int main(int argc, char **)
         return 77;
     }
     GPU(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    run();
+    {
+        work w;
+
+        run_pieces(w, 16384, KVBM_GPU_AUTO, "16 KiB, kernel");
+        run_pieces(w, 16384, KVBM_GPU_ENGINES, "16 KiB, engines");
+        run_pieces(w, 65536, KVBM_GPU_AUTO, "64 KiB, engines");
+        run_whole(w);
+    }
     return 0;
 }

@@ -52,8 +52,8 @@ enum kvbm_io {
 };
 
 /**
- * Executor of pieces shorter than 256 KiB between a GPU and pinned memory. The GPU's copy engines
- * move longer pieces.
+ * Executor of pieces shorter than 32 KiB (256 KiB with a driver before CUDA 12.8) between a GPU and
+ * pinned memory. The GPU's copy engines move longer pieces.
  */
 enum kvbm_gpu_copy {
     KVBM_GPU_AUTO,    /* libkvx_cuda's kernel on the multiprocessors; without it KVBM_GPU_ENGINES */

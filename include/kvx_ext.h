@@ -23,7 +23,9 @@ extern "C" {
 typedef enum kvx_phase {
     KVX_PHASE_AUTO = 0,
     KVX_PHASE_PREFILL = 1, /* many consecutive tokens; don't keep them in caches */
-    KVX_PHASE_DECODE = 2   /* few tokens, read again soon */
+    KVX_PHASE_DECODE = 2,  /* few tokens, read again soon */
+    KVX_PHASE_TRANSFER = 3 /* blocks between device and host memory, beside other work: use few of
+                              the device's processors */
 } kvx_phase_t;
 
 /** gather: fill rows beyond a sequence's length, and rows of null blocks, with zero bits. */
@@ -107,6 +109,17 @@ typedef struct kvx_block_copy {
 KVX_API kvx_status_t kvx_copy_blocks(const kvx_cache_desc_t *src, const kvx_cache_desc_t *dst,
                                      const kvx_block_copy_t *copy, const kvx_options_t *options,
                                      void *stream);
+
+/**
+ * kvx_copy_blocks for @n_layers pairs of caches in one call: copies[i] moves blocks of srcs[i] to
+ * dsts[i]. All are checked before the first block is moved. Layers of the same geometry whose copies
+ * name the same arrays of blocks are moved together, in one launch on a device. n_layers = 0 is OK.
+ */
+KVX_API kvx_status_t kvx_copy_blocks_layers(const kvx_cache_desc_t *const *srcs,
+                                            const kvx_cache_desc_t *const *dsts,
+                                            const kvx_block_copy_t *const *copies,
+                                            uint32_t n_layers, const kvx_options_t *options,
+                                            void *stream);
 
 /* ---------------------------------------------------------------------------------------------
  * The process: threads and messages.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Entry points: compile, check all that host memory allows to check, run. */
 #include <stdbool.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "kvx/backend.h"
@@ -11,11 +12,12 @@
 
 #define PATCH 0
 
-/* A call over layers. writes is NULL for a gather. */
+/* A call over layers. Of writes, gathers and copies two are NULL; targets belong to copies. */
 struct call {
-    const kvx_cache_desc_t *const *caches;
+    const kvx_cache_desc_t *const *caches, *const *targets;
     const kvx_write_desc_t *const *writes;
     const kvx_gather_desc_t *const *gathers;
+    const kvx_block_copy_t *const *copies;
     uint32_t n_layers;
     kvx_options_t options;
 };
@@ -24,6 +26,9 @@ static kvx_status_t compile_layer(const struct call *call, uint32_t layer, struc
 {
     if (call->writes)
         return kvx_compile_write(call->caches[layer], call->writes[layer], &call->options, ret);
+    if (call->copies)
+        return kvx_compile_copy(call->caches[layer], call->targets[layer], call->copies[layer],
+                                &call->options, ret);
     return kvx_compile_gather(call->caches[layer], call->gathers[layer], &call->options, layer,
                               ret);
 }
@@ -49,7 +54,24 @@ static kvx_status_t run_plan(const struct kvx_plan *plan, void *stream)
  */
 static bool same_tokens(const struct kvx_plan *a, const struct kvx_plan *b)
 {
-    return a->slots == b->slots && a->indices == b->indices && a->lengths == b->lengths;
+    return a->slots == b->slots && a->indices == b->indices && a->lengths == b->lengths &&
+           a->src_blocks == b->src_blocks && a->dst_blocks == b->dst_blocks;
+}
+
+/* Join all layers into one plan, which is the rule. *@ret_joined: false if there must be more. */
+static kvx_status_t join_all(const struct call *call, struct kvx_plan *plan, bool *ret_joined)
+{
+    kvx_status_t status = compile_layer(call, 0, plan);
+
+    *ret_joined = true;
+    for (uint32_t i = 1; status == KVX_STATUS_OK && *ret_joined && i < call->n_layers; i++) {
+        struct kvx_plan layer;
+
+        status = compile_layer(call, i, &layer);
+        if (status == KVX_STATUS_OK)
+            *ret_joined = kvx_plan_merge(plan, &layer);
+    }
+    return status;
 }
 
 /* Join the layers into as few plans as possible, and check or run each plan. */
@@ -68,28 +90,37 @@ static kvx_status_t each_plan(const struct call *call, bool run, void *stream)
                 return KVX_STATUS_UNSUPPORTED;
             if (kvx_plan_merge(&plan, &layer))
                 continue;
-            if (same_tokens(&plan, &layer))
+            status = compile_layer(call, i, &layer);
+            if (status == KVX_STATUS_OK && same_tokens(&plan, &layer))
                 layer.dropped = NULL;
         }
-        status = run ? run_plan(&plan, stream) : check_plan(&plan, &call->options);
+        if (status == KVX_STATUS_OK)
+            status = run ? run_plan(&plan, stream) : check_plan(&plan, &call->options);
         if (i < call->n_layers)
-            memcpy(&plan, &layer, sizeof(plan));
+            memcpy(&plan, &layer, offsetof(struct kvx_plan, layer) + sizeof(layer.layer[0]));
     }
     return status;
 }
 
 static kvx_status_t each_layer(struct call *call, const kvx_options_t *options, void *stream)
 {
+    struct kvx_plan plan;
     kvx_status_t status = kvx_read_options(options, &call->options);
+    bool joined;
 
     if (status != KVX_STATUS_OK)
         return status;
     if (call->n_layers == 0)
         return KVX_STATUS_OK;
-    if (!call->caches || (!call->writes && !call->gathers))
+    if (!call->caches || (!call->writes && !call->gathers && !(call->copies && call->targets)))
         return KVX_STATUS_INVALID_ARGUMENT;
-    status = each_plan(call, false, stream);
-    return status == KVX_STATUS_OK ? each_plan(call, true, stream) : status;
+    status = join_all(call, &plan, &joined);
+    if (status != KVX_STATUS_OK)
+        return status;
+    status = joined ? check_plan(&plan, &call->options) : each_plan(call, false, stream);
+    if (status != KVX_STATUS_OK)
+        return status;
+    return joined ? run_plan(&plan, stream) : each_plan(call, true, stream);
 }
 
 kvx_status_t kvx_get_version(kvx_version_t *out_version)
@@ -159,13 +190,17 @@ kvx_status_t kvx_copy_blocks(const kvx_cache_desc_t *src, const kvx_cache_desc_t
                              const kvx_block_copy_t *copy, const kvx_options_t *options,
                              void *stream)
 {
-    kvx_options_t known;
-    struct kvx_plan plan;
-    kvx_status_t status = kvx_read_options(options, &known);
+    return kvx_copy_blocks_layers(&src, &dst, &copy, 1, options, stream);
+}
 
-    if (status == KVX_STATUS_OK)
-        status = kvx_compile_copy(src, dst, copy, &known, &plan);
-    return status == KVX_STATUS_OK ? check_and_run(&plan, &known, stream) : status;
+kvx_status_t kvx_copy_blocks_layers(const kvx_cache_desc_t *const *srcs,
+                                    const kvx_cache_desc_t *const *dsts,
+                                    const kvx_block_copy_t *const *copies, uint32_t n_layers,
+                                    const kvx_options_t *options, void *stream)
+{
+    struct call call = {.caches = srcs, .targets = dsts, .copies = copies, .n_layers = n_layers};
+
+    return each_layer(&call, options, stream);
 }
 
 uint32_t kvx_dtype_size(kvx_dtype_t dtype)

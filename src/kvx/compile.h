@@ -29,8 +29,9 @@ kvx_status_t kvx_compile_copy(const kvx_cache_desc_t *src, const kvx_cache_desc_
 
 /**
  * Add the one layer of @layer to @plan if the two differ only in base pointers (and the counter).
- * Returns false when they differ in more, or @plan is full; it is then unchanged.
+ * Returns false when they differ in more, or @plan is full; @plan is then unchanged. @layer isn't
+ * valid any more: compile it again.
  */
-bool kvx_plan_merge(struct kvx_plan *plan, const struct kvx_plan *layer);
+bool kvx_plan_merge(struct kvx_plan *plan, struct kvx_plan *layer);
 
 #endif

@@ -92,7 +92,8 @@ struct kvx_map kvx_io_map(const kvx_tensor_desc_t *t, const struct kvx_plan *p)
 void kvx_plan_start(struct kvx_plan *p, enum kvx_op op, const kvx_cache_desc_t *cache,
                     const kvx_options_t *options)
 {
-    memset(p, 0, sizeof(*p)); /* clears padding, too: plans are compared as bytes */
+    /* Padding, too: plans are compared as bytes. Layers beyond the first are written when joined. */
+    memset(p, 0, offsetof(struct kvx_plan, layer) + sizeof(p->layer[0]));
     p->size = sizeof(*p);
     p->op = op;
     p->phase = (uint32_t)options->phase;
@@ -149,7 +150,7 @@ kvx_status_t kvx_read_options(const kvx_options_t *options, kvx_options_t *ret)
     memcpy(ret, options, size & ~(size < offsetof(kvx_options_t, dropped) ? 3U : 7U));
     if (ret->flags & ~(KVX_OPTION_ZERO_PADDING | KVX_OPTION_DROP_OUT_OF_RANGE))
         return KVX_STATUS_INVALID_ARGUMENT;
-    if (ret->phase > KVX_PHASE_DECODE || ret->reserved)
+    if (ret->phase > KVX_PHASE_TRANSFER || ret->reserved)
         return KVX_STATUS_INVALID_ARGUMENT;
     return (uintptr_t)ret->dropped % sizeof(uint64_t) ? KVX_STATUS_UNSUPPORTED : KVX_STATUS_OK;
 }
@@ -163,24 +164,32 @@ static void same_alignment(struct kvx_map *a, struct kvx_map *b)
     b->align = align;
 }
 
-bool kvx_plan_merge(struct kvx_plan *plan, const struct kvx_plan *layer)
+static bool scales_differ(const struct kvx_layer *a, const struct kvx_layer *b)
 {
-    struct kvx_plan a = *plan, b = *layer;
+    bool differ = false;
 
-    if (plan->n_layers == KVX_PLAN_LAYERS)
+    for (int kv = 0; kv < 2; kv++)
+        differ |= !a->src_scale[kv] != !b->src_scale[kv] || !a->dst_scale[kv] != !b->dst_scale[kv];
+    return differ;
+}
+
+bool kvx_plan_merge(struct kvx_plan *plan, struct kvx_plan *layer)
+{
+    struct kvx_plan_side sides[2];
+
+    if (plan->n_layers == KVX_PLAN_LAYERS || scales_differ(&plan->layer[0], &layer->layer[0]))
         return false;
+    memcpy(sides, plan->side, sizeof(sides));
     for (int kv = 0; kv < 2; kv++) {
-        same_alignment(&a.side[kv].src, &b.side[kv].src);
-        same_alignment(&a.side[kv].dst, &b.side[kv].dst);
-        if (!a.layer[0].src_scale[kv] != !b.layer[0].src_scale[kv] ||
-            !a.layer[0].dst_scale[kv] != !b.layer[0].dst_scale[kv])
-            return false;
+        same_alignment(&sides[kv].src, &layer->side[kv].src);
+        same_alignment(&sides[kv].dst, &layer->side[kv].dst);
     }
-    b.n_layers = a.n_layers;
-    b.dropped = a.dropped;
-    if (memcmp(&a, &b, offsetof(struct kvx_plan, layer)) != 0)
+    layer->n_layers = plan->n_layers;
+    layer->dropped = plan->dropped;
+    if (memcmp(plan, layer, offsetof(struct kvx_plan, side)) != 0 ||
+        memcmp(sides, layer->side, sizeof(sides)) != 0)
         return false;
-    memcpy(plan, &a, sizeof(a));
+    memcpy(plan->side, sides, sizeof(sides));
     plan->layer[plan->n_layers++] = layer->layer[0];
     return true;
 }

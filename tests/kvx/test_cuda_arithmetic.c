@@ -272,6 +272,46 @@ static void check_quotient(float x, float d, float reciprocal)
         fail_msg("%a / %a: %a, expected %a", (double)x, (double)d, (double)q, (double)exact);
 }
 
+/* All elements of a unit at once, as kernels divide them. */
+static void check_unit(const float x[16], float d)
+{
+    float value[16];
+
+    memcpy(value, x, sizeof(value));
+    kvx_unit_scale(16, value, NULL, &d);
+    for (int i = 0; i < 16; i++) {
+        volatile float exact = x[i] / d;
+
+        if (kvx_f32_to_e4m3(value[i]) != kvx_f32_to_e4m3(exact) ||
+            kvx_f32_to_e5m2(value[i]) != kvx_f32_to_e5m2(exact))
+            fail_msg("%a / %a: %a, expected %a", (double)x[i], (double)d, (double)value[i],
+                     (double)exact);
+    }
+}
+
+/* Units of moderate values, of values around the boundaries, and of any bits. */
+static void check_units(struct dice *dice, float d)
+{
+    for (uint32_t round = 0; round < 64; round++) {
+        float x[16];
+
+        for (int i = 0; i < 16; i++) {
+            uint32_t bits = (uint32_t)roll(dice);
+            uint8_t byte = (uint8_t)(bits % 126);
+            float edge = (kvx_e4m3_to_f32(byte) + kvx_e4m3_to_f32((uint8_t)(byte + 1))) / 2 * d;
+
+            x[i] = round % 4 == 0   ? kvx_bits_float(bits)
+                   : round % 4 == 1 ? kvx_bits_float(kvx_float_bits(edge) + bits % 7 - 3)
+                                    : kvx_bf16_to_f32((uint16_t)bits);
+            if (round % 4 == 3 && !(fabsf(x[i]) < 0x1p20F))
+                x[i] = kvx_bits_float(bits & 0x80000000); /* tame, with both zeros */
+        }
+        if (round % 8 == 7)
+            x[round / 8] = round % 16 == 7 ? INFINITY : -0x1p64F;
+        check_unit(x, d);
+    }
+}
+
 /* Just about every boundary between FP8 values times @d, where a wrong last bit would show. */
 static void check_boundaries(float d, float reciprocal)
 {
@@ -305,6 +345,8 @@ static void test_quotients(void **state)
 
         assert_true(kvx_is_plain_divisor(d));
         check_boundaries(d, reciprocal);
+        check_units(&dice, d);
+        check_units(&dice, ldexpf(1.0F, (int)below(&dice, 129) - 64)); /* a power of two */
         for (uint32_t half = 0; half < 65536; half += round < 8 ? 1 : 7) {
             check_quotient(kvx_f16_to_f32((uint16_t)half), d, reciprocal);
             check_quotient(kvx_bf16_to_f32((uint16_t)half), d, reciprocal);

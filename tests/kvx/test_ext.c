@@ -45,7 +45,7 @@ static void test_options(void **state)
     o.flags = 1U << 31;
     assert_int_equal(kvx_write_kv_layers(caches, writes, 1, &o, NULL), INV);
     o.flags = 0;
-    o.phase = (kvx_phase_t)3;
+    o.phase = (kvx_phase_t)4;
     assert_int_equal(kvx_write_kv_layers(caches, writes, 1, &o, NULL), INV);
     o.phase = KVX_PHASE_DECODE;
     o.dropped = (uint64_t *)(void *)((char *)&dropped + 1);

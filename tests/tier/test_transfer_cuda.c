@@ -248,12 +248,15 @@ static void test_who_copies(void **state)
     uint32_t ids[32];
     struct kvbm_copier *copier = copier_of();
     struct kvbm_layout *whole = unit_layout(&c, &device), *host = unit_layout(&c, &pinned), *layers,
-                       *unpinned = unit_layout(&c, &plain);
+                       *small, *unpinned;
     struct kvbm_transfer t = {
         .size = sizeof(t), .dst = host, .src_blocks = ids, .dst_blocks = ids, .n = 32};
     struct kvbm_done done;
 
     (void)state;
+    c.inner_dim = 256;
+    small = unit_layout(&c, &pinned);
+    unpinned = unit_layout(&c, &plain);
     c.kind = KVBM_LAYER_SEPARATE_BLOCK_CONTIGUOUS;
     layers = unit_layout(&c, &device);
     for (uint32_t i = 0; i < 32; i++)
@@ -261,16 +264,17 @@ static void test_who_copies(void **state)
     copies();
     for (int i = 0; i < 3; i++) {
         t.src = i == 0 ? whole : layers;
-        t.dst = i == 2 ? unpinned : host;
+        t.dst = i == 0 ? host : i == 1 ? small : unpinned;
         assert_int_equal(
             kvbm_copier_wait(copier, (uint64_t)kvbm_copier_submit(copier, &t), 60000, &done), 0);
         assert_int_equal(done.status, 0);
-        /* 256 KiB a block, 2 MiB a chunk; a kernel; 64 KiB a layer, and no kernel reaches the memory */
+        /* 256 KiB a block, 2 MiB a chunk; a kernel; 16 KiB a layer, and no kernel reaches the memory */
         assert_int_equal(copies(), i == 0 ? 4 : i == 1 ? 0 : 32 * 4);
     }
     kvbm_copier_destroy(copier);
     kvbm_layout_destroy(whole);
     kvbm_layout_destroy(host);
+    kvbm_layout_destroy(small);
     kvbm_layout_destroy(unpinned);
     kvbm_layout_destroy(layers);
 }

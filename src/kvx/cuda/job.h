@@ -2,9 +2,10 @@
 /**
  * job.h: how the work of a plan is cut up for a grid of threads.
  *
- * The smallest piece of work is a unit: up to 16 bytes of one (token, head), on the side with the
- * wider elements. Units of a token are numbered through its heads, tokens as the plan numbers its
- * rows:
+ * The smallest piece of work is a unit: some elements of one (token, head), 16 bytes of them on the
+ * side with the narrower elements. So a unit that is converted is 32 or 64 bytes on the other side,
+ * and what a thread computes once per unit (its place, its scale) serves more bytes. Units of a
+ * token are numbered through its heads, tokens as the plan numbers its rows:
  *
  *     token 0:  | head 0: u u u u | head 1: u u u u | ...      n_units per token
  *     token 1:  | head 0: u u u u | ...
@@ -23,8 +24,9 @@
  *     IO       |tttt|    4 units: 64 bytes of each of 8 tokens
  *     PACKED   |tttttttt|  8 tokens: 128 bytes of each of 4 chunks
  *
- * Access. A side whose units are contiguous and aligned moves one by a single load or store.
- * Otherwise a unit falls into pieces (down to one element) on that side only.
+ * Access. Where both sides' units are contiguous and aligned, a unit moves by 16-byte loads and
+ * stores. Otherwise it is 16 bytes at most on the wider side, and falls into pieces (down to one
+ * element) on the side that needs them.
  *
  * Any number of blocks covers all tiles; kvx_job_set_blocks says how many there are.
  */
@@ -45,9 +47,31 @@ enum {
 struct kvx_kind {
     uint32_t op;                 /* enum kvx_op */
     uint32_t src_size, dst_size; /* bytes per element of a conversion; 0: copy bits */
-    uint32_t whole;              /* one access per unit on either side, 16 bytes on the wider */
+    uint32_t whole;              /* 16-byte accesses on either side */
     uint32_t unroll;             /* units per thread in flight */
 };
+
+#ifdef __cplusplus
+#define KVX_CONSTANT constexpr
+#else
+#define KVX_CONSTANT
+#endif
+
+/** Return the elements of a unit of 16-byte accesses that is converted between these sizes. */
+KVX_HD KVX_CONSTANT uint32_t kvx_whole_unit(uint32_t src_size, uint32_t dst_size)
+{
+    return KVX_UNIT_BYTES / (src_size < dst_size ? src_size : dst_size);
+}
+
+/**
+ * Return the units per thread in flight of a large job: 4 of 16 bytes on either side, 2 of larger
+ * ones or of pieces. @src_size, @dst_size: as in kvx_kind, 0 for bits.
+ */
+KVX_HD KVX_CONSTANT uint32_t kvx_large_unroll(uint32_t whole, uint32_t src_size,
+                                                     uint32_t dst_size)
+{
+    return whole && src_size == dst_size ? 4 : 2;
+}
 
 struct kvx_job {
     uint64_t n_tokens;        /* tokens as the plan's op counts them; COPY: pairs * block_size */
@@ -129,17 +153,35 @@ static inline void kvx_job_lanes(const struct kvx_plan *p, struct kvx_job *job)
     }
 }
 
-/* A COPY that converts is rare: the general kernel serves it. */
-static inline uint32_t kvx_job_whole(const struct kvx_plan *p, const struct kvx_job *job)
+/* True when units of @unit elements are contiguous and aligned to 16 bytes on this side. */
+static inline uint32_t kvx_job_side_whole(const struct kvx_map *m, uint32_t unit)
+{
+    return kvx_job_power(m->run, unit) == unit && m->align >= KVX_UNIT_BYTES;
+}
+
+/**
+ * Choose the unit and its accesses: 16-byte accesses on both sides, or pieces. A COPY that converts
+ * is rare, so pieces serve it.
+ */
+static inline void kvx_job_unit(const struct kvx_plan *p, struct kvx_job *job)
 {
     uint32_t wide = job->src_size > job->dst_size ? job->src_size : job->dst_size;
-    uint32_t whole = !(p->op == KVX_OP_COPY && p->convert);
+    uint32_t unit = kvx_whole_unit(job->src_size, job->dst_size);
+    uint32_t whole = !(p->op == KVX_OP_COPY && p->convert) && p->head_dim % unit == 0;
 
+    for (int kv = 0; kv < 2; kv++)
+        whole &= kvx_job_side_whole(&p->side[kv].src, unit) &
+                 kvx_job_side_whole(&p->side[kv].dst, unit);
+    job->whole = whole;
+    job->unit = whole ? unit : kvx_job_power(p->head_dim, KVX_UNIT_BYTES / wide);
     for (int kv = 0; kv < 2; kv++) {
+        job->piece[kv][0] =
+            whole ? unit : kvx_job_piece(&p->side[kv].src, job->unit, job->src_size);
+        job->piece[kv][1] =
+            whole ? unit : kvx_job_piece(&p->side[kv].dst, job->unit, job->dst_size);
         for (int end = 0; end < 2; end++)
-            whole &= job->piece[kv][end] == KVX_UNIT_BYTES / wide;
+            job->n_pieces[kv][end] = job->unit / job->piece[kv][end];
     }
-    return whole;
 }
 
 /** Return the tokens of a plan; UINT64_MAX: more than can be addressed. */
@@ -162,14 +204,15 @@ static inline uint64_t kvx_job_tokens(const struct kvx_plan *p)
  * Choose threads, and units per thread: all units at once where that fits on the device, else many
  * units in flight per thread. @n_lanes: units of all parts, padded to whole lane rectangles.
  */
-static inline void kvx_job_shape(struct kvx_job *job, uint64_t n_lanes, uint32_t n_layers,
+static inline void kvx_job_shape(const struct kvx_plan *p, struct kvx_job *job, uint64_t n_lanes,
                                  uint32_t n_multiprocessors)
 {
     uint32_t units;
 
     job->threads = KVX_JOB_THREADS;
-    job->unroll = job->whole ? 4 : 2;
-    if (job->whole && n_layers == 1 && n_lanes <= (uint64_t)n_multiprocessors * 1024) {
+    job->unroll = kvx_large_unroll(job->whole, p->convert ? job->src_size : 0,
+                                   p->convert ? job->dst_size : 0);
+    if (job->whole && p->n_layers == 1 && n_lanes <= (uint64_t)n_multiprocessors * 1024) {
         job->threads = KVX_JOB_SMALL_THREADS;
         job->unroll = 1;
     }
@@ -186,7 +229,7 @@ static inline void kvx_job_shape(struct kvx_job *job, uint64_t n_lanes, uint32_t
 static inline int kvx_job_make(const struct kvx_plan *p, uint32_t n_multiprocessors,
                                uint64_t cache_bytes, struct kvx_job *job)
 {
-    uint32_t wide, head_units;
+    uint32_t head_units;
     uint64_t units, groups, rectangles, tiles;
 
     memset(job, 0, sizeof(*job));
@@ -194,12 +237,7 @@ static inline int kvx_job_make(const struct kvx_plan *p, uint32_t n_multiprocess
     job->dst_size = kvx_float_size(p->dst_dtype);
     if (!job->src_size || !job->dst_size)
         return -1;
-    wide = job->src_size > job->dst_size ? job->src_size : job->dst_size;
-    job->unit = kvx_job_power(p->head_dim, KVX_UNIT_BYTES / wide);
-    for (int kv = 0; kv < 2; kv++) {
-        job->piece[kv][0] = kvx_job_piece(&p->side[kv].src, job->unit, job->src_size);
-        job->piece[kv][1] = kvx_job_piece(&p->side[kv].dst, job->unit, job->dst_size);
-    }
+    kvx_job_unit(p, job);
     job->n_tokens = kvx_job_tokens(p);
     head_units = p->head_dim / job->unit;
     units = (uint64_t)head_units * p->n_heads;
@@ -207,17 +245,12 @@ static inline int kvx_job_make(const struct kvx_plan *p, uint32_t n_multiprocess
         return -1;
     job->n_units = (uint32_t)units;
     kvx_job_lanes(p, job);
-    for (int kv = 0; kv < 2; kv++) {
-        for (int end = 0; end < 2; end++)
-            job->n_pieces[kv][end] = job->unit / job->piece[kv][end];
-    }
     groups = (units + ((uint64_t)1 << job->unit_lanes) - 1) >> job->unit_lanes;
     rectangles = (job->n_tokens + ((uint64_t)1 << job->token_lanes) - 1) >> job->token_lanes;
     if (__builtin_mul_overflow(rectangles, groups, &units) || units >= (uint64_t)1 << 50)
         return -1;
     units <<= job->token_lanes + job->unit_lanes;
-    job->whole = kvx_job_whole(p, job);
-    kvx_job_shape(job, units * 2 * p->n_layers, p->n_layers, n_multiprocessors);
+    kvx_job_shape(p, job, units * 2 * p->n_layers, n_multiprocessors);
     tiles = (units + ((uint64_t)1 << job->tile_log) - 1) >> job->tile_log;
     job->n_tiles = tiles * 2 * p->n_layers;
     job->blocks = kvx_divisor_make(1);

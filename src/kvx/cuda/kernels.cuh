@@ -21,7 +21,7 @@ template <unsigned n_layers> struct kvx_launch {
 static_assert(sizeof(kvx_launch<KVX_PLAN_LAYERS>) <= 4096, "kernel parameters of every device");
 
 /*
- * Let small launches overlap: much of their time is waiting for the previous one to drain. With
+ * Let short launches overlap: much of their time is waiting for the previous one to drain. With
  * programmatic launches (sm_90) this launch may be set up meanwhile, and lets the next one do the
  * same. No memory is touched before all work queued earlier is finished and visible. Both
  * instructions have no effect in an ordinary launch.
@@ -34,15 +34,14 @@ __device__ __forceinline__ void kvx_overlap_launches()
 #endif
 }
 
-/**
- * Kernel for large jobs: 4 units per thread in flight, and mostly 768 threads per multiprocessor.
- */
+/** Kernel for large jobs: units in flight per thread, and mostly 768 threads per multiprocessor. */
 template <kvx_op op, unsigned src_size, unsigned dst_size>
 __global__ void __launch_bounds__(KVX_JOB_THREADS, src_size == 1 && dst_size == 1 ? 2 : 3)
     kvx_move_large(const __grid_constant__ kvx_launch<KVX_PLAN_LAYERS> a)
 {
-    constexpr kvx_kind kind = {op, src_size, dst_size, 1, 4};
+    constexpr kvx_kind kind = {op, src_size, dst_size, 1, kvx_large_unroll(1, src_size, dst_size)};
 
+    kvx_overlap_launches();
     kvx_work_thread(kind, &a.job, reinterpret_cast<const kvx_plan *>(a.plan), blockIdx.x, gridDim.x,
                     threadIdx.x);
 }
@@ -64,7 +63,7 @@ template <kvx_op op, unsigned src_size, unsigned dst_size>
 __global__ void __launch_bounds__(KVX_JOB_THREADS, 3)
     kvx_move_pieces(const __grid_constant__ kvx_launch<KVX_PLAN_LAYERS> a)
 {
-    constexpr kvx_kind kind = {op, src_size, dst_size, 0, 2};
+    constexpr kvx_kind kind = {op, src_size, dst_size, 0, kvx_large_unroll(0, src_size, dst_size)};
 
     kvx_work_thread(kind, &a.job, reinterpret_cast<const kvx_plan *>(a.plan), blockIdx.x, gridDim.x,
                     threadIdx.x);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The backend's table: turn a plan into one launch. */
+#include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -8,6 +10,12 @@
 #include "kvx/cuda/kernels.cuh"
 
 enum { MAX_DEVICES = 64, MAX_SMALL_BLOCKS = 16, N_OPS = 3 };
+
+/*
+ * Blocks of threads that move between device and host memory. The bus needs no more of them, and
+ * each takes room and memory accesses from the kernels that run beside.
+ */
+enum { TRANSFER_BLOCKS = 32 };
 
 /* First toolkit and driver that can capture programmatic launches. */
 enum { OVERLAP_VERSION = 12030 };
@@ -140,24 +148,52 @@ static cudaError_t find_device(int id, const device **ret)
 }
 
 /*
- * Find the stream's device, which needn't be the current one. The default streams belong to the
- * current device.
+ * Functions of the driver, of the library that the runtime has loaded. cudaStreamGetDevice won't do:
+ * it isn't allowed while its stream is captured.
  */
-static cudaError_t stream_device(cudaStream_t stream, int current, int *ret)
-{
-    cudaError_t error = cudaSuccess;
+static struct {
+    CUresult (*stream_context)(CUstream stream, CUcontext *ret);
+    CUresult (*current)(CUcontext *ret);
+    CUresult (*push)(CUcontext context);
+    CUresult (*pop)(CUcontext *ret);
+} driver;
+static pthread_once_t driver_once = PTHREAD_ONCE_INIT;
 
-    *ret = current;
-    if (!stream || stream == cudaStreamLegacy || stream == cudaStreamPerThread)
-        return cudaSuccess;
-#if CUDART_VERSION >= 12080
-    error = cudaStreamGetDevice(stream, ret);
-    if (error != cudaErrorCallRequiresNewerDriver)
-        return error;
-    *ret = current; /* a newer toolkit than driver, which is allowed */
-#endif
-    (void)error;
-    return cudaSuccess; /* if the device is another one, the launch reports it */
+static void find_driver()
+{
+    static const char *const names[] = {"cuStreamGetCtx", "cuCtxGetCurrent", "cuCtxPushCurrent_v2",
+                                        "cuCtxPopCurrent_v2"};
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *found[4] = {};
+
+    for (int i = 0; library && i < 4; i++)
+        found[i] = dlsym(library, names[i]);
+    if (found[0] && found[1] && found[2] && found[3])
+        memcpy(&driver, found, sizeof(driver));
+}
+
+/*
+ * Make the stream's context current where it isn't. The default streams belong to the current one.
+ * Returns true when there is one to leave().
+ */
+static bool enter(cudaStream_t stream)
+{
+    CUcontext context = nullptr, current = nullptr;
+
+    pthread_once(&driver_once, find_driver);
+    if (!stream || stream == cudaStreamLegacy || stream == cudaStreamPerThread || !driver.push)
+        return false;
+    if (driver.stream_context(stream, &context) != CUDA_SUCCESS ||
+        driver.current(&current) != CUDA_SUCCESS || context == current)
+        return false; /* if the device is another one, the launch reports it */
+    return driver.push(context) == CUDA_SUCCESS;
+}
+
+static void leave(bool entered)
+{
+    CUcontext unused;
+
+    if (entered)
+        (void)driver.pop(&unused);
 }
 
 /* --------------------------------------------------------------------------------------------- */
@@ -184,13 +220,36 @@ static cudaError_t launch(const kvx_job *job, const kvx_plan *plan, const void *
     return cudaLaunchKernelExC(&config, kernel, arguments);
 }
 
+/*
+ * Return the number of blocks of threads. A GATHER takes as many as fit, which walk over the tiles:
+ * each steps over padding at once. For the others a block per tile is faster by some percent.
+ */
+static uint32_t count_blocks(const device *d, const kvx_plan *plan, const kvx_job *job,
+                             const kvx_kind &kind, unsigned pair)
+{
+    uint32_t limit = !kind.whole        ? d->pieces_blocks[plan->op][pair]
+                     : kind.unroll == 1 ? d->n_multiprocessors * MAX_SMALL_BLOCKS
+                     : plan->op == KVX_OP_GATHER ? d->large_blocks[plan->op][pair]
+                                                 : INT32_MAX;
+
+    if (plan->phase == KVX_PHASE_TRANSFER && limit > TRANSFER_BLOCKS)
+        limit = TRANSFER_BLOCKS;
+    return job->n_tiles < limit ? (uint32_t)job->n_tiles : limit;
+}
+
+/* True when a job of several layers takes so few microseconds that its launch matters. */
+static bool is_short(const device *d, const kvx_job *job)
+{
+    return job->n_tiles <= (uint64_t)d->n_multiprocessors * 16;
+}
+
 static kvx_status_t run_on(const device *d, const kvx_plan *plan, cudaStream_t stream)
 {
     const kvx_kernels *kernels = kernels_of(plan->op);
     kvx_job job;
     kvx_kind kind;
     unsigned pair;
-    uint32_t limit;
+    uint32_t n_blocks;
     bool legacy = !stream || stream == cudaStreamLegacy; /* waits for other streams: no overlap */
 
     if (kvx_job_make(plan, d->n_multiprocessors, d->cache_bytes, &job) != 0)
@@ -199,40 +258,35 @@ static kvx_status_t run_on(const device *d, const kvx_plan *plan, cudaStream_t s
         return KVX_STATUS_OK;
     kind = kvx_job_kind(plan, &job);
     pair = kvx_pair_index(kind.src_size, kind.dst_size);
-    limit = !kind.whole        ? d->pieces_blocks[plan->op][pair]
-            : kind.unroll == 1 ? d->n_multiprocessors * MAX_SMALL_BLOCKS
-                               : d->large_blocks[plan->op][pair];
-    limit = job.n_tiles < limit ? (uint32_t)job.n_tiles : limit;
-    kvx_job_set_blocks(&job, limit);
+    n_blocks = count_blocks(d, plan, &job, kind, pair);
+    kvx_job_set_blocks(&job, n_blocks);
     if (!kind.whole)
         return translate(
-            launch<KVX_PLAN_LAYERS>(&job, plan, kernels->pieces[pair], limit, false, stream));
+            launch<KVX_PLAN_LAYERS>(&job, plan, kernels->pieces[pair], n_blocks, false, stream));
     if (kind.unroll == 1)
         return translate(
-            launch<1>(&job, plan, kernels->small[pair], limit, d->overlaps && !legacy, stream));
-    return translate(
-        launch<KVX_PLAN_LAYERS>(&job, plan, kernels->large[pair], limit, false, stream));
+            launch<1>(&job, plan, kernels->small[pair], n_blocks, d->overlaps && !legacy, stream));
+    return translate(launch<KVX_PLAN_LAYERS>(&job, plan, kernels->large[pair], n_blocks,
+                                             d->overlaps && !legacy && is_short(d, &job), stream));
 }
 
 static kvx_status_t run(const kvx_plan *plan, void *opaque)
 {
     cudaStream_t stream = (cudaStream_t)opaque;
+    bool entered = enter(stream);
     const device *d = nullptr;
-    int current = 0, id = 0;
-    cudaError_t error = cudaGetDevice(&current);
+    int id = 0;
+    cudaError_t error = cudaGetDevice(&id);
     kvx_status_t status;
 
-    if (error == cudaSuccess)
-        error = stream_device(stream, current, &id);
-    if (error == cudaSuccess && id >= MAX_DEVICES)
+    if (error == cudaSuccess && id >= MAX_DEVICES) {
+        leave(entered);
         return KVX_STATUS_UNSUPPORTED;
-    if (error == cudaSuccess && id != current)
-        error = cudaSetDevice(id);
+    }
     if (error == cudaSuccess)
         error = find_device(id, &d);
     status = error == cudaSuccess ? run_on(d, plan, stream) : translate(error);
-    if (id != current)
-        (void)cudaSetDevice(current);
+    leave(entered);
     return status;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * unit.h: load, convert and store one unit (up to 16 bytes; see job.h).
+ * unit.h: load, convert and store one unit (see job.h).
  *
  * On a GPU these functions are vector instructions and the hardware's conversions; on a CPU (the
  * emulator of the tests), plain C. Both give the bits that numeric.h defines. Arrays here are
@@ -25,6 +25,9 @@
 #else
 #define KVX_HARDWARE_FP8 0
 #endif
+
+/** 32-bit words of the largest unit: FP8 on one side, F32 on the other. */
+enum { KVX_UNIT_WORDS = 16 };
 
 /* --------------------------------------------------------------------------------------------- */
 /* Memory: 16, 8, 4, 2 or 1 aligned bytes, in the low end of word[] */
@@ -111,6 +114,21 @@ KVX_HD void kvx_store(char *to, const uint32_t *word, uint32_t bytes, uint32_t o
         __builtin_trap();
     memcpy(to, word, bytes);
 #endif
+}
+
+/* Load @bytes (a constant) in accesses of 16 bytes. */
+KVX_HD void kvx_load_whole(uint32_t *word, const char *from, uint32_t bytes, uint32_t once)
+{
+    KVX_UNROLL
+    for (uint32_t at = 0; at < bytes; at += KVX_UNIT_BYTES)
+        kvx_load(word + at / 4, from + at, KVX_UNIT_BYTES, once);
+}
+
+KVX_HD void kvx_store_whole(char *to, const uint32_t *word, uint32_t bytes, uint32_t once)
+{
+    KVX_UNROLL
+    for (uint32_t at = 0; at < bytes; at += KVX_UNIT_BYTES)
+        kvx_store(to + at, word + at / 4, KVX_UNIT_BYTES, once);
 }
 
 /*
@@ -236,7 +254,7 @@ KVX_HD uint32_t kvx_bytes_encode(kvx_dtype_t dtype, const float value[2])
  * Decode the @n elements (4, 8 or 16; a constant) in word[], of a dtype with @size bytes (a
  * constant).
  */
-KVX_HD void kvx_unit_decode(kvx_dtype_t dtype, uint32_t size, uint32_t n, const uint32_t word[4],
+KVX_HD void kvx_unit_decode(kvx_dtype_t dtype, uint32_t size, uint32_t n, const uint32_t *word,
                             float *value)
 {
     KVX_UNROLL
@@ -253,7 +271,7 @@ KVX_HD void kvx_unit_decode(kvx_dtype_t dtype, uint32_t size, uint32_t n, const 
 }
 
 KVX_HD void kvx_unit_encode(kvx_dtype_t dtype, uint32_t size, uint32_t n, const float *value,
-                            uint32_t word[4])
+                            uint32_t *word)
 {
     KVX_UNROLL
     for (uint32_t e = 0; e < n; e += 2) {
@@ -301,6 +319,52 @@ KVX_HD float kvx_quotient(float x, float d, float reciprocal)
     return fabsf(estimate) < INFINITY ? q : estimate;
 }
 
+/**
+ * Return true when no quotient of the values by a plain divisor can be an infinity or NaN. One sum
+ * serves all values: 2^64 times a value that is too large is an infinity, which no further value
+ * takes away. (A sum of smaller values may be one, too. That costs time, never a wrong result.)
+ */
+KVX_HD int kvx_unit_is_tame(uint32_t n, const float *value)
+{
+    float sum = 0;
+
+    KVX_UNROLL
+    for (uint32_t e = 0; e < n; e++)
+        sum = fmaf(value[e], 0x1p64F, sum);
+    return fabsf(sum) < INFINITY;
+}
+
+/** True when @d is a power of two: multiplying by its reciprocal is dividing by it. */
+KVX_HD int kvx_is_power(float d)
+{
+    return (kvx_float_bits(d) & 0x7fffff) == 0;
+}
+
+/* Divide by a plain divisor. Most of the time of a write to FP8 would be spent here. */
+KVX_HD void kvx_unit_divide(uint32_t n, float *value, float d)
+{
+    float reciprocal = 1.0F / d;
+
+    if (kvx_is_power(d)) {
+        KVX_UNROLL
+        for (uint32_t e = 0; e < n; e++)
+            value[e] *= reciprocal;
+    } else if (kvx_unit_is_tame(n, value)) { /* kvx_quotient without its last step */
+        float negated = -reciprocal;
+
+        KVX_UNROLL
+        for (uint32_t e = 0; e < n; e++) {
+            float x = value[e], q = x * reciprocal;
+
+            q = fmaf(fmaf(q, d, -x), negated, q);
+            value[e] = fmaf(fmaf(q, d, -x), negated, q);
+        }
+    } else {
+        for (uint32_t e = 0; e < n; e++)
+            value[e] = kvx_quotient(value[e], d, reciprocal);
+    }
+}
+
 /** Compute value[] * *src_scale / *dst_scale; a NULL scale is left out. */
 KVX_HD void kvx_unit_scale(uint32_t n, float *value, const float *src_scale, const float *dst_scale)
 {
@@ -312,12 +376,10 @@ KVX_HD void kvx_unit_scale(uint32_t n, float *value, const float *src_scale, con
             value[e] *= s;
     }
     if (dst_scale) {
-        float d = *dst_scale, reciprocal = 1.0F / d;
+        float d = *dst_scale;
 
         if (kvx_is_plain_divisor(d)) {
-            KVX_UNROLL
-            for (uint32_t e = 0; e < n; e++)
-                value[e] = kvx_quotient(value[e], d, reciprocal);
+            kvx_unit_divide(n, value, d);
         } else {
             KVX_UNROLL
             for (uint32_t e = 0; e < n; e++)
@@ -327,14 +389,14 @@ KVX_HD void kvx_unit_scale(uint32_t n, float *value, const float *src_scale, con
 }
 
 /**
- * Convert one unit. The sizes are constants. The dtypes needn't be: all threads take the same
- * branch. Elements beyond the unit's are zero and stay zero, or aren't stored.
+ * Convert one unit of @n elements. The number and the sizes are constants. The dtypes needn't be:
+ * all threads take the same branch. Elements beyond the unit's are zero and stay zero, or aren't
+ * stored.
  */
-KVX_HD void kvx_unit_convert(kvx_dtype_t from, uint32_t src_size, kvx_dtype_t to, uint32_t dst_size,
-                             const float *src_scale, const float *dst_scale,
-                             const uint32_t source[4], uint32_t target[4])
+KVX_HD void kvx_unit_convert(uint32_t n, kvx_dtype_t from, uint32_t src_size, kvx_dtype_t to,
+                             uint32_t dst_size, const float *src_scale, const float *dst_scale,
+                             const uint32_t *source, uint32_t *target)
 {
-    const uint32_t n = KVX_UNIT_BYTES / (src_size > dst_size ? src_size : dst_size);
     float value[16];
 
     if (src_size == 2 && from == KVX_DTYPE_BF16)

@@ -181,8 +181,9 @@ KVX_HD void kvx_count_drop(struct kvx_kind kind, const struct kvx_job *job,
     if (kind.op == KVX_OP_COPY &&
         kvx_div(unit->token, &p->block_size) * p->block_size.value != unit->token)
         return;
+    /* Of the device's scope: over PCIe, a GPU's atomics on host memory have no other. */
 #ifdef __CUDA_ARCH__
-    atomicAdd_system((unsigned long long *)p->dropped, 1ULL);
+    atomicAdd((unsigned long long *)p->dropped, 1ULL);
 #else
     __atomic_fetch_add(p->dropped, 1, __ATOMIC_RELAXED);
 #endif
@@ -191,27 +192,29 @@ KVX_HD void kvx_count_drop(struct kvx_kind kind, const struct kvx_job *job,
 /* --------------------------------------------------------------------------------------------- */
 /* Moving one unit; @row is where its head's first dim lies */
 
-/*
- * Return the bytes of a whole unit, on the side with elements of @size bytes (0: both have the
- * same).
- */
+/* Return the elements of a unit that is converted. */
+KVX_HD uint32_t kvx_kind_elements(struct kvx_kind kind)
+{
+    uint32_t less = kind.src_size < kind.dst_size ? kind.src_size : kind.dst_size;
+    uint32_t more = kind.src_size < kind.dst_size ? kind.dst_size : kind.src_size;
+
+    return KVX_UNIT_BYTES / (kind.whole ? less : more);
+}
+
+/* Return the bytes of a whole unit, on the side with elements of @size bytes (0: bits). */
 KVX_HD uint32_t kvx_whole_bytes(struct kvx_kind kind, uint32_t size)
 {
-    uint32_t wide = kind.src_size > kind.dst_size ? kind.src_size : kind.dst_size;
-    uint32_t bytes = KVX_UNIT_BYTES;
-
-    return wide ? bytes / wide * size : bytes;
+    return size ? kvx_kind_elements(kind) * size : (uint32_t)KVX_UNIT_BYTES;
 }
 
 KVX_HD void kvx_unit_load(struct kvx_kind kind, const struct kvx_job *job, uint32_t kv,
-                          const struct kvx_map *map, const char *row, uint32_t dim,
-                          uint32_t word[4])
+                          const struct kvx_map *map, const char *row, uint32_t dim, uint32_t *word)
 {
     uint32_t bytes, piece = job->piece[kv][0], n = job->n_pieces[kv][0];
 
     if (kind.whole) {
-        kvx_load(word, row + kvx_map_dim(map, dim), kvx_whole_bytes(kind, kind.src_size),
-                 job->stream);
+        kvx_load_whole(word, row + kvx_map_dim(map, dim), kvx_whole_bytes(kind, kind.src_size),
+                       job->stream);
         return;
     }
     bytes = piece * job->src_size;
@@ -229,13 +232,13 @@ KVX_HD void kvx_unit_load(struct kvx_kind kind, const struct kvx_job *job, uint3
 
 KVX_HD void kvx_unit_store(struct kvx_kind kind, const struct kvx_job *job, uint32_t kv,
                            const struct kvx_map *map, char *row, uint32_t dim,
-                           const uint32_t word[4])
+                           const uint32_t *word)
 {
     uint32_t bytes, piece = job->piece[kv][1], n = job->n_pieces[kv][1];
 
     if (kind.whole) {
-        kvx_store(row + kvx_map_dim(map, dim), word, kvx_whole_bytes(kind, kind.dst_size),
-                  job->stream);
+        kvx_store_whole(row + kvx_map_dim(map, dim), word, kvx_whole_bytes(kind, kind.dst_size),
+                        job->stream);
         return;
     }
     bytes = piece * job->dst_size;
@@ -261,7 +264,7 @@ KVX_HD const float *kvx_scale_of(const char *base, const struct kvx_scale_map *m
 /** State of one unit that a thread keeps between the load phase and the store phase. */
 struct kvx_in_flight {
     struct kvx_located at;
-    uint32_t word[4];
+    uint32_t word[KVX_UNIT_WORDS];
     uint32_t row; /* enum kvx_row */
     int64_t src_block, dst_block;
     const char *src;
@@ -275,7 +278,7 @@ KVX_HD void kvx_unit_finish(struct kvx_kind kind, const struct kvx_job *job,
     const struct kvx_plan_side *side = &p->side[start->kv];
     const struct kvx_layer *layer = &p->layer[start->layer];
     char *row = u->dst + u->at.head * side->dst.head;
-    uint32_t target[4] = {0, 0, 0, 0};
+    uint32_t target[KVX_UNIT_WORDS] = {0};
 
     if (u->row == KVX_ROW_MOVE && kind.src_size) {
         const float *src_scale = NULL, *dst_scale = NULL;
@@ -287,8 +290,8 @@ KVX_HD void kvx_unit_finish(struct kvx_kind kind, const struct kvx_job *job,
         if (kind.dst_size == 1 && kind.op != KVX_OP_GATHER)
             dst_scale = kvx_scale_of(layer->dst_scale[start->kv], &side->dst_scale, u->dst_block,
                                      u->at.head);
-        kvx_unit_convert(p->src_dtype, kind.src_size, p->dst_dtype, kind.dst_size, src_scale,
-                         dst_scale, u->word, target);
+        kvx_unit_convert(kvx_kind_elements(kind), p->src_dtype, kind.src_size, p->dst_dtype,
+                         kind.dst_size, src_scale, dst_scale, u->word, target);
         kvx_unit_store(kind, job, start->kv, &side->dst, row, u->at.dim, target);
     } else if (u->row == KVX_ROW_MOVE) {
         kvx_unit_store(kind, job, start->kv, &side->dst, row, u->at.dim, u->word);
@@ -338,7 +341,9 @@ KVX_HD void kvx_work_tile(struct kvx_kind kind, const struct kvx_job *job, const
     KVX_UNROLL
     for (uint32_t u = 0; u < kind.unroll; u++) {
         kvx_locate(job, start, first + u * KVX_WARP, &unit[u].at);
-        unit[u].word[0] = unit[u].word[1] = unit[u].word[2] = unit[u].word[3] = 0;
+        KVX_UNROLL
+        for (uint32_t w = 0; w < KVX_UNIT_WORDS; w++)
+            unit[u].word[w] = 0;
         if (kind.op == KVX_OP_WRITE && unit[u].at.present)
             kvx_unit_load(kind, job, start->kv, &side->src,
                           kvx_write_source(p, start, unit[u].at.token) +

@@ -7,8 +7,8 @@
  *        ▲                                                                        │
  *        └──────────────── sleep until the oldest one's event happened ◄──────────┘
  *
- * Large pieces go to the copy engines, several in a call (cuda_copy.c). Pieces of less than
- * KERNEL_BYTES are copied by libkvx_cuda's kernel, one layer of many blocks per launch; the kernel
+ * Large pieces go to the copy engines, several in a call (cuda_copy.c). Pieces of less than 32 KiB
+ * (plan.c) are copied by libkvx_cuda's kernel, all layers of some blocks per launch; the kernel
  * needs pinned host memory.
  *
  * The CUDA driver's library is loaded when the first job needs it, as in bm/cuda.h.
@@ -128,19 +128,12 @@ static int convert(struct flight *flight, void *stream)
     struct tier_chunk *chunk = &flight->chunk;
     const struct tier_job *job = chunk->job;
     uint32_t *src = flight->numbers, *dst = src + TIER_CHUNK_PAIRS;
-    int err = 0;
 
     memcpy(src, job->src + chunk->first, chunk->n * sizeof(*src));
     memcpy(dst, job->dst + chunk->first, chunk->n * sizeof(*dst));
-    for (uint32_t i = 0; err == 0 && i < chunk->n_layers; i++) {
-        kvx_cache_desc_t from, to;
-
-        err = tier_plan_caches(&job->plan, chunk->first_layer + i, &from, &to);
-        if (err == 0)
-            err = tier_convert_caches(&job->plan, &from, &to, src, dst, chunk->n, stream);
-    }
     chunk->pieces += (uint64_t)chunk->n * chunk->n_layers;
-    return err;
+    return tier_convert_layers(&job->plan, chunk->first_layer, chunk->n_layers, src, dst, chunk->n,
+                               stream);
 }
 
 static int put(struct lane *lane, struct flight *flight)

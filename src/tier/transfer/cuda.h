@@ -47,6 +47,9 @@ extern struct tier_cuda_calls tier_cuda_calls;
 /** Find the driver, once per process. False: none, or too old. */
 bool tier_cuda_usable(void);
 
+/** True when one call of the driver copies many pieces (CUDA 12.8). */
+bool tier_cuda_batches(void);
+
 /** Convert a driver result to 0, -ENOMEM or -EIO. Logs failures, at most 5 a second. */
 int tier_cuda_check(const char *call, tier_cuda_result code);
 

@@ -71,6 +71,11 @@ bool tier_cuda_usable(void)
     return available;
 }
 
+bool tier_cuda_batches(void)
+{
+    return tier_cuda_usable() && (tier_cuda_calls.batch || tier_cuda_calls.batch_12);
+}
+
 int tier_cuda_check(const char *call, tier_cuda_result code)
 {
     static struct kv_log_rate rate;
@@ -133,7 +138,7 @@ static int put_batch(struct batch *b, void *stream, bool *single)
 
 int tier_cuda_copy_pieces(struct tier_chunk *chunk, void *stream, bool *single)
 {
-    bool can = (tier_cuda_calls.batch || tier_cuda_calls.batch_12) && chunk->job->plan.reached;
+    bool can = tier_cuda_batches() && chunk->job->plan.reached;
     bool never = true, *alone = can ? single : &never;
     struct batch batch;
     struct tier_walk walk;

@@ -265,7 +265,7 @@ static int convert_layer(struct lane *lane, const struct tier_chunk *chunk, uint
     }
     return err < 0
                ? err
-               : tier_convert_caches(p, &cache[0], &cache[1], blocks[0], blocks[1], chunk->n, NULL);
+               : tier_convert_caches(p, &cache[0], &cache[1], blocks[0], blocks[1], chunk->n);
 }
 
 static int convert(struct lane *lane, struct tier_chunk *chunk)

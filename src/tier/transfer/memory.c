@@ -58,18 +58,10 @@ void tier_copy(void *to, const void *from, size_t len)
 static int convert(struct tier_chunk *chunk)
 {
     const struct tier_job *job = chunk->job;
-    int err = 0;
 
-    for (uint32_t i = 0; err == 0 && i < chunk->n_layers; i++) {
-        kvx_cache_desc_t src, dst;
-
-        err = tier_plan_caches(&job->plan, chunk->first_layer + i, &src, &dst);
-        if (err == 0)
-            err = tier_convert_caches(&job->plan, &src, &dst, job->src + chunk->first,
-                                      job->dst + chunk->first, chunk->n, NULL);
-        chunk->pieces += chunk->n;
-    }
-    return err;
+    chunk->pieces += (uint64_t)chunk->n * chunk->n_layers;
+    return tier_convert_layers(&job->plan, chunk->first_layer, chunk->n_layers,
+                               job->src + chunk->first, job->dst + chunk->first, chunk->n, NULL);
 }
 
 static void run(struct tier_chunk *chunk)

@@ -6,15 +6,18 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "tier/transfer/transfer.h"
+#include "tier/transfer/cuda.h"
 
 /* some 200 us of a thread: the longest wait of an urgent job */
 #define CHUNK_BYTES (UINT64_C(2) << 20)
-#define LAUNCH_BYTES (UINT64_C(8) << 20) /* a GPU's kernel takes microseconds to start */
+#define LAUNCH_BYTES (UINT64_C(4) << 20) /* a GPU's kernel takes microseconds to start */
+/* Smaller pieces are a kernel's: copy engines, which start each one, take 2.5 times as long for 16
+ * KiB. From 32 KiB on they are about as fast, and unlike a kernel they slow nothing that runs
+ * beside (docs/benchmarks.md). */
 #ifndef TIER_KERNEL_BYTES /* a benchmark varies it */
-#define TIER_KERNEL_BYTES (UINT64_C(256) << 10)
+#define TIER_KERNEL_BYTES (UINT64_C(32) << 10)
 #endif
-#define KERNEL_BYTES TIER_KERNEL_BYTES /* of smaller pieces, a copy engine mostly starts each one */
+#define KERNEL_BYTES_SINGLE (UINT64_C(256) << 10) /* with a call for each piece of the engines */
 
 static int refuse(int err, const char *reason)
 {
@@ -190,18 +193,17 @@ static void choose_kernel(struct tier_plan *p)
     kvx_cache_desc_t src, dst;
 
     if (!on_device(p) || (p->grain != TIER_LAYER && p->grain != TIER_REGION) ||
-        piece >= KERNEL_BYTES || !p->reached || p->src->config.num_blocks > INT32_MAX ||
+        piece >= (tier_cuda_batches() ? TIER_KERNEL_BYTES : KERNEL_BYTES_SINGLE) || !p->reached || p->src->config.num_blocks > INT32_MAX ||
         p->dst->config.num_blocks > INT32_MAX)
         return;
     p->kernel = tier_plan_caches(p, p->first_layer, &src, &dst) == 0;
 }
 
-/* Cut into chunks: few layers of many blocks for a kernel, which copies a layer at a time; whole
- * blocks for other executors. */
+/* Cut into chunks of whole blocks, or of some layers where blocks are large. */
 static void cut(struct tier_plan *p)
 {
     bool launch = on_device(p) && (p->kernel || p->grain == TIER_CONVERT);
-    uint64_t most = launch ? LAUNCH_BYTES : CHUNK_BYTES, layers = launch ? 1 : p->n_layers;
+    uint64_t most = launch ? LAUNCH_BYTES : CHUNK_BYTES, layers = p->n_layers;
     uint64_t layer = p->region_bytes * p->dst->config.outer_dim;
 
     if (on_file(p) && p->grain == TIER_CONVERT) /* a buffer holds a chunk in the file's layout */
@@ -457,23 +459,9 @@ int tier_plan_caches(const struct tier_plan *p, uint32_t layer, kvx_cache_desc_t
     return err < 0 ? err : tier_side_cache(&d, dst);
 }
 
-int tier_convert_caches(const struct tier_plan *p, const kvx_cache_desc_t *src,
-                        const kvx_cache_desc_t *dst, const uint32_t *src_blocks,
-                        const uint32_t *dst_blocks, uint32_t n, void *stream)
+static int kvx_error(kvx_status_t status)
 {
-    kvx_block_copy_t copy = {
-        .size = sizeof(copy),
-        .index_dtype = KVX_DTYPE_S32, /* no converted layout has more blocks */
-        .count = n,
-        .src_head = p->src_head,
-        .dst_head = p->dst_head,
-        .num_heads = p->n_heads,
-        .src_blocks = src_blocks,
-        .dst_blocks = dst_blocks,
-    };
-    kvx_options_t options = {.size = sizeof(options), .phase = KVX_PHASE_PREFILL};
-
-    switch (kvx_copy_blocks(src, dst, &copy, &options, stream)) {
+    switch (status) {
     case KVX_STATUS_OK:
         return 0;
     case KVX_STATUS_UNSUPPORTED:
@@ -483,4 +471,60 @@ int tier_convert_caches(const struct tier_plan *p, const kvx_cache_desc_t *src,
     default:
         return -EIO;
     }
+}
+
+/* The pairs of a chunk, as KVX takes them. */
+static kvx_block_copy_t copy_of(const struct tier_plan *p, const uint32_t *src_blocks,
+                                const uint32_t *dst_blocks, uint32_t n)
+{
+    return (kvx_block_copy_t){
+        .size = sizeof(kvx_block_copy_t),
+        .index_dtype = KVX_DTYPE_S32, /* no converted layout has more blocks */
+        .count = n,
+        .src_head = p->src_head,
+        .dst_head = p->dst_head,
+        .num_heads = p->n_heads,
+        .src_blocks = src_blocks,
+        .dst_blocks = dst_blocks,
+    };
+}
+
+int tier_convert_caches(const struct tier_plan *p, const kvx_cache_desc_t *src,
+                        const kvx_cache_desc_t *dst, const uint32_t *src_blocks,
+                        const uint32_t *dst_blocks, uint32_t n)
+{
+    kvx_block_copy_t copy = copy_of(p, src_blocks, dst_blocks, n);
+    kvx_options_t options = {.size = sizeof(options), .phase = KVX_PHASE_PREFILL};
+
+    return kvx_error(kvx_copy_blocks(src, dst, &copy, &options, NULL));
+}
+
+enum { LAYERS_EACH = 32 }; /* KVX launches no more of them together */
+
+int tier_convert_layers(const struct tier_plan *p, uint32_t first, uint32_t n_layers,
+                        const uint32_t *src_blocks, const uint32_t *dst_blocks, uint32_t n,
+                        void *stream)
+{
+    kvx_block_copy_t copy = copy_of(p, src_blocks, dst_blocks, n);
+    bool bus = p->src->places[0].kind != p->dst->places[0].kind;
+    kvx_options_t options = {.size = sizeof(options),
+                             .phase = stream && bus ? KVX_PHASE_TRANSFER : KVX_PHASE_PREFILL};
+    int err = 0;
+
+    for (uint32_t i = 0; err == 0 && i < n_layers; i += LAYERS_EACH) {
+        const uint32_t some = KV_MIN(n_layers - i, (uint32_t)LAYERS_EACH);
+        kvx_cache_desc_t caches[2][LAYERS_EACH];
+        const kvx_cache_desc_t *srcs[LAYERS_EACH], *dsts[LAYERS_EACH];
+        const kvx_block_copy_t *copies[LAYERS_EACH];
+
+        for (uint32_t k = 0; err == 0 && k < some; k++) {
+            err = tier_plan_caches(p, first + i + k, &caches[0][k], &caches[1][k]);
+            srcs[k] = &caches[0][k];
+            dsts[k] = &caches[1][k];
+            copies[k] = &copy;
+        }
+        if (err == 0)
+            err = kvx_error(kvx_copy_blocks_layers(srcs, dsts, copies, some, &options, stream));
+    }
+    return err;
 }

@@ -128,7 +128,14 @@ int tier_plan_caches(const struct tier_plan *plan, uint32_t layer, kvx_cache_des
  */
 int tier_convert_caches(const struct tier_plan *plan, const kvx_cache_desc_t *src,
                         const kvx_cache_desc_t *dst, const uint32_t *src_blocks,
-                        const uint32_t *dst_blocks, uint32_t n, void *stream);
+                        const uint32_t *dst_blocks, uint32_t n);
+/**
+ * The same for layers of the plan's own layouts. On a GPU the work is queued on @stream, up to 32
+ * layers in a launch, and reads the block ids until it has ended; NULL: host memory.
+ */
+int tier_convert_layers(const struct tier_plan *plan, uint32_t first, uint32_t n_layers,
+                        const uint32_t *src_blocks, const uint32_t *dst_blocks, uint32_t n,
+                        void *stream);
 
 /* ---- jobs (queue.c; calls.c: callers' calls) ---- */
 
