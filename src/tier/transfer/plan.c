@@ -401,6 +401,25 @@ static kvx_tensor_desc_t tensor(const struct tier_side *side, uint32_t outer)
     };
 }
 
+/*
+ * True when the one tensor of layouts with one outer dimension (MLA) is described as K and V of
+ * half the dims each: described as both, every element would be moved twice. The halves of rows
+ * must be aligned on both sides.
+ */
+static bool in_halves(const struct tier_plan *p, uint64_t head_dim)
+{
+    const struct kvbm_layout_config *s = &p->src->config, *d = &p->dst->config;
+    uint64_t width = KV_MIN(s->dtype_width_bytes, d->dtype_width_bytes);
+
+    return d->outer_dim == 1 && head_dim % 2 == 0 && head_dim / 2 * width % 16 == 0;
+}
+
+static void halve(kvx_cache_desc_t *cache)
+{
+    cache->k.shape[3] = cache->v.shape[3] = cache->k.shape[3] / 2;
+    cache->v.data = (char *)cache->v.data + cache->k.shape[3] * kvx_dtype_size(cache->k.dtype);
+}
+
 int tier_side_cache(const struct tier_side *side, kvx_cache_desc_t *ret)
 {
     const struct kvbm_layout_config *c = side->config;
@@ -415,6 +434,8 @@ int tier_side_cache(const struct tier_side *side, kvx_cache_desc_t *ret)
         return refuse(-ENOTSUP, "blocks aren't aligned to their elements");
     cache.k = tensor(side, 0);
     cache.v = tensor(side, c->outer_dim - 1);
+    if (side->halves)
+        halve(&cache);
     if (cache.k.shape[3] > INT32_MAX)
         return refuse(-ENOTSUP, "rows too long for a conversion");
     cache.head_dim = (uint32_t)cache.k.shape[3];
@@ -428,7 +449,8 @@ void tier_plan_side(const struct tier_plan *p, bool target, uint32_t layer, stru
 {
     const struct kvbm_layout *l = target ? p->dst : p->src, *other = target ? p->src : p->dst;
     const struct kvbm_place *place = &l->places[l->n == 1 ? 0 : layer];
-    uint32_t heads = l->config.num_heads ? l->config.num_heads : other->config.num_heads;
+    uint32_t known = l->config.num_heads ? l->config.num_heads : other->config.num_heads;
+    uint32_t heads = known ? known : 1;
 
     *ret = (struct tier_side){
         .config = &l->config,
@@ -436,9 +458,10 @@ void tier_plan_side(const struct tier_plan *p, bool target, uint32_t layer, stru
         .block_stride = l->shape.block_stride,
         .outer_stride = l->shape.outer_stride,
         .n_blocks = (uint32_t)l->config.num_blocks,
-        .n_heads = heads ? heads : 1,
+        .n_heads = heads,
         .memory = place->kind == KVBM_STORAGE_DEVICE ? KVX_MEMORY_DEVICE : KVX_MEMORY_HOST,
         .bits = p->bits,
+        .halves = in_halves(p, l->config.inner_dim / heads),
     };
     /* A GPU that converts must be able to address the host side: pinned memory. */
     if (place->kind == KVBM_STORAGE_PINNED && (p->lane == TIER_OUT || p->lane == TIER_IN))

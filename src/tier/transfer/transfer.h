@@ -114,7 +114,7 @@ struct tier_side {
     uint64_t addr, block_stride, outer_stride;
     uint32_t n_blocks, n_heads;
     kvx_memory_type_t memory;
-    bool bits;
+    bool bits, halves;
 };
 void tier_plan_side(const struct tier_plan *plan, bool target, uint32_t layer,
                     struct tier_side *ret);
