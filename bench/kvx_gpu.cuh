@@ -3,8 +3,8 @@
  * kvx_gpu.cuh: helpers of kvx_gpu_bench: memory, timing by events, yardsticks, descriptors of a
  * cache whose blocks lie in random order.
  *
- * A figure of few tokens goes through all parts of the large arrays in turn, so that neither it nor
- * its yardstick finds its data in the L2 cache.
+ * A figure of few tokens goes through all parts of the large arrays in turn. So neither the figure
+ * nor its yardstick finds its data in the L2 cache.
  */
 #ifndef KVX_GPU_CUH
 #define KVX_GPU_CUH

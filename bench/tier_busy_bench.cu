@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * How much a load of blocks slows a kernel that runs beside it, and the kernel the load. Blocks of
- * 32 layers, K and V of 16 or 64 KiB each, move between pinned memory and a cache on the GPU with a
- * storage per layer, or in one piece. The kernels are a matrix product on the tensor cores, which
- * keeps the multiprocessors busy, and a sum over weights, which keeps the memory busy, as a decode
- * step does. One JSON line per pair of kernel and load; exit 77 without a GPU.
+ * 32 layers move between pinned memory and a cache on the GPU, which has a storage per layer. K and
+ * V of a layer are 16 or 64 KiB each; a third load moves whole blocks. One kernel is a matrix product
+ * on the tensor cores, which keeps the multiprocessors busy. The other sums up weights, which keeps
+ * the memory busy, as a decode step does. One JSON line per pair of kernel and load; exit 77 without
+ * a GPU.
  */
 #include <algorithm>
 #include <atomic>

@@ -358,7 +358,7 @@ static void run_tiers(size_t total)
 
 static void run_pieces(size_t total)
 {
-    static const size_t regions[] = {4096,    16 << 10,  32 << 10, 64 << 10,
+    static const size_t regions[] = {4096,      16 << 10,  32 << 10, 64 << 10,
                                      128 << 10, 256 << 10, 1 << 20,  2 << 20};
 
     for (size_t i = 0; i < KV_COUNT(regions); i++) {

@@ -85,8 +85,9 @@ static const struct kv_arg ARGS[] = {
      .value = "N",
      .min = 0,
      .max = 63,
-     .help = "Cache in the memory of GPU N, a storage per layer, and a pinned host tier. Default: a "
-             "cache in host memory."},
+     .help =
+         "Cache in the memory of GPU N, a storage per layer, and a pinned host tier. Default: a "
+         "cache in host memory."},
     {.name = "json",
      .type = KV_ARG_FLAG,
      .offset = offsetof(struct options, json),
@@ -97,9 +98,9 @@ static const struct kv_args_program PROGRAM = {
     .name = "kvasir bench tiers",
     .usage = "[--disk DIR] [--object URI] [OPTION ...]",
     .brief = "move blocks through the tiers of a block manager and back, and time it",
-    .summary =
-        "Moves blocks from a cache in memory or on a GPU to the host tier, the disk and the object\n"
-        "store, and back, and reports the speed of each step beside a plain copy.",
+    .summary = "Moves blocks from a cache in memory or on a GPU to the host tier, the disk and the "
+               "object\n"
+               "store, and back, and reports the speed of each step beside a plain copy.",
     .footer = "Exit status: 0; 1 when a block came back with other bytes, or not at all; 2 usage; "
               "5 else.",
     .args = ARGS,
@@ -118,7 +119,8 @@ struct bench {
     struct kvbm_manager_opts tiers;
     struct kvbm_manager *manager;
     struct kvbm_layout *layout; /* of the cache */
-    struct kvbm_layout *image;  /* host memory with the cache's contents: the layout, or of a GPU's */
+    struct kvbm_layout
+        *image; /* host memory with the cache's contents: the layout, or of a GPU's */
     struct kvbm_copier *copier; /* between the two; NULL: they are one */
     struct kvbm_cache *cache;
     uint32_t n;
@@ -224,7 +226,7 @@ static int begin(struct bench *b, uint32_t at, bool store, int64_t *ret)
 /* Store or load all blocks, CHAIN of them a request. */
 static int move_all(struct bench *b, bool store)
 {
-    uint32_t n = (b->n + CHAIN - 1) / CHAIN;
+    uint32_t n = KV_MAX(b->n / CHAIN, 1u); /* b->n is a multiple of CHAIN */
     int64_t *ids = calloc(n, sizeof(*ids));
     int rc = ids ? 0 : -ENOMEM;
 
@@ -317,8 +319,8 @@ static int allocate(struct bench *b)
 {
     bool gpu = b->opts.gpu != NO_GPU;
     const struct kvbm_storage_opts storage = {.size = sizeof(storage),
-                                              .kind = gpu ? KVBM_STORAGE_DEVICE
-                                                          : KVBM_STORAGE_SYSTEM,
+                                              .kind =
+                                                  gpu ? KVBM_STORAGE_DEVICE : KVBM_STORAGE_SYSTEM,
                                               .device_id = gpu ? (uint32_t)b->opts.gpu : 0,
                                               .huge_pages = !gpu,
                                               .bytes = 1},
@@ -359,8 +361,9 @@ static int set_up(struct bench *b, char **strings)
                                            .dtype_width_bytes = 2,
                                            .num_heads = inner % 128 ? 1 : inner / 128,
                                            .dtype = KVX_DTYPE_BF16};
-    b->tiers = (struct kvbm_manager_opts){
-        .size = sizeof(b->tiers), .fingerprint = "kvasir bench tiers", .huge_pages = b->opts.gpu == NO_GPU};
+    b->tiers = (struct kvbm_manager_opts){.size = sizeof(b->tiers),
+                                          .fingerprint = "kvasir bench tiers",
+                                          .huge_pages = b->opts.gpu == NO_GPU};
     rc = kvbm_manager_configure(&b->tiers, b->opts.config, strings);
     if (rc < 0)
         return rc;

@@ -32,6 +32,17 @@ static const char *after_scheme(const char *uri)
 }
 
 /*
+ * True for "file:/x" and "redis:host": a URI mistyped, which would be a folder of that name and hide
+ * on a disk what belongs elsewhere. Such a folder is "./file:/x".
+ */
+static bool looks_like_uri(const char *path)
+{
+    size_t len = strcspn(path, ":/");
+
+    return path[len] == ':' && is_scheme(path, len);
+}
+
+/*
  * The end of user and password. Found by the way people write URIs rather than by RFC 3986:
  * passwords contain '/', '?', '#' and '@' although they must not.
  *
@@ -79,6 +90,8 @@ int kvs_uri_parse(const char *uri, struct kvs_uri *ret, const char **ret_why)
             return reject(ret_why, "control character");
     rest = after_scheme(uri);
     out.path = !rest;
+    if (!rest && looks_like_uri(uri))
+        return reject(ret_why, "neither SCHEME://... nor a path: a folder of that name is ./NAME");
     if (rest) {
         len = (size_t)(rest - uri) - 3;
         if (!is_scheme(uri, len))

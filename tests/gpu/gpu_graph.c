@@ -167,8 +167,8 @@ static void test_replays(const struct kvx_place_hooks *hooks, unsigned kind)
         MUST(layers_run(m->host, LAYERS, true, &options, NULL) == KVX_STATUS_OK);
         check_same(m, hooks, kind);
     }
-    printf("graph, kind %u: 2 launches, %d replays agree, beside %lu calls on other streams\n", kind,
-           n_replays(4), beside_end());
+    printf("graph, kind %u: 2 launches, %d replays agree, beside %lu calls on other streams\n",
+           kind, n_replays(4), beside_end());
     GPU(cudaGraphExecDestroy(exec));
     GPU(cudaGraphDestroy(graph));
     free(m); /* the arenas go with the process */

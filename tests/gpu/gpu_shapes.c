@@ -100,8 +100,8 @@ static kvx_kv_io_desc_t io_of(const struct setting *s, const struct place *p, ch
                               .head_dim = s->model->dim};
 }
 
-static kvx_cache_desc_t cache_of(const struct setting *s, const struct place *p,
-                                 kvx_dtype_t dtype, char *const *data)
+static kvx_cache_desc_t cache_of(const struct setting *s, const struct place *p, kvx_dtype_t dtype,
+                                 char *const *data)
 {
     kvx_cache_desc_t c = {.size = sizeof(c),
                           .num_blocks = n_blocks(s->model),
@@ -435,10 +435,10 @@ static void run_model(const struct kvx_place_hooks *hooks, struct dice *d, const
 static unsigned run_kernels(const struct kvx_place_hooks *hooks, struct dice *d)
 {
     static const kvx_dtype_t pairs[][2] = {
-        {KVX_DTYPE_BF16, KVX_DTYPE_BF16},    {KVX_DTYPE_F32, KVX_DTYPE_BF16},
-        {KVX_DTYPE_F32, KVX_DTYPE_F8_E4M3},  {KVX_DTYPE_BF16, KVX_DTYPE_F32},
-        {KVX_DTYPE_BF16, KVX_DTYPE_F16},     {KVX_DTYPE_BF16, KVX_DTYPE_F8_E4M3},
-        {KVX_DTYPE_F8_E5M2, KVX_DTYPE_F32},  {KVX_DTYPE_F8_E4M3, KVX_DTYPE_F16},
+        {KVX_DTYPE_BF16, KVX_DTYPE_BF16},      {KVX_DTYPE_F32, KVX_DTYPE_BF16},
+        {KVX_DTYPE_F32, KVX_DTYPE_F8_E4M3},    {KVX_DTYPE_BF16, KVX_DTYPE_F32},
+        {KVX_DTYPE_BF16, KVX_DTYPE_F16},       {KVX_DTYPE_BF16, KVX_DTYPE_F8_E4M3},
+        {KVX_DTYPE_F8_E5M2, KVX_DTYPE_F32},    {KVX_DTYPE_F8_E4M3, KVX_DTYPE_F16},
         {KVX_DTYPE_F8_E4M3, KVX_DTYPE_F8_E5M2}};
     static const struct model small = {"kernels", 2, 128, 16, 512},
                               large = {"kernels", 8, 128, 16, 4096}; /* 4 MiB of bf16 a copy */

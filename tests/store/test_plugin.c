@@ -123,6 +123,8 @@ static void test_uris(void **state)
     refused("bro ken://x", -EINVAL, "invalid scheme");
     refused("abcdefghijklmnopqrstuvwxyzabcdefghijklm://x", -EINVAL, "too long");
     refused("broken://a\nb", -EINVAL, "control character");
+    refused("file:/tmp/x", -EINVAL, "neither");
+    refused("redis:6379", -EINVAL, "neither");
     refused("nosuch://x", -ENOENT, "libkv_store_nosuch.so");
     refused("broken://user:geheim@host/0", -EINVAL, "password");
     assert_null(strstr(lines.last, "geheim"));

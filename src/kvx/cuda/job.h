@@ -67,8 +67,7 @@ KVX_HD KVX_CONSTANT uint32_t kvx_whole_unit(uint32_t src_size, uint32_t dst_size
  * Return the units per thread in flight of a large job: 4 of 16 bytes on either side, 2 of larger
  * ones or of pieces. @src_size, @dst_size: as in kvx_kind, 0 for bits.
  */
-KVX_HD KVX_CONSTANT uint32_t kvx_large_unroll(uint32_t whole, uint32_t src_size,
-                                                     uint32_t dst_size)
+KVX_HD KVX_CONSTANT uint32_t kvx_large_unroll(uint32_t whole, uint32_t src_size, uint32_t dst_size)
 {
     return whole && src_size == dst_size ? 4 : 2;
 }
@@ -170,8 +169,8 @@ static inline void kvx_job_unit(const struct kvx_plan *p, struct kvx_job *job)
     uint32_t whole = !(p->op == KVX_OP_COPY && p->convert) && p->head_dim % unit == 0;
 
     for (int kv = 0; kv < 2; kv++)
-        whole &= kvx_job_side_whole(&p->side[kv].src, unit) &
-                 kvx_job_side_whole(&p->side[kv].dst, unit);
+        whole &=
+            kvx_job_side_whole(&p->side[kv].src, unit) & kvx_job_side_whole(&p->side[kv].dst, unit);
     job->whole = whole;
     job->unit = whole ? unit : kvx_job_power(p->head_dim, KVX_UNIT_BYTES / wide);
     for (int kv = 0; kv < 2; kv++) {

@@ -181,7 +181,7 @@ KVX_HD void kvx_count_drop(struct kvx_kind kind, const struct kvx_job *job,
     if (kind.op == KVX_OP_COPY &&
         kvx_div(unit->token, &p->block_size) * p->block_size.value != unit->token)
         return;
-    /* Of the device's scope: over PCIe, a GPU's atomics on host memory have no other. */
+        /* Of the device's scope: over PCIe, a GPU's atomics on host memory have no other. */
 #ifdef __CUDA_ARCH__
     atomicAdd((unsigned long long *)p->dropped, 1ULL);
 #else
@@ -231,8 +231,7 @@ KVX_HD void kvx_unit_load(struct kvx_kind kind, const struct kvx_job *job, uint3
 }
 
 KVX_HD void kvx_unit_store(struct kvx_kind kind, const struct kvx_job *job, uint32_t kv,
-                           const struct kvx_map *map, char *row, uint32_t dim,
-                           const uint32_t *word)
+                           const struct kvx_map *map, char *row, uint32_t dim, const uint32_t *word)
 {
     uint32_t bytes, piece = job->piece[kv][1], n = job->n_pieces[kv][1];
 

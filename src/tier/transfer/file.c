@@ -263,9 +263,8 @@ static int convert_layer(struct lane *lane, const struct tier_chunk *chunk, uint
         }
         err = tier_side_cache(&side[k], &cache[k]);
     }
-    return err < 0
-               ? err
-               : tier_convert_caches(p, &cache[0], &cache[1], blocks[0], blocks[1], chunk->n);
+    return err < 0 ? err
+                   : tier_convert_caches(p, &cache[0], &cache[1], blocks[0], blocks[1], chunk->n);
 }
 
 static int convert(struct lane *lane, struct tier_chunk *chunk)

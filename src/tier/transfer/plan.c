@@ -193,8 +193,8 @@ static void choose_kernel(struct tier_plan *p)
     kvx_cache_desc_t src, dst;
 
     if (!on_device(p) || (p->grain != TIER_LAYER && p->grain != TIER_REGION) ||
-        piece >= (tier_cuda_batches() ? TIER_KERNEL_BYTES : KERNEL_BYTES_SINGLE) || !p->reached || p->src->config.num_blocks > INT32_MAX ||
-        p->dst->config.num_blocks > INT32_MAX)
+        piece >= (tier_cuda_batches() ? TIER_KERNEL_BYTES : KERNEL_BYTES_SINGLE) || !p->reached ||
+        p->src->config.num_blocks > INT32_MAX || p->dst->config.num_blocks > INT32_MAX)
         return;
     p->kernel = tier_plan_caches(p, p->first_layer, &src, &dst) == 0;
 }
