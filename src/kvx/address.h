@@ -40,41 +40,18 @@ struct kvx_divisor {
     uint32_t pad;
 };
 
-/** Prepare a division by @value, which is not 0. */
-KVX_HD struct kvx_divisor kvx_divisor_make(uint32_t value)
+/** Prepare a division by @value, which is not 0. On the host. */
+static inline struct kvx_divisor kvx_divisor_make(uint32_t value)
 {
-    struct kvx_divisor d;
-    uint32_t log = 0;
+    __extension__ typedef unsigned __int128 wide;
+    struct kvx_divisor d = {0, 0, 0, value, 0};
+    uint32_t log = value > 1 ? 32 - (uint32_t)__builtin_clz(value - 1) : 0;
 
-    d.value = value;
-    d.pad = 0;
-    d.magic = 0;
-    d.magic31 = 0;
-    if ((value & (value - 1)) == 0) {
-        while (log < 31 && ((uint32_t)1 << log) < value)
-            log++;
-        d.shift = log;
+    d.shift = log;
+    if ((value & (value - 1)) == 0)
         return d;
-    }
-    for (log = 2; log < 32 && ((uint64_t)1 << log) < value;)
-        log++;
     d.shift = log - 1;
-    /* ceil(2^(63+log) / value) = 2^63 * 2^log / value in two 64-bit steps of long division */
-    {
-        uint64_t high = (uint64_t)1 << (log - 1); /* 2^(63+log) = high * 2^64, and high < value */
-        uint64_t quotient = 0, rest = high;
-        int i;
-
-        for (i = 0; i < 64; i++) {
-            rest <<= 1;
-            quotient <<= 1;
-            if (rest >= value) {
-                rest -= value;
-                quotient |= 1;
-            }
-        }
-        d.magic = quotient + (rest != 0);
-    }
+    d.magic = (uint64_t)((((wide)1 << (63 + log)) + value - 1) / value);
     d.magic31 = (uint32_t)((((uint64_t)1 << (31 + log)) + value - 1) / value);
     return d;
 }
