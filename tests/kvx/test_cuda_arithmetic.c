@@ -312,6 +312,19 @@ static void check_units(struct dice *dice, float d)
     }
 }
 
+/* A value whose quotient is too large, behind one that a signed sum would take away from it. */
+static void check_opposites(float d)
+{
+    for (int at = 1; at < 16; at++) {
+        for (int eighths = 0; eighths < 8; eighths++) {
+            float x[16] = {at % 2 ? -0x1p63F : 0x1p63F};
+
+            x[at] = ldexpf(1.0F + (float)eighths / 8, 64) * (at % 2 ? 1.0F : -1.0F);
+            check_unit(x, d);
+        }
+    }
+}
+
 /* Just about every boundary between FP8 values times @d, where a wrong last bit would show. */
 static void check_boundaries(float d, float reciprocal)
 {
@@ -331,13 +344,16 @@ static void check_boundaries(float d, float reciprocal)
 
 static void test_quotients(void **state)
 {
-    static const float special[] = {1.0F, 3.0F, 0x1p-64F, 0x1p64F, 0x1.fffffep0F, 0x1.fffffep-64F};
+    static const float special[] = {
+        1.0F, 3.0F, 0x1p-64F, 0x1p64F, 0x1.fffffep0F, 0x1.fffffep-64F, 0x1.4p-64F, 0x1.000002p-64F};
+    const uint32_t n_special = sizeof(special) / sizeof(special[0]);
     struct dice dice = {seed() | 1};
-    uint32_t rounds = (uint32_t)(200 * case_setting("KV_TEST_SCALE", 100) * SCALE / 10000) + 7;
+    uint32_t rounds =
+        (uint32_t)(200 * case_setting("KV_TEST_SCALE", 100) * SCALE / 10000) + n_special + 1;
 
     (void)state;
     for (uint32_t round = 0; round < rounds; round++) {
-        float d = round < 6
+        float d = round < n_special
                       ? special[round]
                       : ldexpf(1.0F + (float)(roll(&dice) >> 41) * 0x1p-23F,
                                (int)below(&dice, round % 2 ? 127 : 16) - (round % 2 ? 63 : 8));
@@ -346,6 +362,7 @@ static void test_quotients(void **state)
         assert_true(kvx_is_plain_divisor(d));
         check_boundaries(d, reciprocal);
         check_units(&dice, d);
+        check_opposites(d);
         check_units(&dice, ldexpf(1.0F, (int)below(&dice, 129) - 64)); /* a power of two */
         for (uint32_t half = 0; half < 65536; half += round < 8 ? 1 : 7) {
             check_quotient(kvx_f16_to_f32((uint16_t)half), d, reciprocal);

@@ -320,9 +320,9 @@ KVX_HD float kvx_quotient(float x, float d, float reciprocal)
 }
 
 /**
- * Return true when no quotient of the values by a plain divisor can be an infinity or NaN. One sum
- * serves all values: 2^64 times a value that is too large is an infinity, which no further value
- * takes away. (A sum of smaller values may be one, too. That costs time, never a wrong result.)
+ * Return true when no quotient of the values by a plain divisor can be an infinity: each is below
+ * 2^64. One sum of their sizes serves all, since none makes it smaller. (A sum of smaller values
+ * may reach 2^64, too. That costs time, never a wrong result.)
  */
 KVX_HD int kvx_unit_is_tame(uint32_t n, const float *value)
 {
@@ -330,8 +330,8 @@ KVX_HD int kvx_unit_is_tame(uint32_t n, const float *value)
 
     KVX_UNROLL
     for (uint32_t e = 0; e < n; e++)
-        sum = fmaf(value[e], 0x1p64F, sum);
-    return fabsf(sum) < INFINITY;
+        sum += fabsf(value[e]);
+    return sum < 0x1p64F; /* not when one is NaN */
 }
 
 /** True when @d is a power of two: multiplying by its reciprocal is dividing by it. */
