@@ -20,6 +20,9 @@ enum { TRANSFER_BLOCKS = 32 };
 /* First toolkit and driver that can capture programmatic launches. */
 enum { OVERLAP_VERSION = 12030 };
 
+/* First driver that names the context of a stream which is captured. Older ones end the capture. */
+enum { CONTEXT_VERSION = 12050 };
+
 /* Facts about one device that a launch needs, read once, before the first launch on it. */
 struct device {
     int ready; /* written last, with release order */
@@ -152,23 +155,43 @@ static cudaError_t find_device(int id, const device **ret)
  * it isn't allowed while its stream is captured.
  */
 static struct {
+    CUresult (*version)(int *ret);
+    CUresult (*captures)(CUstream stream, CUstreamCaptureStatus *ret);
     CUresult (*stream_context)(CUstream stream, CUcontext *ret);
     CUresult (*current)(CUcontext *ret);
-    CUresult (*push)(CUcontext context);
     CUresult (*pop)(CUcontext *ret);
+    CUresult (*push)(CUcontext context); /* NULL: none of them was found */
 } driver;
+static bool old_driver; /* see CONTEXT_VERSION */
 static pthread_once_t driver_once = PTHREAD_ONCE_INIT;
 
 static void find_driver()
 {
-    static const char *const names[] = {"cuStreamGetCtx", "cuCtxGetCurrent", "cuCtxPushCurrent_v2",
-                                        "cuCtxPopCurrent_v2"};
-    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *found[4] = {};
+    static const char *const names[] = {"cuDriverGetVersion", "cuStreamIsCapturing",
+                                        "cuStreamGetCtx",     "cuCtxGetCurrent",
+                                        "cuCtxPopCurrent_v2", "cuCtxPushCurrent_v2"};
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *found[6] = {};
+    int version = 0;
 
-    for (int i = 0; library && i < 4; i++)
-        found[i] = dlsym(library, names[i]);
-    if (found[0] && found[1] && found[2] && found[3])
-        memcpy(&driver, found, sizeof(driver));
+    static_assert(sizeof(driver) == sizeof(found), "a name for each function");
+    for (int i = 0; i < 6; i++) {
+        found[i] = library ? dlsym(library, names[i]) : nullptr;
+        if (!found[i])
+            return;
+    }
+    memcpy(&driver, found, sizeof(driver));
+    old_driver = driver.version(&version) != CUDA_SUCCESS || version < CONTEXT_VERSION;
+}
+
+/* True when the stream's context may be asked for. It may, unless an old driver captures it. */
+static bool may_ask(cudaStream_t stream)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+
+    if (!old_driver)
+        return true;
+    return driver.captures(stream, &status) == CUDA_SUCCESS &&
+           status == CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 /*
@@ -180,7 +203,8 @@ static bool enter(cudaStream_t stream)
     CUcontext context = nullptr, current = nullptr;
 
     pthread_once(&driver_once, find_driver);
-    if (!stream || stream == cudaStreamLegacy || stream == cudaStreamPerThread || !driver.push)
+    if (!stream || stream == cudaStreamLegacy || stream == cudaStreamPerThread || !driver.push ||
+        !may_ask(stream))
         return false;
     if (driver.stream_context(stream, &context) != CUDA_SUCCESS ||
         driver.current(&current) != CUDA_SUCCESS || context == current)
