@@ -8,7 +8,8 @@
 K and V are used where they lie. Equal dtypes are copied bit by bit, others converted; FP8 is value / scale.
 
 On a GPU all tensors of a call lie there. The call queues the work on a stream and returns; slots out of range are left out.
-@stream is a framework's stream (torch.cuda.current_stream()) or its handle; None is CUDA's default stream.
+@stream is a framework's stream (torch.cuda.current_stream()) or its handle; None is CUDA's default stream. The tensors, those of
+scales and indices included, must keep their memory until the stream has done the work.
 """
 import ctypes
 import numbers
@@ -34,11 +35,23 @@ def _check(status: int, what: str) -> None:
         raise Error(_ERRNO.get(status, 5), f"{what}: {(_c.kvx_status_name(status) or b'').decode()}")
 
 
+def _gpu_of(tensor: Any) -> Optional[int]:
+    """The GPU in whose memory a tensor lies. None: the host's memory, or managed memory, which all GPUs reach."""
+    return tensor.device_id if tensor.device_type == _GPU[0] else None
+
+
+def _same_gpu(*tensors: Any) -> None:
+    """A kernel on one GPU that reads another's memory ends the process's use of CUDA; the library doesn't ask whose it is."""
+    if len({tensor.gpu for tensor in tensors if tensor is not None and tensor.gpu is not None}) > 1:
+        raise TypeError("tensors of several GPUs")
+
+
 class _Tensor:
     """A tensor as KVX describes it, and what keeps its memory."""
 
     def __init__(self, source: Any, layout: int, dtype: Optional[str] = None) -> None:
         tensor, self.keep = dltensor(source)
+        self.gpu = _gpu_of(tensor)
         self.desc = _abi.kvx_tensor_desc()
         _check(_c.kvx_tensor_from_dlpack(ctypes.byref(tensor), layout, ctypes.byref(self.desc)), "tensor")
         if dtype is not None:  # engines keep FP8 as bytes
@@ -65,7 +78,7 @@ class _Numbers:
         if tensor.code != 0 or tensor.bits not in (32, 64):
             raise TypeError("indices must be int32 or int64")
         self.dtype, self.n, self.address = _INDEX[tensor.bits // 8], step, (tensor.data or 0) + tensor.byte_offset
-        self.on_gpu = tensor.device_type in _GPU
+        self.on_gpu, self.gpu = tensor.device_type in _GPU, _gpu_of(tensor)
 
 
 class Cache:
@@ -84,6 +97,8 @@ class Cache:
         self.blocks, self.block_size, self.heads = shape[0], shape[block_size], shape[heads]
         self.dim = shape[dim] * (shape[4] if layout == "packed" else 1)
         self.on_gpu = self._k.desc.memory != _abi.KVX_MEMORY_HOST
+        _same_gpu(self._k, self._v)
+        self.gpu = self._v.gpu if self._k.gpu is None else self._k.gpu
         self.desc = _abi.kvx_cache_desc(num_blocks=self.blocks, block_size=self.block_size, num_kv_heads=self.heads,
                                         head_dim=self.dim, k=self._k.desc, v=self._v.desc)
         _check(_c.kvx_validate_cache_desc(ctypes.byref(self.desc)), "cache")
@@ -93,6 +108,7 @@ class _Scale:
     """Scales of an FP8 cache: one number, or a float32 tensor [1], [heads], [blocks] or [blocks, heads]."""
 
     def __init__(self, cache: Cache, source: Any) -> None:
+        self.gpu: Optional[int] = None
         self.desc = _abi.kvx_scale_desc(dtype=_abi.KVX_DTYPE_F32, granularity=_abi.KVX_SCALE_PER_TENSOR)
         if isinstance(source, numbers.Real):
             if cache.on_gpu:
@@ -101,6 +117,7 @@ class _Scale:
             self.desc.data = ctypes.addressof(self.keep)
             return
         tensor, self.keep = dltensor(source)
+        self.gpu = _gpu_of(tensor)
         shape = [tensor.shape[i] for i in range(tensor.ndim)]
         if (tensor.code, tensor.bits) != (2, 32):
             raise TypeError("scales must be float32")
@@ -158,6 +175,7 @@ def write(cache: Cache, slots: Any, key: Any, value: Any, *, k_scale: Any = None
         io=_rows(cache, k, v, k.shape[0]),
         slots=_abi.kvx_slot_mapping(dtype=places.dtype, token_count=places.n, invalid_slot=-1, slots=places.address))
     scales = [None if scale is None else _Scale(cache, scale) for scale in (k_scale, v_scale)]
+    _same_gpu(cache, k, v, places, *scales)
     if scales[0]:
         desc.k_scale_desc = scales[0].desc
     if scales[1]:
@@ -187,6 +205,7 @@ def gather(cache: Cache, table: Any, lengths: Any, key: Any, value: Any, *, zero
         max_seq_len=shape[1] if len(shape) == 4 else rows)
     options = _abi.kvx_options(flags=_abi.KVX_OPTION_ZERO_PADDING if zero_padding else 0)
     scales = [None if scale is None else _Scale(cache, scale) for scale in (k_scale, v_scale)]
+    _same_gpu(cache, k, v, ids, n, *scales)
     lists = [(ctypes.c_void_p * 1)(ctypes.addressof(scale.desc)) if scale else None for scale in scales]
     options.k_scales, options.v_scales = (ctypes.cast(each, ctypes.c_void_p) if each else None for each in lists)
     caches = (ctypes.c_void_p * 1)(ctypes.addressof(cache.desc))
