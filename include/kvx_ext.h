@@ -41,8 +41,8 @@ typedef struct kvx_options {
     /**
      * NULL, or a counter to which every token (block, for a copy) left out because its index was
      * out of range is added; layers that follow each other with the same slots or table count it
-     * once. It lies where the cache lies and is added to atomically; on device memory it is
-     * complete when the stream is.
+     * once. It lies where the cache lies and is added to atomically, so calls on the host, or on one
+     * device, may share it; on device memory it is complete when the stream is.
      */
     uint64_t *dropped;
     /** KV_OFFSETS: number of K or V blocks in each pool; an index beyond it is out of range. 0: not
@@ -113,7 +113,9 @@ KVX_API kvx_status_t kvx_copy_blocks(const kvx_cache_desc_t *src, const kvx_cach
 /**
  * kvx_copy_blocks for @n_layers pairs of caches in one call: copies[i] moves blocks of srcs[i] to
  * dsts[i]. All are checked before the first block is moved. Layers of the same geometry whose copies
- * name the same arrays of blocks are moved together, in one launch on a device. n_layers = 0 is OK.
+ * name the same arrays of blocks are moved together, in one launch on a device. Layers are moved in
+ * any order and at the same time, so no layer may write what another one reads or writes; this isn't
+ * checked. n_layers = 0 is OK.
  */
 KVX_API kvx_status_t kvx_copy_blocks_layers(const kvx_cache_desc_t *const *srcs,
                                             const kvx_cache_desc_t *const *dsts,

@@ -148,8 +148,10 @@ static uint64_t run_layers(const struct kvx_place_hooks *hooks)
     for (unsigned i = 0; i < 6; i++) {
         for (unsigned kind = 0; kind < 4; kind++)
             bad += !layers_agree(hooks, counts[i], kind);
+        for (unsigned kind = 0; kind < 8; kind++)
+            bad += !copies_agree(hooks, counts[i], kind);
     }
-    printf("layers: 24 calls of up to 70 layers, %llu failed\n", (unsigned long long)bad);
+    printf("layers: 72 calls of up to 70 layers, %llu failed\n", (unsigned long long)bad);
     return bad;
 }
 

@@ -14,6 +14,9 @@
 static const uint32_t multiprocessors[] = {132, 0, 1, 7};
 static const uint32_t most_blocks[] = {UINT32_MAX, 1, 3, 528, 5};
 
+/** Plans run, by their operation, by the accesses (1: 16 bytes), and by whether they convert. */
+__attribute__((visibility("default"))) unsigned emulated_plans[3][2][2];
+
 /* Of tests/gpu/emulated, where that is: graphs. */
 __attribute__((weak)) int emulated_record(void *stream, void (*run)(const void *what),
                                           const void *what, size_t len);
@@ -39,6 +42,7 @@ static kvx_status_t run(const struct kvx_plan *plan, void *stream)
     if (kvx_job_make(plan, multiprocessors[turn % 4], 1 << (turn % 3 * 10), &job) != 0)
         return KVX_STATUS_UNSUPPORTED;
     kind = kvx_job_kind(plan, &job);
+    __atomic_fetch_add(&emulated_plans[plan->op][kind.whole][plan->convert], 1, __ATOMIC_RELAXED);
     n_blocks = job.n_tiles < most ? (uint32_t)job.n_tiles : most;
     if (n_blocks)
         kvx_job_set_blocks(&job, n_blocks);

@@ -94,6 +94,7 @@ struct kvx_case {
     bool wide;    /* S64 indices */
     int misalign; /* elements that data starts after an aligned address */
     bool large;
+    bool aligned; /* rows and their strides are multiples of 16 bytes: a GPU's wide accesses */
     uint64_t seed;
 
     struct dice dice;
@@ -247,10 +248,18 @@ static inline kvx_tensor_desc_t new_tensor(kvx_dtype_t dtype, kvx_layout_t layou
                                .memory = KVX_MEMORY_HOST};
 }
 
-static inline uint32_t pick_pack(struct dice *d, uint32_t dim)
+/* Strides that keep 16 bytes aligned, of those that make_strides knows. */
+static inline int aligned_strides(struct dice *d)
+{
+    static const int kinds[] = {0, 0, 1, 2, 7};
+
+    return kinds[below(d, 5)];
+}
+
+static inline uint32_t pick_pack(struct dice *d, uint32_t dim, bool aligned)
 {
     static const uint32_t packs[] = {8, 16, 1, 2, 4, 8, 3, 32};
-    uint32_t pack = packs[below(d, 8)];
+    uint32_t pack = aligned ? 16U << below(d, 2) : packs[below(d, 8)];
 
     return dim % pack == 0 ? pack : chance(d, 50) ? dim : 1;
 }
@@ -268,7 +277,7 @@ static inline void shape_cache_tensor(struct kvx_case *c, const kvx_cache_desc_t
     t->ndim = layout == 2 || layout == 4 ? 5 : 4;
     memcpy(t->shape, layout == 1 ? hnd : nhd, sizeof(nhd));
     if (t->ndim == 5) {
-        t->shape[4] = pick_pack(&c->dice, cache->head_dim);
+        t->shape[4] = pick_pack(&c->dice, cache->head_dim, c->aligned);
         t->shape[2] = cache->head_dim / t->shape[4];
         t->shape[1] = cache->num_kv_heads;
         t->shape[3] = cache->block_size;
@@ -306,7 +315,10 @@ static inline void pick_sizes(struct kvx_case *c)
     c->cache.num_blocks = c->large ? 24 : 1 + below(d, 9);
     c->cache.num_kv_heads = c->large ? 8 : 1 + below(d, 4);
     c->cache.head_dim = c->large ? 128 : dims[below(d, 13)];
-    if (!c->large && chance(d, 1)) /* around the longest row that the CPU path stages */
+    if (c->aligned)
+        c->cache.head_dim = 16 * (1 + below(d, 9));
+    if (!c->large && !c->aligned &&
+        chance(d, 1)) /* around the longest row that the CPU path stages */
         c->cache.head_dim = 1016 + 8 * below(d, 3) + below(d, 2);
 }
 
@@ -322,8 +334,11 @@ static inline void make_io_tensor(struct kvx_case *c, kvx_tensor_desc_t *t, uint
         t->shape[i] = rows[i];
     t->shape[rank - 2] = c->cache.num_kv_heads;
     t->shape[rank - 1] = c->cache.head_dim;
-    place_tensor(c, t, c->large ? 0 : kinds[below(&c->dice, 9)],
-                 chance(&c->dice, 70) ? 0 : (int)below(&c->dice, 5));
+    if (c->aligned)
+        place_tensor(c, t, aligned_strides(&c->dice), 0);
+    else
+        place_tensor(c, t, c->large ? 0 : kinds[below(&c->dice, 9)],
+                     chance(&c->dice, 70) ? 0 : (int)below(&c->dice, 5));
 }
 
 static inline void make_io(struct kvx_case *c, kvx_kv_io_desc_t *io, uint32_t rank,
@@ -518,13 +533,16 @@ static inline void make_pools(struct kvx_case *c)
     c->cache.pool.size = sizeof(c->cache.pool);
     c->cache.pool.memory = KVX_MEMORY_HOST;
     c->cache.pool.bytes_per_block = (uint32_t)most * bytes + bytes * below(&c->dice, 9);
+    if (c->aligned)
+        c->cache.pool.bytes_per_block = (c->cache.pool.bytes_per_block + 15) / 16 * 16;
     c->options.primary_blocks = 3 + below(&c->dice, 9);
     c->options.secondary_blocks = 2 + below(&c->dice, 5);
     c->cache.pool.primary =
         arena_add(c, c->cache.pool.bytes_per_block * c->options.primary_blocks, 0);
     if (chance(&c->dice, 70))
         c->cache.pool.secondary =
-            arena_add(c, c->cache.pool.bytes_per_block * c->options.secondary_blocks, bytes);
+            arena_add(c, c->cache.pool.bytes_per_block * c->options.secondary_blocks,
+                      c->aligned ? 16 : bytes);
 }
 
 static inline void make_gather(struct kvx_case *c)
@@ -592,7 +610,8 @@ static inline void make_copy(struct kvx_case *c)
     c->target.head_dim = c->cache.head_dim;
     c->target.num_blocks = 1 + below(&c->dice, 9);
     c->target.num_kv_heads = c->cache.num_kv_heads + more;
-    make_cache(c, &c->target, (int)below(&c->dice, 5), (int)below(&c->dice, N_STRIDE_KINDS),
+    make_cache(c, &c->target, (int)below(&c->dice, 5),
+               c->aligned ? aligned_strides(&c->dice) : (int)below(&c->dice, N_STRIDE_KINDS),
                c->io_dtype);
     for (uint32_t i = 0; i < c->target.num_blocks; i++) {
         if (chance(&c->dice, 30))
@@ -630,7 +649,7 @@ static inline void case_make(struct kvx_case *c)
         c->options.flags |= KVX_OPTION_DROP_OUT_OF_RANGE;
     if (chance(&c->dice, 30))
         c->options.flags |= KVX_OPTION_ZERO_PADDING;
-    c->options.phase = (kvx_phase_t)below(&c->dice, 3);
+    c->options.phase = (kvx_phase_t)below(&c->dice, 4);
     c->dropped = arena_add(c, sizeof(*c->dropped), 0);
     *c->dropped = 5;
     c->options.dropped = chance(&c->dice, 80) ? c->dropped : NULL;
@@ -745,10 +764,10 @@ static inline void case_describe(const struct kvx_case *c, FILE *to)
 {
     fprintf(
         to,
-        "kind=%d layout=%d strides=%d cache=%d io=%d wide=%d misalign=%d large=%d "
+        "kind=%d layout=%d strides=%d cache=%d io=%d wide=%d misalign=%d large=%d aligned=%d "
         "seed=%#llx | blocks=%u size=%u heads=%u dim=%u pack=%lld flags=%u phase=%u tokens=%u\n",
         (int)c->kind, c->layout, c->strides, (int)c->cache_dtype, (int)c->io_dtype, c->wide,
-        c->misalign, c->large, (unsigned long long)c->seed, c->cache.num_blocks,
+        c->misalign, c->large, c->aligned, (unsigned long long)c->seed, c->cache.num_blocks,
         c->cache.block_size, c->cache.num_kv_heads, c->cache.head_dim,
         (long long)c->cache.k.shape[4], c->options.flags, (unsigned)c->options.phase,
         c->kind == CASE_WRITE ? c->write.io.num_tokens : c->gather.io.num_tokens);
@@ -818,6 +837,32 @@ static inline void matrix_one(struct kvx_matrix *m, const struct kvx_place_hooks
         m->n_out_of_range++;
 }
 
+/*
+ * Every kind x layout x dtype pair, aligned. Of the other cases few are, and of these few convert.
+ * Never less than a fifth of these.
+ */
+static inline void matrix_aligned(struct kvx_matrix *m, const struct kvx_place_hooks *hooks,
+                                  struct dice *pick)
+{
+    for (uint32_t i = 0; i < N_CASE_KINDS * 5 * 25 * 2 && m->n_failed < 20; i++) {
+        uint32_t n = i;
+        struct kvx_case c = {.seed = roll(pick), .aligned = true};
+
+        c.kind = n % N_CASE_KINDS;
+        n /= N_CASE_KINDS;
+        c.layout = (int)(n % 5);
+        n /= 5;
+        c.cache_dtype = (kvx_dtype_t)(1 + n % 5);
+        n /= 5;
+        c.io_dtype = (kvx_dtype_t)(1 + n % 5);
+        c.strides = aligned_strides(pick);
+        c.wide = chance(pick, 50);
+        if (m->scale < 100 && !chance(pick, m->scale > 20 ? m->scale : 20))
+            continue;
+        matrix_one(m, hooks, &c);
+    }
+}
+
 /** Every kind x layout x strides x dtype pair x index dtype x alignment, each with random sizes. */
 static inline void matrix_run(struct kvx_matrix *m, const struct kvx_place_hooks *hooks)
 {
@@ -844,6 +889,7 @@ static inline void matrix_run(struct kvx_matrix *m, const struct kvx_place_hooks
             continue;
         matrix_one(m, hooks, &c);
     }
+    matrix_aligned(m, hooks, &pick);
     for (uint32_t i = 0; i < 5 * 5 * m->scale / 100 + 3 && m->n_failed < 20; i++) {
         static const kvx_dtype_t pairs[][2] = {{KVX_DTYPE_F16, KVX_DTYPE_F16},
                                                {KVX_DTYPE_F8_E4M3, KVX_DTYPE_F16},
@@ -851,11 +897,13 @@ static inline void matrix_run(struct kvx_matrix *m, const struct kvx_place_hooks
                                                {KVX_DTYPE_F8_E4M3, KVX_DTYPE_BF16},
                                                {KVX_DTYPE_F32, KVX_DTYPE_F32}};
         struct kvx_case c = {.seed = roll(&pick), .large = true};
+        uint32_t n;
 
         c.kind = i % N_CASE_KINDS;
         c.layout = (int)(i / N_CASE_KINDS % 5);
-        c.cache_dtype = pairs[i % 5][0];
-        c.io_dtype = pairs[i % 5][1];
+        n = (i + i / 5) % 5; /* not the same pair for each kind */
+        c.cache_dtype = pairs[n][0];
+        c.io_dtype = pairs[n][1];
         c.wide = true;
         matrix_one(m, hooks, &c);
     }

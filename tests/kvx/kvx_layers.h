@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * kvx_layers.h: many layers in one call give what one call per layer on host memory gives, and drop
- * each bad token once. For any kind of memory (struct kvx_place_hooks).
+ * each bad token once. So do blocks copied from many caches to many. For any kind of memory (struct kvx_place_hooks).
  */
 #ifndef KVX_LAYERS_H
 #define KVX_LAYERS_H
@@ -190,6 +190,87 @@ static inline bool layers_agree(const struct kvx_place_hooks *hooks, uint32_t n,
                 good ? "same" : "different", (unsigned long long)dropped[1],
                 (unsigned long long)dropped[0]);
     return good && dropped[0] == dropped[1] && dropped[0] == 5;
+}
+
+/* A cache of kind @kind over K and V at @m, or its other form: the other order, and FP8 or not. */
+static inline kvx_cache_desc_t copies_cache(char *const *m, kvx_memory_type_t memory, unsigned kind)
+{
+    struct layers_call c;
+    char *all[6] = {m[0], m[1], m[0], m[0], m[0], m[0]};
+
+    layers_describe(&c, all, memory, kind, NULL, NULL, NULL);
+    return c.cache;
+}
+
+/**
+ * The same for blocks from caches to caches of the other form. Every seventh layer has pairs of its
+ * own, so that layers fall into many plans.
+ */
+static inline bool copies_agree(const struct kvx_place_hooks *hooks, uint32_t n, unsigned kind)
+{
+    static const int32_t ids[2][2][4] = {{{0, -1, 2, LAYERS_BLOCKS}, {1, 0, 2, 0}},
+                                         {{2, 1, 0, -5}, {0, 1, 2, 0}}};
+    struct dice d = {n * 37 + kind + 1};
+    kvx_cache_desc_t caches[2][LAYERS_MAX];
+    const kvx_cache_desc_t *list[2][LAYERS_MAX];
+    kvx_block_copy_t pairs[2];
+    const kvx_block_copy_t *copies[LAYERS_MAX];
+    char *host[LAYERS_MAX][4], *placed[LAYERS_MAX][4];
+    kvx_options_t options = {.size = sizeof(options), .flags = KVX_OPTION_DROP_OUT_OF_RANGE};
+    void *blocks[2][2];
+    bool good;
+
+    for (int i = 0; i < 2; i++) {
+        for (int end = 0; end < 2; end++)
+            blocks[i][end] = hooks->put(ids[i][end], sizeof(ids[i][end]));
+        pairs[i] = (kvx_block_copy_t){.size = sizeof(pairs[i]),
+                                      .index_dtype = KVX_DTYPE_S32,
+                                      .count = 4,
+                                      .src_blocks = blocks[i][0],
+                                      .dst_blocks = blocks[i][1]};
+    }
+    for (uint32_t l = 0; l < n; l++) {
+        for (int i = 0; i < 4; i++) {
+            host[l][i] = malloc(LAYERS_CACHE * 2);
+            if (!host[l][i])
+                abort();
+            random_bytes(&d, host[l][i], LAYERS_CACHE * 2);
+            placed[l][i] = hooks->put(host[l][i], LAYERS_CACHE * 2);
+        }
+        caches[0][l] = copies_cache(placed[l], hooks->memory, kind);
+        caches[1][l] = copies_cache(placed[l] + 2, hooks->memory, kind ^ 1 ^ (kind & 4) >> 1);
+        list[0][l] = &caches[0][l];
+        list[1][l] = &caches[1][l];
+        copies[l] = &pairs[l % 7 == 6];
+    }
+    good = kvx_copy_blocks_layers(list[0], list[1], copies, n, &options, hooks->stream) ==
+           KVX_STATUS_OK;
+    for (uint32_t l = 0; l < n; l++) {
+        kvx_block_copy_t pair = pairs[l % 7 == 6];
+
+        pair.src_blocks = ids[l % 7 == 6][0];
+        pair.dst_blocks = ids[l % 7 == 6][1];
+        caches[0][l] = copies_cache(host[l], KVX_MEMORY_HOST, kind);
+        caches[1][l] = copies_cache(host[l] + 2, KVX_MEMORY_HOST, kind ^ 1 ^ (kind & 4) >> 1);
+        good = good && kvx_copy_blocks(&caches[0][l], &caches[1][l], &pair, &options, NULL) ==
+                           KVX_STATUS_OK;
+        for (int i = 0; i < 4; i++) {
+            char *found = malloc(LAYERS_CACHE * 2);
+
+            if (!found)
+                abort();
+            hooks->get(found, placed[l][i], LAYERS_CACHE * 2);
+            good = good && memcmp(found, host[l][i], LAYERS_CACHE * 2) == 0;
+            hooks->drop(placed[l][i]);
+            free(found);
+            free(host[l][i]);
+        }
+    }
+    for (int i = 0; i < 4; i++)
+        hooks->drop(blocks[i / 2][i % 2]);
+    if (!good)
+        fprintf(stderr, "copies of %u layers, kind %u: different\n", n, kind);
+    return good;
 }
 
 #endif

@@ -3,6 +3,7 @@
  * (kvx/cuda/work.h). emulated_backend.c runs them here, one thread after the other, over the same
  * matrix and against the same reference as the host path. Only the launch itself and the hardware's
  * conversions need a GPU. */
+#include <dlfcn.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -39,6 +40,27 @@ static void test_layers(void **state)
         assert_true(layers_agree(&device_hooks, 33, kind));
         assert_true(layers_agree(&device_hooks, 70, kind));
     }
+    for (unsigned kind = 0; kind < 8; kind++) {
+        assert_true(copies_agree(&device_hooks, 6, kind));
+        assert_true(copies_agree(&device_hooks, 70, kind));
+    }
+}
+
+/* Plans of both kinds of accesses must have run, converting and not: the matrix is what shows that they are right. */
+static void check_accesses(void)
+{
+    void *library = dlopen(getenv("KVX_CUDA_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
+    unsigned(*n)[2][2] = library ? dlsym(library, "emulated_plans") : NULL;
+
+    assert_non_null(n);
+    for (int op = KVX_OP_WRITE; op <= KVX_OP_COPY; op++) {
+        for (int convert = 0; convert < 2; convert++) {
+            assert_true(n[op][0][convert] >= 20);
+            if (op != KVX_OP_COPY || !convert) /* such a copy always moves pieces */
+                assert_true(n[op][1][convert] >= (convert ? 20 : 4));
+        }
+    }
+    dlclose(library);
 }
 
 static void test_matrix(void **state)
@@ -55,6 +77,7 @@ static void test_matrix(void **state)
     assert_int_equal(m.n_failed, 0);
     assert_int_equal(m.n_out_of_range, 0); /* on a device: dropped and counted */
     assert_true(m.n_ok >= 50);
+    check_accesses();
 }
 
 /* --------------------------------------------------------------------------------------------- */

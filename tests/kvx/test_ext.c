@@ -227,6 +227,65 @@ static void test_copy_errors(void **state)
     free(s);
 }
 
+/* Blocks of more layers than a plan holds; one in the middle has other pairs. All, or none. */
+static void test_copy_layers(void **state)
+{
+    struct layers *from = new_layers(), *to = new_layers();
+    int32_t src[] = {0, 3}, dst[] = {2, 1}, other[] = {2, 0};
+    kvx_block_copy_t copies[LAYERS];
+    const kvx_block_copy_t *list[LAYERS];
+    uint64_t dropped = 0;
+    kvx_options_t o = {.size = sizeof(o), .dropped = &dropped};
+    const size_t block = SAMPLE_SIZE * SAMPLE_ROW;
+
+    (void)state;
+    for (int i = 0; i < LAYERS; i++) {
+        copies[i] = (kvx_block_copy_t){.size = sizeof(copies[i]),
+                                       .index_dtype = KVX_DTYPE_S32,
+                                       .count = 2,
+                                       .src_blocks = src,
+                                       .dst_blocks = i == 40 ? other : dst};
+        list[i] = &copies[i];
+        for (size_t e = 0; e < 4 * block; e++) {
+            from->s[i].k[e] = (float)(i * 1000 + (int)e);
+            from->s[i].v[e] = -from->s[i].k[e];
+        }
+    }
+#define COPY_LAYERS(status)                                                                    \
+    assert_int_equal(kvx_copy_blocks_layers(from->caches, to->caches, list, LAYERS, &o, NULL), \
+                     status)
+    assert_int_equal(kvx_copy_blocks_layers(NULL, NULL, NULL, 0, &o, NULL), OK);
+    assert_int_equal(kvx_copy_blocks_layers(from->caches, NULL, list, 1, &o, NULL), INV);
+    assert_int_equal(kvx_copy_blocks_layers(NULL, to->caches, list, 1, &o, NULL), INV);
+    assert_int_equal(kvx_copy_blocks_layers(from->caches, to->caches, NULL, 1, &o, NULL), INV);
+    list[69] = NULL;
+    COPY_LAYERS(INV);
+    list[69] = &copies[69];
+    to->caches[33] = NULL;
+    COPY_LAYERS(INV);
+    to->caches[33] = &to->s[33].cache;
+    to->s[5].cache.k.memory = to->s[5].cache.v.memory = KVX_MEMORY_DEVICE;
+    COPY_LAYERS(UNS);
+    to->s[5].cache.k.memory = to->s[5].cache.v.memory = KVX_MEMORY_HOST;
+    other[1] = 4;
+    COPY_LAYERS(RANGE);
+    for (int i = 0; i < LAYERS; i++)
+        assert_true(to->s[i].k[2 * block + 1] == 0.0F && to->s[i].v[block + 1] == 0.0F);
+    o.flags = KVX_OPTION_DROP_OUT_OF_RANGE;
+    COPY_LAYERS(OK);
+    for (int i = 0; i < LAYERS; i++) {
+        struct sample *a = &from->s[i], *b = &to->s[i];
+
+        assert_memory_equal(&b->k[2 * block], a->k, block * sizeof(float));
+        assert_memory_equal(&b->v[2 * block], a->v, block * sizeof(float));
+        assert_int_equal(memcmp(&b->k[block], &a->k[3 * block], block * sizeof(float)) == 0,
+                         i != 40);
+    }
+    assert_int_equal(dropped, 1);
+    free(from);
+    free(to);
+}
+
 /* --------------------------------------------------------------------------------------------- */
 /* Adapters: an engine's own indexing must find what kvx writes */
 
@@ -792,6 +851,7 @@ int main(void)
         cmocka_unit_test(test_layers),
         cmocka_unit_test(test_layers_are_all_or_nothing),
         cmocka_unit_test(test_copy_errors),
+        cmocka_unit_test(test_copy_layers),
         cmocka_unit_test(test_engines),
         cmocka_unit_test(test_engine_permuted_and_bytes),
         cmocka_unit_test(test_trtllm),
