@@ -15,6 +15,14 @@ static void require(bool ok)
         abort();
 }
 
+/* Like "redis:host": refused, and shown without user and password. */
+static bool mistyped(const char *text)
+{
+    size_t len = strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789+.-");
+
+    return *text >= 'a' && *text <= 'z' && text[len] == ':' && !strstr(text, "://");
+}
+
 static void check_accepted(const char *text, const struct kvs_uri *uri)
 {
     size_t len = strlen(uri->scheme);
@@ -23,6 +31,7 @@ static void check_accepted(const char *text, const struct kvs_uri *uri)
     require(uri->path == (len == 0));
     if (uri->path) {
         require(!strstr(text, "://") || *text == '/' || *text == '.');
+        require(!mistyped(text));
         return;
     }
     require(strncmp(text, uri->scheme, len) == 0 && strncmp(text + len, "://", 3) == 0);
@@ -34,8 +43,13 @@ static void check_accepted(const char *text, const struct kvs_uri *uri)
 
 static void check_refused(const char *why)
 {
-    static const char *const phrases[] = {"empty", "invalid scheme", "too long",
-                                          "control character", "password in the URI"};
+    static const char *const phrases[] = {
+        "empty",
+        "invalid scheme",
+        "too long",
+        "control character",
+        "neither SCHEME://... nor a path: a folder of that name is ./NAME",
+        "password in the URI"};
 
     for (size_t i = 0; i < KV_COUNT(phrases); i++)
         if (strcmp(why, phrases[i]) == 0)
@@ -49,10 +63,13 @@ static void check_redacted(const char *text, const char *shown, bool path)
 
     if (path)
         return;
-    rest = strstr(text, "://");
-    behind = shown + (rest + 3 - text);
+    rest = strchr(text, ':') + 1;
+    rest += strspn(rest, "/");
+    if (strstr(text, "://"))
+        rest = strstr(text, "://") + 3;
+    behind = shown + (rest - text);
     require(!strpbrk(behind, "?#"));
-    at = memrchr(rest + 3, '@', strcspn(rest + 3, "/?#"));
+    at = memrchr(rest, '@', strcspn(rest, "/?#"));
     if (at)
         require(strncmp(behind, "***@", 4) == 0 || strcmp(behind, "***") == 0);
 }
@@ -78,6 +95,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     } else {
         require(rc == -EINVAL);
         check_refused(why);
+        check_redacted(text, shown, !mistyped(text));
     }
     return 0;
 }

@@ -32,14 +32,16 @@ static const char *after_scheme(const char *uri)
 }
 
 /*
- * True for "file:/x" and "redis:host": a URI mistyped, which would be a folder of that name and hide
- * on a disk what belongs elsewhere. Such a folder is "./file:/x".
+ * Return the part behind "file:/" and "redis:": of a URI mistyped, which would be a folder of that
+ * name and hide on a disk what belongs elsewhere. Such a folder is "./file:/x". NULL: a path.
  */
-static bool looks_like_uri(const char *path)
+static const char *after_colon(const char *path)
 {
     size_t len = strcspn(path, ":/");
 
-    return path[len] == ':' && is_scheme(path, len);
+    if (path[len] != ':' || !is_scheme(path, len))
+        return NULL;
+    return path + len + 1 + strspn(path + len + 1, "/");
 }
 
 /*
@@ -90,7 +92,7 @@ int kvs_uri_parse(const char *uri, struct kvs_uri *ret, const char **ret_why)
             return reject(ret_why, "control character");
     rest = after_scheme(uri);
     out.path = !rest;
-    if (!rest && looks_like_uri(uri))
+    if (!rest && after_colon(uri))
         return reject(ret_why, "neither SCHEME://... nor a path: a folder of that name is ./NAME");
     if (rest) {
         len = (size_t)(rest - uri) - 3;
@@ -111,6 +113,8 @@ const char *kvs_uri_redact(const char *uri, char *buf, size_t size)
     const char *rest = after_scheme(uri), *shown;
     struct secret secret;
 
+    if (!rest)
+        rest = after_colon(uri); /* refused, and shown in the refusal */
     if (!rest) {
         snprintf(buf, size, "%s", uri);
         return buf;

@@ -124,7 +124,9 @@ static void test_uris(void **state)
     refused("abcdefghijklmnopqrstuvwxyzabcdefghijklm://x", -EINVAL, "too long");
     refused("broken://a\nb", -EINVAL, "control character");
     refused("file:/tmp/x", -EINVAL, "neither");
-    refused("redis:6379", -EINVAL, "neither");
+    refused("redis:6379", -EINVAL, "store=redis:6379 reason=\"neither");
+    refused("redis:user:geheim@host/0", -EINVAL, "store=redis:***@host/0 reason=\"neither");
+    refused("redis:/user:geh/eim@host/0", -EINVAL, "store=redis:/***@host/0 reason=\"neither");
     refused("nosuch://x", -ENOENT, "libkv_store_nosuch.so");
     refused("broken://user:geheim@host/0", -EINVAL, "password");
     assert_null(strstr(lines.last, "geheim"));
