@@ -203,10 +203,13 @@ static inline void unit_configs(struct rng *rng, struct kvbm_layout_config c[2])
     uint32_t heads = 1 + rng_below(rng, 4), dims = 1 + rng_below(rng, 9), pick = rng_below(rng, 4);
     bool convert = rng_below(rng, 4) == 0, split = rng_below(rng, 4) == 0;
     bool known = convert || rng_below(rng, 2);
+    bool wide = rng_below(rng, 4) == 0, many = rng_below(rng, 16) == 0; /* not both: time */
 
+    if (wide) /* rows whose halves are aligned */
+        dims = 16 * (1 + rng_below(rng, 4));
     c[0] = (struct kvbm_layout_config){
         .size = sizeof(c[0]),
-        .num_layers = 1 + rng_below(rng, 5),
+        .num_layers = many && !wide ? 31 + rng_below(rng, 40) : 1 + rng_below(rng, 5),
         .outer_dim = 1 + rng_below(rng, 2),
         .page_size = unit_power(rng, 4),
         .dtype_width_bytes = known ? widths[pick] : unit_power(rng, 3),

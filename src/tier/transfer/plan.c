@@ -12,8 +12,8 @@
 #define CHUNK_BYTES (UINT64_C(2) << 20)
 #define LAUNCH_BYTES (UINT64_C(4) << 20) /* a GPU's kernel takes microseconds to start */
 /* Smaller pieces are a kernel's: copy engines, which start each one, take 2.5 times as long for 16
- * KiB. From 32 KiB on they are about as fast, and unlike a kernel they slow nothing that runs
- * beside (docs/benchmarks.md). */
+ * KiB, up to 1.4 times for 32 KiB. From 64 KiB on they are as fast. Unlike a kernel they slow
+ * nothing that runs beside (docs/benchmarks.md). */
 #ifndef TIER_KERNEL_BYTES /* a benchmark varies it */
 #define TIER_KERNEL_BYTES (UINT64_C(32) << 10)
 #endif
