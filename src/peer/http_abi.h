@@ -47,8 +47,8 @@ struct kvbm_http_abi {
     /** End a request without a call of end. */
     void (*cancel)(struct kvbm_http *http, unsigned slot);
     /**
-     * Wait up to @timeout_ms for the network or until @fd (-1: none) is readable, and call data and end. They
-     * must not call this client.
+     * Wait up to @timeout_ms for the network or until @fd (-1: none) is readable, and call data and end. Doesn't
+     * wait once one of them was called. They must not call this client.
      */
     void (*poll)(struct kvbm_http *http, int fd, uint32_t timeout_ms);
 };

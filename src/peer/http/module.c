@@ -24,6 +24,7 @@ struct kvbm_http {
     CURLM *multi;
     struct kvbm_http_opts opts;
     char *ca, *cert, *key;
+    bool told; /* data or end was called since poll began */
     struct slot slots[KVBM_HTTP_SLOTS];
 };
 
@@ -40,6 +41,7 @@ static size_t on_data(char *data, size_t size, size_t n, void *arg)
     struct slot *slot = arg;
     const struct kvbm_http_opts *opts = &slot->http->opts;
 
+    slot->http->told = true;
     return opts->data(opts->arg, slot->number, data, size * n) ? size * n : 0;
 }
 
@@ -195,6 +197,7 @@ static void collect(struct kvbm_http *http)
         curl_easy_getinfo(msg->easy_handle, CURLINFO_RESPONSE_CODE, &status);
         snprintf(why, sizeof(why), "%s", *slot->error ? slot->error : curl_easy_strerror(code));
         http_cancel(http, slot->number);
+        http->told = true;
         http->opts.end(http->opts.arg, slot->number, code == CURLE_OK ? (unsigned)status : 0, why);
     }
 }
@@ -204,8 +207,11 @@ static void http_poll(struct kvbm_http *http, int fd, uint32_t timeout_ms)
     struct curl_waitfd extra = {.fd = fd, .events = CURL_WAIT_POLLIN};
     int running;
 
+    http->told = false;
     (void)curl_multi_perform(http->multi, &running);
     collect(http);
+    if (http->told) /* the caller may not want to wait any more */
+        return;
     (void)curl_multi_poll(http->multi, &extra, fd >= 0, (int)timeout_ms, NULL);
     (void)curl_multi_perform(http->multi, &running);
     collect(http);
