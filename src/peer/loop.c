@@ -44,6 +44,57 @@ void kvbm_kick(struct kvbm_conn *conn)
         kv_wake_signal(&net->wake);
 }
 
+void kvbm_kick_moves(struct kvbm_conn *conn, struct kvbm_session *session)
+{
+    struct kvbm_net *net = session->net;
+    struct kvbm_session *before;
+
+    pthread_mutex_lock(&net->kicks_lock);
+    before = conn->kicked;
+    if (before)
+        conn->kicked = kvbm_session_get(session);
+    conn->session = session;
+    pthread_mutex_unlock(&net->kicks_lock);
+    kvbm_session_put(before); /* not the last one: the lists have theirs */
+}
+
+/*
+ * Whoever sends something may end another one's message, with locks of its own held. `done` takes locks of
+ * its program, too, so it runs here.
+ */
+void kvbm_out_sent(struct kvbm_net *net, struct kvbm_out *out)
+{
+    bool first;
+
+    pthread_mutex_lock(&net->kicks_lock);
+    first = TAILQ_EMPTY(&net->sent);
+    TAILQ_INSERT_TAIL(&net->sent, out, queue);
+    pthread_mutex_unlock(&net->kicks_lock);
+    if (first && !kvbm_on_event_thread(net)) /* which looks before it sleeps */
+        kv_wake_signal(&net->wake);
+}
+
+static struct kvbm_out *take_sent(struct kvbm_net *net)
+{
+    struct kvbm_out *out;
+
+    pthread_mutex_lock(&net->kicks_lock);
+    out = TAILQ_FIRST(&net->sent);
+    if (out)
+        TAILQ_REMOVE(&net->sent, out, queue);
+    pthread_mutex_unlock(&net->kicks_lock);
+    return out;
+}
+
+/* End the messages that were sent, also those that their ends send. */
+static void end_sent(struct kvbm_net *net)
+{
+    struct kvbm_out *out;
+
+    while ((out = take_sent(net)))
+        kvbm_out_end(out);
+}
+
 /* Write, read or end what a connection was kicked for. */
 static void serve_kick(struct kvbm_conn *conn)
 {
@@ -149,6 +200,7 @@ static void end_all(struct kvbm_net *net)
     while ((session = TAILQ_FIRST(&net->sessions)))
         kvbm_session_end(session, -ESHUTDOWN, "this agent ends");
     serve_kicks(net);
+    end_sent(net); /* all sessions have ended: nothing is sent any more */
     bury(net);
 }
 
@@ -169,8 +221,10 @@ static void *net_main(void *arg)
 
     served_here = net;
     while (!is_stopping(net)) {
-        int n = epoll_wait(net->epoll, events, EVENTS, check(net));
+        int ms = check(net), n;
 
+        end_sent(net);
+        n = epoll_wait(net->epoll, events, EVENTS, ms);
         for (int i = 0; i < n; i++) {
             struct kvbm_source *source = events[i].data.ptr;
 
@@ -249,6 +303,7 @@ int kvbm_net_create(struct kvbm_agent *agent, const struct kvbm_agent_opts *opts
     kv_cond_init(&net->served);
     TAILQ_INIT(&net->sessions);
     TAILQ_INIT(&net->kicks);
+    TAILQ_INIT(&net->sent);
     TAILQ_INIT(&net->newcomers);
     TAILQ_INIT(&net->dead);
     net->epoll = epoll_create1(EPOLL_CLOEXEC);

@@ -241,6 +241,7 @@ struct kvbm_net {
 
     pthread_mutex_t kicks_lock;
     struct kvbm_conns kicks; /* each counts a reference to its session */
+    struct kvbm_outs sent;   /* messages that wait for the event thread to run their `done` */
 
     /* the event thread */
     struct kvbm_sessions newcomers, dead;
@@ -261,6 +262,10 @@ bool kvbm_on_event_thread(const struct kvbm_net *net);
 int kvbm_net_add(struct kvbm_net *net, struct kvbm_source *source, uint32_t events);
 /** Have the event thread look at a connection soon: at what waits to be read, written or ended. */
 void kvbm_kick(struct kvbm_conn *conn);
+/** Move a connection to @session, with that one locked. A kick that waits counts a reference to it then. */
+void kvbm_kick_moves(struct kvbm_conn *conn, struct kvbm_session *session);
+/** Have the event thread end a message that was sent. With any lock but that of kicks. */
+void kvbm_out_sent(struct kvbm_net *net, struct kvbm_out *out);
 
 /* ---- session.c ---- */
 

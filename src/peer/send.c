@@ -210,7 +210,7 @@ static size_t list_rest(const struct kvbm_writing *now, struct iovec to[PIECES])
 
 /* ---- the writer ---- */
 
-/* End the frame being written, with the session locked. Unlocks around the message's end. */
+/* End the frame being written, with the session locked. */
 static void end_frame(struct kvbm_conn *conn)
 {
     struct kvbm_session *session = conn->session;
@@ -225,9 +225,10 @@ static void end_frame(struct kvbm_conn *conn)
         session->pong_queued = false;
     if (frame->flags & KVBM_FRAME_REPLY && !out->cut)
         kvbm_request_end(session, frame->id);
-    pthread_mutex_unlock(&session->lock);
-    kvbm_out_end(out);
-    pthread_mutex_lock(&session->lock);
+    if (out->done)
+        kvbm_out_sent(session->net, out);
+    else
+        kvbm_out_end(out);
 }
 
 static void account(struct kvbm_conn *conn, size_t put)

@@ -287,7 +287,7 @@ void kvbm_session_move(struct kvbm_session *session, struct kvbm_session *other)
     queued = session->queued;
     pthread_mutex_unlock(&session->lock);
     pthread_mutex_lock(&other->lock);
-    conn->session = other;
+    kvbm_kick_moves(conn, other);
     other->conns[other->n_conns++] = conn;
     other->queued += queued;
     pthread_mutex_unlock(&other->lock);

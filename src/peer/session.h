@@ -128,8 +128,8 @@ int kvbm_session_reply(struct kvbm_session *session, uint64_t id, int32_t status
  * Answer a request with bytes straight from memory of the caller: @n pieces, copied list, of at most
  * KVBM_MAX_PIECES and 4 GiB in all. @done(arg) runs exactly once, also when the call fails: when
  * nothing reads the pieces any more (sent, given up by the peer, or the session has ended). It runs
- * on the event thread or within this call, without locks, and must not block. Errors as
- * kvbm_session_reply.
+ * on the event thread, or within this call when that fails, without locks, and must not block. Errors
+ * as kvbm_session_reply.
  */
 int kvbm_session_reply_from(struct kvbm_session *session, uint64_t id, int32_t status,
                             const struct iovec *from, size_t n, void (*done)(void *arg), void *arg);

@@ -18,11 +18,13 @@
 #include <sys/stat.h>
 
 #include "index/random.h"
+#include "peer/agent.h"
 #include "session_unit.h"
 
-#define LATE 61 /* keeps the request until told */
-#define SLOW 62 /* a bulk answer, sent as the reader takes it */
-#define NOTE 63 /* counts notes */
+#define SMALL 58 /* an answer from the owner's memory that isn't sent in chunks */
+#define LATE 61  /* keeps the request until told */
+#define SLOW 62  /* a bulk answer, sent as the reader takes it */
+#define NOTE 63  /* counts notes */
 #define BYTES (8u << 20)
 #define POISON 0x5A
 #define TEST_SLOT (KVBM_SESSION_SLOTS - 1) /* the first ones are services' */
@@ -295,6 +297,72 @@ static void test_crowd(void **state)
     check_crowd("tcp:127.0.0.1:0", 2);
 }
 
+/* ---- ends of messages ---- */
+
+static _Thread_local bool in_call; /* of this thread: it sends something of its own */
+static atomic_int n_small_done, n_foreign;
+
+static void small_done(void *arg)
+{
+    (void)arg;
+    n_foreign += in_call;
+    n_small_done++;
+}
+
+static void serve_small(void *arg, struct kvbm_session *session, struct kvbm_request *request)
+{
+    const struct iovec from = {owner.memory, 40000};
+
+    (void)arg;
+    (void)kvbm_session_reply_from(session, request->id, 0, &from, 1, small_done, NULL);
+}
+
+static void *ask_small(void *arg)
+{
+    uint8_t *got = malloc(40000);
+    struct iovec to = {got, 40000};
+
+    while (n_small_done < 4000)
+        assert_int_equal(kvbm_session_call_into(crowd.session, SMALL, "", 0, &to, 1, soon(), NULL),
+                         40000);
+    free(got);
+    return arg;
+}
+
+/*
+ * A thread that sends a note, perhaps with locks of its program held, doesn't end other messages: their
+ * `done` may take the same locks.
+ */
+static void test_ends_of_others(void **state)
+{
+    pthread_t threads[3];
+    struct kvbm_session *back;
+
+    (void)state;
+    n_small_done = n_foreign = 0;
+    pair_init(&crowd, unix_endpoint(), 0, 0);
+    assert_int_equal(kvbm_agent_serve(crowd.owner, SMALL, serve_small, NULL), 0);
+    back = kvbm_session_find(crowd.owner, crowd.reader->worker);
+    assert_non_null(back);
+    for (size_t i = 0; i < KV_COUNT(threads); i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, ask_small, NULL), 0);
+    while (n_small_done < 4000) {
+        int err;
+
+        in_call = true;
+        err = kvbm_session_note(back, NOTE, "here", 4);
+        in_call = false;
+        assert_int_equal(err, 0);
+        usleep(10);
+    }
+    for (size_t i = 0; i < KV_COUNT(threads); i++)
+        pthread_join(threads[i], NULL);
+    kvbm_session_put(back);
+    pair_fini(&crowd);
+    assert_true(n_small_done >= 4000); /* each once, before the agent's end */
+    assert_int_equal(n_foreign, 0);
+}
+
 /* ---- descriptors, notes, ends ---- */
 
 static void test_descriptors(void **state)
@@ -406,7 +474,7 @@ int main(void)
         cmocka_unit_test(test_late),  cmocka_unit_test(test_cut),
         cmocka_unit_test(test_limit), cmocka_unit_test(test_crowd),
         cmocka_unit_test(test_notes), cmocka_unit_test(test_descriptors),
-        cmocka_unit_test(test_end),
+        cmocka_unit_test(test_end),   cmocka_unit_test(test_ends_of_others),
     };
 
     return cmocka_run_group_tests(tests, setup, teardown);
