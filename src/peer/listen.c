@@ -43,6 +43,17 @@ static void refuse_user(const struct kvbm_listener *listener, int fd)
     close(fd);
 }
 
+/* End the newcomer that has been here for longest, of those that came to a listener. */
+static void push_out(const struct kvbm_net *net)
+{
+    struct kvbm_session *oldest = TAILQ_FIRST(&net->newcomers);
+
+    while (oldest && oldest->conns[0]->is_opener)
+        oldest = TAILQ_NEXT(oldest, list);
+    if (oldest)
+        kvbm_session_end(oldest, -EBUSY, "newer connections push it out");
+}
+
 static void take(struct kvbm_listener *listener, int fd)
 {
     struct kvbm_net *net = listener->net;
@@ -55,7 +66,7 @@ static void take(struct kvbm_listener *listener, int fd)
     }
     kvbm_tune(fd, listener->is_unix);
     if (net->n_newcomers == KVBM_MAX_NEWCOMERS) /* an honest one is through long before */
-        kvbm_session_end(TAILQ_FIRST(&net->newcomers), -EBUSY, "newer connections push it out");
+        push_out(net);
     if (kvbm_session_create(net, fd, listener->is_unix, false, listener->endpoint, &session) < 0)
         return;
     if (!listener->is_unix && net->auth.tls)

@@ -33,7 +33,7 @@ enum {
     KVBM_MAX_LISTENERS = 8,
     KVBM_MAX_WATCHERS = 8,
     KVBM_MAX_DATA = 8,        /* data connections of a session */
-    KVBM_MAX_NEWCOMERS = 128, /* handshakes at a time; one more ends the oldest */
+    KVBM_MAX_NEWCOMERS = 128, /* of listeners, handshakes at a time; one more ends the oldest */
     KVBM_IN_BYTES = 4096,     /* read ahead of a connection */
     KVBM_IN_FDS = 4,          /* descriptors that came and whose frames haven't */
     KVBM_CALL_BUCKETS = 64
@@ -245,7 +245,7 @@ struct kvbm_net {
 
     /* the event thread */
     struct kvbm_sessions newcomers, dead;
-    uint32_t n_newcomers, n_sessions;
+    uint32_t n_newcomers, n_sessions; /* newcomers: of listeners alone */
     uint64_t in_bytes;
     uint8_t scratch[64 << 10]; /* for bytes that nobody waits for any more */
 };

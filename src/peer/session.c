@@ -181,7 +181,7 @@ void kvbm_session_attach(struct kvbm_session *session)
     session->check_ns = kv_now_ns() + net->handshake_ns;
     kvbm_session_get(session); /* the lists' reference: bury drops it */
     TAILQ_INSERT_TAIL(&net->newcomers, session, list);
-    net->n_newcomers++;
+    net->n_newcomers += !conn->is_opener;
     err = kvbm_net_add(net, &conn->source, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET);
     if (err < 0)
         kvbm_session_end(session, err, kvbm_words(err));
@@ -190,6 +190,15 @@ void kvbm_session_attach(struct kvbm_session *session)
 }
 
 /* ---- begin ---- */
+
+static void leave_newcomers(struct kvbm_session *session)
+{
+    struct kvbm_net *net = session->net;
+
+    TAILQ_REMOVE(&net->newcomers, session, list);
+    net->n_newcomers -= !session->conns[0]->is_opener;
+    session->in_newcomers = false;
+}
 
 static void run_watchers(struct kvbm_session *session, bool begun)
 {
@@ -204,9 +213,7 @@ void kvbm_session_begin(struct kvbm_session *session)
 {
     struct kvbm_net *net = session->net;
 
-    TAILQ_REMOVE(&net->newcomers, session, list);
-    net->n_newcomers--;
-    session->in_newcomers = false;
+    leave_newcomers(session);
     run_watchers(session, true);
     session->check_ns = kv_now_ns() + net->keepalive_ns / 4;
     pthread_mutex_lock(&net->lock);
@@ -253,9 +260,7 @@ static void unlist(struct kvbm_session *session)
     struct kvbm_net *net = session->net;
 
     if (session->in_newcomers) {
-        TAILQ_REMOVE(&net->newcomers, session, list);
-        net->n_newcomers--;
-        session->in_newcomers = false;
+        leave_newcomers(session);
     } else {
         pthread_mutex_lock(&net->lock);
         TAILQ_REMOVE(&net->sessions, session, list);

@@ -11,15 +11,18 @@
 #include <cmocka.h>
 // clang-format on
 
+#include <arpa/inet.h>
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/sockios.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 
 #include "base/log.h"
 #include "raw_peer.h"
+#include "skip.h"
 
 #define BULK 61
 #define BULK_BYTES (4u << 20)
@@ -210,6 +213,140 @@ static void test_crowd(void **state)
         raw_expect_end(&crowd[i]);
     for (size_t i = KV_COUNT(crowd) - 128; i < KV_COUNT(crowd); i++)
         close(crowd[i].fd);
+}
+
+#define TEN_THOUSAND 10000u
+
+static long resident_kib(void)
+{
+    char text[128] = "";
+    long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "re");
+
+    assert_non_null(file);
+    assert_non_null(fgets(text, sizeof(text), file));
+    fclose(file);
+    assert_int_equal(sscanf(text, "%*s %ld", &pages), 1);
+    return pages * (sysconf(_SC_PAGESIZE) / 1024);
+}
+
+static int connect_to(const struct sockaddr *address, socklen_t len)
+{
+    int fd = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    assert_true(fd >= 0);
+    assert_int_equal(connect(fd, address, len), 0);
+    return fd;
+}
+
+/* Connect ten thousand times; every other one says the beginning of a greeting. */
+static void crowd_at(const struct sockaddr *address, socklen_t len)
+{
+    static const char half[] = "KVP\1\1\0";
+    int *fds = calloc(TEN_THOUSAND, sizeof(*fds));
+    size_t before = count_descriptors();
+    long kib = resident_kib();
+
+    assert_non_null(fds);
+    for (size_t i = 0; i < TEN_THOUSAND; i++) {
+        fds[i] = connect_to(address, len);
+        if (i % 2)
+            (void)!send(fds[i], half, sizeof(half) - 1, MSG_NOSIGNAL);
+        if (i % 2500 == 0)
+            check_honest();
+    }
+    check_honest();
+    assert_true(count_descriptors() <= before + TEN_THOUSAND + 128 + 4);
+    assert_true(resident_kib() - kib < 64 << 10);
+    for (size_t i = 0; i < TEN_THOUSAND; i++)
+        close(fds[i]);
+    free(fds);
+}
+
+static void test_ten_thousand(void **state)
+{
+    const struct rlimit more = {TEN_THOUSAND + 1000, TEN_THOUSAND + 1000};
+    struct sockaddr_un unix_address = raw_address(at);
+    struct sockaddr_in tcp = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct kvbm_agent *listener;
+    struct rlimit before;
+
+    (void)state;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    if (before.rlim_cur < more.rlim_cur && setrlimit(RLIMIT_NOFILE, &more) < 0)
+        skip_because("a process may not have 11,000 descriptors here");
+    crowd_at((struct sockaddr *)&unix_address, sizeof(unix_address));
+    listener = agent_at("listener", "tcp:127.0.0.1:0");
+    tcp.sin_port = htons((uint16_t)atoi(strrchr(endpoint_of(listener), ':') + 1));
+    crowd_at((struct sockaddr *)&tcp, sizeof(tcp));
+    assert_int_equal(kvbm_agent_destroy(listener), 0);
+    (void)setrlimit(RLIMIT_NOFILE, &before);
+}
+
+/* ---- sessions that the agent opens beside a crowd ---- */
+
+static struct raw slow_listener;
+static atomic_bool greeted, crowd_is_there;
+
+/* A listener that takes its time for the handshake. */
+static void *slow_main(void *arg)
+{
+    int fd = *(int *)arg;
+
+    slow_listener.fd = accept(fd, NULL, NULL);
+    assert_true(slow_listener.fd >= 0);
+    raw_await(&slow_listener);
+    greeted = true;
+    while (!crowd_is_there)
+        usleep(1000);
+    raw_welcome(&slow_listener, "slow");
+    raw_expect_end(&slow_listener);
+    return NULL;
+}
+
+static void *open_slow(void *arg)
+{
+    static struct kvbm_session *session;
+    int rc = open_with(owner, arg, 0, NULL, &session);
+
+    if (rc == 0)
+        (void)kvbm_session_close(session);
+    return (void *)(intptr_t)rc;
+}
+
+/* A crowd pushes its own out, and not the sessions that the agent is opening itself. */
+static void test_opens_beside_crowd(void **state)
+{
+    static struct raw crowd[300];
+    char endpoint[108];
+    struct sockaddr_un address;
+    pthread_t listens, opens;
+    int fd = raw_socket();
+    void *rc;
+
+    (void)state;
+    snprintf(endpoint, sizeof(endpoint), "%s", unix_endpoint());
+    address = raw_address(endpoint);
+    greeted = crowd_is_there = false;
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+    assert_int_equal(listen(fd, 1), 0);
+    assert_int_equal(pthread_create(&listens, NULL, slow_main, &fd), 0);
+    assert_int_equal(pthread_create(&opens, NULL, open_slow, endpoint), 0);
+    while (!greeted)
+        usleep(1000);
+    for (size_t i = 0; i < KV_COUNT(crowd); i++)
+        raw_connect(&crowd[i], at);
+    for (size_t i = 0; i < KV_COUNT(crowd) - 128; i++)
+        raw_expect_end(&crowd[i]);
+    crowd_is_there = true;
+    pthread_join(opens, &rc);
+    for (size_t i = KV_COUNT(crowd) - 128; i < KV_COUNT(crowd); i++)
+        close(crowd[i].fd);
+    (void)shutdown(slow_listener.fd, SHUT_RDWR);
+    pthread_join(listens, NULL);
+    close(fd);
+    unlink(address.sun_path);
+    assert_int_equal((intptr_t)rc, 0);
 }
 
 /* ---- within a session ---- */
@@ -621,11 +758,23 @@ static void test_mute(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        HOSTILE(test_garbage),     HOSTILE(test_halves),      HOSTILE(test_first_frames),
-        HOSTILE(test_version),     HOSTILE(test_crowd),       HOSTILE(test_frames),
-        HOSTILE(test_foreign_set), HOSTILE(test_half_body),   HOSTILE(test_never_reads),
-        HOSTILE(test_same_id),     HOSTILE(test_descriptors), HOSTILE(test_two_descriptors),
-        HOSTILE(test_lies),        HOSTILE(test_mute),        HOSTILE(test_cut_overtakes),
+        HOSTILE(test_garbage),
+        HOSTILE(test_halves),
+        HOSTILE(test_first_frames),
+        HOSTILE(test_version),
+        HOSTILE(test_crowd),
+        HOSTILE(test_frames),
+        HOSTILE(test_foreign_set),
+        HOSTILE(test_half_body),
+        HOSTILE(test_never_reads),
+        HOSTILE(test_same_id),
+        HOSTILE(test_descriptors),
+        HOSTILE(test_two_descriptors),
+        HOSTILE(test_lies),
+        HOSTILE(test_mute),
+        HOSTILE(test_cut_overtakes),
+        HOSTILE(test_ten_thousand),
+        HOSTILE(test_opens_beside_crowd),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
