@@ -292,9 +292,9 @@ KV_API int kvbm_blockset_update(struct kvbm_blockset *set, const struct kvbm_blo
 KV_API void kvbm_blockset_destroy(struct kvbm_blockset *set);
 
 /**
- * Tell peers that have looked up or leased keys of a set that @n keys are gone, so that they don't ask
- * for them. For sources without a registry. Doesn't wait; more than 1 MiB of keys at a time are
- * left out. Returns 0; -EINVAL; -ENOENT (a set without a source).
+ * Tell peers that have looked up keys of a set that @n of them are gone, so that they don't ask for
+ * those. For sources without a registry. Doesn't wait; more than 1 MiB of keys at a time are left out.
+ * Returns 0; -EINVAL; -ENOENT (a set without a source).
  */
 KV_API int kvbm_blockset_gone(struct kvbm_blockset *set, uint32_t group, const void *keys,
                               size_t n);

@@ -61,6 +61,7 @@ struct kvbm_agent {
 
 struct kvbm_blockset {
     struct kvbm_agent *agent;
+    uint32_t id;
     struct kvbm_facts *facts; /* replaced by update, under the agent's lock */
     struct kvbm_offer *offer; /* likewise; NULL: peers can neither lease nor map its blocks */
 };

@@ -28,7 +28,7 @@ struct kvbm_carrier {
 
 /** Blocks by a carrier, as the reader of a session has them. Under the session's lock. */
 struct kvbm_link {
-    bool asking;           /* a thread waits for the peer's answer */
+    bool asking;           /* a thread waits for the peer's answer, or tells it of a failure */
     bool refused;          /* the peer doesn't have the carrier */
     bool on;               /* the peer has been asked to connect, and nothing has failed since */
     bool proven;           /* a block has come */

@@ -144,17 +144,19 @@ static int make_session(struct opening *o, struct kvbm_session **ret)
 static int await_opening(struct opening *o, struct kvbm_session *session)
 {
     int err = 0;
+    bool ended;
 
     kvbm_kick(session->conns[0]);
     pthread_mutex_lock(&session->lock);
     while (err == 0 && session->state != KVBM_ENDED && !session->filled)
         err = kv_cond_wait_until(&session->changed, &session->lock, o->deadline_ns);
-    if (session->state == KVBM_ENDED) {
+    ended = session->state == KVBM_ENDED;
+    if (ended) {
         err = session->err;
         snprintf(o->why, sizeof(o->why), "%s", session->why);
     }
     pthread_mutex_unlock(&session->lock);
-    if (err != -ETIMEDOUT || session->state == KVBM_ENDED)
+    if (err != -ETIMEDOUT || ended)
         return err;
     kvbm_session_abort(session, err, "the peer doesn't answer in time");
     return fail(o, err, "the peer doesn't answer in time");

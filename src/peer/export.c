@@ -143,6 +143,7 @@ int kvbm_blockset_export(struct kvbm_agent *agent, const struct kvbm_blockset_op
     if (!set)
         return -ENOMEM;
     set->agent = agent;
+    set->id = opts->id;
     err = kvbm_offer_create(agent->lender, opts, &set->offer);
     if (err == 0) {
         pthread_mutex_lock(&agent->lock);
@@ -164,7 +165,7 @@ static int republish(struct kvbm_blockset *set, const struct kvbm_blockset_opts 
 {
     struct kvbm_offer *old = set->offer;
     struct kvbm_facts *facts;
-    int err = opts->id == set->facts->id
+    int err = opts->id == set->id
                   ? make_facts(set->agent, opts, *offer, set->facts->generation + 1, &facts)
                   : -EINVAL;
 
@@ -204,7 +205,7 @@ void kvbm_blockset_destroy(struct kvbm_blockset *set)
     if (!set)
         return;
     pthread_mutex_lock(&agent->lock);
-    export_of(agent, set->facts->id)->set = NULL;
+    export_of(agent, set->id)->set = NULL;
     kvbm_exchange_gone(agent, set->facts);
     pthread_mutex_unlock(&agent->lock);
     kvbm_offer_destroy(set->offer);

@@ -39,7 +39,7 @@ int kvbm_blockset_gone(struct kvbm_blockset *set, uint32_t group, const void *ke
 {
     if (!set || group >= KVBM_MAX_GROUPS || (n && !keys))
         return -EINVAL;
-    return kvbm_lender_gone(set->agent->lender, set->facts->id, group, keys, n);
+    return kvbm_lender_gone(set->agent->lender, set->id, group, keys, n);
 }
 
 /* List the sessions that have asked about a set, with references. Returns their number. */

@@ -105,14 +105,19 @@ void kvbm_link_failed(struct kvbm_session *session, enum kvbm_by by, uint64_t tu
     pthread_mutex_lock(&session->lock);
     ours = link->on && link->turn == turn;
     rests = ours && !link->proven && session->state == KVBM_OPEN;
-    if (ours)
+    if (ours) {
         link->on = false;
+        link->asking = true; /* nobody asks before the note, which would end the new connection */
+    }
     if (rests)
         link->off_until_ns = kv_now_ns() + REST_NS;
     pthread_mutex_unlock(&session->lock);
     if (!ours)
         return;
     (void)kvbm_session_note(session, kinds[by].type, NULL, 0);
+    pthread_mutex_lock(&session->lock);
+    link->asking = false;
+    pthread_mutex_unlock(&session->lock);
     if (rests)
         kv_log_warn("kvbm", kinds[by].fails, "agent=%s peer=%s", session->net->agent->name,
                     session->peer.who.name);

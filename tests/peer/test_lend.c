@@ -734,6 +734,41 @@ static void test_slow_source(void **state)
     }
 }
 
+/* ---- calls beside each other ---- */
+
+static void *tell_gone(void *arg)
+{
+    const uint64_t keys[] = {1, 2, 3};
+
+    while (!atomic_load(&stop))
+        assert_int_equal(kvbm_blockset_gone(t.owner.set, 0, keys, 3), 0);
+    return arg;
+}
+
+/* A set is updated while another thread says that keys of it are gone. */
+static void test_gone_beside_updates(void **state)
+{
+    struct kvbm_blockset_opts opts = {.size = sizeof(opts), .id = 1};
+    struct kvbm_block_source pool;
+    const uint64_t key = 1;
+    pthread_t thread;
+    uint8_t tier;
+
+    (void)state;
+    begin(UNIX);
+    pool = kvbm_pool_source(t.owner.pool);
+    opts.layout = t.owner.layout;
+    opts.source = &pool;
+    assert_int_equal(kvbm_session_lookup(t.session, 1, 0, &key, 1, soon(), &tier), 0);
+    atomic_store(&stop, false);
+    assert_int_equal(pthread_create(&thread, NULL, tell_gone, NULL), 0);
+    for (long i = test_rounds(500); i > 0; i--)
+        assert_int_equal(kvbm_blockset_update(t.owner.set, &opts), 0);
+    atomic_store(&stop, true);
+    pthread_join(thread, NULL);
+    end();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -751,6 +786,7 @@ int main(void)
         cmocka_unit_test(test_bytes_that_lie),
         cmocka_unit_test(test_descriptors_that_lie),
         cmocka_unit_test(test_slow_source),
+        cmocka_unit_test(test_gone_beside_updates),
     };
 
     kv_log_set_level(KV_LOG_ERROR);

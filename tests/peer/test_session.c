@@ -161,12 +161,48 @@ static void test_bulk(void **state)
     check_bulk("tcp:127.0.0.1:0", 3);
 }
 
+/* Sessions that may or may not open in time: each is 0, or the reason is there in words. */
+static void test_hurried_opens(void **state)
+{
+    struct rng rng = {test_seed()};
+    struct kvbm_agent *owner = agent_at("owner", "tcp:127.0.0.1:0");
+    struct kvbm_agent *reader = agent_at("reader", NULL);
+    long n_open = 0, n_late = 0;
+
+    (void)state;
+    print_message("KV_TEST_SEED=%llu\n", (unsigned long long)rng.state);
+    for (long i = test_rounds(300); i > 0 || n_open == 0; i--) {
+        char why[256] = "";
+        const struct kvbm_session_opts opts = {.size = sizeof(opts),
+                                               .timeout_ms = 1 + rng_below(&rng, i > 0 ? 2 : 60000),
+                                               .n_data = rng_below(&rng, 3),
+                                               .why = why,
+                                               .why_size = sizeof(why)};
+        struct kvbm_session *session = NULL;
+        int rc = kvbm_session_open(reader, endpoint_of(owner), &opts, &session);
+
+        if (rc == 0) {
+            n_open++;
+            assert_int_equal(kvbm_session_close(session), 0);
+            continue;
+        }
+        n_late++;
+        assert_int_equal(rc, -ETIMEDOUT);
+        assert_true(strlen(why) > 0);
+        assert_null(session);
+    }
+    print_message("%ld opened, %ld not in time\n", n_open, n_late);
+    assert_int_equal(kvbm_agent_destroy(reader), 0);
+    assert_int_equal(kvbm_agent_destroy(owner), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_unix),
         cmocka_unit_test(test_tcp),
         cmocka_unit_test(test_bulk),
+        cmocka_unit_test(test_hurried_opens),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
