@@ -10,7 +10,7 @@
 
 #include "base/clock.h"
 #include "shaky_peer.h"
-#include "tier/peer/peer.h"
+#include "tier/peer/impl.h"
 
 #define LONG_MS 60000u
 
@@ -182,12 +182,31 @@ static void test_refuses(void **state)
     end();
 }
 
+/* Forgetting a key that isn't known takes no place of others that are. */
+static void test_forgets_only_that_key(void **state)
+{
+    uint64_t worker = 0, until = kv_now_ns() + 60 * KV_NS_PER_S;
+
+    (void)state;
+    begin();
+    pthread_mutex_lock(&t.peers->lock);
+    for (uint64_t i = 0; i < KVBM_KNOWN_WAYS; i++) /* all of one set of the table */
+        kvbm_known_set(t.peers, 7 + i * KVBM_KNOWN_SETS, KVBM_KNOWN_ABSENT, 0, until);
+    kvbm_known_set(t.peers, 7 + KVBM_KNOWN_WAYS * KVBM_KNOWN_SETS, KVBM_KNOWN_NOT, 0, 0);
+    pthread_mutex_unlock(&t.peers->lock);
+    for (uint64_t i = 0; i < KVBM_KNOWN_WAYS; i++)
+        assert_int_equal(kvbm_peers_known(t.peers, 7 + i * KVBM_KNOWN_SETS, &worker),
+                         KVBM_KNOWN_ABSENT);
+    end();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cancelled_question),
         cmocka_unit_test(test_own_mistakes),
         cmocka_unit_test(test_refuses),
+        cmocka_unit_test(test_forgets_only_that_key),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

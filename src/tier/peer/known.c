@@ -39,6 +39,8 @@ void kvbm_known_set(struct kvbm_peers *peers, uint64_t hash, enum kvbm_known wha
 {
     struct kvbm_knowledge *entry = find(peers, hash);
 
+    if (!entry && !until_ns) /* nothing to forget */
+        return;
     if (!entry)
         entry = choose(peers, hash);
     *entry = (struct kvbm_knowledge){
