@@ -4,6 +4,7 @@
 #define KV_TESTS_BASE_UNIT_H
 
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -11,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 
 #include <cmocka.h>
@@ -46,6 +48,19 @@ static inline uint64_t unit_random(uint64_t *state)
 static inline uint64_t unit_below(uint64_t *state, uint64_t n)
 {
     return (unit_random(state) >> 11) % n;
+}
+
+/**
+ * Freeze a child process and wait until all its threads are: the signal alone takes a moment, and longer
+ * on a machine with other work. SIGCONT or SIGKILL ends it.
+ */
+static inline void unit_freeze(pid_t pid)
+{
+    int status;
+
+    assert_int_equal(kill(pid, SIGSTOP), 0);
+    assert_int_equal(waitpid(pid, &status, WUNTRACED), pid);
+    assert_true(WIFSTOPPED(status));
 }
 
 #endif

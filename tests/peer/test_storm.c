@@ -14,16 +14,6 @@
 
 /* ---- the storm ---- */
 
-/* Freeze a process, and wait until all its threads are: the signal alone takes a moment. */
-static void freeze_all(pid_t pid)
-{
-    int status;
-
-    assert_int_equal(kill(pid, SIGSTOP), 0);
-    assert_int_equal(waitpid(pid, &status, WUNTRACED), pid);
-    assert_true(WIFSTOPPED(status));
-}
-
 static void freeze(pid_t pid, struct rng *rng)
 {
     assert_int_equal(kill(pid, SIGSTOP), 0);
@@ -156,7 +146,7 @@ static void test_without_the_owner(void **state)
         if (dead)
             storm_kill(f.owner);
         else
-            freeze_all(f.owner);
+            unit_freeze(f.owner);
         for (int again = 0; again < 3; again++) {
             assert_int_equal(kvbm_lease_read(lease, &opts), there(lease));
             for (uint32_t i = 0; i < opts.n; i++)

@@ -16,6 +16,7 @@
 #include <sys/wait.h>
 
 #include "base/error.h"
+#include "base/unit.h"
 #include "manager_node.h"
 #include "tier/manager/manager.h"
 
@@ -395,7 +396,7 @@ static void test_owner_ends(void **state)
     load_leased(pin);
     wait_for_peers(&reader, 1);
     pin = prepare();
-    assert_int_equal(kill(children[2].pid, SIGSTOP), 0);
+    unit_freeze(children[2].pid);
     load_leased(pin);
     reader.in_place = true; /* a frozen owner leases nothing: misses after 500 ms, its time */
     assert_int_equal(world_load(&reader, 1000, N), 0);
