@@ -13,6 +13,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <sys/stat.h>
 
 #include "base/log.h"
@@ -387,6 +388,73 @@ static void test_tls(void **state)
     certificates_remove(&c);
 }
 
+/* ---- TLS beside other work ---- */
+
+static atomic_bool enough;
+
+static void serve_slowly(void *arg, struct kvbm_session *session, struct kvbm_request *request)
+{
+    usleep(3000);
+    serve_echo(arg, session, request);
+}
+
+static void *call_until_enough(void *arg)
+{
+    while (!enough) {
+        struct kvbm_reply reply = {.fd = -1};
+
+        assert_int_equal(kvbm_session_call(arg, ECHO, "x", 1, -1, soon(), &reply), 0);
+        kvbm_reply_fini(&reply);
+    }
+    return NULL;
+}
+
+/*
+ * The listener's thread has other work between its look at the sockets and a handshake's last bytes: what
+ * came behind these, in the same read, isn't left lying.
+ */
+static void test_tls_beside_others(void **state)
+{
+    const char *endpoints[] = {tcp, unix_endpoint()};
+    struct kvbm_agent_opts listener = session_opts("owner", endpoints);
+    struct kvbm_agent_opts opener = session_opts("reader", NULL);
+    struct kvbm_agent *owner, *reader, *busy;
+    struct kvbm_session *calls[3] = {NULL};
+    pthread_t threads[3];
+    struct certificates c;
+
+    (void)state;
+    if (!certificates_make(&c))
+        skip_because("openssl makes no certificates here");
+    listener.n_listen = 2;
+    listener.tls_cert = opener.tls_cert = c.cert;
+    listener.tls_key = opener.tls_key = c.key;
+    listener.tls_ca = opener.tls_ca = c.ca;
+    owner = agent_of(&listener);
+    reader = agent_of(&opener);
+    busy = agent_at("busy", NULL);
+    assert_int_equal(kvbm_agent_serve(owner, ECHO, serve_slowly, NULL), 0);
+    enough = false;
+    for (size_t i = 0; i < KV_COUNT(calls); i++) {
+        assert_int_equal(open_with(busy, endpoints[1], 0, NULL, &calls[i]), 0);
+        assert_int_equal(pthread_create(&threads[i], NULL, call_until_enough, calls[i]), 0);
+    }
+    for (int i = 0; i < 60; i++) {
+        struct kvbm_session *session = open_session(reader, owner, 0);
+
+        assert_int_equal(kvbm_session_close(session), 0);
+    }
+    enough = true;
+    for (size_t i = 0; i < KV_COUNT(calls); i++) {
+        pthread_join(threads[i], NULL);
+        assert_int_equal(kvbm_session_close(calls[i]), 0);
+    }
+    assert_int_equal(kvbm_agent_destroy(busy), 0);
+    assert_int_equal(kvbm_agent_destroy(reader), 0);
+    assert_int_equal(kvbm_agent_destroy(owner), 0);
+    certificates_remove(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -401,6 +469,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_stale_socket, setup, teardown),
         cmocka_unit_test_setup_teardown(test_nobody, setup, teardown),
         cmocka_unit_test_setup_teardown(test_tls, setup, teardown),
+        cmocka_unit_test(test_tls_beside_others),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
