@@ -7,8 +7,10 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
-/* Deadlines of a reader's calls: often exceeded, and long enough for any machine. */
-#define SHORT_MS 200
+#include "base/stalls.h"
+
+/* Deadlines of a reader's calls: shorter than most freezes, and long enough for any machine. */
+#define SHORT_MS 30
 #define LONG_MS 20000
 
 struct storm *storm;
@@ -27,6 +29,8 @@ static struct kvbm_agent_opts agent_opts(const char *name, const char *const *en
 
     opts.keepalive_ms = storm->keepalive_ms;
     opts.unprotected = true; /* of a network of the test's own */
+    opts.ucx = storm->ucx;
+    opts.nixl = storm->nixl;
     return opts;
 }
 
@@ -101,16 +105,15 @@ static uint64_t some_deadline(struct reader *r)
     return kv_now_ns() + (rng_below(&r->rng, 2) ? SHORT_MS : LONG_MS) * KV_NS_PER_MS;
 }
 
-/* A call has ended: compare with its deadline. Freezes are no part of it. */
-static void check_time(uint64_t deadline)
+/* A call has ended, which began when @stalled was counted: compare with its deadline. */
+static void check_time(uint64_t deadline, uint64_t stalled)
 {
-    uint64_t now = kv_now_ns(), late = now > deadline ? now - deadline : 0;
+    uint64_t late = stalls_lateness(deadline, stalled);
 
     for (uint64_t worst = atomic_load(&storm->latest_ns);
          late > worst && !atomic_compare_exchange_weak(&storm->latest_ns, &worst, late);)
         ;
-    if (late > STORM_SLACK_NS)
-        atomic_fetch_add(&storm->late_calls, 1);
+    atomic_fetch_add(&storm->late_calls, late > STALLS_LATE_NS);
 }
 
 static bool connect_again(struct reader *r)
@@ -140,6 +143,13 @@ static void watch_poison(struct reader *r, uint32_t n)
     }
 }
 
+static bool is_carried(const struct reader *r)
+{
+    struct kvbm_session_info info = KVBM_SESSION_INFO_INIT;
+
+    return kvbm_session_get_info(r->session, &info) == 0 && (info.ucx || info.nixl);
+}
+
 static void read_lease(struct reader *r, struct kvbm_lease *lease, const uint64_t *keys)
 {
     const uint32_t blocks[] = {0, 1, 2, 3, 4, 5, 6, 7};
@@ -150,11 +160,13 @@ static void read_lease(struct reader *r, struct kvbm_lease *lease, const uint64_
                                         .n = (uint32_t)kvbm_lease_count(lease),
                                         .deadline_ns = some_deadline(r),
                                         .ok = ok,
-                                        .no_shared = rng_below(&r->rng, 2)};
-    bool shared = kvbm_lease_is_shared(lease) && !opts.no_shared;
+                                        .no_shared = storm->no_shared || rng_below(&r->rng, 2)};
+    bool shared = kvbm_lease_is_shared(lease) && !opts.no_shared, carried = is_carried(r);
+    uint64_t stalled = stalls_so_far();
     long n = kvbm_lease_read(lease, &opts);
 
-    check_time(opts.deadline_ns);
+    check_time(opts.deadline_ns, stalled);
+    carried = carried && !shared && is_carried(r);
     if (n < 0)
         atomic_fetch_add(&storm->odd_errors, 1);
     for (uint32_t i = 0; i < opts.n; i++) {
@@ -164,6 +176,7 @@ static void read_lease(struct reader *r, struct kvbm_lease *lease, const uint64_
             atomic_fetch_add(&storm->wrong, 1);
         else
             atomic_fetch_add(shared ? &storm->shared_right : &storm->sent_right, 1);
+        atomic_fetch_add(&storm->carried_right, carried && ok[0] >> i & 1);
     }
     atomic_fetch_add(&storm->reads, 1);
     watch_poison(r, opts.n);
@@ -172,7 +185,7 @@ static void read_lease(struct reader *r, struct kvbm_lease *lease, const uint64_
 /* Returns false when the session is of no use any more. */
 static bool read_once(struct reader *r)
 {
-    uint64_t keys[8], deadline = some_deadline(r);
+    uint64_t keys[8], deadline = some_deadline(r), stalled = stalls_so_far();
     struct kvbm_lease *lease = NULL;
     int err;
 
@@ -180,7 +193,7 @@ static bool read_once(struct reader *r)
         keys[i] = 1 + rng_below(&r->rng, STORM_KEYS);
     err = kvbm_session_lease(r->session, 1, 0, keys, 8, rng_below(&r->rng, 2) ? 3 : 30000, deadline,
                              &lease);
-    check_time(deadline);
+    check_time(deadline, stalled);
     if (err < 0)
         return err == -ENOENT || err == -ENOSPC;
     for (uint32_t again = rng_below(&r->rng, 3) + 1; again > 0; again--)
@@ -198,6 +211,7 @@ static void run_reader(int i, uint64_t seed)
     char name[40];
 
     begin_child(storm->reader_net);
+    stalls_begin();
     snprintf(name, sizeof(name), "reader%d-%d", i, (int)getpid());
     opts = agent_opts(name, NULL);
     r.agent = agent_of(&opts);
@@ -253,6 +267,35 @@ void storm_kill(pid_t pid)
     assert_int_equal(waitpid(pid, NULL, 0), pid);
 }
 
+static void freeze(pid_t pid, struct rng *rng)
+{
+    assert_int_equal(kill(pid, SIGSTOP), 0);
+    usleep(1000 * (1 + rng_below(rng, rng_below(rng, 4) ? 120 : 600)));
+    assert_int_equal(kill(pid, SIGCONT), 0);
+}
+
+void storm_disturb(pid_t *owner, pid_t *readers, uint32_t n, bool freezes, struct rng *rng)
+{
+    uint32_t i = rng_below(rng, n);
+
+    switch (rng_below(rng, freezes ? 5 : 2)) {
+    case 0:
+        storm_kill(*owner);
+        usleep(1000 * rng_below(rng, 20));
+        *owner = storm_start_owner(rng);
+        return;
+    case 1:
+        storm_kill(readers[i]);
+        readers[i] = storm_start_reader((int)i, rng);
+        return;
+    case 2:
+        freeze(readers[i], rng);
+        return;
+    default:
+        freeze(*owner, rng);
+    }
+}
+
 void storm_let_read(uint64_t more)
 {
     uint64_t from = atomic_load(&storm->reads);
@@ -280,11 +323,11 @@ void storm_end(pid_t owner, const pid_t *readers, int n)
 
 void storm_fini(void)
 {
-    print_message("reads %lu right %lu shared, %lu sent; misses %lu; "
+    print_message("reads %lu right %lu shared, %lu sent (%lu by a carrier); misses %lu; "
                   "latest answer %.1f ms after its deadline\n",
                   (unsigned long)storm->reads, (unsigned long)storm->shared_right,
-                  (unsigned long)storm->sent_right, (unsigned long)storm->misses,
-                  (double)storm->latest_ns / (double)KV_NS_PER_MS);
+                  (unsigned long)storm->sent_right, (unsigned long)storm->carried_right,
+                  (unsigned long)storm->misses, (double)storm->latest_ns / (double)KV_NS_PER_MS);
     assert_int_equal(storm->wrong, 0);
     assert_int_equal(storm->late_bytes, 0);
     assert_int_equal(storm->late_calls, 0);

@@ -18,6 +18,9 @@
 #ifndef HAS_UCX
 #define HAS_UCX 0 /* libkvbm_ucx was built */
 #endif
+#ifndef HAS_UCX_TCP
+#define HAS_UCX_TCP 0 /* of UCX 1.14 or later */
+#endif
 #define MAX_LATE_NS (UINT64_C(1500) * KV_NS_PER_MS) /* a dead owner is known within */
 
 static const char *const transports[] = {"tcp", "posix,sysv,self"};
@@ -278,6 +281,30 @@ static void test_no_way(void **state)
     lend_fini(&l);
 }
 
+/* Without UCX_TLS, TCP is used from UCX 1.14 on: before that, a peer's death may end a process. */
+static void test_default_transports(void **state)
+{
+    const struct kvbm_layout_config config = config_of(KVBM_FULLY_CONTIGUOUS, KIB64);
+    struct kvbm_agent *agent;
+    struct reading r = {.n = 4};
+    struct lending l;
+
+    (void)state;
+    setenv("UCX_TLS", "tcp", 1);
+    lend_carried(&l, "owner", config);
+    unsetenv("UCX_TLS");
+    agent = carried_agent("reader", NULL);
+    r.to = allocate(&config, KVBM_STORAGE_SYSTEM);
+    r.session = open_session(agent, l.agent, 0);
+    assert_int_equal(read_at_last(&r), 4);
+    assert_int_equal(right_blocks(&r), 4);
+    assert_int_equal(is_carried(r.session), HAS_UCX_TCP);
+    assert_int_equal(kvbm_session_close(r.session), 0);
+    assert_int_equal(kvbm_agent_destroy(agent), 0);
+    lend_fini(&l);
+    kvbm_layout_destroy(r.to);
+}
+
 /* ---- manners ---- */
 
 static void on_signal(int signal)
@@ -381,11 +408,17 @@ static void test_withdrawn(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_signals),      cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_small_blocks), cmocka_unit_test(test_both_ways),
-        cmocka_unit_test(test_peer_without), cmocka_unit_test(test_no_way),
-        cmocka_unit_test(test_odd_requests), cmocka_unit_test(test_withdrawn),
-        cmocka_unit_test(test_frozen),       cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_signals),
+        cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_small_blocks),
+        cmocka_unit_test(test_both_ways),
+        cmocka_unit_test(test_peer_without),
+        cmocka_unit_test(test_no_way),
+        cmocka_unit_test(test_odd_requests),
+        cmocka_unit_test(test_withdrawn),
+        cmocka_unit_test(test_frozen),
+        cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_default_transports),
     };
     const struct CMUnitTest without[] = {cmocka_unit_test(test_no_library)};
     int failed;

@@ -8,10 +8,7 @@
  * host tiers are small, so that blocks are evicted and their memory is written again all the time:
  * bytes that arrive late would make later blocks wrong.
  *
- * Every call comes back by its deadline + 100 ms. A frozen reader, and a loaded machine, can't: so a
- * thread of each reader sleeps for 1 ms again and again, and adds up by how much it wakes late. A call
- * may be late by STALLS times what that came to since the call began: its end passes several threads,
- * each of which may wait as long for a core.
+ * Every call comes back by its deadline + 100 ms, stalls aside (base/stalls.h).
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -29,6 +26,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/stalls.h"
 #include "index/random.h"
 #include "manager_world.h"
 
@@ -39,9 +37,6 @@
 #define MAX_LENGTH 8u
 #define SHORT_MS 30
 #define LONG_MS 20000
-#define LATE_NS \
-    (100 * KV_NS_PER_MS) /* a call may come so long after its deadline, without stalls */
-#define STALLS 4         /* threads that a call's end may need, one after the other */
 
 /* Seen by all processes. */
 static struct {
@@ -147,47 +142,20 @@ static void run_owner(int i, uint64_t seed)
 
 /* ---- readers ---- */
 
-/* Of this process: time by which the watcher woke late, and how often it woke. */
-static atomic_uint_fast64_t stalled_ns, ticks;
-
-static void *watch_stalls(void *arg)
-{
-    for (uint64_t from = kv_now_ns(), now;; from = now) {
-        usleep(1000);
-        now = kv_now_ns();
-        atomic_fetch_add(&stalled_ns, now - from > KV_NS_PER_MS ? now - from - KV_NS_PER_MS : 0);
-        atomic_fetch_add(&ticks, 1);
-    }
-    return arg;
-}
-
-/* Let the watcher count a stall that has only just ended. */
-static void wait_for_ticks(void)
-{
-    for (uint64_t until = atomic_load(&ticks) + 2; atomic_load(&ticks) < until;)
-        usleep(500);
-}
-
 /* Check that a call which has come back now, and began when @stalled was counted, is in time. */
 static void check_time(uint64_t deadline, uint64_t stalled)
 {
-    uint64_t now = kv_now_ns(), late = now > deadline ? now - deadline : 0, allowed;
-    uint64_t most = atomic_load(&all->latest_ns);
+    uint64_t late = stalls_lateness(deadline, stalled), most = atomic_load(&all->latest_ns);
 
-    if (late > LATE_NS) {
-        wait_for_ticks();
-        allowed = STALLS * (atomic_load(&stalled_ns) - stalled);
-        late -= KV_MIN(late, allowed);
-    }
     while (late > most && !atomic_compare_exchange_weak(&all->latest_ns, &most, late))
         ;
-    atomic_fetch_add(&all->late, late > LATE_NS);
+    atomic_fetch_add(&all->late, late > STALLS_LATE_NS);
 }
 
 /* Load a prompt, or scattered keys, by a deadline. */
 static void load_once(struct world *w, struct rng *rng)
 {
-    uint64_t keys[MAX_LENGTH], begun = kv_now_ns(), stalled = atomic_load(&stalled_ns);
+    uint64_t keys[MAX_LENGTH], begun = kv_now_ns(), stalled = stalls_so_far();
     uint64_t deadline = begun + (rng_below(rng, 2) ? SHORT_MS : LONG_MS) * KV_NS_PER_MS;
     uint32_t blocks[MAX_LENGTH], n = 1 + rng_below(rng, MAX_LENGTH);
     const struct kvbm_pin_opts opts = {.size = sizeof(opts),
@@ -227,12 +195,11 @@ static void run_reader(uint64_t seed)
 {
     struct rng rng = {seed};
     struct kvbm_manager_stats seen = {.size = 0};
-    pthread_t watcher;
     char peers[256], at[N_OWNERS][96];
     struct world w;
 
     begin_child();
-    assert_int_equal(pthread_create(&watcher, NULL, watch_stalls, NULL), 0);
+    stalls_begin();
     for (int i = 0; i < N_OWNERS; i++)
         endpoint_of(i, at[i]);
     snprintf(peers, sizeof(peers), "%s, %s", at[0], at[1]);

@@ -182,9 +182,22 @@ static int fail(char *why, size_t size, const char *what, ucs_status_t status)
 }
 
 /*
+ * The transports unless UCX_TLS names others. A copy that a frozen peer has begun into this process's
+ * memory (cma, knem, xpmem) can't be ended from here, so these are left out. So is TCP before 1.14: a
+ * peer that dies while its connection is set up ends this process by an assertion of UCX
+ * (ucp_request.c, "got REP message").
+ */
+static const char *transports(void)
+{
+    unsigned major, minor, release;
+
+    ucp_get_version(&major, &minor, &release);
+    return major > 1 || minor >= 14 ? "^cma,knem,xpmem" : "^cma,knem,xpmem,tcp";
+}
+
+/*
  * Read the configuration of the environment, and set what correctness needs. Shared-memory endpoints
- * refuse peers' failures without ERROR_HANDLING. A copy that a frozen peer has begun into this
- * process's memory (cma, knem, xpmem) can't be ended from here, so these are left out.
+ * refuse peers' failures without ERROR_HANDLING.
  */
 static ucs_status_t configure(const struct kvbm_carrier_opts *opts, ucp_config_t *config)
 {
@@ -195,7 +208,7 @@ static ucs_status_t configure(const struct kvbm_carrier_opts *opts, ucp_config_t
                   {"POSIX_ERROR_HANDLING", "y", false},
                   {"SYSV_ERROR_HANDLING", "y", false},
                   {"KEEPALIVE_INTERVAL", "1s", false},
-                  {"TLS", "^cma,knem,xpmem", secure_getenv("UCX_TLS")},
+                  {"TLS", transports(), secure_getenv("UCX_TLS")},
                   {"NET_DEVICES", "lo", !opts->loopback || secure_getenv("UCX_NET_DEVICES")}};
     ucs_status_t status = UCS_OK;
 
