@@ -198,6 +198,13 @@ static size_t count_descriptors(void)
     return n;
 }
 
+/* The agent closes its side of a connection in its own time. */
+static void wait_for_descriptors(size_t most)
+{
+    for (uint64_t end = soon(); count_descriptors() > most; usleep(1000))
+        assert_true(kv_now_ns() < end);
+}
+
 /* A crowd that connects and says nothing: the agent holds 128 at most, and honest ones get in. */
 static void test_crowd(void **state)
 {
@@ -247,6 +254,7 @@ static void crowd_at(const struct sockaddr *address, socklen_t len)
     size_t before = count_descriptors();
     long kib = resident_kib();
 
+    (void)kib;
     assert_non_null(fds);
     for (size_t i = 0; i < TEN_THOUSAND; i++) {
         fds[i] = connect_to(address, len);
@@ -257,7 +265,9 @@ static void crowd_at(const struct sockaddr *address, socklen_t len)
     }
     check_honest();
     assert_true(count_descriptors() <= before + TEN_THOUSAND + 128 + 4);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* which keep freed memory */
     assert_true(resident_kib() - kib < 64 << 10);
+#endif
     for (size_t i = 0; i < TEN_THOUSAND; i++)
         close(fds[i]);
     free(fds);
@@ -342,7 +352,6 @@ static void test_opens_beside_crowd(void **state)
     pthread_join(opens, &rc);
     for (size_t i = KV_COUNT(crowd) - 128; i < KV_COUNT(crowd); i++)
         close(crowd[i].fd);
-    (void)shutdown(slow_listener.fd, SHUT_RDWR);
     pthread_join(listens, NULL);
     close(fd);
     unlink(address.sun_path);
@@ -481,7 +490,7 @@ static void test_descriptors(void **state)
     for (int i = 0; i < 10; i++)
         (void)sendmsg(raw.fd, &message, MSG_NOSIGNAL);
     raw_expect_end(&raw);
-    assert_true(count_descriptors() <= before);
+    wait_for_descriptors(before);
 }
 
 /* Several descriptors in one message, as one frame never brings them: all are closed. */
@@ -514,7 +523,7 @@ static void test_two_descriptors(void **state)
         raw_expect_end(&raw);
     }
     check_honest();
-    assert_true(count_descriptors() <= before);
+    wait_for_descriptors(before);
 }
 
 /* ---- owners that lie ---- */
