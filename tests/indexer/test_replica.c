@@ -14,8 +14,9 @@ struct run {
     uint64_t *random;
     struct prompts prompts;
     struct vllm vllm;
-    struct follower origin, replica;
-    bool has_replica;
+    struct follower origin;
+    struct follower *replica; /* one that follows the stream, or NULL */
+    bool replica_was_late;
     struct follower *late;        /* a replica whose dump is being written */
     struct kv_buf during[DURING]; /* batches since its beginning */
     size_t n_during;
@@ -35,24 +36,40 @@ static void publish(struct run *run)
     struct kv_buf payload = vllm_take(&run->vllm);
 
     apply(&run->origin, &payload);
-    if (run->has_replica)
-        apply(&run->replica, &payload);
+    if (run->replica)
+        apply(run->replica, &payload);
     if (run->late)
         run->during[run->n_during++] = payload;
     else
         kv_buf_fini(&payload);
 }
 
+/* Follow the stream with @replica from here on; NULL: with none. */
+static void go_on_with(struct run *run, struct follower *replica, bool was_late)
+{
+    if (run->replica)
+        follow_fini(run->replica);
+    free(run->replica);
+    run->replica = replica;
+    run->replica_was_late = was_late;
+}
+
+static struct follower *new_replica(const struct run *run)
+{
+    struct follower *replica = calloc(1, sizeof(*replica));
+
+    assert_non_null(replica);
+    follow_init(replica, VLLM_BLOCK);
+    replica->applier.habits.eagle_drop = run->vllm.opts.eagle_drop;
+    return replica;
+}
+
 static void recover(struct run *run)
 {
-    if (run->has_replica)
-        follow_fini(&run->replica);
-    follow_init(&run->replica, VLLM_BLOCK);
-    run->replica.applier.habits.eagle_drop = run->vllm.opts.eagle_drop;
-    replica_read(&run->replica, &run->origin);
-    replica_load(&run->replica, &run->origin);
-    run->has_replica = true;
-    replica_expect_equal(&run->origin, &run->replica);
+    go_on_with(run, new_replica(run), false);
+    replica_read(run->replica, &run->origin);
+    replica_load(run->replica, &run->origin);
+    replica_expect_equal(&run->origin, run->replica);
 }
 
 static void step(struct run *run)
@@ -83,11 +100,11 @@ static void compare(struct run *run)
 {
     static const enum kv_tier tiers[] = {KV_TIER_DEVICE, KV_TIER_HOST};
 
-    for (size_t i = 0; run->has_replica && i < 2 * KV_COUNT(tiers); i++) {
+    for (size_t i = 0; run->replica && i < 2 * KV_COUNT(tiers); i++) {
         struct prompt p = prompts_next(&run->prompts, VLLM_BLOCK);
 
         assert_int_equal(follow_ask(&run->origin, &p, tiers[i % 2]),
-                         follow_ask(&run->replica, &p, tiers[i % 2]));
+                         follow_ask(run->replica, &p, tiers[i % 2]));
     }
 }
 
@@ -136,31 +153,33 @@ static int end_extra(void *arg, const struct kvi_extra *extra)
     return restore(run, extra);
 }
 
-static uint64_t turns_of(struct run *run)
+static uint64_t turns_of(const struct follower *from)
 {
     struct kvi_holder_info info = KVI_HOLDER_INFO_INIT;
 
-    (void)kvi_get_holder(run->origin.index, (struct kv_holder){7, 0}, &info);
+    (void)kvi_get_holder(from->index, (struct kv_holder){7, 0}, &info);
     return info.turns;
 }
 
-/* Write a dump while the engine goes on. */
+/* Write a dump of the origin, or of its replica, while the engine goes on. */
 static void dump_late(struct run *run)
 {
-    struct kvi_index *from = run->origin.index;
-    uint64_t turns = turns_of(run);
+    struct follower *peer =
+        run->replica && unit_below(run->random, 2) ? run->replica : &run->origin;
+    struct kvi_index *from = peer->index;
+    uint64_t turns = turns_of(peer);
 
     run->torn = false;
     kvi_keep_copies(from, true);
-    replica_read(run->late, &run->origin);
+    replica_read(run->late, peer);
     go_on(run);
     assert_int_equal(kvi_dump_parked(from, late_extra, run), 0);
     assert_int_equal(kvi_dump(from, late_run, run), 0);
     assert_int_equal(kvi_dump_extras(from, late_extra, run), 0);
     assert_int_equal(kvi_dump_copies(from, (struct kv_holder){7, 0}, end_extra, run), 0);
     kvi_keep_copies(from, false);
-    run->torn |= turns != turns_of(run);
-    run->late->applier.forms = run->origin.applier.forms;
+    run->torn |= turns != turns_of(peer);
+    run->late->applier.forms = peer->applier.forms;
 }
 
 /* Apply again what the dump has in part. */
@@ -181,11 +200,8 @@ static void catch_up(struct run *run)
 
 static void recover_late(struct run *run)
 {
-    struct follower *late = calloc(1, sizeof(*late));
+    struct follower *late = new_replica(run);
 
-    assert_non_null(late);
-    follow_init(late, VLLM_BLOCK);
-    late->applier.habits.eagle_drop = run->vllm.opts.eagle_drop;
     run->n_during = 0;
     run->late = late;
     dump_late(run);
@@ -204,6 +220,10 @@ static void recover_late(struct run *run)
         run->over += got > truth;
         run->under += got < truth;
     }
+    if (!run->torn && unit_below(run->random, 2)) {
+        go_on_with(run, late, true);
+        return;
+    }
     follow_fini(late);
     free(late);
 }
@@ -218,14 +238,12 @@ static void history(struct run *run, const struct vllm_opts *opts)
         compare(run);
         if (unit_below(run->random, 25) == 0)
             recover(run);
-        if (run->has_replica && i % 10 == 9)
-            replica_expect_equal(&run->origin, &run->replica);
+        if (run->replica && i % 10 == 9)
+            replica_expect_the_same(&run->origin, run->replica, run->replica_was_late);
         if (unit_below(run->random, 20) == 0)
             recover_late(run);
     }
-    if (run->has_replica)
-        follow_fini(&run->replica);
-    run->has_replica = false;
+    go_on_with(run, NULL, false);
     follow_fini(&run->origin);
     vllm_fini(&run->vllm);
 }
