@@ -269,8 +269,8 @@ static void add_watermarks(const struct ki_listener *l, struct kv_buf *ret)
             .end_reports = l->applier.reports.seen,
             .end_suspects = l->applier.reports.suspects,
             .has_doubts = !l->applier.overlaps,
-            .end_beside = l->stream.partial || l->stream.unverified ||
-                          ki_applier_is_unsure_beside(&l->applier),
+            .end_beside =
+                ki_stream_lacks_batches(&l->stream) || ki_applier_is_unsure_beside(&l->applier),
             .end_trusted = l->applier.reports.trusted,
             .end_real = l->applier.suspects.n_real,
         };

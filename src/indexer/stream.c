@@ -58,9 +58,16 @@ void ki_stream_start(struct ki_stream *s, uint64_t now_ns)
         s->heal_at_ns = s->torn ? now_ns : now_ns + s->opts.cooldown_ns;
 }
 
+bool ki_stream_lacks_batches(const struct ki_stream *s)
+{
+    bool knows = s->has_position || s->silent;
+
+    return !knows || s->partial || s->unverified || s->unproved || s->began_at_one;
+}
+
 bool ki_stream_is_partial(const struct ki_stream *s)
 {
-    return s->partial || s->unverified || s->doubtful || s->began_at_one;
+    return ki_stream_lacks_batches(s) || s->doubtful;
 }
 
 void ki_stream_mark_partial(struct ki_stream *s, uint64_t now_ns)
@@ -73,6 +80,7 @@ void ki_stream_mark_whole(struct ki_stream *s)
 {
     if (!s->merged)
         s->partial = false;
+    s->unproved = false;
     s->heal_at_ns = 0;
     ki_stream_end_doubt_of_first(s);
     ki_stream_be_sound(s);
@@ -138,6 +146,7 @@ void ki_stream_forget(struct ki_stream *s)
     s->has_position = false;
     s->timestamp = 0;
     s->unverified = s->cursorless = s->seeded = s->partial = s->gap_counted = false;
+    s->silent = s->unproved = false;
     ki_stream_end_doubt_of_first(s); /* that was the process before */
     s->heal_at_ns = 0;
     ki_stream_be_sound(s);
@@ -146,7 +155,7 @@ void ki_stream_forget(struct ki_stream *s)
 /* The connection may lead to another process, so failures of the old one don't count. */
 void ki_stream_meet(struct ki_stream *s)
 {
-    s->has_live = s->merged = false;
+    s->has_live = s->merged = s->silent = false;
     s->strikes = s->watch = 0;
     s->cooldown_to_ns = 0;
     s->unverified |= s->has_position || s->cursorless;

@@ -102,6 +102,11 @@ struct ki_stream {
     bool proof_over;       /* the ring can't tell any more */
 
     bool partial;
+    /* The replay service had no batch: the publisher has sent none, so its cache is empty. */
+    bool silent;
+    /* Nobody could be asked whose the blocks are: the stream went on at the next number over a new
+     * connection, or behind state without a position. */
+    bool unproved;
     /* Position is a peer's, and no batch has shown yet that it belongs to this process. */
     bool seeded;
     /* State came from elsewhere without a position: the first batch sets the position. */
@@ -202,10 +207,12 @@ uint64_t ki_stream_deadline(const struct ki_stream *s);
 unsigned ki_stream_tick(struct ki_stream *s, uint64_t now_ns);
 
 /**
- * Return true when the view may lack blocks or have too many: batches are missing, or no batch has
- * shown yet that the publisher is still the same process.
+ * Return true when the view may lack blocks or have too many: nothing has told yet what the
+ * publisher has, batches are missing, or none has shown that the publisher is still the same process.
  */
 bool ki_stream_is_partial(const struct ki_stream *s);
+/** The same without what the driver doubts: reasons that lie in the batches themselves. */
+bool ki_stream_lacks_batches(const struct ki_stream *s);
 
 /** Evidence in an applied batch about the index's view, over all ranks of the stream. */
 struct ki_evidence {

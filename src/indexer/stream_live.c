@@ -25,11 +25,34 @@ bool ki_stream_must_verify(const struct ki_stream *s)
     return s->unverified || s->seeded;
 }
 
+/*
+ * Handle the first batch behind state without a position. Batch 0 is the beginning of a process, so
+ * that everything before it belongs to another one. Nothing tells which batches precede a later one.
+ */
+static unsigned live_first_of_cursorless(struct ki_stream *s, const struct ki_batch_id *id,
+                                         uint64_t now_ns)
+{
+    unsigned steps = 0;
+
+    if (id->sequence == 0) {
+        ki_stream_forget(s);
+        steps = KI_STEP_PURGE | KI_STEP_RESET;
+    } else {
+        s->unproved = true;
+        if (s->opts.can_replay)
+            ki_stream_now_partial(s, now_ns);
+    }
+    ki_stream_accept(s, id);
+    return steps | KI_STEP_APPLY;
+}
+
 static unsigned live_first(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
 {
     uint64_t expected = s->has_before && s->before < id->sequence ? s->before + 1 : 0;
 
-    if (s->cursorless || id->sequence == 0) {
+    if (s->cursorless)
+        return live_first_of_cursorless(s, id, now_ns);
+    if (id->sequence == 0) {
         ki_stream_accept(s, id);
         return KI_STEP_APPLY;
     }
@@ -77,6 +100,7 @@ static unsigned live_next(struct ki_stream *s, const struct ki_batch_id *id, uin
     /* No answer: go on, and call the view partial until a replay has shown that it is whole. */
     if (ki_stream_must_verify(s) && s->opts.can_replay)
         ki_stream_now_partial(s, now_ns);
+    s->unproved |= s->unverified && !s->opts.can_replay;
     ki_stream_accept(s, id);
     return KI_STEP_APPLY;
 }

@@ -272,6 +272,18 @@ def test_partial_views_stay_partial():
             equal(listener(b)["partial"], True)
 
 
+def test_a_doubtful_beginning_stays_partial():
+    """The first batch had the number 1: nothing tells whether there was a batch 0."""
+    with Publisher(replay=None, first=1) as engine, Indexer(*workers([engine])) as a:
+        engine.wait_subscriber()
+        store(engine, 1, 2)
+        holds(a, 1, 2)
+        equal(listener(a)["partial"], True)
+        with Indexer(*workers([engine]), "--peers", a.url) as b:
+            holds(b, 1, 2)
+            equal(listener(b)["partial"], True)
+
+
 def test_tokens():
     with tempfile.NamedTemporaryFile("w") as tokens, Publisher() as engine:
         tokens.write("a-token\nanother\n")

@@ -579,12 +579,74 @@ static void after_recovery_from_a_peer(void **state)
     assert_true(s.partial);
     assert_int_equal(ki_stream_tick(&s, ki_stream_deadline(&s)), KI_STEP_REQUEST);
     assert_int_equal(s.request, 0);
-    /* A peer that says no position: go on with what comes. */
-    ki_stream_init(&s, &with_replay);
+}
+
+/* A peer that says no position: go on with what comes. Nothing tells whether the blocks are all, or
+ * whose they are. */
+static void after_a_dump_without_positions(void **state)
+{
+    struct ki_stream s;
+
+    (void)state;
+    ki_stream_init(&s, &without_replay);
     ki_stream_seed_cursorless(&s);
+    assert_true(ki_stream_is_partial(&s));
     assert_int_equal(live(&s, 0, 70), KI_STEP_APPLY);
     assert_int_equal(live(&s, 0, 71), KI_STEP_APPLY);
-    assert_false(s.partial);
+    assert_true(ki_stream_is_partial(&s));
+    ki_stream_mark_whole(&s); /* the engine has cleared its cache */
+    assert_false(ki_stream_is_partial(&s));
+    /* Everything since the beginning of the process is read: blocks from before are another's. */
+    ki_stream_init(&s, &without_replay);
+    ki_stream_seed_cursorless(&s);
+    assert_int_equal(live(&s, 0, 0), KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_APPLY);
+    assert_int_equal(live(&s, 0, 1), KI_STEP_APPLY);
+    assert_false(ki_stream_is_partial(&s));
+    /* A replay replaces what the peer had. */
+    ki_stream_init(&s, &with_replay);
+    ki_stream_seed_cursorless(&s);
+    assert_int_equal(start_connected(&s), KI_STEP_REQUEST);
+    assert_int_equal(s.request, 0);
+    assert_int_equal(live(&s, 0, 2), KI_STEP_HOLD);
+    assert_int_equal(replayed(&s, 0, 0), KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_APPLY);
+    assert_int_equal(replayed(&s, 0, 1), KI_STEP_APPLY | KI_STEP_RESUME);
+    assert_int_equal(live(&s, 0, 2), KI_STEP_APPLY);
+    assert_false(ki_stream_is_partial(&s));
+    /* Nobody answers it: later. */
+    ki_stream_init(&s, &with_replay);
+    ki_stream_seed_cursorless(&s);
+    assert_int_equal(start_connected(&s), KI_STEP_REQUEST);
+    nobody_answers(&s);
+    assert_int_equal(live(&s, 0, 70), KI_STEP_APPLY);
+    assert_true(ki_stream_is_partial(&s));
+    assert_int_not_equal(ki_stream_deadline(&s), 0);
+}
+
+/* A publisher that was never heard may have published before: nothing tells what it has. */
+static void before_the_first_batch(void **state)
+{
+    struct ki_stream s;
+
+    (void)state;
+    ki_stream_init(&s, &without_replay);
+    ki_stream_start(&s, SECOND);
+    assert_true(ki_stream_is_partial(&s));
+    assert_int_equal(ki_stream_connected(&s, false, SECOND), 0);
+    assert_true(ki_stream_is_partial(&s));
+    assert_int_equal(live(&s, 0, 0), KI_STEP_APPLY);
+    assert_false(ki_stream_is_partial(&s));
+    /* A replay service that has nothing tells that nothing was published. */
+    ki_stream_init(&s, &with_replay);
+    assert_int_equal(start_connected(&s), KI_STEP_REQUEST);
+    assert_true(ki_stream_is_partial(&s));
+    assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
+    assert_false(ki_stream_is_partial(&s));
+    /* ... of this process: the next one is asked again. */
+    ki_stream_disconnected(&s);
+    assert_int_equal(ki_stream_connected(&s, true, SECOND), KI_STEP_REQUEST);
+    assert_true(ki_stream_is_partial(&s));
+    nobody_answers(&s);
+    assert_true(ki_stream_is_partial(&s));
 }
 
 /* Between the peer's dump and our connection the engine restarted and got as far as the old one. */
@@ -779,7 +841,7 @@ static void restart_without_a_batch(void **state)
     assert_int_equal(live(&s, 1, 0), KI_STEP_APPLY);
 }
 
-/* Nobody can be asked: the view is partial until the stream goes on where it was. */
+/* Nobody can be asked: the view is partial until another process's beginning comes, or a clear. */
 static void reconnect_without_a_replay_service(void **state)
 {
     struct ki_stream s;
@@ -789,7 +851,12 @@ static void reconnect_without_a_replay_service(void **state)
     ki_stream_disconnected(&s);
     assert_int_equal(ki_stream_connected(&s, true, SECOND), 0);
     assert_true(ki_stream_is_partial(&s));
+    /* A process that was restarted may have published as many, unheard. */
     assert_int_equal(live_new_connection(&s, 0, 11), KI_STEP_APPLY);
+    assert_true(ki_stream_is_partial(&s));
+    assert_int_equal(live(&s, 0, 12), KI_STEP_APPLY);
+    assert_true(ki_stream_is_partial(&s));
+    ki_stream_mark_whole(&s); /* the engine has cleared its cache */
     assert_false(ki_stream_is_partial(&s));
     ki_stream_connected(&s, true, SECOND);
     assert_true(live_new_connection(&s, 1, 0) & KI_STEP_PURGE);
@@ -899,6 +966,8 @@ int main(void)
         cmocka_unit_test(overlap_that_is_gone),
         cmocka_unit_test(reconnect_to_the_same_process),
         cmocka_unit_test(after_recovery_from_a_peer),
+        cmocka_unit_test(after_a_dump_without_positions),
+        cmocka_unit_test(before_the_first_batch),
         cmocka_unit_test(restart_hidden_behind_a_recovery),
         cmocka_unit_test(silence_after_a_recovery),
         cmocka_unit_test(registered_again),
