@@ -105,7 +105,8 @@ struct kve_op {
     /* KVE_OP_CLEAR: bit 1 << tier of each tier to empty. With source 0 the publisher's WINDOW
      * sources are emptied as well, other owners' sources are not. */
     uint32_t tiers;
-    /* KVE_OP_CLEAR: may have been about the device alone. Tiers are those of a connector's pool. */
+    /* KVE_OP_CLEAR: may have emptied either the device or the pool of a connector below it. @tiers has
+     * one of the two. */
     bool unsure;
     bool placed; /* KVE_OP_STORE: some block is hashed with kve_mm_placed identities */
     /* KVE_OP_STORE_KNOWN of a source with parts: blocks of the group that the event's tokens cover, of

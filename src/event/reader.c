@@ -22,6 +22,7 @@
 #define DEFAULT_MAX_EVENTS 65536
 #define DEFAULT_MAX_TOKENS (4u << 20)
 #define DEFAULT_MAX_SALTED (1u << 20)
+#define ALL_TIERS ((1u << KV_N_TIERS) - 1)
 #define KEEP_BYTES (4u << 20) /* memory above this is freed when a batch doesn't need it */
 
 const char *kve_skip_name(enum kve_skip skip)
@@ -111,6 +112,15 @@ bool kve_reader_skips_group(const struct kve_reader *reader)
     return reader->sources.unfollowed;
 }
 
+bool kve_reader_has_lower(const struct kve_reader *reader)
+{
+    bool owners = false;
+
+    for (uint32_t i = 1; i < reader->sources.n && !owners; i++)
+        owners = reader->sources.items[i].owner[0] != 0;
+    return reader->pool_tiers || reader->saw_offload || owners;
+}
+
 /* -- operations -------------------------------------------------------------------------------- */
 
 int kve_add_op(struct kve_reader *reader, const struct kve_op *op, size_t start)
@@ -191,7 +201,23 @@ static void start_batch(struct kve_reader *reader)
               sizeof(*reader->unique.slots));
     reader->n_ops = reader->n_blocks = scratch->n_hashes = 0;
     reader->n_clears = 0;
-    reader->pool_began = false;
+    reader->pool_began = reader->device_cleared = false;
+    reader->lost_tiers = 0;
+    reader->lost_more_ranks = false;
+}
+
+/*
+ * Note the tiers of an event that was left out. Not those of blocks that no query can name, or that
+ * are elsewhere; groups that aren't followed are noted by themselves (kve_reader_skips_group).
+ */
+static void note_lost(struct kve_reader *reader, enum kve_skip why)
+{
+    if (why == KVE_SKIP_GROUP || why == KVE_SKIP_MEDIUM || why == KVE_SKIP_REMOTE ||
+        why == KVE_SKIP_EXTRA_KEYS)
+        return;
+    reader->lost_more_ranks |= reader->lost_tiers && reader->lost_rank != reader->event_rank;
+    reader->lost_tiers |= reader->event_tiers;
+    reader->lost_rank = reader->event_rank;
 }
 
 /*
@@ -204,6 +230,8 @@ static int read_event(struct kve_reader *reader, struct kv_msgpack *m, uint32_t 
     struct kve_op op = {0};
     int rc = kve_raw_event_read(m, &reader->scratch, &ev);
 
+    reader->event_tiers = ALL_TIERS;
+    reader->event_rank = rank;
     if (rc) {
         /* Go to the end of the event, wherever its reading stopped. */
         m->p = before;
@@ -212,6 +240,7 @@ static int read_event(struct kve_reader *reader, struct kv_msgpack *m, uint32_t 
         return kv_msgpack_failed(m) ? -EPROTO : rc;
     }
     op.rank = ev.has_rank ? ev.rank : rank;
+    reader->event_rank = op.rank;
     switch (ev.type) {
     case KVE_RAW_STORED:
         return kve_add_stored(reader, &ev, &op);
@@ -243,8 +272,10 @@ static int read_events(struct kve_reader *reader, struct kv_msgpack *m, struct k
             kv_msgpack_skip(m);
         if (rc < 0)
             return rc;
-        if (rc > 0)
+        if (rc > 0) {
             batch->skipped[rc - 1]++;
+            note_lost(reader, (enum kve_skip)(rc - 1));
+        }
     }
     return kv_msgpack_failed(m) ? -EPROTO : 0;
 }

@@ -40,6 +40,14 @@ struct kve_reader {
     /* State of the batch since its last device event: see kve_add_cleared. */
     uint32_t n_clears;
     bool pool_began;
+    bool device_cleared; /* the batch has a clear that was certainly the device's */
+    /* Bit per tier about which the batch had an event that was left out: it may have changed what the
+     * publisher has there, and a query can ask for. */
+    uint32_t lost_tiers;
+    uint32_t lost_rank;   /* of the last such event */
+    bool lost_more_ranks; /* others were of other ranks */
+    /* Of the current event: bit of its tier, or all while it isn't known; its rank. */
+    uint32_t event_tiers, event_rank;
 
     /* State between batches, from here on. Replicas receive it, too (reader_state.c). */
     struct kve_sources sources;
@@ -51,6 +59,9 @@ struct kve_reader {
     bool saw_offload;    /* a lower tier without a pool of its own was seen */
     struct kve_salts salts;
 };
+
+/** Return true when the publisher, or another owner, has shown blocks in tiers that its clears leave alone. */
+bool kve_reader_has_lower(const struct kve_reader *reader);
 
 /** Return the current event's hashes in the scratch; NULL when no event has had any. */
 static inline const uint64_t *kve_event_hashes(const struct kve_reader *r)

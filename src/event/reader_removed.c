@@ -38,9 +38,9 @@ int kve_add_removed(struct kve_reader *reader, const struct kve_raw_event *ev, s
 
 /*
  * Return true when a clear empties the connector's pool below the device. A clear that follows an
- * event of that pool in the same batch does. Of several clears in a row the first is the device's.
- * The others may be of either pool: *@ret_unsure is set, and the index forgets the pool's blocks
- * rather than claim them.
+ * event of that pool in the same batch does. Any other may be of either pool, unless an event of the
+ * device follows: *@ret_unsure is set. A reset of both clears the device first, so that the first
+ * such clear of a batch counts as the device's, and each further one as the pool's.
  */
 static bool is_pool_clear(struct kve_reader *reader, bool *ret_unsure)
 {
@@ -48,8 +48,8 @@ static bool is_pool_clear(struct kve_reader *reader, bool *ret_unsure)
         return false;
     if (reader->pool_began)
         return true;
-    *ret_unsure = ++reader->n_clears > 1;
-    return *ret_unsure;
+    *ret_unsure = true;
+    return ++reader->n_clears > 1 || reader->device_cleared;
 }
 
 /*

@@ -60,11 +60,12 @@ static void note_medium(struct kve_reader *reader, struct kv_str medium, enum kv
 static void note_pool(struct kve_reader *reader, const struct kve_raw_event *ev, enum kv_tier tier)
 {
     if (tier == KV_TIER_DEVICE) {
-        for (size_t i = 0; reader->n_clears > 1 && i < reader->n_ops; i++) {
+        for (size_t i = 0; reader->n_clears && i < reader->n_ops; i++) {
             if (reader->ops[i].type != KVE_OP_CLEAR || !reader->ops[i].unsure)
                 continue;
             reader->ops[i].tiers = 1u << KV_TIER_DEVICE | reader->engine_tiers;
-            reader->ops[i].unsure = false;
+            reader->ops[i].unsure = false; /* the pool's come behind all of the device's */
+            reader->device_cleared = true;
         }
         reader->n_clears = 0;
         reader->pool_began = false;
@@ -96,6 +97,7 @@ int kve_apply_rules(struct kve_reader *reader, const struct kve_raw_event *ev, s
     note_pool(reader, ev, (enum kv_tier)tier);
     op->source = (uint32_t)source;
     op->tier = (enum kv_tier)tier;
+    reader->event_tiers = 1u << tier;
     return 0;
 }
 

@@ -107,6 +107,11 @@ uint64_t ki_applier_held(const struct ki_applier *a, struct kvi_index *index)
     return held;
 }
 
+bool ki_applier_has_lower(const struct ki_applier *a)
+{
+    return kve_reader_has_lower(a->reader);
+}
+
 /* Judge the meaning of an event before it is applied: see reports.h. */
 static enum ki_verdict verdict_of(struct ki_applier *a, struct kvi_index *index,
                                   const struct kve_batch *batch, size_t at)
@@ -215,18 +220,22 @@ static void clear_unsure(struct ki_applier *a, uint32_t rank)
     ki_small_clear_rank(&a->small, rank);
 }
 
-/* End the doubts about tiers that a clear empties. */
+/*
+ * End the doubts about tiers that a clear empties. One that may be of the device or of a pool below
+ * it leaves both in doubt.
+ */
 static void clear_doubts(struct ki_applier *a, const struct kve_op *op, uint64_t owner)
 {
-    ki_doubts_end(&a->doubts, op->rank, owner, op->tiers & KI_WHY_TIERS);
-    if (!owner && op->tiers & 1u << KV_TIER_DEVICE)
-        ki_doubts_end(&a->doubts, op->rank, 0, KI_WHY_REPORTS);
-    if (owner || op->tiers & 1u << KV_TIER_DEVICE)
+    bool device = op->tiers & 1u << KV_TIER_DEVICE;
+
+    if (!owner && op->unsure) {
+        ki_doubts_add(&a->doubts, op->rank, 0, KI_WHY_CLEAR | KI_WHY_DEVICE_CLEAR);
         return;
-    if (op->unsure)
-        ki_doubts_add(&a->doubts, op->rank, 0, KI_WHY_CLEAR);
-    else
-        ki_doubts_end(&a->doubts, op->rank, 0, KI_WHY_CLEAR);
+    }
+    ki_doubts_end(&a->doubts, op->rank, owner, op->tiers & KI_WHY_TIERS);
+    if (!owner)
+        ki_doubts_end(&a->doubts, op->rank, 0,
+                      device ? KI_WHY_REPORTS | KI_WHY_DEVICE_CLEAR : KI_WHY_CLEAR);
 }
 
 /* Apply a clear. Another owner's clear empties its copies of windows, too. */
@@ -249,6 +258,25 @@ static int clear_op(struct ki_applier *a, struct kvi_index *index, struct kv_hol
 
 /* -- batches ----------------------------------------------------------------------------------- */
 
+/* Put blocks into a tier that an event names by hash. Unknown ones leave the tier in doubt. */
+static long add_known(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
+                      const struct kve_op *op)
+{
+    struct kve_source source = {.owner = ""};
+    long rc;
+
+    if (a->overlaps && !op->source) {
+        rc = kvi_store_known(index, holder, op->tier, op->hashes, op->n);
+        ki_overlap_stored(&a->overlap, index, holder, op, NULL);
+        return rc;
+    }
+    rc = kvi_add_known(index, holder, op->tier, op->source, op->hashes, op->n);
+    if (!a->overlaps && rc >= 0 && (size_t)rc < op->n &&
+        kve_reader_source(a->reader, op->source, &source) == 0)
+        ki_doubts_add(&a->doubts, op->rank, ki_owner_id(&source), 1u << op->tier);
+    return rc;
+}
+
 static int apply_op(struct ki_applier *a, struct kvi_index *index, const struct kve_op *op,
                     enum ki_verdict verdict)
 {
@@ -260,11 +288,7 @@ static int apply_op(struct ki_applier *a, struct kvi_index *index, const struct 
         rc = ki_applier_store(a, index, holder, op, verdict);
         break;
     case KVE_OP_STORE_KNOWN:
-        rc = a->overlaps && !op->source
-                 ? kvi_store_known(index, holder, op->tier, op->hashes, op->n)
-                 : kvi_add_known(index, holder, op->tier, op->source, op->hashes, op->n);
-        if (a->overlaps && !op->source)
-            ki_overlap_stored(&a->overlap, index, holder, op, NULL);
+        rc = add_known(a, index, holder, op);
         ki_event_counts_named(&a->counts, KI_EVENT_STORED, rc, op->n);
         break;
     case KVE_OP_REMOVE:
@@ -345,10 +369,10 @@ static void put_now(struct ki_applier *a, struct kvi_index *index, struct put *p
         put_window(a, index, put, i, &source, verdict);
     } else if (apply_op(a, index, op, verdict) < 0) {
         put->result = KI_APPLIED_PART;
-    } else if (op->type == KVE_OP_CLEAR && is_empty(a, index, op->rank)) {
+    } else if (op->type == KVE_OP_CLEAR && !op->unsure && is_empty(a, index, op->rank)) {
         /* Another store of the rank's groups says whether these hold again. */
         ki_doubts_end(&a->doubts, op->rank, 0, KI_WHY_CROWDED | KI_WHY_DROPS);
-        if (a->n_ranks == 1)
+        if (a->n_ranks == 1 && !ki_applier_has_lower(a))
             put->result = KI_APPLIED_CLEARED;
     }
 }
@@ -367,6 +391,18 @@ static void put_op(struct ki_applier *a, struct kvi_index *index, struct put *pu
         a->forms |= KI_FORM(op->lookahead, false) | KI_FORM(op->lookahead, op->placed);
     if (!wait_for_more(a, index, put->batch, i))
         put_now(a, index, put, i);
+}
+
+/* Doubt the tiers of events that were left out: behind the batch's clears, which may precede them. */
+static void doubt_lost(struct ki_applier *a)
+{
+    uint32_t tiers = a->reader->lost_tiers & KI_WHY_TIERS;
+
+    if (!tiers)
+        return;
+    ki_doubts_add(&a->doubts, a->reader->lost_rank, 0, tiers);
+    for (uint32_t i = 0; a->reader->lost_more_ranks && i < a->n_ranks; i++)
+        ki_doubts_add(&a->doubts, a->ranks[i], 0, tiers);
 }
 
 static void count_batch(struct ki_applier *a, const struct kve_batch *batch, size_t len)
@@ -397,6 +433,7 @@ enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, co
         put.result = KI_APPLIED_PART;
     for (size_t i = 0; i < batch.n_ops; i++)
         put_op(a, index, &put, i);
+    doubt_lost(a);
     if (put.alone && a->unsure.n_open)
         ki_doubts_add(&a->unsure.lost, put.alone_rank, 0, 1);
     if (a->reports.misjudged) { /* until the stream is read from its beginning again */

@@ -34,16 +34,19 @@ struct ki_apply_stats {
 
 /** Bits of doubts. */
 enum ki_why {
-    /** A group's blocks in this tier aren't known (smaller ones, or of another size). */
+    /** Some blocks in this tier aren't known: of a group (smaller ones, or of another size), of an
+     * event that was left out, or named by an event without having been placed before. */
     KI_WHY_TIERS = (1 << KV_N_TIERS) - 1, /* bit 1 << tier */
     /** The index had no room for the windows of a group. */
     KI_WHY_CROWDED = 1 << KV_N_TIERS,
     /** Only windows give up the last matched block. */
     KI_WHY_DROPS = 2 << KV_N_TIERS,
-    /** Blocks of lower tiers were forgotten, which the engine may have. */
+    /** A clear was of the device or of a pool below it: blocks of the latter. */
     KI_WHY_CLEAR = 4 << KV_N_TIERS,
     /* Parts of blocks may have been reported, not stored. */
     KI_WHY_REPORTS = 8 << KV_N_TIERS,
+    /** The same as KI_WHY_CLEAR: blocks of the device. */
+    KI_WHY_DEVICE_CLEAR = 16 << KV_N_TIERS,
 };
 
 /** Writer of one stream's events to the index. */
@@ -128,6 +131,9 @@ uint64_t ki_applier_unexplained(const struct ki_applier *a);
 
 /** Return the blocks of all ranks: in the tree, parked, or waiting for ki_applier_flush. */
 uint64_t ki_applier_held(const struct ki_applier *a, struct kvi_index *index);
+
+/** Return true when the stream has shown blocks in tiers that its engine's clears leave alone. */
+bool ki_applier_has_lower(const struct ki_applier *a);
 
 /** Return the mode that the stream has shown; KI_REPORTS_UNKNOWN where a registration tells it. */
 static inline enum ki_report_mode ki_applier_learned_mode(const struct ki_applier *a)

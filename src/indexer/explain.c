@@ -130,8 +130,8 @@ static const char *cause(const struct ki_model *model, const struct ki_explain_a
         return of_all;
     *ret_text =
         view->partial > 0
-            ? "no worker is known to hold the first block, but events were missed: the view "
-              "is partial"
+            ? "no worker is known to hold the first block, but a view is partial: events were "
+              "missed or left out, or none has come yet"
             : "no worker holds the first block: another prompt start (chat template, BOS), "
               "block size, lora_name or cache_salt, or it was evicted";
     return view->partial > 0 ? "unknown_first_block_partial_view" : "unknown_first_block";

@@ -86,6 +86,8 @@ static void note_applied(struct ki_listener *l, enum ki_applied applied, uint64_
         ki_stream_mark_whole(&l->stream);
         break;
     }
+    if (l->stream.healed && ki_applier_has_lower(&l->applier))
+        ki_stream_note_lower(&l->stream, now_ns);
     judge(l, now_ns);
     l->stream.doubtful = ki_applier_is_unsure(&l->applier);
 }

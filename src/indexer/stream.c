@@ -78,12 +78,22 @@ void ki_stream_mark_partial(struct ki_stream *s, uint64_t now_ns)
 
 void ki_stream_mark_whole(struct ki_stream *s)
 {
+    s->healed |= ki_stream_lacks_batches(s);
     if (!s->merged)
         s->partial = false;
     s->unproved = false;
     s->heal_at_ns = 0;
     ki_stream_end_doubt_of_first(s);
     ki_stream_be_sound(s);
+}
+
+void ki_stream_note_lower(struct ki_stream *s, uint64_t now_ns)
+{
+    if (!s->healed)
+        return;
+    s->healed = false;
+    ki_stream_now_partial(s, now_ns);
+    ki_stream_lose(s, now_ns);
 }
 
 /* -- what is known of a batch number ----------------------------------------------------------- */
@@ -146,7 +156,7 @@ void ki_stream_forget(struct ki_stream *s)
     s->has_position = false;
     s->timestamp = 0;
     s->unverified = s->cursorless = s->seeded = s->partial = s->gap_counted = false;
-    s->silent = s->unproved = false;
+    s->silent = s->unproved = s->healed = false;
     ki_stream_end_doubt_of_first(s); /* that was the process before */
     s->heal_at_ns = 0;
     ki_stream_be_sound(s);

@@ -102,6 +102,8 @@ struct ki_stream {
     bool proof_over;       /* the ring can't tell any more */
 
     bool partial;
+    /* A clear has ended a loss. It leaves some tiers alone, of which the stream had shown no block. */
+    bool healed;
     /* The replay service had no batch: the publisher has sent none, so its cache is empty. */
     bool silent;
     /* Nobody could be asked whose the blocks are: the stream went on at the next number over a new
@@ -236,6 +238,11 @@ unsigned ki_stream_judge(struct ki_stream *s, const struct ki_evidence *e, uint6
 void ki_stream_mark_partial(struct ki_stream *s, uint64_t now_ns);
 /** Note that the publisher cleared all that the stream brought: no batch is missing any more. */
 void ki_stream_mark_whole(struct ki_stream *s);
+/**
+ * Note that the publisher has blocks in tiers that its clears leave alone: a loss before the last
+ * clear may have been of such blocks.
+ */
+void ki_stream_note_lower(struct ki_stream *s, uint64_t now_ns);
 
 /** Note that the driver closed both connections (paused): a held batch is forgotten. */
 void ki_stream_detach(struct ki_stream *s);

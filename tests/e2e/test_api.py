@@ -817,6 +817,7 @@ def test_explain():
         equal(reason(tokens), "no_events")
         engine.store([1], range(16), block_size=16)  # another block size than registered
         wait_until(lambda: reason(tokens) == "block_size", what="a block size mismatch to be told")
+        engine.clear()  # the view is whole again
         engine.store(hashes, tokens, block_size=4)
         wait_until(lambda: reason(tokens) == "matched", what="a match")
         equal(reason(tokens[:3]), "no_full_block")

@@ -65,6 +65,31 @@ def test_gap_without_replay_is_told():
         wait_until(lambda: not listener(indexer)["partial"], what="whole again")
 
 
+def test_a_clear_does_not_tell_of_lower_tiers():
+    """vLLM's clear empties the device. Lost batches may have been about a tier below."""
+    def after(event):
+        engine.send(event)
+        wait_until(lambda: last_seq(indexer) == engine.seq - 1, what="the batch")
+        return listener(indexer)["partial"]
+
+    def below(number, **extra):
+        return engine.stored(names(number, 2), prompt(number, 2), block_size=BS, medium="CPU", **extra)
+
+    for extra in {}, {"ownership": "mooncake"}:
+        with Indexer() as indexer, Publisher(replay=None) as engine:
+            register(indexer, 1, engine)
+            equal(after(engine.stored(names(1, 2), prompt(1, 2), block_size=BS)), False)
+            engine.send(below(1, **extra), lose=True)
+            equal(after(engine.stored(names(2, 2), prompt(2, 2), block_size=BS)), True)
+            equal(after(engine.cleared()), False, "partial, of an engine without lower tiers")
+            equal(after(below(3, **extra)), True, "partial, of one that may have had them before")
+            equal(after(engine.cleared()), True)
+            engine.restart()
+            equal(after(below(1, **extra)), False)
+            engine.send(below(2, **extra), lose=True)
+            equal(after(engine.cleared()), True)
+
+
 def test_initial_gap():
     with Indexer() as indexer, Publisher() as whole, Publisher(replay=None) as rest:
         for engine in whole, rest:
@@ -576,6 +601,30 @@ def test_groups_that_are_not_followed_leave_the_view_partial():
             engine.store([3], range(32, 48), parent=2, group_idx=0, kv_cache_spec_kind="full_attention")
             indexer.wait_score(range(48), instance, 48)
             wait_until(lambda i=instance: listener(indexer, i)["partial"] == (i > 1), what="a partial view")
+
+
+def test_events_that_are_left_out_leave_the_view_partial():
+    """Until a clear of the tiers that they may have been about. Not those that no query can ask for."""
+    device = [["BlockStored", [50], None, list(range(8)), 8, None, "GPU"], ["BlockStored", [51, 51], None, list(range(4)), 4, None, "GPU"],
+              ["BlockStored", [52, 53], None, list(range(4)), 4, None, "GPU"]]
+    lower = [{"type": "BlockSplit", "block_hashes": [1]}, {"type": "BlockStored", "block_hashes": "1"},
+             {"type": "BlockStored", "block_hashes": [60], "parent_block_hash": None, "token_ids": [], "block_size": 0, "medium": "CPU"}]
+    none = [["BlockRemoved", [1], "TAPE"], {"type": "BlockRemoved", "block_hashes": [1], "medium": "CPU", "locality": "REMOTE"},
+            {"type": "BlockStored", "block_hashes": [70], "parent_block_hash": None, "token_ids": list(range(4)), "block_size": 4,
+             "medium": "GPU", "extra_keys": [[{"type": "scent", "value": 1}]]}]
+    with Indexer() as indexer, Publisher(replay=None) as engine:
+        def is_partial(event):
+            engine.send(event)
+            wait_until(lambda: last_seq(indexer) == engine.seq - 1, what="the batch")
+            return listener(indexer)["partial"]
+
+        register(indexer, 1, engine)
+        for event in device + lower + none:
+            equal(is_partial(event), event not in none, f"partial behind {event}")
+            equal(is_partial(engine.cleared()), event in lower, f"partial behind {event} and a clear, which leaves lower tiers alone")
+            engine.restart()
+            store(engine, 1, 1)
+            wait_until(lambda: not listener(indexer)["partial"], what="a new process")
 
 
 def test_windows_of_half_blocks_are_followed():

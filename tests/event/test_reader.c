@@ -732,47 +732,58 @@ static void test_clears_of_a_pool(void **state)
     enum { DEVICE = 1 << KV_TIER_DEVICE, HOST = 1 << KV_TIER_HOST };
     static const char local[] = ", 'medium': 'CPU', 'locality': 'LOCAL'}";
     static const struct {
-        const char *before, *after;
+        const char *before, *between, *after;
         uint32_t tiers[2];
-        bool unsure;
+        bool unsure[2];
     } cases[] = {
-        {"", "", {DEVICE, HOST}, true},       {"", "cpu", {DEVICE, HOST}, true},
-        {"", "gpu", {DEVICE, DEVICE}, false}, {"cpu", "", {HOST, HOST}, false},
-        {"gpu", "", {DEVICE, HOST}, true},
+        {"", "", "", {DEVICE, HOST}, {true, true}},
+        {"", "", "cpu", {DEVICE, HOST}, {true, true}},
+        {"", "", "gpu", {DEVICE, DEVICE}, {false, false}},
+        {"cpu", "", "", {HOST, HOST}, {false, false}},
+        {"gpu", "", "", {DEVICE, HOST}, {true, true}},
+        {"", "gpu", "", {DEVICE, HOST}, {false, true}},
+        {"", "gpu", "cpu", {DEVICE, HOST}, {false, true}},
+        {"", "cpu", "", {DEVICE, HOST}, {true, false}},
     };
 
     (void)state;
     event("%s%s", MAP_1, local);
     event("['AllBlocksCleared']");
-    expect_clear(0, DEVICE);
+    assert_int_equal(batch.ops[0].tiers, DEVICE);
+    assert_true(batch.ops[0].unsure);
     for (size_t i = 0; i < KV_COUNT(cases); i++) {
-        const struct kve_op *op;
+        const char *parts[] = {cases[i].before, "clear", cases[i].between, "clear", cases[i].after};
         char text[4096];
-        int n = 0;
+        int n = snprintf(text, sizeof(text), "[1.5, [");
+        size_t cleared = 0;
 
-        n += snprintf(text, sizeof(text), "[1.5, [");
-        if (cases[i].before[0])
-            n += snprintf(text + n, sizeof(text) - (size_t)n, "%s%s, ", MAP_1,
-                          cases[i].before[0] == 'c' ? local : "}");
-        n += snprintf(text + n, sizeof(text) - (size_t)n,
-                      "['AllBlocksCleared'], ['AllBlocksCleared']");
-        if (cases[i].after[0])
-            n += snprintf(text + n, sizeof(text) - (size_t)n, ", %s%s", MAP_1,
-                          cases[i].after[0] == 'c' ? local : "}");
+        for (size_t k = 0; k < KV_COUNT(parts); k++) {
+            const char *what = parts[k];
+
+            if (*what)
+                n += snprintf(text + n, sizeof(text) - (size_t)n, "%s%s%s",
+                              text[n - 1] == '[' ? "" : ", ",
+                              *what == 'c' && what[1] == 'l' ? "['AllBlocksCleared']" : MAP_1,
+                              *what == 'g'                     ? "}"
+                              : *what == 'c' && what[1] == 'p' ? local
+                                                               : "");
+        }
         snprintf(text + n, sizeof(text) - (size_t)n, "], 0]");
         assert_int_equal(decode(text), 0);
-        op = batch.ops + (cases[i].before[0] != 0);
-        for (int k = 0; k < 2; k++) {
-            assert_int_equal(op[k].type, KVE_OP_CLEAR);
-            assert_int_equal(op[k].tiers, cases[i].tiers[k]);
+        for (size_t k = 0; k < batch.n_ops; k++) {
+            if (batch.ops[k].type != KVE_OP_CLEAR)
+                continue;
+            assert_int_equal(batch.ops[k].tiers, cases[i].tiers[cleared]);
+            assert_int_equal(batch.ops[k].unsure, cases[i].unsure[cleared]);
+            cleared++;
         }
-        assert_int_equal(op[1].unsure, cases[i].unsure);
-        assert_false(op[0].unsure);
+        assert_int_equal(cleared, 2);
     }
     /* Another connector's tier says nothing of where it is. */
     event("%s, 'medium': 'CPU'}", MAP_1);
     assert_int_equal(decode("[1.5, [['AllBlocksCleared'], ['AllBlocksCleared']], 0]"), 0);
     assert_int_equal(batch.ops[1].tiers, DEVICE);
+    assert_false(batch.ops[0].unsure || batch.ops[1].unsure);
 }
 
 static void test_remaining_copies(void **state)

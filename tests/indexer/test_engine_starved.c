@@ -53,7 +53,7 @@ static void step(struct run *run)
     } else if (what < 99) {
         vllm_finish(v, r);
     } else {
-        vllm_reset(v, false);
+        vllm_reset(v);
     }
 }
 

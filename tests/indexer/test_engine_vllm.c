@@ -50,6 +50,25 @@ static void generate(struct run *run, struct vllm_request *r)
     prompts_remember(&run->prompts, &r->prompt);
 }
 
+/* Resets of the device, of the host's pool, or of both, and what the same batch has beside them. */
+static void reset(struct run *run)
+{
+    struct vllm *v = &run->vllm;
+
+    if (unit_below(run->random, 4) == 0)
+        start(run);
+    for (uint64_t n = 1 + (unit_below(run->random, 4) == 0); n > 0; n--) {
+        uint64_t what = unit_below(run->random, 4);
+
+        if (what || !v->opts.host_pool)
+            vllm_reset(v);
+        if (what < 2)
+            vllm_reset_host(v);
+    }
+    if (unit_below(run->random, 2) == 0)
+        start(run);
+}
+
 static void step(struct run *run)
 {
     struct vllm *v = &run->vllm;
@@ -65,8 +84,7 @@ static void step(struct run *run)
     } else if (what < 99 || unit_below(run->random, 4)) {
         vllm_finish(v, r);
     } else {
-        for (uint64_t n = 1 + (unit_below(run->random, 4) == 0); n > 0; n--)
-            vllm_reset(v, unit_below(run->random, 2));
+        reset(run);
     }
 }
 

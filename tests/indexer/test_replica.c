@@ -91,7 +91,7 @@ static void step(struct run *run)
     } else if (what < 99 || unit_below(run->random, 3)) {
         vllm_finish(v, r);
     } else {
-        vllm_reset(v, false);
+        vllm_reset(v);
     }
     publish(run);
 }

@@ -85,8 +85,10 @@ struct vllm {
     size_t n_queue;
     struct vllm_request requests[VLLM_MAX_REQUESTS];
     struct vllm_host host, owner;
-    struct kv_buf events; /* of the batch to come */
+    struct kv_buf events;      /* of the batch to come */
+    struct kv_buf host_events; /* of the connector, which follow those of the device */
     uint32_t n_events;
+    bool host_used; /* the connector has announced a block */
 };
 
 static inline void vllm_init(struct vllm *v, const struct vllm_opts *opts)
@@ -100,6 +102,7 @@ static inline void vllm_init(struct vllm *v, const struct vllm_opts *opts)
 static inline void vllm_fini(struct vllm *v)
 {
     kv_buf_fini(&v->events);
+    kv_buf_fini(&v->host_events);
 }
 
 /* -- sizes ------------------------------------------------------------------------------------- */
@@ -291,8 +294,8 @@ static inline void vllm_stored(struct vllm *v, const struct prompt *p, const uin
 static inline void vllm_removed(struct vllm *v, uint64_t hash, unsigned group, const char *medium,
                                 const char *owner)
 {
-    struct kv_buf *out = &v->events;
-    bool local = v->opts.host_pool && strcmp(medium, "CPU") == 0;
+    bool host = strcmp(medium, "CPU") == 0, local = v->opts.host_pool && host;
+    struct kv_buf *out = host ? &v->host_events : &v->events;
 
     kv_msgpack_put_map(out, 4 + (owner != NULL) + local);
     if (local)
@@ -318,8 +321,11 @@ static inline struct kv_buf vllm_take(struct vllm *v)
     kv_msgpack_put_array(&payload, v->n_events);
     if (v->events.len)
         kv_buf_append(&payload, v->events.data, v->events.len);
+    if (v->host_events.len)
+        kv_buf_append(&payload, v->host_events.data, v->host_events.len);
     kv_msgpack_put_u64(&payload, 0);
     kv_buf_clear(&v->events);
+    kv_buf_clear(&v->host_events);
     v->n_events = 0;
     return payload;
 }
@@ -348,8 +354,9 @@ static inline void vllm_host_stored(struct vllm *v, const struct prompt *p, cons
                                     size_t block, unsigned group, const char *owner)
 {
     bool tokens = !v->opts.host_placeholders && v->opts.groups[group].kind == VLLM_FULL;
-    struct kv_buf *out = &v->events;
+    struct kv_buf *out = &v->host_events;
 
+    v->host_used = true;
     kv_msgpack_put_map(out, 9 + (owner != NULL) + v->opts.host_pool);
     if (v->opts.host_pool)
         vllm_put_optional(out, "locality", "LOCAL");
@@ -740,19 +747,31 @@ static inline void vllm_offload_request(struct vllm *v, const struct vllm_reques
     }
 }
 
-static inline void vllm_cleared(struct vllm *v)
+static inline void vllm_cleared(struct vllm *v, struct kv_buf *out)
 {
-    kv_msgpack_put_map(&v->events, 1);
-    kv_msgpack_put_str(&v->events, "type");
-    kv_msgpack_put_str(&v->events, "AllBlocksCleared");
+    kv_msgpack_put_map(out, 1);
+    kv_msgpack_put_str(out, "type");
+    kv_msgpack_put_str(out, "AllBlocksCleared");
     v->n_events++;
 }
 
 /*
- * reset_prefix_cache: the pool forgets everything, the tiers below nothing. Only while idle. With
- * reset_connector (@host) the pool of the host forgets everything, too.
+ * reset_connector: the pool of the host forgets everything, whether or not the device's could. Nothing
+ * tells that there is such a pool before it has announced a block.
  */
-static inline void vllm_reset(struct vllm *v, bool host)
+static inline void vllm_reset_host(struct vllm *v)
+{
+    if (!v->opts.host_pool || !v->host_used)
+        return;
+    v->host.n = 0;
+    vllm_cleared(v, &v->host_events);
+}
+
+/*
+ * reset_prefix_cache: the pool forgets everything, the tiers below nothing. Only while idle: running
+ * requests are preempted before.
+ */
+static inline void vllm_reset(struct vllm *v)
 {
     for (size_t i = 0; i < VLLM_MAX_REQUESTS; i++) {
         if (v->requests[i].used)
@@ -760,11 +779,7 @@ static inline void vllm_reset(struct vllm *v, bool host)
     }
     for (uint16_t i = 0; i < v->opts.n_blocks; i++)
         v->blocks[i].hash = 0;
-    vllm_cleared(v);
-    if (host && v->opts.host_pool) {
-        v->host.n = 0;
-        vllm_cleared(v);
-    }
+    vllm_cleared(v, &v->events);
 }
 
 #endif
