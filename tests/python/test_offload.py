@@ -235,18 +235,19 @@ def test_keys_of_another_length_and_arguments():
 
 
 KILLED = """
-import json, sys
+import json, sys, time
 sys.path[:0] = sys.argv[3:]
 from test_offload import CHUNK, Engine, content, key_of
-engine = Engine(disk=sys.argv[1], disk_bytes="16MiB", **json.loads(sys.argv[2]))
+engine = Engine(disk=sys.argv[1], disk_bytes="64MiB", **json.loads(sys.argv[2]))
 print("begun", flush=True)
 i = 0
-while True:
+while i < 5000:  # fewer than the disk has slots: nothing is evicted, however late the kill comes
     chunks = range(16)
     engine.store([key_of(i + k) for k in chunks], chunks)
     engine.tier.flush()
     i += 16
     print(i, flush=True)
+time.sleep(60)
 """
 
 
@@ -271,7 +272,7 @@ def killed_in_mid_store(options):
             child.send_signal(signal.SIGKILL)
             child.wait(60)
             child.stdout.close()
-            engine = Engine(disk=path, disk_bytes="16MiB", **options)
+            engine = Engine(disk=path, disk_bytes="64MiB", **options)
             keys = [key_of(i) for i in range(done)]
             equal([engine.lookup(key) for key in keys], [HIT] * done, "what was written is there")
             for i in range(0, done + 64, 32):  # load() checks the bytes; what was under way is whole or absent
