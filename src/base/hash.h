@@ -13,5 +13,10 @@ void kv_hash(const void *data, size_t len, uint8_t ret[16]);
  */
 void kv_hash_update(XXH3_state_t *state, const void *data, size_t len);
 void kv_hash_done(const XXH3_state_t *state, uint8_t ret[16]);
+/**
+ * Return the number of bytes to copy before hashing them: half of the second-level cache, 128 to
+ * 512 KiB. Longer pieces take fewer system calls; the kernel's pages for them are larger, too.
+ */
+size_t kv_hash_piece(void);
 
 #endif

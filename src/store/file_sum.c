@@ -11,8 +11,7 @@
 #include "base/xxh.h"
 #include "store/file_impl.h"
 
-/* Bytes read before they are hashed, or written: small enough to stay in the second-level cache. */
-enum { PIECE = 128 * 1024, PARTS = 64 };
+enum { PARTS = 64 }; /* of one system call */
 
 void kvs_file_hash(const void *data, size_t len, uint8_t ret_hash[16])
 {
@@ -80,7 +79,7 @@ int kvs_file_sum_decode(struct kvs_file_sum *ret, const uint8_t in[KVS_FILE_SUM_
 static int read_hashed(int fd, uint8_t *whole, const struct kvs_file_value *value, uint64_t len,
                        uint8_t ret_hash[16])
 {
-    size_t piece = KV_MIN(value ? value->room : SIZE_MAX, (size_t)PIECE);
+    size_t piece = KV_MIN(value ? value->room : SIZE_MAX, kv_hash_piece());
     XXH3_state_t state;
     uint64_t done = 0;
     int rc = 0;
@@ -121,7 +120,7 @@ int kvs_file_read_parts(int fd, const struct iovec *parts, size_t n_parts, uint6
     while (done < len) {
         struct iovec to[PARTS];
         size_t some;
-        int n = kvs_parts_pieces(parts, n_parts, at, KV_MIN(len - done, (uint64_t)PIECE), to, PARTS,
+        int n = kvs_parts_pieces(parts, n_parts, at, KV_MIN(len - done, (uint64_t)kv_hash_piece()), to, PARTS,
                                  &some);
         ssize_t got = preadv(fd, to, n, (off_t)done);
 
@@ -148,7 +147,7 @@ int kvs_file_write_hashed(int fd, const struct iovec *parts, size_t n_parts, uin
 
     XXH3_INITSTATE(&state);
     XXH3_128bits_reset(&state);
-    while ((n = kvs_parts_pieces(parts, n_parts, at, PIECE, from, PARTS, &some)) > 0) {
+    while ((n = kvs_parts_pieces(parts, n_parts, at, kv_hash_piece(), from, PARTS, &some)) > 0) {
         ssize_t got = writev(fd, from, n);
 
         if (got < 0 && errno == EINTR)
@@ -171,7 +170,8 @@ int kvs_file_read_pieces(int fd, uint64_t len, const struct kvs_file_value *valu
 
 int kvs_file_hash_file(int fd, uint64_t len, uint8_t ret_hash[16])
 {
-    const struct kvs_file_value value = {.buf = malloc(PIECE), .room = PIECE};
+    const size_t room = (size_t)KV_MIN(KV_MAX(len, UINT64_C(1)), (uint64_t)kv_hash_piece());
+    const struct kvs_file_value value = {.buf = malloc(room), .room = room};
     int rc = value.buf ? read_hashed(fd, NULL, &value, len, ret_hash) : -ENOMEM;
 
     free(value.buf);

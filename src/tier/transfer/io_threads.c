@@ -10,9 +10,6 @@
 #include "base/xxh.h"
 #include "tier/transfer/io_impl.h"
 
-/* Bytes copied before they are summed: few enough to stay in the processor's second-level cache. */
-#define PIECE (UINT64_C(128) << 10)
-
 struct pool {
     pthread_cond_t work;
     uint32_t n, n_waiting;
@@ -29,7 +26,7 @@ static void add_up(XXH3_state_t *state, const struct kvbm_aio_req *req, uint64_t
 
 static void run(struct kvbm_aio_req *req)
 {
-    uint64_t most = req->sum && req->cached ? PIECE : UINT64_MAX;
+    uint64_t most = req->sum && req->cached ? kv_hash_piece() : UINT64_MAX;
     XXH3_state_t state;
     bool pause, done;
 
