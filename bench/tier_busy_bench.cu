@@ -9,6 +9,7 @@
  */
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -338,13 +339,15 @@ void run_whole(const work &w)
 }
 } // namespace
 
-int main(int argc, char **)
+int main(int argc, char **argv)
 {
     int n = 0;
 
     if (argc > 1) {
-        std::fprintf(stderr, "usage: tier_busy_bench\n");
-        return 2;
+        bool help = !std::strcmp(argv[1], "--help") || !std::strcmp(argv[1], "-h");
+
+        std::fprintf(help ? stdout : stderr, "usage: %s\n", program_invocation_short_name);
+        return help ? 0 : 2;
     }
     if (cudaGetDeviceCount(&n) != cudaSuccess || n == 0) {
         std::printf("skipped: no CUDA device\n");

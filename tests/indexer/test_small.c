@@ -556,7 +556,8 @@ static void test_lost_below(void **state)
     assert_true(ki_applier_is_unsure(&s.applier));
     (void)event(&s,
                 "'type': 'BlockRemoved', 'block_hashes': [11], 'medium': 'CPU', 'group_idx': 0");
-    assert_int_equal(event(&s, "'type': 'AllBlocksCleared'"), KI_APPLIED_CLEARED);
+    /* The tree is empty, but the engine's lower tiers may hold what no event has placed. */
+    assert_int_equal(event(&s, "'type': 'AllBlocksCleared'"), KI_APPLIED);
     assert_true(ki_applier_is_unsure(&s.applier));
     ki_applier_purge(&s.applier, s.index, true);
     assert_false(ki_applier_is_unsure(&s.applier));
