@@ -89,6 +89,7 @@ void kve_reader_reset(struct kve_reader *reader)
     kve_sources_reset(&reader->sources);
     kve_salts_reset(&reader->salts);
     reader->saw_salt = reader->saw_adapter = reader->saw_objects = false;
+    reader->saw_parts = reader->saw_size = false;
     reader->pool_tiers = 0;
     reader->saw_offload = false;
 }
@@ -109,7 +110,7 @@ bool kve_reader_has_main(const struct kve_reader *reader, uint32_t rank)
 
 bool kve_reader_skips_group(const struct kve_reader *reader)
 {
-    return reader->sources.unfollowed;
+    return reader->sources.unfollowed || (reader->saw_parts && !reader->saw_size);
 }
 
 bool kve_reader_has_lower(const struct kve_reader *reader)

@@ -53,6 +53,8 @@ struct kve_reader {
     struct kve_sources sources;
     bool ignore_mm_keys, ignore_mm_offsets;
     bool saw_salt, saw_adapter, saw_objects; /* since the last reset */
+    /* Parts of blocks; blocks of the registered size. Replicas see them anew. */
+    bool saw_parts, saw_size;
     /* Bit per tier that the publisher clears together with its device tier */
     uint32_t engine_tiers;
     uint32_t pool_tiers; /* bit per tier in which a connector has a block pool of its own */

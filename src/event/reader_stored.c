@@ -189,6 +189,19 @@ static bool hides_namespace(const struct kve_reader *reader, const struct kve_ra
     return reader->saw_salt || reader->saw_objects || (reader->saw_adapter && !ev->lora_name.len);
 }
 
+/*
+ * Note blocks of another size than the registered one. vLLM with windows of smaller blocks announces
+ * parts of its other blocks, too: these serve no prompt by themselves. Where no whole one comes, the
+ * registration is wrong.
+ */
+static void note_other_size(struct kve_reader *reader, const struct kve_raw_event *ev)
+{
+    if (!ev->block_size || reader->block_size % ev->block_size)
+        return;
+    reader->saw_parts = true;
+    reader->event_tiers = 0;
+}
+
 int kve_add_stored(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)
 {
     const uint64_t *hashes = kve_event_hashes(reader);
@@ -201,8 +214,11 @@ int kve_add_stored(struct kve_reader *reader, const struct kve_raw_event *ev, st
     op->type = KVE_OP_STORE;
     op->has_parent = ev->has_parent;
     op->parent = ev->parent;
-    if (!window && ev->block_size != reader->block_size && (ev->block_size || ev->n_tokens))
+    if (!window && ev->block_size != reader->block_size && (ev->block_size || ev->n_tokens)) {
+        note_other_size(reader, ev);
         return KVE_SKIP_RC(BLOCK_SIZE);
+    }
+    reader->saw_size |= ev->block_size == reader->block_size;
     if (!ev->n_hashes)
         return 0;
     rc = kve_unique_check(&reader->unique, ev->has_parent ? &ev->parent : NULL, hashes,

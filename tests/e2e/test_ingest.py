@@ -627,6 +627,20 @@ def test_events_that_are_left_out_leave_the_view_partial():
             wait_until(lambda: not listener(indexer)["partial"], what="a new process")
 
 
+def test_parts_of_blocks_serve_no_prompt():
+    """vLLM announces them beside windows of smaller blocks. Where nothing else comes, the registered size is wrong."""
+    with Indexer() as indexer, Publisher() as engine:
+        register(indexer, 1, engine)
+        engine.store([1], prompt(1, 1)[:2], block_size=2)
+        wait_until(lambda: listener(indexer)["partial"], what="a partial view")
+        store(engine, 1, 1)
+        wait_until(lambda: not listener(indexer)["partial"], what="a whole view")
+        engine.store([2], prompt(2, 1)[:2], block_size=2)
+        store(engine, 3, 1)
+        holds(indexer, 3, 1)
+        equal(listener(indexer)["partial"], False)
+
+
 def test_windows_of_half_blocks_are_followed():
     """A match needs the last two halves. Blocks that contradict earlier ones leave the view partial until a clear."""
     half = {"block_size": 8, "group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 17}
