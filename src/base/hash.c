@@ -41,7 +41,7 @@ void kv_hash(const void *data, size_t len, uint8_t ret[16])
 
 size_t kv_hash_piece(void)
 {
-    static _Atomic size_t known; /* 0: not yet asked, which takes microseconds in a virtual machine */
+    static _Atomic size_t known; /* 0: not asked yet, as that takes microseconds */
     size_t piece = atomic_load_explicit(&known, memory_order_relaxed);
     long cache = -1;
 

@@ -79,7 +79,7 @@ void kvbm_secure(struct kvbm_conn *conn)
     if (err == -EAGAIN)
         return;
     conn->secured = err == 0;
-    conn->readable = true; /* TLS may have read what follows its handshake: no event tells of that */
+    conn->readable = true; /* TLS may have read more than its handshake, without an event */
     if (err == 0 && conn->is_opener)
         err = kvbm_greet(session);
     if (err < 0 && !conn->is_opener)

@@ -59,8 +59,8 @@ void kvbm_kick_moves(struct kvbm_conn *conn, struct kvbm_session *session)
 }
 
 /*
- * Whoever sends something may end another one's message, with locks of its own held. `done` takes locks of
- * its program, too, so it runs here.
+ * A thread that sends may end a message of another one, and holds locks of its own meanwhile. `done`
+ * takes locks of its program, too, so the event thread calls it.
  */
 void kvbm_out_sent(struct kvbm_net *net, struct kvbm_out *out)
 {

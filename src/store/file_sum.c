@@ -120,8 +120,8 @@ int kvs_file_read_parts(int fd, const struct iovec *parts, size_t n_parts, uint6
     while (done < len) {
         struct iovec to[PARTS];
         size_t some;
-        int n = kvs_parts_pieces(parts, n_parts, at, KV_MIN(len - done, (uint64_t)kv_hash_piece()), to, PARTS,
-                                 &some);
+        int n = kvs_parts_pieces(parts, n_parts, at, KV_MIN(len - done, (uint64_t)kv_hash_piece()),
+                                 to, PARTS, &some);
         ssize_t got = preadv(fd, to, n, (off_t)done);
 
         if (got < 0 && errno == EINTR)
