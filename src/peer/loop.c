@@ -86,8 +86,8 @@ static struct kvbm_out *take_sent(struct kvbm_net *net)
     return out;
 }
 
-/* End the messages that were sent, also those that their ends send. */
-static void end_sent(struct kvbm_net *net)
+/* End also the messages that these ends send. */
+void kvbm_end_sent(struct kvbm_net *net)
 {
     struct kvbm_out *out;
 
@@ -200,7 +200,7 @@ static void end_all(struct kvbm_net *net)
     while ((session = TAILQ_FIRST(&net->sessions)))
         kvbm_session_end(session, -ESHUTDOWN, "this agent ends");
     serve_kicks(net);
-    end_sent(net); /* all sessions have ended: nothing is sent any more */
+    kvbm_end_sent(net); /* all sessions have ended: nothing is sent any more */
     bury(net);
 }
 
@@ -223,7 +223,7 @@ static void *net_main(void *arg)
     while (!is_stopping(net)) {
         int ms = check(net), n;
 
-        end_sent(net);
+        kvbm_end_sent(net);
         n = epoll_wait(net->epoll, events, EVENTS, ms);
         for (int i = 0; i < n; i++) {
             struct kvbm_source *source = events[i].data.ptr;

@@ -266,6 +266,8 @@ void kvbm_kick(struct kvbm_conn *conn);
 void kvbm_kick_moves(struct kvbm_conn *conn, struct kvbm_session *session);
 /** Have the event thread end a message that was sent. With any lock but that of kicks. */
 void kvbm_out_sent(struct kvbm_net *net, struct kvbm_out *out);
+/** End the messages that were sent. The event thread, without locks. */
+void kvbm_end_sent(struct kvbm_net *net);
 
 /* ---- session.c ---- */
 
@@ -300,7 +302,7 @@ int kvbm_receive_bytes(struct kvbm_conn *conn);
 struct kvbm_out *kvbm_out_copy(const struct kvbm_frame *frame, const void *body, size_t len);
 /** Make a message of @n pieces that stay the caller's. */
 struct kvbm_out *kvbm_out_from(const struct kvbm_frame *frame, const struct iovec *from, size_t n);
-/** End a message: run its done, close its descriptor, free. Without locks. */
+/** End a message: run its done, close its descriptor, free. Without locks that its done may take. */
 void kvbm_out_end(struct kvbm_out *out);
 /** Queue an urgent message, with the session locked, and write what can be. */
 void kvbm_send(struct kvbm_session *session, struct kvbm_out *out);

@@ -106,6 +106,7 @@ static void serve_request(struct kvbm_conn *conn)
     net->serving = 0;
     pthread_cond_broadcast(&net->served);
     pthread_mutex_unlock(&net->lock);
+    kvbm_end_sent(net); /* else a fast peer's answers wait for their ends by the thousand */
 }
 
 int kvbm_agent_serve(struct kvbm_agent *agent, uint16_t type, kvbm_serve_fn fn, void *arg)

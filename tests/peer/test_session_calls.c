@@ -363,6 +363,44 @@ static void test_ends_of_others(void **state)
     assert_int_equal(n_foreign, 0);
 }
 
+#define TINY 200
+
+static atomic_bool all_asked;
+static atomic_int n_tiny, most_waiting;
+
+static void serve_tiny(void *arg, struct kvbm_session *session, struct kvbm_request *request)
+{
+    const struct iovec from = {owner.memory, 1};
+
+    (void)arg;
+    while (!all_asked)
+        usleep(100);
+    n_tiny++;
+    (void)kvbm_session_reply_from(session, request->id, 0, &from, 1, small_done, NULL);
+    most_waiting = KV_MAX(most_waiting, n_tiny - n_small_done);
+}
+
+/* Of requests that have come together, each answer that has left ends before the next one is served. */
+static void test_ends_between_requests(void **state)
+{
+    struct kvbm_call *calls[TINY];
+    struct pair p;
+
+    (void)state;
+    n_small_done = n_tiny = most_waiting = 0;
+    all_asked = false;
+    pair_init(&p, unix_endpoint(), 0, 0);
+    assert_int_equal(kvbm_agent_serve(p.owner, SMALL, serve_tiny, NULL), 0);
+    for (int i = 0; i < TINY; i++)
+        assert_int_equal(kvbm_call_start(p.session, SMALL, "", 0, -1, NULL, 0, &calls[i]), 0);
+    all_asked = true;
+    for (int i = 0; i < TINY; i++)
+        assert_int_equal(kvbm_call_wait(calls[i], soon(), NULL), 1);
+    pair_fini(&p);
+    assert_int_equal(n_small_done, TINY);
+    assert_int_equal(most_waiting, 1);
+}
+
 /* ---- descriptors, notes, ends ---- */
 
 static void test_descriptors(void **state)
@@ -471,10 +509,15 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_late),  cmocka_unit_test(test_cut),
-        cmocka_unit_test(test_limit), cmocka_unit_test(test_crowd),
-        cmocka_unit_test(test_notes), cmocka_unit_test(test_descriptors),
-        cmocka_unit_test(test_end),   cmocka_unit_test(test_ends_of_others),
+        cmocka_unit_test(test_late),
+        cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_limit),
+        cmocka_unit_test(test_crowd),
+        cmocka_unit_test(test_notes),
+        cmocka_unit_test(test_descriptors),
+        cmocka_unit_test(test_end),
+        cmocka_unit_test(test_ends_of_others),
+        cmocka_unit_test(test_ends_between_requests),
     };
 
     return cmocka_run_group_tests(tests, setup, teardown);
