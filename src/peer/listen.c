@@ -268,8 +268,11 @@ void kvbm_listener_close(struct kvbm_listener *listener)
     const char *path = listener->endpoint + strlen("unix:");
     struct stat st;
 
-    if (listener->source.fd >= 0)
+    if (listener->source.fd >= 0) {
+        /* A child of this process may have a copy, at which it would go on listening. */
+        (void)shutdown(listener->source.fd, SHUT_RDWR);
         close(listener->source.fd);
+    }
     listener->source.fd = -1;
     /* Another agent may have put its own socket there. */
     if (listener->is_unix && listener->inode && lstat(path, &st) == 0 &&

@@ -114,6 +114,9 @@ static void conn_close(struct kvbm_conn *conn)
     if (conn->frame_fd >= 0)
         close(conn->frame_fd);
     conn->frame_fd = -1;
+    /* A child of this process may have a copy: a close alone leaves the connection, and its place in epoll. */
+    (void)epoll_ctl(net->epoll, EPOLL_CTL_DEL, conn->source.fd, NULL);
+    (void)shutdown(conn->source.fd, SHUT_RDWR);
     close(conn->source.fd);
     conn->source.fd = -1;
     net->in_bytes -= conn->counted;

@@ -16,9 +16,12 @@
 #include <fcntl.h>
 #include <linux/sockios.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 
 #include "base/log.h"
 #include "raw_peer.h"
@@ -464,6 +467,57 @@ static void test_same_id(void **state)
     raw_expect_end(&raw);
 }
 
+/* Make a child that has copies of all descriptors, as the workers of an engine do. */
+static pid_t fork_idle(void)
+{
+    pid_t parent = getpid(), pid = fork();
+
+    assert_true(pid >= 0);
+    if (pid == 0)
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* also where a test fails */
+    while (pid == 0 && getppid() == parent)
+        pause();
+    if (pid == 0)
+        _exit(0);
+    return pid;
+}
+
+/* A session ends while a child of this process has its socket, too: the peer sees that, and says what it likes. */
+static void test_forked(void **state)
+{
+    pid_t child;
+
+    (void)state;
+    raw_open(&raw, at, "chatty");
+    child = fork_idle();
+    raw_say(&raw, KVBM_HELLO, 0, NULL, 0);
+    while (n_ended == 0)
+        usleep(1000);
+    check_honest(); /* behind that, the agent has freed the session */
+    for (int i = 0; i < 10; i++)
+        raw_say(&raw, KVBM_PING, 0, NULL, 0);
+    check_honest();
+    raw_expect_end(&raw);
+    assert_int_equal(kill(child, SIGKILL), 0);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+}
+
+/* An agent ends while a child has its listeners: the next one takes their place. */
+static void test_forked_listener(void **state)
+{
+    struct kvbm_agent *first = agent_at("first", "tcp:127.0.0.1:0");
+    char endpoint[256];
+    pid_t child;
+
+    (void)state;
+    snprintf(endpoint, sizeof(endpoint), "%s", endpoint_of(first));
+    child = fork_idle();
+    assert_int_equal(kvbm_agent_destroy(first), 0);
+    assert_int_equal(kvbm_agent_destroy(agent_at("second", endpoint)), 0);
+    assert_int_equal(kill(child, SIGKILL), 0);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+}
+
 /* Descriptors that belong to no frame. */
 static void test_descriptors(void **state)
 {
@@ -784,6 +838,8 @@ int main(void)
         HOSTILE(test_cut_overtakes),
         HOSTILE(test_ten_thousand),
         HOSTILE(test_opens_beside_crowd),
+        HOSTILE(test_forked),
+        HOSTILE(test_forked_listener),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
