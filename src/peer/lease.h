@@ -30,8 +30,8 @@ struct kvbm_granted {
     uint64_t id, expires_ns;
     uint32_t heap_at;
     uint32_t n_uses; /* transports that read its blocks now */
-    bool late;       /* its time is over, and it ends with its last use: nothing new begins */
-    void *hold;      /* the source's */
+    bool late;  /* over by its time or its reader; ends with its last use: nothing new begins */
+    void *hold; /* the source's */
     uint32_t n;
     uint32_t blocks[]; /* KVBM_NO_BLOCK: a key without a block */
 };

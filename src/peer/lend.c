@@ -71,6 +71,18 @@ void kvbm_loan_end(struct kvbm_offer *offer, struct kvbm_granted *lease, struct 
     *over = ended;
 }
 
+void kvbm_loan_release(struct kvbm_offer *offer, struct kvbm_granted *lease,
+                       struct kvbm_granted **over)
+{
+    if (!lease->n_uses) {
+        kvbm_loan_end(offer, lease, over);
+    } else if (!lease->late) { /* else its reader has had some of that time */
+        lease->late = true;
+        kvbm_leases_renew(&offer->leases, lease, kv_now_ns() + LINGER_NS);
+        kvbm_lender_wake(offer->lender);
+    }
+}
+
 void kvbm_loans_give_back(struct kvbm_lender *lender, struct kvbm_granted *over)
 {
     for (struct kvbm_granted *one; (one = over) != NULL;) {
@@ -107,14 +119,12 @@ static uint64_t end_late(struct kvbm_lender *lender, struct kvbm_granted **over,
             const struct kvbm_loan *loan = first->hold;
 
             lender->stats.reclaimed += !first->late;
-            if (first->n_uses && !first->late) {
-                first->late = true;
-                kvbm_leases_renew(&offer->leases, first, now + LINGER_NS);
-                continue;
-            }
-            if (first->n_uses)
+            if (first->n_uses && first->late) {
                 *stuck = kvbm_session_get(loan->borrower->session);
-            kvbm_loan_end(offer, first, over);
+                kvbm_loan_end(offer, first, over);
+            } else {
+                kvbm_loan_release(offer, first, over);
+            }
         }
         if (first)
             next = KV_MIN(next, first->expires_ns);

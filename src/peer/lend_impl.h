@@ -75,6 +75,13 @@ struct kvbm_offer *kvbm_offer_find(const struct kvbm_lender *lender, uint64_t se
 void kvbm_loan_end(struct kvbm_offer *offer, struct kvbm_granted *lease,
                    struct kvbm_granted **over);
 
+/**
+ * End a lease with its last use, or now without one, as kvbm_loan_end. A session that still sends from the
+ * lease has LINGER_NS for that. With the lock held.
+ */
+void kvbm_loan_release(struct kvbm_offer *offer, struct kvbm_granted *lease,
+                       struct kvbm_granted **over);
+
 /** Give back the holds of ended leases, and free them. Without the lock. */
 void kvbm_loans_give_back(struct kvbm_lender *lender, struct kvbm_granted *over);
 

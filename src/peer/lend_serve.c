@@ -372,7 +372,7 @@ static void serve_release(void *arg, struct kvbm_session *session, struct kvbm_r
         pthread_mutex_lock(&lender->lock);
         lease = find_lease(*kvbm_session_slot(session, KVBM_LEND_SLOT), id, &offer);
         if (lease)
-            kvbm_loan_end(offer, lease, &over);
+            kvbm_loan_release(offer, lease, &over);
         pthread_mutex_unlock(&lender->lock);
         kvbm_loans_give_back(lender, over);
         err = lease ? 0 : -ESTALE;

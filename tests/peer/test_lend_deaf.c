@@ -74,11 +74,13 @@ static long read_one(uint32_t *n_refused)
     struct kvbm_agent *reader = agent_at("reader", NULL);
     struct kvbm_session *session = open_session(reader, owner.agent, 0);
     struct kvbm_lease *lease = NULL;
+    uint64_t end = soon();
     int err;
     long rc;
 
     *n_refused = 0;
     while ((err = kvbm_session_lease(session, 1, 0, &key, 1, 0, soon(), &lease)) == -ENOSPC) {
+        assert_true(kv_now_ns() < end);
         ++*n_refused;
         usleep(10000);
     }
@@ -103,43 +105,94 @@ static void test_never_reads(void **state)
     (void)lease_all(300);
     assert_int_equal(read_one(&n_refused), 1);
     assert_true(n_refused > 0);
-    assert_int_equal(lend_pinned(&owner), 0);
+    lend_wait_idle(&owner);
     raw_say(&raw, KVBM_PING, 0, NULL, 0);
     assert_true(raw_until(&raw, KVBM_PONG));
     close(raw.fd);
     end();
 }
 
-/*
- * The reader asks for all blocks many times and doesn't take what is sent: its lease is over, and what is
- * on the way keeps the blocks held. The owner gives that up, with the session.
- */
-static void test_never_takes_what_is_sent(void **state)
+/* Ask for all blocks of a lease many times, and don't take what is sent. */
+static void ask_and_take_nothing(uint64_t id)
 {
     struct kv_buf body = KV_BUF_INIT;
-    uint32_t places[LEASED], n_refused;
-    uint64_t id, begun;
+    uint32_t places[LEASED];
 
-    (void)state;
-    begin();
-    raw_open(&raw, endpoint_of(owner.agent), "deaf");
-    id = lease_all(300);
     for (uint32_t i = 0; i < LEASED; i++)
         places[i] = i;
     kvbm_wanted_write(&body, id, true, places, LEASED);
-    begun = kv_now_ns();
     for (uint64_t i = 0; i < N_READS; i++)
         raw_say(&raw, KVBM_ASK_READ, 2 + i, body.data, (uint32_t)body.len);
     kv_buf_fini(&body);
+}
+
+static void release(uint64_t id)
+{
+    struct kv_buf body = KV_BUF_INIT;
+
+    kvbm_number_write(&body, id);
+    raw_say(&raw, KVBM_ASK_RELEASE, 0, body.data, (uint32_t)body.len);
+    kv_buf_fini(&body);
+}
+
+/*
+ * The reader doesn't take what is sent: its lease is over, by its time or since the reader releases it, and
+ * what is on the way keeps the blocks held. The owner gives that up, with the session.
+ */
+static void check_deaf(bool releases)
+{
+    uint32_t n_refused;
+    uint64_t id, begun;
+
+    begin();
+    raw_open(&raw, endpoint_of(owner.agent), "deaf");
+    id = lease_all(releases ? 60000 : 300);
+    begun = kv_now_ns();
+    ask_and_take_nothing(id);
+    for (int i = 0; releases && i < 3; i++)
+        release(id);
     assert_int_equal(read_one(&n_refused), 1);
     assert_true(n_refused > 0);
-    assert_int_equal(lend_pinned(&owner), 0);
+    lend_wait_idle(&owner);
     assert_true(kv_now_ns() - begun < 60 * KV_NS_PER_S);
     raw_expect_end(&raw);
     end();
 }
 
-/* Leases without end: a session has 4096 at most, and a crowd of sessions no more than the share. */
+static void test_never_takes_what_is_sent(void **state)
+{
+    (void)state;
+    check_deaf(false);
+}
+
+static void test_releases_what_is_sent(void **state)
+{
+    (void)state;
+    check_deaf(true);
+}
+
+/* The owner withdraws its set while a lease that was released is still sent from: it doesn't wait for the reader. */
+static void test_withdrawn(void **state)
+{
+    struct kvbm_agent *reader = agent_at("reader", NULL);
+    uint64_t id, begun;
+
+    (void)state;
+    begin();
+    raw_open(&raw, endpoint_of(owner.agent), "deaf");
+    id = lease_all(60000);
+    ask_and_take_nothing(id);
+    release(id);
+    /* Behind a handshake the owner has read all that was said before. */
+    assert_int_equal(kvbm_session_close(open_session(reader, owner.agent, 0)), 0);
+    assert_int_equal(kvbm_agent_destroy(reader), 0);
+    begun = kv_now_ns();
+    end();
+    assert_true(kv_now_ns() - begun < SOON_NS / 2); /* the session's own end comes after SOON_NS */
+    raw_expect_end(&raw);
+}
+
+/* Leases of one block, again and again: each counts, up to the share. */
 static void test_many_leases(void **state)
 {
     const uint64_t key = 1;
@@ -154,7 +207,7 @@ static void test_many_leases(void **state)
     session = open_session(reader, owner.agent, 0);
     while (err == 0 && n <= LEASED)
         err = kvbm_session_lease(session, 1, 0, &key, 1, 60000, soon(), &leases[n++]);
-    assert_int_equal(err, -ENOSPC); /* one block, again and again, counts each time */
+    assert_int_equal(err, -ENOSPC); /* the share is used up */
     assert_int_equal(n, LEASED + 1);
     for (size_t i = 0; i < n; i++)
         kvbm_lease_release(leases[i]);
@@ -168,6 +221,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_never_reads),
         cmocka_unit_test(test_never_takes_what_is_sent),
+        cmocka_unit_test(test_releases_what_is_sent),
+        cmocka_unit_test(test_withdrawn),
         cmocka_unit_test(test_many_leases),
     };
 
