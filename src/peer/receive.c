@@ -295,7 +295,12 @@ static ssize_t fill(struct kvbm_conn *conn)
 /* End a session by an error whose words it has already, perhaps. */
 static void end_session(struct kvbm_session *session, int err)
 {
-    kvbm_session_end(session, err, session->why[0] ? session->why : kvbm_words(err));
+    bool has_words;
+
+    pthread_mutex_lock(&session->lock); /* another thread may be writing words of its own */
+    has_words = session->why[0];
+    pthread_mutex_unlock(&session->lock);
+    kvbm_session_end(session, err, has_words ? session->why : kvbm_words(err));
 }
 
 void kvbm_receive(struct kvbm_conn *conn)
