@@ -98,6 +98,8 @@ void ki_dump_read_mark(struct ki_dump_reader *reader, struct kv_json *json,
             mark.timestamp = kv_json_null(json) ? 0 : kv_json_double(json);
         } else if (kv_str_eq(key, "partial")) {
             mark.partial = kv_json_bool(json);
+        } else if (kv_str_eq(key, "adrift")) {
+            mark.adrift = kv_json_bool(json);
         } else if (kv_str_eq(key, "stream_rank")) {
             mark.stream_rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
             mark.has_stream = true;
@@ -111,6 +113,7 @@ void ki_dump_read_mark(struct ki_dump_reader *reader, struct kv_json *json,
     if (!known)
         return;
     mark.torn = known->torn;
+    mark.adrift |= known->adrift;
     set_end(&mark, known);
     *known = mark;
 }
@@ -158,6 +161,8 @@ void ki_dump_read_end(struct ki_dump_reader *reader, struct kv_json *json,
             told.has_copies = kv_json_bool(json);
         } else if (kv_str_eq(key, "partial")) {
             told.end_partial = kv_json_bool(json);
+        } else if (kv_str_eq(key, "adrift")) {
+            told.adrift = kv_json_bool(json);
         } else if (kv_str_eq(key, "has_reports")) {
             told.end_reports = kv_json_bool(json);
         } else if (kv_str_eq(key, "suspects_reports")) {
@@ -180,6 +185,7 @@ void ki_dump_read_end(struct ki_dump_reader *reader, struct kv_json *json,
     if (!mark)
         return;
     set_end(mark, &told);
+    mark->adrift |= told.adrift;
 }
 
 static int compare_ends(const void *a, const void *b)

@@ -61,6 +61,8 @@ static void write_watermarks(struct ki_dump_writer *d, const struct ki_watermark
         kv_json_member_u64(&d->w, "seq", marks[i].sequence);
         kv_json_member_double(&d->w, "timestamp", marks[i].timestamp);
         kv_json_member_bool(&d->w, "partial", marks[i].partial);
+        if (marks[i].adrift)
+            kv_json_member_bool(&d->w, "adrift", true);
         kv_json_member_u64(&d->w, "stream_rank", marks[i].stream_rank);
         kv_json_end_object(&d->w);
     }
@@ -96,6 +98,8 @@ static bool is_torn(const struct ki_model *model, const struct ki_watermark *bef
 static void write_end(struct ki_dump_writer *d, const struct ki_watermark *mark)
 {
     kv_json_member_u64(&d->w, "seq", mark->end);
+    if (mark->adrift)
+        kv_json_member_bool(&d->w, "adrift", true);
     if (!mark->has_copies)
         return;
     kv_json_member_bool(&d->w, "copies", true);

@@ -66,6 +66,7 @@ int ki_handover_take(struct ki_listener *l, struct ki_handover **ret)
         h.has_reports = l->applier.reports.seen;
         h.suspects = l->applier.reports.suspects;
         h.trusted = l->applier.reports.trusted;
+        h.healed = l->stream.healed;
         h.report_mode = l->applier.reports.mode;
         h.reader = l->applier.reader;
         rc = ki_handover_copy(&h, ret);
@@ -93,6 +94,7 @@ void ki_handover_give(struct ki_handover *h, struct ki_listener *l)
         l->applier.reports.seen = h->has_reports;
         l->applier.reports.suspects = h->suspects;
         l->applier.reports.trusted = h->trusted;
+        l->stream.healed = h->healed;
         if (l->applier.reports.mode == KI_REPORTS_UNKNOWN)
             l->applier.reports.mode = h->report_mode;
         if (h->has_ends)
@@ -119,6 +121,8 @@ void ki_handover_write(const struct ki_handover *h, struct kv_json_writer *w)
     kv_json_member_bool(w, "suspects_reports", h->suspects);
     if (h->trusted)
         kv_json_member_bool(w, "trusts_copies", true);
+    if (h->healed)
+        kv_json_member_bool(w, "healed", true);
     if (h->report_mode)
         kv_json_member_str(w, "report_mode", ki_report_mode_name(h->report_mode));
     kve_reader_write(h->reader, w);
@@ -159,6 +163,8 @@ void ki_handover_read(struct ki_handover *h, struct kv_json *json)
             h->suspects = kv_json_bool(json);
         else if (kv_str_eq(key, "trusts_copies"))
             h->trusted = kv_json_bool(json);
+        else if (kv_str_eq(key, "healed"))
+            h->healed = kv_json_bool(json);
         else if (kv_str_eq(key, "report_mode"))
             read_report_mode(json, &h->report_mode);
         else if ((rc = kve_reader_read(h->reader, json, key)) < 0)

@@ -23,6 +23,7 @@ struct ki_handover {
     bool has_reports;                /* the stream has shown a report */
     bool suspects;                   /* some events may have been reports; default: true */
     bool trusted;                    /* events that may be reports count as copies */
+    bool healed;                     /* see struct ki_stream */
     enum ki_report_mode report_mode; /* as registered, or as the stream has shown */
     bool unusable; /* read from a dump, but no stream of this version can have such a state */
     struct kve_reader *reader; /* a copy: event/reader_state.h */

@@ -111,6 +111,7 @@ void ki_listener_seed(struct ki_listener *l, const struct ki_watermark *mark)
 {
     pthread_mutex_lock(&l->lock);
     ki_stream_seed(&l->stream, mark->sequence, mark->timestamp, mark->partial);
+    l->stream.unproved = mark->adrift;
     l->applier.reports.suspects = true; /* unless its handover is more precise */
     if (mark->torn)
         ki_stream_seed_torn(&l->stream);
@@ -258,6 +259,7 @@ static void add_watermarks(const struct ki_listener *l, struct kv_buf *ret)
             .sequence = l->stream.position,
             .timestamp = l->stream.timestamp,
             .partial = ki_listener_is_partial_in_dumps(l),
+            .adrift = l->stream.adrift,
             .has_stream = true,
             .stream_rank = l->rank,
             .has_end = !l->applier.overlaps || l->has_overlap_end,

@@ -219,6 +219,7 @@ struct ki_watermark {
     uint64_t sequence;
     double timestamp;     /* the publisher's timestamp of that batch; 0: none */
     bool partial;         /* some of the stream's batches are known to be missing */
+    bool adrift;          /* the process of the position may have gone: see struct ki_stream */
     bool torn;            /* the dump may lack blocks that the stream had brought by then */
     bool no_position;     /* the peer knows none: only holder and torn count */
     bool has_stream;      /* stream_rank is set */

@@ -142,6 +142,7 @@ void ki_registry_kept_marks(struct ki_registry *r, const struct ki_model *model,
 
         mark.has_copies = false; /* the copies of blocks are those at its end, not here */
         mark.has_doubts = false;
+        mark.adrift = true;
         mark.partial |= p->handover && p->handover->doubts.items.len;
         if (p->has_blocks && !mark.no_position && kvi_holder_blocks(model->index, mark.holder))
             kv_buf_append(ret, &mark, sizeof(mark));

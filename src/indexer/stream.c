@@ -16,7 +16,7 @@ void ki_stream_seed(struct ki_stream *s, uint64_t sequence, double timestamp, bo
     s->position = sequence;
     s->timestamp = isfinite(timestamp) && timestamp > 0 ? timestamp : 0;
     s->partial = partial;
-    s->seeded = true;
+    s->seeded = s->adrift = true;
 }
 
 void ki_stream_seed_cursorless(struct ki_stream *s)
@@ -199,6 +199,7 @@ static unsigned ask(struct ki_stream *s, uint64_t now_ns)
 unsigned ki_stream_connected(struct ki_stream *s, bool anew, uint64_t now_ns)
 {
     s->connected = s->met = true;
+    s->adrift = false;
     if (anew)
         ki_stream_meet(s);
     if (!s->opts.can_replay)
@@ -211,6 +212,7 @@ unsigned ki_stream_connected(struct ki_stream *s, bool anew, uint64_t now_ns)
 void ki_stream_reachable(struct ki_stream *s, uint64_t now_ns)
 {
     s->connected = s->met = true;
+    s->adrift = s->has_position;
     if (s->state == KI_STREAM_LIVE)
         return;
     s->attempts = 0;
@@ -220,6 +222,7 @@ void ki_stream_reachable(struct ki_stream *s, uint64_t now_ns)
 void ki_stream_disconnected(struct ki_stream *s)
 {
     s->connected = false;
+    s->adrift = s->has_position;
 }
 
 void ki_stream_detach(struct ki_stream *s)
@@ -227,6 +230,7 @@ void ki_stream_detach(struct ki_stream *s)
     if (s->state != KI_STREAM_LIVE)
         ki_stream_finish_replay(s);
     s->gap_counted = s->has_live = s->connected = false;
+    s->adrift = s->has_position;
     if (s->has_position)
         s->unverified = true;
 }

@@ -106,8 +106,9 @@ struct ki_stream {
     bool healed;
     /* The replay service had no batch: the publisher has sent none, so its cache is empty. */
     bool silent;
-    /* Nobody could be asked whose the blocks are: the stream went on at the next number over a new
-     * connection, or behind state without a position. */
+    /* Nothing tells whose the blocks are: the stream went on at the next number over a new connection
+     * and nobody could be asked, or behind state without a position, or behind a peer's that was
+     * adrift (until the position is proved to be this process's). */
     bool unproved;
     /* Position is a peer's, and no batch has shown yet that it belongs to this process. */
     bool seeded;
@@ -119,6 +120,9 @@ struct ki_stream {
     bool connected;  /* the publisher is connected, so its replay service may be asked */
     bool met;        /* connections are reported: a batch alone doesn't prove one */
     bool unverified; /* the connection was made after the last batch */
+    /* There is no connection, or one that the stream hasn't heard of: the position may be that of a
+     * process that has gone. False without a position. */
+    bool adrift;
     /* Before is the position of an earlier registration, whose blocks are forgotten. */
     bool has_before;
     uint64_t before;

@@ -194,8 +194,10 @@ static unsigned live_repeated(struct ki_stream *s, const struct ki_batch_id *id,
     note_late_zero(s, id, now_ns);
     if (ki_stream_lookup(s, id) == KI_SAME)
         s->unverified = s->seeded = false;
-    if (ki_stream_has_times(s, id))
+    if (ki_stream_has_times(s, id)) {
+        s->unproved &= !s->seeded;
         s->seeded = false;
+    }
     s->stats.duplicates++;
     return KI_STEP_DROP;
 }
@@ -284,6 +286,7 @@ unsigned ki_stream_live(struct ki_stream *s, const struct ki_batch_id *id, bool 
     unsigned steps;
 
     s->connected |= reconnected || !s->met;
+    s->adrift &= s->met && !reconnected && !(s->seeded && s->connected);
     s->idle_at_ns = 0; /* the subscription has arrived */
     if (reconnected)
         ki_stream_meet(s);

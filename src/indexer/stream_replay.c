@@ -194,6 +194,7 @@ static unsigned replay_known(struct ki_stream *s, const struct ki_batch_id *id, 
         return KI_STEP_DROP;
     s->kind = KI_REPLAY_GAP;
     s->answered = true;
+    s->unproved &= !s->seeded;
     s->unverified = s->seeded = false;
     return reached_trigger(s) ? KI_STEP_DROP | ki_stream_finish_replay(s) : KI_STEP_DROP;
 }

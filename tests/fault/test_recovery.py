@@ -284,6 +284,40 @@ def test_a_doubtful_beginning_stays_partial():
             equal(listener(b)["partial"], True)
 
 
+def test_peers_that_hear_of_a_connection_by_a_batch():
+    """A stream that brings batches is known to be connected, and its replica's view is whole."""
+    with Engine(interval=0.001) as engine, Indexer(*workers([engine])) as a:
+        wait_until(lambda: last_seq(a) > 50, what="batches")
+        with Indexer(*workers([engine]), "--peers", a.url) as b:
+            before = last_seq(a)
+            wait_until(lambda: last_seq(b) > before + 50, what="more of them")
+            for indexer in a, b:
+                for mark in indexer.dump()[f"{MODEL}:default"]["watermarks"]:
+                    check("adrift" not in mark, f"{mark} of a stream that is connected")
+
+
+def test_a_peer_that_is_not_connected():
+    """The engine started over while the peer was away, and has published as many batches. Without a replay endpoint nothing tells."""
+    with Publisher(replay=None) as new:
+        with Publisher(replay=None) as old, Indexer(*workers([old])) as a:
+            old.wait_subscriber()
+            store_all(old, (1, 2), 2)
+            holds(a, 2, 2)
+            with Indexer(*workers([old]), "--peers", a.url) as b:
+                holds(b, 2, 2)
+                equal(listener(b)["partial"], False)
+            old.close()
+            wait_until(lambda: listener(a)["status"] == "failed", what="the loss of the connection")
+            store_all(new, (3, 4), 2)
+            with Indexer(*workers([new]), "--peers", a.url) as b:
+                new.wait_subscriber()
+                store(new, 5, 2)
+                holds(b, 5, 2)
+                equal(listener(b)["partial"], True)
+                new.clear()
+                wait_until(lambda: not listener(b)["partial"], what="a whole view")
+
+
 def test_tokens():
     with tempfile.NamedTemporaryFile("w") as tokens, Publisher() as engine:
         tokens.write("a-token\nanother\n")

@@ -113,6 +113,25 @@ static void partial_at_that_moment(void **state)
     }
 }
 
+/* A clear that leaves tiers alone has ended a loss: of which tier it was, shows later, also to a replica. */
+static void a_loss_that_a_clear_ended(void **state)
+{
+    struct ki_listener a, b;
+
+    (void)state;
+    for (int healed = 0; healed < 2; healed++) {
+        open_listener(&a, 5, healed);
+        open_listener(&b, 5, false);
+        ki_stream_mark_whole(&a.stream);
+        assert_false(ki_stream_is_partial(&a.stream));
+        hand_over(&a, &b);
+        ki_stream_note_lower(&b.stream, 1);
+        assert_int_equal(ki_stream_is_partial(&b.stream), healed);
+        close_listener(&a);
+        close_listener(&b);
+    }
+}
+
 /* State of another batch is of no use, and the stream is read from its beginning. */
 static void another_position(void **state)
 {
@@ -153,6 +172,7 @@ int main(void)
         cmocka_unit_test(what_reports_are),
         cmocka_unit_test(what_the_registration_tells_stays),
         cmocka_unit_test(partial_at_that_moment),
+        cmocka_unit_test(a_loss_that_a_clear_ended),
         cmocka_unit_test(another_position),
         cmocka_unit_test(what_older_peers_leave_out),
     };

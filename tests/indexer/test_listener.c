@@ -49,16 +49,21 @@ static void offer(struct world *w, const char *events)
     kv_buf_fini(&payload);
 }
 
-static uint64_t generation(struct world *w)
+static struct ki_watermark watermark(const struct world *w)
 {
     struct kv_buf marks = KV_BUF_INIT;
-    uint64_t value;
+    struct ki_watermark mark;
 
     ki_listener_watermarks(w->l, &marks);
-    assert_int_equal(marks.len, sizeof(struct ki_watermark));
-    value = ((const struct ki_watermark *)(const void *)marks.data)->generation;
+    assert_int_equal(marks.len, sizeof(mark));
+    memcpy(&mark, marks.data, sizeof(mark));
     kv_buf_fini(&marks);
-    return value;
+    return mark;
+}
+
+static uint64_t generation(const struct world *w)
+{
+    return watermark(w).generation;
 }
 
 struct dump {
@@ -139,9 +144,71 @@ static void test_left_out(void **state)
     ki_listener_release(w.l);
 }
 
+static bool is_partial(struct world *w)
+{
+    struct ki_worker_info *info = calloc(1, sizeof(*info));
+    bool partial;
+
+    assert_non_null(info);
+    ki_listener_info(w->l, info);
+    partial = info->partial;
+    ki_worker_infos_free(info, 1);
+    return partial;
+}
+
+/*
+ * Without a connection the engine may have started over, and a replica may be connected to the new
+ * process. The replica is partial until the position is proved.
+ */
+static void test_dumps_without_a_connection(void **state)
+{
+    enum { BACKLOG, REPLAY, NEXT, PROOFS };
+
+    (void)state;
+    for (unsigned i = 0; i < 2 * PROOFS; i++) {
+        struct ki_batch_id position = {.sequence = 0, .digest = 1, .timestamp = 1.5},
+                           next = position;
+        bool lost = i >= PROOFS;
+        struct ki_watermark mark;
+        struct world a, b;
+
+        world_init(&a, NULL);
+        assert_int_equal(ki_stream_connected(&a.l->stream, false, 1), 0);
+        offer(&a, MAIN_BLOCKS);
+        if (lost)
+            ki_stream_disconnected(&a.l->stream);
+        a.l->stream.timestamp = position.timestamp;
+        mark = watermark(&a);
+        assert_int_equal(mark.adrift, lost);
+        assert_false(mark.partial);
+        ki_stream_reachable(&a.l->stream, 1); /* what came before may still be waiting */
+        assert_true(watermark(&a).adrift);
+        world_init(&b, NULL);
+        b.l->stream.opts.can_replay = i % PROOFS == REPLAY;
+        b.l->stream.opts.timeout_ns = 1;
+        ki_listener_seed(b.l, &mark);
+        assert_true(watermark(&b).adrift);
+        (void)ki_stream_connected(&b.l->stream, false, 1);
+        assert_false(watermark(&b).adrift);
+        assert_int_equal(is_partial(&b), lost);
+        next.sequence++;
+        next.digest++;
+        if (i % PROOFS == BACKLOG)
+            assert_int_equal(ki_stream_live(&b.l->stream, &position, false, 1), KI_STEP_DROP);
+        else if (i % PROOFS == REPLAY)
+            assert_int_equal(ki_stream_replayed(&b.l->stream, &position, 1), KI_STEP_DROP);
+        else
+            assert_int_equal(ki_stream_live(&b.l->stream, &next, false, 1), KI_STEP_APPLY);
+        assert_int_equal(is_partial(&b), lost && i % PROOFS == NEXT);
+        ki_listener_release(a.l);
+        ki_listener_release(b.l);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_dumps_without_a_connection),
         cmocka_unit_test(test_size_changes_during_dump),
         cmocka_unit_test(test_left_out),
     };

@@ -252,7 +252,8 @@ static void world_recover(struct world *w, bool may_restart)
                    false);
     if (may_restart && draw(2)) {
         world_restart(w);
-        w->last_connection = w->connection; /* the first that this stream knows */
+        w->connection = 0;    /* the first that this stream knows, older than the dump */
+        w->s.unproved = true; /* the peer has lost its own, and says so */
     }
     for (uint64_t lost = draw(2) ? 0 : draw(60); may_restart && lost; lost--)
         world_publish(w, true); /* while we were connecting */
@@ -306,7 +307,7 @@ static void world_round(bool can_replay, bool untimed)
     w.router_loses = w.router_loss > 0;
     w.next = w.first = draw(2);
     if (draw(3) == 0)
-        world_recover(&w, can_replay && !untimed);
+        world_recover(&w, !untimed);
     ki_stream_start(&w.s, w.now);
     for (int i = 0; i < 600; i++) {
         if (draw(4))
