@@ -113,6 +113,8 @@ static void settle(struct ki_listener *l, struct ki_stream_stats *before, unsign
         purge(l, steps & KI_STEP_RESET);
     if (steps & KI_STEP_RESET)
         kve_reader_reset(l->applier.reader);
+    if (steps & KI_STEP_PURGE) /* no batch may follow */
+        l->stream.doubtful = ki_applier_is_unsure(&l->applier);
     if (steps & KI_STEP_APPLY && l->has_overlap_end && l->stream.position > l->overlap_end)
         ki_applier_end_overlap(&l->applier, l->model->index);
     if (steps & KI_STEP_APPLY)

@@ -627,6 +627,21 @@ def test_events_that_are_left_out_leave_the_view_partial():
             wait_until(lambda: not listener(indexer)["partial"], what="a new process")
 
 
+def test_a_new_process_ends_doubts_without_a_batch():
+    """Its replay service has nothing, so its cache is empty."""
+    where = {"endpoint": f"tcp://127.0.0.1:{free_port()}", "replay_endpoint": f"tcp://127.0.0.1:{free_port()}"}
+    with Indexer() as indexer:
+        with Publisher(**where) as engine:
+            register(indexer, 1, engine)
+            store(engine, 1, 1)
+            engine.send({"type": "BlockSplit", "block_hashes": [1]})
+            wait_until(lambda: listener(indexer)["partial"] and last_seq(indexer) == 1, what="a partial view")
+        with Publisher(**where) as engine:
+            engine.wait_subscriber()
+            wait_until(lambda: not listener(indexer)["partial"], what="a whole view")
+            equal(indexer.score(prompt(1, 1), 1), 0)
+
+
 def test_parts_of_blocks_serve_no_prompt():
     """vLLM announces them beside windows of smaller blocks. Where nothing else comes, the registered size is wrong."""
     with Indexer() as indexer, Publisher() as engine:
