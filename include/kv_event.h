@@ -215,7 +215,7 @@ KV_API bool kve_reader_has_main(const struct kve_reader *reader, uint32_t rank);
  * Tell whether some rank has stored blocks of a cache group that the reader leaves out
  * (KVE_SKIP_GROUP): of an unknown kind, or with blocks that are neither a whole number nor a small
  * fraction of the registered ones. Matches may then be longer than what the engine reuses. Also true
- * as long as the main group has shown only parts of blocks of the registered size.
+ * as long as full attention has shown only parts of blocks of the registered size in some tier.
  */
 KV_API bool kve_reader_skips_group(const struct kve_reader *reader);
 

@@ -171,14 +171,15 @@ static void take_field(struct kv_msgpack *m, enum field field, struct kve_raw_ev
 }
 
 /*
- * Find the type of a malformed event. The type may stand anywhere in the map, and an unknown type
- * may give any field another meaning. Such an event is of unknown type rather than malformed.
+ * Find the type and rank of a malformed event. They may stand anywhere in the map, and an unknown
+ * type may give any field another meaning. Such an event is of unknown type rather than malformed.
  */
-static enum kve_raw_type find_type(const uint8_t *p, const uint8_t *end)
+static enum kve_raw_type find_type(const uint8_t *p, const uint8_t *end, struct kve_raw_event *ev)
 {
     enum kve_raw_type type = KVE_RAW_NONE, event_type = KVE_RAW_NONE;
     struct kv_msgpack m;
 
+    ev->has_rank = false;
     kv_msgpack_init(&m, p, (size_t)(end - p));
     for (uint32_t n = kv_msgpack_map(&m); n && !kv_msgpack_failed(&m); n--) {
         enum field field = FIELD_OTHER;
@@ -191,6 +192,8 @@ static enum kve_raw_type find_type(const uint8_t *p, const uint8_t *end)
             type = kve_raw_type_of(kv_msgpack_str(&m));
         else if (field == FIELD_EVENT_TYPE && kv_msgpack_peek(&m) == KV_MSGPACK_STR)
             event_type = event_type_of(kv_msgpack_str(&m));
+        else if (field == FIELD_RANK && kv_msgpack_peek(&m) == KV_MSGPACK_UINT)
+            ev->has_rank = kv_msgpack_u32s(&m, 1, &ev->rank);
         else
             kv_msgpack_skip(&m);
     }
@@ -232,12 +235,13 @@ int kve_raw_read_map(struct kv_msgpack *m, struct kve_scratch *scratch, struct k
     const uint8_t *before = m->p, *end = m->end;
     int rc = read_fields(m, scratch, ev);
 
-    if (rc == KVE_SKIP_RC(MALFORMED)) {
-        enum kve_raw_type type = find_type(before, end);
+    if (rc > 0) {
+        enum kve_raw_type type = find_type(before, end, ev);
+        bool malformed = rc == KVE_SKIP_RC(MALFORMED);
 
-        if (type == KVE_RAW_UNKNOWN)
+        if (malformed && type == KVE_RAW_UNKNOWN)
             rc = KVE_SKIP_RC(UNKNOWN_TYPE);
-        if (type == KVE_RAW_IGNORED) {
+        if (malformed && type == KVE_RAW_IGNORED) {
             ev->type = type;
             m->p = before;
             m->error.code = 0;

@@ -89,7 +89,7 @@ void kve_reader_reset(struct kve_reader *reader)
     kve_sources_reset(&reader->sources);
     kve_salts_reset(&reader->salts);
     reader->saw_salt = reader->saw_adapter = reader->saw_objects = false;
-    reader->saw_parts = reader->saw_size = false;
+    reader->part_tiers = reader->whole_tiers = 0;
     reader->pool_tiers = 0;
     reader->saw_offload = false;
 }
@@ -110,7 +110,7 @@ bool kve_reader_has_main(const struct kve_reader *reader, uint32_t rank)
 
 bool kve_reader_skips_group(const struct kve_reader *reader)
 {
-    return reader->sources.unfollowed || (reader->saw_parts && !reader->saw_size);
+    return reader->sources.unfollowed || (reader->part_tiers & ~reader->whole_tiers);
 }
 
 bool kve_reader_has_lower(const struct kve_reader *reader)
@@ -203,22 +203,30 @@ static void start_batch(struct kve_reader *reader)
     reader->n_ops = reader->n_blocks = scratch->n_hashes = 0;
     reader->n_clears = 0;
     reader->pool_began = reader->device_cleared = false;
-    reader->lost_tiers = 0;
-    reader->lost_more_ranks = false;
+    reader->n_lost = reader->lost_beyond = 0;
 }
 
 /*
- * Note the tiers of an event that was left out. Not those of blocks that no query can name, or that
- * are elsewhere; groups that aren't followed are noted by themselves (kve_reader_skips_group).
+ * Note what an event was about that was left out. Not of blocks that no query can name, or that are
+ * elsewhere; groups that aren't followed are noted by themselves (kve_reader_skips_group).
  */
 static void note_lost(struct kve_reader *reader, enum kve_skip why)
 {
+    const struct kve_lost *event = &reader->event;
+    uint32_t i = 0;
+
     if (why == KVE_SKIP_GROUP || why == KVE_SKIP_MEDIUM || why == KVE_SKIP_REMOTE ||
-        why == KVE_SKIP_EXTRA_KEYS)
+        why == KVE_SKIP_EXTRA_KEYS || !event->tiers)
         return;
-    reader->lost_more_ranks |= reader->lost_tiers && reader->lost_rank != reader->event_rank;
-    reader->lost_tiers |= reader->event_tiers;
-    reader->lost_rank = reader->event_rank;
+    while (i < reader->n_lost &&
+           (reader->lost[i].rank != event->rank || reader->lost[i].source != event->source))
+        i++;
+    if (i < reader->n_lost)
+        reader->lost[i].tiers |= event->tiers;
+    else if (i < KVE_MAX_LOST)
+        reader->lost[reader->n_lost++] = *event;
+    else
+        reader->lost_beyond |= event->tiers;
 }
 
 /*
@@ -231,8 +239,8 @@ static int read_event(struct kve_reader *reader, struct kv_msgpack *m, uint32_t 
     struct kve_op op = {0};
     int rc = kve_raw_event_read(m, &reader->scratch, &ev);
 
-    reader->event_tiers = ALL_TIERS;
-    reader->event_rank = rank;
+    op.rank = ev.has_rank ? ev.rank : rank;
+    reader->event.rank = op.rank;
     if (rc) {
         /* Go to the end of the event, wherever its reading stopped. */
         m->p = before;
@@ -240,8 +248,6 @@ static int read_event(struct kve_reader *reader, struct kv_msgpack *m, uint32_t 
         kv_msgpack_skip(m);
         return kv_msgpack_failed(m) ? -EPROTO : rc;
     }
-    op.rank = ev.has_rank ? ev.rank : rank;
-    reader->event_rank = op.rank;
     switch (ev.type) {
     case KVE_RAW_STORED:
         return kve_add_stored(reader, &ev, &op);
@@ -267,6 +273,7 @@ static int read_events(struct kve_reader *reader, struct kv_msgpack *m, struct k
     for (uint32_t i = 0; i < n; i++) {
         int rc = KVE_SKIP_RC(TOO_LARGE);
 
+        reader->event = (struct kve_lost){rank, KVE_ANY_SOURCE, ALL_TIERS};
         if (i < reader->max_events)
             rc = read_event(reader, m, rank);
         else

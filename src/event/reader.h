@@ -18,6 +18,18 @@
 #include "event/sources.h"
 #include "event/unique.h"
 
+/** Most entries of events that a batch left out, by rank and source. */
+#define KVE_MAX_LOST 16
+
+#define KVE_ANY_SOURCE UINT32_MAX
+
+/** An event that was left out may have changed what the publisher has there, and a query can ask for. */
+struct kve_lost {
+    uint32_t rank;
+    uint32_t source; /* KVE_ANY_SOURCE: unknown */
+    uint32_t tiers;  /* bit per tier; all while it isn't known */
+};
+
 struct kve_reader {
     uint32_t block_size;
     uint32_t rank;
@@ -41,20 +53,19 @@ struct kve_reader {
     uint32_t n_clears;
     bool pool_began;
     bool device_cleared; /* the batch has a clear that was certainly the device's */
-    /* Bit per tier about which the batch had an event that was left out: it may have changed what the
-     * publisher has there, and a query can ask for. */
-    uint32_t lost_tiers;
-    uint32_t lost_rank;   /* of the last such event */
-    bool lost_more_ranks; /* others were of other ranks */
-    /* Of the current event: bit of its tier, or all while it isn't known; its rank. */
-    uint32_t event_tiers, event_rank;
+    /* Events of the batch that were left out: what they were about. */
+    struct kve_lost lost[KVE_MAX_LOST];
+    uint32_t n_lost;
+    uint32_t lost_beyond;  /* tiers of further ones, of any rank and source */
+    struct kve_lost event; /* what the current event is about */
 
     /* State between batches, from here on. Replicas receive it, too (reader_state.c). */
     struct kve_sources sources;
     bool ignore_mm_keys, ignore_mm_offsets;
     bool saw_salt, saw_adapter, saw_objects; /* since the last reset */
-    /* Parts of blocks; blocks of the registered size. Replicas see them anew. */
-    bool saw_parts, saw_size;
+    /* Bit per tier in which full attention has announced parts of blocks; blocks of the registered
+     * size. Replicas see them anew. */
+    uint32_t part_tiers, whole_tiers;
     /* Bit per tier that the publisher clears together with its device tier */
     uint32_t engine_tiers;
     uint32_t pool_tiers; /* bit per tier in which a connector has a block pool of its own */

@@ -97,7 +97,8 @@ int kve_apply_rules(struct kve_reader *reader, const struct kve_raw_event *ev, s
     note_pool(reader, ev, (enum kv_tier)tier);
     op->source = (uint32_t)source;
     op->tier = (enum kv_tier)tier;
-    reader->event_tiers = 1u << tier;
+    reader->event.source = op->source;
+    reader->event.tiers = 1u << tier;
     return 0;
 }
 

@@ -198,8 +198,8 @@ static void note_other_size(struct kve_reader *reader, const struct kve_raw_even
 {
     if (!ev->block_size || reader->block_size % ev->block_size)
         return;
-    reader->saw_parts = true;
-    reader->event_tiers = 0;
+    reader->part_tiers |= reader->event.tiers;
+    reader->event.tiers = 0;
 }
 
 int kve_add_stored(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)
@@ -218,7 +218,8 @@ int kve_add_stored(struct kve_reader *reader, const struct kve_raw_event *ev, st
         note_other_size(reader, ev);
         return KVE_SKIP_RC(BLOCK_SIZE);
     }
-    reader->saw_size |= ev->block_size == reader->block_size;
+    if (ev->block_size == reader->block_size && !kve_is_window(reader, op))
+        reader->whole_tiers |= 1u << op->tier;
     if (!ev->n_hashes)
         return 0;
     rc = kve_unique_check(&reader->unique, ev->has_parent ? &ev->parent : NULL, hashes,

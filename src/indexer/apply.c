@@ -393,16 +393,28 @@ static void put_op(struct ki_applier *a, struct kvi_index *index, struct put *pu
         put_now(a, index, put, i);
 }
 
-/* Doubt the tiers of events that were left out: behind the batch's clears, which may precede them. */
+/* Doubt the tiers of an event that was left out. Of an unknown source: those of every owner. */
+static void doubt_event(struct ki_applier *a, const struct kve_lost *lost)
+{
+    bool any = lost->source == KVE_ANY_SOURCE;
+    struct kve_source source;
+
+    if (any)
+        ki_doubts_add(&a->doubts, lost->rank, 0, lost->tiers);
+    for (uint32_t i = any ? 1 : lost->source; kve_reader_source(a->reader, i, &source) == 0; i++) {
+        if (!any || source.owner[0])
+            ki_doubts_add(&a->doubts, lost->rank, ki_owner_id(&source), lost->tiers);
+        if (!any)
+            break;
+    }
+}
+
+/* Doubt what was left out: behind the batch's clears, which may precede it. */
 static void doubt_lost(struct ki_applier *a)
 {
-    uint32_t tiers = a->reader->lost_tiers & KI_WHY_TIERS;
-
-    if (!tiers)
-        return;
-    ki_doubts_add(&a->doubts, a->reader->lost_rank, 0, tiers);
-    for (uint32_t i = 0; a->reader->lost_more_ranks && i < a->n_ranks; i++)
-        ki_doubts_add(&a->doubts, a->ranks[i], 0, tiers);
+    for (uint32_t i = 0; i < a->reader->n_lost; i++)
+        doubt_event(a, &a->reader->lost[i]);
+    a->doubts.lost |= a->reader->lost_beyond;
 }
 
 static void count_batch(struct ki_applier *a, const struct kve_batch *batch, size_t len)

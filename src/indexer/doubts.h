@@ -21,7 +21,7 @@ struct ki_doubt {
 struct ki_doubts {
     struct ki_doubt *items; /* ordered by rank and owner; each has a bit */
     size_t n, capacity;
-    uint32_t lost; /* bits for which there was no memory: of unknown ranks, until ki_doubts_clear */
+    uint32_t lost; /* bits of unknown ranks, or without memory: until ki_doubts_clear */
 };
 
 /** Most entries. The doubts of further ranks and owners last until ki_doubts_clear. */

@@ -205,10 +205,81 @@ static void test_dumps_without_a_connection(void **state)
     }
 }
 
+#define CLEAR(rank) "{'type': 'AllBlocksCleared', 'dp_rank': " #rank "}"
+/* Left out, for a hash that comes twice. */
+#define TWICE(more)                                                                             \
+    "{'type': 'BlockStored', 'block_size': 4, 'token_ids': [1,2,3,4,5,6,7,8], 'block_hashes': " \
+    "[1, 1]" more "}"
+#define OF_RANK_5 ", 'dp_rank': 5"
+
+/* An event that is left out leaves its rank and owner in doubt, and only their clears end that. */
+static void test_left_out_of_whom(void **state)
+{
+    static const struct {
+        const char *events, *clear, *its_clear;
+    } cases[] = {
+        {TWICE(OF_RANK_5) "," TWICE(""), CLEAR(0), CLEAR(5)},
+        {TWICE("") "," TWICE(OF_RANK_5), CLEAR(5), CLEAR(0)},
+        /* The rank comes behind what is malformed. */
+        {"{'type': 'BlockStored', 'block_hashes': '1', 'medium': 'GPU'" OF_RANK_5 "}", CLEAR(0),
+         CLEAR(5)},
+        {TWICE(", 'ownership': 'a', 'medium': 'CPU_PINNED'"), CLEAR(0),
+         "{'type': 'AllBlocksCleared', 'ownership': 'a'}"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(cases); i++) {
+        struct world w;
+
+        world_init(&w, NULL);
+        /* An engine that clears its tiers together. */
+        offer(&w,
+              "{'type': 'BlockStored', 'block_size': 4, 'token_ids': [1,2,3,4], 'block_hashes': "
+              "[9], 'medium': 'CPU_PINNED'},{'type': 'BlockStored', 'block_size': 4, "
+              "'token_ids': [1,2,3,4], 'block_hashes': [8], 'medium': 'DISK'}, {'type': "
+              "'BlockStored', 'block_size': 4, 'token_ids': [1,2,3,4], 'block_hashes': [7], "
+              "'medium': 'EXTERNAL'}");
+        assert_false(is_partial(&w));
+        offer(&w, cases[i].events);
+        assert_true(is_partial(&w));
+        offer(&w, cases[i].clear);
+        assert_true(is_partial(&w));
+        offer(&w, cases[i].its_clear);
+        assert_false(is_partial(&w));
+        ki_listener_release(w.l);
+    }
+}
+
+#define PART(medium)                                                                  \
+    "{'type': 'BlockStored', 'block_size': 2, 'group_idx': 0, 'kv_cache_spec_kind': " \
+    "'full_attention', 'medium': '" medium "', 'token_ids': [1,2], 'block_hashes': [9]}"
+
+/* Parts of blocks are passed over where whole ones come, too: of full attention, in the same tier. */
+static void test_parts_alone(void **state)
+{
+    struct world w;
+
+    (void)state;
+    world_init(&w, NULL);
+    offer(&w, PART("GPU"));
+    assert_true(is_partial(&w));
+    offer(&w, WINDOW_BLOCKS(4, "11"));
+    assert_true(is_partial(&w));
+    offer(&w, MAIN_BLOCKS);
+    assert_false(is_partial(&w));
+    offer(&w, PART("GPU"));
+    assert_false(is_partial(&w));
+    offer(&w, PART("CPU"));
+    assert_true(is_partial(&w));
+    ki_listener_release(w.l);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_dumps_without_a_connection),
+        cmocka_unit_test(test_left_out_of_whom),
+        cmocka_unit_test(test_parts_alone),
         cmocka_unit_test(test_size_changes_during_dump),
         cmocka_unit_test(test_left_out),
     };
