@@ -240,7 +240,7 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
         .orphans = a->orphans,
         .rejected = a->rejected,
         .left_out = l->applier.left_out,
-        .partial = ki_stream_is_partial(s),
+        .partial = ki_stream_is_partial(s) || ki_stream_is_behind(s),
     };
     memcpy(ret->skipped, a->skipped, sizeof(ret->skipped));
     pthread_mutex_unlock(&l->lock);

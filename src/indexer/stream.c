@@ -70,6 +70,11 @@ bool ki_stream_is_partial(const struct ki_stream *s)
     return ki_stream_lacks_batches(s) || s->doubtful;
 }
 
+bool ki_stream_is_behind(const struct ki_stream *s)
+{
+    return s->state != KI_STREAM_LIVE && (s->holding || s->began_anew);
+}
+
 void ki_stream_mark_partial(struct ki_stream *s, uint64_t now_ns)
 {
     s->partial = true;

@@ -136,6 +136,7 @@ struct ki_stream {
     bool gap_counted; /* the held batch's gap is counted already */
     bool answered;    /* this request has brought a batch */
     uint32_t attempts;
+    bool began_anew;        /* this replay has brought the beginning; its end is to come */
     uint32_t turnovers;     /* restarts seen during this replay */
     uint64_t replay_end_ns; /* time at which the replay is given up in any case */
     /* Deadline of the request, or of the pause before the next; 0 when LIVE. */
@@ -219,6 +220,12 @@ unsigned ki_stream_tick(struct ki_stream *s, uint64_t now_ns);
 bool ki_stream_is_partial(const struct ki_stream *s);
 /** The same without what the driver doubts: reasons that lie in the batches themselves. */
 bool ki_stream_lacks_batches(const struct ki_stream *s);
+
+/**
+ * Return true while batches are known to be missing that a replay may bring. A replica that goes on
+ * at the position asks for them itself.
+ */
+bool ki_stream_is_behind(const struct ki_stream *s);
 
 /** Evidence in an applied batch about the index's view, over all ranks of the stream. */
 struct ki_evidence {

@@ -30,6 +30,7 @@ unsigned ki_stream_begin_replay(struct ki_stream *s, enum ki_replay_kind kind, u
         s->turnovers = 0;
     }
     s->kind = kind;
+    s->began_anew = false;
     s->attempts = 1;
     if (kind == KI_REPLAY_HEAL) {
         s->heal_at_ns = 0; /* only once */
@@ -219,6 +220,7 @@ static unsigned replay_next(struct ki_stream *s, const struct ki_batch_id *id, u
         s->attempts = 1; /* progress */
     }
     s->answered = true;
+    s->began_anew |= s->kind == KI_REPLAY_START;
     if (s->holding && id->sequence > s->trigger)
         return steps | KI_STEP_APPLY | replay_beyond(s, id);
     ki_stream_accept(s, id);

@@ -522,6 +522,7 @@ def test_large_batches_behind_a_hanging_replay():
             store(engine, 2, 2, lose=True)
             store(engine, 3, 2)  # held: nobody answers
             wait_until(lambda: listener(indexer)["status"] == "replaying", what="a replay")
+            equal(listener(indexer)["partial"], True, "partial: a batch is missing")
             payload, most = engine.batch([]) + b"\0" * (10 << 20), 0
             for _ in range(60):
                 engine.send_raw(payload, keep=False)

@@ -622,6 +622,33 @@ static void after_a_dump_without_positions(void **state)
     assert_int_not_equal(ki_stream_deadline(&s), 0);
 }
 
+/* Answers lack what a replay still has to bring. */
+static void while_a_replay_runs(void **state)
+{
+    struct ki_stream s;
+
+    (void)state;
+    ki_stream_init(&s, &with_replay);
+    assert_int_equal(start_connected(&s), KI_STEP_REQUEST);
+    assert_int_equal(replayed(&s, 0, 0), KI_STEP_APPLY);
+    assert_true(ki_stream_is_behind(&s)); /* how far, nobody knows before the end */
+    assert_int_equal(ki_stream_tick(&s, s.deadline_ns), KI_STEP_REQUEST);
+    assert_true(ki_stream_is_behind(&s));
+    assert_int_equal(replayed(&s, 0, 0), KI_STEP_DROP);
+    assert_int_equal(replayed(&s, 0, 1), KI_STEP_APPLY);
+    assert_true(ki_stream_is_behind(&s));
+    assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
+    assert_false(ki_stream_is_behind(&s) || ki_stream_is_partial(&s));
+    assert_int_equal(live(&s, 0, 3), KI_STEP_HOLD | KI_STEP_REQUEST);
+    assert_true(ki_stream_is_behind(&s));
+    assert_int_equal(replayed(&s, 0, 2), KI_STEP_APPLY | KI_STEP_RESUME);
+    assert_int_equal(live(&s, 0, 3), KI_STEP_APPLY);
+    assert_false(ki_stream_is_behind(&s) || ki_stream_is_partial(&s));
+    /* Asked once more, in case something was lost: nothing is known to be missing. */
+    assert_int_equal(ki_stream_connected(&s, false, SECOND), KI_STEP_REQUEST);
+    assert_false(ki_stream_is_behind(&s) || ki_stream_is_partial(&s));
+}
+
 /* A publisher that was never heard may have published before: nothing tells what it has. */
 static void before_the_first_batch(void **state)
 {
@@ -968,6 +995,7 @@ int main(void)
         cmocka_unit_test(after_recovery_from_a_peer),
         cmocka_unit_test(after_a_dump_without_positions),
         cmocka_unit_test(before_the_first_batch),
+        cmocka_unit_test(while_a_replay_runs),
         cmocka_unit_test(restart_hidden_behind_a_recovery),
         cmocka_unit_test(silence_after_a_recovery),
         cmocka_unit_test(registered_again),
