@@ -82,6 +82,12 @@ int kve_raw_event_read(struct kv_msgpack *m, struct kve_scratch *scratch,
                        struct kve_raw_event *ret);
 
 /**
+ * Find the rank that the event at @p, up to @end, names for itself, whatever else it is. Returns false
+ * when it names none; *@ret is the same then.
+ */
+bool kve_raw_find_rank(const uint8_t *p, const uint8_t *end, uint32_t *ret);
+
+/**
  * Find the lookahead: the tokens behind each block that the block's hash covers. @tokens are the
  * event's; the lookahead of the last block is appended to them. Returns 0 with the number of
  * lookahead tokens per block in *@ret. Returns KVE_SKIP_RC(...) when there are too many, when

@@ -171,15 +171,14 @@ static void take_field(struct kv_msgpack *m, enum field field, struct kve_raw_ev
 }
 
 /*
- * Find the type and rank of a malformed event. They may stand anywhere in the map, and an unknown
- * type may give any field another meaning. Such an event is of unknown type rather than malformed.
+ * Find the type of a malformed event. The type may stand anywhere in the map, and an unknown type
+ * may give any field another meaning. Such an event is of unknown type rather than malformed.
  */
-static enum kve_raw_type find_type(const uint8_t *p, const uint8_t *end, struct kve_raw_event *ev)
+static enum kve_raw_type find_type(const uint8_t *p, const uint8_t *end)
 {
     enum kve_raw_type type = KVE_RAW_NONE, event_type = KVE_RAW_NONE;
     struct kv_msgpack m;
 
-    ev->has_rank = false;
     kv_msgpack_init(&m, p, (size_t)(end - p));
     for (uint32_t n = kv_msgpack_map(&m); n && !kv_msgpack_failed(&m); n--) {
         enum field field = FIELD_OTHER;
@@ -192,12 +191,36 @@ static enum kve_raw_type find_type(const uint8_t *p, const uint8_t *end, struct 
             type = kve_raw_type_of(kv_msgpack_str(&m));
         else if (field == FIELD_EVENT_TYPE && kv_msgpack_peek(&m) == KV_MSGPACK_STR)
             event_type = event_type_of(kv_msgpack_str(&m));
-        else if (field == FIELD_RANK && kv_msgpack_peek(&m) == KV_MSGPACK_UINT)
-            ev->has_rank = kv_msgpack_u32s(&m, 1, &ev->rank);
         else
             kv_msgpack_skip(&m);
     }
     return type == KVE_RAW_NONE ? event_type : type;
+}
+
+bool kve_raw_find_rank(const uint8_t *p, const uint8_t *end, uint32_t *ret)
+{
+    struct kve_raw_event ev = {.has_rank = false};
+    struct kv_msgpack m;
+
+    kv_msgpack_init(&m, p, (size_t)(end - p));
+    if (kv_msgpack_peek(&m) != KV_MSGPACK_MAP)
+        return false;
+    for (uint32_t n = kv_msgpack_map(&m); n && !kv_msgpack_failed(&m); n--) {
+        enum field field = FIELD_OTHER;
+
+        if (kv_msgpack_peek(&m) == KV_MSGPACK_STR)
+            field = field_of(kv_msgpack_str(&m));
+        else
+            kv_msgpack_skip(&m);
+        if (field == FIELD_RANK)
+            take_rank(&m, &ev);
+        else
+            kv_msgpack_skip(&m);
+    }
+    if (kv_msgpack_failed(&m) || !ev.has_rank)
+        return false;
+    *ret = ev.rank;
+    return true;
 }
 
 static int read_fields(struct kv_msgpack *m, struct kve_scratch *scratch, struct kve_raw_event *ev)
@@ -235,13 +258,12 @@ int kve_raw_read_map(struct kv_msgpack *m, struct kve_scratch *scratch, struct k
     const uint8_t *before = m->p, *end = m->end;
     int rc = read_fields(m, scratch, ev);
 
-    if (rc > 0) {
-        enum kve_raw_type type = find_type(before, end, ev);
-        bool malformed = rc == KVE_SKIP_RC(MALFORMED);
+    if (rc == KVE_SKIP_RC(MALFORMED)) {
+        enum kve_raw_type type = find_type(before, end);
 
-        if (malformed && type == KVE_RAW_UNKNOWN)
+        if (type == KVE_RAW_UNKNOWN)
             rc = KVE_SKIP_RC(UNKNOWN_TYPE);
-        if (malformed && type == KVE_RAW_IGNORED) {
+        if (type == KVE_RAW_IGNORED) {
             ev->type = type;
             m->p = before;
             m->error.code = 0;

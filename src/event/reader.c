@@ -230,6 +230,21 @@ static void note_lost(struct kve_reader *reader, enum kve_skip why)
 }
 
 /*
+ * Pass over the event at @before, that isn't read or in which reading stopped, and find its rank.
+ * Returns false when it has no end.
+ */
+static bool pass_over(struct kve_reader *reader, struct kv_msgpack *m, const uint8_t *before)
+{
+    m->p = before;
+    m->error.code = 0;
+    kv_msgpack_skip(m);
+    if (kv_msgpack_failed(m))
+        return false;
+    (void)kve_raw_find_rank(before, m->p, &reader->event.rank);
+    return true;
+}
+
+/*
  * Read one event and apply the rules. Returns 0, KVE_SKIP_RC(...), -EPROTO (no msgpack) or -ENOMEM.
  */
 static int read_event(struct kve_reader *reader, struct kv_msgpack *m, uint32_t rank)
@@ -239,15 +254,10 @@ static int read_event(struct kve_reader *reader, struct kv_msgpack *m, uint32_t 
     struct kve_op op = {0};
     int rc = kve_raw_event_read(m, &reader->scratch, &ev);
 
+    if (rc)
+        return pass_over(reader, m, before) ? rc : -EPROTO;
     op.rank = ev.has_rank ? ev.rank : rank;
     reader->event.rank = op.rank;
-    if (rc) {
-        /* Go to the end of the event, wherever its reading stopped. */
-        m->p = before;
-        m->error.code = 0;
-        kv_msgpack_skip(m);
-        return kv_msgpack_failed(m) ? -EPROTO : rc;
-    }
     switch (ev.type) {
     case KVE_RAW_STORED:
         return kve_add_stored(reader, &ev, &op);
@@ -276,8 +286,8 @@ static int read_events(struct kve_reader *reader, struct kv_msgpack *m, struct k
         reader->event = (struct kve_lost){rank, KVE_ANY_SOURCE, ALL_TIERS};
         if (i < reader->max_events)
             rc = read_event(reader, m, rank);
-        else
-            kv_msgpack_skip(m);
+        else if (!pass_over(reader, m, m->p))
+            return -EPROTO;
         if (rc < 0)
             return rc;
         if (rc > 0) {

@@ -3,6 +3,7 @@
 #include "base/unit.h"
 
 #include "event/pack.h"
+#include "event/reader.h"
 #include "indexer/listener_impl.h"
 #include "indexer/model.h"
 
@@ -206,11 +207,60 @@ static void test_dumps_without_a_connection(void **state)
 }
 
 #define CLEAR(rank) "{'type': 'AllBlocksCleared', 'dp_rank': " #rank "}"
+/* An engine whose clears empty all tiers: it has blocks in each, by names that vLLM doesn't use. */
+#define IN_TIER(hash, medium)                                                                 \
+    "{'type': 'BlockStored', 'block_size': 4, 'token_ids': [1,2,3,4], 'block_hashes': [" hash \
+    "], 'medium': '" medium "'}"
+#define IN_ALL_TIERS \
+    IN_TIER("9", "CPU_PINNED") "," IN_TIER("8", "DISK") "," IN_TIER("7", "EXTERNAL")
 /* Left out, for a hash that comes twice. */
 #define TWICE(more)                                                                             \
     "{'type': 'BlockStored', 'block_size': 4, 'token_ids': [1,2,3,4,5,6,7,8], 'block_hashes': " \
     "[1, 1]" more "}"
 #define OF_RANK_5 ", 'dp_rank': 5"
+
+/* The ranks of events that are left out are in doubt until each of them is cleared, and no others. */
+static void test_ranks_of_left_out_events(void **state)
+{
+    static const struct {
+        const char *events;
+        uint32_t ranks[3], n; /* that are in doubt */
+    } cases[] = {
+        {TWICE(OF_RANK_5) "," TWICE(OF_RANK_5), {5}, 1},
+        {TWICE(OF_RANK_5) "," TWICE(", 'dp_rank': 3"), {5, 3}, 2}, /* neither has had a block */
+        {TWICE(OF_RANK_5) "," CLEAR(5), {5}, 1}, /* the clear may have come first */
+        /* Events whose reading stopped before their rank, or that have none. */
+        {"{'type': 'BlockSplit'" OF_RANK_5 "}", {5}, 1},
+        {"{'type': 'BlockSplit', 'block_hashes': 1" OF_RANK_5 "}", {5}, 1},
+        {"{'dp_rank': 5, 'type': 'BlockStored', 'block_hashes': 1}", {5}, 1},
+        {"{'type': 'BlockStored', 'block_hashes': 1, 'dp_rank': nil}", {0}, 1},
+        {"['BlockStored', 1, nil, [1,2,3,4], 4]", {0}, 1},
+        {"17", {0}, 1},
+        /* Beyond the limit. */
+        {CLEAR(0) "," CLEAR(0) "," CLEAR(0) "," CLEAR(5) ", 17", {5, 0}, 2},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(cases); i++) {
+        struct world w;
+
+        world_init(&w, NULL);
+        w.l->applier.reader->max_events = 3;
+        offer(&w, IN_ALL_TIERS);
+        assert_false(w.l->stream.doubtful);
+        offer(&w, cases[i].events);
+        for (uint32_t k = 0; k < cases[i].n; k++) {
+            char clear[64];
+
+            assert_true(w.l->stream.doubtful);
+            snprintf(clear, sizeof(clear), "{'type': 'AllBlocksCleared', 'dp_rank': %u}",
+                     cases[i].ranks[k]);
+            offer(&w, clear);
+        }
+        assert_false(w.l->stream.doubtful);
+        ki_listener_release(w.l);
+    }
+}
 
 /* An event that is left out leaves its rank and owner in doubt, and only their clears end that. */
 static void test_left_out_of_whom(void **state)
@@ -232,13 +282,7 @@ static void test_left_out_of_whom(void **state)
         struct world w;
 
         world_init(&w, NULL);
-        /* An engine that clears its tiers together. */
-        offer(&w,
-              "{'type': 'BlockStored', 'block_size': 4, 'token_ids': [1,2,3,4], 'block_hashes': "
-              "[9], 'medium': 'CPU_PINNED'},{'type': 'BlockStored', 'block_size': 4, "
-              "'token_ids': [1,2,3,4], 'block_hashes': [8], 'medium': 'DISK'}, {'type': "
-              "'BlockStored', 'block_size': 4, 'token_ids': [1,2,3,4], 'block_hashes': [7], "
-              "'medium': 'EXTERNAL'}");
+        offer(&w, IN_ALL_TIERS);
         assert_false(is_partial(&w));
         offer(&w, cases[i].events);
         assert_true(is_partial(&w));
@@ -278,6 +322,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_dumps_without_a_connection),
+        cmocka_unit_test(test_ranks_of_left_out_events),
         cmocka_unit_test(test_left_out_of_whom),
         cmocka_unit_test(test_parts_alone),
         cmocka_unit_test(test_size_changes_during_dump),
