@@ -244,7 +244,7 @@ static void answer(struct kvbm_lender *lender, struct kvbm_borrower *borrower, u
     pthread_mutex_lock(&lender->lock);
     lease = find_lease(borrower, id, &offer);
     if (lease)
-        kvbm_loan_end(offer, lease, &over);
+        kvbm_loan_release(offer, lease, &over); /* a peer that guesses its number may read it */
     pthread_mutex_unlock(&lender->lock);
     kvbm_loans_give_back(lender, over);
 }
