@@ -61,7 +61,10 @@ struct kvbm_carrier_abi {
     /** Return a copy of the address that peers of this node connect to, or NULL; free it. */
     void *(*node_address)(struct kvbm_carrier_node *node, size_t *len);
 
-    /** Begin to connect to the node of an address. Returns 0 or -ENOMEM; failures show in sends. */
+    /**
+     * Begin to connect to the node of an address. Returns 0; -ENOMEM; -EAGAIN (too many wait to be
+     * connected to). Failures show in sends.
+     */
     int (*peer_create)(struct kvbm_carrier_node *node, const void *address, size_t len,
                        struct kvbm_carrier_peer **ret);
     /** Close a connection and free it. Its sends end sooner or later. Doesn't wait. */

@@ -45,6 +45,7 @@ struct kvbm_carrier_node {
     pthread_mutex_t lock; /* all below */
     bool stopping;
     uint32_t n_peers;
+    size_t connecting; /* bytes of peers that the node's thread hasn't connected to yet */
     struct kvbm_ucx_commands commands;
     struct kvbm_ucx_receives receives[KVBM_UCX_BUCKETS];
 };

@@ -10,6 +10,8 @@
 #include "base/error.h"
 #include "node.h"
 
+#define MAX_CONNECTING \
+    ((size_t)16 << 20)  /* bytes: of thousands of peers, whose addresses are short */
 #define RENDEZVOUS 8192 /* bytes of a message from which it waits for the receiver's memory */
 
 struct kvbm_carrier_peer {
@@ -100,6 +102,11 @@ static void on_error(void *arg, ucp_ep_h ep, ucs_status_t status)
     kvbm_ucx_command(peer->node, &peer_get(peer)->command, run_failed);
 }
 
+static size_t bytes_of_peer(size_t len)
+{
+    return sizeof(struct kvbm_carrier_peer) + len;
+}
+
 static void run_create(struct kvbm_ucx_command *command)
 {
     struct kvbm_carrier_peer *peer = (struct kvbm_carrier_peer *)(void *)command;
@@ -111,6 +118,9 @@ static void run_create(struct kvbm_ucx_command *command)
                                     .err_handler = {.cb = on_error, .arg = peer}};
 
     LIST_INSERT_HEAD(&peer->node->peers, peer, list);
+    pthread_mutex_lock(&peer->node->lock);
+    peer->node->connecting -= bytes_of_peer(peer->len);
+    pthread_mutex_unlock(&peer->node->lock);
     if (ucp_ep_create(peer->node->worker, &params, &peer->ep) != UCS_OK) {
         peer->ep = NULL;
         peer->failed = true;
@@ -118,20 +128,36 @@ static void run_create(struct kvbm_ucx_command *command)
     peer_put(peer);
 }
 
+/* Count a peer, unless too many wait: a peer may ask faster than UCX connects. */
+static int count_peer(struct kvbm_carrier_node *node, size_t bytes)
+{
+    int err = 0;
+
+    pthread_mutex_lock(&node->lock);
+    if (node->connecting + bytes > MAX_CONNECTING) {
+        err = -EAGAIN;
+    } else {
+        node->connecting += bytes;
+        node->n_peers++;
+    }
+    pthread_mutex_unlock(&node->lock);
+    return err;
+}
+
 int kvbm_ucx_peer_create(struct kvbm_carrier_node *node, const void *address, size_t len,
                          struct kvbm_carrier_peer **ret)
 {
-    struct kvbm_carrier_peer *peer = calloc(1, sizeof(*peer) + len);
+    struct kvbm_carrier_peer *peer = calloc(1, bytes_of_peer(len));
+    int err = peer ? count_peer(node, bytes_of_peer(len)) : -ENOMEM;
 
-    if (!peer)
-        return -ENOMEM;
+    if (err < 0) {
+        free(peer);
+        return err;
+    }
     peer->node = node;
     peer->len = len;
     memcpy(peer->address, address, len);
     atomic_init(&peer->references, 1);
-    pthread_mutex_lock(&node->lock);
-    node->n_peers++;
-    pthread_mutex_unlock(&node->lock);
     kvbm_ucx_command(node, &peer_get(peer)->command, run_create);
     *ret = peer;
     return 0;
