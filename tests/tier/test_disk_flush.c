@@ -14,7 +14,7 @@ enum {
     BYTES = 8192,
     DEPTH = 8,
     MEMORY = 64 << 20,  /* of this machine, so the program says */
-    MOST = MEMORY / 32, /* dirty bytes at which writes wait */
+    MOST = MEMORY / 16, /* dirty bytes at which writes wait */
     SLOTS = 4 * (MOST / BYTES),
     ABOVE = 2 * DEPTH /* blocks that may have begun before the limit was reached */
 };

@@ -14,8 +14,8 @@
 #include "tier/disk/impl.h"
 
 #define FLUSH_AT (UINT64_C(64) << 20)
-#define MAX_DIRTY (UINT64_C(1) << 30)
-enum { OF_MEMORY = 32 }; /* at most this part of the memory is dirty, too */
+#define MAX_DIRTY (UINT64_C(2) << 30)
+enum { OF_MEMORY = 16 }; /* at most this part is dirty, too; the kernel begins at a tenth */
 
 void kvbm_disk_flush_init(struct kvbm_disk *disk)
 {
