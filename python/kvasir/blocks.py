@@ -19,13 +19,17 @@ import ctypes
 import errno
 import os
 import weakref
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _abi
 from ._chains import Chain, Keys, _chain
 from ._native import Handle, Memory, as_word, call, error, give_back, lend, load, numbers, text, untyped
+from ._options import EVICTION, set_manager_options
 from ._results import Done, Removed, Shape, as_done, deadline
 from .index import DEVICE, DISK, EXTERNAL, HOST
+
+if TYPE_CHECKING:
+    from .peers import Agent
 
 __all__ = ["BUSY", "Blocks", "Cache", "Chain", "DEVICE", "DISK", "Done", "EXTERNAL", "HOST", "Held", "MISS", "Manager", "NO_BLOCK", "ON_DISK", "ON_PEER",
            "PENDING", "Pin", "Pool", "READY", "REMOTE", "Removed", "Shape"]
@@ -39,9 +43,6 @@ _HANDLE = array.array("I", (0, 0, 0, 0))  # struct kvbm_handle: pool, block, gen
 _allocate, _register = untyped(_c, "kvbm_pool_allocate", ctypes.c_int), untyped(_c, "kvbm_pool_register_chain", ctypes.c_int)
 _release, _release_mutable = untyped(_c, "kvbm_pool_release", ctypes.c_int), untyped(_c, "kvbm_pool_release_mutable", ctypes.c_int)
 _match = untyped(_c, "kvbm_pool_match", ctypes.c_long)
-_EVICTION = {"default": _abi.KVBM_EVICT_DEFAULT, "lru": _abi.KVBM_EVICT_LRU, "lfu": _abi.KVBM_EVICT_LFU,
-             "lineage": _abi.KVBM_EVICT_LINEAGE}
-_IO = {"auto": _abi.KVBM_IO_AUTO, "uring": _abi.KVBM_IO_URING, "threads": _abi.KVBM_IO_THREADS}
 
 
 # -- pools -------------------------------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ class Pool(Handle):
         self._registry: Any = _Registry(key_len) if manager is None else manager
         self.key_len, self.block_size = self._registry.key_len, block_size
         opts = _abi.kvbm_pool_opts(name=text(name), tier=tier, groups=groups, n_blocks=n_blocks, block_size=block_size,
-                                   eviction=_EVICTION[eviction], reject_duplicates=reject_duplicates,
+                                   eviction=EVICTION[eviction], reject_duplicates=reject_duplicates,
                                    reset_on_release=reset_on_release)
         address = ctypes.c_void_p()
         call(_c.kvbm_pool_create, self._registry._registry_address(), ctypes.byref(opts), ctypes.byref(address))
@@ -210,9 +211,11 @@ class Manager(Handle):
     @host_memory: writable memory for the host tier, such as an mmap of a memfd or of a file in /dev/shm. Other processes that map
     it read and write its blocks themselves: block i begins at i * host_stride. @host_bytes: its length, unless said. Memory that
     lacks pages (longer than its file, a full tmpfs) is Error(ENOSPC), memory of another manager of the process Error(EBUSY).
+    @agent: its sessions read blocks of peers, and it can lend this manager's (kvasir.peers). Without one @peers has an agent's of its own.
     """
 
-    def __init__(self, shape: Shape, *, key_len: int = 8, close_timeout: float = 30.0, host_memory: Any = None, **options: Any) -> None:
+    def __init__(self, shape: Shape, *, key_len: int = 8, close_timeout: float = 30.0, host_memory: Any = None,
+                 agent: "Optional[Agent]" = None, **options: Any) -> None:
         config = shape.config(1)
         opts = _abi.kvbm_manager_opts(block=ctypes.addressof(config), key_len=key_len)
         host = None if host_memory is None else Memory(host_memory, True)
@@ -220,27 +223,25 @@ class Manager(Handle):
             opts.host_memory = host.address
             if options.setdefault("host_bytes", host.nbytes) > host.nbytes:
                 raise ValueError(f"{host.nbytes} bytes of host_memory, {options['host_bytes']} of host_bytes")
-        for name, value in options.items():
-            if name not in _MANAGER_OPTIONS:
-                raise TypeError(f"no option {name!r} of a manager")
-            if name.endswith("_eviction"):
-                value = _named(name, value, _EVICTION)
-            elif name == "io" and isinstance(value, str):
-                value = _named(name, value, _IO)
-            elif isinstance(value, dict):  # host_policy={"policy": KVBM_POLICY_FREQUENCY, "threshold": 3}
-                value = _abi.kvbm_tier_policy(**value)
-            setattr(opts, name, text(value) if isinstance(value, str) else value)
+        set_manager_options(opts, options)
         address = ctypes.c_void_p()
-        call(_c.kvbm_manager_create, ctypes.byref(opts), ctypes.byref(address))
+        opts.agent = None if agent is None else agent._enter()
+        try:
+            call(_c.kvbm_manager_create, ctypes.byref(opts), ctypes.byref(address))
+        finally:
+            if agent is not None:
+                agent._leave()
         self.shape, self.key_len = shape, key_len
-        self._caches: "weakref.WeakSet[Cache]" = weakref.WeakSet()
+        self._caches: "weakref.WeakSet[Handle]" = weakref.WeakSet()  # and blocks that are lent
         timeout = int(close_timeout * 1000)
         pins: Dict[int, None] = {}
         lent: Dict[int, _Lent] = {}
         of_host = [] if host is None else [host]  # emptied by close(), so that its owner can free the memory
         for memory in of_host:
             lend(memory)
-        self._own(address.value or 0, lambda manager: _destroy(manager, timeout, pins, lent, of_host))
+        self._own(address.value or 0, lambda manager: _destroy(manager, timeout, pins, lent, of_host, agent))
+        if agent is not None:
+            agent._users.add(self)
         self._state.at_end = lambda: _unpin_all(pins)
         self._pins, self._lent = pins, lent  # addresses of pins that are held; what attached caches use
 
@@ -255,7 +256,7 @@ class Manager(Handle):
     def close(self) -> None:
         """Finish queued work for up to close_timeout, and free the tiers. Raises Error(EBUSY) while anything is held."""
         if any(not cache.closed for cache in self._caches):
-            raise error(-errno.EBUSY, "a cache is attached")
+            raise error(-errno.EBUSY, "a cache is attached, or blocks are lent")
         super().close()
 
     def attach(self, memory: Any, *, n_blocks: Optional[int] = None, pool: Optional[Pool] = None, shape: Optional[Shape] = None) -> "Cache":
@@ -411,24 +412,15 @@ class Manager(Handle):
             room = needed + 4096
 
 
-def _named(option: str, value: str, names: Dict[str, int]) -> int:
-    """Return the constant that an option's value names. Raises ValueError."""
-    if value not in names:
-        raise ValueError(f"{option}: {value!r} is none of {', '.join(names)}")
-    return names[value]
-
-
-_MANAGER_OPTIONS = {name for name, *_ in _abi.kvbm_manager_opts._fields_} - {"size", "block", "key_len", "events", "host_memory"}
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, ctypes.Structure):
         return {name: _plain(getattr(value, name)) for name, *_ in value._fields_ if name != "reserved"}
     return list(value) if isinstance(value, ctypes.Array) else value
 
 
-def _destroy(manager: int, timeout: int, pins: Dict[int, None], lent: "Dict[int, _Lent]", host: List[Memory]) -> int:
-    """Free a manager, then what caches still used that were given up before, and the host tier's memory."""
+def _destroy(manager: int, timeout: int, pins: Dict[int, None], lent: "Dict[int, _Lent]", host: List[Memory],
+             *_keep: Any) -> int:
+    """Free a manager, then what caches still used that were given up before, and the host tier's memory; its agent lives until then."""
     rc = -errno.EBUSY if pins else int(_c.kvbm_manager_destroy(manager, timeout))
     if rc >= 0:
         while host:

@@ -21,6 +21,7 @@ from typing import Any, Deque, Dict, Iterable, List, NamedTuple, Optional, Seque
 
 from ._native import Error, Memory, NotFound, give_back, lend
 from .blocks import BUSY, MISS, NO_BLOCK, ON_DISK, ON_PEER, PENDING, READY, REMOTE, Cache, Chain, Manager, Shape
+from .peers import Agent
 
 __all__ = ["ABSENT", "AGAIN", "HIT", "Offload", "Transfer", "size_of"]
 
@@ -40,6 +41,16 @@ def size_of(value: Union[int, float, str]) -> int:
     if not 0 <= size < 1 << 64:  # infinities and not-a-number, too
         raise ValueError(f"no size: {value!r}")
     return value if isinstance(value, int) else int(size)
+
+
+def _agent_of(fingerprint: str, key_len: int, listen: Union[str, Sequence[str]], named: Dict[str, Any], options: Dict[str, Any]) -> Agent:
+    """Make the agent that lends a manager's blocks."""
+    if not options.get("host_bytes"):
+        raise ValueError("listen needs host_bytes: peers are lent blocks of the host tier")
+    if options.get("host_memory") is None and not options.get("host_pinned"):
+        options.setdefault("host_shared", True)  # peers of this machine copy from it themselves
+    token = options.pop("peer_token_file", None)
+    return Agent(fingerprint=fingerprint, key_len=key_len, listen=listen, **{"token_file": token, **named})
 
 
 class Transfer(NamedTuple):
@@ -77,10 +88,15 @@ class Offload:
     equal keys mean equal bytes. @timeout: seconds until a chunk that has not moved counts as failed. @forget: seconds for
     which a key whose load failed is ABSENT. Other options are those of kvasir.blocks.Manager; without host_bytes a few staging
     buffers carry the chunks.
+
+    @peers: chunks that no tier has are read from other nodes that lend theirs: a list of endpoints, "file:PATH" or "etcd://...".
+    @listen: endpoint, or several, at which this one lends its chunks (kvasir.peers.Agent); it needs host_bytes. @peer_options:
+    options of that agent, such as tls_cert; peer_token_file is its token_file, too.
     """
 
     def __init__(self, memory: Any, chunk_bytes: int, *, fingerprint: str, key_len: int = 36, timeout: float = 30.0,
-                 forget: float = 30.0, close_timeout: float = 30.0, **options: Any) -> None:
+                 forget: float = 30.0, close_timeout: float = 30.0, listen: Union[None, str, Sequence[str]] = None,
+                 peer_options: Optional[Dict[str, Any]] = None, **options: Any) -> None:
         for name in ("disk_bytes", "host_bytes"):
             if name in options:
                 options[name] = size_of(options[name])
@@ -89,13 +105,19 @@ class Offload:
         self.chunk_bytes, self.key_len = chunk_bytes, key_len
         self.timeout, self.forget = timeout, forget
         shape = Shape(layers=1, outer=1, page_size=1, inner=chunk_bytes, dtype_bytes=1)
-        self._manager = Manager(shape, key_len=key_len, fingerprint=fingerprint, close_timeout=close_timeout, **options)
-        try:
+        with contextlib.ExitStack() as undo:
+            agent = None
+            if listen:
+                agent = undo.enter_context(_agent_of(fingerprint, key_len, listen, peer_options or {}, options))
+            self._manager: Manager = undo.enter_context(Manager(shape, key_len=key_len, fingerprint=fingerprint, agent=agent,
+                                                                close_timeout=close_timeout, **options))
+            lent = None if agent is None else undo.enter_context(agent.lend(self._manager))
             self._cache: Optional[Cache] = self._manager.attach(memory)
-        except BaseException:
-            self._manager.close()
-            raise
-        self._direct = not options.get("host_bytes")  # the library uses @memory itself, unless it finds that it can't
+            undo.pop_all()
+        self.agent, self._lent = agent, lent  # agent: None unless it listens
+        # The library uses @memory itself, unless it finds that it can't. What peers have comes through a buffer.
+        self._peers = bool(options.get("peers"))
+        self._direct = not options.get("host_bytes") and not self._peers
         self._rounds: Dict[int, _Job] = {}  # by the manager's job
         self._waiting: Deque[_Job] = deque()  # without a buffer so far
         self._ended: List[Transfer] = []
@@ -248,9 +270,18 @@ class Offload:
                         job.ok[i] = True
                 job.bits = None
                 give_back(bits)
+                if job.loads and self._peers:
+                    self._again(job, [i for i in indices if i not in waiting])
                 self._round(job)
             if not results:
                 return
+
+    def _again(self, job: _Job, indices: Sequence[int]) -> None:
+        """Leave to the next round what peers have and no buffer was free for, if this round got anything."""
+        missing = [i for i in indices if not job.ok[i]]
+        if missing and len(missing) < len(indices):
+            places = self._manager.lookup(self._chain([job.keys[i] for i in missing]))
+            job.left += [i for i, place in zip(missing, places) if place == ON_PEER]
 
     def finished(self) -> List[Transfer]:
         """Take the results of the jobs that have ended since the last call; go on with the others. Never waits."""
@@ -298,7 +329,11 @@ class Offload:
             self.drain()
             self._cache.close()
             self._cache = None
+        if self._lent is not None:
+            self._lent.close()
         self._manager.close()
+        if self.agent is not None:
+            self.agent.close()
 
     def __enter__(self) -> "Offload":
         return self

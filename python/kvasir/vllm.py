@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tier of vLLM's own KV offloading (0.33): chunks of its host memory go to disk and to an object store, and come back.
+"""Tier of vLLM's own KV offloading (0.33): chunks of its host memory go to disk, to an object store and to peers, and come back.
 
     vllm serve MODEL --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
       "kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 10737418240,
         "secondary_tiers": [{"type": "Tier", "module_path": "kvasir.vllm", "disk": "/nvme/kv", "disk_bytes": "200GiB"}]}}'
 
-Other keys of the tier are options of kvasir.offload.Offload: `object` (a store's URI), `timeout`, `forget`, `fingerprint` (a
-revision of the weights, or anything else that vLLM's configuration doesn't tell) ...
+Other keys of the tier are options of kvasir.offload.Offload: `object` (a store's URI), `peers` and `listen` (chunks of other
+engines, and for them), `timeout`, `forget`, `fingerprint` (a revision of the weights, or anything else that vLLM's configuration
+doesn't tell) ...
 """
 import hashlib
 import importlib
@@ -52,7 +53,8 @@ class Tier(_Parent):  # type: ignore[misc]
     medium = _base.Medium.STORAGE
 
     def __init__(self, offloading_spec: Any, primary_kv_view: memoryview, tier_type: str, backpressure_detector: Any = None, *,
-                 disk: Optional[str] = None, fingerprint: str = "", locality: Optional[str] = None, **options: Any) -> None:
+                 disk: Optional[str] = None, fingerprint: str = "", locality: Optional[str] = None, listen: Any = None,
+                 **options: Any) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = None if locality is None else _base.Locality(locality)
         chunk_bytes, parallel = primary_kv_view.nbytes // len(primary_kv_view), offloading_spec.config.parallel
@@ -63,6 +65,9 @@ class Tier(_Parent):  # type: ignore[misc]
             for folder in folders:
                 os.makedirs(folder, exist_ok=True)
             options = {"disk": ":".join(folders), **_LIKE_A_CACHE, **options}
+        if listen:  # as a folder, an endpoint is one process's
+            places = [listen] if isinstance(listen, str) else listen
+            options["listen"] = [place.replace("{dp}", str(parallel.data_parallel_index)) for place in places]
         self.chunks = Offload(primary_kv_view, chunk_bytes, fingerprint=fingerprint_of(offloading_spec, chunk_bytes, fingerprint), **options)
 
     def on_new_request(self, req_context: Any) -> Any:

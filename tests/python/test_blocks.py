@@ -122,7 +122,6 @@ def test_tiers_give_the_bytes_back():
         check("'ring'" in str(raises(ValueError, Manager, SHAPE, **options, io="ring")), "executors have names")
         check("'fifo'" in str(raises(ValueError, Manager, SHAPE, **options, disk_eviction="fifo")), "so have evictions")
         raises(TypeError, Manager, SHAPE, no_such_option=1)
-        check("host_bytes" in blocks._MANAGER_OPTIONS, "options")
 
 
 ELSEWHERE = """

@@ -78,7 +78,7 @@ def content(key):
 def make(path, of_tier=None, **options):
     memory = bytearray(N * CHUNK)
     view = memoryview(memory).cast("B", (N, CHUNK))
-    return memory, view, Tier(spec(**options), view, "Tier", None, disk=path, disk_bytes="8MiB", **(of_tier or {}))
+    return memory, view, Tier(spec(**options), view, "Tier", None, **{"disk": path, "disk_bytes": "8MiB", **(of_tier or {})})
 
 
 def open_files(path):
@@ -158,6 +158,37 @@ def test_what_makes_equal_keys_equal():
             equal(tier.lookup(key_of(1), None), LookupResult.MISS, "empty")
             tier.shutdown()
         raises(TypeError, Tier, spec(), memoryview(bytearray(CHUNK)).cast("B", (1, CHUNK)), "Tier", None, no_such_option=1)
+
+
+def test_peers():
+    """Two tiers that lend to each other; each rank of a data-parallel engine has an endpoint of its own."""
+    with folder() as path:
+        at = [f"unix:{path}/{i}" for i in range(2)]
+        made = [make(None, {"disk": None, "disk_bytes": 0, "host_bytes": "1MiB", "listen": f"unix:{path}/{{dp}}", "peers": at[1 - i]},
+                     rank=i, replicas=2) for i in range(2)]
+        tiers = [tier for _, _, tier in made]
+        equal([tier.chunks.agent.endpoints for tier in tiers], [[place] for place in at], "endpoints")
+        limit = time.monotonic() + 60
+        while not all(tier.stats()["peers_now"] for tier in tiers):
+            check(time.monotonic() < limit, "they don't meet")
+            time.sleep(0.002)
+        keys = [key_of(i) for i in range(16)]
+        for i, (memory, _, tier) in enumerate(made):
+            for chunk, key in enumerate(keys[8 * i:8 * i + 8]):
+                memory[chunk * CHUNK:(chunk + 1) * CHUNK] = content(key)
+            tier.submit_store(job(1, keys[8 * i:8 * i + 8], range(8)))
+            check(result(tier).success, "stored")
+        for i, (memory, _, tier) in enumerate(made):
+            wanted = keys[8 - 8 * i:16 - 8 * i]
+            while any(tier.lookup(key, None) is LookupResult.RETRY for key in wanted):
+                time.sleep(0.002)
+            equal([tier.lookup(key, None) for key in wanted], [LookupResult.HIT] * 8, "lookup")
+            tier.submit_load(job(2, wanted, range(8, 16)))
+            check(result(tier).success, "loaded")
+            for chunk, key in enumerate(wanted):
+                check(memory[(8 + chunk) * CHUNK:(9 + chunk) * CHUNK] == content(key), "wrong bytes")
+        for tier in tiers:
+            tier.shutdown()
 
 
 def test_several_folders():

@@ -180,6 +180,28 @@ def test_an_object_store_shared_by_engines():
             scheduler.shutdown()
 
 
+def test_chunks_of_another_engine():
+    """Two engines that lend to each other, without a store that they share; then one of them is gone."""
+    with tempfile.TemporaryDirectory() as folder:
+        at = [f"unix:{folder}/{i}.{{dp}}" for i in range(2)]
+        both = [Scheduler([tier(host_bytes="16MiB", listen=at[i], peers=at[1 - i].replace("{dp}", "0"), forget=0.1)]) for i in range(2)]
+        limit = time.monotonic() + 60
+        while not all(one.manager.secondary_tiers[0].stats()["peers_now"] for one in both):
+            check(time.monotonic() < limit, "the engines don't meet")
+            time.sleep(0.01)
+        for number in range(0, 80, 10):
+            both[number // 10 % 2].run(prompt(number, 8))
+        for one in both:
+            one.settle()
+        for number in range(0, 80, 10):
+            check(both[1 - number // 10 % 2].run(prompt(number, 8)), f"prompt {number} isn't found at the other engine")
+        check(all(one.manager.secondary_tiers[0].stats()["peer"]["blocks_out"] >= 32 for one in both), "chunks came from the other engine")
+        both[0].shutdown()
+        for number in range(0, 160, 10):
+            both[1].run(prompt(number, 8))  # right bytes or a miss
+        both[1].shutdown()
+
+
 def test_redis_goes_down_and_comes_back():
     server = Server()
     try:
@@ -271,6 +293,7 @@ def rate(of, chunks, nbytes):
     try:
         for i in range(chunks):
             view[i * nbytes:(i + 1) * nbytes] = (b"%8d" % i) * (nbytes // 8)
+        warm(max(4 << 30, 2 * total * nbytes))
         for submit in (one.submit_store, one.submit_load):
             begun, cpu, ended, asked = time.monotonic(), time.process_time(), 0, 0
             while ended < total // 16:
