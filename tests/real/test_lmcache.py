@@ -100,18 +100,35 @@ def test_damage_is_a_miss():
         check(verify_round_trip([keys[i] for i in good], [stored[i] for i in good], [loaded[i] for i in good], print), "bytes")
 
 
+def lmcache(*args):
+    """What a program of LMCache's says."""
+    path = os.pathsep.join([str(ENGINES / "lmcache-0.5.6"), str(BUILD / "python")])
+    done = subprocess.run([PYTHON, "-B", *args], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=600,
+                          check=False)
+    equal(done.returncode, 0, done.stdout[-3000:] + done.stderr[-3000:])
+    return done.stdout
+
+
+def test_basic_check():
+    """LMCache's own check of an adapter, small and large objects; then the same again, over what is stored already."""
+    for size, count in ((1000, 5), (1_000_000, 64)):
+        with tempfile.TemporaryDirectory() as folder:
+            for _ in range(2):
+                said = lmcache("-m", "lmcache.v1.basic_check", "--mode", "test_l2_adapter", "--num-keys", str(count), "--obj-size", str(size),
+                               "--l2-adapter", json.dumps(spec(folder)))
+                equal(re.findall(r"Validation.*: (\d+)/(\d+)", said), [(str(count), str(count))] * 4, said)
+                check("(NativeConnectorL2Adapter)" in said and "Batch store OK" in said, said)
+                check("FAIL" not in said and "Failed" not in said and "mismatch" not in said, said)
+
+
 def bench(adapter):
     """LMCache's `bench l2`: MB/s of store and load, 64 chunks of 4 MiB, read back and compared."""
-    program = "import sys; sys.argv[0] = 'lmcache'; from lmcache.cli.main import main; main()"
-    path = os.pathsep.join([str(ENGINES / "lmcache-0.5.6"), str(BUILD / "python")])
-    done = subprocess.run([PYTHON, "-B", "-c", program, "bench", "l2", "--num-keys", "64", "--data-size-kb", "4096", "--rounds", "5",
-                           "--no-skip-verify", "--l2-adapter", json.dumps(adapter)],
-                          env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=600, check=False)
-    equal(done.returncode, 0, done.stdout[-3000:] + done.stderr[-3000:])
-    check("MISMATCH" not in done.stdout, "wrong bytes")
+    said = lmcache("-c", "import sys; sys.argv[0] = 'lmcache'; from lmcache.cli.main import main; main()", "bench", "l2", "--num-keys", "64",
+                   "--data-size-kb", "4096", "--rounds", "5", "--no-skip-verify", "--l2-adapter", json.dumps(adapter))
+    check("MISMATCH" not in said, "wrong bytes")
     found = {}
     for name in ("Store", "Load"):
-        part = done.stdout.split(f" {name} -", 1)[1]
+        part = said.split(f" {name} -", 1)[1]
         equal(int(re.search(r"Total success: +(\d+)", part).group(1)), 320, f"{name}: chunks")
         found[name] = 64 * 4.194304 / (float(re.search(r"Duration p50 \(ms\): +([\d.]+)", part).group(1)) / 1000)
     return found

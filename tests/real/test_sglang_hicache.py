@@ -202,6 +202,7 @@ def rates(backend, make, folder, count, rounds):
     nbytes = len(page_of(source, 0)) * count
     sets, gets, copies, set_cpu, get_cpu = [], [], [], [], []
     for number in range(rounds):
+        warm(4 << 30)
         with Controller(backend, source, folder) as ours:
             rng = random.Random(number)
             hashes = get_storage_hash_str(prompt(rng, count), None, page_size=PAGE)
