@@ -326,7 +326,8 @@ struct kvi_match {
     struct kv_holder holder;
     /* Leading blocks found, cumulative by tier: reach[t] is the length of the prefix of which every
      * block lies in tier t or in a nearer one. So reach[0] <= reach[1] <= ... A holder is listed
-     * when reach[KV_N_TIERS - 1] > 0. */
+     * when reach[KV_N_TIERS - 1] > 0. Of a holder with windows, or whose engine gives up the last
+     * block, those behind reach[0] have to lie in tiers 1 to t, as do the windows' blocks. */
     uint32_t reach[KV_N_TIERS];
     uint64_t blocks; /* all blocks of this holder (any tier), at some moment of the call */
 };

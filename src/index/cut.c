@@ -11,6 +11,9 @@
  * A window's blocks may be parts of a block: a unit is one block of the window, be it a part, a block
  * or several.
  *
+ * Below the device, engines look up what follows the device's hit, and there alone: of the blocks behind
+ * the hit, those count that a lower tier has, not those that only the device has.
+ *
  * Groups of one description answer together: each of them must have the block. Where the engine
  * drops the last matched block (EAGLE), a group that does looks one block beyond the match and gives that up
  * again; a kind does so once, and anew when another one shortened the match. States never drop.
@@ -19,8 +22,9 @@
 
 struct cut {
     struct kvi_view *view;
-    int tier;                        /* this tier and nearer ones count */
-    uint32_t align;                  /* a match is a multiple of this many blocks */
+    int tier;       /* this tier and nearer ones count */
+    uint32_t base;  /* hit of the device: blocks from here on, in lower tiers only */
+    uint32_t align; /* a match is a multiple of this many blocks */
     uint32_t first[KVI_MAX_WINDOWS]; /* first window of each kind, in the order */
     uint32_t n_kinds;
 };
@@ -34,6 +38,12 @@ static bool same_kind(const struct kvi_window *a, const struct kvi_window *b)
 static const struct kvi_window *window_at(const struct cut *cut, uint32_t i)
 {
     return &cut->view->windows->items[cut->view->windows->order[i]];
+}
+
+/* The first tier that counts. */
+static int first_tier(const struct cut *cut)
+{
+    return cut->tier ? KV_TIER_DEVICE + 1 : KV_TIER_DEVICE;
 }
 
 /*
@@ -66,12 +76,14 @@ static bool has(struct cut *cut, uint32_t kind, uint32_t u)
     uint32_t parts = kvi_window_parts(w), part = u % parts,
              p = parts > 1 ? u / parts : u * w->stride + w->stride - 1;
 
+    if (p < cut->base)
+        return true;
     for (uint32_t i = kind; i < windows->n; i++) {
         bool found = false;
 
         if (!same_kind(window_at(cut, i), w) || window_at(cut, i)->part != part)
             continue;
-        for (int t = 0; t <= cut->tier && !found; t++)
+        for (int t = first_tier(cut); t <= cut->tier && !found; t++)
             found = has_in(cut->view, t, windows->order[i], p);
         if (!found)
             return false;
@@ -222,6 +234,26 @@ static uint32_t path_length(const struct kvi_view *view)
     return length;
 }
 
+/* Return how many blocks from the first on the main holder has, behind the base in lower tiers. */
+static uint32_t main_length(const struct cut *cut)
+{
+    uint32_t wanted = (2u << cut->tier) - (1u << first_tier(cut)), end = cut->base;
+    const struct kvi_share *s = NULL;
+
+    for (;; end++) {
+        if (!s || s->depth + s->len <= end) {
+            size_t at = cut->view->main;
+
+            while (at != KVI_NO_SHARE && cut->view->shares[at].depth > end)
+                at = cut->view->shares[at].above;
+            s = at == KVI_NO_SHARE ? NULL : &cut->view->shares[at];
+        }
+        if (!s || end - s->depth >= s->len ||
+            !((s->tmap ? kvi_tmap_get(s->tmap, end - s->depth) : s->mask) & wanted))
+            return end;
+    }
+}
+
 void kvi_cut_reach(struct kvi_view *view, uint32_t reach[KV_N_TIERS])
 {
     const struct kvi_windows *windows = view->windows;
@@ -242,8 +274,12 @@ void kvi_cut_reach(struct kvi_view *view, uint32_t reach[KV_N_TIERS])
         uint32_t had = is_alone(view) ? all : reach[t];
 
         cut.tier = t;
+        if (t && !is_alone(view) && had)
+            had = main_length(&cut);
         reach[t] = had ? agree(&cut, had) : 0;
         if (t)
             reach[t] = KV_MAX(reach[t], reach[t - 1]);
+        else
+            cut.base = reach[0];
     }
 }

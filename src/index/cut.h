@@ -10,12 +10,12 @@
 
 #define KVI_NO_SHARE SIZE_MAX
 
-/** A part's share of one chain of the path. */
+/** The share of a part, or of a main holder, in one chain of the path. */
 struct kvi_share {
     const struct kvi_tmap *tmap; /* NULL: all blocks have the tiers of mask */
     uint32_t holder, mask;
     uint32_t depth, len; /* the share is blocks depth..depth + len of the prompt */
-    size_t above;        /* the same part's share of the chain above, or KVI_NO_SHARE */
+    size_t above;        /* the same holder's share of the chain above, or KVI_NO_SHARE */
 };
 
 /** The windows of one main holder along the path. */
@@ -24,6 +24,7 @@ struct kvi_view {
     const struct kvi_share *shares;
     size_t last[KV_N_TIERS][KVI_PARTS]; /* each part's deepest share, or KVI_NO_SHARE */
     size_t at[KV_N_TIERS][KVI_PARTS];   /* share that answered the last question */
+    size_t main;                        /* the main holder's deepest share, or KVI_NO_SHARE */
     uint32_t n;                         /* blocks of the prompt */
 };
 

@@ -24,14 +24,18 @@ struct slots {
     struct windowed {
         const struct kvi_windows *windows;
         size_t item;
-    } * windowed; /* items whose holders have windows */
+        size_t share; /* the deepest share of the holder's own blocks, or KVI_NO_SHARE */
+    } * windowed;     /* items whose holders have windows */
     size_t n_windowed, windowed_capacity;
     size_t n;
     struct slot {
         uint64_t call; /* call that filled the slot; any other call makes it stale */
-        size_t item;   /* of a part: its deepest share */
+        /* Of a holder with windows: WINDOWED and its place in windowed. Of a part: its deepest share. */
+        size_t item;
     } slot[];
 };
+
+#define WINDOWED (SIZE_MAX / 2 + 1)
 
 struct find {
     const struct kvi_index *ix;
@@ -153,12 +157,52 @@ static int add_windowed(struct find *find, const struct kvi_holder *holder,
     struct slots *slots = find->slots;
     struct windowed *items =
         with_room(slots->windowed, &slots->windowed_capacity, slots->n_windowed, sizeof(*items));
+    int rc;
 
     if (!items)
         return -ENOMEM;
     slots->windowed = items;
-    slots->windowed[slots->n_windowed++] = (struct windowed){windows, find->matches->n};
-    return add_item(find, holder, holder->id, ret);
+    slots->windowed[slots->n_windowed] = (struct windowed){windows, find->matches->n, KVI_NO_SHARE};
+    rc = add_item(find, holder, holder->id, ret);
+    if (!rc)
+        slots->slot[holder->id].item = WINDOWED | slots->n_windowed++;
+    return rc;
+}
+
+/* Append a share of a part, or of a holder with windows. Returns its number, or KVI_NO_SHARE. */
+static size_t add_share(struct slots *slots, const struct kvi_share *share)
+{
+    struct kvi_share *shares =
+        with_room(slots->shares, &slots->shares_capacity, slots->n_shares, sizeof(*shares));
+
+    if (!shares)
+        return KVI_NO_SHARE;
+    slots->shares = shares;
+    shares[slots->n_shares] = *share;
+    return slots->n_shares++;
+}
+
+/*
+ * Note for cut_matches in which tiers a holder with windows has the @len blocks from @depth on.
+ * Returns 0 or -ENOMEM.
+ */
+__attribute__((noinline, cold)) static int take_main(struct find *find, uint64_t entry,
+                                                     const struct kvi_tmap *tmap, uint32_t depth,
+                                                     uint32_t len)
+{
+    uint32_t id = kvi_entry_holder(entry);
+    struct windowed *of = &find->slots->windowed[find->slots->slot[id].item & ~WINDOWED];
+    size_t share = add_share(find->slots, &(struct kvi_share){.tmap = tmap,
+                                                              .holder = id,
+                                                              .mask = kvi_entry_mask(entry),
+                                                              .depth = depth,
+                                                              .len = len,
+                                                              .above = of->share});
+
+    if (share == KVI_NO_SHARE)
+        return -ENOMEM;
+    of->share = share;
+    return 0;
 }
 
 /* Note for cut_matches that a part has the first blocks of the @len from @depth on. */
@@ -168,8 +212,8 @@ static int take_part(struct find *find, const struct kvi_holder *part, uint64_t 
     const struct kvi_windows *windows = kvi_windows_of(part->main);
     const struct kvi_tmap *tmap = NULL;
     struct slots *slots = find->slots;
-    struct kvi_share *shares;
     struct kvi_match *item;
+    size_t share;
     int rc = 0;
 
     if (!windows || atomic_load_explicit(&part->hidden, memory_order_acquire))
@@ -179,17 +223,15 @@ static int take_part(struct find *find, const struct kvi_holder *part, uint64_t 
         if (!tmap || tmap->capacity < len)
             return DISTURBED;
     }
-    shares = with_room(slots->shares, &slots->shares_capacity, slots->n_shares, sizeof(*shares));
-    if (!shares)
+    share = add_share(slots, &(struct kvi_share){.tmap = tmap,
+                                                 .holder = part->id,
+                                                 .mask = kvi_entry_mask(entry),
+                                                 .depth = depth,
+                                                 .len = len,
+                                                 .above = last_share(slots, part->id)});
+    if (share == KVI_NO_SHARE)
         return -ENOMEM;
-    slots->shares = shares;
-    slots->shares[slots->n_shares] = (struct kvi_share){.tmap = tmap,
-                                                        .holder = part->id,
-                                                        .mask = kvi_entry_mask(entry),
-                                                        .depth = depth,
-                                                        .len = len,
-                                                        .above = last_share(slots, part->id)};
-    slots->slot[part->id].item = slots->n_shares++;
+    slots->slot[part->id].item = share;
     if (depth || !windows->alone)
         return 0;
     if (part->main->id >= slots->n)
@@ -270,6 +312,7 @@ static int take_entry(struct find *find, uint64_t entry, uint32_t depth, uint32_
     uint32_t id = kvi_entry_holder(entry), mask = kvi_entry_mask(entry);
     const struct kvi_tmap *tmap = NULL;
     struct kvi_match *item;
+    size_t at;
 
     len = KV_MIN(len, kvi_entry_len(entry));
     if (KV_UNLIKELY(id >= find->slots->n)) {
@@ -278,9 +321,7 @@ static int take_entry(struct find *find, uint64_t entry, uint32_t depth, uint32_
         if (rc)
             return rc;
     }
-    if (find->slots->slot[id].call == find->slots->call) {
-        item = &find->matches->items[find->slots->slot[id].item];
-    } else {
+    if (find->slots->slot[id].call != find->slots->call) {
         int rc = meet(find, entry, depth, len, &item);
 
         if (rc || !item)
@@ -291,6 +332,15 @@ static int take_entry(struct find *find, uint64_t entry, uint32_t depth, uint32_
         if (!tmap || tmap->capacity < len)
             return DISTURBED;
     }
+    at = find->slots->slot[id].item;
+    if (KV_UNLIKELY(at & WINDOWED)) {
+        int rc = take_main(find, entry, tmap, depth, len);
+
+        if (rc)
+            return rc;
+        at = find->slots->windowed[at & ~WINDOWED].item;
+    }
+    item = &find->matches->items[at];
     for (int t = 0; t < KV_N_TIERS; t++) {
         if (item->reach[t] != depth)
             continue;
@@ -332,8 +382,10 @@ __attribute__((noinline, cold)) static void cut_matches(struct find *find)
     for (size_t i = 0; i < slots->n_windowed; i++) {
         const struct kvi_windows *windows = slots->windowed[i].windows;
         struct kvi_match *item = &matches->items[slots->windowed[i].item];
-        struct kvi_view view = {
-            .windows = windows, .shares = slots->shares, .n = (uint32_t)find->n};
+        struct kvi_view view = {.windows = windows,
+                                .shares = slots->shares,
+                                .main = slots->windowed[i].share,
+                                .n = (uint32_t)find->n};
 
         for (size_t k = 0; k < (size_t)KV_N_TIERS * KVI_PARTS; k++) {
             const struct kvi_holder *part = windows->parts[k / KVI_PARTS][k % KVI_PARTS];

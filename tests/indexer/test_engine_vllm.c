@@ -108,7 +108,8 @@ static void compare(struct run *run)
         struct prompt p = prompts_next(&run->prompts, run->f.block_size);
 
         follow_compare(&run->f, &p, KV_TIER_DEVICE, vllm_lookup(&run->vllm, &p));
-        if (run->vllm.opts.host_blocks)
+        if (run->vllm.opts.host_blocks && run->vllm.opts.n_groups == 1 &&
+            run->vllm.opts.groups[0].kind == VLLM_FULL && !run->vllm.opts.eagle_drop)
             expect_no_hole(&run->vllm, &p);
         if (run->vllm.opts.host_blocks)
             follow_compare(&run->f, &p, KV_TIER_HOST, vllm_host_lookup(&run->vllm, &p));
@@ -426,6 +427,44 @@ static void test_offload(void **state)
                   &(struct vllm_opts){FULL, .host_blocks = 30, .host_owner = true});
 }
 
+/* Below the device's hit, every group has to have its blocks in the tiers below. */
+static void test_offload_of_groups(void **state)
+{
+    static const struct {
+        const char *name;
+        struct vllm_opts opts;
+    } cases[] = {
+        {"offload, block drop", {FULL, .eagle_drop = true}},
+        {"offload, window", {.n_groups = 2, .groups = {{VLLM_FULL, 0}, {VLLM_SLIDING, 7}}}},
+        {"offload, windows, drop",
+         {.n_groups = 3,
+          .groups = {{VLLM_SLIDING, 14}, {VLLM_FULL, 0}, {VLLM_SLIDING, 6}},
+          .eagle_drop = true}},
+        {"offload, main drops",
+         {.n_groups = 2,
+          .groups = {{VLLM_FULL, 0}, {VLLM_SLIDING, 10}},
+          .eagle_drop = true,
+          .eagle_groups = 1}},
+        {"offload, state", {.n_groups = 2, .groups = {{VLLM_FULL, 0}, {VLLM_MAMBA, 0}}}},
+        {"offload, two full groups", {.n_groups = 2, .groups = {{VLLM_FULL, 0}, {VLLM_FULL, 0}}}},
+        {"offload, window alone", {.n_groups = 1, .groups = {{VLLM_SLIDING, 9}}}},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < 3 * KV_COUNT(cases); i++) {
+        struct vllm_opts opts = cases[i / 3].opts;
+        struct follower tally;
+
+        opts.report_mode = KI_REPORTS_INCREMENTAL;
+        opts.host_blocks = (uint16_t)(30 * opts.n_groups);
+        opts.host_owner = i % 3 == 1;
+        opts.host_pool = i % 3 == 2;
+        tally = run_histories(cases[i / 3].name, &opts);
+        if (!opts.host_pool)
+            assert_int_equal(tally.unsure, 0);
+    }
+}
+
 /* Limits of the index leave copies out; their removals end the doubts, without a clear. */
 static size_t run_limited(const char *what, const struct vllm_opts *opts)
 {
@@ -506,6 +545,7 @@ int main(void)
         cmocka_unit_test(test_restart_with_other_groups),
         cmocka_unit_test(test_offload),
         cmocka_unit_test(test_offload_to_a_pool),
+        cmocka_unit_test(test_offload_of_groups),
         cmocka_unit_test(test_limits),
     };
 

@@ -89,6 +89,7 @@ struct vllm {
     struct kv_buf host_events; /* of the connector, which follow those of the device */
     uint32_t n_events;
     bool host_used; /* the connector has announced a block */
+    bool below;     /* lookups ask the tiers below instead of the pool */
 };
 
 static inline void vllm_init(struct vllm *v, const struct vllm_opts *opts)
@@ -354,10 +355,11 @@ static inline void vllm_host_stored(struct vllm *v, const struct prompt *p, cons
                                     size_t block, unsigned group, const char *owner)
 {
     bool tokens = !v->opts.host_placeholders && v->opts.groups[group].kind == VLLM_FULL;
+    bool kind = v->opts.n_groups > 1, sliding = v->opts.groups[group].kind == VLLM_SLIDING;
     struct kv_buf *out = &v->host_events;
 
     v->host_used = true;
-    kv_msgpack_put_map(out, 9 + (owner != NULL) + v->opts.host_pool);
+    kv_msgpack_put_map(out, 9u + (owner != NULL) + v->opts.host_pool + kind + (kind && sliding));
     if (v->opts.host_pool)
         vllm_put_optional(out, "locality", "LOCAL");
     kv_msgpack_put_str(out, "type");
@@ -377,8 +379,12 @@ static inline void vllm_host_stored(struct vllm *v, const struct prompt *p, cons
     kv_msgpack_put_nil(out);
     vllm_put_optional(out, "medium", "CPU");
     vllm_put_optional(out, "lora_name", tokens ? prompt_loras[p->lora] : NULL);
-    kv_msgpack_put_str(out, "group_idx");
-    kv_msgpack_put_u64(out, group);
+    if (kind) {
+        vllm_put_kind(v, out, group);
+    } else {
+        kv_msgpack_put_str(out, "group_idx");
+        kv_msgpack_put_u64(out, group);
+    }
     if (owner)
         vllm_put_optional(out, "ownership", owner);
     v->n_events++;
@@ -446,6 +452,9 @@ static inline void vllm_release(struct vllm *v, uint16_t block)
 
 static inline bool vllm_has(const struct vllm *v, uint64_t hash, unsigned group)
 {
+    if (v->below)
+        return vllm_host_find(&v->host, hash, group) < v->host.n ||
+               vllm_host_find(&v->owner, hash, group) < v->owner.n;
     return vllm_find(v, hash, group) != VLLM_NULL;
 }
 
@@ -558,16 +567,15 @@ static inline size_t vllm_lookup(const struct vllm *v, const struct prompt *p)
     return vllm_hit(v, hashes, n, n) / vllm_parts(v);
 }
 
-/* ... and how far the tier below continues it. */
+/* ... and how far the tiers below continue it: their lookup begins where the pool's hit ends. */
 static inline size_t vllm_host_lookup(const struct vllm *v, const struct prompt *p)
 {
     uint64_t hashes[VLLM_MAX_CHAIN];
-    size_t n = vllm_hashes(v, p, hashes), i = vllm_hit(v, hashes, n, n);
+    size_t n = vllm_hashes(v, p, hashes), hit = vllm_hit(v, hashes, n, n);
+    struct vllm below = *v;
 
-    while (i < n && (vllm_host_find(&v->host, hashes[i], 0) < v->host.n ||
-                     vllm_host_find(&v->owner, hashes[i], 0) < v->owner.n))
-        i++;
-    return i;
+    below.below = true;
+    return (hit + vllm_hit(&below, hashes + hit, n - hit, n - hit)) / vllm_parts(v);
 }
 
 /* -- requests ---------------------------------------------------------------------------------- */
@@ -740,10 +748,12 @@ static inline void vllm_offload_request(struct vllm *v, const struct vllm_reques
     size_t n = vllm_hashes(v, &r->prompt, hashes);
 
     for (size_t i = 0; i < n; i++) {
-        if (vllm_has(v, hashes[i], 0) && unit_below(random, 3))
-            vllm_offload(v, &v->host, &r->prompt, hashes, i, 0);
-        if (v->opts.host_owner && vllm_has(v, hashes[i], 0) && unit_below(random, 3) == 0)
-            vllm_offload(v, &v->owner, &r->prompt, hashes, i, 0);
+        for (unsigned g = 0; g < v->opts.n_groups; g++) {
+            if (vllm_has(v, hashes[i], g) && unit_below(random, 3))
+                vllm_offload(v, &v->host, &r->prompt, hashes, i, g);
+            if (v->opts.host_owner && vllm_has(v, hashes[i], g) && unit_below(random, 3) == 0)
+                vllm_offload(v, &v->owner, &r->prompt, hashes, i, g);
+        }
     }
 }
 
