@@ -3,6 +3,13 @@
 #ifndef KV_TEST_INDEXER_STREAMS_H
 #define KV_TEST_INDEXER_STREAMS_H
 
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
 #include "indexer/stream.h"
 
 #define SECOND UINT64_C(1000000000)
@@ -42,6 +49,50 @@ static inline unsigned start_connected(struct ki_stream *s)
 {
     ki_stream_start(s, SECOND);
     return ki_stream_connected(s, false, SECOND);
+}
+
+/* A stream that asked for batch @known of process 0 gets process 1's: all batches of process 1 up
+ * to the @held one are replayed. */
+static inline void is_replaced(struct ki_stream *s, uint64_t known, uint64_t held)
+{
+    assert_int_equal(s->request, known);
+    assert_int_equal(replayed(s, 1, known),
+                     KI_STEP_DROP | KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_REQUEST);
+    assert_int_equal(s->request, 0);
+    for (uint64_t i = 0; i + 1 < held; i++)
+        assert_int_equal(replayed(s, 1, i), KI_STEP_APPLY);
+    assert_int_equal(replayed(s, 1, held - 1), KI_STEP_APPLY | KI_STEP_RESUME);
+    assert_int_equal(live(s, 1, held), KI_STEP_APPLY);
+    assert_false(s->partial);
+}
+
+/* All attempts of a replay that nobody answers. Returns when it was given up. */
+static inline uint64_t nobody_answers(struct ki_stream *s)
+{
+    uint64_t now_ns = 0;
+    unsigned steps = 0;
+
+    while (!(steps & KI_STEP_RESUME)) {
+        now_ns = ki_stream_deadline(s);
+        steps = ki_stream_tick(s, now_ns);
+    }
+    return now_ns;
+}
+
+static inline unsigned live_untimed(struct ki_stream *s, uint64_t process, uint64_t sequence)
+{
+    struct ki_batch_id id = batch(process, sequence);
+
+    id.timestamp = 0;
+    return ki_stream_live(s, &id, false, SECOND);
+}
+
+static inline unsigned replayed_untimed(struct ki_stream *s, uint64_t process, uint64_t sequence)
+{
+    struct ki_batch_id id = batch(process, sequence);
+
+    id.timestamp = 0;
+    return ki_stream_replayed(s, &id, SECOND);
 }
 
 #endif
