@@ -115,10 +115,10 @@ KV_API struct kvbm_block_source kvbm_pool_source(struct kvbm_pool *pool);
 
 /**
  * Ask which tier of a peer holds each key of a set that it has exported: tiers[i] becomes an enum
- * kv_tier, or KVBM_NO_TIER. The answer may be stale on return; a lease isn't. @n is 1 to 16,384, keys
- * are packed. Waits until @deadline_ns (CLOCK_MONOTONIC). Returns 0; -EINVAL; -ENOENT (this agent
- * hasn't imported the set, or the peer lends nothing of it); -ESTALE (the set has changed); or an
- * error of the session (-ETIMEDOUT, -EPIPE, -EAGAIN, -ENOMEM, -EPROTO).
+ * kv_tier, or KVBM_NO_TIER. The answer may be stale on return; a lease isn't. @n is 1 to 16,384 (of
+ * keys of 64 bytes 16,383), keys are packed. Waits until @deadline_ns (CLOCK_MONOTONIC). Returns 0;
+ * -EINVAL; -ENOENT (this agent hasn't imported the set, or the peer lends nothing of it); -ESTALE
+ * (the set has changed); or an error of the session (-ETIMEDOUT, -EPIPE, -EAGAIN, -ENOMEM, -EPROTO).
  */
 KV_API int kvbm_session_lookup(struct kvbm_session *session, uint32_t set, uint32_t group,
                                const void *keys, size_t n, uint64_t deadline_ns, uint8_t *tiers);
