@@ -213,49 +213,6 @@ enum ki_applied ki_applier_flush(struct ki_applier *a, struct kvi_index *index)
     return rc < 0 ? KI_APPLIED_PART : KI_APPLIED;
 }
 
-static void clear_unsure(struct ki_applier *a, uint32_t rank)
-{
-    ki_unsure_clear_rank(&a->unsure, rank);
-    ki_unsure_clear_rank(&a->suspects, rank);
-    ki_small_clear_rank(&a->small, rank);
-}
-
-/*
- * End the doubts about tiers that a clear empties. One that may be of the device or of a pool below
- * it leaves both in doubt.
- */
-static void clear_doubts(struct ki_applier *a, const struct kve_op *op, uint64_t owner)
-{
-    bool device = op->tiers & 1u << KV_TIER_DEVICE;
-
-    if (!owner && op->unsure) {
-        ki_doubts_add(&a->doubts, op->rank, 0, KI_WHY_CLEAR | KI_WHY_DEVICE_CLEAR);
-        return;
-    }
-    ki_doubts_end(&a->doubts, op->rank, owner, op->tiers & KI_WHY_TIERS);
-    if (!owner)
-        ki_doubts_end(&a->doubts, op->rank, 0,
-                      device ? KI_WHY_REPORTS | KI_WHY_DEVICE_CLEAR : KI_WHY_CLEAR);
-}
-
-/* Apply a clear. Another owner's clear empties its copies of windows, too. */
-static int clear_op(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
-                    const struct kve_op *op)
-{
-    struct kve_source owner = {.owner = ""}, other;
-    int rc = kvi_clear_tiers(index, holder, op->tiers, op->source);
-
-    if (op->source && kve_reader_source(a->reader, op->source, &owner) < 0)
-        return rc;
-    clear_doubts(a, op, ki_owner_id(&owner));
-    if (!op->source)
-        return rc;
-    for (uint32_t i = 1; !rc && kve_reader_source(a->reader, i, &other) == 0; i++)
-        if (other.kind == KVE_SOURCE_WINDOW && strcmp(other.owner, owner.owner) == 0)
-            rc = kvi_clear_tiers(index, holder, op->tiers, i);
-    return rc;
-}
-
 /* -- batches ----------------------------------------------------------------------------------- */
 
 /* Put blocks into a tier that an event names by hash. Unknown ones leave the tier in doubt. */
@@ -308,9 +265,7 @@ static int apply_op(struct ki_applier *a, struct kvi_index *index, const struct 
             rc = ki_applier_forget_parts(a, index, holder, op);
         break;
     case KVE_OP_CLEAR:
-        rc = clear_op(a, index, holder, op);
-        if (op->source == 0 && op->tiers & 1u << KV_TIER_DEVICE)
-            clear_unsure(a, op->rank);
+        rc = ki_applier_clear(a, index, holder, op);
         a->losses_seen = UINT64_MAX;
         a->touched = KI_TOUCHED_MANY;
         ki_event_counts_clear(&a->counts);
@@ -387,6 +342,8 @@ static void put_op(struct ki_applier *a, struct kvi_index *index, struct put *pu
         return;
     }
     ki_applier_touch(a, op->rank);
+    if (a->pool_clear.n || op->type == KVE_OP_CLEAR)
+        ki_applier_look_for_pool(a, put->batch, i);
     if (op->type == KVE_OP_STORE)
         a->forms |= KI_FORM(op->lookahead, false) | KI_FORM(op->lookahead, op->placed);
     if (!wait_for_more(a, index, put->batch, i))
@@ -415,6 +372,8 @@ static void doubt_lost(struct ki_applier *a)
     for (uint32_t i = 0; i < a->reader->n_lost; i++)
         doubt_event(a, &a->reader->lost[i]);
     a->doubts.lost |= a->reader->lost_beyond;
+    if (a->reader->n_lost)
+        a->pool_clear.n = 0; /* a block may have been stored anew */
 }
 
 static void count_batch(struct ki_applier *a, const struct kve_batch *batch, size_t len)
@@ -437,6 +396,7 @@ enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, co
     memset(&a->last, 0, sizeof(a->last));
     if (kve_reader_decode(a->reader, payload, len, &batch) < 0) {
         a->stats.malformed++;
+        a->pool_clear.n = 0;
         return KI_APPLIED_PART;
     }
     a->reports.judged_to = 0;
@@ -509,6 +469,7 @@ void ki_applier_purge(struct ki_applier *a, struct kvi_index *index, bool restar
     a->reports.trusted &= !restarted;
     ki_small_clear(&a->small);
     ki_doubts_clear(&a->doubts);
+    a->pool_clear.n = 0;
     a->losses_seen = UINT64_MAX;
     a->touched = KI_TOUCHED_MANY;
     a->reports.suspects = a->reports.misjudged = false;

@@ -49,6 +49,13 @@ enum ki_why {
     KI_WHY_DEVICE_CLEAR = 16 << KV_N_TIERS,
 };
 
+/** The last clear that counts as a pool's: see apply_clear.c. */
+struct ki_pool_clear {
+    uint32_t rank, n;
+    uint64_t hashes[32]; /* blocks that the device has, if so */
+    bool knew_device;    /* it was certain until then what the device had */
+};
+
 /** Writer of one stream's events to the index. */
 struct ki_applier {
     uint64_t instance;
@@ -71,6 +78,7 @@ struct ki_applier {
     struct ki_unsure suspects; /* counted copies that may have been reports */
     struct ki_small small;     /* blocks of groups with smaller blocks */
     struct ki_doubts doubts;   /* enum ki_why: reasons for which a rank's answers may be wrong */
+    struct ki_pool_clear pool_clear;
     uint64_t left_out;    /* blocks and copies of its ranks that limits of the index left out */
     uint64_t losses_seen; /* in the whole index, when left_out was last counted */
     uint64_t *left_of;    /* left_out by rank, as in ranks */

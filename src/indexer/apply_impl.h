@@ -39,6 +39,13 @@ bool ki_shows_size(const struct kve_op *op, const struct kve_source *source);
 /** Note that an operation may change what the index lacks of @rank. */
 void ki_applier_touch(struct ki_applier *a, uint32_t rank);
 
+/** Apply a clear. Another owner's empties its copies of windows, too. Returns 0 or a negative errno. */
+int ki_applier_clear(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
+                     const struct kve_op *op);
+
+/** Note a clear that may be of two pools, or what operation @at tells of the last one. */
+void ki_applier_look_for_pool(struct ki_applier *a, const struct kve_batch *batch, size_t at);
+
 /** The owner of a source in doubts. */
 uint64_t ki_owner_id(const struct kve_source *source);
 

@@ -79,6 +79,13 @@ void ki_doubts_end(struct ki_doubts *d, uint32_t rank, uint64_t owner, uint32_t 
     memmove(d->items + at, d->items + at + 1, (d->n - at) * sizeof(d->items[0]));
 }
 
+uint32_t ki_doubts_of(const struct ki_doubts *d, uint32_t rank, uint64_t owner, uint32_t bits)
+{
+    size_t at = position(d, rank, owner);
+
+    return bits & (d->lost | (is_at(d, at, rank, owner) ? d->items[at].bits : 0));
+}
+
 bool ki_doubts_has(const struct ki_doubts *d, uint32_t bits)
 {
     for (size_t i = 0; i < d->n; i++)

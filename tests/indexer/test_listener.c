@@ -318,6 +318,44 @@ static void test_parts_alone(void **state)
     ki_listener_release(w.l);
 }
 
+#define OF_POOL IN_TIER("20", "CPU', 'locality': 'LOCAL")
+#define ROOT(hash) IN_TIER(hash, "GPU")
+#define BELOW(hash, parent) IN_TIER(hash, "GPU', 'parent_block_hash': " parent ", 'lora_name': '")
+#define REMOVED(hash) "{'type': 'BlockRemoved', 'medium': 'GPU', 'block_hashes': [" hash "]}"
+
+/* After a reset of the device and of a pool below it, an event shows whose the second clear was. */
+static void test_clears_of_both_pools(void **state)
+{
+    static const struct {
+        const char *first, *second;
+        bool partial;
+    } cases[] = {
+        {BELOW("3", "2"), NULL, false},     {REMOVED("2"), NULL, false},
+        {REMOVED("1"), NULL, false},        {ROOT("5"), BELOW("3", "2"), false},
+        {ROOT("2"), REMOVED("2"), true}, /* stored anew */
+        {ROOT("5"), BELOW("6", "5"), true}, {REMOVED("9"), NULL, true},
+        {CLEAR(0), REMOVED("1"), true},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(cases); i++) {
+        struct world w;
+
+        world_init(&w, NULL);
+        offer(&w, ROOT("9") "," OF_POOL);
+        assert_false(is_partial(&w));
+        offer(&w, CLEAR(0) "," ROOT("1") "," BELOW("2", "1") "," CLEAR(0));
+        assert_true(is_partial(&w));
+        offer(&w, cases[i].first);
+        if (cases[i].second) {
+            assert_true(is_partial(&w));
+            offer(&w, cases[i].second);
+        }
+        assert_int_equal(is_partial(&w), cases[i].partial);
+        ki_listener_release(w.l);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -325,6 +363,7 @@ int main(void)
         cmocka_unit_test(test_ranks_of_left_out_events),
         cmocka_unit_test(test_left_out_of_whom),
         cmocka_unit_test(test_parts_alone),
+        cmocka_unit_test(test_clears_of_both_pools),
         cmocka_unit_test(test_size_changes_during_dump),
         cmocka_unit_test(test_left_out),
     };
