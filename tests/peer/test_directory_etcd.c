@@ -11,89 +11,13 @@
 #include <cmocka.h>
 // clang-format on
 
-#include <arpa/inet.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 
 #include "directory_unit.h"
+#include "etcd_unit.h"
 #include "skip.h"
-
-/* ---- etcd ---- */
-
-static char folder[] = "/tmp/kv-etcd-XXXXXX";
-static unsigned ports[2]; /* clients, peers */
-static pid_t etcd;
-static bool tls; /* etcd listens with a certificate of this test's authority */
-
-static unsigned free_port(void)
-{
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    socklen_t len = sizeof(at);
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-
-    assert_int_equal(bind(fd, (struct sockaddr *)&at, len), 0);
-    assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &len), 0);
-    close(fd);
-    return ntohs(at.sin_port);
-}
-
-static bool answers(void)
-{
-    struct sockaddr_in at = {.sin_family = AF_INET,
-                             .sin_addr = {htonl(INADDR_LOOPBACK)},
-                             .sin_port = htons((uint16_t)ports[0])};
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    bool ok = connect(fd, (struct sockaddr *)&at, sizeof(at)) == 0;
-
-    close(fd);
-    return ok;
-}
-
-static void etcd_start(void)
-{
-    char data[64], client[64], peer[64], cluster[80], cert[64], key[64];
-
-    snprintf(data, sizeof(data), "%s/data", folder);
-    snprintf(cert, sizeof(cert), "%s/cert.pem", folder);
-    snprintf(key, sizeof(key), "%s/key.pem", folder);
-    snprintf(client, sizeof(client), "http%s://127.0.0.1:%u", tls ? "s" : "", ports[0]);
-    snprintf(peer, sizeof(peer), "http://127.0.0.1:%u", ports[1]);
-    snprintf(cluster, sizeof(cluster), "default=%s", peer);
-    etcd = fork();
-    assert_true(etcd >= 0);
-    if (etcd == 0) {
-        int log = open("/dev/null", O_WRONLY | O_CLOEXEC);
-
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        dup2(log, 1);
-        dup2(log, 2);
-        execlp("etcd", "etcd", "--data-dir", data, "--listen-client-urls", client,
-               "--advertise-client-urls", client, "--listen-peer-urls", peer,
-               "--initial-advertise-peer-urls", peer, "--initial-cluster", cluster,
-               "--heartbeat-interval", "50", "--election-timeout", "500", "--log-level", "panic",
-               tls ? "--cert-file" : NULL, cert, "--key-file", key, (char *)NULL);
-        _exit(127);
-    }
-    WAIT_FOR(answers());
-}
-
-static void etcd_kill(void)
-{
-    assert_int_equal(kill(etcd, SIGKILL), 0);
-    assert_int_equal(waitpid(etcd, NULL, 0), etcd);
-    etcd = 0;
-}
-
-static void etcd_forget(void)
-{
-    char command[128];
-
-    snprintf(command, sizeof(command), "rm -rf %s/data", folder);
-    assert_int_equal(system(command), 0);
-}
 
 /* POST to etcd's gateway, past the library. Returns whether the answer is HTTP 200. */
 static bool post(const char *path, const char *json)
@@ -103,7 +27,7 @@ static bool post(const char *path, const char *json)
     snprintf(
         command, sizeof(command),
         "curl -skf --noproxy '*' --max-time 30 -o /dev/null -d '%s' http%s://127.0.0.1:%u/v3/%s",
-        json, tls ? "s" : "", ports[0], path);
+        json, etcd.tls ? "s" : "", etcd.ports[0], path);
     return system(command) == 0;
 }
 
@@ -129,7 +53,7 @@ static struct kvbm_directory *open_directory(struct seen *seen,
 
 static bool have_etcd(void)
 {
-    return system("command -v etcd >/dev/null && command -v curl >/dev/null") == 0;
+    return etcd_is_here() && system("command -v curl >/dev/null") == 0;
 }
 
 /* Begin a test: with an etcd of its own. */
@@ -137,12 +61,11 @@ static void begin(void)
 {
     if (!have_etcd())
         skip_because("no etcd (Debian: etcd-server) or no curl here");
-    assert_int_equal(etcd, 0);
-    ports[0] = free_port();
-    ports[1] = free_port();
+    assert_int_equal(etcd.pid, 0);
+    etcd_choose_ports();
     /* nobody listens at the first server's address */
-    snprintf(where, sizeof(where), "etcd://127.0.0.1:%u,127.0.0.1:%u/kvasir/test/", free_port(),
-             ports[0]);
+    snprintf(where, sizeof(where), "etcd://127.0.0.1:%u,127.0.0.1:%u/kvasir/test/",
+             etcd_free_port(), etcd.ports[0]);
     etcd_start();
 }
 
@@ -250,12 +173,12 @@ static void test_frozen(void **state)
     da = open_directory(&seen_a, &a);
     db = open_directory(&seen_b, &b);
     WAIT_FOR(seen_find(&seen_a, "b", NULL) && seen_find(&seen_b, "a", NULL));
-    assert_int_equal(kill(etcd, SIGSTOP), 0);
+    assert_int_equal(kill(etcd.pid, SIGSTOP), 0);
     WAIT_FOR(!info_of(da).current && !info_of(db).current);
     began = kv_now_ns();
     kvbm_directory_close(db); /* can't say goodbye, and doesn't wait long for it */
     assert_true(kv_now_ns() - began < 30 * KV_NS_PER_S);
-    assert_int_equal(kill(etcd, SIGCONT), 0);
+    assert_int_equal(kill(etcd.pid, SIGCONT), 0);
     WAIT_FOR(post("kv/put", "{\"key\":\"eA==\",\"value\":\"eA==\"}"));
     WAIT_FOR(post("kv/compaction", "{\"revision\":\"4\"}"));
     WAIT_FOR(info_of(da).registered);
@@ -271,7 +194,7 @@ static void run(const char *what)
 {
     char command[512];
 
-    snprintf(command, sizeof(command), "cd %s && %s", folder, what);
+    snprintf(command, sizeof(command), "cd %s && %s", etcd.folder, what);
     assert_int_equal(system(command), 0);
 }
 
@@ -296,8 +219,8 @@ static void test_secure(void **state)
     run("openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 "
         "-subj /CN=kv -addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out cert.pem "
         "2>/dev/null && echo secret >password && echo wrong >wrong");
-    snprintf(ca, sizeof(ca), "%s/cert.pem", folder);
-    tls = true;
+    snprintf(ca, sizeof(ca), "%s/cert.pem", etcd.folder);
+    etcd.tls = true;
     begin();
     memmove(where + 5, where + 4, strlen(where + 4) + 1);
     where[4] = 's';
@@ -312,11 +235,11 @@ static void test_secure(void **state)
     kvbm_directory_close(da);
     opts.user = "root";
     opts.password_file = password;
-    snprintf(password, sizeof(password), "%s/wrong", folder);
+    snprintf(password, sizeof(password), "%s/wrong", etcd.folder);
     assert_int_equal(kvbm_directory_open(&opts, &da), 0);
     WAIT_FOR(strstr(info_of(da).error, "authentication failed"));
     kvbm_directory_close(da);
-    snprintf(password, sizeof(password), "%s/password", folder);
+    snprintf(password, sizeof(password), "%s/password", etcd.folder);
     opts.tls_ca = NULL; /* an authority that the system doesn't know */
     assert_int_equal(kvbm_directory_open(&opts, &da), 0);
     WAIT_FOR(strstr(info_of(da).error, "certificate"));
@@ -336,10 +259,10 @@ static void test_secure(void **state)
 
 static int teardown(void **state)
 {
-    tls = false;
+    etcd.tls = false;
     (void)state;
-    if (etcd) {
-        kill(etcd, SIGCONT);
+    if (etcd.pid) {
+        kill(etcd.pid, SIGCONT);
         etcd_kill();
     }
     etcd_forget();
@@ -356,9 +279,9 @@ int main(void)
     };
     int failed;
 
-    if (!mkdtemp(folder))
+    if (!mkdtemp(etcd.folder))
         return 1;
     failed = cmocka_run_group_tests(tests, NULL, NULL);
-    rmdir(folder);
+    rmdir(etcd.folder);
     return failed;
 }

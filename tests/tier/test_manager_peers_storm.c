@@ -8,6 +8,8 @@
  * host tiers are small, so that blocks are evicted and their memory is written again all the time:
  * bytes that arrive late would make later blocks wrong.
  *
+ * Readers know the owners from a list, or from an etcd, which is disturbed, too, and may lose its data.
+ *
  * Every call comes back by its deadline + 100 ms, stalls aside (base/stalls.h).
  */
 #include <setjmp.h>
@@ -28,7 +30,10 @@
 #include "base/error.h"
 #include "base/stalls.h"
 #include "index/random.h"
+#include "kvbm_directory.h"
 #include "manager_world.h"
+#include "peer/etcd_unit.h"
+#include "skip.h"
 
 #define N_OWNERS 2
 #define N_READERS 3
@@ -41,6 +46,7 @@
 /* Seen by all processes. */
 static struct {
     char dir[64];
+    char directory[96]; /* etcd that owners are in; "": readers get a list */
     atomic_int port;
     atomic_bool stop, readers_gone;
     atomic_uint_fast64_t loads, right, from_peers, in_place, misses, wrong, late, pins_left, faults;
@@ -97,12 +103,41 @@ static struct kvbm_agent *listen_again(int i, char at[96])
     return agent;
 }
 
+static void ignore(void *arg, const struct kvbm_directory_peer *peer, bool there)
+{
+    (void)arg, (void)peer, (void)there;
+}
+
+/* Register an owner where readers look for it. Returns NULL when they have a list. */
+static struct kvbm_directory *register_owner(int i, const char *at, struct rng *rng)
+{
+    struct kvbm_directory_peer self = KVBM_DIRECTORY_PEER_INIT;
+    const struct kvbm_directory_opts opts = {.size = sizeof(opts),
+                                             .peers = all->directory,
+                                             .changed = ignore,
+                                             .self = &self,
+                                             .ttl_s = 2,
+                                             .timeout_ms = 500};
+    struct kvbm_directory *directory = NULL;
+
+    if (!*all->directory)
+        return NULL;
+    snprintf(self.name, sizeof(self.name), "owner%d", i);
+    snprintf(self.endpoints[0], sizeof(self.endpoints[0]), "%s", at);
+    self.n_endpoints = 1;
+    self.worker = 100 + (uint64_t)i;
+    self.incarnation = rng_next(rng);
+    assert_int_equal(kvbm_directory_open(&opts, &directory), 0);
+    return directory;
+}
+
 /* Store random prompts until the end; evictions make room. */
 static void run_owner(int i, uint64_t seed)
 {
     struct rng rng = {seed};
     struct kvbm_block_source source;
     struct kvbm_blockset_opts what = {.size = sizeof(what), .id = 1, .lease_share = 50};
+    struct kvbm_directory *directory;
     struct kvbm_blockset *set;
     struct kvbm_agent *agent;
     struct world w;
@@ -124,6 +159,8 @@ static void run_owner(int i, uint64_t seed)
     what.source = &source;
     what.shared = kvbm_manager_shared(w.m);
     assert_int_equal(kvbm_blockset_export(agent, &what, &set), 0);
+    endpoint_of(i, at);
+    directory = register_owner(i, at, &rng);
     while (!atomic_load(&all->readers_gone)) {
         (void)world_store(&w, 1000 * (1 + rng_below(&rng, N_PROMPTS)),
                           1 + rng_below(&rng, MAX_LENGTH));
@@ -134,6 +171,7 @@ static void run_owner(int i, uint64_t seed)
     for (uint64_t end = soon(); world_stats(&w).pins_now && kv_now_ns() < end;)
         usleep(1000);
     atomic_fetch_add(&all->pins_left, world_stats(&w).pins_now);
+    kvbm_directory_close(directory);
     kvbm_blockset_destroy(set);
     fault_unless(kvbm_agent_destroy(agent) == 0);
     world_stop(&w);
@@ -205,7 +243,7 @@ static void run_reader(uint64_t seed)
     snprintf(peers, sizeof(peers), "%s, %s", at[0], at[1]);
     world_init(&w, 12);
     (void)rmdir(w.dir);
-    w.opts.peers = peers;
+    w.opts.peers = *all->directory ? all->directory : peers;
     w.opts.peer_timeout_ms = 500;
     world_start(&w);
     world_attach(&w, false);
@@ -268,10 +306,28 @@ static void let_load(uint64_t more)
         assert_true(kv_now_ns() < end);
 }
 
+/* Kill etcd and start it again, perhaps without what it knew, or freeze it: beyond the leases, too. */
+static void disturb_etcd(struct rng *rng)
+{
+    if (rng_below(rng, 2)) {
+        freeze(etcd.pid, 1 + rng_below(rng, rng_below(rng, 2) ? 300 : 3500));
+        return;
+    }
+    etcd_kill();
+    usleep(1000 * rng_below(rng, rng_below(rng, 2) ? 20 : 1000));
+    if (rng_below(rng, 2))
+        etcd_forget();
+    etcd_start();
+}
+
 static void disturb(pid_t *pids, struct rng *rng)
 {
     uint32_t i = rng_below(rng, N_OWNERS + N_READERS);
 
+    if (*all->directory && rng_below(rng, 2)) {
+        disturb_etcd(rng);
+        return;
+    }
     if (rng_below(rng, 3) == 0) {
         kill_and_reap(pids[i]);
         usleep(1000 * rng_below(rng, 20));
@@ -297,29 +353,19 @@ static void end(pid_t *pids)
     }
 }
 
-static void test_storm(void **state)
+static void begin(struct rng *rng, pid_t *pids)
 {
-    struct rng rng = {test_seed()};
-    pid_t pids[N_OWNERS + N_READERS];
-
-    (void)state;
-    print_message("KV_TEST_SEED=%llu\n", (unsigned long long)rng.state);
-    all = mmap(NULL, sizeof(*all), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    assert_true(all != MAP_FAILED);
-    snprintf(all->dir, sizeof(all->dir), "/tmp/kvbm-peers-XXXXXX");
-    assert_non_null(mkdtemp(all->dir));
-    pids[0] = start(0, &rng);
-    pids[1] = start(1, &rng);
+    pids[0] = start(0, rng);
+    pids[1] = start(1, rng);
     for (uint64_t until = soon(); !atomic_load(&all->port); usleep(1000))
         assert_true(kv_now_ns() < until);
     for (int i = N_OWNERS; i < N_OWNERS + N_READERS; i++)
-        pids[i] = start(i, &rng);
+        pids[i] = start(i, rng);
     let_load(50);
-    for (long i = 0; i < test_rounds(25); i++) {
-        disturb(pids, &rng);
-        let_load(30);
-    }
-    end(pids);
+}
+
+static void check_all(void)
+{
     print_message("loads %lu, right %lu, from peers %lu, in place %lu, misses %lu, latest %lu ms\n",
                   (unsigned long)all->loads, (unsigned long)all->right,
                   (unsigned long)all->from_peers, (unsigned long)all->in_place,
@@ -330,14 +376,59 @@ static void test_storm(void **state)
     assert_int_equal(all->faults, 0);
     assert_true(all->right > 0);
     assert_true(all->in_place > 0);
+}
+
+/* @directory: of the owners, or "". */
+static void run_storm(const char *directory, long rounds)
+{
+    struct rng rng = {test_seed()};
+    pid_t pids[N_OWNERS + N_READERS];
+
+    print_message("KV_TEST_SEED=%llu\n", (unsigned long long)rng.state);
+    all = mmap(NULL, sizeof(*all), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(all != MAP_FAILED);
+    snprintf(all->dir, sizeof(all->dir), "/tmp/kvbm-peers-XXXXXX");
+    snprintf(all->directory, sizeof(all->directory), "%s", directory);
+    assert_non_null(mkdtemp(all->dir));
+    begin(&rng, pids);
+    for (long i = 0; i < rounds; i++) {
+        disturb(pids, &rng);
+        let_load(30);
+    }
+    end(pids);
+    check_all();
     (void)nftw(all->dir, world_unlink, 4, FTW_DEPTH | FTW_PHYS);
     munmap(all, sizeof(*all));
+}
+
+static void test_storm(void **state)
+{
+    (void)state;
+    run_storm("", test_rounds(25));
+}
+
+static void test_etcd(void **state)
+{
+    char directory[96];
+
+    (void)state;
+    if (!etcd_is_here())
+        skip_because("no etcd (Debian: etcd-server) here");
+    assert_non_null(mkdtemp(etcd.folder));
+    etcd_choose_ports();
+    etcd_start();
+    snprintf(directory, sizeof(directory), "etcd://127.0.0.1:%u/kvasir/storm", etcd.ports[0]);
+    run_storm(directory, test_rounds(20));
+    etcd_kill();
+    etcd_forget();
+    assert_int_equal(rmdir(etcd.folder), 0);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_storm),
+        cmocka_unit_test(test_etcd),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
