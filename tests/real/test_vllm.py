@@ -5,12 +5,14 @@ Random traffic (shared prefixes, duplicates at once, preemption, eviction) with 
 events go out over ZMQ and random prompts are looked up in both. No answer may be over or under.
 """
 import tempfile
+from dataclasses import replace
 
 from vllm_engine import *
 
 SALT64 = "0123456789abcdef" * 4
 IMAGE = "feedfacefeedfacefeedfacefeedfacefeedfacefeedfacefeedfacefeedface"
 FULL = {"kv_cache_report_mode": "full"}
+INCREMENTAL = {"kv_cache_report_mode": "incremental"}
 OPTIONS = [
     Option("plain"),
     Option("small_pool", blocks=24),
@@ -66,6 +68,9 @@ OPTIONS = [
            followed=False),
     Option("window_only", windows=(40,), full_attention=False),
 ]
+# With the mode registered, every answer counts: nothing may be partial.
+OPTIONS += [replace(option, name=f"incremental_{option.name}", register={**option.register, **INCREMENTAL}, whole=True)
+            for option in OPTIONS if not option.report_full and option.followed]
 STEPS, LOOKUPS = 120, 4
 
 
@@ -99,6 +104,8 @@ def option_test(option):
                 feed.close()
         if option.followed:
             tally.exact(option.name)
+        if option.whole:
+            equal(tally.partial[option.name][0], 0, f"{option.name}: answers while partial")
     return test
 
 

@@ -65,7 +65,8 @@ OPTIONS = [(replace(option, blocks=option.blocks if option.windows else 32,
 class PoolEngine(Engine):
     def __init__(self, option, pool, rng):
         super().__init__(option, rng)
-        self.loading, self.scheduled, self.preempted, self.stores, self.loads = [], [], set(), [], []
+        self.loading, self.scheduled, self.preempted, self.stores = [], [], set(), []
+        self.batches, self.was_reset = [], False
         config = self.manager.kv_cache_config
         size = PAGE * option.blocks
         tensor = KVCacheTensor(size=size, layers=["layer0"], layer_stride=size, block_stride=PAGE)
@@ -120,18 +121,21 @@ class PoolEngine(Engine):
         for request in list(self.running):
             self.finish(request, request.names)
         self.finish_step(all_copies=self.rng.random() < 0.9)
-        what = self.rng.randrange(3)
+        what, self.was_reset = self.rng.randrange(3), True
         if what < 2:
             self.story.append(f"reset of the device: {self.manager.reset_prefix_cache()}")
         if what > 0:
             self.story.append(f"reset of the host: {self.host.reset()}")
 
     def step(self):
+        """A reset comes between two steps of the engine: what it announces goes out with the next one's."""
+        self.was_reset = False
         super().step()
-        self.finish_step()
+        if not self.was_reset:
+            self.finish_step()
 
     def finish_step(self, all_copies=False):
-        """Hand the copies of this step to the worker; some that are on their way are done."""
+        """Hand the copies of this step to the worker; some that are on their way are done. The step's events are a batch."""
         live = [request for request in self.scheduled if request in self.running]
         tables = [SimpleNamespace(req_id=request.request_id, block_ids=self.manager.get_block_ids(request.request_id)) for request in live]
         meta = self.host.build_connector_meta(SimpleNamespace(
@@ -151,9 +155,11 @@ class PoolEngine(Engine):
         self.host.update_connector_output(KVConnectorOutput(
             finished_recving={request.request_id for request in loaded},
             kv_connector_worker_meta=SimpleCPUOffloadWorkerMetadata({event: 1 for event in done})))
+        self.batches.append(self.manager.take_events() + list(self.host.take_events()))
 
-    def take_events(self):
-        return super().take_events() + list(self.host.take_events())
+    def take_batches(self):
+        batches, self.batches = self.batches, []
+        return batches
 
     def tiers_tokens(self, tokens, names):
         """The truth: tokens that the engine finds in its own cache, then in the pool below."""
@@ -177,7 +183,10 @@ def option_test(option, pool):
                 for step in range(120):
                     for _ in range(rng.randint(1, 6)):
                         engine.step()
-                        feed.publish(engine.take_events())  # as the engine does: a block is told before it can be evicted
+                    while engine.was_reset:
+                        engine.step()
+                    for events in engine.take_batches():  # a block of the host is told before the device can evict it
+                        feed.publish(events)
                     feed.settle()
                     for tokens, names in engine.probes(4):
                         answer = indexer.query(tokens, **question(names, tokens))["instances"].get(str(feed.instance), {})

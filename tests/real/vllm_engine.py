@@ -49,6 +49,7 @@ class Option:
     names: tuple = (Names(),)
     register: dict = field(default_factory=dict)
     followed: bool = True  # the indexer follows all groups; else its view is partial, and answers may be too long
+    whole: bool = False  # the view is never partial
 
 
 def group_specs(option):
@@ -155,10 +156,13 @@ class Engine:
             self.finish(request, request.names)
             self.story.append(f"finish {request.request_id} at {request.num_tokens}")
         elif self.option.resets:
-            for request in list(self.running):
-                self.finish(request, request.names)
-            check(self.manager.reset_prefix_cache())
-            self.story.append("reset")
+            self.reset()
+
+    def reset(self):
+        for request in list(self.running):
+            self.finish(request, request.names)
+        check(self.manager.reset_prefix_cache())
+        self.story.append("reset")
 
     def take_events(self):
         return self.manager.take_events()
