@@ -266,10 +266,9 @@ void kvbm_call_claimed(struct kvbm_conn *conn, size_t n)
 
     conn->call_at += n;
     pthread_mutex_lock(&session->lock);
-    if (call->busy) {
-        call->busy = false;
+    call->busy = false;
+    if (call->abandoned) /* abandon() waits for it; a caller that waits for the reply sleeps on */
         pthread_cond_signal(&call->changed);
-    }
     pthread_mutex_unlock(&session->lock);
 }
 

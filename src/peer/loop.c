@@ -102,6 +102,7 @@ static void serve_kick(struct kvbm_conn *conn)
     char why[sizeof(session->why)];
     int err;
 
+    conn->turn = 0;
     if (!session->attached)
         kvbm_session_attach(session);
     pthread_mutex_lock(&session->lock);

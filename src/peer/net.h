@@ -101,6 +101,7 @@ struct kvbm_conn {
 
     /* reading: the event thread */
     bool readable;
+    int mark;    /* bytes that make the socket readable (SO_RCVLOWAT); 0: as for 1 */
     bool ending; /* the peer has closed: read until there is nothing */
     uint8_t in[KVBM_IN_BYTES];
     size_t in_at, in_len;
@@ -123,6 +124,7 @@ struct kvbm_conn {
     bool blocked;   /* the socket is full; EPOLLOUT will come */
     unsigned edges; /* of EPOLLOUT that came */
     int broken;     /* error of a write; the event thread ends the session */
+    size_t turn;    /* bytes written in this turn of the event thread, which alone looks here */
 
     struct kvbm_session *kicked; /* the reference of a kick; under the net's lock of kicks */
     TAILQ_ENTRY(kvbm_conn) kicks;
@@ -293,6 +295,11 @@ const char *kvbm_words(int err);
 
 /** Read what has arrived. The event thread. */
 void kvbm_receive(struct kvbm_conn *conn);
+/**
+ * Read parts of chunks that sockets don't tell of yet. The event thread. Returns false when the session
+ * has ended.
+ */
+bool kvbm_receive_parts(struct kvbm_session *session);
 /** Feed bytes to a connection as if they had been read. Returns 0 or the error that ends it. */
 int kvbm_receive_bytes(struct kvbm_conn *conn);
 

@@ -17,6 +17,7 @@
 #define BUDGET (4u << 20) /* bytes read before other connections have their turn */
 #define PIECES 64         /* of a call's memory, in one read */
 #define STEP (64u << 10)  /* growth of a body of our own */
+#define LONG (16u << 10)  /* bytes of a body that are worth a mark of the socket */
 
 /* ---- descriptors ---- */
 
@@ -303,6 +304,21 @@ static void end_session(struct kvbm_session *session, int err)
     kvbm_session_end(session, err, has_words ? session->why : kvbm_words(err));
 }
 
+/*
+ * Have the socket be readable once the rest of a chunk is there, not at each packet of it. The mark is
+ * never above what the frame lacks; the kernel ignores it when its own memory is short, and at the end.
+ */
+static void set_mark(struct kvbm_conn *conn)
+{
+    int mark = conn->in_frame && conn->left >= LONG && !conn->tls && !conn->is_unix
+                   ? (int)KV_MIN(conn->left, (uint32_t)KVBM_CHUNK_BYTES)
+                   : 1;
+
+    if (mark != KV_MAX(conn->mark, 1) &&
+        setsockopt(conn->source.fd, SOL_SOCKET, SO_RCVLOWAT, &mark, sizeof(mark)) == 0)
+        conn->mark = mark;
+}
+
 void kvbm_receive(struct kvbm_conn *conn)
 {
     struct kvbm_session *session = conn->session;
@@ -314,7 +330,7 @@ void kvbm_receive(struct kvbm_conn *conn)
 
         if (got == -EAGAIN) {
             conn->readable = false;
-            return;
+            break;
         }
         if (got == 0)
             kvbm_session_end(session, -EPIPE, "the peer has closed the connection");
@@ -332,4 +348,19 @@ void kvbm_receive(struct kvbm_conn *conn)
             return;
         }
     }
+    if (!kvbm_has_ended(session))
+        set_mark(conn);
+}
+
+bool kvbm_receive_parts(struct kvbm_session *session)
+{
+    for (uint32_t i = 0; i < session->n_conns && !kvbm_has_ended(session); i++) {
+        struct kvbm_conn *conn = session->conns[i];
+
+        if (conn->mark <= 1)
+            continue;
+        conn->readable = true;
+        kvbm_receive(conn);
+    }
+    return !kvbm_has_ended(session);
 }

@@ -10,7 +10,8 @@
  * connection carries only urgent messages.
  *
  * The thread that queues an urgent message also writes it, unless another one is writing or the
- * socket is full: no switch to the event thread in the usual case. Bulk is the event thread's.
+ * socket is full: no switch to the event thread in the usual case. Bulk is the event thread's, which
+ * writes it before it serves the next request: the peer has bytes to read meanwhile.
  */
 #include <stdio.h>
 #include <sys/epoll.h>
@@ -274,7 +275,7 @@ void kvbm_flush(struct kvbm_conn *conn)
 {
     struct kvbm_session *session = conn->session;
     bool any = kvbm_on_event_thread(session->net);
-    size_t sum = 0;
+    size_t sum = any ? conn->turn : 0;
 
     if (conn->writing || !conn->secured)
         return;
@@ -291,6 +292,8 @@ void kvbm_flush(struct kvbm_conn *conn)
         sum += put > 0 ? (size_t)put : 0;
     }
     conn->writing = false;
+    if (any)
+        conn->turn = sum;
     if (session->state == KVBM_ENDED) { /* the event thread waits for this one */
         pthread_cond_broadcast(&session->changed);
         return;
@@ -321,7 +324,11 @@ void kvbm_send_bulk(struct kvbm_session *session, struct kvbm_out *out)
     session->queued += out->queued;
     TAILQ_INSERT_TAIL(&session->bulk, out, queue);
     for (uint32_t i = 0; first && i < session->n_conns; i++) {
-        if (takes_bulk(session->conns[i]))
+        if (!takes_bulk(session->conns[i]))
+            continue;
+        if (kvbm_on_event_thread(session->net))
+            kvbm_flush(session->conns[i]);
+        else
             kvbm_kick(session->conns[i]);
     }
 }

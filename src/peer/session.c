@@ -45,6 +45,7 @@ static void conn_ready(struct kvbm_source *source, uint32_t events)
 
     if (kvbm_has_ended(session))
         return;
+    conn->turn = 0;
     if (events & (EPOLLIN | EPOLLHUP | EPOLLERR | EPOLLRDHUP))
         conn->readable = true;
     if (events & (EPOLLHUP | EPOLLERR | EPOLLRDHUP))
@@ -358,8 +359,11 @@ static void check_open(struct kvbm_session *session, uint64_t now)
 {
     struct kvbm_net *net = session->net;
     const struct kvbm_frame ping = {.type = KVBM_PING};
-    uint64_t silent = now - KV_MIN(now, session->heard_ns);
+    uint64_t silent;
 
+    if (!kvbm_receive_parts(session)) /* a chunk that comes slowly is no silence */
+        return;
+    silent = now - KV_MIN(now, session->heard_ns);
     pthread_mutex_lock(&net->lock); /* its next turn is the last of all */
     TAILQ_REMOVE(&net->sessions, session, list);
     session->check_ns = now + net->keepalive_ns / 4;

@@ -10,30 +10,42 @@
 
 #include "base/log.h"
 
-#define N_READERS 3
+#define MAX_READERS 7
 
-static void test_storm(void **state)
+static void run(uint32_t n_readers, long rounds)
 {
     struct rng rng = {test_seed()};
-    pid_t owner, readers[N_READERS];
+    pid_t owner, readers[MAX_READERS];
 
-    (void)state;
     print_message("KV_TEST_SEED=%llu\n", (unsigned long long)rng.state);
     storm_init();
     owner = storm_start_owner(&rng);
-    for (int i = 0; i < N_READERS; i++)
-        readers[i] = storm_start_reader(i, &rng);
+    for (uint32_t i = 0; i < n_readers; i++)
+        readers[i] = storm_start_reader((int)i, &rng);
     storm_let_read(20);
-    for (long i = 0; i < test_rounds(20); i++) {
-        storm_disturb(&owner, readers, N_READERS, true, &rng);
+    for (long i = 0; i < rounds; i++) {
+        storm_disturb(&owner, readers, n_readers, true, &rng);
         storm_let_read(10);
     }
     for (uint64_t end = soon();
          !atomic_load(&storm->shared_right) || !atomic_load(&storm->sent_right); usleep(1000))
         assert_true(kv_now_ns() < end);
     storm_kill(readers[0]); /* with whatever it has leased */
-    storm_end(owner, readers + 1, N_READERS - 1);
+    storm_end(owner, readers + 1, (int)n_readers - 1);
     storm_fini();
+}
+
+static void test_storm(void **state)
+{
+    (void)state;
+    run(3, test_rounds(20));
+}
+
+/* Eight processes. */
+static void test_many(void **state)
+{
+    (void)state;
+    run(MAX_READERS, test_rounds(8));
 }
 
 /* ---- an owner that is gone or frozen, and its memory ---- */
@@ -138,6 +150,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_without_the_owner),
         cmocka_unit_test(test_storm),
+        cmocka_unit_test(test_many),
     };
 
     kv_log_set_level(KV_LOG_ERROR);
