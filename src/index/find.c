@@ -184,21 +184,27 @@ static size_t add_share(struct slots *slots, const struct kvi_share *share)
 
 /*
  * Note for cut_matches in which tiers a holder with windows has the @len blocks from @depth on.
- * Returns 0 or -ENOMEM.
+ * Returns 0, -ENOMEM or DISTURBED.
  */
 __attribute__((noinline, cold)) static int take_main(struct find *find, uint64_t entry,
-                                                     const struct kvi_tmap *tmap, uint32_t depth,
-                                                     uint32_t len)
+                                                     uint32_t depth, uint32_t len)
 {
     uint32_t id = kvi_entry_holder(entry);
     struct windowed *of = &find->slots->windowed[find->slots->slot[id].item & ~WINDOWED];
-    size_t share = add_share(find->slots, &(struct kvi_share){.tmap = tmap,
-                                                              .holder = id,
-                                                              .mask = kvi_entry_mask(entry),
-                                                              .depth = depth,
-                                                              .len = len,
-                                                              .above = of->share});
+    const struct kvi_tmap *tmap = NULL;
+    size_t share;
 
+    if (!kvi_entry_mask(entry)) {
+        tmap = kvi_tmap_at(find->ix, entry);
+        if (!tmap || tmap->capacity < len)
+            return DISTURBED;
+    }
+    share = add_share(find->slots, &(struct kvi_share){.tmap = tmap,
+                                                       .holder = id,
+                                                       .mask = kvi_entry_mask(entry),
+                                                       .depth = depth,
+                                                       .len = len,
+                                                       .above = of->share});
     if (share == KVI_NO_SHARE)
         return -ENOMEM;
     of->share = share;
@@ -251,6 +257,7 @@ __attribute__((noinline, cold)) static int meet_windowed(struct find *find, uint
 {
     const struct kvi_holder *holder = kvi_holder_at(find->ix, kvi_entry_holder(entry));
     const struct kvi_windows *windows;
+    int rc;
 
     find->met = NULL;
     if (!holder)
@@ -260,8 +267,10 @@ __attribute__((noinline, cold)) static int meet_windowed(struct find *find, uint
     windows = kvi_windows_of(holder);
     if (depth)
         return 0;
-    return windows ? add_windowed(find, holder, windows, &find->met)
-                   : add_item(find, holder, holder->id, &find->met);
+    if (!windows)
+        return add_item(find, holder, holder->id, &find->met);
+    rc = add_windowed(find, holder, windows, &find->met);
+    return rc ? rc : take_main(find, entry, depth, len);
 }
 
 /*
@@ -296,6 +305,25 @@ static inline int meet(struct find *find, uint64_t entry, uint32_t depth, uint32
     return add_item(find, holder, id, ret);
 }
 
+/* Find the item of an entry's holder, as meet does: most holders have one already. */
+static inline int item_of(struct find *find, uint64_t entry, uint32_t depth, uint32_t len,
+                          struct kvi_match **ret)
+{
+    const struct slots *slots = find->slots;
+    uint32_t id = kvi_entry_holder(entry);
+    size_t at = slots->slot[id].item;
+    int rc = 0;
+
+    if (slots->slot[id].call != slots->call)
+        return meet(find, entry, depth, len, ret);
+    if (KV_UNLIKELY(at & WINDOWED)) {
+        rc = take_main(find, entry, depth, len);
+        at = slots->windowed[at & ~WINDOWED].item;
+    }
+    *ret = &find->matches->items[at];
+    return rc;
+}
+
 /* Compute for each tier how far it and nearer tiers reach, block by block. */
 static uint32_t reach_mixed(const struct kvi_tmap *tmap, uint32_t len, int t)
 {
@@ -312,35 +340,21 @@ static int take_entry(struct find *find, uint64_t entry, uint32_t depth, uint32_
     uint32_t id = kvi_entry_holder(entry), mask = kvi_entry_mask(entry);
     const struct kvi_tmap *tmap = NULL;
     struct kvi_match *item;
-    size_t at;
+    int rc = 0;
 
     len = KV_MIN(len, kvi_entry_len(entry));
-    if (KV_UNLIKELY(id >= find->slots->n)) {
-        int rc = grow_slots(find, id + 1);
-
-        if (rc)
-            return rc;
-    }
-    if (find->slots->slot[id].call != find->slots->call) {
-        int rc = meet(find, entry, depth, len, &item);
-
-        if (rc || !item)
-            return rc;
-    }
+    if (KV_UNLIKELY(id >= find->slots->n))
+        rc = grow_slots(find, id + 1);
+    if (rc)
+        return rc;
+    rc = item_of(find, entry, depth, len, &item);
+    if (rc || !item)
+        return rc;
     if (!mask) {
         tmap = kvi_tmap_at(find->ix, entry);
         if (!tmap || tmap->capacity < len)
             return DISTURBED;
     }
-    at = find->slots->slot[id].item;
-    if (KV_UNLIKELY(at & WINDOWED)) {
-        int rc = take_main(find, entry, tmap, depth, len);
-
-        if (rc)
-            return rc;
-        at = find->slots->windowed[at & ~WINDOWED].item;
-    }
-    item = &find->matches->items[at];
     for (int t = 0; t < KV_N_TIERS; t++) {
         if (item->reach[t] != depth)
             continue;

@@ -246,8 +246,10 @@ static void run_reports(const char *what, const struct vllm_opts *opts, unsigned
         full.report_mode = i & 1 ? KI_REPORTS_FULL : KI_REPORTS_UNKNOWN;
         full.report_all = i & 2;
         tally = run_histories(what, &full);
-        assert_in_range(tally.unsure * 100, 0, tally.asked * max_partial);
-        assert_in_range(tally.unshown_wrong * 1000, 0, tally.asked);
+        if (tally.asked >= 8000) { /* the share of a few histories says little */
+            assert_in_range(tally.unsure * 100, 0, tally.asked * max_partial);
+            assert_in_range(tally.unshown_wrong * 1000, 0, tally.asked);
+        }
         if (opts->n_groups == 1 && opts->groups[0].kind == VLLM_FULL && !opts->eagle_drop &&
             full.report_mode)
             assert_int_equal(tally.unsure_over, 0);
