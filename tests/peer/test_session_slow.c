@@ -19,12 +19,14 @@
 
 static struct raw raw;
 static int listener;
-static struct {
+/* How the peer is to answer: each request says so, and the peer's thread has a copy of its own. */
+static struct how {
     uint32_t last;     /* bytes of the second of two chunks */
     uint32_t drip;     /* most bytes at a time; 0: all */
     uint32_t pause_us; /* between drips */
     uint32_t end_at;   /* closes behind so many bytes of a chunk; 0: doesn't */
 } how;
+static struct how how_now; /* the peer's thread */
 
 static struct kvbm_session *session;
 static struct kvbm_agent *reader;
@@ -39,10 +41,10 @@ static uint8_t byte_at(uint32_t i)
 static void say_drops(const uint8_t *bytes, uint32_t len, struct rng *rng)
 {
     for (uint32_t at = 0, n; at < len; at += n) {
-        n = how.drip ? KV_MIN(1 + rng_below(rng, how.drip), len - at) : len;
+        n = how_now.drip ? KV_MIN(1 + rng_below(rng, how_now.drip), len - at) : len;
         raw_bytes(&raw, bytes + at, n);
-        if (how.drip)
-            usleep(how.pause_us);
+        if (how_now.drip)
+            usleep(how_now.pause_us);
     }
 }
 
@@ -55,16 +57,16 @@ static bool say_chunk(uint64_t id, uint32_t offset, uint32_t len, struct rng *rn
                                      .id = id,
                                      .offset = offset,
                                      .len = len,
-                                     .total = C + how.last};
+                                     .total = C + how_now.last};
 
     kvbm_frame_write(&frame, chunk);
     for (uint32_t i = 0; i < len; i++)
         chunk[KVBM_FRAME_BYTES + i] = byte_at(offset + i);
-    if (!how.end_at) {
+    if (!how_now.end_at) {
         say_drops(chunk, KVBM_FRAME_BYTES + len, rng);
         return true;
     }
-    say_drops(chunk, how.end_at, rng);
+    say_drops(chunk, how_now.end_at, rng);
     close(raw.fd);
     return false;
 }
@@ -83,7 +85,9 @@ static void *peer_main(void *arg)
     while (raw_until(&raw, ECHO)) {
         uint64_t id = raw.frame.id;
 
-        if (!say_chunk(id, 0, C, &rng) || !say_chunk(id, C, how.last, &rng))
+        assert_int_equal(raw.frame.len, sizeof(how_now));
+        memcpy(&how_now, raw.body, sizeof(how_now));
+        if (!say_chunk(id, 0, C, &rng) || !say_chunk(id, C, how_now.last, &rng))
             return NULL;
         raw_say(&raw, KVBM_PONG, 0, NULL, 0);
     }
@@ -125,7 +129,7 @@ static long ask(void)
     struct iovec to = {got, C + how.last};
 
     memset(got, 0, sizeof(got));
-    return kvbm_session_call_into(session, ECHO, "", 0, &to, 1, soon(), NULL);
+    return kvbm_session_call_into(session, ECHO, &how, sizeof(how), &to, 1, soon(), NULL);
 }
 
 static void expect_right(void)
