@@ -45,8 +45,11 @@ static inline struct kvx_divisor kvx_divisor_make(uint32_t value)
 {
     __extension__ typedef unsigned __int128 wide;
     struct kvx_divisor d = {0, 0, 0, value, 0};
-    uint32_t log = value > 1 ? 32 - (uint32_t)__builtin_clz(value - 1) : 0;
+    uint32_t log;
 
+    if (value <= 1)
+        return d;
+    log = 32 - (uint32_t)__builtin_clz(value - 1); /* rounded up */
     d.shift = log;
     if ((value & (value - 1)) == 0)
         return d;
