@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "bm/layout.h"
+#include "tier/manager/job.h"
 #include "tier/manager/manager.h"
 
 static const char *what_differs(const struct kvbm_layout_config *host,

@@ -12,7 +12,11 @@
 #include <stdlib.h>
 
 #include "bm/layout.h"
+#include "tier/manager/fetch.h"
+#include "tier/manager/job.h"
 #include "tier/manager/manager.h"
+#include "tier/manager/offload.h"
+#include "tier/manager/pin.h"
 
 /* ---- caches ---- */
 

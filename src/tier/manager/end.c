@@ -6,7 +6,9 @@
 
 #include "base/log.h"
 #include "bm/registry.h"
+#include "tier/manager/fetch.h"
 #include "tier/manager/manager.h"
+#include "tier/manager/offload.h"
 
 /* ---- pins, handles and pools in use ---- */
 

@@ -9,7 +9,10 @@
  * host tier. Items beyond the share starve. When a fetch ends, the starving pin of the highest
  * priority continues; of equal ones the oldest.
  */
+#include "tier/manager/fetch.h"
 #include "tier/manager/manager.h"
+#include "tier/manager/pin.h"
+#include "tier/manager/presence.h"
 
 #define WINDOW 4 /* batches of the object store at a time */
 

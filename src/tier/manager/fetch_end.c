@@ -4,7 +4,11 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "tier/manager/fetch.h"
 #include "tier/manager/manager.h"
+#include "tier/manager/offload.h"
+#include "tier/manager/pin.h"
+#include "tier/manager/presence.h"
 
 void kvbm_fetch_source_released(struct kvbm_pin *pin, struct kvbm_item *item)
 {

@@ -3,7 +3,9 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "tier/manager/fetch.h"
 #include "tier/manager/manager.h"
+#include "tier/manager/pin.h"
 
 /* Make a fetch of up to @max blocks. */
 static struct kvbm_fetch *fetch_new(struct kvbm_pin *pin, enum kv_tier tier, uint32_t max)

@@ -12,7 +12,9 @@
  */
 #include <errno.h>
 
+#include "tier/manager/fetch.h"
 #include "tier/manager/manager.h"
+#include "tier/manager/pin.h"
 
 #define WINDOW 4         /* batches of blocks at a time */
 #define FIRST_ASKED 128u /* keys of the first question */

@@ -8,7 +8,11 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "tier/manager/fetch.h"
+#include "tier/manager/job.h"
 #include "tier/manager/manager.h"
+#include "tier/manager/offload.h"
+#include "tier/manager/pin.h"
 
 /* ---- the end ---- */
 

@@ -3,7 +3,9 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "tier/manager/job.h"
 #include "tier/manager/manager.h"
+#include "tier/manager/offload.h"
 #include "tier/transfer/transfer.h"
 
 static struct kvbm_job_ *allocate(const struct kvbm_job *in)

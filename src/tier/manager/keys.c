@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "tier/manager/job.h"
 #include "tier/manager/manager.h"
 
 #define LOOK 64

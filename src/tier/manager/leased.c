@@ -15,6 +15,7 @@
 #include <stdlib.h>
 
 #include "peer/ask.h"
+#include "tier/manager/fetch.h"
 #include "tier/manager/manager.h"
 
 uint32_t kvbm_leased_room(const struct kvbm_pin *pin, const uint32_t *index, uint32_t n)

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 
 #include "tier/manager/manager.h"
+#include "tier/manager/offload.h"
+#include "tier/manager/pin.h"
 
 /* True when the policy takes a block. For blocks about to be evicted, other tiers' policies decided
  * when the blocks entered; only the object store's decides now. */

@@ -5,6 +5,9 @@
 #include <stdlib.h>
 
 #include "tier/manager/manager.h"
+#include "tier/manager/offload.h"
+#include "tier/manager/pin.h"
+#include "tier/manager/presence.h"
 
 /* Release the blocks of a move. @again: kvbm_pool_leaving may list them once more. */
 void kvbm_move_release(const struct kvbm_move *move, struct kvbm_immutable *like, bool again)

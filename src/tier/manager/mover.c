@@ -3,7 +3,10 @@
  * steps, checks deadlines, and does work that can't be done on other threads. */
 #include <errno.h>
 
+#include "tier/manager/job.h"
 #include "tier/manager/manager.h"
+#include "tier/manager/offload.h"
+#include "tier/manager/pin.h"
 
 #define RETRY_NS (10 * KV_NS_PER_MS)
 

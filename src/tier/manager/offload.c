@@ -8,6 +8,8 @@
 #include <stdlib.h>
 
 #include "tier/manager/manager.h"
+#include "tier/manager/offload.h"
+#include "tier/manager/pin.h"
 
 /* ---- blocks to offload ---- */
 

@@ -4,7 +4,9 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "tier/manager/job.h"
 #include "tier/manager/manager.h"
+#include "tier/manager/pin.h"
 
 struct onboard {
     struct kvbm_cache *cache;

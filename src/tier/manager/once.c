@@ -7,6 +7,8 @@
 #include <stdlib.h>
 
 #include "tier/manager/manager.h"
+#include "tier/manager/offload.h"
+#include "tier/manager/pin.h"
 
 static uint64_t hash_of(const struct kvbm_down *down)
 {

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "kvbm_directory.h"
 #include "peer/ask.h"
+#include "tier/manager/fetch.h"
 #include "tier/manager/manager.h"
 
 /* ---- opening ---- */

@@ -5,7 +5,10 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "tier/manager/fetch.h"
+#include "tier/manager/job.h"
 #include "tier/manager/manager.h"
+#include "tier/manager/pin.h"
 
 #define LOOK 64 /* keys looked up at a time */
 

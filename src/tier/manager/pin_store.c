@@ -4,6 +4,8 @@
 
 #include "base/clock.h"
 #include "tier/manager/manager.h"
+#include "tier/manager/offload.h"
+#include "tier/manager/pin.h"
 
 #define LOOK 64 /* keys looked up at a time */
 

@@ -23,6 +23,8 @@
 #include <stdlib.h>
 
 #include "tier/manager/manager.h"
+#include "tier/manager/pin.h"
+#include "tier/manager/presence.h"
 
 #define ABSENT_NS (2 * KV_NS_PER_S) /* time for which "absent" is believed */
 #define PATIENCE_NS (2 * KV_NS_PER_S)

@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "tier/manager/manager.h"
+#include "tier/manager/presence.h"
 
 #define SOME 256  /* keys or slots at a time */
 #define RUN 65536 /* keys for which the disk's index is searched once */

@@ -19,6 +19,7 @@
 #include "base/thread.h"
 #include "kvbm_lease.h"
 #include "tier/manager/manager.h"
+#include "tier/manager/pin.h"
 
 #define FETCH_NS (5 * KV_NS_PER_S) /* after which a block that isn't there yet is left out */
 

@@ -6,6 +6,7 @@
 #include "base/buf.h"
 #include "base/metric_text.h"
 #include "tier/manager/manager.h"
+#include "tier/manager/offload.h"
 
 static void fill_pool(struct kvbm_tier_stats *stats, struct kvbm_pool *pool, uint64_t block_bytes,
                       const struct kvbm_queue *queue)

@@ -8,7 +8,9 @@
 
 #include "base/log.h"
 #include "bm/storage.h"
+#include "tier/manager/fetch.h"
 #include "tier/manager/manager.h"
+#include "tier/manager/offload.h"
 #include "tier/manager/shape.h"
 
 /* divisor: fetches from the object store fill host blocks / OBJECT_SHARE at a time */

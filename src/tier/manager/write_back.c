@@ -20,6 +20,7 @@
 #include <stdlib.h>
 
 #include "tier/manager/manager.h"
+#include "tier/manager/offload.h"
 
 #define MAX_LEAVING 4096
 

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+/** Offloads: which blocks are copied to which tier below, and when. */
+#ifndef KVBM_TIER_MANAGER_OFFLOAD_H
+#define KVBM_TIER_MANAGER_OFFLOAD_H
+
+#include "tier/manager/manager.h"
+
+/* down_queue.c */
+/** True when the policy of @tier takes a block that it lacks. Counts an offer. */
+bool kvbm_policy_passes(struct kvbm_manager *m, enum kv_tier tier, uint64_t hash,
+                        uint32_t priority);
+/**
+ * Queue a block for offloading. When the queue is full or the manager ends, ends the offload
+ * (kvbm_down_ended), counts a drop and returns an error.
+ */
+int kvbm_queue_push(struct kvbm_manager *m, enum kv_tier to, struct kvbm_down down);
+/** Take the first entry out of a queue, which has one. */
+struct kvbm_down kvbm_queue_pop(struct kvbm_queue *q);
+/** Drop the queued offloads that a direct job waits for. */
+void kvbm_queue_drop_of(struct kvbm_job_ *job);
+/** Finish an offload, successful or not: drop its pin and wake the jobs that wait for it. */
+void kvbm_down_ended(struct kvbm_down *down, bool arrived);
+/**
+ * Mark a queue as stalled or not. The mover retries stalled queues when an operation ends, and
+ * after a pause.
+ */
+void kvbm_queue_stall(struct kvbm_manager *m, struct kvbm_queue *q, bool stalled);
+
+/* once.c */
+/**
+ * Begin the move of an entry taken out of the queue of @to. False: its key moves already, and the
+ * entry waits aside until that move ends.
+ */
+bool kvbm_once_begin(struct kvbm_queue *q, enum kv_tier to, struct kvbm_down *down);
+/** End the move of an entry, if it has begun: queue the entries of its key that waited aside. */
+void kvbm_once_end(struct kvbm_down *down);
+/** Drop the entries aside that @job waits for; NULL: all. */
+void kvbm_once_drop(struct kvbm_manager *m, enum kv_tier to, const struct kvbm_job_ *job);
+
+/* offload_store.c */
+/** Begin to copy the first blocks of the host tier's queue from their cache into the host tier. */
+void kvbm_offload_store(struct kvbm_manager *m);
+
+/* move.c */
+/** Begin a move of the first blocks of a tier's queue. */
+void kvbm_move_some(struct kvbm_manager *m, enum kv_tier to);
+/** Keep block @k of a move: put it at *@n and count *@n up. The caller drops the others. */
+void kvbm_move_keep(struct kvbm_move *move, uint32_t k, uint32_t *n);
+/** Keep a block of a disk volume that is out of use from being allocated again. */
+void kvbm_quarantine(struct kvbm_manager *m, struct kvbm_mutable block);
+
+/* move_io.c */
+/**
+ * Submit a move to its executor. When that has no room or refuses, the blocks return to the queue
+ * or are dropped. Takes the move over.
+ */
+void kvbm_move_launch(struct kvbm_manager *m, struct kvbm_move *move);
+/** Release @like of a move. @again: kvbm_pool_leaving may list it once more. */
+void kvbm_move_release(const struct kvbm_move *move, struct kvbm_immutable *like, bool again);
+
+/* offload.c */
+/**
+ * Queue items [i, i + n), which have just entered the host tier, for the tiers below, as the
+ * policies choose. @through (may be NULL) waits for them.
+ */
+void kvbm_offload_items(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvbm_job_ *through);
+/** Begin as many offloads as executors have room for. */
+void kvbm_offload_pump(struct kvbm_manager *m);
+/** Drop all queued offloads. */
+void kvbm_offload_drop_all(struct kvbm_manager *m);
+/** True when no offload is queued or running. */
+bool kvbm_offload_idle(const struct kvbm_manager *m);
+
+/* write_back.c */
+/** Allocate the buffers of write-back. Returns 0 or -ENOMEM. */
+int kvbm_write_back_open(struct kvbm_manager *m);
+/** Queue for the object store the blocks that the host and disk pools will evict next. */
+void kvbm_write_back(struct kvbm_manager *m);
+/**
+ * Retry write-back of @pool's next victims after further allocations: reading some of them failed.
+ */
+void kvbm_write_back_later(struct kvbm_manager *m, struct kvbm_pool *pool);
+/**
+ * Queue for the object store every block that only the host tier holds. destroy calls this before
+ * it frees host memory.
+ */
+void kvbm_write_back_all(struct kvbm_manager *m);
+/** Number of blocks evicted before write-back could queue them. */
+uint64_t kvbm_write_back_lost(const struct kvbm_manager *m);
+
+#endif
