@@ -170,6 +170,15 @@ static void take_field(struct kv_msgpack *m, enum field field, struct kve_raw_ev
     }
 }
 
+/* Read the name of a field, which may be of any type. */
+static enum field read_name(struct kv_msgpack *m)
+{
+    if (kv_msgpack_peek(m) == KV_MSGPACK_STR)
+        return field_of(kv_msgpack_str(m));
+    kv_msgpack_skip(m);
+    return FIELD_OTHER;
+}
+
 /*
  * Find the type of a malformed event. The type may stand anywhere in the map, and an unknown type
  * may give any field another meaning. Such an event is of unknown type rather than malformed.
@@ -181,12 +190,8 @@ static enum kve_raw_type find_type(const uint8_t *p, const uint8_t *end)
 
     kv_msgpack_init(&m, p, (size_t)(end - p));
     for (uint32_t n = kv_msgpack_map(&m); n && !kv_msgpack_failed(&m); n--) {
-        enum field field = FIELD_OTHER;
+        enum field field = read_name(&m);
 
-        if (kv_msgpack_peek(&m) == KV_MSGPACK_STR)
-            field = field_of(kv_msgpack_str(&m));
-        else
-            kv_msgpack_skip(&m);
         if (field == FIELD_TYPE && kv_msgpack_peek(&m) == KV_MSGPACK_STR)
             type = kve_raw_type_of(kv_msgpack_str(&m));
         else if (field == FIELD_EVENT_TYPE && kv_msgpack_peek(&m) == KV_MSGPACK_STR)
@@ -206,12 +211,8 @@ bool kve_raw_find_rank(const uint8_t *p, const uint8_t *end, uint32_t *ret)
     if (kv_msgpack_peek(&m) != KV_MSGPACK_MAP)
         return false;
     for (uint32_t n = kv_msgpack_map(&m); n && !kv_msgpack_failed(&m); n--) {
-        enum field field = FIELD_OTHER;
+        enum field field = read_name(&m);
 
-        if (kv_msgpack_peek(&m) == KV_MSGPACK_STR)
-            field = field_of(kv_msgpack_str(&m));
-        else
-            kv_msgpack_skip(&m);
         if (field == FIELD_RANK)
             take_rank(&m, &ev);
         else

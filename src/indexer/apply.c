@@ -107,11 +107,6 @@ uint64_t ki_applier_held(const struct ki_applier *a, struct kvi_index *index)
     return held;
 }
 
-bool ki_applier_has_lower(const struct ki_applier *a)
-{
-    return kve_reader_has_lower(a->reader);
-}
-
 /* Judge the meaning of an event before it is applied: see reports.h. */
 static enum ki_verdict verdict_of(struct ki_applier *a, struct kvi_index *index,
                                   const struct kve_batch *batch, size_t at)
@@ -327,7 +322,7 @@ static void put_now(struct ki_applier *a, struct kvi_index *index, struct put *p
     } else if (op->type == KVE_OP_CLEAR && !op->unsure && is_empty(a, index, op->rank)) {
         /* Another store of the rank's groups says whether these hold again. */
         ki_doubts_end(&a->doubts, op->rank, 0, KI_WHY_CROWDED | KI_WHY_DROPS);
-        if (a->n_ranks == 1 && !ki_applier_has_lower(a))
+        if (a->n_ranks == 1 && !kve_reader_has_lower(a->reader))
             put->result = KI_APPLIED_CLEARED;
     }
 }

@@ -140,9 +140,6 @@ uint64_t ki_applier_unexplained(const struct ki_applier *a);
 /** Return the blocks of all ranks: in the tree, parked, or waiting for ki_applier_flush. */
 uint64_t ki_applier_held(const struct ki_applier *a, struct kvi_index *index);
 
-/** Return true when the stream has shown blocks in tiers that its engine's clears leave alone. */
-bool ki_applier_has_lower(const struct ki_applier *a);
-
 /** Return the mode that the stream has shown; KI_REPORTS_UNKNOWN where a registration tells it. */
 static inline enum ki_report_mode ki_applier_learned_mode(const struct ki_applier *a)
 {

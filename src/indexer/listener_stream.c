@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "event/reader.h"
 #include "indexer/listener_impl.h"
 #include "indexer/model.h"
 #include "indexer/pump.h"
@@ -86,7 +87,7 @@ static void note_applied(struct ki_listener *l, enum ki_applied applied, uint64_
         ki_stream_mark_whole(&l->stream);
         break;
     }
-    if (l->stream.healed && ki_applier_has_lower(&l->applier))
+    if (l->stream.healed && kve_reader_has_lower(l->applier.reader))
         ki_stream_note_lower(&l->stream, now_ns);
     judge(l, now_ns);
     l->stream.doubtful = ki_applier_is_unsure(&l->applier);

@@ -10,8 +10,7 @@
 #include "base/error.h"
 #include "node.h"
 
-#define MAX_CONNECTING \
-    ((size_t)16 << 20)  /* bytes: of thousands of peers, whose addresses are short */
+#define MAX_CONNECTING ((size_t)16 << 20) /* bytes: thousands of peers, whose addresses are short */
 #define RENDEZVOUS 8192 /* bytes of a message from which it waits for the receiver's memory */
 
 struct kvbm_carrier_peer {
