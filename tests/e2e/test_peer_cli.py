@@ -40,7 +40,15 @@ class Share:
             raise AssertionError(f"share ended: {self.process.communicate()[1]}")
         self.said = json.loads(line)
         self.endpoints = self.said["endpoints"]
+        self.listening = self.sockets()
         return self
+
+    def sockets(self):
+        return sum(os.readlink(fd).startswith("socket:") for fd in pathlib.Path(f"/proc/{self.process.pid}/fd").iterdir())
+
+    def wait_alone(self):
+        """Readers don't wait for the answer to a release. An owner that has closed their connections has read it."""
+        wait_until(lambda: self.sockets() == self.listening, what="sessions that have ended")
 
     def stop(self):
         if self.process.poll() is None:
@@ -85,6 +93,7 @@ def test_shared_memory_and_socket():
             done = json_of(peer("read", endpoint, *options, "--passes", "2", "--json"))
             equal((done["way"], done["blocks"], done["wrong"], done["bytes"]), (way, 200, 0, 200 * 16384), f"{endpoint} {options}")
             equal([done[name] for name in ("absent", "gone", "not_lent", "lost")], [0, 0, 0, 0], f"{endpoint} {options} misses")
+        share.wait_alone()
         end = share.stop()
         equal((share.status, share.errors, end["leases_now"], end["reclaimed"]), (0, "", 0, 0))
         equal(end["sent_bytes"], 3 * 200 * 16384, "bytes through sockets")
@@ -144,6 +153,7 @@ def test_lease_holds():
         equal(json_of(peer("read", share.endpoints[0], "--json"))["blocks"], 64, "after the lease")
         done = json_of(peer("lease", share.endpoints[0], "--blocks", "8", "--time", "50ms", "--json"))
         equal((done["leased"], done["not_lent"], done["ended"]), (8, False, 0))
+        share.wait_alone()
         equal(share.stop()["leases_now"], 0)
 
 
@@ -178,6 +188,7 @@ def test_directory():
             busy = peer("share", "--dir", str(tier), *TIER, *FORM, "--listen", f"unix:{folder}/t")
             equal((busy.returncode, busy.stdout), (5, ""))
             check("another process uses it" in busy.stderr, busy.stderr)
+            share.wait_alone()
             equal((share.stop()["leases_now"], share.status), (0, 0))
         equal({file.name: file.stat().st_size for file in tier.iterdir()}, before, "the tier's files")
         with Share("--dir", str(tier), *TIER, "--listen", f"unix:{folder}/s", size=FORM) as share:
@@ -326,6 +337,7 @@ def test_frozen_in_the_middle():
         check(done["blocks"] > 0 and done["lost"] > 0, str(done))
         share.process.send_signal(signal.SIGCONT)
         equal(json_of(peer("read", share.endpoints[0], "--json"))["blocks"], 64, "thawed")
+        share.wait_alone()
         equal(share.stop()["leases_now"], 0, "leases of the reader that went away")
 
 
