@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Which keys the object store has, as far as known. */
+/** Presence: knowledge of which keys the object store has. */
 #ifndef KVBM_TIER_MANAGER_PRESENCE_H
 #define KVBM_TIER_MANAGER_PRESENCE_H
 

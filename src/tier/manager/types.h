@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** What a manager consists of: constants, operations, a struct for each module, and all of them. */
+/** Structs of the manager: operations, one for each module, and the manager that owns these. */
 #ifndef KVBM_TIER_MANAGER_TYPES_H
 #define KVBM_TIER_MANAGER_TYPES_H
 
