@@ -122,11 +122,20 @@ static enum ki_verdict verdict_of(struct ki_applier *a, struct kvi_index *index,
                             a->reader, &a->unsure, batch, at, a->habits.eagle_drop);
 }
 
+/* Return true when the store tells something about blocks that may have been reports. */
+static bool names_suspect(const struct ki_applier *a, const struct kve_op *op)
+{
+    for (size_t i = 0; a->suspects.n && i < op->n; i++)
+        if (ki_unsure_find(&a->suspects, op->rank, KI_UNSURE_MAIN, op->blocks[i].hash))
+            return true;
+    return false;
+}
+
 /* Return true when a store below a known block can only mean new copies, whatever preceded it. */
-static bool may_wait(const struct ki_applier *a)
+static bool may_wait(const struct ki_applier *a, const struct kve_op *op)
 {
     return !a->overlaps && !a->has_windows && !a->habits.eagle_drop && !a->suspects.n_open &&
-           !ki_reports_are_on(&a->reports) && !a->run.off;
+           !ki_reports_are_on(&a->reports) && !a->run.off && !names_suspect(a, op);
 }
 
 /*
@@ -138,7 +147,7 @@ static bool is_new_root(struct ki_applier *a, struct kvi_index *index,
 {
     struct ki_reports before = a->reports;
 
-    if (ki_store_run_has_root(&a->run, batch->ops[at].blocks[0].tokens_hash))
+    if (ki_store_run_has_root(&a->run, &batch->ops[at].blocks[0]))
         return false;
     if (verdict_of(a, index, batch, at) == KI_VERDICT_COPIES && !a->reports.found)
         return true;
@@ -154,7 +163,7 @@ static bool wait_for_more(struct ki_applier *a, struct kvi_index *index,
     const struct kve_op *op = &batch->ops[at];
     struct kv_holder holder = {a->instance, op->rank};
 
-    if (op->type != KVE_OP_STORE || !may_wait(a))
+    if (op->type != KVE_OP_STORE || !may_wait(a, op))
         return false;
     if (ki_store_run_append(&a->run, holder, op))
         return true;

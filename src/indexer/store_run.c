@@ -75,11 +75,16 @@ bool ki_store_run_append(struct ki_store_run *run, struct kv_holder holder, cons
     return true;
 }
 
-bool ki_store_run_has_root(const struct ki_store_run *run, uint64_t tokens_hash)
+bool ki_store_run_has_root(const struct ki_store_run *run, const struct kv_block *first)
 {
-    for (size_t i = 0; i < run->n_chains; i++)
-        if (!run->room->chains[i].has_parent &&
-            run->room->chains[i].blocks[0].tokens_hash == tokens_hash)
+    for (size_t i = 0; i < run->n_chains; i++) {
+        const struct kvi_new_chain *chain = &run->room->chains[i];
+
+        if (!chain->has_parent && chain->blocks[0].tokens_hash == first->tokens_hash)
             return true;
+        for (size_t k = 0; chain->has_parent && k < chain->n; k++)
+            if (chain->blocks[k].hash == first->hash)
+                return true;
+    }
     return false;
 }

@@ -62,8 +62,12 @@ bool ki_store_run_append(struct ki_store_run *run, struct kv_holder holder,
 /** Let the store @op of new copies in the device's source 0 wait. Returns false without room. */
 bool ki_store_run_start(struct ki_store_run *run, struct kv_holder holder, const struct kve_op *op);
 
-/** Return true when a chain at the root waits that begins with the tokens of @tokens_hash. */
-bool ki_store_run_has_root(const struct ki_store_run *run, uint64_t tokens_hash);
+/**
+ * Return true when the waiting stores may give the holder a block at the root with the tokens of
+ * @first: a chain there begins with them, or a chain elsewhere has @first, which a broken stream
+ * stores in two places.
+ */
+bool ki_store_run_has_root(const struct ki_store_run *run, const struct kv_block *first);
 
 /** Return the first event of chain @i; *@ret_end is the end of its events. */
 static inline size_t ki_store_run_events(const struct ki_store_run *run, size_t i, size_t *ret_end)

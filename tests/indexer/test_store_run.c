@@ -382,6 +382,53 @@ static void prompts_that_wait_change_nothing(void **state)
     assert_true(n_waited > 0 && n_reports > 0 && n_suspects > 0);
 }
 
+/* Put batches of @ends into a side that waits and one that doesn't, and compare them. */
+static void compare_waiting(const struct event *events, const size_t *ends, size_t n)
+{
+    struct kvi_opts opts = KVI_OPTS_INIT;
+    struct side a, b;
+
+    side_init(&a, &opts);
+    side_init(&b, &opts);
+    a.applier.run.off = true;
+    for (size_t i = 0, from = 0; i < n; from = ends[i++]) {
+        put_batch(&a, events + from, ends[i] - from, true);
+        put_batch(&b, events + from, ends[i] - from, false);
+    }
+    (void)ki_applier_flush(&b.applier, b.index);
+    compare_sides(&a, &b);
+    assert_int_equal(a.applier.suspects.n, b.applier.suspects.n);
+    assert_int_equal(a.applier.suspects.n_open, b.applier.suspects.n_open);
+    assert_int_equal(a.applier.reports.seen, b.applier.reports.seen);
+    side_fini(&a);
+    side_fini(&b);
+}
+
+/*
+ * Streams of engines whose hashes don't tell places: blocks that may have been reports come again
+ * elsewhere, and a block of the root waits below another one.
+ */
+static void blocks_in_two_places_wait_for_nothing(void **state)
+{
+    const struct event suspects[] = {
+        {.root = true, .hashes = {40, 41}, .n = 2}, {.root = true, .hashes = {40, 41}, .n = 2},
+        {.root = true, .hashes = {36}, .n = 1},     {.parent = 36, .hashes = {37, 38}, .n = 2},
+        {.parent = 38, .hashes = {39, 40}, .n = 2}, {.parent = 38, .hashes = {39, 40}, .n = 2},
+        {.parent = 40, .hashes = {41}, .n = 1},
+    };
+    const struct event below[] = {
+        {.root = true, .host = true, .hashes = {24, 48}, .n = 2},
+        {.parent = 23, .hashes = {24}, .n = 1},
+        {.parent = 24, .hashes = {25, 26}, .n = 2},
+        {.root = true, .hashes = {24, 25}, .n = 2},
+        {.parent = 25, .hashes = {26}, .n = 1},
+    };
+    (void)state;
+
+    compare_waiting(suspects, (const size_t[]){1, 5, 7}, 3);
+    compare_waiting(below, (const size_t[]){2, 5}, 2);
+}
+
 /* A window is declared while stores wait, some of which the index refuses. */
 static void windows_that_come_later_are_declared(void **state)
 {
@@ -511,6 +558,7 @@ int main(void)
         cmocka_unit_test(a_parked_child_comes_before_the_rest_of_the_run),
         cmocka_unit_test(waiting_changes_nothing),
         cmocka_unit_test(prompts_that_wait_change_nothing),
+        cmocka_unit_test(blocks_in_two_places_wait_for_nothing),
         cmocka_unit_test(windows_that_come_later_are_declared),
     };
 
