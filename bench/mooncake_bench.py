@@ -91,9 +91,13 @@ def main():
         os.close(wait[1])
         own(told[1], wait[0])
     os.close(wait[0])
+    os.close(told[1])
     text = b""
     while not text.endswith(b"]"):
-        text += os.read(told[0], 4096)
+        piece = os.read(told[0], 4096)
+        if not piece:
+            sys.exit("mooncake_bench.py: the owner ended before it said where its blocks are")
+        text += piece
     peer, theirs = json.loads(text)
     engine = engine_of()
     memory, ours = memory_of(engine)
