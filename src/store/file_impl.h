@@ -308,6 +308,7 @@ struct kv_store_v1 {
     char writer[17];
     _Atomic uint64_t next_tmp;
     _Atomic int kept_fds;
+    _Atomic bool begins_writing; /* a thread is in begin_writing (file_io.c) */
     pthread_mutex_t lock, commit, known_lock, lease_lock, reader_lock;
     /* Fan-outs with deletions that may not be durable; under commit. */
     bool unsynced[KVS_FILE_FANS];

@@ -11,7 +11,7 @@
 #include "store/file_impl.h"
 
 enum {
-    EARLY = 256 * 1024, /* files of at least this many bytes start writing to disk at once */
+    EARLY = 256 * 1024, /* files of at least this many bytes may start writing to disk at once */
     /* descriptors kept per handle; further files are opened again for their fsync */
     FDS_KEPT = 64
 };
@@ -91,6 +91,19 @@ static void pack(int level, const void *data, struct kvs_file_sum *sum, const vo
     *ret = buf;
 }
 
+/*
+ * Begin to write the file to the disk, so that its publication finds little left. The call blocks
+ * while the device has all the work it takes: one thread at a time keeps it busy, others go on
+ * copying.
+ */
+static void begin_writing(kv_store_v1 *h, int fd)
+{
+    if (atomic_exchange(&h->begins_writing, true))
+        return;
+    sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE); /* a hint */
+    atomic_store(&h->begins_writing, false);
+}
+
 /* Note the checksum of a file that is written, and begin to write it to the disk. */
 static int complete(kv_store_v1 *h, int fd, uint64_t n, const struct kvs_file_sum *sum)
 {
@@ -100,7 +113,7 @@ static int complete(kv_store_v1 *h, int fd, uint64_t n, const struct kvs_file_su
     kvs_file_tmp_side_car(h, side_car, n);
     rc = kvs_file_store_sum(h, fd, side_car, sum);
     if (rc == 0 && sum->stored >= EARLY)
-        sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE); /* a hint */
+        begin_writing(h, fd);
     return rc;
 }
 
