@@ -6,9 +6,9 @@
  *     bound_bench FOLDER [threads]
  *
  * Through the page cache: 64 files of 4 MiB, written new, read for the first time, written over, and
- * read again, in the pieces in which the store sums; new ones also by one write each. With O_DIRECT: one file of 256 MiB in
- * pieces of 2 MiB. The yardstick is a copy in memory by the same threads. Medians of nine rounds, by
- * the clock; which of the new files are first goes round.
+ * read again, in the pieces in which the store sums; new ones also by one write each. With O_DIRECT:
+ * one file of 256 MiB in pieces of 2 MiB. The yardstick is a copy in memory by the same threads.
+ * Medians of nine rounds, by the clock; which of the new files are first goes round.
  */
 #include <errno.h>
 #include <fcntl.h>

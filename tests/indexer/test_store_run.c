@@ -196,6 +196,16 @@ static void compare_sides(struct side *a, struct side *b)
     free(y.items);
 }
 
+/* What the streams know beside the index: reports, and the blocks in doubt. */
+static void compare_doubts(const struct ki_applier *a, const struct ki_applier *b)
+{
+    assert_int_equal(a->reports.seen, b->reports.seen);
+    assert_int_equal(a->reports.suspects, b->reports.suspects);
+    assert_int_equal(a->suspects.n, b->suspects.n);
+    assert_int_equal(a->suspects.n_open, b->suspects.n_open);
+    assert_int_equal(a->unsure.n, b->unsure.n);
+}
+
 /* -- tests ------------------------------------------------------------------------------------- */
 
 #define COUNTERS 32
@@ -369,11 +379,7 @@ static void prompts_that_wait_change_nothing(void **state)
         b.n_part += ki_applier_flush(&b.applier, b.index) == KI_APPLIED_PART;
         compare_sides(&a, &b);
         assert_int_equal(a.n_part > 0, b.n_part > 0);
-        assert_int_equal(a.applier.reports.seen, b.applier.reports.seen);
-        assert_int_equal(a.applier.reports.suspects, b.applier.reports.suspects);
-        assert_int_equal(a.applier.suspects.n, b.applier.suspects.n);
-        assert_int_equal(a.applier.suspects.n_open, b.applier.suspects.n_open);
-        assert_int_equal(a.applier.unsure.n, b.applier.unsure.n);
+        compare_doubts(&a.applier, &b.applier);
         n_reports += a.applier.reports.seen;
         n_suspects += a.applier.suspects.n > 0;
         side_fini(&a);
@@ -395,11 +401,10 @@ static void compare_waiting(const struct event *events, const size_t *ends, size
         put_batch(&a, events + from, ends[i] - from, true);
         put_batch(&b, events + from, ends[i] - from, false);
     }
-    (void)ki_applier_flush(&b.applier, b.index);
+    b.n_part += ki_applier_flush(&b.applier, b.index) == KI_APPLIED_PART;
     compare_sides(&a, &b);
-    assert_int_equal(a.applier.suspects.n, b.applier.suspects.n);
-    assert_int_equal(a.applier.suspects.n_open, b.applier.suspects.n_open);
-    assert_int_equal(a.applier.reports.seen, b.applier.reports.seen);
+    compare_doubts(&a.applier, &b.applier);
+    assert_int_equal(a.n_part, b.n_part);
     side_fini(&a);
     side_fini(&b);
 }
@@ -408,7 +413,7 @@ static void compare_waiting(const struct event *events, const size_t *ends, size
  * Streams of engines whose hashes don't tell places: blocks that may have been reports come again
  * elsewhere, and a block of the root waits below another one.
  */
-static void blocks_in_two_places_wait_for_nothing(void **state)
+static void blocks_in_two_places_change_nothing(void **state)
 {
     const struct event suspects[] = {
         {.root = true, .hashes = {40, 41}, .n = 2}, {.root = true, .hashes = {40, 41}, .n = 2},
@@ -558,7 +563,7 @@ int main(void)
         cmocka_unit_test(a_parked_child_comes_before_the_rest_of_the_run),
         cmocka_unit_test(waiting_changes_nothing),
         cmocka_unit_test(prompts_that_wait_change_nothing),
-        cmocka_unit_test(blocks_in_two_places_wait_for_nothing),
+        cmocka_unit_test(blocks_in_two_places_change_nothing),
         cmocka_unit_test(windows_that_come_later_are_declared),
     };
 
