@@ -196,7 +196,7 @@ static void compare_sides(struct side *a, struct side *b)
     free(y.items);
 }
 
-/* What the streams know beside the index: reports, and the blocks in doubt. */
+/* Compare reports and blocks in doubt, which streams know beside the index. */
 static void compare_doubts(const struct ki_applier *a, const struct ki_applier *b)
 {
     assert_int_equal(a->reports.seen, b->reports.seen);
