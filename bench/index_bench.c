@@ -30,7 +30,6 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "index/table.h" /* kvi_mix */
 #include "kv_index.h"
 #include "support.h"
 
@@ -48,9 +47,17 @@ struct fleet {
     uint64_t random;
 };
 
+/* Make different numbers of different numbers, the same in every run. */
+static uint64_t scatter(uint64_t x)
+{
+    x = (x ^ x >> 32) * UINT64_C(0xd6e8feb86659fd93);
+    x = (x ^ x >> 32) * UINT64_C(0xd6e8feb86659fd93);
+    return x ^ x >> 32;
+}
+
 static uint64_t next_random(struct fleet *fleet)
 {
-    return kvi_mix(++fleet->random * UINT64_C(0x9e3779b97f4a7c15));
+    return scatter(++fleet->random * UINT64_C(0x9e3779b97f4a7c15));
 }
 
 /* Return the bytes of memory that this process has. */
@@ -73,8 +80,8 @@ static void make_prompt(const struct fleet *fleet, uint32_t worker, uint32_t pro
                           ? (uint64_t)(prompt % fleet->prompts) << 8
                           : UINT64_C(1) << 63 | (uint64_t)worker << 40 | (uint64_t)prompt << 8;
 
-        ret[i].tokens_hash = kvi_mix(id + i + 1);
-        ret[i].hash = kvi_mix(ret[i].tokens_hash + 1);
+        ret[i].tokens_hash = scatter(id + i + 1);
+        ret[i].hash = scatter(ret[i].tokens_hash + 1);
     }
 }
 
@@ -95,7 +102,7 @@ struct flat {
 
 static uint64_t flat_key(uint64_t path, uint32_t holder)
 {
-    return kvi_mix(path ^ (uint64_t)holder << 32) | 1;
+    return scatter(path ^ (uint64_t)holder << 32) | 1;
 }
 
 static struct flat_entry *flat_find(const struct flat *flat, uint64_t key)
@@ -130,7 +137,7 @@ static void flat_store(struct flat *flat, uint32_t worker, const struct kv_block
     uint64_t path = 0;
 
     for (uint32_t i = 0; i < PROMPT; i++) {
-        path = kvi_mix(path + blocks[i].tokens_hash);
+        path = scatter(path + blocks[i].tokens_hash);
         flat_add(flat, flat_key(path, worker), blocks[i].hash);
     }
 }
@@ -142,7 +149,7 @@ static void flat_remove(struct flat *flat, uint32_t worker, const struct kv_bloc
     for (uint32_t k = 0; k < PROMPT; k++) {
         struct flat_entry *gone, *next;
 
-        path = kvi_mix(path + blocks[k].tokens_hash);
+        path = scatter(path + blocks[k].tokens_hash);
         gone = next = flat_find(flat, flat_key(path, worker));
         for (;;) { /* close the gap */
             size_t at, home;
@@ -170,7 +177,7 @@ static uint32_t flat_lookup(const struct flat *flat, uint32_t worker, const uint
     uint32_t i = 0;
 
     for (; i < PROMPT; i++) {
-        path = kvi_mix(path + locals[i]);
+        path = scatter(path + locals[i]);
         if (!flat_find(flat, flat_key(path, worker))->key)
             break;
     }

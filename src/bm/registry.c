@@ -3,10 +3,10 @@
 
 #include <errno.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/mix.h"
 #include "events.h"
 #include "memory.h"
 
@@ -31,8 +31,7 @@ int kvbm_registry_create(const struct kvbm_registry_opts *opts, struct kvbm_regi
     r->entry_bytes = (uint32_t)(sizeof(struct kvbm_entry) + (key_len + 3) / 4 * 4);
     r->entry_bytes = KV_MAX(r->entry_bytes, (uint32_t)KVBM_LINE);
     r->events = KV_OPT(opts, events, NULL);
-    if (getrandom(&r->seed, sizeof(r->seed), GRND_NONBLOCK) < 0)
-        r->seed = (uint64_t)(uintptr_t)r;
+    r->seed = kv_secret();
     pthread_mutexattr_init(&attr);
     /* adaptive, since it is held for a microsecond */
     pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ADAPTIVE_NP);

@@ -5,14 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/mix.h"
 #include "event/unique.h"
 
 #define MIN_CAPACITY 64
 
 void kve_salts_init(struct kve_salts *salts, size_t limit)
 {
-    *salts =
-        (struct kve_salts){.limit = limit, .secret = kve_secret(), .rank_secret = kve_secret()};
+    *salts = (struct kve_salts){.limit = limit, .secret = kv_secret(), .rank_secret = kv_secret()};
 }
 
 void kve_salts_fini(struct kve_salts *salts)

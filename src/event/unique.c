@@ -3,24 +3,15 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <sys/random.h>
+
+#include "base/mix.h"
 
 #define FEW 8 /* up to this many hashes are compared pairwise */
 #define MIN_CAPACITY 64
 
-uint64_t kve_secret(void)
-{
-    uint64_t secret;
-
-    /* Before the kernel has entropy (early boot), use a fixed secret. */
-    if (getrandom(&secret, sizeof(secret), GRND_NONBLOCK) != sizeof(secret))
-        secret = UINT64_C(0x9e3779b97f4a7c15);
-    return secret | 1;
-}
-
 void kve_unique_init(struct kve_unique *unique)
 {
-    *unique = (struct kve_unique){.secret = kve_secret()};
+    *unique = (struct kve_unique){.secret = kv_secret()};
 }
 
 void kve_unique_fini(struct kve_unique *unique)

@@ -28,9 +28,6 @@ void kve_unique_fini(struct kve_unique *unique);
 int kve_unique_check(struct kve_unique *unique, const uint64_t *parent, const uint64_t *hashes,
                      size_t n);
 
-/** Return a random odd number, so that no outsider can choose keys that collide. */
-uint64_t kve_secret(void);
-
 /**
  * Return the slot of a key, already multiplied by a secret, in a table of @capacity (a power of
  * two, at least 2). The slot is the top bits of the product: only they depend on every bit of the

@@ -94,7 +94,7 @@ static uint32_t count_names(const struct kvi_index *ix, uint64_t hash)
     struct kvi_probe probe;
     uint32_t pos, n = 0;
 
-    kvi_probe_init(&probe, &ix->names, kvi_mix(hash));
+    kvi_probe_init(&probe, &ix->names, kv_mix(hash));
     while (kvi_probe_next(&probe, &pos))
         n += *kvi_arena_engines(&ix->arena, pos) == hash;
     return n;

@@ -24,7 +24,7 @@
 
 static uint64_t mix_key(uint32_t holder, uint32_t tier, uint64_t hash)
 {
-    return kvi_mix(kvi_mix(hash) + ((uint64_t)tier << 32 | holder));
+    return kv_mix(kv_mix(hash) + ((uint64_t)tier << 32 | holder));
 }
 
 static uint64_t copy_mix(const void *arg, uint32_t i)

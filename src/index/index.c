@@ -34,7 +34,7 @@ static void free_retired(void *arg, struct kv_retired *object, unsigned kind)
 
 static uint64_t mix_holder(struct kv_holder key)
 {
-    return kvi_mix(kvi_mix(key.worker) + key.rank);
+    return kv_mix(kv_mix(key.worker) + key.rank);
 }
 
 static uint64_t holder_mix(const void *arg, uint32_t id)

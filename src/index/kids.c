@@ -38,7 +38,7 @@ struct kvi_chain *kvi_kids_find(const struct kvi_chain *parent, uint64_t key)
 
     if (!(word & KIDS_TAGS))
         return (struct kvi_chain *)word;
-    mix = kvi_mix(key);
+    mix = kv_mix(key);
     for (; word & KIDS_TAG_FAN; shift -= 8)
         word = kids_load(&kids_as_fan(word)->sub[mix >> shift & (KIDS_FAN - 1)]);
     if (!(word & KIDS_TAG_TABLE))
@@ -69,7 +69,7 @@ static struct kids_table *table_new(struct kvi_index *ix, uint32_t n)
 
 static void table_put(struct kids_table *table, uint64_t key, struct kvi_chain *kid)
 {
-    uint32_t i = (uint32_t)kvi_mix(key);
+    uint32_t i = (uint32_t)kv_mix(key);
     struct kids_slot *slot = &table->slot[i & (table->capacity - 1)];
 
     while (kids_slot_live(slot))
@@ -133,7 +133,7 @@ static int make_fan(struct kvi_index *ix, _Atomic uintptr_t *where, int shift)
         return -ENOMEM;
     for (uint32_t i = 0; i < old->capacity; i++)
         if (kids_slot_live(&old->slot[i]))
-            n[kvi_mix(kids_slot_key(&old->slot[i])) >> shift & (KIDS_FAN - 1)]++;
+            n[kv_mix(kids_slot_key(&old->slot[i])) >> shift & (KIDS_FAN - 1)]++;
     for (uint32_t i = 0; i < KIDS_FAN; i++) {
         struct kids_table *table = n[i] > 1 ? table_new(ix, n[i] + 1) : NULL;
 
@@ -149,7 +149,7 @@ static int make_fan(struct kvi_index *ix, _Atomic uintptr_t *where, int shift)
         uint64_t key = kids_slot_key(&old->slot[i]);
 
         if (kids_slot_live(&old->slot[i]))
-            put(&fan->sub[kvi_mix(key) >> shift & (KIDS_FAN - 1)], key,
+            put(&fan->sub[kv_mix(key) >> shift & (KIDS_FAN - 1)], key,
                 kids_slot_kid(&old->slot[i]));
     }
     store(where, (uintptr_t)fan | KIDS_TAG_FAN);
@@ -188,7 +188,7 @@ int kvi_kids_reserve(struct kvi_index *ix, struct kvi_chain *parent, uint64_t ke
         int rc;
 
         for (; word & KIDS_TAG_FAN; shift -= 8) {
-            where = &kids_as_fan(word)->sub[kvi_mix(key) >> shift & (KIDS_FAN - 1)];
+            where = &kids_as_fan(word)->sub[kv_mix(key) >> shift & (KIDS_FAN - 1)];
             word = kids_load(where);
         }
         if (!word)
@@ -211,7 +211,7 @@ void kvi_kids_add(struct kvi_index *ix, struct kvi_chain *parent, uint64_t key,
                   struct kvi_chain *kid)
 {
     _Atomic uintptr_t *where = &parent->kids;
-    uint64_t mix = kvi_mix(key);
+    uint64_t mix = kv_mix(key);
     (void)ix;
 
     for (int shift = 56; kids_load(where) & KIDS_TAG_FAN; shift -= 8) {
@@ -226,7 +226,7 @@ void kvi_kids_add(struct kvi_index *ix, struct kvi_chain *parent, uint64_t key,
 void kvi_kids_replace(struct kvi_chain *parent, uint64_t key, struct kvi_chain *kid)
 {
     _Atomic uintptr_t *where = &parent->kids;
-    uint64_t mix = kvi_mix(key);
+    uint64_t mix = kv_mix(key);
 
     for (int shift = 56; kids_load(where) & KIDS_TAG_FAN; shift -= 8)
         where = &kids_as_fan(kids_load(where))->sub[mix >> shift & (KIDS_FAN - 1)];
@@ -264,7 +264,7 @@ static void table_shrink(struct kvi_index *ix, _Atomic uintptr_t *where)
 
 static void table_remove(struct kids_table *table, uint64_t key)
 {
-    struct kids_slot *slot = table_find(table, kvi_mix(key), key);
+    struct kids_slot *slot = table_find(table, kv_mix(key), key);
     struct kids_slot *next = slot + 1 == table->slot + table->capacity ? table->slot : slot + 1;
 
     table->n--;
@@ -307,7 +307,7 @@ static void fan_shrink(struct kvi_index *ix, _Atomic uintptr_t *where)
 void kvi_kids_remove(struct kvi_index *ix, struct kvi_chain *parent, uint64_t key)
 {
     _Atomic uintptr_t *where = &parent->kids, *fans[8];
-    uint64_t mix = kvi_mix(key);
+    uint64_t mix = kv_mix(key);
     int n_fans = 0;
 
     for (int shift = 56; kids_load(where) & KIDS_TAG_FAN; shift -= 8) {

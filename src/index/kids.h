@@ -67,7 +67,7 @@ size_t kvi_kids_ahead(const struct kvi_chain *parent, uint64_t order, struct kvi
 void kvi_kids_free(struct kvi_index *ix, uintptr_t kids);
 static inline uint64_t kvi_kids_order(uint64_t key)
 {
-    return kvi_mix(key);
+    return kv_mix(key);
 }
 
 #endif

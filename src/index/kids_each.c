@@ -75,7 +75,7 @@ static struct kvi_chain *next_in_table(const struct kids_table *table, const uin
 
         if (!kids_slot_live(&table->slot[i]))
             continue;
-        mix = kvi_mix(kids_slot_key(&table->slot[i]));
+        mix = kv_mix(kids_slot_key(&table->slot[i]));
         if ((!order || mix > *order) && (!best || mix < *ret_order)) {
             best = kids_slot_kid(&table->slot[i]);
             *ret_order = mix;
@@ -102,7 +102,7 @@ static struct kvi_chain *next_in(const struct kvi_index *ix, uintptr_t word, int
     if (!word)
         return NULL;
     kid = (struct kvi_chain *)word;
-    mix = kvi_mix(kids_key_of(ix, kid));
+    mix = kv_mix(kids_key_of(ix, kid));
     if (order && mix <= *order)
         return NULL;
     *ret_order = mix;
@@ -147,7 +147,7 @@ size_t kvi_kids_ahead(const struct kvi_chain *parent, uint64_t order, struct kvi
         if (!kids_slot_live(&table->slot[i]))
             continue;
         key = kids_slot_key(&table->slot[i]);
-        mix = kvi_mix(key);
+        mix = kv_mix(key);
         if (mix > order)
             ret[n++] = (struct kvi_kid_key){mix, key};
     }

@@ -24,7 +24,7 @@ int kvi_store_check(struct kvi_store *store, const uint64_t *parent)
     scratch->call++;
     for (size_t i = 0; i < store->n; i++) {
         uint64_t hash = store->blocks[i].hash;
-        size_t at = (size_t)(hash * UINT64_C(0x9e3779b97f4a7c15) >> 32) & mask;
+        size_t at = (size_t)kv_mix(hash) & mask;
 
         if (parent && hash == *parent)
             return -EINVAL;

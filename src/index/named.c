@@ -23,7 +23,7 @@ static uint32_t place_of(const struct named *named, uint64_t hash)
     struct kvi_probe probe;
     uint32_t pos;
 
-    kvi_probe_init(&probe, &ix->names, kvi_mix(hash));
+    kvi_probe_init(&probe, &ix->names, kv_mix(hash));
     while (kvi_probe_next(&probe, &pos)) {
         if (*kvi_arena_engines(&ix->arena, pos) == hash)
             return pos;

@@ -18,14 +18,14 @@
 
 static uint64_t mix_pair(uint32_t holder, uint64_t hash)
 {
-    return kvi_mix(kvi_mix(hash) + holder);
+    return kv_mix(kv_mix(hash) + holder);
 }
 
 static uint64_t name_mix(const void *arg, uint32_t pos)
 {
     const struct kvi_index *ix = arg;
 
-    return kvi_mix(*kvi_arena_engines(&ix->arena, pos));
+    return kv_mix(*kvi_arena_engines(&ix->arena, pos));
 }
 
 static void name_prefetch(const void *arg, uint32_t pos)
@@ -214,7 +214,7 @@ bool kvi_locate(const struct kvi_index *ix, const struct kvi_holder *holder, uin
     uint32_t pos, same = 0;
     bool found = false;
 
-    kvi_probe_init(&probe, &ix->names, kvi_mix(hash));
+    kvi_probe_init(&probe, &ix->names, kv_mix(hash));
     while ((n_same || !found) && kvi_probe_next(&probe, &pos)) {
         if (*kvi_arena_engines(&ix->arena, pos) != hash)
             continue;
@@ -258,7 +258,7 @@ static void prefetch_hits(const struct kvi_index *ix, uint64_t hash)
 {
     struct kvi_probe probe;
 
-    kvi_probe_init(&probe, &ix->names, kvi_mix(hash));
+    kvi_probe_init(&probe, &ix->names, kv_mix(hash));
     if (kvi_chunk_passed(probe.chunk, probe.tag))
         __builtin_prefetch(probe.chunks + kvi_chunk_after((uint32_t)(probe.chunk - probe.chunks),
                                                           probe.tag, probe.n_chunks));
@@ -272,7 +272,7 @@ static void prefetch_hits(const struct kvi_index *ix, uint64_t hash)
 void kvi_locate_soon(const struct kvi_index *ix, const void *hashes, size_t stride, size_t n)
 {
     for (size_t k = 0; k < KV_MIN(n, FIRST); k++)
-        kvi_table_prefetch(&ix->names, kvi_mix(hash_at(hashes, stride, k)));
+        kvi_table_prefetch(&ix->names, kv_mix(hash_at(hashes, stride, k)));
 }
 
 void kvi_locate_ahead(const struct kvi_index *ix, const void *hashes, size_t stride, size_t i,
@@ -283,7 +283,7 @@ void kvi_locate_ahead(const struct kvi_index *ix, const void *hashes, size_t str
     if (i == 0)
         kvi_locate_soon(ix, hashes, stride, n);
     for (size_t k = i + FIRST; k < KV_MIN(n, i + FIRST + AHEAD); k++)
-        kvi_table_prefetch(&ix->names, kvi_mix(hash_at(hashes, stride, k)));
+        kvi_table_prefetch(&ix->names, kv_mix(hash_at(hashes, stride, k)));
     for (size_t k = i ? i + AHEAD : 0; k < KV_MIN(n, i + 2 * AHEAD); k++)
         prefetch_hits(ix, hash_at(hashes, stride, k));
 }
@@ -293,7 +293,7 @@ bool kvi_name_in_table(const struct kvi_index *ix, uint64_t hash, uint32_t pos)
     struct kvi_probe probe;
     uint32_t other;
 
-    kvi_probe_init(&probe, &ix->names, kvi_mix(hash));
+    kvi_probe_init(&probe, &ix->names, kv_mix(hash));
     while (kvi_probe_next(&probe, &other))
         if (other == pos)
             return true;
@@ -305,7 +305,7 @@ void kvi_names_note_twins(const struct kvi_index *ix, uint64_t hash)
     struct kvi_probe probe;
     uint32_t pos;
 
-    kvi_probe_init(&probe, &ix->names, kvi_mix(hash));
+    kvi_probe_init(&probe, &ix->names, kv_mix(hash));
     while (kvi_probe_next(&probe, &pos))
         if (*kvi_arena_engines(&ix->arena, pos) == hash)
             kvi_owner(ix, pos)->flags |= KVI_TWINS;
@@ -313,7 +313,7 @@ void kvi_names_note_twins(const struct kvi_index *ix, uint64_t hash)
 
 int kvi_name_insert(struct kvi_index *ix, uint64_t hash, uint32_t pos)
 {
-    return kvi_table_insert(&ix->names, kvi_mix(hash), pos);
+    return kvi_table_insert(&ix->names, kv_mix(hash), pos);
 }
 
 void kvi_names_erase(struct kvi_index *ix, uint32_t pos, uint32_t n)
@@ -321,11 +321,11 @@ void kvi_names_erase(struct kvi_index *ix, uint32_t pos, uint32_t n)
     const uint64_t *engines = kvi_arena_engines(&ix->arena, pos);
 
     for (uint32_t i = 0; i < KV_MIN(n, ERASE_AHEAD); i++)
-        kvi_table_prefetch(&ix->names, kvi_mix(engines[i]));
+        kvi_table_prefetch(&ix->names, kv_mix(engines[i]));
     for (uint32_t i = 0; i < n; i++) {
         if (i + ERASE_AHEAD < n)
-            kvi_table_prefetch(&ix->names, kvi_mix(engines[i + ERASE_AHEAD]));
-        kvi_table_erase(&ix->names, kvi_mix(engines[i]), pos + i);
+            kvi_table_prefetch(&ix->names, kv_mix(engines[i + ERASE_AHEAD]));
+        kvi_table_erase(&ix->names, kv_mix(engines[i]), pos + i);
     }
 }
 
@@ -349,8 +349,8 @@ void kvi_names_move(struct kvi_index *ix, const struct kvi_chain *chain, uint32_
 
     for (uint32_t i = 0; i < n; i++) {
         if (i + 8 < n)
-            kvi_table_prefetch(&ix->names, kvi_mix(engines[i + 8]));
-        kvi_table_replace(&ix->names, kvi_mix(engines[i]), from + i, to + i);
+            kvi_table_prefetch(&ix->names, kv_mix(engines[i + 8]));
+        kvi_table_replace(&ix->names, kv_mix(engines[i]), from + i, to + i);
     }
     if (!(chain->flags & KVI_ALIASED) || !ix->n_aliases)
         return;

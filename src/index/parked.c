@@ -5,7 +5,7 @@
 
 static uint64_t mix_name(uint32_t holder, uint64_t hash)
 {
-    return kvi_mix(kvi_mix(hash) + holder);
+    return kv_mix(kv_mix(hash) + holder);
 }
 
 static uint64_t name_mix(const void *arg, uint32_t i)

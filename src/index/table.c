@@ -354,7 +354,7 @@ static int split(struct kvi_table *table, uint64_t mix)
 static uint32_t splits_above(uint64_t mix, uint32_t depth)
 {
     uint64_t prefix = depth ? mix >> (64 - depth) : 0;
-    uint32_t dice = (uint32_t)kvi_mix(prefix << 6 | depth) % 256, half = SEG_MAX / 2;
+    uint32_t dice = (uint32_t)kv_mix(prefix << 6 | depth) % 256, half = SEG_MAX / 2;
 
     /* approximates half * 2^(dice / 256) */
     return half + half * dice / 256 * (168 * 256 + 88 * dice) / (256 * 256);

@@ -32,6 +32,7 @@
 #include <emmintrin.h>
 #endif
 
+#include "base/mix.h"
 #include "index/mem.h"
 
 #define KVI_CHUNK_ENTRIES 12
@@ -65,14 +66,6 @@ struct kvi_table {
     void (*prefetch)(const void *arg, uint32_t value);
     const void *arg;
 };
-
-/** Mix the bits of a key, one-to-one, so that any keys will do. */
-static inline uint64_t kvi_mix(uint64_t x)
-{
-    x = (x ^ x >> 32) * UINT64_C(0xd6e8feb86659fd93);
-    x = (x ^ x >> 32) * UINT64_C(0xd6e8feb86659fd93);
-    return x ^ x >> 32;
-}
 
 /** Make an empty table, which needs only one small segment. Returns 0 or -ENOMEM. */
 int kvi_table_init(struct kvi_table *table, struct kvi_mem *mem,

@@ -73,7 +73,7 @@ static inline uint32_t kvi_window_tier(uint32_t number)
 /** Return the parent under which a block without a place is parked. */
 static inline uint64_t kvi_placeless_parent(uint64_t hash)
 {
-    return kvi_mix(hash ^ UINT64_C(0x77696e646f77));
+    return kv_mix(hash ^ UINT64_C(0x77696e646f77));
 }
 
 static inline bool kvi_is_placeless(const struct kvi_holder *holder,

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/mix.h"
 #include "event/reader_state.h"
-#include "event/unique.h"
 #include "indexer/lookup.h"
 
 /* Bounds on the memory that one model may take while it is read, beside its index. */
@@ -211,7 +211,7 @@ int ki_dump_read(struct ki_dump_reader *reader, struct kv_json *json)
 {
     struct kv_str key;
 
-    reader->secret = kve_secret();
+    reader->secret = kv_secret();
     kv_json_object(json);
     while (kv_json_next_key(json, &key)) {
         read_model(reader, json, key);

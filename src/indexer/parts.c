@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "index/table.h"
+#include "base/mix.h"
 
 #define NONE KI_NO_PART
 #define MIN_CAPACITY 64u
@@ -15,7 +15,7 @@
 
 static size_t bucket_of(const struct ki_blocks *set, uint64_t hash)
 {
-    return (size_t)kvi_mix(hash) & (set->n_buckets - 1);
+    return (size_t)kv_mix(hash) & (set->n_buckets - 1);
 }
 
 static uint32_t find(const struct ki_blocks *set, uint64_t hash)

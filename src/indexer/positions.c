@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/mix.h"
 #include "base/xxh.h"
-#include "event/unique.h"
 #include "indexer/apply.h"
 
 #define N_BUCKETS 16384
@@ -34,7 +34,7 @@ static bool open_table(struct ki_positions *p)
     if (!p->buckets)
         return false;
     TAILQ_INIT(&p->by_age);
-    p->secret = kve_secret();
+    p->secret = kv_secret();
     return true;
 }
 

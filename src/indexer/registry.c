@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "base/endpoint_rule.h"
 #include "base/log.h"
-#include "event/unique.h"
+#include "base/mix.h"
 #include "indexer/tables.h"
 
 #define MAX_THREADS 256
@@ -76,7 +76,7 @@ int ki_registry_create(const struct ki_registry_opts *opts, struct ki_registry *
     r->env.arriving.max_message = KI_MAX_MESSAGE;
     r->env.arriving.max_bytes = KV_MAX(r->env.backlog.max_bytes, 4 * (uint64_t)KI_MAX_MESSAGE);
     /* Must survive as a JSON number. */
-    r->id = (kve_secret() ^ kv_wall_ns()) & ((UINT64_C(1) << 53) - 1);
+    r->id = (kv_secret() ^ kv_wall_ns()) & ((UINT64_C(1) << 53) - 1);
     r->env.mm_keys = opts->ignore_mm_keys      ? KI_MM_IGNORED
                      : opts->ignore_mm_offsets ? KI_MM_WITHOUT_OFFSETS
                                                : KI_MM_PLACED;

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "index/table.h"
+#include "base/mix.h"
 
 #define FIRST_CAPACITY 64
 #define MAX_DEPTH 4096 /* most parents that are stored again with a block */
@@ -74,7 +74,7 @@ static struct ki_unsure_table *make_table(struct ki_unsure *u, uint32_t rank)
 
 static size_t slot_of(const struct ki_unsure_table *t, unsigned group, uint64_t hash)
 {
-    return (size_t)kvi_mix(hash + group) & (t->capacity - 1);
+    return (size_t)kv_mix(hash + group) & (t->capacity - 1);
 }
 
 /* Return the block's slot, or the free slot where it would be. */

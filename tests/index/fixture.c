@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fixture.h"
 #include "base/unit.h"
+#include "random.h"
 
 const struct kv_holder W0 = {0, 0}, W1 = {1, 0}, W0R1 = {0, 1};
 
@@ -105,8 +106,8 @@ int sum_blocks(void *arg, const struct kvi_dump_run *run)
     uint64_t parent = run->parent ? *run->parent : 0, *sum = arg;
 
     for (size_t i = 0; i < run->n; i++) {
-        *sum += kvi_mix(roll(parent, run->blocks[i].hash) ^ run->blocks[i].tokens_hash * 3 ^
-                        run->holder.worker << 40 ^ (uint64_t)run->tier << 60);
+        *sum += rng_scatter(roll(parent, run->blocks[i].hash) ^ run->blocks[i].tokens_hash * 3 ^
+                            run->holder.worker << 40 ^ (uint64_t)run->tier << 60);
         parent = run->blocks[i].hash;
     }
     return 0;

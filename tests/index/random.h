@@ -10,13 +10,17 @@ struct rng {
     uint64_t state;
 };
 
-static inline uint64_t rng_next(struct rng *rng)
+/** Make different numbers of different numbers, the same in every run. */
+static inline uint64_t rng_scatter(uint64_t x)
 {
-    uint64_t x = rng->state += UINT64_C(0x9e3779b97f4a7c15);
-
     x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
     x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
     return x ^ x >> 31;
+}
+
+static inline uint64_t rng_next(struct rng *rng)
+{
+    return rng_scatter(rng->state += UINT64_C(0x9e3779b97f4a7c15));
 }
 
 static inline uint32_t rng_below(struct rng *rng, uint32_t n)

@@ -21,8 +21,8 @@ static struct kv_holder holder(uint64_t worker)
 static void make_prompt(uint64_t id, uint32_t shared, struct kv_block *ret)
 {
     for (uint32_t i = 0; i < PROMPT; i++) {
-        ret[i].tokens_hash = kvi_mix((i < shared ? id & 0xffff : id) << 8 | (i + 1));
-        ret[i].hash = kvi_mix(ret[i].tokens_hash);
+        ret[i].tokens_hash = rng_scatter((i < shared ? id & 0xffff : id) << 8 | (i + 1));
+        ret[i].hash = rng_scatter(ret[i].tokens_hash);
     }
 }
 

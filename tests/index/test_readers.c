@@ -273,7 +273,7 @@ static void test_scripts(void **state)
     assert_int_equal(kvi_create(NULL, &world->ix), 0);
     for (uint32_t i = 0; i < LEN; i++) {
         world->trunk[i] = i + 1;
-        world->blocks[i] = (struct kv_block){kvi_mix(i + 1), i + 1};
+        world->blocks[i] = (struct kv_block){rng_scatter(i + 1), i + 1};
     }
     store(world, STILL, KV_TIER_DEVICE, 0, LEN);
     store(world, TIERS, KV_TIER_HOST, 0, LEN);

@@ -60,7 +60,7 @@ static uint64_t make_key(struct rng *rng, uint32_t kind)
 
     switch (kind) {
     case 0:
-        return kvi_mix(rng_below(rng, N_VALUES / 8)); /* several values to a key */
+        return rng_scatter(rng_below(rng, N_VALUES / 8)); /* several values to a key */
     case 1:
         return x & ~UINT64_C(0xff00000000); /* one tag */
     case 2:

@@ -50,7 +50,7 @@ static uint32_t id_at(uint32_t turns, uint32_t depth)
 
 static uint64_t name_of(uint32_t id)
 {
-    return kvi_mix(id + UINT64_C(77));
+    return rng_scatter(id + UINT64_C(77));
 }
 
 static uint64_t local_at(uint32_t turns, uint32_t depth)
@@ -420,7 +420,7 @@ static void make_blocks(struct kv_block *ret, uint64_t *names, uint64_t *prompt,
                         size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        ret[i] = (struct kv_block){kvi_mix(from + i), kvi_mix(from + i + 500000)};
+        ret[i] = (struct kv_block){rng_scatter(from + i), rng_scatter(from + i + 500000)};
         names[i] = ret[i].hash;
         prompt[i] = ret[i].tokens_hash;
     }

@@ -5,9 +5,9 @@
 
 #include <stdlib.h>
 
+#include "base/mix.h"
 #include "event/reader_state.h"
 #include "index/mem.h"
-#include "index/table.h"
 #include "models/follow.h"
 
 /* -- recovery ---------------------------------------------------------------------------------- */
@@ -112,8 +112,8 @@ static inline int facts_extra(void *arg, const struct kvi_extra *e)
     f[11] = e->stored_again ^ e->kept_groups ^ (uint64_t)e->main_keeps << 63;
     f[12] = e->n_sources;
     for (size_t i = 0; i < e->n_sources; i++)
-        f[13] += kvi_mix((uint64_t)e->sources[i].source << 33 |
-                         (uint64_t)e->sources[i].copies << 1 | e->sources[i].taken);
+        f[13] += kv_mix((uint64_t)e->sources[i].source << 33 | (uint64_t)e->sources[i].copies << 1 |
+                        e->sources[i].taken);
     return 0;
 }
 
