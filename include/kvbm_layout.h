@@ -309,7 +309,8 @@ KV_API int kvbm_layout_block(const struct kvbm_layout *layout, uint64_t block,
 
 /**
  * Describe a layer as a KVX cache, as engines' kernels and kvx_copy_blocks take it. K is outer 0, V
- * is outer 1 (with outer_dim 1 both are outer 0). Returns 0, or
+ * is outer 1. With outer_dim 1 both are outer 0; a write then gives one tensor for key and value.
+ * Returns 0, or
  *   -EINVAL   num_heads or dtype is unknown, or the layout is not in memory of this process
  *   -ERANGE   no such layer
  *   -ENOTSUP  KVX can't describe it: strides, integer elements, elements not aligned to their width

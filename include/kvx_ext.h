@@ -40,9 +40,9 @@ typedef struct kvx_options {
     uint32_t reserved; /* 0 */
     /**
      * NULL, or a counter to which every token (block, for a copy) left out because its index was
-     * out of range is added; layers that follow each other with the same slots or table count it
-     * once. It lies where the cache lies and is added to atomically, so calls on the host, or on one
-     * device, may share it; on device memory it is complete when the stream is.
+     * out of range is added; layers of one size that follow each other with the same slots or table
+     * count it once. It lies where the cache lies and is added to atomically, so calls on the host,
+     * or on one device, may share it; on device memory it is complete when the stream is.
      */
     uint64_t *dropped;
     /** KV_OFFSETS: number of K or V blocks in each pool; an index beyond it is out of range. 0: not

@@ -2,7 +2,7 @@
 /**
  * The hash of hash tables over keys that come from outside: block hashes, tokens, ids of workers.
  *
- * It has a secret of the process, so that nobody can choose keys that collide: with a known hash,
+ * The hash has a secret of the process, so that nobody can choose keys that collide: with a known hash,
  * 20,000 such blocks of one publisher hold an index's lock for a second. Mixed values differ from
  * process to process and from library to library: they are never stored, sent or compared outside.
  */

@@ -33,8 +33,17 @@ static kvx_status_t compile_layer(const struct call *call, uint32_t layer, struc
                               ret);
 }
 
+/* Nothing to move needs no backend. A gather always has rows. */
+static bool is_empty(const struct kvx_plan *plan)
+{
+    return (plan->op == KVX_OP_WRITE && plan->n_tokens == 0) ||
+           (plan->op == KVX_OP_COPY && plan->n_pairs == 0);
+}
+
 static kvx_status_t check_plan(const struct kvx_plan *plan, const kvx_options_t *options)
 {
+    if (is_empty(plan))
+        return KVX_STATUS_OK;
     if (plan->device)
         return kvx_backend_get() ? KVX_STATUS_OK : KVX_STATUS_UNSUPPORTED;
     return kvx_check_arrays(plan, (options->flags & KVX_OPTION_DROP_OUT_OF_RANGE) != 0);
@@ -42,6 +51,8 @@ static kvx_status_t check_plan(const struct kvx_plan *plan, const kvx_options_t 
 
 static kvx_status_t run_plan(const struct kvx_plan *plan, void *stream)
 {
+    if (is_empty(plan))
+        return KVX_STATUS_OK;
     if (plan->device)
         return kvx_backend_get()->run(plan, stream);
     kvx_host_run(plan);
@@ -49,13 +60,19 @@ static kvx_status_t run_plan(const struct kvx_plan *plan, void *stream)
 }
 
 /*
- * Return true when both plans use the same slots or table: their tokens are counted with the first
- * plan.
+ * Return true when both plans leave out the same tokens, since they use the same slots or table and
+ * caches of the same size: these are counted with the first plan.
  */
 static bool same_tokens(const struct kvx_plan *a, const struct kvx_plan *b)
 {
     return a->slots == b->slots && a->indices == b->indices && a->lengths == b->lengths &&
-           a->src_blocks == b->src_blocks && a->dst_blocks == b->dst_blocks;
+           a->src_blocks == b->src_blocks && a->dst_blocks == b->dst_blocks &&
+           a->n_tokens == b->n_tokens && a->n_slots == b->n_slots &&
+           a->invalid_slot == b->invalid_slot && a->max_seq_len == b->max_seq_len &&
+           a->max_blocks == b->max_blocks && a->block_size.value == b->block_size.value &&
+           a->n_pairs == b->n_pairs && a->n_src_blocks == b->n_src_blocks &&
+           a->n_dst_blocks == b->n_dst_blocks &&
+           memcmp(a->pool_blocks, b->pool_blocks, sizeof(a->pool_blocks)) == 0;
 }
 
 /* Join all layers into one plan, which is the rule. *@ret_joined: false if there must be more. */

@@ -125,5 +125,6 @@ kvx_status_t kvx_compile_copy(const kvx_cache_desc_t *src, const kvx_cache_desc_
     ret->n_src_blocks = src->num_blocks;
     ret->n_dst_blocks = dst->num_blocks;
     TRY(copy_tensor(src, dst, copy, 0, ret));
-    return copy_tensor(src, dst, copy, 1, ret);
+    TRY(copy_tensor(src, dst, copy, 1, ret));
+    return kvx_check_two(ret);
 }

@@ -158,5 +158,5 @@ kvx_status_t kvx_compile_gather(const kvx_cache_desc_t *cache, const kvx_gather_
         TRY(gather_tensor(cache, gather, kv, ret));
         TRY(gather_scale(cache, options, layer, kv, ret));
     }
-    return KVX_STATUS_OK;
+    return kvx_check_two(ret);
 }

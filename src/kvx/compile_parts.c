@@ -126,6 +126,15 @@ kvx_status_t kvx_scale_map(const kvx_scale_desc_t *scale, const void *plain,
     return KVX_STATUS_OK;
 }
 
+kvx_status_t kvx_check_two(const struct kvx_plan *plan)
+{
+    const struct kvx_layer *layer = &plan->layer[0];
+    bool one_source = layer->src[0] == layer->src[1] && plan->format != KVX_BLOCK_TABLE_KV_OFFSETS;
+
+    return layer->dst[0] == layer->dst[1] && !one_source ? KVX_STATUS_INVALID_ARGUMENT
+                                                         : KVX_STATUS_OK;
+}
+
 kvx_status_t kvx_check_apart(const struct kvx_hull *read, size_t n,
                              const struct kvx_hull written[2])
 {

@@ -36,6 +36,12 @@ kvx_status_t kvx_scale_map(const kvx_scale_desc_t *scale, const void *plain,
                            const kvx_cache_desc_t *cache, struct kvx_scale_map *map,
                            const char **base);
 
+/**
+ * Check that K and V aren't written to one address, unless both are read from one (a cache with one
+ * tensor). Ranges may meet: engines weave K and V into each other.
+ */
+kvx_status_t kvx_check_two(const struct kvx_plan *plan);
+
 /** Check that the memory read and the memory written have no byte in common. */
 kvx_status_t kvx_check_apart(const struct kvx_hull *read, size_t n,
                              const struct kvx_hull written[2]);

@@ -50,5 +50,6 @@ kvx_status_t kvx_compile_write(const kvx_cache_desc_t *cache, const kvx_write_de
     ret->invalid_slot = write->slots.invalid_slot;
     ret->n_slots = (uint64_t)cache->num_blocks * cache->block_size;
     TRY(write_tensor(cache, write, 0, ret));
-    return write_tensor(cache, write, 1, ret);
+    TRY(write_tensor(cache, write, 1, ret));
+    return kvx_check_two(ret);
 }

@@ -260,7 +260,7 @@ static void copy_range(const struct job *j, uint32_t l, uint64_t first, uint64_t
             j->mover[kv].move(&j->mover[kv], &tile);
         }
     }
-    count_drop(p, dropped);
+    count_drop(p, l == 0 ? dropped : 0);
 }
 
 /* --------------------------------------------------------------------------------------------- */

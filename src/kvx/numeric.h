@@ -11,7 +11,9 @@
  *   its largest finite value, infinities included.
  * - A NaN stays a NaN. A conversion doesn't keep its payload or sign: it becomes the pattern with
  *   all bits below the sign set (0x7f, 0x7fff, 0x7fffffff), which is what NVIDIA hardware produces.
- * - Subnormals are exact in both directions, and don't depend on flush-to-zero modes of the caller.
+ * - Subnormals are exact in both directions. Without scales they don't depend on flush-to-zero modes
+ *   of the caller; products and quotients with a scale do.
+ * - The caller's rounding mode is the default one.
  */
 #ifndef KVX_NUMERIC_H
 #define KVX_NUMERIC_H

@@ -153,8 +153,8 @@ static void move_staged(const struct kvx_mover *m, const struct kvx_tile *t)
 
     turn_around(&out);
     out.stream = m->stream;
-    for (uint32_t first = 0; first < t->n_tokens; first += most) {
-        uint32_t n = t->n_tokens - first < most ? t->n_tokens - first : most;
+    for (uint64_t first = 0; first < t->n_tokens; first += most) {
+        uint32_t n = t->n_tokens - first < most ? (uint32_t)(t->n_tokens - first) : most;
 
         in.n_tokens = n;
         out.n_tokens = n;

@@ -141,7 +141,7 @@ static void check_through_kvx(const struct kvbm_layout *layout)
             assert_int_equal(kvbm_layout_to_kvx(layout, layer, &cache), 0);
             assert_int_equal(kvx_validate_cache_desc(&cache), KVX_STATUS_OK);
             if (!pass) {
-                write_rows(&cache, k, v);
+                write_rows(&cache, k, c->outer_dim == 1 ? k : v);
                 continue;
             }
             check_regions(layout, layer);

@@ -273,6 +273,11 @@ static void test_copy_layers(void **state)
         assert_true(to->s[i].k[2 * block + 1] == 0.0F && to->s[i].v[block + 1] == 0.0F);
     o.flags = KVX_OPTION_DROP_OUT_OF_RANGE;
     COPY_LAYERS(OK);
+    assert_int_equal(dropped, 1);
+    src[1] = 5; /* counted once before layer 40, once in it, once behind it */
+    COPY_LAYERS(OK);
+    assert_int_equal(dropped, 4);
+    src[1] = 3;
     for (int i = 0; i < LAYERS; i++) {
         struct sample *a = &from->s[i], *b = &to->s[i];
 
@@ -281,9 +286,33 @@ static void test_copy_layers(void **state)
         assert_int_equal(memcmp(&b->k[block], &a->k[3 * block], block * sizeof(float)) == 0,
                          i != 40);
     }
-    assert_int_equal(dropped, 1);
     free(from);
     free(to);
+}
+
+/* A token that only the smaller one of two caches has no room for is counted, in either order. */
+static void test_dropped_by_a_smaller_layer(void **state)
+{
+    struct layers *l = new_layers();
+
+    (void)state;
+    l->s[0].slots[2] = 13; /* below 16; not below 8 */
+    l->s[0].slots[4] = -1;
+    l->s[0].slots[5] = 0;
+    for (int small = 0; small < 2; small++) {
+        uint64_t dropped = 0;
+        kvx_options_t o = {
+            .size = sizeof(o), .flags = KVX_OPTION_DROP_OUT_OF_RANGE, .dropped = &dropped};
+        kvx_cache_desc_t *cache = &l->s[small].cache;
+
+        cache->num_blocks = 2;
+        cache->k.shape[0] = cache->v.shape[0] = 2;
+        assert_int_equal(kvx_write_kv_layers(l->caches, l->writes, 2, &o, NULL), OK);
+        assert_int_equal(dropped, 1);
+        cache->num_blocks = SAMPLE_BLOCKS;
+        cache->k.shape[0] = cache->v.shape[0] = SAMPLE_BLOCKS;
+    }
+    free(l);
 }
 
 /* --------------------------------------------------------------------------------------------- */
@@ -852,6 +881,7 @@ int main(void)
         cmocka_unit_test(test_layers_are_all_or_nothing),
         cmocka_unit_test(test_copy_errors),
         cmocka_unit_test(test_copy_layers),
+        cmocka_unit_test(test_dropped_by_a_smaller_layer),
         cmocka_unit_test(test_engines),
         cmocka_unit_test(test_engine_permuted_and_bytes),
         cmocka_unit_test(test_trtllm),

@@ -317,6 +317,9 @@ static void huge_dim(struct sample *s)
     X(no_tokens_wild_stride, make_empty(s); s->write.io.key.stride[1] = INT64_MAX, OK)          \
     X(input_in_cache, s->write.io.key.data = s->k + 32, INV)                                    \
     X(input_is_cache, s->write.io.value.data = s->v, INV)                                       \
+    X(one_tensor, s->cache.v.data = s->k, INV)                                                  \
+    X(one_tensor_one_input, s->cache.v.data = s->k; s->write.io.value.data = s->key, OK)        \
+    X(empty_on_a_device, make_empty(s); on_a_device(s), OK)                                     \
     X(slots_in_cache, s->write.slots.slots = s->v, INV)                                         \
     X(scale_desc_left_zero, s->write.k_scale = s->key, OK)                                      \
     X(scale_unused, s->write.k_scale_desc.data = (void *)3, OK)                                 \
@@ -343,6 +346,12 @@ static void make_empty(struct sample *s)
     s->write.io.key.data = s->write.io.value.data = NULL;
     s->write.slots.token_count = 0;
     s->write.slots.slots = NULL;
+}
+
+static void on_a_device(struct sample *s)
+{
+    s->cache.k.memory = s->cache.v.memory = KVX_MEMORY_DEVICE;
+    s->write.io.key.memory = s->write.io.value.memory = KVX_MEMORY_DEVICE;
 }
 
 static kvx_scale_desc_t *fp8(struct sample *s)
@@ -388,6 +397,8 @@ static kvx_scale_desc_t block_head(struct sample *s)
     X(out_rank_4_shape, rank_4(s); s->gather.io.key.shape[0] = 3, INV)                             \
     X(out_broadcast, s->gather.io.key.stride[0] = 0, INV)                                          \
     X(out_in_cache, s->gather.io.key.data = s->k, INV)                                             \
+    X(out_is_out, s->gather.io.value.data = s->key, INV)                                           \
+    X(out_is_out_of_one_tensor, s->cache.v.data = s->k; s->gather.io.value.data = s->key, OK)      \
     X(out_on_table, s->gather.io.key.data = s->indices, INV)                                       \
     X(table_size, TABLE.size = 0, INV)                                                             \
     X(table_format, TABLE.format = KVX_BLOCK_TABLE_INVALID, INV)                                   \
