@@ -260,6 +260,8 @@ static void change_peers(struct ki_service *service, struct ki_request *request,
             ki_reply_ok(reply, add ? 201 : 200);
         else if (rc == -ENOENT)
             ki_reply_error(reply, 404, "peer not found");
+        else if (rc == -EINVAL)
+            ki_reply_error(reply, 400, "url: expected " KI_PEER_URL_FORM);
         else if (rc == -EMSGSIZE)
             ki_reply_error(reply, 422, "field 'url': string is too long");
         else

@@ -5,9 +5,9 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <strings.h>
 
 #include "base/endpoint_rule.h"
+#include "indexer/peers.h"
 #include "indexer/registry.h"
 
 #define AT(field) offsetof(struct ki_options, field)
@@ -410,17 +410,16 @@ long ki_urls_parse(const char *text, char ***ret, struct kv_error *error)
             len--;
         if (len == 0)
             continue;
-        if (strncasecmp(entry, "http://", 7) != 0 && strncasecmp(entry, "https://", 8) != 0) {
-            ki_urls_free(urls, n);
-            return kv_fail(error, -EINVAL, 0, "--peers entry '%.*s': expected http://host:port",
-                           (int)KV_MIN(len, (size_t)60), entry);
-        }
         urls[n] = strndup(entry, len);
         if (!urls[n]) {
             ki_urls_free(urls, n);
             return kv_fail(error, -ENOMEM, 0, "out of memory");
         }
-        n++;
+        if (!ki_peer_url_is_valid(urls[n++])) {
+            ki_urls_free(urls, n);
+            return kv_fail(error, -EINVAL, 0, "--peers entry '%.*s': expected " KI_PEER_URL_FORM,
+                           (int)KV_MIN(len, (size_t)60), entry);
+        }
     }
     *ret = urls;
     return n;

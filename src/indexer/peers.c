@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "indexer/peers.h"
 
+#include <curl/curl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/error.h"
 
@@ -43,6 +45,20 @@ static size_t find(const struct ki_peers *peers, const char *url)
     return at;
 }
 
+bool ki_peer_url_is_valid(const char *url)
+{
+    CURLU *parsed;
+    bool valid;
+
+    /* libcurl's parser guesses a missing scheme. */
+    if (strncasecmp(url, "http://", 7) != 0 && strncasecmp(url, "https://", 8) != 0)
+        return false;
+    parsed = curl_url();
+    valid = parsed && curl_url_set(parsed, CURLUPART_URL, url, 0) == CURLUE_OK;
+    curl_url_cleanup(parsed);
+    return valid;
+}
+
 int ki_peers_add(struct ki_peers *peers, const char *url)
 {
     char *copy;
@@ -50,6 +66,8 @@ int ki_peers_add(struct ki_peers *peers, const char *url)
 
     if (strlen(url) > KI_MAX_PEER_URL)
         return -EMSGSIZE;
+    if (!ki_peer_url_is_valid(url))
+        return -EINVAL;
     copy = strdup(url);
     if (!copy)
         return -ENOMEM;

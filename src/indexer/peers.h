@@ -6,6 +6,7 @@
 #ifndef KV_INDEXER_PEERS_H
 #define KV_INDEXER_PEERS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #define KI_MAX_PEERS 1024
@@ -16,7 +17,16 @@ struct ki_peers;
 int ki_peers_create(struct ki_peers **ret);
 void ki_peers_destroy(struct ki_peers *peers);
 
-/** Add a URL, unless it is known. Returns 0, -ENOSPC, -EMSGSIZE (URL too long), -ENOMEM. */
+/** The form of a peer's URL, for error messages. */
+#define KI_PEER_URL_FORM "http://HOST:PORT or https://HOST:PORT"
+
+/** Return true when @url is one that libcurl can ask: http or https, with a host. */
+bool ki_peer_url_is_valid(const char *url);
+
+/**
+ * Add a URL, unless it is known. Returns 0, -EINVAL (ki_peer_url_is_valid), -ENOSPC, -EMSGSIZE (URL
+ * too long), -ENOMEM.
+ */
 int ki_peers_add(struct ki_peers *peers, const char *url);
 /** Remove a URL. Returns 0 or -ENOENT. */
 int ki_peers_remove(struct ki_peers *peers, const char *url);

@@ -647,16 +647,18 @@ def test_msgpack_everywhere():
 def test_peers():
     with Indexer() as indexer:
         equal(indexer.get("/peers").json(), [])
-        for url in ("http://peer:8091", "http://peer:8091", "anything goes"):
+        for url in ("http://peer:8091", "http://peer:8091", "HTTPS://[::1]/kv"):
             reply = indexer.post("/register_peer", {"url": url})
             equal((reply.status, reply.json()), (201, {"status": "ok"}))
-        equal(sorted(indexer.get("/peers").json()), ["anything goes", "http://peer:8091"])
+        for url in ("", "hello world", "ftp://x:1", "peer:8091", "http://", "http://:8091", "http://a b", "http://a:port"):
+            fails(indexer, "/register_peer", {"url": url}, 400, "url: expected http://HOST:PORT or https://HOST:PORT")
+        equal(indexer.get("/peers").json(), ["http://peer:8091", "HTTPS://[::1]/kv"])
         reply = indexer.post("/deregister_peer", {"url": "http://peer:8091"})
         equal((reply.status, reply.json()), (200, {"status": "ok"}))
         fails(indexer, "/deregister_peer", {"url": "http://peer:8091"}, 404, "peer not found")
         fails(indexer, "/register_peer", {}, 422, "url")
         fails(indexer, "/register_peer", {"url": 5}, 422, "url")
-        equal(indexer.get("/peers").json(), ["anything goes"])
+        equal(indexer.get("/peers").json(), ["HTTPS://[::1]/kv"])
 
 
 def test_dump():

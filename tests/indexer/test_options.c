@@ -170,6 +170,8 @@ static void bad_workers(void **state)
 
 static void peers(void **state)
 {
+    static const char *const bad[] = {"a:1",       "ftp://a:1",  "http://a b",    "http://:1",
+                                      "http://?x", "http://a:b", "http://a:65536"};
     struct kv_error error = {0};
     char **urls;
 
@@ -180,8 +182,13 @@ static void peers(void **state)
     ki_urls_free(urls, 2);
     assert_int_equal(ki_urls_parse("", &urls, &error), 0);
     ki_urls_free(urls, 0);
-    assert_int_equal(ki_urls_parse("a:1", &urls, &error), -EINVAL);
-    assert_non_null(strstr(error.text, "a:1"));
+    for (size_t i = 0; i < KV_COUNT(bad); i++) {
+        memset(&error, 0, sizeof(error));
+        if (ki_urls_parse(bad[i], &urls, &error) != -EINVAL)
+            fail_msg("accepted: %s", bad[i]);
+        assert_non_null(strstr(error.text, bad[i]));
+        assert_non_null(strstr(error.text, "expected http://HOST:PORT or https://HOST:PORT"));
+    }
 }
 
 int main(void)
