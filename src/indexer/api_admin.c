@@ -58,6 +58,8 @@ static int register_worker(struct ki_service *service, const struct ki_body *bod
 {
     int rc;
 
+    if (body->block_size > KI_MAX_BLOCK_SIZE)
+        return kv_fail(error, -EINVAL, 0, "block_size must be at most %d", KI_MAX_BLOCK_SIZE);
     if (body->hash_lookahead > KI_MAX_LOOKAHEAD)
         return kv_fail(error, -EINVAL, 0, "hash_lookahead is above %d", KI_MAX_LOOKAHEAD);
     if (body->report_mode && !registration->habits.report_mode)

@@ -12,6 +12,9 @@
 #include "base/args.h"
 #include "base/error.h"
 
+/** Most tokens in a block of --workers and /register. */
+#define KI_MAX_BLOCK_SIZE (1 << 20)
+
 struct ki_options {
     const char *host;
     uint64_t port;

@@ -81,6 +81,8 @@ def test_register_refusals():
             fails(indexer, "/register", {**good, "endpoint": endpoint}, 400, "invalid ZMQ endpoint", word)
             fails(indexer, "/register", {**good, "replay_endpoint": endpoint or "x"}, 400, "invalid replay endpoint")
         fails(indexer, "/register", {**good, "block_size": 0}, 400, "block_size")
+        for block_size in (1 << 20) + 1, (1 << 32) - 1:
+            fails(indexer, "/register", {**good, "block_size": block_size}, 400, "block_size must be at most 1048576")
         equal(indexer.workers(), [], "nothing is left behind by a refusal")
         equal(indexer.metrics()["dynamo_kvindexer_models"], 0)
         indexer.register(1, NOWHERE, block_size=16)
@@ -89,6 +91,7 @@ def test_register_refusals():
               "block_size mismatch for model=m tenant=default: existing=16, requested=32")
         fails(indexer, "/register", {**good, "dp_rank": 1, "model_name": "other"}, 409, "already registered for model=m")
         indexer.register(2, NOWHERE, block_size=32, tenant_id="another")
+        indexer.register(3, NOWHERE, block_size=1 << 20, tenant_id="the largest blocks")
     with Indexer("--allow-endpoint", "tcp://10.0.*", "--allow-endpoint", "ipc://*") as indexer:
         fails(indexer, "/register", {**good}, 403, NOWHERE)
         fails(indexer, "/register", {**good, "endpoint": "ipc:///tmp/x", "replay_endpoint": NOWHERE}, 403)
