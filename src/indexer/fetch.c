@@ -146,16 +146,28 @@ static int fail(struct ki_fetch *f, int rc, const char *text)
     return rc;
 }
 
+/* Return what the user can do about a refusal of the peer. */
+static const char *advice(const struct ki_fetch *f, long status)
+{
+    if (status == 403)
+        return ": the peer admits only its own machine; start it with --auth-token-file or "
+               "--insecure";
+    if (status == 401)
+        return f->opts.token ? ": the peer doesn't know the first token of --auth-token-file"
+                             : ": give the peer's token with --auth-token-file";
+    return "";
+}
+
 static void finish(struct ki_fetch *f, CURLcode code)
 {
     long status = 0;
-    char text[64];
+    char text[160];
 
     curl_easy_getinfo(f->easy, CURLINFO_RESPONSE_CODE, &status);
     if (code != CURLE_OK) {
         fail(f, -EIO, f->curl_text[0] ? f->curl_text : curl_easy_strerror(code));
     } else if (status != 200) {
-        snprintf(text, sizeof(text), "HTTP status %ld", status);
+        snprintf(text, sizeof(text), "HTTP status %ld%s", status, advice(f, status));
         fail(f, -EIO, text);
     } else {
         f->done = true;

@@ -318,6 +318,11 @@ def test_a_peer_that_is_not_connected():
                 wait_until(lambda: not listener(b)["partial"], what="a whole view")
 
 
+def recovery_error(indexer):
+    """The reason of the one recovery that failed before the port was open."""
+    return next(line for line in indexer.log if "recovery from a peer failed" in line).partition(" error=")[2].strip()
+
+
 def test_tokens():
     with tempfile.NamedTemporaryFile("w") as tokens, Publisher() as engine:
         tokens.write("a-token\nanother\n")
@@ -331,6 +336,12 @@ def test_tokens():
                 holds(b, 1, 2)
             with Indexer("--peers", a.url) as b:
                 b.query(prompt(1, 2), expect=404)
+                check(recovery_error(b) == '"HTTP status 401: give the peer\'s token with --auth-token-file"', b.log)
+            with tempfile.NamedTemporaryFile("w") as others:
+                others.write("of-others\na-token\n")
+                others.flush()
+                with Indexer("--auth-token-file", others.name, "--peers", a.url, headers=headers) as b:
+                    check(recovery_error(b) == '"HTTP status 401: the peer doesn\'t know the first token of --auth-token-file"', b.log)
             check(not any("a-token" in line for line in a.log + b.log), "a token in the log")
 
 
@@ -416,6 +427,11 @@ def hang(handler):
     handler.wfile.write(BAD)
     handler.wfile.flush()
     time.sleep(60)
+
+
+def test_peers_that_admit_their_own_machine_alone():
+    with Peer(reply(403, b'{"error":"requests from other machines are refused"}')) as peer, Indexer("--peers", peer.url) as indexer:
+        equal(recovery_error(indexer), '"HTTP status 403: the peer admits only its own machine; start it with --auth-token-file or --insecure"')
 
 
 def test_bad_peers_are_passed_over():
