@@ -73,6 +73,18 @@ int kc_client_wait_healthy(struct kc_client *client, uint64_t deadline_ns, uint6
     return rc;
 }
 
+/* Fail with @status and the server's text. */
+static int refused(const struct kc_client *client, const char *path, int status,
+                   const struct kv_buf *answer, struct kv_error *error)
+{
+    return kv_fail(error,
+                   status == 409   ? -EEXIST
+                   : status == 404 ? -ENOENT
+                                   : -EPROTO,
+                   0, "%s: status %d: %.*s%s", path, status, (int)KV_MIN(answer->len, (size_t)120),
+                   answer->data ? answer->data : "", kc_http_advice(client->http, status));
+}
+
 /* POST client->body. A status other than 2xx becomes an error with the server's text. */
 static int post(struct kc_client *client, const char *path, struct kv_error *error)
 {
@@ -85,12 +97,7 @@ static int post(struct kc_client *client, const char *path, struct kv_error *err
                              &answer, error);
     if (status < 0 || (status >= 200 && status < 300))
         return status < 0 ? status : 0;
-    return kv_fail(error,
-                   status == 409   ? -EEXIST
-                   : status == 404 ? -ENOENT
-                                   : -EPROTO,
-                   0, "%s: status %d: %.*s", path, status, (int)KV_MIN(answer->len, (size_t)120),
-                   answer->data ? answer->data : "");
+    return refused(client, path, status, answer, error);
 }
 
 /* Begin a body: {"instance_id": .., "model_name": "..", */
@@ -265,8 +272,6 @@ int kc_client_query(struct kc_client *client, const uint32_t *tokens, size_t n,
     if (ret_ns)
         *ret_ns = kv_now_ns() - started;
     if (status != 200)
-        return kv_fail(error, status == 404 ? -ENOENT : -EPROTO, 0, "/query: status %d: %.*s",
-                       status, (int)KV_MIN(answer->len, (size_t)120),
-                       answer->data ? answer->data : "");
+        return refused(client, "/query", status, answer, error);
     return read_answer(client, answer, ret, error);
 }

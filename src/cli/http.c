@@ -12,6 +12,7 @@ struct kc_http {
     CURL *curl;
     struct curl_slist *none, *json, *msgpack; /* headers by kind of body */
     struct kv_buf body;
+    bool has_token;
     char url[512];
     char error[CURL_ERROR_SIZE];
 };
@@ -52,6 +53,7 @@ static bool set_headers(struct kc_http *http, const char *token)
 
     if (token)
         strncat(line, token, sizeof(line) - strlen(line) - 1);
+    http->has_token = token;
     http->none = headers(token ? line : NULL, NULL);
     http->json = headers(token ? line : NULL, "Content-Type: application/json");
     http->msgpack = headers(token ? line : NULL, "Content-Type: application/msgpack");
@@ -118,6 +120,14 @@ void kc_http_set_cacert(struct kc_http *http, const char *file)
 const char *kc_http_url(const struct kc_http *http)
 {
     return http->url;
+}
+
+const char *kc_http_advice(const struct kc_http *http, int status)
+{
+    if (status != 401)
+        return "";
+    return http->has_token ? "; it doesn't know the token of --auth-token-file"
+                           : "; give the token with --auth-token-file";
 }
 
 static int explain(struct kc_http *http, CURLcode code, struct kv_error *error)

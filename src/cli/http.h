@@ -22,6 +22,8 @@ void kc_http_destroy(struct kc_http *http);
 #define KC_HTTP_TIMEOUT_MS 30000u /* default timeout of a request */
 /** Give up a request after @timeout_ms, connecting included. Default: KC_HTTP_TIMEOUT_MS. */
 void kc_http_set_timeout(struct kc_http *http, uint64_t timeout_ms);
+/** Return the end of a message about @status: "; " and what to do about a 401, else "". */
+const char *kc_http_advice(const struct kc_http *http, int status);
 const char *kc_http_url(const struct kc_http *http);
 
 enum kc_body { KC_BODY_NONE, KC_BODY_JSON, KC_BODY_MSGPACK };

@@ -90,7 +90,8 @@ static int get(struct kc_http *http, const char *path, struct kv_buf *ret, struc
         return status;
     if (status != 200)
         return kv_fail(error, -EPROTO, 0, "GET %s: status %d%s", path, status,
-                       status == 404 ? "; is that server a kv-indexer?" : "");
+                       status == 404 ? "; is that server a kv-indexer?"
+                                     : kc_http_advice(http, status));
     kv_buf_clear(ret);
     kv_buf_append(ret, body->data, body->len);
     return ret->error ? kv_fail(error, ret->error, 0, "out of memory") : 0;

@@ -168,7 +168,8 @@ def test_tokens():
                 r, _, _ = replay("--requests", 60, "--url", indexer.url, "--workers", 3, "--auth-token-file", tokens.name, *extra)
                 check_report(r, 60)
             for command in ["replay", "--requests", "5", "--quiet"], ["top", "--once"]:
-                for file, status, text in ((tokens.name, 0, ""), (wrong.name, 1, "401"), (None, 1, "401"),
+                for file, status, text in ((tokens.name, 0, ""), (wrong.name, 1, "; it doesn't know the token of --auth-token-file\n"),
+                                           (None, 1, "; give the token with --auth-token-file\n"),
                                            ("/nonexistent/token", 2, "/nonexistent/token"), ("/dev/null", 2, "no token")):
                     arguments = [*command, "--url", indexer.url, *(["--auth-token-file", file] if file else [])]
                     done = subprocess.run([KVASIR, *arguments], capture_output=True, text=True, timeout=60)
