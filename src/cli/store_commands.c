@@ -98,8 +98,8 @@ static const struct kv_arg GC_ARGS[] = {
      .offset = AT(grace_ms),
      .value = "TIME",
      .min = 1000,
-     .help = "Keep what was used within TIME. It must be longer than any save takes. Default: 24 "
-             "hours."},
+     .help = "Keep what was used within TIME, such as 90m (a bare number is seconds). It must be "
+             "longer than any save takes. Default: 24h."},
     {.name = "no-grace",
      .type = KV_ARG_FLAG,
      .offset = AT(no_grace),
@@ -113,8 +113,8 @@ static const struct kv_arg GC_ARGS[] = {
      .offset = AT(prefix_age_ms),
      .value = "TIME",
      .min = 1000,
-     .help = "Delete chunks of prefix caches (llama.cpp) that nobody used for TIME. Default: 30 "
-             "days. --grace doesn't apply to them."},
+     .help = "Delete chunks of prefix caches (llama.cpp) that nobody used for TIME. Default: 30d. "
+             "--grace doesn't apply to them."},
     {.name = "dry-run",
      .type = KV_ARG_FLAG,
      .offset = AT(dry_run),

@@ -163,6 +163,8 @@ static const char footer[] =
     "       -d '{\"model_name\":\"llama\",\"token_ids\":[1,2,3],\"explain\":true}'\n"
     "      Ask, with an explanation when nothing matches.\n"
     "\n"
+    "TIME is a number with ms, s, m, h or d, SIZE one with KiB, MiB, GiB, KB, MB or\n"
+    "GB; a bare number is seconds, or bytes.\n"
     "File descriptors: a registration takes 1, or 3 during a replay; an HTTP\n"
     "connection 1. The soft limit is raised to the hard limit at start; for thousands\n"
     "of workers raise the hard one (ulimit -Hn, or LimitNOFILE= in a systemd unit).\n"
