@@ -109,7 +109,11 @@ static int unknown_command(const char *name)
 
 int kc_store_main(int argc, char **argv)
 {
-    if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
+    if (argc < 2) {
+        usage(stderr);
+        return KC_STORE_USAGE;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
         strcmp(argv[1], "help") == 0) {
         usage(stdout);
         return KC_STORE_OK;

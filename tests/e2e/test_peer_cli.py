@@ -371,7 +371,7 @@ def test_bench_peers():
 
 
 def test_help():
-    for words in (["peer"], ["peer", "--help"], ["peer", "share", "--help"], ["peer", "read", "--help"], ["help", "peer", "lease"],
+    for words in (["peer", "--help"], ["peer", "share", "--help"], ["peer", "read", "--help"], ["help", "peer", "lease"],
                   ["peer", "look", "--help-man"], ["bench", "peers", "--help-man"]):
         done = subprocess.run([KVASIR, *words], capture_output=True, text=True, timeout=60, check=False)
         check(done.returncode == 0 and len(done.stdout) > 200 and not done.stderr, f"{words}: {done}")

@@ -321,9 +321,15 @@ def test_a_silent_indexer():
 
 
 def test_help():
-    done = subprocess.run([KVASIR], capture_output=True, text=True, timeout=60)
-    equal(done.returncode, 0, "status")
-    check("replay" in done.stdout and "top" in done.stdout, done.stdout)
+    for words, status in ([], 2), (["--help"], 0), (["help"], 0):
+        done = subprocess.run([KVASIR, *words], capture_output=True, text=True, timeout=60)
+        equal(done.returncode, status, f"kvasir {words}: status")
+        shown, other = (done.stderr, done.stdout) if status else (done.stdout, done.stderr)
+        check("replay" in shown and "top" in shown and not other, done)
+    for command in "bench", "peer", "store":
+        done = subprocess.run([KVASIR, command], capture_output=True, text=True, timeout=60)
+        equal((done.returncode, done.stdout), (2, ""), f"kvasir {command}: status, standard output")
+        check(done.stderr.startswith(f"usage: kvasir {command} "), done.stderr)
     equal(subprocess.run([KVASIR, "nonsense"], capture_output=True, timeout=10).returncode, 2, "status")
     for command in ("replay", "top"):
         done = subprocess.run([KVASIR, command, "--help"], capture_output=True, text=True, timeout=60)

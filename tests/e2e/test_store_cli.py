@@ -247,9 +247,9 @@ def test_conformance():
 
 def test_usage_and_errors():
     with World() as w:
-        done = subprocess.run([KVASIR, "store"], capture_output=True, timeout=60)
+        done = subprocess.run([KVASIR, "store", "--help"], capture_output=True, timeout=60)
         check(done.returncode == 0 and b"kvasir store save" in done.stdout, "usage")
-        for args in (["nonsense"], ["save"], ["save", "a", "b"], ["ls", "a", "b"], ["save", "a", "b", "c", "d"],
+        for args in ([], ["nonsense"], ["save"], ["save", "a", "b"], ["ls", "a", "b"], ["save", "a", "b", "c", "d"],
                      ["save", "a", "b", "c", "--format", "odd"], ["gc", "a", "--grace", "soon"]):
             done = subprocess.run([KVASIR, "store", *args], capture_output=True, timeout=60)
             equal(done.returncode, USAGE, f"{args}: status")
