@@ -177,9 +177,12 @@ int kc_store_fail_open(struct kc_store_call *call, int rc)
 {
     const char *sep = strstr(call->uri, "://");
     bool plugin = sep && *call->uri != '/' && *call->uri != '.';
-    char text[400];
+    char text[600];
 
-    if (rc == -ENOENT && plugin)
+    if (strncmp(call->label, "file:///", 8) == 0)
+        snprintf(text, sizeof(text), "a directory is named by its path: %s",
+                 call->label + strlen("file://"));
+    else if (rc == -ENOENT && plugin)
         snprintf(text, sizeof(text),
                  "no plugin libkv_store_%.*s.so: not in $KV_STORE_LIBRARY_PATH, nor with Kvasir's "
                  "libraries, nor where the loader looks",

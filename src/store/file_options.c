@@ -6,6 +6,14 @@
 #include "base/log.h"
 #include "store/file_impl.h"
 
+static const struct {
+    const char *name, *wanted; /* the values it may have, for people */
+} known[] = {{"limit", "a size, such as 100GiB"},
+             {"zstd", "0 to 19"},
+             {"sync", "auto, files or fs"},
+             {"sums", "auto or files"},
+             {"create", "yes or no"}};
+
 static int parse_level(const char *text, int *ret)
 {
     char *end;
@@ -44,6 +52,27 @@ static int parse_one(const char *key, const char *value, struct kvs_file_opts *r
     return -EINVAL;
 }
 
+/* Log what is wrong with an option. @value is NULL when it has none. */
+static int refuse(const char *key, const char *value)
+{
+    char name[128], text[128], names[64] = "";
+    size_t len = 0;
+
+    kv_log_quote(name, sizeof(name), key);
+    for (size_t i = 0; i < KV_COUNT(known); i++) {
+        if (strcmp(key, known[i].name) == 0) {
+            kv_log_error("store", "an option has a value that it can't have",
+                         "option=%s value=%s wanted=\"%s\"", name,
+                         kv_log_quote(text, sizeof(text), value ? value : ""), known[i].wanted);
+            return -EINVAL;
+        }
+        len += (size_t)snprintf(names + len, sizeof(names) - len, "%s%s", i ? ", " : "",
+                                known[i].name);
+    }
+    kv_log_error("store", "unknown option", "option=%s known=\"%s\"", name, names);
+    return -EINVAL;
+}
+
 /* Split @uri into path and options. A '?' without a '=' behind it is part of the path. */
 int kvs_file_options(const char *uri, char **ret_dir, struct kvs_file_opts *ret)
 {
@@ -61,12 +90,10 @@ int kvs_file_options(const char *uri, char **ret_dir, struct kvs_file_opts *ret)
             if (value)
                 *value++ = '\0';
             if (!value || parse_one(key, value, ret) < 0) {
-                char quoted[128];
+                int rc = refuse(key, value);
 
-                kv_log_error("store", "unknown option or value", "option=%s",
-                             kv_log_quote(quoted, sizeof(quoted), key));
                 free(dir);
-                return -EINVAL;
+                return rc;
             }
         }
     }

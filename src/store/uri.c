@@ -100,6 +100,8 @@ int kvs_uri_parse(const char *uri, struct kvs_uri *ret, const char **ret_why)
             return reject(ret_why, "invalid scheme");
         if (len >= sizeof(out.scheme))
             return reject(ret_why, "too long");
+        if (len == strlen("file") && memcmp(uri, "file", len) == 0)
+            return reject(ret_why, "a directory is named by its path, without file://");
         memcpy(out.scheme, uri, len);
         if (find_secret(rest).password)
             return reject(ret_why, "password in the URI");

@@ -270,6 +270,10 @@ def test_usage_and_errors():
         w.uri = "nosuchscheme://host/db"
         for command in (["ls"], ["conformance"]):
             check(b"nosuchscheme" in w.run(*command, status=UNREACHABLE).stderr, "which store")
+        w.uri = "file:///tmp/none"
+        for command in (["ls"], ["conformance"]):
+            failed = w.run(*command, status=UNREACHABLE).stderr.decode().splitlines()[-1]
+            equal(failed, f"kvasir store {command[0]}: file:///tmp/none: a directory is named by its path: /tmp/none")
         w.uri = w.file("plain", 10)
         w.run("ls", status=UNREACHABLE)
 

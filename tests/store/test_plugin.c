@@ -124,6 +124,7 @@ static void test_uris(void **state)
     refused("abcdefghijklmnopqrstuvwxyzabcdefghijklm://x", -EINVAL, "too long");
     refused("broken://a\nb", -EINVAL, "control character");
     refused("file:/tmp/x", -EINVAL, "neither");
+    refused("file:///tmp/x", -EINVAL, "a directory is named by its path, without file://");
     refused("redis:6379", -EINVAL, "store=redis:6379 reason=\"neither");
     refused("redis:user:geheim@host/0", -EINVAL, "store=redis:***@host/0 reason=\"neither");
     refused("redis:/user:geh/eim@host/0", -EINVAL, "store=redis:/***@host/0 reason=\"neither");
@@ -176,7 +177,12 @@ static void test_paths(void **state)
     assert_int_equal(access(path, F_OK), 0);
     assert_int_equal(lines.n, 0);
     refused("/dev/null/store", -ENOTDIR, "/dev/null/store");
-    refused("/tmp/x?limit=much", -EINVAL, "limit");
+    refused("/tmp/x?limit=much", -EINVAL, "option=limit value=much wanted=\"a size");
+    refused("/tmp/x?zstd=99", -EINVAL, "option=zstd value=99 wanted=\"0 to 19\"");
+    refused("/tmp/x?zstd=1&sync", -EINVAL, "option=sync value=\"\" wanted=\"auto, files or fs\"");
+    refused("/tmp/x?sums=no", -EINVAL, "option=sums value=no wanted=\"auto or files\"");
+    refused("/tmp/x?create=1", -EINVAL, "option=create value=1 wanted=\"yes or no\"");
+    refused("/tmp/x?bogus=1", -EINVAL, "option=bogus known=\"limit, zstd, sync, sums, create\"");
     refused("?limit=1", -EINVAL, "path");
 }
 
