@@ -191,7 +191,7 @@ int kc_store_fail_open(struct kc_store_call *call, int rc)
         snprintf(text, sizeof(text), "can't open the store: %s",
                  rc == -EPROTO          ? "its plugin can't be used"
                  : rc == -EINVAL        ? "its URI can't be used"
-                 : rc == -EIO && plugin ? "its plugin refused it"
+                 : rc == -EIO && plugin ? "its plugin refused it; a log line above may say why"
                                         : strerror(-rc));
     return kc_store_fail_of(call, call->label, text, KC_STORE_UNREACHABLE);
 }

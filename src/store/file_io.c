@@ -21,9 +21,9 @@ int kvs_file_fail(kv_store_v1 *h, int error, const char *what, const char *name)
     char where[512], which[512];
 
     KVS_FILE_ADD(h->errors, 1);
-    kv_log_error("store", what, "dir=%s name=%s error=\"%s\"",
-                 kv_log_quote(where, sizeof(where), h->dir),
-                 kv_log_quote(which, sizeof(which), name ? name : ""), strerror(error));
+    kv_log_error("store", what, "dir=%s%s%s error=\"%s\"",
+                 kv_log_quote(where, sizeof(where), h->dir), name ? " name=" : "",
+                 name ? kv_log_quote(which, sizeof(which), name) : "", strerror(error));
     return -error;
 }
 

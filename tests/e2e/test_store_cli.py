@@ -270,6 +270,9 @@ def test_usage_and_errors():
         w.uri = "nosuchscheme://host/db"
         for command in (["ls"], ["conformance"]):
             check(b"nosuchscheme" in w.run(*command, status=UNREACHABLE).stderr, "which store")
+        w.uri = "broken://host/refuse"  # its plugin alone knows why
+        failed = w.run("ls", status=UNREACHABLE, env={**os.environ, "KV_STORE_LIBRARY_PATH": str(BUILD / "tests" / "plugins")})
+        check(failed.stderr.endswith(b"its plugin refused it; a log line above may say why\n"), failed)
         w.uri = "file:///tmp/none"
         for command in (["ls"], ["conformance"]):
             failed = w.run(*command, status=UNREACHABLE).stderr.decode().splitlines()[-1]

@@ -176,7 +176,7 @@ static void test_paths(void **state)
     *strchr(path, '?') = '\0';
     assert_int_equal(access(path, F_OK), 0);
     assert_int_equal(lines.n, 0);
-    refused("/dev/null/store", -ENOTDIR, "/dev/null/store");
+    refused("/dev/null/store", -ENOTDIR, "dir=/dev/null/store error=");
     refused("/tmp/x?limit=much", -EINVAL, "option=limit value=much wanted=\"a size");
     refused("/tmp/x?zstd=99", -EINVAL, "option=zstd value=99 wanted=\"0 to 19\"");
     refused("/tmp/x?zstd=1&sync", -EINVAL, "option=sync value=\"\" wanted=\"auto, files or fs\"");
