@@ -99,6 +99,29 @@ static int register_worker(struct ki_service *service, const struct ki_worker_sp
     return rc < 0 ? kv_fail(error, rc, 0, "--workers: %.180s", why.text) : 0;
 }
 
+/* Warn of options that describe the workers in --workers where none are listed. */
+static void warn_of_unused(const struct ki_options *o)
+{
+    const struct {
+        const char *name;
+        bool given;
+    } options[] = {
+        {"block-size", o->block_size > 0},
+        {"model-name", strcmp(o->model_name, "default") != 0},
+        {"tenant-id", strcmp(o->tenant_id, "default") != 0},
+        {"hash-lookahead", o->hash_lookahead > 0},
+        {"eagle-drop", o->eagle_drop},
+        {"eagle-groups", o->eagle_groups},
+        {"silent-windows", o->silent_windows},
+        {"kv-cache-report-mode", o->report_mode},
+    };
+
+    for (size_t i = 0; i < KV_COUNT(options); i++)
+        if (options[i].given)
+            kv_log_warn("service", "an option has no effect without --workers", "option=--%s",
+                        options[i].name);
+}
+
 static int register_workers(struct ki_service *service, struct kv_error *error)
 {
     const struct ki_options *o = service->options;
@@ -107,6 +130,8 @@ static int register_workers(struct ki_service *service, struct kv_error *error)
     long n;
     int rc;
 
+    if (!o->workers || !*o->workers)
+        warn_of_unused(o);
     if (!o->workers)
         return 0;
     rc = read_habits(o, &habits, error);

@@ -647,6 +647,17 @@ def test_msgpack_everywhere():
         equal(indexer.post("/unregister", msgpack.packb({"instance_id": 1, "model_name": MODEL}), headers=MSGPACK).status, 200)
 
 
+def test_options_of_workers_that_nobody_named():
+    def warned(*options):
+        with Indexer(*options) as indexer:
+            return [line.partition("option=")[2].strip() for line in indexer.log if "no effect without --workers" in line]
+
+    equal(warned(), [])
+    equal(warned("--block-size", 16, "--silent-windows", "--tenant-id", "t"), ["--block-size", "--tenant-id", "--silent-windows"])
+    equal(warned("--block-size", 16, "--workers", ""), ["--block-size"])
+    equal(warned("--block-size", 16, "--workers", "1=" + NOWHERE), [])
+
+
 def test_peers():
     with Indexer() as indexer:
         equal(indexer.get("/peers").json(), [])
