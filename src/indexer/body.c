@@ -141,7 +141,10 @@ static int check_required(struct reading *r)
         missing &= ~(uint32_t)KI_BLOCK_HASHES;
     for (size_t i = 0; missing && i < KV_COUNT(fields); i++)
         if (fields[i].bit & missing)
-            return kv_fail(r->error, -EINVAL, 0, "missing field '%s'", fields[i].name);
+            return kv_fail(r->error, -EINVAL, 0, "missing field '%s'%s", fields[i].name,
+                           fields[i].bit & KI_BLOCK_HASHES && r->wanted & KI_SEQUENCE_HASHES
+                               ? " or 'sequence_hashes'"
+                               : "");
     return 0;
 }
 

@@ -578,7 +578,7 @@ def test_query_by_hash():
         fails(indexer, "/query_by_hash", {"model_name": "x", "block_hashes": [1]}, 404, "no indexer for model=x tenant=default")
         for value in (U64, -(1 << 63) - 1, 1.5, "1", None, [1], True):
             fails(indexer, "/query_by_hash", {"model_name": MODEL, "block_hashes": [1, value]}, 422, "'block_hashes'")
-        fails(indexer, "/query_by_hash", {"model_name": MODEL}, 422, "missing field 'block_hashes'")
+        fails(indexer, "/query_by_hash", {"model_name": MODEL}, 422, "missing field 'block_hashes' or 'sequence_hashes'")
 
 
 def test_a_million_tokens():
