@@ -214,7 +214,8 @@ KV_API bool kve_reader_has_main(const struct kve_reader *reader, uint32_t rank);
 /**
  * Tell whether some rank has stored blocks of a cache group that the reader leaves out
  * (KVE_SKIP_GROUP): of an unknown kind, or with blocks that are neither a whole number nor a small
- * fraction of the registered ones. Matches may then be longer than what the engine reuses. Also true
+ * fraction of the registered ones. Or of a group beyond those that it can remember: 64 each of 1024
+ * ranks. Matches may then be longer than what the engine reuses. Also true
  * as long as full attention has shown only parts of blocks of the registered size in some tier.
  */
 KV_API bool kve_reader_skips_group(const struct kve_reader *reader);

@@ -80,6 +80,7 @@ void kve_reader_destroy(struct kve_reader *reader)
     free(reader->blocks);
     free(reader->remaining);
     kve_unique_fini(&reader->unique);
+    kve_groups_fini(&reader->sources.groups);
     kve_salts_fini(&reader->salts);
     free(reader);
 }

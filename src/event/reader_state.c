@@ -19,6 +19,10 @@ struct kve_reader *kve_reader_copy(const struct kve_reader *reader)
     if (!copy)
         return NULL;
     copy->sources = reader->sources;
+    if (kve_groups_copy(&reader->sources.groups, &copy->sources.groups) < 0) {
+        free(copy);
+        return NULL;
+    }
     copy->saw_salt = reader->saw_salt;
     copy->saw_adapter = reader->saw_adapter;
     copy->saw_objects = reader->saw_objects;
@@ -31,6 +35,7 @@ struct kve_reader *kve_reader_copy(const struct kve_reader *reader)
 
         copy->salts.slots = malloc(bytes);
         if (!copy->salts.slots) {
+            kve_groups_fini(&copy->sources.groups);
             free(copy);
             return NULL;
         }
@@ -42,8 +47,8 @@ struct kve_reader *kve_reader_copy(const struct kve_reader *reader)
 /* Return true when the groups have whole numbers of blocks in one of @block_size tokens. */
 static bool fits(const struct kve_sources *sources, uint32_t block_size)
 {
-    for (size_t i = 0; i < sources->n_groups; i++)
-        if (block_size % sources->groups[i].parts)
+    for (size_t i = 0; i < sources->groups.n; i++)
+        if (block_size % sources->groups.items[i].parts)
             return false;
     for (uint32_t i = 0; i < sources->n; i++)
         if (block_size % sources->items[i].parts)
@@ -58,6 +63,7 @@ int kve_reader_take_over(struct kve_reader *reader, struct kve_reader *from)
     if (!fits(&from->sources, reader->block_size))
         return -EPROTO;
     kve_salts_fini(&reader->salts);
+    kve_groups_fini(&reader->sources.groups);
     reader->sources = from->sources;
     reader->saw_salt = from->saw_salt;
     reader->saw_adapter = from->saw_adapter;
@@ -112,8 +118,8 @@ static void write_groups(const struct kve_sources *sources, struct kv_json_write
 {
     kv_json_key(w, "groups");
     kv_json_begin_array(w);
-    for (size_t i = 0; i < sources->n_groups; i++) {
-        const struct kve_group *g = &sources->groups[i];
+    for (size_t i = 0; i < sources->groups.n; i++) {
+        const struct kve_group *g = &sources->groups.items[i];
 
         kv_json_begin_object(w);
         kv_json_member_u64(w, "dp_rank", g->rank);
@@ -258,10 +264,7 @@ static int read_group(struct kve_sources *sources, struct kv_json *json)
         else if (!read_window(json, key, &g.window, &g.need, &g.stride, &g.parts))
             kv_json_skip(json);
     }
-    if (!can_be(&g) || sources->n_groups == KVE_MAX_GROUPS)
-        return -EPROTO;
-    sources->groups[sources->n_groups++] = g;
-    return 0;
+    return can_be(&g) && kve_groups_learn(&sources->groups, &g) == 0 ? 0 : -EPROTO;
 }
 
 static int read_salt(struct kve_salts *salts, struct kv_json *json)

@@ -13,24 +13,21 @@
 
 void kve_sources_reset(struct kve_sources *sources)
 {
-    sources->n_groups = 0;
+    kve_groups_reset(&sources->groups);
     sources->unnamed = sources->unfollowed = false;
 }
 
 bool kve_sources_has_main(const struct kve_sources *sources, uint32_t rank)
 {
-    for (size_t i = 0; i < sources->n_groups; i++) {
-        if (sources->groups[i].rank == rank && sources->groups[i].is_main)
-            return true;
-    }
-    return sources->unnamed;
+    return sources->unnamed || kve_groups_may_have_main(&sources->groups, rank);
 }
 
 int64_t kve_sources_main_group(const struct kve_sources *sources, uint32_t rank)
 {
-    for (size_t i = 0; i < sources->n_groups; i++)
-        if (sources->groups[i].rank == rank && sources->groups[i].is_main)
-            return sources->groups[i].group;
+    const struct kve_group *main = kve_groups_main(&sources->groups, rank);
+
+    if (main)
+        return main->group;
     return sources->unnamed ? 0 : -1;
 }
 
@@ -53,25 +50,12 @@ static bool is_window_kind(struct kv_str kind)
     return kv_str_eq(kind, "sliding_window") || kv_str_eq(kind, "sliding_window_mla");
 }
 
-static struct kve_group *find_group(struct kve_sources *sources, uint32_t rank, uint32_t group)
-{
-    for (size_t i = 0; i < sources->n_groups; i++) {
-        if (sources->groups[i].group == group && sources->groups[i].rank == rank)
-            return &sources->groups[i];
-    }
-    return NULL;
-}
-
 /* Return true when another group of @rank was learned as full attention before @group. */
 static bool has_other_main(const struct kve_sources *sources, uint32_t rank, uint32_t group)
 {
-    for (size_t i = 0; i < sources->n_groups; i++) {
-        const struct kve_group *g = &sources->groups[i];
+    const struct kve_group *main = kve_groups_main(&sources->groups, rank);
 
-        if (g->rank == rank && g->is_main)
-            return g->group != group;
-    }
-    return false;
+    return main && main->group != group;
 }
 
 /*
@@ -136,23 +120,28 @@ static bool is_device(const struct kve_raw_event *ev)
     return !ev->medium.len || kv_str_eq(ev->medium, "GPU");
 }
 
-/* Learn a group. Offloaded blocks may have another size: they don't change what the device showed. */
-static void learn(struct kve_sources *sources, struct kve_group *known, const struct kve_group *g,
-                  bool device)
+static bool same_group(const struct kve_group *a, const struct kve_group *b)
 {
-    if (known && device)
-        *known = *g;
-    else if (known)
+    return a->is_main == b->is_main && a->is_window == b->is_window && a->window == b->window &&
+           a->need == b->need && a->stride == b->stride && a->parts == b->parts;
+}
+
+/* Learn a group. Offloaded blocks may have another size: they don't change what the device showed. */
+static void learn(struct kve_sources *sources, const struct kve_group *known,
+                  const struct kve_group *g, bool device)
+{
+    if (known && (!device || same_group(known, g)))
         return;
-    else if (sources->n_groups < KVE_MAX_GROUPS)
-        sources->groups[sources->n_groups++] = *g;
+    if (kve_groups_learn(&sources->groups, g) < 0) /* its removals won't tell what it is */
+        sources->unfollowed = true;
 }
 
 /* Return the group of an event: by its kind, else as learned, else by its number. */
 static struct kve_group group_of(struct kve_sources *sources, uint32_t rank,
                                  const struct kve_raw_event *ev, uint32_t block_size)
 {
-    struct kve_group *known = ev->has_group ? find_group(sources, rank, (uint32_t)ev->group) : NULL;
+    const struct kve_group *known =
+        ev->has_group ? kve_groups_find(&sources->groups, rank, (uint32_t)ev->group) : NULL;
 
     if (ev->kind.len) {
         struct kve_group g = described(sources, rank, ev, known, block_size);

@@ -8,7 +8,8 @@
  *
  * Stored events describe a group's kind and window, and the reader learns them per rank. Removals
  * only name the group. For an event without a kind: no group means full attention; a learned group
- * keeps its kind; group 0 is full attention unless learned otherwise.
+ * keeps its kind; group 0 is full attention unless learned otherwise. Groups beyond the limits of
+ * groups.h aren't learned, and the reader says that it skips some.
  *
  * Of several full-attention groups of a rank, the first one learned is source 0. A match needs its
  * blocks in the others, too: they count as windows without an end.
@@ -16,31 +17,19 @@
 #ifndef KV_EVENT_SOURCES_H
 #define KV_EVENT_SOURCES_H
 
+#include "event/groups.h"
 #include "event/raw_event.h"
-
-/**
- * Most groups of all ranks. Events of further groups are skipped unless they name a kind or group
- * 0.
- */
-#define KVE_MAX_GROUPS 256
 
 /** Most sources of a reader, number 0 included. Events of further sources are skipped. */
 #define KVE_MAX_SOURCES 64
 
-/** A cache group of one rank, as its stored events describe it. */
-struct kve_group {
-    uint32_t rank, group;
-    bool is_main, is_window;              /* neither: a kind that can't be followed */
-    uint32_t window, need, stride, parts; /* of a window: as in struct kve_source */
-};
-
 struct kve_sources {
-    struct kve_group groups[KVE_MAX_GROUPS];
-    size_t n_groups;
+    struct kve_groups groups;
     struct kve_source items[KVE_MAX_SOURCES];
-    uint32_t n;      /* item 0 is the main cache; 0 items until an event of another source */
-    bool unnamed;    /* stored events without a kind were of the main cache */
-    bool unfollowed; /* stored events of a group that the reader can't follow were seen */
+    uint32_t n;   /* item 0 is the main cache; 0 items until an event of another source */
+    bool unnamed; /* stored events without a kind were of the main cache */
+    bool
+        unfollowed; /* stored events of a group that the reader can't follow, or learn, were seen */
 };
 
 /**
@@ -51,7 +40,7 @@ struct kve_sources {
 int kve_sources_of(struct kve_sources *sources, uint32_t rank, const struct kve_raw_event *ev,
                    uint32_t block_size);
 
-/** Return true when a main group of @rank is known. */
+/** Return true when a main group of @rank is known, or was left out for want of room. */
 bool kve_sources_has_main(const struct kve_sources *sources, uint32_t rank);
 
 /**

@@ -10,6 +10,8 @@
 #include "event/reader.h"
 #include "indexer/apply.h"
 
+_Static_assert(KI_MAX_RANKS <= KVE_MAX_GROUP_RANKS, "the reader learns the groups of every rank");
+
 /** The windows of a holder. */
 struct ki_windows {
     struct kvi_window items[KVI_MAX_WINDOWS];

@@ -803,17 +803,29 @@ static void test_group_0_may_be_another(void **state)
     expect_op(KVE_OP_REMOVE, KV_TIER_DEVICE, 1);
 }
 
+/* As many ranks as an indexer follows, and more, whose groups can't be remembered. */
 static void test_many_groups(void **state)
 {
+    unsigned rank = 0;
+
     (void)state;
-    for (unsigned i = 1; i < 1000; i++) {
-        event(MAP_1 ", 'group_idx': 7, 'dp_rank': %u, 'kv_cache_spec_kind': 'mla_attention'}", i);
+    for (; rank < 1024; rank++) {
+        event(MAP_1 ", 'group_idx': 7, 'dp_rank': %u, 'kv_cache_spec_kind': 'mla_attention'}",
+              rank);
         expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 1);
     }
-    event("{'type': 'BlockRemoved', 'block_hashes': [1], 'group_idx': 7, 'dp_rank': 100}");
+    event("{'type': 'BlockRemoved', 'block_hashes': [1], 'group_idx': 7, 'dp_rank': 1023}");
     expect_op(KVE_OP_REMOVE, KV_TIER_DEVICE, 1);
-    event("{'type': 'BlockRemoved', 'block_hashes': [1], 'group_idx': 7, 'dp_rank': 999}");
-    expect_none(KVE_SKIP_GROUP); /* more than are remembered */
+    assert_false(kve_reader_skips_group(reader));
+    assert_false(kve_reader_has_main(reader, rank));
+    event(MAP_1 ", 'group_idx': 7, 'dp_rank': %u, 'kv_cache_spec_kind': 'mla_attention'}", rank);
+    expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 1);
+    event("{'type': 'BlockRemoved', 'block_hashes': [1], 'group_idx': 7, 'dp_rank': %u}", rank);
+    expect_none(KVE_SKIP_GROUP);
+    assert_true(kve_reader_skips_group(reader));
+    assert_true(kve_reader_has_main(reader, rank));
+    kve_reader_reset(reader);
+    assert_false(kve_reader_skips_group(reader));
 }
 
 /* -- everything together ----------------------------------------------------------------------- */

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The learned groups of many ranks against a plain table, and their limits. */
+#include "base/unit.h"
+
+#include <errno.h>
+
+#include "event/groups.h"
+
+#define RANKS 40
+#define GROUPS 5
+
+/* Compare what is known of each group with the plain table, by its window; 0: not learned. */
+static void compare(struct kve_groups *groups, uint32_t windows[RANKS][GROUPS],
+                    const uint32_t mains[RANKS])
+{
+    for (uint32_t rank = 0; rank < RANKS; rank++) {
+        const struct kve_group *main = kve_groups_main(groups, rank);
+
+        assert_int_equal(main ? main->group : GROUPS, mains[rank]);
+        assert_int_equal(kve_groups_may_have_main(groups, rank), mains[rank] < GROUPS);
+        for (uint32_t group = 0; group < GROUPS; group++) {
+            const struct kve_group *got = kve_groups_find(groups, rank, group);
+
+            assert_int_equal(got ? got->window : 0, windows[rank][group]);
+        }
+    }
+}
+
+static void test_against_a_table(void **state)
+{
+    uint64_t random = unit_seed();
+    struct kve_groups groups = {0}, copy;
+
+    (void)state;
+    for (size_t round = 0; round < unit_rounds(20); round++) {
+        uint32_t windows[RANKS][GROUPS] = {{0}}, mains[RANKS];
+
+        for (uint32_t rank = 0; rank < RANKS; rank++)
+            mains[rank] = GROUPS;
+        for (uint32_t step = 1; step < 300; step++) {
+            uint32_t rank = (uint32_t)unit_below(&random, RANKS);
+            uint32_t group = (uint32_t)unit_below(&random, GROUPS);
+            bool is_main =
+                unit_below(&random, 3) == 0 && (mains[rank] == GROUPS || mains[rank] == group);
+            const struct kve_group learned = {
+                .rank = rank, .group = group, .is_main = is_main, .window = step};
+
+            assert_int_equal(kve_groups_learn(&groups, &learned), 0);
+            windows[rank][group] = step;
+            if (is_main)
+                mains[rank] = group;
+            else if (mains[rank] == group)
+                mains[rank] = GROUPS;
+            if (step % 50 == 0)
+                compare(&groups, windows, mains);
+        }
+        assert_int_equal(kve_groups_copy(&groups, &copy), 0);
+        compare(&copy, windows, mains);
+        kve_groups_fini(&copy);
+        kve_groups_reset(&groups);
+        assert_null(kve_groups_find(&groups, 0, 0));
+    }
+    kve_groups_fini(&groups);
+}
+
+/* A rank whose groups weren't all learned may have a main one. */
+static void test_limits(void **state)
+{
+    struct kve_groups groups = {0};
+    struct kve_group group = {.is_window = true};
+
+    (void)state;
+    for (; group.group < KVE_MAX_GROUPS; group.group++)
+        assert_int_equal(kve_groups_learn(&groups, &group), 0);
+    assert_false(kve_groups_may_have_main(&groups, 0));
+    assert_int_equal(kve_groups_learn(&groups, &group), -ENOSPC);
+    assert_null(kve_groups_find(&groups, 0, KVE_MAX_GROUPS));
+    assert_true(kve_groups_may_have_main(&groups, 0));
+
+    kve_groups_reset(&groups);
+    group.group = 1;
+    for (group.rank = 0; group.rank < KVE_MAX_GROUP_RANKS; group.rank++)
+        assert_int_equal(kve_groups_learn(&groups, &group), 0);
+    assert_false(kve_groups_may_have_main(&groups, 7000));
+    group.rank = 7000;
+    assert_int_equal(kve_groups_learn(&groups, &group), -ENOSPC);
+    assert_true(kve_groups_may_have_main(&groups, 7000));
+    assert_false(kve_groups_may_have_main(&groups, 7)); /* known to have none */
+    kve_groups_reset(&groups);
+    assert_false(kve_groups_may_have_main(&groups, 7000));
+    kve_groups_fini(&groups);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_against_a_table),
+        cmocka_unit_test(test_limits),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

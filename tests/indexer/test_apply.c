@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Batches of an engine's events, and what the index then finds. */
+#include "base/unit.h"
+
+#include "event/pack.h"
+#include "event/reader.h"
+#include "indexer/apply.h"
+
+struct stream {
+    struct kvi_index *index;
+    struct ki_applier applier;
+    struct kv_buf bytes;
+};
+
+static void begin(struct stream *s, enum ki_report_mode mode)
+{
+    struct ki_habits habits = {.report_mode = mode};
+
+    memset(s, 0, sizeof(*s));
+    assert_int_equal(kvi_create(NULL, &s->index), 0);
+    assert_int_equal(ki_applier_init(&s->applier, 7, 0, 4, KI_MM_PLACED), 0);
+    ki_applier_set_habits(&s->applier, &habits);
+}
+
+static void end(struct stream *s)
+{
+    ki_applier_fini(&s->applier);
+    kvi_destroy(s->index);
+    kv_buf_fini(&s->bytes);
+}
+
+/* Apply the batch that @...  packs into s->bytes. */
+#define PUT(s, ...)                                                                       \
+    do {                                                                                  \
+        kv_buf_clear(&(s)->bytes);                                                        \
+        pack(&(s)->bytes, __VA_ARGS__);                                                   \
+        assert_int_equal(                                                                 \
+            ki_applier_apply(&(s)->applier, (s)->index, (s)->bytes.data, (s)->bytes.len), \
+            KI_APPLIED);                                                                  \
+    } while (0)
+
+/* Return the blocks of a prompt of blocks (@first, 1, 1, 1), (@second, 1, 1, 1) that @rank has in @tier. */
+static uint32_t reach(struct stream *s, uint32_t rank, enum kv_tier tier, uint32_t first,
+                      uint32_t second)
+{
+    const uint32_t tokens[8] = {first, 1, 1, 1, second, 1, 1, 1};
+    struct kvi_matches matches = {0};
+    uint64_t hashes[2];
+    uint32_t n = 0;
+
+    kve_hash_tokens(kve_seed(NULL, 0, NULL, 0), tokens, 8, 4, 0, hashes);
+    assert_int_equal(kvi_find(s->index, hashes, 2, &matches), 0);
+    for (size_t i = 0; i < matches.n; i++)
+        if (matches.items[i].holder.rank == rank)
+            n = matches.items[i].reach[tier];
+    kvi_matches_fini(&matches);
+    return n;
+}
+
+/* -- groups ------------------------------------------------------------------------------------ */
+
+#define GROUP(number, kind)                                                            \
+    "{'type': 'BlockStored', 'block_hashes': [1,2], 'token_ids': [%u,1,1,1,2,1,1,1], " \
+    "'block_size': 4, 'medium': 'GPU', 'group_idx': " number ", 'kv_cache_spec_kind': " kind "}"
+
+/*
+ * One stream of many ranks, each with a window beside full attention. Removals name only the group's
+ * number: each rank's was learned.
+ */
+static void test_groups_of_many_ranks(void **state)
+{
+    struct stream s;
+
+    (void)state;
+    begin(&s, KI_REPORTS_INCREMENTAL);
+    for (uint32_t rank = 0; rank < KI_MAX_RANKS; rank++)
+        PUT(&s,
+            "[1.0, [" GROUP("0", "'full_attention'") ", " GROUP(
+                "1", "'sliding_window', 'kv_cache_spec_sliding_window': 9") "], %u]",
+            rank, rank, rank);
+    for (uint32_t rank = 0; rank < KI_MAX_RANKS; rank += 341) {
+        assert_int_equal(reach(&s, rank, KV_TIER_DEVICE, rank, 2), 2);
+        PUT(&s, "[1.0, [{'type': 'BlockRemoved', 'block_hashes': [2], 'group_idx': 0}], %u]", rank);
+        assert_int_equal(reach(&s, rank, KV_TIER_DEVICE, rank, 2), 1);
+        PUT(&s, "[1.0, [{'type': 'BlockRemoved', 'block_hashes': [1], 'group_idx': 1}], %u]", rank);
+        assert_int_equal(reach(&s, rank, KV_TIER_DEVICE, rank, 2), 0);
+    }
+    assert_false(ki_applier_is_unsure(&s.applier));
+    end(&s);
+}
+
+/* A rank with more groups than the reader remembers: full attention counts, the view is partial. */
+static void test_too_many_groups(void **state)
+{
+    struct stream s;
+
+    (void)state;
+    begin(&s, KI_REPORTS_INCREMENTAL);
+    for (unsigned group = 1; group <= KVE_MAX_GROUPS; group++)
+        PUT(&s,
+            "[1.0, [{'type': 'BlockStored', 'block_hashes': [1], 'token_ids': [], 'medium': 'GPU', "
+            "'block_size': 4, 'group_idx': %u, 'kv_cache_spec_kind': 'mamba'}]]",
+            group);
+    assert_false(kve_reader_has_main(s.applier.reader, 0));
+    PUT(&s, "[1.0, [" GROUP("0", "'full_attention'") "]]", 0u);
+    assert_true(kve_reader_has_main(s.applier.reader, 0));
+    assert_true(ki_applier_is_unsure(&s.applier));
+    end(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_groups_of_many_ranks),
+        cmocka_unit_test(test_too_many_groups),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
