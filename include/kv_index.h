@@ -455,6 +455,12 @@ KV_API int kvi_get_block(struct kvi_index *index, struct kv_holder holder, enum 
 KV_API long kvi_window_copies(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
                               uint32_t number, uint64_t hash);
 
+/**
+ * Return true when @holder has the block @hash at all: in any tier and source, in the tree, parked, or
+ * in a window. Any thread.
+ */
+KV_API bool kvi_holds(struct kvi_index *index, struct kv_holder holder, uint64_t hash);
+
 /** A run of a dump: the arguments of one kvi_store call. Valid during the callback. */
 struct kvi_dump_run {
     struct kv_holder holder;

@@ -5,10 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/error.h"
 #include "base/mix.h"
 #include "event/unique.h"
 
 #define MIN_CAPACITY 64
+#define MIN_SWEEP ((size_t)32768) /* new blocks between sweeps, while there is room */
 
 void kve_salts_init(struct kve_salts *salts, size_t limit)
 {
@@ -22,6 +24,7 @@ void kve_salts_fini(struct kve_salts *salts)
     salts->n = salts->n_ranks = salts->used = salts->capacity = 0;
     salts->generation = 0;
     salts->cleared = false;
+    salts->n_new = salts->n_kept = 0;
 }
 
 static size_t home(const struct kve_salts *salts, uint32_t rank, uint64_t hash)
@@ -87,12 +90,32 @@ static bool is_live(const struct kve_salts *salts, const struct kve_salt_entry *
     const struct kve_salt_entry *of_rank;
 
     if (is_rank_slot(entry))
-        return true;
+        return entry->salt > 0;
     of_rank = find_rank(salts, entry->rank);
     return of_rank && of_rank->generation == entry->generation;
 }
 
-/* Build the table anew without stale slots, hence with one generation for all. */
+/* Copy all live slots of @old, with one generation for all, into the table's empty slots. */
+static void copy_live(struct kve_salts *salts, const struct kve_salts *old)
+{
+    salts->used = 0;
+    salts->generation = 0;
+    salts->cleared = false;
+    salts->moves += old->capacity;
+    for (size_t i = 0; i < old->capacity; i++) {
+        const struct kve_salt_entry *entry = &old->slots[i];
+        struct kve_salt_entry *slot;
+
+        if (!entry->state || !is_live(old, entry))
+            continue;
+        slot = slot_of(salts, is_rank_slot(entry), entry->rank, entry->hash);
+        *slot = *entry;
+        slot->generation = 0;
+        salts->used++;
+    }
+}
+
+/* Build the table anew without stale slots. */
 static int rebuild(struct kve_salts *salts, size_t capacity)
 {
     struct kve_salts old = *salts;
@@ -103,21 +126,7 @@ static int rebuild(struct kve_salts *salts, size_t capacity)
         return -ENOMEM;
     }
     salts->capacity = capacity;
-    salts->used = 0;
-    salts->generation = 0;
-    salts->cleared = false;
-    salts->moves += old.capacity;
-    for (size_t i = 0; i < old.capacity; i++) {
-        const struct kve_salt_entry *entry = &old.slots[i];
-        struct kve_salt_entry *slot;
-
-        if (!entry->state || !is_live(&old, entry))
-            continue;
-        slot = slot_of(salts, is_rank_slot(entry), entry->rank, entry->hash);
-        *slot = *entry;
-        slot->generation = 0;
-        salts->used++;
-    }
+    copy_live(salts, &old);
     free(old.slots);
     return 0;
 }
@@ -130,8 +139,10 @@ int kve_salts_reserve(struct kve_salts *salts, size_t n)
 {
     size_t capacity = MIN_CAPACITY;
 
-    if (n > salts->limit - salts->n)
+    if (n > salts->limit - salts->n) {
+        salts->n_new += n;
         return -ENOSPC;
+    }
     if (salts->cleared && salts->generation < UINT16_MAX) {
         salts->generation++;
         salts->cleared = false;
@@ -166,6 +177,7 @@ void kve_salts_put(struct kve_salts *salts, uint32_t rank, uint64_t hash, uint64
                                          .state = KVE_SALT_BLOCK,
                                          .generation = generation};
         salts->n++;
+        salts->n_new++;
         of_rank->salt++;
     }
     if (entry->copies[tier] < UINT8_MAX)
@@ -259,4 +271,56 @@ void kve_salts_clear(struct kve_salts *salts, uint32_t rank, bool all_tiers)
 void kve_salts_reset(struct kve_salts *salts)
 {
     kve_salts_fini(salts);
+}
+
+/* -- sweeps ------------------------------------------------------------------------------------ */
+
+static bool is_crowded(const struct kve_salts *salts)
+{
+    return salts->n >= salts->limit - salts->limit / 8;
+}
+
+bool kve_salts_want_sweep(const struct kve_salts *salts)
+{
+    return salts->n && salts->n_new >= (is_crowded(salts) ? salts->limit / 8 + 1
+                                                          : KV_MAX(salts->n_kept, MIN_SWEEP));
+}
+
+/* Make a block's slot stale, and its rank's with the last one: the next rebuild drops them. */
+static void drop(struct kve_salts *salts, struct kve_salt_entry *entry)
+{
+    struct kve_salt_entry *of_rank = rank_slot_of(salts, entry->rank);
+
+    entry->generation = of_rank->generation ^ 1;
+    salts->n--;
+    if (--of_rank->salt == 0)
+        salts->n_ranks--;
+}
+
+void kve_salts_sweep(struct kve_salts *salts, uint64_t n_held, kve_salts_held_fn held, void *arg)
+{
+    struct kve_salts swept = *salts;
+
+    salts->n_new = 0;
+    salts->n_kept = salts->n;
+    if (!salts->n || (salts->n <= n_held && !is_crowded(salts)))
+        return;
+    swept.slots = calloc(salts->capacity, sizeof(*swept.slots));
+    if (!swept.slots)
+        return;
+    for (size_t i = 0; i < salts->capacity; i++) {
+        struct kve_salt_entry *entry = &salts->slots[i];
+
+        if (entry->state == KVE_SALT_BLOCK && is_live(salts, entry) &&
+            !held(arg, entry->rank, entry->hash))
+            drop(salts, entry);
+    }
+    swept.n = swept.n_kept = salts->n;
+    swept.n_ranks = salts->n_ranks;
+    swept.n_new = 0;
+    copy_live(&swept, salts);
+    free(salts->slots);
+    *salts = swept;
+    if (!salts->n)
+        kve_salts_fini(salts);
 }

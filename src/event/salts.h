@@ -8,6 +8,10 @@
  * several copies of a block, in one tier and in several: the table counts copies, and forgets the
  * salt with the last one. A count that has reached its maximum stays there.
  *
+ * Counts may stay too high: a store may have been a report of blocks that were there, a removal may
+ * have been lost, and a clear of the device leaves the counts of ranks with lower tiers. Somebody who
+ * knows which blocks the publisher has therefore sweeps the table now and then (kve_salts_sweep).
+ *
  * Open addressing, linear probing, no tombstones; 32 bytes an entry, at most 3/4 full. Secrets
  * decide the slot of a hash, so that a publisher can't choose hashes and ranks that collide.
  *
@@ -51,6 +55,8 @@ struct kve_salts {
     size_t used;                  /* used slots: of blocks, of ranks, stale */
     size_t capacity;              /* 0 or a power of two */
     size_t limit;                 /* largest n */
+    size_t n_new;                 /* blocks that were added or found no room since the last sweep */
+    size_t n_kept;                /* blocks that were left behind it */
     uint64_t secret, rank_secret; /* odd */
     size_t moves;                 /* slots visited by all rebuilds so far: their whole cost */
     uint16_t generation;          /* generation of the next rank slot */
@@ -91,5 +97,20 @@ void kve_salts_remove(struct kve_salts *salts, uint32_t rank, uint64_t hash, enu
  */
 void kve_salts_clear(struct kve_salts *salts, uint32_t rank, bool all_tiers);
 void kve_salts_reset(struct kve_salts *salts);
+
+/**
+ * Return true when a sweep is due: as many blocks are new as the last one left; or an eighth of the
+ * limit, where no more is left. So each new block pays for a few visits at most.
+ */
+bool kve_salts_want_sweep(const struct kve_salts *salts);
+
+/** Tell whether the publisher has the block in any tier. */
+typedef bool (*kve_salts_held_fn)(void *arg, uint32_t rank, uint64_t hash);
+
+/**
+ * Forget all blocks that the publisher doesn't have. It has @n_held in all: a table with no more isn't
+ * looked at while there is room. Without memory for it, forget none.
+ */
+void kve_salts_sweep(struct kve_salts *salts, uint64_t n_held, kve_salts_held_fn held, void *arg);
 
 #endif

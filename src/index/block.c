@@ -80,3 +80,20 @@ long kvi_window_copies(struct kvi_index *index, struct kv_holder key, enum kv_ti
     kvi_unlock(index);
     return copies;
 }
+
+bool kvi_holds(struct kvi_index *index, struct kv_holder key, uint64_t hash)
+{
+    const struct kvi_holder *holder, *part;
+    bool found;
+
+    kvi_lock(index);
+    holder = kvi_holder_await(index, key);
+    found = holder && kvi_tiers_of(index, holder, hash);
+    if (holder && !found)
+        KVI_EACH_PART(kvi_windows_of(holder), part)
+        {
+            found |= kvi_tiers_of(index, part, hash) != 0;
+        }
+    kvi_unlock(index);
+    return found;
+}

@@ -398,6 +398,8 @@ enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, co
     struct put put = {.batch = &batch, .result = KI_APPLIED};
 
     memset(&a->last, 0, sizeof(a->last));
+    if (ki_applier_sweep_salts(a, index) < 0)
+        put.result = KI_APPLIED_PART;
     if (kve_reader_decode(a->reader, payload, len, &batch) < 0) {
         a->stats.malformed++;
         a->pool_clear.n = 0;

@@ -86,6 +86,12 @@ int ki_applier_store(struct ki_applier *a, struct kvi_index *index, struct kv_ho
 /** Store the waiting events and end the run. Returns a negative errno when one is lost. */
 int ki_applier_end_run(struct ki_applier *a, struct kvi_index *index);
 
+/**
+ * Between batches, let the reader forget the salts of blocks that the index doesn't have, when that is
+ * due. Returns 0, or a negative errno when a store that waited is lost.
+ */
+int ki_applier_sweep_salts(struct ki_applier *a, struct kvi_index *index);
+
 /** Note removals of copies that may have been reports, from the device's @group (unsure.h). */
 void ki_applier_note_removals(struct ki_applier *a, struct kvi_index *index,
                               struct kv_holder holder, const struct kve_op *op, unsigned group);

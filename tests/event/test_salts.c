@@ -50,6 +50,28 @@ static void model_clear(struct model *model, uint32_t rank)
     }
 }
 
+/* The publisher has what the bits of the model's blocks say: about half of them. */
+static bool model_held(void *arg, uint32_t rank, uint64_t hash)
+{
+    const uint64_t *bits = arg;
+
+    return *bits >> (rank * 13 + hash) % 64 & 1;
+}
+
+static void model_sweep(struct model *model, uint64_t bits)
+{
+    for (uint32_t rank = 0; rank < RANKS; rank++) {
+        for (uint64_t hash = 0; hash < HASHES; hash++) {
+            struct kve_salt_entry *entry = &model->entries[rank][hash];
+
+            if (!entry->state || model_held(&bits, rank, hash))
+                continue;
+            entry->state = KVE_SALT_FREE;
+            model->n--;
+        }
+    }
+}
+
 static void compare(const struct kve_salts *salts, const struct model *model)
 {
     assert_int_equal(salts->n, model->n);
@@ -100,6 +122,11 @@ static void test_against_a_list(void **state)
             } else if (what < 98 - round % 2 * 8) {
                 kve_salts_remove(&salts, rank, hash, tier);
                 model_remove(&model, rank, hash, tier);
+            } else if (what == 98) {
+                uint64_t bits = unit_random(&random);
+
+                kve_salts_sweep(&salts, 0, model_held, &bits);
+                model_sweep(&model, bits);
             } else {
                 kve_salts_clear(&salts, rank, true);
                 model_clear(&model, rank);
@@ -197,13 +224,60 @@ static void test_copies(void **state)
     kve_salts_fini(&salts);
 }
 
+static bool none_held(void *arg, uint32_t rank, uint64_t hash)
+{
+    (void)rank;
+    (void)hash;
+    ++*(size_t *)arg;
+    return false;
+}
+
+static bool all_held(void *arg, uint32_t rank, uint64_t hash)
+{
+    (void)none_held(arg, rank, hash);
+    return true;
+}
+
+/* Sweeps, when they are due: none of a table that may be right, then few visits for each new block. */
+static void test_sweeps(void **state)
+{
+    const size_t limit = 400000;
+    struct kve_salts salts;
+    size_t visits = 0, added = 0;
+
+    (void)state;
+    kve_salts_init(&salts, limit);
+    assert_false(kve_salts_want_sweep(&salts));
+    while (kve_salts_reserve(&salts, 1) == 0) {
+        if (kve_salts_want_sweep(&salts))
+            kve_salts_sweep(&salts, salts.n, all_held, &visits);
+        kve_salts_put(&salts, 0, added++, 7, KV_TIER_DEVICE);
+        assert_true(!visits || added > limit / 8 * 7);
+    }
+    assert_int_equal(salts.n, limit);
+    assert_true(visits > 0 && visits <= 2 * added);
+    assert_int_equal(kve_salts_reserve(&salts, limit / 4), -ENOSPC);
+    assert_true(kve_salts_want_sweep(&salts)); /* a full table, too, is swept again */
+    kve_salts_sweep(&salts, limit, none_held, &visits);
+    assert_false(kve_salts_want_sweep(&salts));
+    assert_int_equal(salts.n, 0);
+    assert_null(salts.slots);
+    for (added = 0; !kve_salts_want_sweep(&salts); added++) {
+        assert_int_equal(kve_salts_reserve(&salts, 1), 0);
+        kve_salts_put(&salts, 0, added, 7, KV_TIER_DEVICE);
+    }
+    assert_true(added < limit / 4);
+    kve_salts_sweep(&salts, added - 1, none_held, &visits); /* one too many, at the least */
+    assert_int_equal(salts.n, 0);
+    kve_salts_fini(&salts);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_a_list),
-        cmocka_unit_test(test_memory_is_returned),
-        cmocka_unit_test(test_clears_are_cheap),
-        cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_against_a_list),   cmocka_unit_test(test_memory_is_returned),
+        cmocka_unit_test(test_clears_are_cheap), cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_sweeps),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -29,7 +29,7 @@ static void end(struct stream *s)
     kv_buf_fini(&s->bytes);
 }
 
-/* Apply the batch that @...  packs into s->bytes. */
+/* Apply a batch, which is packed from the text. */
 #define PUT(s, ...)                                                                       \
     do {                                                                                  \
         kv_buf_clear(&(s)->bytes);                                                        \
@@ -39,8 +39,11 @@ static void end(struct stream *s)
             KI_APPLIED);                                                                  \
     } while (0)
 
-/* Return the blocks of a prompt of blocks (@first, 1, 1, 1), (@second, 1, 1, 1) that @rank has in @tier. */
-static uint32_t reach(struct stream *s, uint32_t rank, enum kv_tier tier, uint32_t first,
+/*
+ * Return how many blocks of a prompt that starts with (@first, 1, 1, 1), (@second, 1, 1, 1) @rank has
+ * on the device.
+ */
+static uint32_t reach(struct stream *s, const char *salt, uint32_t rank, uint32_t first,
                       uint32_t second)
 {
     const uint32_t tokens[8] = {first, 1, 1, 1, second, 1, 1, 1};
@@ -48,11 +51,11 @@ static uint32_t reach(struct stream *s, uint32_t rank, enum kv_tier tier, uint32
     uint64_t hashes[2];
     uint32_t n = 0;
 
-    kve_hash_tokens(kve_seed(NULL, 0, NULL, 0), tokens, 8, 4, 0, hashes);
+    kve_hash_tokens(kve_seed(NULL, 0, salt, strlen(salt)), tokens, 8, 4, 0, hashes);
     assert_int_equal(kvi_find(s->index, hashes, 2, &matches), 0);
     for (size_t i = 0; i < matches.n; i++)
         if (matches.items[i].holder.rank == rank)
-            n = matches.items[i].reach[tier];
+            n = matches.items[i].reach[KV_TIER_DEVICE];
     kvi_matches_fini(&matches);
     return n;
 }
@@ -79,11 +82,11 @@ static void test_groups_of_many_ranks(void **state)
                 "1", "'sliding_window', 'kv_cache_spec_sliding_window': 9") "], %u]",
             rank, rank, rank);
     for (uint32_t rank = 0; rank < KI_MAX_RANKS; rank += 341) {
-        assert_int_equal(reach(&s, rank, KV_TIER_DEVICE, rank, 2), 2);
+        assert_int_equal(reach(&s, "", rank, rank, 2), 2);
         PUT(&s, "[1.0, [{'type': 'BlockRemoved', 'block_hashes': [2], 'group_idx': 0}], %u]", rank);
-        assert_int_equal(reach(&s, rank, KV_TIER_DEVICE, rank, 2), 1);
+        assert_int_equal(reach(&s, "", rank, rank, 2), 1);
         PUT(&s, "[1.0, [{'type': 'BlockRemoved', 'block_hashes': [1], 'group_idx': 1}], %u]", rank);
-        assert_int_equal(reach(&s, rank, KV_TIER_DEVICE, rank, 2), 0);
+        assert_int_equal(reach(&s, "", rank, rank, 2), 0);
     }
     assert_false(ki_applier_is_unsure(&s.applier));
     end(&s);
@@ -108,11 +111,93 @@ static void test_too_many_groups(void **state)
     end(&s);
 }
 
+/* -- salts ------------------------------------------------------------------------------------- */
+
+#define SALTED(hashes, parent, tokens)                                                   \
+    "{'type': 'BlockStored', 'block_hashes': [" hashes "], 'parent_block_hash': " parent \
+    ", 'token_ids': [" tokens "], 'block_size': 4, 'medium': 'GPU', 'cache_salt': 'me'}"
+
+/* Begin with little room for salts, and a salted block that stays: hash 9, tokens 9,1,1,1. */
+static void begin_salted(struct stream *s, enum ki_report_mode mode)
+{
+    begin(s, mode);
+    s->applier.reader->salts.limit = 100;
+    PUT(s, "[1.0, [" SALTED("9", "nil", "9,1,1,1") "]]");
+}
+
+/* The room sufficed, and a block below the one that stays has its salt. */
+static void end_salted(struct stream *s)
+{
+    assert_int_equal(s->applier.stats.skipped[KVE_SKIP_NAMESPACE], 0);
+    assert_false(ki_applier_is_unsure(&s->applier));
+    PUT(s, "[1.0, [{'type': 'BlockStored', 'block_hashes': [8], 'parent_block_hash': 9, "
+           "'token_ids': [8,1,1,1], 'block_size': 4, 'medium': 'GPU'}]]");
+    assert_int_equal(reach(s, "me", 0, 9, 8), 2);
+    assert_int_equal(reach(s, "", 0, 9, 8), 0);
+    end(s);
+}
+
+/* Reports of held blocks are no copies. */
+static void test_salts_of_reports(void **state)
+{
+    struct stream s;
+
+    (void)state;
+    begin_salted(&s, KI_REPORTS_FULL);
+    for (unsigned h = 1000; h < 2000; h += 10) {
+        PUT(&s, "[1.0, [" SALTED("%u,%u", "nil", "%u,1,1,1,1,1,1,1") "]]", h, h + 1, h);
+        PUT(&s,
+            "[1.0, [" SALTED("%u,%u", "nil", "%u,1,1,1,1,1,1,1") ", " SALTED("%u", "%u",
+                                                                             "2,1,1,1") "]]",
+            h, h + 1, h, h + 2, h + 1);
+        PUT(&s, "[1.0, [{'type': 'BlockRemoved', 'block_hashes': [%u,%u,%u], 'medium': 'GPU'}]]",
+            h + 2, h + 1, h);
+    }
+    end_salted(&s);
+}
+
+/* A removal that tells the copies left takes all at once. */
+static void test_salts_of_copies(void **state)
+{
+    struct stream s;
+
+    (void)state;
+    begin_salted(&s, KI_REPORTS_INCREMENTAL);
+    for (unsigned h = 1000; h < 1200; h++) {
+        PUT(&s, "[1.0, [" SALTED("%u", "nil", "%u,1,1,1") ", " SALTED("%u", "nil", "%u,1,1,1") "]]",
+            h, h, h, h);
+        PUT(&s,
+            "[1.0, [{'type': 'BlockRemoved', 'block_hashes': [%u], "
+            "'remaining_copy_counts': [0], 'medium': 'GPU'}]]",
+            h);
+    }
+    end_salted(&s);
+}
+
+/* A clear of the device leaves lower tiers, and with them the salts of the rank. */
+static void test_salts_of_clears(void **state)
+{
+    struct stream s;
+
+    (void)state;
+    begin_salted(&s, KI_REPORTS_INCREMENTAL);
+    PUT(&s, "[1.0, [{'type': 'BlockStored', 'block_hashes': [9], 'token_ids': [], 'block_size': 0, "
+            "'medium': 'CPU'}]]");
+    for (unsigned h = 1000; h < 1200; h++) {
+        PUT(&s, "[1.0, [" SALTED("%u", "nil", "%u,1,1,1") "]]", h, h);
+        if (h % 20 == 0)
+            PUT(&s, "[1.0, [['AllBlocksCleared']]]");
+    }
+    PUT(&s, "[1.0, [" SALTED("9", "nil", "9,1,1,1") "]]");
+    end_salted(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_groups_of_many_ranks),
-        cmocka_unit_test(test_too_many_groups),
+        cmocka_unit_test(test_groups_of_many_ranks), cmocka_unit_test(test_too_many_groups),
+        cmocka_unit_test(test_salts_of_reports),     cmocka_unit_test(test_salts_of_copies),
+        cmocka_unit_test(test_salts_of_clears),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
