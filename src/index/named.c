@@ -7,69 +7,81 @@
 
 #include "index/tree.h"
 
-#define MAX_OTHERS 16u /* holders whose own names are tried, beside the names of the table */
+#define NOBODY UINT32_MAX
 
 struct named {
     const struct kvi_index *ix;
     const uint64_t *hashes;
-    uint32_t others[MAX_OTHERS]; /* ids of holders that have aliases for some of the hashes */
-    uint32_t n_others;
+    size_t n;
 };
 
-/* Return a position that some holder calls @hash, or KVI_NO_POS. */
-static uint32_t place_of(const struct named *named, uint64_t hash)
+/*
+ * Return a position that the table of names, or @holder by an alias, calls @hash; else KVI_NO_POS.
+ * NOBODY: look in the table alone.
+ */
+static uint32_t place_of(const struct kvi_index *ix, uint32_t holder, uint64_t hash)
 {
-    const struct kvi_index *ix = named->ix;
     struct kvi_probe probe;
     uint32_t pos;
+    long i = -1;
 
     kvi_probe_init(&probe, &ix->names, kv_mix(hash));
     while (kvi_probe_next(&probe, &pos)) {
         if (*kvi_arena_engines(&ix->arena, pos) == hash)
             return pos;
     }
-    for (uint32_t k = 0; k < named->n_others; k++) {
-        long i = kvi_alias_find(ix, named->others[k], hash, KVI_NO_POS);
-
-        if (i >= 0)
-            return ix->aliases[i].pos;
-    }
-    return KVI_NO_POS;
+    if (holder != NOBODY)
+        i = kvi_alias_find(ix, holder, hash, KVI_NO_POS);
+    return i >= 0 ? ix->aliases[i].pos : KVI_NO_POS;
 }
 
-/* Find holders that have another name for a place than the first one: their name for @hash. */
-static void find_others(struct named *named, uint64_t hash)
+/*
+ * Return how many leading hashes name places, by the table or aliases of @holder, when the first
+ * @known do: known ones come first. *@ret is the place of the last one, unless that is of before.
+ */
+static size_t count_known(const struct named *named, uint32_t holder, size_t known, uint32_t *ret)
+{
+    size_t unknown = named->n + 1, middle = named->n; /* the last one first: often all are known */
+
+    while (known + 1 < unknown) { /* the first @known hashes are, the first @unknown aren't */
+        uint32_t pos = place_of(named->ix, holder, named->hashes[middle - 1]);
+
+        if (pos == KVI_NO_POS) {
+            unknown = middle;
+        } else {
+            known = middle;
+            *ret = pos;
+        }
+        middle = known + (unknown - known) / 2;
+    }
+    return known;
+}
+
+/*
+ * Find the deepest place that some holder names by one of the hashes.
+ *
+ * The table knows a holder's names of some blocks, the aliases those of the others. The holder of a
+ * deeper place than the ones found so far has all above it, too: an alias for the first hash that the
+ * table doesn't know tells such a holder.
+ */
+static uint32_t deepest(const struct named *named)
 {
     const struct kvi_index *ix = named->ix;
+    uint32_t best = KVI_NO_POS;
+    size_t known = count_known(named, NOBODY, 0, &best);
 
-    for (uint32_t id = 0; id < ix->holders.n_used && named->n_others < MAX_OTHERS; id++) {
+    for (uint32_t id = 0; ix->n_aliases && id < ix->holders.n_used && known < named->n; id++) {
         const struct kvi_holder *holder = kvi_dir_get(&ix->holders, id);
+        long i = -1;
 
-        if (holder && holder->n_aliases && kvi_alias_find(ix, id, hash, KVI_NO_POS) >= 0)
-            named->others[named->n_others++] = id;
+        if (holder && holder->n_aliases)
+            i = kvi_alias_find(ix, id, named->hashes[known], KVI_NO_POS);
+        if (i < 0)
+            continue;
+        best = ix->aliases[i].pos;
+        known = count_known(named, id, known + 1, &best);
     }
-}
-
-/* Find the deepest place that some holder names by one of @n hashes: known ones come first. */
-static uint32_t deepest(struct named *named, size_t n)
-{
-    size_t known = 0, unknown = n;
-    uint32_t pos, best = KVI_NO_POS;
-
-    if (!n)
-        return KVI_NO_POS;
-    find_others(named, named->hashes[0]);
-    best = place_of(named, named->hashes[n - 1]);
-    while (best == KVI_NO_POS && known < unknown) { /* hashes[..known) known, [unknown..) not */
-        size_t middle = known + (unknown - known) / 2;
-
-        pos = place_of(named, named->hashes[middle]);
-        if (pos == KVI_NO_POS)
-            unknown = middle;
-        else
-            known = middle + 1;
-    }
-    return best != KVI_NO_POS ? best : known ? place_of(named, named->hashes[known - 1]) : best;
+    return best;
 }
 
 /* Copy the local hashes from the root to the block at @pos. Returns their number or -ENOMEM. */
@@ -100,14 +112,14 @@ static long copy_path(const struct kvi_index *ix, uint32_t pos, uint64_t **ret)
 int kvi_find_named(struct kvi_index *index, const uint64_t *hashes, size_t n,
                    struct kvi_matches *matches)
 {
-    struct named named = {.ix = index, .hashes = hashes};
+    const struct named named = {.ix = index, .hashes = hashes, .n = n};
     uint64_t *locals = NULL;
     uint32_t pos;
     long len = 0;
     int rc;
 
     kvi_lock(index);
-    pos = deepest(&named, n);
+    pos = deepest(&named);
     if (pos != KVI_NO_POS)
         len = copy_path(index, pos, &locals);
     pthread_mutex_unlock(&index->lock);

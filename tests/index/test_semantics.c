@@ -58,54 +58,6 @@ static void chains_of_new_blocks(void **state)
     assert_null(kvi_check(f->ix));
 }
 
-/* Find by engines' hashes: of the whole prompt, of its end, of a holder that names blocks otherwise. */
-static void find_by_engines_hashes(void **state)
-{
-    struct fixture *f = *state;
-    const uint64_t *locals = sequence(700, 700, 0);
-    uint64_t hashes[700], others[700], strange[] = {5, 6, 7};
-    struct kv_block blocks[300];
-
-    for (size_t i = 0; i < 700; i++) {
-        hashes[i] = path_hash(locals, i + 1);
-        others[i] = ~hashes[i];
-    }
-    assert_int_equal(kvi_find_named(f->ix, hashes, 700, &f->matches), 0);
-    assert_int_equal(f->matches.n, 0);
-    store(f, W0, locals, 650);
-    for (size_t i = 0; i < 300; i++)
-        blocks[i] = (struct kv_block){others[i], locals[i]};
-    assert_int_equal(kvi_store(f->ix, W1, KV_TIER_HOST, NULL, blocks, 300, NULL), 0);
-    for (size_t from = 0; from < 650; from += 50) {
-        for (size_t n = 1; from + n <= 700; n += 33) {
-            uint32_t known = (uint32_t)KV_MIN(from + n, (size_t)650);
-
-            assert_int_equal(kvi_find_named(f->ix, hashes + from, n, &f->matches), 0);
-            assert_int_equal(f->matches.n, 2);
-            for (size_t k = 0; k < 2; k++) {
-                const struct kvi_match *m = &f->matches.items[k];
-                bool first = m->holder.worker == W0.worker;
-
-                assert_int_equal(m->reach[KV_TIER_EXTERNAL], first ? known : KV_MIN(known, 300u));
-                assert_int_equal(m->reach[KV_TIER_DEVICE], first ? known : 0);
-            }
-        }
-    }
-    for (size_t n = 1; n <= 700; n += 33) { /* the other holder's names: as far as it has them */
-        assert_int_equal(kvi_find_named(f->ix, others, n, &f->matches), 0);
-        assert_int_equal(f->matches.n, 2);
-        assert_int_equal(f->matches.items[0].reach[KV_TIER_EXTERNAL], KV_MIN(n, (size_t)300));
-    }
-    assert_int_equal(kvi_find_named(f->ix, strange, 3, &f->matches), 0);
-    assert_int_equal(f->matches.n, 0);
-    assert_int_equal(kvi_find_named(f->ix, NULL, 0, &f->matches), 0);
-    assert_int_equal(f->matches.n, 0);
-    assert_int_equal(kvi_clear(f->ix, W0), 0);
-    assert_int_equal(kvi_find_named(f->ix, others, 700, &f->matches), 0);
-    assert_int_equal(f->matches.n, 1);
-    assert_int_equal(f->matches.items[0].reach[KV_TIER_HOST], 300);
-}
-
 static void partial_match(void **state)
 {
     struct fixture *f = *state;
@@ -829,7 +781,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         T(store_and_find),
         T(chains_of_new_blocks),
-        T(find_by_engines_hashes),
         T(partial_match),
         T(remove_all),
         T(multiple_workers_shared_prefix),
