@@ -196,7 +196,10 @@ KV_API void kve_reader_destroy(struct kve_reader *reader);
 KV_API int kve_reader_decode(struct kve_reader *reader, const void *payload, size_t len,
                              struct kve_batch *ret);
 
-/** Forget groups and salts, because the publisher restarted. Sources keep their numbers. */
+/**
+ * Forget all that batches have told, because the publisher restarted. Sources keep their numbers:
+ * blocks announced under them may still be held.
+ */
 KV_API void kve_reader_reset(struct kve_reader *reader);
 
 /**

@@ -91,7 +91,7 @@ void kve_reader_reset(struct kve_reader *reader)
     kve_salts_reset(&reader->salts);
     reader->saw_salt = reader->saw_adapter = reader->saw_objects = false;
     reader->part_tiers = reader->whole_tiers = 0;
-    reader->pool_tiers = 0;
+    reader->engine_tiers = reader->pool_tiers = 0;
     reader->saw_offload = false;
 }
 

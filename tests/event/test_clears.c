@@ -34,6 +34,11 @@ static void test_clears(void **state)
     event(MAP_1 ", 'medium': 'DISK', 'ownership': 'x'}");
     event("['AllBlocksCleared', 7]");
     expect_clear(0, DEVICE | HOST);
+    /* The next process may be vLLM, which keeps its lower tiers. */
+    kve_reader_reset(reader);
+    event(MAP_1 ", 'medium': 'CPU'}");
+    event("['AllBlocksCleared', nil]");
+    expect_clear(0, DEVICE);
 }
 
 /* SimpleCPUOffloadConnector: a pool below the device that is reset with an event of the same form. */
