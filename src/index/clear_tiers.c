@@ -70,13 +70,14 @@ static void list_names(struct names *names)
     }
 }
 
-size_t kvi_list_names(struct kvi_index *ix, struct kvi_holder *holder, uint64_t **ret)
+int kvi_list_names(struct kvi_index *ix, struct kvi_holder *holder, uint64_t **ret, size_t *ret_n)
 {
     struct names names = {.ix = ix, .holder = holder};
 
     list_names(&names);
     *ret = names.items;
-    return names.n;
+    *ret_n = names.n;
+    return names.failed ? -ENOMEM : 0;
 }
 
 /*

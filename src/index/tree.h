@@ -581,9 +581,9 @@ int kvi_store_places(struct kvi_index *ix, struct kvi_holder *part, bool keeps,
                      const uint64_t *parent, const struct kv_block *blocks, size_t n);
 /**
  * List all names of a holder: parents first, parked ones last. The caller frees the list with
- * kvi_mem_free. Returns their number; names for which memory was short are left out.
+ * kvi_mem_free. Returns 0; -ENOMEM with a list that lacks names for which memory was short.
  */
-size_t kvi_list_names(struct kvi_index *ix, struct kvi_holder *holder, uint64_t **ret);
+int kvi_list_names(struct kvi_index *ix, struct kvi_holder *holder, uint64_t **ret, size_t *ret_n);
 
 /* -- attach.c: between the tree and the parked blocks ------------------------------------------ */
 

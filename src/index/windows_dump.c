@@ -128,7 +128,7 @@ static int dump_part(struct dump *dump, struct kv_holder key, uint32_t at)
     kvi_lock(ix);
     part = kvi_part_at(ix, key, at);
     if (part)
-        n = kvi_list_names(ix, part, &names);
+        rc = kvi_list_names(ix, part, &names, &n);
     pthread_mutex_unlock(&ix->lock);
     while (i < n && !rc) {
         kvi_lock(ix);

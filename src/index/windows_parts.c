@@ -141,8 +141,9 @@ void kvi_part_forget_places(struct kvi_index *ix, const struct kvi_holder *holde
                             struct kvi_holder *part)
 {
     uint64_t *names = NULL;
-    size_t n = kvi_list_names(ix, part, &names);
+    size_t n;
 
+    (void)kvi_list_names(ix, part, &names, &n); /* places that it lacks stay until the next sweep */
     kvi_settle(ix); /* the queue of dirty chains belongs to one holder at a time */
     while (n--)
         if (!kvi_tiers_of(ix, holder, names[n]))

@@ -81,12 +81,49 @@ static void test_create(void **state)
     kvi_destroy(ix);
 }
 
+static int count_extra(void *arg, const struct kvi_extra *extra)
+{
+    *(size_t *)arg += extra->kind == KVI_EXTRA_WINDOW_BLOCK;
+    return 0;
+}
+
+/* A dump of windows has all their blocks, or fails. */
+static void test_dump_of_windows(void **state)
+{
+    const struct kv_holder who = {1, 0};
+    const struct kvi_window window = {.group = 1, .window = 9, .need = 2, .stride = 1};
+    uint64_t hashes[500];
+    size_t n_failed = 0;
+    int rc = -ENOMEM;
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(hashes); i++)
+        hashes[i] = 1 + i;
+    for (long n = 1; rc; n++) {
+        struct kvi_index *ix;
+        size_t told = 0;
+
+        assert_int_equal(kvi_create(NULL, &ix), 0);
+        assert_true(kvi_set_window(ix, who, &window) >= 0);
+        assert_int_equal(
+            kvi_window_add(ix, who, KV_TIER_DEVICE, 0, 0, true, hashes, KV_COUNT(hashes)), 0);
+        kvi_mem_fail_at(n);
+        rc = kvi_dump_extras(ix, count_extra, &told);
+        kvi_mem_fail_at(0);
+        assert_int_equal(rc, told == KV_COUNT(hashes) ? 0 : -ENOMEM);
+        n_failed += rc != 0;
+        kvi_destroy(ix);
+    }
+    assert_true(n_failed > 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_create),
         cmocka_unit_test(test_colliding),
         cmocka_unit_test(test_wide),
+        cmocka_unit_test(test_dump_of_windows),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
