@@ -95,6 +95,12 @@ void kve_reader_reset(struct kve_reader *reader)
     reader->saw_offload = false;
 }
 
+void kve_reader_renew(struct kve_reader *reader)
+{
+    kve_reader_reset(reader);
+    reader->sources.n = 0;
+}
+
 int kve_reader_source(const struct kve_reader *reader, uint32_t i, struct kve_source *ret)
 {
     if (i && i >= reader->sources.n)

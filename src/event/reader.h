@@ -73,6 +73,12 @@ struct kve_reader {
     struct kve_salts salts;
 };
 
+/**
+ * Do as kve_reader_reset, and number sources from 1 again: no block is held under the old numbers.
+ * Otherwise owners with a name of each process would use up the numbers.
+ */
+void kve_reader_renew(struct kve_reader *reader);
+
 /** Return true when the publisher, or another owner, has shown blocks in tiers that its clears leave alone. */
 bool kve_reader_has_lower(const struct kve_reader *reader);
 

@@ -112,8 +112,8 @@ static void settle(struct ki_listener *l, struct ki_stream_stats *before, unsign
 {
     if (steps & KI_STEP_PURGE)
         purge(l, steps & KI_STEP_RESET);
-    if (steps & KI_STEP_RESET)
-        kve_reader_reset(l->applier.reader);
+    if (steps & KI_STEP_RESET) /* and purged: the index has no source of the stream's any more */
+        kve_reader_renew(l->applier.reader);
     if (steps & KI_STEP_PURGE) /* no batch may follow */
         l->stream.doubtful = ki_applier_is_unsure(&l->applier);
     if (steps & KI_STEP_APPLY && l->has_overlap_end && l->stream.position > l->overlap_end)

@@ -3,6 +3,7 @@
 #include "event/reader_unit.h"
 
 #include "base/clock.h"
+#include "event/reader.h"
 #include "event/salts.h"
 #include "event/unique.h"
 
@@ -692,6 +693,12 @@ static void test_too_many_owners(void **state)
     expect_none(KVE_SKIP_SOURCE);
     event("{'type': 'BlockRemoved', 'block_hashes': [1], 'ownership': 'o63'}");
     expect_owner(63, "o63");
+    kve_reader_reset(reader);
+    event("{'type': 'BlockRemoved', 'block_hashes': [1], 'ownership': 'one more'}");
+    expect_none(KVE_SKIP_SOURCE);
+    kve_reader_renew(reader);
+    event("{'type': 'BlockRemoved', 'block_hashes': [1], 'ownership': 'one more'}");
+    expect_owner(1, "one more");
 }
 
 static void test_remaining_copies(void **state)

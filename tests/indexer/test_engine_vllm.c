@@ -402,7 +402,7 @@ static void test_restart_with_other_groups(void **state)
     follow_init(&run.f, VLLM_BLOCK);
     for (size_t i = 0; i < KV_COUNT(lives); i++) {
         ki_applier_purge(&run.f.applier, run.f.index, true);
-        kve_reader_reset(run.f.applier.reader);
+        kve_reader_renew(run.f.applier.reader);
         live(&run, &lives[i]);
     }
     follow_report(&run.f, "restarts");

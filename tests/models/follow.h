@@ -5,6 +5,7 @@
 #ifndef KV_TESTS_MODELS_FOLLOW_H
 #define KV_TESTS_MODELS_FOLLOW_H
 
+#include "event/reader.h"
 #include "indexer/apply.h"
 #include "indexer/lookup.h"
 #include "models/prompts.h"
@@ -46,7 +47,7 @@ static inline void follow_heal(struct follower *f)
 
     f->healed++;
     ki_applier_purge(&f->applier, f->index, true);
-    kve_reader_reset(f->applier.reader);
+    kve_reader_renew(f->applier.reader);
     for (size_t at = 0; at < f->past.len; at += len) {
         memcpy(&len, f->past.data + at, sizeof(len));
         at += sizeof(len);
