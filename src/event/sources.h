@@ -28,8 +28,8 @@ struct kve_sources {
     struct kve_source items[KVE_MAX_SOURCES];
     uint32_t n;   /* item 0 is the main cache; 0 items until an event of another source */
     bool unnamed; /* stored events without a kind were of the main cache */
-    bool
-        unfollowed; /* stored events of a group that the reader can't follow, or learn, were seen */
+    /* stored events of a group that the reader can't follow, or can't learn, were seen */
+    bool unfollowed;
 };
 
 /**
