@@ -5,36 +5,49 @@
 
 enum { SLOT_BYTES = 8192, RECORD_BYTES = 64, MAX_SLOTS = 32 };
 
-static const char *file_of(uint32_t volume, const char *kind)
-{
-    static char path[400];
+/* The tier's files: a slot is in directory slot % directories, and there in each file in turn. */
+static uint32_t directories = 1, files = 1;
 
-    snprintf(path, sizeof(path), "%s/kvbm-cache.%s", disk_dirs[volume], kind);
-    return path;
+static int open_file_of(uint32_t slot, const char *kind, int flags)
+{
+    uint32_t file = slot / directories % files;
+    char path[400], number[16] = "";
+    int fd;
+
+    if (file)
+        snprintf(number, sizeof(number), ".%u", file + 1);
+    snprintf(path, sizeof(path), "%s/kvbm-cache%s.%s", disk_dirs[slot % directories], number, kind);
+    fd = open(path, flags | O_CLOEXEC);
+    assert_true(fd >= 0);
+    return fd;
+}
+
+/* The slot's number in its file. */
+static off_t in_file(uint32_t slot)
+{
+    return slot / (directories * files);
 }
 
 static void flip_slot(uint32_t slot)
 {
-    int fd = open(file_of(0, "slots"), O_RDWR | O_CLOEXEC);
-    off_t at = 4096 + (off_t)slot * SLOT_BYTES + 77;
+    int fd = open_file_of(slot, "slots", O_RDWR);
+    off_t at = 4096 + in_file(slot) * SLOT_BYTES + 77;
     uint8_t byte;
 
-    assert_true(fd >= 0);
     assert_int_equal(pread(fd, &byte, 1, at), 1);
     byte ^= 4;
     assert_int_equal(pwrite(fd, &byte, 1, at), 1);
     close(fd);
 }
 
-/* A record of zeros in the index file of a single volume. */
+/* A record of zeros in the index file. */
 static bool record_is_zero(uint32_t slot)
 {
     static const uint8_t zeros[RECORD_BYTES];
-    int fd = open(file_of(0, "index"), O_RDONLY | O_CLOEXEC);
+    int fd = open_file_of(slot, "index", O_RDONLY);
     uint8_t record[RECORD_BYTES];
 
-    assert_true(fd >= 0);
-    assert_int_equal(pread(fd, record, sizeof(record), 4096 + (off_t)slot * RECORD_BYTES),
+    assert_int_equal(pread(fd, record, sizeof(record), 4096 + in_file(slot) * RECORD_BYTES),
                      sizeof(record));
     close(fd);
     return memcmp(record, zeros, sizeof(record)) == 0;
@@ -67,14 +80,16 @@ static struct found look(struct kvbm_disk *disk)
 }
 
 /* The case: 8 of 16 slots, each damaged, found so, stored again elsewhere, and all of it found after a restart. */
-static void test_stored_again(void **state)
+static void stored_again(uint32_t n_directories, uint32_t n_files)
 {
-    struct kvbm_disk_opts opts = disk_opts(1, 16);
-    struct kvbm_disk *disk = disk_open(&opts);
+    struct kvbm_disk_opts opts = disk_opts(n_directories, 16);
+    struct kvbm_disk *disk;
     uint8_t *data = disk_pages(SLOT_BYTES), *expected = disk_pages(SLOT_BYTES);
     struct found found;
 
-    (void)state;
+    directories = n_directories;
+    files = opts.n_files = n_files;
+    disk = disk_open(&opts);
     for (uint32_t i = 0; i < 8; i++) {
         disk_fill(data, SLOT_BYTES, i);
         assert_int_equal(disk_write(disk, i, 100 + i, data, SLOT_BYTES), 0);
@@ -100,6 +115,31 @@ static void test_stored_again(void **state)
     kvbm_disk_close(disk);
     free(data);
     free(expected);
+    directories = files = 1;
+}
+
+static void test_stored_again(void **state)
+{
+    (void)state;
+    stored_again(1, 1);
+}
+
+static void test_stored_again_volumes(void **state)
+{
+    (void)state;
+    stored_again(3, 1);
+}
+
+static void test_stored_again_files(void **state)
+{
+    (void)state;
+    stored_again(1, 2);
+}
+
+static void test_stored_again_volumes_files(void **state)
+{
+    (void)state;
+    stored_again(2, 2);
 }
 
 /* The record goes with a barrier, before the reader is told. */
@@ -247,9 +287,15 @@ static void test_older_stays_away(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_stored_again),        TEST(test_durably),
-        TEST(test_many_readers),        TEST(test_newest_wins),
-        TEST(test_newest_wins_volumes), TEST(test_older_stays_away),
+        TEST(test_stored_again),
+        TEST(test_stored_again_volumes),
+        TEST(test_stored_again_files),
+        TEST(test_stored_again_volumes_files),
+        TEST(test_durably),
+        TEST(test_many_readers),
+        TEST(test_newest_wins),
+        TEST(test_newest_wins_volumes),
+        TEST(test_older_stays_away),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -137,8 +137,7 @@ static bool forget_bad(struct kvbm_disk *disk, struct kvbm_disk_op *op)
     struct kvbm_disk_entry entry;
 
     if (*busy ||
-        !kvbm_disk_record_read(&volume->header, op->io->slot,
-                               kvbm_disk_record_at(disk, op->io->slot), &entry) ||
+        !kvbm_disk_record_of(disk, op->io->slot, kvbm_disk_record_at(disk, op->io->slot), &entry) ||
         memcmp(entry.sum, op->sum, sizeof(op->sum)) != 0)
         return false;
     *busy = 1;
