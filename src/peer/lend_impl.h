@@ -42,7 +42,7 @@ struct kvbm_offer {
     uint32_t told_type; /* in the source's registry */
     struct kv_buf gone; /* of each key that is to be told to be gone: group (4 bytes), key */
     struct kvbm_lessee_of *lessees;
-    uint32_t n_busy; /* loans, and handlers that use it without the lock */
+    uint32_t n_busy; /* loans, handlers and answers that use it, or its lender, without the lock */
 };
 
 /** A request for a lease, then the hold behind it. */

@@ -249,12 +249,17 @@ static void answer(struct kvbm_lender *lender, struct kvbm_borrower *borrower, u
     kvbm_loans_give_back(lender, over);
 }
 
-/* The source has held the blocks of a request for a lease: on any thread, at any time. */
+/*
+ * The source has held the blocks of a request for a lease: on any thread, at any time. The loan's count
+ * of the offer ends with its lease, perhaps at once. A count of this function's own keeps offer and
+ * lender until the last lines.
+ */
 static void held(void *to, int status, const uint32_t *blocks, void *hold)
 {
     struct kvbm_loan *loan = to;
     struct kvbm_borrower *borrower = loan->borrower;
-    struct kvbm_lender *lender = loan->offer->lender;
+    struct kvbm_offer *offer = loan->offer;
+    struct kvbm_lender *lender = offer->lender;
     struct kv_buf reply = KV_BUF_INIT;
     uint64_t request = loan->request, id = 0;
     struct kvbm_session *session;
@@ -262,8 +267,9 @@ static void held(void *to, int status, const uint32_t *blocks, void *hold)
 
     loan->hold = hold;
     pthread_mutex_lock(&lender->lock);
+    offer->n_busy++;
+    borrower->references++;
     err = grant(loan, status, blocks, &reply, &id);
-    borrower->references++; /* the lease may end at once, and its loan with it */
     pthread_mutex_unlock(&lender->lock);
     if (err < 0) {
         (void)kvbm_session_reply(borrower->session, request, err, NULL, 0, -1);
@@ -273,6 +279,7 @@ static void held(void *to, int status, const uint32_t *blocks, void *hold)
     }
     pthread_mutex_lock(&lender->lock);
     session = kvbm_borrower_put(borrower);
+    kvbm_offer_idle(offer); /* once unlocked, another thread may free both */
     pthread_mutex_unlock(&lender->lock);
     kvbm_session_put(session);
     kv_buf_fini(&reply);
