@@ -12,8 +12,7 @@
 #include "lease_wire.h"
 
 #define UNDER_WAY 4            /* requests at a time */
-#define BATCH_BYTES (1u << 20) /* of a request, unless a block is longer */
-#define CARRIED_BATCH_BYTES (8u << 20)
+#define BATCH_BYTES (1u << 20) /* of a request, unless a block is longer or a carrier brings it */
 #define MAX_BATCH_PIECES 16384ull /* regions of a request */
 
 static uint32_t place_of(const struct kvbm_fetch *fetch, uint32_t i)
@@ -92,7 +91,7 @@ static uint32_t blocks_in_batch(const struct kvbm_fetch *fetch)
 {
     const struct kvbm_layout_shape *shape = &fetch->to->shape;
     uint64_t regions = (uint64_t)fetch->to->config.num_layers * fetch->to->config.outer_dim;
-    uint64_t bytes = fetch->by ? CARRIED_BATCH_BYTES : BATCH_BYTES;
+    uint64_t bytes = fetch->by ? KVBM_MAX_PUSH_BYTES : BATCH_BYTES;
     uint64_t n = bytes / KV_MAX(shape->region_bytes * regions, UINT64_C(1));
 
     n = KV_MIN(n, MAX_BATCH_PIECES / regions);

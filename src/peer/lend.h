@@ -39,6 +39,7 @@ enum kvbm_block_request {
 #define KVBM_CARRIER_SLOT 1 /* and the next ones, by enum kvbm_by */
 #define KVBM_LEASE_MS 10000
 #define KVBM_MAX_READ_BYTES (4u << 20) /* of one request, unless it is for one block */
+#define KVBM_MAX_PUSH_BYTES (8u << 20) /* the same by a carrier; readers ask for as much */
 
 struct kvbm_lender;
 struct kvbm_offer;

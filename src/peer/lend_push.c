@@ -159,15 +159,17 @@ static void add_block(const struct kvbm_layout *layout, uint32_t block,
     *message = (struct kvbm_carrier_message){pieces, n};
 }
 
+/* Gather what a request wants from a lease in use. This thread hashes it: its bytes have a limit. */
 static int gather(struct pushing *pushing, const struct kvbm_wanted *wanted)
 {
     const struct kvbm_layout *layout = pushing->offer->facts->layout;
     uint64_t regions = (uint64_t)layout->config.num_layers * layout->config.outer_dim;
+    uint64_t bytes = wanted->n * regions * layout->shape.region_bytes;
 
-    if (wanted->n * regions > KVBM_MAX_PIECES)
+    if (wanted->n * regions > KVBM_MAX_PIECES || (wanted->n > 1 && bytes > KVBM_MAX_PUSH_BYTES))
         return -EMSGSIZE;
     pushing->n = wanted->n;
-    pushing->bytes = wanted->n * regions * layout->shape.region_bytes;
+    pushing->bytes = bytes;
     pushing->n_sums = wanted->sums ? (size_t)wanted->n * KVBM_SUM_BYTES : 0;
     pushing->sums = malloc(pushing->n_sums + 1);
     pushing->pieces = calloc(wanted->n * regions, sizeof(*pushing->pieces));
