@@ -113,7 +113,7 @@ static void serve_kick(struct kvbm_conn *conn)
     pthread_mutex_unlock(&session->lock);
     if (err < 0)
         kvbm_session_end(session, err, why);
-    else if (conn->readable)
+    else if (conn->readable || conn->waits)
         kvbm_receive(conn);
 }
 

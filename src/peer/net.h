@@ -101,8 +101,10 @@ struct kvbm_conn {
 
     /* reading: the event thread */
     bool readable;
-    int mark;    /* bytes that make the socket readable (SO_RCVLOWAT); 0: as for 1 */
-    bool ending; /* the peer has closed: read until there is nothing */
+    int mark;              /* bytes that make the socket readable (SO_RCVLOWAT); 0: as for 1 */
+    bool ending;           /* the peer has closed: read until there is nothing */
+    uint64_t turn_ends_ns; /* when requests wait for the connection's next turn */
+    bool waits;            /* bytes of the buffer do */
     uint8_t in[KVBM_IN_BYTES];
     size_t in_at, in_len;
     struct kvbm_frame frame;
@@ -300,8 +302,6 @@ void kvbm_receive(struct kvbm_conn *conn);
  * has ended.
  */
 bool kvbm_receive_parts(struct kvbm_session *session);
-/** Feed bytes to a connection as if they had been read. Returns 0 or the error that ends it. */
-int kvbm_receive_bytes(struct kvbm_conn *conn);
 
 /* ---- send.c ---- */
 

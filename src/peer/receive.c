@@ -14,10 +14,12 @@
 
 #include "net.h"
 
-#define BUDGET (4u << 20) /* bytes read before other connections have their turn */
-#define PIECES 64         /* of a call's memory, in one read */
-#define STEP (64u << 10)  /* growth of a body of our own */
-#define LONG (16u << 10)  /* bytes of a body that are worth a mark of the socket */
+/* A turn: then other connections have theirs. Requests may cost more than their bytes. */
+#define BUDGET (4u << 20) /* bytes read */
+#define TURN_NS (5 * KV_NS_PER_MS)
+#define PIECES 64        /* of a call's memory, in one read */
+#define STEP (64u << 10) /* growth of a body of our own */
+#define LONG (16u << 10) /* bytes of a body that are worth a mark of the socket */
 
 /* ---- descriptors ---- */
 
@@ -191,24 +193,34 @@ static int copy_body(struct kvbm_conn *conn)
     return n < 0 ? (int)n : 0;
 }
 
-int kvbm_receive_bytes(struct kvbm_conn *conn)
+static bool is_turn_over(const struct kvbm_conn *conn)
+{
+    return kv_now_ns() >= conn->turn_ends_ns;
+}
+
+/* Take the frames in the buffer, up to the end of the turn. Returns 0 or the error that ends the
+ * session. */
+static int take_frames(struct kvbm_conn *conn)
 {
     int err = 0;
 
-    while (err == 0 && !kvbm_has_ended(conn->session)) {
+    conn->waits = false;
+    while (err == 0 && !conn->waits && !kvbm_has_ended(conn->session)) {
         if (conn->session->step == KVBM_REFUSED) { /* the peer may say what it likes */
             conn->in_frame = false;
             conn->in_at = conn->in_len;
             break;
         }
-        if (conn->in_frame && conn->left == 0)
+        if (conn->in_frame && conn->left == 0) {
             err = end_frame(conn);
-        else if (conn->in_frame && conn->in_at < conn->in_len)
+            conn->waits = conn->in_at < conn->in_len && is_turn_over(conn);
+        } else if (conn->in_frame && conn->in_at < conn->in_len) {
             err = copy_body(conn);
-        else if (!conn->in_frame && conn->in_len - conn->in_at >= KVBM_FRAME_BYTES)
+        } else if (!conn->in_frame && conn->in_len - conn->in_at >= KVBM_FRAME_BYTES) {
             err = begin_frame(conn);
-        else
+        } else {
             break;
+        }
     }
     return err;
 }
@@ -319,14 +331,30 @@ static void set_mark(struct kvbm_conn *conn)
         conn->mark = mark;
 }
 
+/* Take frames that have waited for this turn. Returns false when there is nothing to read in it. */
+static bool take_waiting(struct kvbm_conn *conn)
+{
+    int err = take_frames(conn);
+
+    if (err < 0)
+        end_session(conn->session, err);
+    else if (conn->waits)
+        kvbm_kick(conn);
+    return err == 0 && !conn->waits;
+}
+
 void kvbm_receive(struct kvbm_conn *conn)
 {
-    struct kvbm_session *session = conn->session;
+    struct kvbm_session *session;
     size_t sum = 0;
 
+    conn->turn_ends_ns = kv_now_ns() + TURN_NS;
+    if (conn->waits && !take_waiting(conn))
+        return;
+    session = conn->session;
     while (conn->readable && !kvbm_has_ended(session)) {
         ssize_t got = fill(conn);
-        int err = got > 0 ? kvbm_receive_bytes(conn) : 0;
+        int err = got > 0 ? take_frames(conn) : 0;
 
         if (got == -EAGAIN) {
             conn->readable = false;
@@ -343,7 +371,7 @@ void kvbm_receive(struct kvbm_conn *conn)
         session = conn->session; /* a data connection may have joined its session */
         session->heard_ns = kv_now_ns();
         sum += (size_t)got;
-        if (conn->readable && sum >= BUDGET) {
+        if (conn->waits || (conn->readable && (sum >= BUDGET || is_turn_over(conn)))) {
             kvbm_kick(conn);
             return;
         }
