@@ -298,10 +298,10 @@ const char *kvbm_words(int err);
 /** Read what has arrived. The event thread. */
 void kvbm_receive(struct kvbm_conn *conn);
 /**
- * Read parts of chunks that sockets don't tell of yet. The event thread. Returns false when the session
- * has ended.
+ * Read parts of chunks that sockets don't tell of yet; @all: whatever has arrived. The event thread.
+ * Returns false when the session has ended.
  */
-bool kvbm_receive_parts(struct kvbm_session *session);
+bool kvbm_receive_arrived(struct kvbm_session *session, bool all);
 
 /* ---- send.c ---- */
 

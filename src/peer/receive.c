@@ -380,12 +380,12 @@ void kvbm_receive(struct kvbm_conn *conn)
         set_mark(conn);
 }
 
-bool kvbm_receive_parts(struct kvbm_session *session)
+bool kvbm_receive_arrived(struct kvbm_session *session, bool all)
 {
     for (uint32_t i = 0; i < session->n_conns && !kvbm_has_ended(session); i++) {
         struct kvbm_conn *conn = session->conns[i];
 
-        if (conn->mark <= 1)
+        if (conn->mark <= 1 && !all)
             continue;
         conn->readable = true;
         kvbm_receive(conn);

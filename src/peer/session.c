@@ -355,15 +355,22 @@ void kvbm_session_abort(struct kvbm_session *session, int err, const char *why)
 
 /* ---- timers ---- */
 
+static uint64_t silence_of(const struct kvbm_session *session, uint64_t now)
+{
+    return now - KV_MIN(now, session->heard_ns);
+}
+
 static void check_open(struct kvbm_session *session, uint64_t now)
 {
     struct kvbm_net *net = session->net;
     const struct kvbm_frame ping = {.type = KVBM_PING};
     uint64_t silent;
 
-    if (!kvbm_receive_parts(session)) /* a chunk that comes slowly is no silence */
+    /* A chunk that comes slowly is no silence. After a halt of this thread, or of its process, what the
+     * peer has said meanwhile is still in the sockets. */
+    if (!kvbm_receive_arrived(session, silence_of(session, now) >= net->keepalive_ns))
         return;
-    silent = now - KV_MIN(now, session->heard_ns);
+    silent = silence_of(session, now);
     pthread_mutex_lock(&net->lock); /* its next turn is the last of all */
     TAILQ_REMOVE(&net->sessions, session, list);
     session->check_ns = now + net->keepalive_ns / 4;

@@ -15,7 +15,7 @@
 #define WORK 61 /* a note: the event thread is busy for longer than a turn */
 #define MARK 62 /* tells how many notes were served before */
 #define NOTES 40
-#define KEEPALIVE_MS 1000
+#define KEEPALIVE_MS 700
 
 static struct {
     struct kvbm_agent *owner, *good_agent, *bad_agent;
@@ -96,10 +96,34 @@ static void test_others_have_their_turn(void **state)
     }
 }
 
+/* The event thread stands still for longer than the keepalive. What a peer has said meanwhile counts. */
+static void test_standstill_is_no_silence(void **state)
+{
+    const char *endpoints[] = {"tcp:127.0.0.1:0", unix_endpoint()};
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(endpoints); i++) {
+        struct kvbm_reply reply;
+        struct kvbm_call *call;
+
+        begin(endpoints[i], KEEPALIVE_MS);
+        stop_owner(1);
+        assert_int_equal(kvbm_call_start(t.good, MARK, "", 0, -1, NULL, 0, &call), 0);
+        usleep(KEEPALIVE_MS * 1100);
+        atomic_store(&t.go, true);
+        assert_int_equal(kvbm_call_wait(call, soon(), &reply), 0);
+        assert_int_equal(reply.status, 1);
+        kvbm_reply_fini(&reply);
+        assert_true(kvbm_session_is_open(t.bad));
+        end();
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_others_have_their_turn),
+        cmocka_unit_test(test_standstill_is_no_silence),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
