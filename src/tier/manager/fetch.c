@@ -215,14 +215,81 @@ void kvbm_fetch_start(struct kvbm_pin *pin)
         from_object(pin);
 }
 
+static void cancel(struct kvbm_fetch *fetch)
+{
+    const struct kvbm_manager *m = fetch->pin->manager;
+
+    if (fetch->tier == KVBM_TIER_PEER)
+        kvbm_peers_cancel(m->peers, &fetch->peer);
+    else if (fetch->tier == KV_TIER_DISK)
+        kvbm_disk_cancel(m->disk_store, &fetch->disk);
+    else
+        kvbm_object_cancel(m->object_store, &fetch->object);
+}
+
 void kvbm_fetch_cancel(struct kvbm_pin *pin)
 {
-    for (struct kvbm_fetch *fetch = pin->fetches; fetch; fetch = fetch->next) {
-        if (fetch->tier == KVBM_TIER_PEER)
-            kvbm_peers_cancel(pin->manager->peers, &fetch->peer);
-        else if (fetch->tier == KV_TIER_DISK)
-            kvbm_disk_cancel(pin->manager->disk_store, &fetch->disk);
-        else
-            kvbm_object_cancel(pin->manager->object_store, &fetch->object);
+    for (struct kvbm_fetch *fetch = pin->fetches; fetch; fetch = fetch->next)
+        cancel(fetch);
+}
+
+/* Collect the hashes of keys that pins wait for until another pin has fetched them. Without memory
+ * there are none: pins whose wait ends in vain begin fetches of their own. */
+static void find_awaited(const struct kvbm_manager *m, struct kvbm_set *ret)
+{
+    for (const struct kvbm_pin *pin = m->pins.first; pin; pin = pin->next) {
+        uint32_t left = pin->n_waits - pin->n_starved;
+
+        if (!left || kvbm_set_reserve(ret, left) < 0)
+            continue;
+        for (uint32_t i = 0; left && i < pin->n; i++) {
+            if (pin->items[i].state != ITEM_WAITS)
+                continue;
+            kvbm_set_add(ret, kvbm_pin_hash(pin, i));
+            left--;
+        }
     }
+}
+
+/* True when a pin waits for what a fetch brings into the host tier. */
+static bool is_awaited(const struct kvbm_fetch *fetch, const struct kvbm_set *awaited)
+{
+    if (fetch->asks || fetch->leases || kvbm_staging(fetch->pin->manager))
+        return false;
+    for (uint32_t k = 0; k < fetch->n; k++) {
+        if (kvbm_set_has(awaited, kvbm_pin_hash(fetch->pin, fetch->index[k])))
+            return true;
+    }
+    return false;
+}
+
+static void cancel_others(struct kvbm_pin *pin, const struct kvbm_set *awaited)
+{
+    for (struct kvbm_fetch *fetch = pin->fetches; fetch; fetch = fetch->next) {
+        if (!is_awaited(fetch, awaited))
+            cancel(fetch);
+    }
+}
+
+void kvbm_fetch_cancel_unneeded(struct kvbm_pin *pin)
+{
+    struct kvbm_set awaited = {0};
+
+    if (!pin->fetches)
+        return;
+    find_awaited(pin->manager, &awaited);
+    cancel_others(pin, &awaited);
+    free(awaited.cells);
+}
+
+void kvbm_fetch_cancel_left(struct kvbm_manager *m)
+{
+    struct kvbm_set awaited = {0};
+
+    find_awaited(m, &awaited);
+    for (struct kvbm_pin *pin = m->pins.first; pin; pin = pin->next) {
+        if (pin->released && pin->refs == pin->n_fetches)
+            cancel_others(pin, &awaited);
+    }
+    free(awaited.cells);
 }

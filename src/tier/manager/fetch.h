@@ -10,6 +10,10 @@
 void kvbm_fetch_start(struct kvbm_pin *pin);
 /** Cancel the running fetches of a pin. */
 void kvbm_fetch_cancel(struct kvbm_pin *pin);
+/** Cancel the running fetches of a pin, but those that other pins wait for. */
+void kvbm_fetch_cancel_unneeded(struct kvbm_pin *pin);
+/** Cancel the fetches that have outlived their pins' users and that no pin waits for any more. */
+void kvbm_fetch_cancel_left(struct kvbm_manager *m);
 /** Turn the items from @first on that STARVE into MISS. */
 void kvbm_fetch_stop_starving(struct kvbm_pin *pin, uint32_t first);
 /**

@@ -123,7 +123,8 @@ void kvbm_pin_unwanted(struct kvbm_pin *pin)
 {
     if (!pin->released || pin->refs != 1 + pin->n_fetches)
         return;
-    kvbm_fetch_cancel(pin);
+    kvbm_pin_stop_waiting(pin);
+    kvbm_fetch_cancel_unneeded(pin);
     let_held_go(pin);
     for (uint32_t i = pin->n; pin->leased && i-- > 0;) {
         if (pin->items[i].state == ITEM_LEASED)
@@ -253,11 +254,15 @@ void kvbm_pin_settle(struct kvbm_pin *pin)
 
 void kvbm_pin_stop_waiting(struct kvbm_pin *pin)
 {
+    bool waited = pin->n_waits > pin->n_starved;
+
     for (uint32_t i = 0; i < pin->n; i++) {
         if (pin->items[i].state == ITEM_WAITS || pin->items[i].state == ITEM_STARVED)
             pin->items[i].state = ITEM_MISS;
     }
     pin->n_waits = pin->n_starved = 0;
+    if (waited)
+        kvbm_fetch_cancel_left(pin->manager);
 }
 
 uint64_t kvbm_pin_late(struct kvbm_manager *m)

@@ -63,8 +63,9 @@ static inline bool kvbm_pin_is_prefix(const struct kvbm_pin *pin)
 int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n, bool store,
                  struct kvbm_pin **ret);
 /**
- * Cancel the fetches of a pin that is released and that no job but the caller's needs, and let go
- * what it holds already: a fetch that hangs holds only the blocks that it fills.
+ * Cancel the fetches of a pin that is released and that no job but the caller's needs, unless other
+ * pins wait for them. Let go what the pin holds already: a fetch that hangs holds only the blocks that
+ * it fills.
  */
 void kvbm_pin_unwanted(struct kvbm_pin *pin);
 /** Drop a reference; the last one frees the pin and its blocks. */
@@ -82,7 +83,10 @@ long kvbm_pin_lend(struct kvbm_manager *m, const struct kvbm_chain *chain, size_
 void kvbm_pin_look(struct kvbm_pin *pin);
 /** When no item is pending any more: start the jobs of the pin and wake its waiters. */
 void kvbm_pin_settle(struct kvbm_pin *pin);
-/** Turn the items that wait for another pin, or for their share, into MISS. */
+/**
+ * Turn the items that wait for another pin, or for their share, into MISS. Cancels fetches that only
+ * these waited for.
+ */
 void kvbm_pin_stop_waiting(struct kvbm_pin *pin);
 /** End the waiting of pins past their deadline. Returns the next deadline, or UINT64_MAX. */
 uint64_t kvbm_pin_late(struct kvbm_manager *m);
