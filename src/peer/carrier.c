@@ -31,10 +31,10 @@ static void log_nixl(bool error, const char *text)
 static const struct {
     const struct kvbm_carrier_abi *(*load)(void);
     void (*log)(bool error, const char *text);
-    const char *unusable;
+    const char *unusable, *risky; /* events of the log */
 } kinds[KVBM_N_CARRIERS] = {
-    [KVBM_BY_UCX] = {kvbm_ucx_load, log_ucx, "UCX can't be used"},
-    [KVBM_BY_NIXL] = {kvbm_nixl_load, log_nixl, "NIXL can't be used"},
+    [KVBM_BY_UCX] = {kvbm_ucx_load, log_ucx, "UCX can't be used", "UCX may end this process"},
+    [KVBM_BY_NIXL] = {kvbm_nixl_load, log_nixl, "NIXL can't be used", "NIXL has a risk"},
 };
 
 static int make_node(const struct kvbm_agent *agent, const struct kvbm_agent_opts *opts,
@@ -59,6 +59,9 @@ static int make_node(const struct kvbm_agent *agent, const struct kvbm_agent_opt
                      kv_log_quote(quoted, sizeof(quoted), why));
     else
         carrier->abi = abi;
+    if (err == 0 && why[0])
+        kv_log_warn("kvbm", kinds[by].risky, "agent=%s why=%s", agent->name,
+                    kv_log_quote(quoted, sizeof(quoted), why));
     return err;
 }
 

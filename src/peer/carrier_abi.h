@@ -53,7 +53,10 @@ struct kvbm_carrier_ends {
 struct kvbm_carrier_abi {
     struct kvbm_module_head head;
 
-    /** Make a node and start its thread. Returns 0; -ENOTSUP with the reason in @why; -ENOMEM. */
+    /**
+     * Make a node and start its thread. Returns 0, with a risk that the program should know of in @why,
+     * if any; -ENOTSUP with the reason in @why; -ENOMEM.
+     */
     int (*node_create)(const struct kvbm_carrier_opts *opts, struct kvbm_carrier_node **ret,
                        char *why, size_t why_size);
     /** End a node: without receives. Waits until closed peers are gone. */

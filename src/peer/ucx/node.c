@@ -181,6 +181,14 @@ static int fail(char *why, size_t size, const char *what, ucs_status_t status)
     return status == UCS_ERR_NO_MEMORY ? -ENOMEM : -ENOTSUP;
 }
 
+static bool tcp_is_safe(void)
+{
+    unsigned major, minor, release;
+
+    ucp_get_version(&major, &minor, &release);
+    return major > 1 || minor >= 14;
+}
+
 /*
  * The transports unless UCX_TLS names others. A copy that a frozen peer has begun into this process's
  * memory (cma, knem, xpmem) can't be ended from here, so these are left out. So is TCP before 1.14: a
@@ -189,10 +197,32 @@ static int fail(char *why, size_t size, const char *what, ucs_status_t status)
  */
 static const char *transports(void)
 {
-    unsigned major, minor, release;
+    return tcp_is_safe() ? "^cma,knem,xpmem" : "^cma,knem,xpmem,tcp";
+}
 
-    ucp_get_version(&major, &minor, &release);
-    return major > 1 || minor >= 14 ? "^cma,knem,xpmem" : "^cma,knem,xpmem,tcp";
+/* Tell whether a list of transports, as in UCX_TLS, has TCP: "tcp", "all", or a "^" and others. */
+static bool has_tcp(const char *list)
+{
+    bool others = *list == '^', named = false;
+
+    list += others;
+    for (size_t len; *list && !named; list += len + (list[len] == ',')) {
+        len = strcspn(list, ",");
+        named = len == 3 && (strncmp(list, "tcp", 3) == 0 || strncmp(list, "all", 3) == 0);
+    }
+    return named != others;
+}
+
+/* Write a warning where the environment has UCX use what may end this process. */
+static void warn_of_tcp(char *why, size_t size)
+{
+    const char *list = secure_getenv("UCX_TLS");
+
+    if (list && has_tcp(list) && !tcp_is_safe())
+        snprintf(why, size,
+                 "UCX_TLS has tcp, and UCX %s ends the process when peers die or connect anew "
+                 "fast: leave tcp out, or take UCX 1.14",
+                 ucp_get_version_string());
 }
 
 /*
@@ -307,11 +337,13 @@ static int node_create(const struct kvbm_carrier_opts *opts, struct kvbm_carrier
         err = kv_thread_start(&node->thread, "kvbm-ucx", node_main, node);
     is_ours = was_ours;
     node->started = err == 0;
-    if (err < 0)
+    if (err < 0) {
         node_destroy(node);
-    else
-        *ret = node;
-    return err;
+        return err;
+    }
+    warn_of_tcp(why, why_size);
+    *ret = node;
+    return 0;
 }
 
 static void *node_address(struct kvbm_carrier_node *node, size_t *len)
