@@ -267,6 +267,17 @@ static int make_leases(const struct kvbm_blockset_opts *opts, struct kvbm_offer 
                             (uint32_t)KV_MAX(n * percent / 100, UINT64_C(1)), table);
 }
 
+/* Have peers told of keys that the source's registry drops. Without that they find out themselves. */
+static void name_told(const struct kvbm_blockset_opts *opts, struct kvbm_offer *offer)
+{
+    int err = kvbm_told_type(offer->source.registry, &offer->told_type);
+
+    offer->tells = err == 0;
+    if (err < 0)
+        kv_log_warn("kvbm", "peers won't hear of keys that are gone", "set=%u error=\"%s\"",
+                    opts->id, strerror(-err));
+}
+
 static void free_offer(struct kvbm_offer *offer)
 {
     kvbm_leases_fini(&offer->leases);
@@ -299,7 +310,7 @@ int kvbm_offer_create(struct kvbm_lender *lender, const struct kvbm_blockset_opt
     if (err == 0 && source)
         err = make_leases(opts, offer);
     if (err == 0 && source && offer->source.registry)
-        offer->tells = kvbm_told_type(offer->source.registry, opts->id, &offer->told_type) == 0;
+        name_told(opts, offer);
     if (err == 0 && source)
         err = start_thread(lender);
     if (err < 0) {

@@ -76,6 +76,10 @@ bool kvbm_offer_transport(const struct kvbm_offer *offer, struct kvbm_transport_
 int kvbm_lender_gone(struct kvbm_lender *lender, uint32_t set, uint32_t group, const void *keys,
                      size_t n);
 
+/** The same for a key that a registry has dropped: of all sets whose sources name that registry. */
+void kvbm_lender_gone_from(struct kvbm_lender *lender, const struct kvbm_registry *registry,
+                           uint32_t group, const void *key);
+
 /** Numbers of a lender, for tests and metrics. */
 struct kvbm_lender_stats {
     uint64_t leases_now, blocks_now; /* blocks held by leases */

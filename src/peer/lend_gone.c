@@ -35,6 +35,19 @@ int kvbm_lender_gone(struct kvbm_lender *lender, uint32_t set, uint32_t group, c
     return there ? 0 : -ENOENT; /* the offer may be freed by now */
 }
 
+void kvbm_lender_gone_from(struct kvbm_lender *lender, const struct kvbm_registry *registry,
+                           uint32_t group, const void *key)
+{
+    pthread_mutex_lock(&lender->lock);
+    for (struct kvbm_offer *offer = lender->offers; offer; offer = offer->next) {
+        if (!offer->tells || offer->source.registry != registry || !offer->lessees)
+            continue;
+        queue(offer, group, key, 1);
+        kvbm_lender_wake(lender);
+    }
+    pthread_mutex_unlock(&lender->lock);
+}
+
 int kvbm_blockset_gone(struct kvbm_blockset *set, uint32_t group, const void *keys, size_t n)
 {
     if (!set || group >= KVBM_MAX_GROUPS || (n && !keys))

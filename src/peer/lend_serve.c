@@ -137,9 +137,8 @@ static void serve_lookup(void *arg, struct kvbm_session *session, struct kvbm_re
     offer->source.lookup(offer->source.arg, asked.group, asked.keys, asked.n, tiers);
     for (uint32_t i = 0; i < asked.n && offer->tells; i++) {
         if (tiers[i] != KVBM_NO_TIER)
-            kvbm_told_key(lender->told, offer->source.registry, offer->told_type, asked.set,
-                          asked.group, asked.keys + (size_t)i * lender->agent->key_len,
-                          lender->agent->key_len);
+            kvbm_told_key(lender->told, offer->source.registry, offer->told_type, asked.group,
+                          asked.keys + (size_t)i * lender->agent->key_len, lender->agent->key_len);
     }
     pthread_mutex_lock(&lender->lock);
     kvbm_offer_idle(offer);

@@ -4,14 +4,12 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "lend.h"
 
-#define MAX_LENDERS \
-    16 /* of one set of a registry; readers of further ones find out by themselves */
+#define MAX_LENDERS 16 /* of one registry; readers of further ones find out by themselves */
 
 struct kvbm_told {
     _Atomic uint32_t references; /* the lender's, and one of each key */
@@ -22,7 +20,8 @@ struct kvbm_told {
 /* Attached to a key. */
 struct told_key {
     struct kvbm_told *told;
-    uint32_t set, group, len;
+    const struct kvbm_registry *registry;
+    uint32_t group;
     uint8_t key[];
 };
 
@@ -51,7 +50,7 @@ static void gone(void *value)
     pthread_mutex_unlock(&values_lock);
     pthread_mutex_lock(&told->lock);
     if (told->lender)
-        kvbm_lender_gone(told->lender, key->set, key->group, key->key, 1);
+        kvbm_lender_gone_from(told->lender, key->registry, key->group, key->key);
     pthread_mutex_unlock(&told->lock);
     put(told);
     free(key);
@@ -79,12 +78,9 @@ void kvbm_told_end(struct kvbm_told *told)
     put(told);
 }
 
-int kvbm_told_type(struct kvbm_registry *registry, uint32_t set, uint32_t *ret)
+int kvbm_told_type(struct kvbm_registry *registry, uint32_t *ret)
 {
-    char name[32];
-
-    snprintf(name, sizeof(name), "kvbm.told.%u", set);
-    return kvbm_attachment_type(registry, name, true, gone, ret);
+    return kvbm_attachment_type(registry, "kvbm.told", true, gone, ret);
 }
 
 static bool has_ended(struct kvbm_told *told)
@@ -125,20 +121,20 @@ static bool has_value(struct kvbm_told *told, struct kvbm_registry *registry, ui
     return n < 0 || n >= MAX_LENDERS;
 }
 
-static struct told_key *value_of(struct kvbm_told *told, uint32_t set, uint32_t group,
-                                 const void *key, uint32_t key_len)
+static struct told_key *value_of(struct kvbm_told *told, const struct kvbm_registry *registry,
+                                 uint32_t group, const void *key, uint32_t key_len)
 {
     struct told_key *value = malloc(sizeof(*value) + key_len);
 
     if (!value)
         return NULL;
-    *value = (struct told_key){.told = told, .set = set, .group = group, .len = key_len};
+    *value = (struct told_key){.told = told, .registry = registry, .group = group};
     memcpy(value->key, key, key_len);
     return value;
 }
 
 void kvbm_told_key(struct kvbm_told *told, struct kvbm_registry *registry, uint32_t type,
-                   uint32_t set, uint32_t group, const void *key, uint32_t key_len)
+                   uint32_t group, const void *key, uint32_t key_len)
 {
     struct kvbm_told *freed = told; /* the reference of a value that isn't made */
     struct told_key *value;
@@ -146,7 +142,7 @@ void kvbm_told_key(struct kvbm_told *told, struct kvbm_registry *registry, uint3
     atomic_fetch_add_explicit(&told->references, 1, memory_order_relaxed);
     pthread_mutex_lock(&values_lock);
     if (!has_value(told, registry, type, group, key, &freed)) {
-        value = value_of(told, set, group, key, key_len);
+        value = value_of(told, registry, group, key, key_len);
         if (value && kvbm_registry_attach(registry, group, key, type, value) == 0)
             freed = NULL;
         else
