@@ -60,7 +60,6 @@ struct kvbm_carrier_node {
     struct kvbm_nixl_sends waiting;
     struct kvbm_nixl_peers peers;
     struct kvbm_nixl_receives receives, given_up;
-    uint32_t next_tag;
 };
 
 /** A node's address: this head, then NIXL's metadata. Little-endian. */

@@ -3,8 +3,10 @@
  * Receives: the peer writes into a run of the arena, and the reader's thread copies from there once
  * the peer has told that all is sent. A receive that is given up keeps its run: bytes may still come.
  */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "base/log.h"
 #include "node.h"
@@ -12,7 +14,7 @@
 struct kvbm_carrier_receive {
     LIST_ENTRY(kvbm_carrier_receive) list; /* receives, or given_up */
     struct kvbm_carrier_node *node;
-    uint64_t tag; /* number of the receive << 16, first chunk */
+    uint64_t tag; /* random number << 16, first chunk */
     struct kvbm_nixl_run run;
     bool over; /* the peer sends no more of it */
     const struct kvbm_carrier_message *messages;
@@ -24,17 +26,23 @@ int kvbm_nixl_receive_start(struct kvbm_carrier_node *node,
                             struct kvbm_carrier_receive **ret)
 {
     struct kvbm_carrier_receive *receive = calloc(1, sizeof(*receive));
+    uint64_t number;
     bool taken;
 
     if (!receive)
         return -ENOMEM;
+    /* Only the peer that is asked knows the tag: another one can't tell that all of it is sent. */
+    if (getrandom(&number, sizeof(number), 0) != (ssize_t)sizeof(number)) {
+        free(receive);
+        return -EIO;
+    }
     receive->node = node;
     receive->messages = messages;
     receive->n = n;
     pthread_mutex_lock(&node->lock);
     taken = !node->replacing && kvbm_nixl_take(node, kvbm_nixl_bytes(messages, n), &receive->run);
     if (taken) {
-        receive->tag = (uint64_t)++node->next_tag << 16 | receive->run.first;
+        receive->tag = number << 16 | receive->run.first;
         LIST_INSERT_HEAD(&node->receives, receive, list);
         pthread_cond_broadcast(&node->changed);
     }
