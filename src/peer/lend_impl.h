@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Insides of a lender, for lend.c and lend_serve.c. */
+/** Insides of a lender, for the files lend*.c. */
 #ifndef KVBM_PEER_LEND_IMPL_H
 #define KVBM_PEER_LEND_IMPL_H
 
@@ -94,6 +94,10 @@ void kvbm_lessee_free(struct kvbm_lessee_of *lessee);
 /** Drop a reference, with the lock held. Returns a session to put without the lock, or NULL. */
 struct kvbm_session *kvbm_borrower_put(struct kvbm_borrower *borrower);
 
+/** Find a lease of a session, whatever its set, with the lock held. NULL: none, or no @borrower. */
+struct kvbm_granted *kvbm_loan_find(const struct kvbm_borrower *borrower, uint64_t id,
+                                    struct kvbm_offer **ret);
+
 /**
  * Find the lease that a request reads and check its places, with the lock held. The lease's blocks
  * stay held until kvbm_loan_unuse. Returns 0; -ESTALE; -ERANGE; -EOPNOTSUPP (not the CPU's memory).
@@ -116,6 +120,9 @@ bool kvbm_lender_tell_gone(struct kvbm_lender *lender);
 
 /** Serve the requests of an agent. Returns 0 or a negative errno. */
 int kvbm_lender_serve(struct kvbm_lender *lender);
+
+/** Send leased blocks through the session (lend_read.c). A kvbm_serve_fn; @arg is the lender. */
+void kvbm_serve_read(void *arg, struct kvbm_session *session, struct kvbm_request *request);
 
 /** Serve those about the agent's carriers, too (lend_push.c). */
 int kvbm_lender_serve_carriers(struct kvbm_lender *lender);
