@@ -256,6 +256,8 @@ void kvbm_pin_stop_waiting(struct kvbm_pin *pin)
 {
     bool waited = pin->n_waits > pin->n_starved;
 
+    if (!pin->n_waits)
+        return;
     for (uint32_t i = 0; i < pin->n; i++) {
         if (pin->items[i].state == ITEM_WAITS || pin->items[i].state == ITEM_STARVED)
             pin->items[i].state = ITEM_MISS;
