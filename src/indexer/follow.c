@@ -14,10 +14,11 @@
 #include "base/thread.h"
 #include "indexer/body.h"
 #include "indexer/fetch.h"
+#include "indexer/removals.h"
 
 #define READ_BUFFER (64u << 10)
-#define MAX_ENTRIES 65536 /* most registrations, and most removals, of a peer */
-#define MAX_TEXT 2048     /* bytes of a name or an endpoint */
+#define MAX_ENTRIES KI_MAX_REMOVED /* most registrations, and most removals, of a peer */
+#define MAX_TEXT 2048              /* bytes of a name or an endpoint */
 
 /* -- the document ------------------------------------------------------------------------------ */
 
@@ -32,12 +33,13 @@ void ki_peer_document_fini(struct ki_peer_document *d)
     free(d->entries);
 }
 
-static struct ki_peer_entry *add_entry(struct ki_peer_document *d, struct kv_json *json)
+static struct ki_peer_entry *add_entry(struct ki_peer_document *d, bool removed,
+                                       struct kv_json *json)
 {
     size_t capacity = d->capacity ? d->capacity * 2 : 64;
     struct ki_peer_entry *grown;
 
-    if (d->n == MAX_ENTRIES) {
+    if ((removed ? d->n_removed : d->n - d->n_removed) == MAX_ENTRIES) {
         kv_json_fail(json, -EFBIG, "too many registrations");
         return NULL;
     }
@@ -50,7 +52,9 @@ static struct ki_peer_entry *add_entry(struct ki_peer_document *d, struct kv_jso
         d->entries = grown;
         d->capacity = capacity;
     }
+    d->n_removed += removed;
     memset(&d->entries[d->n], 0, sizeof(*d->entries));
+    d->entries[d->n].removed = removed;
     return &d->entries[d->n++];
 }
 
@@ -91,14 +95,13 @@ static void read_groups(struct kv_json *json, uint64_t *ret)
 
 static void read_entry(struct ki_peer_document *d, struct kv_json *json, bool removed)
 {
-    struct ki_peer_entry *e = add_entry(d, json);
+    struct ki_peer_entry *e = add_entry(d, removed, json);
     struct ki_registration *r;
     struct kv_str key;
 
     if (!e)
         return;
     r = &e->registration;
-    e->removed = removed;
     kv_json_object(json);
     while (kv_json_next_key(json, &key)) {
         if (kv_str_eq(key, "instance_id"))

@@ -24,6 +24,7 @@ struct ki_peer_entry {
 struct ki_peer_document {
     struct ki_peer_entry *entries;
     size_t n, capacity;
+    size_t n_removed; /* removals among the n entries */
     uint64_t id, revision;
 };
 

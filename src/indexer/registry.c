@@ -68,6 +68,8 @@ int ki_registry_create(const struct ki_registry_opts *opts, struct ki_registry *
     pthread_cond_init(&r->left, NULL);
     r->allow = opts->allow;
     r->max_registrations = opts->max_registrations ? opts->max_registrations : 4096;
+    /* A whole fleet may be unregistered between two questions of a peer, beside an hour's others. */
+    r->removals.max = KV_MIN((size_t)r->max_registrations + 4096, (size_t)KI_MAX_REMOVED);
     r->env.replay_timeout_ms = opts->replay_timeout_ms ? opts->replay_timeout_ms : 5000;
     r->env.worker_blocks = opts->worker_blocks;
     r->max_blocks = opts->max_blocks;
@@ -110,7 +112,7 @@ void ki_registry_destroy(struct ki_registry *registry)
         ki_model_release(r->models[i]);
     free(r->models);
     ki_positions_fini(&r->positions);
-    free(r->removed);
+    ki_removals_fini(&r->removals);
     if (r->env.zmq)
         zmq_ctx_term(r->env.zmq);
     kv_resolver_destroy(r->env.resolver);

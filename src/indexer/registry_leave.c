@@ -223,7 +223,7 @@ int ki_registry_unregister(struct ki_registry *registry, uint64_t instance, cons
     version = ki_registry_next_version(registry);
     for (size_t i = 0; rc == 0 && i < n; i++)
         ki_registry_note_removed(registry, instance, ranks[i], version, false);
-    if (rc == -ENOENT && n == 0 && ki_registry_removed_by_peer(registry, instance, rank))
+    if (rc == -ENOENT && n == 0 && ki_removals_take_by_peer(&registry->removals, instance, rank))
         rc = 0; /* a peer has removed it before */
     free(ranks);
     if (rc == 0 && kv_log_allowed(&rate, LOG_LINES))

@@ -12,8 +12,6 @@
 #include "base/clock.h"
 #include "indexer/tables.h"
 
-#define MAX_REMOVED 4096
-#define REMOVED_US (UINT64_C(3600) * 1000000) /* a removal is remembered for an hour */
 #define FUTURE_US (UINT64_C(86400) * 1000000) /* greatest believable lead of a peer's clock */
 
 static uint64_t now_us(void)
@@ -44,94 +42,23 @@ uint64_t ki_registry_id(struct ki_registry *registry)
 
 /* -- removed ones ------------------------------------------------------------------------------ */
 
-static struct ki_removed *find_removed(struct ki_registry *r, uint64_t instance,
-                                       const uint32_t *rank)
-{
-    for (size_t i = 0; i < r->n_removed; i++)
-        if (r->removed[i].instance == instance && (!rank || r->removed[i].rank == *rank))
-            return &r->removed[i];
-    return NULL;
-}
-
-static void expire_removed(struct ki_registry *r)
-{
-    uint64_t now = now_us();
-    size_t kept = 0;
-
-    for (size_t i = 0; i < r->n_removed; i++)
-        if (r->removed[i].version + REMOVED_US > now)
-            r->removed[kept++] = r->removed[i];
-    r->n_removed = kept;
-}
-
-/*
- * Make room for one more removal; at the bound the oldest is dropped. Returns NULL when out of
- * memory.
- */
-static struct ki_removed *new_removed(struct ki_registry *r)
-{
-    struct ki_removed *oldest;
-
-    expire_removed(r);
-    if (!r->removed) {
-        r->removed = calloc(MAX_REMOVED, sizeof(*r->removed));
-        if (!r->removed)
-            return NULL;
-    }
-    if (r->n_removed < MAX_REMOVED)
-        return &r->removed[r->n_removed++];
-    oldest = r->removed;
-    for (size_t i = 1; i < r->n_removed; i++)
-        if (r->removed[i].version < oldest->version)
-            oldest = &r->removed[i];
-    return oldest;
-}
-
 void ki_registry_note_removed(struct ki_registry *r, uint64_t instance, uint32_t rank,
                               uint64_t version, bool by_peer)
 {
-    struct ki_removed *known = find_removed(r, instance, &rank);
+    struct ki_removed removed = {
+        .instance = instance, .rank = rank, .version = version, .by_peer = by_peer};
 
-    if (known && known->version >= version)
-        return;
-    if (!known)
-        known = new_removed(r);
-    if (known)
-        *known = (struct ki_removed){
-            .instance = instance, .rank = rank, .version = version, .by_peer = by_peer};
-    ki_registry_changed(r);
-}
-
-bool ki_registry_removed_by_peer(struct ki_registry *r, uint64_t instance, const uint32_t *rank)
-{
-    bool found = false;
-
-    for (size_t i = 0; i < r->n_removed; i++) {
-        struct ki_removed *removed = &r->removed[i];
-
-        if (removed->instance != instance || (rank && removed->rank != *rank))
-            continue;
-        found |= removed->by_peer;
-        removed->by_peer = false;
-    }
-    return found;
+    if (ki_removals_note(&r->removals, &removed))
+        ki_registry_changed(r);
 }
 
 long ki_registry_removed(struct ki_registry *registry, struct ki_removed **ret)
 {
-    struct ki_removed *copy;
     long n;
 
     pthread_mutex_lock(&registry->admin);
-    expire_removed(registry);
-    n = (long)registry->n_removed;
-    copy = malloc((registry->n_removed + 1) * sizeof(*copy));
-    if (copy && n)
-        memcpy(copy, registry->removed, registry->n_removed * sizeof(*copy));
+    n = ki_removals_list(&registry->removals, ret);
     pthread_mutex_unlock(&registry->admin);
-    if (!copy)
-        return -ENOMEM;
-    *ret = copy;
     return n;
 }
 
@@ -171,7 +98,7 @@ static int merge_locked(struct ki_registry *r, const struct ki_registration *reg
                         struct kv_error *error)
 {
     struct ki_listener *l = ki_listener_find(r, reg->instance, reg->rank);
-    const struct ki_removed *removed = find_removed(r, reg->instance, &reg->rank);
+    const struct ki_removed *removed = ki_removals_find(&r->removals, reg->instance, reg->rank);
     int rc;
 
     if ((removed && removed->version >= reg->version) || (l && l->version >= reg->version))
@@ -213,7 +140,7 @@ void ki_registry_merge_removed(struct ki_registry *registry, uint64_t instance, 
     struct kv_error error;
     struct ki_listener *l;
 
-    if (version + REMOVED_US <= now || version > now + FUTURE_US)
+    if (version + KI_REMOVED_US <= now || version > now + FUTURE_US)
         return;
     ki_registry_lock_for(registry, instance);
     l = ki_listener_find(registry, instance, rank);

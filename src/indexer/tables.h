@@ -17,6 +17,7 @@
 #include "indexer/positions.h"
 #include "indexer/pump.h"
 #include "indexer/registry.h"
+#include "indexer/removals.h"
 
 /** An instance whose blocks are leaving the index. On the stack of the thread that removes them. */
 struct ki_leaving {
@@ -43,8 +44,7 @@ struct ki_registry {
     /*
      * Registrations shared with peers (registry_peers.c); under admin alone, except for revision.
      */
-    struct ki_removed *removed;
-    size_t n_removed;
+    struct ki_removals removals;
     uint64_t id, last_version;
     _Atomic uint64_t revision; /* relaxed: a peer that reads an old one asks again */
 };
@@ -92,10 +92,6 @@ uint64_t ki_registry_next_version(struct ki_registry *r);
 void ki_registry_changed(struct ki_registry *r);
 void ki_registry_note_removed(struct ki_registry *r, uint64_t instance, uint32_t rank,
                               uint64_t version, bool by_peer);
-/**
- * Return true once when a peer's news removed it before the client that wants it removed here, too.
- */
-bool ki_registry_removed_by_peer(struct ki_registry *r, uint64_t instance, const uint32_t *rank);
 /**
  * Return true when a peer's news registered just this before the client. The registration becomes
  * the client's.

@@ -21,6 +21,7 @@
 
 #define N 3
 #define RANKS 6
+#define MANY 4300 /* registrations of a large fleet */
 
 static uint64_t random_state;
 
@@ -212,12 +213,42 @@ static void learned_modes_are_not_registered(void **state)
     ki_registry_destroy(r);
 }
 
+/* A whole fleet is unregistered at one replica before the other asks again: none of it comes back. */
+static void many_removals_at_once(void **state)
+{
+    struct ki_registry_opts opts = {.threads = 1, .max_registrations = MANY, .start_held = true};
+    struct ki_registration reg = registration(0, 1);
+    struct ki_worker_info *infos;
+    struct ki_registry *r[2];
+    struct kv_error error;
+
+    (void)state;
+    reg.endpoint = "ipc:///nobody/listens";
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(ki_registry_create(&opts, &r[i]), 0);
+    for (reg.instance = 1; reg.instance <= MANY; reg.instance++)
+        assert_int_equal(ki_registry_register(r[0], &reg, &error), 0);
+    tell(r[0], r[1]);
+    for (reg.instance = 1; reg.instance <= MANY; reg.instance++)
+        assert_int_equal(ki_registry_unregister(r[0], reg.instance, "m", NULL, NULL, &error), 0);
+    for (int i = 0; i < 2; i++) {
+        tell(r[i], r[1 - i]);
+        assert_int_equal(ki_registry_workers(r[i], &infos), 0);
+        ki_worker_infos_free(infos, 0);
+    }
+    assert_int_equal(ki_registry_workers(r[1], &infos), 0);
+    ki_worker_infos_free(infos, 0);
+    for (int i = 0; i < 2; i++)
+        ki_registry_destroy(r[i]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_last_change_wins),
         cmocka_unit_test(odd_versions),
         cmocka_unit_test(learned_modes_are_not_registered),
+        cmocka_unit_test(many_removals_at_once),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
