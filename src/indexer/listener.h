@@ -146,6 +146,11 @@ void ki_listener_seed(struct ki_listener *l, const struct ki_watermark *mark);
 void ki_listener_adopt_rank(struct ki_listener *l, const struct ki_watermark *mark);
 /** Return true when the stream writes @rank's blocks. */
 bool ki_listener_brings(struct ki_listener *l, uint32_t rank);
+/**
+ * Forget all blocks of the stream, which a stream that has left brought, too, in part, and learn
+ * them anew: the view is partial until then. The caller wakes the pump.
+ */
+void ki_listener_learn_anew(struct ki_listener *l);
 /** Retire the listener: no later batch enters the index. Returns true when there is a position. */
 bool ki_listener_retire(struct ki_listener *l, struct ki_watermark *ret_position);
 /** Pause or resume. Returns 0 or -EALREADY. The caller wakes the pump. */

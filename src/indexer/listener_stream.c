@@ -56,6 +56,19 @@ static void purge(struct ki_listener *l, bool restarted)
     ki_applier_purge(&l->applier, l->model->index, restarted);
 }
 
+void ki_listener_learn_anew(struct ki_listener *l)
+{
+    pthread_mutex_lock(&l->lock);
+    if (!l->gone) {
+        /* Before the purge, which may take long: the view is partial from now on. */
+        ki_stream_learn_anew(&l->stream, ki_applier_held(&l->applier, l->model->index),
+                             kv_now_ns());
+        purge(l, false);
+        l->stream.doubtful = ki_applier_is_unsure(&l->applier);
+    }
+    pthread_mutex_unlock(&l->lock);
+}
+
 /* Forget the blocks when the batch just applied shows that too many can't be real. */
 static void judge(struct ki_listener *l, uint64_t now_ns)
 {

@@ -59,31 +59,60 @@ bool ki_registry_is_leaving(struct ki_registry *registry, uint64_t instance)
     return leaving;
 }
 
-/*
- * Move the ranks that only the leaving listener fed to the front of its list. Returns their number.
- */
-static uint32_t orphaned_ranks(const struct ki_registry *r, struct ki_listener *l)
+/* Acquire the @i-th listener of an instance; NULL: it has fewer. */
+static struct ki_listener *acquire_sibling(struct ki_registry *r, uint64_t instance, size_t i)
 {
-    uint32_t n = 0;
+    struct ki_listener *sibling = NULL;
+    size_t first, end;
 
-    for (uint32_t i = 0; i < l->applier.n_ranks; i++)
-        if (!ki_listener_find(r, l->instance, l->applier.ranks[i]))
-            l->applier.ranks[n++] = l->applier.ranks[i];
-    return n;
+    pthread_mutex_lock(&r->lock);
+    end = ki_instance_range(r, instance, &first);
+    if (first + i < end)
+        sibling = ki_listener_acquire(r->listeners[first + i]);
+    pthread_mutex_unlock(&r->lock);
+    return sibling;
 }
 
-/* Retire one of several listeners of an instance. */
+static bool brings_any_of(struct ki_listener *sibling, const struct ki_listener *gone)
+{
+    for (uint32_t i = 0; i < gone->applier.n_ranks; i++)
+        if (ki_listener_brings(sibling, gone->applier.ranks[i]))
+            return true;
+    return false;
+}
+
+/*
+ * Remove the blocks of all ranks that a retired listener brought. Nothing tells them from those
+ * that another stream of the instance brought for such a rank: it brings them again.
+ */
+static void remove_brought(struct ki_registry *r, const struct ki_listener *gone)
+{
+    struct ki_listener *sibling;
+
+    for (uint32_t i = 0; i < gone->applier.n_ranks; i++) {
+        struct kv_holder holder = {.worker = gone->instance, .rank = gone->applier.ranks[i]};
+
+        kvi_remove_holder(gone->model->index, holder);
+    }
+    /* Afterwards: a stream that brings such a rank only now is among them. */
+    for (size_t i = 0; (sibling = acquire_sibling(r, gone->instance, i)); i++) {
+        if (brings_any_of(sibling, gone)) {
+            ki_listener_learn_anew(sibling);
+            ki_pump_wake(sibling->pump);
+        }
+        ki_listener_release(sibling);
+    }
+}
+
+/* Retire one of several listeners of an instance. The others stay while its blocks leave. */
 static void retire_one(struct ki_registry *r, size_t at)
 {
     struct ki_listener *l = ki_tables_take_listener(r, at);
-    uint32_t n = orphaned_ranks(r, l);
     struct ki_leaving leaving;
 
     ki_pump_wake(l->pump);
     begin_leaving(r, &leaving, l->instance);
-    for (uint32_t i = 0; i < n; i++)
-        kvi_remove_holder(l->model->index,
-                          (struct kv_holder){.worker = l->instance, .rank = l->applier.ranks[i]});
+    remove_brought(r, l);
     end_leaving(r, &leaving);
     ki_listener_release(l);
 }

@@ -20,19 +20,33 @@ static bool are_too_many(const struct ki_stream *s, const struct ki_evidence *e)
     return s->unexplained > (part > PHANTOMS ? part : PHANTOMS);
 }
 
+/* The index forgets the blocks, which the engine will remove, but for phantoms: @excused of them. */
+static void forget_blocks(struct ki_stream *s, uint64_t excused)
+{
+    excused += s->excused;
+    ki_stream_be_sound(s);
+    s->excused = excused;
+    s->partial = true;
+}
+
 /*
  * Forget the blocks and learn them anew. The engine still has most of them, and will remove them.
  */
 static unsigned resync(struct ki_stream *s, uint64_t held)
 {
     uint64_t phantoms = s->unexplained < held ? s->unexplained : held;
-    uint64_t excused = s->excused + held - phantoms;
 
+    forget_blocks(s, held - phantoms);
     s->stats.resyncs++;
-    ki_stream_be_sound(s);
-    s->excused = excused;
-    s->partial = true;
     return KI_STEP_PURGE;
+}
+
+void ki_stream_learn_anew(struct ki_stream *s, uint64_t held, uint64_t now_ns)
+{
+    forget_blocks(s, held);
+    s->torn = true;
+    if (s->opts.can_replay)
+        s->heal_at_ns = now_ns;
 }
 
 /*

@@ -274,6 +274,39 @@ static void a_full_index_gives_up_lossy_streams(void **state)
     assert_int_equal(ki_stream_judge(&s, &e, SECOND), 0);
 }
 
+/* The driver forgot the blocks: all are asked for at once, and their removals contradict nothing. */
+static void blocks_are_learnt_anew(void **state)
+{
+    struct ki_evidence e = {.held = 10, .unknown = 300};
+    struct ki_stream s;
+
+    (void)state;
+    ki_stream_init(&s, &with_replay);
+    start_connected(&s);
+    replayed(&s, 0, 0);
+    ki_stream_replay_end(&s, SECOND);
+    assert_false(ki_stream_is_partial(&s));
+    ki_stream_learn_anew(&s, 300, SECOND);
+    assert_true(ki_stream_is_partial(&s));
+    assert_int_equal(ki_stream_judge(&s, &e, SECOND), 0);
+    assert_int_equal(s.excused + s.unexplained, 0);
+    assert_int_equal(ki_stream_deadline(&s), SECOND);
+    assert_int_equal(ki_stream_tick(&s, SECOND), KI_STEP_REQUEST);
+    assert_int_equal(s.request, 0);
+    assert_int_equal(replayed(&s, 0, 0), KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_APPLY);
+    ki_stream_replay_end(&s, SECOND);
+    assert_false(ki_stream_is_partial(&s));
+
+    ki_stream_init(&s, &without_replay);
+    start_connected(&s);
+    live(&s, 0, 0);
+    ki_stream_learn_anew(&s, 1, SECOND);
+    live(&s, 0, 1);
+    assert_true(ki_stream_is_partial(&s));
+    ki_stream_mark_whole(&s); /* a clear */
+    assert_false(ki_stream_is_partial(&s));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -283,6 +316,7 @@ int main(void)
         cmocka_unit_test(few_contradictions_do_not_count),
         cmocka_unit_test(phantoms_grow_old),
         cmocka_unit_test(a_full_index_gives_up_lossy_streams),
+        cmocka_unit_test(blocks_are_learnt_anew),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

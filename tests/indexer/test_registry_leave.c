@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+/* One of an instance's streams leaves, beside others that bring the same ranks, and beside dumps. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "indexer/tables.h"
+
+#define RACES 400
+
+static struct ki_registry *open_registry(uint64_t instances, uint32_t ranks)
+{
+    struct ki_registry_opts opts = {.start_held = true, .threads = 1};
+    struct kv_error error;
+    struct ki_registry *r;
+
+    assert_int_equal(ki_registry_create(&opts, &r), 0);
+    for (uint64_t i = 1; i <= instances; i++)
+        for (uint32_t k = 0; k < ranks; k++) {
+            struct ki_registration reg = {.instance = i,
+                                          .rank = k,
+                                          .block_size = 4,
+                                          .endpoint = "ipc:///nobody/listens",
+                                          .model = "m",
+                                          .tenant = "default"};
+
+            assert_int_equal(ki_registry_register(r, &reg, &error), 0);
+        }
+    return r;
+}
+
+/* The stream of @stream brings a block of @rank, as a batch does that names that rank. */
+static void bring(struct ki_registry *r, uint32_t stream, uint32_t rank, uint64_t hash)
+{
+    struct ki_listener *l = ki_listener_find(r, 1, stream);
+    struct ki_watermark mark = {.holder = {1, rank}};
+    struct kv_block block = {hash, hash};
+
+    ki_listener_adopt_rank(l, &mark);
+    assert_true(kvi_store(l->model->index, mark.holder, KV_TIER_DEVICE, NULL, &block, 1, NULL) >=
+                0);
+}
+
+/* The stream has brought a batch. */
+static void begin(struct ki_registry *r, uint64_t instance, uint32_t stream)
+{
+    struct ki_listener *l = ki_listener_find(r, instance, stream);
+
+    pthread_mutex_lock(&l->lock);
+    l->stream.has_position = true;
+    pthread_mutex_unlock(&l->lock);
+}
+
+static bool is_partial(struct ki_registry *r, uint32_t stream)
+{
+    struct ki_listener *l = ki_listener_find(r, 1, stream);
+    bool partial;
+
+    pthread_mutex_lock(&l->lock);
+    partial = ki_stream_is_partial(&l->stream);
+    pthread_mutex_unlock(&l->lock);
+    return partial;
+}
+
+static uint64_t blocks_of(struct ki_registry *r, uint32_t rank)
+{
+    struct ki_model *model = ki_registry_model(r, "m", "default");
+    uint64_t n = kvi_holder_blocks(model->index, (struct kv_holder){1, rank});
+
+    ki_model_release(model);
+    return n;
+}
+
+/*
+ * Rank 5 is streams 0's and 1's, rank 6 stream 0's alone; stream 0 has brought a block of rank 1,
+ * which has a stream of its own. When 0 leaves, no removals of its blocks will come any more.
+ */
+static void shared_ranks_are_learnt_anew(void **state)
+{
+    struct ki_registry *r = open_registry(1, 3);
+    struct kv_error error;
+
+    (void)state;
+    for (uint32_t k = 0; k < 3; k++) {
+        bring(r, k, k, 10 + k);
+        begin(r, 1, k);
+        assert_false(is_partial(r, k));
+    }
+    bring(r, 0, 5, 20);
+    bring(r, 1, 5, 21);
+    bring(r, 0, 6, 22);
+    bring(r, 0, 1, 23);
+    assert_int_equal(ki_registry_unregister(r, 1, "m", NULL, &(uint32_t){0}, &error), 0);
+    assert_int_equal(blocks_of(r, 0), 0);
+    assert_int_equal(blocks_of(r, 1), 0);
+    assert_int_equal(blocks_of(r, 2), 1);
+    assert_int_equal(blocks_of(r, 5), 0);
+    assert_int_equal(blocks_of(r, 6), 0);
+    assert_true(is_partial(r, 1));
+    assert_false(is_partial(r, 2));
+    ki_registry_destroy(r);
+}
+
+struct dumper {
+    struct ki_registry *r;
+    _Atomic int stop;
+};
+
+static void *dump(void *arg)
+{
+    struct dumper *d = arg;
+
+    while (!d->stop) {
+        struct ki_model *model = ki_registry_model(d->r, "m", "default");
+        struct ki_watermark *marks;
+
+        if (ki_registry_watermarks(d->r, model, &marks) >= 0)
+            free(marks);
+        ki_model_release(model);
+    }
+    return NULL;
+}
+
+/* For the thread sanitizer: a dump reads the ranks of a stream that is leaving. */
+static void ranks_leave_beside_dumps(void **state)
+{
+    struct dumper d = {.r = open_registry(RACES, 2)};
+    struct kv_error error;
+    pthread_t thread;
+
+    (void)state;
+    for (uint64_t i = 1; i <= RACES; i++) {
+        struct ki_listener *l = ki_listener_find(d.r, i, 0);
+
+        begin(d.r, i, 0);
+        for (uint32_t k = 2; k < 9; k++)
+            ki_listener_adopt_rank(l, &(struct ki_watermark){.holder = {i, k}});
+    }
+    assert_int_equal(pthread_create(&thread, NULL, dump, &d), 0);
+    for (uint64_t i = 1; i <= RACES; i++)
+        assert_int_equal(ki_registry_unregister(d.r, i, "m", NULL, &(uint32_t){0}, &error), 0);
+    d.stop = 1;
+    pthread_join(thread, NULL);
+    ki_registry_destroy(d.r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shared_ranks_are_learnt_anew),
+        cmocka_unit_test(ranks_leave_beside_dumps),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
