@@ -246,7 +246,7 @@ struct ki_follow {
     struct kv_wake wake;
     _Atomic int stop;
     struct known_peer *known; /* used by the thread only */
-    size_t n_known;
+    size_t n_known;           /* at most KI_MAX_PEERS */
 };
 
 static struct known_peer *known_peer(struct ki_follow *f, const char *url)
@@ -257,8 +257,6 @@ static struct known_peer *known_peer(struct ki_follow *f, const char *url)
     for (size_t i = 0; i < f->n_known; i++)
         if (strcmp(f->known[i].url, url) == 0)
             return &f->known[i];
-    if (f->n_known == KI_MAX_PEERS * 4) /* many peers came and went: begin anew */
-        return NULL;
     grown = realloc(f->known, (f->n_known + 1) * sizeof(*grown));
     copy = strdup(url);
     if (grown)
@@ -269,6 +267,24 @@ static struct known_peer *known_peer(struct ki_follow *f, const char *url)
     }
     f->known[f->n_known] = (struct known_peer){.url = copy};
     return &f->known[f->n_known++];
+}
+
+/* Forget the peers that are no longer listed, so that the others are at most KI_MAX_PEERS. */
+static void forget_unlisted(struct ki_follow *f, char *const *urls, long n)
+{
+    size_t kept = 0;
+
+    for (size_t i = 0; i < f->n_known; i++) {
+        long at = 0;
+
+        while (at < n && strcmp(urls[at], f->known[i].url) != 0)
+            at++;
+        if (at < n)
+            f->known[kept++] = f->known[i];
+        else
+            free(f->known[i].url);
+    }
+    f->n_known = kept;
 }
 
 static void ask(struct ki_follow *f, const char *url, const char *token)
@@ -296,6 +312,8 @@ static void ask_all(struct ki_follow *f)
     char **urls = NULL;
     long n = ki_peers_list(f->opts.peers, &urls);
 
+    if (n >= 0)
+        forget_unlisted(f, urls, n);
     for (long i = 0; i < n && !f->stop; i++)
         ask(f, urls[i], token);
     if (n >= 0)
