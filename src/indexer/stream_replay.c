@@ -62,6 +62,8 @@ static unsigned give_up(struct ki_stream *s, uint64_t now_ns)
     /* A held batch shows which batches are missing. Without one the end is unknown. */
     if (!s->holding && s->has_position)
         s->partial = true;
+    if (!s->holding)
+        s->silent = false; /* that was an earlier answer */
     s->cooldown_to_ns = now_ns + s->opts.cooldown_ns;
     if (s->partial)
         s->heal_at_ns = s->cooldown_to_ns;

@@ -559,6 +559,26 @@ static void a_new_connection_is_asked(void **state)
     assert_int_equal(ki_stream_deadline(&s), 0);
 }
 
+/* Batch 0 may have been lost before the subscription: the second question is for that. */
+static void a_second_question_without_an_answer(void **state)
+{
+    struct ki_stream s;
+    uint64_t at;
+
+    (void)state;
+    ki_stream_init(&s, &with_replay);
+    start_connected(&s);
+    assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
+    assert_false(ki_stream_is_partial(&s)); /* it has published nothing */
+    at = nobody_answers(&s);
+    assert_true(ki_stream_is_partial(&s));
+    at += with_replay.cooldown_ns;
+    assert_int_equal(ki_stream_deadline(&s), at);
+    assert_int_equal(ki_stream_tick(&s, at), KI_STEP_REQUEST);
+    assert_int_equal(ki_stream_replay_end(&s, at), KI_STEP_RESUME);
+    assert_false(ki_stream_is_partial(&s));
+}
+
 /* The indexer is up first: nobody is asked, and nothing counts as a failure, before the engine
  * is. */
 static void nobody_is_asked_before_there_is_a_connection(void **state)
@@ -751,6 +771,7 @@ int main(void)
         cmocka_unit_test(while_a_replay_runs),
         cmocka_unit_test(registered_again),
         cmocka_unit_test(a_new_connection_is_asked),
+        cmocka_unit_test(a_second_question_without_an_answer),
         cmocka_unit_test(nobody_is_asked_before_there_is_a_connection),
         cmocka_unit_test(restart_without_a_batch),
         cmocka_unit_test(reconnect_without_a_replay_service),
