@@ -29,8 +29,12 @@ struct line {
 struct ki_access_log {
     char *path;
     struct kv_queue *queue;
-    pthread_mutex_t lock; /* guards fd, which a reopen replaces */
-    int fd;
+    pthread_mutex_t lock; /* guards file, which a reopen replaces */
+    struct file {
+        int fd;
+        bool torn;       /* ends inside a line: the next write must end that first */
+        uint64_t number; /* of the opening */
+    } file;
     _Atomic uint64_t dropped;
     struct kv_wake stop; /* signalled: the thread stops within CLOSE_MS */
     atomic_bool stopping;
@@ -59,55 +63,83 @@ static bool wait_writable(struct ki_access_log *log, int fd, uint64_t *deadline_
     }
 }
 
-static bool write_all(struct ki_access_log *log, int fd, const char *data, size_t len,
-                      uint64_t *deadline_ns)
+/* Return the number of bytes written: less than @len when the file refuses the rest. */
+static size_t write_all(struct ki_access_log *log, int fd, const char *data, size_t len,
+                        uint64_t *deadline_ns)
 {
-    while (len > 0) {
-        ssize_t n = write(fd, data, len);
+    size_t done = 0;
 
-        if (n > 0) {
-            data += n;
-            len -= (size_t)n;
-        } else if (n < 0 && errno == EAGAIN) {
-            if (!wait_writable(log, fd, deadline_ns))
-                return false;
-        } else if (n < 0 && errno != EINTR) {
-            return false;
-        }
+    while (done < len) {
+        ssize_t n = write(fd, data + done, len - done);
+
+        if (n > 0)
+            done += (size_t)n;
+        else if (n < 0 && errno == EAGAIN && !wait_writable(log, fd, deadline_ns))
+            break;
+        else if (n < 0 && errno != EAGAIN && errno != EINTR)
+            break;
     }
-    return true;
+    return done;
 }
 
 /* Duplicate the descriptor, so that a reopen doesn't wait for a slow write. */
-static int current_fd(struct ki_access_log *log)
+static struct file current_file(struct ki_access_log *log)
 {
-    int fd;
+    struct file file;
 
     pthread_mutex_lock(&log->lock);
-    fd = fcntl(log->fd, F_DUPFD_CLOEXEC, 0);
+    file = log->file;
+    file.fd = fcntl(file.fd, F_DUPFD_CLOEXEC, 0);
     pthread_mutex_unlock(&log->lock);
-    return fd;
+    return file;
+}
+
+static void note_torn(struct ki_access_log *log, const struct file *file)
+{
+    pthread_mutex_lock(&log->lock);
+    if (log->file.number == file->number)
+        log->file.torn = file->torn;
+    pthread_mutex_unlock(&log->lock);
+}
+
+/* Return the number of lines that end within the first @done bytes, the first one at @start. */
+static size_t count_whole(const struct line *lines, size_t n, size_t start, size_t done)
+{
+    size_t whole = 0;
+
+    while (whole < n && start + lines[whole].len <= done)
+        start += lines[whole++].len;
+    return whole;
 }
 
 static void write_lines(struct ki_access_log *log, const struct line *lines, size_t n,
                         struct kv_buf *buf, uint64_t *deadline_ns)
 {
     static struct kv_log_rate rate;
-    int fd = current_fd(log);
-    bool ok;
+    struct file file = current_file(log);
+    size_t start = file.torn, done = 0, whole;
+    int why;
 
     kv_buf_clear(buf);
+    if (file.torn)
+        kv_buf_putc(buf, '\n');
     for (size_t i = 0; i < n; i++)
         kv_buf_append(buf, lines[i].text, lines[i].len);
-    ok = fd >= 0 && !buf->error && write_all(log, fd, buf->data, buf->len, deadline_ns);
-    if (!ok) {
-        atomic_fetch_add_explicit(&log->dropped, n, memory_order_relaxed);
+    if (file.fd >= 0 && !buf->error)
+        done = write_all(log, file.fd, buf->data, buf->len, deadline_ns);
+    why = errno;
+    if (done)
+        file.torn = buf->data[done - 1] != '\n';
+    note_torn(log, &file);
+    whole = count_whole(lines, n, start, done);
+    if (whole < n) {
+        atomic_fetch_add_explicit(&log->dropped, n - whole, memory_order_relaxed);
         if (kv_log_allowed(&rate, 1))
-            kv_log_warn("access-log", "lines could not be written", "lines=%zu error=\"%s\"", n,
-                        strerror(errno));
+            kv_log_warn("access-log", "lines could not be written", "lines=%zu error=\"%s\"",
+                        n - whole, strerror(why));
     }
-    if (fd >= 0)
-        close(fd);
+    if (file.fd >= 0)
+        close(file.fd);
 }
 
 static void *log_main(void *arg)
@@ -145,6 +177,24 @@ static int open_path(const char *path, struct kv_error *error)
                              strerror(errno));
 }
 
+/* Return true when the regular file @fd of @path doesn't end with a whole line. */
+static bool ends_inside_line(int fd, const char *path)
+{
+    struct stat st;
+    char last = '\n';
+    int reader;
+
+    if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || st.st_size == 0)
+        return false;
+    reader = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (reader < 0)
+        return false;
+    if (pread(reader, &last, 1, st.st_size - 1) != 1)
+        last = '\n';
+    close(reader);
+    return last != '\n';
+}
+
 int ki_access_log_open(const char *path, struct ki_access_log **ret, struct kv_error *error)
 {
     struct ki_access_log *log = calloc(1, sizeof(*log));
@@ -154,11 +204,12 @@ int ki_access_log_open(const char *path, struct ki_access_log **ret, struct kv_e
         return kv_fail(error, rc, 0, "out of memory");
     pthread_mutex_init(&log->lock, NULL);
     log->stop.fd = -1;
-    log->fd = open_path(path, error);
-    if (log->fd < 0) {
-        rc = log->fd;
+    log->file.fd = open_path(path, error);
+    if (log->file.fd < 0) {
+        rc = log->file.fd;
         goto fail;
     }
+    log->file.torn = ends_inside_line(log->file.fd, path);
     log->path = strdup(path);
     if (log->path)
         rc = kv_queue_create(sizeof(struct line), QUEUE, &log->queue);
@@ -190,8 +241,8 @@ void ki_access_log_close(struct ki_access_log *log)
     }
     kv_queue_destroy(log->queue);
     kv_wake_close(&log->stop);
-    if (log->fd >= 0)
-        close(log->fd);
+    if (log->file.fd >= 0)
+        close(log->file.fd);
     pthread_mutex_destroy(&log->lock);
     free(log->path);
     free(log);
@@ -200,12 +251,14 @@ void ki_access_log_close(struct ki_access_log *log)
 int ki_access_log_reopen(struct ki_access_log *log, struct kv_error *error)
 {
     int fd = open_path(log->path, error), old;
+    bool torn;
 
     if (fd < 0)
         return fd;
+    torn = ends_inside_line(fd, log->path);
     pthread_mutex_lock(&log->lock);
-    old = log->fd;
-    log->fd = fd;
+    old = log->file.fd;
+    log->file = (struct file){.fd = fd, .torn = torn, .number = log->file.number + 1};
     pthread_mutex_unlock(&log->lock);
     close(old);
     return 0;
