@@ -28,6 +28,23 @@ static bool is_choice(const char *choices, const char *word)
     return false;
 }
 
+/* @text NULL: the option stands alone, on the command line. */
+static int set_flag(const struct kv_arg *arg, const char *text, bool *value, struct kv_error *error)
+{
+    static const char *const yes[] = {"1", "true", "yes", "on"};
+    static const char *const no[] = {"0", "false", "no", "off", ""};
+    bool is_yes = !text, is_no = false;
+
+    for (size_t i = 0; text && i < KV_COUNT(yes); i++)
+        is_yes |= strcasecmp(text, yes[i]) == 0;
+    for (size_t i = 0; text && i < KV_COUNT(no); i++)
+        is_no |= strcasecmp(text, no[i]) == 0;
+    if (!is_yes && !is_no)
+        return kv_fail(error, -EINVAL, 0, "--%s: `%.60s` is not true or false", arg->name, text);
+    *value = is_yes;
+    return 0;
+}
+
 static int set_number(const struct kv_arg *arg, const char *text, uint64_t *value,
                       struct kv_error *error)
 {
@@ -71,8 +88,7 @@ static int set_value(const struct kv_arg *arg, const char *text, void *values,
 
     switch (arg->type) {
     case KV_ARG_FLAG:
-        *(bool *)(void *)at = !text || kv_args_is_true(text);
-        return 0;
+        return set_flag(arg, text, (bool *)(void *)at, error);
     case KV_ARG_CHOICE:
         if (!is_choice(arg->choices, text))
             return kv_fail(error, -EINVAL, 0, "--%s: `%.60s` is not one of %s", arg->name, text,
@@ -196,12 +212,6 @@ int kv_args_set(struct kv_args_run *run, const struct kv_arg *arg, const char *t
 
 /* -- parsing ----------------------------------------------------------------------------------- */
 
-bool kv_args_is_true(const char *text)
-{
-    return strcmp(text, "0") != 0 && strcasecmp(text, "false") != 0 &&
-           strcasecmp(text, "no") != 0 && strcasecmp(text, "off") != 0 && *text;
-}
-
 /*
  * Return true for a variable that Kubernetes sets. A service called like the program puts
  * NAME_PORT=tcp://10.0.0.1:8090 into every container: a link to that service, not this program's
@@ -212,12 +222,17 @@ static bool is_service_link(const struct kv_arg *arg, const char *text)
     return strcmp(arg->name, "port") == 0 && strstr(text, "://");
 }
 
-static void env_name(const struct kv_args_program *program, const char *option, char *ret,
-                     size_t size)
+/* Return the variable of @option, and its name; NULL when it isn't set, or is empty. */
+static const char *from_environment(const struct kv_args_program *program, const char *option,
+                                    char *ret_name, size_t size)
 {
-    snprintf(ret, size, "%s_%s", program->env, option);
-    for (char *p = ret; *p; p++)
+    const char *text;
+
+    snprintf(ret_name, size, "%s_%s", program->env, option);
+    for (char *p = ret_name; *p; p++)
         *p = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
+    text = getenv(ret_name);
+    return text && *text ? text : NULL;
 }
 
 static int read_environment(struct kv_args_run *run, struct kv_error *error)
@@ -232,8 +247,7 @@ static int read_environment(struct kv_args_run *run, struct kv_error *error)
 
         if (arg->type == KV_ARG_GROUP)
             continue;
-        env_name(program, arg->name, name, sizeof(name));
-        text = getenv(name);
+        text = from_environment(program, arg->name, name, sizeof(name));
         if (!text || is_service_link(arg, text))
             continue;
         rc = kv_args_set(run, arg, text, KV_ARGS_ENVIRONMENT, error);
@@ -346,10 +360,8 @@ static int config_file(const struct kv_args_program *program, int argc, char **a
         else if (strcmp(argv[i], "--config") == 0)
             *ret = argv[++i];
     }
-    if (!*ret && program->env) {
-        env_name(program, "config", name, sizeof(name));
-        *ret = getenv(name);
-    }
+    if (!*ret && program->env)
+        *ret = from_environment(program, "config", name, sizeof(name));
     return 0;
 }
 

@@ -5,10 +5,13 @@
  *
  * Later sources win: defaults, --config FILE, environment, command line.
  * - Command line: `--name value` or `--name=value`.
- * - Environment: PREFIX_NAME_WITH_UNDERSCORES. Kubernetes' service links (PREFIX_PORT=tcp://...)
- *   are ignored. The log warns of other variables with the prefix that name no option.
- * - Configuration file: `name = value` lines, `#` starts a comment, flags take true or false, and
- *   a list option may stand on several lines.
+ * - Environment: PREFIX_NAME_WITH_UNDERSCORES. Empty variables count as not set. Kubernetes'
+ *   service links (PREFIX_PORT=tcp://...) are ignored. The log warns of other variables with the
+ *   prefix that name no option.
+ * - Configuration file: `name = value` lines, `#` starts a comment, and a list option may stand on
+ *   several lines.
+ * - Flags in both: 1, true, yes, on; 0, false, no, off, and in a file also nothing. Other words are
+ *   errors.
  *
  * Sizes take KB, MB, GB, TB (powers of 1000) and KiB, MiB, GiB, TiB; times ms, s, m, h and d.
  */

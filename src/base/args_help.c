@@ -82,7 +82,9 @@ void kv_args_print_help(const struct kv_args_program *program)
     for (const struct common *row = first_common(program); row < COMMON + KV_COUNT(COMMON); row++)
         print_option(row->name, row->value, row->help);
     if (program->env)
-        printf("\nIn the environment, --some-option is %s_SOME_OPTION.\n", program->env);
+        printf("\nIn the environment, --some-option is %s_SOME_OPTION. An empty\n"
+               "variable counts as not set.\n",
+               program->env);
     if (program->footer)
         printf("\n%s\n", program->footer);
 }
@@ -159,7 +161,7 @@ void kv_args_print_man(const struct kv_args_program *program)
     print_man_options(program);
     if (program->env)
         printf(".SH ENVIRONMENT\nEach option can stand in the environment: \\-\\-some\\-option is "
-               "%s_SOME_OPTION.\n",
+               "%s_SOME_OPTION. An empty variable counts as not set.\n",
                program->env);
     if (program->footer) {
         printf(".SH NOTES\n.nf\n");

@@ -27,8 +27,6 @@ const char *kv_args_nearest_option(const struct kv_args_program *program, const 
 /** Store @text as the value of @arg. Returns 0 or -EINVAL with @error. */
 int kv_args_set(struct kv_args_run *run, const struct kv_arg *arg, const char *text,
                 enum kv_args_source source, struct kv_error *error);
-/** False for "", "0", "false", "no" and "off". */
-bool kv_args_is_true(const char *text);
 
 /** Read the configuration file @path. Returns 0, -EINVAL, -EFBIG or the errno of opening it. */
 int kv_args_read_config(struct kv_args_run *run, const char *path, struct kv_error *error);

@@ -237,8 +237,9 @@ int ki_options_parse(int argc, char **argv, struct ki_options *ret, struct kv_er
         getenv("DYN_ROUTER_MIN_INITIAL_WORKERS"); /* the original's variable; ours overrides it */
     int rc;
 
-    if (initial && (kv_parse_u64(initial, &options.min_initial_workers) < 0 ||
-                    options.min_initial_workers > 1 << 20))
+    if (initial && *initial &&
+        (kv_parse_u64(initial, &options.min_initial_workers) < 0 ||
+         options.min_initial_workers > 1 << 20))
         return kv_fail(error, -EINVAL, 0, "DYN_ROUTER_MIN_INITIAL_WORKERS: expected a number");
     rc = kv_args_parse(&program, argc, argv, &options, NULL, error);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/args.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -144,6 +145,93 @@ static void test_environment(void **state)
     unsetenv("PROG_TIMEOUT");
 }
 
+static void write_config(char *path, const char *text)
+{
+    int fd;
+
+    strcpy(path, "/tmp/kv-args-XXXXXX");
+    fd = mkstemp(path);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+    close(fd);
+}
+
+/* A misspelt flag is an error, so that none is on, or off, by mistake. */
+static void test_flags_in_words(void **state)
+{
+    static const struct {
+        const char *text;
+        int value; /* -1: refused */
+    } cases[] = {{"1", 1},  {"true", 1}, {"Yes", 1},    {"ON", 1}, {"0", 0},      {"False", 0},
+                 {"no", 0}, {"OFF", 0},  {"flase", -1}, {"2", -1}, {"true ", -1}, {"tru", -1}};
+    char path[32], text[64];
+    struct kv_error e = {0};
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(cases); i++) {
+        struct values v = {.verbose = cases[i].value == 0};
+
+        setenv("PROG_VERBOSE", cases[i].text, 1);
+        assert_int_equal(PARSE(&v, NULL, &e, "--port=1"), cases[i].value < 0 ? -EINVAL : 0);
+        assert_true(cases[i].value < 0 || v.verbose == cases[i].value);
+    }
+    setenv("PROG_VERBOSE", "flase", 1);
+    assert_int_equal(PARSE(&(struct values){0}, NULL, &e, "--port=1"), -EINVAL);
+    assert_string_equal(e.text, "PROG_VERBOSE: --verbose: `flase` is not true or false");
+    unsetenv("PROG_VERBOSE");
+    for (size_t i = 0; i <= KV_COUNT(cases); i++) {
+        /* Blanks at the end are no part of a line's value; an empty one is false. */
+        int wanted = i == KV_COUNT(cases) ? 0 : strcmp(cases[i].text, "true ") ? cases[i].value : 1;
+        struct values v = {.verbose = wanted == 0};
+
+        snprintf(text, sizeof(text), "verbose = %s\n", i < KV_COUNT(cases) ? cases[i].text : "");
+        write_config(path, text);
+        assert_int_equal(PARSE(&v, NULL, &e, "--config", path), wanted < 0 ? -EINVAL : 0);
+        assert_true(wanted < 0 || v.verbose == wanted);
+        unlink(path);
+    }
+}
+
+static void empty_variables(bool set)
+{
+    for (size_t i = 1; i < KV_COUNT(rows); i++) {
+        char name[40] = "PROG_";
+
+        for (const char *c = rows[i].name; *c; c++)
+            name[strlen(name)] = *c == '-' ? '_' : (char)toupper((unsigned char)*c);
+        if (set)
+            setenv(name, "", 1);
+        else
+            unsetenv(name);
+    }
+}
+
+/* As compose files give variables without a value: the file and the defaults count. */
+static void test_empty_variables_are_unset(void **state)
+{
+    struct values v = {.port = 8090, .level = "warn"};
+    struct kv_error e = {0};
+    char path[32];
+
+    (void)state;
+    empty_variables(true);
+    setenv("PROG_CONFIG", "", 1);
+    assert_int_equal(PARSE(&v, NULL, &e, "--name=x"), 0);
+    assert_int_equal(v.port, 8090);
+    assert_string_equal(v.level, "warn");
+    assert_int_equal(v.allow.n, 0);
+    write_config(path, "verbose = true\nallow = a\nport = 5\nname = y\n");
+    setenv("PROG_CONFIG", path, 1);
+    assert_int_equal(PARSE(&v, NULL, &e, "--timeout=1s"), 0);
+    assert_true(v.verbose);
+    assert_int_equal(v.allow.n, 1);
+    assert_int_equal(v.port, 5);
+    assert_string_equal(v.name, "y");
+    unlink(path);
+    unsetenv("PROG_CONFIG");
+    empty_variables(false);
+}
+
 static void test_units(void **state)
 {
     uint64_t n;
@@ -181,17 +269,6 @@ static FILE *printed(const char *word)
     close(saved);
     rewind(file);
     return file;
-}
-
-static void write_config(char *path, const char *text)
-{
-    int fd;
-
-    strcpy(path, "/tmp/kv-args-XXXXXX");
-    fd = mkstemp(path);
-    assert_true(fd >= 0);
-    assert_int_equal(write(fd, text, strlen(text)), (ssize_t)strlen(text));
-    close(fd);
 }
 
 static void test_config_comes_first(void **state)
@@ -375,6 +452,8 @@ int main(void)
         cmocka_unit_test(test_all_kinds),
         cmocka_unit_test(test_errors_teach),
         cmocka_unit_test(test_environment),
+        cmocka_unit_test(test_flags_in_words),
+        cmocka_unit_test(test_empty_variables_are_unset),
         cmocka_unit_test(test_units),
         cmocka_unit_test(test_help_fits),
         cmocka_unit_test(test_config_comes_first),
