@@ -51,7 +51,8 @@ struct ki_request {
     const char *path;
     const char *content_type;  /* or NULL */
     const char *authorization; /* or NULL */
-    const char *host, *origin; /* headers, or NULL; origin is "" when given twice */
+    const char *host;          /* the header, or of a target in absolute form; or NULL */
+    const char *origin;        /* the header, or NULL; "" when given twice */
     struct kv_str body;
     bool loopback;       /* the client is on this machine */
     uint64_t started_ns; /* monotonic: when its header was complete */

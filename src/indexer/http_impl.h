@@ -36,8 +36,9 @@ struct ki_exchange {
     size_t charged;  /* bytes of body and reply taken from the budget */
     size_t received; /* bytes of the body so far, kept or dropped */
     struct ki_framing framing;
-    bool deferred; /* the handler runs, or will run, on a slow thread */
-    bool refused;  /* the reply is decided; the rest of the body is dropped */
+    char *authority; /* of a target in absolute form, or NULL */
+    bool deferred;   /* the handler runs, or will run, on a slow thread */
+    bool refused;    /* the reply is decided; the rest of the body is dropped */
     struct ki_exchange *next;
 };
 

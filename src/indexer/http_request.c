@@ -95,6 +95,7 @@ static void give_back(struct ki_exchange *ex)
     bool keep;
 
     ki_http_drop_producer(&ex->reply);
+    free(ex->authority);
     ki_budget_give(http->budget, ex->client, ex->charged);
     atomic_fetch_sub_explicit(&http->in_flight, 1, memory_order_relaxed);
     trim(&ex->body);
@@ -200,6 +201,25 @@ static bool may_go_on(struct ki_exchange *ex, const char *version)
     return true;
 }
 
+/*
+ * Take a target in absolute form apart, which every server must accept (RFC 9112, 3.2.2): its host
+ * counts in place of the header's. Out of memory it stays, a path that isn't known.
+ */
+static void split_target(struct ki_exchange *ex)
+{
+    const char *target = ex->request.path, *authority, *path;
+
+    if (strncasecmp(target, "http://", 7) != 0 && strncasecmp(target, "https://", 8) != 0)
+        return;
+    authority = strchr(target, ':') + 3;
+    path = authority + strcspn(authority, "/");
+    ex->authority = strndup(authority, (size_t)(path - authority));
+    if (!ex->authority)
+        return;
+    ex->request.host = ex->authority;
+    ex->request.path = *path ? path : "/";
+}
+
 /* Handle a complete header. */
 static enum MHD_Result begin(struct ki_http *http, struct MHD_Connection *connection,
                              const char *url, const char *method, const char *version, void **state)
@@ -228,6 +248,7 @@ static enum MHD_Result begin(struct ki_http *http, struct MHD_Connection *connec
     ex->request.authorization = ex->framing.authorization;
     ex->request.host = ex->framing.host;
     ex->request.origin = ex->framing.origin;
+    split_target(ex);
     if (may_go_on(ex, version)) {
         /*
          * The library accepts a bare LF between chunks, too, without a trace. Close the connection

@@ -134,6 +134,33 @@ def test_host_and_origin():
         equal(ask(indexer, "evil.example.com", "http://evil.example.com")[0], 201)
 
 
+def test_absolute_targets():
+    """As proxies send them (RFC 9112, 3.2.2). The target's host counts then, and not the header's."""
+
+    def ask(indexer, method, target, host="localhost", body=b""):
+        request = f"{method} {target} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        with indexer.raw(request.encode() + body) as sock:
+            status, _, text = answers(sock)[0]
+            return status, text.decode()
+
+    with ready() as indexer:
+        port = indexer.port
+        for origin in (f"http://localhost:{port}", f"HTTP://127.0.0.1:{port}", f"https://[::1]:{port}"):
+            equal(ask(indexer, "GET", f"{origin}/health")[0], 200, origin)
+            equal(ask(indexer, "GET", f"{origin}/workers?model_name=nobody")[1].strip(), "[]", origin)
+            equal(ask(indexer, "POST", f"{origin}/query", body=QUERY)[0], 200, origin)
+            for target in ("", "/", "/nope", "//health", "?x=/health"):
+                equal(ask(indexer, "GET", f"{origin}{target}")[0], 404, f"{origin}{target}")
+        equal(ask(indexer, "GET", "ftp://localhost/workers")[0], 404)
+        equal(ask(indexer, "GET", "http:/workers")[0], 404)
+        equal(ask(indexer, "GET", "http:///workers")[0], 403)
+        equal(ask(indexer, "GET", f"http://localhost:{port}/workers", host="evil.example.com")[0], 200)
+        for name in ("evil.example.com", "user@localhost", "localhost.evil.example.com", "x" * 3000):
+            status, text = ask(indexer, "GET", f"http://{name}:{port}/workers")
+            equal(status, 403, name)
+            check("Host" in text, text)
+
+
 def test_ambiguous_framing_is_refused():
     smuggled = b"GET /workers HTTP/1.1\r\nHost: localhost\r\n\r\n"
     n = f"Content-Length: {len(QUERY)}"
