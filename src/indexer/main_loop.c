@@ -85,7 +85,7 @@ static void reload(struct ki_service *service)
     if (ki_auth_reload(service->auth, &error) < 0)
         kv_log_error("service", "the token file was not read again; the old tokens stay",
                      "reason=\"%s\"", error.text);
-    else
+    else if (service->options->auth_token_file)
         kv_log_info("service", "token file read again", NULL);
     if (service->tls && ki_tls_reload(service->tls, &error) < 0)
         kv_log_error("service", "the certificate was not read again; the old one stays",

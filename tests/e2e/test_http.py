@@ -649,6 +649,18 @@ def test_signals_end_up_in_any_thread():
         equal(indexer.process.wait(patience(20)), 0, "exit status")
 
 
+def test_hangup_without_files():
+    """SIGHUP where there is neither a token file nor a certificate: the log doesn't say that they were read."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = os.path.join(folder, "access.log")
+        with Indexer("--access-log", file, "--log-level", "trace") as indexer:
+            os.rename(file, file + ".1")
+            indexer.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: os.path.exists(file), what="the access log to be opened again")
+            indexer.stop()
+            check(not any("read again" in line for line in indexer.log), indexer.log)
+
+
 def test_systemd_notification():
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         path = os.path.join(folder, "notify")
