@@ -252,9 +252,9 @@ static long kept_holders(struct ki_registry *r, const struct ki_model *model,
 
     pthread_mutex_lock(&r->admin);
     if (r->positions.buckets) {
-        TAILQ_FOREACH(p, &r->positions.by_age, age)
+        TAILQ_FOREACH(p, &r->positions.with_blocks, age)
         {
-            if (p->handover && p->has_blocks && kvi_holder_blocks(model->index, p->mark.holder))
+            if (p->handover && kvi_holder_blocks(model->index, p->mark.holder))
                 kv_buf_append(&holders, &p->mark.holder, sizeof(p->mark.holder));
         }
     }

@@ -33,7 +33,8 @@ static bool open_table(struct ki_positions *p)
     p->buckets = calloc(N_BUCKETS, sizeof(struct ki_position *));
     if (!p->buckets)
         return false;
-    TAILQ_INIT(&p->by_age);
+    TAILQ_INIT(&p->with_blocks);
+    TAILQ_INIT(&p->without_blocks);
     p->secret = kv_secret();
     return true;
 }
@@ -59,15 +60,34 @@ static struct ki_position **link_of(const struct ki_positions *p, struct kv_hold
     return link;
 }
 
+static struct ki_positions_by_age *list_of(struct ki_positions *p, const struct ki_position *item)
+{
+    return item->has_blocks ? &p->with_blocks : &p->without_blocks;
+}
+
 static void remove_at(struct ki_positions *p, struct ki_position **link)
 {
     struct ki_position *item = *link;
 
     *link = item->next;
-    TAILQ_REMOVE(&p->by_age, item, age);
+    TAILQ_REMOVE(list_of(p, item), item, age);
     p->n--;
     ki_handover_free(item->handover);
     free(item);
+}
+
+/* Without its position nobody would find a rank's blocks again: only others make room. */
+static bool make_room(struct ki_positions *p)
+{
+    struct ki_position *oldest = TAILQ_FIRST(&p->without_blocks);
+    uint32_t ranks;
+
+    if (p->n < KI_MAX_POSITIONS)
+        return true;
+    if (!oldest)
+        return false;
+    remove_at(p, link_of(p, oldest->mark.holder, &ranks));
+    return true;
 }
 
 bool ki_positions_note(struct ki_positions *p, const struct ki_watermark *mark, bool has_blocks)
@@ -81,19 +101,17 @@ bool ki_positions_note(struct ki_positions *p, const struct ki_watermark *mark, 
     link = link_of(p, mark->holder, &ranks);
     if (*link)
         remove_at(p, link);
-    else if (ranks >= KI_MAX_RANKS) {
+    else if (ranks >= KI_MAX_RANKS || !make_room(p)) {
         free(item);
         return false;
     }
-    if (p->n == KI_MAX_POSITIONS)
-        remove_at(p, link_of(p, TAILQ_FIRST(&p->by_age)->mark.holder, &ranks));
     item->mark = *mark;
     item->has_blocks = has_blocks;
     item->noted_ns = kv_now_ns();
     link = bucket_of(p, mark->holder.worker);
     item->next = *link;
     *link = item;
-    TAILQ_INSERT_TAIL(&p->by_age, item, age);
+    TAILQ_INSERT_TAIL(list_of(p, item), item, age);
     p->n++;
     return true;
 }
@@ -160,7 +178,11 @@ void ki_positions_blocks_left(struct ki_positions *p, uint64_t worker, const uin
 {
     if (!p->buckets)
         return;
-    for (struct ki_position *item = *bucket_of(p, worker); item; item = item->next)
-        if (item->mark.holder.worker == worker && (!rank || item->mark.holder.rank == *rank))
-            item->has_blocks = false;
+    for (struct ki_position *item = *bucket_of(p, worker); item; item = item->next) {
+        if (item->mark.holder.worker != worker || (rank && item->mark.holder.rank != *rank))
+            continue;
+        TAILQ_REMOVE(list_of(p, item), item, age);
+        item->has_blocks = false;
+        TAILQ_INSERT_TAIL(&p->without_blocks, item, age);
+    }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * Positions of streams that no listener follows: of past registrations, and of workers in a peer's
- * dump. Bounded; at the bound the one noted longest ago is forgotten. Caller-locked.
+ * dump. Bounded; at the bound the oldest one without blocks is forgotten. Caller-locked.
  */
 #ifndef KV_INDEXER_POSITIONS_H
 #define KV_INDEXER_POSITIONS_H
@@ -24,20 +24,22 @@ struct ki_position {
     TAILQ_ENTRY(ki_position) age;
 };
 
+TAILQ_HEAD(ki_positions_by_age, ki_position);
+
 /** A hash table by worker, so that the ranks of one are together. Zero-initialise. */
 struct ki_positions {
     struct ki_position **buckets;
-    TAILQ_HEAD(ki_positions_by_age, ki_position)
-    by_age; /* oldest first; valid once there are buckets */
+    /* By has_blocks; oldest first; valid once there are buckets. */
+    struct ki_positions_by_age with_blocks, without_blocks;
     size_t n;
     uint64_t secret; /* secret, so that a peer can't choose workers that collide */
 };
 
 void ki_positions_fini(struct ki_positions *p);
 /**
- * Note a position in place of the holder's old one. Returns false when out of memory or when the
- * worker has KI_MAX_RANKS already. A lost position costs a replay, unless the caller needs it to
- * find blocks again.
+ * Note a position in place of the holder's old one. Returns false when out of memory, when the
+ * worker has KI_MAX_RANKS already, or when all KI_MAX_POSITIONS have blocks. A lost position costs
+ * a replay, unless the caller needs it to find blocks again.
  */
 bool ki_positions_note(struct ki_positions *p, const struct ki_watermark *mark, bool has_blocks);
 /**

@@ -163,18 +163,18 @@ uint64_t ki_registry_unfollowed(struct ki_registry *registry, const struct ki_mo
 
     pthread_mutex_lock(&registry->admin);
     if (registry->positions.buckets) {
-        for (p = TAILQ_FIRST(&registry->positions.by_age); p; p = TAILQ_NEXT(p, age))
-            n += p->has_blocks && kvi_holder_blocks(model->index, p->mark.holder) > 0;
+        TAILQ_FOREACH(p, &registry->positions.with_blocks, age)
+        n += kvi_holder_blocks(model->index, p->mark.holder) > 0;
     }
     pthread_mutex_unlock(&registry->admin);
     return n;
 }
 
-static void forget_position(struct ki_registry *r, struct ki_position *p)
+static void forget_position(struct ki_registry *r, struct kv_holder holder)
 {
-    p->has_blocks = false;
+    ki_positions_blocks_left(&r->positions, holder.worker, &holder.rank);
     for (size_t i = r->n_models; i-- > 0;)
-        if (kvi_remove_holder(r->models[i]->index, p->mark.holder) == 0)
+        if (kvi_remove_holder(r->models[i]->index, holder) == 0)
             ki_registry_drop_if_empty(r, r->models[i]);
 }
 
@@ -185,12 +185,10 @@ uint64_t ki_registry_forget_unfollowed(struct ki_registry *registry, uint64_t ag
 
     pthread_mutex_lock(&registry->admin);
     if (registry->positions.buckets) {
-        for (p = TAILQ_FIRST(&registry->positions.by_age); p; p = TAILQ_NEXT(p, age)) {
+        while ((p = TAILQ_FIRST(&registry->positions.with_blocks))) {
             if (p->noted_ns + age_ns > now_ns)
                 break; /* all others are younger */
-            if (!p->has_blocks)
-                continue;
-            forget_position(registry, p);
+            forget_position(registry, p->mark.holder);
             n++;
         }
     }

@@ -136,7 +136,7 @@ void ki_registry_kept_marks(struct ki_registry *r, const struct ki_model *model,
     pthread_mutex_lock(&r->admin);
     if (!r->positions.buckets)
         goto out;
-    TAILQ_FOREACH(p, &r->positions.by_age, age)
+    TAILQ_FOREACH(p, &r->positions.with_blocks, age)
     {
         struct ki_watermark mark = p->mark;
 
@@ -144,7 +144,7 @@ void ki_registry_kept_marks(struct ki_registry *r, const struct ki_model *model,
         mark.has_doubts = false;
         mark.adrift = true;
         mark.partial |= p->handover && p->handover->doubts.items.len;
-        if (p->has_blocks && !mark.no_position && kvi_holder_blocks(model->index, mark.holder))
+        if (!mark.no_position && kvi_holder_blocks(model->index, mark.holder))
             kv_buf_append(ret, &mark, sizeof(mark));
     }
 out:
