@@ -170,12 +170,21 @@ uint64_t ki_registry_unfollowed(struct ki_registry *registry, const struct ki_mo
     return n;
 }
 
+/* A stream may bring the rank by now: nothing tells its blocks from the others. */
 static void forget_position(struct ki_registry *r, struct kv_holder holder)
 {
+    size_t at, end = ki_instance_range(r, holder.worker, &at);
+
     ki_positions_blocks_left(&r->positions, holder.worker, &holder.rank);
     for (size_t i = r->n_models; i-- > 0;)
         if (kvi_remove_holder(r->models[i]->index, holder) == 0)
             ki_registry_drop_if_empty(r, r->models[i]);
+    for (; at < end; at++) {
+        if (ki_listener_brings(r->listeners[at], holder.rank)) {
+            ki_listener_learn_anew(r->listeners[at]);
+            ki_pump_wake(r->listeners[at]->pump);
+        }
+    }
 }
 
 uint64_t ki_registry_forget_unfollowed(struct ki_registry *registry, uint64_t age_ns)

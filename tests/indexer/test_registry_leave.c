@@ -108,6 +108,30 @@ static void shared_ranks_are_learnt_anew(void **state)
     ki_registry_destroy(r);
 }
 
+/*
+ * A peer's dump had rank 5 from a stream that isn't registered here. Stream 1 brings it now: when
+ * the dump's blocks have been unfollowed for too long, it is learnt anew.
+ */
+static void unfollowed_blocks_of_a_followed_rank(void **state)
+{
+    struct ki_watermark mark = {.holder = {1, 5}, .has_stream = true, .stream_rank = 7};
+    struct ki_registry *r = open_registry(1, 3);
+
+    (void)state;
+    for (uint32_t k = 0; k < 3; k++)
+        begin(r, 1, k);
+    assert_true(ki_positions_note(&r->positions, &mark, true));
+    bring(r, 1, 5, 20);
+    bring(r, 2, 6, 21);
+    assert_int_equal(ki_registry_forget_unfollowed(r, 0), 1);
+    assert_int_equal(blocks_of(r, 5), 0);
+    assert_int_equal(blocks_of(r, 6), 1);
+    assert_false(is_partial(r, 0));
+    assert_true(is_partial(r, 1));
+    assert_false(is_partial(r, 2));
+    ki_registry_destroy(r);
+}
+
 struct dumper {
     struct ki_registry *r;
     _Atomic int stop;
@@ -155,6 +179,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shared_ranks_are_learnt_anew),
+        cmocka_unit_test(unfollowed_blocks_of_a_followed_rank),
         cmocka_unit_test(ranks_leave_beside_dumps),
     };
 
