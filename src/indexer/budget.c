@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/mix.h"
 #include "base/xxh.h"
 
 #define BUCKETS 256u
@@ -15,6 +16,7 @@ struct ki_budget {
     pthread_mutex_t lock;
     size_t bytes, used;
     uint32_t n_clients;
+    uint64_t secret; /* so that nobody can choose networks that collide */
     struct ki_client *buckets[BUCKETS];
 };
 
@@ -26,6 +28,7 @@ int ki_budget_create(size_t bytes, struct ki_budget **ret)
         return -ENOMEM;
     pthread_mutex_init(&budget->lock, NULL);
     budget->bytes = bytes;
+    budget->secret = kv_secret();
     *ret = budget;
     return 0;
 }
@@ -53,7 +56,7 @@ static void client_address(const uint8_t address[16], uint8_t ret[16])
 
 static struct ki_client **find(struct ki_budget *budget, const uint8_t address[16])
 {
-    struct ki_client **link = &budget->buckets[kv_xxh64(address, 16, 0) % BUCKETS];
+    struct ki_client **link = &budget->buckets[kv_xxh64(address, 16, budget->secret) % BUCKETS];
 
     while (*link && memcmp((*link)->address, address, 16) != 0)
         link = &(*link)->next;
