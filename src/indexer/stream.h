@@ -133,8 +133,10 @@ struct ki_stream {
     bool holding;     /* the driver holds the live batch numbered trigger */
     uint64_t trigger, trigger_digest;
     double trigger_timestamp;
-    bool gap_counted; /* the held batch's gap is counted already */
-    bool answered;    /* this request has brought a batch */
+    bool trigger_follows; /* the held batch came over the connection that brought the position */
+    bool gap_counted;     /* the held batch's gap is counted already */
+    bool answered;        /* this request has brought a batch */
+    bool confirmed;       /* it has brought the batch at position: the process is the known one */
     uint32_t attempts;
     bool began_anew;        /* this replay has brought the beginning; its end is to come */
     uint32_t turnovers;     /* restarts seen during this replay */

@@ -16,7 +16,7 @@ static unsigned request(struct ki_stream *s, uint64_t from, uint64_t now_ns)
 {
     s->state = KI_STREAM_REPLAYING;
     s->request = from;
-    s->answered = false;
+    s->answered = s->confirmed = false;
     s->deadline_ns = now_ns + s->opts.timeout_ns;
     s->stats.replays++;
     return KI_STEP_REQUEST;
@@ -45,6 +45,8 @@ unsigned ki_stream_hold(struct ki_stream *s, const struct ki_batch_id *id)
     s->trigger = id->sequence;
     s->trigger_digest = id->digest;
     s->trigger_timestamp = ki_stream_time(id);
+    s->trigger_follows = s->has_position && s->has_live && s->last_live == s->position &&
+                         !ki_stream_must_verify(s) && !s->merged;
     return KI_STEP_HOLD;
 }
 
@@ -172,6 +174,23 @@ static bool contradicts_trigger(const struct ki_stream *s, const struct ki_batch
 }
 
 /*
+ * Return true when a later time of an earlier number is no contradiction: the engine's clock was set
+ * back. The held batch is of the known process then, and so is the service that answers.
+ */
+static bool was_clock_set_back(const struct ki_stream *s, const struct ki_batch_id *id)
+{
+    return s->trigger_follows && id->sequence < s->trigger &&
+           (s->confirmed || (s->has_position && id->sequence <= s->position));
+}
+
+/* Return true when asking for the position shows whether the clock was set back. */
+static bool may_confirm(const struct ki_stream *s, const struct ki_batch_id *id)
+{
+    return s->trigger_follows && id->sequence < s->trigger && s->has_position &&
+           s->kind == KI_REPLAY_GAP && !s->answered;
+}
+
+/*
  * Handle a ring that begins behind even the held batch: the batches in our socket are older than
  * the ring.
  */
@@ -196,7 +215,7 @@ static unsigned replay_known(struct ki_stream *s, const struct ki_batch_id *id, 
     if (!at_position || s->kind != KI_REPLAY_VERIFY)
         return KI_STEP_DROP;
     s->kind = KI_REPLAY_GAP;
-    s->answered = true;
+    s->answered = s->confirmed = true;
     s->unproved &= !s->seeded;
     s->unverified = s->seeded = false;
     return reached_trigger(s) ? KI_STEP_DROP | ki_stream_finish_replay(s) : KI_STEP_DROP;
@@ -252,7 +271,11 @@ static unsigned replayed(struct ki_stream *s, const struct ki_batch_id *id, uint
         if (steps & KI_STEP_DROP)
             return steps;
     }
-    if (contradicts_trigger(s, id)) {
+    if (contradicts_trigger(s, id) && !was_clock_set_back(s, id)) {
+        if (may_confirm(s, id)) {
+            s->kind = KI_REPLAY_VERIFY;
+            return KI_STEP_DROP | request(s, s->position, now_ns);
+        }
         s->ahead = true;
         if (s->has_position)
             return replay_restarted(s, now_ns);

@@ -338,6 +338,41 @@ static void restart_with_the_clock_set_back(void **state)
                      KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_APPLY);
 }
 
+/* The engine's clock goes back between a missed batch and the held one. */
+static void gap_across_a_clock_set_back(void **state)
+{
+    struct ki_batch_id id = batch(0, 14);
+    struct ki_stream s;
+
+    (void)state;
+    init_at(&s, &with_replay, 10);
+    id.timestamp -= 3600;
+    assert_int_equal(ki_stream_live(&s, &id, false, SECOND), KI_STEP_HOLD | KI_STEP_REQUEST);
+    assert_int_equal(s.request, 11);
+    assert_int_equal(replayed(&s, 0, 11), KI_STEP_DROP | KI_STEP_REQUEST); /* whose is it? */
+    assert_int_equal(s.request, 10);
+    assert_int_equal(replayed(&s, 0, 10), KI_STEP_DROP);
+    assert_int_equal(replayed(&s, 0, 11), KI_STEP_APPLY);
+    assert_int_equal(replayed(&s, 0, 12), KI_STEP_APPLY);
+    assert_int_equal(replayed(&s, 0, 13), KI_STEP_APPLY | KI_STEP_RESUME);
+    assert_int_equal(ki_stream_live(&s, &id, false, SECOND), KI_STEP_APPLY);
+    assert_int_equal(s.stats.restarts, 0);
+    assert_false(ki_stream_is_partial(&s));
+    /* A newer process answers: its clock is right. */
+    init_at(&s, &with_replay, 10);
+    assert_int_equal(live(&s, 0, 14), KI_STEP_HOLD | KI_STEP_REQUEST);
+    assert_int_equal(replayed(&s, 1, 11), KI_STEP_DROP | KI_STEP_REQUEST);
+    assert_int_equal(s.request, 10);
+    assert_int_equal(replayed(&s, 1, 10),
+                     KI_STEP_DROP | KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_REQUEST);
+    for (uint64_t i = 0; i <= 14; i++)
+        assert_int_equal(replayed(&s, 1, i), KI_STEP_APPLY);
+    assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
+    assert_int_equal(live(&s, 0, 14), KI_STEP_DROP);
+    assert_int_equal(s.stats.restarts, 1);
+    assert_false(ki_stream_is_partial(&s));
+}
+
 static void restart_without_timestamps(void **state)
 {
     struct ki_stream s;
@@ -761,6 +796,7 @@ int main(void)
         cmocka_unit_test(restart_is_told_from_a_duplicate),
         cmocka_unit_test(restart_with_lost_beginning_is_replayed),
         cmocka_unit_test(restart_with_the_clock_set_back),
+        cmocka_unit_test(gap_across_a_clock_set_back),
         cmocka_unit_test(restart_without_timestamps),
         cmocka_unit_test(backlog_without_timestamps),
         cmocka_unit_test(jump_ahead_is_no_restart),
