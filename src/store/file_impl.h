@@ -522,6 +522,13 @@ int kvs_file_get_manifest(kv_store_v1 *h, const char *name, uint8_t **ret, size_
 int kvs_file_delete_manifest(kv_store_v1 *h, const char *name);
 /** Open a stream of a directory's entries, with a position of its own. */
 DIR *kvs_file_dir(int at);
+/** Read the next entry. Returns 1; 0 at the end; a negative errno when the directory can't be read. */
+int kvs_file_next(DIR *dir, struct dirent **ret);
+/**
+ * Stat directory entry @name, which may be gone by now. Returns 1 for a regular file; 0 for other
+ * entries and for none; a negative errno when the file system doesn't tell.
+ */
+int kvs_file_stat(int dirfd, const char *name, struct stat *ret);
 int kvs_file_list_manifests(kv_store_v1 *h, kv_store_each_fn each, void *arg);
 int kvs_file_list_chunks(kv_store_v1 *h, kv_store_each_fn each, void *arg);
 int kvs_file_exists(kv_store_v1 *h, const uint8_t *keys, size_t key_len, size_t n,

@@ -15,30 +15,54 @@ DIR *kvs_file_dir(int at)
     return dir;
 }
 
+int kvs_file_next(DIR *dir, struct dirent **ret)
+{
+    errno = 0; /* readdir returns NULL at the end and after a failure */
+    *ret = readdir(dir);
+    return *ret ? 1 : -errno;
+}
+
+int kvs_file_stat(int dirfd, const char *name, struct stat *ret)
+{
+    if (fstatat(dirfd, name, ret, AT_SYMLINK_NOFOLLOW) < 0)
+        return errno == ENOENT ? 0 : -errno;
+    return S_ISREG(ret->st_mode);
+}
+
 static uint64_t used_s(const struct stat *st)
 {
     return st->st_mtime > 0 ? (uint64_t)st->st_mtime : 0;
 }
 
+static int list_manifest(kv_store_v1 *h, const char *file, kv_store_each_fn each, void *arg)
+{
+    char name[KVS_FILE_NAME];
+    kv_store_entry entry = {.size = sizeof(entry), .name = name};
+    struct stat st;
+    int rc = kvs_file_name_decode(name, file) < 0 ? 0 : kvs_file_stat(h->root, file, &st);
+
+    if (rc <= 0)
+        return rc;
+    entry.len = (uint64_t)st.st_size;
+    entry.used_s = used_s(&st);
+    return each(arg, &entry);
+}
+
 int kvs_file_list_manifests(kv_store_v1 *h, kv_store_each_fn each, void *arg)
 {
-    DIR *dir = h && each && h->pid == getpid() ? kvs_file_dir(h->root) : NULL;
-    int rc = 0;
+    int rc = h && each ? 0 : -EINVAL;
+    struct dirent *e;
+    DIR *dir;
 
+    if (rc == 0 && h->pid != getpid())
+        rc = -ECHILD;
+    if (rc < 0)
+        return rc;
+    dir = kvs_file_dir(h->root);
     if (!dir)
-        return -EINVAL;
-    for (struct dirent *e; rc == 0 && (e = readdir(dir));) {
-        char name[KVS_FILE_NAME];
-        kv_store_entry entry = {.size = sizeof(entry), .name = name};
-        struct stat st;
-
-        if (kvs_file_name_decode(name, e->d_name) < 0 ||
-            fstatat(h->root, e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISREG(st.st_mode))
-            continue;
-        entry.len = (uint64_t)st.st_size;
-        entry.used_s = used_s(&st);
-        rc = each(arg, &entry);
-    }
+        return -errno;
+    while (rc == 0 && (rc = kvs_file_next(dir, &e)) > 0)
+        rc = list_manifest(h, e->d_name, each, arg);
     closedir(dir);
     return rc;
 }
@@ -65,8 +89,29 @@ static int stat_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const 
     return rc;
 }
 
+static int list_chunk(kv_store_v1 *h, int fan, const char *hex, kv_store_each_fn each, void *arg)
+{
+    uint8_t key[KVS_FILE_KEY_MAX];
+    kv_store_entry entry = {.size = sizeof(entry), .hash = key, .len = UINT64_MAX};
+    struct kvs_file_sum sum = {0};
+    struct stat st = {0};
+    int len, rc;
+
+    if (kvs_file_chunk_name(key, &len, hex) != fan)
+        return 0;
+    rc = stat_chunk(h, key, (size_t)len, hex, &st, &sum);
+    if (rc == -ENOENT || rc == -EISDIR)
+        return 0;
+    if (rc == 0)
+        entry.len = sum.len;
+    entry.hash_len = (size_t)len;
+    entry.used_s = used_s(&st);
+    return each(arg, &entry);
+}
+
 static int list_fan(kv_store_v1 *h, int fan, kv_store_each_fn each, void *arg)
 {
+    struct dirent *e;
     DIR *dir;
     int rc = 0;
 
@@ -75,26 +120,8 @@ static int list_fan(kv_store_v1 *h, int fan, kv_store_each_fn each, void *arg)
     dir = kvs_file_dir(h->fan[fan]);
     if (!dir)
         return -errno;
-    for (struct dirent *e; rc == 0 && (e = readdir(dir));) {
-        uint8_t key[KVS_FILE_KEY_MAX];
-        int len;
-        kv_store_entry entry = {.size = sizeof(entry), .hash = key, .len = UINT64_MAX};
-        struct kvs_file_sum sum = {0};
-        struct stat st = {0};
-
-        if (kvs_file_chunk_name(key, &len, e->d_name) != fan)
-            continue;
-        rc = stat_chunk(h, key, (size_t)len, e->d_name, &st, &sum);
-        if (rc == 0)
-            entry.len = sum.len;
-        if (rc == -ENOENT || rc == -EISDIR) {
-            rc = 0;
-            continue;
-        }
-        entry.hash_len = (size_t)len;
-        entry.used_s = used_s(&st);
-        rc = each(arg, &entry);
-    }
+    while (rc == 0 && (rc = kvs_file_next(dir, &e)) > 0)
+        rc = list_chunk(h, fan, e->d_name, each, arg);
     closedir(dir);
     return rc;
 }
@@ -186,23 +213,31 @@ static int add_manifest(void *arg, const kv_store_entry *entry)
 }
 
 /* Count the chunks of a fan-out from names and sizes, without reading checksums. */
-static void count_fan(kv_store_v1 *h, int fan, kv_store_stats *ret)
+static int count_fan(kv_store_v1 *h, int fan, kv_store_stats *ret)
 {
-    DIR *dir = kvs_file_dir(h->fan[fan]);
     uint8_t key[KVS_FILE_KEY_MAX];
+    struct dirent *e;
     struct stat st;
-    int len;
+    int len, rc = 0;
+    DIR *dir;
 
+    if (h->fan[fan] < 0) /* an incomplete store: the fan-out holds no chunk */
+        return 0;
+    dir = kvs_file_dir(h->fan[fan]);
     if (!dir)
-        return;
-    for (struct dirent *e; (e = readdir(dir));) {
-        if (kvs_file_chunk_name(key, &len, e->d_name) != fan ||
-            fstatat(h->fan[fan], e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISREG(st.st_mode))
-            continue;
-        ret->n_chunks++;
-        ret->bytes += (uint64_t)st.st_size;
+        return -errno;
+    while (rc == 0 && (rc = kvs_file_next(dir, &e)) > 0) {
+        rc = kvs_file_chunk_name(key, &len, e->d_name) == fan
+                 ? kvs_file_stat(h->fan[fan], e->d_name, &st)
+                 : 0;
+        if (rc > 0) {
+            ret->n_chunks++;
+            ret->bytes += (uint64_t)st.st_size;
+            rc = 0;
+        }
     }
     closedir(dir);
+    return rc;
 }
 
 int kvs_file_stats(kv_store_v1 *h, kv_store_stats *ret)
@@ -213,10 +248,10 @@ int kvs_file_stats(kv_store_v1 *h, kv_store_stats *ret)
 
     if (rc == 0)
         rc = kvs_file_list_manifests(h, add_manifest, &all.n_manifests);
+    for (int fan = 0; fan < KVS_FILE_FANS && rc == 0; fan++)
+        rc = count_fan(h, fan, &all);
     if (rc < 0)
         return rc;
-    for (int fan = 0; fan < KVS_FILE_FANS; fan++)
-        count_fan(h, fan, &all);
     all.limit_bytes = h->opts.limit;
     all.puts = atomic_load(&h->puts);
     all.put_hits = atomic_load(&h->put_hits);

@@ -154,12 +154,12 @@ int kvs_file_open_read(int dirfd, const char *name, struct stat *ret_st)
     if (dirfd < 0) /* a folder that couldn't be opened, and why */
         return dirfd;
     fd = openat(dirfd, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    if (fd >= 0 && fstat(fd, ret_st) == 0 && S_ISREG(ret_st->st_mode))
+    error = fd < 0 || fstat(fd, ret_st) < 0 ? errno : 0;
+    if (error == 0 && S_ISREG(ret_st->st_mode))
         return fd;
-    error = errno;
     if (fd >= 0)
         close(fd);
-    if (fd < 0 && error != ELOOP && error != ENXIO) /* ELOOP: links; ENXIO: sockets and devices */
+    if (error && error != ELOOP && error != ENXIO) /* ELOOP: links; ENXIO: sockets and devices */
         return -error;
     return fstatat(dirfd, name, ret_st, AT_SYMLINK_NOFOLLOW) < 0 ? -errno : -EBADMSG;
 }

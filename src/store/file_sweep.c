@@ -214,10 +214,15 @@ static void sweep_one(struct sweep *s, int fan, const char *hex)
 {
     uint8_t key[KVS_FILE_KEY_MAX];
     struct stat st;
-    int len, rc;
+    int len, rc = kvs_file_chunk_name(key, &len, hex) == fan
+                      ? kvs_file_stat(s->h->fan[fan], hex, &st)
+                      : 0;
 
-    if (kvs_file_chunk_name(key, &len, hex) != fan ||
-        fstatat(s->h->fan[fan], hex, &st, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISREG(st.st_mode))
+    if (rc < 0) {
+        s->sums.errors++;
+        kvs_file_fail(s->h, -rc, "can't look at a chunk", hex);
+    }
+    if (rc <= 0)
         return;
     if (st.st_nlink > 1 || st.st_mtime > s->before_s ||
         kvs_file_see(&st).mtime_ns >= s->leased_ns || is_pending(s->h, key, (size_t)len) ||
@@ -237,7 +242,9 @@ static void sweep_one(struct sweep *s, int fan, const char *hex)
 
 static int sweep_fan(struct sweep *s, int fan)
 {
+    struct dirent *e;
     DIR *dir;
+    int rc;
 
     if (s->h->fan[fan] < 0) /* an incomplete store: the fan-out holds no chunk */
         return 0;
@@ -246,11 +253,11 @@ static int sweep_fan(struct sweep *s, int fan)
         return -errno;
     kvs_file_lock(s->h->fan[fan], LOCK_EX);
     s->leased_ns = kvs_file_leased_since(s->h);
-    for (struct dirent *e; (e = readdir(dir));)
+    while ((rc = kvs_file_next(dir, &e)) > 0)
         sweep_one(s, fan, e->d_name);
     flock(s->h->fan[fan], LOCK_UN);
     closedir(dir);
-    return 0;
+    return rc;
 }
 
 int kvs_file_sweep(kv_store_v1 *h, uint64_t min_age_s, kv_store_live_fn live, void *arg,
@@ -328,15 +335,19 @@ static int scan_fan(kv_store_v1 *h, int fan, struct scan *scan)
 {
     DIR *dir = kvs_file_dir(h->fan[fan]);
     uint8_t key[KVS_FILE_KEY_MAX];
+    struct dirent *e;
     struct stat st;
     int rc = 0, len;
 
     if (!dir)
         return -errno;
-    for (struct dirent *e; rc == 0 && (e = readdir(dir));) {
+    while (rc == 0 && (rc = kvs_file_next(dir, &e)) > 0) {
+        /* a file that can't be looked at stays, and must not stop every save */
         if (kvs_file_chunk_name(key, &len, e->d_name) == fan &&
-            fstatat(h->fan[fan], e->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode))
+            kvs_file_stat(h->fan[fan], e->d_name, &st) > 0)
             rc = scan_add(scan, fan, e->d_name, &st);
+        else
+            rc = 0;
     }
     closedir(dir);
     return rc;
