@@ -155,11 +155,12 @@ static int exists(kv_store_v1 *h, const uint8_t *key, size_t key_len)
         return 1;
     kvs_file_hex(hex, key, key_len);
     rc = stat_chunk(h, key, key_len, hex, &st, &sum);
-    if (kvs_file_passing(rc))
-        return rc;
     if (rc == -EBADMSG || rc == -EISDIR || rc == -ENODATA)
         return KV_STORE_PRESENT_BAD;
-    return rc == 0;
+    if (rc == -ENOENT)
+        return 0;
+    /* others fail for now: a caller that takes the chunk for missing may forget it */
+    return rc < 0 ? rc : 1;
 }
 
 int kvs_file_exists(kv_store_v1 *h, const uint8_t *keys, size_t key_len, size_t n,

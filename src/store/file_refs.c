@@ -127,18 +127,15 @@ static int keep_once(void *arg, const kv_store_entry *entry)
 {
     struct compaction *c = arg;
     struct kvs_file_pending *e;
-    uint8_t present = !c->alone;
-    int rc = 0;
+    uint8_t present = 1;
 
     if (kvs_file_map_reserve(&c->seen) < 0)
         return -ENOMEM;
     if (kvs_file_map_find(&c->seen, entry->hash, entry->hash_len))
         return 0;
-    if (c->alone)
-        rc = kvs_file_exists(c->h, entry->hash, entry->hash_len, 1, &present);
-    if (rc < 0)
-        return rc;
-    if (!present)
+    /* a chunk of which nothing can be said now keeps its record */
+    if (c->alone && kvs_file_exists(c->h, entry->hash, entry->hash_len, 1, &present) == 0 &&
+        !present)
         return 0; /* evicted: a save that puts it again notes it again */
     e = kvs_file_pending_new(entry->hash, entry->hash_len);
     if (!e)

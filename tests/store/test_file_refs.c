@@ -36,7 +36,7 @@ int renameat(int a, const char *from, int b, const char *to)
 }
 
 static char unopenable[KVS_FILE_HEX];
-static int n_refused;
+static int n_refused, refusal;
 
 int openat(int at, const char *path, int flags, ...)
 {
@@ -49,7 +49,7 @@ int openat(int at, const char *path, int flags, ...)
     va_end(args);
     if (*unopenable && strcmp(path, unopenable) == 0) {
         n_refused++;
-        errno = EMFILE;
+        errno = refusal;
         return -1;
     }
     return REAL(int, openat, (int, const char *, int, ...))(at, path, flags, mode);
@@ -141,21 +141,29 @@ static void compaction_forgets_what_is_gone(void **state)
     kvs_file_vtable()->close(first);
 }
 
-/* A file that can't be opened for want of descriptors does not count as missing. */
-static void compaction_without_descriptors(void **state)
+/* A file that can't be opened now, whatever the reason, does not count as missing. */
+static void compaction_of_what_does_not_open(void **state)
 {
-    uint8_t key[8];
+    static const int errors[] = {EMFILE, EIO, EACCES, ESTALE};
+    uint8_t key[8], present;
     (void)state;
 
     first = unit_open("");
-    assert_int_equal(unit_put(first, 5002, blob, 100), 0);
-    assert_int_equal(unit_publish(first, "many", ""), 0);
-    unit_key(key, 5002);
-    kvs_file_hex(unopenable, key, 8);
-    fill(60);
-    *unopenable = '\0';
-    assert_true(n_refused > 0); /* it was compacted, or tried */
-    assert_true(noted(first, "many", 5002) > 0);
+    for (size_t i = 0; i < KV_COUNT(errors); i++) {
+        uint64_t n = 5002 + i;
+
+        assert_int_equal(unit_put(first, n, blob, 100), 0);
+        assert_int_equal(unit_publish(first, "many", ""), 0);
+        unit_key(key, n);
+        kvs_file_hex(unopenable, key, 8);
+        refusal = errors[i];
+        n_refused = 0;
+        fill(60);
+        assert_true(n_refused > 0); /* it was compacted, or tried */
+        assert_int_equal(kvs_file_ext()->exists_chunks(first, key, 8, 1, &present), -errors[i]);
+        *unopenable = '\0';
+        assert_true(noted(first, "many", n) > 0);
+    }
     kvs_file_vtable()->close(first);
 }
 
@@ -416,7 +424,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(compaction_spares_what_others_publish),
         cmocka_unit_test(compaction_forgets_what_is_gone),
-        cmocka_unit_test(compaction_without_descriptors),
+        cmocka_unit_test(compaction_of_what_does_not_open),
         cmocka_unit_test(deletion_beside_publication),
         cmocka_unit_test(threads_share_a_handle),
         cmocka_unit_test(snapshot_amid_a_save),
