@@ -239,7 +239,8 @@ KV_API int kvs_list_chunks(struct kvs_store *store, kv_store_each_fn each, void 
  *
  * The chunks still belong to a save that hasn't ended: a file store's limit, gc and eviction keep
  * them until kvs_put_manifest or kvs_close, at the cost of further links in the directory. A handle
- * that only puts and flushes must publish a manifest now and then; an empty one will do.
+ * that only puts and flushes must publish a manifest now and then; an empty one will do. The
+ * manifests of kvs_save release only the chunks that they name.
  */
 KV_API int kvs_flush(struct kvs_store *store);
 

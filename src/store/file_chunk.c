@@ -192,8 +192,10 @@ static bool is_pending(kv_store_v1 *h, const uint8_t *key, size_t key_len)
     pthread_mutex_lock(&h->lock);
     e = kvs_file_map_find(&h->map, key, key_len);
     there = e && kvs_file_is_held(e);
-    if (there)
-        e->again = true;
+    if (there) {
+        e->puts++;
+        e->settled = false;
+    }
     pthread_mutex_unlock(&h->lock);
     return there;
 }
@@ -228,18 +230,20 @@ static int insert(kv_store_v1 *h, struct kvs_file_pending *e)
     pthread_mutex_lock(&h->lock);
     rc = kvs_file_map_reserve(&h->map);
     old = kvs_file_map_find(&h->map, e->key, e->key_len);
+    e->puts = 1;
     if (rc == 0 && old && !kvs_file_is_held(old)) {
         kvs_file_map_remove(&h->map, old);
+        e->puts += old->puts;
         old->gone = true;
         drop = old->busy ? NULL : old; /* a busy entry is freed by its publication */
         old = NULL;
     }
     if (rc == 0 && !old) {
-        e->again = true;
         kvs_file_map_add(&h->map, e);
         e = NULL;
     } else if (old) {
-        old->again = true;
+        old->puts++;
+        old->settled = false;
         rc = 1;
     }
     pthread_mutex_unlock(&h->lock);

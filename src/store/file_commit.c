@@ -28,6 +28,11 @@
  * our own format that names a lost chunk fails until the chunk is put again. Flushes, manifests of
  * another format, and those of ours that name no chunk may need any chunk, so they fail while a
  * chunk is lost.
+ *
+ * Several saves may use one handle. Each publication makes all pending chunks durable. A manifest of
+ * our own format releases the chunks that it names, as often as it names them; others belong to
+ * other saves and stay pinned. A flush releases none, another manifest all. A manifest of ours may
+ * then name chunks that are no longer pending: they are looked at like hits.
  */
 #include <fcntl.h>
 #include <sys/file.h>
@@ -36,60 +41,15 @@
 #include "base/log.h"
 #include "base/own_manifest.h"
 #include "store/file_commit.h"
-#include "store/manifest.h"
 
 static void commit_fini(struct kvs_file_commit *c)
 {
     if (c->refs_fd >= 0)
         close(c->refs_fd);
+    kvs_file_map_fini(&c->named);
     free(c->entries);
     free(c->fds);
     free(c->tmps);
-}
-
-/* Mark, under `lock`, the entries that the manifest needs. A manifest of our own format needs only
- * the chunks that it names; other pending chunks are of saves that were given up. One that names no
- * chunk is how callers with keys of their own publish (the object tier), so it needs all. */
-static void mark_needed(kv_store_v1 *h, const struct kvs_file_commit *c,
-                        const struct kvs_manifest *m)
-{
-    bool all = !m || m->n_chunks == 0;
-
-    for (size_t i = 0; i < c->n; i++)
-        c->entries[i]->needed = all;
-    for (size_t i = 0; m && i < m->n_chunks; i++) {
-        struct kvs_file_pending *e =
-            kvs_file_map_find(&h->map, m->chunks[i].key, sizeof(m->chunks[i].key));
-
-        if (e)
-            e->needed = true;
-    }
-}
-
-/* Collect all pending entries. @m: the manifest, or NULL when its format doesn't tell what it
- * needs. */
-static int collect(kv_store_v1 *h, struct kvs_file_commit *c, const struct kvs_manifest *m)
-{
-    int rc = 0;
-
-    *c = (struct kvs_file_commit){.refs_fd = -1};
-    pthread_mutex_lock(&h->lock);
-    c->entries = malloc((h->map.n + 1) * sizeof(struct kvs_file_pending *));
-    c->fds = malloc((h->map.n + 2) * sizeof(*c->fds));
-    c->tmps = malloc((h->map.n + 2) * sizeof(*c->tmps));
-    if (!c->entries || !c->fds || !c->tmps)
-        rc = -ENOMEM;
-    for (size_t i = 0; i < h->map.n_buckets && rc == 0; i++) {
-        for (struct kvs_file_pending *e = h->map.buckets[i]; e; e = e->next) {
-            e->busy = true;
-            e->again = e->tried = false;
-            c->entries[c->n++] = e;
-            c->fans[kvs_file_fan(e->key)] = true;
-        }
-    }
-    mark_needed(h, c, m);
-    pthread_mutex_unlock(&h->lock);
-    return rc;
 }
 
 /* Place all entries. Continue behind a lost chunk, so that the next save learns of all lost chunks
@@ -229,7 +189,7 @@ static int carry_out(kv_store_v1 *h, struct kvs_file_commit *c, const char *file
         if (rc < 0)
             kvs_file_fail(h, -rc, "can't publish a manifest", file);
     }
-    kvs_file_commit_pin(h, c, !file || rc < 0);
+    kvs_file_commit_pin(h, c, rc < 0);
     lock_fans(h, c, LOCK_UN);
     return rc;
 }
@@ -244,7 +204,7 @@ static int publish_locked(kv_store_v1 *h, const char *file, uint64_t n, int fd, 
 
     if (!opaque)
         kvs_manifest_decode(data, len, &m);
-    rc = collect(h, &c, m);
+    rc = kvs_file_commit_collect(h, &c, m, !file);
     kvs_manifest_free(m);
     c.opaque = opaque;
     if (rc == 0) {
@@ -254,7 +214,7 @@ static int publish_locked(kv_store_v1 *h, const char *file, uint64_t n, int fd, 
         if (rc == 0 && file)
             kvs_file_history_add(h, c.entries, c.n, c.opaque);
         if (rc == 0)
-            kvs_file_commit_finish(h, &c, !file);
+            kvs_file_commit_finish(h, &c);
         else
             kvs_file_commit_give_up(h, &c, suspect);
     }

@@ -7,10 +7,12 @@
 #define KV_STORE_FILE_COMMIT_H
 
 #include "store/file_impl.h"
+#include "store/manifest.h"
 
-/** A publication under way, with all chunks that were pending when it began. */
+/** A publication under way, with all chunks that it has to put into place. */
 struct kvs_file_commit {
     struct kvs_file_pending **entries; /* busy ones: only this publication frees them */
+    struct kvs_file_map named;         /* those of them that it names and that weren't pending */
     int *fds;                          /* descriptors of the files to sync (n_fds) */
     uint64_t *tmps;
     size_t n, n_sync;
@@ -26,6 +28,16 @@ struct kvs_file_commit {
 
 /* -- Files to sync (file_commit_prepare.c) ----------------------------------------------------- */
 
+/* -- What it is for (file_commit_collect.c) ---------------------------------------------------- */
+
+/**
+ * Collect the chunks to put into place: pending ones, but those that earlier publications have put
+ * there and that this one doesn't need; and what @m names. @m: the manifest, or NULL when its format
+ * doesn't tell what it needs. @flush: there is no manifest.
+ */
+int kvs_file_commit_collect(kv_store_v1 *h, struct kvs_file_commit *c, const struct kvs_manifest *m,
+                            bool flush);
+
 /** True when the chunk is lost and the manifest doesn't need it. */
 bool kvs_file_is_skipped(kv_store_v1 *h, const struct kvs_file_pending *e);
 /** Note that a chunk's bytes are gone. */
@@ -39,16 +51,15 @@ int kvs_file_commit_prepare(kv_store_v1 *h, struct kvs_file_commit *c);
 /* -- The end (file_commit_end.c) --------------------------------------------------------------- */
 
 /**
- * Give chunks that stay pending after they were moved into place a link in tmp/, as hits have:
- * those put once more during the publication, and with @keep all.
+ * Give chunks that stay pending after they were moved into place a link in tmp/, as hits have; with
+ * @keep to all.
  */
 void kvs_file_commit_pin(kv_store_v1 *h, struct kvs_file_commit *c, bool keep);
 /**
- * Release the pins of published chunks. Chunks that another save has put meanwhile stay pinned for
- * that save. @keep, after a flush without a manifest: all stay pinned, for the manifest that
- * follows.
+ * Release the pins of published chunks. Those that another save has put stay pinned for that save,
+ * and all after a flush without a manifest.
  */
-void kvs_file_commit_finish(kv_store_v1 *h, struct kvs_file_commit *c, bool keep);
+void kvs_file_commit_finish(kv_store_v1 *h, struct kvs_file_commit *c);
 /**
  * Keep all entries pending after a failure, lost ones too: a later manifest may need any of them.
  * @suspect: a sync failed, so write the files anew; those in place were synced before.

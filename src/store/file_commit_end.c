@@ -4,15 +4,16 @@
 
 #include "store/file_commit.h"
 
-/* Release an entry, under `lock`. It leaves the map unless it @stays pending. */
-static void let_go(kv_store_v1 *h, struct kvs_file_pending **at, bool stays)
+/* Release an entry, under `lock`. It leaves the map unless puts of it wait for another manifest. */
+static void let_go(kv_store_v1 *h, struct kvs_file_pending **at)
 {
     struct kvs_file_pending *e = *at;
 
     e->busy = false;
+    e->taken = 0;
     if (e->gone)
         return; /* freed by the caller */
-    if (stays)
+    if (e->puts)
         *at = NULL;
     else
         kvs_file_map_remove(&h->map, e);
@@ -27,7 +28,8 @@ static void free_entries(kv_store_v1 *h, struct kvs_file_commit *c)
 /* True, under `lock`, when nothing but its age keeps a chunk that stays pending. */
 static bool wants_pin(const struct kvs_file_pending *e, bool keep)
 {
-    return !e->pinned && !e->leased && !e->tried && e->state != KVS_FILE_LOST && (e->again || keep);
+    return !e->pinned && !e->leased && !e->tried && !e->gone && e->state != KVS_FILE_LOST &&
+           (e->puts > e->taken || keep);
 }
 
 void kvs_file_commit_pin(kv_store_v1 *h, struct kvs_file_commit *c, bool keep)
@@ -57,16 +59,16 @@ void kvs_file_commit_pin(kv_store_v1 *h, struct kvs_file_commit *c, bool keep)
 
 /* Take `lock` at a moment when every chunk that stays pending has a pin; other threads put chunks
  * meanwhile. */
-static void lock_pinned(kv_store_v1 *h, struct kvs_file_commit *c, bool keep)
+static void lock_pinned(kv_store_v1 *h, struct kvs_file_commit *c)
 {
     for (bool wanted = true; wanted;) {
         wanted = false;
         pthread_mutex_lock(&h->lock);
         for (size_t i = 0; i < c->n; i++)
-            wanted |= wants_pin(c->entries[i], keep);
+            wanted |= wants_pin(c->entries[i], false);
         if (wanted) {
             pthread_mutex_unlock(&h->lock);
-            kvs_file_commit_pin(h, c, keep);
+            kvs_file_commit_pin(h, c, false);
         }
     }
 }
@@ -81,20 +83,23 @@ static size_t take_lease(struct kvs_file_pending *e)
     return leased;
 }
 
-void kvs_file_commit_finish(kv_store_v1 *h, struct kvs_file_commit *c, bool keep)
+void kvs_file_commit_finish(kv_store_v1 *h, struct kvs_file_commit *c)
 {
     struct kvs_file_note *notes = malloc((c->n + 1) * sizeof(*notes));
     size_t n = 0, n_leases = 0;
 
-    lock_pinned(h, c, keep);
+    lock_pinned(h, c);
     for (size_t i = 0; i < c->n; i++) {
         struct kvs_file_pending *e = c->entries[i];
         bool lost = e->state == KVS_FILE_LOST;
 
         n_leases += take_lease(e);
-        if (!lost)
+        if (!lost) {
             e->state = KVS_FILE_HIT;
-        let_go(h, &c->entries[i], e->again || keep || lost);
+            e->puts -= KV_MIN(e->puts, e->taken);
+        }
+        e->settled = !lost && (e->pinned || e->leased);
+        let_go(h, &c->entries[i]);
         if (notes && !lost && e->sure && c->entries[i])
             notes[n++] = (struct kvs_file_note){e->key, e->key_len, e->seen};
     }
@@ -122,7 +127,7 @@ void kvs_file_commit_give_up(kv_store_v1 *h, struct kvs_file_commit *c, bool sus
         if (suspect && e->state == KVS_FILE_PUT && e->pinned)
             e->state = KVS_FILE_SUSPECT;
         n_leases += take_lease(e);
-        let_go(h, &c->entries[i], true);
+        let_go(h, &c->entries[i]);
     }
     pthread_mutex_unlock(&h->lock);
     kvs_file_leases_end(h, n_leases);

@@ -77,7 +77,8 @@ void kvs_file_history_add(kv_store_v1 *h, struct kvs_file_pending *const *entrie
     b = batch_at(history, history->n++);
     *b = (struct kvs_file_batch){.thread = this_thread(), .noted = noted, .opaque = noted};
     for (size_t i = 0; i < n; i++)
-        kvs_file_add_record(&b->records, entries[i]->key, entries[i]->key_len);
+        if (entries[i]->needed) /* others stay pending */
+            kvs_file_add_record(&b->records, entries[i]->key, entries[i]->key_len);
     history->bytes += b->records.len;
     while (kv_history_is_full(history->n, history->bytes))
         drop_oldest(history);

@@ -149,11 +149,19 @@ struct kvs_file_pending {
     bool sure;                 /* the chunk in place is verified, and its state noted in `seen` */
     struct kvs_file_seen seen; /* state of a hit's file, or of the file put into place; else zero */
     bool busy;                 /* a publication works on it */
-    bool again;                /* put once more during the publication: stays pinned */
-    bool tried;                /* the publication tried to pin it because of `again` */
-    bool needed;               /* the publication's manifest names it, or may need all chunks */
-    bool gone;                 /* left the map while busy: lost or suspect, and put anew */
-    bool leased;               /* a hit that the handle's lease keeps, with no file in tmp/ */
+    /* puts since the last manifest that needed the chunk: it stays pending until a manifest has
+     * named it, or a failed save has taken it back, as often as it was put */
+    uint64_t puts;
+    uint64_t taken; /* those of them that the publication under way is for */
+    /* a publication that it stays pending after has put it into place, durably, and pinned it;
+     * nobody has put it since */
+    bool settled;
+    bool tried;  /* the publication tried to pin it for those that come after */
+    bool needed; /* the publication's manifest names it, or may need all chunks */
+    /* isn't in the map while busy: lost or suspect, and put anew; or named by the manifest and
+     * not pending */
+    bool gone;
+    bool leased; /* a hit that the handle's lease keeps, with no file in tmp/ */
     /* PUT with a copy of the chunk in place, which can be neither pinned nor touched */
     bool copy;
     bool pinned; /* has a file in tmp/ */
@@ -182,6 +190,8 @@ struct kvs_file_pending *kvs_file_map_find(const struct kvs_file_map *map, const
                                            size_t len);
 void kvs_file_map_add(struct kvs_file_map *map, struct kvs_file_pending *entry);
 void kvs_file_map_remove(struct kvs_file_map *map, const struct kvs_file_pending *entry);
+/** Free the buckets, not the entries. */
+void kvs_file_map_fini(struct kvs_file_map *map);
 struct kvs_file_pending *kvs_file_pending_new(const void *key, size_t len);
 
 /* -- What was published lately (file_history.c) ------------------------------------------------ */

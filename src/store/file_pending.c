@@ -57,6 +57,12 @@ void kvs_file_map_remove(struct kvs_file_map *map, const struct kvs_file_pending
     map->n--;
 }
 
+void kvs_file_map_fini(struct kvs_file_map *map)
+{
+    free(map->buckets);
+    *map = (struct kvs_file_map){0};
+}
+
 struct kvs_file_pending *kvs_file_pending_new(const void *key, size_t len)
 {
     struct kvs_file_pending *e = calloc(1, sizeof(*e) + len);

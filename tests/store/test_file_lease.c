@@ -263,7 +263,7 @@ static void lost_hits_fail_what_needs_them(void **state)
 
     for (uint64_t i = 1; i < 3; i++)
         assert_int_equal(put_one(other, i), 0);
-    assert_int_equal(publish_one(other, 1), 0);
+    assert_int_equal(unit_publish(other, "opaque", "x"), 0);
     for (uint64_t i = 1; i < 3; i++)
         assert_int_equal(put_one(h, i), 1);
     age_lease(h, KVS_FILE_LEASE_S + 1);

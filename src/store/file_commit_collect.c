@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+/** The chunks of a publication: which it puts into place, which it needs, and which it releases. */
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "store/file_commit.h"
+
+/* True for manifests that say what they need. Those of our own format that name no chunk are how
+ * callers with keys of their own publish (the object tier), so they need all. */
+static bool names_chunks(const struct kvs_manifest *m)
+{
+    return m && m->n_chunks > 0;
+}
+
+/* Add a chunk that is named and not pending: another publication of this handle has released it, or
+ * it was never put here. */
+static int add_named(struct kvs_file_commit *c, const uint8_t *key, size_t len)
+{
+    struct kvs_file_pending *e;
+
+    if (kvs_file_map_find(&c->named, key, len))
+        return 0;
+    e = kvs_file_map_reserve(&c->named) < 0 ? NULL : kvs_file_pending_new(key, len);
+    if (!e)
+        return -ENOMEM;
+    e->state = KVS_FILE_HIT;
+    e->needed = e->busy = e->gone = true;
+    kvs_file_map_add(&c->named, e);
+    c->entries[c->n++] = e;
+    c->fans[kvs_file_fan(key)] = true;
+    return 0;
+}
+
+/* Mark, under `lock`, the pending chunks that the manifest names; others are of other saves. */
+static int mark_named(kv_store_v1 *h, struct kvs_file_commit *c, const struct kvs_manifest *m)
+{
+    int rc = 0;
+
+    for (size_t i = 0; i < m->n_chunks && rc == 0; i++) {
+        const uint8_t *key = m->chunks[i].key;
+        struct kvs_file_pending *e = kvs_file_map_find(&h->map, key, sizeof(m->chunks[i].key));
+
+        if (e) {
+            e->needed = true;
+            e->taken += e->taken < e->puts;
+        } else {
+            rc = add_named(c, key, sizeof(m->chunks[i].key));
+        }
+    }
+    return rc;
+}
+
+/* Take, under `lock`, a pending chunk that the publication needs, or that isn't durable yet. */
+static void take(struct kvs_file_commit *c, struct kvs_file_pending *e, bool release)
+{
+    if (!release && e->settled && e->state == KVS_FILE_HIT)
+        return;
+    e->busy = true;
+    e->tried = false;
+    c->entries[c->n++] = e;
+    c->fans[kvs_file_fan(e->key)] = true;
+}
+
+static int collect(kv_store_v1 *h, struct kvs_file_commit *c, const struct kvs_manifest *m,
+                   bool flush)
+{
+    bool all = !names_chunks(m);
+    int rc = 0;
+
+    for (size_t i = 0; i < h->map.n_buckets; i++) {
+        for (struct kvs_file_pending *e = h->map.buckets[i]; e; e = e->next) {
+            e->needed = all;
+            e->taken = all && !flush ? e->puts : 0;
+        }
+    }
+    if (!all)
+        rc = mark_named(h, c, m);
+    for (size_t i = 0; i < h->map.n_buckets && rc == 0; i++) {
+        for (struct kvs_file_pending *e = h->map.buckets[i]; e; e = e->next)
+            take(c, e, e->needed && !flush);
+    }
+    return rc;
+}
+
+/* Note the state of a chunk that is in place and was verified since it changed, as a put does. */
+static void look(kv_store_v1 *h, struct kvs_file_pending *e)
+{
+    int fan = h->fan[kvs_file_fan(e->key)];
+    char hex[KVS_FILE_HEX];
+    struct stat st;
+
+    kvs_file_hex(hex, e->key, e->key_len);
+    if (kvs_file_stat(fan, hex, &st) <= 0)
+        return;
+    e->seen = kvs_file_see(&st);
+    e->known = kvs_file_known(h, e->key, e->key_len, &e->seen);
+    if (!e->known)
+        e->seen = (struct kvs_file_seen){0};
+}
+
+int kvs_file_commit_collect(kv_store_v1 *h, struct kvs_file_commit *c, const struct kvs_manifest *m,
+                            bool flush)
+{
+    size_t n = m ? m->n_chunks : 0;
+    int rc = 0;
+
+    *c = (struct kvs_file_commit){.refs_fd = -1};
+    pthread_mutex_lock(&h->lock);
+    n += h->map.n + 2; /* a file of notes and the manifest are synced, too */
+    c->entries = malloc(n * sizeof(struct kvs_file_pending *));
+    c->fds = malloc(n * sizeof(*c->fds));
+    c->tmps = malloc(n * sizeof(*c->tmps));
+    if (!c->entries || !c->fds || !c->tmps)
+        rc = -ENOMEM;
+    if (rc == 0)
+        rc = collect(h, c, m, flush);
+    pthread_mutex_unlock(&h->lock);
+    for (size_t i = 0; i < c->n; i++) {
+        if (c->entries[i]->gone && rc == 0)
+            look(h, c->entries[i]);
+        else if (rc < 0)
+            kvs_file_pending_free(h, c->entries[i]);
+    }
+    return rc;
+}

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Several saves on one handle: each publication leaves the others what they count on. */
+#include "base/clock.h"
+#include "store/file_unit.h"
+#include "store/manifest.h"
+
+enum { BYTES = 1000 };
+
+static uint8_t blob[BYTES + 256];
+static kv_store_v1 *h, *other;
+
+static int setup(void **state)
+{
+    uint64_t rng = 5;
+    int rc = unit_make_dir(state);
+
+    for (size_t i = 0; i < sizeof(blob); i++)
+        blob[i] = (uint8_t)unit_random(&rng);
+    if (rc == 0) {
+        h = unit_open("");
+        other = unit_open("");
+    }
+    return rc;
+}
+
+static int teardown(void **state)
+{
+    kvs_file_vtable()->close(h);
+    kvs_file_vtable()->close(other);
+    assert_int_equal(unit_count(".kvasir/tmp"), 0);
+    return unit_rm_dir(state);
+}
+
+static void key_of(uint8_t key[16], uint8_t n)
+{
+    memset(key, n, 16);
+}
+
+static int put(kv_store_v1 *handle, uint8_t n)
+{
+    uint8_t key[16];
+
+    key_of(key, n);
+    return kvs_file_vtable()->put_chunk(handle, key, sizeof(key), blob + n, BYTES);
+}
+
+/* Publish a manifest of our own format that names the chunks in @names. */
+static int publish(const char *name, const char *names)
+{
+    struct kvs_manifest m = {.format = KVS_FORMAT_BYTES};
+    struct kv_buf buf = KV_BUF_INIT;
+    uint8_t key[16];
+    int rc;
+
+    for (; *names; names++) {
+        key_of(key, (uint8_t)*names);
+        assert_int_equal(kvs_manifest_add(&m, key, BYTES), 0);
+    }
+    assert_int_equal(kvs_manifest_encode(&m, &buf), 0);
+    rc = kvs_file_vtable()->put_manifest(h, name, (const uint8_t *)buf.data, buf.len);
+    kv_buf_fini(&buf);
+    free(m.chunks);
+    return rc;
+}
+
+/* Delete what no handle holds, whatever its age; returns how many chunks that were. */
+static int sweep(void)
+{
+    kv_store_swept swept = {.size = sizeof(swept)};
+
+    assert_int_equal(kvs_file_ext()->sweep_chunks(other, 0, NULL, NULL, &swept), 0);
+    return (int)swept.deleted;
+}
+
+static bool is_there(uint8_t n)
+{
+    uint8_t key[16], *data;
+    size_t len;
+
+    key_of(key, n);
+    if (kvs_file_vtable()->get_chunk(other, key, sizeof(key), &data, &len) < 0)
+        return false;
+    free(data);
+    return true;
+}
+
+/* Path of chunk @n, whose age becomes an hour. */
+static const char *make_old(uint8_t n)
+{
+    static char path[512];
+    struct timespec times[2] = {{.tv_sec = time(NULL) - 3600}, {.tv_sec = time(NULL) - 3600}};
+    char hex[KVS_FILE_HEX];
+    uint8_t key[16];
+
+    key_of(key, n);
+    kvs_file_hex(hex, key, sizeof(key));
+    snprintf(path, sizeof(path), "%s/chunks/%c/%s", unit_dir, *hex, hex);
+    assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
+    return path;
+}
+
+/* Chunks that a manifest doesn't name are durable, and still pinned for the save they are of. */
+static void others_chunks_stay_pinned(void **state)
+{
+    (void)state;
+    assert_int_equal(put(h, 'a'), 0);
+    assert_int_equal(put(h, 'b'), 0);
+    assert_int_equal(publish("a", "a"), 0);
+    assert_true(is_there('b'));
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(sweep(), i == 0); /* a */
+        assert_int_equal(put(h, 'c'), 0);
+        assert_int_equal(publish("c", "c"), 0);
+        assert_int_equal(sweep(), 1); /* c */
+    }
+    assert_int_equal(put(other, 'd'), 0);
+    assert_int_equal(unit_publish(other, "d", "x"), 0);
+    assert_int_equal(put(h, 'd'), 1); /* a hit is leased as long */
+    assert_int_equal(publish("b", "b"), 0);
+    assert_int_equal(h->leases, 1);
+    assert_int_equal(publish("d", "d"), 0);
+    assert_int_equal(h->leases, 0);
+    assert_int_equal(sweep(), 2);
+}
+
+/* Two saves of one chunk: the second one's manifest releases it, or one that may need anything. */
+static void shared_chunks_stay_for_the_last(void **state)
+{
+    (void)state;
+    for (int opaque = 0; opaque < 2; opaque++) {
+        assert_int_equal(put(h, 'a'), 0);
+        assert_int_equal(put(h, 'a'), 1); /* an object that has it twice */
+        assert_int_equal(put(h, 'a'), 1); /* another save */
+        assert_int_equal(publish("one", "aa"), 0);
+        assert_int_equal(sweep(), 0);
+        assert_int_equal(opaque ? unit_publish(h, "two", "x") : publish("two", "aaa"), 0);
+        assert_int_equal(sweep(), 1);
+    }
+}
+
+/* A manifest of unknown format releases all. A save that runs on finds its chunks, or fails. */
+static void named_chunks_are_looked_at(void **state)
+{
+    uint8_t zero = 0;
+    int fd;
+    (void)state;
+
+    assert_int_equal(put(h, 'a'), 0);
+    assert_int_equal(put(h, 'b'), 0);
+    assert_int_equal(unit_publish(h, "opaque", "x"), 0);
+    assert_int_equal(put(h, 'c'), 0);
+    make_old('a');
+    assert_int_equal(publish("one", "abcab"), 0);
+    fd = open(make_old('a'), O_WRONLY);
+    assert_int_equal(pwrite(fd, &zero, 1, 0), 1);
+    close(fd);
+    assert_int_equal(publish("two", "bab"), -EIO);
+    assert_int_equal(put(h, 'a'), 0);
+    assert_int_equal(publish("two", "bab"), 0);
+    assert_int_equal(sweep(), 3);
+    assert_int_equal(put(h, 'a'), 0);
+    assert_int_equal(publish("three", "ab"), -EIO);
+    assert_int_equal(kvs_file_ext()->flush(h), 0); /* b was not put, so nothing of ours is lost */
+    assert_int_equal(put(h, 'b'), 0);
+    assert_int_equal(publish("three", "ab"), 0);
+    assert_true(is_there('a') && is_there('b'));
+}
+
+/* A flush, or another save, uses only chunks that were put since they were put into place. */
+static void flushes_use_what_is_new(void **state)
+{
+    const char *path;
+    struct stat st;
+    time_t hour_ago;
+    (void)state;
+
+    assert_int_equal(put(h, 'a'), 0);
+    assert_int_equal(kvs_file_ext()->flush(h), 0);
+    path = make_old('a');
+    hour_ago = time(NULL) - 1800;
+    assert_int_equal(put(h, 'b'), 0);
+    assert_int_equal(kvs_file_ext()->flush(h), 0);
+    assert_int_equal(put(h, 'c'), 0);
+    assert_int_equal(publish("c", "c"), 0);
+    assert_int_equal(stat(path, &st), 0);
+    assert_true(st.st_mtime < hour_ago);
+    assert_int_equal(st.st_nlink, 2);
+    assert_int_equal(put(h, 'a'), 1);
+    assert_int_equal(kvs_file_ext()->flush(h), 0);
+    assert_int_equal(stat(path, &st), 0);
+    assert_true(st.st_mtime > hour_ago);
+    assert_int_equal(unit_publish(h, "opaque", "x"), 0);
+    assert_int_equal(sweep(), 3);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(others_chunks_stay_pinned, setup, teardown),
+        cmocka_unit_test_setup_teardown(shared_chunks_stay_for_the_last, setup, teardown),
+        cmocka_unit_test_setup_teardown(named_chunks_are_looked_at, setup, teardown),
+        cmocka_unit_test_setup_teardown(flushes_use_what_is_new, setup, teardown),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
