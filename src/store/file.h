@@ -9,4 +9,10 @@
 const kv_store_vtable *kvs_file_vtable(void);
 const kv_store_ext *kvs_file_ext(void);
 
+/**
+ * Take back a put of a save that failed. The chunk is dropped unless a manifest has needed it or it
+ * was put more often. Any thread.
+ */
+void kvs_file_take_back(kv_store_v1 *h, const uint8_t *key, size_t key_len);
+
 #endif

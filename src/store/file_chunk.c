@@ -252,6 +252,24 @@ static int insert(kv_store_v1 *h, struct kvs_file_pending *e)
     return rc;
 }
 
+void kvs_file_take_back(kv_store_v1 *h, const uint8_t *key, size_t key_len)
+{
+    struct kvs_file_pending *e = NULL;
+
+    if (kvs_file_check(h, key, key_len) < 0)
+        return;
+    pthread_mutex_lock(&h->lock);
+    e = kvs_file_map_find(&h->map, key, key_len);
+    if (e && e->puts)
+        e->puts--;
+    if (e && (e->puts || e->busy)) /* a publication drops a busy one */
+        e = NULL;
+    if (e)
+        kvs_file_map_remove(&h->map, e);
+    pthread_mutex_unlock(&h->lock);
+    kvs_file_pending_free(h, e);
+}
+
 static int put_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const struct chunk *chunk)
 {
     int rc = kvs_file_check(h, key, key_len), there;

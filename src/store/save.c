@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "store/cut.h"
+#include "store/file.h"
 #include "store/save_verify.h"
 #include "store/store.h"
 
@@ -34,6 +35,7 @@ struct saving {
     struct kvs_result result;
     uint8_t *stored; /* per chunk of the manifest: 1 when its put stored it; NULL: not wanted */
     size_t stored_room;
+    size_t n_put; /* chunks of the manifest that were put */
 };
 
 static int refuse_at(const struct saving *save, size_t chunk, int rc, const char *what)
@@ -55,6 +57,7 @@ static int note_put(struct saving *save, size_t i, int rc)
 {
     if (rc < 0)
         return refuse_at(save, i, rc, "a chunk can't be stored");
+    save->n_put++;
     if (rc == 0) {
         save->result.new_chunks++;
         save->result.new_bytes += save->manifest.chunks[i].len;
@@ -333,6 +336,17 @@ static void tell(const struct saving *save, struct kvs_result *ret)
     memcpy(ret, &result, KV_MIN(ret->size, sizeof(result)));
 }
 
+/* Drop from the file store what a save that failed has put: it would hold the room that later saves
+ * need, until the handle is closed. */
+static void take_back(const struct saving *save)
+{
+    struct kvs_store *store = save->store;
+
+    for (size_t i = 0; i < save->n_put && store->table == kvs_file_vtable(); i++)
+        kvs_file_take_back(store->backend, save->manifest.chunks[i].key,
+                           sizeof(save->manifest.chunks[i].key));
+}
+
 /* True for names that every backend takes (the conformance kit checks that). */
 static bool is_plain(const char *name)
 {
@@ -389,8 +403,10 @@ int kvs_save(struct kvs_store *store, const char *name, kvs_read_fn read, void *
         warn_unparsed(&save);
         tell(&save, ret);
     }
-    if (rc)
+    if (rc) {
+        take_back(&save);
         atomic_store(&store->save_failed, true);
+    }
     atomic_fetch_sub(&store->saves, 1);
     kvs_cutter_fini(&save.cutter);
     if (save.batch)

@@ -199,7 +199,25 @@ static int put_by(int call, struct kvs_store *store, const struct seen *chunk)
     return each;
 }
 
-/* A put that finds its chunk there only because a save that failed has put it: close keeps it. */
+struct failing {
+    struct kvs_store *store;
+    const struct seen *chunk;
+    int call, calls;
+};
+
+/* Let a save fail after another put of a chunk that it has put. */
+static int64_t read_put_fail(void *arg, void *buf, size_t cap)
+{
+    struct failing *f = arg;
+
+    if (f->calls++ == 0)
+        return read_then_fail(&(int){0}, buf, cap);
+    if (f->call < 3)
+        assert_int_equal(put_by(f->call, f->store, f->chunk), 1);
+    return -EIO;
+}
+
+/* A put that finds its chunk there only because a save that fails has put it: close keeps it. */
 static void test_hit_of_failed_save(void **state)
 {
     struct kvs_save_opts opts = KVS_SAVE_OPTS_INIT;
@@ -211,13 +229,12 @@ static void test_hit_of_failed_save(void **state)
     chunk = chunk_of_save(&opts);
     for (int call = 0; call < 4; call++) {
         struct kvs_store *store = backends_open(FILES);
-        int calls = 0, rc;
+        struct failing failing = {.store = store, .chunk = &chunk, .call = call};
         size_t len;
         void *got;
+        int rc;
 
-        assert_int_equal(kvs_save(store, "o", read_then_fail, &calls, &opts, NULL), -EIO);
-        if (call < 3)
-            assert_int_equal(put_by(call, store, &chunk), 1);
+        assert_int_equal(kvs_save(store, "o", read_put_fail, &failing, &opts, NULL), -EIO);
         kvs_close(store);
         store = backends_open(FILES);
         rc = kvs_get_chunk(store, chunk.key, 16, &got, &len);

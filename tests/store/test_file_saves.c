@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Several saves on one handle: each publication leaves the others what they count on. */
 #include "base/clock.h"
+#include "kv_store.h"
 #include "store/file_unit.h"
 #include "store/manifest.h"
 
@@ -8,6 +9,7 @@ enum { BYTES = 1000 };
 
 static uint8_t blob[BYTES + 256];
 static kv_store_v1 *h, *other;
+static uint64_t noise = 7;
 
 static int setup(void **state)
 {
@@ -193,6 +195,71 @@ static void flushes_use_what_is_new(void **state)
     assert_int_equal(sweep(), 3);
 }
 
+static void take_back(uint8_t n)
+{
+    uint8_t key[16];
+
+    key_of(key, n);
+    kvs_file_take_back(h, key, sizeof(key));
+}
+
+/* A save that failed takes back its puts; chunks that others put as well stay. */
+static void puts_are_taken_back(void **state)
+{
+    (void)state;
+    assert_int_equal(put(h, 'a'), 0);
+    assert_int_equal(put(h, 'b'), 0);
+    assert_int_equal(put(h, 'a'), 1);
+    assert_int_equal(unit_count(".kvasir/tmp"), 2);
+    take_back('a');
+    take_back('b');
+    assert_int_equal(unit_count(".kvasir/tmp"), 1);
+    take_back('b'); /* is gone */
+    assert_int_equal(publish("a", "a"), 0);
+    take_back('a');
+    assert_true(is_there('a') && !is_there('b'));
+    assert_int_equal(put(h, 'c'), 0);
+    assert_int_equal(kvs_file_ext()->flush(h), 0);
+    take_back('c'); /* in place by now, and as good as any other */
+    assert_int_equal(unit_count(".kvasir/tmp"), 0);
+    assert_int_equal(sweep(), 2);
+    assert_int_equal(put(other, 'd'), 0);
+    assert_int_equal(unit_publish(other, "d", "x"), 0);
+    assert_int_equal(put(h, 'd'), 1);
+    assert_int_equal(h->leases, 1);
+    take_back('d');
+    assert_int_equal(h->leases, 0);
+}
+
+/* An object of noise that can't be read to its end. */
+static int64_t read_some(void *arg, void *buf, size_t cap)
+{
+    uint64_t *left = arg;
+    size_t n = KV_MIN(cap, (size_t)*left);
+
+    for (size_t i = 0; i < n; i++)
+        ((uint8_t *)buf)[i] = (uint8_t)unit_random(&noise);
+    *left -= n;
+    return n ? (int64_t)n : -EIO;
+}
+
+/* What a save that failed has put doesn't stay on the disk until the handle is closed. */
+static void failed_saves_hold_no_room(void **state)
+{
+    struct kvs_save_opts opts = {.size = sizeof(opts), .chunk_bytes = 4096};
+    struct kvs_store *store;
+    uint64_t left = 1 << 20;
+    (void)state;
+
+    assert_int_equal(kvs_open(unit_dir, &store), 0);
+    opts.format = KVS_FORMAT_BYTES;
+    assert_int_equal(kvs_save(store, "failed", read_some, &left, &opts, NULL), -EIO);
+    assert_int_equal(unit_count(".kvasir/tmp"), 0);
+    assert_int_equal(kvs_save_buffer(store, "saved", blob, BYTES, NULL, NULL), 0);
+    assert_int_equal(unit_count(".kvasir/tmp"), 0);
+    kvs_close(store);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -200,6 +267,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(shared_chunks_stay_for_the_last, setup, teardown),
         cmocka_unit_test_setup_teardown(named_chunks_are_looked_at, setup, teardown),
         cmocka_unit_test_setup_teardown(flushes_use_what_is_new, setup, teardown),
+        cmocka_unit_test_setup_teardown(puts_are_taken_back, setup, teardown),
+        cmocka_unit_test_setup_teardown(failed_saves_hold_no_room, setup, teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
