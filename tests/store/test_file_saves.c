@@ -243,7 +243,7 @@ static int64_t read_some(void *arg, void *buf, size_t cap)
     return n ? (int64_t)n : -EIO;
 }
 
-/* What a save that failed has put doesn't stay on the disk until the handle is closed. */
+/* A save that failed leaves no file on the disk until the handle is closed. */
 static void failed_saves_hold_no_room(void **state)
 {
     struct kvs_save_opts opts = {.size = sizeof(opts), .chunk_bytes = 4096};
