@@ -277,11 +277,11 @@ int64_t kvl_blocks_save(struct kvl_cache *c, const struct kvl_view *view,
     if (rc >= 0 && blocks)
         rc = put_missing(c, view, root, keys, present, tokens, blocks, ret);
     if (rc >= 0)
-        rc = kvs_flush(c->store);
-    if (rc >= 0 || rc == -ENOTSUP)
+        rc = kvl_make_durable(c, ret->new_blocks > 0);
+    if (rc >= 0)
         touch_blocks(c, keys, blocks);
     free(keys);
-    if (rc < 0 && rc != -ENOTSUP) /* a backend without flush keeps what it was given */
+    if (rc < 0)
         return rc;
     ret->blocks = blocks;
     return (int64_t)(blocks * c->block_tokens);

@@ -106,6 +106,14 @@ void kvl_drop_damaged(struct kvl_cache *c, const uint8_t key[KV_PREFIX_KEY])
     kvs_delete_chunk(c->store, key, KV_PREFIX_KEY);
 }
 
+int kvl_make_durable(struct kvl_cache *c, bool is_new)
+{
+    int rc =
+        is_new ? kvs_save_buffer(c->store, KVL_OBJECT, NULL, 0, NULL, NULL) : kvs_flush(c->store);
+
+    return rc == -ENOTSUP ? 0 : rc; /* a backend without flush keeps what it was given */
+}
+
 /* -- fingerprints of files --------------------------------------------------------------------- */
 
 static int hash_file(int fd, XXH3_state_t *state)

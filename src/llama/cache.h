@@ -18,6 +18,9 @@
 #include "kv_store.h"
 #include "llama/shape.h"
 
+/** Name of the object that saves publish. */
+#define KVL_OBJECT "kvasir-llama"
+
 enum { KVL_LAYOUTS_MAX = 8, KVL_N_FORMS = 2 };
 
 struct kvl_layout {
@@ -91,6 +94,14 @@ int64_t kvl_blocks_save(struct kvl_cache *c, const struct kvl_view *view,
  */
 int64_t kvl_blocks_load(struct kvl_cache *c, const struct kvl_layout *layout, int32_t seq,
                         const uint8_t *keys, const int32_t *tokens, size_t n, struct kvl_view *ret);
+
+/**
+ * Make what a save has put durable. @is_new: it has put something. The store then also publishes an
+ * object of no bytes, always of the same name: until a manifest comes, a file store's limit and gc
+ * keep chunks that were put, and Redis carries their keys along. A manifest of our own format notes
+ * nothing, so it keeps no chunk alive. Returns 0 or an error.
+ */
+int kvl_make_durable(struct kvl_cache *c, bool is_new);
 
 /** Save a state that can't be cut, of @n tokens. Returns @n or an error. */
 int64_t kvl_snapshot_save(struct kvl_cache *c, const uint8_t root[KV_PREFIX_HASH],

@@ -149,10 +149,10 @@ static int put_head(struct kvl_cache *c, const uint8_t key[KV_PREFIX_KEY],
     if (rc >= 0) {
         ret->new_blocks++;
         ret->new_bytes += header + payload;
-        rc = kvs_flush(c->store);
+        rc = kvl_make_durable(c, true);
     }
     free(head);
-    return rc == -ENOTSUP ? 0 : KV_MIN(rc, 0);
+    return KV_MIN(rc, 0);
 }
 
 int64_t kvl_snapshot_save(struct kvl_cache *c, const uint8_t root[KV_PREFIX_HASH],
