@@ -261,7 +261,7 @@ static int put_missing(struct kvl_cache *c, const struct kvl_view *v, const uint
 }
 
 int64_t kvl_blocks_save(struct kvl_cache *c, const struct kvl_view *view,
-                        const uint8_t root[KV_PREFIX_HASH], const int32_t *tokens, size_t n,
+                        const struct kvl_layout *layout, const int32_t *tokens, size_t n,
                         struct kvl_result *ret)
 {
     size_t blocks = KV_MIN(n, (size_t)view->n_cells) / c->block_tokens;
@@ -271,13 +271,13 @@ int64_t kvl_blocks_save(struct kvl_cache *c, const struct kvl_view *view,
 
     if (!keys)
         return -ENOMEM;
-    kvl_block_keys(c, root, tokens, blocks, keys);
+    kvl_block_keys(c, layout->root, tokens, blocks, keys);
     if (blocks)
         rc = kvs_exists(c->store, keys, KV_PREFIX_KEY, blocks, present);
     if (rc >= 0 && blocks)
-        rc = put_missing(c, view, root, keys, present, tokens, blocks, ret);
+        rc = put_missing(c, view, layout->root, keys, present, tokens, blocks, ret);
     if (rc >= 0)
-        rc = kvl_make_durable(c, ret->new_blocks > 0);
+        rc = kvl_make_durable(c, layout->is_new || ret->new_blocks);
     if (rc >= 0)
         touch_blocks(c, keys, blocks);
     free(keys);

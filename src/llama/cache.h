@@ -31,6 +31,7 @@ struct kvl_layout {
     size_t whole_len;
     uint8_t root[KV_PREFIX_HASH];
     uint8_t key[KV_PREFIX_KEY]; /* of its chunk */
+    bool is_new;                /* kvl_layout_note has put the chunk, which isn't durable yet */
 };
 
 struct kvl_cache {
@@ -54,7 +55,7 @@ int kvl_layouts_read(struct kvl_cache *c, enum kvl_form form, struct kvl_layouts
 void kvl_layouts_fini(struct kvl_layouts *l);
 
 /**
- * Make sure that the store has @layout: all but root and key, which it sets. Marks it as used.
+ * Make sure that the store has @layout: all but root, key and is_new, which it sets. Marks it as used.
  * Layouts of one root that begin in other ways (versions of llama.cpp) are layouts of their own.
  * Returns 0; -ENOSPC when KVL_LAYOUTS_MAX others are there; another error.
  */
@@ -82,10 +83,11 @@ int64_t kvl_blocks_present(struct kvl_cache *c, const uint8_t *keys, size_t n);
 
 /**
  * Put the blocks of @view that the store lacks, of the first @n tokens. Marks the others as used.
- * Adds to @ret. Returns the number of tokens in blocks, or an error.
+ * Makes them and the noted @layout durable. Adds to @ret. Returns the number of tokens in blocks, or
+ * an error.
  */
 int64_t kvl_blocks_save(struct kvl_cache *c, const struct kvl_view *view,
-                        const uint8_t root[KV_PREFIX_HASH], const int32_t *tokens, size_t n,
+                        const struct kvl_layout *layout, const int32_t *tokens, size_t n,
                         struct kvl_result *ret);
 
 /**
@@ -103,8 +105,11 @@ int64_t kvl_blocks_load(struct kvl_cache *c, const struct kvl_layout *layout, in
  */
 int kvl_make_durable(struct kvl_cache *c, bool is_new);
 
-/** Save a state that can't be cut, of @n tokens. Returns @n or an error. */
-int64_t kvl_snapshot_save(struct kvl_cache *c, const uint8_t root[KV_PREFIX_HASH],
+/**
+ * Save a state that can't be cut, of @n tokens, and make it and the noted @layout durable. Returns @n
+ * or an error.
+ */
+int64_t kvl_snapshot_save(struct kvl_cache *c, const struct kvl_layout *layout,
                           const int32_t *tokens, size_t n, const uint8_t *state, size_t len,
                           struct kvl_result *ret);
 

@@ -250,6 +250,7 @@ int kvl_layout_note(struct kvl_cache *c, struct kvl_layout *layout)
             kvs_touch(c->store, layout->key, KV_PREFIX_KEY, 1);
         } else {
             rc = put_layout(c, layout, &there, turn);
+            layout->is_new = rc == 0;
         }
         kvl_layouts_fini(&there);
         if (!rc)

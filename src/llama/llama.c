@@ -194,7 +194,7 @@ static int64_t save_whole(struct kvl_cache *c, const int32_t *tokens, size_t n, 
     if (!saved)
         saved = kvl_layout_note(c, &layout);
     if (!saved)
-        saved = kvl_snapshot_save(c, layout.root, tokens, cells ? cells : n, data, len, ret);
+        saved = kvl_snapshot_save(c, &layout, tokens, cells ? cells : n, data, len, ret);
     kv_buf_fini(&identity);
     return saved;
 }
@@ -215,7 +215,7 @@ static int64_t save_state(struct kvl_cache *c, const int32_t *tokens, size_t n, 
     layout.shape = v.shape;
     saved = kvl_layout_note(c, &layout);
     if (!saved)
-        saved = kvl_blocks_save(c, &v, layout.root, tokens, n, ret);
+        saved = kvl_blocks_save(c, &v, &layout, tokens, n, ret);
     kvl_view_fini(&v, false);
     return saved;
 }

@@ -149,25 +149,26 @@ static int put_head(struct kvl_cache *c, const uint8_t key[KV_PREFIX_KEY],
     if (rc >= 0) {
         ret->new_blocks++;
         ret->new_bytes += header + payload;
-        rc = kvl_make_durable(c, true);
     }
     free(head);
     return KV_MIN(rc, 0);
 }
 
-int64_t kvl_snapshot_save(struct kvl_cache *c, const uint8_t root[KV_PREFIX_HASH],
+int64_t kvl_snapshot_save(struct kvl_cache *c, const struct kvl_layout *layout,
                           const int32_t *tokens, size_t n, const uint8_t *state, size_t len,
                           struct kvl_result *ret)
 {
     uint8_t key[KV_PREFIX_KEY], present = 0;
     int rc;
 
-    head_key(root, tokens, n, key);
+    head_key(layout->root, tokens, n, key);
     rc = kvs_exists(c->store, key, sizeof(key), 1, &present);
     if (rc >= 0 && present)
         rc = present = (uint8_t)(touch(c, key) == 1);
     if (rc >= 0 && !present)
-        rc = put_head(c, key, root, tokens, n, state, len, ret);
+        rc = put_head(c, key, layout->root, tokens, n, state, len, ret);
+    if (rc >= 0) /* a layout may have been put, also for a snapshot that was there */
+        rc = kvl_make_durable(c, layout->is_new || !present);
     if (rc < 0)
         return rc;
     ret->blocks = 1;

@@ -164,11 +164,42 @@ static void test_collection(void **state)
     assert_int_equal(load(t.others, 1), TOKENS);
 }
 
+static int delete_layout(void *arg, const kv_store_entry *entry)
+{
+    uint8_t *key = arg;
+
+    if (entry->hash_len != KV_PREFIX_KEY || entry->hash[3] != KV_PREFIX_LAYOUT)
+        return 0;
+    memcpy(key, entry->hash, KV_PREFIX_KEY);
+    return 1;
+}
+
+/* A layout that got lost is durable with the save that puts it again, and so is its snapshot. */
+static void test_lost_layout(void **state)
+{
+    uint8_t key[KV_PREFIX_KEY], *same = malloc(STATE);
+    int32_t tokens[TOKENS];
+    (void)state;
+
+    open_both("");
+    make(1, tokens, same);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(
+            kvl_save_state(t.cache, tokens, TOKENS, KVL_FORM_SEQUENCE, same, STATE, NULL), TOKENS);
+        assert_int_equal(kvl_find(t.others, tokens, TOKENS), TOKENS);
+        assert_int_equal(kvs_list_chunks(t.other, delete_layout, key), 1);
+        assert_int_equal(kvs_delete_chunk(t.other, key, sizeof(key)), 0);
+        assert_int_equal(kvl_find(t.others, tokens, TOKENS), 0);
+    }
+    free(same);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_limit, setup, teardown),
         cmocka_unit_test_setup_teardown(test_collection, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_lost_layout, setup, teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
