@@ -94,7 +94,9 @@ static int look(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *
                  ? 0
                  : -EBADMSG;
     }
-    if (rc == -EBADMSG || rc == -EIO)
+    /* A file that can't be read may be good, and needed by others. It stays until it can be replaced,
+     * when the put is published. */
+    if (rc == -EBADMSG)
         kvs_file_set_aside(h, dir, hex, ret_st);
     if (fd >= 0)
         close(fd);
@@ -200,26 +202,6 @@ static bool is_pending(kv_store_v1 *h, const uint8_t *key, size_t key_len)
     return there;
 }
 
-void kvs_file_unpin(kv_store_v1 *h, struct kvs_file_pending *e)
-{
-    if (e->pinned)
-        kvs_file_drop_tmp(h, e->tmp);
-    e->pinned = false;
-    kvs_file_lease_end(h, e);
-}
-
-void kvs_file_pending_free(kv_store_v1 *h, struct kvs_file_pending *e)
-{
-    if (!e)
-        return;
-    if (e->fd >= 0) {
-        close(e->fd);
-        atomic_fetch_sub(&h->kept_fds, 1);
-    }
-    kvs_file_unpin(h, e);
-    free(e);
-}
-
 /* Insert @e into the pending map unless another thread inserted the chunk first. Takes @e. Returns
  * true when @e was inserted. */
 static int insert(kv_store_v1 *h, struct kvs_file_pending *e)
@@ -250,24 +232,6 @@ static int insert(kv_store_v1 *h, struct kvs_file_pending *e)
     kvs_file_pending_free(h, drop);
     kvs_file_pending_free(h, e);
     return rc;
-}
-
-void kvs_file_take_back(kv_store_v1 *h, const uint8_t *key, size_t key_len)
-{
-    struct kvs_file_pending *e = NULL;
-
-    if (kvs_file_check(h, key, key_len) < 0)
-        return;
-    pthread_mutex_lock(&h->lock);
-    e = kvs_file_map_find(&h->map, key, key_len);
-    if (e && e->puts)
-        e->puts--;
-    if (e && (e->puts || e->busy)) /* a publication drops a busy one */
-        e = NULL;
-    if (e)
-        kvs_file_map_remove(&h->map, e);
-    pthread_mutex_unlock(&h->lock);
-    kvs_file_pending_free(h, e);
 }
 
 static int put_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const struct chunk *chunk)
@@ -448,7 +412,8 @@ static int get_once(kv_store_v1 *h, const uint8_t *key, size_t key_len, const ch
     if (pending) {
         kvs_file_tmp_name(h, tmp, n);
         rc = get_theirs(h, key, key_len, hex, tmp, value);
-        if (rc != -ENOENT && rc != -EBADMSG && rc != -ENODATA)
+        /* ours is as good as theirs that is missing, bad, or can't be read */
+        if (rc == 0 || rc == -EAGAIN || rc == -ECANCELED || rc == -EMSGSIZE)
             return rc;
         snprintf(side_car, sizeof(side_car), "tmp/%s.s", tmp);
         if (faccessat(h->tmp, side_car + 4, F_OK, AT_SYMLINK_NOFOLLOW) <

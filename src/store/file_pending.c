@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /** A handle's chunks that wait for publication, by key: a chained hash table. */
+#include <unistd.h>
+
 #include "base/xxh.h"
 #include "store/file_impl.h"
 
@@ -73,4 +75,42 @@ struct kvs_file_pending *kvs_file_pending_new(const void *key, size_t len)
     e->key_len = len;
     memcpy(e->key, key, len);
     return e;
+}
+
+void kvs_file_unpin(kv_store_v1 *h, struct kvs_file_pending *e)
+{
+    if (e->pinned)
+        kvs_file_drop_tmp(h, e->tmp);
+    e->pinned = false;
+    kvs_file_lease_end(h, e);
+}
+
+void kvs_file_pending_free(kv_store_v1 *h, struct kvs_file_pending *e)
+{
+    if (!e)
+        return;
+    if (e->fd >= 0) {
+        close(e->fd);
+        atomic_fetch_sub(&h->kept_fds, 1);
+    }
+    kvs_file_unpin(h, e);
+    free(e);
+}
+
+void kvs_file_take_back(kv_store_v1 *h, const uint8_t *key, size_t key_len)
+{
+    struct kvs_file_pending *e = NULL;
+
+    if (kvs_file_check(h, key, key_len) < 0)
+        return;
+    pthread_mutex_lock(&h->lock);
+    e = kvs_file_map_find(&h->map, key, key_len);
+    if (e && e->puts)
+        e->puts--;
+    if (e && (e->puts || e->busy)) /* a publication drops a busy one */
+        e = NULL;
+    if (e)
+        kvs_file_map_remove(&h->map, e);
+    pthread_mutex_unlock(&h->lock);
+    kvs_file_pending_free(h, e);
 }
