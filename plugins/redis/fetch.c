@@ -166,7 +166,7 @@ static int delete_same(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, 
     if (value && rds_verify(value, len, hash, hash_len, &content) &&
         rds_ends_like_ours(value, len) && content == data_len && memcmp(value, data, data_len) == 0)
         err = remove_same(self, key, key_len, value, len);
-    if (err == 1)
+    if (err == 1 && entry) /* another handle may have put the chunk */
         rds_forget_chunk(self, entry);
     free(value);
     return err;

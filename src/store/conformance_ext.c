@@ -277,11 +277,18 @@ static enum kvs_verdict delete_if(struct kvs_conf *c, const struct kvs_conf_key 
 
 static enum kvs_verdict check_delete_chunk_if(struct kvs_conf *c)
 {
-    struct kvs_conf_key key, none;
+    struct kvs_conf_key key, none, unseen;
+    kv_store_v1 *other;
 
     NEED(c, delete_chunk_if);
     key = kvs_conf_key(c, 16);
     none = kvs_conf_key(c, 16);
+    unseen = kvs_conf_key(c, 16);
+    KVS_CONF_TRY(kvs_conf_open(c, &other));
+    KVS_CONF_TRY(kvs_conf_put(c, other, &unseen, "x", 1, 0));
+    KVS_CONF_TRY(kvs_conf_publish(c, other, kvs_conf_name(c, ""), "m", 1));
+    KVS_CONF_TRY(delete_if(c, &unseen, "x", 1)); /* this handle knows nothing of the chunk */
+    KVS_CONF_TRY(kvs_conf_get_none(c, c->h, &unseen));
     KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "x", 1, 0));
     KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
     KVS_CONF_TRY(delete_if(c, &none, "x", 0));

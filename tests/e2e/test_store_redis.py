@@ -127,6 +127,10 @@ def test_conditional_deletion():
         equal((store.delete_if(b"key", b"value"), store.delete_if(b"key", b"value"), store.delete_if(b"empty", b"")), (1, 0, 1))
         fails(other.get, b"key", code=2)
         equal(save(store, "n", {b"key": b"value"}), [0], "it isn't taken for present")
+        save(store, "n", {b"read": b"1", b"unseen": b"2"})
+        with Store(server.uri) as fresh:  # it has no entry of either chunk
+            equal((fresh.get_many([b"read"]), fresh.delete_if(b"read", b"1"), fresh.delete_if(b"unseen", b"2")), ([b"1"], 1, 1))
+            equal(fresh.exists([b"read"]), [False])
         with Store(plain.uri) as store:
             save(store, "n", {b"key": b"value"})
             fails(store.delete_if, b"key", b"value", code=95)
