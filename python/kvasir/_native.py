@@ -118,6 +118,14 @@ def call(function: Callable[..., Any], *args: Any) -> int:
     return rc
 
 
+def certain(rcs: List[int], function: Callable[..., Any], *args: Any) -> None:
+    """Call a function of C and append what it returns to @rcs, whatever a signal's handler raises meanwhile.
+
+    With the exception @rcs tells whether the function ran: no Python code runs between its return and the append.
+    """
+    rcs.extend(map(function, *zip(args)))
+
+
 def text(value: Optional[str]) -> Optional[bytes]:
     """Encode a string for C; None stays NULL. A NUL would cut it short and is refused."""
     if value is None:
@@ -163,14 +171,14 @@ class Memory:
     __slots__ = ("address", "nbytes", "_owner", "_view", "__weakref__")
 
     def __init__(self, source: Any, writable: bool = False) -> None:
-        self._view: Optional[_View] = None
+        view = _View()
+        self._view = view  # before it is filled: a signal's handler may raise; releasing an empty one does nothing
         self._owner: Any = source
         self.address: int
         self.nbytes: int
         if isinstance(source, Memory):
             self.address, self.nbytes = source.address, source.nbytes
             return
-        view = _View()
         try:
             _get_buffer(source, ctypes.byref(view), _WRITABLE if writable else 0)
         except (TypeError, BufferError):
@@ -178,22 +186,16 @@ class Memory:
                 raise
             self.address, self.nbytes, self._owner = _of_dlpack(source)
             return
-        self._view = view
         self.address, self.nbytes = view.buf or 0, view.len
 
     def __del__(self) -> None:
-        if self._view is not None and _release_buffer is not None:
-            _release_buffer(ctypes.byref(self._view))
+        view = getattr(self, "_view", None)
+        if view is not None and _release_buffer is not None:
+            _release_buffer(ctypes.byref(view))
 
 
-def lend(memory: Memory) -> None:
-    """Keep @memory until give_back(), also beyond the end of the interpreter: threads of C's use it."""
-    _incref(memory)
-
-
-def give_back(memory: Memory) -> None:
-    """End a lend()."""
-    _decref(memory)
+lend: Callable[[Any], None] = _incref  # keep an owner of memory, also beyond the end of the interpreter: threads of C's use it
+give_back: Callable[[Any], None] = _decref  # end a lend()
 
 
 def dltensor(source: Any) -> Tuple[DLTensor, Any]:
@@ -334,22 +336,25 @@ class Handle:
     when the interpreter ends; then the latest object is closed first.
     """
 
+    _leave: Callable[[], None]  # end of _enter(): a function of C, before which no signal's handler runs
+
     def _own(self, address: int, close: Callable[[int], Any]) -> None:
         self._state = _State(address)
+        self._leave = self._state.calls.pop
         self._closer = close
         self._finalizer = weakref.finalize(self, _close_at_end, self._state, close)
 
     def _enter(self) -> int:
         state = self._state
-        state.calls.append(None)
-        address = state.address
-        if address is None:
+        try:
+            state.calls.append(None)
+            address = state.address
+            if address is None:
+                raise ValueError(f"{type(self).__name__} is closed")
+            return address
+        except BaseException:
             state.calls.pop()
-            raise ValueError(f"{type(self).__name__} is closed")
-        return address
-
-    def _leave(self) -> None:
-        self._state.calls.pop()
+            raise
 
     def _call(self, function: Callable[..., Any], *args: Any) -> int:
         """Call a function with this object as its first argument."""

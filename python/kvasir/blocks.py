@@ -17,14 +17,14 @@ Keys are packed: n * key_len bytes (8 unless said), or array("Q"), such as kvasi
 import array
 import ctypes
 import errno
-import os
 import weakref
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from . import _abi
 from ._chains import Chain, Keys, _chain
-from ._native import Handle, Memory, as_word, call, error, give_back, lend, load, numbers, text, untyped
+from ._native import Handle, Memory, as_word, call, certain, error, give_back, lend, load, numbers, text, untyped
 from ._options import EVICTION, set_manager_options
+from ._pins import Pin, unpin_all
 from ._results import Done, Removed, Shape, as_done, deadline
 from .index import DEVICE, DISK, EXTERNAL, HOST
 
@@ -228,6 +228,10 @@ class Manager(Handle):
         opts.agent = None if agent is None else agent._enter()
         try:
             call(_c.kvbm_manager_create, ctypes.byref(opts), ctypes.byref(address))
+        except BaseException:
+            if address.value:  # a signal's handler raised; nothing may use @host_memory any more
+                _c.kvbm_manager_destroy(address, 0)
+            raise
         finally:
             if agent is not None:
                 agent._leave()
@@ -242,7 +246,7 @@ class Manager(Handle):
         self._own(address.value or 0, lambda manager: _destroy(manager, timeout, pins, lent, of_host, agent))
         if agent is not None:
             agent._users.add(self)
-        self._state.at_end = lambda: _unpin_all(pins)
+        self._state.at_end = lambda: unpin_all(pins)
         self._pins, self._lent = pins, lent  # addresses of pins that are held; what attached caches use
 
     def _registry_address(self) -> int:
@@ -281,18 +285,31 @@ class Manager(Handle):
             raise error(rc)
         return int(rc)
 
+    def _queue(self, taken: Optional[List[int]], function: Any, *args: Any) -> int:
+        """Call a function that queues a job. @taken gets its result, also when a signal's handler raises."""
+        if taken is None:
+            return self._hot(function, *args)
+        into = taken
+
+        def queue(manager: int) -> int:
+            certain(into, function, manager, *args)
+            return into[0]
+
+        return self._hot(queue)
+
     def _pin(self, n_keys: int, pin: Any, function: Any, *args: Any) -> "Pin":
         """Call a function that makes a pin; close() sees the pin before it can see the call's end."""
-        manager = self._enter()
+        held, manager = Pin(self, n_keys), self._enter()
         try:
-            prefix = function(manager, *args, ctypes.byref(pin))
-            if prefix >= 0 and pin.value:
-                self._pins[pin.value] = None
+            held.prefix = int(function(manager, *args, ctypes.byref(pin)))
         finally:
+            if pin.value:  # also when a signal's handler raised: @held releases it then
+                held.address = pin.value
+                self._pins[pin.value] = None
             self._leave()
-        if prefix < 0:
-            raise error(prefix)
-        return Pin(self, pin.value or 0, n_keys, int(prefix))
+        if held.prefix < 0:
+            raise error(held.prefix)
+        return held
 
     def touch(self, keys: Keys, *, group: int = 0) -> int:
         """Count one use of each key in every tier; returns the length of the prefix that some tier has."""
@@ -325,7 +342,7 @@ class Manager(Handle):
         return self._pin(packed.n, pin, _c.kvbm_manager_prepare_store, packed._struct(group, parent, position), packed.n)
 
     def submit(self, pin: "Pin", cache: "Cache", blocks: Iterable[int], *, tag: int = 0, priority: int = 0, first_layer: int = 0,
-               n_layers: int = 0, ok: Any = None, timeout: float = 0.0) -> int:
+               n_layers: int = 0, ok: Any = None, timeout: float = 0.0, _taken: Optional[List[int]] = None) -> int:
         """Queue the copy between a pin's host blocks and a cache's; returns the job's id. poll(), fd or wait() tell its end.
 
         blocks[i] is the cache's block for key i (NO_BLOCK: leave it out). @ok: writable memory of (n + 7) // 8 bytes, bit i says
@@ -342,14 +359,14 @@ class Manager(Handle):
                             deadline_ns=deadline(timeout), ok=None if bits is None else bits.address)
         job.cache = cache._enter()  # close() waits
         try:
-            ident = self._hot(_c.kvbm_manager_submit, ctypes.byref(job))
+            ident = self._queue(_taken, _c.kvbm_manager_submit, ctypes.byref(job))
         finally:
             cache._leave()
         del keep
         return ident
 
     def submit_keys(self, store: bool, keys: Keys, cache: "Cache", blocks: Any, *, tag: int = 0, priority: int = 0, ok: Any = None,
-                    timeout: float = 0.0) -> int:
+                    timeout: float = 0.0, _taken: Optional[List[int]] = None) -> int:
         """Queue a store or a load of keys as one job: the tiers below use the cache's own memory. Without a host tier only.
 
         blocks[i] is the cache's block for key i. Returns and takes @ok as submit(). A store ends once a tier below has its blocks.
@@ -366,7 +383,7 @@ class Manager(Handle):
                             ok=None if bits is None else bits.address)
         job.cache = cache._enter()  # close() waits
         try:
-            ident = self._hot(_c.kvbm_manager_submit_keys, packed._struct(), n, store, ctypes.byref(job))
+            ident = self._queue(_taken, _c.kvbm_manager_submit_keys, packed._struct(), n, store, ctypes.byref(job))
         finally:
             cache._leave()
         del keep
@@ -430,83 +447,6 @@ def _destroy(manager: int, timeout: int, pins: Dict[int, None], lent: "Dict[int,
     return rc
 
 
-def _unpin(pin: int, pins: Dict[int, None]) -> None:
-    if pins.pop(pin, _GONE) is not _GONE:
-        _c.kvbm_pin_release(pin)
-
-
-_GONE = object()
-
-
-def _unpin_all(pins: Dict[int, None]) -> None:
-    """Release the pins of a program that ends, so that blocks still go to the tiers below."""
-    for pin in list(pins):
-        _unpin(pin, pins)
-
-
-class Pin:
-    """Keys whose host blocks are held until release(): found and fetched ones (load), or reserved ones (store)."""
-
-    __slots__ = ("manager", "address", "n", "prefix")
-
-    def __init__(self, manager: Manager, address: int, n: int, prefix: int) -> None:
-        self.manager, self.address, self.n = manager, address, n
-        self.prefix = prefix  # keys that are READY or PENDING, from the first on; of a store: reserved blocks
-
-    def state(self) -> bytes:
-        """Return one byte for each key, as Manager.lookup()."""
-        places = array.array("B", bytes(self.n))
-        self.manager._hot(lambda _: _c.kvbm_pin_state(self.address, places.buffer_info()[0]))
-        return places.tobytes()
-
-    def blocks(self) -> "array.array[int]":
-        """Return the number of each key's host block: READY ones of a load, reserved ones of a store; NO_BLOCK for others.
-
-        For engines that copy themselves, into or from Manager's @host_memory: they may read until release(), or write until
-        commit().
-        """
-        numbers_of = array.array("I", bytes(4 * self.n))
-        self.manager._hot(lambda _: _c.kvbm_pin_blocks(self.address, numbers_of.buffer_info()[0]))
-        return numbers_of
-
-    def commit(self, ok: Optional[Sequence[bool]] = None) -> int:
-        """Make reserved blocks findable whose bytes were written (@ok: one of each key; None: all); returns their number."""
-        bits = None
-        if ok is not None:
-            if len(ok) != self.n:
-                raise ValueError(f"{len(ok)} results, {self.n} keys")
-            bits = sum(1 << i for i, good in enumerate(ok) if good).to_bytes((self.n + 7) // 8, "little")
-        return self.manager._hot(lambda _: _c.kvbm_pin_commit(self.address, bits))
-
-    def wait(self, timeout: float = 10.0) -> None:
-        """Wait until no key is PENDING. Raises Error(ETIMEDOUT)."""
-        self.manager._hot(lambda _: _c.kvbm_pin_wait(self.address, int(timeout * 1000)))
-
-    def release(self) -> None:
-        """Release the blocks; fetches that nobody else needs are cancelled. Doing it twice is fine."""
-        address, self.address = self.address, 0
-        state, pins = self.manager._state, self.manager._pins
-        if not address or os.getpid() != state.pid:
-            return
-        state.calls.append(None)  # close() waits for it
-        closing = state.address is None
-        if not closing:
-            _unpin(address, pins)
-        state.calls.pop()
-        if closing:
-            with state.closing:  # either the pin is gone with its manager, or close() has refused
-                _unpin(address, pins)
-
-    def __enter__(self) -> "Pin":
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        self.release()
-
-    def __del__(self) -> None:
-        self.release()
-
-
 class Cache(Handle):
     """An engine's cache in host memory, attached to a manager. Keeps the memory alive. Use Manager.attach()."""
 
@@ -521,7 +461,8 @@ class Cache(Handle):
         try:
             manager._call(_c.kvbm_cache_attach, ctypes.byref(opts), ctypes.byref(address))
         except BaseException:
-            lent.give_back()
+            if not address.value or _c.kvbm_cache_detach(address) >= 0:  # else a signal's handler raised, and it is attached
+                lent.give_back()
             raise
         of_manager = manager._lent
         of_manager[address.value or 0] = lent

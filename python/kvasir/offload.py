@@ -199,34 +199,44 @@ class Offload:
             blocks = array.array("I", [NO_BLOCK]) * keys.n
             for k in wanted:
                 blocks[k] = job.chunks[job.left[k]]
-            bits = Memory(bytearray((keys.n + 7) // 8), True)
-            lend(bits)
+            taken: List[int] = []
+            bits = self._bits(keys.n)
             try:
-                ident = self._manager.submit(pin, self._attached(), blocks, ok=bits, timeout=rest)
-            except BaseException:
-                give_back(bits)
-                raise
-        job.bits, job.indices = bits, job.left
-        job.left = [job.left[k] for k in later]
-        self._rounds[ident] = job
+                self._manager.submit(pin, self._attached(), blocks, ok=bits, timeout=rest, _taken=taken)
+            finally:
+                self._note(job, bits, taken, job.left, [job.left[k] for k in later])
         return True
 
     def _submit_direct(self, job: _Job) -> bool:
         """Queue all of a job, without buffers. False: this memory's chunks need them."""
-        bits = Memory(bytearray((len(job.keys) + 7) // 8), True)
-        lend(bits)
+        taken: List[int] = []
+        bits = self._bits(len(job.keys))
         try:
-            ident = self._manager.submit_keys(not job.loads, self._chain(job.keys), self._attached(), array.array("I", job.chunks), ok=bits,
-                                              timeout=max(job.until - time.monotonic(), 0.001))
-        except BaseException as problem:
-            give_back(bits)
-            if not isinstance(problem, Error) or problem.errno != errno.ENOTSUP:
+            self._manager.submit_keys(not job.loads, self._chain(job.keys), self._attached(), array.array("I", job.chunks), ok=bits,
+                                      timeout=max(job.until - time.monotonic(), 0.001), _taken=taken)
+        except Error as problem:
+            if problem.errno != errno.ENOTSUP:
                 raise
             self._direct = False
             return False
-        job.bits, job.indices, job.left = bits, range(len(job.keys)), []
-        self._rounds[ident] = job
+        finally:
+            self._note(job, bits, taken, range(len(job.keys)), [])
         return True
+
+    @staticmethod
+    def _bits(n: int) -> Memory:
+        """Lend the library one bit for each of @n keys."""
+        bits = Memory(bytearray((n + 7) // 8), True)
+        lend(bits)
+        return bits
+
+    def _note(self, job: _Job, bits: Memory, taken: List[int], indices: Sequence[int], left: List[int]) -> None:
+        """Note a round that the library has taken, also when a signal's handler raised meanwhile; else it doesn't use @bits."""
+        if not taken or taken[0] < 0:
+            give_back(bits)
+            return
+        job.bits, job.indices, job.left = bits, indices, left
+        self._rounds[taken[0]] = job
 
     def _sort(self, job: _Job, places: bytes) -> Tuple[List[int], List[int]]:
         """Return which keys of a pin this round copies, and which have no buffer. The others are settled."""
@@ -259,10 +269,10 @@ class Offload:
         while True:
             results = self._manager.poll()
             for done in results:
-                job = self._rounds.pop(done.id)
-                bits, indices = job.bits, job.indices
-                if bits is None:
+                job = self._rounds.pop(done.id, None)
+                if job is None or job.bits is None:
                     continue
+                bits, indices = job.bits, job.indices
                 told = bytes(bits._owner)
                 waiting = set(job.left)
                 for k, i in enumerate(indices):

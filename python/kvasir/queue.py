@@ -21,7 +21,7 @@ import os
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _abi
-from ._native import Error, Handle, Memory, call, error, give_back, lend
+from ._native import Error, Handle, call, certain, error, give_back, lend
 from .store import Store, _join, _Parts, _Table, end_queue
 
 __all__ = ["AsyncStore", "Queue", "Result"]
@@ -53,18 +53,15 @@ class _Request:
         self.n, self.tag = len(keys), tag
         self.lists: Any = parts if parts is None or type(parts) is _Table else _Parts(parts, self.n, writable)
         self.each = (ctypes.c_int64 * max(self.n, 1))()
-        self.lent: List[Memory] = [Memory(self.each)]
-        if self.lists is not None:
-            self.lent += [memory for memory in self.lists.keep if memory is not None]
+        self._lent: List[Any] = []  # one while lent: pop is atomic
 
     def lend(self) -> None:
-        for memory in self.lent:
-            lend(memory)
+        certain(self._lent, lend, self)
 
     def give_back(self) -> None:
-        for memory in self.lent:
-            give_back(memory)
-        self.lent = []
+        if self._lent:
+            self._lent.pop()
+            give_back(self)
 
 
 class Queue(Handle):
@@ -98,14 +95,20 @@ class Queue(Handle):
                              ret_each=ctypes.addressof(request.each))
         if lists is not None:
             c.parts, c.n_parts = lists.address, lists.counts_address
-        self._requests[token] = request  # before another thread can poll it
-        request.lend()
+        taken: List[int] = []
         try:
-            return self._call(self._c.kvs_async_submit, ctypes.byref(c))
+            self._requests[token] = request  # before another thread can poll it
+            request.lend()
+            return self._call(lambda queue: self._take(taken, queue, c))
         except BaseException:
-            del self._requests[token]
-            request.give_back()
+            if not taken or taken[0] < 0:  # else a signal's handler raised, and the library uses the memory
+                self._requests.pop(token, None)
+                request.give_back()
             raise
+
+    def _take(self, taken: List[int], queue: int, c: Any) -> int:
+        certain(taken, self._c.kvs_async_submit, queue, ctypes.byref(c))
+        return taken[0]
 
     def get(self, keys: Sequence[bytes], parts: Sequence[Any], *, priority: int = 0, tag: int = 0) -> int:
         """Get blocks into the caller's memory; @parts as in Store.get_into(). Returns the request's id.
@@ -144,12 +147,18 @@ class Queue(Handle):
         return True
 
     def poll(self, most: int = 64) -> List[Result]:
-        """Take the results of ended requests, oldest first. Never waits."""
-        done = (_abi.kvs_done * most)()
-        return [self._result(done[i]) for i in range(self._call(self._c.kvs_async_poll, done, most))]
+        """Take the results of ended requests, oldest first. Never waits.
 
-    def _result(self, done: Any) -> Result:
-        request = self._requests.pop(done.tag)
+        A request whose submission a signal's handler ended with an exception may have a result, too; @tag tells which it is.
+        """
+        done = (_abi.kvs_done * most)()
+        results = [self._result(done[i]) for i in range(self._call(self._c.kvs_async_poll, done, most))]
+        return [result for result in results if result is not None]
+
+    def _result(self, done: Any) -> Optional[Result]:
+        request = self._requests.pop(done.tag, None)
+        if request is None:
+            return None
         each = request.each[:request.n]
         request.give_back()
         return Result(done.id, request.tag, done.status, each, done.n_ok, done.bytes, done.wait_ns / 1e9, done.run_ns / 1e9)

@@ -14,7 +14,7 @@ import errno
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _abi
-from ._native import EXIT_WAIT_S, Error, Handle, Memory, NotFound, adopt, address_of, call, error, load, text
+from ._native import EXIT_WAIT_S, Error, Handle, Memory, NotFound, adopt, address_of, call, certain, error, load, text
 
 __all__ = ["Collected", "Progress", "Saved", "Store", "Verified", "open"]
 
@@ -131,12 +131,17 @@ class _Table:
 def end_queue(address: int, timeout_ms: int, queues: Dict[int, Dict[int, Any]], close: Callable[[int, int], int]) -> int:
     """Close a queue of requests, then let go of what they used. Returns a negative errno while the store works on some."""
     requests = queues.get(address)
-    rc = 0 if requests is None else int(close(address, timeout_ms))
-    if requests is not None and rc >= 0:
-        del queues[address]
-        for request in list(requests.values()):
-            request.give_back()
-    return rc
+    rcs: List[int] = []
+    if requests is None:
+        return 0
+    try:
+        certain(rcs, close, address, timeout_ms)
+    finally:
+        if rcs and rcs[0] >= 0:  # also when a signal's handler raised
+            del queues[address]
+            for request in list(requests.values()):
+                request.give_back()
+    return rcs[0]
 
 
 def _end_queues(queues: Dict[int, Dict[int, Any]], close: Callable[[int, int], int]) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of the Python package share: the package and the libraries of the build tree, and kvtest's checks."""
 import os
+import signal
 import sys
 import tempfile
 
@@ -19,6 +20,30 @@ sys.dont_write_bytecode = True
 def folder():
     """A directory for a test, removed at the end of its `with`."""
     return tempfile.TemporaryDirectory(prefix="kvasir-python-")
+
+
+class Stop(Exception):
+    """What a signal's handler raises in stopped()."""
+
+
+def stopped(rounds, longest, function, *args):
+    """Call @function @rounds times; a signal's handler raises within up to @longest seconds of each call. Returns how often it did."""
+    def stop(*_):
+        raise Stop
+
+    n, before = 0, signal.signal(signal.SIGALRM, stop)
+    try:
+        for i in range(rounds):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, longest * (i + 1) / rounds)
+                function(*args)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except Stop:
+                n += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    return n
 
 
 def raises(kind, function, *args, **kw):

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-from kvpython import BUILD, check, equal, folder, raises, run  # first: it finds the package
+from kvpython import BUILD, check, equal, folder, raises, run, stopped  # first: it finds the package
 import kvasir
 from kvasir.offload import ABSENT, AGAIN, HIT, Offload, size_of
 
@@ -174,6 +174,23 @@ def test_closed_with_jobs_that_have_ended_and_others_under_way():
             engine.tier.close()
             free(engine.memory)
             equal(len(engine.tier.finished()) if not engine.tier._rounds else -1, jobs, "results")
+
+
+def test_a_signal_while_a_job_is_begun():
+    """A handler that raises: jobs that the library took are ended and reported, and the tier can be closed."""
+    for pages in (True, False):
+        with folder() as path:
+            engine, keys = Engine(pages=pages, disk=path, disk_bytes="4MiB"), [key_of(i) for i in range(4)]
+            equal(engine.store(keys, range(4)), [True] * 4, "stored")
+            engine.tier.flush()
+            begun = time.monotonic()
+            equal(engine.load(keys, range(4)), [True] * 4, "loaded")
+            longest = min(time.monotonic() - begun, 0.001)
+            check(stopped(100, longest, engine.tier.load, 7, keys, range(4, 8)) > 0, "no signal")
+            engine.tier.drain()
+            equal({transfer.job for transfer in engine.tier.finished()}, {7}, "jobs")
+            equal(engine.load(keys, range(8, 12)), [True] * 4, "it goes on")
+            engine.close()
 
 
 def test_a_lost_chunk_is_absent():

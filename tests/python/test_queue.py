@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 
-from kvpython import BUILD, SANITIZED, check, equal, folder, raises, run  # first: it finds the package
+from kvpython import BUILD, SANITIZED, check, equal, folder, raises, run, stopped  # first: it finds the package
 import kvasir
 import kvasir.queue
 import kvasir.store
@@ -133,6 +133,38 @@ def test_memory_is_kept_until_the_end():
         equal((result.status, result.n_ok), (0, 300), "got")
         equal(bytes(memory), b"".join(key * 500 for key in keys), "bytes")
         memory.clear()  # a BufferError if something still held it
+
+
+def test_a_signal_during_a_submission():
+    """A handler that raises: requests that the library took keep their memory until their results come, others let it go."""
+    with folder() as path, kvasir.store.open(path) as store, kvasir.queue.Queue(store, threads=1, max_requests=10000) as queue:
+        keys = [array.array("Q", [i, 3]).tobytes() for i in range(16)]
+        store.put_many(keys, [key * 64 for key in keys])
+        memory = [bytearray(1024) for _ in keys]
+        begun, found = time.monotonic(), 0
+        for _ in range(50):
+            queue.get(keys, memory)
+        longest = (time.monotonic() - begun) / 25
+        check(stopped(600, longest, queue.get, keys, memory) > 0, "no signal while it submits")
+        queue.drain()
+        while ended := queue.poll():
+            found += len(ended)
+            check(all(result.n_ok == 16 for result in ended), "results")
+        check(found <= 650, f"{found} results")
+        equal((queue._requests, queue._state.calls), ({}, []), "no memory is kept")
+        for part in memory:
+            part.clear()  # a BufferError if something still held it
+
+
+def test_odd_results():
+    """A result that no request is known of leaves the others alone."""
+    with folder() as path, kvasir.store.open(path) as store, kvasir.queue.Queue(store, threads=1) as queue:
+        queue.exists([bytes(16)])
+        queue.drain()
+        queue._requests.clear()
+        request = queue.exists([bytes(16)], tag=5)
+        queue.drain()
+        equal([(result.id, result.tag) for result in queue.poll()], [(request, 5)], "results")
 
 
 def test_cancel_and_close_with_requests_under_way():
