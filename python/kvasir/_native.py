@@ -7,6 +7,7 @@ call, so other threads run on.
 import array
 import ctypes
 import errno
+import math
 import os
 import re
 import threading
@@ -271,13 +272,20 @@ def address_of(function: Any) -> Optional[int]:
 
 # -- objects of C's ----------------------------------------------------------------------------------------------------
 
-EXIT_WAIT_S = 30  # how long the end of the interpreter waits for calls of other threads
+EXIT_WAIT_S = 30.0  # how long the end of the interpreter waits for calls of other threads
+
+
+class _Callbacks(threading.local):
+    n = 0  # callbacks of C's into Python that this thread is in
+
+
+callbacks = _Callbacks()
 
 
 class _State:
     """Address of a C object, and the calls that use it. Outlives the Python object until it is closed."""
 
-    __slots__ = ("address", "calls", "pid", "closing", "at_end")
+    __slots__ = ("address", "calls", "pid", "closing", "at_end", "flush")
 
     def __init__(self, address: int) -> None:
         self.address: Optional[int] = address
@@ -285,18 +293,20 @@ class _State:
         self.pid = os.getpid()
         self.closing = threading.RLock()  # held while @address is taken away
         self.at_end: Callable[[], None] = _nothing  # before an object that nobody closed is freed
+        self.flush: Callable[[int], Any] = _nothing  # when an object that nobody closed can't be freed
 
 
-def _nothing() -> None:
+def _nothing(*_: Any) -> None:
     pass
 
 
-def _wait_calls(state: _State) -> bool:
-    limit = time.monotonic() + EXIT_WAIT_S
+def _wait_calls(state: _State, seconds: float) -> bool:
+    begun = time.monotonic()
     while state.calls:
-        if time.monotonic() > limit:
+        waited = time.monotonic() - begun
+        if waited > seconds:
             return False
-        time.sleep(0.0005)
+        time.sleep(0.0005 if waited < 1 else 0.01)
     return True
 
 
@@ -304,22 +314,31 @@ def _close(state: _State, close: Callable[[int], Any], at_end: bool = False) -> 
     if os.getpid() != state.pid:  # a child has the object's memory, but neither its threads nor its locks
         state.address = None
         return
+    if state.calls and callbacks.n and not at_end:
+        raise error(-errno.EBUSY, "a callback of a call can't wait for its end")
+    rcs: List[Any] = []
+    tried, reason = False, None
     with state.closing:
         address, state.address = state.address, None  # a call that begins now sees it
-        if address is None or not _wait_calls(state):
+        if address is None:
             return
-        rc = -errno.EINTR
-        _begin()
         try:
-            if at_end:
-                state.at_end()
-            rc = close(address) or 0
+            if not _wait_calls(state, EXIT_WAIT_S if at_end else math.inf):
+                state.flush(address)
+                return
+            _begin()
+            try:
+                if at_end:
+                    state.at_end()
+                tried = True  # an exception leaves open whether it was freed: rather never than twice
+                certain(rcs, close, address)
+            finally:
+                reason = _end(not rcs or (rcs[0] or 0) < 0)
         finally:
-            reason = _end(rc < 0)
-            if rc < 0:
+            if not tried or (rcs and (rcs[0] or 0) < 0):
                 state.address = address
-    if rc < 0:
-        raise error(rc, (reason or b"").decode(errors="replace"))
+    if (rcs[0] or 0) < 0:
+        raise error(rcs[0], (reason or b"").decode(errors="replace"))
 
 
 def _close_at_end(state: _State, close: Callable[[int], Any]) -> None:
@@ -333,7 +352,7 @@ class Handle:
     """Owner of a C object: closes it once, never while a call uses it, and not in a forked child.
 
     Subclasses set it up with _own(). Closing happens on close(), at the end of a `with`, when the last reference goes, or
-    when the interpreter ends; then the latest object is closed first.
+    when the interpreter ends; then the latest object is closed first, and one that a call still uses after EXIT_WAIT_S stays.
     """
 
     _leave: Callable[[], None]  # end of _enter(): a function of C, before which no signal's handler runs
@@ -365,7 +384,10 @@ class Handle:
             self._leave()
 
     def close(self) -> None:
-        """Wait for calls of other threads, then free the object. Later calls raise ValueError; closing twice is fine."""
+        """Wait for calls of other threads, then free the object. Later calls raise ValueError; closing twice is fine.
+
+        Raises Error(EBUSY) in a callback, such as progress(), while calls of the object are under way.
+        """
         _close(self._state, self._closer)
         self._finalizer.detach()
 

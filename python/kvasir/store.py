@@ -13,8 +13,8 @@ import ctypes
 import errno
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from . import _abi
-from ._native import EXIT_WAIT_S, Error, Handle, Memory, NotFound, adopt, address_of, call, certain, error, load, text
+from . import _abi, _native
+from ._native import Error, Handle, Memory, NotFound, adopt, address_of, call, callbacks, certain, error, load, text
 
 __all__ = ["Collected", "Progress", "Saved", "Store", "Verified", "open"]
 
@@ -66,11 +66,14 @@ class _Calls:
         self.problem: Optional[BaseException] = None
 
     def guard(self, function: Callable[..., Optional[int]], *args: Any) -> int:
+        callbacks.n += 1
         try:
             return int(function(*args) or 0)
         except BaseException as problem:  # pylint: disable=broad-except
             self.problem = self.problem or problem
             return -errno.ECANCELED
+        finally:
+            callbacks.n -= 1
 
     def progress(self, function: Optional[Progress]) -> Any:
         if function is None:
@@ -147,7 +150,7 @@ def end_queue(address: int, timeout_ms: int, queues: Dict[int, Dict[int, Any]], 
 def _end_queues(queues: Dict[int, Dict[int, Any]], close: Callable[[int, int], int]) -> None:
     """Close the queues of a store that nobody closed."""
     for address in list(queues):
-        end_queue(address, 1000 * EXIT_WAIT_S, queues, close)
+        end_queue(address, int(1000 * _native.EXIT_WAIT_S), queues, close)
 
 
 class Store(Handle):
@@ -163,6 +166,7 @@ class Store(Handle):
         self._queues = queues
         self._own(address.value or 0, lambda store: -errno.EBUSY if queues else library.kvs_close(store))
         self._state.at_end = lambda: _end_queues(queues, library.kvs_async_close)
+        self._state.flush = library.kvs_flush
 
     # -- objects ------------------------------------------------------------------------------------
     def save(self, name: str, data: Any, *, fingerprint: Optional[str] = None, format: str = "auto",

@@ -155,6 +155,41 @@ def test_threads_and_close():
         equal(problems, [], "problems")
 
 
+def test_close_waits_as_long_as_a_call_lasts():
+    with folder() as path:
+        store, inside, go, results = kvasir.store.open(path), threading.Event(), threading.Event(), []
+        state = os.urandom(1 << 20)
+        store.save("a", state)
+        store.put(b"key1", b"value")
+
+        def slow(done, total):
+            inside.set()
+            go.wait(60)
+
+        def refused(done, total):
+            equal(raises(kvasir.Error, store.close).errno, errno.EBUSY, "in a callback")
+
+        store.restore("a", progress=refused)
+        call = threading.Thread(target=lambda: results.append(store.restore("a", progress=slow)))
+        call.start()
+        check(inside.wait(60), "the call has not begun")
+        limit, kvasir._native.EXIT_WAIT_S = kvasir._native.EXIT_WAIT_S, 0.01  # it concerns the end of the program only
+        try:
+            close = threading.Thread(target=store.close)
+            close.start()
+            close.join(0.1)
+            check(close.is_alive() and store.closed, "close() waits")
+        finally:
+            kvasir._native.EXIT_WAIT_S = limit
+            go.set()
+        for thread in (call, close):
+            thread.join()
+        equal(bytes(results[0]), state, "the call")
+        equal(os.listdir(path + "/.kvasir/writers"), [], "handles of the store")
+        with kvasir.store.open(path) as store:
+            equal(bytes(store.get(b"key1")), b"value", "the block")
+
+
 def python(text, *args):
     return subprocess.run([sys.executable, "-B", "-c", text, *args], env={**os.environ, "PYTHONPATH": str(BUILD / "python")},
                           capture_output=True, text=True, timeout=120, check=False)
@@ -180,6 +215,27 @@ def test_fork_and_spawn():
         store.close()
         done = python("import sys, kvasir.store; print(bytes(kvasir.store.open(sys.argv[1]).get(b'key2')))", path)
         equal((done.returncode, done.stdout, done.stderr), (0, "b'child'\n", ""), "a process of its own")
+
+
+def test_interpreter_ends_beside_a_call_without_end():
+    text = """
+import sys, threading, kvasir._native, kvasir.store
+kvasir._native.EXIT_WAIT_S = 0.1
+store, inside = kvasir.store.open(sys.argv[1]), threading.Event()
+def slow(done, total):
+    inside.set()
+    threading.Event().wait()
+threading.Thread(target=store.restore, args=("a",), kwargs={"progress": slow}, daemon=True).start()
+inside.wait()
+store.put(b"key1", b"value")
+"""
+    with folder() as path:
+        with kvasir.store.open(path) as store:
+            store.save("a", b"x" * 1000)
+        done = python(text, path)
+        equal((done.returncode, done.stderr), (0, ""), "the end")
+        with kvasir.store.open(path) as store:
+            equal(bytes(store.get(b"key1")), b"value", "a block that nobody flushed")
 
 
 def test_interpreter_ends_with_work_under_way():
