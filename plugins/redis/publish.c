@@ -104,7 +104,7 @@ int rds_save_missing(struct rds_save *save, struct rds_batch *batch)
                        entry->value, entry->len);
     }
     if (gone)
-        kv_log_error("redis", "a chunk of this save was sent and is gone: is the server full?",
+        kv_log_error("redis", "a chunk of this save was stored and is gone: is the server full?",
                      NULL);
     return gone ? -ENOSPC : 0;
 }
@@ -168,6 +168,12 @@ static int64_t read_script(struct rds_save *save, const struct resp_value *reply
     return (int64_t)reply->n - 1;
 }
 
+void rds_save_hits(struct rds_save *save)
+{
+    for (size_t i = 0; i < save->self->n_refs - save->n_borrowed; i++)
+        save->self->stats.put_hits += !save->missing[i];
+}
+
 /* -- by one script ----------------------------------------------------------------------------- */
 
 static int by_script(struct rds_save *save)
@@ -189,7 +195,7 @@ static int by_script(struct rds_save *save)
             err = rds_save_check(save, &batch, n_sets);
         n_missing = err == 0 ? read_script(save, &batch.cmds[n_sets].reply) : err;
         if (attempt == 0 && n_missing >= 0)
-            self->stats.put_hits += self->n_refs - (size_t)n_missing;
+            rds_save_hits(save);
         rds_batch_fini(&batch);
         if (n_missing <= 0)
             return (int)n_missing;
@@ -248,6 +254,46 @@ static void settle(kv_store_v1 *self, bool published)
         self->n_refs = 0;
 }
 
+/*
+ * Add the chunks that a manifest of ours lists and that are not pending. A publication takes those
+ * of every thread, and the server may have lost some since: the manifest must not be set then.
+ */
+static int borrow(struct rds_save *save)
+{
+    kv_store_v1 *self = save->self;
+    struct kv_own_chunks chunks = {0};
+
+    if (save->name)
+        kv_own_manifest_chunks(save->manifest, save->manifest_len, &chunks);
+    for (size_t i = 0; i < chunks.n; i++) {
+        const uint8_t *hash = chunks.first + i * KV_OWN_CHUNK;
+        struct rds_entry *entry = rds_table_find(&self->table, hash, KV_OWN_KEY);
+
+        if (entry && entry->ref)
+            continue;
+        entry = rds_table_add(&self->table, hash, KV_OWN_KEY);
+        if (!entry || rds_push_ref(self, entry) < 0)
+            return -ENOMEM;
+        save->n_borrowed++;
+        entry->ref = true;
+        if (entry->value) { /* prefetched */
+            self->cached -= entry->len;
+            free(KV_STEAL(entry->value));
+        }
+    }
+    return 0;
+}
+
+/* Undo borrow: the next publication that lists them looks again. */
+static void give_back(struct rds_save *save)
+{
+    for (; save->n_borrowed > 0; save->n_borrowed--) {
+        struct rds_entry *entry = save->self->refs[--save->self->n_refs];
+
+        entry->ref = entry->known = entry->gone = false;
+    }
+}
+
 static bool is_abandoned(const struct rds_entry *entry)
 {
     return entry->put_s + ABANDONED_S < kv_now_ns() / KV_NS_PER_S;
@@ -285,11 +331,28 @@ static void forget(kv_store_v1 *self, bool published)
         rds_loss_told(&self->loss, kind, by);
 }
 
+static int publish(struct rds_save *save)
+{
+    kv_store_v1 *self = save->self;
+    int err = borrow(save);
+
+    save->missing = calloc(self->n_refs + 1, sizeof(*save->missing));
+    save->script = !self->no_scripts && rds_one_node(self);
+    if (err < 0 || !save->missing || find_more(save) < 0)
+        return -ENOMEM;
+    if (save->script)
+        err = by_script(save);
+    if (!save->script && (err == 0 || err == -EAGAIN)) /* scripts were refused, now or before */
+        err = rds_save_by_steps(save);
+    return err;
+}
+
 int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_t manifest_len)
 {
-    struct rds_save save = {.self = self, .name = name, .manifest = manifest};
+    struct rds_save save = {
+        .self = self, .name = name, .manifest = manifest, .manifest_len = manifest_len};
     bool lists_dropped = false;
-    int err = 0;
+    int err;
 
     if (name &&
         rds_loss_refuses(&self->loss, manifest, manifest_len, rds_thread(), &lists_dropped)) {
@@ -301,16 +364,10 @@ int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_
             forget(self, true);
         return -ENOSPC;
     }
-    save.manifest_len = manifest_len;
     save.opaque = name && !kv_is_own_manifest(manifest, manifest_len);
-    save.missing = calloc(self->n_refs + 1, sizeof(*save.missing));
-    save.script = !self->no_scripts && rds_one_node(self);
-    if (!save.missing || find_more(&save) < 0)
-        err = -ENOMEM;
-    if (err == 0 && save.script)
-        err = by_script(&save);
-    if (!save.script && (err == 0 || err == -EAGAIN)) /* scripts were refused, now or before */
-        err = rds_save_by_steps(&save);
+    err = publish(&save);
+    if (err < 0)
+        give_back(&save);
     if (err == 0) {
         if (name)
             rds_history_note(&self->history, self->refs, self->n_refs, save.opaque);

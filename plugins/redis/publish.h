@@ -13,11 +13,14 @@ struct rds_save {
     bool opaque;        /* the manifest isn't of our own format: note the chunks that it may need */
     struct kv_buf more; /* keys that it may need besides refs */
     size_t n_more;
-    bool *missing;  /* per chunk of refs */
-    bool script;    /* false: step by step */
-    uint64_t now_s; /* by the server's clock */
+    size_t n_borrowed; /* refs at the end that are not pending: looked for, never sent */
+    bool *missing;     /* per chunk of refs */
+    bool script;       /* false: step by step */
+    uint64_t now_s;    /* by the server's clock */
 };
 
+/** Count the hits among pending chunks. */
+void rds_save_hits(struct rds_save *save);
 /** Add the keys of save->more as arguments of the command begun last. */
 void rds_save_more(struct rds_save *save, struct rds_batch *batch);
 /** Add a command that stores a value under a key. */

@@ -76,8 +76,8 @@ static int find_missing(struct rds_save *save)
         rds_batch_fini(&batch);
         err = look_at_each(save, &batch);
     }
-    for (size_t i = 0; err == 0 && i < self->n_refs; i++)
-        self->stats.put_hits += !save->missing[i];
+    if (err == 0)
+        rds_save_hits(save);
     rds_batch_fini(&batch);
     return err;
 }

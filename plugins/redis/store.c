@@ -128,7 +128,7 @@ bool rds_idle_name(const struct rds_entry *entry)
     return !entry->ref && !entry->value;
 }
 
-static int push_ref(kv_store_v1 *self, struct rds_entry *entry)
+int rds_push_ref(kv_store_v1 *self, struct rds_entry *entry)
 {
     if (self->n_refs == self->refs_capacity) {
         size_t capacity = KV_MAX(2 * self->refs_capacity, (size_t)64);
@@ -192,7 +192,7 @@ static int remember(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, cha
         return -ENOMEM;
     again = entry->ref;
     if (!again) {
-        err = push_ref(self, entry);
+        err = rds_push_ref(self, entry);
         if (err < 0)
             return err;
     }

@@ -62,6 +62,9 @@ int rds_check_hash(const uint8_t *hash, size_t hash_len);
  */
 int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_t manifest_len);
 
+/** Append an entry to the chunks of the save in progress. Returns 0 or -ENOMEM. */
+int rds_push_ref(kv_store_v1 *self, struct rds_entry *entry);
+
 /**
  * Drop a chunk that its caller deletes, with what a put of it left here: no publication sends it
  * again. A manifest of ours that lists it is refused until it is put again. Call with the lock.

@@ -210,6 +210,31 @@ def test_deleted_from_a_save():
         equal(store.get_many(list(chunks)), list(chunks.values()))
 
 
+def test_lost_after_another_publication():
+    """Another thread's publication takes chunks of a running save; when the server loses one then, the save fails."""
+    for options in (), ("--rename-command", "EVAL", ""):
+        with Server(*options) as server, Store(server.uri) as store, Store(server.uri) as other:
+            chunks = sample(40, key_len=16)
+            lost, *_ = chunks
+            for key, value in chunks.items():
+                store.put(key, value)
+            thread = threading.Thread(target=save, args=(store, "small", {b"s" * 16: b"x"}, listing({b"s" * 16: b"x"})))
+            thread.start()
+            thread.join()
+            store.prefetch([lost])
+            before = store.stats()
+            store.publish("still there", listing(chunks))
+            equal(store.stats().put_hits, before.put_hits)
+            other.delete_chunk(lost)
+            fails(store.publish, "big", listing(chunks), code=28)
+            fails(other.manifest, "big", code=2)
+            fails(store.publish, "big", listing(chunks), code=28)
+            store.publish("other", listing({b"s" * 16: b"x"}))
+            store.flush()
+            save(store, "big", chunks, listing(chunks))
+            equal(other.get_many(list(chunks)), list(chunks.values()))
+
+
 def test_damage_is_mended_at_once():
     """A page that a handle put, flushed, found damaged and puts again is taken, with or without a deletion between."""
     for delete in True, False:
