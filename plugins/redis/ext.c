@@ -217,7 +217,7 @@ static int flush(kv_store_v1 *self)
 
     lock(self);
     err = self->n_refs > 0 ? rds_publish(self, NULL, NULL, 0) : 0;
-    if ((err == 0 || err == -ENOSPC) && rds_loss_tell(&self->loss, RDS_FLUSH, rds_thread()) &&
+    if ((err == 0 || err == -ENOSPC) && rds_loss_tell(&self->loss, RDS_FLUSH, kv_thread_number()) &&
         err == 0) {
         kv_log_error("redis", "chunks put before this flush were dropped: is the server full?",
                      NULL);

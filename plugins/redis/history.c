@@ -2,6 +2,7 @@
 #include "redis/history.h"
 
 #include "base/error.h"
+#include "base/thread.h"
 
 /* Return the index of the @i-th publication remembered, the oldest first. */
 static size_t place(const struct rds_history *history, size_t i)
@@ -27,7 +28,7 @@ void rds_history_note(struct rds_history *history, struct rds_entry *const *refs
     while (kv_history_is_full(history->n + 1, 0))
         drop_oldest(history);
     item = &history->of[place(history, history->n++)];
-    *item = (struct rds_published){pthread_self(), opaque, KV_BUF_INIT};
+    *item = (struct rds_published){kv_thread_number(), opaque, KV_BUF_INIT};
     for (size_t i = 0; i < n; i++) {
         kv_buf_putc(&item->keys, (char)refs[i]->hash_len);
         kv_buf_append(&item->keys, refs[i]->hash, refs[i]->hash_len);
@@ -44,11 +45,11 @@ void rds_history_needed(const struct rds_history *history, struct kv_buf *ret)
     struct kv_history_walk walk = {0};
 
     for (size_t i = 0; i < history->n; i++)
-        walk.shared |= !pthread_equal(history->of[place(history, i)].by, pthread_self());
+        walk.shared |= history->of[place(history, i)].by != kv_thread_number();
     for (size_t i = history->n; i-- > 0;) {
         const struct rds_published *item = &history->of[place(history, i)];
 
-        if (!kv_history_counts(&walk, item->opaque && pthread_equal(item->by, pthread_self())))
+        if (!kv_history_counts(&walk, item->opaque && item->by == kv_thread_number()))
             break;
         kv_buf_append(ret, item->keys.data, item->keys.len);
     }

@@ -6,14 +6,12 @@
 #ifndef KV_REDIS_HISTORY_H
 #define KV_REDIS_HISTORY_H
 
-#include <pthread.h>
-
 #include "base/buf.h"
 #include "base/history.h"
 #include "redis/entry.h"
 
 struct rds_published {
-    pthread_t by;
+    uint64_t by;        /* number of its thread */
     bool opaque;        /* the manifest isn't of our own format */
     struct kv_buf keys; /* length byte and key of each chunk */
 };

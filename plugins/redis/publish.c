@@ -307,7 +307,7 @@ static bool is_abandoned(const struct rds_entry *entry)
  */
 static void forget(kv_store_v1 *self, bool published)
 {
-    uint64_t newest = rds_newest_thread(), by = rds_thread();
+    uint64_t newest = kv_thread_newest(), by = kv_thread_number();
     size_t n_left = 0;
     bool shared = false;
 
@@ -355,7 +355,7 @@ int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_
     int err;
 
     if (name &&
-        rds_loss_refuses(&self->loss, manifest, manifest_len, rds_thread(), &lists_dropped)) {
+        rds_loss_refuses(&self->loss, manifest, manifest_len, kv_thread_number(), &lists_dropped)) {
         kv_log_error("redis",
                      "chunks put before this publication were deleted, or dropped: is the server "
                      "full?",

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "redis/store.h"
 
-#include <stdatomic.h>
-
 #include "base/clock.h"
 #include "base/log.h"
 
@@ -144,26 +142,10 @@ int rds_push_ref(kv_store_v1 *self, struct rds_entry *entry)
     return 0;
 }
 
-static _Atomic uint64_t last_thread;
-
-uint64_t rds_thread(void)
-{
-    static _Thread_local uint64_t number;
-
-    if (number == 0)
-        number = atomic_fetch_add(&last_thread, 1) + 1;
-    return number;
-}
-
-uint64_t rds_newest_thread(void)
-{
-    return atomic_load(&last_thread);
-}
-
 /* Note that the calling thread put a chunk of the save in progress. */
 static void note_put(struct rds_entry *entry, bool first)
 {
-    uint64_t by = rds_thread();
+    uint64_t by = kv_thread_number();
 
     entry->by = first || entry->by == by ? by : 0;
     entry->put_s = kv_now_ns() / KV_NS_PER_S;

@@ -16,6 +16,7 @@
 
 #include <pthread.h>
 
+#include "base/thread.h"
 #include "kv_store_ext.h"
 #include "redis/entry.h"
 #include "redis/history.h"
@@ -70,11 +71,6 @@ int rds_push_ref(kv_store_v1 *self, struct rds_entry *entry);
  * again. A manifest of ours that lists it is refused until it is put again. Call with the lock.
  */
 void rds_forget_chunk(kv_store_v1 *self, struct rds_entry *entry);
-
-/** Return a number for the calling thread: not 0, and never that of a thread that has ended. */
-uint64_t rds_thread(void);
-/** Return the highest number of a thread so far. */
-uint64_t rds_newest_thread(void);
 
 /**
  * True when one command may name any keys: there is one node, or the prefix puts all keys in one

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/history.h"
+#include "base/thread.h"
 #include "base/xxh.h"
 #include "s3/list.h"
 #include "s3/ref_keys.h"
@@ -28,7 +29,7 @@ struct s3_ref_segment {
 /* One of the latest publications, with the chunks that it took (base/history.h). */
 struct past {
     struct s3_ref_keys *keys; /* owned; NULL: none */
-    pthread_t thread;
+    uint64_t thread;          /* its number */
     bool opaque;
 };
 
@@ -39,8 +40,8 @@ struct s3_refs {
     pthread_mutex_t lock;
     struct s3_ref_keys *since; /* NULL: none yet */
     bool lost;                 /* out of memory: `since` is incomplete */
-    bool used, shared;         /* used by a thread; by another one as well */
-    pthread_t first;
+    uint64_t first;            /* number of the first thread that used it; 0: none yet */
+    bool shared;               /* another one did as well */
     struct past past[KV_HISTORY_PUBLICATIONS]; /* ring: the last n_past end before next_past */
     size_t next_past, n_past, past_bytes;
     uint64_t last_number;
@@ -99,10 +100,9 @@ static struct s3_ref_keys *since(struct s3_refs *refs)
 
 static void note_thread(struct s3_refs *refs)
 {
-    if (!refs->used)
-        refs->first = pthread_self();
-    refs->shared |= refs->used && !pthread_equal(refs->first, pthread_self());
-    refs->used = true;
+    if (refs->first == 0)
+        refs->first = kv_thread_number();
+    refs->shared |= refs->first != kv_thread_number();
 }
 
 void s3_refs_add(struct s3_refs *refs, const uint8_t *hash, size_t hash_len)
@@ -139,7 +139,7 @@ static void remember(struct s3_refs *refs, struct s3_ref_keys *keys, bool opaque
 
     while (kv_history_is_full(refs->n_past + 1, 0))
         drop_oldest(refs);
-    *past = (struct past){keys, pthread_self(), opaque};
+    *past = (struct past){keys, kv_thread_number(), opaque};
     refs->next_past = (refs->next_past + 1) % KV_HISTORY_PUBLICATIONS;
     refs->n_past++;
     refs->past_bytes += keys ? keys->records.len : 0;
@@ -156,7 +156,7 @@ static void recall(struct s3_refs *refs, struct s3_ref_keys *ret)
         const struct past *past =
             &refs->past[(refs->next_past + KV_HISTORY_PUBLICATIONS - i) % KV_HISTORY_PUBLICATIONS];
 
-        if (!kv_history_counts(&walk, past->opaque && pthread_equal(past->thread, pthread_self())))
+        if (!kv_history_counts(&walk, past->opaque && past->thread == kv_thread_number()))
             break;
         if (past->keys)
             s3_ref_keys_merge(ret, past->keys);

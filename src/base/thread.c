@@ -2,6 +2,7 @@
 #include "base/thread.h"
 
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -48,6 +49,22 @@ int kv_thread_start(pthread_t *ret, const char *name, void *(*fn)(void *), void 
     }
     *ret = thread;
     return 0;
+}
+
+static _Atomic uint64_t last_number;
+
+uint64_t kv_thread_number(void)
+{
+    static _Thread_local uint64_t number;
+
+    if (number == 0)
+        number = atomic_fetch_add(&last_number, 1) + 1;
+    return number;
+}
+
+uint64_t kv_thread_newest(void)
+{
+    return atomic_load(&last_number);
 }
 
 void kv_cond_init(pthread_cond_t *cond)

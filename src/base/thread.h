@@ -13,6 +13,14 @@
  */
 int kv_thread_start(pthread_t *ret, const char *name, void *(*fn)(void *), void *arg);
 
+/**
+ * Return a number for the calling thread: not 0, and never that of a thread that has ended, as
+ * pthread_self() may be.
+ */
+uint64_t kv_thread_number(void);
+/** Return the highest number of a thread so far. */
+uint64_t kv_thread_newest(void);
+
 /** Initialize @cond for kv_cond_wait_until. Can't fail: glibc and musl allocate nothing for it. */
 void kv_cond_init(pthread_cond_t *cond);
 /**

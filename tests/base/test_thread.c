@@ -44,6 +44,31 @@ static void named_and_masked(void **state)
     assert_int_equal(sigismember(&before, SIGTERM), sigismember(&after, SIGTERM));
 }
 
+static void *tell_number(void *arg)
+{
+    *(uint64_t *)arg = kv_thread_number();
+    return NULL;
+}
+
+static void numbers(void **state)
+{
+    uint64_t own = kv_thread_number(), last = own;
+    (void)state;
+
+    assert_true(own > 0);
+    for (int i = 0; i < 3; i++) { /* pthread_self() would often be the same */
+        pthread_t thread;
+        uint64_t number = 0;
+
+        assert_int_equal(kv_thread_start(&thread, "number", tell_number, &number), 0);
+        pthread_join(thread, NULL);
+        assert_true(number > last);
+        assert_int_equal(kv_thread_newest(), number);
+        last = number;
+    }
+    assert_int_equal(kv_thread_number(), own);
+}
+
 static bool readable(const struct kv_wake *wake, int timeout_ms)
 {
     struct pollfd fd = {.fd = wake->fd, .events = POLLIN};
@@ -80,6 +105,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(named_and_masked),
+        cmocka_unit_test(numbers),
         cmocka_unit_test(wakes),
     };
 

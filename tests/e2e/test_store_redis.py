@@ -591,6 +591,14 @@ def test_taken_by_another_publication():
                     equal(sorted(store.refs(f"apart{turn}")), sorted(sample(2, seed=10 + turn)), "one thread's manifests")
 
 
+def test_taken_by_a_thread_that_ended():
+    """A thread may have the identity that one before it had, and is another one all the same."""
+    with Server() as server, Store(server.uri) as store:
+        in_a_thread(save, store, "first", {b"key": b"value"})
+        in_a_thread(store.publish, "second")
+        equal(store.refs("second"), [b"key"])
+
+
 def test_noted_by_a_former_writer():
     """Its list is of the last publication only: what the ones before needed isn't known, so nothing goes."""
     chunks = sample(3)

@@ -628,6 +628,15 @@ def test_threads_that_share_a_handle():
         check({key(1), key(2)} <= set(store.ask("refs", "m").split()), "taken by the other, needed here")
 
 
+def test_threads_that_end():
+    """A thread may have the identity that one before it had, and is another one all the same."""
+    with S3() as s3, Store(s3.uri()) as store:
+        equal(store.ask("thread", "put", key(1), 10, 1), "0")
+        for name in "first", "second":
+            equal(store.ask("thread", "publish", name, 10, 1), "0")
+        check(key(1) in store.ask("refs", "second").split(), "taken by the first")
+
+
 def test_snapshots_need_no_notes():
     with S3() as s3:
         for n in range(2):
