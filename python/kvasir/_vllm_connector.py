@@ -33,6 +33,7 @@ PREFIX = 16  # bytes of a key in the store: for all that decides a block's bytes
 ASK_WAIT_S = 0.002  # longest time that the scheduler gives a store to answer before it goes on with other requests
 STORE_WAIT_S = 1.0  # that a step waits for stores of blocks that it overwrites; what hasn't begun is left out then
 MOST_LOADS = 2  # of one request: what can't be read is computed
+_DAMAGED = (-errno.EBADMSG, -errno.EMSGSIZE)  # the latter: it is longer than a block
 MEMBERS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
 
 
@@ -238,6 +239,7 @@ class _Parts:
 
     def __init__(self, caches: Dict[str, Any], n_blocks: int) -> None:
         self._numpy: Any = importlib.import_module("numpy")
+        self._caches = caches
         base, step, length, seen = [], [], [], set()
         for name in sorted(caches):
             cache = caches[name]
@@ -260,16 +262,16 @@ class _Parts:
         self._base, self._step, self._length = (self._numpy.array(values, dtype=self._numpy.int64) for values in (base, step, length))
 
     def of(self, blocks: Sequence[int]) -> _Table:
-        """Return the scatter lists of blocks."""
+        """Return the scatter lists of blocks, which keep the tensors."""
         numpy = self._numpy
         table = numpy.empty((len(blocks), self.n, 2), dtype=numpy.int64)
         table[:, :, 0] = numpy.array(blocks, dtype=numpy.int64)[:, None] * self._step + self._base
         table[:, :, 1] = self._length
-        return _Table(table, numpy.full(len(blocks), self.n, dtype=numpy.uint32))
+        return _Table(table, numpy.full(len(blocks), self.n, dtype=numpy.uint32), self._caches)
 
 
 class _Job(NamedTuple):
-    """A request of the queue: a load of @request, or a store (@request empty)."""
+    """A request of the queue: a load of @request, or a store (@request empty). Without keys: a deletion of what couldn't be loaded."""
     request: str
     blocks: List[int]
     keys: List[bytes]
@@ -400,17 +402,15 @@ class _Worker:
             self.warn("reading blocks" if job.request else "storing blocks", OSError(-result.status, "failed"))
         if job.request:
             wanted = 0 if self.parts is None else self.parts.nbytes
-            bad = [i for i, rc in enumerate(result.each) if rc != wanted]
-            self.failed.update(job.blocks[i] for i in bad)
+            bad = [i for i, rc in enumerate(result.each) if rc != wanted] if job.keys else range(len(job.blocks))
+            failed = [job.blocks[i] for i in bad]
+            if job.keys:
+                self.counters["loaded"] += len(job.keys) - len(bad)
+                self.counters["failed"] += len(bad)
+                if self._delete(job.request, failed, [job.keys[i] for i in bad if result.each[i] >= 0 or result.each[i] in _DAMAGED]):
+                    return False
+            self.failed.update(failed)
             self.loaded.add(job.request)
-            self.counters["loaded"] += len(job.keys) - len(bad)
-            self.counters["failed"] += len(bad)
-            damaged = [job.keys[i] for i in bad if result.each[i] >= 0 or result.each[i] == -errno.EBADMSG]
-            if damaged:  # stored anew once they are gone
-                try:
-                    self.queue.delete(damaged)
-                except (Error, ValueError) as problem:
-                    self.warn("deleting damaged blocks", problem)
             return False
         for block in job.blocks:
             self.reading[block] -= 1
@@ -420,6 +420,17 @@ class _Worker:
             self.counters[name] += n
         self.counters["failed"] += sum(rc < 0 for rc in result.each)
         return 0 in result.each
+
+    def _delete(self, request: str, failed: List[int], damaged: List[bytes]) -> bool:
+        """Delete damaged blocks. True: @request has ended once they are gone, as it stores them anew then."""
+        if not damaged:
+            return False
+        try:
+            self.jobs[self.queue.delete(damaged)] = _Job(request, failed, [])
+        except (Error, ValueError) as problem:
+            self.warn("deleting damaged blocks", problem)
+            return False
+        return True
 
     def ended(self, idle: bool) -> Set[str]:
         """Take the requests whose loads have ended; a step that computes nothing gives them a moment."""

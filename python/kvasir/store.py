@@ -122,12 +122,15 @@ class _Parts:
 
 
 class _Table:
-    """Scatter lists that a connector packed itself: addresses of the iovecs and of the numbers of parts, and their memory."""
+    """Scatter lists that a connector packed itself: addresses of the iovecs and of the numbers of parts, and their memory.
 
-    __slots__ = ("address", "counts_address", "keep")
+    @owner: of the parts' memory, which lives as long as a request uses the lists.
+    """
 
-    def __init__(self, iovecs: Any, counts: Any) -> None:
-        self.keep = [Memory(iovecs), Memory(counts)]
+    __slots__ = ("address", "counts_address", "keep", "owner")
+
+    def __init__(self, iovecs: Any, counts: Any, owner: Any = None) -> None:
+        self.keep, self.owner = [Memory(iovecs), Memory(counts)], owner
         self.address, self.counts_address = self.keep[0].address, self.keep[1].address
 
 

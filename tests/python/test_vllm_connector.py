@@ -204,7 +204,44 @@ def test_another_model_finds_nothing():
             engine.shutdown()
 
 
+def watched(worker):
+    """Note in which order a worker hears of deletions' ends and tells of loads' ends."""
+    queue, ids, seen = worker.queue, [], []
+    delete, poll, ended = queue.delete, queue.poll, worker.ended
+
+    def delete_noted(keys):
+        ids.append(delete(keys))
+        return ids[-1]
+
+    def poll_noted():
+        results = poll()
+        seen.extend("deleted" for result in results if result.id in ids)
+        return results
+
+    def ended_noted(idle):
+        told = ended(idle)
+        seen.extend("ended" for _ in told)
+        return told
+
+    queue.delete, queue.poll, worker.ended = delete_noted, poll_noted, ended_noted
+    return seen
+
+
+def test_requests_keep_the_tensors():
+    """A load that hangs beyond shutdown() doesn't write to memory that the engine freed."""
+    with folder() as path:
+        engine = Engine(path)
+        worker = engine.workers[0].worker
+        check(worker.parts.of([1]).owner is worker.caches, "the tensors")
+        engine.shutdown()
+
+
 def test_damage_is_computed_again():
+    for wrong in (lambda data: data[:-1], lambda data: data + b"x"):  # of another length
+        damage_is_computed_again(wrong)
+
+
+def damage_is_computed_again(wrong):
     with folder() as path:
         engine, request = Engine(path), Request("a", prompt(1))
         engine.run(request)
@@ -215,11 +252,13 @@ def test_damage_is_computed_again():
         with kvasir.store.open(path) as store:
             right = bytes(store.get(key))
             store.discard(key)
-            store.put(key, right[:-1])  # another length
+            store.put(key, wrong(right))
             store.flush()
         for loaded in (2, (request.num_tokens - 1) // SIZE):  # deleted, computed and stored again
             engine = Engine(path)
+            seen = watched(engine.workers[0].worker)
             equal(engine.run(Request("again", prompt(1))), loaded, "blocks in front of the damage")
+            equal(seen, ["deleted", "ended"] if loaded == 2 else ["ended"], "what is stored anew comes behind the deletion")
             engine.shutdown()
         with kvasir.store.open(path) as store:
             equal(bytes(store.get(key)), right, "the block")
