@@ -141,11 +141,14 @@ class Client:
         return asked.future, not result.status, reason, [rc == size for rc, size in zip(result.each, asked.sizes)]
 
     def _mend(self, asked: _Asked, result: Result, completion: Completion) -> bool:
-        """Delete the damaged chunks of a get, so that they are stored anew. True: drain_completions() has @completion later.
+        """Delete the chunks of a get that are damaged or of another length, so that they are stored anew. True: drain_completions() has @completion later.
 
         The engine hears of the get once they are gone: its next set of the same key comes behind the deletion.
         """
-        damaged = [key for key, rc in zip(asked.keys, result.each) if rc == -errno.EBADMSG] if asked.kind == "get" else []
+        if asked.kind != "get":
+            return False
+        damaged = [key for key, size, rc in zip(asked.keys, asked.sizes, result.each)
+                   if rc in (-errno.EBADMSG, -errno.EMSGSIZE) or 0 <= rc != size]
         if not damaged:
             return False
         try:

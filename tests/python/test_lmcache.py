@@ -120,7 +120,9 @@ def test_sizes_and_odd_arguments():
     with folder() as path, driver(path) as ours:
         ours.set(keys[:2], [b"a" * 100, b"b" * 100])
         equal(ours.get(keys, [99, 101, 100])[1], [None] * 3, "chunks of another length, and none")
-        equal(ours.get(keys[:2], [100, 100])[1], [b"a" * 100, b"b" * 100], "they are still there")
+        equal(ours.exists(keys[:2]), (True, [False, False]), "they are deleted: a set would find them there, and never mend them")
+        equal(ours.set(keys[:2], [b"a" * 100, b"b" * 100]), (True, None), "set again")
+        equal(ours.get(keys[:2], [100, 100])[1], [b"a" * 100, b"b" * 100], "mended")
         equal(ours.set(keys, [b"x"]), (False, None), "fewer views than keys")
         equal(ours.wait(ours.client.submit_batch_get(keys[:1], [b"read-only"]))[0], (False, [False]), "memory that can't be written")
         equal(ours.wait(ours.client.submit_batch_get(keys[:1], [5]))[0], (False, [False]), "no memory")
