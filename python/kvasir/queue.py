@@ -235,10 +235,12 @@ class AsyncStore:
 
     def close(self) -> None:
         """Cancel what has not begun, wait for the rest, and close the queue; tasks that wait get CancelledError."""
+        ended = self._loop.is_closed()  # nobody waits any more, and the loop refuses every call
         if not self.queue.closed and os.getpid() == self.queue._state.pid:
-            self._loop.remove_reader(self._fd)
+            if not ended:
+                self._loop.remove_reader(self._fd)
             self.queue.close()
-        for future in self._waiting.values():
+        for future in () if ended else self._waiting.values():
             future.cancel()
         self._waiting.clear()
 

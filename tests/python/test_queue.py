@@ -220,6 +220,23 @@ def test_asyncio():
         asyncio.run(main(path))
 
 
+def test_asyncio_closed_behind_its_loop():
+    async def make(store):
+        blocks = kvasir.queue.AsyncStore(store)
+        asyncio.get_running_loop().remove_reader(blocks._fd)  # the result comes too late
+        task = asyncio.ensure_future(blocks.exists([bytes(16)]))
+        await asyncio.sleep(0)
+        return blocks, task
+
+    with folder() as path, kvasir.store.open(path) as store:
+        loop = asyncio.new_event_loop()
+        blocks, task = loop.run_until_complete(make(store))
+        loop.close()
+        blocks.close()
+        blocks.close()
+        task._log_destroy_pending = False
+
+
 END = """
 import os, sys
 import kvasir.queue, kvasir.store
