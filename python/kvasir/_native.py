@@ -183,8 +183,8 @@ class Memory:
         try:
             _get_buffer(source, ctypes.byref(view), _WRITABLE if writable else 0)
         except (TypeError, BufferError):
-            if not hasattr(source, "__dlpack__"):
-                raise
+            if not hasattr(source, "__dlpack__") or (writable and _is_buffer(source)):
+                raise  # DLPack doesn't say that memory is read-only
             self.address, self.nbytes, self._owner = _of_dlpack(source)
             return
         self.address, self.nbytes = view.buf or 0, view.len
@@ -197,6 +197,14 @@ class Memory:
 
 lend: Callable[[Any], None] = _incref  # keep an owner of memory, also beyond the end of the interpreter: threads of C's use it
 give_back: Callable[[Any], None] = _decref  # end a lend()
+
+
+def _is_buffer(source: Any) -> bool:
+    try:
+        memoryview(source)
+    except (TypeError, BufferError, ValueError):
+        return False
+    return True
 
 
 def dltensor(source: Any) -> Tuple[DLTensor, Any]:

@@ -75,6 +75,14 @@ def test_buffers_of_every_kind():
             sources["numpy"] = numpy.arange(1000, dtype=numpy.float32)
             sources["read-only numpy"] = numpy.frombuffer(bytes(values), dtype=numpy.float32)
             raises((BufferError, ValueError), store.put, b"strided", numpy.zeros((10, 10))[:, 1])
+
+            class Frozen(bytes):
+                """Read-only as a buffer, which DLPack doesn't tell, as an array of JAX."""
+
+                def __dlpack__(self, **_):
+                    return numpy.zeros(1000, dtype=numpy.float32).__dlpack__()
+
+            raises(BufferError, store.get_into, [b"k" * 8], [Frozen(4000)])
         except ImportError:
             print("without numpy")
         for name, source in sources.items():
