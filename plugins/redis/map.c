@@ -2,6 +2,7 @@
 /* The slot map of a cluster: read from the nodes, and corrected by redirections. */
 #include <stdio.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -110,6 +111,8 @@ static int whole_map(struct rds_net *net)
     uint64_t now = kv_now_ns(), deadline = now + net->uri.timeout_ms * KV_NS_PER_MS;
     int err, hole;
 
+    if (net->pid != getpid())
+        return -ECHILD;
     if (net->down && now < net->retry_ns)
         return -EHOSTDOWN;
     for (;;) {

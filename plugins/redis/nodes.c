@@ -2,6 +2,7 @@
 #include "redis/nodes.h"
 
 #include <stdio.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -91,6 +92,7 @@ int rds_net_init(struct rds_net *net, const struct rds_uri *uri, struct kv_error
 {
     memset(net, 0, sizeof(*net));
     net->uri = *uri;
+    net->pid = getpid();
     if (copy_secret(getenv("KV_STORE_REDIS_PASSWORD"), &net->password) < 0 ||
         copy_secret(uri->user[0] ? uri->user : getenv("KV_STORE_REDIS_USER"), &net->user) < 0)
         return kv_fail(error, -ENOMEM, 0, "out of memory");

@@ -15,6 +15,8 @@
 #ifndef KV_REDIS_NODES_H
 #define KV_REDIS_NODES_H
 
+#include <sys/types.h>
+
 #include "redis/batch.h"
 #include "redis/conn.h"
 
@@ -36,6 +38,7 @@ struct rds_net {
     struct rds_uri uri;
     char *user, *password; /* NULL: none; copies, wiped at the end */
     struct rds_tls *tls;
+    pid_t pid; /* the process that opened it: a child's commands would mix with its parent's */
     struct rds_node *nodes[RDS_MAX_NODES]; /* the first ones are the URI's seeds */
     size_t n_nodes;
     int16_t slots[RDS_N_SLOTS];
@@ -53,7 +56,7 @@ void rds_net_fini(struct rds_net *net);
 
 /**
  * Run a batch. Returns 0 when every command has its reply (which may be an error reply); else a
- * negative errno, logged.
+ * negative errno, logged. -ECHILD: in a forked child, which must leave the connections alone.
  */
 int rds_net_run(struct rds_net *net, struct rds_batch *batch);
 

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -307,6 +308,8 @@ int rds_net_run(struct rds_net *net, struct rds_batch *batch)
 
     if (batch->error)
         return batch->error;
+    if (net->pid != getpid())
+        return -ECHILD;
     if (net->down && now < net->retry_ns)
         return -EHOSTDOWN;
     while (left > 0) {

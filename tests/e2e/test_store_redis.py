@@ -728,6 +728,26 @@ def test_conformance():
     check(len(passed) > 30, f"{len(passed)} checks")
 
 
+def test_a_forked_child_leaves_the_connection_alone():
+    if SANITIZED:
+        skip("a sanitizer's allocator may be locked in the child")
+    with Server() as server, Store(server.uri) as store:
+        save(store, "n", {b"key": b"value"})
+        child = os.fork()
+        if child == 0:
+            try:
+                for function, *args in (store.get, b"key"), (store.touch, [b"key"]), (store.chunks,), (store.delete, "n"):
+                    fails(function, *args, code=10)
+                store.put(b"two", b"value")
+                fails(store.publish, "m", code=10)
+                store.close()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        equal(os.waitpid(child, 0)[1], 0, "the child")
+        equal((store.get(b"key"), store.manifests()), (b"value", ["n"]), "the parent goes on")
+
+
 def test_close_flushes():
     """What kvs_put_chunk put and no manifest published is there after kvs_close, without a word."""
     os.environ["KV_STORE_LIBRARY_PATH"] = str(BUILD / "lib")
