@@ -7,6 +7,9 @@
 #include "base/own_manifest.h"
 #include "redis/scripts.h"
 
+#define MAX_ARGS ((size_t)1 << 20) /* of a command, before Redis 7 */
+#define SCRIPT_OTHERS 8            /* arguments of a publication beside its chunks */
+
 #define MAX_ATTEMPTS 3 /* a server that evicts may drop chunks just sent */
 
 /* seconds without a put after which a save that can't succeed is dropped */
@@ -337,9 +340,10 @@ static int publish(struct rds_save *save)
     int err = borrow(save);
 
     save->missing = calloc(self->n_refs + 1, sizeof(*save->missing));
-    save->script = !self->no_scripts && rds_one_node(self);
     if (err < 0 || !save->missing || find_more(save) < 0)
         return -ENOMEM;
+    save->script = !self->no_scripts && rds_one_node(self) &&
+                   self->n_refs + save->n_more + SCRIPT_OTHERS <= MAX_ARGS;
     if (save->script)
         err = by_script(save);
     if (!save->script && (err == 0 || err == -EAGAIN)) /* scripts were refused, now or before */
