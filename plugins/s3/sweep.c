@@ -109,6 +109,8 @@ static int sweep_one(struct sweep *sweep, const uint8_t *hash, size_t hash_len)
     struct s3_request head = {.method = "HEAD"};
     int error;
 
+    if (s3_pending_has(self->pending, hash, hash_len))
+        return 0; /* its deletion would drop the put, which a publication may need */
     head.path = s3_chunk_path(&self->config, hash, hash_len);
     error = head.path ? s3_run(self->client, &head) : -ENOMEM;
     if (!error && (!head.modified_s || head.modified_s >= sweep->before_s)) {

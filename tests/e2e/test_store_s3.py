@@ -238,6 +238,22 @@ def test_sweep_goes_by_age():
             equal(store.ask("sweep", 86400), "0 kept=1 deleted=0 errors=0", "a hit renews")
 
 
+def test_a_sweep_spares_a_put_that_failed():
+    """The handle's next publication may need it, and must not succeed without it."""
+    with S3() as s3, Store(s3.uri(timeout=1)) as store:
+        s3.fault("PUT /b/p/c/", "503", 1000)
+        equal(store.ask("put", key(1), 10, 1), "0")
+        check(int(store.ask("flush")) < 0, "stored")
+        s3.faults.clear()
+        with Store(s3.uri()) as other:
+            equal(other.ask("put", key(1), 10, 1), "0")
+            equal(other.ask("flush"), "0")
+        s3.age(100000)
+        equal(store.ask("sweep", 86400), "0 kept=1 deleted=0 errors=0")
+        equal(store.ask("publish", "m", 10, 1), "0")
+        equal(there(s3), [1], "the chunk")
+
+
 def test_sweep_goes_by_the_servers_clock():
     day = 86400
     for skew in (-5 * day, 5 * day):  # seen from here: all long unused; all from the future
