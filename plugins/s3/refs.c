@@ -286,8 +286,8 @@ void s3_refs_begin(struct s3_refs *refs, const char *name, bool opaque, struct s
     pthread_mutex_lock(&refs->lock);
     note_thread(refs);
     ret->taken = KV_STEAL(refs->since);
-    wanted.overflow = KV_STEAL(refs->lost);
-    if (opaque) {
+    if (opaque) { /* a snapshot notes nothing: what is lost stays so for the next one that does */
+        ret->lost = wanted.overflow = KV_STEAL(refs->lost);
         if (ret->taken)
             s3_ref_keys_merge(&wanted, ret->taken);
         recall(refs, &wanted);
@@ -319,7 +319,7 @@ void s3_refs_end(struct s3_refs *refs, struct s3_noting *noting, bool published)
     pthread_mutex_lock(&refs->lock);
     if (!published && noting->taken && since(refs))
         s3_ref_keys_merge(refs->since, noting->taken);
-    if (!published && segment && segment->keys->overflow)
+    if (!published && (noting->lost || (segment && segment->keys->overflow)))
         refs->lost = true;
     if (published)
         remember(refs, KV_STEAL(noting->taken), noting->opaque);

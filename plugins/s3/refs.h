@@ -38,6 +38,7 @@ struct s3_noting {
     struct s3_ref_keys *taken;
     struct s3_request request;
     bool sent, opaque;
+    bool lost; /* the handle's notes were incomplete */
     int error;
 };
 
