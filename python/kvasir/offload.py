@@ -20,6 +20,7 @@ from collections import deque
 from typing import Any, Deque, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ._native import Error, Memory, NotFound, give_back, lend
+from ._options import size_of
 from .blocks import BUSY, MISS, NO_BLOCK, ON_DISK, ON_PEER, PENDING, READY, REMOTE, Cache, Chain, Manager, Shape
 from .peers import Agent
 
@@ -29,18 +30,6 @@ ABSENT, HIT, AGAIN = range(3)  # answers of Offload.lookup
 _ANSWERS = {MISS: ABSENT, READY: HIT, ON_DISK: HIT, REMOTE: HIT, ON_PEER: HIT, BUSY: HIT, PENDING: AGAIN}
 _STAGING = 256 << 20  # bytes of staging buffers, unless said
 _MOST_LOST = 65536
-_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
-
-
-def size_of(value: Union[int, float, str]) -> int:
-    """Return the bytes that @value names: a number (JSON's 2e11, too), or "200GiB"."""
-    text = str(value).strip()
-    number = text.rstrip("BKMGTIbkmgti")
-    unit = text[len(number):].upper()
-    size = float(number) * _UNITS[unit] if unit in _UNITS and not isinstance(value, bool) else -1.0
-    if not 0 <= size < 1 << 64:  # infinities and not-a-number, too
-        raise ValueError(f"no size: {value!r}")
-    return value if isinstance(value, int) else int(size)
 
 
 def _agent_of(fingerprint: str, key_len: int, listen: Union[str, Sequence[str]], named: Dict[str, Any], options: Dict[str, Any]) -> Agent:

@@ -11,6 +11,7 @@ A store may be used by any number of threads.
 """
 import ctypes
 import errno
+import os
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _abi, _native
@@ -81,13 +82,15 @@ class _Calls:
         wanted = function
         return _abi.kvs_progress_fn(lambda _, done, total: self.guard(wanted, done, total))
 
-    def check(self, run: Callable[[], int]) -> int:
-        """Run a call; an exception of a callback is raised instead of the call's own."""
+    def check(self, run: Callable[[], int], name: Optional[str] = None) -> int:
+        """Run a call; an exception of a callback is raised instead of the call's own. @name: the object that may be missing."""
         try:
             rc = run()
-        except Error:
+        except Error as problem:
             if self.problem is not None:
                 raise self.problem from None
+            if isinstance(problem, NotFound) and name is not None and problem.strerror == os.strerror(errno.ENOENT):
+                raise error(-errno.ENOENT, f"no object {name!r}") from None
             raise
         if self.problem is not None:
             raise self.problem
@@ -162,7 +165,10 @@ class Store(Handle):
     def __init__(self, uri: str) -> None:
         self._c = load("kvstore")
         address = ctypes.c_void_p()
-        call(self._c.kvs_open, text(uri), ctypes.byref(address))
+        try:
+            call(self._c.kvs_open, text(uri), ctypes.byref(address))
+        except NotFound as problem:  # of a plugin or a folder: no KeyError
+            raise Error(*problem.args) from None
         self.uri = uri
         queues: Dict[int, Dict[int, Any]] = {}  # address of each open kvasir.queue.Queue: its requests
         library = self._c
@@ -181,6 +187,8 @@ class Store(Handle):
         llama.cpp). @verify reads what the store has already and stores damaged chunks anew, also where other programs changed
         bytes in Redis or a bucket. @progress(done, total) may return True to give up: Error(ECANCELED).
         """
+        if format not in _FORMATS:
+            raise ValueError(f"no format {format!r}; one of {', '.join(_FORMATS)}")
         calls, memory, result = _Calls(), Memory(data), _abi.kvs_result()
         hook = calls.progress(progress)
         opts = _abi.kvs_save_opts(format=_FORMATS[format], chunk_bytes=chunk_bytes, chunk_tokens=chunk_tokens,
@@ -198,7 +206,7 @@ class Store(Handle):
         hook = calls.progress(progress)
         opts = _abi.kvs_restore_opts(fingerprint=text(fingerprint), progress=hook)
         calls.check(lambda: self._call(self._c.kvs_restore_buffer, text(name), ctypes.byref(data), ctypes.byref(n),
-                                       ctypes.byref(opts)))
+                                       ctypes.byref(opts)), name)
         return adopt(data.value, n.value)
 
     def restore_into(self, name: str, target: Any, *, fingerprint: Optional[str] = None, verify_first: bool = False) -> int:
@@ -220,7 +228,7 @@ class Store(Handle):
 
         write = _abi.kvs_write_fn(lambda arg, data, n: calls.guard(take, arg, data, n))
         opts = _abi.kvs_restore_opts(fingerprint=text(fingerprint), verify_first=verify_first)
-        calls.check(lambda: self._call(self._c.kvs_restore, text(name), address_of(write), None, ctypes.byref(opts), None))
+        calls.check(lambda: self._call(self._c.kvs_restore, text(name), address_of(write), None, ctypes.byref(opts), None), name)
         return at
 
     def names(self) -> List[str]:

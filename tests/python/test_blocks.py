@@ -97,7 +97,7 @@ def test_tiers_give_the_bytes_back():
         keys, ids = keys_of(range(64)), list(range(16))
         memory = bytearray(16 * SHAPE.nbytes)
         fill(memory, ids, keys)
-        options = {"host_bytes": 1 << 20, "disk": path, "disk_bytes": 16 << 20, "disk_buffered": True, "fingerprint": "test"}
+        options = {"host_bytes": 1 << 20, "disk": path, "disk_bytes": "16MiB", "disk_buffered": True, "fingerprint": "test"}
         with Manager(SHAPE, **options) as manager, manager.attach(memory) as cache:
             equal(raises(kvasir.Error, manager.close).errno, errno.EBUSY, "a cache is attached")
             equal(manager.lookup(keys), bytes(16), "nothing yet")
