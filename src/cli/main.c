@@ -51,7 +51,7 @@ static void print_words(void)
 /* Answer --version, help and the lists for completions. Returns false for any other argv[1]. */
 static bool answer(int argc, char **argv)
 {
-    if (is(argv[1], "--help", "-h") || (argc == 2 && strcmp(argv[1], "help") == 0))
+    if (argc < 2 || is(argv[1], "--help", "-h") || (argc == 2 && strcmp(argv[1], "help") == 0))
         usage(stdout);
     else if (kv_args_print_version("kvasir", argv[1]))
         return true;

@@ -102,7 +102,7 @@ int kvs_file_commit_collect(kv_store_v1 *h, struct kvs_file_commit *c, const str
                             bool flush)
 {
     size_t n = m ? m->n_chunks : 0;
-    int rc = 0;
+    int rc;
 
     *c = (struct kvs_file_commit){.refs_fd = -1};
     pthread_mutex_lock(&h->lock);
@@ -110,11 +110,10 @@ int kvs_file_commit_collect(kv_store_v1 *h, struct kvs_file_commit *c, const str
     c->entries = malloc(n * sizeof(struct kvs_file_pending *));
     c->fds = malloc(n * sizeof(*c->fds));
     c->tmps = malloc(n * sizeof(*c->tmps));
-    if (!c->entries || !c->fds || !c->tmps)
-        rc = -ENOMEM;
-    if (rc == 0)
-        rc = collect(h, c, m, flush);
+    rc = c->entries && c->fds && c->tmps ? collect(h, c, m, flush) : -ENOMEM;
     pthread_mutex_unlock(&h->lock);
+    if (!c->entries) /* also to say so to the analyser, which doesn't see that n is 0 */
+        return rc;
     for (size_t i = 0; i < c->n; i++) {
         if (c->entries[i]->gone && rc == 0)
             look(h, c->entries[i]);

@@ -759,6 +759,7 @@ static void test_configure(void **state)
     (void)state;
     assert_int_equal(write(fd, good, sizeof(good) - 1), sizeof(good) - 1);
     setenv("KVBM_DISK_BYTES", "128MiB", 1);
+    setenv("KVBM_HOST_BYTES", "", 1); /* as if it weren't set */
     assert_int_equal(kvbm_manager_configure(&opts, path, &strings), 0);
     assert_int_equal(opts.host_bytes, UINT64_C(2) << 30);
     assert_string_equal(opts.disk, "/a:/b");
@@ -779,6 +780,7 @@ static void test_configure(void **state)
     assert_int_equal(kvbm_manager_configure(&opts, NULL, &strings), 0);
     kv_log_set_sink(NULL, NULL);
     assert_non_null(strstr(last_line, "variable=KVBM_DISK_BYTE nearest=KVBM_DISK_BYTES"));
+    unsetenv("KVBM_HOST_BYTES");
     unsetenv("KVBM_DISK_BYTE");
     free(strings);
     setenv("KVBM_DISK_BYTES", "much", 1);

@@ -272,7 +272,7 @@ static int set_environment(struct kvbm_manager_opts *opts, char *text)
             name[n++] = (char)toupper((unsigned char)*c);
         name[n] = '\0';
         value = getenv(name);
-        if (!value)
+        if (!value || !*value) /* empty counts as not set, as for the programs */
             continue;
         /* the caller was compiled for an older library without this option */
         if (keys[i].offset + size_of(&keys[i]) > opts->size) {
