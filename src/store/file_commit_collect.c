@@ -98,27 +98,40 @@ static void look(kv_store_v1 *h, struct kvs_file_pending *e)
         e->seen = (struct kvs_file_seen){0};
 }
 
-int kvs_file_commit_collect(kv_store_v1 *h, struct kvs_file_commit *c, const struct kvs_manifest *m,
-                            bool flush)
+/* Make room, under `lock`, for all entries. A file of notes and the manifest are synced, too. */
+static int reserve(const kv_store_v1 *h, struct kvs_file_commit *c, size_t n_named)
 {
-    size_t n = m ? m->n_chunks : 0;
-    int rc;
+    size_t n = h->map.n + n_named + 2;
 
     *c = (struct kvs_file_commit){.refs_fd = -1};
-    pthread_mutex_lock(&h->lock);
-    n += h->map.n + 2; /* a file of notes and the manifest are synced, too */
     c->entries = malloc(n * sizeof(struct kvs_file_pending *));
     c->fds = malloc(n * sizeof(*c->fds));
     c->tmps = malloc(n * sizeof(*c->tmps));
-    rc = c->entries && c->fds && c->tmps ? collect(h, c, m, flush) : -ENOMEM;
-    pthread_mutex_unlock(&h->lock);
-    if (!c->entries) /* also to say so to the analyser, which doesn't see that n is 0 */
-        return rc;
-    for (size_t i = 0; i < c->n; i++) {
-        if (c->entries[i]->gone && rc == 0)
-            look(h, c->entries[i]);
-        else if (rc < 0)
-            kvs_file_pending_free(h, c->entries[i]);
+    return c->entries && c->fds && c->tmps ? 0 : -ENOMEM;
+}
+
+/* Call @each for the named chunks that aren't pending. It may free them. */
+static void each_named(kv_store_v1 *h, const struct kvs_file_commit *c,
+                       void (*each)(kv_store_v1 *h, struct kvs_file_pending *e))
+{
+    for (size_t i = 0; i < c->named.n_buckets; i++) {
+        for (struct kvs_file_pending *e = c->named.buckets[i], *next; e; e = next) {
+            next = e->next;
+            each(h, e);
+        }
     }
+}
+
+int kvs_file_commit_collect(kv_store_v1 *h, struct kvs_file_commit *c, const struct kvs_manifest *m,
+                            bool flush)
+{
+    int rc;
+
+    pthread_mutex_lock(&h->lock);
+    rc = reserve(h, c, m ? m->n_chunks : 0);
+    if (rc == 0)
+        rc = collect(h, c, m, flush);
+    pthread_mutex_unlock(&h->lock);
+    each_named(h, c, rc == 0 ? look : kvs_file_pending_free);
     return rc;
 }
