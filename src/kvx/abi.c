@@ -33,16 +33,9 @@ static kvx_status_t compile_layer(const struct call *call, uint32_t layer, struc
                               ret);
 }
 
-/* Nothing to move needs no backend. A gather always has rows. */
-static bool is_empty(const struct kvx_plan *plan)
-{
-    return (plan->op == KVX_OP_WRITE && plan->n_tokens == 0) ||
-           (plan->op == KVX_OP_COPY && plan->n_pairs == 0);
-}
-
 static kvx_status_t check_plan(const struct kvx_plan *plan, const kvx_options_t *options)
 {
-    if (is_empty(plan))
+    if (kvx_plan_is_empty(plan)) /* needs no backend */
         return KVX_STATUS_OK;
     if (plan->device)
         return kvx_backend_get() ? KVX_STATUS_OK : KVX_STATUS_UNSUPPORTED;
@@ -51,7 +44,7 @@ static kvx_status_t check_plan(const struct kvx_plan *plan, const kvx_options_t 
 
 static kvx_status_t run_plan(const struct kvx_plan *plan, void *stream)
 {
-    if (is_empty(plan))
+    if (kvx_plan_is_empty(plan)) /* needs no backend */
         return KVX_STATUS_OK;
     if (plan->device)
         return kvx_backend_get()->run(plan, stream);

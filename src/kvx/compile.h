@@ -34,4 +34,7 @@ kvx_status_t kvx_compile_copy(const kvx_cache_desc_t *src, const kvx_cache_desc_
  */
 bool kvx_plan_merge(struct kvx_plan *plan, struct kvx_plan *layer);
 
+/** Return true when there is nothing to move. A gather always has rows. */
+bool kvx_plan_is_empty(const struct kvx_plan *plan);
+
 #endif

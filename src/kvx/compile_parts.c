@@ -126,13 +126,20 @@ kvx_status_t kvx_scale_map(const kvx_scale_desc_t *scale, const void *plain,
     return KVX_STATUS_OK;
 }
 
+bool kvx_plan_is_empty(const struct kvx_plan *plan)
+{
+    return (plan->op == KVX_OP_WRITE && plan->n_tokens == 0) ||
+           (plan->op == KVX_OP_COPY && plan->n_pairs == 0);
+}
+
 kvx_status_t kvx_check_two(const struct kvx_plan *plan)
 {
     const struct kvx_layer *layer = &plan->layer[0];
     bool one_source = layer->src[0] == layer->src[1] && plan->format != KVX_BLOCK_TABLE_KV_OFFSETS;
 
-    return layer->dst[0] == layer->dst[1] && !one_source ? KVX_STATUS_INVALID_ARGUMENT
-                                                         : KVX_STATUS_OK;
+    if (layer->dst[0] != layer->dst[1] || one_source || kvx_plan_is_empty(plan))
+        return KVX_STATUS_OK;
+    return KVX_STATUS_INVALID_ARGUMENT;
 }
 
 kvx_status_t kvx_check_apart(const struct kvx_hull *read, size_t n,

@@ -108,9 +108,11 @@ void kvl_drop_damaged(struct kvl_cache *c, const uint8_t key[KV_PREFIX_KEY])
 
 int kvl_make_durable(struct kvl_cache *c, bool is_new)
 {
-    int rc =
-        is_new ? kvs_save_buffer(c->store, KVL_OBJECT, NULL, 0, NULL, NULL) : kvs_flush(c->store);
+    int rc;
 
+    if (is_new)
+        return kvs_save_buffer(c->store, KVL_OBJECT, NULL, 0, NULL, NULL);
+    rc = kvs_flush(c->store);
     return rc == -ENOTSUP ? 0 : rc; /* a backend without flush keeps what it was given */
 }
 

@@ -202,8 +202,9 @@ static int publish_locked(kv_store_v1 *h, const char *file, uint64_t n, int fd, 
     struct kvs_file_commit c;
     int rc;
 
-    if (!opaque)
-        kvs_manifest_decode(data, len, &m);
+    /* one that can't be decoded may need any chunk; for want of memory nothing is known of it */
+    if (!opaque && kvs_manifest_decode(data, len, &m) == -ENOMEM)
+        return -ENOMEM;
     rc = kvs_file_commit_collect(h, &c, m, !file);
     kvs_manifest_free(m);
     c.opaque = opaque;

@@ -56,7 +56,7 @@ static void take(struct kvs_file_commit *c, struct kvs_file_pending *e, bool rel
     if (!release && e->settled && e->state == KVS_FILE_HIT)
         return;
     e->busy = true;
-    e->tried = false;
+    e->tried = e->settled = false; /* settled again once this publication has ended well */
     c->entries[c->n++] = e;
     c->fans[kvs_file_fan(e->key)] = true;
 }
@@ -67,6 +67,7 @@ static int collect(kv_store_v1 *h, struct kvs_file_commit *c, const struct kvs_m
     bool all = !names_chunks(m);
     int rc = 0;
 
+    h->releases += all && !flush;
     for (size_t i = 0; i < h->map.n_buckets; i++) {
         for (struct kvs_file_pending *e = h->map.buckets[i]; e; e = e->next) {
             e->needed = all;

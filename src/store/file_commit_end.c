@@ -4,6 +4,17 @@
 
 #include "store/file_commit.h"
 
+/* Take what a publication has released from the puts of a chunk. */
+static void release(kv_store_v1 *h, struct kvs_file_pending *e)
+{
+    struct kvs_file_pending *counted = e;
+
+    if (e->gone && e->taken) /* a later put has replaced it, and counts its puts too */
+        counted = kvs_file_map_find(&h->map, e->key, e->key_len);
+    if (counted)
+        counted->puts -= KV_MIN(counted->puts, e->taken);
+}
+
 /* Release an entry, under `lock`. It leaves the map unless puts of it wait for another manifest. */
 static void let_go(kv_store_v1 *h, struct kvs_file_pending **at)
 {
@@ -96,7 +107,7 @@ void kvs_file_commit_finish(kv_store_v1 *h, struct kvs_file_commit *c)
         n_leases += take_lease(e);
         if (!lost) {
             e->state = KVS_FILE_HIT;
-            e->puts -= KV_MIN(e->puts, e->taken);
+            release(h, e);
         }
         e->settled = !lost && (e->pinned || e->leased);
         let_go(h, &c->entries[i]);

@@ -3,23 +3,13 @@
  * Chunks that a handle published lately, for manifests of unknown format that are still to come
  * (base/history.h). Each publication is a batch of records as refs/ has them. Under `commit`.
  */
-#include <unistd.h>
-
 #include "base/history.h"
+#include "base/thread.h"
 #include "store/file_impl.h"
-
-static pid_t this_thread(void)
-{
-    static _Thread_local pid_t id;
-
-    if (!id)
-        id = gettid();
-    return id;
-}
 
 void kvs_file_history_thread(kv_store_v1 *h)
 {
-    pid_t me = this_thread(), first = 0;
+    uint64_t me = kv_thread_number(), first = 0;
 
     if (!atomic_compare_exchange_strong_explicit(&h->history.user, &first, me, memory_order_relaxed,
                                                  memory_order_relaxed) &&
@@ -51,7 +41,7 @@ void kvs_file_history_records(kv_store_v1 *h, struct kv_buf *ret)
     for (size_t i = history->n; i-- > 0;) {
         struct kvs_file_batch *b = batch_at(history, i);
 
-        if (!kv_history_counts(&walk, b->opaque && b->thread == this_thread()))
+        if (!kv_history_counts(&walk, b->opaque && b->thread == kv_thread_number()))
             break;
         kv_buf_append(ret, b->records.data, b->records.len);
         if (b->records.error) /* memory ran out: a note that isn't whole would be worse than none */
@@ -75,7 +65,7 @@ void kvs_file_history_add(kv_store_v1 *h, struct kvs_file_pending *const *entrie
     while (kv_history_is_full(history->n + 1, 0))
         drop_oldest(history);
     b = batch_at(history, history->n++);
-    *b = (struct kvs_file_batch){.thread = this_thread(), .noted = noted, .opaque = noted};
+    *b = (struct kvs_file_batch){.thread = kv_thread_number(), .noted = noted, .opaque = noted};
     for (size_t i = 0; i < n; i++)
         if (entries[i]->needed) /* others stay pending */
             kvs_file_add_record(&b->records, entries[i]->key, entries[i]->key_len);

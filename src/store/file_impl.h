@@ -198,7 +198,7 @@ struct kvs_file_pending *kvs_file_pending_new(const void *key, size_t len);
 
 struct kvs_file_batch {
     struct kv_buf records; /* records of one publication's chunks */
-    pid_t thread;          /* thread that published */
+    uint64_t thread;       /* kv_thread_number() of the one that published */
     bool noted;            /* a manifest of unknown format has noted them */
     bool opaque;           /* the publication was of such a manifest */
 };
@@ -206,8 +206,8 @@ struct kvs_file_batch {
 struct kvs_file_history {
     struct kvs_file_batch batches[KV_HISTORY_PUBLICATIONS]; /* ring buffer */
     size_t oldest, n, bytes;
-    _Atomic pid_t user;  /* first thread that put or published */
-    _Atomic bool shared; /* another thread did, too */
+    _Atomic uint64_t user; /* kv_thread_number() of the first thread that put or published */
+    _Atomic bool shared;   /* another thread did, too */
 };
 
 /** Note that the calling thread puts or publishes. */
@@ -331,6 +331,7 @@ struct kv_store_v1 {
     struct kvs_file_table *known;   /* NULL before the first note; under known_lock */
     struct kvs_file_ahead *ahead;   /* NULL before the first prefetch; under lock */
     struct kvs_file_reader *reader; /* NULL before the first prefetch; under reader_lock */
+    uint64_t releases;              /* kvs_file_releases(); under lock */
     _Atomic uint64_t puts, put_hits, gets, get_misses, bad_chunks, evicted, written, read, errors;
 };
 

@@ -97,16 +97,27 @@ void kvs_file_pending_free(kv_store_v1 *h, struct kvs_file_pending *e)
     free(e);
 }
 
-void kvs_file_take_back(kv_store_v1 *h, const uint8_t *key, size_t key_len)
+uint64_t kvs_file_releases(kv_store_v1 *h)
+{
+    uint64_t releases;
+
+    pthread_mutex_lock(&h->lock);
+    releases = h->releases;
+    pthread_mutex_unlock(&h->lock);
+    return releases;
+}
+
+void kvs_file_take_back(kv_store_v1 *h, const uint8_t *key, size_t key_len, uint64_t releases)
 {
     struct kvs_file_pending *e = NULL;
 
     if (kvs_file_check(h, key, key_len) < 0)
         return;
     pthread_mutex_lock(&h->lock);
-    e = kvs_file_map_find(&h->map, key, key_len);
+    if (h->releases == releases)
+        e = kvs_file_map_find(&h->map, key, key_len);
     if (e && e->puts)
-        e->puts--;
+        e->taken = KV_MIN(e->taken, --e->puts);
     if (e && (e->puts || e->busy)) /* a publication drops a busy one */
         e = NULL;
     if (e)

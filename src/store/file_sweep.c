@@ -87,8 +87,10 @@ static void drop_pending(kv_store_v1 *h, const uint8_t *key, size_t key_len)
 
     pthread_mutex_lock(&h->lock);
     e = kvs_file_map_find(&h->map, key, key_len);
-    if (e)
+    if (e) {
         kvs_file_map_remove(&h->map, e);
+        h->releases++;
+    }
     pthread_mutex_unlock(&h->lock);
     kvs_file_pending_free(h, e);
 }

@@ -35,7 +35,8 @@ struct saving {
     struct kvs_result result;
     uint8_t *stored; /* per chunk of the manifest: 1 when its put stored it; NULL: not wanted */
     size_t stored_room;
-    size_t n_put; /* chunks of the manifest that were put */
+    size_t n_put;      /* chunks of the manifest that were put */
+    uint64_t releases; /* of the file store, before the first put: kvs_file_releases */
 };
 
 static int refuse_at(const struct saving *save, size_t chunk, int rc, const char *what)
@@ -344,7 +345,7 @@ static void take_back(const struct saving *save)
 
     for (size_t i = 0; i < save->n_put && store->table == kvs_file_vtable(); i++)
         kvs_file_take_back(store->backend, save->manifest.chunks[i].key,
-                           sizeof(save->manifest.chunks[i].key));
+                           sizeof(save->manifest.chunks[i].key), save->releases);
 }
 
 /* True for names that every backend takes (the conformance kit checks that). */
@@ -389,6 +390,8 @@ int kvs_save(struct kvs_store *store, const char *name, kvs_read_fn read, void *
     if (rc)
         return rc;
     atomic_fetch_add(&store->saves, 1);
+    if (store->table == kvs_file_vtable())
+        save.releases = kvs_file_releases(store->backend);
     /* without memory, chunks are put one by one */
     save.batch = store->batches ? calloc(1, sizeof(*save.batch)) : NULL;
     rc = kvs_cutter_init(&save.cutter, opts, read, arg);

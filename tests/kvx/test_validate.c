@@ -274,69 +274,70 @@ static void huge_dim(struct sample *s)
     }
 }
 
-#define WRITE(X)                                                                                \
-    X(write_size, s->write.size = sizeof(s->write) - 1, INV)                                    \
-    X(write_size_newer, s->write.size = sizeof(s->write) + 8, OK)                               \
-    X(io_size, s->write.io.size = 8, INV)                                                       \
-    X(io_heads, s->write.io.num_kv_heads = 1, INV)                                              \
-    X(io_no_heads, s->write.io.num_kv_heads = 0, INV)                                           \
-    X(io_dim, s->write.io.head_dim = 16, INV)                                                   \
-    X(key_size, s->write.io.key.size = 111, INV)                                                \
-    X(value_size, s->write.io.value.size = 0, INV)                                              \
-    X(key_dtype, s->write.io.key.dtype = KVX_DTYPE_S32, INV)                                    \
-    X(value_dtype_differs, s->write.io.value.dtype = KVX_DTYPE_F16, INV)                        \
-    X(both_f16, s->write.io.key.dtype = s->write.io.value.dtype = KVX_DTYPE_F16, OK)            \
-    X(both_u8, s->write.io.key.dtype = s->write.io.value.dtype = KVX_DTYPE_U8, INV)             \
-    X(key_ndim, s->write.io.key.ndim = 4, INV)                                                  \
-    X(key_ndim_0, s->write.io.key.ndim = 0, INV)                                                \
-    X(key_ndim_9, s->write.io.key.ndim = 9, INV)                                                \
-    X(key_tokens, s->write.io.key.shape[0]++, INV)                                              \
-    X(value_heads, s->write.io.value.shape[1] = 1, INV)                                         \
-    X(key_null, s->write.io.key.data = NULL, INV)                                               \
-    X(value_null, s->write.io.value.data = NULL, INV)                                           \
-    X(key_odd, s->write.io.key.data = (char *)s->key + 1, UNS)                                  \
-    X(key_stride, s->write.io.key.stride[0] = SAMPLE_ROW + 3, OK)                               \
-    X(key_broadcast, s->write.io.key.stride[1] = 0, OK)                                         \
-    X(key_overflow, s->write.io.key.stride[0] = INT64_MAX, INV)                                 \
-    X(io_memory_unknown, s->write.io.key.memory = KVX_MEMORY_UNKNOWN, INV)                      \
-    X(io_memory_device, s->write.io.value.memory = KVX_MEMORY_DEVICE, UNS)                      \
-    X(io_layout_ignored, s->write.io.value.layout = (kvx_layout_t)99, OK)                       \
-    X(slots_size, s->write.slots.size = 31, INV)                                                \
-    X(slots_dtype_u32, s->write.slots.dtype = KVX_DTYPE_U32, INV)                               \
-    X(slots_dtype_f32, s->write.slots.dtype = KVX_DTYPE_F32, INV)                               \
-    X(slots_count, s->write.slots.token_count--, INV)                                           \
-    X(slots_null, s->write.slots.slots = NULL, INV)                                             \
-    X(slots_odd, s->write.slots.slots = (char *)s->slots + 4, UNS)                              \
-    X(slot_end, s->slots[5] = SAMPLE_BLOCKS * SAMPLE_SIZE, RANGE)                               \
-    X(slot_last, s->slots[5] = SAMPLE_BLOCKS * SAMPLE_SIZE - 1, OK)                             \
-    X(slot_huge, s->slots[0] = INT64_MAX, RANGE)                                                \
-    X(slot_minimum, s->slots[0] = INT64_MIN, OK)                                                \
-    X(slot_beyond_is_invalid, s->slots[0] = 99; s->write.slots.invalid_slot = 99, OK)           \
-    X(no_tokens, make_empty(s), OK)                                                             \
-    X(no_tokens_in_cache, make_empty(s); s->write.io.key.data = s->k + 32, OK)                  \
-    X(no_tokens_wild_stride, make_empty(s); s->write.io.key.stride[1] = INT64_MAX, OK)          \
-    X(input_in_cache, s->write.io.key.data = s->k + 32, INV)                                    \
-    X(input_is_cache, s->write.io.value.data = s->v, INV)                                       \
-    X(one_tensor, s->cache.v.data = s->k, INV)                                                  \
-    X(one_tensor_one_input, s->cache.v.data = s->k; s->write.io.value.data = s->key, OK)        \
-    X(empty_on_a_device, make_empty(s); on_a_device(s), OK)                                     \
-    X(slots_in_cache, s->write.slots.slots = s->v, INV)                                         \
-    X(scale_desc_left_zero, s->write.k_scale = s->key, OK)                                      \
-    X(scale_unused, s->write.k_scale_desc.data = (void *)3, OK)                                 \
-    X(scale_short, fp8(s)->size = 12, INV)                                                      \
-    X(scale_short_no_data, fp8(s)->size = 12; s->write.k_scale_desc.data = NULL, INV)           \
-    X(scale_size_0, fp8(s)->size = 0, INV)                                                      \
-    X(scale_valid, fp8(s), OK)                                                                  \
-    X(scale_none, fp8(s)->granularity = KVX_SCALE_NONE, INV)                                    \
-    X(scale_wild, fp8(s)->granularity = (kvx_scale_granularity_t)9, INV)                        \
-    X(scale_f16, fp8(s)->dtype = KVX_DTYPE_F16, UNS)                                            \
-    X(scale_s32, fp8(s)->dtype = KVX_DTYPE_S32, INV)                                            \
-    X(scale_ndim, fp8(s)->ndim = 2, INV)                                                        \
-    X(scale_shape, fp8(s)->shape[0]++, INV)                                                     \
-    X(scale_block_head, *fp8(s) = block_head(s), OK)                                            \
-    X(scale_block_head_shape, *fp8(s) = block_head(s); s->write.k_scale_desc.shape[1] = 1, INV) \
-    X(scale_odd, fp8(s)->data = (char *)s->key + 2, UNS)                                        \
-    X(scale_overflow, fp8(s)->stride[0] = INT64_MAX, INV)                                       \
+#define WRITE(X)                                                                                  \
+    X(write_size, s->write.size = sizeof(s->write) - 1, INV)                                      \
+    X(write_size_newer, s->write.size = sizeof(s->write) + 8, OK)                                 \
+    X(io_size, s->write.io.size = 8, INV)                                                         \
+    X(io_heads, s->write.io.num_kv_heads = 1, INV)                                                \
+    X(io_no_heads, s->write.io.num_kv_heads = 0, INV)                                             \
+    X(io_dim, s->write.io.head_dim = 16, INV)                                                     \
+    X(key_size, s->write.io.key.size = 111, INV)                                                  \
+    X(value_size, s->write.io.value.size = 0, INV)                                                \
+    X(key_dtype, s->write.io.key.dtype = KVX_DTYPE_S32, INV)                                      \
+    X(value_dtype_differs, s->write.io.value.dtype = KVX_DTYPE_F16, INV)                          \
+    X(both_f16, s->write.io.key.dtype = s->write.io.value.dtype = KVX_DTYPE_F16, OK)              \
+    X(both_u8, s->write.io.key.dtype = s->write.io.value.dtype = KVX_DTYPE_U8, INV)               \
+    X(key_ndim, s->write.io.key.ndim = 4, INV)                                                    \
+    X(key_ndim_0, s->write.io.key.ndim = 0, INV)                                                  \
+    X(key_ndim_9, s->write.io.key.ndim = 9, INV)                                                  \
+    X(key_tokens, s->write.io.key.shape[0]++, INV)                                                \
+    X(value_heads, s->write.io.value.shape[1] = 1, INV)                                           \
+    X(key_null, s->write.io.key.data = NULL, INV)                                                 \
+    X(value_null, s->write.io.value.data = NULL, INV)                                             \
+    X(key_odd, s->write.io.key.data = (char *)s->key + 1, UNS)                                    \
+    X(key_stride, s->write.io.key.stride[0] = SAMPLE_ROW + 3, OK)                                 \
+    X(key_broadcast, s->write.io.key.stride[1] = 0, OK)                                           \
+    X(key_overflow, s->write.io.key.stride[0] = INT64_MAX, INV)                                   \
+    X(io_memory_unknown, s->write.io.key.memory = KVX_MEMORY_UNKNOWN, INV)                        \
+    X(io_memory_device, s->write.io.value.memory = KVX_MEMORY_DEVICE, UNS)                        \
+    X(io_layout_ignored, s->write.io.value.layout = (kvx_layout_t)99, OK)                         \
+    X(slots_size, s->write.slots.size = 31, INV)                                                  \
+    X(slots_dtype_u32, s->write.slots.dtype = KVX_DTYPE_U32, INV)                                 \
+    X(slots_dtype_f32, s->write.slots.dtype = KVX_DTYPE_F32, INV)                                 \
+    X(slots_count, s->write.slots.token_count--, INV)                                             \
+    X(slots_null, s->write.slots.slots = NULL, INV)                                               \
+    X(slots_odd, s->write.slots.slots = (char *)s->slots + 4, UNS)                                \
+    X(slot_end, s->slots[5] = SAMPLE_BLOCKS * SAMPLE_SIZE, RANGE)                                 \
+    X(slot_last, s->slots[5] = SAMPLE_BLOCKS * SAMPLE_SIZE - 1, OK)                               \
+    X(slot_huge, s->slots[0] = INT64_MAX, RANGE)                                                  \
+    X(slot_minimum, s->slots[0] = INT64_MIN, OK)                                                  \
+    X(slot_beyond_is_invalid, s->slots[0] = 99; s->write.slots.invalid_slot = 99, OK)             \
+    X(no_tokens, make_empty(s), OK)                                                               \
+    X(no_tokens_in_cache, make_empty(s); s->write.io.key.data = s->k + 32, OK)                    \
+    X(no_tokens_wild_stride, make_empty(s); s->write.io.key.stride[1] = INT64_MAX, OK)            \
+    X(input_in_cache, s->write.io.key.data = s->k + 32, INV)                                      \
+    X(input_is_cache, s->write.io.value.data = s->v, INV)                                         \
+    X(one_tensor, s->cache.v.data = s->k, INV)                                                    \
+    X(one_tensor_one_input, s->cache.v.data = s->k; s->write.io.value.data = s->key, OK)          \
+    X(empty_on_a_device, make_empty(s); on_a_device(s), OK)                                       \
+    X(empty_one_tensor, make_empty(s); s->cache.v.data = s->k; s->write.io.key.data = s->key, OK) \
+    X(slots_in_cache, s->write.slots.slots = s->v, INV)                                           \
+    X(scale_desc_left_zero, s->write.k_scale = s->key, OK)                                        \
+    X(scale_unused, s->write.k_scale_desc.data = (void *)3, OK)                                   \
+    X(scale_short, fp8(s)->size = 12, INV)                                                        \
+    X(scale_short_no_data, fp8(s)->size = 12; s->write.k_scale_desc.data = NULL, INV)             \
+    X(scale_size_0, fp8(s)->size = 0, INV)                                                        \
+    X(scale_valid, fp8(s), OK)                                                                    \
+    X(scale_none, fp8(s)->granularity = KVX_SCALE_NONE, INV)                                      \
+    X(scale_wild, fp8(s)->granularity = (kvx_scale_granularity_t)9, INV)                          \
+    X(scale_f16, fp8(s)->dtype = KVX_DTYPE_F16, UNS)                                              \
+    X(scale_s32, fp8(s)->dtype = KVX_DTYPE_S32, INV)                                              \
+    X(scale_ndim, fp8(s)->ndim = 2, INV)                                                          \
+    X(scale_shape, fp8(s)->shape[0]++, INV)                                                       \
+    X(scale_block_head, *fp8(s) = block_head(s), OK)                                              \
+    X(scale_block_head_shape, *fp8(s) = block_head(s); s->write.k_scale_desc.shape[1] = 1, INV)   \
+    X(scale_odd, fp8(s)->data = (char *)s->key + 2, UNS)                                          \
+    X(scale_overflow, fp8(s)->stride[0] = INT64_MAX, INV)                                         \
     X(scale_pointer_odd, fp8(s)->data = NULL; s->write.k_scale = (char *)s->key + 1, UNS)
 
 static void make_empty(struct sample *s)

@@ -2,6 +2,7 @@
 /* Several saves on one handle: each publication leaves the others what they count on. */
 #include "base/clock.h"
 #include "kv_store.h"
+#include "store/file_commit.h"
 #include "store/file_unit.h"
 #include "store/manifest.h"
 
@@ -195,12 +196,102 @@ static void flushes_use_what_is_new(void **state)
     assert_int_equal(sweep(), 3);
 }
 
-static void take_back(uint8_t n)
+/* Take a put back for a save that began at @releases. */
+static void take_back_since(uint8_t n, uint64_t releases)
 {
     uint8_t key[16];
 
     key_of(key, n);
-    kvs_file_take_back(h, key, sizeof(key));
+    kvs_file_take_back(h, key, sizeof(key), releases);
+}
+
+static void take_back(uint8_t n)
+{
+    take_back_since(n, kvs_file_releases(h));
+}
+
+/* Puts that a publication or a deletion has released aren't taken back: later ones may be there. */
+static void released_puts_are_not_taken_back(void **state)
+{
+    uint64_t before = kvs_file_releases(h);
+    uint8_t key[16];
+
+    (void)state;
+    assert_int_equal(put(h, 'a'), 0); /* of the save that fails */
+    assert_int_equal(unit_publish(h, "empty", ""), 0);
+    assert_int_equal(sweep(), 1);
+    assert_int_equal(put(h, 'a'), 0); /* of another one */
+    take_back_since('a', before);
+    assert_int_equal(publish("a", "a"), 0);
+    assert_true(is_there('a'));
+    before = kvs_file_releases(h);
+    assert_int_equal(put(h, 'b'), 0);
+    key_of(key, 'b');
+    assert_int_equal(kvs_file_ext()->delete_chunk(h, key, sizeof(key)), 0);
+    assert_int_equal(put(h, 'b'), 0);
+    take_back_since('b', before);
+    assert_int_equal(publish("b", "b"), 0);
+    assert_true(is_there('b'));
+}
+
+/* Run a publication of everything by its steps, with @between behind the first one. */
+static void publish_around(void (*between)(void))
+{
+    struct kvs_file_commit c;
+
+    assert_int_equal(kvs_file_commit_collect(h, &c, NULL, false), 0);
+    between();
+    assert_int_equal(kvs_file_commit_prepare(h, &c), 0);
+    for (size_t i = 0; i < c.n; i++)
+        assert_int_equal(kvs_file_place(h, c.entries[i]), 0);
+    kvs_file_commit_pin(h, &c, false);
+    kvs_file_commit_finish(h, &c);
+    free(c.entries);
+    free(c.fds);
+    free(c.tmps);
+}
+
+static uint64_t puts_of(uint8_t n)
+{
+    const struct kvs_file_pending *e;
+    uint8_t key[16];
+
+    key_of(key, n);
+    e = kvs_file_map_find(&h->map, key, sizeof(key));
+    return e ? e->puts : 0;
+}
+
+static uint64_t releases_before;
+
+static void fail_then_put(void)
+{
+    take_back_since('a', releases_before);
+    assert_int_equal(put(h, 'a'), 1);
+}
+
+static void put_anew(void)
+{
+    assert_int_equal(put(h, 'b'), 0);
+}
+
+/* Puts during a publication stay counted, whoever fails or replaces the entry meanwhile. */
+static void puts_during_a_publication_count(void **state)
+{
+    uint8_t key[16];
+
+    (void)state;
+    releases_before = kvs_file_releases(h);
+    assert_int_equal(put(h, 'a'), 0);
+    publish_around(fail_then_put);
+    assert_int_equal(puts_of('a'), 1);
+    assert_int_equal(unit_publish(h, "empty", ""), 0);
+    assert_int_equal(put(h, 'b'), 0);
+    key_of(key, 'b');
+    kvs_file_map_find(&h->map, key, sizeof(key))->state = KVS_FILE_SUSPECT; /* its sync failed */
+    publish_around(put_anew);
+    assert_int_equal(puts_of('b'), 1);
+    assert_int_equal(unit_publish(h, "empty", ""), 0);
+    assert_int_equal(h->map.n, 0);
 }
 
 /* A save that failed takes back its puts; chunks that others put as well stay. */
@@ -268,6 +359,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(named_chunks_are_looked_at, setup, teardown),
         cmocka_unit_test_setup_teardown(flushes_use_what_is_new, setup, teardown),
         cmocka_unit_test_setup_teardown(puts_are_taken_back, setup, teardown),
+        cmocka_unit_test_setup_teardown(released_puts_are_not_taken_back, setup, teardown),
+        cmocka_unit_test_setup_teardown(puts_during_a_publication_count, setup, teardown),
         cmocka_unit_test_setup_teardown(failed_saves_hold_no_room, setup, teardown),
     };
 
