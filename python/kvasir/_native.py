@@ -13,6 +13,7 @@ import re
 import threading
 import time
 import weakref
+from threading import get_ident
 from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 from . import _abi
@@ -283,13 +284,6 @@ def address_of(function: Any) -> Optional[int]:
 EXIT_WAIT_S = 30.0  # how long the end of the interpreter waits for calls of other threads
 
 
-class _Callbacks(threading.local):
-    n = 0  # callbacks of C's into Python that this thread is in
-
-
-callbacks = _Callbacks()
-
-
 class _State:
     """Address of a C object, and the calls that use it. Outlives the Python object until it is closed."""
 
@@ -297,7 +291,7 @@ class _State:
 
     def __init__(self, address: int) -> None:
         self.address: Optional[int] = address
-        self.calls: List[None] = []  # one for each call under way: append and pop are atomic, and cheaper than a lock
+        self.calls: List[int] = []  # the thread of each call under way: append, remove and count are atomic
         self.pid = os.getpid()
         self.closing = threading.RLock()  # held while @address is taken away
         self.at_end: Callable[[], None] = _nothing  # before an object that nobody closed is freed
@@ -309,8 +303,8 @@ def _nothing(*_: Any) -> None:
 
 
 def _wait_calls(state: _State, seconds: float) -> bool:
-    begun = time.monotonic()
-    while state.calls:
+    begun, mine = time.monotonic(), state.calls.count(get_ident())  # at the end: left over, see Handle
+    while len(state.calls) > mine:
         waited = time.monotonic() - begun
         if waited > seconds:
             return False
@@ -322,8 +316,8 @@ def _close(state: _State, close: Callable[[int], Any], at_end: bool = False) -> 
     if os.getpid() != state.pid:  # a child has the object's memory, but neither its threads nor its locks
         state.address = None
         return
-    if state.calls and callbacks.n and not at_end:
-        raise error(-errno.EBUSY, "a callback of a call can't wait for its end")
+    if not at_end and get_ident() in state.calls:  # in a callback, or in a signal's handler
+        raise error(-errno.EBUSY, "a call of this thread is still under way; close behind it")
     rcs: List[Any] = []
     tried, reason = False, None
     with state.closing:
@@ -361,26 +355,31 @@ class Handle:
 
     Subclasses set it up with _own(). Closing happens on close(), at the end of a `with`, when the last reference goes, or
     when the interpreter ends; then the latest object is closed first, and one that a call still uses after EXIT_WAIT_S stays.
+
+    Before Python 3.11 a signal's handler can run between _enter()'s return and the `try` behind it. If it raises there, the
+    call's entry is left over: close() raises EBUSY in that thread and waits for ever in others. The last reference and the
+    interpreter's end close the object then, as the thread that runs them is in no call.
     """
 
     _leave: Callable[[], None]  # end of _enter(): a function of C, before which no signal's handler runs
 
     def _own(self, address: int, close: Callable[[int], Any]) -> None:
         self._state = _State(address)
-        self._leave = self._state.calls.pop
+        self._leave = map(self._state.calls.remove, iter(get_ident, 0)).__next__  # remove(get_ident()), in C
         self._closer = close
         self._finalizer = weakref.finalize(self, _close_at_end, self._state, close)
 
     def _enter(self) -> int:
-        state = self._state
+        state, ident = self._state, get_ident()
         try:
-            state.calls.append(None)
+            state.calls.append(ident)
             address = state.address
             if address is None:
                 raise ValueError(f"{type(self).__name__} is closed")
             return address
         except BaseException:
-            state.calls.pop()
+            if ident in state.calls:  # Python 3.9 runs signals' handlers before the append, too
+                state.calls.remove(ident)
             raise
 
     def _call(self, function: Callable[..., Any], *args: Any) -> int:
@@ -394,7 +393,8 @@ class Handle:
     def close(self) -> None:
         """Wait for calls of other threads, then free the object. Later calls raise ValueError; closing twice is fine.
 
-        Raises Error(EBUSY) in a callback, such as progress(), while calls of the object are under way.
+        Raises Error(EBUSY), and closes nothing, inside a call of the object by this thread: in a callback such as progress(),
+        or in a signal's handler that interrupted the call.
         """
         _close(self._state, self._closer)
         self._finalizer.detach()

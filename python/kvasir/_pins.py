@@ -2,6 +2,7 @@
 """Pins of kvasir.blocks: keys whose host blocks are held."""
 import array
 import os
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
 
 from ._native import load
@@ -62,16 +63,17 @@ class Pin:
 
     def release(self) -> None:
         """Release the blocks; fetches that nobody else needs are cancelled. Doing it twice is fine."""
-        state = self.manager._state
+        state, ident = self.manager._state, get_ident()
         if not self.address or os.getpid() != state.pid:
             return
         try:
-            state.calls.append(None)  # close() waits for it
+            state.calls.append(ident)  # close() waits for it
             closing = state.address is None
             if not closing:
                 self._unpin()
         finally:
-            state.calls.pop()
+            if ident in state.calls:  # Python 3.9 runs signals' handlers before the append, too
+                state.calls.remove(ident)
         if closing:
             with state.closing:  # either the pin is gone with its manager, or close() has refused
                 self._unpin()

@@ -15,7 +15,7 @@ import os
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _abi, _native
-from ._native import Error, Handle, Memory, NotFound, adopt, address_of, call, callbacks, certain, error, load, text
+from ._native import Error, Handle, Memory, NotFound, adopt, address_of, call, certain, error, load, text
 
 __all__ = ["Collected", "Progress", "Saved", "Store", "Verified", "open"]
 
@@ -67,14 +67,11 @@ class _Calls:
         self.problem: Optional[BaseException] = None
 
     def guard(self, function: Callable[..., Optional[int]], *args: Any) -> int:
-        callbacks.n += 1
         try:
             return int(function(*args) or 0)
         except BaseException as problem:  # pylint: disable=broad-except
             self.problem = self.problem or problem
             return -errno.ECANCELED
-        finally:
-            callbacks.n -= 1
 
     def progress(self, function: Optional[Progress]) -> Any:
         if function is None:

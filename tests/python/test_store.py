@@ -2,13 +2,16 @@
 """kvasir.store against a dictionary, and its errors, buffers, threads, forks and the end of the interpreter."""
 import array
 import errno
+import faulthandler
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
+import time
 
-from kvpython import BUILD, check, equal, flip_bit, folder, raises, run  # first: it finds the package
+from kvpython import BUILD, check, equal, flip_bit, folder, raises, run, stopped  # first: it finds the package
 import kvasir
 import kvasir.store
 from kvasir import _native
@@ -166,6 +169,12 @@ def test_threads_and_close():
         equal(problems, [], "problems")
 
 
+def refused(store):
+    """Check that close() refuses in this thread, and closes nothing."""
+    equal(raises(kvasir.Error, store.close).errno, errno.EBUSY, "close()")
+    check(not store.closed, "it is open")
+
+
 def test_close_waits_as_long_as_a_call_lasts():
     with folder() as path:
         store, inside, go, results = kvasir.store.open(path), threading.Event(), threading.Event(), []
@@ -177,10 +186,7 @@ def test_close_waits_as_long_as_a_call_lasts():
             inside.set()
             go.wait(60)
 
-        def refused(done, total):
-            equal(raises(kvasir.Error, store.close).errno, errno.EBUSY, "in a callback")
-
-        store.restore("a", progress=refused)
+        store.restore("a", progress=lambda done, total: refused(store))
         call = threading.Thread(target=lambda: results.append(store.restore("a", progress=slow)))
         call.start()
         check(inside.wait(60), "the call has not begun")
@@ -199,6 +205,67 @@ def test_close_waits_as_long_as_a_call_lasts():
         equal(os.listdir(path + "/.kvasir/writers"), [], "handles of the store")
         with kvasir.store.open(path) as store:
             equal(bytes(store.get(b"key1")), b"value", "the block")
+
+
+def test_close_in_a_signals_handler():
+    """The handler of a program that wants to end runs inside the call that it interrupted."""
+    with folder() as path, kvasir.store.open(path) as store:
+        faulthandler.dump_traceback_later(60, exit=True)  # close() used to wait for the call below it
+        before = signal.signal(signal.SIGTERM, lambda *_: refused(store))
+        try:
+            equal(store._call(lambda _: os.kill(os.getpid(), signal.SIGTERM) or 0), 0, "the call goes on")
+            signal.signal(signal.SIGTERM, lambda *_: store.close())
+            os.kill(os.getpid(), signal.SIGTERM)
+            check(store.closed, "closed between calls")
+        finally:
+            signal.signal(signal.SIGTERM, before)
+            faulthandler.cancel_dump_traceback_later()
+
+
+def test_close_of_another_store_in_a_callback():
+    with folder() as one, folder() as two, kvasir.store.open(one) as a, kvasir.store.open(two) as b:
+        for store in (a, b):
+            store.save("a", b"x" * 1000)
+        inside, results, begun = threading.Event(), [], time.monotonic()
+
+        def slow(done, total):
+            inside.set()
+            while not b.closed and time.monotonic() - begun < 60:
+                time.sleep(0.001)
+
+        call = threading.Thread(target=lambda: results.append(bytes(b.restore("a", progress=slow))))
+        call.start()
+        check(inside.wait(60), "the call has not begun")
+        a.restore("a", progress=lambda done, total: b.close())  # waits for the other thread's call
+        call.join()
+        equal((b.closed, results), (True, [b"x" * 1000]), "closed behind the call")
+
+
+def test_exceptions_beside_calls_of_other_threads():
+    """A signal's handler that raises anywhere in a call takes away no entry but the call's own."""
+    class Calls(list):
+        def append(self, _):
+            raise KeyboardInterrupt
+
+    with folder() as path:
+        store = kvasir.store.open(path)
+        state, other = store._state, -1
+        state.calls = Calls([other])
+        raises(KeyboardInterrupt, store.stats)
+        equal(state.calls, [other], "calls")
+        state.calls = [threading.get_ident()]  # left over, see Handle
+        refused(store)
+        faulthandler.dump_traceback_later(20, exit=True)  # EXIT_WAIT_S is longer
+        del store
+        faulthandler.cancel_dump_traceback_later()
+        equal((state.address, os.listdir(path + "/.kvasir/writers")), (None, []), "freed")
+    with folder() as path, kvasir.store.open(path) as store:
+        store._state.calls.append(other)
+        stopped(500, 0.0005, store.exists, [b"key1"])
+        check(store._state.calls.count(other) == 1, "calls of another thread")
+        if sys.version_info >= (3, 11):
+            equal(store._state.calls, [other], "calls")
+        store._state.calls.clear()
 
 
 def python(text, *args):
