@@ -27,6 +27,7 @@ void ki_stream_seed_cursorless(struct ki_stream *s)
 void ki_stream_seed_torn(struct ki_stream *s)
 {
     s->partial = s->torn = true;
+    s->cursorless |= !s->has_position; /* what came from elsewhere goes when a whole view comes */
 }
 
 void ki_stream_remember(struct ki_stream *s, uint64_t sequence)
@@ -134,6 +135,8 @@ void ki_stream_accept(struct ki_stream *s, const struct ki_batch_id *id)
     s->from_zero |= id->sequence == 0;
     if (!s->has_position)
         ki_stream_note_first(s, id);
+    if (!s->has_position && !s->cursorless && id->sequence <= ki_stream_first_max(s))
+        s->partial = false; /* nothing is missing before the publisher's first batch */
     s->window[at].used = true;
     s->window[at].sequence = id->sequence;
     s->window[at].digest = id->digest;
@@ -161,7 +164,7 @@ void ki_stream_forget(struct ki_stream *s)
     s->has_position = false;
     s->timestamp = 0;
     s->unverified = s->cursorless = s->seeded = s->partial = s->gap_counted = false;
-    s->silent = s->unproved = s->healed = false;
+    s->silent = s->unproved = s->healed = s->torn = false;
     ki_stream_end_doubt_of_first(s); /* that was the process before */
     s->heal_at_ns = 0;
     ki_stream_be_sound(s);

@@ -251,7 +251,8 @@ unsigned ki_stream_judge(struct ki_stream *s, const struct ki_evidence *e, uint6
 void ki_stream_mark_partial(struct ki_stream *s, uint64_t now_ns);
 /**
  * Note that the driver has forgotten the stream's blocks, @held of them, which the engine still
- * has. The view is partial; the replay service is asked for all batches at once.
+ * has. The view is partial; the replay service is asked for all batches at once. A stream that has
+ * brought no batch lacks none, and stays as it is.
  */
 void ki_stream_learn_anew(struct ki_stream *s, uint64_t held, uint64_t now_ns);
 /** Note that the publisher cleared all that the stream brought: no batch is missing any more. */

@@ -43,6 +43,8 @@ static unsigned resync(struct ki_stream *s, uint64_t held)
 
 void ki_stream_learn_anew(struct ki_stream *s, uint64_t held, uint64_t now_ns)
 {
+    if (!s->has_position && !s->cursorless) /* it has brought nothing that could be missing */
+        return;
     forget_blocks(s, held);
     s->torn = true;
     if (s->opts.can_replay)

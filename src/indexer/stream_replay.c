@@ -306,7 +306,10 @@ static unsigned replay_end(struct ki_stream *s, uint64_t now_ns)
      */
     if (!s->holding && s->kind == KI_REPLAY_VERIFY && !s->answered)
         return replay_restarted(s, now_ns);
-    s->silent |= s->kind == KI_REPLAY_START && !s->holding && !s->has_position;
+    if (s->kind == KI_REPLAY_START && !s->holding && !s->has_position) {
+        s->silent = true;
+        s->partial = false; /* of nothing, nothing is missing */
+    }
     if (!s->holding || s->ahead || s->kind == KI_REPLAY_HEAL)
         return ki_stream_finish_replay(s);
     /* The held batch's publisher hasn't reached the peer's position: another process. */

@@ -307,6 +307,59 @@ static void blocks_are_learnt_anew(void **state)
     assert_false(ki_stream_is_partial(&s));
 }
 
+/* A stream that has brought no batch has no blocks to lose, whether its publisher is silent or hasn't
+ * answered yet. */
+static void nothing_is_learnt_anew(void **state)
+{
+    struct ki_stream s;
+
+    (void)state;
+    ki_stream_init(&s, &with_replay);
+    start_connected(&s);
+    assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
+    ki_stream_learn_anew(&s, 0, SECOND);
+    assert_false(ki_stream_is_partial(&s));
+
+    ki_stream_init(&s, &with_replay);
+    ki_stream_learn_anew(&s, 0, SECOND);
+    start_connected(&s);
+    for (uint64_t i = 0; i < 3; i++)
+        assert_int_equal(replayed(&s, 0, i), KI_STEP_APPLY);
+    ki_stream_replay_end(&s, SECOND);
+    assert_false(ki_stream_is_partial(&s));
+
+    ki_stream_init(&s, &without_replay);
+    ki_stream_learn_anew(&s, 0, SECOND);
+    live(&s, 0, 0);
+    assert_false(ki_stream_is_partial(&s));
+}
+
+/* A view that was partial before the first batch: batches from the beginning make it whole. */
+static void a_beginning_makes_whole(void **state)
+{
+    struct ki_stream s;
+
+    (void)state;
+    for (int answer = 0; answer < 3; answer++) {
+        ki_stream_init(&s, &with_replay);
+        s.partial = true; /* as after too many restarts within one replay */
+        start_connected(&s);
+        if (answer == 1)
+            replayed(&s, 0, 0);
+        if (answer == 2)
+            live(&s, 0, 0);
+        ki_stream_replay_end(&s, SECOND);
+        assert_false(ki_stream_is_partial(&s));
+    }
+    /* A peer's state without a position goes when a whole view comes. */
+    ki_stream_init(&s, &with_replay);
+    ki_stream_seed_torn(&s);
+    start_connected(&s);
+    assert_int_equal(replayed(&s, 0, 0), KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_APPLY);
+    ki_stream_replay_end(&s, SECOND);
+    assert_false(ki_stream_is_partial(&s));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -317,6 +370,8 @@ int main(void)
         cmocka_unit_test(phantoms_grow_old),
         cmocka_unit_test(a_full_index_gives_up_lossy_streams),
         cmocka_unit_test(blocks_are_learnt_anew),
+        cmocka_unit_test(nothing_is_learnt_anew),
+        cmocka_unit_test(a_beginning_makes_whole),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
