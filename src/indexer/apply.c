@@ -96,17 +96,6 @@ uint64_t ki_applier_unexplained(const struct ki_applier *a)
     return a->overlaps || left_out || a->left_out ? 0 : a->last.unknown;
 }
 
-uint64_t ki_applier_held(const struct ki_applier *a, struct kvi_index *index)
-{
-    uint64_t held = a->run.n_blocks;
-    struct kvi_holder_info info = KVI_HOLDER_INFO_INIT;
-
-    for (uint32_t i = 0; i < a->n_ranks; i++)
-        if (kvi_get_holder(index, (struct kv_holder){a->instance, a->ranks[i]}, &info) == 0)
-            held += info.blocks + info.parked;
-    return held;
-}
-
 /* Judge the meaning of an event before it is applied: see reports.h. */
 static enum ki_verdict verdict_of(struct ki_applier *a, struct kvi_index *index,
                                   const struct kve_batch *batch, size_t at)
@@ -463,29 +452,4 @@ void ki_applier_end_overlap(struct ki_applier *a, struct kvi_index *index)
     a->overlaps = false;
     take_doubts(a);
     ki_overlap_clear(&a->overlap);
-}
-
-void ki_applier_purge(struct ki_applier *a, struct kvi_index *index, bool restarted)
-{
-    (void)ki_applier_flush(a, index); /* the loss is counted */
-    ki_applier_end_overlap(a, index);
-    a->has_windows &= !restarted;
-    ki_unsure_clear(&a->unsure);
-    ki_unsure_clear(&a->suspects);
-    a->reports.trusted &= !restarted;
-    ki_small_clear(&a->small);
-    ki_doubts_clear(&a->doubts);
-    a->pool_clear.n = 0;
-    a->losses_seen = UINT64_MAX;
-    a->touched = KI_TOUCHED_MANY;
-    a->reports.suspects = a->reports.misjudged = false;
-    for (uint32_t i = 0; i < a->n_ranks; i++) {
-        struct kv_holder holder = {.worker = a->instance, .rank = a->ranks[i]};
-
-        if (restarted)
-            (void)kvi_remove_holder(index, holder);
-        else
-            (void)kvi_clear(index, holder);
-    }
-    ki_applier_note_losses(a, index);
 }

@@ -103,6 +103,8 @@ void ki_applier_fini(struct ki_applier *a);
  * or out of memory.
  */
 bool ki_applier_note_rank(struct ki_applier *a, uint32_t rank);
+/** Return true when this stream brings @rank's blocks. */
+bool ki_applier_brings(const struct ki_applier *a, uint32_t rank);
 
 /** Return true when answers may be wrong because the events don't tell everything. */
 static inline bool ki_applier_is_unsure(const struct ki_applier *a)
@@ -139,6 +141,12 @@ uint64_t ki_applier_unexplained(const struct ki_applier *a);
 
 /** Return the blocks of all ranks: in the tree, parked, or waiting for ki_applier_flush. */
 uint64_t ki_applier_held(const struct ki_applier *a, struct kvi_index *index);
+/**
+ * Count in *@ret_held the blocks, in the tree or parked, of those of the @n @ranks that the stream
+ * brings. Returns false when it brings none of the ranks.
+ */
+bool ki_applier_held_of(const struct ki_applier *a, struct kvi_index *index, const uint32_t *ranks,
+                        uint32_t n, uint64_t *ret_held);
 
 /** Return the mode that the stream has shown; KI_REPORTS_UNKNOWN where a registration tells it. */
 static inline enum ki_report_mode ki_applier_learned_mode(const struct ki_applier *a)
@@ -190,5 +198,8 @@ void ki_applier_end_overlap(struct ki_applier *a, struct kvi_index *index);
  * process goes on: forget the windows of the one before, too.
  */
 void ki_applier_purge(struct ki_applier *a, struct kvi_index *index, bool restarted);
+/** Forget the blocks of those of the @n @ranks that the stream brings. The engine still has them. */
+void ki_applier_purge_ranks(struct ki_applier *a, struct kvi_index *index, const uint32_t *ranks,
+                            uint32_t n);
 
 #endif

@@ -136,11 +136,10 @@ void ki_listener_adopt_rank(struct ki_listener *l, const struct ki_watermark *ma
 
 bool ki_listener_brings(struct ki_listener *l, uint32_t rank)
 {
-    bool brings = false;
+    bool brings;
 
     pthread_mutex_lock(&l->lock);
-    for (uint32_t i = 0; i < l->applier.n_ranks && !brings; i++)
-        brings = l->applier.ranks[i] == rank;
+    brings = ki_applier_brings(&l->applier, rank);
     pthread_mutex_unlock(&l->lock);
     return brings;
 }

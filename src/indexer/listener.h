@@ -147,10 +147,16 @@ void ki_listener_adopt_rank(struct ki_listener *l, const struct ki_watermark *ma
 /** Return true when the stream writes @rank's blocks. */
 bool ki_listener_brings(struct ki_listener *l, uint32_t rank);
 /**
- * Forget all blocks of the stream, which a stream that has left brought, too, in part, and learn
- * them anew: the view is partial until then. The caller wakes the pump.
+ * Note that the blocks of the @n @ranks are about to leave the index. If the stream brings any of
+ * these ranks, its view is partial from now on. Call ki_listener_learn_anew when they have left.
  */
-void ki_listener_learn_anew(struct ki_listener *l);
+void ki_listener_expect_loss(struct ki_listener *l, const uint32_t *ranks, uint32_t n);
+/**
+ * Forget the stream's blocks of those of the @n @ranks that it brings, as another stream brought
+ * them, too, and learn them anew: the view is partial until then. Returns false, and does
+ * nothing, when the stream brings none of the ranks. The caller wakes the pump.
+ */
+bool ki_listener_learn_anew(struct ki_listener *l, const uint32_t *ranks, uint32_t n);
 /** Retire the listener: no later batch enters the index. Returns true when there is a position. */
 bool ki_listener_retire(struct ki_listener *l, struct ki_watermark *ret_position);
 /** Pause or resume. Returns 0 or -EALREADY. The caller wakes the pump. */

@@ -56,17 +56,33 @@ static void purge(struct ki_listener *l, bool restarted)
     ki_applier_purge(&l->applier, l->model->index, restarted);
 }
 
-void ki_listener_learn_anew(struct ki_listener *l)
+void ki_listener_expect_loss(struct ki_listener *l, const uint32_t *ranks, uint32_t n)
 {
+    uint64_t held;
+
     pthread_mutex_lock(&l->lock);
-    if (!l->gone) {
-        /* Before the purge, which may take long: the view is partial from now on. */
-        ki_stream_learn_anew(&l->stream, ki_applier_held(&l->applier, l->model->index),
-                             kv_now_ns());
-        purge(l, false);
+    if (!l->gone && ki_applier_held_of(&l->applier, l->model->index, ranks, n, &held)) {
+        l->generation = ki_listener_new_generation(l->env);
+        ki_stream_expect_loss(&l->stream, held);
+    }
+    pthread_mutex_unlock(&l->lock);
+}
+
+bool ki_listener_learn_anew(struct ki_listener *l, const uint32_t *ranks, uint32_t n)
+{
+    uint64_t held;
+    bool any;
+
+    pthread_mutex_lock(&l->lock);
+    any = !l->gone && ki_applier_held_of(&l->applier, l->model->index, ranks, n, &held);
+    if (any) {
+        l->generation = ki_listener_new_generation(l->env);
+        ki_stream_learn_anew(&l->stream, held, kv_now_ns());
+        ki_applier_purge_ranks(&l->applier, l->model->index, ranks, n);
         l->stream.doubtful = ki_applier_is_unsure(&l->applier);
     }
     pthread_mutex_unlock(&l->lock);
+    return any;
 }
 
 /* Forget the blocks when the batch just applied shows that too many can't be real. */

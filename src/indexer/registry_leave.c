@@ -73,33 +73,29 @@ static struct ki_listener *acquire_sibling(struct ki_registry *r, uint64_t insta
     return sibling;
 }
 
-static bool brings_any_of(struct ki_listener *sibling, const struct ki_listener *gone)
-{
-    for (uint32_t i = 0; i < gone->applier.n_ranks; i++)
-        if (ki_listener_brings(sibling, gone->applier.ranks[i]))
-            return true;
-    return false;
-}
-
 /*
  * Remove the blocks of all ranks that a retired listener brought. Nothing tells them from those
  * that another stream of the instance brought for such a rank: it brings them again.
  */
 static void remove_brought(struct ki_registry *r, const struct ki_listener *gone)
 {
+    const uint32_t *ranks = gone->applier.ranks, n = gone->applier.n_ranks;
     struct ki_listener *sibling;
 
-    for (uint32_t i = 0; i < gone->applier.n_ranks; i++) {
-        struct kv_holder holder = {.worker = gone->instance, .rank = gone->applier.ranks[i]};
+    /* First: no answer is short without being partial. */
+    for (size_t i = 0; (sibling = acquire_sibling(r, gone->instance, i)); i++) {
+        ki_listener_expect_loss(sibling, ranks, n);
+        ki_listener_release(sibling);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        struct kv_holder holder = {.worker = gone->instance, .rank = ranks[i]};
 
         kvi_remove_holder(gone->model->index, holder);
     }
     /* Afterwards: a stream that brings such a rank only now is among them. */
     for (size_t i = 0; (sibling = acquire_sibling(r, gone->instance, i)); i++) {
-        if (brings_any_of(sibling, gone)) {
-            ki_listener_learn_anew(sibling);
+        if (ki_listener_learn_anew(sibling, ranks, n))
             ki_pump_wake(sibling->pump);
-        }
         ki_listener_release(sibling);
     }
 }

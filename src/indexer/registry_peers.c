@@ -176,15 +176,13 @@ static void forget_position(struct ki_registry *r, struct kv_holder holder)
     size_t at, end = ki_instance_range(r, holder.worker, &at);
 
     ki_positions_blocks_left(&r->positions, holder.worker, &holder.rank);
+    for (size_t i = at; i < end; i++)
+        ki_listener_expect_loss(r->listeners[i], &holder.rank, 1);
     for (size_t i = r->n_models; i-- > 0;)
         if (kvi_remove_holder(r->models[i]->index, holder) == 0)
             ki_registry_drop_if_empty(r, r->models[i]);
-    for (; at < end; at++) {
-        if (ki_listener_brings(r->listeners[at], holder.rank)) {
-            ki_listener_learn_anew(r->listeners[at]);
-            ki_pump_wake(r->listeners[at]->pump);
-        }
-    }
+    for (; at < end; at++)
+        (void)ki_listener_learn_anew(r->listeners[at], &holder.rank, 1);
 }
 
 uint64_t ki_registry_forget_unfollowed(struct ki_registry *registry, uint64_t age_ns)
@@ -201,6 +199,8 @@ uint64_t ki_registry_forget_unfollowed(struct ki_registry *registry, uint64_t ag
             n++;
         }
     }
+    if (n) /* only now: one replay brings all of a stream's ranks */
+        ki_registry_wake(registry);
     pthread_mutex_unlock(&registry->admin);
     return n;
 }

@@ -250,9 +250,13 @@ unsigned ki_stream_judge(struct ki_stream *s, const struct ki_evidence *e, uint6
 /** Note that the driver lost the contents of a batch (undecodable, out of memory). */
 void ki_stream_mark_partial(struct ki_stream *s, uint64_t now_ns);
 /**
- * Note that the driver has forgotten the stream's blocks, @held of them, which the engine still
- * has. The view is partial; the replay service is asked for all batches at once. A stream that has
- * brought no batch lacks none, and stays as it is.
+ * Note that @held of the stream's blocks, which the engine still has, are about to leave the index:
+ * the view is partial. Returns false, and changes nothing, when the stream has brought no batch.
+ */
+bool ki_stream_expect_loss(struct ki_stream *s, uint64_t held);
+/**
+ * The same for blocks that have left. The replay service is asked for all batches at once, for a
+ * whole view.
  */
 void ki_stream_learn_anew(struct ki_stream *s, uint64_t held, uint64_t now_ns);
 /** Note that the publisher cleared all that the stream brought: no batch is missing any more. */

@@ -41,11 +41,19 @@ static unsigned resync(struct ki_stream *s, uint64_t held)
     return KI_STEP_PURGE;
 }
 
-void ki_stream_learn_anew(struct ki_stream *s, uint64_t held, uint64_t now_ns)
+bool ki_stream_expect_loss(struct ki_stream *s, uint64_t held)
 {
     if (!s->has_position && !s->cursorless) /* it has brought nothing that could be missing */
+        return false;
+    s->excused += held;
+    s->partial = true;
+    return true;
+}
+
+void ki_stream_learn_anew(struct ki_stream *s, uint64_t held, uint64_t now_ns)
+{
+    if (!ki_stream_expect_loss(s, held))
         return;
-    forget_blocks(s, held);
     s->torn = true;
     if (s->opts.can_replay)
         s->heal_at_ns = now_ns;

@@ -108,6 +108,51 @@ static void shared_ranks_are_learnt_anew(void **state)
     ki_registry_destroy(r);
 }
 
+/* Streams 0 and 1 share rank 5, streams 1 and 2 rank 6. When 0 leaves, rank 5 alone is learnt anew. */
+static void ranks_that_did_not_leave_stay(void **state)
+{
+    struct ki_registry *r = open_registry(1, 3);
+    struct ki_listener *l = ki_listener_find(r, 1, 1);
+    struct kv_error error;
+
+    (void)state;
+    for (uint32_t k = 0; k < 3; k++) {
+        bring(r, k, k, 10 + k);
+        begin(r, 1, k);
+    }
+    bring(r, 0, 5, 20);
+    bring(r, 1, 5, 21);
+    bring(r, 1, 6, 22);
+    bring(r, 2, 6, 23);
+    assert_int_equal(ki_registry_unregister(r, 1, "m", NULL, &(uint32_t){0}, &error), 0);
+    assert_int_equal(blocks_of(r, 5), 0);
+    assert_int_equal(blocks_of(r, 1), 1);
+    assert_int_equal(blocks_of(r, 6), 2);
+    assert_true(is_partial(r, 1));
+    assert_false(is_partial(r, 2));
+    assert_int_equal(l->stream.excused, 2); /* removals of rank 5's blocks may come */
+    ki_registry_destroy(r);
+}
+
+/* Stream 0 once named rank 1, whose own stream has been silent. */
+static void a_silent_stream_stays_whole(void **state)
+{
+    struct ki_registry *r = open_registry(1, 2);
+    struct ki_batch_id first = {.digest = 1, .timestamp = 1000};
+    struct ki_listener *l = ki_listener_find(r, 1, 1);
+    struct kv_error error;
+
+    (void)state;
+    bring(r, 0, 1, 10);
+    begin(r, 1, 0);
+    assert_int_equal(ki_registry_unregister(r, 1, "m", NULL, &(uint32_t){0}, &error), 0);
+    pthread_mutex_lock(&l->lock);
+    assert_int_equal(ki_stream_live(&l->stream, &first, true, 1), KI_STEP_APPLY);
+    pthread_mutex_unlock(&l->lock);
+    assert_false(is_partial(r, 1));
+    ki_registry_destroy(r);
+}
+
 /*
  * A peer's dump had rank 5 from a stream that isn't registered here. Stream 1 brings it now: when
  * the dump's blocks have been unfollowed for too long, it is learnt anew.
@@ -179,6 +224,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shared_ranks_are_learnt_anew),
+        cmocka_unit_test(ranks_that_did_not_leave_stay),
+        cmocka_unit_test(a_silent_stream_stays_whole),
         cmocka_unit_test(unfollowed_blocks_of_a_followed_rank),
         cmocka_unit_test(ranks_leave_beside_dumps),
     };
