@@ -275,15 +275,16 @@ void kve_salts_reset(struct kve_salts *salts)
 
 /* -- sweeps ------------------------------------------------------------------------------------ */
 
-static bool is_crowded(const struct kve_salts *salts)
+bool kve_salts_are_crowded(const struct kve_salts *salts)
 {
     return salts->n >= salts->limit - salts->limit / 8;
 }
 
 bool kve_salts_want_sweep(const struct kve_salts *salts)
 {
-    return salts->n && salts->n_new >= (is_crowded(salts) ? salts->limit / 8 + 1
-                                                          : KV_MAX(salts->n_kept, MIN_SWEEP));
+    return salts->n &&
+           salts->n_new >= (kve_salts_are_crowded(salts) ? salts->limit / 8 + 1
+                                                         : KV_MAX(salts->n_kept, MIN_SWEEP));
 }
 
 /* Make a block's slot stale, and its rank's with the last one: the next rebuild drops them. */
@@ -303,7 +304,7 @@ void kve_salts_sweep(struct kve_salts *salts, uint64_t n_held, kve_salts_held_fn
 
     salts->n_new = 0;
     salts->n_kept = salts->n;
-    if (!salts->n || (salts->n <= n_held && !is_crowded(salts)))
+    if (!salts->n || (salts->n <= n_held && !kve_salts_are_crowded(salts)))
         return;
     swept.slots = calloc(salts->capacity, sizeof(*swept.slots));
     if (!swept.slots)

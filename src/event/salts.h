@@ -98,6 +98,9 @@ void kve_salts_remove(struct kve_salts *salts, uint32_t rank, uint64_t hash, enu
 void kve_salts_clear(struct kve_salts *salts, uint32_t rank, bool all_tiers);
 void kve_salts_reset(struct kve_salts *salts);
 
+/** Return true when at most an eighth of the limit is free. */
+bool kve_salts_are_crowded(const struct kve_salts *salts);
+
 /**
  * Return true when a sweep is due: as many blocks are new as the last one left; or an eighth of the
  * limit, where no more is left. So each new block pays for a few visits at most.

@@ -320,8 +320,10 @@ static void put_now(struct ki_applier *a, struct kvi_index *index, struct put *p
     } else if (op->type == KVE_OP_CLEAR && !op->unsure && is_empty(a, index, op->rank)) {
         /* Another store of the rank's groups says whether these hold again. */
         ki_doubts_end(&a->doubts, op->rank, 0, KI_WHY_CROWDED | KI_WHY_DROPS);
-        if (a->n_ranks == 1 && !kve_reader_has_lower(a->reader))
+        if (a->n_ranks == 1 && !kve_reader_has_lower(a->reader)) {
             put->result = KI_APPLIED_CLEARED;
+            a->purged = false;
+        }
     }
 }
 

@@ -57,6 +57,7 @@ void ki_applier_purge(struct ki_applier *a, struct kvi_index *index, bool restar
     (void)ki_applier_flush(a, index); /* the loss is counted */
     ki_applier_end_overlap(a, index);
     a->has_windows &= !restarted;
+    a->purged = !restarted && a->reader->salts.n;
     ki_unsure_clear(&a->unsure);
     ki_unsure_clear(&a->suspects);
     a->reports.trusted &= !restarted;
@@ -90,6 +91,7 @@ void ki_applier_purge_ranks(struct ki_applier *a, struct kvi_index *index, const
                             uint32_t n)
 {
     (void)ki_applier_flush(a, index); /* the loss is counted */
+    a->purged |= a->reader->salts.n > 0;
     a->pool_clear.n = 0;
     a->losses_seen = UINT64_MAX;
     a->touched = KI_TOUCHED_MANY;

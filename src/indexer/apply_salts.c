@@ -11,6 +11,18 @@ struct look {
     struct kvi_index *index;
 };
 
+/*
+ * Return true when a sweep may find salts of blocks that the publisher no longer has. After a purge
+ * the index lacks blocks that it has: their salts stay while there is room.
+ */
+static bool wants_sweep(const struct ki_applier *a)
+{
+    const struct kve_salts *salts = &a->reader->salts;
+
+    return kve_salts_want_sweep(salts) && !a->overlaps &&
+           (!a->purged || kve_salts_are_crowded(salts));
+}
+
 /* Return true when the rank has the block, or may have it. */
 static bool is_held(void *arg, uint32_t rank, uint64_t hash)
 {
@@ -30,7 +42,7 @@ int ki_applier_sweep_salts(struct ki_applier *a, struct kvi_index *index)
     struct look look = {a, index};
     int rc;
 
-    if (KV_LIKELY(!kve_salts_want_sweep(&a->reader->salts)) || a->overlaps)
+    if (KV_LIKELY(!wants_sweep(a)))
         return 0;
     rc = ki_applier_end_run(a, index); /* whose blocks the index doesn't have yet */
     kve_salts_sweep(&a->reader->salts, ki_applier_held(a, index), is_held, &look);

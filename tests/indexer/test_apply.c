@@ -192,12 +192,37 @@ static void test_salts_of_clears(void **state)
     end_salted(&s);
 }
 
+/* After a purge the index lacks blocks that the engine still has: their salts stay. */
+static void test_salts_of_purged_blocks(void **state)
+{
+    struct stream s;
+    uint32_t rank = 0;
+
+    (void)state;
+    for (int only_rank = 0; only_rank < 2; only_rank++) {
+        begin_salted(&s, KI_REPORTS_INCREMENTAL);
+        if (only_rank)
+            ki_applier_purge_ranks(&s.applier, s.index, &rank, 1);
+        else
+            ki_applier_purge(&s.applier, s.index, false);
+        s.applier.reader->salts.n_new = 40000; /* a sweep is due */
+        PUT(&s, "[1.0, [" SALTED("5", "nil", "5,1,1,1") "]]");
+        assert_non_null(kve_salts_find(&s.applier.reader->salts, 0, 9));
+        /* Another process's are swept again. */
+        ki_applier_purge(&s.applier, s.index, true);
+        s.applier.reader->salts.n_new = 40000;
+        PUT(&s, "[1.0, [" SALTED("6", "nil", "6,1,1,1") "]]");
+        assert_null(kve_salts_find(&s.applier.reader->salts, 0, 9));
+        end(&s);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_groups_of_many_ranks), cmocka_unit_test(test_too_many_groups),
         cmocka_unit_test(test_salts_of_reports),     cmocka_unit_test(test_salts_of_copies),
-        cmocka_unit_test(test_salts_of_clears),
+        cmocka_unit_test(test_salts_of_clears),      cmocka_unit_test(test_salts_of_purged_blocks),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
