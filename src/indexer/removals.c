@@ -69,21 +69,34 @@ static void expire(struct ki_removals *r)
     link_all(r);
 }
 
-static void grow(struct ki_removals *r)
+/* Returns false without memory. */
+static bool grow(struct ki_removals *r)
 {
     size_t capacity = r->capacity ? r->capacity * 2 : FIRST_CAPACITY;
     struct ki_removal *items = realloc(r->items, capacity * sizeof(*items));
     uint32_t *buckets;
 
     if (!items)
-        return;
+        return false;
     r->items = items;
     buckets = realloc(r->buckets, capacity * sizeof(*buckets));
     if (!buckets)
-        return;
+        return false;
     r->buckets = buckets;
     r->capacity = capacity;
     link_all(r);
+    return true;
+}
+
+static void log_no_memory(void)
+{
+    static struct kv_log_rate rate;
+
+    if (kv_log_allowed(&rate, 1))
+        kv_log_warn("peers",
+                    "no memory to remember a removal; a peer that has been cut off may bring the "
+                    "worker back",
+                    "error=\"%s\"", strerror(ENOMEM));
 }
 
 static int compare_newest_first(const void *a, const void *b)
@@ -119,11 +132,14 @@ static bool has_room(struct ki_removals *r)
     expire(r);
     if (r->n <= limit - limit / 16 && limit)
         return true;
-    if (r->capacity < r->max)
-        grow(r);
-    if (r->n >= KV_MIN(r->capacity, r->max))
+    if (r->capacity < r->max) {
+        if (!grow(r))
+            log_no_memory();
+        return r->n < KV_MIN(r->capacity, r->max);
+    }
+    if (r->n)
         drop_oldest(r);
-    return r->n < KV_MIN(r->capacity, r->max);
+    return r->n < r->max;
 }
 
 bool ki_removals_note(struct ki_removals *r, const struct ki_removed *removed)

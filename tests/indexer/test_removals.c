@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "indexer/removals.h"
+#include "starve.h"
 
 #define WORKERS 40
 #define RANKS 5
@@ -79,11 +80,34 @@ static void the_oldest_are_forgotten(void **state)
     ki_removals_fini(&r);
 }
 
+/* Without memory for one more, the remembered ones stay. */
+static void nothing_is_forgotten_without_memory(void **state)
+{
+    uint64_t now = kv_wall_ns() / 1000;
+    struct ki_removals r = {.max = 1000};
+    uint64_t refused = 0;
+
+    (void)state;
+    for (uint64_t i = 0; i < 500; i++) {
+        for (long at = 1; at <= 2; at++) { /* both arrays */
+            starve_at(at);
+            if (!note(&r, i, 0, now) && starved())
+                refused++;
+            starve_at(0);
+        }
+        note(&r, i, 0, now);
+        assert_int_equal(r.n, i + 1);
+    }
+    assert_in_range(refused, 4, 100);
+    ki_removals_fini(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_newest_counts),
         cmocka_unit_test(the_oldest_are_forgotten),
+        cmocka_unit_test(nothing_is_forgotten_without_memory),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
