@@ -38,10 +38,12 @@ static uint32_t place_of(const struct kvi_index *ix, uint32_t holder, uint64_t h
 /*
  * Return how many leading hashes name places, by the table or aliases of @holder, when the first
  * @known do: known ones come first. *@ret is the place of the last one, unless that is of before.
+ * Without known ones, look at the last hash first: often all are known. Else go on from @known in
+ * growing steps: most holders know few more than the one before.
  */
 static size_t count_known(const struct named *named, uint32_t holder, size_t known, uint32_t *ret)
 {
-    size_t unknown = named->n + 1, middle = named->n; /* the last one first: often all are known */
+    size_t unknown = named->n + 1, middle = known ? known + 1 : named->n, step = 1;
 
     while (known + 1 < unknown) { /* the first @known hashes are, the first @unknown aren't */
         uint32_t pos = place_of(named->ix, holder, named->hashes[middle - 1]);
@@ -52,7 +54,12 @@ static size_t count_known(const struct named *named, uint32_t holder, size_t kno
             known = middle;
             *ret = pos;
         }
-        middle = known + (unknown - known) / 2;
+        if (unknown <= named->n) {
+            middle = known + (unknown - known) / 2;
+        } else {
+            step *= 2;
+            middle = KV_MIN(known + step, named->n);
+        }
     }
     return known;
 }
