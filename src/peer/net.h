@@ -162,7 +162,7 @@ struct kvbm_session {
     struct kvbm_net *net;
     TAILQ_ENTRY(kvbm_session) list;  /* newcomers or open sessions, by next check; or dead ones */
     uint64_t check_ns;               /* next look at its timers; the event thread */
-    _Atomic uint64_t heard_ns;       /* last read */
+    _Atomic uint64_t heard_ns;       /* last read, or turn of frames that waited */
     bool pinged;                     /* since heard; the event thread */
     bool attached, in_newcomers;     /* the event thread */
     void *slots[KVBM_SESSION_SLOTS]; /* the event thread */

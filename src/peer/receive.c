@@ -336,6 +336,7 @@ static bool take_waiting(struct kvbm_conn *conn)
 {
     int err = take_frames(conn);
 
+    conn->session->heard_ns = kv_now_ns(); /* the peer isn't silent: this side is slow */
     if (err < 0)
         end_session(conn->session, err);
     else if (conn->waits)

@@ -22,6 +22,7 @@ static struct {
     struct kvbm_session *good, *bad;
     atomic_bool go;
     atomic_int n_worked;
+    useconds_t work_us; /* that each note takes */
 } t;
 
 static void serve_work(void *arg, struct kvbm_session *session, struct kvbm_request *request)
@@ -30,7 +31,7 @@ static void serve_work(void *arg, struct kvbm_session *session, struct kvbm_requ
     atomic_fetch_add(&t.n_worked, 1);
     while (!atomic_load(&t.go))
         usleep(100);
-    usleep(6000);
+    usleep(t.work_us);
 }
 
 static void serve_mark(void *arg, struct kvbm_session *session, struct kvbm_request *request)
@@ -44,6 +45,7 @@ static void begin(const char *endpoint, uint32_t keepalive_ms)
     struct kvbm_agent_opts opts = session_opts("owner", &endpoint);
 
     memset(&t, 0, sizeof(t));
+    t.work_us = 6000;
     opts.keepalive_ms = keepalive_ms ? keepalive_ms : opts.keepalive_ms;
     t.owner = agent_of(&opts);
     assert_int_equal(kvbm_agent_serve(t.owner, WORK, serve_work, NULL), 0);
@@ -119,11 +121,28 @@ static void test_standstill_is_no_silence(void **state)
     }
 }
 
+/* Notes that have come together take longer than the keepalive. Their peer isn't silent meanwhile. */
+static void test_waiting_is_no_silence(void **state)
+{
+    struct kvbm_reply reply;
+
+    (void)state;
+    begin("tcp:127.0.0.1:0", KEEPALIVE_MS);
+    t.work_us = 2 * KEEPALIVE_MS * 1000 / NOTES;
+    atomic_store(&t.go, true);
+    stop_owner(NOTES);
+    assert_int_equal(kvbm_session_call(t.bad, MARK, "", 0, -1, soon(), &reply), 0);
+    assert_int_equal(reply.status, NOTES);
+    kvbm_reply_fini(&reply);
+    end();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_others_have_their_turn),
         cmocka_unit_test(test_standstill_is_no_silence),
+        cmocka_unit_test(test_waiting_is_no_silence),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
