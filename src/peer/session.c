@@ -62,7 +62,8 @@ static void conn_ready(struct kvbm_source *source, uint32_t events)
         kvbm_flush(conn);
         pthread_mutex_unlock(&session->lock);
     }
-    kvbm_receive(conn);
+    if (!conn->waits) /* else the kick of this round reads: one turn a round */
+        kvbm_receive(conn);
 }
 
 static struct kvbm_conn *conn_create(struct kvbm_session *session, int fd, bool is_unix,
