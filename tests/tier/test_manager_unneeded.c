@@ -4,11 +4,16 @@
 
 #include "manager_shaky.h"
 
+#define MOST 64              /* keys of one store: the cache's blocks */
+#define MANY_KEYS (2 * MOST) /* fetched at once */
+#define MANY_PINS 800
+
 /* A manager with @n keys in the object store alone, which hangs from now on. */
 static void start(struct world *w, uint32_t n)
 {
-    shaky_start(w, 16);
-    assert_int_equal(world_store(w, 1000, n), n);
+    shaky_start(w, 4 * n);
+    for (uint32_t i = 0; i < n; i += MOST)
+        assert_int_equal(world_store(w, 1000 + i, n < MOST ? n : MOST), n < MOST ? n : MOST);
     assert_int_equal(kvbm_manager_drain(w->m, 30000), 0);
     assert_true(kvbm_pool_reset_inactive(kvbm_manager_pool(w->m, KV_TIER_HOST)) > 0);
     shaky->hang = true;
@@ -19,7 +24,7 @@ static struct kvbm_pin *load(struct world *w, uint64_t first, uint32_t n, uint32
 {
     struct kvbm_pin_opts opts = {.size = sizeof(opts)};
     struct kvbm_pin *pin;
-    uint64_t keys[8];
+    uint64_t keys[MANY_KEYS];
     struct kvbm_chain chain = world_chain(keys);
 
     world_keys(first, keys, n);
@@ -118,12 +123,49 @@ static void test_cancelled_job(void **state)
     world_fini(&w);
 }
 
+static uint64_t thread_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * KV_NS_PER_S + (uint64_t)t.tv_nsec;
+}
+
+/* The end of a wait takes about as long as its begin, however many other pins wait. */
+static void test_many_wait(void **state)
+{
+    static struct kvbm_pin *pins[MANY_PINS];
+    struct kvbm_pin *first;
+    struct world w;
+    uint64_t begin, loads, releases;
+
+    (void)state;
+    start(&w, MANY_KEYS);
+    first = load(&w, 1000, MANY_KEYS, 0);
+    EXPECT_SOON(shaky->inside > 0);
+    begin = thread_ns();
+    for (int i = 0; i < MANY_PINS; i++)
+        pins[i] = load(&w, 1000, MANY_KEYS, 0);
+    loads = thread_ns() - begin;
+    kvbm_pin_release(first); /* its fetches are looked at from here on */
+    begin = thread_ns();
+    for (int i = 0; i < MANY_PINS; i++)
+        kvbm_pin_release(pins[i]);
+    releases = thread_ns() - begin;
+    assert_true(releases < 4 * loads);
+    EXPECT_SOON(world_stats(&w).pins_now == 0); /* the last one has cancelled the fetches */
+    shaky->hang = false;
+    EXPECT_SOON(shaky->inside == 0);
+    world_fini(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_goes_on_for_another),
         cmocka_unit_test(test_ends_with_the_last),
         cmocka_unit_test(test_cancelled_job),
+        cmocka_unit_test(test_many_wait),
     };
 
     find_shaky();

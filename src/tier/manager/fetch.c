@@ -23,13 +23,16 @@ bool kvbm_fetch_is_circle(const struct kvbm_pin *pin, uint32_t i)
 
 bool kvbm_fetch_left_to_others(struct kvbm_pin *pin, uint32_t i)
 {
-    if (!kvbm_set_has(&pin->manager->pins.pending, kvbm_pin_hash(pin, i)))
+    uint64_t hash = kvbm_pin_hash(pin, i);
+
+    if (!kvbm_set_has(&pin->manager->pins.pending, hash))
         return false;
     if (kvbm_fetch_is_circle(pin, i)) {
         pin->items[i].tried = UINT8_MAX;
         return true;
     }
     pin->items[i].state = ITEM_WAITS;
+    kvbm_set_await(&pin->manager->pins.pending, hash);
     if (!pin->n_waits++ && pin->deadline_ns)
         pthread_cond_signal(&pin->manager->work); /* the mover watches the deadline */
     return true;
@@ -233,63 +236,35 @@ void kvbm_fetch_cancel(struct kvbm_pin *pin)
         cancel(fetch);
 }
 
-/* Collect the hashes of keys that pins wait for until another pin has fetched them. Without memory
- * there are none: pins whose wait ends in vain begin fetches of their own. */
-static void find_awaited(const struct kvbm_manager *m, struct kvbm_set *ret)
-{
-    for (const struct kvbm_pin *pin = m->pins.first; pin; pin = pin->next) {
-        uint32_t left = pin->n_waits - pin->n_starved;
-
-        if (!left || kvbm_set_reserve(ret, left) < 0)
-            continue;
-        for (uint32_t i = 0; left && i < pin->n; i++) {
-            if (pin->items[i].state != ITEM_WAITS)
-                continue;
-            kvbm_set_add(ret, kvbm_pin_hash(pin, i));
-            left--;
-        }
-    }
-}
-
 /* True when a pin waits for what a fetch brings into the host tier. */
-static bool is_awaited(const struct kvbm_fetch *fetch, const struct kvbm_set *awaited)
+static bool is_awaited(const struct kvbm_fetch *fetch)
 {
-    if (fetch->asks || fetch->leases || kvbm_staging(fetch->pin->manager))
+    const struct kvbm_manager *m = fetch->pin->manager;
+
+    if (fetch->asks || fetch->leases || kvbm_staging(m))
         return false;
     for (uint32_t k = 0; k < fetch->n; k++) {
-        if (kvbm_set_has(awaited, kvbm_pin_hash(fetch->pin, fetch->index[k])))
+        if (kvbm_set_is_awaited(&m->pins.pending, kvbm_pin_hash(fetch->pin, fetch->index[k])))
             return true;
     }
     return false;
 }
 
-static void cancel_others(struct kvbm_pin *pin, const struct kvbm_set *awaited)
+void kvbm_fetch_cancel_unneeded(struct kvbm_pin *pin)
 {
     for (struct kvbm_fetch *fetch = pin->fetches; fetch; fetch = fetch->next) {
-        if (!is_awaited(fetch, awaited))
+        if (!is_awaited(fetch))
             cancel(fetch);
     }
 }
 
-void kvbm_fetch_cancel_unneeded(struct kvbm_pin *pin)
-{
-    struct kvbm_set awaited = {0};
-
-    if (!pin->fetches)
-        return;
-    find_awaited(pin->manager, &awaited);
-    cancel_others(pin, &awaited);
-    free(awaited.cells);
-}
-
 void kvbm_fetch_cancel_left(struct kvbm_manager *m)
 {
-    struct kvbm_set awaited = {0};
+    struct kvbm_pin *pin;
 
-    find_awaited(m, &awaited);
-    for (struct kvbm_pin *pin = m->pins.first; pin; pin = pin->next) {
-        if (pin->released && pin->refs == pin->n_fetches)
-            cancel_others(pin, &awaited);
+    LIST_FOREACH(pin, &m->pins.left, left)
+    {
+        if (pin->refs == pin->n_fetches)
+            kvbm_fetch_cancel_unneeded(pin);
     }
-    free(awaited.cells);
 }

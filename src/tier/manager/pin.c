@@ -80,6 +80,8 @@ void kvbm_pin_let_go(struct kvbm_pin *pin, uint32_t i)
         kvbm_pool_release_mutable(pin->manager->host, (struct kvbm_mutable *)&item->host, 1);
     if (item->state == ITEM_RESERVED)
         kvbm_set_drop(&pin->manager->pins.pending, kvbm_pin_hash(pin, i));
+    if (item->state == ITEM_WAITS && !pin->store)
+        (void)kvbm_set_await_no_more(&pin->manager->pins.pending, kvbm_pin_hash(pin, i));
     item->state = ITEM_MISS;
 }
 
@@ -138,8 +140,15 @@ void kvbm_pin_put(struct kvbm_pin *pin)
     struct kvbm_manager *m = pin->manager;
     bool reserved = false;
 
-    if (--pin->refs > 0)
+    if (--pin->refs > 0) {
+        if (pin->released && pin->refs == pin->n_fetches && !pin->is_left) {
+            pin->is_left = true;
+            LIST_INSERT_HEAD(&m->pins.left, pin, left);
+        }
         return;
+    }
+    if (pin->is_left)
+        LIST_REMOVE(pin, left);
     let_held_go(pin);
     for (uint32_t i = pin->n; i-- > 0;) {
         reserved |= pin->items[i].state == ITEM_RESERVED;
@@ -212,10 +221,14 @@ void kvbm_pin_look(struct kvbm_pin *pin)
     for (uint32_t i = 0; i < pin->n; i++) {
         struct kvbm_item *item = &pin->items[i];
         struct kvbm_immutable held;
+        uint64_t hash;
 
-        if (item->state != ITEM_WAITS || (kvbm_set_has(&m->pins.pending, kvbm_pin_hash(pin, i)) &&
-                                          !kvbm_fetch_is_circle(pin, i)))
+        if (item->state != ITEM_WAITS)
             continue;
+        hash = kvbm_pin_hash(pin, i);
+        if (kvbm_set_has(&m->pins.pending, hash) && !kvbm_fetch_is_circle(pin, i))
+            continue;
+        (void)kvbm_set_await_no_more(&m->pins.pending, hash);
         pin->n_waits--;
         if (!kvbm_staging(m) &&
             kvbm_pool_match(m->host, pin->group, kvbm_pin_key(pin, i), 1, 0, &held) == 1) {
@@ -254,16 +267,21 @@ void kvbm_pin_settle(struct kvbm_pin *pin)
 
 void kvbm_pin_stop_waiting(struct kvbm_pin *pin)
 {
-    bool waited = pin->n_waits > pin->n_starved;
+    struct kvbm_set *pending = &pin->manager->pins.pending;
+    bool last = false; /* of those that wait for some key */
 
     if (!pin->n_waits)
         return;
     for (uint32_t i = 0; i < pin->n; i++) {
-        if (pin->items[i].state == ITEM_WAITS || pin->items[i].state == ITEM_STARVED)
-            pin->items[i].state = ITEM_MISS;
+        struct kvbm_item *item = &pin->items[i];
+
+        if (item->state == ITEM_WAITS)
+            last |= kvbm_set_await_no_more(pending, kvbm_pin_hash(pin, i));
+        if (item->state == ITEM_WAITS || item->state == ITEM_STARVED)
+            item->state = ITEM_MISS;
     }
     pin->n_waits = pin->n_starved = 0;
-    if (waited)
+    if (last)
         kvbm_fetch_cancel_left(pin->manager);
 }
 

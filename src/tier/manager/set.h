@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A multiset of 64-bit hashes: open addressing, no markers of deletion. 0 is not a member; a hash
- * of 0 counts as 1. */
+ * of 0 counts as 1. Members can be awaited: waiters are counted where the member is, without memory
+ * of their own. The cell of a hash stays until its last member and its last waiter are gone. */
 #ifndef KVBM_TIER_MANAGER_SET_H
 #define KVBM_TIER_MANAGER_SET_H
 
@@ -11,8 +12,9 @@
 
 struct kvbm_set {
     struct kvbm_set_cell {
-        uint64_t hash; /* 0: empty */
-        uint32_t count;
+        uint64_t hash;  /* 0: empty */
+        uint32_t count; /* 0: no member any more, and waiters are left */
+        uint32_t waiters;
     } * cells;
     uint32_t n, mask;
 };
@@ -28,7 +30,7 @@ static inline uint32_t kvbm_set_at(const struct kvbm_set *set, uint64_t hash)
 
 static inline bool kvbm_set_has(const struct kvbm_set *set, uint64_t hash)
 {
-    return set->cells && set->cells[kvbm_set_at(set, hash | !hash)].hash;
+    return set->cells && set->cells[kvbm_set_at(set, hash | !hash)].count;
 }
 
 static inline int kvbm_set_grow(struct kvbm_set *set)
@@ -67,13 +69,11 @@ static inline void kvbm_set_add(struct kvbm_set *set, uint64_t hash)
     set->cells[at].count++;
 }
 
-/** Drop one count of a hash. The last one removes the hash. */
-static inline void kvbm_set_drop(struct kvbm_set *set, uint64_t hash)
+/* Empty the cell @gap. */
+static inline void kvbm_set_remove(struct kvbm_set *set, uint32_t gap)
 {
-    uint32_t gap = kvbm_set_at(set, hash | !hash), at;
+    uint32_t at;
 
-    if (!set->cells[gap].hash || --set->cells[gap].count)
-        return;
     for (at = (gap + 1) & set->mask; set->cells[at].hash; at = (at + 1) & set->mask) {
         uint32_t home = (uint32_t)set->cells[at].hash & set->mask;
 
@@ -84,6 +84,37 @@ static inline void kvbm_set_drop(struct kvbm_set *set, uint64_t hash)
     }
     set->cells[gap] = (struct kvbm_set_cell){0};
     set->n--;
+}
+
+/** Drop one count of a hash. The last one removes the hash. */
+static inline void kvbm_set_drop(struct kvbm_set *set, uint64_t hash)
+{
+    uint32_t at = kvbm_set_at(set, hash | !hash);
+
+    if (set->cells[at].count && !--set->cells[at].count && !set->cells[at].waiters)
+        kvbm_set_remove(set, at);
+}
+
+/** Count a waiter of a hash, which must be a member. */
+static inline void kvbm_set_await(struct kvbm_set *set, uint64_t hash)
+{
+    set->cells[kvbm_set_at(set, hash | !hash)].waiters++;
+}
+
+/** Drop a waiter of a hash, which may have left the set meanwhile. Returns true for the last one. */
+static inline bool kvbm_set_await_no_more(struct kvbm_set *set, uint64_t hash)
+{
+    uint32_t at = kvbm_set_at(set, hash | !hash);
+    bool last = !--set->cells[at].waiters;
+
+    if (last && !set->cells[at].count)
+        kvbm_set_remove(set, at);
+    return last;
+}
+
+static inline bool kvbm_set_is_awaited(const struct kvbm_set *set, uint64_t hash)
+{
+    return set->cells && set->cells[kvbm_set_at(set, hash | !hash)].waiters;
 }
 
 #endif

@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/queue.h>
 
 #include "base/clock.h"
 #include "base/thread.h"
@@ -70,6 +71,8 @@ struct kvbm_leased {
 struct kvbm_pin {
     struct kvbm_manager *manager;
     struct kvbm_pin *prev, *next;
+    LIST_ENTRY(kvbm_pin) left; /* in the manager's list, if is_left */
+    bool is_left;              /* released, and once only fetches referenced it */
     bool store, released, settled;
     uint32_t refs;      /* references of the caller, fetches, jobs and offload entries */
     uint32_t n_fetches; /* the fetches among refs */
@@ -270,7 +273,10 @@ struct kvbm_mover {
 struct kvbm_pins {
     struct kvbm_pin *first;
     uint32_t n;
-    struct kvbm_set pending;  /* hashes of keys being fetched or stored into the host tier */
+    LIST_HEAD(, kvbm_pin) left; /* pins that their fetches alone keep */
+    /* hashes of keys being fetched or stored into the host tier; waiters: items of load pins that are
+     * WAITS */
+    struct kvbm_set pending;
     struct kvbm_set at_peers; /* of these, keys that peers are asked for or give */
     /* Host blocks that fetches from the object store fill now, and their limit: a store that hangs
      * evicts no more than that. */
