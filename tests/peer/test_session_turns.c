@@ -40,13 +40,14 @@ static void serve_mark(void *arg, struct kvbm_session *session, struct kvbm_requ
     (void)kvbm_session_reply(session, request->id, atomic_load(&t.n_worked), NULL, 0, -1);
 }
 
-static void begin(const char *endpoint, uint32_t keepalive_ms)
+static void begin(const char *endpoint, uint32_t keepalive_ms, uint32_t handshake_ms)
 {
     struct kvbm_agent_opts opts = session_opts("owner", &endpoint);
 
     memset(&t, 0, sizeof(t));
     t.work_us = 6000;
     opts.keepalive_ms = keepalive_ms ? keepalive_ms : opts.keepalive_ms;
+    opts.handshake_ms = handshake_ms;
     t.owner = agent_of(&opts);
     assert_int_equal(kvbm_agent_serve(t.owner, WORK, serve_work, NULL), 0);
     assert_int_equal(kvbm_agent_serve(t.owner, MARK, serve_mark, NULL), 0);
@@ -84,7 +85,7 @@ static void test_others_have_their_turn(void **state)
         struct kvbm_reply reply;
         struct kvbm_call *call;
 
-        begin(endpoints[i], 0);
+        begin(endpoints[i], 0, 0);
         stop_owner(NOTES);
         assert_int_equal(kvbm_call_start(t.good, MARK, "", 0, -1, NULL, 0, &call), 0);
         atomic_store(&t.go, true);
@@ -108,7 +109,7 @@ static void test_standstill_is_no_silence(void **state)
         struct kvbm_reply reply;
         struct kvbm_call *call;
 
-        begin(endpoints[i], KEEPALIVE_MS);
+        begin(endpoints[i], KEEPALIVE_MS, 0);
         stop_owner(1);
         assert_int_equal(kvbm_call_start(t.good, MARK, "", 0, -1, NULL, 0, &call), 0);
         usleep(KEEPALIVE_MS * 1100);
@@ -127,7 +128,7 @@ static void test_waiting_is_no_silence(void **state)
     struct kvbm_reply reply;
 
     (void)state;
-    begin("tcp:127.0.0.1:0", KEEPALIVE_MS);
+    begin("tcp:127.0.0.1:0", KEEPALIVE_MS, 0);
     t.work_us = 2 * KEEPALIVE_MS * 1000 / NOTES;
     atomic_store(&t.go, true);
     stop_owner(NOTES);
@@ -137,12 +138,30 @@ static void test_waiting_is_no_silence(void **state)
     end();
 }
 
+/* Each turn of the event thread takes longer than a handshake may. A newcomer isn't ended unread. */
+static void test_handshake_in_long_turns(void **state)
+{
+    struct kvbm_agent *agent = agent_at("new", NULL);
+    struct kvbm_session *session;
+
+    (void)state;
+    begin("tcp:127.0.0.1:0", 0, 150);
+    t.work_us = 220000;
+    atomic_store(&t.go, true);
+    stop_owner(5);
+    session = open_session(agent, t.owner, 0);
+    assert_int_equal(kvbm_session_close(session), 0);
+    assert_int_equal(kvbm_agent_destroy(agent), 0);
+    end();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_others_have_their_turn),
         cmocka_unit_test(test_standstill_is_no_silence),
         cmocka_unit_test(test_waiting_is_no_silence),
+        cmocka_unit_test(test_handshake_in_long_turns),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
