@@ -67,8 +67,8 @@ struct ki_applier {
     /* The batches may be in a peer's dump already: a block announced again is no copy. */
     bool overlaps;
     struct ki_overlap overlap; /* with that dump */
-    bool
-        purged; /* the index lacks blocks with salts that the publisher had, and hasn't cleared since */
+    /* the index lacks blocks with salts that the publisher had, and hasn't cleared since */
+    bool purged;
     /* Evidence of missing blocks in the last batch (struct ki_evidence). */
     struct {
         uint64_t unknown; /* removals from the device of blocks that the index lacked */
