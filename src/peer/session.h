@@ -205,6 +205,7 @@ void kvbm_call_cancel(struct kvbm_call *call);
 
 /**
  * Send a note, which has no reply. Also from the event thread, and with the agent's lock held.
+ * Notes that wait for their turn at the peer are lost when this side closes while the peer writes to it.
  * Returns 0; -EINVAL (type, len); -ENOMEM; -ENOBUFS (the peer doesn't read: max_queued_bytes wait for
  * it); -EPIPE (the session has ended).
  */
