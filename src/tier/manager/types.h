@@ -273,7 +273,7 @@ struct kvbm_mover {
 struct kvbm_pins {
     struct kvbm_pin *first;
     uint32_t n;
-    LIST_HEAD(, kvbm_pin) left; /* pins that their fetches alone keep */
+    LIST_HEAD(kvbm_left_pins, kvbm_pin) left; /* pins that their fetches alone keep */
     /* hashes of keys being fetched or stored into the host tier; waiters: items of load pins that are
      * WAITS */
     struct kvbm_set pending;
