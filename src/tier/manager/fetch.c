@@ -260,10 +260,7 @@ void kvbm_fetch_cancel_unneeded(struct kvbm_pin *pin)
 
 void kvbm_fetch_cancel_left(struct kvbm_manager *m)
 {
-    struct kvbm_pin *pin;
-
-    LIST_FOREACH(pin, &m->pins.left, left)
-    {
+    for (struct kvbm_pin *pin = LIST_FIRST(&m->pins.left); pin; pin = LIST_NEXT(pin, left)) {
         if (pin->refs == pin->n_fetches)
             kvbm_fetch_cancel_unneeded(pin);
     }
