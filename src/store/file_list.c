@@ -19,7 +19,9 @@ int kvs_file_next(DIR *dir, struct dirent **ret)
 {
     errno = 0; /* readdir returns NULL at the end and after a failure */
     *ret = readdir(dir);
-    return *ret ? 1 : -errno;
+    if (*ret)
+        return 1;
+    return errno > 0 ? -errno : 0;
 }
 
 int kvs_file_stat(int dirfd, const char *name, struct stat *ret)
