@@ -533,8 +533,8 @@ int kvs_file_get_manifest(kv_store_v1 *h, const char *name, uint8_t **ret, size_
 int kvs_file_delete_manifest(kv_store_v1 *h, const char *name);
 /** Open a stream of a directory's entries, with a position of its own. */
 DIR *kvs_file_dir(int at);
-/** Read the next entry. Returns 1; 0 at the end; a negative errno when the directory can't be read. */
-int kvs_file_next(DIR *dir, struct dirent **ret);
+/** Return the next entry, or NULL at the end and when the directory can't be read: *@rc gets the errno. */
+struct dirent *kvs_file_next(DIR *dir, int *rc);
 /**
  * Stat directory entry @name, which may be gone by now. Returns 1 for a regular file; 0 for other
  * entries and for none; a negative errno when the file system doesn't tell.

@@ -15,13 +15,15 @@ DIR *kvs_file_dir(int at)
     return dir;
 }
 
-int kvs_file_next(DIR *dir, struct dirent **ret)
+struct dirent *kvs_file_next(DIR *dir, int *rc)
 {
+    struct dirent *e;
+
     errno = 0; /* readdir returns NULL at the end and after a failure */
-    *ret = readdir(dir);
-    if (*ret)
-        return 1;
-    return errno > 0 ? -errno : 0;
+    e = readdir(dir);
+    if (!e && errno)
+        *rc = -errno;
+    return e;
 }
 
 int kvs_file_stat(int dirfd, const char *name, struct stat *ret)
@@ -63,7 +65,7 @@ int kvs_file_list_manifests(kv_store_v1 *h, kv_store_each_fn each, void *arg)
     dir = kvs_file_dir(h->root);
     if (!dir)
         return -errno;
-    while (rc == 0 && (rc = kvs_file_next(dir, &e)) > 0)
+    while (rc == 0 && (e = kvs_file_next(dir, &rc)))
         rc = list_manifest(h, e->d_name, each, arg);
     closedir(dir);
     return rc;
@@ -122,7 +124,7 @@ static int list_fan(kv_store_v1 *h, int fan, kv_store_each_fn each, void *arg)
     dir = kvs_file_dir(h->fan[fan]);
     if (!dir)
         return -errno;
-    while (rc == 0 && (rc = kvs_file_next(dir, &e)) > 0)
+    while (rc == 0 && (e = kvs_file_next(dir, &rc)))
         rc = list_chunk(h, fan, e->d_name, each, arg);
     closedir(dir);
     return rc;
@@ -229,7 +231,7 @@ static int count_fan(kv_store_v1 *h, int fan, kv_store_stats *ret)
     dir = kvs_file_dir(h->fan[fan]);
     if (!dir)
         return -errno;
-    while (rc == 0 && (rc = kvs_file_next(dir, &e)) > 0) {
+    while (rc == 0 && (e = kvs_file_next(dir, &rc))) {
         rc = kvs_file_chunk_name(key, &len, e->d_name) == fan
                  ? kvs_file_stat(h->fan[fan], e->d_name, &st)
                  : 0;

@@ -246,7 +246,7 @@ static int sweep_fan(struct sweep *s, int fan)
 {
     struct dirent *e;
     DIR *dir;
-    int rc;
+    int rc = 0;
 
     if (s->h->fan[fan] < 0) /* an incomplete store: the fan-out holds no chunk */
         return 0;
@@ -255,7 +255,7 @@ static int sweep_fan(struct sweep *s, int fan)
         return -errno;
     kvs_file_lock(s->h->fan[fan], LOCK_EX);
     s->leased_ns = kvs_file_leased_since(s->h);
-    while ((rc = kvs_file_next(dir, &e)) > 0)
+    while ((e = kvs_file_next(dir, &rc)))
         sweep_one(s, fan, e->d_name);
     flock(s->h->fan[fan], LOCK_UN);
     closedir(dir);
@@ -343,13 +343,11 @@ static int scan_fan(kv_store_v1 *h, int fan, struct scan *scan)
 
     if (!dir)
         return -errno;
-    while (rc == 0 && (rc = kvs_file_next(dir, &e)) > 0) {
+    while (rc == 0 && (e = kvs_file_next(dir, &rc))) {
         /* a file that can't be looked at stays, and must not stop every save */
         if (kvs_file_chunk_name(key, &len, e->d_name) == fan &&
             kvs_file_stat(h->fan[fan], e->d_name, &st) > 0)
             rc = scan_add(scan, fan, e->d_name, &st);
-        else
-            rc = 0;
     }
     closedir(dir);
     return rc;
