@@ -135,8 +135,8 @@ void ki_stream_accept(struct ki_stream *s, const struct ki_batch_id *id)
     s->from_zero |= id->sequence == 0;
     if (!s->has_position)
         ki_stream_note_first(s, id);
-    if (!s->has_position && !s->cursorless && id->sequence <= ki_stream_first_max(s))
-        s->partial = false; /* nothing is missing before the publisher's first batch */
+    if (!s->has_position && !s->cursorless && id->sequence == 0)
+        s->partial = false; /* nothing is missing before batch 0; a 1 may come behind a lost one */
     s->window[at].used = true;
     s->window[at].sequence = id->sequence;
     s->window[at].digest = id->digest;
