@@ -322,6 +322,7 @@ static void test_token(void **state)
         .url = server.url, .model = "m", .token_file = path, .timeout_ms = 60000};
     struct kvbm_indexer *indexer = NULL;
     struct kvbm_holding holding;
+    bool told = false;
 
     (void)state;
     assert_int_equal(kvbm_indexer_open(&opts, &indexer), -EINVAL); /* empty */
@@ -330,10 +331,14 @@ static void test_token(void **state)
     assert_int_equal(kvbm_indexer_open(&opts, &indexer), 0);
     unlink(path);
     atomic_store(&server.lie, INDEXER_HONEST);
-    assert_int_equal(ask(indexer, &holding, 1), 1);
-    pthread_mutex_lock(&server.lock);
-    assert_non_null(strcasestr(server.request, "authorization: Bearer secret\r\n"));
-    pthread_mutex_unlock(&server.lock);
+    /* Again if need be: the server may get to an earlier test's last request behind this one. */
+    for (int i = 0; i < 20 && !told; i++) {
+        assert_int_equal(ask(indexer, &holding, 1), 1);
+        pthread_mutex_lock(&server.lock);
+        told = strcasestr(server.request, "authorization: Bearer secret\r\n") != NULL;
+        pthread_mutex_unlock(&server.lock);
+    }
+    assert_true(told);
     kvbm_indexer_close(indexer);
     assert_int_equal(kvbm_indexer_open(&opts, &indexer), -ENOENT);
 }
