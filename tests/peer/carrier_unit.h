@@ -322,4 +322,17 @@ static inline void reads_by_session(struct lending *l, const struct kvbm_agent_o
     kvbm_layout_destroy(r.to);
 }
 
+/* Prepare a test that needs libkvbm_ucx. Returns false, with a line, where @has tells that there is none. */
+static inline bool begin_with_ucx(bool has)
+{
+#ifdef __SANITIZE_THREAD__
+    /* UCX's hooks of mmap and the sanitizer's overwrite each other */
+    setenv("UCX_MEM_EVENTS", "no", 0);
+#endif
+    kv_log_set_user(keep_line, NULL);
+    if (!has)
+        printf("skipped: this build has no libkvbm_ucx (libucx-dev)\n");
+    return has;
+}
+
 #endif

@@ -74,14 +74,5 @@ int main(void)
         cmocka_unit_test(test_bytes_of_a_request),
     };
 
-#ifdef __SANITIZE_THREAD__
-    setenv("UCX_MEM_EVENTS", "no",
-           0); /* UCX's hooks of mmap and the sanitizer's overwrite each other */
-#endif
-    kv_log_set_user(keep_line, NULL);
-    if (!HAS_UCX) {
-        printf("skipped: this build has no libkvbm_ucx (libucx-dev)\n");
-        return 0;
-    }
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return begin_with_ucx(HAS_UCX) ? cmocka_run_group_tests(tests, NULL, NULL) : 0;
 }
