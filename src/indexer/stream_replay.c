@@ -308,7 +308,7 @@ static unsigned replay_end(struct ki_stream *s, uint64_t now_ns)
         return replay_restarted(s, now_ns);
     if (s->kind == KI_REPLAY_START && !s->holding && !s->has_position) {
         s->silent = true;
-        s->partial = false; /* of nothing, nothing is missing */
+        s->partial &= s->cursorless; /* of nothing, nothing is missing */
     }
     if (!s->holding || s->ahead || s->kind == KI_REPLAY_HEAL)
         return ki_stream_finish_replay(s);
