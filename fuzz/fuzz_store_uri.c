@@ -49,6 +49,7 @@ static void check_refused(const char *why)
         "too long",
         "control character",
         "neither SCHEME://... nor a path: a folder of that name is ./NAME",
+        "a directory is named by its path, without file://",
         "password in the URI"};
 
     for (size_t i = 0; i < KV_COUNT(phrases); i++)

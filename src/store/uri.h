@@ -14,8 +14,8 @@ struct kvs_uri {
 };
 
 /**
- * Parse @uri. Returns 0, or -EINVAL with a fixed phrase in *ret_why: "empty", "invalid scheme",
- * "too long", "control character", "password in the URI".
+ * Parse @uri. Returns 0, or -EINVAL with a fixed phrase in *ret_why: one of those in
+ * fuzz/fuzz_store_uri.c, which has to know them all.
  */
 int kvs_uri_parse(const char *uri, struct kvs_uri *ret, const char **ret_why);
 
