@@ -66,9 +66,11 @@ class Pin:
         state, ident = self.manager._state, get_ident()
         if not self.address or os.getpid() != state.pid:
             return
+        # Run by the collector of garbage inside a call of this thread: close() waits for that one, so it can't wait for close().
+        nested = ident in state.calls
         try:
             state.calls.append(ident)  # close() waits for it
-            closing = state.address is None
+            closing = state.address is None and not nested
             if not closing:
                 self._unpin()
         finally:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """kvasir.blocks: a pool against a naive one, and tiers that give the right bytes back, also after a restart."""
 import array
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -10,6 +11,7 @@ import select
 import subprocess
 import sys
 import threading
+import time
 
 from kvpython import BUILD, check, equal, folder, raises, run  # first: it finds the package
 import kvasir
@@ -334,6 +336,34 @@ def test_pins_released_beside_close():
                 equal(problem.errno, errno.EBUSY, "refused")
                 refused += 1
         thread.join()
+
+
+def test_pin_released_in_a_call_that_close_waits_for():
+    """As the collector of garbage does, which may run inside any call."""
+    manager = Manager(SHAPE, host_bytes=1 << 20)
+    pins = [manager.prepare_store(keys_of([i] * 4)) for i in range(2)]
+    closed = threading.Event()
+
+    def close():
+        with contextlib.suppress(kvasir.Error):
+            manager.close()
+        closed.set()
+
+    def call_of_other_thread():
+        manager._enter()
+        threading.Thread(target=close, daemon=True).start()
+        while not manager.closed:
+            time.sleep(0.001)
+        for pin in pins:
+            pin.release()
+        manager._leave()
+
+    thread = threading.Thread(target=call_of_other_thread, daemon=True)
+    thread.start()
+    thread.join(30)
+    equal(thread.is_alive(), False, "waits for itself")
+    equal(closed.wait(30), True, "closed")
+    equal(manager.closed, True, "no pin is left")
 
 
 def test_scattered_keys_and_removal():
