@@ -90,7 +90,7 @@ struct ki_applier {
     struct ki_apply_stats stats;
     struct ki_event_counts counts; /* outcomes of the current batch */
     struct ki_store_run run;       /* stores that wait for ki_applier_flush */
-    /* Called before the applier forgets all blocks by its own decision; NULL: nobody asks. */
+    /* Called before the applier forgets all blocks; NULL: nobody asks. */
     void (*forgets)(void *arg);
     void *forgets_arg;
 };

@@ -125,8 +125,6 @@ int ki_applier_declare_windows(struct ki_applier *a, struct kvi_index *index,
                                !kve_reader_has_main(a->reader, op->rank));
         if (rc == -EEXIST && !reshaped) {
             reshaped = true;
-            if (a->forgets)
-                a->forgets(a->forgets_arg);
             ki_applier_purge(a, index, true);
             i = SIZE_MAX; /* the windows declared so far are gone, too */
             rc = 0;

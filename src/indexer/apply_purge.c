@@ -54,6 +54,8 @@ bool ki_applier_held_of(const struct ki_applier *a, struct kvi_index *index, con
 
 void ki_applier_purge(struct ki_applier *a, struct kvi_index *index, bool restarted)
 {
+    if (a->forgets)
+        a->forgets(a->forgets_arg);
     (void)ki_applier_flush(a, index); /* the loss is counted */
     ki_applier_end_overlap(a, index);
     a->has_windows &= !restarted;

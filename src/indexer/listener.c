@@ -24,12 +24,14 @@ uint64_t ki_listener_new_generation(struct ki_listener_env *env)
     return atomic_fetch_add_explicit(&env->generations, 1, memory_order_relaxed) + 1;
 }
 
-/* A dump that lost blocks sees the change. */
-static void begin_generation(void *arg)
+/* First of all, a new generation: a dump that lost blocks sees the change. */
+static void note_purge(void *arg)
 {
     struct ki_listener *l = arg;
 
     l->generation = ki_listener_new_generation(l->env);
+    l->purged = true;
+    l->purged_blocks += ki_applier_held(&l->applier, l->model->index);
 }
 
 int ki_listener_create(struct ki_listener_env *env, const struct ki_registration *registration,
@@ -68,7 +70,7 @@ int ki_listener_create(struct ki_listener_env *env, const struct ki_registration
     if (rc < 0)
         goto fail;
     ki_applier_set_habits(&l->applier, &registration->habits);
-    l->applier.forgets = begin_generation;
+    l->applier.forgets = note_purge;
     l->applier.forgets_arg = l;
     l->stream.doubtful = ki_applier_is_unsure(&l->applier);
     l->model = model;

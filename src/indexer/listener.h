@@ -39,6 +39,8 @@
 /** A larger message ends the connection, which is made anew; the message shows as a gap. */
 #define KI_MAX_MESSAGE (INT64_C(64) << 20)
 
+struct ki_listener;
+
 /** Shared by all listeners. */
 struct ki_listener_env {
     void *zmq;
@@ -48,6 +50,12 @@ struct ki_listener_env {
     struct ki_backlog_budget backlog;
     struct ki_sub_limits arriving;
     enum ki_mm_keys mm_keys;
+    /*
+     * Called by an event thread, without locks, when @l's stream has forgotten the @n blocks of its
+     * ranks; NULL: nobody asks. A listener's ranks may be read there.
+     */
+    void (*purged)(void *arg, const struct ki_listener *l, uint64_t n);
+    void *purged_arg;
     atomic_bool held;             /* connect, but read no messages */
     _Atomic uint64_t generations; /* last generation given to a listener */
 };
@@ -97,6 +105,8 @@ struct ki_listener {
     bool sub_ready, dealer_ready; /* may have messages */
     bool detached;                /* paused: sockets are closed */
     bool queued;                  /* in the pump's list of ready listeners */
+    bool purged;                  /* blocks were forgotten, which env->purged isn't told yet */
+    uint64_t purged_blocks;
     int epoll_fd;
     size_t turn_bytes;    /* bytes read in this turn */
     uint64_t deadline_ns; /* time for ki_listener_tick; 0: never */
@@ -147,10 +157,12 @@ void ki_listener_adopt_rank(struct ki_listener *l, const struct ki_watermark *ma
 /** Return true when the stream writes @rank's blocks. */
 bool ki_listener_brings(struct ki_listener *l, uint32_t rank);
 /**
- * Note that the blocks of the @n @ranks are about to leave the index. If the stream brings any of
- * these ranks, its view is partial from now on. Call ki_listener_learn_anew when they have left.
+ * Note that the blocks of the @n @ranks are about to leave the index, and that @left have left. If
+ * the stream brings any of these ranks, its view is partial from now on. Call ki_listener_learn_anew
+ * when they have left and no other stream brings them any more.
  */
-void ki_listener_expect_loss(struct ki_listener *l, const uint32_t *ranks, uint32_t n);
+void ki_listener_expect_loss(struct ki_listener *l, const uint32_t *ranks, uint32_t n,
+                             uint64_t left);
 /**
  * Forget the stream's blocks of those of the @n @ranks that it brings, as another stream brought
  * them, too, and learn them anew: the view is partial until then. Returns false, and does

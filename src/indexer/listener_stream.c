@@ -48,22 +48,15 @@ static void report(const struct ki_listener *l, const struct ki_stream_stats *be
                     now->missed - before->missed, l->stream.request);
 }
 
-/* Forget all that the stream has brought; with @restarted, the last process's habits, too. */
-static void purge(struct ki_listener *l, bool restarted)
-{
-    /* First: a dump that lost blocks sees the change. */
-    l->generation = ki_listener_new_generation(l->env);
-    ki_applier_purge(&l->applier, l->model->index, restarted);
-}
-
-void ki_listener_expect_loss(struct ki_listener *l, const uint32_t *ranks, uint32_t n)
+void ki_listener_expect_loss(struct ki_listener *l, const uint32_t *ranks, uint32_t n,
+                             uint64_t left)
 {
     uint64_t held;
 
     pthread_mutex_lock(&l->lock);
     if (!l->gone && ki_applier_held_of(&l->applier, l->model->index, ranks, n, &held)) {
         l->generation = ki_listener_new_generation(l->env);
-        ki_stream_expect_loss(&l->stream, held);
+        ki_stream_expect_loss(&l->stream, held + left);
     }
     pthread_mutex_unlock(&l->lock);
 }
@@ -85,6 +78,19 @@ bool ki_listener_learn_anew(struct ki_listener *l, const uint32_t *ranks, uint32
     return any;
 }
 
+/* Behind the lock: tell those who may have lost blocks with this stream's. */
+static void tell_purge(struct ki_listener *l)
+{
+    uint64_t blocks = l->purged_blocks;
+
+    if (KV_LIKELY(!l->purged))
+        return;
+    l->purged = false;
+    l->purged_blocks = 0;
+    if (l->env->purged)
+        l->env->purged(l->env->purged_arg, l, blocks);
+}
+
 /* Forget the blocks when the batch just applied shows that too many can't be real. */
 static void judge(struct ki_listener *l, uint64_t now_ns)
 {
@@ -98,7 +104,7 @@ static void judge(struct ki_listener *l, uint64_t now_ns)
     if (l->stream.lossy || e.unknown)
         e.held = ki_applier_held(a, l->model->index);
     if (ki_stream_judge(&l->stream, &e, now_ns) & KI_STEP_PURGE)
-        purge(l, false);
+        ki_applier_purge(a, l->model->index, false);
     if (l->stream.stats.contradictions != before)
         ki_applier_contradicted(a);
 }
@@ -140,7 +146,7 @@ static void settle(struct ki_listener *l, struct ki_stream_stats *before, unsign
                    struct kve_span payload, uint64_t now_ns)
 {
     if (steps & KI_STEP_PURGE)
-        purge(l, steps & KI_STEP_RESET);
+        ki_applier_purge(&l->applier, l->model->index, steps & KI_STEP_RESET);
     if (steps & KI_STEP_RESET) /* and purged: the index has no source of the stream's any more */
         kve_reader_renew(l->applier.reader);
     if (steps & KI_STEP_PURGE) /* no batch may follow */
@@ -228,6 +234,7 @@ static unsigned offer(struct ki_listener *l, struct ki_live *batches, size_t n, 
     end_writes(l, all & KI_STEP_APPLY, now_ns);
     *ret_done = l->gone ? n : i;
     pthread_mutex_unlock(&l->lock);
+    tell_purge(l);
     if (steps & KI_STEP_HOLD)
         hold(l, &batches[i - 1]);
     return steps;
@@ -289,6 +296,7 @@ void ki_listener_offer_replayed(struct ki_listener *l, const struct ki_batch_id 
         end_writes(l, steps & KI_STEP_APPLY, now_ns);
     }
     pthread_mutex_unlock(&l->lock);
+    tell_purge(l);
     ki_listener_follow(l, steps, now_ns);
 }
 
@@ -304,6 +312,7 @@ void ki_listener_tick_stream(struct ki_listener *l, uint64_t now_ns)
         settle(l, &before, steps, (struct kve_span){0}, now_ns);
     }
     pthread_mutex_unlock(&l->lock);
+    tell_purge(l);
     ki_listener_follow(l, steps, now_ns);
 }
 

@@ -59,18 +59,24 @@ bool ki_registry_is_leaving(struct ki_registry *registry, uint64_t instance)
     return leaving;
 }
 
-/* Acquire the @i-th listener of an instance; NULL: it has fewer. */
-static struct ki_listener *acquire_sibling(struct ki_registry *r, uint64_t instance, size_t i)
+/*
+ * Acquire the listener of an instance behind @l, which is released; NULL @l: the first one. NULL:
+ * there is no other.
+ */
+static struct ki_listener *next_of(struct ki_registry *r, uint64_t instance, struct ki_listener *l)
 {
-    struct ki_listener *sibling = NULL;
-    size_t first, end;
+    struct ki_listener *next = NULL;
+    size_t at, end;
 
     pthread_mutex_lock(&r->lock);
-    end = ki_instance_range(r, instance, &first);
-    if (first + i < end)
-        sibling = ki_listener_acquire(r->listeners[first + i]);
+    end = ki_instance_range(r, instance, &at);
+    while (l && at < end && r->listeners[at]->rank <= l->rank)
+        at++;
+    if (at < end)
+        next = ki_listener_acquire(r->listeners[at]);
     pthread_mutex_unlock(&r->lock);
-    return sibling;
+    ki_listener_release(l);
+    return next;
 }
 
 /*
@@ -80,24 +86,34 @@ static struct ki_listener *acquire_sibling(struct ki_registry *r, uint64_t insta
 static void remove_brought(struct ki_registry *r, const struct ki_listener *gone)
 {
     const uint32_t *ranks = gone->applier.ranks, n = gone->applier.n_ranks;
-    struct ki_listener *sibling;
+    struct ki_listener *sibling = NULL;
 
     /* First: no answer is short without being partial. */
-    for (size_t i = 0; (sibling = acquire_sibling(r, gone->instance, i)); i++) {
-        ki_listener_expect_loss(sibling, ranks, n);
-        ki_listener_release(sibling);
-    }
+    while ((sibling = next_of(r, gone->instance, sibling)))
+        ki_listener_expect_loss(sibling, ranks, n, 0);
     for (uint32_t i = 0; i < n; i++) {
         struct kv_holder holder = {.worker = gone->instance, .rank = ranks[i]};
 
         kvi_remove_holder(gone->model->index, holder);
     }
     /* Afterwards: a stream that brings such a rank only now is among them. */
-    for (size_t i = 0; (sibling = acquire_sibling(r, gone->instance, i)); i++) {
+    while ((sibling = next_of(r, gone->instance, sibling)))
         if (ki_listener_learn_anew(sibling, ranks, n))
             ki_pump_wake(sibling->pump);
-        ki_listener_release(sibling);
-    }
+}
+
+/*
+ * A stream has forgotten its ranks' blocks, and with them those of siblings that bring such a rank,
+ * which stay partial: to learn theirs anew they would have to forget the stream's, and so for ever.
+ */
+void ki_registry_note_purge(void *arg, const struct ki_listener *l, uint64_t n)
+{
+    struct ki_registry *r = arg;
+    struct ki_listener *sibling = NULL;
+
+    while ((sibling = next_of(r, l->instance, sibling)))
+        if (sibling != l)
+            ki_listener_expect_loss(sibling, l->applier.ranks, l->applier.n_ranks, n);
 }
 
 /* Retire one of several listeners of an instance. The others stay while its blocks leave. */

@@ -177,7 +177,7 @@ static void forget_position(struct ki_registry *r, struct kv_holder holder)
 
     ki_positions_blocks_left(&r->positions, holder.worker, &holder.rank);
     for (size_t i = at; i < end; i++)
-        ki_listener_expect_loss(r->listeners[i], &holder.rank, 1);
+        ki_listener_expect_loss(r->listeners[i], &holder.rank, 1, 0);
     for (size_t i = r->n_models; i-- > 0;)
         if (kvi_remove_holder(r->models[i]->index, holder) == 0)
             ki_registry_drop_if_empty(r, r->models[i]);

@@ -431,6 +431,23 @@ def test_a_registration_per_rank():
         equal(indexer.score(prompt(1, 3), 1, 0), 3 * BS)
 
 
+def test_a_restart_takes_a_siblings_blocks_of_the_same_rank():
+    """Two streams of an instance name rank 5. When one's engine starts over, the other's blocks leave, too, and its view says so."""
+    with Indexer() as indexer, Publisher() as zero, Publisher() as one, Publisher() as two:
+        for rank, engine in enumerate((zero, one, two)):
+            register(indexer, 1, engine, dp_rank=rank)
+        for number, engine, rank in (1, zero, 5), (2, one, 5), (3, two, 2):
+            store(engine, number, 2, rank=rank)
+            holds(indexer, number, 2, rank=rank)
+        equal([listener(indexer, 1, rank)["partial"] for rank in range(3)], [False] * 3)
+        zero.restart()
+        store(zero, 4, 2, rank=5)
+        holds(indexer, 4, 2, rank=5)
+        equal(indexer.score(prompt(2, 2), 1, 5), 0)
+        wait_until(lambda: listener(indexer, 1, 1)["partial"], what="a view that lost blocks to be partial")
+        equal([listener(indexer, 1, rank)["partial"] for rank in (0, 2)], [False] * 2)
+
+
 def test_position_survives_registering_again():
     with Indexer() as indexer, Publisher() as engine, Publisher(replay=None) as bare:
         for instance, publisher in (1, engine), (2, bare):

@@ -20,7 +20,7 @@
 struct world {
     struct ki_listener_env env;
     struct ki_listener *l;
-    uint64_t sequence;
+    uint64_t process, sequence;
 };
 
 static void world_init(struct world *w, struct kvi_index *index)
@@ -41,7 +41,8 @@ static void world_init(struct world *w, struct kvi_index *index)
 static void offer(struct world *w, const char *events)
 {
     struct kv_buf payload = KV_BUF_INIT;
-    struct ki_live batch = {.id = {.sequence = w->sequence, .digest = w->sequence + 1}};
+    struct ki_live batch = {
+        .id = {.sequence = w->sequence, .digest = w->process << 32 | w->sequence}};
 
     w->sequence++;
     pack(&payload, "[1.5, [%s], 0]", events);
@@ -110,6 +111,50 @@ static void test_size_changes_during_dump(void **state)
     assert_int_equal(dump.runs, 1);
     assert_int_equal(dump.windows, 1);
     assert_int_not_equal(generation(&w), before);
+    ki_listener_release(w.l);
+}
+
+struct told {
+    struct world *world;
+    size_t times;
+    uint64_t blocks;
+};
+
+static void told_purge(void *arg, const struct ki_listener *l, uint64_t n)
+{
+    struct told *told = arg;
+
+    assert_ptr_equal(l, told->world->l);
+    told->times++;
+    told->blocks += n;
+    assert_int_equal(pthread_mutex_trylock(&told->world->l->lock), 0);
+    pthread_mutex_unlock(&told->world->l->lock);
+}
+
+/* Streams that bring the same ranks learn that their blocks have left, once the lock is free. */
+static void test_purges_are_told(void **state)
+{
+    struct told told = {0};
+    struct world w;
+
+    (void)state;
+    world_init(&w, NULL);
+    told.world = &w;
+    w.env.purged = told_purge;
+    w.env.purged_arg = &told;
+    offer(&w, MAIN_BLOCKS "," WINDOW_BLOCKS(2, "10, 11"));
+    offer(&w, WINDOW_BLOCKS(2, "12, 13"));
+    assert_int_equal(told.times, 0);
+    offer(&w, WINDOW_BLOCKS(4, "11")); /* of another size: all is forgotten */
+    assert_int_equal(told.times, 1);
+    assert_true(told.blocks > 0);
+    told.blocks = 0;
+    offer(&w, MAIN_BLOCKS);
+    w.process = 1; /* the engine starts over */
+    w.sequence = 0;
+    offer(&w, MAIN_BLOCKS);
+    assert_int_equal(told.times, 2);
+    assert_int_equal(told.blocks, 2);
     ki_listener_release(w.l);
 }
 
@@ -365,6 +410,7 @@ int main(void)
         cmocka_unit_test(test_parts_alone),
         cmocka_unit_test(test_clears_of_both_pools),
         cmocka_unit_test(test_size_changes_during_dump),
+        cmocka_unit_test(test_purges_are_told),
         cmocka_unit_test(test_left_out),
     };
 

@@ -134,6 +134,31 @@ static void ranks_that_did_not_leave_stay(void **state)
     ki_registry_destroy(r);
 }
 
+/* Streams 0 and 1 share rank 5. Stream 0's engine starts over: stream 1 has lost blocks, too. */
+static void a_purge_leaves_siblings_partial(void **state)
+{
+    struct ki_registry *r = open_registry(1, 3);
+    struct ki_listener *l = ki_listener_find(r, 1, 0), *sibling = ki_listener_find(r, 1, 1);
+
+    (void)state;
+    for (uint32_t k = 0; k < 3; k++) {
+        bring(r, k, k, 10 + k);
+        begin(r, 1, k);
+    }
+    bring(r, 0, 5, 20);
+    bring(r, 1, 5, 21);
+    pthread_mutex_lock(&l->lock);
+    ki_applier_purge(&l->applier, l->model->index, true);
+    pthread_mutex_unlock(&l->lock);
+    assert_int_equal(blocks_of(r, 5), 0);
+    r->env.purged(r->env.purged_arg, l, 3);
+    assert_false(is_partial(r, 0));
+    assert_true(is_partial(r, 1));
+    assert_false(is_partial(r, 2));
+    assert_int_equal(sibling->stream.excused, 3);
+    ki_registry_destroy(r);
+}
+
 /* Stream 0 once named rank 1, whose own stream has been silent. */
 static void a_silent_stream_stays_whole(void **state)
 {
@@ -225,6 +250,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shared_ranks_are_learnt_anew),
         cmocka_unit_test(ranks_that_did_not_leave_stay),
+        cmocka_unit_test(a_purge_leaves_siblings_partial),
         cmocka_unit_test(a_silent_stream_stays_whole),
         cmocka_unit_test(unfollowed_blocks_of_a_followed_rank),
         cmocka_unit_test(ranks_leave_beside_dumps),
