@@ -11,6 +11,12 @@
 
 #define MIN_CAPACITY 64
 #define MIN_SWEEP ((size_t)32768) /* new blocks between sweeps, while there is room */
+/*
+ * Slots that a slice of a sweep visits: a millisecond or two, and for each new block so many that a
+ * sweep of a crowded table ends before the table is full.
+ */
+#define SLICE ((size_t)8192)
+#define SLOTS_PER_BLOCK ((size_t)32)
 
 void kve_salts_init(struct kve_salts *salts, size_t limit)
 {
@@ -23,7 +29,7 @@ void kve_salts_fini(struct kve_salts *salts)
     salts->slots = NULL;
     salts->n = salts->n_ranks = salts->used = salts->capacity = 0;
     salts->generation = 0;
-    salts->cleared = false;
+    salts->cleared = salts->sweeping = false;
     salts->n_new = salts->n_kept = 0;
 }
 
@@ -126,6 +132,7 @@ static int rebuild(struct kve_salts *salts, size_t capacity)
         return -ENOMEM;
     }
     salts->capacity = capacity;
+    salts->n_swept = 0;
     copy_live(salts, &old);
     free(old.slots);
     return 0;
@@ -238,9 +245,22 @@ static void free_rank_slot(struct kve_salts *salts, const struct kve_salt_entry 
         kve_salts_fini(salts);
 }
 
+/* Forget a block, and its rank with the last one. */
+static void forget(struct kve_salts *salts, const struct kve_salt_entry *entry)
+{
+    uint32_t rank = entry->rank;
+    struct kve_salt_entry *of_rank;
+
+    free_slot(salts, entry);
+    of_rank = rank_slot_of(salts, rank); /* the slot may have moved */
+    salts->n--;
+    if (--of_rank->salt == 0)
+        free_rank_slot(salts, of_rank);
+}
+
 void kve_salts_remove(struct kve_salts *salts, uint32_t rank, uint64_t hash, enum kv_tier tier)
 {
-    struct kve_salt_entry *entry = kve_salts_find(salts, rank, hash), *of_rank;
+    struct kve_salt_entry *entry = kve_salts_find(salts, rank, hash);
 
     if (!entry)
         return;
@@ -250,11 +270,7 @@ void kve_salts_remove(struct kve_salts *salts, uint32_t rank, uint64_t hash, enu
         if (entry->copies[t])
             return;
     }
-    free_slot(salts, entry);
-    of_rank = rank_slot_of(salts, rank); /* the slot may have moved */
-    salts->n--;
-    if (--of_rank->salt == 0)
-        free_rank_slot(salts, of_rank);
+    forget(salts, entry);
 }
 
 void kve_salts_clear(struct kve_salts *salts, uint32_t rank, bool all_tiers)
@@ -282,46 +298,56 @@ bool kve_salts_are_crowded(const struct kve_salts *salts)
 
 bool kve_salts_want_sweep(const struct kve_salts *salts)
 {
-    return salts->n &&
-           salts->n_new >= (kve_salts_are_crowded(salts) ? salts->limit / 8 + 1
-                                                         : KV_MAX(salts->n_kept, MIN_SWEEP));
+    return salts->sweeping ||
+           (salts->n &&
+            salts->n_new >= (kve_salts_are_crowded(salts) ? salts->limit / 8 + 1
+                                                          : KV_MAX(salts->n_kept, MIN_SWEEP)));
 }
 
-/* Make a block's slot stale, and its rank's with the last one: the next rebuild drops them. */
-static void drop(struct kve_salts *salts, struct kve_salt_entry *entry)
+/* Begin to count anew, and to sweep if there may be something to find. */
+static void begin_sweep(struct kve_salts *salts, uint64_t n_held)
 {
-    struct kve_salt_entry *of_rank = rank_slot_of(salts, entry->rank);
-
-    entry->generation = of_rank->generation ^ 1;
-    salts->n--;
-    if (--of_rank->salt == 0)
-        salts->n_ranks--;
+    salts->n_kept = salts->n;
+    salts->n_new = salts->n_paid = 0;
+    salts->n_swept = 0;
+    salts->sweeping = salts->n && (salts->n > n_held || kve_salts_are_crowded(salts));
 }
 
+/* Visit a slot. Returns true when another entry may be in it now. */
+static bool visit(struct kve_salts *salts, size_t i, kve_salts_held_fn held, void *arg)
+{
+    const struct kve_salt_entry *entry = &salts->slots[i];
+
+    if (entry->state != KVE_SALT_BLOCK)
+        return false;
+    if (!is_live(salts, entry))
+        free_slot(salts, entry);
+    else if (held(arg, entry->rank, entry->hash))
+        return false;
+    else
+        forget(salts, entry);
+    return true;
+}
+
+/*
+ * Upwards, as an entry moves down into a slot that becomes free: it is visited there. One that moves
+ * over the place of the sweep, into the slot of a rank or between two slices, waits for the next sweep.
+ */
 void kve_salts_sweep(struct kve_salts *salts, uint64_t n_held, kve_salts_held_fn held, void *arg)
 {
-    struct kve_salts swept = *salts;
+    size_t visits;
 
-    salts->n_new = 0;
-    salts->n_kept = salts->n;
-    if (!salts->n || (salts->n <= n_held && !kve_salts_are_crowded(salts)))
-        return;
-    swept.slots = calloc(salts->capacity, sizeof(*swept.slots));
-    if (!swept.slots)
-        return;
-    for (size_t i = 0; i < salts->capacity; i++) {
-        struct kve_salt_entry *entry = &salts->slots[i];
-
-        if (entry->state == KVE_SALT_BLOCK && is_live(salts, entry) &&
-            !held(arg, entry->rank, entry->hash))
-            drop(salts, entry);
+    if (!salts->sweeping)
+        begin_sweep(salts, n_held);
+    visits = SLICE + SLOTS_PER_BLOCK * (salts->n_new - salts->n_paid);
+    salts->n_paid = salts->n_new;
+    while (salts->sweeping && visits--) {
+        if (visit(salts, salts->n_swept, held, arg))
+            continue;
+        if (++salts->n_swept == salts->capacity) {
+            salts->sweeping = false;
+            salts->n_kept = salts->n;
+            salts->n_new = 0;
+        }
     }
-    swept.n = swept.n_kept = salts->n;
-    swept.n_ranks = salts->n_ranks;
-    swept.n_new = 0;
-    copy_live(&swept, salts);
-    free(salts->slots);
-    *salts = swept;
-    if (!salts->n)
-        kve_salts_fini(salts);
 }

@@ -57,6 +57,9 @@ struct kve_salts {
     size_t limit;                 /* largest n */
     size_t n_new;                 /* blocks that were added or found no room since the last sweep */
     size_t n_kept;                /* blocks that were left behind it */
+    bool sweeping;                /* a sweep is under way */
+    size_t n_swept;               /* slots that it is done with, from the first on */
+    size_t n_paid;                /* the part of n_new for which it has visited slots */
     uint64_t secret, rank_secret; /* odd */
     size_t moves;                 /* slots visited by all rebuilds so far: their whole cost */
     uint16_t generation;          /* generation of the next rank slot */
@@ -102,8 +105,8 @@ void kve_salts_reset(struct kve_salts *salts);
 bool kve_salts_are_crowded(const struct kve_salts *salts);
 
 /**
- * Return true when a sweep is due: as many blocks are new as the last one left; or an eighth of the
- * limit, where no more is left. So each new block pays for a few visits at most.
+ * Return true when a sweep is under way or due: as many blocks are new as the last one left; or an
+ * eighth of the limit, where no more is left. So each new block pays for a few visits at most.
  */
 bool kve_salts_want_sweep(const struct kve_salts *salts);
 
@@ -111,8 +114,8 @@ bool kve_salts_want_sweep(const struct kve_salts *salts);
 typedef bool (*kve_salts_held_fn)(void *arg, uint32_t rank, uint64_t hash);
 
 /**
- * Forget all blocks that the publisher doesn't have. It has @n_held in all: a table with no more isn't
- * looked at while there is room. Without memory for it, forget none.
+ * Begin a sweep, or go on with it for a slice: forget blocks that the publisher doesn't have. It has
+ * @n_held in all: a table with no more isn't looked at while there is room. A sweep may miss a few.
  */
 void kve_salts_sweep(struct kve_salts *salts, uint64_t n_held, kve_salts_held_fn held, void *arg);
 

@@ -3,6 +3,7 @@
  * Salts of blocks that left in silence. The reader counts copies by the events alone, and so too many
  * where the index knows better: reports of held blocks, clears of the device, removals that tell the
  * copies left. Without sweeps its table would fill with such blocks until it has no room for others.
+ * A sweep goes on with each batch, for a slice: the listener's other batches don't wait for the whole.
  */
 #include "indexer/apply_impl.h"
 
