@@ -28,6 +28,7 @@ bool ki_applier_note_rank(struct ki_applier *a, uint32_t rank)
     uint64_t *left;
     uint32_t at = 0, *grown;
 
+    a->unnamed &= rank != a->rank;
     while (at < a->n_ranks && a->ranks[at] < rank)
         at++;
     if (at < a->n_ranks && a->ranks[at] == rank)
@@ -62,9 +63,11 @@ int ki_applier_init(struct ki_applier *a, uint64_t instance, uint32_t rank, uint
 
     memset(a, 0, sizeof(*a));
     a->instance = instance;
-    a->touched = KI_TOUCHED_MANY; /* the index may have blocks of the ranks */
+    a->rank = rank;
+    a->touched = KI_RANKS_MANY; /* the index may have blocks of the ranks */
     if (!ki_applier_note_rank(a, rank))
         return -ENOMEM;
+    a->unnamed = true;
     rc = kve_reader_create(&opts, &a->reader);
     if (rc < 0)
         ki_applier_fini(a);
@@ -166,12 +169,12 @@ static bool wait_for_more(struct ki_applier *a, struct kvi_index *index,
 void ki_applier_note_losses(struct ki_applier *a, struct kvi_index *index)
 {
     struct kvi_stats stats = KVI_STATS_INIT;
-    bool all = a->touched == KI_TOUCHED_MANY, none = a->touched == KI_TOUCHED_NONE;
+    bool all = a->touched == KI_RANKS_MANY, none = a->touched == KI_RANKS_NONE;
     uint64_t lost;
 
     (void)kvi_get_stats(index, &stats);
     lost = stats.parked_forgotten + stats.copies_uncounted;
-    a->touched = KI_TOUCHED_NONE;
+    a->touched = KI_RANKS_NONE;
     if (none || (lost == a->losses_seen && !a->left_out))
         return;
     a->losses_seen = lost;
@@ -188,10 +191,10 @@ void ki_applier_note_losses(struct ki_applier *a, struct kvi_index *index)
 
 void ki_applier_touch(struct ki_applier *a, uint32_t rank)
 {
-    if (a->touched == KI_TOUCHED_ONE && a->touched_rank != rank)
-        a->touched = KI_TOUCHED_MANY;
-    if (a->touched == KI_TOUCHED_NONE)
-        a->touched = KI_TOUCHED_ONE;
+    if (a->touched == KI_RANKS_ONE && a->touched_rank != rank)
+        a->touched = KI_RANKS_MANY;
+    if (a->touched == KI_RANKS_NONE)
+        a->touched = KI_RANKS_ONE;
     a->touched_rank = rank;
 }
 
@@ -260,7 +263,7 @@ static int apply_op(struct ki_applier *a, struct kvi_index *index, const struct 
     case KVE_OP_CLEAR:
         rc = ki_applier_clear(a, index, holder, op);
         a->losses_seen = UINT64_MAX;
-        a->touched = KI_TOUCHED_MANY;
+        a->touched = KI_RANKS_MANY;
         ki_event_counts_clear(&a->counts);
         break;
     }
@@ -320,7 +323,7 @@ static void put_now(struct ki_applier *a, struct kvi_index *index, struct put *p
     } else if (op->type == KVE_OP_CLEAR && !op->unsure && is_empty(a, index, op->rank)) {
         /* Another store of the rank's groups says whether these hold again. */
         ki_doubts_end(&a->doubts, op->rank, 0, KI_WHY_CROWDED | KI_WHY_DROPS);
-        if (a->n_ranks == 1 && !kve_reader_has_lower(a->reader)) {
+        if (ki_applier_n_brought(a) == 1 && !kve_reader_has_lower(a->reader)) {
             put->result = KI_APPLIED_CLEARED;
             a->purged = false;
         }

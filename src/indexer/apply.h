@@ -56,12 +56,25 @@ struct ki_pool_clear {
     bool knew_device;    /* it was certain until then what the device had */
 };
 
+/** Ranks of a stream: none, one of them, or any. */
+enum ki_ranks { KI_RANKS_NONE, KI_RANKS_ONE, KI_RANKS_MANY };
+
+/** Blocks that a purge or a clear has removed, whoever has brought them. */
+struct ki_loss {
+    enum ki_ranks of;
+    uint32_t rank;   /* KI_RANKS_ONE */
+    bool own;        /* a purge was the stream's own decision: no event has told it */
+    uint64_t blocks; /* in all */
+};
+
 /** Writer of one stream's events to the index. */
 struct ki_applier {
     uint64_t instance;
+    uint32_t rank; /* registered for the stream */
     struct kve_reader *reader;
-    uint32_t *ranks; /* sorted ranks whose blocks this stream has brought */
+    uint32_t *ranks; /* sorted ranks whose blocks this stream has brought; the registered one */
     uint32_t n_ranks;
+    bool unnamed; /* the registered one is none of them: all events name others */
     struct ki_habits habits;
     bool has_windows; /* the engine has announced cache groups beside the main one */
     /* The batches may be in a peer's dump already: a block announced again is no copy. */
@@ -81,12 +94,13 @@ struct ki_applier {
     struct ki_small small;     /* blocks of groups with smaller blocks */
     struct ki_doubts doubts;   /* enum ki_why: reasons for which a rank's answers may be wrong */
     struct ki_pool_clear pool_clear;
-    uint64_t left_out;    /* blocks and copies of its ranks that limits of the index left out */
-    uint64_t losses_seen; /* in the whole index, when left_out was last counted */
-    uint64_t *left_of;    /* left_out by rank, as in ranks */
-    enum { KI_TOUCHED_NONE, KI_TOUCHED_ONE, KI_TOUCHED_MANY } touched;
-    uint32_t touched_rank; /* KI_TOUCHED_ONE: rank of all operations since then */
-    uint64_t forms;        /* KI_FORM of each form in which its blocks were hashed */
+    uint64_t left_out;     /* blocks and copies of its ranks that limits of the index left out */
+    uint64_t losses_seen;  /* in the whole index, when left_out was last counted */
+    uint64_t *left_of;     /* left_out by rank, as in ranks */
+    enum ki_ranks touched; /* by the operations since then */
+    uint32_t touched_rank; /* KI_RANKS_ONE */
+    struct ki_loss loss; /* since the driver last took it; a writer of the same ranks may want it */
+    uint64_t forms;      /* KI_FORM of each form in which its blocks were hashed */
     struct ki_apply_stats stats;
     struct ki_event_counts counts; /* outcomes of the current batch */
     struct ki_store_run run;       /* stores that wait for ki_applier_flush */
@@ -105,6 +119,11 @@ void ki_applier_fini(struct ki_applier *a);
  * or out of memory.
  */
 bool ki_applier_note_rank(struct ki_applier *a, uint32_t rank);
+/** Return the number of ranks that the stream brings. */
+static inline uint32_t ki_applier_n_brought(const struct ki_applier *a)
+{
+    return a->n_ranks - a->unnamed;
+}
 /** Return true when this stream brings @rank's blocks. */
 bool ki_applier_brings(const struct ki_applier *a, uint32_t rank);
 
@@ -200,6 +219,8 @@ void ki_applier_end_overlap(struct ki_applier *a, struct kvi_index *index);
  * process goes on: forget the windows of the one before, too.
  */
 void ki_applier_purge(struct ki_applier *a, struct kvi_index *index, bool restarted);
+/** Note that the rank's blocks are about to leave the index, by a clear. */
+void ki_applier_note_clear(struct ki_applier *a, struct kvi_index *index, uint32_t rank);
 /** Forget the blocks of those of the @n @ranks that the stream brings. The engine still has them. */
 void ki_applier_purge_ranks(struct ki_applier *a, struct kvi_index *index, const uint32_t *ranks,
                             uint32_t n);

@@ -44,8 +44,10 @@ int ki_applier_clear(struct ki_applier *a, struct kvi_index *index, struct kv_ho
                      const struct kve_op *op)
 {
     struct kve_source owner = {.owner = ""}, other;
-    int rc = kvi_clear_tiers(index, holder, op->tiers, op->source);
+    int rc;
 
+    ki_applier_note_clear(a, index, op->rank);
+    rc = kvi_clear_tiers(index, holder, op->tiers, op->source);
     if (op->source && kve_reader_source(a->reader, op->source, &owner) < 0)
         return rc;
     clear_doubts(a, op, ki_owner_id(&owner));

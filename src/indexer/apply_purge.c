@@ -6,6 +6,8 @@ bool ki_applier_brings(const struct ki_applier *a, uint32_t rank)
 {
     uint32_t from = 0, to = a->n_ranks;
 
+    if (a->unnamed && rank == a->rank)
+        return false;
     while (from < to) {
         uint32_t middle = from + (to - from) / 2;
 
@@ -52,8 +54,28 @@ bool ki_applier_held_of(const struct ki_applier *a, struct kvi_index *index, con
     return any;
 }
 
+static void note_loss(struct ki_applier *a, enum ki_ranks of, uint32_t rank, uint64_t blocks)
+{
+    struct ki_loss *loss = &a->loss;
+
+    if (!blocks)
+        return;
+    if (of == KI_RANKS_ONE && loss->of == KI_RANKS_ONE && loss->rank != rank)
+        of = KI_RANKS_MANY;
+    loss->of = KV_MAX(loss->of, of);
+    loss->rank = rank;
+    loss->blocks += blocks;
+}
+
+void ki_applier_note_clear(struct ki_applier *a, struct kvi_index *index, uint32_t rank)
+{
+    note_loss(a, KI_RANKS_ONE, rank, held_of_rank(a, index, rank));
+}
+
 void ki_applier_purge(struct ki_applier *a, struct kvi_index *index, bool restarted)
 {
+    note_loss(a, KI_RANKS_MANY, 0, ki_applier_held(a, index));
+    a->loss.own |= !restarted && a->loss.of;
     if (a->forgets)
         a->forgets(a->forgets_arg);
     (void)ki_applier_flush(a, index); /* the loss is counted */
@@ -67,7 +89,7 @@ void ki_applier_purge(struct ki_applier *a, struct kvi_index *index, bool restar
     ki_doubts_clear(&a->doubts);
     a->pool_clear.n = 0;
     a->losses_seen = UINT64_MAX;
-    a->touched = KI_TOUCHED_MANY;
+    a->touched = KI_RANKS_MANY;
     a->reports.suspects = a->reports.misjudged = false;
     for (uint32_t i = 0; i < a->n_ranks; i++) {
         struct kv_holder holder = {.worker = a->instance, .rank = a->ranks[i]};
@@ -96,7 +118,7 @@ void ki_applier_purge_ranks(struct ki_applier *a, struct kvi_index *index, const
     a->purged |= a->reader->salts.n > 0;
     a->pool_clear.n = 0;
     a->losses_seen = UINT64_MAX;
-    a->touched = KI_TOUCHED_MANY;
+    a->touched = KI_RANKS_MANY;
     for (uint32_t i = 0; i < n; i++)
         if (ki_applier_brings(a, ranks[i]))
             purge_rank(a, index, ranks[i]);

@@ -24,14 +24,12 @@ uint64_t ki_listener_new_generation(struct ki_listener_env *env)
     return atomic_fetch_add_explicit(&env->generations, 1, memory_order_relaxed) + 1;
 }
 
-/* First of all, a new generation: a dump that lost blocks sees the change. */
-static void note_purge(void *arg)
+/* A dump that lost blocks sees the change. */
+static void begin_generation(void *arg)
 {
     struct ki_listener *l = arg;
 
     l->generation = ki_listener_new_generation(l->env);
-    l->purged = true;
-    l->purged_blocks += ki_applier_held(&l->applier, l->model->index);
 }
 
 int ki_listener_create(struct ki_listener_env *env, const struct ki_registration *registration,
@@ -70,7 +68,7 @@ int ki_listener_create(struct ki_listener_env *env, const struct ki_registration
     if (rc < 0)
         goto fail;
     ki_applier_set_habits(&l->applier, &registration->habits);
-    l->applier.forgets = note_purge;
+    l->applier.forgets = begin_generation;
     l->applier.forgets_arg = l;
     l->stream.doubtful = ki_applier_is_unsure(&l->applier);
     l->model = model;
@@ -114,6 +112,7 @@ void ki_listener_seed(struct ki_listener *l, const struct ki_watermark *mark)
     pthread_mutex_lock(&l->lock);
     ki_stream_seed(&l->stream, mark->sequence, mark->timestamp, mark->partial);
     l->stream.unproved = mark->adrift;
+    l->applier.unnamed = false;
     l->applier.reports.suspects = true; /* unless its handover is more precise */
     if (mark->torn)
         ki_stream_seed_torn(&l->stream);

@@ -51,11 +51,11 @@ struct ki_listener_env {
     struct ki_sub_limits arriving;
     enum ki_mm_keys mm_keys;
     /*
-     * Called by an event thread, without locks, when @l's stream has forgotten the @n blocks of its
-     * ranks; NULL: nobody asks. A listener's ranks may be read there.
+     * Called by an event thread, without locks, when blocks of @l's ranks have left the index; NULL:
+     * nobody asks. The listener's ranks may be read there.
      */
-    void (*purged)(void *arg, const struct ki_listener *l, uint64_t n);
-    void *purged_arg;
+    void (*lost)(void *arg, const struct ki_listener *l, const struct ki_loss *loss);
+    void *lost_arg;
     atomic_bool held;             /* connect, but read no messages */
     _Atomic uint64_t generations; /* last generation given to a listener */
 };
@@ -105,8 +105,6 @@ struct ki_listener {
     bool sub_ready, dealer_ready; /* may have messages */
     bool detached;                /* paused: sockets are closed */
     bool queued;                  /* in the pump's list of ready listeners */
-    bool purged;                  /* blocks were forgotten, which env->purged isn't told yet */
-    uint64_t purged_blocks;
     int epoll_fd;
     size_t turn_bytes;    /* bytes read in this turn */
     uint64_t deadline_ns; /* time for ki_listener_tick; 0: never */

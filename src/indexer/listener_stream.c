@@ -79,16 +79,15 @@ bool ki_listener_learn_anew(struct ki_listener *l, const uint32_t *ranks, uint32
 }
 
 /* Behind the lock: tell those who may have lost blocks with this stream's. */
-static void tell_purge(struct ki_listener *l)
+static void tell_loss(struct ki_listener *l)
 {
-    uint64_t blocks = l->purged_blocks;
+    struct ki_loss loss = l->applier.loss;
 
-    if (KV_LIKELY(!l->purged))
+    if (KV_LIKELY(loss.of == KI_RANKS_NONE))
         return;
-    l->purged = false;
-    l->purged_blocks = 0;
-    if (l->env->purged)
-        l->env->purged(l->env->purged_arg, l, blocks);
+    l->applier.loss = (struct ki_loss){.of = KI_RANKS_NONE};
+    if (l->env->lost)
+        l->env->lost(l->env->lost_arg, l, &loss);
 }
 
 /* Forget the blocks when the batch just applied shows that too many can't be real. */
@@ -99,7 +98,7 @@ static void judge(struct ki_listener *l, uint64_t now_ns)
     struct ki_evidence e = {.unknown = ki_applier_unexplained(a),
                             .removed = a->last.removed,
                             .full = a->last.full,
-                            .capacity = l->num_blocks * a->n_ranks};
+                            .capacity = l->num_blocks * ki_applier_n_brought(a)};
 
     if (l->stream.lossy || e.unknown)
         e.held = ki_applier_held(a, l->model->index);
@@ -234,7 +233,7 @@ static unsigned offer(struct ki_listener *l, struct ki_live *batches, size_t n, 
     end_writes(l, all & KI_STEP_APPLY, now_ns);
     *ret_done = l->gone ? n : i;
     pthread_mutex_unlock(&l->lock);
-    tell_purge(l);
+    tell_loss(l);
     if (steps & KI_STEP_HOLD)
         hold(l, &batches[i - 1]);
     return steps;
@@ -296,7 +295,7 @@ void ki_listener_offer_replayed(struct ki_listener *l, const struct ki_batch_id 
         end_writes(l, steps & KI_STEP_APPLY, now_ns);
     }
     pthread_mutex_unlock(&l->lock);
-    tell_purge(l);
+    tell_loss(l);
     ki_listener_follow(l, steps, now_ns);
 }
 
@@ -312,7 +311,7 @@ void ki_listener_tick_stream(struct ki_listener *l, uint64_t now_ns)
         settle(l, &before, steps, (struct kve_span){0}, now_ns);
     }
     pthread_mutex_unlock(&l->lock);
-    tell_purge(l);
+    tell_loss(l);
     ki_listener_follow(l, steps, now_ns);
 }
 

@@ -82,8 +82,8 @@ int ki_registry_create(const struct ki_registry_opts *opts, struct ki_registry *
     r->env.mm_keys = opts->ignore_mm_keys      ? KI_MM_IGNORED
                      : opts->ignore_mm_offsets ? KI_MM_WITHOUT_OFFSETS
                                                : KI_MM_PLACED;
-    r->env.purged = ki_registry_note_purge;
-    r->env.purged_arg = r;
+    r->env.lost = ki_registry_note_loss;
+    r->env.lost_arg = r;
     atomic_init(&r->env.held, opts->start_held);
     rc = kv_resolver_create(NULL, &r->env.resolver);
     if (rc == 0)

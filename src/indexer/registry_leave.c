@@ -103,17 +103,20 @@ static void remove_brought(struct ki_registry *r, const struct ki_listener *gone
 }
 
 /*
- * A stream has forgotten its ranks' blocks, and with them those of siblings that bring such a rank,
- * which stay partial: to learn theirs anew they would have to forget the stream's, and so for ever.
+ * A purge or a clear has removed the blocks of ranks, and with them those of siblings that bring such
+ * a rank, which stay partial: to learn theirs anew they would have to forget the stream's, and so for
+ * ever. A sibling at the same endpoint gets the same events, clears and restarts among them.
  */
-void ki_registry_note_purge(void *arg, const struct ki_listener *l, uint64_t n)
+void ki_registry_note_loss(void *arg, const struct ki_listener *l, const struct ki_loss *loss)
 {
+    bool one = loss->of == KI_RANKS_ONE;
+    const uint32_t *ranks = one ? &loss->rank : l->applier.ranks;
     struct ki_registry *r = arg;
     struct ki_listener *sibling = NULL;
 
     while ((sibling = next_of(r, l->instance, sibling)))
-        if (sibling != l)
-            ki_listener_expect_loss(sibling, l->applier.ranks, l->applier.n_ranks, n);
+        if (sibling != l && (loss->own || strcmp(sibling->endpoint, l->endpoint) != 0))
+            ki_listener_expect_loss(sibling, ranks, one ? 1 : l->applier.n_ranks, loss->blocks);
 }
 
 /* Retire one of several listeners of an instance. The others stay while its blocks leave. */

@@ -114,8 +114,8 @@ int ki_marks_compare(const void *a, const void *b);
 int ki_registry_check(const struct ki_registry *r, const struct ki_registration *reg,
                       struct kv_error *error);
 
-/** Tell the siblings of a listener whose stream has forgotten @n blocks: ki_listener_env.purged. */
-void ki_registry_note_purge(void *arg, const struct ki_listener *l, uint64_t n);
+/** Tell the siblings of a listener that blocks of its ranks have left: ki_listener_env.lost. */
+void ki_registry_note_loss(void *arg, const struct ki_listener *l, const struct ki_loss *loss);
 
 /** Wake every event thread to check its listeners again. */
 void ki_registry_wake(struct ki_registry *r);

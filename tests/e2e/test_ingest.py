@@ -431,21 +431,55 @@ def test_a_registration_per_rank():
         equal(indexer.score(prompt(1, 3), 1, 0), 3 * BS)
 
 
-def test_a_restart_takes_a_siblings_blocks_of_the_same_rank():
-    """Two streams of an instance name rank 5. When one's engine starts over, the other's blocks leave, too, and its view says so."""
-    with Indexer() as indexer, Publisher() as zero, Publisher() as one, Publisher() as two:
-        for rank, engine in enumerate((zero, one, two)):
+def test_a_restart_or_clear_takes_a_siblings_blocks_of_the_same_rank():
+    """Two streams of an instance name rank 5. When one's engine starts over or clears it, the other's blocks leave, too, and its view says so."""
+    for what in "restart", "clear":
+        with Indexer() as indexer, Publisher() as zero, Publisher() as one, Publisher() as two:
+            for rank, engine in enumerate((zero, one, two)):
+                register(indexer, 1, engine, dp_rank=rank)
+            for number, engine, rank in (1, zero, 5), (2, one, 5), (3, two, 2):
+                store(engine, number, 2, rank=rank)
+                holds(indexer, number, 2, rank=rank)
+            equal([listener(indexer, 1, rank)["partial"] for rank in range(3)], [False] * 3)
+            if what == "restart":
+                zero.restart()
+            else:
+                zero.clear(rank=5)
+            store(zero, 4, 2, rank=5)
+            holds(indexer, 4, 2, rank=5)
+            equal(indexer.score(prompt(2, 2), 1, 5), 0)
+            wait_until(lambda: listener(indexer, 1, 1)["partial"], what="a view that lost blocks to be partial")
+            equal([listener(indexer, 1, rank)["partial"] for rank in (0, 2)], [False] * 2)
+
+
+def test_two_registrations_of_one_endpoint():
+    """Both streams get the same events: when the engine starts over, nothing is missing behind it."""
+    with Indexer() as indexer, Publisher() as engine:
+        for rank in range(2):
             register(indexer, 1, engine, dp_rank=rank)
-        for number, engine, rank in (1, zero, 5), (2, one, 5), (3, two, 2):
-            store(engine, number, 2, rank=rank)
-            holds(indexer, number, 2, rank=rank)
-        equal([listener(indexer, 1, rank)["partial"] for rank in range(3)], [False] * 3)
-        zero.restart()
-        store(zero, 4, 2, rank=5)
-        holds(indexer, 4, 2, rank=5)
-        equal(indexer.score(prompt(2, 2), 1, 5), 0)
-        wait_until(lambda: listener(indexer, 1, 1)["partial"], what="a view that lost blocks to be partial")
-        equal([listener(indexer, 1, rank)["partial"] for rank in (0, 2)], [False] * 2)
+        for rank in range(2):
+            store(engine, 1 + rank, 2, rank=rank)
+        engine.restart()
+        for rank in range(2):
+            store(engine, 11 + rank, 2, rank=rank)
+        for rank in range(2):
+            holds(indexer, 11 + rank, 2, rank=rank)
+        wait_until(lambda: [stream(indexer, "last_seq", 1, rank) for rank in range(2)] == [1, 1], what="both to have read all")
+        equal([listener(indexer, 1, rank)["partial"] for rank in range(2)], [False] * 2)
+
+
+def test_a_clear_of_the_only_rank_that_events_name():
+    """Not the registered one, which has no blocks."""
+    with Indexer() as indexer, Publisher(replay=None) as engine:
+        register(indexer, 1, engine)
+        store(engine, 1, 2, rank=3)
+        holds(indexer, 1, 2, rank=3)
+        store(engine, 2, 2, rank=3, lose=True)
+        store(engine, 3, 2, rank=3)
+        holds(indexer, 3, 2, rank=3)
+        equal(listener(indexer)["partial"], True)
+        engine.clear(rank=3)
+        wait_until(lambda: not listener(indexer)["partial"], what="a cleared cache to be whole")
 
 
 def test_position_survives_registering_again():

@@ -117,22 +117,22 @@ static void test_size_changes_during_dump(void **state)
 struct told {
     struct world *world;
     size_t times;
-    uint64_t blocks;
+    struct ki_loss loss;
 };
 
-static void told_purge(void *arg, const struct ki_listener *l, uint64_t n)
+static void tell(void *arg, const struct ki_listener *l, const struct ki_loss *loss)
 {
     struct told *told = arg;
 
     assert_ptr_equal(l, told->world->l);
     told->times++;
-    told->blocks += n;
+    told->loss = *loss;
     assert_int_equal(pthread_mutex_trylock(&told->world->l->lock), 0);
     pthread_mutex_unlock(&told->world->l->lock);
 }
 
 /* Streams that bring the same ranks learn that their blocks have left, once the lock is free. */
-static void test_purges_are_told(void **state)
+static void test_losses_are_told(void **state)
 {
     struct told told = {0};
     struct world w;
@@ -140,21 +140,30 @@ static void test_purges_are_told(void **state)
     (void)state;
     world_init(&w, NULL);
     told.world = &w;
-    w.env.purged = told_purge;
-    w.env.purged_arg = &told;
+    w.env.lost = tell;
+    w.env.lost_arg = &told;
     offer(&w, MAIN_BLOCKS "," WINDOW_BLOCKS(2, "10, 11"));
     offer(&w, WINDOW_BLOCKS(2, "12, 13"));
     assert_int_equal(told.times, 0);
     offer(&w, WINDOW_BLOCKS(4, "11")); /* of another size: all is forgotten */
     assert_int_equal(told.times, 1);
-    assert_true(told.blocks > 0);
-    told.blocks = 0;
+    assert_int_equal(told.loss.of, KI_RANKS_MANY);
+    assert_false(told.loss.own);
+    assert_true(told.loss.blocks > 0);
+    offer(&w, MAIN_BLOCKS);
+    assert_int_equal(told.times, 1);
+    offer(&w, "['AllBlocksCleared']");
+    assert_int_equal(told.times, 2);
+    assert_int_equal(told.loss.of, KI_RANKS_ONE);
+    assert_int_equal(told.loss.rank, 0);
+    assert_int_equal(told.loss.blocks, 2);
     offer(&w, MAIN_BLOCKS);
     w.process = 1; /* the engine starts over */
     w.sequence = 0;
     offer(&w, MAIN_BLOCKS);
-    assert_int_equal(told.times, 2);
-    assert_int_equal(told.blocks, 2);
+    assert_int_equal(told.times, 3);
+    assert_int_equal(told.loss.of, KI_RANKS_MANY);
+    assert_int_equal(told.loss.blocks, 2);
     ki_listener_release(w.l);
 }
 
@@ -410,7 +419,7 @@ int main(void)
         cmocka_unit_test(test_parts_alone),
         cmocka_unit_test(test_clears_of_both_pools),
         cmocka_unit_test(test_size_changes_during_dump),
-        cmocka_unit_test(test_purges_are_told),
+        cmocka_unit_test(test_losses_are_told),
         cmocka_unit_test(test_left_out),
     };
 

@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "indexer/tables.h"
 
@@ -134,28 +135,57 @@ static void ranks_that_did_not_leave_stay(void **state)
     ki_registry_destroy(r);
 }
 
-/* Streams 0 and 1 share rank 5. Stream 0's engine starts over: stream 1 has lost blocks, too. */
-static void a_purge_leaves_siblings_partial(void **state)
+/*
+ * Streams 0 and 1 share rank 5. Stream 0's blocks leave, by a purge or a clear: stream 1 has lost
+ * blocks, too. Stream 1 may be another registration of the same endpoint, which gets the same events.
+ */
+static void losses_leave_siblings_partial(void **state)
 {
-    struct ki_registry *r = open_registry(1, 3);
-    struct ki_listener *l = ki_listener_find(r, 1, 0), *sibling = ki_listener_find(r, 1, 1);
+    static const struct {
+        struct ki_loss loss;
+        bool same_endpoint, partial;
+    } cases[] = {
+        {{.of = KI_RANKS_MANY, .blocks = 3}, false, true},
+        {{.of = KI_RANKS_MANY, .blocks = 3}, true, false},
+        {{.of = KI_RANKS_MANY, .own = true, .blocks = 3}, true, true},
+        {{.of = KI_RANKS_ONE, .rank = 5, .blocks = 3}, false, true},
+        {{.of = KI_RANKS_ONE, .rank = 0, .blocks = 3}, false, false},
+        {{.of = KI_RANKS_ONE, .rank = 5, .blocks = 3}, true, false},
+    };
 
     (void)state;
-    for (uint32_t k = 0; k < 3; k++) {
-        bring(r, k, k, 10 + k);
-        begin(r, 1, k);
+    for (size_t i = 0; i < KV_COUNT(cases); i++) {
+        struct ki_registry *r = open_registry(1, 3);
+        struct ki_listener *sibling = ki_listener_find(r, 1, 1);
+
+        for (uint32_t k = 0; k < 3; k++) {
+            bring(r, k, k, 10 + k);
+            begin(r, 1, k);
+        }
+        bring(r, 0, 5, 20);
+        bring(r, 1, 5, 21);
+        if (!cases[i].same_endpoint)
+            *strchr(sibling->endpoint, 'n') = 'm';
+        r->env.lost(r->env.lost_arg, ki_listener_find(r, 1, 0), &cases[i].loss);
+        assert_false(is_partial(r, 0));
+        assert_int_equal(is_partial(r, 1), cases[i].partial);
+        assert_false(is_partial(r, 2));
+        ki_registry_destroy(r);
     }
-    bring(r, 0, 5, 20);
-    bring(r, 1, 5, 21);
-    pthread_mutex_lock(&l->lock);
-    ki_applier_purge(&l->applier, l->model->index, true);
-    pthread_mutex_unlock(&l->lock);
-    assert_int_equal(blocks_of(r, 5), 0);
-    r->env.purged(r->env.purged_arg, l, 3);
-    assert_false(is_partial(r, 0));
-    assert_true(is_partial(r, 1));
-    assert_false(is_partial(r, 2));
-    assert_int_equal(sibling->stream.excused, 3);
+}
+
+/* Stream 1 is registered for rank 1, and all its events name rank 6: a loss of rank 1 isn't its. */
+static void a_rank_that_no_event_names(void **state)
+{
+    const struct ki_loss loss = {.of = KI_RANKS_ONE, .rank = 1, .blocks = 1};
+    struct ki_registry *r = open_registry(1, 2);
+
+    (void)state;
+    bring(r, 1, 6, 10);
+    begin(r, 1, 1);
+    *strchr(ki_listener_find(r, 1, 1)->endpoint, 'n') = 'm';
+    r->env.lost(r->env.lost_arg, ki_listener_find(r, 1, 0), &loss);
+    assert_false(is_partial(r, 1));
     ki_registry_destroy(r);
 }
 
@@ -250,7 +280,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shared_ranks_are_learnt_anew),
         cmocka_unit_test(ranks_that_did_not_leave_stay),
-        cmocka_unit_test(a_purge_leaves_siblings_partial),
+        cmocka_unit_test(losses_leave_siblings_partial),
+        cmocka_unit_test(a_rank_that_no_event_names),
         cmocka_unit_test(a_silent_stream_stays_whole),
         cmocka_unit_test(unfollowed_blocks_of_a_followed_rank),
         cmocka_unit_test(ranks_leave_beside_dumps),
