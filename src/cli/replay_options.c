@@ -187,6 +187,8 @@ static int check(const struct kc_replay_opts *opts, const struct kv_arg_list *re
         return kv_fail(error, -EINVAL, 0, "--auth-token-file needs --url");
     if (opts->cacert && !opts->url)
         return kv_fail(error, -EINVAL, 0, "--cacert needs --url");
+    if (opts->check_hits && (opts->url || opts->indexer || opts->json))
+        return kv_fail(error, -EINVAL, 0, "--check-hits goes without --url, --indexer and --json");
     if (opts->lockstep && opts->clients > 1)
         return kv_fail(error, -EINVAL, 0, "--lockstep needs --clients 1");
     return 0;

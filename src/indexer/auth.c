@@ -39,6 +39,10 @@ static int add_token(struct tokens **tokens, char *line, size_t number, struct k
         len--;
     if (len == 0 || line[0] == '#')
         return 0;
+    if (memchr(line, ' ', len) || memchr(line, '\t', len)) /* RFC 6750; and a comment may follow */
+        return kv_fail(error, -EINVAL, 0,
+                       "line %zu: a token has no blanks, and a comment is a line of its own",
+                       number);
     if (len > KI_TOKEN_MAX)
         return kv_fail(error, -EMSGSIZE, 0, "line %zu: a token has at most %d bytes", number,
                        KI_TOKEN_MAX);

@@ -11,6 +11,7 @@
 #include "kvx_ext.h"
 
 #define MIN_BYTES (UINT64_C(1) << 20)
+#define PATIENCE 1000
 
 /* Set by the user, read by every call. Each value is meaningful alone, so no order is needed. */
 static _Atomic uint32_t wanted = 1;
@@ -35,6 +36,7 @@ static pthread_cond_t done = PTHREAD_COND_INITIALIZER;
 static pthread_t helpers[KVX_MAX_THREADS];
 static uint32_t n_helpers; /* running helpers */
 static uint32_t n_keep;    /* helpers with a number from n_keep on must end */
+static uint32_t patience;  /* calls until helpers that couldn't be started are tried again */
 static uint64_t generation;
 static uint32_t busy;
 static struct job job;
@@ -91,6 +93,7 @@ static void after_fork(void)
     pthread_cond_init(&done, NULL);
     n_helpers = 0;
     n_keep = 0;
+    patience = 0;
     busy = 0;
 }
 
@@ -135,6 +138,7 @@ static void resize(uint32_t n)
         n_helpers = n;
     while (n_helpers < n && start_helper(n_helpers))
         n_helpers++;
+    patience = n_helpers < n ? PATIENCE : 0;
 }
 
 static void run_with_helpers(kvx_chunk_fn fn, void *arg, uint64_t n_chunks)
@@ -163,7 +167,7 @@ void kvx_parallel(kvx_chunk_fn fn, void *arg, uint64_t n_chunks, uint64_t bytes)
 
     if (n_chunks > 1 && n > 1 && bytes >= atomic_load_explicit(&min_bytes, memory_order_relaxed) &&
         pthread_mutex_trylock(&caller) == 0) {
-        if (n_helpers != n - 1)
+        if (n_helpers != n - 1 && (!patience || !--patience))
             resize(n - 1);
         run_with_helpers(fn, arg, n_chunks);
         pthread_mutex_unlock(&caller);
@@ -180,6 +184,7 @@ kvx_status_t kvx_set_threads(uint32_t n_threads, uint64_t bytes)
     atomic_store_explicit(&wanted, n_threads, memory_order_relaxed);
     atomic_store_explicit(&min_bytes, bytes ? bytes : MIN_BYTES, memory_order_relaxed);
     pthread_mutex_lock(&caller); /* surplus helpers end now, not at the next call */
+    patience = 0;
     if (n_helpers > n_threads - 1)
         resize(n_threads - 1);
     pthread_mutex_unlock(&caller);

@@ -75,6 +75,33 @@ def check_rules(tool):
     check(done.returncode == 0, done.stdout + done.stderr)
 
 
+QUIET = f"""
+rule_files: [{RULES}]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - {{series: 'kv_indexer_queries_total{{instance="well",result="miss"}}', values: '0+100x60'}}
+      - {{series: 'kv_indexer_queries_total{{instance="well",result="hit"}}', values: '0+5x60'}}
+      - {{series: 'kv_indexer_queries_total{{instance="ill",result="miss"}}', values: '0+100x60'}}
+      - {{series: 'kv_indexer_queries_total{{instance="ill",result="hit"}}', values: '7+0x60'}}
+    promql_expr_test:
+      - expr: count by (instance) (ALERTS{{alertname="KvIndexerNothingMatches"}})
+        eval_time: 60m
+        exp_samples: [{{labels: '{{instance="ill"}}', value: 1}}]
+"""
+
+
+def test_nothing_matches_is_said_only_where_nothing_does():
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        tool = promtool(folder)
+        with open(f"{folder}/test.yml", "w", encoding="utf-8") as out:
+            out.write(QUIET)
+        done = subprocess.run([tool, "test", "rules", f"{folder}/test.yml"], capture_output=True, text=True, check=False)
+        check(done.returncode == 0, done.stdout + done.stderr)
+
+
 def test_systemd_accepts_the_unit():
     tool = shutil.which("systemd-analyze")
     if not tool:

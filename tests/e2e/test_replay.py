@@ -186,6 +186,8 @@ def test_check_hits():
                           text=True, timeout=60)
     equal(done.returncode, 0, f"status\n{done.stdout}")
     check("0.3664       0.3664       0.3664" in done.stdout, done.stdout)
+    done = subprocess.run([KVASIR, "replay", "--check-hits", "--json", "-"], capture_output=True, text=True, timeout=60)
+    equal((done.returncode, "--json" in done.stderr), (2, True), "an option that would do nothing")
 
 
 def test_a_wrong_index_is_noticed():

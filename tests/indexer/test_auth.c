@@ -150,7 +150,7 @@ static void tokens(void **state)
     char *first;
 
     (void)state;
-    write_file("# comment\n\n  first \r\nsecond\nthird without newline");
+    write_file("# comment\n\n  first \r\nsecond\nthird-without-newline");
     assert_int_equal(ki_auth_create(file, false, &auth, &error), 0);
     assert_int_equal(ask(auth, &route, true, NULL), 401);
     assert_int_equal(reply.n_headers, 1);
@@ -159,7 +159,7 @@ static void tokens(void **state)
     assert_int_equal(ask(auth, &open_route, false, NULL), 200);
     assert_int_equal(ask(auth, &route, false, "Bearer first"), 200);
     assert_int_equal(ask(auth, &route, false, "bearer second"), 200);
-    assert_int_equal(ask(auth, &route, false, "Bearer  third without newline "), 200);
+    assert_int_equal(ask(auth, &route, false, "Bearer  third-without-newline "), 200);
     assert_int_equal(ask(auth, &route, false, "Bearer firs"), 401);
     assert_int_equal(ask(auth, &route, false, "Bearer first2"), 401);
     assert_int_equal(ask(auth, &route, false, "Bearerfirst"), 401);
@@ -199,6 +199,9 @@ static void bad_files(void **state)
     longest[KI_TOKEN_MAX] = 'x';
     write_file(longest);
     assert_int_equal(ki_auth_create(file, false, &auth, &error), -EMSGSIZE);
+    write_file("first\nsecond # of another team\n");
+    assert_int_equal(ki_auth_create(file, false, &auth, &error), -EINVAL);
+    assert_non_null(strstr(error.text, "line 2"));
 }
 
 /* Lines are read in pieces: the end of a long comment must not pass for a token. */
