@@ -544,6 +544,62 @@ static void test_opening_behind_a_closed_breaker(void **state)
     kvbm_object_close(o);
 }
 
+/* Callers that give up a slow store's calls early don't shut it down for others. */
+static void test_impatience_is_no_outage(void **state)
+{
+    struct kvbm_object_opts opts = default_opts(shaky_uri);
+    struct job *held;
+    struct kvbm_object *o;
+    (void)state;
+
+    opts.n_threads = 2;
+    opts.breaker_failures = 1;
+    o = open_with(&opts);
+    expect(o, KVBM_OBJECT_PUT, 0, 1, 0);
+    shaky->hang = true;
+    for (int i = 0; i < 5; i++) /* more than there are threads and replacements */
+        ends(submit(o, KVBM_OBJECT_GET, 0, 1, 10), -ETIMEDOUT);
+    shaky->hang = false;
+    expect(o, KVBM_OBJECT_GET, 0, 1, 0);
+    shaky->hang_publications = true;
+    held = submit(o, KVBM_OBJECT_PUT, 10, 1, 0);
+    EXPECT_SOON(shaky->inside == 1);
+    ends(submit(o, KVBM_OBJECT_PUT, 11, 1, 10), -ETIMEDOUT);
+    shaky->hang_publications = false;
+    ends(held, 0);
+    assert_int_equal(stats_of(o).opened, 0);
+    kvbm_object_close(o);
+}
+
+/* Calls that hang count, however early their callers gave up. */
+static void test_silence_is_an_outage(void **state)
+{
+    struct kvbm_object_opts opts = default_opts(shaky_uri);
+    struct kvbm_object *o;
+    (void)state;
+
+    opts.n_threads = 1;
+    opts.breaker_failures = 1;
+    opts.timeout_ms = 400;
+    o = open_with(&opts);
+    shaky->hang = true;
+    ends(submit(o, KVBM_OBJECT_GET, 0, 1, 1000), -ETIMEDOUT);
+    assert_int_equal(stats_of(o).opened, 1);
+    shaky->hang = false;
+    kvbm_object_close(o);
+
+    opts.timeout_ms = 4000;
+    o = open_with(&opts);
+    shaky->hang = true;
+    for (int calls = 0; shaky->inside < 2; calls++) {
+        ends(submit(o, KVBM_OBJECT_GET, 0, 1, 50), -ETIMEDOUT);
+        assert_true(calls < 100);
+    }
+    EXPECT_SOON(stats_of(o).opened == 1);
+    shaky->hang = false;
+    kvbm_object_close(o);
+}
+
 /* A store that is full, or refuses to be written, is there nevertheless. */
 static void test_full_is_no_outage(void **state)
 {
@@ -864,6 +920,8 @@ int main(void)
         cmocka_unit_test_setup(test_reopening_fails, fresh_folder),
         cmocka_unit_test_setup(test_reopening_is_cancelled, fresh_folder),
         cmocka_unit_test_setup(test_opening_behind_a_closed_breaker, fresh_folder),
+        cmocka_unit_test_setup(test_impatience_is_no_outage, fresh_folder),
+        cmocka_unit_test_setup(test_silence_is_an_outage, fresh_folder),
         cmocka_unit_test_setup(test_full_is_no_outage, fresh_folder),
         cmocka_unit_test_setup(test_cancel_all, fresh_folder),
         cmocka_unit_test_setup(test_cancel_in_a_call, fresh_folder),

@@ -146,7 +146,8 @@ struct kvbm_object_worker {
     uint64_t publication;   /* number of the publication that it carries out */
     bool parted;            /* its batch was ended during a call, and the worker is not lost */
     bool called;            /* the store was asked for this batch */
-    uint64_t until;         /* when the call counts as hanging */
+    uint64_t begun;         /* when the call began */
+    uint64_t until;         /* when the call is late */
     _Atomic bool abandoned; /* the rest of the call is useless: relaxed, a hint */
 
     /* used by the worker only */
@@ -237,7 +238,10 @@ void kvbm_object_unref_unlock(struct kvbm_object *o);
 
 int kvbm_object_worker_start(struct kvbm_object *o, bool opener); /* with the lock held */
 void kvbm_object_worker_free(struct kvbm_object_worker *w);
-/** Give up a worker whose call hangs or is useless: its batch ends with @rc. With the lock held. */
+/** Return for how long the store must be silent until that counts as a failure. */
+uint64_t kvbm_object_patience_ns(const struct kvbm_object *o);
+/** Give up a worker whose call hangs or is useless: its batch ends with @rc. A late call in which
+ * the store has been silent counts for the breaker. With the lock held. */
 void kvbm_object_worker_lose(struct kvbm_object_worker *w, int rc);
 /**
  * End a worker's batch with @rc while it is in a call; the worker serves other batches when the

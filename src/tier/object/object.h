@@ -17,6 +17,8 @@
  * (-EHOSTDOWN). From time to time one call, the probe, is let through over a new handle of the
  * store. Puts (of flow KVBM_OFFLOAD) that come during a probe wait for it, up to their deadlines,
  * and fail with it. A full or read-only store, and missing blocks, are no failures in this sense.
+ * Nor are calls whose deadline comes before the store has been silent for 2 s, or for half of
+ * timeout_ms if that is less.
  *
  * A call that hangs in a backend beyond its batch's deadline is left behind, with its thread and
  * copies of the bytes. Another thread takes its place. At most n_threads threads are replaced. When

@@ -53,6 +53,7 @@ static int take_turn(struct kvbm_object_worker *w, uint64_t until_ns)
 {
     struct kvbm_object *o = w->object;
     uint64_t number = o->publications + 1; /* publications begun before may lack some of the puts */
+    uint64_t since_ns = kv_now_ns();
 
     while (o->publisher && !is_covered(w, number)) {
         uint64_t now_ns = kv_now_ns();
@@ -60,7 +61,7 @@ static int take_turn(struct kvbm_object_worker *w, uint64_t until_ns)
         if (w->cancelled)
             return -ECANCELED;
         if (now_ns >= until_ns) {
-            w->trouble = -ETIMEDOUT;
+            w->trouble = now_ns - since_ns < kvbm_object_patience_ns(o) ? 0 : -ETIMEDOUT;
             return -ETIMEDOUT;
         }
         if (now_ns >= o->turn_until)

@@ -6,6 +6,23 @@
 #include "base/thread.h"
 #include "tier/object/impl.h"
 
+/* End the batch of a worker in a call, if the call is late or was cancelled. Unless the store has been
+ * silent for long, the call probably returns soon: the last threads wait for it. */
+static void check_call(struct kvbm_object_worker *w, uint64_t now_ns)
+{
+    struct kvbm_object *o = w->object;
+    bool late = w->until <= now_ns;
+
+    if (late && (o->closing || !w->batch || now_ns - w->begun >= kvbm_object_patience_ns(o)))
+        kvbm_object_worker_lose(w, -ETIMEDOUT);
+    else if (!w->batch || o->closing || !(late || w->cancelled))
+        return;
+    else if (o->n_workers < 2 * o->n_threads && !w->opens)
+        kvbm_object_worker_lose(w, late ? -ETIMEDOUT : -ECANCELED); /* another takes its place */
+    else
+        kvbm_object_worker_part(w, late ? -ETIMEDOUT : -ECANCELED);
+}
+
 /* End the batches past their deadline. Returns the next deadline. */
 static uint64_t expire(struct kvbm_object *o, uint64_t now_ns)
 {
@@ -27,12 +44,7 @@ static uint64_t expire(struct kvbm_object *o, uint64_t now_ns)
     for (struct kvbm_object_worker *w = o->workers; w; w = w->next) {
         if (!w->in_call || w->lost)
             continue;
-        if (w->until <= now_ns)
-            kvbm_object_worker_lose(w, -ETIMEDOUT);
-        else if (w->batch && w->cancelled && !o->closing && o->n_workers < 2 * o->n_threads)
-            kvbm_object_worker_lose(w, -ECANCELED); /* another thread takes the worker's place */
-        else if (w->batch && w->cancelled && !o->closing)
-            kvbm_object_worker_part(w, -ECANCELED);
+        check_call(w, now_ns);
         if (!w->lost)
             next_ns = KV_MIN(next_ns, w->until);
     }

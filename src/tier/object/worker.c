@@ -9,11 +9,20 @@
 
 /* -- around a call ----------------------------------------------------------------------------- */
 
+/* A call that its caller gave up earlier shows nothing about the store. */
+#define PATIENCE_NS (2 * KV_NS_PER_S)
+
+uint64_t kvbm_object_patience_ns(const struct kvbm_object *o)
+{
+    return KV_MIN(PATIENCE_NS, o->timeout_ns / 2); /* half: batches also wait in the queue */
+}
+
 static void begin_call(struct kvbm_object_worker *w)
 {
     struct kvbm_object *o = w->object;
 
-    w->until = w->batch ? w->batch->until_ : kv_now_ns() + o->timeout_ns;
+    w->begun = kv_now_ns();
+    w->until = w->batch ? w->batch->until_ : w->begun + o->timeout_ns;
     w->in_call = true;
     w->called = true;
     if (w->until < o->watch_ns)
@@ -155,7 +164,7 @@ void kvbm_object_worker_lose(struct kvbm_object_worker *w, int rc)
         kvbm_object_settle(o, batch, rc);
         kvbm_object_ended(o, batch);
     }
-    if (rc == -ETIMEDOUT)
+    if (rc == -ETIMEDOUT && kv_now_ns() - w->begun >= kvbm_object_patience_ns(o))
         kvbm_object_tell(o, probe, rc);
     else if (probe)
         kvbm_breaker_release(&o->breaker);
@@ -172,6 +181,7 @@ void kvbm_object_worker_part(struct kvbm_object_worker *w, int rc)
     kvbm_object_end_turn(w, false);
     w->cancelled = false;
     w->parted = true;
+    w->until = KV_MAX(w->until, w->begun + kvbm_object_patience_ns(o));
     atomic_store_explicit(&w->abandoned, true, memory_order_relaxed);
     kvbm_object_settle(o, batch, rc);
     kvbm_object_ended(o, batch);
