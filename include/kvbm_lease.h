@@ -128,8 +128,9 @@ struct kvbm_lease;
 
 /**
  * Lease the blocks of keys for @time_ms (0: 10,000; the owner may grant less). Keys without a block
- * are left out, and so are those beyond the owner's share. The caller frees *@ret with
- * kvbm_lease_release. Waits until @deadline_ns. Returns 0, or
+ * are left out, and so are those beyond the owner's share: ask again for keys behind the lease. A
+ * lease of the first keys may hold no block. The caller frees *@ret with kvbm_lease_release. Waits
+ * until @deadline_ns. Returns 0, or
  *   -ENOENT  the peer has none of the keys; or, as kvbm_session_lookup, no such set
  *   -ENOSPC  as many blocks are leased as the peer lends
  *   -ESTALE  the set has changed
@@ -142,7 +143,7 @@ KV_API int kvbm_session_lease(struct kvbm_session *session, uint32_t set, uint32
 
 /**
  * Return the number of keys that a lease covers, from the first asked on: those behind have no
- * block, and of those within some may have none (kvbm_lease_block).
+ * block, or were beyond the owner's share. Of those within some may have none (kvbm_lease_block).
  */
 KV_API size_t kvbm_lease_count(const struct kvbm_lease *lease);
 

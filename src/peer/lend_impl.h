@@ -51,8 +51,8 @@ struct kvbm_loan {
     struct kvbm_borrower *borrower;
     struct kvbm_lessee_of *lessee;
     uint64_t request;
-    uint32_t n, time_ms;
-    void *hold; /* the source's */
+    uint32_t n, n_asked, time_ms; /* n: keys from the first on for which the share has room */
+    void *hold;                   /* the source's */
 };
 
 struct kvbm_lender {

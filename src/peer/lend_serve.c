@@ -211,6 +211,33 @@ static int grant(struct kvbm_loan *loan, int status, const uint32_t *blocks, str
     return 0;
 }
 
+/* Write an answer without a lease: the first @n keys have no block. */
+static void tell_none(uint32_t n, uint32_t time_ms, struct kv_buf *to)
+{
+    kvbm_told_write(to, 0, time_ms, n);
+    if (kv_buf_reserve(to, (size_t)n * 12) < 0)
+        return;
+    memset(to->data + to->len, 0, (size_t)n * 8);
+    to->len += (size_t)n * 8;
+    for (uint32_t i = 0; i < n; i++)
+        kvbm_put32(to, KVBM_NO_BLOCK);
+}
+
+/* Answer a request that became no lease. The share may have had room for the first keys only: when
+ * none of them has a block, those behind may have some, and the reader asks for them next. */
+static void refuse(const struct kvbm_loan *loan, int err)
+{
+    struct kv_buf reply = KV_BUF_INIT;
+
+    if (err == -ENOENT && loan->n < loan->n_asked) {
+        tell_none(loan->n, loan->time_ms, &reply);
+        err = reply.error;
+    }
+    (void)kvbm_session_reply(loan->borrower->session, loan->request, err, reply.data,
+                             err ? 0 : reply.len, -1);
+    kv_buf_fini(&reply);
+}
+
 /* Give a loan back that became no lease. */
 static void drop_loan(struct kvbm_loan *loan, bool held)
 {
@@ -270,7 +297,7 @@ static void held(void *to, int status, const uint32_t *blocks, void *hold)
     err = grant(loan, status, blocks, &reply, &id);
     pthread_mutex_unlock(&lender->lock);
     if (err < 0) {
-        (void)kvbm_session_reply(borrower->session, request, err, NULL, 0, -1);
+        refuse(loan, err);
         drop_loan(loan, status == 0);
     } else {
         answer(lender, borrower, request, id, &reply);
@@ -301,6 +328,7 @@ static int open_loan(struct kvbm_lender *lender, struct kvbm_borrower *borrower,
         lender->stats.refused++;
         return loan->lessee ? -ENOSPC : -ENOMEM;
     }
+    loan->n_asked = asked->n;
     loan->time_ms =
         KV_MIN(asked->time_ms ? asked->time_ms : (uint32_t)KVBM_LEASE_MS, offer->max_lease_ms);
     loan->borrower = borrower;

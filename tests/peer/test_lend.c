@@ -204,6 +204,31 @@ static void test_share(void **state)
     end();
 }
 
+/* Where the share has room for one key only, a key without a block hides none behind it. */
+static void test_share_behind_a_hole(void **state)
+{
+    const uint64_t asked[] = {999, N_LEASABLE + 1};
+    uint64_t keys[N_LEASABLE - 1];
+    struct kvbm_lease *lease, *none;
+    struct kvbm_block_at at;
+
+    (void)state;
+    begin(UNIX);
+    for (uint32_t i = 0; i < KV_COUNT(keys); i++)
+        keys[i] = i + 1;
+    lease = lease_keys(keys, KV_COUNT(keys), 0);
+    none = lease_keys(asked, 2, 0);
+    assert_int_equal(kvbm_lease_count(none), 1);
+    assert_int_equal(kvbm_lease_block(none, 0, &at), -ENOENT);
+    assert_int_equal(read_all(none, 1, NULL), 0);
+    kvbm_lease_release(lease_keys(asked + 1, 1, 0)); /* the empty lease takes no room */
+    kvbm_lease_release(none);
+    none = NULL;
+    assert_int_equal(kvbm_session_lease(t.session, 1, 0, asked, 1, 0, soon(), &none), -ENOENT);
+    kvbm_lease_release(lease);
+    end();
+}
+
 static void test_arguments(void **state)
 {
     const uint64_t key = 1, none = 12345;
@@ -775,6 +800,7 @@ int main(void)
         cmocka_unit_test(test_lookup_lease_read),
         cmocka_unit_test(test_parts_of_a_lease),
         cmocka_unit_test(test_share),
+        cmocka_unit_test(test_share_behind_a_hole),
         cmocka_unit_test(test_arguments),
         cmocka_unit_test(test_time_is_over),
         cmocka_unit_test(test_reader_believes_longer_than_the_owner),

@@ -392,6 +392,48 @@ static void test_peer(void **state)
     assert_int_equal(kvbm_agent_destroy(owner), 0);
 }
 
+/* A volume has the last 10 of 30 blocks, and lends 16 at a time: a reader of all 30 gets the 10. */
+static void test_peer_lends_less(void **state)
+{
+    const struct kvbm_chain tail = {.size = sizeof(tail), .keys = keys + 20, .scattered = true},
+                            all = {.size = sizeof(all), .keys = keys, .scattered = true};
+    struct kvbm_volume_io io = {.size = sizeof(io),
+                                .chain = &tail,
+                                .n = 10,
+                                .layout = from,
+                                .blocks = blocks + 20,
+                                .deadline_ns = kv_now_ns() + 60 * KV_NS_PER_S};
+    struct kvbm_volume_opts opts = in_files("near");
+    struct kvbm_agent *owner, *reader;
+    struct kvbm_volume *near, *far;
+    struct kvbm_session *session;
+    char at[96];
+
+    (void)state;
+    snprintf(at, sizeof(at), "unix:%s/s", folder);
+    owner = agent_of("storage-1", at, "volume test");
+    reader = agent_of("decode-1", NULL, "volume test");
+    opts.agent = owner;
+    opts.lend = true;
+    near = open_volume(&opts);
+    assert_int_equal(kvbm_volume_put(near, &io), 10);
+    assert_int_equal(kvbm_session_open(reader, at, NULL, &session), 0);
+    far = open_of_peer(reader, "storage-1");
+    wait_up(far);
+    io.chain = &all;
+    io.n = 30;
+    io.layout = to;
+    io.blocks = blocks;
+    assert_int_equal(kvbm_volume_get(far, &io), 10);
+    for (uint32_t i = 20; i < 30; i++)
+        assert_int_equal(visit(to, blocks[i], keys[i], false), 0);
+    assert_int_equal(kvbm_volume_unregister(far, 0), 0);
+    assert_int_equal(kvbm_session_close(session), 0);
+    assert_int_equal(kvbm_volume_unregister(near, 10000), 0);
+    assert_int_equal(kvbm_agent_destroy(reader), 0);
+    assert_int_equal(kvbm_agent_destroy(owner), 0);
+}
+
 /* An owner process that lends a volume, until it is killed. */
 static void own(int ready)
 {
@@ -530,10 +572,9 @@ int main(void)
 {
 #define CASE(test) cmocka_unit_test_setup_teardown(test, make_folder, remove_folder)
     const struct CMUnitTest tests[] = {
-        CASE(test_files),       CASE(test_store),
-        CASE(test_full),        CASE(test_damaged),
-        CASE(test_health),      CASE(test_peer),
-        CASE(test_peer_killed), CASE(test_peer_of_another_form),
+        CASE(test_files),       CASE(test_store),           CASE(test_full),
+        CASE(test_damaged),     CASE(test_health),          CASE(test_peer),
+        CASE(test_peer_killed), CASE(test_peer_lends_less), CASE(test_peer_of_another_form),
         CASE(test_misuse),
     };
 
