@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Sequence,
 from . import _abi
 from ._chains import Chain, Keys, _chain
 from ._native import Handle, Memory, as_word, call, certain, error, give_back, lend, load, numbers, text, untyped
-from ._options import EVICTION, set_manager_options
+from ._options import EVICTION, set_manager_options, size_of
 from ._pins import Pin, unpin_all
 from ._results import Done, Removed, Shape, as_done, deadline
 from .index import DEVICE, DISK, EXTERNAL, HOST
@@ -205,8 +205,9 @@ class _Registry(Handle):
 class Manager(Handle):
     """The tiers of one node: host memory, disk, and an object store (any kv_store URI).
 
-    Options are those of kvbm_manager_opts (kvbm_manager.h) by name; @io is "auto", "uring" or "threads". Any number of threads.
-    Create it after fork().
+    Options are those of kvbm_manager_opts (kvbm_manager.h) by name. Constants may be words of the configuration file, such as
+    io="threads" or host_policy="frequency"; with a threshold, host_policy={"policy": "frequency", "threshold": 3}. Any number of
+    threads. Create it after fork().
 
     @host_memory: writable memory for the host tier, such as an mmap of a memfd or of a file in /dev/shm. Other processes that map
     it read and write its blocks themselves: block i begins at i * host_stride. @host_bytes: its length, unless said. Memory that
@@ -221,7 +222,8 @@ class Manager(Handle):
         host = None if host_memory is None else Memory(host_memory, True)
         if host is not None:
             opts.host_memory = host.address
-            if options.setdefault("host_bytes", host.nbytes) > host.nbytes:
+            options["host_bytes"] = size_of(options.get("host_bytes", host.nbytes))
+            if options["host_bytes"] > host.nbytes:
                 raise ValueError(f"{host.nbytes} bytes of host_memory, {options['host_bytes']} of host_bytes")
         set_manager_options(opts, options)
         address = ctypes.c_void_p()

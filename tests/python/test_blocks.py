@@ -180,6 +180,28 @@ def test_host_memory_shared_with_another_process():
     os.close(fd)
 
 
+def test_options_as_in_a_file():
+    with mmap.mmap(-1, 1 << 20) as memory:
+        with Manager(SHAPE, host_memory=memory, host_bytes="512KiB") as manager:
+            raises(BufferError, memory.close)
+        raises(ValueError, Manager, SHAPE, host_memory=memory, host_bytes="2MiB")
+    for options in ({"gpu_copy": "engines"}, {"gpu_copy": "single"}, {"host_policy": "frequency"}, {"object_policy": {"min_priority": 3}},
+                    {"disk_policy": {"policy": "never"}}, {"host_policy": {"policy": _abi.KVBM_POLICY_FREQUENCY, "threshold": 3}}):
+        with Manager(SHAPE, host_bytes="1MiB", **options):
+            pass
+    for options in ({"gpu_copy": "cards"}, {"host_policy": "often"}, {"host_policy": {"policy": "often"}}):
+        raises(ValueError, Manager, SHAPE, host_bytes="1MiB", **options)
+    keys = keys_of(range(4))
+    for policy, place in (("never", MISS), ("presence", ON_DISK)):
+        with folder() as path:
+            options = {"host_bytes": "1MiB", "disk": path, "disk_bytes": "8MiB", "fingerprint": "test", "disk_policy": policy}
+            with Manager(SHAPE, **options) as manager, manager.attach(bytearray(SHAPE.nbytes)) as cache:
+                equal(cache.store(keys, [0]), 1, "stored")
+                manager.drain(60)
+            with Manager(SHAPE, **options) as manager:
+                equal(list(manager.lookup(keys)), [place], policy)
+
+
 def test_jobs():
     keys, ids = keys_of(range(64)), list(range(16))
     memory = bytearray(16 * SHAPE.nbytes)
