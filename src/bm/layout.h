@@ -37,4 +37,11 @@ int kvbm_layout_config_read(const struct kvbm_layout_config *config,
 
 uint32_t kvbm_dtype_bytes(kvx_dtype_t dtype); /* 0: not an element type */
 
+/** True for the element types that can be converted into each other. */
+static inline bool kvbm_dtype_is_float(kvx_dtype_t dtype)
+{
+    return dtype == KVX_DTYPE_F8_E4M3 || dtype == KVX_DTYPE_F8_E5M2 || dtype == KVX_DTYPE_F16 ||
+           dtype == KVX_DTYPE_BF16 || dtype == KVX_DTYPE_F32;
+}
+
 #endif

@@ -72,12 +72,6 @@ static int find_heads(const struct kvbm_plan_rank *rank, size_t index, uint64_t 
     return 0;
 }
 
-static bool floating(kvx_dtype_t dtype)
-{
-    return dtype == KVX_DTYPE_F8_E4M3 || dtype == KVX_DTYPE_F8_E5M2 || dtype == KVX_DTYPE_F16 ||
-           dtype == KVX_DTYPE_BF16 || dtype == KVX_DTYPE_F32;
-}
-
 /* True when bytes of @a are bytes of @b. An unknown dtype counts as the other layout's. */
 static bool same_elements(const struct kvbm_layout_config *a, const struct kvbm_layout_config *b)
 {
@@ -95,7 +89,7 @@ static int compare(const struct plan_side *l, const struct plan_side *r, size_t 
         return refuse(-EMEDIUMTYPE, "blocks of other layers, outers or pages", index);
     if (l->total != r->total)
         return refuse(-EMEDIUMTYPE, "models of other numbers of heads", index);
-    if (!same_elements(a, b) && (!floating(a->dtype) || !floating(b->dtype)))
+    if (!same_elements(a, b) && (!kvbm_dtype_is_float(a->dtype) || !kvbm_dtype_is_float(b->dtype)))
         return refuse(-ENOTSUP, "elements that aren't converted, or of unknown dtype", index);
     return 0;
 }

@@ -511,18 +511,24 @@ static void test_ready_fd_closed_while_stalled(void **state)
 
 /* ---- caches of some of the heads ---- */
 
-static struct kvbm_layout *half_layout(const struct world *w)
+static struct kvbm_layout *layout_of(const struct kvbm_layout_config *config)
 {
     const struct kvbm_storage_opts storage = {
         .size = sizeof(storage), .kind = KVBM_STORAGE_SYSTEM, .bytes = 1};
     const struct kvbm_allocator allocator = kvbm_allocator_of(&storage);
-    struct kvbm_layout_config config = w->block;
     struct kvbm_layout *layout;
+
+    assert_int_equal(kvbm_layout_allocate(config, &allocator, &layout), 0);
+    return layout;
+}
+
+static struct kvbm_layout *half_layout(const struct world *w)
+{
+    struct kvbm_layout_config config = w->block;
 
     config.num_heads = HEADS / 2;
     config.inner_dim = HEADS / 2 * HEAD_DIM;
-    assert_int_equal(kvbm_layout_allocate(&config, &allocator, &layout), 0);
-    return layout;
+    return layout_of(&config);
 }
 
 /* Fill a cache of some heads with the part, from head @first on, of the block with the key. */
@@ -539,6 +545,39 @@ static void fill_half(const struct kvbm_layout *layout, uint32_t first, uint64_t
                     at[t * half + i] = world_element(key, layer, outer,
                                                      t * HEADS * HEAD_DIM + first * HEAD_DIM + i);
         }
+    }
+}
+
+/* A cache is refused whose elements no store could convert into the host tier's. */
+static void test_elements_that_arent_converted(void **state)
+{
+    static const struct {
+        kvx_dtype_t host, cache;
+        int want;
+    } cases[] = {{KVX_DTYPE_U8, KVX_DTYPE_F8_E4M3, -EINVAL},
+                 {KVX_DTYPE_F8_E4M3, KVX_DTYPE_U8, -EINVAL},
+                 {KVX_DTYPE_U8, KVX_DTYPE_U8, 0},
+                 {KVX_DTYPE_U8, KVX_DTYPE_INVALID, 0},
+                 {KVX_DTYPE_F8_E5M2, KVX_DTYPE_F8_E4M3, 0}};
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(cases); i++) {
+        struct kvbm_cache_opts opts = {.size = sizeof(opts)};
+        struct kvbm_cache *cache;
+        struct kvbm_layout *layout;
+        struct world w;
+
+        world_init(&w, 4);
+        w.block.dtype = cases[i].host;
+        w.block.dtype_width_bytes = 1;
+        world_start(&w);
+        w.block.dtype = cases[i].cache;
+        opts.layout = layout = layout_of(&w.block);
+        assert_int_equal(kvbm_cache_attach(w.m, &opts, &cache), cases[i].want);
+        if (cases[i].want == 0)
+            assert_int_equal(kvbm_cache_detach(cache), 0);
+        kvbm_layout_destroy(layout);
+        world_fini(&w);
     }
 }
 
@@ -665,6 +704,7 @@ int main(void)
         cmocka_unit_test(test_onboard_beside_poll),
         cmocka_unit_test(test_large_job),
         cmocka_unit_test(test_ready_fd_closed_while_stalled),
+        cmocka_unit_test(test_elements_that_arent_converted),
         cmocka_unit_test(test_some_heads),
         cmocka_unit_test(test_onboard_says_why),
         cmocka_unit_test(test_disk_is_anothers),

@@ -27,6 +27,8 @@ static const char *what_differs(const struct kvbm_layout_config *host,
         return "to be converted, both must say num_heads";
     if (!same && (!host->dtype || !cache->dtype))
         return "elements of different widths: both must say dtype";
+    if (!same && (!kvbm_dtype_is_float(host->dtype) || !kvbm_dtype_is_float(cache->dtype)))
+        return "integers aren't converted";
     if (cache->inner_dim / cache->num_heads != host->inner_dim / host->num_heads)
         return "head_dim differs";
     if (n_heads > cache->num_heads ||

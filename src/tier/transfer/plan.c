@@ -27,12 +27,6 @@ static int refuse(int err, const char *reason)
 
 /* ---- do both layouts hold the same blocks? ---- */
 
-static bool floating(kvx_dtype_t dtype)
-{
-    return dtype == KVX_DTYPE_F8_E4M3 || dtype == KVX_DTYPE_F8_E5M2 || dtype == KVX_DTYPE_F16 ||
-           dtype == KVX_DTYPE_BF16 || dtype == KVX_DTYPE_F32;
-}
-
 /* Set p->bits when elements are copied unchanged. An unknown dtype counts as the other layout's. */
 static int check_elements(const struct kvbm_layout_config *s, const struct kvbm_layout_config *d,
                           struct tier_plan *p)
@@ -43,7 +37,7 @@ static int check_elements(const struct kvbm_layout_config *s, const struct kvbm_
         return 0;
     if (!s->dtype || !d->dtype)
         return refuse(-EINVAL, "elements of different widths, and a dtype isn't known");
-    if (!floating(s->dtype) || !floating(d->dtype))
+    if (!kvbm_dtype_is_float(s->dtype) || !kvbm_dtype_is_float(d->dtype))
         return refuse(-ENOTSUP, "integers aren't converted");
     return 0;
 }
