@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "indexer/follow.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
@@ -19,6 +20,7 @@
 #define READ_BUFFER (64u << 10)
 #define MAX_ENTRIES KI_MAX_REMOVED /* most registrations, and most removals, of a peer */
 #define MAX_TEXT 2048              /* bytes of a name or an endpoint */
+#define AGAIN_MS 30000             /* see ki_follow_opts */
 
 /* -- the document ------------------------------------------------------------------------------ */
 
@@ -160,23 +162,45 @@ int ki_peer_document_read(struct ki_peer_document *d, struct kv_json *json)
     return kv_json_finish(json);
 }
 
-static void merge(struct ki_registry *registry, const struct ki_peer_document *d)
+/* Merge one registration. Returns true when it is refused for a reason that may pass. */
+static bool merge_registration(struct ki_registry *registry, const struct ki_registration *r)
 {
     static struct kv_log_rate rate;
     struct kv_error error;
     char text[400];
+    int rc = ki_registry_merge(registry, r, &error);
+
+    if (rc < 0 && kv_log_allowed(&rate, 3))
+        kv_log_warn("peers", "a peer's worker is not followed here",
+                    "worker=%" PRIu64 " rank=%" PRIu32 " error=%s", r->instance, r->rank,
+                    kv_log_quote(text, sizeof(text), error.text));
+    return rc < 0 && rc != -EINVAL && rc != -EACCES; /* no other entry, nor time, mends those */
+}
+
+/*
+ * Registrations of other models leave before any is made: an instance is of one model, and a model
+ * of one block size. A registration is newer than the removal of the one before it, so removals
+ * come in between: the same worker keeps its blocks. Returns true when a refusal may pass.
+ */
+static bool merge(struct ki_registry *registry, const struct ki_peer_document *d)
+{
+    bool refused = false;
 
     for (size_t i = 0; i < d->n; i++) {
-        struct ki_registration *r = &d->entries[i].registration;
+        d->entries[i].registration.by_peer = true;
+        if (!d->entries[i].removed)
+            ki_registry_merge_known(registry, &d->entries[i].registration);
+    }
+    for (size_t i = 0; i < d->n; i++) {
+        const struct ki_registration *r = &d->entries[i].registration;
 
-        r->by_peer = true;
         if (d->entries[i].removed)
             ki_registry_merge_removed(registry, r->instance, r->rank, r->version);
-        else if (ki_registry_merge(registry, r, &error) < 0 && kv_log_allowed(&rate, 3))
-            kv_log_warn("peers", "a peer's worker is not followed here",
-                        "worker=%" PRIu64 " rank=%" PRIu32 " error=%s", r->instance, r->rank,
-                        kv_log_quote(text, sizeof(text), error.text));
     }
+    for (size_t i = 0; i < d->n; i++)
+        if (!d->entries[i].removed)
+            refused |= merge_registration(registry, &d->entries[i].registration);
+    return refused;
 }
 
 int ki_follow_read(struct ki_registry *registry, struct kv_json *json, uint64_t *ret_id,
@@ -185,11 +209,11 @@ int ki_follow_read(struct ki_registry *registry, struct kv_json *json, uint64_t 
     struct ki_peer_document d = {0};
     int rc = ki_peer_document_read(&d, json);
 
-    if (rc == 0 && d.id != ki_registry_id(registry))
-        merge(registry, &d);
     if (rc == 0) {
         *ret_id = d.id;
         *ret_revision = d.revision;
+        if (d.id != ki_registry_id(registry) && merge(registry, &d))
+            rc = 1;
     }
     ki_peer_document_fini(&d);
     return rc;
@@ -237,6 +261,7 @@ int ki_follow_ask(struct ki_registry *registry, const char *peer, const char *to
 struct known_peer {
     char *url;
     uint64_t id, revision;
+    uint64_t again_ns; /* time at which its whole list is read again; 0: when it changes */
     bool failing;
 };
 
@@ -296,14 +321,18 @@ static void ask(struct ki_follow *f, const char *url, const char *token)
 
     if (!peer)
         return;
+    if (peer->again_ns && kv_now_ns() >= peer->again_ns)
+        peer->id = peer->revision = peer->again_ns = 0;
     rc = ki_follow_ask(f->opts.registry, url, token, f->opts.ca_file, &f->stop, &peer->id,
                        &peer->revision, &error);
     if (rc < 0 && !peer->failing && !f->stop)
         kv_log_warn("peers", "a peer doesn't list its registrations; asking again",
                     "peer=%s error=%s", url, kv_log_quote(text, sizeof(text), error.text));
-    else if (rc == 0 && peer->failing)
+    else if (rc >= 0 && peer->failing)
         kv_log_info("peers", "a peer lists its registrations again", "peer=%s", url);
     peer->failing = rc < 0;
+    if (rc > 0)
+        peer->again_ns = kv_now_ns() + f->opts.again_ms * KV_NS_PER_MS;
 }
 
 static void ask_all(struct ki_follow *f)
@@ -356,6 +385,8 @@ int ki_follow_create(const struct ki_follow_opts *opts, struct ki_follow **ret)
     if (!f)
         return -ENOMEM;
     f->opts = *opts;
+    if (!f->opts.again_ms)
+        f->opts.again_ms = AGAIN_MS;
     rc = kv_wake_open(&f->wake);
     if (rc == 0)
         rc = kv_thread_start(&f->thread, "ki-peers", run, f);

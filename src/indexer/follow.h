@@ -37,15 +37,16 @@ void ki_peer_document_fini(struct ki_peer_document *d);
 
 /**
  * Merge a peer's GET /registrations, before which @json stands: all of it or, when it is invalid,
- * nothing. Returns 0 or the reader's error.
+ * nothing. Returns 0, the reader's error, or 1 when a registration was refused for a reason that may
+ * pass (another worker in its way, no room, a clock): the same list may be admitted later.
  */
 int ki_follow_read(struct ki_registry *registry, struct kv_json *json, uint64_t *ret_id,
                    uint64_t *ret_revision);
 
 /**
  * Ask @peer once. @token and @ca_file may be NULL, see recovery.h. @id and @revision are from its
- * last answer (0: none yet), and are updated. Returns 0, or a negative errno with the reason in
- * @error.
+ * last answer (0: none yet), and are updated. Returns 0 or 1 as ki_follow_read does, or a negative
+ * errno with the reason in @error.
  */
 int ki_follow_ask(struct ki_registry *registry, const char *peer, const char *token,
                   const char *ca_file, const _Atomic int *stop, uint64_t *id, uint64_t *revision,
@@ -59,6 +60,8 @@ struct ki_follow_opts {
     struct ki_auth *auth;
     const char *ca_file;  /* see recovery.h; outlives the thread */
     uint64_t interval_ms; /* between two questions to a peer */
+    /* Time after which an unchanged list is merged again that was refused in part; 0: 30 s. */
+    uint64_t again_ms;
     /* Blocks that no stream keeps up to date are forgotten after this time. */
     uint64_t age_ms;
 };

@@ -194,8 +194,16 @@ uint64_t ki_registry_revision(struct ki_registry *registry);
 long ki_registry_removed(struct ki_registry *registry, struct ki_removed **ret);
 
 /**
+ * Merge what a peer's registration changes in ours of the same rank, if that is older: the same one
+ * gets its version, one of another model, tenant or block size is unregistered. Done for a whole
+ * list before ki_registry_merge, which refuses an instance or a model while others hold the old.
+ */
+void ki_registry_merge_known(struct ki_registry *registry,
+                             const struct ki_registration *registration);
+/**
  * Merge a peer's registration of version @registration->version. No-op when a newer version is
- * known. Returns 0 or an error of ki_registry_register.
+ * known. Returns 0, an error of ki_registry_register, or -EAGAIN when its version is more than a
+ * day ahead of our clock.
  */
 int ki_registry_merge(struct ki_registry *registry, const struct ki_registration *registration,
                       struct kv_error *error);

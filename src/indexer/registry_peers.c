@@ -64,15 +64,20 @@ long ki_registry_removed(struct ki_registry *registry, struct ki_removed **ret)
 
 /* -- what a peer tells ------------------------------------------------------------------------- */
 
+static bool is_of_its_model(const struct ki_listener *l, const struct ki_registration *reg)
+{
+    return l->model->block_size == reg->block_size &&
+           ki_model_compare(l->model, reg->model, reg->tenant) == 0;
+}
+
 static bool is_same(const struct ki_listener *l, const struct ki_registration *reg)
 {
     const char *replay = reg->replay_endpoint ? reg->replay_endpoint : "";
 
     return strcmp(l->endpoint, reg->endpoint) == 0 &&
            strcmp(l->replay_endpoint ? l->replay_endpoint : "", replay) == 0 &&
-           l->model->block_size == reg->block_size && l->told_blocks == reg->num_blocks &&
-           ki_habits_equal(&l->applier.habits, &reg->habits) &&
-           ki_model_compare(l->model, reg->model, reg->tenant) == 0;
+           l->told_blocks == reg->num_blocks && ki_habits_equal(&l->applier.habits, &reg->habits) &&
+           is_of_its_model(l, reg);
 }
 
 static void set_version(struct ki_listener *l, uint64_t version, bool by_peer)
@@ -94,26 +99,71 @@ bool ki_registry_is_peers(struct ki_registry *r, const struct ki_registration *r
     return true;
 }
 
+static int check_news(const struct ki_registry *r, const struct ki_registration *reg,
+                      struct kv_error *error)
+{
+    int rc = ki_registry_check(r, reg, error);
+
+    if (rc == 0 && reg->version > now_us() + FUTURE_US)
+        rc = kv_fail(error, -EAGAIN, 0, "its version is more than a day ahead of our clock");
+    return rc;
+}
+
+/* Return true when @reg is newer than what is known of its rank, which @l follows (or NULL). */
+static bool is_news(struct ki_registry *r, const struct ki_listener *l,
+                    const struct ki_registration *reg)
+{
+    const struct ki_removed *removed = ki_removals_find(&r->removals, reg->instance, reg->rank);
+
+    if ((removed && removed->version >= reg->version) || (l && l->version >= reg->version))
+        return false;
+    r->last_version = KV_MAX(r->last_version, reg->version);
+    return true;
+}
+
+/* Give the same registration its version, or unregister one that @reg replaces. */
+static void merge_known_locked(struct ki_registry *r, struct ki_listener *l,
+                               const struct ki_registration *reg)
+{
+    struct kv_error error;
+
+    if (is_same(l, reg)) {
+        set_version(l, reg->version, l->by_peer);
+        ki_registry_changed(r);
+    } else {
+        (void)ki_registry_unregister_locked(r, l->instance, l->model->name, l->model->tenant,
+                                            &reg->rank, &error);
+    }
+}
+
+void ki_registry_merge_known(struct ki_registry *registry,
+                             const struct ki_registration *registration)
+{
+    struct ki_listener *l;
+    struct kv_error error;
+
+    if (check_news(registry, registration, &error) < 0)
+        return;
+    ki_registry_lock_for(registry, registration->instance);
+    l = ki_listener_find(registry, registration->instance, registration->rank);
+    /* One with other endpoints stays until ki_registry_merge replaces it: it may take a while. */
+    if (l && (is_same(l, registration) || !is_of_its_model(l, registration)) &&
+        is_news(registry, l, registration))
+        merge_known_locked(registry, l, registration);
+    pthread_mutex_unlock(&registry->admin);
+}
+
 static int merge_locked(struct ki_registry *r, const struct ki_registration *reg,
                         struct kv_error *error)
 {
     struct ki_listener *l = ki_listener_find(r, reg->instance, reg->rank);
-    const struct ki_removed *removed = ki_removals_find(&r->removals, reg->instance, reg->rank);
-    int rc;
 
-    if ((removed && removed->version >= reg->version) || (l && l->version >= reg->version))
+    if (!is_news(r, l, reg))
         return 0;
-    r->last_version = KV_MAX(r->last_version, reg->version);
-    if (l && is_same(l, reg)) {
-        set_version(l, reg->version, l->by_peer);
-        ki_registry_changed(r);
-        return 0;
-    }
     if (l) {
-        rc = ki_registry_unregister_locked(r, l->instance, l->model->name, l->model->tenant,
-                                           &reg->rank, error);
-        if (rc < 0)
-            return rc;
+        merge_known_locked(r, l, reg);
+        if (ki_listener_find(r, reg->instance, reg->rank))
+            return 0;
     }
     return ki_registry_register_locked(r, reg, error);
 }
@@ -121,12 +171,10 @@ static int merge_locked(struct ki_registry *r, const struct ki_registration *reg
 int ki_registry_merge(struct ki_registry *registry, const struct ki_registration *registration,
                       struct kv_error *error)
 {
-    int rc = ki_registry_check(registry, registration, error);
+    int rc = check_news(registry, registration, error);
 
     if (rc < 0)
         return rc;
-    if (registration->version > now_us() + FUTURE_US)
-        return kv_fail(error, -EINVAL, 0, "its version is more than a day ahead of our clock");
     ki_registry_lock_for(registry, registration->instance);
     rc = merge_locked(registry, registration, error);
     pthread_mutex_unlock(&registry->admin);
