@@ -143,6 +143,8 @@ static int adopt_locked(struct ki_registry *r, const char *name, const char *ten
         free(a.marks);
         return kv_fail(error, rc, 0, "%s", strerror(-rc));
     }
+    if (a.known)
+        ki_model_note_forms(a.model, ki_model_forms(a.known));
     for (size_t i = 0; i < r->n_listeners; i++)
         if (a.known && r->listeners[i]->model == a.known)
             move_listener(r->listeners[i], &a);

@@ -18,6 +18,8 @@
 #include "base/thread.h"
 #include "event/frames.h"
 #include "indexer/listener.h"
+#include "indexer/lookup.h"
+#include "indexer/model.h"
 #include "indexer/registry.h"
 #include "indexer/socket.h"
 
@@ -688,6 +690,31 @@ static void held_until_go_with_a_peers_state(void **state)
     end(r, &e);
 }
 
+/* Forms that a registration named (--hash-lookahead) hold for the blocks of a peer's dump, too. */
+static void a_dump_keeps_the_registered_forms(void **state)
+{
+    struct ki_registry *r = open_registry(true);
+    const struct ki_registration reg = {.instance = 1,
+                                        .block_size = BLOCK_SIZE,
+                                        .endpoint = "ipc:///nobody/listens",
+                                        .model = MODEL,
+                                        .tenant = TENANT};
+    struct kvi_index *index;
+    struct ki_model *model;
+    struct kv_error error;
+
+    (void)state;
+    assert_int_equal(ki_registry_register(r, &reg, &error), 0);
+    ki_registry_note_forms(r, MODEL, TENANT, KI_FORM(1, false));
+    assert_int_equal(kvi_create(NULL, &index), 0);
+    assert_int_equal(ki_registry_adopt(r, MODEL, TENANT, BLOCK_SIZE, index, NULL, 0, &error), 0);
+    model = ki_registry_model(r, MODEL, TENANT);
+    assert_ptr_equal(model->index, index);
+    assert_int_equal(ki_model_forms(model), KI_FORM(1, false));
+    ki_model_release(model);
+    ki_registry_destroy(r);
+}
+
 /* Registrations come and go while events flow and others look on: for the thread sanitizer. */
 struct churn {
     struct ki_registry *r;
@@ -833,6 +860,7 @@ int main(void)
         cmocka_unit_test(pausing_loses_and_replay_brings_back),
         cmocka_unit_test(noise_is_counted_and_passed_over),
         cmocka_unit_test(held_until_go_with_a_peers_state),
+        cmocka_unit_test(a_dump_keeps_the_registered_forms),
         cmocka_unit_test(too_many_events_make_the_view_partial),
         cmocka_unit_test(a_full_queue_waits_in_peace),
         cmocka_unit_test(a_replay_piles_up_little),
