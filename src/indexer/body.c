@@ -6,6 +6,7 @@
 #include <strings.h>
 
 #include "base/msgpack.h"
+#include "base/utf8.h"
 #include "indexer/body_mm.h"
 #include "indexer/body_msgpack.h"
 
@@ -114,7 +115,8 @@ static const char *set_string(struct reading *r, const struct field *field, stru
     *ret = strings->data + strings->len;
     kv_buf_append(strings, value.p, value.len);
     kv_buf_putc(strings, '\0');
-    return NULL;
+    /* Answers and metrics are UTF-8: they would show other names as one. JSON's are by its reader. */
+    return kv_utf8_valid(*ret) ? NULL : "not UTF-8";
 }
 
 /*

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "base/endpoint_rule.h"
+#include "base/utf8.h"
 #include "indexer/peers.h"
 #include "indexer/registry.h"
 
@@ -210,6 +211,9 @@ static int check(const struct ki_options *o, struct kv_error *error)
         return kv_fail(error, -EINVAL, 0, "--trace-id-header must not be empty");
     if (!*o->model_name || !*o->tenant_id)
         return kv_fail(error, -EINVAL, 0, "--model-name and --tenant-id must not be empty");
+    if (!kv_utf8_valid(o->model_name) || !kv_utf8_valid(o->tenant_id) ||
+        (o->workers && !kv_utf8_valid(o->workers)))
+        return kv_fail(error, -EINVAL, 0, "--model-name, --tenant-id and --workers must be UTF-8");
     return 0;
 }
 

@@ -323,6 +323,9 @@ static void bad_msgpack(void **state)
         BAD("\x81\xaamodel_name\xa3"
             "a\0b",
             -EINVAL, "field 'model_name'"),
+        BAD("\x81\xaamodel_name\xa3m\xff\xfe", -EINVAL, "field 'model_name': not UTF-8"),
+        BAD("\x81\xaamodel_name\xa2m\xc3", -EINVAL, "field 'model_name': not UTF-8"),
+        BAD("\x81\xa9tenant_id\xa3\xed\xa0\x80", -EINVAL, "field 'tenant_id': not UTF-8"),
         BAD("\x81\xa1x\xc1", -EBADMSG, "malformed"),
     };
 

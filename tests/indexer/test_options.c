@@ -71,6 +71,11 @@ static void combinations_that_make_no_sense(void **state)
     assert_int_equal(PARSE("--threads", "0"), -EINVAL);
     assert_int_equal(PARSE("--log-format", "xml"), -EINVAL);
     assert_int_equal(PARSE("--model-name", ""), -EINVAL);
+    assert_int_equal(PARSE("--model-name", "m\xff"), -EINVAL);
+    assert_int_equal(PARSE("--tenant-id", "\xc3"), -EINVAL);
+    assert_int_equal(PARSE("--routing-group", "\xc3"), -EINVAL);
+    assert_int_equal(PARSE("--workers", "1=ipc:///run/\xff", "--block-size", "4"), -EINVAL);
+    assert_int_equal(PARSE("--model-name", "m\xc3\xa9"), 0);
     assert_int_equal(PARSE("extra"), -EINVAL);
 }
 
