@@ -14,17 +14,41 @@
  */
 #define TURN 512
 #define TURN_BYTES (1u << 20)
+#define MAX_KEYS 4u /* keys of a map batch among which its timestamp is looked for */
 
 /* -- what a message is ------------------------------------------------------------------------- */
 
-/* Read the publisher's clock: the first element of an array batch. */
+/*
+ * Go to the timestamp of a batch: the first element of an array, or "ts" among the first keys of a
+ * map. Behind a map's events it isn't found: to pass over them takes as long as to decode them.
+ */
+static bool find_timestamp(struct kv_msgpack *m)
+{
+    enum kv_msgpack_type type = kv_msgpack_peek(m);
+    uint32_t n;
+
+    if (type == KV_MSGPACK_ARRAY)
+        return kv_msgpack_array(m) > 0;
+    n = type == KV_MSGPACK_MAP ? kv_msgpack_map(m) : 0;
+    for (n = KV_MIN(n, MAX_KEYS); n && kv_msgpack_peek(m) == KV_MSGPACK_STR; n--) {
+        if (kv_str_eq(kv_msgpack_str(m), "ts"))
+            return true;
+        type = kv_msgpack_peek(m);
+        if (type == KV_MSGPACK_ARRAY || type == KV_MSGPACK_MAP)
+            return false;
+        kv_msgpack_skip(m);
+    }
+    return false;
+}
+
+/* Read the publisher's clock. */
 static double peek_timestamp(const void *payload, size_t len)
 {
     enum kv_msgpack_type type;
     struct kv_msgpack m;
 
     kv_msgpack_init(&m, payload, len);
-    if (kv_msgpack_peek(&m) != KV_MSGPACK_ARRAY || kv_msgpack_array(&m) == 0)
+    if (!find_timestamp(&m))
         return 0;
     type = kv_msgpack_peek(&m);
     return type == KV_MSGPACK_FLOAT || type == KV_MSGPACK_UINT ? kv_msgpack_double(&m) : 0;

@@ -442,6 +442,37 @@ static void initial_gap(void **state)
     end(r, &e);
 }
 
+/* Publish {"data_parallel_rank": nil, "ts": milliseconds, "events": [...]}. */
+static void publish_map(struct engine *e, uint64_t prompt, uint64_t n)
+{
+    struct kv_buf batch = KV_BUF_INIT;
+
+    kv_msgpack_put_map(&batch, 3);
+    kv_msgpack_put_str(&batch, "data_parallel_rank");
+    kv_msgpack_put_nil(&batch);
+    kv_msgpack_put_str(&batch, "ts");
+    kv_msgpack_put_u64(&batch, UINT64_C(1700000000000) + e->time++);
+    kv_msgpack_put_str(&batch, "events");
+    kv_msgpack_put_array(&batch, 1);
+    put_stored(&batch, prompt, 0, n);
+    publish_batch(e, &batch, SENT);
+}
+
+/* A map's timestamp counts like an array's: numbers from 1 and milliseconds lack no batch 0. */
+static void timestamps_of_maps(void **state)
+{
+    struct ki_registry *r = open_registry(false);
+    struct engine e;
+
+    (void)state;
+    follow(r, &e, true, false);
+    e.seq = 1;
+    publish_map(&e, 7, 2);
+    wait_for(reach(r, 7, 2, 1, 0) == 2);
+    assert_false(info_of(r, 1, 0).partial);
+    end(r, &e);
+}
+
 /* The same engine, its numbering and its cache new. */
 static void a_restart_forgets(void **state)
 {
@@ -854,6 +885,7 @@ int main(void)
         cmocka_unit_test(gaps_are_replayed_in_both_framings),
         cmocka_unit_test(a_dead_replay_service_does_not_stop_the_stream),
         cmocka_unit_test(initial_gap),
+        cmocka_unit_test(timestamps_of_maps),
         cmocka_unit_test(a_restart_forgets),
         cmocka_unit_test(unregistering_forgets_and_remembers_the_position),
         cmocka_unit_test(refusals),
