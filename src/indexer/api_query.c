@@ -212,8 +212,7 @@ static void query_tokens(struct ki_service *service, const struct ki_model *mode
         .block_size = model->block_size,
         .forms = ki_model_forms(model),
     };
-    struct ki_explain_ask ask = {
-        .tokens = prompt.tokens, .n_tokens = prompt.n, .body = &scratch->body};
+    struct ki_explain_ask ask = {.prompt = &prompt, .body = &scratch->body};
     const char *problem = objects->len ? ki_mm_sort(objects, prompt.n, prompt.block_size) : NULL;
     int rc;
 
@@ -233,7 +232,6 @@ static void query_tokens(struct ki_service *service, const struct ki_model *mode
     }
     ask.hashes = (const uint64_t *)(const void *)lookup->hashes.data;
     ask.n = lookup->n_blocks;
-    ask.lookahead = lookup->lookahead;
     answer(service, model, scratch, &ask, reply);
 }
 

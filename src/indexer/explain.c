@@ -49,27 +49,32 @@ static void look_at_workers(struct ki_service *service, const struct ki_model *m
 static bool first_block_matches(const struct ki_model *model, const struct ki_explain_ask *ask,
                                 const char *lora, const char *salt)
 {
-    uint64_t seed = kve_seed(lora, lora ? strlen(lora) : 0, salt, salt ? strlen(salt) : 0);
-    uint64_t hash = kve_hash_block(seed, ask->tokens, model->block_size + ask->lookahead, NULL, 0);
-    struct kvi_matches matches = {0};
-    bool found = kvi_find(model->index, &hash, 1, &matches) == 0 && matches.n > 0;
+    struct ki_prompt prompt = *ask->prompt;
+    struct ki_lookup lookup = {0};
+    bool found;
 
-    kvi_matches_fini(&matches);
+    prompt.seed = kve_seed(lora, lora ? strlen(lora) : 0, salt, salt ? strlen(salt) : 0);
+    prompt.n = KV_MIN(prompt.n, (size_t)prompt.block_size + KI_MAX_LOOKAHEAD);
+    found = ki_lookup_prompt(&lookup, model->index, &prompt) == 0 && lookup.matches.n > 0;
+    ki_lookup_fini(&lookup);
     return found;
 }
 
 static const char *other_namespace(const struct ki_model *model, const struct ki_explain_ask *ask)
 {
-    const struct ki_body *body = ask->body;
+    const char *lora = ask->body->lora_name, *salt = ask->body->cache_salt;
 
-    if (!ask->tokens || ask->n == 0)
+    if (!ask->prompt || ask->n == 0)
         return NULL;
-    if (body->lora_name && first_block_matches(model, ask, NULL, body->cache_salt))
+    if (lora && first_block_matches(model, ask, NULL, salt))
         return "the first block is known without lora_name: did the worker publish this adapter's "
                "name?";
-    if (body->cache_salt && first_block_matches(model, ask, body->lora_name, NULL))
+    if (salt && first_block_matches(model, ask, lora, NULL))
         return "the first block is known without cache_salt: the worker cached this prompt "
                "unsalted";
+    if (lora && salt && first_block_matches(model, ask, NULL, NULL))
+        return "the first block is known without lora_name and cache_salt: the worker cached this "
+               "prompt with neither";
     return NULL;
 }
 
@@ -115,7 +120,7 @@ static const char *cause(const struct ki_model *model, const struct ki_explain_a
         return "matched";
     }
     if (ask->n == 0) {
-        *ret_text = ask->tokens
+        *ret_text = ask->prompt
                         ? "the prompt is shorter than one block: only full blocks are cached"
                         : "no block hashes were given";
         return "no_full_block";
@@ -163,8 +168,8 @@ void ki_explain(struct ki_service *service, const struct ki_model *model,
     kv_json_member_str(w, "reason", word);
     kv_json_member_str(w, "text", text);
     kv_json_member_u64(w, "block_size", model->block_size);
-    if (ask->tokens)
-        kv_json_member_u64(w, "tokens", ask->n_tokens);
+    if (ask->prompt)
+        kv_json_member_u64(w, "tokens", ask->prompt->n);
     kv_json_member_u64(w, "full_blocks", ask->n);
     if (ask->n)
         kv_json_member_u64(w, "first_block_hash", ask->hashes[0]);

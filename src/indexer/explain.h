@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "indexer/body.h"
 #include "indexer/http.h"
+#include "indexer/lookup.h"
 #include "indexer/registry.h"
 
 struct ki_service;
@@ -19,9 +20,7 @@ struct ki_service;
 struct ki_explain_ask {
     const uint64_t *hashes; /* local hashes of the prompt's full blocks */
     size_t n;
-    const uint32_t *tokens; /* NULL for /query_by_hash */
-    size_t n_tokens;
-    uint32_t lookahead; /* lookahead tokens of the hashes */
+    const struct ki_prompt *prompt; /* NULL for /query_by_hash */
     const struct ki_body *body;
 };
 

@@ -177,7 +177,6 @@ int ki_lookup_prompt(struct ki_lookup *lookup, struct kvi_index *index,
     if (!prompt->n_objects) /* a prompt without objects has no places */
         forms = (forms | forms >> 32) & UINT32_MAX;
     form = next_form(&forms);
-    lookup->lookahead = form.lookahead;
     rc = hash_form(prompt, form, &lookup->hashes);
     if (rc < 0)
         return rc;

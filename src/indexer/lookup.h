@@ -48,7 +48,6 @@ struct ki_prompt {
 struct ki_lookup {
     struct kv_buf hashes; /* raw uint64_t of the first form tried, for explain */
     size_t n_blocks;      /* blocks in hashes */
-    uint32_t lookahead;   /* lookahead of hashes */
     struct kvi_matches matches;
     struct kv_buf other_hashes;
     struct kvi_matches others;

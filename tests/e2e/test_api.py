@@ -841,6 +841,16 @@ def test_explain():
         equal(reason(tokens[1:]), "unknown_first_block")
         equal(reason(tokens, lora_name="adapter"), "other_namespace")
         equal(reason(tokens, cache_salt="salt"), "other_namespace")
+        equal(reason(tokens, lora_name="adapter", cache_salt="salt"), "other_namespace")
+        # The first block is looked up with its image, or a part of one.
+        image = {"mm_objects": [{"id": "cat", "offset": 1, "length": 9}]}
+        pictured = chain(7, 3)
+        engine.store(*pictured, block_size=4, extra_keys=[[["cat", 1]], [["cat", -3]], [["cat", -7]]])
+        wait_until(lambda: reason(pictured[1], **image) == "matched", what="a match of an image")
+        equal(reason(pictured[1], lora_name="adapter"), "unknown_first_block")
+        equal(reason(pictured[1], lora_name="adapter", **image), "other_namespace")
+        equal(reason(pictured[1], cache_salt="salt", **image), "other_namespace")
+        equal(reason(tokens, lora_name="adapter", **image), "unknown_first_block")
         equal(indexer.query_by_hash([1], explain=True)["explain"]["reason"], "unknown_first_block")
         explain = indexer.query(tokens + [1], explain=True)["explain"]
         equal((explain["tokens"], explain["full_blocks"], explain["block_size"], explain["holders_matched"]), (13, 3, 4, 1))
