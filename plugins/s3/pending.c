@@ -30,6 +30,7 @@ struct s3_pending {
     size_t n_puts, put_bytes, n_gets, get_bytes, n_running_puts;
     size_t usual_len; /* length fetched last: an estimate of how many values fit */
     uint64_t last_number;
+    uint64_t n_retries; /* times that all failed puts were begun again */
     struct s3_seen *seen;
 };
 
@@ -120,20 +121,43 @@ static bool has_room(const struct s3_pending *pending, size_t len)
            (pending->n_puts == 0 || pending->put_bytes + len <= MAX_PUT_BYTES);
 }
 
+static void retry_failed(struct s3_pending *pending)
+{
+    pending->n_retries++;
+    for (struct transfer *at = pending->puts; at; at = at->next)
+        if (at->state == FAILED)
+            run_put(pending, at);
+}
+
+/* Wait for room. Where failed puts take all of it, begin them again, since the server may be well
+ * by now. Do so once: of threads that wait at the same time, one does it for all. */
+static int await_room(struct s3_pending *pending, size_t len)
+{
+    uint64_t n_retries = pending->n_retries;
+
+    while (!has_room(pending, len)) {
+        if (pending->n_running_puts == 0 && pending->n_retries != n_retries)
+            return pending->puts->request.error;
+        if (pending->n_running_puts == 0)
+            retry_failed(pending);
+        pthread_cond_wait(&pending->changed, &pending->lock);
+    }
+    return 0;
+}
+
 static int add_put(struct s3_pending *pending, struct transfer *transfer)
 {
+    int error = await_room(pending, transfer->request.len);
     struct transfer *other;
 
-    while (!has_room(pending, transfer->request.len) && pending->n_running_puts)
-        pthread_cond_wait(&pending->changed, &pending->lock);
     other = *find(&pending->puts, transfer->hash, transfer->hash_len);
     if (other) {
         if (other->state == FAILED)
             run_put(pending, other);
         return 1;
     }
-    if (!has_room(pending, transfer->request.len))
-        return -EIO;
+    if (error)
+        return error;
     transfer->number = ++pending->last_number;
     transfer->next = pending->puts;
     pending->puts = transfer;
@@ -206,9 +230,8 @@ int s3_pending_flush(struct s3_pending *pending, bool retry)
 
     pthread_mutex_lock(&pending->lock);
     number = pending->last_number;
-    for (struct transfer *at = retry ? pending->puts : NULL; at; at = at->next)
-        if (at->state == FAILED)
-            run_put(pending, at);
+    if (retry)
+        retry_failed(pending);
     while (runs_until(pending, number, &error))
         pthread_cond_wait(&pending->changed, &pending->lock);
     pthread_mutex_unlock(&pending->lock);

@@ -5,7 +5,7 @@
  *
  * put_chunk copies the value into a put and returns; put_manifest waits for all puts begun before
  * it. A failed put is kept with its bytes, and each put_manifest tries it again: no manifest is
- * published while a chunk before it is missing.
+ * published while a chunk before it is missing. So does a put without room for its own bytes.
  *
  * Thread-safe; one lock.
  */
@@ -25,8 +25,9 @@ void s3_pending_destroy(struct s3_pending *pending); /* call after destroying th
 #define S3_BUFFERED (16u << 20)
 
 /**
- * Begin to store a chunk that is missing. Returns 0; 1: another put of it is running; -EIO: failed
- * puts fill the room. @replace: overwrite an existing object.
+ * Begin to store a chunk that is missing. Returns 0; 1: another put of it is running; or the error
+ * of one of the failed puts that fill the room and failed again. @replace: overwrite an existing
+ * object.
  */
 int s3_pending_put(struct s3_pending *pending, const uint8_t *hash, size_t hash_len,
                    const void *data, size_t len, bool replace);

@@ -212,19 +212,34 @@ static bool was_sent(const uint8_t *hashes, size_t hash_len, size_t i, const boo
     return false;
 }
 
+/* Send a chunk of a batch. *@refused: error of an earlier one for which there was no room; the rest
+ * would each wait as long for it. */
+static int send_of_batch(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
+                         const uint8_t *data, size_t len, int *refused)
+{
+    int ret;
+
+    if (*refused && len <= S3_BUFFERED)
+        return *refused;
+    ret = send_chunk(self, hash, hash_len, data, len);
+    if (ret < 0 && len <= S3_BUFFERED)
+        *refused = ret;
+    return ret;
+}
+
 static int put_batch(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,
                      const uint8_t *const *data, const size_t *data_len, int *ret_each)
 {
-    int found[BATCH] = {0}, error;
+    int found[BATCH] = {0}, refused = 0, error;
     bool sent[BATCH] = {false};
 
     error = find_batch(self, hashes, hash_len, n, true, found);
     for (size_t i = 0; i < n; i++) {
         if (found[i] == MISSING || found[i] == DAMAGED) {
-            found[i] =
-                was_sent(hashes, hash_len, i, sent)
-                    ? 1
-                    : send_chunk(self, hashes + i * hash_len, hash_len, data[i], data_len[i]);
+            found[i] = was_sent(hashes, hash_len, i, sent)
+                           ? 1
+                           : send_of_batch(self, hashes + i * hash_len, hash_len, data[i],
+                                           data_len[i], &refused);
             sent[i] = found[i] >= 0;
         }
         if (found[i] == 0)

@@ -91,6 +91,19 @@ def test_no_manifest_without_its_chunks():
         check(f"p/c/{key(1)[:2]}/{key(1)}" in s3.keys(), s3.keys())
 
 
+def test_failed_puts_give_their_room_back():
+    """Puts without room for their bytes try the failed ones again: once a batch, and with success when the server is well."""
+    with S3() as s3, Store(s3.uri()) as store:
+        s3.fault("PUT /b/p/c/", "403", times=10000)
+        each = store.ask("putmany", *(w for n in range(280) for w in (key(n), 100, n))).split()
+        equal(each, ["-13"] + ["0"] * 256 + ["-13"] * 24)
+        equal(len(s3.requests("PUT /b/p/c/")), 512, "puts that the server refused")
+        s3.faults.clear()
+        equal(store.ask("put", key(999), 100, 999), "0", "of another object")
+        equal(store.ask("publish", "other", 10, 1), "0")
+        equal(len(s3.keys("p/c/")), 257)
+
+
 def test_deleted_while_its_put_fails():
     with S3() as s3, Store(s3.uri()) as store:
         s3.fault(f"PUT {path(1)}", "403", times=9)
