@@ -45,7 +45,7 @@ void rds_save_more(struct rds_save *save, struct rds_batch *batch)
 static void add_script(struct rds_save *save, struct rds_batch *batch)
 {
     kv_store_v1 *self = save->self;
-    size_t n = self->n_refs, more = save->name ? 1 + (size_t)save->opaque : 0;
+    size_t n = self->n_refs, more = save->name ? 1 + (size_t)save->noted : 0;
     char key[RDS_KEY_SIZE];
 
     rds_batch_begin(batch, 3 + n + more + 2 + save->n_more + (save->name ? 1 : 0));
@@ -57,7 +57,7 @@ static void add_script(struct rds_save *save, struct rds_batch *batch)
                       rds_chunk_key(self, self->refs[i]->hash, self->refs[i]->hash_len, key));
     if (save->name)
         rds_batch_key(batch, key, rds_name_key(self, 'm', save->name, key));
-    if (save->name && save->opaque)
+    if (save->noted)
         rds_batch_key(batch, key, rds_name_key(self, 'u', save->name, key));
     rds_batch_number(batch, (int64_t)n);
     rds_batch_number(batch, (int64_t)strlen(self->net.uri.prefix) + 3);
@@ -342,6 +342,10 @@ static int publish(struct rds_save *save)
     save->missing = calloc(self->n_refs + 1, sizeof(*save->missing));
     if (err < 0 || !save->missing || find_more(save) < 0)
         return -ENOMEM;
+    /* A manifest with content, on whose handle nothing was put or hit, needs chunks that nobody knows
+     * here: without a note collection deletes nothing. */
+    save->noted =
+        save->opaque && (self->n_refs + save->n_more > 0 || save->manifest_len == RDS_TRAILER);
     save->script = !self->no_scripts && rds_one_node(self) &&
                    self->n_refs + save->n_more + SCRIPT_OTHERS <= MAX_ARGS;
     if (save->script)

@@ -10,7 +10,8 @@ struct rds_save {
     const char *name; /* NULL: no manifest */
     const char *manifest;
     size_t manifest_len;
-    bool opaque;        /* the manifest isn't of our own format: note the chunks that it may need */
+    bool opaque;        /* the manifest isn't of our own format */
+    bool noted;         /* note the chunks that it may need */
     struct kv_buf more; /* keys that it may need besides refs */
     size_t n_more;
     size_t n_borrowed; /* refs at the end that are not pending: looked for, never sent */

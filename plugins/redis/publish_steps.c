@@ -133,7 +133,7 @@ static int set_manifest(struct rds_save *save)
     char key[RDS_KEY_SIZE];
     int err = 0;
 
-    if (save->opaque) {
+    if (save->noted) {
         add_names(save, &batch);
         err = rds_net_run(&save->self->net, &batch);
         for (size_t i = 0; err == 0 && i < batch.n; i++)

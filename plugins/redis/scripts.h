@@ -26,7 +26,7 @@
     "redis.call('SETRANGE', key, redis.call('STRLEN', key) - 40, string.format('%08x', now)) " \
     "end return true end "
 
-/* KEYS: chunks, then the manifest if any, then for an opaque manifest the set of chunks that it may
+/* KEYS: chunks, then the manifest if any, then for one with a note the set of chunks that it may
  * need. ARGV: the number of chunks, the offset of the hex in their keys, hex of further chunks that
  * it may need, and last the manifest's value. Returns the time and the numbers (from 1) of missing
  * chunks; sets the manifest when none is missing. */

@@ -276,7 +276,8 @@ static int note(struct s3_refs *refs, const char *name, uint64_t number,
     return send_segment(refs, name, ret);
 }
 
-void s3_refs_begin(struct s3_refs *refs, const char *name, bool opaque, struct s3_noting *ret)
+void s3_refs_begin(struct s3_refs *refs, const char *name, bool opaque, bool empty,
+                   struct s3_noting *ret)
 {
     struct s3_ref_segment *segment = NULL;
     struct s3_ref_keys wanted = {.records = KV_BUF_INIT};
@@ -295,7 +296,7 @@ void s3_refs_begin(struct s3_refs *refs, const char *name, bool opaque, struct s
     }
     number = ++refs->last_number;
     pthread_mutex_unlock(&refs->lock);
-    if (opaque && (segment || wanted.n || wanted.overflow))
+    if (opaque && (segment || wanted.n || wanted.overflow || empty))
         ret->error = note(refs, name, number, segment, &wanted, ret);
     free(wanted.slots);
     kv_buf_fini(&wanted.records);

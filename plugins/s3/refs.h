@@ -44,9 +44,11 @@ struct s3_noting {
 
 /**
  * Begin to store the notes for @name. Not @opaque: the manifest names its chunks, so no note is
- * stored.
+ * stored. Where nothing was put or hit, notes without a chunk are stored for an @empty manifest, and
+ * none for another: its chunks aren't known here, so collection must delete nothing.
  */
-void s3_refs_begin(struct s3_refs *refs, const char *name, bool opaque, struct s3_noting *ret);
+void s3_refs_begin(struct s3_refs *refs, const char *name, bool opaque, bool empty,
+                   struct s3_noting *ret);
 /** Wait until the notes are stored; store the manifest only then. */
 int s3_refs_wait(struct s3_refs *refs, struct s3_noting *noting);
 /**

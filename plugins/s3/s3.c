@@ -406,7 +406,7 @@ static int s3_put_manifest(kv_store_v1 *self, const char *name, const uint8_t *d
     if (s3_bad_name(name) || (!data && data_len))
         return -EINVAL;
     opaque = !kv_is_own_manifest(data, data_len);
-    s3_refs_begin(self->refs, name, opaque, &noting);
+    s3_refs_begin(self->refs, name, opaque, data_len == 0, &noting);
     error = s3_pending_flush(self->pending, true);
     if (error)
         kv_log_error("s3", "chunks are missing: the manifest is not published", "error=%d", -error);

@@ -560,6 +560,27 @@ def test_one_sentinel_by_steps():
                 equal(store.refs("none"), [])
 
 
+def test_nothing_put_before_the_manifest():
+    """An empty manifest needs no chunk. What another one needs isn't known: it may be the copy of one with chunks."""
+    for options in (), ("--rename-command", "EVAL", ""):
+        with Server(*options) as server:
+            with Store(server.uri) as store:
+                store.publish("empty", b"")
+                equal(store.refs("empty"), [])
+                save(store, "foreign", {b"key": b"value"})
+            with Store(server.uri) as store:
+                store.publish("copy", store.manifest("foreign"))
+                fails(store.refs, "copy", code=2)
+                store.delete("foreign")
+            if not options:
+                equal(gc(server, "--no-grace")["deleted_chunks"], 0)
+            with Store(server.uri) as store:
+                equal(store.get(b"key"), b"value")
+                store.delete("copy")
+            if not options:
+                equal(gc(server, "--no-grace")["deleted_chunks"], 1)
+
+
 def in_a_thread(function, *args):
     """To its end; nothing runs beside it."""
     thread = threading.Thread(target=function, args=args)

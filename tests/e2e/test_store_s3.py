@@ -607,6 +607,29 @@ def test_gc_deletes_nothing_when_it_cannot_know():
         equal(there(s3), [1, 2])
 
 
+def test_nothing_put_before_the_manifest():
+    """An empty manifest needs no chunk. What another one needs isn't known: it may be the copy of one with chunks."""
+    with S3() as s3:
+        with Store(s3.uri()) as store:
+            equal(store.ask("publish", "empty", 0, 0), "0")
+            equal(store.ask("publish", "empty", 0, 0), "0", "again")
+            equal(store.ask("refs", "empty"), "0", "noted: none")
+            equal(len(s3.keys("p/r/")), 1)
+            equal(store.ask("put", key(1), 10, 1), "0")
+            equal(store.ask("publish", "foreign", 10, 1), "0")
+        with Store(s3.uri()) as store:
+            equal(store.ask("publish", "copy", 10, 1), "0")
+            equal(store.ask("refs", "copy"), "-2")
+            equal(store.ask("unpublish", "foreign"), "0")
+        s3.age(864000)
+        check("nothing is deleted" in gc(s3))
+        equal(there(s3), [1])
+        with Store(s3.uri()) as store:
+            equal(store.ask("unpublish", "copy"), "0")
+        gc(s3)
+        equal(there(s3), [])
+
+
 def test_a_snapshot_takes_nothing_from_an_opaque_manifest():
     with S3() as s3, Store(s3.uri()) as store:
         equal(store.ask("put", key(1), 10, 1), "0")
