@@ -54,6 +54,7 @@ struct rds_entry {
     bool sent;             /* of the last save with the chunk: the server did not have it */
     /* of the save in progress: sent, dropped from memory, and then lost by the server */
     bool gone;
+    bool refused;   /* of the save in progress: larger than the server takes */
     uint64_t by;    /* number of the only thread that put it for the save; 0: several did */
     uint64_t put_s; /* monotonic time of its last put */
     uint8_t hash_len;

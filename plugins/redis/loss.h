@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Chunks that the handle dropped though their puts had succeeded: a full server refused them, and
- * a failed save must not burden the next one.
+ * Chunks that the handle dropped though their puts had succeeded: a full server refused them, or
+ * they were too large for it, and a failed save must not burden the next one.
  *
  * A publication takes the chunks of every thread, and any thread may put for the one that publishes
  * (kvs_async). So threads don't tell whose chunks were dropped; their keys do:

@@ -114,10 +114,27 @@ int rds_save_missing(struct rds_save *save, struct rds_batch *batch)
 
 /* -- replies ----------------------------------------------------------------------------------- */
 
+static bool is_too_large(const struct resp_value *reply)
+{
+    return rds_reply_is(reply, "ERR Protocol error: invalid bulk length") ||
+           rds_reply_is(reply, "ERR string exceeds maximum allowed size");
+}
+
+/* Mark the chunks that the server will never take (proto-max-bulk-len). */
+static void mark_refused(struct rds_save *save, const struct rds_batch *batch, size_t n)
+{
+    size_t at = 0;
+
+    for (size_t i = 0; i < save->self->n_refs && at < n; i++)
+        if (save->missing[i])
+            save->self->refs[i]->refused = is_too_large(&batch->cmds[at++].reply);
+}
+
 int rds_save_check(struct rds_save *save, const struct rds_batch *batch, size_t n)
 {
     size_t at = 0;
 
+    mark_refused(save, batch, n);
     for (size_t i = 0; i < n; i++)
         if (batch->cmds[i].reply.type != RESP_STATUS)
             return rds_reply_error(&batch->cmds[i].reply, "SET");
@@ -302,6 +319,40 @@ static bool is_abandoned(const struct rds_entry *entry)
     return entry->put_s + ABANDONED_S < kv_now_ns() / KV_NS_PER_S;
 }
 
+static bool is_any(const struct rds_entry *entry)
+{
+    (void)entry;
+    return true;
+}
+
+static bool is_refused(const struct rds_entry *entry)
+{
+    return entry->refused;
+}
+
+/* Drop the pending chunks for which @drops returns true. Later publications that may need one of
+ * them fail. */
+static void drop_refs(kv_store_v1 *self, bool (*drops)(const struct rds_entry *entry))
+{
+    uint64_t newest = kv_thread_newest();
+    size_t n_left = 0;
+
+    for (size_t i = 0; i < self->n_refs; i++) {
+        struct rds_entry *entry = self->refs[i];
+
+        if (!drops(entry)) {
+            entry->at = n_left;
+            self->refs[n_left++] = entry;
+            continue;
+        }
+        rds_loss_note(&self->loss, entry->hash, entry->hash_len, newest);
+        self->buffered -= entry->value ? entry->len : 0;
+        drop_value(self, entry);
+        entry->ref = entry->known = entry->gone = entry->refused = false;
+    }
+    self->n_refs = n_left;
+}
+
 /*
  * Drop a save that can't succeed, so that it doesn't burden the next one. Drop all of it when the
  * caller's thread put all of it. Keep recent chunks of several threads, which need not put them
@@ -310,26 +361,12 @@ static bool is_abandoned(const struct rds_entry *entry)
  */
 static void forget(kv_store_v1 *self, bool published)
 {
-    uint64_t newest = kv_thread_newest(), by = kv_thread_number();
-    size_t n_left = 0;
+    uint64_t by = kv_thread_number();
     bool shared = false;
 
     for (size_t i = 0; i < self->n_refs; i++)
         shared |= self->refs[i]->by != by;
-    for (size_t i = 0; i < self->n_refs; i++) {
-        struct rds_entry *entry = self->refs[i];
-
-        if (shared && !is_abandoned(entry)) {
-            entry->at = n_left;
-            self->refs[n_left++] = entry;
-            continue;
-        }
-        rds_loss_note(&self->loss, entry->hash, entry->hash_len, newest);
-        self->buffered -= entry->value ? entry->len : 0;
-        drop_value(self, entry);
-        entry->ref = entry->known = entry->gone = false;
-    }
-    self->n_refs = n_left;
+    drop_refs(self, shared ? is_abandoned : is_any);
     for (int kind = 0; kind < RDS_TOLD_KINDS && published; kind++)
         rds_loss_told(&self->loss, kind, by);
 }
@@ -382,6 +419,8 @@ int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_
         settle(self, name != NULL);
     } else if (err == -ENOSPC) {
         forget(self, name != NULL);
+    } else {
+        drop_refs(self, is_refused);
     }
     free(save.missing);
     kv_buf_fini(&save.more);

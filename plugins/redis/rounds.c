@@ -145,12 +145,14 @@ static int pull(struct rds_net *net, struct rds_node *node, struct rds_batch *ba
 static uint64_t serve(struct rds_net *net, struct rds_node *node, struct rds_batch *batch)
 {
     uint64_t sent = node->conn.sent, received = node->conn.received;
-    int err;
+    int err, pulled;
 
     node->conn.extra = 0;
     err = push(node, batch);
-    if (err == 0)
-        err = pull(net, node, batch);
+    /* A server that refuses a command may answer and close the connection while the command is still
+     * being sent: take the answer. */
+    pulled = pull(net, node, batch);
+    err = err < 0 ? err : pulled;
     net->sent += node->conn.sent - sent;
     net->received += node->conn.received - received;
     sent = node->conn.sent + node->conn.received - sent - received;

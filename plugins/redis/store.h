@@ -59,7 +59,7 @@ int rds_check_hash(const uint8_t *hash, size_t hash_len);
  * Send the missing chunks of the save in progress, then @manifest (@name NULL: none). Call with the
  * lock. When the server is unreachable the save is kept for another try. -ENOSPC: it stays too when
  * other threads put chunks of it, whose publications would succeed without them; else it is
- * dropped.
+ * dropped. -EIO: chunks that are too large for the server are dropped, the others kept.
  */
 int rds_publish(kv_store_v1 *self, const char *name, const char *manifest, size_t manifest_len);
 

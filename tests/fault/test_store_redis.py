@@ -190,6 +190,28 @@ def test_full():
                 server.command("CONFIG", "SET", "maxmemory", "30mb")
 
 
+def test_too_large_for_the_server():
+    """A chunk that the server refuses for its size fails the publications that may need it, and no other save."""
+    for options in (), ("--rename-command", "EVAL", ""):
+        for size in 1_500_000, 30_000_000:  # the answer comes when the value was sent, or breaks it off
+            with Server("--proto-max-bulk-len", "1mb", *options) as server, Store(server.uri + PATIENT) as store:
+                small, other = ({b"%016d" % i: b"v" * 1000 for i in numbers} for numbers in (range(3), range(3, 6)))
+                large = {b"L" * 16: bytes(size), b"M" * 16: bytes(2_000_000)}
+                for key, value in {**small, **large}.items():
+                    store.put(key, value)
+                with said() as text:
+                    fails(store.publish, "large", listing({**small, **large}), code=5)
+                check("bulk length" in text[0] and "can't be used" not in text[0], text[0])
+                fails(store.manifest, "large", code=2)
+                save(store, "next", other, listing(other))
+                with said():
+                    fails(store.publish, "opaque", b"after a loss", code=28)
+                    fails(store.publish, "large", listing(large), code=28)
+                store.publish("opaque", b"told")
+                with Store(server.uri) as reader:
+                    equal(reader.get_many([*other, *small]), [*other.values(), *small.values()])
+
+
 def in_thread(function, *args):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         return pool.submit(function, *args).result(60)
