@@ -69,6 +69,14 @@ char *s3_refs_path(const struct s3_config *config, const char *name, const char 
     return s3_take_text(&path);
 }
 
+bool s3_is_note(const char *id)
+{
+    size_t hex = strspn(id, "0123456789abcdef");
+    size_t number = hex == 32 && id[hex] == '-' ? strspn(id + hex + 1, "0123456789") : 0;
+
+    return number > 0 && id[hex + 1 + number] == '\0';
+}
+
 static int digit(char c)
 {
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;

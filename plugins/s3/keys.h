@@ -30,6 +30,8 @@ size_t s3_chunk_of_key(const char *key, uint8_t ret[S3_MAX_HASH]);
  * ours.
  */
 bool s3_name_of_key(char *key);
+/** True for the last part of the key of an object of notes, HANDLE-N (s3/refs.h). */
+bool s3_is_note(const char *id);
 
 /** Return the text of @buf, which the caller frees, and empty @buf. NULL: out of memory. */
 char *s3_take_text(struct kv_buf *buf);

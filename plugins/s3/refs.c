@@ -366,9 +366,12 @@ static int on_notes(void *arg, const struct s3_listed *object)
     struct walk *walk = arg;
     uint8_t *data;
     size_t len;
-    int rc = s3_get(walk->refs->client, s3_refs_path(walk->refs->config, walk->name, object->key),
-                    &data, &len);
+    int rc;
 
+    if (!s3_is_note(object->key))
+        return 0;
+    rc = s3_get(walk->refs->client, s3_refs_path(walk->refs->config, walk->name, object->key),
+                &data, &len);
     if (rc == -ENOENT) /* deleted after it was listed, with its manifest */
         return 0;
     walk->n++;
@@ -401,6 +404,8 @@ static int on_forget(void *arg, const struct s3_listed *object)
 {
     struct walk *walk = arg;
 
+    if (!s3_is_note(object->key)) /* of another store, whose prefix lies below these notes */
+        return 0;
     return s3_delete(walk->refs->client, s3_refs_path(walk->refs->config, walk->name, object->key));
 }
 

@@ -217,6 +217,21 @@ def test_listings_have_pages():
         equal(store.ask("delete", key(3)), "0", "again")
 
 
+def test_stores_below_each_other():
+    """A store whose prefix looks like the notes of another store's manifest."""
+    with S3() as s3, Store(s3.uri(prefix="")) as above, Store(s3.uri(prefix="r/x")) as below:
+        for store in above, below:
+            equal(store.ask("put", key(1), 10, 1), "0")
+            equal(store.ask("publish", "x", 10, 1), "0")
+        theirs = [k for k in s3.keys("r/x/") if k.count("/") > 2]
+        equal(len(theirs), 3)
+        equal(above.ask("refs", "x").split(), [key(1), "0"])
+        equal(above.ask("unpublish", "x"), "0")
+        equal(s3.keys("r/x/"), theirs)
+        equal(below.ask("get", key(1), 10, 1), "0 same")
+        equal(below.ask("manifest", "x", 10, 1), "0 same")
+
+
 def test_sweep_goes_by_age():
     with S3() as s3, Store(s3.uri()) as store:
         for n in range(6):
