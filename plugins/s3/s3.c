@@ -21,6 +21,11 @@ static void s3_close(kv_store_v1 *self)
 {
     if (!self)
         return;
+    if (s3_in_child(self)) { /* leave the rest: there is no thread to stop, and locks may be held */
+        s3_config_fini(&self->config);
+        free(self);
+        return;
+    }
     if (self->pending)
         s3_pending_flush(self->pending, false);
     s3_client_destroy(self->client);
@@ -47,6 +52,7 @@ static kv_store_v1 *s3_open(const char *uri)
 
     if (!self)
         return NULL;
+    self->pid = getpid();
     error = s3_config_read(uri, &self->config, &why);
     if (error) {
         kv_log_error("s3", "the store can't be opened", "why=%s",
@@ -154,6 +160,8 @@ static int s3_exists_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t has
 {
     int found[BATCH], error = 0;
 
+    if (s3_in_child(self))
+        return s3_failed(self, -ECHILD);
     if (n && (s3_bad_hash(hashes, hash_len) || !ret_present))
         return -EINVAL;
     for (size_t at = 0; at < n && !error; at += BATCH) {
@@ -170,6 +178,8 @@ static int s3_touch_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash
 {
     int found[BATCH], error = 0, there = 0;
 
+    if (s3_in_child(self))
+        return s3_failed(self, -ECHILD);
     if (n && s3_bad_hash(hashes, hash_len))
         return -EINVAL;
     for (size_t i = 0; i < n; i++) /* ask for "seen" chunks too, since their age is needed */
@@ -260,6 +270,8 @@ static int s3_put_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_l
 {
     int error = 0;
 
+    if (s3_in_child(self))
+        return s3_failed(self, -ECHILD);
     if (n && (s3_bad_hash(hashes, hash_len) || !data || !data_len))
         return -EINVAL;
     for (size_t i = 0; i < n; i++)
@@ -288,6 +300,8 @@ static int s3_get_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
 {
     int error;
 
+    if (s3_in_child(self))
+        return s3_failed(self, -ECHILD);
     if (s3_bad_hash(hash, hash_len) || !out_data || !out_len)
         return -EINVAL;
     s3_count(self, GETS, 1);
@@ -310,6 +324,8 @@ static int s3_get_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
 
 static int s3_prefetch_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n)
 {
+    if (s3_in_child(self))
+        return s3_failed(self, -ECHILD);
     if (n == 0)
         return 0;
     if (s3_bad_hash(hashes, hash_len))
@@ -324,6 +340,8 @@ static int s3_get_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_l
     int found = 0, error = 0;
     size_t ahead = 0;
 
+    if (s3_in_child(self))
+        return s3_failed(self, -ECHILD);
     if (n && (s3_bad_hash(hashes, hash_len) || !out_data || !out_len || n > INT32_MAX))
         return -EINVAL;
     for (size_t i = 0; i < n; i++) {
@@ -363,6 +381,8 @@ int s3_delete_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len)
 {
     int rc;
 
+    if (s3_in_child(self))
+        return s3_failed(self, -ECHILD);
     if (s3_bad_hash(hash, hash_len))
         return -EINVAL;
     s3_pending_drop(self->pending, hash, hash_len);
@@ -377,6 +397,8 @@ static int s3_delete_chunk_if(kv_store_v1 *self, const uint8_t *hash, size_t has
     size_t fetched_len;
     int rc;
 
+    if (s3_in_child(self))
+        return s3_failed(self, -ECHILD);
     if (s3_bad_hash(hash, hash_len))
         return -EINVAL;
     if (s3_pending_has(self->pending, hash, hash_len))
@@ -392,6 +414,8 @@ static int s3_delete_chunk_if(kv_store_v1 *self, const uint8_t *hash, size_t has
 
 static int s3_flush(kv_store_v1 *self)
 {
+    if (s3_in_child(self))
+        return s3_failed(self, -ECHILD);
     return s3_failed(self, s3_pending_flush(self->pending, true));
 }
 
@@ -403,6 +427,8 @@ static int s3_put_manifest(kv_store_v1 *self, const char *name, const uint8_t *d
     bool opaque;
     int error;
 
+    if (s3_in_child(self))
+        return s3_failed(self, -ECHILD);
     if (s3_bad_name(name) || (!data && data_len))
         return -EINVAL;
     opaque = !kv_is_own_manifest(data, data_len);
@@ -421,6 +447,8 @@ static int s3_put_manifest(kv_store_v1 *self, const char *name, const uint8_t *d
 
 static int s3_get_manifest(kv_store_v1 *self, const char *name, uint8_t **out_data, size_t *out_len)
 {
+    if (s3_in_child(self))
+        return s3_failed(self, -ECHILD);
     if (s3_bad_name(name) || !out_data || !out_len)
         return -EINVAL;
     return s3_failed(
@@ -431,6 +459,8 @@ static int s3_delete_manifest(kv_store_v1 *self, const char *name)
 {
     int error;
 
+    if (s3_in_child(self))
+        return s3_failed(self, -ECHILD);
     if (s3_bad_name(name))
         return -EINVAL;
     error = s3_delete(self->client, s3_manifest_path(&self->config, name));

@@ -5,6 +5,7 @@
 
 #include <stdatomic.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "kv_store_abi.h"
@@ -17,6 +18,7 @@
 enum s3_counter { PUTS, PUT_HITS, GETS, MISSES, BAD, WRITTEN, READ, ERRORS, N_COUNTERS };
 
 struct kv_store_v1 {
+    pid_t pid; /* process that opened it */
     struct s3_config config;
     struct s3_client *client;
     struct s3_seen *seen;
@@ -36,6 +38,15 @@ static inline int s3_failed(kv_store_v1 *self, int error)
     if (error < 0 && error != -ENOENT)
         s3_count(self, ERRORS, 1);
     return error;
+}
+
+/**
+ * True in a forked child, where calls return -ECHILD: it has neither the client's thread nor the
+ * threads that may have held locks.
+ */
+static inline bool s3_in_child(const kv_store_v1 *self)
+{
+    return self->pid != getpid();
 }
 
 static inline bool s3_bad_hash(const void *hash, size_t len)

@@ -67,6 +67,8 @@ static int list(kv_store_v1 *self, const char *folder, s3_listed_fn on, kv_store
     struct listing listing = {self, each, arg, false};
     int ret;
 
+    if (s3_in_child(self))
+        return s3_failed(self, -ECHILD);
     if (!each)
         return -EINVAL;
     s3_pending_flush(self->pending, false);
@@ -86,6 +88,8 @@ int s3_list_chunks(kv_store_v1 *self, kv_store_each_fn each, void *arg)
 
 int s3_list_refs(kv_store_v1 *self, const char *name, kv_store_each_fn each, void *arg)
 {
+    if (s3_in_child(self))
+        return s3_failed(self, -ECHILD);
     if (s3_bad_name(name) || !each)
         return -EINVAL;
     return s3_refs_list(self->refs, name, each, arg);
@@ -170,6 +174,8 @@ int s3_sweep_chunks(kv_store_v1 *self, uint64_t min_age_s, kv_store_live_fn live
     struct sweep sweep = {self, live, arg, 0, {.size = sizeof(kv_store_swept)}};
     int error;
 
+    if (s3_in_child(self))
+        return s3_failed(self, -ECHILD);
     if (!live || !ret || ret->size < sizeof(size_t))
         return -EINVAL;
     error = set_cutoff(self, min_age_s, &sweep.before_s);

@@ -306,5 +306,25 @@ def test_closing_with_puts_under_way():
             equal(store.ask("prefetch", *map(key, range(100, 150))), "0")
 
 
+def test_a_forked_child_closes():
+    """While an upload of the parent is under way, too; each call in the child is refused, and the parent's goes on."""
+    if SANITIZED:
+        skip("a sanitizer's allocator may be locked in the child")
+    with S3() as s3, Store(s3.uri()) as store:
+        held, go = s3.hold(f"PUT {path(1)}", "before")
+        equal(store.ask("put", key(1), 100, 1), "0")
+        check(held.wait(20), "the upload is under way")
+        for words, refusal in ((("flush",), "-10"), (("put", key(2), 10, 2), "-10"), (("get", key(1), 100, 1), "-10 -"),
+                               (("publish", "m", 10, 1), "-10"), (("manifest", "m", 10, 1), "-10 -"), (("unpublish", "m"), "-10"),
+                               (("list",), "-10"), (("refs", "m"), "-10"), (("prefetch", key(3)), "-10"),
+                               (("exists", key(3)), "-10 0"), (("touch", key(3)), "-10"), (("delete", key(3)), "-10"),
+                               (("deleteif", key(3), 10, 3), "-10"), (("sweep", 0), "-10 kept=0 deleted=0 errors=0")):
+            equal(store.ask("child", *words), refusal, words[0])
+            equal(store.answer("child"), "child 0", words[0])
+        go.set()
+        equal(store.ask("publish", "m", 10, 1), "0")
+        equal(store.ask("get", key(1), 100, 1), "0 same")
+
+
 if __name__ == "__main__":
     run(globals())

@@ -12,6 +12,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "base/hash.h"
 #include "kv_store.h"
@@ -294,6 +296,27 @@ static void run_in_thread(void)
         join_background();
 }
 
+/* child LINE: run the rest of the line in a forked child, which then closes the store, and print
+ * what it prints and its status. It has 20 s. */
+static void run_in_child(void)
+{
+    int status = -1;
+    pid_t pid;
+
+    fflush(stdout);
+    pid = fork();
+    if (pid == 0) {
+        alarm(20);
+        memmove(words, words + 1, --n_words * sizeof(*words));
+        run_line();
+        vtable->close(store);
+        fflush(stdout);
+        _exit(0);
+    }
+    waitpid(pid, &status, 0);
+    printf("child %d\n", status);
+}
+
 struct publications {
     const char *name, *key;
     unsigned long times;
@@ -332,6 +355,8 @@ static void run_line(void)
 {
     if (asked("thread") || asked("background"))
         run_in_thread();
+    else if (asked("child"))
+        run_in_child();
     else if (asked("publishbytwo"))
         publish_by_two();
     else if (asked("snapshot"))
