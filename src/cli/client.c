@@ -100,14 +100,15 @@ static int post(struct kc_client *client, const char *path, struct kv_error *err
     return refused(client, path, status, answer, error);
 }
 
-/* Begin a body: {"instance_id": .., "model_name": "..", */
+/* Begin a body: {"instance_id": .., "model_name": "..", "tenant_id": "..", */
 static void begin_worker(struct kc_client *client, struct kv_json_writer *w, uint32_t worker)
 {
     kv_buf_clear(&client->body);
     kv_json_writer_init(w, &client->body);
     kv_json_begin_object(w);
-    kv_json_member_u64(w, "instance_id", (uint64_t)worker + 1);
+    kv_json_member_u64(w, "instance_id", client->opts.first_instance + worker);
     kv_json_member_str(w, "model_name", client->opts.model);
+    kv_json_member_str(w, "tenant_id", client->opts.tenant);
 }
 
 static int register_once(struct kc_client *client, uint32_t worker, const char *endpoint,
@@ -128,9 +129,16 @@ int kc_client_register(struct kc_client *client, uint32_t worker, const char *en
 {
     int rc = register_once(client, worker, endpoint, replay_endpoint, error);
 
-    if (rc == -EEXIST && kc_client_unregister(client, worker, error) == 0)
-        rc = register_once(client, worker, endpoint, replay_endpoint, error);
-    return rc;
+    if (rc != -EEXIST)
+        return rc;
+    /* The indexer unregisters an instance only for the tenant that it is registered for. */
+    rc = kc_client_unregister(client, worker, error);
+    if (rc == -ENOENT)
+        return kv_fail(error, -EEXIST, 0,
+                       "instance_id %" PRIu64 " is taken by a worker that this run didn't "
+                       "register; it is left as it is. Run it again: instance_ids are random",
+                       client->opts.first_instance + worker);
+    return rc < 0 ? rc : register_once(client, worker, endpoint, replay_endpoint, error);
 }
 
 int kc_client_unregister(struct kc_client *client, uint32_t worker, struct kv_error *error)
@@ -173,9 +181,11 @@ static void write_query(struct kc_client *client, const uint32_t *tokens, size_t
 
     kv_buf_clear(body);
     if (client->opts.msgpack) {
-        kv_msgpack_put_map(body, 2);
+        kv_msgpack_put_map(body, 3);
         kv_msgpack_put_str(body, "model_name");
         kv_msgpack_put_str(body, client->opts.model);
+        kv_msgpack_put_str(body, "tenant_id");
+        kv_msgpack_put_str(body, client->opts.tenant);
         kv_msgpack_put_str(body, "token_ids"); /* little-endian, like this machine */
         kv_msgpack_put_bin(body, tokens, n * sizeof(*tokens));
         return;
@@ -183,6 +193,9 @@ static void write_query(struct kc_client *client, const uint32_t *tokens, size_t
     kv_buf_puts(body, "{\"model_name\":");
     kv_json_writer_init(&w, body);
     kv_json_put_str(&w, client->opts.model);
+    kv_buf_puts(body, ",\"tenant_id\":");
+    kv_json_writer_init(&w, body);
+    kv_json_put_str(&w, client->opts.tenant);
     kv_buf_puts(body, ",\"token_ids\":[");
     put_tokens_json(body, tokens, n);
     kv_buf_puts(body, "]}");
@@ -206,18 +219,18 @@ static uint64_t key_number(struct kv_str key)
 /*
  * Read {"<instance>": {"<rank>": number}}: rank 0 of our workers, into overlap (tokens) or blocks.
  */
-static void read_by_worker(struct kv_json *j, uint32_t n_workers, struct kc_belief *beliefs,
-                           bool is_score)
+static void read_by_worker(struct kv_json *j, const struct kc_client_opts *opts,
+                           struct kc_belief *beliefs, bool is_score)
 {
     struct kv_str key;
 
     kv_json_object(j);
     while (kv_json_next_key(j, &key)) {
-        uint64_t worker = key_number(key) - 1;
+        uint64_t worker = key_number(key) - opts->first_instance;
 
         kv_json_object(j);
         while (kv_json_next_key(j, &key)) {
-            bool ours = worker < n_workers && kv_str_eq(key, "0");
+            bool ours = worker < opts->n_workers && kv_str_eq(key, "0");
             uint64_t value = kv_json_u64(j, UINT64_MAX);
 
             if (ours && is_score)
@@ -239,9 +252,9 @@ static int read_answer(const struct kc_client *client, const struct kv_buf *body
     kv_json_object(&j);
     while (kv_json_next_key(&j, &key)) {
         if (kv_str_eq(key, "scores"))
-            read_by_worker(&j, client->opts.n_workers, ret, true);
+            read_by_worker(&j, &client->opts, ret, true);
         else if (kv_str_eq(key, "tree_sizes"))
-            read_by_worker(&j, client->opts.n_workers, ret, false);
+            read_by_worker(&j, &client->opts, ret, false);
         else
             kv_json_skip(&j);
     }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * Client of a kv-indexer, as a router uses it: register workers, ask which of them hold a prompt.
- * Worker w of N has instance_id w + 1 and rank 0. Thread-confined, like its connection.
+ * Worker w of N has instance_id first_instance + w and rank 0. All workers and queries are of one
+ * tenant, which no other client uses. Thread-confined, like its connection.
  */
 #ifndef KV_CLI_CLIENT_H
 #define KV_CLI_CLIENT_H
@@ -18,6 +19,8 @@ struct kc_client_opts {
     const char *token;  /* bearer token; NULL: none */
     const char *cacert; /* PEM authorities of an https indexer; NULL: the system's */
     const char *model;
+    const char *tenant;
+    uint64_t first_instance; /* below 2^53: JSON numbers of any reader hold it */
     uint32_t block_size;
     uint32_t n_workers;
     bool msgpack; /* token ids as one binary instead of JSON */
@@ -43,9 +46,14 @@ struct kc_http *kc_client_http(struct kc_client *client);
 int kc_client_wait_healthy(struct kc_client *client, uint64_t deadline_ns, uint64_t request_ms,
                            const _Atomic bool *stop, struct kv_error *error);
 
-/** Register one worker; replaces a registration that another client left. */
+/**
+ * Register one worker. Replaces a registration of the same tenant, which an indexer may have from
+ * its peer. -EEXIST: another client's worker has the instance_id; it is left alone.
+ */
 int kc_client_register(struct kc_client *client, uint32_t worker, const char *endpoint,
                        const char *replay_endpoint, struct kv_error *error);
+
+/** Unregister one worker. -ENOENT: it isn't registered for the tenant. */
 int kc_client_unregister(struct kc_client *client, uint32_t worker, struct kv_error *error);
 
 /**

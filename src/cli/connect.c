@@ -4,10 +4,12 @@
  * away.
  */
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/mix.h"
 #include "cli/replay.h"
 
 #define HEALTHY_MS 5000 /* time for a running indexer to answer */
@@ -149,6 +151,20 @@ static int wait_until_there(struct kc_replay *replay, struct kc_client *client,
     return rc;
 }
 
+/*
+ * Choose the tenant and instance_ids of this run. A running indexer may have workers of the model
+ * which serve, and those of another replay: they must not be touched. Instance_ids are from 2^52 to
+ * 2^53, far from those that people number by hand.
+ */
+static void choose_names(struct kc_replay *replay)
+{
+    uint64_t number = kv_secret() >> 12;
+
+    snprintf(replay->tenant, sizeof(replay->tenant), "kvasir-replay-%013" PRIx64, number);
+    replay->client.tenant = replay->tenant;
+    replay->client.first_instance = (UINT64_C(1) << 52) + number / KC_MAX_WORKERS * KC_MAX_WORKERS;
+}
+
 int kc_replay_connect(struct kc_replay *replay, struct kc_client **ret, struct kv_error *error)
 {
     int rc = 0;
@@ -166,6 +182,7 @@ int kc_replay_connect(struct kc_replay *replay, struct kc_client **ret, struct k
         .n_workers = (uint32_t)replay->opts.workers,
         .msgpack = replay->opts.msgpack,
     };
+    choose_names(replay);
     rc = kc_client_create(&replay->client, ret, error);
     if (rc == 0)
         rc = wait_until_there(replay, *ret, kv_now_ns() + HEALTHY_MS * KV_NS_PER_MS, error);

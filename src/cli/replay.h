@@ -56,7 +56,8 @@ struct kc_replay {
     struct kc_trace_stats stats;
     struct kc_child *child; /* NULL with --url */
     struct kc_client_opts client;
-    bool joined; /* the indexer has answered: it may know our workers */
+    char tenant[40]; /* of this run alone */
+    bool joined;     /* the indexer has answered: it may know our workers */
     struct kc_engine **engines;
     uint64_t limit;   /* number of requests; UINT64_MAX: run until the time is over */
     uint64_t span_ms; /* length of one pass */

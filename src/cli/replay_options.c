@@ -95,7 +95,9 @@ static const struct kv_arg ARGS[] = {
      .type = KV_ARG_STR,
      .offset = AT(url),
      .value = "URL",
-     .help = "Use a running kv-indexer instead of starting one."},
+     .help =
+         "Use a running kv-indexer instead of starting one. Workers and queries are of a tenant "
+         "of this run alone; other workers, also of the same model, are left as they are."},
     {.name = "auth-token-file",
      .type = KV_ARG_STR,
      .offset = AT(auth_token_file),

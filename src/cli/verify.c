@@ -151,13 +151,23 @@ static uint64_t rss_of(int pid)
     return pages * 4096;
 }
 
+/* True for figures of this run: other programs may use the same indexer. */
+static bool is_ours(const struct kc_replay *replay, const struct kc_sample *sample)
+{
+    char model[256], tenant[256];
+
+    return kc_sample_label(sample, "model", model, sizeof(model)) &&
+           strcmp(model, replay->opts.model) == 0 &&
+           kc_sample_label(sample, "tenant", tenant, sizeof(tenant)) &&
+           strcmp(tenant, replay->tenant) == 0;
+}
+
 void kc_replay_read_metrics(struct kc_replay *replay, struct kc_client *client)
 {
     struct kc_index_figures *index = &replay->index;
     const struct kv_buf *body;
     struct kc_sample sample;
     struct kc_prom prom;
-    char model[256];
 
     if (replay->child && kc_child_pid(replay->child) > 0)
         index->rss = rss_of(kc_child_pid(replay->child));
@@ -166,9 +176,7 @@ void kc_replay_read_metrics(struct kc_replay *replay, struct kc_client *client)
         return;
     kc_prom_init(&prom, body->data, body->len);
     while (kc_prom_next(&prom, &sample)) {
-        /* other programs may use the same indexer */
-        if (!kc_sample_label(&sample, "model", model, sizeof(model)) ||
-            strcmp(model, replay->opts.model) != 0)
+        if (!is_ours(replay, &sample))
             continue;
         if (kv_str_eq(sample.name, "kv_indexer_index_bytes")) {
             index->bytes = (uint64_t)sample.value;

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """kvasir replay as people run it: a real kv-indexer, real ZMQ, its JSON report and its exit status."""
+import http.server
 import json
 import os
 import pathlib
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 
 from kvtest import *
@@ -156,6 +158,91 @@ def test_running_indexer():
         equal(indexer.score(range(8), 900), 8, "the other model's score")
 
 
+def serving(indexer, engine, instances):
+    """Register workers of the model "m" that hold two blocks each; returns what is compared afterwards."""
+    for instance in instances:
+        indexer.register(instance, engine, block_size=4)
+    engine.store([11, 12], tokens=range(8), block_size=4)
+    for instance in instances:
+        indexer.wait_score(range(8), instance, 8)
+    return lambda: ([(w["instance_id"], w["model_name"], w["tenant_id"]) for w in indexer.workers()],
+                    [indexer.score(range(8), instance) for instance in instances])
+
+
+def test_workers_that_serve_stay():
+    """--url and --model of a service: its workers are numbered from 1, and its blocks have another size."""
+    with Indexer() as indexer, Publisher() as engine:
+        state = serving(indexer, engine, (1, 2, 3))
+        before = state()
+        for extra in ([], ["--msgpack"]):
+            r, _, _ = replay("--requests", 60, "--url", indexer.url, "--workers", 3, "--model", MODEL, *extra)
+            check_report(r, 60)
+            equal(state(), before, "workers of the service")
+        _, _, err = replay("--requests", 5, "--url", indexer.url, "--workers", 3, "--model", MODEL, "--json", "/nonexistent/x",
+                           status=1)
+        equal(state(), before, f"workers of the service after a replay that failed: {err}")
+
+
+def test_two_replays_on_one_indexer():
+    """At once, and with blocks of different sizes: neither takes the other's workers."""
+    with Indexer() as indexer:
+        command = [KVASIR, "replay", "--quiet", "--json", "-", "--requests", "100", "--rate", "400", "--url", indexer.url, "--workers", "3"]
+        both = [subprocess.Popen([*command, "--block-size", size], stdout=subprocess.PIPE, text=True) for size in ("16", "64")]
+        try:
+            outputs = [process.communicate(timeout=60 * SLOW)[0] for process in both]
+        finally:
+            for process in both:
+                process.kill()
+                process.wait()
+        for process, out in zip(both, outputs):
+            equal(process.returncode, 0, f"status\n{out}")
+            check_report(json.loads(out), 100)
+        equal(indexer.workers(), [], "workers left")
+
+
+class TakenIndexer(http.server.BaseHTTPRequestHandler):
+    """An indexer that has all instance_ids registered for somebody else."""
+    protocol_version = "HTTP/1.1"
+    unregistered = []
+
+    def answer(self, status, body):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        self.answer(200, b"")
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/unregister":
+            self.unregistered.append(body)
+        self.answer(409 if self.path == "/register" else 404, b'{"error": "registered for model=m tenant=default"}')
+
+    def log_message(self, *_):
+        pass
+
+
+def test_taken_instances_are_refused():
+    """It asks to unregister none but its own tenant's workers, and says whose the others are not."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), TakenIndexer) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_address[1]}"
+            done = subprocess.run([KVASIR, "replay", "--quiet", "--url", url, "--workers", "2"], capture_output=True, text=True,
+                                  timeout=60)
+        finally:
+            server.shutdown()
+            thread.join()
+    equal(done.returncode, 1, f"status\n{done.stderr}")
+    check("is taken by a worker that this run didn't register" in done.stderr, done.stderr)
+    check(TakenIndexer.unregistered, "nothing was unregistered")
+    for body in TakenIndexer.unregistered:
+        check(body.get("tenant_id", "default").startswith("kvasir-replay-") and 2**52 <= body["instance_id"] < 2**53, f"{body}")
+
+
 def test_tokens():
     """An indexer that asks for a token: replay and top send the file's first one."""
     with tempfile.NamedTemporaryFile("w") as tokens, tempfile.NamedTemporaryFile("w") as wrong:
@@ -199,7 +286,8 @@ def test_a_wrong_index_is_noticed():
             wait_until(lambda: len(indexer.workers()) == 2, what="registration")
             # More than the question that shows whether all workers are followed
             wait_until(lambda: any("index_holder_blocks" in name and value > 500 for name, value in indexer.metrics().items()), what="traffic")
-            equal(indexer.post("/test/pause_listener", {"instance_id": 1}).status, 200, "pause")
+            first = min(worker["instance_id"] for worker in indexer.workers())
+            equal(indexer.post("/test/pause_listener", {"instance_id": first}).status, 200, "pause")
             out, _ = process.communicate(timeout=60)
         finally:
             process.kill()
