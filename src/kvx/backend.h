@@ -37,7 +37,8 @@ extern "C"
 
 /**
  * Return the backend for device memory, loaded on first use and kept. Looks for $KVX_CUDA_LIBRARY
- * (ignored in set-user-id programs), then libkvx_cuda.so.0 beside libkvx, then along the dynamic
+ * (ignored in set-user-id programs), then libkvx_cuda.so.0 beside libkvx or the program that has
+ * this code, then in ../lib beside it (neither in set-user-id programs), then along the dynamic
  * linker's path. NULL when there is none or its version doesn't fit; the reason is logged once.
  * Thread-safe.
  */

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <dlfcn.h>
+#include <link.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
+#include <unistd.h>
 
 #include "kvx/backend.h"
 #include "kvx/log.h"
@@ -13,22 +17,47 @@
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static const struct kvx_backend *backend; /* written once, before pthread_once returns */
 
-/* Open libkvx_cuda beside the object that contains this code; NULL when that object is unknown. */
+/*
+ * Write the absolute path of the library or program that contains this code: as kv_own_path of
+ * base/own_path.h, which says why, but this room uses no other.
+ */
+static bool own_path(char *ret, size_t size)
+{
+    struct link_map *map;
+    Dl_info self;
+    ssize_t len;
+
+    if (getauxval(AT_SECURE) || !dladdr1((void *)&once, &self, (void **)&map, RTLD_DL_LINKMAP))
+        return false;
+    if (*map->l_name)
+        return *map->l_name == '/' && snprintf(ret, size, "%s", map->l_name) < (int)size;
+    len = readlink("/proc/self/exe", ret, size);
+    if (len <= 0 || (size_t)len >= size)
+        return false;
+    ret[len] = '\0';
+    return true;
+}
+
+static void *open_in(const char *folder, int len, const char *below)
+{
+    char path[4096];
+    int n = snprintf(path, sizeof(path), "%.*s/%s" LIBRARY, len, folder, below);
+
+    return n > 0 && (size_t)n < sizeof(path) ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+}
+
+/* Open libkvx_cuda beside libkvx or the program that has this code, or in lib/ beside its bin/. */
 static void *open_beside(void)
 {
-    Dl_info self;
-    char path[4096];
     const char *slash;
-    int len;
+    char code[4096];
+    void *library;
 
-    if (!dladdr((void *)&once, &self) || !self.dli_fname)
-        return NULL;
-    slash = strrchr(self.dli_fname, '/');
+    slash = own_path(code, sizeof(code)) ? strrchr(code, '/') : NULL;
     if (!slash)
         return NULL;
-    len = snprintf(path, sizeof(path), "%.*s/" LIBRARY, (int)(slash - self.dli_fname),
-                   self.dli_fname);
-    return len > 0 && (size_t)len < sizeof(path) ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+    library = open_in(code, (int)(slash - code), "");
+    return library ? library : open_in(code, (int)(slash - code), "../lib/");
 }
 
 static void *open_library(void)

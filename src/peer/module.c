@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/own_path.h"
 
 #define FLAGS (RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE)
 
@@ -24,19 +25,18 @@ static void *open_in(const char *folder, int len, const char *below, const char 
 /* Open a library beside the object that contains this code, or in lib/ beside a program's bin/. */
 static void *open_beside(const char *file)
 {
-    static const char here;
     const char *slash;
+    char code[4096];
     void *library;
-    Dl_info self;
+    bool is_program;
 
-    if (!dladdr(&here, &self) || !self.dli_fname)
+    if (!kv_own_path((void *)open_beside, code, sizeof(code), &is_program))
         return NULL;
-    slash = strrchr(self.dli_fname, '/');
+    slash = strrchr(code, '/');
     if (!slash)
         return NULL;
-    library = open_in(self.dli_fname, (int)(slash - self.dli_fname), "", file);
-    return library ? library
-                   : open_in(self.dli_fname, (int)(slash - self.dli_fname), "../lib/", file);
+    library = open_in(code, (int)(slash - code), "", file);
+    return library ? library : open_in(code, (int)(slash - code), "../lib/", file);
 }
 
 void *kvbm_library_open(const char *file, const char *variable)

@@ -30,8 +30,9 @@ struct kvbm_module {
 
 /**
  * Open a library and never unload it: libraries below it leave destructors of threads. The first
- * file counts that exists: the one that @variable names, unless the program has raised privileges;
- * beside the object that contains this code; in ../lib beside it; where the loader finds it.
+ * file counts that exists: the one that @variable names; beside the library or program that contains
+ * this code; in ../lib beside it; where the loader finds it. Programs with raised privileges, and
+ * libraries that were opened by a relative path, look only where the loader finds it.
  * Returns the table, or NULL with one log line.
  */
 const struct kvbm_module_head *kvbm_module_open(const struct kvbm_module *module);

@@ -3,15 +3,14 @@
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <link.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <sys/auxv.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/own_path.h"
 
 enum { NAME_MAX_LEN = 128, TEXT_LEN = 512 };
 
@@ -94,35 +93,22 @@ static bool is_trusted(const char *folder, const char *code)
 
 /*
  * Find the folder of plugins that were installed, or built, with this code: the one of
- * libkvstore.so, or the library folder beside that of the statically linked program. False in three
- * cases:
- * - the program has raised privileges: another user may have linked to it from a folder of theirs;
- * - the library was opened by a relative path, since the current folder may have changed;
- * - other users can write to the folder.
+ * libkvstore.so, or the library folder beside that of the statically linked program. False where
+ * kv_own_path finds none, and when other users can write to the folder.
  */
 static bool own_folder(char *ret, size_t size)
 {
-    struct link_map *map;
-    Dl_info self;
-    ssize_t len;
-    char *slash;
+    char code[4096];
+    bool is_program;
+    const char *slash;
 
-    if (getauxval(AT_SECURE) || !dladdr1((void *)own_folder, &self, (void **)&map, RTLD_DL_LINKMAP))
+    if (!kv_own_path((void *)own_folder, code, sizeof(code), &is_program))
         return false;
-    if (*map->l_name) { /* empty for the program itself */
-        if (*map->l_name != '/' || snprintf(ret, size, "%s", map->l_name) >= (int)size)
-            return false;
-    } else {
-        len = readlink("/proc/self/exe", ret, size - sizeof("/" KVS_LIBRARIES_OF_PROGRAMS));
-        if (len <= 0 || (size_t)len >= size - sizeof("/" KVS_LIBRARIES_OF_PROGRAMS))
-            return false;
-        ret[len] = '\0';
-    }
-    slash = strrchr(ret, '/');
-    if (!slash)
+    slash = strrchr(code, '/');
+    if (!slash || snprintf(ret, size, "%.*s%s", (int)(slash - code), code,
+                           is_program ? "/" KVS_LIBRARIES_OF_PROGRAMS : "") >= (int)size)
         return false;
-    strcpy(slash, *map->l_name ? "" : "/" KVS_LIBRARIES_OF_PROGRAMS);
-    return is_trusted(ret, *map->l_name ? map->l_name : "/proc/self/exe");
+    return is_trusted(ret, code);
 }
 
 enum place { ASKED_FOR, BESIDE, LOADER, N_PLACES };

@@ -7,9 +7,12 @@
 
 #include <cmocka.h>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -627,6 +630,60 @@ static void test_backends(void **state)
     in_a_child(other, "", UNS, 1);
 }
 
+static const char *in_folder(const char *folder, const char *name)
+{
+    static char path[4096];
+
+    snprintf(path, sizeof(path), "%s/%s", folder, name);
+    return path;
+}
+
+/* Make @folder, a template of mkdtemp: this program as bin/test, and a backend in lib/. */
+static void install(char *folder, const char *build)
+{
+    char model[4096];
+
+    assert_non_null(mkdtemp(folder));
+    assert_int_equal(mkdir(in_folder(folder, "bin"), 0700), 0);
+    assert_int_equal(mkdir(in_folder(folder, "lib"), 0700), 0);
+    snprintf(model, sizeof(model), "%s/tests/libkvx_model.so", build);
+    assert_int_equal(symlink(model, in_folder(folder, "lib/libkvx_cuda.so.0")), 0);
+    assert_int_equal(linkat(AT_FDCWD, "/proc/self/exe", AT_FDCWD, in_folder(folder, "bin/test"),
+                            AT_SYMLINK_FOLLOW),
+                     0);
+}
+
+static void uninstall(const char *folder)
+{
+    static const char *const made[] = {"bin/test", "lib/libkvx_cuda.so.0", "bin", "lib", ""};
+
+    for (size_t i = 0; i < sizeof(made) / sizeof(made[0]); i++)
+        (void)remove(in_folder(folder, made[i]));
+}
+
+/* A program that a shell has found in PATH, with libkvx in it, finds the backend in its ../lib. */
+static void test_backend_of_a_program(void **state)
+{
+    const char *build = getenv("KV_BUILD_DIR");
+    char folder[2048];
+    int status = -1;
+    pid_t child;
+
+    (void)state;
+    if (!build)
+        skip_because("KV_BUILD_DIR isn't set");
+    snprintf(folder, sizeof(folder), "%s/tests/kvx-XXXXXX", build);
+    install(folder, build);
+    child = fork();
+    if (child == 0) {
+        execl(in_folder(folder, "bin/test"), "test", "device", (char *)NULL);
+        _exit(126);
+    }
+    waitpid(child, &status, 0);
+    uninstall(folder);
+    assert_int_equal(status, 0);
+}
+
 /* --------------------------------------------------------------------------------------------- */
 /* Threads */
 
@@ -873,7 +930,7 @@ static void test_names(void **state)
     assert_int_equal(kvx_dtype_size(KVX_DTYPE_INVALID), 0);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_options),
@@ -887,6 +944,7 @@ int main(void)
         cmocka_unit_test(test_trtllm),
         cmocka_unit_test(test_dlpack),
         cmocka_unit_test(test_backends),
+        cmocka_unit_test(test_backend_of_a_program),
         cmocka_unit_test(test_thread_settings),
         cmocka_unit_test(test_many_callers),
         cmocka_unit_test(test_fork),
@@ -894,5 +952,7 @@ int main(void)
         cmocka_unit_test(test_names),
     };
 
+    if (argc == 2 && strcmp(argv[1], "device") == 0)
+        return device_call("", "", OK, 0);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

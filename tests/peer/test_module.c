@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -59,6 +60,31 @@ static void test_beside(void **state)
     assert_ptr_equal(kvbm_module_open(&tls), head);
 }
 
+/* Run this program as a shell that found it in PATH does, or one that lies about where it is. */
+static void starts_as(const char *argv0)
+{
+    int status = -1;
+    pid_t child = fork();
+
+    assert_true(child >= 0);
+    if (child == 0) {
+        execl("/proc/self/exe", argv0, "open", (char *)NULL);
+        _exit(126);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
+/* The program's place on the disk counts, whatever its caller says that it is called. */
+static void test_names_of_the_program(void **state)
+{
+    (void)state;
+    unsetenv(tls.variable);
+    starts_as("kvasir");
+    starts_as("/nonexistent/bin/kvasir");
+    starts_as("");
+}
+
 /* The variable decides alone: a wrong path isn't made good by a library elsewhere. */
 static void test_variable(void **state)
 {
@@ -90,14 +116,17 @@ static void test_other_builds(void **state)
     refuses(&module, "libkvbm_nothing.so.0");
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_beside),
+        cmocka_unit_test(test_names_of_the_program),
         cmocka_unit_test(test_variable),
         cmocka_unit_test(test_other_builds),
     };
 
+    if (argc == 2 && strcmp(argv[1], "open") == 0)
+        return !kvbm_module_open(&tls);
     kv_log_set_user(keep_line, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
