@@ -102,9 +102,33 @@ static void find_indexer(char *path, size_t size)
     strcpy(path, "kv-indexer");
 }
 
-/* Run the indexer in the child. Only calls that are safe between fork and exec. */
-static _Noreturn void become_indexer(const char *path, int log_fd, int error_fd, pid_t parent)
+/* True for a variable of this host's other indexers: limits, token files, logs. */
+static bool is_of_indexers(const char *entry)
 {
+    return strncmp(entry, "KV_INDEXER_", 11) == 0 || strncmp(entry, "DYN_", 4) == 0;
+}
+
+/* Copy the environment without such variables. The strings stay the program's; NULL: no memory. */
+static char **make_environment(void)
+{
+    size_t n = 0, kept = 0;
+    char **ret;
+
+    while (environ[n])
+        n++;
+    ret = calloc(n + 1, sizeof(*ret));
+    for (size_t i = 0; ret && i < n; i++)
+        if (!is_of_indexers(environ[i]))
+            ret[kept++] = environ[i];
+    return ret;
+}
+
+/* Run the indexer in the child. Only calls that are safe between fork and exec. */
+static _Noreturn void become_indexer(const char *path, char **environment, int log_fd, int error_fd,
+                                     pid_t parent)
+{
+    char *const argv[] = {"kv-indexer",  "--host", "127.0.0.1",    "--port", "0",
+                          "--log-level", "info",   "--log-format", "text",   NULL};
     int null = open("/dev/null", O_RDWR);
     sigset_t none;
     int rc;
@@ -116,8 +140,7 @@ static _Noreturn void become_indexer(const char *path, int log_fd, int error_fd,
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() == parent && null >= 0 && dup2(null, 0) >= 0 && dup2(null, 1) >= 0 &&
         dup2(log_fd, 2) >= 0)
-        execlp(path, "kv-indexer", "--host", "127.0.0.1", "--port", "0", "--log-level", "info",
-               "--log-format", "text", (char *)NULL);
+        execvpe(path, argv, environment);
     rc = errno;
     if (write(error_fd, &rc, sizeof(rc)) < 0)
         _exit(126);
@@ -125,7 +148,7 @@ static _Noreturn void become_indexer(const char *path, int log_fd, int error_fd,
 }
 
 /* Start the process; a pipe brings an error of its exec back. Returns 0 or a negative errno. */
-static int spawn(struct kc_child *child, const char *path)
+static int spawn(struct kc_child *child, const char *path, char **environment)
 {
     int log_pipe[2], error_pipe[2], failed = 0;
     pid_t parent = getpid();
@@ -140,7 +163,7 @@ static int spawn(struct kc_child *child, const char *path)
     }
     child->pid = fork();
     if (child->pid == 0)
-        become_indexer(path, log_pipe[1], error_pipe[1], parent);
+        become_indexer(path, environment, log_pipe[1], error_pipe[1], parent);
     if (child->pid < 0)
         failed = errno;
     close(log_pipe[1]);
@@ -179,7 +202,7 @@ static int wait_for_url(struct kc_child *child, const char *path, struct kv_erro
 int kc_child_start(const char *path, struct kc_child **ret, struct kv_error *error)
 {
     struct kc_child *child = calloc(1, sizeof(*child));
-    char found[4096];
+    char found[4096], **environment;
     int rc;
 
     if (!child)
@@ -191,7 +214,9 @@ int kc_child_start(const char *path, struct kc_child **ret, struct kv_error *err
         find_indexer(found, sizeof(found));
         path = found;
     }
-    rc = spawn(child, path);
+    environment = make_environment();
+    rc = environment ? spawn(child, path, environment) : -ENOMEM;
+    free(environment);
     if (rc < 0) {
         if (rc == -ENOENT)
             kv_fail(error, rc, 0, "no kv-indexer %s%s; name one: --indexer PATH",

@@ -11,7 +11,8 @@ struct kc_child;
 
 /**
  * Start @path (NULL: "kv-indexer" next to this program, else on the PATH) and wait until it
- * listens. It ends with this program, however that ends. Returns 0 or a negative errno with @error.
+ * listens. It has default options: variables KV_INDEXER_* and DYN_* of the environment don't reach
+ * it. It ends with this program, however that ends. Returns 0 or a negative errno with @error.
  */
 int kc_child_start(const char *path, struct kc_child **ret, struct kv_error *error);
 

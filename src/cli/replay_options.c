@@ -90,7 +90,9 @@ static const struct kv_arg ARGS[] = {
      .type = KV_ARG_STR,
      .offset = AT(indexer),
      .value = "PATH",
-     .help = "The kv-indexer to start. Default: the one next to this program, else on the PATH."},
+     .help =
+         "The kv-indexer to start, with default options: KV_INDEXER_* and DYN_* variables don't "
+         "reach it. Default: the one next to this program, else on the PATH."},
     {.name = "url",
      .type = KV_ARG_STR,
      .offset = AT(url),

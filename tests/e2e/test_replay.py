@@ -330,6 +330,18 @@ def test_child_dies_with_parent():
     wait_until(lambda: not any(pathlib.Path(f"/proc/{pid}").exists() for pid in child), what="the end of kv-indexer")
 
 
+def test_its_indexer_has_default_options():
+    """Variables for a service's indexer don't reach the one that a replay starts."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokens, log = pathlib.Path(folder) / "tokens", pathlib.Path(folder) / "access.log"
+        tokens.write_text("a-token\n")
+        env = {**os.environ, "KV_INDEXER_AUTH_TOKEN_FILE": str(tokens), "KV_INDEXER_MAX_BLOCKS": "10",
+               "KV_INDEXER_ACCESS_LOG": str(log), "DYN_ROUTER_MIN_INITIAL_WORKERS": "100"}
+        r, _, _ = replay("--requests", 30, "--workers", 2, env=env)
+        check_report(r, 30)
+        check(not log.exists(), "the service's access log has the replay's requests")
+
+
 def test_its_indexer_dies():
     """A kv-indexer of its own that ends is a failure with a reason, not something to wait for."""
     process = subprocess.Popen([KVASIR, "replay", "--quiet", "--rate", "5"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
