@@ -52,20 +52,39 @@ static kvx_status_t run_plan(const struct kvx_plan *plan, void *stream)
     return KVX_STATUS_OK;
 }
 
+static bool same_slots(const struct kvx_plan *a, const struct kvx_plan *b)
+{
+    return a->slots == b->slots && a->slots_wide == b->slots_wide && a->n_tokens == b->n_tokens &&
+           a->n_slots == b->n_slots && a->invalid_slot == b->invalid_slot;
+}
+
+static bool same_table(const struct kvx_plan *a, const struct kvx_plan *b)
+{
+    return a->format == b->format && a->indices == b->indices &&
+           a->indices_wide == b->indices_wide && a->n_indices == b->n_indices &&
+           a->indptr == b->indptr && a->indptr_wide == b->indptr_wide && a->lengths == b->lengths &&
+           a->lengths_wide == b->lengths_wide && a->n_sequences == b->n_sequences &&
+           a->n_beams == b->n_beams && a->max_seq_len == b->max_seq_len &&
+           a->max_blocks == b->max_blocks &&
+           memcmp(a->pool_blocks, b->pool_blocks, sizeof(a->pool_blocks)) == 0;
+}
+
+static bool same_pairs(const struct kvx_plan *a, const struct kvx_plan *b)
+{
+    return a->src_blocks == b->src_blocks && a->dst_blocks == b->dst_blocks &&
+           a->pairs_wide == b->pairs_wide && a->n_pairs == b->n_pairs &&
+           a->n_dst_blocks == b->n_dst_blocks;
+}
+
 /*
- * Return true when both plans leave out the same tokens, since they use the same slots or table and
- * caches of the same size: these are counted with the first plan.
+ * Return true when both plans leave out the same tokens, since they use the same slots, table or
+ * pairs, and caches of the same size: these are counted with the first plan. Fields of another
+ * operation are 0 in both.
  */
 static bool same_tokens(const struct kvx_plan *a, const struct kvx_plan *b)
 {
-    return a->slots == b->slots && a->indices == b->indices && a->lengths == b->lengths &&
-           a->src_blocks == b->src_blocks && a->dst_blocks == b->dst_blocks &&
-           a->n_tokens == b->n_tokens && a->n_slots == b->n_slots &&
-           a->invalid_slot == b->invalid_slot && a->max_seq_len == b->max_seq_len &&
-           a->max_blocks == b->max_blocks && a->block_size.value == b->block_size.value &&
-           a->n_pairs == b->n_pairs && a->n_src_blocks == b->n_src_blocks &&
-           a->n_dst_blocks == b->n_dst_blocks &&
-           memcmp(a->pool_blocks, b->pool_blocks, sizeof(a->pool_blocks)) == 0;
+    return same_slots(a, b) && same_table(a, b) && same_pairs(a, b) &&
+           a->block_size.value == b->block_size.value && a->n_src_blocks == b->n_src_blocks;
 }
 
 /* Join all layers into one plan, which is the rule. *@ret_joined: false if there must be more. */

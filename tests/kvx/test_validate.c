@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The ABI's shape, and every malformed call: its status, and no write. */
+/* The ABI's shape, every malformed call (its status, and no write), and what is left out where a
+ * caller asks for that. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -586,12 +587,82 @@ static void test_nothing_moves_before_the_check(void **state)
         assert_true(s.k[i] == 0 && s.v[i] == 0);
 }
 
+/* Gather from two caches in one call; returns the tokens left out. */
+static uint64_t dropped_by(const struct sample *first, const struct sample *second)
+{
+    const kvx_cache_desc_t *caches[] = {&first->cache, &second->cache};
+    const kvx_gather_desc_t *gathers[] = {&first->gather, &second->gather};
+    uint64_t dropped = 0;
+    const kvx_options_t o = {
+        .size = sizeof(o), .flags = KVX_OPTION_DROP_OUT_OF_RANGE, .dropped = &dropped};
+
+    assert_int_equal(kvx_gather_kv_layers(caches, gathers, 2, &o, NULL), OK);
+    return dropped;
+}
+
+/* Two gathers of one sample's arrays, ragged or packed. */
+static void share_table(struct sample *pair, bool ragged)
+{
+    for (int i = 0; i < 2; i++) {
+        sample_init(&pair[i]);
+        if (ragged)
+            sample_ragged(&pair[i]);
+        pair[i].gather.block_table.indices = pair[0].indices;
+        pair[i].gather.seq_lens.lengths = pair[0].lengths;
+    }
+}
+
+/* Layers whose tables are other views of the same array count their tokens themselves. */
+static void test_dropped_by_other_tables(void **state)
+{
+    struct sample *pair = malloc(2 * sizeof(*pair));
+    kvx_gather_desc_t *g = &pair[0].gather;
+
+    (void)state;
+    share_table(pair, false);
+    pair[0].indices[3] = 99; /* the last two tokens of the second sequence */
+    assert_int_equal(dropped_by(&pair[0], &pair[1]), 2); /* the same table */
+    g->block_table.seq_count = g->seq_lens.seq_count = 1;
+    g->block_table.indices_count = SAMPLE_MAX_BLOCKS;
+    g->io.num_tokens = SAMPLE_MAX_LEN;
+    g->io.key.shape[0] = g->io.value.shape[0] = SAMPLE_MAX_LEN;
+    assert_int_equal(dropped_by(&pair[0], &pair[1]), 2);
+    assert_int_equal(dropped_by(&pair[1], &pair[0]), 2);
+
+    share_table(pair, false); /* {2, 0, 3, 1, 0 ...} is {2, 3 and more, 0, 0} in 64 bits */
+    pair[1].gather.block_table.index_dtype = KVX_DTYPE_S64;
+    assert_int_equal(dropped_by(&pair[0], &pair[1]), 1);
+
+    share_table(pair, true);
+    pair[0].indices[5] = 99; /* of no sequence, or the first token of the second one */
+    pair[0].indptr[1] = 6;
+    assert_int_equal(dropped_by(&pair[0], &pair[1]), 1);
+    free(pair);
+}
+
+/* A sequence that is longer than its part of a RAGGED table: no index is out of range. */
+static void test_dropped_ragged(void **state)
+{
+    struct sample *pair = malloc(2 * sizeof(*pair));
+
+    (void)state;
+    share_table(pair, true);
+    pair[0].lengths[0] = SAMPLE_MAX_LEN; /* it has five indices */
+    assert_int_equal(kvx_gather_kv(&pair[0].cache, &pair[0].gather, NULL), RANGE);
+    assert_int_equal(dropped_by(&pair[0], &pair[1]), 0);
+    free(pair);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_version), cmocka_unit_test(test_layout_of_structs),
-        cmocka_unit_test(test_cache),   cmocka_unit_test(test_write),
-        cmocka_unit_test(test_gather),  cmocka_unit_test(test_nothing_moves_before_the_check)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_version),
+                                       cmocka_unit_test(test_layout_of_structs),
+                                       cmocka_unit_test(test_cache),
+                                       cmocka_unit_test(test_write),
+                                       cmocka_unit_test(test_gather),
+                                       cmocka_unit_test(test_nothing_moves_before_the_check),
+                                       cmocka_unit_test(test_dropped_by_other_tables),
+                                       cmocka_unit_test(test_dropped_ragged)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
