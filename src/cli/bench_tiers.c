@@ -111,6 +111,7 @@ struct figure {
     const char *name, *words;
     double seconds;
     uint64_t bytes;
+    uint32_t missing; /* loads: blocks that no tier had */
 };
 
 struct bench {
@@ -127,7 +128,7 @@ struct bench {
     uint64_t *keys, *sums;
     uint32_t *numbers;
     uint8_t *ok;
-    uint64_t wrong;
+    uint64_t wrong, missing; /* of all loads */
     struct figure figures[16];
     size_t n_figures;
 };
@@ -189,20 +190,26 @@ static int wipe(struct bench *b)
     return mirror(b, true);
 }
 
+/* Compare what the last load has brought, and count the blocks that it didn't find. */
 static int check(struct bench *b)
 {
+    struct figure *loaded = &b->figures[b->n_figures - 1];
     int rc = mirror(b, false);
 
-    for (uint32_t i = 0; i < b->n && rc == 0; i++)
-        b->wrong += !(b->ok[i / 8] >> (i % 8) & 1) ||
-                    kv_xxh64(block_at(b, i), b->opts.block, 0) != b->sums[i];
+    for (uint32_t i = 0; i < b->n && rc == 0; i++) {
+        if (b->ok[i / 8] >> (i % 8) & 1)
+            b->wrong += kv_xxh64(block_at(b, i), b->opts.block, 0) != b->sums[i];
+        else
+            loaded->missing++;
+    }
+    b->missing += loaded->missing;
     return rc < 0 ? rc : wipe(b);
 }
 
 static void note(struct bench *b, const char *name, const char *words, uint64_t start_ns)
 {
-    b->figures[b->n_figures++] =
-        (struct figure){name, words, (double)(kv_now_ns() - start_ns) / 1e9, b->n * b->opts.block};
+    b->figures[b->n_figures++] = (struct figure){
+        name, words, (double)(kv_now_ns() - start_ns) / 1e9, b->n * b->opts.block, 0};
 }
 
 /* ---- moving ---- */
@@ -243,9 +250,12 @@ static int move_all(struct bench *b, bool store)
 
 static int load(struct bench *b, const char *name, const char *words)
 {
-    uint64_t start_ns = kv_now_ns();
-    int rc = move_all(b, false);
+    uint64_t start_ns;
+    int rc;
 
+    memset(b->ok, 0, b->n / 8 + 1);
+    start_ns = kv_now_ns();
+    rc = move_all(b, false);
     note(b, name, words, start_ns);
     return rc < 0 ? rc : check(b);
 }
@@ -395,6 +405,7 @@ static void print_json(const struct bench *b)
     kv_json_member_u64(&json, "block_bytes", b->opts.block);
     kv_json_member_u64(&json, "blocks", b->n);
     kv_json_member_u64(&json, "wrong", b->wrong);
+    kv_json_member_u64(&json, "missing", b->missing);
     for (size_t i = 0; i < b->n_figures; i++) {
         kv_json_key(&json, b->figures[i].name);
         kv_json_begin_object(&json);
@@ -421,8 +432,15 @@ static void print(const struct bench *b)
                    b->copier ? "the plain copy's" : "memcpy's");
         putchar('\n');
     }
+    if (b->wrong || b->missing)
+        putchar('\n');
     if (b->wrong)
-        printf("\n%" PRIu64 " blocks did not come back as they were.\n", b->wrong);
+        printf("%" PRIu64 " blocks did not come back as they were.\n", b->wrong);
+    for (size_t i = 0; i < b->n_figures; i++)
+        if (b->figures[i].missing)
+            printf("%s: %" PRIu32 " of %" PRIu32 " blocks were not there: a tier is too small, "
+                   "or its policy left them out.\n",
+                   b->figures[i].words, b->figures[i].missing, b->n);
 }
 
 static void tear_down(struct bench *b)
@@ -462,7 +480,7 @@ static int bench(struct bench *b)
         print(b);
     tear_down(b);
     free(strings);
-    return rc < 0 ? 5 : b->wrong ? 1 : 0;
+    return rc < 0 ? 5 : b->wrong || b->missing ? 1 : 0;
 }
 
 /* Exit at once on ^C: the tiers are crash-safe, and a disk may take long to answer. */

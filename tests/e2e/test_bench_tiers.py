@@ -2,6 +2,7 @@
 """`kvasir bench tiers`: what it moves comes back, and what it says can be read by people and programs."""
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -64,6 +65,26 @@ def test_configuration():
         with open(path, "a", encoding="utf-8") as file:
             file.write("nosuch = 1\n")
         equal(bench("tiers", *SMALL, "--config", path).returncode, 5)
+
+
+def test_too_small():
+    """Blocks that a tier doesn't hold are missing, not damaged."""
+    with tempfile.TemporaryDirectory() as directory:
+        policy = directory + "/policy.conf"
+        with open(policy, "w", encoding="utf-8") as file:
+            file.write("disk_policy = frequency\ndisk_threshold = 2\n")
+        for name, step, options in (("host", "host to cache", ["--host", "320KiB"]),
+                                    ("disk", "disk to cache", ["--disk-bytes", "320KiB"]),
+                                    ("policy", "disk to cache", ["--config", policy])):
+            if name != "host":
+                os.mkdir(f"{directory}/{name}")
+                options += ["--disk", f"{directory}/{name}"]
+            done = bench("tiers", *SMALL, *options)
+            equal((done.returncode, done.stderr), (1, ""), name)
+            found = re.search(rf"^{step}: (\d+) of 48 blocks were not there: a tier is too small, or its policy", done.stdout, re.M)
+            check(found and "did not come back" not in done.stdout, f"{name}: {done.stdout}")
+            figures = json.loads(bench("tiers", *SMALL, *options, "--json").stdout)
+            check(figures["wrong"] == 0 and figures["missing"] > 0, f"{name}: {figures}")
 
 
 def test_refused():
