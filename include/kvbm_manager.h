@@ -276,10 +276,12 @@ KV_API long kvbm_cache_store(struct kvbm_cache *cache, const struct kvbm_chain *
 /**
  * Load key i of @chain into block blocks[i] of @cache, from whatever tier has it, and wait for it.
  *
- * Returns the number of keys, from the first on, whose blocks are in the cache now: a prompt's
- * usable prefix, 0 when no tier has the first key. A block not fetched after three quarters of
- * @timeout_ms counts as missing. Errors: as kvbm_cache_store. Nothing writes into the cache's
- * blocks on return. Any thread.
+ * A block without a host block or staging buffer to be fetched into waits for one, at most
+ * @timeout_ms; calls that wait take turns. Returns the number of keys, from the first on, whose
+ * blocks are in the cache now: a prompt's usable prefix, 0 when no tier has the first key or there
+ * was no room all the time. A block not fetched after three quarters of @timeout_ms counts as
+ * missing. Errors: as kvbm_cache_store. Nothing writes into the cache's blocks on return. Any
+ * thread.
  */
 KV_API long kvbm_cache_load(struct kvbm_cache *cache, const struct kvbm_chain *chain, size_t n,
                             const uint32_t *blocks, uint32_t timeout_ms);

@@ -96,9 +96,9 @@ struct kvbm_volume_io {
 /**
  * Copy the blocks of keys into memory, and wait for it. A block whose bit in ok is 0 is a miss: its
  * bytes are undefined. Every block is verified: by its checksum, or at a peer of this machine by its
- * generation. A peer that lends no more just now (lease_share) gives misses, too. Nothing writes into
- * the blocks after the return. Returns the number of blocks that
- * came, 0 and more, also when the volume is down; -EINVAL; -ENOMEM.
+ * generation. A peer that lends no more just now (lease_share) gives misses, too. A block that finds
+ * all buffers in use waits for one until deadline_ns. Nothing writes into the blocks after the return.
+ * Returns the number of blocks that came, 0 and more, also when the volume is down; -EINVAL; -ENOMEM.
  */
 KV_API long kvbm_volume_get(struct kvbm_volume *volume, const struct kvbm_volume_io *io);
 

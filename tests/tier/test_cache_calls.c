@@ -7,7 +7,9 @@
 
 #include <cmocka.h>
 #include <pthread.h>
+#include <stdatomic.h>
 
+#include "base/clock.h"
 #include "manager_world.h"
 
 #define N 8u
@@ -75,7 +77,8 @@ struct burst {
     struct world *w;
     uint64_t keys[N];
     uint32_t blocks[N];
-    long stored;
+    uint32_t rounds;
+    long stored; /* or loaded */
 };
 
 static void *store_burst(void *arg)
@@ -138,6 +141,121 @@ static void test_no_room(void **state)
     world_fini(&w);
 }
 
+/* ---- loads wait for room ---- */
+
+/* Four prompts of N blocks on the disk, and few buffers to load them through. */
+static void on_disk(struct world *w, uint32_t host_blocks, struct burst *bursts)
+{
+    world_init(w, host_blocks);
+    w->opts.staging_blocks = N;
+    w->opts.disk = w->disk;
+    w->opts.disk_bytes = 64u * HOST_STRIDE;
+    world_start(w);
+    world_attach(w, false);
+    for (uint32_t i = 0; i < 4; i++) {
+        bursts[i].w = w;
+        fill(w, 1000 * (i + 1), bursts[i].keys, bursts[i].blocks, N * i);
+        store_burst(&bursts[i]);
+        assert_int_equal(bursts[i].stored, N);
+        assert_int_equal(kvbm_manager_drain(w->m, 60000), 0);
+    }
+}
+
+static void *load_burst(void *arg)
+{
+    struct burst *b = arg;
+    struct kvbm_chain chain = world_chain(b->keys);
+
+    for (b->stored = N; b->stored == N && b->rounds > 0; b->rounds--)
+        b->stored = kvbm_cache_load(b->w->cache, &chain, N, b->blocks, 60000);
+    return NULL;
+}
+
+/* As many threads load as there are prompts, and there are buffers for one of them. */
+static void test_loads_wait(void **state)
+{
+    struct burst bursts[4];
+    pthread_t threads[4];
+    struct world w;
+
+    (void)state;
+    for (uint32_t host_blocks = 0; host_blocks <= N; host_blocks += N) {
+        on_disk(&w, host_blocks, bursts);
+        world_wipe(&w);
+        for (uint32_t i = 0; i < 4; i++) {
+            bursts[i].rounds = 10;
+            assert_int_equal(pthread_create(&threads[i], NULL, load_burst, &bursts[i]), 0);
+        }
+        for (uint32_t i = 0; i < 4; i++) {
+            pthread_join(threads[i], NULL);
+            assert_int_equal(bursts[i].stored, N);
+            for (uint32_t k = 0; k < N; k++)
+                assert_true(world_holds(&w, bursts[i].blocks[k], bursts[i].keys[k]));
+        }
+        world_fini(&w);
+    }
+}
+
+static _Atomic bool enough;
+
+/* Load again and again, so that the buffers are free for a moment only. */
+static void *load_on(void *arg)
+{
+    struct burst *b = arg;
+    struct kvbm_chain chain = world_chain(b->keys);
+
+    while (!atomic_load(&enough))
+        b->stored = kvbm_cache_load(b->w->cache, &chain, N, b->blocks, 60000);
+    return NULL;
+}
+
+/* Nobody has to wait long for his turn, however eager others are. */
+static void test_turns(void **state)
+{
+    struct burst bursts[4];
+    struct kvbm_chain chain;
+    pthread_t threads[3];
+    struct world w;
+
+    (void)state;
+    on_disk(&w, 0, bursts);
+    atomic_store(&enough, false);
+    for (uint32_t i = 0; i < 3; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, load_on, &bursts[i]), 0);
+    chain = world_chain(bursts[3].keys);
+    for (uint32_t i = 0; i < 20; i++)
+        assert_int_equal(kvbm_cache_load(w.cache, &chain, N, bursts[3].blocks, 20000), N);
+    atomic_store(&enough, true);
+    for (uint32_t i = 0; i < 3; i++) {
+        pthread_join(threads[i], NULL);
+        assert_int_equal(bursts[i].stored, N);
+    }
+    world_fini(&w);
+}
+
+/* Room that never comes: the deadline ends the wait, and the first block is no miss before. */
+static void test_load_finds_no_room(void **state)
+{
+    uint64_t held[N], start;
+    struct burst bursts[4];
+    struct kvbm_chain chain;
+    struct kvbm_pin *pin;
+    struct world w;
+
+    (void)state;
+    on_disk(&w, N, bursts);
+    world_keys(900, held, N);
+    chain = world_chain(held);
+    assert_int_equal(kvbm_manager_prepare_store(w.m, &chain, N, &pin), N);
+    chain = world_chain(bursts[0].keys);
+    start = kv_now_ns();
+    assert_int_equal(kvbm_cache_load(w.cache, &chain, N, bursts[0].blocks, 60), 0);
+    assert_true(kv_now_ns() - start >= 60 * KV_NS_PER_MS);
+    kvbm_pin_release(pin);
+    assert_int_equal(kvbm_cache_load(w.cache, &chain, N, bursts[0].blocks, 60000), N);
+    world_fini(&w);
+}
+
 static void test_refused(void **state)
 {
     uint64_t key = 5;
@@ -163,8 +281,13 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_host),    cmocka_unit_test(test_no_host),
-        cmocka_unit_test(test_burst),   cmocka_unit_test(test_no_room),
+        cmocka_unit_test(test_host),
+        cmocka_unit_test(test_no_host),
+        cmocka_unit_test(test_burst),
+        cmocka_unit_test(test_no_room),
+        cmocka_unit_test(test_loads_wait),
+        cmocka_unit_test(test_turns),
+        cmocka_unit_test(test_load_finds_no_room),
         cmocka_unit_test(test_refused),
     };
 

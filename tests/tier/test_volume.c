@@ -14,6 +14,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -526,6 +527,53 @@ static void refused(struct kvbm_volume_opts opts)
     assert_null(volume);
 }
 
+/* ---- more gets at a time than there are buffers ---- */
+
+#define THREADS 4u
+#define EACH (N / THREADS)
+
+struct getter {
+    struct kvbm_volume *volume;
+    uint32_t first;
+    long missed;
+};
+
+static void *get_often(void *arg)
+{
+    struct getter *g = arg;
+    const struct kvbm_chain own = {.size = sizeof(own), .keys = keys + g->first, .scattered = true};
+    struct kvbm_volume_io io = {
+        .size = sizeof(io), .chain = &own, .n = EACH, .layout = to, .blocks = blocks + g->first};
+
+    for (uint32_t i = 0; i < 20; i++) {
+        io.deadline_ns = kv_now_ns() + 60 * KV_NS_PER_S;
+        g->missed += EACH - kvbm_volume_get(g->volume, &io);
+    }
+    return NULL;
+}
+
+static void test_gets_wait(void **state)
+{
+    const struct kvbm_volume_opts opts = in_files("busy");
+    struct kvbm_volume *volume = open_volume(&opts);
+    struct getter getters[THREADS];
+    pthread_t threads[THREADS];
+
+    (void)state;
+    assert_int_equal(put(volume, N, NULL), N);
+    for (uint32_t i = 0; i < THREADS; i++) {
+        getters[i] = (struct getter){.volume = volume, .first = i * EACH};
+        assert_int_equal(pthread_create(&threads[i], NULL, get_often, &getters[i]), 0);
+    }
+    for (uint32_t i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        assert_int_equal(getters[i].missed, 0);
+    }
+    for (uint32_t i = 0; i < N; i++)
+        assert_int_equal(visit(to, blocks[i], keys[i], false), 0);
+    assert_int_equal(kvbm_volume_unregister(volume, 10000), 0);
+}
+
 static void test_misuse(void **state)
 {
     struct kvbm_volume_opts opts = in_files("a/b"), good = in_files("good");
@@ -575,7 +623,7 @@ int main(void)
         CASE(test_files),       CASE(test_store),           CASE(test_full),
         CASE(test_damaged),     CASE(test_health),          CASE(test_peer),
         CASE(test_peer_killed), CASE(test_peer_lends_less), CASE(test_peer_of_another_form),
-        CASE(test_misuse),
+        CASE(test_misuse),      CASE(test_gets_wait),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

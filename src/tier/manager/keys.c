@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Blocking calls on keys: prepare, copy, wait and release in one call. A store that finds no room
- * waits for it, whereas prepare_store returns at once. */
+/* Blocking calls on keys: prepare, copy, wait and release in one call. A call that finds no room
+ * waits for it, whereas prepare_store and prepare_load return at once. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -19,6 +19,7 @@ struct call {
     uint64_t deadline_ns;
     uint8_t *state, *ok;
     uint32_t *host; /* host blocks of the pin */
+    struct kvbm_turn turn;
 };
 
 static int call_init(struct call *c, struct kvbm_cache *cache, const struct kvbm_chain *chain,
@@ -50,6 +51,7 @@ static int call_init(struct call *c, struct kvbm_cache *cache, const struct kvbm
 
 static void call_fini(struct call *c)
 {
+    kvbm_turn_end(c->manager, &c->turn);
     free(c->state);
     free(c->ok);
     free(c->host);
@@ -170,7 +172,7 @@ long kvbm_cache_store(struct kvbm_cache *cache, const struct kvbm_chain *chain, 
 /* ---- load ---- */
 
 /* Load from key @from on, as many blocks as the host tier has room for. Returns how many have
- * arrived. */
+ * arrived, -EBUSY when there was no room for the first one. */
 static long load_some(struct call *c, uint32_t from, const uint32_t *blocks)
 {
     const uint8_t *keys = (const uint8_t *)c->chain.keys + (size_t)from * c->manager->key_len;
@@ -192,6 +194,8 @@ static long load_some(struct call *c, uint32_t from, const uint32_t *blocks)
     rc = kvbm_manager_prepare_load(c->manager, &chain, n, &opts, &pin);
     if (rc < 0)
         return rc;
+    if (rc > 0)
+        kvbm_turn_end(c->manager, &c->turn);
     kvbm_pin_wait(pin, (uint32_t)kv_ms_until(opts.deadline_ns, now));
     ready = kvbm_pin_state(pin, c->state);
     if (ready > 0) {
@@ -203,7 +207,27 @@ static long load_some(struct call *c, uint32_t from, const uint32_t *blocks)
             done++;
     }
     kvbm_pin_release(pin);
+    if (rc >= 0 && ready == 0 && c->state[0] == KVBM_BUSY)
+        return -EBUSY;
     return rc < 0 ? rc : done;
+}
+
+/* Load from key @from on as soon as there is room. Returns how many blocks have arrived, 0 also when
+ * the time ended before. */
+static long load_when_room(struct call *c, uint32_t from, const uint32_t *blocks)
+{
+    const uint8_t *keys = c->chain.keys;
+    long rc = kvbm_turn_give_way(c->manager, &c->turn, c->chain.group,
+                                 keys + (size_t)from * c->manager->key_len, c->deadline_ns);
+
+    if (rc == 0)
+        rc = load_some(c, from, blocks);
+    while (rc == -EBUSY && kvbm_ms_until(c->deadline_ns)) {
+        rc = kvbm_turn_wait(c->manager, &c->turn, c->deadline_ns);
+        if (rc == 0)
+            rc = load_some(c, from, blocks);
+    }
+    return rc == -EBUSY ? 0 : rc;
 }
 
 long kvbm_cache_load(struct kvbm_cache *cache, const struct kvbm_chain *chain, size_t n,
@@ -214,7 +238,7 @@ long kvbm_cache_load(struct kvbm_cache *cache, const struct kvbm_chain *chain, s
     uint32_t done = 0;
 
     while (rc == 0 && some > 0 && done < c.n) {
-        some = load_some(&c, done, blocks);
+        some = load_when_room(&c, done, blocks);
         done += some > 0 ? (uint32_t)some : 0;
     }
     call_fini(&c);

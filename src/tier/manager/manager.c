@@ -151,6 +151,7 @@ static struct kvbm_manager *manager_new(void)
     m->jobs.done_wake.fd = -1;
     m->jobs.done_tail = &m->jobs.done;
     m->mover.inbox_tail = &m->mover.inbox;
+    TAILQ_INIT(&m->pins.turns);
     return m;
 }
 

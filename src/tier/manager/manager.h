@@ -20,6 +20,7 @@
  *   job.c            jobs: copies between a pin's host blocks and a cache
  *   job_calls.c      connectors' calls on jobs: submit, cancel, poll, wait
  *   keys.c           blocking stores and loads by keys, over pins and jobs
+ *   turn.c           blocking calls that wait for host blocks take turns
  *   direct.c         jobs between a cache and the tiers below, without host blocks
  *   onboard.c        blocking loads into a cache's pool, by hashes or handles
  *   offload.c        offloads: which blocks are offered, when a copy begins

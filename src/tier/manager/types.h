@@ -13,6 +13,7 @@
 #include "kvbm_manager.h"
 #include "tier/disk/disk.h"
 #include "tier/manager/set.h"
+#include "tier/manager/turn.h"
 #include "tier/object/object.h"
 #include "tier/peer/peer.h"
 
@@ -283,6 +284,7 @@ struct kvbm_pins {
     uint32_t n_object_fetched, max_object_fetched;
     uint32_t n_peer_fetched; /* of n_object_fetched, blocks that come from peers */
     uint32_t n_leased;       /* blocks of leases that pins keep, and of such being asked for */
+    TAILQ_HEAD(kvbm_turns, kvbm_turn) turns; /* blocking calls that wait for host blocks (turn.c) */
 };
 
 /** Copies between caches and pins (job.c, job_calls.c). */
@@ -342,7 +344,7 @@ struct kvbm_manager {
     pthread_cond_t work, changed; /* work wakes the mover; changed wakes callers */
     bool stopping;
     uint32_t forks;     /* forks counted at creation: a higher number means a child */
-    uint32_t n_waiters; /* threads in kvbm_manager_wait and kvbm_manager_drain */
+    uint32_t n_waiters; /* threads in kvbm_manager_wait, kvbm_manager_drain and kvbm_turn_wait */
 
     struct kvbm_manager_opts opts;
     char *strings; /* strings of opts */

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "peer/blockset.h"
+#include "tier/manager/turn.h"
 #include "tier/volume/volume.h"
 
 #define DEFAULT_MS 10000
@@ -201,26 +202,71 @@ static void wait_job(struct kvbm_manager *m, uint64_t id, uint64_t deadline_ns)
     }
 }
 
-static int get_from_tier(struct kvbm_volume *v, struct kvbm_cache *cache,
-                         struct kvbm_volume_part *part)
+/* Get keys [first, first + n) of a part. state says where each of them was in the end. */
+static int get_run(struct kvbm_volume *v, struct kvbm_cache *cache, struct kvbm_volume_part *part,
+                   uint32_t first, uint32_t n)
 {
     const struct kvbm_pin_opts opts = {.size = sizeof(opts), .deadline_ns = part->deadline_ns};
+    const struct kvbm_chain chain = piece(v, &part->chain, first);
+    uint8_t ok[KVBM_VOLUME_BATCH / 8] = {0};
     struct kvbm_job job = {.size = sizeof(job),
                            .cache = cache,
-                           .blocks = part->blocks,
+                           .blocks = part->blocks + first,
                            .deadline_ns = part->deadline_ns,
-                           .ok = part->ok};
-    long rc = kvbm_manager_prepare_load(v->manager, &part->chain, part->n, &opts, &job.pin);
+                           .ok = ok};
+    long rc = kvbm_manager_prepare_load(v->manager, &chain, n, &opts, &job.pin);
     int64_t id;
 
     if (rc < 0)
         return (int)rc;
     id = kvbm_manager_submit(v->manager, &job);
+    if (id > 0) {
+        wait_job(v->manager, (uint64_t)id, part->deadline_ns);
+        (void)kvbm_pin_state(job.pin, part->state + first);
+    }
     kvbm_pin_release(job.pin);
-    if (id < 0)
-        return (int)id;
-    wait_job(v->manager, (uint64_t)id, part->deadline_ns);
-    return 0;
+    for (uint32_t i = 0; i < n; i++)
+        part->ok[(first + i) / 8] |= (uint8_t)((ok[i / 8] >> (i % 8) & 1) << ((first + i) % 8));
+    return id < 0 ? (int)id : 0;
+}
+
+/* Find the first keys of a part in a row that found no room to be fetched into. Returns their
+ * number. */
+static uint32_t busy_run(const struct kvbm_volume_part *part, uint32_t *first)
+{
+    uint32_t n = 0;
+
+    for (*first = 0; *first < part->n && part->state[*first] != KVBM_BUSY;)
+        ++*first;
+    while (*first + n < part->n && part->state[*first + n] == KVBM_BUSY)
+        n++;
+    return n;
+}
+
+/* Get a part: first all keys, then again those that found no room. Without those between them, whose
+ * blocks would take the room. */
+static int get_from_tier(struct kvbm_volume *v, struct kvbm_cache *cache,
+                         struct kvbm_volume_part *part)
+{
+    struct kvbm_turn turn = {.waits = false};
+    uint32_t first = 0, n = part->n;
+    int rc = kvbm_turn_give_way(v->manager, &turn, part->chain.group, part->chain.keys,
+                                part->deadline_ns);
+
+    while (rc == 0 && n) {
+        uint32_t before = first, more;
+
+        rc = get_run(v, cache, part, first, n);
+        more = busy_run(part, &first);
+        if (rc == 0 && more == n && first == before) /* none of them found room */
+            rc = ms_until(part->deadline_ns) ? kvbm_turn_wait(v->manager, &turn, part->deadline_ns)
+                                             : -ETIMEDOUT;
+        else
+            kvbm_turn_end(v->manager, &turn);
+        n = more;
+    }
+    kvbm_turn_end(v->manager, &turn);
+    return rc == -ETIMEDOUT || rc == -ESHUTDOWN ? 0 : rc;
 }
 
 /* Copy what the caller wants, with defaults filled in. Returns false when something is missing. */

@@ -33,6 +33,7 @@ struct kvbm_volume_part {
     const uint32_t *blocks;
     uint64_t deadline_ns;
     uint8_t ok[KVBM_VOLUME_BATCH / 8]; /* zeros; the callee sets bits */
+    uint8_t state[KVBM_VOLUME_BATCH];  /* of a tier: enum kvbm_where of each key */
 };
 
 /** Get keys of a peer. What doesn't come is a miss. Returns 0 or -ENOMEM. */
