@@ -540,7 +540,8 @@ KV_API long kvbm_manager_offload(struct kvbm_cache *cache, const struct kvbm_imm
 
 /**
  * Onboard the prefix of @chain into the cache's pool, from any tier. Blocks the caller for up to
- * @timeout_ms. ret[i] is a handle on a registered block, for i below the returned length.
+ * @timeout_ms. ret[i] is a handle on a registered block, for i below the returned length. Tokens of
+ * @chain, page_size a block, go into the events of blocks that enter the pool or the host tier.
  *
  * Blocks that reach the host tier later than three quarters of the time are left out. Returns the
  * length, 0 when no tier has the first block. When a tier has it and it can't be onboarded:

@@ -140,6 +140,14 @@ const char *kvbm_tier_name(enum kv_tier tier);
 void kvbm_report_leaks(struct kvbm_pool *pool, uint64_t mutable, uint64_t immutable);
 
 /**
+ * As kvbm_pool_adopt, for one block whose event gets @tokens (block_size of them; NULL: none). Also
+ * returns -ENOMEM. Takes the lock (register.c).
+ */
+int kvbm_pool_adopt_tokens(struct kvbm_pool *pool, struct kvbm_mutable *block,
+                           const struct kvbm_immutable *like, const uint32_t *tokens,
+                           struct kvbm_immutable *ret);
+
+/**
  * Count mutable, complete and immutable handles. Takes the lock, and visits every block when there
  * are any.
  */

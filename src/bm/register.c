@@ -376,7 +376,8 @@ static void adopt_priority(struct kvbm_pool *pool, uint32_t i, struct kvbm_pool 
         kvbm_retain_drop(pool, i);
 }
 
-static uint32_t adopt_one(struct kvbm_pool *pool, uint32_t i, const struct kvbm_immutable *like)
+static uint32_t adopt_one(struct kvbm_pool *pool, uint32_t i, const struct kvbm_immutable *like,
+                          const uint32_t *tokens)
 {
     struct kvbm_pool *from = like->handle.pool;
     uint32_t source = like->handle.block + 1, entry = from->slots[source].entry, slot;
@@ -384,6 +385,8 @@ static uint32_t adopt_one(struct kvbm_pool *pool, uint32_t i, const struct kvbm_
     kvbm_entry_get(pool->registry, entry, 0, 0); /* the entry exists: parent and position stay */
     pool->slots[i].entry = entry;
     becomes_complete(pool, i);
+    if (tokens)
+        keep_tokens(pool, i, tokens);
     slot = register_one(pool, i);
     adopt_priority(pool, slot, from, source);
     return slot;
@@ -399,25 +402,25 @@ static int reserve_ends(struct kvbm_pool *pool, const struct kvbm_immutable *lik
     return any ? kvbm_retain_reserve(pool, n) : 0;
 }
 
-int kvbm_pool_adopt(struct kvbm_pool *pool, struct kvbm_mutable *blocks, size_t n,
-                    const struct kvbm_immutable *like, struct kvbm_immutable *ret)
+/* @tokens: of all blocks, or NULL */
+static int adopt(struct kvbm_pool *pool, struct kvbm_mutable *blocks, size_t n,
+                 const struct kvbm_immutable *like, const uint32_t *tokens,
+                 struct kvbm_immutable *ret, void *caller)
 {
-    void *caller = __builtin_return_address(0);
     int err = 0;
 
-    if (!pool || (n && (!blocks || !like || !ret)))
-        return -EINVAL;
-    if (!n)
-        return 0;
     kvbm_lock(pool->registry);
     for (size_t i = 0; err == 0 && i < n; i++)
         err = check_like(pool, &like[i]);
     if (err == 0)
         err = reserve_ends(pool, like, n);
+    if (err == 0 && tokens)
+        err = kvbm_slab_reserve(&pool->tokens, n);
     if (err == 0)
         err = kvbm_claim(pool, &blocks->handle, n, KVBM_RESET, KVBM_RESET, false);
     for (size_t i = 0; err == 0 && i < n; i++) {
-        uint32_t slot = adopt_one(pool, blocks[i].handle.block + 1, &like[i]);
+        uint32_t slot = adopt_one(pool, blocks[i].handle.block + 1, &like[i],
+                                  tokens ? tokens + i * pool->block_size : NULL);
 
         kvbm_track(pool, slot, caller);
         ret[i].handle = kvbm_handle_of(pool, slot);
@@ -425,4 +428,19 @@ int kvbm_pool_adopt(struct kvbm_pool *pool, struct kvbm_mutable *blocks, size_t 
     }
     kvbm_unlock(pool->registry);
     return err;
+}
+
+int kvbm_pool_adopt(struct kvbm_pool *pool, struct kvbm_mutable *blocks, size_t n,
+                    const struct kvbm_immutable *like, struct kvbm_immutable *ret)
+{
+    if (!pool || (n && (!blocks || !like || !ret)))
+        return -EINVAL;
+    return n ? adopt(pool, blocks, n, like, NULL, ret, __builtin_return_address(0)) : 0;
+}
+
+int kvbm_pool_adopt_tokens(struct kvbm_pool *pool, struct kvbm_mutable *block,
+                           const struct kvbm_immutable *like, const uint32_t *tokens,
+                           struct kvbm_immutable *ret)
+{
+    return adopt(pool, block, 1, like, tokens, ret, __builtin_return_address(0));
 }

@@ -29,9 +29,10 @@ static bool becomes_held(struct kvbm_pin *pin, uint32_t i)
     } else if (item->source.pool || pin->likes) {
         struct kvbm_immutable held;
 
-        if (kvbm_pool_adopt(m->host, (struct kvbm_mutable *)&item->host, 1,
-                            pin->likes ? &pin->likes[i] : (struct kvbm_immutable *)&item->source,
-                            &held) == 0) {
+        if (kvbm_pool_adopt_tokens(m->host, (struct kvbm_mutable *)&item->host,
+                                   pin->likes ? &pin->likes[i]
+                                              : (struct kvbm_immutable *)&item->source,
+                                   kvbm_pin_tokens(pin, i), &held) == 0) {
             item->host = held.handle;
             item->state = ITEM_HELD;
         } else {

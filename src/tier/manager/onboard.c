@@ -138,8 +138,9 @@ static int register_one(struct onboard *o, uint32_t i, struct kvbm_immutable *re
     if (o->pin->likes)
         return kvbm_pool_adopt(o->cache->pool, target, 1, &o->pin->likes[i], ret);
     if (item->state == ITEM_HELD)
-        return kvbm_pool_adopt(o->cache->pool, target, 1,
-                               (const struct kvbm_immutable *)&item->host, ret);
+        return kvbm_pool_adopt_tokens(o->cache->pool, target,
+                                      (const struct kvbm_immutable *)&item->host,
+                                      kvbm_pin_tokens(o->pin, i), ret);
     rc = kvbm_pool_complete(o->cache->pool, target, 1, &chain, &complete);
     return rc < 0 ? rc : kvbm_pool_register(o->cache->pool, &complete, 1, ret);
 }
@@ -189,7 +190,10 @@ long kvbm_manager_onboard(struct kvbm_cache *cache, const struct kvbm_chain *cha
                                .keys = (const uint8_t *)chain->keys +
                                        (size_t)found * cache->manager->key_len,
                                .parent = chain->parent,
-                               .position = chain->position + (uint32_t)found};
+                               .position = chain->position + (uint32_t)found,
+                               .tokens = KV_OPT(chain, tokens, NULL)};
+    if (rest.tokens)
+        rest.tokens += (size_t)found * cache->manager->block_tokens;
     if (kvbm_chain_scattered(chain)) {
         rest.scattered = true;
         rest.position = chain->position;
