@@ -112,10 +112,56 @@ static void test_tokens(void **state)
     comes_back(0, true);
 }
 
+/* ---- why nothing came ---- */
+
+static long onboard_one(struct world *w, uint64_t key, uint32_t timeout_ms)
+{
+    struct kvbm_chain chain = world_chain(&key);
+    struct kvbm_immutable held;
+    long n = kvbm_manager_onboard(w->cache, &chain, 1, timeout_ms, &held);
+
+    if (n == 1)
+        kvbm_immutable_release(&held);
+    return n;
+}
+
+/* The disk has the block, but there is no host block for it, or another pin stores it and doesn't
+ * end. */
+static void test_reasons(void **state)
+{
+    uint64_t other[N], key = FIRST;
+    struct kvbm_chain chain = world_chain(&key);
+    struct kvbm_pin *pin;
+    struct world w;
+
+    (void)state;
+    world_init(&w, N);
+    world_with_disk(&w, 100);
+    world_start(&w);
+    world_attach(&w, true);
+    assert_int_equal(world_store(&w, FIRST, 1), 1);
+    assert_int_equal(kvbm_manager_drain(w.m, 30000), 0);
+    kvbm_pool_reset_keys(kvbm_manager_pool(w.m, KV_TIER_HOST), 0, &key, 1, NULL);
+    assert_int_equal(onboard_one(&w, FIRST + 1, 30000), 0); /* no tier has it */
+    assert_int_equal(onboard_one(&w, FIRST + 1, 0), 0);
+    assert_int_equal(kvbm_manager_prepare_store(w.m, &chain, 1, &pin), 1);
+    assert_int_equal(onboard_one(&w, FIRST, 100), -ETIMEDOUT);
+    kvbm_pin_release(pin);
+    world_keys(2 * FIRST, other, N);
+    chain = world_chain(other);
+    assert_int_equal(kvbm_manager_prepare_store(w.m, &chain, N, &pin), N);
+    assert_int_equal(onboard_one(&w, FIRST, 30000), -EBUSY);
+    assert_int_equal(onboard_one(&w, FIRST + 1, 30000), 0);
+    kvbm_pin_release(pin);
+    assert_int_equal(onboard_one(&w, FIRST, 30000), 1);
+    world_fini(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tokens),
+        cmocka_unit_test(test_reasons),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

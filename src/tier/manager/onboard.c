@@ -57,9 +57,18 @@ static int why_none(const struct onboard *o)
     return -ENOENT;
 }
 
-/* Wait for the pin's blocks. Returns the length of the prefix that has arrived; state says where
- * each block is. */
-static long settle(struct onboard *o)
+/* Return the error that explains why the first block of the pin hasn't arrived; 0: no tier has it.
+ * @comes: a tier had it when the pin was made, or another pin was bringing it. */
+static long why_not_first(const struct onboard *o, bool comes)
+{
+    if (o->state[0] == KVBM_BUSY)
+        return -EBUSY;
+    return comes && !kvbm_ms_until(o->fetched_ns) ? -ETIMEDOUT : 0;
+}
+
+/* Wait for the pin's blocks, if @comes. Returns the length of the prefix that has arrived; state
+ * says where each block is. */
+static long settle(struct onboard *o, bool comes)
 {
     uint32_t n = o->pin ? o->pin->n : 0;
 
@@ -71,7 +80,8 @@ static long settle(struct onboard *o)
     o->ok = calloc((n + 7) / 8, 1);
     if (!o->state || !o->blocks || !o->target || !o->ok)
         return -ENOMEM;
-    kvbm_pin_wait(o->pin, kvbm_ms_until(o->fetched_ns));
+    if (comes)
+        kvbm_pin_wait(o->pin, kvbm_ms_until(o->fetched_ns));
     return kvbm_pin_state(o->pin, o->state);
 }
 
@@ -155,11 +165,11 @@ static long bring(struct onboard *o, const struct kvbm_chain *chain, size_t n,
     long rc = kvbm_manager_prepare_load(m, chain, n, &opts, &o->pin), ready;
     uint32_t done = 0;
 
-    if (rc <= 0)
+    if (rc < 0)
         return rc;
-    ready = settle(o);
+    ready = settle(o, rc > 0);
     if (ready <= 0)
-        return ready;
+        return ready < 0 ? ready : why_not_first(o, rc > 0);
     rc = take_targets(o, (uint32_t)ready);
     if (rc == 0)
         rc = load(o);
@@ -316,7 +326,7 @@ static long bring_blocks(struct onboard *o, const struct kvbm_immutable *blocks,
     int failed = -ENOENT;
 
     if (rc >= 0)
-        rc = settle(o);
+        rc = settle(o, true);
     if (rc >= 0)
         rc = take_targets(o, n);
     if (rc >= 0)
