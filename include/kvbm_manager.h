@@ -264,8 +264,9 @@ KV_API int kvbm_cache_detach(struct kvbm_cache *cache);
  * UINT32_MAX: leave it out. Keys that are there already cost a lookup. Tokens of @chain, page_size a
  * block, go into the events of blocks that enter the host tier; they are for nothing else.
  *
- * A block without room waits, at most @timeout_ms, instead of being dropped. Without a host tier
- * the call also waits until a lower tier has the blocks. Returns the number of keys, from the first
+ * A block without room waits, at most @timeout_ms, instead of being dropped. More blocks than the host
+ * tier has go through it one part after the other, as far as a lower tier takes them. Without a host
+ * tier the call also waits until a lower tier has the blocks. Returns the number of keys, from the first
  * on, that a tier has now: less than @n when the time was over, a policy refused a block, or a tier
  * failed; -EINVAL; -ENOTSUP (a cache of some of the heads); -ENOMEM; -ESHUTDOWN; -ECHILD; or the
  * error of the copy. Nothing reads the cache's blocks on return. Any thread.

@@ -141,6 +141,69 @@ static void test_no_room(void **state)
     world_fini(&w);
 }
 
+/* More blocks than the host tier has: they go through it to the disk, a part of them at a time. */
+static void test_larger_than_host(void **state)
+{
+    struct kvbm_chain chain;
+    uint32_t blocks[N];
+    uint64_t keys[N], start;
+    struct world w;
+
+    (void)state;
+    for (uint32_t disk_blocks = 0; disk_blocks <= 64; disk_blocks += 64) {
+        world_init(&w, 3);
+        if (disk_blocks)
+            world_with_disk(&w, disk_blocks);
+        world_start(&w);
+        world_attach(&w, false);
+        fill(&w, 100, keys, blocks, 0);
+        chain = world_chain(keys);
+        start = kv_now_ns();
+        assert_int_equal(kvbm_cache_store(w.cache, &chain, N, blocks, 20000), disk_blocks ? N : 3);
+        assert_true(kv_now_ns() - start < 15 * KV_NS_PER_S); /* also when the rest has no place */
+        assert_int_equal(world_stats(&w).disk.dropped, 0);
+        world_fini(&w);
+    }
+}
+
+static void *release_soon(void *arg)
+{
+    usleep(100000);
+    kvbm_pin_release(arg);
+    return NULL;
+}
+
+/* A store that waits for room is one offer: a policy of two doesn't take a block at its first. */
+static void test_one_offer(void **state)
+{
+    struct kvbm_chain chain;
+    struct kvbm_pin *pin;
+    uint64_t keys[N], held[4];
+    uint32_t blocks[N];
+    pthread_t thread;
+    struct world w;
+
+    (void)state;
+    world_init(&w, 4);
+    w.opts.host_policy = (struct kvbm_tier_policy){.policy = KVBM_POLICY_FREQUENCY, .threshold = 2};
+    world_start(&w);
+    world_attach(&w, false);
+    world_keys(900, held, 4);
+    fill(&w, 100, keys, blocks, 0);
+    chain = world_chain(keys);
+    assert_int_equal(kvbm_cache_store(w.cache, &chain, 1, blocks, 0), 0); /* its first offer */
+    chain = world_chain(held);
+    assert_int_equal(kvbm_manager_prepare_store(w.m, &chain, 4, &pin), 0);
+    kvbm_pin_release(pin);
+    assert_int_equal(kvbm_manager_prepare_store(w.m, &chain, 4, &pin), 4);
+    assert_int_equal(pthread_create(&thread, NULL, release_soon, pin), 0);
+    chain = world_chain(keys);
+    assert_int_equal(kvbm_cache_store(w.cache, &chain, 2, blocks, 60000), 1);
+    pthread_join(thread, NULL);
+    assert_int_equal(world_stats(&w).host.filtered, 1 + 4 + 1);
+    world_fini(&w);
+}
+
 /* ---- loads wait for room ---- */
 
 /* Four prompts of N blocks on the disk, and few buffers to load them through. */
@@ -285,6 +348,8 @@ int main(void)
         cmocka_unit_test(test_no_host),
         cmocka_unit_test(test_burst),
         cmocka_unit_test(test_no_room),
+        cmocka_unit_test(test_larger_than_host),
+        cmocka_unit_test(test_one_offer),
         cmocka_unit_test(test_loads_wait),
         cmocka_unit_test(test_turns),
         cmocka_unit_test(test_load_finds_no_room),

@@ -574,6 +574,26 @@ static void test_gets_wait(void **state)
     assert_int_equal(kvbm_volume_unregister(volume, 10000), 0);
 }
 
+/* A volume that lends through less memory than its gets and puts have keys. */
+static void test_lends_little(void **state)
+{
+    char at[96];
+    struct kvbm_volume_opts opts = in_files("little");
+    struct kvbm_volume *volume;
+
+    (void)state;
+    snprintf(at, sizeof(at), "unix:%s/s", folder);
+    opts.agent = agent_of("storage-1", at, "volume test");
+    opts.lend = true;
+    opts.lend_bytes = 8u * SLOT;
+    volume = open_volume(&opts);
+    assert_int_equal(put(volume, N, NULL), N);
+    assert_int_equal(get(volume, N), N);
+    assert_int_equal(get(volume, N), N);
+    assert_int_equal(kvbm_volume_unregister(volume, 10000), 0);
+    assert_int_equal(kvbm_agent_destroy(opts.agent), 0);
+}
+
 static void test_misuse(void **state)
 {
     struct kvbm_volume_opts opts = in_files("a/b"), good = in_files("good");
@@ -623,7 +643,7 @@ int main(void)
         CASE(test_files),       CASE(test_store),           CASE(test_full),
         CASE(test_damaged),     CASE(test_health),          CASE(test_peer),
         CASE(test_peer_killed), CASE(test_peer_lends_less), CASE(test_peer_of_another_form),
-        CASE(test_misuse),      CASE(test_gets_wait),
+        CASE(test_misuse),      CASE(test_gets_wait),       CASE(test_lends_little),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -18,16 +18,25 @@ static const struct kvbm_tier_policy *policy_of(const struct kvbm_manager *m, en
                                   : &m->opts.object_policy;
 }
 
+bool kvbm_policy_takes(const struct kvbm_manager *m, enum kv_tier tier, uint64_t hash,
+                       uint32_t priority)
+{
+    const struct kvbm_tier_policy *policy = policy_of(m, tier);
+
+    if (policy->policy == KVBM_POLICY_NEVER || priority < policy->min_priority)
+        return false;
+    return policy->policy != KVBM_POLICY_FREQUENCY ||
+           kvbm_sketch_count(&m->offload.offers[tier], (uint32_t)(hash >> 32)) >= policy->threshold;
+}
+
 bool kvbm_policy_passes(struct kvbm_manager *m, enum kv_tier tier, uint64_t hash, uint32_t priority)
 {
     const struct kvbm_tier_policy *policy = policy_of(m, tier);
-    bool passes = policy->policy != KVBM_POLICY_NEVER && priority >= policy->min_priority;
+    bool passes;
 
-    if (passes && policy->policy == KVBM_POLICY_FREQUENCY) {
+    if (policy->policy == KVBM_POLICY_FREQUENCY && priority >= policy->min_priority)
         kvbm_sketch_use(&m->offload.offers[tier], (uint32_t)(hash >> 32));
-        passes = kvbm_sketch_count(&m->offload.offers[tier], (uint32_t)(hash >> 32)) >=
-                 policy->threshold;
-    }
+    passes = kvbm_policy_takes(m, tier, hash, priority);
     kvbm_stats_of(m, tier)->filtered += !passes;
     return passes;
 }

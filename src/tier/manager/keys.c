@@ -6,10 +6,10 @@
 
 #include "tier/manager/job.h"
 #include "tier/manager/manager.h"
+#include "tier/manager/offload.h"
+#include "tier/manager/pin.h"
 
 #define LOOK 64
-/* interval of looking for room in a host tier, which signals none */
-#define LOOK_AGAIN_NS (20 * KV_NS_PER_MS)
 
 struct call {
     struct kvbm_cache *cache;
@@ -20,6 +20,9 @@ struct call {
     uint8_t *state, *ok;
     uint32_t *host; /* host blocks of the pin */
     struct kvbm_turn turn;
+    /* Store: the first key that the host tier still has to keep, or to get; those before @tried have
+     * had their turn, those before @offered were offered to the policy. */
+    uint32_t from, tried, offered;
 };
 
 static int call_init(struct call *c, struct kvbm_cache *cache, const struct kvbm_chain *chain,
@@ -57,6 +60,22 @@ static void call_fini(struct call *c)
     free(c->host);
 }
 
+/* Return the chain of the keys from @from on. */
+static struct kvbm_chain rest_of(const struct call *c, uint32_t from)
+{
+    const uint8_t *keys = (const uint8_t *)c->chain.keys + (size_t)from * c->manager->key_len;
+    struct kvbm_chain chain = c->chain;
+
+    chain.keys = keys;
+    if (chain.tokens)
+        chain.tokens += (size_t)from * c->manager->block_tokens;
+    if (!chain.scattered) {
+        chain.parent = from ? keys - c->manager->key_len : c->chain.parent;
+        chain.position += from;
+    }
+    return chain;
+}
+
 /* Copy between the pin and the cache. On return no transfer uses either. */
 static int copy(struct call *c, struct kvbm_pin *pin, const uint32_t *blocks)
 {
@@ -72,56 +91,124 @@ static int copy(struct call *c, struct kvbm_pin *pin, const uint32_t *blocks)
 
 /* ---- store ---- */
 
-/* Count blocks that found no room, or that another pin is storing. */
-static uint32_t count_left(const struct call *c)
+/* Count the next @n keys that found no room, or that another pin is storing; with @all also those
+ * that were reserved. *@first becomes the first of them, if there are any. */
+static uint32_t count_left(const struct call *c, uint32_t n, bool all, uint32_t *first)
 {
     uint32_t left = 0;
 
-    for (uint32_t i = 0; i < c->n; i++)
-        left +=
-            c->state[i] == KVBM_BUSY || (c->state[i] == KVBM_PENDING && c->host[i] == UINT32_MAX);
+    for (uint32_t i = c->from; i < c->from + n; i++) {
+        if (c->state[i] != KVBM_BUSY &&
+            (c->state[i] != KVBM_PENDING || (!all && c->host[i] != UINT32_MAX)))
+            continue;
+        *first = left++ ? *first : i;
+    }
     return left;
 }
 
 /* Wait for room: without a host tier, until the staging buffers have been written. */
-static void wait_for_room(struct call *c)
+static int wait_for_room(struct call *c)
 {
     struct kvbm_manager *m = c->manager;
 
-    if (kvbm_staging(m)) {
-        kvbm_manager_drain(m, kvbm_ms_until(c->deadline_ns));
-        return;
-    }
-    kvbm_manager_enter(m);
-    m->n_waiters++;
-    kvbm_manager_wait_change(m, KV_MIN(c->deadline_ns, kv_now_ns() + LOOK_AGAIN_NS));
-    kvbm_waiter_leaves(m);
+    if (!kvbm_staging(m))
+        return kvbm_turn_wait(m, &c->turn, c->deadline_ns);
+    kvbm_manager_drain(m, kvbm_ms_until(c->deadline_ns));
+    return 0;
 }
 
-/* Store the blocks that have room now. Returns the number of blocks to try again, or an error. */
+/* Store the next blocks, no more than the host tier has, as far as there is room now. Returns the
+ * number of them to try again, or an error. */
 static long store_some(struct call *c, const uint32_t *blocks)
 {
     struct kvbm_manager *m = c->manager;
+    const struct kvbm_chain chain = rest_of(c, c->from);
+    uint32_t n = (uint32_t)KV_MIN((uint64_t)(c->n - c->from), m->host_blocks);
+    uint32_t first = c->from + n, left;
     struct kvbm_pin *pin;
-    long reserved = kvbm_manager_prepare_store(m, &c->chain, c->n, &pin), left, rc = 0;
+    long reserved = kvbm_pin_store(m, &chain, n, c->offered - c->from, &pin), rc = 0;
 
     if (reserved < 0)
         return reserved;
-    kvbm_pin_state(pin, c->state);
-    kvbm_pin_blocks(pin, c->host);
-    left = count_left(c);
     if (reserved)
-        rc = copy(c, pin, blocks);
+        kvbm_turn_end(m, &c->turn);
+    c->offered = KV_MAX(c->offered, c->from + n);
+    kvbm_pin_state(pin, c->state + c->from);
+    kvbm_pin_blocks(pin, c->host + c->from);
+    if (reserved)
+        rc = copy(c, pin, blocks + c->from);
     kvbm_pin_release(pin);
-    if (rc == -EAGAIN) /* max_jobs */
-        return left + reserved;
-    if (left) { /* try these blocks again */
+    left = count_left(c, n, rc == -EAGAIN /* max_jobs */, &first);
+    c->tried = first;
+    if (left && rc != -EAGAIN) { /* try these blocks again */
         kvbm_manager_enter(m);
-        for (uint32_t i = 0; i < c->n; i++)
+        for (uint32_t i = c->from; i < c->from + n; i++)
             m->stats.host.dropped -= c->state[i] == KVBM_BUSY;
         kvbm_manager_leave(m);
     }
-    return rc < 0 ? rc : left;
+    return rc < 0 && rc != -EAGAIN ? rc : left;
+}
+
+/* Pass the keys that were tried and that the host tier need not keep any more: a tier below has
+ * them, or the host tier lacks them. Those behind them would evict the others before they are
+ * written. Returns true when it has passed any. */
+static bool pass_some(struct call *c)
+{
+    const uint8_t *keys = c->chain.keys;
+    uint32_t before = c->from;
+
+    while (c->from < c->tried) {
+        uint8_t tiers = 0;
+
+        kvbm_registry_locate(c->manager->registry, c->chain.group,
+                             keys + (size_t)c->from * c->manager->key_len, 1, &tiers);
+        if (tiers >> KV_TIER_HOST & 1 && !(tiers >> KV_TIER_DISK & 1) &&
+            !(tiers >> KV_TIER_EXTERNAL & 1))
+            break;
+        c->from++;
+    }
+    return c->from > before;
+}
+
+/* Wait until a tier below has more of the keys that were tried. Returns -ETIMEDOUT also when none
+ * will, as nothing is queued for them. */
+static int wait_for_tiers_below(struct call *c)
+{
+    struct kvbm_manager *m = c->manager;
+    int rc = 0;
+
+    kvbm_turn_end(m, &c->turn);
+    kvbm_manager_enter(m);
+    m->n_waiters++;
+    while (rc == 0 && !m->stopping && !pass_some(c)) {
+        if (kvbm_offload_idle(m))
+            rc = -ETIMEDOUT;
+        else
+            rc = kvbm_manager_wait_change(m, c->deadline_ns);
+    }
+    rc = m->stopping ? -ESHUTDOWN : rc;
+    kvbm_waiter_leaves(m);
+    return rc;
+}
+
+/* Store all blocks, a part of them at a time. Returns 0 or an error, also when the time is over. */
+static long store_all(struct call *c, const uint32_t *blocks)
+{
+    long rc =
+        kvbm_turn_give_way(c->manager, &c->turn, c->chain.group, c->chain.keys, c->deadline_ns);
+
+    while (rc == 0) {
+        long left;
+
+        (void)pass_some(c);
+        left = store_some(c, blocks);
+        if (left < 0 || (left == 0 && c->tried == c->n))
+            return left;
+        if (!kvbm_ms_until(c->deadline_ns))
+            return -ETIMEDOUT;
+        rc = left ? wait_for_room(c) : wait_for_tiers_below(c);
+    }
+    return rc;
 }
 
 /* Number of keys, from the first on, that some tier of the manager has. */
@@ -147,18 +234,13 @@ long kvbm_cache_store(struct kvbm_cache *cache, const struct kvbm_chain *chain, 
                       const uint32_t *blocks, uint32_t timeout_ms)
 {
     struct call c;
-    long rc = call_init(&c, cache, chain, n, blocks, timeout_ms), left = 0;
+    long rc = call_init(&c, cache, chain, n, blocks, timeout_ms);
 
     if (rc == 0 && cache->partial)
         rc = -ENOTSUP;
-    while (rc == 0 && c.n) {
-        left = store_some(&c, blocks);
-        if (left <= 0 || !kvbm_ms_until(c.deadline_ns))
-            break;
-        wait_for_room(&c);
-    }
-    if (rc == 0 && left < 0 && left != -ETIMEDOUT)
-        rc = left;
+    if (rc == 0 && c.n)
+        rc = store_all(&c, blocks);
+    rc = rc == -ETIMEDOUT ? 0 : rc;
     if (rc == 0 && kvbm_staging(c.manager))
         kvbm_manager_drain(c.manager,
                            /* the blocks become findable once a lower tier has them */
@@ -175,21 +257,13 @@ long kvbm_cache_store(struct kvbm_cache *cache, const struct kvbm_chain *chain, 
  * arrived, -EBUSY when there was no room for the first one. */
 static long load_some(struct call *c, uint32_t from, const uint32_t *blocks)
 {
-    const uint8_t *keys = (const uint8_t *)c->chain.keys + (size_t)from * c->manager->key_len;
-    struct kvbm_chain chain = c->chain;
+    const struct kvbm_chain chain = rest_of(c, from);
     struct kvbm_pin_opts opts = {.size = sizeof(opts)};
     uint32_t n = c->n - from, done = 0;
     uint64_t now = kv_now_ns();
     struct kvbm_pin *pin;
     long rc, ready;
 
-    chain.keys = keys;
-    if (chain.tokens)
-        chain.tokens += (size_t)from * c->manager->block_tokens;
-    if (!chain.scattered) {
-        chain.parent = from ? keys - c->manager->key_len : c->chain.parent;
-        chain.position += from;
-    }
     opts.deadline_ns = now + (c->deadline_ns - KV_MIN(now, c->deadline_ns)) / 4 * 3;
     rc = kvbm_manager_prepare_load(c->manager, &chain, n, &opts, &pin);
     if (rc < 0)

@@ -9,6 +9,9 @@
 /** True when the policy of @tier takes a block that it lacks. Counts an offer. */
 bool kvbm_policy_passes(struct kvbm_manager *m, enum kv_tier tier, uint64_t hash,
                         uint32_t priority);
+/** As kvbm_policy_passes, for a block that was offered before. Counts nothing. */
+bool kvbm_policy_takes(const struct kvbm_manager *m, enum kv_tier tier, uint64_t hash,
+                       uint32_t priority);
 /**
  * Queue a block for offloading. When the queue is full or the manager ends, ends the offload
  * (kvbm_down_ended), counts a drop and returns an error.

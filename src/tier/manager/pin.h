@@ -94,6 +94,12 @@ uint64_t kvbm_pin_late(struct kvbm_manager *m);
 uint32_t kvbm_take_blocks(struct kvbm_pool *pool, struct kvbm_mutable *ret, uint32_t n);
 
 /* pin_store.c */
+/**
+ * As kvbm_manager_prepare_store, of a call that tries again: it has offered the first @n_offered keys
+ * to the policy already, which doesn't count them once more.
+ */
+long kvbm_pin_store(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n,
+                    uint32_t n_offered, struct kvbm_pin **ret);
 /** Reserve host blocks for a store pin. Returns as kvbm_manager_prepare_store. */
 long kvbm_pin_reserve(struct kvbm_pin *pin);
 /**

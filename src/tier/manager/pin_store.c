@@ -27,7 +27,8 @@ static bool wants_block(struct kvbm_pin *pin, uint32_t i, uint8_t tiers)
         pin->items[i].state = ITEM_WAITS;
         return false;
     }
-    return kvbm_policy_passes(m, KV_TIER_HOST, hash, pin->retain);
+    return i < pin->n_offered ? kvbm_policy_takes(m, KV_TIER_HOST, hash, pin->retain)
+                              : kvbm_policy_passes(m, KV_TIER_HOST, hash, pin->retain);
 }
 
 static uint32_t reserve(struct kvbm_pin *pin, const uint32_t *index, uint32_t n)
@@ -70,8 +71,8 @@ long kvbm_pin_reserve(struct kvbm_pin *pin)
     return n ? reserved + reserve(pin, index, n) : reserved;
 }
 
-long kvbm_manager_prepare_store(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n,
-                                struct kvbm_pin **ret)
+long kvbm_pin_store(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n,
+                    uint32_t n_offered, struct kvbm_pin **ret)
 {
     struct kvbm_pin *pin;
     long rc = ret ? kvbm_manager_usable(m) : -EINVAL;
@@ -81,11 +82,18 @@ long kvbm_manager_prepare_store(struct kvbm_manager *m, const struct kvbm_chain 
     kvbm_manager_enter(m);
     rc = m->stopping ? -ESHUTDOWN : kvbm_pin_new(m, chain, n, true, &pin);
     if (rc == 0) {
+        pin->n_offered = n_offered;
         rc = kvbm_pin_reserve(pin);
         *ret = pin;
     }
     kvbm_manager_leave(m);
     return rc;
+}
+
+long kvbm_manager_prepare_store(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n,
+                                struct kvbm_pin **ret)
+{
+    return kvbm_pin_store(m, chain, n, 0, ret);
 }
 
 /* Register a run of blocks that have their bytes: all at once, or, when that is refused, one by

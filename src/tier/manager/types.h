@@ -78,6 +78,7 @@ struct kvbm_pin {
     uint32_t refs;      /* references of the caller, fetches, jobs and offload entries */
     uint32_t n_fetches; /* the fetches among refs */
     uint32_t n_copying; /* store jobs that write into its blocks */
+    uint32_t n_offered; /* store: items that its call has offered to the policy before */
     uint32_t n_fetched;
     uint32_t n_waits;       /* items that are WAITS or STARVED */
     uint32_t n_starved;     /* the STARVED ones among n_waits */
