@@ -383,7 +383,8 @@ struct kvbm_pin_opts {
 /**
  * Pin the blocks of @chain (n keys) in the host tier, and fetch the others from the tiers below.
  * Tokens of @chain, page_size a block, go into the events of blocks that enter the host tier.
- * @opts may be NULL. The caller frees *@ret with kvbm_pin_release. Returns the
+ * When the host tier has no other room for the beginning of a sequence, blocks of its end make room,
+ * and are KVBM_BUSY. @opts may be NULL. The caller frees *@ret with kvbm_pin_release. Returns the
  * length of the prefix that is READY or PENDING, with a pin also for length 0; -EINVAL; -ENOMEM;
  * -ECHILD.
  */

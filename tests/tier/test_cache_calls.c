@@ -319,6 +319,60 @@ static void test_load_finds_no_room(void **state)
     world_fini(&w);
 }
 
+/* ---- prompts longer than the host tier ---- */
+
+static void expect_states(struct world *w, const struct kvbm_chain *chain, uint8_t beginning,
+                          uint8_t end)
+{
+    struct kvbm_pin *pin;
+    uint8_t at[2 * N];
+
+    assert_true(kvbm_manager_prepare_load(w->m, chain, 2 * N, NULL, &pin) >= 0);
+    assert_int_equal(kvbm_pin_wait(pin, 30000), 0);
+    kvbm_pin_state(pin, at);
+    for (uint32_t i = 0; i < N; i++) {
+        assert_int_equal(at[i], beginning);
+        assert_int_equal(at[N + i], end);
+    }
+    kvbm_pin_release(pin);
+}
+
+/* The end of a prompt fills the host tier: it makes room for the beginning, unless another pin holds
+ * it, too. */
+static void test_end_makes_room(void **state)
+{
+    uint64_t keys[2 * N];
+    uint32_t blocks[2 * N];
+    struct kvbm_chain chain = world_chain(keys), end = world_chain(keys + N);
+    struct kvbm_pin *pin;
+    struct world w;
+
+    (void)state;
+    world_init(&w, N);
+    world_with_disk(&w, 64);
+    world_start(&w);
+    world_attach(&w, false);
+    fill(&w, 100, keys, blocks, 0);
+    fill(&w, 100 + N, keys + N, blocks + N, N);
+    assert_int_equal(kvbm_cache_store(w.cache, &chain, 2 * N, blocks, 60000), 2 * N);
+    assert_int_equal(kvbm_manager_drain(w.m, 60000), 0);
+    end.parent = &keys[N - 1];
+    end.position = N;
+    assert_int_equal(kvbm_manager_prepare_load(w.m, &end, N, NULL, &pin), N);
+    assert_int_equal(kvbm_pin_wait(pin, 30000), 0);
+    expect_states(&w, &chain, KVBM_BUSY, KVBM_READY);
+    kvbm_pin_release(pin);
+    expect_states(&w, &chain, KVBM_READY, KVBM_BUSY);
+    assert_int_equal(kvbm_manager_prepare_load(w.m, &end, N, NULL, &pin), N);
+    kvbm_pin_wait(pin, 30000);
+    kvbm_pin_release(pin); /* the end is there again, and the beginning on the disk */
+    world_wipe(&w);
+    assert_int_equal(kvbm_cache_load(w.cache, &chain, 2 * N, blocks, 60000), 2 * N);
+    for (uint32_t i = 0; i < 2 * N; i++)
+        assert_true(world_holds(&w, blocks[i], keys[i]));
+    world_fini(&w);
+}
+
 static void test_refused(void **state)
 {
     uint64_t key = 5;
@@ -353,6 +407,7 @@ int main(void)
         cmocka_unit_test(test_loads_wait),
         cmocka_unit_test(test_turns),
         cmocka_unit_test(test_load_finds_no_room),
+        cmocka_unit_test(test_end_makes_room),
         cmocka_unit_test(test_refused),
     };
 

@@ -5,6 +5,7 @@
 
 #include "tier/manager/fetch.h"
 #include "tier/manager/manager.h"
+#include "tier/manager/offload.h"
 #include "tier/manager/pin.h"
 
 /* Make a fetch of up to @max blocks. */
@@ -171,11 +172,59 @@ static bool reserve_pending(struct kvbm_manager *m, enum kv_tier tier, uint32_t 
            (tier != KVBM_TIER_PEER || kvbm_set_reserve(&m->pins.at_peers, n) == 0);
 }
 
+/* True when item @i is held, and its block isn't lost with it: a tier below has it, or won't get it
+ * anyway. */
+static bool may_give_up(const struct kvbm_pin *pin, uint32_t i)
+{
+    const struct kvbm_manager *m = pin->manager;
+    uint8_t tiers = 0;
+
+    if (pin->items[i].state != ITEM_HELD)
+        return false;
+    kvbm_registry_locate(m->registry, pin->group, kvbm_pin_key(pin, i), 1, &tiers);
+    return tiers >> KV_TIER_DISK & 1 || tiers >> KV_TIER_EXTERNAL & 1 || kvbm_offload_idle(m);
+}
+
+/* Take the block of held item @i for another one. Returns false when it isn't to be had, as others
+ * hold it, too: the item stays held then. */
+static bool give_up(struct kvbm_pin *pin, uint32_t i, struct kvbm_mutable *ret)
+{
+    struct kvbm_pool *host = pin->manager->host;
+    struct kvbm_item *item = &pin->items[i];
+    struct kvbm_immutable held;
+
+    kvbm_pin_let_go(pin, i);
+    item->state = ITEM_BUSY;
+    if (kvbm_take_blocks(host, ret, 1) == 1) {
+        pin->manager->stats.host.dropped++;
+        return true;
+    }
+    if (kvbm_pool_match(host, pin->group, kvbm_pin_key(pin, i), 1, KVBM_MATCH_NO_TOUCH, &held) ==
+        1) {
+        item->host = held.handle;
+        item->state = ITEM_HELD;
+    }
+    return false;
+}
+
+/* Take host blocks for items. A new pin of a prompt takes them from its own end when there are no
+ * others: without its beginning the end is of no use, and asking again would hold it again. */
+static uint32_t take_blocks(struct kvbm_pin *pin, const uint32_t *index, struct kvbm_mutable *ret,
+                            uint32_t n)
+{
+    uint32_t got = kvbm_take_blocks(pin->manager->host, ret, n);
+    bool gives_up = pin->is_new && kvbm_pin_is_prefix(pin);
+
+    for (uint32_t i = pin->n; gives_up && got < n && i-- > index[got] + 1;)
+        got += may_give_up(pin, i) && give_up(pin, i, &ret[got]);
+    return got;
+}
+
 void kvbm_fetch_some(struct kvbm_pin *pin, enum kv_tier tier, const uint32_t *index, uint32_t n)
 {
     struct kvbm_mutable blocks[KVBM_BATCH] = {0};
     bool room = reserve_pending(pin->manager, tier, n);
-    uint32_t got = !room ? 0 : pin->direct ? n : kvbm_take_blocks(pin->manager->host, blocks, n);
+    uint32_t got = !room ? 0 : pin->direct ? n : take_blocks(pin, index, blocks, n);
     struct kvbm_fetch *fetch = got ? fetch_new(pin, tier, got) : NULL;
 
     if (!fetch) {

@@ -342,8 +342,10 @@ long kvbm_pin_load(struct kvbm_pin *pin, const struct kvbm_pin_opts *opts)
     pin->in_place = KV_OPT(opts, in_place, false);
     pin->hinted = kvbm_peers_hinted(pin->manager, KV_OPT(opts, hint, NULL));
     kvbm_pin_hold(pin);
+    pin->is_new = true;
     if (!pin->no_fetch)
         kvbm_fetch_start(pin);
+    pin->is_new = false;
     kvbm_pin_settle(pin);
     return prefix_of(pin, false);
 }

@@ -88,6 +88,7 @@ struct kvbm_pin {
     uint32_t peer_end;      /* prompts: item that no peer has; those behind aren't asked for */
     uint32_t n_asked;       /* keys of the last question to peers */
     bool no_fetch, no_peers;
+    bool is_new;     /* nobody has seen its blocks yet: it may give some up again */
     bool in_place;   /* blocks of peers stay where they are, if this process can read them there */
     bool lends;      /* a hold of a peer: never waits for what this node gets from peers */
     uint64_t hinted; /* worker of the peer that a hint names; 0: none */
