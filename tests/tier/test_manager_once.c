@@ -21,6 +21,16 @@ static void start(struct world *w)
     shaky->hang_puts = true;
 }
 
+/* With a disk tier, too, which doesn't hang. */
+static void start_with_disk(struct world *w)
+{
+    start(w);
+    world_stop(w);
+    world_with_disk(w, 64);
+    world_start(w);
+    world_attach(w, false);
+}
+
 /* Ends what hangs, and waits for all that is queued. */
 static void let_go(struct world *w)
 {
@@ -146,12 +156,31 @@ static void test_destroyed(void **state)
     world_fini(&w);
 }
 
+/* A blocking store waits for its own blocks: those of others, which hang, are none of its business. */
+static void test_others_hang(void **state)
+{
+    uint64_t key = 200, start;
+    uint32_t block = 20;
+    struct kvbm_chain chain = world_chain(&key);
+    struct world w;
+
+    (void)state;
+    start_with_disk(&w);
+    assert_int_equal(world_store(&w, 1, N), N);
+    EXPECT_SOON(shaky->inside > 0);
+    start = kv_now_ns();
+    world_fill(&w, block, key);
+    assert_int_equal(kvbm_cache_store(w.cache, &chain, 1, &block, 20000), 1);
+    assert_true(kv_now_ns() - start < 15 * KV_NS_PER_S);
+    let_go(&w);
+    world_fini(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_writes),
-        cmocka_unit_test(test_the_next_one_writes),
-        cmocka_unit_test(test_places_are_kept),
+        cmocka_unit_test(test_one_writes),      cmocka_unit_test(test_the_next_one_writes),
+        cmocka_unit_test(test_places_are_kept), cmocka_unit_test(test_others_hang),
         cmocka_unit_test(test_destroyed),
     };
 

@@ -91,6 +91,24 @@ static int copy(struct call *c, struct kvbm_pin *pin, const uint32_t *blocks)
 
 /* ---- store ---- */
 
+/* Number of keys, of @n from @from on, up to the first one that no tier of the manager has. */
+static uint32_t kept(const struct call *c, uint32_t from, uint32_t n)
+{
+    const uint8_t *keys = (const uint8_t *)c->chain.keys + (size_t)from * c->manager->key_len;
+    uint8_t tiers[LOOK];
+    uint32_t i = 0;
+
+    for (; i < n; i++) {
+        if (i % LOOK == 0)
+            kvbm_registry_locate(c->manager->registry, c->chain.group,
+                                 keys + (size_t)i * c->manager->key_len,
+                                 KV_MIN(n - i, (uint32_t)LOOK), tiers);
+        if (!(tiers[i % LOOK] & ~(1u << KV_TIER_DEVICE)))
+            break;
+    }
+    return i;
+}
+
 /* Count the next @n keys that found no room, or that another pin is storing; with @all also those
  * that were reserved. *@first becomes the first of them, if there are any. */
 static uint32_t count_left(const struct call *c, uint32_t n, bool all, uint32_t *first)
@@ -106,15 +124,17 @@ static uint32_t count_left(const struct call *c, uint32_t n, bool all, uint32_t 
     return left;
 }
 
-/* Wait for room: without a host tier, until the staging buffers have been written. */
-static int wait_for_room(struct call *c)
+/* Wait, without a host tier, until a tier below has the @n keys of a pin, or no offload of them is
+ * left. */
+static void wait_written(struct call *c, const struct kvbm_pin *pin, uint32_t n)
 {
     struct kvbm_manager *m = c->manager;
+    int rc = 0;
 
-    if (!kvbm_staging(m))
-        return kvbm_turn_wait(m, &c->turn, c->deadline_ns);
-    kvbm_manager_drain(m, kvbm_ms_until(c->deadline_ns));
-    return 0;
+    kvbm_manager_enter(m);
+    while (rc == 0 && pin->refs > 1 && kept(c, c->from, n) < n)
+        rc = kvbm_manager_wait_change(m, c->deadline_ns);
+    kvbm_manager_leave(m);
 }
 
 /* Store the next blocks, no more than the host tier has, as far as there is room now. Returns the
@@ -137,6 +157,8 @@ static long store_some(struct call *c, const uint32_t *blocks)
     kvbm_pin_blocks(pin, c->host + c->from);
     if (reserved)
         rc = copy(c, pin, blocks + c->from);
+    if (kvbm_staging(m))
+        wait_written(c, pin, n);
     kvbm_pin_release(pin);
     left = count_left(c, n, rc == -EAGAIN /* max_jobs */, &first);
     c->tried = first;
@@ -158,12 +180,8 @@ static bool pass_some(struct call *c)
     uint32_t before = c->from;
 
     while (c->from < c->tried) {
-        uint8_t tiers = 0;
-
-        kvbm_registry_locate(c->manager->registry, c->chain.group,
-                             keys + (size_t)c->from * c->manager->key_len, 1, &tiers);
-        if (tiers >> KV_TIER_HOST & 1 && !(tiers >> KV_TIER_DISK & 1) &&
-            !(tiers >> KV_TIER_EXTERNAL & 1))
+        if (kvbm_offload_awaits(c->manager, c->chain.group,
+                                keys + (size_t)c->from * c->manager->key_len))
             break;
         c->from++;
     }
@@ -194,9 +212,11 @@ static int wait_for_tiers_below(struct call *c)
 /* Store all blocks, a part of them at a time. Returns 0 or an error, also when the time is over. */
 static long store_all(struct call *c, const uint32_t *blocks)
 {
-    long rc =
-        kvbm_turn_give_way(c->manager, &c->turn, c->chain.group, c->chain.keys, c->deadline_ns);
+    long rc = 0;
 
+    if (kept(c, 0, c->n) < c->n)
+        rc =
+            kvbm_turn_give_way(c->manager, &c->turn, c->chain.group, c->chain.keys, c->deadline_ns);
     while (rc == 0) {
         long left;
 
@@ -206,28 +226,9 @@ static long store_all(struct call *c, const uint32_t *blocks)
             return left;
         if (!kvbm_ms_until(c->deadline_ns))
             return -ETIMEDOUT;
-        rc = left ? wait_for_room(c) : wait_for_tiers_below(c);
+        rc = left ? kvbm_turn_wait(c->manager, &c->turn, c->deadline_ns) : wait_for_tiers_below(c);
     }
     return rc;
-}
-
-/* Number of keys, from the first on, that some tier of the manager has. */
-static long kept(const struct call *c)
-{
-    const uint8_t *keys = c->chain.keys;
-    uint8_t tiers[LOOK];
-    uint32_t n = 0;
-
-    while (n < c->n) {
-        if (n % LOOK == 0)
-            kvbm_registry_locate(c->manager->registry, c->chain.group,
-                                 keys + (size_t)n * c->manager->key_len,
-                                 KV_MIN(c->n - n, (uint32_t)LOOK), tiers);
-        if (!(tiers[n % LOOK] & ~(1u << KV_TIER_DEVICE)))
-            break;
-        n++;
-    }
-    return n;
 }
 
 long kvbm_cache_store(struct kvbm_cache *cache, const struct kvbm_chain *chain, size_t n,
@@ -241,12 +242,8 @@ long kvbm_cache_store(struct kvbm_cache *cache, const struct kvbm_chain *chain, 
     if (rc == 0 && c.n)
         rc = store_all(&c, blocks);
     rc = rc == -ETIMEDOUT ? 0 : rc;
-    if (rc == 0 && kvbm_staging(c.manager))
-        kvbm_manager_drain(c.manager,
-                           /* the blocks become findable once a lower tier has them */
-                           kvbm_ms_until(c.deadline_ns));
     if (rc == 0)
-        rc = kept(&c);
+        rc = kept(&c, 0, c.n);
     call_fini(&c);
     return rc;
 }

@@ -132,6 +132,36 @@ void kvbm_offload_drop_all(struct kvbm_manager *m)
     }
 }
 
+bool kvbm_offload_awaits(const struct kvbm_manager *m, uint32_t group, const void *key)
+{
+    uint8_t tiers = 0;
+
+    kvbm_registry_locate(m->registry, group, key, 1, &tiers);
+    return tiers >> KV_TIER_HOST & 1 && !(tiers >> KV_TIER_DISK & 1) &&
+           !(tiers >> KV_TIER_EXTERNAL & 1);
+}
+
+int kvbm_offload_wait(struct kvbm_manager *m, uint32_t group, const void *keys, uint32_t n,
+                      uint64_t deadline_ns)
+{
+    const uint8_t *key = keys;
+    int rc = 0;
+
+    kvbm_manager_enter(m);
+    m->n_waiters++;
+    while (rc == 0 && n && !m->stopping && !kvbm_offload_idle(m)) {
+        if (kvbm_offload_awaits(m, group, key)) {
+            rc = kvbm_manager_wait_change(m, deadline_ns);
+            continue;
+        }
+        key += m->key_len;
+        n--;
+    }
+    rc = m->stopping ? -ESHUTDOWN : rc;
+    kvbm_waiter_leaves(m);
+    return rc;
+}
+
 int kvbm_manager_drain(struct kvbm_manager *m, uint32_t timeout_ms)
 {
     uint64_t deadline = kv_now_ns() + timeout_ms * KV_NS_PER_MS;

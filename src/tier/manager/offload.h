@@ -71,6 +71,14 @@ void kvbm_offload_items(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvb
 void kvbm_offload_pump(struct kvbm_manager *m);
 /** Drop all queued offloads. */
 void kvbm_offload_drop_all(struct kvbm_manager *m);
+/** True when the host tier has a key, and no tier below has it. With or without the lock. */
+bool kvbm_offload_awaits(const struct kvbm_manager *m, uint32_t group, const void *key);
+/**
+ * Wait until the host tier has none of @n keys alone, or no offload is left. Takes the manager's
+ * lock. Returns 0; -ETIMEDOUT; -ESHUTDOWN (the manager may be freed by now).
+ */
+int kvbm_offload_wait(struct kvbm_manager *m, uint32_t group, const void *keys, uint32_t n,
+                      uint64_t deadline_ns);
 /** True when no offload is queued or running. */
 bool kvbm_offload_idle(const struct kvbm_manager *m);
 

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "peer/blockset.h"
+#include "tier/manager/offload.h"
 #include "tier/manager/turn.h"
 #include "tier/volume/volume.h"
 
@@ -362,7 +363,7 @@ static long put_part(struct kvbm_volume *v, const struct kvbm_volume_io *io,
     if (rc < 0)
         return rc;
     if (v->lent) /* the store has returned when the host tier had them */
-        (void)kvbm_manager_drain(v->manager, ms_until(io->deadline_ns));
+        (void)kvbm_offload_wait(v->manager, chain.group, chain.keys, n, io->deadline_ns);
     return count_durable(v, &chain, n);
 }
 
