@@ -15,12 +15,13 @@
  * A hit of another writer's chunk was synced before that writer linked it, and step 4 makes its
  * name durable too.
  *
- * Leases keep most hits (file_lease.c); pins keep those that can't be leased. A deleter (sweep,
- * eviction, of any process) holds a flock on the fan-out directory and deletes only files with one
- * link. A pinned hit has a second link, in tmp/. From 3 to 5 the publication holds those flocks
- * shared, so no process deletes its chunks in place. A deleter may have looked at a hit just before
- * the pin was made, and deleted it: linking the pin into place brings the chunk back. A manifest's
- * rename holds a flock on DIR, against a process that sets damaged files aside.
+ * Leases keep most hits (file_lease.c); pins keep those that can't be leased, and all that a flush
+ * leaves pending. A deleter (sweep, eviction, of any process) holds a flock on the fan-out directory
+ * and deletes only files with one link. A pinned hit has a second link, in tmp/. From 3 to 5 the
+ * publication holds those flocks shared, so no process deletes its chunks in place. A deleter may
+ * have looked at a hit just before the pin was made, and deleted it: linking the pin into place
+ * brings the chunk back. A manifest's rename holds a flock on DIR, against a process that sets
+ * damaged files aside.
  *
  * A failed fsync is never repeated on the same file: Linux may have marked the lost pages clean.
  * The next publication writes such files anew, from bytes that it reads back and verifies; a put

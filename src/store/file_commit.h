@@ -24,6 +24,7 @@ struct kvs_file_commit {
     /* the manifest's format isn't ours: note which chunks it may need */
     bool opaque;
     bool noted; /* noting has begun */
+    bool flush; /* there is no manifest: what it puts into place stays pending */
 };
 
 /* -- Files to sync (file_commit_prepare.c) ----------------------------------------------------- */
@@ -52,7 +53,7 @@ int kvs_file_commit_prepare(kv_store_v1 *h, struct kvs_file_commit *c);
 
 /**
  * Give chunks that stay pending after they were moved into place a link in tmp/, as hits have; with
- * @keep to all.
+ * @keep to all. After a flush leased hits get one, too, and their leases end.
  */
 void kvs_file_commit_pin(kv_store_v1 *h, struct kvs_file_commit *c, bool keep);
 /**

@@ -50,10 +50,13 @@ static int mark_named(kv_store_v1 *h, struct kvs_file_commit *c, const struct kv
     return rc;
 }
 
-/* Take, under `lock`, a pending chunk that the publication needs, or that isn't durable yet. */
-static void take(struct kvs_file_commit *c, struct kvs_file_pending *e, bool release)
+/* Take, under `lock`, a pending chunk that the publication needs, or that isn't durable yet; a flush
+ * takes a leased one, too, unless an earlier flush couldn't link it. */
+static void take(struct kvs_file_commit *c, struct kvs_file_pending *e)
 {
-    if (!release && e->settled && e->state == KVS_FILE_HIT)
+    bool wanted = c->flush ? e->leased && !e->tried : e->needed;
+
+    if (!wanted && e->settled && e->state == KVS_FILE_HIT)
         return;
     e->busy = true;
     e->tried = e->settled = false; /* settled again once this publication has ended well */
@@ -61,24 +64,23 @@ static void take(struct kvs_file_commit *c, struct kvs_file_pending *e, bool rel
     c->fans[kvs_file_fan(e->key)] = true;
 }
 
-static int collect(kv_store_v1 *h, struct kvs_file_commit *c, const struct kvs_manifest *m,
-                   bool flush)
+static int collect(kv_store_v1 *h, struct kvs_file_commit *c, const struct kvs_manifest *m)
 {
     bool all = !names_chunks(m);
     int rc = 0;
 
-    h->releases += all && !flush;
+    h->releases += all && !c->flush;
     for (size_t i = 0; i < h->map.n_buckets; i++) {
         for (struct kvs_file_pending *e = h->map.buckets[i]; e; e = e->next) {
             e->needed = all;
-            e->taken = all && !flush ? e->puts : 0;
+            e->taken = all && !c->flush ? e->puts : 0;
         }
     }
     if (!all)
         rc = mark_named(h, c, m);
     for (size_t i = 0; i < h->map.n_buckets && rc == 0; i++) {
         for (struct kvs_file_pending *e = h->map.buckets[i]; e; e = e->next)
-            take(c, e, e->needed && !flush);
+            take(c, e);
     }
     return rc;
 }
@@ -130,8 +132,9 @@ int kvs_file_commit_collect(kv_store_v1 *h, struct kvs_file_commit *c, const str
 
     pthread_mutex_lock(&h->lock);
     rc = reserve(h, c, m ? m->n_chunks : 0);
+    c->flush = flush;
     if (rc == 0)
-        rc = collect(h, c, m, flush);
+        rc = collect(h, c, m);
     pthread_mutex_unlock(&h->lock);
     each_named(h, c, rc == 0 ? look : kvs_file_pending_free);
     return rc;

@@ -36,11 +36,42 @@ static void free_entries(kv_store_v1 *h, struct kvs_file_commit *c)
         kvs_file_pending_free(h, c->entries[i]);
 }
 
-/* True, under `lock`, when nothing but its age keeps a chunk that stays pending. */
-static bool wants_pin(const struct kvs_file_pending *e, bool keep)
+/* True, under `lock`, when nothing but its age keeps a chunk that stays pending. What a flush made
+ * durable stays for as long as the handle likes, which no lease lasts. */
+static bool wants_pin(const struct kvs_file_commit *c, const struct kvs_file_pending *e, bool keep)
 {
-    return !e->pinned && !e->leased && !e->tried && !e->gone && e->state != KVS_FILE_LOST &&
-           (e->puts > e->taken || keep);
+    return !e->pinned && (!e->leased || c->flush) && !e->tried && !e->gone &&
+           e->state != KVS_FILE_LOST && (e->puts > e->taken || keep);
+}
+
+/* Choose a chunk to pin, whose name in tmp/ is *@ret_tmp. A leased hit had none. */
+static bool begin_pin(kv_store_v1 *h, const struct kvs_file_commit *c, struct kvs_file_pending *e,
+                      bool keep, uint64_t *ret_tmp)
+{
+    bool wanted;
+
+    pthread_mutex_lock(&h->lock);
+    wanted = wants_pin(c, e, keep);
+    e->tried |= wanted;
+    if (wanted && e->leased)
+        e->tmp = atomic_fetch_add_explicit(&h->next_tmp, 1, memory_order_relaxed);
+    *ret_tmp = e->tmp;
+    pthread_mutex_unlock(&h->lock);
+    return wanted;
+}
+
+static void end_pin(kv_store_v1 *h, struct kvs_file_pending *e)
+{
+    bool leased;
+
+    pthread_mutex_lock(&h->lock);
+    leased = e->leased;
+    e->leased = false;
+    e->pinned = true;
+    /* the file was synced */
+    e->state = e->state == KVS_FILE_LOST ? KVS_FILE_LOST : KVS_FILE_HIT;
+    pthread_mutex_unlock(&h->lock);
+    kvs_file_leases_end(h, leased);
 }
 
 void kvs_file_commit_pin(kv_store_v1 *h, struct kvs_file_commit *c, bool keep)
@@ -48,23 +79,15 @@ void kvs_file_commit_pin(kv_store_v1 *h, struct kvs_file_commit *c, bool keep)
     for (size_t i = 0; i < c->n; i++) {
         struct kvs_file_pending *e = c->entries[i];
         char tmp[KVS_FILE_TMP], hex[KVS_FILE_HEX];
-        bool wanted;
+        uint64_t n;
 
-        pthread_mutex_lock(&h->lock);
-        wanted = wants_pin(e, keep);
-        e->tried |= wanted;
-        pthread_mutex_unlock(&h->lock);
-        if (!wanted)
+        if (!begin_pin(h, c, e, keep, &n))
             continue;
-        kvs_file_tmp_name(h, tmp, e->tmp);
+        kvs_file_tmp_name(h, tmp, n);
         kvs_file_hex(hex, e->key, e->key_len);
-        if (linkat(h->fan[kvs_file_fan(e->key)], hex, h->tmp, tmp, 0) < 0)
-            continue; /* unpinned: if the chunk vanishes, the next publication fails and says so */
-        pthread_mutex_lock(&h->lock);
-        e->pinned = true;
-        /* the file was synced */
-        e->state = e->state == KVS_FILE_LOST ? KVS_FILE_LOST : KVS_FILE_HIT;
-        pthread_mutex_unlock(&h->lock);
+        /* unpinned: if the chunk vanishes, the next publication fails and says so */
+        if (linkat(h->fan[kvs_file_fan(e->key)], hex, h->tmp, tmp, 0) == 0)
+            end_pin(h, e);
     }
 }
 
@@ -76,7 +99,7 @@ static void lock_pinned(kv_store_v1 *h, struct kvs_file_commit *c)
         wanted = false;
         pthread_mutex_lock(&h->lock);
         for (size_t i = 0; i < c->n; i++)
-            wanted |= wants_pin(c->entries[i], false);
+            wanted |= wants_pin(c, c->entries[i], false);
         if (wanted) {
             pthread_mutex_unlock(&h->lock);
             kvs_file_commit_pin(h, c, false);

@@ -283,6 +283,35 @@ static void lost_hits_fail_what_needs_them(void **state)
     close_all(h, other);
 }
 
+/* A flush keeps hits until the handle publishes, however old the lease; also after another save of
+ * the handle was published. */
+static void flushed_hits_are_linked(void **state)
+{
+    (void)state;
+    for (int saves = 0; saves < 2; saves++) {
+        kv_store_v1 *h, *other;
+
+        make_store(2);
+        h = unit_open("");
+        other = unit_open("");
+        hit(h, 0);
+        if (saves) {
+            assert_int_equal(put_one(h, 10), 0);
+            assert_int_equal(publish_one(h, 10), 0);
+        }
+        assert_int_equal(unit_count(".kvasir/tmp"), 0);
+        assert_int_equal(kvs_file_ext()->flush(h), 0);
+        assert_int_equal(unit_count(".kvasir/tmp"), 1);
+        assert_int_equal(h->leases, 0);
+        assert_int_equal(sweep(other), 1 + saves);
+        hit(h, 0);
+        assert_int_equal(kvs_file_ext()->flush(h), 0);
+        assert_int_equal(unit_publish(h, "m", "x"), 0);
+        assert_int_equal(unit_get(h, 0, blob, BYTES), 0);
+        close_all(h, other);
+    }
+}
+
 /* A chunk that another thread puts while its publication ends is pinned for the next one. */
 static void put_again_at_the_end(void **state)
 {
@@ -314,6 +343,7 @@ int main(void)
         cmocka_unit_test(writer_without_a_file),
         cmocka_unit_test(other_files_are_no_leases),
         cmocka_unit_test(lost_hits_fail_what_needs_them),
+        cmocka_unit_test(flushed_hits_are_linked),
         cmocka_unit_test(put_again_at_the_end),
     };
 
