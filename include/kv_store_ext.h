@@ -126,7 +126,9 @@ typedef struct {
 
     /**
      * Call @each for every chunk that was put or hit on the handle that published manifest @name,
-     * as the backend noted them. A manifest of unknown format may need these. -ENOENT: none noted.
+     * as the backend noted them. A manifest of unknown format may need these. Returns 0 without a
+     * call for one of 0 bytes whose handle had put and hit nothing. -ENOENT: none noted, so it may
+     * need any chunk.
      */
     int (*list_refs)(kv_store_v1 *self, const char *name, kv_store_each_fn each, void *arg);
 

@@ -138,7 +138,7 @@ static bool any_lost(kv_store_v1 *h, const struct kvs_file_commit *c)
     return lost;
 }
 
-static int note_refs(kv_store_v1 *h, struct kvs_file_commit *c, const char *file)
+static int note_refs(kv_store_v1 *h, struct kvs_file_commit *c, const char *file, bool empty)
 {
     struct kv_buf records = KV_BUF_INIT;
     int rc;
@@ -147,7 +147,7 @@ static int note_refs(kv_store_v1 *h, struct kvs_file_commit *c, const char *file
         kvs_file_add_record(&records, c->entries[i]->key, c->entries[i]->key_len);
     kvs_file_history_records(h, &records);
     c->noted = true;
-    rc = kvs_file_note_refs(h, file, &records, &c->refs_fd);
+    rc = kvs_file_note_refs(h, file, empty, &records, &c->refs_fd);
     kv_buf_fini(&records);
     return rc;
 }
@@ -160,7 +160,7 @@ static int carry_out(kv_store_v1 *h, struct kvs_file_commit *c, const char *file
     int rc = kvs_file_commit_prepare(h, c);
 
     if (rc == 0 && file && c->opaque)
-        rc = note_refs(h, c, file);
+        rc = note_refs(h, c, file, len == 0);
     if (rc < 0)
         return rc;
     if (c->refs_fd >= 0) {

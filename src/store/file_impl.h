@@ -559,10 +559,11 @@ void kvs_file_used_add(kv_store_v1 *h, int64_t delta);
 int kvs_file_make_room(kv_store_v1 *h, uint64_t coming);
 void kvs_file_add_record(struct kv_buf *buf, const uint8_t *key, size_t len);
 /**
- * Note that manifest file @file may need the chunks in @records. The caller syncs and closes
- * @ret_fd (-1 before). Until kvs_file_refs_done no process removes such notes. Call under `commit`.
+ * Note that manifest file @file may need the chunks in @records. @empty: the manifest has no bytes,
+ * so it needs nothing without records. The caller syncs and closes @ret_fd (-1 before). Until kvs_file_refs_done no process removes such notes. Call under `commit`.
  */
-int kvs_file_note_refs(kv_store_v1 *h, const char *file, struct kv_buf *records, int *ret_fd);
+int kvs_file_note_refs(kv_store_v1 *h, const char *file, bool empty, struct kv_buf *records,
+                       int *ret_fd);
 /** End the noting after the publication succeeded or failed; may compact the file of notes. */
 void kvs_file_refs_done(kv_store_v1 *h, const char *file);
 /** Exclude publications that note refs while a manifest is deleted; call under `commit`. */

@@ -8,7 +8,9 @@
  * Records: length (1 byte, not 0), key, 4 bytes of XXH3-64 of both. A reader that finds no valid
  * record at an offset tries the next byte, and calls the list incomplete: a damaged record may have
  * named a chunk that is needed. A record of length 0 says the same of a manifest that another
- * program once published.
+ * program once published. A record NOTHING, without a key, makes a list without keys complete while
+ * the manifest is empty: its handle had put and hit nothing. A manifest with bytes may then name any
+ * chunk, so its list is missing.
  *
  * A crash leaves the beginning of a record, or zeros, at the end. They belong to a publication that
  * never ended, so the next one cuts them off, and the list is complete again.
@@ -31,16 +33,17 @@
 enum {
     CHECK = 4,
     RECORD_MAX = 1 + KVS_FILE_KEY_MAX + CHECK,
+    NOTHING = 255, /* in place of a length */
     COMPACT_FROM = 64 * 1024,
     READ_MAX = 256 << 20 /* of a file; longer ones are not ours */
 };
 
-void kvs_file_add_record(struct kv_buf *buf, const uint8_t *key, size_t len)
+static void add_record(struct kv_buf *buf, uint8_t kind, const uint8_t *key, size_t len)
 {
     uint8_t record[RECORD_MAX];
     uint64_t check;
 
-    record[0] = (uint8_t)len;
+    record[0] = kind;
     if (len)
         memcpy(record + 1, key, len);
     check = kv_xxh64(record, 1 + len, 0);
@@ -49,10 +52,20 @@ void kvs_file_add_record(struct kv_buf *buf, const uint8_t *key, size_t len)
     kv_buf_append(buf, record, 1 + len + CHECK);
 }
 
-/* Return the key length of the record at @at, or -1 when there is none. */
+void kvs_file_add_record(struct kv_buf *buf, const uint8_t *key, size_t len)
+{
+    add_record(buf, (uint8_t)len, key, len);
+}
+
+static size_t record_bytes(int kind)
+{
+    return 1 + (kind == NOTHING ? 0 : (size_t)kind) + CHECK;
+}
+
+/* Return the key length of the record at @at, or NOTHING; -1 when there is none. */
 static int record_at(const uint8_t *at, size_t left)
 {
-    size_t len = at[0];
+    size_t len = at[0] == NOTHING ? 0 : at[0];
     uint64_t check;
 
     if (len > KVS_FILE_KEY_MAX || left < 1 + len + CHECK)
@@ -62,7 +75,7 @@ static int record_at(const uint8_t *at, size_t left)
         if (at[1 + len + (size_t)i] != (uint8_t)(check >> 8 * i))
             return -1;
     }
-    return (int)len;
+    return at[0];
 }
 
 /* Read a file from its beginning. */
@@ -93,12 +106,12 @@ static int read_all(int at, const char *file, struct kv_buf *buf)
     return rc;
 }
 
-/* Call @each for all records. Returns -ENOENT at the end when the list is known to be
- * incomplete. */
-static int each_record(const struct kv_buf *buf, kv_store_each_fn each, void *arg)
+/* Call @each for all keys. @empty: the manifest has no bytes. Returns -ENOENT at the end when the
+ * list isn't known to be complete; one without any record was cut. */
+static int each_record(const struct kv_buf *buf, bool empty, kv_store_each_fn each, void *arg)
 {
     const uint8_t *data = (const uint8_t *)buf->data;
-    bool incomplete = buf->len == 0; /* was cut */
+    bool incomplete = false, known = false;
     int rc = 0;
 
     for (size_t i = 0; i < buf->len && rc == 0;) {
@@ -107,11 +120,12 @@ static int each_record(const struct kv_buf *buf, kv_store_each_fn each, void *ar
 
         entry.hash_len = (size_t)len;
         incomplete |= len <= 0;
-        if (len > 0)
+        known |= len != NOTHING || empty;
+        if (len > 0 && len != NOTHING)
             rc = each(arg, &entry);
-        i += len >= 0 ? 1 + (size_t)len + CHECK : 1;
+        i += len >= 0 ? record_bytes(len) : 1;
     }
-    return rc == 0 && incomplete ? -ENOENT : rc;
+    return rc == 0 && (incomplete || !known) ? -ENOENT : rc;
 }
 
 /* -- Compaction -------------------------------------------------------------------------------- */
@@ -174,7 +188,7 @@ static void compact(kv_store_v1 *h, const char *file, bool alone)
     int rc = read_all(h->refs, file, &buf);
 
     if (rc == 0)
-        rc = each_record(&buf, keep_once, &c);
+        rc = each_record(&buf, true, keep_once, &c);
     if (rc == -ENOENT && buf.len) { /* stays incomplete */
         kvs_file_add_record(&c.out, NULL, 0);
         rc = c.out.error;
@@ -209,8 +223,9 @@ static bool ends_with_record(const uint8_t *tail, size_t n)
 {
     for (size_t len = 0; len <= KVS_FILE_KEY_MAX && 1 + len + CHECK <= n; len++) {
         size_t bytes = 1 + len + CHECK;
+        int kind = record_at(tail + n - bytes, bytes);
 
-        if (record_at(tail + n - bytes, bytes) == (int)len)
+        if (kind >= 0 && record_bytes(kind) == bytes)
             return true;
     }
     return false;
@@ -243,7 +258,7 @@ static int cut_torn_end(int fd, off_t size)
     data = (const uint8_t *)buf.data;
     for (size_t i = 0; rc == 0 && i < buf.len;) {
         int len = record_at(data + i, buf.len - i);
-        size_t bytes = len >= 0 ? 1 + (size_t)len + CHECK : 1;
+        size_t bytes = len >= 0 ? record_bytes(len) : 1;
 
         i += bytes;
         if (len >= 0) {
@@ -257,8 +272,9 @@ static int cut_torn_end(int fd, off_t size)
     return rc == -ENOENT ? 0 : rc;
 }
 
-/* Append records without a sync; sync the name of a new file. When another entry had to be moved
- * away from that name, earlier notes are lost, so mark the list as incomplete. */
+/* Append records, NOTHING to an empty list when there are none, without a sync; sync the name of a
+ * new file. When another entry had to be moved away from that name, earlier notes are lost, so mark
+ * the list as incomplete. */
 static int append(kv_store_v1 *h, const char *file, struct kv_buf *buf, int *ret_fd)
 {
     bool moved = false;
@@ -269,9 +285,13 @@ static int append(kv_store_v1 *h, const char *file, struct kv_buf *buf, int *ret
         return fd;
     if (moved)
         kvs_file_add_record(buf, NULL, 0);
-    rc = buf->error ? buf->error : fstat(fd, &st) < 0 ? -errno : cut_torn_end(fd, st.st_size);
+    rc = fstat(fd, &st) < 0 ? -errno : cut_torn_end(fd, st.st_size);
+    if (rc == 0 && fstat(fd, &st) < 0)
+        rc = -errno;
+    if (rc == 0 && buf->len == 0 && st.st_size == 0)
+        add_record(buf, NOTHING, NULL, 0);
     if (rc == 0)
-        rc = kvs_file_write_all(fd, buf->data, buf->len);
+        rc = buf->error ? buf->error : kvs_file_write_all(fd, buf->data, buf->len);
     if (rc == 0 && (st.st_size == 0 || h->refs_unsynced))
         rc = fsync(h->refs) < 0 ? -errno : 0;
     h->refs_unsynced &= rc < 0;
@@ -295,7 +315,8 @@ void kvs_file_refs_unlock(kv_store_v1 *h)
     flock(h->refs, LOCK_UN);
 }
 
-int kvs_file_note_refs(kv_store_v1 *h, const char *file, struct kv_buf *records, int *ret_fd)
+int kvs_file_note_refs(kv_store_v1 *h, const char *file, bool empty, struct kv_buf *records,
+                       int *ret_fd)
 {
     int rc = 0;
 
@@ -304,7 +325,7 @@ int kvs_file_note_refs(kv_store_v1 *h, const char *file, struct kv_buf *records,
     if (kvs_file_is_ours(h, file) == 0)
         kvs_file_add_record(records, NULL, 0);
     rc = records->error;
-    if (rc == 0 && records->len)
+    if (rc == 0 && (records->len || empty))
         rc = append(h, file, records, ret_fd);
     flock(h->refs, LOCK_UN);
     return rc < 0 ? kvs_file_fail(h, -rc, "can't note the chunks of a manifest", file) : 0;
@@ -335,6 +356,7 @@ int kvs_file_list_refs(kv_store_v1 *h, const char *name, kv_store_each_fn each, 
 {
     struct kv_buf buf = KV_BUF_INIT;
     char file[KVS_FILE_NAME];
+    struct stat st = {0};
     int rc = h && name && each ? 0 : -EINVAL;
 
     if (rc == 0 && h->pid != getpid())
@@ -347,7 +369,9 @@ int kvs_file_list_refs(kv_store_v1 *h, const char *name, kv_store_each_fn each, 
     if (rc >= 0)
         rc = rc ? read_all(h->refs, file, &buf) : -ENOENT;
     if (rc == 0)
-        rc = each_record(&buf, each, arg);
+        rc = kvs_file_stat(h->root, file, &st);
+    if (rc >= 0)
+        rc = each_record(&buf, rc && st.st_size == 0, each, arg);
     kv_buf_fini(&buf);
     return rc;
 }

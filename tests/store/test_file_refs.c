@@ -70,6 +70,13 @@ static int is_wanted(void *arg, const kv_store_entry *entry)
     return 0;
 }
 
+static int count_one(void *arg, const kv_store_entry *entry)
+{
+    (void)entry;
+    ++*(int *)arg;
+    return 0;
+}
+
 /* How often chunk @n is noted for manifest @name; negative: list_refs failed. */
 static int noted(kv_store_v1 *h, const char *name, uint64_t n)
 {
@@ -313,6 +320,50 @@ static void snapshots_claim_nothing(void **state)
     kvs_file_vtable()->close(h);
 }
 
+static int n_noted(kv_store_v1 *h, const char *name)
+{
+    int n = 0, rc = kvs_file_ext()->list_refs(h, name, count_one, &n);
+
+    return rc < 0 ? rc : n;
+}
+
+/* Publish on a handle of its own, which has put nothing. */
+static void publish_alone(const char *name, const char *text)
+{
+    kv_store_v1 *h = unit_open("");
+
+    assert_int_equal(unit_publish(h, name, text), 0);
+    kvs_file_vtable()->close(h);
+}
+
+/* An empty manifest of a handle that put nothing needs nothing. One with bytes may need any chunk,
+ * also when it replaces an empty one. */
+static void manifests_of_idle_handles(void **state)
+{
+    kv_store_v1 *h = unit_open("");
+    (void)state;
+
+    for (int i = 0; i < 2; i++) {
+        publish_alone("idle", "");
+        assert_int_equal(n_noted(h, "idle"), 0);
+    }
+    publish_alone("idle", "x");
+    assert_int_equal(n_noted(h, "idle"), -ENOENT);
+    publish_alone("idle", "");
+    assert_int_equal(n_noted(h, "idle"), 0);
+    assert_int_equal(unit_put(h, 5310, blob, 100), 0);
+    assert_int_equal(unit_publish(h, "idle", "x"), 0);
+    assert_int_equal(noted(h, "idle", 5310), 1);
+    publish_alone("idle", "");
+    assert_int_equal(noted(h, "idle", 5310), 1);
+    publish_alone("copy", "x");
+    assert_int_equal(n_noted(h, "copy"), -ENOENT);
+    publish_alone("copy", ""); /* its notes begin here */
+    assert_int_equal(n_noted(h, "copy"), 0);
+    assert_int_equal(kvs_file_vtable()->delete_manifest(h, "copy"), 0);
+    kvs_file_vtable()->close(h);
+}
+
 /* -- Damage ------------------------------------------------------------------------------------ */
 
 static size_t refs_load(const char *path, uint8_t *ret, size_t cap)
@@ -359,6 +410,33 @@ static void damage_makes_a_list_incomplete(void **state)
     assert_int_equal(noted(h, "frail", 5500), -ENOENT);
     unit_write(path, whole, len);
     assert_int_equal(noted(h, "frail", 5500), 1);
+    kvs_file_vtable()->close(h);
+}
+
+/* A note that nothing is needed is no note any more once it is damaged or torn. */
+static void damage_of_an_empty_note(void **state)
+{
+    uint8_t whole[16], broken[16];
+    kv_store_v1 *h;
+    char path[256];
+    (void)state;
+
+    publish_alone("none", "");
+    h = unit_open("");
+    snprintf(path, sizeof(path), "%s/.kvasir/refs/none", unit_dir);
+    assert_int_equal(refs_load(path, whole, sizeof(whole)), 5);
+    for (size_t at = 0; at < 5; at++) {
+        memcpy(broken, whole, 5);
+        broken[at] ^= 1;
+        unit_write(path, broken, 5);
+        assert_int_equal(n_noted(h, "none"), -ENOENT);
+        unit_write(path, whole, at);
+        assert_int_equal(n_noted(h, "none"), -ENOENT);
+    }
+    memset(broken, 0, 5);
+    unit_write(path, broken, 5);
+    publish_alone("none", "");
+    assert_int_equal(n_noted(h, "none"), 0);
     kvs_file_vtable()->close(h);
 }
 
@@ -429,7 +507,9 @@ int main(void)
         cmocka_unit_test(threads_share_a_handle),
         cmocka_unit_test(snapshot_amid_a_save),
         cmocka_unit_test(snapshots_claim_nothing),
+        cmocka_unit_test(manifests_of_idle_handles),
         cmocka_unit_test(damage_makes_a_list_incomplete),
+        cmocka_unit_test(damage_of_an_empty_note),
         cmocka_unit_test(torn_ends_are_cut_off),
         cmocka_unit_test(foreign_manifests),
     };
