@@ -90,7 +90,7 @@ int kc_store_verify(struct kc_store_call *call)
         fprintf(stderr, "kvasir store verify: interrupted; this is what was checked until then\n");
     if (rc == -ECANCELED)
         status = KC_STORE_INTERRUPTED;
-    denied = (rc == -EACCES || rc == -EPERM) && result.manifests;
+    denied = (rc == -EACCES || rc == -EPERM) && (result.manifests || result.prefix_chunks);
     if (denied) { /* damage found beside what can't be read is damage */
         fprintf(stderr, "kvasir store verify: some can't be read: %s\n", strerror(-rc));
         status = status == KC_STORE_OK ? KC_STORE_FAILED : status;

@@ -127,6 +127,11 @@ bool kvs_is_outage(int rc)
            rc == -EHOSTDOWN || rc == -ENETUNREACH || rc == -ENOTCONN || rc == -EPIPE;
 }
 
+bool kvs_is_denied(int rc)
+{
+    return rc == -EACCES || rc == -EPERM;
+}
+
 const char *kvs_fetch_problem(int rc)
 {
     return rc == -ENOENT ? "missing" : rc == -EBADMSG ? "damaged" : "unreadable";

@@ -53,5 +53,7 @@ const char *kvs_fetch_problem(int rc);
 int kvs_second_opinion(struct kvs_store *store, const char *name, int rc);
 /** True for errors of an unreachable store, which say nothing about its content. */
 bool kvs_is_outage(int rc);
+/** True for a refusal to this user, which says nothing of the bytes. */
+bool kvs_is_denied(int rc);
 
 #endif

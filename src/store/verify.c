@@ -114,19 +114,13 @@ static int tell(const struct verifying *v)
     return v->progress && v->progress(v->arg, v->result.bytes, v->total) ? -ECANCELED : 0;
 }
 
-/* True for a refusal to this user, which says nothing of the bytes. */
-static bool is_denied(int rc)
-{
-    return rc == -EACCES || rc == -EPERM;
-}
-
 static int verify_chunk(struct verifying *v, const char *name, const struct kvs_manifest *m,
                         size_t i, size_t at)
 {
     char quoted[QUOTED_MAX];
     int rc = look(v, &m->chunks[i], at);
 
-    if (is_denied(rc)) {
+    if (kvs_is_denied(rc)) {
         report(v, "object %s: chunk %zu of %zu can't be read (%s)",
                kv_log_quote(quoted, sizeof(quoted), name), i, m->n_chunks, strerror(-rc));
         v->denied = rc;
@@ -187,7 +181,7 @@ static int verify_object(struct verifying *v, const char *name)
 
     if (rc == -ENOENT || rc == -ENOMEM || rc == -EINVAL || kvs_is_outage(rc))
         return rc;
-    if (is_denied(rc)) {
+    if (kvs_is_denied(rc)) {
         report(v, "object %s: its manifest can't be read (%s)",
                kv_log_quote(quoted, sizeof(quoted), name), strerror(-rc));
         v->denied = rc;
@@ -260,7 +254,7 @@ int kvs_verify(struct kvs_store *store, const char *name, kvs_report_fn report_f
     v.single = name;
     rc = name ? verify_object(&v, name) : verify_all(&v);
     if (!rc && !name)
-        rc = kvs_verify_prefixes(store, report_fn, progress, arg, &v.result);
+        rc = kvs_verify_prefixes(store, report_fn, progress, arg, &v.result, &v.denied);
     kvs_window_fini(&v.window);
     free(v.findings);
     if (!rc)

@@ -16,6 +16,7 @@ struct prefixes {
     kvs_report_fn report;
     void *arg;
     struct kvs_verify_result *result;
+    int denied; /* error of the last chunk or listing that this user may not read; 0 */
 };
 
 static int note_key(void *arg, const kv_store_entry *entry)
@@ -27,7 +28,8 @@ static int note_key(void *arg, const kv_store_entry *entry)
     return keys->error;
 }
 
-static void describe(const struct prefixes *v, const uint8_t *key, const char *problem)
+static void describe(const struct prefixes *v, const uint8_t *key, const char *problem,
+                     const char *reason)
 {
     char hex[2 * KV_PREFIX_KEY + 1], line[200];
 
@@ -35,11 +37,18 @@ static void describe(const struct prefixes *v, const uint8_t *key, const char *p
         return;
     for (size_t i = 0; i < KV_PREFIX_KEY; i++)
         snprintf(hex + 2 * i, 3, "%02x", key[i]);
-    snprintf(line, sizeof(line), "prefix cache: chunk %s is %s", hex, problem);
+    snprintf(line, sizeof(line), "prefix cache: chunk %s %s (%s)", hex, problem, reason);
     v->report(v->arg, line);
 }
 
-/* Return 1 when all parts of a checked snapshot are there, 0 when not, or an error. */
+/* True for errors that end the verification: they say nothing of the chunk. */
+static bool ends_it(int rc)
+{
+    return rc == -ENOMEM || kvs_is_outage(rc);
+}
+
+/* Return 1 when all parts of a checked snapshot are there, 0 when not, or an error. A part that can't
+ * be read is there, and a problem of its own. */
 static int has_parts(const struct prefixes *v, const void *data, size_t len)
 {
     struct kv_prefix_parts parts;
@@ -50,12 +59,31 @@ static int has_parts(const struct prefixes *v, const void *data, size_t len)
 
         kv_prefix_key(KV_PREFIX_PART, parts.first + i * KV_PREFIX_PART_REF, key);
         rc = kvs_exists(v->store, key, sizeof(key), 1, &present);
-        rc = rc < 0 ? rc : present;
+        rc = rc < 0 ? (ends_it(rc) ? rc : 1) : present;
     }
     return rc;
 }
 
-static int verify_one(const struct prefixes *v, const uint8_t *key)
+/* Check a chunk that could be read. */
+static int check(const struct prefixes *v, const uint8_t *key, const void *data, size_t len)
+{
+    int rc = kv_prefix_check(key, data, len);
+
+    if (rc < 0) {
+        v->result->bad_prefix_chunks++;
+        describe(v, key, "is damaged", strerror(-rc));
+        return 0;
+    }
+    v->result->bytes += len;
+    rc = key[3] == KV_PREFIX_SNAPSHOT ? has_parts(v, data, len) : 1;
+    if (rc == 0) {
+        v->result->missing_chunks++;
+        describe(v, key, "is a snapshot that lacks a part", "evicted, or deleted");
+    }
+    return KV_MIN(rc, 0);
+}
+
+static int verify_one(struct prefixes *v, const uint8_t *key)
 {
     void *data = NULL;
     size_t len = 0;
@@ -63,33 +91,45 @@ static int verify_one(const struct prefixes *v, const uint8_t *key)
 
     if (rc == -ENOENT) /* deleted after it was listed */
         return 0;
-    if (rc < 0 && rc != -EBADMSG)
+    if (ends_it(rc))
         return rc;
+    if (kvs_is_denied(rc)) {
+        v->denied = rc;
+        describe(v, key, "can't be read", strerror(-rc));
+        return 0;
+    }
     v->result->prefix_chunks++;
-    if (rc == 0)
-        rc = kv_prefix_check(key, data, len);
     if (rc < 0) {
         v->result->bad_prefix_chunks++;
-        describe(v, key, "damaged");
-        rc = 0;
-    } else {
-        v->result->bytes += len;
-        rc = key[3] == KV_PREFIX_SNAPSHOT ? has_parts(v, data, len) : 1;
-        if (rc == 0) {
-            v->result->missing_chunks++;
-            describe(v, key, "a snapshot that lacks a part (evicted, or deleted)");
-        }
+        describe(v, key, rc == -EBADMSG ? "is damaged" : "is unreadable", strerror(-rc));
+        return 0;
     }
+    rc = check(v, key, data, len);
     free(data);
-    return KV_MIN(rc, 0);
+    return rc;
+}
+
+/* List the keys. Those listed before a refusal are verified all the same. */
+static int list_keys(struct prefixes *v, struct kv_buf *ret)
+{
+    int rc = kvs_list_chunks(v->store, note_key, ret);
+    char line[200];
+
+    if (!kvs_is_denied(rc))
+        return rc;
+    v->denied = rc;
+    snprintf(line, sizeof(line), "prefix cache: some chunks can't be listed (%s)", strerror(-rc));
+    if (v->report)
+        v->report(v->arg, line);
+    return 0;
 }
 
 int kvs_verify_prefixes(struct kvs_store *store, kvs_report_fn report, kvs_progress_fn progress,
-                        void *arg, struct kvs_verify_result *ret)
+                        void *arg, struct kvs_verify_result *ret, int *ret_denied)
 {
-    const struct prefixes v = {store, report, arg, ret};
+    struct prefixes v = {store, report, arg, ret, 0};
     struct kv_buf keys = KV_BUF_INIT;
-    int rc = kvs_list_chunks(store, note_key, &keys);
+    int rc = list_keys(&v, &keys);
 
     for (size_t at = 0; at < keys.len && rc >= 0; at += KV_PREFIX_KEY) {
         rc = verify_one(&v, (const uint8_t *)keys.data + at);
@@ -97,5 +137,7 @@ int kvs_verify_prefixes(struct kvs_store *store, kvs_report_fn report, kvs_progr
             rc = -ECANCELED;
     }
     kv_buf_fini(&keys);
+    if (v.denied)
+        *ret_denied = v.denied;
     return rc == -ENOTSUP ? 0 : KV_MIN(rc, 0);
 }

@@ -129,6 +129,88 @@ static void test_verify_finds_missing_parts(void **state)
     close_store();
 }
 
+static int refused;      /* error of gets of chunks of kind `refused_kind`; 0: none */
+static int list_refused; /* error with which a listing of chunks breaks off; 0: none */
+static uint8_t refused_kind;
+
+static int refuse_get(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, uint8_t **ret,
+                      size_t *ret_len)
+{
+    return refused && hash_len == KV_PREFIX_KEY && hash[3] == refused_kind
+               ? refused
+               : memory_get_chunk(self, hash, hash_len, ret, ret_len);
+}
+
+static int refuse_exists(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,
+                         uint8_t *ret_present)
+{
+    return refused && hash_len == KV_PREFIX_KEY && hashes[3] == refused_kind
+               ? refused
+               : memory_exists_chunks(self, hashes, hash_len, n, ret_present);
+}
+
+static int refuse_list(kv_store_v1 *self, kv_store_each_fn each, void *arg)
+{
+    int rc = memory_list_chunks(self, each, arg);
+
+    return list_refused ? list_refused : rc;
+}
+
+static void note_line(void *arg, const char *line)
+{
+    (void)line;
+    ++*(unsigned *)arg;
+}
+
+/* Chunks that can't be read hide nothing of what else is wrong. */
+static void test_verify_of_unreadable_chunks(void **state)
+{
+    static const int errors[] = {-EACCES, -EPERM, -EIO, -ECONNREFUSED};
+    struct kvs_verify_result r = KVS_VERIFY_RESULT_INIT;
+    kv_store_vtable table;
+    unsigned n_lines;
+    kv_store_ext ext;
+    (void)state;
+
+    open_store(true);
+    save("model", false);
+    save("recurrent", true);
+    kvs_close(store);
+    table = *memory_vtable();
+    table.get_chunk = refuse_get;
+    ext = *memory_ext();
+    ext.exists_chunks = refuse_exists;
+    ext.list_chunks = refuse_list;
+    assert_int_equal(kvs_open_with(&table, &ext, URI, false, &store), 0);
+    for (struct memory_object *o = memory_space(URI)->chunks; o; o = o->next)
+        if (o->hash[3] == KV_PREFIX_LAYOUT)
+            o->data[o->len - 1] ^= 4; /* two damaged chunks */
+    for (size_t i = 0; i < 2 * KV_COUNT(errors); i++) {
+        bool denied = i / 2 < 2, outage = i / 2 == 3, part = i % 2;
+        size_t n = part ? 1 : 8; /* parts, blocks */
+
+        n_lines = 0;
+        refused_kind = part ? KV_PREFIX_PART : KV_PREFIX_BLOCK;
+        refused = errors[i / 2];
+        assert_int_equal(kvs_verify(store, NULL, note_line, NULL, &n_lines, &r),
+                         denied || outage ? refused : 0);
+        refused = 0;
+        if (outage)
+            continue;
+        assert_int_equal(n_lines, 2 + n);
+        assert_int_equal(r.prefix_chunks, 12 - (denied ? n : 0));
+        assert_int_equal(r.bad_prefix_chunks, 2 + (denied ? 0 : n));
+        assert_int_equal(r.missing_chunks, 0);
+    }
+    list_refused = -EACCES;
+    n_lines = 0;
+    assert_int_equal(kvs_verify(store, NULL, note_line, NULL, &n_lines, &r), -EACCES);
+    assert_int_equal(r.bad_prefix_chunks, 2);
+    assert_int_equal(n_lines, 3);
+    list_refused = 0;
+    close_store();
+}
+
 static struct kvs_gc_result collect(uint64_t grace_s, uint64_t prefix_age_s, bool dry_run)
 {
     const struct kvs_gc_opts opts = {
@@ -201,6 +283,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_verify),
         cmocka_unit_test(test_verify_finds_missing_parts),
+        cmocka_unit_test(test_verify_of_unreadable_chunks),
         cmocka_unit_test(test_blocks_expire),
         cmocka_unit_test(test_blocks_expire_by_list),
     };
