@@ -279,9 +279,9 @@ struct kvs_save_opts {
     kvs_progress_fn progress;
     void *progress_arg;
     /* Read what the store has of the object's chunks before the manifest is published, and store
-     * damaged chunks anew. false: the backend judges its chunks. The file store then reads those that
-     * changed since they were verified; Redis and S3 look at length and checksum as noted, and miss
-     * bytes that another program changed in place. */
+     * damaged or unreadable chunks anew. false: the backend judges its chunks. The file store then
+     * reads those that changed since they were verified; Redis and S3 look at length and checksum as
+     * noted, and miss bytes that another program changed in place. */
     bool verify;
 };
 #define KVS_SAVE_OPTS_INIT KV_INIT_(kvs_save_opts)

@@ -472,6 +472,8 @@ int kvs_file_get_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len,
     if (rc == -ENOENT || rc == -EBADMSG)
         KVS_FILE_ADD(h->get_misses, 1);
     else if (rc < 0 && rc != -ECANCELED && rc != -EMSGSIZE)
-        return kvs_file_fail(h, -rc, "can't read a chunk", hex);
+        kvs_file_fail(h, -rc, "can't read a chunk", hex);
+    if (rc == -EIO || rc == -EACCES || rc == -EPERM)
+        kvs_file_forget(h, key, key_len);
     return rc;
 }

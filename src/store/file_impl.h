@@ -241,6 +241,11 @@ bool kvs_file_known(kv_store_v1 *h, const uint8_t *key, size_t key_len, struct k
  * more: removing a pin changes their ctime. Any thread.
  */
 void kvs_file_remember(kv_store_v1 *h, const struct kvs_file_note *notes, size_t n);
+/**
+ * Forget that a chunk was verified: it can't be read any more. The handle's next put verifies it.
+ * Any thread.
+ */
+void kvs_file_forget(kv_store_v1 *h, const uint8_t *key, size_t key_len);
 void kvs_file_known_free(struct kvs_file_table *table);
 
 /* -- Leases (file_lease.c) --------------------------------------------------------------------- */

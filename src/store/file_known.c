@@ -12,7 +12,7 @@
  * The note is valid while inode, size, mtime and ctime are equal: a write sets both times to the
  * kernel's clock, and setting mtime back changes ctime. Pins and touches by other handles also end a
  * note; they note the chunk anew, or the next hit verifies it once more. Bits that rot on the disk
- * change no time, so readers verify every chunk.
+ * change no time, so readers verify every chunk. A handle forgets the note of one that it can't read.
  *
  * Since Linux 6.13 each change behind a look at ctime changes it. Before, a change within the same
  * tick of the clock (1 to 10 ms) as the note isn't seen, if it also sets mtime back.
@@ -325,6 +325,21 @@ bool kvs_file_known(kv_store_v1 *h, const uint8_t *key, size_t key_len, struct k
     }
     pthread_mutex_unlock(&h->known_lock);
     return known;
+}
+
+void kvs_file_forget(kv_store_v1 *h, const uint8_t *key, size_t key_len)
+{
+    XXH128_hash_t hash = XXH3_128bits(key, key_len);
+    struct kvs_file_known *note;
+
+    pthread_mutex_lock(&h->known_lock);
+    if (have_table(h)) {
+        catch_up(h); /* a record read later would be believed again */
+        note = find(h->known, &hash);
+        if (note)
+            note->ino = 0;
+    }
+    pthread_mutex_unlock(&h->known_lock);
 }
 
 /* Look at a chunk whose note doesn't say what its file is like after our last change. Returns false

@@ -17,7 +17,8 @@ struct kvs_own_chunks {
 
 /**
  * Read the chunks before they are put. Sets same[i] to whether the store has chunk i with these bytes.
- * Chunks with other bytes don't count as present in the next put. Returns 0 or an error of the store.
+ * Chunks with other bytes don't count as present in the next put, and ones that can't be read are
+ * not the same. Returns 0 or an error of the store.
  */
 int kvs_compare_before(struct kvs_store *store, const struct kvs_own_chunks *own, bool *same);
 

@@ -161,12 +161,53 @@ static void put_of_what_is_not_readable(void **state)
     assert_int_equal(unit_count(".kvasir/bad"), 0);
 }
 
+/* The same, of a chunk in the middle of an object, with saves that verify: also where an earlier save
+ * noted that the chunk was verified. */
+static void verifying_save_of_what_is_not_readable(void **state)
+{
+    const struct kvs_save_opts opts = {.size = sizeof(opts), .chunk_bytes = 4096, .verify = true};
+    const struct kvs_chunk_ref *chunks;
+    char path[512], hex[KVS_FILE_HEX];
+    struct kvs_manifest *manifest;
+    static uint8_t object[50000];
+    struct kvs_store *store;
+    uint64_t rng = 3;
+    struct stat st;
+    void *data;
+    size_t n;
+    (void)state;
+
+    for (size_t i = 0; i < sizeof(object); i++)
+        object[i] = (uint8_t)unit_random(&rng);
+    assert_int_equal(kvs_open(unit_dir, &store), 0);
+    assert_int_equal(kvs_save_buffer(store, "o", object, sizeof(object), &opts, NULL), 0);
+    assert_int_equal(kvs_manifest_get(store, "o", &manifest), 0);
+    chunks = kvs_manifest_chunks(manifest, &n);
+    assert_true(n > 4);
+    kvs_file_hex(hex, chunks[n / 2].key, sizeof(chunks->key));
+    snprintf(path, sizeof(path), "%s/chunks/%c/%s", unit_dir, hex[0], hex);
+    assert_int_equal(stat(path, &st), 0);
+    bad_file = st.st_ino;
+    assert_int_equal(kvs_restore_buffer(store, "o", &data, &n, NULL), -EIO);
+    kvs_close(store);
+    assert_int_equal(kvs_open(unit_dir, &store), 0);
+    assert_int_equal(kvs_save_buffer(store, "o", object, sizeof(object), &opts, NULL), 0);
+    assert_int_equal(kvs_restore_buffer(store, "o", &data, &n, NULL), 0);
+    assert_memory_equal(data, object, sizeof(object));
+    bad_file = 0;
+    free(data);
+    kvs_manifest_free(manifest);
+    kvs_close(store);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(gc_without_a_directory, unit_make_dir, unit_rm_dir),
         cmocka_unit_test_setup_teardown(chunks_without_a_directory, unit_make_dir, unit_rm_dir),
         cmocka_unit_test_setup_teardown(put_of_what_is_not_readable, unit_make_dir, unit_rm_dir),
+        cmocka_unit_test_setup_teardown(verifying_save_of_what_is_not_readable, unit_make_dir,
+                                        unit_rm_dir),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
