@@ -201,6 +201,16 @@ static int put_batch(struct kvs_store *store, const void *hashes, size_t hash_le
     return rc;
 }
 
+/* True for values that a backend may see. The others are put one by one, where each is checked, and
+ * an empty one gets a pointer. */
+static bool have_bytes(const void *const *data, const size_t *len, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!data[i] || len[i] > KVS_VALUE_MAX)
+            return false;
+    return true;
+}
+
 int kvs_put_chunks(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
                    const void *const *data, const size_t *len, int *ret_each)
 {
@@ -225,7 +235,7 @@ int kvs_put_chunks_of_save(struct kvs_store *store, const void *hashes, size_t h
 
     if (!kvs_hashes_ok(hashes, hash_len, n) || n > INT_MAX)
         return -EINVAL;
-    if (n > 0 && store->ext.put_chunks)
+    if (n > 0 && store->ext.put_chunks && have_bytes(data, len, n))
         return put_batch(store, hashes, hash_len, n, data, len, ret_each);
     for (size_t i = 0; i < n; i++) {
         int rc =

@@ -167,6 +167,48 @@ static void test_without_extensions(void **state)
     kvs_close(store);
 }
 
+static int put_pointers(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,
+                        const uint8_t *const *data, const size_t *len, int *ret_each)
+{
+    for (size_t i = 0; i < n; i++)
+        assert_non_null(data[i]);
+    return memory_put_chunks(self, hashes, hash_len, n, data, len, ret_each);
+}
+
+static int put_pointer(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, const uint8_t *data,
+                       size_t len)
+{
+    assert_non_null(data);
+    return memory_put_chunk(self, hash, hash_len, data, len);
+}
+
+/* An empty value in a batch may come without a pointer, one with bytes may not. */
+static void test_batches_without_pointers(void **state)
+{
+    const uint8_t hashes[3][8] = {{1}, {2}, {3}};
+    const void *data[3] = {NULL, "b", NULL};
+    size_t lens[3] = {0, 1, 5};
+    const struct iovec nothing = {NULL, 0};
+    kv_store_vtable table = *memory_vtable();
+    kv_store_ext ext = *memory_ext();
+    struct kvs_store *store;
+    int each[3];
+    (void)state;
+
+    table.put_chunk = put_pointer;
+    ext.put_chunks = put_pointers;
+    ext.put_parts = NULL;
+    assert_int_equal(kvs_open_with(&table, &ext, URI, false, &store), 0);
+    assert_int_equal(kvs_put_chunks(store, hashes, 8, 3, data, lens, each), -EINVAL);
+    assert_true(each[0] == 0 && each[1] == 0 && each[2] == -EINVAL);
+    lens[2] = 0;
+    assert_int_equal(kvs_put_chunks(store, hashes, 8, 3, data, lens, each), 0);
+    assert_true(each[0] == 1 && each[1] == 1 && each[2] == 0);
+    assert_int_equal(kvs_put_chunks_from(store, hashes, 8, 1, &nothing, NULL, each), 0);
+    assert_int_equal(each[0], 1);
+    kvs_close(store);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -174,6 +216,7 @@ int main(void)
         cmocka_unit_test_teardown(test_arguments, close_all),
         cmocka_unit_test_teardown(test_extensions, close_all),
         cmocka_unit_test_teardown(test_without_extensions, close_all),
+        cmocka_unit_test_teardown(test_batches_without_pointers, close_all),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
