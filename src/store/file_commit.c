@@ -238,6 +238,8 @@ int kvs_file_publish(kv_store_v1 *h, const char *name, const void *data, size_t 
     }
     if (rc == 0 && name) {
         rc = kvs_file_name_encode(file, name);
+        if (rc == 0 && !kvs_file_manifest_fits(h, file))
+            rc = -ENAMETOOLONG;
         if (rc < 0)
             return kvs_file_fail(h, -rc, "not a name for a manifest", name);
         rc = kvs_file_write_tmp(h, kvs_file_owner(name, strlen(name), true), data, len, false, &n,

@@ -511,6 +511,8 @@ int kvs_file_get_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len,
 /** Write the path of a chunk's side-car below .kvasir/, where xattrs aren't supported. */
 void kvs_file_chunk_side_car(char ret[KVS_FILE_HEX + 8], const char *hex);
 void kvs_file_manifest_side_car(char ret[KVS_FILE_NAME + 16], const char *file);
+/** False when side-cars are in use and that of manifest @file would have too long a name. */
+bool kvs_file_manifest_fits(kv_store_v1 *h, const char *file);
 /**
  * Pin: make a second link in tmp/ to the chunk in place. Returns 0 without one where links aren't
  * supported. -ENOENT: the chunk is missing.

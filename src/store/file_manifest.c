@@ -14,6 +14,15 @@ void kvs_file_manifest_side_car(char ret[KVS_FILE_NAME + 16], const char *file)
     snprintf(ret, KVS_FILE_NAME + 16, "sums/m-%s", file);
 }
 
+bool kvs_file_manifest_fits(kv_store_v1 *h, const char *file)
+{
+    char side_car[KVS_FILE_NAME + 16];
+
+    kvs_file_manifest_side_car(side_car, file);
+    return !atomic_load_explicit(&h->side_car, memory_order_relaxed) ||
+           strlen(strchr(side_car, '/') + 1) < KVS_FILE_NAME;
+}
+
 static int replace_side_car(kv_store_v1 *h, uint64_t n, const char *from, const char *file)
 {
     char to[KVS_FILE_NAME + 16], name[KVS_FILE_NAME];
@@ -71,6 +80,8 @@ int kvs_file_get_manifest(kv_store_v1 *h, const char *name, uint8_t **ret, size_
         if (fd >= 0)
             close(fd);
     }
+    if (rc == -ENOENT && !kvs_file_manifest_fits(h, file)) /* a save asks before it reads */
+        return -ENAMETOOLONG;
     if (rc == 0)
         kvs_file_note_use(h, h->root, file, &st);
     /* Leave a damaged manifest where it is: collection must see that it can't be read, and delete
