@@ -171,6 +171,17 @@ static void copy_block(const struct window *w, const struct kvl_cache *c, const 
 
 /* -- save -------------------------------------------------------------------------------------- */
 
+/* Count the blocks at the beginning by reading each. */
+static int64_t present_by_gets(struct kvl_cache *c, const uint8_t *keys, size_t n)
+{
+    size_t i = 0;
+    int rc = 1;
+
+    while (i < n && (rc = kvl_is_there(c, keys + i * KV_PREFIX_KEY)) == 1)
+        i++;
+    return rc < 0 ? rc : (int64_t)i;
+}
+
 int64_t kvl_blocks_present(struct kvl_cache *c, const uint8_t *keys, size_t n)
 {
     uint8_t *present = malloc(KV_MAX(n, (size_t)1));
@@ -183,6 +194,8 @@ int64_t kvl_blocks_present(struct kvl_cache *c, const uint8_t *keys, size_t n)
     while (!rc && i < n && present[i])
         i++;
     free(present);
+    if (rc == -ENOTSUP)
+        return present_by_gets(c, keys, n);
     return rc < 0 ? rc : (int64_t)i;
 }
 
@@ -274,6 +287,10 @@ int64_t kvl_blocks_save(struct kvl_cache *c, const struct kvl_view *view,
     kvl_block_keys(c, layout->root, tokens, blocks, keys);
     if (blocks)
         rc = kvs_exists(c->store, keys, KV_PREFIX_KEY, blocks, present);
+    if (rc == -ENOTSUP) { /* the puts tell which are there */
+        memset(present, 0, blocks);
+        rc = 0;
+    }
     if (rc >= 0 && blocks)
         rc = put_missing(c, view, layout->root, keys, present, tokens, blocks, ret);
     if (rc >= 0)

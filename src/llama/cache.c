@@ -96,6 +96,18 @@ void kvl_close(struct kvl_cache *cache)
     free(cache);
 }
 
+int kvl_is_there(struct kvl_cache *c, const uint8_t key[KV_PREFIX_KEY])
+{
+    void *data = NULL;
+    size_t len;
+    int rc = kvs_get_chunk(c->store, key, KV_PREFIX_KEY, &data, &len);
+
+    if (rc < 0)
+        return rc == -ENOENT || rc == -EBADMSG ? 0 : rc;
+    free(data);
+    return 1;
+}
+
 void kvl_drop_damaged(struct kvl_cache *c, const uint8_t key[KV_PREFIX_KEY])
 {
     static struct kv_log_rate rate;

@@ -78,6 +78,12 @@ static inline void kvl_put_token(uint8_t ret[4], int32_t token)
         ret[i] = (uint8_t)((uint32_t)token >> 8 * i);
 }
 
+/**
+ * Ask by a get whether the store has a chunk, for backends that can't tell otherwise (kvs_exists is
+ * -ENOTSUP). Returns 1, 0, or an error.
+ */
+int kvl_is_there(struct kvl_cache *c, const uint8_t key[KV_PREFIX_KEY]);
+
 /** Count the blocks at the beginning of @keys that the store has. Returns their number, an error. */
 int64_t kvl_blocks_present(struct kvl_cache *c, const uint8_t *keys, size_t n);
 

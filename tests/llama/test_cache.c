@@ -304,6 +304,33 @@ static void test_whole_snapshots(void **state)
     }
 }
 
+/* A plugin without extensions can't say what it has: gets tell, and puts that are hits. */
+static void test_without_extensions(void **state)
+{
+    const struct toy_kind kinds[] = {
+        plain, {.n_streams = 1, .n_layers = 2, .k_row = 12, .v_row = 8, .window = 20}};
+
+    (void)state;
+    kvs_close(t.store);
+    assert_int_equal(kvs_open_with(memory_vtable(), NULL, URI, false, &t.store), 0);
+    for (size_t i = 0; i < KV_COUNT(kinds); i++) {
+        size_t n = i ? 100 : 96;
+
+        kvl_close(t.cache);
+        t.cache = open_cache(i ? "window" : "model");
+        init_both(&kinds[i]);
+        toy_decode(t.toy, 1, t.tokens, 100);
+        load(&t.ctx2, 2, t.tokens, 100, 0, 1);
+        for (int32_t again = 0; again < 2; again++) {
+            save(&t.ctx, 1, t.tokens, 100, n);
+            load(&t.ctx2, 2 + again, t.tokens, 200, n, 1);
+        }
+        assert_int_equal(n_chunks(i ? 's' : 'b'), i ? 1 : 6);
+    }
+    memory_space(URI)->fail_gets = -ENOENT; /* as a plugin without extensions reports an outage */
+    assert_int_equal(kvl_find(t.cache, t.tokens, 100), 0);
+}
+
 /* -- damage ------------------------------------------------------------------------------------ */
 
 /* The @n-th chunk of a kind, in the order of the space. */
@@ -601,6 +628,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_another_model_and_layout, setup, teardown),
         cmocka_unit_test_setup_teardown(test_too_many_layouts, setup, teardown),
         cmocka_unit_test_setup_teardown(test_whole_snapshots, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_without_extensions, setup, teardown),
         cmocka_unit_test_setup_teardown(test_damage_is_a_miss, setup, teardown),
         cmocka_unit_test_setup_teardown(test_misplaced_blocks, setup, teardown),
         cmocka_unit_test_setup_teardown(test_damaged_snapshots, setup, teardown),
