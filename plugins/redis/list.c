@@ -273,6 +273,26 @@ static int scan_refs(kv_store_v1 *self, const char *name, struct names *names)
     return rc < 0 ? rc : names_finish(names);
 }
 
+/* Return 1 when the manifest has no bytes, or is gone; 0 when it has; or an error. */
+static int is_empty(kv_store_v1 *self, const char *name)
+{
+    struct rds_batch batch = {0};
+    char key[RDS_KEY_SIZE];
+    int rc;
+
+    rds_batch_begin(&batch, 2);
+    rds_batch_word(&batch, "STRLEN");
+    rds_batch_key(&batch, key, rds_name_key(self, 'm', name, key));
+    pthread_mutex_lock(&self->lock);
+    rc = rds_net_run(&self->net, &batch);
+    pthread_mutex_unlock(&self->lock);
+    if (rc == 0)
+        rc = batch.cmds[0].reply.type == RESP_INT ? batch.cmds[0].reply.num <= RDS_TRAILER
+                                                  : rds_reply_error(&batch.cmds[0].reply, "STRLEN");
+    rds_batch_fini(&batch);
+    return rc;
+}
+
 int rds_list_refs(kv_store_v1 *self, const char *name, kv_store_each_fn each, void *arg)
 {
     struct visit visit = {each, arg};
@@ -288,6 +308,11 @@ int rds_list_refs(kv_store_v1 *self, const char *name, kv_store_each_fn each, vo
         rc = -ENOENT;
     if (rc == 0 && names.n == 0)
         rc = -ENOENT;
+    if (rc == 0 && names.n == 1 && !names.each[0][0]) {
+        /* Behind the set: a manifest with bytes that has replaced an empty one may need any chunk. */
+        rc = is_empty(self, name);
+        rc = rc < 0 ? rc : rc ? 0 : -ENOENT;
+    }
     for (size_t i = 0; rc == 0 && i < names.n; i++)
         rc = visit_chunk(&visit, names.each[i]);
     names_fini(&names);

@@ -340,7 +340,8 @@ struct walk {
     const char *name;
     kv_store_each_fn each;
     void *arg;
-    size_t n; /* number of objects found */
+    size_t n;      /* number of objects found */
+    size_t n_keys; /* number of keys in them */
 };
 
 static int read_notes(struct walk *walk, const uint8_t *data, size_t len)
@@ -352,6 +353,7 @@ static int read_notes(struct walk *walk, const uint8_t *data, size_t len)
             .size = sizeof(entry), .hash = data + at + 1, .hash_len = data[at], .len = UINT64_MAX};
 
         at += 1 + entry.hash_len;
+        walk->n_keys++;
         if (entry.hash_len == 0)
             rc = -ENOENT; /* the notes are incomplete */
         else
@@ -392,11 +394,13 @@ static int walk_notes(struct walk *walk, s3_listed_fn on)
     return rc;
 }
 
-int s3_refs_list(struct s3_refs *refs, const char *name, kv_store_each_fn each, void *arg)
+int s3_refs_list(struct s3_refs *refs, const char *name, kv_store_each_fn each, void *arg,
+                 size_t *ret_n)
 {
-    struct walk walk = {refs, name, each, arg, 0};
+    struct walk walk = {refs, name, each, arg, 0, 0};
     int rc = walk_notes(&walk, on_notes);
 
+    *ret_n = walk.n_keys;
     return rc == 0 && walk.n == 0 ? -ENOENT : rc;
 }
 

@@ -56,8 +56,12 @@ int s3_refs_wait(struct s3_refs *refs, struct s3_noting *noting);
  */
 void s3_refs_end(struct s3_refs *refs, struct s3_noting *noting, bool published);
 
-/** List the noted chunks as in kv_store_ext.h. -EBADMSG: damaged notes. */
-int s3_refs_list(struct s3_refs *refs, const char *name, kv_store_each_fn each, void *arg);
+/**
+ * List the noted chunks as in kv_store_ext.h, and their number. -EBADMSG: damaged notes. Without one,
+ * notes are complete for an empty manifest alone.
+ */
+int s3_refs_list(struct s3_refs *refs, const char *name, kv_store_each_fn each, void *arg,
+                 size_t *ret_n);
 /** Delete a deleted manifest's notes. */
 int s3_refs_forget(struct s3_refs *refs, const char *name);
 

@@ -86,13 +86,32 @@ int s3_list_chunks(kv_store_v1 *self, kv_store_each_fn each, void *arg)
     return list(self, "c/", on_chunk, each, arg);
 }
 
+/* Return 1 when the manifest has no bytes, or is gone; 0 when it has; or an error. */
+static int is_empty(kv_store_v1 *self, const char *name)
+{
+    uint8_t *data = NULL;
+    size_t len = 0;
+    int rc = s3_get(self->client, s3_manifest_path(&self->config, name), &data, &len);
+
+    free(data);
+    return rc == -ENOENT ? 1 : rc < 0 ? rc : len == 0;
+}
+
 int s3_list_refs(kv_store_v1 *self, const char *name, kv_store_each_fn each, void *arg)
 {
+    size_t n;
+    int rc;
+
     if (s3_in_child(self))
         return s3_failed(self, -ECHILD);
     if (s3_bad_name(name) || !each)
         return -EINVAL;
-    return s3_refs_list(self->refs, name, each, arg);
+    rc = s3_refs_list(self->refs, name, each, arg, &n);
+    if (rc < 0 || n)
+        return rc;
+    /* Behind the notes: a manifest with bytes that has replaced an empty one may need any chunk. */
+    rc = is_empty(self, name);
+    return rc < 0 ? rc : rc ? 0 : -ENOENT;
 }
 
 /* -- Sweeping -------------------------------------------------------------------------------- */

@@ -219,8 +219,11 @@ void ki_applier_end_overlap(struct ki_applier *a, struct kvi_index *index);
  * process goes on: forget the windows of the one before, too.
  */
 void ki_applier_purge(struct ki_applier *a, struct kvi_index *index, bool restarted);
-/** Note that the rank's blocks are about to leave the index, by a clear. */
-void ki_applier_note_clear(struct ki_applier *a, struct kvi_index *index, uint32_t rank);
+/** Return the number of blocks of a rank in the index, parked ones included, whoever brought them. */
+uint64_t ki_applier_held_of_rank(const struct ki_applier *a, struct kvi_index *index,
+                                 uint32_t rank);
+/** Note that @n of the rank's blocks have left the index by a clear. */
+void ki_applier_note_clear(struct ki_applier *a, uint32_t rank, uint64_t n);
 /** Forget the blocks of those of the @n @ranks that the stream brings. The engine still has them. */
 void ki_applier_purge_ranks(struct ki_applier *a, struct kvi_index *index, const uint32_t *ranks,
                             uint32_t n);

@@ -40,14 +40,12 @@ static void clear_doubts(struct ki_applier *a, const struct kve_op *op, uint64_t
                       device ? KI_WHY_REPORTS | KI_WHY_DEVICE_CLEAR : KI_WHY_CLEAR);
 }
 
-int ki_applier_clear(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
-                     const struct kve_op *op)
+static int clear(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
+                 const struct kve_op *op)
 {
     struct kve_source owner = {.owner = ""}, other;
-    int rc;
+    int rc = kvi_clear_tiers(index, holder, op->tiers, op->source);
 
-    ki_applier_note_clear(a, index, op->rank);
-    rc = kvi_clear_tiers(index, holder, op->tiers, op->source);
     if (op->source && kve_reader_source(a->reader, op->source, &owner) < 0)
         return rc;
     clear_doubts(a, op, ki_owner_id(&owner));
@@ -58,6 +56,16 @@ int ki_applier_clear(struct ki_applier *a, struct kvi_index *index, struct kv_ho
     for (uint32_t i = 1; !rc && kve_reader_source(a->reader, i, &other) == 0; i++)
         if (other.kind == KVE_SOURCE_WINDOW && strcmp(other.owner, owner.owner) == 0)
             rc = kvi_clear_tiers(index, holder, op->tiers, i);
+    return rc;
+}
+
+int ki_applier_clear(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
+                     const struct kve_op *op)
+{
+    uint64_t before = ki_applier_held_of_rank(a, index, op->rank);
+    int rc = clear(a, index, holder, op);
+
+    ki_applier_note_clear(a, op->rank, before - ki_applier_held_of_rank(a, index, op->rank));
     return rc;
 }
 

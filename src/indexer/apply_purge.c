@@ -21,7 +21,7 @@ bool ki_applier_brings(const struct ki_applier *a, uint32_t rank)
     return false;
 }
 
-static uint64_t held_of_rank(const struct ki_applier *a, struct kvi_index *index, uint32_t rank)
+uint64_t ki_applier_held_of_rank(const struct ki_applier *a, struct kvi_index *index, uint32_t rank)
 {
     struct kvi_holder_info info = KVI_HOLDER_INFO_INIT;
 
@@ -35,7 +35,7 @@ uint64_t ki_applier_held(const struct ki_applier *a, struct kvi_index *index)
     uint64_t held = a->run.n_blocks;
 
     for (uint32_t i = 0; i < a->n_ranks; i++)
-        held += held_of_rank(a, index, a->ranks[i]);
+        held += ki_applier_held_of_rank(a, index, a->ranks[i]);
     return held;
 }
 
@@ -49,7 +49,7 @@ bool ki_applier_held_of(const struct ki_applier *a, struct kvi_index *index, con
         if (!ki_applier_brings(a, ranks[i]))
             continue;
         any = true;
-        *ret_held += held_of_rank(a, index, ranks[i]);
+        *ret_held += ki_applier_held_of_rank(a, index, ranks[i]);
     }
     return any;
 }
@@ -67,9 +67,9 @@ static void note_loss(struct ki_applier *a, enum ki_ranks of, uint32_t rank, uin
     loss->blocks += blocks;
 }
 
-void ki_applier_note_clear(struct ki_applier *a, struct kvi_index *index, uint32_t rank)
+void ki_applier_note_clear(struct ki_applier *a, uint32_t rank, uint64_t n)
 {
-    note_loss(a, KI_RANKS_ONE, rank, held_of_rank(a, index, rank));
+    note_loss(a, KI_RANKS_ONE, rank, n);
 }
 
 void ki_applier_purge(struct ki_applier *a, struct kvi_index *index, bool restarted)

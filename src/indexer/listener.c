@@ -107,12 +107,19 @@ bool ki_mark_is_of(const struct ki_watermark *mark, const struct ki_listener *l)
     return !mark->no_position && (!mark->has_stream || mark->stream_rank == l->rank);
 }
 
+void ki_listener_name_rank(struct ki_listener *l)
+{
+    struct kv_holder holder = {.worker = l->instance, .rank = l->rank};
+
+    l->applier.unnamed &= kvi_holder_blocks(l->model->index, holder) == 0;
+}
+
 void ki_listener_seed(struct ki_listener *l, const struct ki_watermark *mark)
 {
     pthread_mutex_lock(&l->lock);
     ki_stream_seed(&l->stream, mark->sequence, mark->timestamp, mark->partial);
     l->stream.unproved = mark->adrift;
-    l->applier.unnamed = false;
+    ki_listener_name_rank(l);
     l->applier.reports.suspects = true; /* unless its handover is more precise */
     if (mark->torn)
         ki_stream_seed_torn(&l->stream);

@@ -145,6 +145,8 @@ void ki_listener_release(struct ki_listener *l);
 
 /** Return true when @mark is a position in this listener's stream. */
 bool ki_mark_is_of(const struct ki_watermark *mark, const struct ki_listener *l);
+/** The stream brings its registered rank if the index has blocks of it. Caller-locked. */
+void ki_listener_name_rank(struct ki_listener *l);
 /** Seed a listener before it starts: the index has all that the stream brought up to @mark. */
 void ki_listener_seed(struct ki_listener *l, const struct ki_watermark *mark);
 /**

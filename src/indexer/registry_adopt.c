@@ -62,6 +62,7 @@ static void move_listener(struct ki_listener *l, const struct adoption *a)
     } else if (kvi_holder_blocks(a->model->index, holder)) {
         pthread_mutex_lock(&l->lock);
         ki_stream_seed_cursorless(&l->stream);
+        ki_listener_name_rank(l);
         l->applier.reports.suspects = true; /* the history of its blocks is unknown */
         /* Torn, or fed to the peer by another stream, whose numbers mean nothing here. */
         if (mark && (mark->torn || !mark->no_position))

@@ -38,7 +38,7 @@ extern "C"
 /**
  * Return the backend for device memory, loaded on first use and kept. Looks for $KVX_CUDA_LIBRARY
  * (ignored in set-user-id programs), then libkvx_cuda.so.0 beside libkvx or the program that has
- * this code, then in ../lib beside it (neither in set-user-id programs), then along the dynamic
+ * this code, then in ../lib beside it (neither in set-user-id programs, nor of a libkvx opened by a relative path), then along the dynamic
  * linker's path. NULL when there is none or its version doesn't fit; the reason is logged once.
  * Thread-safe.
  */

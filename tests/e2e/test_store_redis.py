@@ -571,12 +571,15 @@ def test_nothing_put_before_the_manifest():
             with Store(server.uri) as store:
                 store.publish("copy", store.manifest("foreign"))
                 fails(store.refs, "copy", code=2)
+                store.publish("empty", store.manifest("foreign"))
+                fails(store.refs, "empty", code=2)
+                store.delete("copy")
                 store.delete("foreign")
             if not options:
                 equal(gc(server, "--no-grace")["deleted_chunks"], 0)
             with Store(server.uri) as store:
                 equal(store.get(b"key"), b"value")
-                store.delete("copy")
+                store.delete("empty")
             if not options:
                 equal(gc(server, "--no-grace")["deleted_chunks"], 1)
 

@@ -635,12 +635,15 @@ def test_nothing_put_before_the_manifest():
         with Store(s3.uri()) as store:
             equal(store.ask("publish", "copy", 10, 1), "0")
             equal(store.ask("refs", "copy"), "-2")
+            equal(store.ask("publish", "empty", 10, 1), "0", "over an empty one")
+            equal(store.ask("refs", "empty"), "-2")
+            equal(store.ask("unpublish", "copy"), "0")
             equal(store.ask("unpublish", "foreign"), "0")
         s3.age(864000)
         check("nothing is deleted" in gc(s3))
         equal(there(s3), [1])
         with Store(s3.uri()) as store:
-            equal(store.ask("unpublish", "copy"), "0")
+            equal(store.ask("unpublish", "empty"), "0")
         gc(s3)
         equal(there(s3), [])
 

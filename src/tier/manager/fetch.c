@@ -108,7 +108,7 @@ static void give_up_starving(struct kvbm_pin *pin)
         if (pin->items[i].state != ITEM_STARVED)
             continue;
         pin->items[i].state = ITEM_BUSY;
-        pin->manager->stats.host.dropped++;
+        kvbm_pin_drop(pin);
         pin->n_starved--;
         pin->n_waits--;
     }

@@ -182,7 +182,8 @@ static bool may_give_up(const struct kvbm_pin *pin, uint32_t i)
     if (pin->items[i].state != ITEM_HELD)
         return false;
     kvbm_registry_locate(m->registry, pin->group, kvbm_pin_key(pin, i), 1, &tiers);
-    return tiers >> KV_TIER_DISK & 1 || tiers >> KV_TIER_EXTERNAL & 1 || kvbm_offload_idle(m);
+    return tiers >> KV_TIER_DISK & 1 || tiers >> KV_TIER_EXTERNAL & 1 ||
+           (kvbm_offload_idle(m) && !m->write_back.leaving);
 }
 
 /* Take the block of held item @i for another one. Returns false when it isn't to be had, as others
@@ -196,7 +197,7 @@ static bool give_up(struct kvbm_pin *pin, uint32_t i, struct kvbm_mutable *ret)
     kvbm_pin_let_go(pin, i);
     item->state = ITEM_BUSY;
     if (kvbm_take_blocks(host, ret, 1) == 1) {
-        pin->manager->stats.host.dropped++;
+        kvbm_pin_drop(pin);
         return true;
     }
     if (kvbm_pool_match(host, pin->group, kvbm_pin_key(pin, i), 1, KVBM_MATCH_NO_TOUCH, &held) ==
@@ -217,6 +218,7 @@ static uint32_t take_blocks(struct kvbm_pin *pin, const uint32_t *index, struct 
 
     for (uint32_t i = pin->n; gives_up && got < n && i-- > index[got] + 1;)
         got += may_give_up(pin, i) && give_up(pin, i, &ret[got]);
+    pin->is_new &= got == n; /* else the next batches find no more */
     return got;
 }
 
@@ -236,7 +238,7 @@ void kvbm_fetch_some(struct kvbm_pin *pin, enum kv_tier tier, const uint32_t *in
     for (uint32_t k = got; k < n; k++) {
         kvbm_fetch_source_released(pin, &pin->items[index[k]]);
         pin->items[index[k]].state = ITEM_BUSY;
-        pin->manager->stats.host.dropped++;
+        kvbm_pin_drop(pin);
     }
     if (tier == KV_TIER_EXTERNAL)
         pin->object_window += got;

@@ -23,6 +23,7 @@ struct call {
     /* Store: the first key that the host tier still has to keep, or to get; those before @tried have
      * had their turn, those before @offered were offered to the policy. */
     uint32_t from, tried, offered;
+    bool lacks_room; /* store: for keys that were tried; others wait for another pin alone */
 };
 
 static int call_init(struct call *c, struct kvbm_cache *cache, const struct kvbm_chain *chain,
@@ -162,6 +163,9 @@ static long store_some(struct call *c, const uint32_t *blocks)
     kvbm_pin_release(pin);
     left = count_left(c, n, rc == -EAGAIN /* max_jobs */, &first);
     c->tried = first;
+    c->lacks_room = false;
+    for (uint32_t i = c->from; i < c->from + n; i++)
+        c->lacks_room |= c->state[i] == KVBM_BUSY;
     if (left && rc != -EAGAIN) { /* try these blocks again */
         kvbm_manager_enter(m);
         for (uint32_t i = c->from; i < c->from + n; i++)
@@ -226,7 +230,9 @@ static long store_all(struct call *c, const uint32_t *blocks)
             return left;
         if (!kvbm_ms_until(c->deadline_ns))
             return -ETIMEDOUT;
-        rc = left ? kvbm_turn_wait(c->manager, &c->turn, c->deadline_ns) : wait_for_tiers_below(c);
+        rc = !left           ? wait_for_tiers_below(c)
+             : c->lacks_room ? kvbm_turn_wait(c->manager, &c->turn, c->deadline_ns)
+                             : kvbm_turn_wait_aside(c->manager, &c->turn, c->deadline_ns);
     }
     return rc;
 }
@@ -239,19 +245,28 @@ long kvbm_cache_store(struct kvbm_cache *cache, const struct kvbm_chain *chain, 
 
     if (rc == 0 && cache->partial)
         rc = -ENOTSUP;
-    if (rc == 0 && c.n)
-        rc = store_all(&c, blocks);
-    rc = rc == -ETIMEDOUT ? 0 : rc;
-    if (rc == 0)
-        rc = kept(&c, 0, c.n);
+    if (rc == 0) {
+        rc = c.n ? store_all(&c, blocks) : 0;
+        if (rc == 0 || rc == -ETIMEDOUT)
+            rc = kept(&c, 0, c.n);
+    }
     call_fini(&c);
     return rc;
 }
 
 /* ---- load ---- */
 
+/* Take blocks that a pin left out from the count of dropped ones: the call asks for them again. */
+static void uncount(struct kvbm_manager *m, struct kvbm_pin *pin)
+{
+    kvbm_manager_enter(m);
+    m->stats.host.dropped -= pin->n_dropped;
+    pin->n_dropped = 0;
+    kvbm_manager_leave(m);
+}
+
 /* Load from key @from on, as many blocks as the host tier has room for. Returns how many have
- * arrived, -EBUSY when there was no room for the first one. */
+ * arrived, -EBUSY when there was no room for the first one, or for one job more. */
 static long load_some(struct call *c, uint32_t from, const uint32_t *blocks)
 {
     const struct kvbm_chain chain = rest_of(c, from);
@@ -265,10 +280,12 @@ static long load_some(struct call *c, uint32_t from, const uint32_t *blocks)
     rc = kvbm_manager_prepare_load(c->manager, &chain, n, &opts, &pin);
     if (rc < 0)
         return rc;
-    if (rc > 0)
+    if (rc > 0) { /* else nothing that comes is of use */
         kvbm_turn_end(c->manager, &c->turn);
-    kvbm_pin_wait(pin, (uint32_t)kv_ms_until(opts.deadline_ns, now));
+        kvbm_pin_wait(pin, (uint32_t)kv_ms_until(opts.deadline_ns, now));
+    }
     ready = kvbm_pin_state(pin, c->state);
+    uncount(c->manager, pin);
     if (ready > 0) {
         for (uint32_t i = 0; i < n; i++)
             c->host[i] = i < ready ? blocks[from + i] : UINT32_MAX;
@@ -278,7 +295,7 @@ static long load_some(struct call *c, uint32_t from, const uint32_t *blocks)
             done++;
     }
     kvbm_pin_release(pin);
-    if (rc >= 0 && ready == 0 && c->state[0] == KVBM_BUSY)
+    if (rc == -EAGAIN || (rc >= 0 && ready == 0 && c->state[0] == KVBM_BUSY))
         return -EBUSY;
     return rc < 0 ? rc : done;
 }

@@ -93,6 +93,13 @@ uint64_t kvbm_pin_late(struct kvbm_manager *m);
 /** Allocate up to @n blocks of @pool, as many as there are. Returns their number. */
 uint32_t kvbm_take_blocks(struct kvbm_pool *pool, struct kvbm_mutable *ret, uint32_t n);
 
+/** Count an item that found no room. */
+static inline void kvbm_pin_drop(struct kvbm_pin *pin)
+{
+    pin->n_dropped++;
+    pin->manager->stats.host.dropped++;
+}
+
 /* pin_store.c */
 /**
  * As kvbm_manager_prepare_store, of a call that tries again: it has offered the first @n_offered keys

@@ -21,30 +21,44 @@ static void leave_line(struct kvbm_manager *m, struct kvbm_turn *turn)
  * its last try and its wait woke nobody. */
 static uint64_t pause_of(const struct kvbm_manager *m, const struct kvbm_turn *turn, bool changed)
 {
-    if (TAILQ_FIRST(&m->pins.turns) != turn)
+    if (turn->waits && TAILQ_FIRST(&m->pins.turns) != turn)
         return LOOK_AGAIN_NS;
     return changed ? PAUSE_NS : turn->pause_ns;
 }
 
-int kvbm_turn_wait(struct kvbm_manager *m, struct kvbm_turn *turn, uint64_t deadline_ns)
+/* Wait in the line, or without a place in it. */
+static int wait_for_change(struct kvbm_manager *m, struct kvbm_turn *turn, bool in_line,
+                           uint64_t deadline_ns)
 {
     uint64_t now = kv_now_ns(), until;
     bool changed = false, ends;
 
     kvbm_manager_enter(m);
     m->n_waiters++;
-    if (!turn->waits)
+    if (in_line && !turn->waits)
         TAILQ_INSERT_TAIL(&m->pins.turns, turn, next);
-    turn->waits = true;
+    else if (!in_line && turn->waits)
+        leave_line(m, turn);
+    turn->waits = in_line;
     turn->pause_ns = KV_MIN(KV_MAX(2 * turn->pause_ns, PAUSE_NS), LOOK_AGAIN_NS);
     while (!m->stopping &&
            (until = KV_MIN(deadline_ns, now + pause_of(m, turn, changed))) > kv_now_ns())
         changed |= kvbm_manager_wait_change(m, until) == 0;
     ends = m->stopping;
-    if (ends)
+    if (ends && turn->waits)
         leave_line(m, turn);
     kvbm_waiter_leaves(m);
     return ends ? -ESHUTDOWN : 0;
+}
+
+int kvbm_turn_wait(struct kvbm_manager *m, struct kvbm_turn *turn, uint64_t deadline_ns)
+{
+    return wait_for_change(m, turn, true, deadline_ns);
+}
+
+int kvbm_turn_wait_aside(struct kvbm_manager *m, struct kvbm_turn *turn, uint64_t deadline_ns)
+{
+    return wait_for_change(m, turn, false, deadline_ns);
 }
 
 int kvbm_turn_give_way(struct kvbm_manager *m, struct kvbm_turn *turn, uint32_t group,

@@ -27,6 +27,11 @@ struct kvbm_turn {
  */
 int kvbm_turn_wait(struct kvbm_manager *m, struct kvbm_turn *turn, uint64_t deadline_ns);
 /**
+ * Wait in the same way for something else than a host block, such as another call's pin: without a
+ * place, so that no call waits behind this one.
+ */
+int kvbm_turn_wait_aside(struct kvbm_manager *m, struct kvbm_turn *turn, uint64_t deadline_ns);
+/**
  * Let calls go first that wait for host blocks, unless the host tier has @key, so that no block is
  * needed. No-op while none waits. Takes the manager's lock. Returns as kvbm_turn_wait.
  */

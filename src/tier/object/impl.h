@@ -148,6 +148,7 @@ struct kvbm_object_worker {
     bool called;            /* the store was asked for this batch */
     uint64_t begun;         /* when the call began */
     uint64_t until;         /* when the call is late */
+    bool told;              /* lost: the breaker knows of the call */
     _Atomic bool abandoned; /* the rest of the call is useless: relaxed, a hint */
 
     /* used by the worker only */

@@ -23,6 +23,21 @@ static void check_call(struct kvbm_object_worker *w, uint64_t now_ns)
         kvbm_object_worker_part(w, late ? -ETIMEDOUT : -ECANCELED);
 }
 
+/* Tell the breaker of a call that was left behind early, once the store has been silent for long.
+ * Returns the time to look again. */
+static uint64_t check_lost(struct kvbm_object_worker *w, uint64_t now_ns)
+{
+    uint64_t patient_ns = w->begun + kvbm_object_patience_ns(w->object);
+
+    if (w->told || w->object->closing)
+        return UINT64_MAX;
+    if (now_ns < patient_ns)
+        return patient_ns;
+    w->told = true;
+    kvbm_object_tell(w->object, false, -ETIMEDOUT);
+    return UINT64_MAX;
+}
+
 /* End the batches past their deadline. Returns the next deadline. */
 static uint64_t expire(struct kvbm_object *o, uint64_t now_ns)
 {
@@ -42,8 +57,12 @@ static uint64_t expire(struct kvbm_object *o, uint64_t now_ns)
         }
     }
     for (struct kvbm_object_worker *w = o->workers; w; w = w->next) {
-        if (!w->in_call || w->lost)
+        if (!w->in_call)
             continue;
+        if (w->lost) {
+            next_ns = KV_MIN(next_ns, check_lost(w, now_ns));
+            continue;
+        }
         check_call(w, now_ns);
         if (!w->lost)
             next_ns = KV_MIN(next_ns, w->until);

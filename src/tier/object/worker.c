@@ -164,7 +164,8 @@ void kvbm_object_worker_lose(struct kvbm_object_worker *w, int rc)
         kvbm_object_settle(o, batch, rc);
         kvbm_object_ended(o, batch);
     }
-    if (rc == -ETIMEDOUT && kv_now_ns() - w->begun >= kvbm_object_patience_ns(o))
+    w->told = rc == -ETIMEDOUT && kv_now_ns() - w->begun >= kvbm_object_patience_ns(o);
+    if (w->told)
         kvbm_object_tell(o, probe, rc);
     else if (probe)
         kvbm_breaker_release(&o->breaker);
