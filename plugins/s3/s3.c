@@ -227,10 +227,10 @@ static bool was_sent(const uint8_t *hashes, size_t hash_len, size_t i, const boo
 static int send_of_batch(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
                          const uint8_t *data, size_t len, int *refused)
 {
-    int ret;
+    int ret = *refused;
 
-    if (*refused && len <= S3_BUFFERED)
-        return *refused;
+    if (ret && len <= S3_BUFFERED)
+        return ret;
     ret = send_chunk(self, hash, hash_len, data, len);
     if (ret < 0 && len <= S3_BUFFERED)
         *refused = ret;

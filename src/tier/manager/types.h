@@ -80,7 +80,7 @@ struct kvbm_pin {
     uint32_t n_copying; /* store jobs that write into its blocks */
     uint32_t n_offered; /* store: items that its call has offered to the policy before */
     uint32_t n_fetched;
-    uint32_t n_dropped; /* load: items without room, which the statistics count */
+    uint32_t n_dropped;     /* load: items without room, which the statistics count */
     uint32_t n_waits;       /* items that are WAITS or STARVED */
     uint32_t n_starved;     /* the STARVED ones among n_waits */
     uint32_t object_window; /* blocks of the object store's window being fetched */
