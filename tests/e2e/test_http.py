@@ -505,7 +505,7 @@ def test_tokens():
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "tokens")
         with open(file, "w", encoding="ascii") as out:
-            out.write("# people\nalpha-token-1\n\n  beta token with blanks  \n" + "x" * 256 + "\n")
+            out.write("# people\nalpha-token-1\n\n  beta-token-2  \n" + "x" * 256 + "\n")
         os.chmod(file, 0o600)
         with Indexer("--auth-token-file", file, "--log-level", "trace", headers={"Authorization": "Bearer alpha-token-1"}) as indexer:
             equal(http_request(indexer.url, "GET", "/health").status, 200)
@@ -516,7 +516,7 @@ def test_tokens():
                     equal(reply.status, 401, f"{method} {path} with {header!r}")
                     check(reply.headers["WWW-Authenticate"].startswith('Bearer realm="kv-indexer"'))
                     check("error" in reply.json())
-            for token in ("Bearer alpha-token-1", "bearer alpha-token-1", "Bearer   beta token with blanks ", "Bearer " + "x" * 256):
+            for token in ("Bearer alpha-token-1", "bearer alpha-token-1", "Bearer   beta-token-2 ", "Bearer " + "x" * 256):
                 equal(http_request(indexer.url, "GET", "/workers", headers={"Authorization": token}).status, 200, token)
             # a refused body isn't read
             with indexer.raw(post("/query", b"", "Content-Length: 5000000")) as sock:
@@ -535,7 +535,7 @@ def test_tokens():
             log = "\n".join(indexer.log)
             for secret in ("alpha-token", "gamma-token", "wrong-token"):
                 check(secret not in log, f"{secret} is in the log")
-        for text in ("", "# nothing\n", "x" * 257 + "\n"):
+        for text in ("", "# nothing\n", "x" * 257 + "\n", "alpha-token-1 # of a team\n"):
             with open(file, "w", encoding="ascii") as out:
                 out.write(text)
             indexer = Indexer("--auth-token-file", file, wait=False)
