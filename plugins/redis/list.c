@@ -228,23 +228,22 @@ int rds_list_chunks(kv_store_v1 *self, kv_store_each_fn each, void *arg)
     return rds_each_name(self, 'c', visit_chunk, &visit);
 }
 
-/* Return 1 when a note under "r:" exists. Older versions wrote it, with only the last publication's
- * chunks, so the list is incomplete and can't be used. */
-static int noted_in_part(kv_store_v1 *self, const char *name)
+/* Ask @command, whose answer is a number, of the key of a manifest's @kind. Returns it, or an error. */
+static int64_t number_of(kv_store_v1 *self, const char *command, char kind, const char *name)
 {
     struct rds_batch batch = {0};
     char key[RDS_KEY_SIZE];
-    int rc;
+    int64_t rc;
 
     rds_batch_begin(&batch, 2);
-    rds_batch_word(&batch, "EXISTS");
-    rds_batch_key(&batch, key, rds_name_key(self, 'r', name, key));
+    rds_batch_word(&batch, command);
+    rds_batch_key(&batch, key, rds_name_key(self, kind, name, key));
     pthread_mutex_lock(&self->lock);
     rc = rds_net_run(&self->net, &batch);
     pthread_mutex_unlock(&self->lock);
     if (rc == 0)
-        rc = batch.cmds[0].reply.type == RESP_INT ? batch.cmds[0].reply.num > 0
-                                                  : rds_reply_error(&batch.cmds[0].reply, "EXISTS");
+        rc = batch.cmds[0].reply.type == RESP_INT ? batch.cmds[0].reply.num
+                                                  : rds_reply_error(&batch.cmds[0].reply, command);
     rds_batch_fini(&batch);
     return rc;
 }
@@ -273,45 +272,24 @@ static int scan_refs(kv_store_v1 *self, const char *name, struct names *names)
     return rc < 0 ? rc : names_finish(names);
 }
 
-/* Return 1 when the manifest has no bytes, or is gone; 0 when it has; or an error. */
-static int is_empty(kv_store_v1 *self, const char *name)
-{
-    struct rds_batch batch = {0};
-    char key[RDS_KEY_SIZE];
-    int rc;
-
-    rds_batch_begin(&batch, 2);
-    rds_batch_word(&batch, "STRLEN");
-    rds_batch_key(&batch, key, rds_name_key(self, 'm', name, key));
-    pthread_mutex_lock(&self->lock);
-    rc = rds_net_run(&self->net, &batch);
-    pthread_mutex_unlock(&self->lock);
-    if (rc == 0)
-        rc = batch.cmds[0].reply.type == RESP_INT ? batch.cmds[0].reply.num <= RDS_TRAILER
-                                                  : rds_reply_error(&batch.cmds[0].reply, "STRLEN");
-    rds_batch_fini(&batch);
-    return rc;
-}
-
 int rds_list_refs(kv_store_v1 *self, const char *name, kv_store_each_fn each, void *arg)
 {
     struct visit visit = {each, arg};
     struct names names = {0};
+    int64_t number;
     int rc;
 
     if (!name || !name[0] || strlen(name) > RDS_MAX_NAME)
         return rds_failed(self, -EINVAL);
-    rc = noted_in_part(self, name);
-    if (rc == 0)
-        rc = scan_refs(self, name, &names);
-    else if (rc > 0)
-        rc = -ENOENT;
+    /* Older versions noted under "r:" the last publication's chunks alone: the list is of no use. */
+    number = number_of(self, "EXISTS", 'r', name);
+    rc = number > 0 ? -ENOENT : number < 0 ? (int)number : scan_refs(self, name, &names);
     if (rc == 0 && names.n == 0)
         rc = -ENOENT;
     if (rc == 0 && names.n == 1 && !names.each[0][0]) {
         /* Behind the set: a manifest with bytes that has replaced an empty one may need any chunk. */
-        rc = is_empty(self, name);
-        rc = rc < 0 ? rc : rc ? 0 : -ENOENT;
+        number = number_of(self, "STRLEN", 'm', name);
+        rc = number > RDS_TRAILER ? -ENOENT : number < 0 ? (int)number : 0;
     }
     for (size_t i = 0; rc == 0 && i < names.n; i++)
         rc = visit_chunk(&visit, names.each[i]);
