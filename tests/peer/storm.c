@@ -105,10 +105,10 @@ static uint64_t some_deadline(struct reader *r)
     return kv_now_ns() + (rng_below(&r->rng, 2) ? SHORT_MS : LONG_MS) * KV_NS_PER_MS;
 }
 
-/* A call has ended, which began when @stalled was counted: compare with its deadline. */
-static void check_time(uint64_t deadline, uint64_t stalled)
+/* A call has ended, which began when @lost was counted: compare with its deadline. */
+static void check_time(uint64_t deadline, const struct stalls *lost)
 {
-    uint64_t late = stalls_lateness(deadline, stalled);
+    uint64_t late = stalls_lateness(deadline, lost);
 
     for (uint64_t worst = atomic_load(&storm->latest_ns);
          late > worst && !atomic_compare_exchange_weak(&storm->latest_ns, &worst, late);)
@@ -162,10 +162,10 @@ static void read_lease(struct reader *r, struct kvbm_lease *lease, const uint64_
                                         .ok = ok,
                                         .no_shared = storm->no_shared || rng_below(&r->rng, 2)};
     bool shared = kvbm_lease_is_shared(lease) && !opts.no_shared, carried = is_carried(r);
-    uint64_t stalled = stalls_so_far();
+    struct stalls lost = stalls_so_far();
     long n = kvbm_lease_read(lease, &opts);
 
-    check_time(opts.deadline_ns, stalled);
+    check_time(opts.deadline_ns, &lost);
     carried = carried && !shared && is_carried(r);
     if (n < 0)
         atomic_fetch_add(&storm->odd_errors, 1);
@@ -185,7 +185,8 @@ static void read_lease(struct reader *r, struct kvbm_lease *lease, const uint64_
 /* Returns false when the session is of no use any more. */
 static bool read_once(struct reader *r)
 {
-    uint64_t keys[8], deadline = some_deadline(r), stalled = stalls_so_far();
+    uint64_t keys[8], deadline = some_deadline(r);
+    struct stalls lost = stalls_so_far();
     struct kvbm_lease *lease = NULL;
     int err;
 
@@ -193,7 +194,7 @@ static bool read_once(struct reader *r)
         keys[i] = 1 + rng_below(&r->rng, STORM_KEYS);
     err = kvbm_session_lease(r->session, 1, 0, keys, 8, rng_below(&r->rng, 2) ? 3 : 30000, deadline,
                              &lease);
-    check_time(deadline, stalled);
+    check_time(deadline, &lost);
     if (err < 0)
         return err == -ENOENT || err == -ENOSPC;
     for (uint32_t again = rng_below(&r->rng, 3) + 1; again > 0; again--)

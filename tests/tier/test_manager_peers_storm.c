@@ -180,10 +180,10 @@ static void run_owner(int i, uint64_t seed)
 
 /* ---- readers ---- */
 
-/* Check that a call which has come back now, and began when @stalled was counted, is in time. */
-static void check_time(uint64_t deadline, uint64_t stalled)
+/* Check that a call which has come back now, and began when @lost was counted, is in time. */
+static void check_time(uint64_t deadline, const struct stalls *lost)
 {
-    uint64_t late = stalls_lateness(deadline, stalled), most = atomic_load(&all->latest_ns);
+    uint64_t late = stalls_lateness(deadline, lost), most = atomic_load(&all->latest_ns);
 
     while (late > most && !atomic_compare_exchange_weak(&all->latest_ns, &most, late))
         ;
@@ -193,7 +193,8 @@ static void check_time(uint64_t deadline, uint64_t stalled)
 /* Load a prompt, or scattered keys, by a deadline. */
 static void load_once(struct world *w, struct rng *rng)
 {
-    uint64_t keys[MAX_LENGTH], begun = kv_now_ns(), stalled = stalls_so_far();
+    uint64_t keys[MAX_LENGTH], begun = kv_now_ns();
+    struct stalls lost = stalls_so_far();
     uint64_t deadline = begun + (rng_below(rng, 2) ? SHORT_MS : LONG_MS) * KV_NS_PER_MS;
     uint32_t blocks[MAX_LENGTH], n = 1 + rng_below(rng, MAX_LENGTH);
     const struct kvbm_pin_opts opts = {.size = sizeof(opts),
@@ -211,7 +212,7 @@ static void load_once(struct world *w, struct rng *rng)
         blocks[i] = i;
     world_wipe(w);
     fault_unless(kvbm_manager_prepare_load(w->m, &chain, n, &opts, &job.pin) >= 0);
-    check_time(begun, stalled);
+    check_time(begun, &lost);
     job.deadline_ns = deadline;
     id = kvbm_manager_submit(w->m, &job);
     kvbm_pin_release(job.pin);
@@ -219,7 +220,7 @@ static void load_once(struct world *w, struct rng *rng)
     if (rng_below(rng, 16) == 0)
         (void)kvbm_manager_cancel(w->m, (uint64_t)id);
     fault_unless(kvbm_manager_wait(w->m, (uint64_t)id, 60000, &done) == 0);
-    check_time(deadline, stalled);
+    check_time(deadline, &lost);
     for (uint32_t i = 0; i < n; i++) {
         if (!(ok[0] >> i & 1))
             atomic_fetch_add(&all->misses, 1);
