@@ -143,6 +143,8 @@ Version: {version}
 Summary: KV-cache system for LLM inference: stores, prefix index, block manager, events, layouts
 License: Apache-2.0
 Requires-Python: >=3.9
+Provides-Extra: router
+Requires-Dist: h11>=0.16; extra == "router"
 Classifier: Operating System :: POSIX :: Linux
 Classifier: Programming Language :: Python :: 3
 Classifier: Typing :: Typed

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP/1.1 over asyncio for kvasir.router: a server for ASGI applications, what these need, and requests whose answers stream."""
+"""A server for ASGI applications over HTTP/1.1 for kvasir.router, and what such an application needs of a proxy."""
 import asyncio
-import functools
 import json
-import re
 import signal
-import ssl
 import urllib.parse
-from typing import Any, AsyncIterator, Awaitable, Callable, Coroutine, Dict, List, Optional, Tuple
+from typing import Any, AsyncIterator, Awaitable, Callable, Coroutine, Dict, List, Optional
 
-Headers = List[Tuple[bytes, bytes]]
+import h11
+
+from ._http import HEAD_MAX, LOST, TIMEOUT, Answer, Headers, Refused, Wire, end_to_end, fetch, within
+
+__all__ = ["LOST", "TIMEOUT", "Answer", "Json", "Message", "Receive", "Refused", "Send", "fetch", "forward", "lifespan", "listen",
+           "read_body", "refuse", "relay", "reply", "reply_text", "serve", "while_connected"]
+
 Message = Dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -17,107 +20,12 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 Json = Dict[str, Any]
 
 BODY_MAX = 64 << 20  # bytes of a request
-PIECE = 1 << 16  # bytes read from an engine at a time
-LOST = (OSError, EOFError, ValueError, asyncio.TimeoutError, asyncio.LimitOverrunError)  # all that a broken peer can raise
-_NAME, _CONTROL = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(rb"[\0-\x08\n-\x1f\x7f]")
-_HOP = {b"connection", b"content-length", b"expect", b"host", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
-
-
-async def _head(reader: asyncio.StreamReader) -> Tuple[List[bytes], Headers, Dict[bytes, bytes]]:
-    """Read a head: words of the first line, headers with their names in lower case, the same as a dictionary.
-
-    What two servers may read in two ways is a ValueError: spaces and control characters, a second Content-Length.
-    """
-    first, *lines = (await reader.readuntil(b"\r\n\r\n"))[:-4].split(b"\r\n")
-    headers = []
-    for line in lines:
-        name, colon, value = line.partition(b":")
-        if not colon or not _NAME.fullmatch(name) or _CONTROL.search(value):
-            raise ValueError("a malformed header")
-        headers.append((name.lower(), value.strip(b" \t")))
-    if _CONTROL.search(first) or sum(name == b"content-length" for name, _ in headers) > 1:
-        raise ValueError("a malformed head")
-    return first.split(b" ", 2), headers, dict(headers)
-
-
-def _length(fields: Dict[bytes, bytes]) -> Optional[int]:
-    """Return the Content-Length, None without one. Python's int() takes more than digits."""
-    text = fields.get(b"content-length")
-    if text is not None and not (text.isdigit() and len(text) < 20):
-        raise ValueError("a malformed Content-Length")
-    return None if text is None else int(text)
-
-
-def end_to_end(headers: Headers) -> Headers:
-    """Return the headers that a proxy passes on."""
-    return [(name, value) for name, value in headers if name not in _HOP and not name.startswith(b"proxy-")]
-
-
-class Answer:
-    """Answer of a server: status, headers, and the body in pieces as they come."""
-
-    def __init__(self, status: int, headers: Headers, body: AsyncIterator[bytes], writer: asyncio.StreamWriter) -> None:
-        self.status, self.headers, self.body, self._writer = status, headers, body, writer
-
-    def close(self) -> None:
-        """Close the connection; the server sees it when the body isn't complete."""
-        self._writer.close()
-
-
-async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    while True:
-        size = left = int((await reader.readuntil(b"\r\n")).split(b";")[0], 16)
-        while left:
-            piece = await reader.read(min(left, PIECE))
-            if not piece:
-                raise EOFError("the answer ends within a chunk")
-            left -= len(piece)
-            yield piece
-        line = await reader.readuntil(b"\r\n")
-        while not size and line != b"\r\n":  # trailers
-            line = await reader.readuntil(b"\r\n")
-        if not size:
-            return
-
-
-async def _body(reader: asyncio.StreamReader, fields: Dict[bytes, bytes], empty: bool) -> AsyncIterator[bytes]:
-    if empty:
-        return
-    if fields.get(b"transfer-encoding", b"").lower() == b"chunked":
-        async for piece in _chunks(reader):
-            yield piece
-        return
-    length = _length(fields)
-    left = -1 if length is None else length
-    while left:
-        piece = await reader.read(PIECE if left < 0 else min(left, PIECE))
-        if not piece:
-            if left > 0:
-                raise EOFError("the answer is shorter than its Content-Length")
-            return
-        left -= len(piece) if left > 0 else 0
-        yield piece
-
-
-async def fetch(url: str, method: str, target: str, headers: Headers, body: bytes, connect_s: float) -> Answer:
-    """Send a request to the server @url and read the head of its answer. Raises one of LOST."""
-    parts = urllib.parse.urlsplit(url)
-    tls = ssl.create_default_context() if parts.scheme == "https" else None
-    port = parts.port or (443 if tls else 80)
-    reader, writer = await asyncio.wait_for(asyncio.open_connection(parts.hostname, port, ssl=tls), connect_s)
-    try:
-        head = [f"{method} {parts.path.rstrip('/')}{target} HTTP/1.1".encode(), f"Host: {parts.hostname}:{port}".encode(),
-                b"Connection: close", b"Content-Length: %d" % len(body), *(name + b": " + value for name, value in headers)]
-        writer.write(b"\r\n".join(head) + b"\r\n\r\n" + body)
-        await writer.drain()
-        status = 100
-        while 100 <= status < 200:
-            words, fields, by_name = await _head(reader)
-            status = int(words[1])
-        return Answer(status, fields, _body(reader, by_name, method == "HEAD" or status in (204, 304)), writer)
-    except BaseException:
-        writer.close()
-        raise
+BODIES_MAX = 256 << 20  # bytes of all requests that have not come whole yet
+BODY_S, BODY_RATE = 30.0, 1 << 16  # a body may take that long, and a second more for each so many bytes
+READ_S = 30.0  # longest wait for a head's rest, or a piece of a body
+KEEP_S = 90.0  # how long a connection waits for its next request
+WRITE_S = 300.0  # longest wait for a client that doesn't read its answer
+CONNECTIONS = 1000  # beyond them the one that has waited longest for a request is closed
 
 
 # -- what an application needs ------------------------------------------------------------------------
@@ -131,11 +39,15 @@ async def lifespan(receive: Receive, send: Send, close: Callable[[], Awaitable[N
 
 async def read_body(receive: Receive) -> bytes:
     """Return a request's body."""
-    body, more = b"", True
+    message = await receive()
+    if not message.get("more_body"):
+        return bytes(message.get("body", b""))
+    body, more = bytearray(message.get("body", b"")), True
     while more:
         message = await receive()
-        body, more = body + message.get("body", b""), message.get("more_body", False)
-    return body
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    return bytes(body)
 
 
 async def while_connected(serve: Coroutine[Any, Any, None], receive: Receive) -> None:
@@ -151,25 +63,34 @@ async def while_connected(serve: Coroutine[Any, Any, None], receive: Receive) ->
         raise results[0]
 
 
-async def reply(send: Send, status: int, body: Json) -> None:
-    """Answer with JSON."""
-    data = json.dumps(body).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
+async def reply_text(send: Send, status: int, kind: bytes, data: bytes) -> None:
+    """Answer with @data of the content type @kind."""
+    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(data))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": data})
 
 
-async def forward(url: str, scope: Message, body: bytes, connect_s: float) -> Optional[Answer]:
-    """Pass a client's request on to the server @url. None: that is down, since nothing, 502, 503 or 504 came back."""
-    path: bytes = scope.get("raw_path") or scope["path"].encode()
+async def reply(send: Send, status: int, body: Json) -> None:
+    """Answer with JSON."""
+    await reply_text(send, status, b"application/json", json.dumps(body).encode())
+
+
+async def refuse(send: Send, status: int, message: str) -> None:
+    """Answer with an error as OpenAI's API has them."""
+    await reply(send, status, {"error": {"message": message, "type": "unavailable", "code": status}})
+
+
+async def forward(url: str, scope: Message, body: bytes, connect_s: float, answer_s: float) -> Answer:
+    """Pass a client's request on to the server @url. Raises Refused when that is down: no connection, or 502, 503, 504.
+
+    Raises another of LOST when the connection breaks later: the server has seen the request, and may have died of it.
+    """
+    path: bytes = scope.get("raw_path") or urllib.parse.quote(scope["path"]).encode()
     target = (path + (b"?" if scope["query_string"] else b"") + scope["query_string"]).decode("ascii")
-    try:
-        answer = await fetch(url, scope["method"], target, end_to_end(scope["headers"]), body, connect_s)
-    except LOST:
-        return None
+    answer = await fetch(url, scope["method"], target, end_to_end(scope["headers"]), body, connect_s, answer_s)
     if answer.status in (502, 503, 504):
         answer.close()
-        return None
+        raise Refused(f"it answers {answer.status}")
     return answer
 
 
@@ -187,91 +108,161 @@ async def relay(answer: Answer, send: Send) -> AsyncIterator[None]:
 
 
 # -- the server ---------------------------------------------------------------------------------------
+class _Refusal(Exception):
+    """A request that the server refuses: with this status, then the connection is closed."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
 class _Exchange:
     """One request of a client and the application's answer to it."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes) -> None:
-        self.reader, self.writer = reader, writer
+    def __init__(self, wire: Wire, state: h11.Connection, body: bytes, silent: bool) -> None:
+        self.wire, self.state = wire, state
         self.body: Optional[bytes] = body
-        self.started = self.ended = self.chunked = self.silent = False  # silent: an answer without a body
+        self.silent = silent  # an answer without a body
 
     async def receive(self) -> Message:
         if self.body is not None:
             body, self.body = self.body, None
             return {"type": "http.request", "body": body, "more_body": False}
-        while not (self.reader.at_eof() or self.writer.is_closing()):
-            await asyncio.sleep(0.1)
+        while await self.wire.more():  # the next request comes already
+            if len(self.wire.left) > HEAD_MAX:
+                await asyncio.Event().wait()  # no more is read before this one is answered
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             headers: Headers = list(message.get("headers", ()))
-            bare = False
-            if message["status"] < 200 or message["status"] in (204, 304):  # the end of their head ends them
-                self.silent = bare = True
+            if message["status"] in (204, 304):  # the end of their head ends them
+                self.silent = True
                 headers = [(name, value) for name, value in headers if name.lower() != b"content-length"]
-            self.chunked = not bare and all(name.lower() != b"content-length" for name, _ in headers)
-            if self.chunked:
-                headers.append((b"transfer-encoding", b"chunked"))
-            lines = [b"HTTP/1.1 %d " % message["status"], *(name + b": " + value for name, value in headers)]
-            self.writer.write(b"\r\n".join(lines) + b"\r\n\r\n")
-            self.started = True
+            self._write(h11.Response(status_code=message["status"], headers=headers))
             return
-        piece, more = message.get("body", b""), message.get("more_body", False)
-        if self.silent:
-            piece = b""
-        if self.chunked and not self.silent:
-            piece = (b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b"") + (b"" if more else b"0\r\n\r\n")
-        self.writer.write(piece)
-        self.ended = not more
-        await self.writer.drain()
+        piece = message.get("body", b"")
+        if piece and not self.silent:
+            self._write(h11.Data(data=piece))
+        if not message.get("more_body", False):
+            self._write(h11.EndOfMessage())
+        busy = self.wire.writer.transport.get_write_buffer_size()
+        await (within(WRITE_S, self.wire.writer.drain()) if busy else self.wire.writer.drain())
+
+    def _write(self, event: Any) -> None:
+        self.wire.writer.write(self.state.send(event) or b"")
 
 
-async def _refuse(writer: asyncio.StreamWriter, status: bytes) -> bool:
-    writer.write(b"HTTP/1.1 %b\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
-    await writer.drain()
-    return False
+class _Server:
+    """Connections of clients, and what they may hold together."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self.idle: Dict[asyncio.StreamWriter, None] = {}  # those without a whole head, the longest waiting first
+        self.open = 0
+        self.bodies: Dict[asyncio.StreamWriter, int] = {}  # bytes of each body that has not come whole
+        self.held = 0  # by all of them
+
+    async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a connection until its end."""
+        self.open += 1
+        wire = Wire(reader, writer)
+        try:
+            if self.open > CONNECTIONS:
+                if not self.idle:
+                    raise _Refusal(503)
+                next(iter(self.idle)).close()
+            while await self._request(wire):
+                pass
+        except _Refusal as problem:
+            self._refuse(writer, problem.status)
+        except h11.RemoteProtocolError as problem:
+            self._refuse(writer, problem.error_status_hint)
+        except LOST:
+            pass  # the client is gone
+        finally:
+            self.open -= 1
+            writer.close()
+
+    @staticmethod
+    def _refuse(writer: asyncio.StreamWriter, status: int) -> None:
+        if not writer.is_closing():
+            writer.write(b"HTTP/1.1 %d \r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
+
+    async def _head(self, wire: Wire, state: h11.Connection) -> h11.Request:
+        self.idle[wire.writer] = None
+        try:
+            if not wire.left and not await within(KEEP_S, wire.more()):
+                raise EOFError("the client is gone")
+            request = await within(READ_S, wire.head(state))
+        finally:
+            del self.idle[wire.writer]
+        assert isinstance(request, h11.Request)
+        if request.method == b"CONNECT" or not request.target.startswith(b"/"):
+            raise _Refusal(400)
+        return request
+
+    async def _body(self, wire: Wire, state: h11.Connection, declared: int) -> bytes:
+        if declared > BODY_MAX:
+            raise _Refusal(413)
+        if state.they_are_waiting_for_100_continue:
+            none: Headers = []
+            wire.writer.write(state.send(h11.InformationalResponse(status_code=100, headers=none)) or b"")
+        clock = asyncio.get_running_loop().time
+        body, until = bytearray(), clock() + BODY_S
+        pieces = wire.body(state, READ_S)
+        try:
+            while True:
+                piece = await within(max(0.0, until - clock()), pieces.__anext__())
+                body += piece
+                until += len(piece) / BODY_RATE
+                self._account(wire.writer, len(body))
+        except StopAsyncIteration:
+            return bytes(body)
+        except TIMEOUT:
+            raise _Refusal(408) from None
+        finally:
+            self._forget(wire.writer)
+
+    def _forget(self, writer: asyncio.StreamWriter) -> None:
+        self.held -= self.bodies.pop(writer, 0)
+
+    def _account(self, writer: asyncio.StreamWriter, held: int) -> None:
+        """Note that a body has come so far. Beyond BODIES_MAX the largest of all ends."""
+        if held > BODY_MAX:
+            raise _Refusal(413)
+        self.held += held - self.bodies.get(writer, 0)
+        self.bodies[writer] = held
+        while self.held > BODIES_MAX:
+            largest = max(self.bodies, key=self.bodies.__getitem__)
+            if largest is writer:
+                raise _Refusal(503)
+            self._forget(largest)
+            self._refuse(largest, 503)
+            largest.close()
+
+    async def _request(self, wire: Wire) -> bool:
+        """Serve one request; whether the connection stays."""
+        state = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_MAX)
+        request = await self._head(wire, state)
+        fields = dict(request.headers)
+        exchange = _Exchange(wire, state, await self._body(wire, state, int(fields.get(b"content-length", b"0"))),
+                             request.method == b"HEAD")
+        path, _, query = request.target.partition(b"?")
+        peer, own = (wire.writer.get_extra_info(name) for name in ("peername", "sockname"))
+        scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": request.http_version.decode(), "scheme": "http",
+                 "method": request.method.decode(), "path": urllib.parse.unquote(path.decode("ascii")), "raw_path": path, "root_path": "",
+                 "query_string": query, "headers": list(request.headers), "client": peer, "server": own}
+        try:
+            await self.app(scope, exchange.receive, exchange.send)
+        except LOST:
+            return False  # the client is gone, or an engine's answer broke: the client sees that it isn't whole
+        return state.our_state is h11.DONE
 
 
-async def _request(app: App, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    """Serve one request; whether the connection stays."""
-    try:
-        words, headers, fields = await _head(reader)
-        length = _length(fields) or 0
-    except ValueError:
-        return await _refuse(writer, b"400 Bad Request")
-    if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
-        return await _refuse(writer, b"400 Bad Request")
-    if b"transfer-encoding" in fields:
-        return await _refuse(writer, b"411 Length Required")
-    if length > BODY_MAX:
-        return await _refuse(writer, b"413 Content Too Large")
-    if fields.get(b"expect", b"").lower() == b"100-continue":
-        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    exchange = _Exchange(reader, writer, await reader.readexactly(length))
-    method, target = words[0].decode("ascii"), words[1]
-    exchange.silent = method == "HEAD"
-    path, _, query = target.partition(b"?")
-    await app({"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http", "root_path": "",
-               "path": urllib.parse.unquote(path.decode("ascii")), "raw_path": path, "query_string": query, "headers": headers,
-               "client": writer.get_extra_info("peername"), "server": writer.get_extra_info("sockname")},
-              exchange.receive, exchange.send)
-    return exchange.ended and words[2] == b"HTTP/1.1" and fields.get(b"connection", b"").lower() != b"close"
-
-
-async def _connection(app: App, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while await _request(app, reader, writer):
-            pass
-    except LOST:
-        pass  # the client is gone, or doesn't speak HTTP
-    finally:
-        writer.close()
-
-
-async def listen(app: App, host: str, port: int) -> asyncio.Server:
+async def listen(app: App, host: str, port: int) -> asyncio.AbstractServer:
     """Serve the ASGI application @app over HTTP; port 0 picks a free one."""
-    return await asyncio.start_server(functools.partial(_connection, app), host, port)
+    return await asyncio.start_server(_Server(app).connection, host, port, limit=HEAD_MAX)
 
 
 async def _serve(app: App, host: str, port: int) -> None:
@@ -279,7 +270,8 @@ async def _serve(app: App, host: str, port: int) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    print("listening on http://%s:%d" % server.sockets[0].getsockname()[:2], flush=True)
+    sockets: List[Any] = list(getattr(server, "sockets", ()))
+    print("listening on http://%s:%d" % sockets[0].getsockname()[:2], flush=True)
     await stop.wait()
     server.close()  # and no wait_closed(): clients may stay connected for as long as they like
 

@@ -6,80 +6,84 @@
 The numbers are the engines' instance_id in kv-indexer. Router is an ASGI application (uvicorn serves it too) and an example
 to change: order() decides, and takes no more than a few lines.
 """
-import argparse
-import json
 import time
 from typing import Any, Awaitable, Callable, Collection, Dict, List, Optional, Sequence
 
-from ._asgi import LOST, Message, Receive, Send, forward, lifespan, read_body, relay, reply, serve, while_connected
-from ._native import Error
-from ._openai import GENERATES, fetch_tokens, given_tokens
-from .client import AsyncClient, held_tokens
+from ._asgi import LOST, TIMEOUT, Message, Receive, Refused, Send, forward, lifespan, read_body, refuse, relay, reply, reply_text, while_connected
+from ._fleet import SOON_S, Engine, Indexer, Plan, Run, metrics
+from ._json import loads
+from ._openai import GENERATES, Prompt, given_tokens
+from ._recent import Recent
 
 __all__ = ["Engine", "Router", "main"]
 
 Tokenize = Callable[[Dict[str, Any]], Awaitable[Sequence[int]]]
 
 
-class Engine:
-    """An engine as the router sees it. `waiting`: prompt tokens that it computes for requests without an answer yet."""
-
-    def __init__(self, number: int, url: str) -> None:
-        self.number, self.url = number, url.rstrip("/")
-        self.running = self.waiting = self.requests = 0
-        self.down_until = 0.0  # of time.monotonic(): until then it takes no request while another engine is up
-
-
 class Router:
     """ASGI application that passes requests on to @engines (instance_id: URL).
 
-    @tokenize(request) returns a prompt's tokens; by default an engine's /tokenize does, as vLLM and SGLang have it. @adapters:
-    names of LoRA adapters among `model` of requests. @request_tokens: what one running request weighs, in tokens to compute.
-    @retry_s: an engine that failed, and kv-indexer likewise, is left alone that long. @query_s, @connect_s: the longest wait for
-    an answer of kv-indexer's, and for an engine to take a connection.
+    @tokenize(request) returns a prompt's tokens; by default an engine tells them. @adapters: names of LoRA adapters among `model`
+    of requests. @request_tokens: what one running request weighs, in tokens to compute. @retry_s: an engine that is down, and
+    kv-indexer likewise, is left alone that long. The longest waits: @query_s for an answer of kv-indexer's, @connect_s for an
+    engine to take a connection, @tokenize_s for it to tell tokens, @answer_s for each piece of its answer.
     """
 
     def __init__(self, indexer: str, engines: Dict[int, str], *, model_name: str, tenant_id: str = "default",
-                 tokenize: Optional[Tokenize] = None, adapters: Collection[str] = (), request_tokens: int = 256,
-                 retry_s: float = 5.0, query_s: float = 1.0, connect_s: float = 2.0) -> None:
-        self.engines = {number: Engine(number, url) for number, url in engines.items()}
-        self.indexer = AsyncClient(indexer, timeout=query_s)
-        self.asked = {"model_name": model_name, "tenant_id": tenant_id}
-        self.tokenize, self.adapters, self.request_tokens, self.retry_s = tokenize or self.ask_engine, adapters, request_tokens, retry_s
+                 tokenize: Optional[Tokenize] = None, adapters: Collection[str] = (), request_tokens: int = 256, retry_s: float = 5.0,
+                 query_s: float = 1.0, connect_s: float = 2.0, tokenize_s: float = 2.0, answer_s: float = 600.0) -> None:
+        self.engines = {number: Engine(number, url, request_tokens, connect_s, tokenize_s) for number, url in engines.items()}
+        self.asked = Indexer(indexer, query_s, retry_s, model_name=model_name, tenant_id=tenant_id)
+        self.indexer = self.asked.client
+        self.tokenize, self.adapters, self.recent = tokenize, adapters, Recent(SOON_S)
+        self.retry_s, self.connect_s, self.answer_s = retry_s, connect_s, answer_s
         self.prompt_tokens = self.held_tokens = 0  # of all requests; held by the engine that got them, as kv-indexer said
-        self.connect_s, self._indexer_down_until = connect_s, 0.0
 
     def order(self, held: Dict[int, int], tokens: int) -> List[Engine]:
         """Sort the engines: those that are up, least work first; then those that failed, the earliest first."""
         now = time.monotonic()
 
         def work(engine: Engine) -> float:
-            return tokens - held.get(engine.number, 0) + engine.waiting + engine.running * self.request_tokens
+            return tokens - held.get(engine.number, 0) + engine.load()
 
         return sorted(self.engines.values(), key=lambda each: (max(0.0, each.down_until - now), work(each), each.requests))
 
-    async def ask_engine(self, request: Dict[str, Any]) -> Sequence[int]:
-        """Return a prompt's tokens: the request has them, or an engine's /tokenize tells."""
-        tokens = given_tokens(request)
-        for engine in self.order({}, 0) if tokens is None else ():
-            try:
-                return await fetch_tokens(engine.url, request, self.connect_s)
-            except LOST:
-                engine.down_until = time.monotonic() + self.retry_s
-        return tokens or []
+    async def prompt(self, scope: Message, request: Dict[str, Any], body: bytes) -> Prompt:
+        """Return a request's prompt: the request has the tokens, or @tokenize or an engine tells them.
 
-    async def held(self, request: Dict[str, Any], tokens: Sequence[int]) -> Dict[int, int]:
-        """Ask kv-indexer how many tokens of the prompt each engine holds. Nothing is known while it doesn't answer."""
-        if not tokens or time.monotonic() < self._indexer_down_until:
-            return {}
-        salt, model = request.get("cache_salt") or None, request.get("model")
+        At most two engines are asked, another one each time. One that dies of the question raises: the request is for no other.
+        """
+        tokens = given_tokens(request) if self.tokenize is None else await self.tokenize(request)
+        if tokens is not None:
+            return Prompt(tokens)
+        silent = 0
+        for engine in sorted(self.engines.values(), key=lambda each: (each.down_until > time.monotonic(), each.asking, each.asked)):
+            try:
+                return await engine.tell(scope["path"], request, body, scope["headers"])
+            except (Refused, *TIMEOUT) as problem:
+                engine.fail(problem, self.retry_s)
+                silent += not isinstance(problem, Refused)
+                if silent == 2:
+                    break
+        return Prompt()
+
+    async def plan(self, scope: Message, body: bytes) -> Plan:
+        """Return where a request for text goes. Raises one of LOST when an engine dies of the question for its tokens."""
+        prompt, held, named = Prompt(), {}, {}  # type: Prompt, Dict[int, int], Dict[str, Any]
         try:
-            return held_tokens(await self.indexer.query(tokens, cache_salt=salt, lora_name=model if model in self.adapters else None, **self.asked))
-        except Error:
-            return {}  # it answered: no engine is registered yet, or the request is not a sensible one
-        except LOST:
-            self._indexer_down_until = time.monotonic() + self.retry_s
-            return {}
+            request = await loads(body, "prompt")
+            prompt = await self.prompt(scope, request, body)
+            salt, model = request.get("cache_salt") or "", request.get("model")
+            named = {"lora": model if model in self.adapters else "", "salt": salt}
+            held = await self.asked.held(prompt, **named)
+        except (ValueError, LookupError, AttributeError, TypeError):
+            pass  # the engine says what is wrong with the request
+        blocks = self.recent.blocks(prompt.tokens, repr(prompt.objects), **named)
+        soon = self.recent.find(blocks) if self.asked.problem is None else {}
+        for number, engine in self.engines.items():  # what it computes for another request is computed for this one, too
+            engine.shared = max(0, soon.get(number, 0) - held.get(number, 0))
+        best = {number: max(held.get(number, 0), soon.get(number, 0)) for number in self.engines}
+        return Plan(len(prompt.tokens), held, best, blocks, self.order(best, len(prompt.tokens)))
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request, until it is answered or the client is gone: the engine sees its connection close then, and stops."""
@@ -89,61 +93,53 @@ class Router:
             await while_connected(self._serve(scope, await read_body(receive), send), receive)
 
     async def _serve(self, scope: Message, body: bytes, send: Send) -> None:
-        tokens, held = [], {}  # type: Sequence[int], Dict[int, int]
         if scope["path"] == "/router":
             return await reply(send, 200, self.state())
-        if scope["path"] in GENERATES and scope["method"] == "POST":
-            try:
-                request = json.loads(body)
-                tokens = await self.tokenize(request)
-                held = await self.held(request, tokens)
-            except (*LOST, KeyError, AttributeError, TypeError):
-                pass  # the engine says what is wrong with the request
-        for engine in self.order(held, len(tokens)):
-            if await self._pass_on(engine, len(tokens), held.get(engine.number, 0), scope, body, send):
-                return None
-        return await reply(send, 503, {"error": {"message": "no engine answers", "type": "unavailable", "code": 503}})
-
-    async def _pass_on(self, engine: Engine, tokens: int, held: int, scope: Message, body: bytes, send: Send) -> bool:
-        """Give a request to an engine and stream its answer back. False: it is down, and nothing was sent."""
-        compute = max(0, tokens - held)
-        engine.running, engine.waiting, engine.requests = engine.running + 1, engine.waiting + compute, engine.requests + 1
+        if scope["path"] == "/metrics":
+            return await reply_text(send, 200, b"text/plain; version=0.0.4", metrics(self.state()).encode())
         try:
-            answer = await forward(engine.url, scope, body, self.connect_s)
-            if answer is None:
-                engine.down_until = time.monotonic() + self.retry_s
+            generates = scope["path"] in GENERATES and scope["method"] == "POST"
+            plan = await self.plan(scope, body) if generates else Plan(0, {}, {}, (), self.order({}, 0))
+        except LOST as problem:
+            return await refuse(send, 502, f"the engine that was asked for the tokens broke off: {problem}")
+        for engine in plan.engines:
+            if await self._pass_on(engine, plan, scope, body, send):
+                return None
+        return await refuse(send, 503, "no engine answers")
+
+    async def _pass_on(self, engine: Engine, plan: Plan, scope: Message, body: bytes, send: Send) -> bool:
+        """Give a request to an engine and stream its answer back. False: it is down, and has not seen the request."""
+        run = Run(max(0, plan.tokens - plan.best.get(engine.number, 0)))
+        self.recent.add(engine.number, plan.blocks)
+        with engine.running(run):
+            try:
+                await engine.probe(self.engines.values())
+                answer = await forward(engine.url, scope, body, self.connect_s, self.answer_s)
+            except Refused as problem:
+                self.recent.forget(engine.number, plan.blocks)
+                engine.fail(problem, self.retry_s)
                 return False
-            self.prompt_tokens, self.held_tokens = self.prompt_tokens + tokens, self.held_tokens + min(held, tokens)
+            except LOST as problem:  # it has seen the request, and may have died of it: that is for no other engine
+                self.recent.forget(engine.number, plan.blocks)
+                late = isinstance(problem, TIMEOUT)
+                await refuse(send, 504 if late else 502, f"the engine {'is silent' if late else 'broke off: ' + str(problem)}")
+                return True
+            engine.heard, self.prompt_tokens = time.monotonic(), self.prompt_tokens + plan.tokens
+            self.held_tokens += min(plan.held.get(engine.number, 0), plan.tokens)
             async for _ in relay(answer, send):
-                engine.waiting, compute = engine.waiting - compute, 0  # a piece has come: the prompt is computed
+                run.begun = True  # a piece has come: the prompt is computed
             return True
-        finally:
-            engine.running, engine.waiting = engine.running - 1, engine.waiting - compute
 
     def state(self) -> Dict[str, Any]:
-        """Return what `GET /router` shows: the engines, and how many prompt tokens were held where requests went."""
-        return {"prompt_tokens": self.prompt_tokens, "held_tokens": self.held_tokens, "engines": {
-            str(each.number): {"url": each.url, "up": each.down_until <= time.monotonic(), "running": each.running,
-                               "waiting_tokens": each.waiting, "requests": each.requests} for each in self.engines.values()}}
+        """Return what `GET /router` shows: kv-indexer, the engines, and how many prompt tokens were held where requests went."""
+        return {"prompt_tokens": self.prompt_tokens, "held_tokens": self.held_tokens, "indexer": self.asked.state(),
+                "engines": {str(number): engine.state() for number, engine in self.engines.items()}}
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
     """Run the router as a server."""
-    parser = argparse.ArgumentParser(prog="python -m kvasir.router", description="Route OpenAI requests by prefix and load.")
-    parser.add_argument("engines", nargs="+", metavar="ID=URL", help="an engine: its instance_id in kv-indexer and its URL")
-    parser.add_argument("--indexer", default="http://127.0.0.1:8090", help="URL of kv-indexer (default: %(default)s)")
-    parser.add_argument("--model", required=True, help="model_name that the engines are registered with")
-    parser.add_argument("--tenant", default="default", help="tenant_id that the engines are registered with (default: %(default)s)")
-    parser.add_argument("--adapter", action="append", default=[], help="name of a LoRA adapter that requests name as `model`; repeatable")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="0 picks a free one (default: %(default)s)")
-    given = parser.parse_args(arguments)
-    try:
-        engines = {int(number): url for number, url in (engine.split("=", 1) for engine in given.engines)}
-    except ValueError:
-        parser.error("an engine is written ID=URL, such as 1=http://worker1:8000")
-
-    serve(Router(given.indexer, engines, model_name=given.model, tenant_id=given.tenant, adapters=given.adapter), given.host, given.port)
+    from ._router_main import run  # pylint: disable=import-outside-toplevel
+    run(Router, arguments)
 
 
 if __name__ == "__main__":
