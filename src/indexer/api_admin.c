@@ -166,6 +166,8 @@ static void write_listener(struct kv_json_writer *w, const struct ki_worker_info
         kv_json_member_str(w, "replay_endpoint", info->replay_endpoint);
     kv_json_member_str(w, "status", ki_listener_status_name(info->status));
     kv_json_member_bool(w, "connected", info->connected);
+    if (!info->connected)
+        kv_json_member_u64(w, "disconnected_ms", info->absent_ms);
     if (info->last_error)
         kv_json_member_str(w, "last_error", info->last_error);
     if (info->has_sequence)

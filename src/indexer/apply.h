@@ -64,6 +64,7 @@ struct ki_loss {
     enum ki_ranks of;
     uint32_t rank;   /* KI_RANKS_ONE */
     bool own;        /* a purge was the stream's own decision: no event has told it */
+    bool absent;     /* it was made for want of a connection: the stream brings nothing for now */
     uint64_t blocks; /* in all */
 };
 

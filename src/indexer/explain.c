@@ -9,7 +9,7 @@
 
 /* Sums over the workers of one model. */
 struct view {
-    size_t ranks, active, partial;
+    size_t ranks, active, partial, disconnected;
     uint64_t batches, orphans, missed, blocks;
     uint64_t skipped[KVE_N_SKIPS];
     uint64_t last_event_ns;
@@ -30,6 +30,7 @@ static void look_at_workers(struct ki_service *service, const struct ki_model *m
         view->ranks++;
         view->active += info->status == KI_ACTIVE;
         view->partial += info->partial;
+        view->disconnected += info->stale;
         view->batches += info->batches;
         view->orphans += info->orphans;
         view->missed += info->missed_batches;
@@ -78,6 +79,10 @@ static const char *other_namespace(const struct ki_model *model, const struct ki
     return NULL;
 }
 
+static const char disconnected[] =
+    "no worker is known to hold the first block, but one has had no connection for longer than "
+    "--stale-after: see /workers. Its blocks are forgotten after --forget-after";
+
 /* Name what keeps blocks of any prompt from matching. NULL: nothing does. */
 static const char *cause_of_all(const struct view *view, const struct kvi_stats *stats,
                                 const char **ret_text)
@@ -91,6 +96,10 @@ static const char *cause_of_all(const struct view *view, const struct kvi_stats 
             "events were left out because their block_size differs from the registered one: "
             "register the workers with the engine's block size";
         return "block_size";
+    }
+    if (stats->blocks == 0 && view->disconnected > 0 && view->batches > 0) {
+        *ret_text = disconnected;
+        return "disconnected";
     }
     if (view->batches == 0) {
         *ret_text = view->active == 0
@@ -133,6 +142,10 @@ static const char *cause(const struct ki_model *model, const struct ki_explain_a
     of_all = cause_of_all(view, stats, ret_text);
     if (of_all)
         return of_all;
+    if (view->disconnected > 0) {
+        *ret_text = disconnected;
+        return "disconnected";
+    }
     *ret_text =
         view->partial > 0
             ? "no worker is known to hold the first block, but a view is partial: events were "
@@ -177,6 +190,7 @@ void ki_explain(struct ki_service *service, const struct ki_model *model,
     kv_json_member_u64(w, "registered_ranks", view.ranks);
     kv_json_member_u64(w, "active_ranks", view.active);
     kv_json_member_u64(w, "partial_ranks", view.partial);
+    kv_json_member_u64(w, "disconnected_ranks", view.disconnected);
     kv_json_member_u64(w, "indexed_blocks", stats.blocks);
     kv_json_member_u64(w, "batches", view.batches);
     kv_json_member_u64(w, "missed_batches", view.missed);

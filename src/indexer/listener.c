@@ -16,7 +16,9 @@ static struct ki_stream_opts stream_opts(const struct ki_listener_env *env, bool
                                    .retry_delay_ns = 100 * KV_NS_PER_MS,
                                    .cooldown_ns = 30 * KV_NS_PER_S,
                                    .resync_ns = 3600 * KV_NS_PER_S,
-                                   .idle_ns = 5 * KV_NS_PER_S};
+                                   .idle_ns = 5 * KV_NS_PER_S,
+                                   .stale_ns = env->stale_after_ms * KV_NS_PER_MS,
+                                   .forget_ns = env->forget_after_ms * KV_NS_PER_MS};
 }
 
 uint64_t ki_listener_new_generation(struct ki_listener_env *env)
@@ -209,6 +211,7 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
 {
     const struct ki_stream *s = &l->stream;
     const struct ki_apply_stats *a = &l->applier.stats;
+    uint64_t now_ns = kv_now_ns();
 
     pthread_mutex_lock(&l->lock);
     *ret = (struct ki_worker_info){
@@ -225,6 +228,10 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
         .tenant = strdup(l->model->tenant),
         .status = status_of(l),
         .connected = l->connected,
+        .stale = ki_stream_is_absent(s, now_ns),
+        .absent_ms = s->absent_ns && !s->connected
+                         ? (now_ns - KV_MIN(s->absent_ns, now_ns)) / KV_NS_PER_MS
+                         : 0,
         .last_error = l->last_error[0] ? strdup(l->last_error) : NULL,
         .has_sequence = s->has_position,
         .last_sequence = s->position,
@@ -240,6 +247,7 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
         .replayed_batches = s->stats.replayed,
         .overruns = s->stats.overruns,
         .restarts = s->stats.restarts,
+        .absences = s->stats.absences,
         .resyncs = s->stats.resyncs,
         .reopened = l->reopened,
         .duplicates = s->stats.duplicates,
@@ -255,7 +263,7 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
 
 bool ki_listener_is_partial_in_dumps(const struct ki_listener *l)
 {
-    return ki_stream_is_partial(&l->stream) || ki_applier_is_unsure_in_dumps(&l->applier);
+    return ki_stream_is_partial_in_dumps(&l->stream) || ki_applier_is_unsure_in_dumps(&l->applier);
 }
 
 static void add_watermarks(const struct ki_listener *l, struct kv_buf *ret)
@@ -266,7 +274,7 @@ static void add_watermarks(const struct ki_listener *l, struct kv_buf *ret)
             .sequence = l->stream.position,
             .timestamp = l->stream.timestamp,
             .partial = ki_listener_is_partial_in_dumps(l),
-            .adrift = l->stream.adrift,
+            .adrift = l->stream.contact != KI_CONTACT_MET,
             .has_stream = true,
             .stream_rank = l->rank,
             .has_end = !l->applier.overlaps || l->has_overlap_end,

@@ -46,7 +46,8 @@ struct ki_listener_env {
     void *zmq;
     struct kv_resolver *resolver;
     uint64_t replay_timeout_ms;
-    uint64_t worker_blocks; /* --worker-blocks */
+    uint64_t stale_after_ms, forget_after_ms; /* --stale-after, --forget-after; 0: never */
+    uint64_t worker_blocks;                   /* --worker-blocks */
     struct ki_backlog_budget backlog;
     struct ki_sub_limits arriving;
     enum ki_mm_keys mm_keys;

@@ -47,6 +47,11 @@ size_t ki_listener_offer_live(struct ki_listener *l, struct ki_live *batches, si
 /** Offer a batch of a replay, or its end. @message NULL: an invalid answer. */
 void ki_listener_offer_replayed(struct ki_listener *l, const struct ki_batch_id *id,
                                 const struct kve_message *message, uint64_t now_ns);
+/**
+ * Judge the time without a connection. Forgets the stream's blocks, and what waits for a replay, after
+ * --forget-after.
+ */
+void ki_listener_tick_absence(struct ki_listener *l, uint64_t now_ns);
 /** Run the stream's due timers. */
 void ki_listener_tick_stream(struct ki_listener *l, uint64_t now_ns);
 /**

@@ -29,7 +29,7 @@ static void show_link(struct ki_listener *l, uint64_t now_ns)
     if (l->connected && l->ups_told != l->sub.ups)
         ki_stream_reachable(&l->stream, now_ns);
     if (!l->connected)
-        ki_stream_disconnected(&l->stream);
+        ki_stream_disconnected(&l->stream, l->sub.silent_ns ? l->sub.silent_ns : now_ns);
     if (problem || l->connected)
         snprintf(l->last_error, sizeof(l->last_error), "%s", problem ? problem : "");
     pthread_mutex_unlock(&l->lock);

@@ -32,6 +32,8 @@ static void report(const struct ki_listener *l, const struct ki_stream_stats *be
         what = "the engine no longer has the missed batches: its blocks are forgotten";
     else if (now->contradictions != before->contradictions)
         what = "the engine removes blocks that it hadn't announced: its blocks are learnt anew";
+    else if (now->absences != before->absences)
+        what = "no connection for too long (--forget-after): the worker's blocks are forgotten";
     else if (now->resyncs != before->resyncs)
         what = "too many blocks can't be real after losses: they are forgotten and learnt anew";
     else if (now->failed_replays != before->failed_replays)
@@ -313,6 +315,30 @@ void ki_listener_tick_stream(struct ki_listener *l, uint64_t now_ns)
     pthread_mutex_unlock(&l->lock);
     tell_loss(l);
     ki_listener_follow(l, steps, now_ns);
+}
+
+void ki_listener_tick_absence(struct ki_listener *l, uint64_t now_ns)
+{
+    struct ki_stream_stats before;
+    unsigned steps = 0;
+
+    pthread_mutex_lock(&l->lock);
+    /* Acquire: as in ki_listener_tick. What recovery adopts can't be stale before it is here. */
+    if (atomic_load_explicit(&l->env->held, memory_order_acquire))
+        l->stream.absent_ns = 0;
+    else if (!l->gone) {
+        before = l->stream.stats;
+        steps = ki_stream_tick_absence(&l->stream, now_ns);
+        settle(l, &before, steps, (struct kve_span){0}, now_ns);
+    }
+    if (steps & KI_STEP_PURGE && l->applier.loss.of != KI_RANKS_NONE)
+        l->applier.loss.own = l->applier.loss.absent = true;
+    pthread_mutex_unlock(&l->lock);
+    tell_loss(l);
+    if (!(steps & KI_STEP_PURGE))
+        return;
+    ki_listener_close_replay(l);
+    ki_listener_drop_held(l);
 }
 
 void ki_listener_drop_held(struct ki_listener *l)

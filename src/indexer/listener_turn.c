@@ -11,12 +11,14 @@ static uint64_t earlier(uint64_t a_ns, uint64_t b_ns)
 /* Return the time of the next tick; 0: never. */
 static uint64_t next_deadline(const struct ki_listener *l)
 {
-    uint64_t deadline_ns = l->started ? ki_stream_deadline(&l->stream) : 0;
+    uint64_t deadline_ns = ki_stream_absence_deadline(&l->stream);
 
     if (l->detached)
-        return 0;
+        return deadline_ns;
     if (!ki_listener_is_open(l))
-        return l->retry_at_ns;
+        return earlier(deadline_ns, l->retry_at_ns);
+    if (l->started)
+        deadline_ns = earlier(deadline_ns, ki_stream_deadline(&l->stream));
     deadline_ns = earlier(deadline_ns, l->replay_again_ns);
     deadline_ns = earlier(deadline_ns, l->sub.deadline_ns);
     if (l->target.named)
@@ -89,6 +91,7 @@ bool ki_listener_tick(struct ki_listener *l, uint64_t now_ns)
             ki_listener_tick_stream(l, now_ns);
         ki_listener_tell_connection(l, now_ns);
     }
+    ki_listener_tick_absence(l, now_ns);
     l->deadline_ns = next_deadline(l);
     return true;
 }

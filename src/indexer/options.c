@@ -86,6 +86,14 @@ static const struct kv_arg arguments[] = {
      0, 1 << 20, NULL, false},
     {"replay-timeout", KV_ARG_TIME, AT(replay_timeout_ms), "TIME",
      "Give up a replay that brings no batch for this time (default 5s).", 1, 3600000, NULL, false},
+    {"stale-after", KV_ARG_TIME, AT(stale_after_ms), "TIME",
+     "Call the view of a worker partial that has had no connection for this time (default 5s; "
+     "0: never).",
+     0, 86400000, NULL, false},
+    {"forget-after", KV_ARG_TIME, AT(forget_after_ms), "TIME",
+     "Forget the blocks of a worker that has had no connection for this time; they are learned "
+     "anew when it is back (default 60s; 0: never).",
+     0, 86400000, NULL, false},
     {"worker-blocks", KV_ARG_U64, AT(worker_blocks), "N",
      "Blocks that a worker rank has room for, in all tiers, where its registration doesn't say "
      "num_blocks; bounds what is believed after losses (default: unknown).",
@@ -232,6 +240,8 @@ int ki_options_parse(int argc, char **argv, struct ki_options *ret, struct kv_er
         .max_body = 8 << 20,
         .http_threads = 4,
         .replay_timeout_ms = 5000,
+        .stale_after_ms = 5000,
+        .forget_after_ms = 60000,
         .peer_interval_ms = 2000,
         .unfollowed_age_ms = 600000,
         .idle_timeout_ms = 75000,

@@ -43,6 +43,8 @@ struct ki_options {
     uint64_t max_body;
     uint64_t http_threads;
     uint64_t replay_timeout_ms;
+    uint64_t stale_after_ms;  /* 0: never */
+    uint64_t forget_after_ms; /* 0: never */
     uint64_t worker_blocks;
     uint64_t max_blocks;
     uint64_t backlog_memory;

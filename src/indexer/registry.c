@@ -72,6 +72,8 @@ int ki_registry_create(const struct ki_registry_opts *opts, struct ki_registry *
     r->removals.max = KV_MIN((size_t)r->max_registrations + 4096, (size_t)KI_MAX_REMOVED);
     r->env.replay_timeout_ms = opts->replay_timeout_ms ? opts->replay_timeout_ms : 5000;
     r->env.worker_blocks = opts->worker_blocks;
+    r->env.stale_after_ms = opts->stale_after_ms;
+    r->env.forget_after_ms = opts->forget_after_ms;
     r->max_blocks = opts->max_blocks;
     r->env.backlog.max_bytes = opts->backlog_bytes ? opts->backlog_bytes : 256u << 20;
     r->env.backlog.max_stream_bytes = r->env.backlog.max_bytes / 4;

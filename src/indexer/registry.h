@@ -30,6 +30,8 @@ struct ki_registry_opts {
     uint32_t max_registrations;      /* limit of registrations; 0: 4096 */
     const struct kv_arg_list *allow; /* --allow-endpoint rules; NULL, empty: every endpoint */
     uint64_t replay_timeout_ms;      /* silence that ends a replay, in milliseconds; 0: 5000 */
+    uint64_t stale_after_ms;         /* without a connection, a view is partial; 0: never */
+    uint64_t forget_after_ms;        /* without a connection, its blocks are forgotten; 0: never */
     uint64_t worker_blocks;          /* default of a registration's num_blocks; 0: unknown */
     uint64_t max_blocks;             /* limit of distinct blocks of a model's index; 0: kvi's own */
     /* Limit of waiting live batches of all streams; one may use a quarter. 0: 256 MiB. */
@@ -139,8 +141,10 @@ struct ki_worker_info {
     char *model;
     char *tenant;
     enum ki_listener_status status;
-    bool connected;   /* connected to a publisher, by the latest news */
-    char *last_error; /* or NULL */
+    bool connected;     /* connected to a publisher, by the latest news */
+    bool stale;         /* without a connection for so long that the view is partial for it */
+    uint64_t absent_ms; /* milliseconds without a connection */
+    char *last_error;   /* or NULL */
     bool has_sequence;
     uint64_t last_sequence;           /* of the last batch applied */
     uint64_t last_event_ns;           /* wall clock; 0: none yet */
@@ -151,6 +155,7 @@ struct ki_worker_info {
     /* Overruns: the publisher's ring no longer had the batches. */
     uint64_t replayed_batches, overruns;
     uint64_t restarts; /* restarts of the engine: its blocks were forgotten */
+    uint64_t absences; /* times that its blocks were forgotten for want of a connection */
     /* Times that the blocks were forgotten because too many weren't real. */
     uint64_t resyncs;
     /* Connections made anew after the publisher broke the protocol. */

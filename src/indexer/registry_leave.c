@@ -105,7 +105,8 @@ static void remove_brought(struct ki_registry *r, const struct ki_listener *gone
 /*
  * A purge or a clear has removed the blocks of ranks, and with them those of siblings that bring such
  * a rank, which stay partial: to learn theirs anew they would have to forget the stream's, and so for
- * ever. A sibling at the same endpoint gets the same events, clears and restarts among them.
+ * ever. A sibling at the same endpoint gets the same events, clears and restarts among them. Behind a
+ * stream that has lost its publisher nothing is left to forget: siblings learn theirs anew at once.
  */
 void ki_registry_note_loss(void *arg, const struct ki_listener *l, const struct ki_loss *loss)
 {
@@ -117,6 +118,9 @@ void ki_registry_note_loss(void *arg, const struct ki_listener *l, const struct 
     while ((sibling = next_of(r, l->instance, sibling)))
         if (sibling != l && (loss->own || strcmp(sibling->endpoint, l->endpoint) != 0))
             ki_listener_expect_loss(sibling, ranks, one ? 1 : l->applier.n_ranks, loss->blocks);
+    while (loss->absent && (sibling = next_of(r, l->instance, sibling)))
+        if (sibling != l && ki_listener_learn_anew(sibling, ranks, l->applier.n_ranks))
+            ki_pump_wake(sibling->pump);
 }
 
 /* Retire one of several listeners of an instance. The others stay while its blocks leave. */

@@ -329,6 +329,8 @@ static int create_parts(struct ki_service *service, const struct ki_route *route
         .threads = (uint32_t)o->threads,
         .allow = &o->allow_endpoint,
         .replay_timeout_ms = o->replay_timeout_ms,
+        .stale_after_ms = o->stale_after_ms,
+        .forget_after_ms = o->forget_after_ms,
         .backlog_bytes = o->backlog_memory,
         .worker_blocks = o->worker_blocks,
         .max_blocks = o->max_blocks,

@@ -16,7 +16,8 @@ void ki_stream_seed(struct ki_stream *s, uint64_t sequence, double timestamp, bo
     s->position = sequence;
     s->timestamp = isfinite(timestamp) && timestamp > 0 ? timestamp : 0;
     s->partial = partial;
-    s->seeded = s->adrift = true;
+    s->seeded = true;
+    s->contact = KI_CONTACT_ADRIFT;
 }
 
 void ki_stream_seed_cursorless(struct ki_stream *s)
@@ -66,9 +67,14 @@ bool ki_stream_lacks_batches(const struct ki_stream *s)
     return !knows || s->partial || s->unverified || s->unproved || s->began_at_one;
 }
 
-bool ki_stream_is_partial(const struct ki_stream *s)
+bool ki_stream_is_partial_in_dumps(const struct ki_stream *s)
 {
     return ki_stream_lacks_batches(s) || s->doubtful;
+}
+
+bool ki_stream_is_partial(const struct ki_stream *s)
+{
+    return ki_stream_is_partial_in_dumps(s) || s->contact == KI_CONTACT_STALE;
 }
 
 bool ki_stream_is_behind(const struct ki_stream *s)
@@ -207,7 +213,8 @@ static unsigned ask(struct ki_stream *s, uint64_t now_ns)
 unsigned ki_stream_connected(struct ki_stream *s, bool anew, uint64_t now_ns)
 {
     s->connected = s->met = true;
-    s->adrift = false;
+    s->absent_ns = 0;
+    s->contact = KI_CONTACT_MET;
     if (anew)
         ki_stream_meet(s);
     if (!s->opts.can_replay)
@@ -217,20 +224,32 @@ unsigned ki_stream_connected(struct ki_stream *s, bool anew, uint64_t now_ns)
     return ask(s, now_ns);
 }
 
+/* The connection is gone, or new and not yet reported. A stale view stays so. */
+static void be_adrift(struct ki_stream *s)
+{
+    if (!s->has_position)
+        s->contact = KI_CONTACT_MET;
+    else if (s->contact == KI_CONTACT_MET)
+        s->contact = KI_CONTACT_ADRIFT;
+}
+
 void ki_stream_reachable(struct ki_stream *s, uint64_t now_ns)
 {
     s->connected = s->met = true;
-    s->adrift = s->has_position;
+    s->absent_ns = 0;
+    be_adrift(s);
     if (s->state == KI_STREAM_LIVE)
         return;
     s->attempts = 0;
     s->deadline_ns = now_ns;
 }
 
-void ki_stream_disconnected(struct ki_stream *s)
+void ki_stream_disconnected(struct ki_stream *s, uint64_t since_ns)
 {
     s->connected = false;
-    s->adrift = s->has_position;
+    if (!s->absent_ns)
+        s->absent_ns = since_ns;
+    be_adrift(s);
 }
 
 void ki_stream_detach(struct ki_stream *s)
@@ -238,18 +257,75 @@ void ki_stream_detach(struct ki_stream *s)
     if (s->state != KI_STREAM_LIVE)
         ki_stream_finish_replay(s);
     s->gap_counted = s->has_live = s->connected = false;
-    s->adrift = s->has_position;
+    be_adrift(s);
     if (s->has_position)
         s->unverified = true;
 }
 
-/* -- time -------------------------------------------------------------------------------------- */
+/* -- absence ----------------------------------------------------------------------------------- */
 
 /* Return the earlier of two times, of which 0 is none. */
 static uint64_t earlier(uint64_t a, uint64_t b)
 {
     return a && (!b || a < b) ? a : b;
 }
+
+/* Nothing tells any more whether the engine still has the blocks, or lives. */
+static unsigned forget_absent(struct ki_stream *s)
+{
+    uint64_t position = s->position;
+    bool had = s->has_position;
+
+    /* The same process never sends its first numbers again. */
+    s->from_zero |= s->cursorless || position == 0;
+    ki_stream_detach(s);
+    ki_stream_forget(s);
+    s->contact = KI_CONTACT_MET;
+    if (had)
+        ki_stream_remember(s, position);
+    s->stats.absences++;
+    return KI_STEP_PURGE | KI_STEP_RESET;
+}
+
+unsigned ki_stream_tick_absence(struct ki_stream *s, uint64_t now_ns)
+{
+    uint64_t gone_ns;
+
+    if (s->connected)
+        return 0;
+    if (!s->absent_ns)
+        s->absent_ns = now_ns;
+    gone_ns = now_ns - s->absent_ns;
+    if (s->opts.stale_ns && gone_ns >= s->opts.stale_ns) {
+        s->silent = false;
+        if (s->contact == KI_CONTACT_ADRIFT)
+            s->contact = KI_CONTACT_STALE;
+    }
+    if (!s->opts.forget_ns || gone_ns < s->opts.forget_ns || !(s->has_position || s->cursorless))
+        return 0;
+    return forget_absent(s);
+}
+
+bool ki_stream_is_absent(const struct ki_stream *s, uint64_t now_ns)
+{
+    return !s->connected && s->absent_ns && s->opts.stale_ns &&
+           now_ns >= s->absent_ns + s->opts.stale_ns;
+}
+
+uint64_t ki_stream_absence_deadline(const struct ki_stream *s)
+{
+    bool has = s->has_position || s->cursorless;
+    bool fresh = s->silent || s->contact == KI_CONTACT_ADRIFT;
+
+    if (s->connected || !s->absent_ns)
+        return 0;
+    if (s->opts.stale_ns && fresh)
+        return earlier(s->absent_ns + s->opts.stale_ns,
+                       s->opts.forget_ns && has ? s->absent_ns + s->opts.forget_ns : 0);
+    return s->opts.forget_ns && has ? s->absent_ns + s->opts.forget_ns : 0;
+}
+
+/* -- time -------------------------------------------------------------------------------------- */
 
 uint64_t ki_stream_deadline(const struct ki_stream *s)
 {

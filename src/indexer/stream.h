@@ -50,9 +50,19 @@ struct ki_stream_opts {
     uint64_t resync_ns;
     /* Silence after which a new connection's replay service is asked once more. */
     uint64_t idle_ns;
+    /* Without a connection the view is partial, and its blocks are forgotten, after this time; 0: never. */
+    uint64_t stale_ns, forget_ns;
 };
 
 enum ki_stream_state { KI_STREAM_LIVE, KI_STREAM_REPLAYING, KI_STREAM_WAITING };
+
+/** Whether the process of the position is known to be at the other end of the connection. */
+enum ki_contact {
+    KI_CONTACT_MET, /* it is, as far as batches can tell; or there is no position */
+    /* There is no connection, or one that the stream hasn't heard of: that process may have gone. */
+    KI_CONTACT_ADRIFT,
+    KI_CONTACT_STALE /* the same, and for so long that the view is partial */
+};
 
 /** Reason of a replay; decides what its first answer means. */
 enum ki_replay_kind {
@@ -71,6 +81,7 @@ enum ki_replay_kind {
 struct ki_stream_stats {
     uint64_t gaps, missed, duplicates, restarts;
     uint64_t replays, failed_replays, replayed, overruns;
+    uint64_t absences; /* times that the blocks were forgotten for want of a connection */
     /* Times that the blocks were forgotten because too many had to be phantoms. */
     uint64_t resyncs;
     uint64_t contradictions; /* those of resyncs in a view without known losses */
@@ -120,9 +131,8 @@ struct ki_stream {
     bool connected;  /* the publisher is connected, so its replay service may be asked */
     bool met;        /* connections are reported: a batch alone doesn't prove one */
     bool unverified; /* the connection was made after the last batch */
-    /* There is no connection, or one that the stream hasn't heard of: the position may be that of a
-     * process that has gone. False without a position. */
-    bool adrift;
+    enum ki_contact contact;
+    uint64_t absent_ns; /* time since which there is no connection; 0: there is one, or not known */
     /* Before is the position of an earlier registration, whose blocks are forgotten. */
     bool has_before;
     uint64_t before;
@@ -195,8 +205,22 @@ unsigned ki_stream_connected(struct ki_stream *s, bool anew, uint64_t now_ns);
  * running one is due, as it may wait for a process that has gone.
  */
 void ki_stream_reachable(struct ki_stream *s, uint64_t now_ns);
-/** Report the loss of the connection: no replay is requested before the next one. */
-void ki_stream_disconnected(struct ki_stream *s);
+/**
+ * Report the loss of the connection: no replay is requested before the next one. The publisher has
+ * not been heard of since @since_ns.
+ */
+void ki_stream_disconnected(struct ki_stream *s, uint64_t since_ns);
+
+/**
+ * Judge the time without a connection. After opts.stale_ns the view is partial. After opts.forget_ns
+ * the stream forgets its blocks and position, and learns them anew over the next connection. Ends a
+ * replay: the driver drops what it holds back. Returns steps: PURGE and RESET, or none.
+ */
+unsigned ki_stream_tick_absence(struct ki_stream *s, uint64_t now_ns);
+/** Return true when the time without a connection is at least opts.stale_ns. */
+bool ki_stream_is_absent(const struct ki_stream *s, uint64_t now_ns);
+/** Return the time at which to call ki_stream_tick_absence; 0: never. */
+uint64_t ki_stream_absence_deadline(const struct ki_stream *s);
 
 /**
  * Offer a live batch. @reconnected: over another connection than the batch before. Returns steps.
@@ -217,10 +241,13 @@ unsigned ki_stream_tick(struct ki_stream *s, uint64_t now_ns);
 
 /**
  * Return true when the view may lack blocks or have too many: nothing has told yet what the
- * publisher has, batches are missing, or none has shown that the publisher is still the same process.
+ * publisher has, batches are missing, none has shown that the publisher is still the same process, or
+ * there has been no connection for long.
  */
 bool ki_stream_is_partial(const struct ki_stream *s);
-/** The same without what the driver doubts: reasons that lie in the batches themselves. */
+/** The same without the time of the connection: it tells nothing of a replica's own connection. */
+bool ki_stream_is_partial_in_dumps(const struct ki_stream *s);
+/** The same without what the driver doubts either: reasons that lie in the batches themselves. */
 bool ki_stream_lacks_batches(const struct ki_stream *s);
 
 /**

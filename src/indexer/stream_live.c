@@ -286,7 +286,10 @@ unsigned ki_stream_live(struct ki_stream *s, const struct ki_batch_id *id, bool 
     unsigned steps;
 
     s->connected |= reconnected || !s->met;
-    s->adrift &= s->met && !reconnected && !(s->seeded && s->connected);
+    if (s->connected)
+        s->absent_ns = 0;
+    if (!s->met || reconnected || (s->seeded && s->connected))
+        s->contact = KI_CONTACT_MET;
     s->idle_at_ns = 0; /* the subscription has arrived */
     if (reconnected)
         ki_stream_meet(s);

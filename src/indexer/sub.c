@@ -24,6 +24,7 @@
 #define HANDSHAKE_NS (10 * KV_NS_PER_S)
 #define MESSAGE_NS (60 * KV_NS_PER_S) /* for a message of more than KI_SUB_READ bytes to come in */
 #define PING_NS (5 * KV_NS_PER_S)
+#define PONG_NS (10 * KV_NS_PER_S) /* for any byte to come after a PING */
 #define TTL_DS 150 /* tenths of a second that the publisher should endure our silence */
 /*
  * TCP reports a publisher that vanished without a word (a network that swallows packets) within
@@ -36,7 +37,8 @@
 
 static const char no_answer[] = "no answer: nobody listens there, or it can't be reached";
 static const char too_slow[] = "a large message came in too slowly";
-static const char silent[] = "connected, but nobody speaks ZMTP there";
+static const char silent[] = "connected, but nobody speaks ZMTP there (or the process is frozen)";
+static const char frozen[] = "no answer to heartbeats: the publisher is frozen or can't be reached";
 
 static uint64_t on_grid(uint64_t ns, uint64_t grid_ns)
 {
@@ -220,6 +222,7 @@ void ki_sub_shaken(struct ki_sub *sub, uint64_t now_ns)
 {
     sub->ups++;
     sub->problem = NULL;
+    sub->silent_ns = sub->pinged_ns = 0;
     sub->delay_ns = FIRST_DELAY_NS;
     sub->ping_ns = on_grid(now_ns + PING_NS, PING_GRID_NS);
     enter(sub, KI_SUB_UP, 0);
@@ -275,22 +278,43 @@ void ki_sub_ready(struct ki_sub *sub, bool ended)
     sub->ended |= ended;
 }
 
-/* Return true when the publisher asked to be cut after such a silence. */
-static bool is_silent(struct ki_sub *sub, uint64_t now_ns)
+/* Return true when no byte waits to be read: the event thread may not have come to read it. */
+static bool is_dry(const struct ki_sub *sub)
 {
-    uint64_t ttl_ns = sub->zmtp.peer_ttl_ds * (KV_NS_PER_S / 10);
     uint8_t byte;
 
-    if (!ttl_ns || now_ns < sub->heard_ns + ttl_ns)
-        return false;
-    /* The event thread may just not have come to read. */
     return recv(sub->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) <= 0;
+}
+
+/* Return true when the publisher asked to be cut after such a silence. */
+static bool is_silent(const struct ki_sub *sub, uint64_t now_ns)
+{
+    uint64_t ttl_ns = sub->zmtp.peer_ttl_ds * (KV_NS_PER_S / 10);
+
+    return ttl_ns && now_ns >= sub->heard_ns + ttl_ns && is_dry(sub);
+}
+
+/* Return true when a publisher that answers PINGs, or should, has not answered in time. */
+static bool is_frozen(struct ki_sub *sub, uint64_t now_ns)
+{
+    sub->answers |= sub->zmtp.answers;
+    if (sub->heard_ns >= sub->pinged_ns)
+        sub->pinged_ns = 0;
+    if (!sub->answers && (sub->deaf || sub->zmtp.minor < 1))
+        return false;
+    return sub->pinged_ns && now_ns >= sub->pinged_ns + PONG_NS && is_dry(sub);
 }
 
 static void tick_up(struct ki_sub *sub, uint64_t now_ns)
 {
     if (is_silent(sub, now_ns)) {
         ki_sub_lose(sub, KI_SUB_WAS_LOST, false, now_ns);
+        return;
+    }
+    if (is_frozen(sub, now_ns)) {
+        sub->deaf = !sub->answers;
+        sub->silent_ns = sub->pinged_ns;
+        ki_sub_lose(sub, frozen, false, now_ns);
         return;
     }
     if (sub->own_capacity > KI_SUB_READ && now_ns >= sub->large_ns + MESSAGE_NS) {
@@ -301,6 +325,8 @@ static void tick_up(struct ki_sub *sub, uint64_t now_ns)
         return;
     ki_zmtp_ping(&sub->zmtp, TTL_DS);
     ki_sub_flush(sub);
+    if (!sub->pinged_ns)
+        sub->pinged_ns = now_ns;
     sub->ping_ns = on_grid(now_ns + PING_NS, PING_GRID_NS);
     set_deadline(sub);
 }

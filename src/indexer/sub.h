@@ -10,6 +10,10 @@
  *      +----- WAITING <--------------+<---------------------+
  *        after 0.1 s, doubling to 5 s; after a breach of the protocol 1 s, doubling to 30 s
  *
+ * A PING goes out every 5 s. A publisher that sends nothing for 10 s after one is frozen, or can't be
+ * reached: its connection is lost. Publishers that don't know PING (ZMTP 3.0) show that by answering
+ * none; a connection that ended for it is made anew once, and endures silence.
+ *
  * Why not libzmq: it hands each message from an I/O thread to ours through queues and wake-ups,
  * which cost more than reading and indexing a small batch. Here the event thread itself reads, up
  * to 64 KiB at a time, and parses messages in place.
@@ -70,6 +74,11 @@ struct ki_sub {
     uint64_t delay_ns, broken_delay_ns; /* before the next attempt */
     uint64_t give_up_ns;                /* CONNECTING, SHAKING: end of patience */
     uint64_t ping_ns, heard_ns;         /* UP: time of the next PING, and of the last bytes */
+    uint64_t pinged_ns; /* UP: time of the oldest PING without bytes since; 0: none */
+    uint64_t
+        silent_ns; /* time of the PING that was not answered, where that ended the connection */
+    bool answers;  /* the publisher has answered a PING, over this connection or before */
+    bool deaf;     /* a connection ended without an answer to any PING: none is expected any more */
 
     struct ki_zmtp zmtp;
     uint8_t *bytes; /* the shared room during a turn, or own */

@@ -51,6 +51,8 @@ static const struct {
     COUNTER(overruns, "overruns", "Replays that came too late: the publisher's ring had moved on"),
     COUNTER(resyncs, "resyncs",
             "Times that the blocks of the stream were forgotten because too many were not real"),
+    COUNTER(absences, "absences",
+            "Times that the blocks of the stream were forgotten for want of a connection"),
     COUNTER(restarts, "restarts", "Engine restarts: the blocks of the stream were forgotten"),
     COUNTER(reopened, "reopened", "Connections made anew because the publisher broke the protocol"),
     COUNTER(duplicates, "duplicates", "Batches dropped because they were applied before"),

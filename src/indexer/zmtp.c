@@ -190,6 +190,7 @@ static int obey(struct ki_zmtp *zmtp, const uint8_t *body, size_t len)
 {
     if (zmtp->state == KI_ZMTP_SHAKES)
         return shake(zmtp, body, len);
+    zmtp->answers |= is_command(body, len, "PONG");
     if (!is_command(body, len, "PING"))
         return 0;
     if (len < 7 || len > 7 + MAX_CONTEXT)

@@ -46,6 +46,7 @@ struct ki_zmtp {
     enum ki_zmtp_state state;
     uint64_t max_message; /* bytes */
     uint8_t minor;        /* of the peer's version 3.x */
+    bool answers;         /* the peer has answered a PING */
     uint16_t
         peer_ttl_ds; /* tenths of a second after which the peer expects silence to be cut; 0: never */
     struct ki_zmtp_out out;

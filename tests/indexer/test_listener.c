@@ -231,7 +231,7 @@ static void test_dumps_without_a_connection(void **state)
         assert_int_equal(ki_stream_connected(&a.l->stream, false, 1), 0);
         offer(&a, MAIN_BLOCKS);
         if (lost)
-            ki_stream_disconnected(&a.l->stream);
+            ki_stream_disconnected(&a.l->stream, kv_now_ns());
         a.l->stream.timestamp = position.timestamp;
         mark = watermark(&a);
         assert_int_equal(mark.adrift, lost);

@@ -180,7 +180,7 @@ static void act(struct world *w)
 
 static void connect_anew(struct world *w)
 {
-    ki_stream_disconnected(&w->l->stream);
+    ki_stream_disconnected(&w->l->stream, kv_now_ns());
     if (unit_below(w->random, 2)) {
         connect_listener(w, true);
         w->reconnected = unit_below(w->random, 2); /* told once or twice */
@@ -196,7 +196,7 @@ static void start_over(struct world *w)
     vllm_init(&w->vllm, &w->opts);
     w->process++;
     forget_ring(w);
-    ki_stream_disconnected(&w->l->stream);
+    ki_stream_disconnected(&w->l->stream, kv_now_ns());
     for (uint64_t n = unit_below(w->random, 3) ? 0 : unit_below(w->random, 40); n > 0; n--) {
         act(w);
         publish(w, true);
@@ -225,7 +225,7 @@ static void recover(struct world *w)
     if (unit_below(w->random, 2))
         start_over(w);
     else if (unit_below(w->random, 2))
-        ki_stream_disconnected(&from->stream);
+        ki_stream_disconnected(&from->stream, kv_now_ns());
     ki_listener_watermarks(from, &marks);
     if (!marks.len || ki_handover_take(from, &h) < 0) {
         connect_anew(w);

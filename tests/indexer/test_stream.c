@@ -537,7 +537,7 @@ static void before_the_first_batch(void **state)
     assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
     assert_false(ki_stream_is_partial(&s));
     /* ... of this process: the next one is asked again. */
-    ki_stream_disconnected(&s);
+    ki_stream_disconnected(&s, SECOND);
     assert_int_equal(ki_stream_connected(&s, true, SECOND), KI_STEP_REQUEST);
     assert_true(ki_stream_is_partial(&s));
     nobody_answers(&s);
@@ -637,7 +637,7 @@ static void nobody_is_asked_before_there_is_a_connection(void **state)
     live(&s, 0, 5);
     s.heal_at_ns = nobody_answers(&s) + 1;
     s.partial = true;
-    ki_stream_disconnected(&s);
+    ki_stream_disconnected(&s, SECOND);
     assert_int_equal(ki_stream_deadline(&s), 0);
     assert_int_equal(ki_stream_tick(&s, 2000 * SECOND), 0);
 }
@@ -651,7 +651,7 @@ static void restart_without_a_batch(void **state)
     (void)state;
     for (uint64_t process = 0; process < 2; process++) {
         init_at(&s, &with_replay, 10);
-        ki_stream_disconnected(&s);
+        ki_stream_disconnected(&s, SECOND);
         assert_int_equal(ki_stream_connected(&s, true, SECOND), KI_STEP_REQUEST);
         assert_int_equal(s.request, 10);
         assert_true(ki_stream_is_partial(&s)); /* until somebody has answered */
@@ -686,7 +686,7 @@ static void reconnect_without_a_replay_service(void **state)
 
     (void)state;
     init_at(&s, &without_replay, 10);
-    ki_stream_disconnected(&s);
+    ki_stream_disconnected(&s, SECOND);
     assert_int_equal(ki_stream_connected(&s, true, SECOND), 0);
     assert_true(ki_stream_is_partial(&s));
     /* A process that was restarted may have published as many, unheard. */

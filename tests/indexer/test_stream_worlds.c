@@ -230,13 +230,42 @@ static void world_publish(struct world *w, bool lost)
 static void world_restart(struct world *w)
 {
     if (draw(2))
-        ki_stream_disconnected(&w->s);
+        ki_stream_disconnected(&w->s, w->now);
     w->process++;
     w->connection++;
     w->heard = false;
     w->next = w->first; /* the same kind of publisher */
     for (uint64_t lost = draw(4) ? 0 : draw(30); lost; lost--)
         world_publish(w, true); /* before the subscriber is back */
+}
+
+/*
+ * The publisher can't be reached for 6 s or 70 s, and may be another process afterwards. The driver
+ * drops with the blocks what waits.
+ */
+static void world_vanish(struct world *w)
+{
+    bool forgets = draw(2);
+    unsigned steps;
+
+    ki_stream_disconnected(&w->s, w->now);
+    w->now += (forgets ? 70 : 6) * SECOND;
+    steps = ki_stream_tick_absence(&w->s, w->now);
+    assert_true(!w->any || ki_stream_is_partial(&w->s));
+    assert_true(!w->any || !forgets || (steps & KI_STEP_PURGE));
+    world_do(w, steps, NULL);
+    if (steps & KI_STEP_PURGE) {
+        w->holding = w->requested = false;
+        w->head = w->tail;
+    }
+    if (draw(3) == 0) {
+        world_restart(w);
+        return;
+    }
+    w->connection++;
+    w->heard = false;
+    for (uint64_t lost = draw(2) ? 0 : draw(30); lost; lost--)
+        world_publish(w, true);
 }
 
 /* A peer has followed the first process for a while; it may be gone when the stream begins. */
@@ -300,6 +329,9 @@ static void world_round(bool can_replay, bool untimed)
 
     memset(&w, 0, sizeof(w));
     ki_stream_init(&w.s, can_replay ? &with_replay : &without_replay);
+    w.s.opts.stale_ns = 5 * SECOND;
+    w.s.opts.forget_ns = 60 * SECOND;
+    w.now = SECOND;
     w.untimed = untimed;
     w.ring = draw(2) ? 1000000 : 1 + draw(40);
     w.router_alive = draw(4) != 0;
@@ -316,6 +348,8 @@ static void world_round(bool can_replay, bool untimed)
             world_restart(&w);
         if (!untimed && draw(200) == 0)
             w.connection++, w.heard = false;
+        if (!untimed && draw(300) == 0)
+            world_vanish(&w);
         if (draw(100) == 0)
             w.router_alive = !w.router_alive;
         if (w.tail - w.head > QUEUE - 100 || draw(3))
@@ -385,7 +419,9 @@ static void noise(void **state)
             else if (draw(3) == 0)
                 steps = draw(4) ? ki_stream_replay_end(&s, now) : ki_stream_replay_failed(&s, now);
             else if (draw(20) == 0)
-                ki_stream_disconnected(&s);
+                ki_stream_disconnected(&s, now);
+            else if (draw(20) == 0)
+                steps = ki_stream_tick_absence(&s, now);
             else if (draw(20) == 0)
                 ki_stream_reachable(&s, now);
             else if (draw(20) == 0 && s.state == KI_STREAM_LIVE)

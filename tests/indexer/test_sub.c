@@ -416,9 +416,6 @@ static void test_pings(void **state)
     h->rig.skew_ns += 7 * KV_NS_PER_S; /* our own turn */
     hear(h, 9, heard);
     assert_memory_equal(heard, "\4\7\4PING\0\226", 9);
-    h->rig.skew_ns += 100 * KV_NS_PER_S; /* nobody asked us to cut a silent connection */
-    hear(h, 9, heard);
-    assert_memory_equal(heard, "\4\7\4PING\0\226", 9);
     assert_int_equal(h->rig.sub.ups, 1);
     assert_int_equal(h->rig.sub.state, KI_SUB_UP);
 }
@@ -429,6 +426,93 @@ static void await_bytes(const struct ki_sub *sub)
     struct pollfd item = {.fd = sub->fd, .events = POLLIN};
 
     assert_int_equal(poll(&item, 1, 30000), 1);
+}
+
+/* Let time pass up to the next PING, which must come. */
+static void await_ping(struct hand *h)
+{
+    uint8_t heard[16];
+
+    h->rig.skew_ns += 6 * KV_NS_PER_S;
+    hear(h, 9, heard);
+    assert_memory_equal(heard, "\4\7\4PING\0\226", 9);
+    assert_int_equal(h->rig.sub.state, KI_SUB_UP);
+}
+
+static void answer_ping(struct hand *h)
+{
+    put_frame_bytes(&h->bytes, PEER_COMMAND, "\4PONG", 5);
+    say(h);
+    STEP_UNTIL(&h->rig, h->rig.sub.zmtp.answers);
+}
+
+static void reconnect(struct hand *h)
+{
+    close(h->fd);
+    h->rig.skew_ns += 10 * KV_NS_PER_S;
+    STEP_UNTIL(&h->rig, h->rig.sub.state >= KI_SUB_CONNECTING);
+    h->fd = accept(h->server, NULL, NULL);
+    assert_true(h->fd >= 0);
+}
+
+static void lose_frozen(struct hand *h)
+{
+    uint64_t asked_ns = now(&h->rig);
+
+    h->rig.skew_ns += 12 * KV_NS_PER_S;
+    ki_sub_tick(&h->rig.sub, now(&h->rig));
+    assert_int_equal(h->rig.sub.state, KI_SUB_WAITING);
+    assert_false(h->rig.sub.broken);
+    assert_non_null(strstr(h->rig.sub.problem, "heartbeats"));
+    assert_in_range(h->rig.sub.silent_ns, 1, asked_ns); /* absent since it was asked */
+}
+
+/* A publisher that answers PINGs, and stops: frozen. Bytes that wait to be read show life. */
+static void test_frozen(void **state)
+{
+    struct hand *h = *state;
+
+    shake_hands(h);
+    await_ping(h);
+    answer_ping(h);
+    for (int i = 0; i < 4; i++) { /* quiet for long, but it answers */
+        await_ping(h);
+        put_frame_bytes(&h->bytes, PEER_COMMAND, "\4PONG", 5);
+        say(h);
+        STEP_UNTIL(&h->rig, h->rig.sub.heard_ns >= h->rig.sub.pinged_ns);
+    }
+    await_ping(h);
+    h->rig.skew_ns += 30 * KV_NS_PER_S;
+    assert_int_equal(send(h->fd, "\0\1x", 3, MSG_NOSIGNAL), 3);
+    await_bytes(&h->rig.sub);
+    ki_sub_tick(&h->rig.sub, now(&h->rig));
+    assert_int_equal(h->rig.sub.state, KI_SUB_UP);
+    STEP_UNTIL(&h->rig, h->rig.n == 1);
+    h->rig.skew_ns += 6 * KV_NS_PER_S;
+    ki_sub_tick(&h->rig.sub, now(&h->rig));
+    lose_frozen(h);
+    assert_false(h->rig.sub.deaf);
+}
+
+/* A publisher that never answers a PING loses its connection once; from then on it may be quiet. */
+static void test_deaf(void **state)
+{
+    struct hand *h = *state;
+
+    shake_hands(h);
+    await_ping(h);
+    lose_frozen(h);
+    assert_true(h->rig.sub.deaf);
+    reconnect(h);
+    shake_hands(h);
+    for (int i = 0; i < 10; i++)
+        await_ping(h);
+    assert_int_equal(h->rig.sub.ups, 2);
+    answer_ping(h); /* it was only frozen, then */
+    await_ping(h);
+    h->rig.skew_ns += 30 * KV_NS_PER_S;
+    ki_sub_tick(&h->rig.sub, now(&h->rig));
+    assert_int_equal(h->rig.sub.state, KI_SUB_WAITING);
 }
 
 /* A publisher that asks for it is cut when it falls silent, but not while its bytes wait. */
@@ -644,6 +728,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_slow_sender, with_hand, without_hand),
         cmocka_unit_test_setup_teardown(test_announced_only, with_hand, without_hand),
         cmocka_unit_test_setup_teardown(test_pings, with_hand, without_hand),
+        cmocka_unit_test_setup_teardown(test_frozen, with_hand, without_hand),
+        cmocka_unit_test_setup_teardown(test_deaf, with_hand, without_hand),
         cmocka_unit_test_setup_teardown(test_silence, with_hand, without_hand),
         cmocka_unit_test_setup_teardown(test_strangers, with_hand, without_hand),
         cmocka_unit_test_setup_teardown(test_end_behind_bytes, with_hand, without_hand),

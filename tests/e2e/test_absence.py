@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers without a connection: their views are partial after --stale-after, and their blocks are forgotten after
+--forget-after. What is back is exact again, and whole only once that is proved."""
+import selectors
+import socket
+import sys
+import threading
+import time
+
+from kvtest import *
+import streams
+
+FAST = ("--stale-after", "500ms", "--forget-after", "2s")
+STALE = ("--stale-after", "500ms", "--forget-after", "0")
+
+
+class Proxy:
+    """A TCP relay in front of a server that can be cut: then it closes what is open and refuses what comes."""
+
+    def __init__(self, endpoint):
+        host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
+        self.target = (host, int(port))
+        self.port = free_port()
+        self.endpoint = f"tcp://127.0.0.1:{self.port}"
+        self._lock = threading.Lock()
+        self._listener, self._open = None, []
+        self.mend()
+
+    def mend(self):
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", self.port))
+        listener.listen(16)
+        self._listener = listener
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+
+    def _accept(self, listener):
+        while True:
+            try:
+                here, _ = listener.accept()
+            except OSError:
+                return
+            try:
+                there = socket.create_connection(self.target)
+            except OSError:
+                here.close()
+                continue
+            with self._lock:
+                self._open += [here, there]
+            threading.Thread(target=self._relay, args=(here, there), daemon=True).start()
+
+    def _relay(self, a, b):
+        with selectors.DefaultSelector() as selector:
+            try:
+                selector.register(a, selectors.EVENT_READ, b)
+                selector.register(b, selectors.EVENT_READ, a)
+                while True:
+                    for key, _ in selector.select():
+                        data = key.fileobj.recv(65536)
+                        if not data:
+                            return
+                        key.data.sendall(data)
+            except (OSError, ValueError):
+                pass
+            finally:
+                for s in (a, b):
+                    self._end(s)
+
+    @staticmethod
+    def _end(s):
+        try:
+            s.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        s.close()
+
+    def cut(self):
+        """Close everything, and refuse connections until mend()."""
+        self._end(self._listener)
+        with self._lock:
+            ends, self._open = self._open, []
+        for s in ends:
+            self._end(s)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.cut()
+
+
+def partial_ranks(indexer, tokens=(1,)):
+    return indexer.query(tokens, explain=True)["explain"]["partial_ranks"]
+
+
+def is_whole(indexer, tokens):
+    return partial_ranks(indexer, tokens) == 0
+
+
+def register_through(indexer, instance, engine, proxy, replay):
+    indexer.register(instance, proxy.endpoint, block_size=16, replay_endpoint=replay.endpoint)
+    engine.wait_subscriber()
+
+
+def cut_while_the_engine_evicts(*options):
+    """H17. The numbers never count as whole after --stale-after; they are exact when the connection is back."""
+    tokens = list(range(64))
+    with Indexer(*options) as indexer, Publisher() as engine, Proxy(engine.endpoint) as proxy, Proxy(engine.replay_endpoint) as replay:
+        register_through(indexer, 1, engine, proxy, replay)
+        engine.store([11, 12, 13, 14], tokens)
+        indexer.wait_score(tokens, 1, 64)
+        wait_until(lambda: is_whole(indexer, tokens), 10, "a whole view")
+        proxy.cut()
+        replay.cut()
+        wait_until(lambda: not is_whole(indexer, tokens), 20, "a partial view")
+        equal(streams.listener(indexer)["connected"], False)
+        check(streams.listener(indexer)["disconnected_ms"] > 0, "it says for how long")
+        engine.wait_no_subscriber()
+        engine.remove([12, 13, 14])
+        if "2s" in options:
+            indexer.wait_score(tokens, 1, 0)
+            equal(streams.stream(indexer, "absences_total"), 1)
+        else:
+            equal(indexer.score(tokens, 1), 64)
+            equal(streams.stream(indexer, "absences_total"), 0)
+        equal(is_whole(indexer, tokens), False)
+        equal(indexer.query([7] * 16, explain=True)["explain"]["reason"], "disconnected")
+        equal(indexer.query([7] * 16, explain=True)["explain"]["disconnected_ranks"], 1)
+        proxy.mend()
+        replay.mend()
+        # From here on: never a whole view with other numbers than 16.
+        def back():
+            answer = indexer.query(tokens, explain=True)
+            whole = answer["explain"]["partial_ranks"] == 0
+            got = answer["scores"].get("1", {}).get("0", 0)
+            after = is_whole(indexer, tokens)
+            check(not (whole and after) or got == 16, f"a whole view that says {got}")
+            return whole and after
+
+        wait_until(back, 30, "a whole view after the connection is back")
+        equal(indexer.score(tokens, 1), 16)
+        engine.store([22], range(16, 32), parent=11)
+        indexer.wait_score(range(32), 1, 32)
+        equal(is_whole(indexer, tokens), True)
+
+
+def test_cut_while_the_engine_evicts():
+    cut_while_the_engine_evicts(*STALE)
+
+
+def test_cut_until_forgotten():
+    cut_while_the_engine_evicts(*FAST)
+
+
+def test_the_defaults():
+    """5 s and 60 s, and that a quiet connection is not stale."""
+    tokens = list(range(64))
+    with Indexer() as indexer, Publisher() as engine, Publisher() as quiet, Proxy(engine.endpoint) as proxy, Proxy(engine.replay_endpoint) as replay:
+        register_through(indexer, 1, engine, proxy, replay)
+        indexer.register(2, quiet)
+        for one in (engine, quiet):
+            one.store([11, 12, 13, 14], tokens)
+        for instance in (1, 2):
+            indexer.wait_score(tokens, instance, 64)
+        wait_until(lambda: is_whole(indexer, tokens), 10, "whole views")
+        proxy.cut()
+        wait_until(lambda: partial_ranks(indexer, tokens) == 1, 20, "a partial view")
+        check(streams.listener(indexer, 1)["disconnected_ms"] >= 5000, "not before 5 s")
+        equal(streams.listener(indexer, 1)["partial"], True)
+        equal(streams.listener(indexer, 2)["partial"], False)
+        equal(indexer.score(tokens, 1), 64)
+
+
+def test_never():
+    """0 switches both off."""
+    tokens = list(range(64))
+    with Indexer("--stale-after", 0, "--forget-after", 0) as indexer, Publisher() as engine, Proxy(engine.endpoint) as proxy, \
+            Proxy(engine.replay_endpoint) as replay:
+        register_through(indexer, 1, engine, proxy, replay)
+        engine.store([11, 12, 13, 14], tokens)
+        indexer.wait_score(tokens, 1, 64)
+        wait_until(lambda: is_whole(indexer, tokens), 10, "a whole view")
+        proxy.cut()
+        wait_until(lambda: streams.listener(indexer).get("disconnected_ms", 0) > 3000, 30, "3 s without a connection")
+        equal(is_whole(indexer, tokens), True)
+        equal(indexer.score(tokens, 1), 64)
+
+
+def killed(start_again):
+    with Indexer(*FAST) as indexer, streams.Engine(count=20) as engine:
+        streams.register(indexer, 1, engine)
+        streams.holds_all(indexer, range(1, 21), 2)
+        engine.kill()
+        for number in (1, 20):
+            indexer.wait_score(streams.prompt(number, 2), 1, 0)
+        worker = indexer.workers()[0]
+        equal((worker["status"], worker["listeners"]["0"]["partial"]), ("failed", True))
+        check(any("forget-after" in line for line in indexer.log), "the log says why")
+        if start_again:  # another process: other prompts, an own numbering
+            engine.prompt_base = 100
+            engine.start()
+            streams.holds_all(indexer, range(101, 121), 2)
+            equal(indexer.score(streams.prompt(1, 2), 1), 0)
+            wait_until(lambda: is_whole(indexer, [1]), 30, "a whole view")
+        else:
+            engine.start()
+
+
+def test_a_killed_engine():
+    killed(False)
+
+
+def test_a_killed_engine_that_starts_again():
+    killed(True)
+
+
+def test_a_frozen_engine():
+    """Its kernel still takes what we send: only the missing answers to heartbeats tell."""
+    with Indexer(*FAST) as indexer, streams.Engine(count=5) as engine:
+        streams.register(indexer, 1, engine)
+        streams.holds_all(indexer, range(1, 6), 2)
+        wait_until(lambda: is_whole(indexer, [1]), 30, "a whole view")
+        engine.freeze()
+        wait_until(lambda: not is_whole(indexer, [1]), 60, "a partial view")
+        for number in (1, 5):
+            indexer.wait_score(streams.prompt(number, 2), 1, 0)
+        equal(streams.listener(indexer)["connected"], False)
+        engine.thaw()
+        streams.holds_all(indexer, range(1, 6), 2)
+        wait_until(lambda: is_whole(indexer, [1]), 30, "a whole view")
+
+
+def test_instances_that_share_an_endpoint():
+    """Each has a connection of its own, and is judged by it; so are two ranks of one instance."""
+    tokens = list(range(64))
+    with Indexer(*FAST) as indexer, Publisher(rank=0) as engine, Proxy(engine.endpoint) as proxy, Proxy(engine.replay_endpoint) as replay:
+        indexer.register(1, engine)
+        indexer.register(2, engine)
+        indexer.register(3, engine)
+        indexer.register(3, proxy.endpoint, dp_rank=1, replay_endpoint=replay.endpoint)
+        engine.wait_subscriber(4)
+        engine.store([11, 12, 13, 14], tokens)
+        for instance in (1, 2, 3):
+            indexer.wait_score(tokens, instance, 64)
+        wait_until(lambda: is_whole(indexer, tokens), 30, "whole views")
+        proxy.cut()
+        replay.cut()
+        wait_until(lambda: streams.stream(indexer, "absences_total", 3, 1) == 1, 30, "the lost listener's end")
+        # The other listener of instance 3 has what both brought, after a replay.
+        wait_until(lambda: not streams.listener(indexer, 3, 0)["partial"], 30, "a whole view of the other listener")
+        for instance in (1, 2, 3):
+            equal(indexer.score(tokens, instance), 64)
+
+
+def test_replicas():
+    """A replica of an indexer that has forgotten a worker doesn't bring it back, and a dead worker in a dump is forgotten."""
+    with Indexer(*FAST) as first, Indexer("--forget-after", 0) as second, streams.Engine(count=5) as engine:
+        for indexer in (first, second):
+            streams.register(indexer, 1, engine)
+            streams.holds_all(indexer, range(1, 6), 2)
+        engine.kill()
+        first.wait_score(streams.prompt(1, 2), 1, 0)
+        with Indexer(*FAST, "--peers", first.url) as replica:
+            equal(replica.score(streams.prompt(1, 2), 1) if replica.workers() else 0, 0)
+        with Indexer(*FAST, "--peers", second.url) as replica:
+            wait_until(replica.workers, 30, "the peer's registration")
+            equal(is_whole(replica, [1]), False)  # its position is proved by nobody
+            replica.wait_score(streams.prompt(1, 2), 1, 0)
+            equal(is_whole(replica, [1]), False)
+        equal(second.score(streams.prompt(1, 2), 1), 2 * streams.BS)
+        engine.start()
+
+
+if __name__ == "__main__":
+    run(globals())
