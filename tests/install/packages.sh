@@ -67,6 +67,16 @@ int main(void)
 C
 gcc /srv/user.c -o /srv/user $(pkg-config --cflags --libs kvindex kvx kvbm kvstore kvevent)
 /srv/user
+# The same against the archives, with all that they need.
+gcc /srv/user.c -o /srv/user_static $(pkg-config --static --cflags --libs kvindex kvx kvbm kvstore kvevent | sed 's/-lkv[a-z]*/-l:lib&.a/g; s/lib-l/lib/g')
+! ldd /srv/user_static | grep libkv
+/srv/user_static
+test -s /usr/share/doc/kvasir/docs/engines.md -o -s /usr/share/doc/kvasir/docs/engines.md.gz
+test -s /usr/share/doc/kvasir/SECURITY.md -o -s /usr/share/doc/kvasir/SECURITY.md.gz
+examples=/usr/share/doc/libkvasir-dev/examples
+gcc -O2 -shared -fPIC -fvisibility=hidden -o /srv/libkv_store_template.so $examples/plugin_template/kv_store_template.c
+KV_STORE_LIBRARY_PATH=/srv kvasir store conformance template:///srv/plugin
+test -s /etc/logrotate.d/kvasir
 gcc /srv/llama_prefix.c -o /srv/llama_prefix $(pkg-config --cflags --libs kvasir_llama kvstore)
 /srv/llama_prefix /srv/store
 LD_PRELOAD=libkvasir_llama_preload.so KV_LLAMA_STORE=/srv/store KV_LLAMA_FINGERPRINT=none true 2>/srv/preload.log # ld.so only warns
