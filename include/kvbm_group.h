@@ -171,7 +171,7 @@ struct kvbm_group_transfer {
 
 /**
  * Hand a transfer to all workers. Doesn't wait for them. Returns its id > 0, or
- *   -EINVAL    places that the group hasn't, blocks beyond kvbm_leader_blocks, n
+ *   -EINVAL    places that the group hasn't, blocks beyond kvbm_leader_blocks, a target twice, n
  *   -ENOTCONN  a rank isn't there (kvbm_leader_ready says which)
  *   -EAGAIN    max_transfers aren't over, or have results that kvbm_leader_wait hasn't taken
  *   -ENOMEM

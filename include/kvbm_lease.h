@@ -192,7 +192,8 @@ struct kvbm_lease_read_opts {
  * Several threads may read by one lease.
  *
  * Returns the number of blocks that are right, 0 and more, also when the lease has ended, the owner
- * has died, or the time was over; -EINVAL; -ERANGE (a key or block beyond the lease or to); -ENOMEM.
+ * has died, or the time was over; -EINVAL (also: a block twice); -ERANGE (a key or block beyond the
+ * lease or to); -ENOMEM.
  */
 KV_API long kvbm_lease_read(struct kvbm_lease *lease, const struct kvbm_lease_read_opts *opts);
 

@@ -489,7 +489,7 @@ KV_API int64_t kvbm_manager_submit(struct kvbm_manager *manager, const struct kv
  * @job is as for kvbm_manager_submit, with these differences: pin is NULL; blocks[i] belongs to key
  * i, and none may be UINT32_MAX; no first_layer, n_layers, ready_fd and ready_event. The cache's
  * blocks belong to the job until it ends: don't change those of a store; those of a load that are not
- * ok may hold anything. Two keys of a load may not have the same block.
+ * ok may hold anything. A load that names a block for two keys is refused.
  *
  * A store ends once the tiers below have its blocks, or have failed. ok tells the keys that some tier
  * has; its status is -EREMOTEIO when that isn't all of them. deadline_ns ends a store's waiting for

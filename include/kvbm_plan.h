@@ -164,8 +164,8 @@ struct kvbm_plan_read_opts {
  * into to after the return, which is at the deadline at the latest, but for copies that are under way.
  *
  * Returns the number of right blocks, 0 and more, also when ranks have died, freeze, lend too little
- * or have exported other blocks than the plan's; -EINVAL; -ERANGE (a block beyond to); -ENOMEM. Not
- * to be called from callbacks of an agent.
+ * or have exported other blocks than the plan's; -EINVAL (also: a block twice); -ERANGE (a block
+ * beyond to); -ENOMEM. Not to be called from callbacks of an agent.
  */
 KV_API long kvbm_plan_read(const struct kvbm_plan *plan, const struct kvbm_plan_read_opts *opts);
 

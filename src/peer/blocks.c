@@ -2,6 +2,7 @@
 /* Lists of blocks of one imported set: bounds are checked once, staleness at every use. */
 #include "agent.h"
 #include "base/clock.h"
+#include "bm/ids.h"
 
 struct kvbm_remote_blocks {
     struct kvbm_agent *agent;
@@ -18,29 +19,6 @@ static int check_facts(const struct kvbm_facts *facts)
         (facts->expires_ns && kv_now_ns() >= facts->expires_ns))
         return -ESTALE;
     return 0;
-}
-
-static int compare_numbers(const void *a, const void *b)
-{
-    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-
-    return (x > y) - (x < y);
-}
-
-/* Returns 0; 1 when a number is there twice; -ENOMEM. */
-static int has_twice(const uint32_t *numbers, size_t n)
-{
-    uint32_t *sorted = malloc(n * sizeof(*sorted));
-    int twice = 0;
-
-    if (!sorted)
-        return -ENOMEM;
-    memcpy(sorted, numbers, n * sizeof(*sorted));
-    qsort(sorted, n, sizeof(*sorted), compare_numbers);
-    for (size_t i = 1; i < n && !twice; i++)
-        twice = sorted[i] == sorted[i - 1];
-    free(sorted);
-    return twice;
 }
 
 /* Check the blocks against their set, with the agent locked, and take a reference to its facts. */
@@ -86,7 +64,7 @@ static int list_blocks(struct kvbm_agent *agent, const struct kvbm_block_at *blo
     list->n = n;
     for (size_t i = 0; i < n; i++)
         list->blocks[i] = blocks[i].block;
-    err = writable ? has_twice(list->blocks, n) : 0;
+    err = kvbm_ids_check(list->blocks, n, UINT64_MAX, writable ? KVBM_IDS_ONCE : 0);
     if (err == 0) {
         pthread_mutex_lock(&agent->lock);
         err = take_set(agent, blocks, writable, list);
@@ -95,7 +73,7 @@ static int list_blocks(struct kvbm_agent *agent, const struct kvbm_block_at *blo
     if (err == 0)
         *ret = KV_STEAL(list);
     free(list);
-    return err > 0 ? -EINVAL : err;
+    return err;
 }
 
 int kvbm_remote_blocks_immutable(struct kvbm_agent *agent, const struct kvbm_block_at *blocks,

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/le.h"
 #include "base/log.h"
+#include "bm/ids.h"
 #include "lease_wire.h"
 
 /* ---- asking ---- */
@@ -335,7 +336,7 @@ static bool is_memory(const struct kvbm_layout *layout)
            (kind == KVBM_STORAGE_SYSTEM || kind == KVBM_STORAGE_PINNED);
 }
 
-/* Check what to read. Returns 0, -EINVAL or -ERANGE. */
+/* Check what to read. Returns 0, -EINVAL, -ERANGE or -ENOMEM. */
 static int check_pairs(const struct kvbm_fetch *fetch)
 {
     const struct kvbm_lease *lease = fetch->lease;
@@ -344,12 +345,11 @@ static int check_pairs(const struct kvbm_fetch *fetch)
         !kvbm_same_blocks(&fetch->to->config, &lease->facts->layout->config))
         return -EINVAL;
     for (uint32_t i = 0; i < fetch->n; i++) {
-        uint32_t place = fetch->places ? fetch->places[i] : i;
-
-        if (place >= lease->n || fetch->to_blocks[i] >= fetch->to->config.num_blocks)
+        if ((fetch->places ? fetch->places[i] : i) >= lease->n)
             return -ERANGE;
     }
-    return 0;
+    return kvbm_ids_check(fetch->to_blocks, fetch->n, fetch->to->config.num_blocks,
+                          KVBM_IDS_ONCE);
 }
 
 long kvbm_lease_read(struct kvbm_lease *lease, const struct kvbm_lease_read_opts *opts)

@@ -395,6 +395,51 @@ static void test_refused(void **state)
     world_fini(&w);
 }
 
+/* A block out of range, and a target for two keys, also for keys that no tier has. */
+static void test_wrong_blocks(void **state)
+{
+    struct kvbm_chain chain;
+    uint32_t blocks[N], right[N];
+    uint64_t keys[N];
+    struct kvbm_done done;
+    uint8_t ok[N];
+    struct world w;
+    int64_t id;
+
+    (void)state;
+    world_init(&w, 4);
+    world_with_disk(&w, 64);
+    world_start(&w);
+    world_attach(&w, false);
+    fill(&w, 100, keys, right, 0);
+    chain = world_chain(keys);
+    for (uint32_t wrong = 0; wrong < 2; wrong++) {
+        memcpy(blocks, right, sizeof(blocks));
+        blocks[N - 1] = wrong ? CACHE_BLOCKS : CACHE_BLOCKS + 1000;
+        assert_int_equal(kvbm_cache_store(w.cache, &chain, N, blocks, 30000), -EINVAL);
+        assert_int_equal(kvbm_cache_load(w.cache, &chain, N, blocks, 30000), -EINVAL);
+        blocks[N - 1] = blocks[wrong]; /* in the first part that fits, or not */
+        assert_int_equal(kvbm_cache_load(w.cache, &chain, N, blocks, 30000), -EINVAL);
+    }
+    world_fill(&w, blocks[1], keys[1]);
+    assert_int_equal(kvbm_cache_store(w.cache, &chain, N, right, 30000), N);
+    expect_back(&w, keys, right, N);
+    blocks[N - 1] = blocks[1];
+    assert_int_equal(kvbm_cache_load(w.cache, &chain, N, blocks, 30000), -EINVAL);
+    /* a job tells it as its status, and has loaded none */
+    struct kvbm_job job = {.size = sizeof(job), .cache = w.cache, .blocks = blocks, .ok = ok};
+
+    memset(ok, 0xff, sizeof(ok));
+    assert_true(kvbm_manager_prepare_load(w.m, &chain, N, NULL, &job.pin) > 0);
+    id = kvbm_manager_submit(w.m, &job);
+    assert_true(id > 0);
+    assert_int_equal(kvbm_manager_wait(w.m, (uint64_t)id, 30000, &done), 0);
+    assert_int_equal(done.status, -EINVAL);
+    assert_int_equal(ok[0], 0);
+    kvbm_pin_release(job.pin);
+    world_fini(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -409,6 +454,7 @@ int main(void)
         cmocka_unit_test(test_load_finds_no_room),
         cmocka_unit_test(test_end_makes_room),
         cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_wrong_blocks),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

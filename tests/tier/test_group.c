@@ -419,6 +419,9 @@ static void test_every_rank(void **state)
     offload(&o, 3);
     o.dst[1] = N_BLOCKS;
     assert_int_equal(kvbm_leader_submit(g.leader, &o.t), -EINVAL);
+    offload(&o, 3);
+    o.dst[1] = o.dst[2]; /* a target twice */
+    assert_int_equal(kvbm_leader_submit(g.leader, &o.t), -EINVAL);
     offload(&o, 3)->to = 5;
     assert_int_equal(kvbm_leader_submit(g.leader, &o.t), -EINVAL);
     group_fini(&g);

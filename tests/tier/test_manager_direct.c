@@ -191,6 +191,53 @@ static void test_refused(void **state)
     world_fini(&w);
 }
 
+/* A load that names one block for two keys would spoil both, and the tiers would remove the good
+ * records as damaged. It is refused before it begins, and all blocks are still there after it. */
+static void block_for_two_keys(bool object)
+{
+    struct direct stored = some(1, 16), loads;
+    struct world w;
+    int64_t id;
+
+    world_init(&w, 0);
+    with_pages(&w, BYTES);
+    if (object)
+        with_object(&w);
+    else
+        world_with_disk(&w, 64);
+    world_start(&w);
+    world_attach(&w, false);
+    assert_int_equal(run_job(&w, true, &stored), 16);
+    for (uint32_t twice = 1; twice < 16; twice += 7) {
+        loads = some(1, 16);
+        loads.blocks[twice] = loads.blocks[twice - 1];
+        assert_int_equal(begin(&w, false, &loads, 0), -EINVAL);
+    }
+    for (uint32_t again = 0; again < 2; again++) {
+        loads = some(1, 16);
+        assert_int_equal(run_job(&w, false, &loads), 16);
+        assert_int_equal(world_stats(&w).disk.bad + world_stats(&w).object.bad, 0);
+        world_stop(&w);
+        world_start(&w);
+        world_attach(&w, false);
+    }
+    stored = some(100, 2); /* two keys of a store may have one block */
+    stored.keys[1] = stored.keys[0];
+    stored.blocks[1] = stored.blocks[0];
+    id = begin(&w, true, &stored, 0);
+    assert_true(id > 0);
+    assert_int_equal(kvbm_manager_wait(w.m, (uint64_t)id, LONG_MS, &stored.done), 0);
+    assert_int_equal(stored.done.n_ok, 2);
+    world_fini(&w);
+}
+
+static void test_block_for_two_keys(void **state)
+{
+    (void)state;
+    block_for_two_keys(false);
+    block_for_two_keys(true);
+}
+
 /* Random batches, keys twice in some, against a set, with restarts; by disk, object store, both. */
 static void against_a_set(bool disk, bool object, bool vol, uint64_t *rng)
 {
@@ -426,6 +473,7 @@ int main(void)
         cmocka_unit_test(test_refused), cmocka_unit_test(test_against_a_set),
         cmocka_unit_test(test_damaged), cmocka_unit_test(test_a_store_that_hangs),
         cmocka_unit_test(test_twice),   cmocka_unit_test(test_storm),
+        cmocka_unit_test(test_block_for_two_keys),
     };
 
     find_shaky();

@@ -462,6 +462,8 @@ static void test_others(void **state)
     opts.to = readers.ranks[0].layout;
     blocks[5] = N;
     assert_int_equal(kvbm_plan_read(plan, &opts), -ERANGE);
+    blocks[5] = 2; /* for two keys */
+    assert_int_equal(kvbm_plan_read(plan, &opts), -EINVAL);
     blocks[5] = 5;
     opts.copier = NULL;
     assert_int_equal(kvbm_plan_read(plan, &opts), -EINVAL);

@@ -599,6 +599,7 @@ static void test_misuse(void **state)
     struct kvbm_volume_opts opts = in_files("a/b"), good = in_files("good");
     struct kvbm_volume *volume;
     struct kvbm_volume_io io = {.size = sizeof(io)};
+    uint32_t wrong[N];
 
     (void)state;
     refused(opts);
@@ -633,6 +634,17 @@ static void test_misuse(void **state)
     assert_int_equal(kvbm_volume_get(volume, NULL), -EINVAL);
     assert_int_equal(kvbm_volume_get(volume, &io), -EINVAL);
     assert_int_equal(kvbm_volume_put(NULL, &io), -EINVAL);
+    begin();
+    assert_int_equal(put(volume, N, NULL), N);
+    io = (struct kvbm_volume_io){
+        .size = sizeof(io), .chain = &chain, .n = N, .layout = to, .blocks = wrong};
+    memcpy(wrong, blocks, sizeof(wrong));
+    wrong[N - 1] = N; /* out of range */
+    assert_int_equal(kvbm_volume_get(volume, &io), -EINVAL);
+    assert_int_equal(kvbm_volume_put(volume, &io), -EINVAL);
+    wrong[N - 1] = wrong[0]; /* a target for two keys, of two parts of the call */
+    assert_int_equal(kvbm_volume_get(volume, &io), -EINVAL);
+    assert_int_equal(kvbm_volume_put(volume, &io), N); /* they are there: it reads no block */
     assert_int_equal(kvbm_volume_unregister(volume, 10000), 0);
 }
 

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/le.h"
 #include "base/log.h"
+#include "bm/ids.h"
 #include "tier/group/leader.h"
 
 /* ---- with the lock held ---- */
@@ -339,16 +340,17 @@ static int read_transfer(const struct kvbm_group_transfer *from, struct kvbm_gro
     if (!ret->src_blocks || !ret->dst_blocks || ret->n == 0 || ret->n > KVBM_MAX_GROUP_BLOCKS ||
         (unsigned)ret->flow > KVBM_ONBOARD)
         return -EINVAL;
-    return 0;
+    return kvbm_ids_check(ret->dst_blocks, ret->n, UINT64_MAX,
+                          KVBM_IDS_ONCE | KVBM_IDS_GAPS);
 }
 
 int64_t kvbm_leader_submit(struct kvbm_leader *leader, const struct kvbm_group_transfer *transfer)
 {
     struct kvbm_group_transfer t;
-    int64_t id;
+    int64_t id = leader ? read_transfer(transfer, &t) : -EINVAL;
 
-    if (!leader || read_transfer(transfer, &t) < 0)
-        return -EINVAL;
+    if (id < 0)
+        return id;
     pthread_mutex_lock(&leader->lock);
     id = submit(leader, &t);
     pthread_mutex_unlock(&leader->lock);

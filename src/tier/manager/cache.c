@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/log.h"
+#include "bm/ids.h"
 #include "bm/layout.h"
 #include "tier/manager/job.h"
 #include "tier/manager/manager.h"
@@ -80,6 +81,14 @@ int kvbm_cache_attach(struct kvbm_manager *m, const struct kvbm_cache_opts *opts
     kvbm_manager_leave(m);
     *ret = cache;
     return 0;
+}
+
+int kvbm_cache_check(const struct kvbm_cache *cache, const uint32_t *blocks, size_t n,
+                     unsigned flags)
+{
+    int rc = kvbm_ids_check(blocks, n, cache->layout->config.num_blocks, flags);
+
+    return rc == -ERANGE ? -EINVAL : rc;
 }
 
 int kvbm_cache_detach(struct kvbm_cache *cache)

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "bm/ids.h"
 #include "bm/layout.h"
 #include "tier/manager/fetch.h"
 #include "tier/manager/job.h"
@@ -36,17 +37,16 @@ bool kvbm_direct_fits(const struct kvbm_manager *m, const struct kvbm_layout *la
            layout->shape.block_stride % KVBM_HOST_ALIGN == 0;
 }
 
-static int check(const struct kvbm_manager *m, size_t n, const struct kvbm_job *job)
+static int check(const struct kvbm_manager *m, size_t n, bool store, const struct kvbm_job *job)
 {
     if (job->pin || !job->cache || job->cache->manager != m || (n && !job->blocks) ||
         job->first_layer || job->n_layers || job->ready_fd > 0 || job->ready_event)
         return -EINVAL;
     if (!job->cache->direct || job->cache->partial)
         return -ENOTSUP;
-    for (size_t i = 0; i < n; i++)
-        if (job->blocks[i] >= job->cache->layout->config.num_blocks)
-            return -EINVAL;
-    return 0;
+    /* Two keys that are read into one block would spoil each other's checksums: good records would be
+     * removed as damaged. */
+    return kvbm_cache_check(job->cache, job->blocks, n, store ? 0 : KVBM_IDS_ONCE);
 }
 
 /* ---- the end ---- */
@@ -230,7 +230,7 @@ int64_t kvbm_manager_submit_keys(struct kvbm_manager *m, const struct kvbm_chain
         n > KVBM_MAX_PIN)
         return -EINVAL;
     memcpy(&job, in, KV_MIN(in->size, sizeof(job)));
-    id = check(m, n, &job);
+    id = check(m, n, store, &job);
     if (id < 0)
         return id;
     kvbm_manager_enter(m);

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "bm/ids.h"
 #include "tier/manager/job.h"
 #include "tier/manager/manager.h"
 #include "tier/manager/offload.h"
@@ -65,8 +66,7 @@ int64_t kvbm_job_submit(struct kvbm_manager *m, const struct kvbm_job *in,
                         struct kvbm_immutable *sources, bool own)
 {
     struct kvbm_job_ *job;
-
-    int rc = kvbm_job_room(m);
+    int rc = kvbm_job_room(m), wrong = 0;
 
     if (rc == 0 && in->pin->store && in->pin->n_copying)
         rc = -EBUSY;
@@ -74,15 +74,19 @@ int64_t kvbm_job_submit(struct kvbm_manager *m, const struct kvbm_job *in,
         rc = kvbm_job_new(m, in, &job);
     if (rc < 0)
         return rc;
+    if (!own) /* others' blocks have been checked. A copy would check its own part alone */
+        wrong = kvbm_cache_check(in->cache, in->blocks, in->pin->n,
+                                 KVBM_IDS_GAPS | (in->pin->store ? 0 : KVBM_IDS_ONCE));
     job->sources = sources;
     job->own = own;
     in->pin->n_copying += in->pin->store;
     in->pin->priority = KV_MAX(in->pin->priority, in->priority);
-    if (!in->pin->store && !in->pin->settled && !own) {
+    if (wrong < 0)
+        kvbm_job_give_up(job, wrong);
+    else if (!in->pin->store && !in->pin->settled && !own)
         kvbm_job_wait(job);
-    } else {
+    else
         kvbm_job_start(job);
-    }
     return (int64_t)job->done.id;
 }
 

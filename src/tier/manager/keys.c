@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "bm/ids.h"
 #include "tier/manager/job.h"
 #include "tier/manager/manager.h"
 #include "tier/manager/offload.h"
@@ -27,7 +28,7 @@ struct call {
 };
 
 static int call_init(struct call *c, struct kvbm_cache *cache, const struct kvbm_chain *chain,
-                     size_t n, const uint32_t *blocks, uint32_t timeout_ms)
+                     size_t n, const uint32_t *blocks, bool load, uint32_t timeout_ms)
 {
     int rc = cache ? kvbm_manager_usable(cache->manager) : -EINVAL;
 
@@ -50,7 +51,9 @@ static int call_init(struct call *c, struct kvbm_cache *cache, const struct kvbm
     c->state = malloc(n + 1);
     c->ok = calloc(n / 8 + 1, 1);
     c->host = malloc((n + 1) * sizeof(*c->host));
-    return c->state && c->ok && c->host ? 0 : -ENOMEM;
+    if (!c->state || !c->ok || !c->host)
+        return -ENOMEM;
+    return kvbm_cache_check(cache, blocks, n, KVBM_IDS_GAPS | (load ? KVBM_IDS_ONCE : 0));
 }
 
 static void call_fini(struct call *c)
@@ -241,7 +244,7 @@ long kvbm_cache_store(struct kvbm_cache *cache, const struct kvbm_chain *chain, 
                       const uint32_t *blocks, uint32_t timeout_ms)
 {
     struct call c;
-    long rc = call_init(&c, cache, chain, n, blocks, timeout_ms);
+    long rc = call_init(&c, cache, chain, n, blocks, false, timeout_ms);
 
     if (rc == 0 && cache->partial)
         rc = -ENOTSUP;
@@ -322,7 +325,7 @@ long kvbm_cache_load(struct kvbm_cache *cache, const struct kvbm_chain *chain, s
                      const uint32_t *blocks, uint32_t timeout_ms)
 {
     struct call c;
-    long rc = call_init(&c, cache, chain, n, blocks, timeout_ms), some = 1;
+    long rc = call_init(&c, cache, chain, n, blocks, true, timeout_ms), some = 1;
     uint32_t done = 0;
 
     while (rc == 0 && some > 0 && done < c.n) {

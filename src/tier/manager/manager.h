@@ -29,6 +29,7 @@
  *   offload_store.c  offload from a cache's pool into the host tier
  *   move.c           moves to disk and object store: which blocks, and their targets
  *   move_io.c        moves: reading, writing, completion
+ *   promise.c        blocks of blocking stores are held until a tier below has them
  *   write_back.c     blocks are written to the object store before eviction
  *   presence.c       which keys the object store has, as far as known; EXISTS queries
  *   remove.c         keys removed from every tier
@@ -122,6 +123,11 @@ static inline struct kvbm_tier_stats *kvbm_stats_of(struct kvbm_manager *m, enum
 /* tiers.c */
 /** Open all tiers of the options and start the mover. On failure call kvbm_manager_free. */
 int kvbm_tiers_open(struct kvbm_manager *m);
+
+/* cache.c */
+/** Check blocks of a cache as kvbm_ids_check. Returns 0; -EINVAL (the log says why); -ENOMEM. */
+int kvbm_cache_check(const struct kvbm_cache *cache, const uint32_t *blocks, size_t n,
+                     unsigned flags);
 
 /* end.c */
 /** Free a manager with no running operation. Waits for calls that hang in the object store until

@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/thread.h"
+#include "bm/ids.h"
 #include "bm/layout.h"
 #include "kvbm_transfer.h"
 #include "peer/borrow.h"
@@ -395,11 +396,8 @@ static int check(const struct reading *r)
         !kvbm_same_blocks(&r->plan->sides[0].config, kvbm_layout_get_config(o->to)) ||
         r->plan->sides[0].config.dtype != kvbm_layout_get_config(o->to)->dtype)
         return -EINVAL;
-    for (uint32_t i = 0; i < o->n; i++) {
-        if (o->to_blocks[i] >= kvbm_layout_get_config(o->to)->num_blocks)
-            return -ERANGE;
-    }
-    return 0;
+    return kvbm_ids_check(o->to_blocks, o->n, kvbm_layout_get_config(o->to)->num_blocks,
+                          KVBM_IDS_ONCE);
 }
 
 long kvbm_plan_read(const struct kvbm_plan *plan, const struct kvbm_plan_read_opts *opts)

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "bm/ids.h"
 #include "tier/transfer/transfer.h"
 
 /* ---- submitting ---- */
@@ -32,7 +33,7 @@ static int read_transfer(const struct kvbm_transfer *transfer, struct kvbm_trans
  * chunks left. */
 static int make_job(const struct kvbm_transfer *t, struct tier_job **ret)
 {
-    size_t slots = tier_table_slots(t->n), n = t->n;
+    size_t slots = kvbm_ids_slots(t->n), n = t->n;
     struct tier_plan plan;
     struct tier_job *job;
     uint32_t *src, *dst;

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "bm/ids.h"
 #include "tier/transfer/cuda.h"
 
 /* some 200 us of a thread: the longest wait of an urgent job */
@@ -245,48 +246,23 @@ int tier_plan_make(const struct kvbm_transfer *t, struct tier_plan *ret)
     return 0;
 }
 
-/* ---- block ids: a set, by open addressing ---- */
-
-size_t tier_table_slots(uint32_t n)
-{
-    size_t slots = 4;
-
-    while (slots < (size_t)n * 2)
-        slots *= 2;
-    return slots;
-}
-
-#define EMPTY UINT32_MAX
-
-/* Find the cell of @id, or the empty one where it belongs. */
-static uint32_t *find_id(uint32_t *table, size_t mask, uint32_t id)
-{
-    size_t at = (id * UINT32_C(2654435761)) & mask;
-
-    while (table[at] != EMPTY && table[at] != id)
-        at = (at + 1) & mask;
-    return &table[at];
-}
+/* ---- block ids ---- */
 
 int tier_plan_check(const struct tier_plan *p, const uint32_t *src, const uint32_t *dst,
                     uint32_t *table)
 {
-    size_t slots = tier_table_slots(p->n), mask = slots - 1;
+    size_t slots = kvbm_ids_slots(p->n);
 
-    memset(table, 0xFF, slots * sizeof(*table));
+    kvbm_ids_clear(table, slots);
     for (uint32_t i = 0; i < p->n; i++) {
-        uint32_t *at;
-
         if (src[i] >= p->src->config.num_blocks || dst[i] >= p->dst->config.num_blocks ||
-            dst[i] == EMPTY)
+            dst[i] == UINT32_MAX)
             return refuse(-EINVAL, "block out of range");
-        at = find_id(table, mask, dst[i]);
-        if (*at == dst[i])
+        if (!kvbm_ids_add(table, slots, dst[i]))
             return refuse(-EINVAL, "a target twice");
-        *at = dst[i];
     }
     for (uint32_t i = 0; p->src == p->dst && i < p->n; i++) {
-        if (*find_id(table, mask, src[i]) == src[i] && src[i] != EMPTY)
+        if (kvbm_ids_has(table, slots, src[i]))
             return refuse(-EINVAL, "a target that is a source");
     }
     return 0;

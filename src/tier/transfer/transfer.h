@@ -73,11 +73,10 @@ int tier_plan_make(const struct kvbm_transfer *transfer, struct tier_plan *ret);
 
 /**
  * Check the block ids: all in range, no target twice, and within one layout no target that is also
- * a source. @table: room for tier_table_slots(n) numbers. Returns 0 or -EINVAL.
+ * a source. @table: room for kvbm_ids_slots(n) numbers. Returns 0 or -EINVAL.
  */
 int tier_plan_check(const struct tier_plan *plan, const uint32_t *src, const uint32_t *dst,
                     uint32_t *table);
-size_t tier_table_slots(uint32_t n);
 
 struct tier_chunk {
     struct tier_job *job;

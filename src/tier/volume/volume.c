@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "bm/ids.h"
 #include "peer/blockset.h"
 #include "tier/manager/offload.h"
 #include "tier/manager/turn.h"
@@ -270,21 +271,27 @@ static int get_from_tier(struct kvbm_volume *v, struct kvbm_cache *cache,
     return rc == -ETIMEDOUT || rc == -ESHUTDOWN ? 0 : rc;
 }
 
-/* Copy what the caller wants, with defaults filled in. Returns false when something is missing. */
-static bool take_io(const struct kvbm_volume *v, const struct kvbm_volume_io *io,
-                    struct kvbm_volume_io *ret)
+/* Copy what the caller wants, with defaults filled in. Returns 0; -EINVAL (something is missing, or a
+ * block is out of range or a target twice); -ENOMEM. */
+static int take_io(const struct kvbm_volume *v, const struct kvbm_volume_io *io, bool get,
+                   struct kvbm_volume_io *ret)
 {
+    int rc;
+
     if (!v || !kv_sized(io, "kvbm_volume_io"))
-        return false;
+        return -EINVAL;
     *ret = (struct kvbm_volume_io){0};
     memcpy(ret, io, KV_MIN(io->size, sizeof(*ret)));
     if (!ret->deadline_ns)
         ret->deadline_ns = kv_now_ns() + DEFAULT_MS * KV_NS_PER_MS;
-    if (!ret->n || !ret->layout || !ret->blocks || !kv_sized(ret->chain, "kvbm_chain"))
-        return false;
-    if (ret->ok)
+    if (!ret->n || !ret->layout || !ret->blocks || !kv_sized(ret->chain, "kvbm_chain") ||
+        !ret->chain->keys)
+        return -EINVAL;
+    rc = kvbm_ids_check(ret->blocks, ret->n, kvbm_layout_get_config(ret->layout)->num_blocks,
+                        get ? KVBM_IDS_ONCE : 0);
+    if (rc == 0 && ret->ok)
         memset(ret->ok, 0, (ret->n + 7) / 8);
-    return ret->chain->keys != NULL;
+    return rc == -ERANGE ? -EINVAL : rc;
 }
 
 static int attach(struct kvbm_volume *v, const struct kvbm_layout *layout, struct kvbm_cache **ret)
@@ -320,10 +327,10 @@ long kvbm_volume_get(struct kvbm_volume *volume, const struct kvbm_volume_io *io
 {
     struct kvbm_volume_io all;
     struct kvbm_cache *cache;
-    long came = 0, rc;
+    long came = 0, rc = take_io(volume, io, true, &all);
 
-    if (!take_io(volume, io, &all))
-        return -EINVAL;
+    if (rc < 0)
+        return rc;
     rc = attach(volume, all.layout, &cache);
     if (rc < 0)
         return rc;
@@ -371,10 +378,10 @@ long kvbm_volume_put(struct kvbm_volume *volume, const struct kvbm_volume_io *io
 {
     struct kvbm_volume_io all;
     struct kvbm_cache *cache;
-    long kept = 0, rc;
+    long kept = 0, rc = take_io(volume, io, false, &all);
 
-    if (!take_io(volume, io, &all))
-        return -EINVAL;
+    if (rc < 0)
+        return rc;
     if (!volume->manager)
         return -EROFS;
     rc = attach(volume, all.layout, &cache);
