@@ -264,15 +264,40 @@ KV_API int kvbm_cache_detach(struct kvbm_cache *cache);
  * UINT32_MAX: leave it out. Keys that are there already cost a lookup. Tokens of @chain, page_size a
  * block, go into the events of blocks that enter the host tier; they are for nothing else.
  *
- * A block without room waits, at most @timeout_ms, instead of being dropped. More blocks than the host
- * tier has go through it one part after the other, as far as a lower tier takes them. Without a host
- * tier the call also waits until a lower tier has the blocks. Returns the number of keys, from the first
- * on, that a tier has now: less than @n when the time was over, a policy refused a block, or a tier
- * failed; -EINVAL; -ENOTSUP (a cache of some of the heads); -ENOMEM; -ESHUTDOWN; -ECHILD; or the
- * error of the copy. Nothing reads the cache's blocks on return. Any thread.
+ * Returns the number of keys, from the first on, that a tier has now. A key that counts is found until
+ * the policy of its last tier evicts it: its block stays in the host tier until a tier below has it.
+ * When all tiers below refuse it (policy) or fail, the host tier is its last one. So is the last tier
+ * above the object store with object_when_evicted.
+ *
+ * A block without room waits, at most @timeout_ms, instead of being dropped. At most half of the host
+ * tier waits for tiers below: more blocks go through it one part after the other, at the pace of the
+ * disk or the object store. Without a host tier the call also waits until a lower tier has the blocks.
+ * With a timeout of 0 it takes the room that there is, and waits for the copy alone.
+ *
+ * The number is less than @n when the time was over, a policy refused a block, or a tier failed.
+ * Errors: -EINVAL (also: a block out of range); -ENOTSUP (a cache of some of the heads); -ENOMEM;
+ * -ESHUTDOWN; -ECHILD; or the error of the copy. Nothing reads the cache's blocks on return. Any thread.
  */
 KV_API long kvbm_cache_store(struct kvbm_cache *cache, const struct kvbm_chain *chain, size_t n,
                              const uint32_t *blocks, uint32_t timeout_ms);
+
+/** Options of a store; set size to sizeof(struct kvbm_store_opts), zero means the default. */
+struct kvbm_store_opts {
+    size_t size;
+    uint32_t timeout_ms; /* as of kvbm_cache_store */
+    /* Wait until the disk or the object store has the blocks, and count only these: they survive
+     * kill -9 of the process, and on the disk a power cut, too (not with disk_volatile). */
+    bool durable;
+};
+#define KVBM_STORE_OPTS_INIT KV_INIT_(kvbm_store_opts)
+
+/**
+ * Store blocks as kvbm_cache_store, with options; NULL: the defaults. Returns as kvbm_cache_store;
+ * -ENOTSUP also for a durable store of a manager without disk and object store.
+ */
+KV_API long kvbm_cache_store_with(struct kvbm_cache *cache, const struct kvbm_chain *chain,
+                                  size_t n, const uint32_t *blocks,
+                                  const struct kvbm_store_opts *opts);
 
 /**
  * Load key i of @chain into block blocks[i] of @cache, from whatever tier has it, and wait for it.

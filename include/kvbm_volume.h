@@ -89,8 +89,8 @@ struct kvbm_volume_io {
     const struct kvbm_layout *layout; /* required: blocks in memory that the CPU can address */
     /* Required: [n] the layout's block of each key; of a get each once */
     const uint32_t *blocks;
-    uint64_t deadline_ns;             /* CLOCK_MONOTONIC; 0: 10 s from now */
-    uint8_t *ok; /* [(n + 7) / 8] bit i: block i was got, or is kept; may be NULL */
+    uint64_t deadline_ns; /* CLOCK_MONOTONIC; 0: 10 s from now */
+    uint8_t *ok;          /* [(n + 7) / 8] bit i: block i was got, or is kept; may be NULL */
 };
 #define KVBM_VOLUME_IO_INIT KV_INIT_(kvbm_volume_io)
 

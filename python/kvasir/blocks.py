@@ -471,24 +471,29 @@ class Cache(Handle):
         self._own(address.value or 0, lambda cache: _detach(cache, of_manager))
         manager._caches.add(self)
 
-    def _move(self, function: Any, keys: Keys, blocks: Sequence[int], parent: Optional[Keys], position: int, group: int, timeout: float) -> int:
+    def _move(self, function: Any, keys: Keys, blocks: Sequence[int], parent: Optional[Keys], position: int, group: int, how: Any) -> int:
         packed = _chain(keys, self.manager.key_len)
         keep, address, n = numbers(blocks, "I")
         if n != packed.n:
             raise ValueError(f"{packed.n} keys, {n} blocks")
-        done = self._call(function, packed._struct(group, parent, position), n, address, int(timeout * 1000))
+        done = self._call(function, packed._struct(group, parent, position), n, address, how)
         del keep
         return done
 
     def store(self, keys: Keys, blocks: Sequence[int], *, parent: Optional[Keys] = None, position: int = 0, group: int = 0,
-              timeout: float = 10.0) -> int:
-        """Store blocks in the tiers and wait; returns how many keys, from the first on, a tier has now."""
-        return self._move(_c.kvbm_cache_store, keys, blocks, parent, position, group, timeout)
+              timeout: float = 10.0, durable: bool = False) -> int:
+        """Store blocks in the tiers and wait; returns how many keys, from the first on, a tier has now.
+
+        They are found until the policy of their last tier evicts them. With @durable it waits for the disk or the object store,
+        and counts the keys that these have: they survive a kill of the process.
+        """
+        opts = _abi.kvbm_store_opts(timeout_ms=int(timeout * 1000), durable=durable)
+        return self._move(_c.kvbm_cache_store_with, keys, blocks, parent, position, group, ctypes.byref(opts))
 
     def load(self, keys: Keys, blocks: Sequence[int], *, parent: Optional[Keys] = None, position: int = 0, group: int = 0,
              timeout: float = 10.0) -> int:
         """Load blocks from whatever tier has them and wait; returns the length of the prefix that is in the cache now."""
-        return self._move(_c.kvbm_cache_load, keys, blocks, parent, position, group, timeout)
+        return self._move(_c.kvbm_cache_load, keys, blocks, parent, position, group, int(timeout * 1000))
 
 
 class _Lent:

@@ -17,7 +17,7 @@ void kvbm_ids_clear(uint32_t *table, size_t slots);
 /** Add a number. Returns false when the set has it already. */
 bool kvbm_ids_add(uint32_t *table, size_t slots, uint32_t id);
 bool kvbm_ids_has(const uint32_t *table, size_t slots, uint32_t id);
-/** What kvbm_ids_check asks of block numbers. */
+/** Conditions on block numbers, of kvbm_ids_check. */
 enum {
     KVBM_IDS_ONCE = 1, /* targets: each is named once */
     KVBM_IDS_GAPS = 2  /* UINT32_MAX leaves a block out */

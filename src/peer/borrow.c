@@ -348,8 +348,7 @@ static int check_pairs(const struct kvbm_fetch *fetch)
         if ((fetch->places ? fetch->places[i] : i) >= lease->n)
             return -ERANGE;
     }
-    return kvbm_ids_check(fetch->to_blocks, fetch->n, fetch->to->config.num_blocks,
-                          KVBM_IDS_ONCE);
+    return kvbm_ids_check(fetch->to_blocks, fetch->n, fetch->to->config.num_blocks, KVBM_IDS_ONCE);
 }
 
 long kvbm_lease_read(struct kvbm_lease *lease, const struct kvbm_lease_read_opts *opts)

@@ -470,9 +470,12 @@ static void test_storm(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_against_a_set),
-        cmocka_unit_test(test_damaged), cmocka_unit_test(test_a_store_that_hangs),
-        cmocka_unit_test(test_twice),   cmocka_unit_test(test_storm),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_against_a_set),
+        cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_a_store_that_hangs),
+        cmocka_unit_test(test_twice),
+        cmocka_unit_test(test_storm),
         cmocka_unit_test(test_block_for_two_keys),
     };
 

@@ -272,14 +272,6 @@ static int manager_of_block(void *config)
     return manager(&opts);
 }
 
-static int cache(void *opts)
-{
-    struct kvbm_cache *made = NULL;
-    int rc = kvbm_cache_attach(t.w.m, opts, &made);
-
-    return rc < 0 ? rc : kvbm_cache_detach(made);
-}
-
 static int lookup(void *chain)
 {
     long n = kvbm_manager_lookup(t.w.m, chain, 1, NULL);
@@ -396,6 +388,7 @@ static int manager_stats(void *ret)
 
 /* ---- peers, the other libraries ---- */
 
+#include "sizes_caches.h"
 #include "sizes_directory.h"
 #include "sizes_libraries.h"
 #include "sizes_peers.h"
@@ -460,7 +453,6 @@ static struct kvbm_transfer transfer_ = {.src_blocks = &block_,
                                          .ok = ok_,
                                          .tag = 5};
 static struct kvbm_manager_opts manager_, with_disk;
-static struct kvbm_cache_opts cache_ = {.n_heads = HEADS};
 static struct kvbm_pin_opts pin_ = {.deadline_ns = UINT64_MAX, .no_fetch = true};
 static struct kvbm_job job_ = {
     .blocks = &block_, .priority = 5, .deadline_ns = UINT64_MAX, .ok = ok_, .tag = 5};
@@ -513,6 +505,7 @@ static const struct row {
     {"kvbm_manager_opts, disk", sizeof(with_disk), OPTIONAL, &with_disk, manager,
      UP_TO(kvbm_manager_opts, disk_bytes)},
     {"kvbm_cache_opts", sizeof(cache_), UP_TO(kvbm_cache_opts, layout), &cache_, cache, 0},
+    {"kvbm_store_opts", sizeof(store_), OPTIONAL, &store_, store_opts, 0},
     {"kvbm_pin_opts, load", sizeof(pin_), OPTIONAL, &pin_, load_opts, 0},
     {"kvbm_pin_opts, load_blocks", sizeof(pin_), OPTIONAL, &pin_, load_blocks_opts, 0},
     {"kvbm_job", sizeof(job_), UP_TO(kvbm_job, blocks), &job_, job, 0},

@@ -340,8 +340,7 @@ static int read_transfer(const struct kvbm_group_transfer *from, struct kvbm_gro
     if (!ret->src_blocks || !ret->dst_blocks || ret->n == 0 || ret->n > KVBM_MAX_GROUP_BLOCKS ||
         (unsigned)ret->flow > KVBM_ONBOARD)
         return -EINVAL;
-    return kvbm_ids_check(ret->dst_blocks, ret->n, UINT64_MAX,
-                          KVBM_IDS_ONCE | KVBM_IDS_GAPS);
+    return kvbm_ids_check(ret->dst_blocks, ret->n, UINT64_MAX, KVBM_IDS_ONCE | KVBM_IDS_GAPS);
 }
 
 int64_t kvbm_leader_submit(struct kvbm_leader *leader, const struct kvbm_group_transfer *transfer)

@@ -74,7 +74,9 @@ struct kvbm_down kvbm_queue_pop(struct kvbm_queue *q)
 
 static int queue_grow(struct kvbm_manager *m, struct kvbm_queue *q)
 {
-    uint32_t capacity = KV_MIN(KV_MAX(q->capacity * 2, 256u), m->opts.max_offload);
+    uint64_t most =
+        m->opts.max_offload + m->host_blocks; /* promised blocks are beside the others */
+    uint32_t capacity = (uint32_t)KV_MIN(KV_MAX(q->capacity * UINT64_C(2), UINT64_C(256)), most);
     struct kvbm_down *heap;
 
     heap = realloc(q->heap, capacity * sizeof(*heap));
@@ -85,12 +87,13 @@ static int queue_grow(struct kvbm_manager *m, struct kvbm_queue *q)
     return 0;
 }
 
-/* Make room for an entry. Those aside have their places, too: they will join the queue again. */
-static int make_room(struct kvbm_manager *m, struct kvbm_queue *q)
+/* Make room for an entry. Those aside have their places, too: they will join the queue again. Blocks
+ * that are promised find room always: there are no more than the host tier has. */
+static int make_room(struct kvbm_manager *m, struct kvbm_queue *q, bool promised)
 {
     if (m->mover.ends)
         return -ESHUTDOWN;
-    if (q->n + q->n_aside >= m->opts.max_offload)
+    if (!promised && q->n + q->n_aside >= m->opts.max_offload)
         return -ENOSPC;
     return q->n == q->capacity ? queue_grow(m, q) : 0;
 }
@@ -127,7 +130,7 @@ void kvbm_queue_drop_of(struct kvbm_job_ *job)
             struct kvbm_down down = q->heap[i];
 
             kvbm_stats_of(m, to)->dropped++;
-            kvbm_down_ended(&down, false);
+            kvbm_down_ended(m, &down, false);
         }
         kvbm_once_drop(m, to, job);
     }
@@ -135,9 +138,10 @@ void kvbm_queue_drop_of(struct kvbm_job_ *job)
 }
 
 /* Finish an offload, successful or not: drop its pin and wake the jobs that wait for it. */
-void kvbm_down_ended(struct kvbm_down *down, bool arrived)
+void kvbm_down_ended(struct kvbm_manager *m, struct kvbm_down *down, bool arrived)
 {
     kvbm_once_end(down);
+    kvbm_promise_end(m, down, arrived);
     if (down->through && down->through->pin->direct)
         kvbm_direct_through(down->through, down->index, arrived);
     else if (down->through)
@@ -154,12 +158,12 @@ int kvbm_queue_push(struct kvbm_manager *m, enum kv_tier to, struct kvbm_down do
     int rc;
 
     kvbm_once_end(&down); /* its move could not begin; entries aside may join the queue */
-    rc = make_room(m, q);
+    rc = make_room(m, q, down.promise != 0);
     if (!down.number)
         down.number = ++m->offload.next_number;
     if (rc < 0) {
         kvbm_stats_of(m, to)->dropped++;
-        kvbm_down_ended(&down, false);
+        kvbm_down_ended(m, &down, false);
         return rc;
     }
     q->heap[q->n] = down;

@@ -39,8 +39,9 @@ static uint64_t of_move(const struct kvbm_move *move, const struct kvbm_pool *po
 /* True when the caller holds handles on the pool. */
 static bool is_held(const struct kvbm_manager *m, struct kvbm_pool *pool)
 {
-    uint64_t n = pool ? kvbm_pool_handles(pool) : 0,
-             own = pool == m->disk ? m->offload.n_quarantine : 0;
+    uint64_t n = pool ? kvbm_pool_handles(pool) : 0, own = pool == m->disk ? m->offload.n_quarantine
+                                                           : pool == m->host ? m->promises.n
+                                                                             : 0;
 
     if (!n)
         return false;
@@ -108,6 +109,8 @@ void kvbm_manager_free(struct kvbm_manager *m, uint64_t deadline)
     kv_wake_close(&m->jobs.done_wake);
     free(m->offload.quarantine);
     free(m->write_back.leaving);
+    free(m->promises.blocks);
+    free(m->promises.keys.cells);
     free(m->pins.pending.cells);
     free(m->pins.at_peers.cells);
     free(m->presence.asked.cells);

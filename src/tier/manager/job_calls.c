@@ -238,7 +238,8 @@ int kvbm_job_run(struct kvbm_manager *m, const struct kvbm_job *job)
     kvbm_manager_leave(m);
     if (id < 0)
         return (int)id;
-    rc = kvbm_manager_wait(m, (uint64_t)id, kvbm_ms_until(job->deadline_ns), NULL);
+    rc = kvbm_manager_wait(m, (uint64_t)id,
+                           job->deadline_ns ? kvbm_ms_until(job->deadline_ns) : UINT32_MAX, NULL);
     if (rc == -ETIMEDOUT) {
         kvbm_manager_cancel(m, (uint64_t)id);
         rc = kvbm_manager_wait(m, (uint64_t)id, UINT32_MAX, NULL);

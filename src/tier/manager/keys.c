@@ -11,6 +11,8 @@
 #include "tier/manager/pin.h"
 
 #define LOOK 64
+#define BELOW (1u << KV_TIER_DISK | 1u << KV_TIER_EXTERNAL)
+#define KEPT (1u << KV_TIER_HOST | BELOW)
 
 struct call {
     struct kvbm_cache *cache;
@@ -24,6 +26,8 @@ struct call {
     /* Store: the first key that the host tier still has to keep, or to get; those before @tried have
      * had their turn, those before @offered were offered to the policy. */
     uint32_t from, tried, offered;
+    bool at_once;    /* a timeout of 0: wait for the copy alone */
+    bool durable;    /* store: wait for a tier below the host tier */
     bool lacks_room; /* store: for keys that were tried; others wait for another pin alone */
 };
 
@@ -48,6 +52,7 @@ static int call_init(struct call *c, struct kvbm_cache *cache, const struct kvbm
                                    .scattered = kvbm_chain_scattered(chain)};
     c->n = (uint32_t)n;
     c->deadline_ns = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
+    c->at_once = !timeout_ms;
     c->state = malloc(n + 1);
     c->ok = calloc(n / 8 + 1, 1);
     c->host = malloc((n + 1) * sizeof(*c->host));
@@ -87,7 +92,7 @@ static int copy(struct call *c, struct kvbm_pin *pin, const uint32_t *blocks)
                                  .pin = pin,
                                  .cache = c->cache,
                                  .blocks = blocks,
-                                 .deadline_ns = c->deadline_ns,
+                                 .deadline_ns = c->at_once ? 0 : c->deadline_ns,
                                  .ok = c->ok};
 
     return kvbm_job_run(c->manager, &job);
@@ -95,8 +100,8 @@ static int copy(struct call *c, struct kvbm_pin *pin, const uint32_t *blocks)
 
 /* ---- store ---- */
 
-/* Number of keys, of @n from @from on, up to the first one that no tier of the manager has. */
-static uint32_t kept(const struct call *c, uint32_t from, uint32_t n)
+/* Number of keys, of @n from @from on, up to the first one that no tier of the set @of has. */
+static uint32_t kept(const struct call *c, uint32_t from, uint32_t n, uint8_t of)
 {
     const uint8_t *keys = (const uint8_t *)c->chain.keys + (size_t)from * c->manager->key_len;
     uint8_t tiers[LOOK];
@@ -107,7 +112,7 @@ static uint32_t kept(const struct call *c, uint32_t from, uint32_t n)
             kvbm_registry_locate(c->manager->registry, c->chain.group,
                                  keys + (size_t)i * c->manager->key_len,
                                  KV_MIN(n - i, (uint32_t)LOOK), tiers);
-        if (!(tiers[i % LOOK] & ~(1u << KV_TIER_DEVICE)))
+        if (!(tiers[i % LOOK] & of))
             break;
     }
     return i;
@@ -136,21 +141,30 @@ static void wait_written(struct call *c, const struct kvbm_pin *pin, uint32_t n)
     int rc = 0;
 
     kvbm_manager_enter(m);
-    while (rc == 0 && pin->refs > 1 && kept(c, c->from, n) < n)
+    while (rc == 0 && pin->refs > 1 && kept(c, c->from, n, BELOW) < n)
         rc = kvbm_manager_wait_change(m, c->deadline_ns);
     kvbm_manager_leave(m);
 }
 
-/* Store the next blocks, no more than the host tier has, as far as there is room now. Returns the
- * number of them to try again, or an error. */
-static long store_some(struct call *c, const uint32_t *blocks)
+/* Return how many keys, from the first that the host tier still has to keep on, are to be tried now:
+ * those tried before, and as many more as may be promised. */
+static uint32_t window(const struct call *c)
+{
+    uint64_t more = (uint64_t)(c->tried - c->from) + kvbm_promises_room(c->manager);
+
+    return (uint32_t)KV_MIN(KV_MIN((uint64_t)(c->n - c->from), c->manager->host_blocks), more);
+}
+
+/* Store the next @n blocks, as far as there is room now. Returns the number of them to try again, or
+ * an error. */
+static long store_some(struct call *c, const uint32_t *blocks, uint32_t n)
 {
     struct kvbm_manager *m = c->manager;
     const struct kvbm_chain chain = rest_of(c, c->from);
-    uint32_t n = (uint32_t)KV_MIN((uint64_t)(c->n - c->from), m->host_blocks);
+    const struct kvbm_pin_keeps keeps = {.n_offered = c->offered - c->from, .durable = c->durable};
     uint32_t first = c->from + n, left;
     struct kvbm_pin *pin;
-    long reserved = kvbm_pin_store(m, &chain, n, c->offered - c->from, &pin), rc = 0;
+    long reserved = kvbm_pin_store(m, &chain, n, &keeps, &pin), rc = 0;
 
     if (reserved < 0)
         return reserved;
@@ -163,6 +177,8 @@ static long store_some(struct call *c, const uint32_t *blocks)
         rc = copy(c, pin, blocks + c->from);
     if (kvbm_staging(m))
         wait_written(c, pin, n);
+    if (rc >= 0 && !pin->keeps)
+        rc = -ENOMEM;
     kvbm_pin_release(pin);
     left = count_left(c, n, rc == -EAGAIN /* max_jobs */, &first);
     c->tried = first;
@@ -178,25 +194,26 @@ static long store_some(struct call *c, const uint32_t *blocks)
     return rc < 0 && rc != -EAGAIN ? rc : left;
 }
 
-/* Pass the keys that were tried and that the host tier need not keep any more: a tier below has
- * them, or the host tier lacks them. Those behind them would evict the others before they are
- * written. Returns true when it has passed any. */
+static const uint8_t *key_of(const struct call *c, uint32_t i)
+{
+    return (const uint8_t *)c->chain.keys + (size_t)i * c->manager->key_len;
+}
+
+/* Pass the keys that were tried and that no later one may evict: they are promised, or a tier below has
+ * them, or the host tier lacks them. Returns true when it has passed any. */
 static bool pass_some(struct call *c)
 {
-    const uint8_t *keys = c->chain.keys;
+    const struct kvbm_manager *m = c->manager;
     uint32_t before = c->from;
 
-    while (c->from < c->tried) {
-        if (kvbm_offload_awaits(c->manager, c->chain.group,
-                                keys + (size_t)c->from * c->manager->key_len))
-            break;
+    while (c->from < c->tried && (kvbm_promise_awaits(m, c->chain.group, key_of(c, c->from)) ||
+                                  !kvbm_offload_awaits(m, c->chain.group, key_of(c, c->from))))
         c->from++;
-    }
     return c->from > before;
 }
 
-/* Wait until a tier below has more of the keys that were tried. Returns -ETIMEDOUT also when none
- * will, as nothing is queued for them. */
+/* Wait until further keys may be tried. Returns -ETIMEDOUT also when none will, as nothing is queued
+ * for the tiers below. */
 static int wait_for_tiers_below(struct call *c)
 {
     struct kvbm_manager *m = c->manager;
@@ -205,7 +222,7 @@ static int wait_for_tiers_below(struct call *c)
     kvbm_turn_end(m, &c->turn);
     kvbm_manager_enter(m);
     m->n_waiters++;
-    while (rc == 0 && !m->stopping && !pass_some(c)) {
+    while (rc == 0 && !m->stopping && !pass_some(c) && window(c) <= c->tried - c->from) {
         if (kvbm_offload_idle(m))
             rc = -ETIMEDOUT;
         else
@@ -219,42 +236,108 @@ static int wait_for_tiers_below(struct call *c)
 /* Store all blocks, a part of them at a time. Returns 0 or an error, also when the time is over. */
 static long store_all(struct call *c, const uint32_t *blocks)
 {
+    struct kvbm_manager *m = c->manager;
     long rc = 0;
 
-    if (kept(c, 0, c->n) < c->n)
-        rc =
-            kvbm_turn_give_way(c->manager, &c->turn, c->chain.group, c->chain.keys, c->deadline_ns);
+    if (kept(c, 0, c->n, KEPT) < c->n)
+        rc = kvbm_turn_give_way(m, &c->turn, c->chain.group, c->chain.keys, c->deadline_ns);
     while (rc == 0) {
+        uint32_t n;
         long left;
 
+        kvbm_manager_enter(m);
         (void)pass_some(c);
-        left = store_some(c, blocks);
+        n = window(c);
+        kvbm_manager_leave(m);
+        if (n <= c->tried - c->from) {
+            rc = wait_for_tiers_below(c);
+            continue;
+        }
+        left = store_some(c, blocks, n);
         if (left < 0 || (left == 0 && c->tried == c->n))
             return left;
+        if (!left)
+            continue;
         if (!kvbm_ms_until(c->deadline_ns))
             return -ETIMEDOUT;
-        rc = !left           ? wait_for_tiers_below(c)
-             : c->lacks_room ? kvbm_turn_wait(c->manager, &c->turn, c->deadline_ns)
-                             : kvbm_turn_wait_aside(c->manager, &c->turn, c->deadline_ns);
+        rc = c->lacks_room ? kvbm_turn_wait(m, &c->turn, c->deadline_ns)
+                           : kvbm_turn_wait_aside(m, &c->turn, c->deadline_ns);
     }
+    return rc;
+}
+
+/* Wait until a tier below has the keys that were tried, or none will. */
+static int wait_durable(struct call *c)
+{
+    struct kvbm_manager *m = c->manager;
+    int rc = 0;
+
+    kvbm_turn_end(m, &c->turn);
+    kvbm_manager_enter(m);
+    m->n_waiters++;
+    for (uint32_t i = 0; rc == 0 && !m->stopping && i < c->tried;) {
+        if (kvbm_promise_awaits(m, c->chain.group, key_of(c, i)))
+            rc = kvbm_manager_wait_change(m, c->deadline_ns);
+        else
+            i++;
+    }
+    rc = m->stopping ? -ESHUTDOWN : 0;
+    kvbm_waiter_leaves(m);
+    return rc;
+}
+
+/* Number of keys, from the first on, that the call reports. Keys that weren't tried may be in the host
+ * tier for a moment: these count if they are promised. */
+static long report(const struct call *c)
+{
+    bool below = c->durable || kvbm_staging(c->manager);
+    uint32_t n = below ? c->n : c->tried, done = kept(c, 0, n, below ? BELOW : KEPT);
+
+    if (below || done < n)
+        return done;
+    kvbm_manager_enter(c->manager);
+    while (done < c->n && (kvbm_promise_awaits(c->manager, c->chain.group, key_of(c, done)) ||
+                           kept(c, done, 1, BELOW)))
+        done++;
+    kvbm_manager_leave(c->manager);
+    return done;
+}
+
+static long store(struct call *c, const uint32_t *blocks)
+{
+    long rc = c->n ? store_all(c, blocks) : 0;
+
+    if (c->durable && (rc == 0 || rc == -ETIMEDOUT))
+        rc = wait_durable(c);
+    if (rc < 0 && rc != -ETIMEDOUT)
+        return rc;
+    return report(c);
+}
+
+long kvbm_cache_store_with(struct kvbm_cache *cache, const struct kvbm_chain *chain, size_t n,
+                           const uint32_t *blocks, const struct kvbm_store_opts *opts)
+{
+    uint32_t timeout_ms = KV_OPT(opts, timeout_ms, 0);
+    struct call c;
+    long rc = call_init(&c, cache, chain, n, blocks, false, timeout_ms);
+
+    c.durable = KV_OPT(opts, durable, false);
+    if (rc == 0 && !kv_sized_or_null(opts, "kvbm_store_opts"))
+        rc = -EINVAL;
+    if (rc == 0 && (cache->partial || (c.durable && !c.manager->disk && !c.manager->object)))
+        rc = -ENOTSUP;
+    if (rc == 0)
+        rc = store(&c, blocks);
+    call_fini(&c);
     return rc;
 }
 
 long kvbm_cache_store(struct kvbm_cache *cache, const struct kvbm_chain *chain, size_t n,
                       const uint32_t *blocks, uint32_t timeout_ms)
 {
-    struct call c;
-    long rc = call_init(&c, cache, chain, n, blocks, false, timeout_ms);
+    const struct kvbm_store_opts opts = {.size = sizeof(opts), .timeout_ms = timeout_ms};
 
-    if (rc == 0 && cache->partial)
-        rc = -ENOTSUP;
-    if (rc == 0) {
-        rc = c.n ? store_all(&c, blocks) : 0;
-        if (rc == 0 || rc == -ETIMEDOUT)
-            rc = kept(&c, 0, c.n);
-    }
-    call_fini(&c);
-    return rc;
+    return kvbm_cache_store_with(cache, chain, n, blocks, &opts);
 }
 
 /* ---- load ---- */
@@ -273,7 +356,7 @@ static void uncount(struct kvbm_manager *m, struct kvbm_pin *pin)
 static long load_some(struct call *c, uint32_t from, const uint32_t *blocks)
 {
     const struct kvbm_chain chain = rest_of(c, from);
-    struct kvbm_pin_opts opts = {.size = sizeof(opts)};
+    struct kvbm_pin_opts opts = {.size = sizeof(opts), .no_fetch = c->at_once};
     uint32_t n = c->n - from, done = 0;
     uint64_t now = kv_now_ns();
     struct kvbm_pin *pin;

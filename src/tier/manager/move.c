@@ -45,14 +45,14 @@ static bool moves(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k)
         tell_staged(m, &move->from[k], info);
     } else if (!like->handle.pool) {
         kvbm_stats_of(m, move->to)->dropped++;
-        kvbm_down_ended(&move->from[k], false);
+        kvbm_down_ended(m, &move->from[k], false);
         return false;
     }
     there = info->tiers >> move->to & 1;
     if (!there && may_leave(m, move, info))
         return true;
     kvbm_move_release(move, like, false);
-    kvbm_down_ended(&move->from[k], there);
+    kvbm_down_ended(m, &move->from[k], there);
     return false;
 }
 
@@ -90,7 +90,7 @@ static uint32_t take_usable(struct kvbm_manager *m, enum kv_tier to, struct kvbm
 static void give_up(struct kvbm_move *move, uint32_t k)
 {
     kvbm_move_release(move, &move->like[k], true);
-    kvbm_down_ended(&move->from[k], false);
+    kvbm_down_ended(move->manager, &move->from[k], false);
 }
 
 /* Keep block @k of a move: put it at *@n and count *@n up. The caller drops the others. */

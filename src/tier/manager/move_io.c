@@ -167,7 +167,7 @@ static void one_ended(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k
             kvbm_write_back_later(m, move->from_disk ? m->disk : m->host);
         kvbm_move_release(move, &move->like[k], status != 0);
     }
-    kvbm_down_ended(&move->from[k], status == 0);
+    kvbm_down_ended(m, &move->from[k], status == 0);
 }
 
 /* Release leaves before their parents. Blocks about to be evicted keep their order. */
@@ -199,7 +199,7 @@ static void not_read(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k,
     kvbm_move_release(move, &move->like[k], again);
     if (lies) /* the slot's record has been removed */
         kvbm_pool_reset_keys(m->disk, move->info[k].group, move->info[k].key, 1, NULL);
-    kvbm_down_ended(&move->from[k], false);
+    kvbm_down_ended(m, &move->from[k], false);
 }
 
 /* Send the blocks that the disk has delivered on to the object store. */
@@ -268,7 +268,7 @@ void kvbm_move_launch(struct kvbm_manager *m, struct kvbm_move *move)
         } else {
             /* blocks of write-back are listed again */
             kvbm_stats_of(m, move->to)->dropped += !move->leaving;
-            kvbm_down_ended(&move->from[k], false);
+            kvbm_down_ended(m, &move->from[k], false);
         }
     }
     free(move);

@@ -13,34 +13,57 @@
 
 /* ---- blocks to offload ---- */
 
-static void offer(struct kvbm_pin *pin, uint32_t i, struct kvbm_job_ *through,
-                  const struct kvbm_weak *weak, const struct kvbm_block_info *info)
+/* True when a block is to be offered to a tier. @again: it was offered before. */
+static bool is_for(const struct kvbm_pin *pin, uint32_t i, enum kv_tier to,
+                   const struct kvbm_block_info *info, bool again)
 {
     struct kvbm_manager *m = pin->manager;
 
-    for (enum kv_tier to = KV_TIER_DISK; to <= KV_TIER_EXTERNAL; to++) {
-        struct kvbm_down down = {.priority = info->priority, .weak = *weak};
+    if (!(to == KV_TIER_DISK ? m->disk : m->object) || info->tiers >> to & 1)
+        return false;
+    if (to == KV_TIER_EXTERNAL && m->write_back.leaving && (m->disk || !pin->durable))
+        return false; /* write-back offers the block before its eviction instead */
+    return again ? kvbm_policy_takes(m, to, kvbm_pin_hash(pin, i), info->priority)
+                 : kvbm_policy_passes(m, to, kvbm_pin_hash(pin, i), info->priority);
+}
 
-        if (!(to == KV_TIER_DISK ? m->disk : m->object) || info->tiers >> to & 1 ||
-            (to == KV_TIER_EXTERNAL &&
-             m->write_back.leaving) /* write-back offers the block before its eviction instead */
-            || !kvbm_policy_passes(m, to, kvbm_pin_hash(pin, i), info->priority))
+static void offer(struct kvbm_pin *pin, uint32_t i, struct kvbm_job_ *through,
+                  const struct kvbm_weak *weak, const struct kvbm_block_info *info, bool again)
+{
+    struct kvbm_manager *m = pin->manager;
+    struct kvbm_immutable block = {.handle = pin->items[i].host};
+    uint64_t promise = pin->keeps && weak->handle.pool && m->promises.blocks
+                           ? kvbm_promise_make(m, &block, kvbm_pin_hash(pin, i))
+                           : 0;
+
+    if (pin->keeps && !promise && weak->handle.pool && m->promises.blocks)
+        pin->keeps = kvbm_promise_is_made(m, block.handle.block);
+    for (enum kv_tier to = KV_TIER_DISK; to <= KV_TIER_EXTERNAL; to++) {
+        struct kvbm_down down = {.priority = info->priority, .weak = *weak, .promise = promise};
+
+        if (!is_for(pin, i, to, info, again))
             continue;
         if (!weak->handle.pool) { /* staged */
             down.pin = pin;
             down.index = i;
             pin->refs++;
         }
+        if (promise)
+            kvbm_promise_ref(m, block.handle.block);
         if (through && (to == KV_TIER_EXTERNAL || pin->direct)) {
             down.through = through;
             through->n_through++;
         }
         kvbm_queue_push(m, to, down);
     }
+    if (promise)
+        kvbm_promise_put(m, block.handle.block, promise, false);
 }
 
-static void offer_some(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvbm_job_ *through)
+static void offer_some(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvbm_job_ *through,
+                       bool again)
 {
+    const uint8_t below = 1u << KV_TIER_DISK | 1u << KV_TIER_EXTERNAL;
     struct kvbm_manager *m = pin->manager;
     struct kvbm_immutable held[KVBM_BATCH] = {0};
     struct kvbm_block_info info[KVBM_BATCH];
@@ -61,21 +84,39 @@ static void offer_some(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvbm
             info[k] = (struct kvbm_block_info){.priority = pin->retain, .tiers = tiers[k]};
         else if (!weak[k].handle.pool)
             continue;
-        offer(pin, i + k, through, &weak[k], &info[k]);
+        if (again &&
+            (info[k].tiers & below || kvbm_promise_is_made(m, pin->items[i + k].host.block)))
+            continue;
+        offer(pin, i + k, through, &weak[k], &info[k], again);
+    }
+}
+
+/* Offer items [i, i + n), a batch at a time. */
+static void offer_all(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvbm_job_ *through,
+                      bool again)
+{
+    const struct kvbm_manager *m = pin->manager;
+
+    /* no lower tier, or write-back offers the blocks later */
+    if (!m->disk && (!m->object || (m->write_back.leaving && !pin->durable)))
+        return;
+    for (uint32_t done = 0, some; done < n; done += some) {
+        some = KV_MIN(n - done, (uint32_t)KVBM_BATCH);
+        offer_some(pin, i + done, some, through, again);
     }
 }
 
 void kvbm_offload_items(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvbm_job_ *through)
 {
-    const struct kvbm_manager *m = pin->manager;
+    offer_all(pin, i, n, through, false);
+}
 
-    /* no lower tier, or write-back offers the blocks later */
-    if (!m->disk && (!m->object || m->write_back.leaving))
+void kvbm_offload_again(struct kvbm_pin *pin)
+{
+    if (!pin->manager->promises.blocks)
         return;
-    for (uint32_t done = 0, some; done < n; done += some) {
-        some = KV_MIN(n - done, (uint32_t)KVBM_BATCH);
-        offer_some(pin, i + done, some, through);
-    }
+    offer_all(pin, 0, pin->n, NULL, true);
+    kvbm_offload_pump(pin->manager);
 }
 
 /* ---- the pump ---- */
@@ -120,7 +161,7 @@ void kvbm_offload_drop_all(struct kvbm_manager *m)
             struct kvbm_down down = kvbm_queue_pop(&m->offload.queues[to]);
 
             kvbm_stats_of(m, to)->dropped++;
-            kvbm_down_ended(&down, false);
+            kvbm_down_ended(m, &down, false);
         }
         kvbm_once_drop(m, to, NULL);
     }
@@ -139,27 +180,6 @@ bool kvbm_offload_awaits(const struct kvbm_manager *m, uint32_t group, const voi
     kvbm_registry_locate(m->registry, group, key, 1, &tiers);
     return tiers >> KV_TIER_HOST & 1 && !(tiers >> KV_TIER_DISK & 1) &&
            !(tiers >> KV_TIER_EXTERNAL & 1);
-}
-
-int kvbm_offload_wait(struct kvbm_manager *m, uint32_t group, const void *keys, uint32_t n,
-                      uint64_t deadline_ns)
-{
-    const uint8_t *key = keys;
-    int rc = 0;
-
-    kvbm_manager_enter(m);
-    m->n_waiters++;
-    while (rc == 0 && n && !m->stopping && !kvbm_offload_idle(m)) {
-        if (kvbm_offload_awaits(m, group, key)) {
-            rc = kvbm_manager_wait_change(m, deadline_ns);
-            continue;
-        }
-        key += m->key_len;
-        n--;
-    }
-    rc = m->stopping ? -ESHUTDOWN : rc;
-    kvbm_waiter_leaves(m);
-    return rc;
 }
 
 int kvbm_manager_drain(struct kvbm_manager *m, uint32_t timeout_ms)

@@ -22,12 +22,35 @@ struct kvbm_down kvbm_queue_pop(struct kvbm_queue *q);
 /** Drop the queued offloads that a direct job waits for. */
 void kvbm_queue_drop_of(struct kvbm_job_ *job);
 /** Finish an offload, successful or not: drop its pin and wake the jobs that wait for it. */
-void kvbm_down_ended(struct kvbm_down *down, bool arrived);
+void kvbm_down_ended(struct kvbm_manager *m, struct kvbm_down *down, bool arrived);
 /**
  * Mark a queue as stalled or not. The mover retries stalled queues when an operation ends, and
  * after a pause.
  */
 void kvbm_queue_stall(struct kvbm_manager *m, struct kvbm_queue *q, bool stalled);
+
+/* promise.c */
+/** Allocate the promises of a host tier with tiers below. Returns 0 or -ENOMEM. */
+int kvbm_promises_open(struct kvbm_manager *m);
+/**
+ * Promise a block: hold it until a tier below has it. Returns the promise's number, with one
+ * reference; 0: it is promised already, or there is no memory.
+ */
+uint64_t kvbm_promise_make(struct kvbm_manager *m, const struct kvbm_immutable *block,
+                           uint64_t hash);
+bool kvbm_promise_is_made(const struct kvbm_manager *m, uint32_t block);
+/** Count an offload that keeps the promise of a host block. */
+void kvbm_promise_ref(struct kvbm_manager *m, uint32_t block);
+/** Drop a reference. The last one, or a tier that has the block (@arrived), ends the promise. */
+void kvbm_promise_put(struct kvbm_manager *m, uint32_t block, uint64_t number, bool arrived);
+/** Drop the reference of an offload that has ended. */
+void kvbm_promise_end(struct kvbm_manager *m, const struct kvbm_down *down, bool arrived);
+/** True while a key is promised, and no tier below has it. */
+bool kvbm_promise_awaits(const struct kvbm_manager *m, uint32_t group, const void *key);
+/** End the promises of @n keys, which are to be removed. */
+void kvbm_promise_forget(struct kvbm_manager *m, uint32_t group, const uint8_t *keys, uint32_t n);
+/** Number of blocks that may be promised now; without tiers below the size of the host tier. */
+uint32_t kvbm_promises_room(const struct kvbm_manager *m);
 
 /* once.c */
 /**
@@ -67,18 +90,14 @@ void kvbm_move_release(const struct kvbm_move *move, struct kvbm_immutable *like
  * policies choose. @through (may be NULL) waits for them.
  */
 void kvbm_offload_items(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvbm_job_ *through);
+/** Queue the blocks of a store pin that were in the host tier before it, and that no tier below has. */
+void kvbm_offload_again(struct kvbm_pin *pin);
 /** Begin as many offloads as executors have room for. */
 void kvbm_offload_pump(struct kvbm_manager *m);
 /** Drop all queued offloads. */
 void kvbm_offload_drop_all(struct kvbm_manager *m);
 /** True when the host tier has a key, and no tier below has it. With or without the lock. */
 bool kvbm_offload_awaits(const struct kvbm_manager *m, uint32_t group, const void *key);
-/**
- * Wait until the host tier has none of @n keys alone, or no offload is left. Takes the manager's
- * lock. Returns 0; -ETIMEDOUT; -ESHUTDOWN (the manager may be freed by now).
- */
-int kvbm_offload_wait(struct kvbm_manager *m, uint32_t group, const void *keys, uint32_t n,
-                      uint64_t deadline_ns);
 /** True when no offload is queued or running. */
 bool kvbm_offload_idle(const struct kvbm_manager *m);
 

@@ -58,13 +58,13 @@ static void gather_run(struct kvbm_manager *m, struct run *run)
 
         if (kvbm_weak_upgrade(&down.weak, &block) < 0) {
             m->stats.host.dropped++;
-            kvbm_down_ended(&down, false);
+            kvbm_down_ended(m, &down, false);
             continue;
         }
         kvbm_immutable_info(&block, &info);
         if (info.tiers >> KV_TIER_HOST & 1) {
             kvbm_immutable_release(&block);
-            kvbm_down_ended(&down, true);
+            kvbm_down_ended(m, &down, true);
         } else if (run->n && !continues(m, run, &down, &info)) {
             kvbm_immutable_release(&block);
             kvbm_queue_push(m, KV_TIER_HOST, down);
@@ -72,7 +72,7 @@ static void gather_run(struct kvbm_manager *m, struct run *run)
         } else {
             run->cache = down.cache;
             add_to_run(m, run, &block, &info);
-            kvbm_down_ended(&down, true); /* from here on the job waits for the block */
+            kvbm_down_ended(m, &down, true); /* from here on the job waits for the block */
         }
     }
 }

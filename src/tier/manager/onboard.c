@@ -14,6 +14,8 @@ struct onboard {
     uint64_t deadline_ns;
     /* deadline of fetches from lower tiers; the rest of the time is for the copy */
     uint64_t fetched_ns;
+    bool
+        at_once; /* a timeout of 0: take the blocks of the host tier, and wait for the copy alone */
     struct kvbm_mutable *targets;
     uint32_t n_targets;
     uint8_t *state;   /* [n of the pin] */
@@ -28,8 +30,10 @@ static struct onboard begin(struct kvbm_cache *cache, uint32_t timeout_ms)
 {
     uint64_t now = kv_now_ns(), all = timeout_ms * KV_NS_PER_MS;
 
-    return (struct onboard){
-        .cache = cache, .deadline_ns = now + all, .fetched_ns = now + all / 4 * 3};
+    return (struct onboard){.cache = cache,
+                            .deadline_ns = now + all,
+                            .fetched_ns = now + all / 4 * 3,
+                            .at_once = !timeout_ms};
 }
 
 static void fini(struct onboard *o)
@@ -123,11 +127,11 @@ static int load(struct onboard *o)
                                  .pin = o->pin,
                                  .cache = o->cache,
                                  .blocks = o->blocks,
-                                 .deadline_ns = o->deadline_ns,
+                                 .deadline_ns = o->at_once ? 0 : o->deadline_ns,
                                  .ok = o->ok};
     int rc = kvbm_job_run(o->cache->manager, &job);
 
-    if (rc < 0 || kvbm_ms_until(o->deadline_ns))
+    if (rc < 0 || o->at_once || kvbm_ms_until(o->deadline_ns))
         return rc;
     for (uint32_t i = 0; i < o->pin->n; i++) {
         if (arrived(o, i))

@@ -79,6 +79,6 @@ void kvbm_once_drop(struct kvbm_manager *m, enum kv_tier to, const struct kvbm_j
             continue;
         q->aside[i] = q->aside[--q->n_aside];
         kvbm_stats_of(m, to)->dropped++;
-        kvbm_down_ended(&waits, false);
+        kvbm_down_ended(m, &waits, false);
     }
 }

@@ -101,12 +101,16 @@ static inline void kvbm_pin_drop(struct kvbm_pin *pin)
 }
 
 /* pin_store.c */
-/**
- * As kvbm_manager_prepare_store, of a call that tries again: it has offered the first @n_offered keys
- * to the policy already, which doesn't count them once more.
- */
+/** Wishes of a blocking store for its pin. */
+struct kvbm_pin_keeps {
+    uint32_t
+        n_offered; /* keys that the call has offered to the policy before, which doesn't count them
+                           once more */
+    bool durable;  /* the blocks go to a tier below at once */
+};
+/** As kvbm_manager_prepare_store, of a blocking store: the blocks are promised (promise.c). */
 long kvbm_pin_store(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n,
-                    uint32_t n_offered, struct kvbm_pin **ret);
+                    const struct kvbm_pin_keeps *keeps, struct kvbm_pin **ret);
 /** Reserve host blocks for a store pin. Returns as kvbm_manager_prepare_store. */
 long kvbm_pin_reserve(struct kvbm_pin *pin);
 /**

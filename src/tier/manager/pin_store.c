@@ -72,7 +72,7 @@ long kvbm_pin_reserve(struct kvbm_pin *pin)
 }
 
 long kvbm_pin_store(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n,
-                    uint32_t n_offered, struct kvbm_pin **ret)
+                    const struct kvbm_pin_keeps *keeps, struct kvbm_pin **ret)
 {
     struct kvbm_pin *pin;
     long rc = ret ? kvbm_manager_usable(m) : -EINVAL;
@@ -82,8 +82,12 @@ long kvbm_pin_store(struct kvbm_manager *m, const struct kvbm_chain *chain, size
     kvbm_manager_enter(m);
     rc = m->stopping ? -ESHUTDOWN : kvbm_pin_new(m, chain, n, true, &pin);
     if (rc == 0) {
-        pin->n_offered = n_offered;
+        pin->keeps = keeps != NULL;
+        pin->durable = keeps && keeps->durable;
+        pin->n_offered = keeps ? keeps->n_offered : 0;
         rc = kvbm_pin_reserve(pin);
+        if (keeps)
+            kvbm_offload_again(pin);
         *ret = pin;
     }
     kvbm_manager_leave(m);
@@ -93,7 +97,7 @@ long kvbm_pin_store(struct kvbm_manager *m, const struct kvbm_chain *chain, size
 long kvbm_manager_prepare_store(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n,
                                 struct kvbm_pin **ret)
 {
-    return kvbm_pin_store(m, chain, n, 0, ret);
+    return kvbm_pin_store(m, chain, n, NULL, ret);
 }
 
 /* Register a run of blocks that have their bytes: all at once, or, when that is refused, one by

@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "tier/manager/manager.h"
+#include "tier/manager/offload.h"
 #include "tier/manager/presence.h"
 
 #define SOME 256  /* keys or slots at a time */
@@ -152,6 +153,9 @@ static void from_pool(struct kvbm_manager *m, struct kvbm_pool *pool, const stru
         struct kvbm_reset_result reset = {0};
 
         kvbm_manager_enter(m); /* others' keep_used() holds blocks for a moment */
+        if (pool == m->host)
+            kvbm_promise_forget(m, k->group, k->keys + (size_t)i * k->key_len,
+                                KV_MIN(k->n - i, (uint32_t)SOME));
         kvbm_pool_reset_keys(pool, k->group, k->keys + (size_t)i * k->key_len,
                              KV_MIN(k->n - i, (uint32_t)SOME), &reset);
         kvbm_manager_leave(m);

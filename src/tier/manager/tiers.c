@@ -332,6 +332,8 @@ int kvbm_tiers_open(struct kvbm_manager *m)
     if (rc == 0 && m->opts.object && m->opts.object_when_evicted)
         rc = kvbm_write_back_open(m);
     if (rc == 0)
+        rc = kvbm_promises_open(m);
+    if (rc == 0)
         rc = kvbm_manager_open_peers(m);
     return rc < 0 ? rc : kvbm_mover_start(m);
 }

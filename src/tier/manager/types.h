@@ -79,6 +79,8 @@ struct kvbm_pin {
     uint32_t n_fetches; /* the fetches among refs */
     uint32_t n_copying; /* store jobs that write into its blocks */
     uint32_t n_offered; /* store: items that its call has offered to the policy before */
+    bool keeps;   /* store: its blocks are promised. Becomes false when there is no memory for it */
+    bool durable; /* store: its blocks go to a tier below at once, whatever write-back does */
     uint32_t n_fetched;
     uint32_t n_dropped;     /* load: items without room, which the statistics count */
     uint32_t n_waits;       /* items that are WAITS or STARVED */
@@ -192,6 +194,7 @@ struct kvbm_down {
     struct kvbm_pin *pin;     /* staged block: item @index of this pin has its bytes */
     uint32_t index;
     uint8_t moving_to;         /* staged block: tier to which its move runs; 0: none */
+    uint64_t promise;          /* number of the block's promise; 0: none */
     struct kvbm_job_ *through; /* write-through or direct job that waits for the block, or NULL */
 };
 
@@ -320,6 +323,21 @@ struct kvbm_offload {
     uint32_t n_quarantine;
 };
 
+/** Host block that a blocking store has reported as kept, while no tier below has it (promise.c). */
+struct kvbm_promise {
+    struct kvbm_immutable held; /* zeroed: no promise */
+    uint64_t hash, number;
+    uint32_t refs; /* entries of offload queues */
+};
+
+/** Promises of a host tier that has tiers below. */
+struct kvbm_promises {
+    struct kvbm_promise *blocks; /* [host_blocks]; NULL: no tiers below, or no host tier */
+    struct kvbm_set keys;        /* hashes of promised keys */
+    uint32_t n, max;
+    uint64_t next_number;
+};
+
 /** Blocks that the host and disk pools evict next (write_back.c). */
 struct kvbm_write_backs {
     struct kvbm_weak *leaving; /* [max_leaving] victims being listed */
@@ -375,6 +393,7 @@ struct kvbm_manager {
     struct kvbm_jobs jobs;
     struct kvbm_presences presence;
     struct kvbm_offload offload;
+    struct kvbm_promises promises;
     struct kvbm_write_backs write_back;
     struct kvbm_manager_stats stats;
 };

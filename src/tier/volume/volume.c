@@ -9,7 +9,6 @@
 #include "base/log.h"
 #include "bm/ids.h"
 #include "peer/blockset.h"
-#include "tier/manager/offload.h"
 #include "tier/manager/turn.h"
 #include "tier/volume/volume.h"
 
@@ -345,33 +344,16 @@ long kvbm_volume_get(struct kvbm_volume *volume, const struct kvbm_volume_io *io
     return rc == -EINVAL || rc == -ENOMEM ? rc : came;
 }
 
-/* Count the keys of a piece, from the first on, that lie below the host tier. */
-static long count_durable(const struct kvbm_volume *v, const struct kvbm_chain *chain, uint32_t n)
-{
-    uint8_t tiers[KVBM_VOLUME_BATCH];
-    uint32_t i = 0;
-
-    if (kvbm_registry_locate(kvbm_manager_registry(v->manager), chain->group, chain->keys, n,
-                             tiers) < 0)
-        return 0;
-    while (i < n && (tiers[i] & (1u << KV_TIER_DISK | 1u << KV_TIER_EXTERNAL)))
-        i++;
-    return i;
-}
-
 /* Put a piece. Returns how many of its keys, from the first on, are durable, or an error. */
 static long put_part(struct kvbm_volume *v, const struct kvbm_volume_io *io,
                      struct kvbm_cache *cache, uint32_t first)
 {
     const struct kvbm_chain chain = piece(v, io->chain, first);
-    uint32_t n = KV_MIN(io->n - first, KVBM_VOLUME_BATCH);
-    long rc = kvbm_cache_store(cache, &chain, n, io->blocks + first, ms_until(io->deadline_ns));
+    const struct kvbm_store_opts opts = {
+        .size = sizeof(opts), .timeout_ms = ms_until(io->deadline_ns), .durable = true};
 
-    if (rc < 0)
-        return rc;
-    if (v->lent) /* the store has returned when the host tier had them */
-        (void)kvbm_offload_wait(v->manager, chain.group, chain.keys, n, io->deadline_ns);
-    return count_durable(v, &chain, n);
+    return kvbm_cache_store_with(cache, &chain, KV_MIN(io->n - first, KVBM_VOLUME_BATCH),
+                                 io->blocks + first, &opts);
 }
 
 long kvbm_volume_put(struct kvbm_volume *volume, const struct kvbm_volume_io *io)
