@@ -8,7 +8,8 @@
  * the specification.
  *
  * Functions return 0 (or a count) on success and a negative errno on failure. They are thread-safe
- * like those of the vtable, and take handles that its open returned.
+ * like those of the vtable, and take handles that its open returned. A backend with this table says
+ * in errno why its open returned NULL; 0 there: -EIO.
  */
 #ifndef KV_STORE_EXT_H
 #define KV_STORE_EXT_H

@@ -26,6 +26,7 @@ struct rds_cmd {
     bool asking;   /* in a cluster: preceded by ASKING */
     bool asked;    /* the reply to ASKING has arrived */
     bool done;     /* the command has its reply */
+    bool refused;  /* the reply is a replica's: another server may take the command */
     uint64_t line; /* number of the connection that brought the reply; unique */
     struct resp_value reply;
 };

@@ -9,7 +9,15 @@
 
 bool rds_reply_is(const struct resp_value *reply, const char *word)
 {
-    return reply->type == RESP_ERROR && strncmp(reply->str, word, strlen(word)) == 0;
+    static const char script[] = "ERR Error running script"; /* before Redis 7 */
+    const char *inner;
+
+    if (reply->type != RESP_ERROR)
+        return false;
+    if (strncmp(reply->str, script, sizeof(script) - 1) != 0)
+        return strncmp(reply->str, word, strlen(word)) == 0;
+    inner = strstr(reply->str, ": -");
+    return inner && strncmp(inner + 3, word, strlen(word)) == 0;
 }
 
 int rds_reply_error(const struct resp_value *reply, const char *what)
@@ -24,6 +32,7 @@ int rds_reply_error(const struct resp_value *reply, const char *what)
                  {"NOPERM", -EACCES, "the user may not do this"},
                  {"LOADING", -EAGAIN, "the server is still loading its data"},
                  {"READONLY", -EROFS, "the server is a read-only replica"},
+                 {"NOREPLICAS", -EROFS, "the server has too few replicas to take writes"},
                  {"MISCONF", -EROFS, "the server can't persist and takes no writes"},
                  {"MOVED", -EPROTO, "the server is part of a cluster: use redis+cluster://"}};
     const char *meaning = "the server refused a command";

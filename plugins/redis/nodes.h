@@ -31,7 +31,8 @@ struct rds_node {
     size_t n_queue, queue_capacity;
     size_t n_sent, sent_offset; /* whole commands sent; bytes sent of the next one */
     size_t n_got;
-    int error; /* error that ended this round for the node */
+    bool leave; /* the server can't serve now: its address may lead to another one */
+    int error;  /* error that ended this round for the node */
 };
 
 struct rds_net {
@@ -47,6 +48,7 @@ struct rds_net {
     bool down;         /* the last call found no server */
     uint64_t retry_ns; /* when down: time of the next try */
     uint64_t pause_ns;
+    uint64_t refused_ns; /* until then, a replica's refusal is believed after one new connection */
     struct kv_error error; /* the last problem, in words */
     uint64_t round_trips, sent, received, n_lines;
 };
@@ -66,7 +68,7 @@ int rds_net_run(struct rds_net *net, struct rds_batch *batch);
  */
 int rds_net_owners(struct rds_net *net, int16_t *ret, size_t *ret_n);
 
-/** True when @reply is an error that begins with @word. */
+/** True when @reply is an error that begins with @word, also one of a command in a script. */
 bool rds_reply_is(const struct resp_value *reply, const char *word);
 
 /** Convert a server's error reply to errno, and log it with @what was asked. */

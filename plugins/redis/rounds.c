@@ -41,7 +41,7 @@ static int enqueue(struct rds_net *net, struct rds_batch *batch, size_t i)
         node->queue = queue;
         node->queue_capacity = capacity;
     }
-    cmd->asked = false;
+    cmd->asked = cmd->refused = false;
     node->queue[node->n_queue++] = i;
     return 0;
 }
@@ -88,11 +88,25 @@ static int push(struct rds_node *node, const struct rds_batch *batch)
     return 0;
 }
 
+/* Keep a replica's refusal: it is the reply when no other server is found in time. */
+static void keep_refusal(struct rds_net *net, struct rds_node *node, struct rds_cmd *cmd)
+{
+    kv_fail(&net->error, -EROFS, 0, "%.100s", cmd->reply.str);
+    net->mapped = false; /* a fail-over has made it a replica */
+    node->leave = cmd->refused = true;
+}
+
 /* Classify a reply: an answer, a redirection, or "try again". */
 static int settle(struct rds_net *net, struct rds_node *node, struct rds_cmd *cmd)
 {
-    static const char *const later[] = {"LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN",
-                                        "BUSY "};
+    static const struct {
+        const char *word;
+        bool leave;
+    } later[] = {{"LOADING", true},
+                 {"MASTERDOWN", true},
+                 {"TRYAGAIN", false},
+                 {"CLUSTERDOWN", false},
+                 {"BUSY ", false}};
     int err = 0;
 
     if (net->uri.cluster && !cmd->fixed &&
@@ -101,12 +115,15 @@ static int settle(struct rds_net *net, struct rds_node *node, struct rds_cmd *cm
         resp_value_fini(&cmd->reply);
         return err;
     }
+    if (rds_reply_is(&cmd->reply, "READONLY") || rds_reply_is(&cmd->reply, "NOREPLICAS")) {
+        keep_refusal(net, node, cmd);
+        return 0;
+    }
     for (size_t i = 0; i < KV_COUNT(later); i++)
-        if (rds_reply_is(&cmd->reply, later[i]) ||
-            /* a fail-over has made it a replica */
-            (net->uri.cluster && rds_reply_is(&cmd->reply, "READONLY"))) {
+        if (rds_reply_is(&cmd->reply, later[i].word)) {
             kv_fail(&net->error, -EAGAIN, 0, "%.100s", cmd->reply.str);
             net->mapped = false;
+            node->leave |= later[i].leave;
             resp_value_fini(&cmd->reply);
             return 0;
         }
@@ -131,6 +148,7 @@ static int pull(struct rds_net *net, struct rds_node *node, struct rds_batch *ba
             resp_value_fini(&reply);
             continue;
         }
+        resp_value_fini(&cmd->reply);
         cmd->reply = reply;
         cmd->line = node->line;
         node->n_got++;
@@ -256,6 +274,7 @@ static int64_t round_trip(struct rds_net *net, struct rds_batch *batch, uint64_t
 
         node->n_queue = node->n_sent = node->sent_offset = node->n_got = 0;
         node->error = 0;
+        node->leave = false;
     }
     for (size_t i = 0; i < batch->n; i++)
         if (!batch->cmds[i].done && (err = enqueue(net, batch, i)) < 0)
@@ -263,6 +282,9 @@ static int64_t round_trip(struct rds_net *net, struct rds_batch *batch, uint64_t
     connect_queued(net, deadline_ns);
     net->round_trips++;
     exchange(net, batch);
+    for (size_t i = 0; i < net->n_nodes; i++)
+        if (net->nodes[i]->leave)
+            rds_conn_close(&net->nodes[i]->conn);
     for (size_t i = 0; i < batch->n; i++)
         left += !batch->cmds[i].done;
     for (size_t i = 0; i < net->n_nodes; i++)
@@ -301,12 +323,25 @@ static int give_up(struct rds_net *net, int err)
     return err;
 }
 
+/* Take replicas' refusals as replies, where all that is left has one. */
+static bool take_refusals(struct rds_net *net, struct rds_batch *batch)
+{
+    for (size_t i = 0; i < batch->n; i++)
+        if (!batch->cmds[i].done && !batch->cmds[i].refused)
+            return false;
+    for (size_t i = 0; i < batch->n; i++)
+        batch->cmds[i].done = true;
+    net->refused_ns = kv_now_ns() + net->uri.timeout_ms * KV_NS_PER_MS;
+    return true;
+}
+
 int rds_net_run(struct rds_net *net, struct rds_batch *batch)
 {
     uint64_t pause_ns = 0, timeout_ns = net->uri.timeout_ms * KV_NS_PER_MS;
     uint64_t now = kv_now_ns(), deadline = now + timeout_ns;
     int64_t left = (int64_t)batch->n, before;
     unsigned rounds = 0;
+    bool over;
 
     if (batch->error)
         return batch->error;
@@ -329,8 +364,12 @@ int rds_net_run(struct rds_net *net, struct rds_batch *batch)
             deadline = now + timeout_ns;
             pause_ns = 0;
         }
-        if (left > 0 &&
-            (net->down || now >= deadline || net->stuck || (net->uri.cluster && ++rounds > 1000)))
+        over = net->down || now >= deadline || net->stuck;
+        rounds++;
+        if (left > 0 && (over || (now < net->refused_ns && rounds > 1)) &&
+            take_refusals(net, batch))
+            break;
+        if (left > 0 && (over || (net->uri.cluster && rounds > 1000)))
             return give_up(net, net->error.code);
         if (left > 0 && pause_ns > 0)
             pause_for(KV_MIN(pause_ns, deadline - now));

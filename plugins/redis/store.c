@@ -97,25 +97,30 @@ static kv_store_v1 *store_open(const char *text)
     struct kv_error error = {0};
     struct rds_uri uri;
     kv_store_v1 *self;
+    int err;
 
     if (!text || rds_uri_parse(text, &uri, &error) < 0) {
         kv_log_error("redis", "the URI can't be used", "reason=\"%s\"", error.text);
+        errno = EINVAL;
         return NULL;
     }
     self = calloc(1, sizeof(*self));
     if (!self)
         return NULL;
     pthread_mutex_init(&self->lock, NULL);
-    if (rds_net_init(&self->net, &uri, &error) < 0) {
+    err = rds_net_init(&self->net, &uri, &error);
+    if (err < 0) {
         kv_log_error("redis", "the store can't be opened", "reason=\"%s\"", error.text);
         goto fail;
     }
     self->net.down = true; /* one try, without waiting */
-    if (ping(self) < 0)
+    err = ping(self);
+    if (err < 0)
         goto fail;
     return self;
 fail:
     store_close(self);
+    errno = -err;
     return NULL;
 }
 

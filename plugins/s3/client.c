@@ -90,10 +90,20 @@ static int begin_try(struct s3_client *client, struct s3_request *request)
 
 /* -- The thread ------------------------------------------------------------------------------ */
 
+static const char *explain(const struct s3_config *config, const struct s3_request *request)
+{
+    if (request->region[0] && strcmp(request->region, config->region) != 0)
+        return "the bucket is in another region: set region=, or AWS_REGION";
+    if (s3_keys_expired(request))
+        return "the keys have expired: set new ones (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, "
+               "AWS_SESSION_TOKEN) and open the store again";
+    return request->status / 100 == 3 ? "redirected: wrong region or endpoint" : "request failed";
+}
+
 static void log_failure(struct s3_client *client, const struct s3_request *request)
 {
     static struct kv_log_rate rate;
-    char path[200], code[80], before[80];
+    char path[200], code[80], before[80], region[80];
 
     if (request->error == 0 ||
         (request->error == -ENOENT && strcmp(request->code, "NoSuchBucket") != 0))
@@ -109,13 +119,13 @@ static void log_failure(struct s3_client *client, const struct s3_request *reque
         client->told_long = true;
         return;
     }
-    kv_log_error("s3",
-                 request->status / 100 == 3 ? "redirected: wrong region or endpoint"
-                                            : "request failed",
-                 "method=%s path=%s status=%d code=%s before=%s tries=%u", request->method,
-                 kv_log_quote(path, sizeof(path), request->path), request->status,
+    kv_log_error("s3", explain(client->config, request),
+                 "method=%s path=%s status=%d code=%s before=%s tries=%u region=%s%s%s",
+                 request->method, kv_log_quote(path, sizeof(path), request->path), request->status,
                  kv_log_quote(code, sizeof(code), request->code),
-                 kv_log_quote(before, sizeof(before), request->before), request->tries);
+                 kv_log_quote(before, sizeof(before), request->before), request->tries,
+                 client->config->region, request->region[0] ? " region_of_bucket=" : "",
+                 request->region[0] ? kv_log_quote(region, sizeof(region), request->region) : "");
 }
 
 static void finish(struct s3_client *client, struct s3_request *request)
@@ -435,4 +445,9 @@ uint64_t s3_client_trips(const struct s3_client *client)
 int64_t s3_client_offset_s(const struct s3_client *client)
 {
     return atomic_load_explicit(&client->offset_s, memory_order_relaxed);
+}
+
+int64_t s3_client_now_s(const struct s3_client *client)
+{
+    return (int64_t)(kv_wall_ns() / KV_NS_PER_S) + s3_client_offset_s(client);
 }

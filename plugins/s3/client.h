@@ -57,14 +57,16 @@ struct s3_request {
     void *arg;
 
     /* Result. */
-    /* Result: 0, -ENOENT 404, -EEXIST 412, -EACCES 401 403, -ENOTSUP 501, -ETIMEDOUT,
-     * -ECONNREFUSED, -ENOMEM, -EFBIG, -ECANCELED (client closed), -EIO */
+    /* Result: 0, or of statuses -ENOENT 404, -EEXIST 412 to a condition, -EACCES 401 and 403, and
+     * -ENOTSUP 501. Keys that have expired are -EACCES. Without an answer: -ETIMEDOUT,
+     * -ECONNREFUSED, -ENOMEM, -EFBIG, -ECANCELED (client closed), -EIO. */
     int error;
     int status;    /* of the last answer; 0: none came */
     char code[64]; /* code of <Error>, or the reason of a failed connection */
     uint8_t *data; /* malloc'd, never NULL on success; the caller may take it */
     size_t data_len;
     char etag[96], got_sum[64];
+    char region[64];    /* the bucket's, where a refusal names it; "": it doesn't */
     int64_t modified_s; /* Last-Modified; 0: unknown */
     int64_t server_s;   /* Date; 0: unknown */
     uint64_t pause_ns;  /* Retry-After; 0: none */
@@ -96,5 +98,7 @@ void s3_request_reset(struct s3_request *request);
 uint64_t s3_client_trips(const struct s3_client *client);
 /** Return the server's clock minus ours, in seconds, by its last answer; 0 before the first. */
 int64_t s3_client_offset_s(const struct s3_client *client);
+/** Return the time by the server's clock, as known from its answers. */
+int64_t s3_client_now_s(const struct s3_client *client);
 
 #endif

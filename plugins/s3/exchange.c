@@ -80,7 +80,7 @@ void s3_exchange_forget(struct s3_request *request)
     request->status = 0;
     if (request->error != -ETIMEDOUT && request->code[0])
         memcpy(request->before, request->code, sizeof(request->before));
-    request->code[0] = request->etag[0] = request->got_sum[0] = '\0';
+    request->code[0] = request->etag[0] = request->got_sum[0] = request->region[0] = '\0';
     request->modified_s = request->server_s = request->retry_at_s = 0;
     request->pause_ns = 0;
     request->length = UINT64_MAX;
@@ -122,6 +122,8 @@ static size_t on_header(char *data, size_t size, size_t n, void *arg)
         snprintf(request->etag, sizeof(request->etag), "%.95s", value);
     else if (strcasecmp(line, S3_SUM_HEADER) == 0)
         snprintf(request->got_sum, sizeof(request->got_sum), "%.63s", value);
+    else if (strcasecmp(line, "x-amz-bucket-region") == 0)
+        snprintf(request->region, sizeof(request->region), "%.63s", value);
     else if (strcasecmp(line, "last-modified") == 0)
         request->modified_s = KV_MAX((int64_t)curl_getdate(value, NULL), 0);
     else if (strcasecmp(line, "date") == 0)
@@ -318,15 +320,27 @@ static bool blames_clock(const struct s3_request *request)
            llabs(request->server_s - request->signed_s) > MUCH_SKEW_S;
 }
 
+bool s3_keys_expired(const struct s3_request *request)
+{
+    return strcmp(request->code, "ExpiredToken") == 0 ||
+           strcmp(request->code, "ExpiredTokenException") == 0 ||
+           strcmp(request->code, "TokenRefreshRequired") == 0;
+}
+
 static enum s3_verdict judge_status(struct s3_request *request)
 {
     static const struct {
         int status, error;
         enum s3_verdict verdict;
-    } table[] = {{404, -ENOENT, S3_FINAL},    {412, -EEXIST, S3_FINAL},  {401, -EACCES, S3_FINAL},
-                 {403, -EACCES, S3_FINAL},    {501, -ENOTSUP, S3_FINAL}, {413, -EFBIG, S3_FINAL},
-                 {408, -ETIMEDOUT, S3_AGAIN}, {409, -EIO, S3_AGAIN},     {429, -EBUSY, S3_AGAIN}};
+    } table[] = {{404, -ENOENT, S3_FINAL},  {401, -EACCES, S3_FINAL}, {403, -EACCES, S3_FINAL},
+                 {501, -ENOTSUP, S3_FINAL}, {413, -EFBIG, S3_FINAL},  {408, -ETIMEDOUT, S3_AGAIN},
+                 {409, -EIO, S3_AGAIN},     {429, -EBUSY, S3_AGAIN}};
 
+    /* Only a condition of ours can have failed: any other 412 is a failure like others. */
+    if (request->status == 412 && (request->if_none_match || request->if_match[0])) {
+        request->error = -EEXIST;
+        return S3_FINAL;
+    }
     /* only once: after that the clock isn't the cause */
     if (blames_clock(request) && !request->skewed) {
         request->error = -EACCES;
@@ -341,7 +355,7 @@ static enum s3_verdict judge_status(struct s3_request *request)
             request->error = table[i].error;
             return table[i].verdict;
         }
-    request->error = -EIO;
+    request->error = s3_keys_expired(request) ? -EACCES : -EIO;
     return request->status >= 500 || strcmp(request->code, "RequestTimeout") == 0 ? S3_AGAIN
                                                                                   : S3_FINAL;
 }
@@ -388,5 +402,8 @@ enum s3_verdict s3_exchange_judge(struct s3_request *request, int curl_code)
     if (status >= 200 && status < 300)
         return judge_body(request);
     s3_read_error(request->data, request->data_len, request->code, sizeof(request->code));
+    if (!request->region[0])
+        s3_read_element(request->data, request->data_len, "Region", request->region,
+                        sizeof(request->region));
     return judge_status(request);
 }

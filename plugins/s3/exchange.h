@@ -22,6 +22,8 @@ enum s3_verdict {
 int s3_exchange_begin(const struct s3_config *config, int64_t skew_s, struct s3_request *request);
 /** Judge a try and fill in the request's result; @curl_code is curl's CURLcode. */
 enum s3_verdict s3_exchange_judge(struct s3_request *request, int curl_code);
+/** True when the server refused because the session's keys have expired. */
+bool s3_keys_expired(const struct s3_request *request);
 /** Free request->easy, which no multi handle holds any more. */
 void s3_exchange_end(struct s3_request *request);
 /** Clear the answer of the try before. */

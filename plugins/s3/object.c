@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/xxh.h"
 
@@ -53,6 +54,58 @@ int s3_get(struct s3_client *client, char *path, uint8_t **ret, size_t *ret_len)
         }
     }
     s3_request_fini(&request);
+    return error;
+}
+
+/* -- Whether a put is kept ------------------------------------------------------------------- */
+
+bool s3_is_kept(const struct s3_put_try *put, const struct s3_request *head)
+{
+    if (head->error || !s3_is_whole(head))
+        return false;
+    /* times have whole seconds, of several machines */
+    return put->if_none_match || strcmp(head->got_sum, put->sum) == 0 ||
+           head->modified_s + 2 >= put->began_s;
+}
+
+bool s3_look_again(const struct s3_put_try *put, struct s3_request *head, unsigned n)
+{
+    if (put->refused || head->error != -ENOENT || n >= S3_LOOKS)
+        return false;
+    s3_request_reset(head);
+    head->due_ns = kv_now_ns() + (UINT64_C(50) << 2 * n) * KV_NS_PER_MS; /* 0.2, 0.8 s */
+    return true;
+}
+
+int s3_not_kept(const struct s3_put_try *put, const struct s3_request *head)
+{
+    static struct kv_log_rate rate;
+    char path[200];
+
+    if (head->error && head->error != -ENOENT)
+        return head->error; /* the client has logged it */
+    if (put->refused)
+        return -ENOENT;
+    if (kv_log_allowed(&rate, 10))
+        kv_log_error("s3", "the server took an object and doesn't have it", "path=%s found=%s",
+                     kv_log_quote(path, sizeof(path), head->path),
+                     head->error ? "nothing" : "\"another one\"");
+    return -EIO;
+}
+
+int s3_confirm(struct s3_client *client, const char *path, const struct s3_put_try *put)
+{
+    struct s3_request head = {.method = "HEAD", .path = strdup(path)};
+    unsigned n = 0;
+    int error;
+
+    if (!head.path)
+        return -ENOMEM;
+    do
+        s3_run(client, &head);
+    while (s3_look_again(put, &head, ++n));
+    error = s3_is_kept(put, &head) ? 0 : s3_not_kept(put, &head);
+    s3_request_fini(&head);
     return error;
 }
 

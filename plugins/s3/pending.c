@@ -19,6 +19,9 @@ struct transfer {
     void *copy;
     enum { RUNNING, READY, FAILED } state;
     struct s3_request request;
+    struct s3_put_try put; /* of a put: what its looks are judged by */
+    struct s3_request look;
+    unsigned n_looks;
 };
 
 struct s3_pending {
@@ -47,6 +50,7 @@ static void free_transfer(struct transfer *transfer)
     if (!transfer)
         return;
     s3_request_fini(&transfer->request);
+    s3_request_fini(&transfer->look);
     free(transfer->copy);
     free(transfer);
 }
@@ -83,36 +87,82 @@ static struct transfer *make_transfer(struct s3_pending *pending, const char *me
 
 /* -- Puts ------------------------------------------------------------------------------------ */
 
-static void put_done(void *arg, struct s3_request *request)
+static void end_put(struct transfer *transfer, int error)
 {
-    struct transfer *transfer = arg;
     struct s3_pending *pending = transfer->owner;
-    bool stored = request->error == 0 || request->error == -EEXIST;
 
     pthread_mutex_lock(&pending->lock);
     pending->n_running_puts--;
-    if (stored) {
+    transfer->request.error = error;
+    if (!error) {
         s3_seen_found(pending->seen, transfer->hash, transfer->hash_len, transfer->asked);
         unlink_transfer(&pending->puts, transfer);
         pending->n_puts--;
-        pending->put_bytes -= request->len;
+        pending->put_bytes -= transfer->request.len;
     } else {
         transfer->state = FAILED;
     }
     pthread_cond_broadcast(&pending->changed);
     pthread_mutex_unlock(&pending->lock);
-    if (stored)
+    if (!error)
         free_transfer(transfer);
+}
+
+static void send_put(struct transfer *transfer)
+{
+    s3_request_reset(&transfer->request);
+    transfer->request.if_none_match = transfer->put.if_none_match;
+    transfer->put.refused = false;
+    transfer->put.began_s = s3_client_now_s(transfer->owner->client);
+    s3_submit(transfer->owner->client, &transfer->request);
+}
+
+static void look_done(void *arg, struct s3_request *head)
+{
+    struct transfer *transfer = arg;
+    int error;
+
+    if (s3_look_again(&transfer->put, head, ++transfer->n_looks)) {
+        s3_submit(transfer->owner->client, head);
+        return;
+    }
+    error = s3_is_kept(&transfer->put, head) ? 0 : s3_not_kept(&transfer->put, head);
+    if (error == -ENOENT) { /* refused without reason */
+        transfer->put.if_none_match = false;
+        send_put(transfer);
+        return;
+    }
+    end_put(transfer, error);
+}
+
+/* Look for the chunk, now that the server says that it has it. */
+static void put_done(void *arg, struct s3_request *request)
+{
+    struct transfer *transfer = arg;
+    struct s3_request *look = &transfer->look;
+
+    transfer->put.refused = request->error == -EEXIST;
+    if (request->error && request->error != -EEXIST) {
+        end_put(transfer, request->error);
+        return;
+    }
+    s3_request_fini(look);
+    *look = (struct s3_request){
+        .method = "HEAD", .path = strdup(request->path), .done = look_done, .arg = transfer};
+    transfer->n_looks = 0;
+    if (look->path)
+        s3_submit(transfer->owner->client, look);
+    else
+        end_put(transfer, -ENOMEM);
 }
 
 /* Begin a put. The lock is held; the client's lock always comes after it. */
 static void run_put(struct s3_pending *pending, struct transfer *transfer)
 {
-    s3_request_reset(&transfer->request);
     transfer->state = RUNNING;
     transfer->asked = s3_seen_moment(pending->seen);
     pending->n_running_puts++;
-    s3_submit(pending->client, &transfer->request);
+    send_put(transfer);
 }
 
 static bool has_room(const struct s3_pending *pending, size_t len)
@@ -183,8 +233,9 @@ int s3_pending_put(struct s3_pending *pending, const uint8_t *hash, size_t hash_
         memcpy(transfer->copy, data, len);
     transfer->request.body = transfer->copy;
     transfer->request.len = len;
-    transfer->request.if_none_match = !replace;
-    s3_sum(data, len, transfer->request.sum);
+    transfer->put.if_none_match = !replace;
+    s3_sum(data, len, transfer->put.sum);
+    memcpy(transfer->request.sum, transfer->put.sum, sizeof(transfer->request.sum));
     if (s3_sha256_hex(data, len, transfer->request.sha256)) { /* hashed without the lock */
         free_transfer(transfer);
         return -EIO;

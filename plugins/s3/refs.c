@@ -247,7 +247,9 @@ static int send_segment(struct s3_refs *refs, const char *name, struct s3_noting
                                           .len = keys->records.len};
     if (!noting->request.path)
         return -ENOMEM;
-    s3_sum(keys->records.data, keys->records.len, noting->request.sum);
+    noting->put.began_s = s3_client_now_s(refs->client);
+    s3_sum(keys->records.data, keys->records.len, noting->put.sum);
+    memcpy(noting->request.sum, noting->put.sum, sizeof(noting->request.sum));
     s3_submit(refs->client, &noting->request);
     noting->sent = true;
     return 0;
@@ -306,6 +308,8 @@ int s3_refs_wait(struct s3_refs *refs, struct s3_noting *noting)
 {
     if (noting->sent) {
         noting->error = s3_wait(refs->client, &noting->request);
+        if (!noting->error)
+            noting->error = s3_confirm(refs->client, noting->request.path, &noting->put);
         s3_request_fini(&noting->request);
         noting->sent = false;
     }

@@ -37,6 +37,7 @@ struct s3_noting {
     struct s3_ref_segment *segment; /* NULL: nothing to note */
     struct s3_ref_keys *taken;
     struct s3_request request;
+    struct s3_put_try put;
     bool sent, opaque;
     bool lost; /* the handle's notes were incomplete */
     int error;

@@ -3,6 +3,7 @@
  * a call names many. Missing ones are uploaded in the background with If-None-Match, and
  * put_manifest waits for the uploads. Existing chunks older than RENEW_S are copied to themselves:
  * a sweep decides by age, and must keep chunks that a running save has hit. */
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -58,6 +59,7 @@ static kv_store_v1 *s3_open(const char *uri)
         kv_log_error("s3", "the store can't be opened", "why=%s",
                      kv_log_quote(text, sizeof(text), why.text));
         free(self);
+        errno = -error;
         return NULL;
     }
     self->seen = s3_seen_create();
@@ -75,6 +77,7 @@ static kv_store_v1 *s3_open(const char *uri)
         kv_log_error("s3", "the bucket can't be listed", "endpoint=%s bucket=%s region=%s error=%d",
                      self->config.endpoint, self->config.bucket, self->config.region, -error);
         s3_close(self);
+        errno = -error;
         return NULL;
     }
     return self;
@@ -90,7 +93,7 @@ static int judge_head(kv_store_v1 *self, struct s3_request *head, const uint8_t 
                       size_t hash_len, bool renew, uint64_t asked)
 {
     /* the clock that set the age */
-    int64_t now_s = head->server_s ? head->server_s : s3_now_s(self);
+    int64_t now_s = head->server_s ? head->server_s : s3_client_now_s(self->client);
     int error = head->error;
 
     if (!error && !s3_is_whole(head)) {

@@ -62,12 +62,6 @@ static inline bool s3_bad_name(const char *name)
     return !name || !*name || strlen(name) > S3_MAX_NAME;
 }
 
-/** Return the time by the server's clock, as known from its answers. */
-static inline int64_t s3_now_s(const kv_store_v1 *self)
-{
-    return (int64_t)(kv_wall_ns() / KV_NS_PER_S) + s3_client_offset_s(self->client);
-}
-
 /* sweep.c and s3.c: calls of kv_store_ext.h. */
 int s3_list_manifests(kv_store_v1 *self, kv_store_each_fn each, void *arg);
 int s3_list_chunks(kv_store_v1 *self, kv_store_each_fn each, void *arg);

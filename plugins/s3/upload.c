@@ -102,19 +102,6 @@ static void abort_parts(struct s3_client *client, const char *path, const char *
     s3_request_fini(&request);
 }
 
-/* True when a completed upload exists. After a lost answer a completed upload looks like one that
- * never was: ask for the object. */
-static int is_there(struct s3_client *client, const char *path, const char *sum)
-{
-    struct s3_request request = {.method = "HEAD", .path = strdup(path)};
-    int error = request.path ? s3_run(client, &request) : -ENOMEM;
-
-    if (!error && strcmp(request.got_sum, sum) != 0)
-        error = -EIO;
-    s3_request_fini(&request);
-    return error;
-}
-
 static int put_parts(struct s3_client *client, const struct s3_config *config, const char *path,
                      const void *data, size_t len, bool if_none_match, const char *sum)
 {
@@ -128,10 +115,9 @@ static int put_parts(struct s3_client *client, const struct s3_config *config, c
         error = send_parts(client, path, id, data, len, part, parts, n);
     if (!error) {
         error = finish_parts(client, path, id, parts, n, if_none_match);
-        if (error == -ENOENT && is_there(client, path, sum) == 0) {
-            error = 0;
-            id[0] = 0;
-        }
+        /* After a lost answer a completed upload looks like one that never was: the caller looks. */
+        if (error == -ENOENT)
+            error = id[0] = 0;
     }
     if (error && id[0])
         abort_parts(client, path, id);
@@ -141,18 +127,45 @@ static int put_parts(struct s3_client *client, const struct s3_config *config, c
     return error;
 }
 
+static int send(struct s3_client *client, const struct s3_config *config, const char *path,
+                const void *data, size_t len, const struct s3_put_try *put)
+{
+    struct s3_request request = {.method = "PUT",
+                                 .path = strdup(path),
+                                 .if_none_match = put->if_none_match,
+                                 .body = data,
+                                 .len = len};
+    int error = -ENOMEM;
+
+    memcpy(request.sum, put->sum, sizeof(request.sum));
+    if (request.path)
+        error = len > S3_LARGE
+                    ? put_parts(client, config, path, data, len, put->if_none_match, put->sum)
+                    : s3_run(client, &request);
+    s3_request_fini(&request);
+    return error;
+}
+
 int s3_put(struct s3_client *client, const struct s3_config *config, char *path, const void *data,
            size_t len, bool if_none_match)
 {
-    struct s3_request request = {
-        .method = "PUT", .path = path, .if_none_match = if_none_match, .body = data, .len = len};
-    int error = -ENOMEM;
+    struct s3_put_try put = {.if_none_match = if_none_match, .began_s = s3_client_now_s(client)};
+    int error = path ? 0 : -ENOMEM, kept = -EAGAIN;
 
-    s3_sum(data, len, request.sum);
-    if (path)
-        error = len > S3_LARGE
-                    ? put_parts(client, config, path, data, len, if_none_match, request.sum)
-                    : s3_run(client, &request);
-    s3_request_fini(&request);
+    s3_sum(data, len, put.sum);
+    for (int i = 0; i < 2 && !error && kept; i++) {
+        error = send(client, config, path, data, len, &put);
+        if (error && error != -EEXIST)
+            break;
+        put.refused = error == -EEXIST;
+        kept = s3_confirm(client, path, &put);
+        if (kept) {
+            /* Send it again once: refused without an object, or dropped, maybe by a deletion that
+             * another thread began before the look. */
+            put.if_none_match &= !put.refused;
+            error = i == 0 ? 0 : kept;
+        }
+    }
+    free(path);
     return error;
 }

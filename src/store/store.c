@@ -67,7 +67,7 @@ int kvs_open_with(const kv_store_vtable *table, const kv_store_ext *ext, const c
     errno = 0;
     store->backend = store->calls.open(uri);
     if (!store->backend) {
-        rc = built_in && errno > 0 ? -errno : -EIO;
+        rc = (built_in || ext) && errno > 0 ? -errno : -EIO;
         if (!built_in)
             refuse(rc, uri, "the backend refused it");
         goto fail;

@@ -146,6 +146,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>no &amp; no</Message></Error>'.encode()
         self.answer(status, b"" if self.command == "HEAD" else body, headers)
 
+    def elsewhere(self, how):
+        status, code = (301, "PermanentRedirect") if how.startswith("301") else (400, "AuthorizationHeaderMalformed")
+        body = f"<Error><Code>{code}</Code>" + ("<Region>eu-west-1</Region>" if how.endswith("body") else "") + "</Error>"
+        self.answer(status, body.encode(), {"x-amz-bucket-region": "eu-west-1"} if how.endswith("head") else {})
+
     def drip(self, data, pause, step=1):
         for at in range(0, len(data), int(step)):
             self.wfile.write(data[at:at + int(step)])
@@ -189,6 +194,19 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.flood(int(detail))
         if kind == "failed-200":  # nothing is done
             return self.answer(200, FAILED_200[detail])
+        if kind == "dropped":  # taken, answered as stored, and gone
+            return self.answer(200, b"", {"ETag": f'"{hashlib.md5(body).hexdigest()}"'})
+        if kind == "late":  # stored, and seen only after that many looks
+            with self.s3.lock:
+                self.s3.faults += [[f"HEAD {path}", "404"] for _ in range(int(detail))]
+        if kind == "elsewhere":  # detail: how it is told
+            return self.elsewhere(detail)
+        if kind == "expired":
+            return self.refuse(400, "ExpiredToken")
+        if kind == "404":
+            return self.refuse(404, "NoSuchKey")
+        if kind == "412":
+            return self.refuse(412, "PreconditionFailed")
         self.s3.wait_at("before", self.command, self.path)
         try:
             self.verify(path, query, body)
@@ -222,7 +240,8 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 class S3:
-    """@conditional: True, False (If-None-Match is ignored) or "refused" (501, as Swift does).
+    """@conditional: True, False (If-None-Match is ignored), "refused" (501, as Swift does) or "marked" (412 also
+    where the newest version is a delete marker).
     @encoding of listed keys: plus, percent, none, numbers. @strict_clock=False: any signing time will do.
     @tls: (certificate, key) files. What comes for BUCKET.HOST is told from its Host header."""
 
@@ -232,6 +251,7 @@ class S3:
         self.encoding, self.listing_fault, self.strict_clock, self.dated = encoding, None, strict_clock, True
         self.scheme = "https" if tls else "http"
         self.objects, self.uploads, self.faults, self.log, self.connections = {}, {}, [], [], set()
+        self.marked = set()  # keys whose newest version is a delete marker
         self.before_delete = []  # what happens right before the next deletions
         self.holds = []
         self.times, self.flooded, self.tick, self.ticks_from = [], 0, 0, 0
@@ -343,6 +363,7 @@ class S3:
             if self.objects[key].etag != headers["if-match"]:
                 raise Refused(412, "PreconditionFailed")
         if method == "DELETE":
+            self.marked.add(key)
             self.objects.pop(key, None)
             return 204, b""
         if key not in self.objects:
@@ -354,11 +375,13 @@ class S3:
     def store(self, key, headers, body, etag=None):
         if self.conditional == "refused" and "if-none-match" in headers:
             raise Refused(501, "NotImplemented")
-        if self.conditional and headers.get("if-none-match") == "*" and key in self.objects:
+        exists = key in self.objects or (self.conditional == "marked" and key in self.marked)
+        if self.conditional and headers.get("if-none-match") == "*" and exists:
             raise Refused(412, "PreconditionFailed")
         etag = etag or f'"{hashlib.md5(body).hexdigest()}"'
         meta = {name: value for name, value in headers.items() if name.startswith("x-amz-meta-")}
         self.objects[key] = Item(body, meta, etag, self.now())
+        self.marked.discard(key)
         return 200, b"", {"ETag": etag}
 
     def copy(self, key, headers):

@@ -479,6 +479,85 @@ def test_read_only():
                 reader.put(b"l", b"w")
                 fails(reader.publish, "m", code=30)
             check("replica" in text[0], text[0])
+            equal(reader.get(b"k"), b"v", "reads go on")
+            before = reader.stats().round_trips
+            fails(reader.publish, "m", code=30)
+            check(reader.stats().round_trips - before <= 4, "it is believed for a while, after one new connection")
+            equal(reader.get(b"k"), b"v", "reads go on")
+
+
+class OneAddress(Proxy):
+    """New connections go to .target; those that are open stay where they are."""
+
+    def __init__(self, port):
+        super().__init__(port, lambda data, link: data)
+
+
+def replicate(server, of):
+    equal(server.command("REPLICAOF", "127.0.0.1", of.port), b"OK")
+    wait_until(lambda: b"master_link_status:up" in server.command("INFO", "replication"), 60, "the replica")
+
+
+def test_failover_behind_one_address():
+    """A handle whose connection stays open to the server that has become a replica."""
+    for script in (True, False):
+        with Server() as one, Server() as two, OneAddress(one.port) as address:
+            if not script:
+                for server in (one, two):
+                    server.command("ACL", "SETUSER", "default", "-eval")
+            with Store(address.uri) as store:
+                chunks = sample(20, 3000, seed=1)
+                save(store, "n", chunks)
+                replicate(two, one)
+                store.put(b"buffered", b"value")  # before the fail-over, published after it
+                equal(one.command("WAIT", 1, 60000), 1)
+                two.command("REPLICAOF", "NO", "ONE")
+                replicate(one, two)
+                address.target = two.port
+                store.publish("m")
+                save(store, "o", more := sample(20, 3000, seed=2))
+                store.delete("n")
+                equal(store.get_many(list(chunks) + list(more)), [*chunks.values(), *more.values()])
+            with Store(two.uri) as store:
+                equal(sorted(store.manifests()), ["m", "o"])
+                equal(store.get(b"buffered"), b"value")
+
+
+def test_failover_while_the_new_one_is_late():
+    """The address leads to the old server for a while; each of its ways to say that it can't serve."""
+    with Server() as one, Server() as two, OneAddress(one.port) as address:
+        replicate(two, one)
+        with Store(address.uri + "?timeout_ms=60000") as store:
+            save(store, "n", {b"k": b"v"})
+            equal(one.command("WAIT", 1, 60000), 1)
+            two.command("REPLICAOF", "NO", "ONE")
+            one.command("REPLICAOF", "127.0.0.1", free_port())  # a master that isn't there
+            one.command("CONFIG", "SET", "replica-serve-stale-data", "no")
+            turned = threading.Timer(0.5, setattr, (address, "target", two.port))
+            turned.start()
+            equal(store.exists([b"k"]), [True], "MASTERDOWN")
+            turned.join()
+            two.command("CONFIG", "SET", "min-replicas-to-write", "1")
+            with Server() as three:
+                links = len(address.links)
+                turned = threading.Timer(0.5, setattr, (address, "target", three.port))
+                turned.start()
+                save(store, "m", {b"l": b"w"})
+                turned.join()
+                check(len(address.links) > links, "over a new connection")
+                with Store(three.uri) as other:
+                    equal(other.manifests(), ["m"], "NOREPLICAS")
+
+
+def test_a_replica_that_is_promoted_in_place():
+    with Server() as one, Server() as two:
+        replicate(two, one)
+        with Store(two.uri + "?timeout_ms=60000") as store:
+            promoted = threading.Timer(0.5, two.command, ("REPLICAOF", "NO", "ONE"))
+            promoted.start()
+            save(store, "n", {b"k": b"v"})
+            promoted.join()
+            equal(store.get(b"k"), b"v")
 
 
 

@@ -8,6 +8,7 @@
 #include "redis/batch.h"
 #include "redis/entry.h"
 #include "redis/loss.h"
+#include "redis/nodes.h"
 #include "redis/scan.h"
 #include "redis/uri.h"
 
@@ -454,6 +455,34 @@ static void test_arena(void **state)
     rds_arena_fini(&arena);
 }
 
+static void test_words_of_a_refusal(void **state)
+{
+    static const struct {
+        const char *text, *word;
+        bool is;
+    } cases[] = {
+        {"READONLY You can't write against a read only replica.", "READONLY", true},
+        {"ERR Error running script (call to f_0a): @user_script:1: @user_script: 1: -READONLY You "
+         "can't write against a read only replica.",
+         "READONLY", true},
+        {"ERR Error running script (call to f_0a): @user_script:1: @user_script: 1: -OOM command "
+         "not allowed when used memory > 'maxmemory'.",
+         "OOM", true},
+        {"ERR Error running script (call to f_0a): @user_script:1: READONLY", "READONLY", false},
+        {"ERR READONLY", "READONLY", false},
+        {"", "READONLY", false},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(cases); i++) {
+        struct resp_value reply = {.type = RESP_ERROR, .str = (char *)cases[i].text};
+
+        assert_int_equal(rds_reply_is(&reply, cases[i].word), cases[i].is);
+        reply.type = RESP_BULK;
+        assert_false(rds_reply_is(&reply, cases[i].word));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -470,6 +499,7 @@ int main(void)
         cmocka_unit_test(test_stamp),
         cmocka_unit_test(test_scan),
         cmocka_unit_test(test_scan_begins_again),
+        cmocka_unit_test(test_words_of_a_refusal),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
