@@ -166,9 +166,8 @@ KV_API long kvi_add_known(struct kvi_index *index, struct kv_holder holder, enum
  * leaves the tier with the last copy of its last source. Unknown hashes, and blocks without a copy
  * in the source, are passed over: a call never stops half-way.
  *
- * Some engines announce only the removal of the last copy. The index recognises such a stream: the
- * engine stores blocks again after a removal that left copies, and removes no block twice in a row.
- * From then on one copy counts. Any thread.
+ * An engine that announces only the removal of the last copy can't be told for certain from one that
+ * announces each: see kvi_holder_info.doubted. Any thread.
  * Returns the number of hashes that were there, 0 to n; -EINVAL; -ENOMEM.
  */
 KV_API long kvi_take(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
@@ -384,6 +383,7 @@ struct kvi_stats {
     uint64_t copies;                  /* records of blocks with more than one copy */
     uint64_t refused;                 /* stores that returned -ENOSPC, since creation */
     uint64_t copies_uncounted;        /* copies not counted for max_copies, since creation */
+    uint64_t doubts;                  /* times that kvi_holder_info.doubted rose, since creation */
 };
 #define KVI_STATS_INIT KV_INIT_(kvi_stats)
 
@@ -425,6 +425,10 @@ struct kvi_holder_info {
      * are taken for theirs, and subtracted. While there are any, matches may be shorter than they
      * should be. */
     uint64_t lost;
+    /* Tiers, windows counted apart, in which the engine may announce only the removal of a block's last
+     * copy: it stores blocks again behind removals that left copies, and has removed none twice in a
+     * row since the holder was last cleared. Matches may be longer than they should be then. */
+    uint64_t doubted;
 };
 #define KVI_HOLDER_INFO_INIT KV_INIT_(kvi_holder_info)
 
@@ -521,8 +525,8 @@ struct kvi_extra {
     uint64_t kept_groups;     /* rule: the same */
     struct kvi_window window; /* window; of a place and a window block its group */
     bool in_window;           /* tier, copies: of the window with the group in @window */
-    /* Tier: source of the blocks about which no copies are told; how removals are announced (0:
-     * unknown, 1: of each copy, 2: of the last one); evidence for the latter. */
+    /* Tier: source of the blocks about which no copies are told; whether the removal of
+     * each copy is announced (1) or that isn't known (0, or 2 of older indexes); evidence against it. */
     uint32_t implied, counting, stored_again;
     const struct kvi_source_copies *sources; /* copies: all that have any; the callback's */
     size_t n_sources;

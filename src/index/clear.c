@@ -210,8 +210,12 @@ static void drop_with_parts(struct kvi_index *ix, struct kvi_holder *holder)
     struct kvi_holder *part;
 
     drop_all(ix, holder);
+    kvi_copies_forget_doubt(holder);
     KVI_EACH_PART(kvi_windows_of(holder), part)
-    drop_all(ix, part);
+    {
+        drop_all(ix, part);
+        kvi_copies_forget_doubt(part);
+    }
     holder->n_lost = 0;
     holder->lost_more = false;
 }

@@ -166,6 +166,18 @@ static int take_parts(struct kvi_index *ix, const struct kvi_holder *holder, uin
     return rc;
 }
 
+/* Forget losses and doubts of a holder without blocks. */
+static void be_sound(struct kvi_holder *holder)
+{
+    struct kvi_holder *part;
+
+    holder->n_lost = 0;
+    holder->lost_more = false;
+    kvi_copies_forget_doubt(holder);
+    KVI_EACH_PART(kvi_windows_of(holder), part)
+    kvi_copies_forget_doubt(part);
+}
+
 /* Return true when neither the holder nor a part has any block left. */
 static bool is_empty(const struct kvi_holder *holder)
 {
@@ -200,10 +212,8 @@ int kvi_clear_tiers(struct kvi_index *index, struct kv_holder holder, uint32_t t
         kvi_mem_free(&index->mem, names.items);
         if (!all && !rc)
             rc = take_parts(index, names.holder, tiers, source);
-        if (is_empty(names.holder)) {
-            names.holder->n_lost = 0;
-            names.holder->lost_more = false;
-        }
+        if (is_empty(names.holder))
+            be_sound(names.holder);
         names.holder->clearing = NULL;
         pthread_cond_broadcast(&index->cleared);
     }

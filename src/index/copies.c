@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Count copies (copies.h), and learn which removals an engine announces.
+ * Count copies (copies.h), and note whether the engine may announce fewer removals than that takes.
  *
  * An engine announces each copy's removal (vLLM), or only the last one's. For the second kind,
- * counted copies would become phantoms: blocks whose count never reaches 0. The stream shows which
- * kind the engine is. With every removal announced, two removals of one block sooner or later
- * follow one another without a store in between. With only the last announced, that never happens,
- * while blocks are stored again after a removal that left copies. After DOUBT such stores without a
- * single double removal, the holder counts one copy a block in that tier.
+ * counted copies become phantoms: blocks whose count never reaches 0. Two removals of one block
+ * without a store in between show the first kind. Nothing shows the second: an engine that stores
+ * one prompt again and again, and evicts an old copy each time, sends the same events. So copies
+ * are always counted. After DOUBT stores behind removals that left copies, and no such pair of
+ * removals, the tier's answers are in doubt: kvi_holder_info says so.
  */
 #include "index/copies.h"
 
@@ -177,61 +177,6 @@ void kvi_copies_sweep(struct kvi_index *ix, size_t left, size_t end)
 
 /* -- the engine's habits ----------------------------------------------------------------------- */
 
-static void lose_last(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
-                      uint64_t hash)
-{
-    kvi_lose(ix, holder, tier, hash);
-    if (holder->main)
-        kvi_part_tidy(ix, holder, hash);
-}
-
-/*
- * Apply the finding that only last removals are announced: remove the blocks that a removal left
- * with counted copies. Returns false when memory was short and some blocks are still there.
- */
-static bool settle_doubt(struct kvi_index *ix, struct kvi_holder *holder, uint32_t tier)
-{
-    bool done = true;
-
-    for (size_t i = ix->copies.n; i-- > 0;) {
-        struct kvi_copy *copy = &ix->copies.items[i];
-        uint64_t hash;
-        bool taken;
-
-        if (!ix->copies.items || i >= ix->copies.n) /* parking dropped some records */
-            continue;
-        hash = copy->hash;
-        taken = copy->taken;
-        if (copy->holder != holder->id || copy->tier != tier || copy->source != MAIN)
-            continue;
-        if (taken && kvi_lose_reserve(ix, holder, (enum kv_tier)tier, hash) < 0) {
-            done = false;
-            continue;
-        }
-        copy->count = 1;
-        if (taken)
-            drop(ix, holder, copy);
-        if (taken && !find(ix, holder, tier, hash, ANY, NULL))
-            lose_last(ix, holder, (enum kv_tier)tier, hash);
-        else
-            tidy(ix, holder, tier, hash);
-    }
-    return done;
-}
-
-void kvi_copies_settle(struct kvi_index *ix)
-{
-    struct kvi_holder *holder = ix->copies.doubted;
-
-    ix->copies.doubted = NULL;
-    for (uint32_t tier = 0; holder && tier < KV_N_TIERS; tier++) {
-        if (holder->tier[tier].settle && !settle_doubt(ix, holder, tier))
-            ix->copies.doubted = holder; /* try again after the next change */
-        else
-            holder->tier[tier].settle = false;
-    }
-}
-
 static void note_store(struct kvi_index *ix, struct kvi_holder *holder, uint32_t tier,
                        struct kvi_copy *copy)
 {
@@ -240,12 +185,24 @@ static void note_store(struct kvi_index *ix, struct kvi_holder *holder, uint32_t
     if (!copy->taken)
         return;
     copy->taken = false;
-    if (t->counts != KVI_COUNTS_UNKNOWN || ++t->n_stored_again < DOUBT)
-        return;
-    t->counts = KVI_COUNTS_ONE;
-    t->settle = true;
-    holder->turns++;
-    ix->copies.doubted = holder;
+    if (t->counts == KVI_COUNTS_UNKNOWN && ++t->n_stored_again == DOUBT)
+        ix->copies.doubts++;
+}
+
+uint64_t kvi_copies_doubted(const struct kvi_holder *holder)
+{
+    uint64_t n = 0;
+
+    for (uint32_t tier = 0; tier < KV_N_TIERS; tier++)
+        n += holder->tier[tier].counts == KVI_COUNTS_UNKNOWN &&
+             holder->tier[tier].n_stored_again >= DOUBT;
+    return n;
+}
+
+void kvi_copies_forget_doubt(struct kvi_holder *holder)
+{
+    for (uint32_t tier = 0; tier < KV_N_TIERS; tier++)
+        holder->tier[tier].n_stored_again = 0;
 }
 
 /* -- copies come and go ------------------------------------------------------------------------ */
@@ -271,10 +228,9 @@ bool kvi_copies_add(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tie
         if (source != MAIN || !counted)
             return true;
         note_store(ix, holder, tier, copy);
-        if (holder->tier[tier].counts != KVI_COUNTS_ONE)
-            copy->count++;
+        copy->count++;
     } else if (n == 0 && source == implied) {
-        if (source == MAIN && counted && holder->tier[tier].counts != KVI_COUNTS_ONE)
+        if (source == MAIN && counted)
             (void)put(ix, holder, tier, hash, source, 2);
     } else if (n || put(ix, holder, tier, hash, implied, 1)) {
         (void)put(ix, holder, tier, hash, source, 1);
@@ -437,12 +393,13 @@ void kvi_copies_set_own(struct kvi_index *ix, struct kvi_holder *holder, enum kv
     tidy(ix, holder, tier, hash);
 }
 
-void kvi_copies_restore_tier(struct kvi_holder *holder, enum kv_tier tier,
+void kvi_copies_restore_tier(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                              const struct kvi_extra *extra)
 {
     struct kvi_holder_tier *t = &holder->tier[tier];
 
     t->implied = (uint16_t)extra->implied;
-    t->counts = (uint8_t)extra->counting;
-    t->n_stored_again = extra->stored_again;
+    t->counts = extra->counting == KVI_COUNTS_EACH ? KVI_COUNTS_EACH : KVI_COUNTS_UNKNOWN;
+    t->n_stored_again = extra->counting > KVI_COUNTS_EACH ? DOUBT : extra->stored_again;
+    ix->copies.doubts += kvi_copies_doubted(holder) > 0;
 }

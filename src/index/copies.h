@@ -37,10 +37,10 @@ struct kvi_copy {
 struct kvi_copies {
     struct kvi_copy *items; /* dense */
     size_t n, capacity, max;
-    struct kvi_table by_hash;   /* holder, tier, hash -> index in items */
-    uint64_t uncounted;         /* copies left out for lack of memory */
-    struct kvi_holder *doubted; /* holder for kvi_copies_settle, or NULL */
-    uint32_t keepers;           /* kvi_keep_copies: redundant records stay */
+    struct kvi_table by_hash; /* holder, tier, hash -> index in items */
+    uint64_t uncounted;       /* copies left out for lack of memory */
+    uint64_t doubts;          /* tiers that have come into doubt: see copies.c */
+    uint32_t keepers;         /* kvi_keep_copies: redundant records stay */
 };
 
 /** Number of copies left, for a removal whose event doesn't tell it. */
@@ -76,11 +76,10 @@ bool kvi_copies_add(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tie
  */
 enum kvi_taken kvi_copies_take(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                                uint32_t source, uint64_t hash, uint32_t left);
-/**
- * Remove blocks that the engine turned out to have removed. Call at the end of a call that added
- * copies.
- */
-void kvi_copies_settle(struct kvi_index *ix);
+/** Return the number of the holder's tiers in which some removals may never be announced. */
+uint64_t kvi_copies_doubted(const struct kvi_holder *holder);
+/** End the doubt: the holder has no block. */
+void kvi_copies_forget_doubt(struct kvi_holder *holder);
 /** Forget the copies of a block that leaves the tiers of @mask. */
 void kvi_copies_forget(struct kvi_index *ix, struct kvi_holder *holder, uint32_t mask,
                        uint64_t hash);
@@ -113,7 +112,7 @@ void kvi_copies_set_own(struct kvi_index *ix, struct kvi_holder *holder, enum kv
 /** Drop redundant records from number @left down to @end. */
 void kvi_copies_sweep(struct kvi_index *ix, size_t left, size_t end);
 /** Take over what another index has learned of a tier's sources. */
-void kvi_copies_restore_tier(struct kvi_holder *holder, enum kv_tier tier,
+void kvi_copies_restore_tier(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                              const struct kvi_extra *extra);
 
 #endif

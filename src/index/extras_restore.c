@@ -29,13 +29,13 @@ static int restore_tier(struct kvi_index *index, const struct kvi_extra *extra)
     enum kv_tier tier;
     int rc;
 
-    if (extra->implied > KVI_MAX_SOURCE || extra->counting > KVI_COUNTS_ONE)
+    if (extra->implied > KVI_MAX_SOURCE || extra->counting > 2)
         return -EINVAL;
     rc = kvi_begin(index, extra->holder, &holder);
     if (!rc)
         rc = subject(index, extra, true, &holder, &tier);
     if (!rc && holder)
-        kvi_copies_restore_tier(holder, tier, extra);
+        kvi_copies_restore_tier(index, holder, tier, extra);
     kvi_unlock(index);
     return rc;
 }

@@ -171,6 +171,7 @@ void kvi_unlock(struct kvi_index *ix)
     atomic_store_explicit(&ix->n_parked_forgotten, ix->parking.forgotten, memory_order_relaxed);
     atomic_store_explicit(&ix->n_copies, ix->copies.n, memory_order_relaxed);
     atomic_store_explicit(&ix->n_copies_uncounted, ix->copies.uncounted, memory_order_relaxed);
+    atomic_store_explicit(&ix->n_doubts, ix->copies.doubts, memory_order_relaxed);
     empty = atomic_load_explicit(&ix->n_blocks, memory_order_relaxed) == 0;
     if (empty)
         free_scratch(ix);
@@ -235,8 +236,6 @@ int kvi_holder_add(struct kvi_index *ix, struct kv_holder key, struct kvi_holder
 
 void kvi_holder_drop(struct kvi_index *ix, struct kvi_holder *holder)
 {
-    if (ix->copies.doubted == holder)
-        ix->copies.doubted = NULL;
     kvi_parts_drop(ix, holder);
     kvi_table_erase(&ix->holder_ids, mix_holder(holder->key), holder->id);
     kvi_dir_remove(&ix->holders, holder->id);
@@ -249,6 +248,16 @@ static uint64_t blocks_of(const struct kvi_holder *holder)
 {
     return KV_MAX(atomic_load_explicit(&holder->blocks, memory_order_relaxed),
                   kvi_windows_blocks(holder));
+}
+
+static uint64_t doubted_of(const struct kvi_holder *holder)
+{
+    uint64_t doubted = kvi_copies_doubted(holder);
+    const struct kvi_holder *part;
+
+    KVI_EACH_PART(kvi_windows_of(holder), part)
+    doubted += kvi_copies_doubted(part);
+    return doubted;
 }
 
 static uint64_t turns_of(const struct kvi_holder *holder)
@@ -305,6 +314,7 @@ int kvi_get_holder(struct kvi_index *index, struct kv_holder holder, struct kvi_
             .refused = found->n_refused,
             .turns = turns_of(found),
             .lost = found->n_lost,
+            .doubted = doubted_of(found),
         };
         for (int t = 0; t < KV_N_TIERS; t++)
             info.tier_blocks[t] = found->tier[t].blocks;
@@ -333,6 +343,7 @@ int kvi_get_stats(struct kvi_index *index, struct kvi_stats *ret)
         .parked_forgotten = atomic_load_explicit(&index->n_parked_forgotten, memory_order_relaxed),
         .copies = atomic_load_explicit(&index->n_copies, memory_order_relaxed),
         .copies_uncounted = atomic_load_explicit(&index->n_copies_uncounted, memory_order_relaxed),
+        .doubts = atomic_load_explicit(&index->n_doubts, memory_order_relaxed),
     };
     for (int t = 0; t < KV_N_TIERS; t++)
         stats.tier_blocks[t] = atomic_load_explicit(&index->n_tier_blocks[t], memory_order_relaxed);

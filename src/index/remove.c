@@ -452,7 +452,6 @@ static long add_known(struct kvi_index *ix, struct kv_holder key, enum kv_tier t
         kvi_copies_imply(holder, tier, source);
         found = kvi_known(ix, holder, tier, source, counted, hashes, n);
     }
-    kvi_copies_settle(ix);
     kvi_unlock(ix);
     return found;
 }

@@ -393,7 +393,6 @@ static int store_locked(struct kvi_store *store, struct kv_holder key, const uin
     if (!rc && store->n && !store->left_out && store->holder && kvi_windows_of(store->holder))
         store->stored.lagging +=
             kvi_parts_store(ix, store->holder, store->keeps, parent, store->blocks, store->n);
-    kvi_copies_settle(ix);
     return rc;
 }
 

@@ -165,11 +165,8 @@ static inline void kvi_chain_bump(struct kvi_chain *chain)
 
 /* -- the index --------------------------------------------------------------------------------- */
 
-/**
- * Which removals a holder announces in a tier, each copy's or only the last, as far as its stream
- * has shown.
- */
-enum kvi_counts { KVI_COUNTS_UNKNOWN, KVI_COUNTS_EACH, KVI_COUNTS_ONE };
+/** Whether a holder's stream has shown that it announces the removal of each copy in a tier. */
+enum kvi_counts { KVI_COUNTS_UNKNOWN, KVI_COUNTS_EACH };
 
 struct kvi_holder {
     struct kv_retired retired;
@@ -181,7 +178,6 @@ struct kvi_holder {
         uint32_t n_stored_again; /* stores after a removal that left copies: see copies.c */
         uint16_t implied;        /* source of blocks without a record */
         uint8_t counts;          /* enum kvi_counts */
-        bool settle;             /* see kvi_copies_settle */
     } tier[KV_N_TIERS];
     uint64_t n_roots;   /* number of top-level chains with blocks of the holder */
     uint64_t n_aliases; /* see names.h */
@@ -281,7 +277,7 @@ struct kvi_index {
     _Atomic uint64_t n_chains, n_blocks, n_holder_blocks, n_tier_blocks[KV_N_TIERS];
     _Atomic uint64_t n_walks_alone; /* lookups that had to lock out the writer */
     /* Set by kvi_unlock. */
-    _Atomic uint64_t n_parked, n_parked_forgotten, n_copies, n_copies_uncounted;
+    _Atomic uint64_t n_parked, n_parked_forgotten, n_copies, n_copies_uncounted, n_doubts;
     _Atomic uint64_t n_refused;
     struct kvi_mem mem;
 

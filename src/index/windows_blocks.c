@@ -38,7 +38,6 @@ int kvi_window_add(struct kvi_index *index, struct kv_holder key, enum kv_tier t
         kvi_copies_imply(part, bit, source);
     for (size_t i = 0; i < n && !rc; i++)
         rc = give(index, part, bit, source, counted, hashes[i]);
-    kvi_copies_settle(index);
     kvi_unlock(index);
     return rc;
 }

@@ -28,8 +28,6 @@ void kvi_parts_lose(struct kvi_index *ix, struct kvi_holder *holder, uint64_t ha
 
 static void drop_part(struct kvi_index *ix, struct kvi_holder *part)
 {
-    if (ix->copies.doubted == part)
-        ix->copies.doubted = NULL;
     kvi_dir_remove(&ix->holders, part->id);
     kvi_retire_memory(ix, &part->retired, sizeof(*part));
     ix->n_parts--;

@@ -166,6 +166,12 @@ static bool wait_for_more(struct ki_applier *a, struct kvi_index *index,
     return ki_store_run_start(&a->run, holder, op);
 }
 
+/* Return true when the engine is a vLLM: it announces the removal of each copy. */
+static bool removes_each(const struct ki_applier *a)
+{
+    return a->habits.report_mode != KI_REPORTS_UNKNOWN || a->reader->sources.groups.n;
+}
+
 void ki_applier_note_losses(struct ki_applier *a, struct kvi_index *index)
 {
     struct kvi_stats stats = KVI_STATS_INIT;
@@ -173,7 +179,7 @@ void ki_applier_note_losses(struct ki_applier *a, struct kvi_index *index)
     uint64_t lost;
 
     (void)kvi_get_stats(index, &stats);
-    lost = stats.parked_forgotten + stats.copies_uncounted;
+    lost = stats.parked_forgotten + stats.copies_uncounted + stats.doubts;
     a->touched = KI_RANKS_NONE;
     if (none || (lost == a->losses_seen && !a->left_out))
         return;
@@ -184,6 +190,8 @@ void ki_applier_note_losses(struct ki_applier *a, struct kvi_index *index)
         if (!all && a->ranks[i] != a->touched_rank)
             continue;
         (void)kvi_get_holder(index, (struct kv_holder){a->instance, a->ranks[i]}, &info);
+        if (!removes_each(a))
+            info.lost += info.doubted;
         a->left_out += info.lost - a->left_of[i];
         a->left_of[i] = info.lost;
     }

@@ -95,7 +95,9 @@ struct ki_applier {
     struct ki_small small;     /* blocks of groups with smaller blocks */
     struct ki_doubts doubts;   /* enum ki_why: reasons for which a rank's answers may be wrong */
     struct ki_pool_clear pool_clear;
-    uint64_t left_out;     /* blocks and copies of its ranks that limits of the index left out */
+    /* Blocks and copies of its ranks that limits of the index left out, and tiers whose copies are in
+     * doubt. */
+    uint64_t left_out;
     uint64_t losses_seen;  /* in the whole index, when left_out was last counted */
     uint64_t *left_of;     /* left_out by rank, as in ranks */
     enum ki_ranks touched; /* by the operations since then */

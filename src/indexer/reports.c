@@ -241,5 +241,8 @@ enum ki_verdict ki_reports_judge(struct ki_reports *r, struct kvi_index *index,
         r->seen = true;
         r->misjudged = r->suspects;
     }
+    /* Unless reports are registered, it may be a request that skips the cache, beside one that goes on. */
+    if (r->mode == KI_REPORTS_UNKNOWN && r->verdict == KI_VERDICT_REPORT)
+        r->verdict = KI_VERDICT_EITHER;
     return r->verdict;
 }

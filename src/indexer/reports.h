@@ -12,7 +12,9 @@
  * engine's lookup of these blocks finds them all. They can be copies only when its lookup of the
  * first n - 1 finds nothing, since a request computes at least its last token. Usually one of the
  * two is impossible. Both are possible for prompts of one block, and of several with windows or
- * EAGLE's block drop: unsure.h counts such copies.
+ * EAGLE's block drop: unsure.h counts such copies. A request that doesn't look into the cache (prompt
+ * logprobs) announces copies of held blocks, too. So where nobody has registered that there are
+ * reports, what can be no other copies counts as either.
  *
  * Caller-locked.
  */
@@ -32,7 +34,8 @@ enum ki_verdict { KI_VERDICT_COPIES, KI_VERDICT_REPORT, KI_VERDICT_EITHER };
 /** Knowledge of one stream's reports. */
 struct ki_reports {
     enum ki_report_mode mode;
-    bool seen; /* KI_REPORTS_UNKNOWN: the stream has shown a report */
+    bool
+        seen; /* KI_REPORTS_UNKNOWN: the stream has shown what must be a report, or skips the cache */
     /* Earlier events may have been reports, but were counted as copies. */
     bool misjudged;
     bool suspects; /* some events may have been reports */

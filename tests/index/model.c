@@ -167,12 +167,10 @@ static void model_add_copy(struct model_holder *h, struct model_block *b, int ti
     }
     if (source == 0 && *count && b->taken[tier]) {
         b->taken[tier] = false;
-        if (h->tier[tier].counts == 0 && ++h->tier[tier].n_stored_again >= MODEL_DOUBT) {
-            h->tier[tier].counts = 2;
-            h->tier[tier].settle = true;
-        }
+        if (!h->tier[tier].each)
+            ++h->tier[tier].n_stored_again;
     }
-    if (!*count || (source == 0 && h->tier[tier].counts != 2))
+    if (!*count || source == 0)
         ++*count;
 }
 
@@ -189,8 +187,8 @@ static bool model_take_copy(struct model_holder *h, struct model_block *b, int t
         return false;
     if (left == UINT32_MAX) {
         left = before - 1;
-        if (source == 0 && b->taken[tier] && h->tier[tier].counts == 0)
-            h->tier[tier].counts = 1;
+        if (source == 0 && b->taken[tier])
+            h->tier[tier].each = true;
         b->taken[tier] = b->taken[tier] || (source == 0 && left);
     } else if (source == 0 && left) { /* with a record: see copies.c */
         b->taken[tier] = b->taken[tier] || before > 1 || others || h->tier[tier].implied != source;
@@ -241,29 +239,14 @@ static void model_lose(struct model *m, struct model_holder *h, uint64_t name, i
     model_delete(h, b);
 }
 
-static void model_settle(struct model *m, struct model_holder *h)
+/* Tiers in which nothing has shown that each copy's removal is announced, but much that not. */
+uint64_t model_doubted(const struct model_holder *h)
 {
-    for (int t = 0; h && t < KV_N_TIERS; t++) {
-        if (!h->tier[t].settle)
-            continue;
-        h->tier[t].settle = false;
-        for (size_t i = 0; i < h->n; i++) {
-            struct model_block *b = &h->blocks[i];
-            uint32_t others = 0;
+    uint64_t n = 0;
 
-            for (uint32_t s = 1; s < MODEL_SOURCES; s++)
-                others += b->copies[t][s];
-            if (!b->copies[t][0])
-                continue;
-            b->copies[t][0] = b->taken[t] ? 0 : 1;
-            if (b->taken[t] && !others) {
-                model_lose(m, h, b->name, t);
-                i = (size_t)-1; /* the array has moved */
-                continue;
-            }
-            b->taken[t] = false;
-        }
-    }
+    for (int t = 0; t < KV_N_TIERS; t++)
+        n += !h->tier[t].each && h->tier[t].n_stored_again >= MODEL_DOUBT;
+    return n;
 }
 
 /* -- stores ------------------------------------------------------------------------------------ */
@@ -468,7 +451,6 @@ int model_add(struct model *m, struct kv_holder key, enum kv_tier tier, uint32_t
             return -ENOENT;
         rc = model_store_parts(&a, parent, blocks, n);
     }
-    model_settle(m, model_holder(m, key, false));
     return rc;
 }
 
@@ -496,7 +478,6 @@ long model_add_known(struct model *m, struct kv_holder key, enum kv_tier tier, u
         if (b)
             b->mask |= 1u << tier;
     }
-    model_settle(m, h);
     return found;
 }
 
@@ -532,6 +513,12 @@ long model_remove(struct model *m, struct kv_holder key, enum kv_tier tier, cons
     return model_take(m, key, tier, 0, hashes, NULL, n);
 }
 
+static void model_forget_doubt(struct model_holder *h)
+{
+    for (int t = 0; t < KV_N_TIERS; t++)
+        h->tier[t].n_stored_again = 0;
+}
+
 void model_clear(struct model *m, struct kv_holder key)
 {
     struct model_holder *h = model_holder(m, key, false);
@@ -539,6 +526,7 @@ void model_clear(struct model *m, struct kv_holder key)
     if (!h)
         return;
     h->n = 0;
+    model_forget_doubt(h);
 }
 
 void model_clear_tiers(struct model *m, struct kv_holder key, uint32_t tiers, uint32_t source)
@@ -561,6 +549,8 @@ void model_clear_tiers(struct model *m, struct kv_holder key, uint32_t tiers, ui
             }
         }
     }
+    if (h && !h->n)
+        model_forget_doubt(h);
 }
 
 int model_remove_holders(struct model *m, uint64_t worker, const uint32_t *rank)

@@ -41,8 +41,7 @@ struct model_holder {
     size_t n, capacity;
     struct {
         uint32_t implied, n_stored_again;
-        int counts; /* 0: unknown, 1: each copy's removal is told, 2: the last one's */
-        bool settle;
+        bool each; /* some block was removed twice in a row */
     } tier[KV_N_TIERS];
 };
 
@@ -85,6 +84,9 @@ long model_store_known(struct model *m, struct kv_holder key, enum kv_tier tier,
 
 long model_remove(struct model *m, struct kv_holder key, enum kv_tier tier, const uint64_t *hashes,
                   size_t n);
+
+/** Return the right value of kvi_holder_info.doubted. */
+uint64_t model_doubted(const struct model_holder *h);
 
 void model_clear(struct model *m, struct kv_holder key);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops.h"
 #include "base/unit.h"
+#include "index/copies.h"
 
 enum { OPS_CHAINS = 3 }; /* of a call, at most */
 
@@ -309,6 +310,9 @@ static const char *ops_compare_blocks(const struct ops *ops)
         const struct model_holder *h = &ops->model->holders[i];
         const struct kvi_holder *holder = kvi_holder_find(ops->ix, h->key);
 
+        if (holder && kvi_copies_doubted(holder) != model_doubted(h))
+            return MODEL_DIFFERS("doubted tiers: %" PRIu64 ", model %" PRIu64,
+                                 kvi_copies_doubted(holder), model_doubted(h));
         for (size_t k = 0; k < h->n; k++) {
             const struct model_block *b = &h->blocks[k];
             const struct kvi_parked *parked = kvi_parked_find(ops->ix, holder, b->name);

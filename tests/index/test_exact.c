@@ -108,25 +108,55 @@ static void the_event_tells_what_is_left(void **state)
     assert_reach(f, CHAIN, 1, 1);
 }
 
-/* An engine that announces the last copy's removal only: no phantoms for ever. */
-static void last_copies_only(void **state)
+static uint64_t doubted(const struct fixture *f)
+{
+    struct kvi_holder_info info = KVI_HOLDER_INFO_INIT;
+
+    assert_int_equal(kvi_get_holder(f->ix, W0, &info), 0);
+    return info.doubted;
+}
+
+/*
+ * An idle engine gets one prompt again and again: it evicts an old copy of the last block, and stores
+ * a new one. Another kind of engine, which announces the last copy's removal only, says the same.
+ */
+static void one_prompt_for_ever(void **state)
 {
     struct fixture *f = *state;
 
     add(f, DEVICE, 0, CHAIN, 0, 2);
-    for (int life = 0; life < 70; life++) {
-        add(f, DEVICE, 0, CHAIN, 1, 2); /* a second copy, or the first of a new life */
-        if (life % 2)
-            assert_int_equal(take(f, DEVICE, 0, 102), 1);
-        if (life > 40 && life % 2)
-            add(f, DEVICE, 0, CHAIN, 1, 2);
-    }
-    for (int life = 0; life < 140; life++) {
-        add(f, DEVICE, 0, CHAIN, 1, 2);
-        add(f, DEVICE, 0, CHAIN, 1, 2);
+    add(f, DEVICE, 0, CHAIN, 1, 2);
+    for (int turn = 0; turn < 200; turn++) {
+        assert_int_equal(doubted(f), turn >= 64);
         assert_int_equal(take(f, DEVICE, 0, 102), 1);
+        assert_reach(f, CHAIN, 2, 2);
+        add(f, DEVICE, 0, CHAIN, 1, 2);
     }
+    assert_int_equal(take(f, DEVICE, 0, 102), 1);
+    assert_reach(f, CHAIN, 2, 2);
+    assert_int_equal(doubted(f), 1);
+    assert_int_equal(take(f, DEVICE, 0, 102), 1); /* twice in a row: each copy's removal is told */
     assert_reach(f, CHAIN, 1, 1);
+    assert_int_equal(doubted(f), 0);
+}
+
+/* Where there is no block, there is no doubt of copies; afterwards it takes as much to come back. */
+static void a_clear_ends_doubt(void **state)
+{
+    struct fixture *f = *state;
+
+    for (int life = 0; life < 2; life++) {
+        add(f, DEVICE, 0, CHAIN, 0, 2);
+        add(f, DEVICE, 0, CHAIN, 1, 2);
+        for (int turn = 0; turn < 64; turn++) {
+            assert_int_equal(doubted(f), 0);
+            assert_int_equal(take(f, DEVICE, 0, 102), 1);
+            add(f, DEVICE, 0, CHAIN, 1, 2);
+        }
+        assert_int_equal(doubted(f), 1);
+        assert_int_equal(life ? kvi_clear(f->ix, W0) : kvi_clear_tiers(f->ix, W0, 1, 0), 0);
+        assert_int_equal(doubted(f), 0);
+    }
 }
 
 static void owners_are_kept_apart(void **state)
@@ -384,7 +414,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         T(one_copy_of_two_goes),
         T(the_event_tells_what_is_left),
-        T(last_copies_only),
+        T(one_prompt_for_ever),
+        T(a_clear_ends_doubt),
         T(owners_are_kept_apart),
         T(a_hole_is_filled),
         T(a_child_before_its_parent),

@@ -149,23 +149,12 @@ static void window_take(struct world *w)
     w->window[number][id] -= w->window[number][id] > 0;
 }
 
-/* Shows the index that each copy's removal is announced: else it may come to doubt that (copies.c). */
-static void show_counts(struct world *w, uint32_t number)
-{
-    uint64_t name = name_of(0);
-
-    for (int i = 0; i < 3; i++)
-        assert_int_equal(kvi_window_add(w->ix, who, KV_TIER_DEVICE, number, 0, true, &name, 1), 0);
-    for (int i = 0; i < 3; i++)
-        assert_int_equal(kvi_window_take(w->ix, who, KV_TIER_DEVICE, number, 0, &name, NULL, 1), 1);
-}
-
 static void declare(struct world *w)
 {
     if (w->n_windows == N_WINDOWS)
         return;
     assert_int_equal(kvi_set_window(w->ix, who, &descriptions[w->n_windows]), w->n_windows);
-    show_counts(w, w->n_windows++);
+    w->n_windows++;
 }
 
 static void clear(struct world *w)
@@ -229,9 +218,6 @@ static void reload(struct world *w)
     assert_int_equal(kvi_dump_extras(w->ix, copy_extra, copy), 0);
     kvi_destroy(w->ix);
     w->ix = copy;
-    for (uint32_t k = 0; k < w->n_windows; k++)
-        if (!w->window[k][0])
-            show_counts(w, k);
 }
 
 static void test_random_histories(void **state)
@@ -524,31 +510,6 @@ static void test_removals_that_join_chains(void **state)
     assert_int_equal(kvi_take(ix, who, KV_TIER_DISK, 0, removed, NULL, 2), 2);
     assert_null(kvi_check(ix));
     assert_int_equal(kvi_remove(ix, who, KV_TIER_DISK, &blocks[1].hash, 1), 1);
-    kvi_destroy(ix);
-}
-
-/* The engine turns out to announce last removals only: blocks leave that tier, others stay in theirs. */
-static void test_doubt_takes_single_blocks(void **state)
-{
-    struct kv_block blocks[80];
-    uint64_t names[80], prompt[80];
-    struct kvi_holder_info info = KVI_HOLDER_INFO_INIT;
-    struct kvi_index *ix;
-
-    (void)state;
-    make_blocks(blocks, names, prompt, 0, 80);
-    assert_int_equal(kvi_create(NULL, &ix), 0);
-    assert_int_equal(kvi_add(ix, who, KV_TIER_DEVICE, 0, NULL, blocks, 80, NULL), 0);
-    assert_int_equal(kvi_store(ix, who, KV_TIER_HOST, NULL, blocks, 80, NULL), 0);
-    assert_int_equal(kvi_add(ix, who, KV_TIER_DEVICE, 0, NULL, blocks, 80, NULL), 0);
-    assert_int_equal(kvi_take(ix, who, KV_TIER_DEVICE, 0, names, NULL, 80), 80);
-    assert_int_equal(kvi_add(ix, who, KV_TIER_DEVICE, 0, NULL, blocks, 64, NULL), 0);
-    assert_null(kvi_check(ix));
-    assert_int_equal(kvi_get_holder(ix, who, &info), 0);
-    assert_int_equal(info.tier_blocks[KV_TIER_DEVICE], 64);
-    assert_int_equal(info.tier_blocks[KV_TIER_HOST], 80);
-    assert_int_equal(reach_of(ix, prompt, 80, KV_TIER_DEVICE), 64);
-    assert_int_equal(reach_of(ix, prompt, 80, KV_TIER_HOST), 80);
     kvi_destroy(ix);
 }
 
@@ -892,7 +853,6 @@ int main(void)
         cmocka_unit_test(test_stores_without_memory),
         cmocka_unit_test(test_removed_runs_leave_nothing),
         cmocka_unit_test(test_removals_that_join_chains),
-        cmocka_unit_test(test_doubt_takes_single_blocks),
         cmocka_unit_test(test_a_window_declared_under_a_lookup),
     };
 

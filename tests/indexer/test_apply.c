@@ -217,12 +217,87 @@ static void test_salts_of_purged_blocks(void **state)
     }
 }
 
+/* -- copies ------------------------------------------------------------------------------------ */
+
+#define STORED(hashes, parent, tokens, more)                                             \
+    "{'type': 'BlockStored', 'block_hashes': [" hashes "], 'parent_block_hash': " parent \
+    ", 'token_ids': [" tokens "], 'block_size': 4, 'medium': 'GPU'" more "}"
+#define REMOVED(hashes) "{'type': 'BlockRemoved', 'block_hashes': [" hashes "], 'medium': 'GPU'}"
+
+/*
+ * An idle vLLM gets one prompt of whole blocks again and again: it evicts an old copy of the last
+ * block, and computes a new one. An engine that announces only the last copy's removal says the same.
+ */
+static void one_prompt_for_ever(enum ki_report_mode mode, const char *kind, bool is_vllm)
+{
+    struct stream s;
+
+    begin(&s, mode);
+    PUT(&s, "[1.0, [" STORED("5,6", "nil", "5,1,1,1,6,1,1,1", "%s") "]]", kind);
+    PUT(&s, "[1.0, [" STORED("6", "5", "6,1,1,1", "%s") "]]", kind);
+    for (int turn = 0; turn < 200; turn++) {
+        assert_int_equal(ki_applier_is_unsure(&s.applier), turn >= 64 && !is_vllm);
+        PUT(&s, "[1.0, [" REMOVED("6") "]]");
+        assert_int_equal(reach(&s, "", 0, 5, 6), 2);
+        PUT(&s, "[1.0, [" STORED("6", "5", "6,1,1,1", "%s") "]]", kind);
+        assert_int_equal(reach(&s, "", 0, 5, 6), 2);
+    }
+    PUT(&s, "[1.0, [" REMOVED("6") "]]");
+    PUT(&s, "[1.0, [" REMOVED("6") "]]"); /* shows that there were two */
+    assert_false(ki_applier_is_unsure(&s.applier));
+    assert_int_equal(reach(&s, "", 0, 5, 6), 1);
+    end(&s);
+}
+
+static void test_one_prompt_for_ever(void **state)
+{
+    (void)state;
+    one_prompt_for_ever(KI_REPORTS_UNKNOWN, "", false);
+    one_prompt_for_ever(KI_REPORTS_INCREMENTAL, "", true);
+    one_prompt_for_ever(KI_REPORTS_UNKNOWN,
+                        ", 'group_idx': 0, 'kv_cache_spec_kind': 'full_attention'", true);
+}
+
+/*
+ * A request that skips the cache (prompt logprobs) computes two held blocks anew, beside a request
+ * that goes on below them. The two together look like a report. Its own copy stays with the other's.
+ */
+static void test_a_request_that_skips_the_cache(void **state)
+{
+    static const enum ki_report_mode modes[] = {KI_REPORTS_UNKNOWN, KI_REPORTS_INCREMENTAL};
+    struct stream s;
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(modes); i++) {
+        begin(&s, modes[i]);
+        PUT(&s, "[1.0, [" STORED("1,2", "nil", "1,1,1,1,2,1,1,1", "") "]]");
+        PUT(&s, "[1.0, [" STORED("1,2", "nil", "1,1,1,1,2,1,1,1",
+                                 "") ", " STORED("3", "2", "3,1,1,1", "") "]]");
+        PUT(&s, "[1.0, [" REMOVED("2") "]]");
+        assert_int_equal(reach(&s, "", 0, 1, 2), 2);
+        PUT(&s, "[1.0, [" REMOVED("3") "]]");
+        if (!ki_applier_is_unsure(&s.applier))
+            assert_int_equal(reach(&s, "", 0, 1, 2), 2);
+        /* Without a block below, nothing tells whether there is another copy. */
+        PUT(&s, "[1.0, [" STORED("1,2", "nil", "1,1,1,1,2,1,1,1",
+                                 "") ", " STORED("3", "2", "3,1,1,1", "") "]]");
+        PUT(&s, "[1.0, [" REMOVED("3") ", " REMOVED("2") "]]");
+        assert_true(ki_applier_is_unsure(&s.applier) || reach(&s, "", 0, 1, 2) == 2);
+        end(&s);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_groups_of_many_ranks), cmocka_unit_test(test_too_many_groups),
-        cmocka_unit_test(test_salts_of_reports),     cmocka_unit_test(test_salts_of_copies),
-        cmocka_unit_test(test_salts_of_clears),      cmocka_unit_test(test_salts_of_purged_blocks),
+        cmocka_unit_test(test_groups_of_many_ranks),
+        cmocka_unit_test(test_too_many_groups),
+        cmocka_unit_test(test_salts_of_reports),
+        cmocka_unit_test(test_salts_of_copies),
+        cmocka_unit_test(test_salts_of_clears),
+        cmocka_unit_test(test_salts_of_purged_blocks),
+        cmocka_unit_test(test_one_prompt_for_ever),
+        cmocka_unit_test(test_a_request_that_skips_the_cache),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -35,8 +35,10 @@ static void start(struct run *run)
     for (uint64_t n = 1 + unit_below(run->random, 2); n > 0; n--) {
         struct prompt p = prompts_next(&run->prompts, run->f.block_size);
 
-        if (vllm_start(v, &p,
-                       v->opts.report_full && (v->opts.report_all || unit_below(run->random, 2))))
+        bool report = v->opts.report_full && (v->opts.report_all || unit_below(run->random, 2)),
+             skips = v->opts.skip_cache && unit_below(run->random, 4) == 0;
+
+        if (vllm_start_any(v, &p, report, skips))
             prompts_remember(&run->prompts, &p);
     }
 }
@@ -146,7 +148,7 @@ static void history(uint64_t *random, const struct vllm_opts *opts, bool namespa
         &run.f.applier, &(struct ki_habits){.eagle_drop = opts->eagle_drop,
                                             .eagle_groups = opts->eagle_groups,
                                             .report_mode = (enum ki_report_mode)opts->report_mode});
-    run.f.keeps = opts->report_full;
+    run.f.keeps = opts->report_full || opts->skip_cache;
     run.f.unshown = opts->report_full && opts->report_mode == KI_REPORTS_UNKNOWN;
     live(&run, opts);
     follow_tally(ret, &run.f);
@@ -247,7 +249,9 @@ static void run_reports(const char *what, const struct vllm_opts *opts, unsigned
         full.report_all = i & 2;
         tally = run_histories(what, &full);
         if (tally.asked >= 8000) { /* the share of a few histories says little */
-            assert_in_range(tally.unsure * 100, 0, tally.asked * max_partial);
+            /* Unregistered, each report may have been a request that skips the cache. */
+            assert_in_range(tally.unsure * 100, 0,
+                            tally.asked * (full.report_mode ? max_partial : 100));
             assert_in_range(tally.unshown_wrong * 1000, 0, tally.asked);
         }
         if (opts->n_groups == 1 && opts->groups[0].kind == VLLM_FULL && !opts->eagle_drop &&
@@ -260,6 +264,28 @@ static void test_full_reports(void **state)
 {
     (void)state;
     run_reports("reports", &(struct vllm_opts){FULL}, 50);
+}
+
+/* Requests that compute all anew, as prompt logprobs do. With the mode registered, these are copies. */
+static void test_requests_that_skip_the_cache(void **state)
+{
+    struct vllm_opts opts[] = {
+        {FULL},
+        {.n_groups = 2, .groups = {{VLLM_FULL, 0}, {VLLM_SLIDING, 7}}},
+        {.n_groups = 1, .groups = {{VLLM_SLIDING, 9}}},
+        {FULL, .eagle_drop = true},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(opts); i++) {
+        opts[i].skip_cache = true;
+        run_histories("some skip the cache", &opts[i]);
+        opts[i].report_full = true;
+        run_histories("... others report", &opts[i]);
+        opts[i].report_full = false;
+        opts[i].report_mode = KI_REPORTS_INCREMENTAL;
+        assert_int_equal(run_histories("... it is registered", &opts[i]).unsure, 0);
+    }
 }
 
 static void test_full_reports_windows(void **state)
@@ -536,6 +562,7 @@ int main(void)
         cmocka_unit_test(test_block_drop_of_groups),
         cmocka_unit_test(test_lookahead),
         cmocka_unit_test(test_full_reports),
+        cmocka_unit_test(test_requests_that_skip_the_cache),
         cmocka_unit_test(test_full_reports_windows),
         cmocka_unit_test(test_full_reports_block_drop),
         cmocka_unit_test(test_windows),

@@ -48,6 +48,7 @@ struct vllm_opts {
     uint64_t eagle_groups;        /* bit: the group drops; 0: all do */
     bool report_full, report_all; /* some requests, or all, ask for reports */
     int report_mode;              /* the registered one */
+    bool skip_cache;              /* some requests don't look into the cache (prompt logprobs) */
     bool plain_images;            /* images lie over ordinary tokens */
     uint16_t host_blocks;         /* of an offloading tier; 0: none */
     bool host_placeholders;       /* its events carry no tokens */
@@ -688,8 +689,12 @@ static inline void vllm_report(struct vllm *v, const struct prompt *p, const uin
     }
 }
 
-/* A new request: reuse what is cached, compute and cache the rest. Returns it, or NULL: no room. */
-static inline struct vllm_request *vllm_start(struct vllm *v, const struct prompt *p, bool report)
+/*
+ * A new request: reuse what is cached unless it @skips that, compute and cache the rest. Returns it, or
+ * NULL: no room.
+ */
+static inline struct vllm_request *vllm_start_any(struct vllm *v, const struct prompt *p,
+                                                  bool report, bool skips)
 {
     uint64_t hashes[VLLM_MAX_CHAIN];
     struct vllm_request *r = v->requests;
@@ -700,7 +705,7 @@ static inline struct vllm_request *vllm_start(struct vllm *v, const struct promp
     if (r == v->requests + VLLM_MAX_REQUESTS || v->n_queue < vllm_needed_blocks(v, p))
         return NULL;
     *r = (struct vllm_request){.used = true, .prompt = *p, .n_prompt = p->n};
-    hit = vllm_hit(v, hashes, n, KV_MIN(n, (p->n - 1) / VLLM_BLOCK));
+    hit = skips ? 0 : vllm_hit(v, hashes, n, KV_MIN(n, (p->n - 1) / VLLM_BLOCK));
     if (report)
         vllm_report(v, p, hashes, hit);
     for (unsigned g = 0; g < v->opts.n_groups; g++) {
@@ -717,6 +722,11 @@ static inline struct vllm_request *vllm_start(struct vllm *v, const struct promp
     vllm_grow(v, r);
     vllm_cache_blocks(v, r);
     return r;
+}
+
+static inline struct vllm_request *vllm_start(struct vllm *v, const struct prompt *p, bool report)
+{
+    return vllm_start_any(v, p, report, false);
 }
 
 /* One more token. False: no room for it. */

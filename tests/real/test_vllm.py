@@ -67,10 +67,26 @@ OPTIONS = [
     Option("window_small_blocks_reports", windows=(64,), block=32, window_block=16, blocks=96, report_full=True, register=FULL,
            followed=False),
     Option("window_only", windows=(40,), full_attention=False),
+    Option("windows_only", windows=(40, 100), full_attention=False, blocks=160),
+    Option("state", states=1, blocks=96),
+    Option("states", states=3, blocks=128),
+    Option("state_window", states=1, windows=(40,), blocks=128),
+    Option("state_only", states=1, full_attention=False),
+    Option("states_resets_salts", states=2, blocks=128, resets=True, names=(Names(), Names(salt=SALT64))),
+    Option("state_context_parallel", states=1, context_parallel=2, blocks=96),
+    Option("chunk", chunks=(64,), blocks=96),
+    Option("chunk_window", chunks=(64,), windows=(40,), blocks=128),
+    Option("two_full", more_full=(16,), blocks=96),
+    Option("larger_full", more_full=(32,), blocks=96),
+    Option("smaller_full", block=32, more_full=(16,), blocks=96),
+    Option("larger_full_window", more_full=(32,), windows=(40,), blocks=96),
+    Option("context_parallel", context_parallel=2),
 ]
 # With the mode registered, every answer counts: nothing may be partial.
 OPTIONS += [replace(option, name=f"incremental_{option.name}", register={**option.register, **INCREMENTAL}, whole=True)
             for option in OPTIONS if not option.report_full and option.followed]
+# vllm serve's default keeps fewer blocks of windows and states.
+OPTIONS += [replace(option, name=f"{option.name}_retention", retention=0) for option in OPTIONS]
 STEPS, LOOKUPS = 120, 4
 
 

@@ -16,8 +16,8 @@ from vllm.sampling_params import SamplingParams  # noqa: E402
 from vllm.utils.hashing import sha256  # noqa: E402
 from vllm.v1.core.kv_cache_manager import KVCacheManager  # noqa: E402
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash  # noqa: E402
-from vllm.v1.kv_cache_interface import (FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec,  # noqa: E402
-                                        SlidingWindowSpec)
+from vllm.v1.kv_cache_interface import (ChunkedLocalAttentionSpec, FullAttentionSpec, KVCacheConfig,  # noqa: E402
+                                        KVCacheGroupSpec, MambaSpec, SlidingWindowSpec)
 from vllm.v1.request import Request, RequestStatus  # noqa: E402
 
 init_none_hash(sha256)
@@ -41,6 +41,11 @@ class Option:
     windows: tuple = ()
     window_block: int = 0  # block size of the window groups; 0: as the others
     full_attention: bool = True
+    states: int = 0  # cache groups of recurrent states
+    chunks: tuple = ()  # chunk lengths of groups with chunked local attention
+    more_full: tuple = ()  # block sizes of further full-attention groups
+    context_parallel: int = 1  # ranks that share a prompt's blocks: each block of attention is as many times larger
+    retention: int | None = None  # prefix_cache_retention_interval: None keeps all blocks, 0 (vllm serve) the last ones of a prompt
     eagle_drop: bool = False
     eagle_groups: tuple = ()  # groups with draft layers; none: all drop
     lookahead: int = 0  # tokens a block's hash covers beyond the block
@@ -57,6 +62,10 @@ def group_specs(option):
     specs = [FullAttentionSpec(block_size=option.block, **heads)] if option.full_attention else []
     specs += [SlidingWindowSpec(block_size=option.window_block or option.block, sliding_window=window, **heads)
               for window in option.windows]
+    specs += [MambaSpec(block_size=option.block * option.context_parallel, shapes=((16,),), dtypes=(torch.float32,), mamba_cache_mode="align")
+              for _ in range(option.states)]
+    specs += [ChunkedLocalAttentionSpec(block_size=option.block, attention_chunk_size=chunk, **heads) for chunk in option.chunks]
+    specs += [FullAttentionSpec(block_size=block, **heads) for block in option.more_full]
     return [KVCacheGroupSpec([f"layer{i}"], spec, is_eagle_group=i in option.eagle_groups) for i, spec in enumerate(specs)]
 
 
@@ -69,9 +78,11 @@ class Engine:
         sizes = [group.kv_cache_spec.block_size for group in groups]
         self.hash_block = min(sizes)
         self.manager = KVCacheManager(
-            KVCacheConfig(num_blocks=option.blocks, kv_cache_tensors=[], kv_cache_groups=groups),
+            KVCacheConfig(num_blocks=option.blocks, kv_cache_tensors=[], kv_cache_groups=groups,
+                          prefix_cache_retention_interval=option.retention),
             max_model_len=4096, scheduler_block_size=lcm(*sizes), hash_block_size=self.hash_block,
-            use_eagle=option.eagle_drop, num_hash_lookahead_tokens=option.lookahead, enable_kv_cache_events=True)
+            use_eagle=option.eagle_drop, num_hash_lookahead_tokens=option.lookahead, enable_kv_cache_events=True,
+            dcp_world_size=option.context_parallel)
         self.hasher = get_request_block_hasher(self.hash_block, sha256, option.lookahead)
         self.running, self.talks, self.count, self.story = [], [], 0, []
 
