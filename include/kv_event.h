@@ -71,8 +71,8 @@ enum kve_source_kind {
  * nothing else has the hashes of the other parts. A user of the reader that can't follow parts leaves
  * out the operations of such a source, and takes its view of that rank for partial.
  *
- * WINDOW sources hold no blocks of their own. Their stores are KVE_OP_STORE_KNOWN, and may come
- * before the store of the same hashes in source 0. Stores of a rank that has shown no main group
+ * WINDOW sources hold no blocks of their own. Their stores are KVE_OP_STORE_KNOWN, may come before
+ * the store of the same hashes in source 0, and have no hashes where the engine kept none. Stores of a rank that has shown no main group
  * (kve_reader_has_main) are KVE_OP_STORE when the event has the blocks' places.
  */
 struct kve_source {
@@ -219,7 +219,9 @@ KV_API bool kve_reader_has_main(const struct kve_reader *reader, uint32_t rank);
  * (KVE_SKIP_GROUP): of an unknown kind, or with blocks that are neither a whole number nor a small
  * fraction of the registered ones. Or of a group beyond those that it can remember: 64 each of 1024
  * ranks. Matches may then be longer than what the engine reuses. Also true
- * as long as full attention has shown only parts of blocks of the registered size in some tier.
+ * as long as full attention has shown only parts of blocks of the registered size in some tier, or a
+ * group has shown blocks below the device alone (HiSparse: the engine resumes from what some groups
+ * have there, and others on the device).
  */
 KV_API bool kve_reader_skips_group(const struct kve_reader *reader);
 

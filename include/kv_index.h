@@ -429,6 +429,9 @@ struct kvi_holder_info {
      * copy: it stores blocks again behind removals that left copies, and has removed none twice in a
      * row since the holder was last cleared. Matches may be longer than they should be then. */
     uint64_t doubted;
+    /* Of a holder without a main group: blocks of its windows of which no event has told the place, or
+     * that of a block above. Matches are shorter than they should be. */
+    uint64_t placeless;
 };
 #define KVI_HOLDER_INFO_INIT KV_INIT_(kvi_holder_info)
 

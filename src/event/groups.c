@@ -16,7 +16,10 @@ void kve_groups_fini(struct kve_groups *groups)
 
 int kve_groups_copy(const struct kve_groups *from, struct kve_groups *ret)
 {
-    struct kve_groups copy = {.n = from->n, .n_ranks = from->n_ranks, .unlearned = from->unlearned};
+    struct kve_groups copy = {.n = from->n,
+                              .n_ranks = from->n_ranks,
+                              .n_below = from->n_below,
+                              .unlearned = from->unlearned};
 
     if (kve_grow(&copy.items, &copy.capacity, from->n, sizeof(*copy.items)) < 0 ||
         kve_grow(&copy.ranks, &copy.ranks_capacity, from->n_ranks, sizeof(*copy.ranks)) < 0) {
@@ -33,7 +36,7 @@ int kve_groups_copy(const struct kve_groups *from, struct kve_groups *ret)
 
 void kve_groups_reset(struct kve_groups *groups)
 {
-    groups->n = groups->n_ranks = 0;
+    groups->n = groups->n_ranks = groups->n_below = 0;
     groups->unlearned = false;
 }
 
@@ -122,7 +125,8 @@ int kve_groups_learn(struct kve_groups *groups, const struct kve_group *group)
 {
     struct kve_group_rank *of = add_rank(groups, group->rank);
     const struct kve_group *known = kve_groups_find(groups, group->rank, group->group);
-    uint32_t i = known ? (uint32_t)(known - groups->items) + 1 : 0, next;
+    struct kve_group before = {0};
+    uint32_t i = known ? (uint32_t)(known - groups->items) + 1 : 0;
     int rc = known ? 0 : !of ? -ENOSPC : add_item(groups, of, &i);
 
     if (rc) {
@@ -131,12 +135,28 @@ int kve_groups_learn(struct kve_groups *groups, const struct kve_group *group)
             of->unlearned = true;
         return rc;
     }
-    next = groups->items[i - 1].next;
+    before = groups->items[i - 1];
     groups->items[i - 1] = *group;
-    groups->items[i - 1].next = next;
+    groups->items[i - 1].next = before.next;
+    groups->items[i - 1].on_device = before.on_device;
+    groups->items[i - 1].below = before.below;
     if (group->is_main && !of->main)
         of->main = i;
     else if (!group->is_main && of->main == i)
         of->main = 0;
     return 0;
+}
+
+void kve_groups_note_tier(struct kve_groups *groups, uint32_t rank, uint32_t group, bool device)
+{
+    const struct kve_group *known = kve_groups_find(groups, rank, group);
+    struct kve_group *g = known ? &groups->items[known - groups->items] : NULL;
+    bool below;
+
+    if (!g || g->on_device)
+        return;
+    below = !device;
+    groups->n_below += (size_t)below - (size_t)g->below;
+    g->below = below;
+    g->on_device = device;
 }

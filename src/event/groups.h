@@ -28,7 +28,8 @@ struct kve_group {
     uint32_t rank, group;
     bool is_main, is_window;              /* neither: a kind that can't be followed */
     uint32_t window, need, stride, parts; /* of a window: as in struct kve_source */
-    uint32_t next;                        /* 1 + item of the next group of the rank; 0: none */
+    bool on_device, below; /* it has shown blocks on the device; in tiers below, and none there */
+    uint32_t next;         /* 1 + item of the next group of the rank; 0: none */
 };
 
 /** The groups of one rank. */
@@ -43,6 +44,7 @@ struct kve_groups {
     struct kve_group *items;
     struct kve_group_rank *ranks;
     size_t n, capacity, n_ranks, ranks_capacity;
+    size_t n_below; /* groups that have shown blocks below the device alone */
     size_t last; /* place in ranks of the one that was asked for last: the next is often the same */
     bool unlearned; /* some group of some rank had no room */
 };
@@ -85,5 +87,8 @@ bool kve_groups_may_have_main(const struct kve_groups *groups, uint32_t rank);
  * remembered until the reset.
  */
 int kve_groups_learn(struct kve_groups *groups, const struct kve_group *group);
+
+/** Note that blocks of a group are stored on the device, or below it. Groups not learned are passed over. */
+void kve_groups_note_tier(struct kve_groups *groups, uint32_t rank, uint32_t group, bool device);
 
 #endif

@@ -117,7 +117,8 @@ bool kve_reader_has_main(const struct kve_reader *reader, uint32_t rank)
 
 bool kve_reader_skips_group(const struct kve_reader *reader)
 {
-    return reader->sources.unfollowed || (reader->part_tiers & ~reader->whole_tiers);
+    return reader->sources.unfollowed || reader->sources.groups.n_below ||
+           (reader->part_tiers & ~reader->whole_tiers);
 }
 
 bool kve_reader_has_lower(const struct kve_reader *reader)

@@ -95,6 +95,9 @@ int kve_apply_rules(struct kve_reader *reader, const struct kve_raw_event *ev, s
     if (!source)
         note_medium(reader, ev->medium, (enum kv_tier)tier);
     note_pool(reader, ev, (enum kv_tier)tier);
+    if (ev->type == KVE_RAW_STORED && ev->has_group && !ev->ownership.len)
+        kve_groups_note_tier(&reader->sources.groups, op->rank, (uint32_t)ev->group,
+                             tier == KV_TIER_DEVICE);
     op->source = (uint32_t)source;
     op->tier = (enum kv_tier)tier;
     reader->event.source = op->source;

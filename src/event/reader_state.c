@@ -126,6 +126,8 @@ static void write_groups(const struct kve_sources *sources, struct kv_json_write
         kv_json_member_u64(w, "group", g->group);
         kv_json_member_str(w, "kind", kinds[g->is_main ? 1 : g->is_window ? 2 : 0]);
         write_window(w, g->window, g->need, g->stride, g->parts);
+        if (g->below)
+            kv_json_member_bool(w, "below", true);
         kv_json_end_object(w);
     }
     kv_json_end_array(w);
@@ -252,10 +254,13 @@ static int read_group(struct kve_sources *sources, struct kv_json *json)
 {
     struct kve_group g = {.parts = 1};
     struct kv_str key;
+    bool below = false;
 
     kv_json_object(json);
     while (kv_json_next_key(json, &key)) {
-        if (kv_str_eq(key, "dp_rank"))
+        if (kv_str_eq(key, "below"))
+            below = kv_json_bool(json);
+        else if (kv_str_eq(key, "dp_rank"))
             g.rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
         else if (kv_str_eq(key, "group"))
             g.group = (uint32_t)kv_json_u64(json, UINT32_MAX);
@@ -264,7 +269,10 @@ static int read_group(struct kve_sources *sources, struct kv_json *json)
         else if (!read_window(json, key, &g.window, &g.need, &g.stride, &g.parts))
             kv_json_skip(json);
     }
-    return can_be(&g) && kve_groups_learn(&sources->groups, &g) == 0 ? 0 : -EPROTO;
+    if (!can_be(&g) || kve_groups_learn(&sources->groups, &g))
+        return -EPROTO;
+    kve_groups_note_tier(&sources->groups, g.rank, g.group, !below);
+    return 0;
 }
 
 static int read_salt(struct kve_salts *salts, struct kv_json *json)

@@ -202,6 +202,15 @@ static void note_other_size(struct kve_reader *reader, const struct kve_raw_even
     reader->event.tiers = 0;
 }
 
+/* Show a window that has kept no block of the event's: matches need some all the same. */
+static int show_window(struct kve_reader *reader, struct kve_op *op)
+{
+    op->type = KVE_OP_STORE_KNOWN;
+    op->has_parent = false;
+    op->parent = 0;
+    return kve_add_op(reader, op, reader->scratch.n_hashes);
+}
+
 int kve_add_stored(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)
 {
     const uint64_t *hashes = kve_event_hashes(reader);
@@ -221,7 +230,7 @@ int kve_add_stored(struct kve_reader *reader, const struct kve_raw_event *ev, st
     if (ev->block_size == reader->block_size && !kve_is_window(reader, op))
         reader->whole_tiers |= 1u << op->tier;
     if (!ev->n_hashes)
-        return 0;
+        return kve_is_window(reader, op) ? show_window(reader, op) : 0;
     rc = kve_unique_check(&reader->unique, ev->has_parent ? &ev->parent : NULL, hashes,
                           ev->n_hashes);
     if (rc <= 0)

@@ -315,6 +315,7 @@ int kvi_get_holder(struct kvi_index *index, struct kv_holder holder, struct kvi_
             .turns = turns_of(found),
             .lost = found->n_lost,
             .doubted = doubted_of(found),
+            .placeless = kvi_windows_placeless(found),
         };
         for (int t = 0; t < KV_N_TIERS; t++)
             info.tier_blocks[t] = found->tier[t].blocks;

@@ -221,3 +221,14 @@ uint64_t kvi_windows_blocks(const struct kvi_holder *holder)
     blocks = KV_MAX(blocks, atomic_load_explicit(&part->blocks, memory_order_relaxed));
     return blocks;
 }
+
+uint64_t kvi_windows_placeless(const struct kvi_holder *holder)
+{
+    const struct kvi_windows *windows = kvi_windows_of(holder);
+    const struct kvi_holder *part;
+    uint64_t parked = 0;
+
+    KVI_EACH_PART(windows && windows->alone ? windows : NULL, part)
+    parked += part->n_parked;
+    return parked;
+}

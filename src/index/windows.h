@@ -115,6 +115,9 @@ int kvi_window_number(const struct kvi_holder *holder, const struct kvi_window *
 /** Blocks of a holder without a main group, else 0. */
 uint64_t kvi_windows_blocks(const struct kvi_holder *holder);
 
+/** Blocks of a holder without a main group whose place isn't known, else 0. */
+uint64_t kvi_windows_placeless(const struct kvi_holder *holder);
+
 /** Copy the holder's windows, to change and publish them. NULL: out of memory. */
 struct kvi_windows *kvi_windows_copy(struct kvi_index *ix, const struct kvi_holder *holder);
 void kvi_windows_publish(struct kvi_index *ix, struct kvi_holder *holder,

@@ -342,6 +342,8 @@ static void put_op(struct ki_applier *a, struct kvi_index *index, struct put *pu
 {
     const struct kve_op *op = &put->batch->ops[i];
 
+    if (!op->n && op->type == KVE_OP_STORE_KNOWN) /* of a window, which is declared now */
+        return;
     if (!ki_applier_note_rank(a, op->rank)) {
         a->stats.rejected++;
         put->result = KI_APPLIED_PART;
@@ -354,6 +356,25 @@ static void put_op(struct ki_applier *a, struct kvi_index *index, struct put *pu
         a->forms |= KI_FORM(op->lookahead, false) | KI_FORM(op->lookahead, op->placed);
     if (!wait_for_more(a, index, put->batch, i))
         put_now(a, index, put, i);
+}
+
+/*
+ * Behind a batch, doubt ranks of windows alone that have blocks in unknown places: of such an engine
+ * a window's event tells the places only where it names each block that its tokens cover.
+ */
+static void doubt_places(struct ki_applier *a, struct kvi_index *index)
+{
+    for (uint32_t i = 0; i < a->n_ranks; i++) {
+        struct kvi_holder_info info = KVI_HOLDER_INFO_INIT;
+
+        if (a->touched == KI_RANKS_ONE && a->ranks[i] != a->touched_rank)
+            continue;
+        (void)kvi_get_holder(index, (struct kv_holder){a->instance, a->ranks[i]}, &info);
+        if (info.placeless)
+            ki_doubts_add(&a->doubts, a->ranks[i], 0, KI_WHY_PLACES);
+        else
+            ki_doubts_end(&a->doubts, a->ranks[i], 0, KI_WHY_PLACES);
+    }
 }
 
 /* Doubt the tiers of an event that was left out. Of an unknown source: those of every owner. */
@@ -414,6 +435,8 @@ enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, co
     for (size_t i = 0; i < batch.n_ops; i++)
         put_op(a, index, &put, i);
     doubt_lost(a);
+    if (put.alone || ki_doubts_has(&a->doubts, KI_WHY_PLACES))
+        doubt_places(a, index);
     if (put.alone && a->unsure.n_open)
         ki_doubts_add(&a->unsure.lost, put.alone_rank, 0, 1);
     if (a->reports.misjudged) { /* until the stream is read from its beginning again */

@@ -47,6 +47,8 @@ enum ki_why {
     KI_WHY_REPORTS = 8 << KV_N_TIERS,
     /** The same as KI_WHY_CLEAR: blocks of the device. */
     KI_WHY_DEVICE_CLEAR = 16 << KV_N_TIERS,
+    /* There is no main group, and events named window blocks without telling their places. */
+    KI_WHY_PLACES = 32 << KV_N_TIERS,
 };
 
 /** The last clear that counts as a pool's: see apply_clear.c. */

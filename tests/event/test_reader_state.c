@@ -65,6 +65,29 @@ static void groups_of_odd_block_sizes(void **state)
     expect_same_sources();
 }
 
+/* Groups that have shown blocks below the device alone: no tier has what a match needs. */
+static void groups_below_the_device(void **state)
+{
+    struct kve_reader *other;
+
+    (void)state;
+    event(STORED ", 'group_idx': 0, 'kv_cache_spec_kind': 'full_attention', 'medium': 'GPU'}");
+    event(STORED ", 'group_idx': 0, 'kv_cache_spec_kind': 'full_attention', 'medium': 'CPU'}");
+    event(STORED
+          ", 'group_idx': 1, 'kv_cache_spec_kind': 'mamba', 'medium': 'CPU', 'ownership': 'a'}");
+    assert_false(kve_reader_skips_group(reader));
+    event(STORED ", 'group_idx': 2, 'kv_cache_spec_kind': 'mamba', 'medium': 'CPU'}");
+    other = told(reader);
+    assert_true(kve_reader_skips_group(reader));
+    assert_true(kve_reader_skips_group(other));
+    kve_reader_destroy(other);
+    event(STORED ", 'group_idx': 2, 'kv_cache_spec_kind': 'mamba', 'medium': 'GPU'}");
+    other = told(reader);
+    assert_false(kve_reader_skips_group(reader));
+    assert_false(kve_reader_skips_group(other));
+    kve_reader_destroy(other);
+}
+
 /* Owners of any bytes are kept under a name of their own that is text, so that JSON brings it whole. */
 static void owners_of_any_bytes(void **state)
 {
@@ -149,6 +172,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(groups_of_odd_block_sizes, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(groups_below_the_device, set_up, tear_down),
         cmocka_unit_test_setup_teardown(owners_of_any_bytes, set_up, tear_down),
         cmocka_unit_test_setup_teardown(impossible_sizes, set_up, tear_down),
     };

@@ -405,6 +405,63 @@ static void test_states(void **state)
                             .groups = {{VLLM_FULL, 0}, {VLLM_MAMBA, 0}, {VLLM_SLIDING, 9}}});
 }
 
+/*
+ * The default of vllm serve: windows and states keep the last blocks of a prompt alone. Full attention
+ * of the same block size tells the places of the rest; without, the view says that it's partial.
+ */
+static void test_retention(void **state)
+{
+    static const struct {
+        const char *name;
+        bool whole;
+        struct vllm_opts opts;
+    } cases[] = {
+        {"retention, window", true, {.n_groups = 2, .groups = {{VLLM_FULL, 0}, {VLLM_SLIDING, 7}}}},
+        {"retention, windows",
+         true,
+         {.n_groups = 3, .groups = {{VLLM_SLIDING, 10}, {VLLM_SLIDING, 17}, {VLLM_FULL, 0}}}},
+        {"retention, state", true, {.n_groups = 2, .groups = {{VLLM_FULL, 0}, {VLLM_MAMBA, 0}}}},
+        {"retention, state, window",
+         true,
+         {.n_groups = 3, .groups = {{VLLM_MAMBA, 0}, {VLLM_FULL, 0}, {VLLM_SLIDING, 9}}}},
+        {"retention, lookahead",
+         true,
+         {.n_groups = 2, .groups = {{VLLM_FULL, 0}, {VLLM_SLIDING, 9}}, .lookahead = 1}},
+        {"retention, block drop",
+         true,
+         {.n_groups = 2, .groups = {{VLLM_FULL, 0}, {VLLM_SLIDING, 9}}, .eagle_drop = true}},
+        {"retention, window alone", false, {.n_groups = 1, .groups = {{VLLM_SLIDING, 9}}}},
+        {"retention, windows alone",
+         false,
+         {.n_groups = 2, .groups = {{VLLM_SLIDING, 9}, {VLLM_SLIDING, 14}}}},
+        {"retention, state alone", false, {.n_groups = 1, .groups = {{VLLM_MAMBA, 0}}}},
+        {"retention, half blocks",
+         false,
+         {.n_groups = 2, .groups = {{VLLM_FULL, 0}, {VLLM_SLIDING, 10}}, .parts = 2}},
+        {"retention, quarter blocks",
+         false,
+         {.n_groups = 2, .groups = {{VLLM_SLIDING, 18}, {VLLM_FULL, 0}}, .parts = 4}},
+        {"retention, offload",
+         true,
+         {.n_groups = 2, .groups = {{VLLM_FULL, 0}, {VLLM_SLIDING, 7}}, .host_blocks = 60}},
+        {"retention, alone, offload",
+         false,
+         {.n_groups = 1, .groups = {{VLLM_SLIDING, 9}}, .host_blocks = 30}},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(cases); i++) {
+        struct vllm_opts opts = cases[i].opts;
+        struct follower tally;
+
+        opts.retention = true;
+        run_histories(cases[i].name, &opts);
+        opts.report_mode = KI_REPORTS_INCREMENTAL;
+        tally = run_histories(cases[i].name, &opts);
+        assert_int_equal(tally.unsure == 0, cases[i].whole);
+    }
+}
+
 static void test_second_full_group(void **state)
 {
     (void)state;
@@ -570,6 +627,7 @@ int main(void)
         cmocka_unit_test(test_small_window_blocks_drop),
         cmocka_unit_test(test_small_window_blocks_reports),
         cmocka_unit_test(test_states),
+        cmocka_unit_test(test_retention),
         cmocka_unit_test(test_second_full_group),
         cmocka_unit_test(test_restart_with_other_groups),
         cmocka_unit_test(test_offload),

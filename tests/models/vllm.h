@@ -15,6 +15,8 @@
  *   number of larger blocks.
  * - With lookahead L a block's hash covers the L tokens after it, and exists only when they do. With
  *   block drop (EAGLE without lookahead hashes) a request's own lookup gives its last block up.
+ * - With retention (prefix_cache_retention_interval=0, the default of vllm serve) windows and states keep
+ *   only the blocks that serve a match at the end of a prompt, or where another prompt has left it.
  * - kv_cache_report_mode=full announces the blocks that a request reuses once more.
  *
  * The model's own lookup (model_lookup) is the truth: the longest prefix that every group can serve.
@@ -42,7 +44,8 @@ struct vllm_opts {
         enum vllm_kind kind;
         uint32_t window; /* tokens */
     } groups[VLLM_MAX_GROUPS];
-    size_t parts; /* blocks of a window that make one of another group; 0: 1 */
+    size_t parts;   /* blocks of a window that make one of another group; 0: 1 */
+    bool retention; /* windows and states keep what a replayed prompt can resume from, else all */
     uint32_t lookahead;
     bool eagle_drop;
     uint64_t eagle_groups;        /* bit: the group drops; 0: all do */
@@ -65,7 +68,9 @@ struct vllm_block {
 struct vllm_request {
     bool used;
     struct prompt prompt;
-    size_t n_prompt;                                      /* the rest was generated */
+    size_t n_prompt; /* the rest was generated */
+    size_t
+        junction; /* retention: hashes up to which full attention had more than the others; 0: none */
     uint16_t blocks[VLLM_MAX_GROUPS][VLLM_MAX_CHAIN + 1]; /* VLLM_NULL: released or never there */
     size_t n_blocks[VLLM_MAX_GROUPS], n_cached[VLLM_MAX_GROUPS];
 };
@@ -619,6 +624,32 @@ static inline size_t vllm_cacheable(const struct vllm *v, unsigned group, size_t
     return KV_MIN(most, n_hashes) / vllm_unit(v, group);
 }
 
+/* Whether block @i of a window or a state is among the last that a match of @end hashes needs. */
+static inline bool vllm_ends(const struct vllm *v, unsigned group, size_t i, size_t end)
+{
+    const struct vllm_group *g = &v->opts.groups[group];
+    size_t drop = vllm_drops(v, group) && g->kind == VLLM_SLIDING;
+    size_t need = g->kind == VLLM_SLIDING ? vllm_need(g) + drop : 1;
+    size_t to = vllm_align(v, end) / vllm_unit(v, group) + drop;
+
+    return i < to && i + need >= to;
+}
+
+/* Whether a later prompt can resume from what block @i ends, as far as the engine knows. */
+static inline bool vllm_retains(const struct vllm *v, const struct vllm_request *r, unsigned group,
+                                size_t i)
+{
+    size_t end = (r->n_prompt - 1) / VLLM_BLOCK, parts = vllm_parts(v);
+
+    if (!v->opts.retention || v->opts.groups[group].kind == VLLM_FULL)
+        return true;
+    if (!v->opts.eagle_drop)
+        return vllm_ends(v, group, i, end) || (r->junction && vllm_ends(v, group, i, r->junction));
+    end = vllm_align(v, end);
+    return vllm_ends(v, group, i, end - KV_MIN(end, parts)) ||
+           (r->junction && vllm_ends(v, group, i, r->junction));
+}
+
 /* Whether block @i can serve a match that ends with a larger block: others are left out of events. */
 static inline bool vllm_reachable(const struct vllm *v, unsigned group, size_t i)
 {
@@ -643,7 +674,7 @@ static inline void vllm_cache_blocks(struct vllm *v, struct vllm_request *r)
         for (size_t i = range.from; i < range.to; i++) {
             uint16_t block = r->blocks[g][i];
 
-            if (block == VLLM_NULL || !vllm_reachable(v, g, i))
+            if (block == VLLM_NULL || !vllm_reachable(v, g, i) || !vllm_retains(v, r, g, i))
                 continue;
             range.picked[i] = true;
             range.n++;
@@ -708,6 +739,13 @@ static inline struct vllm_request *vllm_start_any(struct vllm *v, const struct p
     hit = skips ? 0 : vllm_hit(v, hashes, n, KV_MIN(n, (p->n - 1) / VLLM_BLOCK));
     if (report)
         vllm_report(v, p, hashes, hit);
+    for (unsigned g = 0; g < v->opts.n_groups && !skips; g++) {
+        size_t most = v->opts.groups[g].kind == VLLM_FULL
+                          ? vllm_group_hit(v, hashes, KV_MIN(n, (p->n - 1) / VLLM_BLOCK), g, false)
+                          : 0;
+
+        r->junction = most > hit ? most : r->junction;
+    }
     for (unsigned g = 0; g < v->opts.n_groups; g++) {
         size_t unit = vllm_unit(v, g), n_hit = hit / unit,
                first = KV_MIN(vllm_first_needed(v, g, hit * VLLM_BLOCK), n_hit);

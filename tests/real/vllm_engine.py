@@ -42,6 +42,8 @@ class Option:
     window_block: int = 0  # block size of the window groups; 0: as the others
     full_attention: bool = True
     states: int = 0  # cache groups of recurrent states
+    state_block: int = 0  # their block size; 0: as the others'
+    unit: int = 0  # prefix_match_unit: tokens of the finest hash; 0: those of the smallest block
     chunks: tuple = ()  # chunk lengths of groups with chunked local attention
     more_full: tuple = ()  # block sizes of further full-attention groups
     context_parallel: int = 1  # ranks that share a prompt's blocks: each block of attention is as many times larger
@@ -53,7 +55,9 @@ class Option:
     resets: bool = False
     names: tuple = (Names(),)
     register: dict = field(default_factory=dict)
-    followed: bool = True  # the indexer follows all groups; else its view is partial, and answers may be too long
+    registered: int = 0  # block size in the registration; 0: that of the first group
+    followed: bool = True  # the indexer follows all groups; else its view may be partial, and answers too long then
+    retained: bool = True  # ... with retention=0, too
     whole: bool = False  # the view is never partial
 
 
@@ -62,7 +66,8 @@ def group_specs(option):
     specs = [FullAttentionSpec(block_size=option.block, **heads)] if option.full_attention else []
     specs += [SlidingWindowSpec(block_size=option.window_block or option.block, sliding_window=window, **heads)
               for window in option.windows]
-    specs += [MambaSpec(block_size=option.block * option.context_parallel, shapes=((16,),), dtypes=(torch.float32,), mamba_cache_mode="align")
+    specs += [MambaSpec(block_size=option.state_block or option.block * option.context_parallel, shapes=((16,),), dtypes=(torch.float32,),
+                        mamba_cache_mode="align")
               for _ in range(option.states)]
     specs += [ChunkedLocalAttentionSpec(block_size=option.block, attention_chunk_size=chunk, **heads) for chunk in option.chunks]
     specs += [FullAttentionSpec(block_size=block, **heads) for block in option.more_full]
@@ -75,8 +80,9 @@ class Engine:
     def __init__(self, option, rng):
         self.option, self.rng = option, rng
         groups = group_specs(option)
-        sizes = [group.kv_cache_spec.block_size for group in groups]
-        self.hash_block = min(sizes)
+        sizes = [group.kv_cache_spec.block_size * (1 if isinstance(group.kv_cache_spec, MambaSpec) else option.context_parallel)
+                 for group in groups]
+        self.hash_block = option.unit or min(sizes)
         self.manager = KVCacheManager(
             KVCacheConfig(num_blocks=option.blocks, kv_cache_tensors=[], kv_cache_groups=groups,
                           prefix_cache_retention_interval=option.retention),

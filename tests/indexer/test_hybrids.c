@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Engines with several cache groups whose events don't tell everything: groups that keep few blocks
+ * and name these alone, groups in different tiers, kinds and sizes that can't be followed. A view
+ * that answers otherwise than the engine says so from the first such event on.
+ */
+#include "base/unit.h"
+
+#include "event/pack.h"
+#include "event/reader.h"
+#include "indexer/apply.h"
+
+struct stream {
+    struct kvi_index *index;
+    struct ki_applier applier;
+};
+
+static void begin(struct stream *s)
+{
+    assert_int_equal(kvi_create(NULL, &s->index), 0);
+    assert_int_equal(ki_applier_init(&s->applier, 7, 0, 4, KI_MM_PLACED), 0);
+    ki_applier_set_habits(&s->applier, &(struct ki_habits){.report_mode = KI_REPORTS_INCREMENTAL});
+}
+
+static void end(struct stream *s)
+{
+    ki_applier_fini(&s->applier);
+    kvi_destroy(s->index);
+}
+
+static void put(struct stream *s, const char *events)
+{
+    struct kv_buf bytes = KV_BUF_INIT;
+
+    pack(&bytes, "[1.0, [%s], 0]", events);
+    assert_int_not_equal(ki_applier_apply(&s->applier, s->index, bytes.data, bytes.len),
+                         KI_APPLIED_PART);
+    kv_buf_fini(&bytes);
+}
+
+/* Blocks of the prompt 1,1,1,1, 2,2,2,2, 3,3,3,3 ... that the worker has in the tier. */
+static uint32_t reach(struct stream *s, enum kv_tier tier)
+{
+    struct kvi_matches matches = {0};
+    uint32_t tokens[24], n = 0;
+    uint64_t hashes[6];
+
+    for (uint32_t i = 0; i < KV_COUNT(tokens); i++)
+        tokens[i] = 1 + i / 4;
+    kve_hash_tokens(kve_seed(NULL, 0, NULL, 0), tokens, KV_COUNT(tokens), 4, 0, hashes);
+    assert_int_equal(kvi_find(s->index, hashes, KV_COUNT(hashes), &matches), 0);
+    if (matches.n)
+        n = matches.items[0].reach[tier];
+    kvi_matches_fini(&matches);
+    return n;
+}
+
+static bool is_partial(const struct stream *s)
+{
+    return ki_applier_is_unsure(&s->applier);
+}
+
+#define T123 "1,1,1,1,2,2,2,2,3,3,3,3"
+#define T45 "4,4,4,4,5,5,5,5"
+#define FULL "0, 'kv_cache_spec_kind': 'full_attention'"
+#define WINDOW(number) \
+    number ", 'kv_cache_spec_kind': 'sliding_window', 'kv_cache_spec_sliding_window': 9"
+#define STATE(number) number ", 'kv_cache_spec_kind': 'mamba'"
+#define STORED(group, medium, hashes, parent, tokens)                                           \
+    "{'type': 'BlockStored', 'block_hashes': [" hashes "], 'parent_block_hash': " parent        \
+    ", 'token_ids': [" tokens "], 'block_size': 4, 'medium': '" medium "', 'group_idx': " group \
+    "}"
+#define GPU(group, hashes, parent, tokens) STORED(group, "GPU", hashes, parent, tokens)
+#define REMOVED(number, hashes)                                                                    \
+    "{'type': 'BlockRemoved', 'block_hashes': [" hashes "], 'medium': 'GPU', 'group_idx': " number \
+    "}"
+#define CLEARED "{'type': 'AllBlocksCleared'}"
+
+/* Windows alone: only an event that names each block of its tokens tells where they are. */
+static void test_windows_alone(void **state)
+{
+    static const char *const ends[] = {REMOVED("0", "2, 3, 5"), CLEARED};
+    struct stream s;
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(ends); i++) {
+        begin(&s);
+        put(&s, GPU(WINDOW("0"), "2,3", "nil", T123));
+        assert_true(is_partial(&s));
+        put(&s, GPU(WINDOW("0"), "4,5", "3", T45)); /* below an unknown place */
+        assert_true(is_partial(&s));
+        put(&s, REMOVED("0", "4"));
+        assert_true(is_partial(&s));
+        put(&s, ends[i]); /* no block is left */
+        assert_false(is_partial(&s));
+        assert_int_equal(reach(&s, KV_TIER_DEVICE), 0);
+        put(&s, GPU(WINDOW("0"), "1,2,3", "nil", T123));
+        assert_false(is_partial(&s));
+        assert_int_equal(reach(&s, KV_TIER_DEVICE), 3);
+        put(&s, GPU(WINDOW("0"), "4,5", "3", T45));
+        assert_false(is_partial(&s));
+        assert_int_equal(reach(&s, KV_TIER_DEVICE), 5);
+        end(&s);
+    }
+}
+
+/* States alone, of which a chunk keeps the last. */
+static void test_states_alone(void **state)
+{
+    struct stream s;
+
+    (void)state;
+    begin(&s);
+    put(&s, GPU(STATE("0"), "", "nil", T123));
+    assert_false(is_partial(&s)); /* the engine has nothing */
+    put(&s, GPU(STATE("0"), "5", "3", T45));
+    assert_true(is_partial(&s));
+    end(&s);
+}
+
+/* Full attention tells the places, whichever event comes first. */
+static void test_windows_beside_full_attention(void **state)
+{
+    struct stream s;
+
+    (void)state;
+    for (int first = 0; first < 2; first++) {
+        begin(&s);
+        put(&s, first ? GPU(WINDOW("1"), "2,3", "nil", T123) ", " GPU(FULL, "1,2,3", "nil", T123)
+                      : GPU(FULL, "1,2,3", "nil", T123) ", " GPU(WINDOW("1"), "2,3", "nil", T123));
+        assert_false(is_partial(&s));
+        assert_int_equal(reach(&s, KV_TIER_DEVICE), 3);
+        end(&s);
+    }
+}
+
+/* An event without hashes: the group is there, and the engine can't resume before it keeps a block. */
+static void test_a_group_that_kept_nothing(void **state)
+{
+    static const char *const groups[] = {GPU(STATE("1"), "", "nil", T123),
+                                         GPU(WINDOW("1"), "", "nil", T123)};
+    struct stream s;
+
+    (void)state;
+    for (size_t i = 0; i < 2 * KV_COUNT(groups); i++) {
+        begin(&s);
+        if (i % 2) {
+            put(&s, groups[i / 2]);
+            put(&s, GPU(FULL, "1,2,3", "nil", T123));
+        } else {
+            put(&s, GPU(FULL, "1,2,3", "nil", T123));
+            assert_int_equal(reach(&s, KV_TIER_DEVICE), 3);
+            put(&s, groups[i / 2]);
+        }
+        assert_false(is_partial(&s));
+        assert_int_equal(reach(&s, KV_TIER_DEVICE), 0);
+        put(&s, i / 2 ? GPU(WINDOW("1"), "2,3", "nil", T123) : GPU(STATE("1"), "3", "nil", T123));
+        assert_int_equal(reach(&s, KV_TIER_DEVICE), 3);
+        end(&s);
+    }
+}
+
+/* HiSparse: one group below the device, one on it. No tier has what the engine resumes from. */
+static void test_groups_in_different_tiers(void **state)
+{
+    static const char below[] = STORED(FULL, "CPU", "1,2,3", "nil", T123),
+                      device[] =
+                          GPU("2, 'kv_cache_spec_kind': 'mla_attention'", "1,2,3", "nil", T123);
+    struct stream s;
+
+    (void)state;
+    for (int first = 0; first < 2; first++) {
+        begin(&s);
+        if (first)
+            put(&s, device);
+        put(&s, below);
+        assert_true(is_partial(&s));
+        if (!first)
+            put(&s, device);
+        assert_true(is_partial(&s));
+        put(&s, GPU(FULL, "1", "nil", "1,1,1,1")); /* the group comes to the device after all */
+        assert_int_equal(is_partial(&s), first);   /* what the other one has below isn't known */
+        end(&s);
+    }
+}
+
+/* Blocks that the engine offloads were on the device before. Another owner's tell nothing. */
+static void test_offloading(void **state)
+{
+    struct stream s;
+
+    (void)state;
+    begin(&s);
+    put(&s, GPU(FULL, "1,2,3", "nil", T123) ", " STORED(FULL, "CPU", "1,2,3", "nil", T123));
+    assert_false(is_partial(&s));
+    put(&s, REMOVED("0", "3,2,1"));
+    assert_int_equal(reach(&s, KV_TIER_HOST), 3);
+    assert_false(is_partial(&s));
+    put(&s, STORED(FULL ", 'ownership': 'mooncake'", "CPU", "1", "nil", "1,1,1,1"));
+    assert_false(is_partial(&s));
+    end(&s);
+}
+
+/* Chunked local attention needs blocks from its chunk's start on; its events don't tell where that is. */
+static void test_chunked_local_attention(void **state)
+{
+    struct stream s;
+
+    (void)state;
+    begin(&s);
+    put(&s, GPU(FULL, "1,2,3", "nil", T123) ", " GPU(
+                "1, 'kv_cache_spec_kind': 'chunked_local_attention'", "1,2,3", "nil", T123));
+    assert_true(is_partial(&s));
+    end(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_windows_alone),
+        cmocka_unit_test(test_states_alone),
+        cmocka_unit_test(test_windows_beside_full_attention),
+        cmocka_unit_test(test_a_group_that_kept_nothing),
+        cmocka_unit_test(test_groups_in_different_tiers),
+        cmocka_unit_test(test_offloading),
+        cmocka_unit_test(test_chunked_local_attention),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
