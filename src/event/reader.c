@@ -92,7 +92,7 @@ void kve_reader_reset(struct kve_reader *reader)
     reader->saw_salt = reader->saw_adapter = reader->saw_objects = false;
     reader->part_tiers = reader->whole_tiers = 0;
     reader->engine_tiers = reader->pool_tiers = 0;
-    reader->saw_offload = false;
+    reader->saw_offload = reader->names_ranks = false;
 }
 
 void kve_reader_renew(struct kve_reader *reader)
@@ -265,6 +265,7 @@ static int read_event(struct kve_reader *reader, struct kv_msgpack *m, uint32_t 
     if (rc)
         return pass_over(reader, m, before) ? rc : -EPROTO;
     op.rank = ev.has_rank ? ev.rank : rank;
+    reader->names_ranks |= ev.has_rank;
     reader->event.rank = op.rank;
     switch (ev.type) {
     case KVE_RAW_STORED:
@@ -449,6 +450,7 @@ int kve_reader_decode(struct kve_reader *reader, const void *payload, size_t len
         rc = read_map_batch(reader, &m, &batch);
     if (rc)
         return rc;
+    reader->names_ranks |= batch.has_rank;
     set_pointers(reader);
     *ret = batch;
     ret->ops = reader->ops;

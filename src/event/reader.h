@@ -70,6 +70,7 @@ struct kve_reader {
     uint32_t engine_tiers;
     uint32_t pool_tiers; /* bit per tier in which a connector has a block pool of its own */
     bool saw_offload;    /* a lower tier without a pool of its own was seen */
+    bool names_ranks;    /* batches or events have named ranks: there may be more of them */
     struct kve_salts salts;
 };
 

@@ -17,6 +17,7 @@ void ki_applier_fini(struct ki_applier *a)
     ki_unsure_fini(&a->suspects);
     ki_small_clear(&a->small);
     ki_doubts_clear(&a->doubts);
+    ki_doubts_clear(&a->cleared);
     ki_overlap_clear(&a->overlap);
     free(a->ranks);
     free(a->left_of);
@@ -287,6 +288,14 @@ static bool is_empty(const struct ki_applier *a, struct kvi_index *index, uint32
            info.blocks + info.parked == 0;
 }
 
+void ki_applier_note_stream_losses(struct ki_applier *a, uint64_t losses)
+{
+    if (KV_LIKELY(a->losses == losses))
+        return;
+    a->losses = losses;
+    ki_doubts_clear(&a->cleared);
+}
+
 /* A batch on its way into the index. */
 struct put {
     const struct kve_batch *batch;
@@ -331,8 +340,10 @@ static void put_now(struct ki_applier *a, struct kvi_index *index, struct put *p
     } else if (op->type == KVE_OP_CLEAR && !op->unsure && is_empty(a, index, op->rank)) {
         /* Another store of the rank's groups says whether these hold again. */
         ki_doubts_end(&a->doubts, op->rank, 0, KI_WHY_CROWDED | KI_WHY_DROPS);
-        if (ki_applier_n_brought(a) == 1 && !kve_reader_has_lower(a->reader)) {
+        ki_doubts_add(&a->cleared, op->rank, 0, 1);
+        if (a->cleared.n == ki_applier_n_brought(a) && !kve_reader_has_lower(a->reader)) {
             put->result = KI_APPLIED_CLEARED;
+            a->n_cleared = ki_applier_n_brought(a);
             a->purged = false;
         }
     }

@@ -96,6 +96,9 @@ struct ki_applier {
     struct ki_unsure suspects; /* counted copies that may have been reports */
     struct ki_small small;     /* blocks of groups with smaller blocks */
     struct ki_doubts doubts;   /* enum ki_why: reasons for which a rank's answers may be wrong */
+    struct ki_doubts cleared;  /* ranks that were cleared since the last loss, bit 1 */
+    uint64_t losses;           /* of the stream, when cleared was emptied */
+    uint32_t n_cleared;        /* ranks brought when all of them were last cleared */
     struct ki_pool_clear pool_clear;
     /* Blocks and copies of its ranks that limits of the index left out, and tiers whose copies are in
      * doubt. */
@@ -193,12 +196,26 @@ static inline void ki_applier_contradicted(struct ki_applier *a)
         a->reports.mode = KI_REPORTS_INCREMENTAL;
 }
 
+/**
+ * Return true when the stream's ranks are known, as far as they can be: where batches name one rank,
+ * nothing tells whether there are others.
+ */
+bool ki_applier_knows_ranks(const struct ki_applier *a);
+/** Return true when the stream brings a rank that it hadn't when all its ranks were last cleared. */
+static inline bool ki_applier_has_new_rank(const struct ki_applier *a)
+{
+    return ki_applier_n_brought(a) > a->n_cleared;
+}
+/** Note how many losses the stream has had: clears of ranks before the last one end none of it. */
+void ki_applier_note_stream_losses(struct ki_applier *a, uint64_t losses);
+
 /** Effect of a batch on the completeness of the view. */
 enum ki_applied { KI_APPLIED, KI_APPLIED_PART, KI_APPLIED_CLEARED };
 
 /**
  * Apply one payload. Returns KI_APPLIED_PART when some of it was lost (not a batch, no memory,
- * index full); KI_APPLIED_CLEARED when the publisher cleared all that this stream had brought.
+ * index full); KI_APPLIED_CLEARED when the publisher has cleared, since the last
+ * loss, all ranks that this stream had brought.
  */
 enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, const void *payload,
                                  size_t len);

@@ -21,6 +21,11 @@ bool ki_applier_brings(const struct ki_applier *a, uint32_t rank)
     return false;
 }
 
+bool ki_applier_knows_ranks(const struct ki_applier *a)
+{
+    return !a->reader->names_ranks || ki_applier_n_brought(a) > 1;
+}
+
 uint64_t ki_applier_held_of_rank(const struct ki_applier *a, struct kvi_index *index, uint32_t rank)
 {
     struct kvi_holder_info info = KVI_HOLDER_INFO_INIT;

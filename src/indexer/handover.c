@@ -95,6 +95,7 @@ void ki_handover_give(struct ki_handover *h, struct ki_listener *l)
         l->applier.reports.suspects = h->suspects;
         l->applier.reports.trusted = h->trusted;
         l->stream.healed = h->healed;
+        l->applier.n_cleared = ki_applier_n_brought(&l->applier);
         if (l->applier.reports.mode == KI_REPORTS_UNKNOWN)
             l->applier.reports.mode = h->report_mode;
         if (h->has_ends)

@@ -120,11 +120,13 @@ static void note_applied(struct ki_listener *l, enum ki_applied applied, uint64_
         ki_stream_mark_partial(&l->stream, now_ns);
         break;
     case KI_APPLIED_CLEARED:
-        ki_stream_mark_whole(&l->stream);
+        if (ki_applier_knows_ranks(&l->applier))
+            ki_stream_mark_whole(&l->stream);
         break;
     }
-    if (l->stream.healed && kve_reader_has_lower(l->applier.reader))
-        ki_stream_note_lower(&l->stream, now_ns);
+    if (l->stream.healed &&
+        (kve_reader_has_lower(l->applier.reader) || ki_applier_has_new_rank(&l->applier)))
+        ki_stream_note_more(&l->stream, now_ns);
     judge(l, now_ns);
     l->stream.doubtful = ki_applier_is_unsure(&l->applier);
 }
@@ -154,6 +156,7 @@ static void settle(struct ki_listener *l, struct ki_stream_stats *before, unsign
         l->stream.doubtful = ki_applier_is_unsure(&l->applier);
     if (steps & KI_STEP_APPLY && l->has_overlap_end && l->stream.position > l->overlap_end)
         ki_applier_end_overlap(&l->applier, l->model->index);
+    ki_applier_note_stream_losses(&l->applier, l->stream.losses);
     if (steps & KI_STEP_APPLY)
         note_applied(l, ki_applier_put(&l->applier, l->model->index, payload.data, payload.len),
                      now_ns);

@@ -84,7 +84,7 @@ bool ki_stream_is_behind(const struct ki_stream *s)
 
 void ki_stream_mark_partial(struct ki_stream *s, uint64_t now_ns)
 {
-    s->partial = true;
+    ki_stream_be_partial(s);
     ki_stream_lose(s, now_ns);
 }
 
@@ -99,7 +99,7 @@ void ki_stream_mark_whole(struct ki_stream *s)
     ki_stream_be_sound(s);
 }
 
-void ki_stream_note_lower(struct ki_stream *s, uint64_t now_ns)
+void ki_stream_note_more(struct ki_stream *s, uint64_t now_ns)
 {
     if (!s->healed)
         return;
@@ -157,7 +157,7 @@ void ki_stream_accept(struct ki_stream *s, const struct ki_batch_id *id)
 
 void ki_stream_now_partial(struct ki_stream *s, uint64_t now_ns)
 {
-    s->partial = true;
+    ki_stream_be_partial(s);
     if (s->opts.can_replay && !s->heal_at_ns)
         s->heal_at_ns = now_ns + s->opts.cooldown_ns;
 }
@@ -183,6 +183,7 @@ void ki_stream_meet(struct ki_stream *s)
     s->strikes = s->watch = 0;
     s->cooldown_to_ns = 0;
     s->unverified |= s->has_position || s->cursorless;
+    s->losses++;
 }
 
 /* The publisher is another process than the one whose batches were applied; its cache is empty. */

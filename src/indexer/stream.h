@@ -113,6 +113,7 @@ struct ki_stream {
     bool proof_over;       /* the ring can't tell any more */
 
     bool partial;
+    uint64_t losses; /* rises when something may be missing: clears before it have not ended that */
     /* A clear has ended a loss. It leaves some tiers alone, of which the stream had shown no block. */
     bool healed;
     /* The replay service had no batch: the publisher has sent none, so its cache is empty. */
@@ -289,10 +290,10 @@ void ki_stream_learn_anew(struct ki_stream *s, uint64_t held, uint64_t now_ns);
 /** Note that the publisher cleared all that the stream brought: no batch is missing any more. */
 void ki_stream_mark_whole(struct ki_stream *s);
 /**
- * Note that the publisher has blocks in tiers that its clears leave alone: a loss before the last
- * clear may have been of such blocks.
+ * Note that the publisher has blocks in tiers that its clears leave alone, or of a rank that wasn't
+ * cleared: a loss before the last clear may have been of such blocks.
  */
-void ki_stream_note_lower(struct ki_stream *s, uint64_t now_ns);
+void ki_stream_note_more(struct ki_stream *s, uint64_t now_ns);
 
 /** Note that the driver closed both connections (paused): a held batch is forgotten. */
 void ki_stream_detach(struct ki_stream *s);

@@ -33,6 +33,12 @@ enum ki_known ki_stream_lookup(const struct ki_stream *s, const struct ki_batch_
 double ki_stream_time(const struct ki_batch_id *id);
 /** Return true when both the position and batch @id have a timestamp. */
 bool ki_stream_has_times(const struct ki_stream *s, const struct ki_batch_id *id);
+/** Note that something may be missing from now on. */
+static inline void ki_stream_be_partial(struct ki_stream *s)
+{
+    s->partial = true;
+    s->losses++;
+}
 /** Return the highest number that the publisher's first batch may have. */
 uint64_t ki_stream_first_max(const struct ki_stream *s);
 /** Make batch @id the stream's position and remember its digest. */

@@ -26,7 +26,7 @@ static void forget_blocks(struct ki_stream *s, uint64_t excused)
     excused += s->excused;
     ki_stream_be_sound(s);
     s->excused = excused;
-    s->partial = true;
+    ki_stream_be_partial(s);
 }
 
 /*
@@ -46,7 +46,7 @@ bool ki_stream_expect_loss(struct ki_stream *s, uint64_t held)
     if (!s->has_position && !s->cursorless) /* it has brought nothing that could be missing */
         return false;
     s->excused += held;
-    s->partial = true;
+    ki_stream_be_partial(s);
     return true;
 }
 

@@ -166,7 +166,7 @@ static unsigned live_merged(struct ki_stream *s, const struct ki_batch_id *id, u
         s->stats.duplicates++;
         return KI_STEP_DROP;
     }
-    s->partial = true;
+    ki_stream_be_partial(s);
     ki_stream_lose(s, now_ns);
     ki_stream_accept(s, id);
     return KI_STEP_APPLY;

@@ -63,7 +63,7 @@ static unsigned give_up(struct ki_stream *s, uint64_t now_ns)
     s->stats.failed_replays++;
     /* A held batch shows which batches are missing. Without one the end is unknown. */
     if (!s->holding && s->has_position)
-        s->partial = true;
+        ki_stream_be_partial(s);
     if (!s->holding)
         s->silent = false; /* that was an earlier answer */
     s->cooldown_to_ns = now_ns + s->opts.cooldown_ns;
@@ -126,7 +126,7 @@ static unsigned replay_restarted(struct ki_stream *s, uint64_t now_ns)
     if (reached_trigger(s))
         return steps | ki_stream_finish_replay(s);
     if (++s->turnovers > s->opts.max_attempts) {
-        s->partial = true;
+        ki_stream_be_partial(s);
         return steps | give_up(s, now_ns);
     }
     return steps | ki_stream_begin_replay(s, KI_REPLAY_START, 0, now_ns);

@@ -468,18 +468,52 @@ def test_two_registrations_of_one_endpoint():
         equal([listener(indexer, 1, rank)["partial"] for rank in range(2)], [False] * 2)
 
 
+def partial_behind(indexer, engine):
+    wait_until(lambda: last_seq(indexer) == engine.seq - 1, what="the last batch")
+    return listener(indexer)["partial"]
+
+
 def test_a_clear_of_the_only_rank_that_events_name():
-    """Not the registered one, which has no blocks."""
+    """A batch was lost, which may have been another rank's. Where batches name no rank, there is one."""
+    for rank in None, 0, 3:
+        with Indexer() as indexer, Publisher(replay=None) as engine:
+            register(indexer, 1, engine)
+            store(engine, 1, 2, rank=rank)
+            holds(indexer, 1, 2, rank=rank or 0)
+            store(engine, 2, 2, rank=1 if rank == 0 else rank, lose=True)
+            store(engine, 3, 2, rank=rank)
+            equal(partial_behind(indexer, engine), True)
+            engine.clear(rank=rank)
+            equal(partial_behind(indexer, engine), rank is not None, f"partial behind a clear, rank {rank}")
+
+
+def test_clears_of_all_ranks():
+    """They end a loss when each rank was cleared behind it. A rank that shows up later may have lost batches before."""
     with Indexer() as indexer, Publisher(replay=None) as engine:
         register(indexer, 1, engine)
-        store(engine, 1, 2, rank=3)
-        holds(indexer, 1, 2, rank=3)
-        store(engine, 2, 2, rank=3, lose=True)
-        store(engine, 3, 2, rank=3)
-        holds(indexer, 3, 2, rank=3)
-        equal(listener(indexer)["partial"], True)
-        engine.clear(rank=3)
-        wait_until(lambda: not listener(indexer)["partial"], what="a cleared cache to be whole")
+        for rank in range(2):
+            store(engine, 1 + rank, 2, rank=rank)
+            holds(indexer, 1 + rank, 2, rank=rank)
+        engine.clear(rank=1)
+        equal(partial_behind(indexer, engine), False)
+        store(engine, 3, 2, rank=1, lose=True)
+        engine.clear(rank=0)
+        equal(partial_behind(indexer, engine), True, "rank 1 was cleared before the loss")
+        store(engine, 4, 2, rank=0)
+        equal(partial_behind(indexer, engine), True)
+        engine.clear(rank=1)
+        equal(partial_behind(indexer, engine), False)
+        holds(indexer, 4, 2, rank=0)
+        store(engine, 5, 2, rank=2)
+        holds(indexer, 5, 2, rank=2)
+        equal(partial_behind(indexer, engine), True, "a third rank")
+        for rank in range(3):
+            equal(partial_behind(indexer, engine), True)
+            engine.clear(rank=rank)
+        equal(partial_behind(indexer, engine), False)
+        for rank in range(3):
+            store(engine, 6 + rank, 2, rank=rank)
+            equal(partial_behind(indexer, engine), False)
 
 
 def test_position_survives_registering_again():

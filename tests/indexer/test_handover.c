@@ -125,7 +125,7 @@ static void a_loss_that_a_clear_ended(void **state)
         ki_stream_mark_whole(&a.stream);
         assert_false(ki_stream_is_partial(&a.stream));
         hand_over(&a, &b);
-        ki_stream_note_lower(&b.stream, 1);
+        ki_stream_note_more(&b.stream, 1);
         assert_int_equal(ki_stream_is_partial(&b.stream), healed);
         close_listener(&a);
         close_listener(&b);

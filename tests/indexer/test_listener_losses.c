@@ -352,6 +352,7 @@ static void run_histories(const char *what, const struct vllm_opts *opts, bool c
     for (size_t i = unit_rounds(40); i > 0; i--) {
         w.opts = *opts;
         w.opts.n_blocks = (uint16_t)(opts->n_groups * (24 + unit_below(&random, 30)));
+        w.opts.names_no_rank = i % 4 > 0;
         w.prompts = (struct prompts){.random = &random, .namespaces = i % 2, .images = i % 2};
         w.kept = unit_below(&random, 3) ? MOST : 1 + unit_below(&random, 100);
         w.loss = i % 3 ? (uint32_t)unit_below(&random, 20) : 0;

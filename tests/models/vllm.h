@@ -57,6 +57,7 @@ struct vllm_opts {
     bool host_placeholders;       /* its events carry no tokens */
     bool host_owner;              /* a secondary tier's copies are announced beside it */
     bool host_pool;               /* a block pool of its own, which resets like the device's */
+    bool names_no_rank; /* as engines with one rank may: then a clear empties all there is */
 };
 
 struct vllm_block {
@@ -330,7 +331,10 @@ static inline struct kv_buf vllm_take(struct vllm *v)
         kv_buf_append(&payload, v->events.data, v->events.len);
     if (v->host_events.len)
         kv_buf_append(&payload, v->host_events.data, v->host_events.len);
-    kv_msgpack_put_u64(&payload, 0);
+    if (v->opts.names_no_rank)
+        kv_msgpack_put_nil(&payload);
+    else
+        kv_msgpack_put_u64(&payload, 0);
     kv_buf_clear(&v->events);
     kv_buf_clear(&v->host_events);
     v->n_events = 0;
