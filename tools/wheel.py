@@ -4,8 +4,8 @@
 
     wheel.py [--build BUILD] [--out FOLDER] [--glibc 2.28] [--arch aarch64 --sysroot FOLDER]
 
-Links the rooms' archives anew: against a stub of glibc 2.28 (tools/glibc-stub.py), with libzmq, zstd, liburing and
-OpenSSL inside each library that uses them. Then checks every library, and refuses to name the wheel manylinux when one
+Links the rooms' archives anew: against a stub of glibc 2.28 (tools/glibc-stub.py), with libzmq, zstd, liburing, OpenSSL,
+libcurl, libmicrohttpd and GnuTLS inside each library that uses them. Then checks every library, and refuses to name the wheel manylinux when one
 needs a newer symbol, or another library than glibc's. Prints the wheel's path.
 """
 import argparse
@@ -23,6 +23,12 @@ import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ZMQ = ["zmq", "sodium", "pgm"]
+OPENSSL = ["ssl", "crypto", "z", "zstd"]
+CURL = ["curl", *OPENSSL]
+GNUTLS = ["gnutls", "hogweed", "nettle", "gmp", "tasn1", "unistring"]
+# Left out of these archives: HTTP/2 and 3, LDAP, SSH, RTMP, Brotli, Kerberos, lists of domains for cookies, PKCS #11, names
+# beyond ASCII, and systemd's notifications. Each function of theirs returns 0, or -1: nothing is there.
+WITHOUT = re.compile(r"(?:nghttp[23]|ngtcp2|ldap|ber|libssh2|gss|psl|p11_kit|sd|(idn2))_\w+|RTMP\w*|Brotli\w*|GSS_\w*")
 # Library: rooms it exports, rooms it uses, archives of this machine.
 LIBRARIES = {
     "kvx": (["kvx"], [], []),
@@ -32,10 +38,13 @@ LIBRARIES = {
     "kvbm": (["bm", "peer", "transfer", "disk", "object", "peers", "plan", "manager", "volume", "group"], ["store", "event", "kvx", "hash", "base"],
              ["zstd", "uring", "xxhash", *ZMQ]),
     "kvasir_llama": (["llama"], ["base"], ["xxhash"]),
-    "kv_store_redis": (["plugin_redis"], ["base"], ["ssl", "crypto", "z", "zstd", "xxhash"]),
+    "kv_store_redis": (["plugin_redis"], ["base"], [*OPENSSL, "xxhash"]),
+    "kv_store_s3": (["plugin_s3"], ["base"], [*CURL, "expat", "xxhash"]),
     "kvasir": ([], ["cli", "manager", "peers", "disk", "object", "transfer", "peer", "bm", "store", "event", "kvx", "hash", "base"],
-               ["zstd", "uring", "xxhash", *ZMQ]),
+               ["uring", "xxhash", *ZMQ, *CURL]),
 }
+# A program of its own, not a library: GnuTLS's archive has thread-local data for programs alone.
+INDEXER = ["indexer", "index", "event", "hash", "base"], ["xxhash", *ZMQ, "microhttpd", *GNUTLS, *CURL]
 SCHEMES = ("rediss", "redis+cluster", "rediss+cluster", "redis+unix", "valkey")
 DATA = ("stdin", "stdout", "stderr", "__libc_single_threaded", "in6addr_any", "in6addr_loopback")  # see compat.c
 SYSTEM = {"libgcc_s.so.1", "libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
@@ -49,7 +58,7 @@ class Tools:
 
     def __init__(self, arch, sysroot):
         prefix = f"{arch}-linux-gnu-" if arch != platform.machine() else ""
-        self.arch, self.objcopy, self.objdump = arch, prefix + "objcopy", prefix + "objdump"
+        self.arch, self.objcopy, self.objdump, self.nm = arch, prefix + "objcopy", prefix + "objdump", prefix + "nm"
         self.compiler = [os.environ.get("CC", "cc")] if not prefix else [prefix + "gcc", *([f"--sysroot={sysroot}"] if sysroot else [])]
 
 
@@ -69,8 +78,8 @@ class Linker:
         for name in ("compat", "absent", "reason"):
             self.compile(ROOT / f"python/native/{name}.c")
 
-    def compile(self, source, *flags):
-        target = self.work / (source.stem + ".o")
+    def compile(self, source, *flags, name=None):
+        target = self.work / f"{name or source.stem}.o"
         run(*self.compiler, *self.include, *flags, "-c", source, "-o", target)
         return target
 
@@ -84,28 +93,54 @@ class Linker:
             run(self.tools.objcopy, *[f"--redefine-sym={symbol}=kv_wheel_{symbol}" for symbol in DATA], path, target)
         return target
 
+    def without(self, name, archives):
+        """An object with the functions of WITHOUT that @archives use and none of them has."""
+        used, had = set(), set()
+        if not archives:
+            return []
+        for line in run(self.tools.nm, "--quiet", *archives).splitlines():
+            match = re.search(r"\b([A-Za-z]) (\w+)$", line)
+            if match and WITHOUT.fullmatch(match[2]):
+                (used if match[1] == "U" else had).add(match[2])
+        if not used - had:
+            return []
+        source = self.work / f"without-{name}.c"
+        source.write_text("".join(f'long without_{symbol}(void) __asm__("{symbol}") __attribute__((visibility("hidden")));\n'
+                                  f"long without_{symbol}(void)\n{{\n    return {-1 if WITHOUT.fullmatch(symbol)[1] else 0};\n}}\n"
+                                  for symbol in sorted(used - had)), encoding="utf-8")
+        return [self.compile(source)]
+
     def link(self, name, objects, rooms, uses, archives, *flags):
-        target = self.work / f"lib{name}.so"
+        """Link a library that exports @rooms."""
+        return self.finish(self.work / f"lib{name}.so", objects, rooms, uses, archives, "-shared", f"-Wl,-soname,lib{name}.so", "-Wl,-Bsymbolic",
+                           "-Wl,-z,nodelete", *flags)
+
+    def program(self, name, source, uses, archives):
+        """Link a program."""
+        objects = [self.compile(ROOT / "python/native/start.c"), self.compile(ROOT / source, f'-DKV_VERSION="{version()}"')]
+        return self.finish(self.work / name, objects, [], uses, archives, "-pie", "-nostartfiles", "-Wl,--allow-shlib-undefined")
+
+    def finish(self, target, objects, rooms, uses, archives, *flags):
         room = lambda r: self.build / f"lib/libkv_{r}.a"
-        inside = [self.archive(a) for a in archives]
+        inside = [self.archive(a) for a in dict.fromkeys(archives)]
         if "zmq" in archives:
             inside += [self.work / "absent.o", self.archive("stdc++")]
+        inside += self.without(target.stem, [*map(room, [*rooms, *uses]), *inside])
         hidden = [p.name for p in inside] + [room(r).name for r in uses] + ["libgcc.a", "libc_nonshared.a"]
         loader = run(*self.compiler, "-print-file-name=" + LOADERS[self.tools.arch]).strip()
         # glibc 2.28 has threads and dlopen in libraries of their own, which newer ones keep empty.
         apart = ["-Wl,--no-as-needed", "-l:libpthread.so.0", "-l:libdl.so.2", "-l:librt.so.1", "-Wl,--as-needed"]
-        run(*self.compiler, "-shared", "-nodefaultlibs", "-s", "-o", target, f"-Wl,-soname,lib{name}.so", "-Wl,-Bsymbolic",
-            "-Wl,-z,defs", "-Wl,-z,relro,-z,now", "-Wl,-z,nodelete", "-Wl,--gc-sections",
-            "-Wl,--exclude-libs," + ":".join(hidden), *flags, *objects,
+        run(*self.compiler, "-nodefaultlibs", "-s", "-o", target, *flags, "-Wl,-z,defs", "-Wl,-z,relro,-z,now", "-Wl,--gc-sections",
+            "-Wl,--exclude-libs," + ":".join(hidden), *objects,
             "-Wl,--whole-archive", *[room(r) for r in rooms], "-Wl,--no-whole-archive",
             "-Wl,--start-group", *[room(r) for r in uses], *inside, self.work / "compat.o", "-Wl,--end-group",
-            "-lgcc", *(["-l:libgcc_s.so.1"] if "zmq" in archives else []), self.work / "stub/libm.so.6", self.work / "stub/libc.so.6", "-l:libc_nonshared.a", loader, *apart)
+            "-lgcc", *(["-l:libgcc_s.so.1"] if "zmq" in archives else []), self.work / "stub/libm.so.6", self.work / "stub/libc.so.6",
+            "-l:libc_nonshared.a", loader, *apart)
         return target
 
     def all(self):
         yield self.link("kvreason", [self.work / "reason.o"], [], [], [])
-        main = self.compile(ROOT / "src/cli/main.c", "-Dmain=kvasir_main", "-fvisibility=default", "-DKC_WITHOUT_INDEXER",
-                            f'-DKV_VERSION="{version()}"')
+        main = self.compile(ROOT / "src/cli/main.c", "-Dmain=kvasir_main", "-fvisibility=default", f'-DKV_VERSION="{version()}"', name="kvasir")
         for name, (rooms, uses, archives) in LIBRARIES.items():
             flags = [f"-Wl,--version-script={ROOT}/plugins/exports.map"] if name.startswith("kv_store_") else []
             if name == "kvasir_llama":  # works on stores that libkvstore opened
@@ -153,14 +188,15 @@ Description-Content-Type: text/markdown
 {readme}"""
 
 
-def pack(package, libraries, tag, out):
-    """Write the wheel: the package, its libraries, and the metadata with a hash of each file."""
+def pack(package, libraries, programs, tag, out):
+    """Write the wheel: the package, its libraries and programs, and the metadata with a hash of each file."""
     number = version()
     name = f"kvasir_kv-{number}"
     info = f"{name}.dist-info"
     files = {f"kvasir/{p.name}": p.read_bytes() for p in sorted(package.iterdir()) if p.suffix == ".py" or p.name == "py.typed"}
     files["kvasir/_version.py"] = f'__version__ = "{number}"\n'.encode()
     files.update({f"kvasir/_lib/{p.name}": p.read_bytes() for p in libraries})
+    files.update({f"{name}.data/scripts/{p.name}": p.read_bytes() for p in programs})  # pip puts them beside the scripts
     readme = (ROOT / "docs/python.md").read_text(encoding="utf-8") if (ROOT / "docs/python.md").exists() else ""
     files[f"{info}/METADATA"] = METADATA.format(version=number, readme=readme).encode()
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: kvasir\nRoot-Is-Purelib: false\nTag: py3-none-{tag}\n".encode()
@@ -175,7 +211,7 @@ def pack(package, libraries, tag, out):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file, data in files.items():
             entry = zipfile.ZipInfo(file, (2020, 1, 1, 0, 0, 0))  # the same bytes make the same wheel
-            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, (0o755 if file.endswith(".so") else 0o644) << 16
+            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, (0o100755 if file.endswith(".so") or "/scripts/" in file else 0o100644) << 16
             archive.writestr(entry, data)
     return path
 
@@ -191,12 +227,13 @@ def main():
     build, tools = options.build.resolve(), Tools(options.arch, options.sysroot)
     work = pathlib.Path(tempfile.mkdtemp(prefix="kvasir-wheel-"))
     try:
-        libraries = list(Linker(build, work, tools, options.glibc).all())
-        found = [fault for path in libraries for fault in faults(path, tools.objdump, options.glibc)]
+        linker = Linker(build, work, tools, options.glibc)
+        libraries, programs = list(linker.all()), [linker.program("kv-indexer", "src/indexer/main.c", *INDEXER)]
+        found = [fault for path in (*libraries, *programs) for fault in faults(path, tools.objdump, options.glibc)]
         if found:
             sys.exit("wheel: not manylinux:\n  " + "\n  ".join(found))
         tag = f"manylinux_{options.glibc.replace('.', '_')}_{tools.arch}"
-        print(pack(build / "python/kvasir", libraries, tag, (options.out or build).resolve()))
+        print(pack(build / "python/kvasir", libraries, programs, tag, (options.out or build).resolve()))
     finally:
         shutil.rmtree(work)
 

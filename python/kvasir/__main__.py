@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m kvasir`: the command line that the package carries, without the commands for kv-indexer."""
+"""`python -m kvasir`: the command line that the package carries."""
 import ctypes
 import os
 import signal
@@ -12,6 +12,8 @@ def main() -> int:
     """Run `kvasir` with this process's arguments; its exit status."""
     for number in (signal.SIGINT, signal.SIGPIPE):  # Python's own handlers would only note them
         signal.signal(number, signal.SIG_DFL)
+    beside = os.path.dirname(os.path.abspath(sys.executable))  # where pip puts kv-indexer, which `kvasir replay` runs
+    os.environ["PATH"] = os.pathsep.join([beside, os.environ.get("PATH", os.defpath)])
     library = ctypes.CDLL(find("kvasir"), mode=os.RTLD_LOCAL | os.RTLD_NOW)
     words = [b"kvasir", *map(os.fsencode, sys.argv[1:])]
     sys.stdout.flush()

@@ -3,12 +3,16 @@
  * Functions that glibc 2.28 lacks, made of those that it has. The wheel's libraries hold them,
  * hidden (tools/wheel.py). Own names here: the headers of a newer glibc declare the real ones.
  */
+#include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <stdarg.h>
+#include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -147,6 +151,28 @@ HIDDEN_NAME(size_t, strlcpy, (char *to, const char *from, size_t room))
         to[len < room ? len : room - 1] = '\0';
     }
     return len;
+}
+
+HIDDEN_NAME(void, arc4random_buf, (void *to, size_t len))
+{
+    char *at = to;
+
+    while (len > 0) {
+        ssize_t n = getrandom(at, len, 0);
+
+        if (n < 0 && errno != EINTR)
+            abort(); /* as glibc does: without random bytes nothing is safe */
+        at += n > 0 ? n : 0;
+        len -= n > 0 ? (size_t)n : 0;
+    }
+}
+
+HIDDEN_NAME(uint32_t, arc4random, (void))
+{
+    uint32_t ret;
+
+    compat_arc4random_buf(&ret, sizeof(ret));
+    return ret;
 }
 
 /*

@@ -84,7 +84,10 @@ static void *read_log(void *arg)
     return NULL;
 }
 
-/* Find "kv-indexer" in the folder of this program; else leave the bare name, for the PATH. */
+/*
+ * Find "kv-indexer" in the folder of this program; else leave the bare name, for the PATH. The Python
+ * package runs in an interpreter, whose folder may hold another version: it puts its own into the PATH.
+ */
 static void find_indexer(char *path, size_t size)
 {
     ssize_t len = readlink("/proc/self/exe", path, size - 16);
@@ -94,7 +97,7 @@ static void find_indexer(char *path, size_t size)
         path[len] = '\0';
         slash = strrchr(path, '/');
     }
-    if (slash) {
+    if (slash && strcmp(slash + 1, "kvasir") == 0) {
         strcpy(slash + 1, "kv-indexer");
         if (access(path, X_OK) == 0)
             return;

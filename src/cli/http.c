@@ -85,6 +85,7 @@ int kc_http_create(const char *url, const char *token, struct kc_http **ret)
     curl_easy_setopt(http->curl, CURLOPT_WRITEFUNCTION, on_data);
     curl_easy_setopt(http->curl, CURLOPT_WRITEDATA, http);
     curl_easy_setopt(http->curl, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(http->curl, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
     kc_http_set_timeout(http, KC_HTTP_TIMEOUT_MS);
 #if LIBCURL_VERSION_NUM >= 0x075700
     curl_easy_setopt(http->curl, CURLOPT_QUICK_EXIT, 1L); /* do not wait for a silent name server */

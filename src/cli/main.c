@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef KC_WITHOUT_INDEXER /* the Python wheel has neither kv-indexer nor an HTTP client */
 #include <curl/curl.h>
-#endif
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,13 +14,9 @@ static const struct command {
 } COMMANDS[] = {
     {"bench", kc_bench_main, "move blocks through tiers, or from another process, and time it"},
     {"peer", kc_peer_main, "share blocks with other nodes; look at, lease and read theirs"},
-#ifndef KC_WITHOUT_INDEXER
     {"replay", kc_replay_main, "replay a request trace through a live kv-indexer, and check it"},
-#endif
     {"store", kc_store_main, "save, restore, check and collect objects in a kv_store backend"},
-#ifndef KC_WITHOUT_INDEXER
     {"top", kc_top_main, "watch a running kv-indexer: its workers, streams and index"},
-#endif
 };
 
 #define N_COMMANDS KV_COUNT(COMMANDS)
@@ -89,16 +83,12 @@ static int turn_help_round(int argc, char **argv)
 
 static int run(const struct command *command, int argc, char **argv)
 {
-#ifdef KC_WITHOUT_INDEXER
-    return command->run(argc, argv);
-#else
     int status;
 
     curl_global_init(CURL_GLOBAL_DEFAULT);
     status = command->run(argc, argv);
     curl_global_cleanup();
     return status;
-#endif
 }
 
 /* Warn of variables that misspell those which libraries and plugins read for this program. */

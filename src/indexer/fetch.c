@@ -59,6 +59,7 @@ static bool set_options(struct ki_fetch *f)
     ok &= curl_easy_setopt(e, CURLOPT_WRITEDATA, f) == CURLE_OK;
     ok &= curl_easy_setopt(e, CURLOPT_ERRORBUFFER, f->curl_text) == CURLE_OK;
     ok &= curl_easy_setopt(e, CURLOPT_NOSIGNAL, 1L) == CURLE_OK;
+    ok &= curl_easy_setopt(e, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1) == CURLE_OK;
     ok &= curl_easy_setopt(e, CURLOPT_BUFFERSIZE, 64L << 10) == CURLE_OK;
     ok &= curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT_MS, (long)o->connect_ms) == CURLE_OK;
     /* Peers are neighbours: don't use a proxy, which is meant for outside hosts. */

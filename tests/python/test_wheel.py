@@ -81,8 +81,9 @@ def test_tag_is_true():
         check("kvasir/py.typed" in names and "kvasir/_abi.py" in names, names)
         archive.extractall(WORK / "files")
     libraries = list((WORK / "files/kvasir/_lib").iterdir())
-    check(len(libraries) >= 8, libraries)
-    for library in libraries:
+    programs = list((WORK / "files").glob("*.data/scripts/*"))
+    check(len(libraries) >= 8 and [each.name for each in programs] == ["kv-indexer"], (libraries, programs))
+    for library in libraries + programs:
         table = subprocess.run(["objdump", "-T", library], capture_output=True, text=True, check=True).stdout
         for version in set(re.findall(r"GLIBC_(\d+\.\d+)", table)):
             check(tuple(map(int, version.split("."))) <= (2, 28), f"{library.name} needs glibc {version}")
@@ -124,6 +125,52 @@ def test_installed_by_pip_into_every_python():
     print("Python", ", ".join(used))
 
 
+def certificate():
+    """Files of a certificate for 127.0.0.1 and its key."""
+    paths = WORK / "cert.pem", WORK / "key.pem"
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=a",
+                    "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", paths[1], "-out", paths[0]], check=True, capture_output=True)
+    return paths
+
+
+def test_programs_in_an_empty_environment():
+    """kv-indexer, also over TLS, asked by the package's client; top, replay and the S3 plugin."""
+    place = WORK / "programs"
+    subprocess.run([sys.executable, "-m", "venv", place], check=True)
+    subprocess.run([place / "bin/python", "-m", "pip", "-q", "--disable-pip-version-check", "install", "--no-index", built()], check=True, env=environment())
+
+    variables = {**environment(), "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+
+    def tell(*command):
+        done = subprocess.run([place / "bin" / command[0], *command[1:]], env=variables, cwd=WORK, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    number = built().name.split("-")[1]
+    for program in "kv-indexer", "kvasir":
+        equal(tell(program, "--version"), (0, f"{program} {number}\n"), "version")
+        status, text = tell(program, "--help")
+        check(status == 0 and text.startswith(f"usage: {program} "), text)
+    status, text = tell("kvasir", "top", "--help")
+    check(status == 0 and text.startswith("usage: kvasir top "), text)
+    status, text = tell("kvasir", "replay", "--requests", "200", "--workers", "2")
+    check(status == 0, f"a replay through the environment's kv-indexer: {text}")
+    status, text = tell("kvasir", "store", "ls", "s3://bucket?endpoint=http://127.0.0.1:1&region=r")
+    check(status != 0 and "component=s3" in text and "connect" in text, f"S3: {text}")
+    cert, key = certificate()
+    command = [place / "bin/kv-indexer", "--host", "127.0.0.1", "--port", "0", "--tls-cert", cert, "--tls-key", key]
+    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as indexer:
+        try:
+            url = next(found[1] for found in (re.search(r"url=(\S+)", line) for line in indexer.stderr) if found)
+            ask = "import ssl, sys; from kvasir.client import Client; " \
+                  "print(Client(sys.argv[1], context=ssl.create_default_context(cafile=sys.argv[2])).workers())"
+            equal(tell("python", "-c", ask, url, cert), (0, "[]\n"), "workers over TLS")
+            status, text = tell("kvasir", "top", "--once", "--cacert", cert, "--url", url)
+            check(status == 0, f"top over TLS: {text}")
+        finally:
+            indexer.terminate()
+            equal(indexer.wait(), 0, "exit status of kv-indexer")
+
+
 CROSS_USE = """
 import array, platform
 from kvasir import blocks, index, layout
@@ -152,7 +199,7 @@ def test_aarch64_under_qemu():
     (wheel,) = (SOURCE / "build").glob("kvasir_kv-*-py3-none-manylinux_2_28_aarch64.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(place)
-    for library in (place / "kvasir/_lib").iterdir():
+    for library in (*(place / "kvasir/_lib").iterdir(), *place.glob("*.data/scripts/*")):
         with open(library, "rb") as file:
             header = file.read(20)
         equal((header[:4], header[18]), (b"\x7fELF", 183), f"{library.name}: machine")  # EM_AARCH64
@@ -160,6 +207,10 @@ def test_aarch64_under_qemu():
     done = subprocess.run([*python, "-c", USE, "store-aarch64"], cwd=WORK, env=environment(), capture_output=True, text=True,
                           check=False)  # relative: qemu looks for others in its root first
     equal(done.returncode, 0, f"store: {done.stderr}")
+    (indexer,) = place.glob("*.data/scripts/kv-indexer")
+    indexer.chmod(0o755)
+    done = subprocess.run([*python[:3], indexer, "--version"], cwd=WORK, env=environment(), capture_output=True, text=True, check=False)
+    check(done.returncode == 0 and done.stdout.startswith("kv-indexer "), f"its own entry: {done}")
     use = subprocess.run([*python, "-c", CROSS_USE], env=environment(), capture_output=True, text=True, check=False)
     equal(use.returncode, 0, f"index, blocks: {use.stderr}")
     with zipfile.ZipFile(built()) as archive:
