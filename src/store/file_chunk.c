@@ -203,14 +203,16 @@ static bool is_pending(kv_store_v1 *h, const uint8_t *key, size_t key_len)
 }
 
 /* Insert @e into the pending map unless another thread inserted the chunk first. Takes @e. Returns
- * true when @e was inserted. */
-static int insert(kv_store_v1 *h, struct kvs_file_pending *e)
+ * 0: @e was inserted; 1: it was not; -EAGAIN: @turn is over, so begin again. */
+static int insert(kv_store_v1 *h, struct kvs_file_pending *e, uint64_t turn)
 {
     struct kvs_file_pending *old, *drop = NULL;
     int rc;
 
     pthread_mutex_lock(&h->lock);
     rc = kvs_file_map_reserve(&h->map);
+    if (rc == 0 && atomic_load_explicit(&h->places.turn, memory_order_relaxed) != turn)
+        rc = -EAGAIN; /* its file is in a folder that is gone */
     old = kvs_file_map_find(&h->map, e->key, e->key_len);
     e->puts = 1;
     if (rc == 0 && old && !kvs_file_is_held(old)) {
@@ -234,17 +236,12 @@ static int insert(kv_store_v1 *h, struct kvs_file_pending *e)
     return rc;
 }
 
-static int put_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const struct chunk *chunk)
+static int put_once(kv_store_v1 *h, const uint8_t *key, size_t key_len, const struct chunk *chunk)
 {
-    int rc = kvs_file_check(h, key, key_len), there;
+    uint64_t turn = atomic_load_explicit(&h->places.turn, memory_order_relaxed);
     struct kvs_file_pending *e;
+    int rc, there;
 
-    if (rc < 0)
-        return rc;
-    rc = kvs_file_writable(h);
-    if (rc < 0)
-        return kvs_file_fail(h, -rc, "the store can't be written", NULL);
-    kvs_file_history_thread(h);
     if (is_pending(h, key, key_len)) {
         KVS_FILE_ADD(h->put_hits, 1);
         return 1;
@@ -263,7 +260,7 @@ static int put_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const s
         }
         e->pinned = true;
     }
-    rc = insert(h, e);
+    rc = insert(h, e, turn);
     if (rc < 0)
         return rc;
     if (there > 0 || rc > 0) {
@@ -272,6 +269,26 @@ static int put_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const s
     }
     KVS_FILE_ADD(h->puts, 1);
     return 0;
+}
+
+static int put_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const struct chunk *chunk)
+{
+    int rc = kvs_file_check(h, key, key_len);
+
+    if (rc < 0)
+        return rc;
+    kvs_file_history_thread(h);
+    rc = -EAGAIN;
+    for (int i = 0; i < TRIES && (rc == -EAGAIN || rc == -ENOENT); i++) {
+        rc = kvs_file_follow(h, kvs_file_fan(key));
+        if (rc < 0)
+            break;
+        rc = kvs_file_writable(h);
+        if (rc < 0)
+            return kvs_file_fail(h, -rc, "the store can't be written", NULL);
+        rc = put_once(h, key, key_len, chunk);
+    }
+    return rc == -ENOENT || rc == -EAGAIN ? -EIO : rc;
 }
 
 int kvs_file_put_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const uint8_t *data,
@@ -464,8 +481,11 @@ int kvs_file_get_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len,
         note_use(h, key, key_len, hex, &st);
         rc = kvs_file_value_scatter(value);
     }
-    for (int i = 0; i < TRIES && rc == -EAGAIN; i++) /* -EAGAIN: published during the look-up */
+    for (int i = 0; i < TRIES && rc == -EAGAIN; i++) { /* -EAGAIN: published during the look-up */
         rc = get_once(h, key, key_len, hex, value);
+        if (rc == -ENOENT && kvs_file_follow(h, kvs_file_fan(key)) > 0)
+            rc = -EAGAIN;
+    }
     kvs_file_ahead_end(h, &ahead, rc == 0 ? value->len : 0);
     if (rc == -EAGAIN)
         rc = -ENOENT;

@@ -101,6 +101,7 @@ static void lock_fans(kv_store_v1 *h, const struct kvs_file_commit *c, int how)
 static int sync_names(kv_store_v1 *h, struct kvs_file_commit *c)
 {
     bool deleted = false;
+    int rc;
 
     for (int i = 0; i < KVS_FILE_FANS; i++) {
         c->sync_fans[i] |= h->unsynced[i];
@@ -109,11 +110,11 @@ static int sync_names(kv_store_v1 *h, struct kvs_file_commit *c)
     if (c->whole_fs && (c->n || deleted) && syncfs(h->root) < 0)
         return kvs_file_fail(h, errno, "can't sync directories", "chunks");
     if (!c->whole_fs && c->n && atomic_load_explicit(&h->side_car, memory_order_relaxed) &&
-        fsync(h->sums) < 0)
-        return kvs_file_fail(h, errno, "can't sync a directory", "sums");
+        (rc = kvs_file_sync_dir(h, h->sums)) < 0)
+        return kvs_file_fail(h, -rc, "can't sync a directory", "sums");
     for (int i = 0; i < KVS_FILE_FANS; i++) {
-        if (!c->whole_fs && c->sync_fans[i] && fsync(h->fan[i]) < 0)
-            return kvs_file_fail(h, errno, "can't sync a directory", "chunks");
+        if (!c->whole_fs && c->sync_fans[i] && (rc = kvs_file_sync_dir(h, h->fan[i])) < 0)
+            return kvs_file_fail(h, -rc, "can't sync a directory", "chunks");
         h->unsynced[i] = false;
     }
     return 0;
@@ -206,6 +207,10 @@ static int publish_locked(kv_store_v1 *h, const char *file, uint64_t n, int fd, 
     /* one that can't be decoded may need any chunk; for want of memory nothing is known of it */
     if (!opaque && kvs_manifest_decode(data, len, &m) == -ENOMEM)
         return -ENOMEM;
+    if (!(m && m->n_chunks > 0) && kvs_file_owes(h)) {
+        kvs_manifest_free(m);
+        return kvs_file_fail(h, EIO, "chunks were lost with their folder: put them again", file);
+    }
     rc = kvs_file_commit_collect(h, &c, m, !file);
     kvs_manifest_free(m);
     c.opaque = opaque;
@@ -224,19 +229,16 @@ static int publish_locked(kv_store_v1 *h, const char *file, uint64_t n, int fd, 
     return rc;
 }
 
-int kvs_file_publish(kv_store_v1 *h, const char *name, const void *data, size_t len)
+static int publish_once(kv_store_v1 *h, const char *name, const void *data, size_t len)
 {
     char file[KVS_FILE_NAME];
     struct kvs_file_sum sum;
     uint64_t n = 0;
-    int rc = !h || (name && !data && len) ? -EINVAL : h->pid == getpid() ? 0 : -ECHILD, fd = -1;
+    int rc = kvs_file_writable(h), fd = -1;
 
-    if (rc == 0) {
-        rc = kvs_file_writable(h);
-        if (rc < 0)
-            kvs_file_fail(h, -rc, "the store can't be written", name);
-    }
-    if (rc == 0 && name) {
+    if (rc < 0)
+        return kvs_file_fail(h, -rc, "the store can't be written", name);
+    if (name) {
         rc = kvs_file_name_encode(file, name);
         if (rc == 0 && !kvs_file_manifest_fits(h, file))
             rc = -ENAMETOOLONG;
@@ -258,4 +260,24 @@ int kvs_file_publish(kv_store_v1 *h, const char *name, const void *data, size_t 
     if (rc < 0 && name)
         kvs_file_drop_tmp(h, n);
     return rc;
+}
+
+int kvs_file_publish(kv_store_v1 *h, const char *name, const void *data, size_t len)
+{
+    int rc = !h || (name && !data && len) ? -EINVAL : h->pid == getpid() ? 0 : -ECHILD;
+    uint64_t turn;
+
+    if (rc < 0)
+        return rc;
+    for (int i = 0; i < 2; i++) {
+        rc = kvs_file_follow(h, -1);
+        if (rc < 0)
+            break;
+        turn = atomic_load_explicit(&h->places.turn, memory_order_relaxed);
+        rc = publish_once(h, name, data, len);
+        if (rc != -ENOENT || (kvs_file_follow(h, -1) == 0 &&
+                              turn == atomic_load_explicit(&h->places.turn, memory_order_relaxed)))
+            break;
+    }
+    return rc == -ENOENT ? -EIO : rc; /* nothing that was asked for is missing */
 }

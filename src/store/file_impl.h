@@ -303,24 +303,69 @@ void kvs_file_reader_forget(kv_store_v1 *h);
 /** Join the second reader's thread. Call before closing the handle's descriptors. */
 void kvs_file_reader_stop(kv_store_v1 *h);
 
+/* -- The folder on the disk (file_follow.c) ----------------------------------------------------- */
+
+enum { KVS_FILE_TOLD = 32 };
+
+struct kvs_file_places {
+    _Atomic uint64_t root, chunks, house; /* device and inode of each, mixed; 0: unknown */
+    _Atomic bool told_moved;
+    _Atomic uint64_t turn; /* counts how often the folders were made or opened again */
+    /* Under `commit`: threads that were told that pending chunks were lost at turn `lost`, which was
+     * at `lost_ns`; the ring's next place is `next`. */
+    uint64_t lost, lost_ns;
+    struct {
+        uint64_t thread, turn;
+    } told[KVS_FILE_TOLD];
+    size_t next;
+};
+
+/**
+ * Follow the store's path when its folders were removed, or replaced by others, beneath the handle:
+ * make and open them again. Call without a lock. @fan: fan-out that the caller is going to use; -1:
+ * all. Returns 1: done; 0: nothing has changed; or a negative errno, logged.
+ */
+int kvs_file_follow(kv_store_v1 *h, int fan);
+/** Begin a call: 0, -ECHILD in a forked child, or an error of kvs_file_follow. */
+int kvs_file_begin(kv_store_v1 *h);
+/** Note which folders the handle's descriptors are of. */
+void kvs_file_places_note(kv_store_v1 *h);
+/**
+ * True once for each thread when chunks that it may have put were lost with their folder. A flush,
+ * or a manifest that may need any chunk, must fail then. Call under `commit`.
+ */
+bool kvs_file_owes(kv_store_v1 *h);
+/** Open root and folders of @h, whose descriptors are -1. Returns 0 or a negative errno. */
+int kvs_file_open_folders(kv_store_v1 *h);
+void kvs_file_close_folders(kv_store_v1 *h);
+/** Set all descriptors to -1. */
+void kvs_file_no_folders(kv_store_v1 *h);
+
 /* -- The handle ------------------------------------------------------------------------------- */
 
 struct kv_store_v1 {
     pid_t pid;
-    char *dir; /* path for messages */
+    char *dir;  /* path for messages */
+    char *path; /* the same, absolute: the process may change its folder */
     struct kvs_file_opts opts;
-    _Atomic int refuses;   /* errno that puts fail with; 0: the store can be written */
-    _Atomic bool side_car; /* xattrs turned out not to be supported */
-    _Atomic bool no_links; /* hard links turned out not to be supported */
-    bool syncfs_tells;     /* syncfs reports errors here (Linux 5.8) */
+    _Atomic int refuses;     /* errno that puts fail with; 0: the store can be written */
+    _Atomic bool side_car;   /* xattrs turned out not to be supported */
+    _Atomic bool no_links;   /* hard links turned out not to be supported */
+    bool syncfs_tells;       /* syncfs reports errors here (Linux 5.8) */
+    _Atomic bool told_names; /* that directories can't be synced here */
+    /* Descriptors of folders, -1: missing. Other threads use them without a lock; a folder that is
+     * replaced beneath keeps its number (file_follow.c). */
     int root, house, tmp, writers, bad, refs, sums;
     int fan[KVS_FILE_FANS];
-    bool refs_unsynced; /* after a power cut, a name in refs/ may be the old one */
+    struct kvs_file_places places; /* which folders the descriptors are of */
+    bool refs_unsynced;            /* after a power cut, a name in refs/ may be the old one */
     /* the publication under way let refs/ grow so far that it must compact it */
     bool refs_grown;
     int used_fd; /* .kvasir/used: bytes of chunk files, counted by all processes */
     int writer_fd;
     char writer[17];
+    bool no_locks;  /* flocks don't work here */
+    int64_t born_s; /* when the writer began, by the file system's clock; 0: it hasn't */
     _Atomic uint64_t next_tmp;
     _Atomic int kept_fds;
     _Atomic bool begins_writing; /* a thread is in begin_writing (file_io.c) */
@@ -377,10 +422,21 @@ static inline bool kvs_file_full(int error)
 {
     return error == ENOSPC || error == EDQUOT;
 }
+/* -- Writers (file_writer.c) -------------------------------------------------------------------- */
+
+enum { KVS_FILE_FOREIGN_S = 7 * 86400 }; /* unchanged for so long, other hosts' files are litter */
+
 /** True when a writer's process has ended; its file in writers/ is removed then. */
 bool kvs_file_writer_dead(kv_store_v1 *h, const char *id);
-/** Make this handle a writer; call under `commit`. Returns 0 or a negative errno. */
+/**
+ * Make this handle a writer, under the id that it has or a new one; call under `commit`. Returns 0
+ * or a negative errno.
+ */
 int kvs_file_become_writer(kv_store_v1 *h);
+/** Remove the files of dead writers. */
+void kvs_file_sweep_writers(kv_store_v1 *h);
+/** Sync a folder of the store. 0 also where the file system can't. */
+int kvs_file_sync_dir(kv_store_v1 *h, int fd);
 
 /** Write a new file in tmp/ with its checksum. @ret_fd (may be NULL) stays open for fsync. */
 int kvs_file_write_tmp(kv_store_v1 *h, uint64_t owner, const void *data, size_t len, bool pack,

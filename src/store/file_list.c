@@ -58,8 +58,8 @@ int kvs_file_list_manifests(kv_store_v1 *h, kv_store_each_fn each, void *arg)
     struct dirent *e;
     DIR *dir;
 
-    if (rc == 0 && h->pid != getpid())
-        rc = -ECHILD;
+    if (rc == 0)
+        rc = kvs_file_begin(h);
     if (rc < 0)
         return rc;
     dir = kvs_file_dir(h->root);
@@ -134,8 +134,8 @@ int kvs_file_list_chunks(kv_store_v1 *h, kv_store_each_fn each, void *arg)
 {
     int rc = h && each ? 0 : -EINVAL;
 
-    if (rc == 0 && h->pid != getpid())
-        rc = -ECHILD;
+    if (rc == 0)
+        rc = kvs_file_begin(h);
     for (int fan = 0; fan < KVS_FILE_FANS && rc == 0; fan++)
         rc = list_fan(h, fan, each, arg);
     return rc;
@@ -172,6 +172,8 @@ int kvs_file_exists(kv_store_v1 *h, const uint8_t *keys, size_t key_len, size_t 
 {
     int rc = n ? kvs_file_check(h, keys, key_len) : 0;
 
+    if (rc == 0 && n)
+        rc = kvs_file_begin(h);
     for (size_t i = 0; i < n && rc >= 0; i++) {
         rc = exists(h, keys + i * key_len, key_len);
         if (rc >= 0)
@@ -199,6 +201,8 @@ int kvs_file_touch(kv_store_v1 *h, const uint8_t *keys, size_t key_len, size_t n
     int rc = n ? kvs_file_check(h, keys, key_len) : 0, there = 0;
     char hex[KVS_FILE_HEX];
 
+    if (rc == 0 && n)
+        rc = kvs_file_begin(h);
     if (rc == 0 && n)
         rc = kvs_file_deletable(h);
     for (size_t i = 0; i < n && rc == 0; i++) {

@@ -36,7 +36,7 @@ static int replace_side_car(kv_store_v1 *h, uint64_t n, const char *from, const 
     rc = kvs_file_rename(h, h->tmp, strchr(from, '/') + 1, h->sums, strchr(to, '/') + 1);
     if (rc < 0)
         return rc;
-    return fsync(h->sums) < 0 ? -errno : 0;
+    return kvs_file_sync_dir(h, h->sums);
 }
 
 int kvs_file_reveal(kv_store_v1 *h, uint64_t n, const char *file)
@@ -57,7 +57,7 @@ int kvs_file_reveal(kv_store_v1 *h, uint64_t n, const char *file)
     flock(h->root, LOCK_UN);
     if (rc < 0)
         return rc;
-    return fsync(h->root) < 0 ? -errno : 0;
+    return kvs_file_sync_dir(h, h->root);
 }
 
 int kvs_file_get_manifest(kv_store_v1 *h, const char *name, uint8_t **ret, size_t *ret_len)
@@ -74,6 +74,8 @@ int kvs_file_get_manifest(kv_store_v1 *h, const char *name, uint8_t **ret, size_
     kvs_file_manifest_side_car(side_car, file);
     owner = kvs_file_owner(name, strlen(name), true);
     rc = kvs_file_read(h, h->root, file, side_car, owner, ret, ret_len, &st);
+    if (rc == -ENOENT && kvs_file_follow(h, -1) > 0)
+        rc = kvs_file_read(h, h->root, file, side_car, owner, ret, ret_len, &st);
     if (rc == -EBADMSG) { /* another process may be replacing its side-car */
         fd = kvs_file_lock_root(h);
         rc = kvs_file_read(h, h->root, file, side_car, owner, ret, ret_len, &st);
@@ -105,9 +107,7 @@ static int delete_locked(kv_store_v1 *h, const char *file)
         rc = -ENOENT;
     else if (unlinkat(h->root, file, 0) < 0)
         rc = -errno;
-    else if (fsync(h->root) < 0)
-        rc = -errno;
-    else
+    else if ((rc = kvs_file_sync_dir(h, h->root)) == 0)
         unlinkat(h->sums, strchr(side_car, '/') + 1, 0);
     flock(h->root, LOCK_UN);
     if (rc == 0)
@@ -118,7 +118,7 @@ static int delete_locked(kv_store_v1 *h, const char *file)
 int kvs_file_delete_manifest(kv_store_v1 *h, const char *name)
 {
     char file[KVS_FILE_NAME];
-    int rc = !h ? -EINVAL : h->pid == getpid() ? 0 : -ECHILD;
+    int rc = h ? kvs_file_begin(h) : -EINVAL;
 
     if (rc == 0)
         rc = kvs_file_name_encode(file, name);

@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Opening: directories, and this handle's entry among the writers. A writer holds a flock on
- * writers/ID as long as it lives. A file tmp/ID.N is litter when that flock can be taken.
+ * Opening and closing: the store's folders.
  */
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/file.h>
-#include <sys/random.h>
 #include <sys/utsname.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
 #include "base/beneath.h"
 #include "base/log.h"
+#include "base/sync_dir.h"
 #include "store/file_impl.h"
 
 /* Open a directory. The path to the store may contain symbolic links; below it, no link is
@@ -26,8 +24,18 @@ static int open_dir(int at, const char *name)
     return fd < 0 ? -errno : fd;
 }
 
+int kvs_file_sync_dir(kv_store_v1 *h, int fd)
+{
+    return kv_sync_dir(fd, &h->told_names, "store", h->dir);
+}
+
+static int sync_made(kv_store_v1 *h, int fd, bool made)
+{
+    return made && fd >= 0 ? kvs_file_sync_dir(h, fd) : 0;
+}
+
 /* Make the store's directory and its parents; sync each new directory's entry. */
-static int make_root(char *dir)
+static int make_root(kv_store_v1 *h, char *dir)
 {
     int at = dir[0] == '/' ? open_dir(AT_FDCWD, "/") : open_dir(AT_FDCWD, "."), next;
     char *save = NULL;
@@ -38,7 +46,7 @@ static int make_root(char *dir)
         if (next == -ENOENT && mkdirat(at, name, 0777) < 0 && errno != EEXIST) {
             next = -errno;
         } else if (next == -ENOENT) {
-            fsync(at);
+            sync_made(h, at, true);
             next = open_dir(at, name);
         }
         close(at);
@@ -51,13 +59,13 @@ static int open_root(kv_store_v1 *h)
 {
     char *copy;
 
-    h->root = open_dir(AT_FDCWD, h->dir);
+    h->root = open_dir(AT_FDCWD, h->path);
     if (h->root != -ENOENT || h->opts.existing)
         return h->root;
-    copy = strdup(h->dir);
+    copy = strdup(h->path);
     if (!copy)
         return -ENOMEM;
-    h->root = make_root(copy);
+    h->root = make_root(h, copy);
     free(copy);
     return h->root;
 }
@@ -103,11 +111,6 @@ static bool is_store(kv_store_v1 *h)
            faccessat(h->root, ".kvasir", F_OK, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
-static int sync_made(int fd, bool made)
-{
-    return made && fd >= 0 && fsync(fd) < 0 ? -errno : 0;
-}
-
 /* Open the store's folders. In a read-only directory missing folders are tolerated: the store can
  * still be read. */
 static int open_tree(kv_store_v1 *h)
@@ -127,102 +130,16 @@ static int open_tree(kv_store_v1 *h)
     for (size_t i = 0; i < KV_COUNT(houses); i++)
         *fds[i] = open_folder(&t, h->house, houses[i], &made);
     if (t.rc == 0)
-        t.rc = sync_made(h->house, made);
+        t.rc = sync_made(h, h->house, made);
     if (t.rc == 0)
-        t.rc = sync_made(chunks, made_fan);
+        t.rc = sync_made(h, chunks, made_fan);
     if (t.rc == 0)
-        t.rc = sync_made(h->root, made_root);
+        t.rc = sync_made(h, h->root, made_root);
     if (chunks >= 0)
         close(chunks);
     if (t.rc == 0 && !h->refuses && faccessat(h->tmp, ".", W_OK, AT_EACCESS) < 0)
         h->refuses = errno;
     return t.rc;
-}
-
-/* -- Writers ---------------------------------------------------------------------------------- */
-
-static int try_writer(kv_store_v1 *h)
-{
-    unsigned char id[8];
-    struct stat st;
-
-    if (getrandom(id, sizeof(id), 0) != sizeof(id))
-        return -EIO;
-    for (size_t i = 0; i < sizeof(id); i++)
-        snprintf(h->writer + 2 * i, 3, "%02x", id[i]);
-    h->writer_fd = openat(h->writers, h->writer, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (h->writer_fd < 0)
-        return errno == EEXIST ? -EAGAIN : -errno;
-    kvs_file_lease_none(h);
-    /* where flocks aren't supported, no other process can sweep this writer's files either */
-    kvs_file_lock(h->writer_fd, LOCK_EX);
-    if (fstat(h->writer_fd, &st) == 0 && st.st_nlink > 0)
-        return 0;
-    close(h->writer_fd); /* another process swept the file between creation and flock */
-    h->writer_fd = -1;
-    return -EAGAIN;
-}
-
-int kvs_file_become_writer(kv_store_v1 *h)
-{
-    int rc = -EAGAIN;
-
-    for (int i = 0; i < 100 && rc == -EAGAIN; i++)
-        rc = try_writer(h);
-    return rc;
-}
-
-/* True when the writer's process has ended; its file is removed then. Entries that are no writer's
- * file are left alone. */
-bool kvs_file_writer_dead(kv_store_v1 *h, const char *id)
-{
-    struct stat st;
-    int fd = kv_beneath_file(h->writers, id, O_RDWR, 0, KV_BENEATH_ANY_OWNER, &st);
-    bool dead;
-
-    if (fd < 0)
-        return fd == -ENOENT;
-    dead = st.st_size == 0 && flock(fd, LOCK_EX | LOCK_NB) == 0;
-    if (dead)
-        unlinkat(h->writers, id, 0);
-    close(fd);
-    return dead;
-}
-
-static bool is_file(int at, const char *name)
-{
-    struct stat st;
-
-    return fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode);
-}
-
-/* Sweep a dead writer's files: tmp files first, then its file in writers/, so that an interrupted
- * sweep can be repeated. Only names of their form are removed. */
-static void sweep_dir(kv_store_v1 *h, int at, bool tmp)
-{
-    DIR *dir = kvs_file_dir(at);
-    char dead[17] = "", alive[17] = "", id[17];
-
-    if (!dir)
-        return;
-    for (struct dirent *e; (e = readdir(dir));) {
-        if (!(tmp ? kvs_file_is_tmp(e->d_name) && is_file(at, e->d_name)
-                  : kvs_file_is_writer(e->d_name)))
-            continue;
-        snprintf(id, sizeof(id), "%.16s", e->d_name);
-        if (strcmp(id, alive) == 0 || strcmp(id, h->writer) == 0)
-            continue;
-        if (strcmp(id, dead) != 0) {
-            bool gone = kvs_file_writer_dead(h, id);
-
-            memcpy(gone ? dead : alive, id, sizeof(id));
-            if (!gone)
-                continue;
-        }
-        if (tmp)
-            unlinkat(at, e->d_name, 0);
-    }
-    closedir(dir);
 }
 
 /* -- Open, close ------------------------------------------------------------------------------ */
@@ -248,6 +165,14 @@ static bool syncfs_tells(int root)
     return major > 5 || (major == 5 && minor >= 8);
 }
 
+void kvs_file_no_folders(kv_store_v1 *h)
+{
+    h->root = h->house = h->tmp = h->writers = h->bad = h->refs = h->sums = -1;
+    h->used_fd = h->writer_fd = -1;
+    for (int i = 0; i < KVS_FILE_FANS; i++)
+        h->fan[i] = h->lease_fan[i] = -1;
+}
+
 static kv_store_v1 *new_handle(void)
 {
     kv_store_v1 *h = calloc(1, sizeof(*h));
@@ -255,10 +180,7 @@ static kv_store_v1 *new_handle(void)
     if (!h)
         return NULL;
     h->pid = getpid();
-    h->root = h->house = h->tmp = h->writers = h->bad = h->refs = h->sums = -1;
-    h->used_fd = h->writer_fd = -1;
-    for (int i = 0; i < KVS_FILE_FANS; i++)
-        h->fan[i] = h->lease_fan[i] = -1;
+    kvs_file_no_folders(h);
     pthread_mutex_init(&h->lock, NULL);
     pthread_mutex_init(&h->commit, NULL);
     pthread_mutex_init(&h->known_lock, NULL);
@@ -280,10 +202,7 @@ static int start_writing(kv_store_v1 *h)
     }
     if (kvs_file_deletable(h) < 0)
         return 0;
-    if (h->tmp >= 0 && h->writers >= 0) {
-        sweep_dir(h, h->tmp, true);
-        sweep_dir(h, h->writers, false);
-    }
+    kvs_file_sweep_writers(h);
     kvs_file_writable(h);
     return 0;
 }
@@ -320,6 +239,28 @@ int kvs_file_deletable(kv_store_v1 *h)
     return kvs_file_full(refuses) ? 0 : -refuses;
 }
 
+static char *absolute(const char *dir)
+{
+    char *here = dir[0] == '/' ? NULL : getcwd(NULL, 0), *ret = NULL;
+
+    if (!here)
+        return strdup(dir);
+    if (asprintf(&ret, "%s/%s", here, dir) < 0)
+        ret = NULL;
+    free(here);
+    return ret;
+}
+
+int kvs_file_open_folders(kv_store_v1 *h)
+{
+    int rc = open_root(h);
+
+    if (rc < 0)
+        return rc;
+    h->syncfs_tells = syncfs_tells(h->root);
+    return open_tree(h);
+}
+
 kv_store_v1 *kvs_file_open(const char *uri)
 {
     kv_store_v1 *h = uri ? new_handle() : NULL;
@@ -331,12 +272,11 @@ kv_store_v1 *kvs_file_open(const char *uri)
     if (rc < 0)
         goto fail;
     h->side_car = h->opts.side_car;
-    rc = open_root(h);
-    h->syncfs_tells = rc >= 0 && syncfs_tells(h->root);
-    if (rc >= 0)
-        rc = open_tree(h);
+    h->path = absolute(h->dir);
+    rc = h->path ? kvs_file_open_folders(h) : -ENOMEM;
     if (rc >= 0)
         rc = start_writing(h);
+    kvs_file_places_note(h);
     if (rc < 0) {
         kvs_file_fail(h, -rc, "can't open the store", NULL);
         goto fail;
@@ -365,19 +305,8 @@ static void drop_pending(kv_store_v1 *h, bool ours)
     kvs_file_ahead_free(h->ahead);
 }
 
-void kvs_file_close(kv_store_v1 *h)
+void kvs_file_close_folders(kv_store_v1 *h)
 {
-    /* a forked child closes descriptors and leaves files alone */
-    bool ours = h && h->pid == getpid();
-
-    if (!h)
-        return;
-    if (ours)
-        kvs_file_reader_stop(h);
-    drop_pending(h, ours);
-    kvs_file_history_fini(h);
-    if (ours && h->writer_fd >= 0)
-        unlinkat(h->writers, h->writer, 0);
     int fds[] = {h->root, h->house, h->tmp,     h->writers,  h->bad,
                  h->refs, h->sums,  h->used_fd, h->writer_fd};
 
@@ -391,6 +320,22 @@ void kvs_file_close(kv_store_v1 *h)
         if (h->lease_fan[i] >= 0)
             close(h->lease_fan[i]);
     }
+}
+
+void kvs_file_close(kv_store_v1 *h)
+{
+    /* a forked child closes descriptors and leaves files alone */
+    bool ours = h && h->pid == getpid();
+
+    if (!h)
+        return;
+    if (ours)
+        kvs_file_reader_stop(h);
+    drop_pending(h, ours);
+    kvs_file_history_fini(h);
+    if (ours && h->writer_fd >= 0)
+        unlinkat(h->writers, h->writer, 0);
+    kvs_file_close_folders(h);
     if (ours) {
         pthread_mutex_destroy(&h->lock);
         pthread_mutex_destroy(&h->commit);
@@ -399,5 +344,6 @@ void kvs_file_close(kv_store_v1 *h)
         pthread_mutex_destroy(&h->reader_lock);
     }
     free(h->dir);
+    free(h->path);
     free(h);
 }

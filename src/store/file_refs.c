@@ -194,7 +194,7 @@ static void compact(kv_store_v1 *h, const char *file, bool alone)
         rc = c.out.error;
     }
     if (rc == 0 && replace(h, file, &c.out) == 0)
-        h->refs_unsynced = fsync(h->refs) < 0;
+        h->refs_unsynced = kvs_file_sync_dir(h, h->refs) < 0;
     for (size_t i = 0; i < c.seen.n_buckets; i++) {
         for (struct kvs_file_pending *e = c.seen.buckets[i], *next; e; e = next) {
             next = e->next;
@@ -293,7 +293,7 @@ static int append(kv_store_v1 *h, const char *file, struct kv_buf *buf, int *ret
     if (rc == 0)
         rc = buf->error ? buf->error : kvs_file_write_all(fd, buf->data, buf->len);
     if (rc == 0 && (st.st_size == 0 || h->refs_unsynced))
-        rc = fsync(h->refs) < 0 ? -errno : 0;
+        rc = kvs_file_sync_dir(h, h->refs);
     h->refs_unsynced &= rc < 0;
     h->refs_grown = rc == 0 && doubled((uint64_t)st.st_size, (uint64_t)st.st_size + buf->len);
     if (rc < 0)
@@ -359,8 +359,8 @@ int kvs_file_list_refs(kv_store_v1 *h, const char *name, kv_store_each_fn each, 
     struct stat st = {0};
     int rc = h && name && each ? 0 : -EINVAL;
 
-    if (rc == 0 && h->pid != getpid())
-        rc = -ECHILD;
+    if (rc == 0)
+        rc = kvs_file_begin(h);
     if (rc == 0)
         rc = kvs_file_name_encode(file, name);
     if (rc == 0)

@@ -127,6 +127,8 @@ int kvs_file_delete_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len)
     char hex[KVS_FILE_HEX];
 
     if (rc == 0)
+        rc = kvs_file_begin(h);
+    if (rc == 0)
         rc = kvs_file_deletable(h);
     if (rc < 0)
         return rc;
@@ -178,6 +180,8 @@ int kvs_file_delete_chunk_if(kv_store_v1 *h, const uint8_t *key, size_t key_len,
     int rc = kvs_file_check(h, key, key_len);
     char hex[KVS_FILE_HEX];
 
+    if (rc == 0)
+        rc = kvs_file_begin(h);
     if (rc == 0)
         rc = kvs_file_deletable(h);
     if (rc < 0)
@@ -272,8 +276,8 @@ int kvs_file_sweep(kv_store_v1 *h, uint64_t min_age_s, kv_store_live_fn live, vo
                       .sums = {.size = sizeof(s.sums)}};
     int rc = h && ret && ret->size >= sizeof(size_t) ? 0 : -EINVAL;
 
-    if (rc == 0 && h->pid != getpid())
-        rc = -ECHILD;
+    if (rc == 0)
+        rc = kvs_file_begin(h);
     if (rc == 0 && h->house >= 0) /* h->house < 0: no store, nothing to delete */
         rc = kvs_file_deletable(h);
     if (rc < 0)

@@ -60,6 +60,8 @@ struct kvbm_disk_volume {
         number;    /* index in disk->volumes: of its directory in the first, then second files... */
     uint32_t file; /* number in its directory */
     int directory_fd, slots_fd, index_fd;
+    char *directory;         /* as the caller named it */
+    _Atomic bool told_names; /* that its file system can't sync a directory */
     bool direct;
     bool paged; /* in the page cache of a device */
     uint32_t n_slots;

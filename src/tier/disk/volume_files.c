@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/random.h>
@@ -19,6 +20,7 @@
 #include "base/error.h"
 #include "base/le.h"
 #include "base/log.h"
+#include "base/sync_dir.h"
 #include "tier/disk/impl.h"
 
 #define LOCK_PAUSE_NS (10 * KV_NS_PER_MS)
@@ -36,13 +38,27 @@ static uint64_t end_of(uint64_t *until_ns, uint64_t ns)
     return *until_ns;
 }
 
+/* Say that the file system has no locks, without which two processes could write the same slots. */
+static int no_locks(const struct kvbm_disk_volume *volume, int error)
+{
+    char where[512];
+
+    kv_log_error(
+        "kvbm",
+        "a disk tier needs file locks (flock), which this file system doesn't have: mount it "
+        "with them (Lustre: -o flock; NFS: a lock daemon), or name a local disk",
+        "directory=%s error=\"%s\"", kv_log_quote(where, sizeof(where), volume->directory),
+        strerror(error));
+    return -error;
+}
+
 /* Lock a file. A killed process may still hold it for a moment, until the kernel has ended the
  * requests of its ring. */
 static int lock(struct kvbm_disk_volume *volume, int fd)
 {
     for (int tries = 0; flock(fd, LOCK_EX | LOCK_NB) < 0; tries++) {
         if (errno != EWOULDBLOCK && errno != EINTR)
-            return -errno;
+            return no_locks(volume, errno);
         if (kv_now_ns() >= end_of(&volume->disk->locks_until_ns, LOCK_NS))
             return -EBUSY;
         if (tries == 1 && !volume->waited)
@@ -184,6 +200,11 @@ enum kvbm_disk_owner kvbm_disk_files_owner(const struct kvbm_disk_volume *volume
 
 /* ---- directories ---- */
 
+static int sync_directory(struct kvbm_disk_volume *volume)
+{
+    return kv_sync_dir(volume->directory_fd, &volume->told_names, "kvbm", volume->directory);
+}
+
 /* Go on in the subdirectory for this fingerprint and size of blocks. @make false: when there is one,
  * else -ENOENT. */
 static int enter_own(struct kvbm_disk_volume *volume, const char *directory, bool make)
@@ -202,7 +223,7 @@ static int enter_own(struct kvbm_disk_volume *volume, const char *directory, boo
     fd = kv_beneath_dir(volume->directory_fd, name, make ? 0700 : 0, &made);
     if (fd < 0)
         return fd;
-    if (made && fsync(volume->directory_fd) < 0)
+    if (made && sync_directory(volume) < 0)
         kv_log_warn("kvbm", "a new directory may be gone after a power cut", "directory=%s", name);
     if (make)
         kv_log_warn("kvbm",
@@ -271,6 +292,10 @@ int kvbm_disk_files_open(struct kvbm_disk_volume *volume, const char *directory,
 {
     int err;
 
+    free(volume->directory);
+    volume->directory = strdup(directory);
+    if (!volume->directory)
+        return -ENOMEM;
     if (volume->file)
         return open_later(volume, name);
     volume->directory_fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -339,9 +364,9 @@ int kvbm_disk_files_write_headers(struct kvbm_disk_volume *volume)
     kvbm_disk_header_write(&volume->header, KVBM_DISK_INDEX, page);
     if (err == 0)
         err = write_all(volume->index_fd, page, sizeof(page), 0);
-    if (err == 0 && (fsync(volume->index_fd) < 0 || fsync(volume->directory_fd) < 0))
+    if (err == 0 && fsync(volume->index_fd) < 0)
         err = -errno;
-    return err;
+    return err == 0 ? sync_directory(volume) : err;
 }
 
 int kvbm_disk_files_identify(struct kvbm_disk_volume *volume)
@@ -366,4 +391,6 @@ void kvbm_disk_files_close(struct kvbm_disk_volume *volume)
     if (volume->directory_fd >= 0)
         close(volume->directory_fd);
     volume->directory_fd = -1;
+    free(volume->directory);
+    volume->directory = NULL;
 }
