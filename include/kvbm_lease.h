@@ -157,8 +157,9 @@ KV_API uint64_t kvbm_lease_expires(struct kvbm_lease *lease);
 KV_API bool kvbm_lease_is_shared(const struct kvbm_lease *lease);
 
 /**
- * Let a lease end @time_ms from now (0: 10,000; the owner may grant less). Returns 0; -ESTALE (it has
- * ended: its blocks are misses); or an error of the session.
+ * Let a lease last at least @time_ms from now (0: 10,000; the owner may grant less). It never ends
+ * earlier for that. Returns 0; -ESTALE (it has ended: its blocks are misses); or an error of the
+ * session, and nothing has changed: the owner takes back a renewal that this side has given up.
  */
 KV_API int kvbm_lease_renew(struct kvbm_lease *lease, uint32_t time_ms, uint64_t deadline_ns);
 

@@ -286,6 +286,16 @@ bool kvbm_lease_is_intact(const struct kvbm_lease *lease, size_t i)
            lease->generations[i];
 }
 
+/* Set an end unless it is later already. */
+static void set_later(_Atomic uint64_t *at_ns, uint64_t ns)
+{
+    uint64_t known = atomic_load_explicit(at_ns, memory_order_relaxed);
+
+    while (known < ns && !atomic_compare_exchange_weak_explicit(
+                             at_ns, &known, ns, memory_order_relaxed, memory_order_relaxed))
+        ;
+}
+
 int kvbm_lease_renew(struct kvbm_lease *lease, uint32_t time_ms, uint64_t deadline_ns)
 {
     struct kv_buf body = KV_BUF_INIT;
@@ -305,8 +315,7 @@ int kvbm_lease_renew(struct kvbm_lease *lease, uint32_t time_ms, uint64_t deadli
     err = reply.status < 0 ? reply.status : kvbm_renewal_read(reply.body, reply.len, &id, &time_ms);
     kvbm_reply_fini(&reply);
     if (err == 0)
-        atomic_store_explicit(&lease->expires_ns, now + time_ms * KV_NS_PER_MS,
-                              memory_order_relaxed);
+        set_later(&lease->expires_ns, now + time_ms * KV_NS_PER_MS);
     return err;
 }
 

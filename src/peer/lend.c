@@ -346,20 +346,70 @@ static void unlist(struct kvbm_offer *offer)
         *at = offer->next;
 }
 
-/* End a lease of an offer, with the lock held. Returns a session that still sends from it. */
-static struct kvbm_session *end_one(struct kvbm_offer *offer, struct kvbm_granted **over)
-{
-    struct kvbm_granted *first = kvbm_leases_first(&offer->leases);
-    const struct kvbm_loan *loan = first->hold;
-    struct kvbm_session *stuck = first->n_uses ? kvbm_session_get(loan->borrower->session) : NULL;
+/* Next step of the end of an offer. */
+struct ending {
+    struct kvbm_granted *over;    /* give these back */
+    struct kvbm_session *session; /* a reference, or NULL: take @request back, or abort it */
+    uint64_t request;
+};
 
-    kvbm_loan_end(offer, first, over);
-    return stuck;
+/* Find a reply of a loan that wasn't taken back. */
+static struct kvbm_use *next_use(const struct kvbm_loan *loan)
+{
+    struct kvbm_use *use = LIST_FIRST(&loan->uses);
+
+    while (use && use->taken_back)
+        use = LIST_NEXT(use, list);
+    return use;
+}
+
+/*
+ * End the leases of an offer, with the lock held. Those that a session reads begin nothing new, and end
+ * once their replies are taken back. What a carrier sends can't be: after @patience_ns its session is
+ * aborted.
+ */
+static void end_loans(struct kvbm_offer *offer, uint64_t patience_ns, struct ending *next)
+{
+    struct kvbm_leases *leases = &offer->leases;
+
+    for (uint32_t i = leases->n_leases; i-- > 0;) {
+        struct kvbm_granted *lease = leases->heap[i];
+        const struct kvbm_loan *loan = lease->hold;
+        struct kvbm_use *use = next_use(loan);
+
+        lease->late = true;
+        if (!lease->n_uses) {
+            kvbm_loan_end(offer, lease, &next->over);
+        } else if (use) {
+            next->session = kvbm_session_get(loan->borrower->session);
+            next->request = use->request;
+            use->taken_back = true;
+            return;
+        }
+    }
+    if (leases->n_leases && !next->over && kv_now_ns() >= patience_ns) {
+        const struct kvbm_loan *loan = leases->heap[0]->hold;
+
+        next->session = kvbm_session_get(loan->borrower->session);
+        kvbm_loan_end(offer, leases->heap[0], &next->over);
+    }
+}
+
+/* Do what is next, without the lock. */
+static void do_next(struct kvbm_lender *lender, const struct ending *next)
+{
+    if (next->session && next->request)
+        kvbm_session_take_back(next->session, next->request, -ESTALE);
+    else if (next->session)
+        kvbm_session_abort(next->session, -ESHUTDOWN, "the set that it reads is withdrawn");
+    kvbm_session_put(next->session);
+    kvbm_loans_give_back(lender, next->over);
 }
 
 void kvbm_offer_destroy(struct kvbm_offer *offer)
 {
     struct kvbm_lender *lender = offer ? offer->lender : NULL;
+    uint64_t patience_ns = kv_now_ns() + LINGER_NS;
 
     if (!offer)
         return;
@@ -367,21 +417,18 @@ void kvbm_offer_destroy(struct kvbm_offer *offer)
     offer->closed = true;
     unlist(offer);
     while (offer->n_busy) {
-        struct kvbm_granted *over = NULL;
-        struct kvbm_session *stuck = NULL;
+        struct ending next = {0};
 
-        while (kvbm_leases_first(&offer->leases) && !stuck)
-            stuck = end_one(offer, &over);
-        if (!over && !stuck) {
+        end_loans(offer, patience_ns, &next);
+        if (next.over || next.session) {
+            pthread_mutex_unlock(&lender->lock);
+            do_next(lender, &next);
+            pthread_mutex_lock(&lender->lock);
+        } else if (offer->leases.n_leases) {
+            (void)kv_cond_wait_until(&lender->changed, &lender->lock, patience_ns);
+        } else {
             pthread_cond_wait(&lender->changed, &lender->lock);
-            continue;
         }
-        pthread_mutex_unlock(&lender->lock);
-        if (stuck)
-            kvbm_session_abort(stuck, -ESHUTDOWN, "the set that it reads is withdrawn");
-        kvbm_session_put(stuck);
-        kvbm_loans_give_back(lender, over);
-        pthread_mutex_lock(&lender->lock);
     }
     while (offer->lessees)
         kvbm_lessee_free(offer->lessees);

@@ -4,11 +4,18 @@
 #define KVBM_PEER_LEND_IMPL_H
 
 #include <pthread.h>
+#include <sys/queue.h>
 
 #include "base/buf.h"
 #include "lease_wire.h"
 #include "lend.h"
 #include "told.h"
+
+/** Effect of a request on a lease: its reader may give up a request that is answered already. */
+struct kvbm_effect {
+    uint64_t request, lease;
+    uint64_t before_ns; /* the lease's end before a renewal; 0: the request made the lease */
+};
 
 /** A session that asks, as long as it is open or one of its loans lives. */
 struct kvbm_borrower {
@@ -16,6 +23,9 @@ struct kvbm_borrower {
     uint32_t references;          /* the session's hooks, loans */
     bool gone;                    /* the session has ended */
     struct kvbm_lessee_of *sets;
+    uint64_t n_effects; /* ever; the last max_effects are known */
+    uint32_t max_effects;
+    struct kvbm_effect effects[];
 };
 
 /** Leases of one session in one set. Freed with the borrower, or with the offer. */
@@ -45,8 +55,16 @@ struct kvbm_offer {
     uint32_t n_busy; /* loans, handlers and answers that use it, or its lender, without the lock */
 };
 
+/** A reply that a session sends from a loan's blocks. */
+struct kvbm_use {
+    LIST_ENTRY(kvbm_use) list;
+    uint64_t request;
+    bool taken_back;
+};
+
 /** A request for a lease, then the hold behind it. */
 struct kvbm_loan {
+    LIST_HEAD(, kvbm_use) uses; /* under the lender's lock */
     struct kvbm_offer *offer;
     struct kvbm_borrower *borrower;
     struct kvbm_lessee_of *lessee;
@@ -108,6 +126,13 @@ int kvbm_loan_use(const struct kvbm_borrower *borrower, const struct kvbm_wanted
 /** Let a lease in use go, of which @bytes were sent. Without the lock, from any thread. */
 void kvbm_loan_unuse(struct kvbm_lender *lender, struct kvbm_offer *offer,
                      struct kvbm_granted *lease, uint64_t bytes);
+
+/** Note what a request has done to a lease, with the lock held. */
+void kvbm_effect_note(struct kvbm_borrower *borrower, uint64_t request,
+                      const struct kvbm_granted *lease, uint64_t before_ns);
+
+/** Undo what a request has done that its reader has given up (lend_undo.c). A kvbm_serve_fn. */
+void kvbm_serve_cancel(void *arg, struct kvbm_session *session, struct kvbm_request *request);
 
 /** Tell the thread that a lease may end earlier than it waits for. With the lock held. */
 void kvbm_lender_wake(struct kvbm_lender *lender);

@@ -11,6 +11,7 @@ struct sending {
     struct kvbm_lender *lender;
     struct kvbm_offer *offer;
     struct kvbm_granted *lease;
+    struct kvbm_use use;
     size_t n_pieces;
     struct iovec *pieces; /* the first is sums, when they are wanted */
     uint8_t *sums;
@@ -45,6 +46,9 @@ static void sent(void *arg)
 {
     struct sending *sending = arg;
 
+    pthread_mutex_lock(&sending->lender->lock);
+    LIST_REMOVE(&sending->use, list);
+    pthread_mutex_unlock(&sending->lender->lock);
     kvbm_loan_unuse(sending->lender, sending->offer, sending->lease, sending->bytes);
     free_sending(sending);
 }
@@ -142,7 +146,13 @@ void kvbm_serve_read(void *arg, struct kvbm_session *session, struct kvbm_reques
         pthread_mutex_lock(&lender->lock);
         err = kvbm_loan_use(*kvbm_session_slot(session, KVBM_LEND_SLOT), &wanted, &sending->offer,
                             &sending->lease);
-        lender->stats.reads += err == 0;
+        if (err == 0) {
+            struct kvbm_loan *loan = sending->lease->hold;
+
+            sending->use.request = request->id;
+            LIST_INSERT_HEAD(&loan->uses, &sending->use, list);
+            lender->stats.reads++;
+        }
         pthread_mutex_unlock(&lender->lock);
     }
     if (err != 0) {

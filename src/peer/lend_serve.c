@@ -8,15 +8,19 @@
 #include "base/le.h"
 #include "lease_wire.h"
 #include "lend_impl.h"
+#include "net.h"
 
 /* ---- sessions ---- */
 
 static void begin_session(struct kvbm_session *session)
 {
-    struct kvbm_borrower *borrower = calloc(1, sizeof(*borrower));
+    uint32_t max_effects = 2 * session->net->max_requests;
+    struct kvbm_borrower *borrower =
+        calloc(1, sizeof(*borrower) + max_effects * sizeof(struct kvbm_effect));
 
     if (borrower) {
         borrower->references = 1;
+        borrower->max_effects = max_effects;
         borrower->session = kvbm_session_get(session);
     }
     *kvbm_session_slot(session, KVBM_LEND_SLOT) = borrower; /* NULL: its leases are -ENOMEM */
@@ -204,6 +208,7 @@ static int grant(struct kvbm_loan *loan, int status, const uint32_t *blocks, str
         return -ENOMEM;
     }
     *id = lease->id;
+    kvbm_effect_note(loan->borrower, loan->request, lease, 0);
     lender->stats.leases++;
     tell(offer, lease, loan->time_ms, reply);
     if (kvbm_leases_first(&offer->leases) == lease)
@@ -362,9 +367,23 @@ static void serve_lease(void *arg, struct kvbm_session *session, struct kvbm_req
 
 /* ---- renew and release ---- */
 
+/* Let a lease end later, with the lock held. Never earlier: its reader may count on what it has. */
+static void renew(struct kvbm_borrower *borrower, uint64_t request, struct kvbm_offer *offer,
+                  struct kvbm_granted *lease, uint32_t time_ms)
+{
+    uint64_t before = lease->expires_ns, after = kv_now_ns() + time_ms * KV_NS_PER_MS;
+
+    if (after <= before)
+        return;
+    kvbm_leases_renew(&offer->leases, lease, after);
+    kvbm_effect_note(borrower, request, lease, before);
+    kvbm_lender_wake(offer->lender);
+}
+
 static void serve_renew(void *arg, struct kvbm_session *session, struct kvbm_request *request)
 {
     struct kvbm_lender *lender = arg;
+    struct kvbm_borrower *borrower = *kvbm_session_slot(session, KVBM_LEND_SLOT);
     struct kv_buf reply = KV_BUF_INIT;
     struct kvbm_granted *lease;
     struct kvbm_offer *offer;
@@ -374,13 +393,12 @@ static void serve_renew(void *arg, struct kvbm_session *session, struct kvbm_req
 
     if (err == 0) {
         pthread_mutex_lock(&lender->lock);
-        lease = kvbm_loan_find(*kvbm_session_slot(session, KVBM_LEND_SLOT), id, &offer);
+        lease = kvbm_loan_find(borrower, id, &offer);
         if (lease && lease->late)
             lease = NULL;
         if (lease) {
             time_ms = KV_MIN(time_ms ? time_ms : (uint32_t)KVBM_LEASE_MS, offer->max_lease_ms);
-            kvbm_leases_renew(&offer->leases, lease, kv_now_ns() + time_ms * KV_NS_PER_MS);
-            kvbm_lender_wake(lender);
+            renew(borrower, request->id, offer, lease, time_ms);
         }
         pthread_mutex_unlock(&lender->lock);
         err = lease ? 0 : -ESTALE;
@@ -449,9 +467,10 @@ static const struct {
     uint16_t type;
     kvbm_serve_fn fn;
 } services[] = {
-    {KVBM_ASK_LOOKUP, serve_lookup}, {KVBM_ASK_LEASE, serve_lease},
-    {KVBM_ASK_RENEW, serve_renew},   {KVBM_ASK_RELEASE, serve_release},
-    {KVBM_ASK_MEMORY, serve_memory}, {KVBM_ASK_READ, kvbm_serve_read},
+    {KVBM_ASK_LOOKUP, serve_lookup},  {KVBM_ASK_LEASE, serve_lease},
+    {KVBM_ASK_RENEW, serve_renew},    {KVBM_ASK_RELEASE, serve_release},
+    {KVBM_ASK_MEMORY, serve_memory},  {KVBM_ASK_READ, kvbm_serve_read},
+    {KVBM_CANCEL, kvbm_serve_cancel},
 };
 
 int kvbm_lender_serve(struct kvbm_lender *lender)

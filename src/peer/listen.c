@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/le.h"
 #include "base/log.h"
 #include "endpoints.h"
 #include "net.h"
@@ -23,13 +24,26 @@ static int fail(const struct kvbm_net *net, const char *endpoint, int err, const
 
 /* ---- accepting ---- */
 
-/* Only processes of this user may come by a unix socket. */
-static bool is_own_user(int fd)
+/* Only processes of this user may come by a unix socket. Such a one is its own origin. */
+static bool is_own_user(int fd, uint64_t *origin)
 {
     struct ucred who;
     socklen_t len = sizeof(who);
 
-    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &len) == 0 && who.uid == geteuid();
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &len) < 0 || who.uid != geteuid())
+        return false;
+    *origin = (uint64_t)who.pid;
+    return true;
+}
+
+/* Name the origin of a connection by its address. Whoever has one of IPv6 has 2^64 of its network. */
+static uint64_t origin_of(const struct sockaddr_storage *at)
+{
+    const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)at;
+
+    if (at->ss_family == AF_INET)
+        return ntohl(((const struct sockaddr_in *)at)->sin_addr.s_addr);
+    return kv_get_le64(v6->sin6_addr.s6_addr + (IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr) ? 8 : 0));
 }
 
 static void refuse_user(const struct kvbm_listener *listener, int fd)
@@ -43,32 +57,78 @@ static void refuse_user(const struct kvbm_listener *listener, int fd)
     close(fd);
 }
 
-/* End the newcomer that has been here for longest, of those that came to a listener. */
-static void push_out(const struct kvbm_net *net)
+/* Tell whether a newcomer's handshake has begun, as far as this side can tell. */
+static bool has_begun(const struct kvbm_session *session)
 {
-    struct kvbm_session *oldest = TAILQ_FIRST(&net->newcomers);
-
-    while (oldest && oldest->conns[0]->is_opener)
-        oldest = TAILQ_NEXT(oldest, list);
-    if (oldest)
-        kvbm_session_end(oldest, -EBUSY, "newer connections push it out");
+    return session->step == KVBM_WAIT_PROOF || session->step == KVBM_WAIT_READY ||
+           (session->step == KVBM_WAIT_HELLO && session->conns[0]->greeted);
 }
 
-static void take(struct kvbm_listener *listener, int fd)
+static bool is_of(const struct kvbm_session *session, uint64_t origin)
+{
+    return !session->conns[0]->is_opener && session->origin == origin;
+}
+
+/* Find the origin that has most newcomers. */
+static uint64_t most_common_origin(const struct kvbm_net *net)
+{
+    const struct kvbm_session *session, *other;
+    uint64_t origin = 0;
+    uint32_t most = 0;
+
+    for (session = TAILQ_FIRST(&net->newcomers); session; session = TAILQ_NEXT(session, list)) {
+        uint32_t n = 0;
+
+        for (other = TAILQ_FIRST(&net->newcomers); other; other = TAILQ_NEXT(other, list))
+            n += is_of(other, session->origin);
+        if (n > most)
+            origin = session->origin;
+        most = KV_MAX(most, n);
+    }
+    return origin;
+}
+
+/*
+ * End a newcomer to a listener, of the origin that has most of them: so a stranger pushes its own out. Of
+ * those it is the oldest that says nothing, unless that are fewer than half: an honest one is spared
+ * once it has begun, and has its time to begin beside others that begin and go no further.
+ */
+static void push_out(const struct kvbm_net *net)
+{
+    uint64_t origin = most_common_origin(net);
+    struct kvbm_session *session, *oldest[2] = {NULL, NULL};
+    uint32_t n[2] = {0, 0};
+
+    for (session = TAILQ_FIRST(&net->newcomers); session; session = TAILQ_NEXT(session, list)) {
+        bool begun = has_begun(session);
+
+        if (!is_of(session, origin))
+            continue;
+        n[begun]++;
+        if (!oldest[begun])
+            oldest[begun] = session;
+    }
+    session = oldest[n[1] > n[0]];
+    if (session)
+        kvbm_session_end(session, -EBUSY, "newer connections push it out");
+}
+
+static void take(struct kvbm_listener *listener, int fd, uint64_t origin)
 {
     struct kvbm_net *net = listener->net;
     struct kvbm_session *session;
     int err = 0;
 
-    if (listener->is_unix && !is_own_user(fd)) {
+    if (listener->is_unix && !is_own_user(fd, &origin)) {
         refuse_user(listener, fd);
         return;
     }
     kvbm_tune(fd, listener->is_unix);
-    if (net->n_newcomers == KVBM_MAX_NEWCOMERS) /* an honest one is through long before */
+    if (net->n_newcomers == KVBM_MAX_NEWCOMERS)
         push_out(net);
     if (kvbm_session_create(net, fd, listener->is_unix, false, listener->endpoint, &session) < 0)
         return;
+    session->origin = origin;
     if (!listener->is_unix && net->auth.tls)
         err = kvbm_conn_tls(session->conns[0], NULL);
     if (err < 0)
@@ -97,10 +157,12 @@ static void listener_ready(struct kvbm_source *source, uint32_t events)
 
     (void)events;
     for (int i = 0; i < ACCEPTS; i++) {
-        int fd = accept4(source->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        struct sockaddr_storage from = {0};
+        socklen_t len = sizeof(from);
+        int fd = accept4(source->fd, (struct sockaddr *)&from, &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
 
         if (fd >= 0) {
-            take(listener, fd);
+            take(listener, fd, origin_of(&from));
         } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
             sleep_a_while(listener);
             return;

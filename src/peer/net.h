@@ -33,7 +33,7 @@ enum {
     KVBM_MAX_LISTENERS = 8,
     KVBM_MAX_WATCHERS = 8,
     KVBM_MAX_DATA = 8,        /* data connections of a session */
-    KVBM_MAX_NEWCOMERS = 128, /* of listeners, handshakes at a time; one more ends the oldest */
+    KVBM_MAX_NEWCOMERS = 128, /* of listeners, handshakes at a time; one more ends another */
     KVBM_IN_BYTES = 4096,     /* read ahead of a connection */
     KVBM_IN_FDS = 4,          /* descriptors that came and whose frames haven't */
     KVBM_CALL_BUCKETS = 64
@@ -178,6 +178,8 @@ struct kvbm_session {
     uint8_t nonce[KVBM_NONCE_BYTES];
     bool is_data; /* of one data connection, until that joins its session */
     char endpoint[128];
+    uint64_t
+        origin; /* of a listener's: the opener's process, IPv4 address or IPv6 network of 64 bits */
 
     pthread_mutex_t lock;   /* all below */
     pthread_cond_t changed; /* state, or a connection isn't written any more */
@@ -324,6 +326,12 @@ void kvbm_flush(struct kvbm_conn *conn);
  * Returns false when there are none.
  */
 bool kvbm_cut_bulk(struct kvbm_session *session, uint64_t id);
+/**
+ * Let a reply go on without the memory of its pieces, with the session locked; unlocks meanwhile. What a
+ * socket has a part of is copied, further chunks are given up. Returns whether some are: then the
+ * caller sends CUT.
+ */
+bool kvbm_take_back(struct kvbm_session *session, uint64_t id);
 
 /* ---- call.c ---- */
 

@@ -294,10 +294,9 @@ void kvbm_flush(struct kvbm_conn *conn)
     conn->writing = false;
     if (any)
         conn->turn = sum;
-    if (session->state == KVBM_ENDED) { /* the event thread waits for this one */
-        pthread_cond_broadcast(&session->changed);
+    pthread_cond_broadcast(&session->changed); /* for who waits until nobody writes */
+    if (session->state == KVBM_ENDED)
         return;
-    }
     if (conn->broken && session->err == 0) {
         session->err = conn->broken;
         snprintf(session->why, sizeof(session->why), "%s", kvbm_words(conn->broken));
@@ -352,6 +351,142 @@ bool kvbm_cut_bulk(struct kvbm_session *session, uint64_t id)
     kvbm_out_end(out);
     pthread_mutex_lock(&session->lock);
     return true;
+}
+
+/* Make a message of the next @left bytes of @out's pieces, with the same frame. */
+static struct kvbm_out *own_bytes(const struct kvbm_out *out, size_t piece, size_t piece_at,
+                                  size_t left)
+{
+    struct kvbm_out *own = make_out(&out->frame, sizeof(struct iovec) + left);
+    char *to;
+
+    if (!own)
+        return NULL;
+    to = (char *)(own->from + 1);
+    own->from[0] = (struct iovec){to, left};
+    own->n_from = 1;
+    own->queued = sizeof(*own) + left;
+    while (left) {
+        const struct iovec *from = &out->from[piece++];
+        size_t len = KV_MIN(left, from->iov_len - piece_at);
+
+        memcpy(to, (char *)from->iov_base + piece_at, len);
+        to += len;
+        left -= len;
+        piece_at = 0;
+    }
+    return own;
+}
+
+/* Let the frame that a connection writes go on from bytes of its own. Returns 0 or -ENOMEM. */
+static int own_frame(struct kvbm_conn *conn)
+{
+    struct kvbm_writing *now = &conn->now;
+    size_t left = now->len - KV_MAX(now->done, (size_t)KVBM_FRAME_BYTES);
+    struct kvbm_out *own = own_bytes(now->out, now->piece, now->piece_at, left);
+
+    if (!own)
+        return -ENOMEM;
+    own->cut = now->out->cut;
+    own->frame.offset = own->frame.total; /* no chunk follows */
+    own->n_flying = 1;
+    conn->session->queued += own->queued;
+    now->out->n_flying--;
+    now->out = own;
+    now->piece = now->piece_at = 0;
+    return 0;
+}
+
+static struct kvbm_out *find_in(struct kvbm_outs *queue, uint64_t id)
+{
+    struct kvbm_out *out;
+
+    for (out = TAILQ_FIRST(queue); out; out = TAILQ_NEXT(out, queue)) {
+        if (out->frame.id == id && out->frame.flags & KVBM_FRAME_REPLY)
+            break;
+    }
+    return out;
+}
+
+/* Find a reply that waits in chunks, or that connections write the rest of. */
+static struct kvbm_out *find_begun(struct kvbm_session *session, uint64_t id)
+{
+    struct kvbm_out *out = find_in(&session->bulk, id);
+
+    for (uint32_t i = 0; i < session->n_conns && !out; i++) {
+        out = session->conns[i]->now.out;
+        if (out && (out->frame.id != id || !(out->frame.flags & KVBM_FRAME_REPLY)))
+            out = NULL;
+    }
+    return out;
+}
+
+/* Put a copy in the place of a reply that waits as a whole. Returns 0 or -ENOMEM. */
+static int own_waiting(struct kvbm_session *session, struct kvbm_out *out)
+{
+    struct kvbm_out *own = own_bytes(out, 0, 0, out->frame.total);
+
+    if (!own)
+        return -ENOMEM;
+    session->queued += own->queued;
+    TAILQ_INSERT_BEFORE(out, own, queue);
+    TAILQ_REMOVE(&session->conns[0]->urgent, out, queue);
+    return 0;
+}
+
+/* Have all connections write @out's frames from bytes of their own. Returns 0 or -ENOMEM. */
+static int own_frames(struct kvbm_session *session, const struct kvbm_out *out)
+{
+    int err = 0;
+
+    for (uint32_t i = 0; i < session->n_conns && err == 0; i++) {
+        struct kvbm_conn *conn = session->conns[i];
+
+        while (conn->writing && conn->now.out == out) /* short: sockets don't block */
+            pthread_cond_wait(&session->changed, &session->lock);
+        if (conn->now.out == out)
+            err = own_frame(conn);
+    }
+    return err;
+}
+
+/* Take back a reply of which chunks are on their way. Returns 0 or -ENOMEM. */
+static int take_back_begun(struct kvbm_session *session, struct kvbm_out *out)
+{
+    if (out->frame.offset < out->frame.total) {
+        out->cut = true;
+        TAILQ_REMOVE(&session->bulk, out, queue);
+    }
+    return own_frames(session, out);
+}
+
+bool kvbm_take_back(struct kvbm_session *session, uint64_t id)
+{
+    struct kvbm_out *waits = find_in(&session->conns[0]->urgent, id);
+    struct kvbm_out *out = waits ? waits : find_begun(session, id);
+    int err;
+    bool cut;
+
+    if (!out)
+        return false;
+    out->n_flying++; /* it stays meanwhile */
+    err = waits ? own_waiting(session, out) : take_back_begun(session, out);
+    cut = out->cut;
+    out->n_flying--;
+    if (err < 0) { /* the session's end gives the memory back */
+        if (session->err == 0) {
+            session->err = err;
+            snprintf(session->why, sizeof(session->why), "%s", kvbm_words(err));
+        }
+        kvbm_kick(session->conns[0]);
+    }
+    if (out->n_flying || (waits && err < 0))
+        return false;
+    session->queued -= out->queued;
+    pthread_mutex_unlock(&session->lock);
+    kvbm_out_end(out);
+    pthread_mutex_lock(&session->lock);
+    return cut;
 }
 
 int kvbm_send_small(struct kvbm_session *session, const struct kvbm_frame *frame)

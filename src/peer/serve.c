@@ -78,6 +78,23 @@ void kvbm_request_cancelled(struct kvbm_session *session, uint64_t id)
     pthread_mutex_unlock(&session->lock);
 }
 
+void kvbm_session_take_back(struct kvbm_session *session, uint64_t id, int status)
+{
+    struct kvbm_open_request *request;
+
+    pthread_mutex_lock(&session->lock);
+    request = session->state == KVBM_OPEN ? find(session, id) : NULL;
+    if (request && !request->answered)
+        request->cancelled = true;
+    else if (request) {
+        uint16_t type = request->type;
+
+        if (kvbm_take_back(session, id) && session->state == KVBM_OPEN)
+            send_cut(session, type, id, status);
+    }
+    pthread_mutex_unlock(&session->lock);
+}
+
 /* ---- handlers ---- */
 
 static void serve_request(struct kvbm_conn *conn)
@@ -96,7 +113,7 @@ static void serve_request(struct kvbm_conn *conn)
     net->serving = service.fn ? request.type : 0;
     pthread_mutex_unlock(&net->lock);
     if (!service.fn) {
-        if (request.id)
+        if (request.id && request.type != KVBM_CANCEL)
             (void)kvbm_session_reply(session, request.id, -EOPNOTSUPP, NULL, 0, -1);
         return;
     }
@@ -114,7 +131,7 @@ int kvbm_agent_serve(struct kvbm_agent *agent, uint16_t type, kvbm_serve_fn fn, 
     struct kvbm_net *net = agent->net;
     int err = 0;
 
-    if (type < KVBM_FIRST_SERVICE || type >= KVBM_N_TYPES)
+    if ((type < KVBM_FIRST_SERVICE && type != KVBM_CANCEL) || type >= KVBM_N_TYPES)
         return -EINVAL;
     pthread_mutex_lock(&net->lock);
     if (fn && net->services[type].fn)
@@ -152,6 +169,7 @@ int kvbm_serve(struct kvbm_conn *conn)
         return 0;
     case KVBM_CANCEL:
         kvbm_request_cancelled(conn->session, frame->id);
+        serve_request(conn); /* an owner undoes what the request has done */
         return 0;
     case KVBM_SET:
     case KVBM_SET_GONE:

@@ -108,7 +108,8 @@ typedef void (*kvbm_serve_fn)(void *arg, struct kvbm_session *session,
                               struct kvbm_request *request);
 
 /**
- * Serve requests and notes of @type, from KVBM_FIRST_SERVICE to KVBM_N_TYPES - 1. NULL for @fn ends
+ * Serve requests and notes of @type, from KVBM_FIRST_SERVICE to KVBM_N_TYPES - 1; or KVBM_CANCEL, whose
+ * requests have the id of the one that the peer has given up, and want no answer. NULL for @fn ends
  * that, and returns once no handler of @type runs (on the event thread: at once). Requests of types
  * that nobody serves are answered -EOPNOTSUPP. Returns 0, -EINVAL (type), -EEXIST (served already).
  */
@@ -127,12 +128,19 @@ int kvbm_session_reply(struct kvbm_session *session, uint64_t id, int32_t status
 /**
  * Answer a request with bytes straight from memory of the caller: @n pieces, copied list, of at most
  * KVBM_MAX_PIECES and 4 GiB in all. @done(arg) runs exactly once, also when the call fails: when
- * nothing reads the pieces any more (sent, given up by the peer, or the session has ended). It runs
- * on the event thread, or within this call when that fails, without locks, and must not block. Errors
- * as kvbm_session_reply.
+ * nothing reads the pieces any more (sent, given up by the peer, taken back, or the session has
+ * ended). It runs on the event thread, within this call when that fails, or within
+ * kvbm_session_take_back; without locks, and must not block. Errors as kvbm_session_reply.
  */
 int kvbm_session_reply_from(struct kvbm_session *session, uint64_t id, int32_t status,
                             const struct iovec *from, size_t n, void (*done)(void *arg), void *arg);
+
+/**
+ * Take back the pieces of kvbm_session_reply_from: none is read after this call. The peer gets @status
+ * in place of chunks that haven't left; the session goes on. A request without a reply is given up as
+ * by its peer. From any thread without locks.
+ */
+void kvbm_session_take_back(struct kvbm_session *session, uint64_t id, int status);
 
 /* ---------------------------------------------------------------------------------------------
  * Asking.
