@@ -16,6 +16,7 @@
 #define AT_ONCE 8192u
 #define REQUEST_BYTES 16
 #define NO_MORE UINT64_MAX
+#define MOST_BYTES (256u << 20) /* of all keys that a peer tells */
 
 /* ---- telling ---- */
 
@@ -105,6 +106,7 @@ long kc_keys_ask(struct kvbm_session *session, uint32_t group, uint32_t key_len,
                  uint64_t timeout_ms, struct kv_buf *ret)
 {
     uint64_t from = 0, sum = 0, before;
+    unsigned n_empty = 0;
     long n;
 
     do {
@@ -113,6 +115,9 @@ long kc_keys_ask(struct kvbm_session *session, uint32_t group, uint32_t key_len,
         if (n < 0)
             return n;
         sum += (uint64_t)n;
+        n_empty += n == 0;
+        if (ret->len > MOST_BYTES || n_empty > KV_N_TIERS) /* it would go on for ever */
+            return -EMSGSIZE;
     } while (from != NO_MORE && from > before && (!max || sum < max));
     if (max && sum > max) {
         ret->len -= (size_t)(sum - max) * key_len;

@@ -10,6 +10,8 @@
 #include "cli/format.h"
 #include "cli/peer.h"
 
+#define BATCH_BYTES (UINT64_C(1) << 30) /* of memory, unless a block is longer */
+
 /* One run of reading. */
 struct work {
     struct kc_reader *r;
@@ -147,8 +149,8 @@ static bool is_demo(const struct kc_reader *r)
 
 int kc_reader_read(struct kc_reader *reader, struct kc_reading *ret)
 {
-    const struct kvbm_storage_opts memory = {
-        .size = sizeof(memory), .kind = KVBM_STORAGE_SYSTEM, .touch_threads = 1};
+    /* Pages come with the bytes: the peer may announce blocks of any length. */
+    const struct kvbm_storage_opts memory = {.size = sizeof(memory), .kind = KVBM_STORAGE_SYSTEM};
     const struct kvbm_allocator allocator = kvbm_allocator_of(&memory);
     uint64_t batch = reader->opts->batch ? reader->opts->batch : KC_PEER_BATCH;
     struct work w = {.r = reader, .out = ret, .is_demo = is_demo(reader)};
@@ -156,7 +158,8 @@ int kc_reader_read(struct kc_reader *reader, struct kc_reading *ret)
     int rc;
 
     *ret = (struct kc_reading){.blocks = 0};
-    w.batch = (uint32_t)KV_MIN(batch, (uint64_t)reader->n_keys + 1);
+    batch = KV_MIN(batch, KV_MAX(BATCH_BYTES / reader->block_bytes, UINT64_C(1)));
+    w.batch = (uint32_t)KV_MIN(batch, (uint64_t)KV_MAX(reader->n_keys, (size_t)1));
     config.kind = KVBM_FULLY_CONTIGUOUS;
     config.num_blocks = w.batch;
     memset(config.tensor_shape, 0, sizeof(config.tensor_shape));

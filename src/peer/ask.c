@@ -96,6 +96,16 @@ int kvbm_lookup_start(struct kvbm_session *session, uint32_t set, uint32_t group
     return err;
 }
 
+/* Tell whether an answer names tiers that there are. */
+static bool are_tiers(const uint8_t *tiers, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (tiers[i] >= KV_N_TIERS && tiers[i] != KVBM_NO_TIER)
+            return false;
+    }
+    return true;
+}
+
 int kvbm_lookup_wait(struct kvbm_call *call, size_t n, uint64_t deadline_ns, uint8_t *tiers)
 {
     struct kvbm_reply reply = {.fd = -1};
@@ -104,7 +114,7 @@ int kvbm_lookup_wait(struct kvbm_call *call, size_t n, uint64_t deadline_ns, uin
 
     if (len < 0)
         return err;
-    if (err == 0 && reply.len == n)
+    if (err == 0 && reply.len == n && are_tiers(reply.body, n))
         memcpy(tiers, reply.body, n);
     else if (err == 0)
         err = -EPROTO;

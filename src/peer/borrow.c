@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "bm/ids.h"
 #include "lease_wire.h"
+#include "lend.h"
 
 /* ---- asking ---- */
 
@@ -177,9 +178,15 @@ static void tell_release(struct kvbm_session *session, uint64_t id)
     kv_buf_fini(&body);
 }
 
+/* Return the nanoseconds that a lease lasts. A read waits so long: an owner grants no more than asked. */
+static uint64_t granted(uint32_t told_ms, uint32_t asked_ms)
+{
+    return KV_MIN(told_ms, asked_ms ? asked_ms : (uint32_t)KVBM_LEASE_MS) * KV_NS_PER_MS;
+}
+
 /* Make a lease of an answer. The time begins with the question: the owner's ends later. */
 static int make_lease(struct kvbm_lease *lease, const struct kvbm_reply *reply, size_t n,
-                      uint64_t asked_ns)
+                      uint32_t time_ms, uint64_t asked_ns)
 {
     struct kvbm_told told;
     int err = kvbm_told_read(reply->body, reply->len, (uint32_t)n, &told);
@@ -187,7 +194,7 @@ static int make_lease(struct kvbm_lease *lease, const struct kvbm_reply *reply, 
     if (err < 0)
         return err;
     lease->id = told.id;
-    atomic_init(&lease->expires_ns, asked_ns + told.time_ms * KV_NS_PER_MS);
+    atomic_init(&lease->expires_ns, asked_ns + granted(told.time_ms, time_ms));
     err = take_blocks(lease, &told);
     if (err < 0)
         tell_release(lease->session, told.id);
@@ -219,7 +226,7 @@ int kvbm_session_lease(struct kvbm_session *session, uint32_t set, uint32_t grou
         err = ask(session, KVBM_ASK_LEASE, &asked, lease->facts->key_len, deadline_ns, &reply);
     }
     if (err == 0) {
-        err = make_lease(lease, &reply, n, now);
+        err = make_lease(lease, &reply, n, time_ms, now);
         kvbm_reply_fini(&reply);
     }
     if (err == 0)
@@ -301,6 +308,7 @@ int kvbm_lease_renew(struct kvbm_lease *lease, uint32_t time_ms, uint64_t deadli
     struct kv_buf body = KV_BUF_INIT;
     struct kvbm_reply reply = {.fd = -1};
     uint64_t now = kv_now_ns(), id;
+    uint32_t told_ms = 0;
     int err;
 
     if (!lease)
@@ -312,10 +320,10 @@ int kvbm_lease_renew(struct kvbm_lease *lease, uint32_t time_ms, uint64_t deadli
     kv_buf_fini(&body);
     if (err < 0)
         return err;
-    err = reply.status < 0 ? reply.status : kvbm_renewal_read(reply.body, reply.len, &id, &time_ms);
+    err = reply.status < 0 ? reply.status : kvbm_renewal_read(reply.body, reply.len, &id, &told_ms);
     kvbm_reply_fini(&reply);
     if (err == 0)
-        set_later(&lease->expires_ns, now + time_ms * KV_NS_PER_MS);
+        set_later(&lease->expires_ns, now + granted(told_ms, time_ms));
     return err;
 }
 

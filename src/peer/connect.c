@@ -210,6 +210,19 @@ static int open_session(struct opening *o, uint32_t n_data, struct kvbm_session 
     return err;
 }
 
+/* Replace what a terminal would take for commands: the peer may have chosen the words. */
+static void make_plain(char *text)
+{
+    uint8_t *at = (uint8_t *)text;
+
+    for (; *at; at++) {
+        if (*at < 0x20 || *at == 0x7f || (*at == 0xc2 && at[1] >= 0x80 && at[1] < 0xa0))
+            *at = '?';
+        if (*at >= 0x80 && *at < 0xa0 && at > (uint8_t *)text && at[-1] == '?')
+            *at = '?';
+    }
+}
+
 /* ---- public ---- */
 
 int kvbm_session_open(struct kvbm_agent *agent, const char *endpoint,
@@ -232,8 +245,10 @@ int kvbm_session_open(struct kvbm_agent *agent, const char *endpoint,
     o.deadline_ns = kv_ns_after(kv_now_ns(), KV_OPT(opts, timeout_ms, DEFAULT_TIMEOUT_MS));
     o.tls_name = KV_OPT(opts, tls_name, o.place.tcp.host);
     err = open_session(&o, n_data, ret);
-    if (err < 0 && why && why_size)
+    if (err < 0 && why && why_size) {
         snprintf(why, why_size, "%s", o.why[0] ? o.why : kvbm_words(err));
+        make_plain(why);
+    }
     if (err == 0) {
         for (int by = 0; by < KVBM_N_CARRIERS; by++)
             (void)kvbm_link_agree(*ret, by, o.deadline_ns);

@@ -212,13 +212,77 @@ static int check_peer(const struct kvbm_agent *agent, const struct kvbm_facts *f
     return 0;
 }
 
-static bool is_room(const struct kvbm_agent *agent, const struct kvbm_imported *place,
-                    const struct kvbm_facts *facts)
-{
-    uint64_t freed = place && place->set ? place->set->facts->len : 0;
+/* Share of a peer in places and bytes. */
+struct part {
+    uint64_t places, bytes;
+};
 
-    return (place || agent->n_places < agent->max_sets) &&
-           agent->bytes - freed + facts->len <= agent->max_bytes;
+static struct part part_of(const struct kvbm_peer *peer)
+{
+    struct part part = {.places = peer ? peer->n : 0};
+
+    for (uint32_t i = 0; peer && i < peer->n; i++)
+        part.bytes += peer->places[i].set ? peer->places[i].set->facts->len : 0;
+    return part;
+}
+
+/* Find the peer that has most places, or most bytes. */
+static struct kvbm_peer *greediest(const struct kvbm_agent *agent, bool by_bytes)
+{
+    struct kvbm_peer *worst = NULL;
+    uint64_t most = 0;
+
+    for (uint32_t i = 0; i < agent->n_peers; i++) {
+        struct part part = part_of(agent->peers[i]);
+        uint64_t n = by_bytes ? part.bytes : part.places;
+
+        if (n > most) {
+            worst = agent->peers[i];
+            most = n;
+        }
+    }
+    return worst;
+}
+
+/* Forget the last set of a peer, with its place. */
+static void forget_last(struct kvbm_agent *agent, struct kvbm_peer *peer)
+{
+    static struct kv_log_rate rate;
+
+    if (kv_log_allowed(&rate, 1))
+        kv_log_warn("kvbm", "sets of the peer that has most are forgotten, for those of others",
+                    "agent=%s peer=%s sets=%u", agent->name, peer->name, peer->n);
+    if (peer->places[peer->n - 1].set)
+        drop_set(agent, &peer->places[peer->n - 1]);
+    peer->n--;
+    agent->n_places--;
+    if (!peer->n)
+        (void)kvbm_drop_peer(agent, peers_below(agent, peer->worker));
+}
+
+/*
+ * Make room for a set. A peer that has less than another one gets it from the one that has most, so that
+ * none takes what all share. Returns whether there is room.
+ */
+static bool make_room(struct kvbm_agent *agent, const struct kvbm_facts *facts)
+{
+    for (;;) {
+        const struct kvbm_imported *place = find_place(agent, facts->worker, facts->id);
+        struct part own = part_of(find_peer(agent, facts->worker)), most;
+        uint64_t freed = place && place->set ? place->set->facts->len : 0;
+        bool many = !place && agent->n_places >= agent->max_sets;
+        bool large = agent->bytes - freed + facts->len > agent->max_bytes;
+        struct kvbm_peer *worst;
+
+        if (!many && !large)
+            return true;
+        worst = greediest(agent, !many);
+        most = part_of(worst);
+        if (!worst || worst->worker == facts->worker ||
+            (many ? most.places <= own.places + 1 : most.bytes <= own.bytes - freed + facts->len))
+            return false;
+        forget_last(agent, worst);
+    }
 }
 
 /* Take the new generation of a set. Consumes @facts on success. */
@@ -233,8 +297,9 @@ static int take_facts(struct kvbm_agent *agent, struct kvbm_facts *facts,
         return err;
     if (place && facts->generation <= place->generation)
         return place->set && facts->generation == place->generation ? -EEXIST : -ESTALE;
-    if (!is_room(agent, place, facts))
+    if (!make_room(agent, facts))
         return refuse(facts, -ENOSPC, "too many sets, or too large ones");
+    place = find_place(agent, facts->worker, facts->id); /* another one's end may have moved it */
     set = place && place->set ? place->set : calloc(1, sizeof(*set));
     if (set && !place)
         place = add_place(agent, facts);

@@ -113,6 +113,9 @@ struct kvbm_conn {
     enum kvbm_sink sink;
     struct kv_buf body;
     size_t counted;         /* bytes of body that net->in_bytes knows */
+    uint64_t grown_ns;      /* when the body grew by a step */
+    uint64_t rate_ns;       /* since when the body's rate is measured, */
+    size_t rate_len;        /* and how long it was then */
     struct kvbm_call *call; /* NULL: nobody waits for the reply */
     uint64_t call_at;       /* offset of the next byte in its body */
     int frame_fd;
@@ -304,6 +307,9 @@ void kvbm_receive(struct kvbm_conn *conn);
  * Returns false when the session has ended.
  */
 bool kvbm_receive_arrived(struct kvbm_session *session, bool all);
+
+/** Tell whether a body comes more slowly than a peer may send. The event thread, at each check. */
+bool kvbm_drips(struct kvbm_conn *conn, uint64_t now, bool late);
 
 /* ---- send.c ---- */
 

@@ -17,9 +17,11 @@
 /* A turn: then other connections have theirs. Requests may cost more than their bytes. */
 #define BUDGET (4u << 20) /* bytes read */
 #define TURN_NS (5 * KV_NS_PER_MS)
-#define PIECES 64        /* of a call's memory, in one read */
-#define STEP (64u << 10) /* growth of a body of our own */
-#define LONG (16u << 10) /* bytes of a body that are worth a mark of the socket */
+#define PIECES 64                    /* of a call's memory, in one read */
+#define STEP (64u << 10)             /* growth of a body of our own */
+#define LONG (16u << 10)             /* bytes of a body that are worth a mark of the socket */
+#define IDLE_NS (100 * KV_NS_PER_MS) /* a body that doesn't grow for so long waits for its peer */
+#define LEAST_RATE (32u << 10)       /* bytes a second of a body of more than a step */
 
 /* ---- descriptors ---- */
 
@@ -75,6 +77,42 @@ static int take_fd(struct kvbm_conn *conn)
 
 /* ---- frames ---- */
 
+/* Find the session whose body is longest; @idle_ns: of those that haven't grown for so long. */
+static struct kvbm_session *longest_body(const struct kvbm_net *net, uint64_t now, uint64_t idle_ns)
+{
+    const struct kvbm_sessions *lists[] = {&net->sessions, &net->newcomers};
+    struct kvbm_session *session, *worst = NULL;
+
+    for (size_t i = 0; i < KV_COUNT(lists); i++) {
+        for (session = TAILQ_FIRST(lists[i]); session; session = TAILQ_NEXT(session, list)) {
+            const struct kvbm_conn *conn = session->conns[0];
+
+            if (conn->counted && now - KV_MIN(now, conn->grown_ns) >= idle_ns &&
+                (!worst || conn->counted > worst->conns[0]->counted))
+                worst = session;
+        }
+    }
+    return worst;
+}
+
+/*
+ * Bodies under way need more than they may. End the session whose body is longest, of those that don't
+ * go on. Returns 0, or -ENOBUFS when @conn's own is the one.
+ */
+static int end_longest(const struct kvbm_conn *conn)
+{
+    struct kvbm_net *net = conn->session->net;
+    uint64_t now = kv_now_ns();
+    struct kvbm_session *worst = longest_body(net, now, IDLE_NS);
+
+    if (!worst)
+        worst = longest_body(net, now, 0);
+    if (!worst || worst == conn->session)
+        return -ENOBUFS;
+    kvbm_session_end(worst, -ENOBUFS, kvbm_words(-ENOBUFS));
+    return 0;
+}
+
 /* Make room for bytes of a body of our own, as far as all sessions together may use memory. */
 static int grow_body(struct kvbm_conn *conn, size_t more)
 {
@@ -83,9 +121,29 @@ static int grow_body(struct kvbm_conn *conn, size_t more)
 
     if (err < 0)
         return err;
+    if (conn->body.capacity != conn->counted)
+        conn->grown_ns = kv_now_ns();
     net->in_bytes += conn->body.capacity - conn->counted;
     conn->counted = conn->body.capacity;
-    return net->in_bytes <= net->max_in ? 0 : -ENOBUFS;
+    while (err == 0 && net->in_bytes > net->max_in)
+        err = end_longest(conn);
+    return err;
+}
+
+bool kvbm_drips(struct kvbm_conn *conn, uint64_t now, bool late)
+{
+    uint64_t window_ns = conn->session->net->keepalive_ns, ns = now - KV_MIN(now, conn->rate_ns);
+    bool slow;
+
+    if (conn->sink != KVBM_SINK_BODY || !conn->in_frame || conn->body.len < STEP)
+        return false;
+    if (ns < window_ns && !late)
+        return false;
+    /* When this look is late, the thread stood still, and bytes are unread. */
+    slow = !late && conn->body.len - conn->rate_len < ns / KV_NS_PER_MS * LEAST_RATE / 1000;
+    conn->rate_ns = now;
+    conn->rate_len = conn->body.len;
+    return slow;
 }
 
 /* Free a large body, and keep a small one's memory for the next frame. */
@@ -115,6 +173,8 @@ static int begin_frame(struct kvbm_conn *conn)
     conn->in_frame = true;
     conn->left = conn->frame.len;
     conn->sink = KVBM_SINK_BODY;
+    conn->rate_ns = kv_now_ns();
+    conn->rate_len = 0;
     conn->frame_fd = -1;
     if (conn->frame.flags & KVBM_FRAME_FD) {
         if (conn->n_fds == 0)

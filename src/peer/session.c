@@ -365,6 +365,7 @@ static void check_open(struct kvbm_session *session, uint64_t now)
 {
     struct kvbm_net *net = session->net;
     const struct kvbm_frame ping = {.type = KVBM_PING};
+    bool late = now - KV_MIN(now, session->check_ns) >= net->keepalive_ns / 8;
     uint64_t silent;
 
     /* A chunk that comes slowly is no silence. After a halt of this thread, or of its process, what the
@@ -379,6 +380,10 @@ static void check_open(struct kvbm_session *session, uint64_t now)
     pthread_mutex_unlock(&net->lock);
     if (silent >= net->keepalive_ns) {
         kvbm_session_end(session, -ETIMEDOUT, "the peer is silent");
+        return;
+    }
+    if (kvbm_drips(session->conns[0], now, late)) {
+        kvbm_session_end(session, -ETIMEDOUT, "the peer sends a long body too slowly");
         return;
     }
     if (silent < net->keepalive_ns / 4)

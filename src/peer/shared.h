@@ -34,10 +34,15 @@ struct kvbm_shared {
     uint8_t id[KVBM_SHARED_ID];
 };
 
-/** A region as a reader has it. */
-struct kvbm_mapped {
-    const char *memory; /* the whole memfd, read-only */
+/** A part of a memfd as a reader has it. */
+struct kvbm_mapping {
+    const char *memory; /* read-only */
     size_t len;
+};
+
+/** A region as a reader has it: the generations and the memory of one layout, not more. */
+struct kvbm_mapped {
+    struct kvbm_mapping generations, memory;
     const kvbm_generation_t *table;
     uint64_t n_blocks;
     const char *data; /* a byte at owner_addr + x in the owner is at data + x here */
@@ -49,8 +54,9 @@ struct kvbm_mapped {
 
 /**
  * Map a descriptor that a peer sent, which stays the caller's. It must be a memfd that can't shrink,
- * with a sound header that names @id. All of @layout (a peer's, deserialised) must lie within it.
- * Returns 0; -EPROTO (a descriptor that another process could use to hurt this one, logged); -ENOMEM.
+ * with a sound header that names @id. All of @layout (a peer's, deserialised) must lie within it, and
+ * that part is mapped. Returns 0; -EPROTO (a descriptor that another process could use to hurt this
+ * one, or more than the machine's memory; logged); -ENOMEM.
  */
 int kvbm_shared_map(int fd, const uint8_t id[KVBM_SHARED_ID], const struct kvbm_layout *layout,
                     struct kvbm_mapped *ret);

@@ -185,7 +185,8 @@ static void refused(int fd, const struct region *r)
 
     assert_true(fd >= 0);
     assert_int_equal(kvbm_shared_map(fd, r->shared->id, r->told, &mapped), -EPROTO);
-    assert_null(mapped.memory);
+    assert_null(mapped.memory.memory);
+    assert_null(mapped.generations.memory);
     close(fd);
 }
 
@@ -351,6 +352,83 @@ static void test_headers_that_lie(void **state)
     region_fini(&r);
 }
 
+#define SETS 84
+#define CLAIMED (UINT64_C(85) << 40)
+
+/* A small set in sparse memfds of many terabytes: what it needs is mapped, and no more. */
+static void test_claimed_length(void **state)
+{
+    static struct kvbm_mapped mapped[SETS];
+    struct kvbm_layout_config config = small_config();
+    struct kvbm_shared_header header;
+    struct region r;
+
+    (void)state;
+    region_init(&r, &config, false);
+    memcpy(&header, r.shared->memory, sizeof(header));
+    header.total_bytes = CLAIMED;
+    header.data_bytes = CLAIMED - header.data_at;
+    if (header.owner_addr > UINT64_MAX - header.data_bytes)
+        header.data_bytes = UINT64_MAX - header.owner_addr;
+    header.sum = kvbm_shared_header_sum(&header);
+    for (size_t i = 0; i < SETS; i++) {
+        int fd = memfd_with(&r, &header, CLAIMED);
+
+        assert_true(fd >= 0);
+        assert_int_equal(kvbm_shared_map(fd, r.shared->id, r.told, &mapped[i]), 0);
+        assert_true(mapped[i].memory.len + mapped[i].generations.len < 1 << 20);
+        assert_int_equal(atomic_load(&mapped[i].table[5]), 0);
+        close(fd);
+    }
+    for (size_t i = 0; i < SETS; i++)
+        kvbm_shared_unmap(&mapped[i]);
+    region_fini(&r);
+}
+
+/* A set that needs many terabytes itself, or some megabytes whose pages aren't there. */
+static void set_without_memory(uint64_t num_blocks)
+{
+    const struct kvbm_storage_opts null = {.size = sizeof(null), .kind = KVBM_STORAGE_NULL};
+    struct kvbm_allocator allocator = kvbm_allocator_of(&null);
+    struct kvbm_layout_config config = small_config();
+    struct kvbm_shared_header header;
+    struct kvbm_layout *layout = NULL, *told = NULL;
+    struct kvbm_mapped mapped = {0};
+    struct region r;
+    uint8_t bytes[4096];
+    long len;
+    int fd;
+
+    region_init(&r, &config, false);
+    config.num_blocks = num_blocks;
+    assert_int_equal(kvbm_layout_allocate(&config, &allocator, &layout), 0);
+    len = kvbm_layout_serialise(layout, bytes, sizeof(bytes), NULL);
+    assert_true(len > 0);
+    assert_int_equal(kvbm_layout_deserialise(bytes, (size_t)len, &told), 0);
+    memcpy(&header, r.shared->memory, sizeof(header));
+    header.n_blocks = num_blocks;
+    header.data_at = (header.table_at + num_blocks * 8 + 4095) / 4096 * 4096;
+    header.owner_addr = told->places[0].addr / 4096 * 4096;
+    header.data_bytes = told->shape.data_bytes + 8192;
+    header.total_bytes = header.data_at + header.data_bytes;
+    header.sum = kvbm_shared_header_sum(&header);
+    fd = memfd_with(&r, &header, header.total_bytes);
+    assert_true(fd >= 0);
+    assert_int_equal(kvbm_shared_map(fd, r.shared->id, told, &mapped), -EPROTO);
+    assert_null(mapped.memory.memory);
+    close(fd);
+    kvbm_layout_destroy(layout);
+    kvbm_layout_destroy(told);
+    region_fini(&r);
+}
+
+static void test_sets_without_memory(void **state)
+{
+    (void)state;
+    set_without_memory(UINT64_C(1) << 31);
+    set_without_memory(UINT64_C(1) << 14);
+}
+
 /* Holes that the owner punches read as zeros: old bytes or none, never the end of the reader. */
 static void test_holes_are_zeros(void **state)
 {
@@ -416,6 +494,8 @@ int main(void)
         cmocka_unit_test(test_outlives_the_owner),
         cmocka_unit_test(test_readers_cannot_write),
         cmocka_unit_test(test_not_a_sealed_memfd),
+        cmocka_unit_test(test_claimed_length),
+        cmocka_unit_test(test_sets_without_memory),
         cmocka_unit_test(test_headers_that_lie),
         cmocka_unit_test(test_holes_are_zeros),
         cmocka_unit_test(test_options),
