@@ -2,15 +2,16 @@
 #include "indexer/fetch.h"
 
 #include <curl/curl.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
+#include "indexer/conns.h"
 
 #define WAITING_MAX (256u << 10)
-#define POLL_MS 50 /* how soon a stop is noticed, in milliseconds */
+#define ENOUGH (64u << 10) /* bytes that show that a server sends, unless the body is shorter */
+#define POLL_MS 50         /* how soon a stop is noticed, in milliseconds */
 
 struct ki_fetch {
     struct ki_fetch_opts opts;
@@ -20,6 +21,7 @@ struct ki_fetch {
     bool added, done, paused;
     int rc; /* result, once done */
     uint64_t deadline_ns, heard_ns, bytes;
+    uint64_t waited_ns, waited_bytes; /* of the pace that is measured now: see check_pace */
     char waiting[WAITING_MAX];
     size_t start, end; /* bounds of the bytes not read yet */
     char curl_text[CURL_ERROR_SIZE];
@@ -175,6 +177,29 @@ static void finish(struct ki_fetch *f, CURLcode code)
     }
 }
 
+/*
+ * Note that this side has waited for @ns. In each stall_ms of waiting the server must send at least at
+ * the slowest pace that our own server asks of its clients. Time that the reader takes doesn't count,
+ * and speed from before is no credit.
+ */
+static int check_pace(struct ki_fetch *f, uint64_t ns)
+{
+    uint64_t ms;
+
+    f->waited_ns += ns;
+    ms = f->waited_ns / KV_NS_PER_MS;
+    if (ms < f->opts.stall_ms)
+        return 0;
+    if (f->bytes - f->waited_bytes < ms * KI_SLOWEST_BYTES_PER_MS) {
+        bool silent = kv_now_ns() - f->heard_ns >= f->opts.stall_ms * KV_NS_PER_MS / 2;
+
+        return fail(f, -ETIMEDOUT, silent ? "it has stopped sending" : "it sends too slowly");
+    }
+    f->waited_ns = 0;
+    f->waited_bytes = f->bytes;
+    return 0;
+}
+
 static int check_time(struct ki_fetch *f)
 {
     uint64_t now_ns = kv_now_ns();
@@ -188,29 +213,55 @@ static int check_time(struct ki_fetch *f)
     return 0;
 }
 
-/* Let libcurl work until bytes can be read, or the transfer has ended. */
-static void work(struct ki_fetch *f)
+/* Let libcurl do what it can at once. */
+static void step(struct ki_fetch *f)
 {
     CURLMsg *message;
     int running, left;
 
-    while (!f->done && f->start == f->end) {
-        if (check_time(f) < 0)
-            return;
-        if (f->paused) {
-            f->paused = false;
-            curl_easy_pause(f->easy, CURLPAUSE_CONT);
-        }
-        if (curl_multi_perform(f->multi, &running) != CURLM_OK) {
-            fail(f, -EIO, "libcurl failed");
-            return;
-        }
-        while ((message = curl_multi_info_read(f->multi, &left)) != NULL)
-            if (message->msg == CURLMSG_DONE)
-                finish(f, message->data.result);
-        if (!f->done && f->start == f->end)
-            curl_multi_poll(f->multi, NULL, 0, POLL_MS, NULL);
+    if (check_time(f) < 0)
+        return;
+    if (f->paused && f->start == f->end) {
+        f->paused = false;
+        curl_easy_pause(f->easy, CURLPAUSE_CONT);
     }
+    if (curl_multi_perform(f->multi, &running) != CURLM_OK) {
+        fail(f, -EIO, "libcurl failed");
+        return;
+    }
+    while ((message = curl_multi_info_read(f->multi, &left)) != NULL)
+        if (message->msg == CURLMSG_DONE)
+            finish(f, message->data.result);
+}
+
+/* Wait for bytes for up to @ms, unless the transfer has ended. */
+static void await(struct ki_fetch *f, int ms)
+{
+    uint64_t from_ns = kv_now_ns();
+
+    if (f->done)
+        return;
+    curl_multi_poll(f->multi, NULL, 0, ms, NULL);
+    (void)check_pace(f, kv_now_ns() - from_ns);
+}
+
+/* Let libcurl work until bytes can be read, or the transfer has ended. */
+static void work(struct ki_fetch *f)
+{
+    while (!f->done && f->start == f->end) {
+        step(f);
+        if (f->start == f->end)
+            await(f, POLL_MS);
+    }
+}
+
+bool ki_fetch_proceeds(struct ki_fetch *fetch, int ms)
+{
+    if (!fetch->done && !fetch->paused && fetch->end - fetch->start < ENOUGH) {
+        await(fetch, ms);
+        step(fetch);
+    }
+    return fetch->done || fetch->paused || fetch->end - fetch->start >= ENOUGH;
 }
 
 long ki_fetch_read(void *fetch, char *data, size_t size)

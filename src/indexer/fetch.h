@@ -6,6 +6,7 @@
 #ifndef KV_INDEXER_FETCH_H
 #define KV_INDEXER_FETCH_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -18,7 +19,9 @@ struct ki_fetch_opts {
     const char *token;   /* bearer token, or NULL */
     const char *accept;  /* type of body to ask for, or NULL */
     const char *ca_file; /* or NULL */
-    uint32_t connect_ms, stall_ms, total_ms;
+    uint32_t connect_ms, total_ms;
+    uint32_t
+        stall_ms; /* longest silence, and longest time in which less comes than KI_SLOWEST_... */
     const _Atomic int *stop; /* or NULL */
 };
 
@@ -30,6 +33,12 @@ void ki_fetch_close(struct ki_fetch *fetch); /* NULL is a no-op */
  * -EIO (refused, broken off, not a 200), -ETIMEDOUT, -ECANCELED.
  */
 long ki_fetch_read(void *fetch, char *data, size_t size);
+
+/**
+ * Wait for up to @ms milliseconds, to learn whether the server sends. Returns true once 64 KiB, or the
+ * whole body, can be read without waiting, or the transfer has failed (the next read says why).
+ */
+bool ki_fetch_proceeds(struct ki_fetch *fetch, int ms);
 
 uint64_t ki_fetch_bytes(const struct ki_fetch *fetch);
 /** Return the reason of the last read's failure; "" without one. */

@@ -3,6 +3,8 @@
 
 #include <curl/curl.h>
 #include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +14,7 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "indexer/dump_reader.h"
 #include "indexer/fetch.h"
 #include "indexer/follow.h"
@@ -19,6 +22,10 @@
 
 /* Bytes of the document in memory at a time. */
 #define READ_BUFFER (256u << 10)
+#define AT_ONCE 8 /* peers that are asked at a time */
+#define ASK_NS (10 * KV_NS_PER_S)
+#define HEAD_START_NS (500 * KV_NS_PER_MS)
+#define TURN_MS 5
 
 static bool is_stopped(const struct ki_recovery_opts *opts)
 {
@@ -88,9 +95,16 @@ static int read_dump(struct ki_fetch *fetch, struct ki_dump_reader *reader, char
     return rc;
 }
 
-/* Fetch the whole dump of one peer into fresh indexes. */
-static int fetch_dump(const char *peer, const struct ki_recovery_opts *opts,
-                      struct ki_dump_reader *reader, uint64_t *ret_bytes)
+static void log_failure(const char *peer, const struct ki_fetch *fetch, const char *why)
+{
+    char quoted[400];
+
+    kv_log_warn("recovery", "recovery from a peer failed", "peer=%s bytes=%" PRIu64 " error=%s",
+                peer, fetch ? ki_fetch_bytes(fetch) : 0, kv_log_quote(quoted, sizeof(quoted), why));
+}
+
+/* Begin to fetch the dump of a peer. Returns NULL on failure, logged. */
+static struct ki_fetch *open_dump(const char *peer, const struct ki_recovery_opts *opts)
 {
     struct ki_fetch_opts fetch_opts = {
         .token = KV_OPT(opts, token, NULL),
@@ -102,23 +116,120 @@ static int fetch_dump(const char *peer, const struct ki_recovery_opts *opts,
         .stop = KV_OPT(opts, stop, NULL),
     };
     struct ki_fetch *fetch = NULL;
-    char why[320] = "out of memory", quoted[400];
     char *url = ki_peer_url(peer, "/dump");
-    int rc = -ENOMEM;
 
     fetch_opts.url = url;
-    if (url)
-        rc = ki_fetch_open(&fetch_opts, &fetch);
-    if (rc == 0) {
-        rc = read_dump(fetch, reader, why, sizeof(why));
-        *ret_bytes = ki_fetch_bytes(fetch);
-    }
-    if (rc < 0)
-        kv_log_warn("recovery", "recovery from a peer failed", "peer=%s bytes=%" PRIu64 " error=%s",
-                    peer, fetch ? *ret_bytes : 0, kv_log_quote(quoted, sizeof(quoted), why));
-    ki_fetch_close(fetch);
+    if (!url || ki_fetch_open(&fetch_opts, &fetch) < 0)
+        log_failure(peer, NULL, "out of memory");
     free(url);
-    return rc;
+    return fetch;
+}
+
+/* ---- several peers at once ---- */
+
+/*
+ * Dumps that are being fetched. The peers are asked in their order; when those before don't send, the
+ * next one is asked beside them after HEAD_START_NS. The first that sends is read.
+ */
+struct race {
+    const char *const *urls;
+    size_t n;
+    bool *over; /* [n] peers that have failed */
+    const struct ki_recovery_opts *opts;
+    struct ki_fetch *fetches[AT_ONCE];
+    size_t peers[AT_ONCE]; /* of each fetch */
+    size_t n_fetches;
+};
+
+static bool is_asked(const struct race *r, size_t peer)
+{
+    for (size_t i = 0; i < r->n_fetches; i++)
+        if (r->peers[i] == peer)
+            return true;
+    return false;
+}
+
+/* Ask the next peer. Returns false when there is none, or no room. */
+static bool ask_next(struct race *r)
+{
+    size_t peer = 0;
+
+    while (peer < r->n && (r->over[peer] || is_asked(r, peer)))
+        peer++;
+    if (peer == r->n || r->n_fetches == AT_ONCE)
+        return false;
+    r->fetches[r->n_fetches] = open_dump(r->urls[peer], r->opts);
+    if (!r->fetches[r->n_fetches])
+        r->over[peer] = true;
+    else
+        r->peers[r->n_fetches++] = peer;
+    return true;
+}
+
+static void close_all(struct race *r)
+{
+    while (r->n_fetches)
+        ki_fetch_close(r->fetches[--r->n_fetches]);
+}
+
+/* Wait for a peer that sends its dump, or that fails. Returns its place; -ENOENT: none is left, or a stop. */
+static long first_to_send(struct race *r)
+{
+    uint64_t next_ns = 0;
+
+    while (!is_stopped(r->opts)) {
+        uint64_t now_ns = kv_now_ns();
+
+        if (now_ns >= next_ns || !r->n_fetches) {
+            next_ns = now_ns + HEAD_START_NS;
+            if (!ask_next(r) && !r->n_fetches)
+                break;
+        }
+        for (size_t i = 0; i < r->n_fetches; i++)
+            if (ki_fetch_proceeds(r->fetches[i], TURN_MS))
+                return (long)i;
+    }
+    return -ENOENT;
+}
+
+/* Take the peer at a place out of the race. */
+static void end_fetch(struct race *r, size_t at)
+{
+    r->over[r->peers[at]] = true;
+    ki_fetch_close(r->fetches[at]);
+    r->n_fetches--;
+    memmove(r->fetches + at, r->fetches + at + 1, (r->n_fetches - at) * sizeof(r->fetches[0]));
+    memmove(r->peers + at, r->peers + at + 1, (r->n_fetches - at) * sizeof(r->peers[0]));
+}
+
+/*
+ * Fetch the whole dump of one peer into fresh indexes. The others wait meanwhile; after a failure that took
+ * long they are asked anew. Returns the peer's number, or -ENOENT.
+ */
+static long fetch_dump(struct race *r, struct ki_dump_reader *reader,
+                       const struct ki_dump_reader *limits, uint64_t *ret_bytes)
+{
+    long at, peer = -ENOENT;
+
+    while (peer < 0 && (at = first_to_send(r)) >= 0) {
+        struct ki_fetch *fetch = r->fetches[at];
+        uint64_t started_ns = kv_now_ns();
+        char why[320] = "out of memory";
+
+        *reader = *limits;
+        if (read_dump(fetch, reader, why, sizeof(why)) == 0) {
+            *ret_bytes = ki_fetch_bytes(fetch);
+            peer = (long)r->peers[at];
+            break;
+        }
+        log_failure(r->urls[r->peers[at]], fetch, why);
+        ki_dump_reader_fini(reader);
+        end_fetch(r, (size_t)at);
+        if (kv_now_ns() - started_ns > HEAD_START_NS)
+            close_all(r);
+    }
+    close_all(r);
+    return peer;
 }
 
 static uint64_t half_of_memory(void)
@@ -174,44 +285,97 @@ static void adopt_all(struct ki_registry *registry, struct ki_dump_reader *reade
     result->orphans = reader->orphans;
 }
 
-/* Follow the peer's registrations before its dump is taken, so that no batch is lost in between. */
-static void take_registrations(struct ki_registry *registry, const char *peer,
-                               const struct ki_recovery_opts *opts)
+/* ---- registrations ---- */
+
+/* Peers whose registrations are asked for, by several threads. */
+struct asking {
+    struct ki_registry *registry;
+    const char *const *urls;
+    size_t n;
+    const struct ki_recovery_opts *opts;
+    _Atomic size_t next, n_done;
+    _Atomic int over;
+};
+
+static void take_registrations(struct asking *a, const char *peer)
 {
     uint64_t id = 0, revision = 0;
     struct kv_error error = {0};
     char text[400];
 
-    if (ki_follow_ask(registry, peer, KV_OPT(opts, token, NULL), KV_OPT(opts, ca_file, NULL),
-                      KV_OPT(opts, stop, NULL), &id, &revision, &error) < 0)
+    if (ki_follow_ask(a->registry, peer, KV_OPT(a->opts, token, NULL),
+                      KV_OPT(a->opts, ca_file, NULL), &a->over, &id, &revision, &error) < 0)
         kv_log_info("recovery", "a peer doesn't list its registrations", "peer=%s error=%s", peer,
                     kv_log_quote(text, sizeof(text), error.text));
+}
+
+static void *ask_peers(void *arg)
+{
+    struct asking *a = arg;
+
+    for (size_t i; !a->over && (i = a->next++) < a->n;)
+        take_registrations(a, a->urls[i]);
+    a->n_done++;
+    return NULL;
+}
+
+/*
+ * Follow the peers' registrations before a dump is taken, so that no batch is lost in between. Several
+ * are asked at once, and all of them together for ASK_NS: later they are asked again and again.
+ */
+static void take_all_registrations(struct ki_registry *registry, const char *const *urls, size_t n,
+                                   const struct ki_recovery_opts *opts)
+{
+    struct asking a = {.registry = registry, .urls = urls, .n = n, .opts = opts};
+    uint64_t until_ns = kv_now_ns() + ASK_NS;
+    pthread_t threads[AT_ONCE];
+    size_t n_threads = 0;
+
+    while (n_threads < KV_MIN(n, (size_t)AT_ONCE) &&
+           kv_thread_start(&threads[n_threads], "ki-ask", ask_peers, &a) == 0)
+        n_threads++;
+    if (!n_threads)
+        ask_peers(&a);
+    while (a.n_done < n_threads) {
+        if (is_stopped(opts) || kv_now_ns() >= until_ns)
+            a.over = 1;
+        nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
+    }
+    for (size_t i = 0; i < n_threads; i++)
+        pthread_join(threads[i], NULL);
+}
+
+/* ---- recovery ---- */
+
+/* Fill the registry from the first peer that sends a whole dump. Returns 0 or a negative errno. */
+static int take_dump(struct ki_registry *registry, const char *const *urls, size_t n,
+                     const struct ki_recovery_opts *opts, struct ki_recovery_result *result)
+{
+    const struct ki_dump_reader limits = {.max_bytes = KV_OPT(opts, max_bytes, half_of_memory()),
+                                          .max_blocks = KV_OPT(opts, max_blocks, 0)};
+    struct race race = {.urls = urls, .n = n, .opts = opts, .over = calloc(n + 1, sizeof(bool))};
+    struct ki_dump_reader reader;
+    long peer = race.over ? fetch_dump(&race, &reader, &limits, &result->bytes) : -ENOMEM;
+
+    free(race.over);
+    if (peer < 0)
+        return (int)peer;
+    snprintf(result->peer, sizeof(result->peer), "%s", urls[peer]);
+    adopt_all(registry, &reader, result);
+    ki_dump_reader_fini(&reader);
+    return 0;
 }
 
 int ki_recover(struct ki_registry *registry, const char *const *urls, size_t n,
                const struct ki_recovery_opts *opts, struct ki_recovery_result *ret)
 {
     struct ki_recovery_result result = {0};
-    uint64_t max_bytes = KV_OPT(opts, max_bytes, half_of_memory());
     uint64_t started = kv_now_ns();
-    int rc = -ENOENT;
 
     curl_global_init(CURL_GLOBAL_DEFAULT);
-    for (size_t i = 0; i < n && !is_stopped(opts); i++)
-        take_registrations(registry, urls[i], opts);
+    take_all_registrations(registry, urls, n, opts);
     wait_for_joins(registry, opts);
-    for (size_t i = 0; i < n && rc < 0 && !is_stopped(opts); i++) {
-        struct ki_dump_reader reader = {.max_bytes = max_bytes,
-                                        .max_blocks = KV_OPT(opts, max_blocks, 0)};
-
-        rc = fetch_dump(urls[i], opts, &reader, &result.bytes);
-        if (rc == 0) {
-            snprintf(result.peer, sizeof(result.peer), "%s", urls[i]);
-            adopt_all(registry, &reader, &result);
-        }
-        ki_dump_reader_fini(&reader);
-    }
-    if (rc < 0)
+    if (take_dump(registry, urls, n, opts, &result) < 0)
         return is_stopped(opts) ? -ECANCELED : -ENOENT;
     result.seconds = (double)(kv_now_ns() - started) / KV_NS_PER_S;
     if (ret)

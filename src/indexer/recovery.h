@@ -3,7 +3,7 @@
  * Recovery: fill the indexes from a peer's GET /dump before live events are applied.
  *
  * The first peer with a complete and valid dump wins. An incomplete dump of another peer is thrown
- * away whole. The dump is read as a stream: beside the index, a few MiB of memory for any size.
+ * away whole. A peer that doesn't send soon has the next ones asked beside it, up to eight at once. The dump is read as a stream: beside the index, a few MiB of memory for any size.
  * Format: docs/formats.md.
  */
 #ifndef KV_INDEXER_RECOVERY_H
@@ -24,8 +24,9 @@ struct ki_recovery_opts {
      * connecting, in milliseconds; 0: 1000.
      */
     uint32_t slow_join_ms;
-    uint32_t connect_ms;     /* 0: 5000 */
-    uint32_t stall_ms;       /* give up a peer that is silent for this time; 0: 10000 */
+    uint32_t connect_ms; /* 0: 5000 */
+    uint32_t
+        stall_ms; /* give up a peer that is silent, or sends below 32 KB/s, so long; 0: 10000 */
     uint32_t total_ms;       /* give up a peer that takes longer in all; 0: 600000 */
     uint64_t max_bytes;      /* limit of the indexes' memory; 0: half of the machine's */
     uint64_t max_blocks;     /* limit of distinct blocks of a model's index; 0: none */
@@ -45,7 +46,7 @@ struct ki_recovery_result {
 };
 
 /**
- * Ask @urls in order. The registry must have been created with start_held; the caller releases it
+ * Ask @urls in order, several at once when the first ones are slow. The registry must have been created with start_held; the caller releases it
  * afterwards, whatever the result. Returns 0, -ENOENT when no peer could serve (the registry is
  * unchanged), -ECANCELED. @ret may be NULL.
  */

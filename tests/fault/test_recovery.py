@@ -2,6 +2,7 @@
 """Recovery from peers: under load, from old and bad peers, with names that have colons, with tokens."""
 import contextlib
 import http.server
+import itertools
 import pathlib
 import socket
 import sys
@@ -522,6 +523,37 @@ def test_another_block_size_than_ours():
             engine.store([1], range(8), block_size=8)
             indexer.wait_score(range(8), 1, 8)
             equal(indexer.query_by_hash([11])["scores"], {})
+
+
+def drips(text):
+    """The beginning of a good answer, then a byte now and then, for ever."""
+    def answer(handler):
+        handler.send_response(200)
+        handler.send_header("Content-Length", "1000000")
+        handler.end_headers()
+        for byte in itertools.chain(text, itertools.repeat(0x20)):
+            handler.wfile.write(bytes([byte]))
+            handler.wfile.flush()
+            time.sleep(0.2)
+    return answer
+
+
+def test_peers_that_drip_beside_a_good_one():
+    """Seven that send a byte now and then, on each path: the good one behind them is asked meanwhile."""
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(Peer(drips(b"{"))) for _ in range(7)]
+        good = stack.enter_context(Peer(reply(200, json.dumps(GOOD).encode())))
+        urls = ",".join(peer.url for peer in [*slow, good])
+        indexer = stack.enter_context(Indexer("--peers", urls))
+        wait_until(lambda: indexer.query_by_hash([11, 12, 13])["scores"] == {"7": {"0": 12}}, 60, "the good peer's dump")
+        check(all(any(path.startswith("/registrations") for path in peer.asked) for peer in slow), "all were asked")
+        check(not any("recovery from a peer failed" in line for line in indexer.log), "none was waited for")
+
+
+def test_a_peer_that_drips_is_given_up():
+    with Peer(drips(b"{")) as peer, Indexer("--peers", peer.url) as indexer:
+        wait_until(lambda: indexer.get("/health").status == 200, 60, "a start without the peer")
+        wait_until(lambda: any("it sends too slowly" in line for line in indexer.log), 60, "the reason")
 
 
 if __name__ == "__main__":
