@@ -215,30 +215,42 @@ static bool is_stopping(struct kvbm_net *net)
     return stopping;
 }
 
+/* Wait for events for up to @ms, and serve them. Returns their number, or a negative number. */
+static int serve_round(struct kvbm_net *net, int ms)
+{
+    struct epoll_event events[EVENTS];
+    int n;
+
+    kvbm_end_sent(net);
+    n = epoll_wait(net->epoll, events, EVENTS, ms);
+    for (int i = 0; i < n; i++) {
+        struct kvbm_source *source = events[i].data.ptr;
+
+        if (source)
+            source->ready(source, events[i].events);
+        else
+            kv_wake_clear(&net->wake);
+    }
+    serve_kicks(net);
+    bury(net);
+    return n;
+}
+
 static void *net_main(void *arg)
 {
     struct kvbm_net *net = arg;
-    struct epoll_event events[EVENTS];
 
     served_here = net;
-    while (!is_stopping(net)) {
-        int ms = check(net), n;
-
-        kvbm_end_sent(net);
-        n = epoll_wait(net->epoll, events, EVENTS, ms);
-        for (int i = 0; i < n; i++) {
-            struct kvbm_source *source = events[i].data.ptr;
-
-            if (source)
-                source->ready(source, events[i].events);
-            else
-                kv_wake_clear(&net->wake);
-        }
-        serve_kicks(net);
-        bury(net);
-    }
+    while (!is_stopping(net))
+        (void)serve_round(net, check(net));
     end_all(net);
     return NULL;
+}
+
+bool kvbm_net_turn(struct kvbm_net *net)
+{
+    served_here = net;
+    return serve_round(net, 0) > 0;
 }
 
 int kvbm_net_start(struct kvbm_net *net)

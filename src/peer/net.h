@@ -268,6 +268,11 @@ void kvbm_net_destroy(struct kvbm_net *net);
 /** Start the event thread, unless it runs. */
 int kvbm_net_start(struct kvbm_net *net);
 bool kvbm_on_event_thread(const struct kvbm_net *net);
+/**
+ * Be the event thread of a net that wasn't started, for one round that doesn't wait: programs without
+ * threads, such as fuzzers. Returns whether there was an event.
+ */
+bool kvbm_net_turn(struct kvbm_net *net);
 int kvbm_net_add(struct kvbm_net *net, struct kvbm_source *source, uint32_t events);
 /** Have the event thread look at a connection soon: at what waits to be read, written or ended. */
 void kvbm_kick(struct kvbm_conn *conn);
