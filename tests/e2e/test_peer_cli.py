@@ -136,6 +136,18 @@ def test_many_keys():
         equal((done["blocks"], done["wrong"]), (20000, 0))
 
 
+def test_one_large_block():
+    """One block takes memory for one, and only as its bytes come."""
+    block = 128 << 20
+    with Share("--demo", "2", "--listen", "tcp:127.0.0.1:0", size=["--block", "128MiB", "--layers", "2"]) as share:
+        reader = subprocess.Popen([KVASIR, "peer", "read", share.endpoints[0], "--blocks", "1", "--json"], stdout=subprocess.PIPE)
+        done = json.loads(reader.stdout.read())
+        _, status, usage = os.wait4(reader.pid, 0)
+        reader.returncode = os.waitstatus_to_exitcode(status)
+        equal((reader.returncode, done["blocks"], done["wrong"], done["bytes"]), (0, 1, 0, block))
+        check(usage.ru_maxrss * 1024 < 1.8 * block, f"{usage.ru_maxrss} KiB for a block of {block >> 10}")
+
+
 def test_lease_holds():
     """What one reader holds, another can't have; a lease is over when its time is, and the rest comes then."""
     with place() as folder, Share("--demo", "64", "--lease-share", "50", "--listen", f"unix:{folder}/s") as share:
