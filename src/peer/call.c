@@ -16,7 +16,8 @@
 
 #include "net.h"
 
-#define MAP_INLINE 64 /* chunks whose marks need no memory of their own: 16 MiB */
+#define MAX_CALLS 4096 /* of a session, whatever the peer allows; an agent allows no more */
+#define MAP_INLINE 64  /* chunks whose marks need no memory of their own: 16 MiB */
 
 struct kvbm_call {
     LIST_ENTRY(kvbm_call) list;
@@ -130,6 +131,8 @@ static int make_room(struct kvbm_call *call)
         return call->total <= call->room ? 0 : -EMSGSIZE;
     if (call->total > KVBM_MAX_REPLY_BYTES)
         return -EMSGSIZE;
+    if (call->abandoned)
+        return 0; /* the bytes are thrown away */
     call->body = call->total ? malloc(call->total) : NULL;
     return call->total && !call->body ? -ENOMEM : 0;
 }
@@ -342,7 +345,7 @@ static int submit(struct kvbm_call *call, struct kvbm_out *out)
     pthread_mutex_lock(&session->lock);
     if (session->state != KVBM_OPEN || session->err)
         err = -EPIPE;
-    else if (session->n_calls >= session->peer.max_requests ||
+    else if (session->n_calls >= KV_MIN(session->peer.max_requests, (uint32_t)MAX_CALLS) ||
              session->queued + out->queued > session->net->max_queued)
         err = -EAGAIN;
     if (err == 0) {
@@ -400,6 +403,7 @@ static void abandon(struct kvbm_call *call)
     call->ended = NULL;
     while (call->busy)
         pthread_cond_wait(&call->changed, &session->lock);
+    free(KV_STEAL(call->body)); /* the call stays until the peer ends its reply, perhaps never */
     if (call->listed && session->state == KVBM_OPEN)
         (void)kvbm_send_small(session, &cancel); /* without it, the whole reply comes in vain */
 }

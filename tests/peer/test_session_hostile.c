@@ -816,30 +816,82 @@ static void test_mute(void **state)
     assert_int_equal(kvbm_agent_destroy(reader), 0);
 }
 
+/* ---- answers without an end ---- */
+
+#define N_ENDLESS 8u /* as many as the peer allows */
+#define N_CHUNKS 32u /* of each, and one more that never comes: 8 MiB */
+
+/* Send almost all of a long answer to each request. */
+static void *endless_main(void *arg)
+{
+    static uint8_t body[C];
+
+    (void)arg;
+    raw.fd = accept(listener.fd, NULL, NULL);
+    raw_welcome(&raw, "endless");
+    while (raw_next(&raw)) {
+        struct kvbm_frame chunk = {.type = raw.frame.type,
+                                   .id = raw.frame.id,
+                                   .flags = KVBM_FRAME_REPLY,
+                                   .len = C,
+                                   .total = (N_CHUNKS + 1) * (uint64_t)C};
+
+        if (raw.frame.type != ECHO)
+            continue;
+        for (; chunk.offset < N_CHUNKS * (uint64_t)C; chunk.offset += C)
+            raw_frame(&raw, &chunk, body);
+    }
+    close(raw.fd);
+    return NULL;
+}
+
+/* Calls that were given up hold no memory, though their answers never end. */
+static void test_endless(void **state)
+{
+    const char *endpoint = unix_endpoint();
+    struct sockaddr_un address = raw_address(endpoint);
+    struct kvbm_agent *reader = agent_at("reader", NULL);
+    struct kvbm_session *session = NULL;
+    struct kvbm_reply reply;
+    pthread_t thread;
+    long kib;
+
+    (void)state;
+    listener.fd = raw_socket();
+    assert_int_equal(bind(listener.fd, (struct sockaddr *)&address, sizeof(address)), 0);
+    assert_int_equal(listen(listener.fd, 1), 0);
+    assert_int_equal(pthread_create(&thread, NULL, endless_main, NULL), 0);
+    assert_int_equal(open_with(reader, endpoint, 0, NULL, &session), 0);
+    kib = resident_kib();
+    (void)kib;
+    for (uint32_t i = 0; i < N_ENDLESS; i++)
+        assert_int_equal(kvbm_session_call(session, ECHO, "", 0, -1, in_ms(200), &reply),
+                         -ETIMEDOUT);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    assert_true(resident_kib() - kib < 40 << 10);
+#endif
+    assert_int_equal(kvbm_session_close(session), 0);
+    pthread_join(thread, NULL);
+    close(listener.fd);
+    unlink(address.sun_path);
+    assert_int_equal(kvbm_agent_destroy(reader), 0);
+}
+
 #define HOSTILE(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        HOSTILE(test_garbage),
-        HOSTILE(test_halves),
-        HOSTILE(test_first_frames),
-        HOSTILE(test_version),
-        HOSTILE(test_crowd),
-        HOSTILE(test_frames),
-        HOSTILE(test_foreign_set),
-        HOSTILE(test_half_body),
-        HOSTILE(test_never_reads),
-        HOSTILE(test_same_id),
-        HOSTILE(test_descriptors),
-        HOSTILE(test_two_descriptors),
-        HOSTILE(test_lies),
-        HOSTILE(test_mute),
-        HOSTILE(test_cut_overtakes),
-        HOSTILE(test_ten_thousand),
-        HOSTILE(test_opens_beside_crowd),
-        HOSTILE(test_forked),
-        HOSTILE(test_forked_listener),
+        HOSTILE(test_garbage),      HOSTILE(test_halves),
+        HOSTILE(test_first_frames), HOSTILE(test_version),
+        HOSTILE(test_crowd),        HOSTILE(test_frames),
+        HOSTILE(test_foreign_set),  HOSTILE(test_half_body),
+        HOSTILE(test_never_reads),  HOSTILE(test_same_id),
+        HOSTILE(test_descriptors),  HOSTILE(test_two_descriptors),
+        HOSTILE(test_lies),         HOSTILE(test_mute),
+        HOSTILE(test_endless),      HOSTILE(test_cut_overtakes),
+        HOSTILE(test_ten_thousand), HOSTILE(test_opens_beside_crowd),
+        HOSTILE(test_forked),       HOSTILE(test_forked_listener),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
