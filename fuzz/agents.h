@@ -99,20 +99,34 @@ static inline void fuzz_hang_up(struct kvbm_agent *agent, int fd)
     fuzz_turns(agent);
 }
 
+/** Append a frame. */
+static inline void fuzz_add_frame(struct kv_buf *to, uint16_t type, uint64_t id, const void *body,
+                                  size_t len)
+{
+    const struct kvbm_frame frame = {.type = type, .id = id, .len = (uint32_t)len, .total = len};
+    uint8_t head[KVBM_FRAME_BYTES];
+
+    kvbm_frame_write(&frame, head);
+    kv_buf_append(to, head, sizeof(head));
+    kv_buf_append(to, body, len);
+}
+
+/** Say all that was appended, and have it served. */
+static inline void fuzz_say_frames(struct kvbm_agent *agent, int fd, struct kv_buf *frames)
+{
+    REQUIRE(!frames->error);
+    fuzz_say(agent, fd, frames->data, frames->len);
+    kv_buf_fini(frames);
+}
+
 /** Say a whole frame. */
 static inline void fuzz_frame(struct kvbm_agent *agent, int fd, uint16_t type, uint64_t id,
                               const void *body, size_t len)
 {
-    const struct kvbm_frame frame = {.type = type, .id = id, .len = (uint32_t)len, .total = len};
     struct kv_buf bytes = KV_BUF_INIT;
-    uint8_t head[KVBM_FRAME_BYTES];
 
-    kvbm_frame_write(&frame, head);
-    kv_buf_append(&bytes, head, sizeof(head));
-    kv_buf_append(&bytes, body, len);
-    REQUIRE(!bytes.error);
-    fuzz_say(agent, fd, bytes.data, bytes.len);
-    kv_buf_fini(&bytes);
+    fuzz_add_frame(&bytes, type, id, body, len);
+    fuzz_say_frames(agent, fd, &bytes);
 }
 
 /** Do an opener's handshake with an agent without a token. Returns the connection. */
@@ -124,15 +138,17 @@ static inline int fuzz_open(struct kvbm_agent *agent, const char *name, uint64_t
                                .key_len = 8,
                                .max_requests = 8};
     const uint8_t mac[KVBM_MAC_BYTES] = {0};
-    struct kv_buf body = KV_BUF_INIT;
+    struct kv_buf body = KV_BUF_INIT, frames = KV_BUF_INIT;
     int fd = fuzz_connect(agent, false, NULL);
 
     strcpy(hello.who.name, name);
     kvbm_hello_write(&hello, &body);
-    fuzz_frame(agent, fd, KVBM_HELLO, 0, body.data, body.len);
+    fuzz_add_frame(&frames, KVBM_HELLO, 0, body.data, body.len);
+    fuzz_add_frame(&frames, KVBM_PROOF, 0, mac,
+                   sizeof(mac)); /* what it answers is of no interest */
+    fuzz_add_frame(&frames, KVBM_READY, 0, NULL, 0);
     kv_buf_fini(&body);
-    fuzz_frame(agent, fd, KVBM_PROOF, 0, mac, sizeof(mac));
-    fuzz_frame(agent, fd, KVBM_READY, 0, NULL, 0);
+    fuzz_say_frames(agent, fd, &frames);
     return fd;
 }
 

@@ -106,9 +106,9 @@ static char *cut_line(char *at, char *end, size_t *len)
 }
 
 /* Hand a line on as the library does. Returns false where it would refuse. */
-static bool hand_on(struct ki_framing *f, char *line, size_t len)
+static bool hand_on(struct ki_framing *f, char *line)
 {
-    char *colon = memchr(line, ':', len), *value;
+    char *colon = strchr(line, ':'), *value; /* not behind a NUL */
     size_t value_len;
 
     if (!colon)
@@ -118,8 +118,6 @@ static bool hand_on(struct ki_framing *f, char *line, size_t len)
     while (*value == ' ' || *value == '\t')
         value++;
     value_len = strlen(value); /* a NUL within cuts it off */
-    while (value_len && (value[value_len - 1] == ' ' || value[value_len - 1] == '\t'))
-        value[--value_len] = '\0';
     ki_framing_header(f, line, strlen(line), value_len ? value : "", value_len);
     return true;
 }
@@ -132,7 +130,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct strict strict;
     size_t len, first;
 
-    if (size > MOST - 1)
+    /* libmicrohttpd before 1.0 leaves two NULs of NUL and LF, as of CR and LF: nobody can tell. */
+    if (size > MOST - 1 || memchr(data, '\0', size))
         return 0;
     memcpy(original, data, size);
     memcpy(copy, data, size);
@@ -150,10 +149,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (char *line = at; (at = cut_line(line, end, &len)); line = at) {
         if (len == 0)
             break;
-        if (!hand_on(&f, line, len))
+        if (!hand_on(&f, line))
             return 0;
     }
-    if (ki_framing_problem(&f, version))
+    if (!at || ki_framing_problem(&f, version)) /* without its empty line it isn't handed on */
         return 0;
     REQUIRE(strict.ok && original[first] == '\r');
     REQUIRE(strict.n_lengths == f.n_lengths && strict.n_encodings == f.n_encodings);

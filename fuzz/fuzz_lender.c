@@ -13,6 +13,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     lend_start(&l);
     while (in.at < in.end)
         lend_step(&l, &in);
-    lend_end(&l);
+    lend_hang_up(&l);
+    lend_check(&l);
     return 0;
 }

@@ -167,14 +167,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     lend_start(&l);
     while (in.at < in.end)
         step(&in);
-    for (unsigned i = 0; i < 2; i++)
-        fuzz_hang_up(l.agent, l.readers[i].fd);
+    lend_hang_up(&l);
     for (size_t i = 0; i < MAX_SENDS; i++) {
         if (sends[i].ends)
             end_send(&sends[i], i % 2 ? -EPIPE : 0);
     }
-    lend_open(&l, 0); /* lend_end closes two */
-    lend_open(&l, 1);
-    lend_end(&l);
+    lend_check(&l);
     return 0;
 }

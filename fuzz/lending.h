@@ -401,16 +401,21 @@ static inline void lend_start(struct lend *l)
     lend_open(l, 1);
 }
 
-/** End a conversation, and require that the owner holds nothing. */
-static inline void lend_end(struct lend *l)
+/** End both readers. */
+static inline void lend_hang_up(struct lend *l)
 {
-    struct kvbm_pool_stats stats = KVBM_POOL_STATS_INIT;
-    struct kvbm_lender_stats lent;
-
     for (unsigned i = 0; i < 2; i++) {
         lend_hear(l, &l->readers[i]);
         fuzz_hang_up(l->agent, l->readers[i].fd);
     }
+}
+
+/** Require that the owner holds nothing, once both readers have gone. */
+static inline void lend_check(struct lend *l)
+{
+    struct kvbm_pool_stats stats = KVBM_POOL_STATS_INIT;
+    struct kvbm_lender_stats lent;
+
     kvbm_lender_get_stats(l->agent->lender, &lent);
     REQUIRE(lent.leases_now == 0 && lent.blocks_now == 0);
     REQUIRE(kvbm_pool_get_stats(l->pool, &stats) == 0 && stats.inflight_immutable == 0);
