@@ -144,8 +144,7 @@ static inline int fuzz_open(struct kvbm_agent *agent, const char *name, uint64_t
     strcpy(hello.who.name, name);
     kvbm_hello_write(&hello, &body);
     fuzz_add_frame(&frames, KVBM_HELLO, 0, body.data, body.len);
-    fuzz_add_frame(&frames, KVBM_PROOF, 0, mac,
-                   sizeof(mac)); /* what it answers is of no interest */
+    fuzz_add_frame(&frames, KVBM_PROOF, 0, mac, sizeof(mac)); /* the answers are left unread */
     fuzz_add_frame(&frames, KVBM_READY, 0, NULL, 0);
     kv_buf_fini(&body);
     fuzz_say_frames(agent, fd, &frames);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Headers of HTTP requests, as the HTTP library hands them on: line by line, with NUL in place of blanks
- * and line ends, and with more patience for wrong ones than two programs in a row can share. The judge
- * accepts only what a strict reader of the original bytes accepts, too, and both see the same body.
+ * Headers of HTTP requests, as libmicrohttpd hands them on: line by line, with NUL in place of blanks and
+ * line ends, and with patience for wrong ones. The judge accepts only what a strict reader of the
+ * original bytes accepts, too, and both see the same body.
  */
 #include <ctype.h>
 #include <stdbool.h>
