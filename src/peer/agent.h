@@ -26,6 +26,7 @@ struct kvbm_imported {
     uint32_t id;
     uint64_t generation;         /* the latest one known */
     struct kvbm_remote_set *set; /* NULL: invalidated */
+    bool told;                   /* by a session, not imported by the program */
 };
 
 struct kvbm_peer {
@@ -78,8 +79,11 @@ struct kvbm_remote_set *kvbm_find_set(const struct kvbm_agent *agent, uint64_t w
 
 struct kvbm_identity;
 
-/** Import a set that was parsed. Consumes @facts. As kvbm_blockset_import. */
-int kvbm_import_facts(struct kvbm_agent *agent, struct kvbm_facts *facts,
+/**
+ * Import a set that was parsed, and that a session has @told. Consumes @facts. As kvbm_blockset_import, but
+ * for a set that was told others may have to make room.
+ */
+int kvbm_import_facts(struct kvbm_agent *agent, struct kvbm_facts *facts, bool told,
                       struct kvbm_remote_set **ret);
 
 /** Invalidate a set that its owner has withdrawn at @generation, if none later is known. */

@@ -145,7 +145,7 @@ static int take_set(struct kvbm_conn *conn)
         kvbm_facts_put(facts);
         return -EPROTO; /* a set of somebody else */
     }
-    err = kvbm_import_facts(session->net->agent, facts, NULL);
+    err = kvbm_import_facts(session->net->agent, facts, true, NULL);
     /* Other refusals are in the log; the peer's other sets are of use all the same. */
     return err == -ENOMEM ? err : 0;
 }

@@ -212,17 +212,21 @@ static int check_peer(const struct kvbm_agent *agent, const struct kvbm_facts *f
     return 0;
 }
 
-/* Share of a peer in places and bytes. */
+/* Share of a peer in places and bytes, as far as it told the sets itself. */
 struct part {
     uint64_t places, bytes;
 };
 
 static struct part part_of(const struct kvbm_peer *peer)
 {
-    struct part part = {.places = peer ? peer->n : 0};
+    struct part part = {0};
 
-    for (uint32_t i = 0; peer && i < peer->n; i++)
-        part.bytes += peer->places[i].set ? peer->places[i].set->facts->len : 0;
+    for (uint32_t i = 0; peer && i < peer->n; i++) {
+        const struct kvbm_imported *place = &peer->places[i];
+
+        part.places += place->told;
+        part.bytes += place->told && place->set ? place->set->facts->len : 0;
+    }
     return part;
 }
 
@@ -244,27 +248,33 @@ static struct kvbm_peer *greediest(const struct kvbm_agent *agent, bool by_bytes
     return worst;
 }
 
-/* Forget the last set of a peer, with its place. */
+/* Forget the last set that a peer has told, with its place. */
 static void forget_last(struct kvbm_agent *agent, struct kvbm_peer *peer)
 {
     static struct kv_log_rate rate;
+    uint32_t at = peer->n;
 
     if (kv_log_allowed(&rate, 1))
         kv_log_warn("kvbm", "sets of the peer that has most are forgotten, for those of others",
                     "agent=%s peer=%s sets=%u", agent->name, peer->name, peer->n);
-    if (peer->places[peer->n - 1].set)
-        drop_set(agent, &peer->places[peer->n - 1]);
+    do
+        at--;
+    while (!peer->places[at].told);
+    if (peer->places[at].set)
+        drop_set(agent, &peer->places[at]);
     peer->n--;
+    memmove(&peer->places[at], &peer->places[at + 1], (peer->n - at) * sizeof(*peer->places));
     agent->n_places--;
     if (!peer->n)
         (void)kvbm_drop_peer(agent, peers_below(agent, peer->worker));
 }
 
 /*
- * Make room for a set. A peer that has less than another one gets it from the one that has most, so that
- * none takes what all share. Returns whether there is room.
+ * Make room for a set. A peer that tells it gets room from the peer that has most, if that one has more.
+ * Sets that the program itself has imported stay, and get nothing of others. Returns whether there is
+ * room.
  */
-static bool make_room(struct kvbm_agent *agent, const struct kvbm_facts *facts)
+static bool make_room(struct kvbm_agent *agent, const struct kvbm_facts *facts, bool told)
 {
     for (;;) {
         const struct kvbm_imported *place = find_place(agent, facts->worker, facts->id);
@@ -276,6 +286,8 @@ static bool make_room(struct kvbm_agent *agent, const struct kvbm_facts *facts)
 
         if (!many && !large)
             return true;
+        if (!told)
+            return false;
         worst = greediest(agent, !many);
         most = part_of(worst);
         if (!worst || worst->worker == facts->worker ||
@@ -286,7 +298,7 @@ static bool make_room(struct kvbm_agent *agent, const struct kvbm_facts *facts)
 }
 
 /* Take the new generation of a set. Consumes @facts on success. */
-static int take_facts(struct kvbm_agent *agent, struct kvbm_facts *facts,
+static int take_facts(struct kvbm_agent *agent, struct kvbm_facts *facts, bool told,
                       struct kvbm_remote_set **ret)
 {
     struct kvbm_imported *place = find_place(agent, facts->worker, facts->id);
@@ -297,7 +309,7 @@ static int take_facts(struct kvbm_agent *agent, struct kvbm_facts *facts,
         return err;
     if (place && facts->generation <= place->generation)
         return place->set && facts->generation == place->generation ? -EEXIST : -ESTALE;
-    if (!make_room(agent, facts))
+    if (!make_room(agent, facts, told))
         return refuse(facts, -ENOSPC, "too many sets, or too large ones");
     place = find_place(agent, facts->worker, facts->id); /* another one's end may have moved it */
     set = place && place->set ? place->set : calloc(1, sizeof(*set));
@@ -315,13 +327,14 @@ static int take_facts(struct kvbm_agent *agent, struct kvbm_facts *facts,
     }
     set->agent = agent;
     set->facts = facts;
-    *place = (struct kvbm_imported){.id = facts->id, .generation = facts->generation, .set = set};
+    *place = (struct kvbm_imported){
+        .id = facts->id, .generation = facts->generation, .set = set, .told = told};
     agent->bytes += facts->len;
     *ret = set;
     return 0;
 }
 
-int kvbm_import_facts(struct kvbm_agent *agent, struct kvbm_facts *facts,
+int kvbm_import_facts(struct kvbm_agent *agent, struct kvbm_facts *facts, bool told,
                       struct kvbm_remote_set **ret)
 {
     struct kvbm_remote_set *set = NULL;
@@ -333,7 +346,7 @@ int kvbm_import_facts(struct kvbm_agent *agent, struct kvbm_facts *facts,
     err = check_kind(agent, facts);
     if (err == 0) {
         pthread_mutex_lock(&agent->lock);
-        err = take_facts(agent, facts, &set);
+        err = take_facts(agent, facts, told, &set);
         if (err == 0 && ret)
             *ret = set;
         pthread_mutex_unlock(&agent->lock);
@@ -349,7 +362,7 @@ int kvbm_blockset_import(struct kvbm_agent *agent, const void *data, size_t len,
     struct kvbm_facts *facts;
     int err = agent && data ? kvbm_facts_parse(data, len, &facts) : -EINVAL;
 
-    return err < 0 ? err : kvbm_import_facts(agent, facts, ret);
+    return err < 0 ? err : kvbm_import_facts(agent, facts, false, ret);
 }
 
 void kvbm_import_gone(struct kvbm_agent *agent, uint64_t worker, uint32_t id, uint64_t generation)
