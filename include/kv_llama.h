@@ -183,6 +183,15 @@ KV_API int64_t kvl_load_state(struct kvl_cache *cache, const int32_t *tokens, si
                               enum kvl_form form, void **ret, size_t *ret_len,
                               struct kvl_result *result);
 
+/**
+ * Delete the snapshot of exactly @n tokens, for callers that replace it by a longer one. Blocks of
+ * memory that can be cut are left alone: other sequences share them.
+ * Returns 1; 0 when there is no such snapshot; -EINVAL; -ENOMEM; -ENOTSUP (the backend can't delete);
+ * another error of the store.
+ */
+KV_API int64_t kvl_discard(struct kvl_cache *cache, const int32_t *tokens, size_t n,
+                           enum kvl_form form);
+
 /** Bytes of kvl_fingerprint_file's text, with its NUL. */
 #define KVL_FILE_FINGERPRINT 40
 

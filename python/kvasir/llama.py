@@ -8,16 +8,19 @@ A completion then begins from the longest stored prefix of its prompt: blocks of
 What the store gives back is verified; a damaged or missing block ends the prefix before it. A store that fails costs the
 cache's help and never a completion.
 """
+import collections
 import ctypes
 import glob
 import logging
 import re
 import sys
 import weakref
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Deque, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _abi
 from . import store as _store
+from ._connector import Warner
+from ._llama_watch import Watch, tokens_of, watch
 from ._native import Error, Handle, Memory, adopt, call, load, text
 
 __all__ = ["Cache", "Prefixes", "Result", "State", "fingerprint_file"]
@@ -27,6 +30,8 @@ logger = logging.getLogger(__name__)
 _SETTINGS = ("flash_attn_type", "type_k", "type_v", "rope_scaling_type", "rope_freq_base", "rope_freq_scale", "yarn_ext_factor",
              "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx", "attention_type", "swa_full", "kv_unified",
              "n_seq_max", "offload_kqv")
+KEPT = 3  # snapshots of a conversation that stay
+ANSWERS = 64  # snapshots of answers that are remembered, to delete those that the next prompt doesn't begin with
 _FORMS = {"sequence": _abi.KVL_FORM_SEQUENCE, "context": _abi.KVL_FORM_CONTEXT}
 
 
@@ -110,6 +115,10 @@ class Prefixes(Handle):
                    memory.nbytes, ctypes.byref(result))
         return _result(result)
 
+    def discard(self, tokens: Sequence[int], form: str = "sequence") -> bool:
+        """Delete the snapshot of exactly these tokens (kvl_discard). False: there is none."""
+        return self._call(self._c.kvl_discard, ctypes.byref(_ints(tokens)), len(tokens), _FORMS[form]) > 0
+
     def load_state(self, tokens: Sequence[int], form: str = "sequence") -> Optional[Tuple[int, memoryview]]:
         """Return the number of tokens of the longest stored prefix and its state; None when nothing is stored."""
         data, n = ctypes.c_void_p(), ctypes.c_size_t()
@@ -119,10 +128,10 @@ class Prefixes(Handle):
 
 
 class State:
-    """A state as Llama.load_state takes it: the attributes of llama_cpp.LlamaState."""
+    """A state as Llama.load_state takes it: the attributes of llama_cpp.LlamaState. @kvasir: what save_state() of a watched one notes."""
 
-    def __init__(self, input_ids: Any, scores: Any, n_tokens: int, llama_state: Any, seed: int) -> None:
-        self.input_ids, self.scores, self.n_tokens, self.seed = input_ids, scores, n_tokens, seed
+    def __init__(self, input_ids: Any, scores: Any, n_tokens: int, llama_state: Any, seed: int, kvasir: Any) -> None:
+        self.input_ids, self.scores, self.n_tokens, self.seed, self.kvasir = input_ids, scores, n_tokens, seed, kvasir
         self.llama_state, self.llama_state_size = llama_state, len(llama_state)
 
 
@@ -144,10 +153,18 @@ def _fingerprint(llm: Any) -> str:
     return " ".join(parts)
 
 
-def _held(llm: Any, tokens: Sequence[int]) -> int:
-    """Return how many of @tokens the Llama holds already, from the first one on."""
-    held = list(llm._input_ids[:llm.n_tokens]) if hasattr(llm, "_input_ids") else []
-    return next((i for i, (a, b) in enumerate(zip(held, tokens)) if a != b), min(len(held), len(tokens)))
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return how many leading tokens are the same."""
+    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+
+
+def _is_whole(llm: Any) -> bool:
+    """Tell whether a Llama's memory can't be cut at tokens: recurrent and hybrid models, sliding windows."""
+    if getattr(llm, "_is_recurrent", False) or getattr(llm, "_is_hybrid", False):
+        return True
+    window = getattr(sys.modules.get(type(llm).__module__.split(".")[0]), "llama_model_n_swa", None)
+    model = getattr(getattr(llm, "_model", None), "model", None)
+    return bool(window is not None and model and window(model) > 0 and not getattr(llm.context_params, "swa_full", False))
 
 
 class Cache:
@@ -156,17 +173,33 @@ class Cache:
     @store: a URI, or an open kvasir.store.Store. @fingerprint: name of the model and its settings; by default that of the whole
     model file, of an adapter, and of the context's settings. Use the cache with @llm only. A model with logits_all gets no
     state back: the logits of cached tokens aren't stored.
+
+    The cache watches @llm from here on. K and V are stored under the ids from which they were computed: pictures, embeddings,
+    shifts and states of unknown origin end a prefix. After a change of adapters it neither loads nor saves; make a new one then.
+
+    Memory that can't be cut at tokens is stored at the end of each prompt and of each answer, and at the positions that
+    @snapshots(tokens of the prompt) returns. Of a conversation the three newest of the former stay, and all of the latter.
     """
 
     def __init__(self, llm: Any, store: Union[str, _store.Store], *, fingerprint: Optional[str] = None,
-                 block_tokens: int = 0) -> None:
-        self._llm = weakref.ref(llm)
+                 block_tokens: int = 0, snapshots: Optional[Callable[[Sequence[int]], Iterable[int]]] = None) -> None:
+        self._llm, self._snapshots = weakref.ref(llm), snapshots
+        self._watch: Watch = watch(llm)
+        self._changes, self._told = self._watch.changes, False
+        if self._changes and not fingerprint:
+            raise ValueError("kvasir.llama: adapters of this Llama were changed; name those of now in a fingerprint")
+        self._whole = _is_whole(llm)
+        self._named: FrozenSet[int] = frozenset()
+        self._warn = Warner(logger, "llama.cpp goes on without")
+        self._answers: Deque[Tuple[List[int], int]] = collections.deque(maxlen=ANSWERS)  # tokens of snapshots, and of their prompts
+        self._prompt = 0
         self._own = _store.open(store) if isinstance(store, str) else None
         self.prefixes = Prefixes(self._own or store, fingerprint or _fingerprint(llm), block_tokens)  # type: ignore[arg-type]
-        self.last: Dict[str, Any] = {}  # of the last "load" and "save": Result, tokens, or the Error
+        self.last: Dict[str, Any] = {}  # of the last "load", "save" and "snapshot": Result, tokens, or the Error
 
     def close(self) -> None:
         """Close the cache, and the store when this opened it."""
+        self._watch.stops = ()
         self.prefixes.close()
         if self._own is not None:
             self._own.close()
@@ -181,24 +214,55 @@ class Cache:
 
     def _failed(self, what: str, problem: Error) -> None:
         self.last[what] = problem
-        logger.warning("cache %s: %s; llama.cpp goes on without", what, problem)
+        self._warn(f"cache {what}", problem)
+
+    def _usable(self) -> bool:
+        """Tell whether the fingerprint is still that of the Llama's weights."""
+        if self._watch.changes == self._changes:
+            return True
+        if not self._told:
+            self._told = True
+            logger.warning("kvasir.llama: adapters of the Llama were changed; its cache neither loads nor saves from now on. "
+                           "Make a new Cache whose fingerprint names them")
+        return False
 
     def __contains__(self, key: Sequence[int]) -> bool:
         try:
-            return self.prefixes.find(list(key)) > 0
+            return self._usable() and self.prefixes.find(list(key)) > 0
         except Error as problem:
             self._failed("find", problem)
             return False
 
+    def _pause_at(self, llm: Any, tokens: List[int]) -> None:
+        """Let the evaluation of a prompt pause where snapshots are wanted."""
+        self._prompt, self._named = len(tokens), frozenset()
+        if not self._whole:
+            self._watch.stops = ()
+            return
+        if self._snapshots is not None:
+            self._named = frozenset(int(n) for n in self._snapshots(tokens))
+        last = max(1, len(tokens) - 1)  # a Llama evaluates at least the last token of a prompt that it has restored
+        own, wanted = weakref.ref(self), weakref.ref(llm)
+
+        def stopped() -> None:
+            cache, of = own(), wanted()
+            if cache is not None and of is not None and of.cache is cache:
+                cache._save(of.save_state(), "snapshot")
+
+        self._watch.stops = sorted(n for n in self._named | {last} if 0 < n <= last)
+        self._watch.stopped = stopped
+
     def __getitem__(self, key: Sequence[int]) -> State:
         llm = self._llm()
         tokens = list(key)
-        if llm is None or getattr(llm, "_logits_all", False):
+        if llm is None or getattr(llm, "_logits_all", False) or not self._usable():
             raise KeyError("no state")
+        self._pause_at(llm, tokens)
+        wanted = tokens[:-1] if self._whole else tokens  # of a snapshot no last token can be taken off
         try:
-            if self.prefixes.find(tokens) <= _held(llm, tokens):
+            if self.prefixes.find(wanted) <= _common(self._watch.tokens, tokens):
                 raise KeyError("the Llama holds as much itself")
-            found = self.prefixes.load_state(tokens, "context")
+            found = self.prefixes.load_state(wanted, "context")
         except Error as problem:
             self._failed("load", problem)
             raise KeyError("the store failed") from problem
@@ -209,14 +273,41 @@ class Cache:
         n, state = found
         ids = numpy.full(max(int(llm.n_ctx()), n), -1, numpy.intc)
         ids[:n] = tokens[:n]
-        return State(ids, numpy.zeros((1, 1), numpy.single), n, state, getattr(llm, "_seed", 0))
+        return State(ids, numpy.zeros((1, 1), numpy.single), n, state, getattr(llm, "_seed", 0),
+                     (self._watch, self._watch.changes, tuple(tokens[:n])))
 
     def __setitem__(self, key: Sequence[int], value: Any) -> None:
-        n = int(value.n_tokens)
-        tokens = [int(token) for token in value.input_ids[:n]]
-        if n == 0 or tokens != list(key)[:n]:  # not the state of these tokens
+        known = tokens_of(value, self._watch)
+        if known is not None and list(known) == list(key)[:len(known)]:  # else it's the state of another prompt
+            self._save(value, "save")
+
+    def _save(self, state: Any, what: str) -> None:
+        """Save a state under the tokens from which it was computed. Positions of others have no token."""
+        known, n = list(tokens_of(state, self._watch) or ()), int(state.n_tokens)
+        if not known or not self._usable():
             return
+        tokens = known[:n] + [-1] * (n - len(known))
         try:
-            self.last["save"] = self.prefixes.save_state(tokens, value.llama_state, "context")
+            self.last[what] = result = self.prefixes.save_state(tokens, state.llama_state, "context")
+            self._whole = self._whole or result.snapshot
+            if result.snapshot:
+                self._replace(tokens[:result.tokens], what == "save")
         except Error as problem:
-            self._failed("save", problem)
+            self._failed(what, problem)
+
+    def _replace(self, tokens: List[int], answered: bool) -> None:
+        """Delete snapshots that the conversation of @tokens needs no more, now that they have one."""
+        for old in list(self._answers):  # the prompt goes on behind its question, so the template changed the answer
+            if old[1] - 1 <= _common(old[0], tokens) < min(len(old[0]), len(tokens)):
+                self._answers.remove(old)
+                self.prefixes.discard(old[0], "context")
+        if answered:
+            self._answers.append((tokens, self._prompt))
+        kept, n = 1, len(tokens)
+        while True:
+            n = self.prefixes.find(tokens[:n - 1])
+            if n <= 0:
+                return
+            kept += n not in self._named
+            if kept > KEPT and n not in self._named and not self.prefixes.discard(tokens[:n], "context"):
+                return  # blocks, or the backend can't delete

@@ -112,6 +112,13 @@ int64_t kvl_blocks_load(struct kvl_cache *c, const struct kvl_layout *layout, in
 int kvl_make_durable(struct kvl_cache *c, bool is_new);
 
 /**
+ * Delete the snapshot of exactly @n tokens and its parts; a part that another snapshot has, too, makes
+ * that one a miss. Returns 1; 0 when there is none; an error.
+ */
+int kvl_snapshot_discard(struct kvl_cache *c, const uint8_t root[KV_PREFIX_HASH],
+                         const int32_t *tokens, size_t n);
+
+/**
  * Save a state that can't be cut, of @n tokens, and make it and the noted @layout durable. Returns @n
  * or an error.
  */

@@ -175,6 +175,29 @@ int64_t kvl_load_state(struct kvl_cache *cache, const int32_t *tokens, size_t n,
     return give(got, len, &r, result);
 }
 
+int64_t kvl_discard(struct kvl_cache *cache, const int32_t *tokens, size_t n, enum kvl_form form)
+{
+    struct kvl_layouts layouts;
+    int64_t found;
+
+    if (!cache || !are_tokens(tokens, n) || (int)form >= KVL_N_FORMS)
+        return -EINVAL;
+    if (!n || n_known(tokens, n) < n)
+        return 0;
+    found = kvl_layouts_read(cache, form, &layouts);
+    if (found < 0)
+        return found;
+    for (size_t i = 0; i < layouts.n && found >= 0; i++) {
+        int rc = 0;
+
+        if (layouts.at[i].snapshot)
+            rc = kvl_snapshot_discard(cache, layouts.at[i].root, tokens, n);
+        found = rc < 0 ? rc : KV_MAX(found, (int64_t)rc);
+    }
+    kvl_layouts_fini(&layouts);
+    return found;
+}
+
 /* Save a state that can't be cut. @exact: nothing but the caller tells that it is of @n tokens. */
 static int64_t save_whole(struct kvl_cache *c, const int32_t *tokens, size_t n, bool exact,
                           enum kvl_form form, const uint8_t *data, size_t len,

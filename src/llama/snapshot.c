@@ -170,6 +170,32 @@ static int put_head(struct kvl_cache *c, const uint8_t key[KV_PREFIX_KEY],
     return KV_MIN(rc, 0);
 }
 
+int kvl_snapshot_discard(struct kvl_cache *c, const uint8_t root[KV_PREFIX_HASH],
+                         const int32_t *tokens, size_t n)
+{
+    uint8_t key[KV_PREFIX_KEY];
+    struct kv_prefix_parts parts;
+    size_t len;
+    void *head;
+    int rc;
+
+    head_key(root, tokens, n, key);
+    rc = kvs_get_chunk(c->store, key, sizeof(key), &head, &len);
+    if (rc < 0)
+        return rc == -ENOENT ? 0 : rc;
+    rc = kvs_delete_chunk(c->store, key, sizeof(key)); /* first: readers don't find it any more */
+    if (rc >= 0 && (kv_prefix_check(key, head, len) < 0 || kv_prefix_parts(head, len, &parts) < 0))
+        parts.n = 0; /* damaged */
+    for (size_t i = 0; rc >= 0 && i < parts.n; i++) {
+        uint8_t part[KV_PREFIX_KEY];
+
+        kv_prefix_key(KV_PREFIX_PART, parts.first + i * KV_PREFIX_PART_REF, part);
+        rc = kvs_delete_chunk(c->store, part, sizeof(part));
+    }
+    free(head);
+    return rc < 0 ? rc : 1;
+}
+
 int64_t kvl_snapshot_save(struct kvl_cache *c, const struct kvl_layout *layout,
                           const int32_t *tokens, size_t n, const uint8_t *state, size_t len,
                           struct kvl_result *ret)

@@ -194,12 +194,53 @@ static void test_lost_layout(void **state)
     free(same);
 }
 
+static int count_one(void *arg, const kv_store_entry *entry)
+{
+    (void)entry;
+    ++*(int *)arg;
+    return 0;
+}
+
+static int n_chunks(void)
+{
+    int n = 0;
+
+    assert_int_equal(kvs_list_chunks(t.other, count_one, &n), 0);
+    return n;
+}
+
+/* A snapshot that is discarded leaves no part, and others alone. */
+static void test_discard(void **state)
+{
+    int32_t tokens[TOKENS];
+    int before;
+    (void)state;
+
+    open_both("");
+    save(1);
+    before = n_chunks();
+    save(2);
+    assert_true(n_chunks() > before + 1); /* a head and at least a part */
+    make(2, tokens, NULL);
+    assert_int_equal(kvl_discard(t.cache, tokens, TOKENS - 1, KVL_FORM_SEQUENCE), 0);
+    assert_int_equal(kvl_discard(t.cache, tokens, TOKENS, KVL_FORM_CONTEXT), 0);
+    assert_int_equal(kvl_discard(t.cache, tokens, 0, KVL_FORM_SEQUENCE), 0);
+    assert_int_equal(kvl_discard(NULL, tokens, TOKENS, KVL_FORM_SEQUENCE), -EINVAL);
+    assert_int_equal(load(t.others, 2), TOKENS);
+    assert_int_equal(kvl_discard(t.cache, tokens, TOKENS, KVL_FORM_SEQUENCE), 1);
+    assert_int_equal(kvl_discard(t.cache, tokens, TOKENS, KVL_FORM_SEQUENCE), 0);
+    assert_int_equal(n_chunks(), before);
+    assert_int_equal(load(t.others, 2), 0);
+    assert_int_equal(load(t.others, 1), TOKENS);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_limit, setup, teardown),
         cmocka_unit_test_setup_teardown(test_collection, setup, teardown),
         cmocka_unit_test_setup_teardown(test_lost_layout, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_discard, setup, teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -297,5 +297,90 @@ def test_llama_cpp_python():
         equal(turn(second + [5])[1], 448, "its own blocks")
 
 
+def picture(llama_cpp, llm, n, seed=3):
+    """Evaluate the embeddings of a picture as vision handlers do: only n_tokens rises."""
+    embeddings = (np.random.default_rng(seed).standard_normal((n, llm.n_embd())) * 0.5).astype(np.float32)
+    batch = llama_cpp.llama_batch_init(n, llm.n_embd(), 1)
+    batch.n_tokens = n
+    ctypes.memmove(batch.embd, embeddings.ctypes.data, embeddings.nbytes)
+    for i in range(n):
+        batch.pos[i], batch.n_seq_id[i], batch.logits[i] = llm.n_tokens + i, 1, i == n - 1
+        batch.seq_id[i][0] = 0
+    check(llama_cpp.llama_decode(llm.ctx, batch) == 0, "embeddings")
+    llama_cpp.llama_batch_free(batch)
+    llm.n_tokens += n
+
+
+def test_a_picture_is_no_text():
+    if not llama_cpp_python.package():
+        print("  skipped: make_env.sh has not unpacked llama-cpp-python")
+        return
+    llama_cpp = llama_cpp_python.load()
+    unwatched = llama_cpp.llama_decode
+    with tempfile.TemporaryDirectory(prefix="kvasir-real-") as name:
+        path, text = f"{name}/model.gguf", words(11, 640)
+        llama_cpp_python.make_model(path)
+
+        def llama(store=True):
+            llm = llama_cpp.Llama(path, n_ctx=1024, n_batch=512, n_threads=1, verbose=False)
+            if store:
+                llm.set_cache(Cache(llm, f"{name}/store"))
+            return llm
+
+        def answer(llm):
+            llm.create_completion(text, max_tokens=8, temperature=0)
+            return llm.input_ids[:llm.n_tokens].tolist()
+
+        for seen in (True, False):  # also by code that took libllama's function before
+            if not seen:
+                llama_cpp.llama_decode = unwatched
+            llm = llama()
+            next(llm.create_completion(text, max_tokens=8, temperature=0, stream=True))
+            llm.reset()
+            llm.eval(text[:128])
+            picture(llama_cpp, llm, 400)
+            llm.eval(words(12, 20))
+            llm.create_completion(llm.input_ids[:llm.n_tokens].tolist(), max_tokens=4)
+            fresh = llama()
+            equal(answer(fresh), answer(llama(False)), "the answer to the text")
+            equal(fresh.cache.last["load"], 128, "restored: the text before the picture")
+            subprocess.run(["rm", "-r", f"{name}/store"], check=True)
+
+
+def test_chats_of_a_sliding_window():
+    """Five turns whose template drops a part of each answer, each in a new process: each begins where the prompt before ended."""
+    if not llama_cpp_python.package():
+        print("  skipped: make_env.sh has not unpacked llama-cpp-python")
+        return
+    llama_cpp = llama_cpp_python.load()
+    with tempfile.TemporaryDirectory(prefix="kvasir-real-") as name:
+        path, prompt, before = f"{name}/model.gguf", words(21, 90), 0
+        llama_models.make("window", pathlib.Path(path))
+        for turn in range(5):
+            answers = []
+            for store in (True, False):
+                llm = llama_cpp.Llama(path, n_ctx=1024, n_batch=512, n_threads=1, swa_full=False, verbose=False)
+                if store:
+                    llm.set_cache(Cache(llm, f"{name}/store"))
+                answers.append([token for token, _ in zip(complete(llm, prompt), range(8))])
+                if store:
+                    llm.cache[prompt + answers[0]] = llm.save_state()
+                    equal(llm.cache.last.get("load", 0), before, f"turn {turn}: restored")
+            equal(answers[0], answers[1], f"turn {turn}: the answer")
+            before, prompt = len(prompt) - 1, prompt + answers[0][4:] + words(30 + turn, 20)
+
+
+def complete(llm, prompt):
+    """Ask the cache as create_completion does (random models have no texts), and generate."""
+    if llm.cache:
+        try:
+            item = llm.cache[prompt]
+            if llm.longest_token_prefix(item.input_ids.tolist(), prompt) > llm.longest_token_prefix(llm._input_ids.tolist(), prompt):
+                llm.load_state(item)
+        except KeyError:
+            pass
+    yield from llm.generate(list(prompt), temp=0)
+
+
 if __name__ == "__main__":
     run(globals())
