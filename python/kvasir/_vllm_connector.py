@@ -8,14 +8,15 @@ import contextlib
 import errno
 import hashlib
 import importlib
-import json
 import logging
+import os
 import select
 import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
+from . import _identity
 from . import store as _store
 from ._connector import Flusher, Warner
 from ._native import Error
@@ -39,47 +40,65 @@ MEMBERS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_v
 
 @dataclass
 class Move:
-    """Blocks of one request to load or to store: their numbers in the cache, and vLLM's hashes of them."""
+    """Blocks of one request to load or to store: their numbers in the cache, vLLM's hashes of them, and the root of their keys."""
     request: str
     blocks: List[int]
     hashes: List[bytes]
+    root: bytes
 
 
 @dataclass
 class Plan(_Metadata):  # type: ignore[misc]
-    """A step's work for the workers. @fresh: blocks that get other bytes in this step. @idle: the step computes nothing."""
+    """A step's work for the workers. @fresh: blocks that get other bytes in this step. @idle: the step computes nothing.
+
+    @resets: of the cache so far. Loads that a worker began before the last one fail.
+    """
     loads: List[Move] = field(default_factory=list)
     stores: List[Move] = field(default_factory=list)
     fresh: List[int] = field(default_factory=list)
     idle: bool = True
+    resets: int = 0
 
 
 class _Names:
-    """Keys of blocks in the store, for each rank."""
+    """Roots of the keys of blocks: all that decides a block's bytes beside its hash and its rank. The scheduler makes them."""
 
-    def __init__(self, config: Any, extra: str) -> None:
+    def __init__(self, config: Any, extra: str, store: _store.Store, warn: Warner) -> None:
         model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
         text = getattr(model, "hf_text_config", None)
-        form = {"vllm": getattr(importlib.import_module("vllm"), "__version__", ""), "model": model.model, "extra": extra,
-                "revision": getattr(model, "revision", None), "dtype": str(model.dtype), "quantization": str(model.quantization),
+        weights = _identity.weights_of(model.model, extra, revision=getattr(model, "revision", None), dtype=model.dtype,
+                                       quantization=model.quantization, overrides=getattr(model, "hf_overrides", None),
+                                       format=getattr(getattr(config, "load_config", None), "load_format", None))
+        form = {"vllm": getattr(importlib.import_module("vllm"), "__version__", ""), "weights": weights,
                 "cache_dtype": str(cache.cache_dtype), "block": cache.block_size, "hash": str(cache.prefix_caching_hash_algo),
                 "ranks": [parallel.tensor_parallel_size, parallel.pipeline_parallel_size],
                 "sizes": [str(getattr(text, name, None)) for name in MEMBERS]}
-        start = hashlib.sha256(json.dumps(form, sort_keys=True).encode())
-        self._prefixes = []
-        for rank in range(parallel.world_size):
-            digest = start.copy()
-            digest.update(b"rank %d" % rank)
-            self._prefixes.append(digest.digest()[:PREFIX])
+        self.world, self._identity, self._warn = parallel.world_size, _identity.digest_of(form), warn
+        self._adapters: Dict[Tuple[Any, ...], Any] = {}  # what an adapter's files were when it was first asked for
+        self.epoch = _identity.Epoch(store, self._identity)
 
-    def keys(self, rank: int, hashes: Sequence[bytes]) -> List[bytes]:
-        """Return the keys of one rank's blocks."""
-        prefix = self._prefixes[rank]
-        return [prefix + (digest if len(digest) <= 32 else hashlib.sha256(digest).digest()) for digest in hashes]
+    def root(self, request: Any) -> Optional[bytes]:
+        """Return the root of a request's keys; None: what its adapter's weights are isn't known, so it has no blocks in a store."""
+        adapter, state = getattr(request, "lora_request", None), None
+        if adapter is not None:
+            state = _identity.state_of(adapter.lora_path, file="adapter_config.json")
+            ident = (adapter.lora_int_id, adapter.lora_name, adapter.lora_path)
+            if state is None or self._adapters.setdefault(ident, state) != state:
+                self._warn("an adapter", ValueError(f"the files of {adapter.lora_name} changed since it was loaded, or aren't known; "
+                                                    "load it anew under another id"))
+                return None
+            state = [adapter.lora_name, state]
+        return _identity.digest_of([self._identity.hex(), self.epoch.value.hex(), state])
 
-    def of_all_ranks(self, hashes: Sequence[bytes]) -> List[bytes]:
+    def of_all_ranks(self, root: bytes, hashes: Sequence[bytes]) -> List[bytes]:
         """Return the keys of all ranks' blocks, one rank after the other."""
-        return [key for rank in range(len(self._prefixes)) for key in self.keys(rank, hashes)]
+        return [key for rank in range(self.world) for key in keys_of(root, rank, hashes)]
+
+
+def keys_of(root: bytes, rank: int, hashes: Sequence[bytes]) -> List[bytes]:
+    """Return the keys of one rank's blocks."""
+    prefix = hashlib.sha256(root + b"rank %d" % rank).digest()[:PREFIX]
+    return [prefix + (digest if len(digest) <= 32 else hashlib.sha256(digest).digest()) for digest in hashes]
 
 
 def _close(queue: Queue, store: _store.Store, warn: Warner) -> None:
@@ -100,14 +119,16 @@ class _Question(NamedTuple):
     id: int
     since: float
     found: Optional[int]
+    root: bytes
 
 
 class _Scheduler:
     """Finds what the store has, and plans each step's work. One thread."""
 
-    def __init__(self, uri: str, names: _Names, size: int, timeout: float, warn: Warner) -> None:
-        self.names, self.size, self.timeout, self.warn = names, size, timeout, warn
-        self.store = _store.open(uri)
+    def __init__(self, config: Any, extra: Dict[str, Any], warn: Warner) -> None:
+        self.size, self.timeout, self.warn = int(config.cache_config.block_size), float(extra.get("timeout", 2.0)), warn
+        self.store = _store.open(extra["uri"])
+        self.names = _Names(config, str(extra.get("fingerprint", "")), self.store, warn)
         self.queue = Queue(self.store, threads=1)
         self.poll = select.poll()
         self.poll.register(self.queue.fileno(), select.POLLIN)
@@ -115,6 +136,8 @@ class _Scheduler:
         self.questions: Dict[str, _Question] = {}
         self.asked: Dict[int, str] = {}  # questions without an answer
         self.next: Dict[str, int] = {}  # first block of a request that was not stored yet
+        self.roots: Dict[str, Optional[bytes]] = {}  # of requests that run; None: their blocks aren't stored
+        self.resets = 0
         self.tries: Dict[str, int] = {}  # loads of a request
         self.loads: List[Move] = []
         self.silent_until = 0.0
@@ -128,11 +151,12 @@ class _Scheduler:
     def matched(self, request: Any, computed: int) -> Optional[int]:
         """Return how many tokens behind @computed can be loaded; None: not known yet."""
         name, first, last = request.request_id, computed // self.size, self._last(request)
-        question = self.questions.get(name)
-        if question is None or question.first > first:
-            if last <= first or self.tries.get(name, 0) >= MOST_LOADS or time.monotonic() < self.silent_until:
+        question, root = self.questions.get(name), self.names.root(request)
+        self.roots.pop(name, None)  # it begins anew
+        if question is None or question.first > first or question.root != root:
+            if root is None or last <= first or self.tries.get(name, 0) >= MOST_LOADS or time.monotonic() < self.silent_until:
                 return 0
-            question = self._ask(name, first, [bytes(key) for key in request.block_hashes[first:last]])
+            question = self._ask(name, first, root, [bytes(key) for key in request.block_hashes[first:last]])
         if question.found is None:
             self._take(name)
             question = self.questions[name]
@@ -144,10 +168,10 @@ class _Scheduler:
             return None
         return max(0, min(question.first + question.found, last) - first) * self.size
 
-    def _ask(self, name: str, first: int, hashes: List[bytes]) -> _Question:
-        question = _Question(first, len(hashes), 0, time.monotonic(), 0)
+    def _ask(self, name: str, first: int, root: bytes, hashes: List[bytes]) -> _Question:
+        question = _Question(first, len(hashes), 0, time.monotonic(), 0, root)
         try:
-            ident = self.queue.exists(self.names.of_all_ranks(hashes))
+            ident = self.queue.exists(self.names.of_all_ranks(root, hashes))
             self.asked[ident] = name
             question = question._replace(id=ident, found=None)
         except Error as problem:
@@ -183,17 +207,19 @@ class _Scheduler:
         name = request.request_id
         self.requests[name] = request
         question = self.questions.pop(name, None)
+        if name not in self.roots:
+            self.roots[name] = self.names.root(request) if question is None else question.root
         if question is None or not n_tokens:
             return
         (ids,) = blocks.get_block_ids()
         end = min(question.first + (question.found or 0), self._last(request))
         first = end - n_tokens // self.size
         self.tries[name] = self.tries.get(name, 0) + 1
-        self.loads.append(Move(name, list(ids[first:end]), [bytes(key) for key in request.block_hashes[first:end]]))
+        self.loads.append(Move(name, list(ids[first:end]), [bytes(key) for key in request.block_hashes[first:end]], question.root))
 
     def plan(self, output: Any) -> Plan:
         """Make a step's plan: queued loads, and stores of the blocks that the step fills."""
-        plan = Plan(loads=self.loads, idle=not output.total_num_scheduled_tokens)
+        plan = Plan(loads=self.loads, idle=not output.total_num_scheduled_tokens, resets=self.resets)
         self.loads = []
         for move in plan.loads:
             plan.fresh += move.blocks
@@ -212,19 +238,34 @@ class _Scheduler:
         return plan
 
     def _store(self, plan: Plan, name: str, computed: int, output: Any) -> None:
-        request = self.requests.get(name)
-        if request is None:
+        request, root = self.requests.get(name), self.roots.get(name)
+        if request is None or root is None:
             return
         first = self.next.get(name, 0)
         last = min((computed + output.num_scheduled_tokens.get(name, 0)) // self.size, len(request.block_hashes))
         if last > first:
             (ids,) = self.blocks_of(name)
-            plan.stores.append(Move(name, list(ids[first:last]), [bytes(key) for key in request.block_hashes[first:last]]))
+            plan.stores.append(Move(name, list(ids[first:last]), [bytes(key) for key in request.block_hashes[first:last]], root))
             self.next[name] = last
+
+    def reset(self) -> bool:
+        """Let nothing that was stored so far be found, nor stored of requests that run. False: a restart may find it again."""
+        kept = True
+        try:
+            self.names.epoch.renew()
+        except (Error, ValueError) as problem:
+            self.warn("resetting the cache", problem)
+            kept = False
+        self.resets += 1
+        self.questions.clear()
+        self.roots = dict.fromkeys(self.roots)
+        for move in self.loads:  # they fail, and vLLM computes
+            move.root = hashlib.sha256(self.names.epoch.value + move.root).digest()
+        return kept
 
     def finished(self, name: str) -> None:
         """Forget a request."""
-        for of in (self.requests, self.questions, self.next, self.tries):
+        for of in (self.requests, self.questions, self.next, self.tries, self.roots):
             of.pop(name, None)
 
     def close(self) -> None:
@@ -275,13 +316,14 @@ class _Job(NamedTuple):
     request: str
     blocks: List[int]
     keys: List[bytes]
+    resets: int  # of the cache before it began
 
 
 class _Worker:
     """Moves blocks between this rank's cache and the store. vLLM's thread calls, a thread of its own takes results."""
 
-    def __init__(self, uri: str, names: _Names, rank: int, flush_s: float, warn: Warner) -> None:
-        self.names, self.rank, self.warn = names, rank, warn
+    def __init__(self, uri: str, rank: int, flush_s: float, warn: Warner) -> None:
+        self.rank, self.warn, self.resets = rank, warn, 0
         self.store = _store.open(uri)
         self.queue = Queue(self.store)
         self.flusher = Flusher(self.store, flush_s, warn)
@@ -306,6 +348,7 @@ class _Worker:
     def begin(self, plan: Plan) -> None:
         """Wait until no store reads a block that this step writes."""
         with self.changed:
+            self.resets = plan.resets
             begun = time.monotonic()
             while any(block in self.reading for block in plan.fresh):
                 self.changed.wait(0.5)
@@ -323,7 +366,7 @@ class _Worker:
                     self.queue.cancel(ident)
 
     def _submit(self, load: bool, request: str, move: Move) -> None:
-        keys = self.names.keys(self.rank, move.hashes)
+        keys = keys_of(move.root, self.rank, move.hashes)
         with self.changed:  # held until the job is noted: its result may come at once
             try:
                 if self.parts is None or self.ending:
@@ -337,7 +380,7 @@ class _Worker:
                     self.failed.update(move.blocks)
                     self.loaded.add(request)
                 return
-            self.jobs[ident] = _Job(request, move.blocks, keys)
+            self.jobs[ident] = _Job(request, move.blocks, keys, self.resets)
             for block in () if load else move.blocks:
                 self.reading[block] = self.reading.get(block, 0) + 1
 
@@ -402,12 +445,14 @@ class _Worker:
             self.warn("reading blocks" if job.request else "storing blocks", OSError(-result.status, "failed"))
         if job.request:
             wanted = 0 if self.parts is None else self.parts.nbytes
-            bad = [i for i, rc in enumerate(result.each) if rc != wanted] if job.keys else range(len(job.blocks))
+            late = not job.keys or job.resets != self.resets  # the cache was reset meanwhile: what was loaded is of before
+            bad = range(len(job.blocks)) if late else [i for i, rc in enumerate(result.each) if rc != wanted]
             failed = [job.blocks[i] for i in bad]
             if job.keys:
                 self.counters["loaded"] += len(job.keys) - len(bad)
                 self.counters["failed"] += len(bad)
-                if self._delete(job.request, failed, [job.keys[i] for i in bad if result.each[i] >= 0 or result.each[i] in _DAMAGED]):
+                damaged = [] if late else [job.keys[i] for i in bad if result.each[i] >= 0 or result.each[i] in _DAMAGED]
+                if self._delete(job.request, failed, damaged):
                     return False
             self.failed.update(failed)
             self.loaded.add(job.request)
@@ -426,7 +471,7 @@ class _Worker:
         if not damaged:
             return False
         try:
-            self.jobs[self.queue.delete(damaged)] = _Job(request, failed, [])
+            self.jobs[self.queue.delete(damaged)] = _Job(request, failed, [], self.resets)
         except (Error, ValueError) as problem:
             self.warn("deleting damaged blocks", problem)
             return False
@@ -473,6 +518,13 @@ def _refuse(config: Any, kv_cache_config: Any) -> None:
         raise ValueError("kvasir.vllm: the connector keeps models whose layers all have full attention")
 
 
+def _warn_of_seed(cache: Any) -> None:
+    """Tell that another process finds nothing where vLLM draws the seed of its hashes at each start."""
+    if "xxhash" in str(cache.prefix_caching_hash_algo) and os.environ.get("PYTHONHASHSEED") is None:
+        logger.warning("kvasir.vllm: --prefix-caching-hash-algo %s draws another seed at each start, so nothing is found after a restart or "
+                       "by other engines. Set PYTHONHASHSEED alike for all, or take sha256", cache.prefix_caching_hash_algo)
+
+
 class Connector(_Parent):  # type: ignore[misc]
     """KV connector of vLLM over the store that `uri` in kv_connector_extra_config names.
 
@@ -488,14 +540,14 @@ class Connector(_Parent):  # type: ignore[misc]
         if not isinstance(extra.get("uri"), str):
             raise ValueError('kvasir.vllm: kv_connector_extra_config needs "uri", such as "/var/lib/kv?limit=100GiB"')
         warn = Warner(logger, "vLLM goes on without these blocks")
-        names = _Names(vllm_config, str(extra.get("fingerprint", "")))
         self._n_blocks = getattr(kv_cache_config, "num_blocks", 0)
         self.scheduler: Optional[_Scheduler] = None
         self.worker: Optional[_Worker] = None
         if role is _v1.KVConnectorRole.SCHEDULER:
-            self.scheduler = _Scheduler(extra["uri"], names, vllm_config.cache_config.block_size, float(extra.get("timeout", 2.0)), warn)
+            _warn_of_seed(vllm_config.cache_config)
+            self.scheduler = _Scheduler(vllm_config, extra, warn)
         else:
-            self.worker = _Worker(extra["uri"], names, vllm_config.parallel_config.rank, float(extra.get("flush_s", 1.0)), warn)
+            self.worker = _Worker(extra["uri"], vllm_config.parallel_config.rank, float(extra.get("flush_s", 1.0)), warn)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -530,6 +582,11 @@ class Connector(_Parent):  # type: ignore[misc]
         assert self.scheduler is not None
         self.scheduler.finished(request.request_id)
         return False, None
+
+    def reset_cache(self) -> Optional[bool]:
+        """Let no block be found that was stored so far, also after a restart. False: a restart may find them again."""
+        assert self.scheduler is not None
+        return self.scheduler.reset()
 
     # worker
     def register_kv_caches(self, kv_caches: Dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ A store may be used by any number of threads.
 import ctypes
 import errno
 import os
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _abi, _native
 from ._native import Error, Handle, Memory, NotFound, adopt, address_of, call, certain, error, load, text
@@ -20,6 +20,7 @@ from ._native import Error, Handle, Memory, NotFound, adopt, address_of, call, c
 __all__ = ["Collected", "Progress", "Saved", "Store", "Verified", "open"]
 
 Progress = Callable[[int, int], Optional[bool]]  # (bytes done, bytes in all); True gives up
+Key = Union[bytes, bytearray, memoryview, Any]  # or an array of bytes; text raises TypeError
 _FORMATS = {"auto": _abi.KVS_FORMAT_AUTO, "bytes": _abi.KVS_FORMAT_BYTES, "llama": _abi.KVS_FORMAT_LLAMA}
 _NAMES = {value: name for name, value in _FORMATS.items()}
 
@@ -99,11 +100,25 @@ def _sizes(result: Any) -> Saved:
                  _NAMES.get(result.format, "bytes"), result.parsed_bytes)
 
 
-def _join(keys: Sequence[bytes]) -> Tuple[bytes, int]:
-    length = len(keys[0]) if keys else 1
-    if any(len(key) != length for key in keys):
+def _bytes_of(key: Any) -> bytes:
+    """Return the bytes of a key: of bytes, a bytearray, a memoryview or an array of bytes. Raises TypeError for all else."""
+    if type(key) is bytes:
+        return key
+    try:
+        view = memoryview(key)
+    except TypeError:
+        raise TypeError(f"a key is bytes, not {type(key).__name__}") from None
+    if view.itemsize != 1 or view.format not in ("B", "b", "c", "<B", "<b", "<c", "?"):
+        raise TypeError(f"a key is bytes, not items of {view.itemsize} bytes")
+    return view.tobytes()
+
+
+def _join(keys: Sequence[Any]) -> Tuple[bytes, int]:
+    whole = [_bytes_of(key) for key in keys]
+    length = len(whole[0]) if whole else 1
+    if any(len(key) != length for key in whole):
         raise ValueError("keys of different length in one call")
-    return b"".join(keys), length
+    return b"".join(whole), length
 
 
 class _Parts:
@@ -265,21 +280,21 @@ class Store(Handle):
         return Collected(result.live_chunks, result.deleted_chunks, result.deleted_bytes, result.opaque_manifests, result.errors)
 
     # -- blocks by key ------------------------------------------------------------------------------
-    def put(self, key: bytes, data: Any) -> bool:
+    def put(self, key: Key, data: Any) -> bool:
         """Store a block under @key. False: the key was there already, and its bytes stay. flush() makes it durable."""
-        memory = Memory(data)
-        return self._call(self._c.kvs_put_chunk, key, len(key), memory.address, memory.nbytes) == 0
+        memory, packed = Memory(data), _bytes_of(key)
+        return self._call(self._c.kvs_put_chunk, packed, len(packed), memory.address, memory.nbytes) == 0
 
-    def get(self, key: bytes) -> Optional[memoryview]:
+    def get(self, key: Key) -> Optional[memoryview]:
         """Return the block under @key, None when it isn't there. Raises Damaged."""
-        data, n = ctypes.c_void_p(), ctypes.c_size_t()
+        data, n, packed = ctypes.c_void_p(), ctypes.c_size_t(), _bytes_of(key)
         try:
-            self._call(self._c.kvs_get_chunk, key, len(key), ctypes.byref(data), ctypes.byref(n))
+            self._call(self._c.kvs_get_chunk, packed, len(packed), ctypes.byref(data), ctypes.byref(n))
         except NotFound:
             return None
         return adopt(data.value, n.value)
 
-    def put_many(self, keys: Sequence[bytes], blocks: Sequence[Any]) -> List[bool]:
+    def put_many(self, keys: Sequence[Key], blocks: Sequence[Any]) -> List[bool]:
         """Store blocks in one call. Raises the first failure; see put()."""
         if len(keys) != len(blocks):
             raise ValueError(f"{len(keys)} keys, {len(blocks)} blocks")
@@ -290,7 +305,7 @@ class Store(Handle):
         self._call(self._c.kvs_put_chunks, packed, length, n, data, sizes, each)
         return [rc == 0 for rc in each]
 
-    def get_many(self, keys: Sequence[bytes]) -> List[Optional[memoryview]]:
+    def get_many(self, keys: Sequence[Key]) -> List[Optional[memoryview]]:
         """Get blocks in one call; None for each that is missing or did not verify."""
         packed, length = _join(keys)
         n = len(keys)
@@ -298,7 +313,7 @@ class Store(Handle):
         self._call(self._c.kvs_get_chunks, packed, length, n, data, sizes)
         return [None if address is None else adopt(address, sizes[i]) for i, address in enumerate(data)]
 
-    def put_from(self, keys: Sequence[bytes], parts: Sequence[Any]) -> List[bool]:
+    def put_from(self, keys: Sequence[Key], parts: Sequence[Any]) -> List[bool]:
         """Store blocks whose bytes lie in parts: as put_many, but parts[i] may be a list of buffers, such as [K, V].
 
         A part may also be (address, bytes) of memory that the caller keeps in place during the call.
@@ -309,7 +324,7 @@ class Store(Handle):
         self._call(self._c.kvs_put_chunks_from, packed, length, len(keys), lists.parts, lists.counts, each)
         return [rc == 0 for rc in each]
 
-    def get_into(self, keys: Sequence[bytes], parts: Sequence[Any]) -> List[Optional[int]]:
+    def get_into(self, keys: Sequence[Key], parts: Sequence[Any]) -> List[Optional[int]]:
         """Get blocks into the caller's memory, without a copy in between; see put_from() for @parts.
 
         Returns the length of each block, None for one that is missing or did not verify: the bytes of its parts mean nothing
@@ -325,7 +340,7 @@ class Store(Handle):
                 raise error(rc)
         return [None if rc < 0 else rc for rc in each]
 
-    def exists(self, keys: Sequence[bytes]) -> List[bool]:
+    def exists(self, keys: Sequence[Key]) -> List[bool]:
         """Tell which blocks are there."""
         packed, length = _join(keys)
         present = bytearray(len(keys))
@@ -333,19 +348,20 @@ class Store(Handle):
             self._call(self._c.kvs_exists, packed, length, len(keys), (ctypes.c_uint8 * len(keys)).from_buffer(present))
         return [value == 1 for value in present]
 
-    def touch(self, keys: Sequence[bytes]) -> int:
+    def touch(self, keys: Sequence[Key]) -> int:
         """Mark blocks as used now; returns how many are there."""
         packed, length = _join(keys)
         return self._call(self._c.kvs_touch, packed, length, len(keys))
 
-    def prefetch(self, keys: Sequence[bytes]) -> None:
+    def prefetch(self, keys: Sequence[Key]) -> None:
         """Announce that these blocks will be read."""
         packed, length = _join(keys)
         self._call(self._c.kvs_prefetch, packed, length, len(keys))
 
-    def discard(self, key: bytes) -> None:
+    def discard(self, key: Key) -> None:
         """Delete a block at once, also when objects need it; fine when there is none."""
-        self._call(self._c.kvs_delete_chunk, key, len(key))
+        packed = _bytes_of(key)
+        self._call(self._c.kvs_delete_chunk, packed, len(packed))
 
     def keys(self) -> Iterator[bytes]:
         """List the keys of all blocks, those of objects among them. Blocks not flushed yet may be missing."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """kvasir.store against a dictionary, and its errors, buffers, threads, forks and the end of the interpreter."""
 import array
+import ctypes
 import errno
 import faulthandler
 import os
@@ -13,6 +14,7 @@ import time
 
 from kvpython import BUILD, check, equal, flip_bit, folder, raises, run, stopped  # first: it finds the package
 import kvasir
+import kvasir.queue
 import kvasir.store
 from kvasir import _native
 
@@ -95,6 +97,27 @@ def test_buffers_of_every_kind():
         view = store.get(b"array")
         store.discard(b"array")
         equal(bytes(view), bytes(values), "a view outlives its block")
+
+
+def test_keys_are_bytes():
+    """A text was taken for the address of its characters: every one named the same block."""
+    with folder() as path, kvasir.store.open(path) as store, kvasir.queue.Queue(store) as queue:
+        for wrong in ("chunk-1", 7, None, 1.5, [1, 2], ("a",), array.array("i", [1, 2]), memoryview(array.array("H", [1]))):
+            for call in (lambda key: store.put(key, b"x"), store.get, store.discard, lambda key: store.put_many([key], [b"x"]),
+                         lambda key: store.exists([key]), lambda key: store.get_many([key]), lambda key: store.touch([key]),
+                         lambda key: store.prefetch([key]), lambda key: store.put_from([key], [b"x"]), lambda key: queue.exists([key]),
+                         lambda key: store.get_into([key], [bytearray(1)]), lambda key: queue.delete([key])):
+                raises(TypeError, call, wrong)
+        raises(TypeError, store.exists, "chunk-1")
+        raises(TypeError, store.exists, b"chunk-1")
+        equal(list(store.keys()), [], "stored under a text")
+        for i, kind in enumerate((bytes, bytearray, memoryview, lambda key: array.array("B", key), lambda key: memoryview(b"-" + key + b"-")[1:-1],
+                                  lambda key: (ctypes.c_uint8 * len(key)).from_buffer_copy(key), lambda key: memoryview(key[::-1])[::-1])):
+            key = b"chunk-%d" % i
+            check(store.put(kind(key), key), f"put {i}")
+            equal((store.get(kind(key)), store.get(key), store.exists([kind(key)]), store.get_many([kind(key)])), (key, key, [True], [key]), f"get {i}")
+            store.discard(kind(key))
+            equal(store.get(key), None, f"discard {i}")
 
 
 def test_parts():

@@ -9,10 +9,12 @@ failed. The bytes of a block follow from its hash, so that a wrong one is seen a
 import enum
 import hashlib
 import os
+import pathlib
 import random
 import sys
 import time
 import types
+from unittest import mock
 
 from kvpython import check, equal, folder, raises, run, skip_all  # first: it finds the package
 import kvasir.store
@@ -61,10 +63,10 @@ class FullAttentionSpec:
     pass
 
 
-def configuration(uri, policy="recompute", world=1, rank=0, model="model", **extra):
+def configuration(uri, policy="recompute", world=1, rank=0, model="model", quantization=None, **extra):
     text = types.SimpleNamespace(hidden_size=16)
     return types.SimpleNamespace(
-        model_config=types.SimpleNamespace(model=model, revision=None, dtype="float16", quantization=None, hf_text_config=text),
+        model_config=types.SimpleNamespace(model=model, revision=None, dtype="float16", quantization=quantization, hf_text_config=text),
         cache_config=types.SimpleNamespace(cache_dtype="auto", block_size=SIZE, prefix_caching_hash_algo="sha256"),
         parallel_config=types.SimpleNamespace(tensor_parallel_size=world, pipeline_parallel_size=1, world_size=world, rank=rank),
         kv_transfer_config=types.SimpleNamespace(kv_load_failure_policy=policy, kv_connector_extra_config={"uri": uri, "timeout": 60, **extra}))
@@ -75,8 +77,8 @@ def cache_configuration(n, spec=FullAttentionSpec):
 
 
 class Request:
-    def __init__(self, name, tokens):
-        self.request_id, self.tokens, self.block_hashes, self.blocks = name, tokens, [], []
+    def __init__(self, name, tokens, adapter=None):
+        self.request_id, self.tokens, self.block_hashes, self.blocks, self.lora_request = name, tokens, [], [], adapter
         above = b""
         for at in range(0, len(tokens) - SIZE + 1, SIZE):
             above = hashlib.sha256(above + repr(tokens[at:at + SIZE]).encode()).digest()
@@ -88,7 +90,7 @@ class Engine:
     """vLLM's part: a scheduler and @world workers, with @n blocks, without a cache of its own."""
 
     def __init__(self, uri, n=24, world=1, seed=0, **options):
-        self.rng, self.free, self.requests, self.world = random.Random(seed), list(range(1, n)), {}, world
+        self.rng, self.free, self.requests, self.world, self.weights = random.Random(seed), list(range(1, n)), {}, world, b""
         self.scheduler = Connector(configuration(uri, world=world, **options), ROLES.SCHEDULER, cache_configuration(n))
         self.scheduler.bind_kv_cache_manager(types.SimpleNamespace(get_block_ids=lambda name: (self.requests[name].blocks,)))
         self.workers, self.caches = [], []
@@ -101,7 +103,7 @@ class Engine:
             self.caches.append(caches)
 
     def content(self, rank, layer, digest):
-        data = hashlib.shake_128(b"%d %s " % (rank, layer.encode()) + digest).digest(2 * SIZE * DIM * 2)
+        data = hashlib.shake_128(b"%d %s " % (rank, layer.encode()) + digest + self.weights).digest(2 * SIZE * DIM * 2)
         return numpy.frombuffer(data, numpy.uint8).reshape(2, SIZE, DIM, 2)
 
     def holds(self, block, digest):
@@ -166,6 +168,16 @@ class Engine:
         self.free += request.blocks  # others write to them at once
         return good
 
+    def settle(self):
+        """Wait until the scheduler can find what was stored."""
+        for part in self.workers:
+            limit = time.monotonic() + 60
+            while part.worker.jobs:
+                check(time.monotonic() < limit, "a store never ends")
+                time.sleep(0.001)
+            part.worker.flusher.note_put()
+            part.worker.flusher.flush()
+
     def shutdown(self):
         for part in (self.scheduler, *self.workers):
             part.shutdown()
@@ -202,6 +214,159 @@ def test_another_model_finds_nothing():
             engine = Engine(path, **options)
             equal(engine.run(Request("a", prompt(1))), 0, f"{options}")
             engine.shutdown()
+
+
+def test_a_reset_forgets():
+    """Weights change, the cache is reset: nothing of before is found, by no rank and in no later life."""
+    for world in (1, 2):
+        with folder() as path:
+            engine = Engine(path, world=world)
+            whole = (len(prompt(1)) - 1) // SIZE
+            engine.run(Request("a", prompt(1)))
+            for life, weights in enumerate((b"new", b"newer")):
+                equal(engine.scheduler.reset_cache(), True, "reset")
+                engine.weights = weights
+                equal(engine.run(Request(f"b{life}", prompt(1))), 0, "blocks of the old weights")
+                engine.shutdown()
+                engine = Engine(path, world=world)
+                engine.weights = weights
+                equal(engine.run(Request("c", prompt(1))), whole, "blocks of the new weights, after a restart")
+            engine.shutdown()
+            with kvasir.store.open(path) as store:
+                equal([name for name in store.names() if name.startswith("kvasir-reset")].__len__(), 1, "objects of resets")
+                equal(store.gc().opaque_manifests, 1, "objects that gc can't read: kvasir-flush alone")
+
+
+def test_a_reset_beside_requests():
+    with folder() as path:
+        engine = Engine(path)
+        engine.run(Request("a", prompt(1)))
+        engine.settle()
+        worker = engine.workers[0].worker
+        poll, step = worker.queue.poll, engine.step
+
+        def step_and_reset(*args):
+            if not worker.resets:  # the load is on its way, or still planned
+                if when == "under way":
+                    step(*args)
+                equal(engine.scheduler.reset_cache(), True, "reset")
+                engine.weights = b"new"
+            return step(*args)
+
+        for when in ("planned", "under way"):
+            worker.queue.poll = lambda: [] if not worker.resets and when == "under way" else poll()
+            engine.step = step_and_reset
+            equal(engine.run(Request("b" + when, prompt(1))), 0, f"loads that were {when}")
+            engine.step = step
+            equal(engine.run(Request("c" + when, prompt(1))), 0, "a request that ran meanwhile stores nothing")
+            engine.settle()
+            equal(engine.run(Request("d" + when, prompt(1))), (len(prompt(1)) - 1) // SIZE, "computed since")
+            worker.resets = 0
+            engine.scheduler.scheduler.resets = 0
+        # A request that runs on with K and V of before stores nothing more, until it is computed anew.
+        scheduler, request = engine.scheduler.scheduler, Request("long", [7] * 8 * SIZE)
+        request.blocks, engine.requests["long"] = [engine.free.pop() for _ in request.block_hashes], request
+        equal(engine.scheduler.get_num_new_matched_tokens(request, 0)[0] in (0, None), True, "nothing is there")
+        engine.scheduler.update_state_after_alloc(request, None, 0)
+        engine.step(request, 0, SIZE)
+        engine.scheduler.reset_cache()
+        engine.scheduler.update_state_after_alloc(request, None, 0)
+        plan = engine.scheduler.build_connector_meta(types.SimpleNamespace(
+            scheduled_new_reqs=[], num_scheduled_tokens={"long": SIZE}, total_num_scheduled_tokens=SIZE,
+            scheduled_cached_reqs=types.SimpleNamespace(req_ids=["long"], new_block_ids=[None], num_computed_tokens=[SIZE], resumed_req_ids=set())))
+        equal(plan.stores, [], "blocks that follow from old ones")
+        scheduler.matched(request, 0)
+        engine.scheduler.update_state_after_alloc(request, None, 0)
+        check(scheduler.roots["long"] is not None, "computed anew")
+        engine.shutdown()
+
+
+def test_a_reset_that_the_store_does_not_keep():
+    with folder() as path:
+        engine = Engine(path)
+        engine.run(Request("a", prompt(1)))
+        engine.settle()
+
+        def full(*_args, **_options):
+            raise kvasir.Error(28, "no space")
+
+        engine.scheduler.scheduler.store.save = full
+        equal(engine.scheduler.reset_cache(), False, "reset")
+        equal(engine.run(Request("b", prompt(1))), 0, "found all the same")
+        engine.shutdown()
+
+
+def write(path, data):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return str(path.parent)
+
+
+def test_weights_that_change_under_one_name():
+    with folder() as path:
+        file = pathlib.Path(path, "model", "shard.safetensors")
+        model, whole = write(file, b"weights"), (len(prompt(1)) - 1) // SIZE
+
+        def loaded(**options):
+            engine = Engine(f"{path}/store", model=model, **options)
+            n = engine.run(Request("a", prompt(1)))
+            engine.shutdown()
+            return n
+
+        equal((loaded(), loaded()), (0, whole), "the same files")
+        write(file, b"trained")  # of the same length, at another time
+        os.utime(file, ns=(1, 1))
+        equal((loaded(), loaded()), (0, whole), "other files")
+        write(file.with_name("more.safetensors"), b"a second shard")
+        equal(loaded(), 0, "one more")
+        equal((loaded(fingerprint="v1"), loaded(fingerprint="v1")), (0, whole), "a fingerprint")
+        os.utime(file, ns=(2, 2))
+        equal((loaded(fingerprint="v1"), loaded(fingerprint="v2")), (whole, 0), "takes the place of the files")
+        equal(loaded(fingerprint="v1", quantization="fp8"), 0, "beside it all that vLLM knows counts")
+
+
+def test_adapters_trained_anew():
+    with folder() as path:
+        file = pathlib.Path(path, "adapter", "adapter_model.safetensors")
+        place, whole = write(file, b"first"), (len(prompt(1)) - 1) // SIZE
+
+        def adapter(ident=1):
+            return types.SimpleNamespace(lora_name="poet", lora_int_id=ident, lora_path=place)
+
+        engine = Engine(f"{path}/store")
+        equal(engine.run(Request("plain", prompt(1))), 0, "without")
+        engine.settle()
+        equal(engine.run(Request("a", prompt(1), adapter())), 0, "another model's blocks")
+        engine.settle()
+        equal(engine.run(Request("b", prompt(1), adapter())), whole, "its own")
+        write(file, b"again!")
+        equal(engine.run(Request("c", prompt(1), adapter())), 0, "files changed under an adapter that is loaded: it may be either")
+        engine.settle()
+        equal(engine.run(Request("d", prompt(1), adapter())), 0, "so nothing was stored of it")
+        engine.settle()
+        equal(engine.run(Request("e", prompt(1), adapter(2))), 0, "loaded anew")
+        engine.shutdown()
+        engine = Engine(f"{path}/store")
+        equal(engine.run(Request("f", prompt(1), adapter())), whole, "after a restart")
+        equal(engine.run(Request("plain", prompt(1))), whole, "without")
+        place = "nobody/adapter"
+        equal(engine.run(Request("g", prompt(1), adapter(7))), 0, "one of which nothing is known")
+        engine.settle()
+        equal(engine.run(Request("h", prompt(1), adapter(7))), 0, "isn't stored")
+        engine.shutdown()
+
+
+def test_a_seed_that_is_drawn_is_told():
+    with folder() as path, mock.patch.dict(os.environ), mock.patch.object(_vllm_connector.logger, "warning") as warning:
+        for algorithm, seed, lines in (("sha256", None, 0), ("xxhash", "1", 0), ("xxhash_cbor", None, 1)):
+            os.environ.pop("PYTHONHASHSEED", None)
+            if seed:
+                os.environ["PYTHONHASHSEED"] = seed
+            config = configuration(path)
+            config.cache_config.prefix_caching_hash_algo = algorithm
+            Connector(config, ROLES.SCHEDULER, cache_configuration(9)).shutdown()
+            equal(warning.call_count, lines, algorithm)
+            warning.reset_mock()
 
 
 def watched(worker):
@@ -247,7 +412,7 @@ def damage_is_computed_again(wrong):
         engine.run(request)
         engine.shutdown()
         names = Connector(configuration(path), ROLES.SCHEDULER, cache_configuration(9))
-        key = names.scheduler.names.keys(0, [request.block_hashes[2]])[0]
+        key = _vllm_connector.keys_of(names.scheduler.names.root(request), 0, [request.block_hashes[2]])[0]
         names.shutdown()
         with kvasir.store.open(path) as store:
             right = bytes(store.get(key))

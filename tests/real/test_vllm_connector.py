@@ -40,7 +40,8 @@ def engine(folder, number=1, uri=None, **options):
             "kv_connector": "Connector", "kv_connector_module_path": "kvasir.vllm", "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"uri": uri, "flush_s": 0.2, **options.pop("extra", {})}})]
     live = LiveEngine(folder, number, arguments, length=options.pop("length", LENGTH + 64), blocks=options.pop("blocks", 120),
-                      environment={"PYTHONPATH": str(BUILD / "python"), "KVASIR_LIBRARY_PATH": str(BUILD / "lib")})
+                      environment={"PYTHONPATH": str(BUILD / "python"), "KVASIR_LIBRARY_PATH": str(BUILD / "lib"),
+                                   **options.pop("environment", {})})
     live.start().wait()
     return live
 
@@ -117,6 +118,25 @@ def test_a_prompt_is_served_after_a_restart():
         live.kill()
         if follower:
             follower.indexer.kill()
+
+
+def test_a_reset_forgets():
+    """POST /reset_prefix_cache?reset_external=true, as after new weights: no block of before is loaded, also after a restart."""
+    folder, asked = model("reset"), prompts(1)
+    live = engine(folder, uri=str(folder / "store"), environment={"VLLM_SERVER_DEV_MODE": "1"})
+    try:
+        for tokens in asked:
+            ask(live, tokens)
+        stored(folder, asked)
+        equal(http_request(live.url, "POST", "/reset_prefix_cache?reset_external=true", {}, timeout=60).status, 200, "reset")
+        lone = [tokens for tokens in asked if tokens[:BLOCK] != asked[0][:BLOCK]] + [asked[0]]
+        equal([ask(live, tokens)[1] for tokens in lone], [0] * len(lone), "cached tokens behind the reset")
+        live.kill()
+        live = engine(folder, uri=str(folder / "store"))
+        cached = ask(live, asked[1])[1]
+        check(cached in (0, 2 * BLOCK, 4 * BLOCK), f"{cached} tokens, beyond what was stored since")
+    finally:
+        live.kill()
 
 
 def test_killed_in_mid_store_and_damaged():
