@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """For connectors of engines: publish blocks that no engine asks to publish, and warn now and then of what failed."""
 import logging
+import re
 import threading
 import time
-from typing import Callable, Optional
+from typing import Callable, Dict, List, Optional, Tuple
 
 from ._native import Error
 from .store import Store
@@ -11,23 +12,32 @@ from .store import Store
 MANIFEST = "kvasir-flush"  # empty: publishing it ends the "save" that puts belong to, so limits and evictions concern them
 
 
-WARN_S = 10  # seconds between two warnings of a connector
+WARN_S = 10  # seconds between two lines of a kind
+MOST_KINDS = 64  # of a connector's lines
 
 
 class Warner:
-    """Logs what failed, @logger's name before and @outcome behind it, at most once every WARN_S seconds. Any thread."""
+    """Logs what failed, @logger's name before and @outcome behind it: each kind of line at most once every WARN_S seconds. Any thread.
+
+    A line says how many of its kind were left out. Numbers don't make a kind: "a get of 3 chunks" is one of "a get of 4 chunks".
+    """
 
     def __init__(self, logger: logging.Logger, outcome: str) -> None:
-        self._logger, self._outcome = logger, outcome
-        self._lock, self._said = threading.Lock(), -1e9
+        self._logger, self._outcome, self._lock = logger, outcome, threading.Lock()
+        self._kinds: Dict[Tuple[str, Optional[int]], List[float]] = {}  # when a kind was said last, and how many were left out since
 
     def __call__(self, what: str, problem: BaseException) -> None:
-        now = time.monotonic()
+        now, kind = time.monotonic(), (re.sub(r"\d+", "", what), getattr(problem, "errno", None))
         with self._lock:
-            if now - self._said < WARN_S:
+            if kind not in self._kinds and len(self._kinds) >= MOST_KINDS:
+                kind = ("", None)
+            said = self._kinds.setdefault(kind, [-1e9, 0])
+            if now - said[0] < WARN_S:
+                said[1] += 1
                 return
-            self._said = now
-        self._logger.warning("%s: %s: %s; %s", self._logger.name, what, problem, self._outcome)
+            more = f" (left out since the last such line: {said[1]:.0f})" if said[1] else ""
+            said[:] = [now, 0]
+        self._logger.warning("%s: %s: %s; %s%s", self._logger.name, what, problem, self._outcome, more)
 
 
 class Flusher:

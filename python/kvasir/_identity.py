@@ -69,10 +69,10 @@ def state_of(path: str, revision: Optional[str] = None, file: str = "config.json
     return None if commit is None else ["commit", commit]
 
 
-def weights_of(model: str, fingerprint: str = "", **known: Any) -> Dict[str, Any]:
-    """Name a model's weights by the rule. @known: what else the engine knows of them: revision, quantisation, overrides."""
-    form: Dict[str, Any] = {"model": model, **{name: None if value is None else str(value) for name, value in known.items()}}
-    form["weights"] = ["fingerprint", fingerprint] if fingerprint else state_of(model, known.get("revision"))
+def weights_of(model: str, fingerprint: str = "", path: Optional[str] = None, **known: Any) -> Dict[str, Any]:
+    """Name a model's weights by the rule. @path: where they are, unless @model tells. @known: revision, quantisation, overrides ..."""
+    form: Dict[str, Any] = {"model": model, "path": path, **{name: None if value is None else str(value) for name, value in known.items()}}
+    form["weights"] = ["fingerprint", fingerprint] if fingerprint else state_of(path or model, known.get("revision"))
     return form
 
 
@@ -112,7 +112,7 @@ class Epoch:
         found = re.search(b"kvasir-epoch-([0-9a-f]{64})", kept)
         return bytes.fromhex(found[1].decode()) if found else hashlib.sha256(kept).digest()
 
-    def renew(self) -> None:
+    def renew(self, value: bytes = b"") -> None:
         """Let nothing that was stored before be found any more. Raises Error when the store doesn't keep that: a restart may undo it."""
-        self.value = os.urandom(32)
+        self.value = value or os.urandom(32)
         self._store.save(self.name, b"", fingerprint=f"kvasir-epoch-{self.value.hex()}")

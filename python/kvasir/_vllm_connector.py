@@ -195,7 +195,7 @@ class _Scheduler:
         if question is None or question.id != result.id:
             return  # the request has ended, or asked again
         if result.status:
-            self.warn("asking for blocks", OSError(-result.status, "no answer"))
+            self.warn("asking for blocks", OSError(-result.status, os.strerror(-result.status)))
         there, n = [rc == 1 for rc in result.each], question.n
         found = 0
         while found < n and all(there[found::n]):
@@ -442,7 +442,7 @@ class _Worker:
     def _settle(self, job: _Job, result: Result) -> bool:
         """Note a job's result. Returns whether it stored anything."""
         if result.status not in (0, -errno.ENOENT, -errno.EBADMSG, -errno.ECANCELED):
-            self.warn("reading blocks" if job.request else "storing blocks", OSError(-result.status, "failed"))
+            self.warn("reading blocks" if job.request else "storing blocks", OSError(-result.status, os.strerror(-result.status)))
         if job.request:
             wanted = 0 if self.parts is None else self.parts.nbytes
             late = not job.keys or job.resets != self.resets  # the cache was reset meanwhile: what was loaded is of before

@@ -13,8 +13,10 @@ import logging
 import os
 import select
 import threading
+import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from . import _identity
 from . import store as _store
 from ._connector import Flusher, Warner
 from ._native import Error, Memory
@@ -23,6 +25,7 @@ from .queue import Queue, Result
 __all__ = ["Client"]
 
 logger = logging.getLogger(__name__)
+LOOK_S = 1.0  # seconds between two looks at a model's files
 Completion = Tuple[int, bool, str, Optional[List[bool]]]
 
 
@@ -37,12 +40,13 @@ class _Asked(NamedTuple):
 class Client:
     """A connector of LMCache's native_plugin adapter. No method raises after the constructor; any thread may call any.
 
-    @fingerprint: whatever decides a chunk's bytes beside LMCache's key. @threads: of the library; 0: one per core, 4 to 8.
+    @fingerprint: names the weights in place of their files' state, see docs/python.md. @threads: of the library; 0: one per core, 4 to 8.
     @flush_s: chunks are durable and seen by other processes after so many seconds at most.
     """
 
     def __init__(self, uri: str, fingerprint: str = "", threads: int = 0, max_requests: int = 4096, flush_s: float = 1.0) -> None:
-        self._salt = hashlib.sha256(b"lmcache 1 " + fingerprint.encode()).digest()
+        self._fingerprint = fingerprint
+        self._models: Dict[str, Tuple[float, Any, bytes]] = {}  # of each model: when it was looked at, its files then, salt of its keys
         self._store = _store.open(uri)
         self._queue = Queue(self._store, threads=threads, max_requests=max_requests)
         self._warn = Warner(logger, "LMCache goes on without these chunks")
@@ -58,7 +62,23 @@ class Client:
         self._closed = False
 
     def _keys(self, keys: Sequence[str]) -> List[bytes]:
-        return [hashlib.blake2b(key.encode(), key=self._salt, digest_size=32).digest() for key in keys]
+        return [hashlib.blake2b(key.encode(), key=self._salt(key.partition("@")[0]), digest_size=32).digest() for key in keys]
+
+    def _salt(self, model: str) -> bytes:
+        """Return the salt of a model's keys: of what its weights were when it was first asked for."""
+        known, now = self._models.get(model), time.monotonic()
+        if known is not None and now < known[0] + LOOK_S:
+            return known[2]
+        state = None if self._fingerprint else _identity.weights_of(model)
+        if known is None:
+            salt = hashlib.sha256(b"lmcache 2 " + _identity.digest_of(state or self._fingerprint)).digest()
+        elif state == known[1]:
+            salt = known[2]
+        else:  # whether the engine runs with the old files or the new ones isn't known
+            salt = os.urandom(32)
+            self._warn(f"the files of {model}", ValueError("changed; restart LMCache with the engine, or give a fingerprint"))
+        self._models[model] = (now, state, salt)
+        return salt
 
     def _submit(self, kind: str, keys: Sequence[str], views: Optional[Sequence[Any]]) -> int:
         with self._lock:  # held until the request is noted: its result may come at once

@@ -75,7 +75,8 @@ class Offload:
 
     @memory: writable, contiguous host memory, of chunks of @chunk_bytes; it stays the caller's. @fingerprint: all that makes
     equal keys mean equal bytes. @timeout: seconds until a chunk that has not moved counts as failed. @forget: seconds for
-    which a key whose load failed is ABSENT. Other options are those of kvasir.blocks.Manager; without host_bytes a few staging
+    which a key whose load failed is ABSENT. @salt: what is in the keys beside the caller's; after a change of the attribute nothing
+    of before is found. Other options are those of kvasir.blocks.Manager; without host_bytes a few staging
     buffers carry the chunks.
 
     @peers: chunks that no tier has are read from other nodes that lend theirs: a list of endpoints, "file:PATH" or "etcd://...".
@@ -85,14 +86,14 @@ class Offload:
 
     def __init__(self, memory: Any, chunk_bytes: int, *, fingerprint: str, key_len: int = 36, timeout: float = 30.0,
                  forget: float = 30.0, close_timeout: float = 30.0, listen: Union[None, str, Sequence[str]] = None,
-                 peer_options: Optional[Dict[str, Any]] = None, **options: Any) -> None:
+                 peer_options: Optional[Dict[str, Any]] = None, salt: bytes = b"", **options: Any) -> None:
         for name in ("disk_bytes", "host_bytes"):
             if name in options:
                 options[name] = size_of(options[name])
         if not options.get("host_bytes"):
             options.setdefault("staging_blocks", max(8, min(256, _STAGING // chunk_bytes)))
         self.chunk_bytes, self.key_len = chunk_bytes, key_len
-        self.timeout, self.forget = timeout, forget
+        self.timeout, self.forget, self.salt = timeout, forget, salt
         shape = Shape(layers=1, outer=1, page_size=1, inner=chunk_bytes, dtype_bytes=1)
         with contextlib.ExitStack() as undo:
             agent = None
@@ -114,10 +115,10 @@ class Offload:
 
     # -- keys ---------------------------------------------------------------------------------------
     def _name(self, key: bytes) -> bytes:
-        """Return @key, or a digest of one that is of another length."""
-        if len(key) == self.key_len:
+        """Return @key, or a digest of one that is of another length, and of the salt."""
+        if len(key) == self.key_len and not self.salt:
             return bytes(key)
-        return hashlib.shake_256(b"kvasir" + bytes(key)).digest(self.key_len)
+        return hashlib.shake_256(b"kvasir" + self.salt + bytes(key)).digest(self.key_len)
 
     def _chain(self, keys: Sequence[bytes]) -> Chain:
         return Chain(b"".join([self._name(key) for key in keys]), self.key_len, scattered=True)

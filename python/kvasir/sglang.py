@@ -14,12 +14,12 @@ import ctypes
 import errno
 import hashlib
 import importlib
-import json
 import logging
 import os
 import threading
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
+from . import _identity
 from . import store as _store
 from ._connector import Flusher, Warner
 from ._native import Error
@@ -82,7 +82,7 @@ def _bytes_of(tensor: Any) -> int:
 class _Pool:
     """A host pool of SGLang's, and where its pages lie."""
 
-    def __init__(self, pool: Any, identity: Dict[str, Any]) -> None:
+    def __init__(self, pool: Any, identity: Dict[str, Any], weights: Dict[str, Any]) -> None:
         self._numpy: Any = importlib.import_module("numpy")
         self.pool, self.page = pool, int(getattr(pool, "page_size", 1) or 1)
         self.shape = self._probe()
@@ -91,10 +91,14 @@ class _Pool:
         if self.shape is not None and hasattr(pool, "size") and int(pool.size) // self.page * len(self.shape.offsets) <= MOST_PARTS:
             self._all = self._table(self._numpy.arange(int(pool.size) // self.page))
         self.kind, self.read = self._choose()
-        identity = {**identity, "kind": "list" if self.kind == "list" else "flat", "page_tokens": self.page,
+        self._form = {**identity, "kind": "list" if self.kind == "list" else "flat", "page_tokens": self.page,
                     "dtype": str(getattr(pool, "dtype", "")), "layout": str(getattr(pool, "layout", "")),
                     "format": str(getattr(pool, "storage_format_tag", None)), "shape": self._dimensions()}
-        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()
+        self.rename(weights)
+
+    def rename(self, weights: Dict[str, Any]) -> None:
+        """Name the weights of which the pool's pages are from now on."""
+        digest = _identity.digest_of({**self._form, "weights": weights})
         self.prefix = base64.urlsafe_b64encode(digest[:PREFIX * 3 // 4]).decode()
 
     def _choose(self) -> Tuple[str, Callable[[Any, int, bool], _Block]]:
@@ -262,7 +266,7 @@ class _Slices:
 class HiCache(_Base):
     """A storage backend of SGLang's HiCache over the store that `uri` in the extra config names.
 
-    Other fields there: `fingerprint` (whatever else decides the bytes of a page: revision of the weights, kind of fp8, quantisation),
+    Other fields there: `fingerprint` (names the weights in place of their files' state, see docs/python.md),
     `flush_s` (pages are durable and seen by other processes after so many seconds at most; default 1, 0: at the end of each call).
     Any thread may call any method. No method raises: a failure is a miss, and one line in SGLang's log every 10 s.
     """
@@ -274,7 +278,8 @@ class HiCache(_Base):
         if not storage_config.model_name and not config.get("fingerprint"):
             raise ValueError("kvasir.sglang: neither a model name nor a \"fingerprint\" tells this model's pages from others'")
         self._config, self._lock = storage_config, threading.Lock()
-        self._identity = {"model": storage_config.model_name, "fingerprint": config.get("fingerprint"), "kv_cache_dtype": _kv_cache_dtype(),
+        self._weights_now = _weights_now()
+        self._identity = {"kv_cache_dtype": _of_server("get_server_args", "kv_cache_dtype"),
                           "pp": [storage_config.pp_rank, storage_config.pp_size],
                           "cp": [storage_config.attn_cp_rank, storage_config.attn_cp_size]}
         self._pools: Dict[str, _Pool] = {}
@@ -305,9 +310,23 @@ class HiCache(_Base):
         identity: Dict[str, Any] = {**self._identity, "pool": name}
         if not config.is_mla_model or name == "mamba":  # else all ranks have the same pages, and one writes them
             identity["tp"] = [config.tp_rank, config.tp_size]
-        added = _Pool(pool, identity)
+        added = _Pool(pool, identity, self._weights())
         self._pools[name] = added
         logger.info("kvasir.sglang: pool %s, %s, pages found by %s", name, getattr(pool, "layout", "no layout"), added.kind)
+
+    def _weights(self) -> Dict[str, Any]:
+        """Name the weights that the server computes with now."""
+        path, revision, quantization, load_format, overrides, version = self._weights_now
+        return _identity.weights_of(str(self._config.model_name), str(self._config.extra_config.get("fingerprint") or ""), path,
+                                    revision=revision, quantization=quantization, format=load_format, overrides=overrides, version=version)
+
+    def _follow_weights(self) -> None:
+        """Name the pools' pages anew when the server has got other weights while it runs."""
+        now = _weights_now()
+        if now != self._weights_now:
+            self._weights_now = now
+            for pool in self._pools.values():
+                pool.rename(self._weights())
 
     def _count(self, **pages: int) -> None:
         with self._lock:
@@ -316,6 +335,7 @@ class HiCache(_Base):
 
     # -- pages ------------------------------------------------------------------------------------------
     def _present(self, pool: Optional[_Pool], hashes: Sequence[str]) -> List[bool]:
+        self._follow_weights()
         if not hashes or pool is None:
             return [False] * len(hashes)
         there = bytearray(len(hashes))
@@ -350,6 +370,7 @@ class HiCache(_Base):
         slices.end()
 
     def _get(self, pool: Optional[_Pool], hashes: Sequence[str], indices: Any) -> List[bool]:
+        self._follow_weights()
         n = len(hashes)
         if not n or pool is None:
             return [False] * n
@@ -384,6 +405,7 @@ class HiCache(_Base):
                 self._warn("reading pages", OSError(-length, os.strerror(-length)))
 
     def _put(self, pool: Optional[_Pool], hashes: Sequence[str], indices: Any) -> List[bool]:
+        self._follow_weights()
         n = len(hashes)
         if not n or pool is None:
             return [False] * n
@@ -492,6 +514,7 @@ class HiCache(_Base):
 
     def clear(self) -> bool:
         """Delete the pages of this model and rank."""
+        self._follow_weights()
         prefixes = {pool.prefix.encode() for pool in self._pools.values()}
         try:
             self._flusher.flush()
@@ -558,9 +581,17 @@ def _pool_name(name: str) -> Any:
     return name if _sglang is None else _sglang.PoolName(name)
 
 
-def _kv_cache_dtype() -> str:
-    """Return SGLang's --kv-cache-dtype: the pools of both kinds of fp8 say uint8."""
+def _of_server(function: str, name: str) -> Optional[str]:
+    """Return a field of what SGLang's server runs with; None: no server runs in this process, or it has no such field."""
     try:
-        return str(importlib.import_module("sglang.srt.runtime_context").get_server_args().kv_cache_dtype)
+        value = getattr(getattr(importlib.import_module("sglang.srt.runtime_context"), function)(), name)
     except Exception:  # pylint: disable=broad-except
-        return ""  # no server runs in this process
+        return None
+    return None if value is None else str(value)
+
+
+def _weights_now() -> Tuple[Optional[str], ...]:
+    """Return what SGLang tells of its weights: path, revision, quantisation, load format, overrides, and the version of an update."""
+    fields = [_of_server("get_server_args", name) for name in ("model_path", "revision", "quantization", "load_format", "json_model_override_args")]
+    updated = _of_server("get_model", "model_path")
+    return (updated or fields[0], *fields[1:], _of_server("get_serving", "weight_version"))

@@ -9,16 +9,20 @@ Other keys of the tier are options of kvasir.offload.Offload: `object` (a store'
 engines, and for them), `timeout`, `forget`, `fingerprint` (a revision of the weights, or anything else that vLLM's configuration
 doesn't tell) ...
 """
-import hashlib
+import contextlib
 import importlib
-import json
+import logging
 import os
 from typing import Any, Dict, Iterable, List, Optional, Sequence
 
+from . import _identity, store
+from ._connector import Warner
+from ._native import Error
 from .offload import ABSENT, HIT, Offload, Transfer
 
 __all__ = ["Tier", "fingerprint_of"]
 
+logger = logging.getLogger(__name__)
 _base: Any = importlib.import_module("vllm.v1.kv_offload.base")
 _tiering: Any = importlib.import_module("vllm.v1.kv_offload.tiering.base")
 _Parent: Any = _tiering.SecondaryTierManager
@@ -30,21 +34,83 @@ def fingerprint_of(spec: Any, chunk_bytes: int, extra: str = "") -> str:
     """Name all that makes equal keys mean equal bytes: the model, its cache's form, the ranks whose parts a chunk holds."""
     config = spec.config
     parallel = config.parallel
+    whole = _identity.of_frames("vllm_config", "model_config")  # a tier is given the model's name only
+    model, load = getattr(whole, "model_config", None), getattr(whole, "load_config", None)
+    weights = _identity.weights_of(config.model.name, extra, dtype=config.model.dtype, revision=getattr(model, "revision", None),
+                                   quantization=getattr(model, "quantization", None), overrides=getattr(model, "hf_overrides", None),
+                                   format=getattr(load, "load_format", None))
     form = {
-        "model": config.model.name, "dtype": str(config.model.dtype), "extra": extra, "chunk_bytes": chunk_bytes,
+        "weights": weights, "chunk_bytes": chunk_bytes,
         "tokens_per_hash": config.cache.tokens_per_hash, "blocks_per_chunk": config.cache.blocks_per_chunk,
         "groups": [[group.group_id, group.tokens_per_block, list(group.layer_names)] for group in config.groups],
         "ranks": [parallel.world_size, parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size],
         "layout": [config.replicated_layout, config.canonical_layout, config.kv_cache_layout],
     }
-    digest = hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()
-    return f"vllm {config.model.name[:200]} {digest}"
+    return f"vllm {config.model.name[:200]} {_identity.digest_of(form).hex()}"
 
 
 def __getattr__(name: str) -> Any:
     if name == "Connector":  # engines with a tier don't need it
         return importlib.import_module("kvasir._vllm_connector").Connector
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _make_folder(folder: str) -> str:
+    """Make a folder whose parent is there. Else its disk isn't mounted, maybe: the tier goes on without it while another one is left."""
+    try:
+        os.mkdir(folder)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        logger.warning("kvasir.vllm: %s isn't made: its parent isn't there. Is the disk mounted?", folder)
+    return folder
+
+
+class Resets:
+    """Salt of a tier's keys, which a reset of vLLM's caches draws anew: kept in the folders of its disks and in its object store."""
+
+    def __init__(self, fingerprint: str, folders: Sequence[str], uri: Optional[str], warn: Warner) -> None:
+        self._identity, self._uri, self._warn = _identity.digest_of(fingerprint), uri, warn
+        self._files = [os.path.join(folder, f"kvasir-reset-{self._identity.hex()[:32]}") for folder in folders]
+        self.salt = self._read()
+
+    def _read(self) -> bytes:
+        kept = set()
+        for file in self._files:
+            with contextlib.suppress(FileNotFoundError), open(file, "rb") as opened:
+                kept.add(opened.read())
+        try:
+            if self._uri:
+                kept.add(self._in_store(False))
+        except (Error, ValueError) as problem:
+            if not self._files:  # nothing tells what was reset
+                self._warn("asking the object store for resets", problem)
+                return os.urandom(32)
+        kept.discard(b"")
+        return b"".join(sorted(kept))
+
+    def _in_store(self, renew: bool) -> bytes:
+        with store.open(self._uri or "") as opened:
+            epoch = _identity.Epoch(opened, self._identity)
+            if renew:
+                epoch.renew(self.salt)
+            return epoch.value
+
+    def renew(self) -> bytes:
+        """Draw another salt and keep it. What fails is told: a later start may find chunks of before then."""
+        self.salt = os.urandom(32)
+        try:
+            for file in self._files:
+                with open(file + ".new", "wb") as opened:
+                    opened.write(self.salt)
+                    opened.flush()
+                    os.fsync(opened.fileno())
+                os.replace(file + ".new", file)
+            if self._uri:
+                self._in_store(True)
+        except (OSError, ValueError) as problem:
+            self._warn("keeping note of a reset; after a restart chunks of before may be found", problem)
+        return self.salt
 
 
 class Tier(_Parent):  # type: ignore[misc]
@@ -58,17 +124,20 @@ class Tier(_Parent):  # type: ignore[misc]
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = None if locality is None else _base.Locality(locality)
         chunk_bytes, parallel = primary_kv_view.nbytes // len(primary_kv_view), offloading_spec.config.parallel
+        self._warn = Warner(logger, "vLLM goes on without these chunks")
+        fingerprint, folders = fingerprint_of(offloading_spec, chunk_bytes, fingerprint), []
         if disk is not None:
             folders = [folder for folder in disk.split(":") if folder]
             if parallel.data_parallel_size > 1:  # one process has a folder
-                folders = [os.path.join(folder, f"dp{parallel.data_parallel_index}") for folder in folders]
+                folders = [os.path.join(_make_folder(folder), f"dp{parallel.data_parallel_index}") for folder in folders]
             for folder in folders:
-                os.makedirs(folder, exist_ok=True)
+                _make_folder(folder)
             options = {"disk": ":".join(folders), **_LIKE_A_CACHE, **options}
+        self._resets = Resets(fingerprint, folders, options.get("object"), self._warn)
         if listen:  # as a folder, an endpoint is one process's
             places = [listen] if isinstance(listen, str) else listen
             options["listen"] = [place.replace("{dp}", str(parallel.data_parallel_index)) for place in places]
-        self.chunks = Offload(primary_kv_view, chunk_bytes, fingerprint=fingerprint_of(offloading_spec, chunk_bytes, fingerprint), **options)
+        self.chunks = Offload(primary_kv_view, chunk_bytes, fingerprint=fingerprint, salt=self._resets.salt, **options)
 
     def on_new_request(self, req_context: Any) -> Any:
         """No request needs more than vLLM offers anyway."""
@@ -95,8 +164,9 @@ class Tier(_Parent):  # type: ignore[misc]
         return [_result(transfer) for transfer in self.chunks.finished()]
 
     def drain_jobs(self) -> None:
-        """Wait until no job uses the host memory."""
+        """Wait until no job uses the host memory. vLLM calls this when its caches are reset: nothing of before is found from here on."""
         self.chunks.drain()
+        self.chunks.salt = self._resets.renew()
 
     def shutdown(self) -> None:
         """End all jobs, write what was stored, and give the host memory back."""

@@ -14,9 +14,13 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
+from unittest import mock
 
 from kvpython import BUILD, SLOW, check, equal, folder, raises, run  # first: it finds the package
 import kvasir
+import kvasir.lmcache
+from kvasir import _connector
 from kvasir.lmcache import Client
 
 logging.getLogger("kvasir.lmcache").setLevel(logging.ERROR)
@@ -99,6 +103,61 @@ def test_against_a_dictionary():
                             model.pop(key, None)
         with driver(path, fingerprint="other weights") as ours:
             equal(ours.exists(keys), (True, [False] * len(keys)), "another model's")
+
+
+def test_weights_that_change_under_one_name():
+    with folder() as path, mock.patch.object(kvasir.lmcache, "LOOK_S", 0.0):
+        os.mkdir(f"{path}/model")
+        with open(f"{path}/model/shard", "wb") as file:
+            file.write(b"weights")
+        keys = [f"{path}/model@00000000@0@{i:x}" for i in range(4)]
+
+        @contextlib.contextmanager
+        def driver(**options):
+            made = Driver(f"{path}/store", **options)
+            try:
+                yield made
+            finally:
+                made.client.close()
+
+        def found(made):
+            there = sum(made.exists(keys)[1])
+            made.set(keys, [b"block"] * 4)
+            return there
+
+        with driver() as first:
+            equal(found(first), 0, "empty")
+        with driver() as second:
+            equal(found(second), 4, "the same files")
+            os.utime(f"{path}/model/shard", ns=(1, 1))
+            equal((found(second), sum(second.exists(["another@0@0@1"])[1])), (0, 0), "whether the engine has the new ones isn't known")
+        with driver() as third:
+            equal(found(third), 0, "trained anew")
+        with driver() as third:
+            equal(found(third), 4, "its own")
+        for expected in (0, 4, 4):
+            with driver(fingerprint="v1") as named:
+                equal(found(named), expected, "a fingerprint in the place of the files")
+            os.utime(f"{path}/model/shard", ns=(2, 2 + expected))
+
+
+def test_lines_are_bounded_by_kind():
+    """Each kind of line has a bound of its own, and says what was left out."""
+    lines, now = [], [0.0]
+    logger = SimpleNamespace(name="x", warning=lambda form, *args: lines.append(form % args))
+    with mock.patch.object(_connector.time, "monotonic", lambda: now[0]):
+        warn = _connector.Warner(logger, "on")
+        for i in range(20000):
+            warn(f"a set of {i} chunks", OSError(28, "full"))
+            warn("asking", OSError(5, "io"))
+        warn("asking", OSError(28, "full"))
+        equal(lines, ["x: a set of 0 chunks: [Errno 28] full; on", "x: asking: [Errno 5] io; on", "x: asking: [Errno 28] full; on"], "lines")
+        now[0] = 11.0
+        warn("a set of 7 chunks", OSError(28, "full"))
+        equal(lines[3:], ["x: a set of 7 chunks: [Errno 28] full; on (left out since the last such line: 19999)"], "with what was left out")
+        for i in range(1000):
+            warn("kind " + "x" * i, ValueError(i))
+        check(len(lines) < 80 and len(warn._kinds) <= 65, f"{len(lines)} lines of many kinds")
 
 
 def test_many_at_once():

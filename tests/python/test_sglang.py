@@ -12,9 +12,11 @@ import logging
 import os
 import random
 import resource
+import sys
 import threading
 import time
 from types import SimpleNamespace
+from unittest import mock
 
 from kvpython import SLOW, check, equal, flip_bit, folder, raises, run, skip_all, wait_until  # first: it finds the package
 from redistest import Server
@@ -212,6 +214,50 @@ def test_pages_of_others_are_not_found():
             ours.batch_set_v1(keys, indices(range(4)))
         with cache(path, KV("page_first"), is_mla_model=True, tp_rank=1, tp_size=2) as ours:
             equal(ours.batch_exists(keys), 4, "ranks of an MLA model share pages")
+
+
+@contextlib.contextmanager
+def server(**arguments):
+    """SGLang's server with its arguments, which a test may change."""
+    args = SimpleNamespace(**{"kv_cache_dtype": "auto", "model_path": "m", "revision": None, "quantization": None, "load_format": "auto",
+                              "json_model_override_args": "{}", "weight_version": "default", **arguments})
+    module = SimpleNamespace(get_server_args=lambda: args, get_model=lambda: args, get_serving=lambda: args)
+    with mock.patch.dict(sys.modules, {"sglang.srt.runtime_context": module}):
+        yield args
+
+
+def test_two_models_of_one_name():
+    """Weights, revision, quantisation and overrides of a server are in the key, whatever its --served-model-name is."""
+    keys = hashes(4)
+    with folder() as path:
+        os.mkdir(f"{path}/model")
+        with open(f"{path}/model/shard", "wb") as file:
+            file.write(b"weights")
+
+        def found(more=None, **arguments):
+            with server(**{"model_path": f"{path}/model", **arguments}), cache(f"{path}/store", KV("page_first", seed=1), more=more or {}) as ours:
+                n = ours.batch_exists(keys)
+                ours.batch_set_v1(keys, indices(range(4)))
+                return n
+
+        for arguments in ({}, {"model_path": f"{path}/other"}, {"revision": "b"}, {"quantization": "fp8"}, {"load_format": "dummy"},
+                          {"json_model_override_args": '{"rope_theta": 1}'}, {"more": {"fingerprint": "v1"}}):
+            equal([found(**arguments), found(**arguments)], [0, 4], arguments)
+        os.utime(f"{path}/model/shard", ns=(1, 1))
+        equal([found(), found(), found(more={"fingerprint": "v1"})], [0, 4, 4], "weights trained anew in place; a fingerprint takes their place")
+
+
+def test_weights_that_are_updated_in_a_running_server():
+    keys = hashes(4)
+    with folder() as path, server() as args, cache(path, KV("page_first", seed=1)) as ours:
+        ours.batch_set_v1(keys, indices(range(4)))
+        for name, value in (("weight_version", "step 2"), ("model_path", "checkpoint-2")):
+            setattr(args, name, value)
+            equal(ours.batch_exists(keys), 0, f"pages of before, {name}")
+            ours.batch_set_v1(keys, indices(range(4)))
+            equal(ours.batch_get_v1(keys, indices(range(4))), [True] * 4, "its own")
+        check(ours.clear(), "cleared")
+        equal(ours.batch_exists(keys), 0, "behind a clear")
 
 
 def test_pools_of_every_kind():

@@ -50,6 +50,7 @@ for name in ("vllm", "vllm.v1", "vllm.v1.kv_offload", "vllm.v1.kv_offload.tierin
     sys.modules[name] = types.ModuleType(name)
 sys.modules[base.__name__], sys.modules[tiering.__name__] = base, tiering
 
+import kvasir  # noqa: E402
 import kvasir.vllm  # noqa: E402
 from kvasir.vllm import Tier, fingerprint_of  # noqa: E402
 
@@ -134,7 +135,7 @@ def test_the_contract():
                 tier.chunks._lost.clear()
         for number in range(20):
             tier.submit_load(job(number, keys[number:number + 1], [number]))
-        tier.drain_jobs()
+        tier.chunks.drain()
         equal(sorted(done.job_id for done in tier.get_finished_jobs()), list(range(20)), "each job has one result")
         tier.submit_store(job(99, keys[:1], [0]))
         tier.shutdown()
@@ -158,6 +159,73 @@ def test_what_makes_equal_keys_equal():
             equal(tier.lookup(key_of(1), None), LookupResult.MISS, "empty")
             tier.shutdown()
         raises(TypeError, Tier, spec(), memoryview(bytearray(CHUNK)).cast("B", (1, CHUNK)), "Tier", None, no_such_option=1)
+
+
+def test_a_reset_forgets():
+    """vLLM drains the tiers when its caches are reset, and only then: nothing of before is found, also after a restart."""
+    for place in ("disk", "object"):
+        with folder() as path:
+            options = {"disk": f"{path}/disk"} if place == "disk" else {"disk": None, "disk_bytes": 0, "object": f"{path}/store"}
+            keys, lives = [key_of(i) for i in range(6)], []
+
+            def found(tier, wanted):
+                limit = time.monotonic() + 60
+                while time.monotonic() < limit:
+                    answers = [tier.lookup(key, None) for key in keys]
+                    if LookupResult.RETRY not in answers:
+                        return equal([answer is LookupResult.HIT for answer in answers], [wanted] * len(keys), f"{place}, life {lives}")
+                    time.sleep(0.002)
+                raise AssertionError("no answer")
+
+            for life in range(3):
+                memory, view, tier = make(None, options)
+                lives.append(life)
+                if life:
+                    found(tier, True)
+                tier.submit_load(job(1, keys[:1], [0]))
+                tier.drain_jobs()
+                equal([done.job_id for done in tier.get_finished_jobs()], [1], "results of drained jobs")
+                found(tier, False)
+                tier.submit_store(job(2, keys, range(len(keys))))
+                check(result(tier).success, "stored")
+                tier.chunks.flush()
+                found(tier, True)
+                tier.shutdown()
+                view.release()
+
+
+def test_a_disk_that_is_not_mounted():
+    with folder() as path:
+        os.mkdir(f"{path}/a")
+        _, view, tier = make(None, {"disk": f"{path}/a/kv:{path}/b/kv"})
+        equal((os.path.isdir(f"{path}/a/kv"), os.path.exists(f"{path}/b")), (True, False), "folders")
+        equal(tier.lookup(key_of(1), None), LookupResult.MISS, "the tier works")
+        tier.submit_store(job(1, [key_of(1)], [0]))
+        check(result(tier).success, "on the disk that is there")
+        tier.shutdown()
+        raises(kvasir.Error, make, None, {"disk": f"{path}/b/kv"})
+        check(not os.path.exists(f"{path}/b"), "made on the disk of the parent")
+        _, _, tier = make(None, {"disk": f"{path}/a/dp"}, replicas=2)
+        check(os.path.isdir(f"{path}/a/dp/dp0"), "the folder of a rank")
+        tier.shutdown()
+
+
+def test_weights_that_change_under_one_name():
+    with folder() as path:
+        os.mkdir(f"{path}/model")
+        with open(f"{path}/model/shard", "wb") as file:
+            file.write(b"weights")
+        names = [fingerprint_of(spec(f"{path}/model"), CHUNK), fingerprint_of(spec(f"{path}/model"), CHUNK, "v1")]
+        equal(fingerprint_of(spec(f"{path}/model"), CHUNK), names[0], "the same files")
+        os.utime(f"{path}/model/shard", ns=(1, 1))
+        check(fingerprint_of(spec(f"{path}/model"), CHUNK) not in names, "other files")
+        equal(fingerprint_of(spec(f"{path}/model"), CHUNK, "v1"), names[1], "a fingerprint in the place of the files")
+        found = set()
+        for revision, quantization in (("a", None), ("b", None), ("a", "fp8")):
+            model_config = types.SimpleNamespace(revision=revision, quantization=quantization, hf_overrides=None)
+            vllm_config = types.SimpleNamespace(model_config=model_config, load_config=None)  # pylint: disable=unused-variable
+            found.add(fingerprint_of(spec(), CHUNK))  # as from the connector, which has it
+        equal(len(found), 3, "revisions and quantisations")
 
 
 def test_peers():

@@ -2,22 +2,29 @@
 # SPDX-License-Identifier: Apache-2.0
 # Make the virtual environment that tests/real runs in: the engines as they are published, at pinned versions.
 #
-#   tests/real/make_env.sh FOLDER [PIP OPTION...]      e.g. --find-links DIR, --index-url URL, --no-cache-dir
+#   [PYTHON=/opt/python3.11] tests/real/make_env.sh FOLDER [PIP OPTION...]    e.g. --find-links DIR, --index-url URL, --no-cache-dir
 #   KV_REAL_ENGINES=FOLDER ctest --test-dir build -L real
 #
-# FOLDER takes about 9 GB with the torch that the plain registry has (a CUDA build; nothing uses a GPU). An index with
-# CPU builds of torch, given with --extra-index-url, makes it 2 GB. Python 3.11 is needed (SGLang's wheel is for it).
+# FOLDER takes 7.7 GB with the torch that the plain registry has (a CUDA build; nothing uses a GPU). An index with CPU
+# builds of torch, given with --extra-index-url, makes it 2 GB. PYTHON (python3.11, else python3) must be a Python 3.11:
+# SGLang's wheel is for it.
 set -euo pipefail
 if [ $# -lt 1 ]; then
-    sed -n '3,9s/^# \{0,1\}//p' "$0"
+    sed -n '3,10s/^# \{0,1\}//p' "$0"
     exit 2
 fi
 folder=$1
 shift
-python3 -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "make_env: python3 must be 3.11" >&2; exit 1; }
-[ -x "$folder/bin/python" ] || python3 -m venv "$folder"
+python=${PYTHON:-$(command -v python3.11 || command -v python3)}
+"$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' ||
+    { echo "make_env: $python is no Python 3.11; name one in PYTHON" >&2; exit 1; }
+[ -x "$folder/bin/python" ] || "$python" -m venv "$folder"
+echo "make_env: $folder will take 7.7 GB (2 GB with CPU builds of torch), and some minutes"
+# pip compares all that is installed and says that the engines' requirements contradict each other. They do, on purpose:
+# each runs with the folder that it needs.
 pip() {
-    "$folder/bin/pip" install --no-input --quiet --disable-pip-version-check -c "$here/constraints.txt" "${options[@]}" "$@"
+    "$folder/bin/pip" install --no-input --quiet --disable-pip-version-check -c "$here/constraints.txt" "${options[@]}" "$@" \
+        2> >(grep -vE "^ERROR: pip's dependency resolver does not|^[A-Za-z0-9_.-]+ [^ ]+ requires .*(which is not installed|which is incompatible)" >&2)
 }
 options=("$@")
 here=$(cd "$(dirname "$0")" && pwd)

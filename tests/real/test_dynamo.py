@@ -243,10 +243,11 @@ def test_ranks_and_holes():
                 indexer.register(1, worker.publisher, block_size=BLOCK, dp_rank=rank)
                 dynamo.register(1, {"endpoint": worker.publisher.endpoint}, BLOCK, dp_rank=rank)
                 worker.publisher.wait_subscriber(2)
-                mark, event = worker.sentinel()
-                worker.publisher.send(*events, event)
-                for known in indexer.query, dynamo.query:
-                    wait_until(lambda ask=known: str(rank) in ask(mark)["scores"].get("1", {}), what="the events")
+                sentinels = [worker.sentinel(medium) for medium in ("GPU", "CPU")]  # Dynamo applies each tier on a thread of its own
+                worker.publisher.send(*events, *(event for _, event in sentinels))
+                for mark, _ in sentinels:
+                    for known in indexer.query, dynamo.query:
+                        wait_until(lambda ask=known, of=mark: str(rank) in ask(of)["instances"].get("1", {}).get("dp", {}), what="the events")
             for known, reach_of in (indexer.query, reaches[0]), (dynamo.query, reaches[1]):
                 row = known(tokens)["instances"]["1"]
                 equal((row["dp"], row["longest_matched"]), (dp, reach_of))

@@ -111,6 +111,8 @@ def lmcache(*args):
 
 def test_basic_check():
     """LMCache's own check of an adapter, small and large objects; then the same again, over what is stored already."""
+    if not (ENGINES / "lmcache-0.5.6/lmcache/v1/basic_check").is_dir():
+        skip("this LMCache has no basic_check: 0.5.7 came without")
     for size, count in ((1000, 5), (1_000_000, 64)):
         with tempfile.TemporaryDirectory() as folder:
             for _ in range(2):
