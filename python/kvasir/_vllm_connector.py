@@ -33,6 +33,7 @@ _Metadata: Any = _v1.KVConnectorMetadata
 PREFIX = 16  # bytes of a key in the store: for all that decides a block's bytes, and the rank; the block's hash follows
 ASK_WAIT_S = 0.002  # longest time that the scheduler gives a store to answer before it goes on with other requests
 STORE_WAIT_S = 1.0  # that a step waits for stores of blocks that it overwrites; what hasn't begun is left out then
+MOST_TIMES = 1024  # loads and stores whose duration is kept until statistics are taken
 MOST_LOADS = 2  # of one request: what can't be read is computed
 _DAMAGED = (-errno.EBADMSG, -errno.EMSGSIZE)  # the latter: it is longer than a block
 MEMBERS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
@@ -101,6 +102,32 @@ def keys_of(root: bytes, rank: int, hashes: Sequence[bytes]) -> List[bytes]:
     return [prefix + (digest if len(digest) <= 32 else hashlib.sha256(digest).digest()) for digest in hashes]
 
 
+class _Figures:
+    """Statistics since they were taken: numbers and lists of seconds by the names of _vllm_metrics. One thread, or under a lock."""
+
+    def __init__(self) -> None:
+        self._data: Dict[str, Any] = {}
+
+    def add(self, **numbers: int) -> None:
+        """Count."""
+        for name, n in numbers.items():
+            if n:
+                self._data[name] = self._data.get(name, 0) + n
+
+    def time(self, name: str, begun: float) -> None:
+        """Note how long something took; of very many, the first ones."""
+        times = self._data.setdefault(name, [])
+        if len(times) < MOST_TIMES:
+            times.append(time.monotonic() - begun)
+
+    def take(self, **gauges: int) -> Any:
+        """Return what was counted, as vLLM's object; None: nothing."""
+        data, self._data = self._data, {}
+        if not data:
+            return None
+        return importlib.import_module("kvasir._vllm_metrics").Stats(data={**data, **gauges})
+
+
 def _close(queue: Queue, store: _store.Store, warn: Warner) -> None:
     """Close both. A store that doesn't answer keeps what it uses, and the engine goes on with its own end."""
     try:
@@ -141,6 +168,7 @@ class _Scheduler:
         self.tries: Dict[str, int] = {}  # loads of a request
         self.loads: List[Move] = []
         self.silent_until = 0.0
+        self.figures = _Figures()
         self.blocks_of: Any = None  # numbers of a request's blocks
 
     def _last(self, request: Any) -> int:
@@ -162,6 +190,7 @@ class _Scheduler:
             question = self.questions[name]
         if question.found is None and time.monotonic() - question.since > self.timeout:
             self.silent_until = time.monotonic() + 10
+            self.figures.add(silent=question.n)
             self.warn("asking for blocks", TimeoutError(f"no answer within {self.timeout} s"))
             question = self.questions[name] = question._replace(found=0)
         if question.found is None:
@@ -174,6 +203,7 @@ class _Scheduler:
             ident = self.queue.exists(self.names.of_all_ranks(root, hashes))
             self.asked[ident] = name
             question = question._replace(id=ident, found=None)
+            self.figures.add(asked=len(hashes))
         except Error as problem:
             self.warn("asking for blocks", problem)
         self.questions[name] = question
@@ -201,6 +231,7 @@ class _Scheduler:
         while found < n and all(there[found::n]):
             found += 1
         self.questions[name] = question._replace(found=found)
+        self.figures.add(found=found)
 
     def allocated(self, request: Any, blocks: Any, n_tokens: int) -> None:
         """Note a request that has got its blocks, and plan to load @n_tokens of it."""
@@ -317,6 +348,7 @@ class _Job(NamedTuple):
     blocks: List[int]
     keys: List[bytes]
     resets: int  # of the cache before it began
+    begun: float
 
 
 class _Worker:
@@ -336,6 +368,7 @@ class _Worker:
         self.failed: Set[int] = set()
         self.told: Set[int] = set()
         self.counters = {name: 0 for name in ("loaded", "stored", "present", "failed")}  # blocks
+        self.figures = _Figures()
         self.ending = False
         self.thread = threading.Thread(target=self._collect, name="kvasir-vllm", daemon=True)
         self.thread.start()
@@ -376,11 +409,12 @@ class _Worker:
             except (Error, ValueError) as problem:
                 self.warn("reading blocks" if load else "storing blocks", problem)
                 self.counters["failed"] += len(keys)
+                self.figures.add(**{"load_failed" if load else "store_failed": len(keys)})
                 if load:
                     self.failed.update(move.blocks)
                     self.loaded.add(request)
                 return
-            self.jobs[ident] = _Job(request, move.blocks, keys, self.resets)
+            self.jobs[ident] = _Job(request, move.blocks, keys, self.resets, time.monotonic())
             for block in () if load else move.blocks:
                 self.reading[block] = self.reading.get(block, 0) + 1
 
@@ -451,6 +485,8 @@ class _Worker:
             if job.keys:
                 self.counters["loaded"] += len(job.keys) - len(bad)
                 self.counters["failed"] += len(bad)
+                self.figures.add(loaded=len(job.keys) - len(bad), load_failed=len(bad), bytes_loaded=(len(job.keys) - len(bad)) * wanted)
+                self.figures.time("load_seconds", job.begun)
                 damaged = [] if late else [job.keys[i] for i in bad if result.each[i] >= 0 or result.each[i] in _DAMAGED]
                 if self._delete(job.request, failed, damaged):
                     return False
@@ -463,7 +499,11 @@ class _Worker:
                 del self.reading[block]
         for name, n in (("stored", result.each.count(0)), ("present", result.each.count(1))):
             self.counters[name] += n
-        self.counters["failed"] += sum(rc < 0 for rc in result.each)
+        bad_stores = sum(rc < 0 for rc in result.each)
+        self.counters["failed"] += bad_stores
+        self.figures.add(stored=result.each.count(0), present=result.each.count(1), store_failed=bad_stores,
+                         bytes_stored=result.each.count(0) * (0 if self.parts is None else self.parts.nbytes))
+        self.figures.time("store_seconds", job.begun)
         return 0 in result.each
 
     def _delete(self, request: str, failed: List[int], damaged: List[bytes]) -> bool:
@@ -471,7 +511,7 @@ class _Worker:
         if not damaged:
             return False
         try:
-            self.jobs[self.queue.delete(damaged)] = _Job(request, failed, [], self.resets)
+            self.jobs[self.queue.delete(damaged)] = _Job(request, failed, [], self.resets, time.monotonic())
         except (Error, ValueError) as problem:
             self.warn("deleting damaged blocks", problem)
             return False
@@ -624,6 +664,24 @@ class Connector(_Parent):  # type: ignore[misc]
         """Return the blocks that could not be loaded, of the requests that get_finished() returned last."""
         assert self.worker is not None
         return self.worker.told
+
+    # statistics
+    def get_kv_connector_stats(self) -> Any:
+        """Take this half's figures since the last call."""
+        if self.worker is None:
+            return None if self.scheduler is None else self.scheduler.figures.take()
+        with self.worker.changed:
+            return self.worker.figures.take(jobs=len(self.worker.jobs))
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: Optional[Dict[str, Any]] = None) -> Any:
+        """Make the object of figures that came from another process."""
+        return importlib.import_module("kvasir._vllm_metrics").Stats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config: Any, metric_types: Any, labelnames: List[str], per_engine_labelvalues: Dict[int, List[object]]) -> Any:
+        """Make the metrics of vLLM's /metrics."""
+        return importlib.import_module("kvasir._vllm_metrics").Prometheus(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
         """Wait for stores under way and close the store."""

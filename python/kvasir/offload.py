@@ -293,6 +293,11 @@ class Offload:
         return ended
 
     @property
+    def n_jobs(self) -> int:
+        """Number of jobs that have not ended."""
+        return len(self._rounds) + len(self._waiting)
+
+    @property
     def busy(self) -> bool:
         """Whether a job has not ended, or its result was not taken."""
         return bool(self._rounds or self._waiting or self._ended)

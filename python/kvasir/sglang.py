@@ -17,6 +17,7 @@ import importlib
 import logging
 import os
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _identity
@@ -32,6 +33,7 @@ PREFIX, HASH = 24, 64  # characters of a key in the store: for the pool and all 
 KEY = PREFIX + HASH
 THREADS, SLICE = 4, 16 << 20  # that move the pages of a call, and the bytes that are worth one
 MOST_PARTS = 1 << 20  # of a pool whose scatter lists are kept: 16 MiB
+MOST_MOVED = 4096  # reads and writes that wait for get_stats()
 _NO_PAGE = 1  # bytes stored for a page of a pool that has no memory of its own
 
 
@@ -284,6 +286,7 @@ class HiCache(_Base):
                           "cp": [storage_config.attn_cp_rank, storage_config.attn_cp_size]}
         self._pools: Dict[str, _Pool] = {}
         self.mem_pool_host: Any = None
+        self._moved: List[Tuple[bool, int, float]] = []  # reads and writes since get_stats(): whether a read, pages, GB/s
         self.counters = {name: 0 for name in ("got", "missed", "damaged", "put", "present", "failed")}  # pages
         self._warn = Warner(logger, "SGLang goes on without these pages")
         self._store = _store.open(config["uri"])
@@ -374,7 +377,7 @@ class HiCache(_Base):
         n = len(hashes)
         if not n or pool is None:
             return [False] * n
-        each = (ctypes.c_int64 * n)()
+        each, begun = (ctypes.c_int64 * n)(), time.monotonic()
         try:
             keys, block = pool.keys(hashes), pool.read(indices, n, True)
             self._move(self._store._c.kvs_get_chunks_into, keys, n, block, each)
@@ -387,6 +390,7 @@ class HiCache(_Base):
         lengths, wanted = each[:], block.nbytes
         got = lengths.count(wanted)
         self._count(got=got, missed=n - got)
+        self._note_moved(True, got, wanted, begun)
         if got == n:
             return [True] * n
         self._look_at(keys, lengths)
@@ -409,15 +413,18 @@ class HiCache(_Base):
         n = len(hashes)
         if not n or pool is None:
             return [False] * n
-        each = (ctypes.c_int * n)(*[-errno.EIO] * n)
+        each, begun = (ctypes.c_int * n)(*[-errno.EIO] * n), time.monotonic()
+        nbytes = 0
         try:
             keys, block = pool.keys(hashes), pool.read(indices, n, False)
+            nbytes = block.nbytes
             self._move(self._store._c.kvs_put_chunks_from, keys, n, block, each)
         except Exception as problem:  # pylint: disable=broad-except
             self._warn("storing pages", problem)
         codes = each[:]
         stored, present = codes.count(0), codes.count(1)
         self._count(put=stored, present=present, failed=n - stored - present)
+        self._note_moved(False, stored, nbytes, begun)
         if stored or present:  # a page that is there may still wait for the server, too
             self._flusher.note_put()
         return [rc >= 0 for rc in codes]
@@ -526,8 +533,28 @@ class HiCache(_Base):
             self._warn("clearing", problem)
             return False
 
-    def get_stats(self) -> None:
-        """Return nothing: SGLang's metrics are for backends of its own. `counters` has pages by outcome."""
+    def get_stats(self) -> Any:
+        """Return what SGLang's metrics want since the last call: pages of each read and write, and GB/s. None where it keeps none."""
+        if not getattr(self._config, "enable_storage_metrics", False):
+            return None
+        with self._lock:
+            moved, self._moved = self._moved, []
+        stats = _of_module("sglang.srt.observability.metrics_collector", "StorageMetrics")()
+        for reads, pages, rate in moved:
+            (stats.prefetch_pgs if reads else stats.backup_pgs).append(pages)
+            (stats.prefetch_bandwidth if reads else stats.backup_bandwidth).append(rate)
+        return stats
+
+    def _note_moved(self, reads: bool, pages: int, nbytes: int, begun: float) -> None:
+        """Note one read or write of pages, for get_stats()."""
+        if pages and getattr(self._config, "enable_storage_metrics", False):
+            with self._lock:
+                if len(self._moved) < MOST_MOVED:
+                    self._moved.append((reads, pages, pages * nbytes / 1e9 / max(time.monotonic() - begun, 1e-9)))
+
+
+def _of_module(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name)
 
 
 class _Flat(_Pool):

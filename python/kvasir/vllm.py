@@ -11,9 +11,10 @@ doesn't tell) ...
 """
 import contextlib
 import importlib
+import itertools
 import logging
 import os
-from typing import Any, Dict, Iterable, List, Optional, Sequence
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from . import _identity, store
 from ._connector import Warner
@@ -26,6 +27,15 @@ logger = logging.getLogger(__name__)
 _base: Any = importlib.import_module("vllm.v1.kv_offload.base")
 _tiering: Any = importlib.import_module("vllm.v1.kv_offload.tiering.base")
 _Parent: Any = _tiering.SecondaryTierManager
+OWNER = "kvasir"  # of this tier's chunks in vLLM's KV events
+MOST_HELD = 1 << 18  # chunks that are announced at a time
+PREFIX = "vllm:kvasir_tier_"  # of names in /metrics
+_METRICS = {"bytes": ("Counter", "Bytes moved between vLLM's host memory and the tier.", ("operation",)),
+            "chunks": ("Counter", "Chunks of jobs that have ended.", ("operation", "outcome")),
+            "lookups": ("Counter", "Lookups of chunks.", ("result",)),
+            "read": ("Counter", "Chunks read, by where they were: disk, object, peer.", ("place",)),
+            "seconds": ("Histogram", "Seconds from a job's submission to its end.", ("operation",)),
+            "jobs": ("Gauge", "Jobs under way.", ())}
 _LIKE_A_CACHE = {"disk_buffered": True, "disk_volatile": True}  # a chunk lost by a power cut is a miss, and computed
 _RESULTS = {ABSENT: _base.LookupResult.MISS, HIT: _base.LookupResult.HIT}
 
@@ -113,6 +123,84 @@ class Resets:
         return self.salt
 
 
+class _Held:
+    """Chunks that were announced in vLLM's KV events as held by this tier, and the news since the last events.
+
+    Nobody tells what disk or store evict. A chunk counts as gone when a lookup or a load doesn't find it, when the cache is reset,
+    and, of more than MOST_HELD, when it is the one announced longest ago.
+    """
+
+    def __init__(self) -> None:
+        self._held: Dict[bytes, None] = {}
+        self._news: List[Tuple[bool, bytes]] = []  # whether removed, and what
+
+    def note(self, key: bytes, there: bool) -> None:
+        """Take note that a chunk is there, or that it isn't."""
+        if there == (key in self._held):
+            return
+        self._news.append((not there, key))
+        if not there:
+            del self._held[key]
+            return
+        self._held[key] = None
+        if len(self._held) > MOST_HELD:
+            self.note(next(iter(self._held)), False)
+
+    def clear(self) -> None:
+        """Take note that nothing is there any more."""
+        for key in list(self._held):
+            self.note(key, False)
+
+    def take(self, medium: Any, locality: Any) -> List[Any]:
+        """Return the news as vLLM's events, in their order."""
+        news, self._news = self._news, []
+        return [_base.OffloadingEvent(keys=[key for _, key in group], medium=medium, removed=removed, locality=locality, ownership=OWNER,
+                                      removal_expected=not removed) for removed, group in itertools.groupby(news, lambda entry: entry[0])]
+
+
+class _Counts:
+    """What vLLM's /metrics has of this tier: counters and times since they were taken."""
+
+    def __init__(self) -> None:
+        self._counters: Dict[Tuple[str, Tuple[str, ...]], float] = {}
+        self._seconds: List[Tuple[str, float]] = []
+        self._before: Dict[str, int] = {}  # chunks that were read from each tier below
+        self._jobs = 0
+
+    def add(self, name: str, labels: Tuple[str, ...], n: float = 1) -> None:
+        """Count."""
+        self._counters[name, labels] = self._counters.get((name, labels), 0) + n
+
+    def note_job(self, transfer: Transfer) -> None:
+        """Count a job that has ended."""
+        what, good = "load" if transfer.loads else "store", sum(transfer.ok)
+        self._seconds.append((what, transfer.seconds))
+        for name, labels, n in (("bytes", (what,), transfer.bytes), ("chunks", (what, "done"), good), ("chunks", (what, "failed"), len(transfer.ok) - good)):
+            if n:
+                self.add(name, labels, n)
+
+    def take(self, chunks: Offload) -> Any:
+        """Return vLLM's statistics; None: nothing happened."""
+        jobs = chunks.n_jobs
+        if not self._counters and not self._seconds and jobs == self._jobs:
+            return None
+        self._jobs, tiers = jobs, chunks.stats()
+        for place in ("disk", "object", "peer"):
+            read, before = int(tiers[place]["blocks_out"]), self._before.get(place, 0)
+            if read > before:
+                self.add("read", (place,), read - before)
+                self._before[place] = read
+        stats: Any = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics").OffloadingConnectorStats()
+        for (name, labels), n in self._counters.items():
+            stats.increase_counter(PREFIX + name, n, labels)
+        for what, seconds in self._seconds:
+            stats.observe_histogram(PREFIX + "seconds", seconds, (what,))
+        stats.set_gauge(PREFIX + "jobs", jobs)
+        self._counters.clear()
+        self._seconds.clear()
+        return stats
+
+
 class Tier(_Parent):  # type: ignore[misc]
     """Secondary tier over kvasir.offload.Offload. vLLM makes it from the configuration; see the module."""
 
@@ -124,6 +212,9 @@ class Tier(_Parent):  # type: ignore[misc]
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = None if locality is None else _base.Locality(locality)
         chunk_bytes, parallel = primary_kv_view.nbytes // len(primary_kv_view), offloading_spec.config.parallel
+        events = getattr(offloading_spec, "kv_events_config", None)
+        self._held = _Held() if getattr(events, "enable_kv_cache_events", False) else None
+        self._counts = _Counts()
         self._warn = Warner(logger, "vLLM goes on without these chunks")
         fingerprint, folders = fingerprint_of(offloading_spec, chunk_bytes, fingerprint), []
         if disk is not None:
@@ -145,7 +236,11 @@ class Tier(_Parent):  # type: ignore[misc]
 
     def lookup(self, key: bytes, req_context: Any) -> Any:
         """HIT, MISS, or RETRY while the object store is being asked. Never waits."""
-        return _RESULTS.get(self.chunks.lookup(key), _base.LookupResult.RETRY)
+        found = self.chunks.lookup(key)
+        self._counts.add("lookups", ({HIT: "hit", ABSENT: "miss"}.get(found, "retry"),))
+        if self._held is not None and found in _RESULTS:
+            self._held.note(bytes(key), found == HIT)
+        return _RESULTS.get(found, _base.LookupResult.RETRY)
 
     def touch(self, keys: Sequence[bytes], req_context: Any) -> None:
         """Count a use of chunks, so that others are evicted first."""
@@ -161,12 +256,34 @@ class Tier(_Parent):  # type: ignore[misc]
 
     def get_finished_jobs(self) -> Iterable[Any]:
         """Results of the jobs that have ended since the last call."""
-        return [_result(transfer) for transfer in self.chunks.finished()]
+        ended = self.chunks.finished()
+        for transfer in ended:
+            self._counts.note_job(transfer)
+            for key, ok in zip(transfer.keys, transfer.ok):
+                if self._held is not None and (ok or transfer.loads):
+                    self._held.note(bytes(key), ok)
+        return [_result(transfer) for transfer in ended]
+
+    def take_events(self) -> Iterable[Any]:
+        """Take the events of chunks that came to this tier, or are found to be gone."""
+        return () if self._held is None else self._held.take(self.medium, self.locality)
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: Dict[str, Any]) -> Dict[str, Any]:
+        """Name this tier's figures in vLLM's /metrics."""
+        return {PREFIX + name: getattr(_base, f"Offloading{kind}Metadata")(documentation=text, labelnames=labels)
+                for name, (kind, text, labels) in _METRICS.items()}
+
+    def get_stats(self) -> Any:
+        """Take this tier's figures since the last call."""
+        return self._counts.take(self.chunks)
 
     def drain_jobs(self) -> None:
         """Wait until no job uses the host memory. vLLM calls this when its caches are reset: nothing of before is found from here on."""
         self.chunks.drain()
         self.chunks.salt = self._resets.renew()
+        if self._held is not None:
+            self._held.clear()
 
     def shutdown(self) -> None:
         """End all jobs, write what was stored, and give the host memory back."""

@@ -260,6 +260,28 @@ def test_weights_that_are_updated_in_a_running_server():
         equal(ours.batch_exists(keys), 0, "behind a clear")
 
 
+def test_what_sglangs_metrics_get():
+    keys = hashes(6)
+
+    class StorageMetrics:
+        def __init__(self):
+            self.prefetch_pgs, self.backup_pgs, self.prefetch_bandwidth, self.backup_bandwidth = [], [], [], []
+
+    module = SimpleNamespace(StorageMetrics=StorageMetrics)
+    with folder() as path, mock.patch.dict(sys.modules, {"sglang.srt.observability.metrics_collector": module}):
+        with cache(path, KV("page_first", seed=1)) as ours:
+            ours.batch_set_v1(keys, indices(range(6)))
+            equal((ours.get_stats(), ours._moved), (None, []), "SGLang keeps no metrics of storage")
+        with cache(path, KV("page_first", seed=1), enable_storage_metrics=True, more={"fingerprint": "v2"}) as ours:
+            ours.batch_set_v1(keys[:4], indices(range(4)))
+            ours.batch_set_v1(keys[:4], indices(range(4)))  # there already: nothing moves
+            ours.batch_get_v1(keys, indices(range(6)))
+            stats = ours.get_stats()
+            equal((stats.backup_pgs, stats.prefetch_pgs), ([4], [4]), "pages")
+            check(stats.backup_bandwidth[0] > 0 and stats.prefetch_bandwidth[0] > 0, "GB/s")
+            equal(ours.get_stats().prefetch_pgs, [], "taken")
+
+
 def test_pools_of_every_kind():
     keys, source = hashes(10), {"window": Window("page_first", seed=2), "mamba": States(seed=3)}
     with folder() as path:

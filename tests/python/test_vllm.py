@@ -43,6 +43,9 @@ class SecondaryTierManager:
 base = types.ModuleType("vllm.v1.kv_offload.base")
 base.LookupResult, base.Medium = LookupResult, enum.Enum("Medium", "CPU STORAGE")
 base.Locality = enum.Enum("Locality", {"LOCAL": "LOCAL", "REMOTE": "REMOTE"})
+base.OffloadingEvent = lambda **fields: types.SimpleNamespace(**fields)
+for kind in ("Counter", "Gauge", "Histogram"):
+    setattr(base, f"Offloading{kind}Metadata", lambda kind=kind, **fields: types.SimpleNamespace(kind=kind, **fields))
 tiering = types.ModuleType("vllm.v1.kv_offload.tiering.base")
 tiering.JobResult, tiering.SecondaryTierManager = JobResult, SecondaryTierManager
 tiering.RequestOffloadingContext = type("RequestOffloadingContext", (), {})
@@ -192,6 +195,92 @@ def test_a_reset_forgets():
                 found(tier, True)
                 tier.shutdown()
                 view.release()
+
+
+class Stats:
+    """OffloadingConnectorStats: what vLLM's /metrics gets."""
+
+    def __init__(self):
+        self.values = {}
+
+    def increase_counter(self, name, n, labels):
+        self.values[(name, *labels)] = n
+
+    def observe_histogram(self, name, value, labels):
+        self.values.setdefault((name, *labels), []).append(value)
+
+    def set_gauge(self, name, value):
+        self.values[name] = value
+
+
+def events_of(tier):
+    """The tier's events as (removed, keys)."""
+    found = list(tier.take_events())
+    check(all((event.medium, event.ownership, event.removal_expected) == (base.Medium.STORAGE, "kvasir", not event.removed) for event in found), "fields")
+    return [(event.removed, event.keys) for event in found]
+
+
+def test_what_it_holds_is_announced():
+    keys = [key_of(i) for i in range(6)]
+    with folder() as path:
+        memory, view, tier = make(path)
+        equal(list(tier.take_events()), [], "vLLM wants no events")
+        tier.shutdown()
+        enabled = spec()
+        enabled.kv_events_config = types.SimpleNamespace(enable_kv_cache_events=True)
+        tier = Tier(enabled, view, "Tier", None, disk=path, disk_bytes="8MiB")
+        tier.submit_store(job(1, keys[:4], range(4)))
+        check(result(tier).success, "stored")
+        equal((events_of(tier), events_of(tier)), ([(False, keys[:4])], []), "stored")
+        tier.chunks.flush()
+        tier.submit_store(job(2, keys[:2], range(2)))
+        check(result(tier).success, "again")
+        equal(events_of(tier), [], "announced already")
+        tier.chunks._manager.remove(b"".join(keys[1:2]))  # as evicted: found out by the next lookup
+        equal([tier.lookup(key, None) for key in keys[:3]], [LookupResult.HIT, LookupResult.MISS, LookupResult.HIT], "lookup")
+        equal(events_of(tier), [(True, keys[1:2])], "gone")
+        tier.submit_load(job(3, keys[4:], range(2)))
+        result(tier)
+        equal(events_of(tier), [], "never announced")
+        with mock.patch.object(kvasir.vllm, "MOST_HELD", 3):
+            tier.submit_store(job(4, keys[4:], range(2)))
+            result(tier)
+        equal(events_of(tier), [(False, keys[4:5]), (True, keys[:1]), (False, keys[5:]), (True, keys[2:3])], "no more than three at a time")
+        tier.drain_jobs()
+        equal(all(removed for removed, _ in events_of(tier)), True, "a reset")
+        tier.shutdown()
+        tier = Tier(enabled, view, "Tier", None, disk=path, disk_bytes="8MiB")
+        tier.lookup(keys[0], None)
+        equal(events_of(tier), [], "reset, so not found")
+        tier.shutdown()
+
+
+def test_figures_in_vllms_metrics():
+    module = types.ModuleType("vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics")
+    module.OffloadingConnectorStats = Stats
+    with folder() as path, mock.patch.dict(sys.modules, {module.__name__: module}):
+        memory, view, tier = make(path)
+        defined = Tier.build_metric_definitions({})
+        equal(tier.get_stats(), None, "nothing happened")
+        keys = [key_of(i) for i in range(4)]
+        tier.submit_store(job(1, keys, range(4)))
+        check(result(tier).success, "stored")
+        tier.chunks.flush()
+        tier.submit_load(job(2, keys + [key_of(9)], range(5)))
+        result(tier)
+        tier.lookup(keys[0], None), tier.lookup(key_of(8), None)
+        values = tier.get_stats().values
+        start = "vllm:kvasir_tier_"
+        seconds = [values.pop((start + "seconds", what)) for what in ("store", "load")]
+        check(all(len(each) == 1 and each[0] > 0 for each in seconds), f"{seconds}")
+        equal(values, {(start + "bytes", "store"): 4 * CHUNK, (start + "bytes", "load"): 4 * CHUNK, (start + "chunks", "store", "done"): 4,
+                       (start + "chunks", "load", "done"): 4, (start + "chunks", "load", "failed"): 1, (start + "lookups", "hit"): 1,
+                       (start + "lookups", "miss"): 1, (start + "read", "disk"): 4, start + "jobs": 0}, "figures")
+        check({name if isinstance(name, str) else name[0] for name in values} | {start + "seconds"} <= set(defined), "names that vLLM wasn't told")
+        equal({name: len(defined[name].labelnames) for name in defined}, {**{name[0]: len(name) - 1 for name in values if not isinstance(name, str)},
+                                                                          start + "seconds": 1, start + "jobs": 0}, "labels")
+        equal(tier.get_stats(), None, "taken")
+        tier.shutdown()
 
 
 def test_a_disk_that_is_not_mounted():

@@ -45,7 +45,7 @@ class Base:
 for name in ("vllm", "vllm.v1", "vllm.v1.kv_offload", "vllm.v1.kv_offload.tiering", "vllm.v1.kv_offload.base",
              "vllm.v1.kv_offload.tiering.base", "vllm.distributed", "vllm.distributed.kv_transfer",
              "vllm.distributed.kv_transfer.kv_connector", "vllm.distributed.kv_transfer.kv_connector.v1",
-             "vllm.distributed.kv_transfer.kv_connector.v1.base"):
+             "vllm.distributed.kv_transfer.kv_connector.v1.base", "vllm.distributed.kv_transfer.kv_connector.v1.metrics"):
     sys.modules[name] = types.ModuleType(name)
 base = sys.modules["vllm.distributed.kv_transfer.kv_connector.v1.base"]
 base.KVConnectorBase_V1, base.KVConnectorMetadata, base.KVConnectorRole = Base, type("KVConnectorMetadata", (), {}), ROLES
@@ -53,7 +53,23 @@ sys.modules["vllm.v1.kv_offload.base"].LookupResult = enum.Enum("LookupResult", 
 sys.modules["vllm.v1.kv_offload.base"].Medium = enum.Enum("Medium", "STORAGE")
 sys.modules["vllm.v1.kv_offload.tiering.base"].SecondaryTierManager = object
 
-from kvasir import _vllm_connector  # noqa: E402
+metrics = sys.modules["vllm.distributed.kv_transfer.kv_connector.v1.metrics"]
+
+
+class KVConnectorStats:
+    def __init__(self, data=None):
+        self.data = data
+
+
+class KVConnectorPromMetrics:
+    def __init__(self, vllm_config, metric_types, labelnames, per_engine_labelvalues):
+        self._counter_cls, self._gauge_cls, self._histogram_cls = metric_types
+        self.per_engine_labelvalues = per_engine_labelvalues
+
+
+metrics.KVConnectorStats, metrics.KVConnectorPromMetrics = KVConnectorStats, KVConnectorPromMetrics
+
+from kvasir import _vllm_connector, _vllm_metrics  # noqa: E402
 from kvasir.vllm import Connector  # noqa: E402
 
 _vllm_connector.STORE_WAIT_S = 60  # a busy machine leaves nothing out
@@ -367,6 +383,54 @@ def test_a_seed_that_is_drawn_is_told():
             Connector(config, ROLES.SCHEDULER, cache_configuration(9)).shutdown()
             equal(warning.call_count, lines, algorithm)
             warning.reset_mock()
+
+
+def test_figures_in_vllms_metrics():
+    seen = {}
+
+    class Metric:
+        def __init__(self, name, documentation, labelnames, buckets=()):
+            self.name, self.n, self.buckets = name, len(labelnames), buckets
+
+        def labels(self, *values):
+            equal(len(values), self.n, f"labels of {self.name}")
+            self.key = (self.name, *values)
+            return self
+
+        def inc(self, value):
+            seen[self.key] = seen.get(self.key, 0) + value
+
+        set = inc
+
+        def observe(self, value):
+            seen.setdefault(self.key, []).append(value)
+
+    with folder() as path:
+        whole = (len(prompt(1)) - 1) // SIZE
+        for life in range(2):
+            engine = Engine(path, world=2)
+            loaded = engine.run(Request("a", prompt(1)))
+            engine.settle()
+            asked = engine.scheduler.get_kv_connector_stats()
+            ranks = [worker.get_kv_connector_stats() for worker in engine.workers]
+            equal([part.get_kv_connector_stats() for part in (engine.scheduler, *engine.workers)], [None] * 3, "taken")
+            total = _vllm_metrics.Stats(data={}).aggregate(ranks[0]).aggregate(ranks[1]).aggregate(asked)
+            check(not total.is_empty() and total.reduce()["asked"] == whole, f"{total.reduce()}")
+            metrics_of = Connector.build_prom_metrics(None, [Metric] * 3, ["engine"], {0: ["0"]})
+            seen.clear()
+            metrics_of.observe(Connector.build_kv_connector_stats(total.data).data, 0)
+            start, size = "vllm:kvasir_connector_", engine.workers[0].worker.parts.nbytes
+            n_stored = sum(rank.data.get("stored", 0) for rank in ranks)
+            for key, value in {("asked", "0", "asked"): whole, ("blocks", "0", "store", "done"): n_stored,
+                               ("bytes", "0", "store"): n_stored * size, ("jobs", "0"): 0}.items():
+                equal(seen.get((start + key[0], *key[1:]), 0), value, f"life {life}: {key}")
+            equal(n_stored, 0 if life else 2 * (len(prompt(1)) // SIZE), "blocks stored")
+            if life:
+                equal(loaded, whole, "loaded")
+                equal([seen[start + name, "0", *more] for name, *more in (("asked", "found"), ("blocks", "load", "done"), ("bytes", "load"))],
+                      [whole, 2 * whole, 2 * whole * size], "loads of two ranks")
+                equal(len(seen[start + "seconds", "0", "load"]), 2, "times")
+            engine.shutdown()
 
 
 def watched(worker):

@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import statistics
 import tempfile
 import threading
@@ -129,6 +130,10 @@ def test_a_reset_forgets():
         for tokens in first, second:
             ask(live, tokens)
         stored(folder, [first, second])
+        ask(live, first)  # a step, with which figures travel
+        figures = http_request(live.url, "GET", "/metrics").body.decode()
+        found = re.search(r'^vllm:kvasir_connector_blocks_total\{.*operation="store",outcome="done".*\} ([0-9.e+]+)$', figures, re.M)
+        equal(found and float(found[1]), 16.0, "blocks stored, in vLLM's own metrics")
         equal(http_request(live.url, "POST", "/reset_prefix_cache?reset_external=true", {}, timeout=60).status, 200, "reset")
         equal(ask(live, first)[1], 0, "cached tokens behind the reset")
         live.kill()

@@ -24,6 +24,7 @@ use("vllm-0.33.0")
 sys.path.insert(0, str(BUILD / "python"))
 os.environ["KVASIR_LIBRARY_PATH"] = str(BUILD / "lib")
 
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.events import OffloadingEventsTracker, OffloadingKVEventsConfig  # noqa: E402
 from vllm.v1.kv_offload import config as c  # noqa: E402
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key  # noqa: E402
 from vllm.v1.kv_offload.tiering.base import TransferJob  # noqa: E402
@@ -38,11 +39,11 @@ JOBS, ROUNDS, FOLDERS, SET = (int(os.environ.get(name, most))
 PAGE = 8192  # bytes of a chunk: two ranks of 4096
 
 
-def config(tiers, host_chunks, name="model", **extra):
+def config(tiers, host_chunks, name="model", events=False, **extra):
     extra = {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": host_chunks * PAGE, "secondary_tiers": tiers, **extra}
     return c.OffloadingConfig(
         groups=(c.OffloadingGroupConfig(16, ("layer.0", "layer.1"), 0),), worker_kv_bytes_per_block=PAGE // 2,
-        enable_kv_cache_events=False, extra_config=extra, engine_id=f"kvasir-{uuid.uuid4().hex}",
+        enable_kv_cache_events=events, extra_config=extra, engine_id=f"kvasir-{uuid.uuid4().hex}",
         model=c.OffloadingModelConfig(name, "float16", 4096), cache=c.OffloadingCacheConfig(16, 1),
         parallel=c.OffloadingParallelConfig(0, 2, 2, 1, 1, 1, 0, 1, None, False))
 
@@ -166,6 +167,8 @@ def test_requests_and_restarts():
                         seen = {number}
                 scheduler.settle()
                 equal(scheduler.manager._jobs, {}, "jobs")
+                figures = scheduler.manager.get_stats().reduce()  # as vLLM's /metrics gets them
+                check(figures["vllm:kvasir_tier_bytes:('store',)"] >= PAGE and set(figures) & set(map("vllm:kvasir_tier_{}".format, ("jobs",))), str(figures))
                 check(scheduler.hits > scheduler.computed / 4, f"{scheduler.hits} hits, {scheduler.computed} computed")
                 scheduler.shutdown()
 
@@ -182,6 +185,23 @@ def test_an_object_store_shared_by_engines():
         check(not any(third.run(prompt(number, 8)) for number in range(2)), "another model finds none")
         for scheduler in (first, second, third):
             scheduler.shutdown()
+
+
+def test_what_it_holds_is_announced():
+    """vLLM's tracker words the tier's news as KV events, with their owner."""
+    with tempfile.TemporaryDirectory() as folder:
+        scheduler = Scheduler([tier(disk=folder, disk_bytes="64MiB")], events=True)
+        scheduler.run(prompt(1, 6))
+        scheduler.settle()
+        raw = [event for event in scheduler.manager.take_events() if event.ownership == "kvasir"]
+        equal(sorted(key for event in raw for key in event.keys), sorted(prompt(1, 6)), "chunks")
+        tracker = OffloadingEventsTracker(OffloadingKVEventsConfig(True, False))
+        worded = list(tracker.take_events(raw))
+        equal({(event.medium, event.ownership) for event in worded}, {("STORAGE", "kvasir")}, "medium and owner")
+        scheduler.call(scheduler.manager.reset_cache)
+        raw = [event for event in scheduler.manager.take_events() if event.ownership == "kvasir"]
+        equal([event.removed for event in raw], [True], "a reset")
+        scheduler.shutdown()
 
 
 def test_chunks_of_another_engine():
