@@ -14,7 +14,7 @@ import select
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from . import _identity
 from . import store as _store
@@ -33,6 +33,7 @@ _Metadata: Any = _v1.KVConnectorMetadata
 PREFIX = 16  # bytes of a key in the store: for all that decides a block's bytes, and the rank; the block's hash follows
 ASK_WAIT_S = 0.002  # longest time that the scheduler gives a store to answer before it goes on with other requests
 STORE_WAIT_S = 1.0  # that a step waits for stores of blocks that it overwrites; what hasn't begun is left out then
+MOST_CHECKS = 16  # questions under way for blocks that were stored
 MOST_TIMES = 1024  # loads and stores whose duration is kept until statistics are taken
 MOST_LOADS = 2  # of one request: what can't be read is computed
 _DAMAGED = (-errno.EBADMSG, -errno.EMSGSIZE)  # the latter: it is longer than a block
@@ -169,6 +170,11 @@ class _Scheduler:
         self.loads: List[Move] = []
         self.silent_until = 0.0
         self.figures = _Figures()
+        events = getattr(config, "kv_events_config", None)
+        self.news: Any = None  # what the store holds, for vLLM's KV events
+        if getattr(events, "enable_kv_cache_events", False):
+            self.news = importlib.import_module("kvasir._vllm_events").News(self.size, float(extra.get("flush_s", 1.0)) + 0.5)
+        self.checked: Dict[int, Any] = {}  # questions for blocks that were stored
         self.blocks_of: Any = None  # numbers of a request's blocks
 
     def _last(self, request: Any) -> int:
@@ -192,9 +198,12 @@ class _Scheduler:
             self.silent_until = time.monotonic() + 10
             self.figures.add(silent=question.n)
             self.warn("asking for blocks", TimeoutError(f"no answer within {self.timeout} s"))
-            question = self.questions[name] = question._replace(found=0)
+            question = self.questions[name] = question._replace(found=0, id=0)
         if question.found is None:
             return None
+        if self.news is not None and question.id:  # an answer of the store, and not told yet
+            self.news.asked(request, question.root, question.first, question.found, question.first + question.n)
+            self.questions[name] = question._replace(id=0)
         return max(0, min(question.first + question.found, last) - first) * self.size
 
     def _ask(self, name: str, first: int, root: bytes, hashes: List[bytes]) -> _Question:
@@ -220,18 +229,41 @@ class _Scheduler:
             self.poll.poll(1)
 
     def _answer(self, result: Result) -> None:
+        if result.id in self.checked:
+            blocks = self.checked.pop(result.id)
+            self.news.answered(blocks, self._leading(result, len(blocks.hashes)))
+            return
         name = self.asked.pop(result.id, "")
         question = self.questions.get(name)
         if question is None or question.id != result.id:
             return  # the request has ended, or asked again
         if result.status:
             self.warn("asking for blocks", OSError(-result.status, os.strerror(-result.status)))
-        there, n = [rc == 1 for rc in result.each], question.n
-        found = 0
+        found = self._leading(result, question.n)
+        self.questions[name] = question._replace(found=found, id=0 if result.status else question.id)
+        self.figures.add(found=found)
+
+    @staticmethod
+    def _leading(result: Result, n: int) -> int:
+        """Return how many of @n blocks from the first one on are there, of all ranks."""
+        there, found = [rc == 1 for rc in result.each], 0
         while found < n and all(there[found::n]):
             found += 1
-        self.questions[name] = question._replace(found=found)
-        self.figures.add(found=found)
+        return found
+
+    def _check_stored(self) -> None:
+        """Ask the store for blocks that are to be announced, and take answers."""
+        while len(self.checked) < MOST_CHECKS:
+            blocks = self.news.due()
+            if blocks is None:
+                break
+            try:
+                self.checked[self.queue.exists(self.names.of_all_ranks(blocks.root, blocks.hashes))] = blocks
+            except (Error, ValueError) as problem:
+                self.warn("asking for blocks", problem)
+                break
+        for result in self.queue.poll() if self.checked else ():
+            self._answer(result)
 
     def allocated(self, request: Any, blocks: Any, n_tokens: int) -> None:
         """Note a request that has got its blocks, and plan to load @n_tokens of it."""
@@ -252,6 +284,8 @@ class _Scheduler:
         """Make a step's plan: queued loads, and stores of the blocks that the step fills."""
         plan = Plan(loads=self.loads, idle=not output.total_num_scheduled_tokens, resets=self.resets)
         self.loads = []
+        if self.news is not None:
+            self._check_stored()
         for move in plan.loads:
             plan.fresh += move.blocks
         for new in output.scheduled_new_reqs:
@@ -278,6 +312,8 @@ class _Scheduler:
             (ids,) = self.blocks_of(name)
             plan.stores.append(Move(name, list(ids[first:last]), [bytes(key) for key in request.block_hashes[first:last]], root))
             self.next[name] = last
+            if self.news is not None:
+                self.news.stored(request, root, first, last)
 
     def reset(self) -> bool:
         """Let nothing that was stored so far be found, nor stored of requests that run. False: a restart may find it again."""
@@ -289,6 +325,9 @@ class _Scheduler:
             kept = False
         self.resets += 1
         self.questions.clear()
+        self.checked.clear()
+        if self.news is not None:
+            self.news.clear()
         self.roots = dict.fromkeys(self.roots)
         for move in self.loads:  # they fail, and vLLM computes
             move.root = hashlib.sha256(self.names.epoch.value + move.root).digest()
@@ -627,6 +666,11 @@ class Connector(_Parent):  # type: ignore[misc]
         """Let no block be found that was stored so far, also after a restart. False: a restart may find them again."""
         assert self.scheduler is not None
         return self.scheduler.reset()
+
+    def take_events(self) -> Iterable[Any]:
+        """Take vLLM's KV events of what the store holds."""
+        news: List[Any] = [] if self.scheduler is None or self.scheduler.news is None else self.scheduler.news.take()
+        return news
 
     # worker
     def register_kv_caches(self, kv_caches: Dict[str, Any]) -> None:

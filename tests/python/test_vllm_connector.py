@@ -45,7 +45,8 @@ class Base:
 for name in ("vllm", "vllm.v1", "vllm.v1.kv_offload", "vllm.v1.kv_offload.tiering", "vllm.v1.kv_offload.base",
              "vllm.v1.kv_offload.tiering.base", "vllm.distributed", "vllm.distributed.kv_transfer",
              "vllm.distributed.kv_transfer.kv_connector", "vllm.distributed.kv_transfer.kv_connector.v1",
-             "vllm.distributed.kv_transfer.kv_connector.v1.base", "vllm.distributed.kv_transfer.kv_connector.v1.metrics"):
+             "vllm.distributed.kv_transfer.kv_connector.v1.base", "vllm.distributed.kv_transfer.kv_connector.v1.metrics",
+             "vllm.distributed.kv_events", "vllm.v1.core", "vllm.v1.core.kv_cache_utils"):
     sys.modules[name] = types.ModuleType(name)
 base = sys.modules["vllm.distributed.kv_transfer.kv_connector.v1.base"]
 base.KVConnectorBase_V1, base.KVConnectorMetadata, base.KVConnectorRole = Base, type("KVConnectorMetadata", (), {}), ROLES
@@ -54,6 +55,26 @@ sys.modules["vllm.v1.kv_offload.base"].Medium = enum.Enum("Medium", "STORAGE")
 sys.modules["vllm.v1.kv_offload.tiering.base"].SecondaryTierManager = object
 
 metrics = sys.modules["vllm.distributed.kv_transfer.kv_connector.v1.metrics"]
+
+
+class Event:
+    """An event of vLLM 0.32, which has no owners."""
+    __struct_fields__ = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "lora_name", "medium")
+
+    def __init__(self, **fields):
+        self.__dict__.update(fields)
+
+
+class BlockStored(Event):
+    pass
+
+
+class BlockRemoved(Event):
+    __struct_fields__ = ("block_hashes", "medium", "group_idx", "ownership")
+
+
+sys.modules["vllm.distributed.kv_events"].BlockStored, sys.modules["vllm.distributed.kv_events"].BlockRemoved = BlockStored, BlockRemoved
+sys.modules["vllm.v1.core.kv_cache_utils"].maybe_convert_block_hash = lambda digest: digest[:8]
 
 
 class KVConnectorStats:
@@ -79,10 +100,10 @@ class FullAttentionSpec:
     pass
 
 
-def configuration(uri, policy="recompute", world=1, rank=0, model="model", quantization=None, **extra):
+def configuration(uri, policy="recompute", world=1, rank=0, model="model", quantization=None, events=False, **extra):
     text = types.SimpleNamespace(hidden_size=16)
     return types.SimpleNamespace(
-        model_config=types.SimpleNamespace(model=model, revision=None, dtype="float16", quantization=quantization, hf_text_config=text),
+        kv_events_config=types.SimpleNamespace(enable_kv_cache_events=events), model_config=types.SimpleNamespace(model=model, revision=None, dtype="float16", quantization=quantization, hf_text_config=text),
         cache_config=types.SimpleNamespace(cache_dtype="auto", block_size=SIZE, prefix_caching_hash_algo="sha256"),
         parallel_config=types.SimpleNamespace(tensor_parallel_size=world, pipeline_parallel_size=1, world_size=world, rank=rank),
         kv_transfer_config=types.SimpleNamespace(kv_load_failure_policy=policy, kv_connector_extra_config={"uri": uri, "timeout": 60, **extra}))
@@ -99,7 +120,7 @@ class Request:
         for at in range(0, len(tokens) - SIZE + 1, SIZE):
             above = hashlib.sha256(above + repr(tokens[at:at + SIZE]).encode()).digest()
             self.block_hashes.append(above)
-        self.num_tokens = len(tokens)
+        self.num_tokens, self.all_token_ids, self.cache_salt = len(tokens), tokens, None
 
 
 class Engine:
@@ -430,6 +451,66 @@ def test_figures_in_vllms_metrics():
                 equal([seen[start + name, "0", *more] for name, *more in (("asked", "found"), ("blocks", "load", "done"), ("bytes", "load"))],
                       [whole, 2 * whole, 2 * whole * size], "loads of two ranks")
                 equal(len(seen[start + "seconds", "0", "load"]), 2, "times")
+            engine.shutdown()
+
+
+def events_of(engine, n):
+    """Step until the connector has announced @n more blocks, stored or removed. Returns {hash: (kind, its parent, its tokens)}."""
+    found, limit = {}, time.monotonic() + 60
+    while len(found) < n:
+        check(time.monotonic() < limit, f"{len(found)} of {n} events")
+        engine.step()
+        for event in engine.scheduler.take_events():
+            equal(event.medium, "STORAGE", "medium")
+            for i, digest in enumerate(event.block_hashes):
+                stored = isinstance(event, BlockStored)
+                above = (event.block_hashes[i - 1] if i else event.parent_block_hash) if stored else None
+                found[digest] = (type(event), above, event.token_ids[i * SIZE:(i + 1) * SIZE] if stored else None)
+    return found
+
+
+def told(request, first, last):
+    hashes = [digest[:8] for digest in request.block_hashes]
+    return {hashes[i]: (BlockStored, hashes[i - 1] if i else None, request.tokens[i * SIZE:(i + 1) * SIZE]) for i in range(first, last)}
+
+
+def test_what_the_store_holds_is_announced():
+    for world in (1, 2):
+        with folder() as path:
+            engine, request = Engine(path, world=world), Request("a", prompt(1))
+            engine.run(request)
+            engine.settle()
+            equal(list(engine.scheduler.take_events()), [], "vLLM wants no events")
+            engine.shutdown()
+            engine = Engine(path, world=world, events=True)
+            news, n, whole = engine.scheduler.scheduler.news, len(request.block_hashes), (len(prompt(1)) - 1) // SIZE
+            news._delay = 0.0
+            engine.run(Request("b", prompt(1)))  # found, and the last block stored again
+            engine.settle()
+            equal(events_of(engine, n), told(request, 0, n), "of the life before")
+            longer = Request("c", prompt(1) + [5] * 3 * SIZE)
+            engine.run(longer)
+            engine.settle()
+            more = len(longer.block_hashes)
+            same = [a == b for a, b in zip(longer.block_hashes, request.block_hashes)].count(True)
+            equal(events_of(engine, more - same), told(longer, same, more), "what is new")
+            salted = Request("d", [9] * 4 * SIZE)
+            salted.cache_salt = "secret"
+            engine.run(salted)
+            engine.settle()
+            for _ in range(20):
+                engine.step()
+            equal(list(engine.scheduler.take_events()), [], "of salted requests nothing is told")
+            gone = _vllm_connector.keys_of(engine.scheduler.scheduler.names.root(request), world - 1, [request.block_hashes[1]])[0]
+            engine.scheduler.scheduler.store.discard(gone)  # as evicted
+            check(engine.run(Request("e", prompt(1))) <= 1 and whole > 1, "an evicted block was found")
+            found = events_of(engine, 1)
+            equal(found[request.block_hashes[1][:8]][0], BlockRemoved, "gone")
+            engine.settle()
+            engine.scheduler.reset_cache()
+            kinds = {kind for kind, *_ in events_of(engine, more - 1).values()}
+            check(BlockRemoved in kinds, "a reset")
+            equal(len(news._held), 0, "announced behind a reset")
             engine.shutdown()
 
 

@@ -115,6 +115,13 @@ def test_a_prompt_is_served_after_a_restart():
         follower.settle(live)
         for tokens in asked:
             equal(follower.scores(tokens).get(1), len(tokens) // BLOCK * BLOCK, "what the engine announced of loaded blocks")
+
+        def counted():
+            ask(live, [1] * 8)  # a step, with which events travel
+            follower.settle(live)
+            return all(follower.indexer.query(tokens)["instances"]["1"].get("disk", 0) >= whole(tokens) for tokens in asked)
+
+        wait_until(counted, 120, "what the store holds, announced and counted")
     finally:
         live.kill()
         if follower:
