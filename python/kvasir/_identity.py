@@ -13,8 +13,9 @@ import json
 import os
 import re
 import sys
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
+from ._native import Error
 from .store import Store
 
 __all__ = ["Epoch", "digest_of", "of_frames", "state_of", "weights_of"]
@@ -99,11 +100,18 @@ class Epoch:
     """Resets of an engine's cache, kept in a store under the name of what the engine runs: `value` is in the key of each block.
 
     A reset draws another value. An object of no bytes keeps it, so the store's limit and collection leave it alone.
+    @warn is told when the store can't be read now; nothing of before is found then. Without it Error is raised.
     """
 
-    def __init__(self, store: Store, identity: bytes) -> None:
+    def __init__(self, store: Store, identity: bytes, warn: Optional[Callable[[str, BaseException], None]] = None) -> None:
         self._store, self.name = store, f"kvasir-reset-{identity.hex()[:32]}"
-        self.value = self._read()
+        try:
+            self.value = self._read()
+        except Error as problem:
+            if warn is None:
+                raise
+            warn("asking the store for resets, so nothing of before is found", problem)
+            self.value = os.urandom(32)
 
     def _read(self) -> bytes:
         kept = self._store.get_manifest(self.name)

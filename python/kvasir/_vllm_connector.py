@@ -77,7 +77,7 @@ class _Names:
                 "sizes": [str(getattr(text, name, None)) for name in MEMBERS]}
         self.world, self._identity, self._warn = parallel.world_size, _identity.digest_of(form), warn
         self._adapters: Dict[Tuple[Any, ...], Any] = {}  # what an adapter's files were when it was first asked for
-        self.epoch = _identity.Epoch(store, self._identity)
+        self.epoch = _identity.Epoch(store, self._identity, warn)
 
     def root(self, request: Any) -> Optional[bytes]:
         """Return the root of a request's keys; None: what its adapter's weights are isn't known, so it has no blocks in a store."""

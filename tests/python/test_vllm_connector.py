@@ -333,6 +333,23 @@ def test_a_reset_that_the_store_does_not_keep():
         engine.shutdown()
 
 
+def test_a_store_that_cannot_be_asked_at_the_start():
+    """Whether the cache was reset isn't known then: the engine starts, and finds nothing of before."""
+    def down(*_):
+        raise kvasir.Error(5, "down")
+
+    with folder() as path:
+        engine = Engine(path)
+        engine.run(Request("a", prompt(1)))
+        engine.shutdown()
+        with mock.patch.object(kvasir.store.Store, "get_manifest", down):
+            engine = Engine(path)
+        equal(engine.run(Request("b", prompt(1))), 0, "found all the same")
+        engine.settle()
+        equal(engine.run(Request("c", prompt(1))), (len(prompt(1)) - 1) // SIZE, "stored since")
+        engine.shutdown()
+
+
 def write(path, data):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
