@@ -39,7 +39,9 @@ static void check_op(const struct kve_reader *reader, const struct kve_op *op)
         sum += op->remaining[i];
     REQUIRE((unsigned)op->tier < KV_N_TIERS);
     REQUIRE((unsigned)op->type <= KVE_OP_CLEAR);
-    REQUIRE((op->n == 0) == (op->type == KVE_OP_CLEAR));
+    REQUIRE(op->n > 0 || op->type == KVE_OP_CLEAR ||
+            (op->type == KVE_OP_STORE_KNOWN && source.kind == KVE_SOURCE_WINDOW));
+    REQUIRE(op->n == 0 || op->type != KVE_OP_CLEAR);
     for (size_t i = 0; i < op->n; i++)
         sum += op->type == KVE_OP_STORE ? op->blocks[i].hash + op->blocks[i].tokens_hash
                                         : op->hashes[i];
