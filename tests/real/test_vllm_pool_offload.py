@@ -60,6 +60,8 @@ OPTIONS = [
 # The mode of reports is registered: the view is partial only after clears, and with parts of blocks.
 OPTIONS = [(replace(option, blocks=option.blocks if option.windows else 32,
                     register={**option.register, "kv_cache_report_mode": "incremental"}), pool) for option, pool in OPTIONS]
+# vllm serve's default keeps fewer blocks of windows.
+OPTIONS += [(replace(option, name=f"{option.name}_retention", retention=0), pool) for option, pool in OPTIONS if option.windows]
 
 
 class PoolEngine(Engine):
