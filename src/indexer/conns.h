@@ -22,6 +22,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/queue.h>
 
 struct ki_budget;
 struct ki_conns;
@@ -36,6 +37,9 @@ struct ki_conn {
     bool linger;
     bool closing; /* the janitor has shut it down; guarded by the table's lock */
     struct ki_client *client;
+    /* The HTTP thread's own, for http_faults.c: the library's connection while a header comes in. */
+    void *head;
+    LIST_ENTRY(ki_conn) heads;
     _Atomic uint64_t pace_ns;     /* monotonic time of its pace; 0: the service is working */
     _Atomic uint64_t patience_ns; /* closed when pace_ns is older than this */
     _Atomic uint64_t end_ns;      /* closed at this time in any case; 0: never */

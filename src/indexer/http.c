@@ -9,12 +9,6 @@
 #include "indexer/http_impl.h"
 #include "indexer/tls.h"
 
-/*
- * Request header and read buffer of a connection. libmicrohttpd zeroes one and a half times as much
- * after each request, and reads bodies in pieces of half of it.
- */
-#define CONNECTION_MEMORY (32u << 10)
-
 /* -- connections ------------------------------------------------------------------------------- */
 
 /* Copy the address, IPv4 as ::ffff:0:0/96; all 0 when it isn't known. */
@@ -84,6 +78,7 @@ static void on_connection(void *cls, struct MHD_Connection *connection, void **c
         struct ki_conn *conn = *context;
         struct ki_client *client = conn->client;
 
+        ki_http_head_ended(conn);
         if (conn->linger)
             ki_linger_add(http->linger, conn->fd);
         ki_conns_remove(http->conns, conn);
@@ -97,7 +92,7 @@ static void on_log(void *cls, const char *fmt, va_list args)
 {
     char text[256], quoted[300];
 
-    (void)cls;
+    ki_http_answer_refused(cls);
     vsnprintf(text, sizeof(text), fmt, args);
     text[strcspn(text, "\r\n")] = '\0';
     kv_log_debug("http", "libmicrohttpd", "text=%s", kv_log_quote(quoted, sizeof(quoted), text));
@@ -120,12 +115,12 @@ static struct MHD_Daemon *start_daemon(struct ki_http *http, int fd)
     items[n] = (struct MHD_OptionItem){MHD_OPTION_END, 0, NULL};
     return MHD_start_daemon(
         flags, 0, on_accept, http, ki_http_on_request, http, MHD_OPTION_EXTERNAL_LOGGER, on_log,
-        NULL, MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_CONNECTION_LIMIT, opts->max_connections,
-        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)(opts->idle_timeout_ms / 1000),
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_MEMORY, MHD_OPTION_NOTIFY_COMPLETED,
-        ki_http_on_completed, NULL, MHD_OPTION_NOTIFY_CONNECTION, on_connection, http,
-        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_ARRAY,
-        items, MHD_OPTION_END);
+        http, MHD_OPTION_URI_LOG_CALLBACK, ki_http_on_request_line, http, MHD_OPTION_LISTEN_SOCKET,
+        fd, MHD_OPTION_CONNECTION_LIMIT, opts->max_connections, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)(opts->idle_timeout_ms / 1000), MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        (size_t)CONNECTION_MEMORY, MHD_OPTION_NOTIFY_COMPLETED, ki_http_on_completed, NULL,
+        MHD_OPTION_NOTIFY_CONNECTION, on_connection, http, MHD_OPTION_STRICT_FOR_CLIENT, 1,
+        MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_ARRAY, items, MHD_OPTION_END);
 }
 
 static void free_http(struct ki_http *http)

@@ -4,6 +4,7 @@
  *
  *   http.c           the server: its threads, connections, start and stop
  *   http_request.c   a request until its handler has filled the reply
+ *   http_faults.c    answers to what the library refuses by itself
  *   http_slow.c      handlers that may take long, on threads of their own
  *   http_send.c      the reply on its way, from a buffer or streamed
  */
@@ -19,6 +20,11 @@
 #include "indexer/http.h"
 #include "indexer/linger.h"
 
+/*
+ * Request header and read buffer of a connection, in bytes. libmicrohttpd zeroes one and a half times
+ * as much after each request, and reads bodies in pieces of half of it.
+ */
+#define CONNECTION_MEMORY (32u << 10)
 /* Largest lag behind the slowest pace (conns.h), with a body and with a reply. */
 #define KI_BODY_PATIENCE_MS 10000
 #define KI_PATIENCE_MS 30000
@@ -69,6 +75,14 @@ enum MHD_Result ki_http_on_request(void *cls, struct MHD_Connection *connection,
                                    size_t *len, void **state);
 void ki_http_on_completed(void *cls, struct MHD_Connection *connection, void **state,
                           enum MHD_RequestTerminationCode code);
+/* The library's callback for a request line, whose header may still be coming in. Returns NULL. */
+void *ki_http_on_request_line(void *cls, const char *uri, struct MHD_Connection *connection);
+/* Note that a header was handed over, or its connection has ended. */
+void ki_http_head_ended(struct ki_conn *conn);
+/* Answer the request that the library is about to refuse, if there is one. For its log callback. */
+void ki_http_answer_refused(struct ki_http *http);
+/* Return the library's connection's own, or NULL. */
+struct ki_conn *ki_http_conn_of(struct MHD_Connection *connection);
 /* Free the exchanges that are kept for reuse. */
 void ki_http_free_exchanges(struct ki_http *http);
 

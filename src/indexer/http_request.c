@@ -114,7 +114,7 @@ static void give_back(struct ki_exchange *ex)
 
 /* -- the start of a request -------------------------------------------------------------------- */
 
-static struct ki_conn *conn_of(struct MHD_Connection *connection)
+struct ki_conn *ki_http_conn_of(struct MHD_Connection *connection)
 {
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
@@ -170,7 +170,7 @@ static bool find_route(struct ki_exchange *ex)
         refuse_method(ex, route->method);
         return false;
     }
-    ki_reply_error(&ex->reply, MHD_HTTP_NOT_FOUND, "no such path");
+    ki_reply_error(&ex->reply, MHD_HTTP_NOT_FOUND, "no such path; GET / lists the endpoints");
     return false;
 }
 
@@ -224,9 +224,11 @@ static void split_target(struct ki_exchange *ex)
 static enum MHD_Result begin(struct ki_http *http, struct MHD_Connection *connection,
                              const char *url, const char *method, const char *version, void **state)
 {
-    struct ki_conn *conn = conn_of(connection);
+    struct ki_conn *conn = ki_http_conn_of(connection);
     struct ki_exchange *ex = conn ? take_exchange(http) : NULL;
 
+    if (conn)
+        ki_http_head_ended(conn);
     if (!ex)
         return MHD_NO;
     *state = ex;
