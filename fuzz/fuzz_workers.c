@@ -19,7 +19,7 @@ static void workers(const char *text)
     struct ki_worker_spec *specs, *again;
     struct kv_buf out = KV_BUF_INIT;
     struct kv_error error = {0};
-    long n = ki_worker_specs_parse(text, &specs, &error);
+    long n = ki_worker_specs_parse(&(struct kv_arg_list){{text}, 1}, &specs, &error);
 
     if (n < 0) {
         require(n == -EINVAL && error.text[0]);
@@ -29,7 +29,8 @@ static void workers(const char *text)
         kv_buf_printf(&out, "%s%" PRIu64 ":%" PRIu32 "=%s%s%s", i ? "," : "", specs[i].instance,
                       specs[i].rank, specs[i].endpoint, specs[i].replay_endpoint ? "+" : "",
                       specs[i].replay_endpoint ? specs[i].replay_endpoint : "");
-    require(ki_worker_specs_parse(kv_buf_cstr(&out), &again, &error) == n);
+    require(ki_worker_specs_parse(&(struct kv_arg_list){{kv_buf_cstr(&out)}, 1}, &again, &error) ==
+            n);
     for (long i = 0; i < n; i++) {
         require(specs[i].instance == again[i].instance && specs[i].rank == again[i].rank);
         require(strcmp(specs[i].endpoint, again[i].endpoint) == 0);
@@ -48,7 +49,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     require(text != NULL);
     workers(text);
-    n = ki_urls_parse(text, &urls, &error);
+    n = ki_urls_parse(&(struct kv_arg_list){{text}, 1}, &urls, &error);
     if (n >= 0)
         ki_urls_free(urls, n);
     free(text);

@@ -196,17 +196,31 @@ const struct kv_arg *kv_args_find(const struct kv_args_program *program, const c
     return NULL;
 }
 
+static int given_twice(const struct kv_arg *arg, const struct kv_args_given *before,
+                       const char *text, struct kv_error *error)
+{
+    if (before->source == KV_ARGS_CONFIG)
+        return kv_fail(error, -EINVAL, 0, "--%s: given on line %u, too: choose one", arg->name,
+                       before->line);
+    if (!before->text || !text)
+        return kv_fail(error, -EINVAL, 0, "--%s: given twice", arg->name);
+    return kv_fail(error, -EINVAL, 0, "--%s: given twice, `%.60s` and `%.60s`: choose one",
+                   arg->name, before->text, text);
+}
+
 int kv_args_set(struct kv_args_run *run, const struct kv_arg *arg, const char *text,
                 enum kv_args_source source, struct kv_error *error)
 {
-    uint8_t *before = &run->source[arg - run->program->args];
+    struct kv_args_given *before = &run->given[arg - run->program->args];
 
-    if (source == KV_ARGS_CONFIG && *before > source)
+    if (source == KV_ARGS_CONFIG && before->source > source)
         return 0;
+    if (before->source == source && arg->type != KV_ARG_LIST)
+        return given_twice(arg, before, text, error);
     /* Replace a list that a weaker source gave (enum kv_args_source) instead of adding to it. */
-    if (arg->type == KV_ARG_LIST && *before < source)
+    if (arg->type == KV_ARG_LIST && before->source < source)
         ((struct kv_arg_list *)(void *)((char *)run->values + arg->offset))->n = 0;
-    *before = (uint8_t)source;
+    *before = (struct kv_args_given){source, text, run->line};
     return set_value(arg, text, run->values, error);
 }
 
@@ -419,10 +433,10 @@ static int read_words(struct kv_args_run *run, int argc, char **argv, struct kv_
 int kv_args_parse(const struct kv_args_program *program, int argc, char **argv, void *values,
                   struct kv_arg_list *rest, struct kv_error *error)
 {
-    uint8_t *source = calloc(program->n_args + 1, sizeof(*source));
-    struct kv_args_run run = {program, values, source};
+    struct kv_args_given *given = calloc(program->n_args + 1, sizeof(*given));
+    struct kv_args_run run = {program, values, given, 0};
     const char *config = NULL;
-    int rc = source ? 0 : -ENOMEM;
+    int rc = given ? 0 : -ENOMEM;
 
     if (rc == 0)
         rc = config_file(program, argc, argv, &config, error);
@@ -434,6 +448,6 @@ int kv_args_parse(const struct kv_args_program *program, int argc, char **argv, 
         rc = read_words(&run, argc, argv, rest, error);
     if (rc == 0)
         warn_of_unknown_variables(program);
-    free(source);
+    free(given);
     return rc;
 }

@@ -8,8 +8,9 @@
  * - Environment: PREFIX_NAME_WITH_UNDERSCORES. Empty variables count as not set. Kubernetes'
  *   service links (PREFIX_PORT=tcp://...) are ignored. The log warns of other variables with the
  *   prefix that name no option.
- * - Configuration file: `name = value` lines, `#` starts a comment, and a list option may stand on
- *   several lines.
+ * - Configuration file: `name = value` lines; `#` starts a comment.
+ * - A list option may be given repeatedly: the values of one source add up. Any other option given
+ *   twice in one source is an error.
  * - Flags in both: 1, true, yes, on; 0, false, no, off, and in a file also nothing. Other words are
  *   errors.
  *
@@ -35,7 +36,7 @@ enum kv_arg_type {
     KV_ARG_GROUP   /* a heading in --help */
 };
 
-#define KV_ARG_LIST_MAX 64
+#define KV_ARG_LIST_MAX 256
 struct kv_arg_list {
     const char *items[KV_ARG_LIST_MAX];
     size_t n;

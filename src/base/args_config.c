@@ -122,7 +122,7 @@ int kv_args_read_config(struct kv_args_run *run, const char *path, struct kv_err
         next = strchr(line, '\n');
         if (next)
             *next++ = '\0';
-        number++;
+        run->line = ++number;
         line = trim(line);
         if (*line)
             rc = read_line(run, line, path, number, error);

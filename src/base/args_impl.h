@@ -11,11 +11,19 @@
 /** Source of an option's value. A later source in this list overrides an earlier one. */
 enum kv_args_source { KV_ARGS_DEFAULT, KV_ARGS_CONFIG, KV_ARGS_ENVIRONMENT, KV_ARGS_COMMAND_LINE };
 
+/** Where an option's value comes from. */
+struct kv_args_given {
+    enum kv_args_source source;
+    const char *text; /* as written; NULL: a flag alone */
+    unsigned line;    /* of the configuration file */
+};
+
 /** State of one call of kv_args_parse. */
 struct kv_args_run {
     const struct kv_args_program *program;
     void *values;
-    uint8_t *source; /* enum kv_args_source, one per row */
+    struct kv_args_given *given; /* one per row */
+    unsigned line;               /* the line of the configuration file that is being read */
 };
 
 /** Return the option called @name, or NULL. */
@@ -24,7 +32,10 @@ const struct kv_arg *kv_args_find(const struct kv_args_program *program, const c
 /** Return the shown option that @name misspells, or NULL. */
 const char *kv_args_nearest_option(const struct kv_args_program *program, const char *name,
                                    size_t len);
-/** Store @text as the value of @arg. Returns 0 or -EINVAL with @error. */
+/**
+ * Store @text as the value of @arg. Returns 0 or -EINVAL with @error: a wrong value, or a second one
+ * of the same source for an option that is no list.
+ */
 int kv_args_set(struct kv_args_run *run, const struct kv_arg *arg, const char *text,
                 enum kv_args_source source, struct kv_error *error);
 

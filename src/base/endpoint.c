@@ -180,6 +180,16 @@ int kv_endpoint_parse(const char *text, struct kv_endpoint *ret, const char **re
     return 0;
 }
 
+/* Return true for 0.0.0.0 and [::]. */
+static bool is_unspecified(const struct kv_endpoint *endpoint)
+{
+    static const uint8_t v6[16] = {0}, v4[16] = {[10] = 0xff, [11] = 0xff};
+    uint8_t address[16];
+
+    return kv_endpoint_address(endpoint, address) &&
+           (memcmp(address, v6, 16) == 0 || memcmp(address, v4, 16) == 0);
+}
+
 int kv_endpoint_parse_peer(const char *text, struct kv_endpoint *ret, const char **ret_why)
 {
     struct kv_endpoint endpoint;
@@ -189,6 +199,9 @@ int kv_endpoint_parse_peer(const char *text, struct kv_endpoint *ret, const char
         return rc;
     if (endpoint.wildcard || strcmp(endpoint.host, "*") == 0)
         return reject(ret_why, "`*` is no host to connect to");
+    if (is_unspecified(&endpoint))
+        return reject(ret_why,
+                      "this address is for sockets that listen: name the machine to connect to");
     if (endpoint.any_port)
         return reject(ret_why, "no port to connect to");
     *ret = endpoint;

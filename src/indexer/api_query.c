@@ -144,6 +144,40 @@ static void write_instances(struct kv_json_writer *w, const struct kvi_matches *
     kv_json_raw_end(w, p);
 }
 
+/*
+ * Write {"7":{"0":{"status":"failed","partial":true}}}: the ranks of the model whose numbers may be
+ * wrong, or whose stream isn't active. All others are active and whole.
+ */
+static void write_views(struct kv_json_writer *w, const struct kv_buf *views)
+{
+    const struct ki_view *v = (const struct ki_view *)(const void *)views->data;
+    const struct ki_view *end = v + views->len / sizeof(*v), *before = NULL;
+
+    kv_json_key(w, "views");
+    kv_json_begin_object(w);
+    for (; v < end; v++) {
+        bool same = before && before->holder.worker == v->holder.worker;
+
+        if (same && before->holder.rank == v->holder.rank)
+            continue;
+        if (before && !same)
+            kv_json_end_object(w);
+        if (!same) {
+            kv_json_key_u64(w, v->holder.worker);
+            kv_json_begin_object(w);
+        }
+        kv_json_key_u64(w, v->holder.rank);
+        kv_json_begin_object(w);
+        kv_json_member_str(w, "status", ki_listener_status_name(v->status));
+        kv_json_member_bool(w, "partial", v->partial);
+        kv_json_end_object(w);
+        before = v;
+    }
+    if (before)
+        kv_json_end_object(w);
+    kv_json_end_object(w);
+}
+
 static uint32_t longest(const struct kvi_matches *matches)
 {
     uint32_t n = 0;
@@ -162,6 +196,8 @@ static void answer(struct ki_service *service, const struct ki_model *model,
     struct kv_json_writer w;
 
     sort(matches);
+    kv_buf_clear(&scratch->views);
+    ki_registry_views(service->registry, model, &scratch->views);
     /* sequence hashes may begin within the prompt, whose start counts in matches */
     ki_telemetry_query(service->telemetry, ask->n, KV_MIN(ask->n, (size_t)longest(matches)));
     kv_json_writer_init(&w, &reply->body);
@@ -172,6 +208,7 @@ static void answer(struct ki_service *service, const struct ki_model *model,
     kv_json_end_array(&w);
     write_nested(&w, "tree_sizes", matches, 0);
     write_instances(&w, matches, model->block_size);
+    write_views(&w, &scratch->views);
     if (scratch->body.explain)
         ki_explain(service, model, ask, matches, &w);
     kv_json_end_object(&w);
@@ -186,10 +223,7 @@ static struct ki_model *find_model(struct ki_service *service, struct ki_body *b
         body->tenant_id = "default";
     model = ki_registry_model(service->registry, body->model_name, body->tenant_id);
     if (!model) {
-        ki_reply_error(reply, 404, "no indexer for model=%.200s tenant=%.200s", body->model_name,
-                       body->tenant_id);
-        if (body->explain)
-            ki_explain_unknown(service, body->model_name, body->tenant_id, reply);
+        ki_explain_unknown(service, body->model_name, body->tenant_id, body->explain, reply);
     }
     return model;
 }

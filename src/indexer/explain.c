@@ -206,37 +206,55 @@ void ki_explain(struct ki_service *service, const struct ki_model *model,
     kv_json_end_object(w);
 }
 
+#define MOST_NAMED 16u /* models in the answer to a query of an unknown one */
+
+static void write_known(struct kv_json_writer *w, struct ki_model **models, long n)
+{
+    kv_json_key(w, "known");
+    kv_json_begin_array(w);
+    for (long i = 0; i < KV_MIN(n, (long)MOST_NAMED); i++) {
+        kv_json_begin_object(w);
+        kv_json_member_str(w, "model_name", models[i]->name);
+        kv_json_member_str(w, "tenant_id", models[i]->tenant);
+        kv_json_end_object(w);
+    }
+    kv_json_end_array(w);
+}
+
 void ki_explain_unknown(struct ki_service *service, const char *model, const char *tenant,
-                        struct ki_reply *reply)
+                        bool explain, struct ki_reply *reply)
 {
     struct ki_model **models;
     struct kv_json_writer w;
-    char error[512];
     long n = ki_registry_models(service->registry, &models);
+    const char *reason, *text;
     bool other = false;
+    char error[512];
 
-    for (long i = 0; i < n; i++) {
+    for (long i = 0; i < n; i++)
         other |= strcmp(models[i]->name, model) == 0;
-        ki_model_release(models[i]);
-    }
-    if (n >= 0)
-        free(models);
+    reason = n <= 0 ? "no_workers" : other ? "unknown_tenant" : "unknown_model";
+    text = n <= 0 ? "no worker has been registered yet (POST /register)"
+           : other
+               ? "the model is indexed, but not for this tenant_id"
+               : "no worker is registered under this model_name; GET /workers lists those that are";
     snprintf(error, sizeof(error), "no indexer for model=%.200s tenant=%.200s", model, tenant);
-    kv_buf_clear(&reply->body);
+    reply->status = 404;
     kv_json_writer_init(&w, &reply->body);
     kv_json_begin_object(&w);
     kv_json_member_str(&w, "error", error);
-    kv_json_key(&w, "explain");
-    kv_json_begin_object(&w);
-    kv_json_member_str(&w, "reason",
-                       n == 0  ? "no_workers"
-                       : other ? "unknown_tenant"
-                               : "unknown_model");
-    kv_json_member_str(&w, "text",
-                       n == 0  ? "no worker has been registered yet (POST /register)"
-                       : other ? "the model is indexed, but not for this tenant_id"
-                               : "no worker is registered under this model_name; GET /workers "
-                                 "lists those that are");
+    kv_json_member_str(&w, "hint", text);
+    write_known(&w, models, n);
+    if (explain) {
+        kv_json_key(&w, "explain");
+        kv_json_begin_object(&w);
+        kv_json_member_str(&w, "reason", reason);
+        kv_json_member_str(&w, "text", text);
+        kv_json_end_object(&w);
+    }
     kv_json_end_object(&w);
-    kv_json_end_object(&w);
+    for (long i = 0; i < n; i++)
+        ki_model_release(models[i]);
+    if (n >= 0)
+        free(models);
 }

@@ -29,8 +29,8 @@ void ki_explain(struct ki_service *service, const struct ki_model *model,
                 const struct ki_explain_ask *ask, const struct kvi_matches *matches,
                 struct kv_json_writer *writer);
 
-/** Explain a 404: rewrite @reply, keeping its error. */
+/** Set @reply to the 404 of an unknown model: error, hint, the known ones; @explain: the reason, too. */
 void ki_explain_unknown(struct ki_service *service, const char *model, const char *tenant,
-                        struct ki_reply *reply);
+                        bool explain, struct ki_reply *reply);
 
 #endif

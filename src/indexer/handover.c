@@ -71,7 +71,7 @@ int ki_handover_take(struct ki_listener *l, struct ki_handover **ret)
         h.reader = l->applier.reader;
         rc = ki_handover_copy(&h, ret);
     }
-    pthread_mutex_unlock(&l->lock);
+    ki_listener_unlock(l);
     return rc;
 }
 
@@ -105,7 +105,7 @@ void ki_handover_give(struct ki_handover *h, struct ki_listener *l)
     } else if (l->stream.seeded || l->stream.cursorless) {
         ki_stream_seed_torn(&l->stream);
     }
-    pthread_mutex_unlock(&l->lock);
+    ki_listener_unlock(l);
 }
 
 /* -- in dumps ---------------------------------------------------------------------------------- */

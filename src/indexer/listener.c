@@ -74,6 +74,8 @@ int ki_listener_create(struct ki_listener_env *env, const struct ki_registration
     l->applier.forgets_arg = l;
     l->stream.doubtful = ki_applier_is_unsure(&l->applier);
     l->model = model;
+    pthread_mutex_lock(&l->lock);
+    ki_listener_unlock(l);
     *ret = l;
     return 0;
 fail:
@@ -129,7 +131,7 @@ void ki_listener_seed(struct ki_listener *l, const struct ki_watermark *mark)
         l->generation = mark->generation;
     l->has_overlap_end = mark->has_end;
     l->overlap_end = mark->end;
-    pthread_mutex_unlock(&l->lock);
+    ki_listener_unlock(l);
 }
 
 void ki_listener_adopt_rank(struct ki_listener *l, const struct ki_watermark *mark)
@@ -141,7 +143,7 @@ void ki_listener_adopt_rank(struct ki_listener *l, const struct ki_watermark *ma
     } else if (mark->torn) {
         ki_stream_seed_torn(&l->stream);
     }
-    pthread_mutex_unlock(&l->lock);
+    ki_listener_unlock(l);
 }
 
 bool ki_listener_brings(struct ki_listener *l, uint32_t rank)
@@ -150,7 +152,7 @@ bool ki_listener_brings(struct ki_listener *l, uint32_t rank)
 
     pthread_mutex_lock(&l->lock);
     brings = ki_applier_brings(&l->applier, rank);
-    pthread_mutex_unlock(&l->lock);
+    ki_listener_unlock(l);
     return brings;
 }
 
@@ -170,7 +172,7 @@ bool ki_listener_retire(struct ki_listener *l, struct ki_watermark *ret_position
     ret_position->has_stream = true;
     ret_position->stream_rank = l->rank;
     ret_position->generation = l->generation;
-    pthread_mutex_unlock(&l->lock);
+    ki_listener_unlock(l);
     return known;
 }
 
@@ -182,7 +184,7 @@ int ki_listener_set_paused(struct ki_listener *l, bool paused)
     if (l->paused == paused)
         rc = -EALREADY;
     l->paused = paused;
-    pthread_mutex_unlock(&l->lock);
+    ki_listener_unlock(l);
     return rc;
 }
 
@@ -192,7 +194,7 @@ bool ki_listener_feeds(struct ki_listener *l, const struct ki_model *model)
 
     pthread_mutex_lock(&l->lock);
     feeds = l->model == model;
-    pthread_mutex_unlock(&l->lock);
+    ki_listener_unlock(l);
     return feeds;
 }
 
@@ -200,11 +202,79 @@ static enum ki_listener_status status_of(const struct ki_listener *l)
 {
     if (l->paused)
         return KI_PAUSED;
-    if (!l->connected)
+    if (l->link == KI_LINK_DOWN)
         return l->last_error[0] ? KI_FAILED : KI_PENDING;
-    if (!l->started)
+    if (!l->started || l->link == KI_LINK_NEW)
         return KI_PENDING;
     return l->stream.state == KI_STREAM_LIVE ? KI_ACTIVE : KI_REPLAYING;
+}
+
+/* -- what /query tells ------------------------------------------------------------------------- */
+
+/* A view that is no news is 0; others have a bit beside their contents. */
+#define VIEW_ODD 1u
+#define VIEW_PARTIAL 2u
+#define VIEW_STATUS 2 /* shift of the status */
+
+static bool is_partial(const struct ki_listener *l)
+{
+    return ki_stream_is_partial(&l->stream) || ki_stream_is_behind(&l->stream);
+}
+
+static void publish(struct ki_listener *l, uint32_t view)
+{
+    uint32_t before = atomic_load_explicit(&l->view, memory_order_relaxed);
+
+    if (KV_LIKELY(view == before))
+        return;
+    /* Release pairs with ki_listener_view: whoever sees the view sees the index that it is about. */
+    atomic_store_explicit(&l->view, view, memory_order_release);
+    if (!view != !before)
+        atomic_fetch_add_explicit(&l->model->n_odd, view ? 1 : -1u, memory_order_release);
+}
+
+void ki_listener_show(struct ki_listener *l)
+{
+    enum ki_listener_status status = status_of(l);
+    bool partial = is_partial(l);
+
+    if (l->gone || (status == KI_ACTIVE && !partial))
+        publish(l, 0);
+    else
+        publish(l, VIEW_ODD | (partial ? VIEW_PARTIAL : 0) | (uint32_t)status << VIEW_STATUS);
+}
+
+void ki_listener_show_loss(struct ki_listener *l)
+{
+    publish(l, VIEW_ODD | VIEW_PARTIAL | (uint32_t)status_of(l) << VIEW_STATUS);
+}
+
+void ki_listener_unlock(struct ki_listener *l)
+{
+    ki_listener_show(l);
+    pthread_mutex_unlock(&l->lock);
+}
+
+bool ki_listener_view(const struct ki_listener *l, enum ki_listener_status *ret_status,
+                      bool *ret_partial)
+{
+    uint32_t view = atomic_load_explicit(&l->view, memory_order_acquire);
+
+    *ret_status = (enum ki_listener_status)(view >> VIEW_STATUS);
+    *ret_partial = view & VIEW_PARTIAL;
+    return view != 0;
+}
+
+void ki_listener_change_model(struct ki_listener *l, struct ki_model *model)
+{
+    struct ki_model *old;
+
+    pthread_mutex_lock(&l->lock);
+    publish(l, 0); /* counted by the old model */
+    old = l->model;
+    l->model = model;
+    ki_listener_unlock(l);
+    ki_model_release(old);
 }
 
 void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
@@ -227,7 +297,7 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
         .model = strdup(l->model->name),
         .tenant = strdup(l->model->tenant),
         .status = status_of(l),
-        .connected = l->connected,
+        .connected = l->link != KI_LINK_DOWN,
         .stale = ki_stream_is_absent(s, now_ns),
         .absent_ms = s->absent_ns && !s->connected
                          ? (now_ns - KV_MIN(s->absent_ns, now_ns)) / KV_NS_PER_MS
@@ -255,10 +325,10 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
         .orphans = a->orphans,
         .rejected = a->rejected,
         .left_out = l->applier.left_out,
-        .partial = ki_stream_is_partial(s) || ki_stream_is_behind(s),
+        .partial = is_partial(l),
     };
     memcpy(ret->skipped, a->skipped, sizeof(ret->skipped));
-    pthread_mutex_unlock(&l->lock);
+    ki_listener_unlock(l);
 }
 
 bool ki_listener_is_partial_in_dumps(const struct ki_listener *l)
@@ -300,7 +370,7 @@ void ki_listener_watermarks(struct ki_listener *l, struct kv_buf *ret)
 {
     pthread_mutex_lock(&l->lock);
     add_watermarks(l, ret);
-    pthread_mutex_unlock(&l->lock);
+    ki_listener_unlock(l);
 }
 
 /* Copy the possible copies of a stream's blocks. */
@@ -324,6 +394,6 @@ int ki_listener_end(struct ki_listener *l, struct kvi_index *index, struct kv_bu
     tell_doubts(l, ret_doubts);
     for (uint32_t i = 0; i < l->applier.n_ranks && !rc; i++)
         rc = kvi_dump_copies(index, (struct kv_holder){l->instance, l->applier.ranks[i]}, fn, arg);
-    pthread_mutex_unlock(&l->lock);
+    ki_listener_unlock(l);
     return rc;
 }

@@ -81,7 +81,10 @@ struct ki_listener {
     char *endpoint, *replay_endpoint; /* replay_endpoint may be NULL */
     _Atomic uint32_t refs;
 
-    pthread_mutex_t lock; /* guards from here... */
+    /* The view that /query tells: 0 when it is active and whole, or gone. See ki_listener_show. */
+    _Atomic uint32_t view;
+
+    pthread_mutex_t lock; /* guards from here..; release it by ki_listener_unlock */
     struct ki_model *model;
     struct ki_stream stream;
     struct ki_applier applier;
@@ -91,12 +94,13 @@ struct ki_listener {
     /* Last batch that a peer's dump may contain; valid with has_overlap_end. */
     uint64_t overlap_end;
     bool gone, paused, started;
-    bool connected; /* connected to a publisher, by the latest news */
+    /* The connection to the publisher, by the latest news. NEW: the stream has not heard of it. */
+    enum { KI_LINK_DOWN, KI_LINK_NEW, KI_LINK_UP } link;
     uint64_t reopened;
     /* Version of the registration; written under the registry's admin lock as well. */
     uint64_t version;
     bool by_peer; /* known from a peer */
-    char last_error[120];
+    char last_error[240];
     /* ...to here. */
 
     /* For the event thread only. */
@@ -144,6 +148,17 @@ void ki_listener_release(struct ki_listener *l);
 
 /* -- any thread -------------------------------------------------------------------------------- */
 
+/** Publish the listener's view for /query. Caller-locked. */
+void ki_listener_show(struct ki_listener *l);
+/** Publish that blocks are leaving the index: partial until the lock is released. Caller-locked. */
+void ki_listener_show_loss(struct ki_listener *l);
+/** Publish the view, and release the lock. */
+void ki_listener_unlock(struct ki_listener *l);
+/** Read the published view, at any time. Returns false when it is active and whole, or gone. */
+bool ki_listener_view(const struct ki_listener *l, enum ki_listener_status *ret_status,
+                      bool *ret_partial);
+/** Move the listener to @model, whose reference it takes over. */
+void ki_listener_change_model(struct ki_listener *l, struct ki_model *model);
 /** Return true when @mark is a position in this listener's stream. */
 bool ki_mark_is_of(const struct ki_watermark *mark, const struct ki_listener *l);
 /** The stream brings its registered rank if the index has blocks of it. Caller-locked. */

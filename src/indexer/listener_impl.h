@@ -73,6 +73,8 @@ void ki_listener_disconnect(struct ki_listener *l);
 void ki_listener_reconnect(struct ki_listener *l, uint64_t now_ns);
 /** Note what has become of the connection. Call after each use of l->sub that may change it. */
 void ki_listener_note_link(struct ki_listener *l, uint64_t now_ns);
+/** Note that a batch reports the new connection to the stream. */
+void ki_listener_note_told(struct ki_listener *l);
 /** Report a new connection to the stream, after all that earlier ones brought has been read. */
 void ki_listener_tell_connection(struct ki_listener *l, uint64_t now_ns);
 

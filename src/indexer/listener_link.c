@@ -24,15 +24,17 @@ static void show_link(struct ki_listener *l, uint64_t now_ns)
 
     l->sub.changed = false;
     pthread_mutex_lock(&l->lock);
-    l->connected = l->sub.state == KI_SUB_UP;
+    l->link = l->sub.state != KI_SUB_UP   ? KI_LINK_DOWN
+              : l->ups_told != l->sub.ups ? KI_LINK_NEW
+                                          : KI_LINK_UP;
     l->reopened = l->sub.reopened;
-    if (l->connected && l->ups_told != l->sub.ups)
+    if (l->link == KI_LINK_NEW)
         ki_stream_reachable(&l->stream, now_ns);
-    if (!l->connected)
+    if (l->link == KI_LINK_DOWN)
         ki_stream_disconnected(&l->stream, l->sub.silent_ns ? l->sub.silent_ns : now_ns);
-    if (problem || l->connected)
+    if (problem || l->link != KI_LINK_DOWN)
         snprintf(l->last_error, sizeof(l->last_error), "%s", problem ? problem : "");
-    pthread_mutex_unlock(&l->lock);
+    ki_listener_unlock(l);
 }
 
 /*
@@ -46,7 +48,16 @@ static void end_overlap(struct ki_listener *l)
         return;
     pthread_mutex_lock(&l->lock);
     ki_applier_end_overlap(&l->applier, l->model->index);
-    pthread_mutex_unlock(&l->lock);
+    ki_listener_unlock(l);
+}
+
+void ki_listener_note_told(struct ki_listener *l)
+{
+    l->ups_told = l->sub.ups;
+    pthread_mutex_lock(&l->lock);
+    if (l->link == KI_LINK_NEW)
+        l->link = KI_LINK_UP;
+    ki_listener_unlock(l);
 }
 
 void ki_listener_tell_connection(struct ki_listener *l, uint64_t now_ns)
@@ -65,8 +76,9 @@ void ki_listener_tell_connection(struct ki_listener *l, uint64_t now_ns)
 
         steps = ki_stream_connected(&l->stream, anew, now_ns);
         l->ups_told = l->sub.ups;
+        l->link = KI_LINK_UP;
     }
-    pthread_mutex_unlock(&l->lock);
+    ki_listener_unlock(l);
     ki_listener_follow(l, steps, now_ns);
 }
 
@@ -142,9 +154,9 @@ void ki_listener_disconnect(struct ki_listener *l)
     l->silent_ns = 0;
     ki_listener_drop_held(l);
     pthread_mutex_lock(&l->lock);
-    l->connected = false;
+    l->link = KI_LINK_DOWN;
     ki_stream_detach(&l->stream);
-    pthread_mutex_unlock(&l->lock);
+    ki_listener_unlock(l);
 }
 
 static void fail_connect(struct ki_listener *l, const char *why, uint64_t now_ns)
@@ -153,7 +165,7 @@ static void fail_connect(struct ki_listener *l, const char *why, uint64_t now_ns
 
     pthread_mutex_lock(&l->lock);
     snprintf(l->last_error, sizeof(l->last_error), "%.70s: %s", l->endpoint, why);
-    pthread_mutex_unlock(&l->lock);
+    ki_listener_unlock(l);
     if (kv_log_allowed(&rate, 5))
         kv_log_warn("indexer", "can't connect; trying again in 5 s",
                     "worker=%" PRIu64 " rank=%" PRIu32 " error=\"%s\"", l->instance, l->rank,
@@ -186,7 +198,7 @@ void ki_listener_connect(struct ki_listener *l, uint64_t now_ns)
     l->look_again_ns = now_ns + CONNECT_RETRY_NS;
     pthread_mutex_lock(&l->lock);
     l->last_error[0] = '\0';
-    pthread_mutex_unlock(&l->lock);
+    ki_listener_unlock(l);
 }
 
 /* -- connecting anew --------------------------------------------------------------------------- */

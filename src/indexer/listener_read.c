@@ -69,7 +69,7 @@ static void count_malformed(struct ki_listener *l, const char *what)
 
     pthread_mutex_lock(&l->lock);
     l->applier.stats.malformed++;
-    pthread_mutex_unlock(&l->lock);
+    ki_listener_unlock(l);
     if (kv_log_allowed(&rate, 3))
         kv_log_warn("indexer", what, "worker=%" PRIu64 " rank=%" PRIu32 " endpoint=%s", l->instance,
                     l->rank, l->endpoint);
@@ -169,7 +169,7 @@ static size_t read_live(struct ki_listener *l, size_t max, uint64_t now_ns)
         n_read++;
         n += (size_t)rc;
         if (first && l->sub.ups == l->ups_told + 1)
-            l->ups_told = l->sub.ups;
+            ki_listener_note_told(l);
         if (n == TURN) {
             offer(l, batches, n, now_ns);
             n = 0;

@@ -60,7 +60,7 @@ void ki_listener_expect_loss(struct ki_listener *l, const uint32_t *ranks, uint3
         l->generation = ki_listener_new_generation(l->env);
         ki_stream_expect_loss(&l->stream, held + left);
     }
-    pthread_mutex_unlock(&l->lock);
+    ki_listener_unlock(l);
 }
 
 bool ki_listener_learn_anew(struct ki_listener *l, const uint32_t *ranks, uint32_t n)
@@ -73,10 +73,11 @@ bool ki_listener_learn_anew(struct ki_listener *l, const uint32_t *ranks, uint32
     if (any) {
         l->generation = ki_listener_new_generation(l->env);
         ki_stream_learn_anew(&l->stream, held, kv_now_ns());
+        ki_listener_show_loss(l);
         ki_applier_purge_ranks(&l->applier, l->model->index, ranks, n);
         l->stream.doubtful = ki_applier_is_unsure(&l->applier);
     }
-    pthread_mutex_unlock(&l->lock);
+    ki_listener_unlock(l);
     return any;
 }
 
@@ -104,8 +105,10 @@ static void judge(struct ki_listener *l, uint64_t now_ns)
 
     if (l->stream.lossy || e.unknown)
         e.held = ki_applier_held(a, l->model->index);
-    if (ki_stream_judge(&l->stream, &e, now_ns) & KI_STEP_PURGE)
+    if (ki_stream_judge(&l->stream, &e, now_ns) & KI_STEP_PURGE) {
+        ki_listener_show_loss(l);
         ki_applier_purge(a, l->model->index, false);
+    }
     if (l->stream.stats.contradictions != before)
         ki_applier_contradicted(a);
 }
@@ -148,8 +151,10 @@ static void end_writes(struct ki_listener *l, bool applied, uint64_t now_ns)
 static void settle(struct ki_listener *l, struct ki_stream_stats *before, unsigned steps,
                    struct kve_span payload, uint64_t now_ns)
 {
-    if (steps & KI_STEP_PURGE)
+    if (steps & KI_STEP_PURGE) {
+        ki_listener_show_loss(l); /* before the first block leaves */
         ki_applier_purge(&l->applier, l->model->index, steps & KI_STEP_RESET);
+    }
     if (steps & KI_STEP_RESET) /* and purged: the index has no source of the stream's any more */
         kve_reader_renew(l->applier.reader);
     if (steps & KI_STEP_PURGE) /* no batch may follow */
@@ -237,7 +242,7 @@ static unsigned offer(struct ki_listener *l, struct ki_live *batches, size_t n, 
     }
     end_writes(l, all & KI_STEP_APPLY, now_ns);
     *ret_done = l->gone ? n : i;
-    pthread_mutex_unlock(&l->lock);
+    ki_listener_unlock(l);
     tell_loss(l);
     if (steps & KI_STEP_HOLD)
         hold(l, &batches[i - 1]);
@@ -299,7 +304,7 @@ void ki_listener_offer_replayed(struct ki_listener *l, const struct ki_batch_id 
         settle(l, &before, steps, message ? message->payload : (struct kve_span){0}, now_ns);
         end_writes(l, steps & KI_STEP_APPLY, now_ns);
     }
-    pthread_mutex_unlock(&l->lock);
+    ki_listener_unlock(l);
     tell_loss(l);
     ki_listener_follow(l, steps, now_ns);
 }
@@ -315,7 +320,7 @@ void ki_listener_tick_stream(struct ki_listener *l, uint64_t now_ns)
         steps = ki_stream_tick(&l->stream, now_ns);
         settle(l, &before, steps, (struct kve_span){0}, now_ns);
     }
-    pthread_mutex_unlock(&l->lock);
+    ki_listener_unlock(l);
     tell_loss(l);
     ki_listener_follow(l, steps, now_ns);
 }
@@ -336,7 +341,7 @@ void ki_listener_tick_absence(struct ki_listener *l, uint64_t now_ns)
     }
     if (steps & KI_STEP_PURGE && l->applier.loss.of != KI_RANKS_NONE)
         l->applier.loss.own = l->applier.loss.absent = true;
-    pthread_mutex_unlock(&l->lock);
+    ki_listener_unlock(l);
     tell_loss(l);
     if (!(steps & KI_STEP_PURGE))
         return;

@@ -52,7 +52,7 @@ static void start(struct ki_listener *l, uint64_t now_ns)
     ki_applier_note_losses(&l->applier, l->model->index);
     l->stream.doubtful = ki_applier_is_unsure(&l->applier);
     ki_stream_start(&l->stream, now_ns);
-    pthread_mutex_unlock(&l->lock);
+    ki_listener_unlock(l);
 }
 
 /* Return false for a retired listener. Closes the sockets of one that has just been paused. */
@@ -63,7 +63,7 @@ static bool stays(struct ki_listener *l)
     pthread_mutex_lock(&l->lock);
     gone = l->gone;
     paused = l->paused;
-    pthread_mutex_unlock(&l->lock);
+    ki_listener_unlock(l);
     if (!gone && paused && !l->detached)
         ki_listener_disconnect(l);
     l->detached = paused;

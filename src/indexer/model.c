@@ -34,6 +34,7 @@ int ki_model_create(const char *name, const char *tenant, uint32_t block_size,
     m->shown.block_size = block_size;
     m->shown.index = index;
     atomic_init(&m->shown.forms, 0);
+    atomic_init(&m->shown.n_odd, 0);
     atomic_init(&m->refs, 1);
     *ret = &m->shown;
     return 0;

@@ -28,9 +28,10 @@ static const struct kv_arg arguments[] = {
     {"tls-key", KV_ARG_STR, AT(tls_key), "FILE", "The certificate's PEM private key.", 0, 0, NULL,
      false},
     {.name = "Following workers", .type = KV_ARG_GROUP},
-    {"workers", KV_ARG_STR, AT(workers), "LIST",
+    {"workers", KV_ARG_LIST, AT(workers), "LIST",
      "Workers to register at start: instance_id[:dp_rank]=endpoint, separated by commas. "
-     "An entry may end in +ENDPOINT, the worker's replay endpoint.",
+     "An entry may end in +ENDPOINT, the worker's replay endpoint. May be repeated: all lists "
+     "count.",
      0, 0, NULL, false},
     {"block-size", KV_ARG_U64, AT(block_size), "TOKENS",
      "Tokens per block of the workers in --workers (required with it): 1 to 1048576.", 1,
@@ -65,7 +66,7 @@ static const struct kv_arg arguments[] = {
     {"threads", KV_ARG_U64, AT(threads), "N",
      "Threads that read event streams; streams are spread over them (default 4).", 1, 256, NULL,
      false},
-    {"peers", KV_ARG_STR, AT(peers), "URLS",
+    {"peers", KV_ARG_LIST, AT(peers), "URLS",
      "Other indexers, separated by commas; the first that answers provides the starting state, and "
      "the workers that are registered there are followed here as well.",
      0, 0, NULL, false},
@@ -199,12 +200,35 @@ static const struct kv_args_program program = {
     .n_args = KV_COUNT(arguments),
 };
 
+static bool is_blank(const char *text)
+{
+    return text[strspn(text, " \t\r\n,")] == '\0';
+}
+
+bool ki_options_have_workers(const struct ki_options *options)
+{
+    bool any = false;
+
+    for (size_t i = 0; i < options->workers.n; i++)
+        any |= !is_blank(options->workers.items[i]);
+    return any;
+}
+
+static bool are_utf8(const struct kv_arg_list *list)
+{
+    bool valid = true;
+
+    for (size_t i = 0; i < list->n; i++)
+        valid &= kv_utf8_valid(list->items[i]);
+    return valid;
+}
+
 static int check(const struct ki_options *o, struct kv_error *error)
 {
     struct kv_endpoint_rule rule;
     const char *why = "";
 
-    if (o->workers && *o->workers && !o->block_size)
+    if (ki_options_have_workers(o) && !o->block_size)
         return kv_fail(error, -EINVAL, 0, "--block-size is required when --workers is specified");
     if (!o->tls_cert != !o->tls_key)
         return kv_fail(error, -EINVAL, 0, "--tls-cert and --tls-key go together");
@@ -219,8 +243,7 @@ static int check(const struct ki_options *o, struct kv_error *error)
         return kv_fail(error, -EINVAL, 0, "--trace-id-header must not be empty");
     if (!*o->model_name || !*o->tenant_id)
         return kv_fail(error, -EINVAL, 0, "--model-name and --tenant-id must not be empty");
-    if (!kv_utf8_valid(o->model_name) || !kv_utf8_valid(o->tenant_id) ||
-        (o->workers && !kv_utf8_valid(o->workers)))
+    if (!kv_utf8_valid(o->model_name) || !kv_utf8_valid(o->tenant_id) || !are_utf8(&o->workers))
         return kv_fail(error, -EINVAL, 0, "--model-name, --tenant-id and --workers must be UTF-8");
     return 0;
 }
@@ -288,11 +311,6 @@ static bool next_entry(const char **p, const char **ret, size_t *ret_len)
     *ret = start;
     *ret_len = (size_t)(end - start);
     return true;
-}
-
-static bool is_blank(const char *text)
-{
-    return text[strspn(text, " \t\r\n,")] == '\0';
 }
 
 static size_t count_entries(const char *text)
@@ -374,29 +392,50 @@ static int parse_worker(const char *entry, char *ids, struct ki_worker_spec *spe
     return 0;
 }
 
-long ki_worker_specs_parse(const char *text, struct ki_worker_spec **ret, struct kv_error *error)
+/* Count the entries of all lists, at least 1. */
+static size_t count_all(const struct kv_arg_list *lists)
 {
-    struct ki_worker_spec *specs;
+    size_t n = 1;
+
+    for (size_t i = 0; i < lists->n; i++)
+        n += count_entries(lists->items[i]);
+    return n;
+}
+
+/* Parse the entries of one list behind the *@n that are there. */
+static int parse_workers(const char *text, struct ki_worker_spec *specs, long *n,
+                         struct kv_error *error)
+{
     const char *entry;
     size_t len;
-    long n = 0;
     int rc = 0;
 
-    specs = calloc(count_entries(text), sizeof(*specs));
-    if (!specs)
-        return kv_fail(error, -ENOMEM, 0, "out of memory");
     if (is_blank(text))
-        text = NULL;
+        return 0;
     while (rc == 0 && next_entry(&text, &entry, &len)) {
         char *name = strndup(entry, len), *copy = strndup(entry, len);
 
         if (!name || !copy)
             rc = kv_fail(error, -ENOMEM, 0, "out of memory");
         else
-            rc = parse_worker(name, copy, &specs[n++], error);
+            rc = parse_worker(name, copy, &specs[(*n)++], error);
         free(name);
         free(copy);
     }
+    return rc;
+}
+
+long ki_worker_specs_parse(const struct kv_arg_list *lists, struct ki_worker_spec **ret,
+                           struct kv_error *error)
+{
+    struct ki_worker_spec *specs = calloc(count_all(lists), sizeof(*specs));
+    long n = 0;
+    int rc = 0;
+
+    if (!specs)
+        return kv_fail(error, -ENOMEM, 0, "out of memory");
+    for (size_t i = 0; i < lists->n && rc == 0; i++)
+        rc = parse_workers(lists->items[i], specs, &n, error);
     if (rc < 0) {
         ki_worker_specs_free(specs, n);
         return rc;
@@ -414,30 +453,39 @@ void ki_worker_specs_free(struct ki_worker_spec *specs, long n)
     free(specs);
 }
 
-long ki_urls_parse(const char *text, char ***ret, struct kv_error *error)
+static int parse_urls(const char *text, char **urls, long *n, struct kv_error *error)
 {
-    char **urls = calloc(count_entries(text), sizeof(*urls));
     const char *entry;
     size_t len;
-    long n = 0;
 
-    if (!urls)
-        return kv_fail(error, -ENOMEM, 0, "out of memory");
     while (next_entry(&text, &entry, &len)) {
         while (len && entry[len - 1] == '/')
             len--;
         if (len == 0)
             continue;
-        urls[n] = strndup(entry, len);
-        if (!urls[n]) {
-            ki_urls_free(urls, n);
+        urls[*n] = strndup(entry, len);
+        if (!urls[*n])
             return kv_fail(error, -ENOMEM, 0, "out of memory");
-        }
-        if (!ki_peer_url_is_valid(urls[n++])) {
-            ki_urls_free(urls, n);
+        if (!ki_peer_url_is_valid(urls[(*n)++]))
             return kv_fail(error, -EINVAL, 0, "--peers entry '%.*s': expected " KI_PEER_URL_FORM,
                            (int)KV_MIN(len, (size_t)60), entry);
-        }
+    }
+    return 0;
+}
+
+long ki_urls_parse(const struct kv_arg_list *lists, char ***ret, struct kv_error *error)
+{
+    char **urls = calloc(count_all(lists), sizeof(*urls));
+    long n = 0;
+    int rc = 0;
+
+    if (!urls)
+        return kv_fail(error, -ENOMEM, 0, "out of memory");
+    for (size_t i = 0; i < lists->n && rc == 0; i++)
+        rc = parse_urls(lists->items[i], urls, &n, error);
+    if (rc < 0) {
+        ki_urls_free(urls, n);
+        return rc;
     }
     *ret = urls;
     return n;

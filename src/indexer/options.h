@@ -20,7 +20,7 @@ struct ki_options {
     uint64_t port;
     uint64_t threads;
     uint64_t block_size; /* 0: not given */
-    const char *workers; /* NULL: none */
+    struct kv_arg_list workers;
     uint64_t hash_lookahead;
     bool eagle_drop;          /* of those workers */
     const char *eagle_groups; /* of those workers; NULL: all */
@@ -29,7 +29,7 @@ struct ki_options {
     const char *model_name;
     const char *tenant_id;     /* --routing-group overrides it */
     const char *routing_group; /* NULL: not given */
-    const char *peers;         /* NULL: none */
+    struct kv_arg_list peers;
     const char *log_level;
     const char *log_format;
     const char *auth_token_file;
@@ -65,6 +65,9 @@ struct ki_options {
  */
 int ki_options_parse(int argc, char **argv, struct ki_options *ret, struct kv_error *error);
 
+/** Return true when --workers lists any. */
+bool ki_options_have_workers(const struct ki_options *options);
+
 /** One entry of --workers. */
 struct ki_worker_spec {
     uint64_t instance;
@@ -74,18 +77,19 @@ struct ki_worker_spec {
 };
 
 /**
- * Parse `instance_id[:dp_rank]=endpoint[+replay_endpoint],...`. Blanks around entries and empty
+ * Parse @lists, each `instance_id[:dp_rank]=endpoint[+replay_endpoint],...`. Blanks around entries and empty
  * text are allowed. Returns the number of entries with *@ret for ki_worker_specs_free, or -EINVAL,
  * -ENOMEM with an @error that names the entry.
  */
-long ki_worker_specs_parse(const char *text, struct ki_worker_spec **ret, struct kv_error *error);
+long ki_worker_specs_parse(const struct kv_arg_list *lists, struct ki_worker_spec **ret,
+                           struct kv_error *error);
 void ki_worker_specs_free(struct ki_worker_spec *specs, long n);
 
 /**
  * Parse comma-separated URLs. Trims them and removes trailing slashes. Returns their number,
  * -EINVAL or -ENOMEM with @error; the caller frees each URL and the array.
  */
-long ki_urls_parse(const char *text, char ***ret, struct kv_error *error);
+long ki_urls_parse(const struct kv_arg_list *lists, char ***ret, struct kv_error *error);
 void ki_urls_free(char **urls, long n);
 
 #endif

@@ -71,6 +71,7 @@ static void remove_at(struct ki_positions *p, struct ki_position **link)
 
     *link = item->next;
     TAILQ_REMOVE(list_of(p, item), item, age);
+    p->n_with_blocks -= item->has_blocks;
     p->n--;
     ki_handover_free(item->handover);
     free(item);
@@ -112,6 +113,7 @@ bool ki_positions_note(struct ki_positions *p, const struct ki_watermark *mark, 
     item->next = *link;
     *link = item;
     TAILQ_INSERT_TAIL(list_of(p, item), item, age);
+    p->n_with_blocks += item->has_blocks;
     p->n++;
     return true;
 }
@@ -183,6 +185,7 @@ void ki_positions_blocks_left(struct ki_positions *p, uint64_t worker, const uin
             continue;
         TAILQ_REMOVE(list_of(p, item), item, age);
         item->has_blocks = false;
+        p->n_with_blocks--;
         TAILQ_INSERT_TAIL(&p->without_blocks, item, age);
     }
 }

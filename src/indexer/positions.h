@@ -31,6 +31,7 @@ struct ki_positions {
     struct ki_position **buckets;
     /* By has_blocks; oldest first; valid once there are buckets. */
     struct ki_positions_by_age with_blocks, without_blocks;
+    _Atomic size_t n_with_blocks; /* may be read without the caller's lock */
     size_t n;
     uint64_t secret; /* secret, so that a peer can't choose workers that collide */
 };

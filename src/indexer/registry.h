@@ -57,6 +57,7 @@ struct ki_model {
     const char *name;
     const char *tenant;
     uint32_t block_size;
+    _Atomic uint32_t n_odd; /* streams that aren't active, or have a partial view */
     _Atomic uint64_t forms; /* KI_FORM (lookup.h) of each form in which its workers hash blocks */
     struct kvi_index *index;
 };
@@ -122,7 +123,8 @@ enum ki_listener_status {
     KI_ACTIVE,    /* following the stream */
     KI_REPLAYING, /* fetching missed batches; live ones wait */
     KI_PAUSED,
-    KI_FAILED /* no connection; retried. last_error has the reason */
+    KI_FAILED,      /* no connection; retried. last_error has the reason */
+    KI_UNREGISTERED /* of a view: blocks of a peer's dump that no stream keeps up to date */
 };
 const char *ki_listener_status_name(enum ki_listener_status status);
 
@@ -172,6 +174,20 @@ struct ki_worker_info {
 /** List the registrations by instance, then rank. Returns the number, or -ENOMEM. */
 long ki_registry_workers(struct ki_registry *registry, struct ki_worker_info **ret);
 void ki_worker_infos_free(struct ki_worker_info *infos, long n);
+
+/** Worth of an answer's numbers of a rank. */
+struct ki_view {
+    struct kv_holder holder;
+    enum ki_listener_status status;
+    bool partial;
+};
+/**
+ * Append a struct ki_view for each rank of @model whose stream isn't active or whose view is partial,
+ * in the order of holders. Ask after the lookup: blocks leave the index after their view is partial.
+ * Costs two loads when there is none.
+ */
+void ki_registry_views(struct ki_registry *registry, const struct ki_model *model,
+                       struct kv_buf *ret);
 
 /**
  * Pause or resume a listener, for tests. A paused one is disconnected and loses the batches

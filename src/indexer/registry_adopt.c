@@ -50,13 +50,8 @@ static void move_listener(struct ki_listener *l, const struct adoption *a)
 {
     struct kv_holder holder = {.worker = l->instance, .rank = l->rank};
     const struct ki_watermark *mark = mark_of(a, l);
-    struct ki_model *old;
 
-    pthread_mutex_lock(&l->lock);
-    old = l->model;
-    l->model = ki_model_acquire(a->model);
-    pthread_mutex_unlock(&l->lock);
-    ki_model_release(old);
+    ki_listener_change_model(l, ki_model_acquire(a->model));
     if (mark && ki_mark_is_of(mark, l)) {
         ki_listener_seed(l, mark);
     } else if (kvi_holder_blocks(a->model->index, holder)) {
@@ -67,7 +62,7 @@ static void move_listener(struct ki_listener *l, const struct adoption *a)
         /* Torn, or fed to the peer by another stream, whose numbers mean nothing here. */
         if (mark && (mark->torn || !mark->no_position))
             ki_stream_seed_torn(&l->stream);
-        pthread_mutex_unlock(&l->lock);
+        ki_listener_unlock(l);
     }
 }
 

@@ -85,7 +85,7 @@ static void set_version(struct ki_listener *l, uint64_t version, bool by_peer)
     pthread_mutex_lock(&l->lock);
     l->version = version;
     l->by_peer = by_peer;
-    pthread_mutex_unlock(&l->lock);
+    ki_listener_unlock(l);
 }
 
 bool ki_registry_is_peers(struct ki_registry *r, const struct ki_registration *reg)

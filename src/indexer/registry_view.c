@@ -46,7 +46,8 @@ long ki_registry_models(struct ki_registry *registry, struct ki_model ***ret)
 
 const char *ki_listener_status_name(enum ki_listener_status status)
 {
-    static const char *const names[] = {"pending", "active", "replaying", "paused", "failed"};
+    static const char *const names[] = {"pending", "active", "replaying",
+                                        "paused",  "failed", "unregistered"};
 
     return (size_t)status < KV_COUNT(names) ? names[status] : "unknown";
 }
@@ -87,6 +88,49 @@ void ki_worker_infos_free(struct ki_worker_info *infos, long n)
     free(infos);
 }
 
+static int by_holder(const void *a, const void *b)
+{
+    return ki_holder_compare(&((const struct ki_view *)a)->holder,
+                             &((const struct ki_view *)b)->holder);
+}
+
+static void add_unfollowed(struct ki_registry *r, const struct ki_model *model, struct kv_buf *ret)
+{
+    const struct ki_position *p;
+
+    pthread_mutex_lock(&r->admin);
+    TAILQ_FOREACH(p, &r->positions.with_blocks, age)
+    {
+        struct ki_view view = {p->mark.holder, KI_UNREGISTERED, true};
+
+        if (kvi_holder_blocks(model->index, view.holder))
+            kv_buf_append(ret, &view, sizeof(view));
+    }
+    pthread_mutex_unlock(&r->admin);
+    if (ret->len)
+        qsort(ret->data, ret->len / sizeof(struct ki_view), sizeof(struct ki_view), by_holder);
+}
+
+void ki_registry_views(struct ki_registry *registry, const struct ki_model *model,
+                       struct kv_buf *ret)
+{
+    bool odd = atomic_load_explicit(&model->n_odd, memory_order_acquire);
+
+    if (odd) {
+        pthread_mutex_lock(&registry->lock);
+        for (size_t i = 0; i < registry->n_listeners; i++) {
+            const struct ki_listener *l = registry->listeners[i];
+            struct ki_view view = {.holder = {l->instance, l->rank}};
+
+            if (l->model == model && ki_listener_view(l, &view.status, &view.partial))
+                kv_buf_append(ret, &view, sizeof(view));
+        }
+        pthread_mutex_unlock(&registry->lock);
+    }
+    if (atomic_load_explicit(&registry->positions.n_with_blocks, memory_order_acquire))
+        add_unfollowed(registry, model, ret);
+}
+
 static int set_paused(struct ki_registry *r, uint64_t instance, const uint32_t *rank, bool paused)
 {
     struct ki_listener **listeners;
@@ -119,14 +163,17 @@ int ki_registry_resume(struct ki_registry *registry, uint64_t instance, const ui
     return set_paused(registry, instance, rank, false);
 }
 
-int ki_marks_compare(const void *a, const void *b)
+int ki_holder_compare(const struct kv_holder *x, const struct kv_holder *y)
 {
-    const struct kv_holder *x = &((const struct ki_watermark *)a)->holder;
-    const struct kv_holder *y = &((const struct ki_watermark *)b)->holder;
-
     if (x->worker != y->worker)
         return x->worker < y->worker ? -1 : 1;
     return (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+int ki_marks_compare(const void *a, const void *b)
+{
+    return ki_holder_compare(&((const struct ki_watermark *)a)->holder,
+                             &((const struct ki_watermark *)b)->holder);
 }
 
 void ki_registry_kept_marks(struct ki_registry *r, const struct ki_model *model, struct kv_buf *ret)

@@ -6,7 +6,12 @@
 #include "base/json.h"
 #include "indexer/service.h"
 
-#define ADMIN_BODY (2u << 20) /* the original's limit for all requests */
+#ifndef KV_VERSION
+#define KV_VERSION "unknown"
+#endif
+
+#define READY_PATIENCE_MS 5000 /* for a worker's first answer, where --stale-after is 0 */
+#define ADMIN_BODY (2u << 20)  /* the original's limit for all requests */
 
 static struct ki_route routes[] = {
     {"POST", "/query", ki_api_query, 0, 0},
@@ -20,6 +25,8 @@ static struct ki_route routes[] = {
     {"GET", "/peers", ki_api_peers, 0, 0},
     {"GET", "/dump", ki_api_dump, 0, 0},
     {"GET", "/health", ki_api_health, 0, KI_ROUTE_OPEN},
+    {"GET", "/ready", ki_api_ready, 0, KI_ROUTE_OPEN},
+    {"GET", "/", ki_api_root, 0, 0},
     {"POST", "/reopen_logs", ki_api_reopen_logs, ADMIN_BODY, 0},
     {"GET", "/metrics", ki_api_metrics, 0, KI_ROUTE_UNMEASURED},
     {"POST", "/test/pause_listener", ki_api_pause, ADMIN_BODY, 0},
@@ -120,6 +127,63 @@ void ki_api_health(void *arg, struct ki_request *request, struct ki_reply *reply
                        "not ready: fewer than %" PRIu64
                        " workers have been registered (--min-initial-workers)",
                        service->options->min_initial_workers);
+}
+
+/*
+ * Return true while a stream has still to catch up: it fetches batches, or its worker may just be
+ * about to answer. A worker that has not answered for long holds up nobody.
+ */
+static bool is_catching_up(const struct ki_worker_info *info, uint64_t patience_ms)
+{
+    if (info->status == KI_REPLAYING)
+        return true;
+    return (info->status == KI_PENDING || info->status == KI_FAILED) &&
+           (info->connected || info->absent_ms < patience_ms);
+}
+
+void ki_api_ready(void *arg, struct ki_request *request, struct ki_reply *reply)
+{
+    struct ki_service *service = arg;
+    uint64_t stale_ms = service->options->stale_after_ms;
+    struct ki_worker_info *infos;
+    size_t behind = 0;
+    long n;
+
+    ki_api_health(arg, request, reply);
+    if (reply->status != 200)
+        return;
+    n = ki_registry_workers(service->registry, &infos);
+    if (n < 0) {
+        ki_reply_error(reply, 503, "out of memory");
+        return;
+    }
+    for (long i = 0; i < n; i++)
+        behind += is_catching_up(&infos[i], stale_ms ? stale_ms : READY_PATIENCE_MS);
+    ki_worker_infos_free(infos, n);
+    if (behind)
+        ki_reply_error(reply, 503, "not ready: %zu of %ld event streams are catching up", behind,
+                       n);
+}
+
+void ki_api_root(void *arg, struct ki_request *request, struct ki_reply *reply)
+{
+    struct kv_json_writer w;
+    char text[64];
+
+    (void)arg;
+    (void)request;
+    kv_json_writer_init(&w, &reply->body);
+    kv_json_begin_object(&w);
+    kv_json_member_str(&w, "service", "kv-indexer");
+    kv_json_member_str(&w, "version", KV_VERSION);
+    kv_json_key(&w, "endpoints");
+    kv_json_begin_array(&w);
+    for (size_t i = 0; i < KV_COUNT(routes) - N_TEST; i++) {
+        snprintf(text, sizeof(text), "%s %s", routes[i].method, routes[i].path);
+        kv_json_put_str(&w, text);
+    }
+    kv_json_end_array(&w);
+    kv_json_end_object(&w);
 }
 
 void ki_api_reopen_logs(void *arg, struct ki_request *request, struct ki_reply *reply)

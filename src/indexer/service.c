@@ -130,14 +130,14 @@ static int register_workers(struct ki_service *service, struct kv_error *error)
     long n;
     int rc;
 
-    if (!o->workers || !*o->workers)
+    if (!ki_options_have_workers(o)) {
         warn_of_unused(o);
-    if (!o->workers)
         return 0;
+    }
     rc = read_habits(o, &habits, error);
     if (rc < 0)
         return rc;
-    n = ki_worker_specs_parse(o->workers, &specs, error);
+    n = ki_worker_specs_parse(&o->workers, &specs, error);
     if (n < 0)
         return (int)n;
     for (long i = 0; i < n && rc == 0; i++)
@@ -192,7 +192,7 @@ static int recover(struct ki_service *service, struct kv_error *error)
                                     .stop = &ki_signals.stop};
     struct ki_recovery_result result = {0};
     char **urls = NULL;
-    long n = o->peers ? ki_urls_parse(o->peers, &urls, error) : 0;
+    long n = ki_urls_parse(&o->peers, &urls, error);
     int rc = 0;
 
     if (n > 0) {
@@ -375,6 +375,7 @@ static void destroy_parts(struct ki_service *service)
         service->scratch = scratch->next;
         ki_body_fini(&scratch->body);
         ki_lookup_fini(&scratch->lookup);
+        kv_buf_fini(&scratch->views);
         free(scratch);
     }
     pthread_mutex_destroy(&service->lock);

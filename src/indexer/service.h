@@ -23,6 +23,7 @@
 struct ki_scratch {
     struct ki_body body;
     struct ki_lookup lookup;
+    struct kv_buf views; /* struct ki_view */
     struct ki_scratch *next;
 };
 
@@ -81,6 +82,8 @@ void ki_api_registrations(void *service, struct ki_request *request, struct ki_r
 void ki_api_dump(void *service, struct ki_request *request, struct ki_reply *reply);
 void ki_api_metrics(void *service, struct ki_request *request, struct ki_reply *reply);
 void ki_api_health(void *service, struct ki_request *request, struct ki_reply *reply);
+void ki_api_ready(void *service, struct ki_request *request, struct ki_reply *reply);
+void ki_api_root(void *service, struct ki_request *request, struct ki_reply *reply);
 void ki_api_reopen_logs(void *service, struct ki_request *request, struct ki_reply *reply);
 void ki_api_pause(void *service, struct ki_request *request, struct ki_reply *reply);
 void ki_api_resume(void *service, struct ki_request *request, struct ki_reply *reply);

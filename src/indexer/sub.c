@@ -35,7 +35,9 @@
 #define TIMER_GRID_NS (100 * KV_NS_PER_MS)
 #define PING_GRID_NS KV_NS_PER_S
 
-static const char no_answer[] = "no answer: nobody listens there, or it can't be reached";
+static const char no_answer[] =
+    "no answer: nobody listens there, or it can't be reached (an engine whose endpoint has no * "
+    "connects, too: give it tcp://*:PORT)";
 static const char too_slow[] = "a large message came in too slowly";
 static const char silent[] = "connected, but nobody speaks ZMTP there (or the process is frozen)";
 static const char frozen[] = "no answer to heartbeats: the publisher is frozen or can't be reached";

@@ -108,6 +108,7 @@ long ki_tables_snapshot(struct ki_registry *r, struct ki_listener ***ret);
 void ki_tables_snapshot_free(struct ki_listener **listeners, long n);
 
 /** Compare watermarks by holder, for qsort and bsearch. */
+int ki_holder_compare(const struct kv_holder *x, const struct kv_holder *y);
 int ki_marks_compare(const void *a, const void *b);
 
 /** Check the syntax and permission of @reg's endpoints. */

@@ -95,6 +95,7 @@ static void write_gauges(struct kv_buf *out, const struct ki_worker_info *infos,
     static const char seq[] = "kv_indexer_stream_last_seq";
     static const char age[] = "kv_indexer_stream_last_event_age_seconds";
     static const char left_out[] = "kv_indexer_stream_left_out";
+    static const char up[] = "kv_indexer_worker_up";
     static const char partial[] = "kv_indexer_stream_partial";
     uint64_t now = kv_wall_ns();
 
@@ -113,6 +114,11 @@ static void write_gauges(struct kv_buf *out, const struct ki_worker_info *infos,
         kv_buf_printf(out, "} %.3f\n",
                       now > infos[i].last_event_ns ? (double)(now - infos[i].last_event_ns) / 1e9
                                                    : 0.0);
+    }
+    kv_metric_head(out, up, "gauge", "1 while there is a connection to the worker's publisher");
+    for (long i = 0; i < n; i++) {
+        stream_labels(out, up, &infos[i]);
+        kv_buf_printf(out, "} %d\n", infos[i].connected);
     }
     kv_metric_head(out, partial, "gauge", "1 when events are known to be missing from the view");
     for (long i = 0; i < n; i++) {

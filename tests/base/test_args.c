@@ -313,6 +313,7 @@ static void test_config_errors_name_the_line(void **state)
     } cases[] = {
         {"port = 1\nprot = 2\n", ":2: unknown key `prot`; did you mean `port`?"},
         {"port\n", ":1: expected `name = value`"},
+        {"port = 1\n\n# port\nport = 1", ":4: --port: given on line 1, too: choose one"},
         {"\n\nport = x", ":3: --port: `x` is not a number"},
     };
     char path[32];

@@ -20,6 +20,9 @@ static void test_accepted(void **state)
     assert_int_equal(kv_endpoint_parse_peer("tcp://127.0.0.1:0", &e, NULL), -EINVAL);
     assert_int_equal(kv_endpoint_parse_peer("ipc://*", &e, NULL), -EINVAL);
     assert_int_equal(kv_endpoint_parse_peer("tcp://[::1]:*", &e, NULL), -EINVAL);
+    assert_int_equal(kv_endpoint_parse_peer("tcp://0.0.0.0:5557", &e, NULL), -EINVAL);
+    assert_int_equal(kv_endpoint_parse_peer("tcp://[::]:5557", &e, NULL), -EINVAL);
+    assert_int_equal(kv_endpoint_parse_peer("tcp://[::ffff:0.0.0.0]:5557", &e, NULL), -EINVAL);
     assert_int_equal(kv_endpoint_parse_peer("tcp://127.0.0.1:1", &e, NULL), 0);
     assert_int_equal(kv_endpoint_parse_peer("ipc:///run/engine.sock", &e, NULL), 0);
     assert_int_equal(kv_endpoint_parse("tcp://127.0.0.1:0", &e, NULL), 0);

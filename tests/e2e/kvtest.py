@@ -189,7 +189,9 @@ class Indexer:
         self.context, self.headers, self.log = context, dict(headers or {}), []
         self._ready = threading.Event()
         self.url = None
-        command = [str(BUILD / "bin" / "kv-indexer"), "--host", host, "--port", str(port), *map(str, args)]
+        given = [str(arg) for arg in args]
+        mine = [word for name, value in (("--host", host), ("--port", str(port))) if name not in given for word in (name, value)]
+        command = [str(BUILD / "bin" / "kv-indexer"), *mine, *given]
         environment = {**os.environ, **(env or {})}
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment)
         self._reader = threading.Thread(target=self._read_log, daemon=True)

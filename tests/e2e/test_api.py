@@ -246,15 +246,15 @@ def test_query():
         equal(indexer.post("/query", {"model_name": MODEL, "token_ids": tokens}).body, raw, "the same question")
         # partial blocks don't count; nothing is answered for what nobody has
         equal(indexer.query(tokens[:7])["scores"], {"9": {"0": 4}, "10": {"0": 4, "2": 4}})
-        empty = {"scores": {}, "frequencies": [], "tree_sizes": {}, "instances": {}}
+        empty = {"scores": {}, "frequencies": [], "tree_sizes": {}, "instances": {}, "views": {}}
         for prompt in ([], tokens[:3], tokens[1:], [5] * 100, [(1 << 32) - 1] * 8):
             equal(indexer.query(prompt), empty, f"{prompt[:5]}...")
         equal(indexer.query(tokens, lora_name="adapter"), empty)
         equal(indexer.query(tokens, cache_salt="salt"), empty)
         equal(indexer.query(tokens, lora_name="", cache_salt="", tenant_id="default")["scores"]["9"], {"0": 20})
         equal(indexer.query(tokens, lora_name=None, routing_group="default")["scores"]["9"], {"0": 20})
-        equal(indexer.query(tokens, expect=404, tenant_id="x"), {"error": "no indexer for model=m tenant=x"})
-        equal(indexer.query(tokens, expect=404, model_name="x"), {"error": "no indexer for model=x tenant=default"})
+        equal(indexer.query(tokens, expect=404, tenant_id="x")["error"], "no indexer for model=m tenant=x")
+        equal(indexer.query(tokens, expect=404, model_name="x")["error"], "no indexer for model=x tenant=default")
         one.remove(hashes[2:3])
         indexer.wait_score(tokens, 9, 8)
         one.clear()
@@ -271,7 +271,7 @@ def test_routing_group_beats_tenant_id():
         engine.store([1, 2], range(8), block_size=4)
         indexer.wait_score(range(8), 1, 8, **both)
         indexer.wait_score(range(8), 1, 8, routing_group="g")
-        equal(indexer.query(range(8), expect=404, tenant_id="ignored"), {"error": "no indexer for model=m tenant=ignored"})
+        equal(indexer.query(range(8), expect=404, tenant_id="ignored")["error"], "no indexer for model=m tenant=ignored")
         equal(indexer.post("/query_by_hash", {"model_name": MODEL, "block_hashes": [1], **both}).status, 200)
         equal([w["routing_group"] for w in indexer.get("/workers?tenant_id=ignored&routing_group=g").json()], ["g"])
         equal(indexer.get("/workers?tenant_id=g&routing_group=ignored").json(), [])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """kv-indexer as an HTTP server among hostile, slow and unlucky clients."""
 import ctypes
+import json
 import os
 import re
 import signal
@@ -149,7 +150,9 @@ def test_absolute_targets():
             equal(ask(indexer, "GET", f"{origin}/health")[0], 200, origin)
             equal(ask(indexer, "GET", f"{origin}/workers?model_name=nobody")[1].strip(), "[]", origin)
             equal(ask(indexer, "POST", f"{origin}/query", body=QUERY)[0], 200, origin)
-            for target in ("", "/", "/nope", "//health", "?x=/health"):
+            for target in ("", "/", "?x=/health"):
+                equal(ask(indexer, "GET", f"{origin}{target}")[0], 200, f"{origin}{target}")
+            for target in ("/nope", "//health"):
                 equal(ask(indexer, "GET", f"{origin}{target}")[0], 404, f"{origin}{target}")
         equal(ask(indexer, "GET", "ftp://localhost/workers")[0], 404)
         equal(ask(indexer, "GET", "http:/workers")[0], 404)
@@ -193,6 +196,48 @@ def test_ambiguous_framing_is_refused():
                 check(len(got) <= 1, f"{name}: {len(got)} answers, the second request was taken from a doubtful body")
                 check(not got or got[0][0] == 400 or name == "overflowing length" and got[0][0] == 413, f"{name}: {got[0][1] if got else ''}")
                 check(is_closed(sock), f"{name}: connection stays open")
+        equal(indexer.get("/health").status, 200)
+
+
+def test_one_header_to_an_answer():
+    """Requests that the library refuses by itself: one header, and the body that it announces, in JSON."""
+    n = f"Content-Length: {len(QUERY)}"
+    cases = {
+        "no host": (400, b"GET /health HTTP/1.1\r\n\r\n"),
+        "no host, with a body": (400, b"POST /query HTTP/1.1\r\n" + n.encode() + b"\r\n\r\n" + QUERY),
+        "23 digits": (413, post("/query", b"", "Content-Length: 12345678901234567890123")),
+        "no digits": (400, post("/query", b"", "Content-Length: many")),
+        "digits and letters": (400, post("/query", b"", "Content-Length: 12kB")),
+        "minus": (400, post("/query", b"", "Content-Length: -1")),
+        "blank": (400, post("/query", b"", "Content-Length: ")),
+        "large cookie": (431, post("/query", QUERY, n, "Cookie: " + "a" * 20000)),
+    }
+    with ready() as indexer:
+        other = indexer.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")  # a header that is coming in meanwhile
+        for name, (status, request) in cases.items():
+            for pieces in (1, 2, 5):
+                size = -(-len(request) // pieces)
+                with indexer.raw() as sock:
+                    for at in range(0, len(request), size):
+                        sock.sendall(request[at:at + size])
+                        time.sleep(0.01 * (pieces > 1))
+                    data = b""
+                    while True:
+                        try:
+                            more = sock.recv(65536)
+                        except ConnectionResetError:
+                            more = b""
+                        if not more:
+                            break
+                        data += more
+                head, _, body = data.partition(b"\r\n\r\n")
+                equal(head.split(b" ")[1], b"%d" % status, f"{name}: {data!r}")
+                length = int(re.search(rb"(?i)content-length: (\d+)", head).group(1))
+                equal(len(body), length, f"{name}: {data!r}")
+                check(json.loads(body)["error"], name)
+        other.sendall(b"x\r\n\r\n")
+        check(other.recv(100).startswith(b"HTTP/1.1 200"), "the other connection was left alone")
+        other.close()
         equal(indexer.get("/health").status, 200)
 
 

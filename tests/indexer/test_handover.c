@@ -7,12 +7,15 @@
 #include "indexer/tables.h"
 
 /* A listener that follows nobody, with a position. */
+static struct ki_model no_model; /* it counts the listeners that have something to tell */
+
 static void open_listener(struct ki_listener *l, uint64_t sequence, bool partial)
 {
     struct ki_stream_opts opts = {0};
 
     memset(l, 0, sizeof(*l));
     l->instance = 7;
+    l->model = &no_model;
     assert_int_equal(pthread_mutex_init(&l->lock, NULL), 0);
     assert_int_equal(ki_applier_init(&l->applier, 7, 0, 4, KI_MM_PLACED), 0);
     ki_stream_init(&l->stream, &opts);

@@ -3,6 +3,8 @@
 
 #include "base/unit.h"
 
+#define LIST(text) ((const struct kv_arg_list){{text}, 1})
+
 static int parse(struct ki_options *options, struct kv_error *error, int argc,
                  const char *const *args)
 {
@@ -28,8 +30,8 @@ static void defaults(void **state)
     assert_int_equal(options.threads, 4);
     assert_string_equal(options.model_name, "default");
     assert_string_equal(options.tenant_id, "default");
-    assert_null(options.workers);
-    assert_null(options.peers);
+    assert_int_equal(options.workers.n, 0);
+    assert_int_equal(options.peers.n, 0);
     assert_int_equal(options.block_size, 0);
     assert_int_equal(options.max_body, 8 << 20);
 }
@@ -47,10 +49,11 @@ static void every_flag_of_the_original(void **state)
     assert_int_equal(options.port, 9000);
     assert_int_equal(options.threads, 1);
     assert_int_equal(options.block_size, 16);
-    assert_string_equal(options.workers, "1=tcp://h:5557");
+    assert_int_equal(options.workers.n, 1);
+    assert_string_equal(options.workers.items[0], "1=tcp://h:5557");
     assert_string_equal(options.model_name, "m");
     assert_string_equal(options.tenant_id, "t");
-    assert_string_equal(options.peers, "http://p:1");
+    assert_string_equal(options.peers.items[0], "http://p:1");
     assert_int_equal(PARSE("--routing-group", "g"), 0);
     assert_string_equal(options.tenant_id, "g");
 }
@@ -102,8 +105,8 @@ static void workers(void **state)
     struct kv_error error = {0};
 
     (void)state;
-    assert_int_equal(ki_worker_specs_parse("1=tcp://host:5557,2:1=tcp://host:5558", &specs, &error),
-                     2);
+    assert_int_equal(
+        ki_worker_specs_parse(&LIST("1=tcp://host:5557,2:1=tcp://host:5558"), &specs, &error), 2);
     assert_int_equal(specs[0].instance, 1);
     assert_int_equal(specs[0].rank, 0);
     assert_string_equal(specs[0].endpoint, "tcp://host:5557");
@@ -113,16 +116,41 @@ static void workers(void **state)
     assert_string_equal(specs[1].endpoint, "tcp://host:5558");
     ki_worker_specs_free(specs, 2);
 
-    assert_int_equal(ki_worker_specs_parse(" 18446744073709551615:4294967295=tcp://[::1]:1 ,\n"
-                                           "3=ipc:///tmp/a+b+tcp://h:9",
-                                           &specs, &error),
-                     2);
+    assert_int_equal(
+        ki_worker_specs_parse(&LIST(" 18446744073709551615:4294967295=tcp://[::1]:1 ,\n"
+                                    "3=ipc:///tmp/a+b+tcp://h:9"),
+                              &specs, &error),
+        2);
     assert_true(specs[0].instance == UINT64_MAX);
     assert_true(specs[0].rank == UINT32_MAX);
     assert_string_equal(specs[0].endpoint, "tcp://[::1]:1");
     assert_string_equal(specs[1].endpoint, "ipc:///tmp/a+b");
     assert_string_equal(specs[1].replay_endpoint, "tcp://h:9");
     ki_worker_specs_free(specs, 2);
+}
+
+/* Lists add up, of one source; a stronger source replaces them. Anything else is given once. */
+static void given_twice(void **state)
+{
+    struct ki_options options;
+    struct ki_worker_spec *specs;
+    struct kv_error error;
+
+    (void)state;
+    assert_int_equal(PARSE("--block-size", "16", "--workers", "1=tcp://a:1,2=tcp://b:1",
+                           "--workers=3=tcp://c:1", "--peers", "http://p:1", "--peers",
+                           "http://q:1"),
+                     0);
+    assert_int_equal(ki_worker_specs_parse(&options.workers, &specs, &error), 3);
+    assert_int_equal(specs[2].instance, 3);
+    ki_worker_specs_free(specs, 3);
+    assert_int_equal(options.peers.n, 2);
+    assert_int_equal(PARSE("--port", "1", "--port=2"), -EINVAL);
+    assert_string_equal(error.text, "--port: given twice, `1` and `2`: choose one");
+    assert_int_equal(PARSE("--insecure", "--insecure"), -EINVAL);
+    assert_string_equal(error.text, "--insecure: given twice");
+    assert_int_equal(PARSE("--workers", "1=tcp://a:1", "--workers", ""), -EINVAL); /* block size */
+    assert_int_equal(PARSE("--workers", "", "--workers", " , "), 0);
 }
 
 static void no_workers(void **state)
@@ -133,7 +161,7 @@ static void no_workers(void **state)
 
     (void)state;
     for (size_t i = 0; i < KV_COUNT(nothing); i++) {
-        assert_int_equal(ki_worker_specs_parse(nothing[i], &specs, &error), 0);
+        assert_int_equal(ki_worker_specs_parse(&LIST(nothing[i]), &specs, &error), 0);
         ki_worker_specs_free(specs, 0);
     }
 }
@@ -166,7 +194,7 @@ static void bad_workers(void **state)
     (void)state;
     for (size_t i = 0; i < KV_COUNT(bad); i++) {
         memset(&error, 0, sizeof(error));
-        if (ki_worker_specs_parse(bad[i].text, &specs, &error) != -EINVAL)
+        if (ki_worker_specs_parse(&LIST(bad[i].text), &specs, &error) != -EINVAL)
             fail_msg("accepted: %s", bad[i].text);
         if (!strstr(error.text, bad[i].message))
             fail_msg("%s: message '%s'", bad[i].text, error.text);
@@ -181,15 +209,15 @@ static void peers(void **state)
     char **urls;
 
     (void)state;
-    assert_int_equal(ki_urls_parse(" http://a:1/ ,https://b:2//,", &urls, &error), 2);
+    assert_int_equal(ki_urls_parse(&LIST(" http://a:1/ ,https://b:2//,"), &urls, &error), 2);
     assert_string_equal(urls[0], "http://a:1");
     assert_string_equal(urls[1], "https://b:2");
     ki_urls_free(urls, 2);
-    assert_int_equal(ki_urls_parse("", &urls, &error), 0);
+    assert_int_equal(ki_urls_parse(&LIST(""), &urls, &error), 0);
     ki_urls_free(urls, 0);
     for (size_t i = 0; i < KV_COUNT(bad); i++) {
         memset(&error, 0, sizeof(error));
-        if (ki_urls_parse(bad[i], &urls, &error) != -EINVAL)
+        if (ki_urls_parse(&LIST(bad[i]), &urls, &error) != -EINVAL)
             fail_msg("accepted: %s", bad[i]);
         assert_non_null(strstr(error.text, bad[i]));
         assert_non_null(strstr(error.text, "expected http://HOST:PORT or https://HOST:PORT"));
@@ -204,6 +232,7 @@ int main(void)
         cmocka_unit_test(combinations_that_make_no_sense),
         cmocka_unit_test(environment),
         cmocka_unit_test(workers),
+        cmocka_unit_test(given_twice),
         cmocka_unit_test(no_workers),
         cmocka_unit_test(bad_workers),
         cmocka_unit_test(peers),
