@@ -62,6 +62,8 @@ struct ki_listener_env {
 };
 
 struct ki_pump;
+struct ki_hub;
+struct ki_hubs;
 
 /** A live batch on its way to the stream. */
 struct ki_live {
@@ -106,6 +108,8 @@ struct ki_listener {
     /* For the event thread only. */
     struct ki_sub sub;            /* the connection to the publisher */
     struct ki_sub_room *room;     /* shared by the thread's listeners, for one turn each */
+    struct ki_hubs *hubs;         /* the thread's */
+    struct ki_hub *hub;           /* the address on which it listens; NULL: it connects */
     void *dealer;                 /* NULL: no replay runs */
     bool sub_ready, dealer_ready; /* may have messages */
     bool detached;                /* paused: sockets are closed */
@@ -133,6 +137,7 @@ struct ki_listener {
     uint64_t look_again_ns;   /* without a connection: time to resolve the endpoint again */
     uint64_t replay_again_ns; /* time to resolve the replay endpoint again */
     TAILQ_ENTRY(ki_listener) all, ready;
+    LIST_ENTRY(ki_listener) at_hub;
 };
 
 /**

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 
 #include "base/log.h"
+#include "indexer/hub.h"
 #include "indexer/listener_impl.h"
 #include "indexer/pump.h"
 #include "indexer/socket.h"
@@ -150,6 +151,7 @@ void ki_listener_disconnect(struct ki_listener *l)
 {
     ki_listener_close_replay(l);
     close_sub(l);
+    ki_hub_leave(l);
     l->link_told = KI_TOLD_NOTHING; /* closed on purpose, not lost */
     l->silent_ns = 0;
     ki_listener_drop_held(l);
@@ -173,6 +175,34 @@ static void fail_connect(struct ki_listener *l, const char *why, uint64_t now_ns
     l->retry_at_ns = now_ns + CONNECT_RETRY_NS;
 }
 
+static void note_open(struct ki_listener *l, uint64_t look_again_ns, uint64_t now_ns)
+{
+    l->retry_at_ns = 0;
+    l->lost_ns = now_ns;
+    l->look_again_ns = look_again_ns;
+    pthread_mutex_lock(&l->lock);
+    l->last_error[0] = '\0';
+    ki_listener_unlock(l);
+}
+
+/* Wait for a publisher that connects. */
+static void listen_for_it(struct ki_listener *l, uint64_t now_ns)
+{
+    int rc = ki_hub_join(l->hubs, l);
+
+    if (rc < 0) {
+        fail_connect(
+            l,
+            rc == -EADDRINUSE
+                ? "another worker has this address and topic, or another program the address"
+                : strerror(-rc),
+            now_ns);
+        return;
+    }
+    ki_sub_await(&l->sub, &l->env->arriving, l->epoll_fd, KI_PUMP_SUB(l));
+    note_open(l, now_ns, now_ns);
+}
+
 void ki_listener_connect(struct ki_listener *l, uint64_t now_ns)
 {
     int rc = ki_target_find(&l->target, l->env->resolver, RESOLVED_AGE_MS);
@@ -187,18 +217,17 @@ void ki_listener_connect(struct ki_listener *l, uint64_t now_ns)
         fail_connect(l, kv_resolver_strerror(rc), now_ns);
         return;
     }
+    if (l->target.place.binds) {
+        listen_for_it(l, now_ns);
+        return;
+    }
     rc = ki_sub_open(&l->sub, l->target.where, &l->env->arriving, l->epoll_fd, KI_PUMP_SUB(l),
                      now_ns);
     if (rc < 0) {
         fail_connect(l, "no address to connect to", now_ns);
         return;
     }
-    l->retry_at_ns = 0;
-    l->lost_ns = now_ns;
-    l->look_again_ns = now_ns + CONNECT_RETRY_NS;
-    pthread_mutex_lock(&l->lock);
-    l->last_error[0] = '\0';
-    ki_listener_unlock(l);
+    note_open(l, now_ns + CONNECT_RETRY_NS, now_ns);
 }
 
 /* -- connecting anew --------------------------------------------------------------------------- */
@@ -211,6 +240,11 @@ static void look_again(struct ki_listener *l, uint64_t now_ns)
 {
     int rc;
 
+    if (l->target.place.binds && l->look_again_ns && now_ns >= l->look_again_ns) {
+        if (!ki_hub_offer(l, now_ns)) /* one may have come while this one had another */
+            l->look_again_ns = now_ns + KV_NS_PER_S;
+        return;
+    }
     if (!l->target.named || !l->look_again_ns || now_ns < l->look_again_ns)
         return;
     l->look_again_ns = now_ns + KI_RESOLVE_POLL_NS;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Read messages from sockets and backlog for the stream. */
 #include <inttypes.h>
+#include <string.h>
 
 #include "base/log.h"
 #include "base/msgpack.h"
@@ -108,6 +109,15 @@ static void offer(struct ki_listener *l, struct ki_live *batches, size_t n, uint
     }
 }
 
+/* Return true for a message that another worker's registration is for. */
+static bool is_of_other_topic(const struct ki_listener *l, const struct kve_message *message)
+{
+    const char *topic = l->target.place.topic;
+
+    return *topic && (strlen(topic) != message->topic.len ||
+                      memcmp(topic, message->topic.data, message->topic.len) != 0);
+}
+
 /*
  * Take a live message that has been read. Returns 1 with *@ret, whose payload is valid until more
  * is read; 0 for an invalid message; -EAGAIN when there is none. *@ret_first: the first of its
@@ -125,6 +135,8 @@ static int take_live(struct ki_listener *l, struct ki_live *ret, bool *ret_first
         count_malformed(l, "a message that is no batch was passed over");
         return 0;
     }
+    if (is_of_other_topic(l, &message))
+        return 0;
     ret->id = identify(&message);
     ret->payload = message.payload;
     *ret_first = l->ups_of_batch != l->sub.ups;

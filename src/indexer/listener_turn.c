@@ -21,7 +21,7 @@ static uint64_t next_deadline(const struct ki_listener *l)
         deadline_ns = earlier(deadline_ns, ki_stream_deadline(&l->stream));
     deadline_ns = earlier(deadline_ns, l->replay_again_ns);
     deadline_ns = earlier(deadline_ns, l->sub.deadline_ns);
-    if (l->target.named)
+    if (l->target.named || l->target.place.binds)
         deadline_ns = earlier(deadline_ns, l->look_again_ns);
     if (l->link_told == KI_TOLD_NOTHING)
         deadline_ns = earlier(deadline_ns, l->silent_ns);

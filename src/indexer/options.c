@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/endpoint_rule.h"
 #include "base/utf8.h"
 #include "indexer/peers.h"
+#include "indexer/place.h"
 #include "indexer/registry.h"
 
 #define AT(field) offsetof(struct ki_options, field)
@@ -225,7 +225,6 @@ static bool are_utf8(const struct kv_arg_list *list)
 
 static int check(const struct ki_options *o, struct kv_error *error)
 {
-    struct kv_endpoint_rule rule;
     const char *why = "";
 
     if (ki_options_have_workers(o) && !o->block_size)
@@ -236,7 +235,7 @@ static int check(const struct ki_options *o, struct kv_error *error)
         return kv_fail(error, -EINVAL, 0,
                        "--insecure and --auth-token-file exclude each other: choose one");
     for (size_t i = 0; i < o->allow_endpoint.n; i++)
-        if (kv_endpoint_rule_parse(o->allow_endpoint.items[i], &rule, &why) < 0)
+        if (ki_place_check_rule(o->allow_endpoint.items[i], &why) < 0)
             return kv_fail(error, -EINVAL, 0, "--allow-endpoint '%.80s': %s",
                            o->allow_endpoint.items[i], why);
     if (!*o->trace_id_header)
@@ -336,10 +335,10 @@ static char *find_replay(char *endpoint)
 
 static int check_endpoint(const char *entry, const char *endpoint, struct kv_error *error)
 {
-    struct kv_endpoint parsed;
+    struct ki_place parsed;
     const char *why = "";
 
-    if (kv_endpoint_parse_peer(endpoint, &parsed, &why) < 0)
+    if (ki_place_parse(endpoint, &parsed, &why) < 0)
         return kv_fail(error, -EINVAL, 0, "--workers entry '%.60s': invalid ZMQ endpoint: %s",
                        entry, why);
     return 0;

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/thread.h"
+#include "indexer/hub.h"
 
 #define MAX_EVENTS 128
 #define BURST_BYTES (4u << 20)
@@ -28,6 +29,7 @@ struct ki_pump {
     struct listener_list all, ready;
     uint64_t deadline_ns;    /* earliest deadline of all listeners; 0: none */
     struct ki_sub_room room; /* for the connection that is being read */
+    struct ki_hubs hubs;     /* addresses to which publishers connect */
     struct kv_wake *drained;
     size_t burst_bytes; /* bytes read since drained was signalled */
 };
@@ -79,7 +81,7 @@ static void tick_listeners(struct ki_pump *p, bool all, uint64_t now_ns)
 {
     struct ki_listener *l, *next;
 
-    p->deadline_ns = 0;
+    p->deadline_ns = ki_hubs_tick(&p->hubs, now_ns);
     for (l = TAILQ_FIRST(&p->all); l; l = next) {
         next = TAILQ_NEXT(l, all);
         if (all || is_due(l, now_ns))
@@ -106,6 +108,7 @@ static bool take_inbox(struct ki_pump *p)
         TAILQ_INSERT_TAIL(&p->all, l, all);
         l->epoll_fd = p->epoll_fd;
         l->room = &p->room;
+        l->hubs = &p->hubs;
     }
     return !stop;
 }
@@ -141,13 +144,33 @@ static void serve(struct ki_pump *p)
     }
 }
 
-static void mark(struct ki_pump *p, const struct epoll_event *event)
+/* Handle news of an address to which publishers connect, or of a connection that waits there. */
+static void mark_hub(struct ki_pump *p, const struct epoll_event *event, uint64_t now_ns)
+{
+    void *about = (void *)(uintptr_t)(event->data.u64 & ~UINT64_C(3));
+    bool ended = event->events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR);
+    struct ki_listener *l = NULL;
+
+    if (event->data.u64 & 1)
+        l = ki_hub_read(about, ended, now_ns);
+    else
+        ki_hub_accept(about, now_ns);
+    if (l)
+        enqueue(p, l);
+    p->deadline_ns = now_ns; /* a connection's timers have changed */
+}
+
+static void mark(struct ki_pump *p, const struct epoll_event *event, uint64_t now_ns)
 {
     uint64_t data = event->data.u64;
     struct ki_listener *l;
 
     if (data == 0)
         return; /* woken by a request of another thread */
+    if (data & 2) {
+        mark_hub(p, event, now_ns);
+        return;
+    }
     l = (struct ki_listener *)(uintptr_t)(data & ~UINT64_C(1));
     if (data & 1) {
         l->dealer_ready = l->dealer != NULL;
@@ -180,7 +203,7 @@ static void *run(void *arg)
 
         for (int i = 0; i < n; i++) {
             woken |= events[i].data.u64 == 0;
-            mark(p, &events[i]);
+            mark(p, &events[i], now_ns);
         }
         if (woken)
             going = take_inbox(p);
@@ -221,6 +244,7 @@ int ki_pump_create(const char *name, struct kv_wake *drained, struct ki_pump **r
     TAILQ_INIT(&p->ready);
     p->wake.fd = -1;
     p->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    ki_hubs_init(&p->hubs, p->epoll_fd, &p->room);
     rc = p->epoll_fd < 0 ? -errno : kv_wake_open(&p->wake);
     if (rc == 0 && epoll_ctl(p->epoll_fd, EPOLL_CTL_ADD, p->wake.fd, &event) < 0)
         rc = -errno;

@@ -19,6 +19,9 @@
  */
 #define KI_PUMP_SUB(listener) ((uint64_t)(uintptr_t)(listener))
 #define KI_PUMP_DEALER(listener) ((uint64_t)(uintptr_t)(listener) | 1)
+/** The same of an address that is listened on, and of a connection that waits there (hub.h). */
+#define KI_PUMP_HUB(hub) ((uint64_t)(uintptr_t)(hub) | 2)
+#define KI_PUMP_HUB_CONN(conn) ((uint64_t)(uintptr_t)(conn) | 3)
 
 /**
  * Start a thread named @name. It signals @drained, unless NULL, when it has read a burst of some

@@ -8,9 +8,10 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "base/endpoint_rule.h"
 #include "base/log.h"
 #include "base/mix.h"
+#include "base/xxh.h"
+#include "indexer/place.h"
 #include "indexer/tables.h"
 
 #define MAX_THREADS 256
@@ -134,13 +135,18 @@ void ki_registry_go(struct ki_registry *registry)
 
 /* -- registering ------------------------------------------------------------------------------- */
 
-static int check_syntax(const char *text, const char *kind, struct kv_error *error)
+/* @replay: an endpoint that is only connected to, for all topics. */
+static int check_syntax(const char *text, bool replay, struct kv_error *error)
 {
-    struct kv_endpoint endpoint;
+    const char *kind = replay ? "replay endpoint" : "ZMQ endpoint";
+    struct ki_place place;
     const char *why = "missing address", *rest;
 
-    if (kv_endpoint_parse_peer(text, &endpoint, &why) == 0 && endpoint.scheme != KV_SCHEME_INPROC)
-        return 0;
+    if (ki_place_parse(text, &place, &why) == 0 && place.endpoint.scheme != KV_SCHEME_INPROC) {
+        if (!replay || (!place.binds && !*place.topic))
+            return 0;
+        why = "it is connected to, and has no topic";
+    }
     if (strncmp(text, "inproc://", 9) == 0) /* sockets of this process only */
         return kv_fail(error, -EINVAL, 0, "invalid %s `%.80s`: inproc:// reaches no other process",
                        kind, text);
@@ -157,14 +163,12 @@ static int check_syntax(const char *text, const char *kind, struct kv_error *err
  */
 static int check_allowed(const struct ki_registry *r, const char *text, struct kv_error *error)
 {
-    struct kv_endpoint_rule rule;
-    struct kv_endpoint endpoint;
+    struct ki_place place;
 
     if (!r->allow || r->allow->n == 0)
         return 0;
-    for (size_t i = 0; i < r->allow->n && kv_endpoint_parse(text, &endpoint, NULL) == 0; i++)
-        if (kv_endpoint_rule_parse(r->allow->items[i], &rule, NULL) == 0 &&
-            kv_endpoint_rule_admits(&rule, &endpoint))
+    for (size_t i = 0; i < r->allow->n && ki_place_parse(text, &place, NULL) == 0; i++)
+        if (ki_place_is_admitted(r->allow->items[i], &place))
             return 0;
     return kv_fail(error, -EACCES, 0, "endpoint `%.80s` is not allowed (see --allow-endpoint)",
                    text);
@@ -173,10 +177,10 @@ static int check_allowed(const struct ki_registry *r, const char *text, struct k
 int ki_registry_check(const struct ki_registry *r, const struct ki_registration *reg,
                       struct kv_error *error)
 {
-    int rc = check_syntax(reg->endpoint, "ZMQ endpoint", error);
+    int rc = check_syntax(reg->endpoint, false, error);
 
     if (rc == 0 && reg->replay_endpoint)
-        rc = check_syntax(reg->replay_endpoint, "replay endpoint", error);
+        rc = check_syntax(reg->replay_endpoint, true, error);
     if (rc == 0 && reg->block_size == 0)
         rc = kv_fail(error, -EINVAL, 0, "block_size must be at least 1");
     if (rc == 0)
@@ -225,6 +229,16 @@ static struct ki_pump *least_loaded(struct ki_registry *r)
         if (ki_pump_load(r->pumps[i]) < ki_pump_load(best))
             best = r->pumps[i];
     return best;
+}
+
+/* Listeners of one address share its socket, and so an event thread. */
+static struct ki_pump *pump_for(struct ki_registry *r, const struct ki_listener *l)
+{
+    const char *address = l->target.place.address;
+
+    if (l->target.place.binds)
+        return r->pumps[kv_xxh64(address, strlen(address), 0) % r->n_pumps];
+    return least_loaded(r);
 }
 
 /*
@@ -360,7 +374,7 @@ int ki_registry_register_locked(struct ki_registry *r, const struct ki_registrat
     if (!known)
         ki_tables_put_model(r, ki_model_acquire(model));
     ki_tables_put_listener(r, l);
-    ki_pump_add(least_loaded(r), ki_listener_acquire(l));
+    ki_pump_add(pump_for(r, l), ki_listener_acquire(l));
     return 0;
 }
 

@@ -17,6 +17,7 @@
 #include "base/endpoint.h"
 #include "base/error.h"
 
+#define EVENTS (EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET)
 #define FIRST_DELAY_NS (100 * KV_NS_PER_MS)
 #define LAST_DELAY_NS (5 * KV_NS_PER_S)
 #define LAST_BROKEN_DELAY_NS (30 * KV_NS_PER_S)
@@ -37,7 +38,7 @@
 
 static const char no_answer[] =
     "no answer: nobody listens there, or it can't be reached (an engine whose endpoint has no * "
-    "connects, too: give it tcp://*:PORT)";
+    "connects, too: give it tcp://*:PORT, or register bind:tcp://*:PORT)";
 static const char too_slow[] = "a large message came in too slowly";
 static const char silent[] = "connected, but nobody speaks ZMTP there (or the process is frozen)";
 static const char frozen[] = "no answer to heartbeats: the publisher is frozen or can't be reached";
@@ -142,7 +143,7 @@ void ki_sub_lose(struct ki_sub *sub, const char *problem, bool broken, uint64_t 
     drop(sub);
     sub->bytes = NULL;
     sub->capacity = 0;
-    enter(sub, KI_SUB_WAITING, now_ns + *delay_ns);
+    enter(sub, KI_SUB_WAITING, sub->bound ? 0 : now_ns + *delay_ns);
     *delay_ns = KV_MIN(*delay_ns * 2, broken ? LAST_BROKEN_DELAY_NS : LAST_DELAY_NS);
 }
 
@@ -168,8 +169,7 @@ static void set_options(const struct ki_sub *sub)
 /* Begin an attempt to connect. */
 static void attempt(struct ki_sub *sub, uint64_t now_ns)
 {
-    struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
-                                .data.u64 = sub->data};
+    struct epoll_event event = {.events = EVENTS, .data.u64 = sub->data};
 
     if (sub->broken)
         sub->reopened++;
@@ -258,12 +258,60 @@ int ki_sub_open(struct ki_sub *sub, const char *endpoint, struct ki_sub_limits *
     sub->data = data;
     sub->limits = limits;
     sub->problem = NULL;
-    sub->broken = false;
+    sub->broken = sub->bound = false;
     sub->delay_ns = FIRST_DELAY_NS;
     if (!sub->broken_delay_ns)
         sub->broken_delay_ns = KI_SUB_BROKEN_DELAY_NS;
     attempt(sub, now_ns);
     return 0;
+}
+
+static const char nobody[] = "no publisher has connected to this address yet (of this topic)";
+
+void ki_sub_await(struct ki_sub *sub, struct ki_sub_limits *limits, int epoll_fd, uint64_t data)
+{
+    sub->fd = -1;
+    sub->epoll_fd = epoll_fd;
+    sub->data = data;
+    sub->limits = limits;
+    sub->problem = nobody;
+    sub->broken = false;
+    sub->bound = true;
+    enter(sub, KI_SUB_WAITING, 0);
+}
+
+void ki_sub_accept(struct ki_sub *sub, int fd, struct ki_sub_limits *limits, int epoll_fd,
+                   uint64_t data, uint64_t now_ns)
+{
+    struct epoll_event event = {.events = EVENTS, .data.u64 = data};
+
+    ki_sub_await(sub, limits, epoll_fd, data);
+    sub->fd = fd;
+    set_options(sub);
+    if (epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0) {
+        ki_sub_lose(sub, KI_SUB_WAS_LOST, false, now_ns);
+        return;
+    }
+    ki_zmtp_init(&sub->zmtp, limits->max_message);
+    enter(sub, KI_SUB_SHAKING, now_ns + HANDSHAKE_NS);
+}
+
+void ki_sub_take(struct ki_sub *sub, struct ki_sub *from, uint64_t data)
+{
+    struct epoll_event event = {.events = EVENTS, .data.u64 = data};
+    uint64_t ups = sub->ups, reopened = sub->reopened + sub->broken;
+
+    *sub = *from;
+    sub->ups = ups + 1;
+    sub->reopened = reopened;
+    sub->data = data;
+    sub->problem = NULL;
+    sub->changed = true;
+    (void)epoll_ctl(sub->epoll_fd, EPOLL_CTL_MOD, sub->fd, &event); /* reports what waits */
+    from->fd = -1;
+    from->own = NULL;
+    from->own_capacity = from->start = from->end = 0;
+    enter(from, KI_SUB_CLOSED, 0);
 }
 
 void ki_sub_close(struct ki_sub *sub)
@@ -337,7 +385,8 @@ void ki_sub_tick(struct ki_sub *sub, uint64_t now_ns)
 {
     if (sub->state == KI_SUB_UP)
         tick_up(sub, now_ns);
-    else if (sub->state == KI_SUB_CLOSED || now_ns < sub->give_up_ns)
+    else if (sub->state == KI_SUB_CLOSED || now_ns < sub->give_up_ns ||
+             (sub->state == KI_SUB_WAITING && sub->bound))
         return;
     else if (sub->state == KI_SUB_WAITING)
         attempt(sub, now_ns);

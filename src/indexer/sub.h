@@ -62,6 +62,7 @@ struct ki_sub {
     const char *problem;  /* NULL: none yet */
     uint64_t deadline_ns; /* time for ki_sub_tick; 0: never */
     bool changed;         /* state, ups or problem: the caller clears it */
+    bool bound;           /* the publisher connects: WAITING lasts until ki_sub_take */
     bool broken;          /* WAITING: the publisher broke the protocol */
     bool ended;           /* epoll reported the end of the stream, maybe behind further bytes */
     bool dry;             /* the last read took all there was */
@@ -94,6 +95,13 @@ struct ki_sub {
  */
 int ki_sub_open(struct ki_sub *sub, const char *endpoint, struct ki_sub_limits *limits,
                 int epoll_fd, uint64_t data, uint64_t now_ns);
+/** Wait for a connection that the publisher makes. */
+void ki_sub_await(struct ki_sub *sub, struct ki_sub_limits *limits, int epoll_fd, uint64_t data);
+/** Begin with @fd, a connection that a publisher has made. Takes it over. @sub is zeroed. */
+void ki_sub_accept(struct ki_sub *sub, int fd, struct ki_sub_limits *limits, int epoll_fd,
+                   uint64_t data, uint64_t now_ns);
+/** Take the connection of @from, which is UP, with what it has read. @sub awaits one. */
+void ki_sub_take(struct ki_sub *sub, struct ki_sub *from, uint64_t data);
 /** Close, and drop what wasn't read. No-op when closed. */
 void ki_sub_close(struct ki_sub *sub);
 /** Note that epoll has reported the descriptor. @ended: with the end of the stream or an error. */

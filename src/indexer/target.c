@@ -12,13 +12,16 @@ void ki_target_init(struct ki_target *target, const char *endpoint)
     uint8_t address[16];
 
     memset(target, 0, sizeof(*target));
-    target->given = endpoint;
     if (!endpoint)
         return;
-    target->named = kv_endpoint_parse(endpoint, &target->endpoint, NULL) == 0 &&
-                    target->endpoint.scheme == KV_SCHEME_TCP && !target->endpoint.wildcard &&
-                    !target->endpoint.any_port && !kv_endpoint_address(&target->endpoint, address);
-    target->where = target->named ? NULL : endpoint;
+    target->place.topic = "";
+    if (ki_place_parse(endpoint, &target->place, NULL) < 0) {
+        target->where = endpoint; /* which connecting refuses */
+        return;
+    }
+    target->named = target->place.endpoint.scheme == KV_SCHEME_TCP && !target->place.binds &&
+                    !kv_endpoint_address(&target->place.endpoint, address);
+    target->where = target->named ? NULL : target->place.address;
 }
 
 static void write_endpoint(const struct ki_target *target, const struct kv_address *address,
@@ -27,7 +30,7 @@ static void write_endpoint(const struct ki_target *target, const struct kv_addre
     bool ipv6 = address->family == AF_INET6;
 
     snprintf(ret, size, "tcp://%s%s%s:%u", ipv6 ? "[" : "", address->text, ipv6 ? "]" : "",
-             (unsigned)target->endpoint.port);
+             (unsigned)target->place.endpoint.port);
 }
 
 int ki_target_find(struct ki_target *target, struct kv_resolver *resolver, uint64_t max_age_ms)
@@ -37,7 +40,7 @@ int ki_target_find(struct ki_target *target, struct kv_resolver *resolver, uint6
 
     if (!target->named)
         return 0;
-    rc = kv_resolver_ask(resolver, target->endpoint.host, max_age_ms, &found);
+    rc = kv_resolver_ask(resolver, target->place.endpoint.host, max_age_ms, &found);
     if (rc < 0)
         return rc;
     write_endpoint(target, &found.items[target->turn % found.n], target->text,
@@ -55,7 +58,7 @@ int ki_target_turn(struct ki_target *target, struct kv_resolver *resolver, uint6
 
     if (!target->named || !target->where)
         return 0;
-    rc = kv_resolver_ask(resolver, target->endpoint.host, max_age_ms, &found);
+    rc = kv_resolver_ask(resolver, target->place.endpoint.host, max_age_ms, &found);
     if (rc < 0)
         return rc;
     for (unsigned i = 0; i < found.n; i++) {

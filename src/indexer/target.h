@@ -10,16 +10,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/endpoint.h"
 #include "base/resolve.h"
+#include "indexer/place.h"
 
 struct ki_target {
-    const char *where; /* numeric endpoint to connect to; NULL until it is known */
-    const char *given; /* the endpoint as registered */
-    bool named;        /* the host is a name */
-    struct kv_endpoint endpoint;
-    unsigned turn; /* index of the address to try */
-    char text[96]; /* the numeric endpoint */
+    const char *where;     /* numeric endpoint to connect to; NULL until it is known */
+    bool named;            /* the host is a name */
+    struct ki_place place; /* of the endpoint as registered */
+    unsigned turn;         /* index of the address to try */
+    char text[96];         /* the numeric endpoint */
 };
 
 /** Initialise. @endpoint must outlive the target; NULL makes a target that is never resolved. */

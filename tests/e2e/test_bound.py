@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines that connect: the indexer listens (bind:tcp://...), and tells publishers at one address apart by topic."""
+import socket
+import struct
+import time
+
+from kvtest import *
+import streams
+
+TOKENS = list(range(64))
+HASHES = [11, 12, 13, 14]
+
+
+class Connecting(Publisher):
+    """An engine whose endpoint has no `*`: its PUB socket connects."""
+
+    def __init__(self, port, topic=b"", replay=None, **kw):
+        super().__init__(topic=topic, replay=replay, **kw)
+        self._socket.unbind(self.endpoint)
+        self.endpoint = f"bind:tcp://127.0.0.1:{port}"
+        self._socket.connect(f"tcp://127.0.0.1:{port}")
+
+
+def endpoint(port, topic=""):
+    return f"bind:tcp://127.0.0.1:{port}" + (f"#{topic}" if topic else "")
+
+
+def test_one_publisher():
+    """H13, with a replay service, through a restart of the engine."""
+    port = free_port()
+    with Indexer("--stale-after", "300ms") as indexer:
+        with Connecting(port, replay="topic") as engine:
+            indexer.register(1, engine)
+            engine.store(HASHES, TOKENS)
+            indexer.wait_score(TOKENS, 1, 64)
+            engine.store([15], range(64, 80), parent=14, lose=True)
+            engine.remove([14])
+            indexer.wait_score(list(range(80)), 1, 48)
+            wait_until(lambda: indexer.query(TOKENS)["views"] == {}, 10, "a whole view")
+            replay = engine.replay_endpoint
+        wait_until(lambda: "1" in indexer.query(TOKENS)["views"], 10, "the view of a dead engine")
+        equal(streams.listener(indexer)["connected"], False)
+        with Connecting(port, replay="topic", replay_endpoint=replay) as engine:
+            engine.wait_subscriber()
+            engine.store([21], range(16))
+            indexer.wait_score(TOKENS, 1, 16)
+            wait_until(lambda: indexer.query(TOKENS)["views"] == {}, 10, "a whole view")
+
+
+def test_every_address():
+    port = free_port()
+    with Indexer("--block-size", 16, "--model-name", MODEL, "--workers", f"1=bind:tcp://*:{port}") as indexer, Connecting(port) as engine:
+        engine.wait_subscriber()
+        engine.store(HASHES, TOKENS)
+        indexer.wait_score(TOKENS, 1, 64)
+        equal(indexer.workers()[0]["endpoints"], {"0": f"bind:tcp://*:{port}"})
+
+
+def test_told_apart_by_topic():
+    port = free_port()
+    names = [f"kv@10.0.0.{i}@{MODEL}" for i in range(1, 6)]
+    with Indexer() as indexer:
+        engines = [Connecting(port, topic=name.encode()) for name in names]
+        try:
+            for i, name in enumerate(names[:4], 1):
+                indexer.register(i, endpoint(port, name))
+            for i, engine in enumerate(engines, 1):
+                engine.wait_subscriber()
+                engine.store(HASHES[:min(i, 4)], TOKENS[:16 * min(i, 4)])
+            for i in range(1, 5):
+                indexer.wait_score(TOKENS, i, 16 * i)
+            equal(set(indexer.query(TOKENS)["scores"]), {"1", "2", "3", "4"})  # nobody asked for the fifth
+            indexer.register(5, endpoint(port, names[4]))  # whose connection waits, with its first batch
+            indexer.wait_score(TOKENS, 5, 64)
+            # Each stream has its own numbers and connection.
+            engines[1].close()
+            engines[1] = Connecting(port, topic=names[1].encode())
+            engines[1].wait_subscriber()
+            engines[1].store(HASHES[:1], TOKENS[:16])
+            indexer.wait_score(TOKENS, 2, 16)
+            engines[0].store(HASHES[1:2], TOKENS[16:32], parent=HASHES[0])
+            indexer.wait_score(TOKENS, 1, 32)
+            wait_until(lambda: indexer.query(TOKENS)["views"] == {}, 10, "whole views")
+            indexer.unregister(3)
+            equal(indexer.score(TOKENS, 3), 0)
+            equal(indexer.score(TOKENS, 4), 64)
+        finally:
+            for engine in engines:
+                engine.close()
+
+
+def test_one_at_a_time():
+    """A second publisher of the same topic waits until the first has gone, with what it has published."""
+    port = free_port()
+    prompts = [range(1000, 1016), range(2000, 2016)]
+    with Indexer() as indexer:
+        indexer.register(1, endpoint(port))
+        engines = [Connecting(port), Connecting(port)]
+        try:
+            for engine, tokens in zip(engines, prompts):
+                engine.wait_subscriber()
+                engine.store([tokens[0]], tokens)
+            wait_until(lambda: any(indexer.score(tokens, 1) for tokens in prompts), 10, "the batch of one publisher")
+            first = 0 if indexer.score(prompts[0], 1) else 1
+            engines[first].store([11], range(16))
+            indexer.wait_score(range(16), 1, 16)
+            equal(indexer.score(prompts[1 - first], 1), 0)
+            equal((streams.stream(indexer, "restarts_total"), streams.stream(indexer, "batches_total")), (0, 2))
+            engines.pop(first).close()
+            indexer.wait_score(prompts[1 - first], 1, 16)
+            equal(indexer.score(range(16), 1), 0)
+        finally:
+            for engine in engines:
+                engine.close()
+
+
+def test_strangers():
+    """What connects and says nothing, or nonsense, keeps nobody out."""
+    port = free_port()
+    with Indexer() as indexer:
+        indexer.register(1, endpoint(port))
+        wait_until(lambda: streams.listener(indexer)["status"] == "failed", 10, "a listener that waits")
+        check("no publisher has connected" in streams.listener(indexer)["last_error"], streams.listener(indexer))
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
+        for one in silent[::2]:
+            one.sendall(b"GET / HTTP/1.1\r\n\r\n" + b"x" * 64)
+        with Connecting(port) as engine:
+            engine.wait_subscriber()
+            engine.store(HASHES, TOKENS)
+            indexer.wait_score(TOKENS, 1, 64)
+        for one in silent:
+            one.close()
+
+
+def test_refusals():
+    port = free_port()
+    with Indexer("--allow-endpoint", f"bind:tcp://127.0.0.1:{port}", "--allow-endpoint", "tcp://127.0.0.0/8") as indexer:
+        for wrong, why in (("tcp://0.0.0.0:5557", "for sockets that listen"), ("tcp://[::]:5557", "for sockets that listen"),
+                           ("bind:tcp://*:*", "no port to listen on"), ("bind:tcp://host:1", "a name is nothing to listen on"),
+                           ("bind:ipc:///tmp/x", "only tcp://"), ("bind:", "missing scheme"), (endpoint(port) + "#", "no topic"),
+                           ("tcp://*:5557", "no host to connect to")):
+            error = indexer.register(1, wrong, expect=400).json()["error"]
+            check(why in error, f"{wrong}: {error}")
+        error = indexer.register(1, endpoint(port), replay_endpoint=endpoint(port), expect=400).json()["error"]
+        check("it is connected to" in error, error)
+        indexer.register(1, endpoint(port + 1), expect=403)
+        indexer.register(1, f"bind:tcp://*:{port}", expect=403)
+        indexer.register(1, endpoint(port))
+        indexer.register(2, endpoint(port))  # the same again
+        wait_until(lambda: "another worker has this address" in streams.listener(indexer, 2).get("last_error", ""), 10, "the reason")
+        indexer.unregister(1)
+        wait_until(lambda: "no publisher has connected" in streams.listener(indexer, 2).get("last_error", ""), 20, "its turn")
+    with Indexer("--allow-endpoint", "tcp://*") as indexer:
+        indexer.register(1, endpoint(port), expect=403)
+    with Indexer() as indexer, socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        indexer.register(1, endpoint(port))
+        wait_until(lambda: "another program" in streams.listener(indexer).get("last_error", ""), 10, "the reason")
+
+
+def test_a_topic_of_a_connection_that_we_make():
+    """A proxy that merges engines: one endpoint, each worker's topic its own stream."""
+    with Indexer() as indexer, Publisher(replay=None) as proxy:
+        for instance, name in ((1, "kv@a@m"), (2, "kv@b@m")):
+            indexer.register(instance, f"{proxy.endpoint}#{name}")
+        proxy.wait_subscriber(2)
+        for instance, name in ((1, b"kv@a@m"), (2, b"kv@b@m")):
+            for seq, (hashes, tokens) in enumerate(((HASHES[:instance], TOKENS[:16 * instance]), ([99], range(900, 916)))):
+                proxy.send_frames(name, struct.pack(">Q", seq), proxy.batch([proxy.stored(hashes, tokens)]))
+        for instance in (1, 2):
+            indexer.wait_score(TOKENS, instance, 16 * instance)
+            indexer.wait_score(range(900, 916), instance, 16)
+        wait_until(lambda: indexer.query(TOKENS)["views"] == {}, 10, "whole views")
+
+
+if __name__ == "__main__":
+    run(globals())
