@@ -13,8 +13,7 @@
 
 /* -- values ------------------------------------------------------------------------------------ */
 
-/* Whether @word is one of `a|b|c`. */
-static bool is_choice(const char *choices, const char *word)
+bool kv_args_is_choice(const char *choices, const char *word)
 {
     size_t len = strlen(word);
 
@@ -90,7 +89,7 @@ static int set_value(const struct kv_arg *arg, const char *text, void *values,
     case KV_ARG_FLAG:
         return set_flag(arg, text, (bool *)(void *)at, error);
     case KV_ARG_CHOICE:
-        if (!is_choice(arg->choices, text))
+        if (!kv_args_is_choice(arg->choices, text))
             return kv_fail(error, -EINVAL, 0, "--%s: `%.60s` is not one of %s", arg->name, text,
                            arg->choices);
         *(const char **)(void *)at = text;
@@ -286,7 +285,7 @@ static bool is_known_variable(const struct kv_args_program *program, const char 
         option[i] = word[i] == '_' ? '-' : (char)tolower((unsigned char)word[i]);
     }
     return kv_args_find(program, option, len) || (program->config && strcmp(word, "CONFIG") == 0) ||
-           (program->env_others && is_choice(program->env_others, word));
+           (program->env_others && kv_args_is_choice(program->env_others, word));
 }
 
 static void warn_of_unknown_variables(const struct kv_args_program *program)
@@ -434,7 +433,7 @@ int kv_args_parse(const struct kv_args_program *program, int argc, char **argv, 
                   struct kv_arg_list *rest, struct kv_error *error)
 {
     struct kv_args_given *given = calloc(program->n_args + 1, sizeof(*given));
-    struct kv_args_run run = {program, values, given, 0};
+    struct kv_args_run run = {.program = program, .values = values, .top = values, .given = given};
     const char *config = NULL;
     int rc = given ? 0 : -ENOMEM;
 

@@ -8,7 +8,8 @@
  * - Environment: PREFIX_NAME_WITH_UNDERSCORES. Empty variables count as not set. Kubernetes'
  *   service links (PREFIX_PORT=tcp://...) are ignored. The log warns of other variables with the
  *   prefix that name no option.
- * - Configuration file: `name = value` lines; `#` starts a comment.
+ * - Configuration file: `name = value` lines; `#` starts a comment. `[NAME]` begins a section, where
+ *   the program has such.
  * - A list option may be given repeatedly: the values of one source add up. Any other option given
  *   twice in one source is an error.
  * - Flags in both: 1, true, yes, on; 0, false, no, off, and in a file also nothing. Other words are
@@ -64,6 +65,12 @@ struct kv_args_program {
     size_t n_args;
     bool config;            /* offer --config FILE */
     const char *env_others; /* other variables with the prefix that are known: "A|B", or NULL */
+    /*
+     * Begin section [@name] of the configuration file: return a struct like @values, with defaults, for
+     * the options up to the next section; NULL: no memory. Called for each. NULL: no sections.
+     */
+    void *(*section)(void *values, const char *name);
+    const char *in_sections; /* options that may stand in a section: "a|b" */
 };
 
 /**
@@ -96,6 +103,9 @@ bool kv_args_print_version(const char *program, const char *word);
  */
 void kv_args_warn_misspelt(const char *component, const char *prefix, const char *const *words,
                            size_t n);
+
+/** Return true when @word is one of the words in @choices, which '|' separates. */
+bool kv_args_is_choice(const char *choices, const char *word);
 
 /** Parse a number, a size in bytes or a time in milliseconds. Return 0 or -EINVAL. */
 int kv_parse_u64(const char *text, uint64_t *ret);

@@ -106,9 +106,47 @@ static int read_line(struct kv_args_run *run, char *line, const char *path, unsi
                        nearest ? "; did you mean `" : "", nearest ? nearest : "",
                        nearest ? "`?" : "");
     }
+    if (run->in_section && !kv_args_is_choice(run->program->in_sections, arg->name))
+        return kv_fail(error, -EINVAL, 0,
+                       "%.200s:%u: `%.60s` is of no section: put it above the first", path, number,
+                       key);
     if (kv_args_set(run, arg, value, KV_ARGS_CONFIG, &cause) < 0)
         return kv_fail(error, -EINVAL, 0, "%.200s:%u: %.200s", path, number, cause.text);
     return 0;
+}
+
+/* Begin the section that @line, `[NAME]`, names: its options are a set of their own. */
+static int begin_section(struct kv_args_run *run, char *line, const char *path, unsigned number,
+                         struct kv_error *error)
+{
+    size_t len = strlen(line);
+    char *name;
+
+    if (!run->program->section)
+        return kv_fail(error, -EINVAL, 0, "%.200s:%u: %s has no sections", path, number,
+                       run->program->name);
+    if (line[len - 1] != ']')
+        return kv_fail(error, -EINVAL, 0, "%.200s:%u: expected `[NAME]`", path, number);
+    line[len - 1] = '\0';
+    name = trim(line + 1);
+    if (!*name)
+        return kv_fail(error, -EINVAL, 0, "%.200s:%u: a section without a name", path, number);
+    run->values = run->program->section(run->top, name);
+    if (!run->values)
+        return kv_fail(error, -ENOMEM, 0, "out of memory");
+    memset(run->given, 0, run->program->n_args * sizeof(*run->given));
+    run->in_section = true;
+    return 0;
+}
+
+/* Return to the options outside of sections, and to what was given there. */
+static void end_sections(struct kv_args_run *run, const struct kv_args_given *top)
+{
+    if (!run->in_section)
+        return;
+    run->values = run->top;
+    run->in_section = false;
+    memcpy(run->given, top, run->program->n_args * sizeof(*top));
 }
 
 int kv_args_read_config(struct kv_args_run *run, const char *path, struct kv_error *error)
@@ -116,16 +154,28 @@ int kv_args_read_config(struct kv_args_run *run, const char *path, struct kv_err
     unsigned number = 0;
     struct text *text = NULL;
     char *next;
-    int rc = read_text(path, &text, error);
+    struct kv_args_given *top = calloc(run->program->n_args + 1, sizeof(*top));
+    int rc;
 
+    if (!top)
+        return kv_fail(error, -ENOMEM, 0, "out of memory");
+    rc = read_text(path, &text, error);
     for (char *line = rc ? NULL : text->bytes; line && rc == 0; line = next) {
         next = strchr(line, '\n');
         if (next)
             *next++ = '\0';
         run->line = ++number;
         line = trim(line);
-        if (*line)
+        if (*line == '[') {
+            if (!run->in_section)
+                memcpy(top, run->given, run->program->n_args * sizeof(*top));
+            rc = begin_section(run, line, path, number, error);
+        } else if (*line) {
             rc = read_line(run, line, path, number, error);
+        }
     }
+    if (rc == 0)
+        end_sections(run, top);
+    free(top);
     return rc;
 }

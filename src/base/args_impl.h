@@ -21,7 +21,9 @@ struct kv_args_given {
 /** State of one call of kv_args_parse. */
 struct kv_args_run {
     const struct kv_args_program *program;
-    void *values;
+    void *values; /* of the section that is being read, else top */
+    void *top;    /* the caller's */
+    bool in_section;
     struct kv_args_given *given; /* one per row */
     unsigned line;               /* the line of the configuration file that is being read */
 };

@@ -114,7 +114,7 @@ static int look(struct kc_http *http, uint64_t timeout_ms, struct kc_top *top,
     rc = get(http, "/workers", &workers, error);
     limit(http, deadline_ns);
     if (rc == 0)
-        rc = get(http, "/metrics", &metrics, error);
+        rc = get(http, "/metrics?detail=true", &metrics, error);
     if (rc == 0)
         rc = kc_top_read(&workers, &metrics, top, error);
     top->at_ns = kv_now_ns();

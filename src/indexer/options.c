@@ -187,6 +187,26 @@ static const char footer[] =
     "most); SIGHUP reads token file and certificate again. Under systemd\n"
     "(Type=notify) it reports when it is ready.\n";
 
+/* Options of workers, which may stand in sections; the section's name is their model's. */
+static const char of_workers[] =
+    "workers|block-size|tenant-id|routing-group|hash-lookahead|eagle-drop|"
+    "eagle-groups|silent-windows|kv-cache-report-mode";
+
+static void *begin_section(void *values, const char *name)
+{
+    struct ki_options *section = calloc(1, sizeof(*section)),
+                      **last = &((struct ki_options *)values)->next;
+
+    if (!section)
+        return NULL;
+    section->model_name = name;
+    section->tenant_id = "default";
+    while (*last)
+        last = &(*last)->next;
+    *last = section;
+    return section;
+}
+
 static const struct kv_args_program program = {
     .name = "kv-indexer",
     .usage = "[OPTION ...]",
@@ -196,6 +216,8 @@ static const struct kv_args_program program = {
     .env = "KV_INDEXER",
     .config = true,
     .env_others = "TEST_ENDPOINTS",
+    .section = begin_section,
+    .in_sections = of_workers,
     .args = arguments,
     .n_args = KV_COUNT(arguments),
 };
@@ -223,12 +245,25 @@ static bool are_utf8(const struct kv_arg_list *list)
     return valid;
 }
 
+/* Check what is said of workers: in the command line's part, or a section's. */
+static int check_fleet(const struct ki_options *o, struct kv_error *error)
+{
+    if (ki_options_have_workers(o) && !o->block_size)
+        return kv_fail(error, -EINVAL, 0,
+                       "%s%.60s%s--block-size is required when --workers is specified",
+                       o->in_section ? "section [" : "", o->in_section ? o->model_name : "",
+                       o->in_section ? "]: " : "");
+    if (!*o->model_name || !*o->tenant_id)
+        return kv_fail(error, -EINVAL, 0, "--model-name and --tenant-id must not be empty");
+    if (!kv_utf8_valid(o->model_name) || !kv_utf8_valid(o->tenant_id) || !are_utf8(&o->workers))
+        return kv_fail(error, -EINVAL, 0, "--model-name, --tenant-id and --workers must be UTF-8");
+    return 0;
+}
+
 static int check(const struct ki_options *o, struct kv_error *error)
 {
     const char *why = "";
 
-    if (ki_options_have_workers(o) && !o->block_size)
-        return kv_fail(error, -EINVAL, 0, "--block-size is required when --workers is specified");
     if (!o->tls_cert != !o->tls_key)
         return kv_fail(error, -EINVAL, 0, "--tls-cert and --tls-key go together");
     if (o->insecure && o->auth_token_file)
@@ -240,12 +275,63 @@ static int check(const struct ki_options *o, struct kv_error *error)
                            o->allow_endpoint.items[i], why);
     if (!*o->trace_id_header)
         return kv_fail(error, -EINVAL, 0, "--trace-id-header must not be empty");
-    if (!*o->model_name || !*o->tenant_id)
-        return kv_fail(error, -EINVAL, 0, "--model-name and --tenant-id must not be empty");
-    if (!kv_utf8_valid(o->model_name) || !kv_utf8_valid(o->tenant_id) || !are_utf8(&o->workers))
-        return kv_fail(error, -EINVAL, 0, "--model-name, --tenant-id and --workers must be UTF-8");
     return 0;
 }
+
+/* -- what has changed -------------------------------------------------------------------------- */
+
+static bool same_text(const char *a, const char *b)
+{
+    return a == b || (a && b && strcmp(a, b) == 0);
+}
+
+static bool same_list(const struct kv_arg_list *a, const struct kv_arg_list *b)
+{
+    bool same = a->n == b->n;
+
+    for (size_t i = 0; same && i < a->n; i++)
+        same = same_text(a->items[i], b->items[i]);
+    return same;
+}
+
+static bool same_value(const struct kv_arg *arg, const void *a, const void *b)
+{
+    switch (arg->type) {
+    case KV_ARG_FLAG:
+        return *(const bool *)a == *(const bool *)b;
+    case KV_ARG_STR:
+    case KV_ARG_CHOICE:
+        return same_text(*(const char *const *)a, *(const char *const *)b);
+    case KV_ARG_LIST:
+        return same_list(a, b);
+    case KV_ARG_U64:
+    case KV_ARG_SIZE:
+    case KV_ARG_TIME:
+        return *(const uint64_t *)a == *(const uint64_t *)b;
+    case KV_ARG_GROUP:
+        break;
+    }
+    return true;
+}
+
+static bool is_of_workers(const char *name)
+{
+    return kv_args_is_choice(of_workers, name) || strcmp(name, "model-name") == 0;
+}
+
+void ki_options_compare(const struct ki_options *before, const struct ki_options *after,
+                        void (*fn)(void *arg, const char *name), void *arg)
+{
+    for (size_t i = 0; i < KV_COUNT(arguments); i++) {
+        const struct kv_arg *row = &arguments[i];
+
+        if (!is_of_workers(row->name) &&
+            !same_value(row, (const char *)before + row->offset, (const char *)after + row->offset))
+            fn(arg, row->name);
+    }
+}
+
+/* -- parsing ----------------------------------------------------------------------------------- */
 
 int ki_options_parse(int argc, char **argv, struct ki_options *ret, struct kv_error *error)
 {
@@ -279,15 +365,33 @@ int ki_options_parse(int argc, char **argv, struct ki_options *ret, struct kv_er
         return kv_fail(error, -EINVAL, 0, "DYN_ROUTER_MIN_INITIAL_WORKERS: expected a number");
     rc = kv_args_parse(&program, argc, argv, &options, NULL, error);
 
-    if (rc != 0)
+    if (rc != 0) {
+        ki_options_fini(&options);
         return rc;
-    if (options.routing_group)
-        options.tenant_id = options.routing_group;
+    }
     rc = check(&options, error);
-    if (rc < 0)
+    for (struct ki_options *o = &options; o && rc == 0; o = o->next) {
+        if (o->routing_group)
+            o->tenant_id = o->routing_group;
+        o->in_section = o != &options;
+        rc = check_fleet(o, error);
+    }
+    if (rc < 0) {
+        ki_options_fini(&options);
         return rc;
+    }
     *ret = options;
     return 0;
+}
+
+void ki_options_fini(struct ki_options *options)
+{
+    while (options->next) {
+        struct ki_options *section = options->next;
+
+        options->next = section->next;
+        free(section);
+    }
 }
 
 /* -- lists ------------------------------------------------------------------------------------- */

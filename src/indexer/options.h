@@ -57,13 +57,24 @@ struct ki_options {
     uint64_t min_initial_workers;
     const char *access_log; /* NULL: none */
     const char *trace_id_header;
+    /* Sections of the configuration file: of these only what is said of workers counts. Owned. */
+    struct ki_options *next;
+    bool in_section; /* it is one of them */
 };
 
 /**
- * Read the command line and the environment. Returns like kv_args_parse: 0, 1 (help was printed),
+ * Read the command line, the environment and the configuration file.
+ * Free the sections in @ret by ki_options_fini. Returns like kv_args_parse: 0, 1 (help was printed),
  * -EINVAL.
  */
 int ki_options_parse(int argc, char **argv, struct ki_options *ret, struct kv_error *error);
+
+/** Free the sections. */
+void ki_options_fini(struct ki_options *options);
+
+/** Call @fn with each option outside of sections whose value differs, but for those of workers. */
+void ki_options_compare(const struct ki_options *before, const struct ki_options *after,
+                        void (*fn)(void *arg, const char *name), void *arg);
 
 /** Return true when --workers lists any. */
 bool ki_options_have_workers(const struct ki_options *options);

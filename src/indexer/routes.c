@@ -201,11 +201,13 @@ void ki_api_reopen_logs(void *arg, struct ki_request *request, struct ki_reply *
 void ki_api_metrics(void *arg, struct ki_request *request, struct ki_reply *reply)
 {
     struct ki_service *service = arg;
+    struct kv_str detail;
 
-    (void)request;
     reply->content_type = "text/plain; version=0.0.4";
     ki_telemetry_render(service->telemetry, service->registry,
-                        atomic_load_explicit(&service->http, memory_order_acquire), &reply->body);
+                        atomic_load_explicit(&service->http, memory_order_acquire),
+                        ki_request_param(request, "detail", &detail) && kv_str_eq(detail, "true"),
+                        &reply->body);
     if (service->access_log)
         kv_buf_printf(
             &reply->body,

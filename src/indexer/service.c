@@ -78,10 +78,10 @@ static int read_habits(const struct ki_options *o, struct ki_habits *ret, struct
     return 0;
 }
 
-static int register_worker(struct ki_service *service, const struct ki_worker_spec *spec,
-                           const struct ki_habits *habits, struct kv_error *error)
+static int register_worker(struct ki_service *service, const struct ki_options *o,
+                           const struct ki_worker_spec *spec, const struct ki_habits *habits,
+                           struct kv_error *error)
 {
-    const struct ki_options *o = service->options;
     const struct ki_registration registration = {
         .instance = spec->instance,
         .rank = spec->rank,
@@ -107,7 +107,7 @@ static void warn_of_unused(const struct ki_options *o)
         bool given;
     } options[] = {
         {"block-size", o->block_size > 0},
-        {"model-name", strcmp(o->model_name, "default") != 0},
+        {"model-name", !o->in_section && strcmp(o->model_name, "default") != 0},
         {"tenant-id", strcmp(o->tenant_id, "default") != 0},
         {"hash-lookahead", o->hash_lookahead > 0},
         {"eagle-drop", o->eagle_drop},
@@ -122,9 +122,10 @@ static void warn_of_unused(const struct ki_options *o)
                         options[i].name);
 }
 
-static int register_workers(struct ki_service *service, struct kv_error *error)
+/* Register the workers of @o: the command line's part of the options, or a section. */
+static int register_fleet(struct ki_service *service, const struct ki_options *o,
+                          struct kv_error *error)
 {
-    const struct ki_options *o = service->options;
     struct ki_worker_spec *specs;
     struct ki_habits habits;
     long n;
@@ -141,11 +142,20 @@ static int register_workers(struct ki_service *service, struct kv_error *error)
     if (n < 0)
         return (int)n;
     for (long i = 0; i < n && rc == 0; i++)
-        rc = register_worker(service, &specs[i], &habits, error);
+        rc = register_worker(service, o, &specs[i], &habits, error);
     if (rc == 0 && o->hash_lookahead)
         ki_registry_note_forms(service->registry, o->model_name, o->tenant_id,
                                KI_FORM(o->hash_lookahead, false));
     ki_worker_specs_free(specs, n);
+    return rc;
+}
+
+static int register_workers(struct ki_service *service, struct kv_error *error)
+{
+    int rc = 0;
+
+    for (const struct ki_options *o = service->options; o && rc == 0; o = o->next)
+        rc = register_fleet(service, o, error);
     return rc;
 }
 

@@ -146,8 +146,8 @@ void ki_telemetry_query(struct ki_telemetry *t, uint64_t blocks, uint64_t matche
 }
 
 void ki_telemetry_render(struct ki_telemetry *telemetry, struct ki_registry *registry,
-                         struct ki_http *http, struct kv_buf *out)
+                         struct ki_http *http, bool all, struct kv_buf *out)
 {
     kv_metrics_render(telemetry->metrics, out);
-    ki_telemetry_render_state(registry, http, out);
+    ki_telemetry_render_state(registry, http, all, out);
 }

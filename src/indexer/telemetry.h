@@ -25,11 +25,14 @@ void ki_telemetry_request(struct ki_telemetry *telemetry, const struct ki_reques
 /** Count a query of @blocks full blocks, whose best match has @matched. */
 void ki_telemetry_query(struct ki_telemetry *telemetry, uint64_t blocks, uint64_t matched);
 
-/** Append the whole exposition. */
+/**
+ * Append the whole exposition. @all: each worker's series also where there are many workers; else of
+ * such only whether there is a connection, the age of the last event, and what is wrong.
+ */
 void ki_telemetry_render(struct ki_telemetry *telemetry, struct ki_registry *registry,
-                         struct ki_http *http, struct kv_buf *out);
+                         struct ki_http *http, bool all, struct kv_buf *out);
 /** Append the metrics that aren't counted by a ki_telemetry; @http may be NULL. */
-void ki_telemetry_render_state(struct ki_registry *registry, struct ki_http *http,
+void ki_telemetry_render_state(struct ki_registry *registry, struct ki_http *http, bool all,
                                struct kv_buf *out);
 
 #endif

@@ -31,23 +31,31 @@ static void stream_labels(struct kv_buf *out, const char *name, const struct ki_
                   info->rank);
 }
 
-#define COUNTER(field, name, help)                                                       \
-    {                                                                                    \
-        "kv_indexer_stream_" name "_total", help, offsetof(struct ki_worker_info, field) \
+#define COUNTER(field, name, help)                                                               \
+    {                                                                                            \
+        "kv_indexer_stream_" name "_total", help, offsetof(struct ki_worker_info, field), false, \
     }
+#define VOLUME(field, name, help)                                                               \
+    {                                                                                           \
+        "kv_indexer_stream_" name "_total", help, offsetof(struct ki_worker_info, field), true, \
+    }
+/* Of more ranks than this, a scrape has the short form unless it asks for all. */
+#define SHORT_FROM 64
+
 static const struct {
     const char *name, *help;
     size_t offset;
+    bool volume; /* a sign of health: left out in the short form */
 } stream_counters[] = {
-    COUNTER(batches, "batches", "Batches applied"),
-    COUNTER(events, "events", "Events applied"),
-    COUNTER(blocks, "blocks", "Blocks stored and removed by events"),
-    COUNTER(bytes, "bytes", "Payload bytes of the batches applied"),
+    VOLUME(batches, "batches", "Batches applied"),
+    VOLUME(events, "events", "Events applied"),
+    VOLUME(blocks, "blocks", "Blocks stored and removed by events"),
+    VOLUME(bytes, "bytes", "Payload bytes of the batches applied"),
     COUNTER(gaps, "gaps", "Gaps seen in the sequence numbers"),
     COUNTER(missed_batches, "missed_batches", "Batches that no replay brought back"),
-    COUNTER(replays, "replays", "Replays asked for"),
+    VOLUME(replays, "replays", "Replays asked for"),
     COUNTER(failed_replays, "failed_replays", "Replays given up"),
-    COUNTER(replayed_batches, "replayed_batches", "Batches that a replay brought"),
+    VOLUME(replayed_batches, "replayed_batches", "Batches that a replay brought"),
     COUNTER(overruns, "overruns", "Replays that came too late: the publisher's ring had moved on"),
     COUNTER(resyncs, "resyncs",
             "Times that the blocks of the stream were forgotten because too many were not real"),
@@ -61,14 +69,18 @@ static const struct {
     COUNTER(rejected, "rejected", "Stored events that the index refused"),
 };
 
-static void write_counters(struct kv_buf *out, const struct ki_worker_info *infos, long n)
+static void write_counters(struct kv_buf *out, const struct ki_worker_info *infos, long n, bool all)
 {
     for (size_t c = 0; c < KV_COUNT(stream_counters); c++) {
+        if (stream_counters[c].volume && !all)
+            continue;
         kv_metric_head(out, stream_counters[c].name, "counter", stream_counters[c].help);
         for (long i = 0; i < n; i++) {
             uint64_t value;
 
             memcpy(&value, (const char *)&infos[i] + stream_counters[c].offset, sizeof(value));
+            if (!value && !all)
+                continue;
             stream_labels(out, stream_counters[c].name, &infos[i]);
             kv_buf_printf(out, "} %" PRIu64 "\n", value);
         }
@@ -90,7 +102,7 @@ static void write_skipped(struct kv_buf *out, const struct ki_worker_info *infos
         }
 }
 
-static void write_gauges(struct kv_buf *out, const struct ki_worker_info *infos, long n)
+static void write_gauges(struct kv_buf *out, const struct ki_worker_info *infos, long n, bool all)
 {
     static const char seq[] = "kv_indexer_stream_last_seq";
     static const char age[] = "kv_indexer_stream_last_event_age_seconds";
@@ -101,7 +113,7 @@ static void write_gauges(struct kv_buf *out, const struct ki_worker_info *infos,
 
     kv_metric_head(out, seq, "gauge", "Sequence number of the last batch applied");
     for (long i = 0; i < n; i++) {
-        if (!infos[i].has_sequence)
+        if (!infos[i].has_sequence || !all)
             continue;
         stream_labels(out, seq, &infos[i]);
         kv_buf_printf(out, "} %" PRIu64 "\n", infos[i].last_sequence);
@@ -122,12 +134,16 @@ static void write_gauges(struct kv_buf *out, const struct ki_worker_info *infos,
     }
     kv_metric_head(out, partial, "gauge", "1 when events are known to be missing from the view");
     for (long i = 0; i < n; i++) {
+        if (!infos[i].partial && !all)
+            continue;
         stream_labels(out, partial, &infos[i]);
         kv_buf_printf(out, "} %d\n", infos[i].partial);
     }
     kv_metric_head(out, left_out, "gauge",
                    "Blocks and copies that limits of the index leave out: the view is partial");
     for (long i = 0; i < n; i++) {
+        if (!infos[i].left_out && !all)
+            continue;
         stream_labels(out, left_out, &infos[i]);
         kv_buf_printf(out, "} %" PRIu64 "\n", infos[i].left_out);
     }
@@ -152,17 +168,18 @@ static void write_listeners(struct kv_buf *out, const struct ki_worker_info *inf
     }
 }
 
-static void write_streams(struct kv_buf *out, struct ki_registry *registry)
+static void write_streams(struct kv_buf *out, struct ki_registry *registry, bool all)
 {
     struct ki_worker_info *infos;
     long n = ki_registry_workers(registry, &infos);
 
+    all |= n <= SHORT_FROM;
     if (n < 0)
         return;
     write_listeners(out, infos, n);
     if (n > 0) {
-        write_gauges(out, infos, n);
-        write_counters(out, infos, n);
+        write_gauges(out, infos, n, all);
+        write_counters(out, infos, n, all);
         write_skipped(out, infos, n);
     }
     ki_worker_infos_free(infos, n);
@@ -283,11 +300,11 @@ static void write_process(struct kv_buf *out)
     kv_buf_printf(out, "kv_indexer_build_info{version=\"%s\"} 1\n", KV_VERSION);
 }
 
-void ki_telemetry_render_state(struct ki_registry *registry, struct ki_http *http,
+void ki_telemetry_render_state(struct ki_registry *registry, struct ki_http *http, bool all,
                                struct kv_buf *out)
 {
     write_indexes(out, registry);
-    write_streams(out, registry);
+    write_streams(out, registry, all);
     ki_event_counts_render(out);
     if (http)
         write_http(out, http);

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an answer's numbers are worth: `views` in /query and /query_by_hash, /ready, kv_indexer_worker_up, GET /."""
+import os
+import subprocess
+import tempfile
+
 from kvtest import *
 import streams
 
@@ -86,6 +90,65 @@ def test_ready():
             equal(indexer.get("/ready").status, 200)
             reply = indexer.request("HEAD", "/ready")
             equal((reply.status, reply.body), (200, b""))
+
+
+def test_a_scrape_of_many_workers():
+    """At most 100 KB of 200 workers: of each whether it is up, how old its news are, and what is wrong with it."""
+    n = 200
+    with Indexer() as indexer, Publisher(replay=None) as engine:
+        for instance in range(1, n + 1):
+            indexer.register(instance, engine.endpoint, model_name="meta-llama/Llama-3.1-8B-Instruct")
+        engine.wait_subscriber(n)
+        for hashes in HASHES:
+            engine.store([hashes], range(hashes, hashes + 16))
+        engine.store([99], range(900, 916), lose=True)
+        engine.store([98], range(800, 816))
+        query = {"model_name": "meta-llama/Llama-3.1-8B-Instruct"}
+        wait_until(lambda: len(indexer.query(range(800, 816), **query)["scores"]) == n, 30, "the last block everywhere")
+        short = indexer.get("/metrics").body
+        check(len(short) <= 100000 + n * 300, f"{len(short)} bytes with a loss in each")  # gaps, missed, partial
+        engine.clear()
+        wait_until(lambda: not indexer.query(range(800, 816), **query)["scores"], 30, "the clear everywhere")
+        values = indexer.metrics()
+        equal(sum(key.startswith("kv_indexer_worker_up{") for key in values), n)
+        equal(sum(key.startswith("kv_indexer_stream_missed_batches_total{") for key in values), n)
+        check(not any(key.startswith("kv_indexer_stream_bytes_total{") for key in values), "the short form")
+        full = indexer.get("/metrics?detail=true").body.decode()
+        equal(full.count("\nkv_indexer_stream_bytes_total{"), n)
+        equal(full.count("\nkv_indexer_stream_partial{"), n)
+    with Indexer() as indexer, Publisher() as engine:
+        for instance in range(1, n + 1):
+            indexer.register(instance, engine, model_name="meta-llama/Llama-3.1-8B-Instruct")
+        engine.wait_subscriber(n)
+        engine.store(HASHES, TOKENS)
+        query = {"model_name": "meta-llama/Llama-3.1-8B-Instruct"}
+        wait_until(lambda: len(indexer.query(TOKENS, **query)["scores"]) == n and not indexer.query(TOKENS, **query)["views"], 30, "it everywhere")
+        check(len(indexer.get("/metrics").body) <= 100000, f"{len(indexer.get('/metrics').body)} bytes")
+
+
+def test_sections():
+    """One section per model in the configuration file; lists add up there, and a port given twice names both lines."""
+    with Publisher() as a, Publisher() as b, tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "conf")
+
+        def write(text):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+
+        write(f"log-level = info\n\n[alpha]\nblock-size = 16\nworkers = 1={a.endpoint}\nworkers = 2={a.endpoint}\n"
+              f"[org/beta-8B]\nblock-size = 32\ntenant-id = t\nworkers = 3={b.endpoint}+{b.replay_endpoint}\n")
+        with Indexer("--config", path) as indexer:
+            found = {worker["instance_id"]: (worker["model_name"], worker["tenant_id"], worker["block_size"]) for worker in indexer.workers()}
+            equal(found, {1: ("alpha", "default", 16), 2: ("alpha", "default", 16), 3: ("org/beta-8B", "t", 32)})
+        for wrong, why in (("[m]\nworkers = 1=tcp://h:1\n", "section [m]: --block-size is required"),
+                           ("port = 1\nport = 2\n", ":2: --port: given on line 1, too"),
+                           ("[m]\nport = 1\n", ":2: `port` is of no section"),
+                           ("[m]\nblock-size = 1\nblock-size = 2\n", ":3: --block-size: given on line 2, too"),
+                           ("[]\n", ":1: a section without a name"), ("[m\n", ":1: expected `[NAME]`")):
+            write(wrong)
+            done = subprocess.run([str(BUILD / "bin" / "kv-indexer"), "--config", path], capture_output=True, text=True, timeout=patience(60), check=False)
+            equal(done.returncode, 2, wrong)
+            check(why in done.stderr, f"{wrong}: {done.stderr}")
 
 
 def test_lost_on_the_way():
