@@ -142,9 +142,10 @@ def test_only_what_is_missing_is_replayed():
 
 
 def same(a, b, numbers, blocks=2):
-    """Both indexers give the same answers."""
+    """Both indexers give the same answers. Each has its own streams, whose state of the moment may differ."""
     for number in numbers:
-        equal(b.query(prompt(number, blocks)), a.query(prompt(number, blocks)), f"prompt {number}")
+        got, wanted = b.query(prompt(number, blocks)), a.query(prompt(number, blocks))
+        equal({**got, "views": None}, {**wanted, "views": None}, f"prompt {number}")
 
 
 def registered(indexer):
