@@ -39,6 +39,7 @@ struct ki_conn {
     struct ki_client *client;
     /* The HTTP thread's own, for http_faults.c: the library's connection while a header comes in. */
     void *head;
+    bool heard; /* of TLS: its first bytes were looked at */
     LIST_ENTRY(ki_conn) heads;
     _Atomic uint64_t pace_ns;     /* monotonic time of its pace; 0: the service is working */
     _Atomic uint64_t patience_ns; /* closed when pace_ns is older than this */

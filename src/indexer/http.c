@@ -74,6 +74,8 @@ static void on_connection(void *cls, struct MHD_Connection *connection, void **c
 
     if (code == MHD_CONNECTION_NOTIFY_STARTED) {
         *context = add_connection(http, connection);
+        if (http->opts.tls && *context)
+            ki_http_watch_tls(connection, *context);
     } else if (*context) {
         struct ki_conn *conn = *context;
         struct ki_client *client = conn->client;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Answers to requests that the HTTP library refuses by itself, once their header is complete.
+ * Answers to requests that the HTTP library refuses by itself: once their header is complete, and
+ * those that come without TLS to a port that speaks it.
  *
  * Release 0.9.75 sends the header of such an answer twice (HTTP/1.1 without Host, a Content-Length that
  * is no number, cookies beyond its memory). It asks no callback, but writes a line of its log first. So
@@ -8,11 +9,14 @@
  * was not handed over is the one that the line is about. It gets its answer here, and nothing more can
  * be sent to it.
  */
+#include <errno.h>
 #include <gnutls/gnutls.h>
 #include <stdio.h>
 #include <sys/socket.h>
 
 #include "indexer/http_impl.h"
+
+/* -- requests that are refused after their header ---------------------------------------------- */
 
 LIST_HEAD(heads, ki_conn);
 
@@ -110,4 +114,56 @@ void ki_http_answer_refused(struct ki_http *http)
     atomic_fetch_add_explicit(&http->bad_framing, 1, memory_order_relaxed);
     kv_buf_fini(&text);
     kv_buf_fini(&reply.body);
+}
+
+/* -- plain HTTP to the TLS port ---------------------------------------------------------------- */
+
+static const char plain_body[] = "{\"error\":\"this port speaks HTTPS only: use https://\"}";
+
+static void answer_plain(struct ki_conn *conn)
+{
+    char text[300];
+    int len = snprintf(text, sizeof(text),
+                       "HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: "
+                       "application/json\r\nContent-Length: %zu\r\n\r\n%s",
+                       sizeof(plain_body) - 1, plain_body);
+
+    (void)!send(conn->fd, text, (size_t)len, MSG_NOSIGNAL | MSG_DONTWAIT);
+    shutdown(conn->fd, SHUT_WR);
+    conn->linger = true;
+}
+
+/* Read for the TLS library. A method begins with a letter, and a record of TLS with none. */
+static ssize_t pull(gnutls_transport_ptr_t ptr, void *data, size_t len)
+{
+    struct ki_conn *conn = ptr;
+    ssize_t n = recv(conn->fd, data, len, 0);
+
+    if (conn->heard || n <= 0)
+        return n;
+    conn->heard = true;
+    if (*(const char *)data < 'A' || *(const char *)data > 'Z')
+        return n;
+    answer_plain(conn);
+    errno = ECONNRESET;
+    return -1;
+}
+
+static int pull_timeout(gnutls_transport_ptr_t ptr, unsigned ms)
+{
+    return gnutls_system_recv_timeout((gnutls_transport_ptr_t)(intptr_t)((struct ki_conn *)ptr)->fd,
+                                      ms);
+}
+
+void ki_http_watch_tls(struct MHD_Connection *connection, struct ki_conn *conn)
+{
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_GNUTLS_SESSION);
+    gnutls_session_t session = info ? info->tls_session : NULL;
+
+    if (!session)
+        return;
+    gnutls_transport_set_ptr2(session, conn, (gnutls_transport_ptr_t)(intptr_t)conn->fd);
+    gnutls_transport_set_pull_function(session, pull);
+    gnutls_transport_set_pull_timeout_function(session, pull_timeout);
 }

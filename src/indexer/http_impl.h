@@ -79,6 +79,8 @@ void ki_http_on_completed(void *cls, struct MHD_Connection *connection, void **s
 void *ki_http_on_request_line(void *cls, const char *uri, struct MHD_Connection *connection);
 /* Note that a header was handed over, or its connection has ended. */
 void ki_http_head_ended(struct ki_conn *conn);
+/* Answer clients that speak plain HTTP to the TLS port. For a connection that has just begun. */
+void ki_http_watch_tls(struct MHD_Connection *connection, struct ki_conn *conn);
 /* Answer the request that the library is about to refuse, if there is one. For its log callback. */
 void ki_http_answer_refused(struct ki_http *http);
 /* Return the library's connection's own, or NULL. */

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """HTTPS: what is served, certificates that are read again, authorities of one's own."""
 import http.client
+import re
 import shutil
 import signal
 import socket
@@ -28,7 +29,11 @@ def test_tls():
             except ssl.SSLError:
                 pass
             with indexer.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") as sock:
-                check(is_closed(sock), "plain HTTP is served on the TLS port")
+                said = b""
+                while more := sock.recv(4096):
+                    said += more
+                check(said.startswith(b"HTTP/1.1 400 ") and b"use https://" in said, f"plain HTTP to the TLS port: {said}")
+                equal(len(said.partition(b"\r\n\r\n")[2]), int(re.search(rb"Content-Length: (\d+)", said).group(1)), "its length")
             old = ssl.create_default_context(cafile=cert)
             old.maximum_version = ssl.TLSVersion.TLSv1_2
             equal(indexer.get("/health").status, 200)
