@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "indexer/configured.h"
 #include "indexer/tls.h"
 
 #define TRIM_INTERVAL_MS 10000
@@ -82,6 +83,7 @@ static void reload(struct ki_service *service)
 {
     struct kv_error error = {0};
 
+    ki_configured_reload(service);
     if (ki_auth_reload(service->auth, &error) < 0)
         kv_log_error("service", "the token file was not read again; the old tokens stay",
                      "reason=\"%s\"", error.text);

@@ -184,7 +184,8 @@ static const char footer[] =
     "kv_indexer_index_bytes. To bound the whole process use MemoryMax= or a\n"
     "container limit.\n"
     "Signals: SIGTERM and SIGINT end it after the requests in progress (5 s at\n"
-    "most); SIGHUP reads token file and certificate again. Under systemd\n"
+    "most); SIGHUP reads token file, certificate and configuration again: workers and\n"
+    "log level change, other options need a restart. Under systemd\n"
     "(Type=notify) it reports when it is ready.\n";
 
 /* Options of workers, which may stand in sections; the section's name is their model's. */
@@ -380,6 +381,8 @@ int ki_options_parse(int argc, char **argv, struct ki_options *ret, struct kv_er
         ki_options_fini(&options);
         return rc;
     }
+    options.argc = argc;
+    options.argv = argv;
     *ret = options;
     return 0;
 }

@@ -60,6 +60,8 @@ struct ki_options {
     /* Sections of the configuration file: of these only what is said of workers counts. Owned. */
     struct ki_options *next;
     bool in_section; /* it is one of them */
+    int argc;        /* the command line, to read all again */
+    char **argv;
 };
 
 /**

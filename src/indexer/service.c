@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/thread.h"
-#include "indexer/lookup.h"
+#include "indexer/configured.h"
 #include "indexer/main_loop.h"
 #include "indexer/recovery.h"
 #include "indexer/tls.h"
@@ -58,106 +58,6 @@ static int share_descriptors(const struct ki_options *options, uint32_t *ret_con
 }
 
 /* -- start ------------------------------------------------------------------------------------- */
-
-/* Read what the options say of all --workers. */
-static int read_habits(const struct ki_options *o, struct ki_habits *ret, struct kv_error *error)
-{
-    enum ki_report_mode report_mode = KI_REPORTS_UNKNOWN;
-    uint64_t groups = 0;
-
-    if (o->report_mode)
-        (void)ki_report_mode_parse(o->report_mode, strlen(o->report_mode), &report_mode);
-    if (o->eagle_groups && !o->eagle_drop)
-        return kv_fail(error, -EINVAL, 0, "--eagle-groups needs --eagle-drop");
-    if (o->eagle_groups && ki_groups_parse(o->eagle_groups, strlen(o->eagle_groups), &groups) < 0)
-        return kv_fail(error, -EINVAL, 0, "--eagle-groups: no numbers from 0 to 63 and commas");
-    *ret = (struct ki_habits){.eagle_drop = o->eagle_drop,
-                              .eagle_groups = groups,
-                              .silent_windows = o->silent_windows,
-                              .report_mode = report_mode};
-    return 0;
-}
-
-static int register_worker(struct ki_service *service, const struct ki_options *o,
-                           const struct ki_worker_spec *spec, const struct ki_habits *habits,
-                           struct kv_error *error)
-{
-    const struct ki_registration registration = {
-        .instance = spec->instance,
-        .rank = spec->rank,
-        .block_size = (uint32_t)o->block_size,
-        .endpoint = spec->endpoint,
-        .replay_endpoint = spec->replay_endpoint,
-        .habits = *habits,
-        .model = o->model_name,
-        .tenant = o->tenant_id,
-        .version = 1, /* configured once: later news of peers overrides it */
-    };
-    struct kv_error why = {0};
-    int rc = ki_registry_register(service->registry, &registration, &why);
-
-    return rc < 0 ? kv_fail(error, rc, 0, "--workers: %.180s", why.text) : 0;
-}
-
-/* Warn of options that describe the workers in --workers where none are listed. */
-static void warn_of_unused(const struct ki_options *o)
-{
-    const struct {
-        const char *name;
-        bool given;
-    } options[] = {
-        {"block-size", o->block_size > 0},
-        {"model-name", !o->in_section && strcmp(o->model_name, "default") != 0},
-        {"tenant-id", strcmp(o->tenant_id, "default") != 0},
-        {"hash-lookahead", o->hash_lookahead > 0},
-        {"eagle-drop", o->eagle_drop},
-        {"eagle-groups", o->eagle_groups},
-        {"silent-windows", o->silent_windows},
-        {"kv-cache-report-mode", o->report_mode},
-    };
-
-    for (size_t i = 0; i < KV_COUNT(options); i++)
-        if (options[i].given)
-            kv_log_warn("service", "an option has no effect without --workers", "option=--%s",
-                        options[i].name);
-}
-
-/* Register the workers of @o: the command line's part of the options, or a section. */
-static int register_fleet(struct ki_service *service, const struct ki_options *o,
-                          struct kv_error *error)
-{
-    struct ki_worker_spec *specs;
-    struct ki_habits habits;
-    long n;
-    int rc;
-
-    if (!ki_options_have_workers(o)) {
-        warn_of_unused(o);
-        return 0;
-    }
-    rc = read_habits(o, &habits, error);
-    if (rc < 0)
-        return rc;
-    n = ki_worker_specs_parse(&o->workers, &specs, error);
-    if (n < 0)
-        return (int)n;
-    for (long i = 0; i < n && rc == 0; i++)
-        rc = register_worker(service, o, &specs[i], &habits, error);
-    if (rc == 0 && o->hash_lookahead)
-        ki_registry_note_forms(service->registry, o->model_name, o->tenant_id,
-                               KI_FORM(o->hash_lookahead, false));
-    ki_worker_specs_free(specs, n);
-    return rc;
-}
-
-static int register_workers(struct ki_service *service, struct kv_error *error)
-{
-    int rc = 0;
-
-    for (const struct ki_options *o = service->options; o && rc == 0; o = o->next)
-        rc = register_fleet(service, o, error);
-    return rc;
-}
 
 static void log_recovery(int rc, const struct ki_recovery_result *result)
 {
@@ -388,6 +288,7 @@ static void destroy_parts(struct ki_service *service)
         kv_buf_fini(&scratch->views);
         free(scratch);
     }
+    ki_configured_free(service);
     pthread_mutex_destroy(&service->lock);
 }
 
@@ -402,7 +303,7 @@ static int serve(struct ki_service *service, int fd, uint16_t port, struct kv_er
     routes = ki_routes(test_endpoints_wanted(), (size_t)o->max_body, &n_routes);
     rc = create_parts(service, routes, n_routes, error);
     if (rc == 0)
-        rc = register_workers(service, error);
+        rc = ki_configured_register(service, error);
     if (rc == 0)
         rc = recover(service, error);
     if (rc < 0 || ki_signals.stop) {

@@ -28,7 +28,8 @@ struct ki_scratch {
 };
 
 struct ki_service {
-    const struct ki_options *options;
+    const struct ki_options *options; /* as at the start */
+    struct ki_options *reread;        /* as SIGHUP has read them last; NULL: not yet */
     struct ki_auth *auth;
     struct ki_registry *registry;
     struct ki_peers *peers;

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SIGHUP reads the configuration file again: workers and log level change, what needs a restart is named."""
+import os
+import signal
+import tempfile
+
+from kvtest import *
+import streams
+
+TOKENS = list(range(16))
+
+
+def hup(indexer, wanted="configuration read again"):
+    before = len(indexer.log)
+    indexer.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: any(wanted in line for line in indexer.log[before:]), 10, wanted)
+    return "\n".join(indexer.log[before:])
+
+
+def found(indexer):
+    return {(worker["instance_id"], worker["model_name"], int(rank)): listener["endpoint"]
+            for worker in indexer.workers() for rank, listener in worker["listeners"].items()}
+
+
+def test_reload():
+    with tempfile.TemporaryDirectory() as folder, Publisher() as kept, Publisher() as moved, Publisher() as other:
+        path = os.path.join(folder, "conf")
+
+        def write(text):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+
+        write(f"log-level = info\n[m]\nblock-size = 16\nworkers = 1={kept.endpoint}\nworkers = 2={moved.endpoint},3={moved.endpoint}\n")
+        with Indexer("--config", path, "--threads", 2) as indexer:
+            kept.wait_subscriber()
+            kept.store([11], TOKENS)
+            indexer.wait_score(TOKENS, 1, 16)
+            indexer.register(9, other)  # a client's: no file tells of it
+            said = hup(indexer)
+            check("registered=0" in said and "unregistered=0" in said and "restart" not in said, said)
+
+            write(f"log-level = debug\nmax-body = 1MiB\nthreads = 7\n[m]\nblock-size = 16\nworkers = 1={kept.endpoint}\n"
+                  f"workers = 2={other.endpoint}\n[n]\nblock-size = 32\nworkers = 4:1={moved.endpoint}\n")
+            said = hup(indexer, "need a restart")
+            check("registered=2" in said and "unregistered=2" in said and "log_level=debug" in said, said)
+            check("--max-body" in said and "--threads" not in said.split("need a restart")[1], said)  # the command line has that one
+            equal(found(indexer), {(1, "m", 0): kept.endpoint, (2, "m", 0): other.endpoint, (4, "n", 1): moved.endpoint, (9, "m", 0): other.endpoint})
+            equal(indexer.score(TOKENS, 1), 16)  # its stream went on
+            equal(streams.stream(indexer, "batches_total"), 1)
+            other.wait_subscriber(2)
+            other.store([12], TOKENS)
+            indexer.wait_score(TOKENS, 2, 16)
+            wait_until(lambda: any("level=debug" in line for line in indexer.log), 10, "a line of the new level")
+
+            write("[m]\nblock-size = 16\nworkers = 1=nonsense\n")
+            said = hup(indexer, "not read again")
+            check("1=nonsense" in said, said)
+            write("port = 1\nport = 2\n")
+            said = hup(indexer, "not read again")
+            check("given on line 1" in said, said)
+            equal(len(found(indexer)), 4)
+            os.unlink(path)
+            hup(indexer, "not read again")
+
+            write("")
+            hup(indexer)
+            equal(found(indexer), {(9, "m", 0): other.endpoint})
+            equal(indexer.query(TOKENS)["scores"], {"9": {"0": 16}})
+
+
+def test_without_a_file():
+    with Publisher() as engine, Indexer("--block-size", 16, "--model-name", MODEL, "--workers", f"1={engine.endpoint}") as indexer:
+        engine.wait_subscriber()
+        engine.store([11], TOKENS)
+        indexer.wait_score(TOKENS, 1, 16)
+        indexer.unregister(1)  # by a client: it stays so
+        said = hup(indexer)
+        check("registered=0" in said and "restart" not in said, said)
+        equal(indexer.workers(), [])
+
+
+if __name__ == "__main__":
+    run(globals())
