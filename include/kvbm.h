@@ -11,6 +11,7 @@
  *   kvbm_group.h    one transfer for all tensor-parallel ranks
  *   kvbm_manager.h  tiers: host, disk and object store behind one handle (docs/kvbm-tiers.md)
  *   kvbm_remote.h   blocks of other nodes: agents and block sets (docs/kvbm-remote.md)
+ *   kvbm_directory.h which nodes there are: a directory of peers, followed
  *   kvbm_lease.h    their bytes: shared memory, sources and leases
  *   kvbm_plan.h     which bytes, between tensor-parallel groups of unlike sizes
  *   kvbm_volume.h   blocks in one named place: files, a store, or a peer's
@@ -18,6 +19,7 @@
 #ifndef KVBM_H
 #define KVBM_H
 
+#include "kvbm_directory.h"
 #include "kvbm_events.h"
 #include "kvbm_group.h"
 #include "kvbm_layout.h"

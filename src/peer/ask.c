@@ -2,7 +2,10 @@
 /* Lookups, and what a reader sees of its peers: sessions, and sets whose blocks fit. */
 #include "ask.h"
 
+#include <inttypes.h>
+
 #include "agent.h"
+#include "base/log.h"
 #include "borrow.h"
 #include "lease_wire.h"
 #include "net.h"
@@ -63,12 +66,37 @@ uint64_t kvbm_agent_worker_at(struct kvbm_agent *agent, const char *endpoint)
     return worker;
 }
 
+/* True when this agent exports the same set, of other heads: the peer is another rank. */
+static bool is_of_another_rank(struct kvbm_agent *agent, const struct kvbm_facts *facts)
+{
+    bool other = false;
+
+    pthread_mutex_lock(&agent->lock);
+    for (uint32_t i = 0; i < agent->n_exports; i++) {
+        const struct kvbm_exported *own = &agent->exports[i];
+
+        if (own->id == facts->id && own->set)
+            other = !kvbm_shards_are_alike(&own->set->facts->shard, &facts->shard,
+                                           &facts->layout->config);
+    }
+    pthread_mutex_unlock(&agent->lock);
+    return other;
+}
+
 int kvbm_session_fits(struct kvbm_session *session, uint32_t set, const struct kvbm_layout *like)
 {
     struct kvbm_facts *facts = NULL;
     int err = kvbm_facts_of(session, set, &facts);
+    const char *why = NULL;
 
     if (err == 0 && !kvbm_same_blocks(&facts->layout->config, &like->config))
+        why = "blocks of another form";
+    else if (err == 0 && is_of_another_rank(kvbm_session_agent(session), facts))
+        why = "heads of another rank, under one fingerprint";
+    if (why && !atomic_exchange(&facts->told, true))
+        kv_log_warn("kvbm", "a peer's blocks don't fit", "peer=%s set=%" PRIu32 " why=\"%s\"",
+                    facts->agent, set, why);
+    if (why)
         err = -EMEDIUMTYPE;
     kvbm_facts_put(facts);
     return err;

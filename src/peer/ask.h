@@ -23,7 +23,8 @@ uint64_t kvbm_follower_worker_at(struct kvbm_follower *follower, const char *end
 
 /**
  * Tell whether a peer has exported a set whose blocks are as those of @like. Returns 0; -ENOENT (no
- * such set); -ESTALE; -EMEDIUMTYPE (other blocks).
+ * such set); -ESTALE; -EMEDIUMTYPE (other blocks, or of another rank than this agent's set of that id;
+ * the log says so once).
  */
 int kvbm_session_fits(struct kvbm_session *session, uint32_t set, const struct kvbm_layout *like);
 

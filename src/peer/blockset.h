@@ -20,6 +20,7 @@ struct kvbm_facts {
     _Atomic uint32_t references;
     atomic_bool
         stale; /* a later generation is known, or the set is gone. Pairs with a list's check */
+    atomic_bool told;    /* the log has said that the set doesn't fit */
     uint64_t expires_ns; /* of a peer's set; 0: never */
 
     char agent[KVBM_MAX_AGENT_NAME + 1];
@@ -54,6 +55,10 @@ struct kvbm_facts *kvbm_facts_get(struct kvbm_facts *facts);
 
 /** Drop a reference; the last one frees. NULL is a no-op. */
 void kvbm_facts_put(struct kvbm_facts *facts);
+
+/** True when ranks with blocks of one form (@like) hold the same heads of each block. */
+bool kvbm_shards_are_alike(const struct kvbm_shard *a, const struct kvbm_shard *b,
+                           const struct kvbm_layout_config *like);
 
 /** True for names of agents: 1 to KVBM_MAX_AGENT_NAME of A-Z a-z 0-9 . _ - */
 bool kvbm_agent_name_is_valid(const char *name, size_t len);

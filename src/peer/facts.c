@@ -47,3 +47,12 @@ void kvbm_facts_put(struct kvbm_facts *facts)
     free(facts->bytes);
     free(facts);
 }
+
+bool kvbm_shards_are_alike(const struct kvbm_shard *a, const struct kvbm_shard *b,
+                           const struct kvbm_layout_config *like)
+{
+    bool a_parts = a->axis == KVBM_SHARD_HEADS, b_parts = b->axis == KVBM_SHARD_HEADS;
+
+    return a->first_head == b->first_head && (a_parts ? a->total_heads : like->num_heads) ==
+                                                 (b_parts ? b->total_heads : like->num_heads);
+}

@@ -162,6 +162,8 @@ static int take_piece(void *arg, uint64_t bytes, struct kvbm_storage **ret)
                                      .bytes = bytes};
     int err;
 
+    if (!shared)
+        return -EINVAL;
     if (bytes > shared->bytes - shared->taken)
         return -ENOSPC;
     opts.memory = shared->data + shared->taken;

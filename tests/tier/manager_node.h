@@ -12,6 +12,7 @@ struct node {
     char at[96];
     struct kvbm_agent *agent;
     struct kvbm_blockset *set;
+    struct kvbm_shard shard; /* of the set */
 };
 
 static inline void node_export(struct node *node, uint32_t share)
@@ -20,6 +21,7 @@ static inline void node_export(struct node *node, uint32_t share)
     const struct kvbm_blockset_opts what = {.size = sizeof(what),
                                             .id = 1,
                                             .layout = kvbm_manager_host_layout(node->w.m),
+                                            .shard = node->shard,
                                             .source = &source,
                                             .shared = kvbm_manager_shared(node->w.m),
                                             .lease_share = share};

@@ -272,6 +272,54 @@ static void test_both_ways(void **state)
     node_fini(&owner);
 }
 
+/* ---- ranks ---- */
+
+static _Atomic uint32_t n_told;
+
+static void take_line(void *arg, int level, const char *line)
+{
+    (void)arg, (void)level;
+    n_told += strstr(line, "heads of another rank") != NULL;
+}
+
+static void export_rank(struct node *node, uint32_t rank)
+{
+    kvbm_blockset_destroy(node->set);
+    node->shard = (struct kvbm_shard){.rank = rank,
+                                      .n_ranks = 2,
+                                      .axis = KVBM_SHARD_HEADS,
+                                      .first_head = rank * HEADS,
+                                      .total_heads = 2 * HEADS};
+    node_export(node, 100);
+}
+
+/* Two ranks under one fingerprint have the same keys, and other bytes: neither takes the other's. */
+static void test_another_rank(void **state)
+{
+    char at[96];
+
+    (void)state;
+    kvbm_set_log(take_line, NULL);
+    n_told = 0;
+    node_init(&owner, "owner", 2 * N, NULL, true, NULL);
+    export_rank(&owner, 0);
+    snprintf(at, sizeof(at), "%s", owner.at);
+    node_init(&other, "other", 2 * N, NULL, true, at);
+    export_rank(&other, 1);
+    assert_int_equal(world_store(&owner.w, 1000, N), N);
+    for (uint64_t end = kv_now_ns() + 60 * KV_NS_PER_S; n_told == 0;) {
+        assert_int_equal(world_load(&other.w, 1000, N), 0);
+        assert_true(kv_now_ns() < end);
+    }
+    assert_int_equal(world_load(&other.w, 1000, N), 0);
+    export_rank(&other, 0); /* a replica of the same rank */
+    wait_for_peers(&other.w, 1);
+    assert_int_equal(world_load(&other.w, 1000, N), N);
+    node_fini(&other);
+    node_fini(&owner);
+    kvbm_set_log(NULL, NULL);
+}
+
 /* ---- what is gone ---- */
 
 static uint64_t keys_told(void)
@@ -427,11 +475,12 @@ static void test_owner_ends(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_loads),       cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_scattered),   cmocka_unit_test(test_misses_evict_nothing),
-        cmocka_unit_test(test_pin_opts),    cmocka_unit_test(test_options),
-        cmocka_unit_test(test_both_ways),   cmocka_unit_test(test_gone),
-        cmocka_unit_test(test_gone_of_two), cmocka_unit_test(test_owner_ends),
+        cmocka_unit_test(test_loads),      cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_scattered),  cmocka_unit_test(test_misses_evict_nothing),
+        cmocka_unit_test(test_pin_opts),   cmocka_unit_test(test_options),
+        cmocka_unit_test(test_both_ways),  cmocka_unit_test(test_another_rank),
+        cmocka_unit_test(test_gone),       cmocka_unit_test(test_gone_of_two),
+        cmocka_unit_test(test_owner_ends),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
