@@ -26,6 +26,11 @@
  * callbacks and attachments' destroy functions (kvbm_pool.h) run inside the manager and must not
  * call it. The manager has no callbacks into the engine.
  *
+ * Deadlines are times of CLOCK_MONOTONIC; 0: none. One decades ahead is of another clock: -EINVAL.
+ *
+ * Positions count blocks: that of a chain is the number of blocks before its first key. A store of keys
+ * that are known at other positions is -EINVAL; a load of them may miss. The log says which key it is.
+ *
  * Sizes: structs that begin with `size` may be of an older (smaller) or a newer (larger) version.
  * Missing fields of options have their defaults; missing fields of results aren't written. Other
  * structs never change.
@@ -188,10 +193,11 @@ KV_API int kvbm_manager_create(const struct kvbm_manager_opts *opts, struct kvbm
  * Waits for I/O.
  *
  * Threads in kvbm_manager_wait and kvbm_manager_drain return first; no other call may use the
- * manager. A hanging object store doesn't prevent destroy: its call is left behind with its thread
+ * manager. Its caches stay to be freed with kvbm_cache_detach, which may come before or after. A hanging object store doesn't prevent destroy: its call is left behind with its thread
  * and memory. Returns
  *   0           the manager is freed
- *   -EBUSY      pins, handles of its pools, or pools of the caller exist: nothing is done
+ *   -EBUSY      pins, handles of its pools, or pools of the caller exist (the log says which):
+ *               nothing is done
  *   -ETIMEDOUT  a disk or a GPU still uses the host tier's memory and that of the caches. Jobs are
  *               cancelled and queued offloads dropped. Keep the caches' memory; destroy again later
  */
@@ -254,7 +260,10 @@ struct kvbm_cache_opts {
 KV_API int kvbm_cache_attach(struct kvbm_manager *manager, const struct kvbm_cache_opts *opts,
                              struct kvbm_cache **ret);
 
-/** Detach and free a cache. Returns 0; -EBUSY while jobs use it. */
+/**
+ * Detach and free a cache, before or after its manager's end. A cache whose manager has been destroyed
+ * refuses other calls (-EINVAL). NULL is a no-op. Returns 0; -EBUSY while jobs use it; -ECHILD.
+ */
 KV_API int kvbm_cache_detach(struct kvbm_cache *cache);
 
 /* ---- simple calls: store and load blocks of a cache by their keys, and wait ---- */

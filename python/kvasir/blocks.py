@@ -445,6 +445,7 @@ def _destroy(manager: int, timeout: int, pins: Dict[int, None], lent: "Dict[int,
         while host:
             give_back(host.pop())
         for cache in list(lent):
+            _c.kvbm_cache_detach(cache)
             lent.pop(cache).give_back()
     return rc
 

@@ -480,3 +480,39 @@ int kvbm_registry_locate(struct kvbm_registry *r, uint32_t group, const void *ke
     kvbm_unlock(r);
     return 0;
 }
+
+/* True when a known entry has another position: blocks can't be registered under its key. */
+static bool is_misplaced(const struct kvbm_registry *r, uint32_t entry, uint32_t position)
+{
+    const struct kvbm_entry *e = kvbm_entry(r, entry);
+
+    return entry && (e->n_slots || e->n_children) && e->position != position;
+}
+
+bool kvbm_registry_misplaced(struct kvbm_registry *r, const struct kvbm_chain *chain, size_t n,
+                             struct kvbm_misplaced *ret)
+{
+    bool scattered = kvbm_chain_scattered(chain), found = false;
+    const uint8_t *key = chain->keys;
+    uint32_t entries[KVBM_LOOKUP], position = chain->position;
+
+    kvbm_lock(r);
+    if (chain->parent) {
+        kvbm_find_entries(r, chain->group, chain->parent, 1, entries);
+        found = is_misplaced(r, entries[0], position - 1);
+        if (found)
+            *ret = (struct kvbm_misplaced){-1, position - 1, kvbm_entry(r, entries[0])->position};
+    }
+    for (size_t i = 0; i < n && !found; i++) {
+        if (i % KVBM_LOOKUP == 0)
+            kvbm_find_entries(r, chain->group, key + i * r->key_len,
+                              KV_MIN(n - i, (size_t)KVBM_LOOKUP), entries);
+        position = scattered ? 0 : chain->position + (uint32_t)i;
+        found = is_misplaced(r, entries[i % KVBM_LOOKUP], position);
+        if (found)
+            *ret = (struct kvbm_misplaced){(int64_t)i, position,
+                                           kvbm_entry(r, entries[i % KVBM_LOOKUP])->position};
+    }
+    kvbm_unlock(r);
+    return found;
+}

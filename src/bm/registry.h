@@ -290,4 +290,16 @@ int kvbm_registry_grow(struct kvbm_registry *r, uint64_t n_blocks, struct kvbm_s
  */
 void kvbm_detach_all(struct kvbm_registry *r, struct kvbm_entry *e);
 
+/** Key that a chain names at another position than the registry knows. */
+struct kvbm_misplaced {
+    int64_t index;            /* of the chain; -1: its parent */
+    uint32_t position, known; /* as named now, and before */
+};
+/**
+ * True when the registry knows the parent of @chain, or one of its @n keys, at another position: *@ret
+ * tells the first.
+ */
+bool kvbm_registry_misplaced(struct kvbm_registry *r, const struct kvbm_chain *chain, size_t n,
+                             struct kvbm_misplaced *ret);
+
 #endif

@@ -7,7 +7,8 @@
  *   manager_client write SEQUENCES THREADS SEED
  *       stores and loads until it is killed; lines, each written at once:
  *       "OPEN", "USE s n" before blocks [0, n) of s are asked for or stored, "LOOK t" before thread t uses
- *       blocks and asks where they are, "ON t s i" for each that was on the disk then
+ *       blocks and asks where they are, "ON t s i" for each that was on the disk then,
+ *       "KEPT t s i" for each that a durable store has counted
  *   manager_client check SEQUENCES
  *       loads all: "HAVE s i" for each that is there, and in the end "OK wrong=0 bad=0 ..."
  *   manager_client talk
@@ -216,6 +217,32 @@ static void look(unsigned number, uint64_t sequence)
     say(text, (size_t)len);
 }
 
+/* Store durably: every block that the call counts is on the disk, until that evicts it. */
+static void keep(unsigned number, uint64_t sequence, uint32_t n)
+{
+    const struct kvbm_store_opts opts = {
+        .size = sizeof(opts), .timeout_ms = 60000, .durable = true};
+    uint64_t keys[LENGTH];
+    struct kvbm_chain chain = {.size = sizeof(chain), .keys = keys};
+    uint32_t blocks[LENGTH];
+    char text[LENGTH * 40];
+    int len = 0;
+    long kept;
+
+    keys_of(sequence, keys);
+    for (uint32_t i = 0; i < n; i++) {
+        blocks[i] = number * LENGTH + i;
+        fill(blocks[i], keys[i]);
+    }
+    kept = kvbm_cache_store_with(cache, &chain, n, blocks, &opts);
+    if (kept < 0)
+        exit(2);
+    for (long i = 0; i < kept; i++)
+        len += snprintf(text + len, sizeof(text) - (size_t)len, "KEPT %u %" PRIu64 " %ld\n", number,
+                        sequence, i);
+    say(text, (size_t)len);
+}
+
 static void *writer(void *arg)
 {
     unsigned number = (unsigned)(uintptr_t)arg;
@@ -229,6 +256,11 @@ static void *writer(void *arg)
         int len = snprintf(text, sizeof(text), "USE %" PRIu64 " %u\n", sequence, n);
 
         say(text, (size_t)len);
+        if (store && pick(&random, 3) == 0) {
+            keep(number, sequence, n);
+            look(number, sequence);
+            continue;
+        }
         if (move(store, sequence, n, number * LENGTH, 0).wrong) {
             say("WRONG\n", 6);
             exit(1);

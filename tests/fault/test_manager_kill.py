@@ -64,7 +64,7 @@ class Tier:
 
 
 def on_disk(lines):
-    return {(int(line[2]), int(line[3])) for line in lines if line[0] == "ON"}
+    return {(int(line[2]), int(line[3])) for line in lines if line[0] in ("ON", "KEPT")}
 
 
 def not_evicted(lines, blocks):

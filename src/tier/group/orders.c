@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/le.h"
 #include "base/log.h"
+#include "bm/deadline.h"
 #include "bm/ids.h"
 #include "tier/group/leader.h"
 
@@ -338,7 +339,7 @@ static int read_transfer(const struct kvbm_group_transfer *from, struct kvbm_gro
         return -EINVAL;
     memcpy(ret, from, KV_MIN(from->size, sizeof(*ret)));
     if (!ret->src_blocks || !ret->dst_blocks || ret->n == 0 || ret->n > KVBM_MAX_GROUP_BLOCKS ||
-        (unsigned)ret->flow > KVBM_ONBOARD)
+        (unsigned)ret->flow > KVBM_ONBOARD || kvbm_deadline_check(ret->deadline_ns) < 0)
         return -EINVAL;
     return kvbm_ids_check(ret->dst_blocks, ret->n, UINT64_MAX, KVBM_IDS_ONCE | KVBM_IDS_GAPS);
 }

@@ -91,13 +91,27 @@ int kvbm_cache_check(const struct kvbm_cache *cache, const uint32_t *blocks, siz
     return rc == -ERANGE ? -EINVAL : rc;
 }
 
+void kvbm_caches_orphan(struct kvbm_manager *m)
+{
+    for (struct kvbm_cache *cache = m->caches, *next; cache; cache = next) {
+        next = cache->next;
+        cache->manager = NULL;
+        cache->next = NULL;
+    }
+    m->caches = NULL;
+}
+
 int kvbm_cache_detach(struct kvbm_cache *cache)
 {
     struct kvbm_manager *m = cache ? cache->manager : NULL;
-    int rc = cache ? kvbm_manager_usable(m) : 0;
+    int rc = m ? kvbm_manager_usable(m) : 0;
     struct kvbm_cache **at;
 
-    if (!cache || rc < 0)
+    if (!m) { /* its manager has been destroyed */
+        free(cache);
+        return 0;
+    }
+    if (rc < 0)
         return rc;
     kvbm_manager_enter(m);
     if (cache->n_jobs) {

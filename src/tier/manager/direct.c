@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "bm/deadline.h"
 #include "bm/ids.h"
 #include "bm/layout.h"
 #include "tier/manager/fetch.h"
@@ -40,7 +41,8 @@ bool kvbm_direct_fits(const struct kvbm_manager *m, const struct kvbm_layout *la
 static int check(const struct kvbm_manager *m, size_t n, bool store, const struct kvbm_job *job)
 {
     if (job->pin || !job->cache || job->cache->manager != m || (n && !job->blocks) ||
-        job->first_layer || job->n_layers || job->ready_fd > 0 || job->ready_event)
+        job->first_layer || job->n_layers || job->ready_fd > 0 || job->ready_event ||
+        kvbm_deadline_check(job->deadline_ns) < 0)
         return -EINVAL;
     if (!job->cache->direct || job->cache->partial)
         return -ENOTSUP;

@@ -64,18 +64,30 @@ static bool has_pools(struct kvbm_manager *m)
         if (pool != m->host && pool != m->disk && pool != m->object)
             break;
     }
+    if (pool)
+        kv_log_warn("kvbm", "manager not destroyed: a pool of its registry exists", "pool=%s",
+                    pool->name);
     kvbm_unlock(m->registry);
     return pool != NULL;
 }
 
-/* True while the caller has pins, handles, or pools in the manager's registry. */
+/* True while the caller has pins. */
+static bool has_pins(const struct kvbm_manager *m)
+{
+    uint32_t n = 0;
+
+    for (const struct kvbm_pin *pin = m->pins.first; pin; pin = pin->next)
+        n += !pin->released;
+    if (n)
+        kv_log_warn("kvbm", "manager not destroyed: pins are held", "pins=%" PRIu32, n);
+    return n > 0;
+}
+
+/* True while the caller has pins, handles, or pools in the manager's registry. The log says which. */
 static bool in_use(struct kvbm_manager *m)
 {
-    for (const struct kvbm_pin *pin = m->pins.first; pin; pin = pin->next) {
-        if (!pin->released)
-            return true;
-    }
-    return has_pools(m) || is_held(m, m->host) || is_held(m, m->disk) || is_held(m, m->object);
+    return has_pins(m) || has_pools(m) || is_held(m, m->host) || is_held(m, m->disk) ||
+           is_held(m, m->object);
 }
 
 /* ---- the end ---- */
@@ -190,8 +202,7 @@ int kvbm_manager_destroy(struct kvbm_manager *m, uint32_t timeout_ms)
     kvbm_manager_leave(m);
     if (rc < 0)
         return rc;
-    while (m->caches)
-        kvbm_cache_detach(m->caches);
+    kvbm_caches_orphan(m);
     kvbm_manager_free(m, KV_MAX(deadline, kv_now_ns() + KVBM_LET_GO_NS));
     return 0;
 }

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "bm/deadline.h"
 #include "bm/ids.h"
 #include "tier/manager/job.h"
 #include "tier/manager/manager.h"
@@ -101,7 +102,8 @@ int64_t kvbm_manager_submit(struct kvbm_manager *m, const struct kvbm_job *in)
         return -EINVAL;
     memcpy(&job, in, KV_MIN(in->size, sizeof(job)));
     if (!job.pin || !job.cache || job.pin->manager != m || job.cache->manager != m ||
-        (job.pin->n && !job.blocks) || (job.pin->store && (job.first_layer || job.n_layers)))
+        (job.pin->n && !job.blocks) || (job.pin->store && (job.first_layer || job.n_layers)) ||
+        kvbm_deadline_check(job.deadline_ns) < 0)
         return -EINVAL;
     kvbm_manager_enter(m);
     id = kvbm_job_submit(m, &job, NULL, false);

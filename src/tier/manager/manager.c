@@ -36,6 +36,8 @@ static const char *what_is_wrong(const struct kvbm_manager_opts *o)
 {
     if (!kv_sized(o->block, "kvbm_layout_config"))
         return "no block layout";
+    if (o->key_len && (o->key_len < 4 || o->key_len > KVBM_MAX_KEY))
+        return "a key has 4 to 64 bytes";
     if ((o->disk || o->object) && (!o->fingerprint || !*o->fingerprint))
         return "a disk or object tier needs a fingerprint of the model";
     if (o->fingerprint && strnlen(o->fingerprint, MAX_FINGERPRINT + 1) > MAX_FINGERPRINT)
@@ -155,6 +157,12 @@ static struct kvbm_manager *manager_new(void)
     return m;
 }
 
+static int refuse(const char *reason)
+{
+    kv_log_warn("kvbm", "manager not created", "reason=\"%s\"", reason);
+    return -EINVAL;
+}
+
 int kvbm_manager_create(const struct kvbm_manager_opts *opts, struct kvbm_manager **ret)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -162,9 +170,10 @@ int kvbm_manager_create(const struct kvbm_manager_opts *opts, struct kvbm_manage
     const char *wrong;
     int rc;
 
-    if (!kv_sized(opts, "kvbm_manager_opts") || !ret ||
-        opts->size < offsetof(struct kvbm_manager_opts, host_eviction))
+    if (!kv_sized(opts, "kvbm_manager_opts"))
         return -EINVAL;
+    if (!ret || opts->size < offsetof(struct kvbm_manager_opts, host_eviction))
+        return refuse(!ret ? "nowhere to return the manager" : "size of an unknown version");
     pthread_once(&once, watch_forks);
     m = manager_new();
     if (!m)
@@ -172,11 +181,9 @@ int kvbm_manager_create(const struct kvbm_manager_opts *opts, struct kvbm_manage
     m->forks = atomic_load(&forks);
     memcpy(&m->opts, opts, KV_MIN(opts->size, sizeof(m->opts)));
     wrong = what_is_wrong(&m->opts);
-    if (wrong)
-        kv_log_warn("kvbm", "manager not created", "reason=\"%s\"", wrong);
     set_defaults(&m->opts);
     m->key_len = m->opts.key_len;
-    rc = wrong ? -EINVAL : copy_strings(m);
+    rc = wrong ? refuse(wrong) : copy_strings(m);
     if (rc == 0)
         rc = kvbm_tiers_open(m);
     m->opts.block = NULL; /* points to the caller's memory */

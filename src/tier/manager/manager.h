@@ -129,6 +129,9 @@ int kvbm_tiers_open(struct kvbm_manager *m);
 int kvbm_cache_check(const struct kvbm_cache *cache, const uint32_t *blocks, size_t n,
                      unsigned flags);
 
+/** Leave the caches to their owners, who free them with kvbm_cache_detach after the manager's end. */
+void kvbm_caches_orphan(struct kvbm_manager *m);
+
 /* end.c */
 /** Free a manager with no running operation. Waits for calls that hang in the object store until
  * @deadline_ns. */

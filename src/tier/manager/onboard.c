@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "bm/deadline.h"
 #include "tier/manager/job.h"
 #include "tier/manager/manager.h"
 #include "tier/manager/pin.h"
@@ -287,6 +288,8 @@ long kvbm_manager_prepare_load_blocks(struct kvbm_manager *m, const struct kvbm_
     struct kvbm_chain chain;
     struct kvbm_pin *pin;
 
+    if (rc == 0)
+        rc = kvbm_deadline_check(KV_OPT(opts, deadline_ns, 0));
     if (rc < 0)
         return rc;
     rc = given_init(m, &given, blocks, n, m->host);

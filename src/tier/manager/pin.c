@@ -2,9 +2,13 @@
 /* Pins: host blocks held for a caller, found or fetched for a load, or reserved for a store
  * (pin_store.c). */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "base/log.h"
+#include "bm/deadline.h"
+#include "bm/registry.h"
 #include "tier/manager/fetch.h"
 #include "tier/manager/job.h"
 #include "tier/manager/manager.h"
@@ -27,16 +31,66 @@ static int copy_tokens(struct kvbm_pin *pin, const struct kvbm_chain *chain)
     return 0;
 }
 
+bool kvbm_pin_tells(struct kvbm_manager *m)
+{
+    uint64_t now = kv_now_ns();
+
+    if (m->pins.told_ns && now - m->pins.told_ns < KV_NS_PER_S)
+        return false;
+    m->pins.told_ns = now;
+    return true;
+}
+
+bool kvbm_pin_misplaced(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n)
+{
+    struct kvbm_misplaced at;
+
+    if (!kvbm_registry_misplaced(m->registry, chain, n, &at))
+        return false;
+    if (kvbm_pin_tells(m))
+        kv_log_warn("kvbm",
+                    "a key is known at another position: positions count blocks, not tokens",
+                    "%s=%" PRId64 " position=%" PRIu32 " known=%" PRIu32,
+                    at.index < 0 ? "parent_of" : "key", KV_MAX(at.index, INT64_C(0)), at.position,
+                    at.known);
+    return true;
+}
+
+static const char *fault_of(const struct kvbm_chain *chain, size_t n)
+{
+    if (n && !chain->keys)
+        return "no keys";
+    if (n > KVBM_MAX_PIN)
+        return "more than 2^20 keys";
+    if (chain->group >= KVBM_MAX_GROUPS)
+        return "no such group";
+    if (kvbm_chain_scattered(chain) && chain->parent)
+        return "scattered keys have no parent";
+    if (!chain->parent != !chain->position)
+        return "a position counts the blocks before the first key: 0 without a parent, else more";
+    return n > UINT32_MAX - chain->position ? "positions beyond 32 bits" : NULL;
+}
+
+/* Check the keys of a pin; a store's also against the positions that are known. Returns 0 or -EINVAL. */
+static int check_chain(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n, bool store)
+{
+    const char *fault;
+
+    if (!kv_sized(chain, "kvbm_chain") || chain->size < offsetof(struct kvbm_chain, tokens))
+        return -EINVAL;
+    fault = fault_of(chain, n);
+    if (fault && kvbm_pin_tells(m))
+        kv_log_warn("kvbm", "keys refused", "reason=\"%s\"", fault);
+    return fault || (store && kvbm_pin_misplaced(m, chain, n)) ? -EINVAL : 0;
+}
+
 int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n, bool store,
                  struct kvbm_pin **ret)
 {
     size_t items = sizeof(struct kvbm_pin) + n * sizeof(struct kvbm_item);
     struct kvbm_pin *pin;
 
-    if (!kv_sized(chain, "kvbm_chain") || chain->size < offsetof(struct kvbm_chain, tokens) ||
-        (n && !chain->keys) || n > KVBM_MAX_PIN || chain->group >= KVBM_MAX_GROUPS ||
-        !chain->parent != !chain->position || n > UINT32_MAX - chain->position ||
-        (kvbm_chain_scattered(chain) && chain->parent))
+    if (check_chain(m, chain, n, store) < 0)
         return -EINVAL;
     if (kvbm_set_reserve(&m->pins.pending, n) < 0)
         return -ENOMEM;
@@ -358,6 +412,8 @@ static long prepare(struct kvbm_manager *m, const struct kvbm_chain *chain, size
     struct kvbm_pin *pin;
     long rc = ret && kv_sized_or_null(opts, "kvbm_pin_opts") ? kvbm_manager_usable(m) : -EINVAL;
 
+    if (rc == 0)
+        rc = kvbm_deadline_check(KV_OPT(opts, deadline_ns, 0));
     if (rc < 0)
         return rc;
     kvbm_manager_enter(m);

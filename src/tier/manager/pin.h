@@ -62,6 +62,10 @@ static inline bool kvbm_pin_is_prefix(const struct kvbm_pin *pin)
 /** Make a pin of a chain with one reference. Returns 0, -EINVAL or -ENOMEM. */
 int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n, bool store,
                  struct kvbm_pin **ret);
+/** True when a line about a caller's keys may be logged now: one a second. */
+bool kvbm_pin_tells(struct kvbm_manager *m);
+/** True when a key of @chain, or its parent, is known at another position. The log says which. */
+bool kvbm_pin_misplaced(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n);
 /**
  * Cancel the fetches of a pin that is released and that no job but the caller's needs, unless other
  * pins wait for them. Let go what the pin holds already: a fetch that hangs holds only the blocks that

@@ -124,6 +124,7 @@ static uint32_t register_run(struct kvbm_pin *pin, uint32_t i, uint32_t n)
 
 uint32_t kvbm_pin_register(struct kvbm_pin *pin, uint32_t i, uint32_t n)
 {
+    struct kvbm_chain chain;
     uint32_t held = 0;
 
     for (uint32_t done = 0, some; done < n; done += some) {
@@ -142,6 +143,9 @@ uint32_t kvbm_pin_register(struct kvbm_pin *pin, uint32_t i, uint32_t n)
             kvbm_pool_release_mutable(pin->manager->host, (struct kvbm_mutable *)&item->host, 1);
             item->state = ITEM_MISS;
             pin->manager->stats.host.failed++;
+            chain = kvbm_pin_chain(pin, k);
+            (void)kvbm_pin_misplaced(pin->manager, &chain,
+                                     1); /* of a load: a miss, which the log tells */
         }
     }
     return held;

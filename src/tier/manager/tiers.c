@@ -132,6 +132,8 @@ static int open_host(struct kvbm_manager *m)
     m->stride = shape.block_stride;
     m->block_tokens = config.page_size;
     m->host_blocks = n;
+    if (!n)
+        kv_log_warn("kvbm", "host_bytes hold no block", "block_bytes=%" PRIu64, shape.block_stride);
     m->pins.max_object_fetched =
         (uint32_t)KV_MAX(kvbm_staging(m) ? n / 2 : n / OBJECT_SHARE, UINT64_C(1));
     rc = place_host(m, &config, n);
@@ -259,6 +261,13 @@ static int open_disk(struct kvbm_manager *m)
         else if (*name)
             directories[opts.n_directories++] = name;
     }
+    if (rc == -EINVAL)
+        kv_log_warn("kvbm", "too many disk directories", "most=%d", KVBM_MAX_VOLUMES);
+    if (rc == 0 && (!n || n > UINT32_MAX - 1)) {
+        kv_log_warn("kvbm", "disk_bytes hold no block, or too many",
+                    "block_bytes=%" PRIu64 " blocks=%" PRIu64, m->stride, n);
+        rc = -EINVAL;
+    }
     if (rc == 0)
         rc = pool_create(m, KV_TIER_DISK, n, m->opts.disk_eviction, &m->disk);
     if (rc == 0)
@@ -315,25 +324,34 @@ int kvbm_tiers_open(struct kvbm_manager *m)
                                             .io = m->opts.io,
                                             .io_depth = m->opts.io_depth,
                                             .gpu_copy = m->opts.gpu_copy};
+    static const char *const steps[] = {"registry", "wake-up",   "host tier",   "policies",
+                                        "copier",   "disk tier", "object tier", "write-back",
+                                        "promises", "peers",     "mover"};
+    size_t step = 0;
     int rc = kvbm_registry_create(&registry, &m->registry);
 
-    if (rc == 0)
+    if (rc == 0 && ++step)
         rc = kv_wake_open(&m->jobs.done_wake);
-    if (rc == 0)
+    if (rc == 0 && ++step)
         rc = open_host(m);
-    if (rc == 0)
+    if (rc == 0 && ++step)
         rc = open_offers(m);
-    if (rc == 0)
+    if (rc == 0 && ++step)
         rc = kvbm_copier_create(&copier, &m->copier);
-    if (rc == 0 && m->opts.disk)
+    if (rc == 0 && ++step && m->opts.disk)
         rc = open_disk(m);
-    if (rc == 0 && m->opts.object)
+    if (rc == 0 && ++step && m->opts.object)
         rc = open_object(m);
-    if (rc == 0 && m->opts.object && m->opts.object_when_evicted)
+    if (rc == 0 && ++step && m->opts.object && m->opts.object_when_evicted)
         rc = kvbm_write_back_open(m);
-    if (rc == 0)
+    if (rc == 0 && ++step)
         rc = kvbm_promises_open(m);
-    if (rc == 0)
+    if (rc == 0 && ++step)
         rc = kvbm_manager_open_peers(m);
-    return rc < 0 ? rc : kvbm_mover_start(m);
+    if (rc == 0 && ++step)
+        rc = kvbm_mover_start(m);
+    if (rc < 0)
+        kv_log_warn("kvbm", "manager not created: a part of it can't be opened",
+                    "part=\"%s\" error=\"%s\"", steps[step], strerror(-rc));
+    return rc;
 }

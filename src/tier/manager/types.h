@@ -174,7 +174,8 @@ struct kvbm_job_ {
 
 /** An attached cache. */
 struct kvbm_cache {
-    struct kvbm_manager *manager;
+    struct kvbm_manager
+        *manager; /* NULL: it has been destroyed, and the cache's owner has to free it */
     struct kvbm_cache *next;
     const struct kvbm_layout *layout;
     struct kvbm_pool *pool;
@@ -289,6 +290,7 @@ struct kvbm_pins {
      * evicts no more than that. */
     uint32_t n_object_fetched, max_object_fetched;
     uint32_t n_peer_fetched; /* of n_object_fetched, blocks that come from peers */
+    uint64_t told_ns;        /* time of the last line about keys that make no sense */
     uint32_t n_leased;       /* blocks of leases that pins keep, and of such being asked for */
     TAILQ_HEAD(kvbm_turns, kvbm_turn) turns; /* blocking calls that wait for host blocks (turn.c) */
 };

@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/thread.h"
+#include "bm/deadline.h"
 #include "bm/ids.h"
 #include "bm/layout.h"
 #include "kvbm_transfer.h"
@@ -393,6 +394,7 @@ static int check(const struct reading *r)
     const struct kvbm_plan_read_opts *o = &r->opts;
 
     if (!o->copier || !o->sources || !o->keys || !o->to || !o->to_blocks || !o->n ||
+        kvbm_deadline_check(o->deadline_ns) < 0 ||
         !kvbm_same_blocks(&r->plan->sides[0].config, kvbm_layout_get_config(o->to)) ||
         r->plan->sides[0].config.dtype != kvbm_layout_get_config(o->to)->dtype)
         return -EINVAL;

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "bm/deadline.h"
 #include "bm/ids.h"
 #include "tier/transfer/transfer.h"
 
@@ -26,7 +27,7 @@ static int read_transfer(const struct kvbm_transfer *transfer, struct kvbm_trans
         transfer->size < offsetof(struct kvbm_transfer, first_layer))
         return -EINVAL;
     memcpy(ret, transfer, KV_MIN(transfer->size, sizeof(*ret)));
-    return 0;
+    return kvbm_deadline_check(ret->deadline_ns);
 }
 
 /* Allocate a job in one piece: the job, source and target ids, and a table that later counts the

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "bm/deadline.h"
 #include "bm/ids.h"
 #include "peer/blockset.h"
 #include "tier/manager/turn.h"
@@ -284,7 +285,7 @@ static int take_io(const struct kvbm_volume *v, const struct kvbm_volume_io *io,
     if (!ret->deadline_ns)
         ret->deadline_ns = kv_now_ns() + DEFAULT_MS * KV_NS_PER_MS;
     if (!ret->n || !ret->layout || !ret->blocks || !kv_sized(ret->chain, "kvbm_chain") ||
-        !ret->chain->keys)
+        !ret->chain->keys || kvbm_deadline_check(ret->deadline_ns) < 0)
         return -EINVAL;
     rc = kvbm_ids_check(ret->blocks, ret->n, kvbm_layout_get_config(ret->layout)->num_blocks,
                         get ? KVBM_IDS_ONCE : 0);

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+/** Deadlines of callers: times of CLOCK_MONOTONIC. */
+#ifndef KVBM_BM_DEADLINE_H
+#define KVBM_BM_DEADLINE_H
+
+#include <errno.h>
+#include <inttypes.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+
+/* Half a century: times since 1970 are further ahead of a clock that began at boot. */
+#define KVBM_FAR_NS (UINT64_C(50) * 365 * 86400 * KV_NS_PER_S)
+
+/**
+ * Check a deadline; 0 and UINT64_MAX: none. Returns 0; -EINVAL: it lies decades ahead, as that of another
+ * clock does (CLOCK_REALTIME), and would never pass. The log says so.
+ */
+static inline int kvbm_deadline_check(uint64_t deadline_ns)
+{
+    uint64_t now = kv_now_ns();
+
+    if (deadline_ns == UINT64_MAX || deadline_ns <= now || deadline_ns - now < KVBM_FAR_NS)
+        return 0;
+    kv_log_warn("kvbm", "a deadline is of another clock: CLOCK_MONOTONIC is meant",
+                "deadline_ns=%" PRIu64 " now_ns=%" PRIu64, deadline_ns, now);
+    return -EINVAL;
+}
+
+#endif
