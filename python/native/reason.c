@@ -7,6 +7,8 @@
  */
 #include "reason.h"
 
+#include "base/log_bound.h"
+
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -17,13 +19,26 @@ static _Thread_local char reason[REASON_LEN]; /* last error or warning of the ru
 static _Thread_local bool inside;             /* between kvpy_begin and kvpy_end */
 static atomic_int shown = WARNING;            /* lines up to this level go to stderr */
 
+/* Print a line to stderr, unless there were too many of its kind. */
+static void print(int level, const char *line)
+{
+    unsigned long left_out = 0;
+
+    if (level <= WARNING && !kv_log_bound(line, &left_out))
+        return;
+    if (left_out)
+        fprintf(stderr, "%s left_out=%lu\n", line, left_out);
+    else
+        fprintf(stderr, "%s\n", line);
+}
+
 void kvpy_log(void *arg, int level, const char *line)
 {
     (void)arg;
     if (inside && level <= WARNING)
         snprintf(reason, sizeof(reason), "%s", line);
     else if (level <= atomic_load_explicit(&shown, memory_order_relaxed))
-        fprintf(stderr, "%s\n", line);
+        print(level, line);
 }
 
 void kvpy_show(int level)
@@ -41,6 +56,6 @@ const char *kvpy_end(int failed)
 {
     inside = false;
     if (!failed && reason[0] && atomic_load_explicit(&shown, memory_order_relaxed) >= WARNING)
-        fprintf(stderr, "%s\n", reason);
+        print(WARNING, reason);
     return reason;
 }

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/log_bound.h"
 #include "base/utf8.h"
 
 _Atomic int kv_log_level_ = KV_LOG_WARN;
@@ -73,8 +74,9 @@ int kv_log_parse_level(const char *name)
 
 /* -- one line, of bounded size ----------------------------------------------------------------- */
 
-/* Bytes kept for the end of every line: truncated=true in either format, a brace and a newline. */
-#define LINE_RESERVE 32
+/* Bytes kept for the end of every line: left_out=N and truncated=true in either format, a brace and
+ * a newline. */
+#define LINE_RESERVE 64
 
 struct line {
     char data[KV_LOG_MAX_LINE];
@@ -317,6 +319,27 @@ static void write_line(struct line *line)
     }
 }
 
+/* True when a line may go to standard error; says how many of its kind were left out before it. */
+static bool is_printed(struct line *line)
+{
+    unsigned long left_out;
+    bool full = line->full;
+    char text[24];
+    int n;
+
+    line->data[line->len] = '\0'; /* within LINE_RESERVE */
+    if (!kv_log_bound(line->data, &left_out))
+        return false;
+    if (left_out > 0) {
+        line->full = false;
+        line->limit = KV_LOG_MAX_LINE - LINE_RESERVE / 2;
+        n = snprintf(text, sizeof(text), "%lu", left_out);
+        put_pair(line, "left_out", strlen("left_out"), text, (size_t)n, true);
+        line->full |= full;
+    }
+    return true;
+}
+
 void kv_log_emit(enum kv_log_level level, const char *component, const char *message,
                  const char *fields, ...)
 {
@@ -341,6 +364,10 @@ void kv_log_emit(enum kv_log_level level, const char *component, const char *mes
         if (n > 0)
             put_fields(&line, text);
         line.full |= n >= (int)sizeof(text);
+    }
+    if (!log_sink && level <= KV_LOG_WARN && !is_printed(&line)) {
+        errno = saved;
+        return;
     }
     if (line.full) {
         line.full = false;

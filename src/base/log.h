@@ -14,6 +14,8 @@
  * with truncated=true. No line contains a control character or invalid UTF-8, whatever the caller
  * logs. Never log token ids or secrets.
  *
+ * Warnings and errors on standard error are bounded by kind (base/log_bound.h): left_out=N.
+ *
  * Thread-safe: one write per line. A call below the level costs one relaxed load.
  */
 #ifndef KV_BASE_LOG_H

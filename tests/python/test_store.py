@@ -19,6 +19,18 @@ import kvasir.store
 from kvasir import _native
 
 
+def test_a_flood_of_lines_is_bounded():
+    """Lines that no call waits for go to stderr: of each kind and store a few, with the number of the others."""
+    script = ("import kvasir._native as n\n"
+              "line = 'level=error component=store msg=\"can\\'t make a file\" dir=/%s name=%d'\n"
+              "for i in range(20000):\n"
+              "    n._reason.kvpy_log(None, 0, (line % ('ab'[i % 2], i)).encode())\n")
+    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(BUILD / "python")},
+                          capture_output=True, text=True, timeout=120)
+    equal(done.returncode, 0, done.stderr)
+    equal([sum(f"dir=/{store} " in line for line in done.stderr.splitlines()) for store in "ab"], [10, 10])
+
+
 def test_objects():
     with folder() as path, kvasir.store.open(path) as store:
         state = os.urandom(3 << 20)
