@@ -5,9 +5,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <unistd.h>
 
+#include "base/ascii.h"
 #include "base/buf.h"
 #include "s3/sign.h"
 
@@ -171,9 +171,9 @@ static int split_endpoint(const char *text, char *scheme, size_t scheme_size, co
     const char *host = strstr(text, "://");
     size_t len;
 
-    if (!host || (strncasecmp(text, "http://", 7) != 0 && strncasecmp(text, "https://", 8) != 0))
+    if (!host || (kv_ncasecmp(text, "http://", 7) != 0 && kv_ncasecmp(text, "https://", 8) != 0))
         return -EINVAL;
-    snprintf(scheme, scheme_size, "%s", strncasecmp(text, "https", 5) == 0 ? "https" : "http");
+    snprintf(scheme, scheme_size, "%s", kv_ncasecmp(text, "https", 5) == 0 ? "https" : "http");
     host += 3;
     len = strcspn(host, "/");
     if (len == 0 || len > 255 || (host[len] == '/' && host[len + 1]) ||

@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
+#include "base/ascii.h"
 #include "base/clock.h"
 #include "s3/xml.h"
 
@@ -118,19 +118,19 @@ static size_t on_header(char *data, size_t size, size_t n, void *arg)
         return len;
     *value++ = '\0';
     value += strspn(value, " \t");
-    if (strcasecmp(line, "etag") == 0)
+    if (kv_casecmp(line, "etag") == 0)
         snprintf(request->etag, sizeof(request->etag), "%.95s", value);
-    else if (strcasecmp(line, S3_SUM_HEADER) == 0)
+    else if (kv_casecmp(line, S3_SUM_HEADER) == 0)
         snprintf(request->got_sum, sizeof(request->got_sum), "%.63s", value);
-    else if (strcasecmp(line, "x-amz-bucket-region") == 0)
+    else if (kv_casecmp(line, "x-amz-bucket-region") == 0)
         snprintf(request->region, sizeof(request->region), "%.63s", value);
-    else if (strcasecmp(line, "last-modified") == 0)
+    else if (kv_casecmp(line, "last-modified") == 0)
         request->modified_s = KV_MAX((int64_t)curl_getdate(value, NULL), 0);
-    else if (strcasecmp(line, "date") == 0)
+    else if (kv_casecmp(line, "date") == 0)
         request->server_s = KV_MAX((int64_t)curl_getdate(value, NULL), 0);
-    else if (strcasecmp(line, "content-length") == 0 && *value >= '0' && *value <= '9')
+    else if (kv_casecmp(line, "content-length") == 0 && *value >= '0' && *value <= '9')
         request->length = strtoull(value, NULL, 10);
-    else if (strcasecmp(line, "retry-after") == 0)
+    else if (kv_casecmp(line, "retry-after") == 0)
         read_retry_after(request, value);
     return len;
 }

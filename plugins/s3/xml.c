@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "s3/xml.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <expat.h>
 #include <limits.h>
@@ -10,6 +9,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/ascii.h"
 #include "base/error.h"
 
 enum {
@@ -252,7 +252,7 @@ bool s3_decode(char *text, bool plus)
         *to = plus && *text == '+' ? ' ' : *text;
         if (*text != '%')
             continue;
-        if (!isxdigit((unsigned char)text[1]) || !isxdigit((unsigned char)text[2]))
+        if (!kv_is_xdigit(text[1]) || !kv_is_xdigit(text[2]))
             return false;
         memcpy(hex, text + 1, 2);
         *to = (char)strtoul(hex, NULL, 16);
@@ -269,7 +269,7 @@ static int read_size(const char *text, uint64_t *ret)
     char *end;
 
     *ret = strtoull(text, &end, 10); /* UINT64_MAX when it is too large */
-    return isdigit((unsigned char)*text) && *end == '\0' && *ret != UINT64_MAX ? 0 : -EPROTO;
+    return kv_is_digit(*text) && *end == '\0' && *ret != UINT64_MAX ? 0 : -EPROTO;
 }
 
 /* -- a listing --------------------------------------------------------------------------------- */

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/args.h"
 
-#include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <unistd.h>
 
 #include "base/args_impl.h"
+#include "base/ascii.h"
 #include "base/log.h"
 
 #define MAX_NAMES 96 /* options of a program */
@@ -35,9 +35,9 @@ static int set_flag(const struct kv_arg *arg, const char *text, bool *value, str
     bool is_yes = !text, is_no = false;
 
     for (size_t i = 0; text && i < KV_COUNT(yes); i++)
-        is_yes |= strcasecmp(text, yes[i]) == 0;
+        is_yes |= kv_casecmp(text, yes[i]) == 0;
     for (size_t i = 0; text && i < KV_COUNT(no); i++)
-        is_no |= strcasecmp(text, no[i]) == 0;
+        is_no |= kv_casecmp(text, no[i]) == 0;
     if (!is_yes && !is_no)
         return kv_fail(error, -EINVAL, 0, "--%s: `%.60s` is not true or false", arg->name, text);
     *value = is_yes;
@@ -243,7 +243,7 @@ static const char *from_environment(const struct kv_args_program *program, const
 
     snprintf(ret_name, size, "%s_%s", program->env, option);
     for (char *p = ret_name; *p; p++)
-        *p = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
+        *p = *p == '-' ? '_' : kv_upper(*p);
     text = getenv(ret_name);
     return text && *text ? text : NULL;
 }
@@ -282,7 +282,7 @@ static bool is_known_variable(const struct kv_args_program *program, const char 
         return true;
     for (size_t i = 0; i <= len; i++) {
         word[i] = i < len ? rest[i] : '\0';
-        option[i] = word[i] == '_' ? '-' : (char)tolower((unsigned char)word[i]);
+        option[i] = word[i] == '_' ? '-' : kv_lower(word[i]);
     }
     return kv_args_find(program, option, len) || (program->config && strcmp(word, "CONFIG") == 0) ||
            (program->env_others && kv_args_is_choice(program->env_others, word));

@@ -3,10 +3,11 @@
  * Read configuration files: `name = value` lines for the options of a program. Errors name the
  * file, the line, the key and the nearest option.
  */
-#include <ctype.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <unistd.h>
+
+#include "base/ascii.h"
 
 #include "base/args_impl.h"
 
@@ -68,12 +69,12 @@ static char *trim(char *s)
     char *end;
 
     for (char *p = s; *p; p++)
-        if (*p == '#' && (p == s || isspace((unsigned char)p[-1])))
+        if (*p == '#' && (p == s || kv_is_space(p[-1])))
             *p = '\0';
-    while (isspace((unsigned char)*s))
+    while (kv_is_space(*s))
         s++;
     end = s + strlen(s);
-    while (end > s && isspace((unsigned char)end[-1]))
+    while (end > s && kv_is_space(end[-1]))
         *--end = '\0';
     return s;
 }
@@ -82,7 +83,7 @@ static char *trim(char *s)
 static const struct kv_arg *find_key(const struct kv_args_program *program, char *key)
 {
     for (char *p = key; *p; p++)
-        *p = *p == '_' ? '-' : (char)tolower((unsigned char)*p);
+        *p = *p == '_' ? '-' : kv_lower(*p);
     return kv_args_find(program, key, strlen(key));
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Print a program's table of options: --help, a manual page (roff), or words for completions. */
-#include <ctype.h>
 #include <stdio.h>
+
+#include "base/ascii.h"
 
 #include "base/args_impl.h"
 
@@ -147,7 +148,7 @@ void kv_args_print_man(const struct kv_args_program *program)
         char c = i < strlen(program->name) && i + 1 < sizeof(title) ? program->name[i] : '\0';
 
         page[i] = c == ' ' ? '-' : c;
-        title[i] = (char)toupper((unsigned char)page[i]);
+        title[i] = kv_upper(page[i]);
     }
     printf(".TH %s 1 \"\" \"Kvasir %s\" \"User Commands\"\n.SH NAME\n", title, KV_VERSION);
     print_roff(page);

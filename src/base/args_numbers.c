@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Numbers, sizes and times as options, files and environment variables write them. */
-#include <ctype.h>
 #include <errno.h>
 #include <string.h>
+
+#include "base/ascii.h"
 
 #include "base/args.h"
 
@@ -15,7 +16,7 @@ static int parse_digits(const char *text, uint64_t *ret, const char **rest)
     uint64_t value = 0;
     const char *p = text;
 
-    for (; isdigit((unsigned char)*p); p++) {
+    for (; kv_is_digit(*p); p++) {
         unsigned digit = (unsigned)(*p - '0');
 
         if (value > (UINT64_MAX - digit) / 10)

@@ -5,6 +5,8 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "base/ascii.h"
+
 #define MIN_CAPACITY ((size_t)256)
 
 void kv_buf_fini(struct kv_buf *buf)
@@ -46,30 +48,28 @@ void kv_buf_puts(struct kv_buf *buf, const char *text)
 
 void kv_buf_printf(struct kv_buf *buf, const char *fmt, ...)
 {
-    va_list args;
     size_t room = buf->capacity - buf->len;
+    locale_t before;
+    va_list args;
     int n;
 
     if (buf->error)
         return;
+    before = uselocale(kv_c_locale()); /* the host's may write a comma for the decimal point */
     /* vsnprintf's NUL goes into the byte that every buffer keeps for it. */
     va_start(args, fmt);
     n = vsnprintf(buf->data ? buf->data + buf->len : NULL, buf->data ? room + 1 : 0, fmt, args);
     va_end(args);
-    if (n < 0) {
+    if (n < 0)
         buf->error = -EINVAL;
-        return;
-    }
-    if (!buf->data || (size_t)n > room) {
-        if (kv_buf_reserve(buf, (size_t)n) < 0)
-            return;
-        if (!buf->data) /* an empty text in a buffer without memory */
-            return;
+    else if ((!buf->data || (size_t)n > room) && kv_buf_reserve(buf, (size_t)n) == 0 && buf->data) {
         va_start(args, fmt);
         vsnprintf(buf->data + buf->len, (size_t)n + 1, fmt, args);
         va_end(args);
     }
-    buf->len += (size_t)n;
+    uselocale(before);
+    if (!buf->error && buf->data) /* NULL: an empty text in a buffer without memory */
+        buf->len += (size_t)n;
 }
 
 static const char digit_pairs[] =
@@ -157,15 +157,14 @@ void kv_buf_put_double(struct kv_buf *buf, double value)
      * zeros.
      */
     int digits = fabs(value) < DBL_MIN ? 1 : DBL_DIG;
+    locale_t before = uselocale(kv_c_locale());
 
     for (; digits <= DBL_DECIMAL_DIG; digits++) {
         snprintf(text, sizeof(text), "%.*g", digits, value);
         if (strtod(text, NULL) == value)
             break;
     }
-    /* The host program may have chosen a locale with decimal commas. */
-    for (char *p = text; *p; p++)
-        *p = *p == ',' ? '.' : *p;
+    uselocale(before);
     kv_buf_puts(buf, text);
 }
 

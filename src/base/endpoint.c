@@ -2,10 +2,10 @@
 #include "base/endpoint.h"
 
 #include <arpa/inet.h>
-#include <ctype.h>
 #include <string.h>
 #include <sys/un.h>
 
+#include "base/ascii.h"
 #include "base/error.h"
 
 static int reject(const char **ret_why, const char *why)
@@ -23,7 +23,7 @@ static bool parse_port(const char *text, uint16_t *ret)
     if (!*text || strlen(text) > 5)
         return false;
     for (; *text; text++) {
-        if (!isdigit((unsigned char)*text))
+        if (!kv_is_digit(*text))
             return false;
         value = value * 10 + (unsigned long)(*text - '0');
     }

@@ -2,10 +2,10 @@
 #include "base/endpoint_rule.h"
 
 #include <arpa/inet.h>
-#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "base/ascii.h"
 #include "base/error.h"
 
 static int reject(const char **ret_why, const char *why)
@@ -21,10 +21,10 @@ static bool read_number(const char **p, unsigned long max, unsigned long *ret)
     const char *start = *p;
     unsigned long value = 0;
 
-    while (isdigit((unsigned char)**p) && *p - start < 5)
+    while (kv_is_digit(**p) && *p - start < 5)
         value = value * 10 + (unsigned long)(*(*p)++ - '0');
     *ret = value;
-    return *p > start && value <= max && !isdigit((unsigned char)**p);
+    return *p > start && value <= max && !kv_is_digit(**p);
 }
 
 /* Parse the ports of a rule: "", ":*", ":PORT" or ":FIRST-LAST". */
@@ -100,7 +100,7 @@ static int parse_octets(const char *text, struct kv_endpoint_rule *ret, const ch
     unsigned long octet;
     unsigned n = 0;
 
-    while (n < 4 && isdigit((unsigned char)*text)) {
+    while (n < 4 && kv_is_digit(*text)) {
         if (!read_number(&text, 255, &octet) || *text++ != '.')
             return reject(ret_why, "invalid address");
         ((uint8_t *)&in.s_addr)[n++] = (uint8_t)octet;
@@ -121,7 +121,7 @@ static void fold(const char *host, char ret[256])
     if (len && host[len - 1] == '.')
         len--;
     for (size_t i = 0; i < len; i++)
-        ret[i] = (char)tolower((unsigned char)host[i]);
+        ret[i] = kv_lower(host[i]);
     ret[len] = '\0';
 }
 
@@ -156,12 +156,12 @@ static int parse_tcp(const char *address, struct kv_endpoint_rule *ret, const ch
         ret->kind = KV_RULE_HOSTS;
         return 0;
     }
-    if (isdigit((unsigned char)*copy) && strchr(copy, '*'))
+    if (kv_is_digit(*copy) && strchr(copy, '*'))
         return parse_octets(copy, ret, ret_why);
     if (kv_endpoint_is_name(copy))
         return parse_name(copy, ret, ret_why);
-    return isdigit((unsigned char)*copy) ? parse_net(copy, false, ret, ret_why)
-                                         : parse_name(copy, ret, ret_why);
+    return kv_is_digit(*copy) ? parse_net(copy, false, ret, ret_why)
+                              : parse_name(copy, ret, ret_why);
 }
 
 /* Return true when no part of @path is empty, "." or "..". */

@@ -2,10 +2,10 @@
 /* The numbers of the JSON reader. */
 #include <locale.h>
 #include <math.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/ascii.h"
 #include "base/json_reader.h"
 
 /* Check the number at j->p and go behind it. */
@@ -105,22 +105,14 @@ uint64_t kv_json_bits64(struct kv_json *j)
     return integer_value(j, &negative, &value, &at) ? value : 0;
 }
 
-/* Locale for strtod, which reads a comma for the decimal point in some locales. */
-static locale_t c_locale;
-
-static void make_c_locale(void)
-{
-    c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
-}
-
 double kv_json_double(struct kv_json *j)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
     char copy[KV_JSON_MAX_DOUBLE + 1];
     struct kv_str text;
     bool integer;
     double value;
     uint64_t at;
+    locale_t c_locale = kv_c_locale();
     int c = kv_json_begin_value_(j);
 
     if (c != '-' && (c < '0' || c > '9')) {
@@ -135,7 +127,7 @@ double kv_json_double(struct kv_json *j)
     }
     memcpy(copy, text.p, text.len);
     copy[text.len] = '\0';
-    pthread_once(&once, make_c_locale);
+    /* some locales have a comma for the decimal point */
     value = c_locale ? strtod_l(copy, NULL, c_locale) : strtod(copy, NULL);
     if (isinf(value)) {
         kv_json_fail_at_(j, at, -ERANGE, "number out of range");

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/ascii.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -249,7 +250,7 @@ static void print_row(const struct kvbm_pool *pool, const struct row *row, FILE 
     fputc('\n', to);
 }
 
-int kvbm_pool_dump(struct kvbm_pool *pool, FILE *to, size_t max_blocks)
+static int dump(struct kvbm_pool *pool, FILE *to, size_t max_blocks)
 {
     struct row rows[PIECE];
     uint64_t used, shown = 0;
@@ -270,4 +271,13 @@ int kvbm_pool_dump(struct kvbm_pool *pool, FILE *to, size_t max_blocks)
     if (used > shown)
         fprintf(to, "            and %" PRIu64 " more that aren't free\n", used - shown);
     return ferror(to) ? -EIO : 0;
+}
+
+int kvbm_pool_dump(struct kvbm_pool *pool, FILE *to, size_t max_blocks)
+{
+    locale_t before = uselocale(kv_c_locale());
+    int rc = dump(pool, to, max_blocks);
+
+    uselocale(before);
+    return rc;
 }

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Rules for stored and removed events: whose cache an event is about, and in which tier. */
+#include "base/ascii.h"
 #include "event/reader.h"
-
-#include <strings.h>
 
 static bool str_is(struct kv_str s, const char *text)
 {
-    return strlen(text) == s.len && strncasecmp(s.p, text, s.len) == 0;
+    return strlen(text) == s.len && kv_ncasecmp(s.p, text, s.len) == 0;
 }
 
 /*

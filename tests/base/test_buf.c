@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <math.h>
 
+#include "base/ascii.h"
 #include "base/unit.h"
 
 static void grows_and_keeps(void **state)
@@ -151,7 +152,7 @@ static void doubles(void **state)
             continue;
         kv_buf_clear(&buf);
         kv_buf_put_double(&buf, value);
-        back = strtod(kv_buf_cstr(&buf), NULL);
+        back = strtod_l(kv_buf_cstr(&buf), NULL, kv_c_locale());
         assert_memory_equal(&back, &value, sizeof(value));
     }
     kv_buf_fini(&buf);

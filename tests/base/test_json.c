@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <math.h>
 
+#include "base/ascii.h"
 #include "base/json_model.h"
 #include "base/unit.h"
 
@@ -128,7 +129,7 @@ static void doubles_are_exact(void **state)
     (void)state;
 
     for (size_t i = 0; i < KV_COUNT(texts); i++) {
-        double expected = strtod(texts[i], NULL), value;
+        double expected = strtod_l(texts[i], NULL, kv_c_locale()), value;
 
         j = read_text(texts[i]);
         value = kv_json_double(&j);

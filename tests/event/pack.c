@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "pack.h"
+#include "base/ascii.h"
 #include "base/unit.h"
 
 static const char *pack_value(struct kv_buf *out, const char *p);
@@ -39,7 +40,7 @@ static const char *pack_number(struct kv_buf *out, const char *p)
 
     assert_true(len > 0);
     if (memchr(p, '.', len))
-        kv_msgpack_put_double(out, strtod(p, &end));
+        kv_msgpack_put_double(out, strtod_l(p, &end, kv_c_locale()));
     else if (*p == '-')
         kv_msgpack_put_i64(out, strtoll(p, &end, 10));
     else

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A manager's options from a file and the environment: one table of keys. */
-#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/args.h"
+#include "base/ascii.h"
 #include "base/buf.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -92,7 +92,7 @@ static size_t size_of(const struct key *key)
 static int parse_word(enum kind kind, const char *text, uint32_t *ret)
 {
     for (uint32_t i = 0; words[kind][i]; i++) {
-        if (!strcasecmp(text, words[kind][i])) {
+        if (!kv_casecmp(text, words[kind][i])) {
             *ret = i;
             return 0;
         }
@@ -106,8 +106,8 @@ static int parse_bool(const char *text, bool *ret)
                                                                                 "off"};
 
     for (size_t i = 0; i < KV_COUNT(yes); i++) {
-        if (!strcasecmp(text, yes[i]) || !strcasecmp(text, no[i])) {
-            *ret = !strcasecmp(text, yes[i]);
+        if (!kv_casecmp(text, yes[i]) || !kv_casecmp(text, no[i])) {
+            *ret = !kv_casecmp(text, yes[i]);
             return 0;
         }
     }
@@ -254,7 +254,7 @@ static void warn_of_environment(void)
         size_t n = 0;
 
         for (const char *c = keys[i].name; *c && n + 1 < sizeof(names[i]); c++)
-            names[i][n++] = (char)toupper((unsigned char)*c);
+            names[i][n++] = kv_upper(*c);
         names[i][n] = '\0';
         variables[i + 1] = names[i];
     }
@@ -269,7 +269,7 @@ static int set_environment(struct kvbm_manager_opts *opts, char *text)
         size_t n = strlen(name);
 
         for (const char *c = keys[i].name; *c; c++)
-            name[n++] = (char)toupper((unsigned char)*c);
+            name[n++] = kv_upper(*c);
         name[n] = '\0';
         value = getenv(name);
         if (!value || !*value) /* empty counts as not set, as for the programs */
