@@ -7,7 +7,8 @@
  * Takes the place of llama_state_seq_save_file and _load_file. libllama's own functions write and
  * read a file in memory (memfd), so every version of its format works; the store has the bytes as a
  * deduplicated object under the file's name. A load verifies the whole object before libllama sees
- * its first byte. Failures are what libllama says of a file that it can't open: 0, and a log line.
+ * its first byte. A question for the number of tokens, for which the caller has too little room,
+ * reads the object's head only. Failures are what libllama says of a file that it can't open: 0, and a log line.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -18,6 +19,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/le.h"
 #include "base/log.h"
 #include "kv_store.h"
 
@@ -150,11 +152,45 @@ static size_t save(struct kvs_store *store, save_fn own, struct llama_context *c
     return rc ? 0 : written;
 }
 
+/* The first bytes of a slot file: magic, version, number of tokens; the tokens follow. */
+enum { HEAD = 12, SEQUENCE_MAGIC = 0x67677371 };
+
+struct head {
+    uint8_t bytes[HEAD];
+    size_t len;
+};
+
+static int keep_head(void *arg, const void *data, size_t len)
+{
+    struct head *head = arg;
+    size_t n = KV_MIN(len, sizeof(head->bytes) - head->len);
+
+    memcpy(head->bytes + head->len, data, n);
+    head->len += n;
+    return 0;
+}
+
+/* Length of what libllama reads of a slot file that has more tokens than @room, which it refuses then:
+ * callers ask so for their number before they load. 0: all of the file. */
+static uint64_t needed_bytes(struct kvs_store *store, const char *path, size_t room)
+{
+    const struct kvs_restore_opts opts = {.size = sizeof(opts), .length = HEAD};
+    struct head head = {.len = 0};
+    uint64_t n_tokens;
+
+    if (kvs_restore(store, name_of(path), keep_head, &head, &opts, NULL) < 0 || head.len < HEAD ||
+        kv_get_le(head.bytes, 4) != SEQUENCE_MAGIC)
+        return 0;
+    n_tokens = kv_get_le(head.bytes + 8, 4);
+    return n_tokens > room ? HEAD + n_tokens * sizeof(int32_t) : 0;
+}
+
 static size_t load(struct kvs_store *store, load_fn own, struct llama_context *ctx,
                    const char *path, int32_t seq, int32_t *tokens, size_t room, size_t *ret_n)
 {
     const struct kvs_restore_opts opts = {.size = sizeof(opts),
-                                          .fingerprint = getenv("KV_LLAMA_FINGERPRINT")};
+                                          .fingerprint = getenv("KV_LLAMA_FINGERPRINT"),
+                                          .length = needed_bytes(store, path, room)};
     struct scratch s;
     size_t got = 0;
     int rc = scratch_open(&s);
