@@ -4,124 +4,76 @@
  * pieces, each with a length of two bytes. After each message of the client the next piece is the
  * answer; an empty piece closes the connection. Behind the last piece each answer is `rest`, and
  * then the connection is closed.
+ *
+ * The server is in the fuzzer's process. A fuzzer takes the place of the functions by which its plugin
+ * reaches a network. The monotonic clock jumps where the plugin would wait.
  */
 #ifndef KV_FUZZ_TALK_H
 #define KV_FUZZ_TALK_H
 
-#include <arpa/inet.h>
-#include <poll.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
+#include <time.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "kv_store_abi.h"
 #include "kv_store_ext.h"
 #include "require.h"
 
-enum { TALK_CLIENTS = 32 };
-
 struct talk {
     const uint8_t *data;
     size_t len;
     const char *rest;
-    int listener, port;
-    int clients[TALK_CLIENTS];
-    int n_clients;
-    _Atomic bool stop;
-    pthread_t thread;
 };
 
-static inline void talk_send(int fd, const void *data, size_t len)
+static struct talk talk_server;
+static _Atomic uint64_t talk_skipped_ns; /* of waits that did not happen */
+
+/** Take the next answer. Returns false when the server closes the connection behind it. */
+static inline bool talk_next(const uint8_t **ret, size_t *ret_len)
 {
-    for (size_t done = 0; done < len;) {
-        ssize_t n = send(fd, (const char *)data + done, len - done, MSG_NOSIGNAL | MSG_DONTWAIT);
+    struct talk *t = &talk_server;
 
-        if (n <= 0)
-            return; /* the client has closed, or doesn't read: don't wait */
-        done += (size_t)n;
-    }
-}
-
-/* Answer a message. Returns true when the connection stays open. */
-static inline bool talk_answer(struct talk *t, int fd)
-{
-    char heard[65536];
-    size_t len;
-
-    if (recv(fd, heard, sizeof(heard), MSG_DONTWAIT) <= 0)
-        return false;
     if (t->len < 2) {
-        talk_send(fd, t->rest, strlen(t->rest));
+        *ret = (const uint8_t *)t->rest;
+        *ret_len = strlen(t->rest);
         return false;
     }
-    len = (size_t)t->data[0] | (size_t)t->data[1] << 8;
+    *ret_len = (size_t)t->data[0] | (size_t)t->data[1] << 8;
     t->data += 2;
     t->len -= 2;
-    if (len > t->len)
-        len = t->len;
-    talk_send(fd, t->data, len);
-    t->data += len;
-    t->len -= len;
-    return len > 0;
+    if (*ret_len > t->len)
+        *ret_len = t->len;
+    *ret = t->data;
+    t->data += *ret_len;
+    t->len -= *ret_len;
+    return *ret_len > 0;
 }
 
-static inline void *talk_run(void *arg)
+/* -- the clock (linked with --wrap) ------------------------------------------------------------ */
+
+int __real_clock_gettime(clockid_t id, struct timespec *ret);
+int __wrap_clock_gettime(clockid_t id, struct timespec *ret);
+int __wrap_nanosleep(const struct timespec *wanted, struct timespec *left);
+
+int __wrap_clock_gettime(clockid_t id, struct timespec *ret)
 {
-    struct talk *t = arg;
+    int rc = __real_clock_gettime(id, ret);
 
-    while (!atomic_load(&t->stop)) {
-        struct pollfd polled[TALK_CLIENTS + 1] = {{.fd = t->listener, .events = POLLIN}};
-        int n = t->n_clients, kept = 0;
-
-        for (int i = 0; i < n; i++)
-            polled[i + 1] = (struct pollfd){.fd = t->clients[i], .events = POLLIN};
-        if (poll(polled, (nfds_t)n + 1, 20) <= 0)
-            continue;
-        for (int i = 0; i < n; i++) {
-            if (!polled[i + 1].revents || talk_answer(t, t->clients[i]))
-                t->clients[kept++] = t->clients[i];
-            else
-                close(t->clients[i]);
-        }
-        t->n_clients = kept;
-        if (polled[0].revents) {
-            int fd = accept4(t->listener, NULL, NULL, SOCK_CLOEXEC);
-
-            if (fd >= 0 && t->n_clients < TALK_CLIENTS)
-                t->clients[t->n_clients++] = fd;
-            else if (fd >= 0)
-                close(fd);
-        }
-    }
-    return NULL;
+    if (rc == 0 && id == CLOCK_MONOTONIC)
+        *ret = kv_timespec(kv_timespec_ns(ret) + atomic_load(&talk_skipped_ns));
+    return rc;
 }
 
-static inline void talk_start(struct talk *t, const uint8_t *data, size_t len, const char *rest)
+int __wrap_nanosleep(const struct timespec *wanted, struct timespec *left)
 {
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t size = sizeof(at);
-
-    *t = (struct talk){.data = data, .len = len, .rest = rest};
-    t->listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    REQUIRE(bind(t->listener, (struct sockaddr *)&at, sizeof(at)) == 0);
-    REQUIRE(listen(t->listener, 64) == 0);
-    REQUIRE(getsockname(t->listener, (struct sockaddr *)&at, &size) == 0);
-    t->port = ntohs(at.sin_port);
-    REQUIRE(pthread_create(&t->thread, NULL, talk_run, t) == 0);
-}
-
-static inline void talk_stop(struct talk *t)
-{
-    atomic_store(&t->stop, true);
-    pthread_join(t->thread, NULL);
-    for (int i = 0; i < t->n_clients; i++)
-        close(t->clients[i]);
-    close(t->listener);
+    (void)left;
+    atomic_fetch_add(&talk_skipped_ns, kv_timespec_ns(wanted));
+    return 0;
 }
 
 /* -- the client's calls ------------------------------------------------------------------------ */
@@ -197,25 +149,18 @@ static inline void talk_all(const kv_store_vtable *vt, const kv_store_ext *ext, 
 const kv_store_vtable *kv_store_get_vtable(void);
 const kv_store_ext *kv_store_get_ext(void);
 
-/** Run one conversation of the plugin. @format makes its URI from the port. */
-static inline void talk(const uint8_t *data, size_t size, const char *format, const char *rest)
+/** Run one conversation of the plugin, opened as @uri. */
+static inline void talk(const uint8_t *data, size_t size, const char *uri, const char *rest)
 {
-    struct talk t;
     kv_store_v1 *h;
-    char uri[256];
 
     kv_log_set_sink(talk_quiet, NULL);
-    talk_start(&t, data, size, rest);
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wformat-nonliteral"
-    snprintf(uri, sizeof(uri), format, t.port);
-#pragma GCC diagnostic pop
+    talk_server = (struct talk){data, size, rest};
     h = kv_store_get_vtable()->open(uri);
     if (h) {
         talk_all(kv_store_get_vtable(), kv_store_get_ext(), h);
         kv_store_get_vtable()->close(h);
     }
-    talk_stop(&t);
 }
 
 #endif
