@@ -10,6 +10,7 @@ The rule of all connectors (docs/python.md, "What keys name"):
 import hashlib
 import importlib
 import json
+import logging
 import os
 import re
 import sys
@@ -18,7 +19,7 @@ from typing import Any, Callable, Dict, List, Optional
 from ._native import Error
 from .store import Store
 
-__all__ = ["Epoch", "digest_of", "of_frames", "state_of", "weights_of"]
+__all__ = ["Epoch", "digest_of", "of_frames", "state_of", "warn_of_seed", "weights_of"]
 
 _MOST_FILES = 100000  # of a folder that are looked at
 
@@ -75,6 +76,14 @@ def weights_of(model: str, fingerprint: str = "", path: Optional[str] = None, **
     form: Dict[str, Any] = {"model": model, "path": path, **{name: None if value is None else str(value) for name, value in known.items()}}
     form["weights"] = ["fingerprint", fingerprint] if fingerprint else state_of(path or model, known.get("revision"))
     return form
+
+
+def warn_of_seed(cache: Any, logger: logging.Logger) -> None:
+    """Tell that another process finds nothing where vLLM draws the seed of its hashes at each start. @cache: its CacheConfig."""
+    algorithm = str(getattr(cache, "prefix_caching_hash_algo", ""))
+    if "xxhash" in algorithm and os.environ.get("PYTHONHASHSEED") is None:
+        logger.warning("kvasir.vllm: --prefix-caching-hash-algo %s draws another seed at each start, so nothing is found after a restart or "
+                       "by other engines. Set PYTHONHASHSEED alike for all, or take sha256", algorithm)
 
 
 def of_frames(name: str, attribute: str) -> Any:

@@ -56,6 +56,11 @@ class Watch:
         finally:
             self._inside -= 1
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether a method of the Llama runs that tells itself what it changes."""
+        return self._inside > 0
+
     def keep(self, n: int) -> None:
         """Forget all tokens from position @n on, unless within inside()."""
         if not self._inside:
@@ -76,6 +81,8 @@ def _tell(kind: str, args: Tuple[Any, ...]) -> None:
         if kind == "weights":
             each.changes += 1
             del each.tokens[:]
+        elif each.is_inside:
+            continue  # a method that tells itself, and a decode has many positions
         elif kind == "removal" and len(args) > 2:
             each.keep(int(args[2]))
         elif kind == "decode" and len(args) > 1:

@@ -597,13 +597,6 @@ def _refuse(config: Any, kv_cache_config: Any) -> None:
         raise ValueError("kvasir.vllm: the connector keeps models whose layers all have full attention")
 
 
-def _warn_of_seed(cache: Any) -> None:
-    """Tell that another process finds nothing where vLLM draws the seed of its hashes at each start."""
-    if "xxhash" in str(cache.prefix_caching_hash_algo) and os.environ.get("PYTHONHASHSEED") is None:
-        logger.warning("kvasir.vllm: --prefix-caching-hash-algo %s draws another seed at each start, so nothing is found after a restart or "
-                       "by other engines. Set PYTHONHASHSEED alike for all, or take sha256", cache.prefix_caching_hash_algo)
-
-
 class Connector(_Parent):  # type: ignore[misc]
     """KV connector of vLLM over the store that `uri` in kv_connector_extra_config names.
 
@@ -623,7 +616,7 @@ class Connector(_Parent):  # type: ignore[misc]
         self.scheduler: Optional[_Scheduler] = None
         self.worker: Optional[_Worker] = None
         if role is _v1.KVConnectorRole.SCHEDULER:
-            _warn_of_seed(vllm_config.cache_config)
+            _identity.warn_of_seed(vllm_config.cache_config, logger)
             self.scheduler = _Scheduler(vllm_config, extra, warn)
         else:
             self.worker = _Worker(extra["uri"], vllm_config.parallel_config.rank, float(extra.get("flush_s", 1.0)), warn)

@@ -212,6 +212,7 @@ class Tier(_Parent):  # type: ignore[misc]
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = None if locality is None else _base.Locality(locality)
         chunk_bytes, parallel = primary_kv_view.nbytes // len(primary_kv_view), offloading_spec.config.parallel
+        _identity.warn_of_seed(getattr(_identity.of_frames("vllm_config", "cache_config"), "cache_config", None), logger)
         events = getattr(offloading_spec, "kv_events_config", None)
         self._held = _Held() if getattr(events, "enable_kv_cache_events", False) else None
         self._counts = _Counts()

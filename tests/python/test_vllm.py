@@ -317,6 +317,17 @@ def test_weights_that_change_under_one_name():
         equal(len(found), 3, "revisions and quantisations")
 
 
+def test_a_seed_that_is_drawn_is_told():
+    with folder() as path, mock.patch.dict(os.environ), mock.patch.object(kvasir.vllm.logger, "warning") as warning:
+        os.environ.pop("PYTHONHASHSEED", None)
+        for algorithm, lines in (("sha256", 0), ("xxhash_cbor", 1)):
+            cache_config = types.SimpleNamespace(prefix_caching_hash_algo=algorithm)
+            model_config = types.SimpleNamespace(revision=None, quantization=None, hf_overrides=None)
+            vllm_config = types.SimpleNamespace(model_config=model_config, cache_config=cache_config)  # pylint: disable=unused-variable
+            make(path)[2].shutdown()
+            equal(warning.call_count, lines, algorithm)
+
+
 def test_peers():
     """Two tiers that lend to each other; each rank of a data-parallel engine has an endpoint of its own."""
     with folder() as path:
