@@ -111,7 +111,7 @@ def lmcache(*args):
 
 def test_basic_check():
     """LMCache's own check of an adapter, small and large objects; then the same again, over what is stored already."""
-    if not (ENGINES / "lmcache-0.5.6/lmcache/v1/basic_check").is_dir():
+    if not list((ENGINES / "lmcache-0.5.6/lmcache/v1").glob("basic_check*")):
         skip("this LMCache has no basic_check: 0.5.7 came without")
     for size, count in ((1000, 5), (1_000_000, 64)):
         with tempfile.TemporaryDirectory() as folder:
