@@ -13,7 +13,7 @@
 
 Failing calls raise kvasir.Error, a subclass of OSError: `errno` tells the kind, the text the reason.
 """
-from ._native import Damaged, Error, NotFound, set_log_level
+from ._native import Damaged, Error, Invalid, NotFound, set_log_level
 from ._version import __version__
 
-__all__ = ["Damaged", "Error", "NotFound", "__version__", "set_log_level"]
+__all__ = ["Damaged", "Error", "Invalid", "NotFound", "__version__", "set_log_level"]

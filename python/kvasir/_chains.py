@@ -4,7 +4,7 @@ import array
 import struct
 from typing import Any, Optional, Union
 
-from ._native import as_word, numbers
+from ._native import Invalid, as_word, numbers
 
 __all__ = ["Chain", "Keys"]
 
@@ -40,7 +40,7 @@ class Chain:
             self.owner, self.address, n = numbers(flat, "B")
         self.n = n // key_len
         if self.n * key_len != n:
-            raise ValueError(f"{n} bytes of keys, which have {key_len} each")
+            raise Invalid(f"{n} bytes of keys, which have {key_len} each")
 
     def _at(self) -> Any:
         """Return the keys' address as an argument for untyped functions."""
@@ -68,5 +68,5 @@ def _chain(keys: Keys, key_len: int) -> Chain:
     if type(keys) is not Chain:
         return Chain(keys, key_len)
     if keys.key_len != key_len:
-        raise ValueError(f"keys of {keys.key_len} bytes where {key_len} are needed")
+        raise Invalid(f"keys of {keys.key_len} bytes where {key_len} are needed")
     return keys

@@ -6,9 +6,8 @@ import time
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ._http import LOST, TIMEOUT, Headers, Refused, within
-from ._native import Error
 from ._openai import Prompt, Tokenizer
-from .client import AsyncClient, held_tokens
+from .client import AsyncClient, HTTPError, held_tokens
 
 SOON_S = 2.0  # a prompt counts as held for that long by the engine that got it, and a request without an answer as light
 ASKED_MAX = 1 << 17  # tokens of a prompt that kv-indexer is asked for
@@ -112,8 +111,8 @@ class Plan(NamedTuple):
 class Indexer:
     """kv-indexer as the router sees it."""
 
-    def __init__(self, url: str, query_s: float, retry_s: float, **asked: str) -> None:
-        self.url, self.retry_s, self.asked = url, retry_s, asked
+    def __init__(self, url: str, query_s: float, retry_s: float, model_name: str, tenant_id: str) -> None:
+        self.url, self.retry_s, self.model_name, self.tenant_id = url, retry_s, model_name, tenant_id
         self.client = AsyncClient(url, timeout=query_s)
         self.failures, self.problem = 0, None  # type: int, Optional[str]
         self._down_until = 0.0
@@ -124,14 +123,14 @@ class Indexer:
             return {}
         tokens, objects = _begin(prompt)
         try:
-            found = held_tokens(await self.client.query(tokens, cache_salt=salt or None, lora_name=lora or None,
-                                                        mm_objects=objects or None, **self.asked))
-        except Error as problem:  # it answered: no engine is registered yet, or the request is not a sensible one
-            self._note(None if getattr(problem, "status", 0) in (400, 422) else str(problem))
+            found = held_tokens(await self.client.query(tokens, model_name=self.model_name, tenant_id=self.tenant_id, lora_name=lora or None,
+                                                        cache_salt=salt or None, mm_objects=objects or None))
+        except HTTPError as problem:  # it answered: no engine is registered yet, or the request is not a sensible one
+            self._note(None if problem.status in (400, 422) else str(problem))
             return {}
         except (*LOST, LookupError, AttributeError, TypeError) as problem:
             self._down_until = time.monotonic() + self.retry_s
-            self._note(str(problem) or f"no answer in time ({type(problem).__name__})")
+            self._note(str(problem))
             return {}
         self._note(None)
         return found

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from threading import get_ident
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Type, TypeVar, Union
 
 from . import _abi
 
@@ -24,6 +24,8 @@ FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_lib")
 class Error(OSError):
     """A call failed. `errno` is the library's error, the text its reason."""
 
+    told = True  # False: the library logged no reason, and the text is the package's
+
 
 class NotFound(Error, KeyError):
     """A name or key is not there."""
@@ -31,19 +33,72 @@ class NotFound(Error, KeyError):
     __str__ = OSError.__str__
 
 
+class Invalid(Error, ValueError):
+    """A value that can't be: the call was not made."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(errno.EINVAL, reason)
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+class Unknown(Invalid, KeyError):
+    """A word that is none of those that an option knows."""
+
+    __str__ = Invalid.__str__
+
+
 class Damaged(Error):
     """Stored bytes did not verify. The library never hands them out."""
 
 
 _ERRORS = {errno.ENOENT: NotFound, errno.EBADMSG: Damaged}
+_KINDS: Dict[type, type] = {}
+_Self = TypeVar("_Self", bound="Handle")
 
 
-def error(rc: int, reason: str = "") -> Error:
-    """Make the exception of the negative errno @rc; @reason is a log line."""
-    message = os.strerror(-rc)
-    reason = re.sub(r"^time=\S+ level=\S+ (component=\S+ )?", "", reason)
-    return _ERRORS.get(-rc, Error)(-rc, f"{message}: {reason}" if reason else message)
+def error(rc: int, reason: str) -> Error:
+    """Make the exception of the negative errno @rc; @reason: log lines, or words."""
+    lines = [re.sub(r"^time=\S+ level=\S+ (component=\S+ )?", "", line) for line in reason.splitlines()]
+    return _ERRORS.get(-rc, Error)(-rc, f"{os.strerror(-rc)}: {'; '.join(lines)}")
 
+
+def also(problem: Exception, about: str) -> Error:
+    """Make an Error of another library's exception; it is an instance of that one's class, too."""
+    kind: Type[Exception] = type(problem)
+    if kind not in _KINDS:
+        known = {"__module__": __name__, "__str__": OSError.__str__}
+        try:
+            _KINDS[kind] = type(kind.__name__, (Error, kind), known)
+        except TypeError:  # UnicodeDecodeError, whose objects have another form
+            _KINDS[kind] = type(kind.__name__, (Error, ValueError), known)
+    number = getattr(problem, "errno", None) or (errno.ETIMEDOUT if "Timeout" in kind.__name__ else errno.EPROTO)
+    made: Error = _KINDS[kind](number, f"{about}: {getattr(problem, 'strerror', None) or str(problem) or kind.__name__}")
+    return made
+
+
+# Reasons of calls that log nothing: a pattern of their names, the errno, the reason.
+REASONS: List[Tuple[str, int, str]] = [
+    (r"kvs_(get|put|delete)_chunk|kvs_(exists|touch|prefetch)|kvs_async_submit", errno.EINVAL, "keys have 1 to 64 bytes, the same length in one call"),
+    (r"kvs_get_chunks_into|kvs_async_submit", errno.EMSGSIZE, "a block is longer than the memory for it"),
+    (r"kvs_.*manifest", errno.EINVAL, "not a name: it is empty, or has a form that the store refuses"),
+    (r"kvs_async_submit", errno.EAGAIN, "max_requests of the queue are under way, or not polled yet"),
+    (r"kvi_remove_", errno.ENOENT, "no such worker or rank"),
+    (r"kvi_window_", errno.EINVAL, "no such window of the holder, tier or source"),
+    (r"kvi_set_window", errno.EINVAL, "a window of no tokens or blocks, or with parts that don't fit"),
+    (r"kvi_(store|add|take|clear)", errno.EINVAL, "a tier is 0 to 3, a source 0 to 65535, a store has blocks"),
+    (r"kvi_(store|add)", errno.ENOSPC, "max_blocks or max_holder_blocks of the index are reached"),
+    (r"kvbm_registry_create", errno.EINVAL, "key_len is 1 to 64"),
+    (r"kvbm_manager_wait", errno.ENOENT, "no such job, or its result was taken"),
+    (r"kvbm_(manager_wait|pin_wait|manager_drain)|kve_publisher_flush", errno.ETIMEDOUT, "not done within the timeout"),
+    (r"kvbm_manager_cancel", errno.ENOENT, "no such job, or it has ended"),
+    (r"kvbm_manager_create", errno.EINVAL, "an option is out of range; host_bytes hold one block at least"),
+    (r"kve_publisher_create", errno.EINVAL, "not an endpoint that can be bound, or an option out of range"),
+    (r"kve_publisher_create", errno.ENODEV, "no such interface or host for the endpoint"),
+    (r"kve_publisher_publish", errno.EAGAIN, "the queue is full: followers see a gap, and ask for a replay"),
+    (r"kve_publisher_publish", errno.EINVAL, "a store has hashes, and tokens or none"),
+]
 
 # -- libraries ---------------------------------------------------------------------------------------------------------
 
@@ -103,7 +158,7 @@ def set_log_level(level: str) -> None:
     The reason of a call that fails is in its exception and isn't printed.
     """
     if level not in _LEVELS:
-        raise ValueError(f"no log level {level!r}; one of {', '.join(_LEVELS)}")
+        raise Invalid(f"no log level {level!r}; one of {', '.join(_LEVELS)}")
     _reason.kvpy_show(_LEVELS[level])
 
 
@@ -116,8 +171,23 @@ def call(function: Callable[..., Any], *args: Any) -> int:
     finally:
         reason = _end(rc < 0)
     if rc < 0:
-        raise error(rc, (reason or b"").decode(errors="replace"))
+        raise _failed(function, rc, (reason or b"").decode(errors="replace"))
     return rc
+
+
+def _failed(function: Any, rc: int, told: str) -> Error:
+    """Make the exception of a call. A function, so that no frame of the traceback names it: its memory is free at once."""
+    problem = error(rc, told or unsaid(getattr(function, "__name__", "the call"), rc))
+    problem.told = bool(told)
+    return problem
+
+
+def unsaid(function: str, rc: int) -> str:
+    """Return why @function failed where it logs nothing: what REASONS know, else its name."""
+    for pattern, number, reason in REASONS:
+        if number == -rc and re.match(pattern, function):
+            return reason
+    return f"{function}() refuses its arguments" if rc == -errno.EINVAL else f"{function}() says so"
 
 
 def certain(rcs: List[int], function: Callable[..., Any], *args: Any) -> None:
@@ -133,7 +203,7 @@ def text(value: Optional[str]) -> Optional[bytes]:
     if value is None:
         return None
     if "\0" in value:
-        raise ValueError("a NUL in a string")
+        raise Invalid("a NUL in a string")
     return value.encode()
 
 
@@ -230,6 +300,26 @@ def _of_dlpack(source: Any) -> Tuple[int, int, Any]:
     return (tensor.data or 0) + tensor.byte_offset, step * tensor.bits * tensor.lanes // 8, capsule
 
 
+def _kind(values: Any) -> str:
+    """Return "i" or "u" for integers, and another letter for anything else."""
+    described = getattr(values, "__array_interface__", None)
+    if described is not None:
+        return str(described["typestr"][1])
+    letter = getattr(values, "typecode", None) or getattr(values, "format", "B").lstrip("@=<")
+    return "i" if letter in tuple("bhilqBHILQnNc") else "f"
+
+
+def _converted(values: Any, code: str) -> "array.array[int]":
+    """Return integers of another size as those of array type @code. Raises OverflowError when one doesn't fit."""
+    if values.itemsize == 8 and code == "I":
+        words = array.array("I")
+        words.frombytes(memoryview(values).tobytes())
+        if any(words[1::2]):
+            raise OverflowError("a token that isn't from 0 to 2^32 - 1")
+        return words[0::2]
+    return array.array(code, values.tolist())
+
+
 Array = Union["array.array[int]", bytes, Any]  # packed numbers: bytes, array.array, a numpy array, a list
 
 
@@ -247,11 +337,13 @@ def numbers(values: Any, code: str) -> Tuple[Any, int, int]:
         return values, address, n
     size = array.array(code).itemsize
     if isinstance(values, (bytes, bytearray)) or hasattr(values, "__array_interface__") or isinstance(values, (memoryview, array.array)):
-        if getattr(values, "itemsize", 1) not in (1, size):
-            raise TypeError(f"items of {values.itemsize} bytes where {size} are needed")
+        if _kind(values) not in "iu":
+            raise TypeError(f"integers are needed, not {getattr(values, 'dtype', None) or getattr(values, 'format', None) or values.typecode}")
+        if getattr(values, "itemsize", 1) not in (1, size):  # such as numpy's and torch's usual integers of 8 bytes
+            values = _converted(values, code)
         memory = Memory(values)
         if memory.nbytes % size:
-            raise ValueError(f"{memory.nbytes} bytes are not a whole number of {size}-byte items")
+            raise Invalid(f"{memory.nbytes} bytes are not a whole number of {size}-byte items")
         return memory, memory.address, memory.nbytes // size
     copied = array.array(code, values)
     address, n = copied.buffer_info()
@@ -340,7 +432,7 @@ def _close(state: _State, close: Callable[[int], Any], at_end: bool = False) -> 
             if not tried or (rcs and (rcs[0] or 0) < 0):
                 state.address = address
     if (rcs[0] or 0) < 0:
-        raise error(rcs[0], (reason or b"").decode(errors="replace"))
+        raise error(rcs[0], (reason or b"").decode(errors="replace") or "it is in use")
 
 
 def _close_at_end(state: _State, close: Callable[[int], Any]) -> None:
@@ -375,7 +467,7 @@ class Handle:
             state.calls.append(ident)
             address = state.address
             if address is None:
-                raise ValueError(f"{type(self).__name__} is closed")
+                raise Invalid(f"{type(self).__name__} is closed")
             return address
         except BaseException:
             if ident in state.calls:  # Python 3.9 runs signals' handlers before the append, too
@@ -404,7 +496,17 @@ class Handle:
         """Whether close() was called."""
         return self._state.address is None
 
-    def __enter__(self) -> Any:
+    def _about(self) -> str:
+        """Return what tells this object from others of its class, for repr()."""
+        return ""
+
+    def __repr__(self) -> str:
+        state = getattr(self, "_state", None)
+        kind, about = type(self), "" if state is None else self._about()
+        open_ = "" if state is not None and state.address is not None else " closed"
+        return f"<{kind.__module__}.{kind.__qualname__}{' ' if about else ''}{about}{open_}>"
+
+    def __enter__(self: _Self) -> _Self:
         return self
 
     def __exit__(self, kind: Any, *exc: Any) -> None:

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of C's structs by their names."""
+import re
 from typing import Any, Dict, Union
 
 from . import _abi
-from ._native import text
+from ._native import Invalid, Unknown, text
 
-__all__ = ["EVICTION", "set_agent_options", "set_manager_options", "size_of"]
+__all__ = ["EVICTION", "Policy", "Size", "given", "named", "set_agent_options", "set_manager_options", "size_of"]
 
+Size = Union[int, float, str]  # bytes: a number, or a text such as "200GiB"
+Policy = Union[str, Dict[str, Any]]  # "frequency", or {"policy": "frequency", "threshold": 3}
 EVICTION = {"default": _abi.KVBM_EVICT_DEFAULT, "lru": _abi.KVBM_EVICT_LRU, "lfu": _abi.KVBM_EVICT_LFU,
             "lineage": _abi.KVBM_EVICT_LINEAGE}
-_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_UNITS = {"": 1, "B": 1, **{letter + form: base ** power for power, letter in enumerate("KMGT", 1)
+                            for form, base in (("", 1024), ("iB", 1024), ("B", 1000))}, "kB": 1000}  # as kv_parse_size() has them
+_SIZE = re.compile("([0-9]+)([A-Za-z]*)")
 _WORDS = {"io": {"auto": _abi.KVBM_IO_AUTO, "uring": _abi.KVBM_IO_URING, "threads": _abi.KVBM_IO_THREADS},
           "gpu_copy": {"auto": _abi.KVBM_GPU_AUTO, "engines": _abi.KVBM_GPU_ENGINES, "single": _abi.KVBM_GPU_SINGLE}}
 _POLICY = {"default": _abi.KVBM_POLICY_DEFAULT, "presence": _abi.KVBM_POLICY_PRESENCE, "frequency": _abi.KVBM_POLICY_FREQUENCY,
@@ -18,21 +23,29 @@ _MANAGER = {name for name, *_ in _abi.kvbm_manager_opts._fields_} - {"size", "bl
 _AGENT = {name for name, *_ in _abi.kvbm_agent_opts._fields_} - {"size", "name", "fingerprint", "key_len", "listen", "n_listen", "layout"}
 
 
-def size_of(value: Union[int, float, str]) -> int:
-    """Return the bytes that @value names: a number (JSON's 2e11, too), or "200GiB"."""
-    text = str(value).strip()
-    number = text.rstrip("BKMGTIbkmgti")
-    unit = text[len(number):].upper()
-    size = float(number) * _UNITS[unit] if unit in _UNITS and not isinstance(value, bool) else -1.0
+def size_of(value: Size) -> int:
+    """Return the bytes that @value names: a number (JSON's 2e11, too), or a text as kv-indexer takes it, such as "200GiB" or "10MB"."""
+    size: Union[int, float] = -1
+    if isinstance(value, str):
+        found = _SIZE.fullmatch(value)
+        if found and found[2] in _UNITS:
+            size = int(found[1]) * _UNITS[found[2]]
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        size = value
     if not 0 <= size < 1 << 64:  # infinities and not-a-number, too
-        raise ValueError(f"no size: {value!r}")
-    return value if isinstance(value, int) else int(size)
+        raise Invalid(f"no size: {value!r}; a number of bytes, or one with K, M, G, T, KB to TB, KiB to TiB")
+    return int(size)
 
 
-def _named(option: str, value: str, names: Dict[str, int]) -> int:
-    """Return the constant that an option's value names. Raises ValueError."""
+def given(**options: Any) -> Dict[str, Any]:
+    """Return the options that aren't None: the others stay at the library's defaults."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def named(option: str, value: str, names: Dict[str, int]) -> int:
+    """Return the constant that an option's value names. Raises Unknown."""
     if value not in names:
-        raise ValueError(f"{option}: {value!r} is none of {', '.join(names)}")
+        raise Unknown(f"{option}: {value!r} is none of {', '.join(names)}")
     return names[value]
 
 
@@ -40,8 +53,16 @@ def _policy(option: str, value: Union[str, Dict[str, Any]]) -> Any:
     """Return struct kvbm_tier_policy for "frequency", or for {"policy": "frequency", "threshold": 3}."""
     fields: Dict[str, Any] = {"policy": value} if isinstance(value, str) else dict(value)
     if isinstance(fields.get("policy"), str):
-        fields["policy"] = _named(option, fields["policy"], _POLICY)
+        fields["policy"] = named(option, fields["policy"], _POLICY)
     return _abi.kvbm_tier_policy(**fields)
+
+
+def _set(opts: Any, name: str, value: Any) -> None:
+    """Set a field of a struct. Raises TypeError with its name."""
+    try:
+        setattr(opts, name, text(value) if isinstance(value, str) else value)
+    except TypeError:
+        raise TypeError(f"{name}: {value!r} is of another type than {dict(opts._fields_)[name].__name__[2:]}") from None
 
 
 def set_manager_options(opts: Any, options: Dict[str, Any]) -> None:
@@ -52,12 +73,12 @@ def set_manager_options(opts: Any, options: Dict[str, Any]) -> None:
         if name.endswith("_bytes"):
             value = size_of(value)
         elif name.endswith("_eviction"):
-            value = _named(name, value, EVICTION)
+            value = named(name, value, EVICTION)
         elif name in _WORDS and isinstance(value, str):
-            value = _named(name, value, _WORDS[name])
+            value = named(name, value, _WORDS[name])
         elif name.endswith("_policy") and isinstance(value, (str, dict)):
             value = _policy(name, value)
-        setattr(opts, name, text(value) if isinstance(value, str) else value)
+        _set(opts, name, value)
 
 
 def set_agent_options(opts: Any, options: Dict[str, Any]) -> None:
@@ -65,4 +86,4 @@ def set_agent_options(opts: Any, options: Dict[str, Any]) -> None:
     for name, value in options.items():
         if name not in _AGENT:
             raise TypeError(f"no option {name!r} of an agent")
-        setattr(opts, name, text(value) if isinstance(value, str) else value)
+        _set(opts, name, size_of(value) if name.endswith("_bytes") else value)

@@ -3,9 +3,9 @@
 import array
 import os
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, TypeVar
 
-from ._native import load
+from ._native import Invalid, load
 
 if TYPE_CHECKING:
     from .blocks import Manager
@@ -21,6 +21,9 @@ def unpin_all(pins: Dict[int, None]) -> None:
     for pin in list(pins):
         if pins.pop(pin, _GONE) is not _GONE:
             _c.kvbm_pin_release(pin)
+
+
+_Pin = TypeVar("_Pin", bound="Pin")
 
 
 class Pin:
@@ -53,7 +56,7 @@ class Pin:
         bits = None
         if ok is not None:
             if len(ok) != self.n:
-                raise ValueError(f"{len(ok)} results, {self.n} keys")
+                raise Invalid(f"{len(ok)} results, {self.n} keys")
             bits = sum(1 << i for i, good in enumerate(ok) if good).to_bytes((self.n + 7) // 8, "little")
         return self.manager._hot(lambda _: _c.kvbm_pin_commit(self.address, bits))
 
@@ -93,7 +96,10 @@ class Pin:
             if gone and gone[0] is not _GONE:
                 _c.kvbm_pin_release(address)
 
-    def __enter__(self) -> "Pin":
+    def __repr__(self) -> str:
+        return f"<kvasir.blocks.Pin n={self.n} prefix={self.prefix}{'' if self.address else ' released'}>"
+
+    def __enter__(self: _Pin) -> _Pin:
         return self
 
     def __exit__(self, *exc: Any) -> None:

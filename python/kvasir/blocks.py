@@ -18,12 +18,12 @@ import array
 import ctypes
 import errno
 import weakref
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Sequence, Tuple, TypeVar, Union
 
 from . import _abi
 from ._chains import Chain, Keys, _chain
-from ._native import Handle, Memory, as_word, call, certain, error, give_back, lend, load, numbers, text, untyped
-from ._options import EVICTION, set_manager_options, size_of
+from ._native import Handle, Invalid, Memory, as_word, call, certain, error, give_back, lend, load, numbers, text, unsaid, untyped
+from ._options import EVICTION, Policy, Size, given, named, set_manager_options, size_of
 from ._pins import Pin, unpin_all
 from ._results import Done, Removed, Shape, as_done, deadline
 from .index import DEVICE, DISK, EXTERNAL, HOST
@@ -43,6 +43,11 @@ _HANDLE = array.array("I", (0, 0, 0, 0))  # struct kvbm_handle: pool, block, gen
 _allocate, _register = untyped(_c, "kvbm_pool_allocate", ctypes.c_int), untyped(_c, "kvbm_pool_register_chain", ctypes.c_int)
 _release, _release_mutable = untyped(_c, "kvbm_pool_release", ctypes.c_int), untyped(_c, "kvbm_pool_release_mutable", ctypes.c_int)
 _match = untyped(_c, "kvbm_pool_match", ctypes.c_long)
+
+
+_Blocks = TypeVar("_Blocks", bound="Blocks")
+_UNREGISTERED = {errno.EEXIST: "another block has one of the keys (reject_duplicates), or a key comes twice",
+                 errno.EINVAL: "a position that isn't 0 exactly without a parent, blocks that aren't fresh ones of this pool, or tokens for other blocks"}
 
 
 # -- pools -------------------------------------------------------------------------------------------------------------
@@ -72,10 +77,13 @@ class Blocks:
         if self.n:
             rc = self._release(self._pool._at, self._at, as_word(self.n))
             if rc < 0:
-                raise error(rc)
+                raise error(rc, "the blocks are no longer this object's, or their pool is closed")
             self.n = 0
 
-    def __enter__(self) -> "Blocks":
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.{type(self).__name__} n={self.n} of {self._pool!r}>"
+
+    def __enter__(self: _Blocks) -> _Blocks:
         return self
 
     def __exit__(self, *exc: Any) -> None:
@@ -105,7 +113,7 @@ class Pool(Handle):
         self._registry: Any = _Registry(key_len) if manager is None else manager
         self.key_len, self.block_size = self._registry.key_len, block_size
         opts = _abi.kvbm_pool_opts(name=text(name), tier=tier, groups=groups, n_blocks=n_blocks, block_size=block_size,
-                                   eviction=EVICTION[eviction], reject_duplicates=reject_duplicates,
+                                   eviction=named("eviction", eviction, EVICTION), reject_duplicates=reject_duplicates,
                                    reset_on_release=reset_on_release)
         address = ctypes.c_void_p()
         call(_c.kvbm_pool_create, self._registry._registry_address(), ctypes.byref(opts), ctypes.byref(address))
@@ -118,13 +126,17 @@ class Pool(Handle):
         super().close()
         self._address, self._at = 0, None  # C refuses it
 
+    def _about(self) -> str:
+        stats = self.stats()
+        return f"blocks={stats['total_blocks']} block_size={self.block_size} held={stats['inflight_mutable'] + stats['inflight_immutable']}"
+
     def allocate(self, n: int) -> Blocks:
         """Take @n blocks, all or none: free ones, then evicted ones. Raises Error(ENOSPC)."""
         handles = _HANDLE * n
         at = as_word(handles.buffer_info()[0])
         rc = _allocate(self._at, as_word(n), at, None)
         if rc < 0:
-            raise error(rc)
+            raise error(rc, f"{n} blocks are neither free nor evictable" if rc == -errno.ENOSPC else f"can't allocate {n} blocks")
         return Blocks(self, handles, at, n)
 
     def register(self, fresh: Blocks, keys: Keys, *, parent: Optional[Keys] = None, position: int = 0, tokens: Any = None,
@@ -135,11 +147,11 @@ class Pool(Handle):
         """
         packed, n, at = _chain(keys, self.key_len), fresh.n, fresh._at
         if packed.n != n:
-            raise ValueError(f"{n} blocks, {packed.n} keys")
+            raise Invalid(f"{n} blocks, {packed.n} keys")
         if n:  # in place of the handles of @fresh
             rc = _register(self._at, at, as_word(n), packed._struct(group, parent, position, tokens), at)
             if rc < 0:
-                raise error(rc)
+                raise error(rc, _UNREGISTERED.get(-rc, "can't register the blocks"))
             fresh.n = 0
         return Held(self, fresh._handles, at, n)
 
@@ -150,14 +162,14 @@ class Pool(Handle):
         at = as_word(handles.buffer_info()[0])
         n = _match(self._at, group, packed._at(), as_word(packed.n), 0 if touch else 1, at)
         if n < 0:
-            raise error(n)
+            raise error(n, f"no group {group} of the pool, or it is closed")
         return Held(self, handles, at, n)
 
     def _count(self, function: Any, keys: Keys, group: int, *args: Any) -> int:
         packed = _chain(keys, self.key_len)
         n = function(self._address, group, packed.address, packed.n, *args)
         if n < 0:
-            raise error(n)
+            raise error(n, f"no group {group} of the pool, a priority that isn't 0 to 100, or a closed pool")
         return int(n)
 
     def probe(self, keys: Keys, *, group: int = 0) -> int:
@@ -216,7 +228,28 @@ class Manager(Handle):
     """
 
     def __init__(self, shape: Shape, *, key_len: int = 8, close_timeout: float = 30.0, host_memory: Any = None,
-                 agent: "Optional[Agent]" = None, **options: Any) -> None:
+                 agent: "Optional[Agent]" = None, fingerprint: Optional[str] = None, host_bytes: Optional[Size] = None,
+                 staging_blocks: Optional[int] = None, host_eviction: Optional[str] = None, host_pinned: Optional[bool] = None,
+                 huge_pages: Optional[bool] = None, host_policy: Optional[Policy] = None, host_shared: Optional[bool] = None,
+                 disk: Optional[str] = None, disk_bytes: Optional[Size] = None, disk_eviction: Optional[str] = None,
+                 disk_policy: Optional[Policy] = None, disk_buffered: Optional[bool] = None, disk_volatile: Optional[bool] = None,
+                 object: Optional[str] = None, object_blocks: Optional[int] = None, object_write_through: Optional[bool] = None,
+                 object_when_evicted: Optional[bool] = None, object_timeout_ms: Optional[int] = None, object_policy: Optional[Policy] = None,
+                 copy_threads: Optional[int] = None, io: Union[None, int, str] = None, io_depth: Optional[int] = None,
+                 max_offload: Optional[int] = None, max_jobs: Optional[int] = None, io_registered: Optional[bool] = None,
+                 gpu_copy: Union[None, int, str] = None, peers: Optional[str] = None, peer_token_file: Optional[str] = None,
+                 peer_set: Optional[int] = None, peer_timeout_ms: Optional[int] = None, indexer: Optional[str] = None,
+                 indexer_model: Optional[str] = None, indexer_tenant: Optional[str] = None, indexer_token_file: Optional[str] = None,
+                 indexer_ca: Optional[str] = None, indexer_timeout_ms: Optional[int] = None, **others: Any) -> None:
+        options = given(
+            fingerprint=fingerprint, host_bytes=host_bytes, staging_blocks=staging_blocks, host_eviction=host_eviction, host_pinned=host_pinned,
+            huge_pages=huge_pages, host_policy=host_policy, host_shared=host_shared, disk=disk, disk_bytes=disk_bytes, disk_eviction=disk_eviction,
+            disk_policy=disk_policy, disk_buffered=disk_buffered, disk_volatile=disk_volatile, object=object, object_blocks=object_blocks,
+            object_write_through=object_write_through, object_when_evicted=object_when_evicted, object_timeout_ms=object_timeout_ms,
+            object_policy=object_policy, copy_threads=copy_threads, io=io, io_depth=io_depth, max_offload=max_offload, max_jobs=max_jobs,
+            io_registered=io_registered, gpu_copy=gpu_copy, peers=peers, peer_token_file=peer_token_file, peer_set=peer_set,
+            peer_timeout_ms=peer_timeout_ms, indexer=indexer, indexer_model=indexer_model, indexer_tenant=indexer_tenant,
+            indexer_token_file=indexer_token_file, indexer_ca=indexer_ca, indexer_timeout_ms=indexer_timeout_ms, **others)
         config = shape.config(1)
         opts = _abi.kvbm_manager_opts(block=ctypes.addressof(config), key_len=key_len)
         host = None if host_memory is None else Memory(host_memory, True)
@@ -224,7 +257,7 @@ class Manager(Handle):
             opts.host_memory = host.address
             options["host_bytes"] = size_of(options.get("host_bytes", host.nbytes))
             if options["host_bytes"] > host.nbytes:
-                raise ValueError(f"{host.nbytes} bytes of host_memory, {options['host_bytes']} of host_bytes")
+                raise Invalid(f"{host.nbytes} bytes of host_memory, {options['host_bytes']} of host_bytes")
         set_manager_options(opts, options)
         address = ctypes.c_void_p()
         opts.agent = None if agent is None else agent._enter()
@@ -253,6 +286,9 @@ class Manager(Handle):
 
     def _registry_address(self) -> int:
         return int(_c.kvbm_manager_registry(self._state.address))
+
+    def _about(self) -> str:
+        return f"key_len={self.key_len} shape={tuple(self.shape)} caches={len(self._caches)}"
 
     @property
     def host_stride(self) -> int:
@@ -284,7 +320,7 @@ class Manager(Handle):
         finally:
             self._leave()
         if rc < 0:
-            raise error(rc)
+            raise error(rc, unsaid(getattr(function, "__name__", "the call"), rc))
         return int(rc)
 
     def _queue(self, taken: Optional[List[int]], function: Any, *args: Any) -> int:
@@ -310,7 +346,7 @@ class Manager(Handle):
                 self._pins[pin.value] = None
             self._leave()
         if held.prefix < 0:
-            raise error(held.prefix)
+            raise error(held.prefix, unsaid(function.__name__, held.prefix))
         return held
 
     def touch(self, keys: Keys, *, group: int = 0) -> int:
@@ -353,10 +389,10 @@ class Manager(Handle):
         """
         keep, address, n = numbers(blocks, "I")
         if n != pin.n:
-            raise ValueError(f"{n} blocks, {pin.n} keys")
+            raise Invalid(f"{n} blocks, {pin.n} keys")
         bits = None if ok is None else Memory(ok, True)
         if bits is not None and bits.nbytes < (n + 7) // 8:
-            raise ValueError("@ok is too short")
+            raise Invalid("@ok is too short")
         job = _abi.kvbm_job(pin=pin.address, blocks=address, first_layer=first_layer, n_layers=n_layers, priority=priority, tag=tag,
                             deadline_ns=deadline(timeout), ok=None if bits is None else bits.address)
         job.cache = cache._enter()  # close() waits
@@ -377,10 +413,10 @@ class Manager(Handle):
         packed = _chain(keys, self.key_len)
         keep, address, n = numbers(blocks, "I")
         if n != packed.n:
-            raise ValueError(f"{n} blocks, {packed.n} keys")
+            raise Invalid(f"{n} blocks, {packed.n} keys")
         bits = None if ok is None else Memory(ok, True)
         if bits is not None and bits.nbytes < (n + 7) // 8:
-            raise ValueError("@ok is too short")
+            raise Invalid("@ok is too short")
         job = _abi.kvbm_job(blocks=address, priority=priority, tag=tag, deadline_ns=deadline(timeout),
                             ok=None if bits is None else bits.address)
         job.cache = cache._enter()  # close() waits
@@ -457,7 +493,7 @@ class Cache(Handle):
         self._memory, self.manager = Memory(memory, True), manager
         self.n_blocks = self._memory.nbytes // shape.nbytes if n_blocks is None else n_blocks
         if not self.n_blocks or self.n_blocks * shape.nbytes > self._memory.nbytes:
-            raise ValueError(f"{self._memory.nbytes} bytes for {self.n_blocks} blocks of {shape.nbytes}")
+            raise Invalid(f"{self._memory.nbytes} bytes for {self.n_blocks} blocks of {shape.nbytes}")
         layout, storage = _layout(shape.config(self.n_blocks), self._memory)
         opts = _abi.kvbm_cache_opts(layout=layout, pool=None if pool is None else pool._address)
         address, lent = ctypes.c_void_p(), _Lent(self._memory, layout, storage)
@@ -472,11 +508,14 @@ class Cache(Handle):
         self._own(address.value or 0, lambda cache: _detach(cache, of_manager))
         manager._caches.add(self)
 
+    def _about(self) -> str:
+        return f"blocks={self.n_blocks}"
+
     def _move(self, function: Any, keys: Keys, blocks: Sequence[int], parent: Optional[Keys], position: int, group: int, how: Any) -> int:
         packed = _chain(keys, self.manager.key_len)
         keep, address, n = numbers(blocks, "I")
         if n != packed.n:
-            raise ValueError(f"{packed.n} keys, {n} blocks")
+            raise Invalid(f"{packed.n} keys, {n} blocks")
         done = self._call(function, packed._struct(group, parent, position), n, address, how)
         del keep
         return done

@@ -13,13 +13,17 @@ import json
 import ssl
 import threading
 import urllib.parse
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, TypeVar
 
-from ._native import Error
+from ._native import Error, Invalid, also
 
 __all__ = ["AsyncClient", "Client", "HTTPError", "held_tokens"]
 
 Json = Dict[str, Any]
+
+
+_Client = TypeVar("_Client", bound="Client")
+_AsyncClient = TypeVar("_AsyncClient", bound="AsyncClient")
 
 
 class HTTPError(Error):
@@ -53,10 +57,12 @@ class _Calls:
         wanted = {name: value for name, value in (("model_name", model_name), ("tenant_id", tenant_id)) if value is not None}
         return self._do("GET", "/workers" + ("?" + urllib.parse.urlencode(wanted) if wanted else ""))
 
-    def query(self, token_ids: Iterable[int], *, model_name: str, **fields: Any) -> Any:
-        """Ask which workers hold a prompt's prefix. Fields: tenant_id, lora_name, cache_salt, mm_objects, explain ... None: not said."""
-        said = {name: value for name, value in fields.items() if value is not None}
-        return self._do("POST", "/query", {"token_ids": _plain(token_ids), "model_name": model_name, **said})
+    def query(self, token_ids: Iterable[int], *, model_name: str, tenant_id: Optional[str] = None, lora_name: Optional[str] = None,
+              cache_salt: Optional[str] = None, mm_objects: Optional[Sequence[Json]] = None, block_mm_infos: Optional[Sequence[Optional[Json]]] = None,
+              explain: Optional[bool] = None, **fields: Any) -> Any:
+        """Ask which workers hold a prompt's prefix. None: not said. @fields: others of `POST /query`."""
+        return self._do("POST", "/query", _said({"token_ids": _plain(token_ids), "model_name": model_name}, tenant_id=tenant_id, lora_name=lora_name,
+                                                cache_salt=cache_salt, mm_objects=mm_objects, block_mm_infos=block_mm_infos, explain=explain, **fields))
 
     def query_by_hash(self, block_hashes: Iterable[int], *, model_name: str, **fields: Any) -> Any:
         """Ask by the local hashes of the prompt's blocks (kvasir.index.hash_tokens)."""
@@ -66,14 +72,23 @@ class _Calls:
         """Ask by the hashes that the workers' events carry: of consecutive blocks of one prompt, from any block on."""
         return self._do("POST", "/query_by_hash", {"sequence_hashes": _plain(hashes), "model_name": model_name, **fields})
 
-    def register(self, instance_id: int, endpoint: str, *, model_name: str, block_size: int, **fields: Any) -> Any:
-        """Follow a worker's events. Fields: tenant_id, dp_rank, replay_endpoint, num_blocks ..."""
-        return self._do("POST", "/register", {"instance_id": instance_id, "endpoint": endpoint, "model_name": model_name,
-                                              "block_size": block_size, **fields})
+    def register(self, instance_id: int, endpoint: str, *, model_name: str, block_size: int, tenant_id: Optional[str] = None,
+                 dp_rank: Optional[int] = None, replay_endpoint: Optional[str] = None, num_blocks: Optional[int] = None, **fields: Any) -> Any:
+        """Follow a worker's events. None: not said. @fields: others of `POST /register`."""
+        worker = {"instance_id": instance_id, "endpoint": endpoint, "model_name": model_name, "block_size": block_size}
+        return self._do("POST", "/register", _said(worker, tenant_id=tenant_id, dp_rank=dp_rank, replay_endpoint=replay_endpoint,
+                                                   num_blocks=num_blocks, **fields))
 
-    def unregister(self, instance_id: int, *, model_name: str, **fields: Any) -> Any:
+    def unregister(self, instance_id: int, *, model_name: str, tenant_id: Optional[str] = None, dp_rank: Optional[int] = None, **fields: Any) -> Any:
         """Stop following a worker, or one rank of it (tenant_id and dp_rank), and forget its blocks."""
-        return self._do("POST", "/unregister", {"instance_id": instance_id, "model_name": model_name, **fields})
+        return self._do("POST", "/unregister", _said({"instance_id": instance_id, "model_name": model_name}, tenant_id=tenant_id,
+                                                     dp_rank=dp_rank, **fields))
+
+
+def _said(body: Json, **fields: Any) -> Json:
+    """Add the fields that aren't None."""
+    body.update((name, value) for name, value in fields.items() if value is not None)
+    return body
 
 
 def held_tokens(answer: Json) -> Dict[int, int]:
@@ -105,7 +120,7 @@ def _answer(kind: str, status: int, data: bytes) -> Any:
 def _target(url: str) -> Tuple[bool, str, int, str]:
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"not an HTTP URL: {url}")
+        raise Invalid(f"not an HTTP URL: {url}")
     return parts.scheme == "https", parts.hostname, parts.port or (443 if parts.scheme == "https" else 80), parts.path.rstrip("/")
 
 
@@ -120,7 +135,7 @@ class Client(_Calls):
     """Client for threads: each thread has a connection of its own."""
 
     def __init__(self, url: str, *, token: Optional[str] = None, timeout: float = 10.0, context: Optional[ssl.SSLContext] = None) -> None:
-        self._tls, self._host, self._port, self._prefix = _target(url)
+        self._url, (self._tls, self._host, self._port, self._prefix) = url, _target(url)
         self._sent = _headers(token)
         self._timeout, self._context = timeout, context
         self._local = threading.local()
@@ -147,22 +162,26 @@ class Client(_Calls):
                 connection.request(verb, self._prefix + path, data, self._sent)
                 reply = connection.getresponse()
                 return _answer(method, reply.status, reply.read())
-            except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
+            except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError) as problem:
                 connection.close()
                 if fresh:
-                    raise
+                    raise also(problem, self._url) from problem
                 fresh = True  # it was idle, and the server closed it: once more, on a new one
-            except (OSError, http.client.HTTPException) as problem:
-                if not isinstance(problem, HTTPError):
-                    connection.close()
+            except HTTPError:
                 raise
+            except (OSError, http.client.HTTPException, ValueError) as problem:
+                connection.close()
+                raise also(problem, self._url) from problem
 
     def close(self) -> None:
         """Close the connections of all threads."""
         while self._open:
             self._open.pop().close()
 
-    def __enter__(self) -> "Client":
+    def __repr__(self) -> str:
+        return f"<kvasir.client.Client {self._url!r}>"
+
+    def __enter__(self: _Client) -> _Client:
         return self
 
     def __exit__(self, *exc: Any) -> None:
@@ -174,7 +193,7 @@ class AsyncClient(_Calls):
 
     def __init__(self, url: str, *, token: Optional[str] = None, timeout: float = 10.0, context: Optional[ssl.SSLContext] = None,
                  connections: int = 16) -> None:
-        tls, self._host, self._port, self._prefix = _target(url)
+        self._url, (tls, self._host, self._port, self._prefix) = url, _target(url)
         self._tls = (context or ssl.create_default_context()) if tls else None
         self._timeout, self._most = timeout, connections
         lines = "".join(f"{name}: {value}\r\n" for name, value in _headers(token).items())
@@ -182,7 +201,12 @@ class AsyncClient(_Calls):
         self._idle: List[Tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def _do(self, method: str, path: str, body: Optional[Json] = None) -> Any:
-        return await asyncio.wait_for(self._request(method, path, body), self._timeout)
+        try:
+            return await asyncio.wait_for(self._request(method, path, body), self._timeout)
+        except HTTPError:
+            raise
+        except (OSError, EOFError, ValueError, LookupError, asyncio.TimeoutError, asyncio.LimitOverrunError) as problem:
+            raise also(problem, self._url) from problem
 
     async def _request(self, method: str, path: str, body: Optional[Json]) -> Any:
         data = b"" if body is None else json.dumps(body, separators=(",", ":")).encode()
@@ -216,7 +240,10 @@ class AsyncClient(_Calls):
             writer.close()
             await writer.wait_closed()
 
-    async def __aenter__(self) -> "AsyncClient":
+    def __repr__(self) -> str:
+        return f"<kvasir.client.AsyncClient {self._url!r}>"
+
+    async def __aenter__(self: _AsyncClient) -> _AsyncClient:
         return self
 
     async def __aexit__(self, *exc: Any) -> None:

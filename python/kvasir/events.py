@@ -13,7 +13,8 @@ import ctypes
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from . import _abi
-from ._native import Handle, call, load, numbers, text
+from ._native import Handle, Invalid, call, load, numbers, text
+from ._options import named
 from .index import DEVICE, Numbers, PrefixIndex, Stored
 
 __all__ = ["Batch", "Clear", "Publisher", "Reader", "Remove", "Source", "Store", "StoreKnown"]
@@ -32,19 +33,22 @@ class Publisher(Handle):
                  linger_us: int = 0, buffer_batches: int = 0, queue_events: int = 0, first_sequence: int = 0) -> None:
         opts = _abi.kve_publisher_opts(
             endpoint=text(endpoint), replay_endpoint=text(replay_endpoint), topic=text(topic), rank=rank, connect=connect,
-            encoding=_ENCODINGS[encoding], replay_framing=_FRAMINGS[replay_framing], batch_events=batch_events,
+            encoding=named("encoding", encoding, _ENCODINGS), replay_framing=named("replay_framing", replay_framing, _FRAMINGS), batch_events=batch_events,
             linger_us=linger_us, buffer_batches=buffer_batches, queue_events=queue_events, first_sequence=first_sequence)
         address = ctypes.c_void_p()
         call(_c.kve_publisher_create, ctypes.byref(opts), ctypes.byref(address))
         self.block_size = block_size
         self._own(address.value or 0, _c.kve_publisher_destroy)
 
+    def _about(self) -> str:
+        return f"{self.endpoint!r} block_size={self.block_size}"
+
     def _publish(self, kind: int, tier: int, hashes: Numbers, tokens: Optional[Numbers], parent: Optional[int],
                  lora: Optional[str], salt: Optional[str], group: int) -> None:
         keep, address, n = numbers(hashes, "Q")
         keep_too, words, n_tokens = numbers(tokens, "I") if tokens is not None else (None, None, 0)
         if tokens is not None and n_tokens != n * self.block_size:
-            raise ValueError(f"{n_tokens} tokens, {n} blocks of {self.block_size}")
+            raise Invalid(f"{n_tokens} tokens, {n} blocks of {self.block_size}")
         above = ctypes.c_uint64(parent or 0)
         event = _abi.kve_event(type=kind, tier=tier, hashes=address, n_hashes=n, tokens=words, n_tokens=n_tokens,
                                parent=None if parent is None else ctypes.addressof(above), block_size=self.block_size,
@@ -130,7 +134,7 @@ class StoreKnown(NamedTuple):
     def apply(self, index: PrefixIndex, worker: int) -> Union[Stored, int, None]:
         """Put the blocks into that tier of an index. ValueError for smaller blocks, which an index alone can't follow."""
         if self.covered:
-            raise ValueError("blocks of a source with parts above 1: the index follows registered blocks only")
+            raise Invalid("blocks of a source with parts above 1: the index follows registered blocks only")
         return index.store_known(worker, self.hashes, rank=self.rank, tier=self.tier, source=self.source)
 
 

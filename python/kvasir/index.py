@@ -18,7 +18,7 @@ import struct
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 from . import _abi
-from ._native import Handle, call, error, load, numbers
+from ._native import Handle, Invalid, call, error, load, numbers
 
 __all__ = ["DEVICE", "DISK", "EXTERNAL", "HOST", "Match", "PrefixIndex", "SEED", "Stored", "Window", "hash_block",
            "hash_tokens", "mm_identity", "mm_placed", "seed", "sequence_hashes"]
@@ -43,10 +43,10 @@ def seed(lora: str = "", salt: str = "") -> int:
 def hash_tokens(tokens: Numbers, block_size: int, *, seed: int = SEED, lookahead: int = 0) -> "array.array[int]":
     """Return the local hashes of all full blocks of a prompt, as array("Q").
 
-    @tokens: 32-bit integers; an array("I") or a numpy array of uint32 is not copied. @lookahead is 1 for EAGLE and MTP.
+    @tokens: integers from 0 to 2^32 - 1; an array("I") or a numpy array of 32-bit ones is not copied. @lookahead is 1 for EAGLE and MTP.
     """
     if not 0 < block_size < 1 << 32:
-        raise ValueError(f"no block size: {block_size}")
+        raise Invalid(f"no block size: {block_size}")
     keep, address, n = numbers(tokens, "I")
     hashes = array.array("Q", bytes(8 * (n // block_size)))
     written = _c.kve_hash_tokens(seed, address, n, block_size, lookahead, hashes.buffer_info()[0])
@@ -129,7 +129,7 @@ def _pairs(hashes: Numbers, tokens_hashes: Numbers) -> "array.array[int]":
     keep, one, n = numbers(hashes, "Q")
     keep_too, other, m = numbers(tokens_hashes, "Q")
     if n != m:
-        raise ValueError(f"{n} hashes, {m} hashes of tokens")
+        raise Invalid(f"{n} hashes, {m} hashes of tokens")
     words = array.array("Q", bytes(16 * n))
     words[0::2] = array.array("Q", ctypes.string_at(one, 8 * n) if n else b"")
     words[1::2] = array.array("Q", ctypes.string_at(other, 8 * n) if n else b"")
@@ -146,6 +146,10 @@ class PrefixIndex(Handle):
         call(_c.kvi_create, ctypes.byref(opts), ctypes.byref(address))
         self._own(address.value or 0, _c.kvi_destroy)
         self._spare: List[Tuple[_Matches, Any]] = []  # result buffers; one is taken for each call
+
+    def _about(self) -> str:
+        stats = self.stats()
+        return " ".join(f"{name}={stats[name]}" for name in ("blocks", "holders") if name in stats)
 
     # -- changes -----------------------------------------------------------------------------------
     def store(self, worker: int, hashes: Numbers, tokens_hashes: Numbers, *, parent: Optional[int] = None, rank: int = 0,
@@ -177,7 +181,7 @@ class PrefixIndex(Handle):
         keep, address, n = numbers(hashes, "Q")
         keep_left, copies, n_left = numbers(left, "I") if left is not None else (None, None, n)
         if n_left != n:
-            raise ValueError(f"{n} hashes, {n_left} numbers of copies")
+            raise Invalid(f"{n} hashes, {n_left} numbers of copies")
         return self._keep((keep, keep_left), _c.kvi_take, _abi.kv_holder(worker, rank), tier, source, address, copies, n)
 
     def _keep(self, keep: Any, function: Any, *args: Any) -> int:
@@ -229,7 +233,7 @@ class PrefixIndex(Handle):
         try:
             rc = _find(index, address, n, reference)
             if rc < 0:
-                raise error(rc)
+                raise error(rc, "can't look the prompt up")
             if not matches.n:
                 return []
             return [Match._make(fields) for fields in _MATCH.iter_unpack(_string_at(matches.items, matches.n * _MATCH.size))]

@@ -16,7 +16,7 @@ import numbers
 from typing import Any, Optional
 
 from . import _abi
-from ._native import Error, dltensor, load
+from ._native import Error, Invalid, dltensor, load
 
 __all__ = ["Cache", "gather", "isa", "set_threads", "write"]
 
@@ -56,7 +56,7 @@ class _Tensor:
         _check(_c.kvx_tensor_from_dlpack(ctypes.byref(tensor), layout, ctypes.byref(self.desc)), "tensor")
         if dtype is not None:  # engines keep FP8 as bytes
             if self.desc.dtype != _DTYPES[dtype] and _c.kvx_dtype_size(_DTYPES[dtype]) != _c.kvx_dtype_size(self.desc.dtype):
-                raise ValueError(f"elements of another width than {dtype}")
+                raise Invalid(f"elements of another width than {dtype}")
             self.desc.dtype = _DTYPES[dtype]
 
     @property
@@ -73,7 +73,7 @@ class _Numbers:
         step = 1
         for i in reversed(range(tensor.ndim)):
             if tensor.strides and tensor.shape[i] != 1 and tensor.strides[i] != step:
-                raise ValueError("indices that are not contiguous")
+                raise Invalid("indices that are not contiguous")
             step *= tensor.shape[i]
         if tensor.code != 0 or tensor.bits not in (32, 64):
             raise TypeError("indices must be int32 or int64")
@@ -92,7 +92,7 @@ class Cache:
         self._k, self._v = (_Tensor(tensor, _LAYOUTS[layout], dtype) for tensor in (k, v))
         shape = self._k.shape
         if len(shape) != (5 if layout == "packed" else 4):
-            raise ValueError(f"{len(shape)} dimensions in layout {layout}")
+            raise Invalid(f"{len(shape)} dimensions in layout {layout}")
         block_size, heads, dim = {"nhd": (1, 2, 3), "hnd": (2, 1, 3), "packed": (3, 1, 2)}[layout]
         self.blocks, self.block_size, self.heads = shape[0], shape[block_size], shape[heads]
         self.dim = shape[dim] * (shape[4] if layout == "packed" else 1)
@@ -127,11 +127,11 @@ class _Scale:
         if shape in ([], [1]):
             return
         if shape == [cache.blocks] == [cache.heads]:
-            raise ValueError("as many blocks as heads: give the scales as [blocks, heads]")
+            raise Invalid("as many blocks as heads: give the scales as [blocks, heads]")
         kinds = {(cache.heads,): _abi.KVX_SCALE_PER_HEAD, (cache.blocks,): _abi.KVX_SCALE_PER_BLOCK,
                  (cache.blocks, cache.heads): _abi.KVX_SCALE_PER_BLOCK_HEAD}
         if tuple(shape) not in kinds:
-            raise ValueError(f"scales {shape} are neither one, nor of {cache.heads} heads, {cache.blocks} blocks, or both")
+            raise Invalid(f"scales {shape} are neither one, nor of {cache.heads} heads, {cache.blocks} blocks, or both")
         self.desc.granularity, self.desc.ndim = kinds[tuple(shape)], len(shape)
         step = 1
         for i in reversed(range(len(shape))):
@@ -194,7 +194,7 @@ def gather(cache: Cache, table: Any, lengths: Any, key: Any, value: Any, *, zero
     ids, n = _Numbers(table), _Numbers(lengths)
     _where(cache, ids, n)
     if len(ids.shape) != 2:
-        raise ValueError("the table is not [sequences, blocks]")
+        raise Invalid("the table is not [sequences, blocks]")
     shape = k.shape
     rows = shape[0] if len(shape) == 3 else shape[0] * shape[1]
     desc = _abi.kvx_gather_desc(

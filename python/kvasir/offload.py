@@ -17,9 +17,9 @@ import hashlib
 import select
 import time
 from collections import deque
-from typing import Any, Deque, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Deque, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
-from ._native import Error, Memory, NotFound, give_back, lend
+from ._native import Error, Invalid, Memory, NotFound, give_back, lend
 from ._options import size_of
 from .blocks import BUSY, MISS, NO_BLOCK, ON_DISK, ON_PEER, PENDING, READY, REMOTE, Cache, Chain, Manager, Shape
 from .peers import Agent
@@ -35,7 +35,7 @@ _MOST_LOST = 65536
 def _agent_of(fingerprint: str, key_len: int, listen: Union[str, Sequence[str]], named: Dict[str, Any], options: Dict[str, Any]) -> Agent:
     """Make the agent that lends a manager's blocks."""
     if not options.get("host_bytes"):
-        raise ValueError("listen needs host_bytes: peers are lent blocks of the host tier")
+        raise Invalid("listen needs host_bytes: peers are lent blocks of the host tier")
     if options.get("host_memory") is None and not options.get("host_pinned"):
         options.setdefault("host_shared", True)  # peers of this machine copy from it themselves
     token = options.pop("peer_token_file", None)
@@ -61,13 +61,16 @@ class _Job:
         self.job, self.loads = job, loads
         self.keys, self.chunks = list(keys), [int(chunk) for chunk in chunks]
         if len(self.keys) != len(self.chunks):
-            raise ValueError(f"{len(self.keys)} keys, {len(self.chunks)} chunks")
+            raise Invalid(f"{len(self.keys)} keys, {len(self.chunks)} chunks")
         self.ok = [False] * len(self.keys)
         self.left = list(range(len(self.keys)))  # indices of keys that no round has settled
         self.begun = time.monotonic()
         self.until = self.begun + timeout
         self.indices: Sequence[int] = ()  # of the round under way: keys, and where the library tells which succeeded
         self.bits: Optional[Memory] = None
+
+
+_Offload = TypeVar("_Offload", bound="Offload")
 
 
 class Offload:
@@ -242,7 +245,7 @@ class Offload:
 
     def _attached(self) -> Cache:
         if self._cache is None:
-            raise ValueError("Offload is closed")
+            raise Invalid("Offload is closed")
         return self._cache
 
     def _end(self, job: _Job) -> None:
@@ -340,7 +343,7 @@ class Offload:
         if self.agent is not None:
             self.agent.close()
 
-    def __enter__(self) -> "Offload":
+    def __enter__(self: _Offload) -> _Offload:
         return self
 
     def __exit__(self, *exc: Any) -> None:

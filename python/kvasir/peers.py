@@ -17,7 +17,7 @@ from typing import Any, List, Optional, Sequence, Union
 
 from . import _abi
 from ._native import Handle, call, error, load, text
-from ._options import set_agent_options
+from ._options import Size, given, set_agent_options
 from .blocks import Manager
 
 __all__ = ["Agent", "Lent"]
@@ -42,7 +42,16 @@ class Agent(Handle):
     """
 
     def __init__(self, name: Optional[str] = None, *, fingerprint: str = "", key_len: int = 8, listen: Union[str, Sequence[str]] = (),
-                 **options: Any) -> None:
+                 worker: Optional[int] = None, max_sets: Optional[int] = None, max_bytes: Optional[Size] = None,
+                 unprotected: Optional[bool] = None, token_file: Optional[str] = None, tls_cert: Optional[str] = None,
+                 tls_key: Optional[str] = None, tls_ca: Optional[str] = None, max_sessions: Optional[int] = None,
+                 max_requests: Optional[int] = None, max_queued_bytes: Optional[Size] = None, max_received_bytes: Optional[Size] = None,
+                 keepalive_ms: Optional[int] = None, handshake_ms: Optional[int] = None, ucx: Optional[int] = None,
+                 nixl: Optional[int] = None, **others: Any) -> None:
+        options = given(
+            worker=worker, max_sets=max_sets, max_bytes=max_bytes, unprotected=unprotected, token_file=token_file, tls_cert=tls_cert,
+            tls_key=tls_key, tls_ca=tls_ca, max_sessions=max_sessions, max_requests=max_requests, max_queued_bytes=max_queued_bytes,
+            max_received_bytes=max_received_bytes, keepalive_ms=keepalive_ms, handshake_ms=handshake_ms, ucx=ucx, nixl=nixl, **others)
         places: List[str] = [listen] if isinstance(listen, str) else list(listen)
         listed = (ctypes.c_char_p * max(1, len(places)))(*[text(place) for place in places])
         self.name = _drawn() if name is None else name
@@ -54,6 +63,9 @@ class Agent(Handle):
         self._users: "weakref.WeakSet[Handle]" = weakref.WeakSet()  # managers and lent blocks
         self._listens = len(places)
         self._own(address.value or 0, _c.kvbm_agent_destroy)
+
+    def _about(self) -> str:
+        return f"{self.name!r} listens={self._listens}"
 
     @property
     def endpoints(self) -> List[str]:

@@ -21,7 +21,7 @@ import os
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _abi
-from ._native import Error, Handle, call, certain, error, give_back, lend
+from ._native import Error, Handle, call, certain, error, give_back, lend, unsaid
 from .store import Store, _join, _Parts, _Table, end_queue
 
 __all__ = ["AsyncStore", "Queue", "Result"]
@@ -86,6 +86,9 @@ class Queue(Handle):
         self._tokens = itertools.count(1)
         close = library.kvs_async_close
         self._own(address.value or 0, lambda queue: end_queue(queue, timeout, queues, close))
+
+    def _about(self) -> str:
+        return f"of {self.store!r} requests={len(self._requests)}"
 
     def _submit(self, op: int, keys: Sequence[bytes], parts: Any, priority: int, tag: int, flush: bool = False) -> int:
         request, token = _Request(keys, parts, op == _abi.KVS_OP_GET, tag), next(self._tokens)
@@ -202,9 +205,9 @@ class AsyncStore:
         result = await self._end(request)
         for rc in result.each:
             if rc < 0 and rc not in fine:
-                raise error(rc)
+                raise error(rc, unsaid("kvs_async_submit", rc))
         if result.status < 0 and result.status not in fine:
-            raise error(result.status)
+            raise error(result.status, unsaid("kvs_async_submit", result.status))
         return result.each
 
     async def get(self, keys: Sequence[bytes], parts: Sequence[Any], *, priority: int = 0) -> List[Optional[int]]:
@@ -231,7 +234,7 @@ class AsyncStore:
         """Make blocks durable that were put before."""
         result = await self._end(self.queue.flush())
         if result.status < 0:
-            raise error(result.status)
+            raise error(result.status, unsaid("kvs_async_submit", result.status))
 
     def close(self) -> None:
         """Cancel what has not begun, wait for the rest, and close the queue; tasks that wait get CancelledError."""

@@ -11,11 +11,10 @@ A store may be used by any number of threads.
 """
 import ctypes
 import errno
-import os
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _abi, _native
-from ._native import Error, Handle, Memory, NotFound, adopt, address_of, call, certain, error, load, text
+from ._native import Error, Handle, Invalid, Memory, NotFound, address_of, adopt, call, certain, error, load, text, unsaid
 
 __all__ = ["Collected", "Progress", "Saved", "Store", "Verified", "open"]
 
@@ -87,7 +86,7 @@ class _Calls:
         except Error as problem:
             if self.problem is not None:
                 raise self.problem from None
-            if isinstance(problem, NotFound) and name is not None and problem.strerror == os.strerror(errno.ENOENT):
+            if isinstance(problem, NotFound) and name is not None and not problem.told:
                 raise error(-errno.ENOENT, f"no object {name!r}") from None
             raise
         if self.problem is not None:
@@ -117,7 +116,7 @@ def _join(keys: Sequence[Any]) -> Tuple[bytes, int]:
     whole = [_bytes_of(key) for key in keys]
     length = len(whole[0]) if whole else 1
     if any(len(key) != length for key in whole):
-        raise ValueError("keys of different length in one call")
+        raise Invalid("keys of different length in one call")
     return b"".join(whole), length
 
 
@@ -126,7 +125,7 @@ class _Parts:
 
     def __init__(self, parts: Sequence[Any], n: int, writable: bool) -> None:
         if len(parts) != n:
-            raise ValueError(f"{n} keys, parts for {len(parts)}")
+            raise Invalid(f"{n} keys, parts for {len(parts)}")
         split = [part if isinstance(part, list) else [part] for part in parts]
         flat = [part for each in split for part in each]
         self.keep = [None if isinstance(part, tuple) else Memory(part, writable) for part in flat]
@@ -189,6 +188,9 @@ class Store(Handle):
         self._state.at_end = lambda: _end_queues(queues, library.kvs_async_close)
         self._state.flush = library.kvs_flush
 
+    def _about(self) -> str:
+        return repr(self.uri)
+
     # -- objects ------------------------------------------------------------------------------------
     def save(self, name: str, data: Any, *, fingerprint: Optional[str] = None, format: str = "auto",
              chunk_bytes: int = 0, chunk_tokens: int = 0, verify: bool = False,
@@ -200,7 +202,7 @@ class Store(Handle):
         bytes in Redis or a bucket. @progress(done, total) may return True to give up: Error(ECANCELED).
         """
         if format not in _FORMATS:
-            raise ValueError(f"no format {format!r}; one of {', '.join(_FORMATS)}")
+            raise Invalid(f"no format {format!r}; one of {', '.join(_FORMATS)}")
         calls, memory, result = _Calls(), Memory(data), _abi.kvs_result()
         hook = calls.progress(progress)
         opts = _abi.kvs_save_opts(format=_FORMATS[format], chunk_bytes=chunk_bytes, chunk_tokens=chunk_tokens,
@@ -297,7 +299,7 @@ class Store(Handle):
     def put_many(self, keys: Sequence[Key], blocks: Sequence[Any]) -> List[bool]:
         """Store blocks in one call. Raises the first failure; see put()."""
         if len(keys) != len(blocks):
-            raise ValueError(f"{len(keys)} keys, {len(blocks)} blocks")
+            raise Invalid(f"{len(keys)} keys, {len(blocks)} blocks")
         packed, length = _join(keys)
         memory, n = [Memory(block) for block in blocks], len(keys)
         data = (ctypes.c_void_p * n)(*[m.address for m in memory])
@@ -337,7 +339,7 @@ class Store(Handle):
         missing = (-errno.ENOENT, -errno.EBADMSG)
         for rc in each:
             if rc < 0 and rc not in missing:
-                raise error(rc)
+                raise error(rc, unsaid("kvs_get_chunks_into", rc))
         return [None if rc < 0 else rc for rc in each]
 
     def exists(self, keys: Sequence[Key]) -> List[bool]:

@@ -12,12 +12,29 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <string.h>
 
 enum { REASON_LEN = 1024, WARNING = 1 };
 
-static _Thread_local char reason[REASON_LEN]; /* last error or warning of the running call */
-static _Thread_local bool inside;             /* between kvpy_begin and kvpy_end */
-static atomic_int shown = WARNING;            /* lines up to this level go to stderr */
+/* Errors and warnings of the running call, a line each, the latest that fit: causes before effects. */
+static _Thread_local char reason[REASON_LEN];
+static _Thread_local bool inside;  /* between kvpy_begin and kvpy_end */
+static atomic_int shown = WARNING; /* lines up to this level go to stderr */
+
+/* Add a line to the reason; the earliest lines make room. */
+static void note(const char *line)
+{
+    size_t len = strlen(reason), more = strnlen(line, REASON_LEN - 2);
+
+    while (len + more + 2 > REASON_LEN) {
+        const char *end = strchr(reason, '\n');
+        size_t gone = end ? (size_t)(end + 1 - reason) : len;
+
+        memmove(reason, reason + gone, len - gone + 1);
+        len -= gone;
+    }
+    snprintf(reason + len, REASON_LEN - len, "%s%.*s", len ? "\n" : "", (int)more, line);
+}
 
 /* Print a line to stderr, unless there were too many of its kind. */
 static void print(int level, const char *line)
@@ -36,7 +53,7 @@ void kvpy_log(void *arg, int level, const char *line)
 {
     (void)arg;
     if (inside && level <= WARNING)
-        snprintf(reason, sizeof(reason), "%s", line);
+        note(line);
     else if (level <= atomic_load_explicit(&shown, memory_order_relaxed))
         print(level, line);
 }

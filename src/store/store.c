@@ -69,7 +69,7 @@ int kvs_open_with(const kv_store_vtable *table, const kv_store_ext *ext, const c
     if (!store->backend) {
         rc = (built_in || ext) && errno > 0 ? -errno : -EIO;
         if (!built_in)
-            refuse(rc, uri, "the backend refused it");
+            refuse(rc, uri, "its plugin refused it, and says why on stderr");
         goto fail;
     }
     store->pid = getpid();

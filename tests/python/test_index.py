@@ -31,10 +31,26 @@ def test_hashes():
     check(index.hash_block([1], mm=[5]) != index.hash_block([1]), "multimodal")
     raises(ValueError, hash_tokens, tokens, 0)
     raises((OverflowError, TypeError), hash_tokens, [-1], 1)
+    for code in "qQlLhH":
+        equal(hash_tokens(array.array(code, range(64)), 16), hash_tokens(range(64), 16), f"array of {code}")
+        equal(hash_tokens(memoryview(array.array(code, range(64))), 16), hash_tokens(range(64), 16), f"view of {code}")
+    for code in "fd":
+        raises(TypeError, hash_tokens, array.array(code, range(64)), 16)
+        raises(TypeError, hash_tokens, memoryview(array.array(code, range(64))), 16)
+    raises(TypeError, hash_tokens, [1.0] * 16, 16)
     try:
         import numpy
         equal(hash_tokens(numpy.array(tokens, dtype=numpy.uint32), 16), local, "numpy")
-        raises(TypeError, hash_tokens, numpy.array(tokens, dtype=numpy.int64), 16)
+        for kind in "int64", "uint64", "int32", "int16", "<i8":
+            few = numpy.array(tokens, dtype=numpy.uint32) % 30000
+            equal(hash_tokens(few.astype(kind), 16), hash_tokens(few, 16), f"numpy's {kind}")
+        equal(hash_tokens(numpy.array(tokens, dtype=numpy.int64), 16), local, "numpy's usual integers")
+        equal(hash_tokens(numpy.array([tokens, tokens], dtype=numpy.int64)[1], 16), local, "a row of a batch")
+        equal(hash_tokens(numpy.repeat(numpy.array(tokens, dtype=numpy.int64), 2)[::2], 16), local, "every second one")
+        for kind in "float32", "float64", "float16", "bool", "complex64":
+            raises(TypeError, hash_tokens, numpy.ones(32, dtype=kind), 16)
+        for odd in -1, 1 << 32:
+            raises(OverflowError, hash_tokens, numpy.array([odd] * 16, dtype=numpy.int64), 16)
     except ImportError:
         print("without numpy")
 

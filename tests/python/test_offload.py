@@ -95,10 +95,24 @@ def free(memory):
 
 
 def test_sizes():
-    equal([size_of(x) for x in (5, "5", "2KiB", "1.5 MiB", "200GiB", "1TiB")], [5, 5, 2048, 3 << 19, 200 << 30, 1 << 40], "sizes")
-    equal([size_of(x) for x in (2e11, 0.0, "2e11", 2 ** 63 + 1)], [200_000_000_000, 0, 200_000_000_000, 2 ** 63 + 1], "sizes of JSON")
-    for wrong in ("x", "5XB", "", "-5GiB", -1, -0.5, "nan", float("inf"), 1e30, 1 << 64, True, None):
+    """Texts as kv-indexer takes them, and numbers."""
+    for text, wanted in (("5", 5), ("5B", 5), ("2K", 2048), ("2KiB", 2048), ("2KB", 2000), ("2kB", 2000), ("3M", 3 << 20), ("3MB", 3000000),
+                         ("200GiB", 200 << 30), ("200GB", 200 * 10 ** 9), ("1T", 1 << 40), ("1TB", 10 ** 12), ("16777215TiB", 16777215 << 40)):
+        equal(size_of(text), wanted, text)
+        equal(taken_by_the_indexer(text), True, f"kv-indexer and {text}")
+    equal([size_of(x) for x in (5, 2e11, 0.0, 2 ** 63 + 1)], [5, 200_000_000_000, 0, 2 ** 63 + 1], "numbers, as JSON has them")
+    for wrong in ("x", "5XB", "", "-5GiB", "nan", "1.5MiB", "5 MiB", " 5", "2e11", "5mib", "5k", "5Gib", "16777216TiB", "+5", "5_0"):
         raises(ValueError, size_of, wrong)
+        equal(taken_by_the_indexer(wrong), False, f"kv-indexer and {wrong!r}")
+    for wrong in (-1, -0.5, float("nan"), float("inf"), 1e30, 1 << 64, True, None):
+        check("no size" in str(raises(kvasir.Error, size_of, wrong)), wrong)
+
+
+def taken_by_the_indexer(text):
+    """Whether kv-indexer takes @text for a size; what is refused behind it ends it."""
+    done = subprocess.run([BUILD / "bin/kv-indexer", f"--max-body={text}", "--no-such-option"], capture_output=True, text=True, check=False)
+    check("--max-body" in done.stderr or "no-such-option" in done.stderr, done.stderr)
+    return "is not a size" not in done.stderr
 
 
 def test_against_a_dictionary_with_few_buffers():
