@@ -39,11 +39,14 @@ static bool is_own_user(int fd, uint64_t *origin)
 /* Name the origin of a connection by its address. Whoever has one of IPv6 has 2^64 of its network. */
 static uint64_t origin_of(const struct sockaddr_storage *at)
 {
-    const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)at;
+    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff}; /* before an IPv4 address */
+    struct sockaddr_in6 v6;
 
     if (at->ss_family == AF_INET)
         return ntohl(((const struct sockaddr_in *)at)->sin_addr.s_addr);
-    return kv_get_le64(v6->sin6_addr.s6_addr + (IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr) ? 8 : 0));
+    memcpy(&v6, at, sizeof(v6));
+    return kv_get_le64((const uint8_t *)&v6.sin6_addr +
+                       (memcmp(&v6.sin6_addr, mapped, sizeof(mapped)) == 0 ? 8 : 0));
 }
 
 static void refuse_user(const struct kvbm_listener *listener, int fd)

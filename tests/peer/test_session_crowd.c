@@ -31,7 +31,7 @@ static uint32_t n_crowd; /* ever; the last CROWD are open */
 
 static void set_port(struct sockaddr_in *at, const struct kvbm_agent *agent)
 {
-    at->sin_port = htons((uint16_t)atoi(strrchr(endpoint_of(agent), ':') + 1));
+    at->sin_port = htons((uint16_t)strtoul(strrchr(endpoint_of(agent), ':') + 1, NULL, 10));
 }
 
 /* Connect from an address of this machine. */

@@ -21,8 +21,9 @@ static char at[80];
 
 static void begin(struct kvbm_agent_opts *opts)
 {
-    const char *endpoint = unix_endpoint();
+    static const char *endpoint;
 
+    endpoint = unix_endpoint();
     snprintf(at, sizeof(at), "%s", endpoint);
     opts->listen = &endpoint;
     opts->n_listen = 1;
