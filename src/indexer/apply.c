@@ -353,8 +353,10 @@ static void put_op(struct ki_applier *a, struct kvi_index *index, struct put *pu
 {
     const struct kve_op *op = &put->batch->ops[i];
 
-    if (!op->n && op->type == KVE_OP_STORE_KNOWN) /* of a window, which is declared now */
+    if (!op->n && op->type == KVE_OP_STORE_KNOWN) { /* of a window, which is declared now */
+        a->retains = true;
         return;
+    }
     if (!ki_applier_note_rank(a, op->rank)) {
         a->stats.rejected++;
         put->result = KI_APPLIED_PART;

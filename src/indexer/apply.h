@@ -80,6 +80,7 @@ struct ki_applier {
     bool unnamed; /* the registered one is none of them: all events name others */
     struct ki_habits habits;
     bool has_windows; /* the engine has announced cache groups beside the main one */
+    bool retains;     /* some group has kept none of an event's blocks: see ki_applier_is_unsure */
     /* The batches may be in a peer's dump already: a block announced again is no copy. */
     bool overlaps;
     struct ki_overlap overlap; /* with that dump */
@@ -135,13 +136,16 @@ static inline uint32_t ki_applier_n_brought(const struct ki_applier *a)
 /** Return true when this stream brings @rank's blocks. */
 bool ki_applier_brings(const struct ki_applier *a, uint32_t rank);
 
-/** Return true when answers may be wrong because the events don't tell everything. */
+/**
+ * Return true when answers may be wrong because the events don't tell everything. Of groups that keep
+ * few blocks, reports and copies can't always be told apart.
+ */
 static inline bool ki_applier_is_unsure(const struct ki_applier *a)
 {
-    return a->habits.silent_windows || ki_doubts_any(&a->doubts) || a->left_out ||
-           kve_reader_skips_group(a->reader) || ki_unsure_is_partial(&a->unsure) ||
-           ki_unsure_is_partial(&a->suspects) || ki_doubts_any(&a->small.lost) ||
-           (a->small.n && ki_reports_are_on(&a->reports)) ||
+    return a->habits.silent_windows || (a->retains && ki_reports_are_on(&a->reports)) ||
+           ki_doubts_any(&a->doubts) || a->left_out || kve_reader_skips_group(a->reader) ||
+           ki_unsure_is_partial(&a->unsure) || ki_unsure_is_partial(&a->suspects) ||
+           ki_doubts_any(&a->small.lost) || (a->small.n && ki_reports_are_on(&a->reports)) ||
            ki_small_is_alone(&a->small, a->reader);
 }
 
@@ -155,10 +159,10 @@ static inline bool ki_applier_is_unsure_in_dumps(const struct ki_applier *a)
 /** The same for a replica that reads them. */
 static inline bool ki_applier_is_unsure_beside(const struct ki_applier *a)
 {
-    return a->habits.silent_windows || ki_doubts_any(&a->doubts) || a->left_out ||
-           kve_reader_skips_group(a->reader) || ki_doubts_any(&a->unsure.lost) ||
-           ki_doubts_any(&a->suspects.lost) || ki_doubts_any(&a->small.lost) || a->small.n ||
-           ki_small_is_alone(&a->small, a->reader);
+    return a->habits.silent_windows || (a->retains && ki_reports_are_on(&a->reports)) ||
+           ki_doubts_any(&a->doubts) || a->left_out || kve_reader_skips_group(a->reader) ||
+           ki_doubts_any(&a->unsure.lost) || ki_doubts_any(&a->suspects.lost) ||
+           ki_doubts_any(&a->small.lost) || a->small.n || ki_small_is_alone(&a->small, a->reader);
 }
 
 /**

@@ -160,6 +160,21 @@ static void test_a_group_that_kept_nothing(void **state)
     }
 }
 
+/* Of groups that keep few blocks, reports of held blocks can't always be told from copies. */
+static void test_reports_of_a_group_that_kept_nothing(void **state)
+{
+    struct stream s;
+
+    (void)state;
+    begin(&s);
+    ki_applier_set_habits(&s.applier, &(struct ki_habits){.report_mode = KI_REPORTS_FULL});
+    put(&s, GPU(FULL, "1,2,3", "nil", T123) ", " GPU(WINDOW("1"), "2,3", "nil", T123));
+    assert_false(is_partial(&s));
+    put(&s, GPU(FULL, "4,5", "3", T45) ", " GPU(WINDOW("1"), "", "3", T45));
+    assert_true(is_partial(&s));
+    end(&s);
+}
+
 /* HiSparse: one group below the device, one on it. No tier has what the engine resumes from. */
 static void test_groups_in_different_tiers(void **state)
 {
@@ -221,6 +236,7 @@ int main(void)
         cmocka_unit_test(test_states_alone),
         cmocka_unit_test(test_windows_beside_full_attention),
         cmocka_unit_test(test_a_group_that_kept_nothing),
+        cmocka_unit_test(test_reports_of_a_group_that_kept_nothing),
         cmocka_unit_test(test_groups_in_different_tiers),
         cmocka_unit_test(test_offloading),
         cmocka_unit_test(test_chunked_local_attention),
