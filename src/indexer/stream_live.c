@@ -76,8 +76,7 @@ static unsigned live_first(struct ki_stream *s, const struct ki_batch_id *id, ui
 
 static unsigned live_gap(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
 {
-    /* Without the connection that brought the batch, another process may answer. */
-    bool verify = ki_stream_must_verify(s) || !s->connected;
+    bool verify = ki_stream_must_verify(s);
 
     if (!ki_stream_may_replay(s, now_ns)) {
         accept_gap(s, id, s->position + 1, now_ns);

@@ -9,7 +9,7 @@
 
 bool ki_stream_may_replay(const struct ki_stream *s, uint64_t now_ns)
 {
-    return s->opts.can_replay && now_ns >= s->cooldown_to_ns;
+    return s->opts.can_replay && s->connected && now_ns >= s->cooldown_to_ns;
 }
 
 static unsigned request(struct ki_stream *s, uint64_t from, uint64_t now_ns)

@@ -642,56 +642,6 @@ static void nobody_is_asked_before_there_is_a_connection(void **state)
     assert_int_equal(ki_stream_tick(&s, 2000 * SECOND), 0);
 }
 
-/*
- * A second gap waits behind the replay of the first one when the connection ends. The ring has it, so
- * the service is asked; for the last known batch, too, as it may be another process's.
- */
-static void a_gap_is_asked_for_after_the_connection_has_ended(void **state)
-{
-    struct ki_stream s;
-
-    (void)state;
-    for (uint64_t process = 0; process < 2; process++) {
-        ki_stream_init(&s, &with_replay);
-        assert_int_equal(start_connected(&s), KI_STEP_REQUEST);
-        assert_int_equal(live(&s, 0, 0), KI_STEP_APPLY | KI_STEP_RESUME);
-        assert_int_equal(live(&s, 0, 2), KI_STEP_HOLD | KI_STEP_REQUEST);
-        ki_stream_disconnected(&s, SECOND);
-        assert_int_equal(replayed(&s, 0, 1), KI_STEP_APPLY | KI_STEP_RESUME);
-        assert_int_equal(live(&s, 0, 2), KI_STEP_APPLY);
-        assert_int_equal(live(&s, 0, 5), KI_STEP_HOLD | KI_STEP_REQUEST);
-        assert_int_equal(s.request, 2);
-        if (process) {
-            assert_int_equal(replayed(&s, 1, 2),
-                             KI_STEP_DROP | KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_REQUEST);
-            for (uint64_t i = 0; i < 3; i++)
-                assert_int_equal(replayed(&s, 1, i), KI_STEP_APPLY);
-            assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
-            assert_int_equal(live(&s, 0, 5), KI_STEP_DROP); /* the old process's */
-            continue;
-        }
-        assert_int_equal(replayed(&s, 0, 2), KI_STEP_DROP);
-        assert_int_equal(replayed(&s, 0, 3), KI_STEP_APPLY);
-        assert_int_equal(replayed(&s, 0, 4), KI_STEP_APPLY | KI_STEP_RESUME);
-        assert_int_equal(live(&s, 0, 5), KI_STEP_APPLY);
-        assert_int_equal(s.stats.missed, 0);
-        assert_false(ki_stream_lacks_batches(&s));
-    }
-    /* The first batch of a stream, in the same way. */
-    ki_stream_init(&s, &with_replay);
-    assert_int_equal(start_connected(&s), KI_STEP_REQUEST);
-    assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
-    ki_stream_disconnected(&s, SECOND);
-    assert_int_equal(live(&s, 0, 2), KI_STEP_HOLD | KI_STEP_REQUEST);
-    assert_int_equal(s.request, 0);
-    /* Nobody answers: the gap is accepted, and a further one isn't asked for before the next connection. */
-    nobody_answers(&s);
-    assert_int_equal(live(&s, 0, 2), KI_STEP_APPLY);
-    assert_int_equal(live(&s, 0, 4), KI_STEP_APPLY);
-    assert_int_equal(s.stats.missed, 3);
-    assert_true(ki_stream_is_partial(&s));
-}
-
 /* An engine that was killed and is back says nothing: its replay service is asked whose position it
  * is. */
 static void restart_without_a_batch(void **state)
@@ -859,7 +809,6 @@ int main(void)
         cmocka_unit_test(a_new_connection_is_asked),
         cmocka_unit_test(a_second_question_without_an_answer),
         cmocka_unit_test(nobody_is_asked_before_there_is_a_connection),
-        cmocka_unit_test(a_gap_is_asked_for_after_the_connection_has_ended),
         cmocka_unit_test(restart_without_a_batch),
         cmocka_unit_test(reconnect_without_a_replay_service),
         cmocka_unit_test(restart_during_a_replay),
