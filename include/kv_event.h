@@ -109,6 +109,11 @@ struct kve_op {
      * one of the two. */
     bool unsure;
     bool placed; /* KVE_OP_STORE: some block is hashed with kve_mm_placed identities */
+    /* The publisher tells the components of blocks (component_types), and has one copy of a block. */
+    bool single;
+    /* Such blocks lack a component that others have: nothing tells which prompts they serve. A
+     * KVE_OP_STORE_KNOWN of this kind only says so. */
+    bool incomplete;
     /* KVE_OP_STORE_KNOWN of a source with parts: blocks of the group that the event's tokens cover, of
      * which hashes has n, in order; 0 when the event is about blocks of another size. lookahead tells
      * only whether there is any. */

@@ -384,6 +384,7 @@ struct kvi_stats {
     uint64_t refused;                 /* stores that returned -ENOSPC, since creation */
     uint64_t copies_uncounted;        /* copies not counted for max_copies, since creation */
     uint64_t doubts;                  /* times that kvi_holder_info.doubted rose, since creation */
+    uint64_t moved;                   /* see kvi_holder_info; of all holders, since creation */
 };
 #define KVI_STATS_INIT KV_INIT_(kvi_stats)
 
@@ -432,6 +433,9 @@ struct kvi_holder_info {
     /* Of a holder without a main group: blocks of its windows of which no event has told the place, or
      * that of a block above. Matches are shorter than they should be. */
     uint64_t placeless;
+    /* Names for which a store gave another place than the holder had, since creation: the names of one
+     * place each never do. */
+    uint64_t moved;
 };
 #define KVI_HOLDER_INFO_INIT KV_INIT_(kvi_holder_info)
 

@@ -281,34 +281,49 @@ static int identity_of_key(struct kve_extra_walk *walk, uint64_t *ret)
     }
 }
 
-/* Read {"mm_hash": 7, "offsets": ...} or [7, ...], to its end whatever it holds. */
-static bool identity_of_object(struct kv_msgpack *m, uint64_t *ret)
+/* Read an object's identity: a number, a digest, or another name. Returns false for anything else. */
+static bool take_identity(struct kv_msgpack *m, uint64_t *ret)
+{
+    enum kv_msgpack_type type = kv_msgpack_peek(m);
+    struct kv_str text;
+
+    if (type == KV_MSGPACK_UINT || type == KV_MSGPACK_INT) {
+        *ret = kv_msgpack_bits64(m);
+        return true;
+    }
+    text = take_text(m);
+    if (text.len)
+        *ret = kve_mm_identity(text.p, text.len);
+    return text.len > 0;
+}
+
+/*
+ * Read {"mm_hash": 7, "offsets": ...} or [7, ...], to its end whatever it holds. Returns 1, or
+ * -EPROTO for an object without an identity.
+ */
+static int identity_of_object(struct kv_msgpack *m, uint64_t *ret)
 {
     bool map = kv_msgpack_peek(m) == KV_MSGPACK_MAP, found = false;
     uint32_t n;
 
     if (!map && kv_msgpack_peek(m) != KV_MSGPACK_ARRAY) {
         kv_msgpack_skip(m);
-        return false;
+        return -EPROTO;
     }
     n = map ? kv_msgpack_map(m) : kv_msgpack_array(m);
     for (uint32_t i = 0; i < n && !kv_msgpack_failed(m); i++) {
         bool here = !map && i == 0;
-        enum kv_msgpack_type type;
 
         if (map && kv_msgpack_peek(m) == KV_MSGPACK_STR)
             here = kv_str_eq(kv_msgpack_str(m), "mm_hash");
         else if (map)
             kv_msgpack_skip(m);
-        type = kv_msgpack_peek(m);
-        if (here && (type == KV_MSGPACK_UINT || type == KV_MSGPACK_INT)) {
-            *ret = kv_msgpack_bits64(m);
-            found = true;
-        } else {
+        if (here)
+            found = take_identity(m, ret);
+        else
             kv_msgpack_skip(m);
-        }
     }
-    return found;
+    return found ? 1 : -EPROTO;
 }
 
 static int identity_of(struct kve_extra_walk *walk, uint64_t *ret)
@@ -347,8 +362,11 @@ static int take_info(struct kve_extra_walk *walk, uint64_t ret[KVE_MAX_MM])
     int n_mm = 0;
 
     if (!map && kv_msgpack_peek(m) != KV_MSGPACK_ARRAY) {
-        kv_msgpack_skip(m);
-        return 0;
+        bool none = kv_msgpack_nil(m);
+
+        if (!none)
+            kv_msgpack_skip(m);
+        return none ? 0 : -EPROTO;
     }
     for (uint32_t n = map ? kv_msgpack_map(m) : kv_msgpack_array(m), i = 0; i < n; i++) {
         bool here = !map && i == 0;
@@ -357,7 +375,9 @@ static int take_info(struct kve_extra_walk *walk, uint64_t ret[KVE_MAX_MM])
             here = kv_str_eq(kv_msgpack_str(m), "mm_objects");
         else if (map)
             kv_msgpack_skip(m);
-        if (here)
+        if (here && kv_msgpack_peek(m) != KV_MSGPACK_ARRAY)
+            n_mm = kv_msgpack_nil(m) ? 0 : -EPROTO;
+        else if (here)
             n_mm = take_list(walk, ret);
         else
             kv_msgpack_skip(m);
@@ -365,6 +385,13 @@ static int take_info(struct kve_extra_walk *walk, uint64_t ret[KVE_MAX_MM])
             break;
     }
     return n_mm;
+}
+
+bool kve_extra_walk_is_over(struct kve_extra_walk *walk)
+{
+    while (walk->left && kv_msgpack_nil(&walk->m))
+        walk->left--;
+    return !walk->left;
 }
 
 int kve_extra_walk_next(struct kve_extra_walk *walk, uint64_t ret[KVE_MAX_MM])

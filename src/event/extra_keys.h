@@ -58,8 +58,11 @@ void kve_extra_walk_init(struct kve_extra_walk *walk, const struct kve_raw_event
 
 /**
  * Read the identities of the next block's objects. Returns their number; -E2BIG above KVE_MAX_MM;
- * -EINVAL for a key of unknown meaning.
+ * -EINVAL for a key of unknown meaning; -EPROTO for an object without an identity.
  */
 int kve_extra_walk_next(struct kve_extra_walk *walk, uint64_t ret[KVE_MAX_MM]);
+
+/** Return true when no further block has anything. Call after the event's last block. */
+bool kve_extra_walk_is_over(struct kve_extra_walk *walk);
 
 #endif

@@ -42,6 +42,37 @@ int kve_message_parse_live(const struct kve_span *frames, size_t n, struct kve_m
     return 0;
 }
 
+/* Return true for the first byte of an array, a map, or bytes that hold one. */
+static bool may_be_batch(const struct kve_span *frame)
+{
+    uint8_t first = frame->len ? *(const uint8_t *)frame->data : 0xc0;
+
+    return (first >= 0x80 && first < 0xa0) || (first >= 0xc4 && first <= 0xc6) ||
+           (first >= 0xdc && first <= 0xdf);
+}
+
+/* A topic of eight bytes is a word; no publisher has sent 2^48 batches. */
+static bool is_sequence(const struct kve_span *frame)
+{
+    return frame->len == KVE_SEQUENCE_BYTES && kve_sequence_get(frame->data) >> 48 == 0;
+}
+
+int kve_message_parse_short(const struct kve_span *frames, size_t n, struct kve_message *ret,
+                            bool *ret_numbered)
+{
+    bool numbered = n == 2 && is_sequence(&frames[0]);
+
+    if (n < 1 || n > 2 || !may_be_batch(&frames[n - 1]))
+        return -EPROTO;
+    *ret = (struct kve_message){.payload = frames[n - 1]};
+    if (numbered)
+        ret->sequence = kve_sequence_get(frames[0].data);
+    else if (n == 2)
+        ret->topic = frames[0];
+    *ret_numbered = numbered;
+    return 0;
+}
+
 int kve_message_parse_replay(const struct kve_span *frames, size_t n, struct kve_message *ret)
 {
     struct kve_message message = {0};

@@ -3,6 +3,7 @@
  * Parse and build the frames around a batch, as subscribers and replay clients see them.
  *
  *     live (SUB)        [topic] [sequence: 8 bytes, big-endian] [payload: msgpack]
+ *                       [payload], [topic] [payload]         publishers that don't number
  *     replay request    [""] [start sequence: 8 bytes]                     (DEALER to ROUTER)
  *     replay reply      [""] [sequence] [payload]            SGLang, vLLM before 0.26
  *                       [""] [topic] [sequence] [payload]    vLLM from 0.26, TensorRT-LLM
@@ -47,6 +48,14 @@ struct kve_message {
  * sequence).
  */
 int kve_message_parse_live(const struct kve_span *frames, size_t n, struct kve_message *ret);
+
+/**
+ * Parse a live message without a topic or a number: [sequence] [payload], or with @ret_numbered false
+ * [topic] [payload] or [payload], whose sequence is 0. Returns 0, or -EPROTO for another count, or
+ * where the last frame can't be a batch.
+ */
+int kve_message_parse_short(const struct kve_span *frames, size_t n, struct kve_message *ret,
+                            bool *ret_numbered);
 
 /**
  * Parse a replay reply of either form, with or without the empty delimiter in front. Returns 0 or

@@ -129,8 +129,8 @@ static int read_stored(struct kv_msgpack *m, uint32_t n, struct kve_scratch *scr
     if (rc)
         return rc;
     kve_take_block_size(m, ev);
-    if (n > 4 && !kve_take_nil(m))
-        kv_msgpack_skip(m);
+    if (n > 4)
+        kve_take_lora_id(m, ev);
     if (n > 5)
         ev->medium = kve_take_optional_str(m);
     if (n > 6 && !kve_take_nil(m)) {

@@ -33,6 +33,9 @@ enum kve_raw_type {
     KVE_RAW_UNKNOWN
 };
 
+/** Bit of the component that a match of any length needs; the bits of others follow from their names. */
+#define KVE_COMPONENT_FULL 1u
+
 /** A value that is read later; p is NULL without one. */
 struct kve_raw_value {
     const uint8_t *p, *end;
@@ -42,7 +45,9 @@ struct kve_raw_event {
     enum kve_raw_type type;
     bool has_hashes, has_parent, has_block_size, has_group, has_rank;
     bool is_map;
-    bool pairs; /* tokens came as pairs: the scratch has one more than n_tokens */
+    bool
+        has_adapter; /* lora_id names an adapter, by a number that depends on the order of loading */
+    bool pairs;      /* tokens came as pairs: the scratch has one more than n_tokens */
     size_t n_hashes;
     size_t n_tokens;
     uint64_t parent;
@@ -51,6 +56,7 @@ struct kve_raw_event {
     uint64_t window; /* length of a sliding window in tokens; 0: none given */
     uint32_t rank;
     struct kv_str medium, lora_name, cache_salt, kind, locality, ownership; /* empty: none */
+    uint32_t components; /* see kve_raw_components; 0: not told */
     struct kve_raw_value extra_keys, mm_infos, lookahead, remaining;
 };
 

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "base/xxh.h"
+
 /* -- hashes ------------------------------------------------------------------------------------ */
 
 int kve_take_hashes(struct kv_msgpack *m, struct kve_scratch *scratch, struct kve_raw_event *ev)
@@ -141,6 +143,20 @@ void kve_take_per_block(struct kv_msgpack *m, struct kve_raw_value *ret)
     for (; n && !kv_msgpack_failed(m); n--)
         kv_msgpack_skip(m);
     *ret = (struct kve_raw_value){before, m->p};
+}
+
+void kve_take_components(struct kv_msgpack *m, struct kve_raw_event *ev)
+{
+    uint32_t n = kve_take_nil(m) ? 0 : kv_msgpack_array(m);
+
+    for (ev->components = 0; n && !kv_msgpack_failed(m); n--) {
+        struct kv_str name = kv_msgpack_str(m);
+
+        if (kv_str_eq(name, "FULL") || kv_str_eq(name, "full"))
+            ev->components |= KVE_COMPONENT_FULL;
+        else
+            ev->components |= 2u << kv_xxh64(name.p, name.len, 0) % 31;
+    }
 }
 
 void kve_take_metadata(struct kv_msgpack *m, struct kve_raw_event *ev)

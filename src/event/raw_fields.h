@@ -121,10 +121,14 @@ static inline uint64_t kve_take_hash(struct kv_msgpack *m)
     return be64toh(be);
 }
 
-/** Read the hash of the parent block, nil for none. */
+/** Read the hash of the parent block; nil, or no bytes, for none. */
 static inline void kve_take_parent(struct kv_msgpack *m, struct kve_raw_event *ev)
 {
     ev->has_parent = !kve_take_nil(m);
+    if (ev->has_parent && m->end - m->p > 1 && m->p[0] == 0xc4 && !m->p[1]) {
+        ev->has_parent = false;
+        kv_msgpack_skip(m);
+    }
     if (ev->has_parent)
         ev->parent = kve_take_hash(m);
 }
@@ -145,6 +149,23 @@ static inline void kve_take_group(struct kv_msgpack *m, struct kve_raw_event *ev
         ev->group = kve_take_u64(m);
 }
 
+/** Read the number of an adapter. Publishers without one write nil, or a negative number. */
+static inline void kve_take_lora_id(struct kv_msgpack *m, struct kve_raw_event *ev)
+{
+    enum kv_msgpack_type type;
+
+    ev->has_adapter = false;
+    if (kve_take_nil(m))
+        return;
+    type = kv_msgpack_peek(m);
+    if (type == KV_MSGPACK_STR) {
+        ev->has_adapter = kv_msgpack_str(m).len > 0;
+        return;
+    }
+    ev->has_adapter = type == KV_MSGPACK_UINT;
+    kv_msgpack_skip(m);
+}
+
 /** Read the length of a sliding window in tokens. Publishers without a window write nil or 0. */
 static inline void kve_take_window(struct kv_msgpack *m, struct kve_raw_event *ev)
 {
@@ -158,6 +179,8 @@ int kve_take_tokens(struct kv_msgpack *m, struct kve_scratch *scratch, struct kv
 /** Return the event type called @s in "type", or in an array's first element. */
 enum kve_raw_type kve_raw_type_of(struct kv_str s);
 
+/** Read the names of components: a bit for each, KVE_COMPONENT_FULL for "FULL". */
+void kve_take_components(struct kv_msgpack *m, struct kve_raw_event *ev);
 /** Read `{"cache_salt": ..., "session_id": ...}`, of which the salt counts. */
 void kve_take_metadata(struct kv_msgpack *m, struct kve_raw_event *ev);
 /** Note where an array with one entry per block lies. An array of nils counts as none. */

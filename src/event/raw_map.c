@@ -59,7 +59,9 @@ enum field {
     FIELD_WINDOW,
     FIELD_OWNERSHIP,
     FIELD_LOOKAHEAD,
-    FIELD_REMAINING
+    FIELD_REMAINING,
+    FIELD_LORA_ID,
+    FIELD_COMPONENTS
 };
 
 #define IS(text) (memcmp(key.p, text, sizeof(text) - 1) == 0)
@@ -73,7 +75,7 @@ static enum field field_of(struct kv_str key)
     case 6:
         return IS("medium") ? FIELD_MEDIUM : FIELD_OTHER;
     case 7:
-        return IS("dp_rank") ? FIELD_RANK : FIELD_OTHER;
+        return IS("dp_rank") ? FIELD_RANK : IS("lora_id") ? FIELD_LORA_ID : FIELD_OTHER;
     case 8:
         return IS("locality") ? FIELD_LOCALITY : IS("metadata") ? FIELD_METADATA : FIELD_OTHER;
     case 9:
@@ -92,6 +94,8 @@ static enum field field_of(struct kv_str key)
         return IS("block_hashes") ? FIELD_HASHES : FIELD_OTHER;
     case 14:
         return IS("block_mm_infos") ? FIELD_MM_INFOS : FIELD_OTHER;
+    case 15:
+        return IS("component_types") ? FIELD_COMPONENTS : FIELD_OTHER;
     case 17:
         return IS("parent_block_hash") ? FIELD_PARENT : FIELD_OTHER;
     case 18:
@@ -162,6 +166,12 @@ static void take_field(struct kv_msgpack *m, enum field field, struct kve_raw_ev
         break;
     case FIELD_REMAINING:
         take_later(m, &ev->remaining);
+        break;
+    case FIELD_LORA_ID:
+        kve_take_lora_id(m, ev);
+        break;
+    case FIELD_COMPONENTS:
+        kve_take_components(m, ev);
         break;
     default:
         if (!kve_take_nil(m))

@@ -91,8 +91,10 @@ void kve_reader_reset(struct kve_reader *reader)
     kve_salts_reset(&reader->salts);
     reader->saw_salt = reader->saw_adapter = reader->saw_objects = false;
     reader->part_tiers = reader->whole_tiers = 0;
-    reader->engine_tiers = reader->pool_tiers = 0;
-    reader->saw_offload = reader->names_ranks = false;
+    reader->engine_tiers = reader->pool_tiers = reader->unclear_tiers = 0;
+    reader->saw_offload = reader->names_ranks = reader->names_zero = false;
+    reader->components = 0;
+    memset(reader->chunk, 0, sizeof(reader->chunk));
 }
 
 void kve_reader_renew(struct kve_reader *reader)
@@ -214,17 +216,12 @@ static void start_batch(struct kve_reader *reader)
     reader->n_lost = reader->lost_beyond = 0;
 }
 
-/*
- * Note what an event was about that was left out. Not of blocks that no query can name, or that are
- * elsewhere; groups that aren't followed are noted by themselves (kve_reader_skips_group).
- */
-static void note_lost(struct kve_reader *reader, enum kve_skip why)
+void kve_note_lost(struct kve_reader *reader)
 {
     const struct kve_lost *event = &reader->event;
     uint32_t i = 0;
 
-    if (why == KVE_SKIP_GROUP || why == KVE_SKIP_MEDIUM || why == KVE_SKIP_REMOTE ||
-        why == KVE_SKIP_EXTRA_KEYS || !event->tiers)
+    if (!event->tiers)
         return;
     while (i < reader->n_lost &&
            (reader->lost[i].rank != event->rank || reader->lost[i].source != event->source))
@@ -235,6 +232,16 @@ static void note_lost(struct kve_reader *reader, enum kve_skip why)
         reader->lost[reader->n_lost++] = *event;
     else
         reader->lost_beyond |= event->tiers;
+}
+
+/*
+ * Return true when what an event was about that was left out may be missing. Not of blocks that no
+ * query can name, or that are elsewhere; groups that aren't followed are noted by themselves
+ * (kve_reader_skips_group).
+ */
+static bool is_loss(enum kve_skip why)
+{
+    return why != KVE_SKIP_GROUP && why != KVE_SKIP_REMOTE && why != KVE_SKIP_EXTRA_KEYS;
 }
 
 /*
@@ -252,16 +259,51 @@ static bool pass_over(struct kve_reader *reader, struct kv_msgpack *m, const uin
     return true;
 }
 
+/* Return true, with @ret at its content, when @m stands at msgpack within bytes. */
+static bool enter_bytes(struct kv_msgpack *m, struct kv_msgpack *ret)
+{
+    enum kv_msgpack_type type = kv_msgpack_peek(m);
+    struct kv_str bytes;
+
+    if (KV_LIKELY(type != KV_MSGPACK_BIN && type != KV_MSGPACK_STR))
+        return false;
+    bytes = type == KV_MSGPACK_BIN ? kv_msgpack_bin(m) : kv_msgpack_str(m);
+    kv_msgpack_init(ret, bytes.p, bytes.len);
+    return true;
+}
+
+/*
+ * Parents of 0 are roots: some publishers have an unsigned number there. Not where a block has that
+ * hash.
+ */
+static void find_root(struct kve_reader *reader, struct kve_raw_event *ev)
+{
+    const uint64_t *hashes = kve_event_hashes(reader);
+
+    for (size_t i = 0; i < ev->n_hashes; i++)
+        reader->names_zero |= !hashes[i];
+    ev->has_parent &= ev->parent || reader->names_zero;
+}
+
 /*
  * Read one event and apply the rules. Returns 0, KVE_SKIP_RC(...), -EPROTO (no msgpack) or -ENOMEM.
  */
 static int read_event(struct kve_reader *reader, struct kv_msgpack *m, uint32_t rank)
 {
     const uint8_t *before = m->p;
+    struct kv_msgpack inner;
     struct kve_raw_event ev;
     struct kve_op op = {0};
-    int rc = kve_raw_event_read(m, &reader->scratch, &ev);
+    int rc;
 
+    if (enter_bytes(m, &inner)) {
+        rc =
+            kv_msgpack_peek(&inner) == KV_MSGPACK_ARRAY || kv_msgpack_peek(&inner) == KV_MSGPACK_MAP
+                ? read_event(reader, &inner, rank)
+                : KVE_SKIP_RC(MALFORMED);
+        return rc == -EPROTO || (!rc && inner.p != inner.end) ? KVE_SKIP_RC(MALFORMED) : rc;
+    }
+    rc = kve_raw_event_read(m, &reader->scratch, &ev);
     if (rc)
         return pass_over(reader, m, before) ? rc : -EPROTO;
     op.rank = ev.has_rank ? ev.rank : rank;
@@ -269,6 +311,7 @@ static int read_event(struct kve_reader *reader, struct kv_msgpack *m, uint32_t 
     reader->event.rank = op.rank;
     switch (ev.type) {
     case KVE_RAW_STORED:
+        find_root(reader, &ev);
         return kve_add_stored(reader, &ev, &op);
     case KVE_RAW_REMOVED:
         return kve_add_removed(reader, &ev, &op);
@@ -285,8 +328,14 @@ static int read_event(struct kve_reader *reader, struct kv_msgpack *m, uint32_t 
 
 static int read_events(struct kve_reader *reader, struct kv_msgpack *m, struct kve_batch *batch)
 {
-    uint32_t n = kve_take_array(m);
-    uint32_t rank = batch->has_rank ? batch->rank : reader->rank;
+    uint32_t rank = batch->has_rank ? batch->rank : reader->rank, n;
+    struct kv_msgpack inner;
+
+    if (enter_bytes(m, &inner))
+        return !kv_msgpack_failed(m) && kv_msgpack_peek(&inner) == KV_MSGPACK_ARRAY
+                   ? read_events(reader, &inner, batch)
+                   : -EPROTO;
+    n = kve_take_array(m);
 
     batch->n_events = n;
     for (uint32_t i = 0; i < n; i++) {
@@ -301,7 +350,8 @@ static int read_events(struct kve_reader *reader, struct kv_msgpack *m, struct k
             return rc;
         if (rc > 0) {
             batch->skipped[rc - 1]++;
-            note_lost(reader, (enum kve_skip)(rc - 1));
+            if (is_loss((enum kve_skip)(rc - 1)))
+                kve_note_lost(reader);
         }
     }
     return kv_msgpack_failed(m) ? -EPROTO : 0;
@@ -439,11 +489,13 @@ int kve_reader_decode(struct kve_reader *reader, const void *payload, size_t len
                       struct kve_batch *ret)
 {
     struct kve_batch batch = {0};
-    struct kv_msgpack m;
+    struct kv_msgpack m, inner;
     int rc = -EPROTO;
 
     start_batch(reader);
     kv_msgpack_init(&m, payload, len);
+    if (enter_bytes(&m, &inner) && m.p == m.end)
+        m = inner;
     if (KV_LIKELY(kve_at_short_array(&m)) || kv_msgpack_peek(&m) == KV_MSGPACK_ARRAY)
         rc = read_array_batch(reader, &m, &batch);
     else if (kv_msgpack_peek(&m) == KV_MSGPACK_MAP)

@@ -13,6 +13,7 @@
 
 #include "kv_event.h"
 
+#include "event/media.h"
 #include "event/raw_event.h"
 #include "event/salts.h"
 #include "event/sources.h"
@@ -22,6 +23,8 @@
 #define KVE_MAX_LOST 16
 
 #define KVE_ANY_SOURCE UINT32_MAX
+
+#define KVE_CHUNK_VARIES UINT32_MAX
 
 /** An event that was left out may have changed what the publisher has there, and a query can ask for. */
 struct kve_lost {
@@ -68,10 +71,21 @@ struct kve_reader {
     uint32_t part_tiers, whole_tiers;
     /* Bit per tier that the publisher clears together with its device tier */
     uint32_t engine_tiers;
+    /* Bit per tier of which nothing tells whether the publisher's clear empties it */
+    uint32_t unclear_tiers;
     uint32_t pool_tiers; /* bit per tier in which a connector has a block pool of its own */
     bool saw_offload;    /* a lower tier without a pool of its own was seen */
     bool names_ranks;    /* batches or events have named ranks: there may be more of them */
+    bool names_zero;     /* a stored block has hash 0: as a parent, 0 means that block */
+    uint32_t components; /* of stored blocks: see kve_raw_components */
+    /* Blocks of each stored event of a connector's tier: 0: none yet, or KVE_CHUNK_VARIES. Where all
+     * have as many, and more than one, the connector loads all of them or none. */
+    uint32_t chunk[KV_N_TIERS];
     struct kve_salts salts;
+
+    /* For people. */
+    struct kve_unknown_media unknown_media;
+    uint64_t other_block_size; /* of the last event left out for its block size; 0: none */
 };
 
 /**
@@ -95,6 +109,9 @@ static inline bool kve_is_window(const struct kve_reader *r, const struct kve_op
     return op->source && r->sources.items[op->source].kind == KVE_SOURCE_WINDOW;
 }
 
+/** Note that what the publisher has in the current event's tiers can't be told from its events. */
+void kve_note_lost(struct kve_reader *reader);
+
 /** Append @op, whose blocks or hashes begin at @start. Returns 0 or -ENOMEM. */
 int kve_add_op(struct kve_reader *reader, const struct kve_op *op, size_t start);
 /**
@@ -107,8 +124,12 @@ int kve_add_hashes_op(struct kve_reader *reader, struct kve_op *op, size_t n);
  * KVE_SKIP_RC(...).
  */
 int kve_apply_rules(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op);
-/** Return true for the names that vLLM gives the tiers below its GPU pool. */
-bool kve_is_vllm_tier(struct kv_str medium);
+/** Return true for a tier of a connector, below the engine's own. */
+bool kve_is_connector_tier(const struct kve_medium *medium);
+/** Find a medium. Returns 0 or KVE_SKIP_RC(MEDIUM), which is counted by the name. */
+int kve_find_medium(struct kve_reader *reader, struct kv_str name, const struct kve_medium **ret);
+/** Return true when the publisher doesn't hold what the event is about. */
+bool kve_is_elsewhere(const struct kve_raw_event *ev);
 /** Return true for a window group beside a main group, which has its blocks' salts and places. */
 bool kve_is_beside_main(const struct kve_reader *reader, const struct kve_op *op);
 /** Return true when a window group's event is the only one that tells where its blocks lie. */

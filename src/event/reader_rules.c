@@ -8,47 +8,24 @@ static bool str_is(struct kv_str s, const char *text)
     return strlen(text) == s.len && kv_ncasecmp(s.p, text, s.len) == 0;
 }
 
-/*
- * Return the tier of a storage medium, by the engines' names for it. An empty name is the device;
- * -1: unknown.
- */
-static int tier_of(struct kv_str medium)
+bool kve_is_connector_tier(const struct kve_medium *medium)
 {
-    static const struct {
-        const char *name;
-        enum kv_tier tier;
-    } media[] = {
-        {"GPU", KV_TIER_DEVICE},       {"CPU", KV_TIER_HOST},        {"CPU_PINNED", KV_TIER_HOST},
-        {"CPU_TIER1", KV_TIER_HOST},   {"CPU_TIER2", KV_TIER_DISK},  {"DISK", KV_TIER_DISK},
-        {"NVME", KV_TIER_DISK},        {"STORAGE", KV_TIER_DISK},    {"EXTERNAL", KV_TIER_EXTERNAL},
-        {"NETWORK", KV_TIER_EXTERNAL}, {"REMOTE", KV_TIER_EXTERNAL}, {"SHARED", KV_TIER_EXTERNAL},
-        {"DEVICE", KV_TIER_DEVICE},
-    };
-
-    if (!medium.len || kv_str_eq(medium, "GPU"))
-        return KV_TIER_DEVICE;
-    for (size_t i = 0; i < KV_COUNT(media); i++) {
-        if (str_is(medium, media[i].name))
-            return (int)media[i].tier;
-    }
-    return -1;
-}
-
-/* vLLM's Mooncake connector writes the names in small letters. */
-bool kve_is_vllm_tier(struct kv_str medium)
-{
-    return str_is(medium, "CPU") || str_is(medium, "STORAGE");
+    return medium->tier != KV_TIER_DEVICE && medium->at_clear != KVE_CLEARED_TOO;
 }
 
 /*
  * Note tiers that the publisher's clear empties, too. vLLM's clear empties only its GPU pool; the
- * tiers that it names CPU and STORAGE keep their blocks. Engines with other tier names (SGLang)
- * clear all tiers.
+ * tiers of its connectors keep their blocks. Engines with other tier names (SGLang) clear all tiers.
+ * Of some names no engine is known.
  */
-static void note_medium(struct kve_reader *reader, struct kv_str medium, enum kv_tier tier)
+static void note_medium(struct kve_reader *reader, const struct kve_medium *medium)
 {
-    if (tier != KV_TIER_DEVICE && !kve_is_vllm_tier(medium))
-        reader->engine_tiers |= 1u << tier;
+    uint32_t bit = 1u << medium->tier;
+
+    if (medium->tier != KV_TIER_DEVICE && medium->at_clear == KVE_CLEARED_TOO)
+        reader->engine_tiers |= bit;
+    if (medium->at_clear == KVE_CLEAR_UNKNOWN)
+        reader->unclear_tiers |= bit;
 }
 
 /*
@@ -56,9 +33,10 @@ static void note_medium(struct kve_reader *reader, struct kv_str medium, enum kv
  * device's below the device and marks its blocks LOCAL; other connectors give no locality. vLLM
  * puts the connector's events behind all device events of a batch.
  */
-static void note_pool(struct kve_reader *reader, const struct kve_raw_event *ev, enum kv_tier tier)
+static void note_pool(struct kve_reader *reader, const struct kve_raw_event *ev,
+                      const struct kve_medium *medium)
 {
-    if (tier == KV_TIER_DEVICE) {
+    if (medium->tier == KV_TIER_DEVICE) {
         for (size_t i = 0; reader->n_clears && i < reader->n_ops; i++) {
             if (reader->ops[i].type != KVE_OP_CLEAR || !reader->ops[i].unsure)
                 continue;
@@ -68,39 +46,56 @@ static void note_pool(struct kve_reader *reader, const struct kve_raw_event *ev,
         }
         reader->n_clears = 0;
         reader->pool_began = false;
-    } else if (kve_is_vllm_tier(ev->medium) && !ev->ownership.len) {
+    } else if (kve_is_connector_tier(medium) && !ev->ownership.len) {
         if (str_is(ev->locality, "LOCAL"))
-            reader->pool_tiers |= 1u << tier;
+            reader->pool_tiers |= 1u << medium->tier;
         else
             reader->saw_offload = true;
         reader->pool_began = true;
     }
 }
 
+int kve_find_medium(struct kve_reader *reader, struct kv_str name, const struct kve_medium **ret)
+{
+    *ret = kve_medium_find(name);
+    if (*ret)
+        return 0;
+    kve_unknown_media_count(&reader->unknown_media, name, 1);
+    return KVE_SKIP_RC(MEDIUM);
+}
+
+bool kve_is_elsewhere(const struct kve_raw_event *ev)
+{
+    return ev->locality.len && !str_is(ev->locality, "LOCAL");
+}
+
 int kve_apply_rules(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)
 {
-    int tier, source;
+    const struct kve_medium *medium;
+    int source, rc;
 
     if (!ev->has_hashes || (ev->has_group && ev->group > UINT32_MAX))
         return KVE_SKIP_RC(MALFORMED);
     source = kve_sources_of(&reader->sources, op->rank, ev, reader->block_size);
     if (source < 0)
         return -source;
-    if (ev->locality.len && !str_is(ev->locality, "LOCAL"))
+    if (kve_is_elsewhere(ev))
         return KVE_SKIP_RC(REMOTE);
-    tier = tier_of(ev->medium);
-    if (tier < 0)
-        return KVE_SKIP_RC(MEDIUM);
+    reader->event.source = (uint32_t)source;
+    rc = kve_find_medium(reader, ev->medium, &medium);
+    if (rc && ev->type == KVE_RAW_REMOVED) /* of blocks that stores have put into doubt */
+        reader->event.tiers = 0;
+    if (rc)
+        return rc;
     if (!source)
-        note_medium(reader, ev->medium, (enum kv_tier)tier);
-    note_pool(reader, ev, (enum kv_tier)tier);
+        note_medium(reader, medium);
+    note_pool(reader, ev, medium);
     if (ev->type == KVE_RAW_STORED && ev->has_group && !ev->ownership.len)
         kve_groups_note_tier(&reader->sources.groups, op->rank, (uint32_t)ev->group,
-                             tier == KV_TIER_DEVICE);
+                             medium->tier == KV_TIER_DEVICE);
     op->source = (uint32_t)source;
-    op->tier = (enum kv_tier)tier;
-    reader->event.source = op->source;
-    reader->event.tiers = 1u << tier;
+    op->tier = medium->tier;
+    reader->event.tiers = 1u << medium->tier;
     return 0;
 }
 

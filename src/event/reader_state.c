@@ -29,6 +29,10 @@ struct kve_reader *kve_reader_copy(const struct kve_reader *reader)
     copy->engine_tiers = reader->engine_tiers;
     copy->pool_tiers = reader->pool_tiers;
     copy->saw_offload = reader->saw_offload;
+    copy->unclear_tiers = reader->unclear_tiers;
+    copy->names_zero = reader->names_zero;
+    copy->components = reader->components;
+    memcpy(copy->chunk, reader->chunk, sizeof(copy->chunk));
     copy->salts = reader->salts;
     if (reader->salts.capacity) {
         size_t bytes = reader->salts.capacity * sizeof(*reader->salts.slots);
@@ -71,6 +75,10 @@ int kve_reader_take_over(struct kve_reader *reader, struct kve_reader *from)
     reader->engine_tiers = from->engine_tiers;
     reader->pool_tiers = from->pool_tiers;
     reader->saw_offload = from->saw_offload;
+    reader->unclear_tiers = from->unclear_tiers;
+    reader->names_zero = from->names_zero;
+    reader->components = from->components;
+    memcpy(reader->chunk, from->chunk, sizeof(reader->chunk));
     reader->salts = from->salts;
     reader->salts.limit = limit;
     kve_salts_init(&from->salts, from->salts.limit);
@@ -145,6 +153,14 @@ void kve_reader_write(const struct kve_reader *reader, struct kv_json_writer *w)
     kv_json_member_u64(w, "engine_tiers", reader->engine_tiers);
     kv_json_member_u64(w, "pool_tiers", reader->pool_tiers);
     kv_json_member_bool(w, "saw_offload", reader->saw_offload);
+    kv_json_member_u64(w, "unclear_tiers", reader->unclear_tiers);
+    kv_json_member_bool(w, "names_zero", reader->names_zero);
+    kv_json_member_u64(w, "components", reader->components);
+    kv_json_key(w, "chunks");
+    kv_json_begin_array(w);
+    for (int t = 0; t < KV_N_TIERS; t++)
+        kv_json_put_u64(w, reader->chunk[t]);
+    kv_json_end_array(w);
 }
 
 static void write_salt(const struct kve_salt_entry *entry, bool lower, struct kv_json_writer *w)
@@ -314,11 +330,25 @@ static bool read_flag(struct kve_reader *reader, struct kv_json *json, struct kv
                : kv_str_eq(key, "saw_adapter") ? &reader->saw_adapter
                : kv_str_eq(key, "saw_objects") ? &reader->saw_objects
                : kv_str_eq(key, "saw_offload") ? &reader->saw_offload
+               : kv_str_eq(key, "names_zero")  ? &reader->names_zero
                                                : NULL;
 
     if (to)
         *to = kv_json_bool(json);
     return to != NULL;
+}
+
+static void read_chunks(struct kve_reader *reader, struct kv_json *json)
+{
+    size_t t = 0;
+
+    kv_json_array(json);
+    while (kv_json_next_item(json)) {
+        uint32_t chunk = (uint32_t)kv_json_u64(json, UINT32_MAX);
+
+        if (t < KV_N_TIERS)
+            reader->chunk[t++] = chunk;
+    }
 }
 
 int kve_reader_read(struct kve_reader *reader, struct kv_json *json, struct kv_str key)
@@ -341,6 +371,12 @@ int kve_reader_read(struct kve_reader *reader, struct kv_json *json, struct kv_s
         reader->engine_tiers = (uint32_t)kv_json_u64(json, (1u << KV_N_TIERS) - 1);
     } else if (kv_str_eq(key, "pool_tiers")) {
         reader->pool_tiers = (uint32_t)kv_json_u64(json, (1u << KV_N_TIERS) - 1);
+    } else if (kv_str_eq(key, "unclear_tiers")) {
+        reader->unclear_tiers = (uint32_t)kv_json_u64(json, (1u << KV_N_TIERS) - 1);
+    } else if (kv_str_eq(key, "components")) {
+        reader->components = (uint32_t)kv_json_u64(json, UINT32_MAX);
+    } else if (kv_str_eq(key, "chunks")) {
+        read_chunks(reader, json);
     } else {
         return read_flag(reader, json, key);
     }

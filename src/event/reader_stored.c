@@ -73,7 +73,8 @@ static int store_known(struct kve_reader *reader, const struct kve_raw_event *ev
 
 /*
  * Hash blocks with extra keys. Stops at the first block with a key of unknown meaning: *@n is the
- * number of blocks before it.
+ * number of blocks before it. Where there are more blocks than entries, or an entry without a block,
+ * nothing tells which belong together: *@n is 0.
  */
 static int hash_with_extras(struct kve_reader *reader, const struct kve_raw_event *ev,
                             uint64_t seed, size_t *n, struct kve_op *op)
@@ -82,21 +83,30 @@ static int hash_with_extras(struct kve_reader *reader, const struct kve_raw_even
     struct kve_extra_walk walk;
 
     kve_extra_walk_init(&walk, ev);
+    if (walk.left < ev->n_hashes) {
+        *n = 0;
+        return KVE_SKIP_RC(MALFORMED);
+    }
     walk.no_ids = reader->ignore_mm_keys;
     walk.no_offsets = reader->ignore_mm_offsets;
     for (size_t i = 0; i < *n; i++) {
         int n_mm = kve_extra_walk_next(&walk, mm);
 
         if (n_mm < 0) {
-            *n = n_mm == -EINVAL ? i : 0;
-            return n_mm == -EINVAL ? KVE_SKIP_RC(EXTRA_KEYS) : KVE_SKIP_RC(TOO_LARGE);
+            *n = n_mm == -E2BIG ? 0 : i;
+            return n_mm == -E2BIG    ? KVE_SKIP_RC(TOO_LARGE)
+                   : n_mm == -EINVAL ? KVE_SKIP_RC(EXTRA_KEYS)
+                                     : KVE_SKIP_RC(MALFORMED);
         }
         reader->locals[i] = kve_hash_block(seed, reader->scratch.tokens + i * reader->block_size,
                                            reader->block_size + op->lookahead, mm, (size_t)n_mm);
         op->placed = walk.placed;
         reader->saw_objects |= n_mm > 0;
     }
-    return 0;
+    if (*n < ev->n_hashes || kve_extra_walk_is_over(&walk))
+        return 0;
+    *n = 0;
+    return KVE_SKIP_RC(MALFORMED);
 }
 
 /*
@@ -151,6 +161,10 @@ static int store_blocks(struct kve_reader *reader, const struct kve_raw_event *e
     uint64_t salt, seed;
     int skipped, rc;
 
+    if (ev->has_adapter && !adapter.len) { /* nothing tells which adapter's blocks these are */
+        reader->saw_adapter = true;
+        return KVE_SKIP_RC(NAMESPACE);
+    }
     if (!resolve_salt(reader, op->rank, ev, hashes, &salt))
         return KVE_SKIP_RC(NAMESPACE);
     rc = salt ? kve_salts_reserve(&reader->salts, n) : 0;
@@ -180,11 +194,10 @@ static int store_blocks(struct kve_reader *reader, const struct kve_raw_event *e
  * tier to known blocks, unless the publisher has shown no salt, multimodal object or adapter so
  * far.
  */
-static bool hides_namespace(const struct kve_reader *reader, const struct kve_raw_event *ev,
-                            const struct kve_op *op)
+static bool hides_namespace(const struct kve_reader *reader, const struct kve_raw_event *ev)
 {
-    if (op->tier == KV_TIER_DEVICE || ev->extra_keys.p || ev->cache_salt.len || ev->mm_infos.p ||
-        !kve_is_vllm_tier(ev->medium))
+    if (ev->extra_keys.p || ev->cache_salt.len || ev->mm_infos.p ||
+        !kve_is_connector_tier(kve_medium_find(ev->medium)))
         return false;
     return reader->saw_salt || reader->saw_objects || (reader->saw_adapter && !ev->lora_name.len);
 }
@@ -196,6 +209,7 @@ static bool hides_namespace(const struct kve_reader *reader, const struct kve_ra
  */
 static void note_other_size(struct kve_reader *reader, const struct kve_raw_event *ev)
 {
+    reader->other_block_size = ev->block_size;
     if (!ev->block_size || reader->block_size % ev->block_size)
         return;
     reader->part_tiers |= reader->event.tiers;
@@ -211,6 +225,43 @@ static int show_window(struct kve_reader *reader, struct kve_op *op)
     return kve_add_op(reader, op, reader->scratch.n_hashes);
 }
 
+/*
+ * Note which components the publisher's blocks have. Where a new one appears, those before may lack
+ * it.
+ */
+static void note_components(struct kve_reader *reader, const struct kve_raw_event *ev,
+                            struct kve_op *op)
+{
+    if (!ev->components || op->source)
+        return;
+    if (reader->components && ev->components & ~reader->components)
+        kve_note_lost(reader);
+    reader->components |= ev->components;
+    op->single = true;
+    op->incomplete = ev->components != reader->components;
+}
+
+/*
+ * Note how many blocks an offloading connector's event has: it tells a chunk by its blocks, without
+ * their extra keys. A connector with a block pool (LOCAL) has no chunks.
+ */
+static void note_chunk(struct kve_reader *reader, const struct kve_raw_event *ev,
+                       const struct kve_op *op)
+{
+    uint32_t *chunk = &reader->chunk[op->tier], n = (uint32_t)ev->n_hashes;
+    bool tells = ev->kind.len && ev->has_group && !ev->extra_keys.p && !ev->locality.len;
+
+    if (!ev->n_tokens || kve_is_window(reader, op) ||
+        !kve_is_connector_tier(kve_medium_find(ev->medium)))
+        return;
+    if (!*chunk && tells)
+        *chunk = n;
+    if (*chunk == n || (*chunk <= 1 && !tells)) /* other blocks beside chunks count one by one */
+        return;
+    *chunk = KVE_CHUNK_VARIES;
+    kve_note_lost(reader);
+}
+
 int kve_add_stored(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op)
 {
     const uint64_t *hashes = kve_event_hashes(reader);
@@ -220,6 +271,7 @@ int kve_add_stored(struct kve_reader *reader, const struct kve_raw_event *ev, st
 
     if (rc)
         return rc;
+    note_components(reader, ev, op);
     op->type = KVE_OP_STORE;
     op->has_parent = ev->has_parent;
     op->parent = ev->parent;
@@ -231,11 +283,12 @@ int kve_add_stored(struct kve_reader *reader, const struct kve_raw_event *ev, st
         reader->whole_tiers |= 1u << op->tier;
     if (!ev->n_hashes)
         return kve_is_window(reader, op) ? show_window(reader, op) : 0;
+    note_chunk(reader, ev, op);
     rc = kve_unique_check(&reader->unique, ev->has_parent ? &ev->parent : NULL, hashes,
                           ev->n_hashes);
     if (rc <= 0)
         return rc ? rc : KVE_SKIP_RC(DUPLICATE_HASH);
-    if (window || !ev->n_tokens || hides_namespace(reader, ev, op))
+    if (window || !ev->n_tokens || hides_namespace(reader, ev))
         return store_known(reader, ev, op);
     short_of = covered_blocks(reader, ev, &n);
     rc = n ? store_blocks(reader, ev, op, n) : 0;

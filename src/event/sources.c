@@ -8,6 +8,7 @@
 
 #include "base/utf8.h"
 #include "base/xxh.h"
+#include "event/media.h"
 
 #define HASH_DIGITS 16
 
@@ -117,7 +118,7 @@ static struct kve_group described(struct kve_sources *sources, uint32_t rank,
 /* Return true for an event about blocks of the device. */
 static bool is_device(const struct kve_raw_event *ev)
 {
-    return !ev->medium.len || kv_str_eq(ev->medium, "GPU");
+    return kve_medium_is_device(ev->medium);
 }
 
 static bool same_group(const struct kve_group *a, const struct kve_group *b)
@@ -221,6 +222,17 @@ static int number_of(struct kve_sources *sources, const struct kve_source *sourc
             return (int)i;
     }
     return kve_sources_add(sources, source) ? -KVE_SKIP_RC(SOURCE) : (int)sources->n - 1;
+}
+
+bool kve_sources_has_owner(const struct kve_sources *sources, struct kv_str owner)
+{
+    char name[KVE_MAX_OWNER + 1];
+
+    put_owner(name, owner);
+    for (uint32_t i = 1; i < sources->n; i++)
+        if (strcmp(sources->items[i].owner, name) == 0)
+            return true;
+    return false;
 }
 
 int kve_sources_owner(struct kve_sources *sources, struct kv_str owner)

@@ -58,6 +58,9 @@ int64_t kve_sources_main_group(const struct kve_sources *sources, uint32_t rank)
  */
 int kve_sources_owner(struct kve_sources *sources, struct kv_str owner);
 
+/** Return true when an event has named @owner. */
+bool kve_sources_has_owner(const struct kve_sources *sources, struct kv_str owner);
+
 /**
  * Add a source of another reader under the next number. Returns 0, or -ENOSPC beyond
  * KVE_MAX_SOURCES.

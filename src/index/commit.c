@@ -230,6 +230,7 @@ static void commit_moves(struct kvi_store *store)
 {
     if (store->n_moves > 1)
         sort_moves(store);
+    kvi_store_count_moved(store, store->n_moves);
     for (size_t i = 0; i < store->n_moves; i++) {
         const struct kvi_move *move = &store->scratch->moves[i];
         _Atomic uint64_t *entry = kvi_who_find(move->chain, store->holder->id);

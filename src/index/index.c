@@ -316,6 +316,7 @@ int kvi_get_holder(struct kvi_index *index, struct kv_holder holder, struct kvi_
             .lost = found->n_lost,
             .doubted = doubted_of(found),
             .placeless = kvi_windows_placeless(found),
+            .moved = found->n_moved,
         };
         for (int t = 0; t < KV_N_TIERS; t++)
             info.tier_blocks[t] = found->tier[t].blocks;
@@ -345,6 +346,7 @@ int kvi_get_stats(struct kvi_index *index, struct kvi_stats *ret)
         .copies = atomic_load_explicit(&index->n_copies, memory_order_relaxed),
         .copies_uncounted = atomic_load_explicit(&index->n_copies_uncounted, memory_order_relaxed),
         .doubts = atomic_load_explicit(&index->n_doubts, memory_order_relaxed),
+        .moved = atomic_load_explicit(&index->n_moved, memory_order_relaxed),
     };
     for (int t = 0; t < KV_N_TIERS; t++)
         stats.tier_blocks[t] = atomic_load_explicit(&index->n_tier_blocks[t], memory_order_relaxed);

@@ -168,6 +168,30 @@ static void gain(struct kvi_store *store, size_t i, uint32_t mask)
                                              store->blocks[i].hash, had, store->counted);
 }
 
+void kvi_store_count_moved(struct kvi_store *store, uint64_t n)
+{
+    store->holder->n_moved += n;
+    if (KV_UNLIKELY(n > 0))
+        kvi_count(&store->ix->n_moved, n);
+}
+
+/* Return true when the block right above the one at @place isn't called @parent. */
+static bool is_below_another(const struct kvi_store *store, struct kvi_place place, uint64_t parent)
+{
+    const struct kvi_chain *chain = place.chain;
+    uint32_t pos;
+
+    if (place.off) {
+        pos = kvi_place_pos(place) - 1;
+    } else {
+        chain = chain->parent;
+        if (chain == &store->ix->root)
+            return true;
+        pos = kvi_chain_run(chain).pos + kvi_chain_run(chain).len - 1;
+    }
+    return kvi_name_of(store->ix, store->holder, pos) != parent;
+}
+
 static void park(struct kvi_store *store, uint64_t parent, size_t i)
 {
     const struct kvi_parked *parked =
@@ -277,6 +301,9 @@ static int store_parts(struct kvi_store *store, struct kv_holder key, const uint
 
         n = 1;
         if (mask && (store->keeps || (hangs && placed))) {
+            if (placed && parent &&
+                kvi_locate(store->ix, store->holder, store->blocks[i].hash, &place, NULL))
+                kvi_store_count_moved(store, is_below_another(store, place, *parent));
             gain(store, i, mask);
         } else if (hangs) {
             park(store, *parent, i);

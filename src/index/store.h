@@ -110,6 +110,9 @@ int kvi_store_plan(struct kvi_store *store);
 /** Undo kvi_store_plan. */
 void kvi_store_cancel(struct kvi_store *store);
 
+/** Count names that the store gives another place than the holder had. */
+void kvi_store_count_moved(struct kvi_store *store, uint64_t n);
+
 /** Change the tree. */
 void kvi_store_commit(struct kvi_store *store);
 

@@ -185,8 +185,9 @@ struct kvi_holder {
     uint64_t n_parked;  /* records in parked.h, in a list */
     /* Number of changes to all blocks of a tier at once: see kvi_holder_info. */
     uint64_t turns;
-    uint64_t n_lost; /* see kvi_holder_info; a part's are its main holder's */
-    bool lost_more;  /* ... and others that nobody has counted */
+    uint64_t n_lost;  /* see kvi_holder_info; a part's are its main holder's */
+    uint64_t n_moved; /* see kvi_holder_info */
+    bool lost_more;   /* ... and others that nobody has counted */
     uint32_t oldest, newest;
     uint64_t max_blocks, n_refused;
     uint32_t lag_wait, lag_left; /* a lagging part: stores until the next attempt to catch up */
@@ -278,7 +279,7 @@ struct kvi_index {
     _Atomic uint64_t n_walks_alone; /* lookups that had to lock out the writer */
     /* Set by kvi_unlock. */
     _Atomic uint64_t n_parked, n_parked_forgotten, n_copies, n_copies_uncounted, n_doubts;
-    _Atomic uint64_t n_refused;
+    _Atomic uint64_t n_refused, n_moved;
     struct kvi_mem mem;
 
     /* Fields for the writer, under the lock. */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "indexer/explain.h"
 #include "indexer/lookup.h"
 #include "indexer/service.h"
 
@@ -158,6 +159,18 @@ static enum ki_listener_status worst(const struct ki_worker_info *infos, long n)
     return status;
 }
 
+/* Write what arrived and doesn't count, where there is any. */
+static void write_left_out(struct kv_json_writer *w, const struct ki_worker_info *info)
+{
+    if (info->malformed)
+        kv_json_member_u64(w, "malformed", info->malformed);
+    if (info->unnumbered)
+        kv_json_member_bool(w, "unnumbered", true);
+    if (info->event_block_size)
+        kv_json_member_u64(w, "event_block_size", info->event_block_size);
+    ki_explain_skipped(w, info->skipped, &info->unknown_media);
+}
+
 static void write_listener(struct kv_json_writer *w, const struct ki_worker_info *info)
 {
     kv_json_begin_object(w);
@@ -176,6 +189,7 @@ static void write_listener(struct kv_json_writer *w, const struct ki_worker_info
     kv_json_member_u64(w, "gaps", info->gaps);
     kv_json_member_u64(w, "missed_batches", info->missed_batches);
     kv_json_member_bool(w, "partial", info->partial);
+    write_left_out(w, info);
     kv_json_end_object(w);
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/json.h"
 #include "indexer/body_mm.h"
+#include "indexer/chunks.h"
 #include "indexer/explain.h"
 #include "indexer/model.h"
 #include "indexer/service.h"
@@ -257,6 +258,7 @@ static void query_tokens(struct ki_service *service, const struct ki_model *mode
     prompt.objects = (const struct ki_mm_object *)(const void *)objects->data;
     prompt.n_objects = objects->len / sizeof(struct ki_mm_object);
     rc = ki_lookup_prompt(lookup, model->index, &prompt);
+    ki_chunks_cut(model->chunks, &lookup->matches);
     if (rc < 0) {
         if (rc == -E2BIG)
             ki_reply_error(reply, 422, "more than 256 multimodal objects in one block");
@@ -312,10 +314,12 @@ static void query_hashes(struct ki_service *service, struct ki_scratch *scratch,
     if (!model)
         return;
     if ((named ? kvi_find_named : kvi_find)(model->index, ask.hashes, ask.n,
-                                            &scratch->lookup.matches) < 0)
+                                            &scratch->lookup.matches) < 0) {
         ki_reply_error(reply, 500, "out of memory");
-    else
+    } else {
+        ki_chunks_cut(model->chunks, &scratch->lookup.matches);
         answer(service, model, scratch, &ask, reply);
+    }
     ki_model_release(model);
 }
 

@@ -18,15 +18,29 @@ void ki_applier_fini(struct ki_applier *a)
     ki_small_clear(&a->small);
     ki_doubts_clear(&a->doubts);
     ki_doubts_clear(&a->cleared);
+    ki_doubts_clear(&a->incomplete);
     ki_overlap_clear(&a->overlap);
     free(a->ranks);
     free(a->left_of);
+    free(a->moved_of);
     memset(a, 0, sizeof(*a));
+}
+
+/* Put a 0 at @at into *@counts, which has one for each rank so far. */
+static bool insert_count(const struct ki_applier *a, uint64_t **counts, uint32_t at)
+{
+    uint64_t *grown = realloc(*counts, (a->n_ranks + 1) * sizeof(*grown));
+
+    if (!grown)
+        return false;
+    memmove(grown + at + 1, grown + at, (a->n_ranks - at) * sizeof(*grown));
+    grown[at] = 0;
+    *counts = grown;
+    return true;
 }
 
 bool ki_applier_note_rank(struct ki_applier *a, uint32_t rank)
 {
-    uint64_t *left;
     uint32_t at = 0, *grown;
 
     a->unnamed &= rank != a->rank;
@@ -40,12 +54,8 @@ bool ki_applier_note_rank(struct ki_applier *a, uint32_t rank)
     if (!grown)
         return false;
     a->ranks = grown;
-    left = realloc(a->left_of, (a->n_ranks + 1) * sizeof(*left));
-    if (!left)
+    if (!insert_count(a, &a->left_of, at) || !insert_count(a, &a->moved_of, at))
         return false;
-    a->left_of = left;
-    memmove(left + at + 1, left + at, (a->n_ranks - at) * sizeof(*left));
-    left[at] = 0;
     memmove(grown + at + 1, grown + at, (a->n_ranks - at) * sizeof(*grown));
     grown[at] = rank;
     a->n_ranks++;
@@ -106,7 +116,7 @@ static enum ki_verdict verdict_of(struct ki_applier *a, struct kvi_index *index,
 {
     const struct kve_op *op = &batch->ops[at];
 
-    if (a->overlaps || op->tier != KV_TIER_DEVICE ||
+    if (a->overlaps || op->single || op->tier != KV_TIER_DEVICE ||
         (op->type != KVE_OP_STORE && op->type != KVE_OP_STORE_KNOWN))
         return KI_VERDICT_COPIES;
     if (op->type == KVE_OP_STORE && op->has_parent)
@@ -127,8 +137,9 @@ static bool names_suspect(const struct ki_applier *a, const struct kve_op *op)
 /* Return true when a store below a known block can only mean new copies, whatever preceded it. */
 static bool may_wait(const struct ki_applier *a, const struct kve_op *op)
 {
-    return !a->overlaps && !a->has_windows && !a->habits.eagle_drop && !a->suspects.n_open &&
-           !ki_reports_are_on(&a->reports) && !a->run.off && !names_suspect(a, op);
+    return !a->overlaps && !op->single && !a->has_windows && !a->habits.eagle_drop &&
+           !a->suspects.n_open && !ki_reports_are_on(&a->reports) && !a->run.off &&
+           !names_suspect(a, op);
 }
 
 /*
@@ -173,6 +184,22 @@ static bool removes_each(const struct ki_applier *a)
     return a->habits.report_mode != KI_REPORTS_UNKNOWN || a->reader->sources.groups.n;
 }
 
+/*
+ * Doubt a rank whose blocks' names moved: the names aren't those of one place each, so the index has
+ * forgotten the other places of a block.
+ */
+static void note_moved(struct ki_applier *a, uint32_t at, const struct kvi_holder_info *info)
+{
+    bool moved = info->moved > a->moved_of[at] && !a->overlaps;
+    uint32_t tiers = 1u << KV_TIER_DEVICE;
+
+    a->moved_of[at] = info->moved;
+    for (int t = 0; t < KV_N_TIERS; t++)
+        tiers |= info->tier_blocks[t] ? 1u << t : 0;
+    if (moved)
+        ki_doubts_add(&a->doubts, a->ranks[at], 0, tiers);
+}
+
 void ki_applier_note_losses(struct ki_applier *a, struct kvi_index *index)
 {
     struct kvi_stats stats = KVI_STATS_INIT;
@@ -180,7 +207,7 @@ void ki_applier_note_losses(struct ki_applier *a, struct kvi_index *index)
     uint64_t lost;
 
     (void)kvi_get_stats(index, &stats);
-    lost = stats.parked_forgotten + stats.copies_uncounted + stats.doubts;
+    lost = stats.parked_forgotten + stats.copies_uncounted + stats.doubts + stats.moved;
     a->touched = KI_RANKS_NONE;
     if (none || (lost == a->losses_seen && !a->left_out))
         return;
@@ -195,6 +222,7 @@ void ki_applier_note_losses(struct ki_applier *a, struct kvi_index *index)
             info.lost += info.doubted;
         a->left_out += info.lost - a->left_of[i];
         a->left_of[i] = info.lost;
+        note_moved(a, i, &info);
     }
 }
 
@@ -227,6 +255,10 @@ static long add_known(struct ki_applier *a, struct kvi_index *index, struct kv_h
     struct kve_source source = {.owner = ""};
     long rc;
 
+    if (op->incomplete) {
+        ki_applier_note_complete(a, op);
+        return (long)op->n;
+    }
     if (a->overlaps && !op->source) {
         rc = kvi_store_known(index, holder, op->tier, op->hashes, op->n);
         ki_overlap_stored(&a->overlap, index, holder, op, NULL);
@@ -266,6 +298,8 @@ static int apply_op(struct ki_applier *a, struct kvi_index *index, const struct 
         ki_event_counts_named(&a->counts, KI_EVENT_REMOVED, rc, op->n);
         if (op->tier == KV_TIER_DEVICE && op->source == 0)
             ki_applier_note_removals(a, index, holder, op, KI_UNSURE_MAIN);
+        if (!op->source)
+            ki_applier_note_complete(a, op);
         if (rc >= 0 && op->tier == KV_TIER_DEVICE && op->source == 0)
             rc = ki_applier_forget_parts(a, index, holder, op);
         break;
@@ -296,6 +330,14 @@ void ki_applier_note_stream_losses(struct ki_applier *a, uint64_t losses)
     ki_doubts_clear(&a->cleared);
 }
 
+/* Return true when a clear leaves none of the engine's tiers out: one that names a medium may. */
+static bool clears_all(const struct ki_applier *a, const struct kve_op *op)
+{
+    uint32_t own = 1u << KV_TIER_DEVICE | a->reader->engine_tiers;
+
+    return (op->tiers & own) == own;
+}
+
 /* A batch on its way into the index. */
 struct put {
     const struct kve_batch *batch;
@@ -316,6 +358,17 @@ static void put_window(struct ki_applier *a, struct kvi_index *index, struct put
     }
     if (ki_applier_apply_window(a, index, op, source, verdict) < 0)
         put->result = KI_APPLIED_PART;
+}
+
+/* Note that a rank has nothing: when all ranks were cleared since the last loss, that ends. */
+static void note_cleared(struct ki_applier *a, struct put *put, uint32_t rank)
+{
+    ki_doubts_add(&a->cleared, rank, 0, 1);
+    if (a->cleared.n != ki_applier_n_brought(a) || kve_reader_has_lower(a->reader))
+        return;
+    put->result = KI_APPLIED_CLEARED;
+    a->n_cleared = ki_applier_n_brought(a);
+    a->purged = false;
 }
 
 /* Apply operation @i, behind which no store waits in the run. */
@@ -340,12 +393,8 @@ static void put_now(struct ki_applier *a, struct kvi_index *index, struct put *p
     } else if (op->type == KVE_OP_CLEAR && !op->unsure && is_empty(a, index, op->rank)) {
         /* Another store of the rank's groups says whether these hold again. */
         ki_doubts_end(&a->doubts, op->rank, 0, KI_WHY_CROWDED | KI_WHY_DROPS);
-        ki_doubts_add(&a->cleared, op->rank, 0, 1);
-        if (a->cleared.n == ki_applier_n_brought(a) && !kve_reader_has_lower(a->reader)) {
-            put->result = KI_APPLIED_CLEARED;
-            a->n_cleared = ki_applier_n_brought(a);
-            a->purged = false;
-        }
+        if (clears_all(a, op))
+            note_cleared(a, put, op->rank);
     }
 }
 

@@ -100,12 +100,16 @@ struct ki_applier {
     struct ki_doubts cleared;  /* ranks that were cleared since the last loss, bit 1 */
     uint64_t losses;           /* of the stream, when cleared was emptied */
     uint32_t n_cleared;        /* ranks brought when all of them were last cleared */
+    /* Blocks, by hash in place of the owner, that lack a component which others have: bit per tier */
+    struct ki_doubts incomplete;
+    bool unnumbered; /* messages had no numbers: lost ones leave no trace */
     struct ki_pool_clear pool_clear;
     /* Blocks and copies of its ranks that limits of the index left out, and tiers whose copies are in
      * doubt. */
     uint64_t left_out;
     uint64_t losses_seen;  /* in the whole index, when left_out was last counted */
     uint64_t *left_of;     /* left_out by rank, as in ranks */
+    uint64_t *moved_of;    /* moved of kvi_holder_info, by rank as well */
     enum ki_ranks touched; /* by the operations since then */
     uint32_t touched_rank; /* KI_RANKS_ONE */
     struct ki_loss loss; /* since the driver last took it; a writer of the same ranks may want it */
@@ -137,15 +141,22 @@ static inline uint32_t ki_applier_n_brought(const struct ki_applier *a)
 bool ki_applier_brings(const struct ki_applier *a, uint32_t rank);
 
 /**
- * Return true when answers may be wrong because the events don't tell everything. Of groups that keep
- * few blocks, reports and copies can't always be told apart.
+ * Return true when the stream's events themselves leave something open. Of groups that keep few
+ * blocks, reports and copies can't always be told apart.
  */
+static inline bool ki_applier_is_in_doubt(const struct ki_applier *a)
+{
+    return a->habits.silent_windows || a->unnumbered ||
+           (a->retains && ki_reports_are_on(&a->reports)) || ki_doubts_any(&a->doubts) ||
+           ki_doubts_any(&a->incomplete) || a->left_out || kve_reader_skips_group(a->reader);
+}
+
+/** Return true when answers may be wrong because the events don't tell everything. */
 static inline bool ki_applier_is_unsure(const struct ki_applier *a)
 {
-    return a->habits.silent_windows || (a->retains && ki_reports_are_on(&a->reports)) ||
-           ki_doubts_any(&a->doubts) || a->left_out || kve_reader_skips_group(a->reader) ||
-           ki_unsure_is_partial(&a->unsure) || ki_unsure_is_partial(&a->suspects) ||
-           ki_doubts_any(&a->small.lost) || (a->small.n && ki_reports_are_on(&a->reports)) ||
+    return ki_applier_is_in_doubt(a) || ki_unsure_is_partial(&a->unsure) ||
+           ki_unsure_is_partial(&a->suspects) || ki_doubts_any(&a->small.lost) ||
+           (a->small.n && ki_reports_are_on(&a->reports)) ||
            ki_small_is_alone(&a->small, a->reader);
 }
 
@@ -159,10 +170,9 @@ static inline bool ki_applier_is_unsure_in_dumps(const struct ki_applier *a)
 /** The same for a replica that reads them. */
 static inline bool ki_applier_is_unsure_beside(const struct ki_applier *a)
 {
-    return a->habits.silent_windows || (a->retains && ki_reports_are_on(&a->reports)) ||
-           ki_doubts_any(&a->doubts) || a->left_out || kve_reader_skips_group(a->reader) ||
-           ki_doubts_any(&a->unsure.lost) || ki_doubts_any(&a->suspects.lost) ||
-           ki_doubts_any(&a->small.lost) || a->small.n || ki_small_is_alone(&a->small, a->reader);
+    return ki_applier_is_in_doubt(a) || ki_doubts_any(&a->unsure.lost) ||
+           ki_doubts_any(&a->suspects.lost) || ki_doubts_any(&a->small.lost) || a->small.n ||
+           ki_small_is_alone(&a->small, a->reader);
 }
 
 /**

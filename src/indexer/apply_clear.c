@@ -35,9 +35,13 @@ static void clear_doubts(struct ki_applier *a, const struct kve_op *op, uint64_t
         return;
     }
     ki_doubts_end(&a->doubts, op->rank, owner, op->tiers & KI_WHY_TIERS);
-    if (!owner)
-        ki_doubts_end(&a->doubts, op->rank, 0,
-                      device ? KI_WHY_REPORTS | KI_WHY_DEVICE_CLEAR : KI_WHY_CLEAR);
+    if (owner)
+        return;
+    ki_doubts_end_rank(&a->incomplete, op->rank, op->tiers & KI_WHY_TIERS);
+    if (device)
+        ki_doubts_end(&a->doubts, op->rank, 0, KI_WHY_REPORTS | KI_WHY_DEVICE_CLEAR);
+    else if (!(a->reader->pool_tiers & ~op->tiers))
+        ki_doubts_end(&a->doubts, op->rank, 0, KI_WHY_CLEAR);
 }
 
 static int clear(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,

@@ -83,6 +83,11 @@ int ki_applier_declare_windows(struct ki_applier *a, struct kvi_index *index,
 /** Store blocks of the main group, or of another owner. */
 int ki_applier_store(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
                      const struct kve_op *op, enum ki_verdict verdict);
+/**
+ * Note whether the blocks of an operation lack a component. Removed ones lack none any more: the
+ * engine has nothing of them.
+ */
+void ki_applier_note_complete(struct ki_applier *a, const struct kve_op *op);
 /** Store the waiting events and end the run. Returns a negative errno when one is lost. */
 int ki_applier_end_run(struct ki_applier *a, struct kvi_index *index);
 

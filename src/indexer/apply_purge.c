@@ -93,6 +93,7 @@ void ki_applier_purge(struct ki_applier *a, struct kvi_index *index, bool restar
     a->reports.trusted &= !restarted;
     ki_small_clear(&a->small);
     ki_doubts_clear(&a->doubts);
+    ki_doubts_clear(&a->incomplete);
     a->pool_clear.n = 0;
     a->losses_seen = UINT64_MAX;
     a->touched = KI_RANKS_MANY;
@@ -114,6 +115,7 @@ static void purge_rank(struct ki_applier *a, struct kvi_index *index, uint32_t r
     ki_unsure_clear_rank(&a->unsure, rank);
     ki_unsure_clear_rank(&a->suspects, rank);
     ki_small_clear_rank(&a->small, rank);
+    ki_doubts_end_rank(&a->incomplete, rank, UINT32_MAX);
     (void)kvi_clear(index, (struct kv_holder){a->instance, rank});
 }
 

@@ -84,12 +84,39 @@ static void note_copies(struct ki_applier *a, struct kvi_index *index, struct kv
     a->reports.suspects |= at_root && stored->duplicate == op->n;
 }
 
+void ki_applier_note_complete(struct ki_applier *a, const struct kve_op *op)
+{
+    for (size_t i = 0; (a->incomplete.n || op->incomplete) && i < op->n; i++) {
+        uint64_t hash = op->type == KVE_OP_STORE ? op->blocks[i].hash : op->hashes[i];
+
+        if (op->incomplete)
+            ki_doubts_add(&a->incomplete, op->rank, hash, 1u << op->tier);
+        else
+            ki_doubts_end(&a->incomplete, op->rank, hash, 1u << op->tier);
+    }
+}
+
+/*
+ * Return true when a store shows that the view isn't the engine's. A block of the device has its
+ * parent there, and a place has one name: where it gets another, something that the events don't
+ * tell differs (an image, an adapter), unless the index is told to leave images out.
+ */
+static bool contradicts(const struct ki_applier *a, const struct kve_op *op,
+                        const struct kvi_stored *stored)
+{
+    bool names_all = !a->reader->ignore_mm_keys && !a->reader->ignore_mm_offsets;
+
+    return op->tier == KV_TIER_DEVICE && !op->source && !a->overlaps &&
+           (stored->parked || (stored->renamed && names_all));
+}
+
 int ki_applier_store(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
                      const struct kve_op *op, enum ki_verdict verdict)
 {
     static struct kv_log_rate rate;
     const uint64_t *parent = op->has_parent ? &op->parent : NULL;
     struct kvi_stored stored = {0};
+    bool counts = !op->single && verdict != KI_VERDICT_EITHER && !(a->overlaps && !op->source);
     int rc = put_back(a, index, holder, op);
 
     /*
@@ -97,18 +124,22 @@ int ki_applier_store(struct ki_applier *a, struct kvi_index *index, struct kv_ho
      * announce it.
      */
     if (!rc)
-        rc = (a->overlaps && !op->source) || verdict == KI_VERDICT_EITHER
-                 ? kvi_store(index, holder, op->tier, parent, op->blocks, op->n, &stored)
-                 : kvi_add(index, holder, op->tier, op->source, parent, op->blocks, op->n, &stored);
+        rc = counts
+                 ? kvi_add(index, holder, op->tier, op->source, parent, op->blocks, op->n, &stored)
+                 : kvi_store(index, holder, op->tier, parent, op->blocks, op->n, &stored);
     ki_event_counts_store(&a->counts, stored.parked ? -ENOENT : rc, op->n - stored.duplicate,
                           op->n);
     if (rc == 0) {
         if (a->overlaps && !op->source)
             ki_overlap_stored(&a->overlap, index, holder, op, NULL);
         a->stats.orphans += stored.parked > 0; /* common after a loss, and in lower tiers */
+        if (contradicts(a, op, &stored))
+            ki_doubts_add(&a->doubts, op->rank, 0, 1u << KV_TIER_DEVICE);
+        if (op->single || a->incomplete.n)
+            ki_applier_note_complete(a, op);
         if (verdict == KI_VERDICT_EITHER)
             ki_unsure_note(&a->unsure, op);
-        else if (!a->overlaps)
+        else if (!a->overlaps && !op->single)
             note_copies(a, index, holder, op, &stored);
         if (verdict == KI_VERDICT_COPIES && !a->overlaps && !stored.parked && op->n)
             ki_store_run_begin(&a->run, holder, op->blocks[op->n - 1].hash);
@@ -116,6 +147,8 @@ int ki_applier_store(struct ki_applier *a, struct kvi_index *index, struct kv_ho
     }
     a->last.full |= rc == -ENOSPC;
     a->stats.rejected++;
+    if (rc == -EINVAL) /* a block below itself: its name isn't that of one place */
+        ki_doubts_add(&a->doubts, op->rank, 0, 1u << op->tier);
     if (kv_log_allowed(&rate, 3))
         kv_log_warn("indexer", "the index refused blocks",
                     "worker=%" PRIu64 " rank=%" PRIu32 " blocks=%zu error=\"%s\"", holder.worker,

@@ -79,6 +79,19 @@ void ki_doubts_end(struct ki_doubts *d, uint32_t rank, uint64_t owner, uint32_t 
     memmove(d->items + at, d->items + at + 1, (d->n - at) * sizeof(d->items[0]));
 }
 
+void ki_doubts_end_rank(struct ki_doubts *d, uint32_t rank, uint32_t bits)
+{
+    size_t kept = 0;
+
+    for (size_t i = 0; i < d->n; i++) {
+        if (d->items[i].rank == rank)
+            d->items[i].bits &= ~bits;
+        if (d->items[i].bits)
+            d->items[kept++] = d->items[i];
+    }
+    d->n = kept;
+}
+
 uint32_t ki_doubts_of(const struct ki_doubts *d, uint32_t rank, uint64_t owner, uint32_t bits)
 {
     size_t at = position(d, rank, owner);

@@ -34,6 +34,9 @@ void ki_doubts_add(struct ki_doubts *d, uint32_t rank, uint64_t owner, uint32_t 
 /** Take bits from those of a rank and owner. */
 void ki_doubts_end(struct ki_doubts *d, uint32_t rank, uint64_t owner, uint32_t bits);
 
+/** Take bits from those of all owners of a rank. */
+void ki_doubts_end_rank(struct ki_doubts *d, uint32_t rank, uint32_t bits);
+
 /** Return those of the bits that are set for a rank and owner. */
 uint32_t ki_doubts_of(const struct ki_doubts *d, uint32_t rank, uint64_t owner, uint32_t bits);
 

@@ -1,19 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "indexer/explain.h"
 
+#include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 
 #include "base/clock.h"
 #include "indexer/service.h"
 #include "kv_event.h"
 
+#define TEXT_BYTES 512
+
 /* Sums over the workers of one model. */
 struct view {
     size_t ranks, active, partial, disconnected;
-    uint64_t batches, orphans, missed, blocks;
+    uint64_t batches, orphans, missed, blocks, malformed;
     uint64_t skipped[KVE_N_SKIPS];
+    uint64_t event_block_size; /* of events that were left out for it; 0: none */
+    uint32_t odd_frames;       /* frames of a message that was no batch; 0: none */
+    struct kve_unknown_media unknown_media;
     uint64_t last_event_ns;
 };
+
+static void add_media(struct kve_unknown_media *sum, const struct kve_unknown_media *media)
+{
+    for (uint32_t i = 0; i < media->n_items; i++)
+        kve_unknown_media_count(sum,
+                                (struct kv_str){media->items[i].name, strlen(media->items[i].name)},
+                                media->items[i].n);
+    sum->n_others += media->n_others;
+}
 
 static void look_at_workers(struct ki_service *service, const struct ki_model *model,
                             struct view *view)
@@ -34,6 +50,12 @@ static void look_at_workers(struct ki_service *service, const struct ki_model *m
         view->batches += info->batches;
         view->orphans += info->orphans;
         view->missed += info->missed_batches;
+        view->malformed += info->malformed;
+        if (info->odd_frames)
+            view->odd_frames = info->odd_frames;
+        if (info->event_block_size)
+            view->event_block_size = info->event_block_size;
+        add_media(&view->unknown_media, &info->unknown_media);
         view->last_event_ns = KV_MAX(view->last_event_ns, info->last_event_ns);
         for (int s = 0; s < KVE_N_SKIPS; s++)
             view->skipped[s] += info->skipped[s];
@@ -83,30 +105,74 @@ static const char disconnected[] =
     "no worker is known to hold the first block, but one has had no connection for longer than "
     "--stale-after: see /workers. Its blocks are forgotten after --forget-after";
 
+/* A text with numbers, valid until the next one. */
+static KV_PRINTF(2, 3) const char *print(char text[TEXT_BYTES], const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    vsnprintf(text, TEXT_BYTES, fmt, args);
+    va_end(args);
+    return text;
+}
+
+/* Name what keeps a model's events from counting when none does. NULL: they count. */
+static const char *cause_of_silence(const struct view *view, char text[TEXT_BYTES],
+                                    const char **ret_text)
+{
+    if (view->batches > 0)
+        return NULL;
+    if (view->malformed > 0) {
+        *ret_text =
+            view->odd_frames
+                ? print(
+                      text,
+                      "messages arrive that are no batches; the last had %" PRIu32
+                      " frame%s. Three are expected: topic, sequence number (8 bytes, big-endian), "
+                      "payload (msgpack). Without a number: topic and payload, or the payload",
+                      view->odd_frames, view->odd_frames == 1 ? "" : "s")
+                : "messages arrive whose payload is no batch of KV events in msgpack";
+        return "malformed";
+    }
+    *ret_text = view->active == 0
+                    ? "no worker's event stream is active; see /workers for the last error"
+                    : "no event has arrived yet: does the engine publish KV events on "
+                      "the registered endpoint?";
+    return "no_events";
+}
+
 /* Name what keeps blocks of any prompt from matching. NULL: nothing does. */
-static const char *cause_of_all(const struct view *view, const struct kvi_stats *stats,
+static const char *cause_of_all(const struct ki_model *model, const struct view *view,
+                                const struct kvi_stats *stats, char text[TEXT_BYTES],
                                 const char **ret_text)
 {
+    const char *silence;
+
     if (view->ranks == 0) {
         *ret_text = "no worker is registered for this model and tenant";
         return "no_workers";
     }
     if (stats->blocks == 0 && view->skipped[KVE_SKIP_BLOCK_SIZE] > 0) {
-        *ret_text =
-            "events were left out because their block_size differs from the registered one: "
-            "register the workers with the engine's block size";
+        *ret_text = print(text,
+                          "events were left out because their block_size is %" PRIu64
+                          ", not the registered %" PRIu32
+                          ": register the workers with the size of the events' blocks",
+                          view->event_block_size, model->block_size);
         return "block_size";
     }
     if (stats->blocks == 0 && view->disconnected > 0 && view->batches > 0) {
         *ret_text = disconnected;
         return "disconnected";
     }
-    if (view->batches == 0) {
-        *ret_text = view->active == 0
-                        ? "no worker's event stream is active; see /workers for the last error"
-                        : "no event has arrived yet: does the engine publish KV events on the "
-                          "registered endpoint?";
-        return "no_events";
+    silence = cause_of_silence(view, text, ret_text);
+    if (silence)
+        return silence;
+    if (stats->blocks == 0 && view->orphans > 0) {
+        *ret_text = print(text,
+                          "blocks wait for parents that no event has stored (orphans: %" PRIu64
+                          "): the indexer came later than they, or events were lost",
+                          view->orphans);
+        return "orphans";
     }
     if (stats->blocks == 0) {
         *ret_text =
@@ -120,7 +186,8 @@ static const char *cause_of_all(const struct view *view, const struct kvi_stats 
 /* Name the most likely cause: a word for programs, a sentence for people. */
 static const char *cause(const struct ki_model *model, const struct ki_explain_ask *ask,
                          const struct view *view, const struct kvi_stats *stats,
-                         const struct kvi_matches *matches, const char **ret_text)
+                         const struct kvi_matches *matches, char text[TEXT_BYTES],
+                         const char **ret_text)
 {
     const char *hint, *of_all;
 
@@ -139,7 +206,7 @@ static const char *cause(const struct ki_model *model, const struct ki_explain_a
         *ret_text = hint;
         return "other_namespace";
     }
-    of_all = cause_of_all(view, stats, ret_text);
+    of_all = cause_of_all(model, view, stats, text, ret_text);
     if (of_all)
         return of_all;
     if (view->disconnected > 0) {
@@ -155,13 +222,23 @@ static const char *cause(const struct ki_model *model, const struct ki_explain_a
     return view->partial > 0 ? "unknown_first_block_partial_view" : "unknown_first_block";
 }
 
-static void write_skipped(struct kv_json_writer *w, const struct view *view)
+void ki_explain_skipped(struct kv_json_writer *w, const uint64_t skipped[KVE_N_SKIPS],
+                        const struct kve_unknown_media *media)
 {
     kv_json_key(w, "skipped");
     kv_json_begin_object(w);
     for (int s = 0; s < KVE_N_SKIPS; s++)
-        if (view->skipped[s])
-            kv_json_member_u64(w, kve_skip_name((enum kve_skip)s), view->skipped[s]);
+        if (skipped[s])
+            kv_json_member_u64(w, kve_skip_name((enum kve_skip)s), skipped[s]);
+    kv_json_end_object(w);
+    if (!media->n_items)
+        return;
+    kv_json_key(w, "unknown_media");
+    kv_json_begin_object(w);
+    for (uint32_t i = 0; i < media->n_items; i++)
+        kv_json_member_u64(w, media->items[i].name, media->items[i].n);
+    if (media->n_others)
+        kv_json_member_u64(w, "(others)", media->n_others);
     kv_json_end_object(w);
 }
 
@@ -169,13 +246,14 @@ void ki_explain(struct ki_service *service, const struct ki_model *model,
                 const struct ki_explain_ask *ask, const struct kvi_matches *matches,
                 struct kv_json_writer *w)
 {
+    char buffer[TEXT_BYTES];
     const char *word, *text;
     struct kvi_stats stats = {.size = sizeof(stats)};
     struct view view;
 
     look_at_workers(service, model, &view);
     kvi_get_stats(model->index, &stats);
-    word = cause(model, ask, &view, &stats, matches, &text);
+    word = cause(model, ask, &view, &stats, matches, buffer, &text);
     kv_json_key(w, "explain");
     kv_json_begin_object(w);
     kv_json_member_str(w, "reason", word);
@@ -195,7 +273,11 @@ void ki_explain(struct ki_service *service, const struct ki_model *model,
     kv_json_member_u64(w, "batches", view.batches);
     kv_json_member_u64(w, "missed_batches", view.missed);
     kv_json_member_u64(w, "orphans", view.orphans);
-    write_skipped(w, &view);
+    if (view.malformed)
+        kv_json_member_u64(w, "malformed", view.malformed);
+    if (view.event_block_size)
+        kv_json_member_u64(w, "event_block_size", view.event_block_size);
+    ki_explain_skipped(w, view.skipped, &view.unknown_media);
     if (view.last_event_ns) {
         uint64_t now = kv_wall_ns();
 

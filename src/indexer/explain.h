@@ -33,4 +33,11 @@ void ki_explain(struct ki_service *service, const struct ki_model *model,
 void ki_explain_unknown(struct ki_service *service, const char *model, const char *tenant,
                         bool explain, struct ki_reply *reply);
 
+/**
+ * Write two members: how many events were left out, by reason, and, where some named unknown media, how
+ * many named which.
+ */
+void ki_explain_skipped(struct kv_json_writer *w, const uint64_t skipped[KVE_N_SKIPS],
+                        const struct kve_unknown_media *media);
+
 #endif

@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "event/reader.h"
+#include "indexer/chunks.h"
 #include "indexer/model.h"
 
 static struct ki_stream_opts stream_opts(const struct ki_listener_env *env, bool can_replay)
@@ -161,8 +163,13 @@ bool ki_listener_retire(struct ki_listener *l, struct ki_watermark *ret_position
     const struct ki_stream *s = &l->stream;
     bool known;
 
+    static const uint32_t single[KV_N_TIERS];
+
     pthread_mutex_lock(&l->lock);
     l->gone = true;
+    for (uint32_t i = 0; i < l->applier.n_ranks; i++)
+        (void)ki_chunks_set(l->model->chunks, (struct kv_holder){l->instance, l->applier.ranks[i]},
+                            single);
     known = s->has_position || s->has_before;
     memset(ret_position, 0, sizeof(*ret_position));
     ret_position->holder = (struct kv_holder){.worker = l->instance, .rank = l->rank};
@@ -326,6 +333,10 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
         .rejected = a->rejected,
         .left_out = l->applier.left_out,
         .partial = is_partial(l),
+        .unnumbered = l->applier.unnumbered,
+        .odd_frames = l->odd_frames,
+        .event_block_size = l->applier.reader->other_block_size,
+        .unknown_media = l->applier.reader->unknown_media,
     };
     memcpy(ret->skipped, a->skipped, sizeof(ret->skipped));
     ki_listener_unlock(l);

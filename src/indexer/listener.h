@@ -103,6 +103,9 @@ struct ki_listener {
     uint64_t version;
     bool by_peer; /* known from a peer */
     char last_error[240];
+    uint32_t odd_frames; /* frames of the last message that was none of an event stream; 0: none */
+    uint32_t told_chunk[KV_N_TIERS]; /* as the model's table has it, ... */
+    uint32_t told_ranks;             /* ... for the first ranks of the stream */
     /* ...to here. */
 
     /* For the event thread only. */
@@ -126,6 +129,7 @@ struct ki_listener {
 
     /* sub.ups at the start of reading, as last reported to the stream, and at the last batch. */
     uint64_t ups_at_start, ups_told, ups_of_batch;
+    uint64_t unnumbered; /* messages without a number over the current connection */
     enum { KI_TOLD_NOTHING, KI_TOLD_UP, KI_TOLD_DOWN } link_told; /* last line in the log */
     uint64_t silent_ns; /* without a connection: time to log that; 0: not yet known */
 
@@ -212,6 +216,9 @@ void ki_listener_watermarks(struct ki_listener *l, struct kv_buf *ret);
  */
 int ki_listener_end(struct ki_listener *l, struct kvi_index *index, struct kv_buf *ret,
                     struct kv_buf *ret_doubts, kvi_extra_fn fn, void *arg);
+
+/** Tell the model of new sizes of chunks in the stream's lower tiers. Caller-locked. */
+void ki_listener_tell_chunks(struct ki_listener *l);
 
 /* -- the event thread -------------------------------------------------------------------------- */
 

@@ -26,7 +26,14 @@
 static bool find_timestamp(struct kv_msgpack *m)
 {
     enum kv_msgpack_type type = kv_msgpack_peek(m);
+    struct kv_str bytes;
     uint32_t n;
+
+    if (type == KV_MSGPACK_BIN) { /* the batch is packed as bytes */
+        bytes = kv_msgpack_bin(m);
+        kv_msgpack_init(m, bytes.p, bytes.len);
+        type = kv_msgpack_peek(m);
+    }
 
     if (type == KV_MSGPACK_ARRAY)
         return kv_msgpack_array(m) > 0;
@@ -64,12 +71,14 @@ static struct ki_batch_id identify(const struct kve_message *message)
     };
 }
 
-static void count_malformed(struct ki_listener *l, const char *what)
+/* @frames: of a live message; 0: something else. */
+static void count_malformed(struct ki_listener *l, const char *what, size_t frames)
 {
     static struct kv_log_rate rate;
 
     pthread_mutex_lock(&l->lock);
     l->applier.stats.malformed++;
+    l->odd_frames = frames ? (uint32_t)frames : l->odd_frames;
     ki_listener_unlock(l);
     if (kv_log_allowed(&rate, 3))
         kv_log_warn("indexer", what, "worker=%" PRIu64 " rank=%" PRIu32 " endpoint=%s", l->instance,
@@ -119,6 +128,29 @@ static bool is_of_other_topic(const struct ki_listener *l, const struct kve_mess
 }
 
 /*
+ * Read a message without a number, and number it: from 0 on over each connection, as an engine that
+ * restarts does, since nothing tells whether it has.
+ */
+static bool take_short(struct ki_listener *l, const struct kve_span *frames, size_t n,
+                       struct kve_message *ret)
+{
+    bool numbered;
+
+    if (kve_message_parse_short(frames, n, ret, &numbered) < 0)
+        return false;
+    if (numbered || is_of_other_topic(l, ret))
+        return true;
+    if (l->ups_of_batch != l->sub.ups)
+        l->unnumbered = 0;
+    ret->sequence = l->unnumbered++;
+    pthread_mutex_lock(&l->lock);
+    l->applier.unnumbered = true;
+    l->stream.doubtful = true;
+    ki_listener_unlock(l);
+    return true;
+}
+
+/*
  * Take a live message that has been read. Returns 1 with *@ret, whose payload is valid until more
  * is read; 0 for an invalid message; -EAGAIN when there is none. *@ret_first: the first of its
  * connection.
@@ -131,8 +163,9 @@ static int take_live(struct ki_listener *l, struct ki_live *ret, bool *ret_first
     if (!ki_sub_next(&l->sub, &whole, now_ns))
         return -EAGAIN;
     if (whole.n_frames > KVE_MAX_FRAMES ||
-        kve_message_parse_live(whole.spans, whole.n_frames, &message) < 0) {
-        count_malformed(l, "a message that is no batch was passed over");
+        (kve_message_parse_live(whole.spans, whole.n_frames, &message) < 0 &&
+         !take_short(l, whole.spans, whole.n_frames, &message))) {
+        count_malformed(l, "a message that is no batch was passed over", whole.n_frames);
         return 0;
     }
     if (is_of_other_topic(l, &message))
@@ -218,7 +251,7 @@ static bool read_replay(struct ki_listener *l, uint64_t now_ns)
         return false;
     sound = rc == 0 && kve_message_parse_replay(e.spans, e.n, &message) == 0;
     if (!sound)
-        count_malformed(l, "an answer to a replay request makes no sense");
+        count_malformed(l, "an answer to a replay request makes no sense", 0);
     else if (!message.is_end)
         id = identify(&message);
     for (size_t i = 0; i < e.n; i++)

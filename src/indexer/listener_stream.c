@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "event/reader.h"
+#include "indexer/chunks.h"
 #include "indexer/listener_impl.h"
 #include "indexer/model.h"
 #include "indexer/pump.h"
@@ -131,7 +132,26 @@ static void note_applied(struct ki_listener *l, enum ki_applied applied, uint64_
         (kve_reader_has_lower(l->applier.reader) || ki_applier_has_new_rank(&l->applier)))
         ki_stream_note_more(&l->stream, now_ns);
     judge(l, now_ns);
+    ki_listener_tell_chunks(l);
     l->stream.doubtful = ki_applier_is_unsure(&l->applier);
+}
+
+void ki_listener_tell_chunks(struct ki_listener *l)
+{
+    const struct ki_applier *a = &l->applier;
+    uint32_t blocks[KV_N_TIERS];
+
+    if (KV_LIKELY(memcmp(l->told_chunk, a->reader->chunk, sizeof(l->told_chunk)) == 0 &&
+                  l->told_ranks == a->n_ranks))
+        return;
+    memcpy(l->told_chunk, a->reader->chunk, sizeof(l->told_chunk));
+    l->told_ranks = a->n_ranks;
+    for (int t = 0; t < KV_N_TIERS; t++)
+        blocks[t] = l->told_chunk[t] == KVE_CHUNK_VARIES ? 0 : l->told_chunk[t];
+    for (uint32_t i = 0; i < a->n_ranks; i++)
+        if (ki_chunks_set(l->model->chunks, (struct kv_holder){l->instance, a->ranks[i]}, blocks) <
+            0)
+            l->told_ranks = 0; /* try again with the next batch */
 }
 
 /* End of a series of writes, before the lock is released. */

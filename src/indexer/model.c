@@ -5,8 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "indexer/chunks.h"
+
 struct model {
     struct ki_model shown; /* first: the public part */
+    struct ki_chunks chunks;
     _Atomic uint32_t refs;
     char text[]; /* name and tenant */
 };
@@ -33,6 +36,8 @@ int ki_model_create(const char *name, const char *tenant, uint32_t block_size,
     m->shown.tenant = m->text + name_bytes;
     m->shown.block_size = block_size;
     m->shown.index = index;
+    m->shown.chunks = &m->chunks;
+    ki_chunks_init(&m->chunks);
     atomic_init(&m->shown.forms, 0);
     atomic_init(&m->shown.n_odd, 0);
     atomic_init(&m->refs, 1);
@@ -59,6 +64,7 @@ void ki_model_release(struct ki_model *model)
     if (!m || atomic_fetch_sub_explicit(&m->refs, 1, memory_order_acq_rel) != 1)
         return;
     kvi_destroy(m->shown.index);
+    ki_chunks_fini(&m->chunks);
     free(m);
 }
 

@@ -18,6 +18,7 @@
 #include "base/args.h"
 #include "base/buf.h"
 #include "base/error.h"
+#include "event/media.h"
 #include "indexer/habits.h"
 #include "kv_event.h"
 #include "kv_index.h"
@@ -60,6 +61,7 @@ struct ki_model {
     _Atomic uint32_t n_odd; /* streams that aren't active, or have a partial view */
     _Atomic uint64_t forms; /* KI_FORM (lookup.h) of each form in which its workers hash blocks */
     struct kvi_index *index;
+    struct ki_chunks *chunks; /* of its workers' lower tiers */
 };
 
 /** Find a model; NULL: unknown. Release with ki_model_release. */
@@ -170,6 +172,11 @@ struct ki_worker_info {
     uint64_t skipped[KVE_N_SKIPS]; /* events that the reader skipped, by reason */
     uint64_t left_out; /* blocks and copies that limits of the index leave out at present */
     bool partial;      /* some events are known to be missing: the view may be incomplete */
+    bool unnumbered;   /* messages have no sequence numbers: the view stays partial */
+    /* Frames of the last message that was none of an event stream; 0: none */
+    uint32_t odd_frames;
+    uint64_t event_block_size; /* of events left out because it isn't the registered one; 0: none */
+    struct kve_unknown_media unknown_media;
 };
 /** List the registrations by instance, then rank. Returns the number, or -ENOMEM. */
 long ki_registry_workers(struct ki_registry *registry, struct ki_worker_info **ret);

@@ -102,6 +102,20 @@ static void write_skipped(struct kv_buf *out, const struct ki_worker_info *infos
         }
 }
 
+static void write_media(struct kv_buf *out, const struct ki_worker_info *infos, long n)
+{
+    static const char name[] = "kv_indexer_stream_unknown_medium_events_total";
+
+    kv_metric_head(out, name, "counter", "Events left out because their medium is unknown");
+    for (long i = 0; i < n; i++)
+        for (uint32_t k = 0; k < infos[i].unknown_media.n_items; k++) {
+            stream_labels(out, name, &infos[i]);
+            kv_buf_putc(out, ',');
+            kv_metric_label(out, "medium", infos[i].unknown_media.items[k].name);
+            kv_buf_printf(out, "} %" PRIu64 "\n", infos[i].unknown_media.items[k].n);
+        }
+}
+
 static void write_gauges(struct kv_buf *out, const struct ki_worker_info *infos, long n, bool all)
 {
     static const char seq[] = "kv_indexer_stream_last_seq";
@@ -181,6 +195,7 @@ static void write_streams(struct kv_buf *out, struct ki_registry *registry, bool
         write_gauges(out, infos, n, all);
         write_counters(out, infos, n, all);
         write_skipped(out, infos, n);
+        write_media(out, infos, n);
     }
     ki_worker_infos_free(infos, n);
 }

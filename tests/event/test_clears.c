@@ -4,6 +4,8 @@
 
 #include "event/reader.h"
 
+enum { DEVICE = 1 << KV_TIER_DEVICE, HOST = 1 << KV_TIER_HOST, ALL = (1 << KV_N_TIERS) - 1 };
+
 static void expect_clear(uint32_t source, uint32_t tiers)
 {
     const struct kve_op *op = expect_op(KVE_OP_CLEAR, KV_TIER_DEVICE, 0);
@@ -14,7 +16,6 @@ static void expect_clear(uint32_t source, uint32_t tiers)
 
 static void test_clears(void **state)
 {
-    enum { DEVICE = 1 << KV_TIER_DEVICE, HOST = 1 << KV_TIER_HOST, ALL = (1 << KV_N_TIERS) - 1 };
 
     (void)state;
     event("{'type': 'AllBlocksCleared', 'ownership': 'mooncake'}");
@@ -44,7 +45,6 @@ static void test_clears(void **state)
 /* SimpleCPUOffloadConnector: a pool below the device that is reset with an event of the same form. */
 static void test_clears_of_a_pool(void **state)
 {
-    enum { DEVICE = 1 << KV_TIER_DEVICE, HOST = 1 << KV_TIER_HOST };
     static const char local[] = ", 'medium': 'CPU', 'locality': 'LOCAL'}";
     static const struct {
         const char *before, *between, *after;
@@ -101,11 +101,60 @@ static void test_clears_of_a_pool(void **state)
     assert_false(batch.ops[0].unsure || batch.ops[1].unsure);
 }
 
+/* A clear may name a tier: the others, and the connector's doubtful pools, have nothing to do with it. */
+static void test_clears_of_a_tier(void **state)
+{
+    static const struct {
+        const char *event;
+        uint32_t tiers;
+        uint32_t source;
+    } cases[] = {
+        {"{'type': 'AllBlocksCleared', 'medium': 'GPU'}", DEVICE, 0},
+        {"{'type': 'AllBlocksCleared', 'medium': 'CPU'}", HOST, 0},
+        {"['AllBlocksCleared', 'CPU']", HOST, 0},
+        {"['AllBlocksCleared', 'DISK']", 1u << KV_TIER_DISK, 0},
+        {"{'type': 'AllBlocksCleared', 'medium': 'CPU', 'ownership': 'ssd'}", HOST, 1},
+        {"['AllBlocksCleared', 'ssd']", (1u << KV_N_TIERS) - 1, 1}, /* an owner by now */
+        {"{'type': 'AllBlocksCleared', 'medium': nil}", DEVICE, 0},
+    };
+
+    (void)state;
+    event("%s, 'medium': 'CPU', 'locality': 'LOCAL'}", MAP_1);
+    for (size_t i = 0; i < KV_COUNT(cases); i++) {
+        event("%s", cases[i].event);
+        assert_int_equal(batch.n_ops, 1);
+        assert_int_equal(batch.ops[0].type, KVE_OP_CLEAR);
+        assert_int_equal(batch.ops[0].tiers, cases[i].tiers);
+        assert_int_equal(batch.ops[0].source, cases[i].source);
+        assert_int_equal(batch.ops[0].unsure, i + 1 == KV_COUNT(cases));
+    }
+    event("{'type': 'AllBlocksCleared', 'medium': 'TAPE'}");
+    expect_none(KVE_SKIP_MEDIUM);
+    event("{'type': 'AllBlocksCleared', 'locality': 'REMOTE'}");
+    expect_none(KVE_SKIP_REMOTE);
+}
+
+/* No engine is known by such names: its clear may have emptied the tier or not. */
+static void test_clears_of_unknown_meaning(void **state)
+{
+    (void)state;
+    event("%s, 'medium': 'DRAM'}", MAP_1);
+    event("['AllBlocksCleared']");
+    assert_int_equal(batch.ops[0].tiers, DEVICE);
+    assert_int_equal(reader->n_lost, 1);
+    assert_int_equal(reader->lost[0].tiers, HOST);
+    event("['AllBlocksCleared', 'DRAM']");
+    assert_int_equal(batch.ops[0].tiers, HOST);
+    assert_int_equal(reader->n_lost, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         T(test_clears),
         T(test_clears_of_a_pool),
+        T(test_clears_of_a_tier),
+        T(test_clears_of_unknown_meaning),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -84,6 +84,46 @@ static void test_replay(void **state)
     assert_int_equal(kve_message_parse_replay(five, 5, &message), -EPROTO);
 }
 
+/* Publishers that don't number. */
+static void test_short(void **state)
+{
+    static const struct {
+        size_t n;
+        struct kve_span frames[3];
+        bool numbered;
+        uint64_t sequence;
+        size_t topic_len;
+    } good[] = {
+        {1, {SPAN("\x92")}, false, 0, 0},
+        {1, {SPAN("\xc4\x01\x92")}, false, 0, 0},
+        {1, {SPAN("\xdf")}, false, 0, 0},
+        {2, {SPAN("kv"), SPAN("\x92")}, false, 0, 2},
+        {2, {SPAN(""), SPAN("\x81")}, false, 0, 0},
+        {2, {SPAN("kvevents"), SPAN("\x92")}, false, 0, 8}, /* eight letters */
+        {2, {SPAN(SEQ_5), SPAN("\x92")}, true, 5, 0},
+    };
+    static const struct kve_span bad[][3] = {
+        {SPAN("")}, {SPAN("hello")}, {SPAN("kv"), SPAN("hello")}, {SPAN("\x92"), SPAN("")}};
+    struct kve_message message;
+    bool numbered;
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(good); i++) {
+        numbered = !good[i].numbered;
+        assert_int_equal(kve_message_parse_short(good[i].frames, good[i].n, &message, &numbered),
+                         0);
+        assert_int_equal(numbered, good[i].numbered);
+        assert_true(message.sequence == good[i].sequence);
+        assert_int_equal(message.topic.len, good[i].topic_len);
+        assert_ptr_equal(message.payload.data, good[i].frames[good[i].n - 1].data);
+    }
+    for (size_t i = 0; i < KV_COUNT(bad); i++)
+        assert_int_equal(
+            kve_message_parse_short(bad[i], bad[i][1].data ? 2 : 1, &message, &numbered), -EPROTO);
+    assert_int_equal(kve_message_parse_short(good[0].frames, 0, &message, &numbered), -EPROTO);
+    assert_int_equal(kve_message_parse_short(good[0].frames, 3, &message, &numbered), -EPROTO);
+}
+
 static void test_request(void **state)
 {
     struct kve_replay_request request;
@@ -106,6 +146,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_live),
         cmocka_unit_test(test_replay),
+        cmocka_unit_test(test_short),
         cmocka_unit_test(test_request),
     };
 

@@ -230,8 +230,10 @@ static void test_multimodal_in_extra_keys(void **state)
     expect_mm(both, 1);
     event(MAP_1 ", 'extra_keys': []}");
     expect_mm(NULL, 0);
-    event(MAP_1 ", 'extra_keys': [nil, [['cat', 0]]]}"); /* more entries than blocks */
-    expect_mm(NULL, 0);
+    event(MAP_1 ", 'extra_keys': [[['cat', -3]], nil]}"); /* more entries than blocks */
+    expect_mm(both, 1);
+    event(MAP_1 ", 'extra_keys': [nil, [['cat', 0]]]}"); /* an object without a block */
+    expect_none(KVE_SKIP_MALFORMED);
     uint64_t embeds = kve_seed("\1\2\3", 3, NULL, 0) - KVE_SEED;
     event(MAP_1 ", 'extra_keys': [[x'010203']]}"); /* prompt embeddings */
     expect_mm(&embeds, 1);
@@ -385,6 +387,7 @@ static void test_salt_of_copies(void **state)
 
 static void test_multimodal_infos(void **state)
 {
+    const uint64_t digest = UINT64_C(0x0011223344556677);
     uint64_t mm[] = {42, 7, UINT64_MAX};
 
     (void)state;
@@ -398,10 +401,28 @@ static void test_multimodal_infos(void **state)
     expect_mm(mm, 3);
     event(MAP_1 ", 'block_mm_infos': [nil]}");
     expect_mm(NULL, 0);
-    event(MAP_1 ", 'block_mm_infos': [7, 'x', {'mm_objects': 7}]}");
+    event(MAP_1 ", 'block_mm_infos': [{7: 8, 'mm_objects': nil}, nil]}");
     expect_mm(NULL, 0);
-    event(MAP_1 ", 'block_mm_infos': [{7: 8, 'mm_objects': [nil, 7, {'mm_hash': 'x'}, {8: 9}]}]}");
-    expect_mm(NULL, 0);
+    event(MAP_1 ", 'block_mm_infos': [{7: 8, 'mm_objects': [{'mm_hash': '" HEX_64 "'}]}]}");
+    expect_mm(&digest, 1);
+    /* An entry that isn't understood may be an image: the block isn't indexed as text. */
+    static const char *const unknown[] = {
+        "7",
+        "'x'",
+        "{'mm_objects': 7}",
+        "{'mm_objects': [nil]}",
+        "{'mm_objects': [7]}",
+        "{'mm_objects': [{'mm_hash': ''}]}",
+        "{'mm_objects': [{'offsets': [[0, 2]]}]}",
+        "{'mm_objects': [{'mm_hash': 42}]}, {'mm_objects': [{'mm_hash': 7}]}",
+    };
+    for (size_t i = 0; i < KV_COUNT(unknown); i++) {
+        event(MAP_1 ", 'block_mm_infos': [%s]}", unknown[i]);
+        expect_none(KVE_SKIP_MALFORMED);
+    }
+    event("{'type': 'BlockStored', 'block_hashes': [1, 2], 'token_ids': [1,2,3,4,5,6,7,8], "
+          "'block_size': 4, 'block_mm_infos': [{'mm_objects': [{'mm_hash': 42}]}]}");
+    expect_none(KVE_SKIP_MALFORMED); /* one entry, two blocks */
     /* In an array, with metadata for the LoRA's slot. */
     event(STORED_1
           ", nil, 'GPU', {'session_id': 'x'}, nil, [[[[42, [[0, 2]]]]]], 0, 'full_attention']");

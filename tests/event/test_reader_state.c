@@ -35,6 +35,30 @@ static struct kve_reader *told(const struct kve_reader *from)
     return to;
 }
 
+/* State that decides how later events are read. */
+static void habits_of_the_publisher(void **state)
+{
+    struct kve_reader *other, *copy;
+
+    (void)state;
+    event("['BlockStored', [0], nil, [1,2,3,4], 4]");
+    event(STORED ", 'component_types': ['FULL', 'SWA']}");
+    event("{'type': 'BlockStored', 'block_hashes': [1, 2], 'token_ids': [1,2,3,4,5,6,7,8], "
+          "'block_size': 4, 'group_idx': 0, 'kv_cache_spec_kind': 'full_attention', 'medium': "
+          "'SSD'}");
+    copy = kve_reader_copy(reader);
+    other = told(copy);
+    assert_int_equal(kve_reader_take_over(reader, other), 0);
+    assert_true(reader->names_zero);
+    assert_int_equal(reader->components, copy->components);
+    assert_true(reader->components & ~KVE_COMPONENT_FULL);
+    assert_int_equal(reader->unclear_tiers, 1u << KV_TIER_DISK);
+    assert_int_equal(reader->chunk[KV_TIER_DISK], 2);
+    assert_int_equal(reader->chunk[KV_TIER_HOST], 0);
+    kve_reader_destroy(copy);
+    kve_reader_destroy(other);
+}
+
 static void expect_same_sources(void)
 {
     struct kve_reader *other = told(reader);
@@ -171,6 +195,7 @@ static void impossible_sizes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        T(habits_of_the_publisher),
         cmocka_unit_test_setup_teardown(groups_of_odd_block_sizes, set_up, tear_down),
         cmocka_unit_test_setup_teardown(groups_below_the_device, set_up, tear_down),
         cmocka_unit_test_setup_teardown(owners_of_any_bytes, set_up, tear_down),

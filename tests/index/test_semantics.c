@@ -27,6 +27,37 @@ static void store_and_find(void **state)
     assert_int_equal(f->matches.items[0].blocks, 3);
 }
 
+static uint64_t moved(struct fixture *f, struct kv_holder holder)
+{
+    struct kvi_holder_info info = KVI_HOLDER_INFO_INIT;
+    struct kvi_stats stats = KVI_STATS_INIT;
+
+    assert_int_equal(kvi_get_holder(f->ix, holder, &info), 0);
+    assert_int_equal(kvi_get_stats(f->ix, &stats), 0);
+    assert_int_equal(stats.moved, info.moved);
+    return info.moved;
+}
+
+/* A name that a store gives another place is counted: names of one place each never are. */
+static void names_that_move(void **state)
+{
+    static const struct kv_block a[] = {{11, 1}, {12, 2}}, b[] = {{21, 5}}, twelve[] = {{12, 2}};
+    static const uint64_t eleven = 11, other = 21;
+    struct fixture *f = *state;
+
+    assert_int_equal(kvi_add(f->ix, W0, KV_TIER_DEVICE, 0, NULL, a, 2, NULL), 0);
+    assert_int_equal(kvi_add(f->ix, W0, KV_TIER_DEVICE, 0, NULL, b, 1, NULL), 0);
+    assert_int_equal(kvi_add(f->ix, W0, KV_TIER_DEVICE, 0, &eleven, twelve, 1, NULL), 0);
+    assert_int_equal(kvi_add(f->ix, W0, KV_TIER_HOST, 0, NULL, a, 2, NULL), 0);
+    assert_int_equal(kvi_add(f->ix, W0, KV_TIER_HOST, 0, &eleven, twelve, 1, NULL), 0);
+    assert_int_equal(moved(f, W0), 0);
+    assert_int_equal(kvi_add(f->ix, W0, KV_TIER_HOST, 0, &other, twelve, 1, NULL), 0);
+    assert_int_equal(moved(f, W0), 1); /* it keeps its place */
+    assert_int_equal(kvi_add(f->ix, W0, KV_TIER_DEVICE, 0, &other, twelve, 1, NULL), 0);
+    assert_int_equal(moved(f, W0), 2);
+    assert_null(kvi_check(f->ix));
+}
+
 /* Chains of one call: as single stores up to the first that isn't new. */
 static void chains_of_new_blocks(void **state)
 {
@@ -781,6 +812,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         T(store_and_find),
         T(chains_of_new_blocks),
+        T(names_that_move),
         T(partial_match),
         T(remove_all),
         T(multiple_workers_shared_prefix),

@@ -287,6 +287,175 @@ static void test_a_request_that_skips_the_cache(void **state)
     }
 }
 
+/* -- streams that contradict themselves ------------------------------------------------------- */
+
+#define STORE(hashes, parent, tokens, more)                                              \
+    "{'type': 'BlockStored', 'block_hashes': [" hashes "], 'parent_block_hash': " parent \
+    ", 'token_ids': [" tokens "], 'block_size': 4" more "}"
+#define REMOVE(hashes, more) "{'type': 'BlockRemoved', 'block_hashes': [" hashes "]" more "}"
+#define ONE "1,1,1,1"
+#define TWO "2,1,1,1"
+
+/*
+ * Each stream shows by its last batch that the index hasn't what the engine has. A clear of the
+ * device ends that.
+ */
+static void test_contradictions(void **state)
+{
+    static const struct {
+        const char *before, *last;
+        bool lower; /* it is about a tier that the clear leaves alone */
+    } cases[] = {
+        /* a block below one that was removed, or that never was */
+        {STORE("1,2", "nil", ONE "," TWO, "") "," REMOVE("2,1", ""), STORE("3", "1", TWO, ""),
+         false},
+        {STORE("1", "nil", ONE, ""), STORE("3", "9", TWO, ""), false},
+        /* a hash at two places */
+        {STORE("1,2", "nil", ONE "," TWO, ""), STORE("3,2", "nil", "3,1,1,1," TWO, ""), false},
+        {STORE("1,2", "nil", ONE "," TWO, "") "," STORE("3", "nil", "3,1,1,1", ""),
+         STORE("2", "3", TWO, ""), false},
+        {STORE("1,2", "nil", ONE "," TWO, ", 'medium': 'CPU'"),
+         STORE("3,2", "nil", "3,1,1,1," TWO, ", 'medium': 'CPU'"), true},
+        /* ... one of which is below the other */
+        {STORE("1,2", "nil", ONE "," TWO, ""), STORE("1", "2", ONE, ""), false},
+        /* a place with two hashes */
+        {STORE("1,2", "nil", ONE "," TWO, ""), STORE("3", "1", TWO, ""), false},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(cases); i++) {
+        struct stream s;
+
+        begin(&s, KI_REPORTS_INCREMENTAL);
+        PUT(&s, "[1.0, [%s]]", cases[i].before);
+        assert_false(ki_applier_is_unsure(&s.applier));
+        PUT(&s, "[1.0, [%s]]", cases[i].last);
+        assert_true(ki_applier_is_unsure(&s.applier));
+        kv_buf_clear(&s.bytes);
+        pack(&s.bytes, "[1.0, [['AllBlocksCleared']]]");
+        (void)ki_applier_apply(&s.applier, s.index, s.bytes.data, s.bytes.len);
+        assert_int_equal(ki_applier_is_unsure(&s.applier), cases[i].lower);
+        ki_applier_purge(&s.applier, s.index, true);
+        assert_false(ki_applier_is_unsure(&s.applier));
+        end(&s);
+    }
+}
+
+/* None of these does. */
+static void test_no_contradictions(void **state)
+{
+    static const char *const batches[] = {
+        STORE("1,2", "nil", ONE "," TWO, "") "," STORE("1", "nil", ONE, ""),
+        STORE("2", "1", TWO, ""),
+        STORE("1,2", "nil", ONE "," TWO, ", 'medium': 'CPU'"),
+        STORE("2", "1", "7,1,1,1", ", 'medium': 'CPU'"), /* tokens without an image's key */
+        STORE("8", "7", TWO, ", 'medium': 'CPU'"),       /* a lower tier keeps what it can't use */
+        REMOVE("1,2", ", 'medium': 'CPU'"),
+        REMOVE("2,2,1,1", ""),
+        STORE("1,2", "nil", "5,1,1,1," TWO, ""), /* other blocks by old names */
+    };
+    struct stream s;
+
+    (void)state;
+    begin(&s, KI_REPORTS_INCREMENTAL);
+    for (size_t i = 0; i < KV_COUNT(batches); i++) {
+        PUT(&s, "[1.0, [%s]]", batches[i]);
+        assert_false(ki_applier_is_unsure(&s.applier));
+    }
+    end(&s);
+}
+
+/* Images are left out of the hashes: places with two hashes are to be expected. */
+static void test_images_left_out(void **state)
+{
+    struct stream s;
+
+    (void)state;
+    begin(&s, KI_REPORTS_INCREMENTAL);
+    ki_applier_fini(&s.applier);
+    assert_int_equal(ki_applier_init(&s.applier, 7, 0, 4, KI_MM_IGNORED), 0);
+    PUT(&s, "[1.0, [" STORE("1", "nil", ONE, ", 'extra_keys': [[['a', 0]]]") "]]");
+    PUT(&s, "[1.0, [" STORE("2", "nil", ONE, ", 'extra_keys': [[['b', 0]]]") "]]");
+    assert_false(ki_applier_is_unsure(&s.applier));
+    end(&s);
+}
+
+/* -- components ------------------------------------------------------------------------------- */
+
+#define BOTH ", 'component_types': ['FULL', 'SWA']"
+#define FULL ", 'component_types': ['FULL']"
+
+/* The view is partial exactly while some block lacks a component. */
+static void test_blocks_without_components(void **state)
+{
+    static const struct {
+        const char *batch;
+        bool partial;
+        uint32_t reach;
+    } steps[] = {
+        {STORE("1,2", "nil", ONE "," TWO, BOTH), false, 2},
+        {STORE("2", "1", TWO, FULL), true, 2},
+        {REMOVE("2", ""), false, 1}, /* one removal ends it */
+        {STORE("2", "1", TWO, FULL), true, 2},
+        {STORE("2", "1", TWO, BOTH), false, 2},
+        {REMOVE("2", ", 'component_types': ['SWA']"), true, 2},
+        {STORE("1,2", "nil", ONE "," TWO, FULL), true, 2},
+        {STORE("1", "nil", ONE, BOTH), true, 2},
+        {STORE("1,2", "nil", ONE "," TWO, BOTH), false, 2},
+        {STORE("1,2", "nil", ONE "," TWO, FULL), true, 2},
+        {REMOVE("2", ""), true, 1},
+        {"['AllBlocksCleared']", false, 0},
+        {STORE("1", "nil", ONE, FULL), true, 1},
+    };
+    struct stream s;
+
+    (void)state;
+    begin(&s, KI_REPORTS_UNKNOWN);
+    for (size_t i = 0; i < KV_COUNT(steps); i++) {
+        kv_buf_clear(&s.bytes);
+        pack(&s.bytes, "[1.0, [%s]]", steps[i].batch);
+        (void)ki_applier_apply(&s.applier, s.index, s.bytes.data, s.bytes.len);
+        assert_int_equal(ki_applier_is_unsure(&s.applier), steps[i].partial);
+        assert_int_equal(reach(&s, "", 0, 1, 2), steps[i].reach);
+    }
+    ki_applier_purge_ranks(&s.applier, s.index, &(uint32_t){0}, 1);
+    assert_false(ki_applier_is_unsure(&s.applier));
+    end(&s);
+}
+
+/* -- clears of a tier ------------------------------------------------------------------------- */
+
+/* Only a clear that leaves no tier out says that the cache is empty. */
+static void test_clears_that_name_a_tier(void **state)
+{
+    static const struct {
+        const char *store, *clear;
+        enum ki_applied applied;
+    } cases[] = {
+        {STORE("1", "nil", ONE, ""), "['AllBlocksCleared', 'CPU_PINNED']", KI_APPLIED},
+        {STORE("1", "nil", ONE, ""), "['AllBlocksCleared', 'GPU']", KI_APPLIED_CLEARED},
+        {REMOVE("1", ""), "['AllBlocksCleared', 'CPU_PINNED']",
+         KI_APPLIED}, /* empty all the same */
+        {STORE("1", "nil", ONE, ", 'medium': 'CPU_PINNED'"), "['AllBlocksCleared', 'CPU_PINNED']",
+         KI_APPLIED},
+        {STORE("1", "nil", ONE, ", 'medium': 'CPU_PINNED'"), "['AllBlocksCleared']",
+         KI_APPLIED_CLEARED},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(cases); i++) {
+        struct stream s;
+
+        begin(&s, KI_REPORTS_INCREMENTAL);
+        PUT(&s, "[1.0, [%s]]", cases[i].store);
+        kv_buf_clear(&s.bytes);
+        pack(&s.bytes, "[1.0, [%s]]", cases[i].clear);
+        assert_int_equal(ki_applier_apply(&s.applier, s.index, s.bytes.data, s.bytes.len),
+                         cases[i].applied);
+        end(&s);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -298,6 +467,11 @@ int main(void)
         cmocka_unit_test(test_salts_of_purged_blocks),
         cmocka_unit_test(test_one_prompt_for_ever),
         cmocka_unit_test(test_a_request_that_skips_the_cache),
+        cmocka_unit_test(test_contradictions),
+        cmocka_unit_test(test_no_contradictions),
+        cmocka_unit_test(test_images_left_out),
+        cmocka_unit_test(test_blocks_without_components),
+        cmocka_unit_test(test_clears_that_name_a_tier),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

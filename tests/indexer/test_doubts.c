@@ -63,11 +63,31 @@ static void test_limit(void **state)
     assert_false(ki_doubts_any(&doubts));
 }
 
+static void test_end_of_a_rank(void **state)
+{
+    struct ki_doubts doubts = {0};
+
+    (void)state;
+    for (uint64_t owner = 0; owner < 5; owner++)
+        for (uint32_t rank = 0; rank < 3; rank++)
+            ki_doubts_add(&doubts, rank, owner, owner == 3 ? 3 : 1);
+    ki_doubts_end_rank(&doubts, 1, 1);
+    assert_int_equal(doubts.n, 11);
+    for (uint64_t owner = 0; owner < 5; owner++)
+        for (uint32_t rank = 0; rank < 3; rank++)
+            assert_int_equal(ki_doubts_of(&doubts, rank, owner, 3),
+                             rank == 1 ? (owner == 3 ? 2 : 0) : (owner == 3 ? 3 : 1));
+    ki_doubts_clear(&doubts);
+    ki_doubts_end_rank(&doubts, 1, 1);
+    assert_false(ki_doubts_any(&doubts));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_any_doubts),
         cmocka_unit_test(test_limit),
+        cmocka_unit_test(test_end_of_a_rank),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

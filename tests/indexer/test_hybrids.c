@@ -211,7 +211,7 @@ static void test_offloading(void **state)
     put(&s, REMOVED("0", "3,2,1"));
     assert_int_equal(reach(&s, KV_TIER_HOST), 3);
     assert_false(is_partial(&s));
-    put(&s, STORED(FULL ", 'ownership': 'mooncake'", "CPU", "1", "nil", "1,1,1,1"));
+    put(&s, STORED(FULL ", 'ownership': 'mooncake'", "CPU", "1,2,3", "nil", T123));
     assert_false(is_partial(&s));
     end(&s);
 }

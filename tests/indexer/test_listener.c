@@ -262,9 +262,9 @@ static void test_dumps_without_a_connection(void **state)
 
 #define CLEAR(rank) "{'type': 'AllBlocksCleared', 'dp_rank': " #rank "}"
 /* An engine whose clears empty all tiers: it has blocks in each, by names that vLLM doesn't use. */
-#define IN_TIER(hash, medium)                                                                 \
-    "{'type': 'BlockStored', 'block_size': 4, 'token_ids': [1,2,3,4], 'block_hashes': [" hash \
-    "], 'medium': '" medium "'}"
+#define IN_TIER(hash, medium)                                      \
+    "{'type': 'BlockStored', 'block_size': 4, 'token_ids': [" hash \
+    ",2,3,4], 'block_hashes': [" hash "], 'medium': '" medium "'}"
 #define IN_ALL_TIERS \
     IN_TIER("9", "CPU_PINNED") "," IN_TIER("8", "DISK") "," IN_TIER("7", "EXTERNAL")
 /* Left out, for a hash that comes twice. */
