@@ -8,7 +8,6 @@
 A page whose bytes don't verify, a full disk and a server that is down are misses: SGLang computes the page.
 """
 import base64
-import collections
 import concurrent.futures
 import ctypes
 import errno
@@ -18,12 +17,13 @@ import logging
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _identity
 from . import store as _store
 from ._connector import Flusher, Warner
 from ._native import Error
+from ._slices import Slices
 from ._tensors import runs, view
 
 __all__ = ["HiCache"]
@@ -224,47 +224,6 @@ class _Pool:
         return (self.prefix + self.prefix.join(hashes)).encode("ascii")
 
 
-class _Slices:
-    """Slices of one call. Threads that help take what is left; once the call is over there is nothing to take, for late ones too."""
-
-    def __init__(self, run: Callable[[int], None], slices: Iterable[int]) -> None:
-        self._run, self._left, self._running = run, collections.deque(slices), 0
-        self._changed = threading.Condition()
-        self._problem: Optional[BaseException] = None
-
-    def work(self) -> None:
-        """Run slices until none is left."""
-        while True:
-            with self._changed:
-                if not self._left:
-                    return
-                part = self._left.popleft()
-                self._running += 1
-            try:
-                self._run(part)
-            except BaseException as problem:  # pylint: disable=broad-except
-                with self._changed:
-                    self._problem = self._problem or problem
-                    self._left.clear()
-            finally:
-                with self._changed:
-                    self._running -= 1
-                    self._changed.notify_all()
-
-    def end(self) -> None:
-        """Wait for the slices that others run, as the memory is in use until then; raise the first problem."""
-        while True:
-            try:
-                with self._changed:
-                    self._left.clear()
-                    self._changed.wait_for(lambda: not self._running)
-                break
-            except BaseException as problem:  # pylint: disable=broad-except  # ^C
-                self._problem = problem
-        if self._problem is not None:
-            raise self._problem
-
-
 class HiCache(_Base):
     """A storage backend of SGLang's HiCache over the store that `uri` in the extra config names.
 
@@ -363,7 +322,7 @@ class HiCache(_Base):
             self._store._call(function, keys[first * KEY:(first + m) * KEY], KEY, m, block.parts + first * block.n_parts * _IOVEC,
                               _counts(m, block.n_parts), results)
 
-        slices = _Slices(some, range(0, n, step))
+        slices = Slices(some, range(0, n, step))
         try:
             for _ in range(ways - 1):
                 self._threads.submit(slices.work)

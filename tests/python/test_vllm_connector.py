@@ -90,10 +90,10 @@ class KVConnectorPromMetrics:
 
 metrics.KVConnectorStats, metrics.KVConnectorPromMetrics = KVConnectorStats, KVConnectorPromMetrics
 
-from kvasir import _vllm_connector, _vllm_metrics  # noqa: E402
+from kvasir import _vllm_connector, _vllm_metrics, _vllm_worker  # noqa: E402
 from kvasir.vllm import Connector  # noqa: E402
 
-_vllm_connector.STORE_WAIT_S = 60  # a busy machine leaves nothing out
+_vllm_worker.STORE_WAIT_S = 60  # a busy machine leaves nothing out
 
 
 class FullAttentionSpec:
