@@ -99,11 +99,13 @@ class News:
 
     def _say(self, blocks: Stored, begin: int, end: int) -> None:
         parent, adapter = blocks.hashes[begin - 1] if begin else blocks.parent, blocks.adapter
+        name = getattr(adapter, "lora_name", None)
         self._events.append(_with(
             _events.BlockStored, block_hashes=[_named(digest) for digest in blocks.hashes[begin:end]],
             parent_block_hash=None if parent is None else _named(parent), token_ids=blocks.tokens[begin * self._size:end * self._size],
-            block_size=self._size, lora_id=getattr(adapter, "lora_int_id", None), lora_name=getattr(adapter, "lora_name", None), medium=MEDIUM,
-            group_idx=0, kv_cache_spec_kind="full_attention", ownership=OWNER))
+            block_size=self._size, lora_id=getattr(adapter, "lora_int_id", None), lora_name=name, medium=MEDIUM, group_idx=0,
+            # kv-indexer takes a tier's event without extra keys for a chunk, of which nothing counts unless all is there.
+            extra_keys=[(name,) if name else None] * (end - begin), kv_cache_spec_kind="full_attention", ownership=OWNER))
 
     def _remove(self, key: Tuple[bytes, bytes]) -> None:
         if key in self._held:

@@ -59,7 +59,7 @@ metrics = sys.modules["vllm.distributed.kv_transfer.kv_connector.v1.metrics"]
 
 class Event:
     """An event of vLLM 0.32, which has no owners."""
-    __struct_fields__ = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "lora_name", "medium")
+    __struct_fields__ = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "lora_name", "medium", "extra_keys")
 
     def __init__(self, **fields):
         self.__dict__.update(fields)
@@ -481,6 +481,8 @@ def events_of(engine, n):
             equal(event.medium, "STORAGE", "medium")
             for i, digest in enumerate(event.block_hashes):
                 stored = isinstance(event, BlockStored)
+                if stored:
+                    equal(event.extra_keys, [None] * len(event.block_hashes), "blocks, and not a chunk of blocks")
                 above = (event.block_hashes[i - 1] if i else event.parent_block_hash) if stored else None
                 found[digest] = (type(event), above, event.token_ids[i * SIZE:(i + 1) * SIZE] if stored else None)
     return found
