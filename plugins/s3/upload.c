@@ -116,8 +116,10 @@ static int put_parts(struct s3_client *client, const struct s3_config *config, c
     if (!error) {
         error = finish_parts(client, path, id, parts, n, if_none_match);
         /* After a lost answer a completed upload looks like one that never was: the caller looks. */
-        if (error == -ENOENT)
-            error = id[0] = 0;
+        if (error == -ENOENT) {
+            error = 0;
+            id[0] = '\0';
+        }
     }
     if (error && id[0])
         abort_parts(client, path, id);

@@ -2,8 +2,8 @@
 #include "event/media.h"
 
 #include <string.h>
-#include <strings.h>
 
+#include "base/ascii.h"
 #include "base/error.h"
 
 static const struct kve_medium media[] = {
@@ -74,7 +74,7 @@ const struct kve_medium *kve_medium_find(struct kv_str name)
         return &media[0];
     len = length_of(name);
     for (size_t i = 0; i < KV_COUNT(media); i++)
-        if (strlen(media[i].name) == len && strncasecmp(name.p, media[i].name, len) == 0)
+        if (strlen(media[i].name) == len && kv_ncasecmp(name.p, media[i].name, len) == 0)
             return &media[i];
     return NULL;
 }

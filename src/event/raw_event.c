@@ -140,7 +140,7 @@ static int read_stored(struct kv_msgpack *m, uint32_t n, struct kve_scratch *scr
             ev->lora_name = kve_take_str(m);
     }
     if (n > 7)
-        kve_take_per_block(m, &ev->extra_keys);
+        kve_take_extra_keys(m, ev);
     if (n > 8)
         take_tail(m, n - 8, ev);
     return kve_raw_verdict(m);

@@ -47,7 +47,8 @@ struct kve_raw_event {
     bool is_map;
     bool
         has_adapter; /* lora_id names an adapter, by a number that depends on the order of loading */
-    bool pairs;      /* tokens came as pairs: the scratch has one more than n_tokens */
+    bool lists_extra_keys; /* extra_keys is a list, maybe of nils alone */
+    bool pairs;            /* tokens came as pairs: the scratch has one more than n_tokens */
     size_t n_hashes;
     size_t n_tokens;
     uint64_t parent;

@@ -145,6 +145,12 @@ void kve_take_per_block(struct kv_msgpack *m, struct kve_raw_value *ret)
     *ret = (struct kve_raw_value){before, m->p};
 }
 
+void kve_take_extra_keys(struct kv_msgpack *m, struct kve_raw_event *ev)
+{
+    ev->lists_extra_keys = kv_msgpack_peek(m) == KV_MSGPACK_ARRAY;
+    kve_take_per_block(m, &ev->extra_keys);
+}
+
 void kve_take_components(struct kv_msgpack *m, struct kve_raw_event *ev)
 {
     uint32_t n = kve_take_nil(m) ? 0 : kv_msgpack_array(m);

@@ -185,6 +185,8 @@ void kve_take_components(struct kv_msgpack *m, struct kve_raw_event *ev);
 void kve_take_metadata(struct kv_msgpack *m, struct kve_raw_event *ev);
 /** Note where an array with one entry per block lies. An array of nils counts as none. */
 void kve_take_per_block(struct kv_msgpack *m, struct kve_raw_value *ret);
+/** Note where the blocks' extra keys lie, and whether there is a list of them at all. */
+void kve_take_extra_keys(struct kv_msgpack *m, struct kve_raw_event *ev);
 
 /** Read an event in map form. Returns 0, KVE_SKIP_RC(...) or -ENOMEM. */
 int kve_raw_read_map(struct kv_msgpack *m, struct kve_scratch *scratch, struct kve_raw_event *ev);

@@ -138,7 +138,7 @@ static void take_field(struct kv_msgpack *m, enum field field, struct kve_raw_ev
             kv_msgpack_skip(m);
         break;
     case FIELD_EXTRA_KEYS:
-        kve_take_per_block(m, &ev->extra_keys);
+        kve_take_extra_keys(m, ev);
         break;
     case FIELD_MM_INFOS:
         kve_take_per_block(m, &ev->mm_infos);

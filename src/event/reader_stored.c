@@ -243,13 +243,13 @@ static void note_components(struct kve_reader *reader, const struct kve_raw_even
 
 /*
  * Note how many blocks an offloading connector's event has: it tells a chunk by its blocks, without
- * their extra keys. A connector with a block pool (LOCAL) has no chunks.
+ * a list of their extra keys. A connector with a block pool (LOCAL) has no chunks.
  */
 static void note_chunk(struct kve_reader *reader, const struct kve_raw_event *ev,
                        const struct kve_op *op)
 {
     uint32_t *chunk = &reader->chunk[op->tier], n = (uint32_t)ev->n_hashes;
-    bool tells = ev->kind.len && ev->has_group && !ev->extra_keys.p && !ev->locality.len;
+    bool tells = ev->kind.len && ev->has_group && !ev->lists_extra_keys && !ev->locality.len;
 
     if (!ev->n_tokens || kve_is_window(reader, op) ||
         !kve_is_connector_tier(kve_medium_find(ev->medium)))

@@ -29,8 +29,8 @@ struct ki_hub {
     int fd;
     char *address;
     size_t n_waiting;
-    TAILQ_HEAD(, ki_hub_conn) waiting;
-    LIST_HEAD(, ki_listener) listeners;
+    TAILQ_HEAD(ki_hub_waiting, ki_hub_conn) waiting;
+    LIST_HEAD(ki_hub_listeners, ki_listener) listeners;
     TAILQ_ENTRY(ki_hub) entry;
 };
 
@@ -274,18 +274,24 @@ uint64_t ki_hubs_tick(struct ki_hubs *hubs, uint64_t now_ns)
 
 /* -- listeners --------------------------------------------------------------------------------- */
 
+static struct ki_hub *find_hub(struct ki_hubs *hubs, const char *address)
+{
+    struct ki_hub *hub = TAILQ_FIRST(&hubs->all);
+
+    while (hub && strcmp(hub->address, address) != 0)
+        hub = TAILQ_NEXT(hub, entry);
+    return hub;
+}
+
 int ki_hub_join(struct ki_hubs *hubs, struct ki_listener *l)
 {
     const struct ki_place *place = &l->target.place;
     struct ki_listener *other;
-    struct ki_hub *hub;
+    struct ki_hub *hub = find_hub(hubs, place->address);
     int rc = 0;
 
     if (l->hub)
         return 0;
-    TAILQ_FOREACH(hub, &hubs->all, entry)
-    if (strcmp(hub->address, place->address) == 0)
-        break;
     if (!hub)
         rc = open_hub(hubs, place, &hub);
     if (rc < 0)

@@ -26,8 +26,9 @@ struct ki_hub_conn;
 
 /** Addresses of one event thread. Initialise with ki_hubs_init. */
 struct ki_hubs {
-    TAILQ_HEAD(, ki_hub) all;
-    TAILQ_HEAD(, ki_hub_conn) gone; /* ended in this round of events: freed by ki_hubs_tick */
+    TAILQ_HEAD(ki_hub_list, ki_hub) all;
+    TAILQ_HEAD(ki_hub_gone, ki_hub_conn)
+    gone; /* ended in this round of events: freed by ki_hubs_tick */
     int epoll_fd;
     struct ki_sub_room *room;
 };

@@ -99,8 +99,7 @@ static void add_unfollowed(struct ki_registry *r, const struct ki_model *model, 
     const struct ki_position *p;
 
     pthread_mutex_lock(&r->admin);
-    TAILQ_FOREACH(p, &r->positions.with_blocks, age)
-    {
+    for (p = TAILQ_FIRST(&r->positions.with_blocks); p; p = TAILQ_NEXT(p, age)) {
         struct ki_view view = {p->mark.holder, KI_UNREGISTERED, true};
 
         if (kvi_holder_blocks(model->index, view.holder))

@@ -64,7 +64,7 @@ struct kvbm_use {
 
 /** A request for a lease, then the hold behind it. */
 struct kvbm_loan {
-    LIST_HEAD(, kvbm_use) uses; /* under the lender's lock */
+    LIST_HEAD(kvbm_uses, kvbm_use) uses; /* under the lender's lock */
     struct kvbm_offer *offer;
     struct kvbm_borrower *borrower;
     struct kvbm_lessee_of *lessee;

@@ -137,12 +137,27 @@ int kvs_file_become_writer(kv_store_v1 *h)
     return rc;
 }
 
+/* Read @digits lower-case hexadecimal digits, and pass them. */
+static bool read_hex(const char **text, unsigned digits, unsigned *ret)
+{
+    *ret = 0;
+    for (; digits; digits--, ++*text) {
+        char c = **text;
+
+        if (!(c >= '0' && c <= '9') && !(c >= 'a' && c <= 'f'))
+            return false;
+        *ret = *ret << 4 | (unsigned)(c <= '9' ? c - '0' : c - 'a' + 10);
+    }
+    return true;
+}
+
 /* True when the flock of writer @id says whether its process lives. */
 static bool lock_tells(kv_store_v1 *h, const char *id)
 {
     struct host us, them;
 
-    if (h->no_locks || sscanf(id, "%5x%5x%2x", &them.boot, &them.machine, &them.device) != 3)
+    if (h->no_locks || !read_hex(&id, 5, &them.boot) || !read_hex(&id, 5, &them.machine) ||
+        !read_hex(&id, 2, &them.device))
         return false;
     find_host(h, &us);
     if (them.boot == us.boot)

@@ -24,7 +24,8 @@ def replay(*args, status=0, timeout=240, **kw):
     """Run it; returns (report, stdout, stderr)."""
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "report.json"
-        command = [KVASIR, "replay", "--quiet", "--json", str(report), *map(str, args)]
+        own = [] if "--json" in args else ["--json", str(report)]
+        command = [KVASIR, "replay", "--quiet", *own, *map(str, args)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, **kw)
         equal(done.returncode, status, f"{command}: status\n{done.stdout}\n{done.stderr}\n")
         return json_of(report), done.stdout, done.stderr

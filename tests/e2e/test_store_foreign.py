@@ -156,29 +156,43 @@ def test_a_linked_chunk_is_put_again():
         w.unharmed("linked chunks")
 
 
+def dead_writer(w):
+    """Return the id of a process of this machine that wrote to the store and has ended. Other machines' litter goes after a week."""
+    writers = w.store / ".kvasir" / "writers"
+    command = [KVASIR, "store", "save", str(w.store), "half", "-", "--chunk", "16KiB"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as saving:
+        saving.stdin.write(random.Random(2).randbytes(4 << 20))
+        saving.stdin.flush()
+        wait_until(lambda: any(writers.iterdir()), 60, "a writer")
+        name = next(writers.iterdir()).name
+        saving.stdin.close()
+        equal(saving.wait(60), 0, "save")
+    return name
+
+
 def test_litter_is_known_by_its_form():
     """What isn't in the form of a writer or of a writer's file stays, whatever its age."""
     with World() as w:
-        tmp, writers = w.store / ".kvasir" / "tmp", w.store / ".kvasir" / "writers"
+        dead, tmp, writers = dead_writer(w), w.store / ".kvasir" / "tmp", w.store / ".kvasir" / "writers"
         keep = [tmp / "notes-of-a-careful-admin.txt", tmp / f"{WRITER}.1.bak", tmp / f"{WRITER}.x", tmp / f"{WRITER.upper()}.1",
                 tmp / f"{WRITER}1", writers / "README", writers / "0123", writers / WRITER.upper(), tmp / f"{WRITER}.",
                 writers / "fedcba9876543210"]
         for path in keep:
             path.write_bytes(b"kept")
-        go = [tmp / f"{WRITER}.1", tmp / f"{WRITER}.22.s", tmp / f"{WRITER}.3.p"]
+        go = [tmp / f"{dead}.1", tmp / f"{dead}.22.s", tmp / f"{dead}.3.p"]
         for path in go:
             path.write_bytes(b"litter")
-        (writers / WRITER).touch()
-        (tmp / f"{WRITER}.4").symlink_to(w.victim / "db.sqlite")
-        os.mkfifo(tmp / f"{WRITER}.5")
-        (tmp / f"{WRITER}.6").mkdir()
+        (writers / dead).touch()
+        (tmp / f"{dead}.4").symlink_to(w.victim / "db.sqlite")
+        os.mkfifo(tmp / f"{dead}.5")
+        (tmp / f"{dead}.6").mkdir()
         for command in COMMANDS:
             w.run(*command)
         equal([p.name for p in keep if not p.exists()], [], "deleted, though in no form of ours")
         equal([p.name for p in go if p.exists()], [], "litter left")
-        check(not (writers / WRITER).exists(), "a dead writer was left")
+        check(not (writers / dead).exists(), "a dead writer was left")
         for number in (4, 5, 6):
-            check(os.path.lexists(tmp / f"{WRITER}.{number}"), f"{number} is no file of ours and was deleted")
+            check(os.path.lexists(tmp / f"{dead}.{number}"), f"{number} is no file of ours and was deleted")
         w.unharmed("litter")
 
 

@@ -133,6 +133,29 @@ static int start(struct kvbm_object *o)
     return rc;
 }
 
+/* True for errors of an open that a later one may not have: the server can't be reached now. */
+static bool may_open_later(int rc)
+{
+    switch (rc) {
+    case -EINPROGRESS:
+    case -EIO:
+    case -EAGAIN:
+    case -EPIPE:
+    case -ETIMEDOUT:
+    case -ENOTCONN:
+    case -ECONNREFUSED:
+    case -ECONNRESET:
+    case -ECONNABORTED:
+    case -EHOSTDOWN:
+    case -EHOSTUNREACH:
+    case -ENETDOWN:
+    case -ENETUNREACH:
+        return true;
+    default:
+        return false;
+    }
+}
+
 /* Wait for the first open, so that create fails at once for errors that a retry can't cure. */
 static int wait_open(struct kvbm_object *o)
 {
@@ -144,7 +167,7 @@ static int wait_open(struct kvbm_object *o)
         kv_cond_wait_until(&o->idle, &o->lock, until);
     rc = o->open_rc;
     pthread_mutex_unlock(&o->lock);
-    return rc == -EINPROGRESS || rc == -EIO || rc == -ETIMEDOUT ? 0 : rc;
+    return may_open_later(rc) ? 0 : rc;
 }
 
 int kvbm_object_open(const struct kvbm_object_opts *opts, struct kvbm_object **ret)
