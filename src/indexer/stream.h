@@ -108,6 +108,7 @@ struct ki_stream {
     uint64_t one_digest; /* of that batch 1 */
     /* No batch beyond this number was published when the ring began with 1; 0: unknown. */
     uint64_t proof_bound;
+    uint64_t proof_end;    /* last batch that the ring had when it was asked what it begins with */
     uint64_t proof_at_ns;  /* LIVE: time of the next request; 0: never */
     uint32_t proof_misses; /* requests that brought no bound */
     bool proof_over;       /* the ring can't tell any more */

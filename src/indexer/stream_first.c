@@ -77,18 +77,23 @@ unsigned ki_stream_begin_proof(struct ki_stream *s, uint64_t now_ns)
         s->proof_bound = 0;
         s->proof_misses = 0;
     }
+    s->proof_end = s->position;
     return ki_stream_begin_replay(s, KI_REPLAY_PROOF,
                                   s->proof_bound ? 0 : s->position + 1 + margin_of(s), now_ns);
 }
 
-/* Return true when the ring, which begins with @id, had lost nothing when it began with 1. */
+/*
+ * Return true when the ring, which begins with @id, had lost nothing when it began with 1. Batches that
+ * came live behind the request don't count as the ring's: it may have answered before it had them, and
+ * a full ring would look longer than it is.
+ */
 static bool is_proof(const struct ki_stream *s, const struct ki_batch_id *id)
 {
-    if (id->sequence > s->position)
+    if (id->sequence > s->proof_end)
         return false;
     if (id->sequence == 1)
         return id->digest == s->one_digest;
-    return s->position - id->sequence + 1 > s->proof_bound;
+    return s->proof_end - id->sequence + 1 > s->proof_bound;
 }
 
 unsigned ki_stream_proof_batch(struct ki_stream *s, const struct ki_batch_id *id)
