@@ -193,8 +193,9 @@ KV_API int kvbm_manager_create(const struct kvbm_manager_opts *opts, struct kvbm
  * Waits for I/O.
  *
  * Threads in kvbm_manager_wait and kvbm_manager_drain return first; no other call may use the
- * manager. Its caches stay to be freed with kvbm_cache_detach, which may come before or after. A hanging object store doesn't prevent destroy: its call is left behind with its thread
- * and memory. Returns
+ * manager. Its caches stay to be freed with kvbm_cache_detach, which may come before or after. A
+ * hanging object store doesn't prevent destroy: its call is left behind with its thread and memory.
+ * Returns
  *   0           the manager is freed
  *   -EBUSY      pins, handles of its pools, or pools of the caller exist (the log says which):
  *               nothing is done

@@ -76,6 +76,18 @@ void world_stop(struct world *w)
     w->m = NULL;
 }
 
+int world_destroy(struct world *w, uint32_t timeout_ms)
+{
+    int rc = kvbm_manager_destroy(w->m, timeout_ms);
+
+    if (rc < 0)
+        return rc;
+    assert_int_equal(kvbm_cache_detach(w->cache), 0);
+    w->cache = NULL;
+    w->m = NULL;
+    return 0;
+}
+
 int world_unlink(const char *path, const struct stat *st, int flag, struct FTW *ftw)
 {
     (void)st, (void)flag, (void)ftw;

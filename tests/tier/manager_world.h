@@ -69,6 +69,8 @@ void world_start(struct world *w);
 void world_attach(struct world *w, bool pool);
 /** Destroy the manager, the cache and its pool. */
 void world_stop(struct world *w);
+/** Destroy the manager as it is, then free the cache that outlives it. Returns as kvbm_manager_destroy. */
+int world_destroy(struct world *w, uint32_t timeout_ms);
 /** Remove the directories, too. */
 void world_fini(struct world *w);
 

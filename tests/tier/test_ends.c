@@ -223,9 +223,7 @@ static struct kvbm_done ended(struct world *w, int64_t id)
 
 static void gone(struct world *w)
 {
-    assert_int_equal(kvbm_manager_destroy(w->m, 30000), 0);
-    w->m = NULL;
-    w->cache = NULL;
+    assert_int_equal(world_destroy(w, 30000), 0);
     world_fini(w);
 }
 
@@ -411,9 +409,7 @@ static void test_waited_for(void **state)
             pthread_join(threads[i], NULL);
         while (n_waiters(w.m) < WAITERS / 4 * 3)
             usleep(100);
-        w.cache = NULL; /* goes with it */
-        assert_int_equal(kvbm_manager_destroy(w.m, 0), 0);
-        w.m = NULL;
+        assert_int_equal(world_destroy(&w, 0), 0);
         for (int i = 0; i < WAITERS; i++) {
             if (i % 4)
                 pthread_join(threads[i], NULL);

@@ -462,8 +462,7 @@ static void test_storm(void **state)
         assert_true(ids[j] > 0);
     }
     shaky->delay_us = 0;
-    assert_int_equal(kvbm_manager_destroy(w.m, LONG_MS), 0); /* with jobs under way */
-    w.m = NULL;
+    assert_int_equal(world_destroy(&w, LONG_MS), 0); /* with jobs under way */
     world_fini(&w);
 }
 

@@ -435,6 +435,7 @@ static void test_large_job(void **state)
     assert_int_equal(kvbm_manager_wait(m, (uint64_t)id, 60000, &done), 0);
     assert_int_equal(done.n_ok, N);
     assert_int_equal(kvbm_manager_destroy(m, 10000), 0);
+    assert_int_equal(kvbm_cache_detach(job.cache), 0);
     kvbm_layout_destroy(layout);
     free(keys);
     free(blocks);

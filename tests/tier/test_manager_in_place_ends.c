@@ -273,9 +273,7 @@ static void test_destroyed(void **state)
     assert_int_equal(kvbm_manager_destroy(reader.m, 0), -EBUSY); /* the pin is held */
     submit(&load, pin, ready, 0);
     kvbm_pin_release(pin);
-    assert_int_equal(kvbm_manager_destroy(reader.m, 0), 0);
-    reader.m = NULL; /* with its caches */
-    reader.cache = NULL;
+    assert_int_equal(world_destroy(&reader, 0), 0);
     close(ready);
     world_fini(&reader);
     node_fini(&owner);

@@ -45,11 +45,9 @@ static void end_while_it_hangs(int calls)
     }
     EXPECT_SOON(shaky->inside >= (calls < 4 ? calls : 4));
     begin = kv_now_ns();
-    assert_int_equal(kvbm_manager_destroy(w.m, 500), 0);
+    assert_int_equal(world_destroy(&w, 500), 0);
     /* 500 ms for what runs, some to let go; not object_timeout_ms */
     assert_true(kv_now_ns() - begin < 40 * KV_NS_PER_S);
-    w.m = NULL;
-    w.cache = NULL; /* went with it */
     shaky->hang = false;
     EXPECT_SOON(shaky->inside == 0 && shaky->opens == shaky->closes);
     usleep(20000); /* those threads are detached: their last instructions */

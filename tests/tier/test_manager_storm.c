@@ -483,10 +483,11 @@ static void destroy(struct storm *storm, uint32_t ms)
 
     do {
         since = kv_now_ns();
-        rc = kvbm_manager_destroy(storm->w.m, ms);
+        rc = world_destroy(&storm->w, ms);
         assert_true(kv_now_ns() < since + IN_TIME_NS);
         assert_true(rc == 0 || (rc == -ETIMEDOUT && since < until));
     } while (rc < 0);
+    assert_int_equal(kvbm_cache_detach(storm->hnd), 0);
 }
 
 /* Destroyed with all of it under way, and a store that hangs: in time, and (by the address
@@ -524,7 +525,6 @@ static void test_destroyed_in_the_middle(void **state)
     for (int tries = 0; shaky->opens != shaky->closes && tries < 5000; tries++)
         usleep(2000);
     assert_int_equal(shaky->opens, shaky->closes);
-    storm.w.cache = NULL;
     world_start(&storm.w); /* whatever was cut short: the files are in order */
     world_attach(&storm.w, false);
     works_again(&storm);

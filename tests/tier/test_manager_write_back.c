@@ -448,12 +448,10 @@ static void test_destroy_writes_what_is_under_way(void **state)
         usleep(300000);
         _exit(write(fds[1], &one, sizeof(one)) != sizeof(one));
     }
-    assert_int_equal(kvbm_manager_destroy(w.m, 20000), 0);
+    assert_int_equal(world_destroy(&w, 20000), 0);
     wait(NULL);
     close(fds[0]);
     close(fds[1]);
-    w.m = NULL;
-    w.cache = NULL;
     world_start(&w);
     world_attach(&w, false);
     assert_int_equal(world_load(&w, 1000, 8), 8);
