@@ -11,6 +11,10 @@
 
 /* Width from which on the table shows all of its columns. */
 #define WIDE 118
+#define NARROW 70
+/* Widths of the models' column at these widths. */
+#define WIDE_MODEL 18
+#define NARROW_MODEL 10
 
 /* -- reading ---------------------------------------------------------------------------------- */
 
@@ -55,6 +59,8 @@ static void read_listener(struct kv_json *j, struct kc_top_row *row, struct kv_b
             copy_str(row->last_error, sizeof(row->last_error), kv_json_str(j, scratch));
         else if (kv_str_eq(key, "partial"))
             row->partial = kv_json_bool(j);
+        else if (kv_str_eq(key, "blocks"))
+            row->blocks = kv_json_u64(j, UINT64_MAX);
         else
             kv_json_skip(j);
     }
@@ -161,7 +167,7 @@ static void read_stream_sample(struct kc_top *top, const struct kc_sample *sampl
     } else if (kv_str_eq(sample->name, STREAM "events_total")) {
         row->events = sample->value;
     } else if (kv_str_eq(sample->name, STREAM "blocks_total")) {
-        row->blocks = sample->value;
+        row->changes = sample->value;
     } else if (kv_str_eq(sample->name, STREAM "gaps_total")) {
         row->gaps = sample->value;
     } else if (kv_str_eq(sample->name, STREAM "missed_batches_total")) {
@@ -284,43 +290,55 @@ static void print_notes(const struct kc_top_row *row, size_t used, size_t column
     fputc('\n', out);
 }
 
+/* Return the width of the models' column: of the longest name, as far as the lines have room. */
+static int model_width(const struct kc_top *top, size_t columns)
+{
+    size_t least = columns < WIDE ? NARROW_MODEL : WIDE_MODEL, longest = least;
+    size_t room = columns - (columns < WIDE ? NARROW : WIDE - 1);
+
+    for (size_t i = 0; i < top->n_rows; i++)
+        longest = KV_MAX(longest, strlen(top->rows[i].model));
+    return (int)KV_MIN(longest, columns < NARROW ? least : least + room);
+}
+
 static void print_row(const struct kc_top *top, const struct kc_top *before,
                       const struct kc_top_row *row, size_t columns, FILE *out)
 {
     const struct kc_top_row *old = before ? find_row(before, row) : NULL;
     struct kc_text seq = {"-"}, age = {"-"}, rate = {"-"};
-    int used;
+    int used, width = model_width(top, columns);
 
     if (row->has_seq)
         seq = kc_count((uint64_t)row->last_seq);
     if (row->has_age)
         age = kc_span(row->age);
     if (old)
-        rate = kc_scaled(per_second(top, before, row->blocks, old->blocks));
+        rate = kc_scaled(per_second(top, before, row->changes, old->changes));
     if (columns < WIDE)
-        used = fprintf(out, "%8" PRIu64 " %4" PRIu32 " %-10.10s %-8.8s %9s %7s %8s %6.0f",
-                       row->instance, row->rank, row->model, row->status, seq.s, age.s,
-                       kc_scaled(row->blocks).s, row->missed);
+        used = fprintf(out, "%8" PRIu64 " %4" PRIu32 " %-*.*s %-8.8s %9s %7s %8s %6.0f",
+                       row->instance, row->rank, width, width, row->model, row->status, seq.s,
+                       age.s, kc_scaled((double)row->blocks).s, row->missed);
     else
         used = fprintf(
-            out, "%9" PRIu64 " %4" PRIu32 "  %-18.18s %-9s %10s %8s %9s %9s %6.0f %7.0f %9.0f",
-            row->instance, row->rank, row->model, row->status, seq.s, age.s,
-            kc_scaled(row->blocks).s, rate.s, row->gaps, row->missed, row->replayed);
+            out, "%9" PRIu64 " %4" PRIu32 "  %-*.*s %-9s %10s %8s %9s %9s %6.0f %7.0f %9.0f",
+            row->instance, row->rank, width, width, row->model, row->status, seq.s, age.s,
+            kc_scaled((double)row->blocks).s, rate.s, row->gaps, row->missed, row->replayed);
     print_notes(row, used > 0 ? (size_t)used : 0, columns, out);
 }
 
 void kc_top_print(const struct kc_top *top, const struct kc_top *before, const char *url,
                   size_t max_lines, size_t columns, FILE *out)
 {
+    int width = model_width(top, columns);
     size_t n = 0;
 
     print_head(top, before, url, columns, out);
     if (columns < WIDE)
-        fprintf(out, "%8s %4s %-10s %-8s %9s %7s %8s %6s\n", "INSTANCE", "RANK", "MODEL", "STATUS",
-                "LAST SEQ", "LAST", "BLOCKS", "MISSED");
+        fprintf(out, "%8s %4s %-*s %-8s %9s %7s %8s %6s\n", "INSTANCE", "RANK", width, "MODEL",
+                "STATUS", "LAST SEQ", "LAST", "BLOCKS", "MISSED");
     else
-        fprintf(out, "%9s %4s  %-18s %-9s %10s %8s %9s %9s %6s %7s %9s\n", "INSTANCE", "RANK",
-                "MODEL", "STATUS", "LAST SEQ", "LAST", "BLOCKS", "BLOCKS/s", "GAPS", "MISSED",
+        fprintf(out, "%9s %4s  %-*s %-9s %10s %8s %9s %9s %6s %7s %9s\n", "INSTANCE", "RANK", width,
+                "MODEL", "STATUS", "LAST SEQ", "LAST", "BLOCKS", "CHANGES/s", "GAPS", "MISSED",
                 "REPLAYED");
     for (size_t lines = 0; n < top->n_rows; n++) {
         lines += columns < WIDE && has_notes(&top->rows[n]) ? 2 : 1;
@@ -353,10 +371,11 @@ static void write_row(const struct kc_top *top, const struct kc_top *before,
     if (row->has_age)
         kv_json_member_double(w, "last_event_age_seconds", row->age);
     kv_json_member_double(w, "events", row->events);
-    kv_json_member_double(w, "blocks", row->blocks);
+    kv_json_member_u64(w, "blocks", row->blocks);
+    kv_json_member_double(w, "changes", row->changes);
     if (old)
-        kv_json_member_double(w, "blocks_per_second",
-                              per_second(top, before, row->blocks, old->blocks));
+        kv_json_member_double(w, "changes_per_second",
+                              per_second(top, before, row->changes, old->changes));
     kv_json_member_double(w, "gaps", row->gaps);
     kv_json_member_double(w, "missed_batches", row->missed);
     kv_json_member_double(w, "replayed_batches", row->replayed);

@@ -14,13 +14,14 @@
 struct kc_top_row {
     uint64_t instance;
     uint32_t rank;
-    char model[40];
+    char model[128];
     char status[16];
     char last_error[80];
     bool partial;
     bool has_seq, has_age;
     double last_seq, age;
-    double events, blocks, gaps, missed, replayed, restarts;
+    double events, changes, gaps, missed, replayed, restarts; /* changes: blocks stored, removed */
+    uint64_t blocks;                                          /* that the worker has now */
 };
 
 /** State of a kv-indexer at one moment. */
@@ -43,7 +44,8 @@ void kc_top_fini(struct kc_top *top);
 
 /**
  * Print the table, at most @max_lines of workers, in lines of at most @columns (70 or more; below
- * 118 without BLOCKS/s, GAPS and REPLAYED, and with errors on lines of their own). @before: an earlier state, for rates per second (NULL:
+ * 118 without CHANGES/s, GAPS and REPLAYED, and with errors on lines of their own). Names of models
+ * are cut only where the lines have no room. @before: an earlier state, for rates per second (NULL:
  * totals only).
  */
 void kc_top_print(const struct kc_top *top, const struct kc_top *before, const char *url,

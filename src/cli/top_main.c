@@ -64,10 +64,10 @@ static const struct kv_arg ARGS[] = {
 
 static const struct kv_args_program PROGRAM = {
     .name = "kvasir top",
-    .usage = "[--url URL] [--once] [--json]",
+    .usage = "[URL] [--once] [--json]",
     .brief = "watch a running kv-indexer: its workers, streams and index",
     .summary = "Shows the workers of a running kv-indexer, how their event streams do, and the\n"
-               "size of the index, every second until q or ^C.",
+               "size of the index, every second until q or ^C. URL alone is --url URL.",
     .env = "KVASIR_TOP",
     .args = ARGS,
     .n_args = KV_COUNT(ARGS),
@@ -235,8 +235,13 @@ int kc_top_main(int argc, char **argv)
     struct kc_http *http = NULL;
     struct kv_error error = {0};
     char token[KC_TOKEN_MAX + 1] = "";
-    int rc = kv_args_parse(&PROGRAM, argc, argv, &options, NULL, &error);
+    struct kv_arg_list rest = {.n = 0};
+    int rc = kv_args_parse(&PROGRAM, argc, argv, &options, &rest, &error);
 
+    if (rc == 0 && rest.n > 1)
+        rc = kv_fail(&error, -EINVAL, 0, "one URL at a time, not %zu", rest.n);
+    if (rc == 0 && rest.n)
+        options.url = rest.items[0];
     if (rc == 0 && options.auth_token_file)
         rc = kc_token_read(options.auth_token_file, token, &error);
     if (rc != 0) {

@@ -185,6 +185,7 @@ static void write_listener(struct kv_json_writer *w, const struct ki_worker_info
         kv_json_member_str(w, "last_error", info->last_error);
     if (info->has_sequence)
         kv_json_member_u64(w, "last_seq", info->last_sequence);
+    kv_json_member_u64(w, "blocks", info->held);
     kv_json_member_u64(w, "batches", info->batches);
     kv_json_member_u64(w, "gaps", info->gaps);
     kv_json_member_u64(w, "missed_batches", info->missed_batches);

@@ -331,6 +331,7 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
         .malformed = a->malformed,
         .orphans = a->orphans,
         .rejected = a->rejected,
+        .held = kvi_holder_blocks(l->model->index, (struct kv_holder){l->instance, l->rank}),
         .left_out = l->applier.left_out,
         .partial = is_partial(l),
         .unnumbered = l->applier.unnumbered,

@@ -153,6 +153,7 @@ struct ki_worker_info {
     uint64_t last_sequence;           /* of the last batch applied */
     uint64_t last_event_ns;           /* wall clock; 0: none yet */
     uint64_t batches, events, blocks; /* applied (blocks: stored and removed) */
+    uint64_t held;                    /* blocks that the index has of this rank now */
     uint64_t bytes;                   /* bytes of their payloads */
     uint64_t gaps, missed_batches;    /* gaps seen; batches that no replay brought back */
     uint64_t replays, failed_replays; /* replays requested; given up */

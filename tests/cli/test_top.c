@@ -11,7 +11,7 @@ static const char WORKERS[] =
     "\"listeners\":{\"1\":{\"endpoint\":\"tcp://"
     "h:2\",\"status\":\"failed\",\"last_error\":\"no\\u001b[2J\","
     "\"partial\":true},\"0\":{\"endpoint\":\"tcp://"
-    "h:1\",\"status\":\"active\",\"partial\":false}}},"
+    "h:1\",\"status\":\"active\",\"blocks\":5000,\"partial\":false}}},"
     "{\"model_name\":\"b\",\"listeners\":{\"0\":{\"status\":\"pending\"}},\"instance_id\":3}]";
 
 static const char METRICS[] =
@@ -23,7 +23,7 @@ static const char METRICS[] =
     "kv_indexer_queries_total{result=\"hit\"} 3\n"
     "kv_indexer_queries_total{result=\"miss\"} 1\n"
     "kv_indexer_stream_last_seq{model=\"mA\",tenant=\"t\",instance=\"7\",dp_rank=\"1\"} 41\n"
-    "kv_indexer_stream_blocks_total{model=\"mA\",tenant=\"t\",instance=\"7\",dp_rank=\"0\"} 5e3\n"
+    "kv_indexer_stream_blocks_total{model=\"mA\",tenant=\"t\",instance=\"7\",dp_rank=\"0\"} 7e3\n"
     "kv_indexer_stream_gaps_total{model=\"x\",tenant=\"t\",instance=\"99\",dp_rank=\"0\"} 5\n"
     "nonsense\n{\n}{\nx{a=\"1} 2\ny 1e\n";
 
@@ -50,7 +50,8 @@ static void test_read(void **state)
         assert_int_equal(top.rows[1].instance, 7);
         assert_int_equal(top.rows[1].rank, 0);
         assert_string_equal(top.rows[1].model, "mA");
-        assert_true(top.rows[1].blocks == 5000);
+        assert_int_equal(top.rows[1].blocks, 5000);
+        assert_true(top.rows[1].changes == 7000);
         assert_false(top.rows[1].has_seq);
         assert_int_equal(top.rows[2].rank, 1);
         assert_true(top.rows[2].partial && top.rows[2].has_seq && top.rows[2].last_seq == 41);
@@ -78,17 +79,43 @@ static void test_print(void **state)
     assert_int_equal(kc_top_read(&workers, &metrics, &now, NULL), 0);
     before.at_ns = 1;
     now.at_ns = 2000000001;
-    now.rows[1].blocks += 3000;
+    now.rows[1].changes += 3000;
     now.queries += 10;
+    memset(now.rows[0].model, 'm', sizeof(now.rows[0].model) - 1);
     kc_top_print(&now, &before, "http://x", 2, SIZE_MAX, file);
     fclose(file);
     assert_non_null(strstr(out, "20.2 bytes per holder-block"));
     assert_non_null(strstr(out, "14, 5/s"));
     assert_non_null(strstr(out, " 1500 "));
+    assert_non_null(strstr(out, now.rows[0].model)); /* whole: a file has room */
     assert_non_null(strstr(out, "and 1 more"));
     assert_null(strstr(out, "partial"));
     free(out);
     kc_top_fini(&before);
+    kc_top_fini(&now);
+    kv_buf_fini(&workers);
+    kv_buf_fini(&metrics);
+}
+
+/* A line of 140 columns has room for 22 characters more of a model's name, and not for all. */
+static void test_wide(void **state)
+{
+    struct kv_buf workers = text(WORKERS), metrics = text(METRICS);
+    struct kc_top now = {0};
+    char *out = NULL, *line, *rest;
+    size_t len;
+    FILE *file = open_memstream(&out, &len);
+
+    (void)state;
+    assert_non_null(file);
+    assert_int_equal(kc_top_read(&workers, &metrics, &now, NULL), 0);
+    memset(now.rows[1].model, 'm', sizeof(now.rows[1].model) - 1);
+    kc_top_print(&now, NULL, "http://x", SIZE_MAX, 140, file);
+    fclose(file);
+    assert_non_null(strstr(out, " mmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm"));
+    for (line = strtok_r(out, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest))
+        assert_true(strlen(line) <= 140);
+    free(out);
     kc_top_fini(&now);
     kv_buf_fini(&workers);
     kv_buf_fini(&metrics);
@@ -140,10 +167,10 @@ static void test_json(void **state)
     assert_int_equal(kc_top_read(&workers, &metrics, &now, NULL), 0);
     before.at_ns = 1;
     now.at_ns = 2000000001;
-    now.rows[1].blocks += 3000;
+    now.rows[1].changes += 3000;
     kc_top_write_json(&now, &before, &out);
     kv_buf_putc(&out, '\0');
-    assert_non_null(strstr((char *)out.data, "\"blocks_per_second\":1500"));
+    assert_non_null(strstr((char *)out.data, "\"changes_per_second\":1500"));
     assert_non_null(strstr((char *)out.data, "\"index_holder_blocks\""));
     assert_non_null(strstr((char *)out.data, "]}\n"));
     kv_buf_fini(&out);
@@ -200,8 +227,10 @@ static void test_labels(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_read), cmocka_unit_test(test_print),    cmocka_unit_test(test_narrow),
-        cmocka_unit_test(test_json), cmocka_unit_test(test_nonsense), cmocka_unit_test(test_labels),
+        cmocka_unit_test(test_read),   cmocka_unit_test(test_print),
+        cmocka_unit_test(test_wide),   cmocka_unit_test(test_narrow),
+        cmocka_unit_test(test_json),   cmocka_unit_test(test_nonsense),
+        cmocka_unit_test(test_labels),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -493,15 +493,18 @@ def test_top():
         indexer.wait_score(range(8), 5, 8)
         engine.store([13], tokens=range(8, 12), parent=12, block_size=4)
         indexer.wait_score(range(12), 5, 12)
-        done = subprocess.run([KVASIR, "top", "--once", "--url", indexer.url], capture_output=True, text=True, timeout=60)
+        engine.send(engine.removed([13]))
+        wait_until(lambda: indexer.score(range(12), 5) == 8, 30, "the removal")
+        done = subprocess.run([KVASIR, "top", "--once", indexer.url], capture_output=True, text=True, timeout=60)
         row = [line for line in done.stdout.splitlines() if re.match(r" +5 +0  ", line)]
         check(len(row) == 1 and " active " in row[0], done.stdout)
-        equal(row[0].split()[:5], ["5", "0", MODEL, "active", "1"], "its row")
-        check("3 holder-blocks" in done.stdout, done.stdout)
+        equal(row[0].split()[:5], ["5", "0", MODEL, "active", "2"], "its row")
+        equal(row[0].split()[7], "2", "blocks that it has, not those that came")
+        check("2 holder-blocks" in done.stdout, done.stdout)
         done = subprocess.run([KVASIR, "top", "--once", "--json", "--url", indexer.url], capture_output=True, text=True,
                               timeout=60)
         streams = json.loads(done.stdout)["streams"]
-        equal([(s["instance_id"], s["status"], s["last_seq"]) for s in streams], [(5, "active", 1)], "streams")
+        equal([(s["instance_id"], s["status"], s["last_seq"]) for s in streams], [(5, "active", 2)], "streams")
         with open("/dev/full", "w") as full:
             equal(subprocess.run([KVASIR, "top", "--once", "--url", indexer.url], stdout=full, timeout=60).returncode, 1,
                   "status of a full disk")
