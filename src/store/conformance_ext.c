@@ -9,16 +9,16 @@
 #define HAS(c, field)                                                                         \
     ((c)->ext && (c)->ext->size >= offsetof(kv_store_ext, field) + sizeof((c)->ext->field) && \
      (c)->ext->field)
-#define NEED(c, field)                              \
-    do {                                            \
-        if (!HAS(c, field))                         \
-            return kvs_conf_skip(c, "not offered"); \
+#define NEED(c, field, cost)                               \
+    do {                                                   \
+        if (!HAS(c, field))                                \
+            return kvs_conf_skip(c, "not offered: " cost); \
     } while (0)
 
 static enum kvs_verdict check_table(struct kvs_conf *c)
 {
     if (!c->ext)
-        return kvs_conf_skip(c, "not offered");
+        return kvs_conf_skip(c, "not offered: no batches, no listing, no collection of garbage");
     if (c->ext->size < offsetof(kv_store_ext, exists_chunks))
         return kvs_conf_fail(c, "size is %zu", c->ext->size);
     if (c->ext->version != KV_STORE_EXT_VERSION)
@@ -46,7 +46,7 @@ static enum kvs_verdict check_exists(struct kvs_conf *c)
     struct kvs_conf_key own;
     int rc;
 
-    NEED(c, exists_chunks);
+    NEED(c, exists_chunks, "a save puts every chunk again to learn which are there");
     KVS_CONF_TRY(put_odd(c, keys, N, kvs_conf_name(c, "")));
     memset(present, 7, N);
     rc = c->ext->exists_chunks(c->h, keys[0], 16, N, present);
@@ -72,7 +72,7 @@ static enum kvs_verdict check_get_many(struct kvs_conf *c)
     enum kvs_verdict verdict = KVS_PASS;
     int rc;
 
-    NEED(c, get_chunks);
+    NEED(c, get_chunks, "chunks are got one by one, a round trip each");
     KVS_CONF_TRY(put_odd(c, keys, N, kvs_conf_name(c, "")));
     rc = c->ext->get_chunks(c->h, keys[0], 16, N, data, lens);
     if (rc != N / 2)
@@ -129,7 +129,7 @@ static enum kvs_verdict check_stream(struct kvs_conf *c)
     uint8_t data[sizeof(s.data)], buf[700];
     int rc;
 
-    NEED(c, stream_chunk);
+    NEED(c, stream_chunk, "a restore reads chunks as a whole before it hands them on");
     for (size_t i = 0; i < sizeof(data); i++)
         data[i] = (uint8_t)(i * 7 + i / 256);
     KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, data, sizeof(data), 0));
@@ -178,7 +178,7 @@ static enum kvs_verdict check_get_parts(struct kvs_conf *c)
     size_t len = 0;
     int rc;
 
-    NEED(c, get_parts);
+    NEED(c, get_parts, "a chunk is copied once more on its way into the caller's memory");
     for (size_t i = 0; i < sizeof(bytes); i++)
         bytes[i] = (uint8_t)(i * 7);
     key = kvs_conf_key(c, 16);
@@ -201,7 +201,7 @@ static enum kvs_verdict check_put_parts(struct kvs_conf *c)
     const struct iovec parts[] = {{bytes, 4}, {NULL, 0}, {bytes + 4, 4}, {bytes + 8, 5}};
     int rc;
 
-    NEED(c, put_parts);
+    NEED(c, put_parts, "parts of a chunk are joined by a copy before they are put");
     key = kvs_conf_key(c, 16);
     rc = c->ext->put_parts(c->h, key.bytes, key.len, parts, KV_COUNT(parts));
     if (rc != 0)
@@ -223,7 +223,7 @@ static enum kvs_verdict check_put_many(struct kvs_conf *c)
     int each[N];
     struct kvs_conf_key key[N];
 
-    NEED(c, put_chunks);
+    NEED(c, put_chunks, "chunks are put one by one, a round trip each");
     for (size_t i = 0; i < N; i++) {
         key[i] = kvs_conf_key(c, 16);
         memcpy(keys[i], key[i == N - 1 ? 0 : i].bytes, 16); /* the last repeats the first */
@@ -250,7 +250,7 @@ static enum kvs_verdict check_delete_chunk(struct kvs_conf *c)
 {
     struct kvs_conf_key key, stays;
 
-    NEED(c, delete_chunk);
+    NEED(c, delete_chunk, "damaged chunks stay: no save can replace them");
     key = kvs_conf_key(c, 16);
     stays = kvs_conf_key(c, 16);
     KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "x", 1, 0));
@@ -280,7 +280,7 @@ static enum kvs_verdict check_delete_chunk_if(struct kvs_conf *c)
     struct kvs_conf_key key, none, unseen;
     kv_store_v1 *other;
 
-    NEED(c, delete_chunk_if);
+    NEED(c, delete_chunk_if, "a damaged chunk is replaced by delete_chunk, if at all");
     key = kvs_conf_key(c, 16);
     none = kvs_conf_key(c, 16);
     unseen = kvs_conf_key(c, 16);
@@ -318,7 +318,7 @@ static enum kvs_verdict check_new_chunks(struct kvs_conf *c)
     struct kvs_conf_key key = kvs_conf_key(c, 16);
     int rc;
 
-    NEED(c, new_chunks);
+    NEED(c, new_chunks, "a save may count chunks as new that were there");
     KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "x", 1, 0));
     KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
     KVS_CONF_TRY(new_is(c, &key, 1));
@@ -381,7 +381,7 @@ static enum kvs_verdict check_list_manifests(struct kvs_conf *c)
     const char *name = kvs_conf_name(c, "list me");
     struct seek s = {.name = name, .len = 5};
 
-    NEED(c, list_manifests);
+    NEED(c, list_manifests, "kvasir store ls and gc can't run");
     KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
     /* the backend refuses blanks in names */
     if (c->vt->put_manifest(c->h, name, (const uint8_t *)"12345", 5) != 0) {
@@ -399,7 +399,7 @@ static enum kvs_verdict check_list_chunks(struct kvs_conf *c)
     struct kvs_conf_key key = kvs_conf_key(c, 32), other = kvs_conf_key(c, 8);
     struct seek s = {.key = &key, .len = 3};
 
-    NEED(c, list_chunks);
+    NEED(c, list_chunks, "kvasir store gc and verify find no chunk that no manifest names");
     KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "abc", 3, 0));
     KVS_CONF_TRY(kvs_conf_put(c, c->h, &other, "abc", 3, 0));
     KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
@@ -413,7 +413,7 @@ static enum kvs_verdict check_refs(struct kvs_conf *c)
     struct seek first = {.key = &fresh, .len = 5}, second = {.key = &hit, .len = 3};
     int rc;
 
-    NEED(c, list_refs);
+    NEED(c, list_refs, "gc keeps every chunk while there is a manifest of another format");
     KVS_CONF_TRY(kvs_conf_put(c, c->h, &hit, "hit", 3, 0));
     KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
     kvs_conf_close(c, c->h);
@@ -436,7 +436,7 @@ static enum kvs_verdict check_touch(struct kvs_conf *c)
     uint8_t keys[N][16];
     int rc;
 
-    NEED(c, touch_chunks);
+    NEED(c, touch_chunks, "chunks that a save reuses may look unused to gc");
     KVS_CONF_TRY(put_odd(c, keys, N, kvs_conf_name(c, "")));
     rc = c->ext->touch_chunks(c->h, keys[0], 16, N);
     return rc == N / 2 ? KVS_PASS : kvs_conf_fail(c, "returned %d, not how many are there", rc);
@@ -447,7 +447,7 @@ static enum kvs_verdict check_flush(struct kvs_conf *c)
     struct kvs_conf_key key = kvs_conf_key(c, 16);
     kv_store_v1 *other;
 
-    NEED(c, flush);
+    NEED(c, flush, "puts are durable only with the next manifest");
     KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "x", 1, 0));
     if (c->ext->flush(c->h) != 0)
         return kvs_conf_fail(c, "flush failed");
@@ -470,7 +470,7 @@ static enum kvs_verdict check_sweep(struct kvs_conf *c)
     kv_store_swept swept = {.size = sizeof(swept)};
     int rc;
 
-    NEED(c, sweep_chunks);
+    NEED(c, sweep_chunks, "kvasir store gc deletes nothing");
     KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "xy", 2, 0));
     KVS_CONF_TRY(kvs_conf_put(c, c->h, &stays, "z", 1, 0));
     KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
@@ -496,7 +496,7 @@ static enum kvs_verdict check_stats(struct kvs_conf *c)
     struct kvs_conf_key key = kvs_conf_key(c, 16), none = kvs_conf_key(c, 16);
     kv_store_stats before = {.size = sizeof(before)}, after = {.size = sizeof(after)};
 
-    NEED(c, stats);
+    NEED(c, stats, "kvasir store stats has no sizes and counters");
     if (c->ext->stats(c->h, &before) < 0)
         return kvs_conf_fail(c, "stats failed");
     KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, "xy", 2, 0));

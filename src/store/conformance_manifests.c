@@ -161,11 +161,11 @@ static enum kvs_verdict check_prefetch(struct kvs_conf *c)
 
 const struct kvs_conf_check KVS_CONF_MANIFESTS[] = {
     {"manifests: up to 4 MiB come back", check_manifest_sizes},
-    {"manifests: replaced whole, on all handles", check_manifest_replace},
+    {"manifests: replaced whole, on a second handle, too", check_manifest_replace},
     {"manifests: a missing one is an error", check_missing_manifest},
-    {"delete: gone everywhere; missing is fine", check_delete},
+    {"delete: gone on a second handle; missing is fine", check_delete},
     {"delete: takes no chunk of another object", check_delete_shared},
-    {"publish: all chunks visible to others", check_visible},
+    {"publish: all chunks there on a second handle", check_visible},
     {"publish: everything is there after re-open", check_reopen},
     {"prefetch: a hint that changes nothing", check_prefetch},
     {NULL, NULL},
