@@ -243,16 +243,28 @@ static void hold(struct ki_listener *l, const struct ki_live *batch)
     l->held.payload = (struct kve_span){l->held_bytes, batch->payload.len};
 }
 
+/*
+ * A batch that waited may have come over a connection that is lost by now. The stream takes such a
+ * batch for news of a connection: tell it that there has been none since @since_ns.
+ */
+static void note_still_lost(struct ki_listener *l, uint64_t since_ns, uint64_t now_ns)
+{
+    if (ki_listener_is_open(l) && l->sub.state != KI_SUB_UP && l->stream.connected)
+        ki_stream_disconnected(&l->stream, since_ns ? since_ns : now_ns);
+}
+
 /* Offer batches under one lock, until one needs more than the index. Returns its steps. */
 static unsigned offer(struct ki_listener *l, struct ki_live *batches, size_t n, uint64_t now_ns,
                       size_t *ret_done)
 {
     struct ki_stream_stats before;
     unsigned steps = 0, all = 0;
+    uint64_t absent_ns;
     size_t i = 0;
 
     pthread_mutex_lock(&l->lock);
     before = l->stream.stats;
+    absent_ns = l->stream.absent_ns;
     while (i < n && !l->gone && !(steps & (KI_STEP_HOLD | KI_STEP_REQUEST | KI_STEP_RESUME))) {
         struct ki_live *batch = &batches[i++];
 
@@ -261,6 +273,7 @@ static unsigned offer(struct ki_listener *l, struct ki_live *batches, size_t n, 
         all |= steps;
     }
     end_writes(l, all & KI_STEP_APPLY, now_ns);
+    note_still_lost(l, absent_ns, now_ns);
     *ret_done = l->gone ? n : i;
     ki_listener_unlock(l);
     tell_loss(l);

@@ -2,6 +2,7 @@
 """Engines that connect: the indexer listens (bind:tcp://...), and tells publishers at one address apart by topic."""
 import socket
 import struct
+import threading
 import time
 
 from kvtest import *
@@ -112,6 +113,33 @@ def test_one_at_a_time():
         finally:
             for engine in engines:
                 engine.close()
+
+
+def test_lost_twice_during_a_replay():
+    """What waits for a replay came over a connection that is lost by then: it is no sign that there is one."""
+    port = free_port()
+    gate = threading.Event()
+
+    class Slow(Publisher):
+        def _serve(self, router):
+            gate.wait()
+            super()._serve(router)
+
+    with Indexer("--stale-after", "500ms", "--forget-after", "2s") as indexer, Slow() as ring:
+        indexer.register(1, endpoint(port), replay_endpoint=ring.replay_endpoint)
+        for i in range(4):
+            ring.store([HASHES[i]], TOKENS[16 * i:16 * i + 16], parent=HASHES[i - 1] if i else None)
+        for seq in 0, 2, 3:  # each over a connection of its own; the second begins a replay
+            with Connecting(port) as engine:
+                engine.wait_subscriber()
+                engine.seq = seq
+                engine.send_raw(ring.kept[seq])
+                time.sleep(0.3)  # what waits for the replay shows nowhere
+            wait_until(lambda: not streams.listener(indexer)["connected"], 10, "the loss")
+        gate.set()
+        wait_until(lambda: streams.stream(indexer, "last_seq") == 3, 10, "the replay")
+        wait_until(lambda: indexer.query(TOKENS)["views"]["1"]["0"]["partial"], 10, "a stale view", give_up=15)
+        wait_until(lambda: indexer.score(TOKENS, 1) == 0, 10, "blocks that are forgotten", give_up=15)
 
 
 def test_strangers():
