@@ -300,8 +300,10 @@ void ki_sub_take(struct ki_sub *sub, struct ki_sub *from, uint64_t data)
 {
     struct epoll_event event = {.events = EVENTS, .data.u64 = data};
     uint64_t ups = sub->ups, reopened = sub->reopened + sub->broken;
+    bool deaf = sub->deaf;
 
     *sub = *from;
+    sub->deaf = deaf;
     sub->ups = ups + 1;
     sub->reopened = reopened;
     sub->data = data;

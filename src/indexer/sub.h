@@ -100,7 +100,10 @@ void ki_sub_await(struct ki_sub *sub, struct ki_sub_limits *limits, int epoll_fd
 /** Begin with @fd, a connection that a publisher has made. Takes it over. @sub is zeroed. */
 void ki_sub_accept(struct ki_sub *sub, int fd, struct ki_sub_limits *limits, int epoll_fd,
                    uint64_t data, uint64_t now_ns);
-/** Take the connection of @from, which is UP, with what it has read. @sub awaits one. */
+/**
+ * Take the connection of @from, which is UP, with what it has read. @sub awaits one. It still expects
+ * no answers to PINGs where an earlier connection ended for want of them.
+ */
 void ki_sub_take(struct ki_sub *sub, struct ki_sub *from, uint64_t data);
 /** Close, and drop what wasn't read. No-op when closed. */
 void ki_sub_close(struct ki_sub *sub);

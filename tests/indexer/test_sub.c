@@ -515,6 +515,41 @@ static void test_deaf(void **state)
     assert_int_equal(h->rig.sub.state, KI_SUB_WAITING);
 }
 
+/* Lose the connection of one that awaits its publisher, and give it the next one. */
+static void await_next(struct hand *h, uint64_t wanted_ups)
+{
+    struct rig *r = &h->rig;
+    struct hand *next = calloc(1, sizeof(*next));
+
+    hand_open(next);
+    shake_hands(next);
+    ki_sub_await(&r->sub, &limits, next->rig.epoll_fd, 7);
+    ki_sub_take(&r->sub, &next->rig.sub, 7);
+    assert_int_equal(r->sub.ups, wanted_ups);
+    close(h->fd);
+    close(r->epoll_fd);
+    h->fd = next->fd;
+    r->epoll_fd = next->rig.epoll_fd;
+    next->fd = next->rig.epoll_fd = -1;
+    hand_close(next);
+    free(next);
+}
+
+/* The same where the publisher connects. */
+static void test_deaf_that_connects(void **state)
+{
+    struct hand *h = *state;
+
+    shake_hands(h);
+    await_ping(h);
+    lose_frozen(h);
+    await_next(h, 2);
+    for (int i = 0; i < 10; i++)
+        await_ping(h);
+    assert_int_equal(h->rig.sub.state, KI_SUB_UP);
+    assert_int_equal(h->rig.sub.ups, 2);
+}
+
 /* A publisher that asks for it is cut when it falls silent, but not while its bytes wait. */
 static void test_silence(void **state)
 {
@@ -730,6 +765,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_pings, with_hand, without_hand),
         cmocka_unit_test_setup_teardown(test_frozen, with_hand, without_hand),
         cmocka_unit_test_setup_teardown(test_deaf, with_hand, without_hand),
+        cmocka_unit_test_setup_teardown(test_deaf_that_connects, with_hand, without_hand),
         cmocka_unit_test_setup_teardown(test_silence, with_hand, without_hand),
         cmocka_unit_test_setup_teardown(test_strangers, with_hand, without_hand),
         cmocka_unit_test_setup_teardown(test_end_behind_bytes, with_hand, without_hand),
