@@ -9,12 +9,15 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "event/frames.h"
 #include "indexer/listener_impl.h"
 #include "indexer/pump.h"
 
 #define MAX_WAITING 64 /* connections that wait at an address; the oldest makes room */
+#define ACCEPT_RETRY_NS (100 * KV_NS_PER_MS)
 
 struct ki_hub_conn {
     struct ki_hub *hub;
@@ -29,6 +32,7 @@ struct ki_hub {
     int fd;
     char *address;
     size_t n_waiting;
+    uint64_t again_ns; /* time to accept connections again, after a failure; 0: accepts them */
     TAILQ_HEAD(ki_hub_waiting, ki_hub_conn) waiting;
     LIST_HEAD(ki_hub_listeners, ki_listener) listeners;
     TAILQ_ENTRY(ki_hub) entry;
@@ -184,6 +188,26 @@ bool ki_hub_offer(struct ki_listener *l, uint64_t now_ns)
     return false;
 }
 
+/* Choose whether epoll reports connections that come. */
+static void watch(struct ki_hub *hub, uint32_t events)
+{
+    struct epoll_event event = {.events = events, .data.u64 = KI_PUMP_HUB(hub)};
+
+    (void)epoll_ctl(hub->hubs->epoll_fd, EPOLL_CTL_MOD, hub->fd, &event);
+}
+
+/* Accept none for a while: epoll would report the one that waits again and again. */
+static void rest(struct ki_hub *hub, int error, uint64_t now_ns)
+{
+    static struct kv_log_rate rate;
+
+    if (kv_log_allowed(&rate, 1))
+        kv_log_warn("indexer", "can't accept a publisher's connection; trying again in 0.1 s",
+                    "endpoint=bind:%s error=\"%s\"", hub->address, strerror(error));
+    hub->again_ns = now_ns + ACCEPT_RETRY_NS;
+    watch(hub, 0);
+}
+
 void ki_hub_accept(struct ki_hub *hub, uint64_t now_ns)
 {
     struct ki_listener *l = LIST_FIRST(&hub->listeners);
@@ -192,8 +216,11 @@ void ki_hub_accept(struct ki_hub *hub, uint64_t now_ns)
         int fd = accept4(hub->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         struct ki_hub_conn *conn = fd < 0 ? NULL : calloc(1, sizeof(*conn));
 
-        if (fd < 0)
+        if (fd < 0) {
+            if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+                rest(hub, errno, now_ns);
             return;
+        }
         if (!conn) {
             close(fd);
             return;
@@ -252,6 +279,12 @@ struct ki_listener *ki_hub_read(struct ki_hub_conn *conn, bool ended, uint64_t n
     return give(conn, now_ns);
 }
 
+/* Return the earlier of two times; 0 is never. */
+static uint64_t earlier(uint64_t a_ns, uint64_t b_ns)
+{
+    return !a_ns || (b_ns && b_ns < a_ns) ? b_ns : a_ns;
+}
+
 uint64_t ki_hubs_tick(struct ki_hubs *hubs, uint64_t now_ns)
 {
     struct ki_hub_conn *conn, *next;
@@ -259,15 +292,21 @@ uint64_t ki_hubs_tick(struct ki_hubs *hubs, uint64_t now_ns)
     struct ki_hub *hub;
 
     free_gone(hubs);
-    TAILQ_FOREACH(hub, &hubs->all, entry)
-    for (conn = TAILQ_FIRST(&hub->waiting); conn; conn = next) {
-        next = TAILQ_NEXT(conn, entry);
-        if (conn->sub.deadline_ns && now_ns >= conn->sub.deadline_ns)
-            ki_sub_tick(&conn->sub, now_ns);
-        if (conn->sub.state == KI_SUB_WAITING)
-            drop(conn);
-        else if (conn->sub.deadline_ns && (!deadline_ns || conn->sub.deadline_ns < deadline_ns))
-            deadline_ns = conn->sub.deadline_ns;
+    for (hub = TAILQ_FIRST(&hubs->all); hub; hub = TAILQ_NEXT(hub, entry)) {
+        if (hub->again_ns && now_ns >= hub->again_ns) {
+            hub->again_ns = 0;
+            watch(hub, EPOLLIN);
+        }
+        deadline_ns = earlier(deadline_ns, hub->again_ns);
+        for (conn = TAILQ_FIRST(&hub->waiting); conn; conn = next) {
+            next = TAILQ_NEXT(conn, entry);
+            if (conn->sub.deadline_ns && now_ns >= conn->sub.deadline_ns)
+                ki_sub_tick(&conn->sub, now_ns);
+            if (conn->sub.state == KI_SUB_WAITING)
+                drop(conn);
+            else
+                deadline_ns = earlier(deadline_ns, conn->sub.deadline_ns);
+        }
     }
     return deadline_ns;
 }

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines that connect: the indexer listens (bind:tcp://...), and tells publishers at one address apart by topic."""
+import resource
 import socket
 import struct
 import threading
@@ -158,6 +159,27 @@ def test_strangers():
             indexer.wait_score(TOKENS, 1, 64)
         for one in silent:
             one.close()
+
+
+def test_no_descriptors():
+    """Connections for which there is no descriptor wait, and cost no time."""
+    port = free_port()
+    with Indexer("--threads", 1, "--http-threads", 1) as indexer:
+        indexer.register(1, endpoint(port))
+        wait_until(lambda: "no publisher" in streams.listener(indexer).get("last_error", ""), 10, "a listener that waits")
+        limits = resource.prlimit(indexer.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(indexer.process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+        before = indexer.cpu_seconds()
+        time.sleep(2)
+        check(indexer.cpu_seconds() - before < 0.2, f"{indexer.cpu_seconds() - before} s of CPU in 2 s")
+        resource.prlimit(indexer.process.pid, resource.RLIMIT_NOFILE, limits)
+        for one in silent:
+            one.close()
+        with Connecting(port) as engine:
+            engine.wait_subscriber()
+            engine.store(HASHES, TOKENS)
+            indexer.wait_score(TOKENS, 1, 64)
 
 
 def test_refusals():
