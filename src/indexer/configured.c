@@ -29,11 +29,11 @@ static int read_habits(const struct ki_options *o, struct ki_habits *ret, struct
     return 0;
 }
 
-static int register_worker(struct ki_service *service, const struct ki_options *o,
-                           const struct ki_worker_spec *spec, const struct ki_habits *habits,
-                           uint64_t version, struct kv_error *error)
+static struct ki_registration registration_of(const struct ki_options *o,
+                                              const struct ki_worker_spec *spec,
+                                              const struct ki_habits *habits, uint64_t version)
 {
-    const struct ki_registration registration = {
+    return (struct ki_registration){
         .instance = spec->instance,
         .rank = spec->rank,
         .block_size = (uint32_t)o->block_size,
@@ -44,6 +44,13 @@ static int register_worker(struct ki_service *service, const struct ki_options *
         .tenant = o->tenant_id,
         .version = version,
     };
+}
+
+static int register_worker(struct ki_service *service, const struct ki_options *o,
+                           const struct ki_worker_spec *spec, const struct ki_habits *habits,
+                           uint64_t version, struct kv_error *error)
+{
+    const struct ki_registration registration = registration_of(o, spec, habits, version);
     struct kv_error why = {0};
     int rc = ki_registry_register(service->registry, &registration, &why);
 
@@ -206,17 +213,74 @@ static const struct told *find(const struct fleet *fleet, const struct ki_worker
     return NULL;
 }
 
+/* Check that two workers of one configuration can both be registered. */
+static int check_pair(const struct told *a, const struct told *b, struct kv_error *error)
+{
+    const struct ki_options *x = a->of, *y = b->of;
+    bool same_model =
+        same_text(x->model_name, y->model_name) && same_text(x->tenant_id, y->tenant_id);
+
+    if (a->spec->instance == b->spec->instance && a->spec->rank == b->spec->rank)
+        return kv_fail(error, -EEXIST, 0,
+                       "--workers: instance %" PRIu64 " dp_rank %" PRIu32 " is listed twice",
+                       a->spec->instance, a->spec->rank);
+    if (a->spec->instance == b->spec->instance && !same_model)
+        return kv_fail(error, -EEXIST, 0,
+                       "--workers: instance %" PRIu64 " is listed for model=%.60s and model=%.60s",
+                       a->spec->instance, x->model_name, y->model_name);
+    if (same_model && x->block_size != y->block_size)
+        return kv_fail(error, -EEXIST, 0,
+                       "--block-size: %" PRIu64 " and %" PRIu64 " for model=%.60s", x->block_size,
+                       y->block_size, x->model_name);
+    return 0;
+}
+
+/* Check all that can be wrong with the workers of a configuration, before one of the old leaves. */
+static int check(struct ki_service *service, const struct fleet *fleet, struct kv_error *error)
+{
+    int rc = 0;
+
+    for (size_t i = 0; i < fleet->n && rc == 0; i++) {
+        const struct told *one = &fleet->items[i];
+        struct ki_registration registration;
+        struct kv_error why = {0};
+        struct ki_habits habits;
+
+        rc = read_habits(one->of, &habits, error);
+        if (rc < 0)
+            return rc;
+        registration = registration_of(one->of, one->spec, &habits, 0);
+        rc = ki_registry_check(service->registry, &registration, &why);
+        if (rc < 0)
+            return kv_fail(error, rc, 0, "--workers: %.180s", why.text);
+        for (size_t j = 0; j < i && rc == 0; j++)
+            rc = check_pair(&fleet->items[j], one, error);
+    }
+    return rc;
+}
+
+/* Return true when a client has unregistered the worker, and registered it at another endpoint. */
+static bool is_clients(const struct told *told, const struct ki_worker_info *infos, long n)
+{
+    for (long i = 0; i < n; i++)
+        if (infos[i].instance == told->spec->instance && infos[i].rank == told->spec->rank)
+            return !same_text(infos[i].endpoint, told->spec->endpoint);
+    return false;
+}
+
 /* Unregister the workers of @before that @after tells otherwise, or no more. Returns their number. */
 static size_t leave(struct ki_service *service, const struct fleet *before,
                     const struct fleet *after)
 {
+    struct ki_worker_info *infos = NULL;
+    long n_infos = ki_registry_workers(service->registry, &infos);
     size_t n = 0;
 
     for (size_t i = 0; i < before->n; i++) {
         const struct told *old = &before->items[i], *now = find(after, old->spec);
         struct kv_error why = {0};
 
-        if (now && is_same(old, now))
+        if ((now && is_same(old, now)) || is_clients(old, infos, n_infos))
             continue;
         n++;
         if (ki_registry_unregister(service->registry, old->spec->instance, old->of->model_name,
@@ -224,6 +288,8 @@ static size_t leave(struct ki_service *service, const struct fleet *before,
             kv_log_warn("service", "a worker of the old configuration was not unregistered",
                         "reason=\"%s\"", why.text);
     }
+    if (n_infos >= 0)
+        ki_worker_infos_free(infos, n_infos);
     return n;
 }
 
@@ -290,7 +356,9 @@ static int take_over(struct ki_service *service, const struct ki_options *after,
 
     if (rc < 0)
         return rc;
-    rc = fleet_init(&old, before, error);
+    rc = check(service, &new, error);
+    if (rc == 0)
+        rc = fleet_init(&old, before, error);
     if (rc == 0) {
         apply(service, after, &old, &new);
         fleet_fini(&old);

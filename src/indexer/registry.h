@@ -109,6 +109,13 @@ int ki_registry_register(struct ki_registry *registry, const struct ki_registrat
                          struct kv_error *error);
 
 /**
+ * Check what ki_registry_register checks of a registration alone: endpoints and block size. Returns 0,
+ * -EINVAL or -EACCES with @error's text. Any thread.
+ */
+int ki_registry_check(const struct ki_registry *registry,
+                      const struct ki_registration *registration, struct kv_error *error);
+
+/**
  * Remove one rank (@rank not NULL) or the whole instance, from @tenant or (NULL) from any. On
  * return its blocks have left the index; for a whole instance (or its last rank) also those of
  * ranks that were never registered. The position in its stream is kept. An instance known only from

@@ -111,10 +111,6 @@ void ki_tables_snapshot_free(struct ki_listener **listeners, long n);
 int ki_holder_compare(const struct kv_holder *x, const struct kv_holder *y);
 int ki_marks_compare(const void *a, const void *b);
 
-/** Check the syntax and permission of @reg's endpoints. */
-int ki_registry_check(const struct ki_registry *r, const struct ki_registration *reg,
-                      struct kv_error *error);
-
 /** Tell the siblings of a listener that blocks of its ranks have left: ki_listener_env.lost. */
 void ki_registry_note_loss(void *arg, const struct ki_listener *l, const struct ki_loss *loss);
 

@@ -68,6 +68,37 @@ def test_reload():
             equal(indexer.query(TOKENS)["scores"], {"9": {"0": 16}})
 
 
+def test_what_is_refused_changes_nothing():
+    """A worker listed twice, in two models, of two block sizes, or at an endpoint that isn't allowed: the old ones stay."""
+    with tempfile.TemporaryDirectory() as folder, Publisher() as engine:
+        path = os.path.join(folder, "conf")
+
+        def write(text):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+
+        good = f"[m]\nblock-size = 16\nworkers = 1={engine.endpoint}\n"
+        write(good)
+        with Indexer("--config", path, "--allow-endpoint", "tcp://127.0.0.1") as indexer:
+            engine.wait_subscriber()
+            engine.store([11], TOKENS)
+            indexer.wait_score(TOKENS, 1, 16)
+            for wrong, why in (("[m]\nblock-size = 16\nworkers = 1=tcp://10.0.0.1:5557\n", "not allowed"),
+                               (good + "workers = 1=tcp://127.0.0.1:1\n", "listed twice"),
+                               ("[n]\nblock-size = 16\nworkers = 1:1=tcp://127.0.0.1:1\n" + good, "model=n and model=m"),
+                               ("[m]\nblock-size = 32\nworkers = 2=tcp://127.0.0.1:1\n" + good, "32 and 16")):
+                write(wrong)
+                said = hup(indexer, "not read again")
+                check(why in said, said)
+                equal(found(indexer), {(1, "m", 0): engine.endpoint})
+                equal(indexer.score(TOKENS, 1), 16)
+            indexer.unregister(1)
+            indexer.register(1, "tcp://127.0.0.1:2")  # a client's now, of which the file tells nothing
+            write("")
+            check("unregistered=0" in hup(indexer))
+            equal(found(indexer), {(1, "m", 0): "tcp://127.0.0.1:2"})
+
+
 def test_without_a_file():
     with Publisher() as engine, Indexer("--block-size", 16, "--model-name", MODEL, "--workers", f"1={engine.endpoint}") as indexer:
         engine.wait_subscriber()
