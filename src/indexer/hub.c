@@ -241,6 +241,7 @@ static void read_topic(struct ki_hub_conn *conn, uint64_t now_ns)
     struct ki_sub *sub = &conn->sub;
     struct ki_zmtp_message whole;
     struct kve_message message;
+    bool numbered;
 
     for (;;) {
         size_t start = sub->start;
@@ -253,7 +254,8 @@ static void read_topic(struct ki_hub_conn *conn, uint64_t now_ns)
         sub->start = start;
         conn->known = true;
         if (whole.n_frames <= KVE_MAX_FRAMES &&
-            kve_message_parse_live(whole.spans, whole.n_frames, &message) == 0)
+            (kve_message_parse_live(whole.spans, whole.n_frames, &message) == 0 ||
+             kve_message_parse_short(whole.spans, whole.n_frames, &message, &numbered) == 0))
             conn->topic = strndup(message.topic.data, message.topic.len);
         return;
     }

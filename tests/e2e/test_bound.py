@@ -116,6 +116,18 @@ def test_one_at_a_time():
                 engine.close()
 
 
+def test_messages_without_numbers():
+    """The topic tells of which worker they are, too."""
+    port = free_port()
+    with Indexer() as indexer, Connecting(port, topic=b"kv@a@m") as engine:
+        indexer.register(1, endpoint(port, "kv@a@m"))
+        indexer.register(2, endpoint(port, "kv@b@m"))
+        engine.wait_subscriber()
+        engine.send_frames(b"kv@a@m", engine.batch([engine.stored(HASHES, TOKENS)]))
+        indexer.wait_score(TOKENS, 1, 64, timeout=1)
+        check(indexer.query(TOKENS)["views"]["1"]["0"]["partial"], "a whole view")
+
+
 def test_lost_twice_during_a_replay():
     """What waits for a replay came over a connection that is lost by then: it is no sign that there is one."""
     port = free_port()
