@@ -71,6 +71,6 @@ bool ki_place_is_admitted(const char *rule, const struct ki_place *place)
 
     if (kv_endpoint_rule_parse(rule + (binds ? PREFIX_LEN : 0), &parsed, NULL) < 0)
         return false;
-    return (binds == place->binds || parsed.kind == KV_RULE_ALL) &&
+    return (binds == place->binds || (!binds && parsed.kind == KV_RULE_ALL)) &&
            kv_endpoint_rule_admits(&parsed, &place->endpoint);
 }

@@ -78,6 +78,9 @@ static void rules(void **state)
         {"bind:tcp://10.0.0.0/8", "bind:tcp://*:1", false},
         {"bind:tcp://*", "tcp://h:1", false},
         {"tcp://h", "tcp://h:1#t", true},
+        {"bind:*", "bind:tcp://*:1", true},
+        {"bind:*", "tcp://h:1", false},
+        {"bind:*", "ipc:///tmp/x", false},
     };
     struct ki_place place;
     const char *why;
