@@ -140,8 +140,6 @@ static bool take_short(struct ki_listener *l, const struct kve_span *frames, siz
         return false;
     if (numbered || is_of_other_topic(l, ret))
         return true;
-    if (l->ups_of_batch != l->sub.ups)
-        l->unnumbered = 0;
     ret->sequence = l->unnumbered++;
     pthread_mutex_lock(&l->lock);
     l->applier.unnumbered = true;
@@ -162,6 +160,8 @@ static int take_live(struct ki_listener *l, struct ki_live *ret, bool *ret_first
 
     if (!ki_sub_next(&l->sub, &whole, now_ns))
         return -EAGAIN;
+    if (l->ups_of_batch != l->sub.ups)
+        l->unnumbered = 0;
     if (whole.n_frames > KVE_MAX_FRAMES ||
         (kve_message_parse_live(whole.spans, whole.n_frames, &message) < 0 &&
          !take_short(l, whole.spans, whole.n_frames, &message))) {

@@ -175,6 +175,8 @@ static void settle(struct ki_listener *l, struct ki_stream_stats *before, unsign
         ki_listener_show_loss(l); /* before the first block leaves */
         ki_applier_purge(&l->applier, l->model->index, steps & KI_STEP_RESET);
     }
+    if (steps & KI_STEP_RESET && !l->unnumbered) /* another process, whose messages have numbers */
+        l->applier.unnumbered = false;
     if (steps & KI_STEP_RESET) /* and purged: the index has no source of the stream's any more */
         kve_reader_renew(l->applier.reader);
     if (steps & KI_STEP_PURGE) /* no batch may follow */

@@ -322,6 +322,23 @@ def test_messages_without_numbers():
         case.whole("0-63", 32)
 
 
+def test_numbers_from_an_engine_that_had_none():
+    """An engine is replaced by a version that numbers its messages: the view becomes whole."""
+    where = f"tcp://127.0.0.1:{free_port()}"
+    with Indexer() as indexer:
+        with Publisher(replay=None, endpoint=where) as old:
+            indexer.register(1, old)
+            old.send_frames(old.batch([old.stored([1], tokens("0-15"))]))
+            indexer.wait_score(tokens("0-15"), 1, 16)
+            check(indexer.query(tokens("0-15"))["views"], "a whole view")
+        with Publisher(replay=None, endpoint=where) as new:
+            new.wait_subscriber()
+            new.store([2], tokens("100-115"))
+            indexer.wait_score(tokens("100-115"), 1, 16)
+            equal(indexer.query(tokens("0-15"))["views"], {})
+            equal(indexer.score(tokens("0-15"), 1), 0)
+
+
 def test_messages_of_a_wrong_shape_are_told():
     with Case() as case:
         for frames in (b"hello",), (b"kv", b"hello"), (b"kv", b"\0\0\0\1", b"\x92\x01\x90"), (b"a", b"b", ZERO, b"d"):
