@@ -16,7 +16,7 @@
 #include "indexer/listener_impl.h"
 #include "indexer/pump.h"
 
-#define MAX_WAITING 64 /* connections that wait at an address; the oldest makes room */
+#define MAX_WAITING 64 /* connections that wait at an address; see choose_victim */
 #define ACCEPT_RETRY_NS (100 * KV_NS_PER_MS)
 
 struct ki_hub_conn {
@@ -24,6 +24,7 @@ struct ki_hub_conn {
     struct ki_sub sub;
     bool known;  /* its first message is there, and topic is set */
     char *topic; /* NULL: none, or no memory */
+    struct in6_addr source;
     TAILQ_ENTRY(ki_hub_conn) entry;
 };
 
@@ -188,6 +189,54 @@ bool ki_hub_offer(struct ki_listener *l, uint64_t now_ns)
     return false;
 }
 
+static bool is_same_source(const struct ki_hub_conn *a, const struct ki_hub_conn *b)
+{
+    return memcmp(&a->source, &b->source, sizeof(a->source)) == 0;
+}
+
+/* Return the number of waiting connections that have the source of @one. */
+static size_t count_source(const struct ki_hub *hub, const struct ki_hub_conn *one)
+{
+    const struct ki_hub_conn *conn;
+    size_t n = 0;
+
+    for (conn = TAILQ_FIRST(&hub->waiting); conn; conn = TAILQ_NEXT(conn, entry))
+        n += is_same_source(conn, one);
+    return n;
+}
+
+/*
+ * Choose the connection that makes room: of the source with most of them, so that no other source
+ * suffers; the oldest whose handshake isn't done, or else the oldest.
+ */
+static struct ki_hub_conn *choose_victim(const struct ki_hub *hub)
+{
+    struct ki_hub_conn *conn, *best = NULL;
+    size_t most = 0;
+
+    for (conn = TAILQ_FIRST(&hub->waiting); conn; conn = TAILQ_NEXT(conn, entry)) {
+        size_t n = count_source(hub, conn);
+
+        if (n > most || (n == most && is_same_source(conn, best) && best->sub.state == KI_SUB_UP &&
+                         conn->sub.state != KI_SUB_UP))
+            best = conn;
+        most = KV_MAX(n, most);
+    }
+    return best;
+}
+
+/* Return the address at the other end; IPv4 as a mapped one. */
+static struct in6_addr source_of(const struct sockaddr_storage *from)
+{
+    const struct sockaddr_in *v4 = (const struct sockaddr_in *)from;
+    struct in6_addr ret = {.s6_addr = {[10] = 0xff, [11] = 0xff}};
+
+    if (from->ss_family == AF_INET6)
+        return ((const struct sockaddr_in6 *)from)->sin6_addr;
+    memcpy(ret.s6_addr + 12, &v4->sin_addr, sizeof(v4->sin_addr));
+    return ret;
+}
+
 /* Choose whether epoll reports connections that come. */
 static void watch(struct ki_hub *hub, uint32_t events)
 {
@@ -213,7 +262,9 @@ void ki_hub_accept(struct ki_hub *hub, uint64_t now_ns)
     struct ki_listener *l = LIST_FIRST(&hub->listeners);
 
     for (int i = 0; i < MAX_WAITING; i++) {
-        int fd = accept4(hub->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        struct sockaddr_storage from = {.ss_family = AF_UNSPEC};
+        socklen_t len = sizeof(from);
+        int fd = accept4(hub->fd, (struct sockaddr *)&from, &len, SOCK_CLOEXEC | SOCK_NONBLOCK);
         struct ki_hub_conn *conn = fd < 0 ? NULL : calloc(1, sizeof(*conn));
 
         if (fd < 0) {
@@ -226,8 +277,9 @@ void ki_hub_accept(struct ki_hub *hub, uint64_t now_ns)
             return;
         }
         if (hub->n_waiting == MAX_WAITING)
-            drop(TAILQ_FIRST(&hub->waiting));
+            drop(choose_victim(hub));
         conn->hub = hub;
+        conn->source = source_of(&from);
         TAILQ_INSERT_TAIL(&hub->waiting, conn, entry);
         hub->n_waiting++;
         ki_sub_accept(&conn->sub, fd, &l->env->arriving, hub->hubs->epoll_fd,

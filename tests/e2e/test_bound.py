@@ -173,6 +173,40 @@ def test_strangers():
             one.close()
 
 
+def test_a_flood_of_strangers():
+    """Silent connections of one source push out none of another, however slow its handshake."""
+    port = free_port()
+    over = threading.Event()
+
+    def flood():
+        silent = []
+        while not over.is_set():
+            silent.append(socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0)))
+            if len(silent) > 100:
+                silent.pop(0).close()
+            time.sleep(0.0005)
+        for one in silent:
+            one.close()
+
+    with Indexer() as indexer, Publisher() as form:
+        indexer.register(1, endpoint(port, "kv@a"))
+        wait_until(lambda: "no publisher" in streams.listener(indexer).get("last_error", ""), 10, "a listener that waits")
+        thread = threading.Thread(target=flood)
+        thread.start()
+        try:
+            with socket.create_connection(("127.0.0.1", port)) as slow:
+                ready = b"\x05READY\x0bSocket-Type\0\0\0\x03PUB"
+                batch = form.batch([form.stored(HASHES, TOKENS)])
+                for piece in (b"\xff" + bytes(7) + b"\x01\x7f\x03\0NULL" + bytes(48), bytes([4, len(ready)]) + ready,
+                              b"\1\4kv@a\1\x08" + bytes(8) + b"\2" + struct.pack(">Q", len(batch)) + batch):
+                    time.sleep(0.3)
+                    slow.sendall(piece)
+                indexer.wait_score(TOKENS, 1, 64)
+        finally:
+            over.set()
+            thread.join()
+
+
 def test_no_descriptors():
     """Connections for which there is no descriptor wait, and cost no time."""
     port = free_port()
