@@ -14,7 +14,7 @@
 /** Effect of a request on a lease: its reader may give up a request that is answered already. */
 struct kvbm_effect {
     uint64_t request, lease;
-    uint64_t before_ns; /* the lease's end before a renewal; 0: the request made the lease */
+    uint64_t before_ns; /* the lease's end without a renewal; 0: the request made the lease */
 };
 
 /** A session that asks, as long as it is open or one of its loans lives. */
@@ -130,6 +130,10 @@ void kvbm_loan_unuse(struct kvbm_lender *lender, struct kvbm_offer *offer,
 /** Note what a request has done to a lease, with the lock held. */
 void kvbm_effect_note(struct kvbm_borrower *borrower, uint64_t request,
                       const struct kvbm_granted *lease, uint64_t before_ns);
+
+/** Keep the undoing of earlier renewals from ending a lease before @until_ns. With the lock held. */
+void kvbm_effects_hold(struct kvbm_borrower *borrower, const struct kvbm_granted *lease,
+                       uint64_t until_ns);
 
 /** Undo what a request has done that its reader has given up (lend_undo.c). A kvbm_serve_fn. */
 void kvbm_serve_cancel(void *arg, struct kvbm_session *session, struct kvbm_request *request);

@@ -373,6 +373,7 @@ static void renew(struct kvbm_borrower *borrower, uint64_t request, struct kvbm_
 {
     uint64_t before = lease->expires_ns, after = kv_now_ns() + time_ms * KV_NS_PER_MS;
 
+    kvbm_effects_hold(borrower, lease, after);
     if (after <= before)
         return;
     kvbm_leases_renew(&offer->leases, lease, after);

@@ -7,6 +7,9 @@
  *   LEASE or RENEW ──► answer, and a note of what was done
  *   CANCEL ──────────► the lease is released, or ends when it did before
  *
+ * Threads of a reader may renew a lease at the same time, and one of them give up. The notes of the
+ * lease's earlier renewals then hold the end that the later one was granted: it isn't undone with them.
+ *
  * A reader has at most max_requests requests open. While an answer is on its way to the reader, those
  * may be answered, and as many again. So twice as many notes are enough.
  */
@@ -19,19 +22,35 @@ void kvbm_effect_note(struct kvbm_borrower *borrower, uint64_t request,
         (struct kvbm_effect){.request = request, .lease = lease->id, .before_ns = before_ns};
 }
 
-/* Find the note of a request, with the lock held. */
-static struct kvbm_effect *find(struct kvbm_borrower *borrower, uint64_t request)
+/* Return the @i-th of the last notes, newest first, or NULL. */
+static struct kvbm_effect *effect_at(struct kvbm_borrower *borrower, uint64_t i)
 {
     uint64_t n = KV_MIN(borrower->n_effects, (uint64_t)borrower->max_effects);
 
-    for (uint64_t i = 1; i <= n; i++) {
-        struct kvbm_effect *effect =
-            &borrower->effects[(borrower->n_effects - i) % borrower->max_effects];
+    return i < n ? &borrower->effects[(borrower->n_effects - 1 - i) % borrower->max_effects] : NULL;
+}
 
-        if (effect->request == request)
-            return effect;
+void kvbm_effects_hold(struct kvbm_borrower *borrower, const struct kvbm_granted *lease,
+                       uint64_t until_ns)
+{
+    struct kvbm_effect *effect;
+
+    for (uint64_t i = 0; (effect = effect_at(borrower, i)) != NULL; i++) {
+        if (effect->lease == lease->id && effect->before_ns)
+            effect->before_ns = KV_MAX(effect->before_ns, until_ns);
     }
-    return NULL;
+}
+
+/* Find the note of a request, with the lock held. */
+static struct kvbm_effect *find(struct kvbm_borrower *borrower, uint64_t request)
+{
+    struct kvbm_effect *effect;
+
+    for (uint64_t i = 0; (effect = effect_at(borrower, i)) != NULL; i++) {
+        if (effect->request == request)
+            break;
+    }
+    return effect;
 }
 
 /* Undo what is noted, with the lock held. */
@@ -48,6 +67,8 @@ static void undo(struct kvbm_borrower *borrower, struct kvbm_effect *effect,
         kvbm_loan_release(offer, lease, over);
         return;
     }
+    if (effect->before_ns >= lease->expires_ns)
+        return; /* a later renewal holds */
     kvbm_leases_renew(&offer->leases, lease, effect->before_ns);
     kvbm_lender_wake(offer->lender);
 }

@@ -151,6 +151,34 @@ static void test_renewal_given_up(void **state)
     lend_fini(&owner);
 }
 
+/* Renewals that are not given up hold, also when an earlier one is given up after them. */
+static void test_renewal_holds(void **state)
+{
+    uint64_t id, end, before;
+
+    (void)state;
+    begin(unix_endpoint());
+    raw_open(&raw, endpoint_of(owner.agent), "raw");
+    id = lease_all(1, 1000);
+    say_renew(2, id, 20000);
+    before = kv_now_ns();
+    say_renew(3, id, 40000); /* extends it */
+    raw_say(&raw, KVBM_CANCEL, 2, NULL, 0);
+    await_owner();
+    assert_true(lease_end() >= before + 40000 * KV_NS_PER_MS);
+    say_renew(4, id, 60000);
+    before = kv_now_ns();
+    say_renew(5, id, 50000); /* the lease ends later already */
+    raw_say(&raw, KVBM_CANCEL, 4, NULL, 0);
+    await_owner();
+    end = lease_end();
+    assert_true(end >= before + 50000 * KV_NS_PER_MS);
+    assert_true(end < before + 60000 * KV_NS_PER_MS);
+    close(raw.fd);
+    lend_wait_idle(&owner);
+    lend_fini(&owner);
+}
+
 /* ---- by the reader's functions ---- */
 
 /* The reader's deadline is over before the owner can have answered, most times. */
@@ -187,6 +215,20 @@ static int update(void)
         .size = sizeof(opts), .id = 1, .layout = owner.layout, .source = &source};
 
     return kvbm_blockset_update(owner.set, &opts);
+}
+
+/* Wait until the owner has begun to answer so many reads. */
+static void await_reads(uint64_t n)
+{
+    struct kvbm_lender *lender = owner.agent->lender;
+    uint64_t reads = 0;
+
+    for (uint64_t end = soon(); reads < n;) {
+        pthread_mutex_lock(&lender->lock);
+        reads = lender->stats.reads;
+        pthread_mutex_unlock(&lender->lock);
+        assert_true(kv_now_ns() < end);
+    }
 }
 
 /* Copy what a reply with the blocks of @keys consists of. */
@@ -227,7 +269,7 @@ static void test_update_beside_a_reader_that_waits(void **state)
     for (uint64_t i = 0; i < N_READS; i++)
         raw_say(&raw, KVBM_ASK_READ, 2 + i, body.data, (uint32_t)body.len);
     kv_buf_fini(&body);
-    raw_await(&raw);
+    await_reads(N_READS);
     assert_int_equal(update(), 0);
     assert_int_equal(lend_pinned(&owner), 0);
     assert_true(lend_store(&owner, 500, N_BLOCKS));
@@ -339,6 +381,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lease_given_up),
         cmocka_unit_test(test_renewal_given_up),
+        cmocka_unit_test(test_renewal_holds),
         cmocka_unit_test(test_reader_gives_up),
         cmocka_unit_test(test_update_beside_a_reader_that_waits),
         cmocka_unit_test(test_updates_beside_reads),
