@@ -11,7 +11,9 @@
  * put under way that wrote into the old tmp/ notices by the turn, and begins again.
  *
  * Pending chunks whose files are gone are forgotten. A manifest that names one finds it missing. A
- * flush, or a manifest that may need any chunk, fails once for each thread.
+ * flush, or a manifest that may need any chunk, fails once for each thread. Threads that came after the
+ * loss can only end a save that another one began: they are told for a moment, and not for an hour, as
+ * a program may have a thread for each save.
  */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -24,7 +26,8 @@
 #include "store/file_impl.h"
 
 #define TRIES 8
-#define TOLD_S 3600 /* threads that come later hear nothing of a loss */
+#define TOLD_S 3600 /* later publications hear nothing of a loss; */
+#define YOUNG_S 10  /* nor do, so long after it, those of threads that came after it */
 
 /* -- Noticing ---------------------------------------------------------------------------------- */
 
@@ -151,10 +154,10 @@ static size_t forget_pending(kv_store_v1 *h, bool all)
 bool kvs_file_owes(kv_store_v1 *h)
 {
     struct kvs_file_places *p = &h->places;
-    uint64_t thread = kv_thread_number();
+    uint64_t thread = kv_thread_number(), told_s = thread > p->newest ? YOUNG_S : TOLD_S;
     size_t i = 0;
 
-    if (!p->lost || kv_now_ns() - p->lost_ns > TOLD_S * KV_NS_PER_S)
+    if (!p->lost || kv_now_ns() - p->lost_ns > told_s * KV_NS_PER_S)
         return false;
     while (i < KVS_FILE_TOLD && p->told[i].thread != thread)
         i++;
@@ -285,6 +288,7 @@ static int again(kv_store_v1 *h)
         if (n) {
             h->places.lost = atomic_load_explicit(&h->places.turn, memory_order_relaxed);
             h->places.lost_ns = kv_now_ns();
+            h->places.newest = kv_thread_newest();
         }
         kv_log_warn("store",
                     another ? "the store's path leads to another folder: using that one from now on"

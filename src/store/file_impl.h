@@ -305,15 +305,15 @@ void kvs_file_reader_stop(kv_store_v1 *h);
 
 /* -- The folder on the disk (file_follow.c) ----------------------------------------------------- */
 
-enum { KVS_FILE_TOLD = 32 };
+enum { KVS_FILE_TOLD = 256 };
 
 struct kvs_file_places {
     _Atomic uint64_t root, chunks, house; /* device and inode of each, mixed; 0: unknown */
     _Atomic bool told_moved;
     _Atomic uint64_t turn; /* counts how often the folders were made or opened again */
     /* Under `commit`: threads that were told that pending chunks were lost at turn `lost`, which was
-     * at `lost_ns`; the ring's next place is `next`. */
-    uint64_t lost, lost_ns;
+     * at `lost_ns`, when `newest` was the highest number of a thread; the ring's next place is `next`. */
+    uint64_t lost, lost_ns, newest;
     struct {
         uint64_t thread, turn;
     } told[KVS_FILE_TOLD];

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "store/file_unit.h"
 
 static uint8_t blob[100000];
@@ -202,6 +203,100 @@ static void nothing_is_made_without_leave(void **state)
     new_folder();
 }
 
+/* -- Threads of a moment ------------------------------------------------------------------------- */
+
+struct moment {
+    kv_store_v1 *h;
+    uint64_t n;
+    int rc;
+};
+
+static void *save_once(void *arg)
+{
+    struct moment *m = arg;
+
+    m->rc = unit_put(m->h, m->n, blob, 500);
+    if (m->rc >= 0)
+        m->rc = flush(m->h);
+    return NULL;
+}
+
+static int save_by_a_thread(kv_store_v1 *h, uint64_t n)
+{
+    struct moment m = {h, n, 0};
+    pthread_t thread;
+
+    assert_int_equal(pthread_create(&thread, NULL, save_once, &m), 0);
+    pthread_join(thread, NULL);
+    return m.rc;
+}
+
+/* A program with a thread for each save goes on: its threads come after the loss, but for a moment. */
+static void short_threads_save_on(void **state)
+{
+    kv_store_v1 *h;
+    (void)state;
+
+    new_folder();
+    h = unit_open("");
+    assert_int_equal(unit_put(h, 1, blob, 1000), 0);
+    run("rm -rf $D/* $D/.kvasir");
+    assert_int_equal(save_by_a_thread(h, 2), -EIO); /* it may end the save of chunk 1 */
+    h->places.lost_ns -= 11 * KV_NS_PER_S;
+    for (uint64_t n = 100; n < 400; n++)
+        assert_int_equal(save_by_a_thread(h, n), 0);
+    assert_int_equal(flush(h), -EIO); /* this thread has put chunk 1 */
+    assert_int_equal(flush(h), 0);
+    kvs_file_vtable()->close(h);
+}
+
+enum { MANY = 100 };
+
+static pthread_barrier_t all_there;
+
+/* Save, wait for the loss, save until it is heard of, and save again. */
+static void *save_on(void *arg)
+{
+    struct moment *m = arg;
+
+    m->rc = unit_put(m->h, m->n, blob, 500);
+    pthread_barrier_wait(&all_there);
+    pthread_barrier_wait(&all_there);
+    for (int i = 0; i < 3; i++) {
+        pthread_barrier_wait(&all_there); /* all flush in turns */
+        m->rc = unit_put(m->h, m->n + 1000 + (uint64_t)i, blob, 500);
+        m->rc = m->rc < 0 ? m->rc : flush(m->h);
+    }
+    return NULL;
+}
+
+/* Each of many threads hears of the loss once. */
+static void many_threads_save_on(void **state)
+{
+    struct moment m[MANY];
+    pthread_t threads[MANY];
+    kv_store_v1 *h;
+    (void)state;
+
+    new_folder();
+    h = unit_open("");
+    assert_int_equal(pthread_barrier_init(&all_there, NULL, MANY + 1), 0);
+    for (uint64_t i = 0; i < MANY; i++) {
+        m[i] = (struct moment){h, 10000 * (i + 1), 0};
+        assert_int_equal(pthread_create(&threads[i], NULL, save_on, &m[i]), 0);
+    }
+    pthread_barrier_wait(&all_there);
+    run("rm -rf $D/* $D/.kvasir");
+    for (int i = 0; i < 4; i++)
+        pthread_barrier_wait(&all_there);
+    for (uint64_t i = 0; i < MANY; i++) {
+        pthread_join(threads[i], NULL);
+        assert_int_equal(m[i].rc, 0);
+    }
+    pthread_barrier_destroy(&all_there);
+    kvs_file_vtable()->close(h);
+}
+
 /* -- With threads ------------------------------------------------------------------------------- */
 
 enum { THREADS = 4, TURNS = 60, LAST = 1000 };
@@ -289,6 +384,8 @@ int main(void)
         cmocka_unit_test(a_moved_folder_is_used_on),
         cmocka_unit_test(another_folder_is_followed),
         cmocka_unit_test(nothing_is_made_without_leave),
+        cmocka_unit_test(short_threads_save_on),
+        cmocka_unit_test(many_threads_save_on),
         cmocka_unit_test(cleared_while_threads_save),
     };
 
