@@ -445,6 +445,53 @@ static void test_hangs(void **state)
     world_fini(&w);
 }
 
+struct storer {
+    struct world *w;
+    uint64_t first;
+    uint32_t at;
+    pthread_barrier_t *all_there;
+};
+
+static void *store_beside(void *arg)
+{
+    const struct storer *s = arg;
+
+    pthread_barrier_wait(s->all_there);
+    assert_in_range(store_for(s->w, s->first, 8, s->at, 300), 0, 8);
+    return NULL;
+}
+
+/* Stores of several threads get half of the host tier together. */
+static void test_hangs_beside(void **state)
+{
+    struct kvbm_mutable free_blocks[8];
+    pthread_barrier_t all_there;
+    struct storer storers[8];
+    pthread_t threads[8];
+    struct world w;
+
+    (void)state;
+    for (size_t round = 0; round < unit_rounds(3); round++) {
+        shaky_start(&w, 16);
+        shaky->hang_puts = true;
+        assert_int_equal(pthread_barrier_init(&all_there, NULL, 8), 0);
+        for (uint32_t i = 0; i < 8; i++) {
+            storers[i] = (struct storer){&w, 1000 * (1 + (uint64_t)i), 8 * i, &all_there};
+            assert_int_equal(pthread_create(&threads[i], NULL, store_beside, &storers[i]), 0);
+        }
+        for (uint32_t i = 0; i < 8; i++)
+            pthread_join(threads[i], NULL);
+        pthread_barrier_destroy(&all_there);
+        assert_int_equal(
+            kvbm_pool_allocate(kvbm_manager_pool(w.m, KV_TIER_HOST), 8, free_blocks, NULL), 0);
+        assert_int_equal(
+            kvbm_pool_release_mutable(kvbm_manager_pool(w.m, KV_TIER_HOST), free_blocks, 8), 0);
+        shaky->hang_puts = false;
+        EXPECT_SOON(shaky->inside == 0);
+        world_fini(&w);
+    }
+}
+
 /* ---- a timeout of 0 ---- */
 
 static void test_at_once(void **state)
@@ -476,6 +523,7 @@ int main(void)
         cmocka_unit_test(test_kill),
         cmocka_unit_test(test_fails),
         cmocka_unit_test(test_hangs),
+        cmocka_unit_test(test_hangs_beside),
         cmocka_unit_test(test_at_once),
     };
 

@@ -223,7 +223,7 @@ static int wait_for_tiers_below(struct call *c)
     kvbm_manager_enter(m);
     m->n_waiters++;
     while (rc == 0 && !m->stopping && !pass_some(c) && window(c) <= c->tried - c->from) {
-        if (kvbm_offload_idle(m))
+        if (kvbm_offload_idle(m) && !m->promises.claimed)
             rc = -ETIMEDOUT;
         else
             rc = kvbm_manager_wait_change(m, c->deadline_ns);
@@ -242,18 +242,21 @@ static long store_all(struct call *c, const uint32_t *blocks)
     if (kept(c, 0, c->n, KEPT) < c->n)
         rc = kvbm_turn_give_way(m, &c->turn, c->chain.group, c->chain.keys, c->deadline_ns);
     while (rc == 0) {
-        uint32_t n;
+        uint32_t more = 0, n;
         long left;
 
         kvbm_manager_enter(m);
         (void)pass_some(c);
         n = window(c);
+        if (n > c->tried - c->from)
+            more = kvbm_promises_claim(m, n - (c->tried - c->from));
         kvbm_manager_leave(m);
         if (n <= c->tried - c->from) {
             rc = wait_for_tiers_below(c);
             continue;
         }
         left = store_some(c, blocks, n);
+        kvbm_promises_unclaim(m, more);
         if (left < 0 || (left == 0 && c->tried == c->n))
             return left;
         if (!left)

@@ -105,5 +105,23 @@ uint32_t kvbm_promises_room(const struct kvbm_manager *m)
 {
     if (!m->promises.blocks)
         return (uint32_t)KV_MIN(m->host_blocks, (uint64_t)UINT32_MAX);
-    return m->promises.max - KV_MIN(m->promises.n, m->promises.max);
+    return m->promises.max - KV_MIN(m->promises.n + m->promises.claimed, m->promises.max);
+}
+
+uint32_t kvbm_promises_claim(struct kvbm_manager *m, uint32_t n)
+{
+    n = m->promises.blocks ? n : 0;
+    m->promises.claimed += n;
+    m->n_waiters += n > 0; /* the manager stays until the claim is given back */
+    return n;
+}
+
+void kvbm_promises_unclaim(struct kvbm_manager *m, uint32_t n)
+{
+    if (!n)
+        return;
+    kvbm_manager_enter(m);
+    m->promises.claimed -= n;
+    pthread_cond_broadcast(&m->changed);
+    kvbm_waiter_leaves(m);
 }

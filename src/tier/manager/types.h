@@ -337,6 +337,7 @@ struct kvbm_promises {
     struct kvbm_promise *blocks; /* [host_blocks]; NULL: no tiers below, or no host tier */
     struct kvbm_set keys;        /* hashes of promised keys */
     uint32_t n, max;
+    uint32_t claimed; /* promises that stores under way are going to make */
     uint64_t next_number;
 };
 
@@ -366,8 +367,9 @@ struct kvbm_manager {
     pthread_mutex_t lock;
     pthread_cond_t work, changed; /* work wakes the mover; changed wakes callers */
     bool stopping;
-    uint32_t forks;     /* forks counted at creation: a higher number means a child */
-    uint32_t n_waiters; /* threads in kvbm_manager_wait, kvbm_manager_drain and kvbm_turn_wait */
+    uint32_t forks; /* forks counted at creation: a higher number means a child */
+    /* threads in kvbm_manager_wait, kvbm_manager_drain and kvbm_turn_wait, and claims of promises */
+    uint32_t n_waiters;
 
     struct kvbm_manager_opts opts;
     char *strings; /* strings of opts */
