@@ -113,7 +113,8 @@ struct kvbm_conn {
     enum kvbm_sink sink;
     struct kv_buf body;
     size_t counted;         /* bytes of body that net->in_bytes knows */
-    uint64_t grown_ns;      /* when the body grew by a step */
+    uint64_t grown_ns;      /* when bytes of a step had come to the body, */
+    size_t grown_len;       /* and how long it was then */
     uint64_t rate_ns;       /* since when the body's rate is measured, */
     size_t rate_len;        /* and how long it was then */
     struct kvbm_call *call; /* NULL: nobody waits for the reply */

@@ -121,8 +121,10 @@ static int grow_body(struct kvbm_conn *conn, size_t more)
 
     if (err < 0)
         return err;
-    if (conn->body.capacity != conn->counted)
+    if (!conn->counted || conn->body.len - conn->grown_len >= STEP) {
         conn->grown_ns = kv_now_ns();
+        conn->grown_len = conn->body.len;
+    }
     net->in_bytes += conn->body.capacity - conn->counted;
     conn->counted = conn->body.capacity;
     while (err == 0 && net->in_bytes > net->max_in)
@@ -173,8 +175,8 @@ static int begin_frame(struct kvbm_conn *conn)
     conn->in_frame = true;
     conn->left = conn->frame.len;
     conn->sink = KVBM_SINK_BODY;
-    conn->rate_ns = kv_now_ns();
-    conn->rate_len = 0;
+    conn->rate_ns = conn->grown_ns = kv_now_ns();
+    conn->rate_len = conn->grown_len = 0;
     conn->frame_fd = -1;
     if (conn->frame.flags & KVBM_FRAME_FD) {
         if (conn->n_fds == 0)
