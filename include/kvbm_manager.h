@@ -26,7 +26,8 @@
  * callbacks and attachments' destroy functions (kvbm_pool.h) run inside the manager and must not
  * call it. The manager has no callbacks into the engine.
  *
- * Deadlines are times of CLOCK_MONOTONIC; 0: none. One decades ahead is of another clock: -EINVAL.
+ * Deadlines are times of CLOCK_MONOTONIC; 0, and those of more than a century ahead (INT64_MAX): none.
+ * One decades ahead is of another clock: -EINVAL.
  *
  * Positions count blocks: that of a chain is the number of blocks before its first key. A store of keys
  * that are known at other positions is -EINVAL; a load of them may miss. The log says which key it is.
