@@ -98,8 +98,9 @@ struct kvs_request {
 /** Result of a request. */
 struct kvs_done {
     uint64_t id, tag;
-    /* 0: each chunk was there, missing, stored or deleted. Else -ECANCELED, the error of the flush
-     * (whether its chunks are durable isn't known then), or the first error of a chunk, in the order
+    /* 0: each chunk was there, missing, stored or deleted. Else -ECANCELED, the error of the flush, or
+     * of another flush since the request began, which may be about its chunks (whether these are
+     * durable isn't known then), or the first error of a chunk, in the order
      * of keys, other than a missing one's -ENOENT (of a put, -ENOENT is an error: a folder is gone). */
     int32_t status;
     uint32_t op;      /* enum kvs_op */

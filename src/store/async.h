@@ -28,6 +28,7 @@ struct kvs_async_request {
     size_t running;                /* claims under way */
     size_t n_left_out;             /* chunks cancelled */
     size_t first_error;            /* chunk whose error is the status; SIZE_MAX: none */
+    int lost; /* error of another's flush meanwhile: it may be about these chunks */
     uint64_t submit_ns, begin_ns;
 };
 
@@ -40,6 +41,8 @@ struct kvs_async {
     struct kvs_async_request *open;
     struct kvs_async_request *done, **done_tail;
     uint32_t writing, max_writing; /* threads that put, delete or flush */
+    bool loose; /* there were puts without a flush, for which the next KVS_OP_FLUSH answers */
+    int owed;   /* error of another flush, which may be about them */
     uint64_t next_id;
     bool stopping;
     struct kv_wake wake;

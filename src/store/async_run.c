@@ -227,9 +227,32 @@ static bool claim_some(struct kvs_async *a, struct claim *c)
     }
     r->running++;
     a->writing += writes(r);
+    a->loose |= r->done.op == KVS_OP_PUT && !r->flush;
     if (!r->begin_ns)
         r->begin_ns = kv_now_ns();
     return true;
+}
+
+/*
+ * With the lock. A backend tells of lost chunks once for each thread, whose chunks ever they were. So a
+ * flush that fails is about all puts that had begun, and a later one that succeeds isn't about these.
+ * Returns the flush's result for @r.
+ */
+static int end_flush(struct kvs_async *a, struct kvs_async_request *r, int rc)
+{
+    for (struct kvs_async_request *other = a->open; rc < 0 && other; other = other->next) {
+        if (other != r && other->flush && other->begin_ns)
+            other->lost = rc;
+    }
+    if (rc < 0 && a->loose)
+        a->owed = rc;
+    if (rc == 0)
+        rc = r->lost;
+    if (r->only_flush && rc == 0)
+        rc = a->owed;
+    if (r->only_flush)
+        a->owed = 0;
+    return rc;
 }
 
 /* With the lock. Add a claim's results to its request, and end that with its last claim. */
@@ -252,6 +275,7 @@ static void end_claim(struct kvs_async *a, const struct claim *c, const struct o
         pthread_mutex_unlock(&a->lock);
         rc = kvs_flush(a->store);
         pthread_mutex_lock(&a->lock);
+        rc = end_flush(a, r, rc);
         if (rc < 0)
             r->done.status = rc;
     }

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <sys/wait.h>
 
 #include "backends.h"
@@ -635,6 +636,49 @@ static void test_cancel_during_flush(void **state)
     kvs_close(store);
 }
 
+static atomic_bool flush_fails;
+
+/* Tell of lost chunks once, as a file store does to each thread. */
+static int telling_flush(kv_store_v1 *self)
+{
+    (void)self;
+    return atomic_exchange(&flush_fails, false) ? -EIO : 0;
+}
+
+/* A flush that fails is about all that was put before, though a later one succeeds. */
+static void test_flush_of_another_fails(void **state)
+{
+    static kv_store_ext ext;
+    struct kvs_request put = request(KVS_OP_PUT, 0, 1), flush = request(KVS_OP_FLUSH, 0, 0);
+    struct kvs_request loose = request(KVS_OP_PUT, 5, 1);
+    struct kvs_store *store;
+    struct kvs_async *async;
+    (void)state;
+
+    ext = *memory_ext();
+    ext.put_parts = gated_put;
+    ext.flush = telling_flush;
+    assert_int_equal(kvs_open_with(memory_vtable(), &ext, "memory://tells", false, &store), 0);
+    async = open_queue(store, 4, 0);
+    put.flush = true;
+    set_gate(false, true);
+    assert_true(kvs_async_submit(async, &put) > 0);
+    wait_for_waiters(1);
+    flush_fails = true;
+    assert_int_equal(run(async, &flush).status, -EIO);
+    set_gate(false, false);
+    assert_int_equal(take(async).status, -EIO); /* it had begun */
+    assert_int_equal(run(async, &put).status, 0);
+    assert_int_equal(run(async, &loose).status, 0);
+    flush_fails = true;
+    assert_int_equal(run(async, &put).status, -EIO); /* told to this one, of the other */
+    assert_int_equal(run(async, &put).status, 0);
+    assert_int_equal(run(async, &flush).status, -EIO);
+    assert_int_equal(run(async, &flush).status, 0);
+    assert_int_equal(kvs_async_close(async, LONG_MS), 0);
+    kvs_close(store);
+}
+
 static unsigned n_flushes;
 
 static int counted_flush(kv_store_v1 *self)
@@ -794,6 +838,7 @@ int main(void)
         TEST(test_failures),
         TEST(test_outage),
         TEST(test_one_refused),
+        TEST(test_flush_of_another_fails),
         TEST(test_cancel_during_flush),
         TEST(test_cancel_before_flush),
         TEST(test_arguments),
