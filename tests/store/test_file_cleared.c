@@ -12,11 +12,15 @@ static char last_line[2000];
 
 static void keep_line(void *arg, enum kv_log_level level, const char *line, size_t len)
 {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* threads log at the same time */
+
     (void)arg;
     if (level > KV_LOG_WARN)
         return;
+    pthread_mutex_lock(&lock);
     snprintf(last_line, sizeof(last_line), "%.*s", (int)len, line);
     n_lines++;
+    pthread_mutex_unlock(&lock);
 }
 
 /* Run a command of the shell on the store's folder, $D. */
