@@ -139,7 +139,7 @@ class Linker:
         return target
 
     def all(self):
-        yield self.link("kvreason", [self.work / "reason.o"], [], [], [])
+        yield self.link("kvreason", [self.work / "reason.o"], [], ["base"], [])
         main = self.compile(ROOT / "src/cli/main.c", "-Dmain=kvasir_main", "-fvisibility=default", f'-DKV_VERSION="{version()}"', name="kvasir")
         for name, (rooms, uses, archives) in LIBRARIES.items():
             flags = [f"-Wl,--version-script={ROOT}/plugins/exports.map"] if name.startswith("kv_store_") else []
