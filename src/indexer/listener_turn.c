@@ -8,17 +8,31 @@ static uint64_t earlier(uint64_t a_ns, uint64_t b_ns)
     return !a_ns || (b_ns && b_ns < a_ns) ? b_ns : a_ns;
 }
 
-/* Return the time of the next tick; 0: never. */
-static uint64_t next_deadline(const struct ki_listener *l)
+/*
+ * Return the time of the stream's next timer; 0: never. With the lock: a recovery seeds streams, and a
+ * sibling's loss has them learn anew, both from other threads.
+ */
+static uint64_t stream_deadline(struct ki_listener *l)
 {
-    uint64_t deadline_ns = ki_stream_absence_deadline(&l->stream);
+    uint64_t deadline_ns;
+
+    pthread_mutex_lock(&l->lock);
+    deadline_ns = ki_stream_absence_deadline(&l->stream);
+    if (l->started && !l->detached && ki_listener_is_open(l))
+        deadline_ns = earlier(deadline_ns, ki_stream_deadline(&l->stream));
+    pthread_mutex_unlock(&l->lock);
+    return deadline_ns;
+}
+
+/* Return the time of the next tick; 0: never. */
+static uint64_t next_deadline(struct ki_listener *l)
+{
+    uint64_t deadline_ns = stream_deadline(l);
 
     if (l->detached)
         return deadline_ns;
     if (!ki_listener_is_open(l))
         return earlier(deadline_ns, l->retry_at_ns);
-    if (l->started)
-        deadline_ns = earlier(deadline_ns, ki_stream_deadline(&l->stream));
     deadline_ns = earlier(deadline_ns, l->replay_again_ns);
     deadline_ns = earlier(deadline_ns, l->sub.deadline_ns);
     if (l->target.named || l->target.place.binds)
