@@ -217,8 +217,9 @@ static struct ki_hub_conn *choose_victim(const struct ki_hub *hub)
     for (conn = TAILQ_FIRST(&hub->waiting); conn; conn = TAILQ_NEXT(conn, entry)) {
         size_t n = count_source(hub, conn);
 
-        if (n > most || (n == most && is_same_source(conn, best) && best->sub.state == KI_SUB_UP &&
-                         conn->sub.state != KI_SUB_UP))
+        if (!best || n > most ||
+            (n == most && is_same_source(conn, best) && best->sub.state == KI_SUB_UP &&
+             conn->sub.state != KI_SUB_UP))
             best = conn;
         most = KV_MAX(n, most);
     }
