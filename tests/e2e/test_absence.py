@@ -195,7 +195,7 @@ def killed(start_again):
             indexer.wait_score(streams.prompt(number, 2), 1, 0)
         worker = indexer.workers()[0]
         equal((worker["status"], worker["listeners"]["0"]["partial"]), ("failed", True))
-        check(any("forget-after" in line for line in indexer.log), "the log says why")
+        wait_until(lambda: any("forget-after" in line for line in indexer.log), 30, "the log to say why")
         if start_again:  # another process: other prompts, an own numbering
             engine.prompt_base = 100
             engine.start()
