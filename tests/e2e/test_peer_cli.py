@@ -145,7 +145,8 @@ def test_one_large_block():
         _, status, usage = os.wait4(reader.pid, 0)
         reader.returncode = os.waitstatus_to_exitcode(status)
         equal((reader.returncode, done["blocks"], done["wrong"], done["bytes"]), (0, 1, 0, block))
-        check(usage.ru_maxrss * 1024 < 1.8 * block, f"{usage.ru_maxrss} KiB for a block of {block >> 10}")
+        if not SANITIZED:  # a sanitizer keeps several bytes for each one
+            check(usage.ru_maxrss * 1024 < 1.8 * block, f"{usage.ru_maxrss} KiB for a block of {block >> 10}")
 
 
 def test_lease_holds():
