@@ -12,7 +12,7 @@
 #include <dirent.h>
 #include <inttypes.h>
 
-#include "indexer/registry.h"
+#include "indexer/registry/registry.h"
 #include "kv_event.h"
 #include "publish_load.h"
 #include "support.h"

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "indexer/dump_reader.h"
-#include "indexer/handover.h"
+#include "indexer/registry/handover.h"
+#include "indexer/replica/dump_reader.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

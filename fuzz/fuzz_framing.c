@@ -10,7 +10,7 @@
 #include <strings.h>
 
 #include "base/error.h"
-#include "indexer/framing.h"
+#include "indexer/http/framing.h"
 #include "require.h"
 
 #define MOST 8192

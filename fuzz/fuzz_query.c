@@ -2,9 +2,9 @@
 /* Request bodies as the handlers read them. The first byte chooses the format and the endpoint. An
  * accepted body has every required field, and means the same when written again as msgpack. */
 #include "base/msgpack.h"
-#include "indexer/body.h"
-#include "indexer/body_mm.h"
-#include "indexer/lookup.h"
+#include "indexer/api/body.h"
+#include "indexer/api/body_mm.h"
+#include "indexer/model/lookup.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "indexer/follow.h"
+#include "indexer/replica/follow.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -9,7 +9,7 @@
 
 #include "base/msgpack.h"
 #include "event/reader_state.h"
-#include "indexer/apply.h"
+#include "indexer/view/apply.h"
 #include "require.h"
 
 #define BLOCK 8u

@@ -6,7 +6,7 @@
 
 #include "base/buf.h"
 #include "base/error.h"
-#include "indexer/zmtp.h"
+#include "indexer/zmq/zmtp.h"
 #include "require.h"
 
 enum { LIMIT = 5000 };

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "indexer/lookup.h"
+#include "indexer/model/lookup.h"
 
 /* -- at the start ------------------------------------------------------------------------------ */
 

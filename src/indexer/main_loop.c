@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "indexer/configured.h"
-#include "indexer/tls.h"
+#include "indexer/http/tls.h"
 
 #define TRIM_INTERVAL_MS 10000
 #define READY_INTERVAL_MS 100 /* interval until the service is ready */

@@ -7,9 +7,10 @@
 #include <stdlib.h>
 
 #include "base/utf8.h"
-#include "indexer/peers.h"
-#include "indexer/place.h"
-#include "indexer/registry.h"
+#include "indexer/model/lookup.h"
+#include "indexer/registry/registry.h"
+#include "indexer/replica/peers.h"
+#include "indexer/zmq/place.h"
 
 #define AT(field) offsetof(struct ki_options, field)
 

@@ -12,9 +12,9 @@
 #include "base/log.h"
 #include "base/thread.h"
 #include "indexer/configured.h"
+#include "indexer/http/tls.h"
 #include "indexer/main_loop.h"
-#include "indexer/recovery.h"
-#include "indexer/tls.h"
+#include "indexer/replica/recovery.h"
 
 #define BODIES_BYTES (256u << 20)
 #define MAX_STREAMS 4

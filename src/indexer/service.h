@@ -8,15 +8,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "indexer/access_log.h"
-#include "indexer/auth.h"
-#include "indexer/body.h"
-#include "indexer/follow.h"
-#include "indexer/http.h"
-#include "indexer/lookup.h"
+#include "indexer/api/body.h"
+#include "indexer/http/access_log.h"
+#include "indexer/http/auth.h"
+#include "indexer/http/http.h"
+#include "indexer/model/lookup.h"
 #include "indexer/options.h"
-#include "indexer/peers.h"
-#include "indexer/registry.h"
+#include "indexer/registry/registry.h"
+#include "indexer/replica/follow.h"
+#include "indexer/replica/peers.h"
 #include "indexer/telemetry.h"
 
 /** Buffers for one request besides its body, used again so that the hot path allocates nothing. */

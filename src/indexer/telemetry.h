@@ -10,8 +10,8 @@
 #include <stdint.h>
 
 #include "base/buf.h"
-#include "indexer/http.h"
-#include "indexer/registry.h"
+#include "indexer/http/http.h"
+#include "indexer/registry/registry.h"
 
 struct ki_telemetry;
 

@@ -7,8 +7,8 @@
 #include "base/clock.h"
 #include "base/metric_text.h"
 #include "event/router_event.h" /* kve_tier_name */
-#include "indexer/event_counts.h"
 #include "indexer/telemetry.h"
+#include "indexer/view/event_counts.h"
 
 #ifndef KV_VERSION
 #define KV_VERSION "unknown"

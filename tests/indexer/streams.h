@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "indexer/stream.h"
+#include "indexer/stream/stream.h"
 
 #define SECOND UINT64_C(1000000000)
 

@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "indexer/access_log.h"
+#include "indexer/http/access_log.h"
 
 #define FULL 1000 /* bytes of the file when the disk is full; more than six lines */
 #define LINES 20

@@ -4,7 +4,7 @@
 
 #include "event/pack.h"
 #include "event/reader.h"
-#include "indexer/apply.h"
+#include "indexer/view/apply.h"
 
 struct stream {
     struct kvi_index *index;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "indexer/auth.h"
+#include "indexer/http/auth.h"
 
 #include <unistd.h>
 

@@ -10,7 +10,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "indexer/backlog.h"
+#include "indexer/stream/backlog.h"
 
 static int put(struct ki_backlog *b, struct ki_backlog_budget *budget, uint64_t sequence,
                bool reconnected, size_t len)

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "indexer/body.h"
+#include "indexer/api/body.h"
 
 #include "base/msgpack.h"
 #include "base/unit.h"
 #include "event/pack.h"
-#include "indexer/body_mm.h"
-#include "indexer/lookup.h"
+#include "indexer/api/body_mm.h"
+#include "indexer/model/lookup.h"
 #include "kv_event.h"
 
 static struct ki_body body;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Memory shared by clients, beside a plain list of their shares. */
-#include "indexer/budget.h"
+#include "indexer/http/budget.h"
 
 #include "base/error.h"
 #include "base/unit.h"

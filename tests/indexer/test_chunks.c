@@ -2,7 +2,7 @@
 /* Matches of holders whose lower tiers have chunks of several blocks. */
 #include "base/unit.h"
 
-#include "indexer/chunks.h"
+#include "indexer/model/chunks.h"
 
 static void expect(struct ki_chunks *c, uint64_t worker, const uint32_t reach[KV_N_TIERS],
                    const uint32_t wanted[KV_N_TIERS])

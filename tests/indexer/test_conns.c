@@ -14,8 +14,8 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "indexer/budget.h"
-#include "indexer/conns.h"
+#include "indexer/http/budget.h"
+#include "indexer/http/conns.h"
 
 static struct ki_budget *budget;
 static struct ki_conns *conns;

@@ -2,7 +2,7 @@
 /* Doubts of ranks and owners, beside a naive model. */
 #include "base/unit.h"
 
-#include "indexer/doubts.h"
+#include "indexer/view/doubts.h"
 
 #define RANKS 5
 #define OWNERS 3

@@ -4,7 +4,7 @@
 
 #include "base/json.h"
 #include "event/packed_event.h"
-#include "indexer/dump_reader.h"
+#include "indexer/replica/dump_reader.h"
 
 static int read_text(const char *text, struct ki_dump_reader *reader)
 {

@@ -20,11 +20,11 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "indexer/auth.h"
-#include "indexer/follow.h"
-#include "indexer/peers.h"
-#include "indexer/registry.h"
-#include "indexer/tables.h"
+#include "indexer/http/auth.h"
+#include "indexer/registry/registry.h"
+#include "indexer/registry/tables.h"
+#include "indexer/replica/follow.h"
+#include "indexer/replica/peers.h"
 
 #define ROUNDS 5
 #define AGAIN_MS 300 /* until a list with refused entries is read again */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "indexer/framing.h"
+#include "indexer/http/framing.h"
 
 #include "base/error.h"
 #include "base/unit.h"

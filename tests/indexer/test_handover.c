@@ -3,8 +3,8 @@
 #include "base/unit.h"
 
 #include "base/json.h"
-#include "indexer/handover.h"
-#include "indexer/tables.h"
+#include "indexer/registry/handover.h"
+#include "indexer/registry/tables.h"
 
 /* A listener that follows nobody, with a position. */
 static struct ki_model no_model; /* it counts the listeners that have something to tell */

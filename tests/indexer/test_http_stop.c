@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "indexer/http_impl.h"
+#include "indexer/http/http_impl.h"
 
 static const char get[] = "GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n";
 

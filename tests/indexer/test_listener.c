@@ -4,8 +4,9 @@
 
 #include "event/pack.h"
 #include "event/reader.h"
-#include "indexer/listener_impl.h"
-#include "indexer/model.h"
+#include "indexer/model/model.h"
+#include "indexer/registry/registry.h"
+#include "indexer/stream/listener_impl.h"
 
 /* Blocks of group 1, of @size tokens; the registered ones have 4. */
 #define WINDOW_BLOCKS(size, hashes)                                                                \

@@ -9,9 +9,9 @@
 #include "models/vllm.h"
 
 #include "base/log.h"
-#include "indexer/handover.h"
-#include "indexer/listener_impl.h"
-#include "indexer/model.h"
+#include "indexer/model/model.h"
+#include "indexer/registry/handover.h"
+#include "indexer/stream/listener_impl.h"
 
 #define MOST 2048u /* batches of a process */
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "indexer/pipe.h"
+#include "indexer/http/pipe.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

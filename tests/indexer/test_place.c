@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Registered endpoints: [bind:]ENDPOINT[#TOPIC], and the rules that admit them. */
-#include "indexer/place.h"
+#include "indexer/zmq/place.h"
 
 #include <errno.h>
 

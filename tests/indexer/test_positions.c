@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "indexer/positions.h"
+#include "indexer/registry/positions.h"
 
 static bool note(struct ki_positions *p, uint64_t worker, bool has_blocks)
 {

@@ -17,11 +17,11 @@
 #include "base/msgpack.h"
 #include "base/thread.h"
 #include "event/frames.h"
-#include "indexer/listener.h"
-#include "indexer/lookup.h"
-#include "indexer/model.h"
-#include "indexer/registry.h"
-#include "indexer/socket.h"
+#include "indexer/model/lookup.h"
+#include "indexer/model/model.h"
+#include "indexer/registry/registry.h"
+#include "indexer/stream/listener.h"
+#include "indexer/zmq/socket.h"
 
 #define BLOCK_SIZE 4
 #define MODEL "m"

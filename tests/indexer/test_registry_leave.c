@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "indexer/tables.h"
+#include "indexer/registry/tables.h"
 
 #define RACES 400
 

@@ -15,9 +15,9 @@
 #include <time.h>
 
 #include "base/clock.h"
-#include "indexer/listener.h"
-#include "indexer/registry.h"
-#include "indexer/tables.h"
+#include "indexer/registry/registry.h"
+#include "indexer/registry/tables.h"
+#include "indexer/stream/listener.h"
 
 #define N 3
 #define RANKS 6

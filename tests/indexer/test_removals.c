@@ -10,7 +10,7 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
-#include "indexer/removals.h"
+#include "indexer/registry/removals.h"
 #include "starve.h"
 
 #define WORKERS 40

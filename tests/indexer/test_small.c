@@ -8,9 +8,9 @@
 #include <errno.h>
 
 #include "event/pack.h"
-#include "indexer/apply.h"
 #include "indexer/parts_model.h"
-#include "indexer/small.h"
+#include "indexer/view/apply.h"
+#include "indexer/view/small.h"
 
 #define GROUPS 2
 #define NAMES 14

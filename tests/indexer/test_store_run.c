@@ -9,7 +9,7 @@
 
 #include "base/log.h"
 #include "base/msgpack.h"
-#include "indexer/apply.h"
+#include "indexer/view/apply.h"
 
 #define BLOCK_SIZE 4
 #define HASHES 60 /* few, so that blocks come again, elsewhere too */

@@ -14,7 +14,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "indexer/peer_bytes.h"
-#include "indexer/sub.h"
+#include "indexer/zmq/sub.h"
 
 enum { LIMIT = 4 << 20 };
 #define PATIENCE_NS (30 * KV_NS_PER_S)

@@ -6,7 +6,7 @@
 #include "base/unit.h"
 
 #include "base/error.h"
-#include "indexer/unsure.h"
+#include "indexer/view/unsure.h"
 
 #define RANKS 3
 #define NAMES 400

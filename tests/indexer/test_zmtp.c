@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "indexer/peer_bytes.h"
-#include "indexer/zmtp.h"
+#include "indexer/zmq/zmtp.h"
 
 enum { LIMIT = 1 << 20 };
 

@@ -6,8 +6,8 @@
 #define KV_TESTS_MODELS_FOLLOW_H
 
 #include "event/reader.h"
-#include "indexer/apply.h"
-#include "indexer/lookup.h"
+#include "indexer/model/lookup.h"
+#include "indexer/view/apply.h"
 #include "models/prompts.h"
 
 struct follower {

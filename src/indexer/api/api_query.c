@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+/* POST /query and /query_by_hash: parse, hash, look up, answer. No allocation per block. */
+#include <inttypes.h>
+
+#include "base/json.h"
+#include "indexer/api/body_mm.h"
+#include "indexer/api/explain.h"
+#include "indexer/model/chunks.h"
+#include "indexer/model/model.h"
+#include "indexer/service.h"
+#include "kv_event.h"
+
+static int by_holder(const void *a, const void *b)
+{
+    const struct kv_holder *x = &((const struct kvi_match *)a)->holder;
+    const struct kv_holder *y = &((const struct kvi_match *)b)->holder;
+
+    if (x->worker != y->worker)
+        return x->worker < y->worker ? -1 : 1;
+    return (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+/* Sort by insertion: workers that registered one after the other already come in that order. */
+static void sort(struct kvi_matches *matches)
+{
+    for (size_t i = 1; i < matches->n; i++)
+        if (by_holder(&matches->items[i - 1], &matches->items[i]) > 0) {
+            qsort(matches->items, matches->n, sizeof(matches->items[0]), by_holder);
+            return;
+        }
+}
+
+/* -- the answer: written as text, as it has some thirty pieces for each holder ------------------ */
+
+#define LITERAL(p, text) ((char *)memcpy(p, text, sizeof(text) - 1) + sizeof(text) - 1)
+/*
+ * Room for one holder's part of scores or tree_sizes, and of instances: names, and three or seven
+ * numbers.
+ */
+#define NESTED_MAX (3 * KV_U64_TEXT_MAX + 16)
+#define INSTANCE_MAX (7 * KV_U64_TEXT_MAX + 80)
+
+static char *put_key(char *p, uint64_t number)
+{
+    *p++ = '"';
+    p += kv_u64_text(p, number);
+    return LITERAL(p, "\":");
+}
+
+/*
+ * Write {"7":{"0":32,"1":16},"9":{...}} for the holders with a match in device memory: scores and
+ * tree_sizes. @matches are sorted, so each worker's ranks are neighbours.
+ */
+static char *put_nested(char *p, const struct kvi_matches *matches, uint64_t block_size)
+{
+    const struct kvi_match *before = NULL;
+
+    *p++ = '{';
+    for (size_t i = 0; i < matches->n; i++) {
+        const struct kvi_match *m = &matches->items[i];
+
+        if (m->reach[KV_TIER_DEVICE] == 0)
+            continue;
+        if (before && before->holder.worker == m->holder.worker) {
+            *p++ = ',';
+        } else {
+            if (before)
+                p = LITERAL(p, "},");
+            p = put_key(p, m->holder.worker);
+            *p++ = '{';
+        }
+        before = m;
+        p = put_key(p, m->holder.rank);
+        p += kv_u64_text(p, block_size ? m->reach[KV_TIER_DEVICE] * block_size : m->blocks);
+    }
+    if (before)
+        *p++ = '}';
+    *p++ = '}';
+    return p;
+}
+
+static void write_nested(struct kv_json_writer *w, const char *key,
+                         const struct kvi_matches *matches, uint64_t block_size)
+{
+    char *p;
+
+    kv_json_key(w, key);
+    p = kv_json_raw_begin(w, 2 + matches->n * NESTED_MAX);
+    if (p)
+        kv_json_raw_end(w, put_nested(p, matches, block_size));
+}
+
+/*
+ * Write one instance: its @n matches, one a rank. Numbers are tokens. Each tier includes the blocks
+ * of nearer tiers.
+ */
+static char *put_instance(char *p, const struct kvi_match *m, size_t n, uint64_t block_size)
+{
+    uint64_t best[KV_N_TIERS] = {0};
+    bool comma = false;
+
+    for (size_t i = 0; i < n; i++)
+        for (int t = 0; t < KV_N_TIERS; t++)
+            best[t] = KV_MAX(best[t], m[i].reach[t] * block_size);
+    p = LITERAL(p, "{\"longest_matched\":");
+    p += kv_u64_text(p, best[KV_TIER_EXTERNAL]);
+    p = LITERAL(p, ",\"gpu\":");
+    p += kv_u64_text(p, best[KV_TIER_DEVICE]);
+    p = LITERAL(p, ",\"dp\":{");
+    for (size_t i = 0; i < n; i++) {
+        *p = ',';
+        p = put_key(p + comma, m[i].holder.rank);
+        p += kv_u64_text(p, m[i].reach[KV_TIER_DEVICE] * block_size);
+        comma = true;
+    }
+    p = LITERAL(p, "},\"cpu\":");
+    p += kv_u64_text(p, best[KV_TIER_HOST]);
+    p = LITERAL(p, ",\"disk\":");
+    p += kv_u64_text(p, best[KV_TIER_EXTERNAL]);
+    *p++ = '}';
+    return p;
+}
+
+static void write_instances(struct kv_json_writer *w, const struct kvi_matches *matches,
+                            uint64_t block_size)
+{
+    const struct kvi_match *items = matches->items;
+    char *p;
+
+    kv_json_key(w, "instances");
+    p = kv_json_raw_begin(w, 2 + matches->n * INSTANCE_MAX);
+    if (!p)
+        return;
+    *p++ = '{';
+    for (size_t i = 0, end; i < matches->n; i = end) {
+        end = i + 1;
+        while (end < matches->n && items[end].holder.worker == items[i].holder.worker)
+            end++;
+        if (i)
+            *p++ = ',';
+        p = put_key(p, items[i].holder.worker);
+        p = put_instance(p, &items[i], end - i, block_size);
+    }
+    *p++ = '}';
+    kv_json_raw_end(w, p);
+}
+
+/*
+ * Write {"7":{"0":{"status":"failed","partial":true}}}: the ranks of the model whose numbers may be
+ * wrong, or whose stream isn't active. All others are active and whole.
+ */
+static void write_views(struct kv_json_writer *w, const struct kv_buf *views)
+{
+    const struct ki_view *v = (const struct ki_view *)(const void *)views->data;
+    const struct ki_view *end = v + views->len / sizeof(*v), *before = NULL;
+
+    kv_json_key(w, "views");
+    kv_json_begin_object(w);
+    for (; v < end; v++) {
+        bool same = before && before->holder.worker == v->holder.worker;
+
+        if (same && before->holder.rank == v->holder.rank)
+            continue;
+        if (before && !same)
+            kv_json_end_object(w);
+        if (!same) {
+            kv_json_key_u64(w, v->holder.worker);
+            kv_json_begin_object(w);
+        }
+        kv_json_key_u64(w, v->holder.rank);
+        kv_json_begin_object(w);
+        kv_json_member_str(w, "status", ki_listener_status_name(v->status));
+        kv_json_member_bool(w, "partial", v->partial);
+        kv_json_end_object(w);
+        before = v;
+    }
+    if (before)
+        kv_json_end_object(w);
+    kv_json_end_object(w);
+}
+
+static uint32_t longest(const struct kvi_matches *matches)
+{
+    uint32_t n = 0;
+
+    for (size_t i = 0; i < matches->n; i++)
+        n = KV_MAX(n, matches->items[i].reach[KV_N_TIERS - 1]);
+    return n;
+}
+
+/* Write the answer from the matches in scratch->lookup. explain reads @ask. */
+static void answer(struct ki_service *service, const struct ki_model *model,
+                   struct ki_scratch *scratch, const struct ki_explain_ask *ask,
+                   struct ki_reply *reply)
+{
+    struct kvi_matches *matches = &scratch->lookup.matches;
+    struct kv_json_writer w;
+
+    sort(matches);
+    kv_buf_clear(&scratch->views);
+    ki_registry_views(service->registry, model, &scratch->views);
+    /* sequence hashes may begin within the prompt, whose start counts in matches */
+    ki_telemetry_query(service->telemetry, ask->n, KV_MIN(ask->n, (size_t)longest(matches)));
+    kv_json_writer_init(&w, &reply->body);
+    kv_json_begin_object(&w);
+    write_nested(&w, "scores", matches, model->block_size);
+    kv_json_key(&w, "frequencies"); /* the original keeps no usage window here: always empty */
+    kv_json_begin_array(&w);
+    kv_json_end_array(&w);
+    write_nested(&w, "tree_sizes", matches, 0);
+    write_instances(&w, matches, model->block_size);
+    write_views(&w, &scratch->views);
+    if (scratch->body.explain)
+        ki_explain(service, model, ask, matches, &w);
+    kv_json_end_object(&w);
+}
+
+static struct ki_model *find_model(struct ki_service *service, struct ki_body *body,
+                                   struct ki_reply *reply)
+{
+    struct ki_model *model;
+
+    if (!body->tenant_id)
+        body->tenant_id = "default";
+    model = ki_registry_model(service->registry, body->model_name, body->tenant_id);
+    if (!model) {
+        ki_explain_unknown(service, body->model_name, body->tenant_id, body->explain, reply);
+    }
+    return model;
+}
+
+static uint64_t seed_of(const struct ki_body *body)
+{
+    return kve_seed(body->lora_name, body->lora_name ? strlen(body->lora_name) : 0,
+                    body->cache_salt, body->cache_salt ? strlen(body->cache_salt) : 0);
+}
+
+static void query_tokens(struct ki_service *service, const struct ki_model *model,
+                         struct ki_scratch *scratch, struct ki_reply *reply)
+{
+    struct ki_lookup *lookup = &scratch->lookup;
+    struct kv_buf *objects = &scratch->body.mm_objects;
+    struct ki_prompt prompt = {
+        .tokens = (const uint32_t *)(const void *)scratch->body.token_ids.data,
+        .n = scratch->body.token_ids.len / sizeof(uint32_t),
+        .seed = seed_of(&scratch->body),
+        .block_size = model->block_size,
+        .forms = ki_model_forms(model),
+    };
+    struct ki_explain_ask ask = {.prompt = &prompt, .body = &scratch->body};
+    const char *problem = objects->len ? ki_mm_sort(objects, prompt.n, prompt.block_size) : NULL;
+    int rc;
+
+    if (problem) {
+        ki_reply_error(reply, 422, "%s", problem);
+        return;
+    }
+    prompt.objects = (const struct ki_mm_object *)(const void *)objects->data;
+    prompt.n_objects = objects->len / sizeof(struct ki_mm_object);
+    rc = ki_lookup_prompt(lookup, model->index, &prompt);
+    ki_chunks_cut(model->chunks, &lookup->matches);
+    if (rc < 0) {
+        if (rc == -E2BIG)
+            ki_reply_error(reply, 422, "more than 256 multimodal objects in one block");
+        else
+            ki_reply_error(reply, 503, "out of memory");
+        return;
+    }
+    ask.hashes = (const uint64_t *)(const void *)lookup->hashes.data;
+    ask.n = lookup->n_blocks;
+    answer(service, model, scratch, &ask, reply);
+}
+
+void ki_api_query(void *arg, struct ki_request *request, struct ki_reply *reply)
+{
+    struct ki_service *service = arg;
+    struct ki_scratch *scratch = ki_scratch_take(service, reply);
+    struct ki_model *model;
+
+    if (!scratch)
+        return;
+    if (ki_read_body(request, reply, KI_TOKEN_IDS | KI_MODEL_NAME,
+                     KI_TENANT_ID | KI_LORA_NAME | KI_CACHE_SALT | KI_EXPLAIN | KI_MM_OBJECTS |
+                         KI_BLOCK_MM_INFOS,
+                     scratch)) {
+        model = find_model(service, &scratch->body, reply);
+        if (model) {
+            query_tokens(service, model, scratch, reply);
+            ki_model_release(model);
+        }
+    }
+    ki_scratch_give(service, scratch);
+}
+
+static void query_hashes(struct ki_service *service, struct ki_scratch *scratch,
+                         struct ki_reply *reply)
+{
+    struct ki_body *body = &scratch->body;
+    bool named = body->present & KI_SEQUENCE_HASHES;
+    struct ki_explain_ask ask = {
+        .hashes = (const uint64_t *)(const void *)body->block_hashes.data,
+        .n = body->block_hashes.len / sizeof(uint64_t),
+        .body = body,
+    };
+    struct ki_model *model;
+
+    if (body->present & KI_CACHE_SALT) {
+        ki_reply_error(reply, 400,
+                       "cache_salt is not accepted by /query_by_hash; block_hashes must already "
+                       "include the intended cache salt");
+        return;
+    }
+    model = find_model(service, body, reply);
+    if (!model)
+        return;
+    if ((named ? kvi_find_named : kvi_find)(model->index, ask.hashes, ask.n,
+                                            &scratch->lookup.matches) < 0) {
+        ki_reply_error(reply, 500, "out of memory");
+    } else {
+        ki_chunks_cut(model->chunks, &scratch->lookup.matches);
+        answer(service, model, scratch, &ask, reply);
+    }
+    ki_model_release(model);
+}
+
+void ki_api_query_by_hash(void *arg, struct ki_request *request, struct ki_reply *reply)
+{
+    struct ki_service *service = arg;
+    struct ki_scratch *scratch = ki_scratch_take(service, reply);
+
+    if (!scratch)
+        return;
+    if (ki_read_body(request, reply, KI_BLOCK_HASHES | KI_MODEL_NAME,
+                     KI_SEQUENCE_HASHES | KI_TENANT_ID | KI_CACHE_SALT | KI_EXPLAIN, scratch))
+        query_hashes(service, scratch, reply);
+    ki_scratch_give(service, scratch);
+}

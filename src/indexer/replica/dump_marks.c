@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Marks of a dump: for each rank its stream's position, and whether the dump has all of it. */
+#include "indexer/replica/dump_reader_impl.h"
+
+#include <stdlib.h>
+
+#include "base/xxh.h"
+
+static uint32_t *slot_of(const struct ki_dump_reader *reader, const struct ki_dumped_model *m,
+                         struct kv_holder holder)
+{
+    const struct ki_watermark *marks = (const struct ki_watermark *)m->marks.data;
+    size_t at = kv_xxh64(&holder.worker, sizeof(holder.worker), reader->secret + holder.rank);
+
+    for (;; at++) {
+        uint32_t *slot = &m->slots[at & (m->n_slots - 1)];
+
+        if (!*slot || (marks[*slot - 1].holder.worker == holder.worker &&
+                       marks[*slot - 1].holder.rank == holder.rank))
+            return slot;
+    }
+}
+
+static bool grow_slots(struct ki_dump_reader *reader, struct ki_dumped_model *m, size_t n)
+{
+    const struct ki_watermark *marks = (const struct ki_watermark *)m->marks.data;
+
+    if (2 * n < m->n_slots)
+        return true;
+    free(m->slots);
+    m->n_slots = m->n_slots ? 2 * m->n_slots : 64;
+    m->slots = calloc(m->n_slots, sizeof(*m->slots));
+    if (!m->slots)
+        return false;
+    for (size_t i = 0; i < n; i++)
+        *slot_of(reader, m, marks[i].holder) = (uint32_t)i + 1;
+    return true;
+}
+
+struct ki_watermark *ki_dump_mark(struct ki_dump_reader *reader, struct kv_json *json,
+                                  struct ki_dumped_model *m, struct kv_holder holder)
+{
+    struct ki_watermark fresh = {.holder = holder, .no_position = true};
+    size_t n = m->marks.len / sizeof(fresh);
+    uint32_t *slot;
+
+    if (!grow_slots(reader, m, n)) {
+        m->n_slots = 0;
+        kv_json_fail(json, -ENOMEM, "out of memory");
+        return NULL;
+    }
+    slot = slot_of(reader, m, holder);
+    if (!*slot) {
+        kv_buf_append(&m->marks, &fresh, sizeof(fresh));
+        if (m->marks.error) {
+            kv_json_fail(json, m->marks.error, "too many ranks");
+            return NULL;
+        }
+        *slot = (uint32_t)n + 1;
+    }
+    return (struct ki_watermark *)m->marks.data + (*slot - 1);
+}
+
+/* Copy what @told says of the dump's end. */
+static void set_end(struct ki_watermark *mark, const struct ki_watermark *told)
+{
+    mark->has_end = told->has_end;
+    mark->end = told->end;
+    mark->has_copies = told->has_copies;
+    mark->end_partial = told->end_partial;
+    mark->end_reports = told->end_reports;
+    mark->end_suspects = told->end_suspects;
+    mark->has_doubts = told->has_doubts;
+    mark->end_beside = told->end_beside;
+    mark->end_trusted = told->end_trusted;
+    mark->end_real = told->end_real;
+}
+
+void ki_dump_read_mark(struct ki_dump_reader *reader, struct kv_json *json,
+                       struct ki_dumped_model *m)
+{
+    struct ki_watermark *known;
+    struct ki_watermark mark = {0};
+    bool has_worker = false, has_sequence = false;
+    struct kv_str key;
+
+    kv_json_object(json);
+    while (kv_json_next_key(json, &key)) {
+        if (kv_str_eq(key, "worker_id")) {
+            mark.holder.worker = kv_json_u64(json, UINT64_MAX);
+            has_worker = true;
+        } else if (kv_str_eq(key, "dp_rank")) {
+            mark.holder.rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
+        } else if (kv_str_eq(key, "seq")) {
+            mark.sequence = kv_json_u64(json, UINT64_MAX);
+            has_sequence = true;
+        } else if (kv_str_eq(key, "timestamp")) {
+            mark.timestamp = kv_json_null(json) ? 0 : kv_json_double(json);
+        } else if (kv_str_eq(key, "partial")) {
+            mark.partial = kv_json_bool(json);
+        } else if (kv_str_eq(key, "adrift")) {
+            mark.adrift = kv_json_bool(json);
+        } else if (kv_str_eq(key, "stream_rank")) {
+            mark.stream_rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
+            mark.has_stream = true;
+        } else {
+            kv_json_skip(json);
+        }
+    }
+    if (!has_worker || !has_sequence)
+        kv_json_fail(json, -EPROTO, "a watermark without worker_id or seq");
+    known = ki_dump_mark(reader, json, m, mark.holder);
+    if (!known)
+        return;
+    mark.torn = known->torn;
+    mark.adrift |= known->adrift;
+    set_end(&mark, known);
+    *known = mark;
+}
+
+void ki_dump_read_torn(struct ki_dump_reader *reader, struct kv_json *json,
+                       struct ki_dumped_model *m)
+{
+    struct kv_holder holder = {0};
+    struct ki_watermark *mark;
+    struct kv_str key;
+
+    kv_json_object(json);
+    while (kv_json_next_key(json, &key)) {
+        if (kv_str_eq(key, "worker_id"))
+            holder.worker = kv_json_u64(json, UINT64_MAX);
+        else if (kv_str_eq(key, "dp_rank"))
+            holder.rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
+        else
+            kv_json_skip(json);
+    }
+    if (kv_json_failed(json))
+        return;
+    mark = ki_dump_mark(reader, json, m, holder);
+    if (mark)
+        mark->torn = true;
+}
+
+void ki_dump_read_end(struct ki_dump_reader *reader, struct kv_json *json,
+                      struct ki_dumped_model *m)
+{
+    struct ki_watermark told = {0};
+    struct ki_watermark *mark;
+    struct kv_str key;
+
+    kv_json_object(json);
+    while (kv_json_next_key(json, &key)) {
+        if (kv_str_eq(key, "worker_id")) {
+            told.holder.worker = kv_json_u64(json, UINT64_MAX);
+        } else if (kv_str_eq(key, "dp_rank")) {
+            told.holder.rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
+        } else if (kv_str_eq(key, "seq")) {
+            told.end = kv_json_u64(json, UINT64_MAX);
+            told.has_end = true;
+        } else if (kv_str_eq(key, "copies")) {
+            told.has_copies = kv_json_bool(json);
+        } else if (kv_str_eq(key, "partial")) {
+            told.end_partial = kv_json_bool(json);
+        } else if (kv_str_eq(key, "adrift")) {
+            told.adrift = kv_json_bool(json);
+        } else if (kv_str_eq(key, "has_reports")) {
+            told.end_reports = kv_json_bool(json);
+        } else if (kv_str_eq(key, "suspects_reports")) {
+            told.end_suspects = kv_json_bool(json);
+        } else if (kv_str_eq(key, "doubts")) {
+            told.has_doubts = kv_json_bool(json);
+        } else if (kv_str_eq(key, "partial_beside")) {
+            told.end_beside = kv_json_bool(json);
+        } else if (kv_str_eq(key, "trusts_copies")) {
+            told.end_trusted = kv_json_bool(json);
+        } else if (kv_str_eq(key, "real_copies")) {
+            told.end_real = (uint32_t)kv_json_u64(json, UINT32_MAX);
+        } else {
+            kv_json_skip(json);
+        }
+    }
+    if (kv_json_failed(json) || !told.has_end)
+        return;
+    mark = ki_dump_mark(reader, json, m, told.holder);
+    if (!mark)
+        return;
+    set_end(mark, &told);
+    mark->adrift |= told.adrift;
+}
+
+static int compare_ends(const void *a, const void *b)
+{
+    const struct kv_holder *x = &((const struct ki_end_copies *)a)->holder;
+    const struct kv_holder *y = &((const struct ki_end_copies *)b)->holder;
+
+    if (x->worker != y->worker)
+        return x->worker < y->worker ? -1 : 1;
+    return (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+static int compare_doubts(const void *a, const void *b)
+{
+    const struct ki_unsure_told *x = a, *y = b;
+
+    if (x->instance != y->instance)
+        return x->instance < y->instance ? -1 : 1;
+    return (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+/* Append the rows of a sorted table that compare equal to @key. */
+static void append_rows(struct kv_buf *to, const struct kv_buf *table, size_t size, const void *key,
+                        int (*compare)(const void *, const void *))
+{
+    const char *rows = (const char *)table->data;
+    size_t low = 0, high = table->len / size, n = high;
+
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+
+        if (compare(rows + middle * size, key) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    while (high < n && compare(rows + high * size, key) == 0)
+        high++;
+    kv_buf_append(to, rows + low * size, (high - low) * size);
+}
+
+/*
+ * Give a stream the possible copies of its rank's blocks. The view is partial for these, or for
+ * other reasons.
+ */
+static void give_doubts(struct ki_handover *h, const struct ki_dumped_model *m,
+                        struct ki_watermark *mark)
+{
+    const struct ki_unsure_told key = {.instance = mark->holder.worker, .rank = mark->holder.rank};
+
+    h->doubts.known &= mark->has_doubts;
+    if (!mark->has_doubts)
+        return;
+    mark->partial = mark->end_beside;
+    h->doubts.trusted |= mark->end_trusted;
+    h->doubts.n_real = KV_MAX(h->doubts.n_real, mark->end_real);
+    append_rows(&h->doubts.items, &m->doubts, sizeof(key), &key, compare_doubts);
+    mark->partial |= h->doubts.items.error != 0;
+}
+
+/* Give a stream what the dump tells of its rank's end. */
+static void give_end(struct ki_handover *h, const struct ki_dumped_model *m,
+                     struct ki_watermark *mark)
+{
+    const struct ki_end_copies key = {.holder = mark->holder};
+
+    h->has_ends &= mark->has_copies;
+    if (!mark->has_copies)
+        return;
+    mark->partial |= mark->end_partial;
+    h->has_reports |= mark->end_reports;
+    h->suspects |= mark->end_suspects;
+    append_rows(&h->ends, &m->ends, sizeof(key), &key, compare_ends);
+    h->has_ends &= !h->ends.error;
+    give_doubts(h, m, mark);
+}
+
+/* Give each stream the copies of its ranks' blocks at the dump's end. */
+static void give_ends(struct ki_dumped_model *m)
+{
+    struct ki_watermark *marks = (struct ki_watermark *)(void *)m->marks.data;
+
+    if (m->ends.len)
+        qsort(m->ends.data, m->ends.len / sizeof(struct ki_end_copies),
+              sizeof(struct ki_end_copies), compare_ends);
+    if (m->doubts.len)
+        qsort(m->doubts.data, m->doubts.len / sizeof(struct ki_unsure_told),
+              sizeof(struct ki_unsure_told), compare_doubts);
+    for (size_t i = 0; i < m->n_handovers; i++)
+        m->handovers[i]->has_ends = m->handovers[i]->doubts.known = true;
+    for (size_t i = 0; i < m->marks.len / sizeof(*marks); i++) {
+        struct ki_handover key = {.instance = marks[i].holder.worker, .rank = marks[i].stream_rank};
+        const struct ki_handover *wanted = &key;
+        struct ki_handover **found = NULL;
+
+        if (m->n_handovers && marks[i].has_stream)
+            found = bsearch(&wanted, m->handovers, m->n_handovers, sizeof(struct ki_handover *),
+                            ki_handover_compare);
+        if (found)
+            give_end(*found, m, &marks[i]);
+    }
+    kv_buf_fini(&m->ends);
+    kv_buf_fini(&m->doubts);
+}
+
+void ki_dump_judge_marks(struct ki_dump_reader *reader, struct ki_dumped_model *m)
+{
+    struct ki_watermark *marks = (struct ki_watermark *)m->marks.data;
+    struct kvi_stats stats = {.size = sizeof(stats)};
+
+    for (size_t i = 0; m->has_marks && i < m->marks.len / sizeof(*marks); i++)
+        marks[i].torn |= marks[i].no_position;
+    m->n_handovers =
+        ki_handover_note(m->handovers, m->n_handovers, marks, m->marks.len / sizeof(*marks));
+    give_ends(m);
+    free(m->slots);
+    m->slots = NULL;
+    m->n_slots = 0;
+    kvi_get_stats(m->index, &stats);
+    reader->done_bytes += stats.bytes;
+}

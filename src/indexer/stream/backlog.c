@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "indexer/stream/backlog.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+
+static uint64_t cost(size_t len)
+{
+    return sizeof(struct ki_backlog_item) + 64 + len; /* 64: overhead of malloc */
+}
+
+void ki_backlog_init(struct ki_backlog *b)
+{
+    STAILQ_INIT(&b->items);
+    b->bytes = 0;
+    b->lost_reconnect = false;
+}
+
+static bool reserve(struct ki_backlog *b, struct ki_backlog_budget *budget, uint64_t bytes)
+{
+    uint64_t before;
+
+    if (b->bytes + bytes > budget->max_stream_bytes)
+        return false;
+    before = atomic_fetch_add_explicit(&budget->used, bytes, memory_order_relaxed);
+    if (before + bytes > budget->max_bytes) {
+        atomic_fetch_sub_explicit(&budget->used, bytes, memory_order_relaxed);
+        return false;
+    }
+    b->bytes += bytes;
+    return true;
+}
+
+static void give_back(struct ki_backlog *b, struct ki_backlog_budget *budget, uint64_t bytes)
+{
+    b->bytes -= bytes;
+    atomic_fetch_sub_explicit(&budget->used, bytes, memory_order_relaxed);
+}
+
+int ki_backlog_put(struct ki_backlog *b, struct ki_backlog_budget *budget,
+                   const struct ki_batch_id *id, bool reconnected, const void *data, size_t len)
+{
+    struct ki_backlog_item *item = NULL;
+    bool fits = reserve(b, budget, cost(len));
+
+    b->lost_reconnect |= reconnected;
+    if (!fits)
+        return -ENOBUFS;
+    item = malloc(sizeof(*item) + len);
+    if (!item) {
+        give_back(b, budget, cost(len));
+        return -ENOMEM;
+    }
+    item->id = *id;
+    item->reconnected = b->lost_reconnect;
+    item->bytes = cost(len);
+    item->len = len;
+    if (len)
+        memcpy(item->data, data, len);
+    b->lost_reconnect = false;
+    STAILQ_INSERT_TAIL(&b->items, item, next);
+    return 0;
+}
+
+struct ki_backlog_item *ki_backlog_take(struct ki_backlog *b)
+{
+    struct ki_backlog_item *item = STAILQ_FIRST(&b->items);
+
+    if (item)
+        STAILQ_REMOVE_HEAD(&b->items, next);
+    return item;
+}
+
+void ki_backlog_free(struct ki_backlog *b, struct ki_backlog_budget *budget,
+                     struct ki_backlog_item *item)
+{
+    give_back(b, budget, item->bytes);
+    free(item);
+}
+
+void ki_backlog_clear(struct ki_backlog *b, struct ki_backlog_budget *budget)
+{
+    struct ki_backlog_item *item;
+
+    while ((item = ki_backlog_take(b)) != NULL)
+        ki_backlog_free(b, budget, item);
+    b->lost_reconnect = false;
+}

@@ -1,0 +1,411 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Life of a listener, and the calls of other threads. */
+#include "indexer/stream/listener.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "event/reader.h"
+#include "indexer/model/chunks.h"
+#include "indexer/model/model.h"
+
+static struct ki_stream_opts stream_opts(const struct ki_listener_env *env, bool can_replay)
+{
+    return (struct ki_stream_opts){.can_replay = can_replay,
+                                   .max_attempts = 3,
+                                   .timeout_ns = env->replay_timeout_ms * KV_NS_PER_MS,
+                                   .retry_delay_ns = 100 * KV_NS_PER_MS,
+                                   .cooldown_ns = 30 * KV_NS_PER_S,
+                                   .resync_ns = 3600 * KV_NS_PER_S,
+                                   .idle_ns = 5 * KV_NS_PER_S,
+                                   .stale_ns = env->stale_after_ms * KV_NS_PER_MS,
+                                   .forget_ns = env->forget_after_ms * KV_NS_PER_MS};
+}
+
+uint64_t ki_listener_new_generation(struct ki_listener_env *env)
+{
+    return atomic_fetch_add_explicit(&env->generations, 1, memory_order_relaxed) + 1;
+}
+
+/* A dump that lost blocks sees the change. */
+static void begin_generation(void *arg)
+{
+    struct ki_listener *l = arg;
+
+    l->generation = ki_listener_new_generation(l->env);
+}
+
+int ki_listener_create(struct ki_listener_env *env, const struct ki_registration *registration,
+                       struct ki_model *model, struct ki_listener **ret)
+{
+    struct ki_listener *l = calloc(1, sizeof(*l));
+    struct ki_stream_opts opts = stream_opts(env, registration->replay_endpoint != NULL);
+    int rc = -ENOMEM;
+
+    if (!l)
+        return -ENOMEM;
+    pthread_mutex_init(&l->lock, NULL);
+    atomic_init(&l->refs, 1);
+    l->env = env;
+    l->instance = registration->instance;
+    l->rank = registration->rank;
+    l->epoll_fd = -1;
+    l->version = registration->version;
+    l->by_peer = registration->by_peer;
+    l->num_blocks = registration->num_blocks ? registration->num_blocks : env->worker_blocks;
+    l->told_blocks = registration->num_blocks;
+    ki_backlog_init(&l->backlog);
+    l->generation = ki_listener_new_generation(env);
+    l->endpoint = strdup(registration->endpoint);
+    if (!l->endpoint)
+        goto fail;
+    if (registration->replay_endpoint) {
+        l->replay_endpoint = strdup(registration->replay_endpoint);
+        if (!l->replay_endpoint)
+            goto fail;
+    }
+    ki_target_init(&l->target, l->endpoint);
+    ki_target_init(&l->replay_target, l->replay_endpoint);
+    ki_stream_init(&l->stream, &opts);
+    rc = ki_applier_init(&l->applier, l->instance, l->rank, model->block_size, l->env->mm_keys);
+    if (rc < 0)
+        goto fail;
+    ki_applier_set_habits(&l->applier, &registration->habits);
+    l->applier.forgets = begin_generation;
+    l->applier.forgets_arg = l;
+    l->stream.doubtful = ki_applier_is_unsure(&l->applier);
+    l->model = model;
+    pthread_mutex_lock(&l->lock);
+    ki_listener_unlock(l);
+    *ret = l;
+    return 0;
+fail:
+    ki_listener_release(l);
+    return rc;
+}
+
+struct ki_listener *ki_listener_acquire(struct ki_listener *l)
+{
+    atomic_fetch_add_explicit(&l->refs, 1, memory_order_relaxed);
+    return l;
+}
+
+void ki_listener_release(struct ki_listener *l)
+{
+    /* Release pairs with the acquire of the thread that drops the last reference. */
+    if (!l || atomic_fetch_sub_explicit(&l->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    ki_applier_fini(&l->applier);
+    ki_model_release(l->model);
+    ki_sub_close(&l->sub);
+    free(l->held_bytes);
+    free(l->endpoint);
+    free(l->replay_endpoint);
+    pthread_mutex_destroy(&l->lock);
+    free(l);
+}
+
+/* -- any thread -------------------------------------------------------------------------------- */
+
+bool ki_mark_is_of(const struct ki_watermark *mark, const struct ki_listener *l)
+{
+    return !mark->no_position && (!mark->has_stream || mark->stream_rank == l->rank);
+}
+
+void ki_listener_name_rank(struct ki_listener *l)
+{
+    struct kv_holder holder = {.worker = l->instance, .rank = l->rank};
+
+    l->applier.unnamed &= kvi_holder_blocks(l->model->index, holder) == 0;
+}
+
+void ki_listener_seed(struct ki_listener *l, const struct ki_watermark *mark)
+{
+    pthread_mutex_lock(&l->lock);
+    ki_stream_seed(&l->stream, mark->sequence, mark->timestamp, mark->partial);
+    l->stream.unproved = mark->adrift;
+    ki_listener_name_rank(l);
+    l->applier.reports.suspects = true; /* unless its handover is more precise */
+    if (mark->torn)
+        ki_stream_seed_torn(&l->stream);
+    if (mark->generation)
+        l->generation = mark->generation;
+    l->has_overlap_end = mark->has_end;
+    l->overlap_end = mark->end;
+    ki_listener_unlock(l);
+}
+
+void ki_listener_adopt_rank(struct ki_listener *l, const struct ki_watermark *mark)
+{
+    pthread_mutex_lock(&l->lock);
+    if (!ki_applier_note_rank(&l->applier, mark->holder.rank)) {
+        kvi_remove_holder(l->model->index, mark->holder);
+        ki_stream_mark_partial(&l->stream, kv_now_ns());
+    } else if (mark->torn) {
+        ki_stream_seed_torn(&l->stream);
+    }
+    ki_listener_unlock(l);
+}
+
+bool ki_listener_brings(struct ki_listener *l, uint32_t rank)
+{
+    bool brings;
+
+    pthread_mutex_lock(&l->lock);
+    brings = ki_applier_brings(&l->applier, rank);
+    ki_listener_unlock(l);
+    return brings;
+}
+
+bool ki_listener_retire(struct ki_listener *l, struct ki_watermark *ret_position)
+{
+    const struct ki_stream *s = &l->stream;
+    bool known;
+
+    static const uint32_t single[KV_N_TIERS];
+
+    pthread_mutex_lock(&l->lock);
+    l->gone = true;
+    for (uint32_t i = 0; i < l->applier.n_ranks; i++)
+        (void)ki_chunks_set(l->model->chunks, (struct kv_holder){l->instance, l->applier.ranks[i]},
+                            single);
+    known = s->has_position || s->has_before;
+    memset(ret_position, 0, sizeof(*ret_position));
+    ret_position->holder = (struct kv_holder){.worker = l->instance, .rank = l->rank};
+    ret_position->sequence = s->has_position ? s->position : s->before;
+    ret_position->timestamp = s->has_position ? s->timestamp : 0;
+    ret_position->partial = ki_stream_is_partial(s);
+    ret_position->has_stream = true;
+    ret_position->stream_rank = l->rank;
+    ret_position->generation = l->generation;
+    ki_listener_unlock(l);
+    return known;
+}
+
+int ki_listener_set_paused(struct ki_listener *l, bool paused)
+{
+    int rc = 0;
+
+    pthread_mutex_lock(&l->lock);
+    if (l->paused == paused)
+        rc = -EALREADY;
+    l->paused = paused;
+    ki_listener_unlock(l);
+    return rc;
+}
+
+bool ki_listener_feeds(struct ki_listener *l, const struct ki_model *model)
+{
+    bool feeds;
+
+    pthread_mutex_lock(&l->lock);
+    feeds = l->model == model;
+    ki_listener_unlock(l);
+    return feeds;
+}
+
+static enum ki_listener_status status_of(const struct ki_listener *l)
+{
+    if (l->paused)
+        return KI_PAUSED;
+    if (l->link == KI_LINK_DOWN)
+        return l->last_error[0] ? KI_FAILED : KI_PENDING;
+    if (!l->started || l->link == KI_LINK_NEW)
+        return KI_PENDING;
+    return l->stream.state == KI_STREAM_LIVE ? KI_ACTIVE : KI_REPLAYING;
+}
+
+/* -- what /query tells ------------------------------------------------------------------------- */
+
+/* A view that is no news is 0; others have a bit beside their contents. */
+#define VIEW_ODD 1u
+#define VIEW_PARTIAL 2u
+#define VIEW_STATUS 2 /* shift of the status */
+
+static bool is_partial(const struct ki_listener *l)
+{
+    return ki_stream_is_partial(&l->stream) || ki_stream_is_behind(&l->stream);
+}
+
+static void publish(struct ki_listener *l, uint32_t view)
+{
+    uint32_t before = atomic_load_explicit(&l->view, memory_order_relaxed);
+
+    if (KV_LIKELY(view == before))
+        return;
+    /* Release pairs with ki_listener_view: whoever sees the view sees the index that it is about. */
+    atomic_store_explicit(&l->view, view, memory_order_release);
+    if (!view != !before)
+        atomic_fetch_add_explicit(&l->model->n_odd, view ? 1 : -1u, memory_order_release);
+}
+
+void ki_listener_show(struct ki_listener *l)
+{
+    enum ki_listener_status status = status_of(l);
+    bool partial = is_partial(l);
+
+    if (l->gone || (status == KI_ACTIVE && !partial))
+        publish(l, 0);
+    else
+        publish(l, VIEW_ODD | (partial ? VIEW_PARTIAL : 0) | (uint32_t)status << VIEW_STATUS);
+}
+
+void ki_listener_show_loss(struct ki_listener *l)
+{
+    publish(l, VIEW_ODD | VIEW_PARTIAL | (uint32_t)status_of(l) << VIEW_STATUS);
+}
+
+void ki_listener_unlock(struct ki_listener *l)
+{
+    ki_listener_show(l);
+    pthread_mutex_unlock(&l->lock);
+}
+
+bool ki_listener_view(const struct ki_listener *l, enum ki_listener_status *ret_status,
+                      bool *ret_partial)
+{
+    uint32_t view = atomic_load_explicit(&l->view, memory_order_acquire);
+
+    *ret_status = (enum ki_listener_status)(view >> VIEW_STATUS);
+    *ret_partial = view & VIEW_PARTIAL;
+    return view != 0;
+}
+
+void ki_listener_change_model(struct ki_listener *l, struct ki_model *model)
+{
+    struct ki_model *old;
+
+    pthread_mutex_lock(&l->lock);
+    publish(l, 0); /* counted by the old model */
+    old = l->model;
+    l->model = model;
+    ki_listener_unlock(l);
+    ki_model_release(old);
+}
+
+void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
+{
+    const struct ki_stream *s = &l->stream;
+    const struct ki_apply_stats *a = &l->applier.stats;
+    uint64_t now_ns = kv_now_ns();
+
+    pthread_mutex_lock(&l->lock);
+    *ret = (struct ki_worker_info){
+        .instance = l->instance,
+        .rank = l->rank,
+        .version = l->version,
+        .num_blocks = l->told_blocks,
+        .habits = l->applier.habits,
+        .learned_report_mode = ki_applier_learned_mode(&l->applier),
+        .block_size = l->model->block_size,
+        .endpoint = strdup(l->endpoint),
+        .replay_endpoint = l->replay_endpoint ? strdup(l->replay_endpoint) : NULL,
+        .model = strdup(l->model->name),
+        .tenant = strdup(l->model->tenant),
+        .status = status_of(l),
+        .connected = l->link != KI_LINK_DOWN,
+        .stale = ki_stream_is_absent(s, now_ns),
+        .absent_ms = s->absent_ns && !s->connected
+                         ? (now_ns - KV_MIN(s->absent_ns, now_ns)) / KV_NS_PER_MS
+                         : 0,
+        .last_error = l->last_error[0] ? strdup(l->last_error) : NULL,
+        .has_sequence = s->has_position,
+        .last_sequence = s->position,
+        .last_event_ns = l->last_event_ns,
+        .batches = a->batches,
+        .events = a->events,
+        .blocks = a->blocks,
+        .bytes = a->bytes,
+        .gaps = s->stats.gaps,
+        .missed_batches = s->stats.missed,
+        .replays = s->stats.replays,
+        .failed_replays = s->stats.failed_replays,
+        .replayed_batches = s->stats.replayed,
+        .overruns = s->stats.overruns,
+        .restarts = s->stats.restarts,
+        .absences = s->stats.absences,
+        .resyncs = s->stats.resyncs,
+        .reopened = l->reopened,
+        .duplicates = s->stats.duplicates,
+        .malformed = a->malformed,
+        .orphans = a->orphans,
+        .rejected = a->rejected,
+        .held = kvi_holder_blocks(l->model->index, (struct kv_holder){l->instance, l->rank}),
+        .left_out = l->applier.left_out,
+        .partial = is_partial(l),
+        .unnumbered = l->applier.unnumbered,
+        .odd_frames = l->odd_frames,
+        .event_block_size = l->applier.reader->other_block_size,
+        .unknown_media = l->applier.reader->unknown_media,
+    };
+    memcpy(ret->skipped, a->skipped, sizeof(ret->skipped));
+    ki_listener_unlock(l);
+}
+
+bool ki_listener_is_partial_in_dumps(const struct ki_listener *l)
+{
+    return ki_stream_is_partial_in_dumps(&l->stream) || ki_applier_is_unsure_in_dumps(&l->applier);
+}
+
+static void add_watermarks(const struct ki_listener *l, struct kv_buf *ret)
+{
+    for (uint32_t i = 0; l->stream.has_position && i < l->applier.n_ranks; i++) {
+        struct ki_watermark mark = {
+            .holder = {.worker = l->instance, .rank = l->applier.ranks[i]},
+            .sequence = l->stream.position,
+            .timestamp = l->stream.timestamp,
+            .partial = ki_listener_is_partial_in_dumps(l),
+            .adrift = l->stream.contact != KI_CONTACT_MET,
+            .has_stream = true,
+            .stream_rank = l->rank,
+            .has_end = !l->applier.overlaps || l->has_overlap_end,
+            .end = l->applier.overlaps ? KV_MAX(l->stream.position, l->overlap_end)
+                                       : l->stream.position,
+            .generation = l->generation,
+            .has_copies = !l->applier.overlaps,
+            .end_partial = ki_listener_is_partial_in_dumps(l),
+            .end_reports = l->applier.reports.seen,
+            .end_suspects = l->applier.reports.suspects,
+            .has_doubts = !l->applier.overlaps,
+            .end_beside =
+                ki_stream_lacks_batches(&l->stream) || ki_applier_is_unsure_beside(&l->applier),
+            .end_trusted = l->applier.reports.trusted,
+            .end_real = l->applier.suspects.n_real,
+        };
+
+        kv_buf_append(ret, &mark, sizeof(mark));
+    }
+}
+
+void ki_listener_watermarks(struct ki_listener *l, struct kv_buf *ret)
+{
+    pthread_mutex_lock(&l->lock);
+    add_watermarks(l, ret);
+    ki_listener_unlock(l);
+}
+
+/* Copy the possible copies of a stream's blocks. */
+static void tell_doubts(const struct ki_listener *l, struct kv_buf *ret)
+{
+    const struct ki_applier *a = &l->applier;
+
+    for (uint32_t i = 0; !a->overlaps && i < a->n_ranks; i++) {
+        ki_unsure_tell(&a->unsure, l->instance, a->ranks[i], false, ret);
+        ki_unsure_tell(&a->suspects, l->instance, a->ranks[i], true, ret);
+    }
+}
+
+int ki_listener_end(struct ki_listener *l, struct kvi_index *index, struct kv_buf *ret,
+                    struct kv_buf *ret_doubts, kvi_extra_fn fn, void *arg)
+{
+    int rc = 0;
+
+    pthread_mutex_lock(&l->lock);
+    add_watermarks(l, ret);
+    tell_doubts(l, ret_doubts);
+    for (uint32_t i = 0; i < l->applier.n_ranks && !rc; i++)
+        rc = kvi_dump_copies(index, (struct kv_holder){l->instance, l->applier.ranks[i]}, fn, arg);
+    ki_listener_unlock(l);
+    return rc;
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Turns and ticks of the event thread: what it does next, and when. */
+#include "indexer/stream/listener_impl.h"
+
+/* Return the earlier of two times; 0 is never. */
+static uint64_t earlier(uint64_t a_ns, uint64_t b_ns)
+{
+    return !a_ns || (b_ns && b_ns < a_ns) ? b_ns : a_ns;
+}
+
+/*
+ * Return the time of the stream's next timer; 0: never. With the lock: a recovery seeds streams, and a
+ * sibling's loss has them learn anew, both from other threads.
+ */
+static uint64_t stream_deadline(struct ki_listener *l)
+{
+    uint64_t deadline_ns;
+
+    pthread_mutex_lock(&l->lock);
+    deadline_ns = ki_stream_absence_deadline(&l->stream);
+    if (l->started && !l->detached && ki_listener_is_open(l))
+        deadline_ns = earlier(deadline_ns, ki_stream_deadline(&l->stream));
+    pthread_mutex_unlock(&l->lock);
+    return deadline_ns;
+}
+
+/* Return the time of the next tick; 0: never. */
+static uint64_t next_deadline(struct ki_listener *l)
+{
+    uint64_t deadline_ns = stream_deadline(l);
+
+    if (l->detached)
+        return deadline_ns;
+    if (!ki_listener_is_open(l))
+        return earlier(deadline_ns, l->retry_at_ns);
+    deadline_ns = earlier(deadline_ns, l->replay_again_ns);
+    deadline_ns = earlier(deadline_ns, l->sub.deadline_ns);
+    if (l->target.named || l->target.place.binds)
+        deadline_ns = earlier(deadline_ns, l->look_again_ns);
+    if (l->link_told == KI_TOLD_NOTHING)
+        deadline_ns = earlier(deadline_ns, l->silent_ns);
+    return deadline_ns;
+}
+
+bool ki_listener_service(struct ki_listener *l, uint64_t now_ns)
+{
+    bool more;
+
+    more = ki_listener_read(l, now_ns);
+    ki_listener_note_link(l, now_ns);
+    ki_listener_tell_connection(l, now_ns);
+    l->deadline_ns = next_deadline(l);
+    return more;
+}
+
+static void start(struct ki_listener *l, uint64_t now_ns)
+{
+    pthread_mutex_lock(&l->lock);
+    l->started = true;
+    l->applier.overlaps =
+        l->stream.cursorless ||
+        (l->stream.seeded && !(l->has_overlap_end && l->stream.position >= l->overlap_end));
+    if (!l->applier.overlaps)
+        ki_applier_end_overlap(&l->applier, l->model->index);
+    l->ups_at_start = l->sub.ups;
+    ki_applier_note_losses(&l->applier, l->model->index);
+    ki_listener_tell_chunks(l);
+    l->stream.doubtful = ki_applier_is_unsure(&l->applier);
+    ki_stream_start(&l->stream, now_ns);
+    ki_listener_unlock(l);
+}
+
+/* Return false for a retired listener. Closes the sockets of one that has just been paused. */
+static bool stays(struct ki_listener *l)
+{
+    bool gone, paused;
+
+    pthread_mutex_lock(&l->lock);
+    gone = l->gone;
+    paused = l->paused;
+    ki_listener_unlock(l);
+    if (!gone && paused && !l->detached)
+        ki_listener_disconnect(l);
+    l->detached = paused;
+    return !gone;
+}
+
+bool ki_listener_tick(struct ki_listener *l, uint64_t now_ns)
+{
+    if (!stays(l))
+        return false;
+    if (ki_listener_is_open(l))
+        ki_listener_reconnect(l, now_ns);
+    else if (!l->detached && now_ns >= l->retry_at_ns)
+        ki_listener_connect(l, now_ns);
+    if (ki_listener_is_open(l)) {
+        /*
+         * Acquire pairs with ki_registry_go: a thread that sees this flag sees what recovery
+         * adopted.
+         */
+        if (!l->started && !atomic_load_explicit(&l->env->held, memory_order_acquire))
+            start(l, now_ns);
+        if (l->replay_again_ns && now_ns >= l->replay_again_ns)
+            ki_listener_open_replay(l, now_ns);
+        if (l->started)
+            ki_listener_tick_stream(l, now_ns);
+        ki_listener_tell_connection(l, now_ns);
+    }
+    ki_listener_tick_absence(l, now_ns);
+    l->deadline_ns = next_deadline(l);
+    return true;
+}
+
+void ki_listener_close(struct ki_listener *l)
+{
+    ki_listener_disconnect(l);
+}

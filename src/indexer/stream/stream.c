@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "indexer/stream/stream_impl.h"
+
+#include <math.h>
+#include <string.h>
+
+void ki_stream_init(struct ki_stream *s, const struct ki_stream_opts *opts)
+{
+    memset(s, 0, sizeof(*s));
+    s->opts = *opts;
+}
+
+void ki_stream_seed(struct ki_stream *s, uint64_t sequence, double timestamp, bool partial)
+{
+    s->has_position = true;
+    s->position = sequence;
+    s->timestamp = isfinite(timestamp) && timestamp > 0 ? timestamp : 0;
+    s->partial = partial;
+    s->seeded = true;
+    s->contact = KI_CONTACT_ADRIFT;
+}
+
+void ki_stream_seed_cursorless(struct ki_stream *s)
+{
+    s->cursorless = true;
+}
+
+void ki_stream_seed_torn(struct ki_stream *s)
+{
+    s->partial = s->torn = true;
+    s->cursorless |= !s->has_position; /* what came from elsewhere goes when a whole view comes */
+}
+
+void ki_stream_remember(struct ki_stream *s, uint64_t sequence)
+{
+    s->has_before = true;
+    s->before = sequence;
+}
+
+void ki_stream_lose(struct ki_stream *s, uint64_t now_ns)
+{
+    if (s->lossy)
+        return;
+    s->lossy = true;
+    s->resync_at_ns = s->opts.resync_ns ? now_ns + s->opts.resync_ns : 0;
+}
+
+void ki_stream_be_sound(struct ki_stream *s)
+{
+    s->lossy = false;
+    s->resync_at_ns = 0;
+    s->unexplained = s->explained = s->excused = 0;
+}
+
+void ki_stream_start(struct ki_stream *s, uint64_t now_ns)
+{
+    if (s->partial) /* the peer's view was partial */
+        ki_stream_lose(s, now_ns);
+    if (s->opts.can_replay && s->partial) /* a replay may bring a better view than the peer's */
+        s->heal_at_ns = s->torn ? now_ns : now_ns + s->opts.cooldown_ns;
+}
+
+bool ki_stream_lacks_batches(const struct ki_stream *s)
+{
+    bool knows = s->has_position || s->silent;
+
+    return !knows || s->partial || s->unverified || s->unproved || s->began_at_one;
+}
+
+bool ki_stream_is_partial_in_dumps(const struct ki_stream *s)
+{
+    return ki_stream_lacks_batches(s) || s->doubtful;
+}
+
+bool ki_stream_is_partial(const struct ki_stream *s)
+{
+    return ki_stream_is_partial_in_dumps(s) || s->contact == KI_CONTACT_STALE;
+}
+
+bool ki_stream_is_behind(const struct ki_stream *s)
+{
+    return s->state != KI_STREAM_LIVE && (s->holding || s->began_anew);
+}
+
+void ki_stream_mark_partial(struct ki_stream *s, uint64_t now_ns)
+{
+    ki_stream_be_partial(s);
+    ki_stream_lose(s, now_ns);
+}
+
+void ki_stream_mark_whole(struct ki_stream *s)
+{
+    s->healed |= ki_stream_lacks_batches(s);
+    if (!s->merged)
+        s->partial = false;
+    s->unproved = false;
+    s->heal_at_ns = 0;
+    ki_stream_end_doubt_of_first(s);
+    ki_stream_be_sound(s);
+}
+
+void ki_stream_note_more(struct ki_stream *s, uint64_t now_ns)
+{
+    if (!s->healed)
+        return;
+    s->healed = false;
+    ki_stream_now_partial(s, now_ns);
+    ki_stream_lose(s, now_ns);
+}
+
+/* -- what is known of a batch number ----------------------------------------------------------- */
+
+enum ki_known ki_stream_lookup(const struct ki_stream *s, const struct ki_batch_id *id)
+{
+    uint32_t at = id->sequence % KI_STREAM_WINDOW;
+
+    if (!s->window[at].used || s->window[at].sequence != id->sequence)
+        return KI_UNKNOWN;
+    return s->window[at].digest == id->digest ? KI_SAME : KI_OTHER;
+}
+
+double ki_stream_time(const struct ki_batch_id *id)
+{
+    return isfinite(id->timestamp) && id->timestamp > 0 ? id->timestamp : 0;
+}
+
+bool ki_stream_has_times(const struct ki_stream *s, const struct ki_batch_id *id)
+{
+    return s->timestamp != 0 && ki_stream_time(id) != 0;
+}
+
+uint64_t ki_stream_first_max(const struct ki_stream *s)
+{
+    return s->from_zero ? 0 : FIRST_SEQUENCE_MAX;
+}
+
+void ki_stream_accept(struct ki_stream *s, const struct ki_batch_id *id)
+{
+    uint32_t at = id->sequence % KI_STREAM_WINDOW;
+
+    s->from_zero |= id->sequence == 0;
+    if (!s->has_position)
+        ki_stream_note_first(s, id);
+    if (!s->has_position && !s->cursorless && id->sequence == 0)
+        s->partial = false; /* nothing is missing before batch 0; a 1 may come behind a lost one */
+    s->window[at].used = true;
+    s->window[at].sequence = id->sequence;
+    s->window[at].digest = id->digest;
+    s->has_position = true;
+    s->position = id->sequence;
+    if (ki_stream_time(id) != 0)
+        s->timestamp = ki_stream_time(id);
+    s->unverified = s->cursorless = s->seeded = s->has_before = false;
+    if (s->watch && --s->watch == 0)
+        s->strikes = 0;
+}
+
+void ki_stream_now_partial(struct ki_stream *s, uint64_t now_ns)
+{
+    ki_stream_be_partial(s);
+    if (s->opts.can_replay && !s->heal_at_ns)
+        s->heal_at_ns = now_ns + s->opts.cooldown_ns;
+}
+
+/* -- restarts ---------------------------------------------------------------------------------- */
+
+void ki_stream_forget(struct ki_stream *s)
+{
+    memset(s->window, 0, sizeof(s->window));
+    s->has_position = false;
+    s->timestamp = 0;
+    s->unverified = s->cursorless = s->seeded = s->partial = s->gap_counted = false;
+    s->silent = s->unproved = s->healed = s->torn = false;
+    ki_stream_end_doubt_of_first(s); /* that was the process before */
+    s->heal_at_ns = 0;
+    ki_stream_be_sound(s);
+}
+
+/* The connection may lead to another process, so failures of the old one don't count. */
+void ki_stream_meet(struct ki_stream *s)
+{
+    s->has_live = s->merged = s->silent = false;
+    s->strikes = s->watch = 0;
+    s->cooldown_to_ns = 0;
+    s->unverified |= s->has_position || s->cursorless;
+    s->losses++;
+}
+
+/* The publisher is another process than the one whose batches were applied; its cache is empty. */
+unsigned ki_stream_restarted(struct ki_stream *s)
+{
+    s->stats.restarts++;
+    s->replaced = s->position;
+    s->watch = MERGE_WATCH;
+    s->has_live = false;
+    s->cooldown_to_ns = 0; /* the old process didn't answer; the new one may */
+    ki_stream_forget(s);
+    return KI_STEP_PURGE | KI_STEP_RESET;
+}
+
+/* -- connections ------------------------------------------------------------------------------- */
+
+/*
+ * Ask for the batches published before the subscription arrived, and learn which process sent them.
+ */
+static unsigned ask(struct ki_stream *s, uint64_t now_ns)
+{
+    if (s->has_position && !s->torn)
+        return ki_stream_begin_replay(s, KI_REPLAY_VERIFY, s->position, now_ns);
+    return ki_stream_begin_replay(
+        s, s->has_position || s->cursorless ? KI_REPLAY_HEAL : KI_REPLAY_START, 0, now_ns);
+}
+
+unsigned ki_stream_connected(struct ki_stream *s, bool anew, uint64_t now_ns)
+{
+    s->connected = s->met = true;
+    s->absent_ns = 0;
+    s->contact = KI_CONTACT_MET;
+    if (anew)
+        ki_stream_meet(s);
+    if (!s->opts.can_replay)
+        return 0;
+    /* The answer may be older than the subscription: ask again unless a batch comes. */
+    s->idle_at_ns = s->opts.idle_ns ? now_ns + s->opts.idle_ns : 0;
+    return ask(s, now_ns);
+}
+
+/* The connection is gone, or new and not yet reported. A stale view stays so. */
+static void be_adrift(struct ki_stream *s)
+{
+    if (!s->has_position)
+        s->contact = KI_CONTACT_MET;
+    else if (s->contact == KI_CONTACT_MET)
+        s->contact = KI_CONTACT_ADRIFT;
+}
+
+void ki_stream_reachable(struct ki_stream *s, uint64_t now_ns)
+{
+    s->connected = s->met = true;
+    s->absent_ns = 0;
+    be_adrift(s);
+    if (s->state == KI_STREAM_LIVE)
+        return;
+    s->attempts = 0;
+    s->deadline_ns = now_ns;
+}
+
+void ki_stream_disconnected(struct ki_stream *s, uint64_t since_ns)
+{
+    s->connected = false;
+    if (!s->absent_ns)
+        s->absent_ns = since_ns;
+    be_adrift(s);
+}
+
+void ki_stream_detach(struct ki_stream *s)
+{
+    if (s->state != KI_STREAM_LIVE)
+        ki_stream_finish_replay(s);
+    s->gap_counted = s->has_live = s->connected = false;
+    be_adrift(s);
+    if (s->has_position)
+        s->unverified = true;
+}
+
+/* -- absence ----------------------------------------------------------------------------------- */
+
+/* Return the earlier of two times, of which 0 is none. */
+static uint64_t earlier(uint64_t a, uint64_t b)
+{
+    return a && (!b || a < b) ? a : b;
+}
+
+/* Nothing tells any more whether the engine still has the blocks, or lives. */
+static unsigned forget_absent(struct ki_stream *s)
+{
+    uint64_t position = s->position;
+    bool had = s->has_position;
+
+    /* The same process never sends its first numbers again. */
+    s->from_zero |= s->cursorless || position == 0;
+    ki_stream_detach(s);
+    ki_stream_forget(s);
+    s->contact = KI_CONTACT_MET;
+    if (had)
+        ki_stream_remember(s, position);
+    s->stats.absences++;
+    return KI_STEP_PURGE | KI_STEP_RESET;
+}
+
+unsigned ki_stream_tick_absence(struct ki_stream *s, uint64_t now_ns)
+{
+    uint64_t gone_ns;
+
+    if (s->connected)
+        return 0;
+    if (!s->absent_ns)
+        s->absent_ns = now_ns;
+    gone_ns = now_ns - s->absent_ns;
+    if (s->opts.stale_ns && gone_ns >= s->opts.stale_ns) {
+        s->silent = false;
+        if (s->contact == KI_CONTACT_ADRIFT)
+            s->contact = KI_CONTACT_STALE;
+    }
+    if (!s->opts.forget_ns || gone_ns < s->opts.forget_ns || !(s->has_position || s->cursorless))
+        return 0;
+    return forget_absent(s);
+}
+
+bool ki_stream_is_absent(const struct ki_stream *s, uint64_t now_ns)
+{
+    return !s->connected && s->absent_ns && s->opts.stale_ns &&
+           now_ns >= s->absent_ns + s->opts.stale_ns;
+}
+
+uint64_t ki_stream_absence_deadline(const struct ki_stream *s)
+{
+    bool has = s->has_position || s->cursorless;
+    bool fresh = s->silent || s->contact == KI_CONTACT_ADRIFT;
+
+    if (s->connected || !s->absent_ns)
+        return 0;
+    if (s->opts.stale_ns && fresh)
+        return earlier(s->absent_ns + s->opts.stale_ns,
+                       s->opts.forget_ns && has ? s->absent_ns + s->opts.forget_ns : 0);
+    return s->opts.forget_ns && has ? s->absent_ns + s->opts.forget_ns : 0;
+}
+
+/* -- time -------------------------------------------------------------------------------------- */
+
+uint64_t ki_stream_deadline(const struct ki_stream *s)
+{
+    if (s->state != KI_STREAM_LIVE)
+        return s->deadline_ns;
+    if (!s->connected)
+        return 0;
+    return earlier(s->proof_at_ns, earlier(s->idle_at_ns, s->heal_at_ns));
+}
+
+static unsigned tick_live(struct ki_stream *s, uint64_t now_ns)
+{
+    if (!s->connected)
+        return 0;
+    if (s->idle_at_ns && now_ns >= s->idle_at_ns) {
+        s->idle_at_ns = 0;
+        return ask(s, now_ns);
+    }
+    if (s->heal_at_ns && now_ns >= s->heal_at_ns) {
+        s->heal_at_ns = 0;
+        if (s->partial && !s->merged)
+            return ki_stream_begin_replay(
+                s, s->has_position || s->cursorless ? KI_REPLAY_HEAL : KI_REPLAY_START, 0, now_ns);
+    }
+    if (s->proof_at_ns && now_ns >= s->proof_at_ns)
+        return ki_stream_begin_proof(s, now_ns);
+    return 0;
+}
+
+unsigned ki_stream_tick(struct ki_stream *s, uint64_t now_ns)
+{
+    if (s->state == KI_STREAM_LIVE)
+        return tick_live(s, now_ns);
+    if (now_ns < s->deadline_ns)
+        return 0;
+    return ki_stream_retry(s, now_ns);
+}

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * One event stream: decide which batches to apply, drop or hold back, when to ask for a replay, and
+ * when the publisher has started over. Pure: no sockets, no clock, no memory of its own. The driver
+ * (the listener) carries out the returned steps. docs/kv-indexer-streams.md has the rules and their
+ * reasons.
+ *
+ *              gap, restart, connected, idle            replayed up to the held batch,
+ *       LIVE ------------------------------> REPLAYING  end marker, or given up
+ *        ^                                    |   ^  |
+ *        |                          end too   v   |  |
+ *        |                           early  WAITING   |
+ *        +--------------------------------------------+
+ *
+ * Thread-confined or caller-locked.
+ */
+#ifndef KV_INDEXER_STREAM_STREAM_H
+#define KV_INDEXER_STREAM_STREAM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define KI_STREAM_WINDOW 128 /* batches whose digest is remembered; a power of two */
+
+/** Identity of a batch. */
+struct ki_batch_id {
+    uint64_t sequence;
+    uint64_t digest;  /* of the payload */
+    double timestamp; /* the publisher's, in seconds; 0: unknown */
+};
+
+/** Steps to take, a set. The caller takes them in this order: PURGE, APPLY, REQUEST, RESUME. */
+enum ki_step {
+    KI_STEP_PURGE = 1,    /* forget all blocks that this stream brought */
+    KI_STEP_RESET = 2,    /* forget the reader's state, too: the publisher is another process */
+    KI_STEP_APPLY = 4,    /* apply this batch */
+    KI_STEP_DROP = 8,     /* this batch needs no further work */
+    KI_STEP_HOLD = 16,    /* keep this live batch and read no further; offer it again on RESUME */
+    KI_STEP_REQUEST = 32, /* ask for a replay from stream->request on, over a new socket */
+    KI_STEP_RESUME = 64   /* the replay has ended: close its socket, continue with live batches */
+};
+
+struct ki_stream_opts {
+    bool can_replay;         /* there is a replay endpoint */
+    uint32_t max_attempts;   /* consecutive requests without a batch before giving up */
+    uint64_t timeout_ns;     /* silence that ends one attempt */
+    uint64_t retry_delay_ns; /* pause after a replay that ended too early */
+    uint64_t cooldown_ns;    /* after giving up: time without replays */
+    /* Blocks from before a loss are forgotten after this time; 0: never. */
+    uint64_t resync_ns;
+    /* Silence after which a new connection's replay service is asked once more. */
+    uint64_t idle_ns;
+    /* Without a connection the view is partial, and its blocks are forgotten, after this time; 0: never. */
+    uint64_t stale_ns, forget_ns;
+};
+
+enum ki_stream_state { KI_STREAM_LIVE, KI_STREAM_REPLAYING, KI_STREAM_WAITING };
+
+/** Whether the process of the position is known to be at the other end of the connection. */
+enum ki_contact {
+    KI_CONTACT_MET, /* it is, as far as batches can tell; or there is no position */
+    /* There is no connection, or one that the stream hasn't heard of: that process may have gone. */
+    KI_CONTACT_ADRIFT,
+    KI_CONTACT_STALE /* the same, and for so long that the view is partial */
+};
+
+/** Reason of a replay; decides what its first answer means. */
+enum ki_replay_kind {
+    KI_REPLAY_GAP, /* get the batches between position and trigger */
+    /*
+     * Get the same and the batch at position, which tells whether the process is still the known
+     * one.
+     */
+    KI_REPLAY_VERIFY,
+    KI_REPLAY_START, /* get everything from the beginning */
+    /* Get everything from the beginning, to replace a partial view by a whole one. */
+    KI_REPLAY_HEAL,
+    KI_REPLAY_PROOF /* learn whether a batch 0 preceded the first one, 1: see stream_first.c */
+};
+
+struct ki_stream_stats {
+    uint64_t gaps, missed, duplicates, restarts;
+    uint64_t replays, failed_replays, replayed, overruns;
+    uint64_t absences; /* times that the blocks were forgotten for want of a connection */
+    /* Times that the blocks were forgotten because too many had to be phantoms. */
+    uint64_t resyncs;
+    uint64_t contradictions; /* those of resyncs in a view without known losses */
+};
+
+struct ki_stream {
+    struct ki_stream_opts opts;
+    enum ki_stream_state state;
+    /* The last batch applied. */
+    bool has_position;
+    uint64_t position;
+    double timestamp;
+    struct {
+        bool used;
+        uint64_t sequence, digest;
+    } window[KI_STREAM_WINDOW];
+
+    /* The last live batch over this connection that was applied or dropped. */
+    bool has_live;
+    uint64_t last_live;
+
+    bool from_zero;      /* the publisher has sent a batch 0, so its numbers never begin with 1 */
+    bool began_at_one;   /* the first batch applied was 1, and a batch 0 may be missing */
+    uint64_t one_digest; /* of that batch 1 */
+    /* No batch beyond this number was published when the ring began with 1; 0: unknown. */
+    uint64_t proof_bound;
+    uint64_t proof_end;    /* last batch that the ring had when it was asked what it begins with */
+    uint64_t proof_at_ns;  /* LIVE: time of the next request; 0: never */
+    uint32_t proof_misses; /* requests that brought no bound */
+    bool proof_over;       /* the ring can't tell any more */
+
+    bool partial;
+    uint64_t losses; /* rises when something may be missing: clears before it have not ended that */
+    /* A clear has ended a loss. It leaves some tiers alone, of which the stream had shown no block. */
+    bool healed;
+    /* The replay service had no batch: the publisher has sent none, so its cache is empty. */
+    bool silent;
+    /* Nothing tells whose the blocks are: the stream went on at the next number over a new connection
+     * and nobody could be asked, or behind state without a position, or behind a peer's that was
+     * adrift (until the position is proved to be this process's). */
+    bool unproved;
+    /* Position is a peer's, and no batch has shown yet that it belongs to this process. */
+    bool seeded;
+    /* State came from elsewhere without a position: the first batch sets the position. */
+    bool cursorless;
+    bool doubtful;   /* set by the driver: the events don't tell all of the engine's cache */
+    bool torn;       /* state came from elsewhere and is incomplete: get a whole view first */
+    bool ahead;      /* a replay has overtaken the live backlog, or came from a newer process */
+    bool connected;  /* the publisher is connected, so its replay service may be asked */
+    bool met;        /* connections are reported: a batch alone doesn't prove one */
+    bool unverified; /* the connection was made after the last batch */
+    enum ki_contact contact;
+    uint64_t absent_ns; /* time since which there is no connection; 0: there is one, or not known */
+    /* Before is the position of an earlier registration, whose blocks are forgotten. */
+    bool has_before;
+    uint64_t before;
+
+    /* The current replay. */
+    enum ki_replay_kind kind;
+    uint64_t request; /* first batch number to ask for */
+    bool holding;     /* the driver holds the live batch numbered trigger */
+    uint64_t trigger, trigger_digest;
+    double trigger_timestamp;
+    bool trigger_follows; /* the held batch came over the connection that brought the position */
+    bool gap_counted;     /* the held batch's gap is counted already */
+    bool answered;        /* this request has brought a batch */
+    bool confirmed;       /* it has brought the batch at position: the process is the known one */
+    uint32_t attempts;
+    bool began_anew;        /* this replay has brought the beginning; its end is to come */
+    uint32_t turnovers;     /* restarts seen during this replay */
+    uint64_t replay_end_ns; /* time at which the replay is given up in any case */
+    /* Deadline of the request, or of the pause before the next; 0 when LIVE. */
+    uint64_t deadline_ns;
+
+    uint64_t idle_at_ns;     /* LIVE: time to ask for missed batches once more; 0: never */
+    uint64_t heal_at_ns;     /* LIVE: time to try to get a whole view; 0: never */
+    uint64_t cooldown_to_ns; /* no replays before this time */
+
+    /* Phantoms: blocks whose removal was lost. */
+    bool lossy;            /* batches were lost since the blocks were last known to be real */
+    uint64_t resync_at_ns; /* lossy: time to forget the blocks; 0: never */
+    /* Removals of blocks that the index lacked, since the loss or, without one, recently. */
+    uint64_t unexplained;
+    /* Removals of blocks that the index had; halved together with unexplained. */
+    uint64_t explained;
+    uint64_t excused; /* expected removals of blocks that the index has forgotten */
+
+    /* Two publishers behind one endpoint look like restarts in alternation. */
+    bool merged;
+    uint64_t replaced; /* position before the last restart */
+    uint32_t watch;    /* batches left in which to watch for the old numbering to go on */
+    uint32_t strikes;
+
+    struct ki_stream_stats stats;
+};
+
+void ki_stream_init(struct ki_stream *s, const struct ki_stream_opts *opts);
+
+/** Seed the stream with the state of a peer up to and including batch @sequence. */
+void ki_stream_seed(struct ki_stream *s, uint64_t sequence, double timestamp, bool partial);
+/** Seed the stream with state that has no position: the first batch continues it. */
+void ki_stream_seed_cursorless(struct ki_stream *s);
+/**
+ * Note that the peer's state is incomplete: the stream is partial, and asks for all batches again
+ * as soon as reading starts. Call before ki_stream_start.
+ */
+void ki_stream_seed_torn(struct ki_stream *s);
+/** Note the position of an earlier registration, whose blocks are gone. */
+void ki_stream_remember(struct ki_stream *s, uint64_t sequence);
+
+/** Start reading. */
+void ki_stream_start(struct ki_stream *s, uint64_t now_ns);
+
+/**
+ * Report a connection to the publisher. All that earlier connections brought has been offered, and
+ * no replay runs. @anew: the connection is younger than the stream's state, so another process may
+ * answer. Asks the replay service at once, since batches published before the subscription arrives
+ * are lost. Returns steps.
+ */
+unsigned ki_stream_connected(struct ki_stream *s, bool anew, uint64_t now_ns);
+/**
+ * Report a connection before its messages are read. Replays may be requested; the next attempt of a
+ * running one is due, as it may wait for a process that has gone.
+ */
+void ki_stream_reachable(struct ki_stream *s, uint64_t now_ns);
+/**
+ * Report the loss of the connection: no replay is requested before the next one. The publisher has
+ * not been heard of since @since_ns.
+ */
+void ki_stream_disconnected(struct ki_stream *s, uint64_t since_ns);
+
+/**
+ * Judge the time without a connection. After opts.stale_ns the view is partial. After opts.forget_ns
+ * the stream forgets its blocks and position, and learns them anew over the next connection. Ends a
+ * replay: the driver drops what it holds back. Returns steps: PURGE and RESET, or none.
+ */
+unsigned ki_stream_tick_absence(struct ki_stream *s, uint64_t now_ns);
+/** Return true when the time without a connection is at least opts.stale_ns. */
+bool ki_stream_is_absent(const struct ki_stream *s, uint64_t now_ns);
+/** Return the time at which to call ki_stream_tick_absence; 0: never. */
+uint64_t ki_stream_absence_deadline(const struct ki_stream *s);
+
+/**
+ * Offer a live batch. @reconnected: over another connection than the batch before. Returns steps.
+ */
+unsigned ki_stream_live(struct ki_stream *s, const struct ki_batch_id *id, bool reconnected,
+                        uint64_t now_ns);
+/**
+ * Offer a batch of the replay, its end marker (may purge, too), or report an invalid answer. Return
+ * steps.
+ */
+unsigned ki_stream_replayed(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns);
+unsigned ki_stream_replay_end(struct ki_stream *s, uint64_t now_ns);
+unsigned ki_stream_replay_failed(struct ki_stream *s, uint64_t now_ns);
+
+/** Return the time at which to call ki_stream_tick; 0: never. */
+uint64_t ki_stream_deadline(const struct ki_stream *s);
+unsigned ki_stream_tick(struct ki_stream *s, uint64_t now_ns);
+
+/**
+ * Return true when the view may lack blocks or have too many: nothing has told yet what the
+ * publisher has, batches are missing, none has shown that the publisher is still the same process, or
+ * there has been no connection for long.
+ */
+bool ki_stream_is_partial(const struct ki_stream *s);
+/** The same without the time of the connection: it tells nothing of a replica's own connection. */
+bool ki_stream_is_partial_in_dumps(const struct ki_stream *s);
+/** The same without what the driver doubts either: reasons that lie in the batches themselves. */
+bool ki_stream_lacks_batches(const struct ki_stream *s);
+
+/**
+ * Return true while batches are known to be missing that a replay may bring. A replica that goes on
+ * at the position asks for them itself.
+ */
+bool ki_stream_is_behind(const struct ki_stream *s);
+
+/** Evidence in an applied batch about the index's view, over all ranks of the stream. */
+struct ki_evidence {
+    uint64_t held;     /* blocks of the stream's ranks in the index now, parked ones included */
+    uint64_t capacity; /* blocks for which the engine has room; 0: unknown */
+    uint64_t unknown;  /* blocks removed from the device that the index lacked */
+    uint64_t removed;  /* blocks removed from the device that the index had */
+    bool full;         /* the index had no room */
+};
+
+/**
+ * Judge whether too many of the blocks can't be real. A lost batch loses removals, which no later
+ * event repeats. It loses about as many stores, whose removal later names blocks that the index
+ * lacks. In a view without losses such removals contradict the view, and make it partial. Call
+ * after each applied batch. Returns KI_STEP_PURGE (forget the blocks and learn them anew; the view
+ * is partial) or 0.
+ */
+unsigned ki_stream_judge(struct ki_stream *s, const struct ki_evidence *e, uint64_t now_ns);
+
+/** Note that the driver lost the contents of a batch (undecodable, out of memory). */
+void ki_stream_mark_partial(struct ki_stream *s, uint64_t now_ns);
+/**
+ * Note that @held of the stream's blocks, which the engine still has, are about to leave the index:
+ * the view is partial. Returns false, and changes nothing, when the stream has brought no batch.
+ */
+bool ki_stream_expect_loss(struct ki_stream *s, uint64_t held);
+/**
+ * The same for blocks that have left. The replay service is asked for all batches at once, for a
+ * whole view.
+ */
+void ki_stream_learn_anew(struct ki_stream *s, uint64_t held, uint64_t now_ns);
+/** Note that the publisher cleared all that the stream brought: no batch is missing any more. */
+void ki_stream_mark_whole(struct ki_stream *s);
+/**
+ * Note that the publisher has blocks in tiers that its clears leave alone, or of a rank that wasn't
+ * cleared: a loss before the last clear may have been of such blocks.
+ */
+void ki_stream_note_more(struct ki_stream *s, uint64_t now_ns);
+
+/** Note that the driver closed both connections (paused): a held batch is forgotten. */
+void ki_stream_detach(struct ki_stream *s);
+
+#endif

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Live batches: apply, drop or hold each one, find gaps, restarts and merged publishers. */
+#include "indexer/stream/stream_impl.h"
+
+/* Number of times the old numbering must go on after a restart to prove two publishers. */
+#define MERGE_STRIKES 4
+
+static void accept_gap(struct ki_stream *s, const struct ki_batch_id *id, uint64_t expected,
+                       uint64_t now_ns)
+{
+    if (!s->gap_counted)
+        s->stats.gaps++;
+    s->stats.missed += id->sequence - expected;
+    ki_stream_now_partial(s, now_ns);
+    if (s->has_position) /* without a position the index has no blocks to lose */
+        ki_stream_lose(s, now_ns);
+    ki_stream_accept(s, id);
+}
+
+/*
+ * The connection is new, or the position is a peer's and the time before our connection is unknown.
+ */
+bool ki_stream_must_verify(const struct ki_stream *s)
+{
+    return s->unverified || s->seeded;
+}
+
+/*
+ * Handle the first batch behind state without a position. Batch 0 is the beginning of a process, so
+ * that everything before it belongs to another one. Nothing tells which batches precede a later one.
+ */
+static unsigned live_first_of_cursorless(struct ki_stream *s, const struct ki_batch_id *id,
+                                         uint64_t now_ns)
+{
+    unsigned steps = 0;
+
+    if (id->sequence == 0) {
+        ki_stream_forget(s);
+        steps = KI_STEP_PURGE | KI_STEP_RESET;
+    } else {
+        s->unproved = true;
+        if (s->opts.can_replay)
+            ki_stream_now_partial(s, now_ns);
+    }
+    ki_stream_accept(s, id);
+    return steps | KI_STEP_APPLY;
+}
+
+static unsigned live_first(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+{
+    uint64_t expected = s->has_before && s->before < id->sequence ? s->before + 1 : 0;
+
+    if (s->cursorless)
+        return live_first_of_cursorless(s, id, now_ns);
+    if (id->sequence == 0) {
+        ki_stream_accept(s, id);
+        return KI_STEP_APPLY;
+    }
+    if (ki_stream_may_replay(s, now_ns)) {
+        if (id->sequence > ki_stream_first_max(s)) {
+            s->stats.gaps += !s->gap_counted && id->sequence > expected;
+            s->gap_counted = true;
+        }
+        return ki_stream_hold(s, id) | ki_stream_begin_replay(s, KI_REPLAY_START, 0, now_ns);
+    }
+    if (id->sequence <= ki_stream_first_max(s)) {
+        ki_stream_accept(s, id);
+        if (s->opts.can_replay && s->began_at_one) /* a replay can bring a missing 0 later */
+            ki_stream_now_partial(s, now_ns);
+        return KI_STEP_APPLY;
+    }
+    s->gap_counted |= id->sequence == expected;
+    accept_gap(s, id, expected, now_ns);
+    return KI_STEP_APPLY;
+}
+
+static unsigned live_gap(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+{
+    bool verify = ki_stream_must_verify(s);
+
+    if (!ki_stream_may_replay(s, now_ns)) {
+        accept_gap(s, id, s->position + 1, now_ns);
+        return KI_STEP_APPLY;
+    }
+    s->stats.gaps += !s->gap_counted;
+    s->gap_counted = true;
+    if (verify)
+        return ki_stream_hold(s, id) |
+               ki_stream_begin_replay(s, KI_REPLAY_VERIFY, s->position, now_ns);
+    return ki_stream_hold(s, id) |
+           ki_stream_begin_replay(s, KI_REPLAY_GAP, s->position + 1, now_ns);
+}
+
+static unsigned live_next(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+{
+    /* The next number may be another process's: ask the replay service, if there is one. */
+    if (ki_stream_must_verify(s) && ki_stream_may_replay(s, now_ns))
+        return ki_stream_hold(s, id) |
+               ki_stream_begin_replay(s, KI_REPLAY_VERIFY, s->position, now_ns);
+    /* No answer: go on, and call the view partial until a replay has shown that it is whole. */
+    if (ki_stream_must_verify(s) && s->opts.can_replay)
+        ki_stream_now_partial(s, now_ns);
+    s->unproved |= s->unverified && !s->opts.can_replay;
+    ki_stream_accept(s, id);
+    return KI_STEP_APPLY;
+}
+
+/*
+ * Judge without timestamps. A publisher counts upwards and repeats nothing, so rising live numbers
+ * are a backlog, however long, that a replay or a peer's dump has overtaken. Another count is
+ * certain only when the numbers fall behind what the live socket itself has brought.
+ */
+static bool falls_back(const struct ki_stream *s, const struct ki_batch_id *id)
+{
+    if (!s->has_live || id->sequence >= s->last_live)
+        return false;
+    return id->sequence <= FIRST_SEQUENCE_MAX || s->last_live - id->sequence >= KI_STREAM_WINDOW;
+}
+
+/* Decide whether a number at or below our position is a repetition or the start of a new count. */
+static bool is_restart(const struct ki_stream *s, const struct ki_batch_id *id)
+{
+    enum ki_known known = ki_stream_lookup(s, id);
+
+    if (known != KI_UNKNOWN)
+        return known == KI_OTHER;
+    if (s->unverified)
+        return true; /* a publisher repeats no batch over a new connection */
+    if (ki_stream_has_times(s, id))
+        return ki_stream_time(id) > s->timestamp;
+    /*
+     * A batch 0 begins a count, of the old process or a new one: only later batches can be known.
+     */
+    if (s->seeded && id->sequence == 0)
+        return true;
+    return falls_back(s, id);
+}
+
+/* Return true for a batch of a backlog that a replay has overtaken: a number of the old process. */
+static bool is_overtaken(const struct ki_stream *s, const struct ki_batch_id *id)
+{
+    return ki_stream_lookup(s, id) == KI_SAME ||
+           (id->sequence <= s->position && ki_stream_has_times(s, id) &&
+            ki_stream_time(id) < s->timestamp);
+}
+
+/*
+ * Return true when the numbering from before the last "restart" goes on: there are two publishers.
+ */
+static bool is_merged(struct ki_stream *s, const struct ki_batch_id *id)
+{
+    if (s->watch && !is_overtaken(s, id) && id->sequence == s->replaced + 1 &&
+        id->sequence != s->position + 1) {
+        s->replaced = id->sequence;
+        s->watch = MERGE_WATCH;
+        s->merged = ++s->strikes >= MERGE_STRIKES;
+    }
+    return s->merged;
+}
+
+/* Handle a batch of several interleaved publishers, whose numbers don't tell what is missing. */
+static unsigned live_merged(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+{
+    if (ki_stream_lookup(s, id) == KI_SAME) {
+        s->stats.duplicates++;
+        return KI_STEP_DROP;
+    }
+    ki_stream_be_partial(s);
+    ki_stream_lose(s, now_ns);
+    ki_stream_accept(s, id);
+    return KI_STEP_APPLY;
+}
+
+/*
+ * Note a batch 0 that is dropped. It is missing where the stream began with 1: the replay service's
+ * ring had lost it, and what came later can't be undone.
+ */
+static void note_late_zero(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+{
+    if (id->sequence != 0)
+        return;
+    s->from_zero = true;
+    if (!s->began_at_one)
+        return;
+    ki_stream_end_doubt_of_first(s);
+    s->stats.gaps++;
+    s->stats.missed++;
+    ki_stream_now_partial(s, now_ns);
+}
+
+/* Drop a live batch at or before our position: the known process sent it. */
+static unsigned live_repeated(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+{
+    note_late_zero(s, id, now_ns);
+    if (ki_stream_lookup(s, id) == KI_SAME)
+        s->unverified = s->seeded = false;
+    if (ki_stream_has_times(s, id)) {
+        s->unproved &= !s->seeded;
+        s->seeded = false;
+    }
+    s->stats.duplicates++;
+    return KI_STEP_DROP;
+}
+
+static unsigned live_decide(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+{
+    unsigned steps = 0;
+
+    if (s->has_position && is_merged(s, id))
+        return live_merged(s, id, now_ns);
+    if (s->has_position && id->sequence <= s->position) {
+        if (!is_restart(s, id)) {
+            if (s->seeded && !ki_stream_has_times(s, id) && ki_stream_may_replay(s, now_ns))
+                return ki_stream_hold(s, id) |
+                       ki_stream_begin_replay(s, KI_REPLAY_VERIFY, s->position, now_ns);
+            return live_repeated(s, id, now_ns);
+        }
+        steps = ki_stream_restarted(s);
+    }
+    if (!s->has_position)
+        return steps | live_first(s, id, now_ns);
+    if (id->sequence == s->position + 1)
+        return live_next(s, id, now_ns);
+    return live_gap(s, id, now_ns);
+}
+
+/*
+ * Return true for a live batch that a replay has overtaken. The batch is of the old process when
+ * the replay came from a newer one, or it is older than the publisher's ring. Without timestamps,
+ * rising numbers decide.
+ */
+static bool is_left_behind(struct ki_stream *s, const struct ki_batch_id *id, bool reconnected)
+{
+    if (!s->ahead)
+        return false;
+    if (reconnected)
+        s->ahead = false;
+    else if (ki_stream_has_times(s, id))
+        s->ahead = ki_stream_time(id) < s->timestamp;
+    else
+        s->ahead = id->sequence <= s->position && !(s->has_live && id->sequence <= s->last_live);
+    return s->ahead;
+}
+
+/*
+ * Handle a live batch during a replay that no live batch caused. A batch that continues the stream
+ * ends the replay. Any other batch waits for it.
+ */
+static unsigned live_while_replaying(struct ki_stream *s, const struct ki_batch_id *id,
+                                     uint64_t now_ns)
+{
+    if (s->kind == KI_REPLAY_HEAL)
+        return ki_stream_hold(s, id);
+    if (s->has_position ? id->sequence == s->position + 1 && !ki_stream_must_verify(s)
+                        : id->sequence == 0) {
+        ki_stream_accept(s, id);
+        return s->kind == KI_REPLAY_PROOF ? KI_STEP_APPLY
+                                          : KI_STEP_APPLY | ki_stream_finish_replay(s);
+    }
+    if (s->has_position && id->sequence <= s->position && !is_restart(s, id))
+        return live_repeated(s, id, now_ns);
+    return ki_stream_hold(s, id);
+}
+
+static unsigned live(struct ki_stream *s, const struct ki_batch_id *id, bool reconnected,
+                     uint64_t now_ns)
+{
+    unsigned steps;
+
+    if (is_left_behind(s, id, reconnected)) {
+        note_late_zero(s, id, now_ns);
+        s->stats.duplicates++;
+        return KI_STEP_DROP;
+    }
+    if (s->state != KI_STREAM_LIVE)
+        return live_while_replaying(s, id, now_ns);
+    steps = live_decide(s, id, now_ns);
+    if (steps & (KI_STEP_APPLY | KI_STEP_DROP))
+        s->gap_counted = false;
+    return steps;
+}
+
+unsigned ki_stream_live(struct ki_stream *s, const struct ki_batch_id *id, bool reconnected,
+                        uint64_t now_ns)
+{
+    unsigned steps;
+
+    s->connected |= reconnected || !s->met;
+    if (s->connected)
+        s->absent_ns = 0;
+    if (!s->met || reconnected || (s->seeded && s->connected))
+        s->contact = KI_CONTACT_MET;
+    s->idle_at_ns = 0; /* the subscription has arrived */
+    if (reconnected)
+        ki_stream_meet(s);
+    steps = live(s, id, reconnected, now_ns);
+    if (!(steps & (KI_STEP_APPLY | KI_STEP_DROP)))
+        return steps; /* held, and offered again later */
+    s->has_live = true;
+    s->last_live = id->sequence;
+    ki_stream_plan_proof(s, now_ns);
+    return steps;
+}

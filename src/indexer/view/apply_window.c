@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "indexer/view/apply_impl.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/xxh.h"
+
+/* -- blocks of the registered size ------------------------------------------------------------- */
+
+/*
+ * Store a window's blocks with their tokens. Without a main group, these events alone tell the
+ * places.
+ */
+static int store_window(const struct ki_applier *a, struct kvi_index *index,
+                        struct kv_holder holder, const struct kve_op *op, uint32_t number,
+                        uint32_t source)
+{
+    uint64_t hashes[64];
+    int rc = 0;
+
+    if (!kve_reader_has_main(a->reader, op->rank))
+        rc = kvi_window_place(index, holder, op->tier, number, op->has_parent ? &op->parent : NULL,
+                              op->blocks, op->n);
+    for (size_t i = 0; i < op->n && (!rc || rc == -EINVAL);) {
+        size_t n = 0;
+
+        while (n < KV_COUNT(hashes) && i < op->n)
+            hashes[n++] = op->blocks[i++].hash;
+        rc = kvi_window_add(index, holder, op->tier, number, source, source || !a->overlaps, hashes,
+                            n);
+    }
+    return rc == -EINVAL ? 0 : rc;
+}
+
+/* Note that a window's blocks may have been announced again: missing ones may be there now. */
+static void note_window(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
+                        const struct kve_op *op, uint32_t number)
+{
+    if (op->type == KVE_OP_STORE_KNOWN)
+        ki_unsure_note_window(&a->unsure, index, holder, number, op->hashes, op->n);
+    for (size_t i = 0; op->type == KVE_OP_STORE && i < op->n; i++)
+        ki_unsure_note_window(&a->unsure, index, holder, number, &op->blocks[i].hash, 1);
+}
+
+static void note_window_copies(struct ki_applier *a, const struct kve_op *op, uint32_t number)
+{
+    if (!a->unsure.n)
+        return;
+    if (op->type == KVE_OP_STORE)
+        ki_unsure_stored(&a->unsure, op->rank, 1 + number, &op->blocks[0].hash,
+                         sizeof(op->blocks[0]), op->n, false);
+    else
+        ki_unsure_stored(&a->unsure, op->rank, 1 + number, op->hashes, sizeof(op->hashes[0]), op->n,
+                         false);
+}
+
+/* Note blocks of an event that may be a report, or what it tells of earlier ones. */
+static void note_suspects(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
+                          const struct kve_op *op, uint32_t number)
+{
+    bool maybe = ki_reports_may_be(&a->reports) && a->reports.maybe;
+
+    for (size_t i = 0; (maybe || a->suspects.n) && i < op->n; i++) {
+        uint64_t hash = op->type == KVE_OP_STORE ? op->blocks[i].hash : op->hashes[i];
+        long copies = kvi_window_copies(index, holder, KV_TIER_DEVICE, number, hash);
+
+        if (maybe)
+            ki_suspects_note(&a->suspects, op->rank, 1 + number, hash, copies);
+        else
+            ki_suspects_stored(&a->suspects, op->rank, 1 + number, hash, copies);
+    }
+}
+
+static int store_in_window(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
+                           const struct kve_op *op, const struct ki_windows *windows,
+                           uint32_t number, uint32_t copies_of)
+{
+    int rc;
+
+    if (op->tier == KV_TIER_DEVICE && !copies_of)
+        note_window_copies(a, op, number);
+    a->reports.suspects |= op->type == KVE_OP_STORE && !op->has_parent;
+    if (op->type == KVE_OP_STORE)
+        rc = store_window(a, index, holder, op, number, copies_of);
+    else
+        rc = kvi_window_add(index, holder, op->tier, number, copies_of, copies_of || !a->overlaps,
+                            op->hashes, op->n);
+    if (op->tier == KV_TIER_DEVICE && !copies_of && !a->overlaps)
+        note_suspects(a, index, holder, op, number);
+    if (!rc && a->overlaps && !copies_of)
+        ki_overlap_stored(&a->overlap, index, holder, op, &windows->items[number]);
+    return rc;
+}
+
+/* -- blocks that are parts of the registered ones ---------------------------------------------- */
+
+int ki_applier_forget_parts(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
+                            const struct kve_op *op)
+{
+    struct ki_windows windows;
+    int rc = 0;
+
+    if (!a->small.n || !a->habits.eagle_drop)
+        return 0;
+    ki_windows_get(index, holder, &windows);
+    for (int i = 0; i < windows.n && !rc; i++) {
+        const struct kvi_window *w = &windows.items[i];
+        const struct kve_source source = {
+            .group = w->group, .need = w->need, .stride = w->stride, .parts = ki_window_parts(w)};
+        struct ki_small_group group;
+
+        if (!w->part && source.parts > 1 && ki_windows_find(a, &windows, &source, &group) == 0)
+            rc = ki_small_forget(&a->small, index, holder, &group, op->hashes, op->n);
+    }
+    return rc;
+}
+
+uint64_t ki_owner_id(const struct kve_source *source)
+{
+    return source->owner[0] ? kv_xxh64(source->owner, strlen(source->owner), 0) | 1 : 0;
+}
+
+/* Note that nothing tells what the group of @source has in the operation's tier. */
+static void lose_tier(struct ki_applier *a, const struct kve_op *op,
+                      const struct kve_source *source)
+{
+    if (op->type != KVE_OP_REMOVE)
+        ki_doubts_add(&a->doubts, op->rank, ki_owner_id(source), 1u << op->tier);
+}
+
+/* A group whose blocks are parts of the registered ones. */
+static int apply_small(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
+                       const struct kve_op *op, const struct ki_small_group *group,
+                       const struct kve_source *source, enum ki_verdict verdict)
+{
+    if (op->tier != KV_TIER_DEVICE || source->owner[0]) {
+        lose_tier(a, op, source);
+        return 0;
+    }
+    if (a->overlaps || verdict == KI_VERDICT_EITHER) {
+        ki_small_lose(&a->small, holder.rank);
+        return 0;
+    }
+    if (op->type == KVE_OP_STORE_KNOWN && ki_reports_may_be(&a->reports) && a->reports.maybe)
+        ki_doubts_add(&a->doubts, op->rank, 0, KI_WHY_REPORTS);
+    switch (op->type) {
+    case KVE_OP_STORE_KNOWN:
+        return ki_small_store(&a->small, index, holder, group, op);
+    case KVE_OP_REMOVE:
+        return ki_small_take(&a->small, index, holder, group, op);
+    default: /* with tokens of blocks of the registered size: not one of the group's */
+        ki_small_lose(&a->small, holder.rank);
+        return 0;
+    }
+}
+
+/* -- one operation ----------------------------------------------------------------------------- */
+
+int ki_applier_apply_window(struct ki_applier *a, struct kvi_index *index, const struct kve_op *op,
+                            const struct kve_source *source, enum ki_verdict verdict)
+{
+    struct kv_holder holder = {.worker = a->instance, .rank = op->rank};
+    uint32_t copies_of = source->owner[0] ? op->source : 0, number;
+    struct ki_small_group group;
+    struct ki_windows windows;
+    long rc;
+
+    if (a->overlaps)
+        kvi_keep_places(index, holder, true);
+    ki_windows_get(index, holder, &windows);
+    rc = ki_windows_find(a, &windows, source, &group);
+    if (rc < 0 && op->type == KVE_OP_REMOVE)
+        rc = ki_windows_find_size(a, &windows, source, &group);
+    if (rc < 0 && !ki_shows_size(op, source)) {
+        lose_tier(a, op, source);
+        return 0;
+    }
+    if (rc < 0)
+        return ki_doubts_has(&a->doubts, KI_WHY_CROWDED) ? 0 : (int)rc;
+    number = group.numbers[0];
+    a->stats.window_blocks += op->n;
+    if (ki_applier_drops_beyond_main(a, &windows, op->rank))
+        ki_doubts_add(&a->doubts, op->rank, 0, KI_WHY_DROPS);
+    else
+        ki_doubts_end(&a->doubts, op->rank, 0, KI_WHY_DROPS);
+    if (group.parts > 1)
+        return apply_small(a, index, holder, op, &group, source, verdict);
+    switch (op->type) {
+    case KVE_OP_STORE:
+    case KVE_OP_STORE_KNOWN:
+        if (verdict != KI_VERDICT_EITHER)
+            return store_in_window(a, index, holder, op, &windows, number, copies_of);
+        note_window(a, index, holder, op, number);
+        return 0;
+    case KVE_OP_REMOVE:
+        rc = a->overlaps && a->overlap.known && !copies_of
+                 ? ki_overlap_take(&a->overlap, index, holder, op, &windows.items[number], number)
+             : op->tier == KV_TIER_DEVICE && !copies_of
+                 ? ki_unsure_take_window(&a->unsure, index, holder, number, op)
+                 : kvi_window_take(index, holder, op->tier, number, copies_of, op->hashes,
+                                   op->remaining, op->n);
+        if (op->tier == KV_TIER_DEVICE && !copies_of)
+            ki_applier_note_removals(a, index, holder, op, 1 + number);
+        return rc < 0 ? (int)rc : 0;
+    default:
+        return 0;
+    }
+}

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "indexer/view/reports.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "indexer/view/unsure.h"
+
+#define LOOK_AHEAD 64 /* operations in which a batch may continue below a report */
+#define MAX_GROUPS (KVI_MAX_WINDOWS + 1)
+
+void ki_reports_fini(struct ki_reports *r)
+{
+    kvi_matches_fini(&r->matches);
+}
+
+/* -- one event for each group ------------------------------------------------------------------ */
+
+/* Consecutive events of several groups about the same blocks. */
+struct row {
+    const struct kve_batch *batch;
+    size_t from, to;
+    const struct kve_op *chain; /* operation that tells the places of the blocks */
+    size_t n_windows;
+};
+
+/* Return true for a store in one of the engine's own groups, on the device. */
+static bool is_own_store(const struct kve_reader *reader, const struct kve_op *op,
+                         struct kve_source *ret)
+{
+    *ret = (struct kve_source){.stride = 1, .parts = 1};
+    if ((op->type != KVE_OP_STORE && op->type != KVE_OP_STORE_KNOWN) ||
+        op->tier != KV_TIER_DEVICE || !op->n)
+        return false;
+    if (!op->source)
+        return op->type == KVE_OP_STORE;
+    return kve_reader_source(reader, op->source, ret) == 0 && ret->kind == KVE_SOURCE_WINDOW &&
+           !ret->owner[0];
+}
+
+static uint64_t hash_at(const struct kve_op *op, size_t i)
+{
+    return op->type == KVE_OP_STORE ? op->blocks[i].hash : op->hashes[i];
+}
+
+/* Whether a window's event names every block of the chain that the window can have. */
+static bool names_all(const struct kve_op *window, const struct kve_source *source,
+                      const struct kve_op *chain)
+{
+    uint32_t stride = source->stride, parts = source->parts;
+
+    if (window->has_parent || window->n != chain->n * parts / stride)
+        return false;
+    for (size_t i = parts - 1; i < window->n; i += parts)
+        if (hash_at(window, i) != hash_at(chain, (i + 1) * stride / parts - 1))
+            return false;
+    return true;
+}
+
+/* Find the row that begins at @at. Returns false when no event there can be a report. */
+static bool find_row(const struct kve_reader *reader, const struct kve_batch *batch, size_t at,
+                     struct row *ret)
+{
+    struct kve_source sources[MAX_GROUPS];
+    uint32_t numbers[MAX_GROUPS];
+    size_t n = 0, k;
+
+    *ret = (struct row){.batch = batch, .from = at, .to = at};
+    for (; n < MAX_GROUPS && ret->to < batch->n_ops; ret->to++) {
+        const struct kve_op *op = &batch->ops[ret->to];
+
+        if (op->rank != batch->ops[at].rank || !is_own_store(reader, op, &sources[n]))
+            break;
+        for (k = 0; k < n && numbers[k] != op->source; k++)
+            ;
+        if (k < n) /* the next row begins */
+            break;
+        numbers[n++] = op->source;
+        if (op->type == KVE_OP_STORE && (!ret->chain || !op->source))
+            ret->chain = op;
+        ret->n_windows += op->source > 0;
+    }
+    if (!ret->chain || ret->chain->has_parent)
+        return false;
+    for (k = 0; k < n; k++)
+        if (!names_all(&batch->ops[at + k], &sources[k], ret->chain))
+            return false;
+    return true;
+}
+
+/* Return true when the batch continues below the chain's last block. */
+static bool goes_on(const struct row *row)
+{
+    const struct kve_batch *batch = row->batch;
+    const struct kve_op *chain = row->chain;
+
+    for (size_t i = row->to; i < batch->n_ops && i < row->to + LOOK_AHEAD; i++) {
+        const struct kve_op *next = &batch->ops[i];
+
+        if (next->type == KVE_OP_STORE && next->rank == chain->rank && next->tier == chain->tier &&
+            next->source == chain->source && next->has_parent &&
+            next->parent == chain->blocks[chain->n - 1].hash)
+            return true;
+    }
+    return false;
+}
+
+/* -- what the engine found --------------------------------------------------------------------- */
+
+/* Return the number of the chain's first @n blocks that the engine's lookup finds, by the index. */
+static size_t lookup(struct ki_reports *r, struct kvi_index *index, struct kv_holder holder,
+                     const struct kve_op *chain, size_t n)
+{
+    uint64_t few[64], *locals = few;
+    size_t found = 0;
+
+    if (!n)
+        return 0;
+    if (n > KV_COUNT(few))
+        locals = malloc(n * sizeof(*locals));
+    if (!locals)
+        return 0;
+    for (size_t i = 0; i < n; i++)
+        locals[i] = chain->blocks[i].tokens_hash;
+    if (kvi_find(index, locals, n, &r->matches) == 0) {
+        for (size_t i = 0; i < r->matches.n; i++) {
+            const struct kvi_match *m = &r->matches.items[i];
+
+            if (m->holder.worker == holder.worker && m->holder.rank == holder.rank)
+                found = m->reach[KV_TIER_DEVICE];
+        }
+    }
+    if (locals != few)
+        free(locals);
+    r->found = KV_MAX(r->found, found);
+    return found;
+}
+
+/* Return true when the main group has, or may have, all blocks of the chain. */
+static bool may_hold(struct kvi_index *index, struct kv_holder holder,
+                     const struct ki_unsure *unsure, const struct kve_op *chain)
+{
+    struct kvi_block_info info = KVI_BLOCK_INFO_INIT;
+
+    for (size_t i = 0; i < chain->n; i++) {
+        const struct ki_unsure_entry *e =
+            ki_unsure_find(unsure, holder.rank, KI_UNSURE_MAIN, chain->blocks[i].hash);
+
+        if (!(e && e->open) &&
+            kvi_get_block(index, holder, KV_TIER_DEVICE, chain->blocks[i].hash, &info) < 0)
+            return false;
+    }
+    return true;
+}
+
+/* Return true when each window of the row has, or may have, the last block. */
+static bool windows_may_end(const struct kve_reader *reader, struct kvi_index *index,
+                            struct kv_holder holder, const struct ki_unsure *unsure,
+                            const struct row *row, const struct kvi_window *windows,
+                            uint32_t n_windows)
+{
+    struct kve_source source;
+
+    for (size_t i = row->from; i < row->to; i++) {
+        const struct kve_op *op = &row->batch->ops[i];
+        uint64_t last = hash_at(op, op->n - 1);
+        uint32_t number = 0;
+
+        if (!op->source || kve_reader_source(reader, op->source, &source) < 0)
+            continue;
+        while (number < n_windows &&
+               (windows[number].group != source.group || windows[number].part + 1 != source.parts))
+            number++;
+        if (number == n_windows)
+            return false;
+        if (kvi_window_copies(index, holder, KV_TIER_DEVICE, number, last) <= 0 &&
+            !ki_unsure_find(unsure, holder.rank, 1 + number, last))
+            return false;
+    }
+    return true;
+}
+
+static enum ki_verdict judge_row(struct ki_reports *r, struct kvi_index *index,
+                                 struct kv_holder holder, const struct kve_reader *reader,
+                                 const struct ki_unsure *unsure, const struct row *row, bool drops)
+{
+    struct kvi_window windows[KVI_MAX_WINDOWS];
+    const struct kve_op *chain = row->chain;
+    bool report = lookup(r, index, holder, chain, chain->n) == chain->n;
+    int n_windows, n_groups = 0;
+
+    if (!report && !drops && !unsure->n_open) /* usually: don't take the index's lock */
+        return KI_VERDICT_COPIES;
+    n_windows = kvi_get_windows(index, holder, windows);
+    for (int i = 0; i < n_windows; i++)
+        n_groups += !windows[i].part;
+    if (row->n_windows < (size_t)n_groups)
+        return KI_VERDICT_COPIES;
+    /* The event doesn't contain the next block, which a lookup with block drop needs. */
+    if (!report && (drops || unsure->n_open))
+        report = (chain->source || may_hold(index, holder, unsure, chain)) &&
+                 windows_may_end(reader, index, holder, unsure, row, windows,
+                                 n_windows > 0 ? (uint32_t)n_windows : 0);
+    if (!report)
+        return KI_VERDICT_COPIES;
+    return lookup(r, index, holder, chain, chain->n - 1) ? KI_VERDICT_REPORT : KI_VERDICT_EITHER;
+}
+
+enum ki_verdict ki_reports_judge(struct ki_reports *r, struct kvi_index *index,
+                                 struct kv_holder holder, const struct kve_reader *reader,
+                                 const struct ki_unsure *unsure, const struct kve_batch *batch,
+                                 size_t at, bool drops)
+{
+    struct row row;
+    bool on = ki_reports_are_on(r);
+
+    if (at && at < r->judged_to)
+        return r->verdict;
+    r->judged_to = at + 1;
+    r->verdict = KI_VERDICT_COPIES;
+    r->found = 0;
+    r->maybe = false;
+    if (r->mode == KI_REPORTS_INCREMENTAL || !find_row(reader, batch, at, &row))
+        return r->verdict;
+    if (!on && (row.chain->n == 1 || !goes_on(&row))) {
+        if (row.n_windows && ki_reports_may_be(r)) {
+            r->judged_to = row.to;
+            r->maybe =
+                judge_row(r, index, holder, reader, unsure, &row, drops) != KI_VERDICT_COPIES;
+        }
+        return r->verdict;
+    }
+    r->judged_to = row.to;
+    r->verdict = judge_row(r, index, holder, reader, unsure, &row, drops);
+    r->maybe = r->verdict == KI_VERDICT_EITHER && row.n_windows && ki_reports_may_be(r);
+    if (!on && r->verdict != KI_VERDICT_REPORT)
+        r->verdict = KI_VERDICT_COPIES;
+    if (!on && r->verdict == KI_VERDICT_REPORT) {
+        r->seen = true;
+        r->misjudged = r->suspects;
+    }
+    /* Unless reports are registered, it may be a request that skips the cache, beside one that goes on. */
+    if (r->mode == KI_REPORTS_UNKNOWN && r->verdict == KI_VERDICT_REPORT)
+        r->verdict = KI_VERDICT_EITHER;
+    return r->verdict;
+}
