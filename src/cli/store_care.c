@@ -200,7 +200,8 @@ int kc_store_stats(struct kc_store_call *call)
 
 struct table {
     struct kc_store_call *call;
-    unsigned n[4]; /* number of checks by verdict */
+    unsigned n[4];        /* number of checks by verdict */
+    char not_killed[256]; /* why no process was killed, and what that leaves open; "": some were */
 };
 
 /* Drop the backend's log lines: the checks make it refuse and log much. */
@@ -218,6 +219,11 @@ static int print_sums(struct table *table, int status)
     if (!call->opts.json) {
         printf("\n%u passed, %u failed, %u advised, %u skipped\n", table->n[KVS_PASS],
                table->n[KVS_FAIL], table->n[KVS_ADVICE], table->n[KVS_SKIP]);
+        if (table->not_killed[0]) {
+            fputs("what a kill costs is not known: ", stdout);
+            kc_store_put_text(stdout, table->not_killed);
+            putchar('\n');
+        }
         return status;
     }
     kv_json_end_array(&call->json);
@@ -248,6 +254,8 @@ static void print_check(void *arg, const char *check, enum kvs_verdict verdict, 
     if (table->n[0] + table->n[1] + table->n[2] + table->n[3] == 0)
         kvs_set_log(drop_line, NULL);
     table->n[verdict]++;
+    if (verdict == KVS_SKIP && strncmp(check, "kill: ", strlen("kill: ")) == 0)
+        snprintf(table->not_killed, sizeof(table->not_killed), "%s", detail);
     if (call->opts.json) {
         kv_json_begin_object(&call->json);
         kc_store_json_str(call, "check", check);

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/xxh.h"
+#include "store/plugin.h"
 
 enum kvs_verdict kvs_conf_fail(struct kvs_conf *c, const char *fmt, ...)
 {
@@ -298,54 +299,94 @@ static int run_check(struct kvs_conf *c, const struct kvs_conf_check *check, kvs
 }
 
 const struct kvs_conf_check *const KVS_CONF_LISTS[KVS_CONF_N_LISTS] = {
-    KVS_CONF_ABI,   KVS_CONF_CHUNKS,  KVS_CONF_MANIFESTS,
-    KVS_CONF_NAMES, KVS_CONF_THREADS, KVS_CONF_EXT};
+    KVS_CONF_ABI,     KVS_CONF_CHUNKS, KVS_CONF_MANIFESTS, KVS_CONF_NAMES,
+    KVS_CONF_THREADS, KVS_CONF_KILL,   KVS_CONF_EXT};
+
+/* Run the checks of @c, whose nursery has started. As kvs_conf_run. */
+static int run_checks(struct kvs_conf *c, const char *only, kvs_check_fn each, void *arg)
+{
+    uint64_t seed[2] = {kv_wall_ns(), (uint64_t)getpid()};
+    kv_store_v1 *first;
+    int failed = run_check(c, KVS_CONF_ABI, each, arg);
+
+    if (failed)
+        return failed; /* the remaining checks would crash */
+    first = c->vt->open(c->uri);
+    if (!first)
+        return -EIO;
+    c->vt->close(first);
+    c->run = kv_xxh64(seed, sizeof(seed), 0);
+    for (size_t i = 0; i < KVS_CONF_N_LISTS; i++)
+        for (const struct kvs_conf_check *check = KVS_CONF_LISTS[i]; check->name; check++)
+            if (check != KVS_CONF_ABI && (!only || strcmp(only, check->name) == 0))
+                failed += run_check(c, check, each, arg);
+    return failed;
+}
+
+static void fini(struct kvs_conf *c)
+{
+    kvs_conf_end_nursery(c);
+    free(c->handles);
+    free(c->blocks);
+    free(c->names);
+    free(c->keys);
+}
 
 int kvs_conf_run(const kv_store_vtable *vt, const kv_store_ext *ext, const char *uri,
                  const char *library, const char *only, kvs_check_fn each, void *arg)
 {
-    uint64_t seed[2] = {kv_wall_ns(), (uint64_t)getpid()};
     struct kvs_conf c = {.vt = vt, .ext = ext, .uri = uri, .library = library};
-    kv_store_v1 *first;
-    int failed = run_check(&c, KVS_CONF_ABI, each, arg);
+    int rc;
 
-    if (failed)
-        return failed; /* the remaining checks would crash */
-    first = vt->open(uri);
-    if (!first)
-        return -EIO;
-    vt->close(first);
-    c.run = kv_xxh64(seed, sizeof(seed), 0);
-    for (size_t i = 0; i < KVS_CONF_N_LISTS; i++)
-        for (const struct kvs_conf_check *check = KVS_CONF_LISTS[i]; check->name; check++)
-            if (check != KVS_CONF_ABI && (!only || strcmp(only, check->name) == 0))
-                failed += run_check(&c, check, each, arg);
-    free(c.handles);
-    free(c.blocks);
-    free(c.names);
-    free(c.keys);
-    return failed;
+    kvs_conf_start_nursery(&c);
+    rc = run_checks(&c, only, each, arg);
+    fini(&c);
+    return rc;
+}
+
+/* Return the file of the plugin whose table this is; NULL: the backend is built in. */
+static const char *library_of(const kv_store_vtable *vt)
+{
+    const char *base;
+    Dl_info info;
+
+    if (!dladdr(vt, &info) || !info.dli_fname)
+        return NULL;
+    base = strrchr(info.dli_fname, '/');
+    base = base ? base + 1 : info.dli_fname;
+    return strncmp(base, KV_STORE_LIBRARY_PREFIX, strlen(KV_STORE_LIBRARY_PREFIX)) == 0
+               ? info.dli_fname
+               : NULL;
 }
 
 int kvs_conformance(const char *uri, kvs_check_fn each, void *arg)
 {
-    const kv_store_vtable *vt;
+    struct kvs_conf c = {.uri = uri};
+    struct kvs_plugin plugin; /* stays loaded until the end */
+    struct kvs_store *store;
     const kv_store_ext *ext;
-    struct kvs_store *store; /* keeps the plugin loaded */
-    const char *library = NULL, *base;
-    Dl_info info;
-    int rc = kvs_open(uri, &store);
+    kv_store_ext checked;
+    int rc = kvs_find_backend(uri, &plugin);
 
     if (rc < 0)
         return rc;
-    kvs_backend(store, &vt, &ext);
-    if (dladdr(vt, &info) && info.dli_fname) {
-        base = strrchr(info.dli_fname, '/');
-        base = base ? base + 1 : info.dli_fname;
-        if (strncmp(base, KV_STORE_LIBRARY_PREFIX, strlen(KV_STORE_LIBRARY_PREFIX)) == 0)
-            library = info.dli_fname;
+    c.vt = plugin.table;
+    c.ext = plugin.ext;
+    kvs_conf_start_nursery(&c);
+    rc = kvs_open(uri, &store); /* it logs what is wrong */
+    if (rc < 0)
+        goto out;
+    kvs_backend(store, &c.vt, &ext);
+    c.ext = NULL;
+    if (ext) {
+        checked = *ext;
+        c.ext = &checked;
     }
-    rc = kvs_conf_run(vt, ext, uri, library, NULL, each, arg);
     kvs_close(store);
+    c.library = library_of(c.vt);
+    rc = run_checks(&c, NULL, each, arg);
+out:
+    fini(&c);
+    kvs_plugin_unload(&plugin);
     return rc;
 }

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * The conformance kit, internal to the room. conformance.c runs the checks and has what they share;
- * conformance_abi.c, _chunks.c, _manifests.c, _names.c, _threads.c and _ext.c are the checks. Each
- * tests one promise of include/kv_store_abi.h (or kv_store_ext.h) through a fresh handle.
+ * conformance_abi.c, _chunks.c, _manifests.c, _names.c, _threads.c, _kill.c and _ext.c are the checks.
+ * Each tests one promise of include/kv_store_abi.h (or kv_store_ext.h) through a fresh handle.
  *
  * Checks open, allocate, put and publish through these helpers. The runner releases and removes all
  * of that, so a check may return in the middle.
  */
 #ifndef KV_STORE_CONFORMANCE_H
 #define KV_STORE_CONFORMANCE_H
+
+#include <sys/types.h>
 
 #include "base/error.h"
 #include "kv_store.h"
@@ -30,6 +32,8 @@ struct kvs_conf {
     uint64_t n_made;
     char detail[256];
     char advice[256]; /* "": no advice */
+    int nursery;      /* socket to the process that makes children; -1: there is none */
+    pid_t nursery_pid;
 
     /* state of the check that runs */
     kv_store_v1 *h; /* handles[0] */
@@ -48,8 +52,8 @@ struct kvs_conf_check {
 
 /** The checks. Each list ends with an entry whose name is NULL. */
 extern const struct kvs_conf_check KVS_CONF_ABI[], KVS_CONF_CHUNKS[], KVS_CONF_MANIFESTS[],
-    KVS_CONF_NAMES[], KVS_CONF_THREADS[], KVS_CONF_EXT[];
-enum { KVS_CONF_N_LISTS = 6 };
+    KVS_CONF_NAMES[], KVS_CONF_THREADS[], KVS_CONF_KILL[], KVS_CONF_EXT[];
+enum { KVS_CONF_N_LISTS = 7 };
 /** All lists, in the order in which the runner takes them. */
 extern const struct kvs_conf_check *const KVS_CONF_LISTS[KVS_CONF_N_LISTS];
 
@@ -109,6 +113,43 @@ enum kvs_verdict kvs_conf_read(struct kvs_conf *c, kv_store_v1 *h, const char *n
                                const void *data, size_t len);
 enum kvs_verdict kvs_conf_read_none(struct kvs_conf *c, kv_store_v1 *h, const char *name);
 enum kvs_verdict kvs_conf_delete(struct kvs_conf *c, kv_store_v1 *h, const char *name);
+
+/* -- Child processes (conformance_child.c) ----------------------------------------------------- */
+
+enum kvs_conf_job_kind {
+    KVS_CONF_CLOSE_NULL,
+    KVS_CONF_SAVE,          /* put, publish, close */
+    KVS_CONF_DIE_PUT,       /* put, then SIGKILL */
+    KVS_CONF_DIE_PUBLISHED, /* put and publish, then SIGKILL */
+    KVS_CONF_DIE_FLUSHED    /* put and flush, then SIGKILL */
+};
+
+/* Exit status of a child. */
+enum { KVS_CONF_OPEN_FAILED = 1, KVS_CONF_PUT_FAILED, KVS_CONF_PUBLISH_FAILED };
+
+enum { KVS_CONF_N_JOB_KEYS = 4 };
+/** Length of each chunk of a job. Its bytes are kvs_conf_fill's of the job's seed plus its number. */
+extern const size_t KVS_CONF_JOB_LENS[KVS_CONF_N_JOB_KEYS];
+
+struct kvs_conf_job {
+    enum kvs_conf_job_kind kind;
+    uint64_t seed;
+    struct kvs_conf_key keys[KVS_CONF_N_JOB_KEYS];
+    char name[64]; /* of the manifest, and its bytes */
+};
+
+/**
+ * Start the process that makes children. Call it before the backend is opened, since that may start
+ * threads. In a process with threads nothing is started, and checks with children are skipped.
+ */
+void kvs_conf_start_nursery(struct kvs_conf *c);
+void kvs_conf_end_nursery(struct kvs_conf *c);
+
+/**
+ * Run a job in a child and write its wait status to @ret. A child that takes longer than 30 s is
+ * ended by SIGALRM. Returns KVS_PASS, or skips the check when there can be no child.
+ */
+enum kvs_verdict kvs_conf_child(struct kvs_conf *c, const struct kvs_conf_job *job, int *ret);
 
 /**
  * Write the names of the symbols that the shared object at @path exports into @ret, joined by ", ".

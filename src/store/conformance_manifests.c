@@ -135,7 +135,7 @@ static enum kvs_verdict check_prefetch(struct kvs_conf *c)
     struct kvs_conf_key key[N];
 
     if (c->vt->version < KV_STORE_VERSION_2 || !c->vt->prefetch_chunks)
-        return kvs_conf_skip(c, "version 1");
+        return kvs_conf_skip(c, "version 1: gets are a round trip each");
     for (size_t i = 0; i < N; i++) {
         key[i] = kvs_conf_key(c, 32);
         memcpy(keys[i], key[i].bytes, 32);

@@ -7,7 +7,7 @@
 #include "kv_store_ext.h"
 
 struct kvs_plugin {
-    void *library;
+    void *library; /* NULL: the built-in file store */
     const kv_store_vtable *table;
     const kv_store_ext *ext; /* NULL: none */
 };
@@ -19,6 +19,12 @@ struct kvs_plugin {
  */
 int kvs_plugin_load(const char *scheme, struct kvs_plugin *ret);
 void kvs_plugin_unload(struct kvs_plugin *plugin);
+
+/**
+ * Find the backend that @uri names (store.c): the file store, or a plugin, which is loaded. Returns
+ * 0, -EINVAL for a URI that can't be, or what kvs_plugin_load returns. Each is logged.
+ */
+int kvs_find_backend(const char *uri, struct kvs_plugin *ret);
 
 /**
  * Copy a table into the caller's, field by field, as far as its version has them. Returns NULL, or

@@ -81,22 +81,28 @@ fail:
     return rc;
 }
 
+int kvs_find_backend(const char *uri, struct kvs_plugin *ret)
+{
+    struct kvs_uri parts;
+    const char *why;
+    int rc = kvs_uri_parse(uri, &parts, &why);
+
+    if (rc)
+        return refuse(rc, uri, why);
+    if (!parts.path)
+        return kvs_plugin_load(parts.scheme, ret);
+    *ret = (struct kvs_plugin){.table = kvs_file_vtable(), .ext = kvs_file_ext()};
+    return 0;
+}
+
 int kvs_open(const char *uri, struct kvs_store **ret)
 {
     struct kvs_plugin plugin;
-    struct kvs_uri parts;
-    const char *why;
-    int rc;
+    int rc = kvs_find_backend(uri, &plugin);
 
-    rc = kvs_uri_parse(uri, &parts, &why);
-    if (rc)
-        return refuse(rc, uri, why);
-    if (parts.path)
-        return kvs_open_with(kvs_file_vtable(), kvs_file_ext(), uri, true, ret);
-    rc = kvs_plugin_load(parts.scheme, &plugin);
     if (rc)
         return rc;
-    rc = kvs_open_with(plugin.table, plugin.ext, uri, false, ret);
+    rc = kvs_open_with(plugin.table, plugin.ext, uri, !plugin.library, ret);
     if (rc)
         kvs_plugin_unload(&plugin);
     else

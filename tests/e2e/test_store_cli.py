@@ -239,6 +239,7 @@ def test_conformance():
         r = w.json("conformance")
         equal((r["failed"], r["passed"] + r["skipped"]), (0, len(r["checks"])), "conformance")
         check(r["passed"] >= 40, r)
+        equal([c["verdict"] for c in r["checks"] if c["check"].startswith("kill: ")], ["pass", "pass"], "processes killed")
         done = w.run("conformance")
         check(b" passed, 0 failed" in done.stdout and not done.stderr, done)
         equal(w.chunks(), [], "left behind")

@@ -752,6 +752,15 @@ def test_conformance():
     check(len(passed) > 30, f"{len(passed)} checks")
 
 
+def test_conformance_kills_processes():
+    """The program, which has no threads that children would lack."""
+    with Server() as server:
+        done = subprocess.run([str(BUILD / "bin" / "kvasir"), "store", "conformance", server.uri, "--json"], capture_output=True,
+                              timeout=500, env={**os.environ, "KV_STORE_LIBRARY_PATH": str(BUILD / "lib")})
+    checks = {check["check"]: check["verdict"] for check in json.loads(done.stdout)["checks"]}
+    equal([verdict for name, verdict in checks.items() if name.startswith("kill: ")], ["pass", "pass"], done.stdout + done.stderr)
+
+
 def test_a_forked_child_leaves_the_connection_alone():
     if SANITIZED:
         skip("a sanitizer's allocator may be locked in the child")

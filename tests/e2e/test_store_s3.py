@@ -885,6 +885,7 @@ def test_conformance():
         done = subprocess.run([str(BUILD / "tests" / "store-driver"), "--conformance", s3.uri()], env=environment(),
                               capture_output=True, text=True, timeout=500)
         check(done.returncode == 0 and "ok ext: list_refs" in done.stdout, done.stdout + done.stderr)
+        equal(done.stdout.count("ok kill: "), 2, done.stdout + done.stderr)
 
 
 if __name__ == "__main__":

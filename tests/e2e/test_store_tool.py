@@ -188,6 +188,16 @@ def test_a_refused_name_costs_nothing():
 # -- plugins without extensions ------------------------------------------------------------------------------------
 
 
+def test_conformance_of_a_store_in_memory():
+    """No process can be killed so that another one looks: the summary says what that leaves open."""
+    with World("memory://") as w:
+        out = w.run("conformance").stdout.decode()
+        equal(re.findall(r"^(\w+)  kill: ", out, re.M), ["skip", "skip"], out)
+        last = out.splitlines()[-2:]
+        check(re.match(r"\d+ passed, 0 failed, ", last[0]), out)
+        check(last[1].startswith("what a kill costs is not known: ") and "may be lost" in last[1], out)
+
+
 def test_a_plugin_that_tells_nothing():
     with World("template://") as w:
         w.env = {**PLUGINS, "KV_STORE_LIBRARY_PATH": str(BUILD / "examples")}

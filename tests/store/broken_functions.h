@@ -17,6 +17,7 @@
 
 #include "base/unit.h"
 #include "store/conformance.h"
+#include "store/file.h"
 #include "store/memory_backend.h"
 
 #define URI "memory://conformance"
@@ -24,7 +25,7 @@
 /* The backend under test: the right one's tables, changed. */
 static kv_store_vtable vt;
 static kv_store_ext ext;
-static const char *library;
+static const char *library, *where;
 
 /* State of the broken functions. */
 static struct {
@@ -41,6 +42,12 @@ static struct {
     kv_store_v1 *owner;
     int fds[64];
     unsigned n_fds;
+    struct {
+        char *name; /* manifests */
+        uint8_t key[32], *data;
+        size_t key_len, len;
+    } later[8];
+    unsigned n_later;
 } m;
 
 /* -- Broken functions -------------------------------------------------------------------------- */
@@ -662,6 +669,75 @@ static int stats_none(kv_store_v1 *self, kv_store_stats *ret)
 {
     (void)self;
     *ret = (kv_store_stats){.size = sizeof(*ret)};
+    return 0;
+}
+
+/* -- Broken functions over the file store, for checks that need several processes -------------- */
+
+/* Keep a copy of what will be stored later, if the process lives. */
+static void note_later(const char *name, const uint8_t *key, size_t key_len, const uint8_t *data,
+                       size_t len)
+{
+    assert_in_range(m.n_later, 0, KV_COUNT(m.later) - 1);
+    m.later[m.n_later].name = name ? strdup(name) : NULL;
+    m.later[m.n_later].key_len = key_len;
+    m.later[m.n_later].data = memory_copy(data, len);
+    m.later[m.n_later].len = len;
+    if (key)
+        memcpy(m.later[m.n_later].key, key, key_len);
+    m.n_later++;
+}
+
+static void forget_later(void)
+{
+    for (unsigned i = 0; i < m.n_later; i++) {
+        free(m.later[i].name);
+        free(m.later[i].data);
+    }
+    m.n_later = 0;
+}
+
+static int file_manifest_late(kv_store_v1 *self, const char *name, const uint8_t *data, size_t len)
+{
+    (void)self;
+    note_later(name, NULL, 0, data, len);
+    return 0;
+}
+
+static void file_close_publishes(kv_store_v1 *self)
+{
+    for (unsigned i = 0; self && i < m.n_later; i++)
+        kvs_file_vtable()->put_manifest(self, m.later[i].name, m.later[i].data, m.later[i].len);
+    if (self)
+        forget_later();
+    kvs_file_vtable()->close(self);
+}
+
+/* Put half a chunk, and the whole of it with the manifest. */
+static int file_put_half(kv_store_v1 *self, const uint8_t *key, size_t key_len, const uint8_t *data,
+                         size_t len)
+{
+    int rc = kvs_file_vtable()->put_chunk(self, key, key_len, data, len / 2);
+
+    if (rc == 0)
+        note_later(NULL, key, key_len, data, len);
+    return rc == 0 ? kvs_file_ext()->flush(self) : rc;
+}
+
+static int file_manifest_mends(kv_store_v1 *self, const char *name, const uint8_t *data, size_t len)
+{
+    for (unsigned i = 0; i < m.n_later; i++) {
+        kvs_file_ext()->delete_chunk(self, m.later[i].key, m.later[i].key_len);
+        kvs_file_vtable()->put_chunk(self, m.later[i].key, m.later[i].key_len, m.later[i].data,
+                                     m.later[i].len);
+    }
+    forget_later();
+    return kvs_file_vtable()->put_manifest(self, name, data, len);
+}
+
+static int file_flush_nothing(kv_store_v1 *self)
+{
+    (void)self;
     return 0;
 }
 

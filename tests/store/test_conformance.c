@@ -79,6 +79,33 @@ SET(ext_version)
     ext.version = 9;
 }
 
+/* The file store in a folder of its own. */
+SET(file)
+{
+    static char folder[32];
+
+    strcpy(folder, "/tmp/kvs-conformance-XXXXXX");
+    assert_non_null(mkdtemp(folder));
+    where = folder;
+    vt = *kvs_file_vtable();
+    ext = *kvs_file_ext();
+}
+SET(loses_manifests)
+{
+    mutate_file();
+    vt.put_manifest = file_manifest_late, vt.close = file_close_publishes;
+}
+SET(loses_flushed)
+{
+    mutate_file();
+    ext.flush = file_flush_nothing;
+}
+SET(leaves_halves)
+{
+    mutate_file();
+    vt.put_chunk = file_put_half, vt.put_manifest = file_manifest_mends;
+}
+
 /* One function of a table replaced. */
 #define ONE(table, field, fn)     \
     static void mutate_##fn(void) \
@@ -136,6 +163,8 @@ ONE(ext, sweep_chunks, sweep_merciless)
 ONE(ext, stats, stats_none)
 
 #define CLOSE_NULL "close: NULL is a no-op"
+#define KILLED "kill: what was published or flushed is there"
+#define KILLED_BEFORE "kill: chunks that nobody published can be put again"
 static const struct mutation {
     void (*mutate)(void);
     const char *caught_by;
@@ -188,6 +217,9 @@ static const struct mutation {
     {mutate_manifest_not_empty, "threads: gets beside a writer, 32-byte keys, empty sentinel",
      KVS_FAIL},
     {mutate_close_takes_puts, "handles: the same chunks saved twice", KVS_FAIL},
+    {mutate_loses_manifests, KILLED, KVS_FAIL},
+    {mutate_loses_flushed, KILLED, KVS_FAIL},
+    {mutate_leaves_halves, KILLED_BEFORE, KVS_FAIL},
     {mutate_ext_size, "ext: table has a size and version 1", KVS_FAIL},
     {mutate_ext_version, "ext: table has a size and version 1", KVS_FAIL},
     {mutate_exists_all, "ext: exists_chunks", KVS_FAIL},
@@ -236,6 +268,14 @@ static void note(void *arg, const char *check, enum kvs_verdict verdict, const c
 
 static void reset(void)
 {
+    char command[64];
+
+    if (where && strcmp(where, URI) != 0) {
+        snprintf(command, sizeof(command), "rm -r %s", where);
+        assert_int_equal(system(command), 0);
+    }
+    where = URI;
+    forget_later();
     vt = *memory_vtable();
     ext = *memory_ext();
     library = NULL;
@@ -255,8 +295,8 @@ static void test_right_backend_passes(void **state)
     reset();
     assert_int_equal(kvs_conf_run(&vt, &ext, URI, NULL, NULL, note, &seen), 0);
     assert_in_range(seen.n, 40, 100);
-    assert_int_equal(seen.n_skip, 1); /* there is no library to look at */
-    assert_int_equal(seen.n_pass, seen.n - 1);
+    assert_int_equal(seen.n_skip, 3); /* no library to look at; another process has other memory */
+    assert_int_equal(seen.n_pass, seen.n - 3);
     assert_null(memory_space(URI)->manifests); /* nothing is left behind */
     assert_null(memory_space(URI)->chunks);
     assert_int_equal(memory_space(URI)->opens, 0);
@@ -271,7 +311,7 @@ static void test_version_1_passes(void **state)
     vt.version = 1;
     vt.prefetch_chunks = NULL;
     assert_int_equal(kvs_conf_run(&vt, NULL, URI, NULL, NULL, note, &seen), 0);
-    assert_in_range(seen.n_skip, 12, 19); /* prefetch, the library, the extensions */
+    assert_in_range(seen.n_skip, 14, 21); /* prefetch, the library, the extensions */
 }
 
 static void test_every_mutation_is_caught(void **state)
@@ -283,11 +323,31 @@ static void test_every_mutation_is_caught(void **state)
 
         reset();
         MUTATIONS[i].mutate();
-        rc = kvs_conf_run(&vt, &ext, URI, library, MUTATIONS[i].caught_by, note, &seen);
+        rc = kvs_conf_run(&vt, &ext, where, library, MUTATIONS[i].caught_by, note, &seen);
         if (rc != (MUTATIONS[i].verdict == KVS_FAIL) || !seen.detail[0] ||
             seen.verdict != MUTATIONS[i].verdict)
             fail_msg("mutation %zu wasn't caught by \"%s\": %d, verdict %d %s", i,
                      MUTATIONS[i].caught_by, rc, seen.verdict, seen.detail);
+    }
+    reset();
+}
+
+/* A store in memory is skipped, with what that costs; the file store passes. */
+static void test_killed_processes(void **state)
+{
+    static const char *const CHECKS[] = {KILLED, KILLED_BEFORE};
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(CHECKS); i++) {
+        struct seen seen = {.check = CHECKS[i], .verdict = KVS_FAIL};
+
+        reset();
+        assert_int_equal(kvs_conf_run(&vt, &ext, where, NULL, seen.check, note, &seen), 0);
+        assert_int_equal(seen.verdict, KVS_SKIP);
+        assert_non_null(strstr(seen.detail, "may be lost"));
+        mutate_file();
+        assert_int_equal(kvs_conf_run(&vt, &ext, where, NULL, seen.check, note, &seen), 0);
+        assert_int_equal(seen.verdict, KVS_PASS);
     }
     reset();
 }
@@ -317,6 +377,34 @@ static void test_buffering_is_right(void **state)
     vt.put_manifest = manifest_lazy;
     assert_int_equal(kvs_conf_run(&vt, &ext, URI, NULL, seen.check, note, &seen), 0);
     assert_int_equal(seen.verdict, KVS_SKIP);
+}
+
+static void *wait_for_end(void *end)
+{
+    char byte;
+
+    while (read(*(int *)end, &byte, 1) < 0)
+        ;
+    return NULL;
+}
+
+/* With another thread in the process no child is made, and the check says so. */
+static void test_threads_skip_children(void **state)
+{
+    struct seen seen = {.check = KILLED, .verdict = KVS_PASS};
+    pthread_t thread;
+    int fds[2];
+
+    (void)state;
+    reset();
+    assert_int_equal(pipe(fds), 0);
+    assert_int_equal(pthread_create(&thread, NULL, wait_for_end, &fds[0]), 0);
+    assert_int_equal(kvs_conf_run(&vt, &ext, where, NULL, KILLED, note, &seen), 0);
+    close(fds[1]);
+    pthread_join(thread, NULL);
+    close(fds[0]);
+    assert_int_equal(seen.verdict, KVS_SKIP);
+    assert_non_null(strstr(seen.detail, "threads"));
 }
 
 /* A crash in close(NULL) fails that check, not the others. */
@@ -357,6 +445,8 @@ int main(void)
         cmocka_unit_test(test_right_backend_passes),
         cmocka_unit_test(test_version_1_passes),
         cmocka_unit_test(test_every_mutation_is_caught),
+        cmocka_unit_test(test_killed_processes),
+        cmocka_unit_test(test_threads_skip_children),
         cmocka_unit_test(test_refusing_names_is_right),
         cmocka_unit_test(test_buffering_is_right),
         cmocka_unit_test(test_crash_at_close_null),
