@@ -20,6 +20,7 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _identity
+from . import _sglang_events as _events
 from . import store as _store
 from ._connector import Flusher, Warner
 from ._native import Error
@@ -251,6 +252,12 @@ class HiCache(_Base):
         self._store = _store.open(config["uri"])
         self._threads = concurrent.futures.ThreadPoolExecutor(THREADS - 1, "kvasir-pages")  # they start when they are needed
         self._flusher = Flusher(self._store, float(config.get("flush_s", 1.0)), self._warn)
+        self._news = _events.news_of_caller() if _sglang is not None else None
+
+    def _tell(self, what: str, hashes: Sequence[str] = ()) -> None:
+        """Announce what the store has, or lacks. Where there are pools beside the first, one page doesn't tell what SGLang would load."""
+        if self._news is not None and len(self._pools) == 1:
+            self._news.note(what, hashes)
 
     # -- pools ------------------------------------------------------------------------------------------
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
@@ -289,6 +296,7 @@ class HiCache(_Base):
             self._weights_now = now
             for pool in self._pools.values():
                 pool.rename(self._weights())
+            self._tell(_events.CLEARED)
 
     def _count(self, **pages: int) -> None:
         with self._lock:
@@ -304,6 +312,7 @@ class HiCache(_Base):
         try:
             self._store._call(self._store._c.kvs_exists, pool.keys(hashes), KEY, len(hashes),
                               (ctypes.c_uint8 * len(hashes)).from_buffer(there))
+            self._tell(_events.GONE, [text for text, byte in zip(hashes, there) if byte != 1])
         except (Error, ValueError) as problem:
             self._warn("asking for pages", problem)
         return [byte == 1 for byte in there]
@@ -350,8 +359,11 @@ class HiCache(_Base):
         got = lengths.count(wanted)
         self._count(got=got, missed=n - got)
         self._note_moved(True, got, wanted, begun)
+        # SGLang reads what all ranks have found
+        self._tell(_events.KEPT, [text for text, length in zip(hashes, lengths) if length == wanted])
         if got == n:
             return [True] * n
+        self._tell(_events.GONE, [text for text, length in zip(hashes, lengths) if length in (-errno.ENOENT, -errno.EBADMSG)])
         self._look_at(keys, lengths)
         return [length == wanted for length in lengths]
 
@@ -386,10 +398,14 @@ class HiCache(_Base):
         self._note_moved(False, stored, nbytes, begun)
         if stored or present:  # a page that is there may still wait for the server, too
             self._flusher.note_put()
+            if self._config.is_mla_model or self._config.tp_size == 1:  # else other ranks may lack theirs
+                self._tell(_events.KEPT, [text for text, rc in zip(hashes, codes) if rc >= 0])
         return [rc >= 0 for rc in codes]
 
     def close(self) -> None:
         """Make all pages durable and close the store."""
+        if self._news is not None:
+            self._news.close()
         self._threads.shutdown()
         self._flusher.close()
         self._store.close()
@@ -482,6 +498,7 @@ class HiCache(_Base):
         """Delete the pages of this model and rank."""
         self._follow_weights()
         prefixes = {pool.prefix.encode() for pool in self._pools.values()}
+        self._tell(_events.CLEARED)
         try:
             self._flusher.flush()
             for key in self._store.keys():
