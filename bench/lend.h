@@ -28,8 +28,8 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "kvbm_lease.h"
-#include "peer/lease_wire.h"
-#include "peer/lend.h"
+#include "peer/lease/lease_wire.h"
+#include "peer/lease/lend.h"
 #include "support.h"
 
 #define LEND_ROUNDS 9

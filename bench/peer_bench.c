@@ -29,7 +29,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "kvbm_layout.h"
-#include "peer/session.h"
+#include "peer/session/session.h"
 #include "support.h"
 
 #define MEMORY ((size_t)256 << 20) /* of each side: more than caches hold */

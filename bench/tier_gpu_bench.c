@@ -26,7 +26,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "bm/cuda.h"
+#include "bm/storage/cuda.h"
 #include "kvbm_transfer.h"
 #include "support.h"
 #include "tier/transfer/cuda.h"

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "peer/net.h"
+#include "peer/session/net.h"
 #include "require.h"
 
 enum { FUZZ_ROUNDS = 1000 }; /* a conversation that goes on for longer is a fault */

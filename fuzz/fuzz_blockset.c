@@ -4,7 +4,7 @@
 #include "base/log.h"
 #include "base/xxh.h"
 #include "kvbm_remote.h"
-#include "peer/blockset.h"
+#include "peer/set/blockset.h"
 #include "require.h"
 
 static struct kvbm_agent *reader;

@@ -3,7 +3,7 @@
  * an agent writes them, they are read again. Base64 that is accepted is written alike. */
 #include <string.h>
 
-#include "peer/etcd_wire.h"
+#include "peer/directory/etcd_wire.h"
 #include "require.h"
 
 #define PREFIX "/kvasir/"

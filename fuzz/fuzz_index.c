@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 #include "../tests/index/model.h"
-#include "index/tree.h"
+#include "index/tree/tree.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Answers of kv-indexer. Workers that are accepted come longest first, and whoever reads fewer
  * reads the first of them. */
-#include "peer/indexer.h"
+#include "peer/directory/indexer.h"
 #include "require.h"
 
 #define MAX 16

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Bodies of requests about blocks, and of their answers, as a peer may send them. Whatever is accepted
  * lies within its body, and is written alike. */
-#include "peer/lease_wire.h"
+#include "peer/lease/lease_wire.h"
 
 #include "base/le.h"
 #include "require.h"

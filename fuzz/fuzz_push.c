@@ -5,7 +5,7 @@
  * long after its reader has given up or gone. Until then its blocks have the bytes of their keys.
  */
 #include "lending.h"
-#include "peer/lend_impl.h"
+#include "peer/lease/lend_impl.h"
 
 #define MAX_SENDS 32
 

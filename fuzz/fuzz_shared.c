@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "peer/shared_header.h"
+#include "peer/set/shared_header.h"
 #include "require.h"
 
 #define LENGTH 16384

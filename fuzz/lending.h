@@ -13,8 +13,8 @@
 #include "agents.h"
 #include "base/le.h"
 #include "kvbm_lease.h"
-#include "peer/lease_wire.h"
-#include "peer/lend.h"
+#include "peer/lease/lease_wire.h"
+#include "peer/lease/lend.h"
 
 enum {
     LEND_BLOCKS = 16,

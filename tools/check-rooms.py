@@ -10,6 +10,13 @@ TOP = ""  # the files of a room that lie in none of its folders
 # Arrows between the folders of one room: what each may include of the others. Disk and object don't know each other.
 PARTS = {"tier": {"transfer": set(), "disk": {"transfer"}, "object": {"transfer"}, "peer": set(), "plan": {"transfer"},
                   "manager": {"transfer", "disk", "object", "peer"}, "volume": {"manager"}, "group": {"transfer"}},
+         "index": {"memory": set(), "tree": {"memory"}, "write": {"memory", "tree"}, "read": {"memory", "tree"}, "dump": {"memory", "tree"},
+                   TOP: {"memory", "tree", "write", "read", "dump"}},
+         "bm": {"storage": set(), "events": set(), "registry": {"storage", "events"}, "pool": {"storage", "events", "registry"},
+                TOP: {"storage", "events", "registry", "pool"}},
+         "peer": {"module": set(), "set": set(), "session": {"module", "set"}, "lease": {"set", "session"},
+                  "plan": {"set", "lease"}, "directory": {"module", "set", "session", "lease"}, "tls": {"module"}, "http": {"module"},
+                  "ucx": {"module"}, "nixl": {"module", "session"}, TOP: {"module", "set", "session", "lease", "plan", "directory"}},
          "indexer": {"http": set(), "zmq": set(), "model": set(), "view": {"model"}, "stream": {"zmq", "model", "view"},
                      "registry": {"zmq", "model", "view", "stream"},
                      "api": {TOP, "http", "model", "view", "stream", "registry"},

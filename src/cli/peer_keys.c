@@ -8,9 +8,9 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/le.h"
-#include "bm/pool.h"
+#include "bm/pool/pool.h"
 #include "cli/peer.h"
-#include "peer/session.h"
+#include "peer/session/session.h"
 
 #define ASK_KEYS 56
 #define AT_ONCE 8192u

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "cli/format.h"
 #include "cli/peer.h"
-#include "peer/lend.h"
+#include "peer/lease/lend.h"
 
 #define TRIPS 9
 

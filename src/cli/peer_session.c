@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "cli/peer.h"
-#include "peer/session.h"
+#include "peer/session/session.h"
 
 #define TIMEOUT_MS 5000
 #define MOST_AT_ONCE 16384u /* keys of a lookup */

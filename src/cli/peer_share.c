@@ -8,8 +8,8 @@
 #include "cli/bar.h"
 #include "cli/format.h"
 #include "cli/peer.h"
-#include "peer/agent.h"
-#include "peer/lend.h"
+#include "peer/lease/lend.h"
+#include "peer/session/agent.h"
 
 #define DEMO_BLOCKS 256
 

@@ -5,8 +5,8 @@
  */
 #include <stdio.h>
 
-#include "index/kids.h"
-#include "index/tree.h"
+#include "index/tree/kids.h"
+#include "index/tree/tree.h"
 
 struct check {
     struct kvi_index *ix;

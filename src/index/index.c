@@ -2,9 +2,9 @@
 /* Create and destroy an index, find holders, count. docs/index.md explains the whole. */
 #include <string.h>
 
-#include "index/kids.h"
-#include "index/store.h"
-#include "index/windows.h"
+#include "index/tree/kids.h"
+#include "index/tree/windows.h"
+#include "index/write/store.h"
 
 #define SOFT_LIMBO ((size_t)64 << 10)
 #define HARD_LIMBO ((size_t)64 << 20)

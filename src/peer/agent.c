@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Agents: who this process is among its peers. */
-#include "agent.h"
+#include "peer/session/agent.h"
 
 #include <sys/random.h>
 
 #include "base/log.h"
 #include "base/utf8.h"
-#include "lend.h"
-#include "net.h"
+#include "peer/lease/lend.h"
+#include "peer/session/net.h"
 
 #define MAX_SETS (1u << 20)
 #define MAX_BYTES (UINT64_C(256) << 20)

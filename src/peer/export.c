@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Block sets of this agent: what it tells peers of its blocks. */
-#include "agent.h"
 #include "base/log.h"
-#include "lend.h"
-#include "net.h"
+#include "peer/lease/lend.h"
+#include "peer/session/agent.h"
+#include "peer/session/net.h"
 
 #define MAX_IDS 65536
 

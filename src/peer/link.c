@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Agreement of a session's two sides on a carrier, as the reader sees it. */
-#include "agent.h"
 #include "base/log.h"
-#include "lend.h"
-#include "net.h"
+#include "peer/lease/lend.h"
+#include "peer/session/agent.h"
+#include "peer/session/net.h"
 
 #define REST_NS (30 * KV_NS_PER_S) /* after a connection over which nothing came */
 

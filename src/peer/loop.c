@@ -7,8 +7,8 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "lend.h"
-#include "net.h"
+#include "peer/lease/lend.h"
+#include "peer/session/net.h"
 
 #define EVENTS 64
 

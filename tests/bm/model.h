@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bm/sketch.h"
+#include "bm/pool/sketch.h"
 #include "kvbm_events.h"
 #include "kvbm_pool.h"
 

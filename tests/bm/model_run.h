@@ -11,7 +11,7 @@
 
 #include "base/clock.h"
 #include "bm.h"
-#include "bm/pool.h"
+#include "bm/pool/pool.h"
 #include "model.h"
 
 #define MAX_HELD 40

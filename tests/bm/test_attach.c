@@ -12,7 +12,7 @@
 
 #include "base/clock.h"
 #include "bm.h"
-#include "bm/registry.h"
+#include "bm/registry/registry.h"
 
 static const uint64_t keys[3] = {7, 8, 9};
 

@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include "bm.h"
-#include "bm/pool.h"
+#include "bm/pool/pool.h"
 #include "skip.h"
 
 /* Blocks in every state: a chain of three inactive, one held twice by a duplicate, the rest mutable

@@ -5,8 +5,8 @@
 #include <errno.h>
 
 #include "bm/bm.h"
-#include "bm/event_record.h"
-#include "bm/events.h"
+#include "bm/events/event_record.h"
+#include "bm/events/events.h"
 
 static struct kvbm_events *events;
 static struct kvbm_event_ring *ring;

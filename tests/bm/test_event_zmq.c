@@ -6,7 +6,7 @@
 #include <zmq.h>
 
 #include "bm/bm.h"
-#include "bm/events.h"
+#include "bm/events/events.h"
 #include "event/frames.h"
 #include "kv_event.h"
 

@@ -9,8 +9,8 @@
 
 #include "base/clock.h"
 #include "bm/bm.h"
-#include "bm/event_record.h"
-#include "bm/events.h"
+#include "bm/events/event_record.h"
+#include "bm/events/events.h"
 
 #define FOREVER_MS 60000
 #define FOREVER_US (60u * 1000 * 1000)

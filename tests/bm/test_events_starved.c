@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "bm/bm.h"
-#include "bm/event_record.h"
-#include "bm/events.h"
+#include "bm/events/event_record.h"
+#include "bm/events/events.h"
 #include "kv_event.h"
 #include "starve.h"
 

@@ -9,7 +9,7 @@
 // clang-format on
 
 #include "bm.h"
-#include "bm/pool.h"
+#include "bm/pool/pool.h"
 
 static const enum kvbm_eviction policies[] = {KVBM_EVICT_LRU, KVBM_EVICT_LFU, KVBM_EVICT_LINEAGE};
 

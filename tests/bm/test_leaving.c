@@ -9,7 +9,7 @@
 // clang-format on
 
 #include "bm.h"
-#include "bm/pool.h"
+#include "bm/pool/pool.h"
 #include "index/random.h"
 
 #define DISK (1u << KV_TIER_DISK)

@@ -9,7 +9,7 @@
 // clang-format on
 
 #include "bm.h"
-#include "bm/pool.h"
+#include "bm/pool/pool.h"
 
 /* ---- a block in each state ---- */
 

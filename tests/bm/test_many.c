@@ -10,7 +10,7 @@
 // clang-format on
 
 #include "bm.h"
-#include "bm/pool.h"
+#include "bm/pool/pool.h"
 
 #define N 6
 

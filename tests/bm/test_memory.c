@@ -18,7 +18,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "bm/memory.h"
+#include "bm/storage/memory.h"
 #include "kvbm.h"
 #include "skip.h"
 

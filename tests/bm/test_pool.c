@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "bm.h"
-#include "bm/pool.h"
+#include "bm/pool/pool.h"
 
 static const uint64_t keys[8] = {100, 101, 102, 103, 104, 105, 106, 107};
 

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 // clang-format on
 
-#include "bm/pool.h"
+#include "bm/pool/pool.h"
 #include "starve.h"
 
 #define N 600 /* more than a chunk of token buffers, more than a first table holds */

@@ -14,7 +14,7 @@
 
 #include "base/clock.h"
 #include "bm.h"
-#include "bm/pool.h"
+#include "bm/pool/pool.h"
 #include "index/random.h"
 
 #define DAY (UINT64_C(24) * 3600 * KV_NS_PER_S)

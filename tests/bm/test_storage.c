@@ -30,7 +30,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "bm/storage.h"
+#include "bm/storage/storage.h"
 #include "index/random.h"
 #include "kvbm.h"
 #include "skip.h"

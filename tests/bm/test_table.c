@@ -12,8 +12,8 @@
 #include <pthread.h>
 
 #include "bm.h"
-#include "bm/memory.h"
-#include "bm/registry.h"
+#include "bm/registry/registry.h"
+#include "bm/storage/memory.h"
 #include "index/random.h"
 #include "skip.h"
 

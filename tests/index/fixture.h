@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "index/tree.h"
+#include "index/tree/tree.h"
 
 #define N_MAX 1100
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops.h"
 #include "base/unit.h"
-#include "index/copies.h"
+#include "index/tree/copies.h"
 
 enum { OPS_CHAINS = 3 }; /* of a call, at most */
 

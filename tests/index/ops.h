@@ -3,7 +3,7 @@
 #ifndef KV_TEST_INDEX_OPS_H
 #define KV_TEST_INDEX_OPS_H
 
-#include "index/tree.h"
+#include "index/tree/tree.h"
 #include "model.h"
 #include "random.h"
 

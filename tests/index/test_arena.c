@@ -12,7 +12,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "index/arena.h"
+#include "index/memory/arena.h"
 #include "random.h"
 
 #define N_PAGES 24u

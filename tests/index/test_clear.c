@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "index/tree.h"
+#include "index/tree/tree.h"
 #include "random.h"
 
 #define N_CHAINS 5000u /* a fan of children */

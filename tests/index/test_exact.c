@@ -11,7 +11,7 @@
 
 #include <errno.h>
 
-#include "index/tree.h"
+#include "index/tree/tree.h"
 
 static const struct kv_holder W0 = {0, 0};
 /* Names and tokens hashes of one prompt; the same prompt under a salt has other tokens hashes. */

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 // clang-format on
 
-#include "index/tree.h"
+#include "index/tree/tree.h"
 #include "random.h"
 
 #define PROMPT 64u

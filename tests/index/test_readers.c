@@ -14,7 +14,7 @@
 #include <sched.h>
 #include <stdio.h>
 
-#include "index/tree.h"
+#include "index/tree/tree.h"
 #include "random.h"
 
 #define LEN 700u /* three chains at least */

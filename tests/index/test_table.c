@@ -12,7 +12,7 @@
 #include <inttypes.h>
 
 #include "base/error.h"
-#include "index/table.h"
+#include "index/memory/table.h"
 #include "random.h"
 
 #define N_VALUES 40000u

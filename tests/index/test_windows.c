@@ -13,7 +13,7 @@
 
 #include <errno.h>
 
-#include "index/windows.h"
+#include "index/tree/windows.h"
 #include "random.h"
 
 #define DEPTH 24u

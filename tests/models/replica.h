@@ -7,7 +7,7 @@
 
 #include "base/mix.h"
 #include "event/reader_state.h"
-#include "index/mem.h"
+#include "index/memory/mem.h"
 #include "models/follow.h"
 
 /* -- recovery ---------------------------------------------------------------------------------- */

@@ -16,7 +16,7 @@
 
 #include "base/log.h"
 #include "lend_unit.h"
-#include "peer/lease_wire.h"
+#include "peer/lease/lease_wire.h"
 
 #define KIB64 512  /* inner_dim of blocks of 64 KiB */
 #define MIB2 16384 /* of 2 MiB */

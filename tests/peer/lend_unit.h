@@ -6,8 +6,8 @@
 #ifndef KV_TEST_LEND_UNIT_H
 #define KV_TEST_LEND_UNIT_H
 
-#include "peer/agent.h"
-#include "peer/lend.h"
+#include "peer/lease/lend.h"
+#include "peer/session/agent.h"
 #include "session_unit.h"
 
 #define N_BLOCKS 64u

@@ -7,7 +7,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include "peer/wire.h"
+#include "peer/session/wire.h"
 #include "session_unit.h"
 
 struct raw {

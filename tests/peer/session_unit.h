@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "peer/session.h"
+#include "peer/session/session.h"
 #include "peer_unit.h"
 
 #define SOON_NS (UINT64_C(60) * KV_NS_PER_S) /* deadline of what must succeed */

@@ -20,7 +20,7 @@
 #include "base/buf.h"
 #include "base/stalls.h"
 #include "directory_unit.h"
-#include "peer/etcd_wire.h"
+#include "peer/directory/etcd_wire.h"
 
 /* ---- the servers ---- */
 

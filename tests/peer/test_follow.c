@@ -13,7 +13,7 @@
 #include <sys/un.h>
 
 #include "kvbm_directory.h"
-#include "peer/agent.h"
+#include "peer/session/agent.h"
 #include "session_unit.h"
 
 static struct kvbm_follower *follow(struct kvbm_agent *agent, const char *peers)

@@ -11,8 +11,8 @@
 #include "base/clock.h"
 #include "base/stalls.h"
 #include "lying_indexer.h"
-#include "peer/http_abi.h"
-#include "peer/indexer.h"
+#include "peer/directory/indexer.h"
+#include "peer/module/http_abi.h"
 
 #define SLACK_MS 2000u /* beside what the machine loses */
 

@@ -17,7 +17,7 @@
 
 #include "base/error.h"
 #include "index/random.h"
-#include "peer/lease.h"
+#include "peer/lease/lease.h"
 #include "starve.h"
 
 #define BLOCKS 40

@@ -18,7 +18,7 @@
 
 #include "base/log.h"
 #include "lend_unit.h"
-#include "peer/lease_wire.h"
+#include "peer/lease/lease_wire.h"
 
 enum way { SHARED, UNIX, TCP, N_WAYS };
 

@@ -10,8 +10,8 @@
 
 #include "base/log.h"
 #include "lend_unit.h"
-#include "peer/blockset.h"
-#include "peer/net.h"
+#include "peer/session/net.h"
+#include "peer/set/blockset.h"
 
 #define READER 7
 

@@ -15,8 +15,8 @@
 
 #include "base/log.h"
 #include "lend_unit.h"
-#include "peer/lease_wire.h"
-#include "peer/lend_impl.h"
+#include "peer/lease/lease_wire.h"
+#include "peer/lease/lend_impl.h"
 #include "raw_peer.h"
 
 #define LEASED 16u /* blocks of 64 KiB: the owner's share */

@@ -15,8 +15,8 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "peer/module.h"
-#include "peer/tls_abi.h"
+#include "peer/module/module.h"
+#include "peer/module/tls_abi.h"
 
 static const struct kvbm_module tls = {
     .library = KVBM_TLS_LIBRARY,

@@ -16,9 +16,9 @@
 #define CARRIER nixl
 #define CARRIER_REQUIRED KVBM_NIXL_REQUIRED
 #include "carrier_unit.h"
-#include "peer/borrow.h"
-#include "peer/carrier.h"
+#include "peer/lease/borrow.h"
 #include "peer/nixl/node.h"
+#include "peer/session/carrier.h"
 
 #ifndef HAS_UCX
 #define HAS_UCX 0 /* libkvbm_ucx was built */

@@ -18,7 +18,7 @@
 #include <sys/stat.h>
 
 #include "index/random.h"
-#include "peer/agent.h"
+#include "peer/session/agent.h"
 #include "session_unit.h"
 
 #define SMALL 58 /* an answer from the owner's memory that isn't sent in chunks */

@@ -17,7 +17,7 @@
 
 #include "base/log.h"
 #include "certificates.h"
-#include "peer/net.h"
+#include "peer/session/net.h"
 #include "raw_peer.h"
 #include "skip.h"
 

@@ -9,7 +9,7 @@
 // clang-format on
 
 #include "base/log.h"
-#include "peer/net.h"
+#include "peer/session/net.h"
 #include "raw_peer.h"
 
 #define MAX_RECEIVED (4u << 20)

@@ -16,7 +16,7 @@
 #include <sys/wait.h>
 
 #include "index/random.h"
-#include "peer/agent.h"
+#include "peer/session/agent.h"
 #include "session_unit.h"
 
 #define IDS 5

@@ -21,9 +21,9 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "bm/layout.h"
-#include "peer/shared.h"
-#include "peer/shared_header.h"
+#include "bm/storage/layout.h"
+#include "peer/set/shared.h"
+#include "peer/set/shared_header.h"
 #include "peer_unit.h"
 
 struct region {

@@ -13,7 +13,7 @@
 #include "base/le.h"
 #include "base/log.h"
 #include "lend_unit.h"
-#include "peer/lease_wire.h"
+#include "peer/lease/lease_wire.h"
 
 #define SETS 100
 

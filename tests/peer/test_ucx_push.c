@@ -11,7 +11,7 @@
 #define CARRIER ucx
 #define CARRIER_REQUIRED KVBM_UCX_REQUIRED
 #include "carrier_unit.h"
-#include "peer/borrow.h"
+#include "peer/lease/borrow.h"
 
 #ifndef HAS_UCX
 #define HAS_UCX 0 /* libkvbm_ucx was built */

@@ -17,7 +17,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "kvbm_group.h"
-#include "peer/session.h"
+#include "peer/session/session.h"
 #include "tier/group/wire.h"
 
 #define N_RANKS 3u

@@ -9,7 +9,7 @@
 
 #include "kvbm_lease.h"
 #include "manager_world.h"
-#include "peer/shared.h"
+#include "peer/set/shared.h"
 
 #define N 8u
 

@@ -6,9 +6,9 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "node.h"
-#include "peer/carrier.h"
-#include "peer/module.h"
+#include "peer/module/module.h"
+#include "peer/nixl/node.h"
+#include "peer/session/carrier.h"
 
 struct kvbm_nixl_api kvbm_nixl;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Nodes: the NIXL agent and its replacement, the arena, the thread. */
-#include "node.h"
+#include "peer/nixl/node.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@
 #include "base/le.h"
 #include "base/log.h"
 #include "base/thread.h"
-#include "peer/module.h"
+#include "peer/module/module.h"
 
 #define NAP_NS UINT64_C(20000)                    /* between looks while something moves */
 #define SLOW_NAP_NS (UINT64_C(50) * KV_NS_PER_MS) /* while only what was given up does */

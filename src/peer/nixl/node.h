@@ -21,9 +21,9 @@
 #include <pthread.h>
 #include <sys/queue.h>
 
-#include "api.h"
 #include "base/error.h"
-#include "peer/carrier_abi.h"
+#include "peer/module/carrier_abi.h"
+#include "peer/nixl/api.h"
 
 #define KVBM_NIXL_CHUNK (1u << 20)
 #define KVBM_NIXL_CHUNKS 128u

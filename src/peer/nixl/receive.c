@@ -9,7 +9,7 @@
 #include <sys/random.h>
 
 #include "base/log.h"
-#include "node.h"
+#include "peer/nixl/node.h"
 
 struct kvbm_carrier_receive {
     LIST_ENTRY(kvbm_carrier_receive) list; /* receives, or given_up */

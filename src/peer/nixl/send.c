@@ -8,7 +8,7 @@
 
 #include "base/le.h"
 #include "base/thread.h"
-#include "node.h"
+#include "peer/nixl/node.h"
 
 struct kvbm_carrier_peer {
     LIST_ENTRY(kvbm_carrier_peer) list;

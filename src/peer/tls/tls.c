@@ -15,7 +15,7 @@
 #include "base/socket_bio.h"
 #include "base/tls_host.h"
 #include "kv_types.h"
-#include "peer/tls_abi.h"
+#include "peer/module/tls_abi.h"
 
 #define READ_AHEAD (64u << 10) /* bytes of a connection, in one system call */
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Nodes: context, worker, the thread that drives it. */
-#include "node.h"
+#include "peer/ucx/node.h"
 
 #include <poll.h>
 #include <sched.h>

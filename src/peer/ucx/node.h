@@ -15,7 +15,7 @@
 #include <ucp/api/ucp.h>
 
 #include "base/thread.h"
-#include "peer/carrier_abi.h"
+#include "peer/module/carrier_abi.h"
 
 #define KVBM_UCX_BUCKETS 256
 #define KVBM_UCX_MESSAGE 1 /* id of the active message */

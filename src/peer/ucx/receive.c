@@ -6,7 +6,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "node.h"
+#include "peer/ucx/node.h"
 
 enum state { WAITING, RUNNING, ENDED };
 

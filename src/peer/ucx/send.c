@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "node.h"
+#include "peer/ucx/node.h"
 
 #define MAX_CONNECTING ((size_t)16 << 20) /* bytes: thousands of peers, whose addresses are short */
 #define RENDEZVOUS 8192 /* bytes of a message from which it waits for the receiver's memory */

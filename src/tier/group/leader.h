@@ -17,7 +17,7 @@
 #include <sys/queue.h>
 
 #include "base/thread.h"
-#include "peer/session.h"
+#include "peer/session/session.h"
 #include "tier/group/wire.h"
 
 /** A rank of the group. Under the leader's lock. */

@@ -3,7 +3,7 @@
 #include "tier/group/wire.h"
 
 #include "base/le.h"
-#include "peer/lease_wire.h"
+#include "peer/lease/lease_wire.h"
 
 #define JOINING_BYTES 16
 #define FACTS_BYTES 20

@@ -9,7 +9,7 @@
 #include "base/le.h"
 #include "base/log.h"
 #include "base/thread.h"
-#include "peer/session.h"
+#include "peer/session/session.h"
 #include "tier/group/wire.h"
 
 #define DEFAULT_TIMEOUT_MS 60000

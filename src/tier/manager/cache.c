@@ -5,7 +5,7 @@
 
 #include "base/log.h"
 #include "bm/ids.h"
-#include "bm/layout.h"
+#include "bm/storage/layout.h"
 #include "tier/manager/job.h"
 #include "tier/manager/manager.h"
 

@@ -13,7 +13,7 @@
 
 #include "bm/deadline.h"
 #include "bm/ids.h"
-#include "bm/layout.h"
+#include "bm/storage/layout.h"
 #include "tier/manager/fetch.h"
 #include "tier/manager/job.h"
 #include "tier/manager/manager.h"

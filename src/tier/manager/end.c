@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "base/log.h"
-#include "bm/registry.h"
+#include "bm/registry/registry.h"
 #include "tier/manager/fetch.h"
 #include "tier/manager/manager.h"
 #include "tier/manager/offload.h"

@@ -14,7 +14,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "peer/ask.h"
+#include "peer/lease/ask.h"
 #include "tier/manager/fetch.h"
 #include "tier/manager/manager.h"
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "base/log.h"
-#include "peer/ask.h"
+#include "peer/lease/ask.h"
 #include "tier/manager/manager.h"
 
 #define MAX_FINGERPRINT 3800 /* bytes; tiers.c appends the layout, within 4096 */

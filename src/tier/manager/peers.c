@@ -8,7 +8,7 @@
 
 #include "base/log.h"
 #include "kvbm_directory.h"
-#include "peer/ask.h"
+#include "peer/lease/ask.h"
 #include "tier/manager/fetch.h"
 #include "tier/manager/manager.h"
 

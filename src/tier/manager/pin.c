@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "bm/deadline.h"
-#include "bm/registry.h"
+#include "bm/registry/registry.h"
 #include "tier/manager/fetch.h"
 #include "tier/manager/job.h"
 #include "tier/manager/manager.h"

@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 
 #include "base/log.h"
-#include "bm/storage.h"
+#include "bm/storage/storage.h"
 #include "tier/manager/fetch.h"
 #include "tier/manager/manager.h"
 #include "tier/manager/offload.h"

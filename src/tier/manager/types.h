@@ -9,7 +9,7 @@
 
 #include "base/clock.h"
 #include "base/thread.h"
-#include "bm/pool.h"
+#include "bm/pool/pool.h"
 #include "kvbm_manager.h"
 #include "tier/disk/disk.h"
 #include "tier/manager/set.h"

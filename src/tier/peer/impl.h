@@ -10,9 +10,9 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "peer/ask.h"
-#include "peer/lend.h"
-#include "peer/session.h"
+#include "peer/lease/ask.h"
+#include "peer/lease/lend.h"
+#include "peer/session/session.h"
 #include "tier/peer/peer.h"
 
 #define KVBM_MAX_ASKED_PEERS 16u

@@ -3,7 +3,7 @@
 #include <errno.h>
 
 #include "base/xxh.h"
-#include "peer/lease_wire.h"
+#include "peer/lease/lease_wire.h"
 #include "tier/peer/impl.h"
 
 uint64_t kvbm_peer_hash(const void *key, uint32_t key_len, uint32_t group)

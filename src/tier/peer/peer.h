@@ -32,7 +32,7 @@
 #include <stdint.h>
 
 #include "kvbm_lease.h"
-#include "peer/indexer.h"
+#include "peer/directory/indexer.h"
 
 #define KVBM_PEER_BATCH 64   /* most keys of a batch that brings blocks */
 #define KVBM_PEER_ASKED 1024 /* most keys of an ASK: an answer has a byte for each */

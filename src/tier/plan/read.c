@@ -19,10 +19,10 @@
 #include "base/thread.h"
 #include "bm/deadline.h"
 #include "bm/ids.h"
-#include "bm/layout.h"
+#include "bm/storage/layout.h"
 #include "kvbm_transfer.h"
-#include "peer/borrow.h"
-#include "peer/plan.h"
+#include "peer/lease/borrow.h"
+#include "peer/plan/plan.h"
 
 #define MAX_THREADS 16
 #define MAX_LEASED 1024u       /* keys of a lease */

@@ -19,7 +19,7 @@
 #include <sys/mman.h>
 
 #include "base/error.h"
-#include "bm/cuda.h"
+#include "bm/storage/cuda.h"
 #include "tier/transfer/cuda.h"
 
 #ifndef TIER_CUDA_DEPTH /* benchmarks vary it */

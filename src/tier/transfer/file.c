@@ -17,7 +17,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "bm/storage.h"
+#include "bm/storage/storage.h"
 #include "tier/transfer/io.h"
 #include "tier/transfer/transfer.h"
 

@@ -28,7 +28,7 @@
 #include <sys/types.h>
 
 #include "base/thread.h"
-#include "bm/layout.h"
+#include "bm/storage/layout.h"
 #include "kvbm_transfer.h"
 #include "kvx_ext.h"
 

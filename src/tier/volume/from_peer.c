@@ -6,7 +6,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "peer/ask.h"
+#include "peer/lease/ask.h"
 #include "tier/volume/volume.h"
 
 #define MAX_SESSIONS 1024

@@ -9,7 +9,7 @@
 #include "base/log.h"
 #include "bm/deadline.h"
 #include "bm/ids.h"
-#include "peer/blockset.h"
+#include "peer/set/blockset.h"
 #include "tier/manager/turn.h"
 #include "tier/volume/volume.h"
 

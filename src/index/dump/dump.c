@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A dump walks the tree depth first, in the children's own order. It holds the lock for one chain,
+ * or for some of a chain's holders, at a time. Between two steps it is only a cursor in the index's
+ * list. A writer that splits, joins or removes the chain moves the cursor along. So no step has to
+ * find its way back, and blocks that stay are reported exactly once.
+ */
+#include "index/tree/kids.h"
+#include "index/tree/tree.h"
+
+#define BATCH 32u   /* holders whose part of a chain one step copies */
+#define AHEAD 2048u /* children of a wide chain that are sorted in advance */
+
+/* One holder's part of the chain. */
+struct part {
+    struct kv_holder key;
+    uint32_t from, len; /* report blocks from..len now */
+    bool has_parent;
+    uint64_t parent; /* the holder's name for the block above the chain */
+    bool renamed;    /* the holder has names of its own, in `blocks` */
+    uint8_t mask[KVI_CHAIN_MAX];
+    struct kv_block blocks[KVI_CHAIN_MAX];
+};
+
+struct dump {
+    struct kvi_index *ix;
+    struct kvi_cursor cursor;
+    uint64_t *ids; /* holder << 32 | place in the list, sorted */
+    size_t ids_capacity;
+    const struct kvi_chain *wide; /* chain whose next children are in ahead */
+    size_t n_ahead, at_ahead;
+    struct kvi_kid_key ahead[AHEAD];
+    uint32_t n_parts;
+    struct kv_block blocks[KVI_CHAIN_MAX]; /* under the names of most holders */
+    struct part part[BATCH];
+};
+
+static int compare_ids(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* Sort the chain's holders from cursor.holder on. Returns their number or -ENOMEM. */
+static long sort_holders(struct dump *dump, const struct kvi_chain *chain)
+{
+    uint32_t n = kvi_who_count(chain), kept = 0;
+
+    if (n > dump->ids_capacity) {
+        uint64_t *ids = realloc(dump->ids, 2 * n * sizeof(*ids));
+
+        if (!ids)
+            return -ENOMEM;
+        dump->ids = ids;
+        dump->ids_capacity = 2 * (size_t)n;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t id = kvi_entry_holder(kvi_who_get(kvi_who_at(chain, i)));
+
+        if (id >= dump->cursor.holder)
+            dump->ids[kept++] = (uint64_t)id << 32 | i;
+    }
+    if (kept > 1)
+        qsort(dump->ids, kept, sizeof(dump->ids[0]), compare_ids);
+    return kept;
+}
+
+static void copy_part(struct dump *dump, const struct kvi_chain *chain, uint64_t entry)
+{
+    const struct kvi_index *ix = dump->ix;
+    const struct kvi_holder *holder = kvi_holder_at(ix, kvi_entry_holder(entry));
+    uint32_t pos = kvi_chain_run(chain).pos;
+    struct part *part = &dump->part[dump->n_parts];
+
+    if (holder->main) /* kvi_dump_windows reports parts */
+        return;
+    part->from = dump->cursor.emitted;
+    part->len = KV_MIN(kvi_entry_len(entry), dump->cursor.upto);
+    if (part->len <= part->from)
+        return;
+    part->key = holder->key;
+    part->has_parent = chain->parent->parent != NULL;
+    if (part->has_parent) {
+        struct kvi_run above = kvi_chain_run(chain->parent);
+
+        part->parent = kvi_name_of(ix, holder, above.pos + above.len - 1);
+    }
+    part->renamed = holder->n_aliases > 0;
+    for (uint32_t i = 0; i < part->len; i++) {
+        part->mask[i] = (uint8_t)kvi_mask_at(ix, entry, i);
+        if (part->renamed)
+            part->blocks[i] =
+                (struct kv_block){kvi_name_of(ix, holder, pos + i), dump->blocks[i].tokens_hash};
+    }
+    dump->n_parts++;
+}
+
+/* Copy the next holders' parts. Returns 0 or -ENOMEM. */
+static int copy_chain(struct dump *dump)
+{
+    struct kvi_cursor *cursor = &dump->cursor;
+    const struct kvi_chain *chain = cursor->at;
+    struct kvi_run run = kvi_chain_run(chain);
+    const uint64_t *locals = kvi_arena_locals(&dump->ix->arena, run.pos);
+    const uint64_t *engines = kvi_arena_engines(&dump->ix->arena, run.pos);
+    long n = sort_holders(dump, chain), taken = KV_MIN(n, (long)BATCH);
+
+    if (n < 0)
+        return (int)n;
+    if (!cursor->holder)
+        cursor->upto = run.len;
+    for (uint32_t i = 0; i < run.len; i++)
+        dump->blocks[i] = (struct kv_block){engines[i], locals[i]};
+    for (long i = 0; i < taken; i++)
+        copy_part(dump, chain, kvi_who_get(kvi_who_at(chain, (uint32_t)dump->ids[i])));
+    if (taken < n) {
+        cursor->holder = (uint32_t)(dump->ids[taken - 1] >> 32) + 1;
+    } else {
+        cursor->holder = 0;
+        cursor->emitted = KV_MIN(cursor->upto, run.len);
+    }
+    return 0;
+}
+
+/*
+ * Return the child after cursor.order from the children sorted before, or NULL. Children added
+ * since then may be left out. Another chain may have the wide chain's address by now; the list is
+ * then forgotten, because the first child of a chain is asked for without an order.
+ */
+static struct kvi_chain *next_ahead(struct dump *dump, const struct kvi_chain *chain,
+                                    uint64_t *ret_order)
+{
+    while (dump->wide == chain && dump->at_ahead < dump->n_ahead) {
+        const struct kvi_kid_key *next = &dump->ahead[dump->at_ahead++];
+        struct kvi_chain *kid = kvi_kids_find(chain, next->key);
+
+        if (next->order <= dump->cursor.order || !kid ||
+            *kvi_arena_locals(&dump->ix->arena, kvi_chain_run(kid).pos) != next->key)
+            continue;
+        *ret_order = next->order;
+        return kid;
+    }
+    return NULL;
+}
+
+static struct kvi_chain *next_kid(struct dump *dump, const struct kvi_chain *chain,
+                                  uint64_t *ret_order)
+{
+    const struct kvi_cursor *cursor = &dump->cursor;
+    struct kvi_chain *kid = NULL;
+
+    if (!cursor->after) {
+        dump->wide = dump->wide == chain ? NULL : dump->wide;
+        return kvi_kids_next(dump->ix, chain, NULL, ret_order);
+    }
+    kid = next_ahead(dump, chain, ret_order);
+    if (kid)
+        return kid;
+    dump->at_ahead = 0;
+    dump->n_ahead = kvi_kids_ahead(chain, cursor->order, dump->ahead, AHEAD);
+    dump->wide = dump->n_ahead ? chain : NULL;
+    kid = next_ahead(dump, chain, ret_order);
+    return kid ? kid : kvi_kids_next(dump->ix, chain, &cursor->order, ret_order);
+}
+
+/* Go to the next chain with blocks to report. Returns false at the end. */
+static bool advance(struct dump *dump)
+{
+    struct kvi_cursor *cursor = &dump->cursor;
+
+    for (;;) {
+        struct kvi_chain *chain = cursor->at, *kid;
+        uint64_t order = 0;
+
+        if (chain->parent && cursor->emitted < kvi_chain_run(chain).len)
+            return true;
+        kid = next_kid(dump, chain, &order);
+        if (!kid && !chain->parent)
+            return false;
+        if (kid) {
+            cursor->at = kid;
+            cursor->after = false;
+            cursor->emitted = 0;
+        } else {
+            cursor->order =
+                kvi_kids_order(*kvi_arena_locals(&dump->ix->arena, kvi_chain_run(chain).pos));
+            cursor->after = true;
+            cursor->at = chain->parent;
+            cursor->emitted = kvi_chain_run(cursor->at).len;
+        }
+        cursor->holder = 0;
+    }
+}
+
+/* Report blocks i..end of a part, which are in one tier. */
+static int tell_run(const struct dump *dump, const struct part *part, enum kv_tier tier, uint32_t i,
+                    uint32_t end, kvi_dump_fn fn, void *arg)
+{
+    const struct kv_block *blocks = part->renamed ? part->blocks : dump->blocks;
+    struct kvi_dump_run run = {part->key, tier, NULL, blocks + i, end - i};
+
+    if (i > 0)
+        run.parent = &blocks[i - 1].hash;
+    else if (part->has_parent)
+        run.parent = &part->parent;
+    return fn(arg, &run);
+}
+
+/* Report every block in its nearest tier, in order; then the other tiers of blocks in several. */
+static int tell_part(const struct dump *dump, const struct part *part, kvi_dump_fn fn, void *arg)
+{
+    uint32_t end;
+    int rc = 0;
+
+    for (uint32_t i = part->from; i < part->len && !rc; i = end) {
+        int nearest = __builtin_ctz(part->mask[i]);
+
+        for (end = i + 1; end < part->len && __builtin_ctz(part->mask[end]) == nearest; end++)
+            ;
+        rc = tell_run(dump, part, (enum kv_tier)nearest, i, end, fn, arg);
+    }
+    for (int t = 1; t < KV_N_TIERS && !rc; t++) {
+        for (uint32_t i = part->from; i < part->len && !rc; i = KV_MAX(end, i + 1)) {
+            for (end = i; end < part->len && part->mask[end] >> t & 1 &&
+                          __builtin_ctz(part->mask[end]) != t;)
+                end++;
+            if (end > i)
+                rc = tell_run(dump, part, (enum kv_tier)t, i, end, fn, arg);
+        }
+    }
+    return rc;
+}
+
+int kvi_dump(struct kvi_index *index, kvi_dump_fn fn, void *arg)
+{
+    struct dump *dump = malloc(sizeof(*dump));
+    bool more = true;
+    int rc = 0;
+
+    if (!dump)
+        return -ENOMEM;
+    dump->ix = index;
+    dump->wide = NULL;
+    dump->ids = NULL;
+    dump->ids_capacity = 0;
+    dump->cursor = (struct kvi_cursor){.at = &index->root};
+    kvi_lock(index);
+    kvi_cursor_add(index, &dump->cursor);
+    while (more && !rc) {
+        dump->n_parts = 0;
+        more = advance(dump);
+        if (more)
+            rc = copy_chain(dump);
+        pthread_mutex_unlock(&index->lock);
+        for (uint32_t i = 0; i < dump->n_parts && !rc; i++)
+            rc = tell_part(dump, &dump->part[i], fn, arg);
+        kvi_lock(index);
+    }
+    kvi_cursor_remove(index, &dump->cursor);
+    pthread_mutex_unlock(&index->lock);
+    free(dump->ids);
+    free(dump);
+    return rc;
+}

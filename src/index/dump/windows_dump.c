@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Dump and restore windows: each holder's rule and windows, then the blocks part by part, one slice
+ * per lock. With a main group, the holder's own blocks tell the places. Blocks of windows alone
+ * come with their places, parents first.
+ */
+#include "index/tree/windows.h"
+
+#define SLICE 64u /* blocks; each is a place and the windows of a part */
+
+struct slice {
+    struct kvi_extra items[SLICE * (1 + KVI_PART_WINDOWS)];
+    uint32_t n;
+};
+
+struct dump {
+    struct kvi_index *ix;
+    kvi_extra_fn fn;
+    void *arg;
+    struct slice slice;
+};
+
+static void add(struct dump *dump, struct kvi_extra extra)
+{
+    dump->slice.items[dump->slice.n++] = extra;
+}
+
+static int tell(struct dump *dump)
+{
+    int rc = 0;
+
+    for (uint32_t i = 0; i < dump->slice.n && !rc; i++)
+        rc = dump->fn(dump->arg, &dump->slice.items[i]);
+    dump->slice.n = 0;
+    return rc;
+}
+
+/* Find the next holder with windows from id @at on. Returns its id, or UINT32_MAX. */
+static uint32_t next_holder(struct dump *dump, uint32_t at, struct kv_holder *ret)
+{
+    struct kvi_index *ix = dump->ix;
+
+    for (; at < ix->holders.n_used; at++) {
+        const struct kvi_holder *holder = kvi_holder_at(ix, at);
+        const struct kvi_windows *windows = holder ? kvi_windows_of(holder) : NULL;
+
+        if (!windows)
+            continue;
+        *ret = holder->key;
+        add(dump, (struct kvi_extra){.kind = KVI_EXTRA_RULE,
+                                     .holder = *ret,
+                                     .alone = windows->alone,
+                                     .drops = windows->drops,
+                                     .main_keeps = windows->main_keeps,
+                                     .kept_groups = windows->kept_groups});
+        for (uint32_t i = 0; i < windows->n; i++)
+            add(dump, (struct kvi_extra){
+                          .kind = KVI_EXTRA_WINDOW, .holder = *ret, .window = windows->items[i]});
+        return at;
+    }
+    return UINT32_MAX;
+}
+
+/* Find the place of a block that the part has. Returns false when the place is unknown. */
+static bool place_of(const struct kvi_index *ix, const struct kvi_holder *part, uint64_t hash,
+                     struct kvi_extra *ret)
+{
+    const struct kvi_parked *parked = kvi_parked_find(ix, part, hash);
+    struct kvi_place place;
+    const struct kvi_chain *above;
+
+    if (parked) {
+        ret->parent = parked->parent;
+        ret->tokens_hash = parked->local;
+        ret->has_parent = true;
+        return !kvi_is_placeless(part, parked);
+    }
+    if (!kvi_locate(ix, part, hash, &place, NULL))
+        return false;
+    ret->tokens_hash = *kvi_arena_locals(&ix->arena, kvi_place_pos(place));
+    above = place.off ? place.chain : place.chain->parent;
+    ret->has_parent = above->parent != NULL;
+    if (ret->has_parent)
+        ret->parent = kvi_name_of(ix, part,
+                                  kvi_chain_run(above).pos +
+                                      (place.off ? place.off : kvi_chain_run(above).len) - 1);
+    return true;
+}
+
+static void add_block(struct dump *dump, const struct kvi_windows *windows,
+                      const struct kvi_holder *part, uint32_t at, uint64_t hash)
+{
+    uint32_t mask = kvi_tiers_of(dump->ix, part, hash), first = at % KVI_PARTS * KVI_PART_WINDOWS;
+    struct kvi_extra extra = {
+        .kind = KVI_EXTRA_PLACE,
+        .holder = part->key,
+        .hash = hash,
+        .tier = (enum kv_tier)(at / KVI_PARTS),
+        .window = {.group = windows->items[first].group, .part = windows->items[first].part}};
+
+    if (windows->alone && mask && place_of(dump->ix, part, hash, &extra))
+        add(dump, extra);
+    for (uint32_t i = first; i < KV_MIN(windows->n, first + KVI_PART_WINDOWS); i++) {
+        uint32_t bit = kvi_window_tier(i);
+
+        if (!(mask >> bit & 1))
+            continue;
+        extra = (struct kvi_extra){
+            .kind = KVI_EXTRA_WINDOW_BLOCK,
+            .holder = part->key,
+            .hash = hash,
+            .tier = (enum kv_tier)(at / KVI_PARTS),
+            .window = {.group = windows->items[i].group, .part = windows->items[i].part},
+            .copies = kvi_copies_count(dump->ix, part, (enum kv_tier)bit, 0, hash)};
+        extra.copies = KV_MAX(extra.copies, 1u);
+        add(dump, extra);
+    }
+}
+
+static int dump_part(struct dump *dump, struct kv_holder key, uint32_t at)
+{
+    struct kvi_index *ix = dump->ix;
+    struct kvi_holder *part;
+    uint64_t *names = NULL;
+    size_t n = 0, i = 0;
+    int rc = 0;
+
+    kvi_lock(ix);
+    part = kvi_part_at(ix, key, at);
+    if (part)
+        rc = kvi_list_names(ix, part, &names, &n);
+    pthread_mutex_unlock(&ix->lock);
+    while (i < n && !rc) {
+        kvi_lock(ix);
+        part = kvi_part_at(ix, key, at);
+        for (size_t end = KV_MIN(n, i + SLICE); i < end; i++)
+            if (part)
+                add_block(dump, kvi_windows_of(part->main), part, at, names[i]);
+        pthread_mutex_unlock(&ix->lock);
+        rc = tell(dump);
+    }
+    kvi_lock(ix);
+    kvi_mem_free(&ix->mem, names);
+    pthread_mutex_unlock(&ix->lock);
+    return rc;
+}
+
+int kvi_dump_windows(struct kvi_index *ix, kvi_extra_fn fn, void *arg)
+{
+    struct dump *dump = calloc(1, sizeof(*dump));
+    struct kv_holder key;
+    int rc = 0;
+
+    if (!dump)
+        return -ENOMEM;
+    *dump = (struct dump){.ix = ix, .fn = fn, .arg = arg};
+    for (uint32_t at = 0; at != UINT32_MAX && !rc; at++) {
+        kvi_lock(ix);
+        at = next_holder(dump, at, &key);
+        pthread_mutex_unlock(&ix->lock);
+        if (at == UINT32_MAX)
+            break;
+        rc = tell(dump);
+        for (uint32_t i = 0; i < KV_N_TIERS * KVI_PARTS && !rc; i++)
+            rc = dump_part(dump, key, i);
+    }
+    free(dump);
+    return rc;
+}
+
+/* -- restoring --------------------------------------------------------------------------------- */
+
+int kvi_window_number(const struct kvi_holder *holder, const struct kvi_window *window)
+{
+    const struct kvi_windows *windows = kvi_windows_of(holder);
+
+    for (uint32_t i = 0; windows && i < windows->n; i++)
+        if (windows->items[i].group == window->group && windows->items[i].part == window->part)
+            return (int)i;
+    return -EINVAL;
+}
+
+static int number_of(struct kvi_index *ix, struct kv_holder key, const struct kvi_window *window)
+{
+    const struct kvi_holder *holder;
+    int number;
+
+    kvi_lock(ix);
+    holder = kvi_holder_find(ix, key);
+    number = holder ? kvi_window_number(holder, window) : -EINVAL;
+    pthread_mutex_unlock(&ix->lock);
+    return number;
+}
+
+static int restore_block(struct kvi_index *ix, const struct kvi_extra *extra)
+{
+    int number = number_of(ix, extra->holder, &extra->window);
+    const struct kv_block block = {extra->hash, extra->tokens_hash};
+    struct kvi_extra copies = *extra;
+    int rc;
+
+    if (number < 0)
+        return number;
+    if (extra->kind == KVI_EXTRA_PLACE)
+        return kvi_window_place(ix, extra->holder, extra->tier, (uint32_t)number,
+                                extra->has_parent ? &extra->parent : NULL, &block, 1);
+    rc =
+        kvi_window_add(ix, extra->holder, extra->tier, (uint32_t)number, 0, false, &extra->hash, 1);
+    copies.kind = KVI_EXTRA_COPIES;
+    copies.in_window = true;
+    copies.n_sources = 0;
+    return !rc && extra->copies > 1 ? kvi_restore_extra(ix, &copies) : rc;
+}
+
+int kvi_restore_window(struct kvi_index *ix, const struct kvi_extra *extra)
+{
+    int rc = 0;
+
+    switch (extra->kind) {
+    case KVI_EXTRA_RULE:
+        rc = kvi_set_alone(ix, extra->holder, extra->alone);
+        if (!rc && extra->drops)
+            rc = kvi_set_keeps(ix, extra->holder, extra->main_keeps, extra->kept_groups);
+        return rc;
+    case KVI_EXTRA_WINDOW:
+        rc = kvi_set_window(ix, extra->holder, &extra->window);
+        return KV_MIN(rc, 0);
+    case KVI_EXTRA_PLACE:
+    case KVI_EXTRA_WINDOW_BLOCK:
+        return restore_block(ix, extra);
+    default:
+        return -EINVAL;
+    }
+}

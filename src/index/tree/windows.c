@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Descriptions of windows, and how lookups of their holders go: see windows.h. */
+#include "index/tree/windows.h"
+
+#include <string.h>
+
+/* -- descriptions ------------------------------------------------------------------------------ */
+
+struct kvi_windows *kvi_windows_copy(struct kvi_index *ix, const struct kvi_holder *holder)
+{
+    const struct kvi_windows *old = kvi_windows_of(holder);
+    struct kvi_windows *windows = kvi_mem_alloc(&ix->mem, sizeof(*windows));
+
+    if (windows && old)
+        *windows = *old;
+    return windows;
+}
+
+void kvi_windows_publish(struct kvi_index *ix, struct kvi_holder *holder,
+                         struct kvi_windows *windows)
+{
+    struct kvi_windows *old = kvi_windows_of(holder);
+
+    atomic_store_explicit(&holder->windows, windows, memory_order_release);
+    atomic_store_explicit(&holder->windowed, true, memory_order_release);
+    /*
+     * Disturb walks that have passed the holder without windows: they must not end with blocks
+     * stored after.
+     */
+    atomic_fetch_add_explicit(&ix->windows_version, 1, memory_order_release);
+    if (old)
+        kvi_retire_memory(ix, &old->retired, sizeof(*old));
+}
+
+static void sort_groups(struct kvi_windows *windows)
+{
+    for (uint32_t i = 0; i < windows->n; i++) {
+        uint32_t at = i;
+
+        for (; at && windows->items[windows->order[at - 1]].group > windows->items[i].group; at--)
+            windows->order[at] = windows->order[at - 1];
+        windows->order[at] = (uint8_t)i;
+    }
+}
+
+/* Return true when the holder's windows of that group have blocks of another size. */
+static bool is_reshaped(const struct kvi_windows *windows, const struct kvi_window *window)
+{
+    for (uint32_t i = 0; windows && i < windows->n; i++)
+        if (windows->items[i].group == window->group &&
+            (windows->items[i].stride != window->stride ||
+             kvi_window_parts(&windows->items[i]) != kvi_window_parts(window)))
+            return true;
+    return false;
+}
+
+/* Count the windows that the holder lacks of the window's group, whose blocks have the same size. */
+static uint32_t count_missing(const struct kvi_windows *windows, const struct kvi_window *window)
+{
+    uint32_t n = kvi_window_parts(window);
+
+    for (uint32_t i = 0; windows && i < windows->n; i++)
+        n -= windows->items[i].group == window->group;
+    return n;
+}
+
+static int set_window(struct kvi_index *ix, struct kvi_holder *holder,
+                      const struct kvi_window *window)
+{
+    struct kvi_windows *windows = kvi_windows_of(holder);
+    uint32_t i = 0;
+
+    if (is_reshaped(windows, window))
+        return -EEXIST;
+    while (windows && i < windows->n &&
+           (windows->items[i].group != window->group || windows->items[i].part != window->part))
+        i++;
+    if (windows && i < windows->n && memcmp(&windows->items[i], window, sizeof(*window)) == 0)
+        return (int)i;
+    if ((!windows || i == windows->n) && i + count_missing(windows, window) > KVI_MAX_WINDOWS)
+        return -ENOSPC;
+    windows = kvi_windows_copy(ix, holder);
+    if (!windows)
+        return -ENOMEM;
+    windows->items[i] = *window;
+    windows->n = KV_MAX(windows->n, i + 1);
+    sort_groups(windows);
+    kvi_windows_publish(ix, holder, windows);
+    return (int)i;
+}
+
+int kvi_begin(struct kvi_index *ix, struct kv_holder key, struct kvi_holder **ret)
+{
+    kvi_lock(ix);
+    *ret = kvi_holder_await(ix, key);
+    return *ret ? 0 : kvi_holder_add(ix, key, ret);
+}
+
+int kvi_set_window(struct kvi_index *index, struct kv_holder key, const struct kvi_window *window)
+{
+    struct kvi_holder *holder;
+    int rc;
+
+    if (!window->need || !window->stride || window->part >= kvi_window_parts(window) ||
+        window->parts > KVI_MAX_WINDOW_PARTS || (window->stride > 1 && window->parts > 1))
+        return -EINVAL;
+    rc = kvi_begin(index, key, &holder);
+    if (!rc)
+        rc = set_window(index, holder, window);
+    kvi_unlock(index);
+    return rc;
+}
+
+int kvi_get_windows(struct kvi_index *index, struct kv_holder key, struct kvi_window *ret)
+{
+    const struct kvi_holder *holder;
+    const struct kvi_windows *windows;
+    int n = -ENOENT;
+
+    kvi_lock(index);
+    holder = kvi_holder_find(index, key);
+    windows = holder ? kvi_windows_of(holder) : NULL;
+    if (holder)
+        n = windows ? (int)windows->n : 0;
+    for (int i = 0; i < n; i++)
+        ret[i] = windows->items[i];
+    pthread_mutex_unlock(&index->lock);
+    return n;
+}
+
+/* -- how lookups of a holder go ---------------------------------------------------------------- */
+
+/* The rule of a holder without windows is all zero. */
+struct rule {
+    bool alone, drops, main_keeps;
+    uint64_t kept_groups;
+};
+
+static struct rule rule_of(const struct kvi_holder *holder)
+{
+    const struct kvi_windows *windows = kvi_windows_of(holder);
+
+    return windows ? (struct rule){windows->alone, windows->drops, windows->main_keeps,
+                                   windows->kept_groups}
+                   : (struct rule){0};
+}
+
+static int set_rule(struct kvi_index *ix, struct kvi_holder *holder, struct rule rule)
+{
+    struct rule old = rule_of(holder);
+    struct kvi_windows *windows;
+    struct kvi_holder *part;
+    bool has_main = old.alone && !rule.alone;
+
+    if (old.alone == rule.alone && old.drops == rule.drops && old.main_keeps == rule.main_keeps &&
+        old.kept_groups == rule.kept_groups)
+        return 0;
+    windows = kvi_windows_copy(ix, holder);
+    if (!windows)
+        return -ENOMEM;
+    windows->alone = rule.alone;
+    windows->drops = rule.drops;
+    windows->main_keeps = rule.main_keeps;
+    windows->kept_groups = rule.kept_groups;
+    kvi_windows_publish(ix, holder, windows);
+    KVI_EACH_PART(has_main ? windows : NULL, part)
+    {
+        kvi_part_forget_places(ix, holder, part);
+    }
+    return 0;
+}
+
+int kvi_set_alone(struct kvi_index *index, struct kv_holder key, bool alone)
+{
+    struct kvi_holder *holder;
+    int rc = kvi_begin(index, key, &holder);
+
+    if (!rc) {
+        struct rule rule = rule_of(holder);
+
+        rule.alone = alone;
+        rc = set_rule(index, holder, rule);
+    }
+    kvi_unlock(index);
+    return rc;
+}
+
+int kvi_set_drops(struct kvi_index *index, struct kv_holder key)
+{
+    struct kvi_holder *holder;
+    int rc = kvi_begin(index, key, &holder);
+
+    if (!rc) {
+        struct rule rule = rule_of(holder);
+
+        rule.drops = true;
+        rc = set_rule(index, holder, rule);
+    }
+    kvi_unlock(index);
+    return rc;
+}
+
+int kvi_set_keeps(struct kvi_index *index, struct kv_holder key, bool main, uint64_t groups)
+{
+    struct kvi_holder *holder;
+    int rc = kvi_begin(index, key, &holder);
+
+    if (!rc)
+        rc = set_rule(index, holder, (struct rule){rule_of(holder).alone, true, main, groups});
+    kvi_unlock(index);
+    return rc;
+}
+
+uint64_t kvi_windows_blocks(const struct kvi_holder *holder)
+{
+    const struct kvi_windows *windows = kvi_windows_of(holder);
+    const struct kvi_holder *part;
+    uint64_t blocks = 0;
+
+    KVI_EACH_PART(windows && windows->alone ? windows : NULL, part)
+    blocks = KV_MAX(blocks, atomic_load_explicit(&part->blocks, memory_order_relaxed));
+    return blocks;
+}
+
+uint64_t kvi_windows_placeless(const struct kvi_holder *holder)
+{
+    const struct kvi_windows *windows = kvi_windows_of(holder);
+    const struct kvi_holder *part;
+    uint64_t parked = 0;
+
+    KVI_EACH_PART(windows && windows->alone ? windows : NULL, part)
+    parked += part->n_parked;
+    return parked;
+}

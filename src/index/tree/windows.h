@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * Windows: cache groups that a match needs beside a holder's own blocks (kv_index.h).
+ *
+ * Whether a window has a block is a bit of that block, and bits need places. A holder with windows
+ * therefore has parts: hidden holders in the same tree, one for each tier and three windows. A part
+ * is stored wherever its main holder is. Tree, names, copies, parking and clears work for parts
+ * without change.
+ *
+ *     tiers of a block, of a part    meaning
+ *     bit 0 (KVI_PLACED)             the main holder has it; of a window alone: its place is known
+ *     bit 1, 2, 3                    the first, second, third window has it in the part's tier
+ *
+ * A lookup cuts a main holder's match to what all its windows allow (cut.h). A part may have less
+ * than its main holder, between two steps or because it lags for lack of memory. The match is then
+ * shorter, never longer. Without a main holder each part has the places of all.
+ *
+ * A window's block without a known place is parked under its name below a parent that no block has.
+ * Holders without windows pay two words each and one test a lookup.
+ *
+ * Threads: the index's lock. Lookups read struct kvi_windows, which never changes, inside an epoch.
+ */
+#ifndef KV_INDEX_TREE_WINDOWS_H
+#define KV_INDEX_TREE_WINDOWS_H
+
+#include "index/tree/tree.h"
+
+#define KVI_PLACED 0u
+#define KVI_PART_WINDOWS 3u
+#define KVI_PARTS ((KVI_MAX_WINDOWS + KVI_PART_WINDOWS - 1) / KVI_PART_WINDOWS)
+
+/** A holder's windows. The writer replaces it rather than change what lookups can see. */
+struct kvi_windows {
+    struct kv_retired retired;
+    uint32_t n;
+    bool alone;           /* there is no main group: the windows' own blocks are the match */
+    bool drops;           /* the engine gives the last matched block up */
+    bool main_keeps;      /* ... not that of the main group */
+    uint64_t kept_groups; /* ... nor those of these groups, and of any from 64 on: bit 1 << group */
+    struct kvi_window items[KVI_MAX_WINDOWS];
+    uint8_t order[KVI_MAX_WINDOWS];                  /* numbers of items, ordered by group */
+    struct kvi_holder *parts[KV_N_TIERS][KVI_PARTS]; /* NULL: no blocks there */
+};
+
+/** Return the holder's windows; NULL: none. */
+static inline struct kvi_windows *kvi_windows_of(const struct kvi_holder *holder)
+{
+    return atomic_load_explicit(&holder->windows, memory_order_acquire);
+}
+
+/** Windows that make up the window's group. */
+static inline uint32_t kvi_window_parts(const struct kvi_window *window)
+{
+    return window->parts ? window->parts : 1;
+}
+
+/** Whether the window's group gives the last matched block up. */
+static inline bool kvi_window_drops(const struct kvi_windows *windows,
+                                    const struct kvi_window *window)
+{
+    bool keeps =
+        window->group < 64 ? windows->kept_groups >> window->group & 1 : windows->kept_groups != 0;
+
+    return windows->drops && !keeps;
+}
+
+/** The tier bit of window @number in its part. */
+static inline uint32_t kvi_window_tier(uint32_t number)
+{
+    return 1 + number % KVI_PART_WINDOWS;
+}
+
+/** Return the parent under which a block without a place is parked. */
+static inline uint64_t kvi_placeless_parent(uint64_t hash)
+{
+    return kv_mix(hash ^ UINT64_C(0x77696e646f77));
+}
+
+static inline bool kvi_is_placeless(const struct kvi_holder *holder,
+                                    const struct kvi_parked *parked)
+{
+    return holder->main && parked->parent == kvi_placeless_parent(parked->hash);
+}
+
+/**
+ * Give the blocks that @holder stored the same places in its parts. Returns the number of lagging
+ * parts.
+ */
+size_t kvi_parts_store(struct kvi_index *ix, struct kvi_holder *holder, bool keeps,
+                       const uint64_t *parent, const struct kv_block *blocks, size_t n);
+/**
+ * Remove from the parts the places of blocks that @holder has forgotten at a limit. Returns true
+ * when that made room.
+ */
+bool kvi_parts_sweep(struct kvi_index *ix, const struct kvi_holder *holder);
+/** Remove the block from the parts: @holder, which has windows, doesn't have it any more. */
+void kvi_parts_lose(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash);
+/** Free the empty parts of a holder and its windows. */
+void kvi_parts_drop(struct kvi_index *ix, struct kvi_holder *holder);
+/**
+ * Tidy up after a part lost a window's bit. With windows alone, all parts forget a block that none
+ * of them has, and the places that only led to it.
+ */
+void kvi_part_tidy(struct kvi_index *ix, struct kvi_holder *part, uint64_t hash);
+/**
+ * Find the part of window @number in @tier. With @add, make it when it is missing; else *@ret is
+ * NULL. Returns 0, -EINVAL, or an error of kvi_store.
+ */
+int kvi_part_find(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
+                  uint32_t number, bool add, struct kvi_holder **ret);
+/** Return part @at (tier * KVI_PARTS + number) of a holder, or NULL. */
+struct kvi_holder *kvi_part_at(const struct kvi_index *ix, struct kv_holder key, uint32_t at);
+/** The number of the window of @window's group and part, or -EINVAL. */
+int kvi_window_number(const struct kvi_holder *holder, const struct kvi_window *window);
+/** Blocks of a holder without a main group, else 0. */
+uint64_t kvi_windows_blocks(const struct kvi_holder *holder);
+
+/** Blocks of a holder without a main group whose place isn't known, else 0. */
+uint64_t kvi_windows_placeless(const struct kvi_holder *holder);
+
+/** Copy the holder's windows, to change and publish them. NULL: out of memory. */
+struct kvi_windows *kvi_windows_copy(struct kvi_index *ix, const struct kvi_holder *holder);
+void kvi_windows_publish(struct kvi_index *ix, struct kvi_holder *holder,
+                         struct kvi_windows *windows);
+/**
+ * Remove places without blocks of the holder: from before its main group was known, or of blocks
+ * forgotten at a limit.
+ */
+void kvi_part_forget_places(struct kvi_index *ix, const struct kvi_holder *holder,
+                            struct kvi_holder *part);
+
+/** Dump and restore windows, for kvi_dump_extras and kvi_restore_extra. */
+int kvi_dump_windows(struct kvi_index *ix, kvi_extra_fn fn, void *arg);
+int kvi_restore_window(struct kvi_index *ix, const struct kvi_extra *extra);
+
+/** Run the statement for each part of the holder. */
+#define KVI_EACH_PART(windows, part)                                                  \
+    for (uint32_t i_part = 0; (windows) && i_part < KV_N_TIERS * KVI_PARTS; i_part++) \
+        if (((part) = (windows)->parts[i_part / KVI_PARTS][i_part % KVI_PARTS]) != NULL)
+
+#endif
