@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optiona
 
 from . import _identity
 from . import _sglang_events as _events
+from . import _sglang_metrics as _metrics
 from . import store as _store
 from ._connector import Flusher, Warner
 from ._native import Error
@@ -34,7 +35,6 @@ PREFIX, HASH = 24, 64  # characters of a key in the store: for the pool and all 
 KEY = PREFIX + HASH
 THREADS, SLICE = 4, 16 << 20  # that move the pages of a call, and the bytes that are worth one
 MOST_PARTS = 1 << 20  # of a pool whose scatter lists are kept: 16 MiB
-MOST_MOVED = 4096  # reads and writes that wait for get_stats()
 _NO_PAGE = 1  # bytes stored for a page of a pool that has no memory of its own
 
 
@@ -246,8 +246,8 @@ class HiCache(_Base):
                           "cp": [storage_config.attn_cp_rank, storage_config.attn_cp_size]}
         self._pools: Dict[str, _Pool] = {}
         self.mem_pool_host: Any = None
-        self._moved: List[Tuple[bool, int, float]] = []  # reads and writes since get_stats(): whether a read, pages, GB/s
-        self.counters = {name: 0 for name in ("got", "missed", "damaged", "put", "present", "failed")}  # pages
+        self._metrics = _metrics.Metrics(storage_config)
+        self.counters = self._metrics.counters
         self._warn = Warner(logger, "SGLang goes on without these pages")
         self._store = _store.open(config["uri"])
         self._threads = concurrent.futures.ThreadPoolExecutor(THREADS - 1, "kvasir-pages")  # they start when they are needed
@@ -298,11 +298,6 @@ class HiCache(_Base):
                 pool.rename(self._weights())
             self._tell(_events.CLEARED)
 
-    def _count(self, **pages: int) -> None:
-        with self._lock:
-            for name, n in pages.items():
-                self.counters[name] += n
-
     # -- pages ------------------------------------------------------------------------------------------
     def _present(self, pool: Optional[_Pool], hashes: Sequence[str]) -> List[bool]:
         self._follow_weights()
@@ -312,6 +307,7 @@ class HiCache(_Base):
         try:
             self._store._call(self._store._c.kvs_exists, pool.keys(hashes), KEY, len(hashes),
                               (ctypes.c_uint8 * len(hashes)).from_buffer(there))
+            self._metrics.count(asked=len(hashes), found=there.count(1))
             self._tell(_events.GONE, [text for text, byte in zip(hashes, there) if byte != 1])
         except (Error, ValueError) as problem:
             self._warn("asking for pages", problem)
@@ -353,12 +349,12 @@ class HiCache(_Base):
                 block.arrived([i for i, length in enumerate(each) if length == block.nbytes])
         except Exception as problem:  # pylint: disable=broad-except
             self._warn("reading pages", problem)
-            self._count(missed=n)
+            self._metrics.count(missed=n)
             return [False] * n
         lengths, wanted = each[:], block.nbytes
         got = lengths.count(wanted)
-        self._count(got=got, missed=n - got)
-        self._note_moved(True, got, wanted, begun)
+        self._metrics.count(got=got, missed=n - got)
+        self._metrics.note_moved(True, got, wanted, begun)
         # SGLang reads what all ranks have found
         self._tell(_events.KEPT, [text for text, length in zip(hashes, lengths) if length == wanted])
         if got == n:
@@ -371,7 +367,7 @@ class HiCache(_Base):
         """Delete pages that didn't verify, so that they are stored anew, and tell of failures."""
         for i, length in enumerate(lengths):
             if length == -errno.EBADMSG:
-                self._count(damaged=1)
+                self._metrics.count(damaged=1)
                 try:
                     self._store.discard(keys[i * KEY:(i + 1) * KEY])
                 except (Error, ValueError) as problem:
@@ -394,8 +390,8 @@ class HiCache(_Base):
             self._warn("storing pages", problem)
         codes = each[:]
         stored, present = codes.count(0), codes.count(1)
-        self._count(put=stored, present=present, failed=n - stored - present)
-        self._note_moved(False, stored, nbytes, begun)
+        self._metrics.count(put=stored, present=present, failed=n - stored - present)
+        self._metrics.note_moved(False, stored, nbytes, begun)
         if stored or present:  # a page that is there may still wait for the server, too
             self._flusher.note_put()
             if self._config.is_mla_model or self._config.tp_size == 1:  # else other ranks may lack theirs
@@ -511,26 +507,7 @@ class HiCache(_Base):
 
     def get_stats(self) -> Any:
         """Return what SGLang's metrics want since the last call: pages of each read and write, and GB/s. None where it keeps none."""
-        if not getattr(self._config, "enable_storage_metrics", False):
-            return None
-        with self._lock:
-            moved, self._moved = self._moved, []
-        stats = _of_module("sglang.srt.observability.metrics_collector", "StorageMetrics")()
-        for reads, pages, rate in moved:
-            (stats.prefetch_pgs if reads else stats.backup_pgs).append(pages)
-            (stats.prefetch_bandwidth if reads else stats.backup_bandwidth).append(rate)
-        return stats
-
-    def _note_moved(self, reads: bool, pages: int, nbytes: int, begun: float) -> None:
-        """Note one read or write of pages, for get_stats()."""
-        if pages and getattr(self._config, "enable_storage_metrics", False):
-            with self._lock:
-                if len(self._moved) < MOST_MOVED:
-                    self._moved.append((reads, pages, pages * nbytes / 1e9 / max(time.monotonic() - begun, 1e-9)))
-
-
-def _of_module(module: str, name: str) -> Any:
-    return getattr(importlib.import_module(module), name)
+        return self._metrics.stats()
 
 
 class _Flat(_Pool):

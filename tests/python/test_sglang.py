@@ -23,6 +23,7 @@ from redistest import Server
 import kvasir
 import kvasir.sglang
 import kvasir.store
+from kvasir import _sglang_metrics
 from kvasir._connector import Flusher
 from kvasir.sglang import HiCache
 
@@ -271,7 +272,7 @@ def test_what_sglangs_metrics_get():
     with folder() as path, mock.patch.dict(sys.modules, {"sglang.srt.observability.metrics_collector": module}):
         with cache(path, KV("page_first", seed=1)) as ours:
             ours.batch_set_v1(keys, indices(range(6)))
-            equal((ours.get_stats(), ours._moved), (None, []), "SGLang keeps no metrics of storage")
+            equal((ours.get_stats(), ours._metrics._moved), (None, []), "SGLang keeps no metrics of storage")
         with cache(path, KV("page_first", seed=1), enable_storage_metrics=True, more={"fingerprint": "v2"}) as ours:
             ours.batch_set_v1(keys[:4], indices(range(4)))
             ours.batch_set_v1(keys[:4], indices(range(4)))  # there already: nothing moves
@@ -280,6 +281,41 @@ def test_what_sglangs_metrics_get():
             equal((stats.backup_pgs, stats.prefetch_pgs), ([4], [4]), "pages")
             check(stats.backup_bandwidth[0] > 0 and stats.prefetch_bandwidth[0] > 0, "GB/s")
             equal(ours.get_stats().prefetch_pgs, [], "taken")
+            equal(ours.batch_exists(keys), 4, "asked")
+            equal({name: n for name, n in ours.counters.items() if n}, {"got": 4, "missed": 2, "put": 4, "present": 4, "asked": 6, "found": 4},
+                  "counters")
+
+
+def test_what_sglangs_own_metrics_lack():
+    """Counters and histograms of prometheus_client, which a module of ours stands in for; tests/real has the real one."""
+    said = {}
+
+    class Metric:
+        def __init__(self, name, _text, labels, **_):
+            self.name, self.names = name, labels
+
+        def labels(self, *values):
+            return SimpleNamespace(inc=lambda n: self.add(values, n), observe=lambda _: self.add(values, 1))
+
+        def add(self, values, n):
+            equal(len(values), len(self.names), "labels")
+            key = (self.name, *values)
+            said[key] = said.get(key, 0) + n
+
+    module = SimpleNamespace(StorageMetrics=lambda: SimpleNamespace(prefetch_pgs=[], backup_pgs=[], prefetch_bandwidth=[], backup_bandwidth=[]))
+    modules = {"sglang.srt.observability.metrics_collector": module, "prometheus_client": SimpleNamespace(Counter=Metric, Histogram=Metric)}
+    keys = hashes(6)
+    with folder() as path, mock.patch.dict(sys.modules, modules), mock.patch.dict(_sglang_metrics._made, clear=True):
+        for version in ("v1", "v2"):  # detached and attached again
+            with cache(path, KV("page_first", seed=1), enable_storage_metrics=True, more={"fingerprint": version}) as ours:
+                ours.batch_set_v1(keys[:4], indices(range(4)))
+                ours.batch_get_v1(keys, indices(range(6)))
+                ours.get_stats()
+                ours.get_stats()
+        nbytes = 4 * len(KV("page_first").page_bytes(0))
+    equal({(name[len("sglang:kvasir_"):], *values[4:]): n for (name, *values), n in said.items()},
+          {("pages", "write", "done"): 8, ("pages", "read", "done"): 8, ("pages", "read", "missed"): 4, ("bytes", "read"): 2 * nbytes,
+           ("bytes", "write"): 2 * nbytes, ("seconds", "read"): 2, ("seconds", "write"): 2}, "of two backends")
 
 
 def test_pools_of_every_kind():

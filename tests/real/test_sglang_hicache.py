@@ -58,11 +58,11 @@ def page_of(pool, number):
 class Controller(HiCacheController):
     """SGLang's controller without threads, process groups and a device."""
 
-    def __init__(self, backend, pool, folder, is_mla=False, **extra):  # pylint: disable=super-init-not-called
+    def __init__(self, backend, pool, folder, is_mla=False, metrics=False, **extra):  # pylint: disable=super-init-not-called
         config = {"backend_name": "kvasir", "module_path": "kvasir.sglang", "class_name": "HiCache", "interface_v1": 1,
                   "uri": str(folder), "file_storage_path": str(folder), **extra}
         self.storage_config = HiCacheStorageConfig(
-            tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, is_mla_model=is_mla, enable_storage_metrics=False,
+            tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, is_mla_model=is_mla, enable_storage_metrics=metrics,
             is_page_first_layout=pool.layout == "page_first", model_name="org/model", extra_config=config)
         self.mem_pool_host = self.storage_host_pool = pool
         self.page_size, self.prefetch_sync_queue = pool.page_size, SimpleNamespace(put=lambda ack: None)
@@ -137,6 +137,29 @@ def test_layouts_are_read_in_place():
         for layout in LAYOUTS:
             with tempfile.TemporaryDirectory() as folder, Controller("dynamic", make(layout), folder) as ours:
                 equal(ours.storage_backend._pools["kv"].kind, "view", f"{make.__name__} {layout}")
+
+
+def test_metrics():
+    """SGLang's collector takes what get_stats() returns; the rest is in the registry that SGLang serves."""
+    import prometheus_client
+    from sglang.srt.observability.metrics_collector import StorageMetricsCollector
+
+    for _, rng in histories(1):
+        tokens = prompt(rng, 20)
+        with tempfile.TemporaryDirectory() as folder, Controller("dynamic", mha("page_first"), folder, metrics=True) as ours:
+            ours.backup(tokens, range(20))
+            ours.prefetch(tokens + prompt(rng, 2), range(22))
+            collector = StorageMetricsCollector({"storage_backend": "dynamic", "tp_rank": 0})
+            collector.log_storage_metrics(ours.storage_backend.get_stats())
+        text = prometheus_client.generate_latest().decode()
+        labels = 'dp_rank="0",model_name="org/model",{}pp_rank="0",tp_rank="0"'
+        for line in ('sglang:backup_pgs_sum{storage_backend="dynamic",tp_rank="0"} 20.0', 'sglang:prefetch_pgs_sum{storage_backend="dynamic",tp_rank="0"} 20.0',
+                     'sglang:kvasir_asked_total{answer="asked",' + labels.format("") + "} 22.0",
+                     'sglang:kvasir_asked_total{answer="found",' + labels.format("") + "} 20.0",
+                     "sglang:kvasir_pages_total{" + labels.format('operation="write",outcome="done",') + "} 20.0",
+                     "sglang:kvasir_pages_total{" + labels.format('operation="read",outcome="done",') + "} 20.0",
+                     "sglang:kvasir_seconds_count{" + labels.format('operation="read",') + "} 1.0"):
+            check(line in text.splitlines(), f"{line}\n" + "\n".join(line for line in text.splitlines() if "kvasir" in line))
 
 
 def test_damage_ends_the_prefix():
