@@ -96,15 +96,25 @@ static void step(struct run *run)
     publish(run);
 }
 
+/* Ask the replica @f, and the origin for the truth. */
+static bool ask(struct run *run, struct follower *f, const struct prompt *p, enum kv_tier tier,
+                size_t *ret_truth, size_t *ret)
+{
+    *ret_truth = follow_ask(&run->origin, p, tier);
+    *ret = follow_ask(f, p, tier);
+    record_answer(prompt_check(p) + tier, *ret, *ret_truth, ki_applier_is_unsure(&f->applier));
+    return *ret == *ret_truth;
+}
+
 static void compare(struct run *run)
 {
     static const enum kv_tier tiers[] = {KV_TIER_DEVICE, KV_TIER_HOST};
 
     for (size_t i = 0; run->replica && i < 2 * KV_COUNT(tiers); i++) {
         struct prompt p = prompts_next(&run->prompts, VLLM_BLOCK);
+        size_t truth, got;
 
-        assert_int_equal(follow_ask(&run->origin, &p, tiers[i % 2]),
-                         follow_ask(run->replica, &p, tiers[i % 2]));
+        assert_true(ask(run, run->replica, &p, tiers[i % 2], &truth, &got));
     }
 }
 
@@ -214,9 +224,10 @@ static void recover_late(struct run *run)
     for (size_t i = 0; i < 12 && !run->torn; i++) {
         struct prompt p = prompts_next(&run->prompts, VLLM_BLOCK);
         enum kv_tier tier = i % 2 ? KV_TIER_HOST : KV_TIER_DEVICE;
-        size_t truth = follow_ask(&run->origin, &p, tier), got = follow_ask(late, &p, tier);
+        size_t truth, got;
 
         run->asked++;
+        ask(run, late, &p, tier, &truth, &got);
         run->over += got > truth;
         run->under += got < truth;
     }

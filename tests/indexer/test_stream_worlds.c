@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "indexer/streams.h"
+#include "models/record.h"
 
 static uint64_t random_state;
 
@@ -85,8 +86,19 @@ static void world_apply(struct world *w, const struct message *m)
     w->applied_total++;
 }
 
+/* Record what the index would have: a query's answer depends on that alone. */
+static void world_record(const struct world *w)
+{
+    uint64_t has = !w->any ? 0
+                           : 1 + w->applied_process * 7 + w->applied_first * 5 +
+                                 w->applied_last * 3 + w->contiguous * 64 + w->mixed * 128;
+
+    record_answer(w->now / (SECOND / 100) + w->next, has, has, ki_stream_is_partial(&w->s));
+}
+
 static void world_check(struct world *w)
 {
+    world_record(w);
     if (!w->any || ki_stream_is_partial(&w->s))
         return;
     assert_true(w->contiguous); /* whole, unless called partial */

@@ -9,6 +9,7 @@
 #include "indexer/model/lookup.h"
 #include "indexer/view/apply.h"
 #include "models/prompts.h"
+#include "models/record.h"
 
 struct follower {
     struct kvi_index *index;
@@ -96,6 +97,16 @@ static inline void follow_reload(struct follower *f)
     f->index = copy;
 }
 
+/* A value by which to tell @p from other prompts. */
+static inline uint64_t prompt_check(const struct prompt *p)
+{
+    uint64_t sum = p->n + 31 * p->lora + 37 * p->salt + 41 * p->image;
+
+    for (size_t i = 0; i < p->n; i++)
+        sum = 3 * sum + p->tokens[i];
+    return sum;
+}
+
 /* Blocks of @p that the indexer claims, in @tier or nearer. */
 static inline size_t follow_ask(struct follower *f, const struct prompt *p, enum kv_tier tier)
 {
@@ -121,6 +132,7 @@ static inline void follow_compare(struct follower *f, const struct prompt *p, en
 {
     size_t claimed = follow_ask(f, p, tier);
 
+    record_answer(prompt_check(p) + tier, claimed, truth, ki_applier_is_unsure(&f->applier));
     f->asked++;
     if (f->unshown && f->applier.reports.trusted && !ki_reports_are_on(&f->applier.reports)) {
         f->unshown_wrong += claimed != truth;
