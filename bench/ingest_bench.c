@@ -97,7 +97,7 @@ static void check_worker(struct ki_registry *registry)
 {
     struct ki_worker_info *infos;
 
-    if (ki_registry_workers(registry, &infos) != 1 || infos[0].partial || infos[0].orphans ||
+    if (ki_registry_workers(registry, &infos) != 1 || infos[0].reasons || infos[0].orphans ||
         infos[0].batches != BATCHES)
         bench_die("events were lost", 0);
     ki_worker_infos_free(infos, 1);

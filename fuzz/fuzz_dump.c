@@ -46,7 +46,7 @@ static bool same_marks(const struct ki_dumped_model *a, const struct ki_dumped_m
     if (a->marks.len != b->marks.len || a->n_handovers != b->n_handovers)
         return false;
     for (size_t i = 0; i < a->marks.len / sizeof(*x); i++)
-        if (x[i].sequence != y[i].sequence || x[i].partial != y[i].partial ||
+        if (x[i].sequence != y[i].sequence || x[i].reasons != y[i].reasons ||
             x[i].torn != y[i].torn)
             return false;
     for (size_t i = 1; i < a->n_handovers; i++) /* one per stream */

@@ -274,7 +274,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         put_batch(&payload, &in, op);
         (void)ki_applier_apply(&w.applier, w.index, payload.data, payload.len);
         kv_buf_fini(&payload);
-        (void)ki_applier_is_unsure(&w.applier);
+        (void)ki_applier_reasons(&w.applier);
         ask(&w, NULL);
     }
     ki_applier_purge(&w.applier, w.index, true);

@@ -47,6 +47,20 @@ static struct kc_top_row *add_row(struct kc_top *top)
     return &top->rows[top->n_rows++];
 }
 
+/* Join the names of an array with commas. */
+static void read_reasons(struct kv_json *j, char *ret, size_t size, struct kv_buf *scratch)
+{
+    size_t used = 0;
+
+    kv_json_array(j);
+    while (kv_json_next_item(j)) {
+        if (used && used + 1 < size)
+            ret[used++] = ',';
+        copy_str(ret + used, size - used, kv_json_str(j, scratch));
+        used += strlen(ret + used);
+    }
+}
+
 static void read_listener(struct kv_json *j, struct kc_top_row *row, struct kv_buf *scratch)
 {
     struct kv_str key;
@@ -57,8 +71,8 @@ static void read_listener(struct kv_json *j, struct kc_top_row *row, struct kv_b
             copy_str(row->status, sizeof(row->status), kv_json_str(j, scratch));
         else if (kv_str_eq(key, "last_error"))
             copy_str(row->last_error, sizeof(row->last_error), kv_json_str(j, scratch));
-        else if (kv_str_eq(key, "partial"))
-            row->partial = kv_json_bool(j);
+        else if (kv_str_eq(key, "partial_reasons"))
+            read_reasons(j, row->reasons, sizeof(row->reasons), scratch);
         else if (kv_str_eq(key, "blocks"))
             row->blocks = kv_json_u64(j, UINT64_MAX);
         else
@@ -269,13 +283,13 @@ static void print_head(const struct kc_top *top, const struct kc_top *before, co
 
 static bool has_notes(const struct kc_top_row *row)
 {
-    return row->partial || row->last_error[0];
+    return row->reasons[0] || row->last_error[0];
 }
 
-/* Print a row's error behind it, or on narrow terminals on a line of its own. */
+/* Print why a view is partial, and the last error: behind the row, or on narrow terminals below. */
 static void print_notes(const struct kc_top_row *row, size_t used, size_t columns, FILE *out)
 {
-    char text[sizeof(row->last_error) + 16];
+    char text[sizeof(row->last_error) + sizeof(row->reasons) + 16];
     size_t room;
 
     if (has_notes(row) && columns < WIDE) {
@@ -283,8 +297,8 @@ static void print_notes(const struct kc_top_row *row, size_t used, size_t column
         used = 13;
     }
     room = columns > used + 2 ? columns - used - 2 : 0;
-    snprintf(text, sizeof(text), "%s%s%s", row->partial ? "partial" : "",
-             row->partial && row->last_error[0] ? "  " : "", row->last_error);
+    snprintf(text, sizeof(text), "%s%s%s%s", row->reasons[0] ? "partial: " : "", row->reasons,
+             row->reasons[0] && row->last_error[0] ? "  " : "", row->last_error);
     if (text[0] && room)
         fprintf(out, "  %.*s", (int)KV_MIN(room, sizeof(text)), text);
     fputc('\n', out);
@@ -354,6 +368,20 @@ void kc_top_print(const struct kc_top *top, const struct kc_top *before, const c
 
 /* -- for programs ------------------------------------------------------------------------------ */
 
+/* Write the names, which commas separate, as an array. */
+static void write_reasons(struct kv_json_writer *w, const char *names)
+{
+    kv_json_key(w, "partial_reasons");
+    kv_json_begin_array(w);
+    while (*names) {
+        size_t n = strcspn(names, ",");
+
+        kv_json_put_strn(w, names, n);
+        names += n + (names[n] != '\0');
+    }
+    kv_json_end_array(w);
+}
+
 static void write_row(const struct kc_top *top, const struct kc_top *before,
                       const struct kc_top_row *row, struct kv_json_writer *w)
 {
@@ -365,7 +393,8 @@ static void write_row(const struct kc_top *top, const struct kc_top *before,
     kv_json_member_str(w, "model_name", row->model);
     kv_json_member_str(w, "status", row->status);
     kv_json_member_str(w, "last_error", row->last_error);
-    kv_json_member_bool(w, "partial", row->partial);
+    kv_json_member_bool(w, "partial", row->reasons[0]);
+    write_reasons(w, row->reasons);
     if (row->has_seq)
         kv_json_member_double(w, "last_seq", row->last_seq);
     if (row->has_age)

@@ -17,7 +17,7 @@ struct kc_top_row {
     char model[128];
     char status[16];
     char last_error[80];
-    bool partial;
+    char reasons[120]; /* names of the reasons for which the view is partial; "": it is whole */
     bool has_seq, has_age;
     double last_seq, age;
     double events, changes, gaps, missed, replayed, restarts; /* changes: blocks stored, removed */

@@ -116,6 +116,19 @@ static void write_media(struct kv_buf *out, const struct ki_worker_info *infos, 
         }
 }
 
+static void write_reasons(struct kv_buf *out, const struct ki_worker_info *infos, long n)
+{
+    static const char name[] = "kv_indexer_stream_partial_reason";
+
+    kv_metric_head(out, name, "gauge", "1 for each reason for which the view is partial");
+    for (long i = 0; i < n; i++)
+        for (ki_reasons left = infos[i].reasons; left; left &= left - 1) {
+            stream_labels(out, name, &infos[i]);
+            kv_buf_printf(out, ",reason=\"%s\"} 1\n",
+                          ki_reason_info((enum ki_reason)__builtin_ctzll(left))->name);
+        }
+}
+
 static void write_gauges(struct kv_buf *out, const struct ki_worker_info *infos, long n, bool all)
 {
     static const char seq[] = "kv_indexer_stream_last_seq";
@@ -146,13 +159,15 @@ static void write_gauges(struct kv_buf *out, const struct ki_worker_info *infos,
         stream_labels(out, up, &infos[i]);
         kv_buf_printf(out, "} %d\n", infos[i].connected);
     }
-    kv_metric_head(out, partial, "gauge", "1 when events are known to be missing from the view");
+    kv_metric_head(out, partial, "gauge",
+                   "1 when answers about the rank may be wrong: see stream_partial_reason");
     for (long i = 0; i < n; i++) {
-        if (!infos[i].partial && !all)
+        if (!infos[i].reasons && !all)
             continue;
         stream_labels(out, partial, &infos[i]);
-        kv_buf_printf(out, "} %d\n", infos[i].partial);
+        kv_buf_printf(out, "} %d\n", infos[i].reasons != 0);
     }
+    write_reasons(out, infos, n);
     kv_metric_head(out, left_out, "gauge",
                    "Blocks and copies that limits of the index leave out: the view is partial");
     for (long i = 0; i < n; i++) {

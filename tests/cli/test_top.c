@@ -10,7 +10,8 @@ static const char WORKERS[] =
     "h:2\"},"
     "\"listeners\":{\"1\":{\"endpoint\":\"tcp://"
     "h:2\",\"status\":\"failed\",\"last_error\":\"no\\u001b[2J\","
-    "\"partial\":true},\"0\":{\"endpoint\":\"tcp://"
+    "\"partial\":true,\"partial_reasons\":[\"missed_batches\",\"stale\"]},\"0\":{\"endpoint\":"
+    "\"tcp://"
     "h:1\",\"status\":\"active\",\"blocks\":5000,\"partial\":false}}},"
     "{\"model_name\":\"b\",\"listeners\":{\"0\":{\"status\":\"pending\"}},\"instance_id\":3}]";
 
@@ -54,7 +55,8 @@ static void test_read(void **state)
         assert_true(top.rows[1].changes == 7000);
         assert_false(top.rows[1].has_seq);
         assert_int_equal(top.rows[2].rank, 1);
-        assert_true(top.rows[2].partial && top.rows[2].has_seq && top.rows[2].last_seq == 41);
+        assert_string_equal(top.rows[2].reasons, "missed_batches,stale");
+        assert_true(top.rows[2].has_seq && top.rows[2].last_seq == 41);
         assert_string_equal(top.rows[2].last_error, "no?[2J"); /* no escapes to the terminal */
         assert_true(top.index_bytes == 2024);
         assert_true(top.queries == 4);
@@ -135,14 +137,15 @@ static void test_narrow(void **state)
     assert_int_equal(kc_top_read(&workers, &metrics, &now, NULL), 0);
     memset(now.rows[0].model, 'm', sizeof(now.rows[0].model) - 1);
     memset(now.rows[0].last_error, 'e', sizeof(now.rows[0].last_error) - 1);
-    now.rows[0].partial = true;
+    strcpy(now.rows[0].reasons, "stale");
     memcpy(now.rows[0].last_error, "no answer: nobody listens there", 31);
     now.rows[1].last_seq = 123456789;
     kc_top_print(&now, NULL, "http://127.0.0.1:8090", SIZE_MAX, 70, file);
     fclose(file);
     assert_non_null(strstr(out, "MISSED"));
     assert_null(strstr(out, "REPLAYED"));
-    assert_non_null(strstr(out, "\n               partial  no answer: nobody listens there"));
+    assert_non_null(
+        strstr(out, "\n               partial: stale  no answer: nobody listens there"));
     for (line = strtok_r(out, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest))
         assert_true(strlen(line) <= 70);
     free(out);

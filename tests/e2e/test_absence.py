@@ -167,6 +167,9 @@ def test_the_defaults():
         wait_until(lambda: partial_ranks(indexer, tokens) == 1, 20, "a partial view")
         check(streams.listener(indexer, 1)["disconnected_ms"] >= 5000, "not before 5 s")
         equal(streams.listener(indexer, 1)["partial"], True)
+        equal(streams.listener(indexer, 1)["partial_reasons"], ["stale"])
+        equal(indexer.query(tokens, explain=True)["explain"]["partial_reasons"], {"stale": 1})
+        check(any('reason="stale"' in name for name in indexer.metrics()), "a metric of the reason")
         equal(streams.listener(indexer, 2)["partial"], False)
         equal(indexer.score(tokens, 1), 64)
 

@@ -88,7 +88,7 @@ static void test_groups_of_many_ranks(void **state)
         PUT(&s, "[1.0, [{'type': 'BlockRemoved', 'block_hashes': [1], 'group_idx': 1}], %u]", rank);
         assert_int_equal(reach(&s, "", rank, rank, 2), 0);
     }
-    assert_false(ki_applier_is_unsure(&s.applier));
+    assert_false(ki_applier_reasons(&s.applier));
     end(&s);
 }
 
@@ -107,7 +107,7 @@ static void test_too_many_groups(void **state)
     assert_false(kve_reader_has_main(s.applier.reader, 0));
     PUT(&s, "[1.0, [" GROUP("0", "'full_attention'") "]]", 0u);
     assert_true(kve_reader_has_main(s.applier.reader, 0));
-    assert_true(ki_applier_is_unsure(&s.applier));
+    assert_true(ki_applier_reasons(&s.applier));
     end(&s);
 }
 
@@ -129,7 +129,7 @@ static void begin_salted(struct stream *s, enum ki_report_mode mode)
 static void end_salted(struct stream *s)
 {
     assert_int_equal(s->applier.stats.skipped[KVE_SKIP_NAMESPACE], 0);
-    assert_false(ki_applier_is_unsure(&s->applier));
+    assert_false(ki_applier_reasons(&s->applier));
     PUT(s, "[1.0, [{'type': 'BlockStored', 'block_hashes': [8], 'parent_block_hash': 9, "
            "'token_ids': [8,1,1,1], 'block_size': 4, 'medium': 'GPU'}]]");
     assert_int_equal(reach(s, "me", 0, 9, 8), 2);
@@ -236,7 +236,7 @@ static void one_prompt_for_ever(enum ki_report_mode mode, const char *kind, bool
     PUT(&s, "[1.0, [" STORED("5,6", "nil", "5,1,1,1,6,1,1,1", "%s") "]]", kind);
     PUT(&s, "[1.0, [" STORED("6", "5", "6,1,1,1", "%s") "]]", kind);
     for (int turn = 0; turn < 200; turn++) {
-        assert_int_equal(ki_applier_is_unsure(&s.applier), turn >= 64 && !is_vllm);
+        assert_int_equal(ki_applier_reasons(&s.applier) != 0, turn >= 64 && !is_vllm);
         PUT(&s, "[1.0, [" REMOVED("6") "]]");
         assert_int_equal(reach(&s, "", 0, 5, 6), 2);
         PUT(&s, "[1.0, [" STORED("6", "5", "6,1,1,1", "%s") "]]", kind);
@@ -244,7 +244,7 @@ static void one_prompt_for_ever(enum ki_report_mode mode, const char *kind, bool
     }
     PUT(&s, "[1.0, [" REMOVED("6") "]]");
     PUT(&s, "[1.0, [" REMOVED("6") "]]"); /* shows that there were two */
-    assert_false(ki_applier_is_unsure(&s.applier));
+    assert_false(ki_applier_reasons(&s.applier));
     assert_int_equal(reach(&s, "", 0, 5, 6), 1);
     end(&s);
 }
@@ -276,13 +276,13 @@ static void test_a_request_that_skips_the_cache(void **state)
         PUT(&s, "[1.0, [" REMOVED("2") "]]");
         assert_int_equal(reach(&s, "", 0, 1, 2), 2);
         PUT(&s, "[1.0, [" REMOVED("3") "]]");
-        if (!ki_applier_is_unsure(&s.applier))
+        if (!ki_applier_reasons(&s.applier))
             assert_int_equal(reach(&s, "", 0, 1, 2), 2);
         /* Without a block below, nothing tells whether there is another copy. */
         PUT(&s, "[1.0, [" STORED("1,2", "nil", "1,1,1,1,2,1,1,1",
                                  "") ", " STORED("3", "2", "3,1,1,1", "") "]]");
         PUT(&s, "[1.0, [" REMOVED("3") ", " REMOVED("2") "]]");
-        assert_true(ki_applier_is_unsure(&s.applier) || reach(&s, "", 0, 1, 2) == 2);
+        assert_true(ki_applier_reasons(&s.applier) || reach(&s, "", 0, 1, 2) == 2);
         end(&s);
     }
 }
@@ -328,15 +328,15 @@ static void test_contradictions(void **state)
 
         begin(&s, KI_REPORTS_INCREMENTAL);
         PUT(&s, "[1.0, [%s]]", cases[i].before);
-        assert_false(ki_applier_is_unsure(&s.applier));
+        assert_false(ki_applier_reasons(&s.applier));
         PUT(&s, "[1.0, [%s]]", cases[i].last);
-        assert_true(ki_applier_is_unsure(&s.applier));
+        assert_true(ki_applier_reasons(&s.applier));
         kv_buf_clear(&s.bytes);
         pack(&s.bytes, "[1.0, [['AllBlocksCleared']]]");
         (void)ki_applier_apply(&s.applier, s.index, s.bytes.data, s.bytes.len);
-        assert_int_equal(ki_applier_is_unsure(&s.applier), cases[i].lower);
+        assert_int_equal(ki_applier_reasons(&s.applier) != 0, cases[i].lower);
         ki_applier_purge(&s.applier, s.index, true);
-        assert_false(ki_applier_is_unsure(&s.applier));
+        assert_false(ki_applier_reasons(&s.applier));
         end(&s);
     }
 }
@@ -360,7 +360,7 @@ static void test_no_contradictions(void **state)
     begin(&s, KI_REPORTS_INCREMENTAL);
     for (size_t i = 0; i < KV_COUNT(batches); i++) {
         PUT(&s, "[1.0, [%s]]", batches[i]);
-        assert_false(ki_applier_is_unsure(&s.applier));
+        assert_false(ki_applier_reasons(&s.applier));
     }
     end(&s);
 }
@@ -376,7 +376,7 @@ static void test_images_left_out(void **state)
     assert_int_equal(ki_applier_init(&s.applier, 7, 0, 4, KI_MM_IGNORED), 0);
     PUT(&s, "[1.0, [" STORE("1", "nil", ONE, ", 'extra_keys': [[['a', 0]]]") "]]");
     PUT(&s, "[1.0, [" STORE("2", "nil", ONE, ", 'extra_keys': [[['b', 0]]]") "]]");
-    assert_false(ki_applier_is_unsure(&s.applier));
+    assert_false(ki_applier_reasons(&s.applier));
     end(&s);
 }
 
@@ -415,11 +415,11 @@ static void test_blocks_without_components(void **state)
         kv_buf_clear(&s.bytes);
         pack(&s.bytes, "[1.0, [%s]]", steps[i].batch);
         (void)ki_applier_apply(&s.applier, s.index, s.bytes.data, s.bytes.len);
-        assert_int_equal(ki_applier_is_unsure(&s.applier), steps[i].partial);
+        assert_int_equal(ki_applier_reasons(&s.applier) != 0, steps[i].partial);
         assert_int_equal(reach(&s, "", 0, 1, 2), steps[i].reach);
     }
     ki_applier_purge_ranks(&s.applier, s.index, &(uint32_t){0}, 1);
-    assert_false(ki_applier_is_unsure(&s.applier));
+    assert_false(ki_applier_reasons(&s.applier));
     end(&s);
 }
 

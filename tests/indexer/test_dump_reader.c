@@ -90,7 +90,8 @@ static void watermarks_and_unknown_fields(void **state)
     assert_int_equal(
         read_text("{\"m:t\":{\"later\":{\"x\":[1,{}]},\"events\":[],\"watermarks\":["
                   "{\"worker_id\":7,\"dp_rank\":2,\"seq\":18446744073709551615,\"timestamp\":1.5,"
-                  "\"partial\":true,\"more\":0},{\"seq\":3,\"worker_id\":8}],\"block_size\":4,"
+                  "\"reasons\":[\"missed_batches\"],\"more\":0},{\"seq\":3,\"worker_id\":8}],"
+                  "\"block_size\":4,"
                   "\"ends\":[{\"worker_id\":8,\"dp_rank\":0,\"seq\":5,\"more\":[]},"
                   "{\"worker_id\":7,\"dp_rank\":2}]}}",
                   &reader),
@@ -101,10 +102,10 @@ static void watermarks_and_unknown_fields(void **state)
     assert_int_equal(marks[0].holder.rank, 2);
     assert_true(marks[0].sequence == UINT64_MAX);
     assert_true(marks[0].timestamp == 1.5);
-    assert_true(marks[0].partial);
+    assert_true(marks[0].reasons);
     assert_int_equal(marks[1].holder.worker, 8);
     assert_int_equal(marks[1].sequence, 3);
-    assert_false(marks[1].partial);
+    assert_false(marks[1].reasons);
     assert_false(marks[0].has_end);
     assert_true(marks[1].has_end);
     assert_int_equal(marks[1].end, 5);
@@ -263,15 +264,13 @@ static void streams_newer_than_positions(void **state)
         uint64_t sequence;
         bool partial, torn;
     } cases[] = {
-        {"{\"worker_id\":1,\"seq\":7,\"partial\":true}", 7, true, false},
-        {"{\"worker_id\":1,\"seq\":7,\"partial\":false}", 7, false, false},
+        {"{\"worker_id\":1,\"seq\":7,\"reasons\":[\"missed_batches\"]}", 7, true, false},
+        {"{\"worker_id\":1,\"seq\":7,\"reasons\":[]}", 7, false, false},
         {"{\"worker_id\":1,\"seq\":7}", 7, true, false}, /* of an older peer: nobody knows */
         {"{\"worker_id\":1,\"seq\":5}", 5, false, false},
-        {"{\"worker_id\":1,\"seq\":4,\"partial\":false}", 5, false, true},
-        {"{\"worker_id\":1,\"seq\":7,\"partial\":false},{\"worker_id\":1,\"seq\":5}", 7, false,
-         false},
-        {"{\"worker_id\":1,\"seq\":5},{\"worker_id\":1,\"seq\":7,\"partial\":false}", 7, false,
-         false},
+        {"{\"worker_id\":1,\"seq\":4,\"reasons\":[]}", 5, false, true},
+        {"{\"worker_id\":1,\"seq\":7,\"reasons\":[]},{\"worker_id\":1,\"seq\":5}", 7, false, false},
+        {"{\"worker_id\":1,\"seq\":5},{\"worker_id\":1,\"seq\":7,\"reasons\":[]}", 7, false, false},
     };
     char text[512];
     struct ki_dump_reader reader;
@@ -280,11 +279,11 @@ static void streams_newer_than_positions(void **state)
     for (size_t i = 0; i < KV_COUNT(cases); i++) {
         snprintf(text, sizeof(text),
                  "{\"m:t\":{\"block_size\":4,\"watermarks\":[{\"worker_id\":1,\"seq\":5,"
-                 "\"partial\":false,\"stream_rank\":0}],\"streams\":[%s]}}",
+                 "\"reasons\":[],\"stream_rank\":0}],\"streams\":[%s]}}",
                  cases[i].stream);
         assert_int_equal(read_text(text, &reader), 0);
         assert_int_equal(mark_at(&reader, 0, 0)->sequence, cases[i].sequence);
-        assert_int_equal(mark_at(&reader, 0, 0)->partial, cases[i].partial);
+        assert_int_equal(mark_at(&reader, 0, 0)->reasons != 0, cases[i].partial);
         assert_int_equal(mark_at(&reader, 0, 0)->torn, cases[i].torn);
         assert_int_equal(reader.models[0].n_handovers, 1);
         ki_dump_reader_fini(&reader);
@@ -399,7 +398,7 @@ static void copies_at_the_end(void **state)
                            AT_END(1, 5, "[[3,1],[0,2,1]]") ","
                            AT_END(1, 8, "[[4,1]]") ","
                            AT_END(1, 9, "[[0,1]]") "],"
-        "\"ends\":[" END(1, ",\"copies\":true,\"partial\":true") ","
+        "\"ends\":[" END(1, ",\"copies\":true,\"reasons\":[\"missed_batches\"]") ","
                      END(2, "") ","
                      END(3, ",\"copies\":true,\"suspects_reports\":true,\"has_reports\":true") "]}}";
     // clang-format on
@@ -418,9 +417,9 @@ static void copies_at_the_end(void **state)
         assert_int_equal(ends[i].copies, ends[i].hash == 5 ? 2 : 1);
         assert_int_equal(ends[i].taken, ends[i].hash == 5);
     }
-    assert_true(mark_at(&reader, 0, 0)->partial);
+    assert_true(mark_at(&reader, 0, 0)->reasons);
     assert_false(m->handovers[1]->has_ends); /* the peer doesn't say of which moment they are */
-    assert_false(mark_at(&reader, 0, 1)->partial);
+    assert_false(mark_at(&reader, 0, 1)->reasons);
     assert_false(m->handovers[1]->suspects);
     assert_true(m->handovers[2]->has_ends);
     assert_int_equal(m->handovers[2]->ends.len, 0);

@@ -57,7 +57,7 @@ static uint32_t reach(struct stream *s, enum kv_tier tier)
 
 static bool is_partial(const struct stream *s)
 {
-    return ki_applier_is_unsure(&s->applier);
+    return ki_applier_reasons(&s->applier);
 }
 
 #define T123 "1,1,1,1,2,2,2,2,3,3,3,3"

@@ -192,7 +192,7 @@ static void test_left_out(void **state)
     }
     ki_listener_info(w.l, info);
     assert_int_equal(info->left_out, 2);
-    assert_true(info->partial);
+    assert_true(info->reasons & KI_BECAUSE(LEFT_OUT));
     /* Removing these blocks contradicts nothing: a resync would forget known ones. */
     offer(&w, "{'type': 'BlockRemoved', 'medium': 'GPU', 'block_hashes': [20, 21]}");
     assert_int_equal(ki_applier_unexplained(&w.l->applier), 0);
@@ -207,7 +207,7 @@ static bool is_partial(struct world *w)
 
     assert_non_null(info);
     ki_listener_info(w->l, info);
-    partial = info->partial;
+    partial = info->reasons;
     ki_worker_infos_free(info, 1);
     return partial;
 }
@@ -236,7 +236,7 @@ static void test_dumps_without_a_connection(void **state)
         a.l->stream.timestamp = position.timestamp;
         mark = watermark(&a);
         assert_int_equal(mark.adrift, lost);
-        assert_false(mark.partial);
+        assert_false(mark.reasons);
         ki_stream_reachable(&a.l->stream, 1); /* what came before may still be waiting */
         assert_true(watermark(&a).adrift);
         world_init(&b, NULL);
@@ -302,17 +302,17 @@ static void test_ranks_of_left_out_events(void **state)
         world_init(&w, NULL);
         w.l->applier.reader->max_events = 3;
         offer(&w, IN_ALL_TIERS);
-        assert_false(w.l->stream.doubtful);
+        assert_false(ki_listener_reasons(w.l) & KI_BECAUSE(UNKNOWN_BLOCKS));
         offer(&w, cases[i].events);
         for (uint32_t k = 0; k < cases[i].n; k++) {
             char clear[64];
 
-            assert_true(w.l->stream.doubtful);
+            assert_true(ki_listener_reasons(w.l) & KI_BECAUSE(UNKNOWN_BLOCKS));
             snprintf(clear, sizeof(clear), "{'type': 'AllBlocksCleared', 'dp_rank': %u}",
                      cases[i].ranks[k]);
             offer(&w, clear);
         }
-        assert_false(w.l->stream.doubtful);
+        assert_false(ki_listener_reasons(w.l) & KI_BECAUSE(UNKNOWN_BLOCKS));
         ki_listener_release(w.l);
     }
 }

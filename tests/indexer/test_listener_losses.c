@@ -245,7 +245,6 @@ static void recover(struct world *w)
     ki_listener_release(from);
     w->l = to;
     ki_stream_start(&to->stream, w->now_ns);
-    to->stream.doubtful = ki_applier_is_unsure(&to->applier);
     w->reconnected = false;
     if (unit_below(w->random, 2))
         connect_listener(w, false);
@@ -260,7 +259,7 @@ static bool is_partial(const struct world *w)
 
     assert_non_null(info);
     ki_listener_info(w->l, info);
-    partial = info->partial;
+    partial = info->reasons;
     ki_worker_infos_free(info, 1);
     return partial;
 }

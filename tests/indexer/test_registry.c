@@ -370,7 +370,7 @@ static void events_become_answers(void **state)
     assert_int_equal(info_of(r, 1, 0).batches, 2);
     assert_int_equal(info_of(r, 1, 0).blocks, 15);
     assert_int_equal(info_of(r, 1, 0).status, KI_ACTIVE);
-    assert_false(info_of(r, 1, 0).partial);
+    assert_false(info_of(r, 1, 0).reasons);
     publish_cleared(&e);
     wait_for(reach(r, 7, 20, 1, 0) == 0);
     end(r, &e);
@@ -395,7 +395,7 @@ static void gaps_are_replayed_in_both_framings(void **state)
         assert_int_equal(info_of(r, 1, 0).replayed_batches, 2);
         assert_int_equal(info_of(r, 1, 0).batches, 5); /* none twice */
         assert_int_equal(info_of(r, 1, 0).missed_batches, 0);
-        assert_false(info_of(r, 1, 0).partial);
+        assert_false(info_of(r, 1, 0).reasons);
         end(r, &e);
     }
 }
@@ -411,7 +411,7 @@ static void a_dead_replay_service_does_not_stop_the_stream(void **state)
     publish(&e, 8, 0, 2, LOST);
     publish(&e, 9, 0, 2, SENT);
     wait_for(reach(r, 9, 2, 1, 0) == 2);
-    assert_true(info_of(r, 1, 0).partial);
+    assert_true(info_of(r, 1, 0).reasons);
     assert_int_equal(info_of(r, 1, 0).missed_batches, 1);
     assert_int_equal(info_of(r, 1, 0).failed_replays, 1);
     assert_in_range(info_of(r, 1, 0).replays, 3, 5); /* some for the new connection */
@@ -435,10 +435,10 @@ static void initial_gap(void **state)
     wait_for(reach(r, 7, 8, 1, 0) == 8); /* before anything comes live */
     publish(&e, 7, 8, 4, SENT);
     wait_for(reach(r, 7, 12, 1, 0) == 12);
-    assert_false(info_of(r, 1, 0).partial);
+    assert_false(info_of(r, 1, 0).reasons);
     wait_for(info_of(r, 2, 0).batches == 1);
     assert_int_equal(info_of(r, 2, 0).orphans, 1);
-    assert_true(info_of(r, 2, 0).partial);
+    assert_true(info_of(r, 2, 0).reasons);
     end(r, &e);
 }
 
@@ -469,7 +469,7 @@ static void timestamps_of_maps(void **state)
     e.seq = 1;
     publish_map(&e, 7, 2);
     wait_for(reach(r, 7, 2, 1, 0) == 2);
-    assert_false(info_of(r, 1, 0).partial);
+    assert_false(info_of(r, 1, 0).reasons);
     end(r, &e);
 }
 
@@ -494,7 +494,7 @@ static void a_restart_forgets(void **state)
     assert_int_equal(reach(r, 118, 2, 1, 0), 0);
     assert_int_equal(reach(r, 119, 2, 1, 3), 0);
     assert_int_equal(info_of(r, 1, 0).restarts, 1);
-    assert_false(info_of(r, 1, 0).partial);
+    assert_false(info_of(r, 1, 0).reasons);
     end(r, &e);
 }
 
@@ -595,7 +595,7 @@ static void a_full_queue_waits_in_peace(void **state)
     ki_registry_go(r);
     wait_for(info_of(r, 1, 0).batches == RING);
     assert_int_equal(reach(r, 1000, 1, 1, 0), 1);
-    assert_false(info_of(r, 1, 0).partial);
+    assert_false(info_of(r, 1, 0).reasons);
     end(r, &e);
 }
 
@@ -619,7 +619,7 @@ static void too_many_events_make_the_view_partial(void **state)
     publish(&e, 7, 0, 2, SENT);
     wait_for(reach(r, 7, 2, 1, 0) == 2);
     assert_int_equal(info_of(r, 1, 0).skipped[KVE_SKIP_TOO_LARGE], 1000000 - 65536);
-    assert_true(info_of(r, 1, 0).partial);
+    assert_true(info_of(r, 1, 0).reasons);
     end(r, &e);
 }
 
@@ -645,7 +645,7 @@ static void pausing_loses_and_replay_brings_back(void **state)
     publish(&e, 7, 4, 2, SENT);
     assert_int_equal(engine_replay(&e, 60000), 1); /* by the first batch over the connection */
     wait_for(reach(r, 7, 6, 1, 0) == 6);
-    assert_false(info_of(r, 1, 0).partial);
+    assert_false(info_of(r, 1, 0).reasons);
     assert_int_equal(info_of(r, 1, 0).restarts, 0);
     end(r, &e);
 }
@@ -671,7 +671,7 @@ static void noise_is_counted_and_passed_over(void **state)
     wait_for(reach(r, 7, 4, 1, 0) == 4);
     assert_int_equal(info_of(r, 1, 0).malformed, 4);
     assert_int_equal(info_of(r, 1, 0).gaps, 0);
-    assert_true(info_of(r, 1, 0).partial);
+    assert_true(info_of(r, 1, 0).reasons);
     end(r, &e);
 }
 
@@ -714,7 +714,7 @@ static void held_until_go_with_a_peers_state(void **state)
     wait_for(reach(r, 7, 4, 1, 0) == 4);
     assert_int_equal(info_of(r, 1, 0).duplicates, 2);
     assert_int_equal(info_of(r, 1, 0).batches, 1);
-    assert_false(info_of(r, 1, 0).partial);
+    assert_false(info_of(r, 1, 0).reasons);
     assert_int_equal(kvi_create(NULL, &index), 0);
     assert_int_equal(ki_registry_adopt(r, "n", TENANT, 4, index, NULL, 0, &error), -EBUSY);
     kvi_destroy(index);
@@ -806,7 +806,7 @@ static void churn_while_events_flow(void **state)
         pthread_join(threads[i], NULL);
     for (uint64_t i = 0; i < 600; i += 37)
         assert_int_equal(reach(c.r, 1000 + i, 2, 1, 0), 2);
-    assert_false(info_of(c.r, 1, 0).partial);
+    assert_false(info_of(c.r, 1, 0).reasons);
     for (uint64_t i = 2; i < 5; i++) {
         ki_registry_unregister(c.r, i, MODEL, NULL, NULL, NULL);
         assert_int_equal(reach(c.r, 1599, 2, i, 0), 0); /* nothing arrives after it left */
@@ -873,7 +873,7 @@ static void a_ring_beyond_the_queue_is_replayed(void **state)
     print_message("%d requests\n", requests);
     assert_int_equal(info_of(r, 1, 0).missed_batches, 0);
     assert_int_equal(info_of(r, 1, 0).replayed_batches, N);
-    assert_false(info_of(r, 1, 0).partial);
+    assert_false(info_of(r, 1, 0).reasons);
     end(r, &e);
 }
 

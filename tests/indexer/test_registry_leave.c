@@ -65,7 +65,7 @@ static bool is_partial(struct ki_registry *r, uint32_t stream)
     bool partial;
 
     pthread_mutex_lock(&l->lock);
-    partial = ki_stream_is_partial(&l->stream);
+    partial = ki_listener_reasons(l);
     pthread_mutex_unlock(&l->lock);
     return partial;
 }

@@ -102,7 +102,7 @@ static bool ask(struct run *run, struct follower *f, const struct prompt *p, enu
 {
     *ret_truth = follow_ask(&run->origin, p, tier);
     *ret = follow_ask(f, p, tier);
-    record_answer(prompt_check(p) + tier, *ret, *ret_truth, ki_applier_is_unsure(&f->applier));
+    record_answer(prompt_check(p) + tier, *ret, *ret_truth, ki_applier_reasons(&f->applier));
     return *ret == *ret_truth;
 }
 

@@ -350,7 +350,7 @@ static void test_another_size_below(void **state)
                                "'kv_cache_spec_sliding_window': 5, 'token_ids': [1,2,3,4], "
                                "'block_hashes': [11]"),
                      KI_APPLIED);
-    assert_true(ki_applier_is_unsure(&s.applier));
+    assert_true(ki_applier_reasons(&s.applier));
     assert_false(is_lost(&s.applier.small));
     assert_int_equal(kvi_window_copies(s.index, holder_of(0), KV_TIER_DEVICE, 0, 11), 1);
     removed(&s, "11, 10");
@@ -382,10 +382,10 @@ static void test_whole_without_kind(void **state)
     stream_init(&s, false);
     (void)event(&s, HALVES "[1,2,3,4], 'block_hashes': [10, 11]");
     removed(&s, "11, 10");
-    assert_false(ki_applier_is_unsure(&s.applier));
+    assert_false(ki_applier_reasons(&s.applier));
     (void)event(&s, "'type': 'BlockStored', 'block_size': 4, 'group_idx': 1, 'token_ids': "
                     "[1,2,3,4], 'block_hashes': [12]");
-    assert_true(ki_applier_is_unsure(&s.applier));
+    assert_true(ki_applier_reasons(&s.applier));
     stream_fini(&s);
 }
 
@@ -404,10 +404,10 @@ static void test_part_behind_a_hole(void **state)
     (void)event(&s, MAIN_BLOCKS "[1,2,3,4,5,6,7,8], 'block_hashes': [14, 18]");
     (void)event(&s, QUARTERS "[1,2,3,4], 'block_hashes': [11, 12, 13, 14]");
     (void)event(&s, QUARTERS "[5,6,7], 'block_hashes': [15, 16, 17], 'parent_block_hash': 14");
-    assert_false(ki_applier_is_unsure(&s.applier));
+    assert_false(ki_applier_reasons(&s.applier));
     removed(&s, "16");
     (void)event(&s, QUARTERS "[8], 'block_hashes': [18], 'parent_block_hash': 17");
-    assert_true(ki_applier_is_unsure(&s.applier) ||
+    assert_true(ki_applier_reasons(&s.applier) ||
                 kvi_window_copies(s.index, holder_of(0), KV_TIER_DEVICE, 0, 18) > 0);
     stream_fini(&s);
 }
@@ -432,7 +432,7 @@ static void test_unknown_copies(void **state)
             (void)event(&s, "'type': 'AllBlocksCleared'");
         for (int i = 0; i < 2; i++) {
             (void)event(&s, "%s", events[i]);
-            assert_int_equal(ki_applier_is_unsure(&s.applier), i);
+            assert_int_equal(ki_applier_reasons(&s.applier) != 0, i);
         }
         stream_fini(&s);
     }
@@ -453,7 +453,7 @@ static void test_all_groups_drop(void **state)
         (void)event(&s, "'type': 'BlockStored', 'block_size': 2, 'group_idx': 70, "
                         "'kv_cache_spec_kind': 'sliding_window', 'kv_cache_spec_sliding_window': 2,"
                         " 'medium': 'GPU', 'token_ids': [1,2,3,4], 'block_hashes': [11]");
-        assert_true(ki_applier_is_unsure(&s.applier)); /* one half is missing */
+        assert_true(ki_applier_reasons(&s.applier)); /* one half is missing */
         stream_fini(&s);
     }
 }
@@ -472,13 +472,13 @@ static void test_drops_beyond_main(void **state)
         ki_applier_set_habits(&s.applier,
                               &(struct ki_habits){.eagle_drop = true, .eagle_groups = 6});
         (void)event(&s, MAIN_BLOCKS "[1,2,3,4], 'block_hashes': [11]");
-        assert_false(ki_applier_is_unsure(&s.applier));
+        assert_false(ki_applier_reasons(&s.applier));
         (void)event(&s, "'type': 'BlockStored', 'block_size': 4, 'group_idx': 1, "
                         "'kv_cache_spec_kind': 'sliding_window', 'kv_cache_spec_sliding_window': 5,"
                         " 'medium': 'GPU', 'token_ids': [1,2,3,4], 'block_hashes': [11]");
-        assert_true(ki_applier_is_unsure(&s.applier));
+        assert_true(ki_applier_reasons(&s.applier));
         (void)event(&s, "%s", clears ? "'type': 'AllBlocksCleared'" : full);
-        assert_false(ki_applier_is_unsure(&s.applier));
+        assert_false(ki_applier_reasons(&s.applier));
         stream_fini(&s);
     }
 }
@@ -498,11 +498,11 @@ static void test_below_first(void **state)
                                "'kv_cache_spec_sliding_window': 5, 'token_ids': [], "
                                "'block_hashes': [9]"),
                      KI_APPLIED);
-    assert_true(ki_applier_is_unsure(&s.applier));
+    assert_true(ki_applier_reasons(&s.applier));
     assert_int_equal(event(&s, HALVES "[1,2,3,4], 'block_hashes': [10, 11]"), KI_APPLIED);
     assert_int_equal(s.n_forgets, 0);
     assert_int_equal(kvi_window_copies(s.index, holder_of(0), KV_TIER_DEVICE, 0, 11), 1);
-    assert_true(ki_applier_is_unsure(&s.applier));
+    assert_true(ki_applier_reasons(&s.applier));
     stream_fini(&s);
 }
 
@@ -519,22 +519,22 @@ static void test_lost_ranks(void **state)
     }
     s.rank = 3;
     (void)event(&s, HALVES "[5,6,7,8], 'block_hashes': [12, 10]");
-    assert_true(ki_applier_is_unsure(&s.applier));
+    assert_true(ki_applier_reasons(&s.applier));
     s.rank = 4;
     (void)event(&s, "'type': 'AllBlocksCleared'");
-    assert_true(ki_applier_is_unsure(&s.applier));
+    assert_true(ki_applier_reasons(&s.applier));
     s.rank = 3;
     (void)event(&s, "'type': 'AllBlocksCleared'");
-    assert_false(ki_applier_is_unsure(&s.applier));
+    assert_false(ki_applier_reasons(&s.applier));
     for (s.rank = 3; s.rank <= 4; s.rank++) {
         (void)event(&s, HALVES "[1,2,3,4], 'block_hashes': [10, 11]");
         (void)event(&s, HALVES "[5,6,7,8], 'block_hashes': [12, 10]");
     }
     for (s.rank = 4; s.rank >= 3; s.rank--) {
-        assert_true(ki_applier_is_unsure(&s.applier));
+        assert_true(ki_applier_reasons(&s.applier));
         (void)event(&s, "'type': 'AllBlocksCleared'");
     }
-    assert_false(ki_applier_is_unsure(&s.applier));
+    assert_false(ki_applier_reasons(&s.applier));
     stream_fini(&s);
 }
 
@@ -551,16 +551,16 @@ static void test_lost_below(void **state)
                     "4, 'medium': 'CPU', 'group_idx': 0");
     (void)event(&s, "'type': 'BlockStored', 'block_hashes': [10, 11], 'token_ids': [], "
                     "'block_size': 2, 'medium': 'CPU', 'group_idx': 1");
-    assert_true(ki_applier_is_unsure(&s.applier));
+    assert_true(ki_applier_reasons(&s.applier));
     (void)event(&s, "'type': 'AllBlocksCleared'");
-    assert_true(ki_applier_is_unsure(&s.applier));
+    assert_true(ki_applier_reasons(&s.applier));
     (void)event(&s,
                 "'type': 'BlockRemoved', 'block_hashes': [11], 'medium': 'CPU', 'group_idx': 0");
     /* The tree is empty, but the engine's lower tiers may hold what no event has placed. */
     assert_int_equal(event(&s, "'type': 'AllBlocksCleared'"), KI_APPLIED);
-    assert_true(ki_applier_is_unsure(&s.applier));
+    assert_true(ki_applier_reasons(&s.applier));
     ki_applier_purge(&s.applier, s.index, true);
-    assert_false(ki_applier_is_unsure(&s.applier));
+    assert_false(ki_applier_reasons(&s.applier));
     stream_fini(&s);
 }
 
@@ -583,15 +583,15 @@ static void test_lost_below_ends(void **state)
     s.rank = 1;
     (void)event(&s, halves, "CPU", ", 'ownership': 'mooncake'");
     for (s.rank = 0; s.rank < 2; s.rank++) {
-        assert_true(ki_applier_is_unsure(&s.applier));
+        assert_true(ki_applier_reasons(&s.applier));
         (void)event(&s, "'type': 'AllBlocksCleared'");
     }
     s.rank = 1;
-    assert_true(ki_applier_is_unsure(&s.applier));
+    assert_true(ki_applier_reasons(&s.applier));
     (void)event(&s, "'type': 'AllBlocksCleared', 'ownership': 'other'");
-    assert_true(ki_applier_is_unsure(&s.applier));
+    assert_true(ki_applier_reasons(&s.applier));
     (void)event(&s, "'type': 'AllBlocksCleared', 'ownership': 'mooncake'");
-    assert_false(ki_applier_is_unsure(&s.applier));
+    assert_false(ki_applier_reasons(&s.applier));
     stream_fini(&s);
 }
 
@@ -702,10 +702,10 @@ static void test_many_windows(void **state)
     for (int group = 1; group <= 5; group++) /* 20 windows */
         assert_int_equal(window_event(&s, group, 4), KI_APPLIED);
     assert_int_equal(window_event(&s, 6, 2), KI_APPLIED);
-    assert_false(ki_applier_is_unsure(&s.applier));
+    assert_false(ki_applier_reasons(&s.applier));
     for (int round = 0; round < 2; round++) {
         assert_int_equal(window_event(&s, 7, 4), KI_APPLIED); /* 2 are free */
-        assert_true(ki_applier_is_unsure(&s.applier));
+        assert_true(ki_applier_reasons(&s.applier));
         assert_int_equal(window_event(&s, 8, 1), KI_APPLIED);
     }
     assert_int_equal(event(&s, "'type': 'BlockRemoved', 'block_hashes': [14], 'group_idx': 7"),
@@ -720,11 +720,11 @@ static void test_many_windows(void **state)
     assert_int_equal(of_group[8], 1);
     assert_int_equal(kvi_window_copies(s.index, holder_of(0), KV_TIER_DEVICE, 22, 14), 2);
     assert_int_equal(event(&s, "'type': 'AllBlocksCleared'"), KI_APPLIED_CLEARED);
-    assert_false(ki_applier_is_unsure(&s.applier)); /* nothing is held */
+    assert_false(ki_applier_reasons(&s.applier)); /* nothing is held */
     assert_int_equal(window_event(&s, 7, 4), KI_APPLIED);
-    assert_true(ki_applier_is_unsure(&s.applier));
+    assert_true(ki_applier_reasons(&s.applier));
     ki_applier_purge(&s.applier, s.index, true);
-    assert_false(ki_applier_is_unsure(&s.applier));
+    assert_false(ki_applier_reasons(&s.applier));
     stream_fini(&s);
 }
 
@@ -742,26 +742,26 @@ static void test_limits(void **state)
                                 &s.index),
                      0);
     for (int i = 0; i < 2; i++) { /* two copies of two blocks */
-        assert_false(ki_applier_is_unsure(&s.applier));
+        assert_false(ki_applier_reasons(&s.applier));
         assert_int_equal(event(&s, MAIN_BLOCKS "[1,2,3,4,5,6,7,8], 'block_hashes': [11, 12]"),
                          KI_APPLIED);
     }
-    assert_true(ki_applier_is_unsure(&s.applier));
+    assert_true(ki_applier_reasons(&s.applier));
     assert_int_equal(s.applier.left_out, 1);
     assert_int_equal(event(&s, "'type': 'AllBlocksCleared'"), KI_APPLIED_CLEARED);
-    assert_false(ki_applier_is_unsure(&s.applier));
+    assert_false(ki_applier_reasons(&s.applier));
     assert_int_equal(s.applier.left_out, 0);
     assert_int_equal(
         event(&s, MAIN_BLOCKS "[1,2,3,4], 'block_hashes': [13], 'parent_block_hash': 9"),
         KI_APPLIED);
-    assert_true(ki_applier_is_unsure(&s.applier)); /* its parent was never stored */
+    assert_true(ki_applier_reasons(&s.applier)); /* its parent was never stored */
     assert_int_equal(s.applier.left_out, 0);
     assert_int_equal(
         event(&s, MAIN_BLOCKS "[1,2,3,4], 'block_hashes': [14], 'parent_block_hash': 9"),
         KI_APPLIED);
     assert_int_equal(s.applier.left_out, 1);
     ki_applier_purge(&s.applier, s.index, false);
-    assert_false(ki_applier_is_unsure(&s.applier));
+    assert_false(ki_applier_reasons(&s.applier));
     stream_fini(&s);
 }
 

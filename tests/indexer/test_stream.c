@@ -36,7 +36,7 @@ static void in_order_is_applied(void **state)
     (void)state;
     init_at(&s, &with_replay, 10);
     assert_int_equal(s.position, 10);
-    assert_false(s.partial);
+    assert_false(is_lossy(&s));
     assert_int_equal(s.stats.gaps + s.stats.missed + s.stats.restarts, 0);
 }
 
@@ -52,25 +52,25 @@ static void a_lost_zero_is_no_numbering_from_one(void **state)
     assert_int_equal(replayed(&s, 0, 1), KI_STEP_APPLY);
     assert_int_equal(replayed(&s, 0, 2), KI_STEP_APPLY);
     assert_int_equal(live(&s, 0, 0), KI_STEP_DROP);
-    assert_true(ki_stream_is_partial(&s));
+    assert_true(is_partial(&s));
     assert_int_equal(s.stats.missed, 1);
     assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
     /* A view from 1 on is no better one. */
     assert_int_equal(ki_stream_tick(&s, 40 * SECOND), KI_STEP_REQUEST);
     assert_int_equal(s.request, 0);
     assert_int_equal(replayed(&s, 0, 1), KI_STEP_DROP | KI_STEP_RESUME);
-    assert_true(ki_stream_is_partial(&s));
+    assert_true(is_partial(&s));
 
     init_at(&s, &with_replay, 100);
     assert_int_equal(live(&s, 1, 3),
                      KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_HOLD | KI_STEP_REQUEST);
     assert_int_equal(replayed(&s, 1, 1), KI_STEP_PURGE | KI_STEP_APPLY);
     assert_int_equal(replayed(&s, 1, 2), KI_STEP_APPLY | KI_STEP_RESUME);
-    assert_true(ki_stream_is_partial(&s));
+    assert_true(is_partial(&s));
 
     init_at(&s, &without_replay, 100);
     assert_int_equal(live(&s, 1, 1), KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_APPLY);
-    assert_true(ki_stream_is_partial(&s));
+    assert_true(is_partial(&s));
     assert_int_equal(s.stats.missed, 1);
 }
 
@@ -83,7 +83,7 @@ static void gap_without_replay_is_counted(void **state)
     assert_int_equal(live(&s, 0, 6), KI_STEP_APPLY);
     assert_int_equal(s.stats.gaps, 1);
     assert_int_equal(s.stats.missed, 3);
-    assert_true(s.partial);
+    assert_true(is_lossy(&s));
 }
 
 static void gap_is_replayed(void **state)
@@ -104,7 +104,7 @@ static void gap_is_replayed(void **state)
     assert_int_equal(s.stats.missed, 0);
     assert_int_equal(s.stats.replayed, 2);
     assert_int_equal(s.stats.duplicates, 1);
-    assert_false(s.partial);
+    assert_false(is_lossy(&s));
 }
 
 static void initial_gap_is_replayed_from_the_beginning(void **state)
@@ -118,11 +118,11 @@ static void initial_gap_is_replayed_from_the_beginning(void **state)
     assert_int_equal(replayed(&s, 0, 0), KI_STEP_APPLY);
     assert_int_equal(replayed(&s, 0, 1), KI_STEP_APPLY | KI_STEP_RESUME);
     assert_int_equal(live(&s, 0, 2), KI_STEP_APPLY);
-    assert_false(s.partial);
+    assert_false(is_lossy(&s));
 
     ki_stream_init(&s, &without_replay);
     assert_int_equal(live(&s, 0, 2), KI_STEP_APPLY);
-    assert_true(s.partial);
+    assert_true(is_lossy(&s));
     assert_int_equal(s.stats.missed, 2);
 }
 
@@ -136,7 +136,7 @@ static void overrun_forgets_and_goes_on(void **state)
     assert_int_equal(replayed(&s, 0, 18), KI_STEP_PURGE | KI_STEP_APPLY);
     assert_int_equal(replayed(&s, 0, 19), KI_STEP_APPLY | KI_STEP_RESUME);
     assert_int_equal(live(&s, 0, 20), KI_STEP_APPLY);
-    assert_true(s.partial);
+    assert_true(is_lossy(&s));
     assert_int_equal(s.stats.overruns, 1);
     assert_int_equal(s.stats.missed, 15);
 }
@@ -163,7 +163,7 @@ static void dead_replay_service_is_given_up(void **state)
     assert_int_equal(s.stats.gaps, 1);
     assert_int_equal(s.stats.missed, 2);
     assert_int_equal(s.stats.failed_replays, 1);
-    assert_true(s.partial);
+    assert_true(is_lossy(&s));
     /* While it cools down, a gap doesn't hold live batches up. */
     assert_int_equal(live(&s, 0, 9), KI_STEP_APPLY);
     /* Afterwards it tries to become whole again, without losing what it has before it can. */
@@ -175,7 +175,7 @@ static void dead_replay_service_is_given_up(void **state)
         assert_int_equal(replayed(&s, 0, i), KI_STEP_APPLY);
     assert_int_equal(replayed(&s, 0, 9), KI_STEP_APPLY);
     assert_int_equal(ki_stream_replay_end(&s, now), KI_STEP_RESUME);
-    assert_false(s.partial);
+    assert_false(is_lossy(&s));
     assert_int_equal(live(&s, 0, 10), KI_STEP_APPLY);
 }
 
@@ -196,7 +196,7 @@ static void healing_keeps_what_it_cannot_better(void **state)
     assert_int_equal(replayed(&s, 0, 4), KI_STEP_DROP | KI_STEP_RESUME);
     assert_int_equal(live(&s, 0, 6), KI_STEP_APPLY);
     assert_int_equal(ki_stream_deadline(&s), 0);
-    assert_true(s.partial);
+    assert_true(is_lossy(&s));
 }
 
 static void early_end_is_tried_again(void **state)
@@ -214,7 +214,7 @@ static void early_end_is_tried_again(void **state)
     assert_int_equal(replayed(&s, 0, 3), KI_STEP_DROP);
     assert_int_equal(replayed(&s, 0, 4), KI_STEP_APPLY | KI_STEP_RESUME);
     assert_int_equal(live(&s, 0, 5), KI_STEP_APPLY);
-    assert_false(s.partial);
+    assert_false(is_lossy(&s));
 }
 
 /* Nobody saw how it ends: what has come may be a part of it. */
@@ -229,13 +229,13 @@ static void a_replay_that_dies_is_not_whole(void **state)
     assert_int_equal(replayed(&s, 0, 1), KI_STEP_APPLY);
     while (!(ki_stream_tick(&s, ki_stream_deadline(&s)) & KI_STEP_RESUME))
         ;
-    assert_true(s.partial);
+    assert_true(is_lossy(&s));
     /* The stream asks once more later. */
     s.idle_at_ns = 0;
     assert_int_equal(ki_stream_tick(&s, ki_stream_deadline(&s)), KI_STEP_REQUEST);
     assert_int_equal(replayed(&s, 0, 0), KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_APPLY);
     assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
-    assert_false(s.partial);
+    assert_false(is_lossy(&s));
 }
 
 /* Answers that never get anywhere, a moment apart each: live batches don't wait for ever. */
@@ -256,7 +256,7 @@ static void endless_replays_are_given_up(void **state)
     }
     assert_true(steps & KI_STEP_RESUME);
     assert_int_equal(live(&s, 0, 5), KI_STEP_APPLY);
-    assert_true(s.partial);
+    assert_true(is_lossy(&s));
 
     /* The same number, another content each time. */
     init_at(&s, &with_replay, 2);
@@ -268,7 +268,7 @@ static void endless_replays_are_given_up(void **state)
         steps = ki_stream_replayed(&s, &id, SECOND);
     }
     live(&s, 0, 5);
-    assert_true(s.partial);
+    assert_true(is_lossy(&s));
 }
 
 static void lost_reply_is_asked_for_again(void **state)
@@ -285,7 +285,7 @@ static void lost_reply_is_asked_for_again(void **state)
     for (uint64_t i = 4; i < 8; i++)
         assert_int_equal(replayed(&s, 0, i), KI_STEP_APPLY);
     assert_int_equal(replayed(&s, 0, 8), KI_STEP_APPLY | KI_STEP_RESUME);
-    assert_false(s.partial);
+    assert_false(is_lossy(&s));
 }
 
 static void restart_is_told_from_a_duplicate(void **state)
@@ -300,7 +300,7 @@ static void restart_is_told_from_a_duplicate(void **state)
     assert_int_equal(s.stats.duplicates, 3);
     assert_int_equal(live(&s, 1, 0), KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_APPLY);
     assert_int_equal(s.stats.restarts, 1);
-    assert_false(s.partial);
+    assert_false(is_lossy(&s));
     assert_int_equal(live(&s, 1, 1), KI_STEP_APPLY);
     /* First batches lost: the number is known, its content is not. */
     assert_int_equal(live(&s, 2, 1), KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_APPLY);
@@ -320,7 +320,7 @@ static void restart_with_lost_beginning_is_replayed(void **state)
     assert_int_equal(replayed(&s, 1, 1), KI_STEP_APPLY);
     assert_int_equal(replayed(&s, 1, 2), KI_STEP_APPLY | KI_STEP_RESUME);
     assert_int_equal(live(&s, 1, 3), KI_STEP_APPLY);
-    assert_false(s.partial);
+    assert_false(is_lossy(&s));
 }
 
 /* The new process's clock is behind the old one's: the connection tells. */
@@ -357,7 +357,7 @@ static void gap_across_a_clock_set_back(void **state)
     assert_int_equal(replayed(&s, 0, 13), KI_STEP_APPLY | KI_STEP_RESUME);
     assert_int_equal(ki_stream_live(&s, &id, false, SECOND), KI_STEP_APPLY);
     assert_int_equal(s.stats.restarts, 0);
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
     /* A newer process answers: its clock is right. */
     init_at(&s, &with_replay, 10);
     assert_int_equal(live(&s, 0, 14), KI_STEP_HOLD | KI_STEP_REQUEST);
@@ -370,7 +370,7 @@ static void gap_across_a_clock_set_back(void **state)
     assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
     assert_int_equal(live(&s, 0, 14), KI_STEP_DROP);
     assert_int_equal(s.stats.restarts, 1);
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
 }
 
 static void restart_without_timestamps(void **state)
@@ -439,7 +439,7 @@ static void jump_ahead_is_no_restart(void **state)
     assert_int_equal(live_untimed(&s, 0, UINT64_C(1) << 60), KI_STEP_APPLY);
     assert_int_equal(s.stats.restarts, 0);
     assert_int_equal(s.stats.gaps, 1);
-    assert_true(s.partial);
+    assert_true(is_lossy(&s));
 }
 
 /* The new process has already got as far as the old one when it is heard again. */
@@ -468,7 +468,7 @@ static void overlap_that_is_gone(void **state)
         assert_int_equal(replayed(&s, 0, i), KI_STEP_APPLY);
     assert_int_equal(replayed(&s, 0, 13), KI_STEP_APPLY | KI_STEP_RESUME);
     assert_int_equal(s.stats.overruns, 0);
-    assert_true(s.partial);
+    assert_true(is_lossy(&s));
     assert_int_not_equal(ki_stream_deadline(&s), 0);
 }
 
@@ -487,7 +487,7 @@ static void reconnect_to_the_same_process(void **state)
     assert_int_equal(replayed(&s, 0, 13), KI_STEP_APPLY | KI_STEP_RESUME);
     assert_int_equal(live(&s, 0, 14), KI_STEP_APPLY);
     assert_int_equal(s.stats.restarts, 0);
-    assert_false(s.partial);
+    assert_false(is_lossy(&s));
 }
 
 /* Answers lack what a replay still has to bring. */
@@ -499,22 +499,22 @@ static void while_a_replay_runs(void **state)
     ki_stream_init(&s, &with_replay);
     assert_int_equal(start_connected(&s), KI_STEP_REQUEST);
     assert_int_equal(replayed(&s, 0, 0), KI_STEP_APPLY);
-    assert_true(ki_stream_is_behind(&s)); /* how far, nobody knows before the end */
+    assert_true(is_behind(&s)); /* how far, nobody knows before the end */
     assert_int_equal(ki_stream_tick(&s, s.deadline_ns), KI_STEP_REQUEST);
-    assert_true(ki_stream_is_behind(&s));
+    assert_true(is_behind(&s));
     assert_int_equal(replayed(&s, 0, 0), KI_STEP_DROP);
     assert_int_equal(replayed(&s, 0, 1), KI_STEP_APPLY);
-    assert_true(ki_stream_is_behind(&s));
+    assert_true(is_behind(&s));
     assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
-    assert_false(ki_stream_is_behind(&s) || ki_stream_is_partial(&s));
+    assert_false(is_behind(&s) || is_partial(&s));
     assert_int_equal(live(&s, 0, 3), KI_STEP_HOLD | KI_STEP_REQUEST);
-    assert_true(ki_stream_is_behind(&s));
+    assert_true(is_behind(&s));
     assert_int_equal(replayed(&s, 0, 2), KI_STEP_APPLY | KI_STEP_RESUME);
     assert_int_equal(live(&s, 0, 3), KI_STEP_APPLY);
-    assert_false(ki_stream_is_behind(&s) || ki_stream_is_partial(&s));
+    assert_false(is_behind(&s) || is_partial(&s));
     /* Asked once more, in case something was lost: nothing is known to be missing. */
     assert_int_equal(ki_stream_connected(&s, false, SECOND), KI_STEP_REQUEST);
-    assert_false(ki_stream_is_behind(&s) || ki_stream_is_partial(&s));
+    assert_false(is_behind(&s) || is_partial(&s));
 }
 
 /* A publisher that was never heard may have published before: nothing tells what it has. */
@@ -525,23 +525,23 @@ static void before_the_first_batch(void **state)
     (void)state;
     ki_stream_init(&s, &without_replay);
     ki_stream_start(&s, SECOND);
-    assert_true(ki_stream_is_partial(&s));
+    assert_true(is_partial(&s));
     assert_int_equal(ki_stream_connected(&s, false, SECOND), 0);
-    assert_true(ki_stream_is_partial(&s));
+    assert_true(is_partial(&s));
     assert_int_equal(live(&s, 0, 0), KI_STEP_APPLY);
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
     /* A replay service that has nothing tells that nothing was published. */
     ki_stream_init(&s, &with_replay);
     assert_int_equal(start_connected(&s), KI_STEP_REQUEST);
-    assert_true(ki_stream_is_partial(&s));
+    assert_true(is_partial(&s));
     assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
     /* ... of this process: the next one is asked again. */
     ki_stream_disconnected(&s, SECOND);
     assert_int_equal(ki_stream_connected(&s, true, SECOND), KI_STEP_REQUEST);
-    assert_true(ki_stream_is_partial(&s));
+    assert_true(is_partial(&s));
     nobody_answers(&s);
-    assert_true(ki_stream_is_partial(&s));
+    assert_true(is_partial(&s));
 }
 
 static void registered_again(void **state)
@@ -558,7 +558,7 @@ static void registered_again(void **state)
     ki_stream_remember(&s, 40);
     assert_int_equal(live(&s, 0, 44), KI_STEP_APPLY);
     assert_int_equal(s.stats.missed, 3);
-    assert_true(s.partial);
+    assert_true(is_lossy(&s));
 }
 
 static void a_new_connection_is_asked(void **state)
@@ -604,14 +604,14 @@ static void a_second_question_without_an_answer(void **state)
     ki_stream_init(&s, &with_replay);
     start_connected(&s);
     assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
-    assert_false(ki_stream_is_partial(&s)); /* it has published nothing */
+    assert_false(is_partial(&s)); /* it has published nothing */
     at = nobody_answers(&s);
-    assert_true(ki_stream_is_partial(&s));
+    assert_true(is_partial(&s));
     at += with_replay.cooldown_ns;
     assert_int_equal(ki_stream_deadline(&s), at);
     assert_int_equal(ki_stream_tick(&s, at), KI_STEP_REQUEST);
     assert_int_equal(ki_stream_replay_end(&s, at), KI_STEP_RESUME);
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
 }
 
 /* The indexer is up first: nobody is asked, and nothing counts as a failure, before the engine
@@ -632,11 +632,11 @@ static void nobody_is_asked_before_there_is_a_connection(void **state)
     assert_int_equal(live(&s, 0, 1), KI_STEP_HOLD | KI_STEP_REQUEST);
     assert_int_equal(replayed(&s, 0, 0), KI_STEP_APPLY | KI_STEP_RESUME);
     assert_int_equal(live(&s, 0, 1), KI_STEP_APPLY);
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
     /* The publisher is gone again; the pending question waits for the next connection. */
     live(&s, 0, 5);
     s.heal_at_ns = nobody_answers(&s) + 1;
-    s.partial = true;
+    s.reasons |= KI_BECAUSE(UNANSWERED);
     ki_stream_disconnected(&s, SECOND);
     assert_int_equal(ki_stream_deadline(&s), 0);
     assert_int_equal(ki_stream_tick(&s, 2000 * SECOND), 0);
@@ -654,7 +654,7 @@ static void restart_without_a_batch(void **state)
         ki_stream_disconnected(&s, SECOND);
         assert_int_equal(ki_stream_connected(&s, true, SECOND), KI_STEP_REQUEST);
         assert_int_equal(s.request, 10);
-        assert_true(ki_stream_is_partial(&s)); /* until somebody has answered */
+        assert_true(is_partial(&s)); /* until somebody has answered */
         if (process == 0) {
             assert_int_equal(replayed(&s, 0, 10), KI_STEP_DROP);
         } else {
@@ -665,7 +665,7 @@ static void restart_without_a_batch(void **state)
         }
         assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
         assert_int_equal(s.stats.restarts, process);
-        assert_false(ki_stream_is_partial(&s));
+        assert_false(is_partial(&s));
     }
     /* The publisher has sent fewer batches than the old one, or none: it is another process. */
     init_at(&s, &with_replay, 10);
@@ -675,7 +675,7 @@ static void restart_without_a_batch(void **state)
     assert_int_equal(s.request, 0);
     assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
     assert_int_equal(s.stats.restarts, 1);
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
     assert_int_equal(live(&s, 1, 0), KI_STEP_APPLY);
 }
 
@@ -688,20 +688,20 @@ static void reconnect_without_a_replay_service(void **state)
     init_at(&s, &without_replay, 10);
     ki_stream_disconnected(&s, SECOND);
     assert_int_equal(ki_stream_connected(&s, true, SECOND), 0);
-    assert_true(ki_stream_is_partial(&s));
+    assert_true(is_partial(&s));
     /* A process that was restarted may have published as many, unheard. */
     assert_int_equal(live_new_connection(&s, 0, 11), KI_STEP_APPLY);
-    assert_true(ki_stream_is_partial(&s));
+    assert_true(is_partial(&s));
     assert_int_equal(live(&s, 0, 12), KI_STEP_APPLY);
-    assert_true(ki_stream_is_partial(&s));
+    assert_true(is_partial(&s));
     ki_stream_mark_whole(&s); /* the engine has cleared its cache */
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
     ki_stream_connected(&s, true, SECOND);
     assert_true(live_new_connection(&s, 1, 0) & KI_STEP_PURGE);
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
     ki_stream_connected(&s, true, SECOND);
     assert_int_equal(live_new_connection(&s, 1, 5), KI_STEP_APPLY);
-    assert_true(ki_stream_is_partial(&s));
+    assert_true(is_partial(&s));
 }
 
 /* The replay service that didn't answer was the old process's: the new one's gaps are asked for. */
@@ -726,7 +726,7 @@ static void restart_during_a_replay(void **state)
             assert_int_equal(replayed(&s, 1, i), KI_STEP_APPLY);
         assert_int_equal(replayed(&s, 1, lost - 1), KI_STEP_APPLY | KI_STEP_RESUME);
         assert_int_equal(live(&s, 1, lost), KI_STEP_APPLY);
-        assert_false(ki_stream_is_partial(&s));
+        assert_false(is_partial(&s));
     }
     /* The new engine's numbers go on from the old one's: the connection tells. */
     init_at(&s, &with_replay, 10);
@@ -758,7 +758,7 @@ static void a_lost_beginning_is_asked_for_later(void **state)
     assert_int_equal(live(&s, 0, 1), KI_STEP_HOLD | KI_STEP_REQUEST);
     nobody_answers(&s);
     assert_int_equal(live(&s, 0, 1), KI_STEP_APPLY);
-    assert_true(ki_stream_is_partial(&s));
+    assert_true(is_partial(&s));
     assert_int_not_equal(ki_stream_deadline(&s), 0);
 }
 
@@ -773,8 +773,8 @@ static void two_publishers_behind_one_endpoint(void **state)
         purges += (live(&s, 1, 4 + i) & KI_STEP_PURGE) != 0;
         purges += (live(&s, 0, 100 + i) & KI_STEP_PURGE) != 0;
     }
-    assert_true(s.merged);
-    assert_true(s.partial);
+    assert_true(ki_stream_has(&s, KI_BECAUSE(TWO_PUBLISHERS)));
+    assert_true(is_lossy(&s));
     assert_in_range(purges, 1, 4);
 }
 

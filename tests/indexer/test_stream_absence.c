@@ -23,16 +23,16 @@ static void init_at(struct ki_stream *s, bool can_replay, uint64_t last)
     ki_stream_connected(s, true, SECOND);
     for (uint64_t i = 0; i <= last; i++)
         assert_true(live(s, 0, i) & KI_STEP_APPLY);
-    assert_false(ki_stream_is_partial(s));
+    assert_false(is_partial(s));
 }
 
 static void come_back(struct ki_stream *s, uint64_t now_ns)
 {
     ki_stream_reachable(s, now_ns);
-    assert_true(ki_stream_is_partial(s) || now_ns < 15 * SECOND);
+    assert_true(is_partial(s) || now_ns < 15 * SECOND);
     if (s->state == KI_STREAM_LIVE)
         ki_stream_connected(s, true, now_ns);
-    assert_true(ki_stream_is_partial(s));
+    assert_true(is_partial(s));
 }
 
 static void a_quiet_connection_is_not_stale(void **state)
@@ -44,7 +44,7 @@ static void a_quiet_connection_is_not_stale(void **state)
     assert_int_equal(ki_stream_absence_deadline(&s), 0);
     assert_int_equal(ki_stream_tick_absence(&s, 100000 * SECOND), 0);
     assert_false(ki_stream_is_absent(&s, 100000 * SECOND));
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
 }
 
 static void a_lost_connection_is_stale_after_a_while(void **state)
@@ -57,20 +57,21 @@ static void a_lost_connection_is_stale_after_a_while(void **state)
     ki_stream_disconnected(&s, 12 * SECOND); /* another attempt failed: the time goes on */
     assert_int_equal(ki_stream_absence_deadline(&s), 15 * SECOND);
     assert_int_equal(ki_stream_tick_absence(&s, 15 * SECOND - 1), 0);
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
     assert_int_equal(ki_stream_tick_absence(&s, 15 * SECOND), 0);
-    assert_true(ki_stream_is_partial(&s));
+    assert_true(is_partial(&s));
     assert_true(ki_stream_is_absent(&s, 15 * SECOND));
-    assert_false(ki_stream_is_partial_in_dumps(&s)); /* a replica has a connection of its own */
+    assert_false(
+        (ki_stream_reasons(&s) & ~KI_BECAUSE(STALE))); /* a replica has a connection of its own */
     assert_int_equal(ki_stream_absence_deadline(&s), 70 * SECOND);
     /* Back: partial until the replay service has shown that it is the same process. */
     come_back(&s, 18 * SECOND);
     assert_int_equal(s.request, 3);
     assert_int_equal(replayed(&s, 0, 3), KI_STEP_DROP);
-    assert_true(ki_stream_is_partial(&s) || s.state != KI_STREAM_LIVE);
+    assert_true(is_partial(&s) || s.state != KI_STREAM_LIVE);
     assert_int_equal(replayed(&s, 0, 4), KI_STEP_APPLY);
     assert_int_equal(ki_stream_replay_end(&s, 18 * SECOND), KI_STEP_RESUME);
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
     assert_int_equal(ki_stream_absence_deadline(&s), 0);
 }
 
@@ -84,11 +85,11 @@ static void a_short_loss_is_not_stale(void **state)
         ki_stream_disconnected(&s, at * SECOND);
         assert_int_equal(ki_stream_tick_absence(&s, (at + 3) * SECOND), 0);
         ki_stream_reachable(&s, (at + 3) * SECOND);
-        assert_false(ki_stream_is_partial(&s));
+        assert_false(is_partial(&s));
         assert_int_equal(ki_stream_connected(&s, true, (at + 3) * SECOND), KI_STEP_REQUEST);
         assert_int_equal(replayed(&s, 0, 3), KI_STEP_DROP);
         assert_int_equal(ki_stream_replay_end(&s, (at + 3) * SECOND), KI_STEP_RESUME);
-        assert_false(ki_stream_is_partial(&s));
+        assert_false(is_partial(&s));
     }
 }
 
@@ -100,7 +101,7 @@ static void forget(struct ki_stream *s, uint64_t lost_ns)
                      KI_STEP_PURGE | KI_STEP_RESET);
     assert_int_equal(ki_stream_tick_absence(s, lost_ns + 600 * SECOND), 0); /* once */
     assert_int_equal(ki_stream_absence_deadline(s), 0);
-    assert_true(ki_stream_is_partial(s));
+    assert_true(is_partial(s));
     assert_int_equal(s->stats.absences, 1);
 }
 
@@ -117,12 +118,11 @@ static void forgotten_blocks_come_back_by_a_replay(void **state)
         assert_int_equal(s.request, 0);
         for (uint64_t i = 0; i <= 5; i++)
             assert_int_equal(replayed(&s, process, i), KI_STEP_APPLY);
-        assert_true(ki_stream_is_behind(&s) || ki_stream_is_partial(&s) ||
-                    s.state != KI_STREAM_LIVE);
+        assert_true(is_behind(&s) || is_partial(&s) || s.state != KI_STREAM_LIVE);
         assert_int_equal(ki_stream_replay_end(&s, 700 * SECOND), KI_STEP_RESUME);
-        assert_false(ki_stream_is_partial(&s));
+        assert_false(is_partial(&s));
         assert_int_equal(live(&s, process, 6), KI_STEP_APPLY);
-        assert_false(ki_stream_is_partial(&s));
+        assert_false(is_partial(&s));
     }
     /* The ring has lost the beginning: nothing proves that the view is whole. */
     init_at(&s, true, 9);
@@ -130,7 +130,7 @@ static void forgotten_blocks_come_back_by_a_replay(void **state)
     come_back(&s, 700 * SECOND);
     assert_true(replayed(&s, 0, 5) & KI_STEP_APPLY);
     assert_int_equal(ki_stream_replay_end(&s, 700 * SECOND), KI_STEP_RESUME);
-    assert_true(ki_stream_is_partial(&s));
+    assert_true(is_partial(&s));
 }
 
 static void forgotten_without_a_replay_service(void **state)
@@ -142,20 +142,20 @@ static void forgotten_without_a_replay_service(void **state)
     forget(&s, 10 * SECOND);
     come_back(&s, 700 * SECOND);
     assert_int_equal(live(&s, 0, 4), KI_STEP_APPLY);
-    assert_true(ki_stream_is_partial(&s)); /* the engine may have kept the blocks of 0 to 3 */
+    assert_true(is_partial(&s)); /* the engine may have kept the blocks of 0 to 3 */
     assert_int_equal(s.stats.missed, 0);
     /* A process that begins with 0 is another one, with an empty cache. */
     init_at(&s, false, 3);
     forget(&s, 10 * SECOND);
     come_back(&s, 700 * SECOND);
     assert_int_equal(live(&s, 1, 0), KI_STEP_APPLY);
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
     /* A 1 behind a forgotten 0 is no beginning, wherever the 0 came from. */
     init_at(&s, false, 0);
     forget(&s, 10 * SECOND);
     come_back(&s, 700 * SECOND);
     assert_int_equal(live(&s, 0, 1), KI_STEP_APPLY);
-    assert_true(ki_stream_is_partial(&s));
+    assert_true(is_partial(&s));
 }
 
 /* A peer's position, and a publisher that is dead from the start. */
@@ -174,12 +174,12 @@ static void a_seeded_stream_is_forgotten(void **state)
         ki_stream_start(&s, SECOND);
         assert_int_equal(ki_stream_tick_absence(&s, SECOND), 0); /* it begins to count here */
         assert_int_equal(ki_stream_tick_absence(&s, 6 * SECOND), 0);
-        assert_true(ki_stream_is_partial(&s));
+        assert_true(is_partial(&s));
         assert_int_equal(ki_stream_tick_absence(&s, 61 * SECOND), KI_STEP_PURGE | KI_STEP_RESET);
-        assert_true(ki_stream_is_partial(&s));
+        assert_true(is_partial(&s));
         come_back(&s, 100 * SECOND);
         assert_int_equal(live(&s, 0, 1), KI_STEP_APPLY);
-        assert_true(ki_stream_is_partial(&s));
+        assert_true(is_partial(&s));
     }
 }
 
@@ -197,7 +197,7 @@ static void an_engine_that_starts_late(void **state)
     assert_true(ki_stream_is_absent(&s, 200 * SECOND));
     ki_stream_reachable(&s, 200 * SECOND);
     assert_int_equal(live(&s, 0, 0), KI_STEP_APPLY);
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
     assert_int_equal(s.stats.absences, 0);
 }
 
@@ -213,11 +213,11 @@ static void a_silent_engine_that_is_gone(void **state)
     ki_stream_reachable(&s, SECOND);
     ki_stream_connected(&s, true, SECOND);
     assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
     ki_stream_disconnected(&s, 10 * SECOND);
     assert_int_equal(ki_stream_absence_deadline(&s), 15 * SECOND);
     assert_int_equal(ki_stream_tick_absence(&s, 15 * SECOND), 0);
-    assert_true(ki_stream_is_partial(&s));
+    assert_true(is_partial(&s));
     assert_int_equal(ki_stream_tick_absence(&s, 100 * SECOND), 0); /* there is nothing to forget */
 }
 
@@ -251,7 +251,7 @@ static void zero_is_never(void **state)
         ki_stream_disconnected(&s, 10 * SECOND);
         assert_int_equal(ki_stream_tick_absence(&s, 1000 * SECOND),
                          which == 2 ? KI_STEP_PURGE | KI_STEP_RESET : 0);
-        assert_int_equal(ki_stream_is_partial(&s), which > 0);
+        assert_int_equal(is_partial(&s), which > 0);
     }
 }
 

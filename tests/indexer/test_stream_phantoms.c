@@ -130,7 +130,7 @@ static void world_batch(struct world *w, bool lost)
 
         w->most_phantoms = n > w->most_phantoms ? n : w->most_phantoms;
         if (!w->silent && (n || w->n_held != w->n_blocks))
-            assert_true(ki_stream_is_partial(&w->s));
+            assert_true(is_partial(&w->s));
     }
 }
 
@@ -160,7 +160,7 @@ static void nothing_is_forgotten_without_losses(void **state)
     (void)state;
     assert_int_equal(w->s.stats.resyncs, 0);
     assert_int_equal(w->n_held, w->n_blocks);
-    assert_false(ki_stream_is_partial(&w->s));
+    assert_false(is_partial(&w->s));
     /* Joined late: blocks from before are removed that we never had. None of ours is a phantom. */
     w = run(0, 150, false);
     assert_int_equal(w->s.stats.resyncs, 0);
@@ -177,7 +177,7 @@ static void losses_do_not_make_the_index_grow(void **state)
             assert_in_range(w->most_held, 1, CAPACITY + CAPACITY / 3);
             assert_in_range(w->most_phantoms, 0, CAPACITY / 2);
             assert_true(w->s.stats.resyncs > 0 || loss == 1);
-            assert_true(ki_stream_is_partial(&w->s));
+            assert_true(is_partial(&w->s));
         }
 }
 
@@ -196,7 +196,7 @@ static void a_view_that_lost_nothing_is_contradicted(void **state)
             world_batch(&w, i >= 400 && i < 500);
         assert_int_equal(w.s.stats.contradictions, 1);
         assert_int_equal(w.s.stats.resyncs, 1);
-        assert_true(ki_stream_is_partial(&w.s));
+        assert_true(is_partial(&w.s));
         assert_int_equal(w.n_held, 0);
         assert_int_equal(w.s.heal_at_ns > 0, healing);
         for (int i = 0; i < 2000 && !healing; i++)
@@ -204,7 +204,7 @@ static void a_view_that_lost_nothing_is_contradicted(void **state)
         assert_int_equal(w.s.stats.resyncs, 1); /* removals of what was forgotten are excused */
         assert_int_equal(phantoms(&w), 0);
         ki_stream_mark_whole(&w.s);
-        assert_false(ki_stream_is_partial(&w.s));
+        assert_false(is_partial(&w.s));
     }
 }
 
@@ -221,7 +221,7 @@ static void few_contradictions_do_not_count(void **state)
     ki_stream_live(&s, &id, false, SECOND);
     for (int i = 0; i < 10000; i++)
         assert_int_equal(ki_stream_judge(&s, &few, SECOND), 0);
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
     for (int i = 0; i < 3; i++)
         assert_int_equal(ki_stream_judge(&s, &many, SECOND), 0);
     assert_int_equal(ki_stream_judge(&s, &many, SECOND), KI_STEP_PURGE);
@@ -250,10 +250,10 @@ static void phantoms_grow_old(void **state)
         assert_int_equal(steps, i == 15 ? KI_STEP_PURGE : 0);
     }
     assert_int_equal(s.stats.resyncs, 1);
-    assert_true(ki_stream_is_partial(&s));
+    assert_true(is_partial(&s));
     /* Until the engine clears its cache, or is another process. */
     ki_stream_mark_whole(&s);
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
 }
 
 static void a_full_index_gives_up_lossy_streams(void **state)
@@ -269,7 +269,7 @@ static void a_full_index_gives_up_lossy_streams(void **state)
         ki_stream_live(&s, &id, false, SECOND);
         assert_int_equal(ki_stream_judge(&s, &e, SECOND), 0); /* its blocks are real */
     }
-    ki_stream_mark_partial(&s, SECOND);
+    ki_stream_lose_contents(&s, SECOND);
     assert_int_equal(ki_stream_judge(&s, &e, SECOND), KI_STEP_PURGE);
     assert_int_equal(ki_stream_judge(&s, &e, SECOND), 0);
 }
@@ -285,9 +285,9 @@ static void blocks_are_learnt_anew(void **state)
     start_connected(&s);
     replayed(&s, 0, 0);
     ki_stream_replay_end(&s, SECOND);
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
     ki_stream_learn_anew(&s, 300, SECOND);
-    assert_true(ki_stream_is_partial(&s));
+    assert_true(is_partial(&s));
     assert_int_equal(ki_stream_judge(&s, &e, SECOND), 0);
     assert_int_equal(s.excused + s.unexplained, 0);
     assert_int_equal(ki_stream_deadline(&s), SECOND);
@@ -295,16 +295,16 @@ static void blocks_are_learnt_anew(void **state)
     assert_int_equal(s.request, 0);
     assert_int_equal(replayed(&s, 0, 0), KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_APPLY);
     ki_stream_replay_end(&s, SECOND);
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
 
     ki_stream_init(&s, &without_replay);
     start_connected(&s);
     live(&s, 0, 0);
     ki_stream_learn_anew(&s, 1, SECOND);
     live(&s, 0, 1);
-    assert_true(ki_stream_is_partial(&s));
+    assert_true(is_partial(&s));
     ki_stream_mark_whole(&s); /* a clear */
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
 }
 
 /* A stream that has brought no batch has no blocks to lose, whether its publisher is silent or hasn't
@@ -318,7 +318,7 @@ static void nothing_is_learnt_anew(void **state)
     start_connected(&s);
     assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
     ki_stream_learn_anew(&s, 0, SECOND);
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
 
     ki_stream_init(&s, &with_replay);
     ki_stream_learn_anew(&s, 0, SECOND);
@@ -326,12 +326,12 @@ static void nothing_is_learnt_anew(void **state)
     for (uint64_t i = 0; i < 3; i++)
         assert_int_equal(replayed(&s, 0, i), KI_STEP_APPLY);
     ki_stream_replay_end(&s, SECOND);
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
 
     ki_stream_init(&s, &without_replay);
     ki_stream_learn_anew(&s, 0, SECOND);
     live(&s, 0, 0);
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
 }
 
 /* A view that was partial before the first batch: batches from the beginning make it whole. */
@@ -342,14 +342,14 @@ static void a_beginning_makes_whole(void **state)
     (void)state;
     for (int answer = 0; answer < 3; answer++) {
         ki_stream_init(&s, &with_replay);
-        s.partial = true; /* as after too many restarts within one replay */
+        s.reasons |= KI_BECAUSE(UNANSWERED); /* as after too many restarts within one replay */
         start_connected(&s);
         if (answer == 1)
             replayed(&s, 0, 0);
         if (answer == 2)
             live(&s, 0, 0);
         ki_stream_replay_end(&s, SECOND);
-        assert_false(ki_stream_is_partial(&s));
+        assert_false(is_partial(&s));
     }
     /* A peer's state without a position goes when a whole view comes. */
     ki_stream_init(&s, &with_replay);
@@ -357,7 +357,7 @@ static void a_beginning_makes_whole(void **state)
     start_connected(&s);
     assert_int_equal(replayed(&s, 0, 0), KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_APPLY);
     ki_stream_replay_end(&s, SECOND);
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
 }
 
 int main(void)

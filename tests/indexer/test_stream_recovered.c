@@ -20,7 +20,7 @@ static void after_recovery_from_a_peer(void **state)
     for (uint64_t i = 300; i <= 500; i++)
         assert_int_equal(live(&s, 0, i), KI_STEP_DROP);
     assert_int_equal(live(&s, 0, 501), KI_STEP_APPLY);
-    assert_false(s.partial);
+    assert_false(is_lossy(&s));
     /* Only what is missing is replayed. */
     init_recovered(&s, &with_replay, 500);
     assert_int_equal(live(&s, 0, 503), KI_STEP_HOLD | KI_STEP_REQUEST);
@@ -29,7 +29,7 @@ static void after_recovery_from_a_peer(void **state)
     assert_int_equal(replayed(&s, 0, 501), KI_STEP_APPLY);
     assert_int_equal(replayed(&s, 0, 502), KI_STEP_APPLY | KI_STEP_RESUME);
     assert_int_equal(live(&s, 0, 503), KI_STEP_APPLY);
-    assert_false(s.partial);
+    assert_false(is_lossy(&s));
     /* The engine restarted since. */
     init_recovered(&s, &without_replay, 500);
     assert_int_equal(live(&s, 1, 4), KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_APPLY);
@@ -40,7 +40,7 @@ static void after_recovery_from_a_peer(void **state)
     assert_int_equal(live(&s, 0, 501), KI_STEP_HOLD | KI_STEP_REQUEST);
     assert_int_equal(replayed(&s, 0, 500), KI_STEP_DROP | KI_STEP_RESUME);
     assert_int_equal(live(&s, 0, 501), KI_STEP_APPLY);
-    assert_true(s.partial);
+    assert_true(is_lossy(&s));
     assert_int_equal(ki_stream_tick(&s, ki_stream_deadline(&s)), KI_STEP_REQUEST);
     assert_int_equal(s.request, 0);
 }
@@ -54,18 +54,18 @@ static void after_a_dump_without_positions(void **state)
     (void)state;
     ki_stream_init(&s, &without_replay);
     ki_stream_seed_cursorless(&s);
-    assert_true(ki_stream_is_partial(&s));
+    assert_true(is_partial(&s));
     assert_int_equal(live(&s, 0, 70), KI_STEP_APPLY);
     assert_int_equal(live(&s, 0, 71), KI_STEP_APPLY);
-    assert_true(ki_stream_is_partial(&s));
+    assert_true(is_partial(&s));
     ki_stream_mark_whole(&s); /* the engine has cleared its cache */
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
     /* Everything since the beginning of the process is read: blocks from before are another's. */
     ki_stream_init(&s, &without_replay);
     ki_stream_seed_cursorless(&s);
     assert_int_equal(live(&s, 0, 0), KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_APPLY);
     assert_int_equal(live(&s, 0, 1), KI_STEP_APPLY);
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
     /* A replay replaces what the peer had. */
     ki_stream_init(&s, &with_replay);
     ki_stream_seed_cursorless(&s);
@@ -75,14 +75,14 @@ static void after_a_dump_without_positions(void **state)
     assert_int_equal(replayed(&s, 0, 0), KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_APPLY);
     assert_int_equal(replayed(&s, 0, 1), KI_STEP_APPLY | KI_STEP_RESUME);
     assert_int_equal(live(&s, 0, 2), KI_STEP_APPLY);
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
     /* Nobody answers it: later. */
     ki_stream_init(&s, &with_replay);
     ki_stream_seed_cursorless(&s);
     assert_int_equal(start_connected(&s), KI_STEP_REQUEST);
     nobody_answers(&s);
     assert_int_equal(live(&s, 0, 70), KI_STEP_APPLY);
-    assert_true(ki_stream_is_partial(&s));
+    assert_true(is_partial(&s));
     assert_int_not_equal(ki_stream_deadline(&s), 0);
 }
 
@@ -111,7 +111,7 @@ static void recovered_without_timestamps(void **state)
     for (uint64_t i = 300; i <= 500; i++)
         assert_int_equal(live_untimed(&s, 0, i), KI_STEP_DROP);
     assert_int_equal(live_untimed(&s, 0, 501), KI_STEP_APPLY);
-    assert_false(s.partial);
+    assert_false(is_lossy(&s));
     /* The publisher hasn't reached that position. */
     ki_stream_init(&s, &with_replay);
     ki_stream_seed(&s, 500, 0, false);
@@ -124,7 +124,7 @@ static void recovered_without_timestamps(void **state)
     assert_int_equal(replayed_untimed(&s, 1, 299), KI_STEP_APPLY | KI_STEP_RESUME);
     assert_int_equal(live_untimed(&s, 1, 300), KI_STEP_APPLY);
     assert_int_equal(s.stats.restarts, 1);
-    assert_false(s.partial);
+    assert_false(is_lossy(&s));
 }
 
 /* Between the peer's dump and our connection the engine restarted and got as far as the old one. */
@@ -143,7 +143,7 @@ static void restart_hidden_behind_a_recovery(void **state)
     init_recovered(&s, &with_replay, 10);
     s.cooldown_to_ns = 2 * SECOND;
     assert_int_equal(live(&s, 1, 11), KI_STEP_APPLY);
-    assert_true(s.partial);
+    assert_true(is_lossy(&s));
 }
 
 /* After a recovery nothing comes: what was published before we were connected is asked for at
@@ -171,7 +171,7 @@ static void silence_after_a_recovery(void **state)
             assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
             assert_int_equal(s.position, 0);
         }
-        assert_false(ki_stream_is_partial(&s));
+        assert_false(is_partial(&s));
     }
     /* A live batch while it is asked waits for the answer. */
     init_recovered(&s, &with_replay, 10);
@@ -191,17 +191,17 @@ static void silence_after_a_recovery(void **state)
     assert_int_equal(ki_stream_replay_failed(&s, SECOND), 0);
     nobody_answers(&s);
     assert_int_equal(s.position, 10);
-    assert_true(ki_stream_is_partial(&s));
+    assert_true(is_partial(&s));
     /* Without a replay service the connection vouches for the position: it is older than the
      * dump. */
     init_recovered(&s, &without_replay, 10);
     assert_int_equal(start_connected(&s), 0);
-    assert_false(ki_stream_is_partial(&s));
+    assert_false(is_partial(&s));
     /* A connection made since doesn't. */
     init_recovered(&s, &without_replay, 10);
     ki_stream_start(&s, SECOND);
     assert_int_equal(ki_stream_connected(&s, true, SECOND), 0);
-    assert_true(ki_stream_is_partial(&s));
+    assert_true(is_partial(&s));
 }
 
 int main(void)

@@ -76,7 +76,7 @@ static void world_apply(struct world *w, const struct message *m)
          * still in the queue behind this batch, or nobody could be asked and the view is partial.
          */
         if (w->applied_process != m->process) {
-            assert_true(ki_stream_is_partial(&w->s) || m->connection != w->connection);
+            assert_true(is_partial(&w->s) || m->connection != w->connection);
             w->mixed = true;
         }
         assert_true(m->sequence > w->applied_last); /* once, and in order */
@@ -93,13 +93,13 @@ static void world_record(const struct world *w)
                            : 1 + w->applied_process * 7 + w->applied_first * 5 +
                                  w->applied_last * 3 + w->contiguous * 64 + w->mixed * 128;
 
-    record_answer(w->now / (SECOND / 100) + w->next, has, has, ki_stream_is_partial(&w->s));
+    record_answer(w->now / (SECOND / 100) + w->next, has, has, is_partial(&w->s));
 }
 
 static void world_check(struct world *w)
 {
     world_record(w);
-    if (!w->any || ki_stream_is_partial(&w->s))
+    if (!w->any || is_partial(&w->s))
         return;
     assert_true(w->contiguous); /* whole, unless called partial */
     assert_int_equal(w->applied_first, w->first);
@@ -263,7 +263,7 @@ static void world_vanish(struct world *w)
     ki_stream_disconnected(&w->s, w->now);
     w->now += (forgets ? 70 : 6) * SECOND;
     steps = ki_stream_tick_absence(&w->s, w->now);
-    assert_true(!w->any || ki_stream_is_partial(&w->s));
+    assert_true(!w->any || is_partial(&w->s));
     assert_true(!w->any || !forgets || (steps & KI_STEP_PURGE));
     world_do(w, steps, NULL);
     if (steps & KI_STEP_PURGE) {
@@ -293,8 +293,8 @@ static void world_recover(struct world *w, bool may_restart)
                    false);
     if (may_restart && draw(2)) {
         world_restart(w);
-        w->connection = 0;    /* the first that this stream knows, older than the dump */
-        w->s.unproved = true; /* the peer has lost its own, and says so */
+        w->connection = 0; /* the first that this stream knows, older than the dump */
+        w->s.reasons |= KI_BECAUSE(UNPROVED); /* the peer has lost its own, and says so */
     }
     for (uint64_t lost = draw(2) ? 0 : draw(60); may_restart && lost; lost--)
         world_publish(w, true); /* while we were connecting */
@@ -314,7 +314,7 @@ static void world_settle(struct world *w)
 static void world_is_known(const struct world *w)
 {
     /* Whether numbers begin with 1 is known only once another batch has come. */
-    assert_true(!ki_stream_is_partial(&w->s) || (w->s.began_at_one && w->first == 1));
+    assert_true(!is_partial(&w->s) || (ki_stream_has(&w->s, KI_BECAUSE(BATCH_0)) && w->first == 1));
     assert_int_equal(w->any, w->next > w->first);
     if (!w->any)
         return;
@@ -326,7 +326,7 @@ static void world_is_known(const struct world *w)
 /* All that has arrived was offered, so a view that isn't partial is the publisher's. */
 static void world_is_true(const struct world *w)
 {
-    if (ki_stream_is_partial(&w->s) || w->tail_lost || w->s.state != KI_STREAM_LIVE)
+    if (is_partial(&w->s) || w->tail_lost || w->s.state != KI_STREAM_LIVE)
         return;
     assert_int_equal(w->any, w->next > w->first);
     assert_true(!w->any || (w->applied_process == w->process && w->contiguous));
@@ -383,16 +383,16 @@ static void world_round(bool can_replay, bool untimed)
     assert_int_equal(w.applied_last, w.next - 1);
     if (untimed)
         assert_int_equal(w.s.stats.restarts, 0);
-    assert_true(w.mixed ? ki_stream_is_partial(&w.s) : w.applied_process == w.process);
+    assert_true(w.mixed ? is_partial(&w.s) : w.applied_process == w.process);
     if (can_replay && w.ring == 1000000) {
         assert_true(w.any && w.contiguous);
         assert_int_equal(w.applied_first, w.first);
-        for (int i = 0; i < 3 && ki_stream_is_partial(&w.s); i++) {
-            assert_true(w.s.began_at_one && w.first == 1);
+        for (int i = 0; i < 3 && is_partial(&w.s); i++) {
+            assert_true(ki_stream_has(&w.s, KI_BECAUSE(BATCH_0)) && w.first == 1);
             world_publish(&w, false);
             world_settle(&w);
         }
-        assert_false(ki_stream_is_partial(&w.s));
+        assert_false(is_partial(&w.s));
     }
 }
 

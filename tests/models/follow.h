@@ -132,13 +132,13 @@ static inline void follow_compare(struct follower *f, const struct prompt *p, en
 {
     size_t claimed = follow_ask(f, p, tier);
 
-    record_answer(prompt_check(p) + tier, claimed, truth, ki_applier_is_unsure(&f->applier));
+    record_answer(prompt_check(p) + tier, claimed, truth, ki_applier_reasons(&f->applier));
     f->asked++;
     if (f->unshown && f->applier.reports.trusted && !ki_reports_are_on(&f->applier.reports)) {
         f->unshown_wrong += claimed != truth;
         return;
     }
-    if (ki_applier_is_unsure(&f->applier)) {
+    if (ki_applier_reasons(&f->applier)) {
         f->unsure++;
         f->unsure_under += claimed < truth;
         f->unsure_over += claimed > truth;

@@ -189,7 +189,11 @@ static void write_listener(struct kv_json_writer *w, const struct ki_worker_info
     kv_json_member_u64(w, "batches", info->batches);
     kv_json_member_u64(w, "gaps", info->gaps);
     kv_json_member_u64(w, "missed_batches", info->missed_batches);
-    kv_json_member_bool(w, "partial", info->partial);
+    kv_json_member_bool(w, "partial", info->reasons != 0);
+    if (info->reasons) {
+        kv_json_key(w, "partial_reasons");
+        ki_reasons_write(w, info->reasons);
+    }
     write_left_out(w, info);
     kv_json_end_object(w);
 }

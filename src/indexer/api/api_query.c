@@ -170,7 +170,7 @@ static void write_views(struct kv_json_writer *w, const struct kv_buf *views)
         kv_json_key_u64(w, v->holder.rank);
         kv_json_begin_object(w);
         kv_json_member_str(w, "status", ki_listener_status_name(v->status));
-        kv_json_member_bool(w, "partial", v->partial);
+        kv_json_member_bool(w, "partial", v->reasons != 0);
         kv_json_end_object(w);
         before = v;
     }

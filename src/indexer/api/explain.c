@@ -14,6 +14,7 @@
 /* Sums over the workers of one model. */
 struct view {
     size_t ranks, active, partial, disconnected;
+    size_t with_reason[KI_N_REASONS]; /* ranks whose view is partial for it */
     uint64_t batches, orphans, missed, blocks, malformed;
     uint64_t skipped[KVE_N_SKIPS];
     uint64_t event_block_size; /* of events that were left out for it; 0: none */
@@ -31,6 +32,13 @@ static void add_media(struct kve_unknown_media *sum, const struct kve_unknown_me
     sum->n_others += media->n_others;
 }
 
+static void add_partial(struct view *view, ki_reasons reasons, size_t ranks)
+{
+    view->partial += reasons ? ranks : 0;
+    for (; reasons; reasons &= reasons - 1)
+        view->with_reason[__builtin_ctzll(reasons)] += ranks;
+}
+
 static void look_at_workers(struct ki_service *service, const struct ki_model *model,
                             struct view *view)
 {
@@ -45,7 +53,7 @@ static void look_at_workers(struct ki_service *service, const struct ki_model *m
             continue;
         view->ranks++;
         view->active += info->status == KI_ACTIVE;
-        view->partial += info->partial;
+        add_partial(view, info->reasons, 1);
         view->disconnected += info->stale;
         view->batches += info->batches;
         view->orphans += info->orphans;
@@ -60,7 +68,7 @@ static void look_at_workers(struct ki_service *service, const struct ki_model *m
         for (int s = 0; s < KVE_N_SKIPS; s++)
             view->skipped[s] += info->skipped[s];
     }
-    view->partial += ki_registry_unfollowed(service->registry, model);
+    add_partial(view, KI_BECAUSE(UNFOLLOWED), ki_registry_unfollowed(service->registry, model));
     if (n >= 0)
         ki_worker_infos_free(infos, n);
 }
@@ -242,6 +250,19 @@ void ki_explain_skipped(struct kv_json_writer *w, const uint64_t skipped[KVE_N_S
     kv_json_end_object(w);
 }
 
+/* Write {"missed_batches": 2}: ranks with a partial view, by reason. */
+static void write_reasons(struct kv_json_writer *w, const struct view *view)
+{
+    if (!view->partial)
+        return;
+    kv_json_key(w, "partial_reasons");
+    kv_json_begin_object(w);
+    for (int i = 0; i < KI_N_REASONS; i++)
+        if (view->with_reason[i])
+            kv_json_member_u64(w, ki_reason_info((enum ki_reason)i)->name, view->with_reason[i]);
+    kv_json_end_object(w);
+}
+
 void ki_explain(struct ki_service *service, const struct ki_model *model,
                 const struct ki_explain_ask *ask, const struct kvi_matches *matches,
                 struct kv_json_writer *w)
@@ -268,6 +289,7 @@ void ki_explain(struct ki_service *service, const struct ki_model *model,
     kv_json_member_u64(w, "registered_ranks", view.ranks);
     kv_json_member_u64(w, "active_ranks", view.active);
     kv_json_member_u64(w, "partial_ranks", view.partial);
+    write_reasons(w, &view);
     kv_json_member_u64(w, "disconnected_ranks", view.disconnected);
     kv_json_member_u64(w, "indexed_blocks", stats.blocks);
     kv_json_member_u64(w, "batches", view.batches);

@@ -18,7 +18,8 @@ int ki_handover_create(struct ki_handover **ret)
         free(h);
         return -ENOMEM;
     }
-    h->partial = h->suspects = true; /* assume so until the text says otherwise */
+    h->suspects = true; /* assume so until the text says otherwise */
+    h->reasons = KI_BECAUSE(PEER);
     *ret = h;
     return 0;
 }
@@ -62,7 +63,7 @@ int ki_handover_take(struct ki_listener *l, struct ki_handover **ret)
         h.sequence = l->stream.position;
         h.timestamp = l->stream.timestamp;
         h.has_windows = l->applier.has_windows;
-        h.partial = ki_listener_is_partial_in_dumps(l);
+        h.reasons = ki_listener_reasons_of_replicas(l);
         h.has_reports = l->applier.reports.seen;
         h.suspects = l->applier.reports.suspects;
         h.trusted = l->applier.reports.trusted;
@@ -117,7 +118,8 @@ void ki_handover_write(const struct ki_handover *h, struct kv_json_writer *w)
     kv_json_member_u64(w, "seq", h->sequence);
     kv_json_member_double(w, "timestamp", h->timestamp);
     kv_json_member_bool(w, "has_windows", h->has_windows);
-    kv_json_member_bool(w, "partial", h->partial);
+    kv_json_key(w, "reasons");
+    ki_reasons_write(w, h->reasons);
     kv_json_member_bool(w, "has_reports", h->has_reports);
     kv_json_member_bool(w, "suspects_reports", h->suspects);
     if (h->trusted)
@@ -158,8 +160,8 @@ void ki_handover_read(struct ki_handover *h, struct kv_json *json)
             h->has_windows = kv_json_bool(json);
         else if (kv_str_eq(key, "has_reports"))
             h->has_reports = kv_json_bool(json);
-        else if (kv_str_eq(key, "partial"))
-            h->partial = kv_json_bool(json);
+        else if (kv_str_eq(key, "reasons"))
+            h->reasons = ki_reasons_read(json);
         else if (kv_str_eq(key, "suspects_reports"))
             h->suspects = kv_json_bool(json);
         else if (kv_str_eq(key, "trusts_copies"))
@@ -233,7 +235,7 @@ size_t ki_handover_note(struct ki_handover **handovers, size_t n, struct ki_wate
         } else if ((*found)->sequence > marks[i].sequence) {
             marks[i].sequence = (*found)->sequence;
             marks[i].timestamp = (*found)->timestamp;
-            marks[i].partial |= (*found)->partial;
+            marks[i].reasons |= (*found)->reasons;
         }
     }
     return n;

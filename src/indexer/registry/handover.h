@@ -19,7 +19,7 @@ struct ki_handover {
     uint64_t sequence; /* of the last batch applied */
     double timestamp;
     bool has_windows;                /* see struct ki_applier */
-    bool partial;                    /* the watermark was partial at that moment */
+    ki_reasons reasons;              /* of the watermark at that moment */
     bool has_reports;                /* the stream has shown a report */
     bool suspects;                   /* some events may have been reports; default: true */
     bool trusted;                    /* events that may be reports count as copies */

@@ -99,7 +99,7 @@ void ki_worker_infos_free(struct ki_worker_info *infos, long n);
 struct ki_view {
     struct kv_holder holder;
     enum ki_listener_status status;
-    bool partial;
+    ki_reasons reasons; /* 0: whole */
 };
 /**
  * Append a struct ki_view for each rank of @model whose stream isn't active or whose view is partial,

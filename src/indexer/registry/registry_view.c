@@ -100,7 +100,7 @@ static void add_unfollowed(struct ki_registry *r, const struct ki_model *model, 
 
     pthread_mutex_lock(&r->admin);
     for (p = TAILQ_FIRST(&r->positions.with_blocks); p; p = TAILQ_NEXT(p, age)) {
-        struct ki_view view = {p->mark.holder, KI_UNREGISTERED, true};
+        struct ki_view view = {p->mark.holder, KI_UNREGISTERED, KI_BECAUSE(UNFOLLOWED)};
 
         if (kvi_holder_blocks(model->index, view.holder))
             kv_buf_append(ret, &view, sizeof(view));
@@ -121,7 +121,7 @@ void ki_registry_views(struct ki_registry *registry, const struct ki_model *mode
             const struct ki_listener *l = registry->listeners[i];
             struct ki_view view = {.holder = {l->instance, l->rank}};
 
-            if (l->model == model && ki_listener_view(l, &view.status, &view.partial))
+            if (l->model == model && ki_listener_view(l, &view.status, &view.reasons))
                 kv_buf_append(ret, &view, sizeof(view));
         }
         pthread_mutex_unlock(&registry->lock);
@@ -189,7 +189,8 @@ void ki_registry_kept_marks(struct ki_registry *r, const struct ki_model *model,
         mark.has_copies = false; /* the copies of blocks are those at its end, not here */
         mark.has_doubts = false;
         mark.adrift = true;
-        mark.partial |= p->handover && p->handover->doubts.items.len;
+        if (p->handover && p->handover->doubts.items.len)
+            mark.reasons |= KI_BECAUSE(MAYBE_REPORT);
         if (!mark.no_position && kvi_holder_blocks(model->index, mark.holder))
             kv_buf_append(ret, &mark, sizeof(mark));
     }

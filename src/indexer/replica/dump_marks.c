@@ -67,11 +67,10 @@ static void set_end(struct ki_watermark *mark, const struct ki_watermark *told)
     mark->has_end = told->has_end;
     mark->end = told->end;
     mark->has_copies = told->has_copies;
-    mark->end_partial = told->end_partial;
+    mark->end_reasons = told->end_reasons;
     mark->end_reports = told->end_reports;
     mark->end_suspects = told->end_suspects;
     mark->has_doubts = told->has_doubts;
-    mark->end_beside = told->end_beside;
     mark->end_trusted = told->end_trusted;
     mark->end_real = told->end_real;
 }
@@ -96,8 +95,8 @@ void ki_dump_read_mark(struct ki_dump_reader *reader, struct kv_json *json,
             has_sequence = true;
         } else if (kv_str_eq(key, "timestamp")) {
             mark.timestamp = kv_json_null(json) ? 0 : kv_json_double(json);
-        } else if (kv_str_eq(key, "partial")) {
-            mark.partial = kv_json_bool(json);
+        } else if (kv_str_eq(key, "reasons")) {
+            mark.reasons = ki_reasons_read(json);
         } else if (kv_str_eq(key, "adrift")) {
             mark.adrift = kv_json_bool(json);
         } else if (kv_str_eq(key, "stream_rank")) {
@@ -159,8 +158,8 @@ void ki_dump_read_end(struct ki_dump_reader *reader, struct kv_json *json,
             told.has_end = true;
         } else if (kv_str_eq(key, "copies")) {
             told.has_copies = kv_json_bool(json);
-        } else if (kv_str_eq(key, "partial")) {
-            told.end_partial = kv_json_bool(json);
+        } else if (kv_str_eq(key, "reasons")) {
+            told.end_reasons = ki_reasons_read(json);
         } else if (kv_str_eq(key, "adrift")) {
             told.adrift = kv_json_bool(json);
         } else if (kv_str_eq(key, "has_reports")) {
@@ -169,8 +168,6 @@ void ki_dump_read_end(struct ki_dump_reader *reader, struct kv_json *json,
             told.end_suspects = kv_json_bool(json);
         } else if (kv_str_eq(key, "doubts")) {
             told.has_doubts = kv_json_bool(json);
-        } else if (kv_str_eq(key, "partial_beside")) {
-            told.end_beside = kv_json_bool(json);
         } else if (kv_str_eq(key, "trusts_copies")) {
             told.end_trusted = kv_json_bool(json);
         } else if (kv_str_eq(key, "real_copies")) {
@@ -239,11 +236,11 @@ static void give_doubts(struct ki_handover *h, const struct ki_dumped_model *m,
     h->doubts.known &= mark->has_doubts;
     if (!mark->has_doubts)
         return;
-    mark->partial = mark->end_beside;
+    mark->reasons = mark->end_reasons & ~ki_reasons_told(mark->end_reasons, KI_TOLD_BLOCKS);
     h->doubts.trusted |= mark->end_trusted;
     h->doubts.n_real = KV_MAX(h->doubts.n_real, mark->end_real);
     append_rows(&h->doubts.items, &m->doubts, sizeof(key), &key, compare_doubts);
-    mark->partial |= h->doubts.items.error != 0;
+    mark->reasons |= h->doubts.items.error ? KI_BECAUSE(PEER) : 0;
 }
 
 /* Give a stream what the dump tells of its rank's end. */
@@ -255,7 +252,7 @@ static void give_end(struct ki_handover *h, const struct ki_dumped_model *m,
     h->has_ends &= mark->has_copies;
     if (!mark->has_copies)
         return;
-    mark->partial |= mark->end_partial;
+    mark->reasons |= mark->end_reasons;
     h->has_reports |= mark->end_reports;
     h->suspects |= mark->end_suspects;
     append_rows(&h->ends, &m->ends, sizeof(key), &key, compare_ends);

@@ -60,7 +60,8 @@ static void write_watermarks(struct ki_dump_writer *d, const struct ki_watermark
         kv_json_member_u64(&d->w, "dp_rank", marks[i].holder.rank);
         kv_json_member_u64(&d->w, "seq", marks[i].sequence);
         kv_json_member_double(&d->w, "timestamp", marks[i].timestamp);
-        kv_json_member_bool(&d->w, "partial", marks[i].partial);
+        kv_json_key(&d->w, "reasons");
+        ki_reasons_write(&d->w, marks[i].reasons);
         if (marks[i].adrift)
             kv_json_member_bool(&d->w, "adrift", true);
         kv_json_member_u64(&d->w, "stream_rank", marks[i].stream_rank);
@@ -103,13 +104,13 @@ static void write_end(struct ki_dump_writer *d, const struct ki_watermark *mark)
     if (!mark->has_copies)
         return;
     kv_json_member_bool(&d->w, "copies", true);
-    kv_json_member_bool(&d->w, "partial", mark->end_partial);
+    kv_json_key(&d->w, "reasons");
+    ki_reasons_write(&d->w, mark->end_reasons);
     kv_json_member_bool(&d->w, "has_reports", mark->end_reports);
     kv_json_member_bool(&d->w, "suspects_reports", mark->end_suspects);
     if (!mark->has_doubts)
         return;
     kv_json_member_bool(&d->w, "doubts", true);
-    kv_json_member_bool(&d->w, "partial_beside", mark->end_beside);
     kv_json_member_bool(&d->w, "trusts_copies", mark->end_trusted);
     kv_json_member_u64(&d->w, "real_copies", mark->end_real);
 }

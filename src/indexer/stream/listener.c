@@ -74,7 +74,6 @@ int ki_listener_create(struct ki_listener_env *env, const struct ki_registration
     ki_applier_set_habits(&l->applier, &registration->habits);
     l->applier.forgets = begin_generation;
     l->applier.forgets_arg = l;
-    l->stream.doubtful = ki_applier_is_unsure(&l->applier);
     l->model = model;
     pthread_mutex_lock(&l->lock);
     ki_listener_unlock(l);
@@ -123,8 +122,8 @@ void ki_listener_name_rank(struct ki_listener *l)
 void ki_listener_seed(struct ki_listener *l, const struct ki_watermark *mark)
 {
     pthread_mutex_lock(&l->lock);
-    ki_stream_seed(&l->stream, mark->sequence, mark->timestamp, mark->partial);
-    l->stream.unproved = mark->adrift;
+    ki_stream_seed(&l->stream, mark->sequence, mark->timestamp, mark->reasons != 0);
+    l->stream.reasons |= mark->adrift ? KI_BECAUSE(UNPROVED) : 0;
     ki_listener_name_rank(l);
     l->applier.reports.suspects = true; /* unless its handover is more precise */
     if (mark->torn)
@@ -141,7 +140,7 @@ void ki_listener_adopt_rank(struct ki_listener *l, const struct ki_watermark *ma
     pthread_mutex_lock(&l->lock);
     if (!ki_applier_note_rank(&l->applier, mark->holder.rank)) {
         kvi_remove_holder(l->model->index, mark->holder);
-        ki_stream_mark_partial(&l->stream, kv_now_ns());
+        ki_stream_lose_contents(&l->stream, kv_now_ns());
     } else if (mark->torn) {
         ki_stream_seed_torn(&l->stream);
     }
@@ -175,7 +174,7 @@ bool ki_listener_retire(struct ki_listener *l, struct ki_watermark *ret_position
     ret_position->holder = (struct kv_holder){.worker = l->instance, .rank = l->rank};
     ret_position->sequence = s->has_position ? s->position : s->before;
     ret_position->timestamp = s->has_position ? s->timestamp : 0;
-    ret_position->partial = ki_stream_is_partial(s);
+    ret_position->reasons = ki_listener_reasons_of_replicas(l);
     ret_position->has_stream = true;
     ret_position->stream_rank = l->rank;
     ret_position->generation = l->generation;
@@ -219,18 +218,28 @@ static enum ki_listener_status status_of(const struct ki_listener *l)
 /* -- what /query tells ------------------------------------------------------------------------- */
 
 /* A view that is no news is 0; others have a bit beside their contents. */
-#define VIEW_ODD 1u
-#define VIEW_PARTIAL 2u
-#define VIEW_STATUS 2 /* shift of the status */
+#define VIEW_ODD UINT64_C(1)
+#define VIEW_STATUS 1  /* shift of the status */
+#define VIEW_REASONS 8 /* shift of the reasons */
 
-static bool is_partial(const struct ki_listener *l)
+_Static_assert(KI_UNREGISTERED < 1 << (VIEW_REASONS - VIEW_STATUS), "there is room for the status");
+
+ki_reasons ki_listener_reasons(const struct ki_listener *l)
 {
-    return ki_stream_is_partial(&l->stream) || ki_stream_is_behind(&l->stream);
+    return ki_stream_reasons(&l->stream) | ki_applier_reasons(&l->applier);
 }
 
-static void publish(struct ki_listener *l, uint32_t view)
+ki_reasons ki_listener_reasons_of_replicas(const struct ki_listener *l)
 {
-    uint32_t before = atomic_load_explicit(&l->view, memory_order_relaxed);
+    ki_reasons reasons =
+        ki_stream_reasons(&l->stream) | ki_applier_reasons_of_replicas(&l->applier);
+
+    return reasons & ~ki_reasons_told(reasons, KI_TOLD_NEVER);
+}
+
+static void publish(struct ki_listener *l, uint64_t view)
+{
+    uint64_t before = atomic_load_explicit(&l->view, memory_order_relaxed);
 
     if (KV_LIKELY(view == before))
         return;
@@ -243,17 +252,18 @@ static void publish(struct ki_listener *l, uint32_t view)
 void ki_listener_show(struct ki_listener *l)
 {
     enum ki_listener_status status = status_of(l);
-    bool partial = is_partial(l);
+    ki_reasons reasons = ki_listener_reasons(l);
 
-    if (l->gone || (status == KI_ACTIVE && !partial))
+    if (l->gone || (status == KI_ACTIVE && !reasons))
         publish(l, 0);
     else
-        publish(l, VIEW_ODD | (partial ? VIEW_PARTIAL : 0) | (uint32_t)status << VIEW_STATUS);
+        publish(l, VIEW_ODD | (uint64_t)status << VIEW_STATUS | reasons << VIEW_REASONS);
 }
 
 void ki_listener_show_loss(struct ki_listener *l)
 {
-    publish(l, VIEW_ODD | VIEW_PARTIAL | (uint32_t)status_of(l) << VIEW_STATUS);
+    publish(l,
+            VIEW_ODD | (uint64_t)status_of(l) << VIEW_STATUS | KI_BECAUSE(LEAVING) << VIEW_REASONS);
 }
 
 void ki_listener_unlock(struct ki_listener *l)
@@ -263,12 +273,12 @@ void ki_listener_unlock(struct ki_listener *l)
 }
 
 bool ki_listener_view(const struct ki_listener *l, enum ki_listener_status *ret_status,
-                      bool *ret_partial)
+                      ki_reasons *ret_reasons)
 {
-    uint32_t view = atomic_load_explicit(&l->view, memory_order_acquire);
+    uint64_t view = atomic_load_explicit(&l->view, memory_order_acquire);
 
-    *ret_status = (enum ki_listener_status)(view >> VIEW_STATUS);
-    *ret_partial = view & VIEW_PARTIAL;
+    *ret_status = (enum ki_listener_status)((view & ((1u << VIEW_REASONS) - 1)) >> VIEW_STATUS);
+    *ret_reasons = view >> VIEW_REASONS;
     return view != 0;
 }
 
@@ -333,7 +343,7 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
         .rejected = a->rejected,
         .held = kvi_holder_blocks(l->model->index, (struct kv_holder){l->instance, l->rank}),
         .left_out = l->applier.left_out,
-        .partial = is_partial(l),
+        .reasons = ki_listener_reasons(l),
         .unnumbered = l->applier.unnumbered,
         .odd_frames = l->odd_frames,
         .event_block_size = l->applier.reader->other_block_size,
@@ -343,11 +353,6 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
     ki_listener_unlock(l);
 }
 
-bool ki_listener_is_partial_in_dumps(const struct ki_listener *l)
-{
-    return ki_stream_is_partial_in_dumps(&l->stream) || ki_applier_is_unsure_in_dumps(&l->applier);
-}
-
 static void add_watermarks(const struct ki_listener *l, struct kv_buf *ret)
 {
     for (uint32_t i = 0; l->stream.has_position && i < l->applier.n_ranks; i++) {
@@ -355,7 +360,7 @@ static void add_watermarks(const struct ki_listener *l, struct kv_buf *ret)
             .holder = {.worker = l->instance, .rank = l->applier.ranks[i]},
             .sequence = l->stream.position,
             .timestamp = l->stream.timestamp,
-            .partial = ki_listener_is_partial_in_dumps(l),
+            .reasons = ki_listener_reasons_of_replicas(l),
             .adrift = l->stream.contact != KI_CONTACT_MET,
             .has_stream = true,
             .stream_rank = l->rank,
@@ -364,12 +369,10 @@ static void add_watermarks(const struct ki_listener *l, struct kv_buf *ret)
                                        : l->stream.position,
             .generation = l->generation,
             .has_copies = !l->applier.overlaps,
-            .end_partial = ki_listener_is_partial_in_dumps(l),
+            .end_reasons = ki_listener_reasons_of_replicas(l),
             .end_reports = l->applier.reports.seen,
             .end_suspects = l->applier.reports.suspects,
             .has_doubts = !l->applier.overlaps,
-            .end_beside =
-                ki_stream_lacks_batches(&l->stream) || ki_applier_is_unsure_beside(&l->applier),
             .end_trusted = l->applier.reports.trusted,
             .end_real = l->applier.suspects.n_real,
         };

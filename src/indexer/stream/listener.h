@@ -85,7 +85,7 @@ struct ki_listener {
     _Atomic uint32_t refs;
 
     /* The view that /query tells: 0 when it is active and whole, or gone. See ki_listener_show. */
-    _Atomic uint32_t view;
+    _Atomic uint64_t view;
 
     pthread_mutex_t lock; /* guards from here..; release it by ki_listener_unlock */
     struct ki_model *model;
@@ -166,7 +166,7 @@ void ki_listener_show_loss(struct ki_listener *l);
 void ki_listener_unlock(struct ki_listener *l);
 /** Read the published view, at any time. Returns false when it is active and whole, or gone. */
 bool ki_listener_view(const struct ki_listener *l, enum ki_listener_status *ret_status,
-                      bool *ret_partial);
+                      ki_reasons *ret_reasons);
 /** Move the listener to @model, whose reference it takes over. */
 void ki_listener_change_model(struct ki_listener *l, struct ki_model *model);
 /** Return true when @mark is a position in this listener's stream. */
@@ -202,11 +202,10 @@ int ki_listener_set_paused(struct ki_listener *l, bool paused);
 /** Return true when @model is this listener's. */
 bool ki_listener_feeds(struct ki_listener *l, const struct ki_model *model);
 void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret);
-/**
- * Return true when a replica that continues with the stream's blocks may lack some or have too
- * many. Caller-locked.
- */
-bool ki_listener_is_partial_in_dumps(const struct ki_listener *l);
+/** Return the reasons for which the view is partial. Caller-locked. */
+ki_reasons ki_listener_reasons(const struct ki_listener *l);
+/** The same of a replica that continues with the stream's blocks. Caller-locked. */
+ki_reasons ki_listener_reasons_of_replicas(const struct ki_listener *l);
 /** Append a struct ki_watermark for each rank that the stream writes. */
 void ki_listener_watermarks(struct ki_listener *l, struct kv_buf *ret);
 

@@ -143,7 +143,6 @@ static bool take_short(struct ki_listener *l, const struct kve_span *frames, siz
     ret->sequence = l->unnumbered++;
     pthread_mutex_lock(&l->lock);
     l->applier.unnumbered = true;
-    l->stream.doubtful = true;
     ki_listener_unlock(l);
     return true;
 }

@@ -76,7 +76,6 @@ bool ki_listener_learn_anew(struct ki_listener *l, const uint32_t *ranks, uint32
         ki_stream_learn_anew(&l->stream, held, kv_now_ns());
         ki_listener_show_loss(l);
         ki_applier_purge_ranks(&l->applier, l->model->index, ranks, n);
-        l->stream.doubtful = ki_applier_is_unsure(&l->applier);
     }
     ki_listener_unlock(l);
     return any;
@@ -121,7 +120,7 @@ static void note_applied(struct ki_listener *l, enum ki_applied applied, uint64_
     case KI_APPLIED:
         break;
     case KI_APPLIED_PART:
-        ki_stream_mark_partial(&l->stream, now_ns);
+        ki_stream_lose_contents(&l->stream, now_ns);
         break;
     case KI_APPLIED_CLEARED:
         if (ki_applier_knows_ranks(&l->applier))
@@ -133,7 +132,6 @@ static void note_applied(struct ki_listener *l, enum ki_applied applied, uint64_
         ki_stream_note_more(&l->stream, now_ns);
     judge(l, now_ns);
     ki_listener_tell_chunks(l);
-    l->stream.doubtful = ki_applier_is_unsure(&l->applier);
 }
 
 void ki_listener_tell_chunks(struct ki_listener *l)
@@ -179,8 +177,6 @@ static void settle(struct ki_listener *l, struct ki_stream_stats *before, unsign
         l->applier.unnumbered = false;
     if (steps & KI_STEP_RESET) /* and purged: the index has no source of the stream's any more */
         kve_reader_renew(l->applier.reader);
-    if (steps & KI_STEP_PURGE) /* no batch may follow */
-        l->stream.doubtful = ki_applier_is_unsure(&l->applier);
     if (steps & KI_STEP_APPLY && l->has_overlap_end && l->stream.position > l->overlap_end)
         ki_applier_end_overlap(&l->applier, l->model->index);
     ki_applier_note_stream_losses(&l->applier, l->stream.losses);

@@ -65,7 +65,6 @@ static void start(struct ki_listener *l, uint64_t now_ns)
     l->ups_at_start = l->sub.ups;
     ki_applier_note_losses(&l->applier, l->model->index);
     ki_listener_tell_chunks(l);
-    l->stream.doubtful = ki_applier_is_unsure(&l->applier);
     ki_stream_start(&l->stream, now_ns);
     ki_listener_unlock(l);
 }

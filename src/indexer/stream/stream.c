@@ -15,7 +15,7 @@ void ki_stream_seed(struct ki_stream *s, uint64_t sequence, double timestamp, bo
     s->has_position = true;
     s->position = sequence;
     s->timestamp = isfinite(timestamp) && timestamp > 0 ? timestamp : 0;
-    s->partial = partial;
+    ki_stream_set(s, KI_BECAUSE(PEER), partial);
     s->seeded = true;
     s->contact = KI_CONTACT_ADRIFT;
 }
@@ -27,7 +27,8 @@ void ki_stream_seed_cursorless(struct ki_stream *s)
 
 void ki_stream_seed_torn(struct ki_stream *s)
 {
-    s->partial = s->torn = true;
+    s->torn = true;
+    s->reasons |= KI_BECAUSE(TORN);
     s->cursorless |= !s->has_position; /* what came from elsewhere goes when a whole view comes */
 }
 
@@ -54,46 +55,39 @@ void ki_stream_be_sound(struct ki_stream *s)
 
 void ki_stream_start(struct ki_stream *s, uint64_t now_ns)
 {
-    if (s->partial) /* the peer's view was partial */
+    if (ki_stream_has(s, KI_REASONS_LOST)) /* the peer's view was partial */
         ki_stream_lose(s, now_ns);
-    if (s->opts.can_replay && s->partial) /* a replay may bring a better view than the peer's */
+    if (s->opts.can_replay &&
+        ki_stream_has(s, KI_REASONS_LOST)) /* a replay may bring a better view than the peer's */
         s->heal_at_ns = s->torn ? now_ns : now_ns + s->opts.cooldown_ns;
 }
 
-bool ki_stream_lacks_batches(const struct ki_stream *s)
+ki_reasons ki_stream_reasons(const struct ki_stream *s)
 {
-    bool knows = s->has_position || s->silent;
+    ki_reasons reasons = s->reasons;
 
-    return !knows || s->partial || s->unverified || s->unproved || s->began_at_one;
+    if (!s->has_position && !s->silent)
+        reasons |= KI_BECAUSE(NOTHING_YET);
+    if (s->contact == KI_CONTACT_STALE)
+        reasons |= KI_BECAUSE(STALE);
+    /* A replica that goes on at the position asks for the missing batches itself. */
+    if (s->state != KI_STREAM_LIVE && (s->holding || s->began_anew))
+        reasons |= KI_BECAUSE(REPLAYING);
+    return reasons;
 }
 
-bool ki_stream_is_partial_in_dumps(const struct ki_stream *s)
+void ki_stream_lose_contents(struct ki_stream *s, uint64_t now_ns)
 {
-    return ki_stream_lacks_batches(s) || s->doubtful;
-}
-
-bool ki_stream_is_partial(const struct ki_stream *s)
-{
-    return ki_stream_is_partial_in_dumps(s) || s->contact == KI_CONTACT_STALE;
-}
-
-bool ki_stream_is_behind(const struct ki_stream *s)
-{
-    return s->state != KI_STREAM_LIVE && (s->holding || s->began_anew);
-}
-
-void ki_stream_mark_partial(struct ki_stream *s, uint64_t now_ns)
-{
-    ki_stream_be_partial(s);
+    ki_stream_be_partial(s, KI_BECAUSE(UNREADABLE));
     ki_stream_lose(s, now_ns);
 }
 
 void ki_stream_mark_whole(struct ki_stream *s)
 {
-    s->healed |= ki_stream_lacks_batches(s);
-    if (!s->merged)
-        s->partial = false;
-    s->unproved = false;
+    s->healed |= ki_reasons_told(ki_stream_reasons(s), KI_TOLD_ALWAYS) != 0;
+    if (!ki_stream_has(s, KI_BECAUSE(TWO_PUBLISHERS)))
+        s->reasons &= ~KI_REASONS_LOST;
+    s->reasons &= ~KI_BECAUSE(UNPROVED);
     s->heal_at_ns = 0;
     ki_stream_end_doubt_of_first(s);
     ki_stream_be_sound(s);
@@ -104,7 +98,7 @@ void ki_stream_note_more(struct ki_stream *s, uint64_t now_ns)
     if (!s->healed)
         return;
     s->healed = false;
-    ki_stream_now_partial(s, now_ns);
+    ki_stream_now_partial(s, KI_BECAUSE(UNCLEARED), now_ns);
     ki_stream_lose(s, now_ns);
 }
 
@@ -142,7 +136,8 @@ void ki_stream_accept(struct ki_stream *s, const struct ki_batch_id *id)
     if (!s->has_position)
         ki_stream_note_first(s, id);
     if (!s->has_position && !s->cursorless && id->sequence == 0)
-        s->partial = false; /* nothing is missing before batch 0; a 1 may come behind a lost one */
+        s->reasons &=
+            ~KI_REASONS_LOST; /* nothing is missing before batch 0; a 1 may come behind a lost one */
     s->window[at].used = true;
     s->window[at].sequence = id->sequence;
     s->window[at].digest = id->digest;
@@ -150,14 +145,15 @@ void ki_stream_accept(struct ki_stream *s, const struct ki_batch_id *id)
     s->position = id->sequence;
     if (ki_stream_time(id) != 0)
         s->timestamp = ki_stream_time(id);
-    s->unverified = s->cursorless = s->seeded = s->has_before = false;
+    s->reasons &= ~KI_BECAUSE(RECONNECTED);
+    s->cursorless = s->seeded = s->has_before = false;
     if (s->watch && --s->watch == 0)
         s->strikes = 0;
 }
 
-void ki_stream_now_partial(struct ki_stream *s, uint64_t now_ns)
+void ki_stream_now_partial(struct ki_stream *s, ki_reasons why, uint64_t now_ns)
 {
-    ki_stream_be_partial(s);
+    ki_stream_be_partial(s, why);
     if (s->opts.can_replay && !s->heal_at_ns)
         s->heal_at_ns = now_ns + s->opts.cooldown_ns;
 }
@@ -169,8 +165,9 @@ void ki_stream_forget(struct ki_stream *s)
     memset(s->window, 0, sizeof(s->window));
     s->has_position = false;
     s->timestamp = 0;
-    s->unverified = s->cursorless = s->seeded = s->partial = s->gap_counted = false;
-    s->silent = s->unproved = s->healed = s->torn = false;
+    s->reasons &= ~(KI_REASONS_LOST | KI_BECAUSE(RECONNECTED) | KI_BECAUSE(UNPROVED));
+    s->cursorless = s->seeded = s->gap_counted = false;
+    s->silent = s->healed = s->torn = false;
     ki_stream_end_doubt_of_first(s); /* that was the process before */
     s->heal_at_ns = 0;
     ki_stream_be_sound(s);
@@ -179,10 +176,12 @@ void ki_stream_forget(struct ki_stream *s)
 /* The connection may lead to another process, so failures of the old one don't count. */
 void ki_stream_meet(struct ki_stream *s)
 {
-    s->has_live = s->merged = s->silent = false;
+    s->has_live = s->silent = false;
+    s->reasons &= ~KI_BECAUSE(TWO_PUBLISHERS);
     s->strikes = s->watch = 0;
     s->cooldown_to_ns = 0;
-    s->unverified |= s->has_position || s->cursorless;
+    if (s->has_position || s->cursorless)
+        s->reasons |= KI_BECAUSE(RECONNECTED);
     s->losses++;
 }
 
@@ -260,7 +259,7 @@ void ki_stream_detach(struct ki_stream *s)
     s->gap_counted = s->has_live = s->connected = false;
     be_adrift(s);
     if (s->has_position)
-        s->unverified = true;
+        s->reasons |= KI_BECAUSE(RECONNECTED);
 }
 
 /* -- absence ----------------------------------------------------------------------------------- */
@@ -347,7 +346,7 @@ static unsigned tick_live(struct ki_stream *s, uint64_t now_ns)
     }
     if (s->heal_at_ns && now_ns >= s->heal_at_ns) {
         s->heal_at_ns = 0;
-        if (s->partial && !s->merged)
+        if (ki_stream_has(s, KI_REASONS_LOST) && !ki_stream_has(s, KI_BECAUSE(TWO_PUBLISHERS)))
             return ki_stream_begin_replay(
                 s, s->has_position || s->cursorless ? KI_REPLAY_HEAL : KI_REPLAY_START, 0, now_ns);
     }

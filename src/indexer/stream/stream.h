@@ -20,6 +20,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "indexer/view/reasons.h"
+
 #define KI_STREAM_WINDOW 128 /* batches whose digest is remembered; a power of two */
 
 /** Identity of a batch. */
@@ -104,7 +106,6 @@ struct ki_stream {
     uint64_t last_live;
 
     bool from_zero;      /* the publisher has sent a batch 0, so its numbers never begin with 1 */
-    bool began_at_one;   /* the first batch applied was 1, and a batch 0 may be missing */
     uint64_t one_digest; /* of that batch 1 */
     /* No batch beyond this number was published when the ring began with 1; 0: unknown. */
     uint64_t proof_bound;
@@ -113,26 +114,29 @@ struct ki_stream {
     uint32_t proof_misses; /* requests that brought no bound */
     bool proof_over;       /* the ring can't tell any more */
 
-    bool partial;
+    /*
+     * Reasons that events of the stream have set: ki_stream_reasons adds those that follow from the
+     * rest of the state. BATCH_0: the first batch applied was 1, and a batch 0 may be missing.
+     * RECONNECTED: the connection was made after the last batch. TWO_PUBLISHERS: two publishers
+     * behind one endpoint, which look like restarts in alternation. UNPROVED: nothing tells whose
+     * the blocks are: the stream went on at the next number over a new connection and nobody could
+     * be asked, or behind state without a position, or behind a peer's without a connection (until
+     * the position is proved to be this process's).
+     */
+    ki_reasons reasons;
     uint64_t losses; /* rises when something may be missing: clears before it have not ended that */
     /* A clear has ended a loss. It leaves some tiers alone, of which the stream had shown no block. */
     bool healed;
     /* The replay service had no batch: the publisher has sent none, so its cache is empty. */
     bool silent;
-    /* Nothing tells whose the blocks are: the stream went on at the next number over a new connection
-     * and nobody could be asked, or behind state without a position, or behind a peer's that was
-     * adrift (until the position is proved to be this process's). */
-    bool unproved;
     /* Position is a peer's, and no batch has shown yet that it belongs to this process. */
     bool seeded;
     /* State came from elsewhere without a position: the first batch sets the position. */
     bool cursorless;
-    bool doubtful;   /* set by the driver: the events don't tell all of the engine's cache */
-    bool torn;       /* state came from elsewhere and is incomplete: get a whole view first */
-    bool ahead;      /* a replay has overtaken the live backlog, or came from a newer process */
-    bool connected;  /* the publisher is connected, so its replay service may be asked */
-    bool met;        /* connections are reported: a batch alone doesn't prove one */
-    bool unverified; /* the connection was made after the last batch */
+    bool torn;      /* state came from elsewhere and is incomplete: get a whole view first */
+    bool ahead;     /* a replay has overtaken the live backlog, or came from a newer process */
+    bool connected; /* the publisher is connected, so its replay service may be asked */
+    bool met;       /* connections are reported: a batch alone doesn't prove one */
     enum ki_contact contact;
     uint64_t absent_ns; /* time since which there is no connection; 0: there is one, or not known */
     /* Before is the position of an earlier registration, whose blocks are forgotten. */
@@ -169,8 +173,6 @@ struct ki_stream {
     uint64_t explained;
     uint64_t excused; /* expected removals of blocks that the index has forgotten */
 
-    /* Two publishers behind one endpoint look like restarts in alternation. */
-    bool merged;
     uint64_t replaced; /* position before the last restart */
     uint32_t watch;    /* batches left in which to watch for the old numbering to go on */
     uint32_t strikes;
@@ -241,22 +243,14 @@ unsigned ki_stream_replay_failed(struct ki_stream *s, uint64_t now_ns);
 uint64_t ki_stream_deadline(const struct ki_stream *s);
 unsigned ki_stream_tick(struct ki_stream *s, uint64_t now_ns);
 
-/**
- * Return true when the view may lack blocks or have too many: nothing has told yet what the
- * publisher has, batches are missing, none has shown that the publisher is still the same process, or
- * there has been no connection for long.
- */
-bool ki_stream_is_partial(const struct ki_stream *s);
-/** The same without the time of the connection: it tells nothing of a replica's own connection. */
-bool ki_stream_is_partial_in_dumps(const struct ki_stream *s);
-/** The same without what the driver doubts either: reasons that lie in the batches themselves. */
-bool ki_stream_lacks_batches(const struct ki_stream *s);
+/** Return the reasons of the stream for which the view may lack blocks or have too many. */
+ki_reasons ki_stream_reasons(const struct ki_stream *s);
 
-/**
- * Return true while batches are known to be missing that a replay may bring. A replica that goes on
- * at the position asks for them itself.
- */
-bool ki_stream_is_behind(const struct ki_stream *s);
+/** Return true when an event of the stream has set one of @reasons. */
+static inline bool ki_stream_has(const struct ki_stream *s, ki_reasons reasons)
+{
+    return s->reasons & reasons;
+}
 
 /** Evidence in an applied batch about the index's view, over all ranks of the stream. */
 struct ki_evidence {
@@ -277,7 +271,7 @@ struct ki_evidence {
 unsigned ki_stream_judge(struct ki_stream *s, const struct ki_evidence *e, uint64_t now_ns);
 
 /** Note that the driver lost the contents of a batch (undecodable, out of memory). */
-void ki_stream_mark_partial(struct ki_stream *s, uint64_t now_ns);
+void ki_stream_lose_contents(struct ki_stream *s, uint64_t now_ns);
 /**
  * Note that @held of the stream's blocks, which the engine still has, are about to leave the index:
  * the view is partial. Returns false, and changes nothing, when the stream has brought no batch.

@@ -39,15 +39,16 @@ static uint64_t margin_of(const struct ki_stream *s)
 
 void ki_stream_note_first(struct ki_stream *s, const struct ki_batch_id *id)
 {
-    s->began_at_one =
-        id->sequence == 1 && !s->from_zero && !s->cursorless && ki_stream_time(id) < MILLISECONDS;
+    ki_stream_set(s, KI_BECAUSE(BATCH_0),
+                  id->sequence == 1 && !s->from_zero && !s->cursorless &&
+                      ki_stream_time(id) < MILLISECONDS);
     s->one_digest = id->digest;
     forget_proof(s);
 }
 
 void ki_stream_end_doubt_of_first(struct ki_stream *s)
 {
-    s->began_at_one = false;
+    s->reasons &= ~KI_BECAUSE(BATCH_0);
     forget_proof(s);
 }
 
@@ -55,8 +56,9 @@ void ki_stream_plan_proof(struct ki_stream *s, uint64_t now_ns)
 {
     bool waits = s->proof_bound && s->position <= s->proof_bound;
 
-    if (!s->began_at_one || !s->opts.can_replay || s->state != KI_STREAM_LIVE || s->proof_at_ns ||
-        s->proof_over || s->merged || ki_stream_must_verify(s))
+    if (!ki_stream_has(s, KI_BECAUSE(BATCH_0)) || !s->opts.can_replay ||
+        s->state != KI_STREAM_LIVE || s->proof_at_ns || s->proof_over ||
+        ki_stream_has(s, KI_BECAUSE(TWO_PUBLISHERS)) || ki_stream_must_verify(s))
         return;
     if (!waits)
         s->proof_at_ns = now_ns + s->opts.retry_delay_ns;
@@ -67,7 +69,7 @@ void ki_stream_plan_proof(struct ki_stream *s, uint64_t now_ns)
 unsigned ki_stream_begin_proof(struct ki_stream *s, uint64_t now_ns)
 {
     s->proof_at_ns = 0;
-    if (!s->began_at_one || ki_stream_must_verify(s))
+    if (!ki_stream_has(s, KI_BECAUSE(BATCH_0)) || ki_stream_must_verify(s))
         return 0;
     if (now_ns < s->cooldown_to_ns) {
         s->proof_at_ns = s->cooldown_to_ns;

@@ -33,11 +33,16 @@ enum ki_known ki_stream_lookup(const struct ki_stream *s, const struct ki_batch_
 double ki_stream_time(const struct ki_batch_id *id);
 /** Return true when both the position and batch @id have a timestamp. */
 bool ki_stream_has_times(const struct ki_stream *s, const struct ki_batch_id *id);
-/** Note that something may be missing from now on. */
-static inline void ki_stream_be_partial(struct ki_stream *s)
+/** Note that something may be missing from now on: @why is of KI_REASONS_LOST. */
+static inline void ki_stream_be_partial(struct ki_stream *s, ki_reasons why)
 {
-    s->partial = true;
+    s->reasons |= why;
     s->losses++;
+}
+/** Set reasons, or take them away. */
+static inline void ki_stream_set(struct ki_stream *s, ki_reasons reasons, bool on)
+{
+    s->reasons = on ? s->reasons | reasons : s->reasons & ~reasons;
 }
 /** Return the highest number that the publisher's first batch may have. */
 uint64_t ki_stream_first_max(const struct ki_stream *s);
@@ -48,7 +53,7 @@ void ki_stream_lose(struct ki_stream *s, uint64_t now_ns);
 /** Note that all blocks of the index are real: forget losses and evidence of phantoms. */
 void ki_stream_be_sound(struct ki_stream *s);
 /** Mark the view as partial. Where there is a replay service, try later to get a whole one. */
-void ki_stream_now_partial(struct ki_stream *s, uint64_t now_ns);
+void ki_stream_now_partial(struct ki_stream *s, ki_reasons why, uint64_t now_ns);
 /** Forget the position and everything learned of the publisher's process. */
 void ki_stream_forget(struct ki_stream *s);
 /** Take note of a new connection, which may lead to another process. */

@@ -26,7 +26,7 @@ static void forget_blocks(struct ki_stream *s, uint64_t excused)
     excused += s->excused;
     ki_stream_be_sound(s);
     s->excused = excused;
-    ki_stream_be_partial(s);
+    ki_stream_be_partial(s, KI_BECAUSE(PHANTOMS));
 }
 
 /*
@@ -46,7 +46,7 @@ bool ki_stream_expect_loss(struct ki_stream *s, uint64_t held)
     if (!s->has_position && !s->cursorless) /* it has brought nothing that could be missing */
         return false;
     s->excused += held;
-    ki_stream_be_partial(s);
+    ki_stream_be_partial(s, KI_BECAUSE(TAKEN));
     return true;
 }
 
@@ -78,7 +78,7 @@ unsigned ki_stream_judge(struct ki_stream *s, const struct ki_evidence *e, uint6
     uint64_t known = e->unknown < s->excused ? e->unknown : s->excused;
 
     s->excused -= known;
-    if (!s->lossy && (s->partial || s->seeded || s->began_at_one))
+    if (!s->lossy && (s->seeded || ki_stream_has(s, KI_REASONS_LOST | KI_BECAUSE(BATCH_0))))
         return 0;
     s->unexplained += e->unknown - known;
     if (!s->lossy && !contradicts(s, e))
@@ -90,7 +90,7 @@ unsigned ki_stream_judge(struct ki_stream *s, const struct ki_evidence *e, uint6
         return 0;
     if (!s->lossy) {
         s->stats.contradictions++;
-        ki_stream_now_partial(s, now_ns);
+        ki_stream_now_partial(s, KI_BECAUSE(PHANTOMS), now_ns);
     }
     return resync(s, e->held);
 }

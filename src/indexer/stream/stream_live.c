@@ -11,7 +11,7 @@ static void accept_gap(struct ki_stream *s, const struct ki_batch_id *id, uint64
     if (!s->gap_counted)
         s->stats.gaps++;
     s->stats.missed += id->sequence - expected;
-    ki_stream_now_partial(s, now_ns);
+    ki_stream_now_partial(s, KI_BECAUSE(MISSED), now_ns);
     if (s->has_position) /* without a position the index has no blocks to lose */
         ki_stream_lose(s, now_ns);
     ki_stream_accept(s, id);
@@ -22,7 +22,7 @@ static void accept_gap(struct ki_stream *s, const struct ki_batch_id *id, uint64
  */
 bool ki_stream_must_verify(const struct ki_stream *s)
 {
-    return s->unverified || s->seeded;
+    return s->seeded || ki_stream_has(s, KI_BECAUSE(RECONNECTED));
 }
 
 /*
@@ -38,9 +38,9 @@ static unsigned live_first_of_cursorless(struct ki_stream *s, const struct ki_ba
         ki_stream_forget(s);
         steps = KI_STEP_PURGE | KI_STEP_RESET;
     } else {
-        s->unproved = true;
+        s->reasons |= KI_BECAUSE(UNPROVED);
         if (s->opts.can_replay)
-            ki_stream_now_partial(s, now_ns);
+            ki_stream_now_partial(s, KI_BECAUSE(UNANSWERED), now_ns);
     }
     ki_stream_accept(s, id);
     return steps | KI_STEP_APPLY;
@@ -65,8 +65,9 @@ static unsigned live_first(struct ki_stream *s, const struct ki_batch_id *id, ui
     }
     if (id->sequence <= ki_stream_first_max(s)) {
         ki_stream_accept(s, id);
-        if (s->opts.can_replay && s->began_at_one) /* a replay can bring a missing 0 later */
-            ki_stream_now_partial(s, now_ns);
+        /* A replay can bring a missing 0 later. */
+        if (s->opts.can_replay && ki_stream_has(s, KI_BECAUSE(BATCH_0)))
+            ki_stream_now_partial(s, KI_BECAUSE(UNANSWERED), now_ns);
         return KI_STEP_APPLY;
     }
     s->gap_counted |= id->sequence == expected;
@@ -99,8 +100,9 @@ static unsigned live_next(struct ki_stream *s, const struct ki_batch_id *id, uin
                ki_stream_begin_replay(s, KI_REPLAY_VERIFY, s->position, now_ns);
     /* No answer: go on, and call the view partial until a replay has shown that it is whole. */
     if (ki_stream_must_verify(s) && s->opts.can_replay)
-        ki_stream_now_partial(s, now_ns);
-    s->unproved |= s->unverified && !s->opts.can_replay;
+        ki_stream_now_partial(s, KI_BECAUSE(UNANSWERED), now_ns);
+    if (ki_stream_has(s, KI_BECAUSE(RECONNECTED)) && !s->opts.can_replay)
+        s->reasons |= KI_BECAUSE(UNPROVED);
     ki_stream_accept(s, id);
     return KI_STEP_APPLY;
 }
@@ -124,7 +126,7 @@ static bool is_restart(const struct ki_stream *s, const struct ki_batch_id *id)
 
     if (known != KI_UNKNOWN)
         return known == KI_OTHER;
-    if (s->unverified)
+    if (ki_stream_has(s, KI_BECAUSE(RECONNECTED)))
         return true; /* a publisher repeats no batch over a new connection */
     if (ki_stream_has_times(s, id))
         return ki_stream_time(id) > s->timestamp;
@@ -153,9 +155,9 @@ static bool is_merged(struct ki_stream *s, const struct ki_batch_id *id)
         id->sequence != s->position + 1) {
         s->replaced = id->sequence;
         s->watch = MERGE_WATCH;
-        s->merged = ++s->strikes >= MERGE_STRIKES;
+        ki_stream_set(s, KI_BECAUSE(TWO_PUBLISHERS), ++s->strikes >= MERGE_STRIKES);
     }
-    return s->merged;
+    return ki_stream_has(s, KI_BECAUSE(TWO_PUBLISHERS));
 }
 
 /* Handle a batch of several interleaved publishers, whose numbers don't tell what is missing. */
@@ -165,7 +167,7 @@ static unsigned live_merged(struct ki_stream *s, const struct ki_batch_id *id, u
         s->stats.duplicates++;
         return KI_STEP_DROP;
     }
-    ki_stream_be_partial(s);
+    ki_stream_be_partial(s, KI_BECAUSE(MISSED));
     ki_stream_lose(s, now_ns);
     ki_stream_accept(s, id);
     return KI_STEP_APPLY;
@@ -180,22 +182,24 @@ static void note_late_zero(struct ki_stream *s, const struct ki_batch_id *id, ui
     if (id->sequence != 0)
         return;
     s->from_zero = true;
-    if (!s->began_at_one)
+    if (!ki_stream_has(s, KI_BECAUSE(BATCH_0)))
         return;
     ki_stream_end_doubt_of_first(s);
     s->stats.gaps++;
     s->stats.missed++;
-    ki_stream_now_partial(s, now_ns);
+    ki_stream_now_partial(s, KI_BECAUSE(MISSED), now_ns);
 }
 
 /* Drop a live batch at or before our position: the known process sent it. */
 static unsigned live_repeated(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
 {
     note_late_zero(s, id, now_ns);
-    if (ki_stream_lookup(s, id) == KI_SAME)
-        s->unverified = s->seeded = false;
-    if (ki_stream_has_times(s, id)) {
-        s->unproved &= !s->seeded;
+    if (ki_stream_lookup(s, id) == KI_SAME) {
+        s->reasons &= ~KI_BECAUSE(RECONNECTED);
+        s->seeded = false;
+    }
+    if (ki_stream_has_times(s, id) && s->seeded) {
+        s->reasons &= ~KI_BECAUSE(UNPROVED);
         s->seeded = false;
     }
     s->stats.duplicates++;

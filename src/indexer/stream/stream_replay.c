@@ -46,7 +46,7 @@ unsigned ki_stream_hold(struct ki_stream *s, const struct ki_batch_id *id)
     s->trigger_digest = id->digest;
     s->trigger_timestamp = ki_stream_time(id);
     s->trigger_follows = s->has_position && s->has_live && s->last_live == s->position &&
-                         !ki_stream_must_verify(s) && !s->merged;
+                         !ki_stream_must_verify(s) && !ki_stream_has(s, KI_BECAUSE(TWO_PUBLISHERS));
     return KI_STEP_HOLD;
 }
 
@@ -63,11 +63,11 @@ static unsigned give_up(struct ki_stream *s, uint64_t now_ns)
     s->stats.failed_replays++;
     /* A held batch shows which batches are missing. Without one the end is unknown. */
     if (!s->holding && s->has_position)
-        ki_stream_be_partial(s);
+        ki_stream_be_partial(s, KI_BECAUSE(UNANSWERED));
     if (!s->holding)
         s->silent = false; /* that was an earlier answer */
     s->cooldown_to_ns = now_ns + s->opts.cooldown_ns;
-    if (s->partial)
+    if (ki_stream_has(s, KI_REASONS_LOST))
         s->heal_at_ns = s->cooldown_to_ns;
     else if (!s->holding)
         s->idle_at_ns = s->cooldown_to_ns;
@@ -126,7 +126,7 @@ static unsigned replay_restarted(struct ki_stream *s, uint64_t now_ns)
     if (reached_trigger(s))
         return steps | ki_stream_finish_replay(s);
     if (++s->turnovers > s->opts.max_attempts) {
-        ki_stream_be_partial(s);
+        ki_stream_be_partial(s, KI_BECAUSE(UNANSWERED));
         return steps | give_up(s, now_ns);
     }
     return steps | ki_stream_begin_replay(s, KI_REPLAY_START, 0, now_ns);
@@ -146,7 +146,7 @@ static unsigned replay_hole(struct ki_stream *s, const struct ki_batch_id *id, u
         ki_stream_lose(s, now_ns);
     }
     s->stats.missed += id->sequence - expected;
-    ki_stream_now_partial(s, now_ns);
+    ki_stream_now_partial(s, KI_BECAUSE(MISSED), now_ns);
     return steps;
 }
 
@@ -216,8 +216,8 @@ static unsigned replay_known(struct ki_stream *s, const struct ki_batch_id *id, 
         return KI_STEP_DROP;
     s->kind = KI_REPLAY_GAP;
     s->answered = s->confirmed = true;
-    s->unproved &= !s->seeded;
-    s->unverified = s->seeded = false;
+    s->reasons &= ~(KI_BECAUSE(RECONNECTED) | (s->seeded ? KI_BECAUSE(UNPROVED) : 0));
+    s->seeded = false;
     return reached_trigger(s) ? KI_STEP_DROP | ki_stream_finish_replay(s) : KI_STEP_DROP;
 }
 
@@ -231,7 +231,7 @@ static unsigned replay_next(struct ki_stream *s, const struct ki_batch_id *id, u
     if (s->kind == KI_REPLAY_VERIFY) {
         s->kind = KI_REPLAY_GAP;
         /* The ring no longer has the batch at position, which would have identified the process. */
-        ki_stream_now_partial(s, now_ns);
+        ki_stream_now_partial(s, KI_BECAUSE(UNANSWERED), now_ns);
     }
     if (id->sequence > expected && (s->has_position || id->sequence > ki_stream_first_max(s))) {
         if (!first && s->attempts < s->opts.max_attempts)
@@ -308,7 +308,8 @@ static unsigned replay_end(struct ki_stream *s, uint64_t now_ns)
         return replay_restarted(s, now_ns);
     if (s->kind == KI_REPLAY_START && !s->holding && !s->has_position) {
         s->silent = true;
-        s->partial &= s->cursorless; /* of nothing, nothing is missing */
+        if (!s->cursorless)
+            s->reasons &= ~KI_REASONS_LOST; /* of nothing, nothing is missing */
     }
     if (!s->holding || s->ahead || s->kind == KI_REPLAY_HEAL)
         return ki_stream_finish_replay(s);

@@ -8,6 +8,7 @@
 
 #include "event/media.h"
 #include "indexer/view/habits.h"
+#include "indexer/view/reasons.h"
 #include "kv_event.h"
 #include "kv_index.h"
 
@@ -80,9 +81,9 @@ struct ki_worker_info {
     /* Stored events that the index refused (full, invalid). */
     uint64_t rejected;
     uint64_t skipped[KVE_N_SKIPS]; /* events that the reader skipped, by reason */
-    uint64_t left_out; /* blocks and copies that limits of the index leave out at present */
-    bool partial;      /* some events are known to be missing: the view may be incomplete */
-    bool unnumbered;   /* messages have no sequence numbers: the view stays partial */
+    uint64_t left_out;  /* blocks and copies that limits of the index leave out at present */
+    ki_reasons reasons; /* for which the view is partial; 0: it is whole */
+    bool unnumbered;    /* messages have no sequence numbers */
     /* Frames of the last message that was none of an event stream; 0: none */
     uint32_t odd_frames;
     uint64_t event_block_size; /* of events left out because it isn't the registered one; 0: none */
@@ -93,7 +94,7 @@ struct ki_watermark {
     struct kv_holder holder;
     uint64_t sequence;
     double timestamp;     /* the publisher's timestamp of that batch; 0: none */
-    bool partial;         /* some of the stream's batches are known to be missing */
+    ki_reasons reasons;   /* for which a replica's view is partial, as told */
     bool adrift;          /* the process of the position may have gone: see struct ki_stream */
     bool torn;            /* the dump may lack blocks that the stream had brought by then */
     bool no_position;     /* the peer knows none: only holder and torn count */
@@ -105,14 +106,13 @@ struct ki_watermark {
      * one, it may have a part.
      */
     uint64_t end;
-    bool has_copies;   /* the dump tells all copies, as they were at end; these, too: */
-    bool end_partial;  /* the view was partial */
-    bool end_reports;  /* the stream had shown a report */
-    bool end_suspects; /* some events may have been reports */
-    bool has_doubts;   /* the dump tells the possible copies at its end; these, too: */
-    bool end_beside;   /* the view was partial for other reasons than these */
-    bool end_trusted;  /* events that may be reports counted as copies */
-    uint32_t end_real; /* see struct ki_unsure */
+    bool has_copies;        /* the dump tells all copies, as they were at end; these, too: */
+    ki_reasons end_reasons; /* as reasons, at end */
+    bool end_reports;       /* the stream had shown a report */
+    bool end_suspects;      /* some events may have been reports */
+    bool has_doubts;        /* the dump tells the possible copies at its end; these, too: */
+    bool end_trusted;       /* events that may be reports counted as copies */
+    uint32_t end_real;      /* see struct ki_unsure */
     /* Changes when all of the stream's blocks are forgotten at once; not in a dump. */
     uint64_t generation;
     uint64_t turns; /* of the rank, see kvi_holder_info; for the dumper, not in a dump */

@@ -10,6 +10,7 @@
 #include "indexer/view/event_counts.h"
 #include "indexer/view/habits.h"
 #include "indexer/view/overlap.h"
+#include "indexer/view/reasons.h"
 #include "indexer/view/reports.h"
 #include "indexer/view/small.h"
 #include "indexer/view/store_run.h"
@@ -80,7 +81,7 @@ struct ki_applier {
     bool unnamed; /* the registered one is none of them: all events name others */
     struct ki_habits habits;
     bool has_windows; /* the engine has announced cache groups beside the main one */
-    bool retains;     /* some group has kept none of an event's blocks: see ki_applier_is_unsure */
+    bool retains;     /* some group has kept none of an event's blocks: see SPARSE_REPORTS */
     /* The batches may be in a peer's dump already: a block announced again is no copy. */
     bool overlaps;
     struct ki_overlap overlap; /* with that dump */
@@ -140,40 +141,14 @@ static inline uint32_t ki_applier_n_brought(const struct ki_applier *a)
 /** Return true when this stream brings @rank's blocks. */
 bool ki_applier_brings(const struct ki_applier *a, uint32_t rank);
 
+/** Return the reasons for which answers may be wrong because the events don't tell everything. */
+ki_reasons ki_applier_reasons(const struct ki_applier *a);
 /**
- * Return true when the stream's events themselves leave something open. Of groups that keep few
- * blocks, reports and copies can't always be told apart.
+ * The same for a replica that goes on with a dump. SMALL_REPORTS: no dump tells the parts of blocks.
+ * MAYBE_REPORT: also while possible copies leave nothing open here, as long as the replica hasn't read
+ * them.
  */
-static inline bool ki_applier_is_in_doubt(const struct ki_applier *a)
-{
-    return a->habits.silent_windows || a->unnumbered ||
-           (a->retains && ki_reports_are_on(&a->reports)) || ki_doubts_any(&a->doubts) ||
-           ki_doubts_any(&a->incomplete) || a->left_out || kve_reader_skips_group(a->reader);
-}
-
-/** Return true when answers may be wrong because the events don't tell everything. */
-static inline bool ki_applier_is_unsure(const struct ki_applier *a)
-{
-    return ki_applier_is_in_doubt(a) || ki_unsure_is_partial(&a->unsure) ||
-           ki_unsure_is_partial(&a->suspects) || ki_doubts_any(&a->small.lost) ||
-           (a->small.n && ki_reports_are_on(&a->reports)) ||
-           ki_small_is_alone(&a->small, a->reader);
-}
-
-/** The same for a replica that goes on with a dump and doesn't read the possible copies that the dump's
- * end tells. No dump tells the parts of blocks. */
-static inline bool ki_applier_is_unsure_in_dumps(const struct ki_applier *a)
-{
-    return ki_applier_is_unsure(a) || a->unsure.n || a->small.n || a->overlap.doubts.items.len;
-}
-
-/** The same for a replica that reads them. */
-static inline bool ki_applier_is_unsure_beside(const struct ki_applier *a)
-{
-    return ki_applier_is_in_doubt(a) || ki_doubts_any(&a->unsure.lost) ||
-           ki_doubts_any(&a->suspects.lost) || ki_doubts_any(&a->small.lost) || a->small.n ||
-           ki_small_is_alone(&a->small, a->reader);
-}
+ki_reasons ki_applier_reasons_of_replicas(const struct ki_applier *a);
 
 /**
  * Return the number of device blocks that the last batch removed and the index lacked. 0 when the

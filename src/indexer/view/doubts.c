@@ -99,10 +99,16 @@ uint32_t ki_doubts_of(const struct ki_doubts *d, uint32_t rank, uint64_t owner, 
     return bits & (d->lost | (is_at(d, at, rank, owner) ? d->items[at].bits : 0));
 }
 
+uint32_t ki_doubts_all(const struct ki_doubts *d)
+{
+    uint32_t bits = d->lost;
+
+    for (size_t i = 0; i < d->n; i++)
+        bits |= d->items[i].bits;
+    return bits;
+}
+
 bool ki_doubts_has(const struct ki_doubts *d, uint32_t bits)
 {
-    for (size_t i = 0; i < d->n; i++)
-        if (d->items[i].bits & bits)
-            return true;
-    return d->lost & bits;
+    return ki_doubts_all(d) & bits;
 }

@@ -43,6 +43,9 @@ uint32_t ki_doubts_of(const struct ki_doubts *d, uint32_t rank, uint64_t owner, 
 /** Return true when a rank has any of the bits. */
 bool ki_doubts_has(const struct ki_doubts *d, uint32_t bits);
 
+/** Return the bits that any rank has. */
+uint32_t ki_doubts_all(const struct ki_doubts *d);
+
 /** Return true when there is any doubt. */
 static inline bool ki_doubts_any(const struct ki_doubts *d)
 {

@@ -80,12 +80,6 @@ void ki_unsure_restore_told(struct ki_unsure *u, const struct ki_unsure_told *to
 void ki_unsure_clear_rank(struct ki_unsure *u, uint32_t rank);
 void ki_unsure_clear(struct ki_unsure *u);
 
-/** Return true when answers may lack a block that the engine has. */
-static inline bool ki_unsure_is_partial(const struct ki_unsure *u)
-{
-    return u->n_open || ki_doubts_any(&u->lost);
-}
-
 /** Return the entry of a block, or NULL. Valid until the next call that notes or drops one. */
 struct ki_unsure_entry *ki_unsure_find(const struct ki_unsure *u, uint32_t rank, unsigned group,
                                        uint64_t hash);
