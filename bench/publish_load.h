@@ -16,7 +16,7 @@
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/msgpack.h"
-#include "event/frames.h"
+#include "event/wire/frames.h"
 #include "publish_wire.h"
 
 enum { BLOCK_TOKENS = 16 };

@@ -17,7 +17,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "event/frames.h"
+#include "event/wire/frames.h"
 
 enum { WIRE_BATCHES = 128, WIRE_BYTES = 256 << 10 }; /* of one call of the kernel, at most */
 

@@ -26,7 +26,7 @@
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/msgpack.h"
-#include "event/frames.h"
+#include "event/wire/frames.h"
 #include "support.h"
 
 enum { WORKERS = 4, BLOCK_TOKENS = 16, PROMPT_BLOCKS = 32, BATCH_PROMPTS = 4, PATIENCE_S = 300 };

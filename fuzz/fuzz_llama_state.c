@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "store/cut.h"
+#include "store/object/cut.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

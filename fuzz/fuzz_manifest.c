@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/own_manifest.h"
-#include "store/manifest.h"
+#include "store/object/manifest.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

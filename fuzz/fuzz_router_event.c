@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* RouterEvent JSON: events that were read can be written, and read again as the same. */
 
-#include "event/router_event.h"
+#include "event/router/router_event.h"
 #include "require.h"
 
 static void write_event(struct kv_buf *out, const struct kve_router_event *event)

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/msgpack.h"
-#include "event/reader_state.h"
+#include "event/reader/reader_state.h"
 #include "indexer/view/apply.h"
 #include "require.h"
 

@@ -25,7 +25,7 @@
 #include "base/log.h"
 #include "kv_store.h"
 #include "require.h"
-#include "store/file_impl.h"
+#include "store/file/file_impl.h"
 
 enum { MAX_PLACES = 64, MAX_EDITS = 16, OBJECT = 20000, CHUNK = 4096 };
 

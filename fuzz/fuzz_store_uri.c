@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "base/error.h"
-#include "store/uri.h"
+#include "store/backend/uri.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

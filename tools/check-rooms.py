@@ -10,6 +10,11 @@ TOP = ""  # the files of a room that lie in none of its folders
 # Arrows between the folders of one room: what each may include of the others. Disk and object don't know each other.
 PARTS = {"tier": {"transfer": set(), "disk": {"transfer"}, "object": {"transfer"}, "peer": set(), "plan": {"transfer"},
                   "manager": {"transfer", "disk", "object", "peer"}, "volume": {"manager"}, "group": {"transfer"}},
+         "event": {"wire": set(), "reader": {"wire"}, "publisher": {"wire"}, "router": set(), TOP: {"wire"}},
+         "store": {"backend": set(), "object": {"backend"}, "file": {"backend", "object"}, "conformance": {"backend"},
+                   TOP: {"backend", "object"}},
+         "cli": {"show": set(), "client": set(), "replay": {TOP, "show", "client"}, "store": {TOP, "show"}, "peer": {TOP, "show"},
+                 "bench": {TOP, "show", "peer"}, "top": {TOP, "show", "client"}, TOP: set()},
          "index": {"memory": set(), "tree": {"memory"}, "write": {"memory", "tree"}, "read": {"memory", "tree"}, "dump": {"memory", "tree"},
                    TOP: {"memory", "tree", "write", "read", "dump"}},
          "bm": {"storage": set(), "events": set(), "registry": {"storage", "events"}, "pool": {"storage", "events", "registry"},

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/args.h"
-#include "cli/replay.h"
+#include "cli/commands.h"
 
 static const struct command {
     const char *name;

@@ -6,7 +6,7 @@
 
 #include "base/clock.h"
 #include "base/metric_text.h"
-#include "event/router_event.h" /* kve_tier_name */
+#include "event/router/router_event.h" /* kve_tier_name */
 #include "indexer/telemetry.h"
 #include "indexer/view/event_counts.h"
 

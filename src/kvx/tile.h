@@ -16,7 +16,7 @@
 #ifndef KVX_TILE_H
 #define KVX_TILE_H
 
-#include "kvx/isa.h"
+#include "kvx/isa/isa.h"
 #include "kvx/plan.h"
 
 struct kvx_tile {

@@ -16,8 +16,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "store/check.h"
-#include "store/parts.h"
+#include "store/backend/check.h"
+#include "store/backend/parts.h"
 
 enum { MIN_THREADS = 4, MAX_THREADS = 8, DEFAULT_REQUESTS = 1024, MAX_CHUNKS = 1 << 20 };
 

@@ -14,8 +14,8 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "store/async.h"
-#include "store/fetch.h"
-#include "store/store.h"
+#include "store/backend/store.h"
+#include "store/object/fetch.h"
 
 enum {
     /* Of one claim: small for backends of which a call is cheap, so that threads share a request;

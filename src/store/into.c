@@ -3,9 +3,9 @@
 #include <limits.h>
 
 #include "base/error.h"
-#include "store/check.h"
-#include "store/fetch.h"
-#include "store/parts.h"
+#include "store/backend/check.h"
+#include "store/backend/parts.h"
+#include "store/object/fetch.h"
 
 /* Chunks of one call of a backend's batch functions, at most; the bytes bound its memory. */
 enum { BATCH = 256, BATCH_BYTES = 32 << 20 };

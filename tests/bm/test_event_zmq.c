@@ -7,7 +7,7 @@
 
 #include "bm/bm.h"
 #include "bm/events/events.h"
-#include "event/frames.h"
+#include "event/wire/frames.h"
 #include "kv_event.h"
 
 enum { MOST = 256 };

@@ -16,7 +16,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "cli/prom.h"
+#include "cli/client/prom.h"
 #include "kvbm.h"
 
 #define BLOCK 4

@@ -3,8 +3,8 @@
  * leaf-first order the model knows parents, and evicts the least recently used block without
  * children. */
 #include "base/unit.h"
-#include "cli/cache.h"
-#include "cli/random.h"
+#include "cli/replay/cache.h"
+#include "cli/replay/random.h"
 
 #define MAX_MODEL 512
 #define MAX_CHAIN 24

@@ -2,8 +2,8 @@
 /* The generated workload: well formed, repeatable, and similar to the Mooncake conversation trace
  * (figures measured; docs/replay.md has the table). */
 #include "base/unit.h"
-#include "cli/generate.h"
-#include "cli/replay.h"
+#include "cli/replay/generate.h"
+#include "cli/replay/replay.h"
 
 static void make(uint64_t seed, size_t n, struct kc_trace *trace)
 {

@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "base/unit.h"
-#include "cli/replay.h"
+#include "cli/replay/replay.h"
 #include "skip.h"
 
 static bool find_trace(const char *name, char *path, size_t size)

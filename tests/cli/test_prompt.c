@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Prompts, and the small helpers: histogram, figures as text. */
 #include "base/unit.h"
-#include "cli/format.h"
-#include "cli/hist.h"
-#include "cli/prompt.h"
-#include "cli/random.h"
-#include "cli/trace.h"
+#include "cli/replay/hist.h"
+#include "cli/replay/prompt.h"
+#include "cli/replay/random.h"
+#include "cli/replay/trace.h"
+#include "cli/show/format.h"
 
 static void test_prompts_share_prefixes(void **state)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/unit.h"
-#include "cli/route.h"
+#include "cli/replay/route.h"
 
 static void test_overlap_against_load(void **state)
 {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* `kvasir top` and the metrics reader, on answers of a kv-indexer and on malformed ones. */
 #include "base/unit.h"
-#include "cli/prom.h"
-#include "cli/top.h"
+#include "cli/client/prom.h"
+#include "cli/top/top.h"
 
 static const char WORKERS[] =
     "[{\"instance_id\":7,\"source\":\"zmq\",\"status\":\"active\",\"model_name\":\"m\\u0041\","

@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "base/unit.h"
-#include "cli/trace.h"
+#include "cli/replay/trace.h"
 
 #define GOOD \
     "{\"timestamp\": 5, \"input_length\": 1024, \"output_length\": 7, \"hash_ids\": [3, 4]}"

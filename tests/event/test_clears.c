@@ -2,7 +2,7 @@
 /* Which tiers a clear of an engine empties, and which clears leave that open. */
 #include "event/reader_unit.h"
 
-#include "event/reader.h"
+#include "event/reader/reader.h"
 
 enum { DEVICE = 1 << KV_TIER_DEVICE, HOST = 1 << KV_TIER_HOST, ALL = (1 << KV_N_TIERS) - 1 };
 

@@ -2,8 +2,8 @@
 /* Forms that some publishers give their events: roots, adapters, bytes, media, components, chunks. */
 #include "event/reader_unit.h"
 
-#include "event/media.h"
-#include "event/reader.h"
+#include "event/reader/reader.h"
+#include "event/wire/media.h"
 
 /* An unsigned parent is 0 at a root, until a block has that hash. */
 static void test_parent_0(void **state)

@@ -3,7 +3,7 @@
 #include "base/unit.h"
 
 #include "base/error.h"
-#include "event/frames.h"
+#include "event/wire/frames.h"
 
 #define SPAN(text)             \
     {                          \

@@ -4,7 +4,7 @@
 
 #include <errno.h>
 
-#include "event/groups.h"
+#include "event/reader/groups.h"
 
 #define RANKS 40
 #define GROUPS 5

@@ -14,7 +14,7 @@
 #include <zmq.h>
 
 #include "base/clock.h"
-#include "event/frames.h"
+#include "event/wire/frames.h"
 #include "kv_event.h"
 
 #define SECONDS 20 /* to wait for anything */

@@ -3,9 +3,9 @@
 #include "event/reader_unit.h"
 
 #include "base/clock.h"
-#include "event/reader.h"
-#include "event/salts.h"
-#include "event/unique.h"
+#include "event/reader/reader.h"
+#include "event/reader/salts.h"
+#include "event/wire/unique.h"
 
 /* -- batches ----------------------------------------------------------------------------------- */
 

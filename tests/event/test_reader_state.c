@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-#include "event/reader.h"
-#include "event/reader_state.h"
+#include "event/reader/reader.h"
+#include "event/reader/reader_state.h"
 
 #define STORED \
     "{'type': 'BlockStored', 'block_hashes': [1], 'token_ids': [1,2,3,4], 'block_size': 4"

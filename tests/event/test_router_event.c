@@ -3,8 +3,8 @@
  * writing. */
 #include "base/unit.h"
 
-#include "event/packed_event.h"
-#include "event/router_event.h"
+#include "event/router/packed_event.h"
+#include "event/router/router_event.h"
 
 static struct kve_router_scratch scratch;
 

@@ -4,7 +4,7 @@
 
 #include <errno.h>
 
-#include "event/salts.h"
+#include "event/reader/salts.h"
 
 #define HASHES 40
 #define RANKS 3

@@ -3,7 +3,7 @@
 #include "base/unit.h"
 
 #include "base/json.h"
-#include "event/packed_event.h"
+#include "event/router/packed_event.h"
 #include "indexer/replica/dump_reader.h"
 
 static int read_text(const char *text, struct ki_dump_reader *reader)

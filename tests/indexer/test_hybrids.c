@@ -7,7 +7,7 @@
 #include "base/unit.h"
 
 #include "event/pack.h"
-#include "event/reader.h"
+#include "event/reader/reader.h"
 #include "indexer/view/apply.h"
 
 struct stream {

@@ -3,7 +3,7 @@
 #include "base/unit.h"
 
 #include "event/pack.h"
-#include "event/reader.h"
+#include "event/reader/reader.h"
 #include "indexer/model/model.h"
 #include "indexer/registry/registry.h"
 #include "indexer/stream/listener_impl.h"

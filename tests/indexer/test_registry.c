@@ -16,7 +16,7 @@
 #include "base/log.h"
 #include "base/msgpack.h"
 #include "base/thread.h"
-#include "event/frames.h"
+#include "event/wire/frames.h"
 #include "indexer/model/lookup.h"
 #include "indexer/model/model.h"
 #include "indexer/registry/registry.h"

@@ -11,7 +11,7 @@
 #endif
 
 #include "kvx/address.h"
-#include "kvx/isa.h"
+#include "kvx/isa/isa.h"
 #include "kvx/kvx_cases.h"
 #include "skip.h"
 

@@ -5,7 +5,7 @@
 #ifndef KV_TESTS_MODELS_FOLLOW_H
 #define KV_TESTS_MODELS_FOLLOW_H
 
-#include "event/reader.h"
+#include "event/reader/reader.h"
 #include "indexer/model/lookup.h"
 #include "indexer/view/apply.h"
 #include "models/prompts.h"

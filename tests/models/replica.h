@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "base/mix.h"
-#include "event/reader_state.h"
+#include "event/reader/reader_state.h"
 #include "index/memory/mem.h"
 #include "models/follow.h"
 

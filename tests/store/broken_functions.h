@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 #include "base/unit.h"
-#include "store/conformance.h"
-#include "store/file.h"
+#include "store/backend/file.h"
+#include "store/conformance/conformance.h"
 #include "store/memory_backend.h"
 
 #define URI "memory://conformance"

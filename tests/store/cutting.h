@@ -9,7 +9,7 @@
 #include <stdio.h>
 
 #include "index/random.h"
-#include "store/cut.h"
+#include "store/object/cut.h"
 
 struct reading {
     const uint8_t *data;

@@ -11,8 +11,8 @@
 
 #include "base/log.h"
 #include "base/unit.h"
-#include "store/file.h"
-#include "store/file_impl.h"
+#include "store/backend/file.h"
+#include "store/file/file_impl.h"
 
 extern char unit_dir[128];
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* llama.cpp sequence states made from the format's description (src/store/cut_llama.c). A
+/* llama.cpp sequence states made from the format's description (src/store/object/cut_llama.c). A
  * token's K and V depend only on the token's position, the layer and the seed, as in a growing
  * conversation. */
 #ifndef TESTS_STORE_LLAMA_STATE_H

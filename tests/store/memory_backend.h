@@ -19,8 +19,8 @@
 
 #include "kv_store_abi.h"
 #include "kv_store_ext.h"
-#include "store/parts.h"
-#include "store/store.h"
+#include "store/backend/parts.h"
+#include "store/backend/store.h"
 
 struct memory_object {
     struct memory_object *next;

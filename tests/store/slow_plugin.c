@@ -7,7 +7,7 @@
 
 #include "kv_store_abi.h"
 #include "kv_store_ext.h"
-#include "store/file.h"
+#include "store/backend/file.h"
 
 static void wait_a_little(void)
 {

@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 #include "store/file_unit.h"
-#include "store/manifest.h"
+#include "store/object/manifest.h"
 
 enum { BYTES = 10000 };
 

@@ -6,7 +6,7 @@
 #include <utime.h>
 
 #include "store/file_unit.h"
-#include "store/manifest.h"
+#include "store/object/manifest.h"
 
 #include "skip.h"
 

@@ -2,9 +2,9 @@
 /* Several saves on one handle: each publication leaves the others what they count on. */
 #include "base/clock.h"
 #include "kv_store.h"
-#include "store/file_commit.h"
+#include "store/file/file_commit.h"
 #include "store/file_unit.h"
-#include "store/manifest.h"
+#include "store/object/manifest.h"
 
 enum { BYTES = 1000 };
 

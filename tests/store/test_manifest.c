@@ -9,7 +9,7 @@
 // clang-format on
 
 #include "index/random.h"
-#include "store/manifest.h"
+#include "store/object/manifest.h"
 
 static void make(struct rng *rng, struct kvs_manifest *m, struct kv_buf *bytes)
 {

@@ -18,7 +18,7 @@
 
 #include "memory_backend.h"
 #include "skip.h"
-#include "store/plugin.h"
+#include "store/backend/plugin.h"
 
 static struct {
     int n;

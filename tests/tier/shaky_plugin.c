@@ -8,7 +8,7 @@
 
 #include "kv_store_abi.h"
 #include "kv_store_ext.h"
-#include "store/file.h"
+#include "store/backend/file.h"
 #include "tier/shaky.h"
 
 __attribute__((visibility("default"))) struct shaky shaky;

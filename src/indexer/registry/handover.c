@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "event/reader_state.h"
+#include "event/reader/reader_state.h"
 #include "indexer/registry/tables.h"
 
 int ki_handover_create(struct ki_handover **ret)

@@ -18,7 +18,7 @@
 #include "base/args.h"
 #include "base/buf.h"
 #include "base/error.h"
-#include "event/media.h"
+#include "event/wire/media.h"
 #include "indexer/model/model.h"
 #include "indexer/stream/worker.h"
 #include "kv_event.h"

@@ -2,7 +2,7 @@
 /* The events of a dump, in either form. */
 #include "indexer/replica/dump_reader_impl.h"
 
-#include "event/packed_event.h"
+#include "event/router/packed_event.h"
 
 #define MAX_EVENT_BYTES (16u << 20) /* in memory at a time */
 #define MAX_EXPECTED_BLOCKS (UINT64_C(1) << 28)

@@ -4,7 +4,7 @@
 
 #include <errno.h>
 
-#include "event/sources.h"
+#include "event/reader/sources.h"
 
 #define MAX_SOURCE_BYTES (KVE_MAX_SOURCES * sizeof(struct kvi_source_copies)) /* of one block */
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/mix.h"
-#include "event/reader_state.h"
+#include "event/reader/reader_state.h"
 #include "indexer/model/lookup.h"
 
 /* Bounds on the memory that one model may take while it is read, beside its index. */

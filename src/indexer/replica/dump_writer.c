@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "event/reader_state.h"
+#include "event/reader/reader_state.h"
 #include "indexer/registry/handover.h"
 #include "indexer/registry/tables.h"
 

@@ -8,7 +8,7 @@
 #define KV_INDEXER_REPLICA_DUMP_WRITER_H
 
 #include "base/json.h"
-#include "event/packed_event.h"
+#include "event/router/packed_event.h"
 #include "indexer/http/pipe.h"
 #include "indexer/registry/registry.h"
 #include "indexer/view/unsure.h"

@@ -12,7 +12,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "event/frames.h"
+#include "event/wire/frames.h"
 #include "indexer/stream/listener_impl.h"
 #include "indexer/stream/pump.h"
 

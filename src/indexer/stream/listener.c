@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "event/reader.h"
+#include "event/reader/reader.h"
 #include "indexer/model/chunks.h"
 #include "indexer/model/model.h"
 

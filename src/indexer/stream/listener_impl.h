@@ -14,7 +14,7 @@
 #define KV_INDEXER_STREAM_LISTENER_IMPL_H
 
 #include "base/clock.h"
-#include "event/frames.h"
+#include "event/wire/frames.h"
 #include "indexer/stream/listener.h"
 
 #define KI_RESOLVE_POLL_NS (50 * KV_NS_PER_MS) /* interval while a host name is being resolved */

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "event/reader.h"
+#include "event/reader/reader.h"
 #include "indexer/model/chunks.h"
 #include "indexer/model/model.h"
 #include "indexer/stream/listener_impl.h"

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "event/media.h"
+#include "event/wire/media.h"
 #include "indexer/view/habits.h"
 #include "indexer/view/reasons.h"
 #include "kv_event.h"

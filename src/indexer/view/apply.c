@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "event/reader.h"
+#include "event/reader/reader.h"
 #include "indexer/model/lookup.h"
 
 void ki_applier_fini(struct ki_applier *a)

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
-#include "event/reader.h"
+#include "event/reader/reader.h"
 #include "indexer/view/apply.h"
 
 _Static_assert(KI_MAX_RANKS <= KVE_MAX_GROUP_RANKS, "the reader learns the groups of every rank");

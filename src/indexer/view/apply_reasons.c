@@ -2,7 +2,7 @@
 /* Reasons that lie in the events of a stream: reasons.def says what each means, and what ends it. */
 #include "indexer/view/apply.h"
 
-#include "event/reader.h"
+#include "event/reader/reader.h"
 
 static ki_reasons if_so(bool is_so, ki_reasons reason)
 {

@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <zmq.h>
 
-#include "event/frames.h"
+#include "event/wire/frames.h"
 
 /** A received message; valid until ki_envelope_fini. */
 struct ki_envelope {

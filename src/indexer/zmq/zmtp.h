@@ -26,7 +26,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "event/frames.h"
+#include "event/wire/frames.h"
 
 #define KI_ZMTP_GREETING 64
 /** Longest command, in bytes. Longer ones break the protocol. */

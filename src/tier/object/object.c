@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "base/thread.h"
 #include "base/xxh.h"
-#include "store/uri.h"
+#include "store/backend/uri.h"
 #include "tier/object/impl.h"
 
 enum {

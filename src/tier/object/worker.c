@@ -4,7 +4,7 @@
 
 #include "base/log.h"
 #include "base/thread.h"
-#include "store/store.h"
+#include "store/backend/store.h"
 #include "tier/object/impl.h"
 
 /* -- around a call ----------------------------------------------------------------------------- */

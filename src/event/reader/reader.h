@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * Shared by the files of the reader. Everybody else includes kv_event.h.
+ *
+ *   reader.c          life, batches, operations
+ *   reader_rules.c    whose cache an event is about, and in which tier
+ *   reader_stored.c   stored events: salts, hashes
+ *   reader_removed.c  removed and cleared events
+ *   reader_state.c    state between batches, for replicas
+ */
+#ifndef KV_EVENT_READER_READER_H
+#define KV_EVENT_READER_READER_H
+
+#include "kv_event.h"
+
+#include "event/reader/salts.h"
+#include "event/reader/sources.h"
+#include "event/wire/media.h"
+#include "event/wire/raw_event.h"
+#include "event/wire/unique.h"
+
+/** Most entries of events that a batch left out, by rank and source. */
+#define KVE_MAX_LOST 16
+
+#define KVE_ANY_SOURCE UINT32_MAX
+
+#define KVE_CHUNK_VARIES UINT32_MAX
+
+/** An event that was left out may have changed what the publisher has there, and a query can ask for. */
+struct kve_lost {
+    uint32_t rank;
+    uint32_t source; /* KVE_ANY_SOURCE: unknown */
+    uint32_t tiers;  /* bit per tier; all while it isn't known */
+};
+
+struct kve_reader {
+    uint32_t block_size;
+    uint32_t rank;
+    uint32_t max_events;
+
+    struct kve_scratch scratch; /* its hashes are part of the batch */
+    struct kve_unique unique;
+    uint64_t *locals;
+    size_t locals_capacity;
+
+    struct kve_op *ops;
+    /* Start of each op in blocks or scratch.hashes; an index, since both move while they grow */
+    size_t *starts;
+    size_t n_ops, ops_capacity, starts_capacity;
+    struct kv_block *blocks;
+    size_t n_blocks, blocks_capacity;
+    /* Copies left, parallel to scratch.hashes; set for removals that have the field */
+    uint32_t *remaining;
+    size_t remaining_capacity;
+    /* State of the batch since its last device event: see kve_add_cleared. */
+    uint32_t n_clears;
+    bool pool_began;
+    bool device_cleared; /* the batch has a clear that was certainly the device's */
+    /* Events of the batch that were left out: what they were about. */
+    struct kve_lost lost[KVE_MAX_LOST];
+    uint32_t n_lost;
+    uint32_t lost_beyond;  /* tiers of further ones, of any rank and source */
+    struct kve_lost event; /* what the current event is about */
+
+    /* State between batches, from here on. Replicas receive it, too (reader_state.c). */
+    struct kve_sources sources;
+    bool ignore_mm_keys, ignore_mm_offsets;
+    bool saw_salt, saw_adapter, saw_objects; /* since the last reset */
+    /* Bit per tier in which full attention has announced parts of blocks; blocks of the registered
+     * size. Replicas see them anew. */
+    uint32_t part_tiers, whole_tiers;
+    /* Bit per tier that the publisher clears together with its device tier */
+    uint32_t engine_tiers;
+    /* Bit per tier of which nothing tells whether the publisher's clear empties it */
+    uint32_t unclear_tiers;
+    uint32_t pool_tiers; /* bit per tier in which a connector has a block pool of its own */
+    bool saw_offload;    /* a lower tier without a pool of its own was seen */
+    bool names_ranks;    /* batches or events have named ranks: there may be more of them */
+    bool names_zero;     /* a stored block has hash 0: as a parent, 0 means that block */
+    uint32_t components; /* of stored blocks: see kve_raw_components */
+    /* Blocks of each stored event of a connector's tier: 0: none yet, or KVE_CHUNK_VARIES. Where all
+     * have as many, and more than one, the connector loads all of them or none. */
+    uint32_t chunk[KV_N_TIERS];
+    struct kve_salts salts;
+
+    /* For people. */
+    struct kve_unknown_media unknown_media;
+    uint64_t other_block_size; /* of the last event left out for its block size; 0: none */
+};
+
+/**
+ * Do as kve_reader_reset, and number sources from 1 again: no block is held under the old numbers.
+ * Otherwise owners with a name of each process would use up the numbers.
+ */
+void kve_reader_renew(struct kve_reader *reader);
+
+/** Return true when the publisher, or another owner, has shown blocks in tiers that its clears leave alone. */
+bool kve_reader_has_lower(const struct kve_reader *reader);
+
+/** Return the current event's hashes in the scratch; NULL when no event has had any. */
+static inline const uint64_t *kve_event_hashes(const struct kve_reader *r)
+{
+    return r->scratch.hashes ? r->scratch.hashes + r->scratch.n_hashes : NULL;
+}
+
+/** Return true when @op's source is a window group. */
+static inline bool kve_is_window(const struct kve_reader *r, const struct kve_op *op)
+{
+    return op->source && r->sources.items[op->source].kind == KVE_SOURCE_WINDOW;
+}
+
+/** Note that what the publisher has in the current event's tiers can't be told from its events. */
+void kve_note_lost(struct kve_reader *reader);
+
+/** Append @op, whose blocks or hashes begin at @start. Returns 0 or -ENOMEM. */
+int kve_add_op(struct kve_reader *reader, const struct kve_op *op, size_t start);
+/**
+ * Append @op on the current event's @n hashes, which become part of the batch. Returns 0 or -ENOMEM.
+ */
+int kve_add_hashes_op(struct kve_reader *reader, struct kve_op *op, size_t n);
+
+/**
+ * Apply the rules that stored and removed events share: set @op's source and tier. Returns 0 or
+ * KVE_SKIP_RC(...).
+ */
+int kve_apply_rules(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op);
+/** Return true for a tier of a connector, below the engine's own. */
+bool kve_is_connector_tier(const struct kve_medium *medium);
+/** Find a medium. Returns 0 or KVE_SKIP_RC(MEDIUM), which is counted by the name. */
+int kve_find_medium(struct kve_reader *reader, struct kv_str name, const struct kve_medium **ret);
+/** Return true when the publisher doesn't hold what the event is about. */
+bool kve_is_elsewhere(const struct kve_raw_event *ev);
+/** Return true for a window group beside a main group, which has its blocks' salts and places. */
+bool kve_is_beside_main(const struct kve_reader *reader, const struct kve_op *op);
+/** Return true when a window group's event is the only one that tells where its blocks lie. */
+bool kve_places_window(const struct kve_reader *reader, const struct kve_raw_event *ev,
+                       const struct kve_op *op);
+
+/** Add the operation of one event. Returns 0, KVE_SKIP_RC(...) or -ENOMEM. */
+int kve_add_stored(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op);
+int kve_add_removed(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op);
+int kve_add_cleared(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op);
+
+#endif
