@@ -9,21 +9,31 @@ from typing import Any, Dict, List, Sequence
 from . import store as _store
 from ._connector import Warner
 from ._native import Error
+from ._vllm_groups import NULL_BLOCK
 from .queue import Queue
 
 _Metadata: Any = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.v1.base").KVConnectorMetadata
-PREFIX = 16  # bytes of a key in the store: for all that decides a block's bytes, and the rank; the block's hash follows
+PREFIX = 16  # bytes of a key in the store: for all that decides a block's bytes, the rank, the cache group; the block's hash follows
 ASK_WAIT_S = 0.002  # longest time that a step gives a store to answer before it goes on with other requests
 MOST_TIMES = 1024  # loads and stores whose duration is kept until statistics are taken
 
 
 @dataclass
 class Move:
-    """Blocks of one request to load or to store: their numbers in the cache, vLLM's hashes of them, and the root of their keys."""
+    """Blocks of one request to load or to store: their numbers in the cache, their groups, vLLM's hashes, the root of their keys."""
     request: str
-    blocks: List[int]
-    hashes: List[bytes]
     root: bytes
+    blocks: List[int] = field(default_factory=list)
+    groups: List[int] = field(default_factory=list)
+    hashes: List[bytes] = field(default_factory=list)
+
+    def add(self, group: int, blocks: Sequence[int], hashes: Sequence[bytes]) -> None:
+        """Add blocks of a group. vLLM's null blocks are left out: nothing is kept in them."""
+        for block, digest in zip(blocks, hashes):
+            if block != NULL_BLOCK:
+                self.blocks.append(block)
+                self.groups.append(group)
+                self.hashes.append(digest)
 
 
 @dataclass
@@ -39,10 +49,10 @@ class Plan(_Metadata):  # type: ignore[misc]
     resets: int = 0
 
 
-def keys_of(root: bytes, rank: int, hashes: Sequence[bytes]) -> List[bytes]:
-    """Return the keys of one rank's blocks."""
-    prefix = hashlib.sha256(root + b"rank %d" % rank).digest()[:PREFIX]
-    return [prefix + (digest if len(digest) <= 32 else hashlib.sha256(digest).digest()) for digest in hashes]
+def keys_of(root: bytes, rank: int, groups: Sequence[int], hashes: Sequence[bytes]) -> List[bytes]:
+    """Return the keys of one rank's blocks. @groups: of each block."""
+    prefixes = {group: hashlib.sha256(root + b"rank %d group %d" % (rank, group)).digest()[:PREFIX] for group in set(groups)}
+    return [prefixes[group] + (digest if len(digest) <= 32 else hashlib.sha256(digest).digest()) for group, digest in zip(groups, hashes)]
 
 
 class Figures:

@@ -3,17 +3,19 @@
 import contextlib
 import errno
 import importlib
+import itertools
 import logging
 import os
 import select
 import threading
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set
 
 from . import store as _store
 from ._connector import Flusher, Warner
 from ._native import Error
 from ._tensors import runs, view
+from ._vllm_groups import Groups
 from ._vllm_moves import ASK_WAIT_S, Figures, Move, Plan, close, keys_of
 from .queue import Queue, Result
 from .store import _Table
@@ -24,22 +26,22 @@ _DAMAGED = (-errno.EBADMSG, -errno.EMSGSIZE)  # the latter: it is longer than a 
 
 
 class _Parts:
-    """Where a block's parts lie: those of each layer, at equal distances from block to block."""
+    """Where the parts of a cache group's blocks lie: those of each layer, at equal distances from block to block."""
 
-    def __init__(self, caches: Dict[str, Any], n_blocks: int) -> None:
-        self._numpy: Any = importlib.import_module("numpy")
-        self._caches = caches
-        base, step, length, seen = [], [], [], set()
-        for name in sorted(caches):
-            cache = caches[name]
-            if isinstance(cache, (list, tuple)):
-                raise ValueError(f"kvasir.vllm: layer {name} has states, which the connector doesn't know")
+    def __init__(self, caches: Dict[str, Any], layers: Iterable[str], n_blocks: int) -> None:
+        numpy: Any = importlib.import_module("numpy")
+        base, step, length = [], [], []
+        self.seen: Set[int] = set()
+        for name in sorted(layers):
+            cache = caches.get(name)
+            if cache is None or isinstance(cache, (list, tuple)):
+                raise ValueError(f"kvasir.vllm: layer {name} has no tensor of its own, or several")
             if getattr(getattr(cache, "device", None), "type", "cpu") != "cpu":
                 raise ValueError("kvasir.vllm: the KV cache is not in host memory; use OffloadingConnector with kvasir.vllm.Tier")
             address, shape, strides, item = view(cache)
-            if address in seen:
+            if address in self.seen:
                 continue  # layers that share a cache
-            seen.add(address)
+            self.seen.add(address)
             if not n_blocks or shape[0] % n_blocks:
                 raise ValueError(f"kvasir.vllm: layer {name} has the shape {shape}, which doesn't begin with {n_blocks} blocks")
             each = shape[0] // n_blocks  # blocks of the attention's own size
@@ -47,22 +49,49 @@ class _Parts:
             base += [address + offset for offset in offsets]
             step += [each * strides[0]] * len(offsets)
             length += [run] * len(offsets)
-        self.n, self.nbytes = len(base), sum(length)
-        self._base, self._step, self._length = (self._numpy.array(values, dtype=self._numpy.int64) for values in (base, step, length))
+        self.n, self.nbytes, self._numpy = len(base), sum(length), numpy
+        self._base, self._step, self._length = (numpy.array(values, dtype=numpy.int64) for values in (base, step, length))
 
-    def of(self, blocks: Sequence[int]) -> _Table:
-        """Return the scatter lists of blocks, which keep the tensors."""
+    def of(self, blocks: Sequence[int]) -> Any:
+        """Return the parts of blocks: an address and a length each."""
         numpy = self._numpy
         table = numpy.empty((len(blocks), self.n, 2), dtype=numpy.int64)
         table[:, :, 0] = numpy.array(blocks, dtype=numpy.int64)[:, None] * self._step + self._base
         table[:, :, 1] = self._length
-        return _Table(table, numpy.full(len(blocks), self.n, dtype=numpy.uint32), self._caches)
+        return table.reshape(-1, 2)
+
+
+class _Cache:
+    """The engine's tensors, by cache groups. Groups share memory: a block belongs to one of them at a time."""
+
+    def __init__(self, caches: Dict[str, Any], groups: Sequence[Sequence[str]], n_blocks: int) -> None:
+        self._numpy: Any = importlib.import_module("numpy")
+        self._caches, self.groups = caches, [_Parts(caches, layers, n_blocks) for layers in groups]
+        known, seen = {name for layers in groups for name in layers}, {address for parts in self.groups for address in parts.seen}
+        for name in caches.keys() - known:  # one that uses another layer's cache
+            if view(caches[name])[0] not in seen:
+                raise ValueError(f"kvasir.vllm: layer {name} is in no cache group")
+
+    def sizes(self, groups: Sequence[int]) -> List[int]:
+        """Return the bytes of a block of each of @groups."""
+        return [self.groups[group].nbytes for group in groups]
+
+    def of(self, groups: Sequence[int], blocks: Sequence[int]) -> _Table:
+        """Return the scatter lists of blocks, which keep the tensors. @groups: of each block."""
+        numpy, tables, begin = self._numpy, [], 0
+        for group, run in itertools.groupby(groups):
+            end = begin + len(list(run))
+            tables.append(self.groups[group].of(blocks[begin:end]))
+            begin = end
+        counts = numpy.array([self.groups[group].n for group in groups], dtype=numpy.uint32)
+        return _Table(numpy.ascontiguousarray(numpy.concatenate(tables)), counts, self._caches)
 
 
 class _Job(NamedTuple):
     """A request of the queue: a load of @request, or a store (@request empty). Without keys: a deletion of what couldn't be loaded."""
     request: str
     blocks: List[int]
+    sizes: List[int]  # of the blocks, in bytes
     keys: List[bytes]
     resets: int  # of the cache before it began
     begun: float
@@ -71,19 +100,21 @@ class _Job(NamedTuple):
 class Worker:
     """Moves blocks between this rank's cache and the store. vLLM's thread calls, a thread of its own takes results."""
 
-    def __init__(self, uri: str, rank: int, flush_s: float, warn: Warner) -> None:
-        self.rank, self.warn, self.resets = rank, warn, 0
+    def __init__(self, uri: str, rank: int, flush_s: float, groups: Groups, warn: Warner) -> None:
+        self.rank, self.warn, self.resets, self.kinds = rank, warn, 0, groups
         self.store = _store.open(uri)
         self.queue = Queue(self.store)
         self.flusher = Flusher(self.store, flush_s, warn)
-        self.parts: Optional[_Parts] = None
+        self.cache: Optional[_Cache] = None
         self.caches: Any = None
         self.changed = threading.Condition()
         self.jobs: Dict[int, _Job] = {}
         self.reading: Dict[int, int] = {}  # stores under way by block
         self.loaded: Set[str] = set()
-        self.failed: Set[int] = set()
+        self.failed: Set[int] = set()  # blocks, where vLLM can compute from one on
         self.told: Set[int] = set()
+        self.lost: Set[str] = set()  # requests, where it can't
+        self.told_lost: Set[str] = set()
         self.counters = {name: 0 for name in ("loaded", "stored", "present", "failed")}  # blocks
         self.figures = Figures()
         self.ending = False
@@ -92,8 +123,10 @@ class Worker:
 
     def register(self, caches: Dict[str, Any], n_blocks: int) -> None:
         """Take the engine's tensors."""
-        self.parts, self.caches = _Parts(caches, n_blocks), caches
-        logger.info("kvasir.vllm: %d blocks of %d bytes in %d parts each", n_blocks, self.parts.nbytes, self.parts.n)
+        self.cache, self.caches = _Cache(caches, [group.layers for group in self.kinds.all], n_blocks), caches
+        for kind, parts in zip(self.kinds.all, self.cache.groups):
+            logger.info("kvasir.vllm: %s: %d blocks of %d tokens, %d bytes in %d parts each", kind.kind, n_blocks, kind.size, parts.nbytes,
+                        parts.n)
 
     def begin(self, plan: Plan) -> None:
         """Wait until no store reads a block that this step writes."""
@@ -116,34 +149,45 @@ class Worker:
                     self.queue.cancel(ident)
 
     def _submit(self, load: bool, request: str, move: Move) -> None:
-        keys = keys_of(move.root, self.rank, move.hashes)
+        keys = keys_of(move.root, self.rank, move.groups, move.hashes)
         with self.changed:  # held until the job is noted: its result may come at once
             try:
-                if self.parts is None or self.ending:
+                if self.cache is None or self.ending:
                     raise Error(errno.ESHUTDOWN, "no cache")
-                table: Any = self.parts.of(move.blocks)
+                table: Any = self.cache.of(move.groups, move.blocks)
                 ident = self.queue.get(keys, table, priority=1) if load else self.queue.put(keys, table)
             except (Error, ValueError) as problem:
                 self.warn("reading blocks" if load else "storing blocks", problem)
                 self.counters["failed"] += len(keys)
                 self.figures.add(**{"load_failed" if load else "store_failed": len(keys)})
                 if load:
-                    self.failed.update(move.blocks)
-                    self.loaded.add(request)
+                    self._end_load(request, move.blocks)
                 return
-            self.jobs[ident] = _Job(request, move.blocks, keys, self.resets, time.monotonic())
+            self.jobs[ident] = _Job(request, move.blocks, self.cache.sizes(move.groups), keys, self.resets, time.monotonic())
             for block in () if load else move.blocks:
                 self.reading[block] = self.reading.get(block, 0) + 1
 
     def load(self, plan: Plan) -> None:
         """Begin to load."""
         for move in plan.loads:
-            self._submit(True, move.request, move)
+            if move.blocks:
+                self._submit(True, move.request, move)
+            else:
+                with self.changed:
+                    self._end_load(move.request, [])
 
     def save(self, plan: Plan) -> None:
         """Begin to store."""
         for move in plan.stores:
             self._submit(False, "", move)
+
+    def _end_load(self, request: str, failed: Sequence[int]) -> None:
+        """Note that a load has ended, and which of its blocks failed."""
+        self.loaded.add(request)
+        if self.kinds.fails_by_block:
+            self.failed.update(failed)
+        elif failed:
+            self.lost.add(request)
 
     def _collect(self) -> None:
         try:
@@ -165,8 +209,7 @@ class Worker:
         with self.changed:
             for job in self.jobs.values():
                 if job.request:
-                    self.failed.update(job.blocks)
-                    self.loaded.add(job.request)
+                    self._end_load(job.request, job.blocks)
             self.jobs.clear()
             self.reading.clear()
             self.changed.notify_all()
@@ -195,20 +238,18 @@ class Worker:
         if result.status not in (0, -errno.ENOENT, -errno.EBADMSG, -errno.ECANCELED):
             self.warn("reading blocks" if job.request else "storing blocks", OSError(-result.status, os.strerror(-result.status)))
         if job.request:
-            wanted = 0 if self.parts is None else self.parts.nbytes
             late = not job.keys or job.resets != self.resets  # the cache was reset meanwhile: what was loaded is of before
-            bad = range(len(job.blocks)) if late else [i for i, rc in enumerate(result.each) if rc != wanted]
+            bad = range(len(job.blocks)) if late else [i for i, rc in enumerate(result.each) if rc != job.sizes[i]]
             failed = [job.blocks[i] for i in bad]
             if job.keys:
                 self.counters["loaded"] += len(job.keys) - len(bad)
                 self.counters["failed"] += len(bad)
-                self.figures.add(loaded=len(job.keys) - len(bad), load_failed=len(bad), bytes_loaded=(len(job.keys) - len(bad)) * wanted)
+                self.figures.add(loaded=len(job.keys) - len(bad), load_failed=len(bad), bytes_loaded=sum(job.sizes) - sum(job.sizes[i] for i in bad))
                 self.figures.time("load_seconds", job.begun)
                 damaged = [] if late else [job.keys[i] for i in bad if result.each[i] >= 0 or result.each[i] in _DAMAGED]
                 if self._delete(job.request, failed, damaged):
                     return False
-            self.failed.update(failed)
-            self.loaded.add(job.request)
+            self._end_load(job.request, failed)
             return False
         for block in job.blocks:
             self.reading[block] -= 1
@@ -219,7 +260,7 @@ class Worker:
         bad_stores = sum(rc < 0 for rc in result.each)
         self.counters["failed"] += bad_stores
         self.figures.add(stored=result.each.count(0), present=result.each.count(1), store_failed=bad_stores,
-                         bytes_stored=result.each.count(0) * (0 if self.parts is None else self.parts.nbytes))
+                         bytes_stored=sum(size for size, rc in zip(job.sizes, result.each) if rc == 0))
         self.figures.time("store_seconds", job.begun)
         return 0 in result.each
 
@@ -228,7 +269,7 @@ class Worker:
         if not damaged:
             return False
         try:
-            self.jobs[self.queue.delete(damaged)] = _Job(request, failed, [], self.resets, time.monotonic())
+            self.jobs[self.queue.delete(damaged)] = _Job(request, failed, [], [], self.resets, time.monotonic())
         except (Error, ValueError) as problem:
             self.warn("deleting damaged blocks", problem)
             return False
@@ -241,6 +282,7 @@ class Worker:
                 self.changed.wait(ASK_WAIT_S)
             loaded, self.loaded = self.loaded, set()
             self.told, self.failed = self.failed, set()
+            self.told_lost, self.lost = self.lost, set()
             return loaded
 
     def close(self) -> None:

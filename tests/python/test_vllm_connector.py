@@ -50,6 +50,7 @@ for name in ("vllm", "vllm.v1", "vllm.v1.kv_offload", "vllm.v1.kv_offload.tierin
     sys.modules[name] = types.ModuleType(name)
 base = sys.modules["vllm.distributed.kv_transfer.kv_connector.v1.base"]
 base.KVConnectorBase_V1, base.KVConnectorMetadata, base.KVConnectorRole = Base, type("KVConnectorMetadata", (), {}), ROLES
+base.SupportsHMA, base.KVConnectorTransferResults = type("SupportsHMA", (), {}), types.SimpleNamespace
 sys.modules["vllm.v1.kv_offload.base"].LookupResult = enum.Enum("LookupResult", "MISS HIT")
 sys.modules["vllm.v1.kv_offload.base"].Medium = enum.Enum("Medium", "STORAGE")
 sys.modules["vllm.v1.kv_offload.tiering.base"].SecondaryTierManager = object
@@ -75,6 +76,7 @@ class BlockRemoved(Event):
 
 sys.modules["vllm.distributed.kv_events"].BlockStored, sys.modules["vllm.distributed.kv_events"].BlockRemoved = BlockStored, BlockRemoved
 sys.modules["vllm.v1.core.kv_cache_utils"].maybe_convert_block_hash = lambda digest: digest[:8]
+sys.modules["vllm.v1.core.kv_cache_utils"].resolve_kv_cache_block_sizes = lambda cache, config: (SIZE, SIZE)
 
 
 class KVConnectorStats:
@@ -91,13 +93,17 @@ class KVConnectorPromMetrics:
 metrics.KVConnectorStats, metrics.KVConnectorPromMetrics = KVConnectorStats, KVConnectorPromMetrics
 
 from kvasir import _vllm_connector, _vllm_metrics, _vllm_worker  # noqa: E402
+from kvasir._vllm_moves import Move, Plan  # noqa: E402
 from kvasir.vllm import Connector  # noqa: E402
 
 _vllm_worker.STORE_WAIT_S = 60  # a busy machine leaves nothing out
 
 
 class FullAttentionSpec:
-    pass
+    block_size = SIZE
+
+    def __repr__(self):
+        return type(self).__name__
 
 
 def configuration(uri, policy="recompute", world=1, rank=0, model="model", quantization=None, events=False, **extra):
@@ -110,7 +116,7 @@ def configuration(uri, policy="recompute", world=1, rank=0, model="model", quant
 
 
 def cache_configuration(n, spec=FullAttentionSpec):
-    return types.SimpleNamespace(num_blocks=n, kv_cache_groups=[types.SimpleNamespace(kv_cache_spec=spec())])
+    return types.SimpleNamespace(num_blocks=n, kv_cache_groups=[types.SimpleNamespace(kv_cache_spec=spec(), layer_names=["a", "b"])])
 
 
 class Request:
@@ -457,7 +463,7 @@ def test_figures_in_vllms_metrics():
             metrics_of = Connector.build_prom_metrics(None, [Metric] * 3, ["engine"], {0: ["0"]})
             seen.clear()
             metrics_of.observe(Connector.build_kv_connector_stats(total.data).data, 0)
-            start, size = "vllm:kvasir_connector_", engine.workers[0].worker.parts.nbytes
+            start, size = "vllm:kvasir_connector_", engine.workers[0].worker.cache.groups[0].nbytes
             n_stored = sum(rank.data.get("stored", 0) for rank in ranks)
             for key, value in {("asked", "0", "asked"): whole, ("blocks", "0", "store", "done"): n_stored,
                                ("bytes", "0", "store"): n_stored * size, ("jobs", "0"): 0}.items():
@@ -520,7 +526,7 @@ def test_what_the_store_holds_is_announced():
             for _ in range(20):
                 engine.step()
             equal(list(engine.scheduler.take_events()), [], "of salted requests nothing is told")
-            gone = _vllm_connector.keys_of(engine.scheduler.scheduler.names.root(request), world - 1, [request.block_hashes[1]])[0]
+            gone = _vllm_connector.keys_of(engine.scheduler.scheduler.names.root(request), world - 1, [0], [request.block_hashes[1]])[0]
             engine.scheduler.scheduler.store.discard(gone)  # as evicted
             check(engine.run(Request("e", prompt(1))) <= 1 and whole > 1, "an evicted block was found")
             found = events_of(engine, 1)
@@ -561,7 +567,7 @@ def test_requests_keep_the_tensors():
     with folder() as path:
         engine = Engine(path)
         worker = engine.workers[0].worker
-        check(worker.parts.of([1]).owner is worker.caches, "the tensors")
+        check(worker.cache.of([0], [1]).owner is worker.caches, "the tensors")
         engine.shutdown()
 
 
@@ -576,7 +582,7 @@ def damage_is_computed_again(wrong):
         engine.run(request)
         engine.shutdown()
         names = Connector(configuration(path), ROLES.SCHEDULER, cache_configuration(9))
-        key = _vllm_connector.keys_of(names.scheduler.names.root(request), 0, [request.block_hashes[2]])[0]
+        key = _vllm_connector.keys_of(names.scheduler.names.root(request), 0, [0], [request.block_hashes[2]])[0]
         names.shutdown()
         with kvasir.store.open(path) as store:
             right = bytes(store.get(key))
@@ -620,14 +626,99 @@ def test_a_thread_that_dies_and_a_store_that_cannot_be_closed():
         queue.store.close()
 
 
+class SlidingWindowSpec(FullAttentionSpec):
+    sliding_window = 3 * SIZE
+
+
+def hybrid_configuration(n):
+    """Full attention beside a window, both over the same memory."""
+    groups = [types.SimpleNamespace(kv_cache_spec=FullAttentionSpec(), layer_names=["a"]),
+              types.SimpleNamespace(kv_cache_spec=SlidingWindowSpec(), layer_names=["b"])]
+    return types.SimpleNamespace(num_blocks=n, kv_cache_groups=groups)
+
+
+def test_groups_share_memory_and_fail_by_request():
+    with folder() as path:
+        part = Connector(configuration(path), ROLES.WORKER, hybrid_configuration(8))
+        memory = numpy.zeros((8, 6, DIM), numpy.uint8)
+        part.register_kv_caches({"a": memory[:, :4], "b": memory[:, :6], "uses a's": memory[:, :4]})
+
+        def move(name, *blocks):
+            made = Move(name, b"root")
+            for group, block in blocks:
+                made.add(group, [block], [b"%032d" % block])
+            return made
+
+        def step(**moves):
+            part.bind_connector_metadata(Plan(idle=False, **moves))
+            part.handle_preemptions(part._get_connector_metadata())
+            part.start_load_kv(None)
+            part.wait_for_save()
+
+        def loaded(*blocks):
+            step(loads=[move("r", *blocks)])
+            limit = time.monotonic() + 60
+            while True:
+                results = part.get_transfer_results(set())
+                equal(part.get_block_ids_with_load_errors(), set(), "blocks: vLLM can't tell which request they belong to")
+                if results.finished_recving:
+                    return results.finished_recving, results.failed_recving
+                check(time.monotonic() < limit, "a load never ends")
+                part.bind_connector_metadata(Plan())
+
+        memory[1], memory[2], memory[3] = 1, 2, 3
+        stored = move("", (0, 1), (1, 2), (0, 3), (1, 0))
+        equal((stored.blocks, stored.groups), ([1, 2, 3], [0, 1, 0]), "without vLLM's null block")
+        step(stores=[stored])
+        part.worker.queue.drain(60)
+        memory[:] = 9
+        equal(loaded((0, 1), (1, 2), (0, 3)), ({"r"}, set()), "a load of two groups")
+        equal([[int(row[0]) for row in memory[block]] for block in (1, 2, 3)], [[1] * 4 + [9] * 2, [2] * 6, [3] * 4 + [9] * 2], "bytes")
+        equal(loaded((0, 1), (1, 1)), ({"r"}, {"r"}), "the other group's block of that hash")
+        equal(loaded(), ({"r"}, set()), "a hit that needs nothing")
+        part.shutdown()
+
+
+def test_no_more_requests_load_than_the_cache_could_compute():
+    """vLLM computes a failed request before all others that have loaded: these must leave it blocks."""
+    with folder() as path:
+        engine = Engine(path)  # of 24 blocks
+        tokens = [[number] * (9 * SIZE) for number in range(3)]
+        for number in range(3):
+            engine.run(Request(f"first {number}", tokens[number]))
+        engine.settle()
+        scheduler, requests = engine.scheduler.scheduler, [Request(f"again {number}", tokens[number]) for number in range(3)]
+
+        def matched(request):
+            limit = time.monotonic() + 60
+            while request.request_id not in scheduler.questions or scheduler.questions[request.request_id].there is None:
+                engine.scheduler.get_num_new_matched_tokens(request, 0)
+                check(time.monotonic() < limit, "no answer")
+            return engine.scheduler.get_num_new_matched_tokens(request, 0)[0]
+
+        for request in requests[:2]:
+            equal(matched(request), 8 * SIZE, f"{request.request_id}: tokens in the store")
+            request.blocks = [engine.free.pop() for _ in range(9)]
+            blocks = types.SimpleNamespace(get_block_ids=lambda request=request: (request.blocks,))
+            engine.scheduler.update_state_after_alloc(request, blocks, 8 * SIZE)
+        equal(matched(requests[2]), None, "beside two others")
+        engine.scheduler.request_finished(requests[0], [])
+        equal(matched(requests[2]), 8 * SIZE, "beside one")
+        equal(engine.scheduler.get_num_new_matched_tokens(requests[1], 0), (0, False), "one whose load failed: it is computed")
+        engine.shutdown()
+
+
 def test_refusals():
     with folder() as path:
         raises(ValueError, Connector, configuration(path, policy="fail"), ROLES.WORKER, cache_configuration(8))
         raises(ValueError, Connector, configuration(None), ROLES.WORKER, cache_configuration(8))
-        raises(ValueError, Connector, configuration(path), ROLES.WORKER, cache_configuration(8, spec=type("MambaSpec", (), {})))
+        states = type("MambaSpec", (FullAttentionSpec,), {"mamba_cache_mode": "none"})
+        raises(ValueError, Connector, configuration(path), ROLES.WORKER, cache_configuration(8, spec=states))
         worker = Connector(configuration(path), ROLES.WORKER, cache_configuration(8))
-        raises(ValueError, worker.register_kv_caches, {"a": numpy.zeros((7, 4), numpy.float16)})
-        raises(ValueError, worker.register_kv_caches, {"a": [numpy.zeros((8, 4), numpy.float16)]})
+        right = numpy.zeros((8, 4), numpy.float16)
+        for wrong in ({"b": right}, {"a": numpy.zeros((7, 4), numpy.float16), "b": right}, {"a": [right], "b": right},
+                      {"a": right, "b": right, "c": right.copy()}):
+            raises(ValueError, worker.register_kv_caches, wrong)
         worker.shutdown()
 
 
