@@ -7,7 +7,8 @@ import sys
 ORDER = ["base", "kvx", "hash", "event", "store", "llama", "index", "bm", "peer", "tier", "indexer", "advisor", "cli"]
 ALONE = {"kvx": {"kvx"}}  # depends on nothing, not even base
 TOP = ""  # the files of a room that lie in none of its folders
-# Arrows between the folders of one room: what each may include of the others. Disk and object don't know each other.
+# Arrows between the folders of one room, or of one folder in it: what each may include of the others. Disk and object don't know each
+# other.
 PARTS = {"tier": {"transfer": set(), "disk": {"transfer"}, "object": {"transfer"}, "peer": set(), "plan": {"transfer"},
                   "manager": {"transfer", "disk", "object", "peer"}, "volume": {"manager"}, "group": {"transfer"}},
          "event": {"wire": set(), "reader": {"wire"}, "publisher": {"wire"}, "router": set(), TOP: {"wire"}},
@@ -15,6 +16,8 @@ PARTS = {"tier": {"transfer": set(), "disk": {"transfer"}, "object": {"transfer"
                    TOP: {"backend", "object"}},
          "cli": {"show": set(), "client": set(), "replay": {TOP, "show", "client"}, "store": {TOP, "show"}, "peer": {TOP, "show"},
                  "bench": {TOP, "show", "peer"}, "top": {TOP, "show", "client"}, TOP: set()},
+         "tier/manager": {"state": set(), "pins": {"state"}, "offload": {"state", "pins"}, "jobs": {"state", "pins", "offload"},
+                          TOP: {"state", "pins", "offload", "jobs"}},
          "index": {"memory": set(), "tree": {"memory"}, "write": {"memory", "tree"}, "read": {"memory", "tree"}, "dump": {"memory", "tree"},
                    TOP: {"memory", "tree", "write", "read", "dump"}},
          "bm": {"storage": set(), "events": set(), "registry": {"storage", "events"}, "pool": {"storage", "events", "registry"},
@@ -37,27 +40,43 @@ bad = 0
 
 
 def place_of(name):
-    """The room, or room and part, that a header's name belongs to; None: no header of ours."""
+    """The room, and the folders in it, that a header's name belongs to; None: no header of ours."""
     if name in PUBLIC:
         return PUBLIC[name].split("/")
     folders = name.split("/")[:-1]
-    return (folders + [TOP])[:2] if folders and folders[0] in ORDER else None
+    return folders if folders and folders[0] in ORDER else None
 
 
-def may_include(place, other):
-    """Whether a file of room (and part) @place may include a header of @other."""
-    room = place[0]
-    if other[0] != room:
-        return other[0] in ALONE.get(room, ORDER[: ORDER.index(room)])
-    if room not in PARTS or len(other) < 2 or other[1] == place[1]:
-        return True
-    return other[1] in PARTS[room].get(place[1], set())
+def part_of(place, depth):
+    """The folder of @place that lies in its first @depth folders; TOP: its files lie beside those."""
+    return place[depth] if depth < len(place) else TOP
+
+
+def may_include(place, other, public):
+    """Whether a file of the folder @place may include a header of the folder @other. @public headers lie in no folder of their room."""
+    if other[0] != place[0]:
+        return other[0] in ALONE.get(place[0], ORDER[: ORDER.index(place[0])])
+    for depth in range(1, len(place) + 1):
+        parts = PARTS.get("/".join(place[:depth]))
+        here, there = part_of(place, depth), part_of(other, depth)
+        if parts is None or here == there == TOP or (there == TOP and public):
+            return True
+        if here != there:
+            return there in parts.get(here, set())
+    return True
+
+
+def is_beside(place):
+    """The folder above @place whose list of parts lacks it; None: every list has it."""
+    above = ["/".join(place[:depth]) for depth in range(1, len(place) + 1)]
+    return next((name for depth, name in enumerate(above, 1) if part_of(place, depth) not in PARTS.get(name, {part_of(place, depth)})), None)
 
 
 for path in sorted((root / "src").rglob("*.[ch]*")):
-    place = (list(path.relative_to(root / "src").parts[:-1]) + [TOP])[:2]
-    if place[0] in PARTS and place[1] not in PARTS[place[0]]:
-        print(f"{path.relative_to(root)}: src/{place[0]} has the folders {', '.join(PARTS[place[0]])} and nothing beside")
+    place = list(path.relative_to(root / "src").parts[:-1])
+    beside = is_beside(place)
+    if beside:
+        print(f"{path.relative_to(root)}: src/{beside} has the folders {', '.join(filter(None, PARTS[beside]))} and nothing beside")
         bad = 1
     for number, line in enumerate(path.read_text().splitlines(), 1):
         found = re.match(r'\s*#\s*include\s+[<"]([^">]+)[">]', line)
@@ -68,7 +87,7 @@ for path in sorted((root / "src").rglob("*.[ch]*")):
         if '"' in line and place[0] in PARTS and not other:
             print(f"{path.relative_to(root)}:{number}: {name}: name its folder, as in \"{place[0]}/.../x.h\"")
             bad = 1
-        if other and not may_include(place, other):
+        if other and not may_include(place, other, name in PUBLIC):
             print(f"{path.relative_to(root)}:{number}: {'/'.join(place)} may not include {name} ({'/'.join(other)})")
             bad = 1
 sys.exit(bad)

@@ -18,7 +18,7 @@
 #include "kvbm.h"
 #include "manager_world.h"
 #include "skip.h"
-#include "tier/manager/manager.h"
+#include "tier/manager/state/manager.h"
 
 #define N 8u
 

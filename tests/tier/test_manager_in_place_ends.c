@@ -18,7 +18,7 @@
 #include "base/error.h"
 #include "base/unit.h"
 #include "manager_node.h"
-#include "tier/manager/manager.h"
+#include "tier/manager/state/manager.h"
 
 #define N 8u
 #define OWNED (8 * N) /* blocks of an owner, so that N of them may be leased in place */

@@ -9,7 +9,7 @@
 
 #include "base/clock.h"
 #include "manager_node.h"
-#include "tier/manager/manager.h"
+#include "tier/manager/state/manager.h"
 
 #define N 8u
 

@@ -6,9 +6,10 @@
 
 #include "base/log.h"
 #include "bm/registry/registry.h"
-#include "tier/manager/fetch.h"
-#include "tier/manager/manager.h"
-#include "tier/manager/offload.h"
+#include "tier/manager/jobs/job.h"
+#include "tier/manager/offload/offload.h"
+#include "tier/manager/pins/fetch.h"
+#include "tier/manager/state/manager.h"
 
 /* ---- pins, handles and pools in use ---- */
 
@@ -145,6 +146,7 @@ static void wind_down(struct kvbm_manager *m, uint64_t deadline)
     for (int round = 0; rc == 0 && (round < 2 || m->stats.object.blocks_in != before); round++) {
         before = m->stats.object.blocks_in;
         kvbm_write_back_all(m);
+        kvbm_advance(m);
         while (rc == 0 && (m->jobs.n || m->mover.running > m->presence.n_asks + m->n_peer_asks ||
                            !kvbm_offload_idle(m)))
             rc = kvbm_manager_wait_change(m, deadline);
@@ -156,6 +158,8 @@ static void wind_down(struct kvbm_manager *m, uint64_t deadline)
     for (struct kvbm_pin *pin = m->pins.first; pin; pin = pin->next)
         kvbm_fetch_cancel(pin);
     for (struct kvbm_job_ *job = m->jobs.first; job; job = job->next) {
+        if (job->copied && !job->n_through)
+            continue; /* its last offload has just been dropped: it is over */
         job->cancelled = true;
         if (job->copy_id)
             kvbm_copier_cancel(m->copier, job->copy_id);

@@ -4,7 +4,7 @@
 #include <errno.h>
 
 #include "base/log.h"
-#include "tier/manager/manager.h"
+#include "tier/manager/state/manager.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct kvbm_lent *all;

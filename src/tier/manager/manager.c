@@ -5,7 +5,7 @@
 
 #include "base/log.h"
 #include "peer/lease/ask.h"
-#include "tier/manager/manager.h"
+#include "tier/manager/state/manager.h"
 
 #define MAX_FINGERPRINT 3800 /* bytes; tiers.c appends the layout, within 4096 */
 
@@ -152,8 +152,9 @@ static struct kvbm_manager *manager_new(void)
     kv_cond_init(&m->changed);
     m->jobs.done_wake.fd = -1;
     m->jobs.done_tail = &m->jobs.done;
-    m->mover.inbox_tail = &m->mover.inbox;
+    m->jobs.over_tail = &m->jobs.over;
     TAILQ_INIT(&m->pins.turns);
+    TAILQ_INIT(&m->pins.ready);
     return m;
 }
 

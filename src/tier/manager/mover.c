@@ -1,24 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Next steps of ended operations, on the thread that reports the end. The mover retries refused
- * steps, checks deadlines, and does work that can't be done on other threads. */
+/*
+ * Ends of operations, and the mover: a thread that keeps deadlines and retries what was refused.
+ *
+ *   executor's thread ── kvbm_note ──► the operation's end ──► kvbm_advance
+ *   mover ── a deadline is over, or 10 ms with something refused ──► kvbm_advance
+ *
+ * A refused copy or move is retried when any operation ends: it may have left the room. The mover
+ * retries, too, because the operations that use the room may be others' (a copier is shared).
+ */
 #include <errno.h>
 
-#include "tier/manager/job.h"
-#include "tier/manager/manager.h"
-#include "tier/manager/offload.h"
-#include "tier/manager/pin.h"
+#include "tier/manager/jobs/job.h"
+#include "tier/manager/pins/pin.h"
+#include "tier/manager/state/manager.h"
 
 #define RETRY_NS (10 * KV_NS_PER_MS)
-
-void kvbm_note_later(struct kvbm_manager *m, struct kvbm_note *note,
-                     void (*run)(struct kvbm_manager *m, struct kvbm_note *note))
-{
-    note->run = run;
-    note->next = NULL;
-    *m->mover.inbox_tail = note;
-    m->mover.inbox_tail = &note->next;
-    pthread_cond_signal(&m->work);
-}
 
 static bool stalled(const struct kvbm_manager *m)
 {
@@ -29,44 +25,35 @@ static bool stalled(const struct kvbm_manager *m)
     return m->jobs.stalled != NULL;
 }
 
-/* Retry steps that were refused for lack of room. Called when an operation has ended or some time
- * has passed. */
-static void try_again(struct kvbm_manager *m)
-{
-    for (enum kv_tier to = KV_TIER_HOST; to < KV_N_TIERS; to++)
-        m->offload.queues[to].stalled = false;
-    kvbm_job_retry(m);
-    kvbm_offload_pump(m);
-}
-
-void kvbm_note(struct kvbm_manager *m, struct kvbm_note *note,
-               void (*run)(struct kvbm_manager *m, struct kvbm_note *note))
+void kvbm_note(struct kvbm_manager *m, void (*ended)(struct kvbm_manager *m, void *operation),
+               void *operation)
 {
     kvbm_manager_enter(m);
-    run(m, note);
+    ended(m, operation);
     if (stalled(m))
-        try_again(m);
+        kvbm_step_due(m, KVBM_STEP_RETRY);
+    kvbm_advance(m);
     if (stalled(m) || m->mover.ends)
         pthread_cond_signal(&m->work);
     kvbm_manager_leave(m);
 }
 
+/* Wait for the next deadline, or for a while when something was refused. */
 static void wait_for_work(struct kvbm_manager *m)
 {
     uint64_t late_pin = kvbm_pin_late(m), late_job = kvbm_job_late(m);
     uint64_t deadline = KV_MIN(late_pin, late_job);
-    bool again = stalled(m); /* includes steps begun just now */
+    bool again;
 
-    if (m->mover.inbox) /* ends of operations that were late */
+    if (kvbm_advance(m)) /* the steps may have set new deadlines */
         return;
+    again = stalled(m);
     if (again)
         deadline = KV_MIN(deadline, kv_now_ns() + RETRY_NS);
-    if (deadline == UINT64_MAX) {
+    if (deadline == UINT64_MAX)
         pthread_cond_wait(&m->work, &m->lock);
-        return;
-    }
-    if (kv_cond_wait_until(&m->work, &m->lock, deadline) == -ETIMEDOUT && again)
-        try_again(m);
+    else if (kv_cond_wait_until(&m->work, &m->lock, deadline) == -ETIMEDOUT && again)
+        kvbm_step_due(m, KVBM_STEP_RETRY);
 }
 
 static void *mover(void *arg)
@@ -74,22 +61,8 @@ static void *mover(void *arg)
     struct kvbm_manager *m = arg;
 
     kvbm_manager_enter(m);
-    while (!m->mover.ends || m->mover.inbox || m->mover.running || m->jobs.stalled) {
-        struct kvbm_note *note = m->mover.inbox, *next;
-
-        if (!note) {
-            wait_for_work(m);
-            continue;
-        }
-        m->mover.inbox = NULL;
-        m->mover.inbox_tail = &m->mover.inbox;
-        for (; note; note = next) {
-            next = note->next; /* run frees the note */
-            note->run(m, note);
-        }
-        if (stalled(m))
-            try_again(m);
-    }
+    while (!m->mover.ends || m->mover.running || m->jobs.stalled)
+        wait_for_work(m);
     m->mover.left = true;
     pthread_cond_broadcast(&m->changed);
     kvbm_manager_leave(m);
@@ -98,6 +71,8 @@ static void *mover(void *arg)
 
 int kvbm_manager_wait_change(struct kvbm_manager *m, uint64_t deadline_ns)
 {
+    if (kvbm_advance(m))
+        return 0;
     return kv_cond_wait_until(&m->changed, &m->lock, deadline_ns);
 }
 
@@ -123,6 +98,7 @@ int kvbm_mover_end(struct kvbm_manager *m, uint64_t deadline)
     int rc = 0;
 
     m->mover.ends = true;
+    kvbm_advance(m);
     pthread_cond_signal(&m->work);
     while (rc == 0 && m->mover.runs && !m->mover.left)
         rc = kvbm_manager_wait_change(m, deadline);

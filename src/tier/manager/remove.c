@@ -17,9 +17,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tier/manager/manager.h"
-#include "tier/manager/offload.h"
-#include "tier/manager/presence.h"
+#include "tier/manager/offload/offload.h"
+#include "tier/manager/pins/presence.h"
+#include "tier/manager/state/manager.h"
 
 #define SOME 256  /* keys or slots at a time */
 #define RUN 65536 /* keys for which the disk's index is searched once */

@@ -18,8 +18,8 @@
 #include "base/log.h"
 #include "base/thread.h"
 #include "kvbm_lease.h"
-#include "tier/manager/manager.h"
-#include "tier/manager/pin.h"
+#include "tier/manager/pins/pin.h"
+#include "tier/manager/state/manager.h"
 
 #define FETCH_NS (5 * KV_NS_PER_S) /* after which a block that isn't there yet is left out */
 

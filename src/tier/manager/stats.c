@@ -5,8 +5,8 @@
 
 #include "base/buf.h"
 #include "base/metric_text.h"
-#include "tier/manager/manager.h"
-#include "tier/manager/offload.h"
+#include "tier/manager/offload/offload.h"
+#include "tier/manager/state/manager.h"
 
 static void fill_pool(struct kvbm_tier_stats *stats, struct kvbm_pool *pool, uint64_t block_bytes,
                       const struct kvbm_queue *queue)

@@ -8,10 +8,10 @@
 
 #include "base/log.h"
 #include "bm/storage/storage.h"
-#include "tier/manager/fetch.h"
-#include "tier/manager/manager.h"
-#include "tier/manager/offload.h"
+#include "tier/manager/offload/offload.h"
+#include "tier/manager/pins/fetch.h"
 #include "tier/manager/shape.h"
+#include "tier/manager/state/manager.h"
 
 /* divisor: fetches from the object store fill host blocks / OBJECT_SHARE at a time */
 #define OBJECT_SHARE 4

@@ -2,9 +2,9 @@
 /* Lookups: which tier has each key. */
 #include <errno.h>
 
-#include "tier/manager/fetch.h"
-#include "tier/manager/manager.h"
-#include "tier/manager/presence.h"
+#include "tier/manager/pins/fetch.h"
+#include "tier/manager/pins/presence.h"
+#include "tier/manager/state/manager.h"
 
 #define LOOK 64
 #define MAX_ASKED 256 /* keys asked for in one call */

@@ -10,7 +10,7 @@
 #include "bm/deadline.h"
 #include "bm/ids.h"
 #include "peer/set/blockset.h"
-#include "tier/manager/turn.h"
+#include "tier/manager/jobs/turn.h"
 #include "tier/volume/volume.h"
 
 #define DEFAULT_MS 10000
