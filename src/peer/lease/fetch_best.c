@@ -46,7 +46,11 @@ static long fetch_rest(const struct kvbm_fetch *fetch, uint8_t *ok)
     return right;
 }
 
-/* Tell errors of the connection from those of the lease, which the session would meet, too. */
+/*
+ * True for an error of a carrier (UCX, NIXL): the session's own connection may still deliver the blocks.
+ * False for errors of the lease itself (ended, unknown block, other layout, too large): the session
+ * would get the same answer, so it isn't asked.
+ */
 static bool is_of_carrier(int err)
 {
     return err < 0 && err != -ESTALE && err != -ERANGE && err != -EOPNOTSUPP && err != -EMSGSIZE;

@@ -102,9 +102,10 @@ void kvbm_loans_give_back(struct kvbm_lender *lender, struct kvbm_granted *over)
 }
 
 /*
- * End the late leases of all offers, with the lock held. What a session sends of a late lease may
- * take LINGER_NS more. Then its reader doesn't read: *@stuck gets a reference to that session, which
- * the caller aborts. Returns the next end.
+ * End the leases of all offers whose time is over. With the lock. A session that is sending blocks of
+ * such a lease gets LINGER_NS more to finish. If it hasn't by then, the peer has stopped reading, and the
+ * blocks would stay lent: *@stuck becomes a reference to the session, which the caller aborts. Returns
+ * the time at which the next lease ends.
  */
 static uint64_t end_late(struct kvbm_lender *lender, struct kvbm_granted **over,
                          struct kvbm_session **stuck)

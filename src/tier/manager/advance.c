@@ -8,8 +8,8 @@
  *     ▲                                        │     order goes next, so that the pump sees all the
  *     └───────────── until none is due ────────┘     room that ended jobs and fetches have left
  *
- * Each step ends: it consumes an entry of a queue or of a list, or finds nothing to do. RETRY is made
- * due by a thread that waited or by an end of an operation, never by another step.
+ * Each step ends: it consumes an entry of a queue or of a list, or finds nothing to do. RETRY is
+ * made due by a thread that waited or by an end of an operation, never by another step.
  */
 #include "tier/manager/jobs/job.h"
 #include "tier/manager/offload/offload.h"
@@ -24,8 +24,8 @@ static void retry(struct kvbm_manager *m)
     kvbm_step_due(m, KVBM_STEP_PUMP);
 }
 
-/* Begin what may begin. Blocks of caches' pools come last: a job of theirs needs room that the moves
- * below may give. */
+/* Begin what may begin. Blocks of caches' pools come last: a job of theirs needs room that the
+ * moves below may give. */
 static void pump(struct kvbm_manager *m)
 {
     kvbm_offload_pump(m);

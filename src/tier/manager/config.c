@@ -1,5 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A manager's options from a file and the environment: one table of keys. */
+/*
+ * A manager's options from a file and the environment: one table of keys.
+ *
+ *   file    key = value, one a line; # begins a comment
+ *   then    KVBM_KEY, the key in capitals: the environment goes before the file
+ *
+ * A wrong key or value fails the call, and the log names the file, the line and the nearest key: an
+ * option that is silently ignored is found much later, by its missing effect. Strings of the result
+ * point into one allocation that the caller frees.
+ */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +26,8 @@
 
 enum kind { SIZE, U32, BOOL, TEXT, POLICY, EVICTION, IO, GPU_COPY };
 
+/* Each key is the name of a field of the options: the manual and the struct needn't be told apart.
+ * */
 static const struct key {
     const char *name;
     enum kind kind;
@@ -89,6 +100,7 @@ static size_t size_of(const struct key *key)
                                : sizeof(uint32_t);
 }
 
+/* Parse one of a kind's words. Its number is that of the enumeration in kvbm_manager.h. */
 static int parse_word(enum kind kind, const char *text, uint32_t *ret)
 {
     for (uint32_t i = 0; words[kind][i]; i++) {
@@ -100,6 +112,7 @@ static int parse_word(enum kind kind, const char *text, uint32_t *ret)
     return -EINVAL;
 }
 
+/* Parse what people write for true and false, in any case. */
 static int parse_bool(const char *text, bool *ret)
 {
     static const char *const yes[] = {"1", "true", "yes", "on"}, *const no[] = {"0", "false", "no",
@@ -153,6 +166,7 @@ static int set(struct kvbm_manager_opts *opts, const struct key *key, const char
     return key->kind == BOOL ? parse_bool(text, field) : set_number(key, text, field);
 }
 
+/* Cut blanks at both ends; \r, too, of files from other systems. */
 static char *trimmed(char *text)
 {
     size_t len;
@@ -261,6 +275,7 @@ static void warn_of_environment(void)
     kv_args_warn_misspelt("kvbm", "KVBM_", variables, KV_COUNT(variables));
 }
 
+/* Set the options that the environment names. Their strings go to @text, which has room for all. */
 static int set_environment(struct kvbm_manager_opts *opts, char *text)
 {
     for (size_t i = 0; i < KV_COUNT(keys); i++) {
@@ -290,6 +305,7 @@ static int set_environment(struct kvbm_manager_opts *opts, char *text)
     return 0;
 }
 
+/* Return the room that the values of all variables KVBM_* need, at most. */
 static size_t need_of_environment(void)
 {
     size_t need = 1;
@@ -299,6 +315,7 @@ static size_t need_of_environment(void)
     return need;
 }
 
+/* Read a file of at most MAX_FILE bytes: more is not a configuration. */
 static int read_file(const char *path, struct kv_buf *to)
 {
     FILE *file = fopen(path, "re");
@@ -326,6 +343,7 @@ int kvbm_manager_configure(struct kvbm_manager_opts *opts, const char *file, cha
         return -EINVAL;
     memcpy(&out, opts, KV_MIN(opts->size, sizeof(out)));
     rc = file ? read_file(file, &text) : 0;
+    /* a NUL would hide the rest of the file */
     if (rc == 0 && memchr(text.data ? text.data : "", '\0', text.len))
         rc = -EINVAL;
     if (rc == 0) {
@@ -345,6 +363,7 @@ int kvbm_manager_configure(struct kvbm_manager_opts *opts, const char *file, cha
         free(strings);
         return rc;
     }
+    /* only now: a failing call leaves the options as they were */
     KV_GIVE(opts, &out);
     *ret_strings = strings;
     return 0;

@@ -1,5 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Destroy a manager: check for pins, handles and pools in use, stop its executors, free it. */
+/*
+ * Destroy a manager.
+ *
+ *   in use? ─► -EBUSY          pins, handles or pools that the caller still has
+ *   wind down                  no new jobs; what is queued is written until the deadline, then cancelled
+ *   the mover ends             every operation has been noted: no executor touches host memory
+ *   in use? ─► -EBUSY          by a call that was still running; the mover goes on
+ *   free                       waiting calls have left; caches stay with their owners
+ *
+ * Invariant: memory is freed only when no device can write into it any more. A disk or GPU that
+ * doesn't answer leaves the manager whole, and the call returns -ETIMEDOUT.
+ */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -13,6 +24,7 @@
 
 /* ---- pins, handles and pools in use ---- */
 
+/* Count the handles on a pool that a pin has: not the caller's. */
 static uint64_t of_pin(const struct kvbm_pin *pin, const struct kvbm_pool *pool)
 {
     uint64_t n = 0;
@@ -27,6 +39,7 @@ static uint64_t of_pin(const struct kvbm_pin *pin, const struct kvbm_pool *pool)
     return n;
 }
 
+/* Count the handles on a pool that a move has. */
 static uint64_t of_move(const struct kvbm_move *move, const struct kvbm_pool *pool)
 {
     uint64_t n = 0;
@@ -56,6 +69,7 @@ static bool is_held(const struct kvbm_manager *m, struct kvbm_pool *pool)
     return n > own;
 }
 
+/* True when the caller has made pools in the manager's registry, which would lose it. */
 static bool has_pools(struct kvbm_manager *m)
 {
     const struct kvbm_pool *pool;
@@ -84,7 +98,8 @@ static bool has_pins(const struct kvbm_manager *m)
     return n > 0;
 }
 
-/* True while the caller has pins, handles, or pools in the manager's registry. The log says which. */
+/* True while the caller has pins, handles, or pools in the manager's registry. The log says which.
+ * */
 static bool in_use(struct kvbm_manager *m)
 {
     return has_pins(m) || has_pools(m) || is_held(m, m->host) || is_held(m, m->disk) ||
@@ -95,6 +110,7 @@ static bool in_use(struct kvbm_manager *m)
 
 void kvbm_manager_free(struct kvbm_manager *m, uint64_t deadline)
 {
+    /* threads first, then stores, then pools, then the memory that all of them used */
     kvbm_lending_stop(m);
     kvbm_manager_close_peers(m);
     kvbm_copier_destroy(m->copier);
@@ -158,6 +174,7 @@ static void wind_down(struct kvbm_manager *m, uint64_t deadline)
     for (struct kvbm_pin *pin = m->pins.first; pin; pin = pin->next)
         kvbm_fetch_cancel(pin);
     for (struct kvbm_job_ *job = m->jobs.first; job; job = job->next) {
+        /* cancelling keeps the status of a job that has ended */
         if (job->copied && !job->n_through)
             continue; /* its last offload has just been dropped: it is over */
         job->cancelled = true;

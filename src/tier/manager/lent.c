@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Memory of callers that managers of this process have as their host tiers: one manager at a
- * time. */
+/*
+ * Memory of callers that managers of this process have as their host tiers.
+ *
+ * Two managers over one range would overwrite each other's blocks with right checksums: a list of
+ * the ranges in use refuses the second. After fork the child's list is empty: it has no manager.
+ */
 #include <errno.h>
 
 #include "base/log.h"
@@ -11,6 +15,7 @@ static struct kvbm_lent *all;
 
 /* ---- forks: a child has no manager ---- */
 
+/* Hold the lock over fork, so that the child's list isn't half changed. */
 static void before_fork(void)
 {
     pthread_mutex_lock(&lock);
@@ -34,6 +39,8 @@ static void watch_forks(void)
 
 /* ---- the list ---- */
 
+/* True when two ranges share a byte. Unsigned differences: a range below the other one is far away.
+ * */
 static bool overlap(const struct kvbm_lent *a, const struct kvbm_lent *b)
 {
     return a->begin - b->begin < b->bytes || b->begin - a->begin < a->bytes;

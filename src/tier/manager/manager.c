@@ -1,5 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Create a manager: check its options, open its tiers. */
+/*
+ * Create a manager: check its options, set defaults, open its tiers (tiers.c).
+ *
+ *   jobs ──► offload ──► pins ──► state        advance.c takes the steps of all of them
+ *   mover.c     ends of operations, deadlines     end.c       destruction
+ *   where.c     which tier has each key           remove.c    keys removed from every tier
+ *   source.c    blocks that peers lease           stats.c     figures
+ *   config.c    options from a file               lent.c      callers' memory as host tiers
+ *
+ * A manager isn't usable in a child after fork: its threads and locks are the parent's.
+ */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -32,6 +42,8 @@ int kvbm_manager_usable(const struct kvbm_manager *m)
 
 /* ---- options ---- */
 
+/* Say what is wrong with options; NULL: nothing. All of it is checked before anything is opened: a
+ * manager that fails half-way would have made files and threads. */
 static const char *what_is_wrong(const struct kvbm_manager_opts *o)
 {
     if (!kv_sized(o->block, "kvbm_layout_config"))
@@ -79,6 +91,7 @@ static const char *what_is_wrong(const struct kvbm_manager_opts *o)
     return NULL;
 }
 
+/* Choose what a caller left at 0: every block is offered, and one seen twice is frequent. */
 static void set_policy(struct kvbm_tier_policy *policy)
 {
     if (policy->policy == KVBM_POLICY_DEFAULT)
@@ -130,6 +143,7 @@ static int copy_strings(struct kvbm_manager *m)
 
     for (size_t i = 0; i < KV_COUNT(texts); i++)
         len += *texts[i] ? strlen(*texts[i]) + 1 : 0;
+    /* one allocation for all strings: the caller's may go after this call */
     at = m->strings = malloc(len + 1);
     for (size_t i = 0; at && i < KV_COUNT(texts); i++) {
         if (!*texts[i])
@@ -147,6 +161,7 @@ static struct kvbm_manager *manager_new(void)
 
     if (!m)
         return NULL;
+    /* kvbm_manager_free finds each part made or zero, at any failure from here on */
     pthread_mutex_init(&m->lock, NULL);
     kv_cond_init(&m->work);
     kv_cond_init(&m->changed);
@@ -180,6 +195,7 @@ int kvbm_manager_create(const struct kvbm_manager_opts *opts, struct kvbm_manage
     if (!m)
         return -ENOMEM;
     m->forks = atomic_load(&forks);
+    /* a caller of an older version has a shorter struct: the rest stays 0, the default */
     memcpy(&m->opts, opts, KV_MIN(opts->size, sizeof(m->opts)));
     wrong = what_is_wrong(&m->opts);
     set_defaults(&m->opts);
@@ -187,6 +203,7 @@ int kvbm_manager_create(const struct kvbm_manager_opts *opts, struct kvbm_manage
     rc = wrong ? refuse(wrong) : copy_strings(m);
     if (rc == 0)
         rc = kvbm_tiers_open(m);
+    /* also after a failure: kvbm_manager_free doesn't read it */
     m->opts.block = NULL; /* points to the caller's memory */
     if (rc < 0) {
         kvbm_manager_free(m, kv_now_ns() + KVBM_LET_GO_NS);

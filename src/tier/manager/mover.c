@@ -6,7 +6,7 @@
  *   mover ── a deadline is over, or 10 ms with something refused ──► kvbm_advance
  *
  * A refused copy or move is retried when any operation ends: it may have left the room. The mover
- * retries, too, because the operations that use the room may be others' (a copier is shared).
+ * retries, too: room may come without such an end, as when a caller releases host blocks.
  */
 #include <errno.h>
 

@@ -6,8 +6,8 @@
 #include "kvbm_layout.h"
 
 /**
- * Write the fingerprint of the disk and object tiers: @model and every property of @block that makes
- * equal keys mean other bytes. 4096 bytes are enough for any model's.
+ * Write the fingerprint of the disk and object tiers: @model and every property of @block that
+ * makes equal keys mean other bytes. 4096 bytes are enough for any model's.
  */
 void kvbm_tier_fingerprint(const char *model, const struct kvbm_layout_config *block, char *to,
                            size_t size);

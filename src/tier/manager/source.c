@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Source of a manager for block sets: peers lease blocks of the host tier, and of the tiers below it,
- * which are fetched first. A hold is a pin.
+ * Source of a manager for block sets: peers lease blocks of the host tier, and of the tiers below
+ * it, which are fetched first. A hold is a pin.
  *
  *   hold ──► prepare_load ──► all READY: held at once
  *                        └──► some PENDING: waiting[] ──► thread: held when none is any more
  *
- * A hold asks no peer and waits for no fetch from one, not even for another pin's: two managers that
- * lease from each other would wait in a circle. Keys that peers are asked for aren't there yet.
+ * A hold asks no peer and waits for no fetch from one, not even for another pin's: two managers
+ * that lease from each other would wait in a circle. Keys that peers are asked for aren't there
+ * yet.
  *
  * The thread runs from the first hold that has to wait until the manager's end. A set is destroyed
  * before its manager, and waits for its holds: none is left then.
@@ -89,7 +90,8 @@ static bool is_settled(const struct kvbm_waiting *w)
     return (!w->pin->n_fetched && !w->pin->n_waits) || kv_now_ns() >= w->deadline_ns;
 }
 
-/* Take the holds that wait no longer, with the manager entered. *@next becomes the next deadline. */
+/* Take the holds that wait no longer, with the manager entered. *@next becomes the next deadline.
+ * */
 static struct kvbm_waiting *take_settled(struct kvbm_manager *m, uint64_t *next)
 {
     struct kvbm_waiting **at = &m->lending.waiting, *settled = NULL;

@@ -1,5 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Statistics of the tiers: as a struct and as Prometheus text. */
+/*
+ * Statistics of the tiers: as a struct and as Prometheus text.
+ *
+ * Counters live in m->stats and are counted under the manager's lock, where the event happens.
+ * Gauges are read when they are asked for, from the pools, the queues and the executors: they can't
+ * drift from what they describe.
+ */
 #include <errno.h>
 #include <inttypes.h>
 
@@ -8,6 +14,7 @@
 #include "tier/manager/offload/offload.h"
 #include "tier/manager/state/manager.h"
 
+/* Fill in the gauges of a tier: blocks waiting for it, and the blocks of its pool. */
 static void fill_pool(struct kvbm_tier_stats *stats, struct kvbm_pool *pool, uint64_t block_bytes,
                       const struct kvbm_queue *queue)
 {
@@ -22,6 +29,7 @@ static void fill_pool(struct kvbm_tier_stats *stats, struct kvbm_pool *pool, uin
     stats->used = now.inactive_pool_size + now.inflight_immutable;
 }
 
+/* Copy the counters and read the gauges. With the lock, so that they are of one moment. */
 static struct kvbm_manager_stats stats_of(struct kvbm_manager *m)
 {
     struct kvbm_manager_stats stats = m->stats;
@@ -102,6 +110,7 @@ struct named {
     const struct kvbm_tier_stats *stats;
 };
 
+/* Write one family for all tiers: Prometheus wants the lines of a name together. */
 static void put_families(struct kv_buf *out, const struct named *tiers, size_t n)
 {
     for (size_t f = 0; f < KV_COUNT(families); f++) {
@@ -112,6 +121,7 @@ static void put_families(struct kv_buf *out, const struct named *tiers, size_t n
     }
 }
 
+/* Write the histograms of fetches. Their buckets count up, as the format wants; ours are apart. */
 static void put_latencies(struct kv_buf *out, const struct named *tiers, size_t n)
 {
     static const char name[] = "kvbm_tier_fetch_seconds";
@@ -142,6 +152,7 @@ static void put_one(struct kv_buf *out, const char *name, const char *type, cons
     kv_buf_printf(out, "%s %" PRIu64 "\n", name, value);
 }
 
+/* Write all metrics of a manager. Tiers that it lacks have no lines. */
 static void render(const struct kvbm_manager *m, const struct kvbm_manager_stats *stats,
                    struct kv_buf *out)
 {
@@ -201,6 +212,7 @@ long kvbm_manager_metrics(struct kvbm_manager *m, char *to, size_t cap)
     len = kv_metric_give(&out, to, cap);
     if (len < 0)
         return len;
+    /* the pools' own metrics follow: without room only their length is counted */
     pools = kvbm_registry_metrics(m->registry, (size_t)len < cap ? to + len : NULL,
                                   (size_t)len < cap ? cap - (size_t)len : 0);
     return pools < 0 ? pools : len + pools;

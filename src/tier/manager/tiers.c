@@ -1,5 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Parts of a manager: its tiers' pools and stores, and the copier. */
+/*
+ * Parts of a manager: its tiers' pools and stores, and the copier. Opened in the order of `steps`
+ * below, each with what it needs from those before it. kvbm_manager_free closes them.
+ *
+ *   host     blocks in own, shared or the caller's memory │ without host_bytes: staging buffers
+ *   disk     a pool whose block numbers are the slots of the disk store; restored from its index
+ *   object   a pool of blocks without bytes: the keys that the store is known to have
+ */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -16,6 +23,7 @@
 /* divisor: fetches from the object store fill host blocks / OBJECT_SHARE at a time */
 #define OBJECT_SHARE 4
 
+/* Create a tier's pool. Duplicates are rejected: a key has one block in each tier. */
 static int pool_create(struct kvbm_manager *m, enum kv_tier tier, uint64_t n,
                        enum kvbm_eviction eviction, struct kvbm_pool **ret)
 {
@@ -102,8 +110,8 @@ static int place_host(struct kvbm_manager *m, struct kvbm_layout_config *config,
         rc = borrow(m, n);
     if (rc < 0)
         return rc;
-    /* One more, for the last block's padding: whole blocks are read and written. The caller's memory
-     * has that padding: n is host_bytes by the stride. */
+    /* One more, for the last block's padding: whole blocks are read and written. The caller's
+     * memory has that padding: n is host_bytes by the stride. */
     config->num_blocks = m->opts.host_memory ? n : n + 1;
     if (m->opts.host_shared)
         return place_shared(m, config);
@@ -118,6 +126,8 @@ static int open_host(struct kvbm_manager *m)
     uint64_t n;
     int rc;
 
+    /* of the caller's layout only the shape of a block counts: host blocks are contiguous and
+     * aligned */
     memcpy(&config, m->opts.block, KV_MIN(m->opts.block->size, sizeof(config)));
     config.size = sizeof(config);
     config.kind = KVBM_FULLY_CONTIGUOUS;
@@ -158,6 +168,7 @@ void kvbm_tier_fingerprint(const char *model, const struct kvbm_layout_config *b
              block->dtype_width_bytes, (int)block->dtype, (int)block->order, block->num_heads);
 }
 
+/* Write the manager's own fingerprint: the model's, and the layout that its blocks have. */
 static void fingerprint(const struct kvbm_manager *m, char *to, size_t size)
 {
     kvbm_tier_fingerprint(m->opts.fingerprint, kvbm_layout_get_config(m->layout), to, size);
@@ -169,6 +180,7 @@ struct reload {
     uint64_t refused;
 };
 
+/* Register one record of the disk's index: its slot is the block of the same number. */
 static int reload_one(void *arg, const struct kvbm_disk_record *record)
 {
     struct reload *reload = arg;
@@ -233,6 +245,7 @@ static void keep_from_children(struct kvbm_manager *m)
                     "errno=%d", errno);
 }
 
+/* Open the disk tier: its pool, its store, and what earlier runs have left there. */
 static int open_disk(struct kvbm_manager *m)
 {
     uint64_t n = m->opts.disk_bytes / m->stride;
@@ -250,10 +263,12 @@ static int open_disk(struct kvbm_manager *m)
                                   .volatile_ = m->opts.disk_volatile};
     int rc = list ? 0 : -ENOMEM;
 
+    /* the kernel keeps the host blocks pinned: reads and writes needn't pin them each time */
     if (m->opts.io_registered) {
         opts.memory = kvbm_host_address(m, 0);
         opts.memory_bytes = m->host_blocks * m->stride;
     }
+    /* colons separate the directories: each is a volume */
     fingerprint(m, text, sizeof(text));
     while (rc == 0 && (name = strsep(&at, ":")) != NULL) {
         if (*name && opts.n_directories > KVBM_MAX_VOLUMES - 1)
@@ -280,6 +295,8 @@ static int open_disk(struct kvbm_manager *m)
     return rc;
 }
 
+/* Open the object tier. Its pool begins empty: what the store has is asked for when it is looked
+ * up. */
 static int open_object(struct kvbm_manager *m)
 {
     char text[4096];
@@ -296,6 +313,7 @@ static int open_object(struct kvbm_manager *m)
     return rc < 0 ? rc : kvbm_object_open(&opts, &m->object_store);
 }
 
+/* Set the limits of the offload queues. Frequency policies get a sketch of 2^20 counters. */
 static int open_offers(struct kvbm_manager *m)
 {
     const struct kvbm_tier_policy *policies[KV_N_TIERS] = {[KV_TIER_HOST] = &m->opts.host_policy,
@@ -328,6 +346,7 @@ int kvbm_tiers_open(struct kvbm_manager *m)
                                         "copier",   "disk tier", "object tier", "write-back",
                                         "promises", "peers",     "mover"};
     size_t step = 0;
+    /* `step` counts what has been opened: the log names the part that failed */
     int rc = kvbm_registry_create(&registry, &m->registry);
 
     if (rc == 0 && ++step)

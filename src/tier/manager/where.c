@@ -1,5 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Lookups: which tier has each key. */
+/*
+ * Lookups: which tier has each key. A lookup never waits for a store or a peer.
+ *
+ *   host ─► on its way ─► disk ─► object store, as far as known ─► peers, as far as known ─► unknown
+ *   READY   PENDING       ON_DISK REMOTE                           ON_PEER                   PENDING, asked
+ *
+ * Keys that nobody has been asked for are asked for in the background: the next lookup knows more.
+ * At most MAX_ASKED keys a call: a prompt of 10,000 blocks mustn't fill the executors with
+ * questions.
+ */
 #include <errno.h>
 
 #include "tier/manager/pins/fetch.h"
@@ -88,8 +97,8 @@ static uint32_t ask_object(struct look *look, size_t i)
     return rc == -EHOSTDOWN ? 0 : end - first;
 }
 
-/* Ask peers for keys. Those that nobody can be asked for are misses, unless the object store is asked
- * for them. */
+/* Ask peers for keys. Those that nobody can be asked for are misses, unless the object store is
+ * asked for them. */
 static uint32_t ask_peers(struct look *look, size_t i)
 {
     int rc = kvbm_peers_look(look->m, look->chain, i, look->of_peers);
@@ -162,6 +171,7 @@ static void look_at_some(struct look *look, size_t i, uint32_t n)
         look->asked_for += ask_object(look, i);
 }
 
+/* Check a chain of a lookup: as of a pin, but nothing is logged, since lookups are many. */
 static bool is_valid(const struct kvbm_chain *chain, size_t n)
 {
     return kv_sized(chain, "kvbm_chain") && chain->size >= offsetof(struct kvbm_chain, tokens) &&
@@ -180,6 +190,7 @@ static long lookup(struct kvbm_manager *m, const struct kvbm_chain *chain, size_
         return rc;
     if (!is_valid(chain, n))
         return -EINVAL;
+    /* one hold of the lock for all keys: they are of one moment */
     look.scattered = kvbm_chain_scattered(chain);
     kvbm_manager_enter(m);
     look.peers = !own && m->peers && !m->stopping && kvbm_peers_any(m->peers);

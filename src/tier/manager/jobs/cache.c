@@ -1,5 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Attach and detach caches whose blocks fit the host tier's. */
+/*
+ * Attached caches: a caller's memory of blocks, with a layout whose blocks fit the host tier's.
+ *
+ * Jobs and entries of offload queues count in n_jobs: a cache is detached only when it is 0, so no
+ * copy ever reads a layout that is gone. A cache may outlive its manager: its owner detaches it
+ * then.
+ */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -9,6 +15,7 @@
 #include "tier/manager/jobs/job.h"
 #include "tier/manager/state/manager.h"
 
+/* Say why a cache's blocks can't be converted into host blocks; NULL: they can, or are equal. */
 static const char *what_differs(const struct kvbm_layout_config *host,
                                 const struct kvbm_layout_config *cache, uint32_t n_heads,
                                 uint32_t first_head)
@@ -58,6 +65,7 @@ int kvbm_cache_attach(struct kvbm_manager *m, const struct kvbm_cache_opts *opts
     cache->pool = KV_OPT(opts, pool, NULL);
     cache->first_head = KV_OPT(opts, first_head, 0);
     cache->n_heads = KV_OPT(opts, n_heads, 0);
+    /* a cache of fewer heads (a tensor-parallel rank's) holds a part of each block */
     if (!cache->n_heads && kvbm_layout_get_config(opts->layout)->num_heads !=
                                kvbm_layout_get_config(m->layout)->num_heads)
         cache->n_heads = kvbm_layout_get_config(opts->layout)->num_heads;
@@ -68,6 +76,7 @@ int kvbm_cache_attach(struct kvbm_manager *m, const struct kvbm_cache_opts *opts
     cache->stride = cache->layout->shape.block_stride;
     wrong = what_differs(kvbm_layout_get_config(m->layout), kvbm_layout_get_config(cache->layout),
                          cache->n_heads, cache->first_head);
+    /* handles of another registry mean other blocks: a move between them couldn't name one */
     if (!wrong && cache->pool && cache->pool->registry != m->registry)
         wrong = "the pool is of another registry";
     if (wrong) {
@@ -88,6 +97,7 @@ int kvbm_cache_check(const struct kvbm_cache *cache, const uint32_t *blocks, siz
 {
     int rc = kvbm_ids_check(blocks, n, cache->layout->config.num_blocks, flags);
 
+    /* callers know one error for blocks that aren't the cache's */
     return rc == -ERANGE ? -EINVAL : rc;
 }
 

@@ -1,5 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Calls of connectors on jobs: submit, cancel, poll, wait. */
+/*
+ * Calls of connectors on jobs: submit, cancel, poll, wait.
+ *
+ * submit refuses wrong arguments; wrong block numbers end the job, which is counted as failed. A
+ * load may be submitted before its pin has settled: it waits. poll and wait return a job exactly
+ * once; jobs that blocking calls submit (own) are left to their wait.
+ */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -9,6 +15,8 @@
 #include "tier/manager/state/manager.h"
 #include "tier/transfer/transfer.h"
 
+/* Make a job with its arrays behind it in one allocation: blocks, three lists of pairs, three
+ * bitmaps. */
 static struct kvbm_job_ *allocate(const struct kvbm_job *in)
 {
     struct kvbm_pin *pin = in->pin;
@@ -68,6 +76,7 @@ int64_t kvbm_job_submit(struct kvbm_manager *m, const struct kvbm_job *in,
     struct kvbm_job_ *job;
     int rc = kvbm_job_room(m), wrong = 0;
 
+    /* two stores at a time would write the same host blocks */
     if (rc == 0 && in->pin->store && in->pin->n_copying)
         rc = -EBUSY;
     if (rc == 0)
@@ -80,7 +89,10 @@ int64_t kvbm_job_submit(struct kvbm_manager *m, const struct kvbm_job *in,
     job->sources = sources;
     job->own = own;
     in->pin->n_copying += in->pin->store;
+    /* fetches that the pin begins from now on go at the priority of its most urgent job */
     in->pin->priority = KV_MAX(in->pin->priority, in->priority);
+    /* wrong blocks end the job as a failed one: it has an id, and its reserved blocks are given
+     * back */
     if (wrong < 0)
         kvbm_job_give_up(job, wrong);
     else if (!in->pin->store && !in->pin->settled && !own)
@@ -110,6 +122,7 @@ int64_t kvbm_manager_submit(struct kvbm_manager *m, const struct kvbm_job *in)
     return id;
 }
 
+/* Find a job that hasn't ended; NULL: it has, or never was. */
 static struct kvbm_job_ *find_job(const struct kvbm_manager *m, uint64_t id)
 {
     struct kvbm_job_ *job = m->jobs.first;
@@ -158,6 +171,7 @@ static struct kvbm_job_ *take_done(struct kvbm_manager *m, uint64_t id)
     *at = job->next;
     if (!*at)
         m->jobs.done_tail = at;
+    /* the descriptor is readable while an ended job is to be polled */
     if (!job->own && --m->jobs.n_done == 0)
         kv_wake_clear(&m->jobs.done_wake);
     return job;
@@ -212,6 +226,7 @@ int kvbm_manager_wait(struct kvbm_manager *m, uint64_t id, uint32_t timeout_ms,
     if (rc < 0)
         return rc;
     kvbm_manager_enter(m);
+    /* counted, so that destroy doesn't free the manager under this call */
     m->n_waiters++;
     while (rc == 0 && (job = take_done(m, id)) == NULL) {
         running = find_job(m, id);
@@ -241,6 +256,7 @@ int kvbm_job_run(struct kvbm_manager *m, const struct kvbm_job *job)
         return (int)id;
     rc = kvbm_manager_wait(m, (uint64_t)id,
                            job->deadline_ns ? kvbm_ms_until(job->deadline_ns) : UINT32_MAX, NULL);
+    /* the caller's memory is in the job: return only when nothing touches it any more */
     if (rc == -ETIMEDOUT) {
         kvbm_manager_cancel(m, (uint64_t)id);
         rc = kvbm_manager_wait(m, (uint64_t)id, UINT32_MAX, NULL);

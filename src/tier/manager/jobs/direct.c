@@ -6,7 +6,8 @@
  *   load    pin without host blocks ─► fetches into the cache ─► pin settles ─► job ends
  *   store   pin without host blocks ─► offloads from the cache, one a tier ─► the last ends the job
  *
- * kvbm_pin_data gives the address of such a pin's item: its block in the cache.
+ * kvbm_pin_data gives the address of such a pin's item: its block in the cache. A direct job ends
+ * through STEP_END as others do: a load when its pin settles, a store when its last offload ends.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -46,8 +47,8 @@ static int check(const struct kvbm_manager *m, size_t n, bool store, const struc
         return -EINVAL;
     if (!job->cache->direct || job->cache->partial)
         return -ENOTSUP;
-    /* Two keys that are read into one block would spoil each other's checksums: good records would be
-     * removed as damaged. */
+    /* Two keys that are read into one block would spoil each other's checksums: good records would
+     * be removed as damaged. */
     return kvbm_cache_check(job->cache, job->blocks, n, store ? 0 : KVBM_IDS_ONCE);
 }
 
@@ -87,6 +88,7 @@ void kvbm_direct_count(struct kvbm_job_ *job)
     done->n = pin->n;
     done->bytes = done->n_ok * m->block_bytes;
     done->run_ns = kv_now_ns() - job->submit_ns;
+    /* blocks that arrived count, also of a cancelled job */
     if (job->cancelled && done->n_ok < done->n)
         done->status = -ECANCELED;
     else if (pin->store)
@@ -121,6 +123,8 @@ static void load(struct kvbm_pin *pin, struct kvbm_job_ *job)
 
 /* ---- stores ---- */
 
+/* Reserve and commit at once: the blocks have their bytes, in the cache. Offloads read them there.
+ * */
 static void store(struct kvbm_pin *pin, struct kvbm_job_ *job)
 {
     kvbm_pin_reserve(pin);
@@ -142,6 +146,8 @@ void kvbm_direct_cancel(struct kvbm_job_ *job)
         kvbm_queue_drop_of(job);
         return;
     }
+    /* fetches under way write into the cache: the pin settles, and the job ends, when they have
+     * ended */
     pin->no_fetch = true;
     kvbm_fetch_cancel(pin);
     kvbm_pin_stop_waiting(pin);
@@ -182,7 +188,7 @@ static int64_t begin(struct kvbm_manager *m, const struct kvbm_chain *chain, siz
     pin->direct = in->cache;
     id = kvbm_job_new(m, in, &job);
     if (id == 0) {
-        pin->blocks = job->blocks;
+        pin->blocks = job->blocks; /* the job's copy of the numbers: the caller's array may go */
         id = (int64_t)job->done.id;
         if (stores)
             store(pin, job);

@@ -1,6 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Offload blocks of a cache's pool to the host tier: one store job for each run of a sequence in
- * the queue. */
+/*
+ * Offloads from a cache's pool into the host tier (kvbm_manager_offload): one store job for each
+ * run of a sequence in the queue.
+ *
+ *   queue of weak handles ─► run: one block and those that follow it in its sequence ─► pin ─► job
+ *
+ * A run is stored as a caller's store would be; the job holds the blocks that it reads. Such jobs
+ * count against max_jobs, so an engine that offloads much can't crowd out its loads: the rest stays
+ * queued.
+ */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -56,12 +64,14 @@ static void gather_run(struct kvbm_manager *m, struct run *run)
         struct kvbm_block_info info = {.size = sizeof(info)};
         struct kvbm_immutable block;
 
+        /* evicted since it was queued: there is nothing left to copy */
         if (kvbm_weak_upgrade(&down.weak, &block) < 0) {
             m->stats.host.dropped++;
             kvbm_down_ended(m, &down, false);
             continue;
         }
         kvbm_immutable_info(&block, &info);
+        /* it may have been stored by another way meanwhile */
         if (info.tiers >> KV_TIER_HOST & 1) {
             kvbm_immutable_release(&block);
             kvbm_down_ended(m, &down, true);
@@ -93,6 +103,7 @@ static int store_run(struct kvbm_manager *m, struct run *run)
     if (rc == 0)
         rc = kvbm_pin_new(m, &chain, run->n, true, &pin);
     if (rc == 0) {
+        /* no caller holds the pin: the job alone keeps it */
         pin->released = true;
         pin->retain = run->priority;
         pin->retain_until_ns = run->priority_until_ns;
@@ -123,6 +134,7 @@ static void store_some(struct kvbm_manager *m)
     }
 }
 
+/* A run becomes a job. Ended jobs that nobody has polled yet count, too: they have memory. */
 static bool has_job_room(const struct kvbm_manager *m)
 {
     return m->jobs.n + m->jobs.n_done < m->opts.max_jobs;
@@ -150,6 +162,7 @@ long kvbm_manager_offload(struct kvbm_cache *cache, const struct kvbm_immutable 
     for (size_t i = 0; i < n; i++) {
         struct kvbm_down down = {.priority = priority, .cache = cache};
 
+        /* a block of another pool isn't queued, and not counted */
         if (blocks[i].handle.pool != cache->pool ||
             kvbm_immutable_downgrade(&blocks[i], &down.weak) < 0)
             continue;

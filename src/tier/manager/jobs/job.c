@@ -1,7 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Jobs: copies between the host blocks of a pin and the blocks of a cache. A load of blocks that the
- * pin has left in peers' memory takes one copy more for each of these peers, one after the other.
+ * Jobs: copies between the host blocks of a pin and the blocks of a cache.
+ *
+ *   submit ─► waits for its pin ─► copy ─► [the next copy] ─► [waits for its offloads] ─► over ─► finished
+ *                    │ cancelled, late      │ the copier has no room: stalled, retried       (STEP_END)
+ *                    └──────────────────────┴──► over, without a copy ───────────────────────────┘
+ *
+ * A load of blocks that its pin has left in peers' memory takes one copy more for each of these
+ * peers, one after the other. A store with object_write_through waits for its offloads to the
+ * object store.
+ *
+ * Invariant: a job is in at most one list beside the manager's: its pin's (waits), the stalled
+ * jobs', or that of jobs that are over. It references its pin until it has finished, and finishes
+ * exactly once.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -16,6 +27,7 @@
 
 /* ---- the end ---- */
 
+/* Take a job out of the manager's list, and off its cache, which may be detached then. */
 static void unlink_job(struct kvbm_manager *m, struct kvbm_job_ *job)
 {
     struct kvbm_job_ **at = &m->jobs.first;
@@ -27,6 +39,7 @@ static void unlink_job(struct kvbm_manager *m, struct kvbm_job_ *job)
     job->cache->n_jobs--;
 }
 
+/* Release the blocks of a cache's pool that an offload has read, children before their parents. */
 static void release_sources(struct kvbm_job_ *job)
 {
     for (uint32_t i = job->pin->n; i-- > 0;)
@@ -44,6 +57,7 @@ static void finish(struct kvbm_job_ *job)
     m->stats.jobs++;
     m->stats.jobs_cancelled += job->done.status == -ECANCELED;
     m->stats.jobs_failed += job->done.status < 0 && job->done.status != -ECANCELED;
+    /* an offload from a pool is nobody's job: no call asks for its end */
     if (job->sources) {
         release_sources(job);
         m->offload.queues[KV_TIER_HOST].in_flight--;
@@ -87,6 +101,7 @@ static void tell_ok(struct kvbm_job_ *job)
     struct kvbm_pin *pin = job->pin;
 
     for (uint32_t i = 0; job->user_ok && i < pin->n; i++) {
+        /* of a store: what the host tier has now, copied by this job or there before */
         bool there = pin->store && !job->cache->partial ? pin->items[i].state >= ITEM_STAGED
                                                         : bit(job->arrived, i);
 
@@ -136,6 +151,7 @@ static int keep_fd(struct kvbm_job_ *job)
     return 0;
 }
 
+/* Close the duplicate of ready_fd, once the copier has one of its own or no copy comes. */
 static void drop_fd(struct kvbm_job_ *job)
 {
     if (job->own_fd)
@@ -154,8 +170,8 @@ static void over(struct kvbm_job_ *job, int status)
 
 /* ---- the copy ---- */
 
-/* True when the bytes that were copied from item @i are right. A lease that another job of the pin has
- * found ended is gone from the item, and no other takes its place. */
+/* True when the bytes that were copied from item @i are right. A lease that another job of the pin
+ * has found ended is gone from the item, and no other takes its place. */
 static bool is_right(const struct kvbm_job_ *job, uint32_t i)
 {
     const struct kvbm_item *item = &job->pin->items[i];
@@ -184,6 +200,7 @@ static uint32_t take_pairs(struct kvbm_job_ *job)
     return n;
 }
 
+/* Count the blocks of one copy of a load, from the host tier or from a peer's memory. */
 static void count_load(struct kvbm_job_ *job, uint32_t n)
 {
     struct kvbm_manager *m = job->pin->manager;
@@ -217,6 +234,7 @@ static void copied(struct kvbm_manager *m, void *operation)
     uint32_t n = take_pairs(job);
     bool more = false;
 
+    /* end the copy first: begin() below may submit the next one of this job */
     m->mover.running--;
     job->copy_id = 0;
     job->done.n_ok += n;
@@ -224,6 +242,7 @@ static void copied(struct kvbm_manager *m, void *operation)
     if (pin->store) {
         stats->blocks_out += n;
         stats->bytes_out += n * m->block_bytes;
+        /* n_through counts the offloads that are queued here; some may have failed already */
         commit(job, m->opts.object_write_through ? job : NULL);
     } else {
         count_load(job, n);
@@ -240,6 +259,7 @@ static void copied(struct kvbm_manager *m, void *operation)
     kvbm_step_due(m, KVBM_STEP_PUMP);
 }
 
+/* The end of a copy, on a thread of the copier. Time in which no copy ran counts as waiting. */
 static void copier_done(void *arg, const struct kvbm_done *done)
 {
     struct kvbm_job_ *job = arg;
@@ -291,6 +311,8 @@ static void collect(struct kvbm_job_ *job)
     }
 }
 
+/* Describe the copy of the pairs collected: one layout to the other, and the heads of a partial
+ * cache. */
 static struct kvbm_transfer transfer_of(struct kvbm_job_ *job)
 {
     const struct kvbm_cache *cache = job->cache;
@@ -364,6 +386,7 @@ static bool begin(struct kvbm_job_ *job)
     if (!job->n_pairs)
         return false;
     transfer = transfer_of(job);
+    /* counted before: another thread may note the end of the copy as soon as it is submitted */
     m->mover.running++;
     id = kvbm_copier_submit(m->copier, &transfer);
     if (id > 0) {
@@ -405,6 +428,7 @@ void kvbm_jobs_retry(struct kvbm_manager *m)
 {
     struct kvbm_job_ *job = m->jobs.stalled, *next;
 
+    /* a job that is refused again goes to the new list */
     m->jobs.stalled = NULL;
     for (; job; job = next) {
         next = job->next_wait;
@@ -412,6 +436,7 @@ void kvbm_jobs_retry(struct kvbm_manager *m)
     }
 }
 
+/* Take a job out of a list of jobs that wait, if it is in it. */
 static void take_waiting(struct kvbm_job_ **list, struct kvbm_job_ *job)
 {
     while (*list && *list != job)
@@ -429,6 +454,7 @@ void kvbm_job_give_up(struct kvbm_job_ *job, int status)
     over(job, status);
 }
 
+/* A job past its deadline waits no longer for its pin. A copy that runs has the deadline itself. */
 uint64_t kvbm_job_late(struct kvbm_manager *m)
 {
     uint64_t now = kv_now_ns(), next = UINT64_MAX;

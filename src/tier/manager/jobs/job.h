@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Jobs: copies between caches and pins, or the tiers below. */
+/**
+ * Jobs: copies between caches and pins (job.c), or the tiers below (direct.c); the calls on them
+ * (calls.c); blocking calls over pins and jobs (keys.c, onboard.c); attached caches (cache.c).
+ */
 #ifndef KVBM_TIER_MANAGER_JOB_H
 #define KVBM_TIER_MANAGER_JOB_H
 
@@ -62,7 +65,8 @@ void kvbm_direct_count(struct kvbm_job_ *job);
 /** Cancel what has not begun of a direct job. */
 void kvbm_direct_cancel(struct kvbm_job_ *job);
 /**
- * Drop what has not begun of direct stores past their deadline. Returns the next one, or UINT64_MAX.
+ * Drop what has not begun of direct stores past their deadline. Returns the next one, or
+ * UINT64_MAX.
  */
 uint64_t kvbm_direct_late(struct kvbm_manager *m, uint64_t now);
 

@@ -1,6 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Blocking calls on keys: prepare, copy, wait and release in one call. A call that finds no room
- * waits for it, whereas prepare_store and prepare_load return at once. */
+/*
+ * Blocking calls on keys: prepare, copy, wait and release in one call. A call that finds no room
+ * waits for it, whereas prepare_store and prepare_load return at once.
+ *
+ *   store   │ passed │ tried, to be tried again │ not tried yet │      window: as many keys as may
+ *           0        from                       tried           n      be promised (promise.c)
+ *
+ * A blocking store reports only keys that stay: those that a tier below has, and those promised to
+ * stay in the host tier until one has them. So it tries no more keys than may be promised. It passes
+ * those that are safe, and waits for the tiers below when the window is full.
+ *
+ * Invariants: from <= tried <= n, and from never moves back, so the call ends. A call that waits
+ * for room holds no pin and no block: calls can't block each other. They take turns (turn.c).
+ */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -24,14 +36,15 @@ struct call {
     uint8_t *state, *ok;
     uint32_t *host; /* host blocks of the pin */
     struct kvbm_turn turn;
-    /* Store: the first key that the host tier still has to keep, or to get; those before @tried have
-     * had their turn, those before @offered were offered to the policy. */
+    /* Store: the first key that the host tier still has to keep, or to get; those before @tried
+     * have had their turn, those before @offered were offered to the policy. */
     uint32_t from, tried, offered;
     bool at_once;    /* a timeout of 0: wait for the copy alone */
     bool durable;    /* store: wait for a tier below the host tier */
     bool lacks_room; /* store: for keys that were tried; others wait for another pin alone */
 };
 
+/* Check a call's arguments and make its arrays. Call call_fini also after a failure. */
 static int call_init(struct call *c, struct kvbm_cache *cache, const struct kvbm_chain *chain,
                      size_t n, const uint32_t *blocks, bool load, uint32_t timeout_ms)
 {
@@ -147,8 +160,8 @@ static void wait_written(struct call *c, const struct kvbm_pin *pin, uint32_t n)
     kvbm_manager_leave(m);
 }
 
-/* Return how many keys, from the first that the host tier still has to keep on, are to be tried now:
- * those tried before, and as many more as may be promised. */
+/* Return how many keys, from the first that the host tier still has to keep on, are to be tried
+ * now: those tried before, and as many more as may be promised. */
 static uint32_t window(const struct call *c)
 {
     uint64_t more = (uint64_t)(c->tried - c->from) + kvbm_promises_room(c->manager);
@@ -156,8 +169,8 @@ static uint32_t window(const struct call *c)
     return (uint32_t)KV_MIN(KV_MIN((uint64_t)(c->n - c->from), c->manager->host_blocks), more);
 }
 
-/* Store the next @n blocks, as far as there is room now. Returns the number of them to try again, or
- * an error. */
+/* Store the next @n blocks, as far as there is room now. Returns the number of them to try again,
+ * or an error. */
 static long store_some(struct call *c, const uint32_t *blocks, uint32_t n)
 {
     struct kvbm_manager *m = c->manager;
@@ -169,6 +182,7 @@ static long store_some(struct call *c, const uint32_t *blocks, uint32_t n)
 
     if (reserved < 0)
         return reserved;
+    /* it got blocks: the next call in the line is the oldest now */
     if (reserved)
         kvbm_turn_end(m, &c->turn);
     c->offered = KV_MAX(c->offered, c->from + n);
@@ -176,6 +190,7 @@ static long store_some(struct call *c, const uint32_t *blocks, uint32_t n)
     kvbm_pin_blocks(pin, c->host + c->from);
     if (reserved)
         rc = copy(c, pin, blocks + c->from);
+    /* without a host tier nothing keeps the bytes but the pin, until a tier below has them */
     if (kvbm_staging(m))
         wait_written(c, pin, n);
     if (rc >= 0 && !pin->keeps)
@@ -186,6 +201,7 @@ static long store_some(struct call *c, const uint32_t *blocks, uint32_t n)
     c->lacks_room = false;
     for (uint32_t i = c->from; i < c->from + n; i++)
         c->lacks_room |= c->state[i] == KVBM_BUSY;
+    /* the statistics count a key as dropped once, however often the call tries it */
     if (left && rc != -EAGAIN) { /* try these blocks again */
         kvbm_manager_enter(m);
         for (uint32_t i = c->from; i < c->from + n; i++)
@@ -200,8 +216,8 @@ static const uint8_t *key_of(const struct call *c, uint32_t i)
     return (const uint8_t *)c->chain.keys + (size_t)i * c->manager->key_len;
 }
 
-/* Pass the keys that were tried and that no later one may evict: they are promised, or a tier below has
- * them, or the host tier lacks them. Returns true when it has passed any. */
+/* Pass the keys that were tried and that no later one may evict: they are promised, or a tier below
+ * has them, or the host tier lacks them. Returns true when it has passed any. */
 static bool pass_some(struct call *c)
 {
     const struct kvbm_manager *m = c->manager;
@@ -213,8 +229,8 @@ static bool pass_some(struct call *c)
     return c->from > before;
 }
 
-/* Wait until further keys may be tried. Returns -ETIMEDOUT also when none will, as nothing is queued
- * for the tiers below. */
+/* Wait until further keys may be tried. Returns -ETIMEDOUT also when none will, as nothing is
+ * queued for the tiers below. */
 static int wait_for_tiers_below(struct call *c)
 {
     struct kvbm_manager *m = c->manager;
@@ -224,6 +240,7 @@ static int wait_for_tiers_below(struct call *c)
     kvbm_manager_enter(m);
     m->n_waiters++;
     while (rc == 0 && !m->stopping && !pass_some(c) && window(c) <= c->tried - c->from) {
+        /* room comes from moves and from other stores' claims: without either, none will come */
         if (kvbm_offload_idle(m) && !m->promises.claimed)
             rc = -ETIMEDOUT;
         else
@@ -249,6 +266,7 @@ static long store_all(struct call *c, const uint32_t *blocks)
         kvbm_manager_enter(m);
         (void)pass_some(c);
         n = window(c);
+        /* claimed before the keys are stored: two stores mustn't promise the same room */
         if (n > c->tried - c->from)
             more = kvbm_promises_claim(m, n - (c->tried - c->from));
         kvbm_manager_leave(m);
@@ -290,8 +308,8 @@ static int wait_durable(struct call *c)
     return rc;
 }
 
-/* Number of keys, from the first on, that the call reports. Keys that weren't tried may be in the host
- * tier for a moment: these count if they are promised. */
+/* Number of keys, from the first on, that the call reports. Keys that weren't tried may be in the
+ * host tier for a moment: these count if they are promised. */
 static long report(const struct call *c)
 {
     bool below = c->durable || kvbm_staging(c->manager);
@@ -307,6 +325,7 @@ static long report(const struct call *c)
     return done;
 }
 
+/* Store the blocks, and count those that the caller may rely on. The time's end isn't an error. */
 static long store(struct call *c, const uint32_t *blocks)
 {
     long rc = c->n ? store_all(c, blocks) : 0;
@@ -366,6 +385,7 @@ static long load_some(struct call *c, uint32_t from, const uint32_t *blocks)
     struct kvbm_pin *pin;
     long rc, ready;
 
+    /* fetches get three quarters of what is left: blocks that come by then can still be copied */
     opts.deadline_ns = now + (c->deadline_ns - KV_MIN(now, c->deadline_ns)) / 4 * 3;
     rc = kvbm_manager_prepare_load(c->manager, &chain, n, &opts, &pin);
     if (rc < 0)
@@ -390,8 +410,8 @@ static long load_some(struct call *c, uint32_t from, const uint32_t *blocks)
     return rc < 0 ? rc : done;
 }
 
-/* Load from key @from on as soon as there is room. Returns how many blocks have arrived, 0 also when
- * the time ended before. */
+/* Load from key @from on as soon as there is room. Returns how many blocks have arrived, 0 also
+ * when the time ended before. */
 static long load_when_room(struct call *c, uint32_t from, const uint32_t *blocks)
 {
     const uint8_t *keys = c->chain.keys;

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Load blocks into a cache's pool: a prompt's prefix, or the blocks of handles. Blocks that the
- * pool has are held; the rest is loaded and registered. */
+/*
+ * Load blocks into a cache's pool: a prompt's prefix by hashes, or the blocks of handles.
+ *
+ *   match in the pool ─► pin for the rest ─► wait for its fetches ─► targets ─► copy ─► register
+ *
+ * Blocks that the pool has are held; the rest is loaded and registered there. The targets are
+ * allocated after the wait: a slow store mustn't keep the cache's blocks from others.
+ */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -37,6 +43,7 @@ static struct onboard begin(struct kvbm_cache *cache, uint32_t timeout_ms)
                             .at_once = !timeout_ms};
 }
 
+/* Give back what an onboard still holds: targets that weren't registered, and the pin. */
 static void fini(struct onboard *o)
 {
     if (o->targets)
@@ -85,6 +92,7 @@ static long settle(struct onboard *o, bool comes)
     o->ok = calloc((n + 7) / 8, 1);
     if (!o->state || !o->blocks || !o->target || !o->ok)
         return -ENOMEM;
+    /* else nothing that comes is of use: the first key is missing */
     if (comes)
         kvbm_pin_wait(o->pin, kvbm_ms_until(o->fetched_ns));
     return kvbm_pin_state(o->pin, o->state);
@@ -115,6 +123,7 @@ static int take_targets(struct onboard *o, uint32_t n)
     return 0;
 }
 
+/* True when the block of item @i had a target, and has been copied into it. */
 static bool arrived(const struct onboard *o, uint32_t i)
 {
     return o->blocks[i] != UINT32_MAX && o->ok[i / 8] >> (i % 8) & 1;
@@ -152,6 +161,7 @@ static int register_one(struct onboard *o, uint32_t i, struct kvbm_immutable *re
 
     if (o->pin->likes)
         return kvbm_pool_adopt(o->cache->pool, target, 1, &o->pin->likes[i], ret);
+    /* held in the host tier: its key, parent and position are known there */
     if (item->state == ITEM_HELD)
         return kvbm_pool_adopt_tokens(o->cache->pool, target,
                                       (const struct kvbm_immutable *)&item->host,
@@ -162,6 +172,7 @@ static int register_one(struct onboard *o, uint32_t i, struct kvbm_immutable *re
 
 /* ---- by hashes ---- */
 
+/* Bring the first blocks of a chain that the pool lacks. Returns how many are held in @ret now. */
 static long bring(struct onboard *o, const struct kvbm_chain *chain, size_t n,
                   struct kvbm_immutable *ret)
 {
@@ -237,12 +248,14 @@ static void given_fini(struct given *given, size_t n)
     free(given->keys);
 }
 
+/* True for pools whose handles a call takes: the manager's own, and @also. */
 static bool is_ours(const struct kvbm_manager *m, const struct kvbm_pool *pool,
                     const struct kvbm_pool *also)
 {
     return pool == m->host || pool == m->disk || pool == m->object || pool == also;
 }
 
+/* Take handle @i of the caller's: a handle of our own keeps the block until the call's end. */
 static int given_take(const struct kvbm_manager *m, struct given *given, size_t i,
                       const struct kvbm_immutable *block, const struct kvbm_pool *also)
 {
@@ -324,6 +337,8 @@ static uint32_t still_to_come(const struct given *given, const struct kvbm_immut
     return rest;
 }
 
+/* Bring the blocks that the cache lacks. They are of no sequence: each arrives or fails by itself.
+ * */
 static long bring_blocks(struct onboard *o, const struct kvbm_immutable *blocks, uint32_t n,
                          const uint32_t *index, struct kvbm_immutable *ret)
 {

@@ -1,4 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Turns of blocking calls: a line in the order of their coming, of which the oldest tries most
+ * often.
+ *
+ *   call ─► no host block ─► joins the line ─► waits ─► tries again ─┬─► got blocks: leaves the line
+ *                                ▲                                   │
+ *                                └─────────── none ──────────────────┘
+ *
+ * Invariant: a call in the line holds no pin and no block. `waits` says whether it is in the line.
+ */
 #include <errno.h>
 
 #include "tier/manager/jobs/turn.h"
@@ -41,6 +51,7 @@ static int wait_for_change(struct kvbm_manager *m, struct kvbm_turn *turn, bool 
         leave_line(m, turn);
     turn->waits = in_line;
     turn->pause_ns = KV_MIN(KV_MAX(2 * turn->pause_ns, PAUSE_NS), LOOK_AGAIN_NS);
+    /* until is computed anew after each wake: the call may have become the oldest */
     while (!m->stopping &&
            (until = KV_MIN(deadline_ns, now + pause_of(m, turn, changed))) > kv_now_ns())
         changed |= kvbm_manager_wait_change(m, until) == 0;
@@ -69,6 +80,7 @@ int kvbm_turn_give_way(struct kvbm_manager *m, struct kvbm_turn *turn, uint32_t 
 
     kvbm_manager_enter(m);
     first = TAILQ_FIRST(&m->pins.turns);
+    /* a key that the host tier has needs no block: there is nothing to wait for */
     if (first && first != turn)
         kvbm_registry_locate(m->registry, group, key, 1, &tiers);
     kvbm_manager_leave(m);

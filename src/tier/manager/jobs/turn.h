@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Turns of blocking calls that found no host block. They wait in the order of their coming, and hold
- * neither a pin nor a block meanwhile. The oldest one tries again at each change, the others every
- * 20 ms: a call that waits for a silent store doesn't stop those behind it.
+ * Turns of blocking calls that found no host block. They wait in the order of their coming, and
+ * hold neither a pin nor a block meanwhile. The oldest one tries again at each change, the others
+ * every 20 ms: a call that waits for a silent store doesn't stop those behind it.
  */
 #ifndef KVBM_TIER_MANAGER_TURN_H
 #define KVBM_TIER_MANAGER_TURN_H

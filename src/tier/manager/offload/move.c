@@ -1,6 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Moves begin here: some blocks at a time go to the disk or the object store. Queued blocks become
- * held, or are dropped when they have been evicted, and get target blocks. */
+/*
+ * Moves begin here: a batch of blocks goes to the disk or to the object store.
+ *
+ *   queue ─► hold (evicted ones are dropped) ─► target blocks ─► bounce blocks ─► move_io.c
+ *
+ * A target block is allocated before the bytes go, and may evict the oldest block of its tier. The
+ * object pool's blocks have no bytes: they remember keys. Bounce blocks are host blocks through
+ * which write-back reads blocks of the disk.
+ *
+ * Invariant: after kvbm_move_some each popped entry is in a running move, in the queue again, or
+ * ended.
+ */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -48,6 +58,7 @@ static bool moves(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k)
         kvbm_down_ended(m, &move->from[k], false);
         return false;
     }
+    /* it may have reached the tier by another way since it was queued */
     there = info->tiers >> move->to & 1;
     if (!there && may_leave(m, move, info))
         return true;
@@ -58,6 +69,7 @@ static bool moves(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k)
 
 void kvbm_quarantine(struct kvbm_manager *m, struct kvbm_mutable block)
 {
+    /* held until the manager's end: a late write can't harm a slot that nobody gets */
     struct kvbm_mutable *more = realloc(m->offload.quarantine, (m->offload.n_quarantine + 1) *
                                                                    sizeof(*m->offload.quarantine));
 
@@ -87,6 +99,7 @@ static uint32_t take_usable(struct kvbm_manager *m, enum kv_tier to, struct kvbm
     return usable;
 }
 
+/* Leave block @k out of a move: there is no target for it. */
 static void give_up(struct kvbm_move *move, uint32_t k)
 {
     kvbm_move_release(move, &move->like[k], true);
@@ -104,6 +117,7 @@ void kvbm_move_keep(struct kvbm_move *move, uint32_t k, uint32_t *n)
     ++*n;
 }
 
+/* Allocate targets. Blocks without one are dropped: the tier has no block that it may evict. */
 static void take_targets(struct kvbm_manager *m, struct kvbm_move *move)
 {
     uint32_t got = take_usable(m, move->to, move->target, move->n);
@@ -151,6 +165,7 @@ static void hold_some(struct kvbm_manager *m, struct kvbm_move *move)
     while (q->n && end < m->offload.move_blocks && fits(m, move, end, &q->heap[0])) {
         move->from[end] = kvbm_queue_pop(q);
         weak[end] = move->from[end].weak;
+        /* an entry whose key moves already waits aside, and its place is taken by the next */
         end += kvbm_once_begin(q, move->to, &move->from[end]);
     }
     kvbm_pool_upgrade(move->from_disk ? m->disk : m->host, weak + first, end - first,
@@ -172,6 +187,8 @@ void kvbm_move_some(struct kvbm_manager *m, enum kv_tier to)
     }
     move->manager = m;
     move->to = to;
+    /* with write-back, all entries of this queue are victims: they are released as the oldest again
+     * */
     move->leaving = m->write_back.leaving && to == KV_TIER_EXTERNAL;
     while (q->n && move->n < m->offload.move_blocks && fits(m, move, move->n, &q->heap[0]))
         hold_some(m, move);

@@ -1,6 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Running moves: read from the disk when only the disk has the bytes, write, and complete each
- * block. */
+/*
+ * Running moves: read from the disk when only the disk has the bytes, write, and complete each
+ * block.
+ *
+ *   launch ─► [read ─► go_on ─► launch] ─► write ─► ended ─► registered in the target's pool
+ *     └ refused: the entries return to the queue, or end          └ failed: the target is given back
+ *
+ * A block of the host tier is held until its move ends, so its bytes don't change. A target of a
+ * volume that has gone out of use is quarantined: a late write may still reach its slot.
+ */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -58,6 +66,7 @@ static int submit_read(struct kvbm_manager *m, struct kvbm_move *move)
     return kvbm_disk_submit(m->disk_store, &move->disk);
 }
 
+/* Hand a move to its executor: the read of a move in two parts, or the write. */
 static int submit(struct kvbm_manager *m, struct kvbm_move *move)
 {
     if (move->reading)
@@ -115,6 +124,7 @@ static int becomes_findable(struct kvbm_manager *m, struct kvbm_move *move, uint
     return rc < 0 ? rc : kvbm_pool_register(pool, &complete, 1, held);
 }
 
+/* Status of block @k's write. */
 static int status_of(const struct kvbm_move *move, uint32_t k)
 {
     return move->to == KV_TIER_DISK ? move->disk_ios[k].status : move->object_ios[k].status;
@@ -129,6 +139,7 @@ static void become_findable(struct kvbm_manager *m, struct kvbm_move *move)
 
     for (uint32_t k = 0; k < move->n && all; k++)
         all = status_of(move, k) == 0 && move->like[k].handle.pool;
+    /* at once in the usual case: one hold of the registry's lock for the batch */
     all = all && kvbm_pool_adopt(kvbm_target_of(m, move->to), move->target, move->n, move->like,
                                  held) == 0;
     for (uint32_t k = 0; k < move->n && !all; k++) {
@@ -140,6 +151,7 @@ static void become_findable(struct kvbm_manager *m, struct kvbm_move *move)
     release_all(kvbm_target_of(m, move->to), held, move->n);
 }
 
+/* Count the end of one block, remember where it is, and give back what its move held. */
 static void one_ended(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k)
 {
     struct kvbm_tier_stats *stats = kvbm_stats_of(m, move->to);
@@ -151,6 +163,8 @@ static void one_ended(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k
         stats->blocks_in++;
         stats->bytes_in += m->block_bytes;
     } else {
+        /* the write may still be on its way to a volume that doesn't answer: keep its slot unused
+         * */
         if (move->to == KV_TIER_DISK &&
             !kvbm_disk_usable(m->disk_store, move->target[k].handle.block))
             kvbm_quarantine(m, move->target[k]);
@@ -209,6 +223,7 @@ static void go_on(struct kvbm_manager *m, struct kvbm_move *move)
 
     move->reading = false;
     for (uint32_t k = 0; k < move->n; k++) {
+        /* a manager that ends writes nothing more */
         int status = m->mover.ends ? -ECANCELED : move->disk_ios[k].status;
 
         if (status == 0) {
@@ -257,6 +272,8 @@ void kvbm_move_launch(struct kvbm_manager *m, struct kvbm_move *move)
         m->offload.moves = move;
         return;
     }
+    /* -EAGAIN: the executor's queue is full, and the entries keep their numbers. Other errors are
+     * final. */
     kvbm_queue_stall(m, q, rc == -EAGAIN);
     for (uint32_t k = 0; k < move->n; k++) {
         kvbm_mutable_release(&move->target[k]);

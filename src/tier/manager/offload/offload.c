@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Offload blocks to the tiers below. A queued block is a weak handle in a bounded heap
- * (queue.c), and is held from the beginning of its move (move.c). Without a host tier it is a
- * staging buffer, which its pin holds.
+ * Offloads: which blocks are offered to the tiers below, and when their moves begin.
+ *
+ *   a block enters the host tier ─► offered to each tier that lacks it ─► its policy takes it?
+ *       ─► entry of the tier's queue (queue.c) ─► move (move.c), when STEP_PUMP finds room
+ *
+ * An entry is a weak handle: it keeps no block from eviction, so a slow tier can't fill the host
+ * tier with blocks that wait for it. A block is held from the beginning of its move, or from the
+ * offer when a blocking store has promised it (promise.c). Without a host tier the block is a
+ * staging buffer, which no pool knows: its pin holds it until the entry ends.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -36,8 +42,10 @@ static void offer(struct kvbm_pin *pin, uint32_t i, struct kvbm_job_ *through,
                            ? kvbm_promise_make(m, &block, kvbm_pin_hash(pin, i))
                            : 0;
 
+    /* another store's promise keeps the block, too; without memory for one, the call fails */
     if (pin->keeps && !promise && weak->handle.pool && m->promises.blocks)
         pin->keeps = kvbm_promise_is_made(m, block.handle.block);
+    /* kvbm_queue_push may end an entry at once: all counts are up before it */
     for (enum kv_tier to = KV_TIER_DISK; to <= KV_TIER_EXTERNAL; to++) {
         struct kvbm_down down = {.priority = info->priority, .weak = *weak, .promise = promise};
 
@@ -56,6 +64,8 @@ static void offer(struct kvbm_pin *pin, uint32_t i, struct kvbm_job_ *through,
         }
         kvbm_queue_push(m, to, down);
     }
+    /* the reference of this function: without any entry, no tier will have the block, and it ends
+     * */
     if (promise)
         kvbm_promise_put(m, block.handle.block, promise, false);
 }
@@ -84,6 +94,7 @@ static void offer_some(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvbm
             info[k] = (struct kvbm_block_info){.priority = pin->retain, .tiers = tiers[k]};
         else if (!weak[k].handle.pool)
             continue;
+        /* a block that was there before: it needs no second offer if it is safe */
         if (again &&
             (info[k].tiers & below || kvbm_promise_is_made(m, pin->items[i + k].host.block)))
             continue;
@@ -156,6 +167,7 @@ void kvbm_offload_drop_all(struct kvbm_manager *m)
         }
         kvbm_once_drop(m, to, NULL);
     }
+    /* running moves end as cancelled, or with what their executor has done by then */
     for (struct kvbm_move *move = m->offload.moves; move; move = move->next) {
         if (move->to == KV_TIER_DISK || move->reading)
             kvbm_disk_cancel(m->disk_store, &move->disk);

@@ -52,13 +52,13 @@ void kvbm_promise_forget(struct kvbm_manager *m, uint32_t group, const uint8_t *
 /** Number of blocks that may be promised now; without tiers below the size of the host tier. */
 uint32_t kvbm_promises_room(const struct kvbm_manager *m);
 /**
- * Claim room for @n promises, of kvbm_promises_room, that a store is going to make: other stores get
- * less meanwhile. Returns the number to give back.
+ * Claim room for @n promises, of kvbm_promises_room, that a store is going to make: other stores
+ * get less meanwhile. Returns the number to give back.
  */
 uint32_t kvbm_promises_claim(struct kvbm_manager *m, uint32_t n);
 /**
- * Give a claim back when its store has made its promises. Takes the manager's lock; the manager may be
- * freed on return.
+ * Give a claim back when its store has made its promises. Takes the manager's lock; the manager may
+ * be freed on return.
  */
 void kvbm_promises_unclaim(struct kvbm_manager *m, uint32_t n);
 

@@ -37,6 +37,7 @@ bool kvbm_once_begin(struct kvbm_queue *q, enum kv_tier to, struct kvbm_down *do
         return true;
     if (kvbm_set_has(&q->moving, hash_of(down)))
         return !set_aside(q, down);
+    /* without memory the key may move twice, and take two blocks of the tier */
     if (kvbm_set_reserve(&q->moving, 1) == 0) {
         kvbm_set_add(&q->moving, hash_of(down));
         down->moving_to = (uint8_t)to;
@@ -63,6 +64,7 @@ void kvbm_once_end(struct kvbm_down *down)
 
         if (hash_of(&waits) != hash)
             continue;
+        /* from the end: what takes this place has been looked at */
         q->aside[i] = q->aside[--q->n_aside];
         kvbm_queue_push(m, to, waits);
     }

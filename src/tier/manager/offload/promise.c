@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Promises: blocks that a blocking store reports as kept stay in the host tier until a tier below has
- * them, or none of these will: their policies refuse the block, or their writes failed.
+ * Promises: blocks that a blocking store reports as kept stay in the host tier until a tier below
+ * has them, or none of these will: their policies refuse the block, or their writes failed.
  *
  *   store ─► host block, held ──┬─ entry of the disk's queue      the first one that arrives, or the
  *                               └─ entry of the object store's    last one that ends, lets it go
@@ -26,6 +26,7 @@ int kvbm_promises_open(struct kvbm_manager *m)
     return m->promises.blocks ? 0 : -ENOMEM;
 }
 
+/* End a promise: its block may be evicted again, and stores that wait for room go on. */
 static void let_go(struct kvbm_manager *m, struct kvbm_promise *promise)
 {
     kvbm_set_drop(&m->promises.keys, promise->hash);
@@ -42,6 +43,8 @@ uint64_t kvbm_promise_make(struct kvbm_manager *m, const struct kvbm_immutable *
     if (promise->held.handle.pool || kvbm_set_reserve(&m->promises.keys, 1) < 0 ||
         kvbm_immutable_clone(block, &promise->held) < 0)
         return 0;
+    /* a number of its own: entries of an earlier promise of the same host block mustn't end this
+     * one */
     promise->number = ++m->promises.next_number;
     promise->hash = hash;
     promise->refs = 1;

@@ -1,6 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Offload queues: for each tier a bounded heap of weak handles (higher priority first, then older),
- * and the policies that choose its blocks. */
+/*
+ * Offload queues: for each tier the policy that chooses its blocks, and a bounded heap of entries.
+ *
+ * The entry of the highest priority goes first; of equal ones the one that was offered first. Its
+ * number stays when a refused move returns it, so it isn't overtaken by newer ones.
+ *
+ * Invariant: each entry ends exactly once (kvbm_down_ended), whether its block arrives, is dropped,
+ * or is evicted before its turn. Jobs, promises, pins and caches count the entries that concern
+ * them.
+ */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -10,6 +18,7 @@
 
 /* ---- policies ---- */
 
+/* The three policies of the options; the device's tier has none. */
 static const struct kvbm_tier_policy *policy_of(const struct kvbm_manager *m, enum kv_tier tier)
 {
     return tier == KV_TIER_HOST   ? &m->opts.host_policy
@@ -33,6 +42,7 @@ bool kvbm_policy_passes(struct kvbm_manager *m, enum kv_tier tier, uint64_t hash
     const struct kvbm_tier_policy *policy = policy_of(m, tier);
     bool passes;
 
+    /* a block below min_priority isn't counted: it couldn't pass whatever its frequency */
     if (policy->policy == KVBM_POLICY_FREQUENCY && priority >= policy->min_priority)
         kvbm_sketch_use(&m->offload.offers[tier], (uint32_t)(hash >> 32));
     passes = kvbm_policy_takes(m, tier, hash, priority);
@@ -47,6 +57,7 @@ static bool before(const struct kvbm_down *a, const struct kvbm_down *b)
     return a->priority != b->priority ? a->priority > b->priority : a->number < b->number;
 }
 
+/* Move entry @i towards the root until its parent goes first. */
 static void sift_up(struct kvbm_down *heap, uint32_t i)
 {
     struct kvbm_down down = heap[i];
@@ -71,6 +82,7 @@ struct kvbm_down kvbm_queue_pop(struct kvbm_queue *q)
     return first;
 }
 
+/* Double the heap: most queues stay far below their limit. */
 static int queue_grow(struct kvbm_manager *m, struct kvbm_queue *q)
 {
     uint64_t most =
@@ -86,8 +98,8 @@ static int queue_grow(struct kvbm_manager *m, struct kvbm_queue *q)
     return 0;
 }
 
-/* Make room for an entry. Those aside have their places, too: they will join the queue again. Blocks
- * that are promised find room always: there are no more than the host tier has. */
+/* Make room for an entry. Those aside have their places, too: they will join the queue again.
+ * Blocks that are promised find room always: there are no more than the host tier has. */
 static int make_room(struct kvbm_manager *m, struct kvbm_queue *q, bool promised)
 {
     if (m->mover.ends)
@@ -97,8 +109,8 @@ static int make_room(struct kvbm_manager *m, struct kvbm_queue *q, bool promised
     return q->n == q->capacity ? queue_grow(m, q) : 0;
 }
 
-/* Move the entries that @job waits for behind the others, and order those anew. Returns the number of
- * the others, which the queue has left. */
+/* Move the entries that @job waits for behind the others, and order those anew. Returns the number
+ * of the others, which the queue has left. */
 static uint32_t set_apart(struct kvbm_queue *q, const struct kvbm_job_ *job)
 {
     uint32_t kept = 0;
@@ -149,6 +161,7 @@ static void tell_job(struct kvbm_manager *m, const struct kvbm_down *down, bool 
 
 void kvbm_down_ended(struct kvbm_manager *m, struct kvbm_down *down, bool arrived)
 {
+    /* the key first: entries aside join the queue before the pin that describes it may go */
     kvbm_once_end(down);
     kvbm_promise_end(m, down, arrived);
     if (down->through)
@@ -166,6 +179,7 @@ int kvbm_queue_push(struct kvbm_manager *m, enum kv_tier to, struct kvbm_down do
 
     kvbm_once_end(&down); /* its move could not begin; entries aside may join the queue */
     rc = make_room(m, q, down.promise != 0);
+    /* an entry that returns keeps its number, and with it its place */
     if (!down.number)
         down.number = ++m->offload.next_number;
     if (rc < 0) {

@@ -1,5 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Pins of stores: reserve host blocks, and register them once they have their bytes. */
+/*
+ * Pins of stores: host blocks are reserved for keys that no tier has, filled by a job or by the
+ * caller, and registered.
+ *
+ *   reserve   HELD: the host tier has it │ RESERVED: a new block │ WAITS: another pin brings it │
+ *             MISS: the policy refuses it │ BUSY: no block is free
+ *   commit    RESERVED ─► HELD, or STAGED without a host tier ─► offered to the tiers below
+ *
+ * Invariant: a block is findable only after commit, with all of its bytes. Keys that weren't
+ * written give their blocks back.
+ */
 #include <errno.h>
 
 #include "base/clock.h"
@@ -15,6 +25,8 @@ static bool wants_block(struct kvbm_pin *pin, uint32_t i, uint8_t tiers)
 {
     struct kvbm_manager *m = pin->manager;
     uint64_t hash = kvbm_pin_hash(pin, i);
+    /* without a host tier, a key is there when every tier below has it: else it is staged and
+     * offered */
     bool there = kvbm_staging(m) ? (!m->disk || tiers >> KV_TIER_DISK & 1) &&
                                        (!m->object || tiers >> KV_TIER_EXTERNAL & 1)
                                  : pin->items[i].state == ITEM_HELD;
@@ -27,10 +39,12 @@ static bool wants_block(struct kvbm_pin *pin, uint32_t i, uint8_t tiers)
         pin->items[i].state = ITEM_WAITS;
         return false;
     }
+    /* a blocking store tries keys again: the frequency policy counts each of its keys once */
     return i < pin->n_offered ? kvbm_policy_takes(m, KV_TIER_HOST, hash, pin->retain)
                               : kvbm_policy_passes(m, KV_TIER_HOST, hash, pin->retain);
 }
 
+/* Take blocks for the items of @index, as many as there are, and mark their keys as pending. */
 static uint32_t reserve(struct kvbm_pin *pin, const uint32_t *index, uint32_t n)
 {
     struct kvbm_mutable blocks[LOOK];
@@ -82,6 +96,7 @@ long kvbm_pin_store(struct kvbm_manager *m, const struct kvbm_chain *chain, size
     kvbm_manager_enter(m);
     rc = m->stopping ? -ESHUTDOWN : kvbm_pin_new(m, chain, n, true, &pin);
     if (rc == 0) {
+        /* without @keeps nothing is promised: a connector lives with blocks that are lost */
         pin->keeps = keeps != NULL;
         pin->durable = keeps && keeps->durable;
         pin->n_offered = keeps ? keeps->n_offered : 0;
@@ -117,6 +132,7 @@ static long commit_run(struct kvbm_pin *pin, uint32_t i, uint32_t n, struct kvbm
     struct kvbm_manager *m = pin->manager;
     uint32_t held = n;
 
+    /* no longer pending: STEP_LOOK lets the pins that wait find the blocks */
     for (uint32_t k = i; k < i + n; k++)
         kvbm_set_drop(&m->pins.pending, kvbm_pin_hash(pin, k));
     if (kvbm_staging(m)) {
@@ -141,6 +157,7 @@ long kvbm_pin_commit_locked(struct kvbm_pin *pin, const uint8_t *ok, struct kvbm
     uint32_t n;
 
     for (uint32_t i = 0; i < pin->n; i += n) {
+        /* a run of written blocks is registered at once: one hold of the registry's lock */
         for (n = 0; i + n < pin->n && pin->items[i + n].state == ITEM_RESERVED &&
                     (!ok || ok[(i + n) / 8] >> ((i + n) % 8) & 1);)
             n++;

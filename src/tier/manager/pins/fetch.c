@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Fetch a pin's blocks from lower tiers and peers into its host blocks. All blocks of the disk are
- * fetched at once. Of the object store's, WINDOW batches run ahead, until one misses a key: a prompt
- * can't use blocks behind a miss.
+ * Fetches: which blocks of a pin are fetched from which tier, and when.
+ *
+ *   disk          all at once: its batches end soon, and their blocks are known to be there
+ *   peers         before the object store, for keys that the store isn't known to have (fetch_peers.c)
+ *   object store  WINDOW batches run ahead, until one misses a key: a prompt can't use what is behind
  *
  * Fetches from the object store and from peers use only a share of the host blocks at a time. Host
  * blocks are allocated before the bytes come, so a store that hangs would otherwise evict the whole
- * host tier. Items beyond the share starve. When a fetch ends, the starving pin of the highest
+ * host tier. Items beyond the share are STARVED. When a fetch ends, the starving pin of the highest
  * priority continues; of equal ones the oldest.
+ *
+ * Invariants: at most max_object_fetched host blocks wait for remote bytes. A pin starves only
+ * while a remote fetch runs, whose end continues it; else its items become BUSY. An item's `tried`
+ * has a bit for each tier that it won't be fetched from again, so every pin settles.
  */
 #include "tier/manager/pins/fetch.h"
 #include "tier/manager/pins/pin.h"
@@ -27,6 +33,8 @@ bool kvbm_fetch_left_to_others(struct kvbm_pin *pin, uint32_t i)
 
     if (!kvbm_set_has(&pin->manager->pins.pending, hash))
         return false;
+    /* no tier may be tried: the key is pending, and a second fetch of it would evict a block more
+     * */
     if (kvbm_fetch_is_circle(pin, i)) {
         pin->items[i].tried = UINT8_MAX;
         return true;
@@ -38,6 +46,7 @@ bool kvbm_fetch_left_to_others(struct kvbm_pin *pin, uint32_t i)
     return true;
 }
 
+/* Leave an item until a remote fetch ends: such fetches fill their share of host blocks. */
 static void starve(struct kvbm_pin *pin, uint32_t i)
 {
     pin->items[i].state = ITEM_STARVED;
@@ -61,6 +70,7 @@ uint32_t kvbm_fetch_behind_gap(const struct kvbm_pin *pin, enum kv_tier tier, ui
 {
     const struct kvbm_item *items = pin->items;
 
+    /* states from STAGED on have their bytes: another tier gave what this one lacks */
     if (end < pin->n && items[end].state < ITEM_STAGED)
         return end;
     while (end < pin->n && (items[end].state != ITEM_MISS || !(items[end].tried >> tier & 1)))
@@ -74,8 +84,9 @@ void kvbm_fetch_ends_at(struct kvbm_pin *pin, uint32_t i)
         pin->object_end = KV_MIN(pin->object_end, i);
 }
 
-/* Pick up to KVBM_BATCH items from *@at on that are MISS and were not looked for in @tier. Pack their
- * keys into @keys unless that is NULL. Items that another pin fetches or stores become WAITS. */
+/* Pick up to KVBM_BATCH items from *@at on that are MISS and were not looked for in @tier. Pack
+ * their keys into @keys unless that is NULL. Items that another pin fetches or stores become WAITS.
+ * */
 static uint32_t pick(struct kvbm_pin *pin, enum kv_tier tier, uint32_t *at, uint32_t *index,
                      uint8_t *keys)
 {
@@ -101,7 +112,7 @@ static uint32_t pick(struct kvbm_pin *pin, enum kv_tier tier, uint32_t *at, uint
     return n;
 }
 
-/* Leave out the items that starve: no fetch continues the pin in time. */
+/* Turn the items that starve into BUSY: no fetch is left whose end would continue the pin. */
 static void give_up_starving(struct kvbm_pin *pin)
 {
     for (uint32_t i = 0; pin->n_starved && i < pin->n; i++) {
@@ -114,7 +125,15 @@ static void give_up_starving(struct kvbm_pin *pin)
     }
 }
 
-/* Let no hold starve that waits for a share which peers have: they may wait for that hold. */
+/*
+ * End the starving of holds (pins that lend to a peer) while fetches from peers use the share. Else
+ * two nodes could wait for each other without end:
+ *
+ *   our fetch from P has our share ─► waits for P's hold ─► starves: P's fetch from us has P's share
+ *   P's fetch from us has P's share ─► waits for our hold ─► starves: our fetch from P has our share
+ *
+ * The peer gets what a hold has by now, and treats the rest as missing.
+ */
 static void free_holds(struct kvbm_manager *m)
 {
     for (struct kvbm_pin *pin = m->pins.first; pin && m->pins.n_peer_fetched; pin = pin->next) {
@@ -125,6 +144,8 @@ static void free_holds(struct kvbm_manager *m)
     }
 }
 
+/* Fetch all items that the disk's pool has. Holding their disk blocks keeps the slots from being
+ * written while they are read. */
 static void from_disk(struct kvbm_pin *pin)
 {
     uint8_t keys[KVBM_BATCH * KVBM_MAX_KEY];
@@ -151,6 +172,7 @@ static void from_disk(struct kvbm_pin *pin)
     }
 }
 
+/* Return how many host blocks more may wait for remote bytes. */
 static uint32_t share_left(const struct kvbm_manager *m)
 {
     return m->pins.max_object_fetched -
@@ -192,6 +214,7 @@ static void from_object(struct kvbm_pin *pin)
     uint32_t index[KVBM_BATCH] = {0}, n, at = 0;
 
     pin->object_end = kvbm_fetch_behind_gap(pin, KV_TIER_EXTERNAL, pin->object_end);
+    /* a batch at a time, so that the first absent key ends the window */
     for (int i = 0; i < WINDOW; i++) {
         n = pick(pin, KV_TIER_EXTERNAL, &at, index, NULL);
         n = before_absent(pin, index, n);
@@ -206,6 +229,7 @@ void kvbm_fetch_start(struct kvbm_pin *pin)
 {
     if (pin->no_fetch || pin->store || pin->manager->mover.ends)
         return;
+    /* first, so that no tier is asked for keys that another pin brings anyway */
     for (uint32_t i = 0; i < pin->n; i++) {
         if (pin->items[i].state == ITEM_MISS)
             kvbm_fetch_left_to_others(pin, i);
@@ -218,6 +242,7 @@ void kvbm_fetch_start(struct kvbm_pin *pin)
         from_object(pin);
 }
 
+/* Cancel a fetch's batch: what has begun goes on, and its end is noted as any other. */
 static void cancel(struct kvbm_fetch *fetch)
 {
     const struct kvbm_manager *m = fetch->pin->manager;

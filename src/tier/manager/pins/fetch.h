@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Fetches: blocks of lower tiers and of peers come into a pin. */
+/**
+ * Fetches: blocks of lower tiers and of peers come into a pin. A remote fetch (object store, peers)
+ * fills host blocks within a share of the host tier; items beyond it are STARVED until a fetch
+ * ends.
+ */
 #ifndef KVBM_TIER_MANAGER_FETCH_H
 #define KVBM_TIER_MANAGER_FETCH_H
 
@@ -22,8 +26,8 @@ void kvbm_fetch_stop_starving(struct kvbm_pin *pin, uint32_t first);
  */
 void kvbm_fetch_ends_at(struct kvbm_pin *pin, uint32_t i);
 /**
- * Return the item at which fetches of a prompt from @tier end. That is @end, which @tier lacks; once
- * another tier has given that item, the next one that @tier lacks.
+ * Return the item at which fetches of a prompt from @tier end. That is @end, which @tier lacks;
+ * once another tier has given that item, the next one that @tier lacks.
  */
 uint32_t kvbm_fetch_behind_gap(const struct kvbm_pin *pin, enum kv_tier tier, uint32_t end);
 /**

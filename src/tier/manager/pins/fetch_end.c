@@ -1,6 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Ends of fetches: what has arrived is held, what hasn't is looked for elsewhere, and pins that
- * starved go on. */
+/*
+ * Ends of fetches, noted on the executor's thread.
+ *
+ *   status 0            register the block: HELD; STEP_OFFER offers it to the tiers below
+ *   -ENOENT, -EBADMSG   the tier lacks the block, or its bytes are damaged: forgotten there (of the
+ *                       disk -EIO, too), and not tried again
+ *   overtaken, -ENOENT  the key was stored meanwhile: looked up once more
+ *   other errors        the tier isn't tried again for this pin
+ *
+ * kvbm_fetch_start looks for the missing blocks in the next tier. An ended fetch keeps its
+ * pin until its blocks have been offered: a released pin would else be freed with blocks that no
+ * tier below ever gets.
+ */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -28,6 +39,8 @@ static bool becomes_held(struct kvbm_pin *pin, uint32_t i)
     } else if (item->source.pool || pin->likes) {
         struct kvbm_immutable held;
 
+        /* adopt takes key, parent and position from the source, so that they needn't be known here
+         * */
         if (kvbm_pool_adopt_tokens(m->host, (struct kvbm_mutable *)&item->host,
                                    pin->likes ? &pin->likes[i]
                                               : (struct kvbm_immutable *)&item->source,
@@ -40,6 +53,7 @@ static bool becomes_held(struct kvbm_pin *pin, uint32_t i)
             m->stats.host.failed++;
         }
     } else {
+        /* from the object store or a peer: the pin's chain names key, parent and position */
         kvbm_pin_register(pin, i, 1);
     }
     kvbm_fetch_source_released(pin, item);
@@ -77,6 +91,8 @@ static void arrived(struct kvbm_fetch *fetch, uint32_t k)
     kvbm_stats_of(m, tier)->hits++;
 }
 
+/* Give the host block of an item back that didn't arrive, and note what that tells about the tier.
+ * */
 static void not_there(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier, int why)
 {
     struct kvbm_manager *m = pin->manager;
@@ -113,6 +129,7 @@ static void look_again(struct kvbm_pin *pin, uint32_t i)
     pin->items[i].state = ITEM_MISS;
 }
 
+/* Count the time of a batch of blocks, in buckets of powers of two microseconds. */
 static void count_latency(struct kvbm_manager *m, const struct kvbm_fetch *fetch)
 {
     uint64_t us = (kv_now_ns() - fetch->start_ns) / 1000;
@@ -201,6 +218,7 @@ void kvbm_fetch_end(struct kvbm_fetch *fetch, int all)
         keep_lease(fetch);
 }
 
+/* Take an ended fetch out of its pin's list. Its reference of the pin stays. */
 static void unlink_fetch(struct kvbm_fetch *fetch)
 {
     struct kvbm_fetch **at = &fetch->pin->fetches;
@@ -245,8 +263,8 @@ static void feed(struct kvbm_manager *m)
     }
 }
 
-/* Free an ended fetch, and drop its reference of the pin; first the blocks that it brought are offered
- * to the tiers below. */
+/* Free an ended fetch, and drop its reference of the pin; first the blocks that it brought are
+ * offered to the tiers below. */
 static void release(struct kvbm_fetch *fetch)
 {
     struct kvbm_manager *m = fetch->pin->manager;
@@ -266,10 +284,13 @@ void kvbm_fetch_done(struct kvbm_manager *m, void *operation)
     struct kvbm_fetch *fetch = operation;
     struct kvbm_pin *pin = fetch->pin;
 
+    /* the order matters: items first, then the share that they leave, then the pin's next fetches
+     * */
     m->mover.running--;
     count_latency(m, fetch);
     unlink_fetch(fetch);
     kvbm_fetch_end(fetch, 0);
+    /* a prompt doesn't starve for items behind the first that the store lacks */
     kvbm_fetch_stop_starving(pin, is_wanted(pin) ? pin->object_end : 0);
     feed(m);
     if (is_wanted(pin))

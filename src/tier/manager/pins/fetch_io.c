@@ -1,5 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Batches of fetches: made, counted, handed to the executor of their tier. */
+/*
+ * Batches of fetches: made, counted, handed to the executor of their tier.
+ *
+ *   kvbm_fetch_some   take host blocks ─► add each item ─► launch: the executor fills the blocks
+ *   kvbm_fetch_ask    no host blocks: which peer has the keys, or a lease of the blocks there
+ *
+ * Invariant: an item of a running fetch is FETCHED and its key pending; a fetch that can't be
+ * launched ends as if its executor had refused each item, so the counts are right on both ways.
+ */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -10,6 +18,7 @@
 /* Make a fetch of up to @max blocks. */
 static struct kvbm_fetch *fetch_new(struct kvbm_pin *pin, enum kv_tier tier, uint32_t max)
 {
+    /* questions to peers are longer than a batch of blocks: their array lies behind the struct */
     size_t ios = tier == KVBM_TIER_PEER ? max * sizeof(struct kvbm_peer_io) : 0;
     struct kvbm_fetch *fetch = calloc(1, sizeof(*fetch) + ios + max * sizeof(uint32_t));
 
@@ -37,6 +46,7 @@ void kvbm_fetch_count_pending(const struct kvbm_fetch *fetch, uint32_t i, int ch
     uint64_t hash = kvbm_pin_hash(pin, i);
     bool shares = uses_share(fetch), peer = fetch->tier == KVBM_TIER_PEER;
 
+    /* at_peers, too: a hold for a peer mustn't wait for what comes from peers */
     (change < 0 ? kvbm_set_drop : kvbm_set_add)(&pins->pending, hash);
     if (peer)
         (change < 0 ? kvbm_set_drop : kvbm_set_add)(&pins->at_peers, hash);
@@ -96,6 +106,7 @@ static void peer_done(struct kvbm_peer_batch *batch)
     kvbm_note(fetch->pin->manager, kvbm_fetch_done, fetch);
 }
 
+/* Hand a batch to the peers' executor. One worker has all of its items; a question names none. */
 static int submit_to_peer(struct kvbm_fetch *fetch)
 {
     const struct kvbm_pin *pin = fetch->pin;
@@ -144,6 +155,8 @@ static int submit(struct kvbm_fetch *fetch)
     return kvbm_object_submit(pin->manager->object_store, &fetch->object);
 }
 
+/* Submit a fetch, which then references its pin; or end it. Without room in the executor's queue
+ * its items are BUSY: the tier has them, so they aren't misses. */
 static void launch(struct kvbm_fetch *fetch)
 {
     struct kvbm_pin *pin = fetch->pin;
@@ -165,6 +178,7 @@ static void launch(struct kvbm_fetch *fetch)
 
 /* ---- beginning ---- */
 
+/* Make room in the sets of pending keys beforehand: counting a key there can't fail then. */
 static bool reserve_pending(struct kvbm_manager *m, enum kv_tier tier, uint32_t n)
 {
     return kvbm_set_reserve(&m->pins.pending, n) == 0 &&
@@ -193,6 +207,7 @@ static bool give_up(struct kvbm_pin *pin, uint32_t i, struct kvbm_mutable *ret)
     struct kvbm_item *item = &pin->items[i];
     struct kvbm_immutable held;
 
+    /* the pool has no other block to give: it gives this one, unless somebody else holds it, too */
     kvbm_pin_let_go(pin, i);
     item->state = ITEM_BUSY;
     if (kvbm_take_blocks(host, ret, 1) == 1) {
@@ -228,6 +243,7 @@ void kvbm_fetch_some(struct kvbm_pin *pin, enum kv_tier tier, const uint32_t *in
     uint32_t got = !room ? 0 : pin->direct ? n : take_blocks(pin, index, blocks, n);
     struct kvbm_fetch *fetch = got ? fetch_new(pin, tier, got) : NULL;
 
+    /* without memory for the fetch all items are left out, as if there were no host block */
     if (!fetch) {
         kvbm_pool_release_mutable(pin->manager->host, blocks, got);
         got = 0;
@@ -239,6 +255,7 @@ void kvbm_fetch_some(struct kvbm_pin *pin, enum kv_tier tier, const uint32_t *in
         pin->items[index[k]].state = ITEM_BUSY;
         kvbm_pin_drop(pin);
     }
+    /* before launch, which may end the fetch at once and count them off again */
     if (tier == KV_TIER_EXTERNAL)
         pin->object_window += got;
     if (tier == KVBM_TIER_PEER)

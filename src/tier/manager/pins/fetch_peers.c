@@ -7,8 +7,8 @@
  *                      └────── no peer ────────► MISS, tried
  *
  * Peers come before the object store for keys that the store isn't known to have: an answer of a
- * peer takes less than a millisecond, that of a store many. Questions run ahead of the blocks, one at
- * a time, until no peer has one of the keys; of the blocks WINDOW batches are under way.
+ * peer takes less than a millisecond, that of a store many. Questions run ahead of the blocks, one
+ * at a time, until no peer has one of the keys; of the blocks WINDOW batches are under way.
  */
 #include <errno.h>
 
@@ -111,8 +111,9 @@ static uint32_t running(const struct kvbm_pin *pin, bool asks)
     return n;
 }
 
-/* Ask for the next keys. A prompt is rarely longer at a peer than what was asked for at first; if it
- * is, a few questions are enough: a round trip for each batch would take longer than the blocks. */
+/* Ask for the next keys. A prompt is rarely longer at a peer than what was asked for at first; if
+ * it is, a few questions are enough: a round trip for each batch would take longer than the blocks.
+ * */
 static void ask(struct kvbm_pin *pin)
 {
     uint32_t index[KVBM_PEER_ASKED], n, at = 0;

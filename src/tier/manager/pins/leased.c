@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Blocks of peers that a pin leaves where they are (kvbm_pin_opts.in_place), in memory that the peer
- * shares with this process. A job copies them from there.
+ * Blocks of peers that a pin leaves where they are (kvbm_pin_opts.in_place), in memory that the
+ * peer shares with this process. A job copies them from there.
  *
  *   MISS with a peer ── lease ──► FETCHED ──► LEASED ── job ──► copied, and intact afterwards
  *     ▲                    │                    │ the lease has ended
  *     └── refused: get ────┘                    └──► MISS: got as without the option
  *
  * A pin keeps its leases until it ends, and renews none. No clock is looked at: the owner changes a
- * block's generation in the shared memory before it lets anyone write into the block. So a block whose
- * generation is the leased one is right, however old the lease is, and after its owner's death.
+ * block's generation in the shared memory before it lets anyone write into the block. So a block
+ * whose generation is the leased one is right, however old the lease is, and after its owner's
+ * death.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -1,5 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Peers of a manager: its agent and directory, and lookups that ask them in the background. */
+/*
+ * Peers of a manager: its agent, the directory that it follows, and lookups that ask peers in the
+ * background.
+ *
+ * The caller gives an agent, or the manager makes one of its own that opens sessions and lends
+ * nothing. A lookup (where.c) asks peers for keys that no tier has, and answers KVBM_PENDING
+ * meanwhile; what peers answer is kept by the peers' room (tier/peer), which the next lookup reads.
+ * At most KVBM_MAX_PEER_ASKS questions run at a time: beyond these, peers aren't asked.
+ */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -32,6 +40,7 @@ static int make_agent(struct kvbm_manager *m)
     return kvbm_agent_create(&opts, &m->own_agent);
 }
 
+/* Open sessions with the peers that the option `peers` names, now and as they come and go. */
 static int follow(struct kvbm_manager *m, struct kvbm_agent *agent)
 {
     const struct kvbm_directory_opts directory = {.size = sizeof(directory),
@@ -82,6 +91,7 @@ void kvbm_manager_close_peers(struct kvbm_manager *m)
 
 /* ---- lookups ---- */
 
+/* Free a question that has ended. Its answers are kept already (tier/peer). */
 static void answered(struct kvbm_manager *m, void *ask)
 {
     m->mover.running--;
@@ -97,6 +107,7 @@ static void ask_done(struct kvbm_peer_batch *batch)
     kvbm_note(ask->manager, answered, ask);
 }
 
+/* Copy the wanted keys of a chain into a question: the caller's memory may go before the answer. */
 static void fill(struct kvbm_peer_ask *ask, const struct kvbm_chain *chain, size_t first,
                  uint64_t wanted)
 {

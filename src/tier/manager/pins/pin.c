@@ -1,6 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Pins: host blocks held for a caller, found or fetched for a load, or reserved for a store
- * (offload/store.c). */
+/*
+ * Pins: a list of keys, some with a host block that the pin keeps from eviction.
+ *
+ *   load    prepare_load ─► HELD, or on its way (load.c, fetch.c) ─► jobs copy ─► release
+ *   store   prepare_store ─► RESERVED (offload/store.c) ─► jobs copy ─► commit ─► HELD ─► release
+ *
+ * Each of these has a reference: the caller until release, a fetch, a job, an entry of an offload
+ * queue whose block no pool knows. The last reference frees the pin and gives its blocks back.
+ *
+ * Invariants: an item has a host block exactly while it is FETCHED, RESERVED, STAGED or HELD.
+ * Exceptions: FETCHED items of questions to peers, and a direct job's items, whose blocks are the
+ * cache's. The key of each FETCHED and RESERVED item is in the set of pending keys, so that no
+ * second pin brings the same key. n_fetched, n_waits and n_starved count the items of these states;
+ * the pin has settled once the first two are 0.
+ */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -55,6 +68,8 @@ bool kvbm_pin_misplaced(struct kvbm_manager *m, const struct kvbm_chain *chain, 
     return true;
 }
 
+/* Say what is wrong with the keys of a pin; NULL: nothing. A caller that counts tokens in place of
+ * blocks is found here: its blocks would be registered where no lookup expects them. */
 static const char *fault_of(const struct kvbm_chain *chain, size_t n)
 {
     if (n && !chain->keys)
@@ -70,7 +85,8 @@ static const char *fault_of(const struct kvbm_chain *chain, size_t n)
     return n > UINT32_MAX - chain->position ? "positions beyond 32 bits" : NULL;
 }
 
-/* Check the keys of a pin; a store's also against the positions that are known. Returns 0 or -EINVAL. */
+/* Check the keys of a pin; a store's also against the positions that are known. Returns 0 or
+ * -EINVAL. */
 static int check_chain(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n, bool store)
 {
     const char *fault;
@@ -114,6 +130,7 @@ int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t 
         free(pin);
         return -ENOMEM;
     }
+    /* newest first: hungriest() prefers the older of two pins by this order */
     pin->next = m->pins.first;
     if (pin->next)
         pin->next->prev = pin;
@@ -131,6 +148,7 @@ void kvbm_pin_let_go(struct kvbm_pin *pin, uint32_t i)
         kvbm_pool_release(pin->manager->host, (struct kvbm_immutable *)&item->host, 1);
     else if (item->state == ITEM_RESERVED || item->state == ITEM_STAGED)
         kvbm_pool_release_mutable(pin->manager->host, (struct kvbm_mutable *)&item->host, 1);
+    /* another pin may bring the key from now on */
     if (item->state == ITEM_RESERVED)
         kvbm_set_drop(&pin->manager->pins.pending, kvbm_pin_hash(pin, i));
     if (item->state == ITEM_WAITS && !pin->store)
@@ -138,6 +156,7 @@ void kvbm_pin_let_go(struct kvbm_pin *pin, uint32_t i)
     item->state = ITEM_MISS;
 }
 
+/* Release the caller's blocks of prepare_load_blocks, children before their parents. */
 static void let_likes_go(struct kvbm_pin *pin)
 {
     for (uint32_t i = pin->n; pin->likes && i-- > 0;)
@@ -164,6 +183,7 @@ static void let_held_go(struct kvbm_pin *pin)
     }
 }
 
+/* Release the leases of blocks in peers' memory. No item may be LEASED, or the pin is freed. */
 static void let_leases_go(struct kvbm_pin *pin)
 {
     struct kvbm_leased *leased;
@@ -178,6 +198,7 @@ void kvbm_pin_unwanted(struct kvbm_pin *pin)
 {
     if (!pin->released || pin->refs != 1 + pin->n_fetches)
         return;
+    /* nobody will read what this pin brings; other pins may wait for some of its fetches */
     kvbm_pin_stop_waiting(pin);
     kvbm_fetch_cancel_unneeded(pin);
     let_held_go(pin);
@@ -196,6 +217,8 @@ void kvbm_pin_put(struct kvbm_pin *pin)
     if (--pin->refs > 0) {
         if (pin->store && pin->refs == 1 && !pin->released) /* its blocks have been written */
             pthread_cond_broadcast(&m->changed);
+        /* listed, so that the end of a wait elsewhere finds the fetches that nobody needs any more
+         * */
         if (pin->released && pin->refs == pin->n_fetches && !pin->is_left) {
             pin->is_left = true;
             LIST_INSERT_HEAD(&m->pins.left, pin, left);
@@ -222,11 +245,13 @@ void kvbm_pin_put(struct kvbm_pin *pin)
     m->pins.n--;
     free(pin->tokens);
     free(pin);
+    /* pins that waited for a store which has been given up have to fetch the key themselves */
     if (reserved)
         kvbm_step_due(m, KVBM_STEP_LOOK);
     pthread_cond_broadcast(&m->changed);
 }
 
+/* The pool allocates all or nothing, and says how many it could have given. */
 uint32_t kvbm_take_blocks(struct kvbm_pool *pool, struct kvbm_mutable *ret, uint32_t n)
 {
     struct kvbm_shortage shortage;
@@ -255,6 +280,7 @@ static uint32_t register_run(struct kvbm_pin *pin, uint32_t i, uint32_t n)
     struct kvbm_complete complete[LOOK];
     struct kvbm_immutable held[LOOK];
 
+    /* complete refuses all blocks or none; register can't fail after it */
     for (uint32_t k = 0; k < n; k++)
         blocks[k].handle = pin->items[i + k].host;
     if (kvbm_pool_complete(host, blocks, n, &chain, complete) < 0)
@@ -296,127 +322,10 @@ uint32_t kvbm_pin_register(struct kvbm_pin *pin, uint32_t i, uint32_t n)
     return held;
 }
 
-/* ---- load ---- */
+/* ---- accessors ---- */
 
-void kvbm_pin_hold(struct kvbm_pin *pin)
-{
-    struct kvbm_immutable held[LOOK];
-
-    if (kvbm_staging(pin->manager))
-        return;
-    for (uint32_t done = 0, some; done < pin->n; done += some) {
-        some = KV_MIN(pin->n - done, (uint32_t)LOOK);
-        kvbm_pool_match_scattered(pin->manager->host, pin->group, kvbm_pin_key(pin, done), some,
-                                  pin->store ? KVBM_MATCH_NO_TOUCH : 0, held);
-        for (uint32_t i = 0; i < some; i++) {
-            if (!held[i].handle.pool)
-                continue;
-            pin->items[done + i].host = held[i].handle;
-            pin->items[done + i].state = ITEM_HELD;
-            pin->manager->stats.host.hits += !pin->store;
-            pin->items[done + i].found = true;
-        }
-    }
-}
-
-/* Look up again the items that another pin fetched or stored, and fetch those that are still
- * missing. */
-static void look(struct kvbm_pin *pin)
-{
-    struct kvbm_manager *m = pin->manager;
-    bool missed = false;
-
-    if (pin->store || !pin->n_waits)
-        return;
-    for (uint32_t i = 0; i < pin->n; i++) {
-        struct kvbm_item *item = &pin->items[i];
-        struct kvbm_immutable held;
-        uint64_t hash;
-
-        if (item->state != ITEM_WAITS)
-            continue;
-        hash = kvbm_pin_hash(pin, i);
-        if (kvbm_set_has(&m->pins.pending, hash) && !kvbm_fetch_is_circle(pin, i))
-            continue;
-        (void)kvbm_set_await_no_more(&m->pins.pending, hash);
-        pin->n_waits--;
-        if (!kvbm_staging(m) &&
-            kvbm_pool_match(m->host, pin->group, kvbm_pin_key(pin, i), 1, 0, &held) == 1) {
-            item->host = held.handle;
-            item->state = ITEM_HELD;
-            item->found = true;
-            m->stats.host.hits++;
-        } else {
-            item->state = ITEM_MISS;
-            missed = true;
-        }
-    }
-    if (missed && (!pin->released || pin->jobs))
-        kvbm_fetch_start(pin);
-    kvbm_pin_settle(pin);
-}
-
-void kvbm_pins_look(struct kvbm_manager *m)
-{
-    for (struct kvbm_pin *pin = m->pins.first; pin; pin = pin->next)
-        look(pin);
-}
-
-void kvbm_pin_settle(struct kvbm_pin *pin)
-{
-    struct kvbm_manager *m = pin->manager;
-
-    if (pin->n_fetched || pin->n_waits)
-        return;
-    for (uint32_t i = 0; !pin->store && !pin->settled && i < pin->n; i++)
-        m->stats.host.misses += !pin->items[i].found;
-    pin->settled = true;
-    if (pin->jobs && !pin->is_ready) {
-        pin->is_ready = true;
-        TAILQ_INSERT_TAIL(&m->pins.ready, pin, ready);
-        kvbm_step_due(m, KVBM_STEP_START);
-    }
-    pthread_cond_broadcast(&m->changed);
-}
-
-void kvbm_pin_stop_waiting(struct kvbm_pin *pin)
-{
-    struct kvbm_set *pending = &pin->manager->pins.pending;
-    bool last = false; /* of those that wait for some key */
-
-    if (!pin->n_waits)
-        return;
-    for (uint32_t i = 0; i < pin->n; i++) {
-        struct kvbm_item *item = &pin->items[i];
-
-        if (item->state == ITEM_WAITS)
-            last |= kvbm_set_await_no_more(pending, kvbm_pin_hash(pin, i));
-        if (item->state == ITEM_WAITS || item->state == ITEM_STARVED)
-            item->state = ITEM_MISS;
-    }
-    pin->n_waits = pin->n_starved = 0;
-    if (last)
-        kvbm_fetch_cancel_left(pin->manager);
-}
-
-uint64_t kvbm_pin_late(struct kvbm_manager *m)
-{
-    uint64_t now = kv_now_ns(), next = UINT64_MAX;
-
-    for (struct kvbm_pin *pin = m->pins.first; pin; pin = pin->next) {
-        if (!pin->n_waits || !pin->deadline_ns)
-            continue;
-        if (pin->deadline_ns > now) {
-            next = KV_MIN(next, pin->deadline_ns);
-            continue;
-        }
-        kvbm_pin_stop_waiting(pin);
-        kvbm_pin_settle(pin);
-    }
-    return next;
-}
-
-static uint8_t where(const struct kvbm_pin *pin, const struct kvbm_item *item)
+/* Return the state of an item as callers see it (KVBM_READY ... KVBM_MISS). */
+static uint8_t where(const struct kvbm_item *item)
 {
     switch (item->state) {
     case ITEM_MISS:
@@ -429,75 +338,22 @@ static uint8_t where(const struct kvbm_pin *pin, const struct kvbm_item *item)
     case ITEM_LEASED:
         return KVBM_READY;
     default:
-        (void)pin;
         return KVBM_PENDING;
     }
 }
 
-static long prefix_of(const struct kvbm_pin *pin, bool ready)
+long kvbm_pin_prefix(const struct kvbm_pin *pin, bool ready)
 {
     uint32_t n = 0;
 
     for (; n < pin->n; n++) {
-        uint8_t at = where(pin, &pin->items[n]);
+        uint8_t at = where(&pin->items[n]);
 
         if (at != KVBM_READY && (ready || at != KVBM_PENDING))
             break;
     }
     return n;
 }
-
-long kvbm_pin_load(struct kvbm_pin *pin, const struct kvbm_pin_opts *opts)
-{
-    pin->deadline_ns = KV_OPT(opts, deadline_ns, 0);
-    pin->no_fetch = KV_OPT(opts, no_fetch, false);
-    pin->priority = KV_OPT(opts, priority, 0);
-    pin->no_peers = pin->lends || KV_OPT(opts, no_peers, false);
-    pin->in_place = KV_OPT(opts, in_place, false);
-    pin->hinted = kvbm_peers_hinted(pin->manager, KV_OPT(opts, hint, NULL));
-    kvbm_pin_hold(pin);
-    pin->is_new = true;
-    if (!pin->no_fetch)
-        kvbm_fetch_start(pin);
-    pin->is_new = false;
-    kvbm_pin_settle(pin);
-    return prefix_of(pin, false);
-}
-
-static long prepare(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n,
-                    const struct kvbm_pin_opts *opts, bool lends, struct kvbm_pin **ret)
-{
-    struct kvbm_pin *pin;
-    long rc = ret && kv_sized_or_null(opts, "kvbm_pin_opts") ? kvbm_manager_usable(m) : -EINVAL;
-
-    if (rc == 0)
-        rc = kvbm_deadline_check(KV_OPT(opts, deadline_ns, 0));
-    if (rc < 0)
-        return rc;
-    kvbm_manager_enter(m);
-    rc = m->stopping ? -ESHUTDOWN : kvbm_pin_new(m, chain, n, false, &pin);
-    if (rc == 0) {
-        pin->lends = lends;
-        rc = kvbm_pin_load(pin, opts);
-        *ret = pin;
-    }
-    kvbm_manager_leave(m);
-    return rc;
-}
-
-long kvbm_manager_prepare_load(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n,
-                               const struct kvbm_pin_opts *opts, struct kvbm_pin **ret)
-{
-    return prepare(m, chain, n, opts, false, ret);
-}
-
-long kvbm_pin_lend(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n,
-                   const struct kvbm_pin_opts *opts, struct kvbm_pin **ret)
-{
-    return prepare(m, chain, n, opts, true, ret);
-}
-
-/* ---- accessors ---- */
 
 long kvbm_pin_state(struct kvbm_pin *pin, uint8_t *ret)
 {
@@ -507,8 +363,8 @@ long kvbm_pin_state(struct kvbm_pin *pin, uint8_t *ret)
         return rc;
     kvbm_manager_enter(pin->manager);
     for (uint32_t i = 0; ret && i < pin->n; i++)
-        ret[i] = where(pin, &pin->items[i]);
-    rc = prefix_of(pin, true);
+        ret[i] = where(&pin->items[i]);
+    rc = kvbm_pin_prefix(pin, true);
     kvbm_manager_leave(pin->manager);
     return rc;
 }
@@ -522,6 +378,7 @@ long kvbm_pin_blocks(struct kvbm_pin *pin, uint32_t *ret)
     kvbm_manager_enter(pin->manager);
     for (uint32_t i = 0; i < pin->n; i++) {
         uint8_t state = pin->items[i].state;
+        /* blocks that the caller may use: a store's that it fills, a load's that it reads */
         bool mine =
             pin->store ? state == ITEM_RESERVED : state == ITEM_HELD || state == ITEM_STAGED;
 
@@ -530,20 +387,6 @@ long kvbm_pin_blocks(struct kvbm_pin *pin, uint32_t *ret)
     }
     kvbm_manager_leave(pin->manager);
     return n;
-}
-
-int kvbm_pin_wait(struct kvbm_pin *pin, uint32_t timeout_ms)
-{
-    uint64_t deadline = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
-    int rc = pin ? kvbm_manager_usable(pin->manager) : -EINVAL;
-
-    if (rc < 0)
-        return rc;
-    kvbm_manager_enter(pin->manager);
-    while (rc == 0 && (pin->n_fetched || pin->n_waits))
-        rc = kvbm_manager_wait_change(pin->manager, deadline);
-    kvbm_manager_leave(pin->manager);
-    return rc;
 }
 
 void kvbm_pin_release(struct kvbm_pin *pin)

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Pins: a list of keys, some with a host block. */
+/**
+ * Pins: a list of keys, some with a host block, which the pin keeps from eviction (pin.c); how
+ * loads bring the others (load.c). A pin settles when none of its keys is on its way any more.
+ */
 #ifndef KVBM_TIER_MANAGER_PIN_H
 #define KVBM_TIER_MANAGER_PIN_H
 
@@ -68,14 +71,27 @@ bool kvbm_pin_tells(struct kvbm_manager *m);
 bool kvbm_pin_misplaced(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n);
 /**
  * Cancel the fetches of a pin that is released and that no job but the caller's needs, unless other
- * pins wait for them. Let go what the pin holds already: a fetch that hangs holds only the blocks that
- * it fills.
+ * pins wait for them. Let go what the pin holds already: a fetch that hangs holds only the blocks
+ * that it fills.
  */
 void kvbm_pin_unwanted(struct kvbm_pin *pin);
 /** Drop a reference; the last one frees the pin and its blocks. */
 void kvbm_pin_put(struct kvbm_pin *pin);
 /** Give back the host block of item @i, held or reserved. The item becomes a MISS. */
 void kvbm_pin_let_go(struct kvbm_pin *pin, uint32_t i);
+/** Number of keys from the first on that are READY, or (@ready false) at least PENDING. */
+long kvbm_pin_prefix(const struct kvbm_pin *pin, bool ready);
+
+/** Allocate up to @n blocks of @pool, as many as there are. Returns their number. */
+uint32_t kvbm_take_blocks(struct kvbm_pool *pool, struct kvbm_mutable *ret, uint32_t n);
+/**
+ * Register the host blocks of items [i, i + n), all FETCHED or RESERVED with their bytes. Blocks
+ * that can't be registered (their key is known at another position) are given back and MISS.
+ * Returns the number HELD.
+ */
+uint32_t kvbm_pin_register(struct kvbm_pin *pin, uint32_t i, uint32_t n);
+
+/* load.c */
 /** Hold the blocks of a pin that the host tier has. */
 void kvbm_pin_hold(struct kvbm_pin *pin);
 /** Begin to load a new pin. Returns as kvbm_manager_prepare_load. */
@@ -88,14 +104,12 @@ void kvbm_pins_look(struct kvbm_manager *m);
 /** When no item is pending any more: have the jobs of the pin begin, and wake its waiters. */
 void kvbm_pin_settle(struct kvbm_pin *pin);
 /**
- * Turn the items that wait for another pin, or for their share, into MISS. Cancels fetches that only
- * these waited for.
+ * Turn the items that wait for another pin, or for their share, into MISS. Cancels fetches that
+ * only these waited for.
  */
 void kvbm_pin_stop_waiting(struct kvbm_pin *pin);
 /** End the waiting of pins past their deadline. Returns the next deadline, or UINT64_MAX. */
 uint64_t kvbm_pin_late(struct kvbm_manager *m);
-/** Allocate up to @n blocks of @pool, as many as there are. Returns their number. */
-uint32_t kvbm_take_blocks(struct kvbm_pool *pool, struct kvbm_mutable *ret, uint32_t n);
 
 /** Count an item that found no room. */
 static inline void kvbm_pin_drop(struct kvbm_pin *pin)
@@ -103,12 +117,5 @@ static inline void kvbm_pin_drop(struct kvbm_pin *pin)
     pin->n_dropped++;
     pin->manager->stats.host.dropped++;
 }
-
-/**
- * Register the host blocks of items [i, i + n), all FETCHED or RESERVED with their bytes. Blocks
- * that can't be registered (their key is known at another position) are given back and MISS.
- * Returns the number HELD.
- */
-uint32_t kvbm_pin_register(struct kvbm_pin *pin, uint32_t i, uint32_t n);
 
 #endif

@@ -4,20 +4,22 @@
  * functions that every part calls. The structs are in types.h.
  *
  * One lock guards the manager. Invariant: whenever the lock is free, no step is due. A part that
- * changes something sets the step's bit (kvbm_step_due); leaving the lock, and waiting under it, take
- * the steps (kvbm_advance). So no part calls one above it, and no step runs inside a walk of a list.
+ * changes something sets the step's bit (kvbm_step_due); leaving the lock, and waiting under it,
+ * take the steps (kvbm_advance). So no part calls one above it, and no step runs inside a walk of a
+ * list.
  *
  *   state   ◄── pins ◄── offload ◄── jobs ◄── the manager's own files
  *               keys up   blocks down  copies   advance.c takes the steps of all of them
  *
- * The executors (copier, disk, object, peers) call back on threads of their own, without the lock, and
- * never inside a submit. These threads take the next steps themselves: waking another thread would
- * often take longer than the step. No code waits for an executor with the lock held. Order of locks:
- * the manager's, then the registry's or an executor's.
+ * The executors (copier, disk, object, peers) call back on threads of their own, without the lock,
+ * and never inside a submit. These threads take the next steps themselves: waking another thread
+ * would often take longer than the step. No code waits for an executor with the lock held. Order of
+ * locks: the manager's, then the registry's or an executor's.
  */
 #ifndef KVBM_TIER_MANAGER_MANAGER_H
 #define KVBM_TIER_MANAGER_MANAGER_H
 
+#include <assert.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -28,6 +30,7 @@
 static inline void kvbm_manager_enter(struct kvbm_manager *m)
 {
     pthread_mutex_lock(&m->lock);
+    assert(!m->steps); /* the invariant above */
 }
 
 /** Note that a step is due. With the lock. */
@@ -133,8 +136,8 @@ int kvbm_mover_start(struct kvbm_manager *m);
 /** Wait for running operations, then end the mover. -ETIMEDOUT: the mover goes on. */
 int kvbm_mover_end(struct kvbm_manager *m, uint64_t deadline_ns);
 /**
- * Wait until the manager signals a change. Takes the steps that are due first, and doesn't wait then:
- * they may be the change. Returns 0 or -ETIMEDOUT.
+ * Wait until the manager signals a change. Takes the steps that are due first, and doesn't wait
+ * then: they may be the change. Returns 0 or -ETIMEDOUT.
  */
 int kvbm_manager_wait_change(struct kvbm_manager *m, uint64_t deadline_ns);
 /** End the wait of one of n_waiters. Releases the lock; the manager may be freed by then. */

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A multiset of 64-bit hashes: open addressing, no markers of deletion. 0 is not a member; a hash
- * of 0 counts as 1. Members can be awaited: waiters are counted where the member is, without memory
- * of their own. The cell of a hash stays until its last member and its last waiter are gone. */
+/*
+ * A multiset of 64-bit hashes: open addressing, no markers of deletion. 0 is not a member; a hash
+ * of 0 counts as 1.
+ *
+ * Members can be awaited: waiters are counted where the member is, without memory of their own. The
+ * cell of a hash stays until its last member and its last waiter are gone. Two keys of one hash
+ * count as one: a pin waits longer than it has to then, and looks up again.
+ */
 #ifndef KVBM_TIER_MANAGER_SET_H
 #define KVBM_TIER_MANAGER_SET_H
 
@@ -19,6 +24,7 @@ struct kvbm_set {
     uint32_t n, mask;
 };
 
+/** Return the cell of a hash, or the empty one where it would be. At least half of them are empty. */
 static inline uint32_t kvbm_set_at(const struct kvbm_set *set, uint64_t hash)
 {
     uint32_t at = (uint32_t)hash & set->mask;
@@ -33,6 +39,7 @@ static inline bool kvbm_set_has(const struct kvbm_set *set, uint64_t hash)
     return set->cells && set->cells[kvbm_set_at(set, hash | !hash)].count;
 }
 
+/** Double the table. Returns 0, or -ENOMEM: the set is unchanged. */
 static inline int kvbm_set_grow(struct kvbm_set *set)
 {
     struct kvbm_set larger = {.n = set->n, .mask = set->cells ? set->mask * 2 + 1 : 63};
@@ -112,6 +119,7 @@ static inline bool kvbm_set_await_no_more(struct kvbm_set *set, uint64_t hash)
     return last;
 }
 
+/** True while somebody waits for a hash, member or not. */
 static inline bool kvbm_set_is_awaited(const struct kvbm_set *set, uint64_t hash)
 {
     return set->cells && set->cells[kvbm_set_at(set, hash | !hash)].waiters;

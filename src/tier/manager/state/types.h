@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Structs of the manager: operations, one for each module, and the manager that owns these. */
+/**
+ * Structs of the manager: operations, one for each module, and the manager that owns these. All of
+ * them are guarded by the manager's lock, but for the batches that an executor has.
+ */
 #ifndef KVBM_TIER_MANAGER_TYPES_H
 #define KVBM_TIER_MANAGER_TYPES_H
 
@@ -117,8 +120,8 @@ struct kvbm_pin {
     struct kvbm_fetch *fetches;
     struct kvbm_leased *leased;   /* the leases of LEASED items, and those that have ended */
     struct kvbm_immutable *likes; /* prepare_load_blocks: [n] the given blocks, held; else NULL */
-    /* Direct job: its cache, whose blocks take the place of host blocks, and [n] their numbers, which
-     * the job owns. Such items have no host handle. */
+    /* Direct job: its cache, whose blocks take the place of host blocks, and [n] their numbers,
+     * which the job owns. Such items have no host handle. */
     struct kvbm_cache *direct;
     const uint32_t *blocks;
     struct kvbm_item items[];
@@ -213,8 +216,8 @@ struct kvbm_queue {
     uint32_t n, capacity;
     uint32_t in_flight, max_in_flight; /* moves running, and their limit */
     bool stalled; /* the executor's queue was full: retry when an operation ends */
-    /* Staged keys whose moves run, and entries of the same keys: they wait for these moves' ends, since
-     * a second copy of a key would evict another block. */
+    /* Staged keys whose moves run, and entries of the same keys: they wait for these moves' ends,
+     * since a second copy of a key would evict another block. */
     struct kvbm_set moving;
     struct kvbm_down *aside;
     uint32_t n_aside, aside_capacity;
@@ -288,8 +291,8 @@ struct kvbm_pins {
     LIST_HEAD(kvbm_left_pins, kvbm_pin) left;    /* pins that their fetches alone keep */
     TAILQ_HEAD(kvbm_ready_pins, kvbm_pin) ready; /* pins for STEP_START */
     struct kvbm_fetch *brought;                  /* fetches for STEP_OFFER; each keeps its pin */
-    /* hashes of keys being fetched or stored into the host tier; waiters: items of load pins that are
-     * WAITS */
+    /* hashes of keys being fetched or stored into the host tier; waiters: items of load pins that
+     * are WAITS */
     struct kvbm_set pending;
     struct kvbm_set at_peers; /* of these, keys that peers are asked for or give */
     /* Host blocks that fetches from the object store fill now, and their limit: a store that hangs
@@ -377,7 +380,8 @@ struct kvbm_manager {
     bool stopping;
     unsigned steps; /* bit per enum kvbm_step that is due. 0 whenever the lock is free */
     uint32_t forks; /* forks counted at creation: a higher number means a child */
-    /* threads in kvbm_manager_wait, kvbm_manager_drain and kvbm_turn_wait, and claims of promises */
+    /* threads in kvbm_manager_wait, kvbm_manager_drain and kvbm_turn_wait, and claims of promises
+     * */
     uint32_t n_waiters;
 
     struct kvbm_manager_opts opts;
