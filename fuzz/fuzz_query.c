@@ -100,7 +100,9 @@ static void write_again(const struct ki_body *body, struct kv_buf *out)
     put(&fields, &n, "endpoint", body->endpoint);
     put(&fields, &n, "replay_endpoint", body->replay_endpoint);
     put(&fields, &n, "url", body->url);
-    if (body->present & KI_INSTANCE_ID)
+    if (body->instance_name)
+        put(&fields, &n, "instance_id", body->instance_name);
+    else if (body->present & KI_INSTANCE_ID)
         put_number(&fields, &n, "instance_id", body->instance_id);
     if (body->present & KI_BLOCK_SIZE)
         put_number(&fields, &n, "block_size", body->block_size);
@@ -150,6 +152,7 @@ static void same(const struct ki_body *a, const struct ki_body *b)
     require(a->instance_id == b->instance_id && a->block_size == b->block_size &&
             a->num_blocks == b->num_blocks && a->dp_rank == b->dp_rank &&
             a->hash_lookahead == b->hash_lookahead);
+    same_string(a->instance_name, b->instance_name);
     same_string(a->model_name, b->model_name);
     same_string(a->tenant_id, b->tenant_id);
     same_string(a->lora_name, b->lora_name);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/instance.h"
 #include "base/log.h"
 #include "indexer/model/lookup.h"
 
@@ -35,6 +36,7 @@ static struct ki_registration registration_of(const struct ki_options *o,
 {
     return (struct ki_registration){
         .instance = spec->instance,
+        .name = spec->name,
         .rank = spec->rank,
         .block_size = (uint32_t)o->block_size,
         .endpoint = spec->endpoint,
@@ -219,15 +221,22 @@ static int check_pair(const struct told *a, const struct told *b, struct kv_erro
     const struct ki_options *x = a->of, *y = b->of;
     bool same_model =
         same_text(x->model_name, y->model_name) && same_text(x->tenant_id, y->tenant_id);
+    char digits[KV_INSTANCE_DIGITS];
+    const char *text = kv_instance_text(a->spec->instance, a->spec->name, digits);
 
+    if (a->spec->instance == b->spec->instance && a->spec->name && b->spec->name &&
+        !same_text(a->spec->name, b->spec->name))
+        return kv_fail(error, -EEXIST, 0,
+                       "--workers: instances %.60s and %.60s have the same number: rename one",
+                       a->spec->name, b->spec->name);
     if (a->spec->instance == b->spec->instance && a->spec->rank == b->spec->rank)
         return kv_fail(error, -EEXIST, 0,
-                       "--workers: instance %" PRIu64 " dp_rank %" PRIu32 " is listed twice",
-                       a->spec->instance, a->spec->rank);
+                       "--workers: instance %.60s dp_rank %" PRIu32 " is listed twice", text,
+                       a->spec->rank);
     if (a->spec->instance == b->spec->instance && !same_model)
         return kv_fail(error, -EEXIST, 0,
-                       "--workers: instance %" PRIu64 " is listed for model=%.60s and model=%.60s",
-                       a->spec->instance, x->model_name, y->model_name);
+                       "--workers: instance %.60s is listed for model=%.60s and model=%.60s", text,
+                       x->model_name, y->model_name);
     if (same_model && x->block_size != y->block_size)
         return kv_fail(error, -EEXIST, 0,
                        "--block-size: %" PRIu64 " and %" PRIu64 " for model=%.60s", x->block_size,

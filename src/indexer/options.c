@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/instance.h"
 #include "base/utf8.h"
 #include "indexer/model/lookup.h"
 #include "indexer/registry/registry.h"
@@ -31,7 +32,8 @@ static const struct kv_arg arguments[] = {
     {.name = "Following workers", .type = KV_ARG_GROUP},
     {"workers", KV_ARG_LIST, AT(workers), "LIST",
      "Workers to register at start: instance_id[:dp_rank]=endpoint, separated by commas. "
-     "An entry may end in +ENDPOINT, the worker's replay endpoint. May be repeated: all lists "
+     "An instance_id is a number or a name, such as a pod's. An entry may end in +ENDPOINT, the "
+     "worker's replay endpoint. May be repeated: all lists "
      "count.",
      0, 0, NULL, false},
     {"block-size", KV_ARG_U64, AT(block_size), "TOKENS",
@@ -455,18 +457,23 @@ static int check_endpoint(const char *entry, const char *endpoint, struct kv_err
 static int parse_ids(char *ids, const char *entry, struct ki_worker_spec *spec,
                      struct kv_error *error)
 {
-    char *colon = strchr(ids, ':');
+    char *colon = strrchr(ids, ':');
+    const char *why = NULL;
     uint64_t rank = 0;
+    int kind;
 
     if (colon)
         *colon = '\0';
-    if (kv_parse_u64(ids, &spec->instance) < 0)
-        return kv_fail(error, -EINVAL, 0,
-                       "--workers entry '%.60s': the instance id must be a number", entry);
+    kind = kv_instance_parse(ids, strlen(ids), &spec->instance, &why);
+    if (kind < 0)
+        return kv_fail(error, -EINVAL, 0, "--workers entry '%.60s': instance id: %s", entry, why);
     if (colon && (kv_parse_u64(colon + 1, &rank) < 0 || rank > UINT32_MAX))
         return kv_fail(error, -EINVAL, 0,
                        "--workers entry '%.60s': the dp_rank must be a number below 2^32", entry);
     spec->rank = (uint32_t)rank;
+    spec->name = kind == KV_INSTANCE_NAME ? strdup(ids) : NULL;
+    if (kind == KV_INSTANCE_NAME && !spec->name)
+        return kv_fail(error, -ENOMEM, 0, "out of memory");
     return 0;
 }
 
@@ -554,6 +561,7 @@ long ki_worker_specs_parse(const struct kv_arg_list *lists, struct ki_worker_spe
 void ki_worker_specs_free(struct ki_worker_spec *specs, long n)
 {
     for (long i = 0; i < n; i++) {
+        free(specs[i].name);
         free(specs[i].endpoint);
         free(specs[i].replay_endpoint);
     }

@@ -84,14 +84,16 @@ bool ki_options_have_workers(const struct ki_options *options);
 /** One entry of --workers. */
 struct ki_worker_spec {
     uint64_t instance;
+    char *name; /* of the instance, owned; NULL: its number */
     uint32_t rank;
     char *endpoint;        /* owned */
     char *replay_endpoint; /* owned, or NULL */
 };
 
 /**
- * Parse @lists, each `instance_id[:dp_rank]=endpoint[+replay_endpoint],...`. Blanks around entries and empty
- * text are allowed. Returns the number of entries with *@ret for ki_worker_specs_free, or -EINVAL,
+ * Parse @lists, each `instance_id[:dp_rank]=endpoint[+replay_endpoint],...`. An instance id is a
+ * number or a name (base/instance.h); the last colon before the = begins the rank. Blanks around
+ * entries and empty text are allowed. Returns the number of entries with *@ret for ki_worker_specs_free, or -EINVAL,
  * -ENOMEM with an @error that names the entry.
  */
 long ki_worker_specs_parse(const struct kv_arg_list *lists, struct ki_worker_spec **ret,

@@ -286,6 +286,7 @@ static void destroy_parts(struct ki_service *service)
         ki_body_fini(&scratch->body);
         ki_lookup_fini(&scratch->lookup);
         kv_buf_fini(&scratch->views);
+        kv_buf_fini(&scratch->names);
         free(scratch);
     }
     ki_configured_free(service);

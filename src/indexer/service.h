@@ -24,6 +24,7 @@ struct ki_scratch {
     struct ki_body body;
     struct ki_lookup lookup;
     struct kv_buf views; /* struct ki_view */
+    struct kv_buf names; /* const struct ki_name *, valid while one answer is written */
     struct ki_scratch *next;
 };
 

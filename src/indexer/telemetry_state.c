@@ -27,8 +27,12 @@ static void stream_labels(struct kv_buf *out, const char *name, const struct ki_
     kv_metric_label(out, "model", info->model);
     kv_buf_putc(out, ',');
     kv_metric_label(out, "tenant", info->tenant);
-    kv_buf_printf(out, ",instance=\"%" PRIu64 "\",dp_rank=\"%" PRIu32 "\"", info->instance,
-                  info->rank);
+    kv_buf_putc(out, ',');
+    if (info->name)
+        kv_metric_label(out, "instance", info->name);
+    else
+        kv_buf_printf(out, "instance=\"%" PRIu64 "\"", info->instance);
+    kv_buf_printf(out, ",dp_rank=\"%" PRIu32 "\"", info->rank);
 }
 
 #define COUNTER(field, name, help)                                                               \

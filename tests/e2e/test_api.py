@@ -70,7 +70,7 @@ def test_register_refusals():
         for field in good:
             fails(indexer, "/register", {k: v for k, v in good.items() if k != field}, 422, f"missing field '{field}'")
             fails(indexer, "/register", {**good, field: None}, 422, f"'{field}'")
-        for field, values in {"instance_id": ["1", -1, 1.5, True, [], {}, U64], "endpoint": [1, [], {}, False], "model_name": [1, ["m"], "x" * 5000, "a\0b"],
+        for field, values in {"instance_id": ["01", "", -1, 1.5, True, [], {}, U64], "endpoint": [1, [], {}, False], "model_name": [1, ["m"], "x" * 5000, "a\0b"],
                               "block_size": ["16", -1, 1.0, 1 << 32], "dp_rank": ["0", -1, 1 << 32], "tenant_id": [1, {}],
                               "replay_endpoint": [1, []]}.items():
             for value in values:
@@ -162,7 +162,7 @@ def test_unregister():
         indexer.unregister(1, dp_rank=0)  # without a tenant the whole instance goes, as in the original
         equal(indexer.workers(), [])
         indexer.unregister(1, expect=404)
-        for body, word in (({}, "instance_id"), ({"instance_id": 1}, "model_name"), ({"instance_id": "1", "model_name": MODEL}, "instance_id")):
+        for body, word in (({}, "instance_id"), ({"instance_id": 1}, "model_name"), ({"instance_id": "01", "model_name": MODEL}, "instance_id")):
             fails(indexer, "/unregister", body, 422, word)
         indexer.register(1, NOWHERE)  # and may come back
 

@@ -137,6 +137,67 @@ static void a_registration(void **state)
     assert_int_equal(body.present & KI_REPLAY_ENDPOINT, 0);
 }
 
+/* A string is a number where it is digits, else a name; both formats agree. */
+static void instance_ids(void **state)
+{
+    static const struct {
+        const char *json; /* of the value */
+        const char *name; /* NULL: none */
+        uint64_t number;
+        const char *problem; /* NULL: accepted */
+    } cases[] = {
+        {"7", NULL, 7, NULL},
+        {"\"7\"", NULL, 7, NULL},
+        {"\"18446744073709551615\"", NULL, UINT64_MAX, NULL},
+        {"\"pod-a\"", "pod-a", UINT64_C(0x8646c1aac08e7b41), NULL},
+        {"\"\\u00e9\"", "\u00e9", UINT64_C(0xf7940a006cf10cb3), NULL},
+        {"\"\"", NULL, 0, "a name has 1 to 253 bytes"},
+        {"\"07\"", NULL, 0, "digits alone are a number"},
+        {"\"a\\tb\"", NULL, 0, "a name is UTF-8 without control characters"},
+        {"null", NULL, 0, "expected"},
+        {"[]", NULL, 0, "expected"},
+        {"true", NULL, 0, "expected"},
+    };
+    struct kv_buf text = KV_BUF_INIT;
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(cases); i++) {
+        int wanted = cases[i].problem ? -EINVAL : 0;
+
+        kv_buf_clear(&text);
+        kv_buf_printf(&text, "{\"instance_id\":%s,\"model_name\":\"m\"}", cases[i].json);
+        if (json(kv_buf_cstr(&text), KI_INSTANCE_ID | KI_MODEL_NAME, 0) != wanted)
+            fail_msg("%s: %s", cases[i].json, error.text);
+        if (cases[i].problem) {
+            assert_non_null(strstr(error.text, "field 'instance_id': "));
+            if (!strstr(error.text, cases[i].problem))
+                fail_msg("%s: %s", cases[i].json, error.text);
+            continue;
+        }
+        for (int media = 0; media < 2; media++) {
+            assert_true(body.instance_id == cases[i].number);
+            assert_int_equal(body.instance_name != NULL, cases[i].name != NULL);
+            if (cases[i].name)
+                assert_string_equal(body.instance_name, cases[i].name);
+            assert_string_equal(body.model_name, "m");
+            kv_buf_clear(&text);
+            kv_msgpack_put_map(&text, 2);
+            kv_msgpack_put_str(&text, "instance_id");
+            if (cases[i].name)
+                kv_msgpack_put_str(&text, cases[i].name);
+            else
+                kv_msgpack_put_u64(&text, cases[i].number);
+            kv_msgpack_put_str(&text, "model_name");
+            kv_msgpack_put_str(&text, "m");
+            assert_int_equal(packed(&text, KI_INSTANCE_ID | KI_MODEL_NAME, 0), 0);
+        }
+    }
+    assert_int_equal(json("{\"instance_id\":\"a\",\"instance_id\":2,\"model_name\":\"m\"}",
+                          KI_INSTANCE_ID | KI_MODEL_NAME, 0),
+                     -EINVAL);
+    kv_buf_fini(&text);
+}
+
 static void routing_group_is_the_tenant(void **state)
 {
     (void)state;
@@ -483,6 +544,7 @@ int main(void)
         cmocka_unit_test_teardown(a_query, teardown),
         cmocka_unit_test_teardown(hashes_of_both_signs, teardown),
         cmocka_unit_test_teardown(a_registration, teardown),
+        cmocka_unit_test_teardown(instance_ids, teardown),
         cmocka_unit_test_teardown(routing_group_is_the_tenant, teardown),
         cmocka_unit_test_teardown(bad_json, teardown),
         cmocka_unit_test_teardown(long_strings_are_refused, teardown),

@@ -126,7 +126,20 @@ static void workers(void **state)
     assert_string_equal(specs[0].endpoint, "tcp://[::1]:1");
     assert_string_equal(specs[1].endpoint, "ipc:///tmp/a+b");
     assert_string_equal(specs[1].replay_endpoint, "tcp://h:9");
+    assert_null(specs[0].name);
     ki_worker_specs_free(specs, 2);
+
+    assert_int_equal(ki_worker_specs_parse(&LIST("pod-a=tcp://h:1,pod-a:2=tcp://h:2+tcp://h:3,"
+                                                 "host:80:0=tcp://h:4"),
+                                           &specs, &error),
+                     3);
+    assert_string_equal(specs[0].name, "pod-a");
+    assert_true(specs[0].instance == UINT64_C(0x8646c1aac08e7b41));
+    assert_true(specs[1].instance == specs[0].instance);
+    assert_int_equal(specs[1].rank, 2);
+    assert_string_equal(specs[2].name, "host:80");
+    assert_int_equal(specs[2].rank, 0);
+    ki_worker_specs_free(specs, 3);
 }
 
 /* Lists add up, of one source; a stronger source replaces them. Anything else is given once. */
@@ -174,11 +187,11 @@ static void bad_workers(void **state)
         {"1", "expected instance_id"},
         {"1=tcp://h:1,", "expected instance_id"},
         {"1=tcp://h:1,,2=tcp://h:2", "expected instance_id"},
-        {"=tcp://h:1", "instance id must be a number"},
-        {"a=tcp://h:1", "instance id must be a number"},
-        {"-1=tcp://h:1", "instance id must be a number"},
-        {"1.5=tcp://h:1", "instance id must be a number"},
-        {"18446744073709551616=tcp://h:1", "instance id must be a number"},
+        {"=tcp://h:1", "instance id: a name has 1 to 253 bytes"},
+        {"a\tb=tcp://h:1", "instance id: a name is UTF-8 without control characters"},
+        {"07=tcp://h:1", "instance id: digits alone are a number"},
+        {"18446744073709551616=tcp://h:1", "instance id: digits alone are a number"},
+        {"pod:x=tcp://h:1", "dp_rank must be a number"},
         {"1:=tcp://h:1", "dp_rank must be a number"},
         {"1:x=tcp://h:1", "dp_rank must be a number"},
         {"1:4294967296=tcp://h:1", "dp_rank must be a number"},

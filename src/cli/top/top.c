@@ -6,9 +6,13 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/utf8.h"
 #include "cli/client/prom.h"
 #include "cli/show/format.h"
 
+/* Widths of the instances' column where their names need no more. */
+#define WIDE_INSTANCE 9
+#define NARROW_INSTANCE 8
 /* Width from which on the table shows all of its columns. */
 #define WIDE 118
 #define NARROW 70
@@ -28,6 +32,29 @@ static void copy_str(char *ret, size_t size, struct kv_str text)
     for (size_t i = 0; i < n; i++)
         if ((unsigned char)ret[i] < ' ' || ret[i] == 0x7f)
             ret[i] = '?';
+}
+
+/* Read an instance as text into a row. Returns false when it is none. */
+static bool set_instance(struct kc_top_row *row, struct kv_str text)
+{
+    int kind = kv_instance_parse(text.p, text.len, &row->instance, NULL);
+
+    if (kind == KV_INSTANCE_NAME)
+        copy_str(row->name, sizeof(row->name), text);
+    return kind >= 0;
+}
+
+static void read_instance(struct kv_json *j, struct kc_top_row *row, struct kv_buf *scratch)
+{
+    struct kv_str text;
+
+    if (kv_json_peek(j) != KV_JSON_STRING) {
+        row->instance = kv_json_u64(j, UINT64_MAX);
+        return;
+    }
+    text = kv_json_str(j, scratch);
+    if (!kv_json_failed(j) && !set_instance(row, text))
+        kv_json_fail(j, -EPROTO, "instance_id: neither a number nor a name");
 }
 
 static struct kc_top_row *add_row(struct kc_top *top)
@@ -110,7 +137,7 @@ static int read_worker(struct kv_json *j, struct kc_top *top, struct kv_buf *scr
     kv_json_object(j);
     while (rc == 0 && kv_json_next_key(j, &key)) {
         if (kv_str_eq(key, "instance_id"))
-            common.instance = kv_json_u64(j, UINT64_MAX);
+            read_instance(j, &common, scratch);
         else if (kv_str_eq(key, "model_name"))
             copy_str(common.model, sizeof(common.model), kv_json_str(j, scratch));
         else if (kv_str_eq(key, "listeners"))
@@ -120,6 +147,7 @@ static int read_worker(struct kv_json *j, struct kc_top *top, struct kv_buf *scr
     }
     for (size_t i = first; i < top->n_rows; i++) {
         top->rows[i].instance = common.instance;
+        memcpy(top->rows[i].name, common.name, sizeof(common.name));
         memcpy(top->rows[i].model, common.model, sizeof(common.model));
     }
     return rc;
@@ -144,7 +172,10 @@ static int read_workers(const struct kv_buf *body, struct kc_top *top, struct kv
 static int compare_rows(const void *a, const void *b)
 {
     const struct kc_top_row *x = a, *y = b;
+    int order = strcmp(x->name, y->name); /* numbers have none, and come first */
 
+    if (order)
+        return order;
     if (x->instance != y->instance)
         return x->instance < y->instance ? -1 : 1;
     return x->rank < y->rank ? -1 : x->rank > y->rank;
@@ -162,11 +193,11 @@ static struct kc_top_row *find_row(const struct kc_top *top, const struct kc_top
 static void read_stream_sample(struct kc_top *top, const struct kc_sample *sample)
 {
     struct kc_top_row key = {0}, *row;
-    char text[24];
+    char text[KV_INSTANCE_NAME_MAX + 2]; /* too long a name stays too long */
 
-    if (!kc_sample_label(sample, "instance", text, sizeof(text)))
+    if (!kc_sample_label(sample, "instance", text, sizeof(text)) ||
+        !set_instance(&key, (struct kv_str){text, strlen(text)}))
         return;
-    key.instance = strtoull(text, NULL, 10);
     if (kc_sample_label(sample, "dp_rank", text, sizeof(text)))
         key.rank = (uint32_t)strtoul(text, NULL, 10);
     row = find_row(top, &key);
@@ -281,6 +312,23 @@ static void print_head(const struct kc_top *top, const struct kc_top *before, co
     fputs("\n\n", out);
 }
 
+/* Return the bytes of the letter at @text, which is UTF-8. */
+static int letter_bytes(const char *text)
+{
+    int n = kv_utf8_sequence(text, text + strlen(text));
+
+    return KV_MAX(n, 1);
+}
+
+static size_t n_letters(const char *text)
+{
+    size_t n = 0;
+
+    for (; *text; n++)
+        text += letter_bytes(text);
+    return n;
+}
+
 static bool has_notes(const struct kc_top_row *row)
 {
     return row->reasons[0] || row->last_error[0];
@@ -304,15 +352,43 @@ static void print_notes(const struct kc_top_row *row, size_t used, size_t column
     fputc('\n', out);
 }
 
-/* Return the width of the models' column: of the longest name, as far as the lines have room. */
-static int model_width(const struct kc_top *top, size_t columns)
-{
-    size_t least = columns < WIDE ? NARROW_MODEL : WIDE_MODEL, longest = least;
-    size_t room = columns - (columns < WIDE ? NARROW : WIDE - 1);
+/* Widths of the columns of names. */
+struct widths {
+    int instance, model;
+};
 
-    for (size_t i = 0; i < top->n_rows; i++)
-        longest = KV_MAX(longest, strlen(top->rows[i].model));
-    return (int)KV_MIN(longest, columns < NARROW ? least : least + room);
+/*
+ * Return the widths of the longest names, as far as the lines have room. Instances come first: pods
+ * of one deployment differ in their last letters alone.
+ */
+static struct widths widths_of(const struct kc_top *top, size_t columns)
+{
+    size_t instance = columns < WIDE ? NARROW_INSTANCE : WIDE_INSTANCE, longest = instance;
+    size_t model = columns < WIDE ? NARROW_MODEL : WIDE_MODEL, longest_model = model;
+    size_t room = columns < NARROW ? 0 : columns - (columns < WIDE ? NARROW : WIDE - 1), more;
+
+    for (size_t i = 0; i < top->n_rows; i++) {
+        longest = KV_MAX(longest, n_letters(top->rows[i].name));
+        longest_model = KV_MAX(longest_model, strlen(top->rows[i].model));
+    }
+    more = KV_MIN(longest - instance, room);
+    return (struct widths){.instance = (int)(instance + more),
+                           .model = (int)KV_MIN(longest_model, model + room - more)};
+}
+
+/* Print an instance at the right of @width columns: of too long a name the end, behind two dots. */
+static int print_instance(const struct kc_top_row *row, int width, FILE *out)
+{
+    char digits[KV_INSTANCE_DIGITS];
+    const char *text = kv_instance_text(row->instance, row->name[0] ? row->name : NULL, digits);
+    int n = (int)n_letters(text);
+    bool cut = n > width && row->name[0];
+
+    for (; cut && n > width - 2; n--)
+        text += letter_bytes(text);
+    if (fprintf(out, "%*s%s%s", KV_MAX(width - n - 2 * cut, 0), "", cut ? ".." : "", text) < 0)
+        return 0;
+    return KV_MAX(n + 2 * cut, width);
 }
 
 static void print_row(const struct kc_top *top, const struct kc_top *before,
@@ -320,7 +396,8 @@ static void print_row(const struct kc_top *top, const struct kc_top *before,
 {
     const struct kc_top_row *old = before ? find_row(before, row) : NULL;
     struct kc_text seq = {"-"}, age = {"-"}, rate = {"-"};
-    int used, width = model_width(top, columns);
+    struct widths widths = widths_of(top, columns);
+    int used, rest, width = widths.model;
 
     if (row->has_seq)
         seq = kc_count((uint64_t)row->last_seq);
@@ -328,32 +405,33 @@ static void print_row(const struct kc_top *top, const struct kc_top *before,
         age = kc_span(row->age);
     if (old)
         rate = kc_scaled(per_second(top, before, row->changes, old->changes));
+    used = print_instance(row, widths.instance, out);
     if (columns < WIDE)
-        used = fprintf(out, "%8" PRIu64 " %4" PRIu32 " %-*.*s %-8.8s %9s %7s %8s %6.0f",
-                       row->instance, row->rank, width, width, row->model, row->status, seq.s,
-                       age.s, kc_scaled((double)row->blocks).s, row->missed);
+        rest = fprintf(out, " %4" PRIu32 " %-*.*s %-8.8s %9s %7s %8s %6.0f", row->rank, width,
+                       width, row->model, row->status, seq.s, age.s,
+                       kc_scaled((double)row->blocks).s, row->missed);
     else
-        used = fprintf(
-            out, "%9" PRIu64 " %4" PRIu32 "  %-*.*s %-9s %10s %8s %9s %9s %6.0f %7.0f %9.0f",
-            row->instance, row->rank, width, width, row->model, row->status, seq.s, age.s,
-            kc_scaled((double)row->blocks).s, rate.s, row->gaps, row->missed, row->replayed);
-    print_notes(row, used > 0 ? (size_t)used : 0, columns, out);
+        rest = fprintf(out, " %4" PRIu32 "  %-*.*s %-9s %10s %8s %9s %9s %6.0f %7.0f %9.0f",
+                       row->rank, width, width, row->model, row->status, seq.s, age.s,
+                       kc_scaled((double)row->blocks).s, rate.s, row->gaps, row->missed,
+                       row->replayed);
+    print_notes(row, (size_t)(used + KV_MAX(rest, 0)), columns, out);
 }
 
 void kc_top_print(const struct kc_top *top, const struct kc_top *before, const char *url,
                   size_t max_lines, size_t columns, FILE *out)
 {
-    int width = model_width(top, columns);
+    struct widths widths = widths_of(top, columns);
     size_t n = 0;
 
     print_head(top, before, url, columns, out);
     if (columns < WIDE)
-        fprintf(out, "%8s %4s %-*s %-8s %9s %7s %8s %6s\n", "INSTANCE", "RANK", width, "MODEL",
-                "STATUS", "LAST SEQ", "LAST", "BLOCKS", "MISSED");
+        fprintf(out, "%*s %4s %-*s %-8s %9s %7s %8s %6s\n", widths.instance, "INSTANCE", "RANK",
+                widths.model, "MODEL", "STATUS", "LAST SEQ", "LAST", "BLOCKS", "MISSED");
     else
-        fprintf(out, "%9s %4s  %-*s %-9s %10s %8s %9s %9s %6s %7s %9s\n", "INSTANCE", "RANK", width,
-                "MODEL", "STATUS", "LAST SEQ", "LAST", "BLOCKS", "CHANGES/s", "GAPS", "MISSED",
-                "REPLAYED");
+        fprintf(out, "%*s %4s  %-*s %-9s %10s %8s %9s %9s %6s %7s %9s\n", widths.instance,
+                "INSTANCE", "RANK", widths.model, "MODEL", "STATUS", "LAST SEQ", "LAST", "BLOCKS",
+                "CHANGES/s", "GAPS", "MISSED", "REPLAYED");
     for (size_t lines = 0; n < top->n_rows; n++) {
         lines += columns < WIDE && has_notes(&top->rows[n]) ? 2 : 1;
         if (lines > max_lines)
@@ -388,7 +466,10 @@ static void write_row(const struct kc_top *top, const struct kc_top *before,
     const struct kc_top_row *old = before ? find_row(before, row) : NULL;
 
     kv_json_begin_object(w);
-    kv_json_member_u64(w, "instance_id", row->instance);
+    if (row->name[0])
+        kv_json_member_str(w, "instance_id", row->name);
+    else
+        kv_json_member_u64(w, "instance_id", row->instance);
     kv_json_member_u64(w, "dp_rank", row->rank);
     kv_json_member_str(w, "model_name", row->model);
     kv_json_member_str(w, "status", row->status);

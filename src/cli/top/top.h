@@ -10,9 +10,11 @@
 
 #include "base/buf.h"
 #include "base/error.h"
+#include "base/instance.h"
 
 struct kc_top_row {
     uint64_t instance;
+    char name[KV_INSTANCE_NAME_MAX + 1]; /* of the instance; "": its number */
     uint32_t rank;
     char model[128];
     char status[16];
@@ -26,7 +28,7 @@ struct kc_top_row {
 
 /** State of a kv-indexer at one moment. */
 struct kc_top {
-    struct kc_top_row *rows; /* by instance, then rank */
+    struct kc_top_row *rows; /* by number, then by name, then by rank */
     size_t n_rows, capacity;
     double models, workers;
     double index_blocks, holder_blocks, index_bytes;

@@ -76,6 +76,21 @@ static int register_worker(struct ki_service *service, const struct ki_body *bod
     return rc;
 }
 
+/*
+ * Check the name in a request about a registered instance, and note it for answers. The number may be
+ * of another name: there is no such instance then. Returns 0, -ENOENT or -ENOMEM with @error.
+ */
+static int find_named(struct ki_service *service, const struct ki_body *body,
+                      struct kv_error *error)
+{
+    int rc =
+        ki_registry_name_instance(service->registry, body->instance_id, body->instance_name, error);
+
+    return rc == -EEXIST
+               ? kv_fail(error, -ENOENT, 0, "instance %.60s not found", body->instance_name)
+               : rc;
+}
+
 void ki_api_register(void *arg, struct ki_request *request, struct ki_reply *reply)
 {
     struct ki_service *service = arg;
@@ -92,6 +107,7 @@ void ki_api_register(void *arg, struct ki_request *request, struct ki_reply *rep
         const struct ki_body *body = &scratch->body;
         const struct ki_registration registration = {
             .instance = body->instance_id,
+            .name = body->instance_name,
             .rank = (uint32_t)body->dp_rank,
             .block_size = (uint32_t)body->block_size,
             .endpoint = body->endpoint,
@@ -111,6 +127,19 @@ void ki_api_register(void *arg, struct ki_request *request, struct ki_reply *rep
             reply_result(reply, register_worker(service, body, &registration, &error), 201, &error);
     }
     ki_scratch_give(service, scratch);
+}
+
+static int unregister_worker(struct ki_service *service, const struct ki_body *body,
+                             struct kv_error *error)
+{
+    const uint32_t rank = (uint32_t)body->dp_rank;
+    bool one_rank = body->tenant_id && (body->present & KI_DP_RANK);
+    int rc = find_named(service, body, error);
+
+    if (rc < 0)
+        return rc;
+    return ki_registry_unregister(service->registry, body->instance_id, body->model_name,
+                                  body->tenant_id, one_rank ? &rank : NULL, error);
 }
 
 /*
@@ -133,13 +162,7 @@ void ki_api_unregister(void *arg, struct ki_request *request, struct ki_reply *r
     if (ki_read_body(request, reply, KI_INSTANCE_ID | KI_MODEL_NAME, KI_TENANT_ID | KI_DP_RANK,
                      scratch)) {
         const struct ki_body *body = &scratch->body;
-        const uint32_t rank = (uint32_t)body->dp_rank;
-        bool one_rank = body->tenant_id && (body->present & KI_DP_RANK);
-
-        reply_result(reply,
-                     ki_registry_unregister(service->registry, body->instance_id, body->model_name,
-                                            body->tenant_id, one_rank ? &rank : NULL, &error),
-                     200, &error);
+        reply_result(reply, unregister_worker(service, body, &error), 200, &error);
     }
     ki_scratch_give(service, scratch);
 }
@@ -201,7 +224,10 @@ static void write_listener(struct kv_json_writer *w, const struct ki_worker_info
 static void write_worker(struct kv_json_writer *w, const struct ki_worker_info *infos, long n)
 {
     kv_json_begin_object(w);
-    kv_json_member_u64(w, "instance_id", infos->instance);
+    if (infos->name)
+        kv_json_member_str(w, "instance_id", infos->name);
+    else
+        kv_json_member_u64(w, "instance_id", infos->instance);
     kv_json_member_str(w, "source", "zmq");
     kv_json_member_str(w, "status", ki_listener_status_name(worst(infos, n)));
     kv_json_member_str(w, "model_name", infos->model);
@@ -329,6 +355,8 @@ static void control(struct ki_service *service, struct ki_request *request, stru
                     int (*act)(struct ki_registry *, uint64_t, const uint32_t *), const char *state)
 {
     struct ki_scratch *scratch = ki_scratch_take(service, reply);
+    char text[KI_INSTANCE_TEXT];
+    struct kv_error error;
     uint32_t rank;
     int rc;
 
@@ -338,14 +366,17 @@ static void control(struct ki_service *service, struct ki_request *request, stru
         const struct ki_body *body = &scratch->body;
 
         rank = (uint32_t)body->dp_rank;
-        rc = act(service->registry, body->instance_id, body->present & KI_DP_RANK ? &rank : NULL);
+        rc = find_named(service, body, &error);
+        if (rc == 0)
+            rc = act(service->registry, body->instance_id,
+                     body->present & KI_DP_RANK ? &rank : NULL);
+        ki_registry_instance_text(service->registry, body->instance_id, text);
         if (rc == 0)
             ki_reply_ok(reply, 200);
         else if (rc == -EALREADY)
-            ki_reply_error(reply, 409, "instance %" PRIu64 ": listener is %s", body->instance_id,
-                           state);
+            ki_reply_error(reply, 409, "instance %s: listener is %s", text, state);
         else
-            ki_reply_error(reply, 404, "instance %" PRIu64 " not found", body->instance_id);
+            ki_reply_error(reply, 404, "instance %s not found", text);
     }
     ki_scratch_give(service, scratch);
 }

@@ -7,6 +7,7 @@
 #include "indexer/api/explain.h"
 #include "indexer/model/chunks.h"
 #include "indexer/model/model.h"
+#include "indexer/registry/names.h"
 #include "indexer/service.h"
 #include "kv_event.h"
 
@@ -47,17 +48,36 @@ static char *put_key(char *p, uint64_t number)
     return LITERAL(p, "\":");
 }
 
+/* Matches of an answer, and the names of their workers. */
+struct told {
+    const struct kvi_match *items; /* sorted, so that each worker's ranks are neighbours */
+    size_t n;
+    const struct ki_name *const *names; /* [n] of each item's worker; NULL: of none */
+    size_t name_bytes;                  /* of the keys of all names */
+    uint64_t block_size;
+};
+
+/* Write the key of item @i's worker. */
+static char *put_worker(char *p, const struct told *told, size_t i)
+{
+    const struct ki_name *name = told->names ? told->names[i] : NULL;
+
+    if (KV_LIKELY(!name))
+        return put_key(p, told->items[i].holder.worker);
+    return (char *)memcpy(p, name->key, name->key_len) + name->key_len;
+}
+
 /*
  * Write {"7":{"0":32,"1":16},"9":{...}} for the holders with a match in device memory: scores and
- * tree_sizes. @matches are sorted, so each worker's ranks are neighbours.
+ * tree_sizes.
  */
-static char *put_nested(char *p, const struct kvi_matches *matches, uint64_t block_size)
+static char *put_nested(char *p, const struct told *told, bool sizes)
 {
     const struct kvi_match *before = NULL;
 
     *p++ = '{';
-    for (size_t i = 0; i < matches->n; i++) {
-        const struct kvi_match *m = &matches->items[i];
+    for (size_t i = 0; i < told->n; i++) {
+        const struct kvi_match *m = &told->items[i];
 
         if (m->reach[KV_TIER_DEVICE] == 0)
             continue;
@@ -66,12 +86,12 @@ static char *put_nested(char *p, const struct kvi_matches *matches, uint64_t blo
         } else {
             if (before)
                 p = LITERAL(p, "},");
-            p = put_key(p, m->holder.worker);
+            p = put_worker(p, told, i);
             *p++ = '{';
         }
         before = m;
         p = put_key(p, m->holder.rank);
-        p += kv_u64_text(p, block_size ? m->reach[KV_TIER_DEVICE] * block_size : m->blocks);
+        p += kv_u64_text(p, sizes ? m->blocks : m->reach[KV_TIER_DEVICE] * told->block_size);
     }
     if (before)
         *p++ = '}';
@@ -79,15 +99,15 @@ static char *put_nested(char *p, const struct kvi_matches *matches, uint64_t blo
     return p;
 }
 
-static void write_nested(struct kv_json_writer *w, const char *key,
-                         const struct kvi_matches *matches, uint64_t block_size)
+static void write_nested(struct kv_json_writer *w, const char *key, const struct told *told,
+                         bool sizes)
 {
     char *p;
 
     kv_json_key(w, key);
-    p = kv_json_raw_begin(w, 2 + matches->n * NESTED_MAX);
+    p = kv_json_raw_begin(w, 2 + told->n * NESTED_MAX + told->name_bytes);
     if (p)
-        kv_json_raw_end(w, put_nested(p, matches, block_size));
+        kv_json_raw_end(w, put_nested(p, told, sizes));
 }
 
 /*
@@ -121,35 +141,46 @@ static char *put_instance(char *p, const struct kvi_match *m, size_t n, uint64_t
     return p;
 }
 
-static void write_instances(struct kv_json_writer *w, const struct kvi_matches *matches,
-                            uint64_t block_size)
+static void write_instances(struct kv_json_writer *w, const struct told *told)
 {
-    const struct kvi_match *items = matches->items;
+    const struct kvi_match *items = told->items;
     char *p;
 
     kv_json_key(w, "instances");
-    p = kv_json_raw_begin(w, 2 + matches->n * INSTANCE_MAX);
+    p = kv_json_raw_begin(w, 2 + told->n * INSTANCE_MAX + told->name_bytes);
     if (!p)
         return;
     *p++ = '{';
-    for (size_t i = 0, end; i < matches->n; i = end) {
+    for (size_t i = 0, end; i < told->n; i = end) {
         end = i + 1;
-        while (end < matches->n && items[end].holder.worker == items[i].holder.worker)
+        while (end < told->n && items[end].holder.worker == items[i].holder.worker)
             end++;
         if (i)
             *p++ = ',';
-        p = put_key(p, items[i].holder.worker);
-        p = put_instance(p, &items[i], end - i, block_size);
+        p = put_worker(p, told, i);
+        p = put_instance(p, &items[i], end - i, told->block_size);
     }
     *p++ = '}';
     kv_json_raw_end(w, p);
+}
+
+static void write_worker_key(struct kv_json_writer *w, const struct ki_names *names,
+                             uint64_t worker)
+{
+    const struct ki_name *name = names ? ki_names_find(names, worker) : NULL;
+
+    if (name)
+        kv_json_key(w, name->text);
+    else
+        kv_json_key_u64(w, worker);
 }
 
 /*
  * Write {"7":{"0":{"status":"failed","partial":true}}}: the ranks of the model whose numbers may be
  * wrong, or whose stream isn't active. All others are active and whole.
  */
-static void write_views(struct kv_json_writer *w, const struct kv_buf *views)
+static void write_views(struct kv_json_writer *w, const struct kv_buf *views,
+                        const struct ki_names *names)
 {
     const struct ki_view *v = (const struct ki_view *)(const void *)views->data;
     const struct ki_view *end = v + views->len / sizeof(*v), *before = NULL;
@@ -164,7 +195,7 @@ static void write_views(struct kv_json_writer *w, const struct kv_buf *views)
         if (before && !same)
             kv_json_end_object(w);
         if (!same) {
-            kv_json_key_u64(w, v->holder.worker);
+            write_worker_key(w, names, v->holder.worker);
             kv_json_begin_object(w);
         }
         kv_json_key_u64(w, v->holder.rank);
@@ -188,6 +219,66 @@ static uint32_t longest(const struct kvi_matches *matches)
     return n;
 }
 
+/* Return true when a worker among the matches and views may have a name. */
+static bool may_be_named(const struct kvi_matches *matches, const struct kv_buf *views)
+{
+    const struct ki_view *v = (const struct ki_view *)(const void *)views->data;
+    uint64_t any = 0;
+
+    for (size_t i = 0; i < matches->n; i++)
+        any |= matches->items[i].holder.worker;
+    for (size_t i = 0; i < views->len / sizeof(*v); i++)
+        any |= v[i].holder.worker;
+    return any & KV_INSTANCE_NAMED;
+}
+
+/* Find the names of the matches' workers. Returns false when out of memory. */
+static bool find_names(const struct ki_names *names, struct kv_buf *found, struct told *told)
+{
+    const struct ki_name **each;
+
+    kv_buf_clear(found);
+    if (kv_buf_reserve(found, told->n * sizeof(struct ki_name *)) < 0)
+        return false;
+    each = (const struct ki_name **)(void *)found->data;
+    for (size_t i = 0; i < told->n; i++) {
+        const struct kvi_match *m = &told->items[i];
+
+        if (i && m[-1].holder.worker == m->holder.worker)
+            each[i] = each[i - 1];
+        else
+            each[i] = ki_names_find(names, m->holder.worker);
+        told->name_bytes += each[i] ? each[i]->key_len : 0;
+    }
+    told->names = each;
+    return true;
+}
+
+/* Write scores, sizes, tiers and views. */
+static void write_matches(struct ki_service *service, const struct ki_model *model,
+                          struct ki_scratch *scratch, struct kv_json_writer *w)
+{
+    const struct kvi_matches *matches = &scratch->lookup.matches;
+    struct told told = {matches->items, matches->n, NULL, 0, model->block_size};
+    struct ki_names *names = NULL;
+
+    if (may_be_named(matches, &scratch->views)) {
+        names = ki_registry_names(service->registry);
+        ki_names_read(names);
+        if (!find_names(names, &scratch->names, &told))
+            w->out->error = -ENOMEM;
+    }
+    write_nested(w, "scores", &told, false);
+    kv_json_key(w, "frequencies"); /* the original keeps no usage window here: always empty */
+    kv_json_begin_array(w);
+    kv_json_end_array(w);
+    write_nested(w, "tree_sizes", &told, true);
+    write_instances(w, &told);
+    write_views(w, &scratch->views, names);
+    if (names)
+        ki_names_end(names);
+}
+
 /* Write the answer from the matches in scratch->lookup. explain reads @ask. */
 static void answer(struct ki_service *service, const struct ki_model *model,
                    struct ki_scratch *scratch, const struct ki_explain_ask *ask,
@@ -203,13 +294,7 @@ static void answer(struct ki_service *service, const struct ki_model *model,
     ki_telemetry_query(service->telemetry, ask->n, KV_MIN(ask->n, (size_t)longest(matches)));
     kv_json_writer_init(&w, &reply->body);
     kv_json_begin_object(&w);
-    write_nested(&w, "scores", matches, model->block_size);
-    kv_json_key(&w, "frequencies"); /* the original keeps no usage window here: always empty */
-    kv_json_begin_array(&w);
-    kv_json_end_array(&w);
-    write_nested(&w, "tree_sizes", matches, 0);
-    write_instances(&w, matches, model->block_size);
-    write_views(&w, &scratch->views);
+    write_matches(service, model, scratch, &w);
     if (scratch->body.explain)
         ki_explain(service, model, ask, matches, &w);
     kv_json_end_object(&w);

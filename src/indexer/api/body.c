@@ -5,12 +5,13 @@
 #include <stdio.h>
 #include <strings.h>
 
+#include "base/instance.h"
 #include "base/msgpack.h"
 #include "base/utf8.h"
 #include "indexer/api/body_mm.h"
 #include "indexer/api/body_msgpack.h"
 
-enum type { U32, U64, BOOL, STRING, LONG_STRING, U32S, BITS64S, MM_OBJECTS, MM_INFOS };
+enum type { U32, INSTANCE, BOOL, STRING, LONG_STRING, U32S, BITS64S, MM_OBJECTS, MM_INFOS };
 
 static const struct field {
     const char *name;
@@ -22,7 +23,7 @@ static const struct field {
     {"token_ids", U32S, KI_TOKEN_IDS, offsetof(struct ki_body, token_ids)},
     {"block_hashes", BITS64S, KI_BLOCK_HASHES, offsetof(struct ki_body, block_hashes)},
     {"sequence_hashes", BITS64S, KI_SEQUENCE_HASHES, offsetof(struct ki_body, block_hashes)},
-    {"instance_id", U64, KI_INSTANCE_ID, offsetof(struct ki_body, instance_id)},
+    {"instance_id", INSTANCE, KI_INSTANCE_ID, offsetof(struct ki_body, instance_id)},
     {"endpoint", LONG_STRING, KI_ENDPOINT, offsetof(struct ki_body, endpoint)},
     {"model_name", STRING, KI_MODEL_NAME, offsetof(struct ki_body, model_name)},
     {"tenant_id", STRING, KI_TENANT_ID, offsetof(struct ki_body, tenant_id)},
@@ -101,20 +102,26 @@ static void *at(const struct reading *r, const struct field *field)
     return (char *)r->body + field->offset;
 }
 
+/* Copy a string. Pointers stay valid: room for all strings of a request was reserved. */
+static const char *keep_string(struct ki_body *body, struct kv_str value)
+{
+    size_t start = body->strings.len;
+
+    kv_buf_append(&body->strings, value.p, value.len);
+    kv_buf_putc(&body->strings, '\0');
+    return body->strings.data + start;
+}
+
 /* Return the reason why the string is refused, or NULL with the field set. */
 static const char *set_string(struct reading *r, const struct field *field, struct kv_str value)
 {
-    struct kv_buf *strings = &r->body->strings;
     const char **ret = at(r, field);
 
     if (value.len > (field->type == LONG_STRING ? 2 * KI_MAX_NAME : KI_MAX_NAME))
         return "string is too long";
     if (value.len && memchr(value.p, '\0', value.len))
         return "NUL in a string";
-    /* Pointers stay valid: room for all strings of a request was reserved. */
-    *ret = strings->data + strings->len;
-    kv_buf_append(strings, value.p, value.len);
-    kv_buf_putc(strings, '\0');
+    *ret = keep_string(r->body, value);
     /* Answers and metrics are UTF-8: they would show other names as one. JSON's are by its reader. */
     return kv_utf8_valid(*ret) ? NULL : "not UTF-8";
 }
@@ -170,10 +177,42 @@ static uint64_t read_uint(struct reading *r, uint64_t max)
     return r->is_json ? kv_json_u64(&r->json, max) : ki_msgpack_uint(&r->msgpack, max);
 }
 
+static struct kv_str read_text(struct reading *r)
+{
+    return r->is_json ? kv_json_str(&r->json, &r->body->unescaped) : ki_msgpack_str(&r->msgpack);
+}
+
+static bool is_string(struct reading *r)
+{
+    return r->is_json ? kv_json_peek(&r->json) == KV_JSON_STRING
+                      : kv_msgpack_peek(&r->msgpack) == KV_MSGPACK_STR;
+}
+
+/* Read an instance id: a number, or a string that is one or a name. */
+static void read_instance(struct reading *r)
+{
+    struct ki_body *body = r->body;
+    const char *why = NULL;
+    struct kv_str text;
+    int kind;
+
+    if (!is_string(r)) {
+        body->instance_id = read_uint(r, UINT64_MAX);
+        return;
+    }
+    text = read_text(r);
+    if (has_failed(r))
+        return;
+    kind = kv_instance_parse(text.p, text.len, &body->instance_id, &why);
+    if (kind < 0)
+        fail(r, why);
+    else if (kind == KV_INSTANCE_NAME)
+        body->instance_name = keep_string(body, text);
+}
+
 static void read_string(struct reading *r, const struct field *field)
 {
-    struct kv_str value =
-        r->is_json ? kv_json_str(&r->json, &r->body->unescaped) : ki_msgpack_str(&r->msgpack);
+    struct kv_str value = read_text(r);
     const char *problem = has_failed(r) ? NULL : set_string(r, field, value);
 
     if (problem)
@@ -230,8 +269,8 @@ static void read_value(struct reading *r, const struct field *field)
     case U32:
         *(uint64_t *)at(r, field) = read_uint(r, UINT32_MAX);
         break;
-    case U64:
-        *(uint64_t *)at(r, field) = read_uint(r, UINT64_MAX);
+    case INSTANCE:
+        read_instance(r);
         break;
     case BOOL:
         *(bool *)at(r, field) = r->is_json ? kv_json_bool(&r->json) : ki_msgpack_bool(&r->msgpack);

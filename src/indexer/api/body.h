@@ -49,6 +49,7 @@ enum ki_field {
 struct ki_body {
     uint32_t present; /* enum ki_field bits: fields that are there and not null */
     uint64_t instance_id, block_size, num_blocks, dp_rank, hash_lookahead;
+    const char *instance_name; /* of instance_id, where that was a name; like the strings below */
     bool explain, eagle_drop, silent_windows;
     /* C strings, NULL when absent; valid until the next parse. */
     const char *endpoint, *replay_endpoint, *model_name, *tenant_id, *lora_name, *cache_salt, *url,

@@ -67,6 +67,7 @@ int ki_registry_create(const struct ki_registry_opts *opts, struct ki_registry *
     pthread_mutex_init(&r->admin, NULL);
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->left, NULL);
+    ki_names_init(&r->names);
     r->allow = opts->allow;
     r->max_registrations = opts->max_registrations ? opts->max_registrations : 4096;
     /* A whole fleet may be unregistered between two questions of a peer, beside an hour's others. */
@@ -118,6 +119,7 @@ void ki_registry_destroy(struct ki_registry *registry)
     free(r->models);
     ki_positions_fini(&r->positions);
     ki_removals_fini(&r->removals);
+    ki_names_fini(&r->names);
     if (r->env.zmq)
         zmq_ctx_term(r->env.zmq);
     kv_resolver_destroy(r->env.resolver);
@@ -190,24 +192,30 @@ int ki_registry_check(const struct ki_registry *r, const struct ki_registration 
     return rc;
 }
 
-static int check_tables(const struct ki_registry *r, const struct ki_registration *reg,
+/* Return the instance as the registration calls it, or as it is known. */
+static const char *instance_text(struct ki_registry *r, const struct ki_registration *reg,
+                                 char text[KI_INSTANCE_TEXT])
+{
+    return reg->name ? reg->name : ki_registry_instance_text(r, reg->instance, text);
+}
+
+static int check_tables(struct ki_registry *r, const struct ki_registration *reg,
                         const struct ki_model *model, struct kv_error *error)
 {
     size_t first, end = ki_instance_range(r, reg->instance, &first);
+    char text[KI_INSTANCE_TEXT];
 
     if (first < end) {
         const struct ki_model *owner = r->listeners[first]->model;
 
         if (ki_model_compare(owner, reg->model, reg->tenant) != 0)
             return kv_fail(error, -EEXIST, 0,
-                           "instance %" PRIu64
-                           " is already registered for model=%.60s tenant=%.60s",
-                           reg->instance, owner->name, owner->tenant);
+                           "instance %.60s is already registered for model=%.60s tenant=%.60s",
+                           instance_text(r, reg, text), owner->name, owner->tenant);
     }
     if (ki_listener_find(r, reg->instance, reg->rank))
-        return kv_fail(error, -EEXIST, 0,
-                       "instance %" PRIu64 " dp_rank %" PRIu32 " already registered", reg->instance,
-                       reg->rank);
+        return kv_fail(error, -EEXIST, 0, "instance %.60s dp_rank %" PRIu32 " already registered",
+                       instance_text(r, reg, text), reg->rank);
     if (model && model->block_size != reg->block_size)
         return kv_fail(error, -EEXIST, 0,
                        "block_size mismatch for model=%.60s tenant=%.60s: existing=%" PRIu32
@@ -365,6 +373,11 @@ int ki_registry_register_locked(struct ki_registry *r, const struct ki_registrat
         ki_model_release(model);
         return kv_fail(error, rc, 0, "%s", strerror(-rc));
     }
+    rc = ki_registry_note_name(r, reg->instance, reg->name, error);
+    if (rc < 0) {
+        ki_listener_release(l);
+        return rc;
+    }
     if (!l->version)
         l->version = ki_registry_next_version(r);
     ki_registry_changed(r);
@@ -378,15 +391,16 @@ int ki_registry_register_locked(struct ki_registry *r, const struct ki_registrat
     return 0;
 }
 
-static void log_registered(const struct ki_registration *reg)
+static void log_registered(struct ki_registry *r, const struct ki_registration *reg)
 {
     static struct kv_log_rate rate;
-    char model[120];
+    char text[KI_INSTANCE_TEXT], worker[KV_INSTANCE_QUOTED], model[120];
 
     if (kv_log_allowed(&rate, LOG_LINES))
         kv_log_info("indexer", "worker registered",
-                    "worker=%" PRIu64 " rank=%" PRIu32 " endpoint=%s model=%s", reg->instance,
-                    reg->rank, reg->endpoint, kv_log_quote(model, sizeof(model), reg->model));
+                    "worker=%s rank=%" PRIu32 " endpoint=%s model=%s",
+                    kv_log_quote(worker, sizeof(worker), instance_text(r, reg, text)), reg->rank,
+                    reg->endpoint, kv_log_quote(model, sizeof(model), reg->model));
 }
 
 int ki_registry_register(struct ki_registry *registry, const struct ki_registration *registration,
@@ -397,10 +411,12 @@ int ki_registry_register(struct ki_registry *registry, const struct ki_registrat
     if (rc < 0)
         return rc;
     ki_registry_lock_for(registry, registration->instance);
-    if (!ki_registry_is_peers(registry, registration))
+    if (ki_registry_is_peers(registry, registration))
+        rc = ki_registry_note_name(registry, registration->instance, registration->name, error);
+    else
         rc = ki_registry_register_locked(registry, registration, error);
     if (rc == 0)
-        log_registered(registration);
+        log_registered(registry, registration);
     pthread_mutex_unlock(&registry->admin);
     return rc;
 }

@@ -18,12 +18,14 @@
 #include "base/args.h"
 #include "base/buf.h"
 #include "base/error.h"
+#include "base/instance.h"
 #include "event/wire/media.h"
 #include "indexer/model/model.h"
 #include "indexer/stream/worker.h"
 #include "kv_event.h"
 #include "kv_index.h"
 
+struct ki_names;
 struct ki_registry;
 
 struct ki_registry_opts {
@@ -116,6 +118,38 @@ void ki_registry_views(struct ki_registry *registry, const struct ki_model *mode
  */
 int ki_registry_pause(struct ki_registry *registry, uint64_t instance, const uint32_t *rank);
 int ki_registry_resume(struct ki_registry *registry, uint64_t instance, const uint32_t *rank);
+
+/* -- names of instances ------------------------------------------------------------------------ */
+
+#define KI_INSTANCE_TEXT (KV_INSTANCE_NAME_MAX + 1)
+
+/**
+ * Note the name by which a client calls an instance (NULL: a number), so that answers call it so.
+ * Registrations bring theirs along. Returns 0; -EEXIST when another instance's name has the number,
+ * or -ENOMEM, with @error.
+ */
+int ki_registry_name_instance(struct ki_registry *registry, uint64_t instance, const char *name,
+                              struct kv_error *error);
+/** Note a name from a peer's dump, if the instance has blocks or a registration here. */
+void ki_registry_adopt_name(struct ki_registry *registry, uint64_t instance, const char *name);
+/** Return the table of names, to read from. */
+struct ki_names *ki_registry_names(struct ki_registry *registry);
+/** Copy the name of an instance, or its number without one, into @text. Returns @text. */
+const char *ki_registry_instance_text(struct ki_registry *registry, uint64_t instance,
+                                      char text[KI_INSTANCE_TEXT]);
+
+/** Name of an instance in a list. */
+struct ki_instance_name {
+    uint64_t instance;
+    char *name;
+};
+/**
+ * List the names of the instances that feed @model, or that have blocks of a peer's dump in it.
+ * Returns their number or -ENOMEM.
+ */
+long ki_registry_names_of(struct ki_registry *registry, const struct ki_model *model,
+                          struct ki_instance_name **ret);
+void ki_instance_names_free(struct ki_instance_name *names, long n);
 
 /* -- registrations shared with peers ----------------------------------------------------------- */
 

@@ -213,26 +213,28 @@ int ki_registry_unregister_locked(struct ki_registry *r, uint64_t instance, cons
                                   const char *tenant, const uint32_t *rank, struct kv_error *error)
 {
     size_t first, end = ki_instance_range(r, instance, &first);
+    char text[KI_INSTANCE_TEXT];
     const struct ki_model *owner;
     bool whole;
 
     if (first == end) {
         int rc = remove_dumped(r, instance, name, tenant, rank);
 
-        return rc == -ENOENT ? kv_fail(error, rc, 0, "instance %" PRIu64 " not found", instance)
+        return rc == -ENOENT ? kv_fail(error, rc, 0, "instance %.60s not found",
+                                       ki_registry_instance_text(r, instance, text))
                : rc < 0      ? kv_fail(error, rc, 0, "%s", strerror(-rc))
                              : 0;
     }
     owner = r->listeners[first]->model;
     if (strcmp(owner->name, name) != 0 || (tenant && strcmp(owner->tenant, tenant) != 0))
         return kv_fail(error, -ENOENT, 0,
-                       "instance %" PRIu64 " is registered for model=%.60s tenant=%.60s", instance,
-                       owner->name, owner->tenant);
+                       "instance %.60s is registered for model=%.60s tenant=%.60s",
+                       ki_registry_instance_text(r, instance, text), owner->name, owner->tenant);
     whole = !rank || end - first == 1;
     if (rank) {
         if (!ki_listener_find(r, instance, *rank))
-            return kv_fail(error, -ENOENT, 0, "instance %" PRIu64 " dp_rank %" PRIu32 " not found",
-                           instance, *rank);
+            return kv_fail(error, -ENOENT, 0, "instance %.60s dp_rank %" PRIu32 " not found",
+                           ki_registry_instance_text(r, instance, text), *rank);
         first = ki_listener_bound(r, instance, *rank);
         end = first + 1;
     }
@@ -260,6 +262,7 @@ int ki_registry_unregister(struct ki_registry *registry, uint64_t instance, cons
                            const char *tenant, const uint32_t *rank, struct kv_error *error)
 {
     static struct kv_log_rate rate;
+    char text[KI_INSTANCE_TEXT], worker[KV_INSTANCE_QUOTED];
     uint32_t *ranks = NULL;
     uint64_t version;
     size_t n;
@@ -275,7 +278,10 @@ int ki_registry_unregister(struct ki_registry *registry, uint64_t instance, cons
         rc = 0; /* a peer has removed it before */
     free(ranks);
     if (rc == 0 && kv_log_allowed(&rate, LOG_LINES))
-        kv_log_info("indexer", "worker unregistered", "worker=%" PRIu64 " ranks=%zu", instance, n);
+        kv_log_info("indexer", "worker unregistered", "worker=%s ranks=%zu",
+                    kv_log_quote(worker, sizeof(worker),
+                                 ki_registry_instance_text(registry, instance, text)),
+                    n);
     pthread_mutex_unlock(&registry->admin);
     return rc;
 }

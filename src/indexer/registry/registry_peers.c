@@ -158,6 +158,8 @@ static int merge_locked(struct ki_registry *r, const struct ki_registration *reg
 {
     struct ki_listener *l = ki_listener_find(r, reg->instance, reg->rank);
 
+    if (l && ki_registry_note_name(r, reg->instance, reg->name, error) < 0)
+        return error->code; /* also of a registration that is known: it may lack its name */
     if (!is_news(r, l, reg))
         return 0;
     if (l) {

@@ -66,6 +66,8 @@ long ki_registry_workers(struct ki_registry *registry, struct ki_worker_info **r
         ki_listener_info(listeners[i], &infos[i]);
         complete &= infos[i].endpoint && infos[i].model && infos[i].tenant;
     }
+    if (infos)
+        complete &= ki_registry_name_infos(registry, infos, n);
     ki_tables_snapshot_free(listeners, n);
     if (!infos || !complete) {
         if (infos)
@@ -79,6 +81,7 @@ long ki_registry_workers(struct ki_registry *registry, struct ki_worker_info **r
 void ki_worker_infos_free(struct ki_worker_info *infos, long n)
 {
     for (long i = 0; i < n; i++) {
+        free(infos[i].name);
         free(infos[i].endpoint);
         free(infos[i].replay_endpoint);
         free(infos[i].model);

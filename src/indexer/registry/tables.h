@@ -7,12 +7,13 @@
  * while a worker's blocks leave the index, which may take seconds: the instance is among `leaving`
  * then, and its next change waits. `lock` is held only to look an item up, insert or remove it, so
  * a query never waits for a change. The tables are written under both locks, so either is enough
- * for reading. Order: admin, lock, a listener's lock, a pump's.
+ * for reading. Order: admin, lock, a listener's lock, a pump's. The lock of the names comes last.
  */
 #ifndef KV_INDEXER_REGISTRY_TABLES_H
 #define KV_INDEXER_REGISTRY_TABLES_H
 
 #include "indexer/model/model.h"
+#include "indexer/registry/names.h"
 #include "indexer/registry/positions.h"
 #include "indexer/registry/registry.h"
 #include "indexer/registry/removals.h"
@@ -41,6 +42,7 @@ struct ki_registry {
     struct ki_listener **listeners;
     size_t n_listeners, listeners_capacity;
     struct ki_positions positions; /* under admin alone */
+    struct ki_names names;         /* written under admin; read under a lock of its own */
     /*
      * Registrations shared with peers (registry_peers.c); under admin alone, except for revision.
      */
@@ -90,6 +92,12 @@ void ki_registry_drop_if_empty(struct ki_registry *r, struct ki_model *model);
 uint64_t ki_registry_next_version(struct ki_registry *r);
 /** Change the revision, so that peers fetch all registrations again. */
 void ki_registry_changed(struct ki_registry *r);
+/**
+ * Note the name of an instance; NULL: it has none. Returns 0; -EEXIST when another name that is
+ * needed has the number, or -ENOMEM, with @error.
+ */
+int ki_registry_note_name(struct ki_registry *r, uint64_t instance, const char *name,
+                          struct kv_error *error);
 void ki_registry_note_removed(struct ki_registry *r, uint64_t instance, uint32_t rank,
                               uint64_t version, bool by_peer);
 /**
@@ -113,6 +121,9 @@ int ki_marks_compare(const void *a, const void *b);
 
 /** Tell the siblings of a listener that blocks of its ranks have left: ki_listener_env.lost. */
 void ki_registry_note_loss(void *arg, const struct ki_listener *l, const struct ki_loss *loss);
+
+/** Set the names in @infos. Returns false when out of memory. */
+bool ki_registry_name_infos(struct ki_registry *r, struct ki_worker_info *infos, long n);
 
 /** Wake every event thread to check its listeners again. */
 void ki_registry_wake(struct ki_registry *r);

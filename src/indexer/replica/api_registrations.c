@@ -14,7 +14,9 @@ static void write_registration(struct kv_json_writer *w, const struct ki_worker_
     char groups[KI_GROUPS_TEXT];
 
     kv_json_begin_object(w);
-    kv_json_member_u64(w, "instance_id", info->instance);
+    kv_json_member_u64(w, "instance_id", info->instance); /* versions without names need it */
+    if (info->name)
+        kv_json_member_str(w, "instance_name", info->name);
     kv_json_member_u64(w, "dp_rank", info->rank);
     kv_json_member_str(w, "model_name", info->model);
     kv_json_member_str(w, "tenant_id", info->tenant);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/instance.h"
 #include "base/mix.h"
 #include "event/reader/reader_state.h"
 #include "indexer/model/lookup.h"
@@ -21,6 +22,7 @@ static void model_fini(struct ki_dumped_model *m)
     kv_buf_fini(&m->marks);
     kv_buf_fini(&m->ends);
     kv_buf_fini(&m->doubts);
+    kv_buf_fini(&m->names);
     free(m->slots);
     for (size_t i = 0; i < m->n_handovers; i++)
         ki_handover_free(m->handovers[i]);
@@ -63,6 +65,7 @@ static struct ki_dumped_model *add_model(struct ki_dump_reader *reader)
     m = &reader->models[reader->n];
     memset(m, 0, sizeof(*m));
     m->marks.limit = MAX_MARK_BYTES;
+    m->names.limit = MAX_MARK_BYTES;
     if (ki_dump_make_index(reader, 0, &m->index) < 0)
         return NULL;
     reader->n++;
@@ -92,6 +95,33 @@ static char *read_name(struct kv_json *json)
         kv_json_fail(json, -EPROTO, "an unusable name");
     kv_buf_fini(&scratch);
     return name;
+}
+
+/* Read the name of an instance. */
+static void read_instance_name(struct kv_json *json, struct ki_dumped_model *m)
+{
+    uint64_t instance = 0;
+    struct kv_str key;
+    char *name = NULL;
+
+    kv_json_object(json);
+    while (kv_json_next_key(json, &key)) {
+        if (kv_str_eq(key, "worker_id"))
+            instance = kv_json_u64(json, UINT64_MAX);
+        else if (kv_str_eq(key, "name") && !name)
+            name = read_name(json);
+        else
+            kv_json_skip(json);
+    }
+    if (!kv_json_failed(json) && (!name || !kv_instance_is(instance, name, strlen(name))))
+        kv_json_fail(json, -EPROTO, "a name that isn't of its worker_id");
+    if (!kv_json_failed(json)) {
+        kv_buf_append(&m->names, &instance, sizeof(instance));
+        kv_buf_append(&m->names, name, strlen(name) + 1);
+    }
+    if (m->names.error)
+        kv_json_fail(json, m->names.error, "too many names");
+    free(name);
 }
 
 /* Read a stream of the peer; its memory counts like the index's. */
@@ -167,6 +197,10 @@ static void read_field(struct ki_dump_reader *reader, struct kv_json *json,
         kv_json_array(json);
         while (kv_json_next_item(json))
             ki_dump_read_extra(reader, json, m, true);
+    } else if (kv_str_eq(key, "names")) {
+        kv_json_array(json);
+        while (kv_json_next_item(json))
+            read_instance_name(json, m);
     } else if (kv_str_eq(key, "streams")) {
         kv_json_array(json);
         while (kv_json_next_item(json))

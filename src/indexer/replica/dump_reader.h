@@ -30,8 +30,9 @@ struct ki_dumped_model {
     struct kv_buf doubts;           /* struct ki_unsure_told */
     struct ki_handover **handovers; /* of the model's streams */
     size_t n_handovers;
-    uint32_t *slots; /* hash table over marks: index + 1; 0: free */
-    size_t n_slots;  /* 0 or a power of two, more than twice the marks */
+    struct kv_buf names; /* of instances: each a uint64_t, not aligned, and a NUL-terminated text */
+    uint32_t *slots;     /* hash table over marks: index + 1; 0: free */
+    size_t n_slots;      /* 0 or a power of two, more than twice the marks */
 };
 
 struct ki_dump_reader {

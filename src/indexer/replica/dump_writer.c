@@ -70,6 +70,28 @@ static void write_watermarks(struct ki_dump_writer *d, const struct ki_watermark
     kv_json_end_array(&d->w);
 }
 
+/* Write the names of the model's instances, where there are any. Returns 0 or -ENOMEM. */
+static int write_names(struct ki_registry *registry, struct ki_dump_writer *d,
+                       const struct ki_model *model)
+{
+    struct ki_instance_name *names = NULL;
+    long n = ki_registry_names_of(registry, model, &names);
+
+    if (n <= 0)
+        return (int)n;
+    kv_json_key(&d->w, "names");
+    kv_json_begin_array(&d->w);
+    for (long i = 0; i < n; i++) {
+        kv_json_begin_object(&d->w);
+        kv_json_member_u64(&d->w, "worker_id", names[i].instance);
+        kv_json_member_str(&d->w, "name", names[i].name);
+        kv_json_end_object(&d->w);
+    }
+    kv_json_end_array(&d->w);
+    ki_instance_names_free(names, n);
+    return 0;
+}
+
 static const struct ki_watermark *find_mark(const struct ki_watermark *marks, long n,
                                             struct kv_holder holder)
 {
@@ -291,7 +313,9 @@ int ki_dump_write_model(struct ki_registry *registry, struct ki_dump_writer *d,
     for (long i = 0; i < n; i++)
         marks[i].turns = turns_of(model, marks[i].holder);
     kvi_keep_copies(model->index, true); /* for write_ends */
-    rc = write_streams(registry, d, model);
+    rc = write_names(registry, d, model);
+    if (rc == 0)
+        rc = write_streams(registry, d, model);
     if (rc == 0)
         rc = write_events(d, model);
     if (rc == 0)

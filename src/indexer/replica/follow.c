@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/instance.h"
 #include "base/log.h"
 #include "base/thread.h"
 #include "indexer/api/body.h"
@@ -27,6 +28,7 @@
 void ki_peer_document_fini(struct ki_peer_document *d)
 {
     for (size_t i = 0; i < d->n; i++) {
+        free((char *)d->entries[i].registration.name);
         free((char *)d->entries[i].registration.endpoint);
         free((char *)d->entries[i].registration.replay_endpoint);
         free((char *)d->entries[i].registration.model);
@@ -108,6 +110,8 @@ static void read_entry(struct ki_peer_document *d, struct kv_json *json, bool re
     while (kv_json_next_key(json, &key)) {
         if (kv_str_eq(key, "instance_id"))
             r->instance = kv_json_u64(json, UINT64_MAX);
+        else if (kv_str_eq(key, "instance_name"))
+            read_text(json, &r->name);
         else if (kv_str_eq(key, "dp_rank"))
             r->rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
         else if (kv_str_eq(key, "version"))
@@ -137,6 +141,8 @@ static void read_entry(struct ki_peer_document *d, struct kv_json *json, bool re
     }
     if (!r->version || (!removed && (!r->model || !r->tenant || !r->endpoint)))
         kv_json_fail(json, -EPROTO, "a registration that lacks something");
+    if (r->name && !kv_instance_is(r->instance, r->name, strlen(r->name)))
+        kv_json_fail(json, -EPROTO, "an instance_name that isn't of its instance_id");
 }
 
 int ki_peer_document_read(struct ki_peer_document *d, struct kv_json *json)
@@ -167,13 +173,14 @@ static bool merge_registration(struct ki_registry *registry, const struct ki_reg
 {
     static struct kv_log_rate rate;
     struct kv_error error;
-    char text[400];
+    char text[400], worker[KV_INSTANCE_QUOTED], digits[KV_INSTANCE_DIGITS];
     int rc = ki_registry_merge(registry, r, &error);
 
     if (rc < 0 && kv_log_allowed(&rate, 3))
-        kv_log_warn("peers", "a peer's worker is not followed here",
-                    "worker=%" PRIu64 " rank=%" PRIu32 " error=%s", r->instance, r->rank,
-                    kv_log_quote(text, sizeof(text), error.text));
+        kv_log_warn(
+            "peers", "a peer's worker is not followed here", "worker=%s rank=%" PRIu32 " error=%s",
+            kv_log_quote(worker, sizeof(worker), kv_instance_text(r->instance, r->name, digits)),
+            r->rank, kv_log_quote(text, sizeof(text), error.text));
     return rc < 0 && rc != -EINVAL && rc != -EACCES; /* no other entry, nor time, mends those */
 }
 

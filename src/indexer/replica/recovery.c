@@ -249,6 +249,21 @@ static uint64_t count_torn(const struct ki_dumped_model *m)
     return torn;
 }
 
+/* Take over the names of the instances that have blocks or streams here. */
+static void adopt_names(struct ki_registry *registry, const struct ki_dumped_model *m)
+{
+    const char *p = m->names.data, *end = p + m->names.len;
+
+    while (p < end) {
+        uint64_t instance;
+
+        memcpy(&instance, p, sizeof(instance));
+        p += sizeof(instance);
+        ki_registry_adopt_name(registry, instance, p);
+        p += strlen(p) + 1;
+    }
+}
+
 static void adopt_model(struct ki_registry *registry, struct ki_dumped_model *m,
                         struct ki_recovery_result *result)
 {
@@ -268,6 +283,7 @@ static void adopt_model(struct ki_registry *registry, struct ki_dumped_model *m,
         return;
     }
     m->index = NULL; /* now owned by the registry */
+    adopt_names(registry, m);
     ki_registry_hand_over(registry, m->name, m->tenant, m->handovers, m->n_handovers);
     ki_registry_note_forms(registry, m->name, m->tenant,
                            m->forms | (m->forms & UINT32_MAX ? 0 : 1));

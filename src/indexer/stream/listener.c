@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/instance.h"
+#include "base/log.h"
 #include "event/reader/reader.h"
 #include "indexer/model/chunks.h"
 #include "indexer/model/model.h"
@@ -36,6 +38,16 @@ static void begin_generation(void *arg)
     l->generation = ki_listener_new_generation(l->env);
 }
 
+/* Return how log lines call the instance. NULL: out of memory. */
+static char *who(const struct ki_registration *registration)
+{
+    char digits[KV_INSTANCE_DIGITS], quoted[KV_INSTANCE_QUOTED];
+
+    return strdup(
+        kv_log_quote(quoted, sizeof(quoted),
+                     kv_instance_text(registration->instance, registration->name, digits)));
+}
+
 int ki_listener_create(struct ki_listener_env *env, const struct ki_registration *registration,
                        struct ki_model *model, struct ki_listener **ret)
 {
@@ -57,8 +69,9 @@ int ki_listener_create(struct ki_listener_env *env, const struct ki_registration
     l->told_blocks = registration->num_blocks;
     ki_backlog_init(&l->backlog);
     l->generation = ki_listener_new_generation(env);
+    l->who = who(registration);
     l->endpoint = strdup(registration->endpoint);
-    if (!l->endpoint)
+    if (!l->who || !l->endpoint)
         goto fail;
     if (registration->replay_endpoint) {
         l->replay_endpoint = strdup(registration->replay_endpoint);
@@ -72,6 +85,7 @@ int ki_listener_create(struct ki_listener_env *env, const struct ki_registration
     if (rc < 0)
         goto fail;
     ki_applier_set_habits(&l->applier, &registration->habits);
+    l->applier.who = l->who;
     l->applier.forgets = begin_generation;
     l->applier.forgets_arg = l;
     l->model = model;
@@ -99,6 +113,7 @@ void ki_listener_release(struct ki_listener *l)
     ki_model_release(l->model);
     ki_sub_close(&l->sub);
     free(l->held_bytes);
+    free(l->who);
     free(l->endpoint);
     free(l->replay_endpoint);
     pthread_mutex_destroy(&l->lock);

@@ -79,8 +79,9 @@ struct ki_listener {
     struct ki_pump *pump;
     uint64_t instance;
     uint32_t rank;
-    uint64_t num_blocks;              /* capacity of the engine in blocks, per rank; 0: unknown */
-    uint64_t told_blocks;             /* the part of num_blocks that the registration gave */
+    char *who;            /* the instance in log lines: its name, quoted, or its number */
+    uint64_t num_blocks;  /* capacity of the engine in blocks, per rank; 0: unknown */
+    uint64_t told_blocks; /* the part of num_blocks that the registration gave */
     char *endpoint, *replay_endpoint; /* replay_endpoint may be NULL */
     _Atomic uint32_t refs;
 

@@ -105,8 +105,8 @@ static void log_link(struct ki_listener *l, uint64_t now_ns)
     kv_log_quote(quoted, sizeof(quoted), up || !l->sub.problem ? "" : l->sub.problem);
     if (kv_log_allowed(&rate, LINK_LINES))
         kv_log_(up ? KV_LOG_INFO : KV_LOG_WARN, "indexer", said,
-                "worker=%" PRIu64 " rank=%" PRIu32 " endpoint=%s reason=%s", l->instance, l->rank,
-                l->endpoint, quoted);
+                "worker=%s rank=%" PRIu32 " endpoint=%s reason=%s", l->who, l->rank, l->endpoint,
+                quoted);
     l->link_told = up ? KI_TOLD_UP : KI_TOLD_DOWN;
 }
 
@@ -116,8 +116,8 @@ static void log_breach(const struct ki_listener *l)
 
     if (kv_log_allowed(&rate, 5))
         kv_log_warn("indexer", "the publisher broke the protocol or sent too much: connecting anew",
-                    "worker=%" PRIu64 " rank=%" PRIu32 " endpoint=%s limit=%" PRId64, l->instance,
-                    l->rank, l->endpoint, KI_MAX_MESSAGE);
+                    "worker=%s rank=%" PRIu32 " endpoint=%s limit=%" PRId64, l->who, l->rank,
+                    l->endpoint, KI_MAX_MESSAGE);
 }
 
 void ki_listener_note_link(struct ki_listener *l, uint64_t now_ns)
@@ -170,8 +170,7 @@ static void fail_connect(struct ki_listener *l, const char *why, uint64_t now_ns
     ki_listener_unlock(l);
     if (kv_log_allowed(&rate, 5))
         kv_log_warn("indexer", "can't connect; trying again in 5 s",
-                    "worker=%" PRIu64 " rank=%" PRIu32 " error=\"%s\"", l->instance, l->rank,
-                    l->last_error);
+                    "worker=%s rank=%" PRIu32 " error=\"%s\"", l->who, l->rank, l->last_error);
     l->retry_at_ns = now_ns + CONNECT_RETRY_NS;
 }
 

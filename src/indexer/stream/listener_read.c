@@ -81,8 +81,8 @@ static void count_malformed(struct ki_listener *l, const char *what, size_t fram
     l->odd_frames = frames ? (uint32_t)frames : l->odd_frames;
     ki_listener_unlock(l);
     if (kv_log_allowed(&rate, 3))
-        kv_log_warn("indexer", what, "worker=%" PRIu64 " rank=%" PRIu32 " endpoint=%s", l->instance,
-                    l->rank, l->endpoint);
+        kv_log_warn("indexer", what, "worker=%s rank=%" PRIu32 " endpoint=%s", l->who, l->rank,
+                    l->endpoint);
 }
 
 /* -- live messages ----------------------------------------------------------------------------- */
@@ -101,8 +101,8 @@ static void put_off(struct ki_listener *l, struct ki_live *batch)
 
     if (rc < 0 && kv_log_allowed(&rate, 3))
         kv_log_warn("indexer", "the replay backlog is full: a batch was dropped",
-                    "worker=%" PRIu64 " rank=%" PRIu32 " bytes=%zu waiting=%" PRIu64, l->instance,
-                    l->rank, len, l->backlog.bytes);
+                    "worker=%s rank=%" PRIu32 " bytes=%zu waiting=%" PRIu64, l->who, l->rank, len,
+                    l->backlog.bytes);
 }
 
 /* Offer batches to the stream, or put those that must wait into the backlog. */

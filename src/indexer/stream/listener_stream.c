@@ -45,10 +45,10 @@ static void report(const struct ki_listener *l, const struct ki_stream_stats *be
         what = "asking for a replay";
     if (what && kv_log_allowed(&rate, 20))
         kv_log_warn("indexer", what,
-                    "worker=%" PRIu64 " rank=%" PRIu32 " endpoint=%s position=%" PRIu64
-                    " missed=%" PRIu64 " replay_from=%" PRIu64,
-                    l->instance, l->rank, l->endpoint, l->stream.position,
-                    now->missed - before->missed, l->stream.request);
+                    "worker=%s rank=%" PRIu32 " endpoint=%s position=%" PRIu64 " missed=%" PRIu64
+                    " replay_from=%" PRIu64,
+                    l->who, l->rank, l->endpoint, l->stream.position, now->missed - before->missed,
+                    l->stream.request);
 }
 
 void ki_listener_expect_loss(struct ki_listener *l, const uint32_t *ranks, uint32_t n,
@@ -219,8 +219,8 @@ void ki_listener_open_replay(struct ki_listener *l, uint64_t now_ns)
     if (rc == 0)
         rc = ki_socket_request(l->dealer, l->stream.request);
     if (rc < 0) { /* the request's deadline will end the attempt */
-        kv_log_warn("indexer", "can't ask for a replay", "worker=%" PRIu64 " error=\"%s\"",
-                    l->instance, zmq_strerror(-rc));
+        kv_log_warn("indexer", "can't ask for a replay", "worker=%s error=\"%s\"", l->who,
+                    zmq_strerror(-rc));
         ki_listener_close_replay(l);
         return;
     }

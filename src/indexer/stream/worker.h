@@ -14,6 +14,7 @@
 
 struct ki_registration {
     uint64_t instance;
+    const char *name; /* of the instance; NULL: its number */
     uint32_t rank;
     uint32_t block_size;
     const char *endpoint;
@@ -44,6 +45,7 @@ const char *ki_listener_status_name(enum ki_listener_status status);
  */
 struct ki_worker_info {
     uint64_t instance;
+    char *name; /* of the instance, or NULL */
     uint32_t rank;
     uint32_t block_size;
     uint64_t version;

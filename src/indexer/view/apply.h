@@ -74,7 +74,8 @@ struct ki_loss {
 /** Writer of one stream's events to the index. */
 struct ki_applier {
     uint64_t instance;
-    uint32_t rank; /* registered for the stream */
+    const char *who; /* the instance in log lines; NULL: its number */
+    uint32_t rank;   /* registered for the stream */
     struct kve_reader *reader;
     uint32_t *ranks; /* sorted ranks whose blocks this stream has brought; the registered one */
     uint32_t n_ranks;

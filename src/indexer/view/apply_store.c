@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "base/instance.h"
 #include "base/log.h"
 
 /* Store blocks again that were in doubt and that an event of new copies proves to be held. */
@@ -116,6 +117,7 @@ int ki_applier_store(struct ki_applier *a, struct kvi_index *index, struct kv_ho
     static struct kv_log_rate rate;
     const uint64_t *parent = op->has_parent ? &op->parent : NULL;
     struct kvi_stored stored = {0};
+    char digits[KV_INSTANCE_DIGITS];
     bool counts = !op->single && verdict != KI_VERDICT_EITHER && !(a->overlaps && !op->source);
     int rc = put_back(a, index, holder, op);
 
@@ -151,8 +153,9 @@ int ki_applier_store(struct ki_applier *a, struct kvi_index *index, struct kv_ho
         ki_doubts_add(&a->doubts, op->rank, 0, 1u << op->tier);
     if (kv_log_allowed(&rate, 3))
         kv_log_warn("indexer", "the index refused blocks",
-                    "worker=%" PRIu64 " rank=%" PRIu32 " blocks=%zu error=\"%s\"", holder.worker,
-                    holder.rank, op->n, strerror(-rc));
+                    "worker=%s rank=%" PRIu32 " blocks=%zu error=\"%s\"",
+                    kv_instance_text(holder.worker, a->who, digits), holder.rank, op->n,
+                    strerror(-rc));
     return rc == -EINVAL ? 0 : rc;
 }
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/instance.h"
 #include "base/json.h"
 #include "base/xxh.h"
 #include "bm/events/events.h"
@@ -66,22 +67,14 @@ static void keep(struct reading *r, const struct kvbm_holding *holding)
     r->ret[i] = *holding;
 }
 
-/* Read a worker's number: the key of a member. */
+/* Read a worker's number, or that of its name: the key of a member. */
 static uint64_t read_worker(struct kv_json *j, struct kv_str key)
 {
+    const char *why = NULL;
     uint64_t worker = 0;
 
-    for (size_t i = 0; i < key.len; i++) {
-        unsigned digit = (unsigned)key.p[i] - '0';
-
-        if (digit > 9 || __builtin_mul_overflow(worker, 10, &worker) ||
-            __builtin_add_overflow(worker, digit, &worker)) {
-            kv_json_fail(j, -ERANGE, "not a worker's number");
-            return 0;
-        }
-    }
-    if (!key.len)
-        kv_json_fail(j, -EINVAL, "a worker without a number");
+    if (kv_instance_parse(key.p, key.len, &worker, &why) < 0)
+        kv_json_fail(j, -EINVAL, why);
     return worker;
 }
 
