@@ -82,8 +82,8 @@ struct kvbm_manager_opts {
      * order. The manager sets kind, num_blocks, alignment and tensor_shape itself (fully
      * contiguous, multiples of 4096 bytes). */
     const struct kvbm_layout_config *block;
-    /* Model, revision and parallel rank: all that makes equal keys mean equal bytes. Required with
-     * a disk or object tier; at most 3800 bytes. */
+    /* Model, revision and, unless @shard tells it, parallel rank: all that makes equal keys mean equal
+     * bytes. Required with a disk or object tier; at most 3800 bytes. */
     const char *fingerprint;
     uint32_t key_len;           /* bytes, 4 to 64; 0: 8 */
     struct kvbm_events *events; /* gets every change; outlives the manager. NULL: no events */
@@ -159,6 +159,11 @@ struct kvbm_manager_opts {
     const char *indexer_token_file; /* the first line is the bearer token, read at creation */
     const char *indexer_ca;         /* https: PEM file; NULL: the system's authorities */
     uint32_t indexer_timeout_ms;    /* 0: 100 */
+
+    /* Heads of each block that this rank of a tensor-parallel group holds. It is part of the
+     * fingerprint of the disk and object tiers, so ranks may share fingerprint, directory and store,
+     * and peers with other heads are refused. Zeros: one rank, or the fingerprint names the rank. */
+    struct kvbm_shard shard;
 };
 #define KVBM_MANAGER_OPTS_INIT KV_INIT_(kvbm_manager_opts)
 

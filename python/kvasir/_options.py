@@ -78,6 +78,8 @@ def set_manager_options(opts: Any, options: Dict[str, Any]) -> None:
             value = named(name, value, _WORDS[name])
         elif name.endswith("_policy") and isinstance(value, (str, dict)):
             value = _policy(name, value)
+        elif name == "shard" and isinstance(value, dict):
+            value = _abi.kvbm_shard(**value)
         _set(opts, name, value)
 
 

@@ -186,7 +186,7 @@ def test_options_as_in_a_file():
             raises(BufferError, memory.close)
         raises(ValueError, Manager, SHAPE, host_memory=memory, host_bytes="2MiB")
     for options in ({"gpu_copy": "engines"}, {"gpu_copy": "single"}, {"host_policy": "frequency"}, {"object_policy": {"min_priority": 3}},
-                    {"disk_policy": {"policy": "never"}}, {"host_policy": {"policy": _abi.KVBM_POLICY_FREQUENCY, "threshold": 3}}):
+                    {"disk_policy": {"policy": "never"}}, {"shard": {"rank": 1, "n_ranks": 2}}, {"host_policy": {"policy": _abi.KVBM_POLICY_FREQUENCY, "threshold": 3}}):
         with Manager(SHAPE, host_bytes="1MiB", **options):
             pass
     for options in ({"gpu_copy": "cards"}, {"host_policy": "often"}, {"host_policy": {"policy": "often"}}):

@@ -282,14 +282,19 @@ static void take_line(void *arg, int level, const char *line)
     n_told += strstr(line, "heads of another rank") != NULL;
 }
 
+static struct kvbm_shard shard_of(uint32_t rank)
+{
+    return (struct kvbm_shard){.rank = rank,
+                               .n_ranks = 2,
+                               .axis = KVBM_SHARD_HEADS,
+                               .first_head = rank * HEADS,
+                               .total_heads = 2 * HEADS};
+}
+
 static void export_rank(struct node *node, uint32_t rank)
 {
     kvbm_blockset_destroy(node->set);
-    node->shard = (struct kvbm_shard){.rank = rank,
-                                      .n_ranks = 2,
-                                      .axis = KVBM_SHARD_HEADS,
-                                      .first_head = rank * HEADS,
-                                      .total_heads = 2 * HEADS};
+    node->shard = shard_of(rank);
     node_export(node, 100);
 }
 
@@ -316,6 +321,37 @@ static void test_another_rank(void **state)
     wait_for_peers(&other.w, 1);
     assert_int_equal(world_load(&other.w, 1000, N), N);
     node_fini(&other);
+    node_fini(&owner);
+    kvbm_set_log(NULL, NULL);
+}
+
+/* A manager that lends nothing has its shard in its options. */
+static void test_another_rank_that_lends_nothing(void **state)
+{
+    struct world w;
+
+    (void)state;
+    kvbm_set_log(take_line, NULL);
+    n_told = 0;
+    node_init(&owner, "owner", 2 * N, NULL, true, NULL);
+    export_rank(&owner, 0);
+    assert_int_equal(world_store(&owner.w, 1000, N), N);
+    world_init(&w, 2 * N);
+    w.opts.peers = owner.at;
+    w.opts.shard = shard_of(1);
+    world_start(&w);
+    world_attach(&w, false);
+    for (uint64_t end = kv_now_ns() + 60 * KV_NS_PER_S; n_told == 0;) {
+        assert_int_equal(world_load(&w, 1000, N), 0);
+        assert_true(kv_now_ns() < end);
+    }
+    world_stop(&w);
+    w.opts.shard = shard_of(0);
+    world_start(&w);
+    world_attach(&w, false);
+    wait_for_peers(&w, 1);
+    assert_int_equal(world_load(&w, 1000, N), N);
+    world_fini(&w);
     node_fini(&owner);
     kvbm_set_log(NULL, NULL);
 }
@@ -475,11 +511,17 @@ static void test_owner_ends(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_loads),      cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_scattered),  cmocka_unit_test(test_misses_evict_nothing),
-        cmocka_unit_test(test_pin_opts),   cmocka_unit_test(test_options),
-        cmocka_unit_test(test_both_ways),  cmocka_unit_test(test_another_rank),
-        cmocka_unit_test(test_gone),       cmocka_unit_test(test_gone_of_two),
+        cmocka_unit_test(test_loads),
+        cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_scattered),
+        cmocka_unit_test(test_misses_evict_nothing),
+        cmocka_unit_test(test_pin_opts),
+        cmocka_unit_test(test_options),
+        cmocka_unit_test(test_both_ways),
+        cmocka_unit_test(test_another_rank),
+        cmocka_unit_test(test_another_rank_that_lends_nothing),
+        cmocka_unit_test(test_gone),
+        cmocka_unit_test(test_gone_of_two),
         cmocka_unit_test(test_owner_ends),
     };
 

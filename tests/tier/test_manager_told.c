@@ -219,6 +219,79 @@ static void test_no_shared_memory(void **state)
     assert_null(layout);
 }
 
+/* ---- ranks ---- */
+
+static struct kvbm_shard heads_from(uint32_t first)
+{
+    return (struct kvbm_shard){.rank = first / HEADS,
+                               .n_ranks = 2,
+                               .axis = KVBM_SHARD_HEADS,
+                               .first_head = first,
+                               .total_heads = 2 * HEADS};
+}
+
+/* Store blocks, or look for them, as the rank that has these heads; returns how many there are. */
+static long as_rank(struct world *w, struct kvbm_shard shard, bool store)
+{
+    long n;
+
+    w->opts.shard = shard;
+    forget_lines();
+    world_start(w);
+    world_attach(w, false);
+    n = store ? world_store(w, 100, N) : world_load(w, 100, N);
+    world_stop(w); /* with what is queued for the lower tiers */
+    return n;
+}
+
+static void wrong_heads(struct kvbm_manager_opts *o)
+{
+    o->shard = heads_from(HEADS + 1);
+}
+static void wrong_rank(struct kvbm_manager_opts *o)
+{
+    o->shard.rank = 2;
+    o->shard.n_ranks = 2;
+}
+
+/* Ranks under one fingerprint have equal keys and unlike bytes: neither the disk nor the store gives a
+ * rank another's blocks. */
+static void ranks(const char *disk, const char *object)
+{
+    const struct kvbm_shard whole = {.rank = 1, .n_ranks = 2}, none = {.rank = 0};
+    struct world w;
+
+    world_init(&w, 2 * N);
+    w.opts.disk = disk ? w.disk : NULL;
+    w.opts.disk_bytes = disk ? UINT64_C(64) * HOST_STRIDE : 0;
+    w.opts.object = object ? w.object : NULL;
+    refuse(&w, wrong_heads, -EINVAL, "shard");
+    refuse(&w, wrong_rank, -EINVAL, "shard");
+    assert_int_equal(as_rank(&w, heads_from(0), true), N);
+    assert_int_equal(as_rank(&w, heads_from(HEADS), false), 0);
+    if (disk)
+        expect_line("another model's or rank's");
+    assert_int_equal(as_rank(&w, none, false), 0);
+    assert_int_equal(as_rank(&w, heads_from(0), false), N);
+    assert_null(strstr(log_lines, "rank's"));
+    /* a rank that holds all heads has the bytes of any other */
+    assert_int_equal(as_rank(&w, none, true), N);
+    assert_int_equal(as_rank(&w, whole, false), N);
+    world_fini(&w);
+}
+
+static void test_ranks_on_disk(void **state)
+{
+    (void)state;
+    ranks("disk", NULL);
+}
+
+static void test_ranks_in_a_store(void **state)
+{
+    (void)state;
+    ranks(NULL, "object");
+}
+
 /* ---- positions ---- */
 
 /* Tokens in place of blocks: the second half of a prompt is refused, and stored under the right
@@ -343,7 +416,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         CASE(test_create),           CASE(test_forgotten_pin), CASE(test_detach_after_destroy),
         CASE(test_no_shared_memory), CASE(test_positions),     CASE(test_load_at_another_position),
-        CASE(test_another_clock),
+        CASE(test_another_clock),    CASE(test_ranks_on_disk), CASE(test_ranks_in_a_store),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -93,7 +93,7 @@ static int use_dirs(const char *command, const struct kc_peer_opts *opts,
     uint64_t most = 0, n = 0, stride = 0;
     int status = list ? KC_PEER_OK : KC_PEER_FAILED;
 
-    kvbm_tier_fingerprint(tiers->fingerprint, block, text, sizeof(text));
+    kvbm_tier_fingerprint(tiers->fingerprint, block, &tiers->shard, text, sizeof(text));
     while (status == KC_PEER_OK && (dir = strsep(&at, ":")) != NULL) {
         if (!*dir)
             continue;

@@ -83,7 +83,8 @@ static bool is_of_another_rank(struct kvbm_agent *agent, const struct kvbm_facts
     return other;
 }
 
-int kvbm_session_fits(struct kvbm_session *session, uint32_t set, const struct kvbm_layout *like)
+int kvbm_session_fits(struct kvbm_session *session, uint32_t set, const struct kvbm_layout *like,
+                      const struct kvbm_shard *own)
 {
     struct kvbm_facts *facts = NULL;
     int err = kvbm_facts_of(session, set, &facts);
@@ -91,7 +92,9 @@ int kvbm_session_fits(struct kvbm_session *session, uint32_t set, const struct k
 
     if (err == 0 && !kvbm_same_blocks(&facts->layout->config, &like->config))
         why = "blocks of another form";
-    else if (err == 0 && is_of_another_rank(kvbm_session_agent(session), facts))
+    else if (err == 0 && (is_of_another_rank(kvbm_session_agent(session), facts) ||
+                          (own && own->n_ranks &&
+                           !kvbm_shards_are_alike(own, &facts->shard, &facts->layout->config))))
         why = "heads of another rank, under one fingerprint";
     if (why && !atomic_exchange(&facts->told, true))
         kv_log_warn("kvbm", "a peer's blocks don't fit", "peer=%s set=%" PRIu32 " why=\"%s\"",

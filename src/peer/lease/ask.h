@@ -23,10 +23,11 @@ uint64_t kvbm_follower_worker_at(struct kvbm_follower *follower, const char *end
 
 /**
  * Tell whether a peer has exported a set whose blocks are as those of @like. Returns 0; -ENOENT (no
- * such set); -ESTALE; -EMEDIUMTYPE (other blocks, or of another rank than this agent's set of that id;
- * the log says so once).
+ * such set); -ESTALE; -EMEDIUMTYPE (other blocks, or other heads than this agent's set of that id or
+ * @own has; the log says so once). NULL or zeros for @own: the set alone tells.
  */
-int kvbm_session_fits(struct kvbm_session *session, uint32_t set, const struct kvbm_layout *like);
+int kvbm_session_fits(struct kvbm_session *session, uint32_t set, const struct kvbm_layout *like,
+                      const struct kvbm_shard *own);
 
 /** Begin kvbm_session_lookup. kvbm_lookup_wait ends the call. Errors as kvbm_session_lookup. */
 int kvbm_lookup_start(struct kvbm_session *session, uint32_t set, uint32_t group, const void *keys,

@@ -226,10 +226,11 @@ static int enter_own(struct kvbm_disk_volume *volume, const char *directory, boo
     if (made && sync_directory(volume) < 0)
         kv_log_warn("kvbm", "a new directory may be gone after a power cut", "directory=%s", name);
     if (make)
-        kv_log_warn("kvbm",
-                    "the disk tier's files are another model's: using a subdirectory, which takes "
-                    "disk_bytes more",
-                    "volume=%u directory=%s subdirectory=%s", volume->number, directory, name);
+        kv_log_warn(
+            "kvbm",
+            "the disk tier's files are another model's or rank's: using a subdirectory, which "
+            "takes disk_bytes more",
+            "volume=%u directory=%s subdirectory=%s", volume->number, directory, name);
     close(volume->directory_fd);
     volume->directory_fd = fd;
     volume->beside = true;

@@ -15,6 +15,7 @@
 
 #include "base/log.h"
 #include "peer/lease/ask.h"
+#include "peer/set/blockset.h"
 #include "tier/manager/state/manager.h"
 
 #define MAX_FINGERPRINT 3800 /* bytes; tiers.c appends the layout, within 4096 */
@@ -42,12 +43,22 @@ int kvbm_manager_usable(const struct kvbm_manager *m)
 
 /* ---- options ---- */
 
+static bool shard_fits(const struct kvbm_manager_opts *o)
+{
+    struct kvbm_layout_config block = {0};
+
+    memcpy(&block, o->block, KV_MIN(o->block->size, sizeof(block)));
+    return kvbm_shard_fits(&o->shard, &block);
+}
+
 /* Say what is wrong with options; NULL: nothing. All of it is checked before anything is opened: a
  * manager that fails half-way would have made files and threads. */
 static const char *what_is_wrong(const struct kvbm_manager_opts *o)
 {
     if (!kv_sized(o->block, "kvbm_layout_config"))
         return "no block layout";
+    if (!shard_fits(o))
+        return "the shard contradicts the block's layout";
     if (o->key_len && (o->key_len < 4 || o->key_len > KVBM_MAX_KEY))
         return "a key has 4 to 64 bytes";
     if ((o->disk || o->object) && (!o->fingerprint || !*o->fingerprint))

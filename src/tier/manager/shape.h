@@ -3,13 +3,14 @@
 #ifndef KVBM_TIER_MANAGER_SHAPE_H
 #define KVBM_TIER_MANAGER_SHAPE_H
 
-#include "kvbm_layout.h"
+#include "kvbm_remote.h"
 
 /**
- * Write the fingerprint of the disk and object tiers: @model and every property of @block that
- * makes equal keys mean other bytes. 4096 bytes are enough for any model's.
+ * Write the fingerprint of the disk and object tiers: @model, every property of @block that makes
+ * equal keys mean other bytes, and the heads of @shard where these aren't all. 4096 bytes are enough
+ * for any model's.
  */
-void kvbm_tier_fingerprint(const char *model, const struct kvbm_layout_config *block, char *to,
-                           size_t size);
+void kvbm_tier_fingerprint(const char *model, const struct kvbm_layout_config *block,
+                           const struct kvbm_shard *shard, char *to, size_t size);
 
 #endif

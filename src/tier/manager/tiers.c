@@ -160,18 +160,25 @@ static int open_host(struct kvbm_manager *m)
     return rc;
 }
 
-void kvbm_tier_fingerprint(const char *model, const struct kvbm_layout_config *block, char *to,
-                           size_t size)
+void kvbm_tier_fingerprint(const char *model, const struct kvbm_layout_config *block,
+                           const struct kvbm_shard *shard, char *to, size_t size)
 {
-    snprintf(to, size, "%s|layers=%u outer=%u page=%u inner=%u width=%u dtype=%d order=%d heads=%u",
-             model, block->num_layers, block->outer_dim, block->page_size, block->inner_dim,
-             block->dtype_width_bytes, (int)block->dtype, (int)block->order, block->num_heads);
+    size_t len = (size_t)snprintf(
+        to, size, "%s|layers=%u outer=%u page=%u inner=%u width=%u dtype=%d order=%d heads=%u",
+        model, block->num_layers, block->outer_dim, block->page_size, block->inner_dim,
+        block->dtype_width_bytes, (int)block->dtype, (int)block->order, block->num_heads);
+
+    /* Ranks that hold all heads, or the same ones, have equal bytes. */
+    if (shard->axis == KVBM_SHARD_HEADS && shard->total_heads != block->num_heads && len < size)
+        snprintf(to + len, size - len, " first_head=%u total_heads=%u", shard->first_head,
+                 shard->total_heads);
 }
 
 /* Write the manager's own fingerprint: the model's, and the layout that its blocks have. */
 static void fingerprint(const struct kvbm_manager *m, char *to, size_t size)
 {
-    kvbm_tier_fingerprint(m->opts.fingerprint, kvbm_layout_get_config(m->layout), to, size);
+    kvbm_tier_fingerprint(m->opts.fingerprint, kvbm_layout_get_config(m->layout), &m->opts.shard,
+                          to, size);
 }
 
 struct reload {

@@ -51,6 +51,7 @@ struct kvbm_peers_opts {
     uint32_t ask_ms;     /* for the answers to an ASK; 0: 250 */
     uint32_t max_asked;  /* peers of an ASK, at most 16; 0: 16 */
     const struct kvbm_indexer_opts *indexer; /* NULL: none */
+    const struct kvbm_shard *shard; /* heads that peers' blocks must have; outlives it. NULL: any */
 };
 
 /** Open the tier. Returns 0; -EINVAL; -ENOMEM; -EAGAIN (no threads); or as kvbm_indexer_open. */

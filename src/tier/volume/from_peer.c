@@ -34,7 +34,7 @@ uint64_t kvbm_volume_peer_capacity(struct kvbm_volume *volume)
     struct kvbm_remote_set *set;
     uint64_t n = 0;
 
-    if (session && kvbm_session_fits(session, volume->set, volume->like) == 0 &&
+    if (session && kvbm_session_fits(session, volume->set, volume->like, NULL) == 0 &&
         kvbm_remote_set_find(volume->agent, kvbm_session_peer(session)->worker, volume->set,
                              &set) == 0) {
         if (kvbm_remote_set_layout(set, &config) == 0)
@@ -67,7 +67,7 @@ int kvbm_volume_get_from_peer(struct kvbm_volume *volume, struct kvbm_volume_par
 {
     struct kvbm_session *session = find_session(volume);
     const uint8_t *keys = part->chain.keys;
-    int rc = session ? kvbm_session_fits(session, volume->set, volume->like) : -ENOENT;
+    int rc = session ? kvbm_session_fits(session, volume->set, volume->like, NULL) : -ENOENT;
 
     for (uint32_t at = 0; rc == 0 && at < part->n;) {
         struct kvbm_lease *lease = NULL;

@@ -62,6 +62,7 @@ int kvbm_manager_open_peers(struct kvbm_manager *m)
                                    .indexer = m->opts.indexer ? &indexer : NULL,
                                    .agent = m->opts.agent,
                                    .like = m->layout,
+                                   .shard = &m->opts.shard,
                                    .key_len = m->key_len,
                                    .set = m->opts.peer_set,
                                    .timeout_ms = m->opts.peer_timeout_ms};
