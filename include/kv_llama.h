@@ -185,7 +185,9 @@ KV_API int64_t kvl_load_state(struct kvl_cache *cache, const int32_t *tokens, si
 
 /**
  * Delete the snapshot of exactly @n tokens, for callers that replace it by a longer one. Blocks of
- * memory that can be cut are left alone: other sequences share them.
+ * memory that can be cut are left alone: other sequences share them. The parts of the snapshot go,
+ * also those that other snapshots have in common with it (parts are named by their bytes): these
+ * snapshots are then misses, and their next save stores the parts anew.
  * Returns 1; 0 when there is no such snapshot; -EINVAL; -ENOMEM; -ENOTSUP (the backend can't delete);
  * another error of the store.
  */

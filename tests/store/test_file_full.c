@@ -2,8 +2,7 @@
 /* A file system without room for more files (injected ENOSPC, EDQUOT): stored objects can be read
  * and deleted, and a handle writes again once there is room. tests/e2e/test_store_full.py has real
  * ones. */
-#include <dlfcn.h>
-
+#include "base/odd_disk.h"
 #include "file_unit.h"
 
 static _Atomic int refusal; /* the errno of whatever would make a file or folder */
@@ -125,6 +124,27 @@ static void no_permission(void **state)
     atomic_store(&refusal, 0);
 }
 
+/* A folder that is replaced by one which can't be written to is not made again, and the log doesn't say
+ * that it was. Once it can, puts work. */
+static void replaced_by_what_refuses(void **state)
+{
+    char command[700];
+    kv_store_v1 *h;
+    (void)state;
+
+    snprintf(command, sizeof(command), "rm -rf '%s'; mkdir '%s'", unit_dir, unit_dir);
+    h = unit_open("");
+    assert_int_equal(system(command), 0);
+    no_lines();
+    kv_log_set_sink(keep_odd_lines, NULL);
+    atomic_store(&refusal, EACCES);
+    assert_int_equal(unit_put(h, 100, blob, 100), -EACCES);
+    assert_non_null(strstr(lines, "can't be made again"));
+    atomic_store(&refusal, 0);
+    kv_log_set_sink(NULL, NULL);
+    kvs_file_vtable()->close(h);
+}
+
 static int setup(void **state)
 {
     memset(blob, 'b', sizeof(blob));
@@ -137,6 +157,7 @@ int main(void)
         cmocka_unit_test(no_room_for_a_writer),
         cmocka_unit_test(no_room_for_a_folder),
         cmocka_unit_test(no_permission),
+        cmocka_unit_test(replaced_by_what_refuses),
     };
 
     return cmocka_run_group_tests(tests, setup, unit_rm_dir);

@@ -1,54 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* File systems that can't sync a directory, have no locks, or show a lock to one host only. */
-#include <dlfcn.h>
-#include <sys/file.h>
-
+#include "base/odd_disk.h"
 #include "store/file_unit.h"
 
-#define REAL(ret, name, params) ((ret(*) params)(uintptr_t)dlsym(RTLD_NEXT, #name))
-
 static uint8_t blob[300000];
-static _Atomic int dir_sync_error, flock_error;
-static _Atomic bool flock_excludes_nobody;
-static int n_lines;
-static char lines[8000];
-
-int fsync(int fd)
-{
-    struct stat st;
-
-    if (dir_sync_error && fstat(fd, &st) == 0 && S_ISDIR(st.st_mode)) {
-        errno = dir_sync_error;
-        return -1;
-    }
-    return REAL(int, fsync, (int))(fd);
-}
-
-int flock(int fd, int how)
-{
-    if (flock_error) {
-        errno = flock_error;
-        return -1;
-    }
-    return flock_excludes_nobody ? 0 : REAL(int, flock, (int, int))(fd, how);
-}
-
-static void keep_lines(void *arg, enum kv_log_level level, const char *line, size_t len)
-{
-    size_t used = strlen(lines);
-
-    (void)arg;
-    if (level > KV_LOG_WARN)
-        return;
-    snprintf(lines + used, sizeof(lines) - used, "%.*s\n", (int)len, line);
-    n_lines++;
-}
-
-static void no_lines(void)
-{
-    n_lines = 0;
-    lines[0] = '\0';
-}
 
 /* Everything that syncs a directory: new folders, chunks, manifests, notes, deletions. */
 static void use_all(kv_store_v1 *h)
@@ -233,7 +188,7 @@ static int setup(void **state)
 {
     int rc = unit_make_dir(state);
 
-    kv_log_set_sink(keep_lines, NULL);
+    kv_log_set_sink(keep_odd_lines, NULL);
     for (size_t i = 0; i < sizeof(blob); i++)
         blob[i] = (uint8_t)(i * 7 + i / 256);
     return rc;

@@ -2,51 +2,13 @@
 /* The disk tier on file systems that can't sync a directory, or have no locks. */
 #include "disk_unit.h"
 
-#include <dlfcn.h>
-#include <sys/file.h>
-
-#define REAL(ret, name, params) ((ret(*) params)(uintptr_t)dlsym(RTLD_NEXT, #name))
-
-static int dir_sync_error, flock_error, n_lines;
-static char lines[4000];
-
-int fsync(int fd)
-{
-    struct stat st;
-
-    if (dir_sync_error && fstat(fd, &st) == 0 && S_ISDIR(st.st_mode)) {
-        errno = dir_sync_error;
-        return -1;
-    }
-    return REAL(int, fsync, (int))(fd);
-}
-
-int flock(int fd, int how)
-{
-    if (flock_error) {
-        errno = flock_error;
-        return -1;
-    }
-    return REAL(int, flock, (int, int))(fd, how);
-}
-
-static void keep_lines(void *arg, enum kv_log_level level, const char *line, size_t len)
-{
-    size_t used = strlen(lines);
-
-    (void)arg;
-    if (level > KV_LOG_WARN)
-        return;
-    snprintf(lines + used, sizeof(lines) - used, "%.*s\n", (int)len, line);
-    n_lines++;
-}
+#include "base/odd_disk.h"
 
 static void watch(void)
 {
     kv_log_set_level(KV_LOG_WARN);
-    kv_log_set_sink(keep_lines, NULL);
-    n_lines = 0;
-    lines[0] = '\0';
+    kv_log_set_sink(keep_odd_lines, NULL);
+    no_lines();
 }
 
 static void test_directories_that_cannot_be_synced(void **state)

@@ -270,6 +270,17 @@ static int open_again(kv_store_v1 *h, kv_store_v1 *fresh)
     return rc;
 }
 
+static const char *what_happened(bool another, bool refuses)
+{
+    if (refuses)
+        return another ? "the store's path leads to another folder, which can't be written to: "
+                         "reading that one from now on"
+                       : "the store's folders were removed, and can't be made again: nothing is "
+                         "stored until they can";
+    return another ? "the store's path leads to another folder: using that one from now on"
+                   : "the store's folders were removed: they are made again";
+}
+
 static int again(kv_store_v1 *h)
 {
     kv_store_v1 *fresh = calloc(1, sizeof(*fresh));
@@ -290,10 +301,8 @@ static int again(kv_store_v1 *h)
             h->places.lost_ns = kv_now_ns();
             h->places.newest = kv_thread_newest();
         }
-        kv_log_warn("store",
-                    another ? "the store's path leads to another folder: using that one from now on"
-                            : "the store's folders were removed: they are made again",
-                    "dir=%s chunks_lost=%zu", kv_log_quote(where, sizeof(where), h->dir), n);
+        kv_log_warn("store", what_happened(another, fresh->refuses != 0), "dir=%s chunks_lost=%zu",
+                    kv_log_quote(where, sizeof(where), h->dir), n);
     } else {
         kvs_file_fail(h, -rc, "the store's folders are gone and can't be made again", NULL);
     }
