@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sys/xattr.h>
-#include <zstd.h>
 
 #include "kv_store.h"
 #include "store/file_unit.h"
@@ -112,30 +111,6 @@ static void compressed_chunks_describe_themselves(void **state)
         assert_true(unit_get(h, n, text, sizeof(text)) < 0);
         kvs_file_vtable()->close(h);
     }
-}
-
-/* As versions before wrote them: the frame alone, described by its checksum. */
-static void older_compressed_chunks(void **state)
-{
-    uint8_t key[8], bytes[KVS_FILE_SUM_BYTES], frame[20000];
-    size_t len = ZSTD_compress(frame, sizeof(frame), text, sizeof(text), 3);
-    kv_store_v1 *h = unit_open("");
-    struct kvs_file_sum sum;
-    char path[512];
-    (void)state;
-
-    assert_false(ZSTD_isError(len));
-    unit_path(path, 40);
-    unit_write(path, frame, len);
-    unit_key(key, 40);
-    kvs_file_sum_make(&sum, kvs_file_owner(key, 8, false), text, sizeof(text));
-    sum.encoding = KVS_FILE_ZSTD;
-    sum.stored = len;
-    kvs_file_sum_encode(bytes, &sum);
-    assert_int_equal(setxattr(path, "user.kvasir.chunk", bytes, sizeof(bytes), 0), 0);
-    assert_int_equal(unit_get(h, 40, text, sizeof(text)), 0);
-    assert_int_equal(unit_put(h, 40, text, sizeof(text)), 1);
-    kvs_file_vtable()->close(h);
 }
 
 static uint64_t bad_chunks(kv_store_v1 *h)
@@ -350,7 +325,6 @@ int main(void)
         cmocka_unit_test(manifests_published_at_once),
         cmocka_unit_test(manifests_replaced_while_read),
         cmocka_unit_test(compressed_chunks_describe_themselves),
-        cmocka_unit_test(older_compressed_chunks),
         cmocka_unit_test(names_that_no_side_car_has),
     };
 

@@ -56,10 +56,7 @@ struct kvs_file_opts {
 enum {
     KVS_FILE_SUM_BYTES = 48,
     KVS_FILE_RAW = 0,
-    /* one zstd frame; read, no longer written, since only the checksum outside tells it from
-     * content */
-    KVS_FILE_ZSTD = 1,
-    KVS_FILE_PACKED = 2 /* the checksum, then one zstd frame */
+    KVS_FILE_PACKED = 1 /* the checksum, then one zstd frame: told from content without it */
 };
 
 struct kvs_file_sum {

@@ -19,15 +19,16 @@ static bool all_zero(const uint8_t *data, size_t len)
 
 static int unpack(const struct kvs_file_sum *sum, uint8_t **data, uint8_t hash[16])
 {
-    size_t head = sum->encoding == KVS_FILE_PACKED ? KVS_FILE_SUM_BYTES : 0, n;
+    const uint8_t *frame = *data + KVS_FILE_SUM_BYTES;
+    size_t len = sum->stored - KVS_FILE_SUM_BYTES, n;
     uint8_t *buf;
 
-    if (ZSTD_getFrameContentSize(*data + head, sum->stored - head) != sum->len)
+    if (ZSTD_getFrameContentSize(frame, len) != sum->len)
         return -EBADMSG;
     buf = malloc(KV_MAX(sum->len, (uint64_t)1));
     if (!buf)
         return -ENOMEM;
-    n = ZSTD_decompress(buf, sum->len, *data + head, sum->stored - head);
+    n = ZSTD_decompress(buf, sum->len, frame, len);
     if (ZSTD_isError(n) || n != sum->len) {
         free(buf);
         return -EBADMSG;
