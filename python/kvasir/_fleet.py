@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Se
 
 from ._http import LOST, TIMEOUT, Headers, Refused, within
 from ._openai import Prompt, Tokenizer
-from .client import AsyncClient, HTTPError, held_tokens
+from .client import AsyncClient, HTTPError, InstanceId, held_tokens
 
 SOON_S = 2.0  # a prompt counts as held for that long by the engine that got it, and a request without an answer as light
 ASKED_MAX = 1 << 17  # tokens of a prompt that kv-indexer is asked for
@@ -24,7 +24,7 @@ class Run:
 class Engine:
     """An engine as the router sees it. `shared`: tokens of the prompt to be placed that it computes for others already."""
 
-    def __init__(self, number: int, url: str, request_tokens: int, connect_s: float, tokenize_s: float) -> None:
+    def __init__(self, number: InstanceId, url: str, request_tokens: int, connect_s: float, tokenize_s: float) -> None:
         self.number, self.url, self.request_tokens, self.tokenize_s = number, url.rstrip("/"), request_tokens, tokenize_s
         self.tokenizer = Tokenizer(self.url, connect_s)
         self.runs: Set[Run] = set()
@@ -87,7 +87,7 @@ class Engine:
         """Note that it is down: no request for @retry_s while another engine is up."""
         if self.down_until <= time.monotonic():
             self.problem = str(problem) or "no answer in time"
-            _log.warning("engine %d at %s is down: %s; next try in %g s", self.number, self.url, self.problem, retry_s)
+            _log.warning("engine %s at %s is down: %s; next try in %g s", self.number, self.url, self.problem, retry_s)
         self.failures += 1
         self.down_until = time.monotonic() + retry_s
         self.tokenizer.forget()
@@ -102,8 +102,8 @@ class Engine:
 class Plan(NamedTuple):
     """Where a request goes. `held`: tokens of the prompt by engine, as kv-indexer says; `best`: with those that it computes now."""
     tokens: int
-    held: Dict[int, int]
-    best: Dict[int, int]
+    held: Dict[InstanceId, int]
+    best: Dict[InstanceId, int]
     blocks: Any
     engines: List[Engine]
 
@@ -117,7 +117,7 @@ class Indexer:
         self.failures, self.problem = 0, None  # type: int, Optional[str]
         self._down_until = 0.0
 
-    async def held(self, prompt: Prompt, lora: str, salt: str) -> Dict[int, int]:
+    async def held(self, prompt: Prompt, lora: str, salt: str) -> Dict[InstanceId, int]:
         """Return how many tokens of a prompt each engine holds. Nothing is known while kv-indexer doesn't answer."""
         if not prompt.tokens or time.monotonic() < self._down_until:
             return {}
@@ -159,6 +159,10 @@ def _begin(prompt: Prompt) -> Tuple[Sequence[int], Sequence[Dict[str, Any]]]:
     return tokens[:end], [each for each in objects if each["offset"] + each["length"] <= end]
 
 
+def _escaped(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"')
+
+
 def metrics(state: Dict[str, Any]) -> str:
     """Return a router's state() as Prometheus text."""
     lines = []
@@ -169,5 +173,5 @@ def metrics(state: Dict[str, Any]) -> str:
     for name, kind, field in (("engine_up", "gauge", "up"), ("engine_running", "gauge", "running"), ("engine_waiting_tokens", "gauge", "waiting_tokens"),
                               ("engine_requests_total", "counter", "requests"), ("engine_failures_total", "counter", "failures")):
         lines.append(f"# TYPE kvasir_router_{name} {kind}")
-        lines += [f'kvasir_router_{name}{{engine="{number}"}} {int(engine[field])}' for number, engine in state["engines"].items()]
+        lines += [f'kvasir_router_{name}{{engine="{_escaped(number)}"}} {int(engine[field])}' for number, engine in state["engines"].items()]
     return "\n".join(lines) + "\n"

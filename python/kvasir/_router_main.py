@@ -6,6 +6,7 @@ import resource
 from typing import Any, Optional, Sequence
 
 from ._asgi import serve
+from .client import as_instance_id
 
 FILES = 4096  # descriptors, for CONNECTIONS of clients and as many of engines
 
@@ -13,7 +14,7 @@ FILES = 4096  # descriptors, for CONNECTIONS of clients and as many of engines
 def run(router: Any, arguments: Optional[Sequence[str]] = None) -> None:
     """Serve what @router, a class such as kvasir.router.Router, makes of the command line."""
     parser = argparse.ArgumentParser(prog="python -m kvasir.router", description="Route OpenAI requests by prefix and load.")
-    parser.add_argument("engines", nargs="+", metavar="ID=URL", help="an engine: its instance_id in kv-indexer and its URL")
+    parser.add_argument("engines", nargs="+", metavar="ID=URL", help="an engine: its instance_id in kv-indexer, a number or a name, and its URL")
     parser.add_argument("--indexer", default="http://127.0.0.1:8090", help="URL of kv-indexer (default: %(default)s)")
     parser.add_argument("--model", required=True, help="model_name that the engines are registered with")
     parser.add_argument("--tenant", default="default", help="tenant_id that the engines are registered with (default: %(default)s)")
@@ -22,7 +23,7 @@ def run(router: Any, arguments: Optional[Sequence[str]] = None) -> None:
     parser.add_argument("--port", type=int, default=8000, help="0 picks a free one (default: %(default)s)")
     given = parser.parse_args(arguments)
     try:
-        engines = {int(number): url for number, url in (engine.split("=", 1) for engine in given.engines)}
+        engines = {as_instance_id(name): url for name, url in (engine.split("=", 1) for engine in given.engines)}
     except ValueError:
         parser.error("an engine is written ID=URL, such as 1=http://worker1:8000")
     if len(engines) < len(given.engines):

@@ -13,13 +13,14 @@ import json
 import ssl
 import threading
 import urllib.parse
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, TypeVar, Union
 
 from ._native import Error, Invalid, also
 
-__all__ = ["AsyncClient", "Client", "HTTPError", "held_tokens"]
+__all__ = ["AsyncClient", "Client", "HTTPError", "InstanceId", "as_instance_id", "held_tokens"]
 
 Json = Dict[str, Any]
+InstanceId = Union[int, str]  # a number, or a name such as a pod's
 
 
 _Client = TypeVar("_Client", bound="Client")
@@ -72,14 +73,15 @@ class _Calls:
         """Ask by the hashes that the workers' events carry: of consecutive blocks of one prompt, from any block on."""
         return self._do("POST", "/query_by_hash", {"sequence_hashes": _plain(hashes), "model_name": model_name, **fields})
 
-    def register(self, instance_id: int, endpoint: str, *, model_name: str, block_size: int, tenant_id: Optional[str] = None,
+    def register(self, instance_id: InstanceId, endpoint: str, *, model_name: str, block_size: int, tenant_id: Optional[str] = None,
                  dp_rank: Optional[int] = None, replay_endpoint: Optional[str] = None, num_blocks: Optional[int] = None, **fields: Any) -> Any:
         """Follow a worker's events. None: not said. @fields: others of `POST /register`."""
         worker = {"instance_id": instance_id, "endpoint": endpoint, "model_name": model_name, "block_size": block_size}
         return self._do("POST", "/register", _said(worker, tenant_id=tenant_id, dp_rank=dp_rank, replay_endpoint=replay_endpoint,
                                                    num_blocks=num_blocks, **fields))
 
-    def unregister(self, instance_id: int, *, model_name: str, tenant_id: Optional[str] = None, dp_rank: Optional[int] = None, **fields: Any) -> Any:
+    def unregister(self, instance_id: InstanceId, *, model_name: str, tenant_id: Optional[str] = None, dp_rank: Optional[int] = None,
+                   **fields: Any) -> Any:
         """Stop following a worker, or one rank of it (tenant_id and dp_rank), and forget its blocks."""
         return self._do("POST", "/unregister", _said({"instance_id": instance_id, "model_name": model_name}, tenant_id=tenant_id,
                                                      dp_rank=dp_rank, **fields))
@@ -91,9 +93,14 @@ def _said(body: Json, **fields: Any) -> Json:
     return body
 
 
-def held_tokens(answer: Json) -> Dict[int, int]:
+def as_instance_id(text: str) -> InstanceId:
+    """Return an instance_id that was written as text, as keys of answers are: digits alone are a number."""
+    return int(text) if text.isascii() and text.isdigit() else text
+
+
+def held_tokens(answer: Json) -> Dict[InstanceId, int]:
     """Return how many tokens of the prompt each worker holds, by instance_id, in the best of its ranks. @answer: of a query."""
-    return {int(number): max(ranks.values(), default=0) for number, ranks in answer["scores"].items()}
+    return {as_instance_id(key): max(ranks.values(), default=0) for key, ranks in answer["scores"].items()}
 
 
 def _plain(values: Iterable[int]) -> List[int]:

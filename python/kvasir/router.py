@@ -3,7 +3,7 @@
 
     python -m kvasir.router --indexer http://127.0.0.1:8090 --model llama --port 8000 1=http://worker1:8000 2=http://worker2:8000
 
-The numbers are the engines' instance_id in kv-indexer. Router is an ASGI application (uvicorn serves it too) and an example
+The IDs are the engines' instance_id in kv-indexer: numbers or names. Router is an ASGI application (uvicorn serves it too) and an example
 to change: order() decides, and takes no more than a few lines.
 """
 import time
@@ -14,6 +14,7 @@ from ._fleet import SOON_S, Engine, Indexer, Plan, Run, metrics
 from ._json import loads
 from ._openai import GENERATES, Prompt, given_tokens
 from ._recent import Recent
+from .client import InstanceId
 
 __all__ = ["Engine", "Router", "main"]
 
@@ -29,7 +30,7 @@ class Router:
     engine to take a connection, @tokenize_s for it to tell tokens, @answer_s for each piece of its answer.
     """
 
-    def __init__(self, indexer: str, engines: Dict[int, str], *, model_name: str, tenant_id: str = "default",
+    def __init__(self, indexer: str, engines: Dict[InstanceId, str], *, model_name: str, tenant_id: str = "default",
                  tokenize: Optional[Tokenize] = None, adapters: Collection[str] = (), request_tokens: int = 256, retry_s: float = 5.0,
                  query_s: float = 1.0, connect_s: float = 2.0, tokenize_s: float = 2.0, answer_s: float = 600.0) -> None:
         self.engines = {number: Engine(number, url, request_tokens, connect_s, tokenize_s) for number, url in engines.items()}
@@ -39,7 +40,7 @@ class Router:
         self.retry_s, self.connect_s, self.answer_s = retry_s, connect_s, answer_s
         self.prompt_tokens = self.held_tokens = 0  # of all requests; held by the engine that got them, as kv-indexer said
 
-    def order(self, held: Dict[int, int], tokens: int) -> List[Engine]:
+    def order(self, held: Dict[InstanceId, int], tokens: int) -> List[Engine]:
         """Sort the engines: those that are up, least work first; then those that failed, the earliest first."""
         now = time.monotonic()
 
@@ -69,7 +70,7 @@ class Router:
 
     async def plan(self, scope: Message, body: bytes) -> Plan:
         """Return where a request for text goes. Raises one of LOST when an engine dies of the question for its tokens."""
-        prompt, held, named = Prompt(), {}, {}  # type: Prompt, Dict[int, int], Dict[str, Any]
+        prompt, held, named = Prompt(), {}, {}  # type: Prompt, Dict[InstanceId, int], Dict[str, Any]
         try:
             request = await loads(body, "prompt")
             prompt = await self.prompt(scope, request, body)

@@ -99,6 +99,59 @@ static void test_print(void **state)
     kv_buf_fini(&metrics);
 }
 
+/* Names come behind numbers, whole where the line has room, else their ends. */
+static void test_names(void **state)
+{
+    static const char named[] =
+        "[{\"instance_id\":\"vllm-7b-5d9f4c-b\",\"model_name\":\"m\",\"listeners\":{\"0\":{}}},"
+        "{\"instance_id\":9,\"model_name\":\"m\",\"listeners\":{\"0\":{}}},"
+        "{\"instance_id\":\"\\u00e4\",\"model_name\":\"m\",\"listeners\":{\"0\":{}}},"
+        "{\"instance_id\":\"vllm-7b-5d9f4c-a\",\"model_name\":\"m\",\"listeners\":{\"0\":{}}}]";
+    static const char samples[] =
+        "kv_indexer_stream_gaps_total{instance=\"vllm-7b-5d9f4c-b\",dp_rank=\"0\"} 5\n"
+        "kv_indexer_stream_gaps_total{instance=\"9\",dp_rank=\"0\"} 7\n";
+    static const struct {
+        size_t columns;
+        const char *rows[4];
+    } cases[] = {
+        {70, {"\n       9 ", "\n..9f4c-a ", "\n..9f4c-b ", "\n       \u00e4 "}},
+        {78, {"\n               9 ", "\nvllm-7b-5d9f4c-a ", "\nvllm-7b-5d9f4c-b ", NULL}},
+        {140, {"\n               9 ", "\nvllm-7b-5d9f4c-a ", "\nvllm-7b-5d9f4c-b ", NULL}},
+    };
+    struct kv_buf workers = text(named), metrics = text(samples), json = KV_BUF_INIT;
+    struct kc_top top = {0};
+
+    (void)state;
+    assert_int_equal(kc_top_read(&workers, &metrics, &top, NULL), 0);
+    assert_int_equal(top.n_rows, 4);
+    assert_true(top.rows[0].gaps == 7 && top.rows[2].gaps == 5);
+    for (size_t i = 0; i < KV_COUNT(cases); i++) {
+        const char *before = NULL;
+        char *out = NULL;
+        size_t len;
+        FILE *file = open_memstream(&out, &len);
+
+        assert_non_null(file);
+        kc_top_print(&top, NULL, "http://x", SIZE_MAX, cases[i].columns, file);
+        fclose(file);
+        for (size_t k = 0; k < 4 && cases[i].rows[k]; k++) {
+            const char *at = strstr(out, cases[i].rows[k]);
+
+            if (!at || at < before)
+                fail_msg("%zu columns, %s:\n%s", cases[i].columns, cases[i].rows[k], out);
+            before = at;
+        }
+        free(out);
+    }
+    kc_top_write_json(&top, NULL, &json);
+    assert_non_null(strstr(kv_buf_cstr(&json), "{\"instance_id\":9,"));
+    assert_non_null(strstr(kv_buf_cstr(&json), "{\"instance_id\":\"vllm-7b-5d9f4c-a\","));
+    kc_top_fini(&top);
+    kv_buf_fini(&workers);
+    kv_buf_fini(&metrics);
+    kv_buf_fini(&json);
+}
+
 /* A line of 140 columns has room for 22 characters more of a model's name, and not for all. */
 static void test_wide(void **state)
 {
@@ -230,10 +283,10 @@ static void test_labels(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_read),   cmocka_unit_test(test_print),
-        cmocka_unit_test(test_wide),   cmocka_unit_test(test_narrow),
-        cmocka_unit_test(test_json),   cmocka_unit_test(test_nonsense),
-        cmocka_unit_test(test_labels),
+        cmocka_unit_test(test_read),     cmocka_unit_test(test_print),
+        cmocka_unit_test(test_names),    cmocka_unit_test(test_wide),
+        cmocka_unit_test(test_narrow),   cmocka_unit_test(test_json),
+        cmocka_unit_test(test_nonsense), cmocka_unit_test(test_labels),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

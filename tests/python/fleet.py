@@ -177,22 +177,22 @@ class Front:
 
 
 @contextlib.contextmanager
-def fleet(kind=Router, count=ENGINES, make=Engine, **options):
-    """Engines, followed by a kv-indexer, behind a router: (router, engines, settle)."""
+def fleet(kind=Router, count=ENGINES, make=Engine, call=int, **options):
+    """Engines, followed by a kv-indexer, behind a router: (router, engines, settle). @call(number): an engine's instance_id."""
     with contextlib.ExitStack() as stack:
         indexer = stack.enter_context(Indexer())
         client = stack.enter_context(Client(indexer.url))
         engines = [stack.enter_context(contextlib.closing(make(number))) for number in range(1, count + 1)]
         for engine in engines:
-            client.register(engine.number, engine.events.endpoint, model_name=MODEL, block_size=BLOCK,
+            client.register(call(engine.number), engine.events.endpoint, model_name=MODEL, block_size=BLOCK,
                             replay_endpoint=engine.events.replay_endpoint)
-        front = stack.enter_context(contextlib.closing(Front(kind, indexer.url, {each.number: each.url for each in engines}, **options)))
+        front = stack.enter_context(contextlib.closing(Front(kind, indexer.url, {call(each.number): each.url for each in engines}, **options)))
 
         def settle():
             """Wait until kv-indexer has applied all that the engines published."""
             for engine in engines:
                 engine.events.flush(60 * SLOW)
-            sent = {str(engine.number): engine.events.stats()["batches"] - 1 for engine in engines}
+            sent = {str(call(engine.number)): engine.events.stats()["batches"] - 1 for engine in engines}
 
             def applied():
                 last = {str(worker["instance_id"]): worker["listeners"]["0"].get("last_seq", -1) for worker in client.workers()}

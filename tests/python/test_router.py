@@ -11,6 +11,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 import urllib.parse
 
 from kvpython import BUILD, SLOW, check, equal, run, wait_until  # first: it finds the package
@@ -146,6 +147,22 @@ def test_without_an_indexer_load_decides():
 
 def test_held_tokens():
     equal(held_tokens({"scores": {"1": {"0": 32, "1": 64}, "7": {}}}), {1: 64, 7: 0}, "the best rank counts")
+    equal(held_tokens({"scores": {"pod-a": {"0": 32}, "-1": {"0": 16}}}), {"pod-a": 32, "-1": 16}, "names stay text")
+
+
+def test_engines_with_names():
+    """A prompt's second request goes where the first went, by kv-indexer's answer; the router shows the names."""
+    prompt = list(range(8 * BLOCK))
+    with fleet(call='pod-"{}"'.format) as (front, engines, settle):
+        first = front.complete(prompt)["engine"]
+        settle()
+        time.sleep(kvasir.router.SOON_S)  # what the router itself remembers is over
+        before = front.router.held_tokens
+        equal(front.complete(prompt)["engine"], first, "the engine of the same prompt")
+        equal(front.router.held_tokens - before, len(prompt), "held tokens, as kv-indexer says")
+        equal(set(front.router.state()["engines"]), {f'pod-"{engine.number}"' for engine in engines}, "names in /router")
+        text = front.send("/metrics", method="GET").read().decode()
+        check('kvasir_router_engine_up{engine="pod-\\"1\\""} 1' in text, text)
 
 
 def test_it_stays_an_example():
@@ -156,7 +173,7 @@ def test_it_stays_an_example():
 
 def test_as_a_program():
     with contextlib.closing(Engine(5)) as engine, Indexer() as indexer:
-        command = [sys.executable, "-B", "-m", "kvasir.router", "--indexer", indexer.url, "--model", MODEL, "--port", "0", f"5={engine.url}"]
+        command = [sys.executable, "-B", "-m", "kvasir.router", "--indexer", indexer.url, "--model", MODEL, "--port", "0", f"pod-5={engine.url}"]
         with subprocess.Popen(command, cwd=BUILD / "python", stdout=subprocess.PIPE, text=True) as program:
             try:
                 url = program.stdout.readline().split()[-1]
