@@ -237,7 +237,10 @@ static void test_lookahead(void **state)
     run_histories("MTP, lookahead 5", &(struct vllm_opts){FULL, .lookahead = 5});
 }
 
-/* Requests that report what they reuse. @opts->report_mode: registered, or seen in the stream. */
+/*
+ * Requests that report what they reuse, each of which may be one that skips the cache.
+ * @opts->report_mode: registered, or seen in the stream.
+ */
 static void run_reports(const char *what, const struct vllm_opts *opts, unsigned max_partial)
 {
     struct vllm_opts full = *opts;
@@ -249,7 +252,6 @@ static void run_reports(const char *what, const struct vllm_opts *opts, unsigned
         full.report_all = i & 2;
         tally = run_histories(what, &full);
         if (tally.asked >= 8000) { /* the share of a few histories says little */
-            /* Unregistered, each report may have been a request that skips the cache. */
             assert_in_range(tally.unsure * 100, 0,
                             tally.asked * (full.report_mode ? max_partial : 100));
             assert_in_range(tally.unshown_wrong * 1000, 0, tally.asked);
@@ -263,10 +265,10 @@ static void run_reports(const char *what, const struct vllm_opts *opts, unsigned
 static void test_full_reports(void **state)
 {
     (void)state;
-    run_reports("reports", &(struct vllm_opts){FULL}, 50);
+    run_reports("reports", &(struct vllm_opts){FULL}, 80);
 }
 
-/* Requests that compute all anew, as prompt logprobs do. With the mode registered, these are copies. */
+/* Requests that compute all anew, as prompt logprobs do. Without reports these are copies. */
 static void test_requests_that_skip_the_cache(void **state)
 {
     struct vllm_opts opts[] = {
@@ -282,9 +284,11 @@ static void test_requests_that_skip_the_cache(void **state)
         run_histories("some skip the cache", &opts[i]);
         opts[i].report_full = true;
         run_histories("... others report", &opts[i]);
+        opts[i].report_mode = KI_REPORTS_FULL;
+        run_histories("... it is registered", &opts[i]);
         opts[i].report_full = false;
         opts[i].report_mode = KI_REPORTS_INCREMENTAL;
-        assert_int_equal(run_histories("... it is registered", &opts[i]).unsure, 0);
+        assert_int_equal(run_histories("... none, it is registered", &opts[i]).unsure, 0);
     }
 }
 
@@ -304,6 +308,24 @@ static void test_full_reports_windows(void **state)
     run_reports("reports, state",
                 &(struct vllm_opts){.n_groups = 2, .groups = {{VLLM_FULL, 0}, {VLLM_MAMBA, 0}}},
                 100);
+}
+
+/* The same with the default of vllm serve, which keeps few blocks of windows and states. */
+static void test_full_reports_retention(void **state)
+{
+    struct vllm_opts opts[] = {
+        {.n_groups = 2, .groups = {{VLLM_FULL, 0}, {VLLM_SLIDING, 7}}},
+        {.n_groups = 3, .groups = {{VLLM_SLIDING, 10}, {VLLM_FULL, 0}, {VLLM_SLIDING, 6}}},
+        {.n_groups = 1, .groups = {{VLLM_SLIDING, 9}}},
+        {.n_groups = 2, .groups = {{VLLM_FULL, 0}, {VLLM_MAMBA, 0}}},
+        {.n_groups = 2, .groups = {{VLLM_FULL, 0}, {VLLM_SLIDING, 7}}, .eagle_drop = true},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(opts); i++) {
+        opts[i].retention = true;
+        run_reports("reports, retention", &opts[i], 100);
+    }
 }
 
 static void test_full_reports_block_drop(void **state)
@@ -621,6 +643,7 @@ int main(void)
         cmocka_unit_test(test_full_reports),
         cmocka_unit_test(test_requests_that_skip_the_cache),
         cmocka_unit_test(test_full_reports_windows),
+        cmocka_unit_test(test_full_reports_retention),
         cmocka_unit_test(test_full_reports_block_drop),
         cmocka_unit_test(test_windows),
         cmocka_unit_test(test_small_window_blocks),

@@ -175,6 +175,60 @@ static void test_reports_of_a_group_that_kept_nothing(void **state)
     end(&s);
 }
 
+/*
+ * A request stores two blocks, of which the window keeps the first; another one reports that and goes
+ * on below. The window has the block once.
+ */
+static void test_a_report_behind_copies(void **state)
+{
+    static const enum ki_report_mode modes[] = {KI_REPORTS_UNKNOWN, KI_REPORTS_FULL};
+    struct stream s;
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(modes); i++) {
+        begin(&s);
+        ki_applier_set_habits(&s.applier, &(struct ki_habits){.report_mode = modes[i]});
+        put(&s,
+            GPU(FULL, "1,2", "nil", "1,1,1,1,2,2,2,2") ", " GPU(
+                WINDOW("1"), "1", "nil",
+                "1,1,1,1,2,2,2,2") ", " GPU(FULL, "1", "nil",
+                                            "1,1,1,1") ", " GPU(WINDOW("1"), "1", "nil",
+                                                                "1,1,1,1") ", " GPU(FULL, "2", "1",
+                                                                                    "2,2,2,2"));
+        assert_int_equal(reach(&s, KV_TIER_DEVICE), 1);
+        put(&s, REMOVED("1", "1"));
+        assert_true(is_partial(&s) || reach(&s, KV_TIER_DEVICE) == 0);
+        end(&s);
+    }
+}
+
+/*
+ * Windows alone that keep the last blocks of a prompt: nothing tells their places before a report does,
+ * which names a block that the engine hasn't.
+ */
+static void test_a_report_tells_places(void **state)
+{
+    static const enum ki_report_mode modes[] = {KI_REPORTS_UNKNOWN, KI_REPORTS_FULL};
+    static const char kept[] = GPU(WINDOW("0"), "2,3", "nil", T123),
+                      report[] = GPU(WINDOW("0"), "1,2,3", "nil", T123) ", " GPU(WINDOW("0"), "4,5",
+                                                                                 "3", T45);
+    struct stream s;
+
+    (void)state;
+    for (size_t i = 0; i < 2 * KV_COUNT(modes); i++) {
+        char both[sizeof(kept) + sizeof(report) + 2];
+
+        begin(&s);
+        ki_applier_set_habits(&s.applier, &(struct ki_habits){.report_mode = modes[i / 2]});
+        (void)snprintf(both, sizeof(both), "%s, %s", kept, report);
+        if (i % 2)
+            put(&s, kept);
+        put(&s, i % 2 ? report : both);
+        assert_true(is_partial(&s));
+        end(&s);
+    }
+}
+
 /* HiSparse: one group below the device, one on it. No tier has what the engine resumes from. */
 static void test_groups_in_different_tiers(void **state)
 {
@@ -237,6 +291,8 @@ int main(void)
         cmocka_unit_test(test_windows_beside_full_attention),
         cmocka_unit_test(test_a_group_that_kept_nothing),
         cmocka_unit_test(test_reports_of_a_group_that_kept_nothing),
+        cmocka_unit_test(test_a_report_behind_copies),
+        cmocka_unit_test(test_a_report_tells_places),
         cmocka_unit_test(test_groups_in_different_tiers),
         cmocka_unit_test(test_offloading),
         cmocka_unit_test(test_chunked_local_attention),

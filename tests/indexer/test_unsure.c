@@ -56,7 +56,7 @@ static void test_beside_a_list(void **state)
             ki_unsure_note(&u, &op);
             naive[rank][block.hash]++;
         } else if (what < 998) {
-            ki_unsure_stored(&u, rank, KI_UNSURE_MAIN, &block.hash, 0, 1, true);
+            ki_unsure_forget(&u, rank, KI_UNSURE_MAIN, block.hash);
             naive[rank][block.hash] = 0;
         } else {
             ki_unsure_clear_rank(&u, rank);
@@ -200,7 +200,7 @@ static void test_windows_have_no_proof(void **state)
     assert_int_equal(kvi_window_copies(w.index, holder, KV_TIER_DEVICE, 0, 11), 0);
     assert_int_equal(ki_unsure_take_window(&w.u, w.index, holder, 0, &op), 1);
     assert_int_equal(w.u.n_open, 1);
-    ki_unsure_stored(&w.u, 0, 1, names, sizeof(names[0]), 2, false);
+    ki_unsure_stored(&w.u, 0, 1, names, sizeof(names[0]), 2);
     assert_int_equal(w.u.n_open, 0);
     end(&w);
 }

@@ -27,6 +27,17 @@ OPTIONS = [
     Option("report_full_seen_window", report_full=True, windows=(40,), blocks=96),
     Option("report_full_seen_two_windows", report_full=True, windows=(40, 100), blocks=128, resets=True),
     Option("report_full_seen_window_only", retained=False, report_full=True, windows=(40,), full_attention=False),
+    Option("report_some", report_full=0.3, resets=True),
+    Option("report_some_window", report_full=0.3, windows=(40,), blocks=96),
+    Option("report_some_two_windows", report_full=0.3, windows=(40, 100), blocks=128, resets=True),
+    Option("report_some_window_only", retained=False, report_full=0.3, windows=(40,), full_attention=False),
+    Option("report_some_state", report_full=0.3, states=1, blocks=96),
+    Option("report_some_registered", report_full=0.3, states=1, windows=(40,), blocks=128, register=FULL),
+    Option("report_skips", report_full=0.4, skips=0.3, register=FULL),
+    Option("report_skips_window", report_full=0.4, skips=0.3, windows=(40,), blocks=96, register=FULL),
+    Option("report_skips_seen", report_full=0.4, skips=0.3),
+    Option("skips", skips=0.3),
+    Option("skips_window", skips=0.3, windows=(40,), blocks=96),
     Option("report_full_window", report_full=True, windows=(40,), blocks=96, register=FULL),
     Option("report_full_two_windows", report_full=True, windows=(40, 100), blocks=128, register=FULL),
     Option("report_full_window_only", retained=False, report_full=True, windows=(40,), full_attention=False, register=FULL),
@@ -105,7 +116,7 @@ OPTIONS += [replace(option, name=f"incremental_{option.name}", register={**optio
 # vllm serve's default keeps fewer blocks of windows and states.
 OPTIONS += [replace(option, name=f"{option.name}_retention", retention=0, followed=option.followed and option.retained,
                     whole=option.whole and option.retained)
-            for option in OPTIONS if not (option.name.startswith("report_full_seen") and option.windows)]
+            for option in OPTIONS]
 STEPS, LOOKUPS = 120, 4
 
 
@@ -130,7 +141,8 @@ def run_history(option, seed, rng, tally, feed, engine):
 def option_test(option):
     def test():
         # Nobody says that there are reports: the view is partial where one may count as a copy.
-        tally = Tally("vLLM 0.33", loose=not option.followed or (option.report_full and (option.retention == 0 or "kv_cache_report_mode" not in option.register)))
+        tally = Tally("vLLM 0.33", loose=not option.followed or (
+            option.report_full and (option.retention == 0 or "kv_cache_report_mode" not in option.register)))
         with tempfile.TemporaryDirectory() as folder, Indexer() as indexer:
             for seed, rng in histories(3):
                 endpoint, replay = f"ipc://{folder}/{seed}", f"ipc://{folder}/{seed}r"

@@ -51,7 +51,8 @@ class Option:
     eagle_drop: bool = False
     eagle_groups: tuple = ()  # groups with draft layers; none: all drop
     lookahead: int = 0  # tokens a block's hash covers beyond the block
-    report_full: bool = False
+    report_full: float = 0  # share of the requests that ask for reports
+    skips: float = 0  # share of the requests that don't look into the cache, as with prompt logprobs
     resets: bool = False
     names: tuple = (Names(),)
     register: dict = field(default_factory=dict)
@@ -99,10 +100,11 @@ class Engine:
                                         mm_position=PlaceholderRange(offset=first, length=IMAGE_TOKENS))
                   for identifier, first in names.images if first + IMAGE_TOKENS <= len(tokens)]
         adapter = LoRARequest(names.lora, 1 + sum(names.lora.encode()), "/adapters/" + names.lora) if names.lora else None
-        arguments = {"kv_cache_report_mode": "full"} if self.option.report_full else None
+        arguments = {"kv_cache_report_mode": "full"} if self.rng.random() < self.option.report_full else None
+        skips = self.rng.random() < self.option.skips or None
         return Request(request_id=str(self.count), prompt_token_ids=list(tokens), pooling_params=None, mm_features=images,
-                       sampling_params=SamplingParams(max_tokens=4096, extra_args=arguments), lora_request=adapter,
-                       cache_salt=names.salt or None, block_hasher=self.hasher)
+                       sampling_params=SamplingParams(max_tokens=4096, extra_args=arguments, skip_reading_prefix_cache=skips),
+                       lora_request=adapter, cache_salt=names.salt or None, block_hasher=self.hasher)
 
     def prompt(self):
         """A conversation that goes on, the same prompt again, or a new one; often an exact multiple of the block size."""

@@ -384,9 +384,7 @@ static void put_now(struct ki_applier *a, struct kvi_index *index, struct put *p
     if (ki_applier_declare_drops(a, index, op->rank) < 0)
         put->result = KI_APPLIED_PART;
     verdict = verdict_of(a, index, put->batch, i);
-    if (verdict == KI_VERDICT_REPORT) {
-        ki_event_counts_store(&a->counts, 0, 0, op->n);
-    } else if (ki_applier_is_window(a, op, &source)) {
+    if (ki_applier_is_window(a, op, &source)) {
         put_window(a, index, put, i, &source, verdict);
     } else if (apply_op(a, index, op, verdict) < 0) {
         put->result = KI_APPLIED_PART;

@@ -72,15 +72,9 @@ static void note_copies(struct ki_applier *a, struct kvi_index *index, struct kv
 
     if (op->tier != KV_TIER_DEVICE || op->source)
         return;
-    /*
-     * A request that finds its first block recomputes that block only when it has no further one, or
-     * skips the cache.
-     */
     if (a->unsure.n)
         ki_unsure_stored(&a->unsure, op->rank, KI_UNSURE_MAIN, &op->blocks[0].hash,
-                         sizeof(op->blocks[0]), op->n,
-                         at_root && op->n > 1 && !a->has_windows && !a->habits.eagle_drop &&
-                             a->reports.mode != KI_REPORTS_UNKNOWN);
+                         sizeof(op->blocks[0]), op->n);
     note_suspects(a, index, holder, op, stored);
     a->reports.suspects |= at_root && stored->duplicate == op->n;
 }

@@ -49,10 +49,10 @@ static void note_window_copies(struct ki_applier *a, const struct kve_op *op, ui
         return;
     if (op->type == KVE_OP_STORE)
         ki_unsure_stored(&a->unsure, op->rank, 1 + number, &op->blocks[0].hash,
-                         sizeof(op->blocks[0]), op->n, false);
+                         sizeof(op->blocks[0]), op->n);
     else
-        ki_unsure_stored(&a->unsure, op->rank, 1 + number, op->hashes, sizeof(op->hashes[0]), op->n,
-                         false);
+        ki_unsure_stored(&a->unsure, op->rank, 1 + number, op->hashes, sizeof(op->hashes[0]),
+                         op->n);
 }
 
 /* Note blocks of an event that may be a report, or what it tells of earlier ones. */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "event/reader/reader.h"
 #include "indexer/view/unsure.h"
 
 #define LOOK_AHEAD 64 /* operations in which a batch may continue below a report */
@@ -59,33 +60,44 @@ static bool names_all(const struct kve_op *window, const struct kve_source *sour
     return true;
 }
 
-/* Find the row that begins at @at. Returns false when no event there can be a report. */
-static bool find_row(const struct kve_reader *reader, const struct kve_batch *batch, size_t at,
+/*
+ * Find the row that begins at @at: an engine announces its groups in the order of their numbers. So
+ * the last event of one row is never taken for the first of the next.
+ */
+static void find_row(const struct kve_reader *reader, const struct kve_batch *batch, size_t at,
                      struct row *ret)
 {
-    struct kve_source sources[MAX_GROUPS];
-    uint32_t numbers[MAX_GROUPS];
-    size_t n = 0, k;
+    int64_t last = INT64_MIN;
 
     *ret = (struct row){.batch = batch, .from = at, .to = at};
-    for (; n < MAX_GROUPS && ret->to < batch->n_ops; ret->to++) {
+    for (; ret->to < batch->n_ops && ret->to - at < MAX_GROUPS; ret->to++) {
         const struct kve_op *op = &batch->ops[ret->to];
+        struct kve_source source;
+        int64_t group;
 
-        if (op->rank != batch->ops[at].rank || !is_own_store(reader, op, &sources[n]))
+        if (op->rank != batch->ops[at].rank || !is_own_store(reader, op, &source))
             break;
-        for (k = 0; k < n && numbers[k] != op->source; k++)
-            ;
-        if (k < n) /* the next row begins */
+        group =
+            op->source ? (int64_t)source.group : kve_sources_main_group(&reader->sources, op->rank);
+        if (group <= last)
             break;
-        numbers[n++] = op->source;
+        last = group;
         if (op->type == KVE_OP_STORE && (!ret->chain || !op->source))
             ret->chain = op;
         ret->n_windows += op->source > 0;
     }
-    if (!ret->chain || ret->chain->has_parent)
+}
+
+/* Return true when the row's events can be a report: each names all blocks from the root on. */
+static bool may_report(const struct kve_reader *reader, const struct row *row)
+{
+    struct kve_source source;
+
+    if (!row->chain || row->chain->has_parent)
         return false;
-    for (k = 0; k < n; k++)
-        if (!names_all(&batch->ops[at + k], &sources[k], ret->chain))
+    for (size_t i = row->from; i < row->to; i++)
+        if (!is_own_store(reader, &row->batch->ops[i], &source) ||
+            !names_all(&row->batch->ops[i], &source, row->chain))
             return false;
     return true;
 }
@@ -182,30 +194,38 @@ static bool windows_may_end(const struct kve_reader *reader, struct kvi_index *i
     return true;
 }
 
-static enum ki_verdict judge_row(struct ki_reports *r, struct kvi_index *index,
-                                 struct kv_holder holder, const struct kve_reader *reader,
-                                 const struct ki_unsure *unsure, const struct row *row, bool drops)
+/* Return true when windows alone have blocks whose places no event has told. */
+static bool lacks_places(struct kvi_index *index, struct kv_holder holder,
+                         const struct kve_op *chain)
+{
+    struct kvi_holder_info info = KVI_HOLDER_INFO_INIT;
+
+    return chain->source && kvi_get_holder(index, holder, &info) == 0 && info.placeless;
+}
+
+/*
+ * Return true when the row may be a report: the engine's lookup of its blocks may find them all.
+ * The index can't tell that with block drop, which needs the next block, nor beside blocks in doubt.
+ */
+static bool may_be_found(struct ki_reports *r, struct kvi_index *index, struct kv_holder holder,
+                         const struct kve_reader *reader, const struct ki_unsure *unsure,
+                         const struct row *row, bool drops)
 {
     struct kvi_window windows[KVI_MAX_WINDOWS];
     const struct kve_op *chain = row->chain;
-    bool report = lookup(r, index, holder, chain, chain->n) == chain->n;
+    bool found = lookup(r, index, holder, chain, chain->n) == chain->n;
     int n_windows, n_groups = 0;
 
-    if (!report && !drops && !unsure->n_open) /* usually: don't take the index's lock */
-        return KI_VERDICT_COPIES;
+    if (!found && !drops && !unsure->n_open && !lacks_places(index, holder, chain))
+        return false;
     n_windows = kvi_get_windows(index, holder, windows);
     for (int i = 0; i < n_windows; i++)
         n_groups += !windows[i].part;
     if (row->n_windows < (size_t)n_groups)
-        return KI_VERDICT_COPIES;
-    /* The event doesn't contain the next block, which a lookup with block drop needs. */
-    if (!report && (drops || unsure->n_open))
-        report = (chain->source || may_hold(index, holder, unsure, chain)) &&
-                 windows_may_end(reader, index, holder, unsure, row, windows,
-                                 n_windows > 0 ? (uint32_t)n_windows : 0);
-    if (!report)
-        return KI_VERDICT_COPIES;
-    return lookup(r, index, holder, chain, chain->n - 1) ? KI_VERDICT_REPORT : KI_VERDICT_EITHER;
+        return false;
+    return found || ((chain->source || may_hold(index, holder, unsure, chain)) &&
+                     windows_may_end(reader, index, holder, unsure, row, windows,
+                                     n_windows > 0 ? (uint32_t)n_windows : 0));
 }
 
 enum ki_verdict ki_reports_judge(struct ki_reports *r, struct kvi_index *index,
@@ -214,7 +234,7 @@ enum ki_verdict ki_reports_judge(struct ki_reports *r, struct kvi_index *index,
                                  size_t at, bool drops)
 {
     struct row row;
-    bool on = ki_reports_are_on(r);
+    bool on = ki_reports_are_on(r), shows, may;
 
     if (at && at < r->judged_to)
         return r->verdict;
@@ -222,27 +242,22 @@ enum ki_verdict ki_reports_judge(struct ki_reports *r, struct kvi_index *index,
     r->verdict = KI_VERDICT_COPIES;
     r->found = 0;
     r->maybe = false;
-    if (r->mode == KI_REPORTS_INCREMENTAL || !find_row(reader, batch, at, &row))
+    if (r->mode == KI_REPORTS_INCREMENTAL)
         return r->verdict;
-    if (!on && (row.chain->n == 1 || !goes_on(&row))) {
-        if (row.n_windows && ki_reports_may_be(r)) {
-            r->judged_to = row.to;
-            r->maybe =
-                judge_row(r, index, holder, reader, unsure, &row, drops) != KI_VERDICT_COPIES;
-        }
+    find_row(reader, batch, at, &row);
+    r->judged_to = KV_MAX(row.to, at + 1);
+    if (!may_report(reader, &row))
         return r->verdict;
-    }
-    r->judged_to = row.to;
-    r->verdict = judge_row(r, index, holder, reader, unsure, &row, drops);
-    r->maybe = r->verdict == KI_VERDICT_EITHER && row.n_windows && ki_reports_may_be(r);
-    if (!on && r->verdict != KI_VERDICT_REPORT)
-        r->verdict = KI_VERDICT_COPIES;
-    if (!on && r->verdict == KI_VERDICT_REPORT) {
-        r->seen = true;
+    shows = !on && row.chain->n > 1 && goes_on(&row);
+    if (!on && !shows && !(row.n_windows && ki_reports_may_be(r)))
+        return r->verdict;
+    may = may_be_found(r, index, holder, reader, unsure, &row, drops);
+    if (may && shows && lookup(r, index, holder, row.chain, row.chain->n - 1)) {
+        r->seen = on = true;
         r->misjudged = r->suspects;
     }
-    /* Unless reports are registered, it may be a request that skips the cache, beside one that goes on. */
-    if (r->mode == KI_REPORTS_UNKNOWN && r->verdict == KI_VERDICT_REPORT)
+    if (may && on)
         r->verdict = KI_VERDICT_EITHER;
+    r->maybe = may && row.n_windows && ki_reports_may_be(r);
     return r->verdict;
 }

@@ -9,12 +9,12 @@
  *                  nothing. A window's event leaves out the blocks that it hasn't.
  *
  * The index knows what the engine found. @n blocks from the root can be a report only when the
- * engine's lookup of these blocks finds them all. They can be copies only when its lookup of the
- * first n - 1 finds nothing, since a request computes at least its last token. Usually one of the
- * two is impossible. Both are possible for prompts of one block, and of several with windows or
- * EAGLE's block drop: unsure.h counts such copies. A request that doesn't look into the cache (prompt
- * logprobs) announces copies of held blocks, too. So where nobody has registered that there are
- * reports, what can be no other copies counts as either.
+ * engine's lookup of these blocks finds them all. Where the index can't tell what that lookup finds
+ * (block drop, blocks in doubt or without a place), it is enough that the engine may have the last one. All other
+ * events are copies.
+ *
+ * Blocks that are found can be copies, too: of a request that doesn't look into the cache (prompt
+ * logprobs), or one that computes its last block anew. unsure.h counts such copies.
  *
  * Caller-locked.
  */
@@ -29,7 +29,7 @@
 #include "kv_index.h"
 
 /** Meaning of events from the root. */
-enum ki_verdict { KI_VERDICT_COPIES, KI_VERDICT_REPORT, KI_VERDICT_EITHER };
+enum ki_verdict { KI_VERDICT_COPIES, KI_VERDICT_EITHER };
 
 /** Knowledge of one stream's reports. */
 struct ki_reports {
@@ -65,10 +65,11 @@ static inline bool ki_reports_may_be(const struct ki_reports *r)
 }
 
 /**
- * Judge operation @at of @batch before it is applied.
+ * Judge operation @at of @batch before it is applied. @drops: the engine gives up the last block that
+ * it finds.
  *
  * A stream of KI_REPORTS_UNKNOWN shows a report by an event from the root with several blocks. All
- * of them are held, they can't be copies, and the same batch continues below the last one.
+ * of them are held, the engine finds the first, and the same batch continues below the last one.
  */
 enum ki_verdict ki_reports_judge(struct ki_reports *r, struct kvi_index *index,
                                  struct kv_holder holder, const struct kve_reader *reader,

@@ -290,17 +290,23 @@ int ki_unsure_restore(struct ki_unsure *u, struct kvi_index *index, struct kv_ho
 }
 
 void ki_unsure_stored(struct ki_unsure *u, uint32_t rank, unsigned group, const void *hashes,
-                      size_t stride, size_t n, bool alone)
+                      size_t stride, size_t n)
 {
     for (size_t i = 0; u->n && i < n; i++) {
         struct ki_unsure_entry *e = ki_unsure_find(
             u, rank, group, *(const uint64_t *)(const void *)((const char *)hashes + i * stride));
 
-        if (e && alone)
-            drop(u, rank, e);
-        else if (e)
+        if (e)
             set_open(u, e, false);
     }
+}
+
+void ki_unsure_forget(struct ki_unsure *u, uint32_t rank, unsigned group, uint64_t hash)
+{
+    struct ki_unsure_entry *e = ki_unsure_find(u, rank, group, hash);
+
+    if (e)
+        drop(u, rank, e);
 }
 
 /* -- removals ---------------------------------------------------------------------------------- */
@@ -339,7 +345,7 @@ long ki_unsure_take(struct ki_unsure *u, struct kvi_index *index, struct kv_hold
         if (e && op->remaining) {
             if (op->remaining[i])
                 (void)ki_unsure_restore(u, index, holder, op->hashes[i]);
-            ki_unsure_stored(u, op->rank, KI_UNSURE_MAIN, op->hashes + i, 0, 1, true);
+            ki_unsure_forget(u, op->rank, KI_UNSURE_MAIN, op->hashes[i]);
         } else if (e) {
             (void)kvi_get_block(index, holder, op->tier, op->hashes[i], &info);
             if (takes_possible(u, op->rank, e, info.copies, info.has_children)) {

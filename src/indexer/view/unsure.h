@@ -101,12 +101,11 @@ void ki_unsure_note_window(struct ki_unsure *u, struct kvi_index *index, struct 
 int ki_unsure_restore(struct ki_unsure *u, struct kvi_index *index, struct kv_holder holder,
                       uint64_t parent);
 
-/**
- * Note that the engine stored the @n blocks @hashes (@stride bytes apart) of @group anew. With
- * @alone it had no copy of them before.
- */
+/** Note that the engine stored the @n blocks @hashes (@stride bytes apart) of @group anew. */
 void ki_unsure_stored(struct ki_unsure *u, uint32_t rank, unsigned group, const void *hashes,
-                      size_t stride, size_t n, bool alone);
+                      size_t stride, size_t n);
+/** Forget the entry of a block of which the engine has told all copies. */
+void ki_unsure_forget(struct ki_unsure *u, uint32_t rank, unsigned group, uint64_t hash);
 
 /**
  * Remove copies of the device's main blocks like kvi_take, and judge entries. Returns like
