@@ -218,8 +218,8 @@ class Manager(Handle):
     """The tiers of one node: host memory, disk, and an object store (any kv_store URI).
 
     Options are those of kvbm_manager_opts (kvbm_manager.h) by name. Constants may be words of the configuration file, such as
-    io="threads" or host_policy="frequency"; with a threshold, host_policy={"policy": "frequency", "threshold": 3}. Any number of
-    threads. Create it after fork().
+    io="threads" or host_policy="frequency"; with a threshold, host_policy={"policy": "frequency", "threshold": 3}; a rank's heads are
+    shard={"rank": 1, "n_ranks": 2, "axis": 1, "first_head": 4, "total_heads": 8}. Any number of threads. Create it after fork().
 
     @host_memory: writable memory for the host tier, such as an mmap of a memfd or of a file in /dev/shm. Other processes that map
     it read and write its blocks themselves: block i begins at i * host_stride. @host_bytes: its length, unless said. Memory that
@@ -240,7 +240,8 @@ class Manager(Handle):
                  gpu_copy: Union[None, int, str] = None, peers: Optional[str] = None, peer_token_file: Optional[str] = None,
                  peer_set: Optional[int] = None, peer_timeout_ms: Optional[int] = None, indexer: Optional[str] = None,
                  indexer_model: Optional[str] = None, indexer_tenant: Optional[str] = None, indexer_token_file: Optional[str] = None,
-                 indexer_ca: Optional[str] = None, indexer_timeout_ms: Optional[int] = None, **others: Any) -> None:
+                 indexer_ca: Optional[str] = None, indexer_timeout_ms: Optional[int] = None, shard: Optional[Dict[str, int]] = None,
+                 **others: Any) -> None:
         options = given(
             fingerprint=fingerprint, host_bytes=host_bytes, staging_blocks=staging_blocks, host_eviction=host_eviction, host_pinned=host_pinned,
             huge_pages=huge_pages, host_policy=host_policy, host_shared=host_shared, disk=disk, disk_bytes=disk_bytes, disk_eviction=disk_eviction,
@@ -249,7 +250,8 @@ class Manager(Handle):
             object_policy=object_policy, copy_threads=copy_threads, io=io, io_depth=io_depth, max_offload=max_offload, max_jobs=max_jobs,
             io_registered=io_registered, gpu_copy=gpu_copy, peers=peers, peer_token_file=peer_token_file, peer_set=peer_set,
             peer_timeout_ms=peer_timeout_ms, indexer=indexer, indexer_model=indexer_model, indexer_tenant=indexer_tenant,
-            indexer_token_file=indexer_token_file, indexer_ca=indexer_ca, indexer_timeout_ms=indexer_timeout_ms, **others)
+            indexer_token_file=indexer_token_file, indexer_ca=indexer_ca, indexer_timeout_ms=indexer_timeout_ms,
+            shard=shard, **others)
         config = shape.config(1)
         opts = _abi.kvbm_manager_opts(block=ctypes.addressof(config), key_len=key_len)
         host = None if host_memory is None else Memory(host_memory, True)
