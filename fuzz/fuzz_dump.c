@@ -40,13 +40,13 @@ static int read_pieces(const uint8_t *data, size_t size, size_t piece,
 /* True when both dumps have the same streams for the holders. */
 static bool same_marks(const struct ki_dumped_model *a, const struct ki_dumped_model *b)
 {
-    const struct ki_watermark *x = (const struct ki_watermark *)a->marks.data;
-    const struct ki_watermark *y = (const struct ki_watermark *)b->marks.data;
+    const struct ki_mark *x = (const struct ki_mark *)a->marks.data;
+    const struct ki_mark *y = (const struct ki_mark *)b->marks.data;
 
     if (a->marks.len != b->marks.len || a->n_handovers != b->n_handovers)
         return false;
     for (size_t i = 0; i < a->marks.len / sizeof(*x); i++)
-        if (x[i].sequence != y[i].sequence || x[i].reasons != y[i].reasons ||
+        if (x[i].at.sequence != y[i].at.sequence || x[i].at.reasons != y[i].at.reasons ||
             x[i].torn != y[i].torn)
             return false;
     for (size_t i = 1; i < a->n_handovers; i++) /* one per stream */

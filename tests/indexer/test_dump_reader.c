@@ -84,7 +84,7 @@ static void names_with_colons(void **state)
 static void watermarks_and_unknown_fields(void **state)
 {
     struct ki_dump_reader reader;
-    const struct ki_watermark *marks;
+    const struct ki_mark *marks;
 
     (void)state;
     assert_int_equal(
@@ -96,19 +96,19 @@ static void watermarks_and_unknown_fields(void **state)
                   "{\"worker_id\":7,\"dp_rank\":2}]}}",
                   &reader),
         0);
-    marks = (const struct ki_watermark *)reader.models[0].marks.data;
+    marks = (const struct ki_mark *)reader.models[0].marks.data;
     assert_int_equal(reader.models[0].marks.len, 2 * sizeof(*marks));
     assert_int_equal(marks[0].holder.worker, 7);
     assert_int_equal(marks[0].holder.rank, 2);
-    assert_true(marks[0].sequence == UINT64_MAX);
-    assert_true(marks[0].timestamp == 1.5);
-    assert_true(marks[0].reasons);
+    assert_true(marks[0].at.sequence == UINT64_MAX);
+    assert_true(marks[0].at.timestamp == 1.5);
+    assert_true(marks[0].at.reasons);
     assert_int_equal(marks[1].holder.worker, 8);
-    assert_int_equal(marks[1].sequence, 3);
-    assert_false(marks[1].reasons);
+    assert_int_equal(marks[1].at.sequence, 3);
+    assert_false(marks[1].at.reasons);
     assert_false(marks[0].has_end);
     assert_true(marks[1].has_end);
-    assert_int_equal(marks[1].end, 5);
+    assert_int_equal(marks[1].end.sequence, 5);
     ki_dump_reader_fini(&reader);
 }
 
@@ -126,11 +126,10 @@ static void an_error_entry_leaves_the_model_out(void **state)
     ki_dump_reader_fini(&reader);
 }
 
-static const struct ki_watermark *mark_at(const struct ki_dump_reader *reader, size_t model,
-                                          size_t i)
+static const struct ki_mark *mark_at(const struct ki_dump_reader *reader, size_t model, size_t i)
 {
-    assert_true(i < reader->models[model].marks.len / sizeof(struct ki_watermark));
-    return (const struct ki_watermark *)reader->models[model].marks.data + i;
+    assert_true(i < reader->models[model].marks.len / sizeof(struct ki_mark));
+    return (const struct ki_mark *)reader->models[model].marks.data + i;
 }
 
 /* Every holder of a dump gets one entry, whether told by positions, events or as torn. */
@@ -149,12 +148,12 @@ static void what_is_told_of_holders(void **state)
                                                                 "\"torn\":[{\"worker_id\":2}]}}",
             &reader),
         0);
-    assert_int_equal(reader.models[0].marks.len, 2 * sizeof(struct ki_watermark));
+    assert_int_equal(reader.models[0].marks.len, 2 * sizeof(struct ki_mark));
     assert_int_equal(mark_at(&reader, 0, 0)->holder.worker, 1);
-    assert_true(mark_at(&reader, 0, 0)->no_position);
+    assert_false(mark_at(&reader, 0, 0)->has_position);
     assert_true(mark_at(&reader, 0, 0)->torn); /* others have positions: it came meanwhile */
-    assert_int_equal(mark_at(&reader, 0, 1)->sequence, 5);
-    assert_true(mark_at(&reader, 0, 1)->has_stream);
+    assert_int_equal(mark_at(&reader, 0, 1)->at.sequence, 5);
+    assert_true(mark_at(&reader, 0, 1)->has_position);
     assert_int_equal(mark_at(&reader, 0, 1)->stream_rank, 3);
     assert_true(mark_at(&reader, 0, 1)->torn);
     ki_dump_reader_fini(&reader);
@@ -189,9 +188,9 @@ static void a_stream_that_cannot_be(void **state)
             fail_msg("one stream makes the dump unreadable: %s", states[i]);
         assert_true(mark_at(&reader, 0, 0)->torn);
         assert_true(mark_at(&reader, 0, 1)->torn); /* of the same stream */
-        assert_int_equal(mark_at(&reader, 0, 0)->sequence, 5);
+        assert_int_equal(mark_at(&reader, 0, 0)->at.sequence, 5);
         assert_false(mark_at(&reader, 0, 2)->torn);
-        assert_int_equal(mark_at(&reader, 0, 2)->sequence, 8);
+        assert_int_equal(mark_at(&reader, 0, 2)->at.sequence, 8);
         ki_dump_reader_fini(&reader);
     }
 }
@@ -282,8 +281,8 @@ static void streams_newer_than_positions(void **state)
                  "\"reasons\":[],\"stream_rank\":0}],\"streams\":[%s]}}",
                  cases[i].stream);
         assert_int_equal(read_text(text, &reader), 0);
-        assert_int_equal(mark_at(&reader, 0, 0)->sequence, cases[i].sequence);
-        assert_int_equal(mark_at(&reader, 0, 0)->reasons != 0, cases[i].partial);
+        assert_int_equal(mark_at(&reader, 0, 0)->at.sequence, cases[i].sequence);
+        assert_int_equal(mark_at(&reader, 0, 0)->at.reasons != 0, cases[i].partial);
         assert_int_equal(mark_at(&reader, 0, 0)->torn, cases[i].torn);
         assert_int_equal(reader.models[0].n_handovers, 1);
         ki_dump_reader_fini(&reader);
@@ -318,7 +317,7 @@ static void orphans_are_passed_over(void **state)
         0);
     assert_int_equal(reader.orphans, 1);
     assert_true(mark_at(&reader, 0, 0)->torn); /* its rank lacks a block: nothing else tells */
-    assert_true(mark_at(&reader, 0, 0)->no_position);
+    assert_false(mark_at(&reader, 0, 0)->has_position);
     ki_dump_reader_fini(&reader);
 }
 
@@ -383,7 +382,7 @@ static void sources_are_restored(void **state)
     "{\"worker_id\":" #worker ",\"dp_rank\":0,\"block_hash\":" #hash \
     ",\"tier\":0,\"sources\":" sources "}"
 #define MARK(worker) "{\"worker_id\":" #worker ",\"seq\":5,\"stream_rank\":0}"
-#define STREAM(worker) "{\"worker_id\":" #worker ",\"seq\":5,\"suspects_reports\":false}"
+#define STREAM(worker) "{\"worker_id\":" #worker ",\"seq\":5,\"facts\":[]}"
 
 /* Copies at a dump's end go to the streams that the dump tells them of, with the end's doubts. */
 static void copies_at_the_end(void **state)
@@ -398,9 +397,9 @@ static void copies_at_the_end(void **state)
                            AT_END(1, 5, "[[3,1],[0,2,1]]") ","
                            AT_END(1, 8, "[[4,1]]") ","
                            AT_END(1, 9, "[[0,1]]") "],"
-        "\"ends\":[" END(1, ",\"copies\":true,\"reasons\":[\"missed_batches\"]") ","
+        "\"ends\":[" END(1, ",\"exact\":true,\"reasons\":[\"missed_batches\"]") ","
                      END(2, "") ","
-                     END(3, ",\"copies\":true,\"suspects_reports\":true,\"has_reports\":true") "]}}";
+                     END(3, ",\"exact\":true,\"facts\":[\"suspects_reports\",\"has_reports\"]") "]}}";
     // clang-format on
     const struct ki_end_copies *ends;
     const struct ki_dumped_model *m;
@@ -417,13 +416,13 @@ static void copies_at_the_end(void **state)
         assert_int_equal(ends[i].copies, ends[i].hash == 5 ? 2 : 1);
         assert_int_equal(ends[i].taken, ends[i].hash == 5);
     }
-    assert_true(mark_at(&reader, 0, 0)->reasons);
+    assert_true(mark_at(&reader, 0, 0)->at.reasons);
     assert_false(m->handovers[1]->has_ends); /* the peer doesn't say of which moment they are */
-    assert_false(mark_at(&reader, 0, 1)->reasons);
-    assert_false(m->handovers[1]->suspects);
+    assert_false(mark_at(&reader, 0, 1)->at.reasons);
+    assert_false(m->handovers[1]->state.facts);
     assert_true(m->handovers[2]->has_ends);
     assert_int_equal(m->handovers[2]->ends.len, 0);
-    assert_true(m->handovers[2]->suspects && m->handovers[2]->has_reports);
+    assert_int_equal(m->handovers[2]->state.facts, KI_FACT_SUSPECTS | KI_FACT_REPORTS);
     ki_dump_reader_fini(&reader);
 }
 

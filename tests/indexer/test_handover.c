@@ -110,7 +110,7 @@ static void partial_at_that_moment(void **state)
         if (reason == 2)
             ki_doubts_add(&a.applier.doubts, 0, 0, KI_WHY_CLEAR);
         h = told(&a);
-        assert_int_equal(h->reasons != 0, reason > 0);
+        assert_int_equal(h->state.reasons != 0, reason > 0);
         ki_handover_free(h);
         close_listener(&a);
     }
@@ -151,10 +151,10 @@ static void another_position(void **state)
     close_listener(&b);
 }
 
-/* Peers of older versions tell less: then the worse is taken for true. */
-static void what_older_peers_leave_out(void **state)
+/* Where a dump tells less, the worse is taken for true. */
+static void what_a_dump_leaves_out(void **state)
 {
-    static const char text[] = "{\"worker_id\":7,\"seq\":5,\"has_reports\":false}";
+    static const char text[] = "{\"worker_id\":7,\"seq\":5}";
     struct ki_handover *h;
     struct kv_json json;
 
@@ -163,9 +163,9 @@ static void what_older_peers_leave_out(void **state)
     kv_json_init(&json, text, strlen(text));
     ki_handover_read(h, &json);
     assert_int_equal(kv_json_finish(&json), 0);
-    assert_true(h->reasons);
-    assert_true(h->suspects);
-    assert_int_equal(h->report_mode, KI_REPORTS_UNKNOWN);
+    assert_true(h->state.reasons);
+    assert_int_equal(h->state.facts, KI_FACT_SUSPECTS);
+    assert_int_equal(h->state.report_mode, KI_REPORTS_UNKNOWN);
     ki_handover_free(h);
 }
 
@@ -177,7 +177,7 @@ int main(void)
         cmocka_unit_test(partial_at_that_moment),
         cmocka_unit_test(a_loss_that_a_clear_ended),
         cmocka_unit_test(another_position),
-        cmocka_unit_test(what_older_peers_leave_out),
+        cmocka_unit_test(what_a_dump_leaves_out),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

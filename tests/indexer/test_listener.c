@@ -52,12 +52,12 @@ static void offer(struct world *w, const char *events)
     kv_buf_fini(&payload);
 }
 
-static struct ki_watermark watermark(const struct world *w)
+static struct ki_mark watermark(const struct world *w)
 {
     struct kv_buf marks = KV_BUF_INIT;
-    struct ki_watermark mark;
+    struct ki_mark mark;
 
-    ki_listener_watermarks(w->l, &marks);
+    ki_listener_marks(w->l, &marks);
     assert_int_equal(marks.len, sizeof(mark));
     memcpy(&mark, marks.data, sizeof(mark));
     kv_buf_fini(&marks);
@@ -225,7 +225,7 @@ static void test_dumps_without_a_connection(void **state)
         struct ki_batch_id position = {.sequence = 0, .digest = 1, .timestamp = 1.5},
                            next = position;
         bool lost = i >= PROOFS;
-        struct ki_watermark mark;
+        struct ki_mark mark;
         struct world a, b;
 
         world_init(&a, NULL);
@@ -235,17 +235,17 @@ static void test_dumps_without_a_connection(void **state)
             ki_stream_disconnected(&a.l->stream, kv_now_ns());
         a.l->stream.timestamp = position.timestamp;
         mark = watermark(&a);
-        assert_int_equal(mark.adrift, lost);
-        assert_false(mark.reasons);
+        assert_int_equal((mark.at.facts & KI_FACT_ADRIFT) != 0, lost);
+        assert_false(mark.at.reasons);
         ki_stream_reachable(&a.l->stream, 1); /* what came before may still be waiting */
-        assert_true(watermark(&a).adrift);
+        assert_true(watermark(&a).at.facts & KI_FACT_ADRIFT);
         world_init(&b, NULL);
         b.l->stream.opts.can_replay = i % PROOFS == REPLAY;
         b.l->stream.opts.timeout_ns = 1;
         ki_listener_seed(b.l, &mark);
-        assert_true(watermark(&b).adrift);
+        assert_true(watermark(&b).at.facts & KI_FACT_ADRIFT);
         (void)ki_stream_connected(&b.l->stream, false, 1);
-        assert_false(watermark(&b).adrift);
+        assert_false(watermark(&b).at.facts & KI_FACT_ADRIFT);
         assert_int_equal(is_partial(&b), lost);
         next.sequence++;
         next.digest++;

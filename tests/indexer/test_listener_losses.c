@@ -218,7 +218,7 @@ static void recover(struct world *w)
 {
     struct ki_listener *from = w->l, *to;
     struct kv_buf marks = KV_BUF_INIT;
-    struct ki_watermark mark;
+    struct ki_mark mark;
     struct ki_handover *h;
     struct kvi_index *index;
 
@@ -226,7 +226,7 @@ static void recover(struct world *w)
         start_over(w);
     else if (unit_below(w->random, 2))
         ki_stream_disconnected(&from->stream, kv_now_ns());
-    ki_listener_watermarks(from, &marks);
+    ki_listener_marks(from, &marks);
     if (!marks.len || ki_handover_take(from, &h) < 0) {
         connect_anew(w);
         return;

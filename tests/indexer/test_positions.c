@@ -11,7 +11,7 @@
 
 static bool note(struct ki_positions *p, uint64_t worker, bool has_blocks)
 {
-    struct ki_watermark mark = {.holder = {.worker = worker}};
+    struct ki_mark mark = {.holder = {.worker = worker}};
 
     return ki_positions_note(p, &mark, has_blocks);
 }
@@ -19,7 +19,7 @@ static bool note(struct ki_positions *p, uint64_t worker, bool has_blocks)
 static void blocks_are_not_lost_sight_of(void **state)
 {
     struct ki_positions p = {0};
-    struct ki_watermark mark;
+    struct ki_mark mark;
     bool has_blocks;
 
     (void)state;

@@ -678,7 +678,8 @@ static void noise_is_counted_and_passed_over(void **state)
 static void held_until_go_with_a_peers_state(void **state)
 {
     struct ki_registry *r = open_registry(true);
-    struct ki_watermark mark = {.holder = {.worker = 1}, .sequence = 1, .timestamp = 1001};
+    struct ki_mark mark = {
+        .holder = {.worker = 1}, .has_position = true, .at = {.sequence = 1, .timestamp = 1001}};
     struct kv_block blocks[2];
     struct kvi_index *index;
     struct ki_model *model;
@@ -759,13 +760,13 @@ static void *look_on(void *arg)
 
     while (!atomic_load(&c->stop)) {
         struct ki_worker_info *infos;
-        struct ki_watermark *marks;
+        struct ki_mark *marks;
         struct ki_model *model;
         long n = ki_registry_workers(c->r, &infos);
 
         ki_worker_infos_free(infos, n);
         model = ki_registry_model(c->r, MODEL, TENANT);
-        if (model && ki_registry_watermarks(c->r, model, &marks) >= 0)
+        if (model && ki_registry_marks(c->r, model, &marks) >= 0)
             free(marks);
         ki_model_release(model);
     }

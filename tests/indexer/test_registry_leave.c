@@ -41,7 +41,7 @@ static struct ki_registry *open_registry(uint64_t instances, uint32_t ranks)
 static void bring(struct ki_registry *r, uint32_t stream, uint32_t rank, uint64_t hash)
 {
     struct ki_listener *l = ki_listener_find(r, 1, stream);
-    struct ki_watermark mark = {.holder = {1, rank}};
+    struct ki_mark mark = {.holder = {1, rank}, .has_position = true, .stream_rank = rank};
     struct kv_block block = {hash, hash};
 
     ki_listener_adopt_rank(l, &mark);
@@ -214,7 +214,7 @@ static void a_silent_stream_stays_whole(void **state)
  */
 static void unfollowed_blocks_of_a_followed_rank(void **state)
 {
-    struct ki_watermark mark = {.holder = {1, 5}, .has_stream = true, .stream_rank = 7};
+    struct ki_mark mark = {.holder = {1, 5}, .has_position = true, .stream_rank = 7};
     struct ki_registry *r = open_registry(1, 3);
 
     (void)state;
@@ -243,9 +243,9 @@ static void *dump(void *arg)
 
     while (!d->stop) {
         struct ki_model *model = ki_registry_model(d->r, "m", "default");
-        struct ki_watermark *marks;
+        struct ki_mark *marks;
 
-        if (ki_registry_watermarks(d->r, model, &marks) >= 0)
+        if (ki_registry_marks(d->r, model, &marks) >= 0)
             free(marks);
         ki_model_release(model);
     }
@@ -265,7 +265,7 @@ static void ranks_leave_beside_dumps(void **state)
 
         begin(d.r, i, 0);
         for (uint32_t k = 2; k < 9; k++)
-            ki_listener_adopt_rank(l, &(struct ki_watermark){.holder = {i, k}});
+            ki_listener_adopt_rank(l, &(struct ki_mark){.holder = {i, k}});
     }
     assert_int_equal(pthread_create(&thread, NULL, dump, &d), 0);
     for (uint64_t i = 1; i <= RACES; i++)

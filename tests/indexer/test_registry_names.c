@@ -180,9 +180,10 @@ static void a_name_is_learned_later(void **state)
 static void names_of_a_dump(void **state)
 {
     struct ki_registry *r = open_registry();
-    struct ki_watermark marks[3] = {{.holder = {7, 0}, .sequence = 1},
-                                    {.holder = {7, 1}, .sequence = 1},
-                                    {.holder = {8, 0}, .no_position = true}};
+    struct ki_mark marks[3] = {
+        {.holder = {7, 0}, .has_position = true, .at = {.sequence = 1}},
+        {.holder = {7, 1}, .has_position = true, .stream_rank = 1, .at = {.sequence = 1}},
+        {.holder = {8, 0}}};
     struct kv_block block = {1, 1};
     struct ki_instance_name *names;
     struct kvi_opts opts = {.size = sizeof(opts)};

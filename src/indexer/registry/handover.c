@@ -18,8 +18,8 @@ int ki_handover_create(struct ki_handover **ret)
         free(h);
         return -ENOMEM;
     }
-    h->suspects = true; /* assume so until the text says otherwise */
-    h->reasons = KI_BECAUSE(PEER);
+    h->state.facts = KI_FACT_SUSPECTS; /* assume so until the text says otherwise */
+    h->state.reasons = KI_BECAUSE(PEER);
     *ret = h;
     return 0;
 }
@@ -60,15 +60,7 @@ int ki_handover_take(struct ki_listener *l, struct ki_handover **ret)
 
     pthread_mutex_lock(&l->lock);
     if (l->stream.has_position && !l->gone) {
-        h.sequence = l->stream.position;
-        h.timestamp = l->stream.timestamp;
-        h.has_windows = l->applier.has_windows;
-        h.reasons = ki_listener_reasons_of_replicas(l);
-        h.has_reports = l->applier.reports.seen;
-        h.suspects = l->applier.reports.suspects;
-        h.trusted = l->applier.reports.trusted;
-        h.healed = l->stream.healed;
-        h.report_mode = l->applier.reports.mode;
+        ki_state_take(l, &h.state);
         h.reader = l->applier.reader;
         rc = ki_handover_copy(&h, ret);
     }
@@ -90,15 +82,8 @@ static void give_ends(struct ki_handover *h, struct ki_applier *a)
 void ki_handover_give(struct ki_handover *h, struct ki_listener *l)
 {
     pthread_mutex_lock(&l->lock);
-    if (!l->started && l->stream.seeded && l->stream.position == h->sequence) {
-        l->applier.has_windows = h->has_windows;
-        l->applier.reports.seen = h->has_reports;
-        l->applier.reports.suspects = h->suspects;
-        l->applier.reports.trusted = h->trusted;
-        l->stream.healed = h->healed;
-        l->applier.n_cleared = ki_applier_n_brought(&l->applier);
-        if (l->applier.reports.mode == KI_REPORTS_UNKNOWN)
-            l->applier.reports.mode = h->report_mode;
+    if (!l->started && l->stream.seeded && l->stream.position == h->state.sequence) {
+        ki_state_give(&h->state, l);
         if (h->has_ends)
             give_ends(h, &l->applier);
         if (kve_reader_take_over(l->applier.reader, h->reader) < 0)
@@ -115,30 +100,8 @@ void ki_handover_write(const struct ki_handover *h, struct kv_json_writer *w)
 {
     kv_json_member_u64(w, "worker_id", h->instance);
     kv_json_member_u64(w, "dp_rank", h->rank);
-    kv_json_member_u64(w, "seq", h->sequence);
-    kv_json_member_double(w, "timestamp", h->timestamp);
-    kv_json_member_bool(w, "has_windows", h->has_windows);
-    kv_json_key(w, "reasons");
-    ki_reasons_write(w, h->reasons);
-    kv_json_member_bool(w, "has_reports", h->has_reports);
-    kv_json_member_bool(w, "suspects_reports", h->suspects);
-    if (h->trusted)
-        kv_json_member_bool(w, "trusts_copies", true);
-    if (h->healed)
-        kv_json_member_bool(w, "healed", true);
-    if (h->report_mode)
-        kv_json_member_str(w, "report_mode", ki_report_mode_name(h->report_mode));
+    ki_state_write(&h->state, w);
     kve_reader_write(h->reader, w);
-}
-
-static void read_report_mode(struct kv_json *json, enum ki_report_mode *ret)
-{
-    struct kv_buf scratch = {.limit = 64};
-    struct kv_str name = kv_json_str(json, &scratch);
-
-    if (ki_report_mode_parse(name.p, name.len, ret) < 0)
-        *ret = KI_REPORTS_UNKNOWN;
-    kv_buf_fini(&scratch);
 }
 
 void ki_handover_read(struct ki_handover *h, struct kv_json *json)
@@ -152,24 +115,8 @@ void ki_handover_read(struct ki_handover *h, struct kv_json *json)
             h->instance = kv_json_u64(json, UINT64_MAX);
         else if (kv_str_eq(key, "dp_rank"))
             h->rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
-        else if (kv_str_eq(key, "seq"))
-            h->sequence = kv_json_u64(json, UINT64_MAX);
-        else if (kv_str_eq(key, "timestamp"))
-            h->timestamp = kv_json_null(json) ? 0 : kv_json_double(json);
-        else if (kv_str_eq(key, "has_windows"))
-            h->has_windows = kv_json_bool(json);
-        else if (kv_str_eq(key, "has_reports"))
-            h->has_reports = kv_json_bool(json);
-        else if (kv_str_eq(key, "reasons"))
-            h->reasons = ki_reasons_read(json);
-        else if (kv_str_eq(key, "suspects_reports"))
-            h->suspects = kv_json_bool(json);
-        else if (kv_str_eq(key, "trusts_copies"))
-            h->trusted = kv_json_bool(json);
-        else if (kv_str_eq(key, "healed"))
-            h->healed = kv_json_bool(json);
-        else if (kv_str_eq(key, "report_mode"))
-            read_report_mode(json, &h->report_mode);
+        else if (ki_state_read(&h->state, json, key))
+            continue;
         else if ((rc = kve_reader_read(h->reader, json, key)) < 0)
             h->unusable = true;
         else if (!rc)
@@ -194,7 +141,9 @@ static int compare_age(const void *a, const void *b)
     const struct ki_handover *y = *(struct ki_handover *const *)b;
     int order = ki_handover_compare(a, b);
 
-    return order ? order : (x->sequence > y->sequence) - (x->sequence < y->sequence);
+    if (order)
+        return order;
+    return (x->state.sequence > y->state.sequence) - (x->state.sequence < y->state.sequence);
 }
 
 /*
@@ -216,7 +165,7 @@ static size_t drop_older(struct ki_handover **handovers, size_t n)
     return kept;
 }
 
-size_t ki_handover_note(struct ki_handover **handovers, size_t n, struct ki_watermark *marks,
+size_t ki_handover_note(struct ki_handover **handovers, size_t n, struct ki_mark *marks,
                         size_t n_marks)
 {
     n = drop_older(handovers, n);
@@ -225,17 +174,17 @@ size_t ki_handover_note(struct ki_handover **handovers, size_t n, struct ki_wate
         const struct ki_handover *wanted = &key;
         struct ki_handover **found;
 
-        if (marks[i].no_position || !marks[i].has_stream)
+        if (!marks[i].has_position)
             continue;
         found = bsearch(&wanted, handovers, n, sizeof(handovers[0]), ki_handover_compare);
         if (!found)
             continue;
-        if ((*found)->unusable || (*found)->sequence < marks[i].sequence) {
+        if ((*found)->unusable || (*found)->state.sequence < marks[i].at.sequence) {
             (*found)->unusable = marks[i].torn = true;
-        } else if ((*found)->sequence > marks[i].sequence) {
-            marks[i].sequence = (*found)->sequence;
-            marks[i].timestamp = (*found)->timestamp;
-            marks[i].reasons |= (*found)->reasons;
+        } else if ((*found)->state.sequence > marks[i].at.sequence) {
+            marks[i].at.sequence = (*found)->state.sequence;
+            marks[i].at.timestamp = (*found)->state.timestamp;
+            marks[i].at.reasons |= (*found)->state.reasons;
         }
     }
     return n;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * State of a stream beside the index, and its position: a replica continues from it, and batches
- * then mean the same there. Part of dumps (docs/formats.md); kept beside the position of a worker
- * that isn't registered yet.
+ * A stream's state (stream/state.h) and its reader: what a replica needs beside the index to continue.
+ * Part of dumps (docs/formats.md); kept beside the position of a worker that isn't registered yet.
  */
 #ifndef KV_INDEXER_REGISTRY_HANDOVER_H
 #define KV_INDEXER_REGISTRY_HANDOVER_H
@@ -15,16 +14,8 @@ struct ki_listener;
 
 struct ki_handover {
     uint64_t instance;
-    uint32_t rank;     /* rank of the registration */
-    uint64_t sequence; /* of the last batch applied */
-    double timestamp;
-    bool has_windows;                /* see struct ki_applier */
-    ki_reasons reasons;              /* of the watermark at that moment */
-    bool has_reports;                /* the stream has shown a report */
-    bool suspects;                   /* some events may have been reports; default: true */
-    bool trusted;                    /* events that may be reports count as copies */
-    bool healed;                     /* see struct ki_stream */
-    enum ki_report_mode report_mode; /* as registered, or as the stream has shown */
+    uint32_t rank; /* rank of the registration */
+    struct ki_state state;
     bool unusable; /* read from a dump, but no stream of this version can have such a state */
     struct kve_reader *reader; /* a copy: event/reader_state.h */
     bool has_ends;             /* the dump tells the copies of the stream's blocks at its end: */
@@ -62,7 +53,7 @@ int ki_handover_compare(const void *a, const void *b);
  * handover is unusable or older is torn: its stream must be read from the beginning. Sorts
  * @handovers, and frees all but the newest of each stream. Returns how many are left.
  */
-size_t ki_handover_note(struct ki_handover **handovers, size_t n, struct ki_watermark *marks,
+size_t ki_handover_note(struct ki_handover **handovers, size_t n, struct ki_mark *marks,
                         size_t n_marks);
 
 typedef int (*ki_handover_fn)(void *arg, const struct ki_handover *h);

@@ -91,7 +91,7 @@ static bool make_room(struct ki_positions *p)
     return true;
 }
 
-bool ki_positions_note(struct ki_positions *p, const struct ki_watermark *mark, bool has_blocks)
+bool ki_positions_note(struct ki_positions *p, const struct ki_mark *mark, bool has_blocks)
 {
     struct ki_position *item = open_table(p) ? calloc(1, sizeof(*item)) : NULL;
     struct ki_position **link;
@@ -146,7 +146,7 @@ struct ki_handover *ki_positions_take_handover(struct ki_positions *p, struct kv
     return handover;
 }
 
-bool ki_positions_take(struct ki_positions *p, struct kv_holder holder, struct ki_watermark *ret,
+bool ki_positions_take(struct ki_positions *p, struct kv_holder holder, struct ki_mark *ret,
                        bool *ret_has_blocks)
 {
     struct ki_position **link;

@@ -16,7 +16,7 @@
 #define KI_MAX_POSITIONS 65536
 
 struct ki_position {
-    struct ki_watermark mark;
+    struct ki_mark mark;
     bool has_blocks; /* the index still has the stream's blocks up to here (from a dump) */
     uint64_t noted_ns;
     struct ki_handover *handover; /* the stream's state there, or NULL */
@@ -42,7 +42,7 @@ void ki_positions_fini(struct ki_positions *p);
  * worker has KI_MAX_RANKS already, or when all KI_MAX_POSITIONS have blocks. A lost position costs
  * a replay, unless the caller needs it to find blocks again.
  */
-bool ki_positions_note(struct ki_positions *p, const struct ki_watermark *mark, bool has_blocks);
+bool ki_positions_note(struct ki_positions *p, const struct ki_mark *mark, bool has_blocks);
 /**
  * Keep the stream's state beside its position. Returns false without a position; @handover stays
  * the caller's then.
@@ -52,7 +52,7 @@ bool ki_positions_keep(struct ki_positions *p, struct kv_holder holder,
 /** Take the state out; the caller frees it. NULL: none. */
 struct ki_handover *ki_positions_take_handover(struct ki_positions *p, struct kv_holder holder);
 /** Take a position out. Returns false when there is none. */
-bool ki_positions_take(struct ki_positions *p, struct kv_holder holder, struct ki_watermark *ret,
+bool ki_positions_take(struct ki_positions *p, struct kv_holder holder, struct ki_mark *ret,
                        bool *ret_has_blocks);
 /** Walk the positions of a worker: start with NULL; NULL at the end. */
 const struct ki_position *ki_positions_next(const struct ki_positions *p, uint64_t worker,

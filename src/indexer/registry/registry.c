@@ -286,7 +286,7 @@ static void take_position(struct ki_registry *r, struct ki_listener *l)
     struct kv_holder holder = {.worker = l->instance, .rank = l->rank};
     bool has_blocks = kvi_holder_blocks(l->model->index, holder) > 0, noted_blocks;
     struct ki_handover *handover = ki_positions_take_handover(&r->positions, holder);
-    struct ki_watermark mark;
+    struct ki_mark mark;
     bool seeded = false;
 
     if (ki_positions_take(&r->positions, holder, &mark, &noted_blocks) && ki_mark_is_of(&mark, l)) {
@@ -294,7 +294,7 @@ static void take_position(struct ki_registry *r, struct ki_listener *l)
         if (seeded)
             ki_listener_seed(l, &mark);
         else
-            ki_stream_remember(&l->stream, mark.sequence);
+            ki_stream_remember(&l->stream, mark.at.sequence);
     }
     if (seeded && handover)
         ki_handover_give(handover, l);
@@ -312,11 +312,11 @@ static void take_dumped_ranks(struct ki_registry *r, struct ki_listener *l)
     const struct ki_position *p = ki_positions_next(&r->positions, l->instance, NULL), *next;
 
     for (; p; p = next) {
-        struct ki_watermark mark = p->mark;
+        struct ki_mark mark = p->mark;
         bool has_blocks = p->has_blocks;
 
         next = ki_positions_next(&r->positions, l->instance, p);
-        if (!has_blocks || (mark.has_stream ? mark.stream_rank != l->rank : !mark.no_position))
+        if (!has_blocks || (mark.has_position && mark.stream_rank != l->rank))
             continue;
         ki_positions_take(&r->positions, mark.holder, &mark, &has_blocks);
         ki_listener_adopt_rank(l, &mark);

@@ -202,8 +202,8 @@ uint64_t ki_registry_forget_unfollowed(struct ki_registry *registry, uint64_t ag
  * generation is the same afterwards. Sorted by holder; the caller frees *ret. Returns their number
  * or -ENOMEM.
  */
-long ki_registry_watermarks(struct ki_registry *registry, const struct ki_model *model,
-                            struct ki_watermark **ret);
+long ki_registry_marks(struct ki_registry *registry, const struct ki_model *model,
+                       struct ki_mark **ret);
 
 /**
  * Pass the copies of each stream's ranks to @fn, and the possible ones to @doubt_fn, with the stream
@@ -218,13 +218,13 @@ int ki_registry_ends(struct ki_registry *registry, const struct ki_model *model,
 
 /**
  * Replace the model's (still empty) index by a complete one from a peer's dump. @marks has the
- * position at which each live stream continues: one watermark (a no_position one where the peer
+ * position at which each live stream continues: one mark (one without a position where the peer
  * gave none) for every holder in @index. The registry must still be held. Blocks of instances that
  * are registered under another model here are left out. Takes @index over on success. Returns
  * -EEXIST when the model has another block size, or blocks already; -ENOMEM.
  */
 int ki_registry_adopt(struct ki_registry *registry, const char *model, const char *tenant,
                       uint32_t block_size, struct kvi_index *index,
-                      const struct ki_watermark *watermarks, size_t n, struct kv_error *error);
+                      const struct ki_mark *watermarks, size_t n, struct kv_error *error);
 
 #endif

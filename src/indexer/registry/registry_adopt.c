@@ -31,13 +31,13 @@ static int check_adoptable(const struct ki_registry *r, const struct ki_model *k
 struct adoption {
     /* Known: the empty model, or NULL; model: the one with the peer's index. */
     struct ki_model *known, *model;
-    struct ki_watermark *marks; /* sorted by holder */
+    struct ki_mark *marks; /* sorted by holder */
     size_t n;
 };
 
-static const struct ki_watermark *mark_of(const struct adoption *a, const struct ki_listener *l)
+static const struct ki_mark *mark_of(const struct adoption *a, const struct ki_listener *l)
 {
-    struct ki_watermark key = {.holder = {.worker = l->instance, .rank = l->rank}};
+    struct ki_mark key = {.holder = {.worker = l->instance, .rank = l->rank}};
 
     return a->n ? bsearch(&key, a->marks, a->n, sizeof(key), ki_marks_compare) : NULL;
 }
@@ -49,7 +49,7 @@ static const struct ki_watermark *mark_of(const struct adoption *a, const struct
 static void move_listener(struct ki_listener *l, const struct adoption *a)
 {
     struct kv_holder holder = {.worker = l->instance, .rank = l->rank};
-    const struct ki_watermark *mark = mark_of(a, l);
+    const struct ki_mark *mark = mark_of(a, l);
 
     ki_listener_change_model(l, ki_model_acquire(a->model));
     if (mark && ki_mark_is_of(mark, l)) {
@@ -60,30 +60,29 @@ static void move_listener(struct ki_listener *l, const struct adoption *a)
         ki_listener_name_rank(l);
         l->applier.reports.suspects = true; /* the history of its blocks is unknown */
         /* Torn, or fed to the peer by another stream, whose numbers mean nothing here. */
-        if (mark && (mark->torn || !mark->no_position))
+        if (mark && (mark->torn || mark->has_position))
             ki_stream_seed_torn(&l->stream);
         ki_listener_unlock(l);
     }
 }
 
 /* Find the listener that brings the blocks of a rank that isn't registered; NULL: unknown. */
-static struct ki_listener *feeder_of(const struct ki_registry *r, const struct ki_watermark *mark)
+static struct ki_listener *feeder_of(const struct ki_registry *r, const struct ki_mark *mark)
 {
     size_t first, end = ki_instance_range(r, mark->holder.worker, &first);
 
-    if (mark->has_stream)
+    if (mark->has_position)
         return ki_listener_find(r, mark->holder.worker, mark->stream_rank);
     return first < end ? r->listeners[first] : NULL;
 }
 
 /* Adopt a holder that has no registration here. */
-static void adopt_stray(struct ki_registry *r, const struct adoption *a,
-                        const struct ki_watermark *mark)
+static void adopt_stray(struct ki_registry *r, const struct adoption *a, const struct ki_mark *mark)
 {
     bool has_blocks = kvi_holder_blocks(a->model->index, mark->holder) > 0;
     struct ki_listener *feeder = feeder_of(r, mark);
 
-    if (!has_blocks && mark->no_position)
+    if (!has_blocks && !mark->has_position)
         return;
     if (feeder)
         ki_listener_adopt_rank(feeder, mark);
@@ -94,7 +93,7 @@ static void adopt_stray(struct ki_registry *r, const struct adoption *a,
 static void adopt_marks(struct ki_registry *r, const struct adoption *a)
 {
     for (size_t i = 0; i < a->n; i++) {
-        const struct ki_watermark *mark = &a->marks[i];
+        const struct ki_mark *mark = &a->marks[i];
         size_t first, end = ki_instance_range(r, mark->holder.worker, &first);
 
         /* Drop blocks of an instance that feeds another model. */
@@ -105,10 +104,10 @@ static void adopt_marks(struct ki_registry *r, const struct adoption *a)
     }
 }
 
-static int copy_marks(const struct ki_watermark *marks, size_t n, struct ki_registry *r,
-                      struct ki_watermark **ret)
+static int copy_marks(const struct ki_mark *marks, size_t n, struct ki_registry *r,
+                      struct ki_mark **ret)
 {
-    struct ki_watermark *copy = malloc((n + 1) * sizeof(*copy));
+    struct ki_mark *copy = malloc((n + 1) * sizeof(*copy));
 
     if (!copy)
         return -ENOMEM;
@@ -122,8 +121,8 @@ static int copy_marks(const struct ki_watermark *marks, size_t n, struct ki_regi
 }
 
 static int adopt_locked(struct ki_registry *r, const char *name, const char *tenant,
-                        uint32_t block_size, struct kvi_index *index,
-                        const struct ki_watermark *marks, size_t n, struct kv_error *error)
+                        uint32_t block_size, struct kvi_index *index, const struct ki_mark *marks,
+                        size_t n, struct kv_error *error)
 {
     struct adoption a = {.known = ki_model_find(r, name, tenant), .n = n};
     int rc = check_adoptable(r, a.known, block_size, error);
@@ -156,7 +155,7 @@ static int adopt_locked(struct ki_registry *r, const char *name, const char *ten
 
 int ki_registry_adopt(struct ki_registry *registry, const char *model, const char *tenant,
                       uint32_t block_size, struct kvi_index *index,
-                      const struct ki_watermark *watermarks, size_t n, struct kv_error *error)
+                      const struct ki_mark *watermarks, size_t n, struct kv_error *error)
 {
     int rc;
 

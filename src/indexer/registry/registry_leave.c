@@ -158,7 +158,7 @@ static void retire_all(struct ki_registry *r, size_t first, size_t end, struct k
 static void retire_range(struct ki_registry *r, size_t first, size_t end, bool whole)
 {
     struct ki_model *model = ki_model_acquire(r->listeners[first]->model);
-    struct ki_watermark position;
+    struct ki_mark position;
 
     for (size_t i = first; i < end; i++)
         if (ki_listener_retire(r->listeners[i], &position))

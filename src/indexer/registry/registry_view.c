@@ -174,8 +174,8 @@ int ki_holder_compare(const struct kv_holder *x, const struct kv_holder *y)
 
 int ki_marks_compare(const void *a, const void *b)
 {
-    return ki_holder_compare(&((const struct ki_watermark *)a)->holder,
-                             &((const struct ki_watermark *)b)->holder);
+    return ki_holder_compare(&((const struct ki_mark *)a)->holder,
+                             &((const struct ki_mark *)b)->holder);
 }
 
 void ki_registry_kept_marks(struct ki_registry *r, const struct ki_model *model, struct kv_buf *ret)
@@ -187,22 +187,23 @@ void ki_registry_kept_marks(struct ki_registry *r, const struct ki_model *model,
         goto out;
     TAILQ_FOREACH(p, &r->positions.with_blocks, age)
     {
-        struct ki_watermark mark = p->mark;
+        struct ki_mark mark = p->mark;
 
-        mark.has_copies = false; /* the copies of blocks are those at its end, not here */
-        mark.has_doubts = false;
-        mark.adrift = true;
+        if (mark.has_end == KI_END_EXACT) /* but the copies of blocks are those here */
+            mark.has_end = KI_END_POSITION;
+        mark.at.facts |= KI_FACT_ADRIFT;
+        mark.end.facts |= KI_FACT_ADRIFT;
         if (p->handover && p->handover->doubts.items.len)
-            mark.reasons |= KI_BECAUSE(MAYBE_REPORT);
-        if (!mark.no_position && kvi_holder_blocks(model->index, mark.holder))
+            mark.at.reasons |= KI_BECAUSE(MAYBE_REPORT);
+        if (mark.has_position && kvi_holder_blocks(model->index, mark.holder))
             kv_buf_append(ret, &mark, sizeof(mark));
     }
 out:
     pthread_mutex_unlock(&r->admin);
 }
 
-long ki_registry_watermarks(struct ki_registry *registry, const struct ki_model *model,
-                            struct ki_watermark **ret)
+long ki_registry_marks(struct ki_registry *registry, const struct ki_model *model,
+                       struct ki_mark **ret)
 {
     struct ki_listener **listeners;
     struct kv_buf marks = KV_BUF_INIT;
@@ -213,7 +214,7 @@ long ki_registry_watermarks(struct ki_registry *registry, const struct ki_model 
     n = ki_tables_snapshot(registry, &listeners);
     for (long i = 0; i < n; i++)
         if (ki_listener_feeds(listeners[i], model))
-            ki_listener_watermarks(listeners[i], &marks);
+            ki_listener_marks(listeners[i], &marks);
     if (n >= 0)
         ki_tables_snapshot_free(listeners, n);
     if (n < 0 || marks.error) {
@@ -223,6 +224,6 @@ long ki_registry_watermarks(struct ki_registry *registry, const struct ki_model 
     n_marks = marks.len / sizeof(**ret);
     if (n_marks)
         qsort(marks.data, n_marks, sizeof(**ret), ki_marks_compare);
-    *ret = (struct ki_watermark *)marks.data;
+    *ret = (struct ki_mark *)marks.data;
     return (long)n_marks;
 }

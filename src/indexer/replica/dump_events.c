@@ -10,7 +10,7 @@
 #define CHECK_BLOCKS 4096 /* blocks between two checks of an index's memory */
 
 static int apply_event(struct ki_dump_reader *reader, struct kvi_index *index,
-                       const struct kve_router_event *event, struct ki_watermark *mark)
+                       const struct kve_router_event *event, struct ki_mark *mark)
 {
     struct kvi_stored stored = {0};
     long rc = 0;
@@ -47,7 +47,7 @@ static int apply_event(struct ki_dump_reader *reader, struct kvi_index *index,
 static bool take_event(struct ki_dump_reader *reader, struct kv_json *json,
                        struct ki_dumped_model *m, const struct kve_router_event *event)
 {
-    struct ki_watermark *mark = ki_dump_mark(reader, json, m, event->holder);
+    struct ki_mark *mark = ki_dump_mark(reader, json, m, event->holder);
     int rc;
 
     if (!mark)

@@ -173,7 +173,7 @@ static int begin_again(struct ki_dump_reader *reader, struct ki_dumped_model *m,
 
 /* Restore an extra; a rank with windows that can't be is torn. Returns 0 or a negative errno. */
 static int restore(struct ki_dump_reader *reader, struct ki_dumped_model *m,
-                   const struct kvi_extra *extra, struct ki_watermark *mark)
+                   const struct kvi_extra *extra, struct ki_mark *mark)
 {
     int rc = kvi_restore_extra(m->index, extra);
 
@@ -192,7 +192,7 @@ void ki_dump_read_extra(struct ki_dump_reader *reader, struct kv_json *json,
                         struct ki_dumped_model *m, bool at_end)
 {
     struct kvi_extra extra = {.copies = 0};
-    struct ki_watermark *mark;
+    struct ki_mark *mark;
     bool is_placed = false;
     struct kv_str key;
     int rc;

@@ -9,7 +9,7 @@
 static uint32_t *slot_of(const struct ki_dump_reader *reader, const struct ki_dumped_model *m,
                          struct kv_holder holder)
 {
-    const struct ki_watermark *marks = (const struct ki_watermark *)m->marks.data;
+    const struct ki_mark *marks = (const struct ki_mark *)m->marks.data;
     size_t at = kv_xxh64(&holder.worker, sizeof(holder.worker), reader->secret + holder.rank);
 
     for (;; at++) {
@@ -23,7 +23,7 @@ static uint32_t *slot_of(const struct ki_dump_reader *reader, const struct ki_du
 
 static bool grow_slots(struct ki_dump_reader *reader, struct ki_dumped_model *m, size_t n)
 {
-    const struct ki_watermark *marks = (const struct ki_watermark *)m->marks.data;
+    const struct ki_mark *marks = (const struct ki_mark *)m->marks.data;
 
     if (2 * n < m->n_slots)
         return true;
@@ -37,10 +37,10 @@ static bool grow_slots(struct ki_dump_reader *reader, struct ki_dumped_model *m,
     return true;
 }
 
-struct ki_watermark *ki_dump_mark(struct ki_dump_reader *reader, struct kv_json *json,
-                                  struct ki_dumped_model *m, struct kv_holder holder)
+struct ki_mark *ki_dump_mark(struct ki_dump_reader *reader, struct kv_json *json,
+                             struct ki_dumped_model *m, struct kv_holder holder)
 {
-    struct ki_watermark fresh = {.holder = holder, .no_position = true};
+    struct ki_mark fresh = {.holder = holder};
     size_t n = m->marks.len / sizeof(fresh);
     uint32_t *slot;
 
@@ -58,62 +58,50 @@ struct ki_watermark *ki_dump_mark(struct ki_dump_reader *reader, struct kv_json 
         }
         *slot = (uint32_t)n + 1;
     }
-    return (struct ki_watermark *)m->marks.data + (*slot - 1);
+    return (struct ki_mark *)m->marks.data + (*slot - 1);
 }
 
-/* Copy what @told says of the dump's end. */
-static void set_end(struct ki_watermark *mark, const struct ki_watermark *told)
+/* Read member @key, if it tells of which rank an object is. */
+static bool read_holder(struct kv_holder *holder, struct kv_json *json, struct kv_str key)
 {
-    mark->has_end = told->has_end;
-    mark->end = told->end;
-    mark->has_copies = told->has_copies;
-    mark->end_reasons = told->end_reasons;
-    mark->end_reports = told->end_reports;
-    mark->end_suspects = told->end_suspects;
-    mark->has_doubts = told->has_doubts;
-    mark->end_trusted = told->end_trusted;
-    mark->end_real = told->end_real;
+    if (kv_str_eq(key, "worker_id"))
+        holder->worker = kv_json_u64(json, UINT64_MAX);
+    else if (kv_str_eq(key, "dp_rank"))
+        holder->rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
+    else
+        return false;
+    return true;
 }
 
 void ki_dump_read_mark(struct ki_dump_reader *reader, struct kv_json *json,
                        struct ki_dumped_model *m)
 {
-    struct ki_watermark *known;
-    struct ki_watermark mark = {0};
-    bool has_worker = false, has_sequence = false;
+    bool has_worker = false, has_sequence = false, has_rank = false;
+    struct ki_mark mark = {.has_position = true};
+    struct ki_mark *known;
     struct kv_str key;
 
     kv_json_object(json);
     while (kv_json_next_key(json, &key)) {
-        if (kv_str_eq(key, "worker_id")) {
-            mark.holder.worker = kv_json_u64(json, UINT64_MAX);
-            has_worker = true;
-        } else if (kv_str_eq(key, "dp_rank")) {
-            mark.holder.rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
-        } else if (kv_str_eq(key, "seq")) {
-            mark.sequence = kv_json_u64(json, UINT64_MAX);
-            has_sequence = true;
-        } else if (kv_str_eq(key, "timestamp")) {
-            mark.timestamp = kv_json_null(json) ? 0 : kv_json_double(json);
-        } else if (kv_str_eq(key, "reasons")) {
-            mark.reasons = ki_reasons_read(json);
-        } else if (kv_str_eq(key, "adrift")) {
-            mark.adrift = kv_json_bool(json);
-        } else if (kv_str_eq(key, "stream_rank")) {
+        has_worker |= kv_str_eq(key, "worker_id");
+        has_sequence |= kv_str_eq(key, "seq");
+        if (kv_str_eq(key, "stream_rank")) {
             mark.stream_rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
-            mark.has_stream = true;
-        } else {
+            has_rank = true;
+        } else if (!read_holder(&mark.holder, json, key) && !ki_state_read(&mark.at, json, key)) {
             kv_json_skip(json);
         }
     }
     if (!has_worker || !has_sequence)
         kv_json_fail(json, -EPROTO, "a watermark without worker_id or seq");
+    if (!has_rank)
+        mark.stream_rank = mark.holder.rank;
     known = ki_dump_mark(reader, json, m, mark.holder);
     if (!known)
         return;
     mark.torn = known->torn;
-    mark.adrift |= known->adrift;
-    set_end(&mark, known);
+    mark.has_end = known->has_end;
+    mark.end = known->end;
     *known = mark;
 }
 
@@ -121,18 +109,13 @@ void ki_dump_read_torn(struct ki_dump_reader *reader, struct kv_json *json,
                        struct ki_dumped_model *m)
 {
     struct kv_holder holder = {0};
-    struct ki_watermark *mark;
+    struct ki_mark *mark;
     struct kv_str key;
 
     kv_json_object(json);
-    while (kv_json_next_key(json, &key)) {
-        if (kv_str_eq(key, "worker_id"))
-            holder.worker = kv_json_u64(json, UINT64_MAX);
-        else if (kv_str_eq(key, "dp_rank"))
-            holder.rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
-        else
+    while (kv_json_next_key(json, &key))
+        if (!read_holder(&holder, json, key))
             kv_json_skip(json);
-    }
     if (kv_json_failed(json))
         return;
     mark = ki_dump_mark(reader, json, m, holder);
@@ -143,46 +126,27 @@ void ki_dump_read_torn(struct ki_dump_reader *reader, struct kv_json *json,
 void ki_dump_read_end(struct ki_dump_reader *reader, struct kv_json *json,
                       struct ki_dumped_model *m)
 {
-    struct ki_watermark told = {0};
-    struct ki_watermark *mark;
+    struct ki_state end = {.sequence = 0};
+    struct kv_holder holder = {0};
+    bool has_sequence = false, exact = false;
+    struct ki_mark *mark;
     struct kv_str key;
 
     kv_json_object(json);
     while (kv_json_next_key(json, &key)) {
-        if (kv_str_eq(key, "worker_id")) {
-            told.holder.worker = kv_json_u64(json, UINT64_MAX);
-        } else if (kv_str_eq(key, "dp_rank")) {
-            told.holder.rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
-        } else if (kv_str_eq(key, "seq")) {
-            told.end = kv_json_u64(json, UINT64_MAX);
-            told.has_end = true;
-        } else if (kv_str_eq(key, "copies")) {
-            told.has_copies = kv_json_bool(json);
-        } else if (kv_str_eq(key, "reasons")) {
-            told.end_reasons = ki_reasons_read(json);
-        } else if (kv_str_eq(key, "adrift")) {
-            told.adrift = kv_json_bool(json);
-        } else if (kv_str_eq(key, "has_reports")) {
-            told.end_reports = kv_json_bool(json);
-        } else if (kv_str_eq(key, "suspects_reports")) {
-            told.end_suspects = kv_json_bool(json);
-        } else if (kv_str_eq(key, "doubts")) {
-            told.has_doubts = kv_json_bool(json);
-        } else if (kv_str_eq(key, "trusts_copies")) {
-            told.end_trusted = kv_json_bool(json);
-        } else if (kv_str_eq(key, "real_copies")) {
-            told.end_real = (uint32_t)kv_json_u64(json, UINT32_MAX);
-        } else {
+        has_sequence |= kv_str_eq(key, "seq");
+        if (kv_str_eq(key, "exact"))
+            exact = kv_json_bool(json);
+        else if (!read_holder(&holder, json, key) && !ki_state_read(&end, json, key))
             kv_json_skip(json);
-        }
     }
-    if (kv_json_failed(json) || !told.has_end)
+    if (kv_json_failed(json) || !has_sequence)
         return;
-    mark = ki_dump_mark(reader, json, m, told.holder);
+    mark = ki_dump_mark(reader, json, m, holder);
     if (!mark)
         return;
-    set_end(mark, &told);
-    mark->adrift |= told.adrift;
+    mark->has_end = exact ? KI_END_EXACT : KI_END_POSITION;
+    mark->end = end;
 }
 
 static int compare_ends(const void *a, const void *b)
@@ -225,45 +189,34 @@ static void append_rows(struct kv_buf *to, const struct kv_buf *table, size_t si
 }
 
 /*
- * Give a stream the possible copies of its rank's blocks. The view is partial for these, or for
- * other reasons.
+ * Give a stream what the dump tells of its rank's end: the copies, and the possible copies. With
+ * these, the replica is partial for the other reasons alone.
  */
-static void give_doubts(struct ki_handover *h, const struct ki_dumped_model *m,
-                        struct ki_watermark *mark)
-{
-    const struct ki_unsure_told key = {.instance = mark->holder.worker, .rank = mark->holder.rank};
-
-    h->doubts.known &= mark->has_doubts;
-    if (!mark->has_doubts)
-        return;
-    mark->reasons = mark->end_reasons & ~ki_reasons_told(mark->end_reasons, KI_TOLD_BLOCKS);
-    h->doubts.trusted |= mark->end_trusted;
-    h->doubts.n_real = KV_MAX(h->doubts.n_real, mark->end_real);
-    append_rows(&h->doubts.items, &m->doubts, sizeof(key), &key, compare_doubts);
-    mark->reasons |= h->doubts.items.error ? KI_BECAUSE(PEER) : 0;
-}
-
-/* Give a stream what the dump tells of its rank's end. */
-static void give_end(struct ki_handover *h, const struct ki_dumped_model *m,
-                     struct ki_watermark *mark)
+static void give_end(struct ki_handover *h, const struct ki_dumped_model *m, struct ki_mark *mark)
 {
     const struct ki_end_copies key = {.holder = mark->holder};
+    const struct ki_unsure_told doubt = {.instance = mark->holder.worker,
+                                         .rank = mark->holder.rank};
+    const struct ki_state *end = &mark->end;
 
-    h->has_ends &= mark->has_copies;
-    if (!mark->has_copies)
+    h->has_ends &= mark->has_end == KI_END_EXACT;
+    h->doubts.known = h->has_ends;
+    if (mark->has_end != KI_END_EXACT)
         return;
-    mark->reasons |= mark->end_reasons;
-    h->has_reports |= mark->end_reports;
-    h->suspects |= mark->end_suspects;
+    h->state.facts |= end->facts & (KI_FACT_REPORTS | KI_FACT_SUSPECTS);
     append_rows(&h->ends, &m->ends, sizeof(key), &key, compare_ends);
     h->has_ends &= !h->ends.error;
-    give_doubts(h, m, mark);
+    mark->at.reasons = end->reasons & ~ki_reasons_told(end->reasons, KI_TOLD_BLOCKS);
+    h->doubts.trusted |= (end->facts & KI_FACT_TRUSTED) != 0;
+    h->doubts.n_real = KV_MAX(h->doubts.n_real, end->n_real);
+    append_rows(&h->doubts.items, &m->doubts, sizeof(doubt), &doubt, compare_doubts);
+    mark->at.reasons |= h->doubts.items.error ? KI_BECAUSE(PEER) : 0;
 }
 
 /* Give each stream the copies of its ranks' blocks at the dump's end. */
 static void give_ends(struct ki_dumped_model *m)
 {
-    struct ki_watermark *marks = (struct ki_watermark *)(void *)m->marks.data;
+    struct ki_mark *marks = (struct ki_mark *)(void *)m->marks.data;
 
     if (m->ends.len)
         qsort(m->ends.data, m->ends.len / sizeof(struct ki_end_copies),
@@ -278,7 +231,7 @@ static void give_ends(struct ki_dumped_model *m)
         const struct ki_handover *wanted = &key;
         struct ki_handover **found = NULL;
 
-        if (m->n_handovers && marks[i].has_stream)
+        if (m->n_handovers && marks[i].has_position)
             found = bsearch(&wanted, m->handovers, m->n_handovers, sizeof(struct ki_handover *),
                             ki_handover_compare);
         if (found)
@@ -290,14 +243,16 @@ static void give_ends(struct ki_dumped_model *m)
 
 void ki_dump_judge_marks(struct ki_dump_reader *reader, struct ki_dumped_model *m)
 {
-    struct ki_watermark *marks = (struct ki_watermark *)m->marks.data;
+    struct ki_mark *marks = (struct ki_mark *)m->marks.data;
     struct kvi_stats stats = {.size = sizeof(stats)};
 
     for (size_t i = 0; m->has_marks && i < m->marks.len / sizeof(*marks); i++)
-        marks[i].torn |= marks[i].no_position;
+        marks[i].torn |= !marks[i].has_position;
     m->n_handovers =
         ki_handover_note(m->handovers, m->n_handovers, marks, m->marks.len / sizeof(*marks));
     give_ends(m);
+    for (size_t i = 0; i < m->marks.len / sizeof(*marks); i++)
+        marks[i].at.facts |= marks[i].end.facts & KI_FACT_ADRIFT;
     free(m->slots);
     m->slots = NULL;
     m->n_slots = 0;

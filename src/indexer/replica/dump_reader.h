@@ -24,7 +24,7 @@ struct ki_dumped_model {
     uint64_t forms; /* KI_FORM of each form of the model's hashes */
     bool failed;    /* the peer wrote an error in place of the model */
     struct kvi_index *index;
-    struct kv_buf marks;            /* struct ki_watermark, one per holder that the dump names */
+    struct kv_buf marks;            /* struct ki_mark, one per holder that the dump names */
     bool has_marks;                 /* the peer dumps positions */
     struct kv_buf ends;             /* struct ki_end_copies */
     struct kv_buf doubts;           /* struct ki_unsure_told */

@@ -20,8 +20,8 @@ bool ki_dump_is_too_large(const struct ki_dump_reader *reader, const struct ki_d
  * Return the entry of a holder, made when it is missing. Valid until the next call. NULL: too many
  * holders; @json has failed.
  */
-struct ki_watermark *ki_dump_mark(struct ki_dump_reader *reader, struct kv_json *json,
-                                  struct ki_dumped_model *m, struct kv_holder holder);
+struct ki_mark *ki_dump_mark(struct ki_dump_reader *reader, struct kv_json *json,
+                             struct ki_dumped_model *m, struct kv_holder holder);
 void ki_dump_read_mark(struct ki_dump_reader *reader, struct kv_json *json,
                        struct ki_dumped_model *m);
 void ki_dump_read_torn(struct ki_dump_reader *reader, struct kv_json *json,

@@ -50,7 +50,7 @@ static int write_run(void *arg, const struct kvi_dump_run *run)
     return rc;
 }
 
-static void write_watermarks(struct ki_dump_writer *d, const struct ki_watermark *marks, long n)
+static void write_watermarks(struct ki_dump_writer *d, const struct ki_mark *marks, long n)
 {
     kv_json_key(&d->w, "watermarks");
     kv_json_begin_array(&d->w);
@@ -58,13 +58,8 @@ static void write_watermarks(struct ki_dump_writer *d, const struct ki_watermark
         kv_json_begin_object(&d->w);
         kv_json_member_u64(&d->w, "worker_id", marks[i].holder.worker);
         kv_json_member_u64(&d->w, "dp_rank", marks[i].holder.rank);
-        kv_json_member_u64(&d->w, "seq", marks[i].sequence);
-        kv_json_member_double(&d->w, "timestamp", marks[i].timestamp);
-        kv_json_key(&d->w, "reasons");
-        ki_reasons_write(&d->w, marks[i].reasons);
-        if (marks[i].adrift)
-            kv_json_member_bool(&d->w, "adrift", true);
         kv_json_member_u64(&d->w, "stream_rank", marks[i].stream_rank);
+        ki_state_write(&marks[i].at, &d->w);
         kv_json_end_object(&d->w);
     }
     kv_json_end_array(&d->w);
@@ -92,10 +87,9 @@ static int write_names(struct ki_registry *registry, struct ki_dump_writer *d,
     return 0;
 }
 
-static const struct ki_watermark *find_mark(const struct ki_watermark *marks, long n,
-                                            struct kv_holder holder)
+static const struct ki_mark *find_mark(const struct ki_mark *marks, long n, struct kv_holder holder)
 {
-    struct ki_watermark key = {.holder = holder};
+    struct ki_mark key = {.holder = holder};
 
     return n ? bsearch(&key, marks, (size_t)n, sizeof(key), ki_marks_compare) : NULL;
 }
@@ -111,30 +105,11 @@ static uint64_t turns_of(const struct ki_model *model, struct kv_holder holder)
  * Return true when the dump may lack some of the rank's blocks. @now is the rank's mark after the
  * dump, or NULL.
  */
-static bool is_torn(const struct ki_model *model, const struct ki_watermark *before,
-                    const struct ki_watermark *now)
+static bool is_torn(const struct ki_model *model, const struct ki_mark *before,
+                    const struct ki_mark *now)
 {
     return !now || now->generation != before->generation ||
            before->turns != turns_of(model, before->holder);
-}
-
-static void write_end(struct ki_dump_writer *d, const struct ki_watermark *mark)
-{
-    kv_json_member_u64(&d->w, "seq", mark->end);
-    if (mark->adrift)
-        kv_json_member_bool(&d->w, "adrift", true);
-    if (!mark->has_copies)
-        return;
-    kv_json_member_bool(&d->w, "copies", true);
-    kv_json_key(&d->w, "reasons");
-    ki_reasons_write(&d->w, mark->end_reasons);
-    kv_json_member_bool(&d->w, "has_reports", mark->end_reports);
-    kv_json_member_bool(&d->w, "suspects_reports", mark->end_suspects);
-    if (!mark->has_doubts)
-        return;
-    kv_json_member_bool(&d->w, "doubts", true);
-    kv_json_member_bool(&d->w, "trusts_copies", mark->end_trusted);
-    kv_json_member_u64(&d->w, "real_copies", mark->end_real);
 }
 
 /*
@@ -145,10 +120,10 @@ static void write_end(struct ki_dump_writer *d, const struct ki_watermark *mark)
  * dump has nothing of later batches.
  */
 static int write_ends(struct ki_registry *registry, struct ki_dump_writer *d,
-                      const struct ki_model *model, const struct ki_watermark *marks, long n)
+                      const struct ki_model *model, const struct ki_mark *marks, long n)
 {
     struct kv_buf marks_after = KV_BUF_INIT;
-    struct ki_watermark *after;
+    struct ki_mark *after;
     long n_after;
     int rc;
 
@@ -157,7 +132,7 @@ static int write_ends(struct ki_registry *registry, struct ki_dump_writer *d,
     rc = ki_registry_ends(registry, model, &marks_after, ki_dump_write_extra, ki_dump_write_doubt,
                           d);
     kv_json_end_array(&d->w);
-    after = (struct ki_watermark *)(void *)marks_after.data;
+    after = (struct ki_mark *)(void *)marks_after.data;
     n_after = (long)(marks_after.len / sizeof(*after));
     if (n_after)
         qsort(after, (size_t)n_after, sizeof(*after), ki_marks_compare);
@@ -165,15 +140,17 @@ static int write_ends(struct ki_registry *registry, struct ki_dump_writer *d,
         kv_json_key(&d->w, torn ? "torn" : "ends");
         kv_json_begin_array(&d->w);
         for (long i = 0; i < n; i++) {
-            const struct ki_watermark *now = find_mark(after, n_after, marks[i].holder);
+            const struct ki_mark *now = find_mark(after, n_after, marks[i].holder);
 
             if (is_torn(model, &marks[i], now) != torn || (!torn && !now->has_end))
                 continue;
             kv_json_begin_object(&d->w);
             kv_json_member_u64(&d->w, "worker_id", marks[i].holder.worker);
             kv_json_member_u64(&d->w, "dp_rank", marks[i].holder.rank);
-            if (!torn)
-                write_end(d, now);
+            if (!torn) {
+                kv_json_member_bool(&d->w, "exact", now->has_end == KI_END_EXACT);
+                ki_state_write(&now->end, &d->w);
+            }
             kv_json_end_object(&d->w);
         }
         kv_json_end_array(&d->w);
@@ -294,8 +271,8 @@ static int write_extras(struct ki_dump_writer *d, const struct ki_model *model)
 int ki_dump_write_model(struct ki_registry *registry, struct ki_dump_writer *d,
                         const struct ki_model *model, bool escaped)
 {
-    struct ki_watermark *marks;
-    long n = ki_registry_watermarks(registry, model, &marks);
+    struct ki_mark *marks;
+    long n = ki_registry_marks(registry, model, &marks);
     int rc;
 
     write_key(d, model, escaped);

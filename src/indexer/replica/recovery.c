@@ -241,7 +241,7 @@ static uint64_t half_of_memory(void)
 
 static uint64_t count_torn(const struct ki_dumped_model *m)
 {
-    const struct ki_watermark *marks = (const struct ki_watermark *)m->marks.data;
+    const struct ki_mark *marks = (const struct ki_mark *)m->marks.data;
     uint64_t torn = 0;
 
     for (size_t i = 0; i < m->marks.len / sizeof(*marks); i++)
@@ -273,8 +273,8 @@ static void adopt_model(struct ki_registry *registry, struct ki_dumped_model *m,
 
     if (!m->failed)
         rc = ki_registry_adopt(registry, m->name, m->tenant, m->block_size, m->index,
-                               (const struct ki_watermark *)m->marks.data,
-                               m->marks.len / sizeof(struct ki_watermark), &error);
+                               (const struct ki_mark *)m->marks.data,
+                               m->marks.len / sizeof(struct ki_mark), &error);
     if (rc < 0) {
         kv_log_warn("recovery", "a model of the peer's dump was left out", "model=%s error=%s",
                     kv_log_quote(name, sizeof(name), m->name),

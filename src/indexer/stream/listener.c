@@ -122,9 +122,9 @@ void ki_listener_release(struct ki_listener *l)
 
 /* -- any thread -------------------------------------------------------------------------------- */
 
-bool ki_mark_is_of(const struct ki_watermark *mark, const struct ki_listener *l)
+bool ki_mark_is_of(const struct ki_mark *mark, const struct ki_listener *l)
 {
-    return !mark->no_position && (!mark->has_stream || mark->stream_rank == l->rank);
+    return mark->has_position && mark->stream_rank == l->rank;
 }
 
 void ki_listener_name_rank(struct ki_listener *l)
@@ -134,23 +134,23 @@ void ki_listener_name_rank(struct ki_listener *l)
     l->applier.unnamed &= kvi_holder_blocks(l->model->index, holder) == 0;
 }
 
-void ki_listener_seed(struct ki_listener *l, const struct ki_watermark *mark)
+void ki_listener_seed(struct ki_listener *l, const struct ki_mark *mark)
 {
     pthread_mutex_lock(&l->lock);
-    ki_stream_seed(&l->stream, mark->sequence, mark->timestamp, mark->reasons != 0);
-    l->stream.reasons |= mark->adrift ? KI_BECAUSE(UNPROVED) : 0;
+    ki_stream_seed(&l->stream, mark->at.sequence, mark->at.timestamp, mark->at.reasons != 0);
+    l->stream.reasons |= mark->at.facts & KI_FACT_ADRIFT ? KI_BECAUSE(UNPROVED) : 0;
     ki_listener_name_rank(l);
     l->applier.reports.suspects = true; /* unless its handover is more precise */
     if (mark->torn)
         ki_stream_seed_torn(&l->stream);
     if (mark->generation)
         l->generation = mark->generation;
-    l->has_overlap_end = mark->has_end;
-    l->overlap_end = mark->end;
+    l->has_overlap_end = mark->has_end != KI_END_UNKNOWN;
+    l->overlap_end = mark->end.sequence;
     ki_listener_unlock(l);
 }
 
-void ki_listener_adopt_rank(struct ki_listener *l, const struct ki_watermark *mark)
+void ki_listener_adopt_rank(struct ki_listener *l, const struct ki_mark *mark)
 {
     pthread_mutex_lock(&l->lock);
     if (!ki_applier_note_rank(&l->applier, mark->holder.rank)) {
@@ -172,7 +172,7 @@ bool ki_listener_brings(struct ki_listener *l, uint32_t rank)
     return brings;
 }
 
-bool ki_listener_retire(struct ki_listener *l, struct ki_watermark *ret_position)
+bool ki_listener_retire(struct ki_listener *l, struct ki_mark *ret_position)
 {
     const struct ki_stream *s = &l->stream;
     bool known;
@@ -187,10 +187,10 @@ bool ki_listener_retire(struct ki_listener *l, struct ki_watermark *ret_position
     known = s->has_position || s->has_before;
     memset(ret_position, 0, sizeof(*ret_position));
     ret_position->holder = (struct kv_holder){.worker = l->instance, .rank = l->rank};
-    ret_position->sequence = s->has_position ? s->position : s->before;
-    ret_position->timestamp = s->has_position ? s->timestamp : 0;
-    ret_position->reasons = ki_listener_reasons_of_replicas(l);
-    ret_position->has_stream = true;
+    ki_state_take(l, &ret_position->at);
+    if (!s->has_position)
+        ret_position->at = (struct ki_state){.sequence = s->before};
+    ret_position->has_position = true;
     ret_position->stream_rank = l->rank;
     ret_position->generation = l->generation;
     ki_listener_unlock(l);
@@ -368,38 +368,33 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
     ki_listener_unlock(l);
 }
 
-static void add_watermarks(const struct ki_listener *l, struct kv_buf *ret)
+/* Append the marks of the stream's ranks: their state is of now, whether a dump begins or ends. */
+static void add_marks(const struct ki_listener *l, struct kv_buf *ret)
 {
-    for (uint32_t i = 0; l->stream.has_position && i < l->applier.n_ranks; i++) {
-        struct ki_watermark mark = {
-            .holder = {.worker = l->instance, .rank = l->applier.ranks[i]},
-            .sequence = l->stream.position,
-            .timestamp = l->stream.timestamp,
-            .reasons = ki_listener_reasons_of_replicas(l),
-            .adrift = l->stream.contact != KI_CONTACT_MET,
-            .has_stream = true,
-            .stream_rank = l->rank,
-            .has_end = !l->applier.overlaps || l->has_overlap_end,
-            .end = l->applier.overlaps ? KV_MAX(l->stream.position, l->overlap_end)
-                                       : l->stream.position,
-            .generation = l->generation,
-            .has_copies = !l->applier.overlaps,
-            .end_reasons = ki_listener_reasons_of_replicas(l),
-            .end_reports = l->applier.reports.seen,
-            .end_suspects = l->applier.reports.suspects,
-            .has_doubts = !l->applier.overlaps,
-            .end_trusted = l->applier.reports.trusted,
-            .end_real = l->applier.suspects.n_real,
-        };
+    struct ki_mark mark = {.has_position = true,
+                           .stream_rank = l->rank,
+                           .has_end = KI_END_EXACT,
+                           .generation = l->generation};
 
+    if (!l->stream.has_position)
+        return;
+    ki_state_take(l, &mark.at);
+    mark.end = mark.at;
+    if (l->applier
+            .overlaps) { /* with the dump that this indexer began with: copies are those at its end */
+        mark.has_end = l->has_overlap_end ? KI_END_POSITION : KI_END_UNKNOWN;
+        mark.end.sequence = KV_MAX(l->stream.position, l->overlap_end);
+    }
+    for (uint32_t i = 0; i < l->applier.n_ranks; i++) {
+        mark.holder = (struct kv_holder){.worker = l->instance, .rank = l->applier.ranks[i]};
         kv_buf_append(ret, &mark, sizeof(mark));
     }
 }
 
-void ki_listener_watermarks(struct ki_listener *l, struct kv_buf *ret)
+void ki_listener_marks(struct ki_listener *l, struct kv_buf *ret)
 {
     pthread_mutex_lock(&l->lock);
-    add_watermarks(l, ret);
+    add_marks(l, ret);
     ki_listener_unlock(l);
 }
 
@@ -420,7 +415,7 @@ int ki_listener_end(struct ki_listener *l, struct kvi_index *index, struct kv_bu
     int rc = 0;
 
     pthread_mutex_lock(&l->lock);
-    add_watermarks(l, ret);
+    add_marks(l, ret);
     tell_doubts(l, ret_doubts);
     for (uint32_t i = 0; i < l->applier.n_ranks && !rc; i++)
         rc = kvi_dump_copies(index, (struct kv_holder){l->instance, l->applier.ranks[i]}, fn, arg);

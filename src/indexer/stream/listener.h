@@ -171,16 +171,16 @@ bool ki_listener_view(const struct ki_listener *l, enum ki_listener_status *ret_
 /** Move the listener to @model, whose reference it takes over. */
 void ki_listener_change_model(struct ki_listener *l, struct ki_model *model);
 /** Return true when @mark is a position in this listener's stream. */
-bool ki_mark_is_of(const struct ki_watermark *mark, const struct ki_listener *l);
+bool ki_mark_is_of(const struct ki_mark *mark, const struct ki_listener *l);
 /** The stream brings its registered rank if the index has blocks of it. Caller-locked. */
 void ki_listener_name_rank(struct ki_listener *l);
 /** Seed a listener before it starts: the index has all that the stream brought up to @mark. */
-void ki_listener_seed(struct ki_listener *l, const struct ki_watermark *mark);
+void ki_listener_seed(struct ki_listener *l, const struct ki_mark *mark);
 /**
  * Give the stream another rank's blocks from a dump, before it starts. With too many ranks the
  * blocks are forgotten.
  */
-void ki_listener_adopt_rank(struct ki_listener *l, const struct ki_watermark *mark);
+void ki_listener_adopt_rank(struct ki_listener *l, const struct ki_mark *mark);
 /** Return true when the stream writes @rank's blocks. */
 bool ki_listener_brings(struct ki_listener *l, uint32_t rank);
 /**
@@ -197,7 +197,7 @@ void ki_listener_expect_loss(struct ki_listener *l, const uint32_t *ranks, uint3
  */
 bool ki_listener_learn_anew(struct ki_listener *l, const uint32_t *ranks, uint32_t n);
 /** Retire the listener: no later batch enters the index. Returns true when there is a position. */
-bool ki_listener_retire(struct ki_listener *l, struct ki_watermark *ret_position);
+bool ki_listener_retire(struct ki_listener *l, struct ki_mark *ret_position);
 /** Pause or resume. Returns 0 or -EALREADY. The caller wakes the pump. */
 int ki_listener_set_paused(struct ki_listener *l, bool paused);
 /** Return true when @model is this listener's. */
@@ -207,8 +207,8 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret);
 ki_reasons ki_listener_reasons(const struct ki_listener *l);
 /** The same of a replica that continues with the stream's blocks. Caller-locked. */
 ki_reasons ki_listener_reasons_of_replicas(const struct ki_listener *l);
-/** Append a struct ki_watermark for each rank that the stream writes. */
-void ki_listener_watermarks(struct ki_listener *l, struct kv_buf *ret);
+/** Append a struct ki_mark for each rank that the stream writes. */
+void ki_listener_marks(struct ki_listener *l, struct kv_buf *ret);
 
 /**
  * The same at the end of a dump. Appends the possible copies (struct ki_unsure_told) to @ret_doubts,

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "event/wire/media.h"
+#include "indexer/stream/state.h"
 #include "indexer/view/habits.h"
 #include "indexer/view/reasons.h"
 #include "kv_event.h"
@@ -91,30 +92,22 @@ struct ki_worker_info {
     uint64_t event_block_size; /* of events left out because it isn't the registered one; 0: none */
     struct kve_unknown_media unknown_media;
 };
-/** Position of a rank's stream; part of a dump (docs/formats.md). */
-struct ki_watermark {
+/** Knowledge of the end of a dump, beside its beginning. */
+enum ki_end {
+    KI_END_UNKNOWN, /* the dump may have a part of any later batch */
+    KI_END_POSITION, /* it has nothing of batches later than end.sequence, and may have a part of others */
+    KI_END_EXACT /* the same, and it tells all copies and possible copies as they were at end */
+};
+
+/** A rank in a dump (docs/formats.md): its stream, and the stream's states that belong to the blocks. */
+struct ki_mark {
     struct kv_holder holder;
-    uint64_t sequence;
-    double timestamp;     /* the publisher's timestamp of that batch; 0: none */
-    ki_reasons reasons;   /* for which a replica's view is partial, as told */
-    bool adrift;          /* the process of the position may have gone: see struct ki_stream */
+    bool has_position;    /* false: the peer knows none. Only holder and torn count */
     bool torn;            /* the dump may lack blocks that the stream had brought by then */
-    bool no_position;     /* the peer knows none: only holder and torn count */
-    bool has_stream;      /* stream_rank is set */
     uint32_t stream_rank; /* registered rank whose stream brings this rank's blocks */
-    bool has_end;         /* end is set */
-    /*
-     * The dump has nothing of batches later than this one; of those between the sequence and this
-     * one, it may have a part.
-     */
-    uint64_t end;
-    bool has_copies;        /* the dump tells all copies, as they were at end; these, too: */
-    ki_reasons end_reasons; /* as reasons, at end */
-    bool end_reports;       /* the stream had shown a report */
-    bool end_suspects;      /* some events may have been reports */
-    bool has_doubts;        /* the dump tells the possible copies at its end; these, too: */
-    bool end_trusted;       /* events that may be reports counted as copies */
-    uint32_t end_real;      /* see struct ki_unsure */
+    enum ki_end has_end;
+    struct ki_state at;  /* when the dump began: all batches up to it are in the dump */
+    struct ki_state end; /* when the dump ended: see has_end */
     /* Changes when all of the stream's blocks are forgotten at once; not in a dump. */
     uint64_t generation;
     uint64_t turns; /* of the rank, see kvi_holder_info; for the dumper, not in a dump */
