@@ -106,7 +106,7 @@ static void partial_at_that_moment(void **state)
     (void)state;
     for (int reason = 0; reason < 3; reason++) {
         open_listener(&a, 5, reason == 1);
-        a.stream.seeded = false; /* the process is known */
+        a.stream.base = KI_BASE_OWN; /* the process is known */
         if (reason == 2)
             ki_doubts_add(&a.applier.doubts, 0, 0, KI_WHY_CLEAR);
         h = told(&a);

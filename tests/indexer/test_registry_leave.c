@@ -55,7 +55,7 @@ static void begin(struct ki_registry *r, uint64_t instance, uint32_t stream)
     struct ki_listener *l = ki_listener_find(r, instance, stream);
 
     pthread_mutex_lock(&l->lock);
-    l->stream.has_position = true;
+    l->stream.base = KI_BASE_OWN;
     pthread_mutex_unlock(&l->lock);
 }
 

@@ -231,7 +231,7 @@ static void forgotten_during_a_replay(void **state)
     assert_int_equal(live(&s, 0, 6), KI_STEP_HOLD | KI_STEP_REQUEST);
     forget(&s, 10 * SECOND);
     assert_int_equal(s.state, KI_STREAM_LIVE);
-    assert_false(s.holding);
+    assert_false(s.held);
     come_back(&s, 700 * SECOND);
     assert_int_equal(s.request, 0);
 }

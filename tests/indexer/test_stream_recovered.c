@@ -184,7 +184,7 @@ static void silence_after_a_recovery(void **state)
     assert_int_equal(start_connected(&s), KI_STEP_REQUEST);
     assert_true(ki_stream_replay_end(&s, SECOND) & KI_STEP_PURGE);
     assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
-    assert_false(s.has_position);
+    assert_false(ki_stream_has_position(&s));
     /* An answer that makes no sense says nothing of the kind. */
     init_recovered(&s, &with_replay, 10);
     assert_int_equal(start_connected(&s), KI_STEP_REQUEST);

@@ -59,7 +59,7 @@ int ki_handover_take(struct ki_listener *l, struct ki_handover **ret)
     int rc = -ENODATA;
 
     pthread_mutex_lock(&l->lock);
-    if (l->stream.has_position && !l->gone) {
+    if (ki_stream_has_position(&l->stream) && !l->gone) {
         ki_state_take(l, &h.state);
         h.reader = l->applier.reader;
         rc = ki_handover_copy(&h, ret);
@@ -82,13 +82,13 @@ static void give_ends(struct ki_handover *h, struct ki_applier *a)
 void ki_handover_give(struct ki_handover *h, struct ki_listener *l)
 {
     pthread_mutex_lock(&l->lock);
-    if (!l->started && l->stream.seeded && l->stream.position == h->state.sequence) {
+    if (!l->started && l->stream.base == KI_BASE_PEER && l->stream.position == h->state.sequence) {
         ki_state_give(&h->state, l);
         if (h->has_ends)
             give_ends(h, &l->applier);
         if (kve_reader_take_over(l->applier.reader, h->reader) < 0)
             ki_stream_seed_torn(&l->stream);
-    } else if (l->stream.seeded || l->stream.cursorless) {
+    } else if (l->stream.base == KI_BASE_PEER || l->stream.base == KI_BASE_UNPLACED) {
         ki_stream_seed_torn(&l->stream);
     }
     ki_listener_unlock(l);

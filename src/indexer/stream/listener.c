@@ -184,12 +184,12 @@ bool ki_listener_retire(struct ki_listener *l, struct ki_mark *ret_position)
     for (uint32_t i = 0; i < l->applier.n_ranks; i++)
         (void)ki_chunks_set(l->model->chunks, (struct kv_holder){l->instance, l->applier.ranks[i]},
                             single);
-    known = s->has_position || s->has_before;
+    known = ki_stream_has_position(s) || s->before_next;
     memset(ret_position, 0, sizeof(*ret_position));
     ret_position->holder = (struct kv_holder){.worker = l->instance, .rank = l->rank};
     ki_state_take(l, &ret_position->at);
-    if (!s->has_position)
-        ret_position->at = (struct ki_state){.sequence = s->before};
+    if (!ki_stream_has_position(s))
+        ret_position->at = (struct ki_state){.sequence = s->before_next - 1};
     ret_position->has_position = true;
     ret_position->stream_rank = l->rank;
     ret_position->generation = l->generation;
@@ -335,7 +335,7 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
                          ? (now_ns - KV_MIN(s->absent_ns, now_ns)) / KV_NS_PER_MS
                          : 0,
         .last_error = l->last_error[0] ? strdup(l->last_error) : NULL,
-        .has_sequence = s->has_position,
+        .has_sequence = ki_stream_has_position(s),
         .last_sequence = s->position,
         .last_event_ns = l->last_event_ns,
         .batches = a->batches,
@@ -376,7 +376,7 @@ static void add_marks(const struct ki_listener *l, struct kv_buf *ret)
                            .has_end = KI_END_EXACT,
                            .generation = l->generation};
 
-    if (!l->stream.has_position)
+    if (!ki_stream_has_position(&l->stream))
         return;
     ki_state_take(l, &mark.at);
     mark.end = mark.at;

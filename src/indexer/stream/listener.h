@@ -93,7 +93,7 @@ struct ki_listener {
     struct ki_stream stream;
     struct ki_applier applier;
     uint64_t last_event_ns;
-    uint64_t generation; /* generation of its blocks: see ki_watermark */
+    uint64_t generation; /* generation of its blocks: see ki_mark */
     bool has_overlap_end;
     /* Last batch that a peer's dump may contain; valid with has_overlap_end. */
     uint64_t overlap_end;

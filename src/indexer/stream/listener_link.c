@@ -45,7 +45,7 @@ static void show_link(struct ki_listener *l, uint64_t now_ns)
 static void end_overlap(struct ki_listener *l)
 {
     if (!l->applier.overlaps || l->has_overlap_end || l->holding ||
-        l->stream.state != KI_STREAM_LIVE || l->stream.seeded)
+        l->stream.state != KI_STREAM_LIVE || l->stream.base == KI_BASE_PEER)
         return;
     pthread_mutex_lock(&l->lock);
     ki_applier_end_overlap(&l->applier, l->model->index);

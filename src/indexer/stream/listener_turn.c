@@ -57,9 +57,9 @@ static void start(struct ki_listener *l, uint64_t now_ns)
 {
     pthread_mutex_lock(&l->lock);
     l->started = true;
-    l->applier.overlaps =
-        l->stream.cursorless ||
-        (l->stream.seeded && !(l->has_overlap_end && l->stream.position >= l->overlap_end));
+    l->applier.overlaps = l->stream.base == KI_BASE_UNPLACED ||
+                          (l->stream.base == KI_BASE_PEER &&
+                           !(l->has_overlap_end && l->stream.position >= l->overlap_end));
     if (!l->applier.overlaps)
         ki_applier_end_overlap(&l->applier, l->model->index);
     l->ups_at_start = l->sub.ups;

@@ -12,30 +12,29 @@ void ki_stream_init(struct ki_stream *s, const struct ki_stream_opts *opts)
 
 void ki_stream_seed(struct ki_stream *s, uint64_t sequence, double timestamp, bool partial)
 {
-    s->has_position = true;
+    s->base = KI_BASE_PEER;
     s->position = sequence;
     s->timestamp = isfinite(timestamp) && timestamp > 0 ? timestamp : 0;
     ki_stream_set(s, KI_BECAUSE(PEER), partial);
-    s->seeded = true;
     s->contact = KI_CONTACT_ADRIFT;
 }
 
 void ki_stream_seed_cursorless(struct ki_stream *s)
 {
-    s->cursorless = true;
+    if (!ki_stream_has_position(s))
+        s->base = KI_BASE_UNPLACED;
 }
 
 void ki_stream_seed_torn(struct ki_stream *s)
 {
     s->torn = true;
     s->reasons |= KI_BECAUSE(TORN);
-    s->cursorless |= !s->has_position; /* what came from elsewhere goes when a whole view comes */
+    ki_stream_seed_cursorless(s); /* what came from elsewhere goes when a whole view comes */
 }
 
 void ki_stream_remember(struct ki_stream *s, uint64_t sequence)
 {
-    s->has_before = true;
-    s->before = sequence;
+    s->before_next = sequence + 1;
 }
 
 void ki_stream_lose(struct ki_stream *s, uint64_t now_ns)
@@ -66,12 +65,12 @@ ki_reasons ki_stream_reasons(const struct ki_stream *s)
 {
     ki_reasons reasons = s->reasons;
 
-    if (!s->has_position && !s->silent)
+    if (s->base == KI_BASE_NONE || s->base == KI_BASE_UNPLACED)
         reasons |= KI_BECAUSE(NOTHING_YET);
     if (s->contact == KI_CONTACT_STALE)
         reasons |= KI_BECAUSE(STALE);
     /* A replica that goes on at the position asks for the missing batches itself. */
-    if (s->state != KI_STREAM_LIVE && (s->holding || s->began_anew))
+    if (s->state != KI_STREAM_LIVE && (s->held || s->began_anew))
         reasons |= KI_BECAUSE(REPLAYING);
     return reasons;
 }
@@ -125,28 +124,29 @@ bool ki_stream_has_times(const struct ki_stream *s, const struct ki_batch_id *id
 
 uint64_t ki_stream_first_max(const struct ki_stream *s)
 {
-    return s->from_zero ? 0 : FIRST_SEQUENCE_MAX;
+    return s->first == KI_FIRST_ZERO ? 0 : FIRST_SEQUENCE_MAX;
 }
 
 void ki_stream_accept(struct ki_stream *s, const struct ki_batch_id *id)
 {
     uint32_t at = id->sequence % KI_STREAM_WINDOW;
 
-    s->from_zero |= id->sequence == 0;
-    if (!s->has_position)
+    if (id->sequence == 0)
+        s->first = KI_FIRST_ZERO;
+    if (!ki_stream_has_position(s))
         ki_stream_note_first(s, id);
-    if (!s->has_position && !s->cursorless && id->sequence == 0)
+    if (!ki_stream_has_blocks(s) && id->sequence == 0)
         s->reasons &=
             ~KI_REASONS_LOST; /* nothing is missing before batch 0; a 1 may come behind a lost one */
     s->window[at].used = true;
     s->window[at].sequence = id->sequence;
     s->window[at].digest = id->digest;
-    s->has_position = true;
+    s->base = KI_BASE_OWN;
     s->position = id->sequence;
     if (ki_stream_time(id) != 0)
         s->timestamp = ki_stream_time(id);
     s->reasons &= ~KI_BECAUSE(RECONNECTED);
-    s->cursorless = s->seeded = s->has_before = false;
+    s->before_next = 0;
     if (s->watch && --s->watch == 0)
         s->strikes = 0;
 }
@@ -163,11 +163,10 @@ void ki_stream_now_partial(struct ki_stream *s, ki_reasons why, uint64_t now_ns)
 void ki_stream_forget(struct ki_stream *s)
 {
     memset(s->window, 0, sizeof(s->window));
-    s->has_position = false;
+    s->base = KI_BASE_NONE;
     s->timestamp = 0;
     s->reasons &= ~(KI_REASONS_LOST | KI_BECAUSE(RECONNECTED) | KI_BECAUSE(UNPROVED));
-    s->cursorless = s->seeded = s->gap_counted = false;
-    s->silent = s->healed = s->torn = false;
+    s->gap_counted = s->healed = s->torn = false;
     ki_stream_end_doubt_of_first(s); /* that was the process before */
     s->heal_at_ns = 0;
     ki_stream_be_sound(s);
@@ -176,11 +175,12 @@ void ki_stream_forget(struct ki_stream *s)
 /* The connection may lead to another process, so failures of the old one don't count. */
 void ki_stream_meet(struct ki_stream *s)
 {
-    s->has_live = s->silent = false;
+    s->live_next = 0;
+    ki_stream_not_empty(s);
     s->reasons &= ~KI_BECAUSE(TWO_PUBLISHERS);
     s->strikes = s->watch = 0;
     s->cooldown_to_ns = 0;
-    if (s->has_position || s->cursorless)
+    if (ki_stream_has_blocks(s))
         s->reasons |= KI_BECAUSE(RECONNECTED);
     s->losses++;
 }
@@ -191,7 +191,7 @@ unsigned ki_stream_restarted(struct ki_stream *s)
     s->stats.restarts++;
     s->replaced = s->position;
     s->watch = MERGE_WATCH;
-    s->has_live = false;
+    s->live_next = 0;
     s->cooldown_to_ns = 0; /* the old process didn't answer; the new one may */
     ki_stream_forget(s);
     return KI_STEP_PURGE | KI_STEP_RESET;
@@ -204,10 +204,10 @@ unsigned ki_stream_restarted(struct ki_stream *s)
  */
 static unsigned ask(struct ki_stream *s, uint64_t now_ns)
 {
-    if (s->has_position && !s->torn)
+    if (ki_stream_has_position(s) && !s->torn)
         return ki_stream_begin_replay(s, KI_REPLAY_VERIFY, s->position, now_ns);
-    return ki_stream_begin_replay(
-        s, s->has_position || s->cursorless ? KI_REPLAY_HEAL : KI_REPLAY_START, 0, now_ns);
+    return ki_stream_begin_replay(s, ki_stream_has_blocks(s) ? KI_REPLAY_HEAL : KI_REPLAY_START, 0,
+                                  now_ns);
 }
 
 unsigned ki_stream_connected(struct ki_stream *s, bool anew, uint64_t now_ns)
@@ -227,7 +227,7 @@ unsigned ki_stream_connected(struct ki_stream *s, bool anew, uint64_t now_ns)
 /* The connection is gone, or new and not yet reported. A stale view stays so. */
 static void be_adrift(struct ki_stream *s)
 {
-    if (!s->has_position)
+    if (!ki_stream_has_position(s))
         s->contact = KI_CONTACT_MET;
     else if (s->contact == KI_CONTACT_MET)
         s->contact = KI_CONTACT_ADRIFT;
@@ -256,9 +256,10 @@ void ki_stream_detach(struct ki_stream *s)
 {
     if (s->state != KI_STREAM_LIVE)
         ki_stream_finish_replay(s);
-    s->gap_counted = s->has_live = s->connected = false;
+    s->gap_counted = s->connected = false;
+    s->live_next = 0;
     be_adrift(s);
-    if (s->has_position)
+    if (ki_stream_has_position(s))
         s->reasons |= KI_BECAUSE(RECONNECTED);
 }
 
@@ -274,10 +275,11 @@ static uint64_t earlier(uint64_t a, uint64_t b)
 static unsigned forget_absent(struct ki_stream *s)
 {
     uint64_t position = s->position;
-    bool had = s->has_position;
+    bool had = ki_stream_has_position(s);
 
     /* The same process never sends its first numbers again. */
-    s->from_zero |= s->cursorless || position == 0;
+    if (s->base == KI_BASE_UNPLACED || position == 0)
+        s->first = KI_FIRST_ZERO;
     ki_stream_detach(s);
     ki_stream_forget(s);
     s->contact = KI_CONTACT_MET;
@@ -297,11 +299,11 @@ unsigned ki_stream_tick_absence(struct ki_stream *s, uint64_t now_ns)
         s->absent_ns = now_ns;
     gone_ns = now_ns - s->absent_ns;
     if (s->opts.stale_ns && gone_ns >= s->opts.stale_ns) {
-        s->silent = false;
+        ki_stream_not_empty(s);
         if (s->contact == KI_CONTACT_ADRIFT)
             s->contact = KI_CONTACT_STALE;
     }
-    if (!s->opts.forget_ns || gone_ns < s->opts.forget_ns || !(s->has_position || s->cursorless))
+    if (!s->opts.forget_ns || gone_ns < s->opts.forget_ns || !ki_stream_has_blocks(s))
         return 0;
     return forget_absent(s);
 }
@@ -314,8 +316,8 @@ bool ki_stream_is_absent(const struct ki_stream *s, uint64_t now_ns)
 
 uint64_t ki_stream_absence_deadline(const struct ki_stream *s)
 {
-    bool has = s->has_position || s->cursorless;
-    bool fresh = s->silent || s->contact == KI_CONTACT_ADRIFT;
+    bool has = ki_stream_has_blocks(s);
+    bool fresh = s->base == KI_BASE_EMPTY || s->contact == KI_CONTACT_ADRIFT;
 
     if (s->connected || !s->absent_ns)
         return 0;
@@ -348,7 +350,7 @@ static unsigned tick_live(struct ki_stream *s, uint64_t now_ns)
         s->heal_at_ns = 0;
         if (ki_stream_has(s, KI_REASONS_LOST) && !ki_stream_has(s, KI_BECAUSE(TWO_PUBLISHERS)))
             return ki_stream_begin_replay(
-                s, s->has_position || s->cursorless ? KI_REPLAY_HEAL : KI_REPLAY_START, 0, now_ns);
+                s, ki_stream_has_blocks(s) ? KI_REPLAY_HEAL : KI_REPLAY_START, 0, now_ns);
     }
     if (s->proof_at_ns && now_ns >= s->proof_at_ns)
         return ki_stream_begin_proof(s, now_ns);

@@ -58,6 +58,39 @@ struct ki_stream_opts {
 
 enum ki_stream_state { KI_STREAM_LIVE, KI_STREAM_REPLAYING, KI_STREAM_WAITING };
 
+/**
+ * Foundation of the stream's blocks and position. In this order: from UNPLACED on there are blocks,
+ * from PEER on there is a position.
+ */
+enum ki_base {
+    KI_BASE_NONE,     /* nothing has told yet what the publisher has */
+    KI_BASE_EMPTY,    /* the replay service had no batch: the publisher's cache is empty */
+    KI_BASE_UNPLACED, /* state from elsewhere without a position: the first batch sets it */
+    KI_BASE_PEER,     /* position is a peer's, and no batch has shown that it is of this process */
+    KI_BASE_OWN       /* position is of a batch of this process, as far as batches can tell */
+};
+
+/** The number with which the publisher's batches begin. BATCH_0 (reasons) asks for more. */
+enum ki_first {
+    KI_FIRST_OPEN,      /* not known */
+    KI_FIRST_ZERO,      /* with 0: the publisher has sent such a batch, so never with 1 */
+    KI_FIRST_UNPROVABLE /* not known, and the replay service's ring can't tell any more */
+};
+
+/** A live batch that waits for the current replay, at the driver. */
+enum ki_held {
+    KI_HELD_NONE,
+    KI_HELD_ANY,
+    KI_HELD_NEXT /* it came over the connection that brought the position */
+};
+
+/** Content of the answer to the current request so far. In this order. */
+enum ki_answer {
+    KI_ANSWER_NONE,
+    KI_ANSWER_BATCHES,
+    KI_ANSWER_POSITION /* the batch at position: the process is the known one */
+};
+
 /** Whether the process of the position is known to be at the other end of the connection. */
 enum ki_contact {
     KI_CONTACT_MET, /* it is, as far as batches can tell; or there is no position */
@@ -92,27 +125,24 @@ struct ki_stream_stats {
 struct ki_stream {
     struct ki_stream_opts opts;
     enum ki_stream_state state;
-    /* The last batch applied. */
-    bool has_position;
-    uint64_t position;
+    enum ki_base base;
+    uint64_t position; /* number of the last batch applied */
     double timestamp;
     struct {
         bool used;
         uint64_t sequence, digest;
     } window[KI_STREAM_WINDOW];
 
-    /* The last live batch over this connection that was applied or dropped. */
-    bool has_live;
-    uint64_t last_live;
+    /* Number behind the last live batch over this connection that was applied or dropped; 0: none. */
+    uint64_t live_next;
 
-    bool from_zero;      /* the publisher has sent a batch 0, so its numbers never begin with 1 */
-    uint64_t one_digest; /* of that batch 1 */
+    enum ki_first first;
+    uint64_t one_digest; /* BATCH_0: of batch 1 */
     /* No batch beyond this number was published when the ring began with 1; 0: unknown. */
     uint64_t proof_bound;
     uint64_t proof_end;    /* last batch that the ring had when it was asked what it begins with */
     uint64_t proof_at_ns;  /* LIVE: time of the next request; 0: never */
     uint32_t proof_misses; /* requests that brought no bound */
-    bool proof_over;       /* the ring can't tell any more */
 
     /*
      * Reasons that events of the stream have set: ki_stream_reasons adds those that follow from the
@@ -127,32 +157,23 @@ struct ki_stream {
     uint64_t losses; /* rises when something may be missing: clears before it have not ended that */
     /* A clear has ended a loss. It leaves some tiers alone, of which the stream had shown no block. */
     bool healed;
-    /* The replay service had no batch: the publisher has sent none, so its cache is empty. */
-    bool silent;
-    /* Position is a peer's, and no batch has shown yet that it belongs to this process. */
-    bool seeded;
-    /* State came from elsewhere without a position: the first batch sets the position. */
-    bool cursorless;
     bool torn;      /* state came from elsewhere and is incomplete: get a whole view first */
     bool ahead;     /* a replay has overtaken the live backlog, or came from a newer process */
     bool connected; /* the publisher is connected, so its replay service may be asked */
     bool met;       /* connections are reported: a batch alone doesn't prove one */
     enum ki_contact contact;
     uint64_t absent_ns; /* time since which there is no connection; 0: there is one, or not known */
-    /* Before is the position of an earlier registration, whose blocks are forgotten. */
-    bool has_before;
-    uint64_t before;
+    /* Number behind the position of an earlier registration, whose blocks are forgotten; 0: none. */
+    uint64_t before_next;
 
     /* The current replay. */
     enum ki_replay_kind kind;
-    uint64_t request; /* first batch number to ask for */
-    bool holding;     /* the driver holds the live batch numbered trigger */
+    uint64_t request;  /* first batch number to ask for */
+    enum ki_held held; /* the batch numbered trigger */
     uint64_t trigger, trigger_digest;
     double trigger_timestamp;
-    bool trigger_follows; /* the held batch came over the connection that brought the position */
-    bool gap_counted;     /* the held batch's gap is counted already */
-    bool answered;        /* this request has brought a batch */
-    bool confirmed;       /* it has brought the batch at position: the process is the known one */
+    bool gap_counted; /* the held batch's gap is counted already */
+    enum ki_answer answer;
     uint32_t attempts;
     bool began_anew;        /* this replay has brought the beginning; its end is to come */
     uint32_t turnovers;     /* restarts seen during this replay */
@@ -179,6 +200,18 @@ struct ki_stream {
 
     struct ki_stream_stats stats;
 };
+
+/** Return true when the stream has a position. */
+static inline bool ki_stream_has_position(const struct ki_stream *s)
+{
+    return s->base >= KI_BASE_PEER;
+}
+
+/** Return true when the index may have blocks of the stream, with or without a position. */
+static inline bool ki_stream_has_blocks(const struct ki_stream *s)
+{
+    return s->base >= KI_BASE_UNPLACED;
+}
 
 void ki_stream_init(struct ki_stream *s, const struct ki_stream_opts *opts);
 

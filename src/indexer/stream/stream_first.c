@@ -28,7 +28,8 @@ static void forget_proof(struct ki_stream *s)
 {
     s->proof_bound = s->proof_at_ns = 0;
     s->proof_misses = 0;
-    s->proof_over = false;
+    if (s->first == KI_FIRST_UNPROVABLE)
+        s->first = KI_FIRST_OPEN;
 }
 
 /* Return the number of batches behind the position that the next request leaves out. */
@@ -40,7 +41,7 @@ static uint64_t margin_of(const struct ki_stream *s)
 void ki_stream_note_first(struct ki_stream *s, const struct ki_batch_id *id)
 {
     ki_stream_set(s, KI_BECAUSE(BATCH_0),
-                  id->sequence == 1 && !s->from_zero && !s->cursorless &&
+                  id->sequence == 1 && s->first != KI_FIRST_ZERO && !ki_stream_has_blocks(s) &&
                       ki_stream_time(id) < MILLISECONDS);
     s->one_digest = id->digest;
     forget_proof(s);
@@ -57,7 +58,7 @@ void ki_stream_plan_proof(struct ki_stream *s, uint64_t now_ns)
     bool waits = s->proof_bound && s->position <= s->proof_bound;
 
     if (!ki_stream_has(s, KI_BECAUSE(BATCH_0)) || !s->opts.can_replay ||
-        s->state != KI_STREAM_LIVE || s->proof_at_ns || s->proof_over ||
+        s->state != KI_STREAM_LIVE || s->proof_at_ns || s->first == KI_FIRST_UNPROVABLE ||
         ki_stream_has(s, KI_BECAUSE(TWO_PUBLISHERS)) || ki_stream_must_verify(s))
         return;
     if (!waits)
@@ -107,7 +108,7 @@ unsigned ki_stream_proof_batch(struct ki_stream *s, const struct ki_batch_id *id
     else if (is_proof(s, id))
         ki_stream_end_doubt_of_first(s);
     else
-        s->proof_over = true; /* the ring was full, or has lost batch 1 since */
+        s->first = KI_FIRST_UNPROVABLE; /* the ring was full, or has lost batch 1 since */
     return KI_STEP_DROP | ki_stream_finish_replay(s);
 }
 
@@ -116,7 +117,7 @@ unsigned ki_stream_proof_end(struct ki_stream *s)
     if (s->request && !ki_stream_must_verify(s))
         s->proof_bound = s->request - 1;
     else if (!s->request)
-        s->proof_over = true; /* an empty ring: another process's */
+        s->first = KI_FIRST_UNPROVABLE; /* an empty ring: another process's */
     return ki_stream_finish_replay(s);
 }
 

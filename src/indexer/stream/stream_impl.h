@@ -44,6 +44,12 @@ static inline void ki_stream_set(struct ki_stream *s, ki_reasons reasons, bool o
 {
     s->reasons = on ? s->reasons | reasons : s->reasons & ~reasons;
 }
+/** Forget that the publisher's cache is empty. */
+static inline void ki_stream_not_empty(struct ki_stream *s)
+{
+    if (s->base == KI_BASE_EMPTY)
+        s->base = KI_BASE_NONE;
+}
 /** Return the highest number that the publisher's first batch may have. */
 uint64_t ki_stream_first_max(const struct ki_stream *s);
 /** Make batch @id the stream's position and remember its digest. */

@@ -43,7 +43,7 @@ static unsigned resync(struct ki_stream *s, uint64_t held)
 
 bool ki_stream_expect_loss(struct ki_stream *s, uint64_t held)
 {
-    if (!s->has_position && !s->cursorless) /* it has brought nothing that could be missing */
+    if (!ki_stream_has_blocks(s)) /* it has brought nothing that could be missing */
         return false;
     s->excused += held;
     ki_stream_be_partial(s, KI_BECAUSE(TAKEN));
@@ -78,7 +78,8 @@ unsigned ki_stream_judge(struct ki_stream *s, const struct ki_evidence *e, uint6
     uint64_t known = e->unknown < s->excused ? e->unknown : s->excused;
 
     s->excused -= known;
-    if (!s->lossy && (s->seeded || ki_stream_has(s, KI_REASONS_LOST | KI_BECAUSE(BATCH_0))))
+    if (!s->lossy &&
+        (s->base == KI_BASE_PEER || ki_stream_has(s, KI_REASONS_LOST | KI_BECAUSE(BATCH_0))))
         return 0;
     s->unexplained += e->unknown - known;
     if (!s->lossy && !contradicts(s, e))

@@ -12,7 +12,7 @@ static void accept_gap(struct ki_stream *s, const struct ki_batch_id *id, uint64
         s->stats.gaps++;
     s->stats.missed += id->sequence - expected;
     ki_stream_now_partial(s, KI_BECAUSE(MISSED), now_ns);
-    if (s->has_position) /* without a position the index has no blocks to lose */
+    if (ki_stream_has_position(s)) /* without a position the index has no blocks to lose */
         ki_stream_lose(s, now_ns);
     ki_stream_accept(s, id);
 }
@@ -22,7 +22,7 @@ static void accept_gap(struct ki_stream *s, const struct ki_batch_id *id, uint64
  */
 bool ki_stream_must_verify(const struct ki_stream *s)
 {
-    return s->seeded || ki_stream_has(s, KI_BECAUSE(RECONNECTED));
+    return s->base == KI_BASE_PEER || ki_stream_has(s, KI_BECAUSE(RECONNECTED));
 }
 
 /*
@@ -48,9 +48,9 @@ static unsigned live_first_of_cursorless(struct ki_stream *s, const struct ki_ba
 
 static unsigned live_first(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
 {
-    uint64_t expected = s->has_before && s->before < id->sequence ? s->before + 1 : 0;
+    uint64_t expected = s->before_next <= id->sequence ? s->before_next : 0;
 
-    if (s->cursorless)
+    if (s->base == KI_BASE_UNPLACED)
         return live_first_of_cursorless(s, id, now_ns);
     if (id->sequence == 0) {
         ki_stream_accept(s, id);
@@ -114,9 +114,10 @@ static unsigned live_next(struct ki_stream *s, const struct ki_batch_id *id, uin
  */
 static bool falls_back(const struct ki_stream *s, const struct ki_batch_id *id)
 {
-    if (!s->has_live || id->sequence >= s->last_live)
+    if (!s->live_next || id->sequence >= s->live_next - 1)
         return false;
-    return id->sequence <= FIRST_SEQUENCE_MAX || s->last_live - id->sequence >= KI_STREAM_WINDOW;
+    return id->sequence <= FIRST_SEQUENCE_MAX ||
+           s->live_next - 1 - id->sequence >= KI_STREAM_WINDOW;
 }
 
 /* Decide whether a number at or below our position is a repetition or the start of a new count. */
@@ -133,7 +134,7 @@ static bool is_restart(const struct ki_stream *s, const struct ki_batch_id *id)
     /*
      * A batch 0 begins a count, of the old process or a new one: only later batches can be known.
      */
-    if (s->seeded && id->sequence == 0)
+    if (s->base == KI_BASE_PEER && id->sequence == 0)
         return true;
     return falls_back(s, id);
 }
@@ -181,7 +182,7 @@ static void note_late_zero(struct ki_stream *s, const struct ki_batch_id *id, ui
 {
     if (id->sequence != 0)
         return;
-    s->from_zero = true;
+    s->first = KI_FIRST_ZERO;
     if (!ki_stream_has(s, KI_BECAUSE(BATCH_0)))
         return;
     ki_stream_end_doubt_of_first(s);
@@ -196,11 +197,11 @@ static unsigned live_repeated(struct ki_stream *s, const struct ki_batch_id *id,
     note_late_zero(s, id, now_ns);
     if (ki_stream_lookup(s, id) == KI_SAME) {
         s->reasons &= ~KI_BECAUSE(RECONNECTED);
-        s->seeded = false;
+        s->base = KI_BASE_OWN;
     }
-    if (ki_stream_has_times(s, id) && s->seeded) {
+    if (ki_stream_has_times(s, id) && s->base == KI_BASE_PEER) {
         s->reasons &= ~KI_BECAUSE(UNPROVED);
-        s->seeded = false;
+        s->base = KI_BASE_OWN;
     }
     s->stats.duplicates++;
     return KI_STEP_DROP;
@@ -210,18 +211,19 @@ static unsigned live_decide(struct ki_stream *s, const struct ki_batch_id *id, u
 {
     unsigned steps = 0;
 
-    if (s->has_position && is_merged(s, id))
+    if (ki_stream_has_position(s) && is_merged(s, id))
         return live_merged(s, id, now_ns);
-    if (s->has_position && id->sequence <= s->position) {
+    if (ki_stream_has_position(s) && id->sequence <= s->position) {
         if (!is_restart(s, id)) {
-            if (s->seeded && !ki_stream_has_times(s, id) && ki_stream_may_replay(s, now_ns))
+            if (s->base == KI_BASE_PEER && !ki_stream_has_times(s, id) &&
+                ki_stream_may_replay(s, now_ns))
                 return ki_stream_hold(s, id) |
                        ki_stream_begin_replay(s, KI_REPLAY_VERIFY, s->position, now_ns);
             return live_repeated(s, id, now_ns);
         }
         steps = ki_stream_restarted(s);
     }
-    if (!s->has_position)
+    if (!ki_stream_has_position(s))
         return steps | live_first(s, id, now_ns);
     if (id->sequence == s->position + 1)
         return live_next(s, id, now_ns);
@@ -242,7 +244,7 @@ static bool is_left_behind(struct ki_stream *s, const struct ki_batch_id *id, bo
     else if (ki_stream_has_times(s, id))
         s->ahead = ki_stream_time(id) < s->timestamp;
     else
-        s->ahead = id->sequence <= s->position && !(s->has_live && id->sequence <= s->last_live);
+        s->ahead = id->sequence <= s->position && id->sequence >= s->live_next;
     return s->ahead;
 }
 
@@ -255,13 +257,13 @@ static unsigned live_while_replaying(struct ki_stream *s, const struct ki_batch_
 {
     if (s->kind == KI_REPLAY_HEAL)
         return ki_stream_hold(s, id);
-    if (s->has_position ? id->sequence == s->position + 1 && !ki_stream_must_verify(s)
-                        : id->sequence == 0) {
+    if (ki_stream_has_position(s) ? id->sequence == s->position + 1 && !ki_stream_must_verify(s)
+                                  : id->sequence == 0) {
         ki_stream_accept(s, id);
         return s->kind == KI_REPLAY_PROOF ? KI_STEP_APPLY
                                           : KI_STEP_APPLY | ki_stream_finish_replay(s);
     }
-    if (s->has_position && id->sequence <= s->position && !is_restart(s, id))
+    if (ki_stream_has_position(s) && id->sequence <= s->position && !is_restart(s, id))
         return live_repeated(s, id, now_ns);
     return ki_stream_hold(s, id);
 }
@@ -292,7 +294,7 @@ unsigned ki_stream_live(struct ki_stream *s, const struct ki_batch_id *id, bool 
     s->connected |= reconnected || !s->met;
     if (s->connected)
         s->absent_ns = 0;
-    if (!s->met || reconnected || (s->seeded && s->connected))
+    if (!s->met || reconnected || (s->base == KI_BASE_PEER && s->connected))
         s->contact = KI_CONTACT_MET;
     s->idle_at_ns = 0; /* the subscription has arrived */
     if (reconnected)
@@ -300,8 +302,7 @@ unsigned ki_stream_live(struct ki_stream *s, const struct ki_batch_id *id, bool 
     steps = live(s, id, reconnected, now_ns);
     if (!(steps & (KI_STEP_APPLY | KI_STEP_DROP)))
         return steps; /* held, and offered again later */
-    s->has_live = true;
-    s->last_live = id->sequence;
+    s->live_next = id->sequence + 1;
     ki_stream_plan_proof(s, now_ns);
     return steps;
 }

@@ -16,7 +16,7 @@ static unsigned request(struct ki_stream *s, uint64_t from, uint64_t now_ns)
 {
     s->state = KI_STREAM_REPLAYING;
     s->request = from;
-    s->answered = s->confirmed = false;
+    s->answer = KI_ANSWER_NONE;
     s->deadline_ns = now_ns + s->opts.timeout_ns;
     s->stats.replays++;
     return KI_STEP_REQUEST;
@@ -39,21 +39,26 @@ unsigned ki_stream_begin_replay(struct ki_stream *s, enum ki_replay_kind kind, u
     return request(s, from, now_ns);
 }
 
+/* Return true when the connection that offers a batch has brought the position. */
+static bool follows(const struct ki_stream *s)
+{
+    return ki_stream_has_position(s) && s->live_next && s->live_next == s->position + 1 &&
+           !ki_stream_must_verify(s) && !ki_stream_has(s, KI_BECAUSE(TWO_PUBLISHERS));
+}
+
 unsigned ki_stream_hold(struct ki_stream *s, const struct ki_batch_id *id)
 {
-    s->holding = true;
     s->trigger = id->sequence;
     s->trigger_digest = id->digest;
     s->trigger_timestamp = ki_stream_time(id);
-    s->trigger_follows = s->has_position && s->has_live && s->last_live == s->position &&
-                         !ki_stream_must_verify(s) && !ki_stream_has(s, KI_BECAUSE(TWO_PUBLISHERS));
+    s->held = follows(s) ? KI_HELD_NEXT : KI_HELD_ANY;
     return KI_STEP_HOLD;
 }
 
 unsigned ki_stream_finish_replay(struct ki_stream *s)
 {
     s->state = KI_STREAM_LIVE;
-    s->holding = false;
+    s->held = KI_HELD_NONE;
     s->deadline_ns = 0;
     return KI_STEP_RESUME;
 }
@@ -62,14 +67,14 @@ static unsigned give_up(struct ki_stream *s, uint64_t now_ns)
 {
     s->stats.failed_replays++;
     /* A held batch shows which batches are missing. Without one the end is unknown. */
-    if (!s->holding && s->has_position)
+    if (!s->held && ki_stream_has_position(s))
         ki_stream_be_partial(s, KI_BECAUSE(UNANSWERED));
-    if (!s->holding)
-        s->silent = false; /* that was an earlier answer */
+    if (!s->held)
+        ki_stream_not_empty(s); /* that was an earlier answer */
     s->cooldown_to_ns = now_ns + s->opts.cooldown_ns;
     if (ki_stream_has(s, KI_REASONS_LOST))
         s->heal_at_ns = s->cooldown_to_ns;
-    else if (!s->holding)
+    else if (!s->held)
         s->idle_at_ns = s->cooldown_to_ns;
     return ki_stream_finish_replay(s);
 }
@@ -82,7 +87,7 @@ unsigned ki_stream_retry(struct ki_stream *s, uint64_t now_ns)
     if (s->attempts >= s->opts.max_attempts)
         return give_up(s, now_ns);
     s->attempts++;
-    if (!s->has_position || s->kind == KI_REPLAY_HEAL)
+    if (!ki_stream_has_position(s) || s->kind == KI_REPLAY_HEAL)
         return request(s, 0, now_ns);
     s->kind = KI_REPLAY_VERIFY;
     return request(s, s->position, now_ns);
@@ -114,9 +119,9 @@ static bool is_position(const struct ki_stream *s, const struct ki_batch_id *id)
 /* Return true when all batches before the held one have arrived. */
 static bool reached_trigger(const struct ki_stream *s)
 {
-    if (!s->holding || s->ahead)
+    if (!s->held || s->ahead)
         return false;
-    return s->has_position ? s->position + 1 >= s->trigger : s->trigger == 0;
+    return ki_stream_has_position(s) ? s->position + 1 >= s->trigger : s->trigger == 0;
 }
 
 static unsigned replay_restarted(struct ki_stream *s, uint64_t now_ns)
@@ -166,7 +171,7 @@ static unsigned replay_heal(struct ki_stream *s, const struct ki_batch_id *id)
  */
 static bool contradicts_trigger(const struct ki_stream *s, const struct ki_batch_id *id)
 {
-    if (!s->holding || s->ahead || id->sequence > s->trigger)
+    if (!s->held || s->ahead || id->sequence > s->trigger)
         return false;
     if (id->sequence == s->trigger)
         return id->digest != s->trigger_digest;
@@ -179,15 +184,16 @@ static bool contradicts_trigger(const struct ki_stream *s, const struct ki_batch
  */
 static bool was_clock_set_back(const struct ki_stream *s, const struct ki_batch_id *id)
 {
-    return s->trigger_follows && id->sequence < s->trigger &&
-           (s->confirmed || (s->has_position && id->sequence <= s->position));
+    return s->held == KI_HELD_NEXT && id->sequence < s->trigger &&
+           (s->answer == KI_ANSWER_POSITION ||
+            (ki_stream_has_position(s) && id->sequence <= s->position));
 }
 
 /* Return true when asking for the position shows whether the clock was set back. */
 static bool may_confirm(const struct ki_stream *s, const struct ki_batch_id *id)
 {
-    return s->trigger_follows && id->sequence < s->trigger && s->has_position &&
-           s->kind == KI_REPLAY_GAP && !s->answered;
+    return s->held == KI_HELD_NEXT && id->sequence < s->trigger && ki_stream_has_position(s) &&
+           s->kind == KI_REPLAY_GAP && s->answer == KI_ANSWER_NONE;
 }
 
 /*
@@ -215,9 +221,9 @@ static unsigned replay_known(struct ki_stream *s, const struct ki_batch_id *id, 
     if (!at_position || s->kind != KI_REPLAY_VERIFY)
         return KI_STEP_DROP;
     s->kind = KI_REPLAY_GAP;
-    s->answered = s->confirmed = true;
-    s->reasons &= ~(KI_BECAUSE(RECONNECTED) | (s->seeded ? KI_BECAUSE(UNPROVED) : 0));
-    s->seeded = false;
+    s->answer = KI_ANSWER_POSITION;
+    s->reasons &= ~(KI_BECAUSE(RECONNECTED) | (s->base == KI_BASE_PEER ? KI_BECAUSE(UNPROVED) : 0));
+    s->base = KI_BASE_OWN;
     return reached_trigger(s) ? KI_STEP_DROP | ki_stream_finish_replay(s) : KI_STEP_DROP;
 }
 
@@ -225,7 +231,7 @@ static unsigned replay_known(struct ki_stream *s, const struct ki_batch_id *id, 
 static unsigned replay_next(struct ki_stream *s, const struct ki_batch_id *id, uint64_t expected,
                             uint64_t now_ns)
 {
-    bool first = !s->answered;
+    bool first = s->answer == KI_ANSWER_NONE;
     unsigned steps = 0;
 
     if (s->kind == KI_REPLAY_VERIFY) {
@@ -233,16 +239,18 @@ static unsigned replay_next(struct ki_stream *s, const struct ki_batch_id *id, u
         /* The ring no longer has the batch at position, which would have identified the process. */
         ki_stream_now_partial(s, KI_BECAUSE(UNANSWERED), now_ns);
     }
-    if (id->sequence > expected && (s->has_position || id->sequence > ki_stream_first_max(s))) {
+    if (id->sequence > expected &&
+        (ki_stream_has_position(s) || id->sequence > ki_stream_first_max(s))) {
         if (!first && s->attempts < s->opts.max_attempts)
             return KI_STEP_DROP | ki_stream_retry(s, now_ns);
         steps = replay_hole(s, id, expected, first, now_ns);
     } else {
         s->attempts = 1; /* progress */
     }
-    s->answered = true;
+    if (first)
+        s->answer = KI_ANSWER_BATCHES;
     s->began_anew |= s->kind == KI_REPLAY_START;
-    if (s->holding && id->sequence > s->trigger)
+    if (s->held && id->sequence > s->trigger)
         return steps | KI_STEP_APPLY | replay_beyond(s, id);
     ki_stream_accept(s, id);
     s->stats.replayed++;
@@ -277,10 +285,10 @@ static unsigned replayed(struct ki_stream *s, const struct ki_batch_id *id, uint
             return KI_STEP_DROP | request(s, s->position, now_ns);
         }
         s->ahead = true;
-        if (s->has_position)
+        if (ki_stream_has_position(s))
             return replay_restarted(s, now_ns);
     }
-    expected = s->has_position ? s->position + 1 : 0;
+    expected = ki_stream_has_position(s) ? s->position + 1 : 0;
     if (id->sequence < expected)
         return replay_known(s, id, now_ns);
     return steps | replay_next(s, id, expected, now_ns);
@@ -304,17 +312,16 @@ static unsigned replay_end(struct ki_stream *s, uint64_t now_ns)
      * A process keeps its last batch, and a ROUTER that drops replies never drops the first. A
      * process without batches from position on is another one.
      */
-    if (!s->holding && s->kind == KI_REPLAY_VERIFY && !s->answered)
+    if (!s->held && s->kind == KI_REPLAY_VERIFY && s->answer == KI_ANSWER_NONE)
         return replay_restarted(s, now_ns);
-    if (s->kind == KI_REPLAY_START && !s->holding && !s->has_position) {
-        s->silent = true;
-        if (!s->cursorless)
-            s->reasons &= ~KI_REASONS_LOST; /* of nothing, nothing is missing */
+    if (s->kind == KI_REPLAY_START && !s->held && !ki_stream_has_blocks(s)) {
+        s->base = KI_BASE_EMPTY;
+        s->reasons &= ~KI_REASONS_LOST; /* of nothing, nothing is missing */
     }
-    if (!s->holding || s->ahead || s->kind == KI_REPLAY_HEAL)
+    if (!s->held || s->ahead || s->kind == KI_REPLAY_HEAL)
         return ki_stream_finish_replay(s);
     /* The held batch's publisher hasn't reached the peer's position: another process. */
-    if (s->kind == KI_REPLAY_VERIFY && s->seeded && s->trigger <= s->position)
+    if (s->kind == KI_REPLAY_VERIFY && s->base == KI_BASE_PEER && s->trigger <= s->position)
         return replay_restarted(s, now_ns);
     return retry_later(s, now_ns);
 }
