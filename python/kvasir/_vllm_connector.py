@@ -116,8 +116,9 @@ class _Scheduler:
         self.figures = Figures()
         events = getattr(config, "kv_events_config", None)
         self.news: Any = None  # what the store holds, for vLLM's KV events
-        if getattr(events, "enable_kv_cache_events", False) and groups.alike:
-            self.news = importlib.import_module("kvasir._vllm_events").News(groups.unit, float(extra.get("flush_s", 1.0)) + 0.5)
+        if getattr(events, "enable_kv_cache_events", False) and groups.announced >= 0:
+            delay = float(extra.get("flush_s", 1.0)) + 0.5
+            self.news = importlib.import_module("kvasir._vllm_events").News(groups.unit, delay, groups.announced)
         self.checked: Dict[int, Any] = {}  # questions for blocks that were stored
         self.blocks_of: Any = None  # numbers of a request's blocks
 

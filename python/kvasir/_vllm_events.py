@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What kvasir.vllm.Connector announces in vLLM's KV events: blocks that its store holds, medium STORAGE, owner kvasir.
 
-A block counts once the store says that every rank's part is there. Nobody tells what the store evicts: a block is announced as
-removed when the scheduler asks for it in vain, at a reset, and, beyond MOST_HELD, when it is the one announced longest ago.
+A block counts once the store says that the parts of every rank and cache group are there. Its events name vLLM's first group with
+full attention: a group has one kind in all events of an engine. Nobody tells what the store evicts: a block is announced as removed
+when the scheduler asks for it in vain, at a reset, and, beyond MOST_HELD, when it is the one announced longest ago.
 """
 import collections
 import importlib
@@ -44,8 +45,8 @@ def _with(kind: Any, **fields: Any) -> Any:
 class News:
     """Blocks that are announced, those about which the store is asked, and events since the last step. One thread."""
 
-    def __init__(self, size: int, delay: float) -> None:
-        self._size, self._delay = size, delay
+    def __init__(self, size: int, delay: float, group: int) -> None:
+        self._size, self._delay, self._group = size, delay, group
         self._held: Dict[Tuple[bytes, bytes], None] = {}
         self._unsure: Deque[Stored] = collections.deque(maxlen=MOST_UNSURE)
         self._events: List[Any] = []
@@ -103,14 +104,15 @@ class News:
         self._events.append(_with(
             _events.BlockStored, block_hashes=[_named(digest) for digest in blocks.hashes[begin:end]],
             parent_block_hash=None if parent is None else _named(parent), token_ids=blocks.tokens[begin * self._size:end * self._size],
-            block_size=self._size, lora_id=getattr(adapter, "lora_int_id", None), lora_name=name, medium=MEDIUM, group_idx=0,
+            block_size=self._size, lora_id=getattr(adapter, "lora_int_id", None), lora_name=name, medium=MEDIUM,
+            group_idx=self._group,
             # kv-indexer takes a tier's event without extra keys for a chunk, of which nothing counts unless all is there.
             extra_keys=[(name,) if name else None] * (end - begin), kv_cache_spec_kind="full_attention", ownership=OWNER))
 
     def _remove(self, key: Tuple[bytes, bytes]) -> None:
         if key in self._held:
             del self._held[key]
-            self._events.append(_with(_events.BlockRemoved, block_hashes=[_named(key[1])], medium=MEDIUM, group_idx=0, ownership=OWNER))
+            self._events.append(_with(_events.BlockRemoved, block_hashes=[_named(key[1])], medium=MEDIUM, group_idx=self._group, ownership=OWNER))
 
     def clear(self) -> None:
         """Announce that nothing is there any more."""

@@ -51,9 +51,11 @@ class Groups:
         self.fails_by_block = len(groups) == 1 and groups[0].kind == FULL
 
     @property
-    def alike(self) -> bool:
-        """Tell whether every block of the prompt has one of each group."""
-        return not self.has_states and all(group.size == self.unit == self.hashed for group in self.all)
+    def announced(self) -> int:
+        """Return the first group with full attention where every block of a prompt is one of each group. Else -1."""
+        kinds = [group.kind for group in self.all]
+        alike = not self.has_states and all(group.size == self.unit == self.hashed for group in self.all)
+        return kinds.index(FULL) if alike and FULL in kinds else -1
 
     def most_blocks(self, tokens: int) -> int:
         """Return the most blocks that a request of so many tokens uses at a time."""

@@ -69,10 +69,12 @@ def test_the_longest_hit_has_all_that_each_group_reads():
 
 def test_blocks_of_all_groups():
     kept = groups.groups_of(CONFIG, cache(spec(), spec("SlidingWindowSpec")))
-    check(kept.alike and not kept.has_states and not kept.fails_by_block, "a model with windows")
+    check(not kept.has_states and not kept.fails_by_block, "a model with windows")
+    for model, number in ((cache(spec()), 0), (cache(spec("SlidingWindowSpec"), spec()), 1), (cache(spec("SlidingWindowSpec")), -1),
+                          (cache(spec(), spec("MambaSpec")), -1), (cache(spec(), spec(block_size=8)), -1)):
+        equal(groups.groups_of(CONFIG, model).announced, number, "the group that events name")
     equal(kept.whole([[True] * 4, [True, True, False, True]], 8, 24), 16, "tokens whose blocks are all there")
     equal(kept.whole([[True] * 4, [True] * 4], 8, 24), 24, "all")
-    check(not groups.groups_of(CONFIG, cache(spec(), spec(block_size=8))).alike, "blocks of two sizes")
     check(groups.groups_of(CONFIG, cache(spec("MambaSpec"))).has_states, "states")
     check(groups.groups_of(CONFIG, cache(spec())).fails_by_block, "full attention alone")
     check(not groups.groups_of(CONFIG, cache(spec("SlidingWindowSpec"))).fails_by_block, "a window lacks what is before it")
