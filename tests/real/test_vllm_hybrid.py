@@ -16,7 +16,7 @@ os.environ["KVASIR_LIBRARY_PATH"] = str(BUILD / "lib")
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from test_vllm_connector import WORK, ask, engine, model  # noqa: E402
-from test_vllm_live import BLOCK, MODEL_CONFIG  # noqa: E402
+from test_vllm_live import BLOCK, MODEL_CONFIG, Follower  # noqa: E402
 
 SIZES = {name: MODEL_CONFIG[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
                                                "max_position_embeddings", "bos_token_id", "eos_token_id", "rms_norm_eps")}
@@ -87,8 +87,20 @@ def damage(folder):
         flip_bit(path)
 
 
+def announced(live, follower, asked, expected):
+    """Wait until the indexer counts what the store holds, as far as the connector announces it, and never more."""
+    def counted():
+        ask(live, [1] * 8)  # a step, with which events travel
+        follower.settle(live)
+        found = [follower.indexer.query(tokens)["instances"].get("1", {}).get("disk", 0) for tokens in asked]
+        check(all(n <= len(tokens) for n, tokens in zip(found, asked)), f"{found} tokens on disk")
+        return all(n >= least for n, least in zip(found, expected))
+
+    wait_until(counted, 120, "what the store holds, announced and counted")
+
+
 def survives(name):
-    folder, asked = make(name), prompts()
+    folder, asked, followers = make(name), prompts(), []
     live = start(folder, connected=False)
     try:
         expected = [ask(live, tokens)[0] for tokens in asked]
@@ -103,9 +115,12 @@ def survives(name):
         stored(folder, name, asked)
         live.kill()
         live = start(folder)
+        followers = [Follower("indexer", [live])]
         results = [ask(live, tokens) for tokens in asked]
         equal([answer for answer, *_ in results], expected, "answers after a restart")
-        equal([cached for _, cached, _ in results], [(len(tokens) - 1) // BLOCK * BLOCK for tokens in asked], "cached tokens after a restart")
+        whole = [(len(tokens) - 1) // BLOCK * BLOCK for tokens in asked]
+        equal([cached for _, cached, _ in results], whole, "cached tokens after a restart")
+        announced(live, followers[0], asked, whole if name == "windows" else [0] * len(asked))
         live.kill()
         damage(folder)
         live = start(folder)
@@ -115,6 +130,8 @@ def survives(name):
         check(live.process.poll() is None, "the engine lives")
     finally:
         live.kill()
+        for follower in followers:
+            follower.indexer.kill()
 
 
 if __name__ == "__main__":
