@@ -57,13 +57,11 @@ struct told {
     uint64_t block_size;
 };
 
-/* Write the key of item @i's worker. */
-static char *put_worker(char *p, const struct told *told, size_t i)
+/* Write the key of a worker: its @name, or (NULL) its number. */
+static char *put_worker(char *p, const struct ki_name *name, uint64_t worker)
 {
-    const struct ki_name *name = told->names ? told->names[i] : NULL;
-
     if (KV_LIKELY(!name))
-        return put_key(p, told->items[i].holder.worker);
+        return put_key(p, worker);
     return (char *)memcpy(p, name->key, name->key_len) + name->key_len;
 }
 
@@ -73,11 +71,15 @@ static char *put_worker(char *p, const struct told *told, size_t i)
  */
 static char *put_nested(char *p, const struct told *told, bool sizes)
 {
-    const struct kvi_match *before = NULL;
+    /* Copies: the text could overlap *told, as far as the compiler knows. */
+    const struct ki_name *const *names = told->names;
+    const struct kvi_match *const items = told->items, *before = NULL;
+    const size_t n = told->n;
+    const uint64_t block_size = told->block_size;
 
     *p++ = '{';
-    for (size_t i = 0; i < told->n; i++) {
-        const struct kvi_match *m = &told->items[i];
+    for (size_t i = 0; i < n; i++) {
+        const struct kvi_match *m = &items[i];
 
         if (m->reach[KV_TIER_DEVICE] == 0)
             continue;
@@ -86,12 +88,12 @@ static char *put_nested(char *p, const struct told *told, bool sizes)
         } else {
             if (before)
                 p = LITERAL(p, "},");
-            p = put_worker(p, told, i);
+            p = put_worker(p, names ? names[i] : NULL, m->holder.worker);
             *p++ = '{';
         }
         before = m;
         p = put_key(p, m->holder.rank);
-        p += kv_u64_text(p, sizes ? m->blocks : m->reach[KV_TIER_DEVICE] * told->block_size);
+        p += kv_u64_text(p, sizes ? m->blocks : m->reach[KV_TIER_DEVICE] * block_size);
     }
     if (before)
         *p++ = '}';
@@ -143,7 +145,10 @@ static char *put_instance(char *p, const struct kvi_match *m, size_t n, uint64_t
 
 static void write_instances(struct kv_json_writer *w, const struct told *told)
 {
+    const struct ki_name *const *names = told->names;
     const struct kvi_match *items = told->items;
+    const uint64_t block_size = told->block_size;
+    const size_t n = told->n;
     char *p;
 
     kv_json_key(w, "instances");
@@ -151,14 +156,14 @@ static void write_instances(struct kv_json_writer *w, const struct told *told)
     if (!p)
         return;
     *p++ = '{';
-    for (size_t i = 0, end; i < told->n; i = end) {
+    for (size_t i = 0, end; i < n; i = end) {
         end = i + 1;
-        while (end < told->n && items[end].holder.worker == items[i].holder.worker)
+        while (end < n && items[end].holder.worker == items[i].holder.worker)
             end++;
         if (i)
             *p++ = ',';
-        p = put_worker(p, told, i);
-        p = put_instance(p, &items[i], end - i, told->block_size);
+        p = put_worker(p, names ? names[i] : NULL, items[i].holder.worker);
+        p = put_instance(p, &items[i], end - i, block_size);
     }
     *p++ = '}';
     kv_json_raw_end(w, p);
