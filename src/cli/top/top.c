@@ -415,7 +415,7 @@ static void print_row(const struct kc_top *top, const struct kc_top *before,
                        row->rank, width, width, row->model, row->status, seq.s, age.s,
                        kc_scaled((double)row->blocks).s, rate.s, row->gaps, row->missed,
                        row->replayed);
-    print_notes(row, (size_t)(used + KV_MAX(rest, 0)), columns, out);
+    print_notes(row, (size_t)used + (size_t)KV_MAX(rest, 0), columns, out);
 }
 
 void kc_top_print(const struct kc_top *top, const struct kc_top *before, const char *url,
