@@ -12,7 +12,7 @@
 #include "manager_shaky.h"
 
 #define PATIENCE_NS (2 * KV_NS_PER_S) /* kvbm_manager_lookup's */
-#define SLACK_NS (30 * KV_NS_PER_S)   /* of a busy machine, and of sanitizers */
+#define SLACK_NS (150 * KV_NS_PER_S)  /* of a busy machine, and of sanitizers */
 
 struct told {
     long prefix;
