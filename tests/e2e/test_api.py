@@ -471,7 +471,7 @@ def listener(indexer, instance):
 
 
 def test_report_mode():
-    """vLLM's reports of held blocks are no copies, as the registration says; else a repeated prompt of one block is."""
+    """Where requests ask for reports, an event about held blocks may be one, or a copy; else it is a copy."""
     with Indexer() as one, Publisher() as full, Publisher() as incremental:
         hashes, tokens = chain(1, 3)
         first, rest = hashes[:1], hashes[1:]
@@ -484,8 +484,11 @@ def test_report_mode():
         one.wait_score(tokens, 1, 0)
         wait_until(lambda: listener(one, 2)["last_seq"] == 2, what="the removals")
         equal(one.score(tokens, 2), 12)
-        equal([listener(one, instance)["partial"] for instance in (1, 2)], [False, False])
-        # Of one block it can't be told: the answer is short, and the view partial until the block is stored below.
+        equal([listener(one, instance)["partial"] for instance in (1, 2)], [True, False])
+        full.send(full.removed(hashes[::-1]))  # it was a copy
+        wait_until(lambda: not listener(one, 1)["partial"], what="a whole view")
+        equal(one.score(tokens, 1), 0)
+        # The answer is short, and the view partial until the block is stored below.
         full.store(hashes, tokens, block_size=4)
         one.wait_score(tokens, 1, 12)
         full.send(full.stored(first, tokens[:4], None, 4))
