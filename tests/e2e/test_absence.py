@@ -1,92 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers without a connection: their views are partial after --stale-after, and their blocks are forgotten after
 --forget-after. What is back is exact again, and whole only once that is proved."""
-import selectors
-import socket
 import sys
-import threading
 import time
 
 from kvtest import *
 import streams
+from streams import Proxy
 
 FAST = ("--stale-after", "500ms", "--forget-after", "2s")
 STALE = ("--stale-after", "500ms", "--forget-after", "0")
-
-
-class Proxy:
-    """A TCP relay in front of a server that can be cut: then it closes what is open and refuses what comes."""
-
-    def __init__(self, endpoint):
-        host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
-        self.target = (host, int(port))
-        self.port = free_port()
-        self.endpoint = f"tcp://127.0.0.1:{self.port}"
-        self._lock = threading.Lock()
-        self._listener, self._open = None, []
-        self.mend()
-
-    def mend(self):
-        listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", self.port))
-        listener.listen(16)
-        self._listener = listener
-        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
-
-    def _accept(self, listener):
-        while True:
-            try:
-                here, _ = listener.accept()
-            except OSError:
-                return
-            try:
-                there = socket.create_connection(self.target)
-            except OSError:
-                here.close()
-                continue
-            with self._lock:
-                self._open += [here, there]
-            threading.Thread(target=self._relay, args=(here, there), daemon=True).start()
-
-    def _relay(self, a, b):
-        with selectors.DefaultSelector() as selector:
-            try:
-                selector.register(a, selectors.EVENT_READ, b)
-                selector.register(b, selectors.EVENT_READ, a)
-                while True:
-                    for key, _ in selector.select():
-                        data = key.fileobj.recv(65536)
-                        if not data:
-                            return
-                        key.data.sendall(data)
-            except (OSError, ValueError):
-                pass
-            finally:
-                for s in (a, b):
-                    self._end(s)
-
-    @staticmethod
-    def _end(s):
-        try:
-            s.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-        s.close()
-
-    def cut(self):
-        """Close everything, and refuse connections until mend()."""
-        self._end(self._listener)
-        with self._lock:
-            ends, self._open = self._open, []
-        for s in ends:
-            self._end(s)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.cut()
 
 
 def partial_ranks(indexer, tokens=(1,)):

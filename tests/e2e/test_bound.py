@@ -155,6 +155,29 @@ def test_lost_twice_during_a_replay():
         wait_until(lambda: indexer.score(TOKENS, 1) == 0, 10, "blocks that are forgotten", give_up=15)
 
 
+def test_back_and_quiet():
+    """A publisher's topic isn't known before it speaks. What it had isn't forgotten meanwhile."""
+    port = free_port()
+    with Indexer("--stale-after", "300ms", "--forget-after", "1500ms") as indexer, streams.Proxy(f"tcp://127.0.0.1:{port}") as between, \
+            Connecting(between.port, topic=b"kv@a@m") as a, Connecting(port, topic=b"kv@b@m") as b:
+        for instance, engine in (1, a), (2, b):
+            indexer.register(instance, endpoint(port, engine.topic.decode()))
+            engine.wait_subscriber()
+            engine.store(HASHES, TOKENS)
+            indexer.wait_score(TOKENS, instance, 64)
+        between.cut()
+        between.mend()
+        wait_until(lambda: "1" in indexer.query(TOKENS)["views"], 10, "the view of a publisher that may be back")
+        time.sleep(4)  # more than --forget-after: were it forgotten, it would show by now
+        equal(indexer.score(TOKENS, 1), 64)
+        equal(set(indexer.query(TOKENS)["views"]), {"1"})
+        a.store([15], range(64, 80), parent=14)
+        indexer.wait_score(list(range(80)), 1, 80)
+        a.close()
+        wait_until(lambda: indexer.score(TOKENS, 1) == 0, 20, "blocks of a publisher that is gone")
+        equal(indexer.score(TOKENS, 2), 64)
+
+
 def test_strangers():
     """What connects and says nothing, or nonsense, keeps nobody out."""
     port = free_port()

@@ -75,6 +75,25 @@ static void a_lost_connection_is_stale_after_a_while(void **state)
     assert_int_equal(ki_stream_absence_deadline(&s), 0);
 }
 
+static void who_may_be_back_is_partial_and_not_forgotten(void **state)
+{
+    struct ki_stream s;
+
+    (void)state;
+    init_at(&s, true, 3);
+    ki_stream_may_be_back(&s, 5 * SECOND); /* it isn't lost */
+    ki_stream_disconnected(&s, 10 * SECOND);
+    ki_stream_may_be_back(&s, 12 * SECOND);
+    assert_int_equal(ki_stream_absence_deadline(&s), 15 * SECOND);
+    for (uint64_t at = 15; at < 300; at++) {
+        ki_stream_may_be_back(&s, at * SECOND);
+        assert_int_equal(ki_stream_tick_absence(&s, at * SECOND), 0);
+        assert_true(is_partial(&s));
+    }
+    assert_int_equal(ki_stream_absence_deadline(&s), (299 - 5 + 60) * SECOND);
+    assert_int_equal(ki_stream_tick_absence(&s, 354 * SECOND), KI_STEP_PURGE | KI_STEP_RESET);
+}
+
 static void a_short_loss_is_not_stale(void **state)
 {
     struct ki_stream s;
@@ -260,6 +279,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_quiet_connection_is_not_stale),
         cmocka_unit_test(a_lost_connection_is_stale_after_a_while),
+        cmocka_unit_test(who_may_be_back_is_partial_and_not_forgotten),
         cmocka_unit_test(a_short_loss_is_not_stale),
         cmocka_unit_test(forgotten_blocks_come_back_by_a_replay),
         cmocka_unit_test(forgotten_without_a_replay_service),

@@ -171,6 +171,7 @@ static struct ki_listener *give(struct ki_hub_conn *conn, uint64_t now_ns)
     if (!l || l->sub.state != KI_SUB_WAITING)
         return NULL;
     ki_sub_take(&l->sub, &conn->sub, KI_PUMP_SUB(l));
+    l->source = conn->source;
     l->sub_ready = true;
     drop(conn);
     ki_listener_note_link(l, now_ns);
@@ -186,6 +187,19 @@ bool ki_hub_offer(struct ki_listener *l, uint64_t now_ns)
     TAILQ_FOREACH(conn, &l->hub->waiting, entry)
     if (owner_of(conn) == l)
         return give(conn, now_ns) != NULL;
+    return false;
+}
+
+bool ki_hub_may_be_back(const struct ki_listener *l)
+{
+    const struct ki_hub_conn *conn;
+
+    if (!l->hub || l->sub.state != KI_SUB_WAITING)
+        return false;
+    TAILQ_FOREACH(conn, &l->hub->waiting, entry)
+    if (conn->sub.state == KI_SUB_UP && !conn->known &&
+        memcmp(&conn->source, &l->source, sizeof(l->source)) == 0)
+        return true;
     return false;
 }
 

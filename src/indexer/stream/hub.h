@@ -45,6 +45,12 @@ void ki_hub_leave(struct ki_listener *l);
 /** Give @l, which has no connection, one that waits for it. Returns true when there was one. */
 bool ki_hub_offer(struct ki_listener *l, uint64_t now_ns);
 
+/**
+ * Return true while a connection waits that has told no topic yet and comes from where @l's last
+ * publisher did: it may be that one, back and quiet.
+ */
+bool ki_hub_may_be_back(const struct ki_listener *l);
+
 /** Accept connections: epoll has reported the hub of @data. */
 void ki_hub_accept(struct ki_hub *hub, uint64_t now_ns);
 /**

@@ -18,6 +18,7 @@
 #ifndef KV_INDEXER_STREAM_LISTENER_H
 #define KV_INDEXER_STREAM_LISTENER_H
 
+#include <netinet/in.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/queue.h>
@@ -144,6 +145,7 @@ struct ki_listener {
     uint64_t replay_again_ns; /* time to resolve the replay endpoint again */
     TAILQ_ENTRY(ki_listener) all, ready;
     LIST_ENTRY(ki_listener) at_hub;
+    struct in6_addr source; /* from where its last publisher connected to the hub */
 };
 
 /**

@@ -11,6 +11,7 @@
 #include "event/reader/reader.h"
 #include "indexer/model/chunks.h"
 #include "indexer/model/model.h"
+#include "indexer/stream/hub.h"
 #include "indexer/stream/listener_impl.h"
 #include "indexer/stream/pump.h"
 #include "indexer/zmq/socket.h"
@@ -367,6 +368,8 @@ void ki_listener_tick_absence(struct ki_listener *l, uint64_t now_ns)
         l->stream.absent_ns = 0;
     else if (!l->gone) {
         before = l->stream.stats;
+        if (ki_hub_may_be_back(l))
+            ki_stream_may_be_back(&l->stream, now_ns);
         steps = ki_stream_tick_absence(&l->stream, now_ns);
         settle(l, &before, steps, (struct kve_span){0}, now_ns);
     }

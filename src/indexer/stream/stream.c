@@ -289,6 +289,12 @@ static unsigned forget_absent(struct ki_stream *s)
     return KI_STEP_PURGE | KI_STEP_RESET;
 }
 
+void ki_stream_may_be_back(struct ki_stream *s, uint64_t now_ns)
+{
+    if (!s->connected && s->absent_ns && now_ns > s->absent_ns + s->opts.stale_ns)
+        s->absent_ns = now_ns - s->opts.stale_ns;
+}
+
 unsigned ki_stream_tick_absence(struct ki_stream *s, uint64_t now_ns)
 {
     uint64_t gone_ns;

@@ -249,6 +249,12 @@ void ki_stream_reachable(struct ki_stream *s, uint64_t now_ns);
 void ki_stream_disconnected(struct ki_stream *s, uint64_t since_ns);
 
 /**
+ * Somebody is connected who may be the lost publisher, and has said nothing. The view stays partial;
+ * the time after which blocks are forgotten begins anew, from opts.stale_ns on.
+ */
+void ki_stream_may_be_back(struct ki_stream *s, uint64_t now_ns);
+
+/**
  * Judge the time without a connection. After opts.stale_ns the view is partial. After opts.forget_ns
  * the stream forgets its blocks and position, and learns them anew over the next connection. Ends a
  * replay: the driver drops what it holds back. Returns steps: PURGE and RESET, or none.
