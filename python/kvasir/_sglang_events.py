@@ -4,10 +4,10 @@
 SGLang names a block in its events by the first 64 bits of the page's hash, which is HiCache's key of the page. The events go out with
 SGLang's own, on the same stream: HiCache's interface has none, so the tree's take_events() is wrapped. A follower places a page by
 the event that had its tokens, so a page is announced once SGLang has announced it itself, and never before. Pages of prompts with an
-adapter or a salt have other hashes in events than in HiCache: they are not announced.
+adapter or a salt have other hashes in events than in HiCache: they are not announced. Neither are pages that several ranks store parts of.
 
-Nobody tells what the store evicts: a page is announced as removed when SGLang asks for it in vain, at a reset, and, beyond MOST_HELD,
-when it is the one announced longest ago.
+Nobody tells what the store evicts: a page is announced as removed when SGLang asks for it in vain, when the store is cleared or the weights
+change, and, beyond MOST_HELD, when it is the one announced longest ago.
 """
 import collections
 import importlib
@@ -78,6 +78,7 @@ class News:
         self._waiting: Dict[int, None] = {}
         self._held: Dict[int, None] = {}
         self._said: List[Tuple[str, List[int]]] = []
+        self._cleared = kinds.cleared(ownership=OWNER)
         tree.take_events = self.take
 
     def note(self, what: str, hashes: Sequence[str] = ()) -> None:
@@ -101,12 +102,14 @@ class News:
     def take(self) -> List[Any]:
         """Return SGLang's events, and ours behind them."""
         events: List[Any] = self._engine_events()
+        announced = bool(self._held)
         try:
             return [*events, *self._ours(events)]
         except Exception as problem:  # pylint: disable=broad-except  # another SGLang: its own events go on
             logger.warning("kvasir.sglang: announcing pages: %s", problem)
             self._tree.__dict__.pop("take_events", None)
-            return events
+            self._held.clear()
+            return [*events, self._cleared] if announced else events
 
     def _ours(self, events: List[Any]) -> List[Any]:
         for event in events:
@@ -172,7 +175,7 @@ class News:
 
     def _event(self, what: str, names: List[int]) -> Any:
         if what == CLEARED:
-            return self._kinds.cleared(ownership=OWNER)
+            return self._cleared
         if what == GONE:
             return self._kinds.removed(block_hashes=names, medium=MEDIUM, ownership=OWNER)
         return self._kinds.stored(block_hashes=names, parent_block_hash=None, token_ids=[], block_size=0, lora_id=None, medium=MEDIUM,

@@ -122,6 +122,13 @@ def test_what_it_does_not_understand_goes_on():
     news.note(KEPT, [text(1)])
     tree.stores(1)
     equal(ours(tree), [], "nothing more of ours")
+    tree, news = made()
+    news.note(KEPT, [text(1)])
+    tree.stores(1)
+    equal(ours(tree), [("S", 1)], "announced")
+    news.note(CLEARED)
+    news.note(KEPT, ["not a hash"])
+    equal((ours(tree), "take_events" in tree.__dict__), ([("o",)], False), "nobody would withdraw the page later")
 
 
 if __name__ == "__main__":
