@@ -13,13 +13,14 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 __all__ = ["Metrics"]
 
 logger = logging.getLogger("kvasir.sglang")
-MOST_MOVED = 4096  # reads and writes that wait for stats()
+MOST_MOVED = 4096  # reads, and writes, that wait for stats() one by one: later ones count as one, with their sums
 START = "sglang:kvasir_"
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 RANKS = ("tp_rank", "pp_rank", "dp_rank")
 # Counters of a HiCache: a metric's name and the values of its labels.
 COUNTERS = {"got": ("pages", "read", "done"), "missed": ("pages", "read", "missed"), "damaged": ("pages", "read", "damaged"),
             "put": ("pages", "write", "done"), "present": ("pages", "write", "present"), "failed": ("pages", "write", "failed"),
+            "stale": ("pages", "write", "stale"),
             "asked": ("asked", "asked"), "found": ("asked", "found")}
 _NAMES: Dict[str, Tuple[str, List[str]]] = {
     "pages": ("Pages that the store was to give or take, by what came of them.", ["operation", "outcome"]),
@@ -31,7 +32,6 @@ _made: Dict[str, Any] = {}  # metrics of this process: they stay when a backend 
 
 class _Moved(NamedTuple):
     """A read or a write of pages that has ended."""
-    reads: bool
     pages: int
     nbytes: int
     seconds: float
@@ -54,7 +54,9 @@ class Metrics:
         self.counters = {name: 0 for name in COUNTERS}  # pages
         self.on = bool(getattr(config, "enable_storage_metrics", False))
         self._labels = [str(config.model_name), *(str(getattr(config, name, 0)) for name in RANKS)]
-        self._lock, self._moved, self._told = threading.Lock(), [], dict(self.counters)  # type: Any, List[_Moved], Dict[str, int]
+        self._lock = threading.Lock()
+        self._reads: List[_Moved] = []
+        self._writes: List[_Moved] = []
         self._of: Dict[str, Any] = {}
         if self.on:
             try:
@@ -67,37 +69,40 @@ class Metrics:
         with self._lock:
             for name, n in pages.items():
                 self.counters[name] += n
+        if self._of:
+            for name, n in pages.items():
+                if n:
+                    self._metric(*COUNTERS[name]).inc(n)
 
     def note_moved(self, reads: bool, pages: int, nbytes: int, begun: float) -> None:
         """Take note of a read or a write of @pages of @nbytes each that began at @begun."""
-        if pages and self.on:
-            with self._lock:
-                if len(self._moved) < MOST_MOVED:
-                    self._moved.append(_Moved(reads, pages, pages * nbytes, time.monotonic() - begun))
+        if not pages or not self.on:
+            return
+        move, waiting = _Moved(pages, pages * nbytes, time.monotonic() - begun), self._reads if reads else self._writes
+        with self._lock:
+            if len(waiting) == MOST_MOVED:
+                last = waiting[-1]
+                waiting[-1] = _Moved(last.pages + move.pages, last.nbytes + move.nbytes, last.seconds + move.seconds)
+            else:
+                waiting.append(move)
+        if self._of:
+            operation = "read" if reads else "write"
+            self._metric("bytes", operation).inc(move.nbytes)
+            self._metric("seconds", operation).observe(move.seconds)
 
     def stats(self) -> Optional[Any]:
-        """Return what SGLang's own metrics want since the last call, and bring ours up to date. None where SGLang keeps none."""
+        """Return what SGLang's own metrics want since the last call. None where SGLang keeps none."""
         if not self.on:
             return None
-        with self._lock:
-            moved, self._moved = self._moved, []
-            new = {name: n - self._told[name] for name, n in self.counters.items() if n != self._told[name]}
-            self._told.update(self.counters)
         stats = getattr(importlib.import_module("sglang.srt.observability.metrics_collector"), "StorageMetrics")()
-        for move in moved:
-            (stats.prefetch_pgs if move.reads else stats.backup_pgs).append(move.pages)
-            (stats.prefetch_bandwidth if move.reads else stats.backup_bandwidth).append(move.nbytes / 1e9 / max(move.seconds, 1e-9))
-        if self._of:
-            self._observe(moved, new)
+        with self._lock:
+            reads, writes = self._reads[:], self._writes[:]
+            self._reads.clear()
+            self._writes.clear()
+        for moves, pages, bandwidth in ((reads, stats.prefetch_pgs, stats.prefetch_bandwidth), (writes, stats.backup_pgs, stats.backup_bandwidth)):
+            pages.extend(move.pages for move in moves)
+            bandwidth.extend(move.nbytes / 1e9 / max(move.seconds, 1e-9) for move in moves)
         return stats
 
     def _metric(self, name: str, *labels: str) -> Any:
         return self._of[name].labels(*self._labels, *labels)
-
-    def _observe(self, moved: List[_Moved], new: Dict[str, int]) -> None:
-        for name, n in new.items():
-            self._metric(*COUNTERS[name]).inc(n)
-        for move in moved:
-            operation = "read" if move.reads else "write"
-            self._metric("bytes", operation).inc(move.nbytes)
-            self._metric("seconds", operation).observe(move.seconds)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optiona
 from . import _identity
 from . import _sglang_events as _events
 from . import _sglang_metrics as _metrics
+from . import _sglang_weights as _weights
 from . import store as _store
 from ._connector import Flusher, Warner
 from ._native import Error
@@ -240,30 +241,55 @@ class HiCache(_Base):
         if not storage_config.model_name and not config.get("fingerprint"):
             raise ValueError("kvasir.sglang: neither a model name nor a \"fingerprint\" tells this model's pages from others'")
         self._config, self._lock = storage_config, threading.Lock()
-        self._weights_now = _weights_now()
-        self._identity = {"kv_cache_dtype": _of_server("get_server_args", "kv_cache_dtype"),
-                          "pp": [storage_config.pp_rank, storage_config.pp_size],
-                          "cp": [storage_config.attn_cp_rank, storage_config.attn_cp_size]}
+        self._weights, self._generation = _weights.Weights(), 0  # of names and deletions: what was begun in one tells nothing in the next
+        self._identity: Dict[str, Any] = {
+            "kv_cache_dtype": _weights.of_server("get_server_args", "kv_cache_dtype"), "pp": [storage_config.pp_rank, storage_config.pp_size],
+            "cp": [storage_config.attn_cp_rank, storage_config.attn_cp_size],
+            "dcp": [getattr(storage_config, "dcp_rank", 0), getattr(storage_config, "dcp_size", 1)]}  # SGLang splits a page's tokens among these
         self._pools: Dict[str, _Pool] = {}
         self.mem_pool_host: Any = None
+        self._forget: Callable[[], None] = lambda: None  # ends the watch of its clear()
         self._metrics = _metrics.Metrics(storage_config)
         self.counters = self._metrics.counters
         self._warn = Warner(logger, "SGLang goes on without these pages")
         self._store = _store.open(config["uri"])
         self._threads = concurrent.futures.ThreadPoolExecutor(THREADS - 1, "kvasir-pages")  # they start when they are needed
         self._flusher = Flusher(self._store, float(config.get("flush_s", 1.0)), self._warn)
-        self._news = _events.news_of_caller() if _sglang is not None else None
+        self._news = _events.news_of_caller() if self._whole() else None
 
-    def _tell(self, what: str, hashes: Sequence[str] = ()) -> None:
-        """Announce what the store has, or lacks. Where there are pools beside the first, one page doesn't tell what SGLang would load."""
-        if self._news is not None and len(self._pools) == 1:
-            self._news.note(what, hashes)
+    def _whole(self) -> bool:
+        """Tell whether this rank's pages are all there is of a page. Else no rank knows what the others have lost, and none announces."""
+        return all(self._identity[name][1] == 1 for name in ("pp", "cp", "dcp")) and (self._config.is_mla_model or self._config.tp_size == 1)
+
+    def _tell(self, what: str, hashes: Sequence[str], generation: int) -> None:
+        """Announce what the store has, or lacks, as a call found it that began in @generation.
+
+        Where there are pools beside the first, one page doesn't tell what SGLang would load.
+        """
+        if self._news is not None and hashes and len(self._pools) == 1:
+            with self._lock:
+                if generation == self._generation:
+                    self._news.note(what, hashes)
+
+    def _withdraw(self) -> None:
+        """Announce that nothing of before is there, and silence calls under way. Under the lock."""
+        self._generation += 1
+        if self._news is not None:
+            self._news.note(_events.CLEARED)
 
     # -- pools ------------------------------------------------------------------------------------------
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         """Take SGLang's host pool of keys and values."""
         self.mem_pool_host = mem_pool_host
         self._add(mem_pool_host, "kv")
+        self._forget()
+        self._forget = _weights.on_clear(mem_pool_host, self._pages_dropped)
+
+    def _pages_dropped(self) -> None:
+        """Store pages again: SGLang has reset its cache, after a change of weights or not."""
+        with self._lock:
+            self._follow_weights()  # nobody may have asked since the change
+            self._weights.reset()
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         """Take a pool beside it: states, indexers, windows."""
@@ -279,36 +305,40 @@ class HiCache(_Base):
         identity: Dict[str, Any] = {**self._identity, "pool": name}
         if not config.is_mla_model or name == "mamba":  # else all ranks have the same pages, and one writes them
             identity["tp"] = [config.tp_rank, config.tp_size]
-        added = _Pool(pool, identity, self._weights())
-        self._pools[name] = added
+        with self._lock:
+            added = self._pools[name] = _Pool(pool, identity, self._form_of_weights())
         logger.info("kvasir.sglang: pool %s, %s, pages found by %s", name, getattr(pool, "layout", "no layout"), added.kind)
 
-    def _weights(self) -> Dict[str, Any]:
+    def _form_of_weights(self) -> Dict[str, Any]:
         """Name the weights that the server computes with now."""
-        path, revision, quantization, load_format, overrides, version = self._weights_now
+        path, revision, quantization, load_format, overrides, version = self._weights.now
         return _identity.weights_of(str(self._config.model_name), str(self._config.extra_config.get("fingerprint") or ""), path,
                                     revision=revision, quantization=quantization, format=load_format, overrides=overrides, version=version)
 
     def _follow_weights(self) -> None:
-        """Name the pools' pages anew when the server has got other weights while it runs."""
-        now = _weights_now()
-        if now != self._weights_now:
-            self._weights_now = now
+        """Name the pools' pages anew when the server has got other weights while it runs. Under the lock."""
+        if self._weights.changed():
             for pool in self._pools.values():
-                pool.rename(self._weights())
-            self._tell(_events.CLEARED)
+                pool.rename(self._form_of_weights())
+            self._withdraw()
+
+    def _names(self, pool: _Pool, hashes: Sequence[str]) -> Tuple[bytes, int, bool]:
+        """Return the pages' keys by the weights of now, their generation, and whether SGLang's host pages are of these weights."""
+        with self._lock:
+            self._follow_weights()
+            return pool.keys(hashes), self._generation, self._weights.made_pages()
 
     # -- pages ------------------------------------------------------------------------------------------
     def _present(self, pool: Optional[_Pool], hashes: Sequence[str]) -> List[bool]:
-        self._follow_weights()
         if not hashes or pool is None:
             return [False] * len(hashes)
         there = bytearray(len(hashes))
         try:
-            self._store._call(self._store._c.kvs_exists, pool.keys(hashes), KEY, len(hashes),
+            keys, generation, _ = self._names(pool, hashes)
+            self._store._call(self._store._c.kvs_exists, keys, KEY, len(hashes),
                               (ctypes.c_uint8 * len(hashes)).from_buffer(there))
             self._metrics.count(asked=len(hashes), found=there.count(1))
-            self._tell(_events.GONE, [text for text, byte in zip(hashes, there) if byte != 1])
+            self._tell(_events.GONE, [text for text, byte in zip(hashes, there) if byte != 1], generation)
         except (Error, ValueError) as problem:
             self._warn("asking for pages", problem)
         return [byte == 1 for byte in there]
@@ -337,13 +367,13 @@ class HiCache(_Base):
         slices.end()
 
     def _get(self, pool: Optional[_Pool], hashes: Sequence[str], indices: Any) -> List[bool]:
-        self._follow_weights()
         n = len(hashes)
         if not n or pool is None:
             return [False] * n
         each, begun = (ctypes.c_int64 * n)(), time.monotonic()
         try:
-            keys, block = pool.keys(hashes), pool.read(indices, n, True)
+            keys, generation, _ = self._names(pool, hashes)
+            block = pool.read(indices, n, True)
             self._move(self._store._c.kvs_get_chunks_into, keys, n, block, each)
             if block.arrived is not None:
                 block.arrived([i for i, length in enumerate(each) if length == block.nbytes])
@@ -352,14 +382,13 @@ class HiCache(_Base):
             self._metrics.count(missed=n)
             return [False] * n
         lengths, wanted = each[:], block.nbytes
-        got = lengths.count(wanted)
-        self._metrics.count(got=got, missed=n - got)
+        got, damaged = lengths.count(wanted), lengths.count(-errno.EBADMSG)
+        self._metrics.count(got=got, missed=n - got - damaged, damaged=damaged)
         self._metrics.note_moved(True, got, wanted, begun)
-        # SGLang reads what all ranks have found
-        self._tell(_events.KEPT, [text for text, length in zip(hashes, lengths) if length == wanted])
+        self._tell(_events.KEPT, [text for text, length in zip(hashes, lengths) if length == wanted], generation)
         if got == n:
             return [True] * n
-        self._tell(_events.GONE, [text for text, length in zip(hashes, lengths) if length in (-errno.ENOENT, -errno.EBADMSG)])
+        self._tell(_events.GONE, [text for text, length in zip(hashes, lengths) if length in (-errno.ENOENT, -errno.EBADMSG)], generation)
         self._look_at(keys, lengths)
         return [length == wanted for length in lengths]
 
@@ -367,7 +396,6 @@ class HiCache(_Base):
         """Delete pages that didn't verify, so that they are stored anew, and tell of failures."""
         for i, length in enumerate(lengths):
             if length == -errno.EBADMSG:
-                self._metrics.count(damaged=1)
                 try:
                     self._store.discard(keys[i * KEY:(i + 1) * KEY])
                 except (Error, ValueError) as problem:
@@ -376,14 +404,17 @@ class HiCache(_Base):
                 self._warn("reading pages", OSError(-length, os.strerror(-length)))
 
     def _put(self, pool: Optional[_Pool], hashes: Sequence[str], indices: Any) -> List[bool]:
-        self._follow_weights()
         n = len(hashes)
         if not n or pool is None:
             return [False] * n
         each, begun = (ctypes.c_int * n)(*[-errno.EIO] * n), time.monotonic()
-        nbytes = 0
+        nbytes, generation = 0, self._generation
         try:
-            keys, block = pool.keys(hashes), pool.read(indices, n, False)
+            keys, generation, storable = self._names(pool, hashes)
+            if not storable:  # they may be of the weights before
+                self._metrics.count(stale=n)
+                return [False] * n
+            block = pool.read(indices, n, False)
             nbytes = block.nbytes
             self._move(self._store._c.kvs_put_chunks_from, keys, n, block, each)
         except Exception as problem:  # pylint: disable=broad-except
@@ -394,12 +425,12 @@ class HiCache(_Base):
         self._metrics.note_moved(False, stored, nbytes, begun)
         if stored or present:  # a page that is there may still wait for the server, too
             self._flusher.note_put()
-            if self._config.is_mla_model or self._config.tp_size == 1:  # else other ranks may lack theirs
-                self._tell(_events.KEPT, [text for text, rc in zip(hashes, codes) if rc >= 0])
+            self._tell(_events.KEPT, [text for text, rc in zip(hashes, codes) if rc >= 0], generation)
         return [rc >= 0 for rc in codes]
 
     def close(self) -> None:
         """Make all pages durable and close the store."""
+        self._forget()
         if self._news is not None:
             self._news.close()
         self._threads.shutdown()
@@ -492,9 +523,10 @@ class HiCache(_Base):
 
     def clear(self) -> bool:
         """Delete the pages of this model and rank."""
-        self._follow_weights()
-        prefixes = {pool.prefix.encode() for pool in self._pools.values()}
-        self._tell(_events.CLEARED)
+        with self._lock:
+            self._follow_weights()
+            prefixes = {pool.prefix.encode() for pool in self._pools.values()}
+            self._withdraw()
         try:
             self._flusher.flush()
             for key in self._store.keys():
@@ -504,6 +536,9 @@ class HiCache(_Base):
         except (Error, ValueError) as problem:
             self._warn("clearing", problem)
             return False
+        finally:
+            with self._lock:  # calls beside the deletions may have announced pages that are deleted by now
+                self._withdraw()
 
     def get_stats(self) -> Any:
         """Return what SGLang's metrics want since the last call: pages of each read and write, and GB/s. None where it keeps none."""
@@ -514,8 +549,11 @@ class _Flat(_Pool):
     """A page of @pool in a flat tensor."""
 
     def __init__(self, pool: _Pool, tensor: Any) -> None:  # pylint: disable=super-init-not-called
-        self._numpy, self.prefix, self._tensor, self._none = pool._numpy, pool.prefix, tensor, pool.kind == "none"
-        self.read = self._flat
+        self._numpy, self._tensor, self._none = pool._numpy, tensor, pool.kind == "none"
+        self._pool, self.read = pool, self._flat
+
+    def keys(self, hashes: Sequence[str]) -> bytes:
+        return self._pool.keys(hashes)
 
     def _flat(self, _: Any, n: int, into: bool) -> _Block:
         if self._none:
@@ -559,19 +597,3 @@ def _ends_of_windows(there: List[bool], window: int) -> "set[int]":
 def _pool_name(name: str) -> Any:
     """Return SGLang's own name of a pool: a string where SGLang isn't installed."""
     return name if _sglang is None else _sglang.PoolName(name)
-
-
-def _of_server(function: str, name: str) -> Optional[str]:
-    """Return a field of what SGLang's server runs with; None: no server runs in this process, or it has no such field."""
-    try:
-        value = getattr(getattr(importlib.import_module("sglang.srt.runtime_context"), function)(), name)
-    except Exception:  # pylint: disable=broad-except
-        return None
-    return None if value is None else str(value)
-
-
-def _weights_now() -> Tuple[Optional[str], ...]:
-    """Return what SGLang tells of its weights: path, revision, quantisation, load format, overrides, and the version of an update."""
-    fields = [_of_server("get_server_args", name) for name in ("model_path", "revision", "quantization", "load_format", "json_model_override_args")]
-    updated = _of_server("get_model", "model_path")
-    return (updated or fields[0], *fields[1:], _of_server("get_serving", "weight_version"))

@@ -59,6 +59,9 @@ class KV:
     def page_bytes(self, number):
         return self.get_data_page(number * PAGE).tobytes()
 
+    def clear(self):
+        """Free all pages: SGLang's reset."""
+
 
 class Window(KV):
     """Pool whose pages can't be had as tensors: it lists addresses, K and V apart."""
@@ -198,7 +201,7 @@ def test_pages_of_others_are_not_found():
     keys = hashes(4)
     same = {"model_name": "m"}
     others = ({"model_name": "n"}, {"tp_rank": 1, "tp_size": 2}, {"pp_rank": 1, "pp_size": 2}, {"attn_cp_rank": 1, "attn_cp_size": 2},
-              {"more": {"fingerprint": "revision 2"}})
+              {"dcp_rank": 1, "dcp_size": 2}, {"more": {"fingerprint": "revision 2"}})
     with folder() as path:
         with cache(path, KV("page_first", seed=1)) as ours:
             equal(ours.batch_set_v1(keys, indices(range(4))), [True] * 4, "set")
@@ -215,6 +218,8 @@ def test_pages_of_others_are_not_found():
             ours.batch_set_v1(keys, indices(range(4)))
         with cache(path, KV("page_first"), is_mla_model=True, tp_rank=1, tp_size=2) as ours:
             equal(ours.batch_exists(keys), 4, "ranks of an MLA model share pages")
+        with cache(path, KV("page_first"), is_mla_model=True, tp_rank=1, tp_size=2, dcp_rank=1, dcp_size=2) as ours:
+            equal(ours.batch_exists(keys), 0, "but not where SGLang splits a page's tokens among them")
 
 
 @contextlib.contextmanager
@@ -250,11 +255,13 @@ def test_two_models_of_one_name():
 
 def test_weights_that_are_updated_in_a_running_server():
     keys = hashes(4)
-    with folder() as path, server() as args, cache(path, KV("page_first", seed=1)) as ours:
+    pool = KV("page_first", seed=1)
+    with folder() as path, server() as args, cache(path, pool) as ours:
         ours.batch_set_v1(keys, indices(range(4)))
         for name, value in (("weight_version", "step 2"), ("model_path", "checkpoint-2")):
             setattr(args, name, value)
             equal(ours.batch_exists(keys), 0, f"pages of before, {name}")
+            pool.clear()  # as SGLang's flush does
             ours.batch_set_v1(keys, indices(range(4)))
             equal(ours.batch_get_v1(keys, indices(range(4))), [True] * 4, "its own")
         check(ours.clear(), "cleared")
@@ -272,7 +279,7 @@ def test_what_sglangs_metrics_get():
     with folder() as path, mock.patch.dict(sys.modules, {"sglang.srt.observability.metrics_collector": module}):
         with cache(path, KV("page_first", seed=1)) as ours:
             ours.batch_set_v1(keys, indices(range(6)))
-            equal((ours.get_stats(), ours._metrics._moved), (None, []), "SGLang keeps no metrics of storage")
+            equal((ours.get_stats(), ours._metrics._writes), (None, []), "SGLang keeps no metrics of storage")
         with cache(path, KV("page_first", seed=1), enable_storage_metrics=True, more={"fingerprint": "v2"}) as ours:
             ours.batch_set_v1(keys[:4], indices(range(4)))
             ours.batch_set_v1(keys[:4], indices(range(4)))  # there already: nothing moves
@@ -399,6 +406,7 @@ def test_damage_is_a_miss_and_is_mended():
             got = ours.batch_get_v1(keys, indices(range(3)))
             check(False in got, "damage wasn't noticed")
             bad = got.index(False)
+            equal([ours.counters[name] for name in ("got", "missed", "damaged")], [got.count(True), 0, got.count(False)], "each page counts once")
             for i in range(3):
                 check(not got[i] or ours.mem_pool_host.page_bytes(i) == source.page_bytes(i), "wrong bytes")
             equal(ours.exists(keys[bad]), False, "a page that didn't verify is gone")

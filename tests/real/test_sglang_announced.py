@@ -4,9 +4,12 @@
 Pages of cached prompts are stored, and the store loses some; the tree evicts them from device and host meanwhile. Each answer's `disk`
 is compared with the prefix whose pages are on the device, in host memory or in the store, and the view stays whole.
 """
+import importlib
 import os
 import sys
 import tempfile
+from types import SimpleNamespace
+from unittest import mock
 
 from sglang_engine import *
 
@@ -134,8 +137,8 @@ def announced(option):
     return test
 
 
-def test_other_ranks_may_lack_a_page():
-    """With several ranks a page counts once it was read: SGLang reads what every rank has found."""
+def test_several_ranks_announce_nothing():
+    """Each rank has a part of a page and doesn't know whether the others still have theirs."""
     for _, rng in histories(1):
         with tempfile.TemporaryDirectory() as folder:
             engine, pool = Engine(Option("ranks", tree="python", host_rows=256), rng), host_pool()
@@ -143,11 +146,28 @@ def test_other_ranks_may_lack_a_page():
             tokens = [rng.randrange(1, 1000) for _ in range(4 * PAGE)]
             engine.insert(tokens, Names())
             hashes = get_storage_hash_str(engine.key(tokens, Names()), None, page_size=PAGE)
-            backend.batch_set_v1(hashes, torch.arange(4 * PAGE))
+            equal(backend.batch_set_v1(hashes, torch.arange(4 * PAGE)), [True] * 4, "stored")
+            equal(backend.batch_get_v1(hashes, torch.arange(4 * PAGE)), [True] * 4, "read")
             equal([event for event in engine.take_events() if getattr(event, "ownership", None)], [], "announced by one rank's word")
-            backend.batch_get_v1(hashes, torch.arange(4 * PAGE))
-            equal([len(event.block_hashes) for event in engine.take_events() if getattr(event, "ownership", None)], [4], "announced")
             backend.close()
+
+
+def test_weights_change_before_a_reset():
+    """SGLang's own host pool tells of a reset: pages of the weights before are not stored in between."""
+    with tempfile.TemporaryDirectory() as folder:
+        context = importlib.import_module("sglang.srt.runtime_context")
+        versions = ["1"]
+        with mock.patch.object(context, "get_serving", lambda: SimpleNamespace(weight_version=versions[-1])):
+            for _, rng in histories(1):
+                engine, pool = Engine(Option("weights", tree="python", host_rows=256), rng), host_pool()
+                backend, hashes, rows = attach(engine.tree, folder, pool), [f"{n:064x}" for n in range(4)], torch.arange(4 * PAGE)
+                equal(backend.batch_set_v1(hashes, rows), [True] * 4, "before")
+                versions.append("2")
+                equal((backend.batch_set_v1(hashes, rows), backend.batch_exists(hashes)), ([False] * 4, 0), "between")
+                pool.clear()
+                equal((backend.batch_set_v1(hashes, rows), backend.batch_exists(hashes)), ([True] * 4, 4), "behind the reset")
+                backend.close()
+                check("clear" not in pool.__dict__, "the pool is as before")
 
 
 OPTIONS = [Option(f"{tree}{'_salted' if names != (Names(),) else ''}", tree=tree, rows=320, host_rows=480, names=names,
