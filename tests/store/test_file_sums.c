@@ -79,6 +79,17 @@ static void forget_sums(uint64_t n)
     unlink(side_car);
 }
 
+static void put_byte(uint64_t n, off_t at, uint8_t byte)
+{
+    char path[512];
+    int fd;
+
+    unit_path(path, n);
+    fd = open(path, O_WRONLY | O_CLOEXEC);
+    assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+    close(fd);
+}
+
 /* A compressed chunk says so itself: without its checksum it is still no other program's. */
 static void compressed_chunks_describe_themselves(void **state)
 {
@@ -102,6 +113,11 @@ static void compressed_chunks_describe_themselves(void **state)
         assert_int_equal(unit_get(h, n, text, sizeof(text)), 0);
         assert_int_equal(unit_put(h, n, text, sizeof(text)), 1);
         assert_int_equal(unit_publish(h, "m", "x"), 0);
+        put_byte(n, 5, 2); /* an encoding that this version doesn't know */
+        assert_int_equal(unit_get(h, n, text, sizeof(text)), -EBADMSG);
+        assert_int_equal(unit_put(h, n, text, sizeof(text)), 0);
+        assert_int_equal(unit_publish(h, "m", "x"), 0);
+        forget_sums(n);
         unit_path(path, n + 1); /* under a wrong name, or cut, it is nothing */
         unit_path(other, n + 2);
         assert_int_equal(rename(path, other), 0);

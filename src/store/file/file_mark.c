@@ -96,16 +96,17 @@ static int load_side_car(kv_store_v1 *h, const char *path, int nth, uint8_t *byt
     return n == KVS_FILE_SUM_BYTES ? 0 : -EBADMSG;
 }
 
-/* -ENODATA: the file doesn't begin with a checksum. -EBADMSG: the checksum is of another chunk or
- * another length. */
+/* -ENODATA: the file doesn't begin with a checksum. -EBADMSG: the checksum is of another chunk,
+ * another length, or of no encoding that this version knows: then the bytes behind it aren't content. */
 static int load_inside(int fd, uint64_t owner, struct kvs_file_sum *ret)
 {
     uint8_t bytes[KVS_FILE_SUM_BYTES];
     struct stat st;
 
-    if (pread(fd, bytes, sizeof(bytes), 0) != sizeof(bytes) ||
-        kvs_file_sum_decode(ret, bytes) < 0 || ret->encoding != KVS_FILE_PACKED)
+    if (pread(fd, bytes, sizeof(bytes), 0) != sizeof(bytes) || memcmp(bytes, "KVSC", 4) != 0)
         return -ENODATA;
+    if (kvs_file_sum_decode(ret, bytes) < 0 || ret->encoding != KVS_FILE_PACKED)
+        return -EBADMSG;
     if (fstat(fd, &st) < 0 || ret->stored != (uint64_t)st.st_size || ret->owner != owner)
         return -EBADMSG;
     return 0;
