@@ -113,9 +113,9 @@ static void read_instance_name(struct kv_json *json, struct ki_dumped_model *m)
         else
             kv_json_skip(json);
     }
-    if (!kv_json_failed(json) && (!name || !kv_instance_is(instance, name, strlen(name))))
+    if (!name || !kv_instance_is(instance, name, strlen(name)))
         kv_json_fail(json, -EPROTO, "a name that isn't of its worker_id");
-    if (!kv_json_failed(json)) {
+    if (name && !kv_json_failed(json)) {
         kv_buf_append(&m->names, &instance, sizeof(instance));
         kv_buf_append(&m->names, name, strlen(name) + 1);
     }
