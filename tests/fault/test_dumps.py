@@ -103,6 +103,27 @@ def test_batches_that_the_dump_has_already_make_no_copies():
                     holds(b, 1, 3)
 
 
+def test_the_last_batch_of_a_dump_brings_its_doubts():
+    """What the peer doubts behind its last batch is in doubt here, too, though the engine says nothing more."""
+    with Publisher() as engine, Indexer() as a:
+        register(a, 1, engine)
+        store(engine, 1, 3)
+        holds(a, 1, 3)
+
+        def doubts(model):
+            one = {"worker_id": 1, "dp_rank": 0}
+            first = model["events"][0]["event"]["data"]["stored"]["blocks"][0]
+            model["streams"][0]["facts"] = ["has_reports"]
+            model["ends"] = [{**one, "exact": True, "seq": last_seq(a) + 1, "timestamp": 0.0, "reasons": ["maybe_report"], "facts": ["has_reports"]}]
+            model["end_copies"] = [{**one, "block_hash": first["block_hash"], "tokens_hash": first["tokens_hash"], "possible": 1,
+                                    "unsure_group": 0, "open": True, "counted": False}]
+
+        with dump_peer(a, doubts) as peer, Indexer(*started_with(engine), "--peers", peer.url) as b:
+            store(engine, 2, 3)
+            holds(b, 2, 3)
+            equal(listener(b).get("partial_reasons"), ["maybe_report"])
+
+
 def test_positions_go_on_through_an_indexer_that_does_not_follow():
     """A follows, B only has A's dump, C recovers from B: C replays what is missing, not everything."""
     with recovered_and_behind() as (engine, b):

@@ -105,7 +105,7 @@ static void watermarks_and_unknown_fields(void **state)
     assert_true(marks[0].at.reasons);
     assert_int_equal(marks[1].holder.worker, 8);
     assert_int_equal(marks[1].at.sequence, 3);
-    assert_false(marks[1].at.reasons);
+    assert_int_equal(marks[1].at.reasons, KI_BECAUSE(PEER)); /* it says nothing of them */
     assert_false(marks[0].has_end);
     assert_true(marks[1].has_end);
     assert_int_equal(marks[1].end.sequence, 5);
@@ -381,7 +381,7 @@ static void sources_are_restored(void **state)
 #define AT_END(worker, hash, sources)                                \
     "{\"worker_id\":" #worker ",\"dp_rank\":0,\"block_hash\":" #hash \
     ",\"tier\":0,\"sources\":" sources "}"
-#define MARK(worker) "{\"worker_id\":" #worker ",\"seq\":5,\"stream_rank\":0}"
+#define MARK(worker) "{\"worker_id\":" #worker ",\"seq\":5,\"stream_rank\":0,\"reasons\":[]}"
 #define STREAM(worker) "{\"worker_id\":" #worker ",\"seq\":5,\"facts\":[]}"
 
 /* Copies at a dump's end go to the streams that the dump tells them of, with the end's doubts. */

@@ -77,7 +77,8 @@ void ki_dump_read_mark(struct ki_dump_reader *reader, struct kv_json *json,
                        struct ki_dumped_model *m)
 {
     bool has_worker = false, has_sequence = false, has_rank = false;
-    struct ki_mark mark = {.has_position = true};
+    /* Whose reasons aren't told is partial. */
+    struct ki_mark mark = {.has_position = true, .at.reasons = KI_BECAUSE(PEER)};
     struct ki_mark *known;
     struct kv_str key;
 
@@ -126,7 +127,7 @@ void ki_dump_read_torn(struct ki_dump_reader *reader, struct kv_json *json,
 void ki_dump_read_end(struct ki_dump_reader *reader, struct kv_json *json,
                       struct ki_dumped_model *m)
 {
-    struct ki_state end = {.sequence = 0};
+    struct ki_state end = {.reasons = KI_BECAUSE(PEER)};
     struct kv_holder holder = {0};
     bool has_sequence = false, exact = false;
     struct ki_mark *mark;
@@ -210,7 +211,7 @@ static void give_end(struct ki_handover *h, const struct ki_dumped_model *m, str
     h->doubts.trusted |= (end->facts & KI_FACT_TRUSTED) != 0;
     h->doubts.n_real = KV_MAX(h->doubts.n_real, end->n_real);
     append_rows(&h->doubts.items, &m->doubts, sizeof(doubt), &doubt, compare_doubts);
-    mark->at.reasons |= h->doubts.items.error ? KI_BECAUSE(PEER) : 0;
+    mark->at.reasons |= h->ends.error || h->doubts.items.error ? KI_BECAUSE(PEER) : 0;
 }
 
 /* Give each stream the copies of its ranks' blocks at the dump's end. */

@@ -159,6 +159,8 @@ static void end_writes(struct ki_listener *l, bool applied, uint64_t now_ns)
     if (!applied)
         return;
     note_applied(l, ki_applier_flush(&l->applier, l->model->index), now_ns);
+    if (l->has_overlap_end && l->stream.position >= l->overlap_end)
+        ki_applier_end_overlap(&l->applier, l->model->index);
     ki_model_note_forms(l->model, l->applier.forms);
     l->last_event_ns = kv_wall_ns();
 }

@@ -16,6 +16,7 @@ static const struct {
     {KI_FACT_REPORTS, "has_reports", offsetof(struct ki_listener, applier.reports.seen)},
     {KI_FACT_SUSPECTS, "suspects_reports", offsetof(struct ki_listener, applier.reports.suspects)},
     {KI_FACT_TRUSTED, "trusts_copies", offsetof(struct ki_listener, applier.reports.trusted)},
+    {KI_FACT_RETAINS, "retains", offsetof(struct ki_listener, applier.retains)},
     {KI_FACT_ADRIFT, "adrift", 0},
 };
 

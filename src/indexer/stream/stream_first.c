@@ -99,6 +99,13 @@ static bool is_proof(const struct ki_stream *s, const struct ki_batch_id *id)
     return s->proof_end - id->sequence + 1 > s->proof_bound;
 }
 
+/* End a proof that shows nothing. A batch 0 may have come meanwhile. */
+static void end_unproved(struct ki_stream *s)
+{
+    if (s->first != KI_FIRST_ZERO)
+        s->first = KI_FIRST_UNPROVABLE;
+}
+
 unsigned ki_stream_proof_batch(struct ki_stream *s, const struct ki_batch_id *id)
 {
     if (ki_stream_must_verify(s)) /* the answer may be another process's */
@@ -108,7 +115,7 @@ unsigned ki_stream_proof_batch(struct ki_stream *s, const struct ki_batch_id *id
     else if (is_proof(s, id))
         ki_stream_end_doubt_of_first(s);
     else
-        s->first = KI_FIRST_UNPROVABLE; /* the ring was full, or has lost batch 1 since */
+        end_unproved(s); /* the ring was full, or has lost batch 1 since */
     return KI_STEP_DROP | ki_stream_finish_replay(s);
 }
 
@@ -117,7 +124,7 @@ unsigned ki_stream_proof_end(struct ki_stream *s)
     if (s->request && !ki_stream_must_verify(s))
         s->proof_bound = s->request - 1;
     else if (!s->request)
-        s->first = KI_FIRST_UNPROVABLE; /* an empty ring: another process's */
+        end_unproved(s); /* an empty ring: another process's */
     return ki_stream_finish_replay(s);
 }
 

@@ -121,33 +121,36 @@ static bool goes_on(const struct row *row)
 
 /* -- what the engine found --------------------------------------------------------------------- */
 
-/* Return the number of the chain's first @n blocks that the engine's lookup finds, by the index. */
-static size_t lookup(struct ki_reports *r, struct kvi_index *index, struct kv_holder holder,
-                     const struct kve_op *chain, size_t n)
+/*
+ * Count in *ret how many of the chain's first @n blocks the engine's lookup finds, by the index. Returns
+ * 0, or an error, behind which it may find them all.
+ */
+static int lookup(struct ki_reports *r, struct kvi_index *index, struct kv_holder holder,
+                  const struct kve_op *chain, size_t n, size_t *ret)
 {
     uint64_t few[64], *locals = few;
-    size_t found = 0;
+    int rc;
 
+    *ret = 0;
     if (!n)
         return 0;
     if (n > KV_COUNT(few))
         locals = malloc(n * sizeof(*locals));
     if (!locals)
-        return 0;
+        return -ENOMEM;
     for (size_t i = 0; i < n; i++)
         locals[i] = chain->blocks[i].tokens_hash;
-    if (kvi_find(index, locals, n, &r->matches) == 0) {
-        for (size_t i = 0; i < r->matches.n; i++) {
-            const struct kvi_match *m = &r->matches.items[i];
+    rc = kvi_find(index, locals, n, &r->matches);
+    for (size_t i = 0; rc == 0 && i < r->matches.n; i++) {
+        const struct kvi_match *m = &r->matches.items[i];
 
-            if (m->holder.worker == holder.worker && m->holder.rank == holder.rank)
-                found = m->reach[KV_TIER_DEVICE];
-        }
+        if (m->holder.worker == holder.worker && m->holder.rank == holder.rank)
+            *ret = m->reach[KV_TIER_DEVICE];
     }
     if (locals != few)
         free(locals);
-    r->found = KV_MAX(r->found, found);
-    return found;
+    r->found = KV_MAX(r->found, *ret);
+    return rc;
 }
 
 /* Return true when the main group has, or may have, all blocks of the chain. */
@@ -213,8 +216,9 @@ static bool may_be_found(struct ki_reports *r, struct kvi_index *index, struct k
 {
     struct kvi_window windows[KVI_MAX_WINDOWS];
     const struct kve_op *chain = row->chain;
-    bool found = lookup(r, index, holder, chain, chain->n) == chain->n;
     int n_windows, n_groups = 0;
+    size_t n_found;
+    bool found = lookup(r, index, holder, chain, chain->n, &n_found) < 0 || n_found == chain->n;
 
     if (!found && !drops && !unsure->n_open && !lacks_places(index, holder, chain))
         return false;
@@ -235,6 +239,7 @@ enum ki_verdict ki_reports_judge(struct ki_reports *r, struct kvi_index *index,
 {
     struct row row;
     bool on = ki_reports_are_on(r), shows, may;
+    size_t n_found;
 
     if (at && at < r->judged_to)
         return r->verdict;
@@ -252,7 +257,8 @@ enum ki_verdict ki_reports_judge(struct ki_reports *r, struct kvi_index *index,
     if (!on && !shows && !(row.n_windows && ki_reports_may_be(r)))
         return r->verdict;
     may = may_be_found(r, index, holder, reader, unsure, &row, drops);
-    if (may && shows && lookup(r, index, holder, row.chain, row.chain->n - 1)) {
+    if (may && shows && lookup(r, index, holder, row.chain, row.chain->n - 1, &n_found) == 0 &&
+        n_found) {
         r->seen = on = true;
         r->misjudged = r->suspects;
     }
