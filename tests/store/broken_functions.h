@@ -454,6 +454,14 @@ static int get_255(kv_store_v1 *self, const char *name, uint8_t **ret, size_t *l
     return memory_get_manifest(self, text, ret, len);
 }
 
+/* Can't read what another process has saved, and doesn't say that it isn't there. */
+static int get_manifest_fails(kv_store_v1 *self, const char *name, uint8_t **ret, size_t *len)
+{
+    int rc = memory_get_manifest(self, name, ret, len);
+
+    return rc == -ENOENT ? -EIO : rc;
+}
+
 /* Takes names with '/', and can't find them again. */
 static int get_no_slash(kv_store_v1 *self, const char *name, uint8_t **ret, size_t *len)
 {

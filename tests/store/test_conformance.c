@@ -136,6 +136,7 @@ ONE(vt, put_manifest, manifest_torn)
 ONE(vt, put_manifest, manifest_not_empty)
 ONE(vt, get_manifest, manifest_found_always)
 ONE(vt, get_manifest, get_no_slash)
+ONE(vt, get_manifest, get_manifest_fails)
 ONE(vt, delete_manifest, delete_wants_one)
 ONE(vt, delete_manifest, delete_does_nothing)
 ONE(vt, delete_manifest, delete_by_prefix)
@@ -219,6 +220,7 @@ static const struct mutation {
     {mutate_close_takes_puts, "handles: the same chunks saved twice", KVS_FAIL},
     {mutate_loses_manifests, KILLED, KVS_FAIL},
     {mutate_loses_flushed, KILLED, KVS_FAIL},
+    {mutate_get_manifest_fails, KILLED, KVS_FAIL},
     {mutate_leaves_halves, KILLED_BEFORE, KVS_FAIL},
     {mutate_ext_size, "ext: table has a size and version 1", KVS_FAIL},
     {mutate_ext_version, "ext: table has a size and version 1", KVS_FAIL},
