@@ -3,7 +3,9 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
+#include "base/args.h"
 #include "base/error.h"
 #include "base/utf8.h"
 #include "base/xxh.h"
@@ -27,14 +29,13 @@ static bool is_digits(const char *text, size_t len)
 /* Read digits alone. Returns false for leading zeros and for 2^64 and more. */
 static bool read_number(const char *digits, size_t len, uint64_t *ret)
 {
-    uint64_t number = 0;
+    char text[KV_INSTANCE_DIGITS];
 
-    for (size_t i = 0; i < len; i++)
-        if (__builtin_mul_overflow(number, 10, &number) ||
-            __builtin_add_overflow(number, (uint64_t)(digits[i] - '0'), &number))
-            return false;
-    *ret = number;
-    return len == 1 || digits[0] != '0';
+    if (len >= sizeof(text) || (len > 1 && digits[0] == '0'))
+        return false;
+    memcpy(text, digits, len);
+    text[len] = '\0';
+    return kv_parse_u64(text, ret) == 0;
 }
 
 /* Return true for UTF-8 without control characters: U+0000 to U+001F and U+007F to U+009F. */

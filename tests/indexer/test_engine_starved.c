@@ -44,7 +44,7 @@ static void step(struct run *run)
     if (what < 35 || !r->used) {
         struct prompt p = prompts_next(&run->prompts, run->f.block_size);
 
-        if (vllm_start(v, &p, false))
+        if (vllm_start(v, &p, v->opts.report_full && unit_below(&run->random, 2)))
             prompts_remember(&run->prompts, &p);
     } else if (what < 75) {
         for (uint64_t n = unit_below(&run->random, 7); n > 0; n--)
@@ -65,7 +65,8 @@ static size_t run_history(const char *what, const struct vllm_opts *opts)
 
     run.prompts.random = &run.random;
     follow_init(&run.f, (uint32_t)(opts->parts ? opts->parts : 1) * VLLM_BLOCK);
-    ki_applier_set_habits(&run.f.applier, &(struct ki_habits){.eagle_drop = opts->eagle_drop});
+    ki_applier_set_habits(&run.f.applier, &(struct ki_habits){.eagle_drop = opts->eagle_drop,
+                                                              .report_mode = opts->report_mode});
     vllm_init(&run.vllm, opts);
     for (size_t i = unit_rounds(1000); i > 0; i--) {
         step(&run);
@@ -100,6 +101,9 @@ static void test_starved(void **state)
     opts.n_groups = 1;
     opts.n_blocks = 50;
     starved += run_history("starved, full attention", &opts);
+    opts.report_full = true;
+    opts.report_mode = KI_REPORTS_FULL;
+    starved += run_history("starved, reports", &opts);
     assert_true(starved > 0);
 }
 

@@ -59,6 +59,34 @@ static void hand_over(struct ki_listener *from, struct ki_listener *to)
     ki_handover_free(h);
 }
 
+/* Each fact of a state comes through a dump, alone and beside all others. */
+static void every_fact(void **state)
+{
+    const unsigned all = 2 * KI_FACT_ADRIFT - 1;
+    struct ki_listener a, b;
+    struct ki_state at;
+
+    (void)state;
+    for (unsigned bit = 1; bit <= KI_FACT_ADRIFT; bit *= 2)
+        for (int i = 0; i < 2; i++) {
+            unsigned facts = (i ? all & ~bit : bit) & ~KI_FACT_ADRIFT;
+
+            open_listener(&a, 5, false);
+            open_listener(&b, 5, false);
+            ki_state_give(&(struct ki_state){.facts = facts}, &a);
+            assert_int_equal(a.applier.has_windows, (facts & KI_FACT_WINDOWS) != 0);
+            assert_int_equal(a.applier.retains, (facts & KI_FACT_RETAINS) != 0);
+            assert_int_equal(a.stream.healed, (facts & KI_FACT_HEALED) != 0);
+            ki_state_take(&a, &at); /* a seeded stream has no connection */
+            assert_int_equal(at.facts, facts | KI_FACT_ADRIFT);
+            hand_over(&a, &b);
+            ki_state_take(&b, &at);
+            assert_int_equal(at.facts, facts | KI_FACT_ADRIFT);
+            close_listener(&a);
+            close_listener(&b);
+        }
+}
+
 /* A replica judges later reports, and events that may be reports, as the origin does. */
 static void what_reports_are(void **state)
 {
@@ -172,6 +200,7 @@ static void what_a_dump_leaves_out(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_fact),
         cmocka_unit_test(what_reports_are),
         cmocka_unit_test(what_the_registration_tells_stays),
         cmocka_unit_test(partial_at_that_moment),

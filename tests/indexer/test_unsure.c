@@ -284,7 +284,7 @@ static void test_suspects(void **state)
         if (i % 50 == 0)
             assert_int_equal(u.n_open, n_open);
     }
-    assert_true(n_real > 10);
+    assert_true(n_real > 10 || unit_rounds(20000) < 20000);
     ki_unsure_fini(&u);
 }
 

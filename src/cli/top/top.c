@@ -312,20 +312,21 @@ static void print_head(const struct kc_top *top, const struct kc_top *before, co
     fputs("\n\n", out);
 }
 
-/* Return the bytes of the letter at @text, which is UTF-8. */
-static int letter_bytes(const char *text)
+/* Return the place behind the letter at @text, which is UTF-8. */
+static const char *next_letter(const char *text, const char *end)
 {
-    int n = kv_utf8_sequence(text, text + strlen(text));
+    int n = kv_utf8_sequence(text, end);
 
-    return KV_MAX(n, 1);
+    return text + KV_MAX(n, 1);
 }
 
 static size_t n_letters(const char *text)
 {
+    const char *end = text + strlen(text);
     size_t n = 0;
 
-    for (; *text; n++)
-        text += letter_bytes(text);
+    for (; text < end; n++)
+        text = next_letter(text, end);
     return n;
 }
 
@@ -352,8 +353,9 @@ static void print_notes(const struct kc_top_row *row, size_t used, size_t column
     fputc('\n', out);
 }
 
-/* Widths of the columns of names. */
+/* Widths of a line, and of the columns of names. */
 struct widths {
+    size_t columns;
     int instance, model;
 };
 
@@ -372,7 +374,8 @@ static struct widths widths_of(const struct kc_top *top, size_t columns)
         longest_model = KV_MAX(longest_model, strlen(top->rows[i].model));
     }
     more = KV_MIN(longest - instance, room);
-    return (struct widths){.instance = (int)(instance + more),
+    return (struct widths){.columns = columns,
+                           .instance = (int)(instance + more),
                            .model = (int)KV_MIN(longest_model, model + room - more)};
 }
 
@@ -381,23 +384,23 @@ static int print_instance(const struct kc_top_row *row, int width, FILE *out)
 {
     char digits[KV_INSTANCE_DIGITS];
     const char *text = kv_instance_text(row->instance, row->name[0] ? row->name : NULL, digits);
+    const char *end = text + strlen(text);
     int n = (int)n_letters(text);
     bool cut = n > width && row->name[0];
 
     for (; cut && n > width - 2; n--)
-        text += letter_bytes(text);
+        text = next_letter(text, end);
     if (fprintf(out, "%*s%s%s", KV_MAX(width - n - 2 * cut, 0), "", cut ? ".." : "", text) < 0)
         return 0;
     return KV_MAX(n + 2 * cut, width);
 }
 
 static void print_row(const struct kc_top *top, const struct kc_top *before,
-                      const struct kc_top_row *row, size_t columns, FILE *out)
+                      const struct kc_top_row *row, const struct widths *widths, FILE *out)
 {
     const struct kc_top_row *old = before ? find_row(before, row) : NULL;
     struct kc_text seq = {"-"}, age = {"-"}, rate = {"-"};
-    struct widths widths = widths_of(top, columns);
-    int used, rest, width = widths.model;
+    int used, rest, width = widths->model;
 
     if (row->has_seq)
         seq = kc_count((uint64_t)row->last_seq);
@@ -405,8 +408,8 @@ static void print_row(const struct kc_top *top, const struct kc_top *before,
         age = kc_span(row->age);
     if (old)
         rate = kc_scaled(per_second(top, before, row->changes, old->changes));
-    used = print_instance(row, widths.instance, out);
-    if (columns < WIDE)
+    used = print_instance(row, widths->instance, out);
+    if (widths->columns < WIDE)
         rest = fprintf(out, " %4" PRIu32 " %-*.*s %-8.8s %9s %7s %8s %6.0f", row->rank, width,
                        width, row->model, row->status, seq.s, age.s,
                        kc_scaled((double)row->blocks).s, row->missed);
@@ -415,7 +418,7 @@ static void print_row(const struct kc_top *top, const struct kc_top *before,
                        row->rank, width, width, row->model, row->status, seq.s, age.s,
                        kc_scaled((double)row->blocks).s, rate.s, row->gaps, row->missed,
                        row->replayed);
-    print_notes(row, (size_t)used + (size_t)KV_MAX(rest, 0), columns, out);
+    print_notes(row, (size_t)used + (size_t)KV_MAX(rest, 0), widths->columns, out);
 }
 
 void kc_top_print(const struct kc_top *top, const struct kc_top *before, const char *url,
@@ -436,7 +439,7 @@ void kc_top_print(const struct kc_top *top, const struct kc_top *before, const c
         lines += columns < WIDE && has_notes(&top->rows[n]) ? 2 : 1;
         if (lines > max_lines)
             break;
-        print_row(top, before, &top->rows[n], columns, out);
+        print_row(top, before, &top->rows[n], &widths, out);
     }
     if (n < top->n_rows)
         fprintf(out, "  ... and %zu more\n", top->n_rows - n);

@@ -356,7 +356,7 @@ static void control(struct ki_service *service, struct ki_request *request, stru
 {
     struct ki_scratch *scratch = ki_scratch_take(service, reply);
     char text[KI_INSTANCE_TEXT];
-    struct kv_error error;
+    struct kv_error error = {0};
     uint32_t rank;
     int rc;
 
@@ -367,16 +367,15 @@ static void control(struct ki_service *service, struct ki_request *request, stru
 
         rank = (uint32_t)body->dp_rank;
         rc = find_named(service, body, &error);
+        ki_registry_instance_text(service->registry, body->instance_id, text);
         if (rc == 0)
             rc = act(service->registry, body->instance_id,
                      body->present & KI_DP_RANK ? &rank : NULL);
-        ki_registry_instance_text(service->registry, body->instance_id, text);
-        if (rc == 0)
-            ki_reply_ok(reply, 200);
-        else if (rc == -EALREADY)
-            ki_reply_error(reply, 409, "instance %s: listener is %s", text, state);
-        else
-            ki_reply_error(reply, 404, "instance %s not found", text);
+        if (rc == -EALREADY)
+            (void)kv_fail(&error, rc, 0, "instance %.60s: listener is %s", text, state);
+        else if (rc < 0 && !error.code)
+            (void)kv_fail(&error, rc, 0, "instance %.60s not found", text);
+        reply_result(reply, rc, 200, &error);
     }
     ki_scratch_give(service, scratch);
 }

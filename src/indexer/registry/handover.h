@@ -17,7 +17,7 @@ struct ki_handover {
     uint32_t rank; /* rank of the registration */
     struct ki_state state;
     bool unusable; /* read from a dump, but no stream of this version can have such a state */
-    struct kve_reader *reader; /* a copy: event/reader_state.h */
+    struct kve_reader *reader; /* a copy: event/reader/reader_state.h */
     bool has_ends;             /* the dump tells the copies of the stream's blocks at its end: */
     struct kv_buf ends;        /* struct ki_end_copies */
     struct ki_end_doubts doubts;
@@ -37,7 +37,7 @@ int ki_handover_take(struct ki_listener *l, struct ki_handover **ret);
 void ki_handover_give(struct ki_handover *h, struct ki_listener *l);
 
 /**
- * Write the state except the salts (event/reader_state.h), as members of the object that @w is in.
+ * Write the state except the salts (event/reader/reader_state.h), as members of the object that @w is in.
  */
 void ki_handover_write(const struct ki_handover *h, struct kv_json_writer *w);
 /**

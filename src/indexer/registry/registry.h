@@ -224,7 +224,7 @@ int ki_registry_ends(struct ki_registry *registry, const struct ki_model *model,
  * -EEXIST when the model has another block size, or blocks already; -ENOMEM.
  */
 int ki_registry_adopt(struct ki_registry *registry, const char *model, const char *tenant,
-                      uint32_t block_size, struct kvi_index *index,
-                      const struct ki_mark *watermarks, size_t n, struct kv_error *error);
+                      uint32_t block_size, struct kvi_index *index, const struct ki_mark *marks,
+                      size_t n, struct kv_error *error);
 
 #endif

@@ -154,15 +154,15 @@ static int adopt_locked(struct ki_registry *r, const char *name, const char *ten
 }
 
 int ki_registry_adopt(struct ki_registry *registry, const char *model, const char *tenant,
-                      uint32_t block_size, struct kvi_index *index,
-                      const struct ki_mark *watermarks, size_t n, struct kv_error *error)
+                      uint32_t block_size, struct kvi_index *index, const struct ki_mark *marks,
+                      size_t n, struct kv_error *error)
 {
     int rc;
 
     if (block_size == 0)
         return kv_fail(error, -EINVAL, 0, "block_size must be at least 1");
     pthread_mutex_lock(&registry->admin);
-    rc = adopt_locked(registry, model, tenant, block_size, index, watermarks, n, error);
+    rc = adopt_locked(registry, model, tenant, block_size, index, marks, n, error);
     pthread_mutex_unlock(&registry->admin);
     return rc;
 }

@@ -14,7 +14,7 @@
 
 #define KI_DUMP_MAX_MODELS 65536
 
-/** Accept header that asks for a dump whose events are packed (event/packed_event.h). */
+/** Accept header that asks for a dump whose events are packed (event/router/packed_event.h). */
 #define KI_DUMP_PACKED_TYPE "application/vnd.kvasir.dump"
 
 /** One model of a dump. */

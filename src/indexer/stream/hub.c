@@ -190,6 +190,11 @@ bool ki_hub_offer(struct ki_listener *l, uint64_t now_ns)
     return false;
 }
 
+static bool is_same(const struct in6_addr *a, const struct in6_addr *b)
+{
+    return memcmp(a, b, sizeof(*a)) == 0;
+}
+
 bool ki_hub_may_be_back(const struct ki_listener *l)
 {
     const struct ki_hub_conn *conn;
@@ -197,15 +202,9 @@ bool ki_hub_may_be_back(const struct ki_listener *l)
     if (!l->hub || l->sub.state != KI_SUB_WAITING)
         return false;
     TAILQ_FOREACH(conn, &l->hub->waiting, entry)
-    if (conn->sub.state == KI_SUB_UP && !conn->known &&
-        memcmp(&conn->source, &l->source, sizeof(l->source)) == 0)
+    if (conn->sub.state == KI_SUB_UP && !conn->known && is_same(&conn->source, &l->source))
         return true;
     return false;
-}
-
-static bool is_same_source(const struct ki_hub_conn *a, const struct ki_hub_conn *b)
-{
-    return memcmp(&a->source, &b->source, sizeof(a->source)) == 0;
 }
 
 /* Return the number of waiting connections that have the source of @one. */
@@ -215,7 +214,7 @@ static size_t count_source(const struct ki_hub *hub, const struct ki_hub_conn *o
     size_t n = 0;
 
     for (conn = TAILQ_FIRST(&hub->waiting); conn; conn = TAILQ_NEXT(conn, entry))
-        n += is_same_source(conn, one);
+        n += is_same(&conn->source, &one->source);
     return n;
 }
 
@@ -232,7 +231,7 @@ static struct ki_hub_conn *choose_victim(const struct ki_hub *hub)
         size_t n = count_source(hub, conn);
 
         if (!best || n > most ||
-            (n == most && is_same_source(conn, best) && best->sub.state == KI_SUB_UP &&
+            (n == most && is_same(&conn->source, &best->source) && best->sub.state == KI_SUB_UP &&
              conn->sub.state != KI_SUB_UP))
             best = conn;
         most = KV_MAX(n, most);

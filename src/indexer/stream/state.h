@@ -29,8 +29,8 @@ enum ki_fact {
     KI_FACT_REPORTS = 4,  /* the stream has shown a report of held blocks */
     KI_FACT_SUSPECTS = 8, /* there were events that may have been reports */
     KI_FACT_TRUSTED = 16, /* it has shown so many copies that such events count as copies */
-    KI_FACT_RETAINS = 64, /* some group has kept none of an event's blocks */
-    KI_FACT_ADRIFT = 32   /* no connection tells whether the process of the position still lives */
+    KI_FACT_RETAINS = 32, /* some group has kept none of an event's blocks */
+    KI_FACT_ADRIFT = 64   /* no connection tells whether the process of the position still lives */
 };
 
 struct ki_state {

@@ -10,8 +10,8 @@
  *
  * The index knows what the engine found. @n blocks from the root can be a report only when the
  * engine's lookup of these blocks finds them all. Where the index can't tell what that lookup finds
- * (block drop, blocks in doubt or without a place), it is enough that the engine may have the last one. All other
- * events are copies.
+ * (block drop, blocks in doubt or without a place), it is enough that the engine may have the last
+ * one. All other events are copies.
  *
  * Blocks that are found can be copies, too: of a request that doesn't look into the cache (prompt
  * logprobs), or one that computes its last block anew. unsure.h counts such copies.

@@ -11,7 +11,7 @@
  * (plan.c) are copied by libkvx_cuda's kernel, all layers of some blocks per launch; the kernel
  * needs pinned host memory.
  *
- * The CUDA driver's library is loaded when the first job needs it, as in bm/cuda.h.
+ * The CUDA driver's library is loaded when the first job needs it, as in bm/storage/cuda.h.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -60,7 +60,7 @@ static void load(void)
     }
     for (size_t i = 0; library && i < KV_COUNT(newer); i++)
         find(library, newer[i].name, newer[i].slot);
-    available = library != NULL; /* stays loaded, as in bm/cuda.c */
+    available = library != NULL; /* stays loaded, as in bm/storage/cuda.c */
 }
 
 bool tier_cuda_usable(void)
