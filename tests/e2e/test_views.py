@@ -39,7 +39,7 @@ def test_views():
         wait_until(lambda: set(views(indexer)) == {"2", "3"}, 10, "the views")
         wait_until(lambda: views(indexer)["2"]["1"] == {"status": "failed", "partial": True}, 10, "the dead rank's view")
         check("0" not in views(indexer)["2"], "a whole and active rank is not listed")
-        # Its blocks have another size. It is replaying before.
+        # The blocks have another size. The stream is replaying before.
         wait_until(lambda: views(indexer)["3"]["0"] == {"status": "active", "partial": True}, 10, "the view of other blocks")
         lossy.store([99], range(900, 916), lose=True)
         lossy.store([98], range(800, 816))
