@@ -241,6 +241,24 @@ def test_one_header_to_an_answer():
         equal(indexer.get("/health").status, 200)
 
 
+def test_stops_while_the_library_refuses():
+    """Headers that the library refuses by itself end at the moment of a stop: it ends well, each time."""
+    for _ in range(8):
+        with ready() as indexer:
+            socks = [indexer.raw(b"GET /health HTTP/1.1\r\nX: y") for _ in range(48)]
+            indexer.get("/health")  # its threads have had a turn at what came before
+            for i, sock in enumerate(socks):
+                if i == 16:
+                    indexer.process.send_signal(signal.SIGTERM)
+                try:
+                    sock.sendall(b"\r\n\r\n")
+                except (BrokenPipeError, ConnectionResetError):
+                    break  # it has stopped
+            indexer.stop()
+            for sock in socks:
+                sock.close()
+
+
 def test_line_ends_and_nuls():
     """What the library takes for a line's or a value's end, and other servers don't."""
     n = b"Content-Length: %d" % len(QUERY)

@@ -279,6 +279,23 @@ void ki_conns_hang_up(struct ki_conns *conns, struct ki_conn *conn)
     pthread_mutex_unlock(&conns->lock);
 }
 
+uint64_t ki_conns_hang_up_all(struct ki_conns *conns, uint64_t limit_ms)
+{
+    uint64_t deadline = kv_now_ns() + limit_ms * KV_NS_PER_MS, open, uncounted = 0;
+
+    do {
+        pthread_mutex_lock(&conns->lock);
+        /* Each time: one that was accepted before may be added only now. */
+        for (struct ki_conn *conn = conns->list.next; conn != &conns->list; conn = conn->next)
+            hang_up(conns, conn, &uncounted);
+        open = conns->stats.open;
+        pthread_mutex_unlock(&conns->lock);
+        if (open)
+            nanosleep(&(struct timespec){.tv_nsec = KV_NS_PER_MS}, NULL);
+    } while (open && kv_now_ns() < deadline);
+    return open;
+}
+
 bool ki_conns_drop_slowest(struct ki_conns *conns, const struct ki_client *client, uint64_t lag_ms)
 {
     uint64_t now = kv_now_ns(), most = lag_ms * KV_NS_PER_MS;

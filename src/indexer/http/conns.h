@@ -101,6 +101,11 @@ uint64_t ki_conn_lag_ns(const struct ki_conn *conn, uint64_t now_ns);
 /** Close the connection. Its thread notices soon, before ki_conns_remove. */
 void ki_conns_hang_up(struct ki_conns *conns, struct ki_conn *conn);
 /**
+ * Close all connections, and wait until their threads have removed them, for @limit_ms at most. No new
+ * ones may come. Returns how many are left.
+ */
+uint64_t ki_conns_hang_up_all(struct ki_conns *conns, uint64_t limit_ms);
+/**
  * Close the connection of @client that holds memory for a body and lags most, if by more than
  * @lag_ms.
  */

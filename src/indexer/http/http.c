@@ -9,6 +9,8 @@
 #include "indexer/http/http_impl.h"
 #include "indexer/http/tls.h"
 
+#define HANG_UP_MS 2000 /* for its threads to notice that their connections are closed */
+
 /* -- connections ------------------------------------------------------------------------------- */
 
 /* Copy the address, IPv4 as ::ffff:0:0/96; all 0 when it isn't known. */
@@ -181,6 +183,11 @@ static void wait_until_idle(struct ki_http *http, uint64_t limit_ms)
         nanosleep(&(struct timespec){.tv_nsec = 5 * KV_NS_PER_MS}, NULL);
 }
 
+/*
+ * Once libmicrohttpd 0.9.75 is told to stop, a request that it refuses by itself ends the process:
+ * MHD_queue_response then says yes and queues nothing, and the header is built from no response. So
+ * no request may be coming in at that moment: the connections are closed before.
+ */
 void ki_http_stop(struct ki_http *http, uint64_t drain_ms)
 {
     if (!http)
@@ -189,6 +196,8 @@ void ki_http_stop(struct ki_http *http, uint64_t drain_ms)
     wait_until_idle(http, drain_ms);
     ki_http_cancel_streams(http);
     ki_slow_destroy(KV_STEAL(http->slow));
+    if (ki_conns_hang_up_all(http->conns, HANG_UP_MS))
+        kv_log_warn("http", "connections are still open at the stop", NULL);
     MHD_stop_daemon(http->daemon); /* closes the listening socket, too */
     free_http(http);
 }
