@@ -19,6 +19,7 @@
 
 #include "index/random.h"
 #include "peer/session/agent.h"
+#include "peer/session/wire.h"
 #include "session_unit.h"
 
 #define SMALL 58 /* an answer from the owner's memory that isn't sent in chunks */
@@ -433,6 +434,50 @@ static void test_descriptors(void **state)
     close(fd);
 }
 
+static void serve_cancel(void *arg, struct kvbm_session *session, struct kvbm_request *request)
+{
+    atomic_int *n_cancels = arg;
+
+    (void)session;
+    *n_cancels += request->id != 0;
+}
+
+/*
+ * The owner hears of each call that was given up, also of one whose reply ended meanwhile: it may have
+ * done something that nobody else undoes. Deadlines lie all over the time that a reply takes.
+ */
+static void test_each_giving_up_is_told(void **state)
+{
+    enum { LEN = 200u << 10 };
+    uint8_t *body = calloc(1, LEN);
+    atomic_int n_cancels = 0;
+    uint64_t took = 100000;
+    int n_given_up = 0;
+    struct pair p;
+
+    (void)state;
+    pair_init(&p, unix_endpoint(), 0, 0);
+    assert_int_equal(kvbm_agent_serve(p.owner, KVBM_CANCEL, NULL, NULL),
+                     0); /* leases, unused here */
+    assert_int_equal(kvbm_agent_serve(p.owner, KVBM_CANCEL, serve_cancel, &n_cancels), 0);
+    for (uint64_t i = 0; i < 3000; i++) {
+        uint64_t before = kv_now_ns();
+        struct kvbm_reply reply = {.fd = -1};
+        int err = kvbm_session_call(p.session, ECHO, body, LEN, -1,
+                                    before + took / 2 + took * (i % 64) / 64, &reply);
+
+        if (err == 0)
+            took = took - took / 16 + (kv_now_ns() - before) / 16;
+        assert_true(err == 0 || err == -ETIMEDOUT);
+        n_given_up += err != 0;
+        kvbm_reply_fini(&reply);
+    }
+    echo(p.session); /* behind all of them */
+    assert_int_equal(n_cancels, n_given_up);
+    pair_fini(&p);
+    free(body);
+}
+
 static void test_notes(void **state)
 {
     struct kvbm_reply reply = {0};
@@ -513,6 +558,7 @@ int main(void)
         cmocka_unit_test(test_cut),
         cmocka_unit_test(test_limit),
         cmocka_unit_test(test_crowd),
+        cmocka_unit_test(test_each_giving_up_is_told),
         cmocka_unit_test(test_notes),
         cmocka_unit_test(test_descriptors),
         cmocka_unit_test(test_end),

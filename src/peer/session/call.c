@@ -393,18 +393,22 @@ fail:
     return err;
 }
 
-/* Give a call up, with the session locked: nothing writes into its memory from here on. */
+/*
+ * Give a call up, with the session locked: nothing writes into its memory from here on. The reply may
+ * end, unread, while this waits. The peer is told then, too: a lease that it granted has no reader.
+ */
 static void abandon(struct kvbm_call *call)
 {
     struct kvbm_session *session = call->session;
     const struct kvbm_frame cancel = {.type = KVBM_CANCEL, .id = call->id};
+    bool asked = call->listed;
 
     call->abandoned = true;
     call->ended = NULL;
     while (call->busy)
         pthread_cond_wait(&call->changed, &session->lock);
     free(KV_STEAL(call->body)); /* the call stays until the peer ends its reply, perhaps never */
-    if (call->listed && session->state == KVBM_OPEN)
+    if (asked && session->state == KVBM_OPEN)
         (void)kvbm_send_small(session, &cancel); /* without it, the whole reply comes in vain */
 }
 
