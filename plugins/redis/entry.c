@@ -181,7 +181,7 @@ static void put_trailer(char *trailer, const char *magic, const char *content, s
 
 void rds_seal(char *value, size_t len, const void *name, size_t name_len)
 {
-    put_trailer(value + len, RDS_MAGIC, value, len, kv_xxh64(name, name_len, 0));
+    put_trailer(value + len, RDS_MANIFEST_MAGIC, value, len, kv_xxh64(name, name_len, 0));
 }
 
 void rds_seal_chunk(char *value, size_t len, const void *hash, size_t hash_len)
@@ -224,28 +224,39 @@ bool rds_stamp_of(const char *tail, size_t len, uint64_t *ret_s)
     return true;
 }
 
-bool rds_verify(const char *value, size_t len, const void *name, size_t name_len, size_t *ret_len)
+/* Verify a value that has @behind bytes behind its content, the last RDS_TRAILER with @magic. */
+static bool verify(const char *value, size_t len, const char *magic, size_t behind, uint64_t seed,
+                   size_t *ret_len)
 {
     const unsigned char *trailer;
     XXH128_canonical_t sum;
     uint64_t content = 0;
-    size_t behind = RDS_TRAILER;
 
-    if (len < RDS_TRAILER)
+    if (len < behind)
         return false;
     trailer = (const unsigned char *)value + len - RDS_TRAILER;
-    if (memcmp(trailer, RDS_CHUNK_MAGIC, 8) == 0)
-        behind = RDS_CHUNK_TRAILER;
-    else if (memcmp(trailer, RDS_MAGIC, 8) != 0)
+    if (memcmp(trailer, magic, 8) != 0)
         return false;
     for (int i = 0; i < 8; i++)
         content |= (uint64_t)trailer[8 + i] << (8 * i);
-    if (len < behind || content != len - behind)
+    if (content != len - behind)
         return false;
-    XXH128_canonicalFromHash(
-        &sum, XXH3_128bits_withSeed(value, (size_t)content, kv_xxh64(name, name_len, 0)));
+    XXH128_canonicalFromHash(&sum, XXH3_128bits_withSeed(value, (size_t)content, seed));
     if (memcmp(trailer + 16, sum.digest, 16) != 0)
         return false;
     *ret_len = (size_t)content;
     return true;
+}
+
+bool rds_verify(const char *value, size_t len, const void *name, size_t name_len, size_t *ret_len)
+{
+    return verify(value, len, RDS_MANIFEST_MAGIC, RDS_TRAILER, kv_xxh64(name, name_len, 0),
+                  ret_len);
+}
+
+bool rds_verify_chunk(const char *value, size_t len, const void *hash, size_t hash_len,
+                      size_t *ret_len)
+{
+    return verify(value, len, RDS_CHUNK_MAGIC, RDS_CHUNK_TRAILER, kv_xxh64(hash, hash_len, 0),
+                  ret_len);
 }

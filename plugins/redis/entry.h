@@ -17,10 +17,10 @@
  * front of the trailer: 8 hexadecimal digits, seconds since 1970 by the server's clock, which the
  * server rewrites in place. */
 #define RDS_TRAILER 32
-#define RDS_MAGIC "KVASIRv1" /* of manifests, and of older chunks without a time of use */
+#define RDS_MANIFEST_MAGIC "KVASIRm1"
 #define RDS_STAMP 8
 #define RDS_CHUNK_TRAILER (RDS_STAMP + RDS_TRAILER)
-#define RDS_CHUNK_MAGIC "KVASIRv2"
+#define RDS_CHUNK_MAGIC "KVASIRc1"
 
 /**
  * Memory for a save's puts: large pieces of huge pages, since first touches of 4 KiB pages cost
@@ -80,10 +80,13 @@ void rds_seal_chunk(char *value, size_t len, const void *hash, size_t hash_len);
 /** Set the time of use of a sealed chunk, @len bytes with its trailer, to @now_s. */
 void rds_stamp(char *value, size_t len, uint64_t now_s);
 /**
- * Verify that @value of @len bytes was sealed under that name. Returns the content's length in
- * @ret_len.
+ * Verify that @value of @len bytes is a manifest sealed under that name. Returns the content's
+ * length in @ret_len.
  */
 bool rds_verify(const char *value, size_t len, const void *name, size_t name_len, size_t *ret_len);
+/** Verify that @value is a chunk sealed under that key, as rds_verify does a manifest. */
+bool rds_verify_chunk(const char *value, size_t len, const void *hash, size_t hash_len,
+                      size_t *ret_len);
 /**
  * Read the time of use of a chunk's value from @tail, at least its last RDS_CHUNK_TRAILER bytes.
  * False when the value has none.

@@ -36,8 +36,7 @@ static uint8_t judge_tail(const struct resp_value *reply)
 {
     bool bulk = reply->type == RESP_BULK;
 
-    if (bulk && reply->len == RDS_TRAILER &&
-        (memcmp(reply->str, RDS_CHUNK_MAGIC, 8) == 0 || memcmp(reply->str, RDS_MAGIC, 8) == 0))
+    if (bulk && reply->len == RDS_TRAILER && memcmp(reply->str, RDS_CHUNK_MAGIC, 8) == 0)
         return 1;
     /* GETRANGE answers an empty text for a missing key, as for an empty value. */
     return (bulk && reply->len == 0) || reply->type == RESP_NULL ? 0 : KV_STORE_PRESENT_BAD;
@@ -109,7 +108,7 @@ static int get_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len,
             out_data[done + i] = NULL;
             out_len[done + i] = 0;
             if (reply->type == RESP_BULK &&
-                rds_verify(reply->str, reply->len, hash, hash_len, &content)) {
+                rds_verify_chunk(reply->str, reply->len, hash, hash_len, &content)) {
                 out_len[done + i] = content;
                 out_data[done + i] = (uint8_t *)KV_STEAL(reply->str);
                 found++;

@@ -137,7 +137,7 @@ int rds_get_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, uint8
     pthread_mutex_unlock(&self->lock);
     if (err < 0)
         return err == -ENOENT ? err : rds_failed(self, err);
-    if (!rds_verify(value, len, hash, hash_len, &content)) {
+    if (!rds_verify_chunk(value, len, hash, hash_len, &content)) {
         rds_drop_bad(self, hash, hash_len, value, len);
         free(value);
         return rds_failed(self, -EBADMSG);
@@ -163,8 +163,8 @@ static int delete_same(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, 
     err = rds_get_value(self, key, key_len, &value, &len);
     if (err)
         return err == -ENOENT ? 0 : err;
-    if (value && rds_verify(value, len, hash, hash_len, &content) &&
-        rds_ends_like_ours(value, len) && content == data_len && memcmp(value, data, data_len) == 0)
+    if (value && rds_verify_chunk(value, len, hash, hash_len, &content) && content == data_len &&
+        memcmp(value, data, data_len) == 0)
         err = remove_same(self, key, key_len, value, len);
     if (err == 1 && entry) /* another handle may have put the chunk */
         rds_forget_chunk(self, entry);

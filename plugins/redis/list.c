@@ -228,22 +228,22 @@ int rds_list_chunks(kv_store_v1 *self, kv_store_each_fn each, void *arg)
     return rds_each_name(self, 'c', visit_chunk, &visit);
 }
 
-/* Ask @command, whose answer is a number, of the key of a manifest's @kind. Returns it, or an error. */
-static int64_t number_of(kv_store_v1 *self, const char *command, char kind, const char *name)
+/* Return the length of a manifest's value, with its trailer; 0 without one; or an error. */
+static int64_t manifest_len(kv_store_v1 *self, const char *name)
 {
     struct rds_batch batch = {0};
     char key[RDS_KEY_SIZE];
     int64_t rc;
 
     rds_batch_begin(&batch, 2);
-    rds_batch_word(&batch, command);
-    rds_batch_key(&batch, key, rds_name_key(self, kind, name, key));
+    rds_batch_word(&batch, "STRLEN");
+    rds_batch_key(&batch, key, rds_name_key(self, 'm', name, key));
     pthread_mutex_lock(&self->lock);
     rc = rds_net_run(&self->net, &batch);
     pthread_mutex_unlock(&self->lock);
     if (rc == 0)
         rc = batch.cmds[0].reply.type == RESP_INT ? batch.cmds[0].reply.num
-                                                  : rds_reply_error(&batch.cmds[0].reply, command);
+                                                  : rds_reply_error(&batch.cmds[0].reply, "STRLEN");
     rds_batch_fini(&batch);
     return rc;
 }
@@ -276,20 +276,18 @@ int rds_list_refs(kv_store_v1 *self, const char *name, kv_store_each_fn each, vo
 {
     struct visit visit = {each, arg};
     struct names names = {0};
-    int64_t number;
     int rc;
 
     if (!name || !name[0] || strlen(name) > RDS_MAX_NAME)
         return rds_failed(self, -EINVAL);
-    /* Older versions noted under "r:" the last publication's chunks alone: the list is of no use. */
-    number = number_of(self, "EXISTS", 'r', name);
-    rc = number > 0 ? -ENOENT : number < 0 ? (int)number : scan_refs(self, name, &names);
+    rc = scan_refs(self, name, &names);
     if (rc == 0 && names.n == 0)
         rc = -ENOENT;
     if (rc == 0 && names.n == 1 && !names.each[0][0]) {
         /* Behind the set: a manifest with bytes that has replaced an empty one may need any chunk. */
-        number = number_of(self, "STRLEN", 'm', name);
-        rc = number > RDS_TRAILER ? -ENOENT : number < 0 ? (int)number : 0;
+        int64_t len = manifest_len(self, name);
+
+        rc = len > RDS_TRAILER ? -ENOENT : len < 0 ? (int)len : 0;
     }
     for (size_t i = 0; rc == 0 && i < names.n; i++)
         rc = visit_chunk(&visit, names.each[i]);

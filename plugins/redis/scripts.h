@@ -11,13 +11,10 @@
 
 #include "redis/entry.h"
 
-/* Before Redis 5 a script that asks for the time must call this before it writes. */
-#define RDS_LUA_NOW                                                    \
-    "if redis.replicate_commands then redis.replicate_commands() end " \
-    "local now = tonumber(redis.call('TIME')[1]) "
-
+/* Before Redis 5 a script that asks for the time must call replicate_commands before it writes. */
 #define RDS_LUA_USE                                                                            \
-    RDS_LUA_NOW                                                                                \
+    "if redis.replicate_commands then redis.replicate_commands() end "                         \
+    "local now = tonumber(redis.call('TIME')[1]) "                                             \
     "local function use(key) "                                                                 \
     "local tail = redis.pcall('GETRANGE', key, -40, -1) "                                      \
     "if type(tail) ~= 'string' or #tail < 40 or string.sub(tail, 9, 16) ~= '" RDS_CHUNK_MAGIC  \
@@ -46,24 +43,18 @@
 /* Use one chunk. Returns the time, negative when the chunk is missing. */
 #define RDS_LUA_USE_ONE RDS_LUA_USE "return use(KEYS[1]) and now or -now"
 
-/* Delete KEYS[1] unless it was used at ARGV[1] or later (negative: in any case). An older version's
- * value has no time: it gets the present one and stays. Other programs' values stay. Returns the
- * bytes of the content, -1: it was missing, -2: it stays. */
-#define RDS_LUA_SWEEP                                                                        \
-    RDS_LUA_NOW                                                                              \
-    "local tail = redis.pcall('GETRANGE', KEYS[1], -40, -1) "                                \
-    "if type(tail) ~= 'string' then return -2 end "                                          \
-    "if tail == '' then return -1 end "                                                      \
-    "local magic, cutoff, behind = string.sub(tail, -32, -25), tonumber(ARGV[1]), 0 "        \
-    "if magic == '" RDS_CHUNK_MAGIC "' then behind = 40 "                                    \
-    "elseif magic == '" RDS_MAGIC "' then behind = 32 end "                                  \
-    "if cutoff >= 0 and behind == 32 then "                                                  \
-    "local value = redis.call('GET', KEYS[1]) "                                              \
-    "redis.call('SET', KEYS[1], string.sub(value, 1, -33) .. string.format('%08x', now) .. " \
-    "'" RDS_CHUNK_MAGIC "' .. string.sub(value, -24)) return -2 end "                        \
-    "if cutoff >= 0 and (behind == 0 or "                                                    \
-    "(tonumber(string.sub(tail, 1, 8), 16) or 0) >= cutoff) then return -2 end "             \
-    "local len = redis.call('STRLEN', KEYS[1]) - behind "                                    \
+/* Delete KEYS[1] unless it was used at ARGV[1] or later (negative: in any case). Values
+ * of other programs have no time, and stay unless ARGV[1] is negative. Returns the bytes of the
+ * content, -1: it was missing, -2: it stays. */
+#define RDS_LUA_SWEEP                                                              \
+    "local tail = redis.pcall('GETRANGE', KEYS[1], -40, -1) "                      \
+    "if type(tail) ~= 'string' then return -2 end "                                \
+    "if tail == '' then return -1 end "                                            \
+    "local cutoff, behind = tonumber(ARGV[1]), 0 "                                 \
+    "if string.sub(tail, -32, -25) == '" RDS_CHUNK_MAGIC "' then behind = 40 end " \
+    "if cutoff >= 0 and (behind == 0 or "                                          \
+    "(tonumber(string.sub(tail, 1, 8), 16) or 0) >= cutoff) then return -2 end "   \
+    "local len = redis.call('STRLEN', KEYS[1]) - behind "                          \
     "redis.call('DEL', KEYS[1]) return len < 0 and 0 or len"
 
 /* Delete KEYS[1] if it still holds ARGV[1], apart from the stamp. */

@@ -326,11 +326,9 @@ static int delete_manifest(kv_store_v1 *self, const char *name)
         return rds_failed(self, err);
     pthread_mutex_lock(&self->lock);
     if (rds_one_node(self)) {
-        err = delete_keys(self, "urm", name);
+        err = delete_keys(self, "um", name);
     } else {
         err = delete_keys(self, "u", name);
-        if (err == 0)
-            err = delete_keys(self, "r", name);
         if (err == 0)
             err = delete_keys(self, "m", name);
     }

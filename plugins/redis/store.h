@@ -47,7 +47,7 @@ struct kv_store_v1 {
 
 /**
  * Write the server's key of a chunk ("c:" and hex), a manifest ("m:") or the set of chunks that it
- * may need ("u:"; older versions: "r:"). Returns its length.
+ * may need ("u:"). Returns its length.
  */
 size_t rds_chunk_key(const kv_store_v1 *self, const uint8_t *hash, size_t hash_len, char *key);
 size_t rds_name_key(const kv_store_v1 *self, char kind, const char *name, char *key);

@@ -143,7 +143,7 @@ static void files_of_another_host_stay(void **state)
     other_id(mount, h, 11);          /* the same boot, the file system mounted once more */
     other_id(reboot, h, 0);          /* this machine before it was started again */
     other_id(same, h, 15);           /* a process here that has ended */
-    make_writer("0123456789abcdef"); /* of an older version */
+    make_writer("0123456789abcdef"); /* of a host, a boot and a mount that nobody here knows */
     make_writer(host);
     make_writer(mount);
     make_writer(reboot);

@@ -140,6 +140,10 @@ static void test_seal(void **state)
         bool chunk = round % 2 == 0;
         size_t len = unit_below(&seed, 100), all = len + (chunk ? RDS_CHUNK_TRAILER : RDS_TRAILER);
         size_t got = 0, bit, stamp;
+        bool (*verify)(const char *, size_t, const void *, size_t, size_t *) =
+            chunk ? rds_verify_chunk : rds_verify;
+        bool (*other)(const char *, size_t, const void *, size_t, size_t *) =
+            chunk ? rds_verify : rds_verify_chunk;
         char *value = malloc(all);
 
         assert_non_null(value);
@@ -149,15 +153,16 @@ static void test_seal(void **state)
             rds_seal_chunk(value, len, "name", 4);
         else
             rds_seal(value, len, "name", 4);
-        assert_true(rds_verify(value, all, "name", 4, &got));
+        assert_true(verify(value, all, "name", 4, &got));
         assert_int_equal(got, len);
-        assert_false(rds_verify(value, all, "nama", 4, &got));
+        assert_false(verify(value, all, "nama", 4, &got));
+        assert_false(other(value, all, "name", 4, &got));
         for (size_t cut = 0; cut < all; cut++)
-            assert_false(rds_verify(value, cut, "name", 4, &got));
+            assert_false(verify(value, cut, "name", 4, &got));
         bit = unit_below(&seed, 8 * all);
         value[bit / 8] = (char)(value[bit / 8] ^ 1 << bit % 8);
         stamp = bit / 8 - len; /* which says when, not what */
-        assert_true(rds_verify(value, all, "name", 4, &got) == (chunk && stamp < RDS_STAMP));
+        assert_true(verify(value, all, "name", 4, &got) == (chunk && stamp < RDS_STAMP));
         free(value);
     }
 }
@@ -171,7 +176,7 @@ static void test_stamp(void **state)
     (void)state;
     memcpy(value, "abc", 3);
     rds_seal(value, 3, "k", 1);
-    assert_false(rds_ends_like_ours(value, 3 + RDS_TRAILER)); /* of a former writer */
+    assert_false(rds_ends_like_ours(value, 3 + RDS_TRAILER)); /* a manifest */
     rds_seal_chunk(value, 3, "k", 1);
     assert_true(rds_stamp_of(value, sizeof(value), &seconds));
     assert_int_equal(seconds, 0);
@@ -179,7 +184,7 @@ static void test_stamp(void **state)
     assert_memory_equal(value + 3, "6553f1a0", 8);
     assert_true(rds_stamp_of(value + 3, RDS_CHUNK_TRAILER, &seconds)); /* the end is enough */
     assert_int_equal(seconds, 0x6553f1a0);
-    assert_true(rds_verify(value, sizeof(value), "k", 1, &got));
+    assert_true(rds_verify_chunk(value, sizeof(value), "k", 1, &got));
     assert_false(rds_stamp_of(value + 4, RDS_CHUNK_TRAILER - 1, &seconds));
     value[5] = 'G';
     assert_false(rds_stamp_of(value, sizeof(value), &seconds));
