@@ -213,49 +213,6 @@ static void test_sizes(void **state)
     kvbm_disk_close(disk);
 }
 
-/* Files of a time when volumes were numbered and shared an identity. */
-static void test_older_files(void **state)
-{
-    struct kvbm_disk_header header = {.key_len = 8,
-                                      .record_bytes = kvbm_disk_record_bytes(8),
-                                      .slot_bytes = SLOT_BYTES,
-                                      .of = 2,
-                                      .uuid = {1, 2, 3, 4, 5, 6, 7, 8, 9}};
-    uint8_t page[KVBM_DISK_PAGE], record[KVBM_DISK_MAX_RECORD], *data = disk_pages(SLOT_BYTES);
-
-    (void)state;
-    kvbm_disk_sum("model", 5, header.fingerprint);
-    for (uint32_t volume = 0; volume < 2; volume++) {
-        header.volume = volume;
-        for (int kind = 0; kind < 2; kind++) {
-            bool index = kind == KVBM_DISK_INDEX;
-            int fd = open(file_of(volume, index ? "index" : "slots"), O_RDWR | O_CREAT | O_CLOEXEC,
-                          0600);
-
-            kvbm_disk_header_write(&header, (enum kvbm_disk_file)kind, page);
-            assert_int_equal(pwrite(fd, page, sizeof(page), 0), sizeof(page));
-            for (uint32_t i = 0; i < EACH; i++) {
-                uint64_t key = i * 2 + volume;
-                struct kvbm_disk_entry entry = {
-                    .commit = 1 + key, .len = SLOT_BYTES, .group = 1, .key = (uint8_t *)&key};
-
-                disk_fill(data, SLOT_BYTES, key);
-                kvbm_disk_sum(data, SLOT_BYTES, entry.sum);
-                kvbm_disk_record_write(&header, i, &entry, record);
-                assert_true(index ? pwrite(fd, record, 64, 4096 + 64 * i) == 64
-                                  : pwrite(fd, data, SLOT_BYTES, 4096 + SLOT_BYTES * i) ==
-                                        SLOT_BYTES);
-            }
-            close(fd);
-        }
-    }
-    free(data);
-    assert_int_equal(n_found((int[]){0, 1}, 2), 24);
-    assert_int_equal(n_found((int[]){1, 0}, 2), 24);
-    assert_int_equal(n_found((int[]){1}, 1), 12);
-    assert_int_equal(n_found((int[]){2, 1, 0}, 3), 24);
-}
-
 /* ---- any of four directories in any order, beside a model ---- */
 
 struct slot {
@@ -472,17 +429,11 @@ static void test_locks_of_many(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_order),
-        TEST(test_dropped_and_joined),
-        TEST(test_missing),
-        TEST(test_comes_back_older),
-        TEST(test_sizes),
-        TEST(test_older_files),
-        TEST(test_random),
-        TEST(test_not_ours),
-        TEST(test_another_owners),
-        TEST(test_one_unusable),
-        TEST(test_lock_without_header),
+        TEST(test_order),         TEST(test_dropped_and_joined),
+        TEST(test_missing),       TEST(test_comes_back_older),
+        TEST(test_sizes),         TEST(test_random),
+        TEST(test_not_ours),      TEST(test_another_owners),
+        TEST(test_one_unusable),  TEST(test_lock_without_header),
         TEST(test_locks_of_many),
     };
 

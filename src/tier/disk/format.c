@@ -19,9 +19,7 @@ enum {
     H_RECORD_BYTES = 20,
     H_SLOT_BYTES = 24,
     H_FINGERPRINT = 32,
-    H_VOLUME = 48,
-    H_OF = 52,
-    H_UUID = 56,
+    H_UUID = 48,
     H_SUM = KVBM_DISK_PAGE - 16,
     /* record */
     R_CHECK = 0,
@@ -96,8 +94,6 @@ void kvbm_disk_header_write(const struct kvbm_disk_header *header, enum kvbm_dis
     put32(page + H_RECORD_BYTES, header->record_bytes);
     put64(page + H_SLOT_BYTES, header->slot_bytes);
     memcpy(page + H_FINGERPRINT, header->fingerprint, 16);
-    put32(page + H_VOLUME, header->volume);
-    put32(page + H_OF, header->of);
     memcpy(page + H_UUID, header->uuid, 16);
     kvbm_disk_sum(page, H_SUM, page + H_SUM);
 }
@@ -117,13 +113,10 @@ int kvbm_disk_header_read(const uint8_t page[KVBM_DISK_PAGE], enum kvbm_disk_fil
     header.record_bytes = get32(page + H_RECORD_BYTES);
     header.slot_bytes = get64(page + H_SLOT_BYTES);
     memcpy(header.fingerprint, page + H_FINGERPRINT, 16);
-    header.volume = get32(page + H_VOLUME);
-    header.of = get32(page + H_OF);
     memcpy(header.uuid, page + H_UUID, 16);
     if (get32(page + H_BYTES) != KVBM_DISK_PAGE || header.key_len < 1 ||
         header.key_len > KVBM_MAX_KEY ||
-        header.record_bytes != kvbm_disk_record_bytes(header.key_len) || !header.slot_bytes ||
-        header.volume >= header.of)
+        header.record_bytes != kvbm_disk_record_bytes(header.key_len) || !header.slot_bytes)
         return -EBADMSG;
     *ret = header;
     return 0;
@@ -134,10 +127,8 @@ int kvbm_disk_header_read(const uint8_t page[KVBM_DISK_PAGE], enum kvbm_disk_fil
 static uint64_t check_of(const struct kvbm_disk_header *header, uint32_t slot,
                          const uint8_t *record)
 {
-    uint64_t of_all = (uint64_t)slot * header->of + header->volume;
-
     return kv_xxh64(record + R_COMMIT, header->record_bytes - R_COMMIT,
-                    get64(header->uuid) + of_all * UINT64_C(0x9e3779b97f4a7c15));
+                    get64(header->uuid) + slot * UINT64_C(0x9e3779b97f4a7c15));
 }
 
 void kvbm_disk_record_write(const struct kvbm_disk_header *header, uint32_t slot,

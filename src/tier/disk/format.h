@@ -21,9 +21,7 @@ struct kvbm_disk_header {
     uint32_t key_len, record_bytes;
     uint64_t slot_bytes;
     uint8_t fingerprint[16]; /* XXH3-128 of the fingerprint, canonical */
-    /* stripe that the records' slot numbers assume: volume 0 of 1; any in files of older versions */
-    uint32_t volume, of;
-    uint8_t uuid[16]; /* identity of the volume */
+    uint8_t uuid[16];        /* identity of the volume */
 };
 
 /**

@@ -151,8 +151,7 @@ static void prepare(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts, u
     volume->header =
         (struct kvbm_disk_header){.key_len = opts->key_len,
                                   .record_bytes = kvbm_disk_record_bytes(opts->key_len),
-                                  .slot_bytes = opts->slot_bytes,
-                                  .of = 1};
+                                  .slot_bytes = opts->slot_bytes};
     kvbm_disk_sum(fingerprint, strlen(fingerprint), volume->header.fingerprint);
 }
 

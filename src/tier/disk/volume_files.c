@@ -159,11 +159,6 @@ static bool is_like(const struct kvbm_disk_header *found, const struct kvbm_disk
            memcmp(found->fingerprint, want->fingerprint, 16) == 0;
 }
 
-static bool is_one_volume(const struct kvbm_disk_header *a, const struct kvbm_disk_header *b)
-{
-    return memcmp(a->uuid, b->uuid, 16) == 0 && a->volume == b->volume && a->of == b->of;
-}
-
 static enum kvbm_disk_owner owner_of(const struct kvbm_disk_volume *volume, int fd,
                                      enum kvbm_disk_file kind)
 {
@@ -330,7 +325,7 @@ static int take_over(struct kvbm_disk_volume *volume)
             !is_like(&found[i], &volume->header))
             return 0;
     }
-    if (!is_one_volume(&found[0], &found[1]))
+    if (memcmp(found[0].uuid, found[1].uuid, 16) != 0)
         return 0;
     volume->header = found[0];
     return 1;
