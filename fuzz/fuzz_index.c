@@ -143,9 +143,8 @@ static void do_window(struct kvi_index *ix, struct input *in, struct kv_holder k
         (void)kvi_window_place(ix, key, tier, number, op >> 5 & 1 ? &parent : NULL, blocks, n);
         break;
     case 4:
-        rc = op >> 5 & 1   ? kvi_set_alone(ix, key, op >> 6 & 1)
-             : op >> 6 & 1 ? kvi_set_keeps(ix, key, shape >> 7, shape)
-                           : kvi_set_drops(ix, key);
+        rc = op >> 5 & 1 ? kvi_set_alone(ix, key, op >> 6 & 1)
+                         : kvi_set_keeps(ix, key, shape >> 7, op >> 6 & 1 ? shape : 0);
         must(rc == 0, "rule");
         break;
     case 5:

@@ -263,17 +263,10 @@ KV_API int kvi_set_alone(struct kvi_index *index, struct kv_holder holder, bool 
 /**
  * Say that the engine of @holder, known or not, gives up the last block that it finds (EAGLE
  * without lookahead hashes), for as long as the holder is known. Matches become one block shorter;
- * a window has to have that block, too. What kvi_set_keeps said stays. Returns 0, -ENOMEM or
- * -ENOSPC. Any thread.
- */
-KV_API int kvi_set_drops(struct kvi_index *index, struct kv_holder holder);
-
-/**
- * Say what kvi_set_drops says, but for some groups of @holder, which give up no block: the main group
- * (@main), and windows of the groups whose bits 1 << group are in @groups; unless it is 0, so do all
- * groups from 64 on. Replaces what was said before; false and 0: all groups give one up. Windows of
- * one description do together when one of their groups does. Returns 0, -ENOMEM or -ENOSPC. Any
- * thread.
+ * a window has to have that block, too. Some groups give up none: the main group (@main), and
+ * windows of the groups whose bits 1 << group are in @groups; unless it is 0, so do all groups from
+ * 64 on. Replaces what was said before; false and 0: all groups give one up. Windows of one
+ * description do together when one of their groups does. Returns 0, -ENOMEM or -ENOSPC. Any thread.
  */
 KV_API int kvi_set_keeps(struct kvi_index *index, struct kv_holder holder, bool main,
                          uint64_t groups);
@@ -527,13 +520,13 @@ struct kvi_extra {
     uint32_t copies;      /* copies, window block: their number in source 0 */
     enum kvi_extra_kind kind;
     bool has_parent;          /* place: not at the root */
-    bool alone, drops;        /* rule: see kvi_set_alone, kvi_set_drops */
+    bool alone, drops;        /* rule: see kvi_set_alone, kvi_set_keeps */
     bool main_keeps;          /* rule: see kvi_set_keeps */
     uint64_t kept_groups;     /* rule: the same */
     struct kvi_window window; /* window; of a place and a window block its group */
     bool in_window;           /* tier, copies: of the window with the group in @window */
     /* Tier: source of the blocks about which no copies are told; whether the removal of
-     * each copy is announced (1) or that isn't known (0, or 2 of older indexes); evidence against it. */
+     * each copy is announced (1) or that isn't known (0); evidence against it. */
     uint32_t implied, counting, stored_again;
     const struct kvi_source_copies *sources; /* copies: all that have any; the callback's */
     size_t n_sources;

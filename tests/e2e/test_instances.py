@@ -195,7 +195,7 @@ def test_blocks_of_a_dump_keep_their_name():
 
 
 def test_a_peer_that_knows_no_names():
-    """An older version passes the number on without the name. The name is learned when somebody says it, and told to peers."""
+    """A peer passes the number on without a name. The name is learned when somebody says it, and told to peers."""
     with Publisher() as engine, Indexer() as a:
         a.register(POD, engine, block_size=BS)
         number = numbers(a)[POD]

@@ -29,7 +29,7 @@ static int restore_tier(struct kvi_index *index, const struct kvi_extra *extra)
     enum kv_tier tier;
     int rc;
 
-    if (extra->implied > KVI_MAX_SOURCE || extra->counting > 2)
+    if (extra->implied > KVI_MAX_SOURCE || extra->counting > KVI_COUNTS_EACH)
         return -EINVAL;
     rc = kvi_begin(index, extra->holder, &holder);
     if (!rc)

@@ -399,7 +399,7 @@ void kvi_copies_restore_tier(struct kvi_index *ix, struct kvi_holder *holder, en
     struct kvi_holder_tier *t = &holder->tier[tier];
 
     t->implied = (uint16_t)extra->implied;
-    t->counts = extra->counting == KVI_COUNTS_EACH ? KVI_COUNTS_EACH : KVI_COUNTS_UNKNOWN;
-    t->n_stored_again = extra->counting > KVI_COUNTS_EACH ? DOUBT : extra->stored_again;
+    t->counts = (uint8_t)extra->counting;
+    t->n_stored_again = extra->stored_again;
     ix->copies.doubts += kvi_copies_doubted(holder) > 0;
 }

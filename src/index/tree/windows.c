@@ -185,21 +185,6 @@ int kvi_set_alone(struct kvi_index *index, struct kv_holder key, bool alone)
     return rc;
 }
 
-int kvi_set_drops(struct kvi_index *index, struct kv_holder key)
-{
-    struct kvi_holder *holder;
-    int rc = kvi_begin(index, key, &holder);
-
-    if (!rc) {
-        struct rule rule = rule_of(holder);
-
-        rule.drops = true;
-        rc = set_rule(index, holder, rule);
-    }
-    kvi_unlock(index);
-    return rc;
-}
-
 int kvi_set_keeps(struct kvi_index *index, struct kv_holder key, bool main, uint64_t groups)
 {
     struct kvi_holder *holder;

@@ -80,7 +80,7 @@ static bool read_source_field(struct ki_dump_reader *reader, struct kv_json *jso
         extra->kind = KVI_EXTRA_TIER;
         extra->implied = (uint32_t)kv_json_u64(json, KVI_MAX_SOURCE);
     } else if (kv_str_eq(key, "counting")) {
-        extra->counting = (uint32_t)kv_json_u64(json, 2);
+        extra->counting = (uint32_t)kv_json_u64(json, 1);
     } else if (kv_str_eq(key, "stored_again")) {
         extra->stored_again = (uint32_t)kv_json_u64(json, UINT32_MAX);
     } else if (kv_str_eq(key, "sources")) {

@@ -56,12 +56,9 @@ static void write_tier(struct ki_dump_writer *d, const struct kvi_extra *extra)
     kv_json_member_u64(&d->w, "stored_again", extra->stored_again);
 }
 
-/* Write the copies of source 0 on their own, for readers that don't know sources. */
 static void write_copies(struct ki_dump_writer *d, const struct kvi_extra *extra)
 {
     kv_json_member_u64(&d->w, "block_hash", extra->hash);
-    if (extra->copies && !extra->in_window)
-        kv_json_member_u64(&d->w, "copies", extra->copies);
     kv_json_key(&d->w, "sources");
     kv_json_begin_array(&d->w);
     for (size_t i = 0; i < extra->n_sources; i++) {

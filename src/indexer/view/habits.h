@@ -15,7 +15,7 @@ enum ki_report_mode {
 };
 
 struct ki_habits {
-    bool eagle_drop;       /* gives up the last block that it finds: see kvi_set_drops */
+    bool eagle_drop;       /* gives up the last block that it finds: see kvi_set_keeps */
     uint64_t eagle_groups; /* only these cache groups do: bit 1 << group; 0: all */
     bool silent_windows;   /* evicts from windows without an event: the view stays partial */
     enum ki_report_mode report_mode;
