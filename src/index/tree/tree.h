@@ -537,9 +537,9 @@ void kvi_settle(struct kvi_index *ix);
 /* -- remove.c ---------------------------------------------------------------------------------- */
 
 /**
- * Cut @holder's part of the chain to its first @len blocks, and drop all below. The caller is
- * responsible for the copies of block @len. With @forget, the copies of the blocks below are
- * forgotten, else those blocks are parked.
+ * Cut @holder's part of the chain to its first @len blocks, and drop all below. With @forget, the
+ * copies of all these blocks are forgotten. Else the blocks below block @len are parked with their
+ * copies, and the caller is responsible for those of block @len.
  */
 void kvi_cut(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_chain *chain,
              _Atomic uint64_t *entry, uint32_t len, bool forget);

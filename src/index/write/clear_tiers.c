@@ -6,6 +6,13 @@
  * First list the holder's names breadth first from the root; then remove them from the end. So each
  * block is removed before the one above it, and blocks that stay below are parked once. The lock is
  * released between slices, while the holder's own writers wait (kvi_holder_await).
+ *
+ *     tree     a ── b ── c ── d        a, c in device and host; b, d in device alone
+ *     list     a b c d                 cleared from its end: d, c, b, a
+ *     d goes, c keeps host, b goes and parks c below it, a keeps host
+ *
+ * The list stays true without the lock: only the holder's own writers change its names, and they
+ * wait. A holder with nothing else than what the call clears takes the cheaper kvi_clear.
  */
 #include "index/tree/kids.h"
 #include "index/tree/windows.h"
@@ -47,7 +54,10 @@ static bool list_chain(void *arg, struct kvi_chain *chain)
     return true;
 }
 
-/* List all names of the holder: parents first, parked blocks last. */
+/*
+ * List all names of the holder: parents first, parked blocks last. Breadth first, with the list of
+ * chains as its own queue, so that nothing recurses along the depth of the tree.
+ */
 static void list_names(struct names *names)
 {
     struct kvi_index *ix = names->ix;
@@ -144,7 +154,10 @@ static int take_all(struct names *names, uint32_t tiers, uint32_t source)
     return 0;
 }
 
-/* Remove the copies of @source in these tiers from the holder's windows. Returns 0 or -ENOMEM. */
+/*
+ * Remove the copies of @source in these tiers from the holder's windows. Returns 0 or -ENOMEM. A
+ * part belongs to one tier; its own tier bits are windows (windows.h), and all but KVI_PLACED go.
+ */
 static int take_parts(struct kvi_index *ix, const struct kvi_holder *holder, uint32_t tiers,
                       uint32_t source)
 {
@@ -166,7 +179,7 @@ static int take_parts(struct kvi_index *ix, const struct kvi_holder *holder, uin
     return rc;
 }
 
-/* Forget losses and doubts of a holder without blocks. */
+/* Forget losses and doubts of a holder without blocks: an empty cache has lost nothing. */
 static void be_sound(struct kvi_holder *holder)
 {
     struct kvi_holder *part;

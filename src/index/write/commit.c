@@ -4,6 +4,16 @@
  * entries, the deepest first. Until the topmost entry is there, no lookup reaches the others for
  * this holder. Readers therefore see all of the store or nothing. A store in two tiers has this
  * property for each tier.
+ *
+ *     1. names    lookups don't read them; cutting and splitting do, at the old positions
+ *     2. split    two chains with the same content replace one: no answer changes
+ *     3. moves    places lost to other names leave, the topmost first
+ *     4. growth   the chain's length covers the appended blocks, which nobody has yet
+ *     5. chains   the first new chain gets its parent: for a holder of the whole path the one step
+ *     6. entries  from the deepest to the topmost, whose step makes all of them reachable
+ *
+ * Nothing of this can fail. Only records of copies are allocated here (copies.h); without memory a
+ * copy is left out and counted.
  */
 #include <assert.h>
 #include <stdlib.h>
@@ -11,7 +21,11 @@
 #include "index/tree/kids.h"
 #include "index/write/store.h"
 
-/* Forget the copies of the old name of the place. */
+/*
+ * Forget the copies of the old name of the place: records are found by names, and nobody would ask
+ * for this one again. A prepared alias already answers for the place (KVI_NAME_ALIAS); then the old
+ * name is the slot's.
+ */
 static void forget_name(struct kvi_store *store, size_t i, const struct kvi_chain *chain,
                         uint32_t pos)
 {
@@ -48,6 +62,7 @@ static void commit_names(struct kvi_store *store)
     }
 }
 
+/* Split the chain, and point at the halves wherever the store noted the whole one. */
 static void commit_split(struct kvi_store *store)
 {
     struct kvi_split *split = &store->split;
@@ -89,7 +104,10 @@ static bool was_parked(const struct kvi_store *store, size_t i)
     return store->unparks && store->scratch->parked[i] >> store->tier & 1;
 }
 
-/* Count blocks @i.. as entering the tier in the tree. */
+/*
+ * Count blocks @i.. as entering the tier in the tree. One copy of the implied source needs no
+ * record. A run that was parked (store->again) has kept its records.
+ */
 static void count_entering(struct kvi_store *store, size_t i, size_t n)
 {
     if (store->again ||
@@ -142,6 +160,7 @@ static bool commit_piece(struct kvi_store *store, const struct kvi_piece *piece)
     uint64_t e;
 
     if (!entry) {
+        /* The holder has the parent, so what it lacks of this chain begins at the top. */
         assert(from == 0);
         count_entering(store, piece->first, to);
         kvi_who_add(chain, kvi_entry(store->holder->id, to, bit, 0));
@@ -162,6 +181,7 @@ static bool commit_piece(struct kvi_store *store, const struct kvi_piece *piece)
     if (to > len || had < to - from) {
         struct kvi_tmap *tmap = mask ? NULL : kvi_tmap_at(ix, e);
 
+        /* Tiers behind the entry's length aren't read: set them before the step that shows them. */
         if (tmap && to > len) {
             kvi_tmap_set(chain, tmap, len, to, 0xf, false);
             kvi_tmap_set(chain, tmap, len, to, bit, true);
@@ -170,6 +190,7 @@ static bool commit_piece(struct kvi_store *store, const struct kvi_piece *piece)
         kvi_who_set(
             chain, entry,
             kvi_entry(store->holder->id, KV_MAX(to, len), mask ? mask | bit : 0, kvi_entry_aux(e)));
+        /* The upper blocks get the tier last: until then no match in this tier goes so deep. */
         if (tmap && from < len)
             kvi_tmap_set(chain, tmap, from, KV_MIN(to, len), bit, true);
     }
@@ -240,6 +261,7 @@ static void commit_moves(struct kvi_store *store)
     }
 }
 
+/* After growth nobody has the chain's last block, so n_full is 0 until commit_path counts it. */
 void kvi_store_commit(struct kvi_store *store)
 {
     struct kvi_index *ix = store->ix;

@@ -1,13 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * First part of a store, which only reads: find the blocks that have places, decide what happens to
- * names.
+ * First part of a store, which changes no answer: find the blocks that have places, decide what
+ * happens to names. Stores that contradict themselves or the holder's tree are refused here, before
+ * anything has changed.
+ *
+ * A path ends where the tree lacks the next block. For a store of b0 to b4 below P:
+ *
+ *     chain A  [ .. P  b0 b1 ]               piece 0: A, blocks b0 b1
+ *                      └──── chain B  [ b2 x y ]     piece 1: B, block b2
+ *
+ *     n_path = 3, at = B, off = 1: b3 and b4 get new places below b2, beside x
+ *
+ * Invariant of names, on which all of this file rests: a holder calls one place by one hash, and
+ * no other of its places by the same. A hash that the store gives another place therefore leaves
+ * the old one, and the holder loses that place with all below it (a move).
  */
 #include "index/tree/kids.h"
 #include "index/write/store.h"
 
 #define SAME_MAX 8u /* most places in the table under one hash */
 
+/*
+ * A hash that occurs twice would name two places. The parent's own would put the parent below
+ * itself. The table of hashes is not cleared between calls: entries carry the call's number.
+ */
 int kvi_store_check(struct kvi_store *store, const uint64_t *parent)
 {
     struct kvi_scratch *scratch = store->scratch;
@@ -71,6 +87,7 @@ static int find_path(struct kvi_store *store)
         off += n;
         if (i == store->n || off < kvi_chain_run(chain).len)
             break;
+        /* A lone child is returned for any key, so compare its first block. */
         kid = kvi_kids_find(chain, store->blocks[i].tokens_hash);
         if (!kid || *kvi_arena_locals(&store->ix->arena, kvi_chain_run(kid).pos) !=
                         store->blocks[i].tokens_hash)
@@ -95,6 +112,7 @@ static bool on_path(const struct kvi_store *store, struct kvi_place place)
     return false;
 }
 
+/* Return true when the store goes below @place. Losing the place would lose the parent, too. */
 static bool above_parent(const struct kvi_store *store, struct kvi_place place)
 {
     if (place.chain == store->parent)
@@ -141,6 +159,7 @@ static int judge_known(struct kvi_store *store, size_t i, const struct kvi_chain
             return 0;
         rc = judge_move(store, place);
     }
+    /* The slot may have the hash while the table lacks it: then only an alias leads here. */
     same = same && (!(chain->flags & KVI_UNNAMED) || kvi_name_in_table(ix, hash, pos));
     aliased =
         held && store->holder->n_aliases && kvi_alias_of_place(ix, store->holder->id, pos) >= 0;
@@ -152,7 +171,10 @@ static int judge_known(struct kvi_store *store, size_t i, const struct kvi_chain
     return rc;
 }
 
-/* Note the tiers in which the blocks are parked, so that the store adds these tiers, too. */
+/*
+ * Note the tiers in which the blocks are parked, so that the store adds these tiers, too: a block
+ * that enters the tree is no longer parked, and would lose them.
+ */
 static int look_parked(struct kvi_store *store)
 {
     struct kvi_scratch *scratch = store->scratch;
@@ -172,6 +194,10 @@ static int look_parked(struct kvi_store *store)
     return 0;
 }
 
+/*
+ * Decide the name of block @i, which gets a new place. Its hash may already name places of other
+ * holders. Their chains are marked even if the store fails later: a mark costs searches, no answer.
+ */
 static int judge_new(struct kvi_store *store, size_t i)
 {
     struct kvi_place place;

@@ -2,14 +2,30 @@
 /*
  * Second part of a store, which can fail. Allocations are invisible (new chains, table entries of
  * blocks without a holder) or neutral (a larger list, a chain moved to where it can grow). A
- * failure half-way therefore changes no answer.
+ * failure half-way therefore changes no answer. kvi_store_cancel takes back what is invisible, and
+ * leaves what is neutral.
+ *
+ * New blocks go to one of two places, which exclude each other:
+ *
+ *     at the end of a chain    [ a b | new new ]     appended, if nothing is below b; then chains
+ *     within a chain           [ a b ] ─┬─ [ c d ]   split behind b, then chains beside c
+ *                                       └─ [ new new ]
+ *
+ * The order of the steps: room for appended blocks comes first, since it may move the chain. Names
+ * come last, since the table holds positions and reads a slot's hash when it grows. By then each
+ * slot is written, and only a split moves positions, and the names with them.
  */
 #include "index/tree/kids.h"
 #include "index/write/store.h"
 
+/*
+ * Decoding stores a block or two at a time. Without moves, each would become a chain of 64 bytes.
+ * A move copies the chain and rewrites its names in the table, so both lengths are bounded.
+ */
 #define APPEND_BY_MOVING 32u /* longer appends become a new chain */
 #define MOVE_MAX 128u        /* longer chains don't move to grow */
 
+/* New chains have one child each: a store adds a path, no branch. */
 static struct kvi_chain *next_fresh(const struct kvi_chain *chain)
 {
     return kvi_kids_only(chain);
@@ -44,6 +60,10 @@ uint32_t kvi_store_pos(const struct kvi_store *store, size_t i, struct kvi_chain
 
 /* -- entries along the path -------------------------------------------------------------------- */
 
+/*
+ * Return true when the entry's blocks will differ in their tiers. They don't when the tier is the
+ * only one, when all blocks have it already, or when exactly all of them get it.
+ */
 static bool must_mix(const struct kvi_piece *piece, uint64_t entry, uint32_t bit)
 {
     uint32_t mask = kvi_entry_mask(entry), len = kvi_entry_len(entry);
@@ -68,7 +88,10 @@ static int plan_piece(struct kvi_store *store, const struct kvi_piece *piece)
 
 /* -- new blocks -------------------------------------------------------------------------------- */
 
-/* Compute how many new blocks fit behind the end of the chain, after making room. */
+/*
+ * Compute how many new blocks fit behind the end of the chain, after making room. A chain with
+ * children can't grow: they hang below its last block, which would be another one.
+ */
 static int plan_append(struct kvi_store *store, uint32_t *ret)
 {
     struct kvi_chain *chain = store->at;
@@ -109,6 +132,10 @@ static void write_blocks(struct kvi_store *store, uint32_t pos, const struct kv_
     }
 }
 
+/*
+ * Make a chain that the holder has whole. No reader sees it before the commit links the first one.
+ * @last: nothing is below it; else the holder is in one child, the next of the new chains.
+ */
 static struct kvi_chain *new_chain(struct kvi_store *store, const struct kv_block *blocks,
                                    uint32_t n, bool last)
 {
@@ -157,6 +184,10 @@ static int plan_chains(struct kvi_store *store)
 
 /* -- names ------------------------------------------------------------------------------------- */
 
+/*
+ * Enter the names of all blocks. No other call finds them before the commit or the cancel: lookups
+ * read no names, and writers wait for the lock.
+ */
 static int plan_names(struct kvi_store *store)
 {
     const uint8_t *naming = store->scratch->naming;
@@ -232,6 +263,7 @@ int kvi_store_plan(struct kvi_store *store)
         rc = plan_path(store);
     if (!rc && divides)
         rc = kvi_split_prepare(ix, store->at, store->off, store->holder->id, &store->split);
+    /* Readers stop at the chain's length, which the commit raises. */
     if (!rc && store->n_append)
         write_blocks(store, kvi_chain_run(store->at).pos + len, store->blocks + store->n_path,
                      store->n_append);

@@ -2,6 +2,18 @@
 /*
  * Remove blocks. First the entries, from the top down, so that the first step makes the whole loss
  * visible. Names, blocks and empty chains follow at the end of the call (kvi_settle).
+ *
+ * A removal takes a copy; the last copy takes the tier; the last tier cuts the holder's entry:
+ *
+ *     entry of the holder   [ a b c d ]─── [ e f ]     remove c
+ *     after the cut         [ a b ]                    c is gone; d, e, f are parked
+ *
+ * Invariant: a holder that has a place has all places above it. What is below a removed block
+ * therefore leaves the tree at once, also where another holder keeps the chains alive.
+ *
+ * Memory is needed only for blocks that keep other tiers (mix_entries) and for parking. The first
+ * is allocated before the first change, so a call that fails removed nothing. Without the second,
+ * blocks are forgotten and counted: the answer is short, and the holder's `lost` says so.
  */
 #include <limits.h>
 
@@ -76,6 +88,11 @@ static void drop_below(struct kvi_index *ix, struct kvi_holder *holder, struct k
     kvi_drop_below_queued(&drop, seen);
 }
 
+/*
+ * Parking comes first, while names and children can still be read. Then one step of the entry takes
+ * all from block @len on out of the holder's reach: a reader enters no child of a chain that the
+ * holder doesn't have whole. The entries below can go in any order after it.
+ */
 void kvi_cut(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_chain *chain,
              _Atomic uint64_t *entry, uint32_t len, bool forget)
 {
@@ -106,6 +123,7 @@ void kvi_cut(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_chain *
 
 /* -- by hash ----------------------------------------------------------------------------------- */
 
+/* Return true when each block is in one tier: removing it never leaves others, nor needs memory. */
 static bool one_tier_each(const struct kvi_holder *holder)
 {
     uint64_t sum = 0;
@@ -118,6 +136,9 @@ static bool one_tier_each(const struct kvi_holder *holder)
 /*
  * Give a tmap to each entry in which some blocks, but not all, change their tiers. No other memory
  * is needed to remove or add a tier by hash. @giving: the tier is added.
+ *
+ * A tmap lasts as long as the call needs it. An entry loses it once all its blocks have equal
+ * tiers; while a block is still to be changed, it differs from the one just changed.
  */
 static int mix_entries(struct kvi_index *ix, const struct kvi_holder *holder, uint32_t bit,
                        const uint64_t *hashes, size_t n, bool giving)
@@ -150,7 +171,7 @@ static void set_tier(struct kvi_index *ix, struct kvi_holder *holder, struct kvi
     uint64_t entry = kvi_who_get(place.entry);
     uint32_t bit = 1u << tier, mask = kvi_entry_mask(entry);
 
-    if (mask) { /* a single block */
+    if (mask) { /* a single block: mix_entries gave the longer entries a tmap */
         mask = on ? mask | bit : mask & ~bit;
         kvi_who_set(place.chain, place.entry,
                     (entry & ~(UINT64_C(0xf) << 33)) | (uint64_t)mask << 33);
@@ -161,6 +182,7 @@ static void set_tier(struct kvi_index *ix, struct kvi_holder *holder, struct kvi
     kvi_account_tier(ix, holder, tier, on ? 1 : (uint64_t)-1);
 }
 
+/* Take the tier from a block that has it: in the tree, or else parked. */
 static void lose(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier, uint64_t hash)
 {
     struct kvi_parked *parked;
@@ -301,7 +323,10 @@ static size_t cut_run(const struct run *run, struct kvi_chain *chain, _Atomic ui
     return k;
 }
 
-/* Remove blocks from the front of run->hashes, up the tree. Returns their number. */
+/*
+ * Remove blocks from the front of run->hashes, up the tree. Returns their number. An engine evicts
+ * a prompt from its end, and names the blocks in that order: a search by name each would be wasted.
+ */
 static size_t take_run(struct run run)
 {
     struct kvi_place place;
@@ -383,7 +408,7 @@ long kvi_take(struct kvi_index *index, struct kv_holder key, enum kv_tier tier, 
         found = mix_entries(index, holder, 1u << tier, hashes, n, false);
     if (holder && found >= 0 && !left && goes_down(index, holder, hashes, n))
         order = reversed(index, hashes, n);
-    if (order)
+    if (order) /* without memory the given order does, and parks blocks in between */
         hashes = order;
     for (size_t i = 0; holder && found >= 0 && i < n; i++) {
         if (is_plain(holder, tier, source) && !left) {
@@ -398,6 +423,7 @@ long kvi_take(struct kvi_index *index, struct kv_holder key, enum kv_tier tier, 
         found +=
             remove_one(index, holder, tier, source, hashes[i], left ? left[i] : KVI_COPIES_UNSAID);
     }
+    /* Parts that have more than their main holder in between lengthen no match. */
     for (size_t i = 0; holder && found >= 0 && i < n; i++)
         lose_in_parts(index, holder, hashes[i]);
     if (holder && found >= 0 && holder->n_lost)

@@ -1,14 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * A store in three parts: look (find the places of the blocks, decide what changes; look.c), plan
- * (allocate everything; plan.c), commit (change the tree; can't fail; commit.c).
+ * (allocate everything; plan.c), commit (change the tree; can't fail; commit.c). Each of them
+ * handles one path: blocks below a parent that the holder has in the tree. This file cuts what
+ * callers ask for into such paths:
+ *
+ *     store_call ──► store_locked ──► store_any ──► store_part      all blocks as one path
+ *                         │               └───────► store_parts     block by block: in the tree,
+ *                         │                                         parked, or a path of new ones
+ *                         └──► kvi_parts_store     the same places in the parts of windows
+ *
+ * Invariants: a path is stored whole or not at all. A name is in the tree or parked, never both.
+ * Parts follow their main holder, so a window's match is never longer than the truth.
  */
 #include "index/write/store.h"
 
 #include "base/clock.h"
 #include "index/tree/windows.h"
 
-#define HOLD_NS 100000 /* time after which a series of stores lets other threads go first */
+/*
+ * Time after which a series of stores lets other threads go first. It bounds what a writer of
+ * another stream waits for a batch of thousands of chains.
+ */
+#define HOLD_NS 100000
 
 /* -- the call ---------------------------------------------------------------------------------- */
 
@@ -72,6 +86,7 @@ static struct kvi_holder *writer(const struct kvi_store *store, struct kv_holder
     return store->part ? store->part : kvi_holder_await(store->ix, key);
 }
 
+/* Look and plan. On failure nothing has changed, and a holder that this call made is gone again. */
 static int prepare(struct kvi_store *store, struct kv_holder holder, const uint64_t *parent)
 {
     struct kvi_index *ix = store->ix;
@@ -192,6 +207,7 @@ static bool is_below_another(const struct kvi_store *store, struct kvi_place pla
     return kvi_name_of(store->ix, store->holder, pos) != parent;
 }
 
+/* Park block @i: its parent is in no place of the tree. kvi_park counts what it has no room for. */
 static void park(struct kvi_store *store, uint64_t parent, size_t i)
 {
     const struct kvi_parked *parked =
@@ -208,7 +224,10 @@ static void park(struct kvi_store *store, uint64_t parent, size_t i)
 
 /* -- the call ---------------------------------------------------------------------------------- */
 
-/* Store one chain of blocks below a parent that the holder has in the tree. */
+/*
+ * Store one chain of blocks below a parent that the holder has in the tree. Settling comes before
+ * attaching: stores of parked runs split chains, and a chain in the queue can't be split.
+ */
 static int store_placed(struct kvi_store *store, struct kv_holder key, const uint64_t *parent)
 {
     int rc = prepare(store, key, parent);
@@ -287,7 +306,12 @@ static size_t count_strangers(const struct kvi_store *store, size_t i)
 
 /*
  * Store part by part where one store can't do it: below a parent that isn't in the tree, and in
- * lower tiers.
+ * lower tiers, whose events name no places that are to be believed. For each block:
+ *
+ *     the holder has it, lower tier       it gains the tier where it is
+ *     it is in the tree, its parent not   it gains the tier where it is
+ *     its parent isn't in the tree        it is parked
+ *     else                                it is stored, with those behind it
  */
 static int store_parts(struct kvi_store *store, struct kv_holder key, const uint64_t *parent)
 {
@@ -345,6 +369,7 @@ static int store_any(struct kvi_store *store, struct kv_holder key, const uint64
         store->left_out = true;
         return 0;
     }
+    /* The usual case: one path. Only a parent that isn't in the tree leads on from here. */
     if (!store->keeps || !store->holder) {
         rc = store_part(store, key, parent, 0, store->n);
         if (rc != -ENOENT || !ix->parking.max_holder || store->only_new)
@@ -403,6 +428,10 @@ static bool is_valid(const struct kvi_store *store)
            store->n <= UINT32_MAX / 2 && store->source <= KVI_MAX_SOURCE;
 }
 
+/*
+ * Store, with a second attempt when windows' forgotten places took the room. The parts come last:
+ * a block that only the main holder has is beyond each window's match, which is short, not wrong.
+ */
 static int store_locked(struct kvi_store *store, struct kv_holder key, const uint64_t *parent)
 {
     struct kvi_index *ix = store->ix;
@@ -464,7 +493,10 @@ int kvi_add(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
     return store_call(&store, holder, parent, ret);
 }
 
-/* Store a chain of new blocks, and add the result to *@sum. */
+/*
+ * Store a chain of new blocks, and add the result to *@sum. Anything but new blocks is refused
+ * (only_new): the caller then stores this chain by itself, and asks more about each block first.
+ */
 static int add_chain(struct kvi_index *ix, const struct kvi_new_chain *chain,
                      struct kvi_stored *sum)
 {

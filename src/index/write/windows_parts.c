@@ -1,5 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The parts of the tree that hold the blocks of windows: see windows.h. */
+/*
+ * The parts of the tree that hold the blocks of windows: see windows.h. A part is a hidden holder
+ * that has a place wherever its main holder has a block:
+ *
+ *     main holder    a ── b ── c          windows' bits in the part
+ *     its part       a ── b ── c          a: -    b: W1    c: W1 W2
+ *
+ * Invariant: a part may have fewer places than its main holder, and then a match is shorter. It may
+ * have more, and then only memory is lost: lookups walk the main holder's blocks. Later stores
+ * repair both:
+ *
+ *     fewer    the part lags; a later store copies all places anew (lag, copy_places)
+ *     more     the main holder forgot blocks at a limit; a sweep removes their places
+ */
 #include "index/tree/windows.h"
 
 #include "index/tree/kids.h"
@@ -8,6 +21,7 @@
 #define MAX_LAG_WAIT (1u << 12) /* stores */
 #define MIN_SWEEP 256u          /* blocks */
 
+/* Twice the main holder's limit: places of forgotten blocks may fill half until the next sweep. */
 static uint64_t part_limit(const struct kvi_holder *holder)
 {
     return holder->max_blocks > UINT64_MAX / 2 ? UINT64_MAX : 2 * holder->max_blocks;
@@ -69,6 +83,10 @@ static bool list_chain(void *arg, struct kvi_chain *chain)
     return !chains->failed;
 }
 
+/*
+ * Store the holder's blocks of one chain in the part, under the holder's names. The part has the
+ * block above already: chains come parents first.
+ */
 static int copy_chain(struct kvi_index *ix, const struct kvi_holder *holder,
                       struct kvi_holder *part, const struct kvi_chain *chain)
 {
@@ -121,7 +139,10 @@ static uint64_t part_size(const struct kvi_holder *part)
     return atomic_load_explicit(&part->blocks, memory_order_relaxed);
 }
 
-/* Return the holder or part that knows the most places. */
+/*
+ * Return the holder or part that knows the most places. With windows alone, the main holder has no
+ * block; the parts know the places, and one that lagged knows fewer.
+ */
 static const struct kvi_holder *knows_places(const struct kvi_holder *holder)
 {
     const struct kvi_windows *windows = kvi_windows_of(holder);
@@ -151,7 +172,10 @@ void kvi_part_forget_places(struct kvi_index *ix, const struct kvi_holder *holde
     part->swept_to = part_size(part) + part->n_parked;
 }
 
-/* Return true when the part has doubled since the last sweep: such places may be the cause. */
+/*
+ * Return true when the part has doubled since the last sweep: such places may be the cause. A sweep
+ * reads the whole part, so its cost is spread over as many stores as the part had blocks.
+ */
 static bool needs_sweep(const struct kvi_holder *part)
 {
     return part_size(part) + part->n_parked > 2 * part->swept_to + MIN_SWEEP;
@@ -176,8 +200,9 @@ bool kvi_parts_sweep(struct kvi_index *ix, const struct kvi_holder *holder)
 }
 
 /*
- * Note that the part lacks blocks of its holder. A later store copies all of them. The number of
- * stores until then doubles with each failure.
+ * Note that the part lacks blocks of its holder. A later store copies all of them: a list of those
+ * missing would need the memory that lacks. The number of stores until then doubles with each
+ * failure, since each attempt reads all of the holder.
  */
 static void lag(struct kvi_holder *part)
 {
@@ -233,6 +258,7 @@ size_t kvi_parts_store(struct kvi_index *ix, struct kvi_holder *holder, bool kee
     return lagging;
 }
 
+/* Make a part and fill it. Lookups see it when the caller publishes windows that have it. */
 static int add_part(struct kvi_index *ix, struct kvi_holder *holder, struct kvi_holder **slot)
 {
     struct kvi_holder *part = kvi_mem_alloc(&ix->mem, sizeof(*part));
