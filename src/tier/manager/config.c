@@ -91,7 +91,7 @@ static const char *const words[][8] = {
     [GPU_COPY] = {"auto", "engines", "single"},
 };
 
-/* Return the size of a key's field. */
+/* Return the size of a key's field: a struct that ends before it is of an older caller. */
 static size_t size_of(const struct key *key)
 {
     return key->kind == SIZE   ? sizeof(uint64_t)
@@ -100,7 +100,8 @@ static size_t size_of(const struct key *key)
                                : sizeof(uint32_t);
 }
 
-/* Parse one of a kind's words. Its number is that of the enumeration in kvbm_manager.h. */
+/* Parse one of a kind's words. Its number is that of the enumeration in kvbm_manager.h, so the
+ * order of `words` must be the enumerations'. */
 static int parse_word(enum kind kind, const char *text, uint32_t *ret)
 {
     for (uint32_t i = 0; words[kind][i]; i++) {
@@ -199,7 +200,8 @@ static void cut_comment(char *line)
     }
 }
 
-/* Log an error in a line: the file, the line, the key and, for a misspelt one, the nearest key. */
+/* Log an error in a line: the file, the line, the key and, for a misspelt one, the nearest key. Text
+ * of the file is quoted: it may have blanks and quotes, which end a value in the log. */
 static int refuse(const char *file, unsigned number, const char *what, const char *name,
                   const char *value)
 {
@@ -221,7 +223,8 @@ static int refuse(const char *file, unsigned number, const char *what, const cha
     return -EINVAL;
 }
 
-/* Parse one line: "key = value", a comment, both, or nothing. */
+/* Parse one line: "key = value", a comment, both, or nothing. A key that the caller's older struct
+ * lacks is refused as an unknown one: nothing would come of it. */
 static int set_line(struct kvbm_manager_opts *opts, char *line, const char *file, unsigned number)
 {
     char *value, *name;
@@ -246,6 +249,7 @@ static int set_line(struct kvbm_manager_opts *opts, char *line, const char *file
                : 0;
 }
 
+/* Set all lines up to the first wrong one. Cuts @text into pieces, to which text options point. */
 static int set_lines(struct kvbm_manager_opts *opts, const char *file, char *text)
 {
     unsigned number = 0;
@@ -257,7 +261,8 @@ static int set_lines(struct kvbm_manager_opts *opts, const char *file, char *tex
     return rc;
 }
 
-/* Warn of each variable KVBM_* that names no key, with the nearest one. */
+/* Warn of each variable KVBM_* that names no key, with the nearest one. Not an error as in a file:
+ * programs of other versions share the environment, and may have keys that this one lacks. */
 static void warn_of_environment(void)
 {
     char names[KV_COUNT(keys)][32];
@@ -305,7 +310,8 @@ static int set_environment(struct kvbm_manager_opts *opts, char *text)
     return 0;
 }
 
-/* Return the room that the values of all variables KVBM_* need, at most. */
+/* Return the room that the values of all variables KVBM_* need, at most. Counted before, since a
+ * string that grew would move, and options point into it. */
 static size_t need_of_environment(void)
 {
     size_t need = 1;

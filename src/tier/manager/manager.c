@@ -22,6 +22,8 @@
 
 /* ---- forks ---- */
 
+/* Forks of this process. A child counts one more than its copy of a manager did at creation. */
+
 static _Atomic uint32_t forks;
 
 static void count_fork(void)
@@ -102,7 +104,7 @@ static const char *what_is_wrong(const struct kvbm_manager_opts *o)
     return NULL;
 }
 
-/* Choose what a caller left at 0: every block is offered, and one seen twice is frequent. */
+/* Choose what a caller left at 0: every block passes, and for frequency two offers are enough. */
 static void set_policy(struct kvbm_tier_policy *policy)
 {
     if (policy->policy == KVBM_POLICY_DEFAULT)
@@ -137,6 +139,7 @@ static void set_defaults(struct kvbm_manager_opts *o)
 
 /* ---- create ---- */
 
+/* Copy the options' strings: the caller's may go after this call. */
 static int copy_strings(struct kvbm_manager *m)
 {
     const char **texts[] = {&m->opts.fingerprint,
@@ -154,7 +157,6 @@ static int copy_strings(struct kvbm_manager *m)
 
     for (size_t i = 0; i < KV_COUNT(texts); i++)
         len += *texts[i] ? strlen(*texts[i]) + 1 : 0;
-    /* one allocation for all strings: the caller's may go after this call */
     at = m->strings = malloc(len + 1);
     for (size_t i = 0; at && i < KV_COUNT(texts); i++) {
         if (!*texts[i])
@@ -166,13 +168,16 @@ static int copy_strings(struct kvbm_manager *m)
     return at ? 0 : -ENOMEM;
 }
 
+/*
+ * Make a manager without tiers. kvbm_manager_free finds each part made or zero, at any failure from
+ * here on.
+ */
 static struct kvbm_manager *manager_new(void)
 {
     struct kvbm_manager *m = calloc(1, sizeof(*m));
 
     if (!m)
         return NULL;
-    /* kvbm_manager_free finds each part made or zero, at any failure from here on */
     pthread_mutex_init(&m->lock, NULL);
     kv_cond_init(&m->work);
     kv_cond_init(&m->changed);

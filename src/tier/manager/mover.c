@@ -16,6 +16,7 @@
 
 #define RETRY_NS (10 * KV_NS_PER_MS)
 
+/* Return true while moves or copies that were refused for want of room are to be tried again. */
 static bool stalled(const struct kvbm_manager *m)
 {
     for (enum kv_tier to = KV_TIER_HOST; to < KV_N_TIERS; to++) {
@@ -56,6 +57,8 @@ static void wait_for_work(struct kvbm_manager *m)
         kvbm_step_due(m, KVBM_STEP_RETRY);
 }
 
+/* The mover's thread. It outlives the request to end while an operation runs or waits for another
+ * try: destroy frees memory once the thread has left, and a device may write there until then. */
 static void *mover(void *arg)
 {
     struct kvbm_manager *m = arg;

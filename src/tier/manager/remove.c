@@ -33,6 +33,7 @@ struct keys {
     uint32_t *table;
 };
 
+/* Return the cell of a key, or the empty one where it belongs. Half the table is empty: an end. */
 static uint32_t *cell_of(const struct keys *k, const void *key)
 {
     uint32_t at = (uint32_t)kv_xxh64(key, k->key_len, k->group);
@@ -114,6 +115,10 @@ static int note_deleted(struct kvbm_manager *m, uint32_t group, const struct del
     return rc;
 }
 
+/*
+ * Delete keys from the object store, and wait: a caller that removes a tenant's blocks must know
+ * that they are gone. Each call ends by its deadline, so the wait does, and @d outlives the batch.
+ */
 static int from_object(struct kvbm_manager *m, uint32_t group, const uint8_t *keys, uint32_t n,
                        uint64_t deadline_ns, struct kvbm_remove_result *ret)
 {
@@ -146,6 +151,10 @@ static int from_object(struct kvbm_manager *m, uint32_t group, const uint8_t *ke
 
 /* ---- disk, host ---- */
 
+/*
+ * Have a pool forget keys, SOME per lock. A promise holds its block, so it ends first: the caller
+ * who was promised a key takes it back.
+ */
 static void from_pool(struct kvbm_manager *m, struct kvbm_pool *pool, const struct keys *k,
                       uint64_t *ret_n, struct kvbm_remove_result *ret)
 {
@@ -220,6 +229,11 @@ static size_t keep_used(struct kvbm_manager *m, uint32_t group, struct slots *s,
     return n_unused;
 }
 
+/*
+ * Forget keys on the disk. The pool comes first, so that no lookup finds a key whose slot is being
+ * invalidated. Between the search of slots and their end, the lock is free: a slot may be written
+ * again. Its commit tells, and kvbm_disk_forget leaves it alone.
+ */
 static int from_disk(struct kvbm_manager *m, const struct keys *k, struct kvbm_remove_result *ret)
 {
     struct slots *s = malloc(sizeof(*s));
@@ -242,7 +256,7 @@ static int from_disk(struct kvbm_manager *m, const struct keys *k, struct kvbm_r
     return rc;
 }
 
-/* Remove at most RUN keys. */
+/* Remove at most RUN keys. An error of one tier doesn't keep the others from removing theirs. */
 static int remove_run(struct kvbm_manager *m, uint32_t group, const uint8_t *keys, size_t n,
                       uint64_t deadline_ns, struct kvbm_remove_result *ret)
 {

@@ -85,6 +85,7 @@ static void finish(struct kvbm_waiting *w)
     free(w);
 }
 
+/* Return true when nothing is on its way for the hold any more, or its time is over. */
 static bool is_settled(const struct kvbm_waiting *w)
 {
     return (!w->pin->n_fetched && !w->pin->n_waits) || kv_now_ns() >= w->deadline_ns;
@@ -112,6 +113,8 @@ static struct kvbm_waiting *take_settled(struct kvbm_manager *m, uint64_t *next)
     return settled;
 }
 
+/* The thread. It finishes holds without the lock, which reading and releasing their pins takes. It
+ * ends only when no hold waits: each has a set that waits for it. */
 static void *finish_holds(void *arg)
 {
     struct kvbm_manager *m = arg;

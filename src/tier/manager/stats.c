@@ -5,6 +5,13 @@
  * Counters live in m->stats and are counted under the manager's lock, where the event happens.
  * Gauges are read when they are asked for, from the pools, the queues and the executors: they can't
  * drift from what they describe.
+ *
+ *   m->stats, under the lock ──┐
+ *   pools, queues, executors ──┴─► stats_of ─┬─► kvbm_manager_get_stats    the struct
+ *                                            └─► kvbm_manager_metrics      its text, and the pools'
+ *
+ * Both show one snapshot, so a sum of its figures adds up. Of a row of `families` follow a metric's
+ * name, type and help, in one order for every tier.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -14,7 +21,10 @@
 #include "tier/manager/offload/offload.h"
 #include "tier/manager/state/manager.h"
 
-/* Fill in the gauges of a tier: blocks waiting for it, and the blocks of its pool. */
+/*
+ * Fill in the gauges of a tier: blocks waiting for it, and the blocks of its pool. Entries aside
+ * wait, too, for a move of their key. Used blocks are those that a key finds, held or not.
+ */
 static void fill_pool(struct kvbm_tier_stats *stats, struct kvbm_pool *pool, uint64_t block_bytes,
                       const struct kvbm_queue *queue)
 {
@@ -37,11 +47,13 @@ static struct kvbm_manager_stats stats_of(struct kvbm_manager *m)
     struct kvbm_disk_stats disk;
     struct kvbm_peers_stats peers;
 
+    /* Staging buffers are no tier: no key finds a block there. */
     fill_pool(&stats.host, kvbm_staging(m) ? NULL : m->host, m->block_bytes,
               &m->offload.queues[KV_TIER_HOST]);
     fill_pool(&stats.disk, m->disk, m->block_bytes, &m->offload.queues[KV_TIER_DISK]);
     fill_pool(&stats.object, m->object, m->block_bytes, &m->offload.queues[KV_TIER_EXTERNAL]);
     stats.cache.block_bytes = m->block_bytes;
+    /* Blocks evicted before write-back queued them: the pools count these where they evict. */
     stats.object.dropped += kvbm_write_back_lost(m);
     stats.pins_now = m->pins.n;
     stats.jobs_now = m->jobs.n;
@@ -152,7 +164,10 @@ static void put_one(struct kv_buf *out, const char *name, const char *type, cons
     kv_buf_printf(out, "%s %" PRIu64 "\n", name, value);
 }
 
-/* Write all metrics of a manager. Tiers that it lacks have no lines. */
+/*
+ * Write all metrics of a manager. Tiers that it lacks have no lines: a 0 would look like an idle
+ * tier. Only tiers below the host are fetched from, so only these have a histogram.
+ */
 static void render(const struct kvbm_manager *m, const struct kvbm_manager_stats *stats,
                    struct kv_buf *out)
 {

@@ -20,7 +20,8 @@
 #include "tier/manager/shape.h"
 #include "tier/manager/state/manager.h"
 
-/* divisor: fetches from the object store fill host blocks / OBJECT_SHARE at a time */
+/* divisor: fetches from the object store fill host blocks / OBJECT_SHARE at a time. A store that
+ * hangs can't take the whole host tier. */
 #define OBJECT_SHARE 4
 
 /* Create a tier's pool. Duplicates are rejected: a key has one block in each tier. */
@@ -174,7 +175,8 @@ void kvbm_tier_fingerprint(const char *model, const struct kvbm_layout_config *b
                  shard->total_heads);
 }
 
-/* Write the manager's own fingerprint: the model's, and the layout that its blocks have. */
+/* Write the manager's own fingerprint: the model's, and the layout that its blocks have. Equal keys
+ * of another layout mean other bytes, which a checksum can't show. */
 static void fingerprint(const struct kvbm_manager *m, char *to, size_t size)
 {
     kvbm_tier_fingerprint(m->opts.fingerprint, kvbm_layout_get_config(m->layout), &m->opts.shard,
@@ -220,7 +222,10 @@ static void keep_usable(struct kvbm_manager *m, struct kvbm_mutable *blocks, uin
     kvbm_pool_release_mutable(m->disk, blocks, n); /* holes are allowed */
 }
 
-/* Restore the disk pool from the index. A new pool's blocks come in the order of their numbers. */
+/*
+ * Restore the disk pool from the index. A new pool's blocks come in the order of their numbers. All
+ * of them are taken, so that blocks[s] is the block of slot s; those without a record go back.
+ */
 static int reload_disk(struct kvbm_manager *m, uint32_t n)
 {
     struct reload reload = {.m = m, .blocks = calloc(n, sizeof(*reload.blocks))};
@@ -320,7 +325,8 @@ static int open_object(struct kvbm_manager *m)
     return rc < 0 ? rc : kvbm_object_open(&opts, &m->object_store);
 }
 
-/* Set the limits of the offload queues. Frequency policies get a sketch of 2^20 counters. */
+/* Set the limits of the offload queues. Frequency policies get a sketch of 2^20 counters: a fixed
+ * size, however many keys are offered. */
 static int open_offers(struct kvbm_manager *m)
 {
     const struct kvbm_tier_policy *policies[KV_N_TIERS] = {[KV_TIER_HOST] = &m->opts.host_policy,
