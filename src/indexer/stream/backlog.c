@@ -1,4 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Live batches that wait, in the order of their coming (backlog.h).
+ *
+ *     put ──► [ oldest | ... | newest ] ──► take ──► applied ──► free
+ *             └─ counted in b->bytes and budget->used ─────────┘
+ *
+ * Invariants: a batch counts until it is freed, so what a turn has taken is bounded, too. And
+ * budget->used is the sum of b->bytes over all streams.
+ */
 #include "indexer/stream/backlog.h"
 
 #include <stdlib.h>
@@ -18,6 +27,10 @@ void ki_backlog_init(struct ki_backlog *b)
     b->lost_reconnect = false;
 }
 
+/*
+ * Count @bytes, if both bounds allow. Adding first and taking back lets two threads refuse each
+ * other near the bound, but never lets both pass beyond it.
+ */
 static bool reserve(struct ki_backlog *b, struct ki_backlog_budget *budget, uint64_t bytes)
 {
     uint64_t before;
@@ -45,6 +58,10 @@ int ki_backlog_put(struct ki_backlog *b, struct ki_backlog_budget *budget,
     struct ki_backlog_item *item = NULL;
     bool fits = reserve(b, budget, cost(len));
 
+    /*
+     * A dropped batch hands the news of its connection on to the next one that is kept. Else that
+     * one would pass for a batch of the old connection, whose process may be another.
+     */
     b->lost_reconnect |= reconnected;
     if (!fits)
         return -ENOBUFS;

@@ -1,4 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Addresses on which publishers connect (hub.h has the picture). A connection's way:
+ *
+ *     accepted ─► handshake ─► up, topic unknown ─► first message: known ─┬─► its listener has it
+ *         │            │               │                                  └─► waits: that one has
+ *         └────────────┴───────────────┴─► ended, or makes room: dropped      a connection already
+ *
+ * Invariants: a listener has one connection at a time, and each connection goes to one listener.
+ * Two listeners of one address never follow the same topic. Anybody may connect, so the number of
+ * connections that wait is bounded. A dropped one is freed in the next tick: events of this round
+ * may still name it.
+ */
 #include "indexer/stream/hub.h"
 
 #include <errno.h>
@@ -114,6 +126,7 @@ static int open_hub(struct ki_hubs *hubs, const struct ki_place *place, struct k
 
 /* -- waiting connections ----------------------------------------------------------------------- */
 
+/* End a waiting connection now; its memory stays until the next tick. */
 static void drop(struct ki_hub_conn *conn)
 {
     struct ki_hub *hub = conn->hub;
@@ -143,7 +156,11 @@ static bool follows(const struct ki_listener *l, const char *topic)
     return strcmp(l->target.place.topic, topic) == 0;
 }
 
-/* Return the listener that a connection belongs to, whether it has one already or not; or NULL. */
+/*
+ * Return the listener that a connection belongs to, whether it has one already or not; or NULL. A
+ * listener without a topic takes what no other follows. Alone at its address, it needn't wait for a
+ * message to learn that.
+ */
 static struct ki_listener *owner_of(const struct ki_hub_conn *conn)
 {
     struct ki_listener *first = LIST_FIRST(&conn->hub->listeners), *l, *any = NULL;
@@ -163,7 +180,10 @@ static struct ki_listener *owner_of(const struct ki_hub_conn *conn)
     return any;
 }
 
-/* Give a connection to its listener, if that waits for one. Returns the listener. */
+/*
+ * Give a connection to its listener, if that waits for one. Returns the listener. Bytes read so far
+ * go along, and sub_ready is set for them: epoll has reported them to the hub and won't again.
+ */
 static struct ki_listener *give(struct ki_hub_conn *conn, uint64_t now_ns)
 {
     struct ki_listener *l = owner_of(conn);
@@ -251,7 +271,7 @@ static struct in6_addr source_of(const struct sockaddr_storage *from)
     return ret;
 }
 
-/* Choose whether epoll reports connections that come. */
+/* Choose whether epoll reports connections that come, and those not accepted yet. */
 static void watch(struct ki_hub *hub, uint32_t events)
 {
     struct epoll_event event = {.events = events, .data.u64 = KI_PUMP_HUB(hub)};
@@ -403,6 +423,7 @@ int ki_hub_join(struct ki_hubs *hubs, struct ki_listener *l)
         rc = open_hub(hubs, place, &hub);
     if (rc < 0)
         return rc;
+    /* With two listeners of one topic, chance would decide which worker a publisher is. */
     LIST_FOREACH(other, &hub->listeners, at_hub)
     if (follows(other, place->topic))
         return -EADDRINUSE;

@@ -1,5 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Life of a listener, and the calls of other threads. */
+/*
+ * Life of a listener, and the calls of other threads.
+ *
+ *     created ─► seeded, adopted ─► handed to a pump ─► started ─► ... ─► gone ─► closed, released
+ *                (recovery)                             (reads)          (retire)  (by the pump)
+ *
+ * Invariants:
+ * - `gone` is set under the lock, and each batch enters the index under the lock: after
+ *   ki_listener_retire, none does.
+ * - Whoever changes under the lock what /query tells leaves by ki_listener_unlock, which publishes
+ *   `view`: one word, which queries read without the lock.
+ * - The model's n_odd counts the listeners whose view is news. While it is 0, a query asks none.
+ */
 #include "indexer/stream/listener.h"
 
 #include <stdlib.h>
@@ -302,7 +314,7 @@ void ki_listener_change_model(struct ki_listener *l, struct ki_model *model)
     struct ki_model *old;
 
     pthread_mutex_lock(&l->lock);
-    publish(l, 0); /* counted by the old model */
+    publish(l, 0); /* counted by the old model; unlocking counts it in the new one */
     old = l->model;
     l->model = model;
     ki_listener_unlock(l);

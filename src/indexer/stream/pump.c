@@ -1,4 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * An event thread (pump.h). Each round of its loop, in this order:
+ *
+ *     epoll ─► mark      who has news?        ─► ready
+ *              inbox     new listeners        ─► all
+ *              tick      timers that are due, after a wake-up all listeners; retired ones leave
+ *              serve     one turn for each that is ready; who has more goes to the end of the line
+ *
+ * Invariants:
+ * - Only the thread touches `all`, `ready` and the listeners' sockets. Other threads leave word in
+ *   the inbox, in a listener's fields under its lock, or in `stop`, and wake the thread.
+ * - Events hold bare pointers. So nothing that an event may name is freed before all events of the
+ *   round are marked: listeners leave in tick, and connections of hubs are freed there.
+ * - An edge is reported once. So a listener with unread messages stays in `ready`: no event would
+ *   bring it back.
+ */
 #include "indexer/stream/pump.h"
 
 #include <stdlib.h>
@@ -44,6 +60,7 @@ static void enqueue(struct ki_pump *p, struct ki_listener *l)
     TAILQ_INSERT_TAIL(&p->ready, l, ready);
 }
 
+/* Let a retired listener go. Its sockets close here: only this thread may use them. */
 static void leave(struct ki_pump *p, struct ki_listener *l)
 {
     ki_listener_close(l);
@@ -72,11 +89,15 @@ static void tick(struct ki_pump *p, struct ki_listener *l, uint64_t now_ns)
         return;
     }
     note_deadline(p, l);
+    /* A tick may let messages be read that came while the listener was held: no edge tells them. */
     if (l->sub_ready || l->dealer_ready || !STAILQ_EMPTY(&l->backlog.items))
         enqueue(p, l);
 }
 
-/* Tick the listeners whose time has come, or @all of them, and find the next deadline. */
+/*
+ * Tick the listeners whose time has come, or @all of them, and find the next deadline. A wake-up
+ * doesn't say which listener it is about: that would need a queue, and such requests are rare.
+ */
 static void tick_listeners(struct ki_pump *p, bool all, uint64_t now_ns)
 {
     struct ki_listener *l, *next;
@@ -123,7 +144,10 @@ static void note_drained(struct ki_pump *p)
         kv_wake_signal(p->drained);
 }
 
-/* One turn for each listener that is ready now. */
+/*
+ * One turn for each listener that is ready now. Those that have more wait for the next round, so
+ * that sockets, requests and timers of the others come in between.
+ */
 static void serve(struct ki_pump *p)
 {
     struct listener_list turn = TAILQ_HEAD_INITIALIZER(turn);

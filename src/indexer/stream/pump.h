@@ -3,8 +3,10 @@
  * Event threads. Each owns some listeners. It opens their sockets, waits on all of them at once
  * with epoll, and lets those with messages take turns of bounded length. No turn waits.
  *
- * All descriptors are watched edge-triggered, which those of libzmq are by nature (readable once,
- * when a queue stops being empty). A listener stays in the ready list until its sockets are empty.
+ * Listeners' descriptors are watched edge-triggered, which those of libzmq are by nature (readable
+ * once, when a queue stops being empty). A listener stays in the ready list until its sockets are
+ * empty. The wake-up and the addresses of hubs are level-triggered: what a round leaves is reported
+ * again.
  */
 #ifndef KV_INDEXER_STREAM_PUMP_H
 #define KV_INDEXER_STREAM_PUMP_H

@@ -1,4 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * A stream's state: copied from a listener, given to one, written to a dump and read from it.
+ *
+ *     listener ── take ──► ki_state ── write ──► dump ── read ──► ki_state ── give ──► replica's
+ *
+ * Invariant: one table names the facts for all four, so none can be told and not be read back.
+ */
 #include "indexer/stream/state.h"
 
 #include <stddef.h>
@@ -42,6 +49,7 @@ void ki_state_give(const struct ki_state *state, struct ki_listener *l)
             *(bool *)((char *)l + facts[i].offset) = state->facts & facts[i].fact;
     if (l->applier.reports.mode == KI_REPORTS_UNKNOWN)
         l->applier.reports.mode = state->report_mode;
+    /* HEALED was said of the ranks that came with the dump: only a further one is a new one. */
     l->applier.n_cleared = ki_applier_n_brought(&l->applier);
 }
 

@@ -1,4 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * State of a stream: its position, what is lost, restarts, connections, and timers. The other files
+ * of stream_impl.h decide about batches and replays by it.
+ *
+ *     NONE       nothing is known                 ─┐
+ *     EMPTY      the replay service has no batch   ├─► OWN, with the first batch that is applied
+ *     UNPLACED   a peer's blocks, no position      │
+ *     PEER       a peer's position                ─┘
+ *     a restart or --forget-after leads back to NONE
+ *
+ * Invariants:
+ * - An OWN position is that of the last batch applied, and its digest is in the window.
+ * - A reason of KI_REASONS_LOST ends with a whole view only (docs/exactness.md). `losses` rises
+ *   with each, so that a clear published before it doesn't end it.
+ * - Steps that forget blocks are returned where the state changes. The driver purges under the same
+ *   hold of the lock: no batch is applied in between, on blocks of another process.
+ */
 #include "indexer/stream/stream_impl.h"
 
 #include <math.h>
@@ -14,6 +31,7 @@ void ki_stream_seed(struct ki_stream *s, uint64_t sequence, double timestamp, bo
 {
     s->base = KI_BASE_PEER;
     s->position = sequence;
+    /* The number comes from another program's dump: a NaN would make every comparison false. */
     s->timestamp = isfinite(timestamp) && timestamp > 0 ? timestamp : 0;
     ki_stream_set(s, KI_BECAUSE(PEER), partial);
     s->contact = KI_CONTACT_ADRIFT;
@@ -37,6 +55,7 @@ void ki_stream_remember(struct ki_stream *s, uint64_t sequence)
     s->before_next = sequence + 1;
 }
 
+/* Further losses don't move resync_at_ns: with some every hour, it would never come. */
 void ki_stream_lose(struct ki_stream *s, uint64_t now_ns)
 {
     if (s->lossy)
@@ -84,6 +103,7 @@ void ki_stream_lose_contents(struct ki_stream *s, uint64_t now_ns)
 void ki_stream_mark_whole(struct ki_stream *s)
 {
     s->healed |= ki_reasons_told(ki_stream_reasons(s), KI_TOLD_ALWAYS) != 0;
+    /* Beside a second publisher, the next batch may be of the other one and contradict this. */
     if (!ki_stream_has(s, KI_BECAUSE(TWO_PUBLISHERS)))
         s->reasons &= ~KI_REASONS_LOST;
     s->reasons &= ~KI_BECAUSE(UNPROVED);
@@ -92,6 +112,7 @@ void ki_stream_mark_whole(struct ki_stream *s)
     ki_stream_be_sound(s);
 }
 
+/* The clear that ended a loss can't have ended it in a tier or rank that nobody knew of. */
 void ki_stream_note_more(struct ki_stream *s, uint64_t now_ns)
 {
     if (!s->healed)
@@ -103,6 +124,10 @@ void ki_stream_note_more(struct ki_stream *s, uint64_t now_ns)
 
 /* -- what is known of a batch number ----------------------------------------------------------- */
 
+/*
+ * A number that comes again with the same digest is a duplicate. With another one it is a batch of
+ * another process, or of a second publisher: numbers alone can't tell.
+ */
 enum ki_known ki_stream_lookup(const struct ki_stream *s, const struct ki_batch_id *id)
 {
     uint32_t at = id->sequence % KI_STREAM_WINDOW;
@@ -344,6 +369,10 @@ uint64_t ki_stream_deadline(const struct ki_stream *s)
     return earlier(s->proof_at_ns, earlier(s->idle_at_ns, s->heal_at_ns));
 }
 
+/*
+ * Ask what is due, one replay at a time. Without a connection nobody would answer: a request would
+ * only use up its attempts.
+ */
 static unsigned tick_live(struct ki_stream *s, uint64_t now_ns)
 {
     if (!s->connected)

@@ -200,7 +200,7 @@ static void cut_comment(char *line)
     }
 }
 
-/* Log an error in a line: the file, the line, the key and, for a misspelt one, the nearest key. Text
+/* Log an error in a line: the file, the line, the key and, if misspelt, the nearest key. Text
  * of the file is quoted: it may have blanks and quotes, which end a value in the log. */
 static int refuse(const char *file, unsigned number, const char *what, const char *name,
                   const char *value)
