@@ -1,4 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * One batch's way into the index:
+ *
+ *     payload ─► reader (event/reader) ─► operations ─► their windows are declared
+ *       ┌─────────────────────────────────────┘
+ *       ├─ store that may wait ─► run (store_run.h): enters with those that continue it
+ *       └─ all else ─► the run enters first ─► main group: apply_store.c, apply_op below
+ *                                              windows: apply_window.c
+ *                                              clears: apply_clear.c
+ *     at the end: doubt what was left out; APPLIED, PART (something is lost) or CLEARED
+ *
+ * Invariants: operations take effect in the order of the batch. What the index should have and
+ * doesn't get leaves a doubt, whose reason apply_reasons.c names, or the result PART.
+ */
 #include "indexer/view/apply_impl.h"
 
 #include <errno.h>

@@ -1,4 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Declare to the index what the engine's lookup does: which windows a rank has, and which groups
+ * give up the last matched block. Lookups cut their matches by that.
+ *
+ * Invariant: a window is declared before a block of it is stored. A match that ignored it would be
+ * longer than the engine's; one that counts an empty window is short for a moment.
+ */
 #include "indexer/view/apply_impl.h"
 
 #include <errno.h>
@@ -71,8 +78,9 @@ bool ki_applier_drops_beyond_main(const struct ki_applier *a, const struct ki_wi
 /* -- windows and sizes of groups --------------------------------------------------------------- */
 
 /*
- * Give the rank the source's windows. A group for which the index has no room is left out: the view
- * is partial.
+ * Give the rank the source's windows, one for each part of a registered block. A group for which
+ * the index has no room is left out: the view is partial, as matches may be longer than the
+ * engine's.
  */
 static int declare_source(struct ki_applier *a, struct kvi_index *index, uint32_t rank,
                           const struct kve_source *source)

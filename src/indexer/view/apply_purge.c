@@ -1,5 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Forget blocks that a stream has brought, of all its ranks or of some. */
+/*
+ * Forget blocks that a stream has brought, of all its ranks or of some.
+ *
+ *     purge         a restart, or the stream's own decision     all its ranks
+ *     purge_ranks   another stream brought the same ranks       some; the engine still has them
+ *
+ * Invariant: with the blocks go the notes about single ones (unsure.h, small.h, lacking
+ * components), or later events would be judged by blocks that aren't there.
+ */
 #include "indexer/view/apply_impl.h"
 
 bool ki_applier_brings(const struct ki_applier *a, uint32_t rank)
@@ -59,6 +67,10 @@ bool ki_applier_held_of(const struct ki_applier *a, struct kvi_index *index, con
     return any;
 }
 
+/*
+ * Add to the loss that the driver will tell other streams of the same ranks: the index is one for
+ * all of them, so their blocks have gone, too.
+ */
 static void note_loss(struct ki_applier *a, enum ki_ranks of, uint32_t rank, uint64_t blocks)
 {
     struct ki_loss *loss = &a->loss;

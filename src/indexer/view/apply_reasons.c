@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reasons that lie in the events of a stream: reasons.def says what each means, and what ends it. */
+/*
+ * Reasons that lie in the events of a stream: reasons.def says what each means, and what ends it.
+ *
+ * Invariant: each is computed from the state that it is about, whenever it is asked for. Nobody
+ * sets or ends a copy of it, so none can outlive its cause or be forgotten.
+ */
 #include "indexer/view/apply.h"
 
 #include "event/reader/reader.h"

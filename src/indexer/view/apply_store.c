@@ -1,4 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Stores of the main group, and of other owners; and what they tell of blocks in doubt.
+ *
+ *     open parents come back (put_back) ─► the index stores, with or without a further copy
+ *                                       ─► note: possible copies, suspects, lacking components
+ *
+ * A store of new copies is counted; one that may be a report is stored uncounted and noted
+ * (unsure.h). Waiting chains enter together (ki_applier_end_run): where the index refuses one, its
+ * events are stored one by one, and each is asked what it tells.
+ */
 #include "indexer/view/apply_impl.h"
 
 #include <inttypes.h>

@@ -1,4 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Operations on windows. Which way one goes depends on what its blocks are:
+ *
+ *     blocks of the registered size     a bit of the block in the index (kvi_window_add, _take)
+ *       of a row that may be a report   noted as possible copies (unsure.h); the index stays
+ *     parts of registered blocks        counted in small.h, which sets the bits
+ *     of a size nobody has declared     the tier is in doubt: nothing tells which blocks these are
+ *
+ * Invariant: an operation that isn't applied leaves a doubt, a lost rank of small.h, or an error.
+ * Removals are the exception: what the index doesn't have needn't be removed.
+ */
 #include "indexer/view/apply_impl.h"
 
 #include <errno.h>
@@ -121,7 +132,10 @@ uint64_t ki_owner_id(const struct kve_source *source)
     return source->owner[0] ? kv_xxh64(source->owner, strlen(source->owner), 0) | 1 : 0;
 }
 
-/* Note that nothing tells what the group of @source has in the operation's tier. */
+/*
+ * Note that nothing tells what the group of @source has in the operation's tier. A removal adds no
+ * doubt: the store of the same blocks has, or the index never had them.
+ */
 static void lose_tier(struct ki_applier *a, const struct kve_op *op,
                       const struct kve_source *source)
 {

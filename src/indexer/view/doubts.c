@@ -1,4 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Doubts by rank and owner, in a sorted array: most streams have none, and the others a few.
+ *
+ * Invariant: a doubt that was added holds until it is ended, whatever memory there is. One without
+ * an entry goes to `lost`, where it counts for every rank and owner, and only a clear of the whole
+ * set ends it. So a stream at the limit is partial for too long, and never whole too early.
+ */
 #include "indexer/view/doubts.h"
 
 #include <stdlib.h>
@@ -66,6 +73,7 @@ void ki_doubts_add(struct ki_doubts *d, uint32_t rank, uint64_t owner, uint32_t 
     }
 }
 
+/* `lost` stays: it may stand for other ranks and owners, too. */
 void ki_doubts_end(struct ki_doubts *d, uint32_t rank, uint64_t owner, uint32_t bits)
 {
     size_t at = d->n ? position(d, rank, owner) : 0;

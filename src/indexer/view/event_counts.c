@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Outcomes of events, for /metrics (event_counts.h). Dashboards made for the original read them, so
+ * names, labels and the meaning of each status are the original's.
+ */
 #include "indexer/view/event_counts.h"
 
 #include <errno.h>
@@ -15,6 +19,7 @@ static const char *const statuses[] = {"ok", "parent_block_not_found", "block_no
 /* Relaxed: sums that nothing else depends on. One addition per batch and outcome, not per event. */
 static _Atomic uint64_t applied[KI_N_EVENT_TYPES][KI_N_EVENT_STATUSES], duplicate_stores;
 
+/* Further errors of the index are all of room: a limit, or memory. */
 static enum ki_event_status status_of(long rc)
 {
     switch (rc) {

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Habits as registrations write them (habits.h). Invariant: what is written reads back as the same
+ * habits, since replicas register what they read from each other.
+ */
 #include "indexer/view/habits.h"
 
 #include <errno.h>
@@ -13,6 +17,7 @@ bool ki_habits_equal(const struct ki_habits *a, const struct ki_habits *b)
            a->silent_windows == b->silent_windows && a->report_mode == b->report_mode;
 }
 
+/* An empty list is refused: 0 would mean every group, which nobody writes as none. */
 int ki_groups_parse(const char *text, size_t len, uint64_t *ret)
 {
     uint64_t groups = 0;

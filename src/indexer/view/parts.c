@@ -1,4 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Records of registered blocks and of their parts, and the links between them (parts.h).
+ *
+ *     buckets[hash] ─► items[3] ─next─► items[0]         records of one bucket
+ *     free          ─► items[1] ─next─► items[5]         records to be used again
+ *     parts.items[p].first ─► slots[4] ⇄ slots[9]        registered blocks that have part p
+ *
+ * Invariants: a record keeps its number as long as it lives, and links hold numbers. Arrays move
+ * when they grow, so no pointer into one is kept across an addition. Slot k belongs to the
+ * registered block k / (n_parts - 1), whether that block lives or not. A part lives as long as it
+ * has copies or links.
+ */
 #include "indexer/view/parts.h"
 
 #include <errno.h>
@@ -67,7 +79,10 @@ static bool grow(void **items, size_t *capacity, size_t n, size_t bytes)
     return true;
 }
 
-/* Return the number that the next record will have, or NONE: out of memory. */
+/*
+ * Return the number that the next record will have, or NONE: out of memory. Nothing changes before
+ * `put`, so that a caller that lacks memory for its slots can give up.
+ */
 static uint32_t reserve(struct ki_blocks *set)
 {
     if (set->n >= set->n_buckets && !grow_buckets(set))

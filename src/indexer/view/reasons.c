@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Reasons by their names, for people, dumps and metrics. reasons.def is the only list: a reason
+ * that is added there has its bit, its name and its row of documentation, or a test fails.
+ */
 #include "indexer/view/reasons.h"
 
 #include "base/error.h"
@@ -33,6 +37,7 @@ void ki_reasons_write(struct kv_json_writer *w, ki_reasons reasons)
     kv_json_end_array(w);
 }
 
+/* A reason of a newer peer: passing over it would make a partial view whole. */
 static ki_reasons by_name(struct kv_str name)
 {
     for (unsigned i = 0; i < KI_N_REASONS; i++)

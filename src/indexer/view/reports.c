@@ -1,4 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Judge events from the root: new copies, or maybe a report (reports.h). An event is a report only
+ * if it passes each of these; the first that it fails makes it new copies:
+ *
+ *     the row          one event for each group, in order       find_row
+ *     is complete      each names all blocks from the root      may_report
+ *     is expected      the stream has reports, or shows one     ki_reports_are_on, goes_on
+ *     is held          the engine's lookup may find them all    may_be_found
+ *
+ * Invariant: all events of one row have one verdict.
+ */
 #include "indexer/view/reports.h"
 
 #include <errno.h>

@@ -1,4 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Blocks smaller than the registered ones (small.h). One operation's way:
+ *
+ *     which table ─► first_part: where in a registered block does it begin?
+ *                 ─► which blocks are named: all, or exactly those that a match can need?
+ *                 ─► count a copy of each; link it to its registered block
+ *                 ─► the first copy sets a bit of a window, the last one's removal clears it
+ *
+ * Invariant: a registered block is in the window of a part while a link of it names one with
+ * copies, and in that of the last part while it has copies itself. An operation of which a step
+ * fails (-ENOENT: it contradicts the tables, or doesn't tell enough) leaves its rank in `lost`: the
+ * view is partial, and the tables may be wrong, until the rank is cleared.
+ */
 #include "indexer/view/small.h"
 
 #include <errno.h>
@@ -135,7 +148,10 @@ bool ki_small_is_alone(const struct ki_small *s, const struct kve_reader *reader
 
 /* -- the index --------------------------------------------------------------------------------- */
 
-/* Put the registered block into the window of a part, or take it out. */
+/*
+ * Put the registered block into the window of a part, or take it out. The number for each batch is
+ * bounded: one copy of a part may concern every block that begins with it, under one lock.
+ */
 static int put(const struct work *w, uint64_t whole, uint32_t part, bool in)
 {
     static const uint32_t none;

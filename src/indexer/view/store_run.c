@@ -1,4 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Stores that wait to enter the index together (store_run.h). Three arrays, each cut into pieces by
+ * the one above it:
+ *
+ *     chains        [    chain 0     ] [ chain 1 ]      enter the index whole, or event by event
+ *     event_ends    [ e0 ] [ e1 ] [ e2 ] [ e3 ]         to count each event's outcome
+ *     blocks        [b b ] [b   ] [b b b] [b   ]
+ *
+ * Invariant: only the last chain grows, by blocks below its last one. So each chain is one run of
+ * `blocks`, and nothing is moved.
+ */
 #include "indexer/view/store_run.h"
 
 #include <stdlib.h>
@@ -17,6 +28,7 @@ void ki_store_run_begin(struct ki_store_run *run, struct kv_holder holder, uint6
     run->last = last;
 }
 
+/* Return true when the store goes on below the last block, in the device and the main cache. */
 static bool continues(const struct ki_store_run *run, struct kv_holder holder,
                       const struct kve_op *op)
 {
@@ -75,6 +87,10 @@ bool ki_store_run_append(struct ki_store_run *run, struct kv_holder holder, cons
     return true;
 }
 
+/*
+ * A store from the root is judged by what the index has (reports.h). The waiting chains aren't
+ * there yet: one of them might be what the event reports.
+ */
 bool ki_store_run_has_root(const struct ki_store_run *run, const struct kv_block *first)
 {
     for (size_t i = 0; i < run->n_chains; i++) {

@@ -1,4 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Blocks of which the engine has between `certain` and `certain` + `possible` copies (unsure.h).
+ * The index counts the certain ones, an entry the possible ones:
+ *
+ *     event                              certain    possible   the entry
+ *     new copy, or report                           + 1
+ *     removal, several are certain       - 1
+ *     removal, one certain, children     stays 1    - 1        the engine has a parent of blocks
+ *     removal, one certain, no child     0                     open: the index lacks it
+ *     removal, open                                 - 1        the last one ends it: it is gone
+ *     store of a child, open             1          - 1        closed: the parent is there
+ *     store of the block                 + 1                   closed
+ *
+ * Suspects are the same the other way round: the index has counted the possible copies, too.
+ *
+ * Invariants: an entry has at least one possible copy. `n_open` is the number of open entries, and
+ * the view is partial while it isn't 0. Without room for an entry its rank is in `lost` until its
+ * clear.
+ */
 #include "indexer/view/unsure.h"
 
 #include <errno.h>
@@ -228,7 +247,11 @@ void ki_unsure_note(struct ki_unsure *u, const struct kve_op *op)
     for (size_t i = 0; i < op->n; i++) {
         struct ki_unsure_entry *e = ki_unsure_find(u, op->rank, KI_UNSURE_MAIN, op->blocks[i].hash);
 
-        if (e && e->open) { /* at least one of its copies is there */
+        /*
+         * The event proves one copy, which the caller stores. It may be a new one, so all the
+         * possible ones stay possible.
+         */
+        if (e && e->open) {
             set_open(u, e, false);
             continue;
         }
@@ -266,7 +289,7 @@ int ki_unsure_restore(struct ki_unsure *u, struct kvi_index *index, struct kv_ho
         struct kv_block block;
         uint64_t above;
 
-        /* The highest open parent first. */
+        /* The highest open parent first: a block below one that is missing would be parked. */
         for (size_t up = 0; top->has_parent && up < MAX_DEPTH; up++) {
             struct ki_unsure_entry *next =
                 ki_unsure_find(u, holder.rank, KI_UNSURE_MAIN, top->parent);
