@@ -52,7 +52,10 @@ static int store_known(struct kve_reader *reader, const struct kve_raw_event *ev
 
     op->type = KVE_OP_STORE_KNOWN;
     if (kve_is_window(reader, op) && reader->sources.items[op->source].parts > 1) {
-        /* A kindless event is taken for one of the group's; of another size, it covers nothing. */
+        /*
+         * An event that tells no kind of cache counts as one of the group's own. If the size of its
+         * blocks isn't the group's, it is about none of them: n_covered stays 0.
+         */
         if (ev->block_size &&
             ev->block_size * reader->sources.items[op->source].parts == reader->block_size)
             op->n_covered = ev->n_tokens / ev->block_size;

@@ -20,7 +20,11 @@ static bool are_too_many(const struct ki_stream *s, const struct ki_evidence *e)
     return s->unexplained > (part > PHANTOMS ? part : PHANTOMS);
 }
 
-/* The index forgets the blocks, which the engine will remove, but for phantoms: @excused of them. */
+/*
+ * Prepare for the index to forget the blocks. The engine still has them, but for the phantoms, and
+ * will announce their removals one day. @excused is the number of such removals: they find no block
+ * in the index, and are no evidence of a loss.
+ */
 static void forget_blocks(struct ki_stream *s, uint64_t excused)
 {
     excused += s->excused;

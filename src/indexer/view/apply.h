@@ -33,22 +33,30 @@ struct ki_apply_stats {
     uint64_t skipped[KVE_N_SKIPS];
 };
 
-/** Bits of doubts. */
+/** Why a rank's answers may be wrong: bits of struct ki_doubt, whose reasons are in reasons.def. */
 enum ki_why {
-    /** Some blocks in this tier aren't known: of a group (smaller ones, or of another size), of an
-     * event that was left out, or named by an event without having been placed before. */
+    /**
+     * The rank may have blocks in this tier that the index can't know. An event was left out, or
+     * named blocks that no event had placed, or a group's blocks have a size nobody declared.
+     */
     KI_WHY_TIERS = (1 << KV_N_TIERS) - 1, /* bit 1 << tier */
-    /** The index had no room for the windows of a group. */
+    /** The index had no room for the windows of a group: matches ignore that group. */
     KI_WHY_CROWDED = 1 << KV_N_TIERS,
-    /** Only windows give up the last matched block. */
+    /**
+     * The engine gives up the last matched block in windows, and keeps it in full attention. Then a
+     * window may have the block behind a match, for a prompt that nothing names.
+     */
     KI_WHY_DROPS = 2 << KV_N_TIERS,
-    /** A clear was of the device or of a pool below it: blocks of the latter. */
+    /**
+     * A clear didn't say whether it emptied the device or a pool below it (apply_clear.c). The pool
+     * may have lost its blocks.
+     */
     KI_WHY_CLEAR = 4 << KV_N_TIERS,
-    /* Parts of blocks may have been reported, not stored. */
+    /** An event of parts of blocks may have been a report, and was counted as a store. */
     KI_WHY_REPORTS = 8 << KV_N_TIERS,
-    /** The same as KI_WHY_CLEAR: blocks of the device. */
+    /** Like KI_WHY_CLEAR: the device may have lost its blocks. */
     KI_WHY_DEVICE_CLEAR = 16 << KV_N_TIERS,
-    /* There is no main group, and events named window blocks without telling their places. */
+    /** There is no main group, and events named window blocks without telling their places. */
     KI_WHY_PLACES = 32 << KV_N_TIERS,
 };
 
@@ -134,12 +142,15 @@ void ki_applier_fini(struct ki_applier *a);
  * or out of memory.
  */
 bool ki_applier_note_rank(struct ki_applier *a, uint32_t rank);
-/** Return the number of ranks that the stream brings. */
+/**
+ * Return the number of ranks whose blocks the stream's events have named. The registered rank is in
+ * `ranks` from the start, and doesn't count before an event names it.
+ */
 static inline uint32_t ki_applier_n_brought(const struct ki_applier *a)
 {
     return a->n_ranks - a->unnamed;
 }
-/** Return true when this stream brings @rank's blocks. */
+/** Return true when the stream's events have named blocks of @rank. */
 bool ki_applier_brings(const struct ki_applier *a, uint32_t rank);
 
 /** Return the reasons for which answers may be wrong because the events don't tell everything. */

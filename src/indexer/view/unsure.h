@@ -52,9 +52,12 @@ struct ki_unsure_table {
 struct ki_unsure {
     struct ki_unsure_table *tables; /* ordered by rank */
     size_t n_tables, n, n_open;     /* entries of all tables */
-    /* Ranks of which entries, or places of blocks, were lost, bit 1: partial until their clear. */
+    /*
+     * Ranks with a block that found no room for an entry, or lost its place: bit 1. Their views are
+     * partial until a clear of the rank.
+     */
     struct ki_doubts lost;
-    uint32_t n_real; /* suspects: blocks of which removals have shown all copies to be real */
+    uint32_t n_real; /* suspects: blocks whose removals showed that each of their copies was one */
 };
 
 /** Blocks whose removals show that a stream's events from the root are copies. */

@@ -195,9 +195,16 @@ static bool is_moving(const struct kvbm_manager *m, uint32_t group,
     return false;
 }
 
-/* Of the slots found, leave out those that are in use for their keys: held ones, and ones stored
- * during the call. Slots whose record is unknown stay: forgetting them waits for a write under way,
- * and does nothing when it succeeded. Returns the number of the others. With the lock. */
+/*
+ * Choose which of the @n slots found are to be forgotten: s->slots. Returns their number. With the
+ * lock. Left out are slots whose key is in use:
+ *
+ *   the pool finds it there    somebody holds the block, or has stored it again during the call
+ *   a move writes it there     it is stored again
+ *
+ * Slots with an unknown record are chosen: kvbm_disk_forget waits for the write under way there,
+ * and leaves the slot alone if the write succeeded.
+ */
 static size_t keep_used(struct kvbm_manager *m, uint32_t group, struct slots *s, size_t n)
 {
     size_t n_unused = 0, n_known = 0;
