@@ -6,7 +6,7 @@
  *   mover.c     ends of operations, deadlines     end.c       destruction
  *   where.c     which tier has each key           remove.c    keys removed from every tier
  *   source.c    blocks that peers lease           stats.c     figures
- *   config.c    options from a file               lent.c      callers' memory as host tiers
+ *   config.c    options from a file               taken.c     callers' memory as host tiers
  *
  * A manager isn't usable in a child after fork: its threads and locks are the parent's.
  */

@@ -39,7 +39,7 @@ static int pool_create(struct kvbm_manager *m, enum kv_tier tier, uint64_t n,
 }
 
 /* An allocator's function: the caller's memory, whole. */
-static int lend_memory(void *arg, uint64_t bytes, struct kvbm_storage **ret)
+static int give_memory(void *arg, uint64_t bytes, struct kvbm_storage **ret)
 {
     const struct kvbm_manager_opts *opts = arg;
     const struct kvbm_storage_opts storage = {.size = sizeof(storage),
@@ -59,9 +59,9 @@ static uint32_t touch_threads(const struct kvbm_manager *m)
 
 /* Take the caller's memory of @n blocks. Touches every page without changing a byte: a page that
  * can't be had, behind a file's end or of a full tmpfs, would end the process at a later copy. */
-static int borrow(struct kvbm_manager *m, uint64_t n)
+static int take_memory(struct kvbm_manager *m, uint64_t n)
 {
-    int rc = kvbm_memory_lend(m);
+    int rc = kvbm_memory_take(m);
 
     if (rc == 0)
         rc = kvbm_touch(m->opts.host_memory, n * m->stride, touch_threads(m));
@@ -102,13 +102,13 @@ static int place_host(struct kvbm_manager *m, struct kvbm_layout_config *config,
         /* Touch now, by several threads: a copy that touches pages first is many times slower. */
         .touch_threads = kvbm_staging(m) ? 0 : touch_threads(m),
         .bytes = 1};
-    const struct kvbm_allocator lent = {
-        .size = sizeof(lent), .allocate = lend_memory, .arg = &m->opts};
+    const struct kvbm_allocator given = {
+        .size = sizeof(given), .allocate = give_memory, .arg = &m->opts};
     const struct kvbm_allocator allocator = kvbm_allocator_of(&storage);
     int rc = n ? 0 : -EINVAL;
 
     if (rc == 0 && m->opts.host_memory)
-        rc = borrow(m, n);
+        rc = take_memory(m, n);
     if (rc < 0)
         return rc;
     /* One more, for the last block's padding: whole blocks are read and written. The caller's
@@ -116,7 +116,7 @@ static int place_host(struct kvbm_manager *m, struct kvbm_layout_config *config,
     config->num_blocks = m->opts.host_memory ? n : n + 1;
     if (m->opts.host_shared)
         return place_shared(m, config);
-    return kvbm_layout_allocate(config, m->opts.host_memory ? &lent : &allocator, &m->layout);
+    return kvbm_layout_allocate(config, m->opts.host_memory ? &given : &allocator, &m->layout);
 }
 
 static int open_host(struct kvbm_manager *m)

@@ -2,21 +2,19 @@
 /*
  * Presence: which keys the object store has, as far as known. Keys that were put or found there are
  * blocks of a pool without bytes. Other keys are asked for in the background. A set-associative
- * table of doubts keeps the state of these questions:
+ * table of beliefs keeps the state of these questions:
  *
- *   (none) ── asked ──> being asked ── not there ────────────────────────────> absent, for two
- *   seconds
- *                        ^       │
- *                        │       ├── no answer (failed, queue full) ──> waits a moment ──┐
- *                        └───────│──────────────────────────────────────────────────────┘
- *                                └── no answer, and the first question is two seconds old ──>
- *                                absent
+ *   (none) ── asked ──► being asked ── not there ──────────────────────► absent, for 2 s
+ *                        ▲     │                                             ▲
+ *                        │     ├── no answer (failed, queue full) ─► pauses  │
+ *                        └─────│─────────────────────────────────────┘       │
+ *                              └── no answer, 2 s after the first question ──┘
  *
  * A lookup answers KVBM_PENDING for two seconds at most, or for the timeout of one batch if that is
  * less. A question that hangs goes on in the background, and its answer counts when it comes. While
  * the breaker is open no key is asked for, and no lookup waits for the breaker's probe.
  *
- * Misses for want of an answer are counted. A key whose set is full of valid doubts is such a miss:
+ * Misses for want of an answer are counted. A key whose set is full of valid beliefs is such a miss:
  * replacing one of them would ask for that key again, and answer KVBM_PENDING from the beginning.
  */
 #include <errno.h>
@@ -30,149 +28,147 @@
 #define PATIENCE_NS (2 * KV_NS_PER_S)
 #define BEING_ASKED UINT64_MAX
 
-/* ---- doubts ---- */
+/* ---- beliefs ---- */
 
-/* Compute the time after the first question for which a key is in doubt. */
+/* Compute the time after the first question for which a lookup waits for a key's answer. */
 static uint64_t patience_ns(const struct kvbm_manager *m)
 {
     return KV_MIN(PATIENCE_NS, m->opts.object_timeout_ms * KV_NS_PER_MS);
 }
 
-static const struct kvbm_doubt *look_up(const struct kvbm_manager *m, uint64_t hash)
+static const struct kvbm_belief *look_up(const struct kvbm_manager *m, uint64_t hash)
 {
-    const struct kvbm_doubt *set = m->presence.doubts[hash % KVBM_DOUBTS];
+    const struct kvbm_belief *set = m->presence.beliefs[hash % KVBM_BELIEFS];
 
-    for (int i = 0; i < KVBM_DOUBT_WAYS; i++) {
+    for (int i = 0; i < KVBM_BELIEF_WAYS; i++) {
         if (set[i].hash == hash && set[i].until_ns)
             return &set[i];
     }
     return NULL;
 }
 
-static struct kvbm_doubt *find(struct kvbm_manager *m, uint64_t hash)
+static struct kvbm_belief *find(struct kvbm_manager *m, uint64_t hash)
 {
-    return (struct kvbm_doubt *)look_up(m, hash);
+    return (struct kvbm_belief *)look_up(m, hash);
 }
 
-static bool is_over(const struct kvbm_doubt *doubt, uint64_t now)
+static bool is_over(const struct kvbm_belief *belief, uint64_t now)
 {
-    if (!doubt->until_ns)
+    if (!belief->until_ns)
         return true;
-    if (doubt->until_ns == BEING_ASKED)
+    if (belief->until_ns == BEING_ASKED)
         return false;
     /* A waiting lookup asks again after the pause. */
-    return now >= doubt->until_ns + (doubt->since_ns ? PATIENCE_NS : 0);
+    return now >= belief->until_ns + (belief->since_ns ? PATIENCE_NS : 0);
 }
 
-/* Find the doubt of a key, or an empty one. NULL: its set is full. */
-static struct kvbm_doubt *find_or_make(struct kvbm_manager *m, uint64_t hash)
+/* Find the belief about a key, or an empty one. NULL: its set is full. */
+static struct kvbm_belief *find_or_make(struct kvbm_manager *m, uint64_t hash)
 {
-    struct kvbm_doubt *set = m->presence.doubts[hash % KVBM_DOUBTS], *doubt = find(m, hash);
+    struct kvbm_belief *set = m->presence.beliefs[hash % KVBM_BELIEFS], *belief = find(m, hash);
     uint64_t now = kv_now_ns();
 
-    if (doubt)
-        return doubt;
-    for (int i = 0; i < KVBM_DOUBT_WAYS; i++) {
+    if (belief)
+        return belief;
+    for (int i = 0; i < KVBM_BELIEF_WAYS; i++) {
         if (!is_over(&set[i], now))
             continue;
-        set[i] = (struct kvbm_doubt){.hash = hash};
+        set[i] = (struct kvbm_belief){.hash = hash};
         return &set[i];
     }
     return NULL;
 }
 
-static void is_absent(struct kvbm_doubt *doubt)
+static void set_absent(struct kvbm_belief *belief)
 {
-    doubt->since_ns = 0;
-    doubt->until_ns = kv_now_ns() + ABSENT_NS;
+    belief->since_ns = 0;
+    belief->until_ns = kv_now_ns() + ABSENT_NS;
 }
 
 bool kvbm_presence_known_absent(const struct kvbm_manager *m, uint64_t hash)
 {
-    const struct kvbm_doubt *doubt = look_up(m, hash);
-    uint64_t now = doubt ? kv_now_ns() : 0;
+    const struct kvbm_belief *belief = look_up(m, hash);
+    uint64_t now = belief ? kv_now_ns() : 0;
 
-    if (!doubt)
+    if (!belief)
         return false;
-    if (!doubt->since_ns)
-        return now < doubt->until_ns;
-    return kvbm_set_has(&m->presence.asked, hash) && now - doubt->since_ns >= patience_ns(m);
+    if (!belief->since_ns)
+        return now < belief->until_ns;
+    return kvbm_set_has(&m->presence.asked, hash) && now - belief->since_ns >= patience_ns(m);
 }
 
 enum kvbm_presence kvbm_presence_of(const struct kvbm_manager *m, uint64_t hash)
 {
-    const struct kvbm_doubt *doubt = look_up(m, hash);
+    const struct kvbm_belief *belief = look_up(m, hash);
     bool asked = kvbm_set_has(&m->presence.asked, hash);
 
-    /* A key asked for without a doubt found its set full: the time of its first question is
-     * unknown. */
-    if (kvbm_presence_known_absent(m, hash) || (asked && !doubt))
+    /* A key that is asked for without a belief found its set full: the time of its first question
+     * is unknown. */
+    if (kvbm_presence_known_absent(m, hash) || (asked && !belief))
         return KVBM_PRESENCE_ABSENT;
-    if (asked || (doubt && doubt->since_ns && doubt->until_ns != BEING_ASKED &&
-                  kv_now_ns() < doubt->until_ns))
+    if (asked || (belief && belief->since_ns && belief->until_ns != BEING_ASKED &&
+                  kv_now_ns() < belief->until_ns))
         return KVBM_PRESENCE_ASKED;
     return KVBM_PRESENCE_UNKNOWN;
 }
 
-/* Begin to ask for a key. One that was asked for lately in vain stays in doubt since that time.
- * NULL: its set is full. */
-static struct kvbm_doubt *begin_doubt(struct kvbm_manager *m, uint64_t hash, uint64_t now)
+/* Note that a key is being asked for. If it was asked for lately in vain, its time counts from then:
+ * else lookups would wait for it again and again. NULL: its set is full. */
+static struct kvbm_belief *begin_asking(struct kvbm_manager *m, uint64_t hash, uint64_t now)
 {
-    struct kvbm_doubt *doubt = find_or_make(m, hash);
+    struct kvbm_belief *belief = find_or_make(m, hash);
 
-    if (!doubt) {
+    if (!belief) {
         m->stats.object_unanswered++;
         return NULL;
     }
-    if (!doubt->since_ns || (doubt->until_ns != BEING_ASKED && is_over(doubt, now)))
-        doubt->since_ns = now;
-    doubt->until_ns = BEING_ASKED;
-    return doubt;
+    if (!belief->since_ns || (belief->until_ns != BEING_ASKED && is_over(belief, now)))
+        belief->since_ns = now;
+    belief->until_ns = BEING_ASKED;
+    return belief;
 }
 
 /* Note that a question about a key ended with @rc @now, the same for its other keys: they are asked
  * for again together. */
 static void unanswered(struct kvbm_manager *m, uint64_t hash, int rc, uint64_t now)
 {
-    struct kvbm_doubt *doubt = find(m, hash);
+    struct kvbm_belief *belief = find(m, hash);
     uint64_t patience = patience_ns(m), pause = patience / 20;
 
     /* the key arrived meanwhile, or the query was about a key of another tier */
-    if (!doubt || !doubt->since_ns)
+    if (!belief || !belief->since_ns)
         return;
-    if (rc != -EHOSTDOWN && now + pause - doubt->since_ns < patience) {
-        doubt->until_ns = now + pause;
+    if (rc != -EHOSTDOWN && now + pause - belief->since_ns < patience) {
+        belief->until_ns = now + pause;
         return;
     }
     m->stats.object_unanswered++;
-    if (rc ==
-        /* a retry costs nothing while the breaker is open, and finds the store as soon as it is
-         * back */
-        -EHOSTDOWN)
-        doubt->until_ns = 0;
+    /* a retry costs nothing while the breaker is open, and finds the store as soon as it is back */
+    if (rc == -EHOSTDOWN)
+        belief->until_ns = 0;
     else
-        is_absent(doubt);
+        set_absent(belief);
 }
 
 /* ---- what is known ---- */
 
 void kvbm_presence_absent(struct kvbm_manager *m, uint32_t group, const void *key, bool sure)
 {
-    struct kvbm_doubt *doubt;
+    struct kvbm_belief *belief;
 
     if (sure)
         kvbm_pool_reset_keys(m->object, group, key, 1, NULL);
-    doubt = find_or_make(m, kvbm_key_hash(m, group, key));
-    if (doubt) /* NULL: the next lookup asks again */
-        is_absent(doubt);
+    belief = find_or_make(m, kvbm_key_hash(m, group, key));
+    if (belief) /* NULL: the next lookup asks again */
+        set_absent(belief);
 }
 
 void kvbm_presence_not_absent(struct kvbm_manager *m, uint32_t group, const void *key)
 {
-    struct kvbm_doubt *doubt = find(m, kvbm_key_hash(m, group, key));
+    struct kvbm_belief *belief = find(m, kvbm_key_hash(m, group, key));
 
-    if (doubt)
-        doubt->until_ns = 0;
+    if (belief)
+        belief->until_ns = 0;
 }
 
 static void overtake_fetches(struct kvbm_pin *pin, uint32_t group, const void *key)
@@ -333,14 +329,14 @@ int kvbm_presence_ask(struct kvbm_manager *m, const struct kvbm_chain *chain, si
     for (uint32_t k = 0; k < n; k++) {
         const uint8_t *key = (const uint8_t *)chain->keys + (i + k) * m->key_len;
         uint64_t hash = kvbm_key_hash(m, chain->group, key);
-        struct kvbm_doubt *doubt = unknown >> k & 1 ? begin_doubt(m, hash, now) : NULL;
+        struct kvbm_belief *belief = unknown >> k & 1 ? begin_asking(m, hash, now) : NULL;
 
         if (rc == 0)
             kvbm_set_add(&m->presence.asked, hash);
-        else if (doubt)
+        else if (belief)
             unanswered(m, hash, rc, now);
-        if (doubt && rc == 0 && q->batch.probe_) /* this query is the breaker's probe */
-            doubt->since_ns = 1;
+        if (belief && rc == 0 && q->batch.probe_) /* this query is the breaker's probe */
+            belief->since_ns = 1;
     }
     if (rc < 0) {
         free(q);

@@ -96,7 +96,7 @@ static inline void kvbm_job_is_over(struct kvbm_manager *m, struct kvbm_job_ *jo
 }
 
 /** Take host_memory for @m. Returns 0; -EBUSY: another manager of this process has a part of it. */
-int kvbm_memory_lend(struct kvbm_manager *m);
+int kvbm_memory_take(struct kvbm_manager *m);
 /** Give host_memory back; no-op for a manager that hasn't taken it. */
 void kvbm_memory_return(struct kvbm_manager *m);
 

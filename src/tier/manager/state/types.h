@@ -23,8 +23,8 @@
 #define KVBM_HOST_ALIGN 4096u      /* of host blocks: direct I/O */
 #define KVBM_BATCH 32              /* blocks of one fetch or move */
 #define KVBM_LET_GO_NS KV_NS_PER_S /* extra time that destroy gives to calls that hang */
-#define KVBM_DOUBTS 8192           /* sets of KVBM_DOUBT_WAYS entries: 1.5 MiB */
-#define KVBM_DOUBT_WAYS 8
+#define KVBM_BELIEFS 8192          /* sets of KVBM_BELIEF_WAYS entries: 1.5 MiB */
+#define KVBM_BELIEF_WAYS 8
 #define KVBM_TIER_PEER \
     KV_N_TIERS                /* of fetches, and of an item's `tried`: peers are no tier of ours */
 #define KVBM_MAX_PEER_ASKS 64 /* lookups at peers at a time */
@@ -268,8 +268,8 @@ struct kvbm_peer_ask {
     uint8_t keys[KVBM_PEER_BATCH * KVBM_MAX_KEY];
 };
 
-/** A key that the object store isn't known to have (presence.c). */
-struct kvbm_doubt {
+/** Belief about a key that the object store isn't known to have (presence.c). */
+struct kvbm_belief {
     uint64_t hash;
     uint64_t since_ns; /* time of the first query; 0: the key is absent */
     uint64_t until_ns; /* end of that belief, or of the pause before the next query; 0: no entry */
@@ -321,7 +321,7 @@ struct kvbm_presences {
     struct kvbm_set asked; /* hashes of keys being queried */
     struct kvbm_ask *asks;
     uint32_t n_asks; /* queries running */
-    struct kvbm_doubt doubts[KVBM_DOUBTS][KVBM_DOUBT_WAYS];
+    struct kvbm_belief beliefs[KVBM_BELIEFS][KVBM_BELIEF_WAYS];
 };
 
 /** Offloads to lower tiers (offload/). */
@@ -359,9 +359,9 @@ struct kvbm_write_backs {
     uint64_t looked[KV_N_TIERS]; /* kvbm_pool_leaving's `since`, by pool */
 };
 
-/** The caller's memory that a manager has as its host tier, in the process's list. */
-struct kvbm_lent {
-    struct kvbm_lent *next;
+/** The caller's memory that a manager has taken as its host tier, in the process's list. */
+struct kvbm_taken {
+    struct kvbm_taken *next;
     uintptr_t begin;
     uint64_t bytes;
 };
@@ -390,7 +390,7 @@ struct kvbm_manager {
     struct kvbm_registry *registry;
     struct kvbm_pool *host, *disk, *object; /* object: keys without bytes */
     struct kvbm_layout *layout;             /* of host blocks */
-    struct kvbm_lent lent;                  /* host_memory */
+    struct kvbm_taken taken;                /* host_memory */
     struct kvbm_shared *shared;             /* host_shared */
     struct kvbm_lending lending;
     uint64_t host_base, block_bytes, stride;

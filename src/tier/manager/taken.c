@@ -11,7 +11,7 @@
 #include "tier/manager/state/manager.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct kvbm_lent *all;
+static struct kvbm_taken *all;
 
 /* ---- forks: a child has no manager ---- */
 
@@ -41,26 +41,26 @@ static void watch_forks(void)
 
 /* True when two ranges share a byte. Unsigned differences: a range below the other one is far away.
  * */
-static bool overlap(const struct kvbm_lent *a, const struct kvbm_lent *b)
+static bool overlap(const struct kvbm_taken *a, const struct kvbm_taken *b)
 {
     return a->begin - b->begin < b->bytes || b->begin - a->begin < a->bytes;
 }
 
-int kvbm_memory_lend(struct kvbm_manager *m)
+int kvbm_memory_take(struct kvbm_manager *m)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    const struct kvbm_lent *other;
+    const struct kvbm_taken *other;
 
-    m->lent.begin = (uintptr_t)m->opts.host_memory;
-    m->lent.bytes = m->opts.host_bytes;
+    m->taken.begin = (uintptr_t)m->opts.host_memory;
+    m->taken.bytes = m->opts.host_bytes;
     pthread_once(&once, watch_forks);
     pthread_mutex_lock(&lock);
     other = all;
-    while (other && !overlap(other, &m->lent))
+    while (other && !overlap(other, &m->taken))
         other = other->next;
     if (!other) {
-        m->lent.next = all;
-        all = &m->lent;
+        m->taken.next = all;
+        all = &m->taken;
     }
     pthread_mutex_unlock(&lock);
     if (other)
@@ -70,12 +70,12 @@ int kvbm_memory_lend(struct kvbm_manager *m)
 
 void kvbm_memory_return(struct kvbm_manager *m)
 {
-    struct kvbm_lent **at = &all;
+    struct kvbm_taken **at = &all;
 
     pthread_mutex_lock(&lock);
-    while (*at && *at != &m->lent)
+    while (*at && *at != &m->taken)
         at = &(*at)->next;
     if (*at)
-        *at = m->lent.next;
+        *at = m->taken.next;
     pthread_mutex_unlock(&lock);
 }
