@@ -5,9 +5,9 @@
  * handles one path: blocks below a parent that the holder has in the tree. This file cuts what
  * callers ask for into such paths:
  *
- *     store_call ──► store_locked ──► store_any ──► store_part      all blocks as one path
- *                         │               └───────► store_parts     block by block: in the tree,
- *                         │                                         parked, or a path of new ones
+ *     store_call ──► store_locked ──► store_any ──► store_path       all blocks as one path
+ *                         │               └───────► store_by_block   each by itself: in the tree,
+ *                         │                                          parked, or a path of new ones
  *                         └──► kvi_parts_store     the same places in the parts of windows
  *
  * Invariants: a path is stored whole or not at all. A name is in the tree or parked, never both.
@@ -242,20 +242,20 @@ static int store_placed(struct kvi_store *store, struct kv_holder key, const uin
     return 0;
 }
 
-static void add_up(struct kvi_stored *sum, const struct kvi_stored *part)
+static void add_up(struct kvi_stored *sum, const struct kvi_stored *more)
 {
-    sum->added += part->added;
-    sum->duplicate += part->duplicate;
-    sum->renamed += part->renamed;
-    sum->parked += part->parked;
-    sum->lagging += part->lagging;
+    sum->added += more->added;
+    sum->duplicate += more->duplicate;
+    sum->renamed += more->renamed;
+    sum->parked += more->parked;
+    sum->lagging += more->lagging;
 }
 
 /* Store the call's blocks from @i on with @store's settings, and add up the results. */
-static int store_part(struct kvi_store *all, struct kv_holder key, const uint64_t *parent, size_t i,
+static int store_path(struct kvi_store *all, struct kv_holder key, const uint64_t *parent, size_t i,
                       size_t n)
 {
-    struct kvi_store part = {.ix = all->ix,
+    struct kvi_store path = {.ix = all->ix,
                              .scratch = all->scratch,
                              .part = all->part,
                              .tier = all->tier,
@@ -264,12 +264,12 @@ static int store_part(struct kvi_store *all, struct kv_holder key, const uint64_
                              .only_new = all->only_new,
                              .blocks = all->blocks + i,
                              .n = n};
-    int rc = store_placed(&part, key, parent);
+    int rc = store_placed(&path, key, parent);
 
-    all->holder = part.holder ? part.holder : all->holder;
+    all->holder = path.holder ? path.holder : all->holder;
     if (rc)
         return rc;
-    add_up(&all->stored, &part.stored);
+    add_up(&all->stored, &path.stored);
     return 0;
 }
 
@@ -305,7 +305,7 @@ static size_t count_strangers(const struct kvi_store *store, size_t i)
 }
 
 /*
- * Store part by part where one store can't do it: below a parent that isn't in the tree, and in
+ * Store block by block where one path can't do it: below a parent that isn't in the tree, and in
  * lower tiers, whose events name no places that are to be believed. For each block:
  *
  *     the holder has it, lower tier       it gains the tier where it is
@@ -313,7 +313,7 @@ static size_t count_strangers(const struct kvi_store *store, size_t i)
  *     its parent isn't in the tree        it is parked
  *     else                                it is stored, with those behind it
  */
-static int store_parts(struct kvi_store *store, struct kv_holder key, const uint64_t *parent)
+static int store_by_block(struct kvi_store *store, struct kv_holder key, const uint64_t *parent)
 {
     size_t n;
     int rc = 0;
@@ -333,7 +333,7 @@ static int store_parts(struct kvi_store *store, struct kv_holder key, const uint
             park(store, *parent, i);
         } else {
             n = store->keeps ? count_strangers(store, i) : store->n - i;
-            rc = store_part(store, key, parent, i, n);
+            rc = store_path(store, key, parent, i, n);
         }
         parent = &store->blocks[i + n - 1].hash;
     }
@@ -371,7 +371,7 @@ static int store_any(struct kvi_store *store, struct kv_holder key, const uint64
     }
     /* The usual case: one path. Only a parent that isn't in the tree leads on from here. */
     if (!store->keeps || !store->holder) {
-        rc = store_part(store, key, parent, 0, store->n);
+        rc = store_path(store, key, parent, 0, store->n);
         if (rc != -ENOENT || !ix->parking.max_holder || store->only_new)
             return rc;
     }
@@ -387,7 +387,7 @@ static int store_any(struct kvi_store *store, struct kv_holder key, const uint64
             return rc;
     }
     kvi_copies_imply(store->holder, store->tier, store->source);
-    return store_parts(store, key, parent);
+    return store_by_block(store, key, parent);
 }
 
 int kvi_store_places(struct kvi_index *ix, struct kvi_holder *part, bool keeps,
