@@ -586,7 +586,7 @@ def test_https():
                 with Store(s3.uri(host=host, **options), expect=1) as store:
                     store.close()
                     check(said in store.log(), store.log())
-                check(time.monotonic() - began < 15, "it is not tried again")
+                check(time.monotonic() - began < patience(15), "it is not tried again")
             equal(len(s3.requests()), before, "nothing was said to servers that aren't trusted")
 
 

@@ -119,7 +119,7 @@ def test_away():
         started = time.monotonic()
         for _ in range(1000):
             fails(store.get, b"old")
-        check(time.monotonic() - started < 100 * SLOW, "a dead server must not cost its timeout each time")
+        check(time.monotonic() - started < patience(100), "a dead server must not cost its timeout each time")
         server.start()
         wait_until(lambda: not publish_fails(store, "m", b"2"), 30, "the save to go through")
         with Store(server.uri + PATIENT) as other:
@@ -733,25 +733,37 @@ def silent(n):
         yield [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(n)]
 
 
+def opened(uri):
+    """A store whose share of its time was too short for a server that a busy machine held up is opened again."""
+    def attempt():
+        started = time.monotonic()
+        try:
+            return Store(uri)
+        except StoreError:
+            return None
+        finally:
+            check(time.monotonic() - started < patience(30), f"took {time.monotonic() - started:.1f} s, not 5")
+
+    return wait_until(attempt, 60, "a store that opens")
+
+
 def test_many_dead_nodes():
     """A cluster's dead nodes share the time a call may take; one that lives is found behind them."""
     with silent(100) as ports:
         addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
         started = time.monotonic()
         check("reason" in refused(f"redis+cluster://{addresses}/?timeout_ms=1000"))
-        check(time.monotonic() - started < 60, f"took {time.monotonic() - started:.1f} s, not 1")
+        check(time.monotonic() - started < patience(60), f"took {time.monotonic() - started:.1f} s, not 1")
         addresses = ",".join(f"127.0.0.1:{port}" for port in ports[:12])
         with Cluster() as cluster:
-            started = time.monotonic()
-            with Store(f"redis+cluster://{addresses},127.0.0.1:{cluster.servers[0].port}/?timeout_ms=5000") as store:
-                check(time.monotonic() - started < 30, f"took {time.monotonic() - started:.1f} s, not 5")
+            with opened(f"redis+cluster://{addresses},127.0.0.1:{cluster.servers[0].port}/?timeout_ms=5000") as store:
                 save(store, "n", sample(20, 100, seed=1))
                 for server in cluster.servers[1:]:
                     server.process.send_signal(signal.SIGSTOP)
                 for _ in range(2):  # connected, and no longer so
                     started = time.monotonic()
                     fails(store.chunks)
-                    check(time.monotonic() - started < 30, f"took {time.monotonic() - started:.1f} s, not 5")
+                    check(time.monotonic() - started < patience(30), f"took {time.monotonic() - started:.1f} s, not 5")
                 for server in cluster.servers[1:]:
                     server.process.send_signal(signal.SIGCONT)
                 wait_until(lambda: not publish_fails(store, "m", b"x"), 60, "a save")

@@ -256,7 +256,7 @@ def test_notes_come_before_the_manifest():
 def test_the_server_dies_and_comes_back():
     port = free_port()
     with S3(port=port) as s3:
-        uri = s3.uri(timeout=10)
+        uri = s3.uri(timeout=40)
         objects = s3.objects
         store = Store(uri)
         equal(store.ask("put", key(1), 100, 1), "0")
@@ -265,7 +265,7 @@ def test_the_server_dies_and_comes_back():
         began = time.monotonic()
         check(store.ask("get", key(1), 100, 1) != "0 same", "kept-alive connections end too")
         check(store.ask("publish", "m", 10, 2) != "0")
-        check(time.monotonic() - began < patience(60), "it took too long to say so")
+        check(time.monotonic() - began < patience(100), "it took too long to say so")
         with S3(port=port) as s3:
             s3.objects = objects
             equal(store.ask("get", key(1), 100, 1), "0 same")
@@ -287,7 +287,7 @@ def test_refused_connections_are_told_soon():
     with store:
         began = time.monotonic()
         equal(store.ask("get", key(1), 100, 1), "-111 -")
-        check(time.monotonic() - began < 30, "it took too long to say so")
+        check(time.monotonic() - began < patience(30), "it took too long to say so")
 
 
 def test_a_listing_ends():
