@@ -1,5 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The connection to the publisher: made, lost, looked for, and reported. */
+/*
+ * The connection to the publisher: made, lost, looked for, and reported.
+ *
+ *     closed ─► resolved ─► connecting ─► up: NEW ─► told to the stream: UP ─► lost: DOWN ─┐
+ *       ▲                       ▲                                                          │
+ *       └── paused, retired     └── again and again, and at another address after a while ─┘
+ *
+ * Invariant: the stream hears of a connection behind the last batch of the one before, as it takes
+ * what follows for possibly another process's. Until then the link is NEW.
+ */
 #include <inttypes.h>
 
 #include "base/log.h"

@@ -1,5 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Read messages from sockets and backlog for the stream. */
+/*
+ * Read messages from sockets and backlog for the stream.
+ *
+ *     SUB ─────► take_live ─┬─ may be offered ────────────────────────────► stream
+ *                           └─ must wait ─► backlog ─ the wait is over ───► stream
+ *     DEALER ──► read_replay ─────────────────────────────────────────────► stream
+ *
+ * Invariants: live batches reach the stream in the order of their coming, so a new one waits behind
+ * the backlog. And no message is trusted: what can't be parsed is counted, and passed over.
+ */
 #include <inttypes.h>
 #include <string.h>
 

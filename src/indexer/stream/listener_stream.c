@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Carry out the stream's decisions (stream.h). Batches enter the index under the listener's lock.
- * Replays are requested, and a batch is held meanwhile, without the lock.
+ * Carry out the stream's decisions (stream.h).
+ *
+ *     offer ─► stream decides ─► settle: purge, reset, apply ─► end_writes │ unlock ─► follow:
+ *              └──────────────── under the listener's lock ───────────────┘  sockets of replays,
+ *                                                                            the held batch again
+ * Invariants: a batch is decided and enters the index under one hold of the lock, so that a dump or
+ * a retirement sees it whole or not at all. Sockets are used without it: opening one may take long.
  */
 #include <inttypes.h>
 #include <stdlib.h>

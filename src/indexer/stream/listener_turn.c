@@ -1,5 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Turns and ticks of the event thread: what it does next, and when. */
+/*
+ * Turns and ticks of the event thread: what it does next, and when.
+ *
+ *     news from a socket ──► service: read, note the connection ────┐
+ *     a timer, a wake-up ──► tick: connect, start, ask, forget ─────┴─► the next deadline_ns
+ *
+ * Invariant: both end by computing deadline_ns from every timer that there is. A timer that were
+ * left out would run only when something else happens, so on a quiet stream never.
+ */
 #include "indexer/stream/listener_impl.h"
 
 /* Return the earlier of two times; 0 is never. */

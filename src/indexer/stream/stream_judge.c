@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Phantoms: blocks that the index holds although the engine has removed them, in a batch that was
- * lost. Removals of blocks that the index lacks are the evidence. */
+/*
+ * Phantoms: blocks that the index holds although the engine has removed them, in a batch that was
+ * lost. Nothing ever tells which blocks these are. Their number shows: a full cache removes a block
+ * for each one that it stores, so the lost batches removed about as many as they stored. Each block
+ * stored there is removed one day, and the index lacks it. Such removals are counted, and beyond a
+ * bound all blocks are forgotten and learned anew.
+ */
 #include "indexer/stream/stream_impl.h"
 
 /* Tolerated phantoms: this many, or a part of the held blocks (or of the capacity). */

@@ -1,5 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Live batches: apply, drop or hold each one, find gaps, restarts and merged publishers. */
+/*
+ * Live batches: apply, drop or hold each one; find gaps, restarts and merged publishers.
+ * docs/kv-indexer-streams.md has the table of all cases. With a position P, number n says:
+ *
+ *     n = P + 1   the next one, or another process's: over a new connection the service is asked
+ *     n > P + 1   a gap: held until a replay has brought what is between
+ *     n <= P      a duplicate, or a new count (restart): the digest decides, else the connection,
+ *                 else the timestamps, else how far live numbers fall back
+ *
+ * Invariants: batches are decided in the order of their coming, and none behind a held one before
+ * that one. Where somebody can be asked, no batch is applied on blocks that may be of another
+ * process; where nobody can, the view is partial with a name for it.
+ */
 #include "indexer/stream/stream_impl.h"
 
 /* Number of times the old numbering must go on after a restart to prove two publishers. */

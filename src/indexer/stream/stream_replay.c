@@ -1,5 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Replays: ask for missed batches, check which process answers, apply what it sends. */
+/*
+ * Replays: ask for missed batches, check which process answers, apply what it sends. The answer to
+ * a request shows, by its first batch,
+ *
+ *     batch P itself            the known process: what follows fills the gap
+ *     another batch called P    another process: a restart, and everything is asked for
+ *     a number behind P + 1     the ring has lost what is between: its blocks can't be known
+ *     an end, without a batch   from P on: another process, as each keeps its last batch
+ *     nothing                   asked again, max_attempts times; then the stream goes on without
+ *
+ * Invariant: a replay ends at the held batch, at the end marker, or by giving up, however slowly
+ * its answers come (replay_end_ns). Each returns RESUME, so the held batch is offered again.
+ */
 #include "indexer/stream/stream_impl.h"
 
 /* limit of a replay in time-outs, even if messages keep trickling in */
