@@ -9,6 +9,7 @@
 #include <cmocka.h>
 // clang-format on
 
+#include <dlfcn.h>
 #include <sched.h>
 #include <string.h>
 
@@ -359,14 +360,63 @@ static void test_many_chains(void **state)
     end(2 * N_CHAINS, N_CHAINS / 2, N_CHAINS + 1);
 }
 
+/*
+ * To its holder's writers a call that clears is one change. Here a writer comes where the call has let
+ * the lock go and asks for it again, in case it does: a moment of nanoseconds otherwise.
+ */
+static int locks_to_pass;
+static void (*at_lock)(void);
+static int (*real_trylock)(pthread_mutex_t *mutex);
+
+/* Instead of the C library's. */
+int pthread_mutex_trylock(pthread_mutex_t *mutex)
+{
+    void (*writer)(void) = locks_to_pass ? NULL : at_lock;
+
+    if (at_lock && locks_to_pass)
+        locks_to_pass--;
+    if (writer) {
+        at_lock = NULL;
+        writer();
+    }
+    return real_trylock(mutex);
+}
+
+static void store_in_host(void)
+{
+    const struct kv_block block = {2, 2};
+
+    if (kvi_store(world.ix, cleared, KV_TIER_HOST, NULL, &block, 1, NULL))
+        abort();
+}
+
+static void test_other_tiers_stay(void **state)
+{
+    (void)state;
+    world = (struct world){0};
+    assert_int_equal(kvi_create(NULL, &world.ix), 0);
+    store(cleared, 1, 1);
+    locks_to_pass = 1; /* the call's first */
+    at_lock = store_in_host;
+    assert_int_equal(kvi_clear_tiers(world.ix, cleared, 1u << KV_TIER_DEVICE, 0), 0);
+    if (at_lock) { /* the call has let nobody in: the writer comes behind it */
+        at_lock = NULL;
+        store_in_host();
+    }
+    assert_int_equal(kvi_holder_blocks(world.ix, cleared), 1);
+    assert_null(kvi_check(world.ix));
+    kvi_destroy(world.ix);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_others_go_on),        cmocka_unit_test(test_below_one_chain),
         cmocka_unit_test(test_joined_and_split),    cmocka_unit_test(test_its_own_wait),
         cmocka_unit_test(test_ranks_wait_together), cmocka_unit_test(test_many_clear),
-        cmocka_unit_test(test_many_chains),
+        cmocka_unit_test(test_many_chains),         cmocka_unit_test(test_other_tiers_stay),
     };
 
+    real_trylock = (int (*)(pthread_mutex_t *))(uintptr_t)dlsym(RTLD_NEXT, "pthread_mutex_trylock");
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

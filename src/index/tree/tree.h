@@ -568,7 +568,7 @@ void kvi_lose(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier
 int kvi_lose_reserve(struct kvi_index *ix, const struct kvi_holder *holder, enum kv_tier tier,
                      uint64_t hash);
 
-/* -- store.c, clear_tiers.c -------------------------------------------------------------------- */
+/* -- store.c, clear.c, clear_tiers.c ----------------------------------------------------------- */
 
 /**
  * Store into a part (windows.h), like kvi_store. @keeps: a lower tier, where blocks keep their
@@ -576,6 +576,12 @@ int kvi_lose_reserve(struct kvi_index *ix, const struct kvi_holder *holder, enum
  */
 int kvi_store_places(struct kvi_index *ix, struct kvi_holder *part, bool keeps,
                      const uint64_t *parent, const struct kv_block *blocks, size_t n);
+/**
+ * Clear a holder and its parts (windows.h). The caller holds the lock, which is released between
+ * slices, and has marked the holder (`clearing`), so that its other writers wait. The queue of dirty
+ * chains is empty.
+ */
+void kvi_clear_marked(struct kvi_index *ix, struct kvi_holder *holder);
 /**
  * List all names of a holder: parents first, parked ones last. The caller frees the list with
  * kvi_mem_free. Returns 0; -ENOMEM with a list that lacks names for which memory was short.

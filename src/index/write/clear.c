@@ -204,8 +204,7 @@ static void drop_all(struct kvi_index *ix, struct kvi_holder *holder)
     kv_limbo_collect(&ix->limbo, 1);
 }
 
-/* Clear the holder and its parts (windows.h). */
-static void drop_with_parts(struct kvi_index *ix, struct kvi_holder *holder)
+void kvi_clear_marked(struct kvi_index *ix, struct kvi_holder *holder)
 {
     struct kvi_holder *part;
 
@@ -232,7 +231,7 @@ static bool clear_holder(struct kvi_index *ix, struct kv_holder key, bool leave)
     who = kvi_holder_await(ix, key);
     if (who) {
         who->clearing = &who;
-        drop_with_parts(ix, who);
+        kvi_clear_marked(ix, who);
         who->clearing = NULL;
         if (leave)
             kvi_holder_drop(ix, who);
@@ -290,7 +289,7 @@ int kvi_remove_worker(struct kvi_index *index, uint64_t worker)
     for (uint32_t id = 0; n && id < index->holders.n_used; id++) {
         who = kvi_holder_at(index, id);
         if (who && who->clearing == &n)
-            drop_with_parts(index, who);
+            kvi_clear_marked(index, who);
     }
     for (uint32_t id = 0; n && id < index->holders.n_used; id++) { /* mark all ranks at once */
         who = kvi_holder_at(index, id);

@@ -12,7 +12,7 @@
  *     d goes, c keeps host, b goes and parks c below it, a keeps host
  *
  * The list stays true without the lock: only the holder's own writers change its names, and they
- * wait. A holder with nothing else than what the call clears takes the cheaper kvi_clear.
+ * wait. A holder with nothing else than what the call clears goes the cheaper way of kvi_clear.
  */
 #include "index/tree/kids.h"
 #include "index/tree/windows.h"
@@ -208,8 +208,8 @@ int kvi_clear_tiers(struct kvi_index *index, struct kv_holder holder, uint32_t t
                     uint32_t source)
 {
     struct names names = {.ix = index};
-    bool all = false;
     int rc = 0;
+    bool all;
 
     if (source > KVI_MAX_SOURCE)
         return -EINVAL;
@@ -225,13 +225,19 @@ int kvi_clear_tiers(struct kvi_index *index, struct kv_holder holder, uint32_t t
         kvi_mem_free(&index->mem, names.items);
         if (!all && !rc)
             rc = take_parts(index, names.holder, tiers, source);
+        /*
+         * All goes by kvi_clear's way; also when memory is short, rather than keep blocks that may
+         * be gone. Still under the mark: a store that came before it would be lost in any tier.
+         */
+        if (all || rc) {
+            kvi_settle(index);
+            kvi_clear_marked(index, names.holder);
+        }
         if (is_empty(names.holder))
             be_sound(names.holder);
         names.holder->clearing = NULL;
         pthread_cond_broadcast(&index->cleared);
     }
     kvi_unlock(index);
-    if (all || rc) /* out of memory: forget the holder rather than keep blocks that may be gone */
-        rc = kvi_clear(index, holder);
-    return rc;
+    return 0;
 }
