@@ -354,46 +354,47 @@ static bool is_memory(const struct kvbm_layout *layout)
 }
 
 /* Check what to read. Returns 0, -EINVAL, -ERANGE or -ENOMEM. */
-static int check_pairs(const struct kvbm_fetch *fetch)
+static int check_pairs(const struct kvbm_reading *reading)
 {
-    const struct kvbm_lease *lease = fetch->lease;
+    const struct kvbm_lease *lease = reading->lease;
 
-    if (!fetch->to || !fetch->to_blocks || !fetch->n || !is_memory(fetch->to) ||
-        !kvbm_same_blocks(&fetch->to->config, &lease->facts->layout->config))
+    if (!reading->to || !reading->to_blocks || !reading->n || !is_memory(reading->to) ||
+        !kvbm_same_blocks(&reading->to->config, &lease->facts->layout->config))
         return -EINVAL;
-    for (uint32_t i = 0; i < fetch->n; i++) {
-        if ((fetch->places ? fetch->places[i] : i) >= lease->n)
+    for (uint32_t i = 0; i < reading->n; i++) {
+        if ((reading->places ? reading->places[i] : i) >= lease->n)
             return -ERANGE;
     }
-    return kvbm_ids_check(fetch->to_blocks, fetch->n, fetch->to->config.num_blocks, KVBM_IDS_ONCE);
+    return kvbm_ids_check(reading->to_blocks, reading->n, reading->to->config.num_blocks,
+                          KVBM_IDS_ONCE);
 }
 
 long kvbm_lease_read(struct kvbm_lease *lease, const struct kvbm_lease_read_opts *opts)
 {
-    struct kvbm_fetch fetch = {.lease = lease};
+    struct kvbm_reading reading = {.lease = lease};
     uint64_t expires;
     int err;
 
     if (!lease || !kv_sized(opts, "kvbm_lease_read_opts"))
         return -EINVAL;
     expires = kvbm_lease_expires(lease);
-    fetch.places = KV_OPT(opts, keys, NULL);
-    fetch.to = KV_OPT(opts, to, NULL);
-    fetch.to_blocks = KV_OPT(opts, to_blocks, NULL);
-    fetch.n = KV_OPT(opts, n, 0);
-    fetch.deadline_ns = KV_OPT(opts, deadline_ns, expires);
-    fetch.ok = KV_OPT(opts, ok, NULL);
-    fetch.sums = !KV_OPT(opts, no_checksums, false);
-    err = check_pairs(&fetch);
+    reading.places = KV_OPT(opts, keys, NULL);
+    reading.to = KV_OPT(opts, to, NULL);
+    reading.to_blocks = KV_OPT(opts, to_blocks, NULL);
+    reading.n = KV_OPT(opts, n, 0);
+    reading.deadline_ns = KV_OPT(opts, deadline_ns, expires);
+    reading.ok = KV_OPT(opts, ok, NULL);
+    reading.sums = !KV_OPT(opts, no_checksums, false);
+    err = check_pairs(&reading);
     if (err < 0)
         return err;
-    if (fetch.ok)
-        memset(fetch.ok, 0, (fetch.n + 7) / 8);
+    if (reading.ok)
+        memset(reading.ok, 0, (reading.n + 7) / 8);
     if (kv_now_ns() >= expires)
         return 0;
     if (lease->mapped && !KV_OPT(opts, no_shared, false))
-        return kvbm_fetch_shared(&fetch);
-    fetch.without = (KV_OPT(opts, no_ucx, false) ? 1u << KVBM_BY_UCX : 0) |
-                    (KV_OPT(opts, no_nixl, false) ? 1u << KVBM_BY_NIXL : 0);
-    return kvbm_fetch_best(&fetch);
+        return kvbm_read_shared(&reading);
+    reading.without = (KV_OPT(opts, no_ucx, false) ? 1u << KVBM_BY_UCX : 0) |
+                      (KV_OPT(opts, no_nixl, false) ? 1u << KVBM_BY_NIXL : 0);
+    return kvbm_read_best(&reading);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** Insides of a reader's lease, for borrow.c and fetch.c. */
+/** Insides of a reader's lease, for borrow.c and read.c. */
 #ifndef KVBM_PEER_LEASE_BORROW_H
 #define KVBM_PEER_LEASE_BORROW_H
 
@@ -19,7 +19,7 @@ struct kvbm_lease {
 };
 
 /** Pairs to read, checked. */
-struct kvbm_fetch {
+struct kvbm_reading {
     struct kvbm_lease *lease;
     const struct kvbm_layout *to;
     const uint32_t *places, *to_blocks;
@@ -45,19 +45,19 @@ bool kvbm_may_ask(const struct kvbm_session *session, uint32_t group, const void
 bool kvbm_same_blocks(const struct kvbm_layout_config *a, const struct kvbm_layout_config *b);
 
 /** Copy from shared memory. Returns the number of blocks that are right. */
-long kvbm_fetch_shared(const struct kvbm_fetch *fetch);
+long kvbm_read_shared(const struct kvbm_reading *reading);
 
 /**
  * Have the owner send, by a carrier or through the session. *@why (may be NULL) becomes 0, or the error of the
  * first request that has failed: the rest wasn't asked for. Returns the number of blocks that are
  * right, or -ENOMEM.
  */
-long kvbm_fetch_sent(const struct kvbm_fetch *fetch, int *why);
+long kvbm_read_sent(const struct kvbm_reading *reading, int *why);
 
 /**
- * As kvbm_fetch_sent, by a carrier that both sides have; what it doesn't bring comes through the
+ * As kvbm_read_sent, by a carrier that both sides have; what it doesn't bring comes through the
  * session.
  */
-long kvbm_fetch_best(const struct kvbm_fetch *fetch);
+long kvbm_read_best(const struct kvbm_reading *reading);
 
 #endif
