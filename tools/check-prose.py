@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """List prose that a stranger can't parse: comments that open with a pronoun, sentences over 25 words, docs lines over
-100 columns.
+100 columns, rows of a table on one line.
 
 Prints one line per place and a summary; always exits 0 unless --strict is given. --strict fails on findings in cleaned
 rooms: openings and columns in CLEAN, also sentences and lower-case openings in PLAIN.
@@ -21,6 +21,8 @@ OPENING = re.compile(
     r"|(?:;|,|\{|\}) +/\* *(What|Whatever|Who|Whoever|It|Its|That|Those|So|They|Their|This|These) ")
 LOWER = re.compile(r"/\*\*? *(what|whatever|who|whoever|whose|they|so) (?!that )")
 SCRIPT = re.compile(r"^\s*#+ *(What|Whatever|Who|Whoever|It|Its|That|Those|So|They|Their|This|These) ")
+# The line below a table's head, alone or with rows around it: "| a | b | |---|---| | 1 | 2 |".
+RULE = re.compile(r"\|(?: *:?-{3,}:? *\|)+")
 COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|/\*.*?\*/|//[^\n]*', re.S)
 MAX_COLUMNS = 100
 root = pathlib.Path(__file__).resolve().parent.parent
@@ -55,6 +57,22 @@ def long_sentences(text):
                 yield text.count("\n", 0, match.start()) + 1, f"{len(sentence.split())} words: {sentence[:60]}..."
 
 
+def joined_rows(lines):
+    """Yield the numbers of lines with several rows of a Markdown table, or with a part of one. Fenced lines are None."""
+    cells = 0  # of the table's head, while in a table
+    for number, line in enumerate(lines, 1):
+        row = (line or "").strip()
+        if cells and not row.startswith("|"):
+            cells = 0
+        if not RULE.search(re.sub(r"`[^`]*`", "", row)):
+            if cells and row.count("|") - row.count("\\|") != cells + 1:
+                yield number
+        elif RULE.fullmatch(row):
+            cells = row.count("|") - 1
+        else:
+            yield number
+
+
 def plain(name):
     return any(name.startswith(room + "/") for room in PLAIN)
 
@@ -71,12 +89,15 @@ def findings(name, lines):
             if match := LOWER.search(line):
                 yield number, f"opens with “{match.group(1)}”"
     if name.endswith(".md"):
-        fenced = False
+        fenced, unfenced = False, []
         for number, line in enumerate(lines, 1):
             if line.lstrip().startswith("```"):
                 fenced = not fenced
+            unfenced.append(None if fenced else line)
             if len(line) > MAX_COLUMNS and not fenced and not line.lstrip().startswith("|"):
                 yield number, f"{len(line)} columns"
+        for number in joined_rows(unfenced):
+            yield number, "a line of a table isn't one row of it"
         return
     for i, line in enumerate(lines):
         match = OPENING.match(line) or (OPENING.search(line) if "/*" in line else None)

@@ -12,6 +12,7 @@ unless the line above it is `<!-- not run: REASON -->`. Blocks without a languag
 
 Ports and folders of the pages are replaced by free ones, names of hosts by this machine's address.
 """
+import importlib.util
 import json
 import os
 import pathlib
@@ -152,6 +153,17 @@ def test_pictures_are_what_their_sources_make():
     for tool in ("draw.py", "plot.py"):
         done = subprocess.run(["python3", SOURCE / "tools" / tool, "--check"], capture_output=True, text=True, timeout=60)
         equal(done.returncode, 0, f"{tool}: {done.stdout}{done.stderr}\nstatus")
+
+
+def test_rows_of_a_table_on_one_line_are_found():
+    """By tools/check-prose.py, which `./dev check` runs over all pages."""
+    spec = importlib.util.spec_from_file_location("check_prose", SOURCE / "tools" / "check-prose.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    table = ["- Fields:", "", "  | a | b |", "  |---|---|", "  | `1` | 2 \\| 3 |", "  | 4 | 5 |", "", "`|---|---|` isn't one"]
+    for place, lines in ((None, table), (3, [*table[:2], " ".join(table[2:6])]), (3, [*table[:2], " ".join(table[2:5]), *table[5:]]),
+                         (5, [*table[:4], table[4] + table[5]]), (6, [*table[:5], "  | 4", "  5 |"])):
+        equal([n for n, why in tool.findings("docs/page.md", lines) if "table" in why], [place] if place else [], lines)
 
 
 # -- scripts ---------------------------------------------------------------------------------------------------------
