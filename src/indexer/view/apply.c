@@ -169,7 +169,8 @@ static bool is_new_root(struct ki_applier *a, struct kvi_index *index,
         return false;
     if (verdict_of(a, index, batch, at) == KI_VERDICT_COPIES && !a->reports.found)
         return true;
-    before.matches = a->reports.matches; /* which may have grown */
+    before.matches = a->reports.matches; /* their memory may have grown */
+    before.locals = a->reports.locals;
     a->reports = before;
     return false;
 }

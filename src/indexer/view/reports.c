@@ -12,10 +12,6 @@
  */
 #include "indexer/view/reports.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/error.h"
 #include "event/reader/reader.h"
 #include "indexer/view/unsure.h"
@@ -26,6 +22,7 @@
 void ki_reports_fini(struct ki_reports *r)
 {
     kvi_matches_fini(&r->matches);
+    kv_buf_fini(&r->locals);
 }
 
 /* -- one event for each group ------------------------------------------------------------------ */
@@ -139,27 +136,23 @@ static bool goes_on(const struct row *row)
 static int lookup(struct ki_reports *r, struct kvi_index *index, struct kv_holder holder,
                   const struct kve_op *chain, size_t n, size_t *ret)
 {
-    uint64_t few[64], *locals = few;
     int rc;
 
     *ret = 0;
     if (!n)
         return 0;
-    if (n > KV_COUNT(few))
-        locals = malloc(n * sizeof(*locals));
-    if (!locals)
-        return -ENOMEM;
-    for (size_t i = 0; i < n; i++)
-        locals[i] = chain->blocks[i].tokens_hash;
-    rc = kvi_find(index, locals, n, &r->matches);
+    kv_buf_clear(&r->locals);
+    rc = kv_buf_reserve(&r->locals, n * sizeof(uint64_t));
+    for (size_t i = 0; rc == 0 && i < n; i++)
+        kv_buf_append(&r->locals, &chain->blocks[i].tokens_hash, sizeof(uint64_t));
+    if (rc == 0)
+        rc = kvi_find(index, (const uint64_t *)r->locals.data, n, &r->matches);
     for (size_t i = 0; rc == 0 && i < r->matches.n; i++) {
         const struct kvi_match *m = &r->matches.items[i];
 
         if (m->holder.worker == holder.worker && m->holder.rank == holder.rank)
             *ret = m->reach[KV_TIER_DEVICE];
     }
-    if (locals != few)
-        free(locals);
     r->found = KV_MAX(r->found, *ret);
     return rc;
 }

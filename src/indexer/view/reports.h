@@ -24,6 +24,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "base/buf.h"
 #include "indexer/view/habits.h"
 #include "kv_event.h"
 #include "kv_index.h"
@@ -45,6 +46,8 @@ struct ki_reports {
     size_t judged_to; /* operations of the batch before this one have the verdict */
     enum ki_verdict verdict; /* the verdict */
     size_t found; /* most blocks of the last chain judged that the index was asked for and had */
+    /* Memory of one lookup, which the next one uses again. */
+    struct kv_buf locals; /* local hashes of the chain's blocks, uint64_t each */
     struct kvi_matches matches;
 };
 
