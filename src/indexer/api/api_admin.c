@@ -373,8 +373,10 @@ static void control(struct ki_service *service, struct ki_request *request, stru
                      body->present & KI_DP_RANK ? &rank : NULL);
         if (rc == -EALREADY)
             (void)kv_fail(&error, rc, 0, "instance %.60s: listener is %s", text, state);
-        else if (rc < 0 && !error.code)
+        else if (rc == -ENOENT && !error.code)
             (void)kv_fail(&error, rc, 0, "instance %.60s not found", text);
+        else if (rc < 0 && !error.code)
+            (void)kv_fail(&error, rc, 0, "out of memory");
         reply_result(reply, rc, 200, &error);
     }
     ki_scratch_give(service, scratch);
