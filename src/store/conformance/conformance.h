@@ -50,6 +50,11 @@ struct kvs_conf_check {
     kvs_conf_fn run;
 };
 
+/** True when the backend's table is long enough to have @field, and the field isn't NULL. */
+#define KVS_CONF_HAS(c, field)                                                                \
+    ((c)->ext && (c)->ext->size >= offsetof(kv_store_ext, field) + sizeof((c)->ext->field) && \
+     (c)->ext->field)
+
 /** The checks. Each list ends with an entry whose name is NULL. */
 extern const struct kvs_conf_check KVS_CONF_ABI[], KVS_CONF_CHUNKS[], KVS_CONF_MANIFESTS[],
     KVS_CONF_NAMES[], KVS_CONF_THREADS[], KVS_CONF_KILL[], KVS_CONF_EXT[];

@@ -5,13 +5,9 @@
 
 #include "store/conformance/conformance.h"
 
-/* True when the backend's table is long enough to have @field and the field isn't NULL. */
-#define HAS(c, field)                                                                         \
-    ((c)->ext && (c)->ext->size >= offsetof(kv_store_ext, field) + sizeof((c)->ext->field) && \
-     (c)->ext->field)
 #define NEED(c, field, cost)                               \
     do {                                                   \
-        if (!HAS(c, field))                                \
+        if (!KVS_CONF_HAS(c, field))                       \
             return kvs_conf_skip(c, "not offered: " cost); \
     } while (0)
 

@@ -81,8 +81,7 @@ static enum kvs_verdict see_other_process(struct kvs_conf *c)
 /* Kill a process right behind its call of put_manifest or flush. All is there for a new handle. */
 static enum kvs_verdict check_killed(struct kvs_conf *c)
 {
-    bool flushes =
-        c->ext && c->ext->size >= offsetof(kv_store_ext, flush) + sizeof(void *) && c->ext->flush;
+    bool flushes = KVS_CONF_HAS(c, flush);
 
     KVS_CONF_TRY(see_other_process(c));
     for (unsigned i = 0; i < ROUNDS * (flushes ? 2 : 1); i++) {

@@ -53,6 +53,9 @@ struct kvs_file_opts {
 
 /* -- Checksums (file_sum.c; format: docs/formats.md) ------------------------------------------- */
 
+/* First bytes of a checksum; its version, 1 byte, follows. */
+#define KVS_FILE_SUM_MAGIC "KVSC"
+
 enum {
     KVS_FILE_SUM_BYTES = 48,
     KVS_FILE_RAW = 0,

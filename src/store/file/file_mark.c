@@ -103,7 +103,8 @@ static int load_inside(int fd, uint64_t owner, struct kvs_file_sum *ret)
     uint8_t bytes[KVS_FILE_SUM_BYTES];
     struct stat st;
 
-    if (pread(fd, bytes, sizeof(bytes), 0) != sizeof(bytes) || memcmp(bytes, "KVSC", 4) != 0)
+    if (pread(fd, bytes, sizeof(bytes), 0) != sizeof(bytes) ||
+        memcmp(bytes, KVS_FILE_SUM_MAGIC, 4) != 0)
         return -ENODATA;
     if (kvs_file_sum_decode(ret, bytes) < 0 || ret->encoding != KVS_FILE_PACKED)
         return -EBADMSG;

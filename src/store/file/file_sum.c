@@ -49,7 +49,7 @@ void kvs_file_sum_parts(struct kvs_file_sum *ret, uint64_t owner, const struct i
 
 void kvs_file_sum_encode(uint8_t out[KVS_FILE_SUM_BYTES], const struct kvs_file_sum *sum)
 {
-    memcpy(out, "KVSC\1", 5);
+    memcpy(out, KVS_FILE_SUM_MAGIC "\1", 5);
     out[5] = sum->encoding;
     out[6] = out[7] = 0;
     kv_put_le64(out + 8, sum->len);
@@ -60,7 +60,7 @@ void kvs_file_sum_encode(uint8_t out[KVS_FILE_SUM_BYTES], const struct kvs_file_
 
 int kvs_file_sum_decode(struct kvs_file_sum *ret, const uint8_t in[KVS_FILE_SUM_BYTES])
 {
-    if (memcmp(in, "KVSC\1", 5) != 0 || in[5] > KVS_FILE_PACKED || in[6] || in[7])
+    if (memcmp(in, KVS_FILE_SUM_MAGIC "\1", 5) != 0 || in[5] > KVS_FILE_PACKED || in[6] || in[7])
         return -EBADMSG;
     ret->encoding = in[5];
     ret->len = kv_get_le64(in + 8);
