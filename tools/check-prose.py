@@ -100,6 +100,8 @@ def findings(name, lines):
             yield number, "a line of a table isn't one row of it"
         return
     for i, line in enumerate(lines):
+        if re.fullmatch(r"\s*\* \*/", line):
+            yield i + 1, "` * */`: the end of a comment as a line of its text"
         match = OPENING.match(line) or (OPENING.search(line) if "/*" in line else None)
         if match and opens_comment(lines, i):
             yield i + 1, f"opens with “{match.group(1) or match.group(2)}”"

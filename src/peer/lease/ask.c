@@ -83,26 +83,35 @@ static bool is_of_another_rank(struct kvbm_agent *agent, const struct kvbm_facts
     return other;
 }
 
+/* Return why the blocks of @facts don't fit, as kvbm_session_fits; NULL: they fit. */
+static const char *why_unfit(struct kvbm_agent *agent, const struct kvbm_facts *facts,
+                             const struct kvbm_layout *like, const struct kvbm_shard *own)
+{
+    const struct kvbm_layout_config *config = &facts->layout->config;
+
+    if (!kvbm_same_blocks(config, &like->config))
+        return "blocks of another form";
+    if (is_of_another_rank(agent, facts) ||
+        (own && own->n_ranks && !kvbm_shards_are_alike(own, &facts->shard, config)))
+        return "heads of another rank, under one fingerprint";
+    return NULL;
+}
+
 int kvbm_session_fits(struct kvbm_session *session, uint32_t set, const struct kvbm_layout *like,
                       const struct kvbm_shard *own)
 {
-    struct kvbm_facts *facts = NULL;
+    struct kvbm_facts *facts;
     int err = kvbm_facts_of(session, set, &facts);
-    const char *why = NULL;
+    const char *why;
 
-    if (err == 0 && !kvbm_same_blocks(&facts->layout->config, &like->config))
-        why = "blocks of another form";
-    else if (err == 0 && (is_of_another_rank(kvbm_session_agent(session), facts) ||
-                          (own && own->n_ranks &&
-                           !kvbm_shards_are_alike(own, &facts->shard, &facts->layout->config))))
-        why = "heads of another rank, under one fingerprint";
+    if (err < 0)
+        return err;
+    why = why_unfit(kvbm_session_agent(session), facts, like, own);
     if (why && !atomic_exchange(&facts->told, true))
         kv_log_warn("kvbm", "a peer's blocks don't fit", "peer=%s set=%" PRIu32 " why=\"%s\"",
                     facts->agent, set, why);
-    if (why)
-        err = -EMEDIUMTYPE;
     kvbm_facts_put(facts);
-    return err;
+    return why ? -EMEDIUMTYPE : 0;
 }
 
 /* ---- lookups ---- */

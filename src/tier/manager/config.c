@@ -26,8 +26,8 @@
 
 enum kind { SIZE, U32, BOOL, TEXT, POLICY, EVICTION, IO, GPU_COPY };
 
-/* Each key is the name of a field of the options: the manual and the struct needn't be told apart.
- * */
+/* Each key is the name of a field of the options: the manual and the struct needn't be
+ * told apart. */
 static const struct key {
     const char *name;
     enum kind kind;

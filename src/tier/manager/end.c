@@ -98,8 +98,8 @@ static bool has_pins(const struct kvbm_manager *m)
     return n > 0;
 }
 
-/* True while the caller has pins, handles, or pools in the manager's registry. The log says which.
- * */
+/* True while the caller has pins, handles, or pools in the manager's registry. The log
+ * says which. */
 static bool in_use(struct kvbm_manager *m)
 {
     return has_pins(m) || has_pools(m) || is_held(m, m->host) || is_held(m, m->disk) ||

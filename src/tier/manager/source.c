@@ -91,8 +91,8 @@ static bool is_settled(const struct kvbm_waiting *w)
     return (!w->pin->n_fetched && !w->pin->n_waits) || kv_now_ns() >= w->deadline_ns;
 }
 
-/* Take the holds that wait no longer, with the manager entered. *@next becomes the next deadline.
- * */
+/* Take the holds that wait no longer, with the manager entered. *@next becomes the
+ * next deadline. */
 static struct kvbm_waiting *take_settled(struct kvbm_manager *m, uint64_t *next)
 {
     struct kvbm_waiting **at = &m->lending.waiting, *settled = NULL;

@@ -39,8 +39,8 @@ static void watch_forks(void)
 
 /* ---- the list ---- */
 
-/* True when two ranges share a byte. Unsigned differences: a range below the other one is far away.
- * */
+/* True when two ranges share a byte. Unsigned differences: a range below the other one is
+ * far away. */
 static bool overlap(const struct kvbm_taken *a, const struct kvbm_taken *b)
 {
     return a->begin - b->begin < b->bytes || b->begin - a->begin < a->bytes;

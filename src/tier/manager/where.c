@@ -56,7 +56,7 @@ static uint8_t where(const struct kvbm_manager *m, uint64_t hash, uint8_t tiers,
 
     if (tiers >> KV_TIER_HOST & 1)
         return KVBM_READY;
-    if (kvbm_set_has(&m->pins.pending, hash))
+    if (kvbm_key_is_pending(m, hash))
         return KVBM_PENDING;
     if (tiers >> KV_TIER_DISK & 1)
         return KVBM_ON_DISK;
@@ -128,7 +128,7 @@ static void before_the_gap(struct look *look, uint32_t n)
 /* True for keys that no tier has, or that only the object store may have. */
 static bool needs_peers(const struct look *look, uint64_t hash, uint8_t at)
 {
-    return at == KVBM_MISS || (at == KVBM_PENDING && !kvbm_set_has(&look->m->pins.pending, hash));
+    return at == KVBM_MISS || (at == KVBM_PENDING && !kvbm_key_is_pending(look->m, hash));
 }
 
 /* Find the state of one key, whose bit is @k. */

@@ -61,6 +61,12 @@ struct kvbm_peers {
     struct kvbm_peers_stats stats;
 };
 
+/** Tell whether the blocks of a session's peer fit, as kvbm_session_fits does. Any thread. */
+static inline bool kvbm_peers_fit(const struct kvbm_peers *peers, struct kvbm_session *session)
+{
+    return kvbm_session_fits(session, peers->opts.set, peers->opts.like, peers->opts.shard) == 0;
+}
+
 /**
  * Ask the indexer who may have the @n keys of an ASK. *@ret become sessions with such peers, of which
  * the caller drops the references. Returns their number. Without the lock.

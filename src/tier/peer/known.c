@@ -59,8 +59,7 @@ void kvbm_known_unask(struct kvbm_peers *peers, uint64_t hash, uint64_t until_ns
 static bool still_lends(struct kvbm_peers *peers, uint64_t worker)
 {
     struct kvbm_session *session = kvbm_session_find(peers->opts.agent, worker);
-    bool lends = session && kvbm_session_fits(session, peers->opts.set, peers->opts.like,
-                                              peers->opts.shard) == 0;
+    bool lends = session && kvbm_peers_fit(peers, session);
 
     kvbm_session_put(session);
     return lends;

@@ -236,8 +236,7 @@ static uint32_t count_peers(struct kvbm_peers *peers, uint32_t *askable)
 
     *askable = 0;
     for (size_t i = 0; i < n; i++) {
-        bool fits = kvbm_session_fits(sessions[i], peers->opts.set, peers->opts.like,
-                                      peers->opts.shard) == 0;
+        bool fits = kvbm_peers_fit(peers, sessions[i]);
 
         pthread_mutex_lock(&peers->lock);
         *askable +=

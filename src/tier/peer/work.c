@@ -92,7 +92,7 @@ static bool may_ask(struct kvbm_peers *peers, struct kvbm_session *session)
 {
     bool passes;
 
-    if (kvbm_session_fits(session, peers->opts.set, peers->opts.like, peers->opts.shard) < 0)
+    if (!kvbm_peers_fit(peers, session))
         return false;
     pthread_mutex_lock(&peers->lock);
     passes = kvbm_gate_passes(peers, kvbm_session_peer(session)->worker, kv_now_ns());

@@ -123,8 +123,8 @@ static void load(struct kvbm_pin *pin, struct kvbm_job_ *job)
 
 /* ---- stores ---- */
 
-/* Reserve and commit at once: the blocks have their bytes, in the cache. Offloads read them there.
- * */
+/* Reserve and commit at once: the blocks have their bytes, in the cache. Offloads read
+ * them there. */
 static void store(struct kvbm_pin *pin, struct kvbm_job_ *job)
 {
     kvbm_pin_reserve(pin);

@@ -134,15 +134,10 @@ static void store_some(struct kvbm_manager *m)
     }
 }
 
-/* A run becomes a job. Ended jobs that nobody has polled yet count, too: they have memory. */
-static bool has_job_room(const struct kvbm_manager *m)
-{
-    return m->jobs.n + m->jobs.n_done < m->opts.max_jobs;
-}
-
 void kvbm_from_pools(struct kvbm_manager *m)
 {
-    while (kvbm_queue_may_move(&m->offload.queues[KV_TIER_HOST]) && has_job_room(m))
+    /* A run becomes a job. While the manager stops there is none: then each run is dropped. */
+    while (kvbm_queue_may_move(&m->offload.queues[KV_TIER_HOST]) && kvbm_job_room(m) != -EAGAIN)
         store_some(m);
 }
 

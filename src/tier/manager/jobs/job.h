@@ -22,7 +22,10 @@ void kvbm_jobs_start(struct kvbm_manager *m);
 void kvbm_job_give_up(struct kvbm_job_ *job, int status);
 /** STEP_END: put the jobs that are over among those that poll or wait return. */
 void kvbm_jobs_end(struct kvbm_manager *m);
-/** Return 0 when another job may begin; -ESHUTDOWN; -EAGAIN (max_jobs). */
+/**
+ * Return 0 when another job may begin; -ESHUTDOWN; -EAGAIN (max_jobs). Ended jobs that nobody has
+ * polled yet count, too: they have memory.
+ */
 int kvbm_job_room(const struct kvbm_manager *m);
 /** Make a job, which holds its pin, and list it. Returns 0 or -ENOMEM. */
 int kvbm_job_new(struct kvbm_manager *m, const struct kvbm_job *in, struct kvbm_job_ **ret);

@@ -337,8 +337,8 @@ static uint32_t still_to_come(const struct given *given, const struct kvbm_immut
     return rest;
 }
 
-/* Bring the blocks that the cache lacks. They are of no sequence: each arrives or fails by itself.
- * */
+/* Bring the blocks that the cache lacks. They are of no sequence: each arrives or fails
+ * by itself. */
 static long bring_blocks(struct onboard *o, const struct kvbm_immutable *blocks, uint32_t n,
                          const uint32_t *index, struct kvbm_immutable *ret)
 {

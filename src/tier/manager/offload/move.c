@@ -187,8 +187,8 @@ void kvbm_move_some(struct kvbm_manager *m, enum kv_tier to)
     }
     move->manager = m;
     move->to = to;
-    /* with write-back, all entries of this queue are victims: they are released as the oldest again
-     * */
+    /* with write-back, all entries of this queue are victims: they are released as the
+     * oldest again */
     move->leaving = m->write_back.leaving && to == KV_TIER_EXTERNAL;
     while (q->n && move->n < m->offload.move_blocks && fits(m, move, move->n, &q->heap[0]))
         hold_some(m, move);

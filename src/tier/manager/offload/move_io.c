@@ -163,8 +163,8 @@ static void one_ended(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k
         stats->blocks_in++;
         stats->bytes_in += m->block_bytes;
     } else {
-        /* the write may still be on its way to a volume that doesn't answer: keep its slot unused
-         * */
+        /* the write may still be on its way to a volume that doesn't answer: keep its
+         * slot unused */
         if (move->to == KV_TIER_DISK &&
             !kvbm_disk_usable(m->disk_store, move->target[k].handle.block))
             kvbm_quarantine(m, move->target[k]);

@@ -64,8 +64,8 @@ static void offer(struct kvbm_pin *pin, uint32_t i, struct kvbm_job_ *through,
         }
         kvbm_queue_push(m, to, down);
     }
-    /* the reference of this function: without any entry, no tier will have the block, and it ends
-     * */
+    /* the reference of this function: without any entry, no tier will have the block, and
+     * it ends */
     if (promise)
         kvbm_promise_put(m, block.handle.block, promise, false);
 }

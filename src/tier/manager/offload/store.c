@@ -35,7 +35,7 @@ static bool wants_block(struct kvbm_pin *pin, uint32_t i, uint8_t tiers)
         pin->items[i].state = kvbm_staging(m) ? ITEM_BELOW : ITEM_HELD;
         return false;
     }
-    if (kvbm_set_has(&m->pins.pending, hash)) {
+    if (kvbm_key_is_pending(m, hash)) {
         pin->items[i].state = ITEM_WAITS;
         return false;
     }

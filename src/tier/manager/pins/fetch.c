@@ -31,10 +31,10 @@ bool kvbm_fetch_left_to_others(struct kvbm_pin *pin, uint32_t i)
 {
     uint64_t hash = kvbm_pin_hash(pin, i);
 
-    if (!kvbm_set_has(&pin->manager->pins.pending, hash))
+    if (!kvbm_key_is_pending(pin->manager, hash))
         return false;
-    /* no tier may be tried: the key is pending, and a second fetch of it would evict a block more
-     * */
+    /* no tier may be tried: the key is pending, and a second fetch of it would evict a
+     * block more */
     if (kvbm_fetch_is_circle(pin, i)) {
         pin->items[i].tried = UINT8_MAX;
         return true;
@@ -84,9 +84,9 @@ void kvbm_fetch_ends_at(struct kvbm_pin *pin, uint32_t i)
         pin->object_end = KV_MIN(pin->object_end, i);
 }
 
-/* Pick up to KVBM_BATCH items from *@at on that are MISS and were not looked for in @tier. Pack
- * their keys into @keys unless that is NULL. Items that another pin fetches or stores become WAITS.
- * */
+/* Pick up to KVBM_BATCH items from *@at on that are MISS and were not looked for in @tier.
+ * Pack their keys into @keys unless that is NULL. Items that another pin fetches or stores
+ * become WAITS. */
 static uint32_t pick(struct kvbm_pin *pin, enum kv_tier tier, uint32_t *at, uint32_t *index,
                      uint8_t *keys)
 {

@@ -39,8 +39,8 @@ static bool becomes_held(struct kvbm_pin *pin, uint32_t i)
     } else if (item->source.pool || pin->likes) {
         struct kvbm_immutable held;
 
-        /* adopt takes key, parent and position from the source, so that they needn't be known here
-         * */
+        /* adopt takes key, parent and position from the source, so that they needn't be
+         * known here */
         if (kvbm_pool_adopt_tokens(m->host, (struct kvbm_mutable *)&item->host,
                                    pin->likes ? &pin->likes[i]
                                               : (struct kvbm_immutable *)&item->source,
@@ -91,8 +91,8 @@ static void arrived(struct kvbm_fetch *fetch, uint32_t k)
     kvbm_stats_of(m, tier)->hits++;
 }
 
-/* Give the host block of an item back that didn't arrive, and note what that tells about the tier.
- * */
+/* Give the host block of an item back that didn't arrive, and note what that tells about
+ * the tier. */
 static void not_there(struct kvbm_pin *pin, uint32_t i, enum kv_tier tier, int why)
 {
     struct kvbm_manager *m = pin->manager;
@@ -284,8 +284,8 @@ void kvbm_fetch_done(struct kvbm_manager *m, void *operation)
     struct kvbm_fetch *fetch = operation;
     struct kvbm_pin *pin = fetch->pin;
 
-    /* the order matters: items first, then the share that they leave, then the pin's next fetches
-     * */
+    /* the order matters: items first, then the share that they leave, then the pin's
+     * next fetches */
     m->mover.running--;
     count_latency(m, fetch);
     unlink_fetch(fetch);

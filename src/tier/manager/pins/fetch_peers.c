@@ -111,9 +111,9 @@ static uint32_t running(const struct kvbm_pin *pin, bool asks)
     return n;
 }
 
-/* Ask for the next keys. A prompt is rarely longer at a peer than what was asked for at first; if
- * it is, a few questions are enough: a round trip for each batch would take longer than the blocks.
- * */
+/* Ask for the next keys. A prompt is rarely longer at a peer than what was asked for at
+ * first; if it is, a few questions are enough: a round trip for each batch would take longer
+ * than the blocks. */
 static void ask(struct kvbm_pin *pin)
 {
     uint32_t index[KVBM_PEER_ASKED], n, at = 0;

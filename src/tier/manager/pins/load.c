@@ -60,7 +60,7 @@ static void look(struct kvbm_pin *pin)
         if (item->state != ITEM_WAITS)
             continue;
         hash = kvbm_pin_hash(pin, i);
-        if (kvbm_set_has(&m->pins.pending, hash) && !kvbm_fetch_is_circle(pin, i))
+        if (kvbm_key_is_pending(m, hash) && !kvbm_fetch_is_circle(pin, i))
             continue;
         /* the key has come or has been given up: hold its block, or fetch it now */
         (void)kvbm_set_await_no_more(&m->pins.pending, hash);
@@ -155,8 +155,8 @@ long kvbm_pin_load(struct kvbm_pin *pin, const struct kvbm_pin_opts *opts)
     pin->no_peers = pin->lends || KV_OPT(opts, no_peers, false);
     pin->in_place = KV_OPT(opts, in_place, false);
     pin->hinted = kvbm_peers_hinted(pin->manager, KV_OPT(opts, hint, NULL));
-    /* while is_new, nobody has seen which blocks the pin holds: fetches may take some of them again
-     * */
+    /* while is_new, nobody has seen which blocks the pin holds: fetches may take some of
+     * them again */
     kvbm_pin_hold(pin);
     pin->is_new = true;
     if (!pin->no_fetch)

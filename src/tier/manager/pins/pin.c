@@ -217,8 +217,8 @@ void kvbm_pin_put(struct kvbm_pin *pin)
     if (--pin->refs > 0) {
         if (pin->store && pin->refs == 1 && !pin->released) /* its blocks have been written */
             pthread_cond_broadcast(&m->changed);
-        /* listed, so that the end of a wait elsewhere finds the fetches that nobody needs any more
-         * */
+        /* listed, so that the end of a wait elsewhere finds the fetches that nobody needs
+         * any more */
         if (pin->released && pin->refs == pin->n_fetches && !pin->is_left) {
             pin->is_left = true;
             LIST_INSERT_HEAD(&m->pins.left, pin, left);

@@ -192,7 +192,7 @@ static void overtake(struct kvbm_manager *m, uint32_t group, const void *key)
             if (!memcmp(ask->keys + (size_t)(i + 1) * m->key_len, key, m->key_len))
                 ask->overtaken |= 1u << i;
     }
-    for (struct kvbm_pin *pin = kvbm_set_has(&m->pins.pending, hash) ? m->pins.first : NULL; pin;
+    for (struct kvbm_pin *pin = kvbm_key_is_pending(m, hash) ? m->pins.first : NULL; pin;
          pin = pin->next)
         overtake_fetches(pin, group, key);
 }

@@ -108,6 +108,12 @@ static inline uint64_t kvbm_key_hash(const struct kvbm_manager *m, uint32_t grou
     return kv_xxh64(key, m->key_len, group + 1);
 }
 
+/** Return true while a pin fetches or stores a key into the host tier: nobody else does then. */
+static inline bool kvbm_key_is_pending(const struct kvbm_manager *m, uint64_t hash)
+{
+    return kvbm_set_has(&m->pins.pending, hash);
+}
+
 static inline struct kvbm_pool *kvbm_target_of(const struct kvbm_manager *m, enum kv_tier tier)
 {
     return tier == KV_TIER_DISK ? m->disk : m->object;

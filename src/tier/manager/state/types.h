@@ -380,8 +380,8 @@ struct kvbm_manager {
     bool stopping;
     unsigned steps; /* bit per enum kvbm_step that is due. 0 whenever the lock is free */
     uint32_t forks; /* forks counted at creation: a higher number means a child */
-    /* threads in kvbm_manager_wait, kvbm_manager_drain and kvbm_turn_wait, and claims of promises
-     * */
+    /* threads in kvbm_manager_wait, kvbm_manager_drain and kvbm_turn_wait, and claims
+     * of promises */
     uint32_t n_waiters;
 
     struct kvbm_manager_opts opts;
