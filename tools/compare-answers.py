@@ -3,7 +3,7 @@
 """Compare the answers of two builds: compare-answers.py BEFORE AFTER
 
 BEFORE and AFTER are files, or folders of files of the same names, that tests wrote with
-KV_TEST_RECORD=FILE (tests/models/record.h). The build after a change has to answer as the one before:
+KV_TEST_RECORD=FILE (tests/models/record.h). A file that only one folder has is a difference. The build after a change has to answer as the one before:
 - equal wherever both views are whole;
 - partial only where the view was partial before;
 - never longer than the truth, nor shorter, while the view is whole.
@@ -51,9 +51,14 @@ def main():
     before, after = map(pathlib.Path, sys.argv[1:])
     pairs = [(before, after)]
     if before.is_dir():
-        pairs = [(p, after / p.name) for p in sorted(before.iterdir()) if (after / p.name).exists()]
+        listed = {p.name for folder in (before, after) for p in folder.iterdir()}
+        pairs = [(before / name, after / name) for name in sorted(listed)]
     n = n_partial = n_whole_again = n_different = 0
     for x, y in pairs:
+        if not (x.exists() and y.exists()):
+            print(f"{x.name}: missing {'before' if y.exists() else 'after'}")
+            n_different += 1
+            continue
         old, new = read(x), read(y)
         n += len(new) // SIZE
         n_partial += sum(new[3::SIZE])
