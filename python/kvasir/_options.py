@@ -49,12 +49,23 @@ def named(option: str, value: str, names: Dict[str, int]) -> int:
     return names[value]
 
 
+def _struct(option: str, struct: Any, fields: Dict[str, Any]) -> Any:
+    """Return a struct with these fields. Raises TypeError with the names of those that it lacks: ctypes would pass over them."""
+    unknown = sorted(fields.keys() - {name for name, *_ in struct._fields_})
+    if unknown:
+        raise TypeError(f"{option} has no {', '.join(map(repr, unknown))}, but {', '.join(name for name, *_ in struct._fields_)}")
+    made = struct()
+    for name, value in fields.items():
+        _set(made, name, value)
+    return made
+
+
 def _policy(option: str, value: Union[str, Dict[str, Any]]) -> Any:
     """Return struct kvbm_tier_policy for "frequency", or for {"policy": "frequency", "threshold": 3}."""
     fields: Dict[str, Any] = {"policy": value} if isinstance(value, str) else dict(value)
     if isinstance(fields.get("policy"), str):
         fields["policy"] = named(option, fields["policy"], _POLICY)
-    return _abi.kvbm_tier_policy(**fields)
+    return _struct(option, _abi.kvbm_tier_policy, fields)
 
 
 def _set(opts: Any, name: str, value: Any) -> None:
@@ -79,7 +90,7 @@ def set_manager_options(opts: Any, options: Dict[str, Any]) -> None:
         elif name.endswith("_policy") and isinstance(value, (str, dict)):
             value = _policy(name, value)
         elif name == "shard" and isinstance(value, dict):
-            value = _abi.kvbm_shard(**value)
+            value = _struct(name, _abi.kvbm_shard, value)
         _set(opts, name, value)
 
 

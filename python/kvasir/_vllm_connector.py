@@ -81,7 +81,8 @@ class _Names:
 class _Question(NamedTuple):
     """What the store was asked for a request: its blocks in tokens [@first, @last); @id of the queue until @there is known.
 
-    @there: for each group, which of its blocks are there. @hit: the longest one, beyond the tokens @computed of vLLM's last question.
+    @there: for each group, which of its blocks are there. @hit: the longest one, beyond the tokens @computed of vLLM's last question,
+    or of the store's answer before it.
     """
     first: int
     last: int
@@ -151,7 +152,7 @@ class _Scheduler:
         if self.news is not None and question.id:  # an answer of the store, and not told yet
             whole = self.groups.whole(question.there, question.first, question.last)
             self.news.asked(request, question.root, question.first // unit, (whole - question.first) // unit, question.last // unit)
-        if question.computed != computed:
+        if question.computed != computed or question.hit > last:
             question = question._replace(computed=computed, hit=self._longest(question, computed, last))
         self.questions[name] = question._replace(id=0)
         return question.hit - computed if question.hit == computed or self._may_load(request) else None
@@ -206,8 +207,9 @@ class _Scheduler:
         if result.status:
             self.warn("asking for blocks", OSError(-result.status, os.strerror(-result.status)))
         there = self._there(result, self.groups.blocks(question.first, question.last))
-        self.questions[name] = question._replace(there=there, id=0 if result.status else question.id)
-        self.figures.add(found=(self.groups.longest(there, question.first, question.first, question.last) - question.first) // self.groups.unit)
+        hit = self.groups.longest(there, question.first, question.first, question.last)
+        self.questions[name] = question._replace(there=there, id=0 if result.status else question.id, computed=question.first, hit=hit)
+        self.figures.add(found=(hit - question.first) // self.groups.unit)
 
     @staticmethod
     def _there(result: Result, blocks: Sequence[range]) -> List[List[bool]]:

@@ -66,7 +66,7 @@ class _Cache:
 
     def __init__(self, caches: Dict[str, Any], groups: Sequence[Sequence[str]], n_blocks: int) -> None:
         self._numpy: Any = importlib.import_module("numpy")
-        self._caches, self.groups = caches, [_Parts(caches, layers, n_blocks) for layers in groups]
+        self.caches, self.groups = caches, [_Parts(caches, layers, n_blocks) for layers in groups]
         known, seen = {name for layers in groups for name in layers}, {address for parts in self.groups for address in parts.seen}
         for name in caches.keys() - known:  # one that uses another layer's cache
             if view(caches[name])[0] not in seen:
@@ -84,7 +84,7 @@ class _Cache:
             tables.append(self.groups[group].of(blocks[begin:end]))
             begin = end
         counts = numpy.array([self.groups[group].n for group in groups], dtype=numpy.uint32)
-        return _Table(numpy.ascontiguousarray(numpy.concatenate(tables)), counts, self._caches)
+        return _Table(numpy.ascontiguousarray(numpy.concatenate(tables)), counts, self.caches)
 
 
 class _Job(NamedTuple):
@@ -106,7 +106,6 @@ class Worker:
         self.queue = Queue(self.store)
         self.flusher = Flusher(self.store, flush_s, warn)
         self.cache: Optional[_Cache] = None
-        self.caches: Any = None
         self.changed = threading.Condition()
         self.jobs: Dict[int, _Job] = {}
         self.reading: Dict[int, int] = {}  # stores under way by block
@@ -123,7 +122,7 @@ class Worker:
 
     def register(self, caches: Dict[str, Any], n_blocks: int) -> None:
         """Take the engine's tensors."""
-        self.cache, self.caches = _Cache(caches, [group.layers for group in self.kinds.all], n_blocks), caches
+        self.cache = _Cache(caches, [group.layers for group in self.kinds.all], n_blocks)
         for kind, parts in zip(self.kinds.all, self.cache.groups):
             logger.info("kvasir.vllm: %s: %d blocks of %d tokens, %d bytes in %d parts each", kind.kind, n_blocks, kind.size, parts.nbytes,
                         parts.n)

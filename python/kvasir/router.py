@@ -14,7 +14,7 @@ from ._fleet import SOON_S, Engine, Indexer, Plan, Run, metrics
 from ._json import loads
 from ._openai import GENERATES, Prompt, given_tokens
 from ._recent import Recent
-from .client import InstanceId
+from .client import InstanceId, as_instance_id
 
 __all__ = ["Engine", "Router", "main"]
 
@@ -33,7 +33,10 @@ class Router:
     def __init__(self, indexer: str, engines: Dict[InstanceId, str], *, model_name: str, tenant_id: str = "default",
                  tokenize: Optional[Tokenize] = None, adapters: Collection[str] = (), request_tokens: int = 256, retry_s: float = 5.0,
                  query_s: float = 1.0, connect_s: float = 2.0, tokenize_s: float = 2.0, answer_s: float = 600.0) -> None:
-        self.engines = {number: Engine(number, url, request_tokens, connect_s, tokenize_s) for number, url in engines.items()}
+        ids = {name: as_instance_id(str(name)) for name in engines}  # as kv-indexer's answers have them: "1" is 1
+        if len(set(ids.values())) < len(ids):
+            raise ValueError(f"two engines have one instance_id: {', '.join(map(repr, engines))}")
+        self.engines = {ids[name]: Engine(ids[name], url, request_tokens, connect_s, tokenize_s) for name, url in engines.items()}
         self.asked = Indexer(indexer, query_s, retry_s, model_name=model_name, tenant_id=tenant_id)
         self.indexer = self.asked.client
         self.tokenize, self.adapters, self.recent = tokenize, adapters, Recent(SOON_S)

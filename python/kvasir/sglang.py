@@ -17,7 +17,7 @@ import logging
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _identity
 from . import _sglang_events as _events
@@ -261,15 +261,16 @@ class HiCache(_Base):
         """Tell whether this rank's pages are all there is of a page. Else no rank knows what the others have lost, and none announces."""
         return all(self._identity[name][1] == 1 for name in ("pp", "cp", "dcp")) and (self._config.is_mla_model or self._config.tp_size == 1)
 
-    def _tell(self, what: str, hashes: Sequence[str], generation: int) -> None:
+    def _tell(self, what: str, hashes: Iterable[str], generation: int) -> None:
         """Announce what the store has, or lacks, as a call found it that began in @generation.
 
         Where there are pools beside the first, one page doesn't tell what SGLang would load.
         """
-        if self._news is not None and hashes and len(self._pools) == 1:
+        pages = list(hashes) if self._news is not None and len(self._pools) == 1 else []
+        if self._news is not None and pages:
             with self._lock:
                 if generation == self._generation:
-                    self._news.note(what, hashes)
+                    self._news.note(what, pages)
 
     def _withdraw(self) -> None:
         """Announce that nothing of before is there, and silence calls under way. Under the lock."""
@@ -338,7 +339,7 @@ class HiCache(_Base):
             self._store._call(self._store._c.kvs_exists, keys, KEY, len(hashes),
                               (ctypes.c_uint8 * len(hashes)).from_buffer(there))
             self._metrics.count(asked=len(hashes), found=there.count(1))
-            self._tell(_events.GONE, [text for text, byte in zip(hashes, there) if byte != 1], generation)
+            self._tell(_events.GONE, (text for text, byte in zip(hashes, there) if byte != 1), generation)
         except (Error, ValueError) as problem:
             self._warn("asking for pages", problem)
         return [byte == 1 for byte in there]
@@ -385,10 +386,10 @@ class HiCache(_Base):
         got, damaged = lengths.count(wanted), lengths.count(-errno.EBADMSG)
         self._metrics.count(got=got, missed=n - got - damaged, damaged=damaged)
         self._metrics.note_moved(True, got, wanted, begun)
-        self._tell(_events.KEPT, [text for text, length in zip(hashes, lengths) if length == wanted], generation)
+        self._tell(_events.KEPT, (text for text, length in zip(hashes, lengths) if length == wanted), generation)
         if got == n:
             return [True] * n
-        self._tell(_events.GONE, [text for text, length in zip(hashes, lengths) if length in (-errno.ENOENT, -errno.EBADMSG)], generation)
+        self._tell(_events.GONE, (text for text, length in zip(hashes, lengths) if length in (-errno.ENOENT, -errno.EBADMSG)), generation)
         self._look_at(keys, lengths)
         return [length == wanted for length in lengths]
 
@@ -425,7 +426,7 @@ class HiCache(_Base):
         self._metrics.note_moved(False, stored, nbytes, begun)
         if stored or present:  # a page that is there may still wait for the server, too
             self._flusher.note_put()
-            self._tell(_events.KEPT, [text for text, rc in zip(hashes, codes) if rc >= 0], generation)
+            self._tell(_events.KEPT, (text for text, rc in zip(hashes, codes) if rc >= 0), generation)
         return [rc >= 0 for rc in codes]
 
     def close(self) -> None:

@@ -191,6 +191,10 @@ def test_options_as_in_a_file():
             pass
     for options in ({"gpu_copy": "cards"}, {"host_policy": "often"}, {"host_policy": {"policy": "often"}}):
         raises(ValueError, Manager, SHAPE, host_bytes="1MiB", **options)
+    for options, named in (({"shard": {"rank": 1, "ranks": 2}}, "shard has no 'ranks'"), ({"shard": {"n_ranks": "2"}}, "n_ranks"),
+                           ({"disk_policy": {"policy": "never", "thresh": 3, "extra": 1}}, "disk_policy has no 'extra', 'thresh'")):
+        problem = raises(TypeError, Manager, SHAPE, host_bytes="1MiB", **options)
+        check(named in str(problem), f"{options}: {problem}")
     keys = keys_of(range(4))
     for policy, place in (("never", MISS), ("presence", ON_DISK)):
         with folder() as path:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """kvasir.llama.Cache against the contract of llama-cpp-python's caches, with states as libllama writes them.
 
-The driver here does with a cache what Llama.create_completion does. tests/real/test_llama_cpp_python.py runs the real one.
+The driver here does with a cache what Llama.create_completion does. tests/real/test_llama_prefix.py runs the real one.
 """
 import hashlib
 import logging

@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.parse
 
-from kvpython import BUILD, SLOW, check, equal, run, wait_until  # first: it finds the package
+from kvpython import BUILD, SLOW, check, equal, raises, run, wait_until  # first: it finds the package
 from kvtest import MODEL, Indexer, free_port
 import kvasir.router
 from fleet import BLOCK, Engine, Front, fleet
@@ -53,6 +53,15 @@ def measure(kind):
         if kind is Router:
             equal(state["held_tokens"], cached, "kv-indexer's answers, and what the engines found")
         return cached / prompt, max(engine.prompt_tokens - engine.cached_tokens for engine in engines)
+
+
+def test_ids_are_those_of_answers():
+    """An id of digits is a number in kv-indexer's answers, however the application wrote it."""
+    router = Router(f"http://127.0.0.1:{free_port()}", {"7": "http://a:1", "pod-0": "http://b:1", 8: "http://c:1"}, model_name="m")
+    held = held_tokens({"scores": {"7": {"0": 32}, "pod-0": {"0": 16}, "8": {"0": 64}}})
+    equal([engine.number for engine in router.order(held, 64)], [8, 7, "pod-0"], "most held first")
+    problem = raises(ValueError, Router, "http://127.0.0.1:1", {"7": "http://a:1", 7: "http://b:1"}, model_name="m")
+    check("instance_id" in str(problem), str(problem))
 
 
 def test_hit_rate_beside_round_robin():
