@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For the tests of event streams: prompts, what the indexer says about a stream, engines as processes."""
+"""For the tests of event streams: prompts, what the indexer says about a stream, engines as processes, peers."""
+import http.server
 import json
 import os
 import re
@@ -213,3 +214,60 @@ class Proxy:
 
     def __exit__(self, *_):
         self.cut()
+
+
+class Peer(http.server.ThreadingHTTPServer):
+    """An HTTP server in place of a kv-indexer's peer: each GET is @answer(handler)'s."""
+
+    daemon_threads = True
+
+    def __init__(self, answer):
+        self.asked = []
+        peer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                peer.asked.append(self.path)
+                try:
+                    answer(self)
+                except OSError:
+                    pass
+
+            def log_message(self, *_):
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()
+
+
+def reply(status, body, length=None, **headers):
+    """Answer of a Peer: always the same. @length: what its header says, where that isn't true."""
+    def answer(handler):
+        handler.send_response(status)
+        handler.send_header("Content-Length", str(len(body) if length is None else length))
+        for key, value in headers.items():
+            handler.send_header(key, value)
+        handler.end_headers()
+        handler.wfile.write(body)
+        handler.wfile.flush()
+        if length is not None:
+            handler.close_connection = True
+    return answer
+
+
+def pages(by_path):
+    """Answer of a Peer: the body of each path, else 404."""
+    def answer(handler):
+        body = by_path.get(handler.path.split("?")[0])
+        reply(404 if body is None else 200, body or b"")(handler)
+    return answer

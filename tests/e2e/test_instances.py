@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Instance ids that are names, such as those of pods: every answer gives back what the client gave."""
-import http.server
 import json
 import os
 import signal
 import tempfile
-import threading
 
 from kvtest import *
-from streams import BS, holds, prompt, store
+from streams import BS, Peer, holds, pages, prompt, store
 
 POD = "vllm-7b-0.vllm.svc.cluster.local"
 ODD = 'naïve "pod" \\ 1'  # every byte that JSON or Prometheus escapes
@@ -26,34 +24,6 @@ def numbers(indexer):
     """Name and number of each registration, as peers are told."""
     return {entry.get("instance_name", entry["instance_id"]): entry["instance_id"]
             for entry in indexer.get("/registrations").json()["registrations"]}
-
-
-class Peer(http.server.ThreadingHTTPServer):
-    """A peer that answers with the same bytes always: @pages by path."""
-
-    daemon_threads = True
-
-    def __init__(self, pages):
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self):
-                body = pages.get(self.path.split("?")[0])
-                self.send_response(404 if body is None else 200)
-                self.end_headers()
-                self.wfile.write(body or b"")
-
-            def log_message(self, *_):
-                pass
-
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.shutdown()
-        self.server_close()
 
 
 def test_every_answer_says_the_name():
@@ -77,7 +47,7 @@ def test_every_answer_says_the_name():
         check(told[POD] >= NAMED and told[ODD] >= NAMED and told[7] == 7, told)
         equal({(item["worker_id"], item["name"]) for item in indexer.dump()[f"{MODEL}:default"]["names"]},
               {(told[POD], POD), (told[ODD], ODD)})
-        check(any(f"worker={POD} rank=0" in line for line in indexer.log), "the log has the name")
+        wait_until(lambda: any(f"worker={POD} rank=0" in line for line in indexer.log), 15, "the name in the log")
         check(all(str(told[POD]) not in line for line in indexer.log), "the log has no number of it")
 
 
@@ -145,7 +115,7 @@ def test_each_request_takes_a_name():
         equal(list(indexer.workers()[0]["listeners"]), ["0"])
         indexer.unregister(POD)
         equal(indexer.workers(), [])
-        check(any("worker unregistered" in line and f"worker={POD}" in line for line in indexer.log))
+        wait_until(lambda: any("worker unregistered" in line and f"worker={POD}" in line for line in indexer.log), 15, "the line with the name")
 
 
 def test_replicas_agree():
@@ -183,7 +153,7 @@ def test_blocks_of_a_dump_keep_their_name():
         store(engine, 1, 2)
         holds(a, 1, 2, POD)
         dump = a.get("/dump").body
-    with Peer({"/dump": dump}) as one, Indexer("--peers", one.url) as b:
+    with Peer(pages({"/dump": dump})) as one, Indexer("--peers", one.url) as b:
         equal(b.query(prompt(1, 2))["scores"], {POD: {"0": 2 * BS}})
         equal(b.query(prompt(1, 2))["views"], {POD: {"0": {"status": "unregistered", "partial": True}}})
         equal(b.workers(), [])
@@ -206,7 +176,7 @@ def test_a_peer_that_knows_no_names():
         store(engine, 1, 1)
         holds(a, 1, 1, POD)
     with Publisher(endpoint=engine.endpoint, replay_endpoint=engine.replay_endpoint) as engine, \
-            Peer({"/registrations": json.dumps(old).encode()}) as peer, Indexer("--peers", peer.url) as b, \
+            Peer(pages({"/registrations": json.dumps(old).encode()})) as peer, Indexer("--peers", peer.url) as b, \
             Indexer("--peers", b.url, "--peer-interval", "100ms") as c:
         engine.wait_subscriber(2)
         store(engine, 1, 1)
@@ -222,13 +192,13 @@ def test_a_peer_that_knows_no_names():
 
 def test_a_peer_with_false_names():
     """A name that isn't of its number: nothing of that document counts."""
-    for pages in ({"/registrations": {"id": 5, "revision": 1, "removed": [], "registrations": [
+    for documents in ({"/registrations": {"id": 5, "revision": 1, "removed": [], "registrations": [
             {"instance_id": 7, "instance_name": POD, "dp_rank": 0, "model_name": MODEL, "tenant_id": "default", "block_size": 4,
              "endpoint": "tcp://127.0.0.1:1", "version": 1766000000000000}]}},
                   {"/dump": {f"{MODEL}:default": {"block_size": 4, "events": [], "names": [{"worker_id": 7, "name": POD}]}}}):
-        with Peer({path: json.dumps(page).encode() for path, page in pages.items()}) as peer, Indexer("--peers", peer.url) as b:
+        with Peer(pages({path: json.dumps(page).encode() for path, page in documents.items()})) as peer, Indexer("--peers", peer.url) as b:
             equal((b.workers(), b.dump()), ([], {}))
-            check(any("name that isn't of its" in line for line in b.log), b.log)
+            wait_until(lambda b=b: any("name that isn't of its" in line for line in b.log), 15, "the refusal in the log")
 
 
 def test_configured():

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recovery from peers: under load, from old and bad peers, with names that have colons, with tokens."""
 import contextlib
-import http.server
 import itertools
 import pathlib
 import socket
@@ -357,54 +356,6 @@ def event(worker, hashes, tokens_hashes, parent=None, **extra):
 
 GOOD = {f"{MODEL}:default": {"block_size": BS, "events": [event(7, [1], [11]), event(7, [2], [12], 1), event(7, [2 ** 64 - 1], [13], 2)]}}
 BAD = json.dumps({f"{MODEL}:default": {"block_size": BS, "events": [event(99, [1], [11]), event(99, [2], [12], 1)]}}).encode()
-
-
-class Peer(http.server.ThreadingHTTPServer):
-    """Serves @answer(handler) on /dump."""
-
-    daemon_threads = True
-
-    def __init__(self, answer):
-        self.asked = []
-        peer = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self):
-                peer.asked.append(self.path)
-                try:
-                    answer(self)
-                except OSError:
-                    pass
-
-            def log_message(self, *_):
-                pass
-
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.shutdown()
-        self.server_close()
-
-
-def reply(status, body, length=None, **headers):
-    def answer(handler):
-        handler.send_response(status)
-        handler.send_header("Content-Length", str(len(body) if length is None else length))
-        for key, value in headers.items():
-            handler.send_header(key, value)
-        handler.end_headers()
-        handler.wfile.write(body)
-        handler.wfile.flush()
-        if length is not None:
-            handler.close_connection = True
-    return answer
 
 
 def chunks(pieces, end=True, pause=0):

@@ -268,15 +268,35 @@ def test_weights_that_are_updated_in_a_running_server():
         equal(ours.batch_exists(keys), 0, "behind a clear")
 
 
+@contextlib.contextmanager
+def metrics_of_sglang():
+    """Stand in for SGLang's own statistics and for prometheus_client; tests/real has the real ones.
+
+    Yields the sums of ours: what counters got, and how many values histograms, by name and by the labels behind the ranks.
+    """
+    said = {}
+
+    class Metric:
+        def __init__(self, name, _text, labels, **_):
+            self.name, self.names = name, labels
+
+        def labels(self, *values):
+            return SimpleNamespace(inc=lambda n: self.add(values, n), observe=lambda _: self.add(values, 1))
+
+        def add(self, values, n):
+            equal(len(values), len(self.names), "labels")
+            key = (self.name[len(_sglang_metrics.START):], *values[1 + len(_sglang_metrics.RANKS):])
+            said[key] = said.get(key, 0) + n
+
+    module = SimpleNamespace(StorageMetrics=lambda: SimpleNamespace(prefetch_pgs=[], backup_pgs=[], prefetch_bandwidth=[], backup_bandwidth=[]))
+    modules = {"sglang.srt.observability.metrics_collector": module, "prometheus_client": SimpleNamespace(Counter=Metric, Histogram=Metric)}
+    with mock.patch.dict(sys.modules, modules), mock.patch.dict(_sglang_metrics._made, clear=True):
+        yield said
+
+
 def test_what_sglangs_metrics_get():
     keys = hashes(6)
-
-    class StorageMetrics:
-        def __init__(self):
-            self.prefetch_pgs, self.backup_pgs, self.prefetch_bandwidth, self.backup_bandwidth = [], [], [], []
-
-    module = SimpleNamespace(StorageMetrics=StorageMetrics)
-    with folder() as path, mock.patch.dict(sys.modules, {"sglang.srt.observability.metrics_collector": module}):
+    with folder() as path, metrics_of_sglang():
         with cache(path, KV("page_first", seed=1)) as ours:
             ours.batch_set_v1(keys, indices(range(6)))
             equal((ours.get_stats(), ours._metrics._writes), (None, []), "SGLang keeps no metrics of storage")
@@ -294,25 +314,8 @@ def test_what_sglangs_metrics_get():
 
 
 def test_what_sglangs_own_metrics_lack():
-    """Counters and histograms of prometheus_client, which a module of ours stands in for; tests/real has the real one."""
-    said = {}
-
-    class Metric:
-        def __init__(self, name, _text, labels, **_):
-            self.name, self.names = name, labels
-
-        def labels(self, *values):
-            return SimpleNamespace(inc=lambda n: self.add(values, n), observe=lambda _: self.add(values, 1))
-
-        def add(self, values, n):
-            equal(len(values), len(self.names), "labels")
-            key = (self.name, *values)
-            said[key] = said.get(key, 0) + n
-
-    module = SimpleNamespace(StorageMetrics=lambda: SimpleNamespace(prefetch_pgs=[], backup_pgs=[], prefetch_bandwidth=[], backup_bandwidth=[]))
-    modules = {"sglang.srt.observability.metrics_collector": module, "prometheus_client": SimpleNamespace(Counter=Metric, Histogram=Metric)}
     keys = hashes(6)
-    with folder() as path, mock.patch.dict(sys.modules, modules), mock.patch.dict(_sglang_metrics._made, clear=True):
+    with folder() as path, metrics_of_sglang() as said:
         for version in ("v1", "v2"):  # detached and attached again
             with cache(path, KV("page_first", seed=1), enable_storage_metrics=True, more={"fingerprint": version}) as ours:
                 ours.batch_set_v1(keys[:4], indices(range(4)))
@@ -320,9 +323,8 @@ def test_what_sglangs_own_metrics_lack():
                 ours.get_stats()
                 ours.get_stats()
         nbytes = 4 * len(KV("page_first").page_bytes(0))
-    equal({(name[len("sglang:kvasir_"):], *values[4:]): n for (name, *values), n in said.items()},
-          {("pages", "write", "done"): 8, ("pages", "read", "done"): 8, ("pages", "read", "missed"): 4, ("bytes", "read"): 2 * nbytes,
-           ("bytes", "write"): 2 * nbytes, ("seconds", "read"): 2, ("seconds", "write"): 2}, "of two backends")
+    equal(said, {("pages", "write", "done"): 8, ("pages", "read", "done"): 8, ("pages", "read", "missed"): 4, ("bytes", "read"): 2 * nbytes,
+                 ("bytes", "write"): 2 * nbytes, ("seconds", "read"): 2, ("seconds", "write"): 2}, "of two backends")
 
 
 def test_pools_of_every_kind():

@@ -11,7 +11,7 @@ from unittest import mock
 
 from kvpython import check, equal, folder, run  # first: it finds the package
 from kvasir import _sglang_metrics
-from test_sglang import KV, cache, hashes, indices, server
+from test_sglang import KV, cache, hashes, indices, metrics_of_sglang, server
 from test_sglang_events import AllBlocksCleared, BlockRemoved, BlockStored, Tree, name
 
 N = 4
@@ -138,33 +138,15 @@ def test_a_read_that_outlasts_a_change_is_not_announced():
 
 def test_no_move_is_lost():
     """SGLang asks for statistics seldom, or never while nothing runs."""
-    said = {}
-
-    class Metric:
-        def __init__(self, text, *_, **__):
-            self.text = text
-
-        def labels(self, *values):
-            def add(n):
-                said[self.text, values[-1]] = said.get((self.text, values[-1]), 0) + n
-            return SimpleNamespace(inc=add, observe=lambda _: add(1))
-
-    class StorageMetrics:
-        def __init__(self):
-            self.prefetch_pgs, self.backup_pgs, self.prefetch_bandwidth, self.backup_bandwidth = [], [], [], []
-
-    modules = {"sglang.srt.observability.metrics_collector": SimpleNamespace(StorageMetrics=StorageMetrics),
-               "prometheus_client": SimpleNamespace(Counter=Metric, Histogram=Metric)}
     moves = _sglang_metrics.MOST_MOVED + 10
-    with mock.patch.dict(sys.modules, modules), mock.patch.dict(_sglang_metrics._made, clear=True):
+    with metrics_of_sglang() as said:
         metrics = _sglang_metrics.Metrics(SimpleNamespace(enable_storage_metrics=True, model_name="m"))
         for _ in range(moves):
             metrics.note_moved(True, 2, 100, time.monotonic())
         metrics.note_moved(False, 3, 100, time.monotonic())
         stats = metrics.stats()
     equal((len(stats.prefetch_pgs), sum(stats.prefetch_pgs), stats.backup_pgs), (_sglang_metrics.MOST_MOVED, 2 * moves, [3]), "SGLang's pages")
-    equal(said, {("sglang:kvasir_bytes", "read"): 200 * moves, ("sglang:kvasir_seconds", "read"): moves, ("sglang:kvasir_bytes", "write"): 300,
-                 ("sglang:kvasir_seconds", "write"): 1}, "ours")
+    equal(said, {("bytes", "read"): 200 * moves, ("seconds", "read"): moves, ("bytes", "write"): 300, ("seconds", "write"): 1}, "ours")
 
 
 if __name__ == "__main__":
