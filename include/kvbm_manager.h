@@ -162,7 +162,10 @@ struct kvbm_manager_opts {
 
     /* Heads of each block that this rank of a tensor-parallel group holds. It is part of the
      * fingerprint of the disk and object tiers, so ranks may share fingerprint, directory and store,
-     * and peers with other heads are refused. Zeros: one rank, or the fingerprint names the rank. */
+     * and peers with other heads are refused. Ranks of KVBM_SHARD_NONE share their blocks, which
+     * must have the same bytes in each of them (MLA). Where heads are divided, give
+     * KVBM_SHARD_HEADS: rank and n_ranks alone don't keep blocks apart. Zeros: one rank, or the
+     * fingerprint names the rank. */
     struct kvbm_shard shard;
 };
 #define KVBM_MANAGER_OPTS_INIT KV_INIT_(kvbm_manager_opts)

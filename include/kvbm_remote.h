@@ -64,7 +64,9 @@ struct kvbm_agent_opts {
     size_t size;
     /* Required: 1 to KVBM_MAX_AGENT_NAME of A-Z a-z 0-9 . _ -; unique among agents that meet. */
     const char *name;
-    uint64_t worker; /* instance id by which routers know this worker; unique, too. 0: drawn */
+    /* Instance id by which routers know this worker; unique, too. 0: drawn. Of a worker that is
+     * registered by name in kv-indexer: XXH3-64 of the name's bytes, with the top bit set. */
+    uint64_t worker;
     /* Model, revision and whatever else makes two workers' blocks differ: UTF-8, at most
      * KVBM_MAX_FINGERPRINT bytes. Sets of another fingerprint are refused. NULL: "". */
     const char *fingerprint;
