@@ -34,6 +34,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput  # noqa: E402
 from vllm.v1.request import Request  # noqa: E402
 from vllm.v1.structured_output import StructuredOutputManager  # noqa: E402
 from kvasir import store as stores  # noqa: E402
+from kvasir._vllm_moves import keys_of  # noqa: E402
 from kvasir.vllm import Connector  # noqa: E402
 from test_vllm_live import MODEL_CONFIG  # noqa: E402
 
@@ -237,11 +238,11 @@ def prompts(rng, n=14):
     return found
 
 
-def lose_some(folder, rng, share):
-    """Delete some blocks of the store."""
+def lose_some(folder, rng, keys=None):
+    """Delete a fifth of the store's blocks, or of those of @keys, at least one. Returns of how many."""
     with stores.open(f"{folder}/store") as opened:
-        keys = sorted(opened.keys())
-        for key in rng.sample(keys, int(len(keys) * share)):
+        keys = sorted(keys or opened.keys())
+        for key in rng.sample(keys, max(1, len(keys) // 5)):
             opened.discard(key)
         return len(keys)
 
@@ -268,26 +269,30 @@ def lives(specs, retention):
         life.close()
         check(total, "nothing is loaded")
         print(f"  {total} of {sum(len(tokens) for tokens in asked)} tokens cached after a restart", flush=True)
-        n = lose_some(folder, rng, 0.2)
+        n = lose_some(folder, rng)
         life = Life(folder, specs, retention)
         again = sum(cached for tokens in asked for cached in life.run([life.add(tokens)]))
         check(again <= total, "hits")
         life.settle()
         life.close()
         life = Life(folder, specs, retention)  # what is gone between the answer and the load
-        found = life.scheduler.connector.scheduler
+        found, losses = life.scheduler.connector.scheduler, []
         load = found.allocated
 
         def lose(request, blocks, n_tokens):
+            n = len(found.loads)
             load(request, blocks, n_tokens)
-            if n_tokens and rng.random() < 0.5:
-                lose_some(folder, rng, 0.05)
+            for move in found.loads[n:]:
+                losses.append(not losses or rng.random() < 0.5)
+                if losses[-1]:
+                    lose_some(folder, rng, keys_of(move.root, 0, move.groups, move.hashes))
 
         found.allocated = lose
         life.run([life.add(tokens) for tokens in asked])
         failed = life.failed
         life.close()
-        print(f"  {again} with a fifth of {n} blocks gone; then {failed} loads failed", flush=True)
+        print(f"  {again} with a fifth of {n} blocks gone; then {failed} of {len(losses)} loads failed", flush=True)
+        check(failed, f"{sum(losses)} loads have lost blocks, and none failed")
 
 
 def test_refusals():

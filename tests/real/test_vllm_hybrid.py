@@ -15,7 +15,7 @@ os.environ["KVASIR_LIBRARY_PATH"] = str(BUILD / "lib")
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from test_vllm_connector import WORK, ask, engine, model  # noqa: E402
+from test_vllm_connector import WORK, ask, damage, engine, model, whole  # noqa: E402
 from test_vllm_live import BLOCK, MODEL_CONFIG, Follower  # noqa: E402
 
 SIZES = {name: MODEL_CONFIG[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
@@ -64,7 +64,7 @@ def prompts():
 def ends(asked, last):
     """Distinct prefixes of whole blocks; of each prompt the last one only, where a request may resume."""
     return {tuple(tokens[:end]) for tokens in asked
-            for end in ([(len(tokens) - 1) // BLOCK * BLOCK] if last else range(BLOCK, len(tokens) + 1, BLOCK))}
+            for end in ([whole(tokens)] if last else range(BLOCK, len(tokens) + 1, BLOCK))}
 
 
 def stored(folder, name, asked):
@@ -79,12 +79,6 @@ def stored(folder, name, asked):
 def start(folder, connected=True):
     options = {"uri": str(folder / "store")} if connected else {}
     return engine(folder, blocks=400, length=40 * BLOCK, arguments=["--load-format", "auto", "--enable-prefix-caching"], **options)
-
-
-def damage(folder):
-    chunks = sorted(path for path in (folder / "store").rglob("*") if path.is_file() and path.stat().st_size > 1024)
-    for path in random.Random(2).sample(chunks, max(1, len(chunks) // 20)):
-        flip_bit(path)
 
 
 def announced(live, follower, asked, expected):
@@ -118,11 +112,11 @@ def survives(name):
         followers = [Follower("indexer", [live])]
         results = [ask(live, tokens) for tokens in asked]
         equal([answer for answer, *_ in results], expected, "answers after a restart")
-        whole = [(len(tokens) - 1) // BLOCK * BLOCK for tokens in asked]
-        equal([cached for _, cached, _ in results], whole, "cached tokens after a restart")
-        announced(live, followers[0], asked, whole if name == "windows" else [0] * len(asked))
+        most = [whole(tokens) for tokens in asked]
+        equal([cached for _, cached, _ in results], most, "cached tokens after a restart")
+        announced(live, followers[0], asked, most if name == "windows" else [0] * len(asked))
         live.kill()
-        damage(folder)
+        damage(folder, 20)
         live = start(folder)
         results = [ask(live, tokens) for tokens in asked]
         equal([answer for answer, *_ in results], expected, "answers with damaged blocks")
