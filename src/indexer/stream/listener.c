@@ -2,8 +2,10 @@
 /*
  * Life of a listener, and the calls of other threads.
  *
- *     created ─► seeded, adopted ─► handed to a pump ─► started ─► ... ─► gone ─► closed, released
- *                (recovery)                             (reads)          (retire)  (by the pump)
+ *     created ─► handed to a pump ─► connected ─► started ─► ... ─► gone ─► closed, released
+ *                                  (held: unread)  (reads)       (retire)   (by the pump)
+ *
+ * Before it starts, it may be seeded with a peer's dump: a position, and other ranks' blocks.
  *
  * Invariants:
  * - `gone` is set under the lock, and each batch enters the index under the lock: after
