@@ -116,6 +116,23 @@ def test_one_at_a_time():
                 engine.close()
 
 
+def test_a_connection_that_waits_with_its_first_batch():
+    """Another engine takes over at the same number. The first one had said everything before it was heard."""
+    port = free_port()
+    with Indexer("--replay-timeout", "100ms") as indexer, Connecting(port, replay="topic") as first:
+        first.store(HASHES, TOKENS, lose=True)
+        indexer.register(1, first)
+        indexer.wait_score(TOKENS, 1, 64)
+        with Connecting(port, replay=None) as second:
+            second.send(second.cleared(), lose=True)
+            second.wait_subscriber()
+            second.store([21], range(100, 116))
+            time.sleep(0.3)  # where it hasn't arrived by then, the connection is told without a batch
+            first.close()
+            indexer.wait_score(range(100, 116), 1, 16)
+            wait_until(lambda: indexer.query(TOKENS)["views"], 10, "a partial view of another engine's blocks")
+
+
 def test_messages_without_numbers():
     """The topic tells of which worker they are, too."""
     port = free_port()

@@ -181,7 +181,7 @@ static int take_live(struct ki_listener *l, struct ki_live *ret, bool *ret_first
     ret->id = identify(&message);
     ret->payload = message.payload;
     *ret_first = l->ups_of_batch != l->sub.ups;
-    ret->reconnected = *ret_first && l->ups_of_batch > 0;
+    ret->reconnected = *ret_first && l->sub.ups > 1;
     l->ups_of_batch = l->sub.ups;
     return 1;
 }
