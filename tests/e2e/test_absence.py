@@ -112,6 +112,56 @@ def test_never():
         equal(indexer.score(tokens, 1), 64)
 
 
+def gaps_that_wait(answers, restarts):
+    """A gap waits for its replay, and others behind it, when the connection ends. The ring has them all, but not the beginning.
+    @answers: the first one's replay ends without a connection; else nobody answers. @restarts: another process is back."""
+    timeout = "60s" if answers else "100ms"
+    with Indexer("--stale-after", 0, "--forget-after", 0, "--replay-timeout", timeout) as indexer, Publisher(ring=8) as engine, \
+            Proxy(engine.endpoint) as proxy, Proxy(engine.replay_endpoint) as replay:
+        indexer.register(1, proxy.endpoint, block_size=streams.BS, replay_endpoint=replay.endpoint)
+        engine.wait_subscriber()
+        wait_until(lambda: is_whole(indexer, [1]), 30, "the answer that there is nothing")
+        streams.store_all(engine, range(1, 21), 2)
+        streams.holds_all(indexer, range(1, 21), 2)
+        wait_until(lambda: is_whole(indexer, [1]), 30, "a whole view")
+        replay.cut()
+        for number in range(21, 27):
+            streams.store(engine, number, 2, lose=number % 2)
+        time.sleep(0.2)  # where the rest hasn't arrived by then, it is lost with the connection
+        proxy.cut()
+        wait_until(lambda: not streams.listener(indexer)["connected"], 30, "a lost connection")
+        if answers:
+            replay.mend()
+            streams.holds(indexer, 22, 2)
+        else:
+            time.sleep(1)  # all attempts
+        equal(is_whole(indexer, [1]), False)
+        if restarts:
+            engine.restart()
+            streams.store_all(engine, range(31, 36), 2)
+        proxy.mend()
+        if not answers:
+            replay.mend()
+        wait_until(lambda: is_whole(indexer, [1]), 20, "a whole view")  # nobody asks for everything so soon
+        streams.holds_all(indexer, range(31, 36) if restarts else range(1, 27), 2)
+        equal([indexer.score(streams.prompt(number, 2), 1) for number in range(1, 27)] if restarts else [], [0] * 26 if restarts else [])
+        equal(streams.stream(indexer, "missed_batches_total"), 0)
+        equal(streams.stream(indexer, "failed_replays_total"), 0)
+
+
+def test_gaps_that_wait_while_the_replay_ends():
+    gaps_that_wait(True, False)
+
+
+def test_gaps_that_wait_and_nobody_answers():
+    gaps_that_wait(False, False)
+
+
+def test_gaps_that_wait_and_another_process_is_back():
+    gaps_that_wait(True, True)
+    gaps_that_wait(False, True)
+
+
 def killed(start_again):
     with Indexer(*FAST) as indexer, streams.Engine(count=20) as engine:
         streams.register(indexer, 1, engine)

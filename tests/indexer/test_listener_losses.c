@@ -25,6 +25,7 @@ struct world {
     struct follower f; /* asks the listener's index */
     uint64_t process, sequence;
     bool reconnected; /* the next batch is the first of its connection */
+    bool untold;      /* the stream hears of the connection once no replay runs and nothing waits */
     bool behind;      /* the last batch was lost */
     uint32_t loss;    /* per mille */
     uint64_t now_ns;
@@ -54,16 +55,21 @@ static struct ki_listener *new_listener(struct world *w, struct kvi_index *index
     return l;
 }
 
+static void tell_connection(struct world *w, bool anew)
+{
+    unsigned steps = ki_stream_connected(&w->l->stream, anew, w->now_ns);
+
+    assert_int_equal(steps, w->can_replay ? KI_STEP_REQUEST : 0);
+    w->untold = false;
+}
+
 /* @anew: the connection is younger than the stream's state. */
 static void connect_listener(struct world *w, bool anew)
 {
-    unsigned steps;
-
     ki_stream_reachable(&w->l->stream, w->now_ns);
-    if (w->l->stream.state != KI_STREAM_LIVE)
-        return;
-    steps = ki_stream_connected(&w->l->stream, anew, w->now_ns);
-    assert_int_equal(steps, w->can_replay ? KI_STEP_REQUEST : 0);
+    w->untold = w->l->stream.state != KI_STREAM_LIVE || w->n_waiting;
+    if (!w->untold)
+        tell_connection(w, anew);
 }
 
 static void open_listener(struct world *w)
@@ -124,6 +130,8 @@ static void settle(struct world *w)
                 break;
             }
         }
+        if (l->stream.state == KI_STREAM_LIVE && !w->n_waiting && w->untold)
+            tell_connection(w, true);
     } while (l->stream.state != KI_STREAM_LIVE || w->n_waiting);
 }
 
@@ -147,7 +155,7 @@ static void publish(struct world *w, bool lost)
     if (lost)
         return;
     w->reconnected = false;
-    if (w->l->holding)
+    if (w->l->holding || w->n_waiting)
         w->waiting[w->n_waiting++] = batch;
     else
         assert_int_equal(ki_listener_offer_live(w->l, &batch, 1, w->now_ns), 1);
@@ -180,10 +188,14 @@ static void act(struct world *w)
 
 static void connect_anew(struct world *w)
 {
+    w->untold = false;
     ki_stream_disconnected(&w->l->stream, kv_now_ns());
+    if (unit_below(w->random,
+                   2)) /* what waits is offered, and running replays end, without a connection */
+        settle(w);
     if (unit_below(w->random, 2)) {
         connect_listener(w, true);
-        w->reconnected = unit_below(w->random, 2); /* told once or twice */
+        w->reconnected = !w->untold && unit_below(w->random, 2); /* told once or twice */
     } else {
         w->reconnected = w->behind = true; /* the batch tells of the connection */
     }
@@ -327,9 +339,9 @@ static void history(struct world *w)
             w->serves = !w->serves;
         if (unit_below(w->random, 4) == 0)
             settle(w);
-        if (is_at_rest(w) && unit_below(w->random, 150) == 0)
+        if (unit_below(w->random, 150) == 0)
             connect_anew(w);
-        if (is_at_rest(w) && unit_below(w->random, 100) == 0)
+        if (unit_below(w->random, 100) == 0)
             restart(w);
         if (is_at_rest(w) && unit_below(w->random, 100) == 0)
             recover(w);

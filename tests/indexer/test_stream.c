@@ -735,13 +735,19 @@ static void restart_during_a_replay(void **state)
     live(&s, 0, 14);
     assert_int_equal(live_new_connection(&s, 1, 15), KI_STEP_HOLD | KI_STEP_REQUEST);
     is_replaced(&s, 14, 15);
-    /* While the replay runs: the next attempt goes to the new process at once. */
+    /* While the replay runs: the new connection's replay takes its place at once. */
     init_at(&s, &with_replay, 10);
+    ki_stream_connected(&s, false, SECOND);
+    assert_int_equal(replayed(&s, 0, 10), KI_STEP_DROP);
+    assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
     live(&s, 0, 14);
     ki_stream_tick(&s, ki_stream_deadline(&s));
     ki_stream_tick(&s, ki_stream_deadline(&s));
     ki_stream_reachable(&s, SECOND);
-    assert_int_equal(ki_stream_tick(&s, SECOND), KI_STEP_REQUEST);
+    assert_int_equal(ki_stream_tick(&s, SECOND), KI_STEP_RESUME);
+    assert_int_equal(live(&s, 0, 14), KI_STEP_DROP);
+    assert_true(is_behind(&s));
+    assert_int_equal(ki_stream_connected(&s, true, SECOND), KI_STEP_REQUEST);
     assert_int_equal(s.request, 10);
     assert_int_equal(replayed(&s, 1, 10),
                      KI_STEP_DROP | KI_STEP_PURGE | KI_STEP_RESET | KI_STEP_REQUEST);

@@ -255,6 +255,100 @@ static void forgotten_during_a_replay(void **state)
     assert_int_equal(s.request, 0);
 }
 
+/* A gap waits for its replay, another one behind it, and the connection ends: the next one's replay has all. */
+static void gaps_wait_for_the_next_connection(void **state)
+{
+    struct ki_stream s;
+
+    (void)state;
+    for (int answered = 0; answered < 2; answered++) {
+        init_at(&s, true, 3);
+        ki_stream_replay_end(&s, SECOND);
+        assert_int_equal(live(&s, 0, 6), KI_STEP_HOLD | KI_STEP_REQUEST);
+        ki_stream_disconnected(&s, 2 * SECOND);
+        if (answered) {
+            assert_int_equal(replayed(&s, 0, 4), KI_STEP_APPLY);
+            assert_int_equal(replayed(&s, 0, 5), KI_STEP_APPLY | KI_STEP_RESUME);
+            assert_int_equal(live(&s, 0, 6), KI_STEP_APPLY);
+            assert_false(is_behind(&s));
+        } else {
+            assert_int_equal(ki_stream_tick(&s, ki_stream_deadline(&s)), KI_STEP_RESUME);
+            assert_true(is_behind(&s));
+            assert_int_equal(live(&s, 0, 6), KI_STEP_DROP);
+        }
+        for (uint64_t i = 8; i <= 10; i++)
+            assert_int_equal(live(&s, 0, i), KI_STEP_DROP);
+        assert_true(is_behind(&s));
+        assert_false(is_partial(&s));
+        assert_int_equal(ki_stream_deadline(&s), 0);
+        come_back(&s, 4 * SECOND);
+        assert_int_equal(s.request, answered ? 6 : 3);
+        for (uint64_t i = s.request; i <= 10; i++) {
+            assert_int_equal(replayed(&s, 0, i), i == s.request ? KI_STEP_DROP : KI_STEP_APPLY);
+            assert_true(is_behind(&s));
+        }
+        assert_int_equal(ki_stream_replay_end(&s, 4 * SECOND), KI_STEP_RESUME);
+        assert_int_equal(ki_stream_reasons(&s), 0);
+        assert_int_equal(s.stats.missed + s.stats.failed_replays, 0);
+    }
+}
+
+/* The rest of a stream is missing until the next connection's replay has ended. */
+static void a_beginning_is_broken_off(void **state)
+{
+    const struct ki_stream_opts opts = opts_of(true);
+    struct ki_stream s;
+
+    (void)state;
+    ki_stream_init(&s, &opts);
+    ki_stream_start(&s, SECOND);
+    ki_stream_reachable(&s, SECOND);
+    assert_int_equal(ki_stream_connected(&s, true, SECOND), KI_STEP_REQUEST);
+    ki_stream_disconnected(&s, SECOND);
+    assert_int_equal(replayed(&s, 0, 0), KI_STEP_APPLY); /* it was under way */
+    assert_int_equal(ki_stream_tick(&s, ki_stream_deadline(&s)), KI_STEP_RESUME);
+    assert_true(is_behind(&s));
+    assert_int_equal(ki_stream_tick_absence(&s, 7 * SECOND), 0);
+    assert_true(is_partial(&s)); /* stale, although the position came without a connection */
+    come_back(&s, 8 * SECOND);
+    assert_int_equal(s.request, 0);
+    assert_int_equal(replayed(&s, 0, 0), KI_STEP_DROP);
+    assert_true(is_behind(&s));
+    assert_int_equal(replayed(&s, 0, 1), KI_STEP_APPLY);
+    assert_int_equal(ki_stream_replay_end(&s, 8 * SECOND), KI_STEP_RESUME);
+    assert_int_equal(ki_stream_reasons(&s), 0);
+}
+
+/* A heal that brought nothing before the connection ended is tried again. */
+static void healing_is_broken_off(void **state)
+{
+    struct ki_stream s;
+
+    (void)state;
+    for (int paused = 0; paused < 2; paused++) {
+        init_at(&s, true, 3);
+        ki_stream_replay_end(&s, SECOND);
+        ki_stream_learn_anew(&s, 1, SECOND);
+        assert_int_equal(ki_stream_tick(&s, SECOND), KI_STEP_REQUEST);
+        if (paused) {
+            ki_stream_detach(&s);
+        } else {
+            ki_stream_disconnected(&s, SECOND);
+            assert_int_equal(ki_stream_tick(&s, ki_stream_deadline(&s)), KI_STEP_RESUME);
+        }
+        come_back(&s, 4 * SECOND);
+        assert_int_equal(replayed(&s, 0, 3), KI_STEP_DROP);
+        assert_int_equal(ki_stream_replay_end(&s, 4 * SECOND), KI_STEP_RESUME);
+        assert_true(is_partial(&s));
+        assert_int_equal(ki_stream_tick(&s, 4 * SECOND), KI_STEP_REQUEST);
+        assert_int_equal(s.request, 0);
+        for (uint64_t i = 0; i <= 3; i++)
+            assert_true(replayed(&s, 0, i) & KI_STEP_APPLY);
+        assert_int_equal(ki_stream_replay_end(&s, 4 * SECOND), KI_STEP_RESUME);
+        assert_int_equal(ki_stream_reasons(&s), 0);
+    }
+}
+
 static void zero_is_never(void **state)
 {
     struct ki_stream_opts opts = opts_of(true);
@@ -287,6 +381,9 @@ int main(void)
         cmocka_unit_test(an_engine_that_starts_late),
         cmocka_unit_test(a_silent_engine_that_is_gone),
         cmocka_unit_test(forgotten_during_a_replay),
+        cmocka_unit_test(gaps_wait_for_the_next_connection),
+        cmocka_unit_test(a_beginning_is_broken_off),
+        cmocka_unit_test(healing_is_broken_off),
         cmocka_unit_test(zero_is_never),
     };
 

@@ -45,6 +45,8 @@ struct world {
     bool router_alive, untimed;
     uint64_t router_loss; /* percent of replies */
     bool router_loses;    /* or has lost some */
+    /* The router lives as long as the connection and loses nothing: what its ring has is never missed. */
+    bool steady;
     /* what is on its way to the subscriber */
     struct message queue[QUEUE];
     size_t head, tail;
@@ -55,8 +57,12 @@ struct world {
     bool tail_lost; /* the last batch was lost to a subscriber that was there: nothing tells */
     bool holding;
     struct message held;
+    struct message dropped; /* the last one that was dropped before its turn */
     bool requested;
     uint64_t request;
+    bool overran; /* the answer under way begins behind the request */
+    uint64_t missed;
+    ki_reasons lost;
     /* what the index would have: batches of one process, in order */
     bool any, contiguous, mixed;
     uint64_t applied_process, applied_first, applied_last;
@@ -99,12 +105,30 @@ static void world_record(const struct world *w)
 static void world_check(struct world *w)
 {
     world_record(w);
+    if (!ki_stream_reasons(&w->s) &&
+        w->dropped.sequence) /* it waits for a replay, and the view says so */
+        assert_true(w->any ? w->dropped.process != w->applied_process ||
+                                 w->dropped.sequence <= w->applied_last
+                           : w->dropped.process != w->process);
     if (!w->any || is_partial(&w->s))
         return;
     assert_true(w->contiguous); /* whole, unless called partial */
     assert_int_equal(w->applied_first, w->first);
     assert_true(ki_stream_has_position(&w->s));
     assert_int_equal(w->s.position, w->applied_last);
+}
+
+/* Nothing counts as missed that the ring has: of the process that lives, and not a late batch 0. */
+static void world_check_missed(struct world *w, const struct message *m)
+{
+    ki_reasons lost = w->s.reasons & KI_REASONS_LOST;
+
+    if (w->steady && !w->overran && m && m->process == w->process && m->sequence > 0) {
+        assert_int_equal(w->s.stats.missed, w->missed);
+        assert_int_equal(lost & ~w->lost, 0);
+    }
+    w->missed = w->s.stats.missed;
+    w->lost = lost;
 }
 
 static void world_do(struct world *w, unsigned steps, const struct message *m)
@@ -125,6 +149,7 @@ static void world_do(struct world *w, unsigned steps, const struct message *m)
     if (steps & KI_STEP_RESUME)
         w->requested = false;
     world_check(w);
+    world_check_missed(w, m);
 }
 
 static struct ki_batch_id world_batch(const struct world *w, const struct message *m)
@@ -146,6 +171,9 @@ static void world_live(struct world *w, const struct message *m)
     steps = ki_stream_live(&w->s, &id, reconnected, w->now);
     assert_int_equal(
         !!(steps & KI_STEP_APPLY) + !!(steps & KI_STEP_DROP) + !!(steps & KI_STEP_HOLD), 1);
+    if (steps & KI_STEP_DROP &&
+        !(w->any && w->applied_process == m->process && m->sequence <= w->applied_last))
+        w->dropped = *m;
     world_do(w, steps, m);
 }
 
@@ -159,13 +187,17 @@ static void world_resume(struct world *w, unsigned steps)
     world_live(w, &m);
 }
 
-/* The whole answer to a request, as the publisher's process is now. */
-static void world_answer(struct world *w)
+/*
+ * The answer to a request, as the publisher's process is now. @cut_after: the batch behind which the
+ * connection to the service ends.
+ */
+static void world_answer(struct world *w, uint64_t cut_after)
 {
     uint64_t start = w->next > w->ring + w->first ? w->next - w->ring : w->first;
     unsigned steps = 0;
 
     w->requested = false;
+    w->overran = start > w->request && start > w->first;
     if (start < w->request)
         start = w->request;
     for (uint64_t i = start; i < w->next; i++) {
@@ -179,11 +211,14 @@ static void world_answer(struct world *w)
         world_do(w, steps, &m);
         if (steps & (KI_STEP_RESUME | KI_STEP_REQUEST))
             break;
+        if (i == cut_after)
+            break;
     }
-    if (!(steps & (KI_STEP_RESUME | KI_STEP_REQUEST))) {
+    if (!(steps & (KI_STEP_RESUME | KI_STEP_REQUEST)) && cut_after >= w->next) {
         steps = ki_stream_replay_end(&w->s, w->now);
         world_do(w, steps, NULL);
     }
+    w->overran = false;
     world_resume(w, steps);
 }
 
@@ -220,7 +255,7 @@ static void world_step(struct world *w)
         world_resume(w, steps);
     }
     if (w->requested && w->router_alive)
-        world_answer(w);
+        world_answer(w, UINT64_MAX);
     else if (!w->holding && w->head < w->tail)
         world_live(w, &w->queue[w->head++ % QUEUE]);
 }
@@ -260,6 +295,11 @@ static void world_vanish(struct world *w)
     bool forgets = draw(2);
     unsigned steps;
 
+    if (w->requested && draw(2)) { /* the service vanishes, too, maybe while it answers */
+        if (draw(2))
+            world_answer(w, w->request + draw(30));
+        w->requested = false;
+    }
     ki_stream_disconnected(&w->s, w->now);
     w->now += (forgets ? 70 : 6) * SECOND;
     steps = ki_stream_tick_absence(&w->s, w->now);
@@ -349,6 +389,7 @@ static void world_round(bool can_replay, bool untimed)
     w.router_alive = draw(4) != 0;
     w.router_loss = draw(2) ? 0 : draw(20);
     w.router_loses = w.router_loss > 0;
+    w.steady = can_replay && w.router_alive && !w.router_loses && draw(2);
     w.next = w.first = draw(2);
     if (draw(3) == 0)
         world_recover(&w, !untimed);
@@ -362,7 +403,7 @@ static void world_round(bool can_replay, bool untimed)
             w.connection++, w.heard = false;
         if (!untimed && draw(300) == 0)
             world_vanish(&w);
-        if (draw(100) == 0)
+        if (!w.steady && draw(100) == 0)
             w.router_alive = !w.router_alive;
         if (w.tail - w.head > QUEUE - 100 || draw(3))
             world_step(&w);

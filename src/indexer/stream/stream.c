@@ -86,10 +86,10 @@ ki_reasons ki_stream_reasons(const struct ki_stream *s)
 
     if (s->base == KI_BASE_NONE || s->base == KI_BASE_UNPLACED)
         reasons |= KI_BECAUSE(NOTHING_YET);
-    if (s->contact == KI_CONTACT_STALE)
+    if (s->contact == KI_CONTACT_STALE && ki_stream_has_position(s))
         reasons |= KI_BECAUSE(STALE);
     /* A replica that goes on at the position asks for the missing batches itself. */
-    if (s->state != KI_STREAM_LIVE && (s->held || s->began_anew))
+    if (s->behind)
         reasons |= KI_BECAUSE(REPLAYING);
     return reasons;
 }
@@ -191,7 +191,7 @@ void ki_stream_forget(struct ki_stream *s)
     s->base = KI_BASE_NONE;
     s->timestamp = 0;
     s->reasons &= ~(KI_REASONS_LOST | KI_BECAUSE(RECONNECTED) | KI_BECAUSE(UNPROVED));
-    s->gap_counted = s->healed = s->torn = false;
+    s->gap_counted = s->healed = s->torn = s->behind = false;
     ki_stream_end_doubt_of_first(s); /* that was the process before */
     s->heal_at_ns = 0;
     ki_stream_be_sound(s);
@@ -249,10 +249,13 @@ unsigned ki_stream_connected(struct ki_stream *s, bool anew, uint64_t now_ns)
     return ask(s, now_ns);
 }
 
-/* The connection is gone, or new and not yet reported. A stale view stays so. */
+/*
+ * The connection is gone, or new and not yet reported. A stale view stays so. Before the first connection
+ * there is no process but a peer's.
+ */
 static void be_adrift(struct ki_stream *s)
 {
-    if (!ki_stream_has_position(s))
+    if (!s->met && !ki_stream_has_position(s))
         s->contact = KI_CONTACT_MET;
     else if (s->contact == KI_CONTACT_MET)
         s->contact = KI_CONTACT_ADRIFT;
@@ -260,13 +263,11 @@ static void be_adrift(struct ki_stream *s)
 
 void ki_stream_reachable(struct ki_stream *s, uint64_t now_ns)
 {
+    be_adrift(s);
     s->connected = s->met = true;
     s->absent_ns = 0;
-    be_adrift(s);
-    if (s->state == KI_STREAM_LIVE)
-        return;
-    s->attempts = 0;
-    s->deadline_ns = now_ns;
+    if (s->state != KI_STREAM_LIVE)
+        s->deadline_ns = now_ns;
 }
 
 void ki_stream_disconnected(struct ki_stream *s, uint64_t since_ns)
@@ -280,7 +281,7 @@ void ki_stream_disconnected(struct ki_stream *s, uint64_t since_ns)
 void ki_stream_detach(struct ki_stream *s)
 {
     if (s->state != KI_STREAM_LIVE)
-        ki_stream_finish_replay(s);
+        ki_stream_break_off_replay(s);
     s->gap_counted = s->connected = false;
     s->live_next = 0;
     be_adrift(s);
@@ -307,7 +308,7 @@ static unsigned forget_absent(struct ki_stream *s)
         s->first = KI_FIRST_ZERO;
     ki_stream_detach(s);
     ki_stream_forget(s);
-    s->contact = KI_CONTACT_MET;
+    be_adrift(s);
     if (had)
         ki_stream_remember(s, position);
     s->stats.absences++;
@@ -364,7 +365,7 @@ uint64_t ki_stream_deadline(const struct ki_stream *s)
 {
     if (s->state != KI_STREAM_LIVE)
         return s->deadline_ns;
-    if (!s->connected)
+    if (ki_stream_awaits_connection(s))
         return 0;
     return earlier(s->proof_at_ns, earlier(s->idle_at_ns, s->heal_at_ns));
 }
@@ -375,7 +376,7 @@ uint64_t ki_stream_deadline(const struct ki_stream *s)
  */
 static unsigned tick_live(struct ki_stream *s, uint64_t now_ns)
 {
-    if (!s->connected)
+    if (ki_stream_awaits_connection(s))
         return 0;
     if (s->idle_at_ns && now_ns >= s->idle_at_ns) {
         s->idle_at_ns = 0;

@@ -91,12 +91,12 @@ enum ki_answer {
     KI_ANSWER_POSITION /* the batch at position: the process is the known one */
 };
 
-/** Whether the process of the position is known to be at the other end of the connection. */
+/** Whether the process whose batches came last is known to be at the other end of the connection. */
 enum ki_contact {
-    KI_CONTACT_MET, /* it is, as far as batches can tell; or there is no position */
+    KI_CONTACT_MET, /* it is, as far as batches can tell; or there is none */
     /* There is no connection, or one that the stream hasn't heard of: that process may have gone. */
     KI_CONTACT_ADRIFT,
-    KI_CONTACT_STALE /* the same, and for so long that the view is partial */
+    KI_CONTACT_STALE /* the same, and for so long that a view with a position is partial */
 };
 
 /** Reason of a replay; decides what its first answer means. */
@@ -132,6 +132,8 @@ struct ki_stream {
         bool used;
         uint64_t sequence, digest;
     } window[KI_STREAM_WINDOW];
+    /* Batches behind the position are missing. The replay under way, or the next connection's, ends that. */
+    bool behind;
 
     /* Number behind the last live batch over this connection that was applied or dropped; 0: none. */
     uint64_t live_next;
@@ -175,7 +177,6 @@ struct ki_stream {
     bool gap_counted; /* the held batch's gap is counted already */
     enum ki_answer answer;
     uint32_t attempts;
-    bool began_anew;        /* this replay has brought the beginning; its end is to come */
     uint32_t turnovers;     /* restarts seen during this replay */
     uint64_t replay_end_ns; /* time at which the replay is given up in any case */
     /* Deadline of the request, or of the pause before the next; 0 when LIVE. */
@@ -238,13 +239,14 @@ void ki_stream_start(struct ki_stream *s, uint64_t now_ns);
  */
 unsigned ki_stream_connected(struct ki_stream *s, bool anew, uint64_t now_ns);
 /**
- * Report a connection before its messages are read. Replays may be requested; the next attempt of a
- * running one is due, as it may wait for a process that has gone.
+ * Report a connection before its messages are read. A running replay ends with its next tick, as it may
+ * wait for a process that has gone: ki_stream_connected asks for the rest.
  */
 void ki_stream_reachable(struct ki_stream *s, uint64_t now_ns);
 /**
- * Report the loss of the connection: no replay is requested before the next one. The publisher has
- * not been heard of since @since_ns.
+ * Report the loss of the connection: until ki_stream_connected or the next connection's first batch no
+ * replay is requested, and none counts as failed. Batches that need one are dropped: the next connection's
+ * asks for all from the position on. The publisher has not been heard of since @since_ns.
  */
 void ki_stream_disconnected(struct ki_stream *s, uint64_t since_ns);
 

@@ -89,6 +89,11 @@ bool ki_stream_must_verify(const struct ki_stream *s);
 
 /* -- stream_replay.c --------------------------------------------------------------------------- */
 
+/**
+ * Return true while a replay must wait for a connection: there is none, or one that the stream hasn't
+ * heard of. Who answers may be another process than the one whose batches come.
+ */
+bool ki_stream_awaits_connection(const struct ki_stream *s);
 /** Return true when the replay service may be asked now. */
 bool ki_stream_may_replay(const struct ki_stream *s, uint64_t now_ns);
 /** Begin a replay of @kind from batch number @from on. Returns the step REQUEST. */
@@ -98,6 +103,8 @@ unsigned ki_stream_begin_replay(struct ki_stream *s, enum ki_replay_kind kind, u
 unsigned ki_stream_hold(struct ki_stream *s, const struct ki_batch_id *id);
 /** End the replay. Returns the step RESUME. */
 unsigned ki_stream_finish_replay(struct ki_stream *s);
+/** End the replay before its end: the next connection's goes on at the position. Returns the step RESUME. */
+unsigned ki_stream_break_off_replay(struct ki_stream *s);
 /** Ask again, or give up after the last attempt. Returns steps. */
 unsigned ki_stream_retry(struct ki_stream *s, uint64_t now_ns);
 

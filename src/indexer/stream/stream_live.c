@@ -37,6 +37,13 @@ bool ki_stream_must_verify(const struct ki_stream *s)
     return s->base == KI_BASE_PEER || ki_stream_has(s, KI_BECAUSE(RECONNECTED));
 }
 
+/* Drop a batch that nobody can place before the next connection: its replay brings the batch again. */
+static unsigned leave_to_replay(struct ki_stream *s)
+{
+    s->behind = true;
+    return KI_STEP_DROP;
+}
+
 /*
  * Handle the first batch behind state without a position. Batch 0 is the beginning of a process, so
  * that everything before it belongs to another one. Nothing tells which batches precede a later one.
@@ -62,6 +69,8 @@ static unsigned live_first(struct ki_stream *s, const struct ki_batch_id *id, ui
 {
     uint64_t expected = s->before_next <= id->sequence ? s->before_next : 0;
 
+    if (id->sequence > 0 && ki_stream_awaits_connection(s))
+        return leave_to_replay(s);
     if (s->base == KI_BASE_UNPLACED)
         return live_first_of_cursorless(s, id, now_ns);
     if (id->sequence == 0) {
@@ -91,6 +100,8 @@ static unsigned live_gap(struct ki_stream *s, const struct ki_batch_id *id, uint
 {
     bool verify = ki_stream_must_verify(s);
 
+    if (ki_stream_awaits_connection(s))
+        return leave_to_replay(s);
     if (!ki_stream_may_replay(s, now_ns)) {
         accept_gap(s, id, s->position + 1, now_ns);
         return KI_STEP_APPLY;
@@ -106,6 +117,8 @@ static unsigned live_gap(struct ki_stream *s, const struct ki_batch_id *id, uint
 
 static unsigned live_next(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
 {
+    if (ki_stream_must_verify(s) && ki_stream_awaits_connection(s))
+        return leave_to_replay(s);
     /* The next number may be another process's: ask the replay service, if there is one. */
     if (ki_stream_must_verify(s) && ki_stream_may_replay(s, now_ns))
         return ki_stream_hold(s, id) |
@@ -115,6 +128,7 @@ static unsigned live_next(struct ki_stream *s, const struct ki_batch_id *id, uin
         ki_stream_now_partial(s, KI_BECAUSE(UNANSWERED), now_ns);
     if (ki_stream_has(s, KI_BECAUSE(RECONNECTED)) && !s->opts.can_replay)
         s->reasons |= KI_BECAUSE(UNPROVED);
+    s->behind = false;
     ki_stream_accept(s, id);
     return KI_STEP_APPLY;
 }
@@ -165,7 +179,7 @@ static bool is_overtaken(const struct ki_stream *s, const struct ki_batch_id *id
 static bool is_merged(struct ki_stream *s, const struct ki_batch_id *id)
 {
     if (s->watch && !is_overtaken(s, id) && id->sequence == s->replaced + 1 &&
-        id->sequence != s->position + 1) {
+        id->sequence != s->position + 1 && id->sequence != s->live_next) {
         s->replaced = id->sequence;
         s->watch = MERGE_WATCH;
         ki_stream_set(s, KI_BECAUSE(TWO_PUBLISHERS), ++s->strikes >= MERGE_STRIKES);
@@ -308,9 +322,12 @@ unsigned ki_stream_live(struct ki_stream *s, const struct ki_batch_id *id, bool 
         s->absent_ns = 0;
     if (!s->met || reconnected || (s->base == KI_BASE_PEER && s->connected))
         s->contact = KI_CONTACT_MET;
+    s->met |= s->connected;
     s->idle_at_ns = 0; /* the subscription has arrived */
     if (reconnected)
         ki_stream_meet(s);
+    if (s->state == KI_STREAM_LIVE && !ki_stream_awaits_connection(s))
+        s->behind = false; /* this is what was held, or a connection's first: judged below */
     steps = live(s, id, reconnected, now_ns);
     if (!(steps & (KI_STEP_APPLY | KI_STEP_DROP)))
         return steps; /* held, and offered again later */

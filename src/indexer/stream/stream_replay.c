@@ -19,9 +19,14 @@
 
 /* -- requests ---------------------------------------------------------------------------------- */
 
+bool ki_stream_awaits_connection(const struct ki_stream *s)
+{
+    return s->opts.can_replay && (!s->connected || s->contact != KI_CONTACT_MET);
+}
+
 bool ki_stream_may_replay(const struct ki_stream *s, uint64_t now_ns)
 {
-    return s->opts.can_replay && s->connected && now_ns >= s->cooldown_to_ns;
+    return s->opts.can_replay && !ki_stream_awaits_connection(s) && now_ns >= s->cooldown_to_ns;
 }
 
 static unsigned request(struct ki_stream *s, uint64_t from, uint64_t now_ns)
@@ -42,7 +47,6 @@ unsigned ki_stream_begin_replay(struct ki_stream *s, enum ki_replay_kind kind, u
         s->turnovers = 0;
     }
     s->kind = kind;
-    s->began_anew = false;
     s->attempts = 1;
     if (kind == KI_REPLAY_HEAL) {
         s->heal_at_ns = 0; /* only once */
@@ -64,10 +68,11 @@ unsigned ki_stream_hold(struct ki_stream *s, const struct ki_batch_id *id)
     s->trigger_digest = id->digest;
     s->trigger_timestamp = ki_stream_time(id);
     s->held = follows(s) ? KI_HELD_NEXT : KI_HELD_ANY;
+    s->behind = true;
     return KI_STEP_HOLD;
 }
 
-unsigned ki_stream_finish_replay(struct ki_stream *s)
+static unsigned end_replay(struct ki_stream *s)
 {
     s->state = KI_STREAM_LIVE;
     s->held = KI_HELD_NONE;
@@ -75,8 +80,23 @@ unsigned ki_stream_finish_replay(struct ki_stream *s)
     return KI_STEP_RESUME;
 }
 
+unsigned ki_stream_break_off_replay(struct ki_stream *s)
+{
+    if (s->kind == KI_REPLAY_HEAL)
+        s->heal_at_ns = s->deadline_ns; /* it has brought nothing */
+    return end_replay(s);
+}
+
+unsigned ki_stream_finish_replay(struct ki_stream *s)
+{
+    s->behind = s->held != KI_HELD_NONE; /* until that batch is offered again */
+    return end_replay(s);
+}
+
 static unsigned give_up(struct ki_stream *s, uint64_t now_ns)
 {
+    if (ki_stream_awaits_connection(s)) /* nobody has failed */
+        return ki_stream_break_off_replay(s);
     s->stats.failed_replays++;
     /* A held batch shows which batches are missing. Without one the end is unknown. */
     if (!s->held && ki_stream_has_position(s))
@@ -94,6 +114,8 @@ static unsigned give_up(struct ki_stream *s, uint64_t now_ns)
 /* Ask again. The answer comes over a new connection, so check again which process sent it. */
 unsigned ki_stream_retry(struct ki_stream *s, uint64_t now_ns)
 {
+    if (ki_stream_awaits_connection(s))
+        return ki_stream_break_off_replay(s);
     if (s->kind == KI_REPLAY_PROOF)
         return ki_stream_proof_failed(s, now_ns);
     if (s->attempts >= s->opts.max_attempts)
@@ -142,6 +164,8 @@ static unsigned replay_restarted(struct ki_stream *s, uint64_t now_ns)
 
     if (reached_trigger(s))
         return steps | ki_stream_finish_replay(s);
+    if (ki_stream_awaits_connection(s)) /* a held batch is of the process before */
+        return steps | ki_stream_break_off_replay(s);
     if (++s->turnovers > s->opts.max_attempts) {
         ki_stream_be_partial(s, KI_BECAUSE(UNANSWERED));
         return steps | give_up(s, now_ns);
@@ -261,7 +285,7 @@ static unsigned replay_next(struct ki_stream *s, const struct ki_batch_id *id, u
     }
     if (first)
         s->answer = KI_ANSWER_BATCHES;
-    s->began_anew |= s->kind == KI_REPLAY_START;
+    s->behind |= s->kind == KI_REPLAY_START;
     if (s->held && id->sequence > s->trigger)
         return steps | KI_STEP_APPLY | replay_beyond(s, id);
     ki_stream_accept(s, id);
