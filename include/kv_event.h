@@ -73,7 +73,7 @@ enum kve_source_kind {
  *
  * WINDOW sources hold no blocks of their own. Their stores are KVE_OP_STORE_KNOWN, may come before
  * the store of the same hashes in source 0, and have no hashes where the engine kept none. Stores of a rank that has shown no main group
- * (kve_reader_has_main) are KVE_OP_STORE when the event has the blocks' places.
+ * are KVE_OP_STORE when the event has the blocks' places.
  */
 struct kve_source {
     enum kve_source_kind kind;
@@ -212,23 +212,6 @@ KV_API void kve_reader_reset(struct kve_reader *reader);
  * Returns 0; -ENOENT when no operation has named source @i yet.
  */
 KV_API int kve_reader_source(const struct kve_reader *reader, uint32_t i, struct kve_source *ret);
-
-/**
- * Tell whether @rank has shown a full-attention group, or blocks that name no group. Without one a
- * match consists of its windows' blocks alone.
- */
-KV_API bool kve_reader_has_main(const struct kve_reader *reader, uint32_t rank);
-
-/**
- * Tell whether some rank has stored blocks of a cache group that the reader leaves out
- * (KVE_SKIP_GROUP): of an unknown kind, or with blocks that are neither a whole number nor a small
- * fraction of the registered ones. Or of a group beyond those that it can remember: 64 each of 1024
- * ranks. Matches may then be longer than what the engine reuses. Also true
- * as long as full attention has shown only parts of blocks of the registered size in some tier, or a
- * group has shown blocks below the device alone (HiSparse: the engine resumes from what some groups
- * have there, and others on the device).
- */
-KV_API bool kve_reader_skips_group(const struct kve_reader *reader);
 
 /* ---------------------------------------------------------------------------------------------
  * Publishing: a ZMQ PUB socket with sequence numbers, and a ROUTER that replays recent batches.

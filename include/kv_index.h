@@ -59,8 +59,7 @@ struct kvi_opts {
     uint64_t max_copies; /* records of copies (32 bytes each); 0: 2^22. Beyond: one copy a block */
     uint64_t max_parked; /* parked blocks of all holders (64 bytes each); 0: 2^21 */
     uint64_t max_parked_holder; /* parked blocks of one holder; 0: 2^17 */
-    /* Blocks of one holder; 0: no limit. kvi_limit_holder sets it for a single holder. */
-    uint64_t max_holder_blocks;
+    uint64_t max_holder_blocks; /* blocks of one holder; 0: no limit */
     /* Distinct blocks that will be stored soon: make room in their hash table. 0: unknown. */
     uint64_t expected_blocks;
 };
@@ -103,12 +102,6 @@ KV_API int kvi_store(struct kvi_index *index, struct kv_holder holder, enum kv_t
                      const uint64_t *parent, const struct kv_block *blocks, size_t n,
                      struct kvi_stored *ret);
 
-/**
- * A hint: a store of these blocks follows soon, after other work. Fetches the memory that it will
- * read; says and changes nothing.
- */
-KV_API void kvi_store_soon(struct kvi_index *index, const struct kv_block *blocks, size_t n);
-
 /** Largest number of a source. */
 #define KVI_MAX_SOURCE 65535
 
@@ -121,28 +114,6 @@ KV_API void kvi_store_soon(struct kvi_index *index, const struct kv_block *block
 KV_API int kvi_add(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
                    uint32_t source, const uint64_t *parent, const struct kv_block *blocks, size_t n,
                    struct kvi_stored *ret);
-
-/** A chain of blocks that are new to @holder, for kvi_add_chains. */
-struct kvi_new_chain {
-    struct kv_holder holder;
-    bool has_parent;
-    uint64_t parent; /* with has_parent: name of the block above the first; else that is the root */
-    const struct kv_block *blocks;
-    size_t n;
-};
-
-/**
- * Store @n chains of new blocks, one after another, as kvi_add does in KV_TIER_DEVICE and source 0.
- * The result is the same as that of storing their blocks one by one.
- *
- * The calls of other threads wait meanwhile, but no longer than 0.1 ms and one chain. Any thread.
- * Returns how many chains were stored; @ret, unless NULL, gets the sums over these. A chain enters
- * the index whole or not at all, and the first that can't be stored ends the call; *@ret_rc tells
- * why: -EEXIST when @holder has one of its blocks, in the tree or parked, or a parked child of one;
- * -ENOENT when it lacks the parent; otherwise as kvi_store. 0 when all were stored.
- */
-KV_API size_t kvi_add_chains(struct kvi_index *index, const struct kvi_new_chain *chains, size_t n,
-                             struct kvi_stored *ret, int *ret_rc);
 
 /**
  * Put blocks that @holder already has, named by @hashes, into @tier as well. Offload events name
@@ -255,28 +226,6 @@ KV_API int kvi_set_window(struct kvi_index *index, struct kv_holder holder,
                           const struct kvi_window *window);
 
 /**
- * Say that @holder, known or not, has no main group (@alone), or has one: alone, matches are made
- * of its windows' blocks. Returns 0, -ENOMEM or -ENOSPC. Any thread.
- */
-KV_API int kvi_set_alone(struct kvi_index *index, struct kv_holder holder, bool alone);
-
-/**
- * Say that the engine of @holder, known or not, gives up the last block that it finds (EAGLE
- * without lookahead hashes), for as long as the holder is known. Matches become one block shorter;
- * a window has to have that block, too. Some groups give up none: the main group (@main), and
- * windows of the groups whose bits 1 << group are in @groups; unless it is 0, so do all groups from
- * 64 on. Replaces what was said before; false and 0: all groups give one up. Windows of one
- * description do together when one of their groups does. Returns 0, -ENOMEM or -ENOSPC. Any thread.
- */
-KV_API int kvi_set_keeps(struct kvi_index *index, struct kv_holder holder, bool main,
-                         uint64_t groups);
-
-/** Copy the windows of @holder to @ret, which has room for KVI_MAX_WINDOWS. Returns their number, or -ENOENT
- * for an unknown holder. Any thread. */
-KV_API int kvi_get_windows(struct kvi_index *index, struct kv_holder holder,
-                           struct kvi_window *ret);
-
-/**
  * Put the blocks @hashes into window @number, in @tier: count one more copy of each in @source or,
  * when not @counted, make sure of one.
  *
@@ -294,24 +243,6 @@ KV_API int kvi_window_add(struct kvi_index *index, struct kv_holder holder, enum
 KV_API long kvi_window_take(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
                             uint32_t number, uint32_t source, const uint64_t *hashes,
                             const uint32_t *left, size_t n);
-
-/**
- * Give blocks of a holder without a main group their places: a chain below *@parent (NULL: at the
- * root). kvi_window_add puts them into the window. The index knows a place as long as the window
- * has a block there or below. Any thread. Returns as kvi_store.
- */
-KV_API int kvi_window_place(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
-                            uint32_t number, const uint64_t *parent, const struct kv_block *blocks,
-                            size_t n);
-
-/**
- * Keep the places of blocks that leave the windows of @holder (@keep), also where no block is below;
- * without @keep: end that, and forget the places at or below which no window has a block. For the
- * time in which events are applied that the blocks may have seen already: the event that stores a
- * block below a removed one may follow. Nothing happens for an unknown holder or one with a main
- * group. Any thread.
- */
-KV_API void kvi_keep_places(struct kvi_index *index, struct kv_holder holder, bool keep);
 
 /** Matched prefix of a prompt on one holder. */
 struct kvi_match {
@@ -393,16 +324,6 @@ KV_API int kvi_get_stats(struct kvi_index *index, struct kvi_stats *ret);
  */
 KV_API uint64_t kvi_holder_blocks(struct kvi_index *index, struct kv_holder holder);
 
-/**
- * Limit @holder, known or not, to @max_blocks blocks in the tree (0: max_holder_blocks).
- *
- * Stores beyond the limit return -ENOSPC and change nothing; the index then holds only a part of
- * that holder's blocks. Blocks above a lowered limit stay until they are removed. Parked blocks
- * that find no room when their hole is filled are forgotten and counted. Any thread. Returns 0;
- * -ENOMEM; -ENOSPC (too many holders).
- */
-KV_API int kvi_limit_holder(struct kvi_index *index, struct kv_holder holder, uint64_t max_blocks);
-
 /** Counts of the blocks of one rank; set size to sizeof(struct kvi_holder_info). */
 struct kvi_holder_info {
     size_t size;
@@ -411,8 +332,8 @@ struct kvi_holder_info {
     uint64_t parked;                  /* blocks below a missing one */
     uint64_t copies;                  /* records of blocks with more than one copy */
     uint64_t refused;                 /* stores that returned -ENOSPC, since creation */
-    /* Rises when a fact about all blocks of a tier changes (KVI_EXTRA_TIER): a dump during which it
-     * rose can't be relied on for this rank. */
+    /* Rises when a fact about all blocks of a tier changes: a dump during which it rose can't be
+     * relied on for this rank. */
     uint64_t turns;
     /* Copies of blocks left out since the holder was last cleared: for max_parked,
      * max_parked_holder or max_copies, or for want of memory. Removals of copies that the index lacks
@@ -438,142 +359,6 @@ struct kvi_holder_info {
  */
 KV_API int kvi_get_holder(struct kvi_index *index, struct kv_holder holder,
                           struct kvi_holder_info *ret);
-
-/** State of one block of a holder in one tier; set size to sizeof(struct kvi_block_info). */
-struct kvi_block_info {
-    size_t size;
-    uint32_t copies;   /* of source 0 */
-    bool has_children; /* the holder has a block right below it in that tier */
-};
-#define KVI_BLOCK_INFO_INIT KV_INIT_(kvi_block_info)
-
-/**
- * Read the state of the block @hash of @holder in @tier into *@ret. Any thread. Returns 0; -ENOENT
- * when the block isn't there, or is parked; -EINVAL (a tier that isn't one, or ret->size).
- */
-KV_API int kvi_get_block(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
-                         uint64_t hash, struct kvi_block_info *ret);
-
-/**
- * Return the copies of source 0 of the block @hash that window @number of @holder has in @tier; 0
- * without any; -EINVAL. Any thread.
- */
-KV_API long kvi_window_copies(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
-                              uint32_t number, uint64_t hash);
-
-/**
- * Return true when @holder has the block @hash at all: in any tier and source, in the tree, parked, or
- * in a window. Any thread.
- */
-KV_API bool kvi_holds(struct kvi_index *index, struct kv_holder holder, uint64_t hash);
-
-/** A run of a dump: the arguments of one kvi_store call. Valid during the callback. */
-struct kvi_dump_run {
-    struct kv_holder holder;
-    enum kv_tier tier;
-    const uint64_t *parent; /* NULL: root */
-    const struct kv_block *blocks;
-    size_t n;
-};
-
-/**
- * Callback of kvi_dump, once per run. A non-zero return stops the dump, which returns that value.
- */
-typedef int (*kvi_dump_fn)(void *arg, const struct kvi_dump_run *run);
-
-/**
- * Enumerate the index as stores that rebuild it: each parent before its children, the nearest tier
- * of a block first.
- *
- * Weakly consistent: the lock is not held during callbacks, so the dump may or may not contain what
- * writers change meanwhile. Uses bounded memory of its own. Any thread.
- * Returns 0; -ENOMEM; or the value with which @fn stopped it.
- */
-KV_API int kvi_dump(struct kvi_index *index, kvi_dump_fn fn, void *arg);
-
-/** Kinds of facts that kvi_dump_extras tells. */
-enum kvi_extra_kind {
-    KVI_EXTRA_BLOCK,        /* a block is parked, or has several copies of source 0 */
-    KVI_EXTRA_RULE,         /* how lookups of a holder go */
-    KVI_EXTRA_WINDOW,       /* a holder's window */
-    KVI_EXTRA_PLACE,        /* where a block lies, of a holder without a main group */
-    KVI_EXTRA_WINDOW_BLOCK, /* a window has a block */
-    KVI_EXTRA_TIER,         /* what is known of the sources of a tier */
-    KVI_EXTRA_COPIES,       /* which sources have a block, and how many copies each */
-    KVI_EXTRA_OWN_COPIES    /* how many copies source 0 has of a block */
-};
-
-/** Copies that one source has of a block. */
-struct kvi_source_copies {
-    uint32_t source, copies; /* copies: 0 only from kvi_dump_copies */
-    bool taken;              /* the last event about them was a removal */
-};
-
-/** Facts about a holder or a block that kvi_dump leaves out. */
-struct kvi_extra {
-    struct kv_holder holder;
-    uint64_t hash;
-    uint64_t parent;      /* parked, place: hash of the block above */
-    uint64_t tokens_hash; /* parked, place: local hash of its own tokens */
-    uint32_t tiers;       /* parked: bit 1 << tier of each tier; else 0 */
-    enum kv_tier tier;    /* copies, place, window block: tier that has them */
-    uint32_t copies;      /* copies, window block: their number in source 0 */
-    enum kvi_extra_kind kind;
-    bool has_parent;          /* place: not at the root */
-    bool alone, drops;        /* rule: see kvi_set_alone, kvi_set_keeps */
-    bool main_keeps;          /* rule: see kvi_set_keeps */
-    uint64_t kept_groups;     /* rule: the same */
-    struct kvi_window window; /* window; of a place and a window block its group */
-    bool in_window;           /* tier, copies: of the window with the group in @window */
-    /* Tier: source of the blocks about which no copies are told; whether the removal of
-     * each copy is announced (1) or that isn't known (0); evidence against it. */
-    uint32_t implied, counting, stored_again;
-    const struct kvi_source_copies *sources; /* copies: all that have any; the callback's */
-    size_t n_sources;
-};
-
-/** Callback of kvi_dump_extras, once per fact. A non-zero return stops the enumeration. */
-typedef int (*kvi_extra_fn)(void *arg, const struct kvi_extra *extra);
-
-/**
- * Enumerate the facts that kvi_dump leaves out, to be restored after its runs in this order: parked
- * blocks, windows and their blocks, tiers, copies. A fact about copies replaces what was told before
- * of that block. Weakly consistent, as kvi_dump. Any thread. Returns 0; -ENOMEM; or the value with
- * which @fn stopped it.
- */
-KV_API int kvi_dump_extras(struct kvi_index *index, kvi_extra_fn fn, void *arg);
-
-/**
- * Enumerate the parked blocks alone, the first of these facts. Restored before kvi_dump's runs as
- * well, they bring blocks that were attached during the dump. Any thread. Returns as
- * kvi_dump_extras.
- */
-KV_API int kvi_dump_parked(struct kvi_index *index, kvi_extra_fn fn, void *arg);
-
-/**
- * Keep records of copies (@keep), also of blocks of which one copy is left, or end that. Calls nest.
- * A dump that begins afterwards can tell with kvi_dump_copies, for each block that had several
- * copies at some time, how many it has. Any thread.
- */
-KV_API void kvi_keep_copies(struct kvi_index *index, bool keep);
-
-/**
- * Enumerate all records of copies of one rank (KVI_EXTRA_COPIES) and of its tiers (KVI_EXTRA_TIER),
- * its windows' included. Also what a dump since kvi_keep_copies may have missed: blocks that were
- * parked while it passed their place (KVI_EXTRA_BLOCK), and blocks that have left a tier: 0 copies of
- * the source that had the last one. Restored, such a block is that source's, which removes it when
- * the events since then are applied. Exact as long as nobody writes the rank's blocks meanwhile. Any
- * thread. Returns as kvi_dump_extras.
- */
-KV_API int kvi_dump_copies(struct kvi_index *index, struct kv_holder holder, kvi_extra_fn fn,
-                           void *arg);
-
-/**
- * Apply one fact of kvi_dump_extras or kvi_dump_copies: park the block, set the copies of a known
- * block, or tell a window or tier. KVI_EXTRA_OWN_COPIES sets the copies of source 0, which must have
- * some, and leaves the other sources' as they are. Any thread. Returns as kvi_store.
- */
-KV_API int kvi_restore_extra(struct kvi_index *index, const struct kvi_extra *extra);
 
 #ifdef __cplusplus
 }

@@ -29,7 +29,7 @@ Numbers = Union[Iterable[int], "array.array[int]", bytes, Any]
 
 _c = load("kvindex")
 _MATCH = struct.Struct("QI4x4IQ")  # struct kvi_match, which tests/python/test_index.py holds against the C struct
-_find, _string_at = _c.kvi_find, ctypes.string_at
+_find, _find_named, _string_at = _c.kvi_find, _c.kvi_find_named, ctypes.string_at
 
 
 # -- hashing -----------------------------------------------------------------------------------------------------------
@@ -222,7 +222,14 @@ class PrefixIndex(Handle):
     # -- questions ---------------------------------------------------------------------------------
     def find(self, tokens_hashes: Numbers) -> List[Match]:
         """Look a prompt up by the local hashes of its leading blocks: one match for each holder of its first block."""
-        keep, address, n = numbers(tokens_hashes, "Q")
+        return self._lookup(_find, tokens_hashes)
+
+    def find_named(self, hashes: Numbers) -> List[Match]:
+        """Look a prompt up by an engine's hashes of its leading blocks, each of which names its whole prefix."""
+        return self._lookup(_find_named, hashes)
+
+    def _lookup(self, function: Any, hashes: Numbers) -> List[Match]:
+        keep, address, n = numbers(hashes, "Q")
         try:
             spare = self._spare.pop()  # one operation: no other thread gets the same
         except IndexError:
@@ -231,7 +238,7 @@ class PrefixIndex(Handle):
         matches, reference = spare
         index = self._enter()
         try:
-            rc = _find(index, address, n, reference)
+            rc = function(index, address, n, reference)
             if rc < 0:
                 raise error(rc, "can't look the prompt up")
             if not matches.n:
@@ -250,9 +257,20 @@ class PrefixIndex(Handle):
         finally:
             self._leave()
 
+    def holder(self, worker: int, rank: int = 0) -> Dict[str, Any]:
+        """Return the counts of a holder by the names of kvi_holder_info. Raises NotFound."""
+        result = _abi.kvi_holder_info()
+        self._call(_c.kvi_get_holder, _abi.kv_holder(worker, rank), ctypes.byref(result))
+        return self._named(result)
+
     def stats(self) -> Dict[str, Any]:
         """Return sizes and counters by the names of kvi_stats."""
         result = _abi.kvi_stats()
         self._call(_c.kvi_get_stats, ctypes.byref(result))
+        return self._named(result)
+
+    @staticmethod
+    def _named(result: Any) -> Dict[str, Any]:
+        """Return the fields of a struct with a size, by their names."""
         return {name: list(value) if isinstance(value, ctypes.Array) else value
                 for name, value in ((name, getattr(result, name)) for name, *_ in result._fields_[1:])}

@@ -282,21 +282,6 @@ uint64_t kvi_holder_blocks(struct kvi_index *index, struct kv_holder holder)
     return blocks;
 }
 
-int kvi_limit_holder(struct kvi_index *index, struct kv_holder holder, uint64_t max_blocks)
-{
-    struct kvi_holder *found;
-    int rc = 0;
-
-    kvi_lock(index);
-    found = kvi_holder_await(index, holder);
-    if (!found)
-        rc = kvi_holder_add(index, holder, &found);
-    if (!rc)
-        found->max_blocks = max_blocks ? max_blocks : index->max_holder_blocks;
-    kvi_unlock(index);
-    return rc;
-}
-
 int kvi_get_holder(struct kvi_index *index, struct kv_holder holder, struct kvi_holder_info *ret)
 {
     struct kvi_holder_info info = KVI_HOLDER_INFO_INIT;

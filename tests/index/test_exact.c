@@ -318,10 +318,10 @@ static void a_holder_is_bounded(void **state)
     assert_int_equal(kvi_add(ix, W0, DEVICE, 0, NULL, CHAIN, 3, NULL), 0); /* gains nothing */
     assert_int_equal(kvi_add(ix, W0, DEVICE, 0, NULL, CHAIN, 4, NULL), -ENOSPC);
     assert_int_equal(kvi_holder_blocks(ix, W0), 3);
-    assert_int_equal(kvi_limit_holder(ix, W0, 4), 0);
-    assert_int_equal(kvi_add(ix, W0, DEVICE, 0, NULL, CHAIN, 4, NULL), 0);
+    assert_int_equal(kvi_take(ix, W0, DEVICE, 0, &CHAIN[2].hash, NULL, 1), 1);
+    assert_int_equal(kvi_add(ix, W0, DEVICE, 0, NULL, CHAIN, 3, NULL), 0); /* there is room again */
     assert_int_equal(kvi_get_holder(ix, W0, &info), 0);
-    assert_int_equal(info.blocks, 4);
+    assert_int_equal(info.blocks, 3);
     assert_int_equal(info.refused, 1);
     kvi_get_stats(ix, &stats);
     assert_int_equal(stats.refused, 2);

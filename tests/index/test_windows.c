@@ -463,13 +463,13 @@ static void test_half_blocks(void **state)
 /* A run that is removed in one call goes from the parts as well: nothing adds up against the limit. */
 static void test_removed_runs_leave_nothing(void **state)
 {
+    const struct kvi_opts opts = {.size = sizeof(opts), .max_holder_blocks = 200};
     struct kv_block blocks[64];
     uint64_t names[64], prompt[64];
     struct kvi_index *ix;
 
     (void)state;
-    assert_int_equal(kvi_create(NULL, &ix), 0);
-    assert_int_equal(kvi_limit_holder(ix, who, 200), 0);
+    assert_int_equal(kvi_create(&opts, &ix), 0);
     assert_int_equal(kvi_set_window(ix, who, &two_blocks), 0);
     for (uint64_t round = 0; round < 12; round++) {
         struct kvi_stats stats = {.size = sizeof(stats)};

@@ -95,8 +95,13 @@ def test_lookups_against_a_model():
             if length:
                 wanted[holder] = length
         equal({(m.worker, m.rank): m.device for m in tree.find(hash_tokens(question, 1))}, wanted, "matches")
+        equal({(m.worker, m.rank): m.device for m in tree.find_named(names)}, wanted, "matches by name")
     for (worker, rank), blocks in model.items():
         equal(tree.holder_blocks(worker, rank), len(blocks), "blocks of a holder")
+        if blocks:
+            info = tree.holder(worker, rank)
+            equal((info["blocks"], info["tier_blocks"], info["lost"]), (len(blocks), [len(blocks), 0, 0, 0], 0), "counts of a holder")
+    raises(kvasir.NotFound, tree.holder, 99)
 
 
 def test_tiers_parents_and_errors():

@@ -25,11 +25,6 @@ static int index_holder(void *ret)
     return kvi_get_holder(t.index, (struct kv_holder){1, 0}, ret);
 }
 
-static int index_block(void *ret)
-{
-    return kvi_get_block(t.index, (struct kv_holder){1, 0}, KV_TIER_DEVICE, 7, ret);
-}
-
 static int reader(void *opts)
 {
     struct kve_reader *made = NULL;

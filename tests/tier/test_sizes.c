@@ -68,18 +68,13 @@
     FROZEN(kvs_done, 80)             \
     FROZEN(kv_block, 16)             \
     FROZEN(kv_holder, 16)            \
-    FROZEN(kvi_new_chain, 48)        \
     PLAIN(kve_source)                \
     PLAIN(kve_op)                    \
     PLAIN(kve_batch)                 \
     PLAIN(kvi_stored)                \
     PLAIN(kvi_match)                 \
     PLAIN(kvi_matches)               \
-    PLAIN(kvi_dump_run)              \
-    PLAIN(kvi_window)                \
-    PLAIN(kvi_lookup_rule)           \
-    PLAIN(kvi_source_copies)         \
-    PLAIN(kvi_extra)
+    PLAIN(kvi_window)
 
 #define NAME(name, ...) #name,
 #define NOTHING(name)
@@ -544,7 +539,6 @@ static const struct row {
     {"kvi_opts", sizeof(index_opts), OPTIONAL, &index_opts, index_, 0},
     {"kvi_stats", sizeof(struct kvi_stats), LEAST, NULL, index_stats, 0},
     {"kvi_holder_info", sizeof(struct kvi_holder_info), LEAST, NULL, index_holder, 0},
-    {"kvi_block_info", sizeof(struct kvi_block_info), LEAST, NULL, index_block, 0},
     {"kve_reader_opts", sizeof(reader_), UP_TO(kve_reader_opts, block_size), &reader_, reader, 0},
     {"kve_publisher_opts", sizeof(publisher_), UP_TO(kve_publisher_opts, endpoint), &publisher_,
      publisher_of, 0},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Shared by the files of the reader. Everybody else includes kv_event.h.
+ * Shared by the files of the reader and by the indexer. Everybody else includes kv_event.h.
  *
  *   reader.c          life, batches, operations
  *   reader_rules.c    whose cache an event is about, and in which tier
@@ -96,6 +96,23 @@ void kve_reader_renew(struct kve_reader *reader);
 
 /** Return true when the publisher, or another owner, has shown blocks in tiers that its clears leave alone. */
 bool kve_reader_has_lower(const struct kve_reader *reader);
+
+/**
+ * Tell whether @rank has shown a full-attention group, or blocks that name no group. Without one a
+ * match consists of its windows' blocks alone.
+ */
+bool kve_reader_has_main(const struct kve_reader *reader, uint32_t rank);
+
+/**
+ * Tell whether some rank has stored blocks of a cache group that the reader leaves out
+ * (KVE_SKIP_GROUP): of an unknown kind, or with blocks that are neither a whole number nor a small
+ * fraction of the registered ones. Or of a group beyond those that it can remember: 64 each of 1024
+ * ranks. Matches may then be longer than what the engine reuses. Also true
+ * as long as full attention has shown only parts of blocks of the registered size in some tier, or a
+ * group has shown blocks below the device alone (HiSparse: the engine resumes from what some groups
+ * have there, and others on the device).
+ */
+bool kve_reader_skips_group(const struct kve_reader *reader);
 
 /** Return the current event's hashes in the scratch; NULL when no event has had any. */
 static inline const uint64_t *kve_event_hashes(const struct kve_reader *r)

@@ -20,7 +20,7 @@
 #include <stdint.h>
 
 #include "index/memory/table.h"
-#include "kv_index.h"
+#include "index/tree/facts.h"
 
 struct kvi_index;
 struct kvi_holder;

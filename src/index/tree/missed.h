@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "kv_index.h"
+#include "index/tree/facts.h"
 
 struct kvi_index;
 struct kvi_holder;

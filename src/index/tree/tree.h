@@ -36,9 +36,9 @@
 #include "index/memory/mem.h"
 #include "index/memory/table.h"
 #include "index/tree/copies.h"
+#include "index/tree/facts.h"
 #include "index/tree/missed.h"
 #include "index/tree/parked.h"
-#include "kv_index.h"
 
 /** Most blocks in a chain: bounds the copying of a split or a move. */
 #define KVI_CHAIN_MAX 256u

@@ -20,10 +20,10 @@
 #include "base/error.h"
 #include "base/instance.h"
 #include "event/wire/media.h"
+#include "index/tree/facts.h"
 #include "indexer/model/model.h"
 #include "indexer/stream/worker.h"
 #include "kv_event.h"
-#include "kv_index.h"
 
 struct ki_names;
 struct ki_registry;

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "index/tree/facts.h"
 #include "indexer/view/doubts.h"
 #include "indexer/view/event_counts.h"
 #include "indexer/view/habits.h"
@@ -16,7 +17,6 @@
 #include "indexer/view/store_run.h"
 #include "indexer/view/unsure.h"
 #include "kv_event.h"
-#include "kv_index.h"
 
 _Static_assert(KVI_MAX_WINDOW_PARTS == KVE_MAX_PARTS, "the index takes what the reader tells");
 

@@ -27,9 +27,9 @@
 #include <stdint.h>
 
 #include "base/buf.h"
+#include "index/tree/facts.h"
 #include "indexer/view/unsure.h"
 #include "kv_event.h"
-#include "kv_index.h"
 
 /** Copies that source 0 has of a block at the end of the overlap. */
 struct ki_end_copies {

@@ -25,9 +25,9 @@
 #include <stddef.h>
 
 #include "base/buf.h"
+#include "index/tree/facts.h"
 #include "indexer/view/habits.h"
 #include "kv_event.h"
-#include "kv_index.h"
 
 /** Meaning of events from the root. */
 enum ki_verdict { KI_VERDICT_COPIES, KI_VERDICT_EITHER };

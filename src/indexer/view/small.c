@@ -19,6 +19,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "event/reader/reader.h"
 
 #define NONE KI_NO_PART
 

@@ -21,10 +21,10 @@
 #ifndef KV_INDEXER_VIEW_SMALL_H
 #define KV_INDEXER_VIEW_SMALL_H
 
+#include "index/tree/facts.h"
 #include "indexer/view/doubts.h"
 #include "indexer/view/parts.h"
 #include "kv_event.h"
-#include "kv_index.h"
 
 /** Records of a stream's tables at most; the view becomes partial beyond. */
 #define KI_MAX_SMALL (1u << 20)

@@ -25,8 +25,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "index/tree/facts.h"
 #include "kv_event.h"
-#include "kv_index.h"
 
 #define KI_RUN_CHAINS 64
 #define KI_RUN_EVENTS 512

@@ -24,9 +24,9 @@
 #include <stdint.h>
 
 #include "base/buf.h"
+#include "index/tree/facts.h"
 #include "indexer/view/doubts.h"
 #include "kv_event.h"
-#include "kv_index.h"
 
 /** Most entries of a stream. Further blocks are not noted, and the view stays partial. */
 #define KI_MAX_UNSURE 65536
