@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "unit.h"
+#include "support.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -17,14 +16,6 @@ enum { NOBODY = 65534 };
 
 static char dir[64];
 static int at = -1;
-
-static int rm_one(const char *path, const struct stat *st, int flag, struct FTW *ftw)
-{
-    (void)st;
-    (void)flag;
-    (void)ftw;
-    return remove(path);
-}
 
 static void put_file(int where, const char *path, const char *text)
 {
@@ -44,8 +35,7 @@ static int set_up(void **state)
     int top;
 
     (void)state;
-    snprintf(dir, sizeof(dir), "/tmp/kv-beneath-XXXXXX");
-    if (!mkdtemp(dir) || chmod(dir, 0755) < 0)
+    if (temp_dir(dir, sizeof(dir)) < 0 || chmod(dir, 0755) < 0)
         return -1;
     top = open(dir, O_RDONLY | O_DIRECTORY);
     put_file(top, "victim", "victim");
@@ -65,7 +55,7 @@ static int tear_down(void **state)
 {
     (void)state;
     close(at);
-    return nftw(dir, rm_one, 16, FTW_DEPTH | FTW_PHYS);
+    return remove_dir(dir);
 }
 
 static void expect(int want, const char *path, int flags)

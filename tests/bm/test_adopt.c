@@ -1,16 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Registering a block of one tier with the content of another tier's registered block. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <errno.h>
 #include <time.h>
 
+#include "base/unit.h"
 #include "bm.h"
 
 struct two {

@@ -1,16 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Values attached to keys, and callbacks for uses of keys. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <stdio.h>
 
 #include "base/clock.h"
+#include "base/unit.h"
 #include "bm.h"
 #include "bm/registry/registry.h"
 

@@ -2,20 +2,13 @@
 /* Registries broken on purpose, one number at a time: kvbm_registry_check reports each fault. In a
  * build that checks itself (without NDEBUG) a process that continues is aborted, with the fault in
  * its log. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <errno.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/unit.h"
 #include "bm.h"
 #include "bm/pool/pool.h"
 #include "skip.h"

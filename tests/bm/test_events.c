@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The event manager: order, batches, scopes, losses, adding and removing sinks, destruction. */
-#include "base/unit.h"
+#include "support.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -409,8 +409,7 @@ static void hold_up(struct kvbm_events *events, struct recorder *r, uint64_t key
     atomic_store(&r->entered, false);
     pthread_mutex_lock(&r->gate);
     put(events, key, 1);
-    while (!atomic_load(&r->entered))
-        usleep(1000);
+    wait_until(atomic_load(&r->entered));
 }
 
 /* Dropped events are counted, and every sink gets their number once, before the next event. */

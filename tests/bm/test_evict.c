@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Eviction order: rules of all policies, then those of each policy. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
+#include "base/unit.h"
 #include "bm.h"
 #include "bm/pool/pool.h"
 

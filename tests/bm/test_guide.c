@@ -1,15 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The steps of docs/kvbm.md for engine writers, carried out as printed there. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <errno.h>
 
+#include "base/unit.h"
 #include "bm.h"
 #include "kvbm.h"
 

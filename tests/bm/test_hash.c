@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Token hashes: values that other programs compute, and formulas computed byte by byte. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "base/unit.h"
 #include "base/xxh.h"
 #include "index/random.h"
 #include "kvbm_tokens.h"

@@ -1,15 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Layouts: known figures, and addresses compared with a walk over every element. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <stdlib.h>
 
+#include "base/unit.h"
 #include "layout_unit.h"
 #include "starve.h"
 

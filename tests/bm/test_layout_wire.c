@@ -1,19 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Layouts as bytes: reading gives the same addresses, and every changed byte is refused. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/unit.h"
 #include "base/xxh.h"
 #include "layout_unit.h"
 #include "skip.h"

@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Listing of blocks about to be evicted (leave.c). Holding such a block doesn't make it younger. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
+#include "base/unit.h"
 #include "bm.h"
 #include "bm/pool/pool.h"
 #include "index/random.h"

@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Every operation on a block in every state, and on wrong handles. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
+#include "base/unit.h"
 #include "bm.h"
 #include "bm/pool/pool.h"
 

@@ -1,14 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Calls on many weak handles (handle.c): each handle gets the result of a single call, whatever the
  * errors of other handles. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
+#include "base/unit.h"
 #include "bm.h"
 #include "bm/pool/pool.h"
 

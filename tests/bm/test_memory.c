@@ -1,16 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Available memory, computed from files as the kernel has them; larger requests are refused. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +12,7 @@
 #include "bm/storage/memory.h"
 #include "kvbm.h"
 #include "skip.h"
+#include "support.h"
 
 #define GIB (UINT64_C(1) << 30)
 #define V1 "sys/fs/cgroup/memory"
@@ -31,20 +23,13 @@ static char root[64]; /* of a tree of files, each test's own */
 static int make_root(void **state)
 {
     (void)state;
-    snprintf(root, sizeof(root), "/tmp/kvbm-memory-XXXXXX");
-    return mkdtemp(root) ? 0 : -1;
-}
-
-static int drop(const char *path, const struct stat *st, int type, struct FTW *ftw)
-{
-    (void)st, (void)type, (void)ftw;
-    return remove(path);
+    return temp_dir(root, sizeof(root));
 }
 
 static int drop_root(void **state)
 {
     (void)state;
-    return nftw(root, drop, 8, FTW_DEPTH | FTW_PHYS);
+    return remove_dir(root);
 }
 
 /* A file in the tree, and its folders. */

@@ -1,18 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* NULL for each argument of each public function: an error or a no-op, never a crash. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/unit.h"
 #include "bm.h"
 #include "kvbm.h"
 #include "skip.h"

@@ -1,15 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Life of blocks in a pool: the cases of the tests of Dynamo's block manager, and more. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <unistd.h>
 
+#include "base/unit.h"
 #include "bm.h"
 #include "bm/pool/pool.h"
 

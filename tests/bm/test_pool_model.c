@@ -2,14 +2,7 @@
 /* Random operations on the pools of a registry and on its model. Each operation consists of a few
  * numbers, so that a failing list can be reduced to the few operations that matter, and printed.
  * Keys have several lengths, in two groups; only one kind of operation moves the clock. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
+#include "base/unit.h"
 #include "index/random.h"
 #include "model_run.h"
 

@@ -2,18 +2,11 @@
 /* Many threads on the pools of one registry: the same keys registered, found, dropped and evicted
  * at once. Each thread writes its mark into its blocks' bytes and checks it, which proves that no
  * two threads own one block. Also meant for the thread sanitizer. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 
+#include "base/unit.h"
 #include "bm.h"
 #include "index/random.h"
 

@@ -1,18 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Priorities that end, on a clock that the test sets. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/unit.h"
 #include "bm.h"
 #include "bm/pool/pool.h"
 #include "index/random.h"

@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Sequences: the effect of each call, and random sequences compared with an array that is hashed
  * anew each time. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <errno.h>
 #include <string.h>
 
+#include "base/unit.h"
 #include "index/random.h"
 #include "kvbm_tokens.h"
 #include "starve.h"

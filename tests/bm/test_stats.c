@@ -1,13 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Statistics of a pool: counters after known operations, Prometheus text, the dump, leaks. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -16,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/unit.h"
 #include "cli/client/prom.h"
 #include "kvbm.h"
 

@@ -1,13 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Storages: each kind, its refusals, and their leftovers: none. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -35,6 +27,7 @@
 #include "kvbm.h"
 #include "skip.h"
 #include "starve.h"
+#include "support.h"
 
 #define MIB (UINT64_C(1) << 20)
 
@@ -43,8 +36,7 @@ static char folder[64]; /* each test's own, empty at its beginning and at its en
 static int make_folder(void **state)
 {
     (void)state;
-    snprintf(folder, sizeof(folder), "/tmp/kvbm-storage-XXXXXX");
-    return mkdtemp(folder) ? 0 : -1;
+    return temp_dir(folder, sizeof(folder));
 }
 
 static int n_files(void)

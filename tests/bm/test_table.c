@@ -1,16 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The registry's table grows in shares: meanwhile every key is found, or not found, correctly. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <dlfcn.h>
 #include <pthread.h>
 
+#include "base/unit.h"
 #include "bm.h"
 #include "bm/registry/registry.h"
 #include "bm/storage/memory.h"

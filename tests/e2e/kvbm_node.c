@@ -9,19 +9,13 @@
  *   stats            "PEERS HITS ASKED FAILED NAMED DOWN": of peers, then of the indexer
  */
 #include <inttypes.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
-#include "tier/manager_world.h"
+#include "tier/kitchen.h"
 
 #define HOST_BLOCKS 1024u
 
-static struct node {
+static struct {
     struct world w;
     struct kvbm_events *events;
     struct kve_publisher *publisher;

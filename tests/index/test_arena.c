@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The arena, and the pages below it, beside plain lists of the owners of slots and bytes. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
 
+#include "base/unit.h"
 #include "index/memory/arena.h"
 #include "random.h"
 

@@ -1,19 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Long calls proceed in slices, and other holders' writers run in between: clearing a holder of a wide
  * index, whose own writers wait, and storing many chains. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <dlfcn.h>
 #include <sched.h>
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/unit.h"
 #include "index/tree/tree.h"
 #include "random.h"
 

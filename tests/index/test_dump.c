@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Dumps: complete, stopped, and beside writers. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/unit.h"
 #include "fixture.h"
 
 static int copy_run(void *arg, const struct kvi_dump_run *run)

@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Dumps beside a writer whose blocks move to where the dump has passed, or go before it tells their source. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
+#include "base/unit.h"
 #include "fixture.h"
 
 #define OTHER 1u /* a second source */

@@ -1,16 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Histories of real engines: several copies of a block, owners, lower tiers, gaps and their
  * filling. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <errno.h>
 
+#include "base/unit.h"
 #include "index/tree/tree.h"
 
 static const struct kv_holder W0 = {0, 0};

@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Memory that an index uses and frees. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
+#include "base/unit.h"
 #include "index/tree/tree.h"
 #include "random.h"
 

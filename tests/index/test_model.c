@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The index against the naive model, over millions of random operations. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
+#include "base/unit.h"
 #include "ops.h"
 
 static void play(const struct ops_profile *profile, long rounds, int check_every,

@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Find prompts by the hashes of engines, which may name the same blocks in different ways. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
+#include "base/unit.h"
 #include "fixture.h"
 #include "random.h"
 

@@ -2,18 +2,11 @@
 /* Readers beside writers. Each holder follows a script that allows only certain answers, on one
  * trunk that other holders keep splitting and joining. Readers accept only those answers. Also
  * meant for the thread sanitizer. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <inttypes.h>
 #include <sched.h>
 #include <stdio.h>
 
+#include "base/unit.h"
 #include "index/tree/tree.h"
 #include "random.h"
 

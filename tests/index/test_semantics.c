@@ -1,18 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The rules of kv_index.h, one by one; and the cases of other indexers' tests, under their
  * names. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/unit.h"
 #include "fixture.h"
 #include "random.h"
 #include "skip.h"

@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Each allocation of each call refused in turn: the call fails and the index is unchanged. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
+#include "base/unit.h"
 #include "ops.h"
 
 static void play(const struct ops_profile *profile, long rounds)

@@ -2,14 +2,7 @@
 /* A reader between any two steps of a writer. The step hook looks the same prompts up after every
  * single step of a call. For each holder and tier, each answer must be the one before the call or
  * the one after it. The test doesn't depend on timing. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
+#include "base/unit.h"
 #include "ops.h"
 
 #define PROMPTS 4

@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The hash table beside a plain array: random inserts, erasures and replacements, many under one key. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <errno.h>
 #include <inttypes.h>
 
 #include "base/error.h"
+#include "base/unit.h"
 #include "index/memory/table.h"
 #include "random.h"
 

@@ -1,19 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The library is closed while a thread that used it still runs: the thread's end must find its
  * code. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/unit.h"
 #include "kv_index.h"
 
 struct library {

@@ -3,16 +3,9 @@
  * Windows beside a plain model of them: counts of copies by name, and the definition of a match
  * tried for every length.
  */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <errno.h>
 
+#include "base/unit.h"
 #include "index/tree/windows.h"
 #include "random.h"
 

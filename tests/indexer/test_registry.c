@@ -2,7 +2,7 @@
 /* The registry with real sockets: an engine (PUB and ROUTER) in the same process, driven step by
  * step, and the index's answers. test_stream.c tests the rules of a stream; this test checks that
  * sockets, threads and tables apply them. */
-#include "base/unit.h"
+#include "support.h"
 
 #include <inttypes.h>
 #include <poll.h>
@@ -299,16 +299,6 @@ static void pause_ms(int ms)
     nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L}, NULL);
 }
 
-#define wait_for(condition)                                        \
-    do {                                                           \
-        uint64_t until_ = kv_now_ns() + 60 * KV_NS_PER_S;          \
-        while (!(condition)) {                                     \
-            if (kv_now_ns() > until_)                              \
-                fail_msg("timed out waiting for: %s", #condition); \
-            pause_ms(5);                                           \
-        }                                                          \
-    } while (0)
-
 static struct ki_worker_info info_of(struct ki_registry *r, uint64_t instance, uint32_t rank)
 {
     struct ki_worker_info *infos, found = {0};
@@ -348,10 +338,10 @@ static void bursts_are_told(void **state)
     follow(r, &e, true, false);
     send_numbered(&e, e.seq++, junk, len);
     publish(&e, 7, 0, 10, SENT);
-    wait_for(reach(r, 7, 20, 1, 0) == 10);
+    wait_until(reach(r, 7, 20, 1, 0) == 10);
     assert_false(is_signalled(&drained));
     send_numbered(&e, e.seq++, junk, len);
-    wait_for(is_signalled(&drained));
+    wait_until(is_signalled(&drained));
     end(r, &e);
     kv_wake_close(&drained);
     free(junk);
@@ -366,13 +356,13 @@ static void events_become_answers(void **state)
     follow(r, &e, true, false);
     publish(&e, 7, 0, 10, SENT);
     publish(&e, 7, 10, 5, SENT);
-    wait_for(reach(r, 7, 20, 1, 0) == 15);
+    wait_until(reach(r, 7, 20, 1, 0) == 15);
     assert_int_equal(info_of(r, 1, 0).batches, 2);
     assert_int_equal(info_of(r, 1, 0).blocks, 15);
     assert_int_equal(info_of(r, 1, 0).status, KI_ACTIVE);
     assert_false(info_of(r, 1, 0).reasons);
     publish_cleared(&e);
-    wait_for(reach(r, 7, 20, 1, 0) == 0);
+    wait_until(reach(r, 7, 20, 1, 0) == 0);
     end(r, &e);
 }
 
@@ -390,8 +380,8 @@ static void gaps_are_replayed_in_both_framings(void **state)
         publish(&e, 7, 6, 2, SENT);
         publish(&e, 7, 8, 2, SENT); /* waits its turn */
         assert_int_equal(engine_replay(&e, 60000), 1);
-        wait_for(reach(r, 7, 10, 1, 0) == 10);
-        wait_for(info_of(r, 1, 0).status == KI_ACTIVE);
+        wait_until(reach(r, 7, 10, 1, 0) == 10);
+        wait_until(info_of(r, 1, 0).status == KI_ACTIVE);
         assert_int_equal(info_of(r, 1, 0).replayed_batches, 2);
         assert_int_equal(info_of(r, 1, 0).batches, 5); /* none twice */
         assert_int_equal(info_of(r, 1, 0).missed_batches, 0);
@@ -410,7 +400,7 @@ static void a_dead_replay_service_does_not_stop_the_stream(void **state)
     publish(&e, 7, 0, 2, SENT);
     publish(&e, 8, 0, 2, LOST);
     publish(&e, 9, 0, 2, SENT);
-    wait_for(reach(r, 9, 2, 1, 0) == 2);
+    wait_until(reach(r, 9, 2, 1, 0) == 2);
     assert_true(info_of(r, 1, 0).reasons);
     assert_int_equal(info_of(r, 1, 0).missed_batches, 1);
     assert_int_equal(info_of(r, 1, 0).failed_replays, 1);
@@ -432,11 +422,11 @@ static void initial_gap(void **state)
     engine_wait_subscriber(&e);
     engine_wait_subscriber(&e);
     assert_int_equal(engine_replay(&e, 60000), 0);
-    wait_for(reach(r, 7, 8, 1, 0) == 8); /* before anything comes live */
+    wait_until(reach(r, 7, 8, 1, 0) == 8); /* before anything comes live */
     publish(&e, 7, 8, 4, SENT);
-    wait_for(reach(r, 7, 12, 1, 0) == 12);
+    wait_until(reach(r, 7, 12, 1, 0) == 12);
     assert_false(info_of(r, 1, 0).reasons);
-    wait_for(info_of(r, 2, 0).batches == 1);
+    wait_until(info_of(r, 2, 0).batches == 1);
     assert_int_equal(info_of(r, 2, 0).orphans, 1);
     assert_true(info_of(r, 2, 0).reasons);
     end(r, &e);
@@ -468,7 +458,7 @@ static void timestamps_of_maps(void **state)
     follow(r, &e, true, false);
     e.seq = 1;
     publish_map(&e, 7, 2);
-    wait_for(reach(r, 7, 2, 1, 0) == 2);
+    wait_until(reach(r, 7, 2, 1, 0) == 2);
     assert_false(info_of(r, 1, 0).reasons);
     end(r, &e);
 }
@@ -483,13 +473,13 @@ static void a_restart_forgets(void **state)
     follow_with_replay(r, &e, false);
     for (uint64_t i = 0; i < 20; i++)
         publish_rank(&e, 100 + i, 0, 2, i % 2 ? 3 : -1, SENT);
-    wait_for(reach(r, 119, 2, 1, 3) == 2);
+    wait_until(reach(r, 119, 2, 1, 3) == 2);
     engine_forget(&e);
     e.seq = 0;
     publish(&e, 200, 0, 2, LOST);
     publish(&e, 201, 0, 2, SENT);
     assert_int_equal(engine_replay(&e, 60000), 0);
-    wait_for(reach(r, 201, 2, 1, 0) == 2);
+    wait_until(reach(r, 201, 2, 1, 0) == 2);
     assert_int_equal(reach(r, 200, 2, 1, 0), 2);
     assert_int_equal(reach(r, 118, 2, 1, 0), 0);
     assert_int_equal(reach(r, 119, 2, 1, 3), 0);
@@ -508,7 +498,7 @@ static void unregistering_forgets_and_remembers_the_position(void **state)
     follow_with_replay(r, &e, false);
     publish(&e, 7, 0, 4, SENT);
     publish_rank(&e, 8, 0, 4, 5, SENT); /* a rank nobody registered */
-    wait_for(reach(r, 8, 4, 1, 5) == 4);
+    wait_until(reach(r, 8, 4, 1, 5) == 4);
     assert_int_equal(ki_registry_unregister(r, 1, "other", NULL, NULL, &error), -ENOENT);
     assert_int_equal(ki_registry_unregister(r, 2, MODEL, NULL, NULL, &error), -ENOENT);
     assert_string_equal(error.text, "instance 2 not found");
@@ -520,7 +510,7 @@ static void unregistering_forgets_and_remembers_the_position(void **state)
     assert_int_equal(engine_replay(&e, 60000), 0); /* its blocks are gone: from the beginning */
     engine_wait_subscriber(&e);
     publish(&e, 7, 4, 4, SENT);
-    wait_for(reach(r, 7, 8, 1, 0) == 8);
+    wait_until(reach(r, 7, 8, 1, 0) == 8);
     assert_int_equal(reach(r, 8, 4, 1, 5), 4);
     end(r, &e);
 }
@@ -593,7 +583,7 @@ static void a_full_queue_waits_in_peace(void **state)
         publish(&e, 1000 + i, 0, 1, SENT);
     pause_ms(17000);
     ki_registry_go(r);
-    wait_for(info_of(r, 1, 0).batches == RING);
+    wait_until(info_of(r, 1, 0).batches == RING);
     assert_int_equal(reach(r, 1000, 1, 1, 0), 1);
     assert_false(info_of(r, 1, 0).reasons);
     end(r, &e);
@@ -617,7 +607,7 @@ static void too_many_events_make_the_view_partial(void **state)
     kv_msgpack_put_nil(&batch);
     publish_batch(&e, &batch, SENT);
     publish(&e, 7, 0, 2, SENT);
-    wait_for(reach(r, 7, 2, 1, 0) == 2);
+    wait_until(reach(r, 7, 2, 1, 0) == 2);
     assert_int_equal(info_of(r, 1, 0).skipped[KVE_SKIP_TOO_LARGE], 1000000 - 65536);
     assert_true(info_of(r, 1, 0).reasons);
     end(r, &e);
@@ -631,20 +621,20 @@ static void pausing_loses_and_replay_brings_back(void **state)
     (void)state;
     follow_with_replay(r, &e, true);
     publish(&e, 7, 0, 2, SENT);
-    wait_for(reach(r, 7, 2, 1, 0) == 2);
+    wait_until(reach(r, 7, 2, 1, 0) == 2);
     assert_int_equal(ki_registry_pause(r, 9, NULL), -ENOENT);
     assert_int_equal(ki_registry_pause(r, 1, NULL), 0);
     assert_int_equal(ki_registry_pause(r, 1, &(uint32_t){0}), -EALREADY);
-    wait_for(info_of(r, 1, 0).status == KI_PAUSED);
+    wait_until(info_of(r, 1, 0).status == KI_PAUSED);
     engine_wait_change(&e, 0);
     publish(&e, 7, 2, 2, SENT); /* to nobody */
     assert_int_equal(ki_registry_resume(r, 1, NULL), 0);
     assert_int_equal(engine_replay(&e, 60000), 0); /* and the last known one: same process? */
-    wait_for(reach(r, 7, 4, 1, 0) == 4);
+    wait_until(reach(r, 7, 4, 1, 0) == 4);
     engine_wait_subscriber(&e);
     publish(&e, 7, 4, 2, SENT);
     assert_int_equal(engine_replay(&e, 60000), 1); /* by the first batch over the connection */
-    wait_for(reach(r, 7, 6, 1, 0) == 6);
+    wait_until(reach(r, 7, 6, 1, 0) == 6);
     assert_false(info_of(r, 1, 0).reasons);
     assert_int_equal(info_of(r, 1, 0).restarts, 0);
     end(r, &e);
@@ -668,7 +658,7 @@ static void noise_is_counted_and_passed_over(void **state)
     kv_buf_puts(&junk, "\xc1 not msgpack");
     publish_batch(&e, &junk, SENT);
     publish(&e, 7, 2, 2, SENT);
-    wait_for(reach(r, 7, 4, 1, 0) == 4);
+    wait_until(reach(r, 7, 4, 1, 0) == 4);
     assert_int_equal(info_of(r, 1, 0).malformed, 4);
     assert_int_equal(info_of(r, 1, 0).gaps, 0);
     assert_true(info_of(r, 1, 0).reasons);
@@ -712,7 +702,7 @@ static void held_until_go_with_a_peers_state(void **state)
     ki_model_release(model); /* whoever had the old one finishes with it */
     assert_int_equal(reach(r, 7, 4, 1, 0), 2);
     ki_registry_go(r);
-    wait_for(reach(r, 7, 4, 1, 0) == 4);
+    wait_until(reach(r, 7, 4, 1, 0) == 4);
     assert_int_equal(info_of(r, 1, 0).duplicates, 2);
     assert_int_equal(info_of(r, 1, 0).batches, 1);
     assert_false(info_of(r, 1, 0).reasons);
@@ -801,7 +791,7 @@ static void churn_while_events_flow(void **state)
         publish(&e, 1000 + i, 0, 2, SENT);
         pause_ms(1);
     }
-    wait_for(reach(c.r, 1599, 2, 1, 0) == 2);
+    wait_until(reach(c.r, 1599, 2, 1, 0) == 2);
     atomic_store(&c.stop, true);
     for (int i = 0; i < 2; i++)
         pthread_join(threads[i], NULL);

@@ -8,9 +8,9 @@
 
 #include "base/error.h"
 #include "base/prefix_block.h"
-#include "base/unit.h"
 #include "kv_llama.h"
 #include "kv_store.h"
+#include "support.h"
 
 enum { STATE = 64 << 10, TOKENS = 10, LIMIT = 512 << 10 };
 
@@ -35,20 +35,9 @@ static void open_both(const char *options)
 
 static int setup(void **state)
 {
-    const char *build = getenv("KV_BUILD_DIR");
-
     (void)state;
-    snprintf(t.dir, sizeof(t.dir), "%s/kvl-XXXXXX", build && strlen(build) < 100 ? build : "/tmp");
     t.rng = 3;
-    return mkdtemp(t.dir) ? 0 : -1;
-}
-
-static int remove_one(const char *path, const struct stat *st, int flag, struct FTW *ftw)
-{
-    (void)st;
-    (void)flag;
-    (void)ftw;
-    return remove(path);
+    return disk_dir(t.dir, sizeof(t.dir));
 }
 
 static int teardown(void **state)
@@ -58,7 +47,7 @@ static int teardown(void **state)
     kvl_close(t.others);
     kvs_close(t.store);
     kvs_close(t.other);
-    return nftw(t.dir, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    return remove_dir(t.dir);
 }
 
 /* Tokens of conversation @n, and a state of noise that can't be cut at tokens. */

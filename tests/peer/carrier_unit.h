@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "lend_unit.h"
 #include "peer/lease/lease_wire.h"
+#include "support.h"
 
 #define KIB64 512  /* inner_dim of blocks of 64 KiB */
 #define MIB2 16384 /* of 2 MiB */

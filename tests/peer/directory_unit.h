@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "kvbm_directory.h"
+#include "support.h"
 
 #define SEEN_MAX 64
 #define PATIENCE_NS (60 * KV_NS_PER_S)
@@ -95,18 +96,6 @@ static inline size_t seen_calls(struct seen *s)
 {
     return seen_fact(s, &s->calls);
 }
-
-/** Wait for a condition, which is evaluated again and again. */
-#define WAIT_FOR(condition)                                         \
-    do {                                                            \
-        uint64_t wait_until_ = kv_now_ns() + PATIENCE_NS;           \
-                                                                    \
-        while (!(condition)) {                                      \
-            if (kv_now_ns() > wait_until_)                          \
-                fail_msg("line %d: not within a minute", __LINE__); \
-            usleep(2000);                                           \
-        }                                                           \
-    } while (0)
 
 static inline struct kvbm_directory_info info_of(struct kvbm_directory *d)
 {

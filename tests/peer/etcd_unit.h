@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "support.h"
 
 static struct {
     char folder[32];

@@ -149,10 +149,7 @@ static inline uint64_t lend_pinned(struct lending *l)
 /** Wait until the owner holds nothing for anybody. */
 static inline void lend_wait_idle(struct lending *l)
 {
-    for (uint64_t end = soon(); lend_pinned(l) > 0;) {
-        assert_true(kv_now_ns() < end);
-        usleep(1000);
-    }
+    wait_until(lend_pinned(l) == 0);
 }
 
 static inline void lend_fini(struct lending *l)

@@ -11,6 +11,7 @@
 #include "base/xxh.h"
 #include "bm/layout_unit.h"
 #include "kvbm_lease.h"
+#include "support.h"
 
 #define SET_CAP 8192
 #define HEADS 4

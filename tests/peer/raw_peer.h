@@ -9,6 +9,7 @@
 
 #include "peer/session/wire.h"
 #include "session_unit.h"
+#include "support.h"
 
 struct raw {
     int fd;

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "peer/session/session.h"
 #include "peer_unit.h"
+#include "support.h"
 
 #define SOON_NS (UINT64_C(60) * KV_NS_PER_S) /* deadline of what must succeed */
 #define ECHO 60                              /* service: the body comes back */

@@ -301,8 +301,7 @@ void storm_let_read(uint64_t more)
 {
     uint64_t from = atomic_load(&storm->reads);
 
-    for (uint64_t end = soon(); atomic_load(&storm->reads) < from + more; usleep(1000))
-        assert_true(kv_now_ns() < end);
+    wait_until(atomic_load(&storm->reads) >= from + more);
 }
 
 static int exit_of(pid_t pid)

@@ -9,7 +9,7 @@
 #define KV_TEST_STORM_H
 
 // clang-format off
-#include "base/unit.h"
+#include "support.h"
 // clang-format on
 
 #include <stdatomic.h>

@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Block sets as bytes and back: what a peer reads is what was exported, and all else is refused. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/unit.h"
 #include "peer_unit.h"
 #include "skip.h"
 #include "starve.h"

@@ -3,18 +3,11 @@
  * The directory of peers' sets: generations, restarts, names taken twice, staleness of lists. A
  * random walk runs beside a naive model.
  */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <pthread.h>
 #include <stdatomic.h>
 #include <time.h>
 
+#include "base/unit.h"
 #include "index/random.h"
 #include "peer_unit.h"
 

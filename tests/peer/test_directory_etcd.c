@@ -3,18 +3,11 @@
  * Directories in a real etcd: registration and watch while registrants are killed, and while etcd is
  * killed, restarted, emptied, frozen and compacted.
  */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
+#include "base/unit.h"
 #include "directory_unit.h"
 #include "etcd_unit.h"
 #include "skip.h"
@@ -99,31 +92,31 @@ static void test_life(void **state)
     begin();
     pid = registrant("k", 5); /* before this process has threads */
     da = open_directory(&seen_a, &a);
-    WAIT_FOR(info_of(da).registered);
+    wait_until(info_of(da).registered);
     db = open_directory(&seen_b, &b);
-    WAIT_FOR(seen_find(&seen_a, "b", &found));
+    wait_until(seen_find(&seen_a, "b", &found));
     assert_true(found.incarnation == UINT64_MAX && found.worker == 0 && found.n_endpoints == 2);
     assert_string_equal(found.endpoints[1], b.endpoints[1]);
-    WAIT_FOR(seen_find(&seen_b, "a", NULL) && seen_find(&seen_b, "k", NULL));
-    WAIT_FOR(seen_find(&seen_a, "k", NULL));
+    wait_until(seen_find(&seen_b, "a", NULL) && seen_find(&seen_b, "k", NULL));
+    wait_until(seen_find(&seen_a, "k", NULL));
     assert_int_equal(seen_count(&seen_a), 2); /* without itself */
     dc = open_directory(&seen_c, NULL);       /* only looks */
-    WAIT_FOR(seen_count(&seen_c) == 3);
+    wait_until(seen_count(&seen_c) == 3);
     /* nonsense below the prefix, and a peer under another's key, are left out */
     assert_true(post("kv/put", "{\"key\":\"L2t2YXNpci90ZXN0L3g=\",\"value\":\"bm9uc2Vuc2U=\"}"));
     /* a registrant that dies is removed by its lease */
     assert_int_equal(kill(pid, SIGKILL), 0);
     assert_int_equal(waitpid(pid, NULL, 0), pid);
-    WAIT_FOR(!seen_find(&seen_a, "k", NULL) && !seen_find(&seen_c, "k", NULL));
+    wait_until(!seen_find(&seen_a, "k", NULL) && !seen_find(&seen_c, "k", NULL));
     /* one that leaves, at once */
     kvbm_directory_close(db);
-    WAIT_FOR(!seen_find(&seen_a, "b", NULL) && seen_count(&seen_c) == 1);
-    WAIT_FOR(info_of(dc).left_out == 1);
+    wait_until(!seen_find(&seen_a, "b", NULL) && seen_count(&seen_c) == 1);
+    wait_until(info_of(dc).left_out == 1);
     /* somebody removes all keys: those who live come back */
     assert_true(post("kv/deleterange", "{\"key\":\"AA==\",\"range_end\":\"AA==\"}"));
-    WAIT_FOR(seen_find(&seen_c, "a", NULL) && info_of(da).registered);
+    wait_until(seen_find(&seen_c, "a", NULL) && info_of(da).registered);
     kvbm_directory_close(da);
-    WAIT_FOR(seen_count(&seen_c) == 0);
+    wait_until(seen_count(&seen_c) == 0);
     assert_true(seen_calls(&seen_c) < 1000000 && seen_calls(&seen_a) < 1000000);
     kvbm_directory_close(dc);
 }
@@ -139,24 +132,24 @@ static void test_restarts(void **state)
     begin();
     da = open_directory(&seen_a, &a);
     db = open_directory(&seen_b, &b);
-    WAIT_FOR(seen_find(&seen_a, "b", NULL) && seen_find(&seen_b, "a", NULL));
+    wait_until(seen_find(&seen_a, "b", NULL) && seen_find(&seen_b, "a", NULL));
     /* killed: what was known stays */
     etcd_kill();
     failures = info_of(da).failures;
-    WAIT_FOR(info_of(da).failures > failures + 1 && !info_of(da).current);
+    wait_until(info_of(da).failures > failures + 1 && !info_of(da).current);
     assert_true(seen_find(&seen_a, "b", NULL));
     etcd_start();
-    WAIT_FOR(info_of(da).registered && info_of(db).registered);
-    WAIT_FOR(seen_find(&seen_a, "b", NULL) && seen_find(&seen_b, "a", NULL));
+    wait_until(info_of(da).registered && info_of(db).registered);
+    wait_until(seen_find(&seen_a, "b", NULL) && seen_find(&seen_b, "a", NULL));
     /* another etcd in its place, which knows nothing: revisions begin again */
     etcd_kill();
     etcd_forget();
-    WAIT_FOR(!info_of(da).current && !info_of(db).current);
+    wait_until(!info_of(da).current && !info_of(db).current);
     etcd_start();
-    WAIT_FOR(info_of(da).registered && info_of(db).registered);
-    WAIT_FOR(seen_find(&seen_a, "b", NULL) && seen_find(&seen_b, "a", NULL));
+    wait_until(info_of(da).registered && info_of(db).registered);
+    wait_until(seen_find(&seen_a, "b", NULL) && seen_find(&seen_b, "a", NULL));
     kvbm_directory_close(db);
-    WAIT_FOR(seen_count(&seen_a) == 0);
+    wait_until(seen_count(&seen_a) == 0);
     kvbm_directory_close(da);
 }
 
@@ -172,19 +165,19 @@ static void test_frozen(void **state)
     begin();
     da = open_directory(&seen_a, &a);
     db = open_directory(&seen_b, &b);
-    WAIT_FOR(seen_find(&seen_a, "b", NULL) && seen_find(&seen_b, "a", NULL));
+    wait_until(seen_find(&seen_a, "b", NULL) && seen_find(&seen_b, "a", NULL));
     assert_int_equal(kill(etcd.pid, SIGSTOP), 0);
-    WAIT_FOR(!info_of(da).current && !info_of(db).current);
+    wait_until(!info_of(da).current && !info_of(db).current);
     began = kv_now_ns();
     kvbm_directory_close(db); /* can't say goodbye, and doesn't wait long for it */
     assert_true(kv_now_ns() - began < 30 * KV_NS_PER_S);
     assert_int_equal(kill(etcd.pid, SIGCONT), 0);
-    WAIT_FOR(post("kv/put", "{\"key\":\"eA==\",\"value\":\"eA==\"}"));
-    WAIT_FOR(post("kv/compaction", "{\"revision\":\"4\"}"));
-    WAIT_FOR(info_of(da).registered);
-    WAIT_FOR(!seen_find(&seen_a, "b", NULL)); /* by its lease */
+    wait_until(post("kv/put", "{\"key\":\"eA==\",\"value\":\"eA==\"}"));
+    wait_until(post("kv/compaction", "{\"revision\":\"4\"}"));
+    wait_until(info_of(da).registered);
+    wait_until(!seen_find(&seen_a, "b", NULL)); /* by its lease */
     db = open_directory(&seen_b, &b);
-    WAIT_FOR(seen_find(&seen_a, "b", NULL) && seen_find(&seen_b, "a", NULL));
+    wait_until(seen_find(&seen_a, "b", NULL) && seen_find(&seen_b, "a", NULL));
     kvbm_directory_close(da);
     kvbm_directory_close(db);
 }
@@ -231,28 +224,28 @@ static void test_secure(void **state)
     seen_init(&seen_a);
     seen_init(&seen_b);
     assert_int_equal(kvbm_directory_open(&opts, &da), 0); /* without a user */
-    WAIT_FOR(strstr(info_of(da).error, "user name is empty"));
+    wait_until(strstr(info_of(da).error, "user name is empty"));
     kvbm_directory_close(da);
     opts.user = "root";
     opts.password_file = password;
     snprintf(password, sizeof(password), "%s/wrong", etcd.folder);
     assert_int_equal(kvbm_directory_open(&opts, &da), 0);
-    WAIT_FOR(strstr(info_of(da).error, "authentication failed"));
+    wait_until(strstr(info_of(da).error, "authentication failed"));
     kvbm_directory_close(da);
     snprintf(password, sizeof(password), "%s/password", etcd.folder);
     opts.tls_ca = NULL; /* an authority that the system doesn't know */
     assert_int_equal(kvbm_directory_open(&opts, &da), 0);
-    WAIT_FOR(strstr(info_of(da).error, "certificate"));
+    wait_until(strstr(info_of(da).error, "certificate"));
     kvbm_directory_close(da);
     opts.tls_ca = ca;
     assert_int_equal(kvbm_directory_open(&opts, &da), 0);
     opts.self = NULL;
     opts.arg = &seen_b;
     assert_int_equal(kvbm_directory_open(&opts, &db), 0);
-    WAIT_FOR(seen_find(&seen_b, "a", NULL));
-    WAIT_FOR(info_of(da).registered);
+    wait_until(seen_find(&seen_b, "a", NULL));
+    wait_until(info_of(da).registered);
     kvbm_directory_close(da);
-    WAIT_FOR(!seen_find(&seen_b, "a", NULL));
+    wait_until(!seen_find(&seen_b, "a", NULL));
     kvbm_directory_close(db);
     run("rm -f key.pem cert.pem password wrong");
 }

@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Directories from a list and from a file, and the options of all kinds. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
+#include "base/unit.h"
 #include "directory_unit.h"
 #include "kvbm.h"
 
@@ -53,7 +46,7 @@ static void test_list(void **state)
         " tcp:10.0.0.2:7000, unix:/run/b.sock,,tcp:[fd00::1]:1\t unix:/run/me.sock", &self, 0);
 
     (void)state;
-    WAIT_FOR(info_of(d).current);
+    wait_until(info_of(d).current);
     assert_int_equal(seen_count(&seen), 3); /* without itself */
     assert_true(seen_find(&seen, "tcp:10.0.0.2:7000", &found));
     assert_true(!*found.name && found.n_endpoints == 1 && !found.worker);
@@ -94,24 +87,24 @@ static void test_file(void **state)
     (void)state;
     write_file("# who is there\n\n  tcp:10.0.0.2:7000  # the first\r\nunix:/run/b.sock");
     d = open_directory(where, NULL, 0);
-    WAIT_FOR(seen_count(&seen) == 2);
+    wait_until(seen_count(&seen) == 2);
     assert_true(seen_find(&seen, "tcp:10.0.0.2:7000", NULL));
     calls = seen_calls(&seen);
     write_file("unix:/run/b.sock\nunix:/run/c.sock\n"); /* one goes, one comes, one stays */
-    WAIT_FOR(seen_find(&seen, "unix:/run/c.sock", NULL) && seen_count(&seen) == 2);
+    wait_until(seen_find(&seen, "unix:/run/c.sock", NULL) && seen_count(&seen) == 2);
     assert_int_equal(seen_calls(&seen), calls + 2);
     write_file("unix:/run/b.sock\n# x\nnonsense\nunix:/run/c.sock\nunix:/run/e.sock\n");
-    WAIT_FOR(seen_count(&seen) == 3);
-    WAIT_FOR(info_of(d).left_out == 1);
+    wait_until(seen_count(&seen) == 3);
+    wait_until(info_of(d).left_out == 1);
     assert_true(logged("line=3") && logged(path));
     /* a file that is gone changes nothing, until it is back */
     assert_int_equal(unlink(path), 0);
-    WAIT_FOR(info_of(d).failures >= 2);
+    wait_until(info_of(d).failures >= 2);
     assert_true(!info_of(d).current && *info_of(d).error);
     assert_int_equal(seen_count(&seen), 3);
     write_file("");
-    WAIT_FOR(seen_count(&seen) == 0);
-    WAIT_FOR(info_of(d).current);
+    wait_until(seen_count(&seen) == 0);
+    wait_until(info_of(d).current);
     assert_true(!*info_of(d).error && info_of(d).n_peers == 0);
     kvbm_directory_close(d);
 }
@@ -128,11 +121,11 @@ static void test_limit(void **state)
         fprintf(file, "tcp:10.0.%d.%d:7000\n", i / 250, i % 250);
     fclose(file);
     d = open_directory(where, NULL, 40);
-    WAIT_FOR(info_of(d).left_out == 460);
+    wait_until(info_of(d).left_out == 460);
     assert_int_equal(info_of(d).n_peers, 40);
     assert_int_equal(seen_count(&seen), 40);
     write_file("tcp:10.0.1.249:7000\n");
-    WAIT_FOR(seen_count(&seen) == 1 && info_of(d).left_out == 0);
+    wait_until(seen_count(&seen) == 1 && info_of(d).left_out == 0);
     assert_true(seen_find(&seen, "tcp:10.0.1.249:7000", NULL));
     kvbm_directory_close(d);
 }

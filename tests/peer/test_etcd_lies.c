@@ -3,14 +3,6 @@
  * A server that isn't etcd, or one that lies: answers cut short, endless, wrong, too many, late or
  * never. The directory says that it can't be read, keeps what it knew, and closes soon.
  */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <arpa/inet.h>
 #include <poll.h>
 #include <signal.h>
@@ -19,6 +11,7 @@
 
 #include "base/buf.h"
 #include "base/stalls.h"
+#include "base/unit.h"
 #include "directory_unit.h"
 #include "peer/directory/etcd_wire.h"
 
@@ -307,25 +300,25 @@ static void test_lies(void **state)
     for (int i = SILENT; i < N_LIES; i++)
         d[i] = open_directory(&servers[i], &seen[i]);
     for (int i = SILENT; i < N_LIES; i++) {
-        WAIT_FOR(seen_find(&seen[i], "late", NULL) && seen_find(&seen[i], "peer000", NULL));
+        wait_until(seen_find(&seen[i], "late", NULL) && seen_find(&seen[i], "peer000", NULL));
         failures[i] = info_of(d[i]).failures;
         atomic_store(&servers[i].lie, i);
     }
     for (int i = SILENT; i < N_LIES; i++) {
         if (i == MANY) { /* more than there is room for: the first, by their keys */
-            WAIT_FOR(info_of(d[i]).left_out >= 260 && seen_find(&seen[i], "peer030", NULL));
+            wait_until(info_of(d[i]).left_out >= 260 && seen_find(&seen[i], "peer030", NULL));
             assert_int_equal(info_of(d[i]).n_peers, 40);
             continue;
         }
-        WAIT_FOR(info_of(d[i]).failures > failures[i] + 1); /* one is the watch that ends */
+        wait_until(info_of(d[i]).failures > failures[i] + 1); /* one is the watch that ends */
         assert_true(seen_find(&seen[i], "peer000", NULL));
     }
-    WAIT_FOR(strstr(info_of(d[ERROR]).error, "permission denied"));
-    WAIT_FOR(strstr(info_of(d[ERROR_V2]).error, "etcdserver: no"));
+    wait_until(strstr(info_of(d[ERROR]).error, "permission denied"));
+    wait_until(strstr(info_of(d[ERROR_V2]).error, "etcdserver: no"));
     for (int i = SILENT; i < N_LIES; i++)
         atomic_store(&servers[i].lie, HONEST);
     for (int i = SILENT; i < N_LIES; i++) {
-        WAIT_FOR(info_of(d[i]).current && info_of(d[i]).registered);
+        wait_until(info_of(d[i]).current && info_of(d[i]).registered);
         kvbm_directory_close(d[i]);
         assert_true(seen_calls(&seen[i]) < 1000000);
     }
@@ -343,7 +336,7 @@ static void test_close(void **state)
         uint64_t began;
 
         d = open_directory(&servers[HONEST], &seen);
-        WAIT_FOR(info_of(d).registered);
+        wait_until(info_of(d).registered);
         atomic_store(&servers[HONEST].lie, lies[i]);
         began = kv_now_ns();
         kvbm_directory_close(d);
@@ -419,7 +412,7 @@ static void test_follower_of_equal_paths(void **state)
                 0);
     give(&both);
     assert_int_equal(kvbm_agent_follow(agent, &opts, &follower), 0);
-    WAIT_FOR(kvbm_follower_get_info(follower, &info) == 0 && info.n_open == 1);
+    wait_until(kvbm_follower_get_info(follower, &info) == 0 && info.n_open == 1);
     assert_int_equal(kvbm_follower_close(follower), 0);
     assert_int_equal(kvbm_agent_destroy(agent), 0);
     assert_int_equal(kvbm_agent_destroy(peer), 0);

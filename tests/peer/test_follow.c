@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Agents that follow a directory: sessions with whoever is in it, and with nobody who has left. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <stdatomic.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include "base/unit.h"
 #include "kvbm_directory.h"
 #include "peer/session/agent.h"
 #include "session_unit.h"
@@ -154,10 +147,7 @@ static void test_unfit(void **state)
              b_at);
     follower = follow(self, peers);
     wait_for(follower, 3, 1);
-    for (uint64_t end = soon(); info_of(follower).failed < 4;) {
-        assert_true(kv_now_ns() < end);
-        usleep(1000);
-    }
+    wait_until(info_of(follower).failed >= 4);
     assert_true(info_of(follower).opened == 1);
     assert_int_equal(kvbm_follower_close(follower), 0);
     assert_int_equal(kvbm_agent_destroy(self), 0);
@@ -190,8 +180,7 @@ static void close_inside(void *arg, const struct kvbm_directory_peer *peer, bool
 
 static void wait_for_callback(void)
 {
-    for (uint64_t end = soon(); !atomic_load(&closing.n); usleep(500))
-        assert_true(kv_now_ns() < end);
+    wait_until(atomic_load(&closing.n));
 }
 
 static void test_close_inside(void **state)

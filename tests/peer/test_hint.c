@@ -1,18 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* kv.fetch hints, as Dynamo's router, vLLM and SGLang pass them on, and as nobody should. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/error.h"
+#include "base/unit.h"
 #include "kvbm_remote.h"
 #include "starve.h"
 

@@ -1,18 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The client of kv-indexer: what it asks, what it makes of right, wrong, late and missing answers. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include "base/clock.h"
 #include "base/stalls.h"
 #include "lying_indexer.h"
 #include "peer/directory/indexer.h"
 #include "peer/module/http_abi.h"
+#include "support.h"
 
 #define SLACK_MS 2000u /* beside what the machine loses */
 
@@ -234,8 +227,7 @@ static void test_lies(void **state)
         assert_int_equal(stats_of(indexer).asked, begun);
         if (lie == INDEXER_SILENT) { /* a probe, after a second */
             atomic_store(&server.lie, INDEXER_HONEST);
-            while (ask(indexer, holdings, 4) == -EHOSTDOWN)
-                usleep(10000);
+            wait_until(ask(indexer, holdings, 4) != -EHOSTDOWN);
             assert_false(stats_of(indexer).down);
         }
         kvbm_indexer_close(indexer);
@@ -280,8 +272,7 @@ static void test_interrupt(void **state)
     interrupted = open_at(server.url, 60000);
     for (int i = 0; i < 4; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, asks_long, &results[i]), 0);
-    while (stats_of(interrupted).asked < 4)
-        usleep(1000);
+    wait_until(stats_of(interrupted).asked >= 4);
     assert_int_equal(ask(interrupted, &holding, 1), -EAGAIN);
     kvbm_indexer_interrupt(interrupted, true);
     for (int i = 0; i < 4; i++) {

@@ -3,19 +3,12 @@
  * The owner's table of leases, beside a naive model: lists that are searched from end to end. Every
  * step compares the blocks held, their generations, the next expiry, and the leases that ended.
  */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
+#include "base/unit.h"
 #include "index/random.h"
 #include "peer/lease/lease.h"
 #include "starve.h"

@@ -4,19 +4,12 @@
  * tcp; leases that end in every way; peers that lie. Blocks' bytes follow from their keys, so a block
  * that is called right is compared byte by byte.
  */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 
 #include "base/log.h"
+#include "base/unit.h"
 #include "lend_unit.h"
 #include "peer/lease/lease_wire.h"
 
@@ -704,8 +697,7 @@ static void *finish_hold(void *arg)
 {
     const uint32_t block = 3;
 
-    while (!atomic_load(&slow.n_held))
-        usleep(1000);
+    wait_until(atomic_load(&slow.n_held));
     if (arg)
         slow.held(slow.to, 0, &block, &slow);
     else
@@ -716,8 +708,7 @@ static void *finish_hold(void *arg)
 static void *hang_up(void *arg)
 {
     (void)arg;
-    while (!atomic_load(&slow.n_held))
-        usleep(1000);
+    wait_until(atomic_load(&slow.n_held));
     assert_int_equal(kvbm_session_close(t.session), 0);
     t.session = NULL;
     return NULL;

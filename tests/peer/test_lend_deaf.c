@@ -3,15 +3,8 @@
  * Readers that lease and never read: they keep others from the share that is lent, no longer than their
  * leases last, and no memory or block of the owner for longer than it gives a socket that isn't read.
  */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include "base/log.h"
+#include "base/unit.h"
 #include "lend_unit.h"
 #include "peer/lease/lease_wire.h"
 #include "raw_peer.h"

@@ -1,14 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A source that holds blocks on a thread of its own, and a set that is withdrawn meanwhile. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include "base/log.h"
+#include "base/unit.h"
 #include "lend_unit.h"
 #include "peer/session/net.h"
 #include "peer/set/blockset.h"
@@ -77,10 +70,7 @@ static void end(void)
 
 static void await(const atomic_bool *what)
 {
-    for (uint64_t until = soon(); !atomic_load(what);) {
-        assert_true(kv_now_ns() < until);
-        usleep(1000);
-    }
+    wait_until(atomic_load(what));
 }
 
 /* The source's thread: its blocks are there. */
@@ -136,11 +126,9 @@ static void test_withdrawn_before_the_reply(void **state)
     assert_non_null(session);
     pthread_mutex_lock(&session->lock);
     assert_int_equal(pthread_create(&source, NULL, finish_hold, &status), 0);
-    for (uint64_t until = soon(); !answers(); usleep(1000))
-        assert_true(kv_now_ns() < until);
+    wait_until(answers());
     assert_int_equal(pthread_create(&ender, NULL, end_offer, NULL), 0);
-    for (uint64_t until = soon(); !atomic_load(&t.n_unheld); usleep(1000))
-        assert_true(kv_now_ns() < until); /* the lease itself ends at once */
+    wait_until(atomic_load(&t.n_unheld)); /* the lease itself ends at once */
     usleep(20000);
     assert_false(atomic_load(&t.ended));
     pthread_mutex_unlock(&session->lock);

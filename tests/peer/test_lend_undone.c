@@ -3,17 +3,10 @@
  * Owners that undo something while their sessions go on: requests that their reader gives up
  * when they are answered already, and reads of a set that is updated.
  */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <stdatomic.h>
 
 #include "base/log.h"
+#include "base/unit.h"
 #include "lend_unit.h"
 #include "peer/lease/lease_wire.h"
 #include "peer/lease/lend_impl.h"

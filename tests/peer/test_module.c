@@ -1,13 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Libraries that are opened on first use: found in each place, and refused with one log line. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/unit.h"
 #include "peer/module/module.h"
 #include "peer/module/tls_abi.h"
 

@@ -3,18 +3,11 @@
  * Leased blocks by NIXL, over its UCX's TCP: right bytes, and not one of them late when an owner dies
  * or freezes, nor does a side die of the other. NIXL is the one that KV_NIXL_LIB names.
  */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <sys/resource.h>
 
 #define CARRIER nixl
 #define CARRIER_REQUIRED KVBM_NIXL_REQUIRED
+#include "base/unit.h"
 #include "carrier_unit.h"
 #include "peer/lease/borrow.h"
 #include "peer/nixl/node.h"
@@ -103,8 +96,7 @@ static void freeze_once(struct watched *w)
         assert_true(is_poisoned(w));
     assert_int_equal(read_at_last(&w->r), w->r.n);
     assert_int_equal(right_blocks(&w->r), w->r.n);
-    for (uint64_t end = soon(); lost_of(w->agent, NULL); usleep(1000)) /* the owner tells */
-        assert_true(kv_now_ns() < end);
+    wait_until(!lost_of(w->agent, NULL)); /* the owner tells */
 }
 
 static void test_frozen(void **state)

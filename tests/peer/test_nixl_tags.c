@@ -1,16 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Tags of receives by NIXL, which need no NIXL: whoever knows one may say that the receive is over. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <errno.h>
 #include <string.h>
 
+#include "base/unit.h"
 #include "peer/nixl/node.h"
 
 static struct kvbm_carrier_node node;

@@ -4,15 +4,8 @@
  * in the model; groups of ranks hold their parts of it. What a plan's copies bring must equal what
  * the model says, and no other byte may change. The same parts go through a copier.
  */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include "base/error.h"
+#include "base/unit.h"
 #include "kvbm_plan.h"
 #include "starve.h"
 #include "tier/transfer_unit.h"

@@ -3,20 +3,13 @@
  * Sessions of two agents in one process: opening, calls and replies over unix sockets and tcp, with
  * and without data connections, descriptors, notes, and the end of either side.
  */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "base/unit.h"
 #include "index/random.h"
 #include "session_unit.h"
 

@@ -3,20 +3,13 @@
  * Calls that meet late, missing and wrong answers: nothing is written after a call has returned, many
  * threads at a time, limits, cancels, descriptors, notes, replies from other threads, ends.
  */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "base/unit.h"
 #include "index/random.h"
 #include "peer/session/agent.h"
 #include "peer/session/wire.h"
@@ -374,8 +367,7 @@ static void serve_tiny(void *arg, struct kvbm_session *session, struct kvbm_requ
     const struct iovec from = {owner.memory, 1};
 
     (void)arg;
-    while (!all_asked)
-        usleep(100);
+    wait_until(all_asked);
     n_tiny++;
     (void)kvbm_session_reply_from(session, request->id, 0, &from, 1, small_done, NULL);
     most_waiting = KV_MAX(most_waiting, n_tiny - n_small_done);

@@ -4,18 +4,11 @@
  * take their time between the steps of their handshakes. Between two steps comes a number of strangers:
  * what a thousand a second are in 60 ms, and more.
  */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <arpa/inet.h>
 #include <netinet/in.h>
 
 #include "base/log.h"
+#include "base/unit.h"
 #include "certificates.h"
 #include "peer/session/net.h"
 #include "raw_peer.h"

@@ -1,14 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Peers that take of what all sessions share, memory for bodies and places for sets, beside honest ones. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include "base/log.h"
+#include "base/unit.h"
 #include "peer/session/net.h"
 #include "raw_peer.h"
 

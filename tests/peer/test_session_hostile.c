@@ -3,14 +3,6 @@
  * Peers that lie, stop halfway, come in crowds or never read: each is cut off, nothing is written
  * where it shouldn't be, memory and descriptors stay bounded, and honest peers are served meanwhile.
  */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <fcntl.h>
@@ -24,6 +16,7 @@
 #include <sys/wait.h>
 
 #include "base/log.h"
+#include "base/unit.h"
 #include "raw_peer.h"
 #include "skip.h"
 
@@ -204,8 +197,7 @@ static size_t count_descriptors(void)
 /* The agent closes its side of a connection in its own time. */
 static void wait_for_descriptors(size_t most)
 {
-    for (uint64_t end = soon(); count_descriptors() > most; usleep(1000))
-        assert_true(kv_now_ns() < end);
+    wait_until(count_descriptors() <= most);
 }
 
 /* A crowd that connects and says nothing: the agent holds 128 at most, and honest ones get in. */
@@ -310,8 +302,7 @@ static void *slow_main(void *arg)
     assert_true(slow_listener.fd >= 0);
     raw_await(&slow_listener);
     greeted = true;
-    while (!crowd_is_there)
-        usleep(1000);
+    wait_until(crowd_is_there);
     raw_welcome(&slow_listener, "slow");
     raw_expect_end(&slow_listener);
     return NULL;
@@ -345,8 +336,7 @@ static void test_opens_beside_crowd(void **state)
     assert_int_equal(listen(fd, 1), 0);
     assert_int_equal(pthread_create(&listens, NULL, slow_main, &fd), 0);
     assert_int_equal(pthread_create(&opens, NULL, open_slow, endpoint), 0);
-    while (!greeted)
-        usleep(1000);
+    wait_until(greeted);
     for (size_t i = 0; i < KV_COUNT(crowd); i++)
         raw_connect(&crowd[i], at);
     for (size_t i = 0; i < KV_COUNT(crowd) - 128; i++)
@@ -431,8 +421,7 @@ static void test_half_body(void **state)
     raw_bytes(&raw, some, sizeof(some));
     check_honest();
     close(raw.fd);
-    while (n_ended < 2) /* of the honest one, too */
-        usleep(1000);
+    wait_until(n_ended >= 2); /* of the honest one, too */
 }
 
 /* A peer asks for bulk and never reads: as many answers wait as requests are allowed, no more. */
@@ -453,8 +442,7 @@ static void test_never_reads(void **state)
     /* Wait for the end without a read: an answer that leaves makes room for the ninth request. */
     assert_int_equal(poll(&polled, 1, (int)(SOON_NS / KV_NS_PER_MS)), 1);
     close(raw.fd);
-    while (n_done < 8)
-        usleep(1000);
+    wait_until(n_done >= 8);
 }
 
 /* One id twice. */
@@ -491,8 +479,7 @@ static void test_forked(void **state)
     raw_open(&raw, at, "chatty");
     child = fork_idle();
     raw_say(&raw, KVBM_HELLO, 0, NULL, 0);
-    while (n_ended == 0)
-        usleep(1000);
+    wait_until(n_ended > 0);
     check_honest(); /* behind that, the agent has freed the session */
     for (int i = 0; i < 10; i++)
         raw_say(&raw, KVBM_PING, 0, NULL, 0);
@@ -696,8 +683,7 @@ static void await_read(int fd)
 {
     int unread = 1;
 
-    while (ioctl(fd, SIOCOUTQ, &unread) == 0 && unread > 0)
-        usleep(1000);
+    wait_until(ioctl(fd, SIOCOUTQ, &unread) != 0 || unread <= 0);
 }
 
 /* Send half a chunk by the data connection, end the answer by the other one, then the other half. */
@@ -721,8 +707,7 @@ static void *cut_main(void *arg)
     raw_bytes(&cutter.data, body, C / 2);
     await_read(cutter.data.fd);
     raw_frame(&raw, &cut, NULL);
-    while (!cutter.returned)
-        usleep(1000);
+    wait_until(cutter.returned);
     raw_bytes(&cutter.data, body, C - C / 2);
     await_read(cutter.data.fd);
     assert_true(raw_until(&raw, ECHO)); /* the session goes on */

@@ -3,20 +3,13 @@
  * Agents that don't fit: each refusal has its error and its words, on the side that opens and in the
  * log of the side that listens. Tokens, TLS on one side, another model, names taken twice, restarts.
  */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/stat.h>
 
 #include "base/log.h"
+#include "base/unit.h"
 #include "certificates.h"
 #include "session_unit.h"
 #include "skip.h"

@@ -4,17 +4,10 @@
  * end of the last session. A random walk runs beside a naive model. Owners that are killed, frozen and
  * restarted are processes of their own.
  */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <signal.h>
 #include <sys/wait.h>
 
+#include "base/unit.h"
 #include "index/random.h"
 #include "peer/session/agent.h"
 #include "session_unit.h"
@@ -180,8 +173,7 @@ static void kill_owner(pid_t pid)
 
 static void await_unknown(struct kvbm_agent *reader)
 {
-    for (uint64_t deadline = soon(); known(reader, 10, 0) || known(reader, 10, 1); usleep(200))
-        assert_true(kv_now_ns() < deadline);
+    wait_until(!known(reader, 10, 0) && !known(reader, 10, 1));
 }
 
 /* Killed, then restarted at the same endpoint: the old sets go, the new ones come. */

@@ -1,15 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Sessions beside one whose requests keep the event thread busy, or stop it for a while. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <stdatomic.h>
 
+#include "base/unit.h"
 #include "session_unit.h"
 
 #define WORK 61 /* a note: the event thread is busy for longer than a turn */

@@ -3,14 +3,6 @@
  * Shared memory: what a reader sees of an owner's blocks, and descriptors that a hostile owner could
  * pass in its place. Every one of these must be refused before anything of it is read by address.
  */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -21,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/unit.h"
 #include "bm/storage/layout.h"
 #include "peer/set/shared.h"
 #include "peer/set/shared_header.h"

@@ -27,9 +27,7 @@ static void run(uint32_t n_readers, long rounds)
         storm_disturb(&owner, readers, n_readers, true, &rng);
         storm_let_read(10);
     }
-    for (uint64_t end = soon();
-         !atomic_load(&storm->shared_right) || !atomic_load(&storm->sent_right); usleep(1000))
-        assert_true(kv_now_ns() < end);
+    wait_until(atomic_load(&storm->shared_right) && atomic_load(&storm->sent_right));
     storm_kill(readers[0]); /* with whatever it has leased */
     storm_end(owner, readers + 1, (int)n_readers - 1);
     storm_fini();
@@ -65,9 +63,7 @@ static void frozen_init(struct frozen *f, struct rng *rng)
     f->owner = storm_start_owner(rng);
     f->agent = agent_at("reader", NULL);
     f->to = allocate(&config, KVBM_STORAGE_SYSTEM);
-    for (uint64_t end = soon();
-         open_with(f->agent, storm->unix_endpoint, 0, NULL, &f->session) != 0; usleep(1000))
-        assert_true(kv_now_ns() < end);
+    wait_until(open_with(f->agent, storm->unix_endpoint, 0, NULL, &f->session) == 0);
 }
 
 static void frozen_fini(struct frozen *f)

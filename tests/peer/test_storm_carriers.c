@@ -25,6 +25,7 @@ static void run(const struct weather *w)
 {
     struct rng rng = {test_seed()};
     pid_t owner, readers[N_READERS];
+    uint64_t carried;
 
     print_message("KV_TEST_SEED=%llu, UCX_TLS=%s%s\n", (unsigned long long)rng.state, w->transports,
                   w->nixl ? ", NIXL" : "");
@@ -41,9 +42,8 @@ static void run(const struct weather *w)
         storm_let_read(20);
         storm_disturb(&owner, readers, N_READERS, w->freezes, &rng);
     }
-    for (uint64_t end = soon(), carried = storm->carried_right; storm->carried_right == carried;
-         usleep(1000))
-        assert_true(kv_now_ns() < end);
+    carried = storm->carried_right;
+    wait_until(storm->carried_right != carried);
     storm_end(owner, readers, N_READERS);
     storm_fini();
 }

@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Keys that are gone, of owners with many sets over one registry. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <stdatomic.h>
 
 #include "base/le.h"
 #include "base/log.h"
+#include "base/unit.h"
 #include "lend_unit.h"
 #include "peer/lease/lease_wire.h"
 
@@ -84,8 +77,7 @@ static void test_many_sets(void **state)
     look(session, 1);
     look(session, SETS);
     assert_int_equal(kvbm_pool_reset_keys(t.owner.pool, 0, &key, 1, NULL), 0);
-    for (uint64_t until = soon(); !t.told[1] || !t.told[SETS]; usleep(1000))
-        assert_true(kv_now_ns() < until);
+    wait_until(t.told[1] && t.told[SETS]);
     assert_int_equal(t.told[1], 1);
     assert_int_equal(t.told[SETS], 1);
     assert_int_equal(kvbm_session_close(session), 0);

@@ -3,17 +3,10 @@
  * Leased blocks by UCX, over its TCP and its shared memory: right bytes, and not one of them late when
  * an owner dies or freezes. Where a side has no UCX, or UCX can't reach, the session brings them.
  */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #define CARRIER ucx
 #define CARRIER_REQUIRED KVBM_UCX_REQUIRED
 #include "base/stalls.h"
+#include "base/unit.h"
 #include "carrier_unit.h"
 
 #ifndef HAS_UCX

@@ -1,15 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Limits of what one request may ask of an owner's event thread by UCX. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #define CARRIER ucx
 #define CARRIER_REQUIRED KVBM_UCX_REQUIRED
+#include "base/unit.h"
 #include "carrier_unit.h"
 #include "peer/lease/borrow.h"
 

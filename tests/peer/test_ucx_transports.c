@@ -1,15 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Transports of UCX that UCX_TLS names: agents warn of TCP before 1.14. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #define CARRIER ucx
 #define CARRIER_REQUIRED KVBM_UCX_REQUIRED
+#include "base/unit.h"
 #include "carrier_unit.h"
 
 #ifndef HAS_UCX

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends.h"
-#include "base/unit.h"
+#include "support.h"
 
 char backends_dir[128];
 
@@ -11,19 +11,9 @@ static void backends_quiet(void *arg, int level, const char *line)
 
 int backends_set_up(void **state)
 {
-    const char *build = getenv("KV_BUILD_DIR");
-
     (void)state;
     kvs_set_log(backends_quiet, NULL);
-    snprintf(backends_dir, sizeof(backends_dir), "%s/kvs-XXXXXX",
-             build && strlen(build) < 100 ? build : "/tmp");
-    return mkdtemp(backends_dir) ? 0 : -1;
-}
-
-static int backends_remove(const char *path, const struct stat *st, int flag, struct FTW *ftw)
-{
-    (void)st, (void)flag, (void)ftw;
-    return remove(path);
+    return disk_dir(backends_dir, sizeof(backends_dir));
 }
 
 int backends_tear_down(void **state)
@@ -31,7 +21,7 @@ int backends_tear_down(void **state)
     (void)state;
     kvs_set_log(NULL, NULL);
     memory_forget_all();
-    return nftw(backends_dir, backends_remove, 16, FTW_DEPTH | FTW_PHYS);
+    return remove_dir(backends_dir);
 }
 
 struct kvs_store *backends_open(enum backend which)

@@ -4,12 +4,11 @@
 #ifndef TESTS_STORE_BACKENDS_H
 #define TESTS_STORE_BACKENDS_H
 
-#include <ftw.h>
 #include <unistd.h>
 
-#include "base/unit.h"
 #include "kv_store.h"
 #include "memory_backend.h"
+#include "support.h"
 
 enum backend { FILES, ZSTD, SIDE_CARS, PARTS, BATCHES, SINGLE, BARE, N_BACKENDS };
 

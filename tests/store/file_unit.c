@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "file_unit.h"
-#include "base/unit.h"
+#include "support.h"
 
 char unit_dir[128];
 
@@ -14,27 +14,15 @@ static void unit_quiet(void *arg, enum kv_log_level level, const char *line, siz
 
 int unit_make_dir(void **state)
 {
-    const char *build = getenv("KV_BUILD_DIR");
-
     (void)state;
     kv_log_set_sink(unit_quiet, NULL);
-    snprintf(unit_dir, sizeof(unit_dir), "%s/kvs-XXXXXX",
-             build && strlen(build) < 100 ? build : "/tmp");
-    return mkdtemp(unit_dir) ? 0 : -1;
-}
-
-static int unit_rm_one(const char *path, const struct stat *st, int flag, struct FTW *ftw)
-{
-    (void)st;
-    (void)flag;
-    (void)ftw;
-    return remove(path);
+    return disk_dir(unit_dir, sizeof(unit_dir));
 }
 
 int unit_rm_dir(void **state)
 {
     (void)state;
-    return nftw(unit_dir, unit_rm_one, 16, FTW_DEPTH | FTW_PHYS);
+    return remove_dir(unit_dir);
 }
 
 kv_store_v1 *unit_open(const char *options)

@@ -5,14 +5,13 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/log.h"
-#include "base/unit.h"
 #include "store/backend/file.h"
 #include "store/file/file_impl.h"
+#include "support.h"
 
 extern char unit_dir[128];
 

@@ -2,6 +2,7 @@
 /* The conformance kit: the memory backend passes every check. Replacing one of its functions by a
  * broken one makes a check fail, and each check is made to fail by one such replacement. */
 #include "store/broken_functions.h"
+#include "support.h"
 
 /* -- The table of mutations -------------------------------------------------------------------- */
 
@@ -82,10 +83,9 @@ SET(ext_version)
 /* The file store in a folder of its own. */
 SET(file)
 {
-    static char folder[32];
+    static char folder[64];
 
-    strcpy(folder, "/tmp/kvs-conformance-XXXXXX");
-    assert_non_null(mkdtemp(folder));
+    assert_int_equal(temp_dir(folder, sizeof(folder)), 0);
     where = folder;
     vt = *kvs_file_vtable();
     ext = *kvs_file_ext();
@@ -270,12 +270,8 @@ static void note(void *arg, const char *check, enum kvs_verdict verdict, const c
 
 static void reset(void)
 {
-    char command[64];
-
-    if (where && strcmp(where, URI) != 0) {
-        snprintf(command, sizeof(command), "rm -r %s", where);
-        assert_int_equal(system(command), 0);
-    }
+    if (where && strcmp(where, URI) != 0)
+        assert_int_equal(remove_dir(where), 0);
     where = URI;
     forget_later();
     vt = *memory_vtable();

@@ -1,14 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Content-defined cuts: any object is restored, chunk lengths are bounded, and an edit changes few
  * chunks. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
+#include "base/unit.h"
 #include "cutting.h"
 
 static const struct kvs_save_opts bytes_4k = {

@@ -341,8 +341,7 @@ static void cleared_while_threads_save(void **state)
 
         run(i % 2 ? "find $D -mindepth 1 -delete 2>/dev/null; true"
                   : "mv $D $D.old && mkdir -p $D && rm -rf $D.old; rm -rf $D.old; true");
-        while (first < before + 3)
-            usleep(1000);
+        wait_until(first >= before + 3);
     }
     cleared_last = true;
     for (int i = 0; i < THREADS; i++)

@@ -271,8 +271,7 @@ static void lose_it(void)
 {
     damage_pending();
     assert_int_equal(pthread_create(&reader, NULL, read_it, NULL), 0);
-    while (!is_lost()) /* it notices, and waits for the publication to set the file aside */
-        usleep(1000);
+    wait_until(is_lost()); /* it notices, and waits for the publication to set the file aside */
     if (put_again)
         assert_int_equal(unit_put(busy, busy_n, blob, 100000), 0);
 }

@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "base/unit.h"
 #include "store/memory_backend.h"
+#include "support.h"
 
 #define URI "memory://gc"
 #define OBJECT 60000
@@ -605,24 +605,10 @@ static void file_world_old(struct world *w)
     }
 }
 
-static void remove_tree(const char *path)
-{
-    pid_t child = fork();
-
-    if (child == 0) {
-        execlp("rm", "rm", "-rf", path, (char *)NULL);
-        _exit(127);
-    }
-    waitpid(child, NULL, 0);
-}
-
 static void file_world(struct world *w)
 {
-    const char *tmp = getenv("TMPDIR");
-
     *w = (struct world){.open = file_world_open, .make_old = file_world_old};
-    snprintf(w->uri, sizeof(w->uri), "%.100s/kvasir-gc-XXXXXX", tmp ? tmp : "/tmp");
-    assert_non_null(mkdtemp(w->uri));
+    assert_int_equal(temp_dir(w->uri, sizeof(w->uri)), 0);
 }
 
 static void test_file_store_threads(void **state)
@@ -632,7 +618,7 @@ static void test_file_store_threads(void **state)
     (void)state;
     file_world(&w);
     race_threads(&w, unit_rounds(3));
-    remove_tree(w.uri);
+    assert_int_equal(remove_dir(w.uri), 0);
 }
 
 static void test_file_store_processes(void **state)
@@ -642,7 +628,7 @@ static void test_file_store_processes(void **state)
     (void)state;
     file_world(&w);
     race_processes(&w, unit_rounds(3));
-    remove_tree(w.uri);
+    assert_int_equal(remove_dir(w.uri), 0);
 }
 
 int main(void)

@@ -1,14 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Cuts of llama.cpp states: a grown state shares all possible chunks, and other bytes do no
  * harm. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
+#include "base/unit.h"
 #include "cutting.h"
 #include "llama_state.h"
 #include "skip.h"

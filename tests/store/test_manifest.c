@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Manifests: written ones are read, and every other input is refused. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
+#include "base/unit.h"
 #include "index/random.h"
 #include "store/object/manifest.h"
 

@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The checked calls on a correct backend: every value is stored and returned. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
+#include "base/unit.h"
 #include "memory_backend.h"
 
 #define URI "memory://open"

@@ -1,13 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Plugins: where the library looks for them, and its answers to those that break the contract. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <dlfcn.h>
 #include <limits.h>
 #include <link.h>
@@ -19,6 +11,7 @@
 #include "memory_backend.h"
 #include "skip.h"
 #include "store/backend/plugin.h"
+#include "support.h"
 
 static struct {
     int n;
@@ -43,8 +36,7 @@ static int set_up(void **state)
     (void)state;
 
     snprintf(plugins, sizeof(plugins), "%s/tests/plugins", build ? build : "build");
-    strcpy(folder, "/tmp/kvasir-plugins-XXXXXX");
-    if (!mkdtemp(folder))
+    if (temp_dir(folder, sizeof(folder)) < 0)
         return -1;
     setenv("KV_STORE_LIBRARY_PATH", folder, 1);
     unsetenv("BROKEN_TABLE");
@@ -56,13 +48,10 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    char command[128];
     (void)state;
-
     kvs_set_log(NULL, NULL);
     memory_forget_all();
-    snprintf(command, sizeof(command), "rm -r %s", folder);
-    return system(command);
+    return remove_dir(folder);
 }
 
 /* One call that must fail with one line that has @part in it. */

@@ -1,14 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Ranges of objects restored: the bytes that a whole restore gives there, from few chunks; and
  * listings by prefix. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
+#include "base/unit.h"
 #include "cutting.h"
 #include "llama_state.h"
 #include "memory_backend.h"

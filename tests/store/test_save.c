@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Objects saved and restored: all bytes or an error, whatever the backend does. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
+#include "base/unit.h"
 #include "cutting.h"
 #include "llama_state.h"
 #include "memory_backend.h"

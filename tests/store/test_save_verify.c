@@ -1,14 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Saves that verify: a chunk that the store has, with other bytes, is stored anew, or the save fails. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include "backends.h"
+#include "base/unit.h"
 
 enum { BYTES = 300000 };
 

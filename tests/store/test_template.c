@@ -1,18 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The plugin template keeps every rule of the contract. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kv_store.h"
+#include "support.h"
 
 static void each(void *arg, const char *check, enum kvs_verdict verdict, const char *detail)
 {
@@ -25,17 +18,16 @@ static void each(void *arg, const char *check, enum kvs_verdict verdict, const c
 static void test_conformance(void **state)
 {
     const char *build = getenv("KV_BUILD_DIR");
-    char folder[] = "/tmp/kvasir-template-XXXXXX", uri[64], path[4096];
+    char folder[64], uri[80], path[4096];
     int passed = 0, rc;
     (void)state;
 
-    assert_non_null(mkdtemp(folder));
+    assert_int_equal(temp_dir(folder, sizeof(folder)), 0);
     snprintf(path, sizeof(path), "%s/examples", build ? build : "build");
     setenv("KV_STORE_LIBRARY_PATH", path, 1);
     snprintf(uri, sizeof(uri), "template://%s", folder);
     rc = kvs_conformance(uri, each, &passed);
-    snprintf(path, sizeof(path), "rm -r %s", folder);
-    assert_int_equal(system(path), 0);
+    assert_int_equal(remove_dir(folder), 0);
     assert_int_equal(rc, 0);
     assert_true(passed >= 25); /* they ran, and were not left out */
 }

@@ -3,11 +3,10 @@
 #ifndef KV_TESTS_TIER_DISK_UNIT_H
 #define KV_TESTS_TIER_DISK_UNIT_H
 
-#include "base/unit.h"
+#include "support.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <linux/magic.h>
 #include <semaphore.h>
 #include <sys/stat.h>
@@ -24,20 +23,11 @@ static char disk_dirs[4][256]; /* volumes */
 static const char *disk_dir_names[4] = {disk_dirs[0], disk_dirs[1], disk_dirs[2], disk_dirs[3]};
 static char disk_root[200];
 
-static inline int disk_remove(const char *path, const struct stat *st, int type, struct FTW *at)
-{
-    (void)st, (void)type, (void)at;
-    return remove(path);
-}
-
 static inline int disk_setup(void **state)
 {
-    const char *base = getenv("KV_BUILD_DIR");
-
     (void)state;
     kv_log_set_level(KV_LOG_ERROR);
-    snprintf(disk_root, sizeof(disk_root), "%s/disk-XXXXXX", base ? base : "/tmp");
-    if (!mkdtemp(disk_root))
+    if (disk_dir(disk_root, sizeof(disk_root)) < 0)
         return -1;
     for (int i = 0; i < 4; i++) {
         snprintf(disk_dirs[i], sizeof(disk_dirs[i]), "%s/%d", disk_root, i);
@@ -49,7 +39,7 @@ static inline int disk_setup(void **state)
 static inline int disk_teardown(void **state)
 {
     (void)state;
-    return nftw(disk_root, disk_remove, 16, FTW_DEPTH | FTW_PHYS);
+    return remove_dir(disk_root);
 }
 
 /* True when the tests' directories are on tmpfs. */

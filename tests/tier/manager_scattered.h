@@ -3,7 +3,7 @@
 #ifndef KV_TEST_MANAGER_SCATTERED_H
 #define KV_TEST_MANAGER_SCATTERED_H
 
-#include "manager_world.h"
+#include "tier/kitchen.h"
 
 enum { N = CACHE_BLOCKS, LONG_MS = 100000 };
 

@@ -6,11 +6,10 @@
 #ifndef TESTS_TIER_OBJECT_UNIT_H
 #define TESTS_TIER_OBJECT_UNIT_H
 
-#include "base/unit.h"
+#include "support.h"
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <ftw.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/stat.h>
@@ -19,7 +18,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "kv_store.h"
-#include "tier/find_shaky.h"
+#include "tier/kitchen.h"
 #include "tier/object/impl.h"
 #include "tier/object/object.h"
 
@@ -181,15 +180,6 @@ static inline void ends(struct job *job, int status)
     job_free(job);
 }
 
-#define EXPECT_SOON(condition)                                             \
-    do {                                                                   \
-        uint64_t until_ = kv_now_ns() + SOON_NS;                           \
-        bool holds_;                                                       \
-        while (!(holds_ = (condition)) && kv_now_ns() < until_) /* once */ \
-            usleep(500);                                                   \
-        assert_true(holds_);                                               \
-    } while (0)
-
 static inline struct kvbm_object_opts default_opts(const char *uri)
 {
     return (struct kvbm_object_opts){.size = sizeof(struct kvbm_object_opts),
@@ -216,17 +206,11 @@ static inline struct kvbm_object_stats stats_of(struct kvbm_object *o)
     return stats;
 }
 
-static inline int remove_one(const char *path, const struct stat *st, int kind, struct FTW *ftw)
-{
-    (void)st, (void)kind, (void)ftw;
-    return remove(path);
-}
-
 static inline int fresh_folder(void **state)
 {
     (void)state;
     snprintf(folder, sizeof(folder), "/tmp/kvbm-object-%d", (int)getpid());
-    nftw(folder, remove_one, 20, FTW_DEPTH | FTW_PHYS);
+    (void)remove_dir(folder);
     snprintf(shaky_uri, sizeof(shaky_uri), "shaky://%s", folder);
     if (shaky)
         memset(shaky, 0, sizeof(*shaky));
@@ -236,7 +220,7 @@ static inline int fresh_folder(void **state)
 static inline int remove_folder(void **state)
 {
     (void)state;
-    nftw(folder, remove_one, 20, FTW_DEPTH | FTW_PHYS);
+    (void)remove_dir(folder);
     return 0;
 }
 

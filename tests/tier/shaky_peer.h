@@ -5,7 +5,8 @@
 
 #include <pthread.h>
 
-#include "manager_world.h"
+#include "support.h"
+#include "tier/kitchen.h"
 
 #define SHAKY_BLOCKS 16u
 #define SHAKY_HELD 64u

@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 
 #include "base/clock.h"
-#include "manager_world.h"
+#include "tier/kitchen.h"
 
 #define N 8u
 

@@ -16,8 +16,8 @@
 
 #include "base/clock.h"
 #include "kvbm.h"
-#include "manager_world.h"
 #include "skip.h"
+#include "tier/kitchen.h"
 #include "tier/manager/state/manager.h"
 
 #define N 8u
@@ -116,9 +116,7 @@ static void wait_for_hung(enum kvbm_io io)
 {
     if (io == KVBM_IO_URING)
         assert_int_equal(write(gate.pipe[1], "", 1), 1);
-    for (int i = 0; i < 3000 && !is_hung(io); i++)
-        usleep(10000);
-    assert_true(is_hung(io));
+    wait_until(is_hung(io));
 }
 
 /* Let hanging requests go on; with io_uring they fail, as the pipe has ended. */
@@ -407,8 +405,7 @@ static void test_waited_for(void **state)
         }
         for (int i = 0; i < WAITERS; i += 4) /* nothing to wait for */
             pthread_join(threads[i], NULL);
-        while (n_waiters(w.m) < WAITERS / 4 * 3)
-            usleep(100);
+        wait_until(n_waiters(w.m) >= WAITERS / 4 * 3);
         assert_int_equal(world_destroy(&w, 0), 0);
         for (int i = 0; i < WAITERS; i++) {
             if (i % 4)

@@ -2,7 +2,7 @@
 /* A leader and the workers of all ranks: who may join, what a transfer does on each, and what comes
  * of ranks that die, freeze, fail or leave. */
 // clang-format off
-#include "base/unit.h"
+#include "support.h"
 // clang-format on
 
 #include <errno.h>
@@ -289,8 +289,7 @@ static void test_refusals(void **state)
     refused(&odd, -EEXIST, "has rank 1");
     kvbm_worker_leave(g.ranks[1].worker);
     g.ranks[1].worker = NULL;
-    while (kvbm_leader_ready(g.leader, 0, NULL, 0) == 0) /* the leader hears of it */
-        usleep(1000);
+    wait_until(kvbm_leader_ready(g.leader, 0, NULL, 0) != 0); /* the leader hears of it */
     kvbm_layout_destroy(odd.host);
     odd.host = memory(N_BLOCKS / 2, 4); /* fewer than the group was told of */
     refused(&odd, -EMEDIUMTYPE, "place 1 has 8 blocks here, the running group 16");
@@ -467,8 +466,7 @@ static void test_many(void **state)
         assert_true(kvbm_leader_submit(g.leader, &t) > 0);
         submitted++;
     }
-    while (kvbm_leader_destroy(g.leader) == -EBUSY)
-        usleep(1000);
+    wait_until(kvbm_leader_destroy(g.leader) != -EBUSY);
     assert_int_equal(many.n_ok, submitted);
     for (uint32_t r = 0; r < N_RANKS; r++) {
         for (uint32_t i = 0; i < N_BLOCKS; i++)
@@ -496,8 +494,7 @@ static void test_results_left(void **state)
     assert_int_equal(kvbm_leader_submit(g.leader, offload(&o, 1)), -EAGAIN);
     assert_int_equal(kvbm_leader_wait(g.leader, 7, 0, NULL), 0);
     assert_true(kvbm_leader_submit(g.leader, offload(&o, 1)) > 0);
-    while (kvbm_leader_destroy(g.leader) == -EBUSY) /* the last one runs */
-        usleep(1000);
+    wait_until(kvbm_leader_destroy(g.leader) != -EBUSY); /* the last one runs */
     g.leader = NULL;
     group_fini(&g);
 }

@@ -1,13 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Blocks are offloaded and come back with their bytes, through every set of tiers. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
@@ -15,8 +7,9 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "manager_world.h"
+#include "base/unit.h"
 #include "skip.h"
+#include "tier/kitchen.h"
 
 /* ---- each tier ---- */
 
@@ -171,10 +164,7 @@ static void test_object(void **state)
 
     world_start(&w); /* nobody remembers, but the store has it */
     world_attach(&w, false);
-    for (int i = 0; world_where(&w, 1000, 9) == KVBM_PENDING; i++) {
-        assert_true(i < 1000);
-        usleep(10000);
-    }
+    wait_until(world_where(&w, 1000, 9) != KVBM_PENDING);
     assert_int_equal(world_where(&w, 1000, 9), KVBM_REMOTE);
     assert_int_equal(world_load(&w, 1000, 12), 10);
     assert_int_equal(world_load(&w, 2000, 10), 10); /* without having been asked for */

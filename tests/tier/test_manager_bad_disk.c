@@ -9,7 +9,7 @@
 #include <fcntl.h>
 #include <stdatomic.h>
 
-#include "manager_world.h"
+#include "tier/kitchen.h"
 
 /* ---- a disk that can't read: the next so many blocks, or always the first so many slots ---- */
 

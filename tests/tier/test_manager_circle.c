@@ -11,8 +11,8 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "manager_shaky.h"
 #include "shaky_peer.h"
+#include "tier/kitchen.h"
 
 #define N 8u
 #define LONG_MS 60000
@@ -72,7 +72,7 @@ static void begin(bool object)
     what.source = &source;
     assert_int_equal(kvbm_blockset_export(t.owner, &what, &t.set), 0);
     assert_int_equal(kvbm_session_open(t.reader, t.at, NULL, &t.session), 0);
-    EXPECT_SOON(world_stats(&t.w).peers_now == 1);
+    wait_until(world_stats(&t.w).peers_now == 1);
 }
 
 static void end(void)
@@ -80,7 +80,7 @@ static void end(void)
     shaky_be(&t.shaky, SHAKY_FAILS);
     assert_int_equal(kvbm_session_close(t.session), 0);
     kvbm_blockset_destroy(t.set);
-    EXPECT_SOON(world_stats(&t.w).pins_now == 0);
+    wait_until(world_stats(&t.w).pins_now == 0);
     assert_int_equal(kvbm_registry_check(kvbm_manager_registry(t.w.m)), 0);
     world_stop(&t.w);
     assert_int_equal(kvbm_agent_destroy(t.reader), 0);
@@ -135,7 +135,7 @@ static void test_fetched(void **state)
     begin(false);
     assert_int_equal(world_store(&t.w, 2000, N), N);
     pin = begin_load(N);
-    EXPECT_SOON(n_hanging() == 1);
+    wait_until(n_hanging() == 1);
     world_keys(1000, keys, N);
     world_keys(2000, keys + N, N);
     got = lease(keys, 2 * N);
@@ -170,7 +170,7 @@ static void test_store_becomes_fetch(void **state)
     begin(false);
     assert_int_equal(kvbm_manager_prepare_store(t.w.m, &chain, 1, &store), 1);
     assert_int_equal(pthread_create(&thread, NULL, lease_one, &ended), 0);
-    EXPECT_SOON(world_stats(&t.w).pins_now == 2);
+    wait_until(world_stats(&t.w).pins_now == 2);
     load = begin_load(1);
     from = kv_now_ns();
     kvbm_pin_release(store);
@@ -194,12 +194,12 @@ static void test_share(void **state)
     assert_int_equal(kvbm_manager_drain(t.w.m, LONG_MS), 0);
     assert_int_equal(kvbm_pool_reset_inactive(kvbm_manager_pool(t.w.m, KV_TIER_HOST)), N);
     pin = begin_load(SHAKY_BLOCKS);
-    EXPECT_SOON(n_hanging() == 1);
+    wait_until(n_hanging() == 1);
     world_keys(2000, keys, N);
     assert_null(lease(keys, N));
     kvbm_pin_release(pin);
     shaky_be(&t.shaky, SHAKY_FAILS); /* the fetch under way ends */
-    EXPECT_SOON(world_stats(&t.w).pins_now == 0);
+    wait_until(world_stats(&t.w).pins_now == 0);
     kvbm_lease_release(lease(keys, N));
     end();
 }

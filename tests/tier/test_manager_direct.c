@@ -4,21 +4,13 @@
  * of keys; the bytes of a block follow from its key, and nobody writes into a block that is no job's.
  */
 #define CACHE_BLOCKS 128u
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <fcntl.h>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "base/unit.h"
 #include "manager_scattered.h"
-#include "manager_shaky.h"
+#include "tier/kitchen.h"
 
 #define BYTES 8192u
 #define NOBODY UINT64_MAX
@@ -369,7 +361,7 @@ static void test_a_store_that_hangs(void **state)
             ids[j] = begin(&w, stores, &jobs[j], j == 2 ? kv_now_ns() + 50 * KV_NS_PER_MS : 0);
             assert_true(ids[j] > 0);
         }
-        EXPECT_SOON(shaky->inside > 0);
+        wait_until(shaky->inside > 0);
         assert_int_equal(kvbm_manager_cancel(w.m, (uint64_t)ids[3]), 0);
         assert_int_equal(kvbm_manager_wait(w.m, (uint64_t)ids[0], 1, NULL), -ETIMEDOUT);
         usleep(60000);
@@ -402,7 +394,7 @@ static void test_twice(void **state)
         ids[j] = begin(&w, true, &jobs[j], j == 3 ? kv_now_ns() + 20 * KV_NS_PER_MS : 0);
         assert_true(ids[j] > 0);
     }
-    EXPECT_SOON(shaky->inside > 0);
+    wait_until(shaky->inside > 0);
     assert_int_equal(kvbm_manager_wait(w.m, (uint64_t)ids[3], LONG_MS, &jobs[3].done), 0);
     check_ended(&w, &jobs[3], true);
     assert_int_equal(jobs[3].done.n_ok, 0);

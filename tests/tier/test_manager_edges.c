@@ -1,14 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Unusual calls: keys at other positions, pins released early, jobs never polled, parts of
  * heads. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -16,7 +8,8 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "manager_world.h"
+#include "base/unit.h"
+#include "tier/kitchen.h"
 
 static void forget_host(struct world *w)
 {

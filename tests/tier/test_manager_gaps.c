@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "manager_node.h"
+#include "tier/kitchen.h"
 
 #define N 12u
 

@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Onboarding by handles: blocks that the caller holds in the manager's pools are loaded in one
  * batch, from whatever tiers. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <fcntl.h>
 
-#include "manager_world.h"
+#include "base/unit.h"
+#include "tier/kitchen.h"
 
 #define FIRST 1000u
 #define N 10u

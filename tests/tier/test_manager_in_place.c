@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "manager_node.h"
+#include "tier/kitchen.h"
 #include "tier/manager/state/manager.h"
 
 #define N 8u

@@ -17,7 +17,7 @@
 
 #include "base/error.h"
 #include "base/unit.h"
-#include "manager_node.h"
+#include "tier/kitchen.h"
 #include "tier/manager/state/manager.h"
 
 #define N 8u
@@ -38,8 +38,7 @@ static void reader_init(const char *at)
 
 static void reader_fini(void)
 {
-    for (uint64_t end = kv_now_ns() + 60 * KV_NS_PER_S; world_stats(&reader).pins_now; usleep(1000))
-        assert_true(kv_now_ns() < end); /* a fetch that nobody waits for holds its pin */
+    wait_until(!world_stats(&reader).pins_now); /* a fetch that nobody waits for holds its pin */
     assert_int_equal(reader.m->pins.n_leased, 0);
     world_fini(&reader);
 }
@@ -205,10 +204,7 @@ static void test_longer_than_a_lease(void **state)
     assert_int_equal(kvbm_blockset_export(owner.agent, &what, &owner.set), 0);
     wait_for_peers(&reader, 1);
     pin = prepare();
-    for (uint64_t end = kv_now_ns() + 60 * KV_NS_PER_S; world_stats(&owner.w).pins_now;) {
-        assert_true(kv_now_ns() < end); /* the owner takes its blocks back */
-        usleep(1000);
-    }
+    wait_until(!world_stats(&owner.w).pins_now); /* the owner takes its blocks back */
     assert_int_equal(kvbm_pin_state(pin, NULL), N);
     submit(&load, pin, 0, 0);
     finish(&load, 0xff);
@@ -372,12 +368,12 @@ static void load_leased(struct kvbm_pin *pin)
  * owner's memory. What comes after is right or a miss. */
 static void test_owner_ends(void **state)
 {
-    char dir[] = "/tmp/kvbm-in-place-XXXXXX", at[96];
+    char dir[64], at[96];
     struct child children[3];
     struct kvbm_pin *pin;
 
     (void)state;
-    assert_non_null(mkdtemp(dir));
+    assert_int_equal(temp_dir(dir, sizeof(dir)), 0);
     snprintf(at, sizeof(at), "unix:%s/owner", dir);
     for (int i = 0; i < 3; i++)
         children[i] = child_fork(dir);
@@ -400,7 +396,7 @@ static void test_owner_ends(void **state)
     assert_int_equal(world_load(&reader, 1000, N), 0);
     child_kill(&children[2]);
     reader_fini();
-    (void)nftw(dir, world_unlink, 4, FTW_DEPTH | FTW_PHYS);
+    (void)remove_dir(dir);
 }
 
 int main(void)

@@ -5,21 +5,13 @@
  * kill.
  */
 #define CACHE_BLOCKS 256u
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <pthread.h>
 #include <signal.h>
 #include <sys/wait.h>
 
 #include "base/error.h"
 #include "base/unit.h"
-#include "manager_shaky.h"
+#include "tier/kitchen.h"
 
 #define LONG_MS 60000
 #define EACH 32u /* most keys of a call */
@@ -441,7 +433,7 @@ static void test_hangs(void **state)
     assert_int_equal(kvbm_manager_destroy(w.m, 100), 0);
     w.m = NULL;
     shaky->hang_puts = false;
-    EXPECT_SOON(shaky->inside == 0);
+    wait_until(shaky->inside == 0);
     world_fini(&w);
 }
 
@@ -487,7 +479,7 @@ static void test_hangs_beside(void **state)
         assert_int_equal(
             kvbm_pool_release_mutable(kvbm_manager_pool(w.m, KV_TIER_HOST), free_blocks, 8), 0);
         shaky->hang_puts = false;
-        EXPECT_SOON(shaky->inside == 0);
+        wait_until(shaky->inside == 0);
         world_fini(&w);
     }
 }

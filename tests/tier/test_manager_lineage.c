@@ -5,7 +5,7 @@
 #include "base/unit.h"
 // clang-format on
 
-#include "manager_world.h"
+#include "tier/kitchen.h"
 
 static void begin(struct world *w, uint32_t host_blocks, uint32_t disk_blocks)
 {

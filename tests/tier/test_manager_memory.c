@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "../skip.h"
-#include "manager_world.h"
+#include "tier/kitchen.h"
 
 #define N 8u
 

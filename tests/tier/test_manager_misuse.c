@@ -1,13 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Misuse by a connector: no wrong call crashes, hangs, leaks or gives wrong bytes. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -17,7 +9,8 @@
 #include <sys/wait.h>
 
 #include "base/clock.h"
-#include "manager_world.h"
+#include "base/unit.h"
+#include "tier/kitchen.h"
 
 #define MAX_PIN (1u << 20)
 #define MANY (1u << 15) /* keys of a pin that has more than any tier */
@@ -399,8 +392,7 @@ static void test_too_many_jobs(void **state)
     assert_int_equal(submit(&w, pins[2], &blocks[2], NULL, -1), -EAGAIN);
     assert_int_equal(eventfd_write(gate, 1), 0);
     assert_int_equal(ended(&w, ids[0]).n_ok, 1);
-    while (world_where(&w, keys[1], 0) != KVBM_READY)
-        usleep(1000);
+    wait_until(world_where(&w, keys[1], 0) == KVBM_READY);
     assert_int_equal(ended(&w, submit(&w, pins[2], &blocks[2], NULL, -1)).n_ok, 1);
     assert_int_equal(kvbm_manager_poll(w.m, done, 3), 1);
     assert_int_equal(done[0].id, ids[1]);

@@ -2,16 +2,9 @@
 /* Random operations on a manager of all tiers beside a naive model of the stored blocks. Every
  * loaded block has the bytes of its key, and only stored blocks are found. Where the tiers have
  * room for all, no stored block is lost, neither by eviction nor by a restart. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
+#include "base/unit.h"
 #include "index/random.h"
-#include "manager_world.h"
+#include "tier/kitchen.h"
 
 #define CHAINS 12u
 #define LENGTH 24u
@@ -159,10 +152,7 @@ static void do_forget_host(struct model *model)
 
 static void await_peer(struct model *model)
 {
-    for (int ms = 0; model->owner.m && !world_stats(&model->w).peers_now; ms++) {
-        assert_true(ms < 60000);
-        usleep(1000);
-    }
+    wait_until(!model->owner.m || world_stats(&model->w).peers_now);
 }
 
 static void do_restart(struct model *model)

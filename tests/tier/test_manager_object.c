@@ -4,7 +4,7 @@
 #include "base/unit.h"
 // clang-format on
 
-#include "manager_shaky.h"
+#include "tier/kitchen.h"
 
 /* ---- an end while the store hangs ---- */
 
@@ -43,13 +43,13 @@ static void end_while_it_hangs(int calls)
         if (i > 1)
             assert_int_equal(world_store(&w, 30000 + 100 * (uint64_t)i, 1), 1);
     }
-    EXPECT_SOON(shaky->inside >= (calls < 4 ? calls : 4));
+    wait_until(shaky->inside >= (calls < 4 ? calls : 4));
     begin = kv_now_ns();
     assert_int_equal(world_destroy(&w, 500), 0);
     /* 500 ms for what runs, some to let go; not object_timeout_ms */
     assert_true(kv_now_ns() - begin < 40 * KV_NS_PER_S);
     shaky->hang = false;
-    EXPECT_SOON(shaky->inside == 0 && shaky->opens == shaky->closes);
+    wait_until(shaky->inside == 0 && shaky->opens == shaky->closes);
     usleep(20000); /* those threads are detached: their last instructions */
     world_fini(&w);
 }
@@ -83,14 +83,14 @@ static void test_asked_before_it_came(void **state)
     shaky_start(&w, 32);
     shaky->hang_answers = true;
     assert_int_equal(world_where(&w, 1000, 7), KVBM_PENDING);
-    EXPECT_SOON(shaky->exists == 1 && shaky->inside == 1);
+    wait_until(shaky->exists == 1 && shaky->inside == 1);
     usleep(50000); /* it has looked */
     assert_int_equal(world_store(&w, 1000, 4), 4);
     forget_host(&w);
     assert_int_equal(world_where(&w, 1000, 3), KVBM_REMOTE);
     shaky->hang_answers = false;
-    EXPECT_SOON(world_where(&w, 1000, 7) ==
-                KVBM_MISS); /* the answer has come; those weren't stored */
+    wait_until(world_where(&w, 1000, 7) ==
+               KVBM_MISS); /* the answer has come; those weren't stored */
     for (uint32_t i = 0; i < 4; i++)
         assert_int_equal(world_where(&w, 1000, i), KVBM_REMOTE);
     assert_int_equal(world_load(&w, 1000, 8), 4);
@@ -108,10 +108,10 @@ static void test_got_before_it_came(void **state)
     shaky_start(&w, 0);
     shaky->hang_puts = true;
     assert_int_equal(world_store(&w, 1000, 4), 4);
-    EXPECT_SOON(shaky->put_batches + shaky->puts > 0);
+    wait_until(shaky->put_batches + shaky->puts > 0);
     shaky->hang_answers = true;
     id = load_in_background(&w, 1000, 4);
-    EXPECT_SOON(shaky->get_batches + shaky->gets > 0);
+    wait_until(shaky->get_batches + shaky->gets > 0);
     usleep(50000);
     shaky->hang_puts = false;
     assert_int_equal(kvbm_manager_drain(w.m, 30000), 0);
@@ -139,13 +139,13 @@ static void test_cancel_ends_fetches(void **state)
     kvbm_pool_reset_inactive(kvbm_manager_pool(w.m, KV_TIER_HOST));
     shaky->hang = true;
     id = load_in_background(&w, 1000, 20);
-    EXPECT_SOON(shaky->inside > 0);
+    wait_until(shaky->inside > 0);
     begin = kv_now_ns();
     assert_int_equal(kvbm_manager_cancel(w.m, (uint64_t)id), 0);
     assert_int_equal(kvbm_manager_wait(w.m, (uint64_t)id, 30000, &done), 0);
     assert_int_equal(done.status, -ECANCELED);
     assert_int_equal(world_stats(&w).jobs_cancelled, 1);
-    EXPECT_SOON(world_stats(&w).pins_now == 0);
+    wait_until(world_stats(&w).pins_now == 0);
     assert_true(kv_now_ns() - begin < 40 * KV_NS_PER_S); /* not only at the store's deadline */
     shaky->hang = false;
     world_fini(&w);
@@ -178,7 +178,7 @@ static void test_deadline_of_a_fetch(void **state)
     assert_int_equal(kvbm_pin_state(pin, NULL), 7);
     kvbm_pin_release(pin);
     shaky->hang = false;
-    EXPECT_SOON(shaky->inside == 0);
+    wait_until(shaky->inside == 0);
     world_fini(&w);
 }
 
@@ -222,7 +222,7 @@ static void test_share_before_a_miss(void **state)
 
     (void)state;
     start_with_six(&w, 16); /* share: 4 blocks */
-    EXPECT_SOON(world_where(&w, 1000, 6) == KVBM_MISS);
+    wait_until(world_where(&w, 1000, 6) == KVBM_MISS);
     assert_int_equal(world_load(&w, 1000, 8), 6);
     world_fini(&w);
 }
@@ -240,7 +240,7 @@ static void test_reserved_before_a_miss(void **state)
     world_keys(1000, keys, 8);
     assert_int_equal(kvbm_manager_prepare_store(w.m, &chain, 4, &store), 4);
     assert_int_equal(kvbm_manager_prepare_load(w.m, &chain, 8, NULL, &load), 8);
-    EXPECT_SOON(world_stats(&w).object.misses == 2);
+    wait_until(world_stats(&w).object.misses == 2);
     kvbm_pin_release(store);
     assert_int_equal(kvbm_pin_wait(load, 30000), 0);
     assert_int_equal(kvbm_pin_state(load, NULL), 6);
@@ -299,7 +299,7 @@ static void test_frozen_store_evicts_little(void **state)
     shaky->hang = true;
     for (uint64_t i = 0; i < PINS; i++)
         pins[i] = begin_load(&w, 10000 + 100 * i, 0);
-    EXPECT_SOON(shaky->inside > 0);
+    wait_until(shaky->inside > 0);
     assert_int_equal(host_in_flight(&w), SMALL / 4);
     assert_int_equal(still_there(&w), PROMPT);
     assert_int_equal(world_load(&w, 1000, PROMPT), PROMPT);
@@ -331,13 +331,13 @@ static void test_blocks_come_back(void **state)
         assert_true(host_in_flight(&w) <= SMALL / 4);
         for (int i = 0; i < PINS; i++)
             kvbm_pin_release(pins[i]);
-        EXPECT_SOON(world_stats(&w).pins_now == 0);
+        wait_until(world_stats(&w).pins_now == 0);
         assert_int_equal(host_in_flight(&w), 0);
         assert_int_equal(still_there(&w), PROMPT);
     }
     assert_true(kv_now_ns() - begin < 90 * KV_NS_PER_S); /* the store's own deadline: 100 s each */
     shaky->hang = false;
-    EXPECT_SOON(shaky->inside == 0);
+    wait_until(shaky->inside == 0);
     assert_int_equal(world_store(&w, 5000, 4), 4); /* all of it works as before */
     assert_int_equal(kvbm_manager_drain(w.m, 30000), 0);
     kvbm_pool_reset_inactive(kvbm_manager_pool(w.m, KV_TIER_HOST));
@@ -422,7 +422,7 @@ static void test_starved_until_deadline(void **state)
     kvbm_pin_release(starved);
     kvbm_pin_release(hog);
     shaky->hang = false;
-    EXPECT_SOON(shaky->inside == 0);
+    wait_until(shaky->inside == 0);
     world_fini(&w);
 }
 

@@ -1,16 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Onboarding by keys: the events of what comes back have its tokens, and an error says why nothing
  * came. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
+#include "base/unit.h"
 #include "kvbm_events.h"
-#include "manager_world.h"
+#include "tier/kitchen.h"
 
 #define FIRST 1000u
 #define N 6u

@@ -3,15 +3,8 @@
  * Without a host tier several stores of a key may be on their way at a time. One of them writes it:
  * a second copy in a tier would evict another block there.
  */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
-#include "manager_shaky.h"
+#include "base/unit.h"
+#include "tier/kitchen.h"
 
 enum { N = 8, LONG_MS = 60000 };
 
@@ -45,7 +38,7 @@ static void test_one_writes(void **state)
     (void)state;
     start(&w);
     assert_int_equal(world_store(&w, 1, N), N);
-    EXPECT_SOON(shaky->inside > 0);
+    wait_until(shaky->inside > 0);
     for (int i = 0; i < 5; i++)
         assert_int_equal(world_store(&w, 1, N), N);
     assert_int_equal(world_store(&w, 100, N), N); /* others aren't held up */
@@ -65,7 +58,7 @@ static void test_the_next_one_writes(void **state)
     (void)state;
     start(&w);
     assert_int_equal(world_store(&w, 1, N), N);
-    EXPECT_SOON(shaky->inside > 0);
+    wait_until(shaky->inside > 0);
     assert_int_equal(world_store(&w, 1, N), N);
     shaky->fail_publications = 1;
     let_go(&w);
@@ -122,9 +115,9 @@ static void test_places_are_kept(void **state)
     world_start(&w);
     world_attach(&w, false);
     moving = submit(&w, 1, N);
-    EXPECT_SOON(shaky->inside > 0 && world_stats(&w).object.queued == 0);
+    wait_until(shaky->inside > 0 && world_stats(&w).object.queued == 0);
     waiting = submit(&w, 1, N);
-    EXPECT_SOON(world_stats(&w).object.queued == N);
+    wait_until(world_stats(&w).object.queued == N);
     refused = submit(&w, 100, N);
     assert_int_equal(status_of(&w, refused), -EREMOTEIO);
     shaky->hang_puts = false;
@@ -144,7 +137,7 @@ static void test_destroyed(void **state)
     start(&w);
     for (int i = 0; i < 4; i++)
         assert_int_equal(world_store(&w, 1, N), N);
-    EXPECT_SOON(shaky->inside > 0);
+    wait_until(shaky->inside > 0);
     assert_int_equal(kvbm_cache_detach(w.cache), 0);
     rc = kvbm_manager_destroy(w.m, 1);
     shaky->hang_puts = false;
@@ -167,7 +160,7 @@ static void test_others_hang(void **state)
     (void)state;
     start_with_disk(&w);
     assert_int_equal(world_store(&w, 1, N), N);
-    EXPECT_SOON(shaky->inside > 0);
+    wait_until(shaky->inside > 0);
     start = kv_now_ns();
     world_fill(&w, block, key);
     assert_int_equal(kvbm_cache_store(w.cache, &chain, 1, &block, 20000), 1);

@@ -1,17 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Offloading: its order, its drops, and its events and statistics. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <poll.h>
 
-#include "manager_shaky.h"
-#include "manager_world.h"
+#include "base/unit.h"
+#include "tier/kitchen.h"
 
 #define KEYS 6u
 

@@ -1,15 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Parts of blocks: some of the layers, some of the heads, and an engine's own tensors, one for each
  * layer. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
-#include "manager_world.h"
+#include "base/unit.h"
+#include "tier/kitchen.h"
 
 #define N 5u
 

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "manager_node.h"
+#include "tier/kitchen.h"
 #include "tier/manager/state/manager.h"
 
 #define N 8u
@@ -368,8 +368,7 @@ static uint64_t keys_told(void)
 
 static void wait_told(uint64_t n)
 {
-    for (uint64_t end = kv_now_ns() + 60 * KV_NS_PER_S; keys_told() < n; usleep(1000))
-        assert_true(kv_now_ns() < end);
+    wait_until(keys_told() >= n);
     assert_int_equal(keys_told(), n);
 }
 
@@ -402,8 +401,8 @@ static void test_gone(void **state)
     /* Stored and asked for again, they are told of again. */
     assert_int_equal(world_store(&owner.w, 2000, 1), 1);
     assert_int_equal(kvbm_manager_drain(owner.w.m, 60000), 0);
-    while (world_where(&reader, 2000, 0) != KVBM_ON_PEER) /* "absent" is believed for a second */
-        usleep(10000);
+    wait_until(world_where(&reader, 2000, 0) ==
+               KVBM_ON_PEER); /* "absent" is believed for a second */
     world_keys(2000, keys, 1);
     assert_int_equal(kvbm_manager_remove(owner.w.m, 0, keys, 1, 60000, NULL), 0);
     wait_told(N + 2);
@@ -417,11 +416,8 @@ static void test_gone(void **state)
 
 static void wait_all_there(void)
 {
-    for (uint64_t end = kv_now_ns() + 60 * KV_NS_PER_S;
-         world_where(&reader, 1000, N - 1) != KVBM_ON_PEER;) {
-        assert_true(kv_now_ns() < end); /* "absent" is believed for a second */
-        usleep(1000);
-    }
+    wait_until(world_where(&reader, 1000, N - 1) ==
+               KVBM_ON_PEER); /* "absent" is believed for a second */
 }
 
 /* Look keys up at one lender, and wait for its answer: the lender tells of them from then on. */
@@ -499,8 +495,7 @@ static void test_owner_ends(void **state)
     assert_int_equal(world_load(&reader, 1000, N), 0);
     node_export(&owner, 100);
     wait_for_peers(&reader, 1);
-    while (world_load(&reader, 1000, N) != N)
-        usleep(10000);
+    wait_until(world_load(&reader, 1000, N) == N);
     node_fini(&owner);
     wait_for_peers(&reader, 0);
     assert_int_equal(world_load(&reader, 1000, N), N); /* in its own host tier */

@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #define CACHE_BLOCKS 1024u
-#include "manager_node.h"
+#include "tier/kitchen.h"
 
 #define N 1000u
 

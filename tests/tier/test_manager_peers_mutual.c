@@ -15,7 +15,7 @@
 #include <stdatomic.h>
 
 #include "base/unit.h"
-#include "manager_node.h"
+#include "tier/kitchen.h"
 
 #define N 8u /* blocks of a load: their bytes are sent in one piece, and a peer leases as many */
 #define OWNED (8 * N)

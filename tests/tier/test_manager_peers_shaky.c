@@ -12,7 +12,7 @@
 
 #define N 8u
 
-static struct shaky_peer shaky;
+static struct shaky_peer shaky_one;
 static struct world reader, good;
 static struct kvbm_agent *good_agent;
 static struct kvbm_blockset *good_set;
@@ -26,7 +26,7 @@ static void begin(uint32_t timeout_ms)
     world_init(&reader, 64);
     snprintf(shaky_at, sizeof(shaky_at), "unix:%s/shaky", reader.dir);
     snprintf(good_at, sizeof(good_at), "unix:%s/good", reader.dir);
-    shaky_init(&shaky, shaky_at, keys);
+    shaky_init(&shaky_one, shaky_at, keys);
     snprintf(peers, sizeof(peers), "%s,%s", shaky_at, good_at);
     reader.opts.peers = peers;
     reader.opts.peer_timeout_ms = timeout_ms;
@@ -63,18 +63,16 @@ static void start(uint32_t n_peers)
 {
     world_start(&reader);
     world_attach(&reader, false);
-    for (uint64_t end = kv_now_ns() + 60 * KV_NS_PER_S; world_stats(&reader).peers_now != n_peers;
-         usleep(1000))
-        assert_true(kv_now_ns() < end);
+    wait_until(world_stats(&reader).peers_now == n_peers);
 }
 
 static void end(void)
 {
     assert_int_equal(kvbm_registry_check(kvbm_manager_registry(reader.m)), 0);
     assert_int_equal(world_stats(&reader).pins_now, 0);
-    shaky_be(&shaky, SHAKY_FAILS);
+    shaky_be(&shaky_one, SHAKY_FAILS);
     world_fini(&reader);
-    shaky_fini(&shaky);
+    shaky_fini(&shaky_one);
 }
 
 /* Each fault is a miss; once the peer is good, its blocks come. */
@@ -86,11 +84,11 @@ static void test_faults(void **state)
     for (int mode = SHAKY_LIES; mode < SHAKY_N_MODES; mode++) {
         begin(300);
         start(1);
-        shaky_be(&shaky, (enum shaky_mode)mode);
+        shaky_be(&shaky_one, (enum shaky_mode)mode);
         assert_int_equal(world_load(&reader, 1000, N), expected[mode]);
         if (mode == SHAKY_HANGS)
             assert_int_equal(world_stats(&reader).peers_down, 1);
-        shaky_be(&shaky, SHAKY_GOOD);
+        shaky_be(&shaky_one, SHAKY_GOOD);
         for (uint64_t until = kv_now_ns() + 60 * KV_NS_PER_S;
              world_load(&reader, 1000, N) != N;) { /* a breaker lets a probe through soon */
             assert_true(kv_now_ns() < until);
@@ -107,9 +105,9 @@ static void wait_hanging(uint32_t most)
     for (uint64_t until = kv_now_ns() + 60 * KV_NS_PER_S;; usleep(1000)) {
         uint32_t n;
 
-        pthread_mutex_lock(&shaky.lock);
-        n = shaky.n_hanging;
-        pthread_mutex_unlock(&shaky.lock);
+        pthread_mutex_lock(&shaky_one.lock);
+        n = shaky_one.n_hanging;
+        pthread_mutex_unlock(&shaky_one.lock);
         if (n >= most)
             return;
         assert_true(kv_now_ns() < until);
@@ -127,7 +125,7 @@ static void test_hangs_alone(void **state)
     begin(60000);
     begin_good();
     start(2);
-    shaky_be(&shaky, SHAKY_HANGS);
+    shaky_be(&shaky_one, SHAKY_HANGS);
     world_keys(1000, keys, 2 * N);
     for (uint32_t i = 0; i < N; i++) {
         const struct kvbm_chain chain = world_chain(keys + i);
@@ -149,7 +147,7 @@ static void test_hangs_alone(void **state)
         assert_int_equal(kvbm_manager_destroy(reader.m, 0), 0);
         assert_true(kv_now_ns() - begun < 30 * KV_NS_PER_S); /* its calls had 60 s */
     }
-    shaky_be(&shaky, SHAKY_FAILS);
+    shaky_be(&shaky_one, SHAKY_FAILS);
     world_start(&reader);
     world_attach(&reader, false);
     end();
@@ -171,17 +169,15 @@ static void test_released(void **state)
     assert_int_equal(world_load(&reader, 1000, N), N);
     assert_int_equal(kvbm_pool_reset_inactive(host), N);
     assert_int_equal(world_load(&reader, 1000, N), N);
-    shaky_be(&shaky, SHAKY_HANGS);
+    shaky_be(&shaky_one, SHAKY_HANGS);
     assert_int_equal(kvbm_manager_prepare_load(reader.m, &chain, 2 * N, NULL, &pin), 2 * N);
     wait_hanging(1);
     assert_int_equal(kvbm_pool_reset_inactive(host), 0);
     kvbm_pin_release(pin);
     assert_int_equal(kvbm_pool_reset_inactive(host), N);
     assert_int_equal(world_stats(&reader).pins_now, 1);
-    shaky_be(&shaky, SHAKY_FAILS);
-    for (uint64_t until = kv_now_ns() + 60 * KV_NS_PER_S; world_stats(&reader).pins_now;
-         usleep(1000))
-        assert_true(kv_now_ns() < until);
+    shaky_be(&shaky_one, SHAKY_FAILS);
+    wait_until(!world_stats(&reader).pins_now);
     end();
 }
 

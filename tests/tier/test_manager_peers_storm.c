@@ -31,9 +31,9 @@
 #include "base/stalls.h"
 #include "index/random.h"
 #include "kvbm_directory.h"
-#include "manager_world.h"
 #include "peer/etcd_unit.h"
 #include "skip.h"
+#include "tier/kitchen.h"
 
 #define N_OWNERS 2
 #define N_READERS 3
@@ -388,9 +388,8 @@ static void run_storm(const char *directory, long rounds)
     print_message("KV_TEST_SEED=%llu\n", (unsigned long long)rng.state);
     all = mmap(NULL, sizeof(*all), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(all != MAP_FAILED);
-    snprintf(all->dir, sizeof(all->dir), "/tmp/kvbm-peers-XXXXXX");
     snprintf(all->directory, sizeof(all->directory), "%s", directory);
-    assert_non_null(mkdtemp(all->dir));
+    assert_int_equal(temp_dir(all->dir, sizeof(all->dir)), 0);
     begin(&rng, pids);
     for (long i = 0; i < rounds; i++) {
         disturb(pids, &rng);
@@ -398,7 +397,7 @@ static void run_storm(const char *directory, long rounds)
     }
     end(pids);
     check_all();
-    (void)nftw(all->dir, world_unlink, 4, FTW_DEPTH | FTW_PHYS);
+    (void)remove_dir(all->dir);
     munmap(all, sizeof(*all));
 }
 

@@ -9,7 +9,7 @@
 
 #define CACHE_BLOCKS 512u
 #include "base/error.h"
-#include "manager_shaky.h"
+#include "tier/kitchen.h"
 
 #define PATIENCE_NS (2 * KV_NS_PER_S) /* kvbm_manager_lookup's */
 #define SLACK_NS (150 * KV_NS_PER_S)  /* of a busy machine, and of sanitizers */
@@ -80,12 +80,12 @@ static void test_damaged(void **state)
     (void)state;
     stored_and_forgotten(&w, 4, 0);
     assert_int_equal(nftw(strchr(w.object, '/') + 2, cut_short, 16, FTW_PHYS), 0);
-    EXPECT_SOON(all(&w, 1000, 6, KVBM_MISS));
+    wait_until(all(&w, 1000, 6, KVBM_MISS));
     assert_int_equal(world_stats(&w).object.bad, 4);
     assert_int_equal(world_stats(&w).object.failed, 0);
     shaky->exists = 0;
-    EXPECT_SOON(all(&w, 1000, 6, KVBM_PENDING) || shaky->exists); /* asked for again */
-    EXPECT_SOON(all(&w, 1000, 6, KVBM_MISS));
+    wait_until(all(&w, 1000, 6, KVBM_PENDING) || shaky->exists); /* asked for again */
+    wait_until(all(&w, 1000, 6, KVBM_MISS));
     assert_int_equal(world_stats(&w).object.bad, 4);
     world_fini(&w);
 }
@@ -103,12 +103,12 @@ static void test_removed_meanwhile(void **state)
     world_keys(1000, keys, 4);
     shaky->hang_answers = true;
     assert_true(all(&w, 1000, 4, KVBM_PENDING));
-    EXPECT_SOON(shaky->exists == 1);
+    wait_until(shaky->exists == 1);
     usleep(20000); /* it has looked by then, most likely: else there is nothing to see */
     assert_int_equal(kvbm_manager_remove(w.m, 0, keys, 4, 30000, NULL), 0);
     shaky->hang_answers = false;
-    EXPECT_SOON(shaky->inside == 0);
-    EXPECT_SOON(look(&w, 5000, 1).n[KVBM_MISS] == 1); /* a later question: the first has ended */
+    wait_until(shaky->inside == 0);
+    wait_until(look(&w, 5000, 1).n[KVBM_MISS] == 1); /* a later question: the first has ended */
     assert_true(all(&w, 1000, 4, KVBM_MISS));
     world_fini(&w);
 }
@@ -163,10 +163,10 @@ static void test_all_fail(void **state)
     assert_true(shaky->exists < 60);
     /* the last question may still have been under way; on a machine that stops for two seconds
      * another one ends in between */
-    EXPECT_SOON(unanswered(&w) >= 4);
+    wait_until(unanswered(&w) >= 4);
     assert_false(world_stats(&w).object_down);
     shaky->fail_exists_n = 0;
-    EXPECT_SOON(all(&w, 1000, 4, KVBM_REMOTE));
+    wait_until(all(&w, 1000, 4, KVBM_REMOTE));
     assert_int_equal(world_load(&w, 1000, 4), 4);
     world_fini(&w);
 }
@@ -193,7 +193,7 @@ static void test_hangs(void **state)
     assert_int_equal(shaky->gets + shaky->get_batches, 0);
     assert_int_equal(shaky->exists, 1);
     shaky->hang_exists = false;
-    EXPECT_SOON(all(&w, 1000, 4, KVBM_REMOTE));
+    wait_until(all(&w, 1000, 4, KVBM_REMOTE));
     assert_int_equal(world_load(&w, 1000, 4), 4);
     assert_int_equal(shaky->exists, 1);
     world_fini(&w);
@@ -215,9 +215,9 @@ static void test_short_timeout(void **state)
         begin = kv_now_ns();
         assert_true(awake_ns < PATIENCE_NS);
     }
-    EXPECT_SOON(unanswered(&w) == 4);
+    wait_until(unanswered(&w) == 4);
     shaky->hang_exists = false;
-    EXPECT_SOON(all(&w, 1000, 4, KVBM_REMOTE));
+    wait_until(all(&w, 1000, 4, KVBM_REMOTE));
     world_fini(&w);
 }
 
@@ -234,7 +234,7 @@ static void test_queue_is_full(void **state)
         assert_true(all(&w, key, 256, KVBM_PENDING));
     assert_true(all(&w, 1000, 4, KVBM_PENDING));
     shaky->hang_exists = false;
-    EXPECT_SOON(all(&w, 1000, 4, KVBM_REMOTE));
+    wait_until(all(&w, 1000, 4, KVBM_REMOTE));
     world_fini(&w);
 }
 
@@ -257,11 +257,11 @@ static void test_breaker_is_open(void **state)
     asked = shaky->exists;
     for (int i = 0; i < 100; i++) /* the one that is let through to see isn't waited for either */
         assert_true(all(&w, 1000, 4, KVBM_MISS));
-    EXPECT_SOON(unanswered(&w) >= before + 4); /* usually each time */
+    wait_until(unanswered(&w) >= before + 4); /* usually each time */
     assert_true(shaky->exists <= asked + 1);
     assert_int_equal(look(&w, 1000, 512).n[KVBM_PENDING], 0);
     shaky->fail_rc = 0;
-    EXPECT_SOON(look(&w, 1000, 4).n[KVBM_PENDING] == 0 && all(&w, 1000, 4, KVBM_REMOTE));
+    wait_until(look(&w, 1000, 4).n[KVBM_PENDING] == 0 && all(&w, 1000, 4, KVBM_REMOTE));
     assert_int_equal(world_load(&w, 1000, 4), 4);
     world_fini(&w);
 }
@@ -279,8 +279,8 @@ static void test_long_prompt(void **state)
     told = look(&w, 1000, 512);
     assert_int_equal(told.n[KVBM_PENDING], 512);
     assert_int_equal(told.prefix, 512);
-    EXPECT_SOON(look(&w, 1000, 512).n[KVBM_REMOTE] == 500);
-    EXPECT_SOON(look(&w, 1000, 512).n[KVBM_PENDING] == 0);
+    wait_until(look(&w, 1000, 512).n[KVBM_REMOTE] == 500);
+    wait_until(look(&w, 1000, 512).n[KVBM_PENDING] == 0);
     assert_int_equal(look(&w, 1000, 512).prefix, 500);
     assert_int_equal(shaky->exists, 16);
     world_fini(&w);
@@ -333,16 +333,16 @@ static void test_calls_of_a_prompt(void **state)
     nothing_was_called();
     shaky->hang = true;
     assert_int_equal(look(&w, 1000, PROMPT).n[KVBM_PENDING], PROMPT);
-    EXPECT_SOON(shaky->inside == 4);
+    wait_until(shaky->inside == 4);
     assert_int_equal(look(&w, 1000, PROMPT).n[KVBM_PENDING], PROMPT);
     shaky->hang = false;
-    EXPECT_SOON(all(&w, 1000, PROMPT, KVBM_REMOTE));
+    wait_until(all(&w, 1000, PROMPT, KVBM_REMOTE));
     assert_int_equal(shaky->exists, 4);
-    EXPECT_SOON(shaky->inside == 0);
+    wait_until(shaky->inside == 0);
     shaky->hang = true;
     world_keys(1000, keys, PROMPT);
     assert_int_equal(kvbm_manager_prepare_load(w.m, &chain, PROMPT, NULL, &pin), PROMPT);
-    EXPECT_SOON(shaky->inside == 4);
+    wait_until(shaky->inside == 4);
     shaky->hang = false;
     assert_int_equal(kvbm_pin_wait(pin, 30000), 0);
     assert_int_equal(kvbm_pin_state(pin, NULL), PROMPT);
@@ -407,7 +407,7 @@ static void next_call_wants(int n)
     int calls = shaky->get_batches;
 
     shaky->pass = 1;
-    EXPECT_SOON(shaky->get_batches == calls + 1);
+    wait_until(shaky->get_batches == calls + 1);
     assert_int_equal(shaky->last_get, n);
 }
 
@@ -427,7 +427,7 @@ static void test_urgent_pins_first(void **state)
     nothing_was_called();
     shaky->hang = true;
     pins[0] = pin_of(&w, 100000, PROMPT, 0); /* nobody has any of these */
-    EXPECT_SOON(shaky->inside == 4);
+    wait_until(shaky->inside == 4);
     pins[1] = pin_of(&w, 200000, 1, 0);
     pins[2] = pin_of(&w, 300000, 2, -1);
     pins[3] = pin_of(&w, 400000, 3, 5);

@@ -4,22 +4,14 @@
  * their bytes, held blocks don't change, each job ends once, and in the end no block is held. From
  * time to time a new manager opens the same disk. */
 #define CACHE_BLOCKS 256u
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <pthread.h>
 #include <stdatomic.h>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/unit.h"
 #include "index/random.h"
-#include "manager_shaky.h"
-#include "manager_world.h"
+#include "tier/kitchen.h"
 
 #define THREADS 4u
 #define PINS 4u
@@ -543,7 +535,7 @@ static void run(uint32_t host_blocks, bool disk, bool object, bool through, bool
     kvbm_layout_destroy(party.layout);
     party.w.m = NULL;
     kvbm_layout_destroy(party.w.layout);
-    nftw(party.w.dir, world_unlink, 16, FTW_DEPTH | FTW_PHYS);
+    (void)remove_dir(party.w.dir);
 }
 
 static void test_host(void **state)

@@ -5,14 +5,6 @@
  * whole.
  */
 #define CACHE_BLOCKS 320u
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <pthread.h>
 
 #include "base/error.h"

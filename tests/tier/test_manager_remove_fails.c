@@ -4,14 +4,6 @@
  * that returns 0 leaves nothing that a restart finds, whatever failed before it.
  */
 #define CACHE_BLOCKS 320u
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <dlfcn.h>
 #include <limits.h>
 #include <stdatomic.h>

@@ -4,14 +4,6 @@
  * and a missing key is no reason to leave out those behind it. The model is a set of keys.
  */
 #define CACHE_BLOCKS 320u
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include "base/error.h"
 #include "base/log.h"
 #include "base/unit.h"

@@ -8,8 +8,8 @@
 #include <cmocka.h>
 
 #include "kvbm_lease.h"
-#include "manager_world.h"
 #include "peer/set/shared.h"
+#include "tier/kitchen.h"
 
 #define N 8u
 

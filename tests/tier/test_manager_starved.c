@@ -1,16 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A manager whose callers run out of memory at every possible moment: an error, or fewer blocks
  * than requested, never wrong bytes; and it works again afterwards. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
-#include "manager_world.h"
+#include "base/unit.h"
 #include "starve.h"
+#include "tier/kitchen.h"
 
 #define N 4u
 

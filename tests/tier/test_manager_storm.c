@@ -4,14 +4,6 @@
  * fails and lies. Each job ends exactly once and in time, its bitmap is true, and no resource is
  * left over. */
 #define CACHE_BLOCKS 1024u
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -19,9 +11,9 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/unit.h"
 #include "index/random.h"
-#include "manager_shaky.h"
-#include "manager_world.h"
+#include "tier/kitchen.h"
 
 #define SUBMITTERS 3u
 #define SLOTS 80u /* jobs of one of them at a time */

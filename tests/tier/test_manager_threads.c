@@ -3,21 +3,14 @@
  * are evicted and fetched all the time. Blocks reported present have their bytes. Also meant for
  * the thread sanitizer. Then producers store new sequences while consumers load earlier ones,
  * several loads at a time, and both evict each other's blocks. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "base/unit.h"
 #include "base/xxh.h"
 #include "index/random.h"
-#include "manager_world.h"
+#include "tier/kitchen.h"
 
 #define THREADS 4u
 #define CHAINS 6u

@@ -1,20 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Mistakes of callers are told: refused with an error, and the log says what was wrong. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <time.h>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/unit.h"
 #include "kvbm.h"
-#include "manager_world.h"
+#include "tier/kitchen.h"
 
 #define N 8u
 #define LONG_MS 60000

@@ -2,7 +2,7 @@
 /* Fetches that a released pin leaves behind: those that another pin waits for go on. */
 #include "base/unit.h"
 
-#include "manager_shaky.h"
+#include "tier/kitchen.h"
 
 #define MOST 64              /* keys of one store: the cache's blocks */
 #define MANY_KEYS (2 * MOST) /* fetched at once */
@@ -48,14 +48,14 @@ static void test_goes_on_for_another(void **state)
     (void)state;
     start(&w, 4);
     first = load(&w, 1000, 4, 0);
-    EXPECT_SOON(shaky->inside > 0);
+    wait_until(shaky->inside > 0);
     second = load(&w, 1000, 4, 0);
     kvbm_pin_release(first);
     shaky->hang = false;
     assert_int_equal(kvbm_pin_wait(second, 30000), 0);
     assert_int_equal(kvbm_pin_state(second, NULL), 4);
     kvbm_pin_release(second);
-    EXPECT_SOON(shaky->inside == 0);
+    wait_until(shaky->inside == 0);
     assert_int_equal(fetches(), 1);
     assert_int_equal(world_load(&w, 1000, 4), 4);
     world_fini(&w);
@@ -72,7 +72,7 @@ static void test_ends_with_the_last(void **state)
     for (int late = 0; late < 2; late++) {
         start(&w, 4);
         first = load(&w, 1000, 4, 0);
-        EXPECT_SOON(shaky->inside > 0);
+        wait_until(shaky->inside > 0);
         second = load(&w, 1000, 4, late ? 50 : 0);
         begin = kv_now_ns();
         kvbm_pin_release(first);
@@ -82,12 +82,12 @@ static void test_ends_with_the_last(void **state)
             assert_int_equal(world_stats(&w).pins_now, 2);
             kvbm_pin_release(second);
         }
-        EXPECT_SOON(world_stats(&w).pins_now == (unsigned)late);
+        wait_until(world_stats(&w).pins_now == (unsigned)late);
         assert_true(kv_now_ns() - begin < 40 * KV_NS_PER_S); /* not at the store's deadline */
         if (late)
             kvbm_pin_release(second);
         shaky->hang = false;
-        EXPECT_SOON(shaky->inside == 0);
+        wait_until(shaky->inside == 0);
         world_fini(&w);
     }
 }
@@ -106,7 +106,7 @@ static void test_cancelled_job(void **state)
     start(&w, 4);
     job.cache = w.cache;
     job.pin = load(&w, 1000, 4, 0);
-    EXPECT_SOON(shaky->inside > 0);
+    wait_until(shaky->inside > 0);
     id = kvbm_manager_submit(w.m, &job);
     assert_true(id > 0);
     kvbm_pin_release(job.pin);
@@ -119,7 +119,7 @@ static void test_cancelled_job(void **state)
     assert_int_equal(kvbm_pin_state(second, NULL), 4);
     kvbm_pin_release(second);
     assert_int_equal(fetches(), 1);
-    EXPECT_SOON(shaky->inside == 0);
+    wait_until(shaky->inside == 0);
     world_fini(&w);
 }
 
@@ -142,7 +142,7 @@ static void test_many_wait(void **state)
     (void)state;
     start(&w, MANY_KEYS);
     first = load(&w, 1000, MANY_KEYS, 0);
-    EXPECT_SOON(shaky->inside > 0);
+    wait_until(shaky->inside > 0);
     begin = thread_ns();
     for (int i = 0; i < MANY_PINS; i++)
         pins[i] = load(&w, 1000, MANY_KEYS, 0);
@@ -153,9 +153,9 @@ static void test_many_wait(void **state)
         kvbm_pin_release(pins[i]);
     releases = thread_ns() - begin;
     assert_true(releases < 4 * loads);
-    EXPECT_SOON(world_stats(&w).pins_now == 0); /* the last one has cancelled the fetches */
+    wait_until(world_stats(&w).pins_now == 0); /* the last one has cancelled the fetches */
     shaky->hang = false;
-    EXPECT_SOON(shaky->inside == 0);
+    wait_until(shaky->inside == 0);
     world_fini(&w);
 }
 

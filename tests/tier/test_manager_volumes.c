@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 
 #include "base/log.h"
-#include "manager_world.h"
+#include "tier/kitchen.h"
 
 enum { PROMPTS = 6, EACH = 4, BLOCKS = 32 };
 

@@ -7,8 +7,7 @@
 #include <sys/wait.h>
 
 #include "base/clock.h"
-#include "manager_shaky.h"
-#include "manager_world.h"
+#include "tier/kitchen.h"
 
 static void tiers(struct world *w, uint32_t host_blocks, uint32_t disk_blocks)
 {
@@ -266,13 +265,6 @@ static void shaky_world(struct world *w, uint32_t host_blocks, uint32_t disk_blo
     world_attach(w, false);
 }
 
-static void wait_until_inside(void)
-{
-    for (int i = 0; i < 6000 && !shaky->inside; i++)
-        usleep(10000);
-    assert_true(shaky->inside > 0);
-}
-
 /* The store hangs: nobody waits for it, what can't be kept is dropped and counted, what is held is
  * little. */
 static void store_hangs(uint32_t host_blocks, uint32_t disk_blocks)
@@ -288,7 +280,7 @@ static void store_hangs(uint32_t host_blocks, uint32_t disk_blocks)
     for (uint64_t i = 7; i <= 60; i++)
         assert_int_equal(world_store(&w, 1000 * i, 8), 8);
     assert_true(kv_now_ns() - start < 90 * KV_NS_PER_S); /* and not 100 s for each batch */
-    wait_until_inside();
+    wait_until(shaky->inside > 0);
     stats = world_stats(&w);
     assert_int_equal(stats.object.blocks_in, 0);
     assert_true(stats.object.queued <= w.opts.max_offload + 16384);
@@ -535,9 +527,7 @@ static void test_cancel_then_release(void **state)
     kvbm_pin_release(job.pin);
     assert_int_equal(kvbm_manager_wait(w.m, (uint64_t)id, 60000, &done), 0);
     assert_int_equal(done.status, -ECANCELED);
-    for (int i = 0; i < 12000 && world_stats(&w).pins_now; i++)
-        usleep(5000); /* the store would hang for 100 s */
-    assert_int_equal(world_stats(&w).pins_now, 0);
+    wait_until(!world_stats(&w).pins_now); /* the store would hang for 100 s */
     shaky->hang = false;
     world_fini(&w);
 }

@@ -184,7 +184,7 @@ static void test_spoilt(void **state)
         expect(o, KVBM_OBJECT_GET, number, 1, -EBADMSG);
         before = stats_of(o);
         assert_int_equal(before.bad, ++n_bad);
-        EXPECT_SOON(({
+        wait_until(({
             uint8_t key[KVBM_OBJECT_CHUNK_KEY], there = 1;
 
             chunk_key_of(number, key);
@@ -393,7 +393,7 @@ static void test_touched(void **state)
 
     expect(o, KVBM_OBJECT_PUT, 0, 10, 0);
     expect(o, KVBM_OBJECT_GET, 0, 10, 0);
-    EXPECT_SOON(shaky->touches == 1);
+    wait_until(shaky->touches == 1);
     expect(o, KVBM_OBJECT_GET, 0, 10, 0);
     expect(o, KVBM_OBJECT_GET, 0, 10, 0);
     kvbm_object_close(o);
@@ -442,7 +442,7 @@ static void test_lies(void **state)
         shaky->lie = lie;
         expect(o, KVBM_OBJECT_GET, 0, 3, -EBADMSG);
         shaky->lie = 0;
-        EXPECT_SOON(shaky->deletes == 3 * lie);
+        wait_until(shaky->deletes == 3 * lie);
         expect(o, KVBM_OBJECT_PUT, 0, 3, 0);
         expect(o, KVBM_OBJECT_GET, 0, 3, 0);
     }
@@ -478,7 +478,7 @@ static void test_streams(void **state)
         shaky->lie = lie;
         expect(o, KVBM_OBJECT_GET, 0, 3, lie == 1 ? -EBADMSG : -EPROTO);
         shaky->lie = 0;
-        EXPECT_SOON(shaky->deletes == seen + (lie == 1 ? 3 : 0));
+        wait_until(shaky->deletes == seen + (lie == 1 ? 3 : 0));
         expect(o, KVBM_OBJECT_PUT, 0, 3, 0);
         expect(o, KVBM_OBJECT_GET, 0, 9, 0);
     }
@@ -636,7 +636,7 @@ static long sweep(struct kvbm_object *o, enum kvbm_object_op op)
 
             job->batch.done = done_and_starve;
             starve_next = turn == 0 ? n : 0;
-            EXPECT_SOON(kvbm_object_submit(o, &job->batch) == 0);
+            wait_until(kvbm_object_submit(o, &job->batch) == 0);
             job_wait(job);
             if (turn == 1 && !was_starved)
                 for (int i = 0; i < 5; i++)

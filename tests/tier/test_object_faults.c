@@ -8,7 +8,7 @@ static void put_and_get(struct kvbm_object *o, uint32_t n)
 {
     expect(o, KVBM_OBJECT_PUT, 0, n, 0);
     expect(o, KVBM_OBJECT_GET, 0, n, 0);
-    EXPECT_SOON(shaky->touches == 1 && shaky->inside == 0);
+    wait_until(shaky->touches == 1 && shaky->inside == 0);
 }
 
 /* -- order and bounds -------------------------------------------------------------------------- */
@@ -24,7 +24,7 @@ static void test_onboarding_first(void **state)
     o = open_with(&opts);
     shaky->hang = true;
     held = submit(o, KVBM_OBJECT_EXISTS, 0, 1, 0);
-    EXPECT_SOON(shaky->inside == 1);
+    wait_until(shaky->inside == 1);
     put[0] = submit(o, KVBM_OBJECT_PUT, 0, 1, 0);
     put[1] = submit(o, KVBM_OBJECT_PUT, 1, 1, 0);
     get = submit(o, KVBM_OBJECT_GET, 5, 1, 0);
@@ -56,7 +56,7 @@ static void test_priorities(void **state)
     o = open_with(&opts);
     shaky->hang = true;
     held = submit(o, KVBM_OBJECT_EXISTS, 0, 1, 0);
-    EXPECT_SOON(shaky->inside == 1);
+    wait_until(shaky->inside == 1);
     put = job_new(KVBM_OBJECT_PUT, 90, 1, BLOCK);
     put->batch.priority = INT32_MAX;
     assert_int_equal(kvbm_object_submit(o, &put->batch), 0);
@@ -90,7 +90,7 @@ static void test_thread_for_onboarding(void **state)
     shaky->hang_puts = true;
     for (uint64_t i = 0; i < 5; i++)
         put[i] = submit(o, KVBM_OBJECT_PUT, i, 1, 0);
-    EXPECT_SOON(shaky->inside == 1);
+    wait_until(shaky->inside == 1);
     expect(o, KVBM_OBJECT_GET, 50, 1, -ENOENT);
     expect(o, KVBM_OBJECT_EXISTS, 50, 1, -ENOENT);
     assert_int_equal(shaky->inside, 1);
@@ -114,7 +114,7 @@ static void test_number_of_threads(void **state)
         shaky->hang = true;
         for (uint64_t i = 0; i < 4; i++)
             jobs[i] = submit(o, KVBM_OBJECT_EXISTS, i, 1, 0);
-        EXPECT_SOON(shaky->inside == 2);
+        wait_until(shaky->inside == 2);
         usleep(2000);
         assert_int_equal(shaky->inside, 2);
         assert_int_equal(stats_of(o).queued, 2);
@@ -137,7 +137,7 @@ static void test_queue_is_bounded(void **state)
     o = open_with(&opts);
     shaky->hang = true;
     held = submit(o, KVBM_OBJECT_GET, 0, 1, 0);
-    EXPECT_SOON(shaky->inside == 1);
+    wait_until(shaky->inside == 1);
     for (int i = 0; i < 3; i++)
         waiting[i] = submit(o, i == 1 ? KVBM_OBJECT_PUT : KVBM_OBJECT_GET, 9, 1, 0);
     assert_int_equal(kvbm_object_submit(o, &more->batch), -EAGAIN);
@@ -180,12 +180,12 @@ static void test_hanging(void **state)
         assert_int_equal(stats_of(o).left_behind, 3);
         assert_int_equal(shaky->inside, 3);
         shaky->hang = false;
-        EXPECT_SOON(stats_of(o).left_behind == 0);
+        wait_until(stats_of(o).left_behind == 0);
         expect(o, KVBM_OBJECT_GET, 0, 5, 0);
     }
     assert_int_equal(stats_of(o).late, 30);
     kvbm_object_close(o);
-    EXPECT_SOON(shaky->opens == shaky->closes);
+    wait_until(shaky->opens == shaky->closes);
 }
 
 /* A deadline that has passed, and one that passes in the queue. */
@@ -206,7 +206,7 @@ static void test_late_before_it_began(void **state)
     job_free(past);
     shaky->hang = true;
     held = submit(o, KVBM_OBJECT_GET, 0, 1, 0);
-    EXPECT_SOON(shaky->inside == 1);
+    wait_until(shaky->inside == 1);
     calls = shaky->get_batches;
     waits = submit(o, KVBM_OBJECT_GET, 0, 1, 30);
     ends(waits, -ETIMEDOUT);
@@ -244,7 +244,7 @@ static void test_all_hang(void **state)
     assert_int_equal(shaky->inside, 4);
     assert_int_equal(stats_of(o).left_behind, 4);
     shaky->hang = false;
-    EXPECT_SOON(stats_of(o).left_behind == 0);
+    wait_until(stats_of(o).left_behind == 0);
     job->batch.deadline_ns = 0;
     job->done = 0;
     assert_int_equal(kvbm_object_submit(o, &job->batch), 0);
@@ -287,7 +287,7 @@ static void test_deadline_storm(void **state)
     }
     print_message("%d ok, %d late\n", (int)n_ok, (int)n_late);
     shaky->delay_us = 0;
-    EXPECT_SOON(stats_of(o).left_behind == 0);
+    wait_until(stats_of(o).left_behind == 0);
     expect(o, KVBM_OBJECT_GET, 0, 20, 0);
     kvbm_object_close(o);
 }
@@ -346,18 +346,18 @@ static void test_breaker(void **state)
     }
 
     /* One is let through after 200 ms, over a new handle, and fails: the next one after 400. */
-    EXPECT_SOON((begun_ns = kv_now_ns(), try_once(o)) == -ECONNRESET);
+    wait_until((begun_ns = kv_now_ns(), try_once(o)) == -ECONNRESET);
     assert_true(kv_now_ns() >= opened_ns + 190 * KV_NS_PER_MS);
     opened_ns = begun_ns;
     if (in_time)
         assert_int_equal(shaky->get_batches, calls + 1);
     assert_true(shaky->opens >= 2);
-    EXPECT_SOON(try_once(o) == -ECONNRESET);
+    wait_until(try_once(o) == -ECONNRESET);
     assert_true(kv_now_ns() >= opened_ns + 380 * KV_NS_PER_MS);
     assert_int_equal(stats_of(o).opened, 1);
 
     shaky->fail_rc = 0;
-    EXPECT_SOON(try_once(o) == 0);
+    wait_until(try_once(o) == 0);
     assert_false(stats_of(o).open);
     for (int i = 0; i < 20; i++)
         assert_int_equal(try_once(o), 0);
@@ -380,7 +380,7 @@ static void test_half_open(void **state)
     expect(o, KVBM_OBJECT_PUT, 0, 1, 0);
     shaky->hang = true;
     held = submit(o, KVBM_OBJECT_GET, 0, 1, 0);
-    EXPECT_SOON(shaky->inside == 1);
+    wait_until(shaky->inside == 1);
     waits = submit(o, KVBM_OBJECT_GET, 0, 1, 0);
     shaky->fail_rc = -ETIMEDOUT;
     shaky->hang = false;
@@ -390,15 +390,15 @@ static void test_half_open(void **state)
     shaky->fail_rc = 0;
     shaky->hang = true;
     probe = job_new(KVBM_OBJECT_GET, 0, 1, BLOCK);
-    EXPECT_SOON(kvbm_object_submit(o, &probe->batch) == 0);
-    EXPECT_SOON(shaky->inside == 1);
+    wait_until(kvbm_object_submit(o, &probe->batch) == 0);
+    wait_until(shaky->inside == 1);
     usleep(150 * 1000);
     assert_int_equal(try_once(o), -EHOSTDOWN);
     kvbm_object_cancel(o,
                        &probe->batch); /* says nothing of the store: the next one may try at once */
     ends(probe, -ECANCELED);
     shaky->hang = false;
-    EXPECT_SOON(try_once(o) == 0);
+    wait_until(try_once(o) == 0);
     assert_false(stats_of(o).open);
     kvbm_object_close(o);
 }
@@ -415,8 +415,8 @@ static struct job *reopening(struct kvbm_object *o)
     assert_true(stats_of(o).open);
     shaky->fail_rc = 0;
     shaky->hang_open = true;
-    EXPECT_SOON(kvbm_object_submit(o, &probe->batch) == 0);
-    EXPECT_SOON(shaky->opens == opens + 1);
+    wait_until(kvbm_object_submit(o, &probe->batch) == 0);
+    wait_until(shaky->opens == opens + 1);
     return probe;
 }
 
@@ -473,7 +473,7 @@ static void test_reopening_fails(void **state)
     ends(put[1], -EHOSTDOWN);
     ends(probe, -EHOSTDOWN);
     shaky->refuse_open = false;
-    EXPECT_SOON(try_once(o) == 0);
+    wait_until(try_once(o) == 0);
     kvbm_object_close(o);
 }
 
@@ -490,13 +490,13 @@ static void test_reopening_is_cancelled(void **state)
     assert_int_equal(try_once(o), -ECONNRESET);
     shaky->fail_rc = 0;
     shaky->hang = true;
-    EXPECT_SOON(kvbm_object_submit(o, &probe->batch) == 0);
-    EXPECT_SOON(shaky->inside == 1);
+    wait_until(kvbm_object_submit(o, &probe->batch) == 0);
+    wait_until(shaky->inside == 1);
     put[0] = submit(o, KVBM_OBJECT_PUT, 10, 1, 0);
     put[1] = submit(o, KVBM_OBJECT_PUT, 11, 1, 0);
     kvbm_object_cancel(o, &probe->batch);
     ends(probe, -ECANCELED);
-    EXPECT_SOON(shaky->inside == 2);
+    wait_until(shaky->inside == 2);
     usleep(20000);
     assert_int_equal(shaky->inside, 2); /* one of them alone */
     assert_int_equal(stats_of(o).queued, 1);
@@ -521,14 +521,14 @@ static void test_opening_behind_a_closed_breaker(void **state)
     o = open_with(&opts);
     shaky->hang_puts = true;
     slow = submit(o, KVBM_OBJECT_PUT, 20, 1, 0);
-    EXPECT_SOON(shaky->inside == 1);
+    wait_until(shaky->inside == 1);
     shaky->fail_rc = -ECONNRESET;
     assert_int_equal(try_once(o), -ECONNRESET);
     shaky->fail_rc = 0;
     shaky->hang_open = true;
     probe = job_new(KVBM_OBJECT_GET, 0, 1, BLOCK);
-    EXPECT_SOON(kvbm_object_submit(o, &probe->batch) == 0);
-    EXPECT_SOON(shaky->opens == 2);
+    wait_until(kvbm_object_submit(o, &probe->batch) == 0);
+    wait_until(shaky->opens == 2);
     shaky->hang_puts = false;
     ends(slow, 0);
     assert_false(stats_of(o).open);
@@ -563,7 +563,7 @@ static void test_impatience_is_no_outage(void **state)
     expect(o, KVBM_OBJECT_GET, 0, 1, 0);
     shaky->hang_publications = true;
     held = submit(o, KVBM_OBJECT_PUT, 10, 1, 0);
-    EXPECT_SOON(shaky->inside == 1);
+    wait_until(shaky->inside == 1);
     ends(submit(o, KVBM_OBJECT_PUT, 11, 1, 10), -ETIMEDOUT);
     shaky->hang_publications = false;
     ends(held, 0);
@@ -657,13 +657,13 @@ static void test_cancel_in_a_call(void **state)
 
         shaky->hang = true;
         job = submit(o, (enum kvbm_object_op)op, 0, 3, 0);
-        EXPECT_SOON(shaky->inside == 1);
+        wait_until(shaky->inside == 1);
         kvbm_object_cancel(o, &job->batch);
         kvbm_object_cancel(o, &job->batch);
         ends(job, -ECANCELED); /* while it hangs: the memory is the caller's again */
         assert_int_equal(shaky->inside, 1);
         shaky->hang = false;
-        EXPECT_SOON(stats_of(o).left_behind == 0);
+        wait_until(stats_of(o).left_behind == 0);
         expect(o, KVBM_OBJECT_GET, 0, 3, 0);
     }
     assert_int_equal(stats_of(o).cancelled, 9);
@@ -690,7 +690,7 @@ static void test_cancel_all(void **state)
     for (int round = 0; round < 2; round++) { /* two threads, two in their place */
         for (size_t i = 0; i < KV_COUNT(jobs); i++)
             jobs[i] = submit(o, (enum kvbm_object_op)(i % 3), i, 1, 0);
-        EXPECT_SOON(shaky->inside == 2 * (round + 1));
+        wait_until(shaky->inside == 2 * (round + 1));
         kvbm_object_cancel_all(o);
         for (size_t i = 0; i < KV_COUNT(jobs); i++)
             ends(jobs[i], -ECANCELED);
@@ -699,7 +699,7 @@ static void test_cancel_all(void **state)
     kvbm_object_close_by(o, kv_now_ns() + 50 * KV_NS_PER_MS);
     assert_true(kv_now_ns() - begin_ns < 90 * KV_NS_PER_S); /* and not timeout_ms */
     shaky->hang = false;
-    EXPECT_SOON(shaky->inside == 0 && shaky->opens == shaky->closes);
+    wait_until(shaky->inside == 0 && shaky->opens == shaky->closes);
 }
 
 /* Finished operations keep their status, others are cancelled; without spare threads after the
@@ -718,7 +718,7 @@ static void test_cancel_between_calls(void **state)
     shaky->delay_us = 50000;
     seen = shaky->get_batches;
     job = submit(o, KVBM_OBJECT_GET, 0, n, 0);
-    EXPECT_SOON(shaky->get_batches == seen + 2); /* in the second of three */
+    wait_until(shaky->get_batches == seen + 2); /* in the second of three */
     kvbm_object_cancel(o, &job->batch);
     job_wait(job);
     assert_int_equal(job->ios[0].status, 0);
@@ -769,7 +769,7 @@ static void test_away_when_opened(void **state)
     assert_true(stats_of(o).open);
     assert_int_equal(try_once(o), -EHOSTDOWN);
     shaky->refuse_open = false;
-    EXPECT_SOON(try_once(o) == -ENOENT);
+    wait_until(try_once(o) == -ENOENT);
     assert_false(stats_of(o).open);
     kvbm_object_close(o);
 }
@@ -787,14 +787,14 @@ static void test_hangs_when_opened(void **state)
     o = open_with(&opts);
     assert_true(kv_now_ns() - begin_ns < SLACK_NS);
     assert_int_equal(try_once(o), -EHOSTDOWN);
-    EXPECT_SOON(stats_of(o).left_behind == 1);
+    wait_until(stats_of(o).left_behind == 1);
     for (int i = 0; i < 20; i++) { /* nobody else hangs in it */
         assert_int_equal(try_once(o), -EHOSTDOWN);
         usleep(10000);
     }
     assert_int_equal(shaky->opens, 1);
     shaky->hang_open = false;
-    EXPECT_SOON(try_once(o) == -ENOENT);
+    wait_until(try_once(o) == -ENOENT);
     kvbm_object_close(o);
 
     shaky->hang_open = true;
@@ -803,7 +803,7 @@ static void test_hangs_when_opened(void **state)
     kvbm_object_close(o); /* is not kept waiting either */
     assert_true(kv_now_ns() - begin_ns < SLACK_NS);
     shaky->hang_open = false;
-    EXPECT_SOON(shaky->opens == shaky->closes);
+    wait_until(shaky->opens == shaky->closes);
 }
 
 static void test_close_while_busy(void **state)
@@ -824,7 +824,7 @@ static void test_close_while_busy(void **state)
         shaky->delay_us = 60000;
         for (uint64_t i = 0; i < KV_COUNT(jobs); i++)
             jobs[i] = submit(o, i % 3 ? KVBM_OBJECT_GET : KVBM_OBJECT_PUT, i, 1, 0);
-        EXPECT_SOON(shaky->inside == 4); /* one of them is a get at least */
+        wait_until(shaky->inside == 4); /* one of them is a get at least */
         begin_ns = kv_now_ns();
         kvbm_object_close(o);
         assert_true(kv_now_ns() - begin_ns < SLACK_NS);
@@ -838,7 +838,7 @@ static void test_close_while_busy(void **state)
         }
         assert_true(hangs ? n_ok == 0 : n_ok > 0);
         shaky->hang = false;
-        EXPECT_SOON(shaky->inside == 0 && shaky->opens == shaky->closes);
+        wait_until(shaky->inside == 0 && shaky->opens == shaky->closes);
     }
 }
 
@@ -918,7 +918,7 @@ static void test_many_producers(void **state)
     assert_true(stats.hits > 0 && stats.puts > 0 && stats.bad == 0 && stats.failed == 0);
     assert_int_equal(stats.queued, 0);
     kvbm_object_close(o);
-    EXPECT_SOON(shaky->opens == shaky->closes);
+    wait_until(shaky->opens == shaky->closes);
 }
 
 int main(void)

@@ -115,10 +115,10 @@ static void test_shared_loss(void **state)
     held = false;
     hold = true;
     first = submit(o, KVBM_OBJECT_PUT, 100, 1, 0);
-    EXPECT_SOON(held);
+    wait_until(held);
     for (uint64_t i = 0; i < 3; i++)
         jobs[i] = submit(o, KVBM_OBJECT_PUT, i, 1, 0);
-    EXPECT_SOON(n_waiting() == 4);
+    wait_until(n_waiting() == 4);
     usleep(20000); /* until they wait for their turn */
     lose = 3;
     hold = false;

@@ -25,13 +25,13 @@ static void test_hanging_stream(void **state)
 
         shaky->hang_at = at;
         cancelled = submit(o, KVBM_OBJECT_GET, 2, 2, 0);
-        EXPECT_SOON(shaky->streams == streams + 1);
+        wait_until(shaky->streams == streams + 1);
         late = submit(o, KVBM_OBJECT_GET, 0, 2, 40);
         ends(late, -ETIMEDOUT);
         kvbm_object_cancel(o, &cancelled->batch);
         ends(cancelled, -ECANCELED);
         shaky->hang_at = 0;
-        EXPECT_SOON(stats_of(o).left_behind == 0 && shaky->inside == 0);
+        wait_until(stats_of(o).left_behind == 0 && shaky->inside == 0);
         expect(o, KVBM_OBJECT_GET, 0, 4, 0);
     }
     kvbm_object_close(o);
@@ -136,7 +136,7 @@ static void test_deleted_before_the_end(void **state)
         put_foreign(0);
         shaky->hang_deletes = true;
         get = submit(o, KVBM_OBJECT_GET, 0, 2, 0);
-        EXPECT_SOON(shaky->deletes == 1);
+        wait_until(shaky->deletes == 1);
         assert_int_equal(get->done, 0);
         shaky->hang_deletes = false;
         job_wait(get);
@@ -166,9 +166,9 @@ static void test_deleted_once(void **state)
         shaky->hang_deletes = true;
         for (int i = 0; i < 2; i++)
             gets[i] = submit(o, KVBM_OBJECT_GET, 0, 1, 60000);
-        EXPECT_SOON(shaky->deletes == 2);
+        wait_until(shaky->deletes == 2);
         shaky->pass = 1;
-        EXPECT_SOON(gets[0]->done + gets[1]->done == 1);
+        wait_until(gets[0]->done + gets[1]->done == 1);
         expect(o, KVBM_OBJECT_PUT, 0, 1, 0);
         shaky->hang_deletes = false;
         for (int i = 0; i < 2; i++)
@@ -219,7 +219,7 @@ static void test_shared_publication(void **state)
         shaky->hang_publications = true;
         for (uint64_t i = 0; i < 3; i++)
             jobs[i] = submit(o, KVBM_OBJECT_PUT, round * 30 + i * 10, 5, 0);
-        EXPECT_SOON(shaky->put_batches == puts + 3 && shaky->inside == 1);
+        wait_until(shaky->put_batches == puts + 3 && shaky->inside == 1);
         usleep(20000);
         assert_int_equal(shaky->publications, seen + 1);
         shaky->hang_publications = false;
@@ -242,23 +242,23 @@ static void test_hanging_publication(void **state)
 
     shaky->hang_publications = true;
     hanging = submit(o, KVBM_OBJECT_PUT, 0, 5, 0);
-    EXPECT_SOON(shaky->publications == seen + 1);
+    wait_until(shaky->publications == seen + 1);
     puts = shaky->put_batches;
     waiting = submit(o, KVBM_OBJECT_PUT, 10, 5, 0);
     cancelled = submit(o, KVBM_OBJECT_PUT, 20, 5, 0);
-    EXPECT_SOON(shaky->put_batches == puts + 2 && shaky->inside == 1);
+    wait_until(shaky->put_batches == puts + 2 && shaky->inside == 1);
     usleep(20000); /* until they wait */
     kvbm_object_cancel(o, &cancelled->batch);
     ends(cancelled, -ECANCELED);
     assert_int_equal(shaky->publications, seen + 1);
     kvbm_object_cancel(o, &hanging->batch);
     ends(hanging, -ECANCELED);
-    EXPECT_SOON(shaky->publications == seen + 2); /* while the first still hangs */
+    wait_until(shaky->publications == seen + 2); /* while the first still hangs */
     shaky->hang_publications = false;
     ends(waiting, 0);
     expect(o, KVBM_OBJECT_GET, 10, 5, 0);
     kvbm_object_close(o);
-    EXPECT_SOON(shaky->inside == 0 && shaky->opens == shaky->closes);
+    wait_until(shaky->inside == 0 && shaky->opens == shaky->closes);
 }
 
 /* A publication that hangs has its turn for a part of timeout_ms; those that wait then go on, though
@@ -275,7 +275,7 @@ static void test_turns_end(void **state)
     o = open_with(&opts);
     shaky->hang_publication = shaky->publications + 1;
     hanging = submit(o, KVBM_OBJECT_PUT, 0, 5, 60000);
-    EXPECT_SOON(shaky->publications == shaky->hang_publication);
+    wait_until(shaky->publications == shaky->hang_publication);
     expect(o, KVBM_OBJECT_PUT, 10, 5, 0);
     expect(o, KVBM_OBJECT_PUT, 20, 5, 0);
     assert_int_equal(hanging->done, 0);
@@ -296,7 +296,7 @@ static void test_failing_publication(void **state)
     shaky->fail_publications = 1;
     for (uint64_t i = 0; i < 3; i++)
         jobs[i] = submit(o, KVBM_OBJECT_PUT, i * 10, 5, 0);
-    EXPECT_SOON(shaky->put_batches == puts + 3 && shaky->publications == seen + 1);
+    wait_until(shaky->put_batches == puts + 3 && shaky->publications == seen + 1);
     shaky->hang_publications = false;
     for (uint64_t i = 0; i < 3; i++) {
         job_wait(jobs[i]);
@@ -318,12 +318,12 @@ static void test_own_publication(void **state)
 
     shaky->hang_publications = true;
     jobs[0] = submit(o, KVBM_OBJECT_PUT, 0, 5, 0);
-    EXPECT_SOON(shaky->publications == seen + 1);
+    wait_until(shaky->publications == seen + 1);
     puts = shaky->put_batches;
     shaky->fail_last_rc = -ENOSPC;
     for (uint64_t i = 1; i < 3; i++)
         jobs[i] = submit(o, KVBM_OBJECT_PUT, i * 10, 5, 0);
-    EXPECT_SOON(shaky->put_batches == puts + 2 && shaky->inside == 1);
+    wait_until(shaky->put_batches == puts + 2 && shaky->inside == 1);
     usleep(20000); /* until they wait; without it the test sees less */
     shaky->hang_publications = false;
     for (uint64_t i = 0; i < 3; i++) {

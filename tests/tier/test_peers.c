@@ -99,10 +99,7 @@ static int submit(struct one *one, enum kvbm_peer_op op, uint64_t key, uint32_t 
 
 static void wait_for(struct one *one)
 {
-    for (uint64_t until = kv_now_ns() + LONG_MS * KV_NS_PER_MS; !atomic_load(&one->done);) {
-        assert_true(kv_now_ns() < until);
-        usleep(500);
-    }
+    wait_until(atomic_load(&one->done));
 }
 
 static enum kvbm_known known(const struct one *one)

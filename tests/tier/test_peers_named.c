@@ -9,8 +9,8 @@
 #include <stdatomic.h>
 
 #include "base/clock.h"
-#include "manager_world.h"
 #include "peer/lying_indexer.h"
+#include "tier/kitchen.h"
 #include "tier/peer/peer.h"
 
 #define N_OWNERS 3u
@@ -162,10 +162,7 @@ static uint64_t ask(uint64_t key, uint32_t group, uint64_t hinted)
                                     .arg = &done};
 
     assert_int_equal(kvbm_peers_submit(peers, &batch), 0);
-    for (uint64_t until = kv_now_ns() + LONG_MS * KV_NS_PER_MS; !atomic_load(&done);) {
-        assert_true(kv_now_ns() < until);
-        usleep(200);
-    }
+    wait_until(atomic_load(&done));
     return io.status == 0 ? io.worker : 0;
 }
 
@@ -263,11 +260,9 @@ static void test_close(void **state)
     (void)state;
     atomic_store(&indexer.lie, INDEXER_SILENT);
     assert_int_equal(kvbm_peers_submit(peers, &batch), 0);
-    while (!atomic_load(&indexer.n_requests))
-        usleep(200);
+    wait_until(atomic_load(&indexer.n_requests));
     kvbm_peers_cancel_all(peers);
-    while (!atomic_load(&done))
-        usleep(200);
+    wait_until(atomic_load(&done));
     assert_true(kv_now_ns() - begun < LONG_MS / 4 * KV_NS_PER_MS);
     kvbm_peers_resume(peers);
     atomic_store(&indexer.lie, INDEXER_HONEST);

@@ -1,19 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Plans that are run: round trips between groups of other widths and forms, and ranks that fail. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
 
 #include "base/error.h"
+#include "base/unit.h"
 #include "plan_world.h"
 
 #define N 24u

@@ -23,7 +23,7 @@
 #include "kv_llama.h"
 #include "kv_store.h"
 #include "kvbm.h"
-#include "manager_world.h"
+#include "tier/kitchen.h"
 
 #define STEP sizeof(size_t) /* such structs end at multiples of it */
 #define LEAST (2 * STEP)    /* the smallest that is believed: the size and a field */
@@ -383,11 +383,7 @@ static int manager_stats(void *ret)
 
 /* ---- peers, the other libraries ---- */
 
-#include "sizes_caches.h"
-#include "sizes_directory.h"
-#include "sizes_libraries.h"
-#include "sizes_peers.h"
-#include "sizes_volume.h"
+#include "sizes_calls.h"
 
 /* ---- the table ---- */
 

@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Transfers between layouts of every kind, order, width, layer range and head range, compared with
  * a copy element by element: all bytes to be written, and no others. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/unit.h"
 #include "tier/transfer/transfer.h"
 #include "transfer_unit.h"
 

@@ -1,14 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The copier's CUDA lanes on an emulated driver (emulated_cuda.c, emulated_backend.c): streams,
  * events, pieces, launches, failures. For a real GPU: tests/gpu/gpu_transfer.c. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -16,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/unit.h"
 #include "transfer_unit.h"
 
 static void (*faults)(int copy, int event, int us);

@@ -1,13 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Jobs of the copier: their order, refusals, and every way to end. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
@@ -18,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/unit.h"
 #include "starve.h"
 #include "tier/transfer/transfer.h"
 #include "transfer_unit.h"
@@ -237,8 +230,7 @@ static void end_large(void)
 
 static void wait_begun(uint64_t pieces)
 {
-    while (stats().pieces == pieces)
-        usleep(100);
+    wait_until(stats().pieces != pieces);
 }
 
 /* A job under way doesn't keep a more urgent one waiting until its end. */
@@ -287,18 +279,16 @@ static void test_bounds(void **state)
     assert_int_equal(stats().refused, 2);
     open_gate();
     ends(id, 0, 90);
-    while (
-        stats().blocks_now) /* ended, but not polled: they have no blocks, and still a place each */
-        usleep(100);
+    wait_until(
+        !stats()
+             .blocks_now); /* ended, but not polled: they have no blocks, and still a place each */
     assert_int_equal(stats().jobs_now, 2);
     assert_true(submit(one(0, 100)) > 0);
-    while (stats().blocks_now)
-        usleep(100);
+    wait_until(!stats().blocks_now);
     while (submit(one(0, 1)) > 0)
         ;
     assert_int_equal(stats().jobs_now, 4);
-    while (stats().blocks_now)
-        usleep(100);
+    wait_until(!stats().blocks_now);
     assert_int_equal(kvbm_copier_poll(w.copier, done, 8), 4);
     assert_int_equal(stats().jobs_now, 0);
     kvbm_copier_destroy(w.copier);
@@ -317,8 +307,7 @@ static void test_poll_and_descriptor(void **state)
     for (int i = 0; i < 5; i++)
         assert_true((ids[i] = submit(one(0, 1))) > 0);
     assert_int_equal(poll(&fd, 1, 60000), 1);
-    while (stats().blocks_now)
-        usleep(100);
+    wait_until(!stats().blocks_now);
     assert_int_equal(kvbm_copier_poll(w.copier, done, 3), 3);
     for (int i = 0; i < 3; i++)
         assert_int_equal(done[i].id, ids[i]);

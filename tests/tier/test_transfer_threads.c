@@ -1,14 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Many threads use one copier: they submit, cancel, wait and poll; blocks reported whole are whole.
  * For the thread sanitizer. */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <pthread.h>
 #include <semaphore.h>
 #include <sys/eventfd.h>
@@ -16,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/unit.h"
 #include "transfer_unit.h"
 
 #define PRODUCERS 6

@@ -3,14 +3,6 @@
  * Volumes: what is put into files and stores comes back, also after another registration; what is
  * lent comes to a peer that knows the volume's name; whatever fails, no wrong byte and a word of it.
  */
-// clang-format off
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-// clang-format on
-
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -28,6 +20,7 @@
 #include "base/error.h"
 #include "kvbm.h"
 #include "kvbm_directory.h"
+#include "support.h"
 
 #define N 100u /* blocks: several parts of a call */
 #define FILE_BYTES (4u << 20)
@@ -165,8 +158,7 @@ static struct kvbm_volume_info info_of(struct kvbm_volume *volume)
 static int make_folder(void **state)
 {
     (void)state;
-    strcpy(folder, "/tmp/kvbm-volume-XXXXXX");
-    if (!mkdtemp(folder))
+    if (temp_dir(folder, sizeof(folder)) < 0)
         return -1;
     from = memory_of(KVBM_LAYER_SEPARATE_OUTER_CONTIGUOUS);
     to = memory_of(KVBM_FULLY_CONTIGUOUS);
@@ -176,13 +168,10 @@ static int make_folder(void **state)
 
 static int remove_folder(void **state)
 {
-    char command[128];
-
     (void)state;
     kvbm_layout_destroy(from);
     kvbm_layout_destroy(to);
-    snprintf(command, sizeof(command), "rm -rf %s", folder);
-    return system(command);
+    return remove_dir(folder);
 }
 
 /* ---- files and stores ---- */

@@ -14,6 +14,7 @@
 
 #include "index/random.h"
 #include "kvbm_transfer.h"
+#include "support.h"
 
 #ifndef MUST
 #define MUST(condition) assert_true(condition)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tier/manager_world.h"
+#include "tier/kitchen.h"
 
-#include "base/unit.h"
+#include <dlfcn.h>
 
 struct kvbm_layout_config world_block_of(uint32_t n_blocks)
 {
@@ -48,8 +48,7 @@ void world_init_of(struct world *w, uint32_t host_blocks, uint32_t n_cache_block
     assert_true(n_cache_blocks <= WORLD_MAX_BLOCKS);
     memset(w, 0, sizeof(*w));
     w->n_cache_blocks = n_cache_blocks;
-    snprintf(w->dir, sizeof(w->dir), "/tmp/kvbm-manager-XXXXXX");
-    assert_non_null(mkdtemp(w->dir));
+    assert_int_equal(temp_dir(w->dir, sizeof(w->dir)), 0);
     w->block = world_block_of(n_cache_blocks);
     snprintf(w->disk, sizeof(w->disk), "%s", w->dir);
     snprintf(w->object, sizeof(w->object), "%s/object", w->dir);
@@ -88,18 +87,12 @@ int world_destroy(struct world *w, uint32_t timeout_ms)
     return 0;
 }
 
-int world_unlink(const char *path, const struct stat *st, int flag, struct FTW *ftw)
-{
-    (void)st, (void)flag, (void)ftw;
-    return remove(path);
-}
-
 void world_fini(struct world *w)
 {
     if (w->m)
         world_stop(w);
     kvbm_layout_destroy(w->layout);
-    nftw(w->dir, world_unlink, 16, FTW_DEPTH | FTW_PHYS);
+    (void)remove_dir(w->dir);
 }
 
 /* ---- bytes ---- */
@@ -233,4 +226,56 @@ struct kvbm_manager_stats world_stats(struct world *w)
 
     assert_int_equal(kvbm_manager_get_stats(w->m, &stats), 0);
     return stats;
+}
+
+/* ---- a node that lends ---- */
+
+void node_export(struct node *node, uint32_t share)
+{
+    struct kvbm_block_source source = kvbm_manager_source(node->w.m);
+    const struct kvbm_blockset_opts what = {.size = sizeof(what),
+                                            .id = 1,
+                                            .layout = kvbm_manager_host_layout(node->w.m),
+                                            .shard = node->shard,
+                                            .source = &source,
+                                            .shared = kvbm_manager_shared(node->w.m),
+                                            .lease_share = share};
+
+    assert_int_equal(kvbm_blockset_export(node->agent, &what, &node->set), 0);
+}
+
+void node_fini(struct node *node)
+{
+    kvbm_blockset_destroy(node->set);
+    assert_int_equal(kvbm_registry_check(kvbm_manager_registry(node->w.m)), 0);
+    assert_int_equal(world_stats(&node->w).pins_now, 0);
+    world_stop(&node->w);
+    assert_int_equal(kvbm_agent_destroy(node->agent), 0);
+    world_fini(&node->w);
+}
+
+void wait_for_peers(struct world *w, uint32_t n)
+{
+    wait_until(world_stats(w).peers_now == n);
+}
+
+/* ---- a store that hangs, fails, is slow and lies ---- */
+
+struct shaky *shaky;
+
+void find_shaky(void)
+{
+    const char *build = getenv("KV_BUILD_DIR");
+    char path[4096];
+    void *library;
+
+    snprintf(path, sizeof(path), "%s/tests/plugins", build ? build : "build");
+    setenv("KV_STORE_LIBRARY_PATH", path, 1);
+    snprintf(path, sizeof(path), "%s/tests/plugins/libkv_store_shaky.so", build ? build : "build");
+    library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    shaky = library ? dlsym(library, "shaky") : NULL;
+    if (!shaky) {
+        fprintf(stderr, "%s\n", dlerror());
+        exit(1);
+    }
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * Support of the manager's tests: a manager over temporary directories, a cache, blocks whose bytes
- * follow from their keys.
+ * follow from their keys; a node that lends its blocks; an object store that hangs, fails, is slow
+ * and lies (shaky.h).
  */
-#ifndef KV_TEST_MANAGER_WORLD_H
-#define KV_TEST_MANAGER_WORLD_H
+#ifndef KV_TEST_TIER_KITCHEN_H
+#define KV_TEST_TIER_KITCHEN_H
 
 #include <errno.h>
-#include <ftw.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +15,8 @@
 #include <unistd.h>
 
 #include "kvbm_manager.h"
+#include "support.h"
+#include "tier/shaky.h"
 
 #define LAYERS 3u
 #define HEADS 4u
@@ -106,6 +108,67 @@ long world_load(struct world *w, uint64_t first, uint32_t n);
 uint8_t world_where(struct world *w, uint64_t first, uint32_t i);
 struct kvbm_manager_stats world_stats(struct world *w);
 
-int world_unlink(const char *path, const struct stat *st, int flag, struct FTW *ftw);
+/* ---- a node that lends ---- */
+
+/** A node that lends: a manager, its agent, the set of its host blocks. */
+struct node {
+    struct world w;
+    char at[96];
+    struct kvbm_agent *agent;
+    struct kvbm_blockset *set;
+    struct kvbm_shard shard; /* of the set */
+};
+
+/** Export the host blocks of a node, of which readers may lease @share percent. */
+void node_export(struct node *node, uint32_t share);
+
+/** Begin a node of @blocks host blocks that listens at @endpoint; NULL: a unix socket. */
+static inline void node_init(struct node *node, const char *name, uint32_t blocks,
+                             const char *endpoint, bool shared, const char *follows)
+{
+    const char *at = node->at;
+    struct kvbm_agent_opts opts = {
+        .size = sizeof(opts), .name = name, .fingerprint = "test", .listen = &at, .n_listen = 1};
+
+    memset(node, 0, sizeof(*node));
+    world_init(&node->w, blocks);
+    snprintf(node->at, sizeof(node->at), "unix:%s/%s", node->w.dir, name);
+    if (endpoint)
+        at = endpoint;
+    assert_int_equal(kvbm_agent_create(&opts, &node->agent), 0);
+    assert_true(kvbm_agent_endpoint(node->agent, 0, node->at, sizeof(node->at), NULL) > 0);
+    node->w.opts.host_shared = shared;
+    node->w.opts.fingerprint = "test";
+    node->w.opts.disk_buffered = true;
+    node->w.opts.agent = follows ? node->agent : NULL;
+    node->w.opts.peers = follows;
+    world_with_disk(&node->w, 4 * blocks);
+    world_start(&node->w);
+    world_attach(&node->w, false);
+    node_export(node, 100);
+}
+
+void node_fini(struct node *node);
+
+void wait_for_peers(struct world *w, uint32_t n);
+
+/* ---- a store that hangs, fails, is slow and lies ---- */
+
+extern struct shaky *shaky;
+
+/** Let stores find the plugin, load it and set `shaky`. Ends the program if there is none. */
+void find_shaky(void);
+
+/** Begin a manager with a shaky store, which has nothing yet. */
+static inline void shaky_start(struct world *w, uint32_t host_blocks)
+{
+    memset(shaky, 0, sizeof(*shaky));
+    world_init(w, host_blocks);
+    snprintf(w->object, sizeof(w->object), "shaky://%s/object", w->dir);
+    w->opts.object = w->object;
+    w->opts.object_timeout_ms = 100000; /* so that nothing that ends earlier waited for it */
+    world_start(w);
+    world_attach(w, false);
+}
 
 #endif
