@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* `kvasir bench`: find the benchmark. */
-#include <stdio.h>
-#include <string.h>
-
-#include "base/args.h"
+#include "base/error.h"
 #include "cli/commands.h"
 
 static const struct bench {
@@ -23,31 +20,12 @@ static void usage(FILE *out)
     fputs("\n`kvasir bench tiers --help` says more.\n", out);
 }
 
-/* Answer anything but a benchmark's name. @word is NULL when none was given. */
-static int answer(const char *word)
-{
-    bool help = word && (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0);
-    const char *names[KV_COUNT(BENCHES)];
-
-    for (size_t i = 0; i < KV_COUNT(BENCHES); i++)
-        names[i] = BENCHES[i].name;
-    if (word && strcmp(word, "--help-options") == 0) {
-        for (size_t i = 0; i < KV_COUNT(BENCHES); i++)
-            puts(names[i]);
-        return 0;
-    }
-    if (word && kv_args_print_version("kvasir bench", word))
-        return 0;
-    if (word && !help)
-        kv_args_no_command("kvasir bench", word, names, KV_COUNT(names));
-    usage(help ? stdout : stderr);
-    return help ? 0 : 2;
-}
-
 int kc_bench_main(int argc, char **argv)
 {
-    for (size_t i = 0; argc > 1 && i < KV_COUNT(BENCHES); i++)
-        if (strcmp(argv[1], BENCHES[i].name) == 0)
-            return BENCHES[i].run(argc - 1, argv + 1);
-    return answer(argc < 2 ? NULL : argv[1]);
+    static const struct kc_group group = {"kvasir bench", BENCHES, KV_COUNT(BENCHES),
+                                          sizeof(BENCHES[0]), usage};
+    int status;
+    long found = kc_find_command(&group, argc, argv, &status);
+
+    return found < 0 ? status : BENCHES[found].run(argc - 1, argv + 1);
 }

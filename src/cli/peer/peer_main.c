@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* `kvasir peer`: parse and dispatch. */
 #include <stdio.h>
-#include <string.h>
 
 #include "cli/commands.h"
 #include "cli/peer/peer.h"
@@ -69,37 +68,12 @@ static int start(const struct kc_peer_command *command, int argc, char **argv)
     return fflush(stdout) != 0 && status == KC_PEER_OK ? KC_PEER_FAILED : status;
 }
 
-static int unknown_command(const char *name)
-{
-    const char *names[KC_PEER_COMMANDS];
-
-    for (size_t i = 0; i < KC_PEER_COMMANDS; i++)
-        names[i] = kc_peer_commands[i].name;
-    kv_args_no_command("kvasir peer", name, names, KC_PEER_COMMANDS);
-    usage(stderr);
-    return KC_PEER_USAGE;
-}
-
 int kc_peer_main(int argc, char **argv)
 {
-    if (argc < 2) {
-        usage(stderr);
-        return KC_PEER_USAGE;
-    }
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
-        strcmp(argv[1], "help") == 0) {
-        usage(stdout);
-        return KC_PEER_OK;
-    }
-    if (strcmp(argv[1], "--help-options") == 0) {
-        for (size_t i = 0; i < KC_PEER_COMMANDS; i++)
-            puts(kc_peer_commands[i].name);
-        return KC_PEER_OK;
-    }
-    if (kv_args_print_version("kvasir peer", argv[1]))
-        return KC_PEER_OK;
-    for (size_t i = 0; i < KC_PEER_COMMANDS; i++)
-        if (strcmp(argv[1], kc_peer_commands[i].name) == 0)
-            return start(&kc_peer_commands[i], argc - 1, argv + 1);
-    return unknown_command(argv[1]);
+    static const struct kc_group group = {"kvasir peer", kc_peer_commands, KC_PEER_COMMANDS,
+                                          sizeof(kc_peer_commands[0]), usage};
+    int status;
+    long found = kc_find_command(&group, argc, argv, &status);
+
+    return found < 0 ? status : start(&kc_peer_commands[found], argc - 1, argv + 1);
 }

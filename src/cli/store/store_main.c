@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <stdio.h>
-#include <string.h>
 
 #include "cli/commands.h"
 #include "cli/store/store_commands.h"
@@ -96,37 +95,12 @@ static int start(const struct kc_store_command *command, int argc, char **argv)
     return status;
 }
 
-static int unknown_command(const char *name)
-{
-    const char *names[KC_STORE_COMMANDS];
-
-    for (size_t i = 0; i < KC_STORE_COMMANDS; i++)
-        names[i] = kc_store_commands[i].name;
-    kv_args_no_command("kvasir store", name, names, KC_STORE_COMMANDS);
-    usage(stderr);
-    return KC_STORE_USAGE;
-}
-
 int kc_store_main(int argc, char **argv)
 {
-    if (argc < 2) {
-        usage(stderr);
-        return KC_STORE_USAGE;
-    }
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
-        strcmp(argv[1], "help") == 0) {
-        usage(stdout);
-        return KC_STORE_OK;
-    }
-    if (strcmp(argv[1], "--help-options") == 0) {
-        for (size_t i = 0; i < KC_STORE_COMMANDS; i++)
-            puts(kc_store_commands[i].name);
-        return KC_STORE_OK;
-    }
-    if (kv_args_print_version("kvasir store", argv[1]))
-        return KC_STORE_OK;
-    for (size_t i = 0; i < KC_STORE_COMMANDS; i++)
-        if (strcmp(argv[1], kc_store_commands[i].name) == 0)
-            return start(&kc_store_commands[i], argc - 1, argv + 1);
-    return unknown_command(argv[1]);
+    static const struct kc_group group = {"kvasir store", kc_store_commands, KC_STORE_COMMANDS,
+                                          sizeof(kc_store_commands[0]), usage};
+    int status;
+    long found = kc_find_command(&group, argc, argv, &status);
+
+    return found < 0 ? status : start(&kc_store_commands[found], argc - 1, argv + 1);
 }

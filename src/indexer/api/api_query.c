@@ -11,22 +11,12 @@
 #include "indexer/service.h"
 #include "kv_event.h"
 
-static int by_holder(const void *a, const void *b)
-{
-    const struct kv_holder *x = &((const struct kvi_match *)a)->holder;
-    const struct kv_holder *y = &((const struct kvi_match *)b)->holder;
-
-    if (x->worker != y->worker)
-        return x->worker < y->worker ? -1 : 1;
-    return (x->rank > y->rank) - (x->rank < y->rank);
-}
-
 /* Sort by insertion: workers that registered one after the other already come in that order. */
 static void sort(struct kvi_matches *matches)
 {
     for (size_t i = 1; i < matches->n; i++)
-        if (by_holder(&matches->items[i - 1], &matches->items[i]) > 0) {
-            qsort(matches->items, matches->n, sizeof(matches->items[0]), by_holder);
+        if (ki_by_holder(&matches->items[i - 1], &matches->items[i]) > 0) {
+            qsort(matches->items, matches->n, sizeof(matches->items[0]), ki_by_holder);
             return;
         }
 }

@@ -105,7 +105,7 @@ static int hash_form(const struct ki_prompt *prompt, struct form form, struct kv
 
 /* -- merging ----------------------------------------------------------------------------------- */
 
-static int by_holder(const void *a, const void *b)
+int ki_by_holder(const void *a, const void *b)
 {
     const struct kv_holder *x = &((const struct kvi_match *)a)->holder;
     const struct kv_holder *y = &((const struct kvi_match *)b)->holder;
@@ -142,11 +142,11 @@ static void merge_neighbours(struct kvi_matches *matches)
     size_t n = 0;
 
     if (matches->n > 1)
-        qsort(matches->items, matches->n, sizeof(matches->items[0]), by_holder);
+        qsort(matches->items, matches->n, sizeof(matches->items[0]), ki_by_holder);
     for (size_t i = 0; i < matches->n; i++) {
         struct kvi_match *last = n ? &matches->items[n - 1] : NULL;
 
-        if (!last || by_holder(last, &matches->items[i]) != 0) {
+        if (!last || ki_by_holder(last, &matches->items[i]) != 0) {
             matches->items[n++] = matches->items[i];
             continue;
         }

@@ -64,4 +64,7 @@ void ki_lookup_fini(struct ki_lookup *lookup);
 int ki_lookup_prompt(struct ki_lookup *lookup, struct kvi_index *index,
                      const struct ki_prompt *prompt);
 
+/** Compare two struct kvi_match by worker and rank, for qsort. */
+int ki_by_holder(const void *a, const void *b);
+
 #endif

@@ -109,37 +109,6 @@ static int remove_in_place(kv_store_v1 *h, int fan, const char *hex)
     return rc;
 }
 
-static int delete_locked(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex)
-{
-    int fan = kvs_file_fan(key), rc;
-
-    drop_pending(h, key, key_len);
-    kvs_file_lock(h->fan[fan], LOCK_EX);
-    rc = remove_in_place(h, fan, hex);
-    flock(h->fan[fan], LOCK_UN);
-    h->unsynced[fan] = true; /* of a missing chunk, too: another handle may have removed it */
-    return rc == -ENOENT ? 0 : rc;
-}
-
-int kvs_file_delete_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len)
-{
-    int rc = kvs_file_check(h, key, key_len);
-    char hex[KVS_FILE_HEX];
-
-    if (rc == 0)
-        rc = kvs_file_begin(h);
-    if (rc == 0)
-        rc = kvs_file_deletable(h);
-    if (rc < 0)
-        return rc;
-    kvs_file_hex(hex, key, key_len);
-    pthread_mutex_lock(&h->commit);
-    rc = delete_locked(h, key, key_len, hex);
-    pthread_mutex_unlock(&h->commit);
-    kvs_file_reader_forget(h);
-    return rc < 0 ? kvs_file_fail(h, -rc, "can't delete a chunk", hex) : 0;
-}
-
 static bool holds(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex,
                   const uint8_t *data, size_t len)
 {
@@ -158,24 +127,28 @@ static bool holds(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char
     return same;
 }
 
-/* The flock keeps other writers from the key between the comparison and the removal. */
-static int delete_same(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex,
-                       const uint8_t *data, size_t len)
+/*
+ * Delete a chunk; with @data only if it is in place, nobody has put it here, and it has these @len
+ * bytes. Returns 1 when it was deleted. The flock keeps other writers from the key between the
+ * comparison and the removal.
+ */
+static int delete_locked(kv_store_v1 *h, const uint8_t *key, size_t key_len, const char *hex,
+                         const uint8_t *data, size_t len)
 {
     int fan = kvs_file_fan(key), rc = -ENOENT;
 
     kvs_file_lock(h->fan[fan], LOCK_EX);
-    if (!is_pending(h, key, key_len) && holds(h, key, key_len, hex, data, len)) {
+    if (!data || (!is_pending(h, key, key_len) && holds(h, key, key_len, hex, data, len))) {
         drop_pending(h, key, key_len);
         rc = remove_in_place(h, fan, hex);
-        h->unsynced[fan] = true;
+        h->unsynced[fan] = true; /* of a missing chunk, too: another handle may have removed it */
     }
     flock(h->fan[fan], LOCK_UN);
     return rc == -ENOENT ? 0 : rc < 0 ? rc : 1;
 }
 
-int kvs_file_delete_chunk_if(kv_store_v1 *h, const uint8_t *key, size_t key_len,
-                             const uint8_t *data, size_t len)
+static int delete_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len, const uint8_t *data,
+                        size_t len)
 {
     int rc = kvs_file_check(h, key, key_len);
     char hex[KVS_FILE_HEX];
@@ -188,10 +161,23 @@ int kvs_file_delete_chunk_if(kv_store_v1 *h, const uint8_t *key, size_t key_len,
         return rc;
     kvs_file_hex(hex, key, key_len);
     pthread_mutex_lock(&h->commit);
-    rc = delete_same(h, key, key_len, hex, data, len);
+    rc = delete_locked(h, key, key_len, hex, data, len);
     pthread_mutex_unlock(&h->commit);
     kvs_file_reader_forget(h);
     return rc < 0 ? kvs_file_fail(h, -rc, "can't delete a chunk", hex) : rc;
+}
+
+int kvs_file_delete_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len)
+{
+    int rc = delete_chunk(h, key, key_len, NULL, 0);
+
+    return rc < 0 ? rc : 0;
+}
+
+int kvs_file_delete_chunk_if(kv_store_v1 *h, const uint8_t *key, size_t key_len,
+                             const uint8_t *data, size_t len)
+{
+    return delete_chunk(h, key, key_len, len ? data : (const uint8_t *)"", len);
 }
 
 /* -- By age ------------------------------------------------------------------------------------ */
