@@ -65,6 +65,10 @@ static void numbering_from_one_is_proved(void **state)
     assert_int_equal(ki_stream_replay_end(&s, 4 * SECOND), KI_STEP_RESUME);
     assert_false(is_partial(&s));
 
+    begin_at_one(&s, 3, 3); /* another process's ring, whose connection is to come */
+    assert_int_equal(replayed(&s, 1, 3), KI_STEP_DROP | KI_STEP_RESUME);
+    assert_true(is_partial(&s));
+
     begin_at_one(&s, 3, 1); /* an empty cache needs no batch 0 */
     ki_stream_mark_whole(&s);
     assert_false(is_partial(&s));

@@ -106,9 +106,19 @@ static void end_unproved(struct ki_stream *s)
         s->first = KI_FIRST_UNPROVABLE;
 }
 
+/* Return true when another process has answered: its connection's batches are still to come. */
+static bool is_of_another(const struct ki_stream *s, const struct ki_batch_id *id)
+{
+    enum ki_known known = ki_stream_lookup(s, id);
+
+    if (known != KI_UNKNOWN || id->sequence > s->position || !ki_stream_has_times(s, id))
+        return known == KI_OTHER;
+    return ki_stream_time(id) > s->timestamp;
+}
+
 unsigned ki_stream_proof_batch(struct ki_stream *s, const struct ki_batch_id *id)
 {
-    if (ki_stream_must_verify(s)) /* the answer may be another process's */
+    if (ki_stream_must_verify(s) || is_of_another(s, id))
         return KI_STEP_DROP | ki_stream_finish_replay(s);
     if (s->request)
         s->proof_misses += s->proof_misses < TRIES + MAX_GROWTH;
