@@ -192,6 +192,7 @@ void ki_stream_forget(struct ki_stream *s)
     s->timestamp = 0;
     s->reasons &= ~(KI_REASONS_LOST | KI_BECAUSE(RECONNECTED) | KI_BECAUSE(UNPROVED));
     s->gap_counted = s->healed = s->torn = s->behind = false;
+    s->dropped_next = 0;
     ki_stream_end_doubt_of_first(s); /* that was the process before */
     s->heal_at_ns = 0;
     ki_stream_be_sound(s);

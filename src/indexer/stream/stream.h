@@ -134,6 +134,8 @@ struct ki_stream {
     } window[KI_STREAM_WINDOW];
     /* Batches behind the position are missing. The replay under way, or the next connection's, ends that. */
     bool behind;
+    /* Number behind the newest batch that was dropped with a lost connection; 0: none. */
+    uint64_t dropped_next;
 
     /* Number behind the last live batch over this connection that was applied or dropped; 0: none. */
     uint64_t live_next;

@@ -38,9 +38,11 @@ bool ki_stream_must_verify(const struct ki_stream *s)
 }
 
 /* Drop a batch that nobody can place before the next connection: its replay brings the batch again. */
-static unsigned leave_to_replay(struct ki_stream *s)
+static unsigned leave_to_replay(struct ki_stream *s, const struct ki_batch_id *id)
 {
     s->behind = true;
+    if (ki_stream_has_position(s) && id->sequence >= s->dropped_next)
+        s->dropped_next = id->sequence + 1;
     return KI_STEP_DROP;
 }
 
@@ -70,7 +72,7 @@ static unsigned live_first(struct ki_stream *s, const struct ki_batch_id *id, ui
     uint64_t expected = s->before_next <= id->sequence ? s->before_next : 0;
 
     if (id->sequence > 0 && ki_stream_awaits_connection(s))
-        return leave_to_replay(s);
+        return leave_to_replay(s, id);
     if (s->base == KI_BASE_UNPLACED)
         return live_first_of_cursorless(s, id, now_ns);
     if (id->sequence == 0) {
@@ -101,7 +103,7 @@ static unsigned live_gap(struct ki_stream *s, const struct ki_batch_id *id, uint
     bool verify = ki_stream_must_verify(s);
 
     if (ki_stream_awaits_connection(s))
-        return leave_to_replay(s);
+        return leave_to_replay(s, id);
     if (!ki_stream_may_replay(s, now_ns)) {
         accept_gap(s, id, s->position + 1, now_ns);
         return KI_STEP_APPLY;
@@ -118,7 +120,7 @@ static unsigned live_gap(struct ki_stream *s, const struct ki_batch_id *id, uint
 static unsigned live_next(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
 {
     if (ki_stream_must_verify(s) && ki_stream_awaits_connection(s))
-        return leave_to_replay(s);
+        return leave_to_replay(s, id);
     /* The next number may be another process's: ask the replay service, if there is one. */
     if (ki_stream_must_verify(s) && ki_stream_may_replay(s, now_ns))
         return ki_stream_hold(s, id) |

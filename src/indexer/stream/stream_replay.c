@@ -90,6 +90,7 @@ unsigned ki_stream_break_off_replay(struct ki_stream *s)
 unsigned ki_stream_finish_replay(struct ki_stream *s)
 {
     s->behind = s->held != KI_HELD_NONE; /* until that batch is offered again */
+    s->dropped_next = 0;
     return end_replay(s);
 }
 
@@ -354,6 +355,8 @@ static unsigned replay_end(struct ki_stream *s, uint64_t now_ns)
         s->base = KI_BASE_EMPTY;
         s->reasons &= ~KI_REASONS_LOST; /* of nothing, nothing is missing */
     }
+    if (!s->held && s->dropped_next > s->position + 1) /* the last replies were lost */
+        return retry_later(s, now_ns);
     if (!s->held || s->ahead || s->kind == KI_REPLAY_HEAL)
         return ki_stream_finish_replay(s);
     /* The held batch's publisher hasn't reached the peer's position: another process. */
