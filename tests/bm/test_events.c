@@ -76,12 +76,7 @@ static size_t n_calls(struct recorder *r)
 
 static void wait_calls(struct recorder *r, size_t n)
 {
-    uint64_t end = kv_now_ns() + FOREVER_MS * KV_NS_PER_MS;
-
-    while (n_calls(r) < n) {
-        assert_true(kv_now_ns() < end);
-        usleep(1000);
-    }
+    wait_until(n_calls(r) >= n);
 }
 
 static size_t n_told(struct recorder *r)
@@ -96,12 +91,7 @@ static size_t n_told(struct recorder *r)
 
 static void wait_told(struct recorder *r, size_t n)
 {
-    uint64_t end = kv_now_ns() + FOREVER_MS * KV_NS_PER_MS;
-
-    while (n_told(r) < n) {
-        assert_true(kv_now_ns() < end);
-        usleep(1000);
-    }
+    wait_until(n_told(r) >= n);
 }
 
 static int set_up(void **state)

@@ -1,12 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The access log in a file that may not grow, as on a full disk, and later may again. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -18,6 +11,7 @@
 
 #include "base/log.h"
 #include "indexer/http/access_log.h"
+#include "support.h"
 
 #define FULL 1000 /* bytes of the file when the disk is full; more than six lines */
 #define LINES 20
@@ -61,19 +55,18 @@ static void put(struct ki_access_log *log, int n)
         ki_access_log_put(log, &access);
 }
 
+static bool all_told(struct ki_access_log *log, struct file *f, unsigned n)
+{
+    uint64_t dropped = ki_access_log_dropped(log);
+
+    look(f);
+    return f->whole + dropped == n;
+}
+
 /* Wait until each of @n lines is in the file or counted as dropped. */
 static void wait_for(struct ki_access_log *log, struct file *f, unsigned n)
 {
-    for (int i = 0; i < 5000; i++) {
-        uint64_t dropped = ki_access_log_dropped(log);
-
-        look(f);
-        if (f->whole + dropped == n)
-            return;
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-    }
-    fail_msg("%u whole lines, %u broken, %u dropped", f->whole, f->broken,
-             (unsigned)ki_access_log_dropped(log));
+    wait_until(all_told(log, f, n));
 }
 
 static void open_file(struct file *f)

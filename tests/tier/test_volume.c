@@ -322,12 +322,7 @@ static struct kvbm_volume *open_of_peer(struct kvbm_agent *agent, const char *pe
 
 static void wait_up(struct kvbm_volume *volume)
 {
-    uint64_t end = kv_now_ns() + 60 * KV_NS_PER_S;
-
-    while (info_of(volume).health != KVBM_VOLUME_UP) {
-        assert_true(kv_now_ns() < end);
-        usleep(2000);
-    }
+    wait_until(info_of(volume).health == KVBM_VOLUME_UP);
 }
 
 /* A volume of files that is lent: another agent finds it by its owner's name in a file of peers. */
