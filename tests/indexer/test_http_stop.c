@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Stopping the HTTP server: running requests are answered, new ones are refused, and no moment of
  * the stop crashes the process. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <arpa/inet.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -17,17 +10,18 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "indexer/http/http_impl.h"
+#include "support.h"
 
 static const char get[] = "GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n";
+static const char get_later[] = "GET /later HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
 struct server {
     struct ki_http *http;
     uint16_t port;
     uint32_t slow_ms;
-    _Atomic bool held; /* the handler waits for its end */
-    _Atomic uint32_t begun;
+    _Atomic bool held;             /* the handler waits for its end */
+    _Atomic uint32_t begun, freed; /* freed: the first so many don't wait any more */
 };
 
 static void sleep_ms(uint32_t ms)
@@ -38,25 +32,33 @@ static void sleep_ms(uint32_t ms)
 static void slow(void *arg, struct ki_request *request, struct ki_reply *reply)
 {
     struct server *server = arg;
+    uint32_t number = atomic_fetch_add(&server->begun, 1);
 
     (void)request;
     (void)reply;
-    atomic_fetch_add(&server->begun, 1);
     sleep_ms(server->slow_ms);
-    while (atomic_load(&server->held))
+    while (atomic_load(&server->held) && number >= atomic_load(&server->freed))
         sleep_ms(1);
+}
+
+/* A handler that needs a slow thread. */
+static void later(void *arg, struct ki_request *request, struct ki_reply *reply)
+{
+    (void)arg;
+    reply->rerun = !request->may_wait;
 }
 
 static void start(struct server *server, uint32_t threads)
 {
-    static const struct ki_route routes[] = {{.method = "GET", .path = "/slow", .handle = slow}};
+    static const struct ki_route routes[] = {{.method = "GET", .path = "/slow", .handle = slow},
+                                             {.method = "GET", .path = "/later", .handle = later}};
     const struct ki_http_opts opts = {.threads = threads,
                                       .max_connections = 64,
                                       .idle_timeout_ms = 10000,
                                       .bodies_bytes = 1 << 20,
                                       .max_streams = 1,
                                       .routes = routes,
-                                      .n_routes = 1,
+                                      .n_routes = KV_COUNT(routes),
                                       .arg = server};
     struct kv_error error = {0};
     int fd;
@@ -173,6 +175,49 @@ static void test_serves_nobody_new(void **state)
     assert_int_equal(connect_to(server.port), -1);
 }
 
+static void say(int fd, const char *request)
+{
+    assert_int_equal(send(fd, request, strlen(request), MSG_NOSIGNAL), strlen(request));
+}
+
+static void *free_all(void *arg)
+{
+    struct server *server = arg;
+
+    wait_until(atomic_load(&server->http->stopping));
+    sleep_ms(300); /* the drain is over, and the connections are shut down */
+    atomic_store(&server->held, false);
+    return NULL;
+}
+
+/*
+ * The only HTTP thread is busy beyond the drain. It has heard before of two requests that it reads
+ * afterwards, one on each side of the one that keeps it. Both need a slow thread.
+ */
+static void test_needs_a_slow_thread_after_the_drain(void **state)
+{
+    struct server server = {.held = true};
+    pthread_t frees;
+    int fds[4];
+
+    (void)state;
+    start(&server, 1);
+    for (size_t i = 0; i < KV_COUNT(fds); i++)
+        fds[i] = connect_to(server.port);
+    say(fds[3], get);
+    wait_until(atomic_load(&server.begun) == 1);
+    say(fds[0], get_later);
+    say(fds[1], get);
+    say(fds[2], get_later);
+    atomic_store(&server.freed, 1);
+    wait_until(atomic_load(&server.begun) == 2);
+    assert_int_equal(pthread_create(&frees, NULL, free_all, &server), 0);
+    ki_http_stop(server.http, 10);
+    pthread_join(frees, NULL);
+    for (size_t i = 0; i < KV_COUNT(fds); i++)
+        close(fds[i]);
+}
+
 static void *connect_on_and_on(void *arg)
 {
     struct client *client = arg;
@@ -215,6 +260,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_finishes_what_it_has_begun),
         cmocka_unit_test(test_serves_nobody_new),
+        cmocka_unit_test(test_needs_a_slow_thread_after_the_drain),
         cmocka_unit_test(test_under_a_storm_of_connections),
     };
 

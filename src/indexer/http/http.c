@@ -195,7 +195,7 @@ void ki_http_stop(struct ki_http *http, uint64_t drain_ms)
     atomic_store_explicit(&http->stopping, true, memory_order_relaxed);
     wait_until_idle(http, drain_ms);
     ki_http_cancel_streams(http);
-    ki_slow_destroy(KV_STEAL(http->slow));
+    ki_slow_stop(http->slow);
     if (ki_conns_hang_up_all(http->conns, HANG_UP_MS))
         kv_log_warn("http", "connections are still open at the stop", NULL);
     MHD_stop_daemon(http->daemon); /* closes the listening socket, too */

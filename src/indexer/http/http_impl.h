@@ -90,9 +90,11 @@ void ki_http_free_exchanges(struct ki_http *http);
 
 int ki_slow_create(struct ki_slow **ret);
 /*
- * Finish the running handlers; answer the waiting ones with 503. Call while MHD still runs, since
- * it has suspended their connections. NULL is a no-op.
+ * Finish the running handlers; answer the waiting ones, and those that come yet, with 503. Call
+ * while MHD still runs, since it has suspended their connections.
  */
+void ki_slow_stop(struct ki_slow *slow);
+/* Free it, once no HTTP thread runs any more. NULL is a no-op. */
 void ki_slow_destroy(struct ki_slow *slow);
 /* Suspend the exchange's connection and run its handler again on a slow thread. */
 void ki_slow_defer(struct ki_slow *slow, struct ki_exchange *exchange);

@@ -23,12 +23,17 @@ struct ki_slow {
     size_t n_threads;
 };
 
+static void refuse(struct ki_exchange *ex)
+{
+    ki_reply_error(&ex->reply, MHD_HTTP_SERVICE_UNAVAILABLE, "the server is about to end");
+}
+
 static void run(struct ki_slow *slow, struct ki_exchange *ex)
 {
     ex->reply.rerun = false;
     ex->request.may_wait = true;
     if (atomic_load_explicit(&slow->stopping, memory_order_acquire))
-        ki_reply_error(&ex->reply, MHD_HTTP_SERVICE_UNAVAILABLE, "the server is about to end");
+        refuse(ex);
     else
         ex->request.route->handle(ex->http->opts.arg, &ex->request, &ex->reply);
     /*
@@ -70,28 +75,40 @@ int ki_slow_create(struct ki_slow **ret)
     return 0;
 }
 
+void ki_slow_stop(struct ki_slow *slow)
+{
+    atomic_store_explicit(&slow->stopping, true, memory_order_release);
+    if (slow->queue)
+        kv_queue_close(slow->queue);
+    while (slow->n_threads)
+        pthread_join(slow->threads[--slow->n_threads], NULL);
+}
+
 void ki_slow_destroy(struct ki_slow *slow)
 {
     if (!slow)
         return;
-    atomic_store_explicit(&slow->stopping, true, memory_order_release);
-    if (slow->queue)
-        kv_queue_close(slow->queue);
-    for (size_t i = 0; i < slow->n_threads; i++)
-        pthread_join(slow->threads[i], NULL);
+    ki_slow_stop(slow);
     kv_queue_destroy(slow->queue);
     free(slow);
 }
 
 void ki_slow_defer(struct ki_slow *slow, struct ki_exchange *ex)
 {
+    int rc;
+
     MHD_suspend_connection(ex->connection);
-    if (kv_queue_push(slow->queue, &ex) == 0)
+    rc = kv_queue_push(slow->queue, &ex);
+    if (rc == 0)
         return;
     ex->reply.rerun = false;
-    atomic_fetch_add_explicit(&ex->http->overloaded, 1, memory_order_relaxed);
-    ki_reply_error(&ex->reply, MHD_HTTP_SERVICE_UNAVAILABLE,
-                   "too many changes at a time, try again later");
-    ki_reply_header(&ex->reply, "Retry-After", "1");
+    if (rc == -EPIPE) {
+        refuse(ex);
+    } else {
+        atomic_fetch_add_explicit(&ex->http->overloaded, 1, memory_order_relaxed);
+        ki_reply_error(&ex->reply, MHD_HTTP_SERVICE_UNAVAILABLE,
+                       "too many changes at a time, try again later");
+        ki_reply_header(&ex->reply, "Retry-After", "1");
+    }
     MHD_resume_connection(ex->connection);
 }
