@@ -41,7 +41,7 @@ bool ki_stream_must_verify(const struct ki_stream *s)
 static unsigned leave_to_replay(struct ki_stream *s, const struct ki_batch_id *id)
 {
     s->behind = true;
-    if (ki_stream_has_position(s) && id->sequence >= s->dropped_next)
+    if (id->sequence >= s->dropped_next)
         s->dropped_next = id->sequence + 1;
     return KI_STEP_DROP;
 }

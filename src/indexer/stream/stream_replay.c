@@ -355,7 +355,8 @@ static unsigned replay_end(struct ki_stream *s, uint64_t now_ns)
         s->base = KI_BASE_EMPTY;
         s->reasons &= ~KI_REASONS_LOST; /* of nothing, nothing is missing */
     }
-    if (!s->held && s->dropped_next > s->position + 1) /* the last replies were lost */
+    /* The last replies were lost; or the batch was of a process before the first one known. */
+    if (!s->held && ki_stream_has_position(s) && s->dropped_next > s->position + 1)
         return retry_later(s, now_ns);
     if (!s->held || s->ahead || s->kind == KI_REPLAY_HEAL)
         return ki_stream_finish_replay(s);
