@@ -11,6 +11,8 @@
  *   memory   bytes in use, by the index's count and the process's growth, per (holder, block)
  *   warm     the same prompt again and again; time per call, with the clock's own ("clock")
  *   cold     random prompts over the whole index, none twice in a row
+ *   copy     the blocks of some workers, 40 MiB of them, as a dump copies them while it holds these
+ *            workers: CPU and time of the longest group
  *   writes   a worker removes its oldest prompt (one call, last block first) and stores a new one
  *
  *   line     what the machine's memory does at that time: random lines of an area as large as the
@@ -26,10 +28,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "base/buf.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "index/tree/facts.h"
 #include "kv_index.h"
 #include "support.h"
 
@@ -37,6 +42,7 @@
 #define SAMPLES 20000
 #define WRITE_NS (200 * KV_NS_PER_MS)
 #define WINDOWS 21
+#define GROUP_BYTES (UINT64_C(40) << 20)
 #define LINE_WORDS 8 /* words of 8 bytes in a cache line */
 
 struct fleet {
@@ -394,6 +400,53 @@ static void lines(struct fleet *fleet)
     munmap(words, area);
 }
 
+static int copy_run(void *arg, const struct kvi_dump_run *told)
+{
+    kv_buf_append(arg, told, sizeof(*told));
+    kv_buf_append(arg, told->blocks, told->n * sizeof(*told->blocks));
+    return 0;
+}
+
+static int copy_extra(void *arg, const struct kvi_extra *extra)
+{
+    kv_buf_append(arg, extra, sizeof(*extra));
+    return 0;
+}
+
+static uint64_t cpu_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * KV_NS_PER_S + (uint64_t)t.tv_nsec;
+}
+
+static void copies(struct fleet *fleet)
+{
+    uint64_t group = KV_MAX(GROUP_BYTES / (fleet->prompts * PROMPT * sizeof(struct kv_block)), 1u);
+    struct kv_holder *holders = calloc(fleet->workers, sizeof(*holders));
+    uint64_t most_ns = 0, most_cpu_ns = 0;
+    char more[80];
+
+    for (uint32_t first = 0; holders && first < fleet->workers; first += (uint32_t)group) {
+        size_t n = KV_MIN(group, (uint64_t)fleet->workers - first);
+        uint64_t from_cpu_ns = cpu_ns(), from_ns = kv_now_ns();
+        struct kv_buf copy = KV_BUF_INIT;
+
+        for (uint32_t i = 0; i < n; i++)
+            holders[i] = (struct kv_holder){first + i, 0};
+        if (kvi_dump_holders(fleet->ix, holders, n, copy_run, copy_extra, &copy) || copy.error)
+            bench_die("kvi_dump_holders", 0);
+        most_ns = KV_MAX(most_ns, kv_now_ns() - from_ns);
+        most_cpu_ns = KV_MAX(most_cpu_ns, cpu_ns() - from_cpu_ns);
+        kv_buf_fini(&copy);
+    }
+    snprintf(more, sizeof(more), "\"s\":%.3f,\"group_workers\":%" PRIu64,
+             (double)most_ns / KV_NS_PER_S, group);
+    figure(fleet, "copy", "cpu_s", (double)most_cpu_ns / KV_NS_PER_S, more);
+    free(holders);
+}
+
 static void run(uint32_t workers, uint32_t blocks, uint32_t shared_percent, bool flat)
 {
     struct fleet fleet = {
@@ -412,6 +465,8 @@ static void run(uint32_t workers, uint32_t blocks, uint32_t shared_percent, bool
         lookups(&fleet, "find_cold_all_workers", true, fleet.shared);
     }
     lines(&fleet);
+    if (!flat)
+        copies(&fleet);
     writes(&fleet);
     lines(&fleet);
     if (!flat) {

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "indexer/registry/handover.h"
 #include "indexer/replica/dump_reader.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -43,14 +42,18 @@ static bool same_marks(const struct ki_dumped_model *a, const struct ki_dumped_m
     const struct ki_mark *x = (const struct ki_mark *)a->marks.data;
     const struct ki_mark *y = (const struct ki_mark *)b->marks.data;
 
-    if (a->marks.len != b->marks.len || a->n_handovers != b->n_handovers)
+    if (a->marks.len != b->marks.len || a->n_snapshots != b->n_snapshots)
         return false;
     for (size_t i = 0; i < a->marks.len / sizeof(*x); i++)
-        if (x[i].at.sequence != y[i].at.sequence || x[i].at.reasons != y[i].at.reasons ||
+        if (x[i].has_position != y[i].has_position || x[i].sequence != y[i].sequence ||
             x[i].torn != y[i].torn)
             return false;
-    for (size_t i = 1; i < a->n_handovers; i++) /* one per stream */
-        if (ki_handover_compare(&a->handovers[i - 1], &a->handovers[i]) >= 0)
+    for (size_t i = 1; i < a->n_snapshots; i++) /* one per stream */
+        if (ki_snapshot_compare(&a->snapshots[i - 1], &a->snapshots[i]) >= 0)
+            return false;
+    for (size_t i = 0; i < a->n_snapshots; i++)
+        if (a->snapshots[i]->state.reasons != b->snapshots[i]->state.reasons ||
+            a->snapshots[i]->possible.len != b->snapshots[i]->possible.len)
             return false;
     return true;
 }

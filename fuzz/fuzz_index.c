@@ -155,8 +155,6 @@ static void do_window(struct kvi_index *ix, struct input *in, struct kv_holder k
             (void)kvi_take(ix, key, tier, shape >> 7, hashes, NULL, n);
         else if (shape & 2)
             (void)kvi_clear_tiers(ix, key, shape >> 2 & 15, shape >> 7);
-        else if (shape & 4)
-            kvi_keep_places(ix, key, op >> 5 & 1);
         else
             (void)(op >> 5 & 1 ? kvi_clear(ix, key) : kvi_remove_holder(ix, key));
         break;

@@ -332,9 +332,6 @@ struct kvi_holder_info {
     uint64_t parked;                  /* blocks below a missing one */
     uint64_t copies;                  /* records of blocks with more than one copy */
     uint64_t refused;                 /* stores that returned -ENOSPC, since creation */
-    /* Rises when a fact about all blocks of a tier changes: a dump during which it rose can't be
-     * relied on for this rank. */
-    uint64_t turns;
     /* Copies of blocks left out since the holder was last cleared: for max_parked,
      * max_parked_holder or max_copies, or for want of memory. Removals of copies that the index lacks
      * are taken for theirs, and subtracted. While there are any, matches may be shorter than they

@@ -129,7 +129,6 @@ void kvi_destroy(struct kvi_index *index)
     kvi_names_fini(index);
     kvi_copies_fini(index);
     kvi_parking_fini(index);
-    kvi_missed_clear(index);
     kvi_slabs_fini(index);
     kvi_arena_fini(&index->arena);
     free_windows(index);
@@ -260,16 +259,6 @@ static uint64_t doubted_of(const struct kvi_holder *holder)
     return doubted;
 }
 
-static uint64_t turns_of(const struct kvi_holder *holder)
-{
-    uint64_t turns = holder->turns;
-    const struct kvi_holder *part;
-
-    KVI_EACH_PART(kvi_windows_of(holder), part)
-    turns += part->turns;
-    return turns;
-}
-
 uint64_t kvi_holder_blocks(struct kvi_index *index, struct kv_holder holder)
 {
     const struct kvi_holder *found;
@@ -297,7 +286,6 @@ int kvi_get_holder(struct kvi_index *index, struct kv_holder holder, struct kvi_
             .parked = found->n_parked,
             .copies = found->n_copies,
             .refused = found->n_refused,
-            .turns = turns_of(found),
             .lost = found->n_lost,
             .doubted = doubted_of(found),
             .placeless = kvi_windows_placeless(found),

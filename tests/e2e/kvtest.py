@@ -293,6 +293,10 @@ class Indexer:
     def dump(self):
         return self.get("/dump").json()
 
+    def streams(self):
+        """The dump by streams, as replicas get it but for packed events."""
+        return self.get("/dump", headers={"Accept": "application/vnd.kvasir.dump+json"}).json()
+
     def metrics(self):
         """{'name{label="value"}': number}"""
         values = {}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """For the tests of event streams: prompts, what the indexer says about a stream, engines as processes, peers."""
 import http.server
+import itertools
 import json
 import os
 import re
@@ -67,7 +68,8 @@ def holds_all(indexer, numbers, blocks, instance=1):
 def blocks_of(dump, model=f"{MODEL}:default"):
     """A dump as a set: (worker, rank, tier, hash, tokens hash, parent); the same for the same contents."""
     found = set()
-    for event in dump.get(model, {}).get("events", []):
+    told = dump.get(model, {})
+    for event in itertools.chain(told.get("events", []), *(stream["events"] for stream in told.get("streams", []))):
         stored = event["event"]["data"]["stored"]
         parent = stored["parent_hash"]
         for block in stored["blocks"]:

@@ -415,7 +415,8 @@ def test_windows():
         with Indexer("--peers", one.url) as two:
             for size in range(4, 25, 4):
                 equal(two.query(tokens[:size])["scores"], one.query(tokens[:size])["scores"], f"a replica, {size} tokens")
-            told, copied = (sorted(map(str, indexer.dump()["m:default"]["extras"])) for indexer in (one, two))
+            told, copied = (sorted(str(extra) for stream in indexer.streams()["m:default"]["streams"] for extra in stream["extras"])
+                            for indexer in (one, two))
             equal(copied, told, "windows in a replica's dump")
         hybrid.send(hybrid.removed(hashes[:1], group_idx=1))  # one of two copies
         hybrid.send(hybrid.removed(hashes[2:3], group_idx=1))
@@ -696,8 +697,6 @@ def test_dump():
         wait_until(whole, what="all blocks in the dump")
         reply = indexer.get("/dump")
         equal(reply.headers["Transfer-Encoding"], "chunked")
-        text = reply.body.decode()
-        check(text.index('"watermarks"') < text.index('"events"'), "watermarks come after the events")
         dump = reply.json()
         equal(sorted(dump), ["a:b:c:d", "m:default"])
         model = dump["a:b:c:d"]
@@ -714,7 +713,12 @@ def test_dump():
                 n += 1
         equal(n, 701)
         equal([event["storage_tier"] for event in model["events"] if "storage_tier" in event], ["host_pinned"])
-        check((1, 3, 1) in [(mark["worker_id"], mark["dp_rank"], mark["seq"]) for mark in model["watermarks"]], model["watermarks"])
+        check("streams" not in model, "the original's readers get events alone")
+        told = indexer.streams()["a:b:c:d"]
+        check("events" not in told, told.keys())
+        (stream,) = told["streams"]
+        equal((stream["worker_id"], stream["dp_rank"], stream["ranks"], stream["seq"]), (1, 0, [0, 3], 1))
+        equal([event["event"]["data"] for event in stream["events"]], [event["event"]["data"] for event in model["events"]])
         stored = dump["m:default"]["events"][0]["event"]["data"]["stored"]
         equal([block["block_hash"] for block in stored["blocks"]], [U64 - 1, U64 - 2])
 

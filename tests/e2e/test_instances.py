@@ -152,7 +152,7 @@ def test_blocks_of_a_dump_keep_their_name():
         a.register(POD, engine, block_size=BS)
         store(engine, 1, 2)
         holds(a, 1, 2, POD)
-        dump = a.get("/dump").body
+        dump = json.dumps(a.streams()).encode()
     with Peer(pages({"/dump": dump})) as one, Indexer("--peers", one.url) as b:
         equal(b.query(prompt(1, 2))["scores"], {POD: {"0": 2 * BS}})
         equal(b.query(prompt(1, 2))["views"], {POD: {"0": {"status": "unregistered", "partial": True}}})

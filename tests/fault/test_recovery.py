@@ -119,7 +119,7 @@ def recovered_and_behind():
         register(a, 1, engine)
         store_all(engine, range(1, 21), 2)
         holds(a, 20, 2)
-        with Peer(reply(200, a.get("/dump").body)) as peer, Indexer("--peers", peer.url) as b:
+        with Peer(reply(200, json.dumps(a.streams()).encode())) as peer, Indexer("--peers", peer.url) as b:
             holds(b, 20, 2)
             store_all(engine, range(21, 26), 2)
             yield engine, b
@@ -293,8 +293,8 @@ def test_peers_that_hear_of_a_connection_by_a_batch():
             before = last_seq(a)
             wait_until(lambda: last_seq(b) > before + 50, what="more of them")
             for indexer in a, b:
-                for mark in indexer.dump()[f"{MODEL}:default"]["watermarks"]:
-                    check("adrift" not in mark["facts"], f"{mark} of a stream that is connected")
+                for one in indexer.streams()[f"{MODEL}:default"]["streams"]:
+                    check("adrift" not in one["facts"], f"{one} is of a stream that is connected")
 
 
 def test_a_peer_that_is_not_connected():
@@ -447,10 +447,11 @@ def test_a_peer_that_never_accepts():
 
 
 def test_small_pieces_and_both_generations():
-    """Old peers: single blocks, no names, no watermarks. New ones: chains, tiers, more fields."""
-    new = {"a:b:c": {"block_size": BS, "model_name": "a:b", "tenant_id": "c", "later": [1], "watermarks": [],
-                     "events": [event(7, [1, 2, 3], [11, 12, 13], storage_tier="device", residency_domain="worker"),
-                                event(7, [4], [14], 3, storage_tier="host_pinned")]}}
+    """The original: single blocks, no names, no streams. Ours: chains, tiers, more fields."""
+    events = [event(7, [1, 2, 3], [11, 12, 13], storage_tier="device", residency_domain="worker"),
+              event(7, [4], [14], 3, storage_tier="host_pinned")]
+    new = {"a:b:c": {"block_size": BS, "model_name": "a:b", "tenant_id": "c", "later": [1],
+                     "streams": [{"worker_id": 7, "seq": 1, "ranks": [0], "later": {}, "events": events}]}}
     text = json.dumps({**GOOD, **new}).encode()
     with Peer(chunks([text[i:i + 7] for i in range(0, len(text), 7)])) as peer, Indexer("--peers", peer.url) as indexer:
         equal(indexer.query_by_hash([11, 12, 13])["scores"], {"7": {"0": 12}})

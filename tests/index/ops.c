@@ -392,6 +392,15 @@ const char *ops_reload(struct ops *ops)
         (void)kvi_store(copy.to, ops->model->holders[i].key, KV_TIER_DEVICE, NULL, &block, 1, NULL);
         (void)kvi_clear(copy.to, ops->model->holders[i].key);
     }
+    if (rng_below(&ops->rng, 2)) {
+        for (size_t i = 0; i < ops->model->n_holders && !copy.wrong; i++)
+            if (kvi_dump_holders(ops->ix, &ops->model->holders[i].key, 1, ops_copy_run,
+                                 ops_copy_extra, &copy) != (copy.wrong != NULL))
+                return "kvi_dump_holders failed";
+        kvi_destroy(ops->ix);
+        ops->ix = copy.to;
+        return copy.wrong;
+    }
     if (kvi_dump(ops->ix, ops_copy_run, &copy) != (copy.wrong != NULL))
         return "kvi_dump failed";
     if (!copy.wrong && kvi_dump_extras(ops->ix, ops_copy_extra, &copy) != (copy.wrong != NULL))

@@ -133,6 +133,44 @@ static void a_wide_dump_tells_all_once(void **state)
     assert_null(kvi_check(f->ix));
 }
 
+static int count_extra(void *arg, const struct kvi_extra *extra)
+{
+    struct wide *wide = arg;
+
+    wide->told[extra->hash == roll(0, 1) ? 0 : 1] += extra->holder.worker == W0.worker ? 100 : 1;
+    return 0;
+}
+
+/* The same of one of two holders, with its copies: beside writes of the other it is told as it was. */
+static void chosen_holders_are_told_alone(void **state)
+{
+    const struct kv_holder chosen[] = {W0, {99, 0}};
+    const struct kv_block first = {roll(0, 1), 1}, parked = {7, 7};
+    struct fixture *f = *state;
+    struct wide wide = {.ix = f->ix, .next = WIDE};
+    uint64_t none = 8;
+
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(kvi_add(f->ix, W0, KV_TIER_DEVICE, 0, NULL, &first, 1, NULL), 0);
+        assert_int_equal(kvi_add(f->ix, W1, KV_TIER_DEVICE, 0, NULL, &first, 1, NULL), 0);
+    }
+    assert_int_equal(kvi_add(f->ix, W1, KV_TIER_DEVICE, 0, &none, &parked, 1, NULL), 0);
+    for (uint64_t i = 2; i < 2 * WIDE; i++) {
+        const uint64_t *parent = i % 3 ? NULL : &first.hash;
+        const struct kv_block block = {roll(parent ? *parent : 0, i), i};
+
+        assert_int_equal(
+            kvi_store(f->ix, i < WIDE ? W0 : W1, KV_TIER_DEVICE, parent, &block, 1, NULL), 0);
+    }
+    assert_int_equal(kvi_dump_holders(f->ix, chosen, 2, crowd, count_extra, &wide), 0);
+    assert_int_equal(wide.told[0], 100); /* two copies of the first block */
+    for (uint64_t i = 1; i < WIDE; i++)
+        if (wide.told[i] != 1)
+            fail_msg("block %" PRIu64 " was told %u times", i, wide.told[i]);
+    assert_int_equal(wide.next, 2 * WIDE - 1); /* a run for each of its blocks */
+    assert_null(kvi_check(f->ix));
+}
+
 struct leaving {
     struct kvi_index *ix;
     struct kv_holder who;
@@ -185,8 +223,11 @@ static void chains_join_under_a_dump(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(dump_and_restore),          T(duplicate_store_leaves_dump_unchanged),
-        T(a_callback_stops_the_dump), T(a_wide_dump_tells_all_once),
+        T(dump_and_restore),
+        T(duplicate_store_leaves_dump_unchanged),
+        T(a_callback_stops_the_dump),
+        T(a_wide_dump_tells_all_once),
+        T(chosen_holders_are_told_alone),
         T(chains_join_under_a_dump),
     };
 

@@ -624,46 +624,6 @@ static void test_alone_leaves_no_places(void **state)
     kvi_destroy(ix);
 }
 
-/* Places of removed blocks stay for blocks stored below them later, until the end of that. */
-static void test_alone_keeps_places(void **state)
-{
-    const struct kvi_window windows[] = {{.group = 0, .window = 5, .need = 1, .stride = 1},
-                                         {.group = 1, .window = 5, .need = 1, .stride = 1}};
-    struct kv_block blocks[DEPTH];
-    uint64_t prompt[DEPTH], names[DEPTH];
-    struct kvi_index *ix;
-
-    (void)state;
-    assert_int_equal(kvi_create(NULL, &ix), 0);
-    kvi_keep_places(ix, who, true); /* nobody: nothing */
-    assert_int_equal(kvi_set_alone(ix, who, true), 0);
-    for (uint32_t i = 0; i < 2; i++)
-        assert_int_equal(kvi_set_window(ix, who, &windows[i]), i);
-    make_blocks(blocks, names, prompt, 1, DEPTH);
-    kvi_keep_places(ix, who, true);
-    for (uint32_t i = 0; i < 2; i++) {
-        assert_int_equal(kvi_window_place(ix, who, KV_TIER_DEVICE, i, NULL, blocks, 10), 0);
-        assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, i, 0, true, names, 10), 0);
-        assert_int_equal(kvi_window_take(ix, who, KV_TIER_DEVICE, i, 0, names, NULL, 10), 10);
-    }
-    assert_int_equal(reach_of(ix, prompt, DEPTH, KV_TIER_DEVICE), 0);
-    for (uint32_t i = 0; i < 2; i++) {
-        assert_int_equal(kvi_window_place(ix, who, KV_TIER_DEVICE, i, &names[4], &blocks[5], 1), 0);
-        assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, i, 0, true, &names[5], 1), 0);
-    }
-    assert_int_equal(reach_of(ix, prompt, DEPTH, KV_TIER_DEVICE), 6);
-    kvi_keep_places(ix, who, false);
-    kvi_keep_places(ix, who, false);
-    assert_null(kvi_check(ix));
-    assert_int_equal(reach_of(ix, prompt, DEPTH, KV_TIER_DEVICE), 6);
-    assert_int_equal(places_of(ix), 6);
-    for (uint32_t i = 0; i < 2; i++)
-        assert_int_equal(kvi_window_take(ix, who, KV_TIER_DEVICE, i, 0, &names[5], NULL, 1), 1);
-    assert_int_equal(places_of(ix), 0);
-    assert_null(kvi_check(ix));
-    kvi_destroy(ix);
-}
-
 /* Observe a holder with windows as another call would. */
 static void look(struct kvi_index *ix, const uint64_t *prompt, size_t n, uint64_t ret[4])
 {
@@ -842,7 +802,6 @@ int main(void)
         cmocka_unit_test(test_alone),
         cmocka_unit_test(test_alone_in_a_second_tier),
         cmocka_unit_test(test_alone_leaves_no_places),
-        cmocka_unit_test(test_alone_keeps_places),
         cmocka_unit_test(test_stores_without_memory),
         cmocka_unit_test(test_removed_runs_leave_nothing),
         cmocka_unit_test(test_removals_that_join_chains),

@@ -81,34 +81,42 @@ static void names_with_colons(void **state)
     ki_dump_reader_fini(&reader);
 }
 
-static void watermarks_and_unknown_fields(void **state)
+static const struct ki_mark *mark_at(const struct ki_dump_reader *reader, size_t model, size_t i)
 {
+    assert_true(i < reader->models[model].marks.len / sizeof(struct ki_mark));
+    return (const struct ki_mark *)(const void *)reader->models[model].marks.data + i;
+}
+
+static void streams_and_unknown_fields(void **state)
+{
+    const struct ki_snapshot *s;
     struct ki_dump_reader reader;
-    const struct ki_mark *marks;
 
     (void)state;
     assert_int_equal(
-        read_text("{\"m:t\":{\"later\":{\"x\":[1,{}]},\"events\":[],\"watermarks\":["
-                  "{\"worker_id\":7,\"dp_rank\":2,\"seq\":18446744073709551615,\"timestamp\":1.5,"
-                  "\"reasons\":[\"missed_batches\"],\"more\":0},{\"seq\":3,\"worker_id\":8}],"
-                  "\"block_size\":4,"
-                  "\"ends\":[{\"worker_id\":8,\"dp_rank\":0,\"seq\":5,\"more\":[]},"
-                  "{\"worker_id\":7,\"dp_rank\":2}]}}",
+        read_text("{\"m:t\":{\"later\":{\"x\":[1,{}]},\"streams\":["
+                  "{\"worker_id\":8,\"seq\":3},"
+                  "{\"worker_id\":7,\"dp_rank\":2,\"ranks\":[5,2],\"seq\":18446744073709551615,"
+                  "\"timestamp\":1.5,\"reasons\":[\"missed_batches\"],\"more\":0}],"
+                  "\"block_size\":4}}",
                   &reader),
         0);
-    marks = (const struct ki_mark *)reader.models[0].marks.data;
-    assert_int_equal(reader.models[0].marks.len, 2 * sizeof(*marks));
-    assert_int_equal(marks[0].holder.worker, 7);
-    assert_int_equal(marks[0].holder.rank, 2);
-    assert_true(marks[0].at.sequence == UINT64_MAX);
-    assert_true(marks[0].at.timestamp == 1.5);
-    assert_true(marks[0].at.reasons);
-    assert_int_equal(marks[1].holder.worker, 8);
-    assert_int_equal(marks[1].at.sequence, 3);
-    assert_int_equal(marks[1].at.reasons, KI_BECAUSE(PEER)); /* it says nothing of them */
-    assert_false(marks[0].has_end);
-    assert_true(marks[1].has_end);
-    assert_int_equal(marks[1].end.sequence, 5);
+    assert_int_equal(reader.models[0].n_snapshots, 2); /* sorted */
+    s = reader.models[0].snapshots[0];
+    assert_int_equal(s->instance, 7);
+    assert_int_equal(s->rank, 2);
+    assert_true(s->has_position && s->state.sequence == UINT64_MAX);
+    assert_true(s->state.timestamp == 1.5);
+    assert_int_equal(s->state.reasons, KI_BECAUSE(MISSED));
+    s = reader.models[0].snapshots[1];
+    assert_int_equal(s->state.sequence, 3);
+    assert_int_equal(s->state.reasons, KI_BECAUSE(PEER)); /* it says nothing of them */
+    assert_int_equal(reader.models[0].marks.len, 3 * sizeof(struct ki_mark));
+    assert_int_equal(mark_at(&reader, 0, 0)->holder.worker, 8);
+    assert_int_equal(mark_at(&reader, 0, 0)->stream_rank, 0);
+    assert_int_equal(mark_at(&reader, 0, 1)->holder.rank, 5);
+    assert_int_equal(mark_at(&reader, 0, 1)->stream_rank, 2);
+    assert_true(mark_at(&reader, 0, 1)->sequence == UINT64_MAX);
     ki_dump_reader_fini(&reader);
 }
 
@@ -126,36 +134,47 @@ static void an_error_entry_leaves_the_model_out(void **state)
     ki_dump_reader_fini(&reader);
 }
 
-static const struct ki_mark *mark_at(const struct ki_dump_reader *reader, size_t model, size_t i)
-{
-    assert_true(i < reader->models[model].marks.len / sizeof(struct ki_mark));
-    return (const struct ki_mark *)reader->models[model].marks.data + i;
-}
+#define STREAM(worker, rank, fields, events)                                        \
+    "{\"worker_id\":" #worker ",\"dp_rank\":" #rank ",\"ranks\":[" #rank "]" fields \
+    ",\"events\":[" events "]}"
 
-/* Every holder of a dump gets one entry, whether told by positions, events or as torn. */
+/* Every holder of a dump gets one entry; those of no stream, and of one without a position, are torn. */
 static void what_is_told_of_holders(void **state)
 {
+    // clang-format off
+    static const char text[] =
+        "{\"m:t\":{\"block_size\":4,"
+        "\"streams\":[" STREAM(2, 3, ",\"seq\":5", STORED(1, null, BLOCK(2, 12)) ","
+                                                    STORED(2, null, BLOCK(2, 12))) ","
+                        STREAM(4, 0, "", STORED(4, null, BLOCK(2, 12))) ","
+                        "{\"worker_id\":5,\"seq\":1,\"ranks\":[0,1,2]},"
+                        "{\"worker_id\":5,\"dp_rank\":1,\"seq\":2,\"ranks\":[1,2]}]}}";
+    // clang-format on
+    static const struct {
+        uint64_t worker;
+        uint32_t rank, stream;
+        bool has_position, torn;
+    } marks[] = {
+        {1, 0, 0, false, true}, /* in another worker's stream */
+        {2, 0, 0, false, true}, /* a rank that the stream doesn't name */
+        {2, 3, 3, true, false}, {4, 0, 0, false, true},
+        {5, 0, 0, true, false}, {5, 1, 1, true, false}, /* the rank's own stream */
+        {5, 2, 0, true, false},                         /* the first of two others */
+    };
     struct ki_dump_reader reader;
 
     (void)state;
-    assert_int_equal(
-        read_text(
-            "{\"m:t\":{\"block_size\":4,\"events\":[" STORED(1, null, BLOCK(2, 12)) "," STORED(
-                1, null, BLOCK(3, 13)) "," STORED(2, null,
-                                                  BLOCK(2, 12)) "],"
-                                                                "\"watermarks\":[{\"worker_id\":2,"
-                                                                "\"seq\":5,\"stream_rank\":3}],"
-                                                                "\"torn\":[{\"worker_id\":2}]}}",
-            &reader),
-        0);
-    assert_int_equal(reader.models[0].marks.len, 2 * sizeof(struct ki_mark));
-    assert_int_equal(mark_at(&reader, 0, 0)->holder.worker, 1);
-    assert_false(mark_at(&reader, 0, 0)->has_position);
-    assert_true(mark_at(&reader, 0, 0)->torn); /* others have positions: it came meanwhile */
-    assert_int_equal(mark_at(&reader, 0, 1)->at.sequence, 5);
-    assert_true(mark_at(&reader, 0, 1)->has_position);
-    assert_int_equal(mark_at(&reader, 0, 1)->stream_rank, 3);
-    assert_true(mark_at(&reader, 0, 1)->torn);
+    assert_int_equal(read_text(text, &reader), 0);
+    assert_int_equal(reader.models[0].marks.len, KV_COUNT(marks) * sizeof(struct ki_mark));
+    for (size_t i = 0; i < KV_COUNT(marks); i++) {
+        const struct ki_mark *mark = mark_at(&reader, 0, i);
+
+        assert_int_equal(mark->holder.worker, marks[i].worker);
+        assert_int_equal(mark->holder.rank, marks[i].rank);
+        assert_int_equal(mark->stream_rank, marks[i].stream);
+        assert_int_equal(mark->has_position, marks[i].has_position);
+        assert_int_equal(mark->torn, marks[i].torn);
+    }
     ki_dump_reader_fini(&reader);
 }
 
@@ -177,28 +196,40 @@ static void a_stream_that_cannot_be(void **state)
     (void)state;
     for (size_t i = 0; i < KV_COUNT(states); i++) {
         snprintf(text, sizeof(text),
-                 "{\"m:t\":{\"block_size\":4,\"watermarks\":["
-                 "{\"worker_id\":1,\"seq\":5,\"stream_rank\":0},"
-                 "{\"worker_id\":1,\"dp_rank\":1,\"seq\":5,\"stream_rank\":0},"
-                 "{\"worker_id\":2,\"seq\":6,\"stream_rank\":0}],"
-                 "\"streams\":[{\"worker_id\":1,\"seq\":7,%s},{\"worker_id\":2,\"seq\":8}],"
-                 "\"events\":[" STORED(2, null, BLOCK(2, 12)) "]}}",
+                 "{\"m:t\":{\"block_size\":4,\"streams\":["
+                 "{\"worker_id\":1,\"ranks\":[0,1],\"seq\":7,%s}," STREAM(
+                     2, 0, ",\"seq\":8", STORED(2, null, BLOCK(2, 12))) "]}}",
                  states[i]);
         if (read_text(text, &reader) < 0)
             fail_msg("one stream makes the dump unreadable: %s", states[i]);
+        assert_true(reader.models[0].snapshots[0]->unusable);
         assert_true(mark_at(&reader, 0, 0)->torn);
         assert_true(mark_at(&reader, 0, 1)->torn); /* of the same stream */
-        assert_int_equal(mark_at(&reader, 0, 0)->at.sequence, 5);
         assert_false(mark_at(&reader, 0, 2)->torn);
-        assert_int_equal(mark_at(&reader, 0, 2)->at.sequence, 8);
+        assert_int_equal(mark_at(&reader, 0, 2)->sequence, 8);
         ki_dump_reader_fini(&reader);
     }
 }
 
-/*
- * Ranks with windows that can't be: the rank is torn, keeps the last windows and no older block.
- * Others aren't hurt.
- */
+/* A stream that is told twice was so at two batches: neither counts. */
+static void a_stream_that_is_told_twice(void **state)
+{
+    struct ki_dump_reader reader;
+
+    (void)state;
+    assert_int_equal(read_text("{\"m:t\":{\"block_size\":4,\"streams\":["
+                               "{\"worker_id\":1,\"seq\":7},{\"worker_id\":2,\"seq\":1},"
+                               "{\"worker_id\":1,\"seq\":5}]}}",
+                               &reader),
+                     0);
+    assert_int_equal(reader.models[0].n_snapshots, 2);
+    assert_true(reader.models[0].snapshots[0]->torn);
+    assert_false(reader.models[0].snapshots[1]->torn);
+    assert_true(mark_at(&reader, 0, 0)->torn);
+    ki_dump_reader_fini(&reader);
+}
+
+/* Ranks with windows that can't be: their stream is torn. Others aren't hurt. */
 static void windows_that_cannot_be(void **state)
 {
 #define WINDOW(group, part, parts)                                                               \
@@ -208,85 +239,38 @@ static void windows_that_cannot_be(void **state)
     WINDOW(group, 0, 8)                                                                 \
     "," WINDOW(group, 1, 8) "," WINDOW(group, 2, 8) "," WINDOW(group, 3, 8) "," WINDOW( \
         group, 4, 8) "," WINDOW(group, 5, 8) "," WINDOW(group, 6, 8) "," WINDOW(group, 7, 8)
-    static const struct {
-        const char *extras;
-        int n, parts;
-    } cases[] = {
-        {WINDOW(1, 0, 2) "," WINDOW(1, 1, 2) "," WINDOW(1, 0, 1), 1, 1},
-        {WINDOW(1, 0, 1) "," WINDOW(1, 0, 2) "," WINDOW(1, 1, 2), 2, 2},
-        {EIGHT(1) "," EIGHT(2) "," EIGHT(3) "," EIGHT(4), 8, 8},
-        {WINDOW(1, 0, 9), 0, 0},
-        {WINDOW(1, 4294967295, 4294967295), 0, 0},
+    static const char *const cases[] = {
+        WINDOW(1, 0, 2) "," WINDOW(1, 1, 2) "," WINDOW(1, 0, 1),
+        WINDOW(1, 0, 1) "," WINDOW(1, 0, 2) "," WINDOW(1, 1, 2),
+        EIGHT(1) "," EIGHT(2) "," EIGHT(3) "," EIGHT(4),
+        WINDOW(1, 0, 9),
+        WINDOW(1, 4294967295, 4294967295),
     };
     static const uint64_t path[] = {12};
-    struct kvi_window windows[KVI_MAX_WINDOWS];
     struct ki_dump_reader reader;
     char text[8192];
 
     (void)state;
     for (size_t i = 0; i < KV_COUNT(cases); i++) {
-        struct ki_dumped_model *m;
-
         snprintf(
             text, sizeof(text),
-            "{\"m:t\":{\"block_size\":4,\"watermarks\":["
-            "{\"worker_id\":1,\"seq\":5},{\"worker_id\":2,\"seq\":6}],"
-            "\"events\":[" STORED(1, null, BLOCK(2, 12)) "," STORED(
-                2, null,
-                BLOCK(
-                    2,
-                    12)) "],"
-                         "\"extras\":[{\"worker_id\":1,\"alone\":false,\"eagle_drop\":true},%s]}}",
-            cases[i].extras);
+            "{\"m:t\":{\"block_size\":4,\"streams\":["
+            "{\"worker_id\":1,\"seq\":5,\"events\":[" STORED(
+                1, null, BLOCK(2, 12)) "],\"extras\":["
+                                       "{\"worker_id\":1,\"alone\":false,\"eagle_drop\":"
+                                       "true},%s]}," STREAM(2, 0, ",\"seq\":6",
+                                                            STORED(2, null, BLOCK(2, 12))) "]}}",
+            cases[i]);
         if (read_text(text, &reader) < 0)
             fail_msg("one rank makes the dump unreadable: case %zu", i);
-        m = &reader.models[0];
         assert_true(mark_at(&reader, 0, 0)->torn);
+        assert_true(reader.models[0].snapshots[0]->torn);
         assert_false(mark_at(&reader, 0, 1)->torn);
-        assert_int_equal(reach(m, path, 1, 2), 1);
-        assert_int_equal(reach(m, path, 1, 1),
-                         0); /* one block at most, which the engine gives up */
-        assert_int_equal(kvi_get_windows(m->index, (struct kv_holder){1, 0}, windows), cases[i].n);
-        for (int k = 0; k < cases[i].n; k++)
-            assert_int_equal(windows[k].parts, cases[i].parts);
+        assert_int_equal(reach(&reader.models[0], path, 1, 2), 1);
         ki_dump_reader_fini(&reader);
     }
 #undef EIGHT
 #undef WINDOW
-}
-
-/* A stream's state may be newer than its position; what was lost in between leaves the view partial. */
-static void streams_newer_than_positions(void **state)
-{
-    static const struct {
-        const char *stream;
-        uint64_t sequence;
-        bool partial, torn;
-    } cases[] = {
-        {"{\"worker_id\":1,\"seq\":7,\"reasons\":[\"missed_batches\"]}", 7, true, false},
-        {"{\"worker_id\":1,\"seq\":7,\"reasons\":[]}", 7, false, false},
-        {"{\"worker_id\":1,\"seq\":7}", 7, true, false}, /* of an older peer: nobody knows */
-        {"{\"worker_id\":1,\"seq\":5}", 5, false, false},
-        {"{\"worker_id\":1,\"seq\":4,\"reasons\":[]}", 5, false, true},
-        {"{\"worker_id\":1,\"seq\":7,\"reasons\":[]},{\"worker_id\":1,\"seq\":5}", 7, false, false},
-        {"{\"worker_id\":1,\"seq\":5},{\"worker_id\":1,\"seq\":7,\"reasons\":[]}", 7, false, false},
-    };
-    char text[512];
-    struct ki_dump_reader reader;
-
-    (void)state;
-    for (size_t i = 0; i < KV_COUNT(cases); i++) {
-        snprintf(text, sizeof(text),
-                 "{\"m:t\":{\"block_size\":4,\"watermarks\":[{\"worker_id\":1,\"seq\":5,"
-                 "\"reasons\":[],\"stream_rank\":0}],\"streams\":[%s]}}",
-                 cases[i].stream);
-        assert_int_equal(read_text(text, &reader), 0);
-        assert_int_equal(mark_at(&reader, 0, 0)->at.sequence, cases[i].sequence);
-        assert_int_equal(mark_at(&reader, 0, 0)->at.reasons != 0, cases[i].partial);
-        assert_int_equal(mark_at(&reader, 0, 0)->torn, cases[i].torn);
-        assert_int_equal(reader.models[0].n_handovers, 1);
-        ki_dump_reader_fini(&reader);
-    }
 }
 
 static void memory_is_bounded(void **state)
@@ -329,10 +313,10 @@ static void extras_are_restored(void **state)
     (void)state;
     assert_int_equal(
         read_text(
-            "{\"m:t\":{\"block_size\":4,\"events\":[],\"extras\":["
+            "{\"m:t\":{\"block_size\":4,\"streams\":[{\"worker_id\":1,\"seq\":5,\"extras\":["
             "{\"worker_id\":1,\"block_hash\":5,\"parent_hash\":4,\"tokens_hash\":9,\"tiers\":3},"
             "{\"worker_id\":1,\"block_hash\":5,\"tier\":0,\"copies\":2},"
-            "{\"worker_id\":1,\"block_hash\":6,\"tier\":0,\"copies\":2}]}}",
+            "{\"worker_id\":1,\"block_hash\":6,\"tier\":0,\"copies\":2}]}]}}",
             &reader),
         0);
     assert_int_equal(kvi_get_holder(reader.models[0].index, (struct kv_holder){1, 0}, &info), 0);
@@ -353,15 +337,17 @@ static void sources_are_restored(void **state)
     (void)state;
     assert_int_equal(
         read_text(
-            "{\"m:t\":{\"block_size\":4,\"events\":[" STORED(
+            "{\"m:t\":{\"block_size\":4,\"streams\":[{\"worker_id\":1,\"seq\":5,\"events\":"
+            "[" STORED(
                 1, null,
                 BLOCK(5, 11) "," BLOCK(
-                    6, 12)) "],\"extras\":["
-                            "{\"worker_id\":1,\"tier\":0,\"implied_source\":3,\"counting\":1,"
-                            "\"stored_again\":9},"
-                            "{\"worker_id\":1,\"block_hash\":5,\"tier\":0,\"copies\":2,"
-                            "\"sources\":[[0,2],[7,1],[9,1,1]]},"
-                            "{\"worker_id\":1,\"block_hash\":77,\"tier\":0,\"sources\":[[4,1]]}]}}",
+                    6,
+                    12)) "],\"extras\":["
+                         "{\"worker_id\":1,\"tier\":0,\"implied_source\":3,\"counting\":1,"
+                         "\"stored_again\":9},"
+                         "{\"worker_id\":1,\"block_hash\":5,\"tier\":0,\"copies\":2,"
+                         "\"sources\":[[0,2],[7,1],[9,1,1]]},"
+                         "{\"worker_id\":1,\"block_hash\":77,\"tier\":0,\"sources\":[[4,1]]}]}]}}",
             &reader),
         0);
     ix = reader.models[0].index;
@@ -377,52 +363,29 @@ static void sources_are_restored(void **state)
     ki_dump_reader_fini(&reader);
 }
 
-#define END(worker, fields) "{\"worker_id\":" #worker ",\"dp_rank\":0,\"seq\":9" fields "}"
-#define AT_END(worker, hash, sources)                                \
-    "{\"worker_id\":" #worker ",\"dp_rank\":0,\"block_hash\":" #hash \
-    ",\"tier\":0,\"sources\":" sources "}"
-#define MARK(worker) "{\"worker_id\":" #worker ",\"seq\":5,\"stream_rank\":0,\"reasons\":[]}"
-#define STREAM(worker) "{\"worker_id\":" #worker ",\"seq\":5,\"facts\":[]}"
-
-/* Copies at a dump's end go to the streams that the dump tells them of, with the end's doubts. */
-static void copies_at_the_end(void **state)
+/* Possible copies come with their stream. */
+static void possible_copies(void **state)
 {
-    // clang-format off
     static const char text[] =
-        "{\"m:t\":{\"block_size\":4,"
-        "\"watermarks\":[" MARK(1) "," MARK(2) "," MARK(3) "],"
-        "\"streams\":[" STREAM(1) "," STREAM(2) "," STREAM(3) "],"
-        "\"events\":[" STORED(1, null, BLOCK(5, 11)) "],"
-        "\"end_copies\":[" AT_END(2, 6, "[[0,7]]") ","
-                           AT_END(1, 5, "[[3,1],[0,2,1]]") ","
-                           AT_END(1, 8, "[[4,1]]") ","
-                           AT_END(1, 9, "[[0,1]]") "],"
-        "\"ends\":[" END(1, ",\"exact\":true,\"reasons\":[\"missed_batches\"]") ","
-                     END(2, "") ","
-                     END(3, ",\"exact\":true,\"facts\":[\"suspects_reports\",\"has_reports\"]") "]}}";
-    // clang-format on
-    const struct ki_end_copies *ends;
-    const struct ki_dumped_model *m;
+        "{\"m:t\":{\"block_size\":4,\"streams\":[{\"worker_id\":1,\"seq\":5,\"facts\":[],"
+        "\"possible\":[{\"block_hash\":5,\"possible\":2,\"unsure_group\":1,\"open\":true,"
+        "\"counted\":true},{\"dp_rank\":3,\"block_hash\":6,\"possible\":1,\"tokens_hash\":7,"
+        "\"parent_hash\":8},{\"block_hash\":9}]}]}}";
+    const struct ki_unsure_told *told;
+    const struct ki_snapshot *s;
     struct ki_dump_reader reader;
 
     (void)state;
     assert_int_equal(read_text(text, &reader), 0);
-    m = &reader.models[0];
-    assert_int_equal(m->n_handovers, 3);
-    assert_true(m->handovers[0]->has_ends);
-    assert_int_equal(m->handovers[0]->ends.len, 2 * sizeof(*ends)); /* of source 0 alone */
-    ends = (const struct ki_end_copies *)(const void *)m->handovers[0]->ends.data;
-    for (size_t i = 0; i < 2; i++) {
-        assert_int_equal(ends[i].copies, ends[i].hash == 5 ? 2 : 1);
-        assert_int_equal(ends[i].taken, ends[i].hash == 5);
-    }
-    assert_true(mark_at(&reader, 0, 0)->at.reasons);
-    assert_false(m->handovers[1]->has_ends); /* the peer doesn't say of which moment they are */
-    assert_false(mark_at(&reader, 0, 1)->at.reasons);
-    assert_false(m->handovers[1]->state.facts);
-    assert_true(m->handovers[2]->has_ends);
-    assert_int_equal(m->handovers[2]->ends.len, 0);
-    assert_int_equal(m->handovers[2]->state.facts, KI_FACT_SUSPECTS | KI_FACT_REPORTS);
+    s = reader.models[0].snapshots[0];
+    assert_int_equal(s->state.facts, 0);
+    assert_int_equal(s->possible.len, 2 * sizeof(*told)); /* the last one says nothing */
+    told = (const struct ki_unsure_told *)(const void *)s->possible.data;
+    assert_true(told[0].suspect && told[0].entry.open);
+    assert_int_equal(told[0].entry.copies, 2);
+    assert_int_equal(told[0].entry.group, 1);
+    assert_int_equal(told[1].rank, 3);
+    assert_true(told[1].entry.has_parent && told[1].entry.parent == 8);
     ki_dump_reader_fini(&reader);
 }
 
@@ -444,12 +407,13 @@ static void many_sources_of_a_block(void **state)
         size_t told = 0;
 
         kv_buf_clear(&text);
-        kv_buf_puts(&text, "{\"m:t\":{\"block_size\":4,\"events\":[" STORED(
-                               1, null, BLOCK(5, 11)) "],\"extras\":[{\"worker_id\":1,\"tier\":0,"
+        kv_buf_puts(&text,
+                    "{\"m:t\":{\"block_size\":4,\"streams\":[{\"worker_id\":1,\"seq\":5,\"events\":"
+                    "[" STORED(1, null, BLOCK(5, 11)) "],\"extras\":[{\"worker_id\":1,\"tier\":0,"
                                                       "\"block_hash\":5,\"sources\":[");
         for (unsigned i = 0; i < n; i++)
             kv_buf_printf(&text, "%s[%u,2]", i ? "," : "", i + 1);
-        kv_buf_puts(&text, "]}]}}");
+        kv_buf_puts(&text, "]}]}]}}");
         memset(&reader, 0, sizeof(reader));
         kv_json_init(&json, text.data, text.len);
         assert_int_equal(ki_dump_read(&reader, &json) == 0, n == 64);
@@ -480,7 +444,7 @@ static void packed_events(void **state)
             &(struct kve_router_event){
                 .holder = {worker, 0}, .type = KVE_OP_STORE, .blocks = blocks, .n = 3 - worker});
     kve_packed_end(&text);
-    kv_buf_puts(&text, ",\"torn\":[]}}");
+    kv_buf_puts(&text, ",\"later\":[]}}");
     for (size_t cut = 0; cut <= 1; cut++) { /* whole, or without the end */
         memset(&reader, 0, sizeof(reader));
         kv_json_init(&json, text.data, text.len - cut);
@@ -531,7 +495,10 @@ static void what_is_no_dump(void **state)
         "{\"m:t\":{\"block_size\":4,\"expected_blocks\":-1}}",
         "{\"m:t\":{\"block_size\":4,\"events\":[]}",
         "{\"m:t\":{\"block_size\":4,\"events\":[]}}x",
-        "{\"m:t\":{\"block_size\":4,\"watermarks\":[{\"seq\":1}]}}",
+        "{\"m:t\":{\"block_size\":4,\"streams\":[7]}}",
+        "{\"m:t\":{\"block_size\":4,\"streams\":[{\"seq\":-1}]}}",
+        "{\"m:t\":{\"block_size\":4,\"streams\":[{\"ranks\":[4294967296]}]}}",
+        "{\"m:t\":{\"block_size\":4,\"streams\":[{\"packed_events\":#}]}}",
         "{\"m:t\":{\"block_size\":4,\"model_name\":7}}",
         "{\"m:t\":{\"block_size\":4,\"model_name\":\"a\\u0000b\"}}",
     };
@@ -552,17 +519,17 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(single_and_multi_block_events),
         cmocka_unit_test(names_with_colons),
-        cmocka_unit_test(watermarks_and_unknown_fields),
+        cmocka_unit_test(streams_and_unknown_fields),
         cmocka_unit_test(an_error_entry_leaves_the_model_out),
         cmocka_unit_test(what_is_told_of_holders),
         cmocka_unit_test(a_stream_that_cannot_be),
         cmocka_unit_test(windows_that_cannot_be),
-        cmocka_unit_test(streams_newer_than_positions),
+        cmocka_unit_test(a_stream_that_is_told_twice),
         cmocka_unit_test(memory_is_bounded),
         cmocka_unit_test(orphans_are_passed_over),
         cmocka_unit_test(extras_are_restored),
         cmocka_unit_test(sources_are_restored),
-        cmocka_unit_test(copies_at_the_end),
+        cmocka_unit_test(possible_copies),
         cmocka_unit_test(many_sources_of_a_block),
         cmocka_unit_test(packed_events),
         cmocka_unit_test(expected_blocks_are_bounded),

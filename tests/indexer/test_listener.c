@@ -52,21 +52,12 @@ static void offer(struct world *w, const char *events)
     kv_buf_fini(&payload);
 }
 
-static struct ki_mark watermark(const struct world *w)
+static struct ki_state state_of(const struct world *w)
 {
-    struct kv_buf marks = KV_BUF_INIT;
-    struct ki_mark mark;
+    struct ki_state state;
 
-    ki_listener_marks(w->l, &marks);
-    assert_int_equal(marks.len, sizeof(mark));
-    memcpy(&mark, marks.data, sizeof(mark));
-    kv_buf_fini(&marks);
-    return mark;
-}
-
-static uint64_t generation(const struct world *w)
-{
-    return watermark(w).generation;
+    ki_state_take(w->l, &state);
+    return state;
 }
 
 struct dump {
@@ -93,25 +84,29 @@ static int take_extra(void *arg, const struct kvi_extra *extra)
     return 0;
 }
 
-/* A dump with blocks from before a change of size and windows from after it can be told from a whole one. */
-static void test_size_changes_during_dump(void **state)
+/* A copy of blocks from before a purge and windows from after it isn't taken for one of one batch. */
+static void test_purge_while_held(void **state)
 {
+    struct ki_snapshot *snapshot;
     struct dump dump = {0};
+    uint64_t generation;
     struct world w;
-    uint64_t before;
 
     (void)state;
     world_init(&w, NULL);
     dump.world = &w;
     offer(&w, MAIN_BLOCKS "," WINDOW_BLOCKS(2, "10, 11"));
-    before = generation(&w);
-    offer(&w, WINDOW_BLOCKS(2, "10, 11"));
-    assert_int_equal(generation(&w), before);
+    assert_int_equal(ki_listener_hold(w.l, &snapshot, &generation), 0);
+    ki_snapshot_free(snapshot);
+    offer(&w, WINDOW_BLOCKS(2, "10, 11")); /* as a thread that doesn't ask */
+    assert_true(ki_listener_let_go(w.l, generation));
+    assert_int_equal(ki_listener_hold(w.l, &snapshot, &generation), 0);
+    ki_snapshot_free(snapshot);
     assert_int_equal(kvi_dump(w.l->model->index, take_run, &dump), 0);
     assert_int_equal(kvi_dump_extras(w.l->model->index, take_extra, &dump), 0);
     assert_int_equal(dump.runs, 1);
     assert_int_equal(dump.windows, 1);
-    assert_int_not_equal(generation(&w), before);
+    assert_false(ki_listener_let_go(w.l, generation));
     ki_listener_release(w.l);
 }
 
@@ -225,7 +220,7 @@ static void test_dumps_without_a_connection(void **state)
         struct ki_batch_id position = {.sequence = 0, .digest = 1, .timestamp = 1.5},
                            next = position;
         bool lost = i >= PROOFS;
-        struct ki_mark mark;
+        struct ki_snapshot *snapshot;
         struct world a, b;
 
         world_init(&a, NULL);
@@ -234,18 +229,19 @@ static void test_dumps_without_a_connection(void **state)
         if (lost)
             ki_stream_disconnected(&a.l->stream, kv_now_ns());
         a.l->stream.timestamp = position.timestamp;
-        mark = watermark(&a);
-        assert_int_equal((mark.at.facts & KI_FACT_ADRIFT) != 0, lost);
-        assert_false(mark.at.reasons);
+        assert_int_equal(ki_snapshot_take(a.l, &snapshot), 0);
+        assert_int_equal((snapshot->state.facts & KI_FACT_ADRIFT) != 0, lost);
+        assert_false(snapshot->state.reasons);
         ki_stream_reachable(&a.l->stream, 1); /* what came before may still be waiting */
-        assert_true(watermark(&a).at.facts & KI_FACT_ADRIFT);
+        assert_true(state_of(&a).facts & KI_FACT_ADRIFT);
         world_init(&b, NULL);
         b.l->stream.opts.can_replay = i % PROOFS == REPLAY;
         b.l->stream.opts.timeout_ns = 1;
-        ki_listener_seed(b.l, &mark);
-        assert_true(watermark(&b).at.facts & KI_FACT_ADRIFT);
+        ki_snapshot_give(snapshot, b.l);
+        ki_snapshot_free(snapshot);
+        assert_true(state_of(&b).facts & KI_FACT_ADRIFT);
         (void)ki_stream_connected(&b.l->stream, false, 1);
-        assert_false(watermark(&b).at.facts & KI_FACT_ADRIFT);
+        assert_false(state_of(&b).facts & KI_FACT_ADRIFT);
         assert_int_equal(is_partial(&b), lost);
         next.sequence++;
         next.digest++;
@@ -419,7 +415,7 @@ int main(void)
         cmocka_unit_test(test_left_out_of_whom),
         cmocka_unit_test(test_parts_alone),
         cmocka_unit_test(test_clears_of_both_pools),
-        cmocka_unit_test(test_size_changes_during_dump),
+        cmocka_unit_test(test_purge_while_held),
         cmocka_unit_test(test_losses_are_told),
         cmocka_unit_test(test_left_out),
     };

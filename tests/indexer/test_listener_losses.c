@@ -10,7 +10,7 @@
 
 #include "base/log.h"
 #include "indexer/model/model.h"
-#include "indexer/registry/handover.h"
+#include "indexer/registry/registry.h"
 #include "indexer/stream/listener_impl.h"
 
 #define MOST 2048u /* batches of a process */
@@ -229,31 +229,29 @@ static void restart(struct world *w)
 static void recover(struct world *w)
 {
     struct ki_listener *from = w->l, *to;
-    struct kv_buf marks = KV_BUF_INIT;
-    struct ki_mark mark;
-    struct ki_handover *h;
+    struct ki_snapshot *snapshot;
     struct kvi_index *index;
+    uint64_t generation;
 
     if (unit_below(w->random, 2))
         start_over(w);
     else if (unit_below(w->random, 2))
         ki_stream_disconnected(&from->stream, kv_now_ns());
-    ki_listener_marks(from, &marks);
-    if (!marks.len || ki_handover_take(from, &h) < 0) {
+    assert_int_equal(ki_listener_hold(from, &snapshot, &generation), 0);
+    if (!snapshot || !snapshot->has_position) {
+        assert_true(ki_listener_let_go(from, generation));
+        ki_snapshot_free(snapshot);
         connect_anew(w);
         return;
     }
-    memcpy(&mark, marks.data, sizeof(mark));
-    kv_buf_fini(&marks);
     assert_int_equal(kvi_create(NULL, &index), 0);
-    assert_int_equal(kvi_dump_parked(from->model->index, follow_copy_extra, index), 0);
     assert_int_equal(kvi_dump(from->model->index, follow_copy_run, index), 0);
     assert_int_equal(kvi_dump_extras(from->model->index, follow_copy_extra, index), 0);
     to = new_listener(w, index);
     to->applier.forms = from->applier.forms;
-    ki_listener_seed(to, &mark);
-    ki_handover_give(h, to);
-    ki_handover_free(h);
+    assert_true(ki_listener_let_go(from, generation));
+    ki_snapshot_give(snapshot, to);
+    ki_snapshot_free(snapshot);
     ki_listener_release(from);
     w->l = to;
     ki_stream_start(&to->stream, w->now_ns);

@@ -20,6 +20,7 @@
 #include "indexer/model/lookup.h"
 #include "indexer/model/model.h"
 #include "indexer/registry/registry.h"
+#include "indexer/replica/dump_copy.h"
 #include "indexer/stream/listener.h"
 #include "indexer/zmq/socket.h"
 
@@ -668,8 +669,8 @@ static void noise_is_counted_and_passed_over(void **state)
 static void held_until_go_with_a_peers_state(void **state)
 {
     struct ki_registry *r = open_registry(true);
-    struct ki_mark mark = {
-        .holder = {.worker = 1}, .has_position = true, .at = {.sequence = 1, .timestamp = 1001}};
+    struct ki_mark mark = {.holder = {.worker = 1}, .has_position = true, .sequence = 1};
+    struct ki_snapshot *snapshot;
     struct kv_block blocks[2];
     struct kvi_index *index;
     struct ki_model *model;
@@ -697,8 +698,15 @@ static void held_until_go_with_a_peers_state(void **state)
         kvi_store(index, (struct kv_holder){.worker = 1}, KV_TIER_DEVICE, NULL, blocks, 2, NULL),
         0);
     model = ki_registry_model(r, MODEL, TENANT);
-    assert_int_equal(ki_registry_adopt(r, MODEL, TENANT, 99, index, &mark, 1, &error), -EEXIST);
-    assert_int_equal(ki_registry_adopt(r, MODEL, TENANT, BLOCK_SIZE, index, &mark, 1, &error), 0);
+    assert_int_equal(ki_snapshot_create(&snapshot), 0);
+    snapshot->instance = 1;
+    snapshot->has_position = true;
+    snapshot->state = (struct ki_state){.sequence = 1, .timestamp = 1001};
+    assert_int_equal(ki_registry_adopt(r, MODEL, TENANT, 99, index, &mark, 1, &snapshot, 1, &error),
+                     -EEXIST);
+    assert_int_equal(
+        ki_registry_adopt(r, MODEL, TENANT, BLOCK_SIZE, index, &mark, 1, &snapshot, 1, &error), 0);
+    ki_snapshot_free(snapshot);
     ki_model_release(model); /* whoever had the old one finishes with it */
     assert_int_equal(reach(r, 7, 4, 1, 0), 2);
     ki_registry_go(r);
@@ -707,7 +715,7 @@ static void held_until_go_with_a_peers_state(void **state)
     assert_int_equal(info_of(r, 1, 0).batches, 1);
     assert_false(info_of(r, 1, 0).reasons);
     assert_int_equal(kvi_create(NULL, &index), 0);
-    assert_int_equal(ki_registry_adopt(r, "n", TENANT, 4, index, NULL, 0, &error), -EBUSY);
+    assert_int_equal(ki_registry_adopt(r, "n", TENANT, 4, index, NULL, 0, NULL, 0, &error), -EBUSY);
     kvi_destroy(index);
     end(r, &e);
 }
@@ -729,7 +737,8 @@ static void a_dump_keeps_the_registered_forms(void **state)
     assert_int_equal(ki_registry_register(r, &reg, &error), 0);
     ki_registry_note_forms(r, MODEL, TENANT, KI_FORM(1, false));
     assert_int_equal(kvi_create(NULL, &index), 0);
-    assert_int_equal(ki_registry_adopt(r, MODEL, TENANT, BLOCK_SIZE, index, NULL, 0, &error), 0);
+    assert_int_equal(
+        ki_registry_adopt(r, MODEL, TENANT, BLOCK_SIZE, index, NULL, 0, NULL, 0, &error), 0);
     model = ki_registry_model(r, MODEL, TENANT);
     assert_ptr_equal(model->index, index);
     assert_int_equal(ki_model_forms(model), KI_FORM(1, false));
@@ -744,20 +753,26 @@ struct churn {
     atomic_bool stop;
 };
 
+static int pass_over(void *arg, const struct ki_copied *c)
+{
+    (void)arg;
+    (void)c;
+    return 0;
+}
+
 static void *look_on(void *arg)
 {
     struct churn *c = arg;
 
     while (!atomic_load(&c->stop)) {
         struct ki_worker_info *infos;
-        struct ki_mark *marks;
         struct ki_model *model;
         long n = ki_registry_workers(c->r, &infos);
 
         ki_worker_infos_free(infos, n);
         model = ki_registry_model(c->r, MODEL, TENANT);
-        if (model && ki_registry_marks(c->r, model, &marks) >= 0)
-            free(marks);
+        if (model)
+            assert_int_equal(ki_dump_copy(c->r, model, pass_over, NULL), 0);
         ki_model_release(model);
     }
     return NULL;

@@ -181,8 +181,8 @@ static void names_of_a_dump(void **state)
 {
     struct ki_registry *r = open_registry();
     struct ki_mark marks[3] = {
-        {.holder = {7, 0}, .has_position = true, .at = {.sequence = 1}},
-        {.holder = {7, 1}, .has_position = true, .stream_rank = 1, .at = {.sequence = 1}},
+        {.holder = {7, 0}, .has_position = true, .sequence = 1},
+        {.holder = {7, 1}, .has_position = true, .stream_rank = 1, .sequence = 1},
         {.holder = {8, 0}}};
     struct kv_block block = {1, 1};
     struct ki_instance_name *names;
@@ -197,7 +197,7 @@ static void names_of_a_dump(void **state)
         assert_int_equal(kvi_store(index, marks[i].holder, KV_TIER_DEVICE, NULL, &block, 1, NULL),
                          0);
     assert_int_equal(put(r, 9, "pod-9", 0, &error), 0);
-    assert_int_equal(ki_registry_adopt(r, "m", "default", 4, index, marks, 3, &error), 0);
+    assert_int_equal(ki_registry_adopt(r, "m", "default", 4, index, marks, 3, NULL, 0, &error), 0);
     ki_registry_adopt_name(r, 7, "pod-7");
     ki_registry_adopt_name(r, 8, "pod-8");
     ki_registry_adopt_name(r, 6, "nobody");

@@ -48,7 +48,6 @@ static inline void replica_read(struct follower *to, const struct follower *from
 
 static inline void replica_load(struct follower *to, const struct follower *from)
 {
-    assert_int_equal(kvi_dump_parked(from->index, follow_copy_extra, to->index), 0);
     assert_int_equal(kvi_dump(from->index, follow_copy_run, to->index), 0);
     assert_int_equal(kvi_dump_extras(from->index, follow_copy_extra, to->index), 0);
     to->applier.forms = from->applier.forms;
@@ -138,27 +137,10 @@ static inline struct facts facts_of(struct kvi_index *ix)
     return facts;
 }
 
-/* Drop the places of blocks: a holder keeps some that no block needs any more. */
-static inline void facts_without_places(struct facts *facts)
-{
-    size_t kept = 0;
-
-    for (size_t i = 0; i < facts->n; i++)
-        if (facts->items[i][0] >> 8 != KVI_EXTRA_PLACE)
-            memmove(facts->items[kept++], facts->items[i], sizeof(facts->items[0]));
-    facts->n = kept;
-}
-
-/* @late: @b has applied again what its dump had already. */
-static inline void replica_expect_the_same(const struct follower *a, const struct follower *b,
-                                           bool late)
+static inline void replica_expect_equal(const struct follower *a, const struct follower *b)
 {
     struct facts x = facts_of(a->index), y = facts_of(b->index);
 
-    if (late) {
-        facts_without_places(&x);
-        facts_without_places(&y);
-    }
     for (size_t i = 0; i < KV_MIN(x.n, y.n); i++)
         for (size_t k = 0; k < FACT_WORDS; k++)
             if (x.items[i][k] != y.items[i][k])
@@ -169,11 +151,6 @@ static inline void replica_expect_the_same(const struct follower *a, const struc
     assert_int_equal(x.n, y.n);
     free(x.items);
     free(y.items);
-}
-
-static inline void replica_expect_equal(const struct follower *a, const struct follower *b)
-{
-    replica_expect_the_same(a, b, false);
 }
 
 #endif

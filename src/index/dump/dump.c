@@ -4,12 +4,17 @@
  * or for some of a chain's holders, at a time. Between two steps it is only a cursor in the index's
  * list. A writer that splits, joins or removes the chain moves the cursor along. So no step has to
  * find its way back, and blocks that stay are reported exactly once.
+ *
+ * A dump of some holders leaves out each chain that none of them has: a holder in a chain has all of
+ * the chains above it, so nothing below is theirs either.
  */
+#include "index/dump/chosen.h"
 #include "index/tree/kids.h"
-#include "index/tree/tree.h"
 
 #define BATCH 32u   /* holders whose part of a chain one step copies */
 #define AHEAD 2048u /* children of a wide chain that are sorted in advance */
+#define FETCH 8u    /* children by which prefetches are ahead */
+#define SKIPS 256u  /* children that one step leaves out */
 
 /* One holder's part of the chain. */
 struct part {
@@ -24,6 +29,7 @@ struct part {
 
 struct dump {
     struct kvi_index *ix;
+    const struct kvi_chosen *chosen;
     struct kvi_cursor cursor;
     uint64_t *ids; /* holder << 32 | place in the list, sorted */
     size_t ids_capacity;
@@ -42,7 +48,7 @@ static int compare_ids(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Sort the chain's holders from cursor.holder on. Returns their number or -ENOMEM. */
+/* Sort the chain's chosen holders from cursor.holder on. Returns their number or -ENOMEM. */
 static long sort_holders(struct dump *dump, const struct kvi_chain *chain)
 {
     uint32_t n = kvi_who_count(chain), kept = 0;
@@ -58,7 +64,7 @@ static long sort_holders(struct dump *dump, const struct kvi_chain *chain)
     for (uint32_t i = 0; i < n; i++) {
         uint32_t id = kvi_entry_holder(kvi_who_get(kvi_who_at(chain, i)));
 
-        if (id >= dump->cursor.holder)
+        if (id >= dump->cursor.holder && kvi_is_chosen(dump->chosen, id))
             dump->ids[kept++] = (uint64_t)id << 32 | i;
     }
     if (kept > 1)
@@ -123,6 +129,21 @@ static int copy_chain(struct dump *dump)
     return 0;
 }
 
+/* Prefetch what the steps to come read of the children sorted before: that is what a walk waits for. */
+static void fetch_ahead(const struct dump *dump, const struct kvi_chain *chain)
+{
+    size_t near = dump->at_ahead + FETCH, far = near + FETCH;
+    const struct kvi_arena *arena = &dump->ix->arena;
+    struct kvi_chain *kid;
+
+    if (far < dump->n_ahead)
+        __builtin_prefetch(kvi_kids_find(chain, dump->ahead[far].key));
+    if (near >= dump->n_ahead || !(kid = kvi_kids_find(chain, dump->ahead[near].key)))
+        return;
+    __builtin_prefetch(kvi_arena_locals(arena, kvi_chain_run(kid).pos));
+    __builtin_prefetch(kvi_arena_engines(arena, kvi_chain_run(kid).pos));
+}
+
 /*
  * Return the child after cursor.order from the children sorted before, or NULL. Children added
  * since then may be left out. Another chain may have the wide chain's address by now; the list is
@@ -135,6 +156,7 @@ static struct kvi_chain *next_ahead(struct dump *dump, const struct kvi_chain *c
         const struct kvi_kid_key *next = &dump->ahead[dump->at_ahead++];
         struct kvi_chain *kid = kvi_kids_find(chain, next->key);
 
+        fetch_ahead(dump, chain);
         if (next->order <= dump->cursor.order || !kid ||
             *kvi_arena_locals(&dump->ix->arena, kvi_chain_run(kid).pos) != next->key)
             continue;
@@ -158,18 +180,32 @@ static struct kvi_chain *next_kid(struct dump *dump, const struct kvi_chain *cha
     if (kid)
         return kid;
     dump->at_ahead = 0;
-    dump->n_ahead = kvi_kids_ahead(chain, cursor->order, dump->ahead, AHEAD);
+    dump->n_ahead = kvi_kids_ahead(dump->ix, chain, cursor->order, dump->ahead, AHEAD);
     dump->wide = dump->n_ahead ? chain : NULL;
     kid = next_ahead(dump, chain, ret_order);
     return kid ? kid : kvi_kids_next(dump->ix, chain, &cursor->order, ret_order);
 }
 
-/* Go to the next chain with blocks to report. Returns false at the end. */
+/* Return true when a chosen holder has blocks of the chain. */
+static bool has_chosen(const struct dump *dump, const struct kvi_chain *chain)
+{
+    uint32_t n = dump->chosen ? kvi_who_count(chain) : 0;
+
+    for (uint32_t i = 0; i < n; i++)
+        if (kvi_is_chosen(dump->chosen, kvi_entry_holder(kvi_who_get(kvi_who_at(chain, i)))))
+            return true;
+    return !dump->chosen;
+}
+
+/*
+ * Go to the next chain with blocks to report, or stop in front of it after SKIPS other ones. Returns
+ * false at the end.
+ */
 static bool advance(struct dump *dump)
 {
     struct kvi_cursor *cursor = &dump->cursor;
 
-    for (;;) {
+    for (uint32_t skips = 0; skips < SKIPS;) {
         struct kvi_chain *chain = cursor->at, *kid;
         uint64_t order = 0;
 
@@ -178,7 +214,11 @@ static bool advance(struct dump *dump)
         kid = next_kid(dump, chain, &order);
         if (!kid && !chain->parent)
             return false;
-        if (kid) {
+        if (kid && !has_chosen(dump, kid)) {
+            cursor->order = order;
+            cursor->after = true;
+            skips++;
+        } else if (kid) {
             cursor->at = kid;
             cursor->after = false;
             cursor->emitted = 0;
@@ -191,6 +231,7 @@ static bool advance(struct dump *dump)
         }
         cursor->holder = 0;
     }
+    return true;
 }
 
 /* Report blocks i..end of a part, which are in one tier. */
@@ -232,7 +273,8 @@ static int tell_part(const struct dump *dump, const struct part *part, kvi_dump_
     return rc;
 }
 
-int kvi_dump(struct kvi_index *index, kvi_dump_fn fn, void *arg)
+int kvi_dump_runs(struct kvi_index *index, const struct kvi_chosen *chosen, kvi_dump_fn fn,
+                  void *arg)
 {
     struct dump *dump = malloc(sizeof(*dump));
     bool more = true;
@@ -241,6 +283,7 @@ int kvi_dump(struct kvi_index *index, kvi_dump_fn fn, void *arg)
     if (!dump)
         return -ENOMEM;
     dump->ix = index;
+    dump->chosen = chosen;
     dump->wide = NULL;
     dump->ids = NULL;
     dump->ids_capacity = 0;
@@ -250,7 +293,7 @@ int kvi_dump(struct kvi_index *index, kvi_dump_fn fn, void *arg)
     while (more && !rc) {
         dump->n_parts = 0;
         more = advance(dump);
-        if (more)
+        if (more && dump->cursor.at->parent)
             rc = copy_chain(dump);
         pthread_mutex_unlock(&index->lock);
         for (uint32_t i = 0; i < dump->n_parts && !rc; i++)
@@ -262,4 +305,9 @@ int kvi_dump(struct kvi_index *index, kvi_dump_fn fn, void *arg)
     free(dump->ids);
     free(dump);
     return rc;
+}
+
+int kvi_dump(struct kvi_index *index, kvi_dump_fn fn, void *arg)
+{
+    return kvi_dump_runs(index, NULL, fn, arg);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Dump the state beside the tree, one slice per lock. Items that stay are reported;
- * items that come or go meanwhile may be reported or not.
+ * Dump the state beside the tree, one slice per lock: of all holders, or of chosen ones. Items that
+ * stay are reported; items that come or go meanwhile may be reported or not.
  *
  * A holder's parked blocks are reported from the oldest on: the order in which they are attached or
  * forgotten. Records of copies are reported from the last to the first: a record that moves into a
@@ -11,9 +11,10 @@
  */
 #include <string.h>
 
-#include "index/tree/windows.h"
+#include "index/dump/chosen.h"
 
 #define SLICE 256u
+#define SWEEP 4096u /* holders or records that one step looks at */
 
 struct slice {
     struct kvi_extra items[SLICE];
@@ -37,15 +38,16 @@ struct parked_names {
     size_t n, capacity;
 };
 
-/* Copy the names of the next holder from id *@id on. Returns 1, 0 at the end, or -ENOMEM. */
-static int next_parked(struct kvi_index *ix, size_t *id, struct parked_names *names)
+/* Copy the names of the next chosen holder from id *@id on. Returns 1, 0 at the end, or -ENOMEM. */
+static int next_parked(struct kvi_index *ix, const struct kvi_chosen *chosen, size_t *id,
+                       struct parked_names *names)
 {
     const struct kvi_holder *holder = NULL;
     uint32_t at;
 
     names->n = 0;
     for (; *id < ix->holders.n_used && !(holder && holder->n_parked && !holder->main); ++*id)
-        holder = kvi_holder_at(ix, (uint32_t)*id);
+        holder = kvi_is_chosen(chosen, (uint32_t)*id) ? kvi_holder_at(ix, (uint32_t)*id) : NULL;
     if (!holder || !holder->n_parked || holder->main)
         return 0;
     if (kvi_mem_grow(&ix->mem, (void **)&names->items, &names->capacity, holder->n_parked,
@@ -124,10 +126,14 @@ static void copy_facts(const struct kvi_holder *holder, struct slice *slice)
 }
 
 /* Add facts about the tiers of holders from id *@at on. Returns true when more follow. */
-static bool copy_tiers(const struct kvi_index *ix, size_t *at, struct slice *slice)
+static bool copy_tiers(const struct kvi_index *ix, const struct kvi_chosen *chosen, size_t *at,
+                       struct slice *slice)
 {
-    for (; *at < ix->holders.n_used && slice->n + KV_N_TIERS <= SLICE; ++*at) {
-        const struct kvi_holder *holder = kvi_holder_at(ix, (uint32_t)*at);
+    size_t end = KV_MIN(ix->holders.n_used, *at + SWEEP);
+
+    for (; *at < end && slice->n + KV_N_TIERS <= SLICE; ++*at) {
+        const struct kvi_holder *holder =
+            kvi_is_chosen(chosen, (uint32_t)*at) ? kvi_holder_at(ix, (uint32_t)*at) : NULL;
 
         if (holder)
             copy_facts(holder, slice);
@@ -188,17 +194,23 @@ static void copy_one(const struct kvi_index *ix, const struct kvi_copy *copy, st
 }
 
 /* Add records of copies below number *@left. Returns true when more follow. */
-static bool copy_copies(const struct kvi_index *ix, size_t *left, struct slice *slice)
+static bool copy_copies(const struct kvi_index *ix, const struct kvi_chosen *chosen, size_t *left,
+                        struct slice *slice)
 {
     *left = KV_MIN(*left, ix->copies.n);
-    while (*left && slice->n < SLICE && !slice->rc)
-        copy_one(ix, &ix->copies.items[--*left], slice);
+    for (size_t n = SWEEP; n && *left && slice->n < SLICE && !slice->rc; n--) {
+        const struct kvi_copy *copy = &ix->copies.items[--*left];
+
+        if (kvi_is_chosen(chosen, copy->holder))
+            copy_one(ix, copy, slice);
+    }
     return *left > 0;
 }
 
 /* -- telling ----------------------------------------------------------------------------------- */
 
-typedef bool (*copy_fn)(const struct kvi_index *ix, size_t *at, struct slice *slice);
+typedef bool (*copy_fn)(const struct kvi_index *ix, const struct kvi_chosen *chosen, size_t *at,
+                        struct slice *slice);
 
 static int tell(struct slice *slice, kvi_extra_fn fn, void *arg)
 {
@@ -216,33 +228,33 @@ static int tell(struct slice *slice, kvi_extra_fn fn, void *arg)
 }
 
 /* Dump all records of a kind. */
-static int dump_all(struct kvi_index *ix, copy_fn copy, size_t at, struct slice *slice,
-                    kvi_extra_fn fn, void *arg)
+static int dump_all(struct kvi_index *ix, const struct kvi_chosen *chosen, copy_fn copy, size_t at,
+                    struct slice *slice, kvi_extra_fn fn, void *arg)
 {
     bool more = true;
     int rc = 0;
 
     while (more && !rc) {
         kvi_lock(ix);
-        more = copy(ix, &at, slice);
+        more = copy(ix, chosen, &at, slice);
         pthread_mutex_unlock(&ix->lock);
         rc = tell(slice, fn, arg);
     }
     return rc;
 }
 
-int kvi_dump_parked(struct kvi_index *index, kvi_extra_fn fn, void *arg)
+static int dump_parked(struct kvi_index *index, const struct kvi_chosen *chosen,
+                       struct slice *slice, kvi_extra_fn fn, void *arg)
 {
-    struct slice *slice = calloc(1, sizeof(*slice));
     struct parked_names names = {.n = 0};
+    int rc = 0, more = 1;
     size_t id = 0;
-    int rc = slice ? 0 : -ENOMEM, more = slice != NULL;
 
     while (more > 0 && !rc) {
         kvi_lock(index);
-        more = next_parked(index, &id, &names);
+        more = next_parked(index, chosen, &id, &names);
         pthread_mutex_unlock(&index->lock);
-        for (size_t i = 0; i < names.n && !rc;) {
+        for (size_t i = 0; names.n && i < names.n && !rc;) {
             kvi_lock(index);
             copy_parked(index, &names, &i, slice);
             pthread_mutex_unlock(&index->lock);
@@ -252,171 +264,72 @@ int kvi_dump_parked(struct kvi_index *index, kvi_extra_fn fn, void *arg)
     kvi_lock(index);
     kvi_mem_free(&index->mem, names.items);
     pthread_mutex_unlock(&index->lock);
-    free(slice);
     return rc ? rc : KV_MIN(more, 0);
+}
+
+static int dump_extras(struct kvi_index *index, const struct kvi_chosen *chosen, kvi_extra_fn fn,
+                       void *arg)
+{
+    struct slice *slice = calloc(1, sizeof(*slice));
+    int rc;
+
+    if (!slice)
+        return -ENOMEM;
+    rc = dump_parked(index, chosen, slice, fn, arg);
+    if (!rc)
+        rc = kvi_dump_windows(index, chosen, fn, arg);
+    if (!rc)
+        rc = dump_all(index, chosen, copy_tiers, 0, slice, fn, arg);
+    if (!rc)
+        rc = dump_all(index, chosen, copy_copies, SIZE_MAX, slice, fn, arg);
+    free(slice->sources);
+    free(slice);
+    return rc;
 }
 
 int kvi_dump_extras(struct kvi_index *index, kvi_extra_fn fn, void *arg)
 {
-    struct slice *slice = calloc(1, sizeof(*slice));
-    int rc;
+    return dump_extras(index, NULL, fn, arg);
+}
 
-    if (!slice)
-        return -ENOMEM;
-    rc = kvi_dump_parked(index, fn, arg);
+/* -- some holders ------------------------------------------------------------------------------ */
+
+static void choose(struct kvi_chosen *chosen, const struct kvi_holder *holder)
+{
+    chosen->bits[holder->id / 64] |= UINT64_C(1) << holder->id % 64;
+}
+
+/* Choose the holders of @keys and their parts. Returns 0 or -ENOMEM. */
+static int choose_all(struct kvi_index *ix, const struct kv_holder *keys, size_t n,
+                      struct kvi_chosen *ret)
+{
+    kvi_lock(ix);
+    ret->n = ix->holders.n_used;
+    ret->bits = calloc(ret->n / 64 + 1, sizeof(*ret->bits));
+    for (size_t i = 0; ret->bits && i < n; i++) {
+        const struct kvi_holder *holder = kvi_holder_find(ix, keys[i]);
+        const struct kvi_windows *windows = holder ? kvi_windows_of(holder) : NULL;
+        const struct kvi_holder *part;
+
+        if (holder)
+            choose(ret, holder);
+        KVI_EACH_PART(windows, part)
+        choose(ret, part);
+    }
+    pthread_mutex_unlock(&ix->lock);
+    return ret->bits ? 0 : -ENOMEM;
+}
+
+int kvi_dump_holders(struct kvi_index *index, const struct kv_holder *holders, size_t n,
+                     kvi_dump_fn fn, kvi_extra_fn extra_fn, void *arg)
+{
+    struct kvi_chosen chosen;
+    int rc = choose_all(index, holders, n, &chosen);
+
     if (!rc)
-        rc = kvi_dump_windows(index, fn, arg);
+        rc = kvi_dump_runs(index, &chosen, fn, arg);
     if (!rc)
-        rc = dump_all(index, copy_tiers, 0, slice, fn, arg);
-    if (!rc)
-        rc = dump_all(index, copy_copies, SIZE_MAX, slice, fn, arg);
-    free(slice->sources);
-    free(slice);
-    return rc;
-}
-
-/* -- copies of one rank at one moment ---------------------------------------------------------- */
-
-#define SWEEP 4096u /* records that one step looks at */
-
-void kvi_keep_copies(struct kvi_index *index, bool keep)
-{
-    size_t left = SIZE_MAX;
-
-    kvi_lock(index);
-    index->copies.keepers += keep ? 1 : UINT32_MAX;
-    if (!index->copies.keepers)
-        kvi_missed_clear(index);
-    while (!keep && left && !index->copies.keepers) {
-        left = KV_MIN(left, index->copies.n);
-        kvi_copies_sweep(index, left, left - KV_MIN(left, SWEEP));
-        left -= KV_MIN(left, SWEEP);
-        pthread_mutex_unlock(&index->lock);
-        kvi_lock(index);
-    }
-    pthread_mutex_unlock(&index->lock);
-}
-
-/* Add the facts about all tiers of a rank from its @at-th part on. Returns true when more follow. */
-static bool copy_rank(const struct kvi_index *ix, struct kv_holder key, size_t *at,
-                      struct slice *slice)
-{
-    const struct kvi_holder *holder = kvi_holder_find(ix, key), *part;
-    const struct kvi_windows *windows = holder ? kvi_windows_of(holder) : NULL;
-
-    if (!holder)
-        return false;
-    if (!*at)
-        copy_facts(holder, slice);
-    for (; windows && *at < KV_N_TIERS * KVI_PARTS && slice->n + KV_N_TIERS <= SLICE; ++*at) {
-        part = windows->parts[*at / KVI_PARTS][*at % KVI_PARTS];
-        if (part)
-            copy_facts(part, slice);
-    }
-    return windows && *at < KV_N_TIERS * KVI_PARTS;
-}
-
-/* Add records of a rank's copies below number *@left. Returns true when more follow. */
-static bool copy_records(const struct kvi_index *ix, struct kv_holder key, size_t *left,
-                         struct slice *slice)
-{
-    *left = KV_MIN(*left, ix->copies.n);
-    for (size_t steps = SWEEP; *left && steps && slice->n < SLICE && !slice->rc; steps--) {
-        const struct kvi_copy *copy = &ix->copies.items[--*left];
-        const struct kvi_holder *holder = kvi_holder_at(ix, copy->holder);
-        struct kvi_extra extra;
-
-        if (holder->key.worker != key.worker || holder->key.rank != key.rank)
-            continue;
-        extra = fact_of(holder, copy->tier);
-        extra.kind = KVI_EXTRA_COPIES;
-        extra.hash = copy->hash;
-        if (is_told(slice, &extra))
-            continue;
-        add(slice, extra);
-        kvi_copies_each(ix, copy, add_source, slice);
-    }
-    return *left > 0;
-}
-
-/* Add a block that the dump may have missed, or that is gone, if it still is. */
-static void copy_missed(const struct kvi_index *ix, const struct kvi_holder *holder,
-                        const struct kvi_missed_block *block, struct slice *slice)
-{
-    const struct kvi_copy last = {.source = block->source};
-    uint32_t mask = kvi_tiers_of(ix, holder, block->hash);
-    struct kvi_extra extra = {.holder = holder->key, .hash = block->hash, .tiers = mask};
-
-    if (block->is_placed && mask) {
-        extra.parent = block->parent;
-        extra.tokens_hash = block->local;
-        add(slice, extra);
-    } else if (!block->is_placed && !(mask & block->mask)) {
-        extra = fact_of(holder, (uint32_t)__builtin_ctz(block->mask));
-        extra.kind = KVI_EXTRA_COPIES;
-        extra.hash = block->hash;
-        add(slice, extra);
-        add_source(slice, &last);
-    }
-}
-
-/* Add those of a rank from number *@at on. Returns true when more follow. */
-static bool copy_all_missed(const struct kvi_index *ix, struct kv_holder key, bool placed,
-                            size_t *at, struct slice *slice)
-{
-    for (size_t steps = SWEEP; *at < ix->missed.n && steps && slice->n < SLICE; steps--) {
-        const struct kvi_missed_block *block = &ix->missed.items[(*at)++];
-        const struct kvi_holder *holder = kvi_dir_get(&ix->holders, block->holder);
-
-        if (holder && block->is_placed == placed && holder->key.worker == key.worker &&
-            holder->key.rank == key.rank)
-            copy_missed(ix, holder, block, slice);
-    }
-    return *at < ix->missed.n;
-}
-
-static int dump_missed(struct kvi_index *index, struct kv_holder key, bool placed,
-                       struct slice *slice, kvi_extra_fn fn, void *arg)
-{
-    bool more = true;
-    size_t at = 0;
-    int rc = 0;
-
-    while (more && !rc) {
-        kvi_lock(index);
-        more = copy_all_missed(index, key, placed, &at, slice);
-        pthread_mutex_unlock(&index->lock);
-        rc = tell(slice, fn, arg);
-    }
-    return rc;
-}
-
-/* Blocks first: the first one of a tier decides on its implied source, which the facts correct. */
-int kvi_dump_copies(struct kvi_index *index, struct kv_holder key, kvi_extra_fn fn, void *arg)
-{
-    struct slice *slice = calloc(1, sizeof(*slice));
-    bool more = true;
-    size_t at = 0;
-    int rc;
-
-    if (!slice)
-        return -ENOMEM;
-    rc = dump_missed(index, key, true, slice, fn, arg);
-    while (more && !rc) {
-        kvi_lock(index);
-        more = copy_rank(index, key, &at, slice);
-        pthread_mutex_unlock(&index->lock);
-        rc = tell(slice, fn, arg);
-    }
-    if (!rc)
-        rc = dump_missed(index, key, false, slice, fn, arg);
-    at = SIZE_MAX;
-    for (more = true; more && !rc; rc = tell(slice, fn, arg)) {
-        kvi_lock(index);
-        more = copy_records(index, key, &at, slice);
-        pthread_mutex_unlock(&index->lock);
-    }
-    free(slice->sources);
-    free(slice);
+        rc = dump_extras(index, &chosen, extra_fn, arg);
+    free(chosen.bits);
     return rc;
 }

@@ -50,10 +50,6 @@ static int set_copies(struct kvi_index *index, const struct kvi_extra *extra)
     for (size_t i = 0; i < extra->n_sources; i++)
         if (extra->sources[i].source > KVI_MAX_SOURCE)
             return -EINVAL;
-    if (extra->kind == KVI_EXTRA_OWN_COPIES &&
-        (extra->n_sources != 1 || extra->sources[0].source || !extra->sources[0].copies ||
-         extra->sources[0].copies == KVI_COPIES_UNSAID))
-        return -EINVAL;
     kvi_lock(index);
     holder = kvi_holder_await(index, extra->holder);
     if (holder)
@@ -61,10 +57,7 @@ static int set_copies(struct kvi_index *index, const struct kvi_extra *extra)
     if (!rc && holder && kvi_tiers_of(index, holder, extra->hash) >> tier & 1) {
         bool held = true;
 
-        if (extra->kind == KVI_EXTRA_OWN_COPIES)
-            kvi_copies_set_own(index, holder, tier, extra->hash, extra->sources[0].copies,
-                               extra->sources[0].taken);
-        else if (extra->n_sources)
+        if (extra->n_sources)
             held =
                 kvi_copies_set(index, holder, tier, extra->hash, extra->sources, extra->n_sources);
         else if (extra->copies)
@@ -132,7 +125,7 @@ int kvi_restore_extra(struct kvi_index *index, const struct kvi_extra *extra)
         return -EINVAL;
     if (extra->kind == KVI_EXTRA_TIER)
         return restore_tier(index, extra);
-    if (extra->kind == KVI_EXTRA_COPIES || extra->kind == KVI_EXTRA_OWN_COPIES)
+    if (extra->kind == KVI_EXTRA_COPIES)
         return set_copies(index, extra);
     if (extra->kind != KVI_EXTRA_BLOCK)
         return kvi_restore_window(index, extra);

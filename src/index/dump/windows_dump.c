@@ -4,7 +4,7 @@
  * per lock. With a main group, the holder's own blocks tell the places. Blocks of windows alone
  * come with their places, parents first.
  */
-#include "index/tree/windows.h"
+#include "index/dump/chosen.h"
 
 #define SLICE 64u /* blocks; each is a place and the windows of a part */
 
@@ -15,6 +15,7 @@ struct slice {
 
 struct dump {
     struct kvi_index *ix;
+    const struct kvi_chosen *chosen;
     kvi_extra_fn fn;
     void *arg;
     struct slice slice;
@@ -35,13 +36,14 @@ static int tell(struct dump *dump)
     return rc;
 }
 
-/* Find the next holder with windows from id @at on. Returns its id, or UINT32_MAX. */
+/* Find the next chosen holder with windows from id @at on. Returns its id, or UINT32_MAX. */
 static uint32_t next_holder(struct dump *dump, uint32_t at, struct kv_holder *ret)
 {
     struct kvi_index *ix = dump->ix;
 
     for (; at < ix->holders.n_used; at++) {
-        const struct kvi_holder *holder = kvi_holder_at(ix, at);
+        const struct kvi_holder *holder =
+            kvi_is_chosen(dump->chosen, at) ? kvi_holder_at(ix, at) : NULL;
         const struct kvi_windows *windows = holder ? kvi_windows_of(holder) : NULL;
 
         if (!windows)
@@ -145,7 +147,8 @@ static int dump_part(struct dump *dump, struct kv_holder key, uint32_t at)
     return rc;
 }
 
-int kvi_dump_windows(struct kvi_index *ix, kvi_extra_fn fn, void *arg)
+int kvi_dump_windows(struct kvi_index *ix, const struct kvi_chosen *chosen, kvi_extra_fn fn,
+                     void *arg)
 {
     struct dump *dump = calloc(1, sizeof(*dump));
     struct kv_holder key;
@@ -153,7 +156,7 @@ int kvi_dump_windows(struct kvi_index *ix, kvi_extra_fn fn, void *arg)
 
     if (!dump)
         return -ENOMEM;
-    *dump = (struct dump){.ix = ix, .fn = fn, .arg = arg};
+    *dump = (struct dump){.ix = ix, .chosen = chosen, .fn = fn, .arg = arg};
     for (uint32_t at = 0; at != UINT32_MAX && !rc; at++) {
         kvi_lock(ix);
         at = next_holder(dump, at, &key);

@@ -160,19 +160,8 @@ static void tidy(struct kvi_index *ix, struct kvi_holder *holder, uint32_t tier,
     uint32_t n = 0;
     const struct kvi_copy *copy = find(ix, holder, tier, hash, ANY, &n);
 
-    if (n == 1 && !ix->copies.keepers && says_nothing(holder, copy))
+    if (n == 1 && says_nothing(holder, copy))
         drop(ix, holder, copy);
-}
-
-void kvi_copies_sweep(struct kvi_index *ix, size_t left, size_t end)
-{
-    for (left = KV_MIN(left, ix->copies.n); left > end; left = KV_MIN(left, ix->copies.n)) {
-        const struct kvi_copy *copy = &ix->copies.items[--left];
-
-        if (!copy) /* clang-tidy can't follow that items is there while n isn't 0 */
-            return;
-        tidy(ix, kvi_holder_at(ix, copy->holder), copy->tier, copy->hash);
-    }
 }
 
 /* -- the engine's habits ----------------------------------------------------------------------- */
@@ -212,7 +201,6 @@ void kvi_copies_imply(struct kvi_holder *holder, enum kv_tier tier, uint32_t sou
     if (holder->tier[tier].implied == source || holder->tier[tier].blocks || holder->n_parked)
         return;
     holder->tier[tier].implied = (uint16_t)source;
-    holder->turns++;
 }
 
 bool kvi_copies_add(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
@@ -264,10 +252,8 @@ enum kvi_taken kvi_copies_take(struct kvi_index *ix, struct kvi_holder *holder, 
         copy->taken = source == MAIN;
     } else {
         drop(ix, holder, copy);
-        if (n == 1) {
-            kvi_missed_gone(ix, holder, tier, source, hash);
+        if (n == 1)
             return KVI_TAKEN_LAST;
-        }
     }
     tidy(ix, holder, tier, hash);
     return KVI_TAKEN_SOME;
@@ -367,7 +353,6 @@ bool kvi_copies_set(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tie
             kvi_copies_lost(ix, holder, 1);
             continue;
         }
-        /* The stream brings the removal of a source's last copy, which the dump knows already. */
         if (!put(ix, holder, tier, hash, sources[i].source, KV_MAX(sources[i].copies, 1u)))
             continue;
         held = true;
@@ -375,22 +360,6 @@ bool kvi_copies_set(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tie
     }
     tidy(ix, holder, tier, hash);
     return held;
-}
-
-void kvi_copies_set_own(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
-                        uint64_t hash, uint32_t count, bool taken)
-{
-    uint32_t n = 0;
-    struct kvi_copy *copy = find(ix, holder, tier, hash, MAIN, &n);
-
-    if (!copy &&
-        (n || holder->tier[tier].implied != MAIN || !put(ix, holder, tier, hash, MAIN, count)))
-        return;
-    if (!copy)
-        copy = &ix->copies.items[ix->copies.n - 1];
-    copy->count = count;
-    copy->taken = taken;
-    tidy(ix, holder, tier, hash);
 }
 
 void kvi_copies_restore_tier(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,

@@ -7,8 +7,7 @@
  *     no record       one copy, of the holder's implied source in that tier (nearly always 0)
  *     records         all copies of that (holder, tier, hash), one record for each source
  *
- * Records exist only for blocks that the holder has in that tier, in the tree or parked. While a
- * dump keeps them (kvi_keep_copies), there are redundant ones: one copy of the implied source.
+ * Records exist only for blocks that the holder has in that tier, in the tree or parked.
  *
  * Threads: the index's lock.
  */
@@ -40,7 +39,6 @@ struct kvi_copies {
     struct kvi_table by_hash; /* holder, tier, hash -> index in items */
     uint64_t uncounted;       /* copies left out for lack of memory */
     uint64_t doubts;          /* tiers that have come into doubt: see copies.c */
-    uint32_t keepers;         /* kvi_keep_copies: redundant records stay */
 };
 
 /** Number of copies left, for a removal whose event doesn't tell it. */
@@ -106,11 +104,6 @@ void kvi_copies_each(const struct kvi_index *ix, const struct kvi_copy *copy,
  */
 bool kvi_copies_set(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                     uint64_t hash, const struct kvi_source_copies *sources, size_t n);
-/** Set the copies of source 0, which has some, of a block that is in the tier. */
-void kvi_copies_set_own(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
-                        uint64_t hash, uint32_t count, bool taken);
-/** Drop redundant records from number @left down to @end. */
-void kvi_copies_sweep(struct kvi_index *ix, size_t left, size_t end);
 /** Take over what another index has learned of a tier's sources. */
 void kvi_copies_restore_tier(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                              const struct kvi_extra *extra);

@@ -67,15 +67,6 @@ int kvi_window_place(struct kvi_index *index, struct kv_holder holder, enum kv_t
                      uint32_t number, const uint64_t *parent, const struct kv_block *blocks,
                      size_t n);
 
-/**
- * Keep the places of blocks that leave the windows of @holder (@keep), also where no block is below;
- * without @keep: end that, and forget the places at or below which no window has a block. For the
- * time in which events are applied that the blocks may have seen already: the event that stores a
- * block below a removed one may follow. Nothing happens for an unknown holder or one with a main
- * group. Any thread.
- */
-void kvi_keep_places(struct kvi_index *index, struct kv_holder holder, bool keep);
-
 /** State of one block of a holder in one tier; set size to sizeof(struct kvi_block_info). */
 struct kvi_block_info {
     size_t size;
@@ -136,14 +127,13 @@ enum kvi_extra_kind {
     KVI_EXTRA_PLACE,        /* where a block lies, of a holder without a main group */
     KVI_EXTRA_WINDOW_BLOCK, /* a window has a block */
     KVI_EXTRA_TIER,         /* what is known of the sources of a tier */
-    KVI_EXTRA_COPIES,       /* which sources have a block, and how many copies each */
-    KVI_EXTRA_OWN_COPIES    /* how many copies source 0 has of a block */
+    KVI_EXTRA_COPIES        /* which sources have a block, and how many copies each */
 };
 
 /** Copies that one source has of a block. */
 struct kvi_source_copies {
-    uint32_t source, copies; /* copies: 0 only from kvi_dump_copies */
-    bool taken;              /* the last event about them was a removal */
+    uint32_t source, copies;
+    bool taken; /* the last event about them was a removal */
 };
 
 /** Facts about a holder or a block that kvi_dump leaves out. */
@@ -181,33 +171,16 @@ typedef int (*kvi_extra_fn)(void *arg, const struct kvi_extra *extra);
 int kvi_dump_extras(struct kvi_index *index, kvi_extra_fn fn, void *arg);
 
 /**
- * Enumerate the parked blocks alone, the first of these facts. Restored before kvi_dump's runs as
- * well, they bring blocks that were attached during the dump. Any thread. Returns as
- * kvi_dump_extras.
+ * Enumerate the blocks of @n @holders alone, and the facts that @fn leaves out, as kvi_dump and then
+ * kvi_dump_extras do. Exact as long as nobody writes these holders' blocks meanwhile: others may be
+ * written. Unknown holders are passed over. Any thread. Returns as kvi_dump.
  */
-int kvi_dump_parked(struct kvi_index *index, kvi_extra_fn fn, void *arg);
+int kvi_dump_holders(struct kvi_index *index, const struct kv_holder *holders, size_t n,
+                     kvi_dump_fn fn, kvi_extra_fn extra_fn, void *arg);
 
 /**
- * Keep records of copies (@keep), also of blocks of which one copy is left, or end that. Calls nest.
- * A dump that begins afterwards can tell with kvi_dump_copies, for each block that had several
- * copies at some time, how many it has. Any thread.
- */
-void kvi_keep_copies(struct kvi_index *index, bool keep);
-
-/**
- * Enumerate all records of copies of one rank (KVI_EXTRA_COPIES) and of its tiers (KVI_EXTRA_TIER),
- * its windows' included. Also what a dump since kvi_keep_copies may have missed: blocks that were
- * parked while it passed their place (KVI_EXTRA_BLOCK), and blocks that have left a tier: 0 copies of
- * the source that had the last one. Restored, such a block is that source's, which removes it when
- * the events since then are applied. Exact as long as nobody writes the rank's blocks meanwhile. Any
- * thread. Returns as kvi_dump_extras.
- */
-int kvi_dump_copies(struct kvi_index *index, struct kv_holder holder, kvi_extra_fn fn, void *arg);
-
-/**
- * Apply one fact of kvi_dump_extras or kvi_dump_copies: park the block, set the copies of a known
- * block, or tell a window or tier. KVI_EXTRA_OWN_COPIES sets the copies of source 0, which must have
- * some, and leaves the other sources' as they are. Any thread. Returns as kvi_store.
+ * Apply one fact of kvi_dump_extras: park the block, set the copies of a known block, or tell a window
+ * or tier. Any thread. Returns as kvi_store.
  */
 int kvi_restore_extra(struct kvi_index *index, const struct kvi_extra *extra);
 

@@ -57,11 +57,11 @@ struct kvi_kid_key {
     uint64_t order, key;
 };
 /**
- * List the next children in that order, at most @max: all of one set up to the last listed. Returns
- * their number; 0 when the set of the next child is small.
+ * List the next children in that order, at most @max. Returns their number; 0 also when there are few
+ * children, or the next set has no room.
  */
-size_t kvi_kids_ahead(const struct kvi_chain *parent, uint64_t order, struct kvi_kid_key *ret,
-                      size_t max);
+size_t kvi_kids_ahead(const struct kvi_index *ix, const struct kvi_chain *parent, uint64_t order,
+                      struct kvi_kid_key *ret, size_t max);
 
 /** Free the sets (not the children) of a chain that no reader can see. */
 void kvi_kids_free(struct kvi_index *ix, uintptr_t kids);

@@ -5,7 +5,7 @@
 #include "index/tree/kids.h"
 #include "index/tree/kids_set.h"
 
-#define KIDS_MANY 32u /* smaller sets are searched each time instead of sorted */
+#define KIDS_MANY 32u /* fewer children are searched each time instead of sorted */
 
 struct kvi_chain *kvi_kids_only(const struct kvi_chain *parent)
 {
@@ -127,31 +127,65 @@ static int compare_keys(const void *a, const void *b)
     return (x->order > y->order) - (x->order < y->order);
 }
 
-size_t kvi_kids_ahead(const struct kvi_chain *parent, uint64_t order, struct kvi_kid_key *ret,
-                      size_t max)
+/* Children above an order, from one set after the other. */
+struct ahead {
+    const struct kvi_index *ix;
+    const uint64_t *order;
+    struct kvi_kid_key *items;
+    size_t n, max;
+};
+
+static void add_key(struct ahead *a, uint64_t key)
 {
-    uintptr_t word = kids_load(&parent->kids);
-    const struct kids_table *table;
-    size_t n = 0;
+    uint64_t order = kv_mix(key);
 
-    for (int shift = 56; word & KIDS_TAG_FAN; shift -= 8)
-        word = kids_load(&kids_as_fan(word)->sub[order >> shift & (KIDS_FAN - 1)]);
-    if (!(word & KIDS_TAG_TABLE))
-        return 0;
-    table = kids_as_table(word);
-    if (table->n < KIDS_MANY || table->n > max)
-        return 0;
-    for (uint32_t i = 0; i < table->capacity; i++) {
-        uint64_t key, mix;
+    if (!a->order || order > *a->order)
+        a->items[a->n++] = (struct kvi_kid_key){order, key};
+}
 
-        if (!kids_slot_live(&table->slot[i]))
-            continue;
-        key = kids_slot_key(&table->slot[i]);
-        mix = kv_mix(key);
-        if (mix > order)
-            ret[n++] = (struct kvi_kid_key){mix, key};
+/* Add the children of a set, unless they don't all find room: returns false then. */
+static bool add_set(struct ahead *a, uintptr_t word)
+{
+    const struct kids_table *table = kids_as_table(word);
+
+    if (!(word & KIDS_TAG_TABLE)) {
+        if (word && a->n < a->max)
+            add_key(a, kids_key_of(a->ix, (struct kvi_chain *)word));
+        return !word || a->n < a->max;
     }
-    if (n)
-        qsort(ret, n, sizeof(ret[0]), compare_keys);
-    return n;
+    if (table->n > a->max - a->n)
+        return false;
+    for (uint32_t i = 0; i < table->capacity; i++)
+        if (kids_slot_live(&table->slot[i]))
+            add_key(a, kids_slot_key(&table->slot[i]));
+    return true;
+}
+
+/* Add the sets in @word from that of the order on, as long as there is room. */
+static bool add_sets(struct ahead *a, uintptr_t word, int shift)
+{
+    uint32_t i = a->order ? *a->order >> shift & (KIDS_FAN - 1) : 0;
+    bool fits = true;
+
+    if (!(word & KIDS_TAG_FAN))
+        return add_set(a, word);
+    for (; i < KIDS_FAN && fits; i++) {
+        fits = add_sets(a, kids_load(&kids_as_fan(word)->sub[i]), shift - 8);
+        a->order = NULL; /* all keys in later sets are above */
+    }
+    return fits;
+}
+
+size_t kvi_kids_ahead(const struct kvi_index *ix, const struct kvi_chain *parent, uint64_t order,
+                      struct kvi_kid_key *ret, size_t max)
+{
+    struct ahead a = {.ix = ix, .order = &order, .items = ret, .max = max};
+    uintptr_t word = kids_load(&parent->kids);
+
+    if (!(word & KIDS_TAGS) || kvi_kids_count(parent) < KIDS_MANY)
+        return 0;
+    (void)add_sets(&a, word, 56);
+    if (a.n)
+        qsort(ret, a.n, sizeof(ret[0]), compare_keys);
+    return a.n;
 }

@@ -37,7 +37,6 @@
 #include "index/memory/table.h"
 #include "index/tree/copies.h"
 #include "index/tree/facts.h"
-#include "index/tree/missed.h"
 #include "index/tree/parked.h"
 
 /** Most blocks in a chain: bounds the copying of a split or a move. */
@@ -183,11 +182,9 @@ struct kvi_holder {
     uint64_t n_aliases; /* see names.h */
     uint64_t n_copies;  /* records in copies.h */
     uint64_t n_parked;  /* records in parked.h, in a list */
-    /* Number of changes to all blocks of a tier at once: see kvi_holder_info. */
-    uint64_t turns;
-    uint64_t n_lost;  /* see kvi_holder_info; a part's are its main holder's */
-    uint64_t n_moved; /* see kvi_holder_info */
-    bool lost_more;   /* ... and others that nobody has counted */
+    uint64_t n_lost;    /* see kvi_holder_info; a part's are its main holder's */
+    uint64_t n_moved;   /* see kvi_holder_info */
+    bool lost_more;     /* ... and others that nobody has counted */
     uint32_t oldest, newest;
     uint64_t max_blocks, n_refused;
     uint32_t lag_wait, lag_left; /* a lagging part: stores until the next attempt to catch up */
@@ -196,7 +193,6 @@ struct kvi_holder {
     /* Call that clears the holder, slice by slice; other writers of the holder wait. */
     const void *clearing;
     _Atomic bool windowed; /* the holder has windows, or is a part */
-    bool keeps_places;     /* kvi_keep_places */
     /* Hidden from lookups while a large tree is dropped from below: clear.c. */
     _Atomic bool hidden;
     struct kvi_holder *main;             /* of a part: its main holder; see windows.h */
@@ -299,7 +295,6 @@ struct kvi_index {
     struct kvi_chain *dirty_head, *dirty_tail;
     struct kvi_copies copies;
     struct kvi_parking parking;
-    struct kvi_missed missed;
     struct kvi_cursor *cursors;
     uint64_t max_blocks, max_holder_blocks;
     struct kvi_scratch *scratch; /* of kvi_store */

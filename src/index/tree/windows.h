@@ -129,8 +129,7 @@ void kvi_windows_publish(struct kvi_index *ix, struct kvi_holder *holder,
 void kvi_part_forget_places(struct kvi_index *ix, const struct kvi_holder *holder,
                             struct kvi_holder *part);
 
-/** Dump and restore windows, for kvi_dump_extras and kvi_restore_extra. */
-int kvi_dump_windows(struct kvi_index *ix, kvi_extra_fn fn, void *arg);
+/** Restore a fact about windows, for kvi_restore_extra. */
 int kvi_restore_window(struct kvi_index *ix, const struct kvi_extra *extra);
 
 /** Run the statement for each part of the holder. */

@@ -4,8 +4,6 @@
 
 #include <limits.h>
 
-#define SLICE 256u /* names that one lock looks at */
-
 /* Add a copy of a block; not @counted: make it at least one. Returns 0 or -ENOMEM. */
 static int give(struct kvi_index *ix, struct kvi_holder *part, enum kv_tier bit, uint32_t source,
                 bool counted, uint64_t hash)
@@ -108,7 +106,7 @@ void kvi_part_tidy(struct kvi_index *ix, struct kvi_holder *part, uint64_t hash)
 {
     struct kvi_holder *main = part->main, *each;
 
-    if (!kvi_windows_of(main)->alone || main->keeps_places || is_in_window(ix, main, hash))
+    if (!kvi_windows_of(main)->alone || is_in_window(ix, main, hash))
         return;
     kvi_settle(ix); /* the queue of dirty chains belongs to one holder at a time */
     KVI_EACH_PART(kvi_windows_of(main), each)
@@ -116,49 +114,6 @@ void kvi_part_tidy(struct kvi_index *ix, struct kvi_holder *part, uint64_t hash)
         tidy_part(ix, each, hash);
         kvi_settle(ix);
     }
-}
-
-/* Forget the places in the part that lead to no block, some names per lock, children first. */
-static void tidy_slices(struct kvi_index *ix, struct kv_holder key, uint32_t at)
-{
-    struct kvi_holder *part;
-    uint64_t *names = NULL;
-    size_t n = 0;
-
-    kvi_lock(ix);
-    part = kvi_part_at(ix, key, at);
-    if (part)
-        (void)kvi_list_names(ix, part, &names, &n); /* places that it lacks stay */
-    kvi_unlock(ix);
-    while (n) {
-        kvi_lock(ix);
-        part = kvi_holder_await(ix, key) ? kvi_part_at(ix, key, at) : NULL;
-        for (size_t end = n - KV_MIN(n, SLICE); n > end; n--) {
-            if (part && kvi_windows_of(part->main)->alone && !part->main->keeps_places &&
-                !is_in_window(ix, part->main, names[n - 1]))
-                tidy_part(ix, part, names[n - 1]);
-            kvi_settle(ix);
-        }
-        kvi_unlock(ix);
-    }
-    kvi_lock(ix);
-    kvi_mem_free(&ix->mem, names);
-    kvi_unlock(ix);
-}
-
-void kvi_keep_places(struct kvi_index *index, struct kv_holder key, bool keep)
-{
-    struct kvi_holder *holder;
-    bool kept;
-
-    kvi_lock(index);
-    holder = kvi_holder_await(index, key);
-    kept = holder && holder->keeps_places;
-    if (holder)
-        holder->keeps_places = keep && kvi_windows_of(holder) && kvi_windows_of(holder)->alone;
-    kvi_unlock(index);
-    for (uint32_t at = 0; kept && !keep && at < KV_N_TIERS * KVI_PARTS; at++)
-        tidy_slices(index, key, at);
 }
 
 long kvi_window_take(struct kvi_index *index, struct kv_holder key, enum kv_tier tier,

@@ -150,8 +150,6 @@ static bool attach_run(struct kvi_index *ix, struct kvi_holder *holder, uint64_t
     for (size_t i = 0; i < n; i++) {
         if (mask & (mask - 1))
             kvi_give(ix, holder, ix->scratch->run[i].hash, mask);
-        kvi_missed_moved(ix, holder, i ? ix->scratch->run[i - 1].hash : parent, ix->scratch->run[i],
-                         mask);
         (void)push_name(ix, n_names, ix->scratch->run[i].hash);
     }
     return true;

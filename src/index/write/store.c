@@ -140,11 +140,8 @@ static void unpark(struct kvi_store *store)
         if (!store->scratch->parked[i])
             continue;
         parked = kvi_parked_find(store->ix, store->holder, store->blocks[i].hash);
-        if (parked) {
-            kvi_missed_moved(store->ix, store->holder, parked->parent, store->blocks[i],
-                             parked->mask);
+        if (parked)
             kvi_unpark(store->ix, store->holder, parked);
-        }
         kvi_give(store->ix, store->holder, store->blocks[i].hash, store->scratch->parked[i]);
     }
 }

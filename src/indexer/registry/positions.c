@@ -18,7 +18,7 @@ void ki_positions_fini(struct ki_positions *p)
             struct ki_position *item = p->buckets[i];
 
             p->buckets[i] = item->next;
-            ki_handover_free(item->handover);
+            ki_snapshot_free(item->snapshot);
             free(item);
         }
     }
@@ -73,7 +73,7 @@ static void remove_at(struct ki_positions *p, struct ki_position **link)
     TAILQ_REMOVE(list_of(p, item), item, age);
     p->n_with_blocks -= item->has_blocks;
     p->n--;
-    ki_handover_free(item->handover);
+    ki_snapshot_free(item->snapshot);
     free(item);
 }
 
@@ -119,7 +119,7 @@ bool ki_positions_note(struct ki_positions *p, const struct ki_mark *mark, bool 
 }
 
 bool ki_positions_keep(struct ki_positions *p, struct kv_holder holder,
-                       struct ki_handover *handover)
+                       struct ki_snapshot *snapshot)
 {
     struct ki_position *item;
     uint32_t ranks;
@@ -127,23 +127,23 @@ bool ki_positions_keep(struct ki_positions *p, struct kv_holder holder,
     item = p->buckets ? *link_of(p, holder, &ranks) : NULL;
     if (!item || !item->has_blocks)
         return false;
-    ki_handover_free(item->handover);
-    item->handover = handover;
+    ki_snapshot_free(item->snapshot);
+    item->snapshot = snapshot;
     return true;
 }
 
-struct ki_handover *ki_positions_take_handover(struct ki_positions *p, struct kv_holder holder)
+struct ki_snapshot *ki_positions_take_snapshot(struct ki_positions *p, struct kv_holder holder)
 {
-    struct ki_handover *handover = NULL;
+    struct ki_snapshot *snapshot = NULL;
     struct ki_position *item;
     uint32_t ranks;
 
     item = p->buckets ? *link_of(p, holder, &ranks) : NULL;
     if (item) {
-        handover = item->handover;
-        item->handover = NULL;
+        snapshot = item->snapshot;
+        item->snapshot = NULL;
     }
-    return handover;
+    return snapshot;
 }
 
 bool ki_positions_take(struct ki_positions *p, struct kv_holder holder, struct ki_mark *ret,

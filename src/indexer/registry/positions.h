@@ -10,8 +10,8 @@
 #include <stddef.h>
 #include <sys/queue.h>
 
-#include "indexer/registry/handover.h"
 #include "indexer/registry/registry.h"
+#include "indexer/stream/snapshot.h"
 
 #define KI_MAX_POSITIONS 65536
 
@@ -19,7 +19,7 @@ struct ki_position {
     struct ki_mark mark;
     bool has_blocks; /* the index still has the stream's blocks up to here (from a dump) */
     uint64_t noted_ns;
-    struct ki_handover *handover; /* the stream's state there, or NULL */
+    struct ki_snapshot *snapshot; /* the stream's state there, or NULL */
     struct ki_position *next;     /* next one in the bucket */
     TAILQ_ENTRY(ki_position) age;
 };
@@ -44,13 +44,13 @@ void ki_positions_fini(struct ki_positions *p);
  */
 bool ki_positions_note(struct ki_positions *p, const struct ki_mark *mark, bool has_blocks);
 /**
- * Keep the stream's state beside its position. Returns false without a position; @handover stays
+ * Keep the stream's state beside its position. Returns false without a position; @snapshot stays
  * the caller's then.
  */
 bool ki_positions_keep(struct ki_positions *p, struct kv_holder holder,
-                       struct ki_handover *handover);
+                       struct ki_snapshot *snapshot);
 /** Take the state out; the caller frees it. NULL: none. */
-struct ki_handover *ki_positions_take_handover(struct ki_positions *p, struct kv_holder holder);
+struct ki_snapshot *ki_positions_take_snapshot(struct ki_positions *p, struct kv_holder holder);
 /** Take a position out. Returns false when there is none. */
 bool ki_positions_take(struct ki_positions *p, struct kv_holder holder, struct ki_mark *ret,
                        bool *ret_has_blocks);

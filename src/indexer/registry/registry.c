@@ -66,6 +66,7 @@ int ki_registry_create(const struct ki_registry_opts *opts, struct ki_registry *
         return -ENOMEM;
     pthread_mutex_init(&r->admin, NULL);
     pthread_mutex_init(&r->lock, NULL);
+    pthread_mutex_init(&r->copies, NULL);
     pthread_cond_init(&r->left, NULL);
     ki_names_init(&r->names);
     r->allow = opts->allow;
@@ -124,6 +125,7 @@ void ki_registry_destroy(struct ki_registry *registry)
         zmq_ctx_term(r->env.zmq);
     kv_resolver_destroy(r->env.resolver);
     pthread_cond_destroy(&r->left);
+    pthread_mutex_destroy(&r->copies);
     pthread_mutex_destroy(&r->lock);
     pthread_mutex_destroy(&r->admin);
     free(r);
@@ -285,20 +287,19 @@ static void take_position(struct ki_registry *r, struct ki_listener *l)
 {
     struct kv_holder holder = {.worker = l->instance, .rank = l->rank};
     bool has_blocks = kvi_holder_blocks(l->model->index, holder) > 0, noted_blocks;
-    struct ki_handover *handover = ki_positions_take_handover(&r->positions, holder);
+    struct ki_snapshot *snapshot = ki_positions_take_snapshot(&r->positions, holder);
     struct ki_mark mark;
     bool seeded = false;
 
-    if (ki_positions_take(&r->positions, holder, &mark, &noted_blocks) && ki_mark_is_of(&mark, l)) {
-        seeded = noted_blocks && has_blocks;
+    if (ki_positions_take(&r->positions, holder, &mark, &noted_blocks) && mark.has_position &&
+        mark.stream_rank == l->rank) {
+        seeded = noted_blocks && has_blocks && snapshot;
         if (seeded)
-            ki_listener_seed(l, &mark);
+            ki_snapshot_give(snapshot, l);
         else
-            ki_stream_remember(&l->stream, mark.at.sequence);
+            ki_stream_remember(&l->stream, mark.sequence);
     }
-    if (seeded && handover)
-        ki_handover_give(handover, l);
-    ki_handover_free(handover);
+    ki_snapshot_free(snapshot);
     if (seeded)
         return;
     /* Forget blocks of unknown age: the stream, or its replay, brings them again. */

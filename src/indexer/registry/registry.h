@@ -22,6 +22,7 @@
 #include "event/wire/media.h"
 #include "index/tree/facts.h"
 #include "indexer/model/model.h"
+#include "indexer/stream/snapshot.h"
 #include "indexer/stream/worker.h"
 #include "kv_event.h"
 
@@ -197,34 +198,16 @@ uint64_t ki_registry_forget_unfollowed(struct ki_registry *registry, uint64_t ag
 /* -- snapshots for peers ----------------------------------------------------------------------- */
 
 /**
- * Take the watermarks of all streams that feed @model, also of workers known only from a peer's
- * dump. Take them before the dump: the dump then has at least their batches, of streams whose
- * generation is the same afterwards. Sorted by holder; the caller frees *ret. Returns their number
- * or -ENOMEM.
- */
-long ki_registry_marks(struct ki_registry *registry, const struct ki_model *model,
-                       struct ki_mark **ret);
-
-/**
- * Pass the copies of each stream's ranks to @fn, and the possible ones to @doubt_fn, with the stream
- * held at one batch, and append the watermarks at that batch to @marks; also those of workers known
- * only from a peer's dump. For the end of a dump. A non-zero return of a function stops. Returns that
- * value, 0 or -ENOMEM.
- */
-struct ki_unsure_told;
-typedef int (*ki_doubt_fn)(void *arg, const struct ki_unsure_told *told);
-int ki_registry_ends(struct ki_registry *registry, const struct ki_model *model,
-                     struct kv_buf *marks, kvi_extra_fn fn, ki_doubt_fn doubt_fn, void *arg);
-
-/**
- * Replace the model's (still empty) index by a complete one from a peer's dump. @marks has the
- * position at which each live stream continues: one mark (one without a position where the peer
- * gave none) for every holder in @index. The registry must still be held. Blocks of instances that
- * are registered under another model here are left out. Takes @index over on success. Returns
- * -EEXIST when the model has another block size, or blocks already; -ENOMEM.
+ * Replace the model's (still empty) index by a complete one from a peer's dump. @marks has one mark for
+ * every holder in @index, and @snapshots (sorted by ki_snapshot_compare) the streams that bring them:
+ * those go on behind their snapshots. The registry must still be held. Blocks of instances that are
+ * registered under another model here are left out. Takes @index over on success, and snapshots of
+ * workers that may register: they become NULL. Returns -EEXIST when the model has another block size,
+ * or blocks already; -ENOMEM.
  */
 int ki_registry_adopt(struct ki_registry *registry, const char *model, const char *tenant,
                       uint32_t block_size, struct kvi_index *index, const struct ki_mark *marks,
-                      size_t n, struct kv_error *error);
+                      size_t n, struct ki_snapshot **snapshots, size_t n_snapshots,
+                      struct kv_error *error);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Views of the registry: models, workers, watermarks; and the two test hooks. */
+/* Views of the registry: models, workers; and the two test hooks. */
 #include <stdlib.h>
 
 #include "indexer/registry/tables.h"
@@ -176,54 +176,4 @@ int ki_marks_compare(const void *a, const void *b)
 {
     return ki_holder_compare(&((const struct ki_mark *)a)->holder,
                              &((const struct ki_mark *)b)->holder);
-}
-
-void ki_registry_kept_marks(struct ki_registry *r, const struct ki_model *model, struct kv_buf *ret)
-{
-    const struct ki_position *p;
-
-    pthread_mutex_lock(&r->admin);
-    if (!r->positions.buckets)
-        goto out;
-    TAILQ_FOREACH(p, &r->positions.with_blocks, age)
-    {
-        struct ki_mark mark = p->mark;
-
-        if (mark.has_end == KI_END_EXACT) /* but the copies of blocks are those here */
-            mark.has_end = KI_END_POSITION;
-        mark.at.facts |= KI_FACT_ADRIFT;
-        mark.end.facts |= KI_FACT_ADRIFT;
-        if (p->handover && p->handover->doubts.items.len)
-            mark.at.reasons |= KI_BECAUSE(MAYBE_REPORT);
-        if (mark.has_position && kvi_holder_blocks(model->index, mark.holder))
-            kv_buf_append(ret, &mark, sizeof(mark));
-    }
-out:
-    pthread_mutex_unlock(&r->admin);
-}
-
-long ki_registry_marks(struct ki_registry *registry, const struct ki_model *model,
-                       struct ki_mark **ret)
-{
-    struct ki_listener **listeners;
-    struct kv_buf marks = KV_BUF_INIT;
-    size_t n_marks;
-    long n;
-
-    ki_registry_kept_marks(registry, model, &marks); /* first: one of these may become a listener */
-    n = ki_tables_snapshot(registry, &listeners);
-    for (long i = 0; i < n; i++)
-        if (ki_listener_feeds(listeners[i], model))
-            ki_listener_marks(listeners[i], &marks);
-    if (n >= 0)
-        ki_tables_snapshot_free(listeners, n);
-    if (n < 0 || marks.error) {
-        kv_buf_fini(&marks);
-        return -ENOMEM;
-    }
-    n_marks = marks.len / sizeof(**ret);
-    if (n_marks)
-        qsort(marks.data, n_marks, sizeof(**ret), ki_marks_compare);
-    *ret = (struct ki_mark *)marks.data;
-    return (long)n_marks;
 }

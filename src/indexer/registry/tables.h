@@ -7,7 +7,8 @@
  * while a worker's blocks leave the index, which may take seconds: the instance is among `leaving`
  * then, and its next change waits. `lock` is held only to look an item up, insert or remove it, so
  * a query never waits for a change. The tables are written under both locks, so either is enough
- * for reading. Order: admin, lock, a listener's lock, a pump's. The lock of the names comes last.
+ * for reading. Order: admin, a listener's turn, lock, a
+ * listener's lock, a pump's. The lock of the names comes last.
  */
 #ifndef KV_INDEXER_REGISTRY_TABLES_H
 #define KV_INDEXER_REGISTRY_TABLES_H
@@ -42,6 +43,7 @@ struct ki_registry {
     struct ki_listener **listeners;
     size_t n_listeners, listeners_capacity;
     struct ki_positions positions; /* under admin alone */
+    pthread_mutex_t copies;        /* held by the dump that holds streams; taken before admin */
     struct ki_names names;         /* written under admin; read under a lock of its own */
     /*
      * Registrations shared with peers (registry_peers.c); under admin alone, except for revision.
@@ -115,7 +117,7 @@ bool ki_registry_is_peers(struct ki_registry *r, const struct ki_registration *r
 long ki_tables_snapshot(struct ki_registry *r, struct ki_listener ***ret);
 void ki_tables_snapshot_free(struct ki_listener **listeners, long n);
 
-/** Compare watermarks by holder, for qsort and bsearch. */
+/** Compare marks by holder, for qsort and bsearch. */
 int ki_holder_compare(const struct kv_holder *x, const struct kv_holder *y);
 int ki_marks_compare(const void *a, const void *b);
 
@@ -127,9 +129,5 @@ bool ki_registry_name_infos(struct ki_registry *r, struct ki_worker_info *infos,
 
 /** Wake every event thread to check its listeners again. */
 void ki_registry_wake(struct ki_registry *r);
-
-/** Add the marks of workers with blocks from a peer's dump in this model and no listener here. */
-void ki_registry_kept_marks(struct ki_registry *r, const struct ki_model *model,
-                            struct kv_buf *ret);
 
 #endif

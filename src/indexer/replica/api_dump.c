@@ -71,7 +71,14 @@ static int produce_all(struct ki_service *service, struct ki_dump_writer *d)
 
 static int produce(void *arg, struct ki_pipe *pipe)
 {
-    struct ki_dump_writer d = {.pipe = pipe};
+    struct ki_dump_writer d = {.pipe = pipe, .form = KI_DUMP_FLAT};
+
+    return produce_all(arg, &d);
+}
+
+static int produce_json(void *arg, struct ki_pipe *pipe)
+{
+    struct ki_dump_writer d = {.pipe = pipe, .form = KI_DUMP_JSON};
 
     return produce_all(arg, &d);
 }
@@ -79,7 +86,7 @@ static int produce(void *arg, struct ki_pipe *pipe)
 static int produce_packed(void *arg, struct ki_pipe *pipe)
 {
     struct kve_packed packed = {.n = 0};
-    struct ki_dump_writer d = {.pipe = pipe, .packed = &packed};
+    struct ki_dump_writer d = {.pipe = pipe, .form = KI_DUMP_PACKED, .packed = &packed};
 
     return produce_all(arg, &d);
 }
@@ -90,8 +97,13 @@ void ki_api_dump(void *arg, struct ki_request *request, struct ki_reply *reply)
 
     reply->produce = produce;
     reply->produce_arg = arg;
-    if (ki_request_header(request, "Accept", &accept) && kv_str_eq(accept, KI_DUMP_PACKED_TYPE)) {
+    if (!ki_request_header(request, "Accept", &accept))
+        return;
+    if (kv_str_eq(accept, KI_DUMP_PACKED_TYPE)) {
         reply->produce = produce_packed;
         reply->content_type = KI_DUMP_PACKED_TYPE;
+    } else if (kv_str_eq(accept, KI_DUMP_JSON_TYPE)) {
+        reply->produce = produce_json;
+        reply->content_type = KI_DUMP_JSON_TYPE;
     }
 }

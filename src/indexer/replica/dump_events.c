@@ -32,8 +32,9 @@ static int apply_event(struct ki_dump_reader *reader, struct kvi_index *index,
         break;
     }
     /*
-     * A dump is weakly consistent: a parent may have gone, or got another name, while its child was
-     * written. No live event brings the child again, so the rank's whole stream must be asked for.
+     * The original writes a dump while the index changes: a parent may have gone, or got another name,
+     * by the time its child is written. No live event brings the child again, so the rank's whole
+     * stream must be asked for.
      */
     if (stored.parked || rc == -EINVAL) {
         reader->orphans++;

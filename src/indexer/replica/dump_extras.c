@@ -94,39 +94,6 @@ static bool read_source_field(struct ki_dump_reader *reader, struct kv_json *jso
     return true;
 }
 
-/* Read a field of possible copies. Returns true when @key is one. */
-static bool read_possible_field(struct kv_json *json, struct kv_str key,
-                                struct ki_unsure_told *told)
-{
-    if (kv_str_eq(key, "possible"))
-        told->entry.copies = (uint32_t)kv_json_u64(json, UINT32_MAX - 1);
-    else if (kv_str_eq(key, "unsure_group"))
-        told->entry.group = (uint8_t)kv_json_u64(json, KVI_MAX_WINDOWS);
-    else if (kv_str_eq(key, "open"))
-        told->entry.open = kv_json_bool(json);
-    else if (kv_str_eq(key, "counted"))
-        told->suspect = kv_json_bool(json);
-    else
-        return false;
-    return true;
-}
-
-static void note_possible(struct kv_json *json, struct ki_dumped_model *m,
-                          const struct ki_unsure_told *told, const struct kvi_extra *extra)
-{
-    struct ki_unsure_told item = *told;
-
-    item.instance = extra->holder.worker;
-    item.rank = extra->holder.rank;
-    item.entry.hash = extra->hash;
-    item.entry.tokens_hash = extra->tokens_hash;
-    item.entry.parent = extra->parent;
-    item.entry.has_parent = extra->has_parent;
-    kv_buf_append(&m->doubts, &item, sizeof(item));
-    if (m->doubts.error)
-        kv_json_fail(json, m->doubts.error, "out of memory");
-}
-
 static void read_extra_field(struct ki_dump_reader *reader, struct kv_json *json, struct kv_str key,
                              struct kvi_extra *extra)
 {
@@ -148,48 +115,24 @@ static void read_extra_field(struct ki_dump_reader *reader, struct kv_json *json
     } else if (kv_str_eq(key, "copies")) {
         extra->copies = (uint32_t)kv_json_u64(json, UINT32_MAX - 1);
     } else if (!read_window_field(json, key, extra) &&
-               !read_source_field(reader, json, key, extra) &&
-               !read_possible_field(json, key, &reader->told)) {
+               !read_source_field(reader, json, key, extra)) {
         kv_json_skip(json);
     }
 }
 
-/*
- * Forget a rank whose windows contradict one another, and begin it anew with @extra. A rank that
- * starts over while a peer dumps it may appear twice, with blocks of two sizes.
- */
-static int begin_again(struct ki_dump_reader *reader, struct ki_dumped_model *m,
-                       const struct kvi_extra *extra)
-{
-    const struct kvi_extra *rule = &reader->rule;
-    int rc = 0;
-
-    (void)kvi_remove_holder(m->index, extra->holder);
-    if (rule->kind == KVI_EXTRA_RULE && rule->holder.worker == extra->holder.worker &&
-        rule->holder.rank == extra->holder.rank)
-        rc = kvi_restore_extra(m->index, rule);
-    return rc < 0 ? rc : kvi_restore_extra(m->index, extra);
-}
-
 /* Restore an extra; a rank with windows that can't be is torn. Returns 0 or a negative errno. */
-static int restore(struct ki_dump_reader *reader, struct ki_dumped_model *m,
-                   const struct kvi_extra *extra, struct ki_mark *mark)
+static int restore(struct ki_dumped_model *m, const struct kvi_extra *extra, struct ki_mark *mark)
 {
     int rc = kvi_restore_extra(m->index, extra);
 
-    if (extra->kind == KVI_EXTRA_RULE)
-        reader->rule = *extra;
-    if (extra->kind != KVI_EXTRA_WINDOW)
-        return rc == -EINVAL ? 0 : rc;
-    if (rc < 0)
-        mark->torn = true;
-    if (rc == -EEXIST || rc == -ENOSPC)
-        rc = begin_again(reader, m, extra);
+    if (extra->kind == KVI_EXTRA_WINDOW && (rc == -EEXIST || rc == -ENOSPC))
+        rc = -EINVAL;
+    mark->torn |= extra->kind == KVI_EXTRA_WINDOW && rc < 0;
     return rc == -EINVAL ? 0 : rc;
 }
 
 void ki_dump_read_extra(struct ki_dump_reader *reader, struct kv_json *json,
-                        struct ki_dumped_model *m, bool at_end)
+                        struct ki_dumped_model *m)
 {
     struct kvi_extra extra = {.copies = 0};
     struct ki_mark *mark;
@@ -198,7 +141,6 @@ void ki_dump_read_extra(struct ki_dump_reader *reader, struct kv_json *json,
     int rc;
 
     kv_buf_clear(&reader->sources);
-    reader->told = (struct ki_unsure_told){.rank = 0};
     reader->sources.limit = MAX_SOURCE_BYTES;
     kv_json_object(json);
     while (kv_json_next_key(json, &key)) {
@@ -214,15 +156,7 @@ void ki_dump_read_extra(struct ki_dump_reader *reader, struct kv_json *json,
     mark = kv_json_failed(json) ? NULL : ki_dump_mark(reader, json, m, extra.holder);
     if (!mark)
         return;
-    if (reader->told.entry.copies) {
-        if (at_end)
-            note_possible(json, m, &reader->told, &extra);
-        return;
-    }
-    rc = restore(reader, m, &extra, mark);
-    if (at_end && extra.kind == KVI_EXTRA_COPIES)
-        ki_end_copies_add(&m->ends, &extra);
-    rc = rc ? rc : m->ends.error;
+    rc = restore(m, &extra, mark);
     if (rc == 0 && ki_dump_is_too_large(reader, m))
         kv_json_fail(json, -EFBIG, "it would take more memory than --recovery-memory");
     else if (rc < 0)

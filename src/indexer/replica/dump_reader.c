@@ -6,13 +6,11 @@
 
 #include "base/instance.h"
 #include "base/mix.h"
-#include "event/reader/reader_state.h"
 #include "indexer/model/lookup.h"
 
 /* Bounds on the memory that one model may take while it is read, beside its index. */
 #define MAX_MARK_BYTES (32u << 20)
 #define MAX_NAME_BYTES 65536
-#define STREAM_BYTES 16384 /* memory of a stream's state, without salts */
 
 static void model_fini(struct ki_dumped_model *m)
 {
@@ -20,13 +18,11 @@ static void model_fini(struct ki_dumped_model *m)
     free(m->tenant);
     kvi_destroy(m->index);
     kv_buf_fini(&m->marks);
-    kv_buf_fini(&m->ends);
-    kv_buf_fini(&m->doubts);
     kv_buf_fini(&m->names);
     free(m->slots);
-    for (size_t i = 0; i < m->n_handovers; i++)
-        ki_handover_free(m->handovers[i]);
-    free(m->handovers);
+    for (size_t i = 0; i < m->n_snapshots; i++)
+        ki_snapshot_free(m->snapshots[i]);
+    free(m->snapshots);
 }
 
 void ki_dump_reader_fini(struct ki_dump_reader *reader)
@@ -79,8 +75,7 @@ bool ki_dump_is_too_large(const struct ki_dump_reader *reader, const struct ki_d
     if (!reader->max_bytes)
         return false;
     kvi_get_stats(m->index, &stats);
-    return reader->done_bytes + stats.bytes + m->ends.capacity + m->doubts.capacity >
-           reader->max_bytes;
+    return reader->done_bytes + stats.bytes > reader->max_bytes;
 }
 
 static char *read_name(struct kv_json *json)
@@ -124,26 +119,6 @@ static void read_instance_name(struct kv_json *json, struct ki_dumped_model *m)
     free(name);
 }
 
-/* Read a stream of the peer; its memory counts like the index's. */
-static void read_stream(struct ki_dump_reader *reader, struct kv_json *json,
-                        struct ki_dumped_model *m)
-{
-    struct ki_handover **grown =
-        realloc(m->handovers, (m->n_handovers + 1) * sizeof(struct ki_handover *));
-
-    if (grown)
-        m->handovers = grown;
-    if (!grown || ki_handover_create(&grown[m->n_handovers]) < 0) {
-        kv_json_fail(json, -ENOMEM, "out of memory");
-        return;
-    }
-    ki_handover_read(grown[m->n_handovers], json);
-    reader->done_bytes += STREAM_BYTES + kve_reader_salt_bytes(grown[m->n_handovers]->reader);
-    m->n_handovers++;
-    if (!kv_json_failed(json) && ki_dump_is_too_large(reader, m))
-        kv_json_fail(json, -EFBIG, "it would take more memory than --recovery-memory");
-}
-
 /* -- models ------------------------------------------------------------------------------------ */
 
 /*
@@ -184,35 +159,15 @@ static void read_field(struct ki_dump_reader *reader, struct kv_json *json,
         m->name = read_name(json);
     } else if (kv_str_eq(key, "tenant_id") && !m->tenant) {
         m->tenant = read_name(json);
-    } else if (kv_str_eq(key, "watermarks")) {
-        m->has_marks = true;
-        kv_json_array(json);
-        while (kv_json_next_item(json))
-            ki_dump_read_mark(reader, json, m);
-    } else if (kv_str_eq(key, "extras") || kv_str_eq(key, "parked")) {
-        kv_json_array(json);
-        while (kv_json_next_item(json))
-            ki_dump_read_extra(reader, json, m, false);
-    } else if (kv_str_eq(key, "end_copies")) {
-        kv_json_array(json);
-        while (kv_json_next_item(json))
-            ki_dump_read_extra(reader, json, m, true);
     } else if (kv_str_eq(key, "names")) {
         kv_json_array(json);
         while (kv_json_next_item(json))
             read_instance_name(json, m);
     } else if (kv_str_eq(key, "streams")) {
+        m->has_streams = true;
         kv_json_array(json);
         while (kv_json_next_item(json))
-            read_stream(reader, json, m);
-    } else if (kv_str_eq(key, "torn")) {
-        kv_json_array(json);
-        while (kv_json_next_item(json))
-            ki_dump_read_torn(reader, json, m);
-    } else if (kv_str_eq(key, "ends")) {
-        kv_json_array(json);
-        while (kv_json_next_item(json))
-            ki_dump_read_end(reader, json, m);
+            ki_dump_read_stream(reader, json, m);
     } else {
         m->failed |= kv_str_eq(key, "error");
         kv_json_skip(json);
@@ -233,7 +188,7 @@ static void read_model(struct ki_dump_reader *reader, struct kv_json *json, stru
     kv_json_object(json);
     while (kv_json_next_key(json, &key))
         read_field(reader, json, m, key);
-    ki_dump_judge_marks(reader, m);
+    ki_dump_judge_streams(reader, m);
     if (!kv_json_failed(json) && !m->failed && m->block_size == 0)
         kv_json_fail(json, -EPROTO, "a model without block_size");
     if (name_from_key(m, key_text) < 0)

@@ -8,14 +8,14 @@
 
 #include "base/buf.h"
 #include "base/json.h"
-#include "indexer/registry/handover.h"
 #include "indexer/registry/registry.h"
-#include "indexer/view/overlap.h"
 
 #define KI_DUMP_MAX_MODELS 65536
 
 /** Accept header that asks for a dump whose events are packed (event/router/packed_event.h). */
 #define KI_DUMP_PACKED_TYPE "application/vnd.kvasir.dump"
+/** The same as JSON text, for people and tests. */
+#define KI_DUMP_JSON_TYPE "application/vnd.kvasir.dump+json"
 
 /** One model of a dump. */
 struct ki_dumped_model {
@@ -25,11 +25,9 @@ struct ki_dumped_model {
     bool failed;    /* the peer wrote an error in place of the model */
     struct kvi_index *index;
     struct kv_buf marks;            /* struct ki_mark, one per holder that the dump names */
-    bool has_marks;                 /* the peer dumps positions */
-    struct kv_buf ends;             /* struct ki_end_copies */
-    struct kv_buf doubts;           /* struct ki_unsure_told */
-    struct ki_handover **handovers; /* of the model's streams */
-    size_t n_handovers;
+    bool has_streams;               /* the peer tells streams: each holder should be of one */
+    struct ki_snapshot **snapshots; /* of the streams; sorted once the model is read */
+    size_t n_snapshots;
     struct kv_buf names; /* of instances: each a uint64_t, not aligned, and a NUL-terminated text */
     uint32_t *slots;     /* hash table over marks: index + 1; 0: free */
     size_t n_slots;      /* 0 or a power of two, more than twice the marks */
@@ -39,14 +37,12 @@ struct ki_dump_reader {
     struct ki_dumped_model *models;
     size_t n, capacity;
     uint64_t events, blocks, orphans;
-    uint64_t max_bytes;         /* limit of the indexes' memory; 0: none */
-    uint64_t max_blocks;        /* limit of distinct blocks of each index; 0: none */
-    uint64_t done_bytes;        /* memory of the models before the current one */
-    uint64_t check_at;          /* number of blocks at which to compare with max_bytes next */
-    uint64_t secret;            /* secret of the hash tables */
-    struct kv_buf sources;      /* sources of the block being read */
-    struct kvi_extra rule;      /* last rule of windows that was read */
-    struct ki_unsure_told told; /* possible copies of the block being read, if any */
+    uint64_t max_bytes;    /* limit of the indexes' memory; 0: none */
+    uint64_t max_blocks;   /* limit of distinct blocks of each index; 0: none */
+    uint64_t done_bytes;   /* memory of the models before the current one */
+    uint64_t check_at;     /* number of blocks at which to compare with max_bytes next */
+    uint64_t secret;       /* secret of the hash tables */
+    struct kv_buf sources; /* sources of the block being read */
 };
 
 /**

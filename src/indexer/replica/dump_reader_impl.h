@@ -22,18 +22,14 @@ bool ki_dump_is_too_large(const struct ki_dump_reader *reader, const struct ki_d
  */
 struct ki_mark *ki_dump_mark(struct ki_dump_reader *reader, struct kv_json *json,
                              struct ki_dumped_model *m, struct kv_holder holder);
-void ki_dump_read_mark(struct ki_dump_reader *reader, struct kv_json *json,
-                       struct ki_dumped_model *m);
-void ki_dump_read_torn(struct ki_dump_reader *reader, struct kv_json *json,
-                       struct ki_dumped_model *m);
-/** Read the stream's position at the end of the dump. */
-void ki_dump_read_end(struct ki_dump_reader *reader, struct kv_json *json,
-                      struct ki_dumped_model *m);
+/** Read a stream: its snapshot, and the blocks that it has brought. */
+void ki_dump_read_stream(struct ki_dump_reader *reader, struct kv_json *json,
+                         struct ki_dumped_model *m);
 /**
- * Mark the holders for which a peer that dumps positions had none: their first blocks came during
- * the dump.
+ * Judge which streams must be read from their beginning, once the model is read: those that lack
+ * blocks, and holders of no stream, where the peer tells streams.
  */
-void ki_dump_judge_marks(struct ki_dump_reader *reader, struct ki_dumped_model *m);
+void ki_dump_judge_streams(struct ki_dump_reader *reader, struct ki_dumped_model *m);
 
 /**
  * Read the peer's number of distinct blocks, which precedes the events, and make room for all at
@@ -46,8 +42,8 @@ void ki_dump_read_events(struct ki_dump_reader *reader, struct kv_json *json,
 void ki_dump_read_packed_events(struct ki_dump_reader *reader, struct kv_json *json,
                                 struct ki_dumped_model *m);
 
-/** Read a fact that events can't say. @at_end: as it was at the dump's end. */
+/** Read a fact that events can't say. */
 void ki_dump_read_extra(struct ki_dump_reader *reader, struct kv_json *json,
-                        struct ki_dumped_model *m, bool at_end);
+                        struct ki_dumped_model *m);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Lists of a dump beside runs of blocks: windows, copies, sources, possible copies. */
+/* Facts of a dump beside runs of blocks: windows, copies, sources. */
 #include "indexer/replica/dump_writer.h"
 
 static void write_window(struct ki_dump_writer *d, const struct kvi_extra *extra)
@@ -85,10 +85,8 @@ static void write_about_sources(struct ki_dump_writer *d, const struct kvi_extra
         write_copies(d, extra);
 }
 
-int ki_dump_write_extra(void *arg, const struct kvi_extra *extra)
+void ki_dump_write_extra(struct ki_dump_writer *d, const struct kvi_extra *extra)
 {
-    struct ki_dump_writer *d = arg;
-
     kv_json_begin_object(&d->w);
     kv_json_member_u64(&d->w, "worker_id", extra->holder.worker);
     kv_json_member_u64(&d->w, "dp_rank", extra->holder.rank);
@@ -99,25 +97,4 @@ int ki_dump_write_extra(void *arg, const struct kvi_extra *extra)
     else
         write_window(d, extra);
     kv_json_end_object(&d->w);
-    return ki_dump_flush(d, KI_DUMP_FLUSH_AT);
-}
-
-int ki_dump_write_doubt(void *arg, const struct ki_unsure_told *told)
-{
-    struct ki_dump_writer *d = arg;
-
-    kv_json_begin_object(&d->w);
-    kv_json_member_u64(&d->w, "worker_id", told->instance);
-    kv_json_member_u64(&d->w, "dp_rank", told->rank);
-    kv_json_member_u64(&d->w, "block_hash", told->entry.hash);
-    kv_json_member_u64(&d->w, "possible", told->entry.copies);
-    kv_json_member_u64(&d->w, "unsure_group", told->entry.group);
-    kv_json_member_bool(&d->w, "open", told->entry.open);
-    kv_json_member_bool(&d->w, "counted", told->suspect);
-    if (!told->suspect)
-        kv_json_member_u64(&d->w, "tokens_hash", told->entry.tokens_hash);
-    if (told->entry.has_parent)
-        kv_json_member_u64(&d->w, "parent_hash", told->entry.parent);
-    kv_json_end_object(&d->w);
-    return ki_dump_flush(d, KI_DUMP_FLUSH_AT);
 }

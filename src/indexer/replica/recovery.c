@@ -273,8 +273,9 @@ static void adopt_model(struct ki_registry *registry, struct ki_dumped_model *m,
 
     if (!m->failed)
         rc = ki_registry_adopt(registry, m->name, m->tenant, m->block_size, m->index,
-                               (const struct ki_mark *)m->marks.data,
-                               m->marks.len / sizeof(struct ki_mark), &error);
+                               (const struct ki_mark *)(const void *)m->marks.data,
+                               m->marks.len / sizeof(struct ki_mark), m->snapshots, m->n_snapshots,
+                               &error);
     if (rc < 0) {
         kv_log_warn("recovery", "a model of the peer's dump was left out", "model=%s error=%s",
                     kv_log_quote(name, sizeof(name), m->name),
@@ -284,7 +285,6 @@ static void adopt_model(struct ki_registry *registry, struct ki_dumped_model *m,
     }
     m->index = NULL; /* now owned by the registry */
     adopt_names(registry, m);
-    ki_registry_hand_over(registry, m->name, m->tenant, m->handovers, m->n_handovers);
     ki_registry_note_forms(registry, m->name, m->tenant,
                            m->forms | (m->forms & UINT32_MAX ? 0 : 1));
     result->torn += count_torn(m);

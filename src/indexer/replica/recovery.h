@@ -38,7 +38,7 @@ struct ki_recovery_result {
     char peer[256]; /* the peer's URL (cut to fit), "" when no peer served */
     uint64_t models, events, blocks;
     uint64_t torn;    /* ranks with an incomplete dump: partial until replayed */
-    uint64_t orphans; /* events whose parent changed while the peer dumped */
+    uint64_t orphans; /* events without their parent */
     /* Models left out: an error at the peer, or refused by the registry. */
     uint64_t skipped_models;
     uint64_t bytes;

@@ -44,7 +44,7 @@ uint64_t ki_listener_new_generation(struct ki_listener_env *env)
     return atomic_fetch_add_explicit(&env->generations, 1, memory_order_relaxed) + 1;
 }
 
-/* A dump that lost blocks sees the change. */
+/* A dump that copies the blocks sees the change. */
 static void begin_generation(void *arg)
 {
     struct ki_listener *l = arg;
@@ -72,6 +72,8 @@ int ki_listener_create(struct ki_listener_env *env, const struct ki_registration
     if (!l)
         return -ENOMEM;
     pthread_mutex_init(&l->lock, NULL);
+    pthread_mutex_init(&l->turn, NULL);
+    pthread_mutex_init(&l->gate, NULL);
     atomic_init(&l->refs, 1);
     l->env = env;
     l->instance = registration->instance;
@@ -131,37 +133,18 @@ void ki_listener_release(struct ki_listener *l)
     free(l->endpoint);
     free(l->replay_endpoint);
     pthread_mutex_destroy(&l->lock);
+    pthread_mutex_destroy(&l->turn);
+    pthread_mutex_destroy(&l->gate);
     free(l);
 }
 
 /* -- any thread -------------------------------------------------------------------------------- */
-
-bool ki_mark_is_of(const struct ki_mark *mark, const struct ki_listener *l)
-{
-    return mark->has_position && mark->stream_rank == l->rank;
-}
 
 void ki_listener_name_rank(struct ki_listener *l)
 {
     struct kv_holder holder = {.worker = l->instance, .rank = l->rank};
 
     l->applier.unnamed &= kvi_holder_blocks(l->model->index, holder) == 0;
-}
-
-void ki_listener_seed(struct ki_listener *l, const struct ki_mark *mark)
-{
-    pthread_mutex_lock(&l->lock);
-    ki_stream_seed(&l->stream, mark->at.sequence, mark->at.timestamp, mark->at.reasons != 0);
-    l->stream.reasons |= mark->at.facts & KI_FACT_ADRIFT ? KI_BECAUSE(UNPROVED) : 0;
-    ki_listener_name_rank(l);
-    l->applier.reports.suspects = true; /* unless its handover is more precise */
-    if (mark->torn)
-        ki_stream_seed_torn(&l->stream);
-    if (mark->generation)
-        l->generation = mark->generation;
-    l->has_overlap_end = mark->has_end != KI_END_UNKNOWN;
-    l->overlap_end = mark->end.sequence;
-    ki_listener_unlock(l);
 }
 
 void ki_listener_adopt_rank(struct ki_listener *l, const struct ki_mark *mark)
@@ -199,14 +182,12 @@ bool ki_listener_retire(struct ki_listener *l, struct ki_mark *ret_position)
         (void)ki_chunks_set(l->model->chunks, (struct kv_holder){l->instance, l->applier.ranks[i]},
                             single);
     known = ki_stream_has_position(s) || s->before_next;
-    memset(ret_position, 0, sizeof(*ret_position));
-    ret_position->holder = (struct kv_holder){.worker = l->instance, .rank = l->rank};
-    ki_state_take(l, &ret_position->at);
-    if (!ki_stream_has_position(s))
-        ret_position->at = (struct ki_state){.sequence = s->before_next - 1};
-    ret_position->has_position = true;
-    ret_position->stream_rank = l->rank;
-    ret_position->generation = l->generation;
+    *ret_position = (struct ki_mark){
+        .holder = {.worker = l->instance, .rank = l->rank},
+        .has_position = true,
+        .stream_rank = l->rank,
+        .sequence = ki_stream_has_position(s) ? s->position : s->before_next - 1,
+    };
     ki_listener_unlock(l);
     return known;
 }
@@ -221,16 +202,6 @@ int ki_listener_set_paused(struct ki_listener *l, bool paused)
     l->paused = paused;
     ki_listener_unlock(l);
     return rc;
-}
-
-bool ki_listener_feeds(struct ki_listener *l, const struct ki_model *model)
-{
-    bool feeds;
-
-    pthread_mutex_lock(&l->lock);
-    feeds = l->model == model;
-    ki_listener_unlock(l);
-    return feeds;
 }
 
 static enum ki_listener_status status_of(const struct ki_listener *l)
@@ -260,10 +231,9 @@ ki_reasons ki_listener_reasons(const struct ki_listener *l)
 
 ki_reasons ki_listener_reasons_of_replicas(const struct ki_listener *l)
 {
-    ki_reasons reasons =
-        ki_stream_reasons(&l->stream) | ki_applier_reasons_of_replicas(&l->applier);
-
-    return reasons & ~ki_reasons_told(reasons, KI_TOLD_NEVER);
+    return ki_reasons_told(ki_stream_reasons(&l->stream) |
+                               ki_applier_reasons_of_replicas(&l->applier),
+                           KI_TOLD_ALWAYS);
 }
 
 static void publish(struct ki_listener *l, uint64_t view)
@@ -382,57 +352,41 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
     ki_listener_unlock(l);
 }
 
-/* Append the marks of the stream's ranks: their state is of now, whether a dump begins or ends. */
-static void add_marks(const struct ki_listener *l, struct kv_buf *ret)
-{
-    struct ki_mark mark = {.has_position = true,
-                           .stream_rank = l->rank,
-                           .has_end = KI_END_EXACT,
-                           .generation = l->generation};
+/* -- dumps ------------------------------------------------------------------------------------- */
 
-    if (!ki_stream_has_position(&l->stream))
-        return;
-    ki_state_take(l, &mark.at);
-    mark.end = mark.at;
-    if (l->applier
-            .overlaps) { /* with the dump that this indexer began with: copies are those at its end */
-        mark.has_end = l->has_overlap_end ? KI_END_POSITION : KI_END_UNKNOWN;
-        mark.end.sequence = KV_MAX(l->stream.position, l->overlap_end);
-    }
-    for (uint32_t i = 0; i < l->applier.n_ranks; i++) {
-        mark.holder = (struct kv_holder){.worker = l->instance, .rank = l->applier.ranks[i]};
-        kv_buf_append(ret, &mark, sizeof(mark));
-    }
+void ki_listener_begin_turn(struct ki_listener *l)
+{
+    pthread_mutex_lock(&l->gate);
+    pthread_mutex_lock(&l->turn);
+    pthread_mutex_unlock(&l->gate);
 }
 
-void ki_listener_marks(struct ki_listener *l, struct kv_buf *ret)
+int ki_listener_hold(struct ki_listener *l, struct ki_snapshot **ret, uint64_t *ret_generation)
 {
+    int rc = -ENODATA;
+
+    *ret = NULL;
+    ki_listener_begin_turn(l);
     pthread_mutex_lock(&l->lock);
-    add_marks(l, ret);
-    ki_listener_unlock(l);
-}
-
-/* Copy the possible copies of a stream's blocks. */
-static void tell_doubts(const struct ki_listener *l, struct kv_buf *ret)
-{
-    const struct ki_applier *a = &l->applier;
-
-    for (uint32_t i = 0; !a->overlaps && i < a->n_ranks; i++) {
-        ki_unsure_tell(&a->unsure, l->instance, a->ranks[i], false, ret);
-        ki_unsure_tell(&a->suspects, l->instance, a->ranks[i], true, ret);
+    if (!l->gone) {
+        rc = ki_snapshot_take(l, ret);
+        rc = rc == -ENODATA ? 0 : rc;
+        *ret_generation = l->generation;
     }
-}
-
-int ki_listener_end(struct ki_listener *l, struct kvi_index *index, struct kv_buf *ret,
-                    struct kv_buf *ret_doubts, kvi_extra_fn fn, void *arg)
-{
-    int rc = 0;
-
-    pthread_mutex_lock(&l->lock);
-    add_marks(l, ret);
-    tell_doubts(l, ret_doubts);
-    for (uint32_t i = 0; i < l->applier.n_ranks && !rc; i++)
-        rc = kvi_dump_copies(index, (struct kv_holder){l->instance, l->applier.ranks[i]}, fn, arg);
+    if (!rc)
+        l->copying++;
     ki_listener_unlock(l);
+    pthread_mutex_unlock(&l->turn);
     return rc;
+}
+
+bool ki_listener_let_go(struct ki_listener *l, uint64_t generation)
+{
+    bool valid;
+
+    pthread_mutex_lock(&l->lock);
+    valid = !l->gone && l->generation == generation;
+    l->copying--;
+    ki_listener_unlock(l);
+    return valid;
 }

@@ -13,7 +13,12 @@
  * as gone under the lock knows that no later batch enters the index.
  *
  * The backlog (backlog.h) keeps copies of batches that must wait (held at start, a replay under
- * way). Beyond its bound in bytes they are dropped, and show as a gap.
+ * way, a dump that copies the stream's blocks). Beyond its bound in bytes they are dropped, and show
+ * as a gap.
+ *
+ * A dump has each stream as it is at one batch. It takes the listener's turn, between two turns of the
+ * event thread, and sets `copying` (ki_listener_hold). Until ki_listener_let_go the event thread goes
+ * on reading live messages, and applies nothing: no batch, no replay, no time-out.
  */
 #ifndef KV_INDEXER_STREAM_LISTENER_H
 #define KV_INDEXER_STREAM_LISTENER_H
@@ -26,6 +31,7 @@
 
 #include "indexer/model/model.h"
 #include "indexer/stream/backlog.h"
+#include "indexer/stream/snapshot.h"
 #include "indexer/stream/stream.h"
 #include "indexer/stream/worker.h"
 #include "indexer/view/apply.h"
@@ -89,15 +95,18 @@ struct ki_listener {
     /* The view that /query tells: 0 when it is active and whole, or gone. See ki_listener_show. */
     _Atomic uint64_t view;
 
+    /* Held by the event thread for a turn or tick; taken before lock, by ki_listener_begin_turn. */
+    pthread_mutex_t turn;
+    pthread_mutex_t gate; /* held by the thread that waits for the turn */
+    /* Dumps that copy the stream's blocks; rises between turns only. */
+    _Atomic uint32_t copying;
+
     pthread_mutex_t lock; /* guards from here..; release it by ki_listener_unlock */
     struct ki_model *model;
     struct ki_stream stream;
     struct ki_applier applier;
     uint64_t last_event_ns;
-    uint64_t generation; /* generation of its blocks: see ki_mark */
-    bool has_overlap_end;
-    /* Last batch that a peer's dump may contain; valid with has_overlap_end. */
-    uint64_t overlap_end;
+    uint64_t generation; /* changes when blocks leave that no event of the stream has removed */
     bool gone, paused, started;
     /* The connection to the publisher, by the latest news. NEW: the stream has not heard of it. */
     enum { KI_LINK_DOWN, KI_LINK_NEW, KI_LINK_UP } link;
@@ -172,12 +181,8 @@ bool ki_listener_view(const struct ki_listener *l, enum ki_listener_status *ret_
                       ki_reasons *ret_reasons);
 /** Move the listener to @model, whose reference it takes over. */
 void ki_listener_change_model(struct ki_listener *l, struct ki_model *model);
-/** Return true when @mark is a position in this listener's stream. */
-bool ki_mark_is_of(const struct ki_mark *mark, const struct ki_listener *l);
 /** The stream brings its registered rank if the index has blocks of it. Caller-locked. */
 void ki_listener_name_rank(struct ki_listener *l);
-/** Seed a listener before it starts: the index has all that the stream brought up to @mark. */
-void ki_listener_seed(struct ki_listener *l, const struct ki_mark *mark);
 /**
  * Give the stream another rank's blocks from a dump, before it starts. With too many ranks the
  * blocks are forgotten.
@@ -202,23 +207,27 @@ bool ki_listener_learn_anew(struct ki_listener *l, const uint32_t *ranks, uint32
 bool ki_listener_retire(struct ki_listener *l, struct ki_mark *ret_position);
 /** Pause or resume. Returns 0 or -EALREADY. The caller wakes the pump. */
 int ki_listener_set_paused(struct ki_listener *l, bool paused);
-/** Return true when @model is this listener's. */
-bool ki_listener_feeds(struct ki_listener *l, const struct ki_model *model);
 void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret);
 /** Return the reasons for which the view is partial. Caller-locked. */
 ki_reasons ki_listener_reasons(const struct ki_listener *l);
-/** The same of a replica that continues with the stream's blocks. Caller-locked. */
-ki_reasons ki_listener_reasons_of_replicas(const struct ki_listener *l);
-/** Append a struct ki_mark for each rank that the stream writes. */
-void ki_listener_marks(struct ki_listener *l, struct kv_buf *ret);
-
 /**
- * The same at the end of a dump. Appends the possible copies (struct ki_unsure_told) to @ret_doubts,
- * and passes the copies of these ranks in @index to @fn under the lock: it must not wait. Returns 0 or
- * an error of @fn.
+ * Return the reasons for which a replica that goes on with the stream's blocks is partial, but for
+ * blocks in doubt: a snapshot names these. Caller-locked.
  */
-int ki_listener_end(struct ki_listener *l, struct kvi_index *index, struct kv_buf *ret,
-                    struct kv_buf *ret_doubts, kvi_extra_fn fn, void *arg);
+ki_reasons ki_listener_reasons_of_replicas(const struct ki_listener *l);
+/** Take the turn, before a thread that asks later. End it by unlocking `turn`. */
+void ki_listener_begin_turn(struct ki_listener *l);
+/**
+ * Hold the stream at its last batch for a dump, and copy what it knows there; *@ret is NULL when it has
+ * brought nothing. Calls nest. Waits for a turn of the event thread at most. Returns 0; -ENOMEM, or
+ * -ENODATA for a retired listener: it isn't held then.
+ */
+int ki_listener_hold(struct ki_listener *l, struct ki_snapshot **ret, uint64_t *ret_generation);
+/**
+ * Let the stream go on, with the batches that wait. Returns true when its blocks were those of that
+ * batch all the time: it wasn't retired, nor lost any. The caller wakes the pump.
+ */
+bool ki_listener_let_go(struct ki_listener *l, uint64_t generation);
 
 /** Tell the model of new sizes of chunks in the stream's lower tiers. Caller-locked. */
 void ki_listener_tell_chunks(struct ki_listener *l);

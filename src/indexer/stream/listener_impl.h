@@ -28,7 +28,7 @@ static inline bool ki_listener_is_open(const struct ki_listener *l)
 /** Return true when a batch of the backlog may be offered. */
 static inline bool ki_listener_has_backlog(const struct ki_listener *l)
 {
-    return l->started && !l->holding && !STAILQ_EMPTY(&l->backlog.items);
+    return l->started && !l->holding && !l->copying && !STAILQ_EMPTY(&l->backlog.items);
 }
 
 /* -- listener_read.c --------------------------------------------------------------------------- */

@@ -47,20 +47,6 @@ static void show_link(struct ki_listener *l, uint64_t now_ns)
     ki_listener_unlock(l);
 }
 
-/*
- * End the overlap with the dump of a peer that gives no positions. All batches published during the
- * dump have been read, live or by the first replay.
- */
-static void end_overlap(struct ki_listener *l)
-{
-    if (!l->applier.overlaps || l->has_overlap_end || l->holding ||
-        l->stream.state != KI_STREAM_LIVE || l->stream.base == KI_BASE_PEER)
-        return;
-    pthread_mutex_lock(&l->lock);
-    ki_applier_end_overlap(&l->applier, l->model->index);
-    ki_listener_unlock(l);
-}
-
 void ki_listener_note_told(struct ki_listener *l)
 {
     l->ups_told = l->sub.ups;
@@ -74,9 +60,8 @@ void ki_listener_tell_connection(struct ki_listener *l, uint64_t now_ns)
 {
     unsigned steps = 0;
 
-    if (!l->started || l->sub_ready || ki_listener_has_backlog(l))
+    if (!l->started || l->copying || l->sub_ready || ki_listener_has_backlog(l))
         return;
-    end_overlap(l);
     if (l->sub.state != KI_SUB_UP || l->ups_told == l->sub.ups)
         return;
     pthread_mutex_lock(&l->lock);

@@ -24,7 +24,8 @@
  */
 #define TURN 512
 #define TURN_BYTES (1u << 20)
-#define MAX_KEYS 4u /* keys of a map batch among which its timestamp is looked for */
+#define BACKLOG_TURN 64u /* batches of the backlog that are offered together */
+#define MAX_KEYS 4u      /* keys of a map batch among which its timestamp is looked for */
 
 /* -- what a message is ------------------------------------------------------------------------- */
 
@@ -98,7 +99,7 @@ static void count_malformed(struct ki_listener *l, const char *what, size_t fram
 
 static bool must_wait(const struct ki_listener *l)
 {
-    return !l->started || l->holding || !STAILQ_EMPTY(&l->backlog.items);
+    return !l->started || l->holding || l->copying || !STAILQ_EMPTY(&l->backlog.items);
 }
 
 static void put_off(struct ki_listener *l, struct ki_live *batch)
@@ -232,16 +233,30 @@ static size_t read_live(struct ki_listener *l, size_t max, uint64_t now_ns)
     return n_read;
 }
 
-/* Offer the oldest batch of the backlog. */
-static void read_backlog(struct ki_listener *l, uint64_t now_ns)
+/*
+ * Offer the oldest batches of the backlog together: one by one they would take longer than live ones,
+ * and a busy stream would never catch up. Returns the number of finished batches.
+ */
+static size_t read_backlog(struct ki_listener *l, uint64_t now_ns)
 {
-    struct ki_backlog_item *item = ki_backlog_take(&l->backlog);
-    struct ki_live batch = {
-        .id = item->id, .reconnected = item->reconnected, .payload = {item->data, item->len}};
+    struct ki_live batches[BACKLOG_TURN];
+    struct ki_backlog_item *item;
+    size_t n = 0, bytes = 0, done;
 
-    l->turn_bytes += item->len;
-    ki_listener_offer_live(l, &batch, 1, now_ns);
-    ki_backlog_free(&l->backlog, &l->env->backlog, item);
+    STAILQ_FOREACH(item, &l->backlog.items, next)
+    {
+        batches[n++] = (struct ki_live){
+            .id = item->id, .reconnected = item->reconnected, .payload = {item->data, item->len}};
+        bytes += item->len;
+        if (n == BACKLOG_TURN || bytes >= TURN_BYTES)
+            break;
+    }
+    done = ki_listener_offer_live(l, batches, n, now_ns);
+    for (size_t i = 0; i < done && (item = ki_backlog_take(&l->backlog)); i++) {
+        l->turn_bytes += item->len;
+        ki_backlog_free(&l->backlog, &l->env->backlog, item);
+    }
+    return done;
 }
 
 /* -- replays ----------------------------------------------------------------------------------- */
@@ -280,11 +295,11 @@ static bool read_turn(struct ki_listener *l, uint64_t now_ns)
         size_t n_live = 0;
         bool more = false;
 
-        if (l->dealer && l->dealer_ready)
+        if (l->dealer && l->dealer_ready && !l->copying)
             more = l->dealer_ready = read_replay(l, now_ns) && l->dealer;
         /* Read live messages during a replay, too: the publisher drops what isn't read. */
         if (ki_listener_has_backlog(l))
-            read_backlog(l, now_ns);
+            n_live = read_backlog(l, now_ns);
         else if (l->sub_ready)
             n_live = read_live(l, l->dealer ? 1 : SIZE_MAX, now_ns);
         n += KV_MAX(n_live, (size_t)1);

@@ -169,18 +169,6 @@ static void end_writes(struct ki_listener *l, bool applied, uint64_t now_ns)
 }
 
 /*
- * End the overlap with a peer's dump, if batch @next, the next to apply, is behind the last one that the
- * dump may have. An engine may say nothing more behind that one, so it doesn't wait for @next.
- */
-static void end_overlap(struct ki_listener *l, uint64_t next, uint64_t now_ns)
-{
-    if (KV_LIKELY(!l->applier.overlaps) || !l->has_overlap_end || next <= l->overlap_end)
-        return;
-    note_applied(l, ki_applier_flush(&l->applier, l->model->index), now_ns);
-    ki_applier_end_overlap(&l->applier, l->model->index);
-}
-
-/*
  * Carry out in the index what the stream has decided. Report the changes since *@before, and update
  * it.
  */
@@ -196,12 +184,9 @@ static void settle(struct ki_listener *l, struct ki_stream_stats *before, unsign
     if (steps & KI_STEP_RESET) /* and purged: the index has no source of the stream's any more */
         kve_reader_renew(l->applier.reader);
     ki_applier_note_stream_losses(&l->applier, l->stream.losses);
-    if (steps & KI_STEP_APPLY) {
-        end_overlap(l, l->stream.position, now_ns);
+    if (steps & KI_STEP_APPLY)
         note_applied(l, ki_applier_put(&l->applier, l->model->index, payload.data, payload.len),
                      now_ns);
-        end_overlap(l, l->stream.position + 1, now_ns);
-    }
     if (KV_LIKELY(steps == KI_STEP_APPLY && before->missed == l->stream.stats.missed &&
                   before->resyncs == l->stream.stats.resyncs))
         return;

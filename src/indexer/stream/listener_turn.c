@@ -25,8 +25,8 @@ static uint64_t stream_deadline(struct ki_listener *l)
     uint64_t deadline_ns;
 
     pthread_mutex_lock(&l->lock);
-    deadline_ns = ki_stream_absence_deadline(&l->stream);
-    if (l->started && !l->detached && ki_listener_is_open(l))
+    deadline_ns = l->copying ? 0 : ki_stream_absence_deadline(&l->stream);
+    if (l->started && !l->copying && !l->detached && ki_listener_is_open(l))
         deadline_ns = earlier(deadline_ns, ki_stream_deadline(&l->stream));
     pthread_mutex_unlock(&l->lock);
     return deadline_ns;
@@ -54,10 +54,12 @@ bool ki_listener_service(struct ki_listener *l, uint64_t now_ns)
 {
     bool more;
 
+    ki_listener_begin_turn(l);
     more = ki_listener_read(l, now_ns);
     ki_listener_note_link(l, now_ns);
     ki_listener_tell_connection(l, now_ns);
     l->deadline_ns = next_deadline(l);
+    pthread_mutex_unlock(&l->turn);
     return more;
 }
 
@@ -65,11 +67,6 @@ static void start(struct ki_listener *l, uint64_t now_ns)
 {
     pthread_mutex_lock(&l->lock);
     l->started = true;
-    l->applier.overlaps = l->stream.base == KI_BASE_UNPLACED ||
-                          (l->stream.base == KI_BASE_PEER &&
-                           !(l->has_overlap_end && l->stream.position >= l->overlap_end));
-    if (!l->applier.overlaps)
-        ki_applier_end_overlap(&l->applier, l->model->index);
     l->ups_at_start = l->sub.ups;
     ki_applier_note_losses(&l->applier, l->model->index);
     ki_listener_tell_chunks(l);
@@ -92,7 +89,7 @@ static bool stays(struct ki_listener *l)
     return !gone;
 }
 
-bool ki_listener_tick(struct ki_listener *l, uint64_t now_ns)
+static bool tick(struct ki_listener *l, uint64_t now_ns)
 {
     if (!stays(l))
         return false;
@@ -105,17 +102,29 @@ bool ki_listener_tick(struct ki_listener *l, uint64_t now_ns)
          * Acquire pairs with ki_registry_go: a thread that sees this flag sees what recovery
          * adopted.
          */
-        if (!l->started && !atomic_load_explicit(&l->env->held, memory_order_acquire))
+        if (!l->started && !l->copying &&
+            !atomic_load_explicit(&l->env->held, memory_order_acquire))
             start(l, now_ns);
         if (l->replay_again_ns && now_ns >= l->replay_again_ns)
             ki_listener_open_replay(l, now_ns);
-        if (l->started)
+        if (l->started && !l->copying)
             ki_listener_tick_stream(l, now_ns);
         ki_listener_tell_connection(l, now_ns);
     }
-    ki_listener_tick_absence(l, now_ns);
+    if (!l->copying)
+        ki_listener_tick_absence(l, now_ns);
     l->deadline_ns = next_deadline(l);
     return true;
+}
+
+bool ki_listener_tick(struct ki_listener *l, uint64_t now_ns)
+{
+    bool stayed;
+
+    ki_listener_begin_turn(l);
+    stayed = tick(l, now_ns);
+    pthread_mutex_unlock(&l->turn);
+    return stayed;
 }
 
 void ki_listener_close(struct ki_listener *l)

@@ -3,9 +3,7 @@
  * State of a stream at one batch, as a dump tells it: a replica that takes it over continues behind that
  * batch, and later batches then mean the same there.
  *
- * A dump isn't one moment. It has a stream's state when it began, and again when it ended: each is of
- * one batch, and complete by itself. One more fact of this kind is a field or a row here, its line in
- * docs/formats.md, and a test.
+ * One more fact of this kind is a field or a row here, its line in docs/formats.md, and a test.
  *
  * ki_state_take and ki_state_give are caller-locked, by the listener's lock.
  */
@@ -46,7 +44,7 @@ struct ki_state {
 void ki_state_take(const struct ki_listener *l, struct ki_state *ret);
 /**
  * Let @l, which was seeded with this position, go on with the facts of the state. n_real belongs to the
- * suspects: it comes with these (struct ki_end_doubts). A registered report mode stays.
+ * suspects: it comes with these (struct ki_snapshot). A registered report mode stays.
  */
 void ki_state_give(const struct ki_state *state, struct ki_listener *l);
 

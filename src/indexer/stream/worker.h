@@ -7,7 +7,6 @@
 #include <stdint.h>
 
 #include "event/wire/media.h"
-#include "indexer/stream/state.h"
 #include "indexer/view/habits.h"
 #include "indexer/view/reasons.h"
 #include "kv_event.h"
@@ -92,25 +91,14 @@ struct ki_worker_info {
     uint64_t event_block_size; /* of events left out because it isn't the registered one; 0: none */
     struct kve_unknown_media unknown_media;
 };
-/** Knowledge of the end of a dump, beside its beginning. */
-enum ki_end {
-    KI_END_UNKNOWN, /* the dump may have a part of any later batch */
-    KI_END_POSITION, /* it has nothing of batches later than end.sequence, and may have a part of others */
-    KI_END_EXACT /* the same, and it tells all copies and possible copies as they were at end */
-};
 
-/** A rank in a dump (docs/formats.md): its stream, and the stream's states that belong to the blocks. */
+/** A rank with blocks of a dump, or of a past registration, and the stream that brings its blocks. */
 struct ki_mark {
     struct kv_holder holder;
-    bool has_position;    /* false: the peer knows none. Only holder and torn count */
-    bool torn;            /* the dump may lack blocks that the stream had brought by then */
-    uint32_t stream_rank; /* registered rank whose stream brings this rank's blocks */
-    enum ki_end has_end;
-    struct ki_state at;  /* when the dump began: all batches up to it are in the dump */
-    struct ki_state end; /* when the dump ended: see has_end */
-    /* Changes when all of the stream's blocks are forgotten at once; not in a dump. */
-    uint64_t generation;
-    uint64_t turns; /* of the rank, see kvi_holder_info; for the dumper, not in a dump */
+    bool has_position;    /* the stream has one; false: only holder and torn count */
+    bool torn;            /* blocks may be missing: the stream must be read from its beginning */
+    uint32_t stream_rank; /* registered rank of the stream */
+    uint64_t sequence;    /* of the stream's last batch */
 };
 
 #endif

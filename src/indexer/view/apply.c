@@ -33,7 +33,6 @@ void ki_applier_fini(struct ki_applier *a)
     ki_doubts_clear(&a->doubts);
     ki_doubts_clear(&a->cleared);
     ki_doubts_clear(&a->incomplete);
-    ki_overlap_clear(&a->overlap);
     free(a->ranks);
     free(a->left_of);
     free(a->moved_of);
@@ -121,7 +120,7 @@ uint64_t ki_applier_unexplained(const struct ki_applier *a)
         return 0;
     for (size_t i = 0; i < KVE_N_SKIPS; i++)
         left_out += harmless[i] ? 0 : a->stats.skipped[i];
-    return a->overlaps || left_out || a->left_out ? 0 : a->last.unknown;
+    return left_out || a->left_out ? 0 : a->last.unknown;
 }
 
 /* Judge the meaning of an event before it is applied: see reports.h. */
@@ -130,7 +129,7 @@ static enum ki_verdict verdict_of(struct ki_applier *a, struct kvi_index *index,
 {
     const struct kve_op *op = &batch->ops[at];
 
-    if (a->overlaps || op->single || op->tier != KV_TIER_DEVICE ||
+    if (op->single || op->tier != KV_TIER_DEVICE ||
         (op->type != KVE_OP_STORE && op->type != KVE_OP_STORE_KNOWN))
         return KI_VERDICT_COPIES;
     if (op->type == KVE_OP_STORE && op->has_parent)
@@ -151,9 +150,8 @@ static bool names_suspect(const struct ki_applier *a, const struct kve_op *op)
 /* Return true when a store below a known block can only mean new copies, whatever preceded it. */
 static bool may_wait(const struct ki_applier *a, const struct kve_op *op)
 {
-    return !a->overlaps && !op->single && !a->has_windows && !a->habits.eagle_drop &&
-           !a->suspects.n_open && !ki_reports_are_on(&a->reports) && !a->run.off &&
-           !names_suspect(a, op);
+    return !op->single && !a->has_windows && !a->habits.eagle_drop && !a->suspects.n_open &&
+           !ki_reports_are_on(&a->reports) && !a->run.off && !names_suspect(a, op);
 }
 
 /*
@@ -205,7 +203,7 @@ static bool removes_each(const struct ki_applier *a)
  */
 static void note_moved(struct ki_applier *a, uint32_t at, const struct kvi_holder_info *info)
 {
-    bool moved = info->moved > a->moved_of[at] && !a->overlaps;
+    bool moved = info->moved > a->moved_of[at];
     uint32_t tiers = 1u << KV_TIER_DEVICE;
 
     a->moved_of[at] = info->moved;
@@ -274,14 +272,8 @@ static long add_known(struct ki_applier *a, struct kvi_index *index, struct kv_h
         ki_applier_note_complete(a, op);
         return (long)op->n;
     }
-    if (a->overlaps && !op->source) {
-        rc = kvi_store_known(index, holder, op->tier, op->hashes, op->n);
-        ki_overlap_stored(&a->overlap, index, holder, op, NULL);
-        return rc;
-    }
     rc = kvi_add_known(index, holder, op->tier, op->source, op->hashes, op->n);
-    if (!a->overlaps && rc >= 0 && (size_t)rc < op->n &&
-        kve_reader_source(a->reader, op->source, &source) == 0)
+    if (rc >= 0 && (size_t)rc < op->n && kve_reader_source(a->reader, op->source, &source) == 0)
         ki_doubts_add(&a->doubts, op->rank, ki_owner_id(&source), 1u << op->tier);
     return rc;
 }
@@ -301,9 +293,7 @@ static int apply_op(struct ki_applier *a, struct kvi_index *index, const struct 
         ki_event_counts_named(&a->counts, KI_EVENT_STORED, rc, op->n);
         break;
     case KVE_OP_REMOVE:
-        rc = a->overlaps && a->overlap.known && op->source == 0
-                 ? ki_overlap_take(&a->overlap, index, holder, op, NULL, 0)
-             : op->tier == KV_TIER_DEVICE && op->source == 0
+        rc = op->tier == KV_TIER_DEVICE && op->source == 0
                  ? ki_unsure_take(&a->unsure, index, holder, op)
                  : kvi_take(index, holder, op->tier, op->source, op->hashes, op->remaining, op->n);
         if (rc >= 0 && op->tier == KV_TIER_DEVICE && op->source == 0) {
@@ -537,30 +527,4 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
     ki_event_counts_add(&a->counts);
     ki_applier_note_losses(a, index);
     return result;
-}
-
-/* From the end of the overlap on, doubt what the peer doubted then. */
-static void take_doubts(struct ki_applier *a)
-{
-    const struct ki_end_doubts *doubts = &a->overlap.doubts;
-    const struct ki_unsure_told *told =
-        (const struct ki_unsure_told *)(const void *)doubts->items.data;
-
-    if (!doubts->known)
-        return;
-    ki_unsure_clear(&a->unsure);
-    ki_unsure_clear(&a->suspects);
-    for (size_t i = 0; i < doubts->items.len / sizeof(*told); i++)
-        ki_unsure_restore_told(told[i].suspect ? &a->suspects : &a->unsure, &told[i]);
-    a->suspects.n_real = doubts->n_real;
-    a->reports.trusted = doubts->trusted;
-}
-
-void ki_applier_end_overlap(struct ki_applier *a, struct kvi_index *index)
-{
-    for (uint32_t i = 0; a->overlaps && a->has_windows && i < a->n_ranks; i++)
-        kvi_keep_places(index, (struct kv_holder){a->instance, a->ranks[i]}, false);
-    a->overlaps = false;
-    take_doubts(a);
-    ki_overlap_clear(&a->overlap);
 }

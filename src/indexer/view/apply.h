@@ -10,7 +10,6 @@
 #include "indexer/view/doubts.h"
 #include "indexer/view/event_counts.h"
 #include "indexer/view/habits.h"
-#include "indexer/view/overlap.h"
 #include "indexer/view/reasons.h"
 #include "indexer/view/reports.h"
 #include "indexer/view/small.h"
@@ -91,9 +90,6 @@ struct ki_applier {
     struct ki_habits habits;
     bool has_windows; /* the engine has announced cache groups beside the main one */
     bool retains;     /* some group has kept none of an event's blocks: see SPARSE_REPORTS */
-    /* The batches may be in a peer's dump already: a block announced again is no copy. */
-    bool overlaps;
-    struct ki_overlap overlap; /* with that dump */
     /* the index lacks blocks with salts that the publisher had, and hasn't cleared since */
     bool purged;
     /* Evidence of missing blocks in the last batch (struct ki_evidence). */
@@ -155,17 +151,12 @@ bool ki_applier_brings(const struct ki_applier *a, uint32_t rank);
 
 /** Return the reasons for which answers may be wrong because the events don't tell everything. */
 ki_reasons ki_applier_reasons(const struct ki_applier *a);
-/**
- * The same for a replica that goes on with a dump. SMALL_REPORTS: no dump tells the parts of blocks.
- * MAYBE_REPORT: also while possible copies leave nothing open here, as long as the replica hasn't read
- * them.
- */
+/** The same for a replica that goes on with a dump: no dump tells the parts of blocks. */
 ki_reasons ki_applier_reasons_of_replicas(const struct ki_applier *a);
 
 /**
  * Return the number of device blocks that the last batch removed and the index lacked. 0 when the
- * stream explains them: some events were skipped, limits of the index left blocks out, or a peer's
- * dump is being followed.
+ * stream explains them: some events were skipped, or limits of the index left blocks out.
  */
 uint64_t ki_applier_unexplained(const struct ki_applier *a);
 
@@ -233,9 +224,6 @@ enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, co
 void ki_applier_note_losses(struct ki_applier *a, struct kvi_index *index);
 /** Put the stores that wait into the index. Returns KI_APPLIED or KI_APPLIED_PART. */
 enum ki_applied ki_applier_flush(struct ki_applier *a, struct kvi_index *index);
-
-/** Note that further batches are newer than the peer's dump, which @index has. */
-void ki_applier_end_overlap(struct ki_applier *a, struct kvi_index *index);
 
 /**
  * Forget all blocks that the stream has brought. The ranks stay known. With @restarted, another

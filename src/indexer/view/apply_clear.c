@@ -131,7 +131,7 @@ void ki_applier_look_for_pool(struct ki_applier *a, const struct kve_batch *batc
 
     if (op->type == KVE_OP_CLEAR && !op->source) {
         c->n = 0;
-        if (op->unsure && !(op->tiers & 1u << KV_TIER_DEVICE) && !a->overlaps)
+        if (op->unsure && !(op->tiers & 1u << KV_TIER_DEVICE))
             remember(a, batch, at);
     } else if (c->n && op->rank == c->rank && is_device(op) && is_proof(c, op)) {
         ki_doubts_end(&a->doubts, c->rank, 0,

@@ -96,7 +96,6 @@ void ki_applier_purge(struct ki_applier *a, struct kvi_index *index, bool restar
     if (a->forgets)
         a->forgets(a->forgets_arg);
     (void)ki_applier_flush(a, index); /* the loss is counted */
-    ki_applier_end_overlap(a, index);
     a->has_windows &= !restarted;
     a->retains &= !restarted;
     a->purged = !restarted && a->reader->salts.n;

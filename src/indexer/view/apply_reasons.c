@@ -54,8 +54,7 @@ ki_reasons ki_applier_reasons(const struct ki_applier *a)
 
 ki_reasons ki_applier_reasons_of_replicas(const struct ki_applier *a)
 {
-    /* The dump names these blocks; it has no parts of blocks, for which reports make no difference. */
+    /* A dump has no parts of blocks. For these, reports make no difference. */
     return (ki_applier_reasons(a) & ~KI_BECAUSE(SMALL_REPORTS)) |
-           if_so(a->unsure.n || a->overlap.doubts.items.len, KI_BECAUSE(MAYBE_REPORT)) |
            if_so(a->small.n, KI_BECAUSE(SMALL_REPORTS));
 }

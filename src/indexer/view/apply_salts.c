@@ -20,8 +20,7 @@ static bool wants_sweep(const struct ki_applier *a)
 {
     const struct kve_salts *salts = &a->reader->salts;
 
-    return kve_salts_want_sweep(salts) && !a->overlaps &&
-           (!a->purged || kve_salts_are_crowded(salts));
+    return kve_salts_want_sweep(salts) && (!a->purged || kve_salts_are_crowded(salts));
 }
 
 /* Return true when the rank has the block, or may have it. */

@@ -111,7 +111,7 @@ static bool contradicts(const struct ki_applier *a, const struct kve_op *op,
 {
     bool names_all = !a->reader->ignore_mm_keys && !a->reader->ignore_mm_offsets;
 
-    return op->tier == KV_TIER_DEVICE && !op->source && !a->overlaps &&
+    return op->tier == KV_TIER_DEVICE && !op->source &&
            (stored->parked || (stored->renamed && names_all));
 }
 
@@ -122,7 +122,7 @@ int ki_applier_store(struct ki_applier *a, struct kvi_index *index, struct kv_ho
     const uint64_t *parent = op->has_parent ? &op->parent : NULL;
     struct kvi_stored stored = {0};
     char digits[KV_INSTANCE_DIGITS];
-    bool counts = !op->single && verdict != KI_VERDICT_EITHER && !(a->overlaps && !op->source);
+    bool counts = !op->single && verdict != KI_VERDICT_EITHER;
     int rc = put_back(a, index, holder, op);
 
     /*
@@ -136,8 +136,6 @@ int ki_applier_store(struct ki_applier *a, struct kvi_index *index, struct kv_ho
     ki_event_counts_store(&a->counts, stored.parked ? -ENOENT : rc, op->n - stored.duplicate,
                           op->n);
     if (rc == 0) {
-        if (a->overlaps && !op->source)
-            ki_overlap_stored(&a->overlap, index, holder, op, NULL);
         a->stats.orphans += stored.parked > 0; /* common after a loss, and in lower tiers */
         if (contradicts(a, op, &stored))
             ki_doubts_add(&a->doubts, op->rank, 0, 1u << KV_TIER_DEVICE);
@@ -145,9 +143,9 @@ int ki_applier_store(struct ki_applier *a, struct kvi_index *index, struct kv_ho
             ki_applier_note_complete(a, op);
         if (verdict == KI_VERDICT_EITHER)
             ki_unsure_note(&a->unsure, op);
-        else if (!a->overlaps && !op->single)
+        else if (!op->single)
             note_copies(a, index, holder, op, &stored);
-        if (verdict == KI_VERDICT_COPIES && !a->overlaps && !stored.parked && op->n)
+        if (verdict == KI_VERDICT_COPIES && !stored.parked && op->n)
             ki_store_run_begin(&a->run, holder, op->blocks[op->n - 1].hash);
         return stored.lagging ? -ENOMEM : 0;
     }

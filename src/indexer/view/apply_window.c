@@ -38,8 +38,7 @@ static int store_window(const struct ki_applier *a, struct kvi_index *index,
 
         while (n < KV_COUNT(hashes) && i < op->n)
             hashes[n++] = op->blocks[i++].hash;
-        rc = kvi_window_add(index, holder, op->tier, number, source, source || !a->overlaps, hashes,
-                            n);
+        rc = kvi_window_add(index, holder, op->tier, number, source, true, hashes, n);
     }
     return rc == -EINVAL ? 0 : rc;
 }
@@ -84,8 +83,7 @@ static void note_suspects(struct ki_applier *a, struct kvi_index *index, struct 
 }
 
 static int store_in_window(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
-                           const struct kve_op *op, const struct ki_windows *windows,
-                           uint32_t number, uint32_t copies_of)
+                           const struct kve_op *op, uint32_t number, uint32_t copies_of)
 {
     int rc;
 
@@ -95,12 +93,9 @@ static int store_in_window(struct ki_applier *a, struct kvi_index *index, struct
     if (op->type == KVE_OP_STORE)
         rc = store_window(a, index, holder, op, number, copies_of);
     else
-        rc = kvi_window_add(index, holder, op->tier, number, copies_of, copies_of || !a->overlaps,
-                            op->hashes, op->n);
-    if (op->tier == KV_TIER_DEVICE && !copies_of && !a->overlaps)
+        rc = kvi_window_add(index, holder, op->tier, number, copies_of, true, op->hashes, op->n);
+    if (op->tier == KV_TIER_DEVICE && !copies_of)
         note_suspects(a, index, holder, op, number);
-    if (!rc && a->overlaps && !copies_of)
-        ki_overlap_stored(&a->overlap, index, holder, op, &windows->items[number]);
     return rc;
 }
 
@@ -152,7 +147,7 @@ static int apply_small(struct ki_applier *a, struct kvi_index *index, struct kv_
         lose_tier(a, op, source);
         return 0;
     }
-    if (a->overlaps || verdict == KI_VERDICT_EITHER) {
+    if (verdict == KI_VERDICT_EITHER) {
         ki_small_lose(&a->small, holder.rank);
         return 0;
     }
@@ -180,8 +175,6 @@ int ki_applier_apply_window(struct ki_applier *a, struct kvi_index *index, const
     struct ki_windows windows;
     long rc;
 
-    if (a->overlaps)
-        kvi_keep_places(index, holder, true);
     ki_windows_get(index, holder, &windows);
     rc = ki_windows_find(a, &windows, source, &group);
     if (rc < 0 && op->type == KVE_OP_REMOVE)
@@ -204,13 +197,11 @@ int ki_applier_apply_window(struct ki_applier *a, struct kvi_index *index, const
     case KVE_OP_STORE:
     case KVE_OP_STORE_KNOWN:
         if (verdict != KI_VERDICT_EITHER)
-            return store_in_window(a, index, holder, op, &windows, number, copies_of);
+            return store_in_window(a, index, holder, op, number, copies_of);
         note_window(a, index, holder, op, number);
         return 0;
     case KVE_OP_REMOVE:
-        rc = a->overlaps && a->overlap.known && !copies_of
-                 ? ki_overlap_take(&a->overlap, index, holder, op, &windows.items[number], number)
-             : op->tier == KV_TIER_DEVICE && !copies_of
+        rc = op->tier == KV_TIER_DEVICE && !copies_of
                  ? ki_unsure_take_window(&a->unsure, index, holder, number, op)
                  : kvi_window_take(index, holder, op->tier, number, copies_of, op->hashes,
                                    op->remaining, op->n);

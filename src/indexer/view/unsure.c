@@ -214,14 +214,13 @@ void ki_unsure_clear_rank(struct ki_unsure *u, uint32_t rank)
 
 /* -- in dumps ---------------------------------------------------------------------------------- */
 
-void ki_unsure_tell(const struct ki_unsure *u, uint64_t instance, uint32_t rank, bool suspects,
-                    struct kv_buf *ret)
+void ki_unsure_tell(const struct ki_unsure *u, uint32_t rank, bool suspects, struct kv_buf *ret)
 {
     const struct ki_unsure_table *t = table_of(u, rank);
 
     for (size_t i = 0; t && i < t->capacity; i++) {
         const struct ki_unsure_told told = {
-            .instance = instance, .rank = rank, .suspect = suspects, .entry = t->items[i]};
+            .rank = rank, .suspect = suspects, .entry = t->items[i]};
 
         if (told.entry.copies)
             kv_buf_append(ret, &told, sizeof(told));

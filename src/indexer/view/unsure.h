@@ -67,15 +67,13 @@ void ki_unsure_fini(struct ki_unsure *u);
 
 /** An entry as dumps tell it. */
 struct ki_unsure_told {
-    uint64_t instance;
     uint32_t rank;
     bool suspect; /* of the suspects */
     struct ki_unsure_entry entry;
 };
 
 /** Append the entries of @rank to @ret, as struct ki_unsure_told. @suspects: @u has the suspects. */
-void ki_unsure_tell(const struct ki_unsure *u, uint64_t instance, uint32_t rank, bool suspects,
-                    struct kv_buf *ret);
+void ki_unsure_tell(const struct ki_unsure *u, uint32_t rank, bool suspects, struct kv_buf *ret);
 /** Add an entry that a dump told. */
 void ki_unsure_restore_told(struct ki_unsure *u, const struct ki_unsure_told *told);
 

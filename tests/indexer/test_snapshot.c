@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Handover of a stream's state: taken from one listener, written, read, and given to another. */
+/* Snapshots of a stream: taken from one listener, written, read, and given to another. */
 #include "base/unit.h"
 
+#include <errno.h>
+
 #include "base/json.h"
-#include "indexer/registry/handover.h"
-#include "indexer/registry/tables.h"
+#include "indexer/stream/listener.h"
 
 /* A listener that follows nobody, with a position. */
 static struct ki_model no_model; /* it counts the listeners that have something to tell */
@@ -13,6 +14,8 @@ static void open_listener(struct ki_listener *l, uint64_t sequence, bool partial
 {
     struct ki_stream_opts opts = {0};
 
+    if (!no_model.index)
+        assert_int_equal(kvi_create(NULL, &no_model.index), 0);
     memset(l, 0, sizeof(*l));
     l->instance = 7;
     l->model = &no_model;
@@ -28,35 +31,54 @@ static void close_listener(struct ki_listener *l)
     pthread_mutex_destroy(&l->lock);
 }
 
+static struct ki_snapshot *read_text(const char *text, size_t len)
+{
+    struct ki_snapshot *s;
+    struct kv_json json;
+    struct kv_str key;
+
+    assert_int_equal(ki_snapshot_create(&s), 0);
+    kv_json_init(&json, text, len);
+    kv_json_object(&json);
+    while (kv_json_next_key(&json, &key))
+        assert_true(ki_snapshot_read(s, &json, key));
+    assert_int_equal(kv_json_finish(&json), 0);
+    return s;
+}
+
 /* Knowledge of @from, as a dump tells it. */
-static struct ki_handover *told(struct ki_listener *from)
+static struct ki_snapshot *told(const struct ki_listener *from)
 {
     struct kv_buf text = KV_BUF_INIT;
-    struct ki_handover *taken, *read;
+    struct ki_snapshot *taken, *read;
+    const struct ki_unsure_told *possible;
     struct kv_json_writer w;
-    struct kv_json json;
 
-    assert_int_equal(ki_handover_take(from, &taken), 0);
+    assert_int_equal(ki_snapshot_take(from, &taken), 0);
     kv_json_writer_init(&w, &text);
     kv_json_begin_object(&w);
-    ki_handover_write(taken, &w);
+    ki_snapshot_write(taken, &w);
+    kv_json_key(&w, "possible");
+    kv_json_begin_array(&w);
+    possible = (const struct ki_unsure_told *)(const void *)taken->possible.data;
+    for (size_t i = 0; i < taken->possible.len / sizeof(*possible); i++)
+        ki_snapshot_write_possible(&possible[i], &w);
+    kv_json_end_array(&w);
     kv_json_end_object(&w);
-    assert_int_equal(ki_handover_create(&read), 0);
-    kv_json_init(&json, text.data, text.len);
-    ki_handover_read(read, &json);
-    assert_int_equal(kv_json_finish(&json), 0);
+    read = read_text(text.data, text.len);
     assert_false(read->unusable);
-    ki_handover_free(taken);
+    assert_int_equal(read->ranks.len, taken->ranks.len);
+    ki_snapshot_free(taken);
     kv_buf_fini(&text);
     return read;
 }
 
 static void hand_over(struct ki_listener *from, struct ki_listener *to)
 {
-    struct ki_handover *h = told(from);
+    struct ki_snapshot *s = told(from);
 
-    ki_handover_give(h, to);
-    ki_handover_free(h);
+    ki_snapshot_give(s, to);
+    ki_snapshot_free(s);
 }
 
 /* Each fact of a state comes through a dump, alone and beside all others. */
@@ -125,11 +147,11 @@ static void what_the_registration_tells_stays(void **state)
     close_listener(&b);
 }
 
-/* The reasons for which a watermark is partial hold for the stream at its own moment, too. */
+/* A replica is partial for the reasons for which the origin is. */
 static void partial_at_that_moment(void **state)
 {
     struct ki_listener a;
-    struct ki_handover *h;
+    struct ki_snapshot *s;
 
     (void)state;
     for (int reason = 0; reason < 3; reason++) {
@@ -137,9 +159,9 @@ static void partial_at_that_moment(void **state)
         a.stream.base = KI_BASE_OWN; /* the process is known */
         if (reason == 2)
             ki_doubts_add(&a.applier.doubts, 0, 0, KI_WHY_CLEAR);
-        h = told(&a);
-        assert_int_equal(h->state.reasons != 0, reason > 0);
-        ki_handover_free(h);
+        s = told(&a);
+        assert_int_equal(s->state.reasons != 0, reason > 0);
+        ki_snapshot_free(s);
         close_listener(&a);
     }
 }
@@ -154,6 +176,7 @@ static void a_loss_that_a_clear_ended(void **state)
         open_listener(&a, 5, healed);
         open_listener(&b, 5, false);
         ki_stream_mark_whole(&a.stream);
+        a.stream.contact = KI_CONTACT_MET;
         assert_false(ki_stream_reasons(&a.stream));
         hand_over(&a, &b);
         ki_stream_note_more(&b.stream, 1);
@@ -163,38 +186,88 @@ static void a_loss_that_a_clear_ended(void **state)
     }
 }
 
-/* State of another batch is of no use, and the stream is read from its beginning. */
-static void another_position(void **state)
+/* Possible copies, and events that may have been reports, mean to the replica what they mean to the origin. */
+static void possible_copies(void **state)
 {
+    const struct kv_block blocks[] = {{11, 1}, {12, 2}};
+    const struct kve_op op = {.rank = 0, .blocks = blocks, .n = 2};
     struct ki_listener a, b;
+    struct ki_unsure_entry *e;
 
     (void)state;
     open_listener(&a, 5, false);
-    open_listener(&b, 6, false);
-    a.applier.has_windows = true;
+    open_listener(&b, 5, false);
+    ki_unsure_note(&a.applier.unsure, &op);
+    ki_suspects_note(&a.applier.suspects, 0, 2, 13, 1);
+    ki_suspects_note(&a.applier.suspects, 0, 2, 14, 3);
+    a.applier.suspects.n_real = 7;
+    assert_int_equal(a.applier.suspects.n_open, 1);
     hand_over(&a, &b);
-    assert_false(b.applier.has_windows);
-    assert_true(b.stream.torn);
+    assert_int_equal(b.applier.unsure.n, 2);
+    e = ki_unsure_find(&b.applier.unsure, 0, KI_UNSURE_MAIN, 12);
+    assert_non_null(e);
+    assert_true(e->has_parent && e->parent == 11 && e->tokens_hash == 2 && !e->open);
+    assert_int_equal(b.applier.suspects.n, 2);
+    assert_int_equal(b.applier.suspects.n_open, 1);
+    assert_true(ki_unsure_find(&b.applier.suspects, 0, 2, 13)->open);
+    assert_int_equal(b.applier.suspects.n_real, 7);
     close_listener(&a);
     close_listener(&b);
+}
+
+/* The blocks of a torn snapshot aren't all there: the stream is read from its beginning. */
+static void torn_and_unusable(void **state)
+{
+    struct ki_snapshot *s;
+    struct ki_listener a;
+
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        open_listener(&a, 5, false);
+        a.applier.has_windows = true;
+        s = told(&a);
+        s->torn = i == 1;
+        s->unusable = i == 2;
+        close_listener(&a);
+        open_listener(&a, 5, false);
+        ki_snapshot_give(s, &a);
+        assert_int_equal(a.stream.torn, i > 0);
+        assert_int_equal(a.applier.has_windows, i < 2);
+        ki_snapshot_free(s);
+        close_listener(&a);
+    }
+}
+
+/* A stream that has brought nothing has nothing to hand over; one without a position, its ranks. */
+static void without_a_position(void **state)
+{
+    struct ki_listener a;
+    struct ki_snapshot *s;
+
+    (void)state;
+    open_listener(&a, 5, false);
+    a.stream.base = KI_BASE_EMPTY;
+    assert_int_equal(ki_snapshot_take(&a, &s), -ENODATA);
+    a.stream.base = KI_BASE_UNPLACED;
+    assert_int_equal(ki_snapshot_take(&a, &s), 0);
+    assert_false(s->has_position);
+    assert_int_equal(ki_snapshot_n_ranks(s), 1);
+    ki_snapshot_free(s);
+    close_listener(&a);
 }
 
 /* Where a dump tells less, the worse is taken for true. */
 static void what_a_dump_leaves_out(void **state)
 {
     static const char text[] = "{\"worker_id\":7,\"seq\":5}";
-    struct ki_handover *h;
-    struct kv_json json;
+    struct ki_snapshot *s = read_text(text, strlen(text));
 
     (void)state;
-    assert_int_equal(ki_handover_create(&h), 0);
-    kv_json_init(&json, text, strlen(text));
-    ki_handover_read(h, &json);
-    assert_int_equal(kv_json_finish(&json), 0);
-    assert_true(h->state.reasons);
-    assert_int_equal(h->state.facts, KI_FACT_SUSPECTS);
-    assert_int_equal(h->state.report_mode, KI_REPORTS_UNKNOWN);
-    ki_handover_free(h);
+    assert_true(s->has_position);
+    assert_true(s->state.reasons);
+    assert_int_equal(s->state.facts, KI_FACT_SUSPECTS);
+    assert_int_equal(s->state.report_mode, KI_REPORTS_UNKNOWN);
+    ki_snapshot_free(s);
 }
 
 int main(void)
@@ -205,9 +278,14 @@ int main(void)
         cmocka_unit_test(what_the_registration_tells_stays),
         cmocka_unit_test(partial_at_that_moment),
         cmocka_unit_test(a_loss_that_a_clear_ended),
-        cmocka_unit_test(another_position),
+        cmocka_unit_test(possible_copies),
+        cmocka_unit_test(torn_and_unusable),
+        cmocka_unit_test(without_a_position),
         cmocka_unit_test(what_a_dump_leaves_out),
     };
 
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+
+    kvi_destroy(no_model.index);
+    return failed;
 }

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "indexer/stream/snapshot.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "event/reader/reader_state.h"
+#include "indexer/stream/listener.h"
+
+/* Most bytes of each list of a snapshot that is read. */
+#define MAX_RANK_BYTES (KI_MAX_RANKS * sizeof(uint32_t))
+#define MAX_POSSIBLE_BYTES (2 * KI_MAX_UNSURE * sizeof(struct ki_unsure_told))
+
+int ki_snapshot_create(struct ki_snapshot **ret)
+{
+    struct kve_reader_opts opts = {.size = sizeof(opts), .block_size = 1};
+    struct ki_snapshot *s = calloc(1, sizeof(*s));
+
+    if (!s)
+        return -ENOMEM;
+    if (kve_reader_create(&opts, &s->reader) < 0) {
+        free(s);
+        return -ENOMEM;
+    }
+    s->ranks.limit = MAX_RANK_BYTES;
+    s->possible.limit = MAX_POSSIBLE_BYTES;
+    s->state.facts = KI_FACT_SUSPECTS; /* assume so until the text says otherwise */
+    s->state.reasons = KI_BECAUSE(PEER);
+    *ret = s;
+    return 0;
+}
+
+void ki_snapshot_free(struct ki_snapshot *s)
+{
+    if (!s)
+        return;
+    kve_reader_destroy(s->reader);
+    kv_buf_fini(&s->ranks);
+    kv_buf_fini(&s->possible);
+    free(s);
+}
+
+/* Copy a snapshot whose reader and lists are still those of @s. */
+static int copy(const struct ki_snapshot *s, const uint32_t *ranks, size_t n_ranks,
+                const struct kve_reader *reader, struct ki_snapshot **ret)
+{
+    struct ki_snapshot *made = calloc(1, sizeof(*made));
+
+    if (!made)
+        return -ENOMEM;
+    *made = *s;
+    made->ranks = made->possible = (struct kv_buf)KV_BUF_INIT;
+    made->reader = kve_reader_copy(reader);
+    kv_buf_append(&made->ranks, ranks, n_ranks * sizeof(*ranks));
+    if (!made->reader || made->ranks.error) {
+        ki_snapshot_free(made);
+        return -ENOMEM;
+    }
+    *ret = made;
+    return 0;
+}
+
+int ki_snapshot_copy(const struct ki_snapshot *s, struct ki_snapshot **ret)
+{
+    int rc = copy(s, (const uint32_t *)(const void *)s->ranks.data, ki_snapshot_n_ranks(s),
+                  s->reader, ret);
+
+    if (rc)
+        return rc;
+    kv_buf_append(&(*ret)->possible, s->possible.data, s->possible.len);
+    if (!(*ret)->possible.error)
+        return 0;
+    ki_snapshot_free(*ret);
+    return -ENOMEM;
+}
+
+/* -- between listeners ------------------------------------------------------------------------- */
+
+int ki_snapshot_take(const struct ki_listener *l, struct ki_snapshot **ret)
+{
+    const struct ki_applier *a = &l->applier;
+    struct ki_snapshot s = {.instance = l->instance,
+                            .rank = l->rank,
+                            .has_position = ki_stream_has_position(&l->stream)};
+    int rc;
+
+    if (!ki_stream_has_blocks(&l->stream))
+        return -ENODATA;
+    ki_state_take(l, &s.state);
+    rc = copy(&s, a->ranks, a->n_ranks, a->reader, ret);
+    for (uint32_t i = 0; !rc && i < a->n_ranks; i++) {
+        ki_unsure_tell(&a->unsure, a->ranks[i], false, &(*ret)->possible);
+        ki_unsure_tell(&a->suspects, a->ranks[i], true, &(*ret)->possible);
+    }
+    if (rc || !(*ret)->possible.error)
+        return rc;
+    ki_snapshot_free(*ret);
+    return -ENOMEM;
+}
+
+static void give_possible(const struct ki_snapshot *s, struct ki_applier *a)
+{
+    const struct ki_unsure_told *told =
+        (const struct ki_unsure_told *)(const void *)s->possible.data;
+
+    for (size_t i = 0; i < s->possible.len / sizeof(*told); i++)
+        ki_unsure_restore_told(told[i].suspect ? &a->suspects : &a->unsure, &told[i]);
+    a->suspects.n_real = s->state.n_real;
+}
+
+void ki_snapshot_give(struct ki_snapshot *s, struct ki_listener *l)
+{
+    bool adrift = s->state.facts & KI_FACT_ADRIFT;
+
+    pthread_mutex_lock(&l->lock);
+    ki_stream_seed(&l->stream, s->state.sequence, s->state.timestamp, s->state.reasons != 0);
+    l->stream.reasons |= adrift ? KI_BECAUSE(UNPROVED) : 0;
+    ki_listener_name_rank(l);
+    if (!s->unusable) {
+        ki_state_give(&s->state, l);
+        give_possible(s, &l->applier);
+    } else {
+        l->applier.reports.suspects = true; /* the history of its blocks is unknown */
+    }
+    if (s->torn || s->unusable || kve_reader_take_over(l->applier.reader, s->reader) < 0)
+        ki_stream_seed_torn(&l->stream);
+    ki_listener_unlock(l);
+}
+
+/* -- in dumps ---------------------------------------------------------------------------------- */
+
+void ki_snapshot_write(const struct ki_snapshot *s, struct kv_json_writer *w)
+{
+    kv_json_member_u64(w, "worker_id", s->instance);
+    kv_json_member_u64(w, "dp_rank", s->rank);
+    kv_json_key(w, "ranks");
+    kv_json_begin_array(w);
+    for (size_t i = 0; i < ki_snapshot_n_ranks(s); i++)
+        kv_json_put_u64(w, ki_snapshot_rank(s, i));
+    kv_json_end_array(w);
+    if (!s->has_position)
+        return;
+    ki_state_write(&s->state, w);
+    kve_reader_write(s->reader, w);
+}
+
+void ki_snapshot_write_possible(const struct ki_unsure_told *told, struct kv_json_writer *w)
+{
+    kv_json_begin_object(w);
+    kv_json_member_u64(w, "dp_rank", told->rank);
+    kv_json_member_u64(w, "block_hash", told->entry.hash);
+    kv_json_member_u64(w, "possible", told->entry.copies);
+    kv_json_member_u64(w, "unsure_group", told->entry.group);
+    kv_json_member_bool(w, "open", told->entry.open);
+    kv_json_member_bool(w, "counted", told->suspect);
+    if (!told->suspect)
+        kv_json_member_u64(w, "tokens_hash", told->entry.tokens_hash);
+    if (told->entry.has_parent)
+        kv_json_member_u64(w, "parent_hash", told->entry.parent);
+    kv_json_end_object(w);
+}
+
+static void read_ranks(struct ki_snapshot *s, struct kv_json *json)
+{
+    kv_json_array(json);
+    while (kv_json_next_item(json)) {
+        uint32_t rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
+
+        kv_buf_append(&s->ranks, &rank, sizeof(rank));
+    }
+    if (s->ranks.error)
+        kv_json_fail(json, s->ranks.error, "too many ranks of a stream");
+}
+
+static void read_possible(struct ki_snapshot *s, struct kv_json *json)
+{
+    struct ki_unsure_told told = {.rank = 0};
+    struct kv_str key;
+
+    kv_json_object(json);
+    while (kv_json_next_key(json, &key)) {
+        if (kv_str_eq(key, "dp_rank")) {
+            told.rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
+        } else if (kv_str_eq(key, "block_hash")) {
+            told.entry.hash = kv_json_u64(json, UINT64_MAX);
+        } else if (kv_str_eq(key, "possible")) {
+            told.entry.copies = (uint32_t)kv_json_u64(json, UINT32_MAX - 1);
+        } else if (kv_str_eq(key, "unsure_group")) {
+            told.entry.group = (uint8_t)kv_json_u64(json, KVI_MAX_WINDOWS);
+        } else if (kv_str_eq(key, "open")) {
+            told.entry.open = kv_json_bool(json);
+        } else if (kv_str_eq(key, "counted")) {
+            told.suspect = kv_json_bool(json);
+        } else if (kv_str_eq(key, "tokens_hash")) {
+            told.entry.tokens_hash = kv_json_u64(json, UINT64_MAX);
+        } else if (kv_str_eq(key, "parent_hash")) {
+            told.entry.parent = kv_json_u64(json, UINT64_MAX);
+            told.entry.has_parent = true;
+        } else {
+            kv_json_skip(json);
+        }
+    }
+    if (told.entry.copies)
+        kv_buf_append(&s->possible, &told, sizeof(told));
+    if (s->possible.error)
+        kv_json_fail(json, s->possible.error, "too many possible copies of a stream");
+}
+
+bool ki_snapshot_read(struct ki_snapshot *s, struct kv_json *json, struct kv_str key)
+{
+    int rc;
+
+    if (kv_str_eq(key, "worker_id")) {
+        s->instance = kv_json_u64(json, UINT64_MAX);
+    } else if (kv_str_eq(key, "dp_rank")) {
+        s->rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
+    } else if (kv_str_eq(key, "ranks")) {
+        read_ranks(s, json);
+    } else if (kv_str_eq(key, "possible")) {
+        kv_json_array(json);
+        while (kv_json_next_item(json))
+            read_possible(s, json);
+    } else if (kv_str_eq(key, "seq") || !ki_state_read(&s->state, json, key)) {
+        if (kv_str_eq(key, "seq")) {
+            s->has_position = true;
+            return ki_state_read(&s->state, json, key);
+        }
+        rc = kve_reader_read(s->reader, json, key);
+        s->unusable |= rc < 0;
+        return rc != 0;
+    }
+    return true;
+}
+
+int ki_snapshot_compare(const void *a, const void *b)
+{
+    const struct ki_snapshot *x = *(struct ki_snapshot *const *)a;
+    const struct ki_snapshot *y = *(struct ki_snapshot *const *)b;
+
+    if (x->instance != y->instance)
+        return x->instance < y->instance ? -1 : 1;
+    return (x->rank > y->rank) - (x->rank < y->rank);
+}
