@@ -32,6 +32,7 @@ struct world {
     bool can_replay, serves;
     uint64_t kept;                /* newest batches that the service has */
     struct kv_buf ring[MOST];     /* the process's batches */
+    struct kv_buf forgotten;      /* struct kv_buf: of processes before, which may still wait */
     struct ki_live waiting[MOST]; /* behind a batch that is held */
     size_t n_waiting;
     size_t asked, partial, over, under;
@@ -137,9 +138,18 @@ static void settle(struct world *w)
 
 static void forget_ring(struct world *w)
 {
-    for (uint64_t i = 0; i < w->sequence; i++)
-        kv_buf_fini(&w->ring[i]);
+    kv_buf_append(&w->forgotten, w->ring, w->sequence * sizeof(w->ring[0]));
+    assert_int_equal(w->forgotten.error, 0);
     w->sequence = 0;
+}
+
+static void free_batches(struct world *w)
+{
+    struct kv_buf *batches = (struct kv_buf *)(void *)w->forgotten.data;
+
+    for (size_t i = 0; i < w->forgotten.len / sizeof(*batches); i++)
+        kv_buf_fini(&batches[i]);
+    kv_buf_fini(&w->forgotten);
 }
 
 static void publish(struct world *w, bool lost)
@@ -348,6 +358,7 @@ static void history(struct world *w)
     if (w->can_replay)
         make_peace(w);
     forget_ring(w);
+    free_batches(w);
     vllm_fini(&w->vllm);
     ki_listener_release(w->l);
 }
