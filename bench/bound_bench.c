@@ -20,11 +20,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/error.h"
-#include "base/hash.h"
-#include "base/thread.h"
-#include "base/xxh.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
+#include "base/core/xxh.h"
+#include "base/hash/hash.h"
+#include "base/thread/thread.h"
 #include "support.h"
 
 enum { FILES = 64, ROUNDS = 9, THREADS_MAX = 64 };

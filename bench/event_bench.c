@@ -10,8 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/clock.h"
-#include "base/msgpack.h"
+#include "base/core/clock.h"
+#include "base/json/msgpack.h"
 #include "kv_event.h"
 #include "support.h"
 

@@ -14,8 +14,8 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-#include "base/log.h"
-#include "base/msgpack.h"
+#include "base/core/log.h"
+#include "base/json/msgpack.h"
 #include "http_load.h"
 #include "indexer/service.h"
 #include "kv_event.h"

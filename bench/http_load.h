@@ -16,9 +16,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/buf.h"
-#include "base/clock.h"
-#include "base/json.h"
+#include "base/core/buf.h"
+#include "base/core/clock.h"
+#include "base/json/json.h"
 
 #define HTTP_CONNECTIONS 8
 #define HTTP_REPLY_MAX (1u << 20)

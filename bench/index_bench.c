@@ -31,9 +31,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/buf.h"
-#include "base/clock.h"
-#include "base/error.h"
+#include "base/core/buf.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
 #include "index/tree/facts.h"
 #include "kv_index.h"
 #include "support.h"

@@ -6,8 +6,8 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "base/clock.h"
-#include "base/json.h"
+#include "base/core/clock.h"
+#include "base/json/json.h"
 #include "support.h"
 
 enum { ROUNDS = 21 };

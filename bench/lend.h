@@ -25,8 +25,8 @@
 #include <unistd.h>
 
 #include "../tests/peer/certificates.h"
-#include "base/clock.h"
-#include "base/error.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
 #include "kvbm_lease.h"
 #include "peer/lease/lease_wire.h"
 #include "peer/lease/lend.h"

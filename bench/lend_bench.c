@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "lend.h"
 #include "lend_manager.h"
 #include "lend_tls.h"

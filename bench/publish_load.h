@@ -13,9 +13,9 @@
 #include <string.h>
 #include <zmq.h>
 
-#include "base/buf.h"
-#include "base/clock.h"
-#include "base/msgpack.h"
+#include "base/core/buf.h"
+#include "base/core/clock.h"
+#include "base/json/msgpack.h"
 #include "event/wire/frames.h"
 #include "publish_wire.h"
 

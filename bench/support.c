@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 
 /* True when @arg is one of the names in "[name|name]...". */
 static bool is_named(const char *args, const char *arg)

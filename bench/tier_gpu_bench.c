@@ -24,8 +24,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
-#include "base/error.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
 #include "bm/storage/cuda.h"
 #include "kvbm_transfer.h"
 #include "support.h"

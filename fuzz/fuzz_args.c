@@ -3,7 +3,7 @@
  * the environment. Accepted values are within the table's bounds; a refusal has a reason. */
 #include <stdio.h>
 
-#include "base/args.h"
+#include "base/args/args.h"
 
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

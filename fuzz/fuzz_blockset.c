@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Block sets as a peer may send them, with their own checksum and with a correct one. An accepted
  * set tells what is within its limits, and lists of its blocks stay within its layout. */
-#include "base/log.h"
-#include "base/xxh.h"
+#include "base/core/log.h"
+#include "base/core/xxh.h"
 #include "kvbm_remote.h"
 #include "peer/set/blockset.h"
 #include "require.h"

@@ -6,7 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/xxh.h"
+#include "base/core/xxh.h"
 #include "require.h"
 #include "tier/disk/format.h"
 

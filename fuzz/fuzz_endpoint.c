@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <strings.h>
 
-#include "base/endpoint_rule.h"
-#include "base/error.h"
+#include "base/core/error.h"
+#include "base/net/endpoint_rule.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

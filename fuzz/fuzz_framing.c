@@ -9,7 +9,7 @@
 #include <string.h>
 #include <strings.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "indexer/http/framing.h"
 #include "require.h"
 

@@ -3,7 +3,7 @@
  * and is written alike. */
 #include "tier/group/wire.h"
 
-#include "base/le.h"
+#include "base/core/le.h"
 #include "require.h"
 
 static void same(struct kv_buf *again, const uint8_t *data, size_t len)

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/buf.h"
+#include "base/core/buf.h"
 #include "kvbm_remote.h"
 #include "require.h"
 

@@ -5,9 +5,9 @@
  * bytes. */
 #include <string.h>
 
-#include "base/error.h"
-#include "base/log.h"
-#include "base/xxh.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
+#include "base/core/xxh.h"
 #include "kvbm_layout.h"
 #include "require.h"
 

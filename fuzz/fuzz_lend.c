@@ -3,7 +3,7 @@
  * lies within its body, and is written alike. */
 #include "peer/lease/lease_wire.h"
 
-#include "base/le.h"
+#include "base/core/le.h"
 #include "require.h"
 
 #define KEY_LEN 8

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/own_manifest.h"
+#include "base/file/own_manifest.h"
 #include "store/object/manifest.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -3,8 +3,8 @@
  * Bytes that a store may give back to libkvasir_llama, and states that libllama may give it: chunks
  * under any key, layouts, states of both forms. What a state is taken apart into must make it again.
  */
-#include "base/le.h"
-#include "base/prefix_block.h"
+#include "base/core/le.h"
+#include "base/hash/prefix_block.h"
 #include "llama/shape.h"
 #include "require.h"
 

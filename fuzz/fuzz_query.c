@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Request bodies as the handlers read them. The first byte chooses the format and the endpoint. An
  * accepted body has every required field, and means the same when written again as msgpack. */
-#include "base/msgpack.h"
+#include "base/json/msgpack.h"
 #include "indexer/api/body.h"
 #include "indexer/api/body_mm.h"
 #include "indexer/model/lookup.h"

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/json.h"
+#include "base/json/json.h"
 #include "indexer/replica/follow.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

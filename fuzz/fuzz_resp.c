@@ -5,8 +5,8 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-#include "base/buf.h"
-#include "base/error.h"
+#include "base/core/buf.h"
+#include "base/core/error.h"
 #include "redis/resp.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

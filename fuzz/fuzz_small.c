@@ -7,7 +7,7 @@
  */
 #include <string.h>
 
-#include "base/msgpack.h"
+#include "base/json/msgpack.h"
 #include "event/reader/reader_state.h"
 #include "indexer/view/apply.h"
 #include "require.h"

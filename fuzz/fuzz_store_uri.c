@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "store/backend/uri.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

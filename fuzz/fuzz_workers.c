@@ -3,8 +3,8 @@
  * again. */
 #include <inttypes.h>
 
-#include "base/buf.h"
-#include "base/instance.h"
+#include "base/args/instance.h"
+#include "base/core/buf.h"
 #include "indexer/options.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

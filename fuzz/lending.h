@@ -11,7 +11,7 @@
 #define KV_FUZZ_LENDING_H
 
 #include "agents.h"
-#include "base/le.h"
+#include "base/core/le.h"
 #include "kvbm_lease.h"
 #include "peer/lease/lease_wire.h"
 #include "peer/lease/lend.h"

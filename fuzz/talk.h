@@ -18,8 +18,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/clock.h"
-#include "base/log.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
 #include "kv_store_abi.h"
 #include "kv_store_ext.h"
 #include "require.h"

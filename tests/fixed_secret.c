@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Linked into every unit test: hash tables look the same in every run, so that failures repeat. */
-#include "base/mix.h"
+#include "base/core/mix.h"
 
 struct kv_mix_secret drawn_secret; /* for tests/base/test_mix.c */
 

@@ -9,7 +9,9 @@ ALONE = {"kvx": {"kvx"}}  # depends on nothing, not even base
 TOP = ""  # the files of a room that lie in none of its folders
 # Arrows between the folders of one room, or of one folder in it: what each may include of the others. Disk and object don't know each
 # other.
-PARTS = {"tier": {"transfer": set(), "disk": {"transfer"}, "object": {"transfer"}, "peer": set(), "plan": {"transfer"},
+PARTS = {"base": {"core": set(), "json": {"core"}, "hash": {"core"}, "args": {"core"}, "thread": {"core"}, "net": {"core", "thread"},
+                  "file": {"core"}, "metrics": {"core"}},
+         "tier": {"transfer": set(), "disk": {"transfer"}, "object": {"transfer"}, "peer": set(), "plan": {"transfer"},
                   "manager": {"transfer", "disk", "object", "peer"}, "volume": {"manager"}, "group": {"transfer"}},
          "event": {"wire": set(), "reader": {"wire"}, "publisher": {"wire"}, "router": set(), TOP: {"wire"}},
          "store": {"backend": set(), "object": {"backend"}, "file": {"backend", "object"}, "conformance": {"backend"},

@@ -13,7 +13,7 @@
 #include <stdbool.h>
 #include <sys/uio.h>
 
-#include "base/buf.h"
+#include "base/core/buf.h"
 #include "redis/resp.h"
 
 struct rds_cmd {

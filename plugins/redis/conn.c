@@ -12,8 +12,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/resolve.h"
+#include "base/core/clock.h"
+#include "base/net/resolve.h"
 
 #define IN_SIZE ((size_t)64 << 10)
 
@@ -93,7 +93,7 @@ static int connect_any(struct rds_conn *conn, const struct kv_addresses *found, 
     return err;
 }
 
-/* Resolve and connect. A thread resolves names, and may outlast the deadline (base/resolve.h). */
+/* Resolve and connect. A thread resolves names, and may outlast the deadline (base/net/resolve.h). */
 static int open_tcp(struct rds_conn *conn, const struct rds_address *address, uint64_t deadline_ns,
                     struct kv_error *error)
 {

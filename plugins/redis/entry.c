@@ -3,8 +3,8 @@
 
 #include <sys/mman.h>
 
-#include "base/error.h"
-#include "base/xxh.h"
+#include "base/core/error.h"
+#include "base/core/xxh.h"
 
 #define HUGE_PAGE ((size_t)2 << 20)
 #define SLAB_SIZE (16 * HUGE_PAGE)

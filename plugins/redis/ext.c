@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "base/log.h"
+#include "base/core/log.h"
 #include "redis/store.h"
 
 static void lock(kv_store_v1 *self)

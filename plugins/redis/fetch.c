@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Getting chunks: from the server, from prefetched values, and from the save in progress. */
-#include "base/log.h"
+#include "base/core/log.h"
 #include "redis/scripts.h"
 #include "redis/store.h"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "redis/history.h"
 
-#include "base/error.h"
-#include "base/thread.h"
+#include "base/core/error.h"
+#include "base/thread/thread.h"
 
 /* Return the index of the @i-th publication remembered, the oldest first. */
 static size_t place(const struct rds_history *history, size_t i)

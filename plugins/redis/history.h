@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Latest publications of a handle, with the chunks that each took (base/history.h). Not
+ * Latest publications of a handle, with the chunks that each took (base/metrics/history.h). Not
  * thread-safe.
  */
 #ifndef KV_REDIS_HISTORY_H
 #define KV_REDIS_HISTORY_H
 
-#include "base/buf.h"
-#include "base/history.h"
+#include "base/core/buf.h"
+#include "base/metrics/history.h"
 #include "redis/entry.h"
 
 struct rds_published {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Listings: names by SCAN, and by SSCAN the chunks that a manifest may need. */
-#include "base/log.h"
+#include "base/core/log.h"
 #include "redis/scan.h"
 #include "redis/store.h"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "redis/loss.h"
 
-#include "base/clock.h"
-#include "base/own_manifest.h"
+#include "base/core/clock.h"
+#include "base/file/own_manifest.h"
 
 #define STRANGERS_S 3600 /* a save takes no longer */
 

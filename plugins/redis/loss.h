@@ -18,7 +18,7 @@
 #ifndef KV_REDIS_LOSS_H
 #define KV_REDIS_LOSS_H
 
-#include "base/buf.h"
+#include "base/core/buf.h"
 #include "redis/entry.h"
 
 /** Limit of keys remembered. With more, manifests of ours are treated like all others, too. */

@@ -4,8 +4,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/log.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
 #include "redis/nodes.h"
 
 #define ASK_AGAIN_NS (100 * KV_NS_PER_MS)

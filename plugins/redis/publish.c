@@ -2,9 +2,9 @@
 /* Publish: send buffered puts, then a manifest that readers may trust. */
 #include "redis/publish.h"
 
-#include "base/clock.h"
-#include "base/log.h"
-#include "base/own_manifest.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
+#include "base/file/own_manifest.h"
 #include "redis/scripts.h"
 
 #define MAX_ARGS ((size_t)1 << 20) /* of a command, before Redis 7 */

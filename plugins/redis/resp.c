@@ -3,7 +3,7 @@
 
 #include <stdbool.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 
 void resp_init(struct resp_parser *parser)
 {

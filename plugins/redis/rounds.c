@@ -5,8 +5,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/log.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
 #include "redis/nodes.h"
 
 #define MIN_PACE ((uint64_t)64 << 10) /* bytes a second */

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "redis/store.h"
 
-#include "base/clock.h"
-#include "base/log.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
 
 #define MAX_VALUE (RESP_MAX_BULK - RDS_CHUNK_TRAILER)
 

@@ -16,7 +16,7 @@
 
 #include <pthread.h>
 
-#include "base/thread.h"
+#include "base/thread/thread.h"
 #include "kv_store_ext.h"
 #include "redis/entry.h"
 #include "redis/history.h"

@@ -2,8 +2,8 @@
 /* Delete chunks that weren't used for a while. The cutoff is computed once, at the beginning, by
  * the server's clock. Each chunk holds its time of use (scripts.h). The server compares and deletes
  * in one step, so that a hit in between keeps the chunk. */
-#include "base/clock.h"
-#include "base/log.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
 #include "redis/scripts.h"
 #include "redis/store.h"
 

@@ -4,8 +4,8 @@
 #include <openssl/err.h>
 #include <stdio.h>
 
-#include "base/socket_bio.h"
-#include "base/tls_host.h"
+#include "base/net/socket_bio.h"
+#include "base/net/tls_host.h"
 
 struct rds_tls {
     SSL_CTX *context;

@@ -3,7 +3,7 @@
 
 #include <ctype.h>
 
-#include "base/args.h"
+#include "base/args/args.h"
 
 #define DEFAULT_PORT 6379
 #define DEFAULT_TIMEOUT_MS 5000

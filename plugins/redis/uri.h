@@ -18,7 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 
 #define RDS_MAX_SEEDS 16
 #define RDS_HOST_SIZE 256

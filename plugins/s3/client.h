@@ -21,7 +21,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/buf.h"
+#include "base/core/buf.h"
 #include "s3/config.h"
 #include "s3/sign.h"
 

@@ -7,8 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/ascii.h"
-#include "base/buf.h"
+#include "base/core/ascii.h"
+#include "base/core/buf.h"
 #include "s3/sign.h"
 
 #define MAX_CONNECTIONS 256

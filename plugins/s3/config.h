@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 
 struct s3_config {
     char *bucket;

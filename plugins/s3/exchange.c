@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/ascii.h"
-#include "base/clock.h"
+#include "base/core/ascii.h"
+#include "base/core/clock.h"
 #include "s3/xml.h"
 
 #define MAX_ERROR_BODY 65536

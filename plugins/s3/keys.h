@@ -9,7 +9,7 @@
 #ifndef KV_PLUGINS_S3_KEYS_H
 #define KV_PLUGINS_S3_KEYS_H
 
-#include "base/buf.h"
+#include "base/core/buf.h"
 #include "s3/config.h"
 
 #define S3_MAX_HASH 120

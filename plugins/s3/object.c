@@ -5,9 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/clock.h"
-#include "base/log.h"
-#include "base/xxh.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
+#include "base/core/xxh.h"
 
 void s3_sum(const void *data, size_t len, char ret[64])
 {

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/xxh.h"
+#include "base/core/xxh.h"
 
 #define MAX_KEYS_BYTES (48u << 20) /* limit for one publication: three million chunks */
 

@@ -3,7 +3,7 @@
 #ifndef S3_REF_KEYS_H
 #define S3_REF_KEYS_H
 
-#include "base/buf.h"
+#include "base/core/buf.h"
 
 /* Records as in the object, and an open-addressed table of their offsets. */
 struct s3_ref_keys {

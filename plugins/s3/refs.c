@@ -6,10 +6,10 @@
 #include <string.h>
 #include <sys/random.h>
 
-#include "base/clock.h"
-#include "base/history.h"
-#include "base/thread.h"
-#include "base/xxh.h"
+#include "base/core/clock.h"
+#include "base/core/xxh.h"
+#include "base/metrics/history.h"
+#include "base/thread/thread.h"
 #include "s3/list.h"
 #include "s3/ref_keys.h"
 
@@ -26,7 +26,7 @@ struct s3_ref_segment {
     struct s3_ref_keys *keys;
 };
 
-/* One of the latest publications, with the chunks that it took (base/history.h). */
+/* One of the latest publications, with the chunks that it took (base/metrics/history.h). */
 struct past {
     struct s3_ref_keys *keys; /* owned; NULL: none */
     uint64_t thread;          /* its number */

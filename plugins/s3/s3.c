@@ -7,9 +7,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/clock.h"
-#include "base/log.h"
-#include "base/own_manifest.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
+#include "base/file/own_manifest.h"
 #include "s3/list.h"
 #include "s3/store.h"
 

@@ -4,8 +4,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "base/clock.h"
-#include "base/xxh.h"
+#include "base/core/clock.h"
+#include "base/core/xxh.h"
 
 #define SLOTS 16384
 #define SEEN_NS (600 * KV_NS_PER_S) /* far less than any sweep's minimum age */

@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <time.h>
 
-#include "base/buf.h"
+#include "base/core/buf.h"
 
 #define S3_SHA256_HEX 65 /* with its NUL */
 #define S3_STAMP 17      /* 20130524T000000Z and its NUL */

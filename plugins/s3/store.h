@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "kv_store_abi.h"
 #include "kv_store_ext.h"
 #include "s3/object.h"

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "s3/list.h"
 #include "s3/store.h"
 

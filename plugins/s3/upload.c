@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "s3/object.h"
 #include "s3/sign.h"
 #include "s3/xml.h"

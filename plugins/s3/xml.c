@@ -9,8 +9,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/ascii.h"
-#include "base/error.h"
+#include "base/core/ascii.h"
+#include "base/core/error.h"
 
 enum {
     MAX_DEPTH = 16,

@@ -7,7 +7,7 @@
  */
 #include "reason.h"
 
-#include "base/log_bound.h"
+#include "base/core/log_bound.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>

@@ -6,9 +6,9 @@
 #include <errno.h>
 #include <inttypes.h>
 
-#include "base/clock.h"
-#include "base/error.h"
-#include "base/log.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
 
 /* Half a century and a whole one: times since 1970 are so far ahead of a clock that began at boot. Later
  * ones, such as INT64_MAX, mean that there is no deadline. */

@@ -3,11 +3,11 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/buf.h"
-#include "base/error.h"
-#include "base/json.h"
-#include "base/utf8.h"
-#include "base/xxh.h"
+#include "base/core/buf.h"
+#include "base/core/error.h"
+#include "base/core/utf8.h"
+#include "base/core/xxh.h"
+#include "base/json/json.h"
 #include "kvbm_tokens.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 
 #define EMPTY UINT32_MAX
 

@@ -2,7 +2,7 @@
 /* The library's log hook. Each shared library has a copy of base, so each has a hook of its own. */
 #include "kvbm_tokens.h"
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "kvx_ext.h"
 
 void kvbm_set_log(kv_log_fn fn, void *arg)

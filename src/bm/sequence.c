@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "kvbm_tokens.h"
 
 struct kvbm_sequence {

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "base/args.h"
+#include "base/args/args.h"
 
 enum { MAX_COMMANDS = 32 };
 

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/args.h"
+#include "base/args/args.h"
 #include "cli/commands.h"
 
 static const struct command {

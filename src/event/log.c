@@ -2,7 +2,7 @@
 /* The library's log hook. Each shared library has its own copy of base, hence its own hook. */
 #include "kv_event.h"
 
-#include "base/log.h"
+#include "base/core/log.h"
 
 void kve_set_log(kv_log_fn fn, void *arg)
 {

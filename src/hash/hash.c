@@ -10,8 +10,8 @@
 #include <endian.h>
 #include <string.h>
 
-#include "base/error.h"
-#include "base/xxh.h"
+#include "base/core/error.h"
+#include "base/core/xxh.h"
 #include "hash/digest.h"
 
 #define DIGEST_DIGITS 64 /* a 256-bit digest in hex */

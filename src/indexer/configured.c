@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/instance.h"
-#include "base/log.h"
+#include "base/args/instance.h"
+#include "base/core/log.h"
 #include "indexer/model/lookup.h"
 
 /* -- at the start ------------------------------------------------------------------------------ */

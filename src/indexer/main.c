@@ -2,7 +2,7 @@
 /* kv-indexer: follow KV cache events and answer which worker holds a prompt's prefix. */
 #include <stdio.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "indexer/service.h"
 
 int main(int argc, char **argv)

@@ -7,8 +7,8 @@
 #include <signal.h>
 #include <systemd/sd-daemon.h>
 
-#include "base/clock.h"
-#include "base/log.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
 #include "indexer/configured.h"
 #include "indexer/http/tls.h"
 

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-#include "base/thread.h"
+#include "base/thread/thread.h"
 #include "indexer/service.h"
 
 /** Flags that the signal handlers set. Lock-free atomics, because a handler runs in any thread. */

@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/instance.h"
-#include "base/utf8.h"
+#include "base/args/instance.h"
+#include "base/core/utf8.h"
 #include "indexer/model/lookup.h"
 #include "indexer/registry/registry.h"
 #include "indexer/replica/peers.h"

@@ -9,8 +9,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/args.h"
-#include "base/error.h"
+#include "base/args/args.h"
+#include "base/core/error.h"
 
 /** Most tokens in a block of --workers and /register. */
 #define KI_MAX_BLOCK_SIZE (1 << 20)
@@ -92,7 +92,7 @@ struct ki_worker_spec {
 
 /**
  * Parse @lists, each `instance_id[:dp_rank]=endpoint[+replay_endpoint],...`. An instance id is a
- * number or a name (base/instance.h); the last colon before the = begins the rank. Blanks around
+ * number or a name (base/args/instance.h); the last colon before the = begins the rank. Blanks around
  * entries and empty text are allowed. Returns the number of entries with *@ret for ki_worker_specs_free, or -EINVAL,
  * -ENOMEM with an @error that names the entry.
  */

@@ -8,9 +8,9 @@
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/log.h"
-#include "base/thread.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
+#include "base/thread/thread.h"
 #include "indexer/configured.h"
 #include "indexer/http/tls.h"
 #include "indexer/main_loop.h"

@@ -3,8 +3,8 @@
 
 #include <stdatomic.h>
 
-#include "base/clock.h"
-#include "base/metrics.h"
+#include "base/core/clock.h"
+#include "base/metrics/metrics.h"
 
 /* 5 µs to 52 s, doubling; from 0.1 ms on the buckets that dashboards of the original expect. */
 static const double buckets[] = {0.000005, 0.00001, 0.000025, 0.00005, 0.0001,  0.0002,

@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/buf.h"
+#include "base/core/buf.h"
 #include "indexer/http/http.h"
 #include "indexer/registry/registry.h"
 

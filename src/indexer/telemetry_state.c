@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/metric_text.h"
+#include "base/core/clock.h"
+#include "base/metrics/metric_text.h"
 #include "event/router/router_event.h" /* kve_tier_name */
 #include "indexer/telemetry.h"
 #include "indexer/view/event_counts.h"

@@ -19,7 +19,7 @@ static const struct kvx_backend *backend; /* written once, before pthread_once r
 
 /*
  * Write the absolute path of the library or program that contains this code: as kv_own_path of
- * base/own_path.h, which says why, but this room uses no other.
+ * base/file/own_path.h, which says why, but this room uses no other.
  */
 static bool own_path(char *ret, size_t size)
 {

@@ -10,8 +10,8 @@
  * Rows of consecutive cells go between store and state without a copy. Those of transposed V, of
  * extras, and of cells out of order go through a buffer.
  */
-#include "base/hash.h"
-#include "base/log.h"
+#include "base/core/log.h"
+#include "base/hash/hash.h"
 #include "llama/cache.h"
 
 enum { WINDOW_BYTES = 4 << 20, WINDOW_BLOCKS = 64 };

@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "base/hash.h"
-#include "base/log.h"
+#include "base/core/log.h"
+#include "base/hash/hash.h"
 
 enum { FILE_STEP = 4 << 20 };
 

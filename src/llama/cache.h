@@ -14,7 +14,7 @@
 #ifndef KVL_CACHE_H
 #define KVL_CACHE_H
 
-#include "base/prefix_block.h"
+#include "base/hash/prefix_block.h"
 #include "kv_store.h"
 #include "llama/shape.h"
 

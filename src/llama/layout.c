@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Layouts in the store, roots and keys. */
-#include "base/le.h"
-#include "base/log.h"
+#include "base/core/le.h"
+#include "base/core/log.h"
 #include "llama/cache.h"
 
 enum { LAYOUT_BYTES_MAX = 1 << 16 };

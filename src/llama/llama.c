@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The public calls: which layouts to look at, and what libllama is asked and given. */
-#include "base/log.h"
+#include "base/core/log.h"
 #include "llama/cache.h"
 
 enum { REFUSED_MAX = 4 }; /* snapshots of one layout that a load reads in vain */

@@ -18,9 +18,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "base/error.h"
-#include "base/le.h"
-#include "base/log.h"
+#include "base/core/error.h"
+#include "base/core/le.h"
+#include "base/core/log.h"
 #include "kv_store.h"
 
 struct llama_context;

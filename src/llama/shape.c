@@ -7,7 +7,7 @@
  */
 #include "llama/shape.h"
 
-#include "base/le.h"
+#include "base/core/le.h"
 
 #define STATE_MAGIC 0xaf143cd8u
 

@@ -17,7 +17,7 @@
 #ifndef KVL_SHAPE_H
 #define KVL_SHAPE_H
 
-#include "base/buf.h"
+#include "base/core/buf.h"
 #include "kv_llama.h"
 
 enum {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Make states of a shape: all of their bytes but extras and rows. */
-#include "base/le.h"
+#include "base/core/le.h"
 #include "llama/shape.h"
 
 enum { LAYER_HEAD = 12 }; /* bytes before the rows of K or V of a layer */

@@ -3,9 +3,9 @@
  * Snapshots: states that can't be cut at tokens, whole. A head under the key of exactly these tokens
  * names the parts, which are chunks under the hashes of their bytes.
  */
-#include "base/hash.h"
-#include "base/le.h"
-#include "base/log.h"
+#include "base/core/le.h"
+#include "base/core/log.h"
+#include "base/hash/hash.h"
 #include "llama/cache.h"
 
 enum { PART_BYTES = KV_PREFIX_PART_MAX, WINDOW_PARTS = 16, FIRST_SLICE = 64, SLICE_MAX = 4096 };

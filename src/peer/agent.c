@@ -4,8 +4,8 @@
 
 #include <sys/random.h>
 
-#include "base/log.h"
-#include "base/utf8.h"
+#include "base/core/log.h"
+#include "base/core/utf8.h"
 #include "peer/lease/lend.h"
 #include "peer/session/net.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Block sets of this agent: what it tells peers of its blocks. */
-#include "base/log.h"
+#include "base/core/log.h"
 #include "peer/lease/lend.h"
 #include "peer/session/agent.h"
 #include "peer/session/net.h"

@@ -7,9 +7,9 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/endpoint.h"
-#include "base/error.h"
-#include "base/json.h"
+#include "base/core/error.h"
+#include "base/json/json.h"
+#include "base/net/endpoint.h"
 #include "kvbm_remote.h"
 
 #define MAX_TEXT 1024 /* of strings that are read, escapes resolved */

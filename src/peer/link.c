@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Agreement of a session's two sides on a carrier, as the reader sees it. */
-#include "base/log.h"
+#include "base/core/log.h"
 #include "peer/lease/lend.h"
 #include "peer/session/agent.h"
 #include "peer/session/net.h"

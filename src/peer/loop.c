@@ -6,7 +6,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "peer/lease/lend.h"
 #include "peer/session/net.h"
 

@@ -8,7 +8,7 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
-#include "base/thread.h"
+#include "base/thread/thread.h"
 #include "kv_store_async.h"
 
 enum { KVS_ASYNC_THREADS = 64 }; /* at most */

@@ -11,8 +11,8 @@
 #include <limits.h>
 #include <string.h>
 
-#include "base/clock.h"
-#include "base/error.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
 #include "store/async.h"
 #include "store/backend/store.h"
 #include "store/object/fetch.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /** Snapshots of one buffer: kvs_save and kvs_restore with callbacks that this file supplies. */
-#include "base/error.h"
+#include "base/core/error.h"
 #include "kv_store.h"
 
 struct source {

@@ -2,7 +2,7 @@
 /* Batches between a store and the caller's memory: kvs_get_chunks_into, kvs_put_chunks_from. */
 #include <limits.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "store/backend/check.h"
 #include "store/backend/parts.h"
 #include "store/object/fetch.h"

@@ -2,7 +2,7 @@
 /* The library's log hook. Each shared library has a copy of base, so each has a hook of its own. */
 #include "kv_store.h"
 
-#include "base/log.h"
+#include "base/core/log.h"
 
 void kvs_set_log(kv_log_fn fn, void *arg)
 {

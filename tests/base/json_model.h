@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/json.h"
+#include "base/json/json.h"
 
 /* -- the checker ------------------------------------------------------------------------------- */
 

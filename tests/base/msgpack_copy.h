@@ -3,7 +3,7 @@
 #ifndef KV_TESTS_BASE_MSGPACK_COPY_H
 #define KV_TESTS_BASE_MSGPACK_COPY_H
 
-#include "base/msgpack.h"
+#include "base/json/msgpack.h"
 
 /* One value without what it contains. Returns how many values that is, or -1 where the writer has no
  * form for it. */

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "base/args.h"
+#include "base/args/args.h"
 
 #include <ctype.h>
 #include <stdio.h>
 #include <unistd.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "base/unit.h"
 
 struct values {

@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/beneath.h"
+#include "base/file/beneath.h"
 #include "skip.h"
 
 enum { NOBODY = 65534 };

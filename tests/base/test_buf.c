@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "base/buf.h"
+#include "base/core/buf.h"
 
 #include <float.h>
 #include <inttypes.h>
 #include <math.h>
 
-#include "base/ascii.h"
+#include "base/core/ascii.h"
 #include "base/unit.h"
 
 static void grows_and_keeps(void **state)

@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/endpoint_rule.h"
+#include "base/net/endpoint_rule.h"
 #include "base/unit.h"
 
 static void test_accepted(void **state)

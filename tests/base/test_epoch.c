@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Reclamation: memory that a reader may see is not freed, and all memory is freed in the end. */
-#include "base/epoch.h"
+#include "base/thread/epoch.h"
 
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/error.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
 #include "base/unit.h"
 
 #define ALIVE UINT64_C(0xa11fe)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "base/error.h"
+#include "base/core/error.h"
 #include "base/unit.h"
 
 /* A value that another thread may change is looked at once: the result is one of those compared. */

@@ -2,7 +2,7 @@
 /* Instance ids: digits are numbers, the rest are names with numbers that all versions agree on. */
 #include <errno.h>
 
-#include "base/instance.h"
+#include "base/args/instance.h"
 #include "base/unit.h"
 
 static char long_name[KV_INSTANCE_NAME_MAX + 2];

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "base/json.h"
+#include "base/json/json.h"
 
 #include <inttypes.h>
 #include <math.h>
 
-#include "base/ascii.h"
+#include "base/core/ascii.h"
 #include "base/json_model.h"
 #include "base/unit.h"
 

@@ -2,14 +2,14 @@
 /* Arrays of integers: the fast reader (each form that the machine has; this test compiles the
  * portable one itself) against the same text read item by item. Values, counts, errors and error
  * offsets must be the same. */
-#include "base/json.h"
+#include "base/json/json.h"
 
 #define KV_JSON_PORTABLE
 #define kv_json_u32_array portable_u32_array
 #define kv_json_bits64_array portable_bits64_array
 size_t portable_u32_array(struct kv_json *j, struct kv_buf *ret);
 size_t portable_bits64_array(struct kv_json *j, struct kv_buf *ret);
-#include "base/json_array.c" // NOLINT(bugprone-suspicious-include): on purpose, see above
+#include "base/json/json_array.c" // NOLINT(bugprone-suspicious-include): on purpose, see above
 #undef kv_json_u32_array
 #undef kv_json_bits64_array
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <math.h>
 
+#include "base/core/utf8.h"
 #include "base/json_model.h"
 #include "base/unit.h"
-#include "base/utf8.h"
 
 static void writes_everything(void **state)
 {

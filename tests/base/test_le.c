@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "base/error.h"
-#include "base/le.h"
-#include "base/own_manifest.h"
+#include "base/core/error.h"
+#include "base/core/le.h"
+#include "base/file/own_manifest.h"
 #include "base/unit.h"
 
 static void test_le64(void **state)

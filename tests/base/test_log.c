@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "base/log.h"
+#include "base/core/log.h"
 
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "base/thread.h"
+#include "base/thread/thread.h"
 #include "base/unit.h"
 
 static char last[KV_LOG_MAX_LINE + 1];

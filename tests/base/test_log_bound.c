@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The bound for lines on standard error, under a clock of the test's own. */
-#include "base/log_bound.h"
+#include "base/core/log_bound.h"
 
 #include <fcntl.h>
 #include <stdio.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/log.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
 #include "base/unit.h"
 
 static uint64_t now_ns = 1000 * KV_NS_PER_S;

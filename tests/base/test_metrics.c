@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/metrics.h"
+#include "base/metrics/metrics.h"
 #include "base/unit.h"
 
 static const double bounds[] = {0.0001, 0.0002, 1.5};

@@ -3,7 +3,7 @@
  * kv_mix: whatever 20,000 keys somebody chooses, with whatever secret is drawn, none of 1024 cells
  * gets many more than by chance, by whichever ten bits.
  */
-#include "base/mix.h"
+#include "base/core/mix.h"
 
 #include "unit.h"
 

@@ -3,8 +3,8 @@
 #include <errno.h>
 #include <pthread.h>
 
-#include "base/clock.h"
-#include "base/queue.h"
+#include "base/core/clock.h"
+#include "base/thread/queue.h"
 #include "base/unit.h"
 
 static void test_order_and_bound(void **state)

@@ -6,10 +6,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/error.h"
-#include "base/resolve.h"
-#include "base/thread.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
+#include "base/net/resolve.h"
+#include "base/thread/thread.h"
 #include "base/unit.h"
 
 /*

@@ -10,7 +10,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "base/room.h"
+#include "base/file/room.h"
 #include "skip.h"
 
 static int file_of(const char *text)

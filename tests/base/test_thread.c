@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "base/thread.h"
+#include "base/thread/thread.h"
 
 #include <errno.h>
 #include <poll.h>

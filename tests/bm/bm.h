@@ -37,7 +37,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "kvbm_events.h"
 #include "kvbm_pool.h"
 #include "kvbm_tokens.h"

@@ -6,7 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "index/random.h"
 #include "kvbm_layout.h"
 

@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "bm.h"
 #include "bm/pool/pool.h"
 #include "model.h"

@@ -2,7 +2,7 @@
 /* Values attached to keys, and callbacks for uses of keys. */
 #include <stdio.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "base/unit.h"
 #include "bm.h"
 #include "bm/registry/registry.h"

@@ -7,7 +7,7 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "bm/bm.h"
 #include "bm/events/event_record.h"
 #include "bm/events/events.h"

@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/core/xxh.h"
 #include "base/unit.h"
-#include "base/xxh.h"
 #include "index/random.h"
 #include "kvbm_tokens.h"
 

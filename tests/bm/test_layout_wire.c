@@ -6,8 +6,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/core/xxh.h"
 #include "base/unit.h"
-#include "base/xxh.h"
 #include "layout_unit.h"
 #include "skip.h"
 #include "starve.h"

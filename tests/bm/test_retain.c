@@ -4,7 +4,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "base/unit.h"
 #include "bm.h"
 #include "bm/pool/pool.h"

@@ -21,7 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "bm/storage/storage.h"
 #include "index/random.h"
 #include "kvbm.h"

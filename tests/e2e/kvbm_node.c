@@ -10,7 +10,7 @@
  */
 #include <inttypes.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "tier/kitchen.h"
 
 #define HOST_BLOCKS 1024u

@@ -319,7 +319,7 @@ static struct kvs_store *store; static struct kvs_result result; static int stat
 int64_t read_buffer(void *arg, void *buf, size_t cap);
 """
 BASE = """
-#include "base/json.h"
+#include "base/json/json.h"
 static struct kv_json j; static const char *body; static size_t len; static struct kv_str key; static struct kv_buf tokens;
 static long n; int refuse(const struct kv_error *error);
 """

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "pack.h"
-#include "base/ascii.h"
+#include "base/core/ascii.h"
 #include "base/unit.h"
 
 static const char *pack_value(struct kv_buf *out, const char *p);

@@ -7,7 +7,7 @@
 #ifndef KV_TESTS_EVENT_PACK_H
 #define KV_TESTS_EVENT_PACK_H
 
-#include "base/msgpack.h"
+#include "base/json/msgpack.h"
 #include "base/unit.h"
 
 /** Append the bytes of hex digits, up to a quote or the end. Returns where they end. */

@@ -2,7 +2,7 @@
 /* Messages around a batch: accepted ones, refused ones, and telling the two replay forms apart. */
 #include "base/unit.h"
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "event/wire/frames.h"
 
 #define SPAN(text)             \

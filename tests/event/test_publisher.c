@@ -13,7 +13,7 @@
 #include <unistd.h>
 #include <zmq.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "event/wire/frames.h"
 #include "kv_event.h"
 

@@ -2,7 +2,7 @@
 /* The rules of the reader: the operations of each event, and the handling of malformed batches. */
 #include "event/reader_unit.h"
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "event/reader/reader.h"
 #include "event/reader/salts.h"
 #include "event/wire/unique.h"

@@ -26,7 +26,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "say.h"
 #include "tier/disk/disk.h"
 

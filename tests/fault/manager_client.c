@@ -30,8 +30,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/error.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
 #include "kvbm_manager.h"
 #include "say.h"
 

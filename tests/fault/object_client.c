@@ -18,8 +18,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/error.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
 #include "tier/object/object.h"
 
 enum { KEY = 8, MAX_N = 256, STORM_BLOCKS = 200, STORM_BATCH = 4, MAX_STORM = 16 };

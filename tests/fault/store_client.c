@@ -19,7 +19,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "base/buf.h"
+#include "base/core/buf.h"
 #include "kv_store.h"
 
 enum { MAX_WRITERS = 64, MAX_NAMES = 64, N_SHARED = 96 };

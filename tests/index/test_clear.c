@@ -5,7 +5,7 @@
 #include <sched.h>
 #include <string.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "base/unit.h"
 #include "index/tree/tree.h"
 #include "random.h"

@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <inttypes.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "base/unit.h"
 #include "index/memory/table.h"
 #include "random.h"

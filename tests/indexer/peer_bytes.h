@@ -5,7 +5,7 @@
 
 #include <endian.h>
 
-#include "base/buf.h"
+#include "base/core/buf.h"
 
 enum { PEER_MORE = 1, PEER_LONG = 2, PEER_COMMAND = 4 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "indexer/api/body.h"
 
-#include "base/msgpack.h"
+#include "base/json/msgpack.h"
 #include "base/unit.h"
 #include "event/pack.h"
 #include "indexer/api/body_mm.h"

@@ -2,7 +2,7 @@
 /* Memory shared by clients, beside a plain list of their shares. */
 #include "indexer/http/budget.h"
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "base/unit.h"
 
 #define MIB ((size_t)1 << 20)

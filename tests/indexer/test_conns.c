@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "indexer/http/budget.h"
 #include "indexer/http/conns.h"
 

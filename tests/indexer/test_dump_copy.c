@@ -7,8 +7,8 @@
 #include <stdatomic.h>
 #include <zmq.h>
 
-#include "base/clock.h"
-#include "base/msgpack.h"
+#include "base/core/clock.h"
+#include "base/json/msgpack.h"
 #include "event/wire/frames.h"
 #include "indexer/registry/tables.h"
 #include "indexer/replica/dump_copy.h"

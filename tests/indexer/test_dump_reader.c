@@ -2,7 +2,7 @@
 /* Dumps of both generations, of failing peers, and names with colons. */
 #include "base/unit.h"
 
-#include "base/json.h"
+#include "base/json/json.h"
 #include "event/router/packed_event.h"
 #include "indexer/replica/dump_reader.h"
 

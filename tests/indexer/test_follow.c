@@ -18,8 +18,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/log.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
 #include "indexer/http/auth.h"
 #include "indexer/registry/registry.h"
 #include "indexer/registry/tables.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "indexer/http/framing.h"
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "base/unit.h"
 
 /* Header lines "Name: value|Name: value", as a reader of the wire has cut them. */

@@ -8,7 +8,7 @@
 #include "models/follow.h"
 #include "models/vllm.h"
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "indexer/model/model.h"
 #include "indexer/registry/registry.h"
 #include "indexer/stream/listener_impl.h"

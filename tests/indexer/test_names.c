@@ -6,7 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "indexer/registry/names.h"
 #include "starve.h"
 

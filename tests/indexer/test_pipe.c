@@ -5,7 +5,7 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "base/unit.h"
 
 /* A reader as the HTTP library has it: parked until woken. */

@@ -4,7 +4,7 @@
 
 #include <errno.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "base/unit.h"
 
 static void good_ones(void **state)

@@ -12,10 +12,10 @@
 #include <unistd.h>
 #include <zmq.h>
 
-#include "base/clock.h"
-#include "base/log.h"
-#include "base/msgpack.h"
-#include "base/thread.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
+#include "base/json/msgpack.h"
+#include "base/thread/thread.h"
 #include "event/wire/frames.h"
 #include "indexer/model/lookup.h"
 #include "indexer/model/model.h"

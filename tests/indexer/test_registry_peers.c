@@ -14,7 +14,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "indexer/registry/registry.h"
 #include "indexer/registry/tables.h"
 #include "indexer/stream/listener.h"

@@ -9,7 +9,7 @@
 
 #include <stdlib.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "indexer/registry/removals.h"
 #include "starve.h"
 

@@ -7,8 +7,8 @@
 
 #include <inttypes.h>
 
-#include "base/log.h"
-#include "base/msgpack.h"
+#include "base/core/log.h"
+#include "base/json/msgpack.h"
 #include "indexer/view/apply.h"
 
 #define BLOCK_SIZE 4

@@ -11,8 +11,8 @@
 #include <unistd.h>
 #include <zmq.h>
 
-#include "base/clock.h"
-#include "base/error.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
 #include "indexer/peer_bytes.h"
 #include "indexer/zmq/sub.h"
 

@@ -5,7 +5,7 @@
 
 #include "base/unit.h"
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "indexer/view/unsure.h"
 
 #define RANKS 3

@@ -4,7 +4,7 @@
 
 #include <errno.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "indexer/peer_bytes.h"
 #include "indexer/zmq/zmtp.h"
 

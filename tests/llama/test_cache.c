@@ -2,8 +2,8 @@
 /* The prefix cache for llama.cpp over a small libllama (toy_llama.h): what loads is what was computed. */
 #include <pthread.h>
 
-#include "base/error.h"
-#include "base/prefix_block.h"
+#include "base/core/error.h"
+#include "base/hash/prefix_block.h"
 #include "llama/toy_llama.h"
 #include "store/memory_backend.h"
 

@@ -2,8 +2,8 @@
 /* Verification and collection of a store that holds a prefix cache beside objects. */
 #include <unistd.h>
 
-#include "base/error.h"
-#include "base/prefix_block.h"
+#include "base/core/error.h"
+#include "base/hash/prefix_block.h"
 #include "llama/toy_llama.h"
 #include "store/memory_backend.h"
 

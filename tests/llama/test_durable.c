@@ -6,8 +6,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/error.h"
-#include "base/prefix_block.h"
+#include "base/core/error.h"
+#include "base/hash/prefix_block.h"
 #include "kv_llama.h"
 #include "kv_store.h"
 #include "support.h"

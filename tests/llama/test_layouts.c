@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* States that aren't those of their tokens, and stores that hold states of several layouts. */
-#include "base/error.h"
-#include "base/prefix_block.h"
+#include "base/core/error.h"
+#include "base/hash/prefix_block.h"
 #include "llama/toy_llama.h"
 #include "store/memory_backend.h"
 

@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-#include "base/mix.h"
+#include "base/core/mix.h"
 #include "event/reader/reader_state.h"
 #include "index/memory/mem.h"
 #include "models/follow.h"

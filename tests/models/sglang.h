@@ -18,8 +18,8 @@
 #ifndef KV_TESTS_MODELS_SGLANG_H
 #define KV_TESTS_MODELS_SGLANG_H
 
-#include "base/msgpack.h"
-#include "base/xxh.h"
+#include "base/core/xxh.h"
+#include "base/json/msgpack.h"
 #include "models/prompts.h"
 
 #define SGLANG_PAGE 4

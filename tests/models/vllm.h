@@ -24,8 +24,8 @@
 #ifndef KV_TESTS_MODELS_VLLM_H
 #define KV_TESTS_MODELS_VLLM_H
 
-#include "base/msgpack.h"
-#include "base/xxh.h"
+#include "base/core/xxh.h"
+#include "base/json/msgpack.h"
 #include "models/prompts.h"
 
 #define VLLM_BLOCK 4

@@ -17,7 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 
 #define MAX_PACKET 1500
 #define N_WAITING 4096 /* packets under way; more are lost */

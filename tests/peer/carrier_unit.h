@@ -14,7 +14,7 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "lend_unit.h"
 #include "peer/lease/lease_wire.h"
 #include "support.h"

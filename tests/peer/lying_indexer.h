@@ -13,7 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 
 enum indexer_lie {
     INDEXER_HONEST, /* says what `answer` says */

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
-#include "base/xxh.h"
+#include "base/core/error.h"
+#include "base/core/xxh.h"
 #include "bm/layout_unit.h"
 #include "kvbm_lease.h"
 #include "support.h"

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "peer/session/session.h"
 #include "peer_unit.h"
 #include "support.h"

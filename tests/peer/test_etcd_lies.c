@@ -9,7 +9,7 @@
 #include <stdatomic.h>
 #include <sys/socket.h>
 
-#include "base/buf.h"
+#include "base/core/buf.h"
 #include "base/stalls.h"
 #include "base/unit.h"
 #include "directory_unit.h"

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "base/unit.h"
 #include "kvbm_remote.h"
 #include "starve.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The client of kv-indexer: what it asks, what it makes of right, wrong, late and missing answers. */
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "base/stalls.h"
 #include "lying_indexer.h"
 #include "peer/directory/indexer.h"

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "base/unit.h"
 #include "index/random.h"
 #include "peer/lease/lease.h"

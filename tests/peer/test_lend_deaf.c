@@ -3,7 +3,7 @@
  * Readers that lease and never read: they keep others from the share that is lent, no longer than their
  * leases last, and no memory or block of the owner for longer than it gives a socket that isn't read.
  */
-#include "base/log.h"
+#include "base/core/log.h"
 #include "base/unit.h"
 #include "lend_unit.h"
 #include "peer/lease/lease_wire.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A source that holds blocks on a thread of its own, and a set that is withdrawn meanwhile. */
-#include "base/log.h"
+#include "base/core/log.h"
 #include "base/unit.h"
 #include "lend_unit.h"
 #include "peer/session/net.h"

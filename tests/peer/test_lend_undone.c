@@ -5,7 +5,7 @@
  */
 #include <stdatomic.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "base/unit.h"
 #include "lend_unit.h"
 #include "peer/lease/lease_wire.h"

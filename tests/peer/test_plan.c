@@ -4,7 +4,7 @@
  * in the model; groups of ranks hold their parts of it. What a plan's copies bring must equal what
  * the model says, and no other byte may change. The same parts go through a copier.
  */
-#include "base/error.h"
+#include "base/core/error.h"
 #include "base/unit.h"
 #include "kvbm_plan.h"
 #include "starve.h"

@@ -7,7 +7,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "base/unit.h"
 #include "certificates.h"
 #include "peer/session/net.h"

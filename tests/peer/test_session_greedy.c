@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Peers that take of what all sessions share, memory for bodies and places for sets, beside honest ones. */
-#include "base/log.h"
+#include "base/core/log.h"
 #include "base/unit.h"
 #include "peer/session/net.h"
 #include "raw_peer.h"

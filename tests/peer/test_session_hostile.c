@@ -15,7 +15,7 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "base/unit.h"
 #include "raw_peer.h"
 #include "skip.h"

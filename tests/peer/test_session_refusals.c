@@ -8,7 +8,7 @@
 #include <stdatomic.h>
 #include <sys/stat.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "base/unit.h"
 #include "certificates.h"
 #include "session_unit.h"

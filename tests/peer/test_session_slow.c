@@ -11,7 +11,7 @@
 #include <netinet/tcp.h>
 #include <pthread.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "index/random.h"
 #include "raw_peer.h"
 

@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "base/unit.h"
 #include "bm/storage/layout.h"
 #include "peer/set/shared.h"

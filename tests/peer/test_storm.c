@@ -8,7 +8,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 
 #define MAX_READERS 7
 

@@ -5,7 +5,7 @@
  */
 #include "storm.h"
 
-#include "base/log.h"
+#include "base/core/log.h"
 
 #ifndef HAS_UCX
 #define HAS_UCX 0 /* libkvbm_ucx was built */

@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "cable.h"
 
 #define OWNER_HOST "10.11.12.1"

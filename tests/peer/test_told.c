@@ -2,8 +2,8 @@
 /* Keys that are gone, of owners with many sets over one registry. */
 #include <stdatomic.h>
 
-#include "base/le.h"
-#include "base/log.h"
+#include "base/core/le.h"
+#include "base/core/log.h"
 #include "base/unit.h"
 #include "lend_unit.h"
 #include "peer/lease/lease_wire.h"

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "store/backend/file.h"
 #include "store/file/file_impl.h"
 #include "support.h"

@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "base/buf.h"
+#include "base/core/buf.h"
 
 /* Beginning of a state. */
 enum llama_kind {

@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 
 #include "backends.h"
-#include "base/error.h"
+#include "base/core/error.h"
 #include "kv_store_async.h"
 
 enum { KEY = 8, KEYS = 300, LEN = 3000, LONG_MS = 100000 };

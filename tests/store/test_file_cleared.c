@@ -3,7 +3,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "store/file_unit.h"
 
 static uint8_t blob[100000];

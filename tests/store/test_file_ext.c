@@ -5,7 +5,7 @@
 #include <sys/wait.h>
 #include <utime.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 
 static uint8_t blob[100000];
 

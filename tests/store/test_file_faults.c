@@ -4,7 +4,7 @@
 #include <sched.h>
 #include <sys/xattr.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "store/file_unit.h"
 
 enum call {

@@ -5,7 +5,7 @@
 #include <sys/file.h>
 #include <sys/resource.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "store/file_unit.h"
 #include "store/object/manifest.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Several saves on one handle: each publication leaves the others what they count on. */
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "kv_store.h"
 #include "store/file/file_commit.h"
 #include "store/file_unit.h"

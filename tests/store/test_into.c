@@ -5,7 +5,7 @@
 #include <fcntl.h>
 
 #include "backends.h"
-#include "base/error.h"
+#include "base/core/error.h"
 
 enum { KEYS = 24, LEN_MAX = 300000, PARTS_MAX = 9, GUARD = 16, KEY = 8 };
 

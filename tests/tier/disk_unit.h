@@ -13,9 +13,9 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/error.h"
-#include "base/log.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
 #include "skip.h"
 #include "tier/disk/disk.h"
 

@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "kvbm_lease.h"
 #include "kvbm_plan.h"
 #include "kvbm_transfer.h"

@@ -9,7 +9,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "tier/kitchen.h"
 
 #define N 8u

@@ -14,7 +14,7 @@
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "kvbm.h"
 #include "skip.h"
 #include "tier/kitchen.h"

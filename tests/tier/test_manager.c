@@ -5,8 +5,8 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
-#include "base/error.h"
-#include "base/log.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
 #include "base/unit.h"
 #include "skip.h"
 #include "tier/kitchen.h"

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "shaky_peer.h"
 #include "tier/kitchen.h"
 

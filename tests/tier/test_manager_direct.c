@@ -6,8 +6,8 @@
 #define CACHE_BLOCKS 128u
 #include <fcntl.h>
 
-#include "base/error.h"
-#include "base/log.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
 #include "base/unit.h"
 #include "manager_scattered.h"
 #include "tier/kitchen.h"

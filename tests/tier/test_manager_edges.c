@@ -6,8 +6,8 @@
 #include <stdatomic.h>
 #include <sys/eventfd.h>
 
-#include "base/clock.h"
-#include "base/log.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
 #include "base/unit.h"
 #include "tier/kitchen.h"
 

@@ -15,7 +15,7 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "base/unit.h"
 #include "tier/kitchen.h"
 #include "tier/manager/state/manager.h"

@@ -9,7 +9,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "base/unit.h"
 #include "tier/kitchen.h"
 

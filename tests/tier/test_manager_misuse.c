@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "base/unit.h"
 #include "tier/kitchen.h"
 

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "tier/kitchen.h"
 #include "tier/manager/state/manager.h"
 

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 #include <sys/syscall.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "shaky_peer.h"
 
 #define N 8u

@@ -26,8 +26,8 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
-#include "base/clock.h"
-#include "base/error.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
 #include "base/stalls.h"
 #include "index/random.h"
 #include "kvbm_directory.h"

@@ -8,7 +8,7 @@
 #include <ftw.h>
 
 #define CACHE_BLOCKS 512u
-#include "base/error.h"
+#include "base/core/error.h"
 #include "tier/kitchen.h"
 
 #define PATIENCE_NS (2 * KV_NS_PER_S) /* kvbm_manager_lookup's */

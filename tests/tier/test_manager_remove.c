@@ -7,8 +7,8 @@
 #define CACHE_BLOCKS 320u
 #include <pthread.h>
 
-#include "base/error.h"
-#include "base/log.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
 #include "base/unit.h"
 #include "manager_scattered.h"
 

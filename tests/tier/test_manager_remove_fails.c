@@ -8,8 +8,8 @@
 #include <limits.h>
 #include <stdatomic.h>
 
-#include "base/error.h"
-#include "base/log.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
 #include "base/unit.h"
 #include "manager_scattered.h"
 

@@ -4,8 +4,8 @@
  * and a missing key is no reason to leave out those behind it. The model is a set of keys.
  */
 #define CACHE_BLOCKS 320u
-#include "base/error.h"
-#include "base/log.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
 #include "base/unit.h"
 #include "manager_scattered.h"
 

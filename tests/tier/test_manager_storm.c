@@ -9,8 +9,8 @@
 #include <stdatomic.h>
 #include <sys/eventfd.h>
 
-#include "base/clock.h"
-#include "base/error.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
 #include "base/unit.h"
 #include "index/random.h"
 #include "tier/kitchen.h"

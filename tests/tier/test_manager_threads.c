@@ -7,8 +7,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "base/core/xxh.h"
 #include "base/unit.h"
-#include "base/xxh.h"
 #include "index/random.h"
 #include "tier/kitchen.h"
 

@@ -2,9 +2,9 @@
 /* Mistakes of callers are told: refused with an error, and the log says what was wrong. */
 #include <time.h>
 
-#include "base/clock.h"
-#include "base/error.h"
-#include "base/log.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
 #include "base/unit.h"
 #include "kvbm.h"
 #include "tier/kitchen.h"

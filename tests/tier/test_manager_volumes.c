@@ -6,7 +6,7 @@
 
 #include <sys/stat.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "tier/kitchen.h"
 
 enum { PROMPTS = 6, EACH = 4, BLOCKS = 32 };

@@ -6,7 +6,7 @@
 
 #include <sys/wait.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "tier/kitchen.h"
 
 static void tiers(struct world *w, uint32_t host_blocks, uint32_t disk_blocks)

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 #include <stdatomic.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "shaky_peer.h"
 #include "tier/peer/impl.h"
 

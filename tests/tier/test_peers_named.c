@@ -8,7 +8,7 @@
 #include <cmocka.h>
 #include <stdatomic.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "peer/lying_indexer.h"
 #include "tier/kitchen.h"
 #include "tier/peer/peer.h"

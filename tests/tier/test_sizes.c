@@ -16,8 +16,8 @@
 #include <poll.h>
 #include <sys/mman.h>
 
-#include "base/clock.h"
-#include "base/log.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
 #include "kv_event.h"
 #include "kv_index.h"
 #include "kv_llama.h"

@@ -3,7 +3,7 @@
  * a copy element by element: all bytes to be written, and no others. */
 #include <unistd.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "base/unit.h"
 #include "tier/transfer/transfer.h"
 #include "transfer_unit.h"

@@ -8,8 +8,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/error.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
 #include "base/unit.h"
 #include "starve.h"
 #include "tier/transfer/transfer.h"

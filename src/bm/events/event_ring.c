@@ -5,7 +5,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "bm/events/event_record.h"
 #include "bm/events/events.h"
 

@@ -11,9 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
-#include "base/log.h"
-#include "base/utf8.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
+#include "base/core/utf8.h"
 #include "bm/events/events.h"
 
 #define MAX_EVENT (4u << 20) /* upper limit for tokens and hashes, see struct kve_event */

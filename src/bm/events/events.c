@@ -16,9 +16,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
-#include "base/error.h"
-#include "base/thread.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
+#include "base/thread/thread.h"
 #include "bm/events/event_record.h"
 
 #define MAX_SINKS 16

@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "bm/pool/moves.h"
 
 #define CHUNK 64 /* blocks per step, so that their cache misses overlap */

@@ -8,10 +8,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/ascii.h"
-#include "base/clock.h"
-#include "base/error.h"
-#include "base/log.h"
+#include "base/core/ascii.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
 #include "bm/pool/pool.h"
 
 #define PIECE 32        /* blocks printed between two lock periods */

@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "bm/pool/moves.h"
 
 /* Lock the pool of an immutable handle. Returns the slot's number, or an error without the lock. */

@@ -3,7 +3,7 @@
  * never waits for write-back. */
 #include <errno.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "bm/pool/moves.h"
 #include "bm/pool/pool.h"
 

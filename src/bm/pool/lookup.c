@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "bm/pool/moves.h"
 
 /* ---- steps, of several keys each: a step's memory was fetched by the step before ---- */

@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/error.h"
-#include "base/log.h"
-#include "base/utf8.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
+#include "base/core/utf8.h"
 #include "bm/events/events.h"
 #include "bm/pool/moves.h"
 

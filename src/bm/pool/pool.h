@@ -14,7 +14,7 @@
 
 #include <errno.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "bm/pool/evict.h"
 #include "bm/pool/retain.h"
 #include "bm/pool/sketch.h"

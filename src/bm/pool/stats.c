@@ -5,10 +5,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/buf.h"
-#include "base/error.h"
-#include "base/metric_text.h"
-#include "base/utf8.h"
+#include "base/core/buf.h"
+#include "base/core/error.h"
+#include "base/core/utf8.h"
+#include "base/metrics/metric_text.h"
 #include "bm/pool/pool.h"
 
 static uint64_t metadata_bytes(const struct kvbm_pool *pool)

@@ -4,9 +4,9 @@
 #include <errno.h>
 #include <sys/mman.h>
 
-#include "base/error.h"
-#include "base/log.h"
-#include "base/mix.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
+#include "base/core/mix.h"
 #include "bm/events/events.h"
 #include "bm/storage/memory.h"
 

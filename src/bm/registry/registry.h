@@ -30,8 +30,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "base/error.h"
-#include "base/xxh.h"
+#include "base/core/error.h"
+#include "base/core/xxh.h"
 #include "bm/registry/table.h"
 #include "kvbm_events.h"
 #include "kvbm_pool.h"

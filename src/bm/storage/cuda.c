@@ -8,8 +8,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "base/error.h"
-#include "base/log.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
 
 #define CUDA_OUT_OF_MEMORY 2
 #define MAX_DEVICES 64

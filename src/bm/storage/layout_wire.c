@@ -8,8 +8,8 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/error.h"
-#include "base/xxh.h"
+#include "base/core/error.h"
+#include "base/core/xxh.h"
 #include "bm/storage/layout.h"
 
 #define MAGIC "KVBMLYT\n"

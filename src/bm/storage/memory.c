@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
-#include "base/log.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
 
 #define LITTLE ((uint64_t)16 << 20)
 #define PATH 4096

@@ -5,8 +5,8 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/error.h"
-#include "base/log.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
 
 #define MAX_BYTES (UINT64_C(1) << 62)
 #define NULL_ADDR UINT64_C(0x100000000) /* address of storages without memory: any value serves */

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "bm/storage/cuda.h"
 #include "bm/storage/storage.h"
 

@@ -10,9 +10,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/error.h"
-#include "base/log.h"
-#include "base/room.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
+#include "base/file/room.h"
 #include "bm/storage/storage.h"
 
 #define DIRECT_ALIGNMENT 4096

@@ -11,9 +11,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "base/error.h"
-#include "base/log.h"
-#include "base/thread.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
+#include "base/thread/thread.h"
 #include "bm/storage/memory.h"
 #include "bm/storage/storage.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* `kvasir bench`: find the benchmark. */
-#include "base/error.h"
+#include "base/core/error.h"
 #include "cli/commands.h"
 
 static const struct bench {

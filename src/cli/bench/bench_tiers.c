@@ -9,11 +9,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/args.h"
-#include "base/buf.h"
-#include "base/clock.h"
-#include "base/json.h"
-#include "base/xxh.h"
+#include "base/args/args.h"
+#include "base/core/buf.h"
+#include "base/core/clock.h"
+#include "base/core/xxh.h"
+#include "base/json/json.h"
 #include "cli/commands.h"
 #include "cli/show/format.h"
 #include "kvbm.h"

@@ -7,9 +7,9 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/clock.h"
-#include "base/json.h"
-#include "base/msgpack.h"
+#include "base/core/clock.h"
+#include "base/json/json.h"
+#include "base/json/msgpack.h"
 
 struct kc_client {
     struct kc_client_opts opts;

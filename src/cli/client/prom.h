@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "base/json.h" /* struct kv_str */
+#include "base/json/json.h" /* struct kv_str */
 
 struct kc_prom {
     const char *p, *end;

@@ -3,7 +3,7 @@
 #ifndef KV_CLI_CLIENT_TOKEN_H
 #define KV_CLI_CLIENT_TOKEN_H
 
-#include "base/error.h"
+#include "base/core/error.h"
 
 #define KC_TOKEN_MAX 256
 

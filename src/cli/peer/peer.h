@@ -15,9 +15,9 @@
 #ifndef KV_CLI_PEER_PEER_H
 #define KV_CLI_PEER_PEER_H
 
-#include "base/args.h"
-#include "base/buf.h"
-#include "base/json.h"
+#include "base/args/args.h"
+#include "base/core/buf.h"
+#include "base/json/json.h"
 #include "kvbm.h"
 
 /** Exit statuses, as the commands' --help promises them. */

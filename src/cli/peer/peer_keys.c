@@ -5,9 +5,9 @@
 #include <errno.h>
 #include <stdio.h>
 
-#include "base/clock.h"
-#include "base/error.h"
-#include "base/le.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
+#include "base/core/le.h"
 #include "bm/pool/pool.h"
 #include "cli/peer/peer.h"
 #include "peer/session/session.h"

@@ -4,8 +4,8 @@
 #include <poll.h>
 #include <stdio.h>
 
-#include "base/clock.h"
-#include "base/error.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
 #include "cli/peer/peer.h"
 #include "cli/show/bar.h"
 #include "cli/show/format.h"

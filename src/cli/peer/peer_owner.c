@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "cli/peer/peer.h"
 #include "cli/show/format.h"
 #include "tier/disk/disk.h"

@@ -4,7 +4,7 @@
 #include <poll.h>
 #include <stdio.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "cli/peer/peer.h"
 #include "cli/show/bar.h"
 #include "cli/show/format.h"

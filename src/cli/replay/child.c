@@ -16,8 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/thread.h"
+#include "base/core/clock.h"
+#include "base/thread/thread.h"
 
 #define START_MS 20000
 #define STOP_MS 5000

@@ -5,7 +5,7 @@
 
 #include <stdbool.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 
 struct kc_child;
 

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "base/clock.h"
-#include "base/mix.h"
+#include "base/core/clock.h"
+#include "base/core/mix.h"
 #include "cli/replay/replay.h"
 
 #define HEALTHY_MS 5000 /* time for a running indexer to answer */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/replay/hist.h"
 
-#include "base/error.h"
+#include "base/core/error.h"
 
 /*
  * Return the bucket of a value. Values below 32 have a bucket each; above, bucket = 32 * (power -

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "cli/replay/replay.h"
 #include "cli/show/bar.h"
 #include "cli/show/format.h"

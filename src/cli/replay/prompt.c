@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/xxh.h"
+#include "base/core/xxh.h"
 #include "cli/replay/random.h"
 #include "cli/replay/trace.h"
 

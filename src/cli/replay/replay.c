@@ -10,8 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/thread.h"
+#include "base/core/clock.h"
+#include "base/thread/thread.h"
 
 #define TICK_NS (50 * KV_NS_PER_MS)
 

@@ -4,7 +4,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "base/args.h"
+#include "base/args/args.h"
 #include "cli/replay/trace.h"
 
 #define AT(field) offsetof(struct kc_replay_opts, field)

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "cli/client/token.h"
 #include "cli/replay/route.h"
 

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/buf.h"
-#include "base/json.h"
+#include "base/core/buf.h"
+#include "base/json/json.h"
 #include "cli/replay/random.h"
 
 void kc_trace_fini(struct kc_trace *trace)

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 
 #define KC_TRACE_BLOCK 512 /* tokens per hash id */
 #define KC_TRACE_MAX_LINE (UINT32_C(4) << 20)

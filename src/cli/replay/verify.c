@@ -9,8 +9,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/clock.h"
-#include "base/error.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
 #include "cli/client/prom.h"
 #include "cli/replay/replay.h"
 

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "cli/show/format.h"
 
 #define PLAIN_EVERY_NS (10 * KV_NS_PER_S)

@@ -9,9 +9,9 @@
 
 #include <stdio.h>
 
-#include "base/args.h"
-#include "base/buf.h"
-#include "base/json.h"
+#include "base/args/args.h"
+#include "base/core/buf.h"
+#include "base/json/json.h"
 #include "cli/show/bar.h"
 #include "kv_store.h"
 

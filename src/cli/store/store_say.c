@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/utf8.h"
+#include "base/core/utf8.h"
 #include "cli/store/store.h"
 #include "store/backend/store.h"
 

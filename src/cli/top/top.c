@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/json.h"
-#include "base/utf8.h"
+#include "base/core/utf8.h"
+#include "base/json/json.h"
 #include "cli/client/prom.h"
 #include "cli/show/format.h"
 

@@ -8,9 +8,9 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "base/buf.h"
-#include "base/error.h"
-#include "base/instance.h"
+#include "base/args/instance.h"
+#include "base/core/buf.h"
+#include "base/core/error.h"
 
 struct kc_top_row {
     uint64_t instance;

@@ -8,8 +8,8 @@
 #include <termios.h>
 #include <unistd.h>
 
-#include "base/args.h"
-#include "base/clock.h"
+#include "base/args/args.h"
+#include "base/core/clock.h"
 #include "cli/client/http.h"
 #include "cli/client/token.h"
 #include "cli/commands.h"

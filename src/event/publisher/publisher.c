@@ -2,7 +2,7 @@
 /* Calls of a publisher: encode events into the queue. */
 #include "event/publisher/publisher.h"
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "event/wire/encode.h"
 
 static int queue_event(struct kve_publisher *p, const struct kve_event *event)

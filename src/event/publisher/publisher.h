@@ -16,8 +16,8 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "base/buf.h"
-#include "base/thread.h"
+#include "base/core/buf.h"
+#include "base/thread/thread.h"
 #include "event/publisher/replay.h"
 #include "kv_event.h"
 

@@ -4,7 +4,7 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "event/publisher/publisher.h"
 
 #define DEFAULT_BUFFER_BATCHES 10000

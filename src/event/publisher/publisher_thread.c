@@ -2,8 +2,8 @@
 /* The thread of a publisher: batches, replays. */
 #include <sys/timerfd.h>
 
-#include "base/clock.h"
-#include "base/log.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
 #include "event/publisher/publisher.h"
 #include "event/wire/encode.h"
 #include "event/wire/frames.h"

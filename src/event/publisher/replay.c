@@ -5,8 +5,8 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "base/clock.h"
-#include "base/log.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
 #include "event/wire/frames.h"
 
 #define SLICE 32                      /* batches sent to one client before live events get a turn */

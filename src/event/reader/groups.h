@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 
 /** Most ranks with groups, and most groups of a rank. Further groups aren't learned. */
 #define KVE_MAX_GROUP_RANKS 1024

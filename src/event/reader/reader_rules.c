@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Rules for stored and removed events: whose cache an event is about, and in which tier. */
-#include "base/ascii.h"
+#include "base/core/ascii.h"
 #include "event/reader/reader.h"
 
 static bool str_is(struct kv_str s, const char *text)

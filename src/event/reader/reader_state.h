@@ -10,7 +10,7 @@
 #ifndef KV_EVENT_READER_READER_STATE_H
 #define KV_EVENT_READER_READER_STATE_H
 
-#include "base/json.h"
+#include "base/json/json.h"
 #include "kv_event.h"
 
 /** Copy the reader's state, for the functions below only. NULL: out of memory. */

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
-#include "base/mix.h"
+#include "base/core/error.h"
+#include "base/core/mix.h"
 #include "event/wire/unique.h"
 
 #define MIN_CAPACITY 64

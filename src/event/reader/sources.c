@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/utf8.h"
-#include "base/xxh.h"
+#include "base/core/utf8.h"
+#include "base/core/xxh.h"
 #include "event/wire/media.h"
 
 #define HASH_DIGITS 16

@@ -16,8 +16,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/buf.h"
-#include "base/json.h"
+#include "base/core/buf.h"
+#include "base/json/json.h"
 #include "kv_event.h"
 
 /** One RouterEvent. Its arrays belong to the caller (write) or to the scratch (read). */

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "base/msgpack.h"
+#include "base/json/msgpack.h"
 #include "event/wire/extra_keys.h"
 
 static const char *const media[KV_N_TIERS] = {

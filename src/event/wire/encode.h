@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/buf.h"
+#include "base/core/buf.h"
 #include "kv_event.h"
 
 /** Check the fields of @event against one another. Returns 0 or -EINVAL. */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "event/wire/extra_keys.h"
 
-#include "base/xxh.h"
+#include "base/core/xxh.h"
 #include "hash/digest.h"
 
 /* -- strings ----------------------------------------------------------------------------------- */

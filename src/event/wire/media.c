@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-#include "base/ascii.h"
-#include "base/error.h"
+#include "base/core/ascii.h"
+#include "base/core/error.h"
 
 static const struct kve_medium media[] = {
     {"GPU", KV_TIER_DEVICE, KVE_CLEARED_TOO},

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/msgpack.h"
+#include "base/json/msgpack.h"
 #include "kv_types.h"
 
 /** Effect of a clear of the publisher, which names no medium, on the blocks of a medium. */

@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/msgpack.h"
+#include "base/json/msgpack.h"
 #include "kv_event.h"
 
 /**

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "base/xxh.h"
+#include "base/core/xxh.h"
 
 /* -- hashes ------------------------------------------------------------------------------------ */
 

@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "base/mix.h"
+#include "base/core/mix.h"
 
 #define FEW 8 /* up to this many hashes are compared pairwise */
 #define MIN_CAPACITY 64

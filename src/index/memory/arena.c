@@ -6,7 +6,7 @@
  */
 #include "index/memory/arena.h"
 
-#include "base/error.h"
+#include "base/core/error.h"
 
 #define EXACT 16u
 #define TRIES 4 /* runs of the size's own class to try before a larger class */

@@ -3,7 +3,7 @@
 
 #include <errno.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 
 #define NO_FREE UINT32_MAX
 

@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/epoch.h"
+#include "base/thread/epoch.h"
 #include "index/memory/mem.h"
 
 struct kvi_dir_array {

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 
 #define CHUNK_HEADER 8 /* bytes that glibc adds in front of each allocation */
 

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "index/memory/mem.h"
 
 #define PAGE_BYTES ((size_t)4096)

@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 
 /* Chunks; a segment splits between half of this size and all of it. */
 #define SEG_MAX 1024u

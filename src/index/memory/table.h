@@ -32,7 +32,7 @@
 #include <emmintrin.h>
 #endif
 
-#include "base/mix.h"
+#include "base/core/mix.h"
 #include "index/memory/mem.h"
 
 #define KVI_CHUNK_ENTRIES 12

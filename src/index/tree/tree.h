@@ -29,8 +29,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/epoch.h"
-#include "base/error.h"
+#include "base/core/error.h"
+#include "base/thread/epoch.h"
 #include "index/memory/arena.h"
 #include "index/memory/dir.h"
 #include "index/memory/mem.h"

@@ -15,7 +15,7 @@
  */
 #include "index/write/store.h"
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "index/tree/windows.h"
 
 /*

@@ -3,7 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "base/json.h"
+#include "base/json/json.h"
 #include "indexer/api/explain.h"
 #include "indexer/model/lookup.h"
 #include "indexer/service.h"

@@ -2,7 +2,7 @@
 /* POST /query and /query_by_hash: parse, hash, look up, answer. No allocation per block. */
 #include <inttypes.h>
 
-#include "base/json.h"
+#include "base/json/json.h"
 #include "indexer/api/body_mm.h"
 #include "indexer/api/explain.h"
 #include "indexer/model/chunks.h"

@@ -5,9 +5,9 @@
 #include <stdio.h>
 #include <strings.h>
 
-#include "base/instance.h"
-#include "base/msgpack.h"
-#include "base/utf8.h"
+#include "base/args/instance.h"
+#include "base/core/utf8.h"
+#include "base/json/msgpack.h"
 #include "indexer/api/body_mm.h"
 #include "indexer/api/body_msgpack.h"
 

@@ -13,9 +13,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/buf.h"
-#include "base/error.h"
-#include "base/json.h"
+#include "base/core/buf.h"
+#include "base/core/error.h"
+#include "base/json/json.h"
 
 #define KI_MAX_NAME 1024 /* bytes of a string in a request; URLs and endpoints: 2048 */
 

@@ -13,9 +13,9 @@
 #ifndef KV_INDEXER_API_BODY_MM_H
 #define KV_INDEXER_API_BODY_MM_H
 
-#include "base/buf.h"
-#include "base/json.h"
-#include "base/msgpack.h"
+#include "base/core/buf.h"
+#include "base/json/json.h"
+#include "base/json/msgpack.h"
 
 void ki_mm_read_json(struct kv_json *json, bool infos, struct kv_buf *unescaped,
                      struct kv_buf *ret);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "indexer/api/body_msgpack.h"
 
-#include "base/error.h"
+#include "base/core/error.h"
 
 bool ki_msgpack_expect(struct kv_msgpack *m, bool fits, const char *text)
 {

@@ -11,9 +11,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/buf.h"
-#include "base/json.h" /* struct kv_str */
-#include "base/msgpack.h"
+#include "base/core/buf.h"
+#include "base/json/json.h" /* struct kv_str */
+#include "base/json/msgpack.h"
 
 /**
  * Record an error unless @fits: the field's fault when a value of another type stands here, the

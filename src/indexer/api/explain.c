@@ -5,7 +5,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "indexer/service.h"
 #include "kv_event.h"
 

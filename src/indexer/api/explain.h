@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/json.h"
+#include "base/json/json.h"
 #include "indexer/api/body.h"
 #include "indexer/http/http.h"
 #include "indexer/model/lookup.h"

@@ -3,7 +3,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "base/json.h"
+#include "base/json/json.h"
 #include "indexer/service.h"
 
 #ifndef KV_VERSION

@@ -11,10 +11,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/log.h"
-#include "base/queue.h"
-#include "base/thread.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
+#include "base/thread/queue.h"
+#include "base/thread/thread.h"
 
 #define QUEUE 8192u  /* lines */
 #define AT_ONCE 64u  /* lines in one write */

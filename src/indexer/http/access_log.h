@@ -13,8 +13,8 @@
 
 #include <stdint.h>
 
-#include "base/error.h"
-#include "base/json.h"
+#include "base/core/error.h"
+#include "base/json/json.h"
 
 struct ki_access_log;
 

@@ -6,8 +6,8 @@
 #include <strings.h>
 #include <sys/stat.h>
 
-#include "base/endpoint.h"
-#include "base/log.h"
+#include "base/core/log.h"
+#include "base/net/endpoint.h"
 
 /* Tokens lie padded to one size, so that comparing takes the same time whatever was presented. */
 struct token {

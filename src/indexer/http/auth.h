@@ -15,7 +15,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "indexer/http/http.h"
 
 #define KI_TOKEN_MAX 256 /* bytes of a token */

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/mix.h"
-#include "base/xxh.h"
+#include "base/core/mix.h"
+#include "base/core/xxh.h"
 
 #define BUCKETS 256u
 

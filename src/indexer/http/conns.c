@@ -5,9 +5,9 @@
 #include <pthread.h>
 #include <sys/socket.h>
 
-#include "base/clock.h"
-#include "base/error.h"
-#include "base/thread.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
+#include "base/thread/thread.h"
 #include "indexer/http/budget.h"
 
 struct ki_conns {

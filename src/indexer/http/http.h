@@ -19,9 +19,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/buf.h"
-#include "base/error.h"
-#include "base/json.h" /* struct kv_str */
+#include "base/core/buf.h"
+#include "base/core/error.h"
+#include "base/json/json.h" /* struct kv_str */
 #include "indexer/http/conns.h"
 #include "indexer/http/pipe.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <inttypes.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "indexer/http/http_impl.h"
 
 /*

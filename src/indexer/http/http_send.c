@@ -3,8 +3,8 @@
 
 #include <sys/socket.h>
 
-#include "base/clock.h"
-#include "base/thread.h"
+#include "base/core/clock.h"
+#include "base/thread/thread.h"
 
 #define STREAM_LIMIT_MS 3600000
 #define PIPE_BYTES (256u << 10)

@@ -8,9 +8,9 @@
  */
 #include <errno.h>
 
-#include "base/clock.h"
-#include "base/queue.h"
-#include "base/thread.h"
+#include "base/core/clock.h"
+#include "base/thread/queue.h"
+#include "base/thread/thread.h"
 #include "indexer/http/http_impl.h"
 
 #define THREADS 4

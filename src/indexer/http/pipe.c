@@ -3,7 +3,7 @@
 
 #include <pthread.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 
 struct ki_pipe {
     pthread_mutex_t lock;

@@ -2,7 +2,7 @@
 /* Fill a reply, without the HTTP library. */
 #include <stdio.h>
 
-#include "base/json.h"
+#include "base/json/json.h"
 #include "indexer/http/http.h"
 
 void ki_reply_header(struct ki_reply *reply, const char *name, const char *value)

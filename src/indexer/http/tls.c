@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 
 #define MAX_CHAIN 16
 #define KEY_ID_BYTES 32

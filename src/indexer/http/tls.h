@@ -6,7 +6,7 @@
 #ifndef KV_INDEXER_HTTP_TLS_H
 #define KV_INDEXER_HTTP_TLS_H
 
-#include "base/error.h"
+#include "base/core/error.h"
 
 struct ki_tls;
 

@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/buf.h"
+#include "base/core/buf.h"
 #include "kv_index.h"
 
 /** Most tokens after a block that its hash may cover. */

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
-#include "base/mix.h"
+#include "base/core/error.h"
+#include "base/core/mix.h"
 
 #define FIRST_SLOTS 64
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Names of instances (base/instance.h), by their numbers. The index and the streams know numbers
+ * Names of instances (base/args/instance.h), by their numbers. The index and the streams know numbers
  * alone; answers give back the names that clients gave.
  *
  * A name is needed as long as its instance has a registration, a removal note, or blocks from a
@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/instance.h"
+#include "base/args/instance.h"
 
 #define KI_NAMES_SPARE 64 /* names beside the needed ones, however few these are */
 

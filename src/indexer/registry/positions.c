@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
-#include "base/mix.h"
-#include "base/xxh.h"
+#include "base/core/clock.h"
+#include "base/core/mix.h"
+#include "base/core/xxh.h"
 #include "indexer/view/apply.h"
 
 #define N_BUCKETS 16384

@@ -7,10 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
-#include "base/log.h"
-#include "base/mix.h"
-#include "base/xxh.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
+#include "base/core/mix.h"
+#include "base/core/xxh.h"
 #include "indexer/registry/tables.h"
 #include "indexer/zmq/place.h"
 

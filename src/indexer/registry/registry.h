@@ -15,10 +15,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/args.h"
-#include "base/buf.h"
-#include "base/error.h"
-#include "base/instance.h"
+#include "base/args/args.h"
+#include "base/args/instance.h"
+#include "base/core/buf.h"
+#include "base/core/error.h"
 #include "event/wire/media.h"
 #include "index/tree/facts.h"
 #include "indexer/model/model.h"

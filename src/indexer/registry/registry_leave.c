@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "indexer/registry/tables.h"
 
 #define LOG_LINES 20 /* log lines a second about registrations */

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "indexer/registry/tables.h"
 
 #define FUTURE_US (UINT64_C(86400) * 1000000) /* greatest believable lead of a peer's clock */

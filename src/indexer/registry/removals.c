@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
-#include "base/log.h"
-#include "base/mix.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
+#include "base/core/mix.h"
 
 #define FIRST_CAPACITY 64 /* a power of two, as all are */
 

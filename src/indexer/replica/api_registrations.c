@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/json.h"
+#include "base/json/json.h"
 #include "indexer/service.h"
 
 static void write_registration(struct kv_json_writer *w, const struct ki_worker_info *info)

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/thread.h"
+#include "base/thread/thread.h"
 #include "indexer/registry/tables.h"
 
 #define ROUNDS 3 /* in which a stream is copied, as long as its blocks change meanwhile */

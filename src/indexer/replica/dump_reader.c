@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/instance.h"
-#include "base/mix.h"
+#include "base/args/instance.h"
+#include "base/core/mix.h"
 #include "indexer/model/lookup.h"
 
 /* Bounds on the memory that one model may take while it is read, beside its index. */

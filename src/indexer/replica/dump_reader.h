@@ -6,8 +6,8 @@
 #ifndef KV_INDEXER_REPLICA_DUMP_READER_H
 #define KV_INDEXER_REPLICA_DUMP_READER_H
 
-#include "base/buf.h"
-#include "base/json.h"
+#include "base/core/buf.h"
+#include "base/json/json.h"
 #include "indexer/registry/registry.h"
 
 #define KI_DUMP_MAX_MODELS 65536

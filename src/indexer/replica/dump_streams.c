@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-#include "base/xxh.h"
+#include "base/core/xxh.h"
 #include "event/reader/reader_state.h"
 
 #define STREAM_BYTES 16384 /* memory of a stream's state, without salts */

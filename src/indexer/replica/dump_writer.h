@@ -7,7 +7,7 @@
 #ifndef KV_INDEXER_REPLICA_DUMP_WRITER_H
 #define KV_INDEXER_REPLICA_DUMP_WRITER_H
 
-#include "base/json.h"
+#include "base/json/json.h"
 #include "event/router/packed_event.h"
 #include "indexer/http/pipe.h"
 #include "indexer/registry/registry.h"

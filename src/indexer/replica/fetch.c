@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "indexer/http/conns.h"
 
 #define WAITING_MAX (256u << 10)

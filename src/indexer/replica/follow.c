@@ -10,10 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
-#include "base/instance.h"
-#include "base/log.h"
-#include "base/thread.h"
+#include "base/args/instance.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
+#include "base/thread/thread.h"
 #include "indexer/api/body.h"
 #include "indexer/registry/removals.h"
 #include "indexer/replica/fetch.h"

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/json.h"
+#include "base/json/json.h"
 #include "indexer/http/auth.h"
 #include "indexer/registry/registry.h"
 #include "indexer/replica/peers.h"

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <strings.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 
 struct ki_peers {
     pthread_mutex_t lock;

@@ -11,10 +11,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/json.h"
-#include "base/log.h"
-#include "base/thread.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
+#include "base/json/json.h"
+#include "base/thread/thread.h"
 #include "indexer/replica/dump_reader.h"
 #include "indexer/replica/fetch.h"
 #include "indexer/replica/follow.h"

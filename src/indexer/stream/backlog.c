@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 
 static uint64_t cost(size_t len)
 {

@@ -21,9 +21,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/error.h"
-#include "base/log.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
 #include "event/wire/frames.h"
 #include "indexer/stream/listener_impl.h"
 #include "indexer/stream/pump.h"

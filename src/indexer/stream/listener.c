@@ -19,9 +19,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
-#include "base/instance.h"
-#include "base/log.h"
+#include "base/args/instance.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
 #include "event/reader/reader.h"
 #include "indexer/model/chunks.h"
 #include "indexer/model/model.h"

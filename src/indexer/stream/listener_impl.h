@@ -13,7 +13,7 @@
 #ifndef KV_INDEXER_STREAM_LISTENER_IMPL_H
 #define KV_INDEXER_STREAM_LISTENER_IMPL_H
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "event/wire/frames.h"
 #include "indexer/stream/listener.h"
 

@@ -11,7 +11,7 @@
  */
 #include <inttypes.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "indexer/stream/hub.h"
 #include "indexer/stream/listener_impl.h"
 #include "indexer/stream/pump.h"

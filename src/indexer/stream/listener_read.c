@@ -12,9 +12,9 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "base/log.h"
-#include "base/msgpack.h"
-#include "base/xxh.h"
+#include "base/core/log.h"
+#include "base/core/xxh.h"
+#include "base/json/msgpack.h"
 #include "indexer/stream/listener_impl.h"
 #include "indexer/zmq/socket.h"
 

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "event/reader/reader.h"
 #include "indexer/model/chunks.h"
 #include "indexer/model/model.h"

@@ -21,9 +21,9 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/error.h"
-#include "base/thread.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
+#include "base/thread/thread.h"
 #include "indexer/stream/hub.h"
 
 #define MAX_EVENTS 128

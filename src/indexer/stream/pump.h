@@ -13,7 +13,7 @@
 
 #include <stdint.h>
 
-#include "base/thread.h"
+#include "base/thread/thread.h"
 #include "indexer/stream/listener.h"
 
 /**

@@ -6,8 +6,8 @@
 #ifndef KV_INDEXER_STREAM_SNAPSHOT_H
 #define KV_INDEXER_STREAM_SNAPSHOT_H
 
-#include "base/buf.h"
-#include "base/json.h"
+#include "base/core/buf.h"
+#include "base/json/json.h"
 #include "indexer/stream/state.h"
 #include "indexer/view/unsure.h"
 

@@ -13,7 +13,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/json.h"
+#include "base/json/json.h"
 #include "indexer/view/habits.h"
 #include "indexer/view/reasons.h"
 

@@ -14,8 +14,8 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "base/instance.h"
-#include "base/log.h"
+#include "base/args/instance.h"
+#include "base/core/log.h"
 
 /* Store blocks again that were in doubt and that an event of new copies proves to be held. */
 static int put_back(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,

@@ -15,7 +15,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/xxh.h"
+#include "base/core/xxh.h"
 
 /* -- blocks of the registered size ------------------------------------------------------------- */
 

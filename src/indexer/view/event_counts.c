@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "base/metric_text.h"
+#include "base/metrics/metric_text.h"
 
 static const char *const types[] = {"stored", "removed", "cleared"};
 static const char *const statuses[] = {"ok", "parent_block_not_found", "block_not_found",

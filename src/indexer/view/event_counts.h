@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/buf.h"
+#include "base/core/buf.h"
 
 enum ki_event_type { KI_EVENT_STORED, KI_EVENT_REMOVED, KI_EVENT_CLEARED, KI_N_EVENT_TYPES };
 

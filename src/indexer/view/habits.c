@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 
 bool ki_habits_equal(const struct ki_habits *a, const struct ki_habits *b)
 {

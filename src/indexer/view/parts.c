@@ -17,8 +17,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
-#include "base/mix.h"
+#include "base/core/error.h"
+#include "base/core/mix.h"
 
 #define NONE KI_NO_PART
 #define MIN_CAPACITY 64u

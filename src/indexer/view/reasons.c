@@ -5,7 +5,7 @@
  */
 #include "indexer/view/reasons.h"
 
-#include "base/error.h"
+#include "base/core/error.h"
 
 static const struct ki_reason_info infos[] = {
 #define KI_REASON(id, name, told, set_by, ended_by) {name, KI_TOLD_##told, set_by, ended_by},

@@ -8,8 +8,8 @@
 
 #include <stdint.h>
 
-#include "base/buf.h"
-#include "base/json.h"
+#include "base/core/buf.h"
+#include "base/json/json.h"
 
 enum ki_reason {
 #define KI_REASON(id, ...) KI_REASON_##id,

@@ -12,7 +12,7 @@
  */
 #include "indexer/view/reports.h"
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "event/reader/reader.h"
 #include "indexer/view/unsure.h"
 

@@ -24,7 +24,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "base/buf.h"
+#include "base/core/buf.h"
 #include "index/tree/facts.h"
 #include "indexer/view/habits.h"
 #include "kv_event.h"

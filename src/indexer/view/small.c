@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "event/reader/reader.h"
 
 #define NONE KI_NO_PART

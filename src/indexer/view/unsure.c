@@ -24,7 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/mix.h"
+#include "base/core/mix.h"
 
 #define FIRST_CAPACITY 64
 #define MAX_DEPTH 4096 /* most parents that are stored again with a block */

@@ -23,7 +23,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/buf.h"
+#include "base/core/buf.h"
 #include "index/tree/facts.h"
 #include "indexer/view/doubts.h"
 #include "kv_event.h"

@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-#include "base/endpoint_rule.h"
-#include "base/error.h"
+#include "base/core/error.h"
+#include "base/net/endpoint_rule.h"
 
 static const char bind_prefix[] = "bind:";
 #define PREFIX_LEN (sizeof(bind_prefix) - 1)

@@ -11,7 +11,7 @@
 
 #include <stdbool.h>
 
-#include "base/endpoint.h"
+#include "base/net/endpoint.h"
 
 struct ki_place {
     bool binds;

@@ -13,9 +13,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/endpoint.h"
-#include "base/error.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
+#include "base/net/endpoint.h"
 
 #define EVENTS (EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET)
 #define FIRST_DELAY_NS (100 * KV_NS_PER_MS)

@@ -3,7 +3,7 @@
 #ifndef KV_INDEXER_ZMQ_SUB_IMPL_H
 #define KV_INDEXER_ZMQ_SUB_IMPL_H
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "indexer/zmq/sub.h"
 
 /** Pause after the first breach of the protocol; doubles until a message comes. */

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "indexer/zmq/sub_impl.h"
 
 #define KEPT_BYTES 4096u /* memory of its own that a connection keeps between turns */

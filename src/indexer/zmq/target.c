@@ -5,7 +5,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 
 void ki_target_init(struct ki_target *target, const char *endpoint)
 {

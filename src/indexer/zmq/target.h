@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * Address of a socket's peer. A host name may take long to resolve, on an event thread or on
- * libzmq's I/O thread, and hold up every stream there. The resolver's threads (base/resolve.h)
+ * libzmq's I/O thread, and hold up every stream there. The resolver's threads (base/net/resolve.h)
  * therefore resolve names here, and sockets get numeric addresses. Thread-confined.
  */
 #ifndef KV_INDEXER_ZMQ_TARGET_H
@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/resolve.h"
+#include "base/net/resolve.h"
 #include "indexer/zmq/place.h"
 
 struct ki_target {

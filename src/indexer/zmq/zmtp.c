@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 
 #define MORE 1    /* flag: further frames of the message follow */
 #define LONG 2    /* flag: the length has 8 bytes */

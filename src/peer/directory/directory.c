@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/endpoint.h"
-#include "base/error.h"
-#include "base/log.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
+#include "base/net/endpoint.h"
 #include "peer/directory/directory.h"
 #include "peer/directory/etcd_wire.h"
 #include "peer/module/http_abi.h"

@@ -13,8 +13,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "base/buf.h"
-#include "base/thread.h"
+#include "base/core/buf.h"
+#include "base/thread/thread.h"
 #include "kvbm_directory.h"
 
 struct kvbm_http_abi;

@@ -9,7 +9,7 @@
 #ifndef KVBM_PEER_DIRECTORY_ETCD_WIRE_H
 #define KVBM_PEER_DIRECTORY_ETCD_WIRE_H
 
-#include "base/buf.h"
+#include "base/core/buf.h"
 #include "peer/directory/directory.h"
 
 #define ETCD_MAX_VALUE 4096 /* bytes of a peer's value */

@@ -12,10 +12,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/clock.h"
-#include "base/error.h"
-#include "base/log.h"
-#include "base/thread.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
+#include "base/thread/thread.h"
 #include "peer/directory/directory.h"
 #include "peer/lease/ask.h"
 #include "peer/session/net.h"

@@ -10,11 +10,11 @@
 #include <string.h>
 #include <sys/random.h>
 
-#include "base/clock.h"
-#include "base/endpoint.h"
-#include "base/error.h"
-#include "base/log.h"
-#include "base/thread.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
+#include "base/net/endpoint.h"
+#include "base/thread/thread.h"
 #include "peer/directory/directory.h"
 #include "peer/module/http_abi.h"
 

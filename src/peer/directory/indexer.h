@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/buf.h"
+#include "base/core/buf.h"
 
 #define KVBM_INDEXER_MAX_ANSWER (4u << 20) /* bytes */
 

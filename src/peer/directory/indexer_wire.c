@@ -3,10 +3,10 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/error.h"
-#include "base/instance.h"
-#include "base/json.h"
-#include "base/xxh.h"
+#include "base/args/instance.h"
+#include "base/core/error.h"
+#include "base/core/xxh.h"
+#include "base/json/json.h"
 #include "bm/events/events.h"
 #include "peer/directory/indexer.h"
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "peer/directory/directory.h"
 #include "peer/session/endpoints.h"
 

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "kv_types.h"
 #include "peer/module/http_abi.h"
 

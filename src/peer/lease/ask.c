@@ -4,7 +4,7 @@
 
 #include <inttypes.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "peer/lease/borrow.h"
 #include "peer/lease/lease_wire.h"
 #include "peer/session/agent.h"

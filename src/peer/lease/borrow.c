@@ -2,9 +2,9 @@
 /* Leases, the reader's side: asking, renewing, giving back. */
 #include "peer/lease/borrow.h"
 
-#include "base/clock.h"
-#include "base/le.h"
-#include "base/log.h"
+#include "base/core/clock.h"
+#include "base/core/le.h"
+#include "base/core/log.h"
 #include "bm/ids.h"
 #include "peer/lease/lease_wire.h"
 #include "peer/lease/lend.h"

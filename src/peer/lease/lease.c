@@ -2,7 +2,7 @@
 /* The table of leases; lease.h has the drawing. */
 #include "peer/lease/lease.h"
 
-#include "base/error.h"
+#include "base/core/error.h"
 
 #define MAX_LEASES (1u << 16)        /* of all sessions */
 #define MAX_LEASES_OF_ONE (1u << 12) /* of one session */

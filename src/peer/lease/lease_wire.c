@@ -2,8 +2,8 @@
 /* Bodies of the requests about blocks, written and read. */
 #include "peer/lease/lease_wire.h"
 
-#include "base/error.h"
-#include "base/le.h"
+#include "base/core/error.h"
+#include "base/core/le.h"
 
 #define ASKED_BYTES 24
 #define TOLD_BYTES 16

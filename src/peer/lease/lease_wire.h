@@ -9,8 +9,8 @@
 #ifndef KVBM_PEER_LEASE_LEASE_WIRE_H
 #define KVBM_PEER_LEASE_LEASE_WIRE_H
 
-#include "base/buf.h"
-#include "base/hash.h"
+#include "base/core/buf.h"
+#include "base/hash/hash.h"
 #include "kvbm_lease.h"
 
 #define KVBM_MAX_ASKED 16384u /* keys of a request */

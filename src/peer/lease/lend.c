@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Lenders: offers, and the end of leases. lend.h has the drawing. */
-#include "base/clock.h"
-#include "base/log.h"
-#include "base/thread.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
+#include "base/thread/thread.h"
 #include "bm/registry/registry.h"
 #include "peer/lease/lend_impl.h"
 #include "peer/session/agent.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Keys that are gone: queued by whoever drops them, told to peers by the lender's thread. */
-#include "base/le.h"
+#include "base/core/le.h"
 #include "peer/lease/lease_wire.h"
 #include "peer/lease/lend_impl.h"
 #include "peer/session/agent.h"

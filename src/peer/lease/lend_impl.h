@@ -6,7 +6,7 @@
 #include <pthread.h>
 #include <sys/queue.h>
 
-#include "base/buf.h"
+#include "base/core/buf.h"
 #include "peer/lease/lease_wire.h"
 #include "peer/lease/lend.h"
 #include "peer/lease/told.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Leased blocks by carriers, the owner's side. Handlers run on the agent's event thread. */
-#include "base/le.h"
+#include "base/core/le.h"
 #include "peer/lease/lend_impl.h"
 #include "peer/session/agent.h"
 

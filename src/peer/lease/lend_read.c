@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Leased blocks through the session, the owner's side. Handlers run on the agent's event thread. */
-#include "base/clock.h"
-#include "base/le.h"
+#include "base/core/clock.h"
+#include "base/core/le.h"
 #include "peer/lease/lease_wire.h"
 #include "peer/lease/lend_impl.h"
 #include "peer/session/agent.h"

@@ -3,8 +3,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/le.h"
+#include "base/core/clock.h"
+#include "base/core/le.h"
 #include "peer/lease/lease_wire.h"
 #include "peer/lease/lend_impl.h"
 #include "peer/session/agent.h"

@@ -6,7 +6,7 @@
  */
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "peer/lease/borrow.h"
 #include "peer/lease/lease_wire.h"
 #include "peer/session/agent.h"

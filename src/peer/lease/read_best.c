@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Blocks by a carrier, and through the session where that fails: a peer out of reach costs time, no hits. */
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "peer/lease/borrow.h"
 #include "peer/session/agent.h"
 

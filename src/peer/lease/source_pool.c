@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Source of a pool: a hold is a handle on each block found. */
-#include "base/error.h"
+#include "base/core/error.h"
 #include "bm/pool/pool.h"
 #include "kvbm_lease.h"
 

@@ -7,8 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/log.h"
-#include "base/own_path.h"
+#include "base/core/log.h"
+#include "base/file/own_path.h"
 
 #define FLAGS (RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE)
 

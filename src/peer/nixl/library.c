@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "peer/module/module.h"
 #include "peer/nixl/node.h"
 #include "peer/session/carrier.h"

@@ -10,10 +10,10 @@
 #include <sys/prctl.h>
 #include <time.h>
 
-#include "base/clock.h"
-#include "base/le.h"
-#include "base/log.h"
-#include "base/thread.h"
+#include "base/core/clock.h"
+#include "base/core/le.h"
+#include "base/core/log.h"
+#include "base/thread/thread.h"
 #include "peer/module/module.h"
 
 #define NAP_NS UINT64_C(20000)                    /* between looks while something moves */

@@ -21,7 +21,7 @@
 #include <pthread.h>
 #include <sys/queue.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "peer/module/carrier_abi.h"
 #include "peer/nixl/api.h"
 

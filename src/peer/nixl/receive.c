@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/random.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "peer/nixl/node.h"
 
 struct kvbm_carrier_receive {

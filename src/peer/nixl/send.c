@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/le.h"
-#include "base/thread.h"
+#include "base/core/le.h"
+#include "base/thread/thread.h"
 #include "peer/nixl/node.h"
 
 struct kvbm_carrier_peer {

@@ -16,7 +16,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "peer/plan/plan.h"
 
 struct axis {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Lists of blocks of one imported set: bounds are checked once, staleness at every use. */
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "bm/ids.h"
 #include "peer/session/agent.h"
 

@@ -4,7 +4,7 @@
 
 #include <inttypes.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "peer/session/agent.h"
 
 /* Log lines of one carrier come from all its threads: at most 5 a second. */

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "peer/session/endpoints.h"
 #include "peer/session/net.h"
 

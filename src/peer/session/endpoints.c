@@ -6,8 +6,8 @@
 #include <netinet/tcp.h>
 #include <stdio.h>
 
-#include "base/error.h"
-#include "base/log.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
 
 #define UNIX_BUFFER (1 << 20) /* bytes; the kernel may grant less */
 

@@ -6,8 +6,8 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include "base/endpoint.h"
-#include "base/resolve.h"
+#include "base/net/endpoint.h"
+#include "base/net/resolve.h"
 
 struct kvbm_endpoint {
     bool is_unix;

@@ -6,8 +6,8 @@
  *
  * The peer's sets stay in the directory until its last session ends.
  */
-#include "base/le.h"
-#include "base/log.h"
+#include "base/core/le.h"
+#include "base/core/log.h"
 #include "peer/session/net.h"
 
 #define GONE_BYTES 16

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <sys/random.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "peer/session/net.h"
 
 /* ---- refusing ---- */

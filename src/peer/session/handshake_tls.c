@@ -2,7 +2,7 @@
 /* Before the greetings: TLS, and the ways in which one side alone wants it. */
 #include <sys/socket.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "peer/session/net.h"
 
 #define TLS_HANDSHAKE 0x16 /* first byte that an opener with TLS sends */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Block sets of peers: the directory of what they have told. */
-#include "base/clock.h"
-#include "base/log.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
 #include "peer/session/agent.h"
 #include "peer/session/session.h"
 

@@ -6,8 +6,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/le.h"
-#include "base/log.h"
+#include "base/core/le.h"
+#include "base/core/log.h"
 #include "peer/session/endpoints.h"
 #include "peer/session/net.h"
 

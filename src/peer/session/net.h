@@ -23,8 +23,8 @@
 #include <stdatomic.h>
 #include <sys/queue.h>
 
-#include "base/clock.h"
-#include "base/thread.h"
+#include "base/core/clock.h"
+#include "base/thread/thread.h"
 #include "peer/session/agent.h"
 #include "peer/session/auth.h"
 #include "peer/session/wire.h"

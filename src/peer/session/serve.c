@@ -6,7 +6,7 @@
  */
 #include <fcntl.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "peer/session/net.h"
 
 #define URGENT_MAX (64u << 10) /* longer replies are bulk */

@@ -5,8 +5,8 @@
  */
 #include "peer/session/wire.h"
 
-#include "base/le.h"
-#include "base/utf8.h"
+#include "base/core/le.h"
+#include "base/core/utf8.h"
 #include "peer/set/blockset.h"
 
 static const uint8_t magic[4] = {'K', 'V', 'P', 1};

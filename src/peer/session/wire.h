@@ -12,7 +12,7 @@
 #ifndef KVBM_PEER_SESSION_WIRE_H
 #define KVBM_PEER_SESSION_WIRE_H
 
-#include "base/buf.h"
+#include "base/core/buf.h"
 #include "peer/session/session.h"
 
 #define KVBM_FRAME_BYTES 40

@@ -10,7 +10,7 @@
 
 #include <stdatomic.h>
 
-#include "base/buf.h"
+#include "base/core/buf.h"
 #include "bm/storage/layout.h"
 #include "peer/set/shared.h"
 

@@ -7,9 +7,9 @@
  * Each part behind the numbers is padded with zeros to a multiple of 8. A reader refuses whatever
  * a writer of the same version wouldn't write, so that equal sets have equal bytes.
  */
-#include "base/le.h"
-#include "base/utf8.h"
-#include "base/xxh.h"
+#include "base/core/le.h"
+#include "base/core/utf8.h"
+#include "base/core/xxh.h"
 #include "peer/set/blockset.h"
 
 #define MAGIC "KVBMSET\n"

@@ -7,8 +7,8 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include "base/error.h"
-#include "base/log.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
 #include "bm/storage/layout.h"
 #include "bm/storage/memory.h"
 #include "bm/storage/storage.h"

@@ -5,7 +5,7 @@
 
 #include <stddef.h>
 
-#include "base/xxh.h"
+#include "base/core/xxh.h"
 #include "bm/storage/layout.h"
 #include "peer/set/shared.h"
 

@@ -8,8 +8,8 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include "base/error.h"
-#include "base/log.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
 #include "peer/set/shared_header.h"
 
 #define PAGE 4096u /* smallest page of the owner, whose mapping begins with one */

@@ -12,8 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/socket_bio.h"
-#include "base/tls_host.h"
+#include "base/net/socket_bio.h"
+#include "base/net/tls_host.h"
 #include "kv_types.h"
 #include "peer/module/tls_abi.h"
 

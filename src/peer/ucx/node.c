@@ -9,8 +9,8 @@
 #include <string.h>
 #include <ucs/debug/log_def.h>
 
-#include "base/clock.h"
-#include "base/error.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
 #include "kv_types.h"
 
 #define SPIN_NS UINT64_C(50000) /* of a thread that waits for the end of requests */

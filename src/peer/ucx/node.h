@@ -14,7 +14,7 @@
 #include <sys/queue.h>
 #include <ucp/api/ucp.h>
 
-#include "base/thread.h"
+#include "base/thread/thread.h"
 #include "peer/module/carrier_abi.h"
 
 #define KVBM_UCX_BUCKETS 256

@@ -4,8 +4,8 @@
 #include <string.h>
 #include <sys/random.h>
 
-#include "base/clock.h"
-#include "base/error.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
 #include "peer/ucx/node.h"
 
 enum state { WAITING, RUNNING, ENDED };

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "peer/ucx/node.h"
 
 #define MAX_CONNECTING ((size_t)16 << 20) /* bytes: thousands of peers, whose addresses are short */

@@ -3,7 +3,7 @@
  * ABI's own calls where possible. */
 #include <limits.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "store/backend/check.h"
 
 /* -- one chunk in pieces ----------------------------------------------------------------------- */

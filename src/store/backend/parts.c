@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 
 bool kvs_parts_len(const struct iovec *parts, size_t n, size_t max, size_t *ret)
 {

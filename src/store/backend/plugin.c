@@ -8,9 +8,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/error.h"
-#include "base/log.h"
-#include "base/own_path.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
+#include "base/file/own_path.h"
 
 enum { NAME_MAX_LEN = 128, TEXT_LEN = 512 };
 

@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "base/error.h"
-#include "base/log.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
 #include "store/backend/check.h"
 #include "store/backend/file.h"
 #include "store/backend/plugin.h"

@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 
 #define URI_MAX 4096
 

@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/xxh.h"
+#include "base/core/clock.h"
+#include "base/core/xxh.h"
 #include "store/backend/plugin.h"
 #include "store/backend/store.h"
 

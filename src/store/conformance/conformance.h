@@ -12,7 +12,7 @@
 
 #include <sys/types.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "kv_store.h"
 
 #define KVS_CONF_MAX_KEY 64

@@ -4,8 +4,8 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
-#include "base/clock.h"
-#include "base/thread.h"
+#include "base/core/clock.h"
+#include "base/thread/thread.h"
 #include "store/conformance/conformance.h"
 
 #define N_THREADS 4

@@ -15,7 +15,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "store/file/file_impl.h"
 
 enum { STREAMS = 8, KEYS = 4096, AHEAD = 32, NEAR = 64 /* how far a get looks for its key */ };

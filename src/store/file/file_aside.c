@@ -5,8 +5,8 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include "base/beneath.h"
-#include "base/log.h"
+#include "base/core/log.h"
+#include "base/file/beneath.h"
 #include "store/file/file_impl.h"
 
 static int count_bad(kv_store_v1 *h)

@@ -39,8 +39,8 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include "base/log.h"
-#include "base/own_manifest.h"
+#include "base/core/log.h"
+#include "base/file/own_manifest.h"
 #include "store/file/file_commit.h"
 
 static void commit_fini(struct kvs_file_commit *c)

@@ -19,10 +19,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/log.h"
-#include "base/thread.h"
-#include "base/xxh.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
+#include "base/core/xxh.h"
+#include "base/thread/thread.h"
 #include "store/file/file_impl.h"
 
 #define TRIES 8

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * Chunks that a handle published lately, for manifests of unknown format that are still to come
- * (base/history.h). Each publication is a batch of records as refs/ has them. Under `commit`.
+ * (base/metrics/history.h). Each publication is a batch of records as refs/ has them. Under `commit`.
  */
-#include "base/history.h"
-#include "base/thread.h"
+#include "base/metrics/history.h"
+#include "base/thread/thread.h"
 #include "store/file/file_impl.h"
 
 void kvs_file_history_thread(kv_store_v1 *h)

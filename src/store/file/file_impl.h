@@ -26,9 +26,9 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
-#include "base/buf.h"
-#include "base/error.h"
-#include "base/history.h"
+#include "base/core/buf.h"
+#include "base/core/error.h"
+#include "base/metrics/history.h"
 #include "store/backend/file.h"
 #include "store/backend/parts.h"
 

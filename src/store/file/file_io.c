@@ -7,7 +7,7 @@
 #include <unistd.h>
 #include <zstd.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "store/file/file_impl.h"
 
 enum {

@@ -30,9 +30,9 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/le.h"
-#include "base/xxh.h"
+#include "base/core/clock.h"
+#include "base/core/le.h"
+#include "base/core/xxh.h"
 #include "store/file/file_impl.h"
 
 enum {

@@ -21,7 +21,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "store/file/file_impl.h"
 
 static int64_t now_ns(void)

@@ -8,7 +8,7 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
-#include "base/beneath.h"
+#include "base/file/beneath.h"
 #include "store/file/file_impl.h"
 
 #define XATTR "user.kvasir.chunk"

@@ -10,9 +10,9 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include "base/beneath.h"
-#include "base/log.h"
-#include "base/sync_dir.h"
+#include "base/core/log.h"
+#include "base/file/beneath.h"
+#include "base/file/sync_dir.h"
 #include "store/file/file_impl.h"
 
 /* Open a directory. The path to the store may contain symbolic links; below it, no link is

@@ -2,8 +2,8 @@
 /** PATH[?limit=SIZE&zstd=LEVEL&sync=auto|files|fs&sums=auto|files&create=yes|no]. */
 #include <stdio.h>
 
-#include "base/args.h"
-#include "base/log.h"
+#include "base/args/args.h"
+#include "base/core/log.h"
 #include "store/file/file_impl.h"
 
 static const struct {

@@ -2,7 +2,7 @@
 /** A handle's chunks that wait for publication, by key: a chained hash table. */
 #include <unistd.h>
 
-#include "base/xxh.h"
+#include "base/core/xxh.h"
 #include "store/file/file_impl.h"
 
 static size_t bucket(const struct kvs_file_map *map, const void *key, size_t len)

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "store/file/file_impl.h"
 
 /* Read and verify the whole chunk in place. Returns 1: good; 0: not; negative: a failure hides the

@@ -4,7 +4,7 @@
 #include <unistd.h>
 #include <zstd.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "store/file/file_impl.h"
 
 enum {

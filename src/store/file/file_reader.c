@@ -18,7 +18,7 @@
  */
 #include <sched.h>
 
-#include "base/thread.h"
+#include "base/thread/thread.h"
 #include "store/file/file_impl.h"
 
 enum {

@@ -26,8 +26,8 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include "base/buf.h"
-#include "base/xxh.h"
+#include "base/core/buf.h"
+#include "base/core/xxh.h"
 #include "store/file/file_impl.h"
 
 enum {

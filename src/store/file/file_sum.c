@@ -6,9 +6,9 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "base/hash.h"
-#include "base/le.h"
-#include "base/xxh.h"
+#include "base/core/le.h"
+#include "base/core/xxh.h"
+#include "base/hash/hash.h"
 #include "store/file/file_impl.h"
 
 enum { PARTS = 64 }; /* of one system call */

@@ -14,8 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/log.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
 #include "store/file/file_impl.h"
 
 /* -- Bytes in use ------------------------------------------------------------------------------ */

@@ -19,9 +19,9 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include "base/beneath.h"
-#include "base/log.h"
-#include "base/xxh.h"
+#include "base/core/log.h"
+#include "base/core/xxh.h"
+#include "base/file/beneath.h"
 #include "store/file/file_impl.h"
 
 struct host {

@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "store/backend/store.h"
 
 /* Upper limit for the keys of one request, whatever the chunks' sizes. */

@@ -20,11 +20,11 @@
  * Chunks of prefix caches, told by their keys, have an age of their own. A backend's sweep knows one
  * age, so they get a second sweep, in which all other chunks count as alive.
  */
-#include "base/clock.h"
-#include "base/error.h"
-#include "base/log.h"
-#include "base/prefix_block.h"
-#include "base/xxh.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
+#include "base/core/xxh.h"
+#include "base/hash/prefix_block.h"
 #include "store/backend/store.h"
 
 #define GRACE_S 86400

@@ -11,8 +11,8 @@
  */
 #include "store/object/manifest.h"
 
-#include "base/hash.h"
-#include "base/own_manifest.h"
+#include "base/file/own_manifest.h"
+#include "base/hash/hash.h"
 
 enum { HEADER = KV_OWN_HEADER, CHUNK = KV_OWN_CHUNK, WEAVE = 24, SUM = KV_OWN_SUM };
 

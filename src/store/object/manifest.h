@@ -6,7 +6,7 @@
 #ifndef KVS_OBJECT_MANIFEST_H
 #define KVS_OBJECT_MANIFEST_H
 
-#include "base/buf.h"
+#include "base/core/buf.h"
 #include "kv_store.h"
 
 #define KVS_FINGERPRINT_MAX 4096u

@@ -2,7 +2,7 @@
 /* Restoring an object: read its manifest, then its chunks in order, window by window. Each chunk is
  * verified before the caller gets a byte of it. Woven regions are first put together in memory (at
  * most KVS_WEAVE_MAX bytes). */
-#include "base/log.h"
+#include "base/core/log.h"
 #include "store/object/fetch.h"
 
 enum { WINDOW = 64 << 20 };

@@ -8,8 +8,8 @@
  * costs it one round trip. Those bytes are copied, since the cutter's window moves on. Larger
  * chunks are put alone.
  */
-#include "base/clock.h"
-#include "base/log.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
 #include "store/backend/file.h"
 #include "store/backend/store.h"
 #include "store/object/cut.h"

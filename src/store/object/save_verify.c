@@ -6,7 +6,7 @@
  */
 #include "store/object/save_verify.h"
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "store/object/fetch.h"
 
 /* Delete a chunk that verified with other bytes than the object's: a put would take it for the same. */

@@ -11,7 +11,7 @@
 
 #include <stdio.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "store/object/verify_prefix.h"
 
 /* QUOTED_MAX: a file name with every byte escaped. */

@@ -7,8 +7,8 @@
 
 #include <stdio.h>
 
-#include "base/buf.h"
-#include "base/prefix_block.h"
+#include "base/core/buf.h"
+#include "base/hash/prefix_block.h"
 #include "store/object/fetch.h"
 
 struct prefixes {

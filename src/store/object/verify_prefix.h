@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** The chunks of prefix caches (base/prefix_block.h), as kvs_verify reads them. */
+/** The chunks of prefix caches (base/hash/prefix_block.h), as kvs_verify reads them. */
 #ifndef KVS_OBJECT_VERIFY_PREFIX_H
 #define KVS_OBJECT_VERIFY_PREFIX_H
 

@@ -10,7 +10,7 @@
  */
 #include <string.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "tier/disk/impl.h"
 
 enum { COMMIT_AT = 256 }; /* written blocks that start a commit */

@@ -14,8 +14,8 @@
 #include <stdio.h>
 #include <sys/vfs.h>
 
-#include "base/error.h"
-#include "base/log.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
 #include "tier/disk/impl.h"
 
 #define EACH_AT_LEAST (UINT64_C(64) << 20) /* bytes of a file, unless its directory has one only */

@@ -10,7 +10,7 @@
 #include <errno.h>
 #include <unistd.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "tier/disk/impl.h"
 
 #define FLUSH_AT (UINT64_C(64) << 20)

@@ -7,8 +7,8 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/hash.h"
-#include "base/xxh.h"
+#include "base/core/xxh.h"
+#include "base/hash/hash.h"
 
 enum {
     VERSION = 1,

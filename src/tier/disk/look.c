@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/beneath.h"
+#include "base/file/beneath.h"
 #include "tier/disk/impl.h"
 
 /* Read the header of @path in @at. Returns false when it is no slots file of a disk tier. */

@@ -7,8 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/log.h"
-#include "base/xxh.h"
+#include "base/core/log.h"
+#include "base/core/xxh.h"
 #include "tier/disk/impl.h"
 
 /* Table of the newest slot of each key, with open addressing: 0 or 1 + a slot. */

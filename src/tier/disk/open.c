@@ -5,9 +5,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/error.h"
-#include "base/log.h"
-#include "base/thread.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
+#include "base/thread/thread.h"
 #include "tier/disk/disk.h"
 #include "tier/disk/impl.h"
 

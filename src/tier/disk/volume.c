@@ -12,10 +12,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/error.h"
-#include "base/log.h"
-#include "base/room.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
+#include "base/file/room.h"
 #include "tier/disk/impl.h"
 
 enum { CHUNK = 1 << 20 }; /* bytes of the index read at once */

@@ -15,12 +15,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/beneath.h"
-#include "base/clock.h"
-#include "base/error.h"
-#include "base/le.h"
-#include "base/log.h"
-#include "base/sync_dir.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
+#include "base/core/le.h"
+#include "base/core/log.h"
+#include "base/file/beneath.h"
+#include "base/file/sync_dir.h"
 #include "tier/disk/impl.h"
 
 #define LOCK_PAUSE_NS (10 * KV_NS_PER_MS)

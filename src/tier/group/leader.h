@@ -16,7 +16,7 @@
 #include <stdatomic.h>
 #include <sys/queue.h>
 
-#include "base/thread.h"
+#include "base/thread/thread.h"
 #include "peer/session/session.h"
 #include "tier/group/wire.h"
 

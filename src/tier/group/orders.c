@@ -3,10 +3,10 @@
 #include <poll.h>
 #include <stdlib.h>
 
-#include "base/clock.h"
-#include "base/error.h"
-#include "base/le.h"
-#include "base/log.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
+#include "base/core/le.h"
+#include "base/core/log.h"
 #include "bm/deadline.h"
 #include "bm/ids.h"
 #include "tier/group/leader.h"

@@ -2,7 +2,7 @@
 /* Bodies of a group's requests, written and read. */
 #include "tier/group/wire.h"
 
-#include "base/le.h"
+#include "base/core/le.h"
 #include "peer/lease/lease_wire.h"
 
 #define JOINING_BYTES 16

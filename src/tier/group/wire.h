@@ -8,7 +8,7 @@
 #ifndef KVBM_GROUP_WIRE_H
 #define KVBM_GROUP_WIRE_H
 
-#include "base/buf.h"
+#include "base/core/buf.h"
 #include "kvbm_group.h"
 
 /** Types of requests and notes. The numbers are stable (wire). */

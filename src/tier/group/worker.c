@@ -4,11 +4,11 @@
 #include <stdlib.h>
 #include <sys/queue.h>
 
-#include "base/clock.h"
-#include "base/error.h"
-#include "base/le.h"
-#include "base/log.h"
-#include "base/thread.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
+#include "base/core/le.h"
+#include "base/core/log.h"
+#include "base/thread/thread.h"
 #include "peer/session/session.h"
 #include "tier/group/wire.h"
 

@@ -15,11 +15,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/args.h"
-#include "base/ascii.h"
-#include "base/buf.h"
-#include "base/error.h"
-#include "base/log.h"
+#include "base/args/args.h"
+#include "base/core/ascii.h"
+#include "base/core/buf.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
 #include "kvbm_manager.h"
 
 #define MAX_FILE 65536

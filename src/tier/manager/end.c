@@ -15,7 +15,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "bm/registry/registry.h"
 #include "tier/manager/jobs/job.h"
 #include "tier/manager/offload/offload.h"

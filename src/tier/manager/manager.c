@@ -13,7 +13,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "peer/lease/ask.h"
 #include "peer/set/blockset.h"
 #include "tier/manager/state/manager.h"

@@ -16,8 +16,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "base/log.h"
-#include "base/thread.h"
+#include "base/core/log.h"
+#include "base/thread/thread.h"
 #include "kvbm_lease.h"
 #include "tier/manager/pins/pin.h"
 #include "tier/manager/state/manager.h"

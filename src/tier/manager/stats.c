@@ -16,8 +16,8 @@
 #include <errno.h>
 #include <inttypes.h>
 
-#include "base/buf.h"
-#include "base/metric_text.h"
+#include "base/core/buf.h"
+#include "base/metrics/metric_text.h"
 #include "tier/manager/offload/offload.h"
 #include "tier/manager/state/manager.h"
 

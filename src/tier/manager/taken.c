@@ -7,7 +7,7 @@
  */
 #include <errno.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "tier/manager/state/manager.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "bm/storage/storage.h"
 #include "tier/manager/offload/offload.h"
 #include "tier/manager/pins/fetch.h"

@@ -3,7 +3,7 @@
 #include <inttypes.h>
 #include <unistd.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "tier/object/impl.h"
 
 /* -- batches ----------------------------------------------------------------------------------- */

@@ -5,7 +5,7 @@
  *
  * While a slice is copied, for milliseconds, no other thread ends the batch.
  */
-#include "base/error.h"
+#include "base/core/error.h"
 #include "tier/object/impl.h"
 #include "tier/transfer/transfer.h"
 

@@ -23,9 +23,9 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-#include "base/clock.h"
-#include "base/error.h"
-#include "base/xxh.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
+#include "base/core/xxh.h"
 #include "kv_store.h"
 #include "tier/object/object.h"
 

@@ -7,9 +7,9 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "base/log.h"
-#include "base/thread.h"
-#include "base/xxh.h"
+#include "base/core/log.h"
+#include "base/core/xxh.h"
+#include "base/thread/thread.h"
 #include "store/backend/uri.h"
 #include "tier/object/impl.h"
 

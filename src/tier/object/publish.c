@@ -13,7 +13,7 @@
  * Only S3 gains by it: file stores and Redis publish one after the other, so the next one waits
  * inside the store. After -EIO blocks may be lost, so later batches use a new handle.
  */
-#include "base/thread.h"
+#include "base/thread/thread.h"
 #include "tier/object/impl.h"
 
 enum { EMPTY_CHUNK_BYTES = 4096, TURNS = 4 /* in timeout_ms */ };

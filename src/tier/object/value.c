@@ -10,7 +10,7 @@
  * All of the header except the checksum follows from the request: a reader makes the header anew
  * and compares.
  */
-#include "base/hash.h"
+#include "base/hash/hash.h"
 #include "tier/object/impl.h"
 #include "tier/transfer/transfer.h"
 

@@ -2,8 +2,8 @@
 /* The watcher: ends late batches, replaces threads that hang, joins threads that have ended, and
  * calls done for batches that no worker finished. It never calls into the store, so only a callback
  * can delay it. */
-#include "base/log.h"
-#include "base/thread.h"
+#include "base/core/log.h"
+#include "base/thread/thread.h"
 #include "tier/object/impl.h"
 
 /* End the batch of a worker in a call, if the call is late or was cancelled. Unless the store has been

@@ -2,8 +2,8 @@
 /* A worker: takes a batch, uses or opens a handle of the store, and reports the result. */
 #include <inttypes.h>
 
-#include "base/log.h"
-#include "base/thread.h"
+#include "base/core/log.h"
+#include "base/thread/thread.h"
 #include "store/backend/store.h"
 #include "tier/object/impl.h"
 

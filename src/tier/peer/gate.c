@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Breakers of peers: only peers that have failed lately have one. */
-#include "base/log.h"
+#include "base/core/log.h"
 #include "tier/peer/impl.h"
 
 #define MAX_FAILURES 3u

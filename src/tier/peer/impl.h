@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
-#include "base/error.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
 #include "peer/lease/ask.h"
 #include "peer/lease/lend.h"
 #include "peer/session/session.h"

@@ -2,7 +2,7 @@
 /* Guesses about keys at peers: a set-associative table, each entry with an end. */
 #include <errno.h>
 
-#include "base/xxh.h"
+#include "base/core/xxh.h"
 #include "peer/lease/lease_wire.h"
 #include "tier/peer/impl.h"
 

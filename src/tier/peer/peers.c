@@ -2,7 +2,7 @@
 /* The peer tier: queue, threads, deadlines. peer.h says what it does. */
 #include <errno.h>
 
-#include "base/thread.h"
+#include "base/thread/thread.h"
 #include "tier/peer/impl.h"
 
 #define ANY_NS (10 * KV_NS_PER_MS) /* with many peers it takes long to count them */

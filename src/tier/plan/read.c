@@ -14,9 +14,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/error.h"
-#include "base/thread.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
+#include "base/thread/thread.h"
 #include "bm/deadline.h"
 #include "bm/ids.h"
 #include "bm/storage/layout.h"

@@ -6,8 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/error.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
 #include "bm/deadline.h"
 #include "bm/ids.h"
 #include "tier/transfer/transfer.h"

@@ -18,7 +18,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "bm/storage/cuda.h"
 #include "tier/transfer/cuda.h"
 

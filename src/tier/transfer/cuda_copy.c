@@ -7,8 +7,8 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/error.h"
-#include "base/log.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
 #include "tier/transfer/cuda.h"
 
 #define CUDA_INVALID_VALUE 1

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "bm/storage/storage.h"
 #include "tier/transfer/io.h"
 #include "tier/transfer/transfer.h"

@@ -9,9 +9,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/error.h"
-#include "base/log.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
 #include "tier/transfer/io_impl.h"
 
 enum {

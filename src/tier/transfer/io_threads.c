@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "base/error.h"
-#include "base/hash.h"
-#include "base/thread.h"
-#include "base/xxh.h"
+#include "base/core/error.h"
+#include "base/core/xxh.h"
+#include "base/hash/hash.h"
+#include "base/thread/thread.h"
 #include "tier/transfer/io_impl.h"
 
 struct pool {

@@ -19,9 +19,9 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "base/error.h"
-#include "base/log.h"
-#include "base/thread.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
+#include "base/thread/thread.h"
 #include "tier/transfer/io_impl.h"
 
 enum { BATCH = 64 }; /* completions handled before new requests are submitted */

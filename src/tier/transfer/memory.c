@@ -6,8 +6,8 @@
 #include <emmintrin.h>
 #endif
 
-#include "base/clock.h"
-#include "base/error.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
 #include "tier/transfer/transfer.h"
 
 /* Smallest copy that bypasses the CPU's cache. Such stores need not read the target's lines first,

@@ -14,8 +14,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "base/clock.h"
-#include "base/error.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
 #include "tier/transfer/transfer.h"
 
 /* ---- heaps ---- */

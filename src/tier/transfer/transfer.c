@@ -10,9 +10,9 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/error.h"
-#include "base/log.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
 
 #define DEFAULT_THREADS 8
 #define MAX_THREADS 256

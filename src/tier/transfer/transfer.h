@@ -27,7 +27,7 @@
 #include <pthread.h>
 #include <sys/types.h>
 
-#include "base/thread.h"
+#include "base/thread/thread.h"
 #include "bm/storage/layout.h"
 #include "kvbm_transfer.h"
 #include "kvx_ext.h"

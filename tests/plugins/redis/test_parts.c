@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <stdio.h>
 
-#include "base/own_manifest.h"
+#include "base/file/own_manifest.h"
 #include "base/unit.h"
 #include "redis/batch.h"
 #include "redis/entry.h"

@@ -2,7 +2,7 @@
 
 #include <errno.h>
 
-#include "base/error.h"
+#include "base/core/error.h"
 #include "base/unit.h"
 #include "redis/resp.h"
 

@@ -9,7 +9,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "bm/ids.h"
 #include "bm/storage/layout.h"
 #include "tier/manager/jobs/job.h"

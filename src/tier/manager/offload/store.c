@@ -12,7 +12,7 @@
  */
 #include <errno.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "tier/manager/offload/offload.h"
 #include "tier/manager/pins/pin.h"
 #include "tier/manager/state/manager.h"

@@ -14,7 +14,7 @@
  */
 #include <errno.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "bm/deadline.h"
 #include "tier/manager/pins/fetch.h"
 #include "tier/manager/pins/pin.h"

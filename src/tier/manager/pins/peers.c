@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <sys/random.h>
 
-#include "base/log.h"
+#include "base/core/log.h"
 #include "kvbm_directory.h"
 #include "peer/lease/ask.h"
 #include "tier/manager/pins/fetch.h"

@@ -18,8 +18,8 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "base/clock.h"
-#include "base/log.h"
+#include "base/core/clock.h"
+#include "base/core/log.h"
 #include "bm/deadline.h"
 #include "bm/registry/registry.h"
 #include "tier/manager/pins/fetch.h"

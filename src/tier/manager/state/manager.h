@@ -22,9 +22,9 @@
 #include <assert.h>
 #include <string.h>
 
-#include "base/clock.h"
-#include "base/error.h"
-#include "base/xxh.h"
+#include "base/core/clock.h"
+#include "base/core/error.h"
+#include "base/core/xxh.h"
 #include "tier/manager/state/types.h"
 
 static inline void kvbm_manager_enter(struct kvbm_manager *m)

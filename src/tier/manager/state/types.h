@@ -10,8 +10,8 @@
 #include <stdatomic.h>
 #include <sys/queue.h>
 
-#include "base/clock.h"
-#include "base/thread.h"
+#include "base/core/clock.h"
+#include "base/thread/thread.h"
 #include "bm/pool/pool.h"
 #include "kvbm_manager.h"
 #include "tier/disk/disk.h"
