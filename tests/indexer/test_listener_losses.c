@@ -164,6 +164,8 @@ static void publish(struct world *w, bool lost)
     w->behind = lost;
     if (lost)
         return;
+    if (w->reconnected)
+        w->untold = false;
     w->reconnected = false;
     if (w->l->holding || w->n_waiting)
         w->waiting[w->n_waiting++] = batch;
@@ -205,7 +207,8 @@ static void connect_anew(struct world *w)
         settle(w);
     if (unit_below(w->random, 2)) {
         connect_listener(w, true);
-        w->reconnected = !w->untold && unit_below(w->random, 2); /* told once or twice */
+        /* Told once or twice. A connection that isn't told waits: its first batch tells of it then. */
+        w->reconnected = w->untold || unit_below(w->random, 2);
     } else {
         w->reconnected = w->behind = true; /* the batch tells of the connection */
     }
