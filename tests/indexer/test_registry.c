@@ -753,6 +753,41 @@ struct churn {
     atomic_bool stop;
 };
 
+/*
+ * The peer's stream brought blocks of a rank that isn't its own, and none of that: its snapshot isn't
+ * kept for a later registration. Then the blocks are of an unknown batch, and go when a whole view comes.
+ */
+static void blocks_of_another_rank_alone(void **state)
+{
+    const struct kv_block gone = {hash_of(5, 0), 0};
+    struct ki_mark marks[2] = {
+        {.holder = {1, 0}, .has_position = true, .stream_rank = 0, .sequence = 1},
+        {.holder = {1, 3}, .has_position = true, .stream_rank = 0, .sequence = 1}};
+    struct ki_registry *r = open_registry(true);
+    struct kvi_index *index;
+    struct ki_model *model;
+    struct kv_error error;
+    struct engine e;
+
+    (void)state;
+    assert_int_equal(kvi_create(NULL, &index), 0);
+    assert_int_equal(kvi_store(index, marks[1].holder, KV_TIER_DEVICE, NULL, &gone, 1, NULL), 0);
+    assert_int_equal(
+        ki_registry_adopt(r, MODEL, TENANT, BLOCK_SIZE, index, marks, 2, NULL, 0, &error), 0);
+    ki_registry_go(r);
+    engine_open(&e, false);
+    for (uint64_t prompt = 6; prompt < 9; prompt++)
+        publish_rank(&e, prompt, 0, 1, 3, LOST);
+    assert_int_equal(add(r, 1, 0, &e, true, NULL), 0);
+    assert_int_equal(engine_replay(&e, 60000), 0);
+    wait_until(reach(r, 8, 1, 1, 3) == 1);
+    model = ki_registry_model(r, MODEL, TENANT);
+    assert_int_equal(kvi_holder_blocks(model->index, marks[1].holder), 3);
+    ki_model_release(model);
+    assert_false(info_of(r, 1, 0).reasons);
+    end(r, &e);
+}
+
 static int pass_over(void *arg, const struct ki_copied *c)
 {
     (void)arg;
@@ -900,6 +935,7 @@ int main(void)
         cmocka_unit_test(noise_is_counted_and_passed_over),
         cmocka_unit_test(held_until_go_with_a_peers_state),
         cmocka_unit_test(a_dump_keeps_the_registered_forms),
+        cmocka_unit_test(blocks_of_another_rank_alone),
         cmocka_unit_test(too_many_events_make_the_view_partial),
         cmocka_unit_test(a_full_queue_waits_in_peace),
         cmocka_unit_test(a_replay_piles_up_little),

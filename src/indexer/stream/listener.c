@@ -155,6 +155,8 @@ void ki_listener_adopt_rank(struct ki_listener *l, const struct ki_mark *mark)
         ki_stream_lose_contents(&l->stream, kv_now_ns());
     } else if (mark->torn) {
         ki_stream_seed_torn(&l->stream);
+    } else {
+        ki_stream_seed_cursorless(&l->stream); /* a snapshot may tell the position later */
     }
     ki_listener_unlock(l);
 }
