@@ -2,6 +2,7 @@
 /* Copies of streams while engines publish: each is of exactly one batch, and no batch is lost. */
 #include "base/unit.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -10,8 +11,13 @@
 #include "base/core/clock.h"
 #include "base/json/msgpack.h"
 #include "event/wire/frames.h"
+#include "indexer/http/pipe.h"
+#include "indexer/model/lookup.h"
 #include "indexer/registry/tables.h"
 #include "indexer/replica/dump_copy.h"
+#include "indexer/replica/dump_reader.h"
+#include "indexer/replica/dump_writer.h"
+#include "starve.h"
 
 #define ENGINES 3
 #define KEPT 20u /* batch i stores a block, and removes that of batch i - KEPT */
@@ -111,14 +117,43 @@ static void follow(struct world *w, size_t at)
     assert_int_equal(zmq_recv(e->pub, &byte, 1, 0), 1);
 }
 
-static void open_world(struct world *w)
+/* Adopt a block of instance 3, which isn't registered, from a dump. */
+static void adopt_block(struct ki_registry *r)
 {
-    struct ki_registry_opts opts = {.threads = 2};
+    struct ki_mark mark = {.holder = {3, 0}, .has_position = true, .sequence = 5};
+    const struct kv_block block = {1, 2};
+    struct ki_snapshot *snapshot;
+    struct kvi_index *index;
+    struct kv_error error;
+
+    assert_int_equal(kvi_create(NULL, &index), 0);
+    assert_int_equal(kvi_store(index, mark.holder, KV_TIER_DEVICE, NULL, &block, 1, NULL), 0);
+    assert_int_equal(ki_snapshot_create(&snapshot), 0);
+    snapshot->instance = 3;
+    snapshot->has_position = true;
+    snapshot->state.sequence = 5;
+    assert_int_equal(
+        ki_registry_adopt(r, "m", "default", BLOCK_SIZE, index, &mark, 1, &snapshot, 1, &error), 0);
+    ki_snapshot_free(snapshot);
+}
+
+static void open_world_with(struct world *w, bool dumped)
+{
+    struct ki_registry_opts opts = {.threads = 2, .start_held = dumped};
 
     memset(w, 0, sizeof(*w));
     assert_int_equal(ki_registry_create(&opts, &w->r), 0);
+    if (dumped) {
+        adopt_block(w->r);
+        ki_registry_go(w->r);
+    }
     for (size_t i = 0; i < ENGINES; i++)
         follow(w, i);
+}
+
+static void open_world(struct world *w)
+{
+    open_world_with(w, false);
 }
 
 static void close_world(struct world *w)
@@ -289,12 +324,174 @@ static void streams_that_leave(void **state)
     close_world(&w);
 }
 
+/* Blocks that are leaving are some of a batch's: no copy tells that others are gone. */
+static void kept_blocks_that_leave(void **state)
+{
+    struct ki_leaving leaving = {.instance = 3};
+    struct ki_model *model;
+    struct world w;
+    uint64_t told = 0;
+
+    (void)state;
+    open_world_with(&w, true);
+    model = ki_registry_model(w.r, "m", "default");
+    assert_int_equal(ki_dump_copy(w.r, model, count, &told), 0);
+    assert_int_equal(told, 3);
+    pthread_mutex_lock(&w.r->admin);
+    w.r->leaving = &leaving;
+    pthread_mutex_unlock(&w.r->admin);
+    told = 0;
+    assert_int_equal(ki_dump_copy(w.r, model, count, &told), 0);
+    assert_int_equal(told, 0);
+    pthread_mutex_lock(&w.r->admin);
+    w.r->leaving = NULL;
+    pthread_mutex_unlock(&w.r->admin);
+    ki_model_release(model);
+    close_world(&w);
+}
+
+/* Without memory no copy is made, and no stream stays held. */
+static void streams_go_on_without_memory(void **state)
+{
+    struct ki_model *model;
+    struct world w;
+    uint64_t told;
+    bool enough = false;
+
+    (void)state;
+    open_world_with(&w, true);
+    for (size_t i = 0; i < ENGINES; i++) {
+        publish(&w.engines[i]);
+        wait_for_all(&w, i);
+    }
+    model = ki_registry_model(w.r, "m", "default");
+    for (long n = 1; !enough; n++) {
+        int rc;
+
+        told = 0;
+        starve_at(n);
+        rc = ki_dump_copy(w.r, model, count, &told);
+        enough = !starved();
+        starve_at(0);
+        assert_true(rc == 0 || rc == -ENOMEM);
+        for (size_t i = 0; i < w.r->n_listeners; i++)
+            assert_int_equal(w.r->listeners[i]->copying, 0);
+        if (rc == 0)
+            assert_int_equal(told, 1 + 2 + 2 + 3);
+    }
+    ki_model_release(model);
+    close_world(&w);
+}
+
+/* -- written while engines go on --------------------------------------------------------------- */
+
+#define LONG_PROMPT 8192u /* blocks: more than the pipe, and what the writer keeps, have room for */
+#define PIPE_BYTES 4096u
+
+struct writing {
+    struct world *w;
+    const struct ki_model *model;
+    struct ki_pipe *pipe;
+    int rc;
+};
+
+static void *write_dump(void *arg)
+{
+    struct writing *to = arg;
+    struct ki_dump_writer d = {.pipe = to->pipe, .form = KI_DUMP_JSON};
+
+    kv_json_writer_init(&d.w, &d.buf);
+    kv_json_begin_object(&d.w);
+    to->rc = ki_dump_write_model(to->w->r, &d, to->model, false);
+    kv_json_end_object(&d.w);
+    to->rc = to->rc ? to->rc : ki_dump_flush(&d, 0);
+    kv_buf_fini(&d.buf);
+    ki_pipe_end(to->pipe, true);
+    return NULL;
+}
+
+static void nothing(void *arg)
+{
+    (void)arg;
+}
+
+/* Read until @text has @min bytes, or all. */
+static void read_dump(struct ki_pipe *pipe, struct kv_buf *text, size_t min)
+{
+    char bytes[PIPE_BYTES];
+
+    while (text->len < min) {
+        long n = ki_pipe_read(pipe, bytes, sizeof(bytes));
+
+        assert_int_not_equal(n, -EIO);
+        if (n == 0)
+            return;
+        if (n > 0)
+            kv_buf_append(text, bytes, (size_t)n);
+        else
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+}
+
+static void store_long_prompt(struct kvi_index *index, uint64_t instance)
+{
+    struct kv_holder holder = {.worker = instance};
+
+    for (uint64_t i = 0; i < LONG_PROMPT; i++) {
+        struct kv_block block = {1000000 + i, 2000000 + i};
+        uint64_t parent = block.hash - 1;
+
+        assert_int_equal(
+            kvi_store(index, holder, KV_TIER_DEVICE, i ? &parent : NULL, &block, 1, NULL), 0);
+    }
+}
+
+/*
+ * A later group of streams may have blocks in a form that was unknown when the dump began. A reader that
+ * doesn't learn of it never finds them.
+ */
+static void forms_that_come_meanwhile(void **state)
+{
+    const struct ki_pipe_reader reader = {.park = nothing, .wake = nothing};
+    struct ki_dump_reader dump = {.n = 0};
+    struct kv_buf text = KV_BUF_INIT;
+    struct writing to;
+    struct world w;
+    struct kv_json json;
+    struct ki_model *model;
+    pthread_t thread;
+
+    (void)state;
+    open_world(&w);
+    publish(&w.engines[0]);
+    wait_for_all(&w, 0);
+    model = ki_registry_model(w.r, "m", "default");
+    store_long_prompt(model->index, 1);
+    to = (struct writing){.w = &w, .model = model};
+    assert_int_equal(ki_pipe_create(PIPE_BYTES, &reader, &to.pipe), 0);
+    assert_int_equal(pthread_create(&thread, NULL, write_dump, &to), 0);
+    read_dump(to.pipe, &text, 1);
+    ki_model_note_forms(model, KI_FORM(1, false) | KI_FORM(0, true));
+    read_dump(to.pipe, &text, SIZE_MAX);
+    pthread_join(thread, NULL);
+    assert_int_equal(to.rc, 0);
+    kv_json_init(&json, text.data, text.len);
+    assert_int_equal(ki_dump_read(&dump, &json), 0);
+    assert_int_equal(dump.models[0].forms & (KI_FORM(1, false) | KI_FORM(0, true)),
+                     KI_FORM(1, false) | KI_FORM(0, true));
+    ki_dump_reader_fini(&dump);
+    kv_buf_fini(&text);
+    ki_pipe_destroy(to.pipe);
+    ki_model_release(model);
+    close_world(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(copies_are_of_one_batch),
-        cmocka_unit_test(batches_wait),
-        cmocka_unit_test(streams_that_leave),
+        cmocka_unit_test(copies_are_of_one_batch),      cmocka_unit_test(batches_wait),
+        cmocka_unit_test(streams_that_leave),           cmocka_unit_test(kept_blocks_that_leave),
+        cmocka_unit_test(streams_go_on_without_memory), cmocka_unit_test(forms_that_come_meanwhile),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -12,7 +12,7 @@
 
 #define LOG_LINES 20 /* log lines a second about registrations */
 
-static bool is_leaving(const struct ki_registry *r, uint64_t instance)
+bool ki_registry_is_leaving_locked(const struct ki_registry *r, uint64_t instance)
 {
     const struct ki_leaving *leaving = r->leaving;
 
@@ -25,7 +25,7 @@ static bool is_leaving(const struct ki_registry *r, uint64_t instance)
 void ki_registry_lock_for(struct ki_registry *r, uint64_t instance)
 {
     pthread_mutex_lock(&r->admin);
-    while (is_leaving(r, instance))
+    while (ki_registry_is_leaving_locked(r, instance))
         pthread_cond_wait(&r->left, &r->admin);
 }
 
@@ -54,7 +54,7 @@ bool ki_registry_is_leaving(struct ki_registry *registry, uint64_t instance)
     bool leaving;
 
     pthread_mutex_lock(&registry->admin);
-    leaving = is_leaving(registry, instance);
+    leaving = ki_registry_is_leaving_locked(registry, instance);
     pthread_mutex_unlock(&registry->admin);
     return leaving;
 }

@@ -81,6 +81,8 @@ struct ki_listener *ki_tables_take_listener(struct ki_registry *r, size_t at);
 
 /** Lock admin for a change of @instance, after earlier changes of it have ended. */
 void ki_registry_lock_for(struct ki_registry *r, uint64_t instance);
+/** ki_registry_is_leaving under admin. */
+bool ki_registry_is_leaving_locked(const struct ki_registry *r, uint64_t instance);
 int ki_registry_register_locked(struct ki_registry *r, const struct ki_registration *reg,
                                 struct kv_error *error);
 /**

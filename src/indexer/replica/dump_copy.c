@@ -49,6 +49,11 @@ static size_t n_streams(const struct group *g)
     return g->streams.len / sizeof(struct stream);
 }
 
+static struct unit *last_unit(const struct group *g)
+{
+    return (struct unit *)(void *)(g->units.data + g->units.len) - 1;
+}
+
 /* -- what is copied of blocks ------------------------------------------------------------------ */
 
 struct run_head {
@@ -218,8 +223,10 @@ static int add_kept_stream(struct group *g, uint64_t instance, uint32_t rank, st
         rc = ki_snapshot_copy(p->snapshot, &snapshot);
     else if (!rc)
         rc = ki_snapshot_create(&snapshot);
-    if (rc)
+    if (rc) {
+        g->streams.len -= s ? sizeof(*s) : 0;
         return rc;
+    }
     snapshot->instance = instance;
     snapshot->rank = rank;
     snapshot->state.facts |= KI_FACT_ADRIFT;
@@ -273,12 +280,15 @@ static void add_ranks(struct group *g, size_t at)
 static int add_instance(struct group *g, uint64_t instance)
 {
     struct ki_registry *r = g->registry;
-    struct unit unit = {.instance = instance, .first = n_streams(g)};
+    const struct unit unit = {.instance = instance, .first = n_streams(g), .end = n_streams(g)};
     const struct ki_position *p = NULL;
     uint64_t before;
     size_t at, end;
     int rc = 0;
 
+    kv_buf_append(&g->units, &unit, sizeof(unit)); /* first: its streams are let go on by it */
+    if (g->units.error)
+        return g->units.error;
     pthread_mutex_lock(&r->admin);
     end = ki_instance_range(r, instance, &at);
     for (; at < end && !rc; at++)
@@ -288,13 +298,12 @@ static int add_instance(struct group *g, uint64_t instance)
         if (p->has_blocks && kvi_holder_blocks(g->model->index, p->mark.holder))
             rc = add_kept_rank(g, unit.first, &p->mark);
     pthread_mutex_unlock(&r->admin);
-    unit.end = n_streams(g);
+    last_unit(g)->end = n_streams(g);
     before = g->bytes;
-    for (size_t i = unit.first; i < unit.end; i++)
+    for (size_t i = unit.first; i < n_streams(g); i++)
         add_ranks(g, i);
     g->largest = KV_MAX(g->largest, g->bytes - before);
-    kv_buf_append(&g->units, &unit, sizeof(unit));
-    return rc ? rc : g->ranks.error ? g->ranks.error : g->units.error;
+    return rc ? rc : g->ranks.error;
 }
 
 /* Sort the ranks; of several streams with one rank, the rank's own tells the blocks, or the first. */
@@ -332,7 +341,10 @@ static int copy_blocks(struct group *g)
     return rc;
 }
 
-/* Return true when the instance still has the streams of the unit, and no other. */
+/*
+ * Return true when the instance still has the streams of the unit, and no other. Blocks that no stream
+ * brings may be leaving: their positions tell so only afterwards.
+ */
 static bool has_same_streams(const struct group *g, const struct unit *unit)
 {
     const struct ki_registry *r = g->registry;
@@ -343,6 +355,8 @@ static bool has_same_streams(const struct group *g, const struct unit *unit)
         const struct ki_snapshot *snapshot = s->copied.snapshot;
 
         if (s->listener && (at == end || r->listeners[at++] != s->listener))
+            return false;
+        if (!s->listener && ki_registry_is_leaving_locked(r, unit->instance))
             return false;
         for (size_t k = 0; !s->listener && k < ki_snapshot_n_ranks(snapshot); k++) {
             const struct ki_position *p =

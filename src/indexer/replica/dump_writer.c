@@ -218,7 +218,6 @@ int ki_dump_write_model(struct ki_registry *registry, struct ki_dump_writer *d,
     kv_json_member_u64(&d->w, "block_size", model->block_size);
     kv_json_member_str(&d->w, "model_name", model->name);
     kv_json_member_str(&d->w, "tenant_id", model->tenant);
-    write_forms(d, ki_model_forms(model));
     rc = write_names(registry, d, model);
     kv_json_member_u64(&d->w, "expected_blocks", stats.blocks);
     kv_json_key(&d->w, flat ? "events" : "streams");
@@ -226,6 +225,7 @@ int ki_dump_write_model(struct ki_registry *registry, struct ki_dump_writer *d,
     if (rc == 0)
         rc = ki_dump_copy(registry, model, flat ? write_runs : write_stream, d);
     kv_json_end_array(&d->w);
+    write_forms(d, ki_model_forms(model)); /* last: streams may have shown more of them meanwhile */
     kv_json_end_object(&d->w);
     return rc < 0 ? rc : ki_dump_flush(d, KI_DUMP_FLUSH_AT);
 }
