@@ -109,6 +109,25 @@ static void every_fact(void **state)
         }
 }
 
+/* A restart forgets the blocks of all ranks that the origin's stream has brought. */
+static void which_ranks_it_brings(void **state)
+{
+    struct ki_listener a, b;
+
+    (void)state;
+    open_listener(&a, 5, false);
+    open_listener(&b, 5, false);
+    assert_true(ki_applier_note_rank(&a.applier, 3));
+    assert_true(ki_applier_note_rank(&a.applier, 9));
+    hand_over(&a, &b);
+    assert_true(ki_applier_brings(&b.applier, 3));
+    assert_true(ki_applier_brings(&b.applier, 9));
+    assert_int_equal(b.applier.n_ranks, 3);
+    assert_int_equal(b.applier.n_cleared, ki_applier_n_brought(&b.applier));
+    close_listener(&a);
+    close_listener(&b);
+}
+
 /* A replica judges later reports, and events that may be reports, as the origin does. */
 static void what_reports_are(void **state)
 {
@@ -274,6 +293,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_fact),
+        cmocka_unit_test(which_ranks_it_brings),
         cmocka_unit_test(what_reports_are),
         cmocka_unit_test(what_the_registration_tells_stays),
         cmocka_unit_test(partial_at_that_moment),

@@ -108,6 +108,17 @@ static void give_possible(const struct ki_snapshot *s, struct ki_applier *a)
     a->suspects.n_real = s->state.n_real;
 }
 
+/* Ranks that other streams bring, too, are among them: a restart of this one's engine forgets all. */
+static bool give_ranks(const struct ki_snapshot *s, struct ki_applier *a)
+{
+    bool fit = true;
+
+    for (size_t i = 0; i < ki_snapshot_n_ranks(s); i++)
+        if (ki_snapshot_rank(s, i) != a->rank)
+            fit &= ki_applier_note_rank(a, ki_snapshot_rank(s, i));
+    return fit;
+}
+
 void ki_snapshot_give(struct ki_snapshot *s, struct ki_listener *l)
 {
     bool adrift = s->state.facts & KI_FACT_ADRIFT;
@@ -115,6 +126,7 @@ void ki_snapshot_give(struct ki_snapshot *s, struct ki_listener *l)
     pthread_mutex_lock(&l->lock);
     ki_stream_seed(&l->stream, s->state.sequence, s->state.timestamp, s->state.reasons != 0);
     l->stream.reasons |= adrift ? KI_BECAUSE(UNPROVED) : 0;
+    s->torn |= !give_ranks(s, &l->applier);
     ki_listener_name_rank(l);
     if (!s->unusable) {
         ki_state_give(&s->state, l);
