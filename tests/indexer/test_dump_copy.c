@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Copies of streams while engines publish: each is of exactly one batch, and no batch is lost. */
-#include "base/unit.h"
+#include "support.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -137,9 +137,10 @@ static void adopt_block(struct ki_registry *r)
     ki_snapshot_free(snapshot);
 }
 
-static void open_world_with(struct world *w, bool dumped)
+static void open_world_with(struct world *w, bool dumped, uint64_t backlog_bytes)
 {
-    struct ki_registry_opts opts = {.threads = 2, .start_held = dumped};
+    struct ki_registry_opts opts = {
+        .threads = 2, .start_held = dumped, .backlog_bytes = backlog_bytes};
 
     memset(w, 0, sizeof(*w));
     assert_int_equal(ki_registry_create(&opts, &w->r), 0);
@@ -153,7 +154,7 @@ static void open_world_with(struct world *w, bool dumped)
 
 static void open_world(struct world *w)
 {
-    open_world_with(w, false);
+    open_world_with(w, false, 0);
 }
 
 static void close_world(struct world *w)
@@ -293,6 +294,42 @@ static void batches_wait(void **state)
     close_world(&w);
 }
 
+static uint64_t dropped_next(struct ki_listener *l)
+{
+    uint64_t next;
+
+    ki_listener_begin_turn(l);
+    next = l->backlog.dropped_next;
+    pthread_mutex_unlock(&l->turn);
+    return next;
+}
+
+/* Beyond its bound batches are dropped. An engine that is idle afterwards shows no gap. */
+static void batches_without_room(void **state)
+{
+    struct ki_snapshot *snapshot;
+    struct ki_listener *l;
+    uint64_t generation;
+    struct world w;
+
+    (void)state;
+    open_world_with(&w, false, 4 * 4096);
+    publish(&w.engines[0]);
+    wait_for_all(&w, 0);
+    assert_false(info_of(w.r, 0).reasons);
+    l = ki_listener_find(w.r, 1, 0);
+    assert_int_equal(ki_listener_hold(l, &snapshot, &generation), 0);
+    ki_snapshot_free(snapshot);
+    for (int i = 0; i < 100; i++)
+        publish(&w.engines[0]);
+    wait_until(dropped_next(l) == 101);
+    assert_true(ki_listener_let_go(l, generation));
+    ki_registry_wake(w.r);
+    wait_until(info_of(w.r, 0).reasons == KI_BECAUSE(MISSED));
+    assert_true(info_of(w.r, 0).batches < 101);
+    close_world(&w);
+}
+
 static int count(void *arg, const struct ki_copied *c)
 {
     *(uint64_t *)arg += c->snapshot->instance;
@@ -333,7 +370,7 @@ static void kept_blocks_that_leave(void **state)
     uint64_t told = 0;
 
     (void)state;
-    open_world_with(&w, true);
+    open_world_with(&w, true, 0);
     model = ki_registry_model(w.r, "m", "default");
     assert_int_equal(ki_dump_copy(w.r, model, count, &told), 0);
     assert_int_equal(told, 3);
@@ -359,7 +396,7 @@ static void streams_go_on_without_memory(void **state)
     bool enough = false;
 
     (void)state;
-    open_world_with(&w, true);
+    open_world_with(&w, true, 0);
     for (size_t i = 0; i < ENGINES; i++) {
         publish(&w.engines[i]);
         wait_for_all(&w, i);
@@ -489,9 +526,10 @@ static void forms_that_come_meanwhile(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(copies_are_of_one_batch),      cmocka_unit_test(batches_wait),
-        cmocka_unit_test(streams_that_leave),           cmocka_unit_test(kept_blocks_that_leave),
-        cmocka_unit_test(streams_go_on_without_memory), cmocka_unit_test(forms_that_come_meanwhile),
+        cmocka_unit_test(copies_are_of_one_batch),   cmocka_unit_test(batches_wait),
+        cmocka_unit_test(batches_without_room),      cmocka_unit_test(streams_that_leave),
+        cmocka_unit_test(kept_blocks_that_leave),    cmocka_unit_test(streams_go_on_without_memory),
+        cmocka_unit_test(forms_that_come_meanwhile),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -204,6 +204,41 @@ static void silence_after_a_recovery(void **state)
     assert_true(is_partial(&s));
 }
 
+/* Batches for which there was no room are asked for, although none comes behind them. */
+static void without_room(void **state)
+{
+    struct ki_stream s;
+
+    (void)state;
+    ki_stream_init(&s, &with_replay);
+    assert_int_equal(start_connected(&s), KI_STEP_REQUEST);
+    assert_int_equal(live(&s, 0, 0), KI_STEP_APPLY | KI_STEP_RESUME);
+    assert_false(ki_stream_reasons(&s));
+    ki_stream_dropped(&s, 3, SECOND);
+    assert_true(is_behind(&s));
+    assert_int_equal(ki_stream_deadline(&s), SECOND);
+    assert_int_equal(ki_stream_tick(&s, SECOND), KI_STEP_REQUEST);
+    assert_int_equal(s.request, 0);
+    assert_int_equal(replayed(&s, 0, 0), KI_STEP_DROP);
+    assert_int_equal(replayed(&s, 0, 1), KI_STEP_APPLY);
+    assert_int_equal(ki_stream_replay_end(&s, SECOND), 0); /* the last reply was lost */
+    assert_true(is_behind(&s));
+    assert_int_equal(ki_stream_tick(&s, ki_stream_deadline(&s)), KI_STEP_REQUEST);
+    assert_int_equal(replayed(&s, 0, 1), KI_STEP_DROP);
+    assert_int_equal(replayed(&s, 0, 2), KI_STEP_APPLY);
+    assert_int_equal(ki_stream_replay_end(&s, SECOND), KI_STEP_RESUME);
+    assert_false(ki_stream_reasons(&s));
+    /* The next batch shows the gap, too. */
+    ki_stream_dropped(&s, 5, SECOND);
+    assert_int_equal(live(&s, 0, 5), KI_STEP_HOLD | KI_STEP_REQUEST);
+    /* Nobody can be asked. */
+    ki_stream_init(&s, &without_replay);
+    assert_int_equal(start_connected(&s), 0);
+    assert_int_equal(live(&s, 0, 0), KI_STEP_APPLY);
+    ki_stream_dropped(&s, 3, SECOND);
+    assert_true(is_lossy(&s));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -212,6 +247,7 @@ int main(void)
         cmocka_unit_test(recovered_without_timestamps),
         cmocka_unit_test(restart_hidden_behind_a_recovery),
         cmocka_unit_test(silence_after_a_recovery),
+        cmocka_unit_test(without_room),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -25,6 +25,7 @@ void ki_backlog_init(struct ki_backlog *b)
     STAILQ_INIT(&b->items);
     b->bytes = 0;
     b->lost_reconnect = false;
+    b->dropped_next = 0;
 }
 
 /*
@@ -63,6 +64,7 @@ int ki_backlog_put(struct ki_backlog *b, struct ki_backlog_budget *budget,
      * one would pass for a batch of the old connection, whose process may be another.
      */
     b->lost_reconnect |= reconnected;
+    b->dropped_next = id->sequence + 1;
     if (!fits)
         return -ENOBUFS;
     item = malloc(sizeof(*item) + len);
@@ -77,6 +79,7 @@ int ki_backlog_put(struct ki_backlog *b, struct ki_backlog_budget *budget,
     if (len)
         memcpy(item->data, data, len);
     b->lost_reconnect = false;
+    b->dropped_next = 0;
     STAILQ_INSERT_TAIL(&b->items, item, next);
     return 0;
 }
@@ -104,4 +107,5 @@ void ki_backlog_clear(struct ki_backlog *b, struct ki_backlog_budget *budget)
     while ((item = ki_backlog_take(b)) != NULL)
         ki_backlog_free(b, budget, item);
     b->lost_reconnect = false;
+    b->dropped_next = 0;
 }

@@ -37,6 +37,8 @@ struct ki_backlog {
     STAILQ_HEAD(ki_backlog_items, ki_backlog_item) items;
     uint64_t bytes;
     bool lost_reconnect; /* a dropped batch was the first of its connection */
+    /* Number behind the newest batch, if that was dropped: no later one shows it as a gap. 0: it wasn't. */
+    uint64_t dropped_next;
 };
 
 void ki_backlog_init(struct ki_backlog *b);

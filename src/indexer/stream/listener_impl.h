@@ -75,6 +75,8 @@ void ki_listener_reconnect(struct ki_listener *l, uint64_t now_ns);
 void ki_listener_note_link(struct ki_listener *l, uint64_t now_ns);
 /** Note that a batch reports the new connection to the stream. */
 void ki_listener_note_told(struct ki_listener *l);
+/** Tell the stream that the newest batches were dropped, after those before have been offered. */
+void ki_listener_tell_dropped(struct ki_listener *l, uint64_t now_ns);
 /** Report a new connection to the stream, after all that earlier ones brought has been read. */
 void ki_listener_tell_connection(struct ki_listener *l, uint64_t now_ns);
 

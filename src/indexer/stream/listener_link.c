@@ -56,6 +56,21 @@ void ki_listener_note_told(struct ki_listener *l)
     ki_listener_unlock(l);
 }
 
+void ki_listener_tell_dropped(struct ki_listener *l, uint64_t now_ns)
+{
+    if (!l->backlog.dropped_next || !l->started || l->copying || l->holding ||
+        ki_listener_has_backlog(l))
+        return;
+    pthread_mutex_lock(&l->lock);
+    if (!l->gone)
+        ki_stream_dropped(&l->stream, l->backlog.dropped_next, now_ns);
+    ki_listener_unlock(l);
+    l->backlog.dropped_next = 0;
+    if (l->backlog.lost_reconnect && l->ups_told == l->sub.ups)
+        l->ups_told--; /* that batch would have told of the connection */
+    l->backlog.lost_reconnect = false;
+}
+
 void ki_listener_tell_connection(struct ki_listener *l, uint64_t now_ns)
 {
     unsigned steps = 0;

@@ -57,6 +57,7 @@ bool ki_listener_service(struct ki_listener *l, uint64_t now_ns)
     ki_listener_begin_turn(l);
     more = ki_listener_read(l, now_ns);
     ki_listener_note_link(l, now_ns);
+    ki_listener_tell_dropped(l, now_ns);
     ki_listener_tell_connection(l, now_ns);
     l->deadline_ns = next_deadline(l);
     pthread_mutex_unlock(&l->turn);
@@ -107,6 +108,7 @@ static bool tick(struct ki_listener *l, uint64_t now_ns)
             start(l, now_ns);
         if (l->replay_again_ns && now_ns >= l->replay_again_ns)
             ki_listener_open_replay(l, now_ns);
+        ki_listener_tell_dropped(l, now_ns);
         if (l->started && !l->copying)
             ki_listener_tick_stream(l, now_ns);
         ki_listener_tell_connection(l, now_ns);

@@ -275,6 +275,11 @@ uint64_t ki_stream_absence_deadline(const struct ki_stream *s);
 unsigned ki_stream_live(struct ki_stream *s, const struct ki_batch_id *id, bool reconnected,
                         uint64_t now_ns);
 /**
+ * Note that the driver had no room for live batches, of which the newest is before @next: no later batch
+ * may show the gap.
+ */
+void ki_stream_dropped(struct ki_stream *s, uint64_t next, uint64_t now_ns);
+/**
  * Offer a batch of the replay, its end marker (may purge, too), or report an invalid answer. Return
  * steps.
  */

@@ -46,6 +46,20 @@ static unsigned leave_to_replay(struct ki_stream *s, const struct ki_batch_id *i
     return KI_STEP_DROP;
 }
 
+void ki_stream_dropped(struct ki_stream *s, uint64_t next, uint64_t now_ns)
+{
+    if (!s->opts.can_replay) {
+        ki_stream_be_partial(s, KI_BECAUSE(MISSED));
+        if (ki_stream_has_blocks(s))
+            ki_stream_lose(s, now_ns);
+        return;
+    }
+    s->behind = true;
+    if (next > s->dropped_next)
+        s->dropped_next = next;
+    s->idle_at_ns = now_ns; /* ask now, or once the replay under way has ended */
+}
+
 /*
  * Handle the first batch behind state without a position. Batch 0 is the beginning of a process, so
  * that everything before it belongs to another one. Nothing tells which batches precede a later one.
