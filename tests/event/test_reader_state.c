@@ -46,9 +46,12 @@ static void habits_of_the_publisher(void **state)
     event("{'type': 'BlockStored', 'block_hashes': [1, 2], 'token_ids': [1,2,3,4,5,6,7,8], "
           "'block_size': 4, 'group_idx': 0, 'kv_cache_spec_kind': 'full_attention', 'medium': "
           "'SSD'}");
+    reader->names_ranks = true;
     copy = kve_reader_copy(reader);
+    reader->names_ranks = false;
     other = told(copy);
     assert_int_equal(kve_reader_take_over(reader, other), 0);
+    assert_true(reader->names_ranks);
     assert_true(reader->names_zero);
     assert_int_equal(reader->components, copy->components);
     assert_true(reader->components & ~KVE_COMPONENT_FULL);

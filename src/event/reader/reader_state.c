@@ -30,6 +30,7 @@ struct kve_reader *kve_reader_copy(const struct kve_reader *reader)
     copy->pool_tiers = reader->pool_tiers;
     copy->saw_offload = reader->saw_offload;
     copy->unclear_tiers = reader->unclear_tiers;
+    copy->names_ranks = reader->names_ranks;
     copy->names_zero = reader->names_zero;
     copy->components = reader->components;
     memcpy(copy->chunk, reader->chunk, sizeof(copy->chunk));
@@ -76,6 +77,7 @@ int kve_reader_take_over(struct kve_reader *reader, struct kve_reader *from)
     reader->pool_tiers = from->pool_tiers;
     reader->saw_offload = from->saw_offload;
     reader->unclear_tiers = from->unclear_tiers;
+    reader->names_ranks = from->names_ranks;
     reader->names_zero = from->names_zero;
     reader->components = from->components;
     memcpy(reader->chunk, from->chunk, sizeof(reader->chunk));
@@ -154,6 +156,7 @@ void kve_reader_write(const struct kve_reader *reader, struct kv_json_writer *w)
     kv_json_member_u64(w, "pool_tiers", reader->pool_tiers);
     kv_json_member_bool(w, "saw_offload", reader->saw_offload);
     kv_json_member_u64(w, "unclear_tiers", reader->unclear_tiers);
+    kv_json_member_bool(w, "names_ranks", reader->names_ranks);
     kv_json_member_bool(w, "names_zero", reader->names_zero);
     kv_json_member_u64(w, "components", reader->components);
     kv_json_key(w, "chunks");
@@ -330,6 +333,7 @@ static bool read_flag(struct kve_reader *reader, struct kv_json *json, struct kv
                : kv_str_eq(key, "saw_adapter") ? &reader->saw_adapter
                : kv_str_eq(key, "saw_objects") ? &reader->saw_objects
                : kv_str_eq(key, "saw_offload") ? &reader->saw_offload
+               : kv_str_eq(key, "names_ranks") ? &reader->names_ranks
                : kv_str_eq(key, "names_zero")  ? &reader->names_zero
                                                : NULL;
 
