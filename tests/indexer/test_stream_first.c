@@ -68,6 +68,7 @@ static void numbering_from_one_is_proved(void **state)
     begin_at_one(&s, 3, 3); /* another process's ring, whose connection is to come */
     assert_int_equal(replayed(&s, 1, 3), KI_STEP_DROP | KI_STEP_RESUME);
     assert_true(is_partial(&s));
+    assert_int_equal(ki_stream_deadline(&s), 31 * SECOND); /* which sends all that it has */
 
     begin_at_one(&s, 3, 1); /* an empty cache needs no batch 0 */
     ki_stream_mark_whole(&s);

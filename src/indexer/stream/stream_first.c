@@ -111,15 +111,20 @@ static bool is_of_another(const struct ki_stream *s, const struct ki_batch_id *i
 {
     enum ki_known known = ki_stream_lookup(s, id);
 
+    if (id->sequence == 1)
+        return id->digest != s->one_digest;
     if (known != KI_UNKNOWN || id->sequence > s->position || !ki_stream_has_times(s, id))
         return known == KI_OTHER;
     return ki_stream_time(id) > s->timestamp;
 }
 
-unsigned ki_stream_proof_batch(struct ki_stream *s, const struct ki_batch_id *id)
+unsigned ki_stream_proof_batch(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
 {
-    if (ki_stream_must_verify(s) || is_of_another(s, id))
+    if (ki_stream_must_verify(s))
         return KI_STEP_DROP | ki_stream_finish_replay(s);
+    if (is_of_another(
+            s, id)) /* or the clock was set back: later its first batch may be an older one */
+        return KI_STEP_DROP | ki_stream_proof_failed(s, now_ns);
     if (s->request)
         s->proof_misses += s->proof_misses < TRIES + MAX_GROWTH;
     else if (is_proof(s, id))

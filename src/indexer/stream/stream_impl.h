@@ -78,7 +78,7 @@ void ki_stream_plan_proof(struct ki_stream *s, uint64_t now_ns);
 /** Ask what was planned. Returns steps. */
 unsigned ki_stream_begin_proof(struct ki_stream *s, uint64_t now_ns);
 /** The first batch of the answer, its end when it has none, no answer. Return steps. */
-unsigned ki_stream_proof_batch(struct ki_stream *s, const struct ki_batch_id *id);
+unsigned ki_stream_proof_batch(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns);
 unsigned ki_stream_proof_end(struct ki_stream *s);
 unsigned ki_stream_proof_failed(struct ki_stream *s, uint64_t now_ns);
 

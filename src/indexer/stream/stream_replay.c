@@ -307,7 +307,7 @@ static unsigned replayed(struct ki_stream *s, const struct ki_batch_id *id, uint
     if (s->kind == KI_REPLAY_PROOF && id->sequence == 0 && !s->request)
         s->kind = KI_REPLAY_HEAL; /* so there is a batch 0 */
     if (s->kind == KI_REPLAY_PROOF)
-        return ki_stream_proof_batch(s, id);
+        return ki_stream_proof_batch(s, id, now_ns);
     if (now_ns >= s->replay_end_ns)
         return KI_STEP_DROP | give_up(s, now_ns);
     s->deadline_ns = now_ns + s->opts.timeout_ns;
