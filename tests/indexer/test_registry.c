@@ -720,6 +720,36 @@ static void held_until_go_with_a_peers_state(void **state)
     end(r, &e);
 }
 
+/* A connection made after the peer may have copied the stream doesn't vouch for the copy. */
+static void connected_behind_the_dump(void **state)
+{
+    const struct ki_mark mark = {.holder = {1, 0}, .has_position = true, .sequence = 1};
+    const struct kv_block block = {hash_of(7, 0), 1};
+    struct ki_registry *r = open_registry(true);
+    struct ki_snapshot *snapshot;
+    struct kvi_index *index;
+    struct kv_error error;
+    struct engine e;
+
+    (void)state;
+    ki_registry_await_dump(r);
+    follow(r, &e, true, false);
+    wait_until(info_of(r, 1, 0).connected);
+    assert_int_equal(kvi_create(NULL, &index), 0);
+    assert_int_equal(kvi_store(index, mark.holder, KV_TIER_DEVICE, NULL, &block, 1, NULL), 0);
+    assert_int_equal(ki_snapshot_create(&snapshot), 0);
+    snapshot->instance = 1;
+    snapshot->has_position = true;
+    snapshot->state = (struct ki_state){.sequence = 1, .timestamp = 1001};
+    assert_int_equal(
+        ki_registry_adopt(r, MODEL, TENANT, BLOCK_SIZE, index, &mark, 1, &snapshot, 1, &error), 0);
+    ki_snapshot_free(snapshot);
+    ki_registry_go(r);
+    wait_until(info_of(r, 1, 0).status == KI_ACTIVE);
+    assert_int_equal(info_of(r, 1, 0).reasons, KI_BECAUSE(RECONNECTED));
+    end(r, &e);
+}
+
 /* Forms that a registration named (--hash-lookahead) hold for the blocks of a peer's dump, too. */
 static void a_dump_keeps_the_registered_forms(void **state)
 {
@@ -934,6 +964,7 @@ int main(void)
         cmocka_unit_test(pausing_loses_and_replay_brings_back),
         cmocka_unit_test(noise_is_counted_and_passed_over),
         cmocka_unit_test(held_until_go_with_a_peers_state),
+        cmocka_unit_test(connected_behind_the_dump),
         cmocka_unit_test(a_dump_keeps_the_registered_forms),
         cmocka_unit_test(blocks_of_another_rank_alone),
         cmocka_unit_test(too_many_events_make_the_view_partial),

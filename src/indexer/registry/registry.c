@@ -137,6 +137,11 @@ void ki_registry_go(struct ki_registry *registry)
     ki_registry_wake(registry);
 }
 
+void ki_registry_await_dump(struct ki_registry *registry)
+{
+    atomic_store_explicit(&registry->env.awaits_dump, true, memory_order_release);
+}
+
 /* -- registering ------------------------------------------------------------------------------- */
 
 /* @replay: an endpoint that is only connected to, for all topics. */

@@ -50,6 +50,8 @@ struct ki_registry_opts {
 int ki_registry_create(const struct ki_registry_opts *opts, struct ki_registry **ret);
 void ki_registry_destroy(struct ki_registry *registry); /* stops and joins all threads */
 void ki_registry_go(struct ki_registry *registry);
+/** Note that a peer's dump is asked for: connections that are made from now on may be younger. */
+void ki_registry_await_dump(struct ki_registry *registry);
 
 /* -- models ------------------------------------------------------------------------------------ */
 

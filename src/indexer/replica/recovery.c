@@ -73,6 +73,7 @@ static void wait_for_joins(struct ki_registry *registry, const struct ki_recover
             break;
         nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
     }
+    ki_registry_await_dump(registry);
     until_ns = KV_MIN(until_ns, now_ns + (joined ? SUBSCRIBE_NS : 0));
     while (kv_now_ns() < until_ns && !is_stopped(opts))
         nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);

@@ -66,6 +66,7 @@ struct ki_listener_env {
     void (*lost)(void *arg, const struct ki_listener *l, const struct ki_loss *loss);
     void *lost_arg;
     atomic_bool held;             /* connect, but read no messages */
+    atomic_bool awaits_dump;      /* a peer copies its streams from now on */
     _Atomic uint64_t generations; /* last generation given to a listener */
 };
 
@@ -132,6 +133,9 @@ struct ki_listener {
     int epoll_fd;
     size_t turn_bytes;    /* bytes read in this turn */
     uint64_t deadline_ns; /* time for ki_listener_tick; 0: never */
+
+    /* Connected while the dump was on its way: it may have been copied before. */
+    bool is_late;
 
     /* Batches that wait. */
     bool holding;

@@ -37,6 +37,8 @@ static void show_link(struct ki_listener *l, uint64_t now_ns)
     l->link = l->sub.state != KI_SUB_UP   ? KI_LINK_DOWN
               : l->ups_told != l->sub.ups ? KI_LINK_NEW
                                           : KI_LINK_UP;
+    l->is_late |= l->link == KI_LINK_NEW && !l->started &&
+                  atomic_load_explicit(&l->env->awaits_dump, memory_order_acquire);
     l->reopened = l->sub.reopened;
     if (l->link == KI_LINK_NEW)
         ki_stream_reachable(&l->stream, now_ns);
@@ -82,7 +84,7 @@ void ki_listener_tell_connection(struct ki_listener *l, uint64_t now_ns)
     pthread_mutex_lock(&l->lock);
     if (!l->gone && l->stream.state == KI_STREAM_LIVE) {
         /* The first connection, made before recovery, is older than the peer's dump. */
-        bool anew = l->ups_at_start != 1 || l->sub.ups != 1;
+        bool anew = l->ups_at_start != 1 || l->sub.ups != 1 || l->is_late;
 
         steps = ki_stream_connected(&l->stream, anew, now_ns);
         l->ups_told = l->sub.ups;
