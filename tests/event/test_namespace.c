@@ -107,6 +107,26 @@ static void test_salt_is_inherited(void **state)
     expect_block(11, local("", "", 0));
 }
 
+/* Windows alone: a store that leaves the first block out shows no salt, and stores a copy all the same. */
+static void test_salt_of_windows_that_leave_out_the_root(void **state)
+{
+    static const char window[] =
+        "'block_size': 4, 'group_idx': 0, 'kv_cache_spec_kind': 'sliding_window', "
+        "'kv_cache_spec_sliding_window': 5";
+
+    (void)state;
+    event("{'type': 'BlockStored', 'block_hashes': [2], 'token_ids': [1,2,3,4,5,6,7,8], %s}",
+          window);
+    event("{'type': 'BlockStored', 'block_hashes': [1, 2], 'token_ids': [1,2,3,4,5,6,7,8], "
+          "'extra_keys': [['dynamo-cache-salt:a'], nil], %s}",
+          window);
+    event("{'type': 'BlockRemoved', 'block_hashes': [2], 'group_idx': 0}"); /* one of two */
+    event("{'type': 'BlockStored', 'block_hashes': [3], 'parent_block_hash': 2, "
+          "'token_ids': [1,2,3,4], %s}",
+          window);
+    expect_block(3, local("", "a", 0));
+}
+
 static void test_empty_salt_is_none(void **state)
 {
     (void)state;
@@ -464,6 +484,7 @@ int main(void)
         T(test_salt_of_sglang),
         T(test_salt_in_extra_keys),
         T(test_salt_is_inherited),
+        T(test_salt_of_windows_that_leave_out_the_root),
         T(test_empty_salt_is_none),
         T(test_ambiguous_salt),
         T(test_salt_lives_as_long_as_its_block),

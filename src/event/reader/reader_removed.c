@@ -38,7 +38,11 @@ int kve_add_removed(struct kve_reader *reader, const struct kve_raw_event *ev, s
         op->remaining = NULL;
         return kve_add_hashes_op(reader, op, ev->n_hashes);
     }
-    for (size_t i = 0; i < ev->n_hashes && reader->salts.n && !kve_is_beside_main(reader, op); i++)
+    /*
+     * A window's store that masks the first block of a chain shows no salt, so the table counts fewer
+     * copies than there are. What forgets blocks of windows is a sweep: it asks who has them.
+     */
+    for (size_t i = 0; i < ev->n_hashes && reader->salts.n && !kve_is_window(reader, op); i++)
         kve_salts_remove(&reader->salts, op->rank, hashes[i], op->tier);
     return kve_add_hashes_op(reader, op, ev->n_hashes);
 }
