@@ -60,6 +60,18 @@ static struct ki_position **link_of(const struct ki_positions *p, struct kv_hold
     return link;
 }
 
+static struct ki_position *find(const struct ki_positions *p, struct kv_holder holder)
+{
+    uint32_t ranks;
+
+    return p->buckets ? *link_of(p, holder, &ranks) : NULL;
+}
+
+const struct ki_position *ki_positions_find(const struct ki_positions *p, struct kv_holder holder)
+{
+    return find(p, holder);
+}
+
 static struct ki_positions_by_age *list_of(struct ki_positions *p, const struct ki_position *item)
 {
     return item->has_blocks ? &p->with_blocks : &p->without_blocks;
@@ -121,10 +133,8 @@ bool ki_positions_note(struct ki_positions *p, const struct ki_mark *mark, bool 
 bool ki_positions_keep(struct ki_positions *p, struct kv_holder holder,
                        struct ki_snapshot *snapshot)
 {
-    struct ki_position *item;
-    uint32_t ranks;
+    struct ki_position *item = find(p, holder);
 
-    item = p->buckets ? *link_of(p, holder, &ranks) : NULL;
     if (!item || !item->has_blocks)
         return false;
     ki_snapshot_free(item->snapshot);
@@ -135,10 +145,8 @@ bool ki_positions_keep(struct ki_positions *p, struct kv_holder holder,
 struct ki_snapshot *ki_positions_take_snapshot(struct ki_positions *p, struct kv_holder holder)
 {
     struct ki_snapshot *snapshot = NULL;
-    struct ki_position *item;
-    uint32_t ranks;
+    struct ki_position *item = find(p, holder);
 
-    item = p->buckets ? *link_of(p, holder, &ranks) : NULL;
     if (item) {
         snapshot = item->snapshot;
         item->snapshot = NULL;

@@ -54,6 +54,8 @@ struct ki_snapshot *ki_positions_take_snapshot(struct ki_positions *p, struct kv
 /** Take a position out. Returns false when there is none. */
 bool ki_positions_take(struct ki_positions *p, struct kv_holder holder, struct ki_mark *ret,
                        bool *ret_has_blocks);
+/** Find a holder's position. NULL: there is none. */
+const struct ki_position *ki_positions_find(const struct ki_positions *p, struct kv_holder holder);
 /** Walk the positions of a worker: start with NULL; NULL at the end. */
 const struct ki_position *ki_positions_next(const struct ki_positions *p, uint64_t worker,
                                             const struct ki_position *after);

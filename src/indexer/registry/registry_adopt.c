@@ -46,14 +46,9 @@ static const struct ki_mark *mark_of(const struct adoption *a, const struct ki_l
 
 static struct ki_snapshot *snapshot_of(const struct adoption *a, const struct ki_listener *l)
 {
-    struct ki_snapshot key = {.instance = l->instance, .rank = l->rank};
-    const struct ki_snapshot *wanted = &key;
-    struct ki_snapshot **found = NULL;
+    struct ki_snapshot *s = ki_snapshot_find(a->snapshots, a->n_snapshots, l->instance, l->rank);
 
-    if (a->n_snapshots)
-        found = bsearch(&wanted, a->snapshots, a->n_snapshots, sizeof(a->snapshots[0]),
-                        ki_snapshot_compare);
-    return found && (*found)->has_position ? *found : NULL;
+    return s && s->has_position ? s : NULL;
 }
 
 /* Move a stream to the model. Nothing tells yet what the blocks mean that no snapshot belongs to. */

@@ -201,20 +201,11 @@ static int hold(struct group *g, struct ki_listener *l)
     return rc == -ENODATA ? 0 : rc; /* it has been retired: the blocks are leaving */
 }
 
-static const struct ki_position *position_of(const struct ki_registry *r, struct kv_holder holder)
-{
-    const struct ki_position *p = NULL;
-
-    do {
-        p = ki_positions_next(&r->positions, holder.worker, p);
-    } while (p && p->mark.holder.rank != holder.rank);
-    return p;
-}
-
 /* Copy the snapshot of a stream that nobody follows here. Without one, only its ranks are known. */
 static int add_kept_stream(struct group *g, uint64_t instance, uint32_t rank, struct stream **ret)
 {
-    const struct ki_position *p = position_of(g->registry, (struct kv_holder){instance, rank});
+    const struct ki_position *p =
+        ki_positions_find(&g->registry->positions, (struct kv_holder){instance, rank});
     struct stream *s = add_stream(g, NULL);
     struct ki_snapshot *snapshot = NULL;
     int rc = s ? 0 : -ENOMEM;
@@ -359,8 +350,8 @@ static bool has_same_streams(const struct group *g, const struct unit *unit)
         if (!s->listener && ki_registry_is_leaving_locked(r, unit->instance))
             return false;
         for (size_t k = 0; !s->listener && k < ki_snapshot_n_ranks(snapshot); k++) {
-            const struct ki_position *p =
-                position_of(r, (struct kv_holder){unit->instance, ki_snapshot_rank(snapshot, k)});
+            const struct ki_position *p = ki_positions_find(
+                &r->positions, (struct kv_holder){unit->instance, ki_snapshot_rank(snapshot, k)});
 
             if (!p || !p->has_blocks)
                 return false;

@@ -143,14 +143,9 @@ static void sort_snapshots(struct ki_dumped_model *m)
 
 static struct ki_snapshot *snapshot_of(const struct ki_dumped_model *m, const struct ki_mark *mark)
 {
-    struct ki_snapshot key = {.instance = mark->holder.worker, .rank = mark->stream_rank};
-    const struct ki_snapshot *wanted = &key;
-    struct ki_snapshot **found = NULL;
-
-    if (m->n_snapshots && mark->has_position)
-        found = bsearch(&wanted, m->snapshots, m->n_snapshots, sizeof(struct ki_snapshot *),
-                        ki_snapshot_compare);
-    return found ? *found : NULL;
+    return mark->has_position ? ki_snapshot_find(m->snapshots, m->n_snapshots, mark->holder.worker,
+                                                 mark->stream_rank)
+                              : NULL;
 }
 
 void ki_dump_judge_streams(struct ki_dump_reader *reader, struct ki_dumped_model *m)

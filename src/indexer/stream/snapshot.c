@@ -220,6 +220,7 @@ static void read_possible(struct ki_snapshot *s, struct kv_json *json)
 
 bool ki_snapshot_read(struct ki_snapshot *s, struct kv_json *json, struct kv_str key)
 {
+    bool is_position = kv_str_eq(key, "seq"); /* reading the value may overwrite the key */
     int rc;
 
     if (kv_str_eq(key, "worker_id")) {
@@ -232,11 +233,9 @@ bool ki_snapshot_read(struct ki_snapshot *s, struct kv_json *json, struct kv_str
         kv_json_array(json);
         while (kv_json_next_item(json))
             read_possible(s, json);
-    } else if (kv_str_eq(key, "seq") || !ki_state_read(&s->state, json, key)) {
-        if (kv_str_eq(key, "seq")) {
-            s->has_position = true;
-            return ki_state_read(&s->state, json, key);
-        }
+    } else if (ki_state_read(&s->state, json, key)) {
+        s->has_position |= is_position;
+    } else {
         rc = kve_reader_read(s->reader, json, key);
         s->unusable |= rc < 0;
         return rc != 0;
@@ -252,4 +251,14 @@ int ki_snapshot_compare(const void *a, const void *b)
     if (x->instance != y->instance)
         return x->instance < y->instance ? -1 : 1;
     return (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+struct ki_snapshot *ki_snapshot_find(struct ki_snapshot *const *snapshots, size_t n,
+                                     uint64_t instance, uint32_t rank)
+{
+    const struct ki_snapshot key = {.instance = instance, .rank = rank}, *wanted = &key;
+    struct ki_snapshot *const *found =
+        n ? bsearch(&wanted, snapshots, n, sizeof(*snapshots), ki_snapshot_compare) : NULL;
+
+    return found ? *found : NULL;
 }

@@ -55,7 +55,10 @@ void ki_snapshot_write_possible(const struct ki_unsure_told *told, struct kv_jso
  */
 bool ki_snapshot_read(struct ki_snapshot *s, struct kv_json *json, struct kv_str key);
 
-/** Compare by instance and rank, for qsort and bsearch of pointers. */
+/** Compare by instance and rank, for qsort of pointers. */
 int ki_snapshot_compare(const void *a, const void *b);
+/** Find the snapshot of a stream among @n sorted ones (may be NULL with n 0). NULL: there is none. */
+struct ki_snapshot *ki_snapshot_find(struct ki_snapshot *const *snapshots, size_t n,
+                                     uint64_t instance, uint32_t rank);
 
 #endif
