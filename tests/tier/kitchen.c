@@ -130,19 +130,26 @@ void world_fill(const struct world *w, uint32_t block, uint64_t key)
     }
 }
 
-bool world_holds(const struct world *w, uint32_t block, uint64_t key)
+bool world_layer_holds(const struct world *w, uint32_t block, uint32_t layer, uint64_t key)
 {
-    for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        for (uint32_t outer = 0; outer < 2; outer++) {
-            const uint16_t *at = world_region(w->layout, block, layer, outer);
+    for (uint32_t outer = 0; outer < 2; outer++) {
+        const uint16_t *at = world_region(w->layout, block, layer, outer);
 
-            for (uint32_t i = 0; i < PAGE * HEADS * HEAD_DIM; i++) {
-                if (at[i] != world_element(key, layer, outer, i))
-                    return false;
-            }
+        for (uint32_t i = 0; i < PAGE * HEADS * HEAD_DIM; i++) {
+            if (at[i] != world_element(key, layer, outer, i))
+                return false;
         }
     }
     return true;
+}
+
+bool world_holds(const struct world *w, uint32_t block, uint64_t key)
+{
+    uint32_t layer = 0;
+
+    while (layer < LAYERS && world_layer_holds(w, block, layer, key))
+        layer++;
+    return layer == LAYERS;
 }
 
 void world_wipe(const struct world *w)
@@ -159,16 +166,14 @@ void world_keys(uint64_t first, uint64_t *keys, uint32_t n)
         keys[i] = first + i;
 }
 
-long world_store(struct world *w, uint64_t first, uint32_t n)
+long world_store_keys(struct world *w, const uint64_t *keys, uint32_t n)
 {
-    uint64_t keys[WORLD_MAX_BLOCKS];
     uint32_t blocks[WORLD_MAX_BLOCKS];
     struct kvbm_chain chain = world_chain(keys);
     struct kvbm_job job = {.size = sizeof(job), .cache = w->cache, .blocks = blocks};
     struct kvbm_done done;
     int64_t id;
 
-    world_keys(first, keys, n);
     for (uint32_t i = 0; i < n; i++) {
         blocks[i] = i;
         world_fill(w, i, keys[i]);
@@ -180,6 +185,14 @@ long world_store(struct world *w, uint64_t first, uint32_t n)
     assert_int_equal(kvbm_manager_wait(w->m, (uint64_t)id, 30000, &done), 0);
     assert_int_equal(done.status, 0);
     return done.n_ok;
+}
+
+long world_store(struct world *w, uint64_t first, uint32_t n)
+{
+    uint64_t keys[WORLD_MAX_BLOCKS];
+
+    world_keys(first, keys, n);
+    return world_store_keys(w, keys, n);
 }
 
 long world_load(struct world *w, uint64_t first, uint32_t n)

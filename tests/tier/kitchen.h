@@ -84,6 +84,8 @@ uint16_t *world_region(const struct kvbm_layout *layout, uint32_t block, uint32_
                        uint32_t outer);
 /** Write a key's bytes into a block of the cache. */
 void world_fill(const struct world *w, uint32_t block, uint64_t key);
+/** True when a layer of a block of the cache has a key's bytes. */
+bool world_layer_holds(const struct world *w, uint32_t block, uint32_t layer, uint64_t key);
 /** True when a block of the cache has a key's bytes. */
 bool world_holds(const struct world *w, uint32_t block, uint64_t key);
 /** Fill all blocks of the cache with bytes of no key. */
@@ -97,7 +99,9 @@ static inline struct kvbm_chain world_chain(const uint64_t *keys)
 {
     return (struct kvbm_chain){.size = sizeof(struct kvbm_chain), .keys = keys};
 }
-/** Store @n blocks through blocks [0, n) of the cache. Returns the number stored. */
+/** Store @n blocks of a chain through blocks [0, n) of the cache. Returns the number stored. */
+long world_store_keys(struct world *w, const uint64_t *keys, uint32_t n);
+/** The same of keys @first to @first + @n - 1. */
 long world_store(struct world *w, uint64_t first, uint32_t n);
 /**
  * Load @n blocks into blocks [0, n), wiped before; each block that the job calls copied has its

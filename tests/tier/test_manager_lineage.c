@@ -137,27 +137,6 @@ static void test_fetched(void **state)
 
 /* ---- prompts with the same beginning ---- */
 
-static void store_keys(struct world *w, const uint64_t *keys, uint32_t n)
-{
-    struct kvbm_chain chain = world_chain(keys);
-    uint32_t blocks[CACHE_BLOCKS];
-    struct kvbm_job job = {.size = sizeof(job), .cache = w->cache, .blocks = blocks};
-    struct kvbm_done done;
-    int64_t id;
-
-    for (uint32_t i = 0; i < n; i++) {
-        blocks[i] = i;
-        world_fill(w, i, keys[i]);
-    }
-    assert_true(kvbm_manager_prepare_store(w->m, &chain, n, &job.pin) >= 0);
-    id = kvbm_manager_submit(w->m, &job);
-    assert_true(id > 0);
-    kvbm_pin_release(job.pin);
-    assert_int_equal(kvbm_manager_wait(w->m, (uint64_t)id, 30000, &done), 0);
-    assert_int_equal(done.status, 0);
-    settle(w);
-}
-
 /* Eight blocks that all begin with, and eight of its own. */
 static void conversation(uint64_t *keys, uint64_t i)
 {
@@ -178,7 +157,8 @@ static void shared(bool again)
     begin(&w, 64, 64);
     for (uint64_t i = 0; i < 20; i++) {
         conversation(keys, i);
-        store_keys(&w, keys, 16);
+        (void)world_store_keys(&w, keys, 16);
+        settle(&w);
         assert_int_equal(left_in(&w, KV_TIER_DISK, 1000, 8), 8);
         assert_int_equal(left_in(&w, KV_TIER_HOST, 1000, 8), 8);
         if (again && i == 6)

@@ -34,25 +34,12 @@ static struct kvbm_done load_into(struct world *w, struct kvbm_cache *cache, uin
 
 /* ---- layers ---- */
 
-static bool layer_is(const struct world *w, uint32_t block, uint32_t layer, uint64_t key)
-{
-    for (uint32_t outer = 0; outer < 2; outer++) {
-        const uint16_t *at = world_region(w->layout, block, layer, outer);
-
-        for (uint32_t i = 0; i < PAGE * HEADS * HEAD_DIM; i++) {
-            if (at[i] != world_element(key, layer, outer, i))
-                return false;
-        }
-    }
-    return true;
-}
-
 static void expect_layers(const struct world *w, uint64_t first, uint32_t from, uint32_t to)
 {
     for (uint32_t i = 0; i < N; i++) {
         for (uint32_t layer = 0; layer < LAYERS; layer++)
-            assert_true(
-                layer_is(w, i, layer, layer >= from && layer < to ? first + i : ~UINT64_C(0)));
+            assert_true(world_layer_holds(w, i, layer,
+                                          layer >= from && layer < to ? first + i : ~UINT64_C(0)));
     }
 }
 

@@ -13,15 +13,7 @@
 #define N 8u
 #define SOON_MS 60000
 
-/* A node: a manager, its agent, the set of its host blocks. */
-struct lender {
-    struct world w;
-    char at[96];
-    struct kvbm_agent *agent;
-    struct kvbm_blockset *set;
-};
-
-static int export_set(struct lender *node, struct kvbm_blockset **ret)
+static int export_set(struct node *node, struct kvbm_blockset **ret)
 {
     struct kvbm_block_source source = kvbm_manager_source(node->w.m);
     const struct kvbm_blockset_opts what = {.size = sizeof(what),
@@ -32,7 +24,7 @@ static int export_set(struct lender *node, struct kvbm_blockset **ret)
     return kvbm_blockset_export(node->agent, &what, ret);
 }
 
-static void node_agent(struct lender *node, const char *name, uint32_t key_len)
+static void node_agent(struct node *node, const char *name, uint32_t key_len)
 {
     const char *at = node->at;
     const struct kvbm_agent_opts opts = {.size = sizeof(opts),
@@ -49,23 +41,13 @@ static void node_agent(struct lender *node, const char *name, uint32_t key_len)
     assert_int_equal(kvbm_agent_create(&opts, &node->agent), 0);
 }
 
-static void node_start(struct lender *node, const char *follows)
+static void node_start(struct node *node, const char *follows)
 {
     node->w.opts.agent = node->agent;
     node->w.opts.peers = follows;
     world_start(&node->w);
     world_attach(&node->w, false);
     assert_int_equal(export_set(node, &node->set), 0);
-}
-
-static void lender_fini(struct lender *node)
-{
-    kvbm_blockset_destroy(node->set);
-    assert_int_equal(kvbm_registry_check(kvbm_manager_registry(node->w.m)), 0);
-    assert_int_equal(world_stats(&node->w).pins_now, 0);
-    world_stop(&node->w);
-    assert_int_equal(kvbm_agent_destroy(node->agent), 0);
-    world_fini(&node->w);
 }
 
 /* A lookup asks in the background. */
@@ -84,7 +66,7 @@ static void wait_where(struct world *w, uint64_t first, uint32_t i, uint8_t expe
  * computed anew. */
 static void test_store_is_down(void **state)
 {
-    struct lender owner;
+    struct node owner;
     struct world reader;
 
     (void)state;
@@ -109,14 +91,14 @@ static void test_store_is_down(void **state)
     assert_int_equal(world_load(&reader, 1000, N), N);
     shaky->fail_rc = 0;
     world_fini(&reader);
-    lender_fini(&owner);
+    node_fini(&owner);
 }
 
 /* Keys of another length than the agent's would be read beyond a request's end. */
 static void test_key_lengths(void **state)
 {
     struct kvbm_manager *m;
-    struct lender node;
+    struct node node;
 
     (void)state;
     node_agent(&node, "node", 4);
@@ -126,7 +108,7 @@ static void test_key_lengths(void **state)
     world_start(&node.w);
     world_attach(&node.w, false);
     assert_int_equal(export_set(&node, &node.set), -EINVAL);
-    lender_fini(&node);
+    node_fini(&node);
 }
 
 int main(void)
