@@ -84,12 +84,12 @@ static void hand_over(struct ki_listener *from, struct ki_listener *to)
 /* Each fact of a state comes through a dump, alone and beside all others. */
 static void every_fact(void **state)
 {
-    const unsigned all = 2 * KI_FACT_ADRIFT - 1;
+    const unsigned all = 2 * KI_FACT_BEHIND - 1;
     struct ki_listener a, b;
     struct ki_state at;
 
     (void)state;
-    for (unsigned bit = 1; bit <= KI_FACT_ADRIFT; bit *= 2)
+    for (unsigned bit = 1; bit <= KI_FACT_BEHIND; bit *= 2)
         for (int i = 0; i < 2; i++) {
             unsigned facts = (i ? all & ~bit : bit) & ~KI_FACT_ADRIFT;
 
@@ -99,6 +99,7 @@ static void every_fact(void **state)
             assert_int_equal(a.applier.has_windows, (facts & KI_FACT_WINDOWS) != 0);
             assert_int_equal(a.applier.retains, (facts & KI_FACT_RETAINS) != 0);
             assert_int_equal(a.stream.healed, (facts & KI_FACT_HEALED) != 0);
+            assert_int_equal(a.stream.behind, (facts & KI_FACT_BEHIND) != 0);
             ki_state_take(&a, &at); /* a seeded stream has no connection */
             assert_int_equal(at.facts, facts | KI_FACT_ADRIFT);
             hand_over(&a, &b);
@@ -205,6 +206,35 @@ static void a_loss_that_a_clear_ended(void **state)
     }
 }
 
+/*
+ * Batches that the origin still lacks were published before a replica's connection, perhaps. It has them
+ * when the next batch has come, or its own replay service has answered.
+ */
+static void an_origin_that_was_behind(void **state)
+{
+    const struct ki_batch_id next = {.sequence = 6, .digest = 1, .timestamp = 1};
+    struct ki_backlog_budget budget = {.max_bytes = 1 << 20, .max_stream_bytes = 1 << 20};
+    struct ki_listener a, b;
+
+    (void)state;
+    for (int waits = 0; waits < 2; waits++) {
+        open_listener(&a, 5, false);
+        open_listener(&b, 5, false);
+        ki_backlog_init(&a.backlog);
+        if (waits)
+            assert_int_equal(ki_backlog_put(&a.backlog, &budget, &next, false, "", 0), 0);
+        else
+            a.stream.behind = true;
+        hand_over(&a, &b);
+        assert_true(ki_stream_reasons(&b.stream) & KI_BECAUSE(REPLAYING));
+        assert_int_equal(ki_stream_live(&b.stream, &next, false, 1), KI_STEP_APPLY);
+        assert_false(ki_stream_reasons(&b.stream) & KI_BECAUSE(REPLAYING));
+        ki_backlog_clear(&a.backlog, &budget);
+        close_listener(&a);
+        close_listener(&b);
+    }
+}
+
 /* Possible copies, and events that may have been reports, mean to the replica what they mean to the origin. */
 static void possible_copies(void **state)
 {
@@ -298,6 +328,7 @@ int main(void)
         cmocka_unit_test(what_the_registration_tells_stays),
         cmocka_unit_test(partial_at_that_moment),
         cmocka_unit_test(a_loss_that_a_clear_ended),
+        cmocka_unit_test(an_origin_that_was_behind),
         cmocka_unit_test(possible_copies),
         cmocka_unit_test(torn_and_unusable),
         cmocka_unit_test(without_a_position),

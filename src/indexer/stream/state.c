@@ -12,7 +12,10 @@
 
 #include "indexer/stream/listener.h"
 
-/* Where a fact lies in a listener. ADRIFT lies nowhere: it follows from the connection. */
+/*
+ * Where a fact lies in a listener. ADRIFT lies nowhere: it follows from the connection. BEHIND follows
+ * from the backlog, too: a replica's own connection may be younger than the batches that wait here.
+ */
 static const struct {
     enum ki_fact fact;
     const char *name;
@@ -24,6 +27,7 @@ static const struct {
     {KI_FACT_SUSPECTS, "suspects_reports", offsetof(struct ki_listener, applier.reports.suspects)},
     {KI_FACT_TRUSTED, "trusts_copies", offsetof(struct ki_listener, applier.reports.trusted)},
     {KI_FACT_RETAINS, "retains", offsetof(struct ki_listener, applier.retains)},
+    {KI_FACT_BEHIND, "behind", offsetof(struct ki_listener, stream.behind)},
     {KI_FACT_ADRIFT, "adrift", 0},
 };
 
@@ -33,7 +37,8 @@ void ki_state_take(const struct ki_listener *l, struct ki_state *ret)
         .sequence = l->stream.position,
         .timestamp = l->stream.timestamp,
         .reasons = ki_listener_reasons_of_replicas(l),
-        .facts = l->stream.contact != KI_CONTACT_MET ? KI_FACT_ADRIFT : 0,
+        .facts = (l->stream.contact != KI_CONTACT_MET ? KI_FACT_ADRIFT : 0) |
+                 (!STAILQ_EMPTY(&l->backlog.items) ? KI_FACT_BEHIND : 0),
         .report_mode = l->applier.reports.mode,
         .n_real = l->applier.suspects.n_real,
     };

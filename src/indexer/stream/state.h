@@ -28,7 +28,8 @@ enum ki_fact {
     KI_FACT_SUSPECTS = 8, /* there were events that may have been reports */
     KI_FACT_TRUSTED = 16, /* it has shown so many copies that such events count as copies */
     KI_FACT_RETAINS = 32, /* some group has kept none of an event's blocks */
-    KI_FACT_ADRIFT = 64   /* no connection tells whether the process of the position still lives */
+    KI_FACT_ADRIFT = 64,  /* no connection tells whether the process of the position still lives */
+    KI_FACT_BEHIND = 128  /* batches behind the position are missing, or wait */
 };
 
 struct ki_state {

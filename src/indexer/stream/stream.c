@@ -88,7 +88,7 @@ ki_reasons ki_stream_reasons(const struct ki_stream *s)
         reasons |= KI_BECAUSE(NOTHING_YET);
     if (s->contact == KI_CONTACT_STALE && ki_stream_has_position(s))
         reasons |= KI_BECAUSE(STALE);
-    /* A replica that goes on at the position asks for the missing batches itself. */
+    /* A replica that goes on at the position lacks them, too, and ends that by itself: KI_FACT_BEHIND. */
     if (s->behind)
         reasons |= KI_BECAUSE(REPLAYING);
     return reasons;

@@ -132,7 +132,10 @@ struct ki_stream {
         bool used;
         uint64_t sequence, digest;
     } window[KI_STREAM_WINDOW];
-    /* Batches behind the position are missing. The replay under way, or the next connection's, ends that. */
+    /*
+     * Batches behind the position are missing. The replay under way, or the next connection's, ends that;
+     * where nobody can be asked, the next batch, which shows how many.
+     */
     bool behind;
     /* Number behind the newest batch that was dropped with a lost connection; 0: none. */
     uint64_t dropped_next;
