@@ -106,46 +106,76 @@ KV_API int kvi_store(struct kvi_index *index, struct kv_holder holder, enum kv_t
 #define KVI_MAX_SOURCE 65535
 
 /**
- * Store a chain as kvi_store does, and count one more copy of each block in @source.
+ * One cache of a holder: the copies of one source in one tier, in the main cache or in a window. Windows
+ * are below: kvi_set_window.
+ */
+struct kvi_cache {
+    struct kv_holder holder;
+    enum kv_tier tier;
+    uint32_t source; /* 0 to KVI_MAX_SOURCE */
+    uint32_t window; /* 0: the main cache; else 1 + the window's number */
+};
+
+/** Return the holder's main cache in @tier, or what @source has of it. */
+static inline struct kvi_cache kvi_cache_of(struct kv_holder holder, enum kv_tier tier,
+                                            uint32_t source)
+{
+    struct kvi_cache cache = {holder, tier, source, 0};
+
+    return cache;
+}
+
+/** Return window @number of the holder in @tier, or what @source has of it. */
+static inline struct kvi_cache kvi_window_of(struct kv_holder holder, enum kv_tier tier,
+                                             uint32_t source, uint32_t number)
+{
+    struct kvi_cache cache = {holder, tier, source, number + 1};
+
+    return cache;
+}
+
+/**
+ * Store a chain as kvi_store does, and count one more copy of each block in @cache.
  *
  * Copies of source 0 are counted. Other sources are stores keyed by hash: a block that they have
- * stays one copy. @source is at most KVI_MAX_SOURCE. Any thread. Returns as kvi_store.
+ * stays one copy. A window gets the blocks as by kvi_add_known, and all of them count as added; the
+ * chain tells their places where the holder has no main group. Any thread. Returns as kvi_store.
  */
-KV_API int kvi_add(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
-                   uint32_t source, const uint64_t *parent, const struct kv_block *blocks, size_t n,
-                   struct kvi_stored *ret);
+KV_API int kvi_add(struct kvi_index *index, struct kvi_cache cache, const uint64_t *parent,
+                   const struct kv_block *blocks, size_t n, struct kvi_stored *ret);
 
 /**
- * Put blocks that @holder already has, named by @hashes, into @tier as well. Offload events name
- * blocks in this way, without their tokens. Unknown hashes are passed over. Any thread.
- * Returns the number of hashes found, 0 to n; -EINVAL; -ENOMEM.
+ * Put blocks that the holder already has, named by @hashes, into @cache as well: make sure of one copy.
+ * Offload events name blocks in this way, without their tokens. The main cache passes over unknown
+ * hashes. A window keeps them until they are stored, at most max_parked_holder of them. Any thread.
+ * Returns the number of hashes found or kept, 0 to n; -EINVAL; -ENOMEM; of a window also -ENOSPC.
  */
-KV_API long kvi_store_known(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
-                            const uint64_t *hashes, size_t n);
+KV_API long kvi_store_known(struct kvi_index *index, struct kvi_cache cache, const uint64_t *hashes,
+                            size_t n);
 
 /**
- * Put known blocks into @tier as kvi_store_known does, and count one more copy of each in @source,
- * as kvi_add does. Any thread. Returns the number of hashes found, 0 to n; -EINVAL; -ENOMEM.
+ * Put known blocks into @cache as kvi_store_known does, and count one more copy of each, as kvi_add
+ * does. Any thread. Returns as kvi_store_known.
  */
-KV_API long kvi_add_known(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
-                          uint32_t source, const uint64_t *hashes, size_t n);
+KV_API long kvi_add_known(struct kvi_index *index, struct kvi_cache cache, const uint64_t *hashes,
+                          size_t n);
 
 /**
- * Take one copy of each of the blocks @hashes from @source of @holder in @tier.
+ * Take one copy of each of the blocks @hashes from @cache.
  *
  * @left, when not NULL, gives for each hash the number of copies that are left instead. A block
  * leaves the tier with the last copy of its last source. Unknown hashes, and blocks without a copy
- * in the source, are passed over: a call never stops half-way.
+ * in the cache, are passed over: a call never stops half-way.
  *
  * An engine that announces only the removal of the last copy can't be told for certain from one that
  * announces each: see kvi_holder_info.doubted. Any thread.
  * Returns the number of hashes that were there, 0 to n; -EINVAL; -ENOMEM.
  */
-KV_API long kvi_take(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
-                     uint32_t source, const uint64_t *hashes, const uint32_t *left, size_t n);
+KV_API long kvi_take(struct kvi_index *index, struct kvi_cache cache, const uint64_t *hashes,
+                     const uint32_t *left, size_t n);
 
 /**
- * Take one copy of each of the blocks @hashes from source 0: kvi_take without @left. Any thread.
+ * Take one copy of each of the blocks @hashes from source 0 of the main cache. Any thread.
  * Returns the number of hashes that were there, 0 to n; -EINVAL; -ENOMEM.
  */
 KV_API long kvi_remove(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
@@ -183,7 +213,8 @@ KV_API int kvi_remove_holder(struct kvi_index *index, struct kv_holder holder);
 KV_API int kvi_remove_worker(struct kvi_index *index, uint64_t worker);
 
 /* ---------------------------------------------------------------------------------------------
- * Windows: cache groups that a match needs beside the holder's own blocks.
+ * Windows: cache groups that a match needs beside the holder's own blocks. struct kvi_cache names one in
+ * a tier.
  */
 
 /** Value of need for a window without an end: a further full-attention group. */
@@ -224,25 +255,6 @@ struct kvi_window {
  */
 KV_API int kvi_set_window(struct kvi_index *index, struct kv_holder holder,
                           const struct kvi_window *window);
-
-/**
- * Put the blocks @hashes into window @number, in @tier: count one more copy of each in @source or,
- * when not @counted, make sure of one.
- *
- * Blocks may be named before they are stored, at most max_parked_holder of a window. Any thread.
- * Returns 0; -EINVAL; -ENOMEM; -ENOSPC.
- */
-KV_API int kvi_window_add(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
-                          uint32_t number, uint32_t source, bool counted, const uint64_t *hashes,
-                          size_t n);
-
-/**
- * Take one copy of each of the blocks @hashes from window @number, as kvi_take does from a holder.
- * Any thread. Returns the number of hashes that were there, 0 to n; -EINVAL; -ENOMEM.
- */
-KV_API long kvi_window_take(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
-                            uint32_t number, uint32_t source, const uint64_t *hashes,
-                            const uint32_t *left, size_t n);
 
 /** Matched prefix of a prompt on one holder. */
 struct kvi_match {

@@ -137,6 +137,10 @@ def _pairs(hashes: Numbers, tokens_hashes: Numbers) -> "array.array[int]":
     return words
 
 
+def _cache(worker: int, rank: int, tier: int, source: int, window: int = 0) -> Any:
+    return _abi.kvi_cache(_abi.kv_holder(worker, rank), tier, source, window)
+
+
 class PrefixIndex(Handle):
     """Which blocks each holder (worker, rank) keeps in each tier, and how long a prefix of a prompt it could reuse."""
 
@@ -160,20 +164,18 @@ class PrefixIndex(Handle):
         """
         words, result = _pairs(hashes, tokens_hashes), _abi.kvi_stored()
         above = None if parent is None else ctypes.byref(ctypes.c_uint64(parent))
-        holder, blocks, n = _abi.kv_holder(worker, rank), words.buffer_info()[0], len(words) // 2
+        blocks, n = words.buffer_info()[0], len(words) // 2
         if source is None:
-            self._call(_c.kvi_store, holder, tier, above, blocks, n, ctypes.byref(result))
+            self._call(_c.kvi_store, _abi.kv_holder(worker, rank), tier, above, blocks, n, ctypes.byref(result))
         else:
-            self._call(_c.kvi_add, holder, tier, source, above, blocks, n, ctypes.byref(result))
+            self._call(_c.kvi_add, _cache(worker, rank, tier, source), above, blocks, n, ctypes.byref(result))
         return Stored(result.added, result.duplicate, result.renamed, result.parked, result.lagging)
 
     def store_known(self, worker: int, hashes: Numbers, *, tier: int, rank: int = 0, source: Optional[int] = None) -> int:
         """Put blocks that the holder already has into @tier as well; returns how many were known."""
         keep, address, n = numbers(hashes, "Q")
-        holder = _abi.kv_holder(worker, rank)
-        if source is None:
-            return self._keep(keep, _c.kvi_store_known, holder, tier, address, n)
-        return self._keep(keep, _c.kvi_add_known, holder, tier, source, address, n)
+        function = _c.kvi_store_known if source is None else _c.kvi_add_known
+        return self._keep(keep, function, _cache(worker, rank, tier, source or 0), address, n)
 
     def remove(self, worker: int, hashes: Numbers, *, rank: int = 0, tier: int = DEVICE, source: int = 0,
                left: Optional[Numbers] = None) -> int:
@@ -182,7 +184,7 @@ class PrefixIndex(Handle):
         keep_left, copies, n_left = numbers(left, "I") if left is not None else (None, None, n)
         if n_left != n:
             raise Invalid(f"{n} hashes, {n_left} numbers of copies")
-        return self._keep((keep, keep_left), _c.kvi_take, _abi.kv_holder(worker, rank), tier, source, address, copies, n)
+        return self._keep((keep, keep_left), _c.kvi_take, _cache(worker, rank, tier, source), address, copies, n)
 
     def _keep(self, keep: Any, function: Any, *args: Any) -> int:
         """Call a function while @keep holds the memory of its arguments."""
@@ -212,12 +214,13 @@ class PrefixIndex(Handle):
                    counted: bool = True) -> None:
         """Put blocks into a window."""
         keep, address, n = numbers(hashes, "Q")
-        self._keep(keep, _c.kvi_window_add, _abi.kv_holder(worker, rank), tier, number, source, counted, address, n)
+        function = _c.kvi_add_known if counted else _c.kvi_store_known
+        self._keep(keep, function, _cache(worker, rank, tier, source, number + 1), address, n)
 
     def window_remove(self, worker: int, number: int, hashes: Numbers, *, rank: int = 0, tier: int = DEVICE, source: int = 0) -> int:
         """Take one copy of each block out of a window; returns how many were there."""
         keep, address, n = numbers(hashes, "Q")
-        return self._keep(keep, _c.kvi_window_take, _abi.kv_holder(worker, rank), tier, number, source, address, None, n)
+        return self._keep(keep, _c.kvi_take, _cache(worker, rank, tier, source, number + 1), address, None, n)
 
     # -- questions ---------------------------------------------------------------------------------
     def find(self, tokens_hashes: Numbers) -> List[Match]:

@@ -176,9 +176,9 @@ static const char *ops_store(struct ops *ops)
     }
     do {
         ops_before(ops, ++try);
-        rc = counted
-                 ? kvi_add(ops->ix, key, tier, source, has_parent ? &parent : NULL, blocks, n, &got)
-                 : kvi_store(ops->ix, key, tier, has_parent ? &parent : NULL, blocks, n, &got);
+        rc = counted ? kvi_add(ops->ix, kvi_cache_of(key, tier, source),
+                               has_parent ? &parent : NULL, blocks, n, &got)
+                     : kvi_store(ops->ix, key, tier, has_parent ? &parent : NULL, blocks, n, &got);
     } while (ops_again(ops, rc, &wrong));
     if (wrong)
         return wrong;
@@ -229,9 +229,10 @@ static const char *ops_by_hash(struct ops *ops, bool removing)
         left[i] = rng_below(&ops->rng, 3);
     do {
         ops_before(ops, ++try);
-        got = removing  ? kvi_take(ops->ix, key, tier, source, ops->hashes, told ? left : NULL, n)
-              : counted ? kvi_add_known(ops->ix, key, tier, source, ops->hashes, n)
-                        : kvi_store_known(ops->ix, key, tier, ops->hashes, n);
+        got = removing  ? kvi_take(ops->ix, kvi_cache_of(key, tier, source), ops->hashes,
+                                  told ? left : NULL, n)
+              : counted ? kvi_add_known(ops->ix, kvi_cache_of(key, tier, source), ops->hashes, n)
+                        : kvi_store_known(ops->ix, kvi_cache_of(key, tier, 0), ops->hashes, n);
     } while (ops_again(ops, got, &wrong));
     if (wrong)
         return wrong;

@@ -151,10 +151,13 @@ static void chosen_holders_are_told_alone(void **state)
     uint64_t none = 8;
 
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(kvi_add(f->ix, W0, KV_TIER_DEVICE, 0, NULL, &first, 1, NULL), 0);
-        assert_int_equal(kvi_add(f->ix, W1, KV_TIER_DEVICE, 0, NULL, &first, 1, NULL), 0);
+        assert_int_equal(kvi_add(f->ix, kvi_cache_of(W0, KV_TIER_DEVICE, 0), NULL, &first, 1, NULL),
+                         0);
+        assert_int_equal(kvi_add(f->ix, kvi_cache_of(W1, KV_TIER_DEVICE, 0), NULL, &first, 1, NULL),
+                         0);
     }
-    assert_int_equal(kvi_add(f->ix, W1, KV_TIER_DEVICE, 0, &none, &parked, 1, NULL), 0);
+    assert_int_equal(kvi_add(f->ix, kvi_cache_of(W1, KV_TIER_DEVICE, 0), &none, &parked, 1, NULL),
+                     0);
     for (uint64_t i = 2; i < 2 * WIDE; i++) {
         const uint64_t *parent = i % 3 ? NULL : &first.hash;
         const struct kv_block block = {roll(parent ? *parent : 0, i), i};

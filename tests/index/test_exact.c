@@ -46,15 +46,15 @@ static struct kvi_stored add(struct fixture *f, enum kv_tier tier, uint32_t sour
 {
     struct kvi_stored stored;
 
-    assert_int_equal(kvi_add(f->ix, W0, tier, source, from ? &chain[from - 1].hash : NULL,
-                             chain + from, to - from, &stored),
+    assert_int_equal(kvi_add(f->ix, kvi_cache_of(W0, tier, source),
+                             from ? &chain[from - 1].hash : NULL, chain + from, to - from, &stored),
                      0);
     return stored;
 }
 
 static long take(struct fixture *f, enum kv_tier tier, uint32_t source, uint64_t hash)
 {
-    return kvi_take(f->ix, W0, tier, source, &hash, NULL, 1);
+    return kvi_take(f->ix, kvi_cache_of(W0, tier, source), &hash, NULL, 1);
 }
 
 static void assert_reach(struct fixture *f, const struct kv_block *chain, uint32_t device,
@@ -93,7 +93,7 @@ static void the_event_tells_what_is_left(void **state)
     const uint32_t left[] = {2, 0};
 
     add(f, DEVICE, 0, CHAIN, 0, 3);
-    assert_int_equal(kvi_take(f->ix, W0, DEVICE, 0, hashes, left, 2), 2);
+    assert_int_equal(kvi_take(f->ix, kvi_cache_of(W0, DEVICE, 0), hashes, left, 2), 2);
     assert_reach(f, CHAIN, 2, 2);
     assert_int_equal(take(f, DEVICE, 0, 102), 1);
     assert_reach(f, CHAIN, 2, 2);
@@ -175,7 +175,7 @@ static void a_hole_is_filled(void **state)
     const uint64_t third = 103;
 
     add(f, DEVICE, 0, CHAIN, 0, 3);
-    assert_int_equal(kvi_add_known(f->ix, W0, HOST, 0, &third, 1), 1);
+    assert_int_equal(kvi_add_known(f->ix, kvi_cache_of(W0, HOST, 0), &third, 1), 1);
     assert_int_equal(take(f, DEVICE, 0, 103), 1);
     assert_int_equal(take(f, DEVICE, 0, 102), 1);
     assert_reach(f, CHAIN, 1, 1);
@@ -221,7 +221,8 @@ static void parents_first_in_one_call(void **state)
     add(f, DEVICE, 0, CHAIN, 0, 5);
     for (size_t i = 0; i < KV_COUNT(CHAIN); i++)
         hashes[i] = CHAIN[i].hash;
-    assert_int_equal(kvi_take(f->ix, W0, DEVICE, 0, hashes, NULL, KV_COUNT(hashes)), 5);
+    assert_int_equal(kvi_take(f->ix, kvi_cache_of(W0, DEVICE, 0), hashes, NULL, KV_COUNT(hashes)),
+                     5);
     kvi_get_stats(f->ix, &stats);
     assert_int_equal(stats.blocks + stats.parked, 0);
 }
@@ -241,8 +242,10 @@ static void parking_is_bounded(void **state)
             const struct kv_block block = {1000 + i, i};
             const struct kv_holder holder = {w, 0};
 
-            assert_int_equal(kvi_add(ix, holder, DEVICE, 0, &parent, &block, 1, NULL), 0);
-            assert_int_equal(kvi_add(ix, holder, DEVICE, 0, &parent, &block, 1, NULL), 0);
+            assert_int_equal(kvi_add(ix, kvi_cache_of(holder, DEVICE, 0), &parent, &block, 1, NULL),
+                             0);
+            assert_int_equal(kvi_add(ix, kvi_cache_of(holder, DEVICE, 0), &parent, &block, 1, NULL),
+                             0);
         }
     }
     kvi_get_stats(ix, &stats);
@@ -280,13 +283,13 @@ static void copies_without_room(void **state)
     assert_int_equal(lost_of(ix), 3);
     add(&f, DEVICE, 0, CHAIN, 0, 5);
     for (size_t i = 2; i < 5; i++) { /* the second of them has no room */
-        assert_int_equal(kvi_add_known(ix, W0, HOST, 1, &CHAIN[i].hash, 1), 1);
+        assert_int_equal(kvi_add_known(ix, kvi_cache_of(W0, HOST, 1), &CHAIN[i].hash, 1), 1);
         assert_reach(&f, CHAIN, 5, 5);
     }
     assert_int_equal(lost_of(ix), 5);
-    assert_int_equal(kvi_take(ix, W0, DEVICE, 0, &CHAIN[4].hash, NULL, 1), 1);
+    assert_int_equal(kvi_take(ix, kvi_cache_of(W0, DEVICE, 0), &CHAIN[4].hash, NULL, 1), 1);
     assert_reach(&f, CHAIN, 4, 4);
-    assert_int_equal(kvi_take(ix, W0, DEVICE, 0, &CHAIN[0].hash, &left, 1), 1);
+    assert_int_equal(kvi_take(ix, kvi_cache_of(W0, DEVICE, 0), &CHAIN[0].hash, &left, 1), 1);
     assert_int_equal(lost_of(ix), 6);
     assert_int_equal(kvi_clear_tiers(ix, W0, 1u << DEVICE, 0), 0);
     assert_int_equal(lost_of(ix), 6);
@@ -306,13 +309,16 @@ static void a_holder_is_bounded(void **state)
     (void)state;
 
     assert_int_equal(kvi_create(&opts, &ix), 0);
-    assert_int_equal(kvi_add(ix, W0, DEVICE, 0, NULL, CHAIN, 4, NULL), -ENOSPC); /* not known yet */
-    assert_int_equal(kvi_add(ix, W0, DEVICE, 0, NULL, CHAIN, 3, NULL), 0);
-    assert_int_equal(kvi_add(ix, W0, DEVICE, 0, NULL, CHAIN, 3, NULL), 0); /* gains nothing */
-    assert_int_equal(kvi_add(ix, W0, DEVICE, 0, NULL, CHAIN, 4, NULL), -ENOSPC);
+    assert_int_equal(kvi_add(ix, kvi_cache_of(W0, DEVICE, 0), NULL, CHAIN, 4, NULL),
+                     -ENOSPC); /* not known yet */
+    assert_int_equal(kvi_add(ix, kvi_cache_of(W0, DEVICE, 0), NULL, CHAIN, 3, NULL), 0);
+    assert_int_equal(kvi_add(ix, kvi_cache_of(W0, DEVICE, 0), NULL, CHAIN, 3, NULL),
+                     0); /* gains nothing */
+    assert_int_equal(kvi_add(ix, kvi_cache_of(W0, DEVICE, 0), NULL, CHAIN, 4, NULL), -ENOSPC);
     assert_int_equal(kvi_holder_blocks(ix, W0), 3);
-    assert_int_equal(kvi_take(ix, W0, DEVICE, 0, &CHAIN[2].hash, NULL, 1), 1);
-    assert_int_equal(kvi_add(ix, W0, DEVICE, 0, NULL, CHAIN, 3, NULL), 0); /* there is room again */
+    assert_int_equal(kvi_take(ix, kvi_cache_of(W0, DEVICE, 0), &CHAIN[2].hash, NULL, 1), 1);
+    assert_int_equal(kvi_add(ix, kvi_cache_of(W0, DEVICE, 0), NULL, CHAIN, 3, NULL),
+                     0); /* there is room again */
     assert_int_equal(kvi_get_holder(ix, W0, &info), 0);
     assert_int_equal(info.blocks, 3);
     assert_int_equal(info.refused, 1);
@@ -338,10 +344,11 @@ static void a_refused_store_changes_no_source(void **state)
     (void)state;
 
     assert_int_equal(kvi_create(NULL, &ix), 0);
-    assert_int_equal(kvi_add(ix, W0, KV_TIER_HOST, 0, NULL, CHAIN, 2, NULL), 0);
-    assert_int_equal(kvi_add(ix, W0, DEVICE, 2, &CHAIN[1].hash, &above, 1, NULL), -EINVAL);
-    assert_int_equal(kvi_add(ix, W0, DEVICE, 0, NULL, CHAIN, 1, NULL), 0);
-    assert_int_equal(kvi_add(ix, W0, DEVICE, 2, NULL, CHAIN, 1, NULL), 0);
+    assert_int_equal(kvi_add(ix, kvi_cache_of(W0, KV_TIER_HOST, 0), NULL, CHAIN, 2, NULL), 0);
+    assert_int_equal(kvi_add(ix, kvi_cache_of(W0, DEVICE, 2), &CHAIN[1].hash, &above, 1, NULL),
+                     -EINVAL);
+    assert_int_equal(kvi_add(ix, kvi_cache_of(W0, DEVICE, 0), NULL, CHAIN, 1, NULL), 0);
+    assert_int_equal(kvi_add(ix, kvi_cache_of(W0, DEVICE, 2), NULL, CHAIN, 1, NULL), 0);
     assert_int_equal(kvi_dump_extras(ix, note_implied, &implied), 0);
     assert_int_equal(implied, 99); /* 0, which a dump needn't tell */
     kvi_destroy(ix);

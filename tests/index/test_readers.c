@@ -86,12 +86,29 @@ static void window(struct world *world, uint64_t worker, bool add, size_t from, 
 
     for (size_t i = from; i < to; i++)
         names[i - from] = world->blocks[i].hash;
-    rc = add ? kvi_window_add(world->ix, holder(worker), KV_TIER_DEVICE, 0, 0, false, names,
-                              to - from)
-             : kvi_window_take(world->ix, holder(worker), KV_TIER_DEVICE, 0, 0, names, NULL,
-                               to - from);
+    rc = add ? kvi_store_known(world->ix, kvi_window_of(holder(worker), KV_TIER_DEVICE, 0, 0),
+                               names, to - from)
+             : kvi_take(world->ix, kvi_window_of(holder(worker), KV_TIER_DEVICE, 0, 0), names, NULL,
+                        to - from);
     if (rc < 0 || (!add && rc != (long)(to - from)))
         complain(world, "a window's change failed", (uint32_t)rc);
+}
+
+/* Tell the places of the first @n blocks of ALONE, as a dump does. */
+static void place_alone(struct world *world, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        const struct kvi_extra place = {.kind = KVI_EXTRA_PLACE,
+                                        .holder = holder(ALONE),
+                                        .hash = world->blocks[i].hash,
+                                        .tokens_hash = world->blocks[i].tokens_hash,
+                                        .has_parent = i > 0,
+                                        .parent = i ? world->blocks[i - 1].hash : 0,
+                                        .window.group = 1};
+
+        if (kvi_restore_extra(world->ix, &place))
+            complain(world, "places can't be told", 0);
+    }
 }
 
 /* A window of four blocks. WINDOWED: one block of it goes and comes back, or the holder starts over. ALONE has
@@ -120,8 +137,7 @@ static void *windowing(void *arg)
             (void)kvi_remove_holder(world->ix, holder(WINDOWED));
         else
             (void)kvi_clear(world->ix, holder(WINDOWED));
-        if (kvi_window_place(world->ix, holder(ALONE), KV_TIER_DEVICE, 0, NULL, world->blocks, at))
-            complain(world, "places can't be told", 0);
+        place_alone(world, at);
         window(world, ALONE, true, at - 4, at);
         window(world, ALONE, false, at - 4, at);
         sched_yield();

@@ -38,15 +38,18 @@ static void names_that_move(void **state)
     static const uint64_t eleven = 11, other = 21;
     struct fixture *f = *state;
 
-    assert_int_equal(kvi_add(f->ix, W0, KV_TIER_DEVICE, 0, NULL, a, 2, NULL), 0);
-    assert_int_equal(kvi_add(f->ix, W0, KV_TIER_DEVICE, 0, NULL, b, 1, NULL), 0);
-    assert_int_equal(kvi_add(f->ix, W0, KV_TIER_DEVICE, 0, &eleven, twelve, 1, NULL), 0);
-    assert_int_equal(kvi_add(f->ix, W0, KV_TIER_HOST, 0, NULL, a, 2, NULL), 0);
-    assert_int_equal(kvi_add(f->ix, W0, KV_TIER_HOST, 0, &eleven, twelve, 1, NULL), 0);
+    assert_int_equal(kvi_add(f->ix, kvi_cache_of(W0, KV_TIER_DEVICE, 0), NULL, a, 2, NULL), 0);
+    assert_int_equal(kvi_add(f->ix, kvi_cache_of(W0, KV_TIER_DEVICE, 0), NULL, b, 1, NULL), 0);
+    assert_int_equal(kvi_add(f->ix, kvi_cache_of(W0, KV_TIER_DEVICE, 0), &eleven, twelve, 1, NULL),
+                     0);
+    assert_int_equal(kvi_add(f->ix, kvi_cache_of(W0, KV_TIER_HOST, 0), NULL, a, 2, NULL), 0);
+    assert_int_equal(kvi_add(f->ix, kvi_cache_of(W0, KV_TIER_HOST, 0), &eleven, twelve, 1, NULL),
+                     0);
     assert_int_equal(moved(f, W0), 0);
-    assert_int_equal(kvi_add(f->ix, W0, KV_TIER_HOST, 0, &other, twelve, 1, NULL), 0);
+    assert_int_equal(kvi_add(f->ix, kvi_cache_of(W0, KV_TIER_HOST, 0), &other, twelve, 1, NULL), 0);
     assert_int_equal(moved(f, W0), 1); /* it keeps its place */
-    assert_int_equal(kvi_add(f->ix, W0, KV_TIER_DEVICE, 0, &other, twelve, 1, NULL), 0);
+    assert_int_equal(kvi_add(f->ix, kvi_cache_of(W0, KV_TIER_DEVICE, 0), &other, twelve, 1, NULL),
+                     0);
     assert_int_equal(moved(f, W0), 2);
     assert_null(kvi_check(f->ix));
 }
@@ -397,7 +400,7 @@ static void invalid_arguments(void **state)
     assert_int_equal(kvi_create(&(struct kvi_opts){0}, &ix), -EINVAL);
     assert_int_equal(kvi_store(f->ix, W0, KV_N_TIERS, NULL, &block, 1, NULL), -EINVAL);
     assert_int_equal(kvi_remove(f->ix, W0, KV_N_TIERS, &hash, 1), -EINVAL);
-    assert_int_equal(kvi_store_known(f->ix, W0, KV_N_TIERS, &hash, 1), -EINVAL);
+    assert_int_equal(kvi_store_known(f->ix, kvi_cache_of(W0, KV_N_TIERS, 0), &hash, 1), -EINVAL);
     assert_int_equal(kvi_store(f->ix, W0, KV_TIER_DEVICE, NULL, NULL, 0, NULL), 0);
     kvi_destroy(NULL);
 }
@@ -459,9 +462,10 @@ static void losing_one_tier_keeps_the_block(void **state)
     store(f, W0, locals, 4);
     for (size_t i = 0; i < 4; i++)
         hashes[i] = f->blocks[i].hash;
-    assert_int_equal(kvi_store_known(f->ix, W0, KV_TIER_HOST, hashes, 2), 2);
-    assert_int_equal(kvi_store_known(f->ix, W0, KV_TIER_HOST, (const uint64_t[]){999}, 1), 0);
-    assert_int_equal(kvi_store_known(f->ix, W1, KV_TIER_HOST, hashes, 2), 0);
+    assert_int_equal(kvi_store_known(f->ix, kvi_cache_of(W0, KV_TIER_HOST, 0), hashes, 2), 2);
+    assert_int_equal(
+        kvi_store_known(f->ix, kvi_cache_of(W0, KV_TIER_HOST, 0), (const uint64_t[]){999}, 1), 0);
+    assert_int_equal(kvi_store_known(f->ix, kvi_cache_of(W1, KV_TIER_HOST, 0), hashes, 2), 0);
     kvi_get_stats(f->ix, &stats);
     assert_int_equal(stats.tier_blocks[KV_TIER_DEVICE], 4);
     assert_int_equal(stats.tier_blocks[KV_TIER_HOST], 2);
@@ -723,7 +727,7 @@ static void twin_store(struct twins *twins, struct kv_holder who, const struct k
         struct kvi_index *ix = i ? twins->single : twins->many;
         struct kvi_stored *ret = i ? &b : &a;
 
-        assert_int_equal(counted ? kvi_add(ix, who, tier, 0, NULL, blocks, n, ret)
+        assert_int_equal(counted ? kvi_add(ix, kvi_cache_of(who, tier, 0), NULL, blocks, n, ret)
                                  : kvi_store(ix, who, tier, NULL, blocks, n, ret),
                          0);
     }

@@ -99,7 +99,8 @@ static void test_dump_of_windows(void **state)
         assert_int_equal(kvi_create(NULL, &ix), 0);
         assert_true(kvi_set_window(ix, who, &window) >= 0);
         assert_int_equal(
-            kvi_window_add(ix, who, KV_TIER_DEVICE, 0, 0, true, hashes, KV_COUNT(hashes)), 0);
+            kvi_add_known(ix, kvi_window_of(who, KV_TIER_DEVICE, 0, 0), hashes, KV_COUNT(hashes)),
+            KV_COUNT(hashes));
         kvi_mem_fail_at(n);
         rc = kvi_dump_extras(ix, count_extra, &told);
         kvi_mem_fail_at(0);

@@ -93,7 +93,8 @@ static void store(struct world *w)
     }
     rc = w->limited && rng_below(&w->rng, 2) ? add_chain(w, from ? &parent : NULL, blocks, n) : -1;
     if (rc)
-        rc = kvi_add(w->ix, who, KV_TIER_DEVICE, 0, from ? &parent : NULL, blocks, n, NULL);
+        rc = kvi_add(w->ix, kvi_cache_of(who, KV_TIER_DEVICE, 0), from ? &parent : NULL, blocks, n,
+                     NULL);
     if (w->limited && rc == -ENOSPC) {
         w->n_refused++;
         return;
@@ -127,7 +128,8 @@ static void window_add(struct world *w)
         names[i] = name_of(id_at(turns, from + i));
         w->window[number][id_at(turns, from + i)]++;
     }
-    assert_int_equal(kvi_window_add(w->ix, who, KV_TIER_DEVICE, number, 0, true, names, n), 0);
+    assert_int_equal(kvi_add_known(w->ix, kvi_window_of(who, KV_TIER_DEVICE, 0, number), names, n),
+                     n);
 }
 
 static void window_take(struct world *w)
@@ -136,7 +138,7 @@ static void window_take(struct world *w)
     uint32_t number = rng_below(&w->rng, w->n_windows);
     uint64_t name = name_of(id);
 
-    long taken = kvi_window_take(w->ix, who, KV_TIER_DEVICE, number, 0, &name, NULL, 1);
+    long taken = kvi_take(w->ix, kvi_window_of(who, KV_TIER_DEVICE, 0, number), &name, NULL, 1);
 
     assert_true(taken == (w->window[number][id] > 0) || (w->limited && !taken));
     w->window[number][id] -= w->window[number][id] > 0;
@@ -273,7 +275,7 @@ static void refill(struct world *w, uint32_t limit)
             w->main[id]--;
         for (uint32_t k = 0; k < w->n_windows; k++)
             while (w->window[k][id] &&
-                   kvi_window_take(w->ix, who, KV_TIER_DEVICE, k, 0, &name, NULL, 1))
+                   kvi_take(w->ix, kvi_window_of(who, KV_TIER_DEVICE, 0, k), &name, NULL, 1))
                 w->window[k][id]--;
     }
     assert_null(kvi_check(w->ix));
@@ -290,7 +292,8 @@ static void refill(struct world *w, uint32_t limit)
     while (stored.lagging && ++tries < 100);
     assert_true(limit >= DEPTH && !stored.lagging);
     for (uint32_t k = 0; k < w->n_windows; k++)
-        assert_int_equal(kvi_window_add(w->ix, who, KV_TIER_DEVICE, k, 0, false, names, DEPTH), 0);
+        assert_int_equal(
+            kvi_store_known(w->ix, kvi_window_of(who, KV_TIER_DEVICE, 0, k), names, DEPTH), DEPTH);
     assert_int_equal(kvi_find(w->ix, prompt, DEPTH, &w->matches), 0);
     assert_int_equal(w->matches.n ? w->matches.items[0].reach[0] : 0, DEPTH);
     clear(w);
@@ -368,22 +371,24 @@ static void test_alone(void **state)
     assert_int_equal(kvi_create(NULL, &ix), 0);
     assert_int_equal(kvi_set_window(ix, who, &window), 0);
     assert_int_equal(kvi_set_alone(ix, who, true), 0);
-    assert_int_equal(kvi_window_place(ix, who, KV_TIER_DEVICE, 0, NULL, blocks, DEPTH), 0);
-    assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, 0, 0, true, names, DEPTH), 0);
+    assert_int_equal(
+        kvi_add(ix, kvi_window_of(who, KV_TIER_DEVICE, 0, 0), NULL, blocks, DEPTH, NULL), 0);
     assert_int_equal(kvi_find(ix, prompt, DEPTH, &matches), 0);
     assert_int_equal(matches.n, 1);
     assert_int_equal(matches.items[0].reach[0], DEPTH);
     assert_int_equal(matches.items[0].blocks, DEPTH);
-    assert_int_equal(kvi_window_take(ix, who, KV_TIER_DEVICE, 0, 0, names, NULL, 10), 10);
+    assert_int_equal(kvi_take(ix, kvi_window_of(who, KV_TIER_DEVICE, 0, 0), names, NULL, 10), 10);
     assert_int_equal(kvi_find(ix, prompt, DEPTH, &matches), 0);
     assert_int_equal(matches.items[0].reach[0], DEPTH);
     assert_int_equal(kvi_find(ix, prompt, 11, &matches), 0); /* one block of two */
     assert_int_equal(matches.n, 0);
-    assert_int_equal(kvi_window_take(ix, who, KV_TIER_DEVICE, 0, 0, names + 20, NULL, 4), 4);
+    assert_int_equal(kvi_take(ix, kvi_window_of(who, KV_TIER_DEVICE, 0, 0), names + 20, NULL, 4),
+                     4);
     assert_null(kvi_check(ix));
     assert_int_equal(kvi_get_holder(ix, who, &info), 0);
     assert_int_equal(info.blocks, 20);
-    assert_int_equal(kvi_window_take(ix, who, KV_TIER_DEVICE, 0, 0, names + 10, NULL, 10), 10);
+    assert_int_equal(kvi_take(ix, kvi_window_of(who, KV_TIER_DEVICE, 0, 0), names + 10, NULL, 10),
+                     10);
     assert_int_equal(kvi_get_holder(ix, who, &info), 0);
     assert_int_equal(info.blocks, 0);
     assert_null(kvi_check(ix));
@@ -435,20 +440,20 @@ static void test_half_blocks(void **state)
     assert_int_equal(kvi_set_window(ix, who, &halves[1]), 1);
     halves[1].part = 2;
     assert_int_equal(kvi_set_window(ix, who, &halves[1]), -EINVAL);
-    assert_int_equal(kvi_add(ix, who, KV_TIER_DEVICE, 0, NULL, blocks, 5, NULL), 0);
+    assert_int_equal(kvi_add(ix, kvi_cache_of(who, KV_TIER_DEVICE, 0), NULL, blocks, 5, NULL), 0);
     assert_int_equal(reach_of(ix, prompt, 5, 0), 0);
-    assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, 0, 0, true, names + 2, 2), 0);
-    assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, 1, 0, true, names + 1, 3), 0);
+    assert_int_equal(kvi_add_known(ix, kvi_window_of(who, KV_TIER_DEVICE, 0, 0), names + 2, 2), 2);
+    assert_int_equal(kvi_add_known(ix, kvi_window_of(who, KV_TIER_DEVICE, 0, 1), names + 1, 3), 3);
     assert_int_equal(reach_of(ix, prompt, 5, 0), 4);
     assert_int_equal(reach_of(ix, prompt, 3, 0), 3);
     assert_int_equal(reach_of(ix, prompt, 2, 0), 0);
-    assert_int_equal(kvi_window_take(ix, who, KV_TIER_DEVICE, 0, 0, names + 3, NULL, 1), 1);
+    assert_int_equal(kvi_take(ix, kvi_window_of(who, KV_TIER_DEVICE, 0, 0), names + 3, NULL, 1), 1);
     assert_int_equal(reach_of(ix, prompt, 5, 0), 3);
-    assert_int_equal(kvi_window_take(ix, who, KV_TIER_DEVICE, 1, 0, names + 1, NULL, 1), 1);
+    assert_int_equal(kvi_take(ix, kvi_window_of(who, KV_TIER_DEVICE, 0, 1), names + 1, NULL, 1), 1);
     assert_int_equal(reach_of(ix, prompt, 5, 0), 0);
     /* A run from the start serves any match. */
-    assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, 0, 0, true, names, 1), 0);
-    assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, 1, 0, true, names, 1), 0);
+    assert_int_equal(kvi_add_known(ix, kvi_window_of(who, KV_TIER_DEVICE, 0, 0), names, 1), 1);
+    assert_int_equal(kvi_add_known(ix, kvi_window_of(who, KV_TIER_DEVICE, 0, 1), names, 1), 1);
     assert_int_equal(reach_of(ix, prompt, 5, 0), 1);
     kvi_destroy(ix);
 }
@@ -468,8 +473,10 @@ static void test_removed_runs_leave_nothing(void **state)
         struct kvi_stats stats = {.size = sizeof(stats)};
 
         make_blocks(blocks, names, prompt, 1000 * round, 64);
-        assert_int_equal(kvi_add(ix, who, KV_TIER_DEVICE, 0, NULL, blocks, 64, NULL), 0);
-        assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, 0, 0, true, names, 64), 0);
+        assert_int_equal(kvi_add(ix, kvi_cache_of(who, KV_TIER_DEVICE, 0), NULL, blocks, 64, NULL),
+                         0);
+        assert_int_equal(kvi_add_known(ix, kvi_window_of(who, KV_TIER_DEVICE, 0, 0), names, 64),
+                         64);
         assert_int_equal(reach_of(ix, prompt, 64, 0), 64);
         for (size_t i = 0; i < 32; i++) { /* from the end on, as engines do */
             uint64_t name = names[i];
@@ -477,8 +484,9 @@ static void test_removed_runs_leave_nothing(void **state)
             names[i] = names[63 - i];
             names[63 - i] = name;
         }
-        assert_int_equal(kvi_window_take(ix, who, KV_TIER_DEVICE, 0, 0, names, NULL, 64), 64);
-        assert_int_equal(kvi_take(ix, who, KV_TIER_DEVICE, 0, names, NULL, 64), 64);
+        assert_int_equal(kvi_take(ix, kvi_window_of(who, KV_TIER_DEVICE, 0, 0), names, NULL, 64),
+                         64);
+        assert_int_equal(kvi_take(ix, kvi_cache_of(who, KV_TIER_DEVICE, 0), names, NULL, 64), 64);
         kvi_get_stats(ix, &stats);
         assert_int_equal(stats.blocks, 0);
     }
@@ -499,8 +507,8 @@ static void test_removals_that_join_chains(void **state)
     assert_int_equal(kvi_store(ix, who, KV_TIER_DEVICE, NULL, blocks, 2, NULL), 0);
     assert_int_equal(kvi_store(ix, who, KV_TIER_DISK, NULL, blocks, 2, NULL), 0);
     assert_int_equal(kvi_store(ix, who, KV_TIER_DISK, &blocks[0].hash, &below, 1, NULL), 0);
-    assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, 0, 0, true, windows, 2), 0);
-    assert_int_equal(kvi_take(ix, who, KV_TIER_DISK, 0, removed, NULL, 2), 2);
+    assert_int_equal(kvi_add_known(ix, kvi_window_of(who, KV_TIER_DEVICE, 0, 0), windows, 2), 2);
+    assert_int_equal(kvi_take(ix, kvi_cache_of(who, KV_TIER_DISK, 0), removed, NULL, 2), 2);
     assert_null(kvi_check(ix));
     assert_int_equal(kvi_remove(ix, who, KV_TIER_DISK, &blocks[1].hash, 1), 1);
     kvi_destroy(ix);
@@ -520,8 +528,9 @@ static void declare_window(void *arg, const struct kvi_chain *chain)
     if (!chain || ++d->seen != 2)
         return;
     assert_int_equal(kvi_set_window(d->ix, who, &two_blocks), 0);
-    assert_int_equal(
-        kvi_add(d->ix, who, KV_TIER_DEVICE, 0, &d->blocks[9].hash, d->blocks + 10, 10, NULL), 0);
+    assert_int_equal(kvi_add(d->ix, kvi_cache_of(who, KV_TIER_DEVICE, 0), &d->blocks[9].hash,
+                             d->blocks + 10, 10, NULL),
+                     0);
 }
 
 /* A lookup that began before never answers with the blocks of afterwards and no window. */
@@ -537,9 +546,11 @@ static void test_a_window_declared_under_a_lookup(void **state)
     memcpy(branch, blocks, 10 * sizeof(branch[0]));
     branch[10] = (struct kv_block){999, 998};
     assert_int_equal(kvi_create(NULL, &ix), 0);
-    assert_int_equal(kvi_add(ix, other, KV_TIER_DEVICE, 0, NULL, blocks, 20, NULL), 0);
-    assert_int_equal(kvi_add(ix, other, KV_TIER_DEVICE, 0, NULL, branch, 11, NULL), 0);
-    assert_int_equal(kvi_add(ix, who, KV_TIER_DEVICE, 0, NULL, blocks, 10, NULL), 0);
+    assert_int_equal(kvi_add(ix, kvi_cache_of(other, KV_TIER_DEVICE, 0), NULL, blocks, 20, NULL),
+                     0);
+    assert_int_equal(kvi_add(ix, kvi_cache_of(other, KV_TIER_DEVICE, 0), NULL, branch, 11, NULL),
+                     0);
+    assert_int_equal(kvi_add(ix, kvi_cache_of(who, KV_TIER_DEVICE, 0), NULL, blocks, 10, NULL), 0);
     d = (struct declared){ix, blocks, 0};
     ix->find_hook_arg = &d;
     ix->find_hook = declare_window;
@@ -569,12 +580,14 @@ static void test_alone_in_a_second_tier(void **state)
     assert_int_equal(kvi_create(NULL, &ix), 0);
     assert_int_equal(kvi_set_window(ix, who, &window), 0);
     assert_int_equal(kvi_set_alone(ix, who, true), 0);
-    assert_int_equal(kvi_window_place(ix, who, KV_TIER_DEVICE, 0, NULL, blocks, DEPTH), 0);
-    assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, 0, 0, true, names, DEPTH), 0);
-    assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, 0, 0, true, &unplaced, 1), 0);
-    assert_int_equal(kvi_window_add(ix, who, KV_TIER_HOST, 0, 0, true, names, DEPTH), 0);
+    assert_int_equal(
+        kvi_add(ix, kvi_window_of(who, KV_TIER_DEVICE, 0, 0), NULL, blocks, DEPTH, NULL), 0);
+    assert_int_equal(kvi_add_known(ix, kvi_window_of(who, KV_TIER_DEVICE, 0, 0), &unplaced, 1), 1);
+    assert_int_equal(kvi_add_known(ix, kvi_window_of(who, KV_TIER_HOST, 0, 0), names, DEPTH),
+                     DEPTH);
     assert_null(kvi_check(ix));
-    assert_int_equal(kvi_window_take(ix, who, KV_TIER_DEVICE, 0, 0, names, NULL, DEPTH), DEPTH);
+    assert_int_equal(kvi_take(ix, kvi_window_of(who, KV_TIER_DEVICE, 0, 0), names, NULL, DEPTH),
+                     DEPTH);
     assert_int_equal(kvi_find(ix, prompt, DEPTH, &matches), 0);
     assert_int_equal(matches.n, 1);
     assert_int_equal(matches.items[0].reach[KV_TIER_HOST], DEPTH);
@@ -602,22 +615,25 @@ static void test_alone_leaves_no_places(void **state)
     for (uint64_t round = 0; round < 20; round++) {
         make_blocks(blocks, names, prompt, 1000 * round, DEPTH);
         for (uint32_t i = 0; i < 4; i++) {
-            assert_int_equal(kvi_window_place(ix, who, KV_TIER_DEVICE, i, NULL, blocks, DEPTH), 0);
-            assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, i, 0, true, names, DEPTH), 0);
+            assert_int_equal(
+                kvi_add(ix, kvi_window_of(who, KV_TIER_DEVICE, 0, i), NULL, blocks, DEPTH, NULL),
+                0);
         }
         assert_int_equal(reach_of(ix, prompt, DEPTH, KV_TIER_DEVICE), DEPTH);
         for (uint32_t i = 0; i < 3; i++)
-            assert_int_equal(kvi_window_take(ix, who, KV_TIER_DEVICE, i, 0, names, NULL, DEPTH),
-                             DEPTH);
+            assert_int_equal(
+                kvi_take(ix, kvi_window_of(who, KV_TIER_DEVICE, 0, i), names, NULL, DEPTH), DEPTH);
         /* The last window still has them: others find their places by name. */
         for (uint32_t i = 0; i < 4 && round % 2 == 0; i++)
-            assert_int_equal(kvi_window_add(ix, who, KV_TIER_HOST, i, 0, true, names, DEPTH), 0);
-        assert_int_equal(kvi_window_take(ix, who, KV_TIER_DEVICE, 3, 0, names, NULL, DEPTH), DEPTH);
+            assert_int_equal(
+                kvi_add_known(ix, kvi_window_of(who, KV_TIER_HOST, 0, i), names, DEPTH), DEPTH);
+        assert_int_equal(kvi_take(ix, kvi_window_of(who, KV_TIER_DEVICE, 0, 3), names, NULL, DEPTH),
+                         DEPTH);
         assert_int_equal(reach_of(ix, prompt, DEPTH, KV_TIER_HOST), round % 2 ? 0 : DEPTH);
         assert_null(kvi_check(ix));
         for (uint32_t i = 0; i < 4 && round % 2 == 0; i++)
-            assert_int_equal(kvi_window_take(ix, who, KV_TIER_HOST, i, 0, names, NULL, DEPTH),
-                             DEPTH);
+            assert_int_equal(
+                kvi_take(ix, kvi_window_of(who, KV_TIER_HOST, 0, i), names, NULL, DEPTH), DEPTH);
         assert_null(kvi_check(ix));
         assert_int_equal(places_of(ix), 0);
     }
@@ -655,9 +671,10 @@ static int store_more(struct kvi_index *ix, int way, const struct kv_block *bloc
     int rc;
 
     if (way == 0)
-        return kvi_add(ix, who, KV_TIER_DEVICE, 0, NULL, blocks, n, ret);
+        return kvi_add(ix, kvi_cache_of(who, KV_TIER_DEVICE, 0), NULL, blocks, n, ret);
     if (way == 1)
-        return kvi_add(ix, who, KV_TIER_DEVICE, 0, &chains[0].parent, blocks + held, n - held, ret);
+        return kvi_add(ix, kvi_cache_of(who, KV_TIER_DEVICE, 0), &chains[0].parent, blocks + held,
+                       n - held, ret);
     (void)kvi_add_chains(ix, chains, KV_COUNT(chains), ret, &rc);
     return rc;
 }
@@ -676,9 +693,10 @@ static bool starve_store(int way, long at, long *n_failures, long *n_lagging)
     assert_int_equal(kvi_create(NULL, &ix), 0);
     for (uint32_t i = 0; i < N_WINDOWS; i++) {
         assert_int_equal(kvi_set_window(ix, who, &descriptions[i]), i);
-        assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, i, 0, true, names, DEPTH), 0);
+        assert_int_equal(kvi_add_known(ix, kvi_window_of(who, KV_TIER_DEVICE, 0, i), names, DEPTH),
+                         DEPTH);
     }
-    assert_int_equal(kvi_add(ix, who, KV_TIER_DEVICE, 0, NULL, blocks, 8, NULL), 0);
+    assert_int_equal(kvi_add(ix, kvi_cache_of(who, KV_TIER_DEVICE, 0), NULL, blocks, 8, NULL), 0);
     look(ix, prompt, DEPTH, before);
     kvi_mem_fail_at(at);
     rc = store_more(ix, way, blocks, 8, DEPTH, &stored);
@@ -697,7 +715,8 @@ static bool starve_store(int way, long at, long *n_failures, long *n_lagging)
         assert_int_equal(after[0], DEPTH);
         assert_true(after[2] == DEPTH || stored.lagging);
         *n_lagging += stored.lagging > 0;
-        assert_int_equal(kvi_add(ix, who, KV_TIER_HOST, 0, NULL, blocks, 1, &stored), 0);
+        assert_int_equal(kvi_add(ix, kvi_cache_of(who, KV_TIER_HOST, 0), NULL, blocks, 1, &stored),
+                         0);
         assert_int_equal(stored.lagging, 0);
         assert_int_equal(reach_of(ix, prompt, DEPTH, KV_TIER_DEVICE), DEPTH);
     }
@@ -775,7 +794,7 @@ static void test_keeps(void **state)
     assert_int_equal(kvi_store(ix, who, KV_TIER_DEVICE, NULL, blocks, 6, NULL), 0);
     for (uint32_t i = 0; i < 2; i++) {
         assert_int_equal(kvi_set_window(ix, who, &windows[i]), i);
-        assert_int_equal(kvi_window_add(ix, who, KV_TIER_DEVICE, i, 0, true, hashes, 6), 0);
+        assert_int_equal(kvi_add_known(ix, kvi_window_of(who, KV_TIER_DEVICE, 0, i), hashes, 6), 6);
     }
     assert_int_equal(reach_of(ix, locals, 6, KV_TIER_DEVICE), 6);
     for (size_t i = 0; i < KV_COUNT(rules); i++) {
@@ -784,7 +803,8 @@ static void test_keeps(void **state)
     }
     /* Unless every group drops, those without a bit of their own don't. */
     assert_int_equal(kvi_set_keeps(ix, who, true, ~(UINT64_C(1) << 7)), 0);
-    assert_int_equal(kvi_window_take(ix, who, KV_TIER_DEVICE, 0, 0, hashes + 5, NULL, 1), 1);
+    assert_int_equal(kvi_take(ix, kvi_window_of(who, KV_TIER_DEVICE, 0, 0), hashes + 5, NULL, 1),
+                     1);
     assert_int_equal(reach_of(ix, locals, 6, KV_TIER_DEVICE), 4);
     assert_int_equal(kvi_set_keeps(ix, who, true, ~UINT64_C(0)), 0);
     assert_int_equal(reach_of(ix, locals, 6, KV_TIER_DEVICE), 5);

@@ -353,12 +353,22 @@ static void sources_are_restored(void **state)
     ix = reader.models[0].index;
     assert_int_equal(kvi_get_holder(ix, (struct kv_holder){1, 0}, &info), 0);
     assert_int_equal(info.copies, 3);
-    assert_int_equal(kvi_take(ix, (struct kv_holder){1, 0}, KV_TIER_DEVICE, 0, hashes, NULL, 2), 1);
-    assert_int_equal(kvi_take(ix, (struct kv_holder){1, 0}, KV_TIER_DEVICE, 3, hashes, NULL, 2), 1);
+    assert_int_equal(
+        kvi_take(ix, kvi_cache_of((struct kv_holder){1, 0}, KV_TIER_DEVICE, 0), hashes, NULL, 2),
+        1);
+    assert_int_equal(
+        kvi_take(ix, kvi_cache_of((struct kv_holder){1, 0}, KV_TIER_DEVICE, 3), hashes, NULL, 2),
+        1);
     assert_int_equal(kvi_holder_blocks(ix, (struct kv_holder){1, 0}), 1);
-    assert_int_equal(kvi_take(ix, (struct kv_holder){1, 0}, KV_TIER_DEVICE, 7, hashes, NULL, 1), 1);
-    assert_int_equal(kvi_take(ix, (struct kv_holder){1, 0}, KV_TIER_DEVICE, 9, hashes, NULL, 1), 1);
-    assert_int_equal(kvi_take(ix, (struct kv_holder){1, 0}, KV_TIER_DEVICE, 0, hashes, NULL, 1), 1);
+    assert_int_equal(
+        kvi_take(ix, kvi_cache_of((struct kv_holder){1, 0}, KV_TIER_DEVICE, 7), hashes, NULL, 1),
+        1);
+    assert_int_equal(
+        kvi_take(ix, kvi_cache_of((struct kv_holder){1, 0}, KV_TIER_DEVICE, 9), hashes, NULL, 1),
+        1);
+    assert_int_equal(
+        kvi_take(ix, kvi_cache_of((struct kv_holder){1, 0}, KV_TIER_DEVICE, 0), hashes, NULL, 1),
+        1);
     assert_int_equal(kvi_holder_blocks(ix, (struct kv_holder){1, 0}), 0);
     ki_dump_reader_fini(&reader);
 }

@@ -69,9 +69,8 @@ static void world_fini(struct world *w)
 
 static bool main_has(struct world *w, uint32_t rank, uint64_t hash)
 {
-    struct kvi_block_info info = KVI_BLOCK_INFO_INIT;
-
-    return kvi_get_block(w->index, holder_of(rank), KV_TIER_DEVICE, hash, &info) == 0;
+    return kvi_get_block(w->index, kvi_cache_of(holder_of(rank), KV_TIER_DEVICE, 0), hash)
+        .is_placed;
 }
 
 static bool is_lost(const struct ki_small *small)
@@ -99,8 +98,11 @@ static void compare(struct world *w)
 
             for (uint32_t part = 0; part < group->parts; part++) {
                 for (uint64_t hash = 1; hash <= NAMES; hash++) {
-                    long copies = kvi_window_copies(w->index, holder_of(rank), KV_TIER_DEVICE,
-                                                    group->numbers[part], hash);
+                    long copies = kvi_get_block(w->index,
+                                                kvi_window_of(holder_of(rank), KV_TIER_DEVICE, 0,
+                                                              group->numbers[part]),
+                                                hash)
+                                      .copies;
 
                     assert_int_equal(copies > 0, parts_model_has(&w->model, rank, group->group,
                                                                  hash, part, group->parts));
@@ -303,7 +305,8 @@ static void see_windows(void *arg)
     struct stream *s = arg;
 
     s->n_forgets++;
-    assert_int_equal(kvi_window_copies(s->index, holder_of(0), KV_TIER_DEVICE, 0, 11), 1);
+    assert_int_equal(
+        kvi_get_block(s->index, kvi_window_of(holder_of(0), KV_TIER_DEVICE, 0, 0), 11).copies, 1);
 }
 
 /* Blocks of one size, then of another: none of the old ones count, and the view says so. */
@@ -326,7 +329,8 @@ static void test_another_size(void **state)
                      KI_APPLIED_PART);
     assert_int_equal(kvi_get_windows(s.index, holder_of(0), windows), 1);
     assert_int_equal(windows[0].parts, 1);
-    assert_int_equal(kvi_window_copies(s.index, holder_of(0), KV_TIER_DEVICE, 0, 11), 1);
+    assert_int_equal(
+        kvi_get_block(s.index, kvi_window_of(holder_of(0), KV_TIER_DEVICE, 0, 0), 11).copies, 1);
     assert_int_equal(s.applier.small.n, 0);
     assert_int_equal(event(&s, HALVES "[1,2,3,4], 'block_hashes': [10, 11]"), KI_APPLIED_PART);
     assert_int_equal(kvi_get_windows(s.index, holder_of(0), windows), 2);
@@ -352,9 +356,11 @@ static void test_another_size_below(void **state)
                      KI_APPLIED);
     assert_true(ki_applier_reasons(&s.applier));
     assert_false(is_lost(&s.applier.small));
-    assert_int_equal(kvi_window_copies(s.index, holder_of(0), KV_TIER_DEVICE, 0, 11), 1);
+    assert_int_equal(
+        kvi_get_block(s.index, kvi_window_of(holder_of(0), KV_TIER_DEVICE, 0, 0), 11).copies, 1);
     removed(&s, "11, 10");
-    assert_int_equal(kvi_window_copies(s.index, holder_of(0), KV_TIER_DEVICE, 0, 11), 0);
+    assert_int_equal(
+        kvi_get_block(s.index, kvi_window_of(holder_of(0), KV_TIER_DEVICE, 0, 0), 11).copies, 0);
     assert_int_equal(s.applier.small.n, 0);
     stream_fini(&s);
 }
@@ -407,8 +413,9 @@ static void test_part_behind_a_hole(void **state)
     assert_false(ki_applier_reasons(&s.applier));
     removed(&s, "16");
     (void)event(&s, QUARTERS "[8], 'block_hashes': [18], 'parent_block_hash': 17");
-    assert_true(ki_applier_reasons(&s.applier) ||
-                kvi_window_copies(s.index, holder_of(0), KV_TIER_DEVICE, 0, 18) > 0);
+    assert_true(
+        ki_applier_reasons(&s.applier) ||
+        kvi_get_block(s.index, kvi_window_of(holder_of(0), KV_TIER_DEVICE, 0, 0), 18).copies > 0);
     stream_fini(&s);
 }
 
@@ -501,7 +508,8 @@ static void test_below_first(void **state)
     assert_true(ki_applier_reasons(&s.applier));
     assert_int_equal(event(&s, HALVES "[1,2,3,4], 'block_hashes': [10, 11]"), KI_APPLIED);
     assert_int_equal(s.n_forgets, 0);
-    assert_int_equal(kvi_window_copies(s.index, holder_of(0), KV_TIER_DEVICE, 0, 11), 1);
+    assert_int_equal(
+        kvi_get_block(s.index, kvi_window_of(holder_of(0), KV_TIER_DEVICE, 0, 0), 11).copies, 1);
     assert_true(ki_applier_reasons(&s.applier));
     stream_fini(&s);
 }
@@ -718,7 +726,8 @@ static void test_many_windows(void **state)
     assert_int_equal(of_group[6], 2);
     assert_int_equal(of_group[7], 0);
     assert_int_equal(of_group[8], 1);
-    assert_int_equal(kvi_window_copies(s.index, holder_of(0), KV_TIER_DEVICE, 22, 14), 2);
+    assert_int_equal(
+        kvi_get_block(s.index, kvi_window_of(holder_of(0), KV_TIER_DEVICE, 0, 22), 14).copies, 2);
     assert_int_equal(event(&s, "'type': 'AllBlocksCleared'"), KI_APPLIED_CLEARED);
     assert_false(ki_applier_reasons(&s.applier)); /* nothing is held */
     assert_int_equal(window_event(&s, 7, 4), KI_APPLIED);

@@ -192,12 +192,14 @@ static void test_windows_have_no_proof(void **state)
     (void)state;
     begin(&w, 0);
     assert_int_equal(kvi_set_window(w.index, holder, &window), 0);
-    assert_int_equal(kvi_window_add(w.index, holder, KV_TIER_DEVICE, 0, 0, true, names, 1), 0);
+    assert_int_equal(kvi_add_known(w.index, kvi_window_of(holder, KV_TIER_DEVICE, 0, 0), names, 1),
+                     1);
     ki_unsure_note_window(&w.u, w.index, holder, 0, names, 2);
     assert_int_equal(w.u.n_open, 1);
     assert_int_equal(ki_unsure_take_window(&w.u, w.index, holder, 0, &op), 1);
     assert_int_equal(w.u.n_open, 2);
-    assert_int_equal(kvi_window_copies(w.index, holder, KV_TIER_DEVICE, 0, 11), 0);
+    assert_int_equal(kvi_get_block(w.index, kvi_window_of(holder, KV_TIER_DEVICE, 0, 0), 11).copies,
+                     0);
     assert_int_equal(ki_unsure_take_window(&w.u, w.index, holder, 0, &op), 1);
     assert_int_equal(w.u.n_open, 1);
     ki_unsure_stored(&w.u, 0, 1, names, sizeof(names[0]), 2);

@@ -84,8 +84,8 @@ static int attach(struct kvi_index *index, const struct kvi_extra *extra, uint32
 
     for (uint32_t t = 0; t < KV_N_TIERS && !rc; t++)
         if (mask >> t & 1)
-            rc = kvi_add(index, extra->holder, (enum kv_tier)t, implied[t], &extra->parent, &block,
-                         1, NULL);
+            rc = kvi_add(index, kvi_cache_of(extra->holder, (enum kv_tier)t, implied[t]),
+                         &extra->parent, &block, 1, NULL);
     return rc;
 }
 

@@ -195,24 +195,39 @@ static int number_of(struct kvi_index *ix, struct kv_holder key, const struct kv
     return number;
 }
 
+static int restore_place(struct kvi_index *ix, const struct kvi_cache *cache,
+                         const struct kvi_extra *extra)
+{
+    const struct kv_block block = {extra->hash, extra->tokens_hash};
+    struct kvi_spot spot;
+    int rc;
+
+    kvi_lock(ix);
+    rc = kvi_spot_find(ix, cache, true, &spot);
+    if (!rc && !kvi_part_place(ix, &spot, cache->tier, extra->has_parent ? &extra->parent : NULL,
+                               &block, 1))
+        rc = -ENOMEM;
+    kvi_unlock(ix);
+    return rc;
+}
+
 static int restore_block(struct kvi_index *ix, const struct kvi_extra *extra)
 {
     int number = number_of(ix, extra->holder, &extra->window);
-    const struct kv_block block = {extra->hash, extra->tokens_hash};
     struct kvi_extra copies = *extra;
-    int rc;
+    struct kvi_cache cache;
+    long rc;
 
     if (number < 0)
         return number;
+    cache = kvi_window_of(extra->holder, extra->tier, 0, (uint32_t)number);
     if (extra->kind == KVI_EXTRA_PLACE)
-        return kvi_window_place(ix, extra->holder, extra->tier, (uint32_t)number,
-                                extra->has_parent ? &extra->parent : NULL, &block, 1);
-    rc =
-        kvi_window_add(ix, extra->holder, extra->tier, (uint32_t)number, 0, false, &extra->hash, 1);
+        return restore_place(ix, &cache, extra);
+    rc = kvi_store_known(ix, cache, &extra->hash, 1);
     copies.kind = KVI_EXTRA_COPIES;
     copies.in_window = true;
     copies.n_sources = 0;
-    return !rc && extra->copies > 1 ? kvi_restore_extra(ix, &copies) : rc;
+    return rc > 0 && extra->copies > 1 ? kvi_restore_extra(ix, &copies) : (int)KV_MIN(rc, 0L);
 }
 
 int kvi_restore_window(struct kvi_index *ix, const struct kvi_extra *extra)

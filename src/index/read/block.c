@@ -36,49 +36,22 @@ static bool has_child(const struct kvi_index *ix, const struct kvi_holder *holde
     return search.found;
 }
 
-int kvi_get_block(struct kvi_index *index, struct kv_holder key, enum kv_tier tier, uint64_t hash,
-                  struct kvi_block_info *ret)
+struct kvi_block_info kvi_get_block(struct kvi_index *index, struct kvi_cache cache, uint64_t hash)
 {
-    struct kvi_block_info info = KVI_BLOCK_INFO_INIT;
-    const struct kvi_holder *holder;
+    struct kvi_block_info info = {0};
     struct kvi_place place;
-    int rc = -ENOENT;
+    struct kvi_spot spot;
 
-    if ((unsigned)tier >= KV_N_TIERS || !kv_sized(ret, "kvi_block_info"))
-        return -EINVAL;
     kvi_lock(index);
-    holder = kvi_holder_await(index, key);
-    if (holder && kvi_locate(index, holder, hash, &place, NULL) &&
-        kvi_mask_at(index, kvi_who_get(place.entry), place.off) >> tier & 1) {
-        info.copies = kvi_copies_count(index, holder, tier, 0, hash);
-        info.has_children = has_child(index, holder, tier, place);
-        rc = 0;
+    if (!kvi_spot_find(index, &cache, false, &spot) && spot.holder &&
+        kvi_tiers_of(index, spot.holder, hash) >> spot.tier & 1) {
+        info.copies = kvi_copies_count(index, spot.holder, spot.tier, cache.source, hash);
+        info.is_placed = kvi_locate(index, spot.holder, hash, &place, NULL);
+        info.has_children =
+            info.is_placed && !cache.window && has_child(index, spot.holder, spot.tier, place);
     }
     kvi_unlock(index);
-    if (rc == 0)
-        KV_GIVE(ret, &info);
-    return rc;
-}
-
-long kvi_window_copies(struct kvi_index *index, struct kv_holder key, enum kv_tier tier,
-                       uint32_t number, uint64_t hash)
-{
-    enum kv_tier bit = (enum kv_tier)kvi_window_tier(number);
-    const struct kvi_holder *holder, *part = NULL;
-    const struct kvi_windows *windows;
-    long copies = 0;
-
-    if ((unsigned)tier >= KV_N_TIERS || number >= KVI_MAX_WINDOWS)
-        return -EINVAL;
-    kvi_lock(index);
-    holder = kvi_holder_await(index, key);
-    windows = holder ? kvi_windows_of(holder) : NULL;
-    if (windows)
-        part = windows->parts[tier][number / KVI_PART_WINDOWS];
-    if (part && kvi_tiers_of(index, part, hash) >> bit & 1)
-        copies = kvi_copies_count(index, part, bit, 0, hash);
-    kvi_unlock(index);
-    return copies;
+    return info;
 }
 
 bool kvi_holds(struct kvi_index *index, struct kv_holder key, uint64_t hash)

@@ -58,36 +58,15 @@ int kvi_set_keeps(struct kvi_index *index, struct kv_holder holder, bool main, u
  * for an unknown holder. Any thread. */
 int kvi_get_windows(struct kvi_index *index, struct kv_holder holder, struct kvi_window *ret);
 
-/**
- * Give blocks of a holder without a main group their places: a chain below *@parent (NULL: at the
- * root). kvi_window_add puts them into the window. The index knows a place as long as the window
- * has a block there or below. Any thread. Returns as kvi_store.
- */
-int kvi_window_place(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
-                     uint32_t number, const uint64_t *parent, const struct kv_block *blocks,
-                     size_t n);
-
-/** State of one block of a holder in one tier; set size to sizeof(struct kvi_block_info). */
+/** State of one block in one cache. */
 struct kvi_block_info {
-    size_t size;
-    uint32_t copies;   /* of source 0 */
-    bool has_children; /* the holder has a block right below it in that tier */
+    uint32_t copies;   /* in the cache, also of a parked block; 0: it doesn't have the block */
+    bool is_placed;    /* the block is in the tree in that tier, as a copy of whatever source */
+    bool has_children; /* of the main cache: the holder has a block right below it in that tier */
 };
-#define KVI_BLOCK_INFO_INIT KV_INIT_(kvi_block_info)
 
-/**
- * Read the state of the block @hash of @holder in @tier into *@ret. Any thread. Returns 0; -ENOENT
- * when the block isn't there, or is parked; -EINVAL (a tier that isn't one, or ret->size).
- */
-int kvi_get_block(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
-                  uint64_t hash, struct kvi_block_info *ret);
-
-/**
- * Return the copies of source 0 of the block @hash that window @number of @holder has in @tier; 0
- * without any; -EINVAL. Any thread.
- */
-long kvi_window_copies(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
-                       uint32_t number, uint64_t hash);
+/** Return the state of the block @hash in @cache: zeros for an unknown one. Any thread. */
+struct kvi_block_info kvi_get_block(struct kvi_index *index, struct kvi_cache cache, uint64_t hash);
 
 /**
  * Return true when @holder has the block @hash at all: in any tier and source, in the tree, parked, or

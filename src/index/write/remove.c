@@ -392,25 +392,20 @@ static bool is_plain(const struct kvi_holder *holder, enum kv_tier tier, uint32_
     return !holder->n_copies && !holder->n_aliases && source == holder->tier[tier].implied;
 }
 
-long kvi_take(struct kvi_index *index, struct kv_holder key, enum kv_tier tier, uint32_t source,
-              const uint64_t *hashes, const uint32_t *left, size_t n)
+/* Take copies from a main cache. Returns like kvi_take. */
+static long take_from_main(struct kvi_index *index, struct kvi_holder *holder, enum kv_tier tier,
+                           uint32_t source, const uint64_t *hashes, const uint32_t *left, size_t n)
 {
-    struct kvi_holder *holder;
     const uint64_t *order = NULL;
     long found = 0;
 
-    if ((unsigned)tier >= KV_N_TIERS || source > KVI_MAX_SOURCE || n > LONG_MAX)
-        return -EINVAL;
-    kvi_lock(index);
-    kvi_locate_soon(index, hashes, sizeof(hashes[0]), n);
-    holder = kvi_holder_await(index, key);
-    if (holder && !one_tier_each(holder))
+    if (!one_tier_each(holder))
         found = mix_entries(index, holder, 1u << tier, hashes, n, false);
-    if (holder && found >= 0 && !left && goes_down(index, holder, hashes, n))
+    if (found >= 0 && !left && goes_down(index, holder, hashes, n))
         order = reversed(index, hashes, n);
     if (order) /* without memory the given order does, and parks blocks in between */
         hashes = order;
-    for (size_t i = 0; holder && found >= 0 && i < n; i++) {
+    for (size_t i = 0; found >= 0 && i < n; i++) {
         if (is_plain(holder, tier, source) && !left) {
             size_t taken = take_run((struct run){index, holder, 1u << tier, hashes + i, n - i});
 
@@ -424,10 +419,46 @@ long kvi_take(struct kvi_index *index, struct kv_holder key, enum kv_tier tier, 
             remove_one(index, holder, tier, source, hashes[i], left ? left[i] : KVI_COPIES_UNSAID);
     }
     /* Parts that have more than their main holder in between lengthen no match. */
-    for (size_t i = 0; holder && found >= 0 && i < n; i++)
+    for (size_t i = 0; found >= 0 && i < n; i++)
         lose_in_parts(index, holder, hashes[i]);
-    if (holder && found >= 0 && holder->n_lost)
-        kvi_note_gone(holder, n - (size_t)found);
+    return found;
+}
+
+/* Take copies from a window. Returns like kvi_take. */
+static long take_from_window(struct kvi_index *index, const struct kvi_spot *spot, uint32_t source,
+                             const uint64_t *hashes, const uint32_t *left, size_t n)
+{
+    long found = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        int rc = kvi_take_one(index, spot->holder, spot->tier, source, hashes[i],
+                              left ? left[i] : KVI_COPIES_UNSAID);
+
+        if (rc < 0)
+            return rc;
+        found += rc;
+        kvi_part_tidy(index, spot->holder, hashes[i]);
+    }
+    return found;
+}
+
+long kvi_take(struct kvi_index *index, struct kvi_cache cache, const uint64_t *hashes,
+              const uint32_t *left, size_t n)
+{
+    struct kvi_spot spot;
+    long found;
+
+    if (n > LONG_MAX)
+        return -EINVAL;
+    kvi_lock(index);
+    kvi_locate_soon(index, hashes, sizeof(hashes[0]), n);
+    found = kvi_spot_find(index, &cache, false, &spot);
+    if (!found && spot.holder)
+        found = cache.window
+                    ? take_from_window(index, &spot, cache.source, hashes, left, n)
+                    : take_from_main(index, spot.holder, spot.tier, cache.source, hashes, left, n);
+    if (spot.main && found >= 0 && spot.main->n_lost)
+        kvi_note_gone(spot.main, n - (size_t)found);
     kvi_unlock(index);
     return found;
 }
@@ -435,13 +466,18 @@ long kvi_take(struct kvi_index *index, struct kv_holder key, enum kv_tier tier, 
 long kvi_remove(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
                 const uint64_t *hashes, size_t n)
 {
-    return kvi_take(index, holder, tier, 0, hashes, NULL, n);
+    return kvi_take(index, kvi_cache_of(holder, tier, 0), hashes, NULL, n);
 }
 
-int kvi_known_reserve(struct kvi_index *ix, const struct kvi_holder *holder, enum kv_tier tier,
-                      const uint64_t *hashes, size_t n)
+/* Keep a block of a window of which nothing is known but its name. */
+static void park_placeless(struct kvi_index *ix, struct kvi_holder *part, enum kv_tier tier,
+                           uint32_t source, bool counted, uint64_t hash)
 {
-    return mix_entries(ix, holder, 1u << tier, hashes, n, true);
+    const struct kv_block block = {hash, 0};
+
+    if (kvi_park(ix, part, kvi_placeless_parent(hash), block, 1u << tier) &&
+        !kvi_copies_add(ix, part, tier, source, hash, false, counted))
+        kvi_unpark(ix, part, kvi_parked_find(ix, part, hash));
 }
 
 long kvi_known(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier, uint32_t source,
@@ -454,42 +490,44 @@ long kvi_known(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tie
 
         kvi_locate_ahead(ix, hashes, sizeof(hashes[0]), i, n);
         mask = kvi_tiers_of(ix, holder, hashes[i]);
+        found += mask || holder->main;
+        if (!mask && holder->main)
+            park_placeless(ix, holder, tier, source, counted, hashes[i]);
         if (!mask)
             continue;
-        found++;
         if (kvi_copies_add(ix, holder, tier, source, hashes[i], mask >> tier & 1, counted))
             (void)give_one(ix, holder, tier, hashes[i]);
     }
     return found;
 }
 
-static long add_known(struct kvi_index *ix, struct kv_holder key, enum kv_tier tier,
-                      uint32_t source, bool counted, const uint64_t *hashes, size_t n)
+static long add_known(struct kvi_index *ix, const struct kvi_cache *cache, bool counted,
+                      const uint64_t *hashes, size_t n)
 {
-    struct kvi_holder *holder;
-    long found = 0;
+    struct kvi_spot spot;
+    long found;
 
-    if ((unsigned)tier >= KV_N_TIERS || source > KVI_MAX_SOURCE || n > LONG_MAX)
+    if (n > LONG_MAX)
         return -EINVAL;
     kvi_lock(ix);
     kvi_locate_soon(ix, hashes, sizeof(hashes[0]), n);
-    holder = kvi_holder_await(ix, key);
-    if (holder) {
-        kvi_copies_imply(holder, tier, source);
-        found = kvi_known(ix, holder, tier, source, counted, hashes, n);
+    found = kvi_spot_find(ix, cache, true, &spot);
+    if (!found && spot.holder) {
+        kvi_copies_imply(spot.holder, spot.tier, cache->source);
+        found = kvi_known(ix, spot.holder, spot.tier, cache->source, counted, hashes, n);
     }
     kvi_unlock(ix);
     return found;
 }
 
-long kvi_store_known(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
-                     const uint64_t *hashes, size_t n)
+long kvi_store_known(struct kvi_index *index, struct kvi_cache cache, const uint64_t *hashes,
+                     size_t n)
 {
-    return add_known(index, holder, tier, 0, false, hashes, n);
+    return add_known(index, &cache, false, hashes, n);
 }
 
-long kvi_add_known(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier,
-                   uint32_t source, const uint64_t *hashes, size_t n)
+long kvi_add_known(struct kvi_index *index, struct kvi_cache cache, const uint64_t *hashes,
+                   size_t n)
 {
-    return add_known(index, holder, tier, source, true, hashes, n);
+    return add_known(index, &cache, true, hashes, n);
 }

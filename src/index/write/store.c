@@ -449,15 +449,46 @@ static int store_locked(struct kvi_store *store, struct kv_holder key, const uin
     return rc;
 }
 
-static int store_call(struct kvi_store *store, struct kv_holder key, const uint64_t *parent,
-                      struct kvi_stored *ret)
+/*
+ * Add the blocks to a window by their names. Where it has no main group beside it, the parts learn the
+ * places first.
+ */
+static int add_to_window(struct kvi_store *store, const struct kvi_cache *cache,
+                         const uint64_t *parent)
+{
+    struct kvi_index *ix = store->ix;
+    struct kvi_scratch *scratch = ix->scratch;
+    struct kvi_spot spot;
+    long rc = kvi_spot_find(ix, cache, true, &spot);
+
+    if (!rc)
+        rc = kvi_mem_grow(&ix->mem, (void **)&scratch->hashes, &scratch->hashes_capacity, store->n,
+                          sizeof(scratch->hashes[0]));
+    if (rc)
+        return (int)rc;
+    for (size_t i = 0; i < store->n; i++)
+        scratch->hashes[i] = store->blocks[i].hash;
+    if (kvi_windows_of(spot.main)->alone)
+        store->stored.lagging =
+            !kvi_part_place(ix, &spot, cache->tier, parent, store->blocks, store->n);
+    kvi_copies_imply(spot.holder, spot.tier, cache->source);
+    rc = kvi_known(ix, spot.holder, spot.tier, cache->source, true, scratch->hashes, store->n);
+    store->stored.added = store->n;
+    return rc < 0 ? (int)rc : 0;
+}
+
+static int store_call(struct kvi_store *store, const struct kvi_cache *cache,
+                      const uint64_t *parent, struct kvi_stored *ret)
 {
     int rc;
 
     if (!is_valid(store))
         return -EINVAL;
     kvi_lock(store->ix);
-    rc = store_locked(store, key, parent);
+    if (cache->window)
+        rc = add_to_window(store, cache, parent);
+    else
+        rc = store_locked(store, cache->holder, parent);
     kvi_unlock(store->ix);
     if (!rc && ret)
         *ret = store->stored;
@@ -469,8 +500,9 @@ int kvi_store(struct kvi_index *index, struct kv_holder holder, enum kv_tier tie
               struct kvi_stored *ret)
 {
     struct kvi_store store = {.ix = index, .tier = tier, .blocks = blocks, .n = n};
+    const struct kvi_cache cache = kvi_cache_of(holder, tier, 0);
 
-    return store_call(&store, holder, parent, ret);
+    return store_call(&store, &cache, parent, ret);
 }
 
 void kvi_store_soon(struct kvi_index *index, const struct kv_block *blocks, size_t n)
@@ -481,13 +513,17 @@ void kvi_store_soon(struct kvi_index *index, const struct kv_block *blocks, size
     pthread_mutex_unlock(&index->lock);
 }
 
-int kvi_add(struct kvi_index *index, struct kv_holder holder, enum kv_tier tier, uint32_t source,
-            const uint64_t *parent, const struct kv_block *blocks, size_t n, struct kvi_stored *ret)
+int kvi_add(struct kvi_index *index, struct kvi_cache cache, const uint64_t *parent,
+            const struct kv_block *blocks, size_t n, struct kvi_stored *ret)
 {
-    struct kvi_store store = {
-        .ix = index, .tier = tier, .source = source, .counted = true, .blocks = blocks, .n = n};
+    struct kvi_store store = {.ix = index,
+                              .tier = cache.tier,
+                              .source = cache.source,
+                              .counted = true,
+                              .blocks = blocks,
+                              .n = n};
 
-    return store_call(&store, holder, parent, ret);
+    return store_call(&store, &cache, parent, ret);
 }
 
 /*

@@ -272,7 +272,7 @@ static long add_known(struct ki_applier *a, struct kvi_index *index, struct kv_h
         ki_applier_note_complete(a, op);
         return (long)op->n;
     }
-    rc = kvi_add_known(index, holder, op->tier, op->source, op->hashes, op->n);
+    rc = kvi_add_known(index, kvi_cache_of(holder, op->tier, op->source), op->hashes, op->n);
     if (rc >= 0 && (size_t)rc < op->n && kve_reader_source(a->reader, op->source, &source) == 0)
         ki_doubts_add(&a->doubts, op->rank, ki_owner_id(&source), 1u << op->tier);
     return rc;
@@ -295,7 +295,8 @@ static int apply_op(struct ki_applier *a, struct kvi_index *index, const struct 
     case KVE_OP_REMOVE:
         rc = op->tier == KV_TIER_DEVICE && op->source == 0
                  ? ki_unsure_take(&a->unsure, index, holder, op)
-                 : kvi_take(index, holder, op->tier, op->source, op->hashes, op->remaining, op->n);
+                 : kvi_take(index, kvi_cache_of(holder, op->tier, op->source), op->hashes,
+                            op->remaining, op->n);
         if (rc >= 0 && op->tier == KV_TIER_DEVICE && op->source == 0) {
             a->last.unknown += op->n - (size_t)rc;
             a->last.removed += (size_t)rc;

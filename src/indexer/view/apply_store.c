@@ -29,11 +29,10 @@ static int put_back(struct ki_applier *a, struct kvi_index *index, struct kv_hol
 static long copies_of(struct kvi_index *index, struct kv_holder holder, unsigned group,
                       uint64_t hash)
 {
-    struct kvi_block_info info = KVI_BLOCK_INFO_INIT;
-
     if (group != KI_UNSURE_MAIN)
-        return kvi_window_copies(index, holder, KV_TIER_DEVICE, group - 1, hash);
-    return kvi_get_block(index, holder, KV_TIER_DEVICE, hash, &info) == 0 ? info.copies : 0;
+        return kvi_get_block(index, kvi_window_of(holder, KV_TIER_DEVICE, 0, group - 1), hash)
+            .copies;
+    return kvi_get_block(index, kvi_cache_of(holder, KV_TIER_DEVICE, 0), hash).copies;
 }
 
 void ki_applier_note_removals(struct ki_applier *a, struct kvi_index *index,
@@ -130,9 +129,9 @@ int ki_applier_store(struct ki_applier *a, struct kvi_index *index, struct kv_ho
      * announce it.
      */
     if (!rc)
-        rc = counts
-                 ? kvi_add(index, holder, op->tier, op->source, parent, op->blocks, op->n, &stored)
-                 : kvi_store(index, holder, op->tier, parent, op->blocks, op->n, &stored);
+        rc = counts ? kvi_add(index, kvi_cache_of(holder, op->tier, op->source), parent, op->blocks,
+                              op->n, &stored)
+                    : kvi_store(index, holder, op->tier, parent, op->blocks, op->n, &stored);
     ki_event_counts_store(&a->counts, stored.parked ? -ENOENT : rc, op->n - stored.duplicate,
                           op->n);
     if (rc == 0) {

@@ -19,30 +19,6 @@
 
 /* -- blocks of the registered size ------------------------------------------------------------- */
 
-/*
- * Store a window's blocks with their tokens. Without a main group, these events alone tell the
- * places.
- */
-static int store_window(const struct ki_applier *a, struct kvi_index *index,
-                        struct kv_holder holder, const struct kve_op *op, uint32_t number,
-                        uint32_t source)
-{
-    uint64_t hashes[64];
-    int rc = 0;
-
-    if (!kve_reader_has_main(a->reader, op->rank))
-        rc = kvi_window_place(index, holder, op->tier, number, op->has_parent ? &op->parent : NULL,
-                              op->blocks, op->n);
-    for (size_t i = 0; i < op->n && (!rc || rc == -EINVAL);) {
-        size_t n = 0;
-
-        while (n < KV_COUNT(hashes) && i < op->n)
-            hashes[n++] = op->blocks[i++].hash;
-        rc = kvi_window_add(index, holder, op->tier, number, source, true, hashes, n);
-    }
-    return rc == -EINVAL ? 0 : rc;
-}
-
 /* Note that a window's blocks may have been announced again: missing ones may be there now. */
 static void note_window(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
                         const struct kve_op *op, uint32_t number)
@@ -73,7 +49,8 @@ static void note_suspects(struct ki_applier *a, struct kvi_index *index, struct 
 
     for (size_t i = 0; (maybe || a->suspects.n) && i < op->n; i++) {
         uint64_t hash = op->type == KVE_OP_STORE ? op->blocks[i].hash : op->hashes[i];
-        long copies = kvi_window_copies(index, holder, KV_TIER_DEVICE, number, hash);
+        long copies =
+            kvi_get_block(index, kvi_window_of(holder, KV_TIER_DEVICE, 0, number), hash).copies;
 
         if (maybe)
             ki_suspects_note(&a->suspects, op->rank, 1 + number, hash, copies);
@@ -85,18 +62,21 @@ static void note_suspects(struct ki_applier *a, struct kvi_index *index, struct 
 static int store_in_window(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
                            const struct kve_op *op, uint32_t number, uint32_t copies_of)
 {
-    int rc;
+    struct kvi_cache cache = kvi_window_of(holder, op->tier, copies_of, number);
+    const uint64_t *parent = op->has_parent ? &op->parent : NULL;
+    struct kvi_stored stored = {0};
+    long rc;
 
     if (op->tier == KV_TIER_DEVICE && !copies_of)
         note_window_copies(a, op, number);
     a->reports.suspects |= op->type == KVE_OP_STORE && !op->has_parent;
-    if (op->type == KVE_OP_STORE)
-        rc = store_window(a, index, holder, op, number, copies_of);
-    else
-        rc = kvi_window_add(index, holder, op->tier, number, copies_of, true, op->hashes, op->n);
+    rc = op->type == KVE_OP_STORE ? kvi_add(index, cache, parent, op->blocks, op->n, &stored)
+                                  : kvi_add_known(index, cache, op->hashes, op->n);
+    if (stored.lagging)
+        rc = -ENOMEM;
     if (op->tier == KV_TIER_DEVICE && !copies_of)
         note_suspects(a, index, holder, op, number);
-    return rc;
+    return (int)KV_MIN(rc, 0L);
 }
 
 /* -- blocks that are parts of the registered ones ---------------------------------------------- */
@@ -203,8 +183,8 @@ int ki_applier_apply_window(struct ki_applier *a, struct kvi_index *index, const
     case KVE_OP_REMOVE:
         rc = op->tier == KV_TIER_DEVICE && !copies_of
                  ? ki_unsure_take_window(&a->unsure, index, holder, number, op)
-                 : kvi_window_take(index, holder, op->tier, number, copies_of, op->hashes,
-                                   op->remaining, op->n);
+                 : kvi_take(index, kvi_window_of(holder, op->tier, copies_of, number), op->hashes,
+                            op->remaining, op->n);
         if (op->tier == KV_TIER_DEVICE && !copies_of)
             ki_applier_note_removals(a, index, holder, op, 1 + number);
         return rc < 0 ? (int)rc : 0;

@@ -161,14 +161,13 @@ static int lookup(struct ki_reports *r, struct kvi_index *index, struct kv_holde
 static bool may_hold(struct kvi_index *index, struct kv_holder holder,
                      const struct ki_unsure *unsure, const struct kve_op *chain)
 {
-    struct kvi_block_info info = KVI_BLOCK_INFO_INIT;
+    const struct kvi_cache cache = kvi_cache_of(holder, KV_TIER_DEVICE, 0);
 
     for (size_t i = 0; i < chain->n; i++) {
         const struct ki_unsure_entry *e =
             ki_unsure_find(unsure, holder.rank, KI_UNSURE_MAIN, chain->blocks[i].hash);
 
-        if (!(e && e->open) &&
-            kvi_get_block(index, holder, KV_TIER_DEVICE, chain->blocks[i].hash, &info) < 0)
+        if (!(e && e->open) && !kvi_get_block(index, cache, chain->blocks[i].hash).is_placed)
             return false;
     }
     return true;
@@ -194,7 +193,8 @@ static bool windows_may_end(const struct kve_reader *reader, struct kvi_index *i
             number++;
         if (number == n_windows)
             return false;
-        if (kvi_window_copies(index, holder, KV_TIER_DEVICE, number, last) <= 0 &&
+        if (kvi_get_block(index, kvi_window_of(holder, KV_TIER_DEVICE, 0, number), last).copies <=
+                0 &&
             !ki_unsure_find(unsure, holder.rank, 1 + number, last))
             return false;
     }

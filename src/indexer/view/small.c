@@ -156,16 +156,20 @@ bool ki_small_is_alone(const struct ki_small *s, const struct kve_reader *reader
 static int put(const struct work *w, uint64_t whole, uint32_t part, bool in)
 {
     static const uint32_t none;
+    const struct kvi_cache window =
+        kvi_window_of(w->holder, KV_TIER_DEVICE, 0, w->group->numbers[part]);
     long rc;
 
     if (w->s->work++ >= KI_MAX_SMALL_WORK)
         return -ENOENT;
-    if (in)
-        return kvi_window_add(w->index, w->holder, KV_TIER_DEVICE, w->group->numbers[part], 0,
-                              false, &whole, 1);
-    rc = kvi_window_take(w->index, w->holder, KV_TIER_DEVICE, w->group->numbers[part], 0, &whole,
-                         &none, 1);
+    rc = in ? kvi_store_known(w->index, window, &whole, 1)
+            : kvi_take(w->index, window, &whole, &none, 1);
     return rc < 0 ? (int)rc : 0;
+}
+
+static bool main_has(const struct work *w, uint64_t hash)
+{
+    return kvi_get_block(w->index, kvi_cache_of(w->holder, KV_TIER_DEVICE, 0), hash).is_placed;
 }
 
 /* Put all registered blocks that have this part into its window, or take them out. */
@@ -185,7 +189,6 @@ static int put_all(const struct work *w, uint32_t part, bool in)
 /* The part with which the operation's blocks begin, or -ENOENT when nothing tells it. */
 static int first_part(const struct work *w, const struct kve_op *op)
 {
-    struct kvi_block_info info = KVI_BLOCK_INFO_INIT;
     uint32_t part;
 
     if (!op->has_parent || ki_whole_find(w->parts, op->parent) != NONE)
@@ -193,7 +196,7 @@ static int first_part(const struct work *w, const struct kve_op *op)
     part = ki_part_find(w->parts, op->parent);
     if (part != NONE)
         return w->parts->parts.items[part].index + 1;
-    if (kvi_get_block(w->index, w->holder, KV_TIER_DEVICE, op->parent, &info) == 0)
+    if (main_has(w, op->parent))
         return 0;
     /* Without block drop and lookahead a group caches as many blocks as make up registered ones. */
     return w->group->drops || op->lookahead || op->n_covered % w->group->parts ? -ENOENT : 0;
@@ -374,9 +377,7 @@ int ki_small_store(struct ki_small *s, struct kvi_index *index, struct kv_holder
  */
 static bool may_peek(const struct work *w, uint64_t whole)
 {
-    struct kvi_block_info info = KVI_BLOCK_INFO_INIT;
-
-    return w->group->drops && kvi_get_block(w->index, w->holder, KV_TIER_DEVICE, whole, &info) == 0;
+    return w->group->drops && main_has(w, whole);
 }
 
 /* Forget the parts of a registered block that the group hasn't any more. */

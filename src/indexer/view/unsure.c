@@ -271,7 +271,8 @@ void ki_unsure_note_window(struct ki_unsure *u, struct kvi_index *index, struct 
 
         if (!e)
             return;
-        if (kvi_window_copies(index, holder, KV_TIER_DEVICE, number, hashes[i]) <= 0)
+        if (kvi_get_block(index, kvi_window_of(holder, KV_TIER_DEVICE, 0, number), hashes[i])
+                .copies <= 0)
             set_open(u, e, true);
     }
 }
@@ -358,10 +359,11 @@ long ki_unsure_take(struct ki_unsure *u, struct kvi_index *index, struct kv_hold
     long found = 0;
 
     if (!u->n)
-        return kvi_take(index, holder, op->tier, op->source, op->hashes, op->remaining, op->n);
+        return kvi_take(index, kvi_cache_of(holder, op->tier, op->source), op->hashes,
+                        op->remaining, op->n);
     for (size_t i = 0; i < op->n; i++) {
         struct ki_unsure_entry *e = ki_unsure_find(u, op->rank, KI_UNSURE_MAIN, op->hashes[i]);
-        struct kvi_block_info info = KVI_BLOCK_INFO_INIT;
+        struct kvi_block_info info;
         long rc;
 
         if (e && op->remaining) {
@@ -369,13 +371,13 @@ long ki_unsure_take(struct ki_unsure *u, struct kvi_index *index, struct kv_hold
                 (void)ki_unsure_restore(u, index, holder, op->hashes[i]);
             ki_unsure_forget(u, op->rank, KI_UNSURE_MAIN, op->hashes[i]);
         } else if (e) {
-            (void)kvi_get_block(index, holder, op->tier, op->hashes[i], &info);
+            info = kvi_get_block(index, kvi_cache_of(holder, op->tier, 0), op->hashes[i]);
             if (takes_possible(u, op->rank, e, info.copies, info.has_children)) {
                 found++;
                 continue;
             }
         }
-        rc = kvi_take(index, holder, op->tier, op->source, op->hashes + i,
+        rc = kvi_take(index, kvi_cache_of(holder, op->tier, op->source), op->hashes + i,
                       op->remaining ? op->remaining + i : NULL, 1);
         if (rc < 0)
             return rc;
@@ -390,8 +392,8 @@ long ki_unsure_take_window(struct ki_unsure *u, struct kvi_index *index, struct 
     long found = 0;
 
     if (!u->n)
-        return kvi_window_take(index, holder, op->tier, number, 0, op->hashes, op->remaining,
-                               op->n);
+        return kvi_take(index, kvi_window_of(holder, op->tier, 0, number), op->hashes,
+                        op->remaining, op->n);
     for (size_t i = 0; i < op->n; i++) {
         struct ki_unsure_entry *e = ki_unsure_find(u, op->rank, 1 + number, op->hashes[i]);
         long rc, certain = 0;
@@ -399,14 +401,16 @@ long ki_unsure_take_window(struct ki_unsure *u, struct kvi_index *index, struct 
         if (e && op->remaining) {
             drop(u, op->rank, e);
         } else if (e) {
-            certain = kvi_window_copies(index, holder, op->tier, number, op->hashes[i]);
+            certain =
+                kvi_get_block(index, kvi_window_of(holder, op->tier, 0, number), op->hashes[i])
+                    .copies;
             if (takes_possible(u, op->rank, e, certain, false)) {
                 found++;
                 continue;
             }
         }
-        rc = kvi_window_take(index, holder, op->tier, number, 0, op->hashes + i,
-                             op->remaining ? op->remaining + i : NULL, 1);
+        rc = kvi_take(index, kvi_window_of(holder, op->tier, 0, number), op->hashes + i,
+                      op->remaining ? op->remaining + i : NULL, 1);
         if (rc < 0)
             return rc;
         found += rc;
