@@ -13,6 +13,7 @@ static const struct command {
     const char *help;
 } COMMANDS[] = {
     {"bench", kc_bench_main, "move blocks through tiers, or from another process, and time it"},
+    {"events", kc_events_main, "look at KV events of an engine, record them, play them again"},
     {"peer", kc_peer_main, "share blocks with other nodes; look at, lease and read theirs"},
     {"replay", kc_replay_main, "replay a request trace through a live kv-indexer, and check it"},
     {"store", kc_store_main, "save, restore, check and collect objects in a kv_store backend"},

@@ -38,7 +38,7 @@ root=$DESTDIR$prefix
 for program in kv-indexer kvasir; do
     "$root/bin/$program" --version
 done
-for page in kvasir kvasir-store kvasir-store-gc kvasir-top kvasir-peer-read kvasir-bench-peers kv-indexer; do
+for page in kvasir kvasir-store kvasir-store-gc kvasir-top kvasir-peer-read kvasir-events-tail kvasir-bench-peers kv-indexer; do
     find "$root" -path "*/man1/$page.1" -size +0 | grep -q .
 done
 find "$root" -path '*/bash-completion/completions/kvasir' | grep -q .

@@ -309,6 +309,8 @@ static int read_event(struct kve_reader *reader, struct kv_msgpack *m, uint32_t 
     op.rank = ev.has_rank ? ev.rank : rank;
     reader->names_ranks |= ev.has_rank;
     reader->event.rank = op.rank;
+    if (KV_UNLIKELY(reader->watch))
+        reader->watch(reader->watch_arg, &ev, kve_event_hashes(reader), op.rank);
     switch (ev.type) {
     case KVE_RAW_STORED:
         find_root(reader, &ev);

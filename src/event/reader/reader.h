@@ -33,10 +33,20 @@ struct kve_lost {
     uint32_t tiers;  /* bit per tier; all while it isn't known */
 };
 
+/**
+ * See each event of a batch that has the form of one, before any rule is applied. @hashes: @ev's
+ * n_hashes hashes, NULL for none. All pointers are valid during the call. A batch that can't be read
+ * to its end (kve_reader_decode fails) has shown its first events, too.
+ */
+typedef void (*kve_watch_fn)(void *arg, const struct kve_raw_event *ev, const uint64_t *hashes,
+                             uint32_t rank);
+
 struct kve_reader {
     uint32_t block_size;
     uint32_t rank;
     uint32_t max_events;
+    kve_watch_fn watch; /* NULL: nobody looks on */
+    void *watch_arg;
 
     struct kve_scratch scratch; /* its hashes are part of the batch */
     struct kve_unique unique;

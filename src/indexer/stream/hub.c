@@ -27,6 +27,7 @@
 #include "event/wire/frames.h"
 #include "indexer/stream/listener_impl.h"
 #include "indexer/stream/pump.h"
+#include "indexer/zmq/listen.h"
 
 #define MAX_WAITING 64 /* connections that wait at an address; see choose_victim */
 #define ACCEPT_RETRY_NS (100 * KV_NS_PER_MS)
@@ -59,41 +60,7 @@ void ki_hubs_init(struct ki_hubs *hubs, int epoll_fd, struct ki_sub_room *room)
     hubs->room = room;
 }
 
-/* -- the socket -------------------------------------------------------------------------------- */
-
-static void set_address(const struct kv_endpoint *endpoint, struct sockaddr_in6 *ret)
-{
-    *ret = (struct sockaddr_in6){.sin6_family = AF_INET6, .sin6_port = htons(endpoint->port)};
-    if (!endpoint->wildcard)
-        kv_endpoint_address(endpoint, ret->sin6_addr.s6_addr);
-}
-
-/* Listen for IPv4 and IPv6 alike. On a machine without IPv6, for IPv4. */
-static int open_socket(const struct kv_endpoint *endpoint)
-{
-    struct sockaddr_in6 v6;
-    struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons(endpoint->port)};
-    int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), on = 1, off = 0, rc;
-    bool has_v6 = fd >= 0;
-
-    set_address(endpoint, &v6);
-    memcpy(&v4.sin_addr, v6.sin6_addr.s6_addr + 12, 4);
-    if (!has_v6)
-        fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0)
-        return -errno;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-    rc = has_v6 ? bind(fd, (struct sockaddr *)&v6, sizeof(v6))
-                : bind(fd, (struct sockaddr *)&v4, sizeof(v4));
-    if (rc == 0)
-        rc = listen(fd, 256);
-    if (rc == 0)
-        return fd;
-    rc = -errno;
-    close(fd);
-    return rc;
-}
+/* -- the address ------------------------------------------------------------------------------- */
 
 static int open_hub(struct ki_hubs *hubs, const struct ki_place *place, struct ki_hub **ret)
 {
@@ -108,7 +75,7 @@ static int open_hub(struct ki_hubs *hubs, const struct ki_place *place, struct k
     TAILQ_INIT(&hub->waiting);
     hub->address = strdup(place->address);
     if (hub->address)
-        rc = hub->fd = open_socket(&place->endpoint);
+        rc = hub->fd = ki_listen(&place->endpoint);
     event.data.u64 = KI_PUMP_HUB(hub);
     if (rc >= 0 && epoll_ctl(hubs->epoll_fd, EPOLL_CTL_ADD, hub->fd, &event) < 0)
         rc = -errno;

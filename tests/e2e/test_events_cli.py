@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvasir events: tail, stat and replay beside publishers of engines' events, ours and plain ZMQ sockets."""
+import contextlib
+import json
+import os
+import signal
+import struct
+import subprocess
+import tempfile
+
+from kvtest import *
+
+KVASIR = BUILD / "bin" / "kvasir"
+HOSTILE = b"kv\x1b[2J\\\xe2\x80\xae\xff\n"  # moves the cursor, turns the line round, is no UTF-8
+
+
+class Tool(contextlib.AbstractContextManager):
+    """A running `kvasir events`. end() waits for it."""
+
+    def __init__(self, *words):
+        self.process = subprocess.Popen([KVASIR, "events", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def end(self, status=0, number=None):
+        if number:
+            self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=patience(60))
+        equal(self.process.returncode, status, f"{self.process.args}: {out}{err}\nstatus")
+        return out.decode(), err.decode()
+
+    def lines(self, status=0):
+        return [json.loads(line) for line in self.end(status)[0].splitlines()]
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
+def call(*words, status=0):
+    with Tool(*words) as tool:
+        return tool.end(status)
+
+
+def events_of(lines):
+    return [(line["batch"], line["rank"], line["type"], line["tier"], line["block_hashes"], line["tokens"]) for line in lines
+            if line["what"] == "event"]
+
+
+def check_encoding(encoding):
+    with Publisher(encoding=encoding, topic=b"kv-events", rank=3) as engine, \
+            Tool("tail", engine.endpoint, "--json", "--batches", 4) as tail, \
+            Tool("stat", engine.endpoint, "--json", "--batches", 4) as stat:
+        engine.wait_subscriber(2)
+        engine.store([2**64 - 1, 102], tokens=range(32))
+        engine.store([103], tokens=range(16), parent=102, medium="CPU", lora_name="l")
+        engine.send(engine.removed([102]), engine.removed([2**64 - 1]))
+        engine.clear()
+        lines = tail.lines()
+        equal(events_of(lines), [(0, 3, "stored", "device", [2**64 - 1, 102], 32), (1, 3, "stored", "host_pinned", [103], 16),
+                                 (2, 3, "removed", "device", [102], 0), (2, 3, "removed", "device", [2**64 - 1], 0),
+                                 (3, 3, "cleared", "device", [], 0)], "events")
+        check(all(line["publisher"] == engine.endpoint and line["topic"] == "kv-events" for line in lines), lines)
+        equal((lines[1]["parent_hash"], lines[1]["lora_name"], lines[1]["block_size"]), (102, "l", 16))
+        (publisher,) = stat.lines()[-1]["publishers"]
+        wanted = {"batches": 4, "events": 5, "blocks": 5, "stored": 2, "removed": 2, "cleared": 1, "gaps": 0, "unreadable": 0, "block_size": 16,
+                  "stored_blocks": {"device": 2, "host_pinned": 1}, "forms": [encoding + "s"], "skipped": {}, "last_batch": 3}
+        equal({name: publisher[name] for name in wanted}, wanted, "counts")
+
+
+def test_maps():
+    check_encoding("map")
+
+
+def test_arrays():
+    check_encoding("array")
+
+
+def test_our_publisher():
+    """libkvevent's, as another process."""
+    engine = subprocess.Popen([BUILD / "tests" / "test-event-publisher", "serve", "map", "topic"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              text=True)
+    try:
+        endpoint, replay_endpoint = engine.stdout.readline().split()
+        with Tool("tail", endpoint, "--json", "--batches", 3) as tail:
+            while tail.process.poll() is None:  # it has subscribed once the first batch comes
+                engine.stdin.write("\n")
+                engine.stdin.flush()
+                engine.stdout.readline()
+            lines = tail.lines()
+        equal({line["what"] for line in lines}, {"event"}, "gaps")
+        first = lines[0]["batch"]
+        equal([line["batch"] for line in lines], [first + i // 3 for i in range(9)], "numbers")
+        replayed = [json.loads(line) for line in call("replay", replay_endpoint, "--from", first, "--json")[0].splitlines()]
+        equal(events_of(replayed)[:9], events_of(lines), "replayed")
+    finally:
+        engine.stdin.close()
+        engine.wait(timeout=patience(20))
+
+
+def test_gaps_and_restarts():
+    with Publisher() as engine, Tool("tail", engine.endpoint, "--json", "--batches", 5) as tail, \
+            Tool("tail", engine.endpoint, "--batches", 5) as text, Tool("stat", engine.endpoint, "--batches", 5) as stat:
+        engine.wait_subscriber(3)
+        engine.store([1], tokens=range(16))
+        for _ in range(3):
+            engine.store([9], tokens=range(16), lose=True)
+        engine.store([2], tokens=range(16))
+        engine.store([9], tokens=range(16), lose=True)
+        engine.store([3], tokens=range(16))
+        engine.restart()
+        engine.store([4], tokens=range(16))
+        engine.store([5], tokens=range(16))
+        lines = tail.lines()
+        equal([(line["first"], line["last"]) for line in lines if line["what"] == "gap"], [(1, 3), (5, 5)], "gaps")
+        equal([(line["batch"], line["last"]) for line in lines if line["what"] == "restart"], [(0, 6)], "restarts")
+        equal([line["block_hashes"] for line in lines if line["what"] == "event"], [[1], [2], [3], [4], [5]])
+        out = text.end()[0]
+        for phrase in ("batches 1 to 3 are missing", "batch 5 is missing", "batch 0 after 6: the publisher has restarted"):
+            check(phrase in out, out)
+        row = next(line for line in stat.end()[0].splitlines() if line.endswith(engine.endpoint)).split()
+        equal((row[0], row[-6:-3]), ("5", ["2", "4", "1"]), f"batches, gaps, missed, restarts of {row}")
+
+
+def test_unreadable_messages():
+    """Each with its reason; what they seem to hold isn't shown, and the next batch is."""
+    good = msgpack.packb([1.5, [{"type": "AllBlocksCleared"}]])
+    cut = msgpack.packb([1.5, [{"type": "AllBlocksCleared"}, {"type": "AllBlocksCleared"}]])[:-3]
+    number = [struct.pack(">Q", i) for i in range(9)]
+    bad = [((b"t", number[0], b'{"events": []}'), "JSON"), ((b"t", number[1], cut), "cut short"), ((b"t", number[2], b""), "empty"),
+           ((b"t", b"123", good), "3 frames"), ((b"t", number[3], msgpack.packb({"a": 1})), "no batch of events"), ((b"t",) * 9, "9 frames")]
+    with Publisher() as engine, Tool("tail", engine.endpoint, "--json", "--batches", len(bad) + 1) as tail, \
+            Tool("stat", engine.endpoint, "--batches", len(bad) + 1) as stat:
+        engine.wait_subscriber(2)
+        for frames, _ in bad:
+            engine.send_frames(*frames)
+        engine.send_frames(b"t", number[4], good)
+        lines = tail.lines(status=1)
+        reasons = [line["why"] for line in lines if line["what"] == "unreadable"]
+        equal(len(reasons), len(bad), f"{reasons}: their number")
+        for (_, phrase), reason in zip(bad, reasons):
+            check(phrase in reason, f"{phrase!r} in {reason!r}")
+        equal([line["type"] for line in lines if line["what"] == "event"], ["cleared"], "events")
+        out = stat.end(1)[0]
+        check(f"unreadable: {len(bad)} messages, the last one: 9 frames" in out, out)
+
+
+def test_forms_without_numbers():
+    good = msgpack.packb([1.5, [{"type": "AllBlocksCleared"}]])
+    with Publisher() as engine, Tool("tail", engine.endpoint, "--json", "--batches", 3) as tail, \
+            Tool("stat", engine.endpoint, "--batches", 3) as stat:
+        engine.wait_subscriber(2)
+        engine.send_frames(good)
+        engine.send_frames(b"topic", good)
+        engine.send_frames(struct.pack(">Q", 7), good)
+        equal([(line["topic"], line["batch"]) for line in tail.lines()], [("", None), ("topic", None), ("", 7)])
+        check("losses can't be seen" in stat.end()[0], "no hint")
+
+
+def test_what_kv_indexer_leaves_out():
+    with Publisher() as engine, Tool("stat", engine.endpoint, "--batches", 3) as text, \
+            Tool("stat", engine.endpoint, "--batches", 3, "--json") as stat:
+        engine.wait_subscriber(2)
+        engine.store([1], tokens=range(16), medium="PUNCHCARD")
+        engine.send({"type": "BlockPainted"}, {"type": "BlockRemoved"}, engine.cleared())
+        engine.store([2], tokens=range(8), block_size=8)
+        (publisher,) = stat.lines()[-1]["publishers"]
+        equal(publisher["skipped"], {"malformed": 1, "unknown_type": 1, "medium": 1})
+        equal(publisher["stored_blocks"], {"unknown": 1, "device": 1})
+        check("medium 1 (PUNCHCARD)" in text.end()[0], "the medium's name")
+
+
+def test_hostile_names():
+    with Publisher(topic=HOSTILE) as engine, Tool("tail", engine.endpoint, "--batches", 1) as text, \
+            Tool("tail", engine.endpoint, "--batches", 1, "--json") as tail, Tool("stat", engine.endpoint, "--batches", 1) as stat, \
+            Tool("stat", engine.endpoint, "--batches", 1, "--json") as numbers:
+        engine.wait_subscriber(4)
+        engine.store([1], tokens=range(16), lora_name="\x1b]0;x\x07\u202eabc", medium="\x9b31m", cache_salt="s\n12:00")
+        for tool in (text, stat):
+            out = tool.end()[0]
+            check(not set(out) & set("\x1b\x07\x9b\u202e\r"), repr(out))
+            check("kv\\u001b[2J\\\\\\u202e\\xff\\u000a" in out, out)
+        (line,) = tail.lines()
+        equal((line["lora_name"], line["tier"], line["medium"]), ("\x1b]0;x\x07\u202eabc", None, "\x9b31m"))
+        check(line["topic"].startswith("kv\x1b[2J\\\u202e"), line)
+        equal(len(numbers.lines()[-1]["publishers"]), 1)
+
+
+def test_nothing_comes():
+    with Publisher() as engine:
+        out, _ = call("stat", engine.endpoint, "--time", "1500ms", status=1)
+        check("connected\nno message in" in out and "enable_kv_cache_events" in out, out)
+    port = free_port()
+    out, _ = call("stat", f"tcp://127.0.0.1:{port}", "--time", "500ms", status=3)
+    check("not connected" in out and "nobody listens there" in out, out)
+    out, _ = call("stat", f"bind:tcp://127.0.0.1:{port}", "--time", "500ms", status=3)
+    check("no publisher has connected" in out, out)
+    _, err = call("tail", f"tcp://127.0.0.1:{port}", "--time", "500ms", status=3)
+    check("nobody listens there" in err, err)
+    with Indexer() as other:  # which waits for the head of a request, and then breaks off
+        out, _ = call("stat", other.url.replace("http", "tcp"), "--time", "1s", status=3)
+        check("ZMQ publisher's port?" in out, out)
+    with Publisher() as engine:  # a ROUTER
+        out, _ = call("stat", engine.replay_endpoint, "--time", "1s", status=3)
+        check("not connected\nno message in" in out and "publisher" in out, out)
+
+
+def test_urls():
+    for url in ("tcp://127.0.0.1", "http://127.0.0.1:5557", "inproc://x", "bind:ipc:///tmp/x", "tcp://*:5557", "x" * 600):
+        for command in ("tail", "stat"):
+            _, err = call(command, url, status=2)
+            check("not a usable URL" in err, err)
+    call("replay", "tcp://*:1", status=2)
+    call("tail", status=2)
+    out, _ = call("stat", "tcp://no-such-host.invalid:5557", "--time", "1s", status=3)
+    check("not connected" in out, out)
+
+
+def test_many_publishers_connect():
+    """bind:, and ipc, and topics."""
+    url = f"tcp://127.0.0.1:{free_port()}"
+    context = zmq.Context()
+    try:
+        with Tool("tail", "bind:" + url, "--json", "--batches", 3) as tail:
+            sockets = []
+            for i in range(3):
+                sockets.append(context.socket(zmq.XPUB))
+                sockets[-1].setsockopt(zmq.LINGER, 0)
+                sockets[-1].connect(url)
+            for i, socket in enumerate(sockets):
+                check(socket.poll(patience(20) * 1000), "nobody subscribed")
+                socket.send_multipart([b"same", struct.pack(">Q", 7), msgpack.packb([0.5, [{"type": "AllBlocksCleared", "dp_rank": i}]])])
+            lines = tail.lines()
+            equal(sorted(line["rank"] for line in lines), [0, 1, 2], "ranks")
+            equal({line["what"] for line in lines}, {"event"}, "equal numbers of three publishers aren't a restart")
+            equal(len({line["publisher"] for line in lines}), 3, "publishers")
+    finally:
+        context.destroy()
+    with tempfile.TemporaryDirectory() as folder, Publisher(topic=b"b", endpoint=f"ipc://{folder}/pub") as engine, \
+            Tool("tail", engine.endpoint, "--json", "--batches", 1) as tail:
+        engine.wait_subscriber()
+        engine.clear()
+        equal([line["type"] for line in tail.lines()], ["cleared"])
+    with Publisher(topic=b"b") as engine, Tool("tail", engine.endpoint + "#b", "--json", "--batches", 1) as tail:
+        engine.wait_subscriber()
+        engine.send_frames(b"a", b"\0" * 8, msgpack.packb([1, []]))
+        engine.store([5], tokens=range(16))
+        equal([line["topic"] for line in tail.lines()], ["b"])
+
+
+def test_record_and_publish():
+    """A recording goes to a kv-indexer as the engine's own messages did; it is damaged, cut off, or no recording."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "r.kve")
+        with Publisher(topic=b"kv") as engine, Tool("tail", engine.endpoint, "--json", "--batches", 4, "--record", path) as tail:
+            engine.wait_subscriber()
+            engine.store([101, 102], tokens=range(32))
+            engine.store([103], tokens=range(32, 48), parent=102)
+            engine.store([104], tokens=range(48, 64), parent=103)
+            engine.remove([104])
+            lines = tail.lines()
+        printed = [json.loads(line) for line in call("replay", path, "--json")[0].splitlines()]
+        equal(printed, lines, "what was recorded")
+        check("already" not in call("tail", "tcp://127.0.0.1:1", "--record", path, "--time", "1s", status=5)[0], "overwritten")
+        for fast in ([], ["--fast"]):
+            endpoint = f"tcp://127.0.0.1:{free_port()}"
+            with Indexer() as indexer, Tool("replay", path, "--to", endpoint, *fast) as replay:
+                indexer.register(1, endpoint=endpoint, block_size=16)
+                indexer.wait_score(range(64), 1, 48)
+                check("4 messages published" in replay.end()[0], "its end")
+        with Tool("replay", path, "--to", f"tcp://127.0.0.1:{free_port()}") as alone:
+            check(b"waiting for a subscriber" in alone.process.stderr.readline(), "the wait")
+            alone.end(status=130, number=signal.SIGINT)
+        whole = open(path, "rb").read()
+        for damage, phrase in ((whole[:-1], "cut off"), (whole[:-9] + b"x" + whole[-8:], "damaged"), (whole[:20], "cut off"), (b"", "no recording"),
+                               (whole[:8] + b"\2" + whole[9:], "later version"), (whole[:16] + b"\xff" * 8, "impossible length")):
+            with open(path, "wb") as file:
+                file.write(damage)
+            out, err = call("replay", path, "--json", status=5)
+            check(phrase in err, f"{phrase}: {err}")
+            got = [json.loads(line) for line in out.splitlines()]
+            equal(got, lines[:len(got)], "the records before the damage")
+
+
+def test_replay_endpoints():
+    for framing in ("topic", "plain"):
+        with Publisher(replay=framing, topic=b"kv", ring=3) as engine, tempfile.TemporaryDirectory() as folder:
+            for i in range(5):
+                engine.store([i], tokens=range(16), lose=True)
+            path = os.path.join(folder, "r.kve")
+            lines = [json.loads(line) for line in call("replay", engine.replay_endpoint, "--json", "--record", path)[0].splitlines()]
+            equal([(line["batch"], line["block_hashes"]) for line in lines], [(2, [2]), (3, [3]), (4, [4])], framing)
+            out = call("replay", engine.replay_endpoint, "--from", 4)[0]
+            equal(out.count("stored"), 1, out)
+            call("replay", engine.replay_endpoint, "--from", 9, status=1)
+            equal(call("replay", path, "--json")[0].count("stored"), 3)
+            _, err = call("replay", engine.endpoint, "--timeout", "500ms", status=3)  # the publisher's socket
+            check("is that an engine's replay endpoint?" in err, err)
+
+
+def test_interrupted():
+    """^C ends tail and stat with what has come."""
+    with Publisher() as engine, Tool("tail", engine.endpoint, "--json") as tail, Tool("stat", engine.endpoint, "--time", "1h") as stat:
+        engine.wait_subscriber(2)
+        engine.store([1], tokens=range(16))
+        check(b'"stored"' in tail.process.stdout.readline(), "the event")
+        tail.end(number=signal.SIGINT)
+        equal(call("tail", "--help")[0].count("usage:"), 1)
+        engine.wait_subscriber(2)
+        stat.end(number=signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    run(globals())
