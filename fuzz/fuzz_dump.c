@@ -53,7 +53,7 @@ static bool same_marks(const struct ki_dumped_model *a, const struct ki_dumped_m
             return false;
     for (size_t i = 0; i < a->n_snapshots; i++)
         if (a->snapshots[i]->state.reasons != b->snapshots[i]->state.reasons ||
-            a->snapshots[i]->possible.len != b->snapshots[i]->possible.len)
+            a->snapshots[i]->ranges.len != b->snapshots[i]->ranges.len)
             return false;
     return true;
 }

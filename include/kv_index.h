@@ -106,8 +106,8 @@ KV_API int kvi_store(struct kvi_index *index, struct kv_holder holder, enum kv_t
 #define KVI_MAX_SOURCE 65535
 
 /**
- * One cache of a holder: the copies of one source in one tier, in the main cache or in a window. Windows
- * are below: kvi_set_window.
+ * One cache of a holder: the copies of one source in one tier, in the main cache or in a window
+ * (kvi_set_window).
  */
 struct kvi_cache {
     struct kv_holder holder;
@@ -145,10 +145,11 @@ KV_API int kvi_add(struct kvi_index *index, struct kvi_cache cache, const uint64
                    const struct kv_block *blocks, size_t n, struct kvi_stored *ret);
 
 /**
- * Put blocks that the holder already has, named by @hashes, into @cache as well: make sure of one copy.
- * Offload events name blocks in this way, without their tokens. The main cache passes over unknown
- * hashes. A window keeps them until they are stored, at most max_parked_holder of them. Any thread.
- * Returns the number of hashes found or kept, 0 to n; -EINVAL; -ENOMEM; of a window also -ENOSPC.
+ * Put blocks that the holder already has, named by @hashes, into @cache as well: make sure of one
+ * copy. Offload events name blocks in this way, without their tokens. The main cache passes over
+ * unknown hashes. A window keeps them until they are stored, at most max_parked_holder of them. Any
+ * thread. Returns the number of hashes found or kept, 0 to n; -EINVAL; -ENOMEM; of a window also
+ * -ENOSPC.
  */
 KV_API long kvi_store_known(struct kvi_index *index, struct kvi_cache cache, const uint64_t *hashes,
                             size_t n);
@@ -213,8 +214,8 @@ KV_API int kvi_remove_holder(struct kvi_index *index, struct kv_holder holder);
 KV_API int kvi_remove_worker(struct kvi_index *index, uint64_t worker);
 
 /* ---------------------------------------------------------------------------------------------
- * Windows: cache groups that a match needs beside the holder's own blocks. struct kvi_cache names one in
- * a tier.
+ * Windows: cache groups that a match needs beside the holder's own blocks. struct kvi_cache names
+ * one in a tier.
  */
 
 /** Value of need for a window without an end: a further full-attention group. */

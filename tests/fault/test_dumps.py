@@ -90,8 +90,8 @@ def test_a_dump_brings_its_doubts():
 
         def doubts(streams):
             first = streams[0]["events"][0]["event"]["data"]["stored"]["blocks"][0]
-            streams[0].update(facts=["has_reports"], possible=[{"dp_rank": 0, "block_hash": first["block_hash"], "possible": 1,
-                                                                "tokens_hash": first["tokens_hash"], "unsure_group": 0, "open": True}])
+            streams[0].update(facts=["has_reports"], ranges=[{"dp_rank": 0, "block_hash": first["block_hash"], "more": 1,
+                                                              "tokens_hash": first["tokens_hash"], "window": 0, "open": True}])
 
         with dump_peer(a, doubts) as peer, Indexer(*started_with(engine), "--peers", peer.url) as b:
             wait_until(lambda: listener(b).get("partial_reasons") == ["maybe_report"], 15, "the doubt")

@@ -71,12 +71,12 @@ def state(indexer):
     """All that a dump tells, in an order that doesn't depend on how it came about."""
     dump = indexer.streams()
     streams = [{**one, "salts": sorted(one["salts"])} for one in dump[f"{MODEL}:default"]["streams"]]
-    extras, possible = ([fact for one in streams for fact in one.pop(name)] for name in ("extras", "possible"))
+    extras, ranges = ([fact for one in streams for fact in one.pop(name)] for name in ("extras", "ranges"))
     for one in streams:
         del one["events"]
         del one["reasons"]  # a new connection may have to show first whose it is
         one["facts"] = sorted(set(one["facts"]) - {"adrift"})
-    return blocks_of(dump), sorted_facts(extras), sorted_facts(possible), streams
+    return blocks_of(dump), sorted_facts(extras), sorted_facts(ranges), streams
 
 
 def equal_replicas(a, b, engine):
@@ -216,7 +216,7 @@ def test_events_that_may_have_been_reports_are_handed_over():
                 assert listener(one)["partial"], "its copies are in doubt"
 
 
-def test_possible_copies_are_handed_over():
+def test_ranges_are_handed_over():
     """A replica, and its replica, doubt the block of which the engine may have removed the only copy, and just as long."""
     with Publisher(replay=None) as engine, Indexer() as a:
         a.register(1, engine, block_size=BS)

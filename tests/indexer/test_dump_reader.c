@@ -373,15 +373,15 @@ static void sources_are_restored(void **state)
     ki_dump_reader_fini(&reader);
 }
 
-/* Possible copies come with their stream. */
-static void possible_copies(void **state)
+/* Ranges come with their stream. */
+static void ranges(void **state)
 {
     static const char text[] =
         "{\"m:t\":{\"block_size\":4,\"streams\":[{\"worker_id\":1,\"seq\":5,\"facts\":[],"
-        "\"possible\":[{\"block_hash\":5,\"possible\":2,\"unsure_group\":1,\"open\":true,"
-        "\"counted\":true},{\"dp_rank\":3,\"block_hash\":6,\"possible\":1,\"tokens_hash\":7,"
+        "\"ranges\":[{\"block_hash\":5,\"fewer\":2,\"window\":1,\"open\":true},"
+        "{\"dp_rank\":3,\"block_hash\":6,\"more\":1,\"tokens_hash\":7,"
         "\"parent_hash\":8},{\"block_hash\":9}]}]}}";
-    const struct ki_unsure_told *told;
+    const struct ki_range *range;
     const struct ki_snapshot *s;
     struct ki_dump_reader reader;
 
@@ -389,13 +389,14 @@ static void possible_copies(void **state)
     assert_int_equal(read_text(text, &reader), 0);
     s = reader.models[0].snapshots[0];
     assert_int_equal(s->state.facts, 0);
-    assert_int_equal(s->possible.len, 2 * sizeof(*told)); /* the last one says nothing */
-    told = (const struct ki_unsure_told *)(const void *)s->possible.data;
-    assert_true(told[0].suspect && told[0].entry.open);
-    assert_int_equal(told[0].entry.copies, 2);
-    assert_int_equal(told[0].entry.group, 1);
-    assert_int_equal(told[1].rank, 3);
-    assert_true(told[1].entry.has_parent && told[1].entry.parent == 8);
+    assert_int_equal(ki_snapshot_n_ranges(s), 2); /* the last one says nothing */
+    range = ki_snapshot_range(s, 0);
+    assert_true(range->fewer == 2 && !range->more && range->open);
+    assert_int_equal(range->window, 1);
+    range = ki_snapshot_range(s, 1);
+    assert_int_equal(range->rank, 3);
+    assert_int_equal(range->more, 1);
+    assert_true(range->has_parent && range->parent == 8 && range->tokens_hash == 7);
     ki_dump_reader_fini(&reader);
 }
 
@@ -539,7 +540,7 @@ int main(void)
         cmocka_unit_test(orphans_are_passed_over),
         cmocka_unit_test(extras_are_restored),
         cmocka_unit_test(sources_are_restored),
-        cmocka_unit_test(possible_copies),
+        cmocka_unit_test(ranges),
         cmocka_unit_test(many_sources_of_a_block),
         cmocka_unit_test(packed_events),
         cmocka_unit_test(expected_blocks_are_bounded),

@@ -115,10 +115,10 @@ static void doubt(struct ki_applier *a, enum ki_reason reason)
         a->left_out = 1;
         break;
     case KI_REASON_MAYBE_REPORT:
-        a->unsure.n_open = 1;
+        a->ranges.n_open = 1;
         break;
     case KI_REASON_MAYBE_MORE:
-        ki_doubts_add(&a->suspects.lost, 3, 0, 1);
+        ki_doubts_add(&a->ranges.lost, 3, 0, KI_LOST_FEWER);
         break;
     case KI_REASON_SMALL_LOST:
         ki_doubts_add(&a->small.lost, 3, 0, 1);

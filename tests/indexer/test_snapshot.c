@@ -51,18 +51,16 @@ static struct ki_snapshot *told(const struct ki_listener *from)
 {
     struct kv_buf text = KV_BUF_INIT;
     struct ki_snapshot *taken, *read;
-    const struct ki_unsure_told *possible;
     struct kv_json_writer w;
 
     assert_int_equal(ki_snapshot_take(from, &taken), 0);
     kv_json_writer_init(&w, &text);
     kv_json_begin_object(&w);
     ki_snapshot_write(taken, &w);
-    kv_json_key(&w, "possible");
+    kv_json_key(&w, "ranges");
     kv_json_begin_array(&w);
-    possible = (const struct ki_unsure_told *)(const void *)taken->possible.data;
-    for (size_t i = 0; i < taken->possible.len / sizeof(*possible); i++)
-        ki_snapshot_write_possible(&possible[i], &w);
+    for (size_t i = 0; i < ki_snapshot_n_ranges(taken); i++)
+        ki_snapshot_write_range(ki_snapshot_range(taken, i), &w);
     kv_json_end_array(&w);
     kv_json_end_object(&w);
     read = read_text(text.data, text.len);
@@ -235,31 +233,41 @@ static void an_origin_that_was_behind(void **state)
     }
 }
 
-/* Possible copies, and events that may have been reports, mean to the replica what they mean to the origin. */
-static void possible_copies(void **state)
+/* Ranges mean to the replica what they mean to the origin. */
+static void ranges(void **state)
 {
-    const struct kv_block blocks[] = {{11, 1}, {12, 2}};
-    const struct kve_op op = {.rank = 0, .blocks = blocks, .n = 2};
+    static const struct ki_range said[] = {
+        {.hash = 11, .tokens_hash = 1, .more = 1},
+        {.hash = 12, .tokens_hash = 2, .parent = 11, .has_parent = true, .more = 2, .open = true},
+        {.hash = 13, .window = 2, .fewer = 1, .open = true},
+        {.hash = 13, .window = 3, .fewer = 3, .more = 1},
+    };
     struct ki_listener a, b;
-    struct ki_unsure_entry *e;
 
     (void)state;
     open_listener(&a, 5, false);
     open_listener(&b, 5, false);
-    ki_unsure_note(&a.applier.unsure, &op);
-    ki_suspects_note(&a.applier.suspects, 0, 2, 13, 1);
-    ki_suspects_note(&a.applier.suspects, 0, 2, 14, 3);
-    a.applier.suspects.n_real = 7;
-    assert_int_equal(a.applier.suspects.n_open, 1);
+    for (size_t i = 0; i < KV_COUNT(said); i++)
+        ki_ranges_restore(&a.applier.ranges, &said[i]);
+    a.applier.ranges.n_real = 7;
     hand_over(&a, &b);
-    assert_int_equal(b.applier.unsure.n, 2);
-    e = ki_unsure_find(&b.applier.unsure, 0, KI_UNSURE_MAIN, 12);
-    assert_non_null(e);
-    assert_true(e->has_parent && e->parent == 11 && e->tokens_hash == 2 && !e->open);
-    assert_int_equal(b.applier.suspects.n, 2);
-    assert_int_equal(b.applier.suspects.n_open, 1);
-    assert_true(ki_unsure_find(&b.applier.suspects, 0, 2, 13)->open);
-    assert_int_equal(b.applier.suspects.n_real, 7);
+    assert_int_equal(b.applier.ranges.n, KV_COUNT(said));
+    assert_int_equal(b.applier.ranges.n_open, 2);
+    assert_int_equal(b.applier.ranges.n_absent, 1);
+    assert_int_equal(b.applier.ranges.n_real, 7);
+    for (size_t i = 0; i < KV_COUNT(said); i++) {
+        const struct kvi_cache cache = {.window = said[i].window};
+        const struct ki_range *e = ki_ranges_find(&b.applier.ranges, &cache, said[i].hash);
+
+        assert_non_null(e);
+        assert_int_equal(e->more, said[i].more);
+        assert_int_equal(e->fewer, said[i].fewer);
+        assert_int_equal(e->tokens_hash, said[i].tokens_hash);
+        assert_int_equal(e->has_parent, said[i].has_parent);
+        assert_int_equal(e->parent, said[i].parent);
+        assert_int_equal(e->open, said[i].open);
+        assert_int_equal(e->absent, said[i].open && !said[i].fewer);
+    }
     close_listener(&a);
     close_listener(&b);
 }
@@ -329,7 +337,7 @@ int main(void)
         cmocka_unit_test(partial_at_that_moment),
         cmocka_unit_test(a_loss_that_a_clear_ended),
         cmocka_unit_test(an_origin_that_was_behind),
-        cmocka_unit_test(possible_copies),
+        cmocka_unit_test(ranges),
         cmocka_unit_test(torn_and_unusable),
         cmocka_unit_test(without_a_position),
         cmocka_unit_test(what_a_dump_leaves_out),

@@ -543,8 +543,8 @@ void kvi_give(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash, ui
 /** Return the tiers of a block, in the tree or parked; 0: the holder doesn't have it. */
 uint32_t kvi_tiers_of(const struct kvi_index *ix, const struct kvi_holder *holder, uint64_t hash);
 /**
- * Add a copy of each block that the holder knows by its hash; not @counted: make it at least one. A part
- * parks blocks that it doesn't know. Returns the number of hashes found or parked, or -ENOMEM.
+ * Add a copy of each block that the holder knows by its hash; not @counted: make it at least one. A
+ * part parks blocks that it doesn't know. Returns the number of hashes found or parked, or -ENOMEM.
  */
 long kvi_known(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier, uint32_t source,
                bool counted, const uint64_t *hashes, size_t n);

@@ -108,21 +108,23 @@ void kvi_part_tidy(struct kvi_index *ix, struct kvi_holder *part, uint64_t hash)
  */
 int kvi_part_find(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
                   uint32_t number, bool add, struct kvi_holder **ret);
-/** Where the index keeps the blocks of a cache: which holder has them, and in which of its tiers. */
+/**
+ * Where the index keeps the blocks of a cache: which holder has them, and in which of its tiers.
+ */
 struct kvi_spot {
     struct kvi_holder *main;   /* the cache's holder; NULL: unknown */
     struct kvi_holder *holder; /* of a window the part; NULL: the cache has no block */
     enum kv_tier tier;
 };
 /**
- * Find the spot of a cache. With @add, make a window's part, and its holder, when they are missing. Returns
- * 0, -EINVAL, or with @add an error of kvi_store.
+ * Find the spot of a cache. With @add, make a window's part, and its holder, when they are missing.
+ * Returns 0, -EINVAL, or with @add an error of kvi_store.
  */
 int kvi_spot_find(struct kvi_index *ix, const struct kvi_cache *cache, bool add,
                   struct kvi_spot *ret);
 /**
- * Give a part the places of a chain, of a holder without a main group. The index knows a place as long as
- * a window has a block there or below. Returns false when the part lags.
+ * Give a part the places of a chain, of a holder without a main group. The index knows a place as
+ * long as a window has a block there or below. Returns false when the part lags.
  */
 bool kvi_part_place(struct kvi_index *ix, const struct kvi_spot *spot, enum kv_tier tier,
                     const uint64_t *parent, const struct kv_block *blocks, size_t n);

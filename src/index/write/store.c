@@ -450,8 +450,8 @@ static int store_locked(struct kvi_store *store, struct kv_holder key, const uin
 }
 
 /*
- * Add the blocks to a window by their names. Where it has no main group beside it, the parts learn the
- * places first.
+ * Add the blocks to a window by their names. Where it has no main group beside it, the parts learn
+ * the places first.
  */
 static int add_to_window(struct kvi_store *store, const struct kvi_cache *cache,
                          const uint64_t *parent)

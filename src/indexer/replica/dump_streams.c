@@ -118,7 +118,7 @@ void ki_dump_read_stream(struct ki_dump_reader *reader, struct kv_json *json,
     for (size_t i = 0; i < ki_snapshot_n_ranks(s); i++)
         note_rank(reader, json, m, s, ki_snapshot_rank(s, i));
     note_rank(reader, json, m, s, s->rank);
-    reader->done_bytes += STREAM_BYTES + kve_reader_salt_bytes(s->reader) + s->possible.capacity;
+    reader->done_bytes += STREAM_BYTES + kve_reader_salt_bytes(s->reader) + s->ranges.capacity;
     if (!kv_json_failed(json) && ki_dump_is_too_large(reader, m))
         kv_json_fail(json, -EFBIG, "it would take more memory than --recovery-memory");
 }

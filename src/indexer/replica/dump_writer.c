@@ -168,16 +168,14 @@ static int write_extras(struct ki_dump_writer *d, const struct ki_copied *c)
     return rc;
 }
 
-static int write_possible(struct ki_dump_writer *d, const struct ki_snapshot *s)
+static int write_ranges(struct ki_dump_writer *d, const struct ki_snapshot *s)
 {
-    const struct ki_unsure_told *told =
-        (const struct ki_unsure_told *)(const void *)s->possible.data;
     int rc = 0;
 
-    kv_json_key(&d->w, "possible");
+    kv_json_key(&d->w, "ranges");
     kv_json_begin_array(&d->w);
-    for (size_t i = 0; i < s->possible.len / sizeof(*told) && !rc; i++) {
-        ki_snapshot_write_possible(&told[i], &d->w);
+    for (size_t i = 0; i < ki_snapshot_n_ranges(s) && !rc; i++) {
+        ki_snapshot_write_range(ki_snapshot_range(s, i), &d->w);
         rc = ki_dump_flush(d, KI_DUMP_FLUSH_AT);
     }
     kv_json_end_array(&d->w);
@@ -199,7 +197,7 @@ static int write_stream(void *arg, const struct ki_copied *c)
     if (!rc)
         rc = write_extras(d, c);
     if (!rc && s->has_position)
-        rc = write_possible(d, s);
+        rc = write_ranges(d, s);
     kv_json_end_object(&d->w);
     return rc;
 }

@@ -9,7 +9,7 @@
 
 /* Most bytes of each list of a snapshot that is read. */
 #define MAX_RANK_BYTES (KI_MAX_RANKS * sizeof(uint32_t))
-#define MAX_POSSIBLE_BYTES (2 * KI_MAX_UNSURE * sizeof(struct ki_unsure_told))
+#define MAX_RANGE_BYTES (KI_MAX_RANGES * sizeof(struct ki_range))
 
 int ki_snapshot_create(struct ki_snapshot **ret)
 {
@@ -23,7 +23,7 @@ int ki_snapshot_create(struct ki_snapshot **ret)
         return -ENOMEM;
     }
     s->ranks.limit = MAX_RANK_BYTES;
-    s->possible.limit = MAX_POSSIBLE_BYTES;
+    s->ranges.limit = MAX_RANGE_BYTES;
     s->state.facts = KI_FACT_SUSPECTS; /* assume so until the text says otherwise */
     s->state.reasons = KI_BECAUSE(PEER);
     *ret = s;
@@ -36,7 +36,7 @@ void ki_snapshot_free(struct ki_snapshot *s)
         return;
     kve_reader_destroy(s->reader);
     kv_buf_fini(&s->ranks);
-    kv_buf_fini(&s->possible);
+    kv_buf_fini(&s->ranges);
     free(s);
 }
 
@@ -49,7 +49,7 @@ static int copy(const struct ki_snapshot *s, const uint32_t *ranks, size_t n_ran
     if (!made)
         return -ENOMEM;
     *made = *s;
-    made->ranks = made->possible = (struct kv_buf)KV_BUF_INIT;
+    made->ranks = made->ranges = (struct kv_buf)KV_BUF_INIT;
     made->reader = kve_reader_copy(reader);
     kv_buf_append(&made->ranks, ranks, n_ranks * sizeof(*ranks));
     if (!made->reader || made->ranks.error) {
@@ -67,8 +67,8 @@ int ki_snapshot_copy(const struct ki_snapshot *s, struct ki_snapshot **ret)
 
     if (rc)
         return rc;
-    kv_buf_append(&(*ret)->possible, s->possible.data, s->possible.len);
-    if (!(*ret)->possible.error)
+    kv_buf_append(&(*ret)->ranges, s->ranges.data, s->ranges.len);
+    if (!(*ret)->ranges.error)
         return 0;
     ki_snapshot_free(*ret);
     return -ENOMEM;
@@ -88,24 +88,19 @@ int ki_snapshot_take(const struct ki_listener *l, struct ki_snapshot **ret)
         return -ENODATA;
     ki_state_take(l, &s.state);
     rc = copy(&s, a->ranks, a->n_ranks, a->reader, ret);
-    for (uint32_t i = 0; !rc && i < a->n_ranks; i++) {
-        ki_unsure_tell(&a->unsure, a->ranks[i], false, &(*ret)->possible);
-        ki_unsure_tell(&a->suspects, a->ranks[i], true, &(*ret)->possible);
-    }
-    if (rc || !(*ret)->possible.error)
+    if (!rc)
+        ki_ranges_tell(&a->ranges, &(*ret)->ranges);
+    if (rc || !(*ret)->ranges.error)
         return rc;
     ki_snapshot_free(*ret);
     return -ENOMEM;
 }
 
-static void give_possible(const struct ki_snapshot *s, struct ki_applier *a)
+static void give_ranges(const struct ki_snapshot *s, struct ki_applier *a)
 {
-    const struct ki_unsure_told *told =
-        (const struct ki_unsure_told *)(const void *)s->possible.data;
-
-    for (size_t i = 0; i < s->possible.len / sizeof(*told); i++)
-        ki_unsure_restore_told(told[i].suspect ? &a->suspects : &a->unsure, &told[i]);
-    a->suspects.n_real = s->state.n_real;
+    for (size_t i = 0; i < ki_snapshot_n_ranges(s); i++)
+        ki_ranges_restore(&a->ranges, ki_snapshot_range(s, i));
+    a->ranges.n_real = s->state.n_real;
 }
 
 /* Ranks that other streams bring, too, are among them: a restart of this one's engine forgets all. */
@@ -130,7 +125,7 @@ void ki_snapshot_give(struct ki_snapshot *s, struct ki_listener *l)
     ki_listener_name_rank(l);
     if (!s->unusable) {
         ki_state_give(&s->state, l);
-        give_possible(s, &l->applier);
+        give_ranges(s, &l->applier);
     } else {
         l->applier.reports.suspects = true; /* the history of its blocks is unknown */
     }
@@ -156,19 +151,19 @@ void ki_snapshot_write(const struct ki_snapshot *s, struct kv_json_writer *w)
     kve_reader_write(s->reader, w);
 }
 
-void ki_snapshot_write_possible(const struct ki_unsure_told *told, struct kv_json_writer *w)
+void ki_snapshot_write_range(const struct ki_range *range, struct kv_json_writer *w)
 {
     kv_json_begin_object(w);
-    kv_json_member_u64(w, "dp_rank", told->rank);
-    kv_json_member_u64(w, "block_hash", told->entry.hash);
-    kv_json_member_u64(w, "possible", told->entry.copies);
-    kv_json_member_u64(w, "unsure_group", told->entry.group);
-    kv_json_member_bool(w, "open", told->entry.open);
-    kv_json_member_bool(w, "counted", told->suspect);
-    if (!told->suspect)
-        kv_json_member_u64(w, "tokens_hash", told->entry.tokens_hash);
-    if (told->entry.has_parent)
-        kv_json_member_u64(w, "parent_hash", told->entry.parent);
+    kv_json_member_u64(w, "dp_rank", range->rank);
+    kv_json_member_u64(w, "block_hash", range->hash);
+    kv_json_member_u64(w, "window", range->window);
+    kv_json_member_u64(w, "more", range->more);
+    kv_json_member_u64(w, "fewer", range->fewer);
+    kv_json_member_bool(w, "open", range->open);
+    if (range->more && !range->window)
+        kv_json_member_u64(w, "tokens_hash", range->tokens_hash);
+    if (range->has_parent)
+        kv_json_member_u64(w, "parent_hash", range->parent);
     kv_json_end_object(w);
 }
 
@@ -184,38 +179,38 @@ static void read_ranks(struct ki_snapshot *s, struct kv_json *json)
         kv_json_fail(json, s->ranks.error, "too many ranks of a stream");
 }
 
-static void read_possible(struct ki_snapshot *s, struct kv_json *json)
+static void read_range(struct ki_snapshot *s, struct kv_json *json)
 {
-    struct ki_unsure_told told = {.rank = 0};
+    struct ki_range range = {.rank = 0};
     struct kv_str key;
 
     kv_json_object(json);
     while (kv_json_next_key(json, &key)) {
         if (kv_str_eq(key, "dp_rank")) {
-            told.rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
+            range.rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
         } else if (kv_str_eq(key, "block_hash")) {
-            told.entry.hash = kv_json_u64(json, UINT64_MAX);
-        } else if (kv_str_eq(key, "possible")) {
-            told.entry.copies = (uint32_t)kv_json_u64(json, UINT32_MAX - 1);
-        } else if (kv_str_eq(key, "unsure_group")) {
-            told.entry.group = (uint8_t)kv_json_u64(json, KVI_MAX_WINDOWS);
+            range.hash = kv_json_u64(json, UINT64_MAX);
+        } else if (kv_str_eq(key, "window")) {
+            range.window = (uint8_t)kv_json_u64(json, KVI_MAX_WINDOWS);
+        } else if (kv_str_eq(key, "more")) {
+            range.more = (uint32_t)kv_json_u64(json, INT32_MAX);
+        } else if (kv_str_eq(key, "fewer")) {
+            range.fewer = (uint32_t)kv_json_u64(json, INT32_MAX);
         } else if (kv_str_eq(key, "open")) {
-            told.entry.open = kv_json_bool(json);
-        } else if (kv_str_eq(key, "counted")) {
-            told.suspect = kv_json_bool(json);
+            range.open = kv_json_bool(json);
         } else if (kv_str_eq(key, "tokens_hash")) {
-            told.entry.tokens_hash = kv_json_u64(json, UINT64_MAX);
+            range.tokens_hash = kv_json_u64(json, UINT64_MAX);
         } else if (kv_str_eq(key, "parent_hash")) {
-            told.entry.parent = kv_json_u64(json, UINT64_MAX);
-            told.entry.has_parent = true;
+            range.parent = kv_json_u64(json, UINT64_MAX);
+            range.has_parent = true;
         } else {
             kv_json_skip(json);
         }
     }
-    if (told.entry.copies)
-        kv_buf_append(&s->possible, &told, sizeof(told));
-    if (s->possible.error)
-        kv_json_fail(json, s->possible.error, "too many possible copies of a stream");
+    if (range.more || range.fewer)
+        kv_buf_append(&s->ranges, &range, sizeof(range));
+    if (s->ranges.error)
+        kv_json_fail(json, s->ranges.error, "too many ranges of a stream");
 }
 
 bool ki_snapshot_read(struct ki_snapshot *s, struct kv_json *json, struct kv_str key)
@@ -229,10 +224,10 @@ bool ki_snapshot_read(struct ki_snapshot *s, struct kv_json *json, struct kv_str
         s->rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
     } else if (kv_str_eq(key, "ranks")) {
         read_ranks(s, json);
-    } else if (kv_str_eq(key, "possible")) {
+    } else if (kv_str_eq(key, "ranges")) {
         kv_json_array(json);
         while (kv_json_next_item(json))
-            read_possible(s, json);
+            read_range(s, json);
     } else if (ki_state_read(&s->state, json, key)) {
         s->has_position |= is_position;
     } else {

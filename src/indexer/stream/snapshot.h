@@ -9,7 +9,7 @@
 #include "base/core/buf.h"
 #include "base/json/json.h"
 #include "indexer/stream/state.h"
-#include "indexer/view/unsure.h"
+#include "indexer/view/ranges.h"
 
 struct ki_listener;
 struct kve_reader;
@@ -23,7 +23,7 @@ struct ki_snapshot {
     struct ki_state state;
     struct kve_reader *reader; /* a copy: event/reader/reader_state.h */
     struct kv_buf ranks;       /* uint32_t: ranks whose blocks the stream brings */
-    struct kv_buf possible;    /* struct ki_unsure_told: possible copies of the ranks' blocks */
+    struct kv_buf ranges;      /* struct ki_range: of the ranks' blocks */
 };
 
 /** Returns 0 or -ENOMEM; free *@ret with ki_snapshot_free. */
@@ -40,15 +40,24 @@ static inline uint32_t ki_snapshot_rank(const struct ki_snapshot *s, size_t i)
     return ((const uint32_t *)(const void *)s->ranks.data)[i];
 }
 
+static inline size_t ki_snapshot_n_ranges(const struct ki_snapshot *s)
+{
+    return s->ranges.len / sizeof(struct ki_range);
+}
+static inline const struct ki_range *ki_snapshot_range(const struct ki_snapshot *s, size_t i)
+{
+    return &((const struct ki_range *)(const void *)s->ranges.data)[i];
+}
+
 /** Copy what @l knows now. Returns 0, -ENOMEM; -ENODATA: it has brought nothing. Caller-locked. */
 int ki_snapshot_take(const struct ki_listener *l, struct ki_snapshot **ret);
 /** Let @l, which hasn't started, go on behind the snapshot. Uses @s up, but for freeing it. */
 void ki_snapshot_give(struct ki_snapshot *s, struct ki_listener *l);
 
-/** Write it, except salts (event/reader/reader_state.h) and possible copies, into @w's object. */
+/** Write it, except salts (event/reader/reader_state.h) and ranges, into @w's object. */
 void ki_snapshot_write(const struct ki_snapshot *s, struct kv_json_writer *w);
-/** Write possible copies of one block. */
-void ki_snapshot_write_possible(const struct ki_unsure_told *told, struct kv_json_writer *w);
+/** Write the range of one block. */
+void ki_snapshot_write_range(const struct ki_range *range, struct kv_json_writer *w);
 /**
  * Read member @key, if it is one of a snapshot. Returns false when it isn't: nothing is read. A state
  * that is impossible here is unusable. Malformed text sets @json's error.

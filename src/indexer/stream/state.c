@@ -40,7 +40,7 @@ void ki_state_take(const struct ki_listener *l, struct ki_state *ret)
         .facts = (l->stream.contact != KI_CONTACT_MET ? KI_FACT_ADRIFT : 0) |
                  (!STAILQ_EMPTY(&l->backlog.items) ? KI_FACT_BEHIND : 0),
         .report_mode = l->applier.reports.mode,
-        .n_real = l->applier.suspects.n_real,
+        .n_real = l->applier.ranges.n_real,
     };
     for (size_t i = 0; i < KV_COUNT(facts); i++)
         if (facts[i].offset && *(const bool *)((const char *)l + facts[i].offset))

@@ -38,14 +38,14 @@ struct ki_state {
     ki_reasons reasons;              /* for which a replica that goes on from here is partial */
     unsigned facts;                  /* enum ki_fact */
     enum ki_report_mode report_mode; /* as registered, or as the stream has shown */
-    uint32_t n_real;                 /* of the suspects: see struct ki_unsure */
+    uint32_t n_real;                 /* see struct ki_ranges */
 };
 
 /** Copy @l's state at its position. */
 void ki_state_take(const struct ki_listener *l, struct ki_state *ret);
 /**
  * Let @l, which was seeded with this position, go on with the facts of the state. n_real belongs to the
- * suspects: it comes with these (struct ki_snapshot). A registered report mode stays.
+ * ranges: it comes with these (struct ki_snapshot). A registered report mode stays.
  */
 void ki_state_give(const struct ki_state *state, struct ki_listener *l);
 

@@ -27,8 +27,7 @@ void ki_applier_fini(struct ki_applier *a)
     kve_reader_destroy(a->reader);
     ki_store_run_fini(&a->run);
     ki_reports_fini(&a->reports);
-    ki_unsure_fini(&a->unsure);
-    ki_unsure_fini(&a->suspects);
+    ki_ranges_clear(&a->ranges);
     ki_small_clear(&a->small);
     ki_doubts_clear(&a->doubts);
     ki_doubts_clear(&a->cleared);
@@ -135,14 +134,16 @@ static enum ki_verdict verdict_of(struct ki_applier *a, struct kvi_index *index,
     if (op->type == KVE_OP_STORE && op->has_parent)
         return KI_VERDICT_COPIES;
     return ki_reports_judge(&a->reports, index, (struct kv_holder){a->instance, op->rank},
-                            a->reader, &a->unsure, batch, at, a->habits.eagle_drop);
+                            a->reader, &a->ranges, batch, at, a->habits.eagle_drop);
 }
 
-/* Return true when the store tells something about blocks that may have been reports. */
-static bool names_suspect(const struct ki_applier *a, const struct kve_op *op)
+/* Return true when the store tells something about blocks with ranges. */
+static bool names_range(const struct ki_applier *a, const struct kve_op *op)
 {
-    for (size_t i = 0; a->suspects.n && i < op->n; i++)
-        if (ki_unsure_find(&a->suspects, op->rank, KI_UNSURE_MAIN, op->blocks[i].hash))
+    const struct kvi_cache cache = kvi_cache_of((struct kv_holder){a->instance, op->rank}, 0, 0);
+
+    for (size_t i = 0; a->ranges.n && i < op->n; i++)
+        if (ki_ranges_find(&a->ranges, &cache, op->blocks[i].hash))
             return true;
     return false;
 }
@@ -150,8 +151,8 @@ static bool names_suspect(const struct ki_applier *a, const struct kve_op *op)
 /* Return true when a store below a known block can only mean new copies, whatever preceded it. */
 static bool may_wait(const struct ki_applier *a, const struct kve_op *op)
 {
-    return !op->single && !a->has_windows && !a->habits.eagle_drop && !a->suspects.n_open &&
-           !ki_reports_are_on(&a->reports) && !a->run.off && !names_suspect(a, op);
+    return !op->single && !a->has_windows && !a->habits.eagle_drop && !a->ranges.n_open &&
+           !ki_reports_are_on(&a->reports) && !a->run.off && !names_range(a, op);
 }
 
 /*
@@ -184,7 +185,7 @@ static bool wait_for_more(struct ki_applier *a, struct kvi_index *index,
         return false;
     if (ki_store_run_append(&a->run, holder, op))
         return true;
-    if (op->tier != KV_TIER_DEVICE || op->source || !op->n || a->unsure.n || a->suspects.n)
+    if (op->tier != KV_TIER_DEVICE || op->source || !op->n || a->ranges.n)
         return false;
     if (!op->has_parent && !is_new_root(a, index, batch, at))
         return false;
@@ -261,56 +262,39 @@ enum ki_applied ki_applier_flush(struct ki_applier *a, struct kvi_index *index)
 
 /* -- batches ----------------------------------------------------------------------------------- */
 
-/* Put blocks into a tier that an event names by hash. Unknown ones leave the tier in doubt. */
-static long add_known(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
-                      const struct kve_op *op)
+/* Apply a removal from a main cache, the engine's own or another owner's. */
+static long remove_main(struct ki_applier *a, struct kvi_index *index,
+                        const struct kvi_cache *cache, const struct kve_op *op)
 {
-    struct kve_source source = {.owner = ""};
-    long rc;
+    long rc = ki_applier_take(a, index, cache, op);
 
-    if (op->incomplete) {
+    ki_event_counts_named(&a->counts, KI_EVENT_REMOVED, rc, op->n);
+    if (!op->source)
         ki_applier_note_complete(a, op);
-        return (long)op->n;
-    }
-    rc = kvi_add_known(index, kvi_cache_of(holder, op->tier, op->source), op->hashes, op->n);
-    if (rc >= 0 && (size_t)rc < op->n && kve_reader_source(a->reader, op->source, &source) == 0)
-        ki_doubts_add(&a->doubts, op->rank, ki_owner_id(&source), 1u << op->tier);
-    return rc;
+    if (rc < 0 || !ki_has_ranges(cache))
+        return rc;
+    a->last.unknown += op->n - (size_t)rc;
+    a->last.removed += (size_t)rc;
+    return ki_applier_forget_parts(a, index, cache->holder, op);
 }
 
 static int apply_op(struct ki_applier *a, struct kvi_index *index, const struct kve_op *op,
                     enum ki_verdict verdict)
 {
-    struct kv_holder holder = {.worker = a->instance, .rank = op->rank};
+    struct kvi_cache cache =
+        kvi_cache_of((struct kv_holder){a->instance, op->rank}, op->tier, op->source);
     long rc = 0;
 
     switch (op->type) {
     case KVE_OP_STORE:
-        rc = ki_applier_store(a, index, holder, op, verdict);
-        break;
     case KVE_OP_STORE_KNOWN:
-        rc = add_known(a, index, holder, op);
-        ki_event_counts_named(&a->counts, KI_EVENT_STORED, rc, op->n);
+        rc = ki_applier_store(a, index, &cache, op, verdict);
         break;
     case KVE_OP_REMOVE:
-        rc = op->tier == KV_TIER_DEVICE && op->source == 0
-                 ? ki_unsure_take(&a->unsure, index, holder, op)
-                 : kvi_take(index, kvi_cache_of(holder, op->tier, op->source), op->hashes,
-                            op->remaining, op->n);
-        if (rc >= 0 && op->tier == KV_TIER_DEVICE && op->source == 0) {
-            a->last.unknown += op->n - (size_t)rc;
-            a->last.removed += (size_t)rc;
-        }
-        ki_event_counts_named(&a->counts, KI_EVENT_REMOVED, rc, op->n);
-        if (op->tier == KV_TIER_DEVICE && op->source == 0)
-            ki_applier_note_removals(a, index, holder, op, KI_UNSURE_MAIN);
-        if (!op->source)
-            ki_applier_note_complete(a, op);
-        if (rc >= 0 && op->tier == KV_TIER_DEVICE && op->source == 0)
-            rc = ki_applier_forget_parts(a, index, holder, op);
+        rc = remove_main(a, index, &cache, op);
         break;
     case KVE_OP_CLEAR:
-        rc = ki_applier_clear(a, index, holder, op);
+        rc = ki_applier_clear(a, index, cache.holder, op);
         a->losses_seen = UINT64_MAX;
         a->touched = KI_RANKS_MANY;
         ki_event_counts_clear(&a->counts);
@@ -503,8 +487,8 @@ enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, co
     doubt_lost(a);
     if (put.alone || ki_doubts_has(&a->doubts, KI_WHY_PLACES))
         doubt_places(a, index);
-    if (put.alone && a->unsure.n_open)
-        ki_doubts_add(&a->unsure.lost, put.alone_rank, 0, 1);
+    if (put.alone && a->ranges.n_absent)
+        ki_doubts_add(&a->ranges.lost, put.alone_rank, 0, KI_LOST_MORE);
     if (a->reports.misjudged) { /* until the stream is read from its beginning again */
         a->reports.misjudged = false;
         put.result = KI_APPLIED_PART;

@@ -10,11 +10,11 @@
 #include "indexer/view/doubts.h"
 #include "indexer/view/event_counts.h"
 #include "indexer/view/habits.h"
+#include "indexer/view/ranges.h"
 #include "indexer/view/reasons.h"
 #include "indexer/view/reports.h"
 #include "indexer/view/small.h"
 #include "indexer/view/store_run.h"
-#include "indexer/view/unsure.h"
 #include "kv_event.h"
 
 _Static_assert(KVI_MAX_WINDOW_PARTS == KVE_MAX_PARTS, "the index takes what the reader tells");
@@ -99,8 +99,7 @@ struct ki_applier {
         bool full;
     } last;
     struct ki_reports reports; /* of held blocks, which look like new copies */
-    struct ki_unsure unsure;   /* copies that these may have been */
-    struct ki_unsure suspects; /* counted copies that may have been reports */
+    struct ki_ranges ranges;   /* of blocks that they name: how many copies the engine has */
     struct ki_small small;     /* blocks of groups with smaller blocks */
     struct ki_doubts doubts;   /* enum ki_why: reasons for which a rank's answers may be wrong */
     struct ki_doubts cleared;  /* ranks that were cleared since the last loss, bit 1 */

@@ -15,10 +15,9 @@
 
 #include <string.h>
 
-static void clear_unsure(struct ki_applier *a, uint32_t rank)
+static void clear_blocks(struct ki_applier *a, uint32_t rank)
 {
-    ki_unsure_clear_rank(&a->unsure, rank);
-    ki_unsure_clear_rank(&a->suspects, rank);
+    ki_ranges_clear_rank(&a->ranges, rank);
     ki_small_clear_rank(&a->small, rank);
 }
 
@@ -54,7 +53,7 @@ static int clear(struct ki_applier *a, struct kvi_index *index, struct kv_holder
         return rc;
     clear_doubts(a, op, ki_owner_id(&owner));
     if (!op->source && op->tiers & 1u << KV_TIER_DEVICE)
-        clear_unsure(a, op->rank);
+        clear_blocks(a, op->rank);
     if (!op->source)
         return rc;
     for (uint32_t i = 1; !rc && kve_reader_source(a->reader, i, &other) == 0; i++)

@@ -80,9 +80,12 @@ bool ki_applier_drops_beyond_main(const struct ki_applier *a, const struct ki_wi
 int ki_applier_declare_windows(struct ki_applier *a, struct kvi_index *index,
                                const struct kve_batch *batch);
 
-/** Store blocks of the main group, or of another owner. */
-int ki_applier_store(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
+/** Store blocks in a cache. Returns 0, -ENOMEM or another error of kvi_store: something is lost. */
+int ki_applier_store(struct ki_applier *a, struct kvi_index *index, const struct kvi_cache *cache,
                      const struct kve_op *op, enum ki_verdict verdict);
+/** Take copies from a cache. Returns as kvi_take. */
+long ki_applier_take(struct ki_applier *a, struct kvi_index *index, const struct kvi_cache *cache,
+                     const struct kve_op *op);
 /**
  * Note whether the blocks of an operation lack a component. Removed ones lack none any more: the
  * engine has nothing of them.
@@ -96,10 +99,6 @@ int ki_applier_end_run(struct ki_applier *a, struct kvi_index *index);
  * due. Returns 0, or a negative errno when a store that waited is lost.
  */
 int ki_applier_sweep_salts(struct ki_applier *a, struct kvi_index *index);
-
-/** Note removals of copies that may have been reports, from the device's @group (unsure.h). */
-void ki_applier_note_removals(struct ki_applier *a, struct kvi_index *index,
-                              struct kv_holder holder, const struct kve_op *op, unsigned group);
 
 /** With block drop the main group's blocks keep what is known of their parts. */
 int ki_applier_forget_parts(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,

@@ -5,7 +5,7 @@
  *     purge         a restart, or the stream's own decision     all its ranks
  *     purge_ranks   another stream brought the same ranks       some; the engine still has them
  *
- * Invariant: with the blocks go the notes about single ones (unsure.h, small.h, lacking
+ * Invariant: with the blocks go the notes about single ones (ranges.h, small.h, lacking
  * components), or later events would be judged by blocks that aren't there.
  */
 #include "indexer/view/apply_impl.h"
@@ -99,8 +99,7 @@ void ki_applier_purge(struct ki_applier *a, struct kvi_index *index, bool restar
     a->has_windows &= !restarted;
     a->retains &= !restarted;
     a->purged = !restarted && a->reader->salts.n;
-    ki_unsure_clear(&a->unsure);
-    ki_unsure_clear(&a->suspects);
+    ki_ranges_clear(&a->ranges);
     a->reports.trusted &= !restarted;
     ki_small_clear(&a->small);
     ki_doubts_clear(&a->doubts);
@@ -123,8 +122,7 @@ void ki_applier_purge(struct ki_applier *a, struct kvi_index *index, bool restar
 /* Doubts stay: another stream's events may be their reason. */
 static void purge_rank(struct ki_applier *a, struct kvi_index *index, uint32_t rank)
 {
-    ki_unsure_clear_rank(&a->unsure, rank);
-    ki_unsure_clear_rank(&a->suspects, rank);
+    ki_ranges_clear_rank(&a->ranges, rank);
     ki_small_clear_rank(&a->small, rank);
     ki_doubts_end_rank(&a->incomplete, rank, UINT32_MAX);
     (void)kvi_clear(index, (struct kv_holder){a->instance, rank});

@@ -35,9 +35,8 @@ static ki_reasons of_reports(const struct ki_applier *a)
 
     return if_so(a->retains && on, KI_BECAUSE(SPARSE_REPORTS)) |
            if_so(a->small.n && on, KI_BECAUSE(SMALL_REPORTS)) |
-           if_so(a->unsure.n_open || a->suspects.n_open, KI_BECAUSE(MAYBE_REPORT)) |
-           if_so(ki_doubts_any(&a->unsure.lost) || ki_doubts_any(&a->suspects.lost),
-                 KI_BECAUSE(MAYBE_MORE));
+           if_so(a->ranges.n_open, KI_BECAUSE(MAYBE_REPORT)) |
+           if_so(ki_doubts_any(&a->ranges.lost), KI_BECAUSE(MAYBE_MORE));
 }
 
 ki_reasons ki_applier_reasons(const struct ki_applier *a)

@@ -27,12 +27,13 @@ static bool wants_sweep(const struct ki_applier *a)
 static bool is_held(void *arg, uint32_t rank, uint64_t hash)
 {
     const struct look *look = arg;
-    const struct ki_unsure *unsure = &look->a->unsure;
+    struct kvi_cache cache =
+        kvi_cache_of((struct kv_holder){look->a->instance, rank}, KV_TIER_DEVICE, 0);
 
-    if (kvi_holds(look->index, (struct kv_holder){look->a->instance, rank}, hash))
+    if (kvi_holds(look->index, cache.holder, hash))
         return true;
-    for (unsigned group = KI_UNSURE_MAIN; unsure->n && group <= KVI_MAX_WINDOWS; group++)
-        if (ki_unsure_find(unsure, rank, group, hash))
+    for (; look->a->ranges.n_absent && cache.window <= KVI_MAX_WINDOWS; cache.window++)
+        if (ki_ranges_find(&look->a->ranges, &cache, hash))
             return true;
     return false;
 }

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Stores of the main group, and of other owners; and what they tell of blocks in doubt.
+ * Stores and removals of one cache: the engine's main cache or a window, or another owner's.
  *
- *     open parents come back (put_back) ─► the index stores, with or without a further copy
- *                                       ─► note: possible copies, suspects, lacking components
+ *     open parent comes back (prove_parent) ─► the index stores, with or without a further copy
+ *                                           ─► note: ranges, lacking components, doubts
  *
- * A store of new copies is counted; one that may be a report is stored uncounted and noted
- * (unsure.h). Waiting chains enter together (ki_applier_end_run): where the index refuses one, its
- * events are stored one by one, and each is asked what it tells.
+ * Waiting chains enter together (ki_applier_end_run): where the index refuses one, its events are
+ * stored one by one, and each is asked what it tells.
  */
 #include "indexer/view/apply_impl.h"
 
@@ -17,75 +16,51 @@
 #include "base/args/instance.h"
 #include "base/core/log.h"
 
-/* Store blocks again that were in doubt and that an event of new copies proves to be held. */
-static int put_back(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
-                    const struct kve_op *op)
+/* Note that the engine has the parent of a store, which may be an open block. */
+static int prove_parent(struct ki_applier *a, struct kvi_index *index,
+                        const struct kvi_cache *cache, const struct kve_op *op)
 {
-    if (!a->unsure.n_open || op->tier != KV_TIER_DEVICE || op->source || !op->has_parent)
+    if (!a->ranges.n_open || !ki_has_ranges(cache) || cache->window || !op->has_parent)
         return 0;
-    return ki_unsure_restore(&a->unsure, index, holder, op->parent);
+    return ki_ranges_prove(&a->ranges, index, cache, op->parent);
 }
 
-static long copies_of(struct kvi_index *index, struct kv_holder holder, unsigned group,
-                      uint64_t hash)
+/*
+ * Note what a store tells of the ranges of its blocks: new copies, or maybe a report of known ones.
+ */
+static void note_ranges(struct ki_applier *a, struct kvi_index *index,
+                        const struct kvi_cache *cache, const struct kve_op *op,
+                        enum ki_verdict verdict, const struct kvi_stored *stored)
 {
-    if (group != KI_UNSURE_MAIN)
-        return kvi_get_block(index, kvi_window_of(holder, KV_TIER_DEVICE, 0, group - 1), hash)
-            .copies;
-    return kvi_get_block(index, kvi_cache_of(holder, KV_TIER_DEVICE, 0), hash).copies;
-}
+    bool from_root = !op->has_parent && op->n;
+    bool held = cache->window || (op->n && stored->duplicate == op->n);
+    bool may_be = ki_reports_may_be(&a->reports) && (!a->has_windows || a->reports.maybe);
 
-void ki_applier_note_removals(struct ki_applier *a, struct kvi_index *index,
-                              struct kv_holder holder, const struct kve_op *op, unsigned group)
-{
-    for (size_t i = 0; a->suspects.n && i < op->n; i++)
-        if (ki_unsure_find(&a->suspects, op->rank, group, op->hashes[i]))
-            ki_suspects_removed(&a->suspects, op->rank, group, op->hashes[i],
-                                copies_of(index, holder, group, op->hashes[i]),
-                                op->remaining != NULL);
-    if (a->suspects.n_real < KI_ENOUGH_REAL)
+    if (verdict == KI_VERDICT_EITHER) {
+        ki_ranges_maybe(&a->ranges, index, cache, op, false);
         return;
-    a->reports.trusted = true;
-    ki_unsure_clear(&a->suspects);
-    for (uint32_t i = 0; i < a->n_ranks; i++)
-        ki_doubts_end(&a->doubts, a->ranks[i], 0, KI_WHY_REPORTS);
-}
-
-/* Note what a store tells of blocks that may have been reports, or whether it may be one itself. */
-static void note_suspects(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
-                          const struct kve_op *op, const struct kvi_stored *stored)
-{
-    bool maybe = !op->has_parent && op->n && stored->duplicate == op->n &&
-                 ki_reports_may_be(&a->reports) && (!a->has_windows || a->reports.maybe);
-
-    if (!maybe && !a->suspects.n)
-        return;
-    if (op->has_parent)
-        ki_suspects_held(&a->suspects, op->rank, KI_UNSURE_MAIN, op->parent,
-                         copies_of(index, holder, KI_UNSURE_MAIN, op->parent));
-    for (size_t i = 0; i < op->n; i++) {
-        uint64_t hash = op->blocks[i].hash;
-        long copies = copies_of(index, holder, KI_UNSURE_MAIN, hash);
-
-        if (maybe)
-            ki_suspects_note(&a->suspects, op->rank, KI_UNSURE_MAIN, hash, copies);
-        else
-            ki_suspects_stored(&a->suspects, op->rank, KI_UNSURE_MAIN, hash, copies);
     }
+    if (may_be && from_root && held)
+        ki_ranges_maybe(&a->ranges, index, cache, op, true);
+    else
+        ki_ranges_stored(&a->ranges, index, cache, op);
+    a->reports.suspects |= from_root && held && op->type == KVE_OP_STORE;
 }
 
-static void note_copies(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
-                        const struct kve_op *op, const struct kvi_stored *stored)
+long ki_applier_take(struct ki_applier *a, struct kvi_index *index, const struct kvi_cache *cache,
+                     const struct kve_op *op)
 {
-    bool at_root = !op->has_parent && op->n;
+    long rc = ki_ranges_take(&a->ranges, index, cache, op);
 
-    if (op->tier != KV_TIER_DEVICE || op->source)
-        return;
-    if (a->unsure.n)
-        ki_unsure_stored(&a->unsure, op->rank, KI_UNSURE_MAIN, &op->blocks[0].hash,
-                         sizeof(op->blocks[0]), op->n);
-    note_suspects(a, index, holder, op, stored);
-    a->reports.suspects |= at_root && stored->duplicate == op->n;
+    if (KV_LIKELY(a->ranges.n_real < KI_ENOUGH_REAL))
+        return rc;
+    a->reports.trusted = true;
+    ki_ranges_trust(&a->ranges);
+    for (uint32_t i = 0; i < a->n_ranks; i++) {
+        ki_doubts_end(&a->ranges.lost, a->ranks[i], 0, KI_LOST_FEWER);
+        ki_doubts_end(&a->doubts, a->ranks[i], 0, KI_WHY_REPORTS);
+    }
+    return rc;
 }
 
 void ki_applier_note_complete(struct ki_applier *a, const struct kve_op *op)
@@ -114,40 +89,61 @@ static bool contradicts(const struct ki_applier *a, const struct kve_op *op,
            (stored->parked || (stored->renamed && names_all));
 }
 
-int ki_applier_store(struct ki_applier *a, struct kvi_index *index, struct kv_holder holder,
-                     const struct kve_op *op, enum ki_verdict verdict)
+/* Put blocks into a cache that the event names by hash. Unknown ones leave the tier in doubt. */
+static long store_known(struct ki_applier *a, struct kvi_index *index,
+                        const struct kvi_cache *cache, const struct kve_op *op)
+{
+    struct kve_source source = {.owner = ""};
+    long rc;
+
+    if (op->incomplete) {
+        ki_applier_note_complete(a, op);
+        return (long)op->n;
+    }
+    rc = kvi_add_known(index, *cache, op->hashes, op->n);
+    if (rc >= 0 && (size_t)rc < op->n && kve_reader_source(a->reader, op->source, &source) == 0)
+        ki_doubts_add(&a->doubts, op->rank, ki_owner_id(&source), 1u << op->tier);
+    return rc;
+}
+
+/*
+ * Put the blocks into the cache: a copy more of each, or at least one. Sources other than the
+ * engine's own cache have one copy of a block, however often they announce it. An event that may be
+ * a report counts no copy; a window's names blocks that the window hasn't, and changes nothing.
+ */
+static long into_cache(struct ki_applier *a, struct kvi_index *index, const struct kvi_cache *cache,
+                       const struct kve_op *op, enum ki_verdict verdict, struct kvi_stored *stored)
+{
+    const uint64_t *parent = op->has_parent ? &op->parent : NULL;
+
+    if (cache->window && verdict == KI_VERDICT_EITHER)
+        return 0;
+    if (op->type == KVE_OP_STORE_KNOWN)
+        return store_known(a, index, cache, op);
+    if (!cache->window && (op->single || verdict == KI_VERDICT_EITHER))
+        return kvi_store(index, cache->holder, cache->tier, parent, op->blocks, op->n, stored);
+    return kvi_add(index, *cache, parent, op->blocks, op->n, stored);
+}
+
+/* Note what a store of a main cache's blocks with their tokens tells, besides their ranges. */
+static void note_main(struct ki_applier *a, const struct kvi_cache *cache, const struct kve_op *op,
+                      enum ki_verdict verdict, const struct kvi_stored *stored)
+{
+    a->stats.orphans += stored->parked > 0; /* common after a loss, and in lower tiers */
+    if (contradicts(a, op, stored))
+        ki_doubts_add(&a->doubts, op->rank, 0, 1u << KV_TIER_DEVICE);
+    if (op->single || a->incomplete.n)
+        ki_applier_note_complete(a, op);
+    if (verdict == KI_VERDICT_COPIES && !stored->parked && op->n)
+        ki_store_run_begin(&a->run, cache->holder, op->blocks[op->n - 1].hash);
+}
+
+/* Note that the index refused a store. Returns 0 when the reason is the event's own. */
+static int note_refused(struct ki_applier *a, const struct kve_op *op, int rc)
 {
     static struct kv_log_rate rate;
-    const uint64_t *parent = op->has_parent ? &op->parent : NULL;
-    struct kvi_stored stored = {0};
     char digits[KV_INSTANCE_DIGITS];
-    bool counts = !op->single && verdict != KI_VERDICT_EITHER;
-    int rc = put_back(a, index, holder, op);
 
-    /*
-     * Sources other than the engine's own cache have one copy of a block, however often they
-     * announce it.
-     */
-    if (!rc)
-        rc = counts ? kvi_add(index, kvi_cache_of(holder, op->tier, op->source), parent, op->blocks,
-                              op->n, &stored)
-                    : kvi_store(index, holder, op->tier, parent, op->blocks, op->n, &stored);
-    ki_event_counts_store(&a->counts, stored.parked ? -ENOENT : rc, op->n - stored.duplicate,
-                          op->n);
-    if (rc == 0) {
-        a->stats.orphans += stored.parked > 0; /* common after a loss, and in lower tiers */
-        if (contradicts(a, op, &stored))
-            ki_doubts_add(&a->doubts, op->rank, 0, 1u << KV_TIER_DEVICE);
-        if (op->single || a->incomplete.n)
-            ki_applier_note_complete(a, op);
-        if (verdict == KI_VERDICT_EITHER)
-            ki_unsure_note(&a->unsure, op);
-        else if (!op->single)
-            note_copies(a, index, holder, op, &stored);
-        if (verdict == KI_VERDICT_COPIES && !stored.parked && op->n)
-            ki_store_run_begin(&a->run, holder, op->blocks[op->n - 1].hash);
-        return stored.lagging ? -ENOMEM : 0;
-    }
     a->last.full |= rc == -ENOSPC;
     a->stats.rejected++;
     if (rc == -EINVAL) /* a block below itself: its name isn't that of one place */
@@ -155,9 +151,30 @@ int ki_applier_store(struct ki_applier *a, struct kvi_index *index, struct kv_ho
     if (kv_log_allowed(&rate, 3))
         kv_log_warn("indexer", "the index refused blocks",
                     "worker=%s rank=%" PRIu32 " blocks=%zu error=\"%s\"",
-                    kv_instance_text(holder.worker, a->who, digits), holder.rank, op->n,
-                    strerror(-rc));
+                    kv_instance_text(a->instance, a->who, digits), op->rank, op->n, strerror(-rc));
     return rc == -EINVAL ? 0 : rc;
+}
+
+int ki_applier_store(struct ki_applier *a, struct kvi_index *index, const struct kvi_cache *cache,
+                     const struct kve_op *op, enum ki_verdict verdict)
+{
+    struct kvi_stored stored = {0};
+    long rc = prove_parent(a, index, cache, op);
+
+    if (!rc)
+        rc = into_cache(a, index, cache, op, verdict, &stored);
+    if (!cache->window && op->type == KVE_OP_STORE)
+        ki_event_counts_store(&a->counts, stored.parked ? -ENOENT : (int)rc,
+                              op->n - stored.duplicate, op->n);
+    else if (!cache->window)
+        ki_event_counts_named(&a->counts, KI_EVENT_STORED, rc, op->n);
+    if (rc < 0)
+        return note_refused(a, op, (int)rc);
+    if (!cache->window && op->type == KVE_OP_STORE)
+        note_main(a, cache, op, verdict, &stored);
+    if (ki_has_ranges(cache) && !op->single)
+        note_ranges(a, index, cache, op, verdict, &stored);
+    return stored.lagging ? -ENOMEM : 0;
 }
 
 /*
@@ -168,6 +185,7 @@ static int store_each(struct ki_applier *a, struct kvi_index *index, const struc
                       size_t i)
 {
     const struct kvi_new_chain *chain = &run->room->chains[i];
+    const struct kvi_cache cache = kvi_cache_of(chain->holder, KV_TIER_DEVICE, 0);
     bool has_parent = chain->has_parent;
     uint64_t parent = chain->parent;
     size_t end, n;
@@ -182,7 +200,7 @@ static int store_each(struct ki_applier *a, struct kvi_index *index, const struc
                             .parent = parent,
                             .blocks = blocks,
                             .n = n};
-        int rc = ki_applier_store(a, index, chain->holder, &op, KI_VERDICT_COPIES);
+        int rc = ki_applier_store(a, index, &cache, &op, KI_VERDICT_COPIES);
 
         result = rc < 0 ? rc : result;
         has_parent = true;
@@ -223,7 +241,7 @@ int ki_applier_end_run(struct ki_applier *a, struct kvi_index *index)
         ki_applier_touch(a, run.room->chains[i].holder.rank);
         rc = store_each(a, index, &run, i++);
         result = rc < 0 ? rc : result;
-        together = !a->unsure.n && !a->suspects.n; /* which each store may have to look at */
+        together = !a->ranges.n; /* which each store may have to look at */
     }
     a->run.open = false;
     ki_store_run_fini(&run);

@@ -14,7 +14,7 @@
 
 #include "base/core/error.h"
 #include "event/reader/reader.h"
-#include "indexer/view/unsure.h"
+#include "indexer/view/ranges.h"
 
 #define LOOK_AHEAD 64 /* operations in which a batch may continue below a report */
 #define MAX_GROUPS (KVI_MAX_WINDOWS + 1)
@@ -159,15 +159,14 @@ static int lookup(struct ki_reports *r, struct kvi_index *index, struct kv_holde
 
 /* Return true when the main group has, or may have, all blocks of the chain. */
 static bool may_hold(struct kvi_index *index, struct kv_holder holder,
-                     const struct ki_unsure *unsure, const struct kve_op *chain)
+                     const struct ki_ranges *ranges, const struct kve_op *chain)
 {
     const struct kvi_cache cache = kvi_cache_of(holder, KV_TIER_DEVICE, 0);
 
     for (size_t i = 0; i < chain->n; i++) {
-        const struct ki_unsure_entry *e =
-            ki_unsure_find(unsure, holder.rank, KI_UNSURE_MAIN, chain->blocks[i].hash);
+        const struct ki_range *e = ki_ranges_find(ranges, &cache, chain->blocks[i].hash);
 
-        if (!(e && e->open) && !kvi_get_block(index, cache, chain->blocks[i].hash).is_placed)
+        if (!(e && e->absent) && !kvi_get_block(index, cache, chain->blocks[i].hash).is_placed)
             return false;
     }
     return true;
@@ -175,11 +174,12 @@ static bool may_hold(struct kvi_index *index, struct kv_holder holder,
 
 /* Return true when each window of the row has, or may have, the last block. */
 static bool windows_may_end(const struct kve_reader *reader, struct kvi_index *index,
-                            struct kv_holder holder, const struct ki_unsure *unsure,
+                            struct kv_holder holder, const struct ki_ranges *ranges,
                             const struct row *row, const struct kvi_window *windows,
                             uint32_t n_windows)
 {
     struct kve_source source;
+    struct kvi_cache cache;
 
     for (size_t i = row->from; i < row->to; i++) {
         const struct kve_op *op = &row->batch->ops[i];
@@ -193,9 +193,8 @@ static bool windows_may_end(const struct kve_reader *reader, struct kvi_index *i
             number++;
         if (number == n_windows)
             return false;
-        if (kvi_get_block(index, kvi_window_of(holder, KV_TIER_DEVICE, 0, number), last).copies <=
-                0 &&
-            !ki_unsure_find(unsure, holder.rank, 1 + number, last))
+        cache = kvi_window_of(holder, KV_TIER_DEVICE, 0, number);
+        if (!kvi_get_block(index, cache, last).copies && !ki_ranges_find(ranges, &cache, last))
             return false;
     }
     return true;
@@ -215,7 +214,7 @@ static bool lacks_places(struct kvi_index *index, struct kv_holder holder,
  * The index can't tell that with block drop, which needs the next block, nor beside blocks in doubt.
  */
 static bool may_be_found(struct ki_reports *r, struct kvi_index *index, struct kv_holder holder,
-                         const struct kve_reader *reader, const struct ki_unsure *unsure,
+                         const struct kve_reader *reader, const struct ki_ranges *ranges,
                          const struct row *row, bool drops)
 {
     struct kvi_window windows[KVI_MAX_WINDOWS];
@@ -224,21 +223,21 @@ static bool may_be_found(struct ki_reports *r, struct kvi_index *index, struct k
     size_t n_found;
     bool found = lookup(r, index, holder, chain, chain->n, &n_found) < 0 || n_found == chain->n;
 
-    if (!found && !drops && !unsure->n_open && !lacks_places(index, holder, chain))
+    if (!found && !drops && !ranges->n_absent && !lacks_places(index, holder, chain))
         return false;
     n_windows = kvi_get_windows(index, holder, windows);
     for (int i = 0; i < n_windows; i++)
         n_groups += !windows[i].part;
     if (row->n_windows < (size_t)n_groups)
         return false;
-    return found || ((chain->source || may_hold(index, holder, unsure, chain)) &&
-                     windows_may_end(reader, index, holder, unsure, row, windows,
+    return found || ((chain->source || may_hold(index, holder, ranges, chain)) &&
+                     windows_may_end(reader, index, holder, ranges, row, windows,
                                      n_windows > 0 ? (uint32_t)n_windows : 0));
 }
 
 enum ki_verdict ki_reports_judge(struct ki_reports *r, struct kvi_index *index,
                                  struct kv_holder holder, const struct kve_reader *reader,
-                                 const struct ki_unsure *unsure, const struct kve_batch *batch,
+                                 const struct ki_ranges *ranges, const struct kve_batch *batch,
                                  size_t at, bool drops)
 {
     struct row row;
@@ -260,7 +259,7 @@ enum ki_verdict ki_reports_judge(struct ki_reports *r, struct kvi_index *index,
     shows = !on && row.chain->n > 1 && goes_on(&row);
     if (!on && !shows && !(row.n_windows && ki_reports_may_be(r)))
         return r->verdict;
-    may = may_be_found(r, index, holder, reader, unsure, &row, drops);
+    may = may_be_found(r, index, holder, reader, ranges, &row, drops);
     if (may && shows && lookup(r, index, holder, row.chain, row.chain->n - 1, &n_found) == 0 &&
         n_found) {
         r->seen = on = true;

@@ -14,7 +14,7 @@
  * one. All other events are copies.
  *
  * Blocks that are found can be copies, too: of a request that doesn't look into the cache (prompt
- * logprobs), or one that computes its last block anew. unsure.h counts such copies.
+ * logprobs), or one that computes its last block anew. ranges.h has such copies.
  *
  * Caller-locked.
  */
@@ -51,7 +51,7 @@ struct ki_reports {
     struct kvi_matches matches;
 };
 
-struct ki_unsure;
+struct ki_ranges;
 
 void ki_reports_fini(struct ki_reports *r);
 
@@ -76,7 +76,7 @@ static inline bool ki_reports_may_be(const struct ki_reports *r)
  */
 enum ki_verdict ki_reports_judge(struct ki_reports *r, struct kvi_index *index,
                                  struct kv_holder holder, const struct kve_reader *reader,
-                                 const struct ki_unsure *unsure, const struct kve_batch *batch,
+                                 const struct ki_ranges *ranges, const struct kve_batch *batch,
                                  size_t at, bool drops);
 
 #endif
