@@ -184,7 +184,7 @@ static void check_totals(struct check *check)
     must(check, ix->alias_names.n == ix->n_aliases && ix->alias_places.n == ix->n_aliases,
          "the alias tables");
     must(check,
-         ix->holder_ids.n == ix->n_holders && ix->holders.n_live == ix->n_holders + ix->n_parts,
+         ix->holder_ids.n == ix->n_holders && ix->holders.n_live == ix->n_holders + ix->n_overlays,
          "the count of holders");
     for (int t = 0; t < KV_N_TIERS; t++)
         must(check, check->tiers[t] == ix->n_tier_blocks[t], "the count of blocks in a tier");

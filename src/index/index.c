@@ -235,7 +235,7 @@ int kvi_holder_add(struct kvi_index *ix, struct kv_holder key, struct kvi_holder
 
 void kvi_holder_drop(struct kvi_index *ix, struct kvi_holder *holder)
 {
-    kvi_parts_drop(ix, holder);
+    kvi_overlays_drop(ix, holder);
     kvi_table_erase(&ix->holder_ids, mix_holder(holder->key), holder->id);
     kvi_dir_remove(&ix->holders, holder->id);
     kvi_retire_memory(ix, &holder->retired, sizeof(*holder));
@@ -252,10 +252,10 @@ static uint64_t blocks_of(const struct kvi_holder *holder)
 static uint64_t doubted_of(const struct kvi_holder *holder)
 {
     uint64_t doubted = kvi_copies_doubted(holder);
-    const struct kvi_holder *part;
+    const struct kvi_holder *overlay;
 
-    KVI_EACH_PART(kvi_windows_of(holder), part)
-    doubted += kvi_copies_doubted(part);
+    KVI_EACH_OVERLAY(kvi_windows_of(holder), overlay)
+    doubted += kvi_copies_doubted(overlay);
     return doubted;
 }
 

@@ -10,7 +10,7 @@
 
 #include "index/tree/windows.h"
 
-/** A bit for each holder's id, its parts' included. */
+/** A bit for each holder's id, its overlays' included. */
 struct kvi_chosen {
     uint64_t *bits;
     size_t n; /* ids that have a bit */

@@ -11,13 +11,13 @@
 #include "index/dump/chosen.h"
 #include "index/tree/kids.h"
 
-#define BATCH 32u   /* holders whose part of a chain one step copies */
+#define BATCH 32u   /* holders whose piece of a chain one step copies */
 #define AHEAD 2048u /* children of a wide chain that are sorted in advance */
 #define FETCH 8u    /* children by which prefetches are ahead */
 #define SKIPS 256u  /* children that one step leaves out */
 
-/* One holder's part of the chain. */
-struct part {
+/* One holder's piece of the chain. */
+struct piece {
     struct kv_holder key;
     uint32_t from, len; /* report blocks from..len now */
     bool has_parent;
@@ -36,9 +36,9 @@ struct dump {
     const struct kvi_chain *wide; /* chain whose next children are in ahead */
     size_t n_ahead, at_ahead;
     struct kvi_kid_key ahead[AHEAD];
-    uint32_t n_parts;
+    uint32_t n_pieces;
     struct kv_block blocks[KVI_CHAIN_MAX]; /* under the names of most holders */
-    struct part part[BATCH];
+    struct piece piece[BATCH];
 };
 
 static int compare_ids(const void *a, const void *b)
@@ -72,37 +72,37 @@ static long sort_holders(struct dump *dump, const struct kvi_chain *chain)
     return kept;
 }
 
-static void copy_part(struct dump *dump, const struct kvi_chain *chain, uint64_t entry)
+static void copy_piece(struct dump *dump, const struct kvi_chain *chain, uint64_t entry)
 {
     const struct kvi_index *ix = dump->ix;
     const struct kvi_holder *holder = kvi_holder_at(ix, kvi_entry_holder(entry));
     uint32_t pos = kvi_chain_run(chain).pos;
-    struct part *part = &dump->part[dump->n_parts];
+    struct piece *piece = &dump->piece[dump->n_pieces];
 
-    if (holder->main) /* kvi_dump_windows reports parts */
+    if (holder->main) /* kvi_dump_windows reports overlays */
         return;
-    part->from = dump->cursor.emitted;
-    part->len = KV_MIN(kvi_entry_len(entry), dump->cursor.upto);
-    if (part->len <= part->from)
+    piece->from = dump->cursor.emitted;
+    piece->len = KV_MIN(kvi_entry_len(entry), dump->cursor.upto);
+    if (piece->len <= piece->from)
         return;
-    part->key = holder->key;
-    part->has_parent = chain->parent->parent != NULL;
-    if (part->has_parent) {
+    piece->key = holder->key;
+    piece->has_parent = chain->parent->parent != NULL;
+    if (piece->has_parent) {
         struct kvi_run above = kvi_chain_run(chain->parent);
 
-        part->parent = kvi_name_of(ix, holder, above.pos + above.len - 1);
+        piece->parent = kvi_name_of(ix, holder, above.pos + above.len - 1);
     }
-    part->renamed = holder->n_aliases > 0;
-    for (uint32_t i = 0; i < part->len; i++) {
-        part->mask[i] = (uint8_t)kvi_mask_at(ix, entry, i);
-        if (part->renamed)
-            part->blocks[i] =
+    piece->renamed = holder->n_aliases > 0;
+    for (uint32_t i = 0; i < piece->len; i++) {
+        piece->mask[i] = (uint8_t)kvi_mask_at(ix, entry, i);
+        if (piece->renamed)
+            piece->blocks[i] =
                 (struct kv_block){kvi_name_of(ix, holder, pos + i), dump->blocks[i].tokens_hash};
     }
-    dump->n_parts++;
+    dump->n_pieces++;
 }
 
-/* Copy the next holders' parts. Returns 0 or -ENOMEM. */
+/* Copy the next holders' pieces. Returns 0 or -ENOMEM. */
 static int copy_chain(struct dump *dump)
 {
     struct kvi_cursor *cursor = &dump->cursor;
@@ -119,7 +119,7 @@ static int copy_chain(struct dump *dump)
     for (uint32_t i = 0; i < run.len; i++)
         dump->blocks[i] = (struct kv_block){engines[i], locals[i]};
     for (long i = 0; i < taken; i++)
-        copy_part(dump, chain, kvi_who_get(kvi_who_at(chain, (uint32_t)dump->ids[i])));
+        copy_piece(dump, chain, kvi_who_get(kvi_who_at(chain, (uint32_t)dump->ids[i])));
     if (taken < n) {
         cursor->holder = (uint32_t)(dump->ids[taken - 1] >> 32) + 1;
     } else {
@@ -234,40 +234,40 @@ static bool advance(struct dump *dump)
     return true;
 }
 
-/* Report blocks i..end of a part, which are in one tier. */
-static int tell_run(const struct dump *dump, const struct part *part, enum kv_tier tier, uint32_t i,
-                    uint32_t end, kvi_dump_fn fn, void *arg)
+/* Report blocks i..end of a piece, which are in one tier. */
+static int tell_run(const struct dump *dump, const struct piece *piece, enum kv_tier tier,
+                    uint32_t i, uint32_t end, kvi_dump_fn fn, void *arg)
 {
-    const struct kv_block *blocks = part->renamed ? part->blocks : dump->blocks;
-    struct kvi_dump_run run = {part->key, tier, NULL, blocks + i, end - i};
+    const struct kv_block *blocks = piece->renamed ? piece->blocks : dump->blocks;
+    struct kvi_dump_run run = {piece->key, tier, NULL, blocks + i, end - i};
 
     if (i > 0)
         run.parent = &blocks[i - 1].hash;
-    else if (part->has_parent)
-        run.parent = &part->parent;
+    else if (piece->has_parent)
+        run.parent = &piece->parent;
     return fn(arg, &run);
 }
 
 /* Report every block in its nearest tier, in order; then the other tiers of blocks in several. */
-static int tell_part(const struct dump *dump, const struct part *part, kvi_dump_fn fn, void *arg)
+static int tell_piece(const struct dump *dump, const struct piece *piece, kvi_dump_fn fn, void *arg)
 {
     uint32_t end;
     int rc = 0;
 
-    for (uint32_t i = part->from; i < part->len && !rc; i = end) {
-        int nearest = __builtin_ctz(part->mask[i]);
+    for (uint32_t i = piece->from; i < piece->len && !rc; i = end) {
+        int nearest = __builtin_ctz(piece->mask[i]);
 
-        for (end = i + 1; end < part->len && __builtin_ctz(part->mask[end]) == nearest; end++)
+        for (end = i + 1; end < piece->len && __builtin_ctz(piece->mask[end]) == nearest; end++)
             ;
-        rc = tell_run(dump, part, (enum kv_tier)nearest, i, end, fn, arg);
+        rc = tell_run(dump, piece, (enum kv_tier)nearest, i, end, fn, arg);
     }
     for (int t = 1; t < KV_N_TIERS && !rc; t++) {
-        for (uint32_t i = part->from; i < part->len && !rc; i = KV_MAX(end, i + 1)) {
-            for (end = i; end < part->len && part->mask[end] >> t & 1 &&
-                          __builtin_ctz(part->mask[end]) != t;)
+        for (uint32_t i = piece->from; i < piece->len && !rc; i = KV_MAX(end, i + 1)) {
+            for (end = i; end < piece->len && piece->mask[end] >> t & 1 &&
+                          __builtin_ctz(piece->mask[end]) != t;)
                 end++;
             if (end > i)
-                rc = tell_run(dump, part, (enum kv_tier)t, i, end, fn, arg);
+                rc = tell_run(dump, piece, (enum kv_tier)t, i, end, fn, arg);
         }
     }
     return rc;
@@ -291,13 +291,13 @@ int kvi_dump_runs(struct kvi_index *index, const struct kvi_chosen *chosen, kvi_
     kvi_lock(index);
     kvi_cursor_add(index, &dump->cursor);
     while (more && !rc) {
-        dump->n_parts = 0;
+        dump->n_pieces = 0;
         more = advance(dump);
         if (more && dump->cursor.at->parent)
             rc = copy_chain(dump);
         pthread_mutex_unlock(&index->lock);
-        for (uint32_t i = 0; i < dump->n_parts && !rc; i++)
-            rc = tell_part(dump, &dump->part[i], fn, arg);
+        for (uint32_t i = 0; i < dump->n_pieces && !rc; i++)
+            rc = tell_piece(dump, &dump->piece[i], fn, arg);
         kvi_lock(index);
     }
     kvi_cursor_remove(index, &dump->cursor);

@@ -81,7 +81,7 @@ static void copy_parked(const struct kvi_index *ix, const struct parked_names *n
 
 /* -- sources ----------------------------------------------------------------------------------- */
 
-/* Return a fact about a tier of a holder or, for a part, about one of its windows. */
+/* Return a fact about a tier of a holder or, for an overlay, about one of its windows. */
 static struct kvi_extra fact_of(const struct kvi_holder *holder, uint32_t tier)
 {
     const struct kvi_windows *windows = holder->main ? kvi_windows_of(holder->main) : NULL;
@@ -91,11 +91,11 @@ static struct kvi_extra fact_of(const struct kvi_holder *holder, uint32_t tier)
 
     if (!windows)
         return extra;
-    while (windows->parts[at / KVI_PARTS][at % KVI_PARTS] != holder)
+    while (windows->overlays[at / KVI_OVERLAYS][at % KVI_OVERLAYS] != holder)
         at++;
-    extra.tier = (enum kv_tier)(at / KVI_PARTS);
+    extra.tier = (enum kv_tier)(at / KVI_OVERLAYS);
     extra.in_window = true;
-    window = &windows->items[at % KVI_PARTS * KVI_PART_WINDOWS + tier - kvi_window_tier(0)];
+    window = &windows->items[at % KVI_OVERLAYS * KVI_OVERLAY_WINDOWS + tier - kvi_window_tier(0)];
     extra.window.group = window->group;
     extra.window.part = window->part;
     return extra;
@@ -108,7 +108,7 @@ static bool has_tier(const struct kvi_holder *holder, uint32_t tier)
     return t->implied || t->counts || t->n_stored_again;
 }
 
-/* Add the facts about the tiers of a holder, such as a part of a rank. */
+/* Add the facts about the tiers of a holder, such as an overlay of a rank. */
 static void copy_facts(const struct kvi_holder *holder, struct slice *slice)
 {
     for (uint32_t t = 0; t < KV_N_TIERS; t++) {
@@ -299,7 +299,7 @@ static void choose(struct kvi_chosen *chosen, const struct kvi_holder *holder)
     chosen->bits[holder->id / 64] |= UINT64_C(1) << holder->id % 64;
 }
 
-/* Choose the holders of @keys and their parts. Returns 0 or -ENOMEM. */
+/* Choose the holders of @keys and their overlays. Returns 0 or -ENOMEM. */
 static int choose_all(struct kvi_index *ix, const struct kv_holder *keys, size_t n,
                       struct kvi_chosen *ret)
 {
@@ -309,12 +309,12 @@ static int choose_all(struct kvi_index *ix, const struct kv_holder *keys, size_t
     for (size_t i = 0; ret->bits && i < n; i++) {
         const struct kvi_holder *holder = kvi_holder_find(ix, keys[i]);
         const struct kvi_windows *windows = holder ? kvi_windows_of(holder) : NULL;
-        const struct kvi_holder *part;
+        const struct kvi_holder *overlay;
 
         if (holder)
             choose(ret, holder);
-        KVI_EACH_PART(windows, part)
-        choose(ret, part);
+        KVI_EACH_OVERLAY(windows, overlay)
+        choose(ret, overlay);
     }
     pthread_mutex_unlock(&ix->lock);
     return ret->bits ? 0 : -ENOMEM;

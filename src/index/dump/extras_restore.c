@@ -3,7 +3,7 @@
 #include "index/tree/windows.h"
 
 /*
- * Find the holder or part that a fact is about, and its tier there. Returns 0; *@ret is NULL when
+ * Find the holder or overlay that a fact is about, and its tier there. Returns 0; *@ret is NULL when
  * there is none.
  */
 static int subject(struct kvi_index *ix, const struct kvi_extra *extra, bool make,
@@ -20,7 +20,7 @@ static int subject(struct kvi_index *ix, const struct kvi_extra *extra, bool mak
     if (number < 0)
         return 0;
     *ret_tier = (enum kv_tier)kvi_window_tier((uint32_t)number);
-    return kvi_part_find(ix, holder, extra->tier, (uint32_t)number, make, ret);
+    return kvi_overlay_find(ix, holder, extra->tier, (uint32_t)number, make, ret);
 }
 
 static int restore_tier(struct kvi_index *index, const struct kvi_extra *extra)
@@ -66,7 +66,7 @@ static int set_copies(struct kvi_index *index, const struct kvi_extra *extra)
             rc = KV_MIN(
                 kvi_take_one(index, holder, tier, holder->tier[tier].implied, extra->hash, 0), 0);
         if (!held && !rc && holder->main)
-            kvi_part_tidy(index, holder, extra->hash);
+            kvi_overlay_tidy(index, holder, extra->hash);
     }
     kvi_unlock(index);
     return rc;

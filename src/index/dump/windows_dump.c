@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Dump and restore windows: each holder's rule and windows, then the blocks part by part, one slice
+ * Dump and restore windows: each holder's rule and windows, then the blocks overlay by overlay, one slice
  * per lock. With a main group, the holder's own blocks tell the places. Blocks of windows alone
  * come with their places, parents first.
  */
 #include "index/dump/chosen.h"
 
-#define SLICE 64u /* blocks; each is a place and the windows of a part */
+#define SLICE 64u /* blocks; each is a place and the windows of an overlay */
 
 struct slice {
-    struct kvi_extra items[SLICE * (1 + KVI_PART_WINDOWS)];
+    struct kvi_extra items[SLICE * (1 + KVI_OVERLAY_WINDOWS)];
     uint32_t n;
 };
 
@@ -63,11 +63,11 @@ static uint32_t next_holder(struct dump *dump, uint32_t at, struct kv_holder *re
     return UINT32_MAX;
 }
 
-/* Find the place of a block that the part has. Returns false when the place is unknown. */
-static bool place_of(const struct kvi_index *ix, const struct kvi_holder *part, uint64_t hash,
+/* Find the place of a block that the overlay has. Returns false when the place is unknown. */
+static bool place_of(const struct kvi_index *ix, const struct kvi_holder *overlay, uint64_t hash,
                      struct kvi_extra *ret)
 {
-    const struct kvi_parked *parked = kvi_parked_find(ix, part, hash);
+    const struct kvi_parked *parked = kvi_parked_find(ix, overlay, hash);
     struct kvi_place place;
     const struct kvi_chain *above;
 
@@ -75,69 +75,70 @@ static bool place_of(const struct kvi_index *ix, const struct kvi_holder *part, 
         ret->parent = parked->parent;
         ret->tokens_hash = parked->local;
         ret->has_parent = true;
-        return !kvi_is_placeless(part, parked);
+        return !kvi_is_placeless(overlay, parked);
     }
-    if (!kvi_locate(ix, part, hash, &place, NULL))
+    if (!kvi_locate(ix, overlay, hash, &place, NULL))
         return false;
     ret->tokens_hash = *kvi_arena_locals(&ix->arena, kvi_place_pos(place));
     above = place.off ? place.chain : place.chain->parent;
     ret->has_parent = above->parent != NULL;
     if (ret->has_parent)
-        ret->parent = kvi_name_of(ix, part,
+        ret->parent = kvi_name_of(ix, overlay,
                                   kvi_chain_run(above).pos +
                                       (place.off ? place.off : kvi_chain_run(above).len) - 1);
     return true;
 }
 
 static void add_block(struct dump *dump, const struct kvi_windows *windows,
-                      const struct kvi_holder *part, uint32_t at, uint64_t hash)
+                      const struct kvi_holder *overlay, uint32_t at, uint64_t hash)
 {
-    uint32_t mask = kvi_tiers_of(dump->ix, part, hash), first = at % KVI_PARTS * KVI_PART_WINDOWS;
+    uint32_t mask = kvi_tiers_of(dump->ix, overlay, hash),
+             first = at % KVI_OVERLAYS * KVI_OVERLAY_WINDOWS;
     struct kvi_extra extra = {
         .kind = KVI_EXTRA_PLACE,
-        .holder = part->key,
+        .holder = overlay->key,
         .hash = hash,
-        .tier = (enum kv_tier)(at / KVI_PARTS),
+        .tier = (enum kv_tier)(at / KVI_OVERLAYS),
         .window = {.group = windows->items[first].group, .part = windows->items[first].part}};
 
-    if (windows->alone && mask && place_of(dump->ix, part, hash, &extra))
+    if (windows->alone && mask && place_of(dump->ix, overlay, hash, &extra))
         add(dump, extra);
-    for (uint32_t i = first; i < KV_MIN(windows->n, first + KVI_PART_WINDOWS); i++) {
+    for (uint32_t i = first; i < KV_MIN(windows->n, first + KVI_OVERLAY_WINDOWS); i++) {
         uint32_t bit = kvi_window_tier(i);
 
         if (!(mask >> bit & 1))
             continue;
         extra = (struct kvi_extra){
             .kind = KVI_EXTRA_WINDOW_BLOCK,
-            .holder = part->key,
+            .holder = overlay->key,
             .hash = hash,
-            .tier = (enum kv_tier)(at / KVI_PARTS),
+            .tier = (enum kv_tier)(at / KVI_OVERLAYS),
             .window = {.group = windows->items[i].group, .part = windows->items[i].part},
-            .copies = kvi_copies_count(dump->ix, part, (enum kv_tier)bit, 0, hash)};
+            .copies = kvi_copies_count(dump->ix, overlay, (enum kv_tier)bit, 0, hash)};
         extra.copies = KV_MAX(extra.copies, 1u);
         add(dump, extra);
     }
 }
 
-static int dump_part(struct dump *dump, struct kv_holder key, uint32_t at)
+static int dump_overlay(struct dump *dump, struct kv_holder key, uint32_t at)
 {
     struct kvi_index *ix = dump->ix;
-    struct kvi_holder *part;
+    struct kvi_holder *overlay;
     uint64_t *names = NULL;
     size_t n = 0, i = 0;
     int rc = 0;
 
     kvi_lock(ix);
-    part = kvi_part_at(ix, key, at);
-    if (part)
-        rc = kvi_list_names(ix, part, &names, &n);
+    overlay = kvi_overlay_at(ix, key, at);
+    if (overlay)
+        rc = kvi_list_names(ix, overlay, &names, &n);
     pthread_mutex_unlock(&ix->lock);
     while (i < n && !rc) {
         kvi_lock(ix);
-        part = kvi_part_at(ix, key, at);
+        overlay = kvi_overlay_at(ix, key, at);
         for (size_t end = KV_MIN(n, i + SLICE); i < end; i++)
-            if (part)
-                add_block(dump, kvi_windows_of(part->main), part, at, names[i]);
+            if (overlay)
+                add_block(dump, kvi_windows_of(overlay->main), overlay, at, names[i]);
         pthread_mutex_unlock(&ix->lock);
         rc = tell(dump);
     }
@@ -164,8 +165,8 @@ int kvi_dump_windows(struct kvi_index *ix, const struct kvi_chosen *chosen, kvi_
         if (at == UINT32_MAX)
             break;
         rc = tell(dump);
-        for (uint32_t i = 0; i < KV_N_TIERS * KVI_PARTS && !rc; i++)
-            rc = dump_part(dump, key, i);
+        for (uint32_t i = 0; i < KV_N_TIERS * KVI_OVERLAYS && !rc; i++)
+            rc = dump_overlay(dump, key, i);
     }
     free(dump);
     return rc;
@@ -204,8 +205,8 @@ static int restore_place(struct kvi_index *ix, const struct kvi_cache *cache,
 
     kvi_lock(ix);
     rc = kvi_spot_find(ix, cache, true, &spot);
-    if (!rc && !kvi_part_place(ix, &spot, cache->tier, extra->has_parent ? &extra->parent : NULL,
-                               &block, 1))
+    if (!rc && !kvi_overlay_place(ix, &spot, cache->tier, extra->has_parent ? &extra->parent : NULL,
+                                  &block, 1))
         rc = -ENOMEM;
     kvi_unlock(ix);
     return rc;

@@ -56,16 +56,16 @@ struct kvi_block_info kvi_get_block(struct kvi_index *index, struct kvi_cache ca
 
 bool kvi_holds(struct kvi_index *index, struct kv_holder key, uint64_t hash)
 {
-    const struct kvi_holder *holder, *part;
+    const struct kvi_holder *holder, *overlay;
     bool found;
 
     kvi_lock(index);
     holder = kvi_holder_await(index, key);
     found = holder && kvi_tiers_of(index, holder, hash);
     if (holder && !found)
-        KVI_EACH_PART(kvi_windows_of(holder), part)
+        KVI_EACH_OVERLAY(kvi_windows_of(holder), overlay)
         {
-            found |= kvi_tiers_of(index, part, hash) != 0;
+            found |= kvi_tiers_of(index, overlay, hash) != 0;
         }
     kvi_unlock(index);
     return found;

@@ -52,12 +52,12 @@ static int first_tier(const struct cut *cut)
  */
 static bool has_in(struct kvi_view *view, int tier, uint32_t number, uint32_t p)
 {
-    uint32_t part = number / KVI_PART_WINDOWS, bit = kvi_window_tier(number);
-    size_t *at = &view->at[tier][part];
+    uint32_t overlay = number / KVI_OVERLAY_WINDOWS, bit = kvi_window_tier(number);
+    size_t *at = &view->at[tier][overlay];
     const struct kvi_share *s;
 
     if (*at == KVI_NO_SHARE || view->shares[*at].depth + view->shares[*at].len <= p)
-        *at = view->last[tier][part];
+        *at = view->last[tier][overlay];
     while (*at != KVI_NO_SHARE && view->shares[*at].depth > p)
         *at = view->shares[*at].above;
     if (*at == KVI_NO_SHARE)
@@ -225,8 +225,8 @@ static uint32_t path_length(const struct kvi_view *view)
 {
     uint32_t length = 0;
 
-    for (size_t i = 0; i < (size_t)KV_N_TIERS * KVI_PARTS; i++) {
-        size_t last = view->last[i / KVI_PARTS][i % KVI_PARTS];
+    for (size_t i = 0; i < (size_t)KV_N_TIERS * KVI_OVERLAYS; i++) {
+        size_t last = view->last[i / KVI_OVERLAYS][i % KVI_OVERLAYS];
 
         if (last != KVI_NO_SHARE)
             length = KV_MAX(length, view->shares[last].depth + view->shares[last].len);

@@ -10,7 +10,7 @@
 
 #define KVI_NO_SHARE SIZE_MAX
 
-/** The share of a part, or of a main holder, in one chain of the path. */
+/** The share of an overlay, or of a main holder, in one chain of the path. */
 struct kvi_share {
     const struct kvi_tmap *tmap; /* NULL: all blocks have the tiers of mask */
     uint32_t holder, mask;
@@ -22,10 +22,10 @@ struct kvi_share {
 struct kvi_view {
     const struct kvi_windows *windows;
     const struct kvi_share *shares;
-    size_t last[KV_N_TIERS][KVI_PARTS]; /* each part's deepest share, or KVI_NO_SHARE */
-    size_t at[KV_N_TIERS][KVI_PARTS];   /* share that answered the last question */
-    size_t main;                        /* the main holder's deepest share, or KVI_NO_SHARE */
-    uint32_t n;                         /* blocks of the prompt */
+    size_t last[KV_N_TIERS][KVI_OVERLAYS]; /* each overlay's deepest share, or KVI_NO_SHARE */
+    size_t at[KV_N_TIERS][KVI_OVERLAYS];   /* share that answered the last question */
+    size_t main;                           /* the main holder's deepest share, or KVI_NO_SHARE */
+    uint32_t n;                            /* blocks of the prompt */
 };
 
 /**

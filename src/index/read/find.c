@@ -19,7 +19,7 @@ struct slots {
     uint64_t call;
     struct step *path; /* used when PATH_SHORT is too small */
     size_t path_capacity;
-    struct kvi_share *shares; /* shares of the parts on the path */
+    struct kvi_share *shares; /* shares of the overlays on the path */
     size_t n_shares, shares_capacity;
     struct windowed {
         const struct kvi_windows *windows;
@@ -30,7 +30,7 @@ struct slots {
     size_t n;
     struct slot {
         uint64_t call; /* call that filled the slot; any other call makes it stale */
-        /* Of a holder with windows: WINDOWED and its place in windowed. Of a part: its deepest share. */
+        /* Of a holder with windows: WINDOWED and its place in windowed. Of an overlay: its deepest share. */
         size_t item;
     } slot[];
 };
@@ -142,12 +142,12 @@ static inline int add_item(struct find *find, const struct kvi_holder *holder, u
     return 0;
 }
 
-/* Return the deepest share of a part so far in this walk, or KVI_NO_SHARE. */
-static size_t last_share(const struct slots *slots, uint32_t part)
+/* Return the deepest share of an overlay so far in this walk, or KVI_NO_SHARE. */
+static size_t last_share(const struct slots *slots, uint32_t overlay)
 {
-    size_t at = part < slots->n ? slots->slot[part].item : KVI_NO_SHARE;
+    size_t at = overlay < slots->n ? slots->slot[overlay].item : KVI_NO_SHARE;
 
-    return at < slots->n_shares && slots->shares[at].holder == part ? at : KVI_NO_SHARE;
+    return at < slots->n_shares && slots->shares[at].holder == overlay ? at : KVI_NO_SHARE;
 }
 
 /* Note a holder with windows for cut_matches. */
@@ -169,7 +169,7 @@ static int add_windowed(struct find *find, const struct kvi_holder *holder,
     return rc;
 }
 
-/* Append a share of a part, or of a holder with windows. Returns its number, or KVI_NO_SHARE. */
+/* Append a share of an overlay, or of a holder with windows. Returns its number, or KVI_NO_SHARE. */
 static size_t add_share(struct slots *slots, const struct kvi_share *share)
 {
     struct kvi_share *shares =
@@ -211,18 +211,18 @@ __attribute__((noinline, cold)) static int take_main(struct find *find, uint64_t
     return 0;
 }
 
-/* Note for cut_matches that a part has the first blocks of the @len from @depth on. */
-static int take_part(struct find *find, const struct kvi_holder *part, uint64_t entry,
-                     uint32_t depth, uint32_t len)
+/* Note for cut_matches that an overlay has the first blocks of the @len from @depth on. */
+static int take_overlay(struct find *find, const struct kvi_holder *overlay, uint64_t entry,
+                        uint32_t depth, uint32_t len)
 {
-    const struct kvi_windows *windows = kvi_windows_of(part->main);
+    const struct kvi_windows *windows = kvi_windows_of(overlay->main);
     const struct kvi_tmap *tmap = NULL;
     struct slots *slots = find->slots;
     struct kvi_match *item;
     size_t share;
     int rc = 0;
 
-    if (!windows || atomic_load_explicit(&part->hidden, memory_order_acquire))
+    if (!windows || atomic_load_explicit(&overlay->hidden, memory_order_acquire))
         return 0;
     if (!kvi_entry_mask(entry)) {
         tmap = kvi_tmap_at(find->ix, entry);
@@ -230,26 +230,26 @@ static int take_part(struct find *find, const struct kvi_holder *part, uint64_t 
             return DISTURBED;
     }
     share = add_share(slots, &(struct kvi_share){.tmap = tmap,
-                                                 .holder = part->id,
+                                                 .holder = overlay->id,
                                                  .mask = kvi_entry_mask(entry),
                                                  .depth = depth,
                                                  .len = len,
-                                                 .above = last_share(slots, part->id)});
+                                                 .above = last_share(slots, overlay->id)});
     if (share == KVI_NO_SHARE)
         return -ENOMEM;
-    slots->slot[part->id].item = share;
+    slots->slot[overlay->id].item = share;
     if (depth || !windows->alone)
         return 0;
-    if (part->main->id >= slots->n)
-        rc = grow_slots(find, part->main->id + 1);
+    if (overlay->main->id >= slots->n)
+        rc = grow_slots(find, overlay->main->id + 1);
     slots = find->slots;
-    if (rc || slots->slot[part->main->id].call == slots->call)
+    if (rc || slots->slot[overlay->main->id].call == slots->call)
         return rc;
-    return add_windowed(find, part->main, windows, &item);
+    return add_windowed(find, overlay->main, windows, &item);
 }
 
 /*
- * Handle an entry of a part, or of a holder with windows. find->met is its item, or NULL. Kept out
+ * Handle an entry of an overlay, or of a holder with windows. find->met is its item, or NULL. Kept out
  * of the common path.
  */
 __attribute__((noinline, cold)) static int meet_windowed(struct find *find, uint64_t entry,
@@ -263,7 +263,7 @@ __attribute__((noinline, cold)) static int meet_windowed(struct find *find, uint
     if (!holder)
         return DISTURBED;
     if (holder->main)
-        return take_part(find, holder, entry, depth, len);
+        return take_overlay(find, holder, entry, depth, len);
     windows = kvi_windows_of(holder);
     if (depth)
         return 0;
@@ -401,14 +401,15 @@ __attribute__((noinline, cold)) static void cut_matches(struct find *find)
                                 .main = slots->windowed[i].share,
                                 .n = (uint32_t)find->n};
 
-        for (size_t k = 0; k < (size_t)KV_N_TIERS * KVI_PARTS; k++) {
-            const struct kvi_holder *part = windows->parts[k / KVI_PARTS][k % KVI_PARTS];
+        for (size_t k = 0; k < (size_t)KV_N_TIERS * KVI_OVERLAYS; k++) {
+            const struct kvi_holder *overlay =
+                windows->overlays[k / KVI_OVERLAYS][k % KVI_OVERLAYS];
 
-            view.last[k / KVI_PARTS][k % KVI_PARTS] =
-                part ? last_share(slots, part->id) : KVI_NO_SHARE;
-            if (part && windows->alone)
-                item->blocks =
-                    KV_MAX(item->blocks, atomic_load_explicit(&part->blocks, memory_order_relaxed));
+            view.last[k / KVI_OVERLAYS][k % KVI_OVERLAYS] =
+                overlay ? last_share(slots, overlay->id) : KVI_NO_SHARE;
+            if (overlay && windows->alone)
+                item->blocks = KV_MAX(item->blocks,
+                                      atomic_load_explicit(&overlay->blocks, memory_order_relaxed));
         }
         kvi_cut_reach(&view, item->reach);
     }

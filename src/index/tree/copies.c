@@ -288,7 +288,7 @@ uint64_t kvi_copies_total(const struct kvi_index *ix, const struct kvi_holder *h
     uint64_t total = 0;
 
     for (uint32_t tier = holder->main ? 1 : 0; tier < KV_N_TIERS;
-         tier++) { /* of a part, no place */
+         tier++) { /* of an overlay, no place */
         uint64_t before = total;
         struct kvi_probe probe;
         uint32_t i;

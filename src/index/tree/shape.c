@@ -92,8 +92,8 @@ void kvi_cursor_remove(struct kvi_index *ix, const struct kvi_cursor *cursor)
  * Add blocks from..to of @entry as an entry of @chain, which has room. With @room > 0, a mixed
  * entry stays mixed, with room for that many blocks: the caller prepared it for them.
  */
-static int add_part(struct kvi_index *ix, struct kvi_chain *chain, uint64_t entry, uint32_t from,
-                    uint32_t to, uint32_t kids, uint32_t room)
+static int add_piece(struct kvi_index *ix, struct kvi_chain *chain, uint64_t entry, uint32_t from,
+                     uint32_t to, uint32_t kids, uint32_t room)
 {
     uint32_t mask = kvi_mask_at(ix, entry, from), i = from;
     struct kvi_tmap *tmap;
@@ -124,11 +124,11 @@ static int build_halves(struct kvi_index *ix, struct kvi_split *split, uint32_t 
         uint64_t entry = kvi_who_get(kvi_who_at(split->chain, i));
         uint32_t len = kvi_entry_len(entry);
 
-        rc = add_part(ix, split->head, entry, 0, KV_MIN(len, at), len > at,
-                      kvi_entry_holder(entry) == holder ? at : 0);
+        rc = add_piece(ix, split->head, entry, 0, KV_MIN(len, at), len > at,
+                       kvi_entry_holder(entry) == holder ? at : 0);
         split->head->n_full += !rc && len >= at;
         if (!rc && len > at)
-            rc = add_part(ix, split->tail, entry, at, len, kvi_entry_kids(ix, entry), 0);
+            rc = add_piece(ix, split->tail, entry, at, len, kvi_entry_kids(ix, entry), 0);
     }
     split->tail->n_full = split->chain->n_full;
     return rc;
@@ -260,7 +260,7 @@ static int add_joint(struct kvi_index *ix, struct kvi_chain *chain, uint64_t upp
     struct kvi_tmap *tmap;
 
     if (!lower)
-        return add_part(ix, chain, upper, 0, len, 0, 0);
+        return add_piece(ix, chain, upper, 0, len, 0, 0);
     if (mask && mask == kvi_entry_mask(lower)) {
         kvi_who_add(chain, kvi_entry(kvi_entry_holder(upper), len + more, mask, kids));
         return 0;

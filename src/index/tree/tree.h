@@ -182,20 +182,20 @@ struct kvi_holder {
     uint64_t n_aliases; /* see names.h */
     uint64_t n_copies;  /* records in copies.h */
     uint64_t n_parked;  /* records in parked.h, in a list */
-    uint64_t n_lost;    /* see kvi_holder_info; a part's are its main holder's */
+    uint64_t n_lost;    /* see kvi_holder_info; an overlay's are its main holder's */
     uint64_t n_moved;   /* see kvi_holder_info */
     bool lost_more;     /* ... and others that nobody has counted */
     uint32_t oldest, newest;
     uint64_t max_blocks, n_refused;
-    uint32_t lag_wait, lag_left; /* a lagging part: stores until the next attempt to catch up */
-    bool lagging;                /* the part lacks blocks of its main holder */
-    uint64_t swept_to;           /* size of the part when it was last swept */
+    uint32_t lag_wait, lag_left; /* a lagging overlay: stores until the next attempt to catch up */
+    bool lagging;                /* the overlay lacks blocks of its main holder */
+    uint64_t swept_to;           /* size of the overlay when it was last swept */
     /* Call that clears the holder, slice by slice; other writers of the holder wait. */
     const void *clearing;
-    _Atomic bool windowed; /* the holder has windows, or is a part */
+    _Atomic bool windowed; /* the holder has windows, or is an overlay */
     /* Hidden from lookups while a large tree is dropped from below: clear.c. */
     _Atomic bool hidden;
-    struct kvi_holder *main;             /* of a part: its main holder; see windows.h */
+    struct kvi_holder *main;             /* of an overlay: its main holder; see windows.h */
     struct kvi_windows *_Atomic windows; /* NULL: none */
 };
 
@@ -215,8 +215,8 @@ static inline void kvi_note_lost_more(struct kvi_holder *holder)
 }
 
 /**
- * Note that the engine removed @n copies that the holder lacks: they are some of those left out. With
- * the last one the index lacks nothing any more.
+ * Note that the engine removed @n copies that the holder lacks: they are some of those left out.
+ * With the last one the index lacks nothing any more.
  */
 static inline void kvi_note_gone(struct kvi_holder *holder, uint64_t n)
 {
@@ -286,7 +286,7 @@ struct kvi_index {
     struct kvi_table names;      /* engine hash -> position */
     struct kvi_table holder_ids; /* worker, rank -> id */
     struct kvi_alias *aliases;   /* dense */
-    uint32_t n_parts;            /* number of holders that are parts: see windows.h */
+    uint32_t n_overlays;         /* number of holders that are overlays: see windows.h */
     size_t n_aliases, aliases_capacity;
     struct kvi_table alias_names; /* holder, hash -> index in aliases */
     /* Holder, name in the place's slot -> index in aliases. */
@@ -343,7 +343,7 @@ int kvi_holder_add(struct kvi_index *ix, struct kv_holder key, struct kvi_holder
  * 0, -ENOMEM or -ENOSPC.
  */
 int kvi_begin(struct kvi_index *ix, struct kv_holder key, struct kvi_holder **ret);
-/** Remove a holder without blocks, and its parts (windows.h). */
+/** Remove a holder without blocks, and its overlays (windows.h). */
 void kvi_holder_drop(struct kvi_index *ix, struct kvi_holder *holder);
 /** End a write: settle dirty chains, free garbage, unlock. */
 void kvi_unlock(struct kvi_index *ix);
@@ -544,7 +544,8 @@ void kvi_give(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash, ui
 uint32_t kvi_tiers_of(const struct kvi_index *ix, const struct kvi_holder *holder, uint64_t hash);
 /**
  * Add a copy of each block that the holder knows by its hash; not @counted: make it at least one. A
- * part parks blocks that it doesn't know. Returns the number of hashes found or parked, or -ENOMEM.
+ * overlay parks blocks that it doesn't know. Returns the number of hashes found or parked, or
+ * -ENOMEM.
  */
 long kvi_known(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier, uint32_t source,
                bool counted, const uint64_t *hashes, size_t n);
@@ -563,15 +564,15 @@ int kvi_lose_reserve(struct kvi_index *ix, const struct kvi_holder *holder, enum
 /* -- store.c, clear.c, clear_tiers.c ----------------------------------------------------------- */
 
 /**
- * Store into a part (windows.h), like kvi_store. @keeps: a lower tier, where blocks keep their
+ * Store into an overlay (windows.h), like kvi_store. @keeps: a lower tier, where blocks keep their
  * places.
  */
-int kvi_store_places(struct kvi_index *ix, struct kvi_holder *part, bool keeps,
+int kvi_store_places(struct kvi_index *ix, struct kvi_holder *overlay, bool keeps,
                      const uint64_t *parent, const struct kv_block *blocks, size_t n);
 /**
- * Clear a holder and its parts (windows.h). The caller holds the lock, which is released between
- * slices, and has marked the holder (`clearing`), so that its other writers wait. The queue of dirty
- * chains is empty.
+ * Clear a holder and its overlays (windows.h). The caller holds the lock, which is released between
+ * slices, and has marked the holder (`clearing`), so that its other writers wait. The queue of
+ * dirty chains is empty.
  */
 void kvi_clear_marked(struct kvi_index *ix, struct kvi_holder *holder);
 /**

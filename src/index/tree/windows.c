@@ -149,7 +149,7 @@ static int set_rule(struct kvi_index *ix, struct kvi_holder *holder, struct rule
 {
     struct rule old = rule_of(holder);
     struct kvi_windows *windows;
-    struct kvi_holder *part;
+    struct kvi_holder *overlay;
     bool has_main = old.alone && !rule.alone;
 
     if (old.alone == rule.alone && old.drops == rule.drops && old.main_keeps == rule.main_keeps &&
@@ -163,9 +163,9 @@ static int set_rule(struct kvi_index *ix, struct kvi_holder *holder, struct rule
     windows->main_keeps = rule.main_keeps;
     windows->kept_groups = rule.kept_groups;
     kvi_windows_publish(ix, holder, windows);
-    KVI_EACH_PART(has_main ? windows : NULL, part)
+    KVI_EACH_OVERLAY(has_main ? windows : NULL, overlay)
     {
-        kvi_part_forget_places(ix, holder, part);
+        kvi_overlay_forget_places(ix, holder, overlay);
     }
     return 0;
 }
@@ -199,21 +199,21 @@ int kvi_set_keeps(struct kvi_index *index, struct kv_holder key, bool main, uint
 uint64_t kvi_windows_blocks(const struct kvi_holder *holder)
 {
     const struct kvi_windows *windows = kvi_windows_of(holder);
-    const struct kvi_holder *part;
+    const struct kvi_holder *overlay;
     uint64_t blocks = 0;
 
-    KVI_EACH_PART(windows && windows->alone ? windows : NULL, part)
-    blocks = KV_MAX(blocks, atomic_load_explicit(&part->blocks, memory_order_relaxed));
+    KVI_EACH_OVERLAY(windows && windows->alone ? windows : NULL, overlay)
+    blocks = KV_MAX(blocks, atomic_load_explicit(&overlay->blocks, memory_order_relaxed));
     return blocks;
 }
 
 uint64_t kvi_windows_placeless(const struct kvi_holder *holder)
 {
     const struct kvi_windows *windows = kvi_windows_of(holder);
-    const struct kvi_holder *part;
+    const struct kvi_holder *overlay;
     uint64_t parked = 0;
 
-    KVI_EACH_PART(windows && windows->alone ? windows : NULL, part)
-    parked += part->n_parked;
+    KVI_EACH_OVERLAY(windows && windows->alone ? windows : NULL, overlay)
+    parked += overlay->n_parked;
     return parked;
 }

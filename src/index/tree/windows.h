@@ -3,17 +3,17 @@
  * Windows: cache groups that a match needs beside a holder's own blocks (kv_index.h).
  *
  * Whether a window has a block is a bit of that block, and bits need places. A holder with windows
- * therefore has parts: hidden holders in the same tree, one for each tier and three windows. A part
- * is stored wherever its main holder is. Tree, names, copies, parking and clears work for parts
- * without change.
+ * therefore has overlays: hidden holders in the same tree, one for each tier and three windows. An
+ * overlay is stored wherever its main holder is. Tree, names, copies, parking and clears work for
+ * overlays without change.
  *
- *     tiers of a block, of a part    meaning
+ *     tiers of a block there         meaning
  *     bit 0 (KVI_PLACED)             the main holder has it; of a window alone: its place is known
- *     bit 1, 2, 3                    the first, second, third window has it in the part's tier
+ *     bit 1, 2, 3                    the first, second, third window has it in the overlay's tier
  *
- * A lookup cuts a main holder's match to what all its windows allow (cut.h). A part may have less
- * than its main holder, between two steps or because it lags for lack of memory. The match is then
- * shorter, never longer. Without a main holder each part has the places of all.
+ * A lookup cuts a main holder's match to what all its windows allow (cut.h). An overlay may have
+ * less than its main holder, between two steps or because it lags for lack of memory. The match is
+ * then shorter, never longer. Without a main holder each overlay has the places of all.
  *
  * A window's block without a known place is parked under its name below a parent that no block has.
  * Holders without windows pay two words each and one test a lookup.
@@ -26,8 +26,8 @@
 #include "index/tree/tree.h"
 
 #define KVI_PLACED 0u
-#define KVI_PART_WINDOWS 3u
-#define KVI_PARTS ((KVI_MAX_WINDOWS + KVI_PART_WINDOWS - 1) / KVI_PART_WINDOWS)
+#define KVI_OVERLAY_WINDOWS 3u
+#define KVI_OVERLAYS ((KVI_MAX_WINDOWS + KVI_OVERLAY_WINDOWS - 1) / KVI_OVERLAY_WINDOWS)
 
 /** A holder's windows. The writer replaces it rather than change what lookups can see. */
 struct kvi_windows {
@@ -38,8 +38,8 @@ struct kvi_windows {
     bool main_keeps;      /* ... not that of the main group */
     uint64_t kept_groups; /* ... nor those of these groups, and of any from 64 on: bit 1 << group */
     struct kvi_window items[KVI_MAX_WINDOWS];
-    uint8_t order[KVI_MAX_WINDOWS];                  /* numbers of items, ordered by group */
-    struct kvi_holder *parts[KV_N_TIERS][KVI_PARTS]; /* NULL: no blocks there */
+    uint8_t order[KVI_MAX_WINDOWS];                        /* numbers of items, ordered by group */
+    struct kvi_holder *overlays[KV_N_TIERS][KVI_OVERLAYS]; /* NULL: no blocks there */
 };
 
 /** Return the holder's windows; NULL: none. */
@@ -64,10 +64,10 @@ static inline bool kvi_window_drops(const struct kvi_windows *windows,
     return windows->drops && !keeps;
 }
 
-/** The tier bit of window @number in its part. */
+/** The tier bit of window @number in its overlay. */
 static inline uint32_t kvi_window_tier(uint32_t number)
 {
-    return 1 + number % KVI_PART_WINDOWS;
+    return 1 + number % KVI_OVERLAY_WINDOWS;
 }
 
 /** Return the parent under which a block without a place is parked. */
@@ -83,53 +83,53 @@ static inline bool kvi_is_placeless(const struct kvi_holder *holder,
 }
 
 /**
- * Give the blocks that @holder stored the same places in its parts. Returns the number of lagging
- * parts.
+ * Give the blocks that @holder stored the same places in its overlays. Returns the number of
+ * lagging overlays.
  */
-size_t kvi_parts_store(struct kvi_index *ix, struct kvi_holder *holder, bool keeps,
-                       const uint64_t *parent, const struct kv_block *blocks, size_t n);
+size_t kvi_overlays_store(struct kvi_index *ix, struct kvi_holder *holder, bool keeps,
+                          const uint64_t *parent, const struct kv_block *blocks, size_t n);
 /**
- * Remove from the parts the places of blocks that @holder has forgotten at a limit. Returns true
+ * Remove from the overlays the places of blocks that @holder has forgotten at a limit. Returns true
  * when that made room.
  */
-bool kvi_parts_sweep(struct kvi_index *ix, const struct kvi_holder *holder);
-/** Remove the block from the parts: @holder, which has windows, doesn't have it any more. */
-void kvi_parts_lose(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash);
-/** Free the empty parts of a holder and its windows. */
-void kvi_parts_drop(struct kvi_index *ix, struct kvi_holder *holder);
+bool kvi_overlays_sweep(struct kvi_index *ix, const struct kvi_holder *holder);
+/** Remove the block from the overlays: @holder, which has windows, doesn't have it any more. */
+void kvi_overlays_lose(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash);
+/** Free the empty overlays of a holder and its windows. */
+void kvi_overlays_drop(struct kvi_index *ix, struct kvi_holder *holder);
 /**
- * Tidy up after a part lost a window's bit. With windows alone, all parts forget a block that none
- * of them has, and the places that only led to it.
+ * Tidy up after an overlay lost a window's bit. With windows alone, all overlays forget a block
+ * that none of them has, and the places that only led to it.
  */
-void kvi_part_tidy(struct kvi_index *ix, struct kvi_holder *part, uint64_t hash);
+void kvi_overlay_tidy(struct kvi_index *ix, struct kvi_holder *overlay, uint64_t hash);
 /**
- * Find the part of window @number in @tier. With @add, make it when it is missing; else *@ret is
+ * Find the overlay of window @number in @tier. With @add, make it when it is missing; else *@ret is
  * NULL. Returns 0, -EINVAL, or an error of kvi_store.
  */
-int kvi_part_find(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
-                  uint32_t number, bool add, struct kvi_holder **ret);
+int kvi_overlay_find(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
+                     uint32_t number, bool add, struct kvi_holder **ret);
 /**
  * Where the index keeps the blocks of a cache: which holder has them, and in which of its tiers.
  */
 struct kvi_spot {
     struct kvi_holder *main;   /* the cache's holder; NULL: unknown */
-    struct kvi_holder *holder; /* of a window the part; NULL: the cache has no block */
+    struct kvi_holder *holder; /* of a window the overlay; NULL: the cache has no block */
     enum kv_tier tier;
 };
 /**
- * Find the spot of a cache. With @add, make a window's part, and its holder, when they are missing.
- * Returns 0, -EINVAL, or with @add an error of kvi_store.
+ * Find the spot of a cache. With @add, make a window's overlay, and its holder, when they are
+ * missing. Returns 0, -EINVAL, or with @add an error of kvi_store.
  */
 int kvi_spot_find(struct kvi_index *ix, const struct kvi_cache *cache, bool add,
                   struct kvi_spot *ret);
 /**
- * Give a part the places of a chain, of a holder without a main group. The index knows a place as
- * long as a window has a block there or below. Returns false when the part lags.
+ * Give an overlay the places of a chain, of a holder without a main group. The index knows a place
+ * as long as a window has a block there or below. Returns false when the overlay lags.
  */
-bool kvi_part_place(struct kvi_index *ix, const struct kvi_spot *spot, enum kv_tier tier,
-                    const uint64_t *parent, const struct kv_block *blocks, size_t n);
-/** Return part @at (tier * KVI_PARTS + number) of a holder, or NULL. */
-struct kvi_holder *kvi_part_at(const struct kvi_index *ix, struct kv_holder key, uint32_t at);
+bool kvi_overlay_place(struct kvi_index *ix, const struct kvi_spot *spot, enum kv_tier tier,
+                       const uint64_t *parent, const struct kv_block *blocks, size_t n);
+/** Return overlay @at (tier * KVI_OVERLAYS + number) of a holder, or NULL. */
+struct kvi_holder *kvi_overlay_at(const struct kvi_index *ix, struct kv_holder key, uint32_t at);
 /** The number of the window of @window's group and part, or -EINVAL. */
 int kvi_window_number(const struct kvi_holder *holder, const struct kvi_window *window);
 /** Blocks of a holder without a main group, else 0. */
@@ -146,15 +146,16 @@ void kvi_windows_publish(struct kvi_index *ix, struct kvi_holder *holder,
  * Remove places without blocks of the holder: from before its main group was known, or of blocks
  * forgotten at a limit.
  */
-void kvi_part_forget_places(struct kvi_index *ix, const struct kvi_holder *holder,
-                            struct kvi_holder *part);
+void kvi_overlay_forget_places(struct kvi_index *ix, const struct kvi_holder *holder,
+                               struct kvi_holder *overlay);
 
 /** Restore a fact about windows, for kvi_restore_extra. */
 int kvi_restore_window(struct kvi_index *ix, const struct kvi_extra *extra);
 
-/** Run the statement for each part of the holder. */
-#define KVI_EACH_PART(windows, part)                                                  \
-    for (uint32_t i_part = 0; (windows) && i_part < KV_N_TIERS * KVI_PARTS; i_part++) \
-        if (((part) = (windows)->parts[i_part / KVI_PARTS][i_part % KVI_PARTS]) != NULL)
+/** Run the statement for each overlay of the holder. */
+#define KVI_EACH_OVERLAY(windows, overlay)                                                        \
+    for (uint32_t i_overlay = 0; (windows) && i_overlay < KV_N_TIERS * KVI_OVERLAYS; i_overlay++) \
+        if (((overlay) =                                                                          \
+                 (windows)->overlays[i_overlay / KVI_OVERLAYS][i_overlay % KVI_OVERLAYS]) != NULL)
 
 #endif

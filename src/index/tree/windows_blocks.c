@@ -20,14 +20,14 @@ int kvi_spot_find(struct kvi_index *ix, const struct kvi_cache *cache, bool add,
     if (!ret->main && add)
         rc = kvi_holder_add(ix, cache->holder, &ret->main);
     if (!rc && ret->main)
-        rc = kvi_part_find(ix, ret->main, cache->tier, number, add, &ret->holder);
+        rc = kvi_overlay_find(ix, ret->main, cache->tier, number, add, &ret->holder);
     return add ? rc : 0;
 }
 
-bool kvi_part_place(struct kvi_index *ix, const struct kvi_spot *spot, enum kv_tier tier,
-                    const uint64_t *parent, const struct kv_block *blocks, size_t n)
+bool kvi_overlay_place(struct kvi_index *ix, const struct kvi_spot *spot, enum kv_tier tier,
+                       const uint64_t *parent, const struct kv_block *blocks, size_t n)
 {
-    return !kvi_parts_store(ix, spot->main, tier != KV_TIER_DEVICE, parent, blocks, n) ||
+    return !kvi_overlays_store(ix, spot->main, tier != KV_TIER_DEVICE, parent, blocks, n) ||
            !spot->holder->lagging;
 }
 
@@ -40,50 +40,50 @@ static bool is_ghost(const struct kvi_index *ix, struct kvi_place place)
            kvi_entry_len(entry) == place.off + 1 && !kvi_entry_kids(ix, entry);
 }
 
-/* Return true when any part of the holder has the block in a window. */
+/* Return true when any overlay of the holder has the block in a window. */
 static bool is_in_window(const struct kvi_index *ix, const struct kvi_holder *holder, uint64_t hash)
 {
-    struct kvi_holder *part;
+    struct kvi_holder *overlay;
 
-    KVI_EACH_PART(kvi_windows_of(holder), part)
+    KVI_EACH_OVERLAY(kvi_windows_of(holder), overlay)
     {
-        if (kvi_tiers_of(ix, part, hash) & ~(1u << KVI_PLACED))
+        if (kvi_tiers_of(ix, overlay, hash) & ~(1u << KVI_PLACED))
             return true;
     }
     return false;
 }
 
-static void tidy_part(struct kvi_index *ix, struct kvi_holder *part, uint64_t hash)
+static void tidy_overlay(struct kvi_index *ix, struct kvi_holder *overlay, uint64_t hash)
 {
-    struct kvi_parked *parked = kvi_parked_find(ix, part, hash);
+    struct kvi_parked *parked = kvi_parked_find(ix, overlay, hash);
     struct kvi_place place;
 
     if (parked && parked->mask == 1u << KVI_PLACED)
-        kvi_unpark(ix, part, parked);
-    while (kvi_locate(ix, part, hash, &place, NULL) && is_ghost(ix, place)) {
+        kvi_unpark(ix, overlay, parked);
+    while (kvi_locate(ix, overlay, hash, &place, NULL) && is_ghost(ix, place)) {
         const struct kvi_chain *above = place.off ? place.chain : place.chain->parent;
         bool top = !above->parent;
 
         if (!top)
-            hash = kvi_name_of(ix, part,
+            hash = kvi_name_of(ix, overlay,
                                kvi_chain_run(above).pos +
                                    (place.off ? place.off : kvi_chain_run(above).len) - 1);
-        kvi_cut(ix, part, place.chain, place.entry, place.off, false);
-        if (top || is_in_window(ix, part->main, hash))
+        kvi_cut(ix, overlay, place.chain, place.entry, place.off, false);
+        if (top || is_in_window(ix, overlay->main, hash))
             break;
     }
 }
 
-void kvi_part_tidy(struct kvi_index *ix, struct kvi_holder *part, uint64_t hash)
+void kvi_overlay_tidy(struct kvi_index *ix, struct kvi_holder *overlay, uint64_t hash)
 {
-    struct kvi_holder *main = part->main, *each;
+    struct kvi_holder *main = overlay->main, *each;
 
     if (!kvi_windows_of(main)->alone || is_in_window(ix, main, hash))
         return;
     kvi_settle(ix); /* the queue of dirty chains belongs to one holder at a time */
-    KVI_EACH_PART(kvi_windows_of(main), each)
+    KVI_EACH_OVERLAY(kvi_windows_of(main), each)
     {
-        tidy_part(ix, each, hash);
+        tidy_overlay(ix, each, hash);
         kvi_settle(ix);
     }
 }

@@ -43,7 +43,7 @@ static bool hang(void *arg, struct kvi_chain *kid)
 }
 
 /* Park the holder's blocks of @chain from @off on, and queue the children. */
-static void park_part(struct below *below, const struct kvi_chain *chain, uint32_t off)
+static void park_piece(struct below *below, const struct kvi_chain *chain, uint32_t off)
 {
     struct kvi_index *ix = below->ix;
     uint64_t entry = kvi_who_get(kvi_who_find(chain, below->holder->id));
@@ -75,12 +75,12 @@ void kvi_park_below(struct kvi_index *ix, struct kvi_holder *holder, const struc
     struct below below = {.ix = ix, .holder = holder, .room = ix->parking.max_holder};
 
     below.above = kvi_name_of(ix, holder, kvi_chain_run(chain).pos + off);
-    park_part(&below, chain, off + 1);
+    park_piece(&below, chain, off + 1);
     for (size_t i = 0; i < below.n; i++) {
         struct kvi_hanging next = ix->scratch->hanging[i];
 
         below.above = next.above;
-        park_part(&below, next.chain, 0);
+        park_piece(&below, next.chain, 0);
     }
     if (below.failed) /* blocks not visited are forgotten; records of their copies may stay */
         kvi_parking_lose_more(ix, holder);

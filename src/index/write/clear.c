@@ -206,14 +206,14 @@ static void drop_all(struct kvi_index *ix, struct kvi_holder *holder)
 
 void kvi_clear_marked(struct kvi_index *ix, struct kvi_holder *holder)
 {
-    struct kvi_holder *part;
+    struct kvi_holder *overlay;
 
     drop_all(ix, holder);
     kvi_copies_forget_doubt(holder);
-    KVI_EACH_PART(kvi_windows_of(holder), part)
+    KVI_EACH_OVERLAY(kvi_windows_of(holder), overlay)
     {
-        drop_all(ix, part);
-        kvi_copies_forget_doubt(part);
+        drop_all(ix, overlay);
+        kvi_copies_forget_doubt(overlay);
     }
     holder->n_lost = 0;
     holder->lost_more = false;

@@ -93,20 +93,20 @@ int kvi_list_names(struct kvi_index *ix, struct kvi_holder *holder, uint64_t **r
 /*
  * Return true when the holder's windows have blocks only of @source in those tiers, one copy each.
  */
-static bool is_all_of_parts(const struct kvi_holder *holder, uint32_t tiers, uint32_t source)
+static bool is_all_of_overlays(const struct kvi_holder *holder, uint32_t tiers, uint32_t source)
 {
     const struct kvi_windows *windows = kvi_windows_of(holder);
-    const struct kvi_holder *part;
+    const struct kvi_holder *overlay;
 
-    KVI_EACH_PART(windows, part)
+    KVI_EACH_OVERLAY(windows, overlay)
     {
-        if (part->n_copies)
+        if (overlay->n_copies)
             return false;
         for (uint32_t t = 1; t < KV_N_TIERS; t++)
-            if (part->tier[t].blocks &&
-                (!(tiers >> i_part / KVI_PARTS & 1) || part->tier[t].implied != source))
+            if (overlay->tier[t].blocks &&
+                (!(tiers >> i_overlay / KVI_OVERLAYS & 1) || overlay->tier[t].implied != source))
                 return false;
-        if (part->n_parked && !(tiers >> i_part / KVI_PARTS & 1))
+        if (overlay->n_parked && !(tiers >> i_overlay / KVI_OVERLAYS & 1))
             return false;
     }
     return true;
@@ -118,7 +118,7 @@ static bool is_all(const struct kvi_index *ix, const struct kvi_holder *holder, 
 {
     uint32_t at = holder->oldest;
 
-    if (holder->n_copies || !is_all_of_parts(holder, tiers, source))
+    if (holder->n_copies || !is_all_of_overlays(holder, tiers, source))
         return false;
     for (uint32_t t = 0; t < KV_N_TIERS; t++)
         if (tiers >> t & 1 ? holder->tier[t].implied != source : holder->tier[t].blocks > 0)
@@ -145,7 +145,7 @@ static int take_all(struct names *names, uint32_t tiers, uint32_t source)
                 kvi_take_one(ix, names->holder, (enum kv_tier)t, source, name, 0) < 0)
                 return -ENOMEM;
         if (names->holder->main)
-            kvi_part_tidy(ix, names->holder, name);
+            kvi_overlay_tidy(ix, names->holder, name);
         if (++n % SLICE == 0) {
             kvi_unlock(ix);
             kvi_lock_in_turn(ix);
@@ -156,20 +156,20 @@ static int take_all(struct names *names, uint32_t tiers, uint32_t source)
 
 /*
  * Remove the copies of @source in these tiers from the holder's windows. Returns 0 or -ENOMEM. A
- * part belongs to one tier; its own tier bits are windows (windows.h), and all but KVI_PLACED go.
+ * overlay belongs to one tier; its own tier bits are windows (windows.h), and all but KVI_PLACED go.
  */
-static int take_parts(struct kvi_index *ix, const struct kvi_holder *holder, uint32_t tiers,
-                      uint32_t source)
+static int take_overlays(struct kvi_index *ix, const struct kvi_holder *holder, uint32_t tiers,
+                         uint32_t source)
 {
     const uint32_t windows = ((1u << KV_N_TIERS) - 1) & ~(1u << KVI_PLACED);
-    struct kvi_holder *part;
+    struct kvi_holder *overlay;
     int rc = 0;
 
-    KVI_EACH_PART(kvi_windows_of(holder), part)
+    KVI_EACH_OVERLAY(kvi_windows_of(holder), overlay)
     {
-        struct names names = {.ix = ix, .holder = part};
+        struct names names = {.ix = ix, .holder = overlay};
 
-        if (rc || !(tiers >> i_part / KVI_PARTS & 1))
+        if (rc || !(tiers >> i_overlay / KVI_OVERLAYS & 1))
             continue;
         kvi_settle(ix); /* the queue holds chains of one holder at a time */
         list_names(&names);
@@ -182,24 +182,24 @@ static int take_parts(struct kvi_index *ix, const struct kvi_holder *holder, uin
 /* Forget losses and doubts of a holder without blocks: an empty cache has lost nothing. */
 static void be_sound(struct kvi_holder *holder)
 {
-    struct kvi_holder *part;
+    struct kvi_holder *overlay;
 
     holder->n_lost = 0;
     holder->lost_more = false;
     kvi_copies_forget_doubt(holder);
-    KVI_EACH_PART(kvi_windows_of(holder), part)
-    kvi_copies_forget_doubt(part);
+    KVI_EACH_OVERLAY(kvi_windows_of(holder), overlay)
+    kvi_copies_forget_doubt(overlay);
 }
 
-/* Return true when neither the holder nor a part has any block left. */
+/* Return true when neither the holder nor an overlay has any block left. */
 static bool is_empty(const struct kvi_holder *holder)
 {
-    const struct kvi_holder *part;
+    const struct kvi_holder *overlay;
     uint64_t n = holder->n_parked + atomic_load_explicit(&holder->blocks, memory_order_relaxed);
 
-    KVI_EACH_PART(kvi_windows_of(holder), part)
+    KVI_EACH_OVERLAY(kvi_windows_of(holder), overlay)
     {
-        n += part->n_parked + atomic_load_explicit(&part->blocks, memory_order_relaxed);
+        n += overlay->n_parked + atomic_load_explicit(&overlay->blocks, memory_order_relaxed);
     }
     return n == 0;
 }
@@ -224,7 +224,7 @@ int kvi_clear_tiers(struct kvi_index *index, struct kv_holder holder, uint32_t t
         rc = names.failed ? -ENOMEM : take_all(&names, tiers, source);
         kvi_mem_free(&index->mem, names.items);
         if (!all && !rc)
-            rc = take_parts(index, names.holder, tiers, source);
+            rc = take_overlays(index, names.holder, tiers, source);
         /*
          * All goes by kvi_clear's way; also when memory is short, rather than keep blocks that may
          * be gone. Still under the mark: a store that came before it would be lost in any tier.

@@ -124,7 +124,7 @@ static void count_entering(struct kvi_store *store, size_t i, size_t n)
 static bool needs_copy(const struct kvi_store *store)
 {
     return store->counted ||
-           (!store->again && !store->part &&
+           (!store->again && !store->overlay &&
             (store->holder->n_copies || store->source != store->holder->tier[store->tier].implied));
 }
 

@@ -211,7 +211,7 @@ void kvi_lose(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier
 {
     lose(ix, holder, tier, hash);
     if (kvi_windows_of(holder) && !kvi_tiers_of(ix, holder, hash))
-        kvi_parts_lose(ix, holder, hash);
+        kvi_overlays_lose(ix, holder, hash);
 }
 
 uint32_t kvi_tiers_of(const struct kvi_index *ix, const struct kvi_holder *holder, uint64_t hash)
@@ -239,12 +239,12 @@ static bool remove_one(struct kvi_index *ix, struct kvi_holder *holder, enum kv_
 }
 
 /*
- * Remove blocks from the holder's parts after a removal. Settles: chains seen before may be joined.
+ * Remove blocks from the holder's overlays after a removal. Settles: chains seen before may be joined.
  */
-static void lose_in_parts(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash)
+static void lose_in_overlays(struct kvi_index *ix, struct kvi_holder *holder, uint64_t hash)
 {
     if (kvi_windows_of(holder) && !kvi_tiers_of(ix, holder, hash))
-        kvi_parts_lose(ix, holder, hash);
+        kvi_overlays_lose(ix, holder, hash);
 }
 
 int kvi_take_one(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier,
@@ -255,7 +255,7 @@ int kvi_take_one(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier t
     if (mix_entries(ix, holder, 1u << tier, &hash, 1, false))
         return -ENOMEM;
     taken = remove_one(ix, holder, tier, source, hash, left);
-    lose_in_parts(ix, holder, hash);
+    lose_in_overlays(ix, holder, hash);
     return taken;
 }
 
@@ -418,9 +418,9 @@ static long take_from_main(struct kvi_index *index, struct kvi_holder *holder, e
         found +=
             remove_one(index, holder, tier, source, hashes[i], left ? left[i] : KVI_COPIES_UNSAID);
     }
-    /* Parts that have more than their main holder in between lengthen no match. */
+    /* Overlays that have more than their main holder in between lengthen no match. */
     for (size_t i = 0; found >= 0 && i < n; i++)
-        lose_in_parts(index, holder, hashes[i]);
+        lose_in_overlays(index, holder, hashes[i]);
     return found;
 }
 
@@ -437,7 +437,7 @@ static long take_from_window(struct kvi_index *index, const struct kvi_spot *spo
         if (rc < 0)
             return rc;
         found += rc;
-        kvi_part_tidy(index, spot->holder, hashes[i]);
+        kvi_overlay_tidy(index, spot->holder, hashes[i]);
     }
     return found;
 }
@@ -470,14 +470,14 @@ long kvi_remove(struct kvi_index *index, struct kv_holder holder, enum kv_tier t
 }
 
 /* Keep a block of a window of which nothing is known but its name. */
-static void park_placeless(struct kvi_index *ix, struct kvi_holder *part, enum kv_tier tier,
+static void park_placeless(struct kvi_index *ix, struct kvi_holder *overlay, enum kv_tier tier,
                            uint32_t source, bool counted, uint64_t hash)
 {
     const struct kv_block block = {hash, 0};
 
-    if (kvi_park(ix, part, kvi_placeless_parent(hash), block, 1u << tier) &&
-        !kvi_copies_add(ix, part, tier, source, hash, false, counted))
-        kvi_unpark(ix, part, kvi_parked_find(ix, part, hash));
+    if (kvi_park(ix, overlay, kvi_placeless_parent(hash), block, 1u << tier) &&
+        !kvi_copies_add(ix, overlay, tier, source, hash, false, counted))
+        kvi_unpark(ix, overlay, kvi_parked_find(ix, overlay, hash));
 }
 
 long kvi_known(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tier tier, uint32_t source,

@@ -8,10 +8,10 @@
  *     store_call ──► store_locked ──► store_any ──► store_path       all blocks as one path
  *                         │               └───────► store_by_block   each by itself: in the tree,
  *                         │                                          parked, or a path of new ones
- *                         └──► kvi_parts_store     the same places in the parts of windows
+ *                         └──► kvi_overlays_store     the same places in the overlays of windows
  *
  * Invariants: a path is stored whole or not at all. A name is in the tree or parked, never both.
- * Parts follow their main holder, so a window's match is never longer than the truth.
+ * Overlays follow their main holder, so a window's match is never longer than the truth.
  */
 #include "index/write/store.h"
 
@@ -83,7 +83,7 @@ static bool exceeds(struct kvi_store *store)
 
 static struct kvi_holder *writer(const struct kvi_store *store, struct kv_holder key)
 {
-    return store->part ? store->part : kvi_holder_await(store->ix, key);
+    return store->overlay ? store->overlay : kvi_holder_await(store->ix, key);
 }
 
 /* Look and plan. On failure nothing has changed, and a holder that this call made is gone again. */
@@ -153,7 +153,7 @@ int kvi_store_again(struct kvi_index *ix, struct kvi_holder *holder, enum kv_tie
         .ix = ix, .scratch = ix->scratch, .tier = tier, .blocks = blocks, .n = n, .again = true};
     int rc;
 
-    store.part = holder->main ? holder : NULL;
+    store.overlay = holder->main ? holder : NULL;
     rc = prepare(&store, holder->key, &parent);
 
     if (rc == 0)
@@ -254,7 +254,7 @@ static int store_path(struct kvi_store *all, struct kv_holder key, const uint64_
 {
     struct kvi_store path = {.ix = all->ix,
                              .scratch = all->scratch,
-                             .part = all->part,
+                             .overlay = all->overlay,
                              .tier = all->tier,
                              .source = all->source,
                              .counted = all->counted,
@@ -387,18 +387,18 @@ static int store_any(struct kvi_store *store, struct kv_holder key, const uint64
     return store_by_block(store, key, parent);
 }
 
-int kvi_store_places(struct kvi_index *ix, struct kvi_holder *part, bool keeps,
+int kvi_store_places(struct kvi_index *ix, struct kvi_holder *overlay, bool keeps,
                      const uint64_t *parent, const struct kv_block *blocks, size_t n)
 {
     struct kvi_store store = {.ix = ix,
                               .scratch = ix->scratch,
-                              .part = part,
+                              .overlay = overlay,
                               .keeps = keeps,
                               .tier = KVI_PLACED,
                               .blocks = blocks,
                               .n = n};
 
-    return store_any(&store, part->key, parent);
+    return store_any(&store, overlay->key, parent);
 }
 
 /*
@@ -410,7 +410,7 @@ static bool makes_room(struct kvi_store *store)
     struct kvi_stored *stored = &store->stored;
 
     if (!store->holder || stored->added + stored->duplicate + stored->parked ||
-        !kvi_parts_sweep(store->ix, store->holder))
+        !kvi_overlays_sweep(store->ix, store->holder))
         return false;
     if (store->only_new) /* the refusal wasn't counted */
         return true;
@@ -426,8 +426,9 @@ static bool is_valid(const struct kvi_store *store)
 }
 
 /*
- * Store, with a second attempt when windows' forgotten places took the room. The parts come last:
- * a block that only the main holder has is beyond each window's match, which is short, not wrong.
+ * Store, with a second attempt when windows' forgotten places took the room. The overlays come
+ * last: a block that only the main holder has is beyond each window's match, which is short, not
+ * wrong.
  */
 static int store_locked(struct kvi_store *store, struct kv_holder key, const uint64_t *parent)
 {
@@ -445,13 +446,13 @@ static int store_locked(struct kvi_store *store, struct kv_holder key, const uin
     }
     if (!rc && store->n && !store->left_out && store->holder && kvi_windows_of(store->holder))
         store->stored.lagging +=
-            kvi_parts_store(ix, store->holder, store->keeps, parent, store->blocks, store->n);
+            kvi_overlays_store(ix, store->holder, store->keeps, parent, store->blocks, store->n);
     return rc;
 }
 
 /*
- * Add the blocks to a window by their names. Where it has no main group beside it, the parts learn
- * the places first.
+ * Add the blocks to a window by their names. Where it has no main group beside it, the overlays
+ * learn the places first.
  */
 static int add_to_window(struct kvi_store *store, const struct kvi_cache *cache,
                          const uint64_t *parent)
@@ -470,7 +471,7 @@ static int add_to_window(struct kvi_store *store, const struct kvi_cache *cache,
         scratch->hashes[i] = store->blocks[i].hash;
     if (kvi_windows_of(spot.main)->alone)
         store->stored.lagging =
-            !kvi_part_place(ix, &spot, cache->tier, parent, store->blocks, store->n);
+            !kvi_overlay_place(ix, &spot, cache->tier, parent, store->blocks, store->n);
     kvi_copies_imply(spot.holder, spot.tier, cache->source);
     rc = kvi_known(ix, spot.holder, spot.tier, cache->source, true, scratch->hashes, store->n);
     store->stored.added = store->n;

@@ -60,8 +60,8 @@ struct kvi_store {
     struct kvi_index *ix;
     struct kvi_scratch *scratch;
     struct kvi_holder *holder;
-    /* The part into which the store goes, see windows.h; NULL: the main holder. */
-    struct kvi_holder *part;
+    /* The overlay into which the store goes, see windows.h; NULL: the main holder. */
+    struct kvi_holder *overlay;
     /* A block that the holder has keeps its place, whatever place the event gives. */
     bool keeps;
     bool only_new; /* return -EEXIST when the holder has one of the blocks */
