@@ -6,6 +6,7 @@
  *
  *     cc -std=gnu11 kvbm_tensor_parallel.c $(pkg-config --cflags --libs kvbm)
  */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,8 +57,11 @@ static unsigned char *bytes_of(const struct kvbm_layout *layout, uint64_t block,
     return (unsigned char *)(uintptr_t)view.addr;
 }
 
-/* Serve the leader's transfers until @end closes; then look at what came back. */
-static int work(uint32_t rank, const char *endpoint, int end)
+/*
+ * Join when the leader listens, which a byte in @leads tells, and serve its transfers until @leads
+ * closes; then look at what came back.
+ */
+static int work(uint32_t rank, const char *endpoint, int leads)
 {
     const struct kvbm_agent_opts who = {
         .size = sizeof(who), .name = rank ? "rank1" : "rank0", .fingerprint = "example"};
@@ -83,6 +87,7 @@ static int work(uint32_t rank, const char *endpoint, int end)
 
         memset(bytes, (int)(1 + 10 * rank + block), len);
     }
+    must(read(leads, &byte, 1) == 1 ? 0 : -EPIPE, "leader");
     must(kvbm_copier_create(NULL, &opts.copier), "copier");
     must(kvbm_agent_create(&who, &agent), "agent");
     must(kvbm_session_open(agent, endpoint, &soon, &leader), "session");
@@ -90,7 +95,7 @@ static int work(uint32_t rank, const char *endpoint, int end)
     /* The pools of the whole group are sized by the least that any rank has. */
     printf("rank %u: all ranks have %d host blocks\n", rank, (int)kvbm_worker_blocks(worker, HOST));
     fflush(stdout);
-    while (read(end, &byte, 1) > 0)
+    while (read(leads, &byte, 1) > 0)
         ;
     for (uint64_t block = 0; block < MOVED; block++)
         wrong += bytes_of(device, MOVED + block, &len)[len - 1] != 1 + 10 * rank + block;
@@ -129,7 +134,7 @@ static void move(struct kvbm_leader *leader, uint32_t from, const uint32_t *src,
     must(done.n_late ? kvbm_leader_over(leader, (uint64_t)id, WAIT_MS) : 0, "over");
 }
 
-static void lead(const char *endpoint)
+static void lead(const char *endpoint, int ranks)
 {
     const struct kvbm_agent_opts who = {.size = sizeof(who),
                                         .name = "leader",
@@ -145,6 +150,7 @@ static void lead(const char *endpoint)
 
     must(kvbm_agent_create(&who, &agent), "agent");
     must(kvbm_leader_create(agent, &opts, &leader), "leader");
+    must(write(ranks, "..", RANKS) == RANKS ? 0 : -EPIPE, "ranks"); /* each takes one byte */
     if (kvbm_leader_ready(leader, WAIT_MS, why, sizeof(why)) < 0) {
         fprintf(stderr, "not all ranks came: %s\n", why);
         exit(1);
@@ -157,14 +163,13 @@ static void lead(const char *endpoint)
     must(kvbm_agent_destroy(agent), "agent");
 }
 
-/* Start rank @rank, whose end comes when the leader's side of the pipe closes. */
-static pid_t start(uint32_t rank, const char *endpoint, const int end[2])
+static pid_t start(uint32_t rank, const char *endpoint, const int leads[2])
 {
     pid_t pid = fork();
 
     if (pid == 0) {
-        close(end[1]);
-        exit(work(rank, endpoint, end[0]));
+        close(leads[1]);
+        exit(work(rank, endpoint, leads[0]));
     }
     return pid;
 }
@@ -173,16 +178,16 @@ int main(void)
 {
     char endpoint[64];
     pid_t ranks[RANKS];
-    int end[2], status, failed = 0;
+    int leads[2], status, failed = 0;
 
     snprintf(endpoint, sizeof(endpoint), "unix:/tmp/kvbm-group-%d", (int)getpid());
-    if (pipe(end) < 0)
+    if (pipe(leads) < 0)
         return 1;
     for (uint32_t rank = 0; rank < RANKS; rank++)
-        ranks[rank] = start(rank, endpoint, end);
-    close(end[0]);
-    lead(endpoint);
-    close(end[1]);
+        ranks[rank] = start(rank, endpoint, leads);
+    close(leads[0]);
+    lead(endpoint, leads[1]);
+    close(leads[1]);
     for (uint32_t rank = 0; rank < RANKS; rank++)
         failed |= waitpid(ranks[rank], &status, 0) < 0 || !WIFEXITED(status) || WEXITSTATUS(status);
     return failed;
