@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Dump and restore windows: each holder's rule and windows, then the blocks overlay by overlay, one slice
+ * Dump windows: each holder's rule and windows, then the blocks overlay by overlay, one slice
  * per lock. With a main group, the holder's own blocks tell the places. Blocks of windows alone
  * come with their places, parents first.
  */
@@ -170,84 +170,4 @@ int kvi_dump_windows(struct kvi_index *ix, const struct kvi_chosen *chosen, kvi_
     }
     free(dump);
     return rc;
-}
-
-/* -- restoring --------------------------------------------------------------------------------- */
-
-int kvi_window_number(const struct kvi_holder *holder, const struct kvi_window *window)
-{
-    const struct kvi_windows *windows = kvi_windows_of(holder);
-
-    for (uint32_t i = 0; windows && i < windows->n; i++)
-        if (windows->items[i].group == window->group && windows->items[i].part == window->part)
-            return (int)i;
-    return -EINVAL;
-}
-
-static int number_of(struct kvi_index *ix, struct kv_holder key, const struct kvi_window *window)
-{
-    const struct kvi_holder *holder;
-    int number;
-
-    kvi_lock(ix);
-    holder = kvi_holder_find(ix, key);
-    number = holder ? kvi_window_number(holder, window) : -EINVAL;
-    pthread_mutex_unlock(&ix->lock);
-    return number;
-}
-
-static int restore_place(struct kvi_index *ix, const struct kvi_cache *cache,
-                         const struct kvi_extra *extra)
-{
-    const struct kv_block block = {extra->hash, extra->tokens_hash};
-    struct kvi_spot spot;
-    int rc;
-
-    kvi_lock(ix);
-    rc = kvi_spot_find(ix, cache, true, &spot);
-    if (!rc && !kvi_overlay_place(ix, &spot, cache->tier, extra->has_parent ? &extra->parent : NULL,
-                                  &block, 1))
-        rc = -ENOMEM;
-    kvi_unlock(ix);
-    return rc;
-}
-
-static int restore_block(struct kvi_index *ix, const struct kvi_extra *extra)
-{
-    int number = number_of(ix, extra->holder, &extra->window);
-    struct kvi_extra copies = *extra;
-    struct kvi_cache cache;
-    long rc;
-
-    if (number < 0)
-        return number;
-    cache = kvi_window_of(extra->holder, extra->tier, 0, (uint32_t)number);
-    if (extra->kind == KVI_EXTRA_PLACE)
-        return restore_place(ix, &cache, extra);
-    rc = kvi_store_known(ix, cache, &extra->hash, 1);
-    copies.kind = KVI_EXTRA_COPIES;
-    copies.in_window = true;
-    copies.n_sources = 0;
-    return rc > 0 && extra->copies > 1 ? kvi_restore_extra(ix, &copies) : (int)KV_MIN(rc, 0L);
-}
-
-int kvi_restore_window(struct kvi_index *ix, const struct kvi_extra *extra)
-{
-    int rc = 0;
-
-    switch (extra->kind) {
-    case KVI_EXTRA_RULE:
-        rc = kvi_set_alone(ix, extra->holder, extra->alone);
-        if (!rc && extra->drops)
-            rc = kvi_set_keeps(ix, extra->holder, extra->main_keeps, extra->kept_groups);
-        return rc;
-    case KVI_EXTRA_WINDOW:
-        rc = kvi_set_window(ix, extra->holder, &extra->window);
-        return KV_MIN(rc, 0);
-    case KVI_EXTRA_PLACE:
-    case KVI_EXTRA_WINDOW_BLOCK:
-        return restore_block(ix, extra);
-    default:
-        return -EINVAL;
-    }
 }

@@ -130,8 +130,6 @@ bool kvi_overlay_place(struct kvi_index *ix, const struct kvi_spot *spot, enum k
                        const uint64_t *parent, const struct kv_block *blocks, size_t n);
 /** Return overlay @at (tier * KVI_OVERLAYS + number) of a holder, or NULL. */
 struct kvi_holder *kvi_overlay_at(const struct kvi_index *ix, struct kv_holder key, uint32_t at);
-/** The number of the window of @window's group and part, or -EINVAL. */
-int kvi_window_number(const struct kvi_holder *holder, const struct kvi_window *window);
 /** Blocks of a holder without a main group, else 0. */
 uint64_t kvi_windows_blocks(const struct kvi_holder *holder);
 
@@ -148,9 +146,6 @@ void kvi_windows_publish(struct kvi_index *ix, struct kvi_holder *holder,
  */
 void kvi_overlay_forget_places(struct kvi_index *ix, const struct kvi_holder *holder,
                                struct kvi_holder *overlay);
-
-/** Restore a fact about windows, for kvi_restore_extra. */
-int kvi_restore_window(struct kvi_index *ix, const struct kvi_extra *extra);
 
 /** Run the statement for each overlay of the holder. */
 #define KVI_EACH_OVERLAY(windows, overlay)                                                        \

@@ -140,7 +140,8 @@ static enum ki_verdict verdict_of(struct ki_applier *a, struct kvi_index *index,
 /* Return true when the store tells something about blocks with ranges. */
 static bool names_range(const struct ki_applier *a, const struct kve_op *op)
 {
-    const struct kvi_cache cache = kvi_cache_of((struct kv_holder){a->instance, op->rank}, 0, 0);
+    const struct kvi_cache cache =
+        kvi_cache_of((struct kv_holder){a->instance, op->rank}, KV_TIER_DEVICE, 0);
 
     for (size_t i = 0; a->ranges.n && i < op->n; i++)
         if (ki_ranges_find(&a->ranges, &cache, op->blocks[i].hash))
