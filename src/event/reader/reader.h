@@ -130,6 +130,12 @@ static inline const uint64_t *kve_event_hashes(const struct kve_reader *r)
     return r->scratch.hashes ? r->scratch.hashes + r->scratch.n_hashes : NULL;
 }
 
+/** Return the hash of block @i of an operation on blocks. */
+static inline uint64_t kve_op_hash(const struct kve_op *op, size_t i)
+{
+    return op->type == KVE_OP_STORE ? op->blocks[i].hash : op->hashes[i];
+}
+
 /** Return true when @op's source is a window group. */
 static inline bool kve_is_window(const struct kve_reader *r, const struct kve_op *op)
 {

@@ -66,7 +66,7 @@ long ki_applier_take(struct ki_applier *a, struct kvi_index *index, const struct
 void ki_applier_note_complete(struct ki_applier *a, const struct kve_op *op)
 {
     for (size_t i = 0; (a->incomplete.n || op->incomplete) && i < op->n; i++) {
-        uint64_t hash = op->type == KVE_OP_STORE ? op->blocks[i].hash : op->hashes[i];
+        uint64_t hash = kve_op_hash(op, i);
 
         if (op->incomplete)
             ki_doubts_add(&a->incomplete, op->rank, hash, 1u << op->tier);

@@ -21,6 +21,7 @@
 
 #include "base/core/error.h"
 #include "base/core/mix.h"
+#include "event/reader/reader.h"
 
 #define FIRST_CAPACITY 64
 #define MAX_DEPTH 4096 /* most parents that are stored again with a block */
@@ -216,11 +217,6 @@ static uint32_t count_of(struct kvi_index *index, const struct kvi_cache *cache,
     return kvi_get_block(index, *cache, hash).copies;
 }
 
-static uint64_t hash_at(const struct kve_op *op, size_t i)
-{
-    return op->type == KVE_OP_STORE ? op->blocks[i].hash : op->hashes[i];
-}
-
 /*
  * Move the upper end up by a copy. The store of an absent main block has moved the count by the
  * same: from 0 to the copy that the event proves.
@@ -239,7 +235,7 @@ void ki_ranges_maybe(struct ki_ranges *r, struct kvi_index *index, const struct 
                      const struct kve_op *op, bool counted)
 {
     for (size_t i = 0; i < op->n; i++) {
-        uint64_t hash = hash_at(op, i);
+        uint64_t hash = kve_op_hash(op, i);
         struct ki_range *e =
             add(r, cache->holder.rank, cache->window, hash, counted ? KI_LOST_FEWER : KI_LOST_MORE);
 
@@ -260,7 +256,7 @@ void ki_ranges_stored(struct ki_ranges *r, struct kvi_index *index, const struct
                       const struct kve_op *op)
 {
     for (size_t i = 0; r->n && i < op->n; i++) {
-        uint64_t hash = hash_at(op, i);
+        uint64_t hash = kve_op_hash(op, i);
         struct ki_range *e = find(r, cache, hash);
 
         if (e)

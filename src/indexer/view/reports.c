@@ -49,11 +49,6 @@ static bool is_own_store(const struct kve_reader *reader, const struct kve_op *o
            !ret->owner[0];
 }
 
-static uint64_t hash_at(const struct kve_op *op, size_t i)
-{
-    return op->type == KVE_OP_STORE ? op->blocks[i].hash : op->hashes[i];
-}
-
 /* Whether a window's event names every block of the chain that the window can have. */
 static bool names_all(const struct kve_op *window, const struct kve_source *source,
                       const struct kve_op *chain)
@@ -63,7 +58,7 @@ static bool names_all(const struct kve_op *window, const struct kve_source *sour
     if (window->has_parent || window->n != chain->n * parts / stride)
         return false;
     for (size_t i = parts - 1; i < window->n; i += parts)
-        if (hash_at(window, i) != hash_at(chain, (i + 1) * stride / parts - 1))
+        if (kve_op_hash(window, i) != kve_op_hash(chain, (i + 1) * stride / parts - 1))
             return false;
     return true;
 }
@@ -183,7 +178,7 @@ static bool windows_may_end(const struct kve_reader *reader, struct kvi_index *i
 
     for (size_t i = row->from; i < row->to; i++) {
         const struct kve_op *op = &row->batch->ops[i];
-        uint64_t last = hash_at(op, op->n - 1);
+        uint64_t last = kve_op_hash(op, op->n - 1);
         uint32_t number = 0;
 
         if (!op->source || kve_reader_source(reader, op->source, &source) < 0)
