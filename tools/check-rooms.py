@@ -4,15 +4,16 @@ import pathlib
 import re
 import sys
 
-ORDER = ["base", "kvx", "hash", "event", "store", "llama", "index", "bm", "peer", "tier", "indexer", "advisor", "cli"]
+ORDER = ["base", "kvx", "hash", "event", "plane", "store", "llama", "index", "bm", "peer", "tier", "indexer", "advisor", "cli"]
 ALONE = {"kvx": {"kvx"}}  # depends on nothing, not even base
 TOP = ""  # the files of a room that lie in none of its folders
 # Arrows between the folders of one room, or of one folder in it: what each may include of the others. Disk and object don't know each
 # other.
 PARTS = {"base": {"core": set(), "json": {"core"}, "hash": {"core"}, "args": {"core"}, "thread": {"core"}, "net": {"core", "thread"},
-                  "file": {"core"}, "metrics": {"core"}},
+                  "file": {"core"}, "metrics": {"core"}, "module": {"core", "file"}},
          "tier": {"transfer": set(), "disk": {"transfer"}, "object": {"transfer"}, "peer": set(), "plan": {"transfer"},
                   "manager": {"transfer", "disk", "object", "peer"}, "volume": {"manager"}, "group": {"transfer"}},
+         "plane": {"nats": {TOP}, TOP: set()},
          "event": {"wire": set(), "reader": {"wire"}, "publisher": {"wire"}, "router": set(), TOP: {"wire"}},
          "store": {"backend": set(), "object": {"backend"}, "file": {"backend", "object"}, "conformance": {"backend"},
                    TOP: {"backend", "object"}},
@@ -32,7 +33,7 @@ PARTS = {"base": {"core": set(), "json": {"core"}, "hash": {"core"}, "args": {"c
                      "api": {TOP, "http", "model", "view", "stream", "registry"},
                      "replica": {TOP, "http", "api", "model", "view", "stream", "registry"},
                      TOP: {"http", "zmq", "model", "view", "stream", "registry", "api", "replica"}}}
-PUBLIC = {"kv_types.h": "base", "kv_hash.h": "hash", "kv_event.h": "event", "kv_index.h": "index", "kv_store.h": "store",
+PUBLIC = {"kv_types.h": "base", "kv_hash.h": "hash", "kv_event.h": "event", "kv_plane.h": "plane", "kv_index.h": "index", "kv_store.h": "store",
           "kv_store_abi.h": "store", "kv_store_ext.h": "store", "kv_store_async.h": "store", "kv_llama.h": "llama", "kvbm.h": "bm",
           "kvbm_tokens.h": "bm", "kvbm_layout.h": "bm", "kvbm_pool.h": "bm", "kvbm_events.h": "bm",
           "kvbm_remote.h": "peer", "kvbm_lease.h": "peer", "kvbm_plan.h": "peer", "kvbm_directory.h": "peer", "kvbm_transfer.h": "tier/transfer", "kvbm_manager.h": "tier/manager", "kvbm_volume.h": "tier/volume", "kvbm_group.h": "tier/group", "kvx_abi.h": "kvx", "kvx_ext.h": "kvx"}

@@ -18,6 +18,7 @@ PROGRAMS = ["kv-indexer", "kvasir"]
 LIBRARIES = ["kvx", "kvevent", "kvindex", "kvstore", "kvbm"]
 PLUGINS = ["kv_store_redis", "kv_store_s3", "kvbm_tls", "kvbm_http"]
 CUDA = BUILD / "lib" / "libkvx_cuda.so"  # where there is nvcc
+NATS = BUILD / "lib" / "libkv_nats.so"  # where there is libnats-dev
 UCX = BUILD / "lib" / "libkvbm_ucx.so"  # where there is libucx-dev
 
 
@@ -27,7 +28,7 @@ def say(*command):
 
 def built():
     files = [BUILD / "bin" / name for name in PROGRAMS] + [BUILD / "lib" / f"lib{name}.so" for name in LIBRARIES + PLUGINS]
-    return files + [path for path in (CUDA, UCX) if path.exists()]
+    return files + [path for path in (CUDA, UCX, NATS) if path.exists()]
 
 
 def cached(name):

@@ -152,6 +152,16 @@ static int reader(void *opts)
     return rc;
 }
 
+static int nats_opts(void *opts)
+{
+    struct kvp_nats_opts copy;
+    int err = kvp_nats_opts_copy(opts, &copy);
+
+    if (err == 0)
+        kvp_nats_opts_fini(&copy);
+    return err;
+}
+
 static int publisher_of(void *opts)
 {
     struct kve_publisher *made = NULL;

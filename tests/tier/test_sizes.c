@@ -23,6 +23,7 @@
 #include "kv_llama.h"
 #include "kv_store.h"
 #include "kvbm.h"
+#include "plane/nats_opts.h"
 #include "tier/kitchen.h"
 
 #define STEP sizeof(size_t) /* such structs end at multiples of it */
@@ -420,6 +421,8 @@ static uint32_t tokens[PAGE];
 static struct kvbm_chain chain_ = {.keys = &key_, .tokens = tokens};
 static struct kvbm_sequence_opts sequence_ = {
     .block_size = 16, .salt_hash = 5, .chain = KVBM_CHAIN_SEED_SALT, .max_tokens = 100};
+static struct kvp_nats_opts nats_ = {
+    .url = "nats://127.0.0.1:4222", .name = "a", .queue_bytes = 4096, .timeout_ms = 100};
 static struct kvbm_events_opts events_ = {.max_batch = 5, .window_us = 100, .queue_bytes = 65536};
 static struct kvbm_zmq_opts zmq_ = {.publisher = &publisher,
                                     .scope = KVBM_EVENTS_CONSOLIDATED,
@@ -538,6 +541,7 @@ static const struct row {
     {"kve_reader_opts", sizeof(reader_), UP_TO(kve_reader_opts, block_size), &reader_, reader, 0},
     {"kve_publisher_opts", sizeof(publisher_), UP_TO(kve_publisher_opts, endpoint), &publisher_,
      publisher_of, 0},
+    {"kvp_nats_opts", sizeof(nats_), UP_TO(kvp_nats_opts, url), &nats_, nats_opts, 0},
     {"kve_event", sizeof(event_), sizeof(event_), &event_, publish, 0},
     {"kve_publisher_stats", sizeof(struct kve_publisher_stats), LEAST, NULL, publisher_stats, 0},
     {"kvs_save_opts", sizeof(save_), OPTIONAL, &save_, save, 0},
@@ -739,7 +743,7 @@ static void test_all_structs(void **state)
         "kv_types.h",       "kv_event.h",       "kv_index.h",    "kv_store.h",    "kvbm.h",
         "kvbm_tokens.h",    "kvbm_layout.h",    "kvbm_pool.h",   "kvbm_events.h", "kvbm_transfer.h",
         "kvbm_manager.h",   "kv_store_async.h", "kvbm_remote.h", "kvbm_lease.h",  "kvbm_plan.h",
-        "kvbm_directory.h", "kvbm_volume.h",    "kvbm_group.h"};
+        "kvbm_directory.h", "kvbm_volume.h",    "kvbm_group.h",  "kv_plane.h"};
     const char *tree = getenv("KV_SOURCE_DIR");
     int n = 0;
 

@@ -217,9 +217,9 @@ static void http_poll(struct kvbm_http *http, int fd, uint32_t timeout_ms)
     collect(http);
 }
 
-KV_API const struct kvbm_module_head *kvbm_http_get_abi(void);
+KV_API const struct kv_module_head *kvbm_http_get_abi(void);
 
-const struct kvbm_module_head *kvbm_http_get_abi(void)
+const struct kv_module_head *kvbm_http_get_abi(void)
 {
     static const struct kvbm_http_abi abi = {.head = {sizeof(abi), KVBM_HTTP_ABI},
                                              .open = http_open,

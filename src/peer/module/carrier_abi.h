@@ -19,10 +19,10 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
-#include "peer/module/module.h"
+#include "base/module/module.h"
 
 #define KVBM_CARRIER_ABI 2
-#define KVBM_UCX_SYMBOL "kvbm_ucx_get_abi" /* a kvbm_module_get_fn */
+#define KVBM_UCX_SYMBOL "kvbm_ucx_get_abi" /* a kv_module_get_fn */
 #define KVBM_UCX_LIBRARY "libkvbm_ucx.so.0"
 
 struct kvbm_carrier_node;
@@ -51,7 +51,7 @@ struct kvbm_carrier_ends {
 };
 
 struct kvbm_carrier_abi {
-    struct kvbm_module_head head;
+    struct kv_module_head head;
 
     /**
      * Make a node and start its thread. Returns 0, with a risk that the program should know of in @why,

@@ -9,7 +9,8 @@ static const struct kvbm_http_abi *http; /* written once, before pthread_once re
 
 static void load(void)
 {
-    static const struct kvbm_module module = {
+    static const struct kv_module module = {
+        .component = "kvbm",
         .library = KVBM_HTTP_LIBRARY,
         .variable = "KVBM_HTTP_LIBRARY",
         .symbol = KVBM_HTTP_SYMBOL,
@@ -17,7 +18,7 @@ static void load(void)
         .head = {sizeof(*http), KVBM_HTTP_ABI},
     };
 
-    http = (const struct kvbm_http_abi *)kvbm_module_open(&module);
+    http = (const struct kvbm_http_abi *)kv_module_open(&module);
 }
 
 const struct kvbm_http_abi *kvbm_http_load(void)

@@ -10,10 +10,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "peer/module/module.h"
+#include "base/module/module.h"
 
 #define KVBM_HTTP_ABI 1
-#define KVBM_HTTP_SYMBOL "kvbm_http_get_abi" /* a kvbm_module_get_fn */
+#define KVBM_HTTP_SYMBOL "kvbm_http_get_abi" /* a kv_module_get_fn */
 #define KVBM_HTTP_LIBRARY "libkvbm_http.so.0"
 #define KVBM_HTTP_SLOTS 2 /* requests at a time */
 
@@ -38,7 +38,7 @@ struct kvbm_http_post {
 };
 
 struct kvbm_http_abi {
-    struct kvbm_module_head head;
+    struct kv_module_head head;
 
     int (*open)(const struct kvbm_http_opts *opts, struct kvbm_http **ret); /* 0 or -ENOMEM */
     void (*close)(struct kvbm_http *http);

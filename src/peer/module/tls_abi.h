@@ -11,10 +11,10 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "peer/module/module.h"
+#include "base/module/module.h"
 
 #define KVBM_TLS_ABI 1
-#define KVBM_TLS_SYMBOL "kvbm_tls_get_abi" /* a kvbm_module_get_fn */
+#define KVBM_TLS_SYMBOL "kvbm_tls_get_abi" /* a kv_module_get_fn */
 #define KVBM_TLS_LIBRARY "libkvbm_tls.so.0"
 
 struct kvbm_tls_context;
@@ -27,7 +27,7 @@ struct kvbm_tls_files {
 };
 
 struct kvbm_tls_abi {
-    struct kvbm_module_head head;
+    struct kv_module_head head;
 
     /** HMAC-SHA-256 of @n parts. Returns 0 or -EIO. */
     int (*mac)(const void *key, size_t key_len, const void *const *parts, const size_t *lens,

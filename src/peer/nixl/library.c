@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/core/log.h"
-#include "peer/module/module.h"
+#include "base/module/module.h"
 #include "peer/nixl/node.h"
 #include "peer/session/carrier.h"
 
@@ -39,7 +39,7 @@ static const char *find_functions(void *library)
 
 static void load(void)
 {
-    void *library = kvbm_library_open(KVBM_NIXL_LIBRARY, KVBM_NIXL_VARIABLE);
+    void *library = kv_library_open(KVBM_NIXL_LIBRARY, KVBM_NIXL_VARIABLE);
     const char *lacks = library ? find_functions(library) : NULL;
     char why[300], quoted[600];
 

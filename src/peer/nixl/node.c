@@ -13,8 +13,8 @@
 #include "base/core/clock.h"
 #include "base/core/le.h"
 #include "base/core/log.h"
+#include "base/module/module.h"
 #include "base/thread/thread.h"
-#include "peer/module/module.h"
 
 #define NAP_NS UINT64_C(20000)                    /* between looks while something moves */
 #define SLOW_NAP_NS (UINT64_C(50) * KV_NS_PER_MS) /* while only what was given up does */
@@ -139,12 +139,12 @@ static void destroy_agent(struct kvbm_carrier_node *node)
 static int make_agent(struct kvbm_carrier_node *node, char *why, size_t why_size)
 {
     const struct kvbm_nixl_config config = {.n_workers = 1};
-    struct kvbm_signals signals;
+    struct kv_signals signals;
     char name[KVBM_NIXL_NAME];
     int status, err = 0;
 
     snprintf(name, sizeof(name), "%s.%u", node->base_name, node->turn);
-    kvbm_signals_note(&signals); /* its UCX is loaded now */
+    kv_signals_note(&signals); /* its UCX is loaded now */
     status = kvbm_nixl.create_configured_agent(name, &config, &node->agent);
     if (status != KVBM_NIXL_DONE)
         err = fail(why, why_size, "no agent", status);
@@ -154,7 +154,7 @@ static int make_agent(struct kvbm_carrier_node *node, char *why, size_t why_size
         err = fail(why, why_size, "no memory is registered", status);
     else if ((err = make_address(node, &status)) == -ENOTSUP)
         err = fail(why, why_size, "no metadata", status);
-    kvbm_signals_restore(&signals);
+    kv_signals_restore(&signals);
     if (err < 0)
         destroy_agent(node);
     return err;

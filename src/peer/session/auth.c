@@ -19,7 +19,8 @@ static const struct kvbm_tls_abi *crypto; /* written once, before pthread_once r
 
 static void load(void)
 {
-    static const struct kvbm_module module = {
+    static const struct kv_module module = {
+        .component = "kvbm",
         .library = KVBM_TLS_LIBRARY,
         .variable = "KVBM_TLS_LIBRARY",
         .symbol = KVBM_TLS_SYMBOL,
@@ -27,7 +28,7 @@ static void load(void)
         .head = {sizeof(*crypto), KVBM_TLS_ABI},
     };
 
-    crypto = (const struct kvbm_tls_abi *)kvbm_module_open(&module);
+    crypto = (const struct kvbm_tls_abi *)kv_module_open(&module);
 }
 
 const struct kvbm_tls_abi *kvbm_tls_get(void)

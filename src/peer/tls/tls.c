@@ -266,9 +266,9 @@ static int binding(struct kvbm_tls_stream *stream, uint8_t ret[32])
                : -EIO;
 }
 
-KV_API const struct kvbm_module_head *kvbm_tls_get_abi(void);
+KV_API const struct kv_module_head *kvbm_tls_get_abi(void);
 
-const struct kvbm_module_head *kvbm_tls_get_abi(void)
+const struct kv_module_head *kvbm_tls_get_abi(void)
 {
     static const struct kvbm_tls_abi abi = {.head = {sizeof(abi), KVBM_TLS_ABI},
                                             .mac = mac,

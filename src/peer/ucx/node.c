@@ -358,9 +358,9 @@ static void *node_address(struct kvbm_carrier_node *node, size_t *len)
 
 /* ---- the table ---- */
 
-KV_API const struct kvbm_module_head *kvbm_ucx_get_abi(void);
+KV_API const struct kv_module_head *kvbm_ucx_get_abi(void);
 
-const struct kvbm_module_head *kvbm_ucx_get_abi(void)
+const struct kv_module_head *kvbm_ucx_get_abi(void)
 {
     static const struct kvbm_carrier_abi abi = {.head = {sizeof(abi), KVBM_CARRIER_ABI},
                                                 .node_create = node_create,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "peer/module/module.h"
+#include "base/module/module.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -39,7 +39,7 @@ static void *open_beside(const char *file)
     return library ? library : open_in(code, (int)(slash - code), "../lib/", file);
 }
 
-void *kvbm_library_open(const char *file, const char *variable)
+void *kv_library_open(const char *file, const char *variable)
 {
     const char *asked = secure_getenv(variable);
     void *library;
@@ -50,12 +50,12 @@ void *kvbm_library_open(const char *file, const char *variable)
     return library ? library : dlopen(file, FLAGS);
 }
 
-const struct kvbm_module_head *kvbm_module_open(const struct kvbm_module *module)
+const struct kv_module_head *kv_module_open(const struct kv_module *module)
 {
-    void *library = kvbm_library_open(module->library, module->variable), *symbol;
+    void *library = kv_library_open(module->library, module->variable), *symbol;
     const char *reason = library ? "it is of another version" : dlerror();
-    const struct kvbm_module_head *found = NULL;
-    kvbm_module_get_fn get = NULL;
+    const struct kv_module_head *found = NULL;
+    kv_module_get_fn get = NULL;
     char quoted[512];
 
     if (library) {
@@ -65,24 +65,24 @@ const struct kvbm_module_head *kvbm_module_open(const struct kvbm_module *module
     }
     if (found && found->size == module->head.size && found->abi == module->head.abi)
         return found;
-    kv_log_error("kvbm", module->missing, "reason=%s",
+    kv_log_error(module->component, module->missing, "reason=%s",
                  kv_log_quote(quoted, sizeof(quoted), reason ? reason : "not found"));
     return NULL;
 }
 
 /* ---- signals ---- */
 
-void kvbm_signals_note(struct kvbm_signals *signals)
+void kv_signals_note(struct kv_signals *signals)
 {
-    for (int i = 1; i < KVBM_N_SIGNALS; i++)
+    for (int i = 1; i < KV_N_SIGNALS; i++)
         signals->known[i] = sigaction(i, NULL, &signals->actions[i]) == 0;
 }
 
-void kvbm_signals_restore(const struct kvbm_signals *signals)
+void kv_signals_restore(const struct kv_signals *signals)
 {
     struct sigaction now;
 
-    for (int i = 1; i < KVBM_N_SIGNALS; i++) {
+    for (int i = 1; i < KV_N_SIGNALS; i++) {
         if (signals->known[i] && sigaction(i, NULL, &now) == 0 &&
             now.sa_sigaction != signals->actions[i].sa_sigaction)
             (void)sigaction(i, &signals->actions[i], NULL);

@@ -7,11 +7,12 @@
 #include <unistd.h>
 
 #include "base/core/log.h"
+#include "base/module/module.h"
 #include "base/unit.h"
-#include "peer/module/module.h"
 #include "peer/module/tls_abi.h"
 
-static const struct kvbm_module tls = {
+static const struct kv_module tls = {
+    .component = "kvbm",
     .library = KVBM_TLS_LIBRARY,
     .variable = "KV_TEST_LIBRARY",
     .symbol = KVBM_TLS_SYMBOL,
@@ -29,10 +30,10 @@ static void keep_line(void *arg, int level, const char *text)
     n_lines++;
 }
 
-static void refuses(const struct kvbm_module *module, const char *why)
+static void refuses(const struct kv_module *module, const char *why)
 {
     n_lines = 0;
-    assert_null(kvbm_module_open(module));
+    assert_null(kv_module_open(module));
     assert_int_equal(n_lines, 1);
     assert_non_null(strstr(line, "nothing works"));
     assert_non_null(strstr(line, why));
@@ -41,16 +42,16 @@ static void refuses(const struct kvbm_module *module, const char *why)
 /* The library of this build, in ../lib beside this program. */
 static void test_beside(void **state)
 {
-    const struct kvbm_module_head *head;
+    const struct kv_module_head *head;
 
     (void)state;
     unsetenv(tls.variable);
     n_lines = 0;
-    head = kvbm_module_open(&tls);
+    head = kv_module_open(&tls);
     assert_non_null(head);
     assert_int_equal(head->size, sizeof(struct kvbm_tls_abi));
     assert_int_equal(n_lines, 0);
-    assert_ptr_equal(kvbm_module_open(&tls), head);
+    assert_ptr_equal(kv_module_open(&tls), head);
 }
 
 /* Run this program as a shell that found it in PATH does, or one that lies about where it is. */
@@ -87,13 +88,13 @@ static void test_variable(void **state)
     setenv(tls.variable, "libc.so.6", 1); /* opens, and has no table */
     refuses(&tls, "another version");
     setenv(tls.variable, "", 1); /* counts as unset */
-    assert_non_null(kvbm_module_open(&tls));
+    assert_non_null(kv_module_open(&tls));
     unsetenv(tls.variable);
 }
 
 static void test_other_builds(void **state)
 {
-    struct kvbm_module module = tls;
+    struct kv_module module = tls;
 
     (void)state;
     module.head.size += 8;
@@ -119,7 +120,7 @@ int main(int argc, char **argv)
     };
 
     if (argc == 2 && strcmp(argv[1], "open") == 0)
-        return !kvbm_module_open(&tls);
+        return !kv_module_open(&tls);
     kv_log_set_user(keep_line, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
