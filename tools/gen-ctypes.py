@@ -17,7 +17,7 @@ import tempfile
 from pycparser import c_ast, c_parser
 
 # Library that exports the functions of a header. kv_hash.h is in two; the index's needs no ZMQ.
-LIBRARIES = {"kv_hash.h": "kvindex", "kv_index.h": "kvindex", "kv_event.h": "kvevent", "kv_store.h": "kvstore", "kv_store_async.h": "kvstore",
+LIBRARIES = {"kv_hash.h": "kvindex", "kv_index.h": "kvindex", "kv_event.h": "kvevent", "kv_plane.h": "kvbm", "kv_store.h": "kvstore", "kv_store_async.h": "kvstore",
              "kv_llama.h": "kvasir_llama",
              "kvbm_events.h": "kvbm", "kvbm_layout.h": "kvbm", "kvbm_manager.h": "kvbm", "kvbm_pool.h": "kvbm", "kvbm_remote.h": "kvbm", "kvbm_lease.h": "kvbm",
              "kvbm_plan.h": "kvbm", "kvbm_directory.h": "kvbm", "kvbm_volume.h": "kvbm",
