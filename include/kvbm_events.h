@@ -7,7 +7,8 @@
  * - a callback,
  * - a ring to poll,
  * - the ZMQ publisher of kv_event.h, in the engines' format, so that kv-indexer follows a block
- *   manager.
+ *   manager,
+ * - NATS, as records of kv_plane.h.
  *
  * A change is either "stored in a tier" (first: the key was in no tier before) or "removed from a
  * tier" (last: the key is in no tier now). A consumer of all tiers together needs only first and
@@ -24,6 +25,7 @@
 #include <stdint.h>
 
 #include "kv_event.h"
+#include "kv_plane.h"
 #include "kv_types.h"
 
 #ifdef __cplusplus
@@ -144,6 +146,66 @@ struct kvbm_zmq_opts {
 KV_API int kvbm_events_add_zmq(struct kvbm_events *events, const struct kvbm_zmq_opts *opts,
                                struct kve_publisher **ret);
 
+/** Options of a NATS sink; set size to sizeof(struct kvbm_nats_opts), zero means the default. */
+struct kvbm_nats_opts {
+    size_t size;
+    const struct kvp_nats_opts *server; /* required */
+    /* Names in the subject kvasir.CLUSTER.MODEL.TENANT.WORKER (kvp_subject); worker is required. */
+    const char *cluster, *model, *tenant, *worker;
+    const char *fingerprint; /* of model and layout, as an object tier's; NULL: zeros in headers */
+    uint64_t block_bytes;    /* of a block, for the records; 0: not told */
+    /* Names of the volumes in which the tiers' blocks lie; NULL: "CLUSTER/WORKER/TIER". Publishers
+     * that share a store give it one name. */
+    const char *volumes[KV_N_TIERS];
+    const char *lora_name, *cache_salt; /* of all events, for tokens_hash; NULL: none */
+    uint32_t window_ms;                 /* longest wait of an event for its message; 0: 10,000 */
+    uint32_t
+        max_bytes; /* of a message, 1 KiB to 512 KiB: a fuller one is sent at once; 0: 64 KiB */
+    uint64_t max_blocks; /* whose prefix and tokens_hash are remembered, 48 bytes each; 0: 2^24 */
+    bool json;           /* JSON in place of binary records */
+    /* Publish events by JetStream: a stream must have the subject. Each message has an id. */
+    bool jetstream;
+};
+#define KVBM_NATS_OPTS_INIT KV_INIT_(kvbm_nats_opts)
+
+/** A NATS sink, for its statistics. */
+struct kvbm_nats_sink;
+
+/**
+ * Publish changes over NATS, as the records of kv_plane.h (docs/event-plane.md).
+ *
+ * - A message goes out when it is full, when its first event has waited for window_ms, and at
+ *   kvbm_events_flush. A window without events sends an ALIVE message.
+ * - No server, or a slow one, delays nobody. Messages wait in a queue (queue_bytes of @server); those
+ *   that find it full are dropped and counted. A loss, also one in this manager's queue, leaves a
+ *   gap in the messages' numbers.
+ * - Requests on SUBJECT.snapshot are answered with all blocks of all registries that use @events, by
+ *   a thread of the sink's own. A registry is locked for 1024 blocks at a time.
+ *
+ * *@ret (may be NULL) becomes the sink; it is valid until the sink is removed or the manager
+ * destroyed, either of which waits up to 1 s for a server. Returns an id as kvbm_events_add_callback;
+ * -EINVAL; -ENAMETOOLONG (the subject); -ENOTSUP (no libkv_nats); -EAGAIN (no thread).
+ */
+KV_API int kvbm_events_add_nats(struct kvbm_events *events, const struct kvbm_nats_opts *opts,
+                                struct kvbm_nats_sink **ret);
+
+/** Counters of a NATS sink since its start. */
+struct kvbm_nats_stats {
+    size_t size;                       /* the caller's */
+    uint64_t records, messages, bytes; /* queued for the server */
+    uint64_t lost;                     /* events lost in the manager's queue */
+    uint64_t dropped;   /* records in messages that the client's queue had no room for */
+    uint64_t forgotten; /* blocks beyond max_blocks: their records lack prefix and tokens */
+    uint64_t snapshots, snapshots_failed; /* answered to the end; given up */
+    uint64_t queued_bytes;                /* of messages that wait for the server now */
+    uint64_t connections;                 /* to servers so far: more than one after a loss */
+    bool connected;
+};
+#define KVBM_NATS_STATS_INIT KV_INIT_(kvbm_nats_stats)
+
+/** Read the counters. Returns 0; -EINVAL. */
+KV_API int kvbm_nats_get_stats(struct kvbm_nats_sink *sink, struct kvbm_nats_stats *ret);
+
 /**
  * Remove a sink. Waits for its running callback; hold no lock that the callback waits for. No
  * callback of it runs after the return. Returns 0; -ENOENT (removed before, or never added);
@@ -152,7 +214,8 @@ KV_API int kvbm_events_add_zmq(struct kvbm_events *events, const struct kvbm_zmq
 KV_API int kvbm_events_remove_sink(struct kvbm_events *events, int id);
 
 /**
- * Wait up to @timeout_ms until every sink has all changes written before the call.
+ * Wait up to @timeout_ms until every sink has all changes written before the call, and NATS sinks
+ * have queued them for their servers.
  * Returns 0; -ETIMEDOUT; -EDEADLK (from a callback).
  */
 KV_API int kvbm_events_flush(struct kvbm_events *events, uint32_t timeout_ms);

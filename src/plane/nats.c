@@ -429,9 +429,14 @@ fail:
 
 void kvp_nats_close(struct kvp_nats *nats, uint32_t timeout_ms)
 {
+    bool connected;
+
     if (!nats)
         return;
-    if (timeout_ms)
+    pthread_mutex_lock(&nats->lock);
+    connected = nats->up;
+    pthread_mutex_unlock(&nats->lock);
+    if (timeout_ms && connected)
         (void)kvp_nats_flush(nats, timeout_ms);
     pthread_mutex_lock(&nats->lock);
     nats->stop = true;

@@ -57,8 +57,8 @@ int kvp_nats_open(const struct kvp_nats_opts *opts, kvp_nats_state_fn state, voi
                   struct kvp_nats **ret);
 
 /**
- * End a client: publish what waits, for at most @timeout_ms, drop the rest, and free it. All
- * subscriptions must be gone. NULL is a no-op. Not from a callback.
+ * End a client: publish what waits, for at most @timeout_ms, if a server is connected; drop the rest,
+ * and free it. All subscriptions must be gone. NULL is a no-op. Not from a callback.
  */
 void kvp_nats_close(struct kvp_nats *nats, uint32_t timeout_ms);
 

@@ -54,6 +54,8 @@ static struct kvbm_named_registry named = {.name = "a"}, unnamed;
 static struct kvbm_event_ring *ring;
 static struct kvbm_event event;
 static struct kve_publisher_opts publisher = {.size = sizeof(publisher)};
+static struct kvbm_nats_opts nats = {.size = sizeof(nats), .worker = "w"};
+static struct kvbm_nats_stats nats_stats = {.size = sizeof(nats_stats)};
 static struct kvbm_zmq_opts zmq = {.size = sizeof(zmq), .publisher = &publisher, .block_size = 4};
 static struct kvbm_zmq_opts no_publisher = {.size = sizeof(zmq), .block_size = 4};
 
@@ -285,6 +287,10 @@ static void on_touch(void *arg, enum kv_tier tier, uint32_t group, const void *k
     IS(-EINVAL, kvbm_events_add_zmq(bm.events, &no_publisher, NULL))                   \
     IS(-EINVAL, kvbm_events_remove_sink(NULL, 1))                                      \
     IS(-EINVAL, kvbm_events_flush(NULL, 1))                                            \
+    IS(-EINVAL, kvbm_events_add_nats(NULL, &nats, NULL))                               \
+    IS(-EINVAL, kvbm_events_add_nats(bm.events, NULL, NULL))                           \
+    IS(-EINVAL, kvbm_events_add_nats(bm.events, &nats, NULL))                          \
+    IS(-EINVAL, kvbm_nats_get_stats(NULL, &nats_stats))                                \
     IS(-EINVAL, kvbm_events_get_stats(NULL, &events_stats))                            \
     IS(-EINVAL, kvbm_events_get_stats(bm.events, NULL))
 

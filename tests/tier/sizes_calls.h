@@ -152,6 +152,25 @@ static int reader(void *opts)
     return rc;
 }
 
+static int nats_stats(void *ret)
+{
+    struct kvbm_nats_opts opts = {
+        .size = sizeof(opts), .server = &nats_server, .worker = "w", .window_ms = UINT32_MAX};
+    static struct kvbm_nats_sink *sink; /* lives as long as the manager */
+
+    if (!sink)
+        assert_true(kvbm_events_add_nats(t.events, &opts, &sink) > 0);
+    assert_int_equal(kvbm_events_flush(t.events, 60000), 0); /* its first message is counted */
+    return kvbm_nats_get_stats(sink, ret);
+}
+
+static int plane_header(void *ret)
+{
+    static const char text[] = "{\"kind\":\"alive\",\"publisher\":\"a\",\"events\":[]}";
+
+    return kvp_read(text, strlen(text), ret, NULL, NULL);
+}
+
 static int nats_opts(void *opts)
 {
     struct kvp_nats_opts copy;

@@ -46,6 +46,7 @@
     FROZEN(kvbm_reset_result, 24)    \
     FROZEN(kvbm_named_registry, 16)  \
     FROZEN(kvbm_event, 72)           \
+    FROZEN(kvp_record, 96)           \
     FROZEN(kvbm_mm_run, 24)          \
     FROZEN(kvbm_hash128, 16)         \
     FROZEN(kvbm_token_block, 40)     \
@@ -222,6 +223,16 @@ static int events(void *opts)
     int rc = kvbm_events_create(opts, &made);
 
     return rc < 0 ? rc : kvbm_events_destroy(made);
+}
+
+static struct kvp_nats_opts nats_server = {.size = sizeof(nats_server),
+                                           .url = "nats://127.0.0.1:1"};
+
+static int nats_sink(void *opts)
+{
+    int id = kvbm_events_add_nats(t.events, opts, NULL);
+
+    return id < 0 ? id : kvbm_events_remove_sink(t.events, id);
 }
 
 static int zmq(void *opts)
@@ -429,6 +440,8 @@ static struct kvbm_zmq_opts zmq_ = {.publisher = &publisher,
                                     .block_size = PAGE,
                                     .lora_name = "a",
                                     .cache_salt = "b"};
+static struct kvbm_nats_opts nats_sink_ = {
+    .server = &nats_server, .worker = "w", .block_bytes = 5, .window_ms = 100, .max_bytes = 2048};
 static struct kvbm_copier_opts copier_ = {.n_threads = 1,
                                           .max_jobs = 3,
                                           .max_blocks = 9,
@@ -491,6 +504,10 @@ static const struct row {
     {"kvbm_sequence_opts", sizeof(sequence_), UP_TO(kvbm_sequence_opts, block_size), &sequence_,
      sequence, 0},
     {"kvbm_events_opts", sizeof(events_), OPTIONAL, &events_, events, 0},
+    {"kvbm_nats_opts", sizeof(nats_sink_), UP_TO(kvbm_nats_opts, worker), &nats_sink_, nats_sink,
+     0},
+    {"kvbm_nats_stats", sizeof(struct kvbm_nats_stats), LEAST, NULL, nats_stats, 0},
+    {"kvp_header", sizeof(struct kvp_header), LEAST, NULL, plane_header, 0},
     {"kvbm_zmq_opts", sizeof(zmq_), UP_TO(kvbm_zmq_opts, block_size), &zmq_, zmq, 0},
     {"kvbm_copier_opts", sizeof(copier_), OPTIONAL, &copier_, copier, 0},
     {"kvbm_transfer", sizeof(transfer_), UP_TO(kvbm_transfer, n), &transfer_, transfer, 0},

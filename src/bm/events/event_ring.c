@@ -88,6 +88,7 @@ static void ring_free(void *arg)
 int kvbm_events_add_ring(struct kvbm_events *events, enum kvbm_event_scope scope, uint64_t bytes,
                          struct kvbm_event_ring **ret)
 {
+    static const struct kvbm_sink_ops ops = {.fn = keep, .close = ring_free};
     struct kvbm_event_ring *ring;
     int id;
 
@@ -102,8 +103,7 @@ int kvbm_events_add_ring(struct kvbm_events *events, enum kvbm_event_scope scope
     ring->capacity = ring->end = kvbm_record_pad(bytes ? bytes : (uint64_t)1 << 20);
     ring->data = malloc(ring->capacity);
     ring->drained = malloc(ring->capacity);
-    id = ring->data && ring->drained ? kvbm_events_add_sink(events, scope, keep, ring_free, ring)
-                                     : -ENOMEM;
+    id = ring->data && ring->drained ? kvbm_events_add_sink(events, scope, &ops, ring) : -ENOMEM;
     if (id < 0)
         ring_free(ring);
     else

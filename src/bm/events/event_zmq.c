@@ -31,20 +31,6 @@ struct zmq_sink {
     size_t capacity; /* in blocks */
 };
 
-uint64_t kvbm_event_hash(const void *key, uint32_t len)
-{
-    const uint8_t *bytes = key;
-    uint64_t hash = 0;
-
-    if (len == sizeof(hash)) {
-        memcpy(&hash, key, sizeof(hash));
-        return hash;
-    }
-    for (uint32_t i = len < 8 ? 0 : len - 8; i < len; i++)
-        hash = hash << 8 | bytes[i];
-    return hash;
-}
-
 /* True when @b continues the run of @a. */
 static bool follows(const struct kvbm_event *a, const struct kvbm_event *b)
 {
@@ -88,7 +74,7 @@ static int reserve(struct zmq_sink *sink, size_t n)
 
 static int publish_run(struct zmq_sink *sink, const struct kvbm_event *run, size_t n)
 {
-    uint64_t parent = run->parent ? kvbm_event_hash(run->parent, run->key_len) : 0;
+    uint64_t parent = run->parent ? kvp_key_number(run->parent, run->key_len) : 0;
     struct kve_event event = {
         .size = sizeof(event),
         .type = run->type == KVBM_EVENT_STORED ? KVE_STORED : KVE_REMOVED,
@@ -107,7 +93,7 @@ static int publish_run(struct zmq_sink *sink, const struct kvbm_event *run, size
     };
 
     for (size_t i = 0; i < n; i++) {
-        sink->hashes[i] = kvbm_event_hash(run[i].key, run[i].key_len);
+        sink->hashes[i] = kvp_key_number(run[i].key, run[i].key_len);
         if (run->n_tokens)
             memcpy(sink->tokens + i * sink->block_size, run[i].tokens,
                    sink->block_size * sizeof(*sink->tokens));
@@ -188,6 +174,7 @@ static int copy_name(const char *name, char **ret)
 int kvbm_events_add_zmq(struct kvbm_events *events, const struct kvbm_zmq_opts *opts,
                         struct kve_publisher **ret)
 {
+    static const struct kvbm_sink_ops ops = {.fn = publish, .close = zmq_free};
     const struct kve_publisher_opts *publisher = KV_OPT(opts, publisher, NULL);
     struct zmq_sink *sink;
     int err;
@@ -208,7 +195,7 @@ int kvbm_events_add_zmq(struct kvbm_events *events, const struct kvbm_zmq_opts *
     if (err == 0)
         err = kve_publisher_create(publisher, &sink->publisher);
     if (err == 0)
-        err = kvbm_events_add_sink(events, sink->scope, publish, zmq_free, sink);
+        err = kvbm_events_add_sink(events, sink->scope, &ops, sink);
     if (err < 0)
         zmq_free(sink);
     else if (ret)

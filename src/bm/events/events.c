@@ -36,8 +36,7 @@ struct buffer {
 struct sink {
     int id; /* 0: none */
     enum kvbm_event_scope scope;
-    kvbm_event_fn fn;
-    void (*close)(void *arg);
+    struct kvbm_sink_ops ops;
     void *arg;
 };
 
@@ -56,9 +55,13 @@ struct kvbm_events {
     bool was_pending, was_due; /* state before that event */
     bool hurry;                /* a caller flushes */
     bool stop;
-    uint32_t users; /* registries that use the manager */
     struct kvbm_events_stats stats;
-    uint64_t delivered; /* events up to this number have been delivered */
+    uint64_t delivered;        /* events up to this number have been delivered */
+    uint64_t flushes, flushed; /* calls of flush; those of which all sinks know */
+    uint64_t tick_ns;          /* when a sink is to be called without events */
+    pthread_mutex_t walk_lock; /* held while registries are walked; taken before theirs */
+    LIST_HEAD(, kvbm_event_source)
+    sources; /* registries that use the manager; both locks to change */
 
     struct buffer draining; /* used by the thread only */
     struct kvbm_event *batch, *scoped;
@@ -156,7 +159,7 @@ static void deliver_to(struct kvbm_events *events, const struct sink *sink, size
         n = kept;
     }
     if (n || lost)
-        sink->fn(sink->arg, batch, n, lost);
+        sink->ops.fn(sink->arg, batch, n, lost);
 }
 
 static void deliver(struct kvbm_events *events, size_t n, uint64_t lost)
@@ -191,11 +194,28 @@ static uint64_t drain(struct kvbm_events *events)
     return batches;
 }
 
-/* Wait until a batch is full, its window is over, or it can't grow. The lock is held. */
+/* Let the sinks do what is due. Returns the time of the next call. */
+static uint64_t tick(struct kvbm_events *events, bool now)
+{
+    uint64_t next = UINT64_MAX;
+
+    pthread_mutex_lock(&events->sinks_lock);
+    for (size_t i = 0; i < MAX_SINKS; i++) {
+        if (events->sinks[i].id && events->sinks[i].ops.tick)
+            next = KV_MIN(next, events->sinks[i].ops.tick(events->sinks[i].arg, now));
+    }
+    pthread_mutex_unlock(&events->sinks_lock);
+    return next;
+}
+
+/* Wait until a batch is full, its window is over, it can't grow, or a sink has something to do. The
+ * lock is held. */
 static void wait_for_batch(struct kvbm_events *events)
 {
-    while (!events->stop && !events->hurry && !is_pending(events))
-        pthread_cond_wait(&events->work, &events->lock);
+    while (!events->stop && !events->hurry && !is_pending(events)) {
+        if (kv_cond_wait_until(&events->work, &events->lock, events->tick_ns) == -ETIMEDOUT)
+            return;
+    }
     while (!events->stop && !events->hurry && !is_due(events)) {
         uint64_t due = events->filling.since_ns + events->window_ns;
 
@@ -226,15 +246,22 @@ static void *run(void *arg)
 
     pthread_mutex_lock(&events->lock);
     while (!events->stop || is_pending(events)) {
-        uint64_t up_to, batches;
+        uint64_t up_to, batches, flushes, next;
+        bool now;
 
         wait_for_batch(events);
         up_to = exchange(events);
+        flushes = events->flushes;
+        now = events->stop || flushes > events->flushed;
+        events->tick_ns = UINT64_MAX; /* a sink that is added meanwhile sets it to 0 */
         pthread_mutex_unlock(&events->lock);
         batches = drain(events);
+        next = tick(events, now);
         pthread_mutex_lock(&events->lock);
+        events->tick_ns = KV_MIN(events->tick_ns, next);
         events->stats.batches += batches;
         events->delivered = up_to;
+        events->flushed = flushes;
         events->hurry = false;
         pthread_cond_broadcast(&events->idle);
     }
@@ -250,6 +277,7 @@ static void events_free(struct kvbm_events *events)
     pthread_cond_destroy(&events->idle);
     pthread_mutex_destroy(&events->lock);
     pthread_mutex_destroy(&events->sinks_lock);
+    pthread_mutex_destroy(&events->walk_lock);
     free(events->filling.data);
     free(events->draining.data);
     free(events->batch);
@@ -273,6 +301,9 @@ int kvbm_events_create(const struct kvbm_events_opts *opts, struct kvbm_events *
     events->queue_bytes = KV_OPT(opts, queue_bytes, (uint64_t)16 << 20);
     pthread_mutex_init(&events->lock, NULL);
     pthread_mutex_init(&events->sinks_lock, NULL);
+    pthread_mutex_init(&events->walk_lock, NULL);
+    LIST_INIT(&events->sources);
+    events->tick_ns = UINT64_MAX;
     kv_cond_init(&events->work);
     kv_cond_init(&events->idle);
     events->batch = calloc(events->max_batch, sizeof(*events->batch));
@@ -304,7 +335,7 @@ int kvbm_events_destroy(struct kvbm_events *events)
     if (is_mine(events))
         return -EDEADLK;
     pthread_mutex_lock(&events->lock);
-    used = events->users > 0;
+    used = !LIST_EMPTY(&events->sources);
     events->stop = !used;
     pthread_cond_signal(&events->work);
     pthread_mutex_unlock(&events->lock);
@@ -312,28 +343,68 @@ int kvbm_events_destroy(struct kvbm_events *events)
         return -EBUSY;
     pthread_join(events->thread, NULL);
     for (size_t i = 0; i < MAX_SINKS; i++) {
-        if (events->sinks[i].id && events->sinks[i].close)
-            events->sinks[i].close(events->sinks[i].arg);
+        if (events->sinks[i].id && events->sinks[i].ops.close)
+            events->sinks[i].ops.close(events->sinks[i].arg);
     }
     events_free(events);
     return 0;
 }
 
-void kvbm_events_use(struct kvbm_events *events, bool use)
+/* ---- registries ---- */
+
+static void change_sources(struct kvbm_events *events, struct kvbm_event_source *source, bool use)
 {
+    pthread_mutex_lock(&events->walk_lock);
     pthread_mutex_lock(&events->lock);
-    events->users += use ? 1u : -1u;
+    if (use)
+        LIST_INSERT_HEAD(&events->sources, source, list);
+    else
+        LIST_REMOVE(source, list);
     pthread_mutex_unlock(&events->lock);
+    pthread_mutex_unlock(&events->walk_lock);
+}
+
+void kvbm_events_use(struct kvbm_events *events, struct kvbm_event_source *source)
+{
+    change_sources(events, source, true);
+}
+
+void kvbm_events_leave(struct kvbm_events *events, struct kvbm_event_source *source)
+{
+    change_sources(events, source, false);
+}
+
+bool kvbm_events_walk(struct kvbm_events *events,
+                      bool (*fn)(void *arg, const struct kvbm_walked *blocks, size_t n), void *arg)
+{
+    struct kvbm_walked *blocks = calloc(KVBM_WALK, sizeof(*blocks));
+    struct kvbm_event_source *source;
+    bool on = blocks != NULL;
+
+    pthread_mutex_lock(&events->walk_lock);
+    LIST_FOREACH(source, &events->sources, list)
+    {
+        uint32_t at = 0;
+
+        do {
+            size_t n = on ? source->walk(source, &at, blocks) : 0;
+
+            on = on && (!n || fn(arg, blocks, n));
+        } while (on && at);
+    }
+    pthread_mutex_unlock(&events->walk_lock);
+    free(blocks);
+    return on;
 }
 
 /* ---- sinks ---- */
 
-int kvbm_events_add_sink(struct kvbm_events *events, enum kvbm_event_scope scope, kvbm_event_fn fn,
-                         void (*close)(void *arg), void *arg)
+int kvbm_events_add_sink(struct kvbm_events *events, enum kvbm_event_scope scope,
+                         const struct kvbm_sink_ops *ops, void *arg)
 {
     int id = -ENOSPC;
 
-    if (!events || !fn || (unsigned)scope > KVBM_EVENTS_CONSOLIDATED)
+    if (!events || !ops->fn || (unsigned)scope > KVBM_EVENTS_CONSOLIDATED)
         return -EINVAL;
     if (is_mine(events))
         return -EDEADLK;
@@ -342,17 +413,22 @@ int kvbm_events_add_sink(struct kvbm_events *events, enum kvbm_event_scope scope
         if (events->sinks[i].id)
             continue;
         id = ++events->next_id;
-        events->sinks[i] =
-            (struct sink){.id = id, .scope = scope, .fn = fn, .close = close, .arg = arg};
+        events->sinks[i] = (struct sink){.id = id, .scope = scope, .ops = *ops, .arg = arg};
     }
     pthread_mutex_unlock(&events->sinks_lock);
+    if (id > 0 && ops->tick) {
+        pthread_mutex_lock(&events->lock);
+        events->tick_ns = 0;
+        pthread_cond_signal(&events->work);
+        pthread_mutex_unlock(&events->lock);
+    }
     return id;
 }
 
 int kvbm_events_add_callback(struct kvbm_events *events, enum kvbm_event_scope scope,
                              kvbm_event_fn fn, void *arg)
 {
-    return kvbm_events_add_sink(events, scope, fn, NULL, arg);
+    return kvbm_events_add_sink(events, scope, &(struct kvbm_sink_ops){.fn = fn}, arg);
 }
 
 int kvbm_events_remove_sink(struct kvbm_events *events, int id)
@@ -371,8 +447,8 @@ int kvbm_events_remove_sink(struct kvbm_events *events, int id)
         events->sinks[i] = (struct sink){0};
     }
     pthread_mutex_unlock(&events->sinks_lock);
-    if (gone.close)
-        gone.close(gone.arg);
+    if (gone.ops.close)
+        gone.ops.close(gone.arg);
     return gone.id ? 0 : -ENOENT;
 }
 
@@ -381,7 +457,7 @@ int kvbm_events_remove_sink(struct kvbm_events *events, int id)
 int kvbm_events_flush(struct kvbm_events *events, uint32_t timeout_ms)
 {
     uint64_t due = kv_now_ns() + timeout_ms * KV_NS_PER_MS;
-    uint64_t up_to;
+    uint64_t up_to, flush;
     int err = 0;
 
     if (!events)
@@ -390,12 +466,13 @@ int kvbm_events_flush(struct kvbm_events *events, uint32_t timeout_ms)
         return -EDEADLK;
     pthread_mutex_lock(&events->lock);
     up_to = events->sequence;
-    while (events->delivered < up_to && err == 0) {
+    flush = ++events->flushes;
+    while ((events->delivered < up_to || events->flushed < flush) && err == 0) {
         events->hurry = true;
         pthread_cond_signal(&events->work);
         err = kv_cond_wait_until(&events->idle, &events->lock, due);
     }
-    if (events->delivered >= up_to)
+    if (events->delivered >= up_to && events->flushed >= flush)
         err = 0;
     pthread_mutex_unlock(&events->lock);
     return err;

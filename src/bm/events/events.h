@@ -6,7 +6,10 @@
 #ifndef KVBM_BM_EVENTS_EVENTS_H
 #define KVBM_BM_EVENTS_EVENTS_H
 
+#include <sys/queue.h>
+
 #include "kvbm_events.h"
+#include "kvbm_pool.h"
 
 void kvbm_events_begin(struct kvbm_events *events);
 /**
@@ -16,17 +19,53 @@ void kvbm_events_begin(struct kvbm_events *events);
 void kvbm_events_put(struct kvbm_events *events, const struct kvbm_event *event);
 void kvbm_events_end(struct kvbm_events *events);
 
-/** Count a registry as user, or end that: a manager in use isn't destroyed. */
-void kvbm_events_use(struct kvbm_events *events, bool use);
+#define KVBM_WALK 1024 /* blocks that a registry visits under its lock at a time, at most */
+
+/** Block of a registry, in the tiers of a mask. */
+struct kvbm_walked {
+    uint8_t key[KVBM_MAX_KEY], parent[KVBM_MAX_KEY];
+    uint32_t key_len, group, position;
+    uint8_t tiers;
+    bool has_parent;
+};
+
+/** A registry as the events' manager sees it. */
+struct kvbm_event_source {
+    /**
+     * Copy up to KVBM_WALK blocks from place *@at on (0: the first), and move *@at behind them. Takes
+     * the registry's lock. Returns the number of blocks; *@at 0: that was the end.
+     */
+    size_t (*walk)(struct kvbm_event_source *source, uint32_t *at, struct kvbm_walked *ret);
+    LIST_ENTRY(kvbm_event_source) list; /* the manager's */
+};
+
+/** Count a registry as user: a manager in use isn't destroyed. */
+void kvbm_events_use(struct kvbm_events *events, struct kvbm_event_source *source);
+/** End that, behind walks that are under way. The registry is still whole. */
+void kvbm_events_leave(struct kvbm_events *events, struct kvbm_event_source *source);
 
 /**
- * Add a sink of the library: close(@arg) is called once, when the sink is removed or the manager is
- * destroyed.
+ * Hand all blocks of all registries to @fn, at most KVBM_WALK a call, without locks of registries.
+ * Each block is as it was at a moment between the call and the return. @fn returns false to end the
+ * walk. Returns false when it did; also -ENOMEM counts as that.
  */
-int kvbm_events_add_sink(struct kvbm_events *events, enum kvbm_event_scope scope, kvbm_event_fn fn,
-                         void (*close)(void *arg), void *arg);
+bool kvbm_events_walk(struct kvbm_events *events,
+                      bool (*fn)(void *arg, const struct kvbm_walked *blocks, size_t n), void *arg);
 
-/** Return a key as the ZMQ sink names its block: a number, of long keys that of the last 8 bytes. */
-uint64_t kvbm_event_hash(const void *key, uint32_t len);
+/** Calls of a sink of the library, on the manager's thread but for close. fn is required. */
+struct kvbm_sink_ops {
+    kvbm_event_fn fn;
+    /**
+     * Do what is due; @now: also what may wait longer. Returns the time (kv_now_ns) of the next call
+     * at the latest, UINT64_MAX: none.
+     */
+    uint64_t (*tick)(void *arg, bool now);
+    /** Called once, when the sink is removed or the manager is destroyed. */
+    void (*close)(void *arg);
+};
+
+/** Add a sink of the library. */
+int kvbm_events_add_sink(struct kvbm_events *events, enum kvbm_event_scope scope,
+                         const struct kvbm_sink_ops *ops, void *arg);
 
 #endif

@@ -15,6 +15,37 @@
 #define APART __attribute__((noinline))
 #define UNMAP_BYTES ((size_t)1 << 20)
 
+/* Visit blocks in the order of their numbers. One that is registered behind the walk isn't visited:
+ * its event tells of it. */
+static size_t walk(struct kvbm_event_source *source, uint32_t *at, struct kvbm_walked *ret)
+{
+    struct kvbm_registry *r =
+        (struct kvbm_registry *)(void *)((char *)source - offsetof(struct kvbm_registry, source));
+    uint32_t i = *at ? *at : 1, visited = 0;
+    size_t n = 0;
+
+    kvbm_lock(r);
+    for (; r->pools && i <= r->n_entries && visited < KVBM_WALK; i++, visited++) {
+        const struct kvbm_entry *e = kvbm_entry(r, i);
+        struct kvbm_walked *block = &ret[n];
+
+        if (!e->tiers)
+            continue;
+        n++;
+        block->key_len = r->key_len;
+        block->group = e->group;
+        block->position = e->position;
+        block->tiers = e->tiers;
+        block->has_parent = e->parent != 0;
+        memcpy(block->key, e->key, r->key_len);
+        if (e->parent)
+            memcpy(block->parent, kvbm_entry(r, e->parent)->key, r->key_len);
+    }
+    *at = r->pools && i <= r->n_entries ? i : 0;
+    kvbm_unlock(r);
+    return n;
+}
+
 int kvbm_registry_create(const struct kvbm_registry_opts *opts, struct kvbm_registry **ret)
 {
     uint32_t key_len = KV_OPT(opts, key_len, 8);
@@ -37,8 +68,9 @@ int kvbm_registry_create(const struct kvbm_registry_opts *opts, struct kvbm_regi
     pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ADAPTIVE_NP);
     pthread_mutex_init(&r->lock, &attr);
     pthread_mutexattr_destroy(&attr);
+    r->source.walk = walk;
     if (r->events)
-        kvbm_events_use(r->events, true);
+        kvbm_events_use(r->events, &r->source);
     *ret = r;
     return 0;
 }
@@ -81,13 +113,13 @@ int kvbm_registry_destroy(struct kvbm_registry *r)
         return -EBUSY;
     }
     kvbm_unlock(r);
+    if (r->events)
+        kvbm_events_leave(r->events, &r->source);
     pthread_mutex_destroy(&r->lock);
     kvbm_unmap(r->entries, r->entries_mapped);
     kvbm_unmap(r->table, r->table_mapped);
     kvbm_unmap(r->old.memory, r->old.mapped);
     free(r->attachments);
-    if (r->events)
-        kvbm_events_use(r->events, false);
     free(r);
     return 0;
 }

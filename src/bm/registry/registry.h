@@ -32,6 +32,7 @@
 
 #include "base/core/error.h"
 #include "base/core/xxh.h"
+#include "bm/events/events.h"
 #include "bm/registry/table.h"
 #include "kvbm_events.h"
 #include "kvbm_pool.h"
@@ -104,8 +105,9 @@ struct kvbm_registry {
     uint32_t key_len;
     uint32_t entry_bytes;
     struct kvbm_events *events;
-    bool publishing; /* the event queue is open for writing */
-    uint64_t seed;   /* seed of key hashes, so that nobody can choose collisions */
+    struct kvbm_event_source source; /* this registry, as events knows it */
+    bool publishing;                 /* the event queue is open for writing */
+    uint64_t seed;                   /* seed of key hashes, so that nobody can choose collisions */
 
     uint8_t *entries;          /* [n_entries + 1] * entry_bytes, reserved for 2 * n_blocks */
     uint32_t max_entries;      /* reserved */

@@ -7,7 +7,7 @@
 #include "base/core/error.h"
 #include "base/core/xxh.h"
 #include "base/json/json.h"
-#include "bm/events/events.h"
+#include "kv_plane.h"
 #include "peer/directory/indexer.h"
 
 /* ---- the request ---- */
@@ -26,7 +26,7 @@ void kvbm_indexer_write(struct kv_buf *out, const char *model, const char *tenan
     kv_json_key(&w, "sequence_hashes");
     kv_json_begin_array(&w);
     for (size_t i = 0; i < n; i++, key += key_len)
-        kv_json_put_u64(&w, kvbm_event_hash(key, key_len));
+        kv_json_put_u64(&w, kvp_key_number(key, key_len));
     kv_json_end_array(&w);
     kv_json_end_object(&w);
 }

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * Facts of a block that the registry doesn't keep: the first block of its chain, and the hash of its
+ * tokens. An open-addressing table by a 64-bit hash of group and key; a removal closes its gap.
+ *
+ * A block whose removal was lost stays. That is only memory, which is bounded: all of it follows from
+ * the key.
+ */
+#ifndef KVBM_BM_EVENTS_CHAINS_H
+#define KVBM_BM_EVENTS_CHAINS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct kvbm_chain_of {
+    uint64_t id;          /* 0: an empty slot */
+    uint64_t prefix;      /* kvp_key_number of the chain's first block */
+    uint64_t tokens_hash; /* 0: not known */
+    bool has_prefix, has_tokens;
+};
+
+struct kvbm_chains {
+    struct kvbm_chain_of *slots; /* [1 << bits]; NULL: none yet */
+    unsigned bits;
+    size_t n, max;
+};
+
+/** Return the id of a block. */
+uint64_t kvbm_chain_id(uint32_t group, const void *key, uint32_t len);
+
+/** Find a block; NULL: not known. Valid until the next set or remove. */
+const struct kvbm_chain_of *kvbm_chains_find(const struct kvbm_chains *chains, uint64_t id);
+
+/** Add a block, or replace it. Returns false when there is no room. */
+bool kvbm_chains_set(struct kvbm_chains *chains, const struct kvbm_chain_of *block);
+
+/** Remove a block, if it is there. */
+void kvbm_chains_remove(struct kvbm_chains *chains, uint64_t id);
+
+void kvbm_chains_fini(struct kvbm_chains *chains);
+
+#endif

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Answers to requests for a snapshot, on the thread of their subscription. */
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/core/clock.h"
+#include "base/core/error.h"
+#include "base/core/le.h"
+#include "base/core/log.h"
+#include "bm/events/nats_sink.h"
+
+#define PAUSE_US 500 /* between attempts while the queue is full */
+
+struct snapshot {
+    struct kvbm_nats_sink *sink;
+    const char *reply;
+    struct kvp_header header;
+    struct kv_buf out, text;
+    uint32_t n; /* records in the part */
+    uint64_t end_ns;
+};
+
+/* Send the part being filled and begin the next one. Waits while the queue is full. */
+static bool send_part(struct snapshot *snapshot, bool last)
+{
+    struct kvbm_nats_sink *sink = snapshot->sink;
+    struct kvp_nats_msg msg = {.subject = snapshot->reply};
+    const struct kv_buf *out = &snapshot->out;
+    int err;
+
+    if (last) /* the only field that isn't known at the beginning */
+        kvp_set_last(&snapshot->out);
+    err = kvp_end(&snapshot->out, snapshot->n);
+    if (err == 0 && sink->json) {
+        err = kvp_to_json(snapshot->out.data, snapshot->out.len, &snapshot->text);
+        out = &snapshot->text;
+    }
+    msg.data = out->data;
+    msg.len = out->len;
+    while (err == 0 && (err = kvp_nats_publish(sink->snapshots, &msg)) == -EAGAIN) {
+        if (atomic_load_explicit(&sink->closing, memory_order_relaxed) ||
+            kv_now_ns() > snapshot->end_ns)
+            return false;
+        usleep(PAUSE_US);
+        err = 0;
+    }
+    snapshot->n = 0;
+    snapshot->header.part++;
+    kvp_begin(&snapshot->out, &snapshot->header);
+    return err == 0;
+}
+
+/* Add a record for each tier of the blocks. */
+static bool put_blocks(void *arg, const struct kvbm_walked *blocks, size_t n)
+{
+    struct snapshot *snapshot = arg;
+    struct kvbm_nats_sink *sink = snapshot->sink;
+
+    for (size_t i = 0; i < n; i++) {
+        struct kvp_record record = {
+            .event = KVP_STORE,
+            .group = blocks[i].group,
+            .key_len = blocks[i].key_len,
+            .key = blocks[i].key,
+            .parent = blocks[i].has_parent ? blocks[i].parent : NULL,
+            .position = blocks[i].position,
+        };
+
+        for (unsigned tier = 0; tier < KV_N_TIERS; tier++) {
+            if (!(blocks[i].tiers & 1u << tier))
+                continue;
+            record.tier = tier;
+            pthread_mutex_lock(&sink->lock);
+            kvbm_nats_describe(sink, &record);
+            pthread_mutex_unlock(&sink->lock);
+            kvp_put(&snapshot->out, &record);
+            snapshot->n++;
+        }
+        if (snapshot->out.len + KV_N_TIERS * KVP_MAX_RECORD > KVBM_SNAPSHOT_PART &&
+            !send_part(snapshot, false))
+            return false;
+    }
+    return !atomic_load_explicit(&sink->closing, memory_order_relaxed);
+}
+
+void kvbm_nats_snapshot(void *arg, const struct kvp_nats_msg *msg)
+{
+    struct kvbm_nats_sink *sink = arg;
+    struct snapshot snapshot = {
+        .sink = sink, .reply = msg->reply, .end_ns = kv_ns_after(kv_now_ns(), KVBM_SNAPSHOT_MS)};
+    bool done;
+
+    if (!msg->reply || msg->len != 8)
+        return;
+    pthread_mutex_lock(&sink->lock);
+    snapshot.header = sink->header;
+    snapshot.header.sequence = sink->sequence;
+    pthread_mutex_unlock(&sink->lock);
+    snapshot.header.kind = KVP_SNAPSHOT;
+    snapshot.header.request = kv_get_le64(msg->data);
+    snapshot.header.time_ns = kv_wall_ns();
+    kvp_begin(&snapshot.out, &snapshot.header);
+    done = kvbm_events_walk(sink->events, put_blocks, &snapshot) && send_part(&snapshot, true);
+    if (!done)
+        kv_log_warn("kvbm", "a snapshot was given up", "part=%llu",
+                    (unsigned long long)snapshot.header.part);
+    pthread_mutex_lock(&sink->lock);
+    sink->stats.snapshots += done;
+    sink->stats.snapshots_failed += !done;
+    pthread_mutex_unlock(&sink->lock);
+    kv_buf_fini(&snapshot.out);
+    kv_buf_fini(&snapshot.text);
+}

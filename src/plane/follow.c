@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plane/follow.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/queue.h>
+
+#include "base/core/clock.h"
+#include "base/core/error.h"
+#include "base/core/le.h"
+#include "base/core/xxh.h"
+
+#define BUFFER_BYTES ((uint64_t)256 << 20)
+#define MAX_PUBLISHERS 4096
+#define RETRY_MS 2000
+#define BUCKETS 1024
+
+/* A live message that waits for a snapshot. */
+struct kept {
+    STAILQ_ENTRY(kept) list;
+    uint64_t sequence;
+    size_t len;
+    uint8_t data[];
+};
+STAILQ_HEAD(kept_list, kept);
+
+struct publisher {
+    LIST_ENTRY(publisher) list;
+    char subject[KVP_MAX_SUBJECT];
+    uint64_t incarnation;
+    uint64_t next; /* number of the message to come */
+    bool whole;
+    uint64_t request;  /* number of the last request; 0: none */
+    uint64_t part;     /* part to come */
+    uint64_t heard_ns; /* time of the request, or of the last part */
+    struct kept_list kept;
+};
+LIST_HEAD(publishers, publisher);
+
+struct kvp_follow {
+    struct kvp_follow_ops ops;
+    void *arg;
+    uint64_t buffer_bytes, retry_ns;
+    uint32_t max_publishers;
+    struct kvp_nats *nats;
+    struct kvp_nats_sub *live, *answers;
+    char inbox[KVP_INBOX];
+
+    pthread_mutex_t lock; /* held during callbacks */
+    struct publishers publishers[BUCKETS];
+    uint64_t request; /* number of the newest request */
+    struct kvp_follow_stats stats;
+};
+
+/* ---- publishers ---- */
+
+static struct publishers *bucket_of(struct kvp_follow *follow, const char *subject)
+{
+    return &follow->publishers[kv_xxh64(subject, strlen(subject), 0) % BUCKETS];
+}
+
+static struct publisher *find(struct kvp_follow *follow, const char *subject)
+{
+    struct publisher *publisher;
+
+    LIST_FOREACH(publisher, bucket_of(follow, subject), list)
+    {
+        if (strcmp(publisher->subject, subject) == 0)
+            break;
+    }
+    return publisher;
+}
+
+static struct publisher *add(struct kvp_follow *follow, const char *subject)
+{
+    struct publisher *publisher;
+
+    if (follow->stats.publishers >= follow->max_publishers)
+        return NULL;
+    publisher = calloc(1, sizeof(*publisher));
+    if (!publisher)
+        return NULL;
+    snprintf(publisher->subject, sizeof(publisher->subject), "%s", subject);
+    STAILQ_INIT(&publisher->kept);
+    LIST_INSERT_HEAD(bucket_of(follow, subject), publisher, list);
+    follow->stats.publishers++;
+    return publisher;
+}
+
+static void set_whole(struct kvp_follow *follow, struct publisher *publisher, bool whole)
+{
+    if (publisher->whole == whole)
+        return;
+    publisher->whole = whole;
+    follow->stats.whole += whole ? 1 : -1u;
+    follow->ops.whole(follow->arg, publisher->subject, whole);
+}
+
+static void drop_first(struct kvp_follow *follow, struct publisher *publisher)
+{
+    struct kept *kept = STAILQ_FIRST(&publisher->kept);
+
+    STAILQ_REMOVE_HEAD(&publisher->kept, list);
+    follow->stats.buffered_bytes -= kept->len;
+    free(kept);
+}
+
+static void drop_kept(struct kvp_follow *follow, struct publisher *publisher)
+{
+    while (!STAILQ_EMPTY(&publisher->kept))
+        drop_first(follow, publisher);
+}
+
+/* ---- snapshots ---- */
+
+/* Ask for all that a publisher has. One that is lost is repeated by on_waiting. */
+static void ask(struct kvp_follow *follow, struct publisher *publisher)
+{
+    char subject[KVP_MAX_SUBJECT + 16];
+    uint8_t request[8];
+
+    set_whole(follow, publisher, false);
+    publisher->request = ++follow->request;
+    publisher->part = 0;
+    publisher->heard_ns = kv_now_ns();
+    follow->stats.asked++;
+    snprintf(subject, sizeof(subject), "%s.snapshot", publisher->subject);
+    kv_put_le64(request, publisher->request);
+    (void)kvp_nats_publish(follow->nats, &(struct kvp_nats_msg){.subject = subject,
+                                                                .reply = follow->inbox,
+                                                                .data = request,
+                                                                .len = sizeof(request)});
+}
+
+static void take_record(void *arg, const struct kvp_header *header, const struct kvp_record *record)
+{
+    struct kvp_follow *follow = arg;
+
+    follow->stats.records++;
+    follow->ops.record(follow->arg, header, record);
+}
+
+/* Apply the kept messages behind a snapshot. Returns false when one is missing. */
+static bool apply_kept(struct kvp_follow *follow, struct publisher *publisher)
+{
+    while (!STAILQ_EMPTY(&publisher->kept)) {
+        const struct kept *kept = STAILQ_FIRST(&publisher->kept);
+
+        if (kept->sequence > publisher->next)
+            return false;
+        if (kept->sequence == publisher->next) {
+            (void)kvp_read(kept->data, kept->len, NULL, take_record, follow); /* was read before */
+            publisher->next++;
+        }
+        drop_first(follow, publisher);
+    }
+    return true;
+}
+
+static void on_part(void *arg, const struct kvp_nats_msg *msg)
+{
+    struct kvp_header header = KVP_HEADER_INIT;
+    struct kvp_follow *follow = arg;
+    struct publisher *publisher;
+
+    if (msg->nobody || kvp_read(msg->data, msg->len, &header, NULL, NULL) < 0)
+        return;
+    pthread_mutex_lock(&follow->lock);
+    publisher = find(follow, header.publisher);
+    if (header.kind != KVP_SNAPSHOT || !publisher || publisher->whole ||
+        header.request != publisher->request || header.incarnation != publisher->incarnation ||
+        header.part != publisher->part) {
+        pthread_mutex_unlock(&follow->lock);
+        return;
+    }
+    publisher->heard_ns = kv_now_ns();
+    if (publisher->part++ == 0)
+        follow->ops.reset(follow->arg, publisher->subject);
+    (void)kvp_read(msg->data, msg->len, NULL, take_record, follow);
+    if (header.last) {
+        follow->stats.snapshots++;
+        publisher->next = header.sequence;
+        if (apply_kept(follow, publisher))
+            set_whole(follow, publisher, true);
+        else
+            ask(follow, publisher);
+    }
+    pthread_mutex_unlock(&follow->lock);
+}
+
+/* ---- live messages ---- */
+
+/* Keep a message until the snapshot has come. */
+static void keep(struct kvp_follow *follow, struct publisher *publisher, uint64_t sequence,
+                 const struct kvp_nats_msg *msg)
+{
+    struct kept *kept = NULL;
+
+    if (follow->stats.buffered_bytes + msg->len <= follow->buffer_bytes)
+        kept = malloc(sizeof(*kept) + msg->len);
+    if (!kept) { /* the gap that this leaves asks for another snapshot */
+        follow->stats.overflows++;
+        drop_kept(follow, publisher);
+        return;
+    }
+    kept->sequence = sequence;
+    kept->len = msg->len;
+    memcpy(kept->data, msg->data, msg->len);
+    STAILQ_INSERT_TAIL(&publisher->kept, kept, list);
+    follow->stats.buffered_bytes += msg->len;
+}
+
+static void on_whole(struct kvp_follow *follow, struct publisher *publisher,
+                     const struct kvp_header *header, const struct kvp_nats_msg *msg)
+{
+    if (header->sequence < publisher->next)
+        return; /* it came twice */
+    if (header->sequence > publisher->next) {
+        follow->stats.gaps++;
+        ask(follow, publisher);
+        if (header->kind == KVP_EVENTS)
+            keep(follow, publisher, header->sequence, msg);
+    } else if (header->kind == KVP_EVENTS) {
+        (void)kvp_read(msg->data, msg->len, NULL, take_record, follow);
+        publisher->next++;
+    }
+}
+
+static void on_waiting(struct kvp_follow *follow, struct publisher *publisher,
+                       const struct kvp_header *header, const struct kvp_nats_msg *msg)
+{
+    if (header->kind == KVP_EVENTS)
+        keep(follow, publisher, header->sequence, msg);
+    if (kv_now_ns() >= publisher->heard_ns + follow->retry_ns)
+        ask(follow, publisher);
+}
+
+/* A message of another start of the publisher, or of its first that is seen. */
+static void begin(struct kvp_follow *follow, struct publisher *publisher, uint64_t incarnation)
+{
+    follow->stats.restarts += publisher->request != 0;
+    publisher->incarnation = incarnation;
+    drop_kept(follow, publisher);
+    ask(follow, publisher);
+}
+
+static void on_live(void *arg, const struct kvp_nats_msg *msg)
+{
+    struct kvp_header header = KVP_HEADER_INIT;
+    struct kvp_follow *follow = arg;
+    struct publisher *publisher;
+    int err = kvp_read(msg->data, msg->len, &header, NULL, NULL);
+
+    pthread_mutex_lock(&follow->lock);
+    if (err < 0 || header.kind == KVP_SNAPSHOT || strcmp(header.publisher, msg->subject) != 0) {
+        follow->stats.bad++;
+        goto out;
+    }
+    publisher = find(follow, header.publisher);
+    if (!publisher)
+        publisher = add(follow, header.publisher);
+    if (!publisher) {
+        follow->stats.refused++;
+        goto out;
+    }
+    if (!publisher->request || publisher->incarnation != header.incarnation)
+        begin(follow, publisher, header.incarnation);
+    if (publisher->whole)
+        on_whole(follow, publisher, &header, msg);
+    else
+        on_waiting(follow, publisher, &header, msg);
+out:
+    pthread_mutex_unlock(&follow->lock);
+}
+
+/* ---- creation and destruction ---- */
+
+void kvp_follow_close(struct kvp_follow *follow)
+{
+    struct publisher *publisher;
+
+    if (!follow)
+        return;
+    kvp_nats_unsubscribe(follow->live);
+    kvp_nats_unsubscribe(follow->answers);
+    kvp_nats_close(follow->nats, 0);
+    for (size_t i = 0; i < BUCKETS; i++) {
+        while ((publisher = LIST_FIRST(&follow->publishers[i])) != NULL) {
+            LIST_REMOVE(publisher, list);
+            drop_kept(follow, publisher);
+            free(publisher);
+        }
+    }
+    pthread_mutex_destroy(&follow->lock);
+    free(follow);
+}
+
+int kvp_follow_open(const struct kvp_follow_opts *opts, const struct kvp_follow_ops *ops, void *arg,
+                    struct kvp_follow **ret)
+{
+    struct kvp_follow *follow = calloc(1, sizeof(*follow));
+    int err;
+
+    if (!follow)
+        return -ENOMEM;
+    pthread_mutex_init(&follow->lock, NULL);
+    follow->ops = *ops;
+    follow->arg = arg;
+    follow->buffer_bytes = opts->buffer_bytes ? opts->buffer_bytes : BUFFER_BYTES;
+    follow->max_publishers = opts->max_publishers ? opts->max_publishers : MAX_PUBLISHERS;
+    follow->retry_ns = (opts->retry_ms ? opts->retry_ms : RETRY_MS) * KV_NS_PER_MS;
+    err = kvp_nats_inbox(follow->inbox);
+    if (err == 0)
+        err = kvp_nats_open(opts->server, NULL, NULL, &follow->nats);
+    if (err == 0)
+        err = kvp_nats_subscribe(follow->nats, follow->inbox, 0, on_part, follow, &follow->answers);
+    if (err == 0)
+        err = kvp_nats_subscribe(follow->nats, opts->subject ? opts->subject : "kvasir.*.*.*.*", 0,
+                                 on_live, follow, &follow->live);
+    if (err < 0)
+        kvp_follow_close(follow);
+    else
+        *ret = follow;
+    return err;
+}
+
+void kvp_follow_get_stats(struct kvp_follow *follow, struct kvp_follow_stats *ret)
+{
+    pthread_mutex_lock(&follow->lock);
+    *ret = follow->stats;
+    pthread_mutex_unlock(&follow->lock);
+    kvp_nats_get_stats(follow->nats, &ret->nats);
+}
