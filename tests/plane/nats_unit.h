@@ -65,7 +65,7 @@ static inline void nats_configure(struct nats_server *server, const char *more)
     char path[400];
     FILE *file;
 
-    snprintf(path, sizeof(path), "%s/nats.conf", server->folder);
+    snprintf(path, sizeof(path), "%.299s/nats.conf", server->folder);
     file = fopen(path, "w");
     assert_non_null(file);
     fprintf(file, "listen: 127.0.0.1:%u\nserver_name: n%u\n%s\n", server->port, server->port, more);
@@ -87,7 +87,7 @@ static inline void nats_start(struct nats_server *server)
 {
     char config[400];
 
-    snprintf(config, sizeof(config), "%s/nats.conf", server->folder);
+    snprintf(config, sizeof(config), "%.299s/nats.conf", server->folder);
     server->pid = fork();
     assert_true(server->pid >= 0);
     if (server->pid == 0) {
