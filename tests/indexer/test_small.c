@@ -69,8 +69,8 @@ static void world_fini(struct world *w)
 
 static bool main_has(struct world *w, uint32_t rank, uint64_t hash)
 {
-    return kvi_get_block(w->index, kvi_cache_of(holder_of(rank), KV_TIER_DEVICE, 0), hash)
-        .is_placed;
+    return kvi_get_block(w->index, kvi_cache_of(holder_of(rank), KV_TIER_DEVICE, 0), hash).copies >
+           0;
 }
 
 static bool is_lost(const struct ki_small *small)

@@ -46,9 +46,8 @@ struct kvi_block_info kvi_get_block(struct kvi_index *index, struct kvi_cache ca
     if (!kvi_spot_find(index, &cache, false, &spot) && spot.holder &&
         kvi_tiers_of(index, spot.holder, hash) >> spot.tier & 1) {
         info.copies = kvi_copies_count(index, spot.holder, spot.tier, cache.source, hash);
-        info.is_placed = kvi_locate(index, spot.holder, hash, &place, NULL);
-        info.has_children =
-            info.is_placed && !cache.window && has_child(index, spot.holder, spot.tier, place);
+        info.has_children = !cache.window && kvi_locate(index, spot.holder, hash, &place, NULL) &&
+                            has_child(index, spot.holder, spot.tier, place);
     }
     kvi_unlock(index);
     return info;

@@ -61,7 +61,6 @@ int kvi_get_windows(struct kvi_index *index, struct kv_holder holder, struct kvi
 /** State of one block in one cache. */
 struct kvi_block_info {
     uint32_t copies;   /* in the cache, also of a parked block; 0: it doesn't have the block */
-    bool is_placed;    /* the block is in the tree in that tier, as a copy of whatever source */
     bool has_children; /* of the main cache: the holder has a block right below it in that tier */
 };
 

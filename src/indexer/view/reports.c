@@ -152,44 +152,29 @@ static int lookup(struct ki_reports *r, struct kvi_index *index, struct kv_holde
     return rc;
 }
 
-/* Return true when the main group has, or may have, all blocks of the chain. */
-static bool may_hold(struct kvi_index *index, struct kv_holder holder,
-                     const struct ki_ranges *ranges, const struct kve_op *chain)
-{
-    const struct kvi_cache cache = kvi_cache_of(holder, KV_TIER_DEVICE, 0);
-
-    for (size_t i = 0; i < chain->n; i++) {
-        const struct ki_range *e = ki_ranges_find(ranges, &cache, chain->blocks[i].hash);
-
-        if (!(e && e->absent) && !kvi_get_block(index, cache, chain->blocks[i].hash).is_placed)
-            return false;
-    }
-    return true;
-}
-
-/* Return true when each window of the row has, or may have, the last block. */
-static bool windows_may_end(const struct kve_reader *reader, struct kvi_index *index,
-                            struct kv_holder holder, const struct ki_ranges *ranges,
-                            const struct row *row, const struct kvi_window *windows,
-                            uint32_t n_windows)
+/* Find the cache that an event of the row is about. Returns false for an unknown window. */
+static bool cache_of(const struct kve_reader *reader, const struct kve_op *op,
+                     const struct kvi_window *windows, int n_windows, struct kvi_cache *ret)
 {
     struct kve_source source;
-    struct kvi_cache cache;
 
-    for (size_t i = row->from; i < row->to; i++) {
-        const struct kve_op *op = &row->batch->ops[i];
-        uint64_t last = kve_op_hash(op, op->n - 1);
-        uint32_t number = 0;
+    ret->window = 0;
+    if (!op->source || kve_reader_source(reader, op->source, &source) < 0)
+        return !op->source;
+    for (int i = 0; i < n_windows && !ret->window; i++)
+        if (windows[i].group == source.group && windows[i].part + 1 == source.parts)
+            ret->window = 1 + (uint32_t)i;
+    return ret->window;
+}
 
-        if (!op->source || kve_reader_source(reader, op->source, &source) < 0)
-            continue;
-        while (number < n_windows &&
-               (windows[number].group != source.group || windows[number].part + 1 != source.parts))
-            number++;
-        if (number == n_windows)
-            return false;
-        cache = kvi_window_of(holder, KV_TIER_DEVICE, 0, number);
-        if (!kvi_get_block(index, cache, last).copies && !ki_ranges_find(ranges, &cache, last))
+/* Return true when the cache has, or may have, blocks @from to the last of the operation. */
+static bool may_have(struct kvi_index *index, const struct ki_ranges *ranges,
+                     const struct kvi_cache *cache, const struct kve_op *op, size_t from)
+{
+    for (size_t i = from; i < op->n; i++) {
+        uint64_t hash = kve_op_hash(op, i);
+
+        if (!ki_ranges_find(ranges, cache, hash) && !kvi_get_block(index, *cache, hash).copies)
             return false;
     }
     return true;
@@ -212,6 +197,7 @@ static bool may_be_found(struct ki_reports *r, struct kvi_index *index, struct k
                          const struct kve_reader *reader, const struct ki_ranges *ranges,
                          const struct row *row, bool drops)
 {
+    struct kvi_cache cache = kvi_cache_of(holder, KV_TIER_DEVICE, 0);
     struct kvi_window windows[KVI_MAX_WINDOWS];
     const struct kve_op *chain = row->chain;
     int n_windows, n_groups = 0;
@@ -225,9 +211,15 @@ static bool may_be_found(struct ki_reports *r, struct kvi_index *index, struct k
         n_groups += !windows[i].part;
     if (row->n_windows < (size_t)n_groups)
         return false;
-    return found || ((chain->source || may_hold(index, holder, ranges, chain)) &&
-                     windows_may_end(reader, index, holder, ranges, row, windows,
-                                     n_windows > 0 ? (uint32_t)n_windows : 0));
+    for (size_t i = row->from; i < row->to && !found; i++) {
+        const struct kve_op *op = &row->batch->ops[i];
+
+        /* Full attention needs all blocks, a window at least the last one. */
+        if (!cache_of(reader, op, windows, n_windows, &cache) ||
+            !may_have(index, ranges, &cache, op, cache.window ? op->n - 1 : 0))
+            return false;
+    }
+    return true;
 }
 
 enum ki_verdict ki_reports_judge(struct ki_reports *r, struct kvi_index *index,

@@ -169,7 +169,7 @@ static int put(const struct work *w, uint64_t whole, uint32_t part, bool in)
 
 static bool main_has(const struct work *w, uint64_t hash)
 {
-    return kvi_get_block(w->index, kvi_cache_of(w->holder, KV_TIER_DEVICE, 0), hash).is_placed;
+    return kvi_get_block(w->index, kvi_cache_of(w->holder, KV_TIER_DEVICE, 0), hash).copies > 0;
 }
 
 /* Put all registered blocks that have this part into its window, or take them out. */
