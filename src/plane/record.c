@@ -32,12 +32,6 @@ static size_t pad(size_t n)
     return (n + 7) & ~(size_t)7;
 }
 
-static void put_le32(uint8_t *to, uint32_t value)
-{
-    for (int i = 0; i < 4; i++)
-        to[i] = (uint8_t)(value >> 8 * i);
-}
-
 /* ---- writing ---- */
 
 /* Append @n zeros. Returns where they are, or NULL. */
@@ -92,12 +86,12 @@ void kvp_put(struct kv_buf *out, const struct kvp_record *record)
                       (record->parent ? KVP_PARENT : 0) | (record->has_prefix ? KVP_PREFIX : 0) |
                       (record->has_tokens_hash ? KVP_TOKENS : 0));
     at[3] = (uint8_t)record->key_len;
-    put_le32(at + 4, record->position);
+    kv_put_le32(at + 4, record->position);
     kv_put_le64(at + 8, record->block_bytes);
     kv_put_le64(at + 16, record->volume);
     kv_put_le64(at + 24, record->prefix);
     kv_put_le64(at + 32, record->tokens_hash);
-    put_le32(at + 40, record->group);
+    kv_put_le32(at + 40, record->group);
     memcpy(at + KVP_RECORD, record->key, record->key_len);
     if (record->parent)
         memcpy(at + KVP_RECORD + key, record->parent, record->key_len);
@@ -125,7 +119,7 @@ int kvp_end(struct kv_buf *out, uint32_t n)
 
     if (out->error)
         return out->error;
-    put_le32(data + 16, n);
+    kv_put_le32(data + 16, n);
     kv_put_le64(data + 8, checksum(data, out->len));
     return 0;
 }
@@ -172,7 +166,7 @@ static long read_header(const uint8_t *data, size_t len, struct kvp_header *ret)
     *ret = (struct kvp_header){
         .size = sizeof(*ret),
         .kind = data[5],
-        .n_records = (uint32_t)kv_get_le(data + 16, 4),
+        .n_records = kv_get_le32(data + 16),
         .incarnation = kv_get_le64(data + 24),
         .sequence = kv_get_le64(data + 32),
         .part = kv_get_le64(data + 40),
@@ -182,7 +176,14 @@ static long read_header(const uint8_t *data, size_t len, struct kvp_header *ret)
     };
     memcpy(ret->fingerprint, data + 64, sizeof(ret->fingerprint));
     memcpy(ret->publisher, data + KVP_FIXED, name);
+    if (!kvp_header_is_valid(ret))
+        return -EBADMSG;
     return (long)bytes;
+}
+
+bool kvp_header_is_valid(const struct kvp_header *header)
+{
+    return header->kind == KVP_SNAPSHOT || (!header->part && !header->request && !header->last);
 }
 
 bool kvp_record_is_valid(const struct kvp_record *r)
@@ -202,7 +203,7 @@ static size_t read_record(const uint8_t *at, const uint8_t *end, struct kvp_reco
         return 0;
     key = pad(at[3]);
     bytes = KVP_RECORD + key * (at[2] & KVP_PARENT ? 2 : 1);
-    if (bytes > (size_t)(end - at) || at[2] & ~KVP_KNOWN || !are_zeros(at + 44, 4))
+    if (bytes > (size_t)(end - at) || at[2] & ~KVP_KNOWN || kv_get_le32(at + 44))
         return 0;
     *ret = (struct kvp_record){
         .event = at[0],
@@ -211,17 +212,20 @@ static size_t read_record(const uint8_t *at, const uint8_t *end, struct kvp_reco
         .last = at[2] & KVP_LAST,
         .has_prefix = at[2] & KVP_PREFIX,
         .has_tokens_hash = at[2] & KVP_TOKENS,
-        .group = (uint32_t)kv_get_le(at + 40, 4),
+        .group = kv_get_le32(at + 40),
         .key_len = at[3],
         .key = at + KVP_RECORD,
         .parent = at[2] & KVP_PARENT ? at + KVP_RECORD + key : NULL,
-        .position = (uint32_t)kv_get_le(at + 4, 4),
+        .position = kv_get_le32(at + 4),
         .prefix = kv_get_le64(at + 24),
         .tokens_hash = kv_get_le64(at + 32),
         .block_bytes = kv_get_le64(at + 8),
         .volume = kv_get_le64(at + 16),
     };
-    return kvp_record_is_valid(ret) ? bytes : 0;
+    if (!kvp_record_is_valid(ret) || !are_zeros(at + KVP_RECORD + at[3], key - at[3]) ||
+        (ret->parent && !are_zeros(at + KVP_RECORD + key + at[3], key - at[3])))
+        return 0;
+    return bytes;
 }
 
 /* Check all records. Returns 0 or -EBADMSG. */

@@ -48,6 +48,8 @@ int kvp_read_json(const void *data, size_t len, struct kvp_header *ret, kvp_reco
 /** True when @text may be a publisher's subject: printable, no wildcard, not too long. */
 bool kvp_is_subject(const char *text, size_t len);
 
+/** True when the fields of a header go together: only a snapshot has parts. */
+bool kvp_header_is_valid(const struct kvp_header *header);
 /** True when a record can be written: known enums, lengths, flags. */
 bool kvp_record_is_valid(const struct kvp_record *record);
 

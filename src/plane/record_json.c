@@ -289,7 +289,9 @@ static int read_message(const void *data, size_t len, struct kvp_header *header,
     }
     err = kv_json_finish(&j);
     kv_buf_fini(&scratch);
-    return err < 0 || !to->kind || !*to->publisher || n_arrays != 1 ? -EBADMSG : 0;
+    return err < 0 || !to->kind || !*to->publisher || n_arrays != 1 || !kvp_header_is_valid(to)
+               ? -EBADMSG
+               : 0;
 }
 
 int kvp_read_json(const void *data, size_t len, struct kvp_header *ret, kvp_record_fn fn, void *arg)

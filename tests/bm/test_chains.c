@@ -27,25 +27,31 @@ static void agree(const struct kvbm_chains *chains, uint64_t i)
 static void test_model(void **state)
 {
     struct kvbm_chains chains = {.max = 2000};
+    struct kvbm_chain_of taken;
     uint64_t seed = unit_seed();
     size_t n = 0;
 
     (void)state;
     assert_null(kvbm_chains_find(&chains, 5));
-    kvbm_chains_remove(&chains, 5);
+    assert_false(kvbm_chains_take(&chains, 5, &taken));
     for (size_t step = 0; step < unit_rounds(300000); step++) {
         uint64_t i = 1 + unit_below(&seed, MODEL - 1);
-        struct kvbm_chain_of block = {.id = id_of(i), .prefix = step, .tokens_hash = ~step};
-
         if (unit_below(&seed, 2)) {
-            bool there = model[i].id, ok = kvbm_chains_set(&chains, &block);
+            struct kvbm_chain_of *slot = kvbm_chains_enter(&chains, id_of(i));
+            bool there = model[i].id;
 
-            assert_int_equal(ok, there || n < 2000);
-            if (ok)
-                model[i] = block;
-            n += ok && !there;
+            assert_int_equal(slot != NULL, there || n < 2000);
+            if (slot) {
+                assert_true(slot->prefix == (there ? model[i].prefix : 0));
+                slot->prefix = step;
+                slot->tokens_hash = ~step;
+                model[i] = *slot;
+            }
+            n += slot && !there;
         } else {
-            kvbm_chains_remove(&chains, id_of(i));
+            assert_int_equal(kvbm_chains_take(&chains, id_of(i), &taken), model[i].id != 0);
+            if (model[i].id)
+                assert_true(taken.id == id_of(i) && taken.prefix == model[i].prefix);
             n -= model[i].id != 0;
             model[i].id = 0;
         }

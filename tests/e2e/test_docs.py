@@ -339,6 +339,7 @@ CONTEXT = {
     "docs/kv-store-llama.md": ("kv_store.h", [STATE]),
     "docs/kv-store.md": ("kv_store.h", [QUEUE]),
     "docs/base.md": ("errno.h", [BASE]),
+    "docs/event-plane.md": ("kvbm.h", [""]),
 }
 
 

@@ -218,6 +218,15 @@ static void test_damage(void **state)
     }
     assert_int_equal(kvp_read(out.data, out.len, &ret, NULL, NULL), 0);
     assert_int_equal(kvp_read(NULL, 0, &ret, NULL, NULL), -EBADMSG);
+    for (size_t i = 0; i < 3; i++) /* padding with the right checksum */
+        records[i].record.key_len = 5;
+    write_message(&out, &header, records, 3);
+    out.data[out.len - 1] = 1;
+    assert_int_equal(kvp_end(&out, 3), 0);
+    assert_int_equal(kvp_read(out.data, out.len, &ret, NULL, NULL), -EBADMSG);
+    out.data[out.len - 1] = 0;
+    assert_int_equal(kvp_end(&out, 3), 0);
+    assert_int_equal(kvp_read(out.data, out.len, &ret, NULL, NULL), 0);
     ret.size = 0;
     assert_int_equal(kvp_read(out.data, out.len, &ret, NULL, NULL), -EINVAL);
     kv_buf_fini(&out);
@@ -243,6 +252,8 @@ static void test_json(void **state)
     assert_int_equal(read_text("{\"kind\":\"alive\",\"publisher\":\"a\",\"events\":[]}}"),
                      -EBADMSG);
     assert_int_equal(read_text("{\"kind\":\"alive\",\"publisher\":\"a\",\"events\":[{}]}"),
+                     -EBADMSG);
+    assert_int_equal(read_text("{\"kind\":\"alive\",\"publisher\":\"a\",\"part\":1,\"events\":[]}"),
                      -EBADMSG);
     assert_int_equal(read_text("{"), -EBADMSG);
 }

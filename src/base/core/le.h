@@ -3,13 +3,21 @@
 #ifndef KV_BASE_LE_H
 #define KV_BASE_LE_H
 
+#include <endian.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 static inline void kv_put_le64(uint8_t out[8], uint64_t value)
 {
-    for (int i = 0; i < 8; i++)
-        out[i] = (uint8_t)(value >> 8 * i);
+    value = htole64(value);
+    memcpy(out, &value, sizeof(value));
+}
+
+static inline void kv_put_le32(uint8_t out[4], uint32_t value)
+{
+    value = htole32(value);
+    memcpy(out, &value, sizeof(value));
 }
 
 /** Read an integer of @bytes bytes, at most 8. */
@@ -24,7 +32,18 @@ static inline uint64_t kv_get_le(const uint8_t *in, size_t bytes)
 
 static inline uint64_t kv_get_le64(const uint8_t in[8])
 {
-    return kv_get_le(in, 8);
+    uint64_t value;
+
+    memcpy(&value, in, sizeof(value));
+    return le64toh(value);
+}
+
+static inline uint32_t kv_get_le32(const uint8_t in[4])
+{
+    uint32_t value;
+
+    memcpy(&value, in, sizeof(value));
+    return le32toh(value);
 }
 
 #endif

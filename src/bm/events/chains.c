@@ -57,36 +57,35 @@ static bool grow(struct kvbm_chains *chains)
     return true;
 }
 
-bool kvbm_chains_set(struct kvbm_chains *chains, const struct kvbm_chain_of *block)
+struct kvbm_chain_of *kvbm_chains_enter(struct kvbm_chains *chains, uint64_t id)
 {
-    size_t i;
+    struct kvbm_chain_of *slot = chains->slots ? &chains->slots[slot_of(chains, id)] : NULL;
 
-    if (chains->slots) {
-        i = slot_of(chains, block->id);
-        if (chains->slots[i].id) {
-            chains->slots[i] = *block;
-            return true;
-        }
-    }
+    if (slot && slot->id)
+        return slot;
     if (chains->n >= chains->max)
-        return false;
-    if ((!chains->slots || (chains->n + 1) * 4 > (mask_of(chains) + 1) * 3) && !grow(chains))
-        return false;
-    chains->slots[slot_of(chains, block->id)] = *block;
+        return NULL;
+    if (!slot || (chains->n + 1) * 4 > (mask_of(chains) + 1) * 3) {
+        if (!grow(chains))
+            return NULL;
+        slot = &chains->slots[slot_of(chains, id)];
+    }
+    slot->id = id;
     chains->n++;
-    return true;
+    return slot;
 }
 
-void kvbm_chains_remove(struct kvbm_chains *chains, uint64_t id)
+bool kvbm_chains_take(struct kvbm_chains *chains, uint64_t id, struct kvbm_chain_of *ret)
 {
     size_t mask, gap, i;
 
     if (!chains->slots)
-        return;
+        return false;
     mask = mask_of(chains);
     gap = slot_of(chains, id);
     if (!chains->slots[gap].id)
-        return;
+        return false;
+    *ret = chains->slots[gap];
     chains->n--;
     for (i = (gap + 1) & mask; chains->slots[i].id; i = (i + 1) & mask) {
         size_t home = chains->slots[i].id & mask;
@@ -98,6 +97,7 @@ void kvbm_chains_remove(struct kvbm_chains *chains, uint64_t id)
         gap = i;
     }
     chains->slots[gap] = (struct kvbm_chain_of){0};
+    return true;
 }
 
 void kvbm_chains_fini(struct kvbm_chains *chains)

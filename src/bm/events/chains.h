@@ -29,14 +29,14 @@ struct kvbm_chains {
 /** Return the id of a block. */
 uint64_t kvbm_chain_id(uint32_t group, const void *key, uint32_t len);
 
-/** Find a block; NULL: not known. Valid until the next set or remove. */
+/** Find a block; NULL: not known. Valid until the next enter or take. */
 const struct kvbm_chain_of *kvbm_chains_find(const struct kvbm_chains *chains, uint64_t id);
 
-/** Add a block, or replace it. Returns false when there is no room. */
-bool kvbm_chains_set(struct kvbm_chains *chains, const struct kvbm_chain_of *block);
+/** Find a block or add one of which nothing is known yet; NULL: there is no room. Valid as long. */
+struct kvbm_chain_of *kvbm_chains_enter(struct kvbm_chains *chains, uint64_t id);
 
-/** Remove a block, if it is there. */
-void kvbm_chains_remove(struct kvbm_chains *chains, uint64_t id);
+/** Remove a block, and write it to @ret. Returns false when it isn't there. */
+bool kvbm_chains_take(struct kvbm_chains *chains, uint64_t id, struct kvbm_chain_of *ret);
 
 void kvbm_chains_fini(struct kvbm_chains *chains);
 

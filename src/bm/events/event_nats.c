@@ -82,11 +82,9 @@ static void send_alive(struct kvbm_nats_sink *sink)
 
 /* ---- records ---- */
 
-void kvbm_nats_describe(const struct kvbm_nats_sink *sink, struct kvp_record *record)
+void kvbm_nats_describe(const struct kvbm_nats_sink *sink, const struct kvbm_chain_of *chain,
+                        struct kvp_record *record)
 {
-    const struct kvbm_chain_of *chain =
-        kvbm_chains_find(&sink->chains, kvbm_chain_id(record->group, record->key, record->key_len));
-
     record->block_bytes = sink->block_bytes;
     record->volume = sink->volumes[record->tier];
     if (!chain)
@@ -97,29 +95,62 @@ void kvbm_nats_describe(const struct kvbm_nats_sink *sink, struct kvp_record *re
     record->tokens_hash = chain->tokens_hash;
 }
 
-/* Remember the chain and tokens of a stored block. */
-static void remember(struct kvbm_nats_sink *sink, const struct kvbm_event *event)
+/* Learn the chain of a block from its parent's. */
+static void find_prefix(const struct kvbm_nats_sink *sink, const struct kvbm_event *event,
+                        struct kvbm_chain_of *block)
 {
-    struct kvbm_chain_of block = {.id = kvbm_chain_id(event->group, event->key, event->key_len)};
-    const struct kvbm_chain_of *other = kvbm_chains_find(&sink->chains, block.id);
+    const struct kvbm_chain_of *parent = &sink->previous;
+    uint64_t id;
 
-    if (other)
-        block = *other;
     if (!event->parent) {
-        block.has_prefix = true;
-        block.prefix = kvp_key_number(event->key, event->key_len);
-    } else if (!block.has_prefix) {
-        other = kvbm_chains_find(&sink->chains,
-                                 kvbm_chain_id(event->group, event->parent, event->key_len));
-        block.has_prefix = other && other->has_prefix;
-        block.prefix = block.has_prefix ? other->prefix : 0;
+        block->has_prefix = true;
+        block->prefix = kvp_key_number(event->key, event->key_len);
+        return;
     }
-    if (event->n_tokens && !block.has_tokens) {
-        block.has_tokens = true;
-        block.tokens_hash = kve_hash_block(sink->seed, event->tokens, event->n_tokens, NULL, 0);
+    id = kvbm_chain_id(event->group, event->parent, event->key_len);
+    if (parent->id != id)
+        parent = kvbm_chains_find(&sink->chains, id);
+    if (parent && parent->has_prefix) {
+        block->has_prefix = true;
+        block->prefix = parent->prefix;
     }
-    if (!kvbm_chains_set(&sink->chains, &block))
+}
+
+/* Remember the chain and tokens of a stored block, and write them to @ret. */
+static void remember(struct kvbm_nats_sink *sink, const struct kvbm_event *event, uint64_t id,
+                     struct kvbm_chain_of *ret)
+{
+    struct kvbm_chain_of *block = kvbm_chains_enter(&sink->chains, id);
+
+    if (block)
+        *ret = *block;
+    else
         sink->stats.forgotten++;
+    ret->id = id;
+    if (!ret->has_prefix)
+        find_prefix(sink, event, ret);
+    if (event->n_tokens && !ret->has_tokens) {
+        ret->has_tokens = true;
+        ret->tokens_hash = kve_hash_block(sink->seed, event->tokens, event->n_tokens, NULL, 0);
+    }
+    if (block)
+        *block = *ret;
+    sink->previous = *ret;
+}
+
+/* Find what is remembered of a removed block, for the last time when no tier has it any more. */
+static void recall(struct kvbm_nats_sink *sink, const struct kvbm_event *event, uint64_t id,
+                   struct kvbm_chain_of *ret)
+{
+    const struct kvbm_chain_of *block;
+
+    if (event->last) {
+        (void)kvbm_chains_take(&sink->chains, id, ret);
+        return;
+    }
+    block = kvbm_chains_find(&sink->chains, id);
+    if (block)
+        *ret = *block;
 }
 
 static void put_event(struct kvbm_nats_sink *sink, const struct kvbm_event *event)
@@ -137,6 +168,9 @@ static void put_event(struct kvbm_nats_sink *sink, const struct kvbm_event *even
         .position = event->position,
     };
 
+    struct kvbm_chain_of chain = {0};
+    uint64_t id = kvbm_chain_id(event->group, event->key, event->key_len);
+
     if (sink->out.len + KVP_MAX_RECORD > sink->max_bytes)
         send_events(sink);
     if (!sink->n) {
@@ -144,12 +178,12 @@ static void put_event(struct kvbm_nats_sink *sink, const struct kvbm_event *even
         sink->since_ns = kv_now_ns();
     }
     if (stored)
-        remember(sink, event);
-    kvbm_nats_describe(sink, &record);
+        remember(sink, event, id, &chain);
+    else
+        recall(sink, event, id, &chain);
+    kvbm_nats_describe(sink, &chain, &record);
     kvp_put(&sink->out, &record);
     sink->n++;
-    if (event->last)
-        kvbm_chains_remove(&sink->chains, kvbm_chain_id(event->group, event->key, event->key_len));
 }
 
 static void on_events(void *arg, const struct kvbm_event *events, size_t n, uint64_t lost)

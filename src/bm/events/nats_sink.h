@@ -42,11 +42,13 @@ struct kvbm_nats_sink {
     uint64_t since_ns; /* since when the first waits */
     uint64_t quiet_ns; /* since when no message was sent */
     struct kvbm_chains chains;
+    struct kvbm_chain_of previous; /* block stored last: most often the parent of the next one */
     struct kvbm_nats_stats stats;
 };
 
-/** Fill in what the sink knows of a block beside its keys. The lock is held. */
-void kvbm_nats_describe(const struct kvbm_nats_sink *sink, struct kvp_record *record);
+/** Fill in what the sink knows of a block beside its keys. @chain may be NULL. */
+void kvbm_nats_describe(const struct kvbm_nats_sink *sink, const struct kvbm_chain_of *chain,
+                        struct kvp_record *record);
 
 /** Answer a request for a snapshot: a kvp_nats_fn, whose @arg is the sink. */
 void kvbm_nats_snapshot(void *arg, const struct kvp_nats_msg *msg);

@@ -51,6 +51,18 @@ static bool send_part(struct snapshot *snapshot, bool last)
     return err == 0;
 }
 
+static void find_chain(struct kvbm_nats_sink *sink, const struct kvbm_walked *block,
+                       struct kvbm_chain_of *ret)
+{
+    const struct kvbm_chain_of *found;
+
+    pthread_mutex_lock(&sink->lock);
+    found =
+        kvbm_chains_find(&sink->chains, kvbm_chain_id(block->group, block->key, block->key_len));
+    *ret = found ? *found : (struct kvbm_chain_of){0};
+    pthread_mutex_unlock(&sink->lock);
+}
+
 /* Add a record for each tier of the blocks. */
 static bool put_blocks(void *arg, const struct kvbm_walked *blocks, size_t n)
 {
@@ -66,14 +78,14 @@ static bool put_blocks(void *arg, const struct kvbm_walked *blocks, size_t n)
             .parent = blocks[i].has_parent ? blocks[i].parent : NULL,
             .position = blocks[i].position,
         };
+        struct kvbm_chain_of chain;
 
+        find_chain(sink, &blocks[i], &chain);
         for (unsigned tier = 0; tier < KV_N_TIERS; tier++) {
             if (!(blocks[i].tiers & 1u << tier))
                 continue;
             record.tier = tier;
-            pthread_mutex_lock(&sink->lock);
-            kvbm_nats_describe(sink, &record);
-            pthread_mutex_unlock(&sink->lock);
+            kvbm_nats_describe(sink, &chain, &record);
             kvp_put(&snapshot->out, &record);
             snapshot->n++;
         }
