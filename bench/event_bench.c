@@ -6,12 +6,18 @@
  *
  *   prefill  a batch of 8 events of 128 blocks, as when prompts come in
  *   decode   a batch of 256 events of one block, as when many requests generate
+ *
+ * And envelopes of Dynamo's event plane (the encoding "envelope"), whose blocks are hashed already: beside
+ * passing over the msgpack of the events in them.
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/core/clock.h"
 #include "base/json/msgpack.h"
+#include "event/router/envelope.h"
+#include "event/router/router_msgpack.h"
 #include "kv_event.h"
 #include "support.h"
 
@@ -24,6 +30,7 @@ struct shape {
     const char *name;
     unsigned events, blocks; /* per batch, per event */
     enum kve_encoding encoding;
+    bool envelope; /* of Dynamo's plane: no encoding of engines */
 };
 
 static uint64_t random_state = 88172645463325252u;
@@ -104,6 +111,33 @@ static void make_batch(struct kv_buf *out, const struct shape *shape)
     kv_msgpack_put_u64(out, 0);
 }
 
+/* Write an envelope of the same number of events and blocks. @ret_events: its payload, for the yardstick. */
+static void make_envelope(struct kv_buf *out, struct kv_buf *ret_events, const struct shape *shape)
+{
+    static struct kv_block blocks[128];
+    struct kve_router_event event = {.holder.worker = next_random(),
+                                     .type = KVE_OP_STORE,
+                                     .has_parent = true,
+                                     .blocks = blocks,
+                                     .n = shape->blocks};
+    struct kve_envelope envelope = {.publisher = next_random(),
+                                    .published_ms = UINT64_C(1757500000250),
+                                    .topic = {KVE_ENVELOPE_TOPIC, strlen(KVE_ENVELOPE_TOPIC)}};
+
+    kv_buf_clear(ret_events);
+    kv_msgpack_put_array(ret_events, shape->events);
+    for (unsigned i = 0; i < shape->events; i++) {
+        for (unsigned k = 0; k < shape->blocks; k++)
+            blocks[k] = (struct kv_block){next_random(), next_random()};
+        event.event_id++;
+        event.parent = next_random();
+        kve_router_event_pack(ret_events, &event);
+    }
+    kv_buf_clear(out);
+    envelope.payload = (struct kv_str){ret_events->data, ret_events->len};
+    kve_envelope_write(out, &envelope);
+}
+
 /* -- measured functions ------------------------------------------------------------------------ */
 
 struct work {
@@ -160,13 +194,16 @@ static double measure(void (*fn)(struct work *), struct work *work)
 
 static void report(const char *what, const struct shape *shape, const struct work *work, double ns)
 {
+    const char *encoding = shape->envelope                       ? "envelope"
+                           : shape->encoding == KVE_ENCODING_MAP ? "map"
+                                                                 : "array";
+
     bench_line("event",
                "'figure':'%s','batch':'%s','encoding':'%s','events':%u,'blocks_per_event':%u,'"
                "block_size':%d,'payload_bytes':%zu,'ns_per_block':%.1f,'blocks_per_s':%.0f,'gb_per_"
                "s':%.2f,'time':'cpu','threads':1",
-               what, shape->name, shape->encoding == KVE_ENCODING_MAP ? "map" : "array",
-               shape->events, shape->blocks, BLOCK_SIZE, work->payload->len,
-               ns / (double)work->blocks, (double)work->blocks / ns * 1e9,
+               what, shape->name, encoding, shape->events, shape->blocks, BLOCK_SIZE,
+               work->payload->len, ns / (double)work->blocks, (double)work->blocks / ns * 1e9,
                (double)work->payload->len / ns);
 }
 
@@ -196,31 +233,39 @@ static void bench_hashing(void)
 int main(int argc, char **argv)
 {
     static const struct shape shapes[] = {
-        {"prefill", 8, 128, KVE_ENCODING_MAP},
-        {"prefill", 8, 128, KVE_ENCODING_ARRAY},
-        {"decode", 256, 1, KVE_ENCODING_MAP},
-        {"decode", 256, 1, KVE_ENCODING_ARRAY},
+        {"prefill", 8, 128, KVE_ENCODING_MAP, false},
+        {"prefill", 8, 128, KVE_ENCODING_ARRAY, false},
+        {"decode", 256, 1, KVE_ENCODING_MAP, false},
+        {"decode", 256, 1, KVE_ENCODING_ARRAY, false},
+        {"prefill", 8, 128, 0, true},
+        {"decode", 256, 1, 0, true},
     };
     struct kve_reader_opts opts = {.size = sizeof(opts), .block_size = BLOCK_SIZE};
-    struct kv_buf payload = KV_BUF_INIT;
+    struct kv_buf payload = KV_BUF_INIT, events = KV_BUF_INIT;
     struct work work = {.payload = &payload};
 
     bench_usage(argc, argv, NULL);
     if (kve_reader_create(&opts, &work.reader) < 0)
         return 1;
     for (size_t i = 0; i < KV_COUNT(shapes); i++) {
-        make_batch(&payload, &shapes[i]);
+        if (shapes[i].envelope)
+            make_envelope(&payload, &events, &shapes[i]);
+        else
+            make_batch(&payload, &shapes[i]);
         work.blocks = (size_t)shapes[i].events * shapes[i].blocks;
         work.copy = malloc(payload.len);
         if (!work.copy)
             return 1;
         report("decode", &shapes[i], &work, measure(do_decode, &work));
+        work.payload = shapes[i].envelope ? &events : &payload;
         report("yardstick_skip", &shapes[i], &work, measure(do_skip, &work));
         report("yardstick_memcpy", &shapes[i], &work, measure(do_copy, &work));
         free(work.copy);
+        work.payload = &payload;
     }
     bench_hashing();
     kve_reader_destroy(work.reader);
     kv_buf_fini(&payload);
+    kv_buf_fini(&events);
     return 0;
 }

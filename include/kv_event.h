@@ -192,7 +192,8 @@ KV_API int kve_reader_create(const struct kve_reader_opts *opts, struct kve_read
 KV_API void kve_reader_destroy(struct kve_reader *reader);
 
 /**
- * Decode one payload of @len bytes into *@ret.
+ * Decode one payload of @len bytes into *@ret: a batch of an engine, or an envelope of Dynamo's event
+ * plane (docs/event-plane.md), whose blocks are hashed already.
  *
  * An event that can't be used is left out and counted in ret->skipped; the rest of the batch is
  * decoded. On failure @ret is unwritten, and the caller must apply nothing of the payload.

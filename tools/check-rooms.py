@@ -14,7 +14,7 @@ PARTS = {"base": {"core": set(), "json": {"core"}, "hash": {"core"}, "args": {"c
          "tier": {"transfer": set(), "disk": {"transfer"}, "object": {"transfer"}, "peer": set(), "plan": {"transfer"},
                   "manager": {"transfer", "disk", "object", "peer"}, "volume": {"manager"}, "group": {"transfer"}},
          "plane": {"nats": {TOP}, TOP: set()},
-         "event": {"wire": set(), "reader": {"wire"}, "publisher": {"wire"}, "router": set(), TOP: {"wire"}},
+         "event": {"wire": set(), "reader": {"wire", "router"}, "publisher": {"wire"}, "router": {"wire"}, TOP: {"wire"}},
          "store": {"backend": set(), "object": {"backend"}, "file": {"backend", "object"}, "conformance": {"backend"},
                    TOP: {"backend", "object"}},
          "cli": {"show": set(), "client": set(), "replay": {TOP, "show", "client"}, "store": {TOP, "show"}, "peer": {TOP, "show"},

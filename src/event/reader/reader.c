@@ -17,6 +17,7 @@
 #include <stdlib.h>
 
 #include "event/reader/reader.h"
+#include "event/router/envelope.h"
 #include "event/wire/raw_fields.h"
 
 #define DEFAULT_MAX_EVENTS 65536
@@ -79,6 +80,7 @@ void kve_reader_destroy(struct kve_reader *reader)
     free(reader->starts);
     free(reader->blocks);
     free(reader->remaining);
+    kve_router_scratch_fini(&reader->routed);
     kve_unique_fini(&reader->unique);
     kve_groups_fini(&reader->sources.groups);
     kve_salts_fini(&reader->salts);
@@ -93,6 +95,7 @@ void kve_reader_reset(struct kve_reader *reader)
     reader->part_tiers = reader->whole_tiers = 0;
     reader->engine_tiers = reader->pool_tiers = reader->unclear_tiers = 0;
     reader->saw_offload = reader->names_ranks = reader->names_zero = false;
+    reader->has_event_id = false;
     reader->components = 0;
     memset(reader->chunk, 0, sizeof(reader->chunk));
 }
@@ -208,12 +211,15 @@ static void start_batch(struct kve_reader *reader)
               sizeof(*reader->remaining));
     give_back(&scratch->tokens, &scratch->tokens_capacity, reader->n_blocks * reader->block_size,
               sizeof(*scratch->tokens));
+    give_back(&reader->routed.items.data, &reader->routed.items.capacity,
+              reader->n_blocks * sizeof(*reader->blocks) + scratch->n_hashes * sizeof(uint64_t), 1);
     give_back(&reader->unique.slots, &reader->unique.capacity, 2 * reader->n_blocks,
               sizeof(*reader->unique.slots));
     reader->n_ops = reader->n_blocks = scratch->n_hashes = 0;
     reader->n_clears = 0;
     reader->pool_began = reader->device_cleared = false;
     reader->n_lost = reader->lost_beyond = 0;
+    reader->misses_events = false;
 }
 
 void kve_note_lost(struct kve_reader *reader)
@@ -458,11 +464,13 @@ static int read_array_batch(struct kve_reader *reader, struct kv_msgpack *m,
     return read_events(reader, m, batch);
 }
 
-/* Read {"ts": ..., "events": [...], "data_parallel_rank": ...}, in any order. */
+/* Read {"ts": ..., "events": [...], "data_parallel_rank": ...}, in any order, or an envelope. */
 static int read_map_batch(struct kve_reader *reader, struct kv_msgpack *m, struct kve_batch *batch)
 {
-    const uint8_t *events = NULL;
+    const uint8_t *events = NULL, *map = m->p;
 
+    if (kve_envelope_is_likely(map, (size_t)(m->end - map)))
+        return kve_read_routed(reader, map, (size_t)(m->end - map), batch);
     for (uint32_t n = kv_msgpack_map(m); n && !kv_msgpack_failed(m); n--) {
         struct kv_str key = {"", 0};
 
@@ -481,8 +489,10 @@ static int read_map_batch(struct kve_reader *reader, struct kv_msgpack *m, struc
             kv_msgpack_skip(m);
         }
     }
-    if (kv_msgpack_failed(m) || m->p != m->end || !events)
+    if (kv_msgpack_failed(m) || m->p != m->end)
         return -EPROTO;
+    if (!events) /* an envelope, whose first key is another's */
+        return kve_read_routed(reader, map, (size_t)(m->end - map), batch);
     m->p = events;
     return read_events(reader, m, batch);
 }

@@ -6,6 +6,7 @@
  *   reader_rules.c    whose cache an event is about, and in which tier
  *   reader_stored.c   stored events: salts, hashes
  *   reader_removed.c  removed and cleared events
+ *   reader_routed.c   batches of Dynamo's event plane
  *   reader_state.c    state between batches, for replicas
  */
 #ifndef KV_EVENT_READER_READER_H
@@ -15,6 +16,7 @@
 
 #include "event/reader/salts.h"
 #include "event/reader/sources.h"
+#include "event/router/router_event.h"
 #include "event/wire/media.h"
 #include "event/wire/raw_event.h"
 #include "event/wire/unique.h"
@@ -40,6 +42,13 @@ struct kve_lost {
  */
 typedef void (*kve_watch_fn)(void *arg, const struct kve_raw_event *ev, const uint64_t *hashes,
                              uint32_t rank);
+
+/** Whose envelopes and events a reader takes: see kve_reader_expect. */
+struct kve_expected {
+    bool given;
+    uint64_t publisher, worker;
+    uint32_t rank;
+};
 
 struct kve_reader {
     uint32_t block_size;
@@ -72,6 +81,10 @@ struct kve_reader {
     uint32_t lost_beyond;  /* tiers of further ones, of any rank and source */
     struct kve_lost event; /* what the current event is about */
 
+    struct kve_expected expected;
+    struct kve_router_scratch routed; /* of events in envelopes */
+    bool misses_events; /* by their event_ids, events before the last batch's end never came */
+
     /* State between batches, from here on. Replicas receive it, too (reader_state.c). */
     struct kve_sources sources;
     bool ignore_mm_keys, ignore_mm_offsets;
@@ -87,6 +100,8 @@ struct kve_reader {
     bool saw_offload;    /* a lower tier without a pool of its own was seen */
     bool names_ranks;    /* batches or events have named ranks: there may be more of them */
     bool names_zero;     /* a stored block has hash 0: as a parent, 0 means that block */
+    bool has_event_id;   /* event_id is of the last event of the expected rank in an envelope */
+    uint64_t event_id;
     uint32_t components; /* of stored blocks: see kve_raw_components */
     /* Blocks of each stored event of a connector's tier: 0: none yet, or KVE_CHUNK_VARIES. Where all
      * have as many, and more than one, the connector loads all of them or none. */
@@ -103,6 +118,14 @@ struct kve_reader {
  * Otherwise owners with a name of each process would use up the numbers.
  */
 void kve_reader_renew(struct kve_reader *reader);
+
+/**
+ * Take envelopes (kve_reader_decode) of this publisher alone, and of their events those of this worker
+ * and rank. Other envelopes are no batch (-EPROTO); other events are left out (KVE_SKIP_REMOTE).
+ * Engines' own batches are read as before.
+ */
+void kve_reader_expect(struct kve_reader *reader, uint64_t publisher, uint64_t worker,
+                       uint32_t rank);
 
 /** Return true when the publisher, or another owner, has shown blocks in tiers that its clears leave alone. */
 bool kve_reader_has_lower(const struct kve_reader *reader);
@@ -173,5 +196,8 @@ bool kve_places_window(const struct kve_reader *reader, const struct kve_raw_eve
 int kve_add_stored(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op);
 int kve_add_removed(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op);
 int kve_add_cleared(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op);
+/** Add the operations of the envelope at @data. Returns 0, -EPROTO or -ENOMEM. */
+int kve_read_routed(struct kve_reader *reader, const void *data, size_t len,
+                    struct kve_batch *batch);
 
 #endif

@@ -28,6 +28,36 @@ static int parse_tail(const struct kve_span *frames, size_t n, struct kve_messag
     ret->sequence = kve_sequence_get(frames[n - 2].data);
     ret->payload = frames[n - 1];
     ret->is_end = false;
+    ret->has_publisher = false;
+    ret->publisher = 0;
+    return 0;
+}
+
+#define DIRECT_VERSION 1
+
+void kve_direct_head_put(uint8_t bytes[KVE_DIRECT_HEAD], size_t len)
+{
+    uint32_t be = htobe32((uint32_t)len);
+
+    bytes[0] = DIRECT_VERSION;
+    memcpy(bytes + 1, &be, sizeof(be));
+}
+
+/* Read what Dynamo adds: the publisher, and a head in the last frame. */
+static int parse_direct(const struct kve_span *frames, struct kve_message *ret)
+{
+    const uint8_t *bytes = frames[3].data;
+    uint32_t be;
+
+    if (frames[1].len != sizeof(ret->publisher) || frames[3].len < KVE_DIRECT_HEAD ||
+        bytes[0] != DIRECT_VERSION)
+        return -EPROTO;
+    memcpy(&be, bytes + 1, sizeof(be));
+    if (be32toh(be) != frames[3].len - KVE_DIRECT_HEAD)
+        return -EPROTO;
+    ret->has_publisher = true;
+    ret->publisher = kve_sequence_get(frames[1].data);
+    ret->payload = (struct kve_span){bytes + KVE_DIRECT_HEAD, frames[3].len - KVE_DIRECT_HEAD};
     return 0;
 }
 
@@ -35,7 +65,9 @@ int kve_message_parse_live(const struct kve_span *frames, size_t n, struct kve_m
 {
     struct kve_message message;
 
-    if (n != 3 || parse_tail(frames, n, &message) < 0)
+    if ((n != 3 && n != 4) || parse_tail(frames, n, &message) < 0)
+        return -EPROTO;
+    if (n == 4 && parse_direct(frames, &message) < 0)
         return -EPROTO;
     message.topic = frames[0];
     *ret = message;

@@ -4,6 +4,8 @@
  *
  *     live (SUB)        [topic] [sequence: 8 bytes, big-endian] [payload: msgpack]
  *                       [payload], [topic] [payload]         publishers that don't number
+ *                       [topic] [publisher: 8 bytes] [sequence] [01, length: 4 bytes, payload]
+ *                                                            Dynamo's event plane, direct
  *     replay request    [""] [start sequence: 8 bytes]                     (DEALER to ROUTER)
  *     replay reply      [""] [sequence] [payload]            SGLang, vLLM before 0.26
  *                       [""] [topic] [sequence] [payload]    vLLM from 0.26, TensorRT-LLM
@@ -40,12 +42,20 @@ struct kve_message {
     struct kve_span topic; /* empty when there is none */
     uint64_t sequence;
     struct kve_span payload;
-    bool is_end; /* the end marker of a replay */
+    bool is_end;        /* the end marker of a replay */
+    bool has_publisher; /* the message names its publisher */
+    uint64_t publisher;
 };
 
+/** Bytes before the payload in the last frame of Dynamo's messages. */
+#define KVE_DIRECT_HEAD 5
+
+/** Write those bytes for a payload of @len bytes, less than 4 GiB. */
+void kve_direct_head_put(uint8_t bytes[KVE_DIRECT_HEAD], size_t len);
+
 /**
- * Parse a live message of exactly 3 frames. Returns 0 or -EPROTO (frame count, width of the
- * sequence).
+ * Parse a live message of 3 frames, or of Dynamo's 4. Returns 0 or -EPROTO (frame count, width of the
+ * numbers; of Dynamo's last frame, its version or length).
  */
 int kve_message_parse_live(const struct kve_span *frames, size_t n, struct kve_message *ret);
 
