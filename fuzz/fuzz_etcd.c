@@ -3,15 +3,17 @@
  * an agent writes them, they are read again. Base64 that is accepted is written alike. */
 #include <string.h>
 
-#include "peer/directory/etcd_wire.h"
+#include "peer/directory/peer_record.h"
 #include "require.h"
 
 #define PREFIX "/kvasir/"
 
+static const struct etcd_limits limits = {512, ETCD_MAX_VALUE};
+
 static void on_peer(void *arg, const char *key, const struct kvbm_directory_peer *peer,
                     bool deleted)
 {
-    struct kv_buf request = KV_BUF_INIT;
+    struct kv_buf value = KV_BUF_INIT;
     char own[KVBM_MAX_PEER_KEY + 1];
 
     (void)arg;
@@ -21,36 +23,30 @@ static void on_peer(void *arg, const char *key, const struct kvbm_directory_peer
     REQUIRE(etcd_peer_is_valid(peer));
     etcd_key(peer, own);
     REQUIRE(strcmp(own, key) == 0);
-    etcd_write_put(&request, PREFIX, peer, 7);
-    REQUIRE(request.error == 0);
-    kv_buf_fini(&request);
+    etcd_write_peer(&value, peer);
+    REQUIRE(value.error == 0);
+    kv_buf_fini(&value);
+}
+
+static void on_key(void *arg, struct kv_str key, struct kv_str value, bool deleted)
+{
+    REQUIRE(key.len <= limits.key && value.len <= limits.value);
+    REQUIRE(etcd_tell_peer(PREFIX, key, value, deleted, on_peer, arg) == 0);
 }
 
 /* Require that others read of a peer what an agent writes. */
 static void check_peer(const struct kvbm_directory_peer *peer)
 {
-    struct kv_buf request = KV_BUF_INIT;
+    struct kv_buf value = KV_BUF_INIT;
     struct kvbm_directory_peer again;
-    char *value, *end;
-    uint8_t *bytes;
-    long len;
 
-    etcd_write_put(&request, PREFIX, peer, 7);
-    value = strstr(kv_buf_cstr(&request), "\"value\":\"");
-    REQUIRE(value);
-    value += strlen("\"value\":\"");
-    end = strchr(value, '"');
-    REQUIRE(end);
-    bytes = malloc((size_t)(end - value) + 1);
-    REQUIRE(bytes);
-    len = etcd_read_base64(value, (size_t)(end - value), bytes);
-    REQUIRE(len > 0 && etcd_read_peer(bytes, (size_t)len, &again) == 0);
+    etcd_write_peer(&value, peer);
+    REQUIRE(etcd_read_peer(value.data, value.len, &again) == 0);
     REQUIRE(strcmp(again.name, peer->name) == 0 && again.worker == peer->worker &&
             again.incarnation == peer->incarnation && again.n_endpoints == peer->n_endpoints);
     for (uint32_t i = 0; i < peer->n_endpoints; i++)
         REQUIRE(strcmp(again.endpoints[i], peer->endpoints[i]) == 0);
-    free(bytes);
-    kv_buf_fini(&request);
+    kv_buf_fini(&value);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -61,7 +57,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     long len;
 
     REQUIRE(bytes);
-    (void)etcd_read(data, size, PREFIX, &answer, on_peer, NULL);
+    (void)etcd_read(data, size, &limits, &answer, on_key, NULL);
     REQUIRE(memchr(answer.token, '\0', sizeof(answer.token)));
     REQUIRE(memchr(answer.error, '\0', sizeof(answer.error)));
     if (etcd_read_peer(data, size, &peer) == 0)

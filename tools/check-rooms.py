@@ -26,7 +26,7 @@ PARTS = {"base": {"core": set(), "json": {"core"}, "hash": {"core"}, "args": {"c
          "bm": {"storage": set(), "events": set(), "registry": {"storage", "events"}, "pool": {"storage", "events", "registry"},
                 TOP: {"storage", "events", "registry", "pool"}},
          "peer": {"module": set(), "set": set(), "session": {"module", "set"}, "lease": {"set", "session"},
-                  "plan": {"set", "lease"}, "directory": {"module", "set", "session", "lease"}, "tls": {"module"}, "http": {"module"},
+                  "plan": {"set", "lease"}, "directory": {"module", "set", "session", "lease"}, "tls": {"module"}, "http": set(),
                   "ucx": {"module"}, "nixl": {"module", "session"}, TOP: {"module", "set", "session", "lease", "plan", "directory"}},
          "indexer": {"http": set(), "zmq": set(), "model": set(), "view": {"model"}, "stream": {"zmq", "model", "view"},
                      "registry": {"zmq", "model", "view", "stream"},

@@ -154,7 +154,7 @@ static void test_captured(void **state)
     kv_buf_fini(&frame);
 }
 
-/* What was read is written as the same bytes. */
+/* Write what was read: the bytes are the same. */
 static void test_captured_again(void **state)
 {
     struct kv_buf frame = KV_BUF_INIT, payload = KV_BUF_INIT, out = KV_BUF_INIT;

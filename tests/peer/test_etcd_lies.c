@@ -13,7 +13,7 @@
 #include "base/stalls.h"
 #include "base/unit.h"
 #include "directory_unit.h"
-#include "peer/directory/etcd_wire.h"
+#include "peer/directory/peer_record.h"
 
 /* ---- the servers ---- */
 
@@ -91,7 +91,8 @@ static void answer(int fd, const char *json)
 static void put_kv(struct kv_buf *out, const char *name, uint64_t incarnation)
 {
     struct kvbm_directory_peer peer = peer_named(name, incarnation);
-    struct kv_buf request = KV_BUF_INIT;
+    struct kv_buf request = KV_BUF_INIT, value = KV_BUF_INIT;
+    char own[KVBM_MAX_PEER_KEY + 1], key[sizeof(own) + 3];
 
     pthread_mutex_lock(&given_lock);
     if (given.n_endpoints) {
@@ -99,9 +100,14 @@ static void put_kv(struct kv_buf *out, const char *name, uint64_t incarnation)
         memcpy(peer.endpoints, given.endpoints, sizeof(peer.endpoints));
     }
     pthread_mutex_unlock(&given_lock);
-    etcd_write_put(&request, "/p/", &peer, 1); /* {"key":..,"value":..,"lease":".."} */
+    etcd_key(&peer, own);
+    snprintf(key, sizeof(key), "/p/%s", own);
+    etcd_write_peer(&value, &peer);
+    etcd_write_put(&request, key, value.data, value.len,
+                   1); /* {"key":..,"value":..,"lease":".."} */
     kv_buf_append(out, request.data, request.len);
     kv_buf_fini(&request);
+    kv_buf_fini(&value);
 }
 
 static void answer_range(int fd, bool many)

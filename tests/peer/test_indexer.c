@@ -4,7 +4,7 @@
 #include "base/stalls.h"
 #include "lying_indexer.h"
 #include "peer/directory/indexer.h"
-#include "peer/module/http_abi.h"
+#include "plane/http_abi.h"
 #include "support.h"
 
 #define SLACK_MS 2000u /* beside what the machine loses */

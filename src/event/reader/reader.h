@@ -83,6 +83,8 @@ struct kve_reader {
 
     struct kve_expected expected;
     struct kve_router_scratch routed; /* of events in envelopes */
+    bool has_event_id;                /* event_id is of the expected rank's last event */
+    uint64_t event_id;
     bool misses_events; /* by their event_ids, events before the last batch's end never came */
 
     /* State between batches, from here on. Replicas receive it, too (reader_state.c). */
@@ -100,8 +102,6 @@ struct kve_reader {
     bool saw_offload;    /* a lower tier without a pool of its own was seen */
     bool names_ranks;    /* batches or events have named ranks: there may be more of them */
     bool names_zero;     /* a stored block has hash 0: as a parent, 0 means that block */
-    bool has_event_id;   /* event_id is of the last event of the expected rank in an envelope */
-    uint64_t event_id;
     uint32_t components; /* of stored blocks: see kve_raw_components */
     /* Blocks of each stored event of a connector's tier: 0: none yet, or KVE_CHUNK_VARIES. Where all
      * have as many, and more than one, the connector loads all of them or none. */

@@ -5,7 +5,7 @@
  *     envelope ──► publisher as expected? ──► each event: worker and rank as expected? ──► operation
  *                                             └─ event_id: one more than the last, or events are missing
  *
- * These publishers name a block once however many copies they have, so operations are single ones.
+ * Such publishers name a block once however many copies they have, so operations are single ones.
  */
 #include "event/reader/reader.h"
 

@@ -7,10 +7,9 @@
 
 #include "base/core/error.h"
 #include "base/core/log.h"
-#include "base/net/endpoint.h"
 #include "peer/directory/directory.h"
-#include "peer/directory/etcd_wire.h"
-#include "peer/module/http_abi.h"
+#include "peer/directory/peer_record.h"
+#include "plane/http_abi.h"
 
 #define MAX_PEERS 65536
 #define MAX_TTL_S 3600
@@ -76,32 +75,17 @@ static int copy(const char *text, char **ret)
     return text && !*ret ? -ENOMEM : 0;
 }
 
-/* Add a server of "HOST:PORT,HOST:PORT". */
-static int add_host(struct kvbm_directory *d, const char *scheme, const char *text, size_t len)
+/* Parse "etcd://HOST:PORT[,HOST:PORT]/PREFIX". */
+static int parse_etcd(struct kvbm_directory *d)
 {
-    struct kv_endpoint endpoint;
-    char uri[300], url[320];
-    const char *why;
+    const char *why, *slash;
+    int err = kvp_etcd_url_parse(d->where, &d->etcd.url, &why);
+    size_t len;
 
-    if (d->etcd.n_hosts == ETCD_MAX_HOSTS)
-        return refuse("more than 8 servers");
-    if (snprintf(uri, sizeof(uri), "tcp://%.*s", (int)len, text) >= (int)sizeof(uri))
-        return refuse("a server's name is too long");
-    if (kv_endpoint_parse(uri, &endpoint, &why) < 0)
-        return refuse(why);
-    if (endpoint.wildcard || endpoint.any_port)
-        return refuse("nobody can connect to a server's address");
-    snprintf(url, sizeof(url), "%s%s", scheme, uri + strlen("tcp"));
-    return copy(url, &d->etcd.hosts[d->etcd.n_hosts++]);
-}
-
-/* Parse "HOST:PORT[,HOST:PORT]/PREFIX". */
-static int parse_etcd(struct kvbm_directory *d, const char *scheme, const char *text)
-{
-    const char *slash = strchr(text, '/');
-    size_t len = slash ? strlen(slash) : 0;
-    int err = 0;
-
+    if (err < 0)
+        return err == -EINVAL ? refuse(why) : err;
+    slash = d->etcd.url.path;
+    len = strlen(slash);
     while (len && slash[len - 1] == '/')
         len--;
     if (!len)
@@ -109,13 +93,7 @@ static int parse_etcd(struct kvbm_directory *d, const char *scheme, const char *
     if (len > ETCD_MAX_PREFIX - 1)
         return refuse("the prefix has more than 254 bytes");
     snprintf(d->etcd.prefix, sizeof(d->etcd.prefix), "%.*s/", (int)len, slash);
-    for (const char *p = text; err == 0 && p <= slash;) {
-        size_t n = strcspn(p, ",/");
-
-        err = add_host(d, scheme, p, n);
-        p += n + 1;
-    }
-    return err;
+    return 0;
 }
 
 static int read_password(struct kvbm_directory *d, const char *path)
@@ -150,8 +128,7 @@ static int read_etcd(struct kvbm_directory *d, const struct kvbm_directory_opts 
         return refuse("user and password_file come together");
     if (d->has_self && !etcd_peer_is_valid(&d->self))
         return refuse("self needs a name, an incarnation, and endpoints that are valid");
-    err = strncmp(d->where, "etcds://", 8) == 0 ? parse_etcd(d, "https", d->where + 8)
-                                                : parse_etcd(d, "http", d->where + 7);
+    err = parse_etcd(d);
     if (err == 0)
         err = copy(KV_OPT(opts, tls_ca, NULL), &d->etcd.tls_ca);
     if (err == 0)
@@ -212,7 +189,7 @@ static int read_opts(struct kvbm_directory *d, const struct kvbm_directory_opts 
         err = copy(opts->peers, &d->where);
     if (err < 0)
         return err;
-    if (strncmp(d->where, "etcd://", 7) == 0 || strncmp(d->where, "etcds://", 8) == 0) {
+    if (kvp_etcd_url_is(d->where)) {
         d->kind = DIRECTORY_ETCD;
         return read_etcd(d, opts);
     }
@@ -245,8 +222,7 @@ static void *run(void *arg)
 
 static void destroy(struct kvbm_directory *d)
 {
-    for (size_t i = 0; i < d->etcd.n_hosts; i++)
-        free(d->etcd.hosts[i]);
+    kvp_etcd_url_fini(&d->etcd.url);
     if (d->etcd.password)
         explicit_bzero(d->etcd.password, strlen(d->etcd.password));
     free(d->etcd.password);

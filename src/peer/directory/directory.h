@@ -5,7 +5,8 @@
  *   directory.c   options, state, the thread
  *   peer_list.c   the peers that are known, and the calls of the callback
  *   peer_file.c   lists and files
- *   etcd.c        registration and watch     etcd_wire.c   its JSON     http.c   libkvbm_http
+ *   etcd.c        registration and watch, by plane/etcd.h
+ *   peer_record.c an agent's record there
  */
 #ifndef KVBM_PEER_DIRECTORY_DIRECTORY_H
 #define KVBM_PEER_DIRECTORY_DIRECTORY_H
@@ -16,8 +17,7 @@
 #include "base/core/buf.h"
 #include "base/thread/thread.h"
 #include "kvbm_directory.h"
-
-struct kvbm_http_abi;
+#include "plane/etcd.h"
 
 /* ---- the peers that are known: used by the directory's thread only ---- */
 
@@ -49,17 +49,13 @@ bool peer_endpoint_is_valid(const char *text, const char **why);
 
 /* ---- directories ---- */
 
-#define ETCD_MAX_HOSTS 8
-#define ETCD_MAX_PREFIX 255
-
 enum directory_kind { DIRECTORY_LIST, DIRECTORY_FILE, DIRECTORY_ETCD };
 
 struct kvbm_directory {
     enum directory_kind kind;
     char *where; /* list, or path of the file */
     struct {
-        char *hosts[ETCD_MAX_HOSTS]; /* "http://HOST:PORT" */
-        size_t n_hosts;
+        struct kvp_etcd_url url;
         char prefix[ETCD_MAX_PREFIX + 2]; /* with a slash at both ends */
         char *tls_ca, *tls_cert, *tls_key, *user, *password;
         uint32_t ttl_s, timeout_ms;

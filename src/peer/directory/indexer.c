@@ -16,7 +16,7 @@
 #include "base/net/endpoint.h"
 #include "base/thread/thread.h"
 #include "peer/directory/directory.h"
-#include "peer/module/http_abi.h"
+#include "plane/http_abi.h"
 
 #define MAX_REQUESTS 64u
 #define MAX_TOKEN 256    /* as kv-indexer takes them */

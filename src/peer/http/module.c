@@ -9,7 +9,7 @@
 
 #include "base/core/error.h"
 #include "kv_types.h"
-#include "peer/module/http_abi.h"
+#include "plane/http_abi.h"
 
 /* A request of this slot; easy is NULL between requests. */
 struct slot {

@@ -2,7 +2,7 @@
 /* Open libkvbm_http. libkvbm doesn't link libcurl: most programs never need it. */
 #include <pthread.h>
 
-#include "peer/module/http_abi.h"
+#include "plane/http_abi.h"
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static const struct kvbm_http_abi *http; /* written once, before pthread_once returns */

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "peer/directory/etcd_wire.h"
+#include "plane/etcd_wire.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/core/error.h"
 #include "base/json/json.h"
-#include "peer/set/blockset.h"
 
 /* ---- base64 ---- */
 
@@ -62,128 +62,27 @@ long etcd_read_base64(const char *text, size_t len, void *ret)
     return (long)(len / 4 * 3 - padding);
 }
 
-/* ---- peers ---- */
-
-void etcd_key(const struct kvbm_directory_peer *peer, char ret[KVBM_MAX_PEER_KEY + 1])
-{
-    snprintf(ret, KVBM_MAX_PEER_KEY + 1, "%s/%016" PRIx64, peer->name, peer->incarnation);
-}
-
-bool etcd_peer_is_valid(const struct kvbm_directory_peer *peer)
-{
-    if (!kvbm_agent_name_is_valid(peer->name, strnlen(peer->name, sizeof(peer->name))) ||
-        !peer->incarnation || !peer->n_endpoints || peer->n_endpoints > KVBM_MAX_PEER_ENDPOINTS)
-        return false;
-    for (uint32_t i = 0; i < peer->n_endpoints; i++) {
-        if (!memchr(peer->endpoints[i], '\0', sizeof(peer->endpoints[i])) ||
-            !peer_endpoint_is_valid(peer->endpoints[i], NULL))
-            return false;
-    }
-    return true;
-}
-
-static void write_peer(struct kv_buf *out, const struct kvbm_directory_peer *peer)
-{
-    struct kv_json_writer w;
-
-    kv_json_writer_init(&w, out);
-    kv_json_begin_object(&w);
-    kv_json_member_u64(&w, "v", 1);
-    kv_json_member_str(&w, "name", peer->name);
-    kv_json_member_u64(&w, "worker", peer->worker);
-    kv_json_member_u64(&w, "incarnation", peer->incarnation);
-    kv_json_key(&w, "endpoints");
-    kv_json_begin_array(&w);
-    for (uint32_t i = 0; i < peer->n_endpoints; i++)
-        kv_json_put_str(&w, peer->endpoints[i]);
-    kv_json_end_array(&w);
-    kv_json_end_object(&w);
-}
-
-static int failure(const struct kv_json *j)
-{
-    return j->error.code == -ENOMEM ? -ENOMEM : -EPROTO;
-}
-
-/* Copy a string, which must fit with its NUL. */
-static void read_text(struct kv_json *j, struct kv_buf *scratch, char *ret, size_t size)
-{
-    struct kv_str text = kv_json_str(j, scratch);
-
-    if (text.len >= size) {
-        kv_json_fail(j, -EMSGSIZE, "too long");
-        return;
-    }
-    memcpy(ret, text.p, text.len);
-    ret[text.len] = '\0';
-}
-
-static void read_endpoints(struct kv_json *j, struct kv_buf *scratch,
-                           struct kvbm_directory_peer *ret)
-{
-    kv_json_array(j);
-    for (ret->n_endpoints = 0; kv_json_next_item(j); ret->n_endpoints++) {
-        if (ret->n_endpoints == KVBM_MAX_PEER_ENDPOINTS) {
-            kv_json_fail(j, -E2BIG, "too many endpoints");
-            return;
-        }
-        read_text(j, scratch, ret->endpoints[ret->n_endpoints], sizeof(ret->endpoints[0]));
-    }
-}
-
-int etcd_read_peer(const void *json, size_t len, struct kvbm_directory_peer *ret)
-{
-    struct kvbm_directory_peer peer = {.size = sizeof(peer)};
-    struct kv_buf scratch = {.limit = ETCD_MAX_VALUE};
-    uint64_t version = 0;
-    struct kv_str key;
-    struct kv_json j;
-    int err;
-
-    kv_json_init(&j, json, len);
-    kv_json_object(&j);
-    while (kv_json_next_key(&j, &key)) {
-        if (kv_str_eq(key, "v"))
-            version = kv_json_u64(&j, UINT32_MAX);
-        else if (kv_str_eq(key, "name"))
-            read_text(&j, &scratch, peer.name, sizeof(peer.name));
-        else if (kv_str_eq(key, "worker"))
-            peer.worker = kv_json_u64(&j, UINT64_MAX);
-        else if (kv_str_eq(key, "incarnation"))
-            peer.incarnation = kv_json_u64(&j, UINT64_MAX);
-        else if (kv_str_eq(key, "endpoints"))
-            read_endpoints(&j, &scratch, &peer);
-        else
-            kv_json_skip(&j);
-    }
-    err = kv_json_finish(&j) == 0 ? 0 : failure(&j);
-    kv_buf_fini(&scratch);
-    if (err == 0 && (version != 1 || !etcd_peer_is_valid(&peer)))
-        err = -EPROTO;
-    if (err == 0)
-        *ret = peer;
-    return err;
-}
-
 /* ---- requests ---- */
 
-/* {"KEY":"<base64 of @prefix, with @last instead of its final slash>" */
-static void put_prefix(struct kv_buf *out, const char *key, const char *prefix, char last)
+/* "KEY":"<base64 of @text>" */
+static void put_bytes(struct kv_buf *out, const char *key, const void *text, size_t len)
 {
-    char text[ETCD_MAX_PREFIX + 2];
-    int len = snprintf(text, sizeof(text), "%s", prefix);
-
-    text[len - 1] = last;
     kv_buf_printf(out, "\"%s\":\"", key);
-    etcd_put_base64(out, text, (size_t)len);
+    etcd_put_base64(out, text, len);
     kv_buf_putc(out, '"');
 }
 
+/* All keys that begin with @prefix, which doesn't end in the byte ff. */
 static void put_range(struct kv_buf *out, const char *prefix)
 {
-    put_prefix(out, "key", prefix, '/');
+    char end[ETCD_MAX_PREFIX + 2];
+    size_t len = strlen(prefix);
+
+    snprintf(end, sizeof(end), "%s", prefix);
+    end[len - 1]++;
+    put_bytes(out, "key", prefix, len);
     kv_buf_putc(out, ',');
-    put_prefix(out, "range_end", prefix, '/' + 1);
+    put_bytes(out, "range_end", end, len);
 }
 
 void etcd_write_login(struct kv_buf *out, const char *user, const char *password)
@@ -207,23 +106,14 @@ void etcd_write_lease(struct kv_buf *out, uint64_t lease)
     kv_buf_printf(out, "{\"ID\":\"%" PRIu64 "\"}", lease);
 }
 
-void etcd_write_put(struct kv_buf *out, const char *prefix, const struct kvbm_directory_peer *peer,
+void etcd_write_put(struct kv_buf *out, const char *key, const void *value, size_t len,
                     uint64_t lease)
 {
-    char name[KVBM_MAX_PEER_KEY + 1], key[ETCD_MAX_PREFIX + 2 + sizeof(name)];
-    struct kv_buf value = KV_BUF_INIT;
-
-    etcd_key(peer, name);
-    snprintf(key, sizeof(key), "%s%s", prefix, name);
-    write_peer(&value, peer);
-    kv_buf_puts(out, "{\"key\":\"");
-    etcd_put_base64(out, key, strlen(key));
-    kv_buf_puts(out, "\",\"value\":\"");
-    etcd_put_base64(out, value.data, value.len);
-    kv_buf_printf(out, "\",\"lease\":\"%" PRIu64 "\"}", lease);
-    if (value.error)
-        out->error = value.error;
-    kv_buf_fini(&value);
+    kv_buf_putc(out, '{');
+    put_bytes(out, "key", key, strlen(key));
+    kv_buf_putc(out, ',');
+    put_bytes(out, "value", value, len);
+    kv_buf_printf(out, ",\"lease\":\"%" PRIu64 "\"}", lease);
 }
 
 void etcd_write_range(struct kv_buf *out, const char *prefix, uint32_t limit)
@@ -242,12 +132,30 @@ void etcd_write_watch(struct kv_buf *out, const char *prefix, uint64_t revision)
 
 /* ---- answers ---- */
 
+static int failure(const struct kv_json *j)
+{
+    return j->error.code == -ENOMEM ? -ENOMEM : -EPROTO;
+}
+
+/* Copy a string, which must fit with its NUL. */
+static void read_text(struct kv_json *j, struct kv_buf *scratch, char *ret, size_t size)
+{
+    struct kv_str text = kv_json_str(j, scratch);
+
+    if (text.len >= size) {
+        kv_json_fail(j, -EMSGSIZE, "too long");
+        return;
+    }
+    memcpy(ret, text.p, text.len);
+    ret[text.len] = '\0';
+}
+
 struct reading {
     struct kv_json j;
     struct kv_buf scratch, bytes;
-    const char *prefix;
+    const struct etcd_limits *limits;
     struct etcd_answer *answer;
-    etcd_peer_fn fn;
+    etcd_key_fn fn;
     void *arg;
 };
 
@@ -291,32 +199,6 @@ static size_t read_bytes(struct reading *r, size_t at, size_t max)
     return (size_t)len;
 }
 
-/* Tell of a key and value, which lie in r->bytes one behind the other. */
-static void tell(struct reading *r, size_t key_len, size_t value_len, bool deleted)
-{
-    size_t prefix = strlen(r->prefix);
-    char key[KVBM_MAX_PEER_KEY + 1], want[KVBM_MAX_PEER_KEY + 1] = "";
-    struct kvbm_directory_peer peer;
-    int err;
-
-    if (key_len <= prefix || key_len - prefix >= sizeof(key) ||
-        memcmp(r->bytes.data, r->prefix, prefix) != 0 ||
-        memchr(r->bytes.data, '\0', key_len)) /* none that an agent has written */
-        return;
-    memcpy(key, r->bytes.data + prefix, key_len - prefix);
-    key[key_len - prefix] = '\0';
-    if (deleted) {
-        r->fn(r->arg, key, NULL, true);
-        return;
-    }
-    err = etcd_read_peer(r->bytes.data + key_len, value_len, &peer);
-    if (err == -ENOMEM)
-        kv_json_fail(&r->j, err, "no memory");
-    if (err == 0)
-        etcd_key(&peer, want);
-    r->fn(r->arg, key, err == 0 && strcmp(key, want) == 0 ? &peer : NULL, false);
-}
-
 static void read_kv(struct reading *r, bool deleted)
 {
     size_t key_len = 0, value_len = 0;
@@ -326,15 +208,16 @@ static void read_kv(struct reading *r, bool deleted)
     kv_json_object(&r->j);
     while (kv_json_next_key(&r->j, &key)) {
         if (kv_str_eq(key, "key") && !has_value) /* etcd writes the key first */
-            key_len = read_bytes(r, 0, ETCD_MAX_PREFIX + KVBM_MAX_PEER_KEY + 2);
+            key_len = read_bytes(r, 0, r->limits->key);
         else if (kv_str_eq(key, "value") && !has_value) {
-            value_len = read_bytes(r, key_len, ETCD_MAX_VALUE);
+            value_len = read_bytes(r, key_len, r->limits->value);
             has_value = true;
         } else
             kv_json_skip(&r->j);
     }
     if (!kv_json_failed(&r->j) && key_len && r->fn)
-        tell(r, key_len, value_len, deleted);
+        r->fn(r->arg, (struct kv_str){r->bytes.data, key_len},
+              (struct kv_str){r->bytes.data + key_len, deleted ? 0 : value_len}, deleted);
 }
 
 static void read_event(struct reading *r)
@@ -441,10 +324,10 @@ static void read_members(struct reading *r, bool outer)
     }
 }
 
-int etcd_read(const void *json, size_t len, const char *prefix, struct etcd_answer *ret,
-              etcd_peer_fn fn, void *arg)
+int etcd_read(const void *json, size_t len, const struct etcd_limits *limits,
+              struct etcd_answer *ret, etcd_key_fn fn, void *arg)
 {
-    struct reading r = {.prefix = prefix, .answer = ret, .fn = fn, .arg = arg};
+    struct reading r = {.limits = limits, .answer = ret, .fn = fn, .arg = arg};
     int err;
 
     *ret = (struct etcd_answer){0};

@@ -3,8 +3,8 @@
  * Calls between libkvbm and libkvbm_http (src/peer/http), which holds all that needs libcurl. Both
  * come from one build; `abi` refuses another one's.
  */
-#ifndef KVBM_PEER_MODULE_HTTP_ABI_H
-#define KVBM_PEER_MODULE_HTTP_ABI_H
+#ifndef KV_PLANE_HTTP_ABI_H
+#define KV_PLANE_HTTP_ABI_H
 
 #include <stdbool.h>
 #include <stddef.h>
