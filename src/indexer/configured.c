@@ -11,8 +11,7 @@
 
 /* -- at the start ------------------------------------------------------------------------------ */
 
-/* Read what the options say of all --workers. */
-static int read_habits(const struct ki_options *o, struct ki_habits *ret, struct kv_error *error)
+int ki_configured_habits(const struct ki_options *o, struct ki_habits *ret, struct kv_error *error)
 {
     enum ki_report_mode report_mode = KI_REPORTS_UNKNOWN;
     uint64_t groups = 0;
@@ -59,7 +58,7 @@ static int register_worker(struct ki_service *service, const struct ki_options *
     return rc < 0 ? kv_fail(error, rc, 0, "--workers: %.180s", why.text) : 0;
 }
 
-/* Warn of options that describe the workers in --workers where none are listed. */
+/* Warn of options that describe workers where neither --workers nor --dynamo names any. */
 static void warn_of_unused(const struct ki_options *o)
 {
     const struct {
@@ -92,10 +91,11 @@ static int register_fleet(struct ki_service *service, const struct ki_options *o
     int rc;
 
     if (!ki_options_have_workers(o)) {
-        warn_of_unused(o);
+        if (!o->dynamo)
+            warn_of_unused(o);
         return 0;
     }
-    rc = read_habits(o, &habits, error);
+    rc = ki_configured_habits(o, &habits, error);
     if (rc < 0)
         return rc;
     n = ki_worker_specs_parse(&o->workers, &specs, error);
@@ -161,7 +161,7 @@ static int add_part(struct fleet *fleet, const struct ki_options *o, struct kv_e
     if (!parts)
         return kv_fail(error, -ENOMEM, 0, "out of memory");
     fleet->parts = parts;
-    rc = read_habits(o, &habits, error);
+    rc = ki_configured_habits(o, &habits, error);
     if (rc < 0)
         return rc;
     part.n = ki_worker_specs_parse(&o->workers, &part.specs, error);
@@ -255,7 +255,7 @@ static int check(struct ki_service *service, const struct fleet *fleet, struct k
         struct kv_error why = {0};
         struct ki_habits habits;
 
-        rc = read_habits(one->of, &habits, error);
+        rc = ki_configured_habits(one->of, &habits, error);
         if (rc < 0)
             return rc;
         registration = registration_of(one->of, one->spec, &habits, 0);
@@ -317,7 +317,7 @@ static size_t join(struct ki_service *service, const struct fleet *before,
             continue;
         n++;
         /* The parts were read before: no error. The version is of now, unlike at the start: it is news. */
-        if (read_habits(now->of, &habits, &why) < 0 ||
+        if (ki_configured_habits(now->of, &habits, &why) < 0 ||
             register_worker(service, now->of, now->spec, &habits, 0, &why) < 0)
             kv_log_error("service", "a worker of the configuration was not registered",
                          "reason=\"%s\"", why.text);

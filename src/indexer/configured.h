@@ -16,6 +16,12 @@ int ki_configured_register(struct ki_service *service, struct kv_error *error);
  */
 void ki_configured_reload(struct ki_service *service);
 
+/**
+ * Read what the options, or a section, say of all their workers. Returns 0 or -EINVAL with @error's text.
+ */
+int ki_configured_habits(const struct ki_options *options, struct ki_habits *ret,
+                         struct kv_error *error);
+
 /** Free what the last ki_configured_reload has read. */
 void ki_configured_free(struct ki_service *service);
 

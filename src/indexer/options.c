@@ -12,6 +12,7 @@
 #include "indexer/registry/registry.h"
 #include "indexer/replica/peers.h"
 #include "indexer/zmq/place.h"
+#include "plane/discovery.h"
 
 #define AT(field) offsetof(struct ki_options, field)
 
@@ -36,9 +37,15 @@ static const struct kv_arg arguments[] = {
      "worker's replay endpoint. May be repeated: all lists "
      "count.",
      0, 0, NULL, false},
+    {"dynamo", KV_ARG_STR, AT(dynamo), "URL",
+     "Follow the workers of a Dynamo deployment as they appear and leave, by its discovery: "
+     "etcd://HOST:PORT[,HOST:PORT][/NAMESPACE[/COMPONENT[/ENDPOINT]]], etcds:// with TLS, or "
+     "file:///FOLDER. What is said of the workers in --workers counts for them, too.",
+     0, 0, NULL, false},
     {"block-size", KV_ARG_U64, AT(block_size), "TOKENS",
-     "Tokens per block of the workers in --workers (required with it): 1 to 1048576.", 1,
-     KI_MAX_BLOCK_SIZE, NULL, false},
+     "Tokens per block of the workers in --workers (required with it, and with --dynamo): 1 to "
+     "1048576.",
+     1, KI_MAX_BLOCK_SIZE, NULL, false},
     {"model-name", KV_ARG_STR, AT(model_name), "NAME",
      "Model of the workers in --workers (default \"default\").", 0, 0, NULL, false},
     {"tenant-id", KV_ARG_STR, AT(tenant_id), "NAME",
@@ -193,7 +200,7 @@ static const char footer[] =
 
 /* Options of workers, which may stand in sections; the section's name is their model's. */
 static const char of_workers[] =
-    "workers|block-size|tenant-id|routing-group|hash-lookahead|eagle-drop|"
+    "workers|dynamo|block-size|tenant-id|routing-group|hash-lookahead|eagle-drop|"
     "eagle-groups|silent-windows|kv-cache-report-mode";
 
 static void *begin_section(void *values, const char *name)
@@ -252,11 +259,20 @@ static bool are_utf8(const struct kv_arg_list *list)
 /* Check what is said of workers: in the command line's part, or a section's. */
 static int check_fleet(const struct ki_options *o, struct kv_error *error)
 {
+    struct kv_error why = {0};
+
     if (ki_options_have_workers(o) && !o->block_size)
         return kv_fail(error, -EINVAL, 0,
                        "%s%.60s%s--block-size is required when --workers is specified",
                        o->in_section ? "section [" : "", o->in_section ? o->model_name : "",
                        o->in_section ? "]: " : "");
+    if (o->dynamo && !o->block_size)
+        return kv_fail(error, -EINVAL, 0,
+                       "%s%.60s%s--block-size is required when --dynamo is specified",
+                       o->in_section ? "section [" : "", o->in_section ? o->model_name : "",
+                       o->in_section ? "]: " : "");
+    if (o->dynamo && kvp_discovery_check(o->dynamo, &why) < 0)
+        return kv_fail(error, -EINVAL, 0, "--dynamo '%.80s': %.120s", o->dynamo, why.text);
     if (!*o->model_name || !*o->tenant_id)
         return kv_fail(error, -EINVAL, 0, "--model-name and --tenant-id must not be empty");
     if (!kv_utf8_valid(o->model_name) || !kv_utf8_valid(o->tenant_id) || !are_utf8(&o->workers))
@@ -318,9 +334,11 @@ static bool same_value(const struct kv_arg *arg, const void *a, const void *b)
     return true;
 }
 
+/* Return true for an option whose change counts without a restart. */
 static bool is_of_workers(const char *name)
 {
-    return kv_args_is_choice(of_workers, name) || strcmp(name, "model-name") == 0;
+    return (kv_args_is_choice(of_workers, name) || strcmp(name, "model-name") == 0) &&
+           strcmp(name, "dynamo") != 0;
 }
 
 void ki_options_compare(const struct ki_options *before, const struct ki_options *after,

@@ -21,6 +21,7 @@ struct ki_options {
     uint64_t threads;
     uint64_t block_size; /* 0: not given */
     struct kv_arg_list workers;
+    const char *dynamo; /* discovery whose workers to follow; NULL: none */
     uint64_t hash_lookahead;
     bool eagle_drop;          /* of those workers */
     const char *eagle_groups; /* of those workers; NULL: all */

@@ -12,6 +12,7 @@
 #include "base/core/log.h"
 #include "base/thread/thread.h"
 #include "indexer/configured.h"
+#include "indexer/dynamo.h"
 #include "indexer/http/tls.h"
 #include "indexer/main_loop.h"
 #include "indexer/replica/recovery.h"
@@ -273,6 +274,7 @@ static void destroy_parts(struct ki_service *service)
 {
     ki_http_stop(atomic_load_explicit(&service->http, memory_order_acquire), DRAIN_MS);
     ki_tls_destroy(service->tls);
+    ki_dynamo_stop(service->dynamo);
     ki_follow_destroy(service->follow);
     ki_registry_destroy(service->registry);
     ki_peers_destroy(service->peers);
@@ -307,6 +309,8 @@ static int serve(struct ki_service *service, int fd, uint16_t port, struct kv_er
         rc = ki_configured_register(service, error);
     if (rc == 0)
         rc = recover(service, error);
+    if (rc == 0)
+        rc = ki_dynamo_start(o, service->registry, &service->dynamo, error);
     if (rc < 0 || ki_signals.stop) {
         close(fd);
         return rc;

@@ -35,6 +35,7 @@ struct ki_service {
     struct ki_registry *registry;
     struct ki_peers *peers;
     struct ki_follow *follow;
+    struct ki_dynamo *dynamo; /* NULL: no --dynamo */
     struct ki_telemetry *telemetry;
     struct ki_tls *tls;               /* NULL: plain HTTP */
     struct ki_access_log *access_log; /* NULL: none */

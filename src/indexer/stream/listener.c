@@ -83,6 +83,8 @@ int ki_listener_create(struct ki_listener_env *env, const struct ki_registration
     l->by_peer = registration->by_peer;
     l->num_blocks = registration->num_blocks ? registration->num_blocks : env->worker_blocks;
     l->told_blocks = registration->num_blocks;
+    l->has_publisher = registration->has_publisher;
+    l->publisher = registration->publisher;
     ki_backlog_init(&l->backlog);
     l->generation = ki_listener_new_generation(env);
     l->who = who(registration);
@@ -101,6 +103,8 @@ int ki_listener_create(struct ki_listener_env *env, const struct ki_registration
     if (rc < 0)
         goto fail;
     ki_applier_set_habits(&l->applier, &registration->habits);
+    if (l->has_publisher)
+        kve_reader_expect(l->applier.reader, l->publisher, l->instance, l->rank);
     l->applier.who = l->who;
     l->applier.forgets = begin_generation;
     l->applier.forgets_arg = l;

@@ -91,6 +91,8 @@ struct ki_listener {
     uint64_t num_blocks;  /* capacity of the engine in blocks, per rank; 0: unknown */
     uint64_t told_blocks; /* the part of num_blocks that the registration gave */
     char *endpoint, *replay_endpoint; /* replay_endpoint may be NULL */
+    bool has_publisher;               /* messages of others than this publisher are passed over */
+    uint64_t publisher;
     _Atomic uint32_t refs;
 
     /* The view that /query tells: 0 when it is active and whole, or gone. See ki_listener_show. */

@@ -30,8 +30,8 @@
 /* -- what a message is ------------------------------------------------------------------------- */
 
 /*
- * Go to the timestamp of a batch: the first element of an array, or "ts" among the first keys of a
- * map. Behind a map's events it isn't found: to pass over them takes as long as to decode them.
+ * Go to the timestamp of a batch: the first element of an array, or "ts" or "published_at" among the
+ * first keys of a map. Behind a map's events it isn't found: to pass over them takes as long as to decode them.
  */
 static bool find_timestamp(struct kv_msgpack *m)
 {
@@ -49,7 +49,9 @@ static bool find_timestamp(struct kv_msgpack *m)
         return kv_msgpack_array(m) > 0;
     n = type == KV_MSGPACK_MAP ? kv_msgpack_map(m) : 0;
     for (n = KV_MIN(n, MAX_KEYS); n && kv_msgpack_peek(m) == KV_MSGPACK_STR; n--) {
-        if (kv_str_eq(kv_msgpack_str(m), "ts"))
+        struct kv_str key = kv_msgpack_str(m);
+
+        if (kv_str_eq(key, "ts") || kv_str_eq(key, "published_at"))
             return true;
         type = kv_msgpack_peek(m);
         if (type == KV_MSGPACK_ARRAY || type == KV_MSGPACK_MAP)
@@ -59,17 +61,21 @@ static bool find_timestamp(struct kv_msgpack *m)
     return false;
 }
 
-/* Read the publisher's clock. */
+/* Read the publisher's clock. A large whole number is in milliseconds. */
 static double peek_timestamp(const void *payload, size_t len)
 {
     enum kv_msgpack_type type;
     struct kv_msgpack m;
+    double value;
 
     kv_msgpack_init(&m, payload, len);
     if (!find_timestamp(&m))
         return 0;
     type = kv_msgpack_peek(&m);
-    return type == KV_MSGPACK_FLOAT || type == KV_MSGPACK_UINT ? kv_msgpack_double(&m) : 0;
+    if (type != KV_MSGPACK_FLOAT && type != KV_MSGPACK_UINT)
+        return 0;
+    value = kv_msgpack_double(&m);
+    return type == KV_MSGPACK_UINT && value >= 1e11 ? value / 1000 : value;
 }
 
 static struct ki_batch_id identify(const struct kve_message *message)
@@ -137,6 +143,12 @@ static bool is_of_other_topic(const struct ki_listener *l, const struct kve_mess
                       memcmp(topic, message->topic.data, message->topic.len) != 0);
 }
 
+/* Return true for a message of another publisher than the registration's. */
+static bool is_of_other_publisher(const struct ki_listener *l, const struct kve_message *message)
+{
+    return l->has_publisher && (!message->has_publisher || message->publisher != l->publisher);
+}
+
 /*
  * Read a message without a number, and number it: from 0 on over each connection, as an engine that
  * restarts does, since nothing tells whether it has.
@@ -179,6 +191,10 @@ static int take_live(struct ki_listener *l, struct ki_live *ret, bool *ret_first
     }
     if (is_of_other_topic(l, &message))
         return 0;
+    if (is_of_other_publisher(l, &message)) {
+        count_malformed(l, "a message of another publisher was passed over", 0);
+        return 0;
+    }
     ret->id = identify(&message);
     ret->payload = message.payload;
     *ret_first = l->ups_of_batch != l->sub.ups;

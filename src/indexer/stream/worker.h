@@ -22,6 +22,10 @@ struct ki_registration {
     const char *model;
     const char *tenant;
     uint64_t num_blocks; /* blocks for which the engine has room, in all tiers; 0: unknown */
+    /* The stream is of Dynamo's event plane: only this publisher's messages, and their events of
+     * this instance and rank count. */
+    bool has_publisher;
+    uint64_t publisher;
     struct ki_habits habits;
     /*
      * Time of registration (registry_peers.c). 0: now; 1: configured, so that news of peers

@@ -494,7 +494,8 @@ enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, co
         a->reports.misjudged = false;
         put.result = KI_APPLIED_PART;
     }
-    if (batch.skipped[KVE_SKIP_TOO_LARGE]) /* skipped events of unknown type or content */
+    /* skipped events of unknown type or content; events that never came */
+    if (batch.skipped[KVE_SKIP_TOO_LARGE] || a->reader->misses_events)
         put.result = KI_APPLIED_PART;
     count_batch(a, &batch, len);
     if (put.wrote) /* else ki_applier_flush does, which follows */

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kv-indexer --dynamo: workers of a Dynamo deployment appear, publish, lose messages, restart and leave, with discovery in a
+folder and in etcd."""
+import subprocess
+import sys
+
+from kvtest import *
+from dynamo import Etcd, Folder, Worker
+
+TOKENS = list(range(1, 17))
+MODEL = "m"
+
+
+def follow(discovery, *args, path=""):
+    return Indexer("--dynamo", discovery.where + path, "--block-size", 4, "--model-name", MODEL, *args)
+
+
+def followed(indexer):
+    return sorted((worker["instance_id"], rank) for worker in indexer.workers() for rank in map(int, worker["listeners"]))
+
+
+def view(indexer, worker, tokens=TOKENS):
+    """(tokens in device memory, whole) of a worker; None where the index doesn't know it."""
+    answer = indexer.query(tokens, model_name=MODEL, explain=True)
+    return answer["scores"].get(str(worker.worker), {}).get(str(worker.dp_rank), 0), answer["explain"]["partial_ranks"] == 0
+
+
+def connect(indexer, *workers):
+    wait_until(lambda: {(w.worker, w.dp_rank) for w in workers} <= set(followed(indexer)), 30, "registrations")
+    for worker in workers:
+        worker.wait_subscriber()
+
+
+def wait_view(indexer, worker, wanted, tokens=TOKENS):
+    wait_until(lambda: view(indexer, worker, tokens) == wanted, 30, f"{wanted}, not {view(indexer, worker, tokens)}")
+
+
+def come_and_go(discovery):
+    """Workers before and after the indexer's start; two ranks of one; one leaves."""
+    with Worker(discovery) as first, follow(discovery) as indexer:
+        connect(indexer, first)
+        first.store([1, 2, 3], TOKENS[:12])
+        wait_view(indexer, first, (12, True))
+        with Worker(discovery, worker=7, number=70) as second, Worker(discovery, worker=7, number=71, rank=1) as other:
+            connect(indexer, second, other)
+            second.store([-1, -2], TOKENS[:8])
+            other.store([5], TOKENS[:4])
+            wait_view(indexer, second, (8, True))
+            wait_view(indexer, other, (4, True))
+            second.remove([-2 & (2**64 - 1)])
+            wait_view(indexer, second, (4, True))
+            wait_view(indexer, first, (12, True))
+        wait_until(lambda: followed(indexer) == [(first.worker, 0)], 30, "two ranks to leave")
+        equal(indexer.query(TOKENS, model_name=MODEL)["scores"], {str(first.worker): {"0": 12}})
+
+
+def tiers_and_clears(discovery):
+    with Worker(discovery) as worker, follow(discovery) as indexer:
+        connect(indexer, worker)
+        worker.store([1, 2], TOKENS[:8])
+        worker.store([1, 2, 3], TOKENS[:12], tier="host_pinned")
+        worker.store([4], TOKENS[12:16], parent=3, tier="disk")
+        worker.store([9], [5] * 4, tier="external")
+
+        def reach():
+            row = indexer.query(TOKENS, model_name=MODEL)["instances"].get(str(worker.worker), {})
+            return row.get("gpu"), row.get("cpu"), row.get("disk")
+
+        wait_until(lambda: reach() == (8, 12, 16), 30, f"tiers, not {reach()}")
+        worker.clear()
+        wait_view(indexer, worker, (0, True))
+        equal(indexer.query(TOKENS, model_name=MODEL)["scores"], {})
+
+
+def losses(discovery):
+    """A lost message, a gap of event_id alone, and events of others."""
+    with Worker(discovery) as worker, follow(discovery) as indexer:
+        connect(indexer, worker)
+        worker.store([1], TOKENS[:4])
+        wait_view(indexer, worker, (4, True))
+        worker.store([2], TOKENS[4:8], parent=1, lose=True)
+        worker.store([8], [9] * 4)
+        wait_view(indexer, worker, (4, False))
+        worker.clear()
+        wait_view(indexer, worker, (0, True))
+        worker.store([1], TOKENS[:4])
+        wait_view(indexer, worker, (4, True))
+        worker.events += 3  # three events that no message brought
+        worker.store([2], TOKENS[4:8], parent=1)
+        wait_view(indexer, worker, (8, False))
+        worker.clear()
+        worker.store([1, 2], TOKENS[:8])
+        wait_view(indexer, worker, (8, True))
+        other = worker.stored_data([7, 7], TOKENS[:8])
+        worker.send_events(worker.event(other, worker=worker.worker + 1, event_id=worker.events))
+        worker.send_events(worker.event(other, rank=5, event_id=worker.events))
+        worker.store([3], TOKENS[8:12], parent=2)
+        wait_view(indexer, worker, (12, True))
+        equal(list(indexer.query(TOKENS, model_name=MODEL)["scores"]), [str(worker.worker)])
+
+
+def stolen_numbers(discovery):
+    """Messages of a publisher without a record, at an address of one that has one."""
+    with Worker(discovery) as worker, follow(discovery) as indexer:
+        connect(indexer, worker)
+        worker.send_events(worker.event(worker.stored_data([1, 2], TOKENS[:8])), number=worker.number + 1)
+        worker.seq = worker.events = 0
+        worker.store([1], TOKENS[:4])
+        wait_view(indexer, worker, (4, True))
+        check(any("another publisher" in line for line in indexer.log), "the log says so")
+
+
+def restarts(discovery):
+    """A worker that restarts has another publisher, and nothing of what it had; so has one at the same address."""
+    with follow(discovery) as indexer, Worker(discovery, worker=7) as before:
+        connect(indexer, before)
+        before.store([1, 2], TOKENS[:8])
+        wait_view(indexer, before, (8, True))
+        with Worker(discovery, worker=7) as after:
+            after.wait_subscriber(timeout=30)
+            after.store([1], TOKENS[:4])
+            wait_view(indexer, after, (4, True))
+            before.leave()
+            wait_view(indexer, after, (4, True))
+            after.seq = after.events = 0  # the same publisher begins again
+            after.store([1, 2, 3], TOKENS[:12])
+            wait_view(indexer, after, (12, True))
+            equal(followed(indexer), [(7, 0)])
+
+
+def late(discovery):
+    """An indexer that comes late doesn't know the whole: it says so until a clear."""
+    with Worker(discovery) as worker:
+        worker.store([1], TOKENS[:4])
+        with follow(discovery) as indexer:
+            connect(indexer, worker)
+            worker.store([2], TOKENS[4:8], parent=1)
+            wait_until(lambda: not view(indexer, worker)[1], 30, "a partial view")
+            worker.clear()
+            worker.store([1, 2], TOKENS[:8])
+            wait_view(indexer, worker, (8, True))
+
+
+def namespaces(etcd):
+    with Worker(etcd, namespace="ns1") as here, Worker(etcd, namespace="ns10") as there, follow(etcd, path="/ns1") as indexer:
+        connect(indexer, here)
+        equal(followed(indexer), [(here.worker, 0)])
+        there.announce()
+        here.store([1], TOKENS[:4])
+        wait_view(indexer, here, (4, True))
+        equal(followed(indexer), [(here.worker, 0)])
+
+
+def etcd_restarts(etcd):
+    """Neither a killed etcd nor one that comes back with its data, or with none, loses a block of a live worker."""
+    with Worker(etcd, worker=7) as worker, follow(etcd) as indexer:
+        connect(indexer, worker)
+        worker.store([1, 2], TOKENS[:8])
+        wait_view(indexer, worker, (8, True))
+        etcd.kill()
+        wait_until(lambda: any("discovery can't be reached" in line for line in indexer.log), 30, "the log")
+        worker.store([3], TOKENS[8:12], parent=2)
+        wait_view(indexer, worker, (12, True))
+        etcd.start()
+        with Worker(etcd, worker=8) as second:
+            connect(indexer, second)
+            second.store([1], TOKENS[:4])
+            wait_view(indexer, second, (4, True))
+            wait_view(indexer, worker, (12, True))
+        etcd.kill()
+        etcd.forget()
+        etcd.start()
+        worker.lease = etcd.grant()
+        wait_until(lambda: followed(indexer) == [], 30, "a worker without a record to leave")
+        worker.announce()
+        worker.seen_emptied = worker.emptied
+        wait_until(lambda: followed(indexer) == [(7, 0)], 30, "the worker")
+
+
+def dead_owners(folder):
+    """Files that nobody keeps young any more."""
+    with Worker(folder) as worker, follow(folder) as indexer:
+        connect(indexer, worker)
+        folder.abandon()
+        wait_until(lambda: followed(indexer) == [], 60, "the worker to leave")
+        worker.announce()
+        wait_until(lambda: followed(indexer) == [(worker.worker, 0)], 30, "the worker to be back")
+
+
+def test_folder():
+    for case in (come_and_go, tiers_and_clears, losses, stolen_numbers, restarts, late, dead_owners):
+        with Folder() as folder:
+            case(folder)
+
+
+def test_etcd():
+    with Etcd() as etcd:
+        for case in (come_and_go, restarts, namespaces, etcd_restarts):
+            case(etcd)
+
+
+def test_options():
+    def refused(wanted, *args):
+        done = subprocess.run([str(BUILD / "bin" / "kv-indexer"), "--port", "0", *args], capture_output=True, text=True, timeout=60)
+        equal(done.returncode != 0 and wanted in done.stderr, True, f"{args}: {done.stderr!r}")
+
+    refused("--block-size is required when --dynamo is specified", "--dynamo", "file:///tmp")
+    refused("neither etcd://HOST:PORT[/NAMESPACE] nor file:///FOLDER", "--dynamo", "consul://a:1", "--block-size", "4")
+    refused("the path is not", "--dynamo", "etcd://a:1/a/b/c/d", "--block-size", "4")
+
+
+if __name__ == "__main__":
+    sys.exit(run(globals()))
