@@ -8,7 +8,8 @@
  * - a ring to poll,
  * - the ZMQ publisher of kv_event.h, in the engines' format, so that kv-indexer follows a block
  *   manager,
- * - NATS, as records of kv_plane.h.
+ * - NATS, as records of kv_plane.h,
+ * - Dynamo's event plane, over ZMQ or NATS, so that its router does.
  *
  * A change is either "stored in a tier" (first: the key was in no tier before) or "removed from a
  * tier" (last: the key is in no tier now). A consumer of all tiers together needs only first and
@@ -205,6 +206,74 @@ struct kvbm_nats_stats {
 
 /** Read the counters. Returns 0; -EINVAL. */
 KV_API int kvbm_nats_get_stats(struct kvbm_nats_sink *sink, struct kvbm_nats_stats *ret);
+
+/**
+ * Options of a sink for Dynamo's event plane; set size to sizeof(struct kvbm_dynamo_opts), zero means the
+ * default. All strings are copied.
+ */
+struct kvbm_dynamo_opts {
+    size_t size;
+    /* Required: the deployment's discovery: "etcd://HOST:PORT[,HOST:PORT...]", "etcds://..." or
+     * "file:///FOLDER" (DYN_DISCOVERY_BACKEND=file). */
+    const char *discovery;
+    const char *endpoint; /* required: of the Dynamo worker, "NAMESPACE.COMPONENT.ENDPOINT" */
+    uint64_t worker;      /* required: its id (in etcd: the lease under which it is registered) */
+    uint32_t rank;        /* its data-parallel rank */
+    uint32_t block_size;  /* required: tokens per block of the events */
+    /* Required, one of the two: the plane is NATS, or ZMQ with an address to bind, such as
+     * "tcp://10.0.0.5:*". */
+    const struct kvp_nats_opts *nats;
+    const char *address;
+    const char *advertise; /* ZMQ: host that the discovery tells; required where address has none */
+    enum kvbm_event_scope scope;
+    const char *lora_name, *cache_salt;      /* of all events; UTF-8; NULL: none */
+    const char *user, *password;             /* of etcd; NULL: none */
+    const char *tls_ca, *tls_cert, *tls_key; /* of etcd; PEM files */
+    uint32_t ttl_s; /* records outlive this process by so long, in seconds; 0: 10 */
+};
+#define KVBM_DYNAMO_OPTS_INIT KV_INIT_(kvbm_dynamo_opts)
+
+/** Sink for Dynamo's event plane. The event manager owns it. */
+struct kvbm_dynamo;
+
+/**
+ * Publish changes on Dynamo's event plane, so that its router, and kv-indexer --dynamo, follow the
+ * block manager (docs/event-plane.md).
+ *
+ * - The router believes a publisher whose records are in the discovery. The sink keeps them there,
+ *   while etcd is away, too: it puts them again. The worker's model card is the worker's own.
+ * - Block hashes are as in kvbm_events_add_zmq; tokens are hashed (kve_hash_block). Blocks of groups
+ *   beside 0, that were registered without tokens, or whose tokens show another size than block_size
+ *   are left out.
+ * - Tiers: device, host_pinned, disk, external. Consolidated events name the device.
+ * - After a loss (in this manager's queue, or in that of NATS) the sink publishes "cleared": followers
+ *   then know fewer blocks than the tiers hold, never more. Event numbers have no gap.
+ * - Nothing waits for subscribers: ZMQ drops what a subscriber is too slow for, and numbers show it.
+ *
+ * *@ret (may be NULL) becomes the sink, for its statistics, until it is removed. Returns an id as
+ * kvbm_events_add_callback; -EINVAL also for names that aren't UTF-8, an endpoint, a discovery or an
+ * address that can't be (the log says which); -ENOTSUP (no libkvbm_http for etcd, no libkv_nats);
+ * -EADDRINUSE and other errors of the socket; -EIO (no random numbers).
+ */
+KV_API int kvbm_events_add_dynamo(struct kvbm_events *events, const struct kvbm_dynamo_opts *opts,
+                                  struct kvbm_dynamo **ret);
+
+/** State of such a sink, and counters since its creation. */
+struct kvbm_dynamo_stats {
+    size_t size;        /* the caller's */
+    uint64_t publisher; /* its number */
+    uint64_t events;    /* published, "cleared" included */
+    uint64_t messages, bytes;
+    uint64_t losses;   /* times that "cleared" was published for lost changes */
+    uint64_t left_out; /* changes without tokens, of another block size or group */
+    bool announced;    /* the discovery has the records, by the latest news */
+    uint64_t discovery_failures;
+    char address[256]; /* ZMQ: as the discovery tells it; else "" */
+};
+#define KVBM_DYNAMO_STATS_INIT KV_INIT_(kvbm_dynamo_stats)
+
+/** Read them. Any thread. Returns 0; -EINVAL (NULL, or ret->size is 0). */
+KV_API int kvbm_dynamo_get_stats(struct kvbm_dynamo *dynamo, struct kvbm_dynamo_stats *ret);
 
 /**
  * Remove a sink. Waits for its running callback; hold no lock that the callback waits for. No

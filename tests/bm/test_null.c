@@ -58,6 +58,8 @@ static struct kvbm_nats_opts nats = {.size = sizeof(nats), .worker = "w"};
 static struct kvbm_nats_stats nats_stats = {.size = sizeof(nats_stats)};
 static struct kvbm_zmq_opts zmq = {.size = sizeof(zmq), .publisher = &publisher, .block_size = 4};
 static struct kvbm_zmq_opts no_publisher = {.size = sizeof(zmq), .block_size = 4};
+static struct kvbm_dynamo_opts dynamo = {.size = sizeof(dynamo)};
+static struct kvbm_dynamo_stats dynamo_stats = KVBM_DYNAMO_STATS_INIT;
 
 static void release(void *arg)
 {
@@ -285,6 +287,9 @@ static void on_touch(void *arg, enum kv_tier tier, uint32_t group, const void *k
     IS(-EINVAL, kvbm_events_add_zmq(NULL, &zmq, NULL))                                 \
     IS(-EINVAL, kvbm_events_add_zmq(bm.events, NULL, NULL))                            \
     IS(-EINVAL, kvbm_events_add_zmq(bm.events, &no_publisher, NULL))                   \
+    IS(-EINVAL, kvbm_events_add_dynamo(NULL, &dynamo, NULL))                           \
+    IS(-EINVAL, kvbm_events_add_dynamo(bm.events, NULL, NULL))                         \
+    IS(-EINVAL, kvbm_dynamo_get_stats(NULL, &dynamo_stats))                            \
     IS(-EINVAL, kvbm_events_remove_sink(NULL, 1))                                      \
     IS(-EINVAL, kvbm_events_flush(NULL, 1))                                            \
     IS(-EINVAL, kvbm_events_add_nats(NULL, &nats, NULL))                               \

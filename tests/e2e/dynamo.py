@@ -12,7 +12,7 @@ import time
 
 import msgpack
 
-from kvtest import Publisher, check, free_port, http_request, skip_all, wait_until
+from kvtest import BUILD, Publisher, check, free_port, http_request, skip_all, wait_until
 
 NAMESPACE, COMPONENT, ENDPOINT = "ns1", "backend", "generate"
 MASK = 2**64 - 1
@@ -152,6 +152,46 @@ class Folder:
         self.stop.set()
         self.thread.join()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Engine:
+    """A block manager (kvbm_engine.c) with a sink for the plane. @plane: "zmq", or the URL of a NATS server."""
+
+    def __init__(self, discovery, worker, rank=0, plane="zmq", policy="lru", scope="per_tier", queue=0):
+        self.worker, self.dp_rank = worker, rank
+        self.process = subprocess.Popen(
+            [str(BUILD / "tests" / "kvbm_engine"), policy, scope, "replay", str(queue), discovery.where, str(worker), str(rank), plane],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        check(self.process.stdout.readline(), "kvbm_engine has ended")
+
+    def ask(self, command):
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+        lines = []
+        while (line := self.process.stdout.readline().rstrip("\n")) != ".":
+            check(line, "kvbm_engine has ended")
+            lines.append(line)
+        return lines
+
+    def prompts(self):
+        """(blocks in the device's pool, tokens) of each prompt."""
+        rows = [list(map(int, line.split())) for line in self.ask("prompts")]
+        return [(row[0], row[2:]) for row in rows]
+
+    def sink(self):
+        return dict(zip(("publisher", "events", "messages", "losses", "announced"), map(int, self.ask("dynamo")[0].split())))
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.stdin.close()
+            self.process.wait(60)
 
 
 class Worker(Publisher):

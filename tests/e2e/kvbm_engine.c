@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A block manager with a ZMQ sink, for test_kvbm.py: kvbm_engine POLICY SCOPE REPLAY QUEUE_BYTES.
- * Each line is a command. Its answer is some lines, the last of which is a dot:
+ * A block manager with a ZMQ sink, for test_kvbm.py: kvbm_engine POLICY SCOPE REPLAY QUEUE_BYTES
+ * [DISCOVERY WORKER RANK PLANE], the last four for a second sink, for Dynamo's plane: "zmq" or the URL of
+ * a NATS server. Each line is a command. Its answer is some lines, the last of which is a dot:
  *
  *   run SEED STEPS   random steps on two tiers: match, fill, register, hold, release, evict
  *   threads SEED STEPS   the same, by several threads at once
@@ -9,6 +10,7 @@
  *   prompts          "DEVICE ANY TOKEN..." of each prompt: its prefix in the device's pool, and in any
  *   keys             "KEY TIERS" of each block that is somewhere
  *   mark N           register a prompt of its own; "TOKEN..."
+ *   dynamo           "PUBLISHER EVENTS MESSAGES LOSSES ANNOUNCED" of that sink
  *   reset            forget everything
  *
  * Policies that evict parents before children: "lfu", and "priority" (LRU with random priorities).
@@ -41,6 +43,7 @@ struct hold {
 static struct {
     struct kvbm_events *events;
     struct kve_publisher *publisher;
+    struct kvbm_dynamo *dynamo; /* NULL: no such sink */
     struct kvbm_registry *registry;
     struct kvbm_pool *pools[2]; /* device, host */
     struct prompt prompts[PROMPTS];
@@ -281,6 +284,15 @@ static void reset(void)
     must(kvbm_pool_reset(engine.pools[0]) == 0 && kvbm_pool_reset(engine.pools[1]) == 0, "reset");
 }
 
+static void tell_dynamo(void)
+{
+    struct kvbm_dynamo_stats stats = KVBM_DYNAMO_STATS_INIT;
+
+    must(kvbm_dynamo_get_stats(engine.dynamo, &stats) == 0, "the sink's statistics");
+    printf("%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %d\n", stats.publisher, stats.events,
+           stats.messages, stats.losses, stats.announced);
+}
+
 static void obey(const char *line)
 {
     char *rest = strchr(line, ' ');
@@ -300,8 +312,28 @@ static void obey(const char *line)
         mark((uint32_t)seed);
     else if (strncmp(line, "reset", 5) == 0)
         reset();
+    else if (strncmp(line, "dynamo", 6) == 0)
+        tell_dynamo();
     printf(".\n");
     fflush(stdout);
+}
+
+static void add_dynamo(char **argv, enum kvbm_event_scope scope)
+{
+    struct kvp_nats_opts nats = {.size = sizeof(nats), .url = argv[3]};
+    struct kvbm_dynamo_opts opts = {.size = sizeof(opts),
+                                    .discovery = argv[0],
+                                    .endpoint = "ns1.backend.generate",
+                                    .worker = strtoull(argv[1], NULL, 10),
+                                    .rank = (uint32_t)strtoul(argv[2], NULL, 10),
+                                    .block_size = BLOCK,
+                                    .scope = scope};
+
+    if (strcmp(argv[3], "zmq") == 0)
+        opts.address = "tcp://127.0.0.1:*";
+    else
+        opts.nats = &nats;
+    must(kvbm_events_add_dynamo(engine.events, &opts, &engine.dynamo) > 0, "sink for Dynamo");
 }
 
 static void start(char **argv)
@@ -324,6 +356,8 @@ static void start(char **argv)
     pool.reject_duplicates = strcmp(argv[1], "reject") == 0;
     must(kvbm_events_create(&events, &engine.events) == 0, "events");
     must(kvbm_events_add_zmq(engine.events, &zmq, &engine.publisher) > 0, "sink");
+    if (argv[5])
+        add_dynamo(argv + 5, zmq.scope);
     registry.events = engine.events;
     must(kvbm_registry_create(&registry, &engine.registry) == 0, "registry");
     pool.n_blocks = 60;
@@ -349,7 +383,7 @@ int main(int argc, char **argv)
     const char *replay;
     char line[64];
 
-    if (argc != 5)
+    if (argc != 5 && argc != 9)
         return 2;
     start(argv);
     replay = kve_publisher_replay_endpoint(engine.publisher);

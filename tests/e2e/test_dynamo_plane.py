@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from kvtest import *
-from dynamo import Etcd, Folder, Worker
+from dynamo import Engine, Etcd, Folder, Worker
 
 TOKENS = list(range(1, 17))
 MODEL = "m"
@@ -187,15 +187,50 @@ def dead_owners(folder):
         wait_until(lambda: followed(indexer) == [(worker.worker, 0)], 30, "the worker to be back")
 
 
+def compare(indexer, engine, never_more=False):
+    """The indexer's scores are the block manager's own; with @never_more: none is above."""
+    wrong = []
+    for blocks, tokens in engine.prompts():
+        got = indexer.score(tokens, engine.worker, engine.dp_rank, model_name=MODEL)
+        if got > 4 * blocks or (got < 4 * blocks and not never_more):
+            wrong.append((got, 4 * blocks))
+    return wrong
+
+
+def block_manager(discovery):
+    """A block manager's sink beside kv-indexer: equal through stores, evictions and resets; after losses never more."""
+    with follow(discovery) as indexer, Engine(discovery, 77, rank=2) as engine:
+        wait_until(lambda: followed(indexer) == [(77, 2)], 30, "the block manager")
+        wait_until(lambda: all(row["listeners"]["2"]["status"] == "active" for row in indexer.workers()), 30, "a connection")
+        for seed in range(4):
+            engine.ask(f"run {seed} 400")
+            engine.ask("flush")
+            wait_until(lambda: compare(indexer, engine) == [], 30, "equal scores")
+        engine.ask("reset")
+        engine.ask("flush")
+        wait_until(lambda: compare(indexer, engine) == [], 30, "nothing")
+        equal(engine.sink()["losses"], 0)
+    with follow(discovery) as indexer, Engine(discovery, 78, queue=4096) as engine:
+        wait_until(lambda: followed(indexer) == [(78, 0)], 30, "the block manager")
+        wait_until(lambda: all(row["listeners"]["0"]["status"] == "active" for row in indexer.workers()), 30, "a connection")
+        for seed in range(4):
+            engine.ask(f"run {seed} 4000")
+            engine.ask("flush")
+            wait_until(lambda: compare(indexer, engine, never_more=True) == [], 30, "no score above the block manager's")
+        check(engine.sink()["losses"] > 0, "the queue had no room for all")
+        engine.kill()
+        wait_until(lambda: followed(indexer) == [], 60, "a killed block manager to leave")
+
+
 def test_folder():
-    for case in (come_and_go, tiers_and_clears, losses, stolen_numbers, restarts, late, dead_owners):
+    for case in (come_and_go, tiers_and_clears, losses, stolen_numbers, restarts, late, dead_owners, block_manager):
         with Folder() as folder:
             case(folder)
 
 
 def test_etcd():
     with Etcd() as etcd:
-        for case in (come_and_go, restarts, namespaces, etcd_restarts):
+        for case in (come_and_go, restarts, namespaces, block_manager, etcd_restarts):
             case(etcd)
 
 

@@ -171,6 +171,42 @@ static int plane_header(void *ret)
     return kvp_read(text, strlen(text), ret, NULL, NULL);
 }
 
+/* Nobody can write there: the records wait. */
+static struct kvbm_dynamo_opts dynamo_ = {.discovery = "file:///proc/none",
+                                          .endpoint = "a.b.c",
+                                          .worker = 7,
+                                          .block_size = 16,
+                                          .address = "tcp://127.0.0.1:*",
+                                          .scope = KVBM_EVENTS_CONSOLIDATED};
+
+static int dynamo(void *opts)
+{
+    int id = kvbm_events_add_dynamo(t.events, opts, NULL);
+
+    return id < 0 ? id : kvbm_events_remove_sink(t.events, id);
+}
+
+static struct kvbm_dynamo *publishes; /* a sink whose statistics don't change */
+
+static int dynamo_stats(void *ret)
+{
+    struct kvbm_dynamo_opts opts = dynamo_;
+    struct kvbm_dynamo_stats now = KVBM_DYNAMO_STATS_INIT;
+    char where[128];
+
+    if (!publishes) {
+        snprintf(where, sizeof(where), "file://%s/discovery", t.w.dir);
+        opts.size = sizeof(opts);
+        opts.discovery = where;
+        assert_true(kvbm_events_add_dynamo(t.events, &opts, &publishes) > 0);
+    }
+    while (!now.announced) {
+        assert_int_equal(kvbm_dynamo_get_stats(publishes, &now), 0);
+        usleep(1000);
+    }
+    return kvbm_dynamo_get_stats(publishes, ret);
+}
+
 static int nats_opts(void *opts)
 {
     struct kvp_nats_opts copy;

@@ -31,28 +31,6 @@ struct zmq_sink {
     size_t capacity; /* in blocks */
 };
 
-/* True when @b continues the run of @a. */
-static bool follows(const struct kvbm_event *a, const struct kvbm_event *b)
-{
-    if (a->type != b->type || a->tier != b->tier || a->group != b->group)
-        return false;
-    if (a->type != KVBM_EVENT_STORED)
-        return true;
-    return b->parent && a->key_len == b->key_len && !memcmp(a->key, b->parent, a->key_len) &&
-           a->n_tokens == b->n_tokens;
-}
-
-/* Count the events from @run on that fit into one published event. */
-static size_t run_length(const struct zmq_sink *sink, const struct kvbm_event *run, size_t n)
-{
-    size_t len = 1;
-
-    n = KV_MIN(n, MAX_EVENT / sink->block_size);
-    while (len < n && follows(&run[len - 1], &run[len]))
-        len++;
-    return len;
-}
-
 static int reserve(struct zmq_sink *sink, size_t n)
 {
     uint64_t *hashes;
@@ -138,7 +116,7 @@ static void publish(void *arg, const struct kvbm_event *events, size_t n, uint64
 
     sink->lost += lost;
     for (size_t i = 0, len; i < n; i += len) {
-        len = run_length(sink, events + i, n - i);
+        len = kvbm_event_run(events + i, KV_MIN(n - i, (size_t)(MAX_EVENT / sink->block_size)));
         if (is_foreign(sink, events + i))
             continue;
         if (!ready || mend(sink) < 0 || publish_run(sink, events + i, len) < 0)

@@ -68,4 +68,10 @@ struct kvbm_sink_ops {
 int kvbm_events_add_sink(struct kvbm_events *events, enum kvbm_event_scope scope,
                          const struct kvbm_sink_ops *ops, void *arg);
 
+/**
+ * Return how many of the @n events, from the first on, become one published event: stored blocks of one
+ * chain, or removals from one tier. At least 1.
+ */
+size_t kvbm_event_run(const struct kvbm_event *events, size_t n);
+
 #endif

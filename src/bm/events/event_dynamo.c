@@ -1,0 +1,414 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Sink for Dynamo's event plane: RouterEvents in envelopes, over ZMQ or NATS.
+ *
+ *   changes ─► runs ─► RouterEvents, up to 64 KiB ─► envelope ─► PUB socket, or queue of NATS
+ *
+ * All of it happens on the event manager's thread, which owns the socket. A message that NATS's queue
+ * has no room for is taken back: its numbers go to the next one. So numbers never have a gap by our
+ * doing, and "cleared" alone tells of a loss. A gap would cost more: Dynamo's router forgets the rank's
+ * blocks, and drops the events that showed the gap.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <zmq.h>
+
+#include "base/core/clock.h"
+#include "base/core/error.h"
+#include "base/core/log.h"
+#include "base/core/utf8.h"
+#include "bm/events/events.h"
+#include "event/router/envelope.h"
+#include "event/router/router_msgpack.h"
+#include "event/wire/frames.h"
+#include "plane/discovery.h"
+#include "plane/nats.h"
+
+#define MAX_MESSAGE 65536u       /* bytes of events in an envelope, and one event more */
+#define MAX_RUN 512u             /* blocks of an event */
+#define MAX_BLOCK (4u << 20)     /* tokens of a block */
+#define SUBSCRIBER_MESSAGES 4096 /* that wait for a ZMQ subscriber: 256 MiB at most */
+#define LINGER_MS 1000
+#define MEND_MS 1000      /* longest wait for room to publish a loss */
+#define PUBLISHER_BITS 53 /* of a publisher's number: Dynamo's have no more */
+
+struct kvbm_dynamo {
+    enum kvbm_event_scope scope;
+    uint32_t block_size;
+    uint64_t seed; /* of tokens' hashes */
+    struct kvp_dynamo_source source;
+    char subject[512]; /* NATS */
+    struct kvp_nats *nats;
+    void *zmq, *socket; /* ZMQ */
+    struct kvp_discovery *discovery;
+
+    /* the events' thread only */
+    uint64_t sequence, event_id; /* of the next message; of the last event */
+    uint64_t lost;               /* changes lost, and not yet told */
+    bool told_left_out;
+    struct kv_buf events, message;
+    uint32_t n_events;
+    struct kv_block blocks[MAX_RUN];
+    uint64_t hashes[MAX_RUN];
+
+    pthread_mutex_t lock; /* of stats */
+    struct kvbm_dynamo_stats stats;
+};
+
+/* -- messages ---------------------------------------------------------------------------------- */
+
+static int send_zmq(struct kvbm_dynamo *d)
+{
+    uint8_t publisher[8], sequence[8], head[KVE_DIRECT_HEAD];
+    struct kv_buf last = KV_BUF_INIT;
+    int rc;
+
+    kve_sequence_put(publisher, d->source.publisher);
+    kve_sequence_put(sequence, d->sequence);
+    kve_direct_head_put(head, d->message.len);
+    kv_buf_append(&last, head, sizeof(head));
+    kv_buf_append(&last, d->message.data, d->message.len);
+    rc = last.error;
+    if (rc == 0 && (zmq_send(d->socket, KVE_ENVELOPE_TOPIC, strlen(KVE_ENVELOPE_TOPIC),
+                             ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0 ||
+                    zmq_send(d->socket, publisher, sizeof(publisher), ZMQ_SNDMORE) < 0 ||
+                    zmq_send(d->socket, sequence, sizeof(sequence), ZMQ_SNDMORE) < 0 ||
+                    zmq_send(d->socket, last.data, last.len, ZMQ_DONTWAIT) < 0))
+        rc = -errno;
+    kv_buf_fini(&last);
+    return rc;
+}
+
+static int send_nats(struct kvbm_dynamo *d)
+{
+    const struct kvp_nats_msg msg = {
+        .subject = d->subject, .data = d->message.data, .len = d->message.len};
+
+    return kvp_nats_publish(d->nats, &msg);
+}
+
+/* Forget the events that were packed. */
+static void begin_events(struct kvbm_dynamo *d)
+{
+    kv_buf_clear(&d->events);
+    d->n_events = 0;
+}
+
+static int write_message(struct kvbm_dynamo *d)
+{
+    struct kve_envelope envelope = {
+        .publisher = d->source.publisher,
+        .sequence = d->sequence,
+        .published_ms = kv_wall_ns() / KV_NS_PER_MS,
+        .topic = {KVE_ENVELOPE_TOPIC, strlen(KVE_ENVELOPE_TOPIC)},
+    };
+    struct kv_buf payload = KV_BUF_INIT;
+
+    kv_msgpack_put_array(&payload, d->n_events);
+    kv_buf_append(&payload, d->events.data, d->events.len);
+    envelope.payload = (struct kv_str){payload.data, payload.len};
+    kv_buf_clear(&d->message);
+    kve_envelope_write(&d->message, &envelope);
+    if (payload.error || d->events.error)
+        d->message.error = -ENOMEM;
+    kv_buf_fini(&payload);
+    return d->message.error;
+}
+
+/* Send the events that were packed. On an error their numbers are free again. */
+static int flush(struct kvbm_dynamo *d)
+{
+    int err;
+
+    if (!d->n_events)
+        return 0;
+    err = write_message(d);
+    if (err == 0)
+        err = d->nats ? send_nats(d) : send_zmq(d);
+    if (err < 0) {
+        d->event_id -= d->n_events;
+        begin_events(d);
+        return err;
+    }
+    d->sequence++;
+    pthread_mutex_lock(&d->lock);
+    d->stats.messages++;
+    d->stats.events += d->n_events;
+    d->stats.bytes += d->message.len;
+    pthread_mutex_unlock(&d->lock);
+    begin_events(d);
+    return 0;
+}
+
+static void put(struct kvbm_dynamo *d, struct kve_router_event *event)
+{
+    event->holder = (struct kv_holder){d->source.worker, d->source.rank};
+    event->event_id = ++d->event_id;
+    kve_router_event_pack(&d->events, event);
+    d->n_events++;
+}
+
+/* -- changes ----------------------------------------------------------------------------------- */
+
+/* Publish a loss. Wait for room first, since the next event may be far off. */
+static int mend(struct kvbm_dynamo *d)
+{
+    struct kve_router_event cleared = {.type = KVE_OP_CLEAR};
+    int err;
+
+    if (!d->lost)
+        return 0;
+    if (d->nats)
+        (void)kvp_nats_flush(d->nats, MEND_MS);
+    put(d, &cleared);
+    err = flush(d);
+    if (err < 0)
+        return err;
+    d->lost = 0;
+    pthread_mutex_lock(&d->lock);
+    d->stats.losses++;
+    pthread_mutex_unlock(&d->lock);
+    return 0;
+}
+
+/*
+ * Return true for a run of blocks that can't be told: of another group than 0, of which Dynamo knows
+ * nothing; stored without tokens, or with another number of them.
+ */
+static bool is_left_out(struct kvbm_dynamo *d, const struct kvbm_event *event, size_t n)
+{
+    if (!event->group && (event->type != KVBM_EVENT_STORED || event->n_tokens == d->block_size))
+        return false;
+    if (!d->told_left_out)
+        kv_log_warn("kvbm", "blocks without tokens, of another size or group, aren't published",
+                    "group=%u tokens=%u published=%u", event->group, event->n_tokens,
+                    d->block_size);
+    d->told_left_out = true;
+    pthread_mutex_lock(&d->lock);
+    d->stats.left_out += n;
+    pthread_mutex_unlock(&d->lock);
+    return true;
+}
+
+static void put_run(struct kvbm_dynamo *d, const struct kvbm_event *run, size_t n)
+{
+    bool stored = run->type == KVBM_EVENT_STORED;
+    struct kve_router_event event = {
+        .type = stored ? KVE_OP_STORE : KVE_OP_REMOVE,
+        /* consolidated: followers know one tier, as in the ZMQ sink */
+        .tier = d->scope == KVBM_EVENTS_PER_TIER ? run->tier : KV_TIER_DEVICE,
+        .has_parent = stored && run->parent,
+        .parent = stored && run->parent ? kvp_key_number(run->parent, run->key_len) : 0,
+        .blocks = d->blocks,
+        .hashes = d->hashes,
+        .n = n,
+    };
+
+    for (size_t i = 0; i < n; i++) {
+        d->hashes[i] = kvp_key_number(run[i].key, run[i].key_len);
+        if (stored)
+            d->blocks[i] = (struct kv_block){
+                d->hashes[i], kve_hash_block(d->seed, run[i].tokens, d->block_size, NULL, 0)};
+    }
+    put(d, &event);
+}
+
+/* Send what was packed since change @from. Changes up to @to are lost where that fails. */
+static void flush_changes(struct kvbm_dynamo *d, size_t from, size_t to)
+{
+    if (flush(d) < 0)
+        d->lost += to - from;
+}
+
+static void publish(void *arg, const struct kvbm_event *events, size_t n, uint64_t lost)
+{
+    struct kvbm_dynamo *d = arg;
+    size_t from = 0;
+
+    d->lost += lost;
+    for (size_t i = 0, len; i < n; i += len) {
+        len = kvbm_event_run(events + i, KV_MIN(n - i, (size_t)MAX_RUN));
+        if (d->lost && mend(d) < 0) {
+            d->lost += len;
+            from = i + len;
+            continue;
+        }
+        if (!is_left_out(d, events + i, len))
+            put_run(d, events + i, len);
+        if (d->events.len < MAX_MESSAGE)
+            continue;
+        flush_changes(d, from, i + len);
+        from = i + len;
+    }
+    flush_changes(d, from, n);
+    (void)mend(d);
+}
+
+/* -- life -------------------------------------------------------------------------------------- */
+
+static void dynamo_free(void *arg)
+{
+    struct kvbm_dynamo *d = arg;
+
+    kvp_discovery_close(d->discovery);
+    kvp_nats_close(d->nats, LINGER_MS);
+    if (d->socket)
+        zmq_close(d->socket);
+    if (d->zmq)
+        zmq_ctx_term(d->zmq);
+    kv_buf_fini(&d->events);
+    kv_buf_fini(&d->message);
+    pthread_mutex_destroy(&d->lock);
+    free(d);
+}
+
+static int refuse(const char *why)
+{
+    kv_log_error("kvbm", "the options of a sink for Dynamo are refused", "why=\"%s\"", why);
+    return -EINVAL;
+}
+
+static int choose_publisher(struct kvbm_dynamo *d)
+{
+    uint64_t number = 0;
+
+    while (!number) {
+        if (getrandom(&number, sizeof(number), 0) != sizeof(number))
+            return -EIO;
+        number >>= 64 - PUBLISHER_BITS;
+    }
+    d->source.publisher = d->stats.publisher = number;
+    return 0;
+}
+
+/* Bind, and write the address that the discovery tells. */
+static int open_zmq(struct kvbm_dynamo *d, const char *address, const char *advertise, char *ret,
+                    size_t size)
+{
+    int linger = LINGER_MS, hwm = SUBSCRIBER_MESSAGES;
+    char bound[256];
+    size_t len = sizeof(bound);
+    const char *port;
+
+    d->zmq = zmq_ctx_new();
+    d->socket = d->zmq ? zmq_socket(d->zmq, ZMQ_PUB) : NULL;
+    if (!d->socket)
+        return -errno;
+    (void)zmq_setsockopt(d->socket, ZMQ_LINGER, &linger, sizeof(linger));
+    (void)zmq_setsockopt(d->socket, ZMQ_SNDHWM, &hwm, sizeof(hwm));
+    if (zmq_bind(d->socket, address) < 0 ||
+        zmq_getsockopt(d->socket, ZMQ_LAST_ENDPOINT, bound, &len) < 0)
+        return -errno;
+    port = strrchr(bound, ':');
+    if (!advertise)
+        snprintf(ret, size, "%s", bound);
+    else if (snprintf(ret, size, "tcp://%s%s", advertise, port ? port : "") >= (int)size)
+        return refuse("advertise is too long");
+    return 0;
+}
+
+static bool is_wildcard(const char *address)
+{
+    return strstr(address, "//*") || strstr(address, "//0.0.0.0:") || strstr(address, "//[::]:");
+}
+
+static int read_opts(struct kvbm_dynamo *d, const struct kvbm_dynamo_opts *o)
+{
+    const char *lora = KV_OPT(o, lora_name, NULL), *salt = KV_OPT(o, cache_salt, NULL);
+    const char *address = KV_OPT(o, address, NULL);
+
+    if ((lora && !kv_utf8_valid(lora)) || (salt && !kv_utf8_valid(salt)))
+        return refuse("lora_name and cache_salt are UTF-8");
+    if (kvp_dynamo_endpoint_parse(o->endpoint, &d->source.of) < 0)
+        return refuse("endpoint is NAMESPACE.COMPONENT.ENDPOINT");
+    if (!KV_OPT(o, nats, NULL) == !address)
+        return refuse("give either nats or address");
+    if (address && strncmp(address, "tcp://", 6) != 0)
+        return refuse("address is tcp://HOST:PORT");
+    if (address && is_wildcard(address) && !KV_OPT(o, advertise, NULL))
+        return refuse("address has no host: advertise one");
+    d->scope = KV_OPT(o, scope, KVBM_EVENTS_PER_TIER);
+    d->block_size = o->block_size;
+    d->source.worker = o->worker;
+    d->source.rank = o->rank;
+    d->seed = kve_seed(lora, lora ? strlen(lora) : 0, salt, salt ? strlen(salt) : 0);
+    snprintf(d->subject, sizeof(d->subject), "namespace.%s.component.%s.endpoint.%s.%s",
+             d->source.of.ns, d->source.of.component, d->source.of.name, KVE_ENVELOPE_TOPIC);
+    return 0;
+}
+
+static int announce(struct kvbm_dynamo *d, const struct kvbm_dynamo_opts *o)
+{
+    const struct kvp_discovery_opts opts = {
+        .where = o->discovery,
+        .user = KV_OPT(o, user, NULL),
+        .password = KV_OPT(o, password, NULL),
+        .tls_ca = KV_OPT(o, tls_ca, NULL),
+        .tls_cert = KV_OPT(o, tls_cert, NULL),
+        .tls_key = KV_OPT(o, tls_key, NULL),
+        .ttl_s = KV_OPT(o, ttl_s, 0),
+    };
+    struct kvp_dynamo_channel channel = {.of = d->source.of, .publisher = d->source.publisher};
+    struct kv_error error = {0};
+    int err;
+
+    snprintf(channel.address, sizeof(channel.address), "%s", d->stats.address);
+    err = kvp_discovery_announce(&opts, &d->source, d->socket ? &channel : NULL, &d->discovery,
+                                 &error);
+    return err == -EINVAL && *error.text ? refuse(error.text) : err;
+}
+
+int kvbm_events_add_dynamo(struct kvbm_events *events, const struct kvbm_dynamo_opts *o,
+                           struct kvbm_dynamo **ret)
+{
+    static const struct kvbm_sink_ops ops = {.fn = publish, .close = dynamo_free};
+    struct kvbm_dynamo *d;
+    int err;
+
+    if (!events || !kv_sized(o, "kvbm_dynamo_opts") ||
+        o->size < offsetof(struct kvbm_dynamo_opts, advertise) || !o->discovery || !o->endpoint ||
+        !o->worker || !o->block_size || o->block_size > MAX_BLOCK)
+        return -EINVAL;
+    d = calloc(1, sizeof(*d));
+    if (!d)
+        return -ENOMEM;
+    pthread_mutex_init(&d->lock, NULL);
+    err = read_opts(d, o);
+    if (err == 0)
+        err = choose_publisher(d);
+    if (err == 0 && KV_OPT(o, nats, NULL))
+        err = kvp_nats_open(o->nats, NULL, NULL, &d->nats);
+    else if (err == 0)
+        err = open_zmq(d, o->address, KV_OPT(o, advertise, NULL), d->stats.address,
+                       sizeof(d->stats.address));
+    if (err == 0)
+        err = announce(d, o);
+    if (err == 0)
+        err = kvbm_events_add_sink(events, d->scope, &ops, d);
+    if (err < 0)
+        dynamo_free(d);
+    else if (ret)
+        *ret = d;
+    return err;
+}
+
+int kvbm_dynamo_get_stats(struct kvbm_dynamo *d, struct kvbm_dynamo_stats *ret)
+{
+    struct kvp_discovery_info info;
+    struct kvbm_dynamo_stats stats;
+
+    if (!d || !kv_sized(ret, "kvbm_dynamo_stats"))
+        return -EINVAL;
+    kvp_discovery_get_info(d->discovery, &info);
+    pthread_mutex_lock(&d->lock);
+    stats = d->stats;
+    pthread_mutex_unlock(&d->lock);
+    stats.announced = info.current;
+    stats.discovery_failures = info.failures;
+    KV_GIVE(ret, &stats);
+    return 0;
+}
