@@ -40,7 +40,8 @@ static void note_ranges(struct ki_applier *a, struct kvi_index *index,
         ki_ranges_maybe(&a->ranges, index, cache, op, false);
         return;
     }
-    if (may_be && from_root && held)
+    /* Of a window, events below the one from the root stay in doubt with it. */
+    if (may_be && held && (cache->window || from_root))
         ki_ranges_maybe(&a->ranges, index, cache, op, true);
     else
         ki_ranges_stored(&a->ranges, index, cache, op);
