@@ -52,9 +52,9 @@ static void do_store(struct both *both, struct input *in, struct kv_holder key, 
     }
     expected = model_add(both->model, key, tier, source, counted, has_parent ? &parent : NULL,
                          blocks, n, &want);
-    rc = counted
-             ? kvi_add(both->ix, key, tier, source, has_parent ? &parent : NULL, blocks, n, &got)
-             : kvi_store(both->ix, key, tier, has_parent ? &parent : NULL, blocks, n, &got);
+    rc = counted ? kvi_add(both->ix, kvi_cache_of(key, tier, source), has_parent ? &parent : NULL,
+                           blocks, n, &got)
+                 : kvi_store(both->ix, key, tier, has_parent ? &parent : NULL, blocks, n, &got);
     must(rc == expected, "store");
     must(rc || memcmp(&got, &want, sizeof(got)) == 0, "what was stored");
 }
@@ -64,14 +64,15 @@ static void do_hashes(struct both *both, struct input *in, struct kv_holder key,
 {
     uint8_t shape = take(in), n = 1 + shape % 6;
     uint32_t source = counted ? shape >> 7 : 0;
+    const struct kvi_cache cache = kvi_cache_of(key, tier, source);
     uint64_t hashes[6];
     long got, want;
 
     for (uint8_t i = 0; i < n; i++)
         hashes[i] = take(in) & 31;
-    got = removing  ? kvi_take(both->ix, key, tier, source, hashes, NULL, n)
-          : counted ? kvi_add_known(both->ix, key, tier, source, hashes, n)
-                    : kvi_store_known(both->ix, key, tier, hashes, n);
+    got = removing  ? kvi_take(both->ix, cache, hashes, NULL, n)
+          : counted ? kvi_add_known(both->ix, cache, hashes, n)
+                    : kvi_store_known(both->ix, cache, hashes, n);
     want = removing ? model_take(both->model, key, tier, source, hashes, NULL, n)
                     : model_add_known(both->model, key, tier, source, counted, hashes, n);
     must(got == want, removing ? "remove" : "store known");
@@ -117,6 +118,8 @@ static void do_window(struct kvi_index *ix, struct input *in, struct kv_holder k
                                 .part = shape >> 6,
                                 .parts = op >> 5 & 1 ? 1 : parts};
     enum kv_tier tier = (enum kv_tier)(op >> 6);
+    const struct kvi_cache main = kvi_cache_of(key, tier, shape >> 7);
+    const struct kvi_cache cache = kvi_window_of(key, tier, shape >> 7, number);
     uint64_t hashes[6], locals[6], parent = take(in) & 31;
     struct kv_block blocks[6];
     int rc;
@@ -134,13 +137,14 @@ static void do_window(struct kvi_index *ix, struct input *in, struct kv_holder k
         must(rc >= 0 || window.part >= window.parts || rc == -EEXIST, "set window");
         break;
     case 1:
-        (void)kvi_window_add(ix, key, tier, number, shape >> 7, op >> 5 & 1, hashes, n);
+        (void)(op >> 5 & 1 ? kvi_add_known(ix, cache, hashes, n)
+                           : kvi_store_known(ix, cache, hashes, n));
         break;
     case 2:
-        (void)kvi_window_take(ix, key, tier, number, shape >> 7, hashes, NULL, n);
+        (void)kvi_take(ix, cache, hashes, NULL, n);
         break;
     case 3:
-        (void)kvi_window_place(ix, key, tier, number, op >> 5 & 1 ? &parent : NULL, blocks, n);
+        (void)kvi_add(ix, cache, op >> 5 & 1 ? &parent : NULL, blocks, n, NULL);
         break;
     case 4:
         rc = op >> 5 & 1 ? kvi_set_alone(ix, key, op >> 6 & 1)
@@ -148,11 +152,11 @@ static void do_window(struct kvi_index *ix, struct input *in, struct kv_holder k
         must(rc == 0, "rule");
         break;
     case 5:
-        (void)kvi_add(ix, key, tier, shape >> 7, op >> 5 & 1 ? &parent : NULL, blocks, n, NULL);
+        (void)kvi_add(ix, main, op >> 5 & 1 ? &parent : NULL, blocks, n, NULL);
         break;
     case 6:
         if (shape & 1)
-            (void)kvi_take(ix, key, tier, shape >> 7, hashes, NULL, n);
+            (void)kvi_take(ix, main, hashes, NULL, n);
         else if (shape & 2)
             (void)kvi_clear_tiers(ix, key, shape >> 2 & 15, shape >> 7);
         else
