@@ -125,11 +125,14 @@ static inline struct kvi_cache kvi_cache_of(struct kv_holder holder, enum kv_tie
     return cache;
 }
 
-/** Return window @number of the holder in @tier, or what @source has of it. */
+/**
+ * Return window @number of the holder in @tier, or what @source has of it. Of a number that no
+ * window has, also -1, the result is no cache: calls return -EINVAL, or find nothing.
+ */
 static inline struct kvi_cache kvi_window_of(struct kv_holder holder, enum kv_tier tier,
                                              uint32_t source, uint32_t number)
 {
-    struct kvi_cache cache = {holder, tier, source, number + 1};
+    struct kvi_cache cache = {holder, tier, source, number + (number < UINT32_MAX)};
 
     return cache;
 }

@@ -137,8 +137,11 @@ def _pairs(hashes: Numbers, tokens_hashes: Numbers) -> "array.array[int]":
     return words
 
 
-def _cache(worker: int, rank: int, tier: int, source: int, window: int = 0) -> Any:
-    return _abi.kvi_cache(_abi.kv_holder(worker, rank), tier, source, window)
+def _cache(worker: int, rank: int, tier: int, source: int, number: Optional[int] = None) -> Any:
+    """The main cache, or window @number."""
+    if number is not None and not 0 <= number < 2**32 - 1:
+        raise Invalid(f"no window: {number}")
+    return _abi.kvi_cache(_abi.kv_holder(worker, rank), tier, source, 0 if number is None else number + 1)
 
 
 class PrefixIndex(Handle):
@@ -215,12 +218,12 @@ class PrefixIndex(Handle):
         """Put blocks into a window."""
         keep, address, n = numbers(hashes, "Q")
         function = _c.kvi_add_known if counted else _c.kvi_store_known
-        self._keep(keep, function, _cache(worker, rank, tier, source, number + 1), address, n)
+        self._keep(keep, function, _cache(worker, rank, tier, source, number), address, n)
 
     def window_remove(self, worker: int, number: int, hashes: Numbers, *, rank: int = 0, tier: int = DEVICE, source: int = 0) -> int:
         """Take one copy of each block out of a window; returns how many were there."""
         keep, address, n = numbers(hashes, "Q")
-        return self._keep(keep, _c.kvi_take, _cache(worker, rank, tier, source, number + 1), address, None, n)
+        return self._keep(keep, _c.kvi_take, _cache(worker, rank, tier, source, number), address, None, n)
 
     # -- questions ---------------------------------------------------------------------------------
     def find(self, tokens_hashes: Numbers) -> List[Match]:

@@ -764,6 +764,29 @@ static void test_sizes_of_groups(void **state)
     kvi_destroy(ix);
 }
 
+/* A number that no window has is no cache, also -1: above all not the main one. */
+static void test_numbers_of_no_window(void **state)
+{
+    static const uint32_t numbers[] = {1, KVI_MAX_WINDOWS, UINT32_MAX - 1, UINT32_MAX};
+    const struct kvi_window window = {.group = 1, .need = 1, .stride = 1};
+    const struct kv_block block = {1, 1};
+    struct kvi_index *ix;
+
+    (void)state;
+    assert_int_equal(kvi_create(NULL, &ix), 0);
+    assert_int_equal(kvi_store(ix, who, KV_TIER_DEVICE, NULL, &block, 1, NULL), 0);
+    assert_int_equal(kvi_set_window(ix, who, &window), 0);
+    for (size_t i = 0; i < KV_COUNT(numbers); i++) {
+        const struct kvi_cache none = kvi_window_of(who, KV_TIER_DEVICE, 0, numbers[i]);
+
+        assert_int_equal(kvi_add_known(ix, none, &block.hash, 1), -EINVAL);
+        assert_int_equal(kvi_add(ix, none, NULL, &block, 1, NULL), -EINVAL);
+        assert_true(kvi_take(ix, none, &block.hash, NULL, 1) <= 0);
+    }
+    assert_int_equal(kvi_holder_blocks(ix, who), 1);
+    kvi_destroy(ix);
+}
+
 /* Which groups give up the last matched block, and that a rule can be taken back. */
 static void test_keeps(void **state)
 {
@@ -816,6 +839,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_half_blocks),
         cmocka_unit_test(test_sizes_of_groups),
+        cmocka_unit_test(test_numbers_of_no_window),
         cmocka_unit_test(test_keeps),
         cmocka_unit_test(test_random_histories),
         cmocka_unit_test(test_limits),

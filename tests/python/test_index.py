@@ -125,6 +125,10 @@ def test_tiers_parents_and_errors():
     tree.window_add(1, number, [2])
     equal([m.device for m in tree.find(local)], [2], "it has")
     equal(tree.window_remove(1, number, [2]), 1, "and lost it")
+    for no_window in (-1, 2**32 - 1):  # nor the main cache
+        raises(kvasir.Error, tree.window_add, 1, no_window, [2])
+        raises(kvasir.Error, tree.window_remove, 1, no_window, [2])
+    equal(tree.holder_blocks(1), 2, "blocks of the main cache")
     tree.close()
     raises(ValueError, tree.find, local)
 

@@ -155,7 +155,7 @@ static int take_all(struct names *names, uint32_t tiers, uint32_t source)
 }
 
 /*
- * Remove the copies of @source in these tiers from the holder's windows. Returns 0 or -ENOMEM. A
+ * Remove the copies of @source in these tiers from the holder's windows. Returns 0 or -ENOMEM. An
  * overlay belongs to one tier; its own tier bits are windows (windows.h), and all but KVI_PLACED go.
  */
 static int take_overlays(struct kvi_index *ix, const struct kvi_holder *holder, uint32_t tiers,
