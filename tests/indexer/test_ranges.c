@@ -404,6 +404,57 @@ static void test_windows_have_no_proof(void **state)
     end(&w);
 }
 
+/*
+ * An event that names blocks by hash alone brings back no absent one, and one that the index has lost by
+ * itself (a limit) is none of those found.
+ */
+static void test_what_the_index_lacks(void **state)
+{
+    static const uint64_t names[] = {11};
+    const struct kve_op known = {.type = KVE_OP_STORE_KNOWN, .hashes = names, .n = 1};
+    struct world w;
+
+    (void)state;
+    begin(&w, 2);
+    take_all(&w);
+    assert_int_equal(kvi_add_known(w.index, w.main, names, 1), 0);
+    ki_ranges_stored(&w.r, w.index, &w.main, &known);
+    assert_int_equal(w.r.n_open, 1);
+    assert_int_equal(w.r.n_absent, 1);
+    end(&w);
+    begin(&w, 1);
+    assert_int_equal(kvi_take(w.index, w.main, (const uint64_t[]){13, 12, 11}, NULL, 3), 3);
+    assert_int_equal(take(&w, &w.main, 11), 0);
+    assert_int_equal(w.r.n_open, 1);
+    assert_int_equal(take(&w, &w.main, 11), 1);
+    assert_int_equal(w.r.n, 0);
+    end(&w);
+}
+
+/* A removal that leaves copies of an absent block, for which the index has no room, fails. */
+static void test_no_room_for_copies_left(void **state)
+{
+    static const struct kv_block others[] = {{21, 4}, {22, 5}, {23, 6}};
+    static const uint64_t name = 11;
+    static const uint32_t left = 1;
+    const struct kve_op op = {.type = KVE_OP_REMOVE, .hashes = &name, .remaining = &left, .n = 1};
+    struct kvi_opts opts = KVI_OPTS_INIT;
+    struct world w;
+
+    (void)state;
+    begin(&w, 1);
+    kvi_destroy(w.index);
+    opts.max_blocks = 3;
+    assert_int_equal(kvi_create(&opts, &w.index), 0);
+    assert_int_equal(kvi_store(w.index, w.main.holder, KV_TIER_DEVICE, NULL, w.blocks, 1, NULL), 0);
+    assert_int_equal(take(&w, &w.main, 11), 1);
+    assert_int_equal(w.r.n_open, 1);
+    assert_int_equal(kvi_store(w.index, w.main.holder, KV_TIER_DEVICE, NULL, others, 3, NULL), 0);
+    assert_int_equal(ki_ranges_take(&w.r, w.index, &w.main, &op), -ENOSPC);
+    assert_int_equal(w.r.n_open, 1);
+    end(&w);
+}
+
 /* Once counted copies are trusted, only copies that aren't counted are in doubt. */
 static void test_trust(void **state)
 {
@@ -456,6 +507,8 @@ int main(void)
         cmocka_unit_test(test_a_chain_comes_back_from_its_top),
         cmocka_unit_test(test_an_event_of_all),
         cmocka_unit_test(test_windows_have_no_proof),
+        cmocka_unit_test(test_what_the_index_lacks),
+        cmocka_unit_test(test_no_room_for_copies_left),
         cmocka_unit_test(test_trust),
         cmocka_unit_test(test_bounded),
     };

@@ -259,8 +259,8 @@ void ki_ranges_stored(struct ki_ranges *r, struct kvi_index *index, const struct
         uint64_t hash = kve_op_hash(op, i);
         struct ki_range *e = find(r, cache, hash);
 
-        if (e)
-            settle(r, e, e->fewer ? count_of(index, cache, hash) : 1);
+        if (e) /* an event that names blocks by hash alone doesn't bring absent ones back */
+            settle(r, e, e->fewer || e->absent ? count_of(index, cache, hash) : 1);
     }
 }
 
@@ -350,28 +350,26 @@ static long take_possible(struct ki_ranges *r, struct kvi_index *index,
     uint64_t hash = op->hashes[i];
     const uint32_t *left = op->remaining ? op->remaining + i : NULL;
     struct kvi_block_info block;
-    long rc;
+    struct ki_range *e;
+    long rc = left && *left ? put_back(r, index, cache, hash) : 0;
 
-    if (left && *left)
-        (void)put_back(r, index, cache, hash);
+    if (rc < 0)
+        return rc;
+    e = find(r, cache, hash);
     if (left) {
-        struct ki_range *e = find(r, cache, hash);
-
         if (e)
             drop(r, e);
         return kvi_take(index, *cache, &hash, left, 1);
     }
     block = kvi_get_block(index, *cache, hash);
-    if (!block.copies || (block.copies == 1 && block.has_children)) {
-        struct ki_range *e = find(r, cache, hash);
-
+    if (block.copies ? block.copies == 1 && block.has_children : e->absent) {
         e->more--;
         settle_held(r, e, block.copies);
         return 1;
     }
-    rc = kvi_take(index, *cache, &hash, NULL, 1);
+    rc = kvi_take(index, *cache, &hash, NULL, 1); /* not found: lost at a limit of the index */
     if (rc >= 0)
-        settle(r, find(r, cache, hash), block.copies - 1);
+        settle(r, e, block.copies ? block.copies - 1 : 0);
     return rc;
 }
 

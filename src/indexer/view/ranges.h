@@ -101,7 +101,7 @@ const struct ki_range *ki_ranges_find(const struct ki_ranges *r, const struct kv
  */
 void ki_ranges_maybe(struct ki_ranges *r, struct kvi_index *index, const struct kvi_cache *cache,
                      const struct kve_op *op, bool counted);
-/** Note that the blocks of @op, which the index has counted, are new copies. */
+/** Note that the blocks of @op are new copies, which the index has counted where it knows the block. */
 void ki_ranges_stored(struct ki_ranges *r, struct kvi_index *index, const struct kvi_cache *cache,
                       const struct kve_op *op);
 /**

@@ -62,7 +62,7 @@ void ki_small_clear_rank(struct ki_small *s, uint32_t rank);
 
 /**
  * Count a copy of each block that @op stores on the device. Returns 0, also when nothing tells which
- * blocks these are, or kvi_window_add's error; s->lost has the rank then.
+ * blocks these are, or kvi_store_known's error; s->lost has the rank then.
  */
 int ki_small_store(struct ki_small *s, struct kvi_index *index, struct kv_holder holder,
                    const struct ki_small_group *group, const struct kve_op *op);
