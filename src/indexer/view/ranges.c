@@ -33,6 +33,11 @@ static bool is_free(const struct ki_range *e)
     return !e->more && !e->fewer;
 }
 
+static uint64_t rank_bit(uint32_t rank)
+{
+    return UINT64_C(1) << rank % 64;
+}
+
 static size_t slot_of(const struct ki_ranges *r, uint32_t rank, uint32_t window, uint64_t hash)
 {
     return (size_t)kv_mix(hash + ((uint64_t)rank << 8 | window)) & (r->capacity - 1);
@@ -104,6 +109,7 @@ static struct ki_range *add(struct ki_ranges *r, uint32_t rank, uint32_t window,
     }
     e = probe(r, rank, window, hash);
     *e = (struct ki_range){.hash = hash, .rank = rank, .window = (uint8_t)window};
+    r->ranks |= rank_bit(rank);
     r->n++;
     return e;
 }
@@ -162,9 +168,14 @@ void ki_ranges_clear(struct ki_ranges *r)
 void ki_ranges_clear_rank(struct ki_ranges *r, uint32_t rank)
 {
     ki_doubts_end(&r->lost, rank, 0, KI_LOST_MORE | KI_LOST_FEWER);
-    for (size_t i = 0; r->n && i < r->capacity; i++)
+    if (!(r->ranks & rank_bit(rank)))
+        return;
+    r->ranks = 0;
+    for (size_t i = 0; r->n && i < r->capacity; i++) {
         while (!is_free(&r->items[i]) && r->items[i].rank == rank)
             drop(r, &r->items[i]); /* which may fill the slot with the next one */
+        r->ranks |= is_free(&r->items[i]) ? 0 : rank_bit(r->items[i].rank);
+    }
     if (r->n)
         return;
     free(r->items);

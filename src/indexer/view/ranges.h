@@ -75,6 +75,7 @@ struct ki_ranges {
     struct ki_range *items; /* open addressing */
     size_t n, capacity;
     size_t n_open, n_absent;
+    uint64_t ranks; /* bit rank % 64 of each entry's rank: clears of other ranks read no entry */
     struct ki_doubts lost; /* by rank, until its clear; the views are partial */
     uint32_t n_real;       /* blocks whose removals showed that each counted copy was one */
 };
