@@ -272,6 +272,27 @@ static void ranges(void **state)
     close_listener(&b);
 }
 
+/* A peer may tell any number. One that grows behind it is still one that the next replica can read. */
+static void numbers_without_end(void **state)
+{
+    const struct ki_range said = {.hash = 11, .window = 1, .more = 1u << 31, .fewer = UINT32_MAX};
+    const struct kvi_cache cache = {.window = 1};
+    const struct ki_range *e;
+    struct ki_listener a, b;
+
+    (void)state;
+    open_listener(&a, 5, false);
+    open_listener(&b, 5, false);
+    ki_ranges_restore(&a.applier.ranges, &said);
+    hand_over(&a, &b);
+    e = ki_ranges_find(&b.applier.ranges, &cache, 11);
+    assert_non_null(e);
+    assert_int_equal(e->more, INT32_MAX);
+    assert_int_equal(e->fewer, INT32_MAX);
+    close_listener(&a);
+    close_listener(&b);
+}
+
 /* The blocks of a torn snapshot aren't all there: the stream is read from its beginning. */
 static void torn_and_unusable(void **state)
 {
@@ -338,6 +359,7 @@ int main(void)
         cmocka_unit_test(a_loss_that_a_clear_ended),
         cmocka_unit_test(an_origin_that_was_behind),
         cmocka_unit_test(ranges),
+        cmocka_unit_test(numbers_without_end),
         cmocka_unit_test(torn_and_unusable),
         cmocka_unit_test(without_a_position),
         cmocka_unit_test(what_a_dump_leaves_out),

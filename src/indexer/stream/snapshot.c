@@ -179,6 +179,12 @@ static void read_ranks(struct ki_snapshot *s, struct kv_json *json)
         kv_json_fail(json, s->ranks.error, "too many ranks of a stream");
 }
 
+/* Read a number of copies, at most so many that none of the later counts overflows. */
+static uint32_t read_copies(struct kv_json *json)
+{
+    return (uint32_t)KV_MIN(kv_json_u64(json, UINT32_MAX), (uint64_t)INT32_MAX);
+}
+
 static void read_range(struct ki_snapshot *s, struct kv_json *json)
 {
     struct ki_range range = {.rank = 0};
@@ -193,9 +199,9 @@ static void read_range(struct ki_snapshot *s, struct kv_json *json)
         } else if (kv_str_eq(key, "window")) {
             range.window = (uint8_t)kv_json_u64(json, KVI_MAX_WINDOWS);
         } else if (kv_str_eq(key, "more")) {
-            range.more = (uint32_t)kv_json_u64(json, INT32_MAX);
+            range.more = read_copies(json);
         } else if (kv_str_eq(key, "fewer")) {
-            range.fewer = (uint32_t)kv_json_u64(json, INT32_MAX);
+            range.fewer = read_copies(json);
         } else if (kv_str_eq(key, "open")) {
             range.open = kv_json_bool(json);
         } else if (kv_str_eq(key, "tokens_hash")) {
