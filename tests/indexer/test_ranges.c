@@ -468,7 +468,12 @@ static void test_trust(void **state)
     ki_ranges_maybe(&w.r, w.index, &w.main, &op, true);
     w.r.n_real = 5;
     assert_int_equal(w.r.n, 2);
+    ki_doubts_add(&w.r.lost, 1, 0, KI_LOST_FEWER);
+    ki_doubts_add(&w.r.lost, 2, 0, KI_LOST_FEWER | KI_LOST_MORE);
+    w.r.lost.lost = KI_LOST_FEWER;
     ki_ranges_trust(&w.r);
+    assert_int_equal(ki_doubts_all(&w.r.lost), KI_LOST_MORE);
+    assert_int_equal(w.r.lost.n, 1);
     assert_int_equal(w.r.n, 1);
     assert_int_equal(w.r.n_real, 0);
     assert_int_equal(ki_ranges_find(&w.r, &w.main, 11)->more, 1);

@@ -57,10 +57,8 @@ long ki_applier_take(struct ki_applier *a, struct kvi_index *index, const struct
         return rc;
     a->reports.trusted = true;
     ki_ranges_trust(&a->ranges);
-    for (uint32_t i = 0; i < a->n_ranks; i++) {
-        ki_doubts_end(&a->ranges.lost, a->ranks[i], 0, KI_LOST_FEWER);
+    for (uint32_t i = 0; i < a->n_ranks; i++)
         ki_doubts_end(&a->doubts, a->ranks[i], 0, KI_WHY_REPORTS);
-    }
     return rc;
 }
 

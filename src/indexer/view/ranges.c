@@ -197,6 +197,9 @@ void ki_ranges_trust(struct ki_ranges *r)
                 drop(r, e);
         }
     }
+    for (size_t i = r->lost.n; i--;)
+        ki_doubts_end(&r->lost, r->lost.items[i].rank, 0, KI_LOST_FEWER);
+    r->lost.lost &= ~(uint32_t)KI_LOST_FEWER; /* of a rank for which there was no memory */
 }
 
 /* -- in dumps ---------------------------------------------------------------------------------- */

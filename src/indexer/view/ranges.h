@@ -117,7 +117,7 @@ int ki_ranges_prove(struct ki_ranges *r, struct kvi_index *index, const struct k
  */
 long ki_ranges_take(struct ki_ranges *r, struct kvi_index *index, const struct kvi_cache *cache,
                     const struct kve_op *op);
-/** Note that all counted copies are real, and begin to count n_real anew. */
+/** Note that all counted copies are real, also of what was lost; begin to count n_real anew. */
 void ki_ranges_trust(struct ki_ranges *r);
 
 /** Append all entries to @ret, as struct ki_range. */
