@@ -282,6 +282,24 @@ static void test_part_and_whole(void **state)
     stream_fini(&s);
 }
 
+/* Windows alone: the engine resumes behind a block that is shorter than a registered one. */
+static void test_alone(void **state)
+{
+    struct stream s;
+
+    (void)state;
+    stream_init(&s, false);
+    (void)event(&s, HALVES "[1,2], 'block_hashes': [10]");
+    assert_true(ki_applier_reasons(&s.applier) & KI_BECAUSE(SMALL_ALONE));
+    removed(&s, "10");
+    assert_false(ki_applier_reasons(&s.applier) & KI_BECAUSE(SMALL_ALONE));
+    (void)event(&s, HALVES "[1,2,3,4], 'block_hashes': [10, 11]");
+    assert_true(ki_applier_reasons(&s.applier) & KI_BECAUSE(SMALL_ALONE));
+    (void)event(&s, MAIN_BLOCKS "[1,2,3,4], 'block_hashes': [11]");
+    assert_false(ki_applier_reasons(&s.applier) & KI_BECAUSE(SMALL_ALONE));
+    stream_fini(&s);
+}
+
 /* A group that announces its blocks one by one, and goes on below one that has left. */
 static void test_one_by_one(void **state)
 {
@@ -778,6 +796,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_any_operations),     cmocka_unit_test(test_part_and_whole),
+        cmocka_unit_test(test_alone),
         cmocka_unit_test(test_one_by_one),         cmocka_unit_test(test_another_size),
         cmocka_unit_test(test_size_without_kind),  cmocka_unit_test(test_whole_without_kind),
         cmocka_unit_test(test_part_behind_a_hole), cmocka_unit_test(test_unknown_copies),

@@ -142,7 +142,8 @@ static int open_table(struct work *w, bool add)
 bool ki_small_is_alone(const struct ki_small *s, const struct kve_reader *reader)
 {
     for (size_t i = 0; i < s->n_tables; i++)
-        if (s->tables[i]->parts.wholes.n && !kve_reader_has_main(reader, s->tables[i]->rank))
+        if (ki_parts_count(&s->tables[i]->parts) &&
+            !kve_reader_has_main(reader, s->tables[i]->rank))
             return true;
     return false;
 }
