@@ -30,15 +30,17 @@
 /* -- what a message is ------------------------------------------------------------------------- */
 
 /*
- * Go to the timestamp of a batch: the first element of an array, or "ts" or "published_at" among the
- * first keys of a map. Behind a map's events it isn't found: to pass over them takes as long as to decode them.
+ * Go to the timestamp of a batch: the first element of an array, "ts" among the first keys of a map,
+ * or "published_at" among those of an envelope, with its unit in *@ret_unit. Behind a map's events it
+ * isn't found: to pass over them takes as long as to decode them.
  */
-static bool find_timestamp(struct kv_msgpack *m)
+static bool find_timestamp(struct kv_msgpack *m, double *ret_unit)
 {
     enum kv_msgpack_type type = kv_msgpack_peek(m);
     struct kv_str bytes;
     uint32_t n;
 
+    *ret_unit = 1;
     if (type == KV_MSGPACK_BIN) { /* the batch is packed as bytes */
         bytes = kv_msgpack_bin(m);
         kv_msgpack_init(m, bytes.p, bytes.len);
@@ -51,7 +53,9 @@ static bool find_timestamp(struct kv_msgpack *m)
     for (n = KV_MIN(n, MAX_KEYS); n && kv_msgpack_peek(m) == KV_MSGPACK_STR; n--) {
         struct kv_str key = kv_msgpack_str(m);
 
-        if (kv_str_eq(key, "ts") || kv_str_eq(key, "published_at"))
+        if (kv_str_eq(key, "published_at"))
+            *ret_unit = 1e-3;
+        if (kv_str_eq(key, "published_at") || kv_str_eq(key, "ts"))
             return true;
         type = kv_msgpack_peek(m);
         if (type == KV_MSGPACK_ARRAY || type == KV_MSGPACK_MAP)
@@ -61,21 +65,21 @@ static bool find_timestamp(struct kv_msgpack *m)
     return false;
 }
 
-/* Read the publisher's clock. A large whole number is in milliseconds. */
+/*
+ * Read the publisher's clock. An engine's batch that has milliseconds is left as it is: the stream takes
+ * that for a publisher that numbers from 1 (stream_first.c).
+ */
 static double peek_timestamp(const void *payload, size_t len)
 {
     enum kv_msgpack_type type;
     struct kv_msgpack m;
-    double value;
+    double unit;
 
     kv_msgpack_init(&m, payload, len);
-    if (!find_timestamp(&m))
+    if (!find_timestamp(&m, &unit))
         return 0;
     type = kv_msgpack_peek(&m);
-    if (type != KV_MSGPACK_FLOAT && type != KV_MSGPACK_UINT)
-        return 0;
-    value = kv_msgpack_double(&m);
-    return type == KV_MSGPACK_UINT && value >= 1e11 ? value / 1000 : value;
+    return type == KV_MSGPACK_FLOAT || type == KV_MSGPACK_UINT ? kv_msgpack_double(&m) * unit : 0;
 }
 
 static struct ki_batch_id identify(const struct kve_message *message)
