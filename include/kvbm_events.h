@@ -208,6 +208,12 @@ struct kvbm_nats_stats {
 KV_API int kvbm_nats_get_stats(struct kvbm_nats_sink *sink, struct kvbm_nats_stats *ret);
 
 /**
+ * Write the counters as Prometheus text, with a label publisher: the sink's subject. Writes and
+ * returns as kvbm_registry_metrics.
+ */
+KV_API long kvbm_nats_metrics(struct kvbm_nats_sink *sink, char *to, size_t cap);
+
+/**
  * Options of a sink for Dynamo's event plane; set size to sizeof(struct kvbm_dynamo_opts), zero means the
  * default. All strings are copied.
  */

@@ -2,6 +2,7 @@
 /* The NATS sink and a follower beside the registry: whatever is lost between them, after quiet the
  * follower has what kvbm_registry_locate tells. */
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "base/core/xxh.h"
 #include "bm/bm.h"
@@ -215,6 +216,27 @@ static void test_follow_json(void **state)
     agree_in_form(true);
 }
 
+static void hold_up(void *arg, const struct kvbm_event *events, size_t n, uint64_t lost)
+{
+    atomic_bool *held = arg;
+
+    (void)events, (void)n, (void)lost;
+    while (atomic_load(held))
+        usleep(500);
+}
+
+/* Messages are dropped while there is no server: each flush makes one. */
+static void lose_messages(struct publisher *p, uint64_t *seed)
+{
+    nats_kill(&server);
+    wait_until(!stats_of(p).connected);
+    for (int i = 0; i < 60; i++) {
+        churn(p, seed, 10);
+        assert_int_equal(kvbm_events_flush(p->events, 60000), 0);
+    }
+    nats_start(&server);
+}
+
 /* Events are lost in the manager's queue, messages in the client's, connections with the server. */
 static void test_losses(void **state)
 {
@@ -222,21 +244,22 @@ static void test_losses(void **state)
     struct view view = {.resets = 0};
     struct kvp_follow *follower;
     uint64_t seed = unit_seed();
+    atomic_bool held = false;
     struct publisher p;
 
     (void)state;
     start();
     publisher_open(&p, &opts, 2000, 16000);
+    assert_true(kvbm_events_add_callback(p.events, KVBM_EVENTS_PER_TIER, hold_up, &held) > 0);
     follower = follow(&view);
     wait_until(agrees(&p, &view));
-    for (size_t round = 0; round < unit_rounds(15); round++) {
+    for (size_t round = 0; round < KV_MAX(unit_rounds(15), (size_t)3); round++) {
         churn(&p, &seed, 200);
-        if (round % 3 == 1) {
-            nats_kill(&server);
-            churn(&p, &seed, 1500);
-            nats_start(&server);
-        }
+        if (round % 3 == 1)
+            lose_messages(&p, &seed);
+        atomic_store(&held, round % 3 == 2);
         churn(&p, &seed, 200);
+        atomic_store(&held, false);
         wait_until(agrees(&p, &view));
     }
     assert_true(stats_of(&p).dropped > 0);
@@ -268,6 +291,86 @@ static void test_restart(void **state)
         publisher_close(&p);
     }
     kvp_follow_close(follower);
+}
+
+static void ask_stream(struct kvp_nats *nats, const char *what, const char *json,
+                       const char *expect)
+{
+    char subject[64];
+    size_t len = 0;
+    char *answer = NULL;
+
+    snprintf(subject, sizeof(subject), "$JS.API.STREAM.%s.EVENTS", what);
+    assert_int_equal(
+        kvp_nats_request(nats, subject, json, strlen(json), 30000, (void **)&answer, &len), 0);
+    answer[len] = '\0'; /* the client leaves room for it */
+    if (!strstr(answer, expect))
+        fail_msg("no %s in %s", expect, answer);
+    free(answer);
+}
+
+/* With JetStream each message of events is in the stream once, also when the server was away. */
+static void test_jetstream(void **state)
+{
+    struct kvbm_nats_opts opts = {.window_ms = 60000, .max_bytes = 1024, .jetstream = true};
+    char config[400], expect[64];
+    uint64_t seed = unit_seed();
+    struct kvp_nats *admin;
+    struct publisher p;
+
+    (void)state;
+    if (!nats_is_here())
+        skip_because("no nats-server (nats-server), or no libkv_nats (libnats-dev)");
+    nats_make(&server, "");
+    snprintf(config, sizeof(config), "jetstream { store_dir: \"%.299s\" }", server.folder);
+    nats_configure(&server, config);
+    nats_start(&server);
+    admin = nats_client(&server);
+    ask_stream(admin, "CREATE", "{\"name\":\"EVENTS\",\"subjects\":[\"kvasir.*.*.*.*\"]}",
+               "\"created\"");
+    publisher_open(&p, &opts, 0, 0);
+    churn(&p, &seed, 200);
+    /* an acknowledged message is behind the ALIVE one, which nobody acknowledges */
+    wait_until(stats_of(&p).messages > 2 && stats_of(&p).queued_bytes == 0);
+    nats_kill(&server);
+    churn(&p, &seed, 200);
+    nats_start(&server);
+    assert_int_equal(kvbm_events_flush(p.events, 30000), 0);
+    wait_until(stats_of(&p).queued_bytes == 0);
+    assert_int_equal(stats_of(&p).dropped + stats_of(&p).lost, 0);
+    snprintf(expect, sizeof(expect), "\"messages\":%llu,",
+             (unsigned long long)stats_of(&p).messages); /* with one ALIVE message, at the start */
+    ask_stream(admin, "INFO", "", expect);
+    publisher_close(&p);
+    kvp_nats_close(admin, 0);
+}
+
+static void test_metrics(void **state)
+{
+    struct kvbm_nats_opts opts = {.window_ms = 60000};
+    char text[8192], expect[100];
+    uint64_t seed = unit_seed();
+    struct publisher p;
+    long len;
+
+    (void)state;
+    start();
+    publisher_open(&p, &opts, 0, 0);
+    churn(&p, &seed, 50);
+    assert_int_equal(kvbm_events_flush(p.events, 30000), 0);
+    wait_until(stats_of(&p).connected);
+    len = kvbm_nats_metrics(p.sink, text, sizeof(text));
+    assert_true(len > 0 && (size_t)len < sizeof(text) && (size_t)len == strlen(text));
+    snprintf(expect, sizeof(expect),
+             "\nkvbm_nats_records_total{publisher=\"kvasir.c.m.t.w\"} %llu\n",
+             (unsigned long long)stats_of(&p).records);
+    assert_true(stats_of(&p).records > 0);
+    assert_non_null(strstr(text, expect));
+    assert_non_null(strstr(text, "\nkvbm_nats_connected{publisher=\"kvasir.c.m.t.w\"} 1\n"));
+    assert_int_equal(kvbm_nats_metrics(p.sink, text, 10), len);
+    assert_int_equal(strlen(text), 9);
+    assert_int_equal(kvbm_nats_metrics(p.sink, NULL, 10), -EINVAL);
+    publisher_close(&p);
 }
 
 /* ---- what records say ---- */
@@ -392,6 +495,8 @@ int main(void)
         cmocka_unit_test_teardown(test_follow_json, stop),
         cmocka_unit_test_teardown(test_losses, stop),
         cmocka_unit_test_teardown(test_restart, stop),
+        cmocka_unit_test_teardown(test_jetstream, stop),
+        cmocka_unit_test_teardown(test_metrics, stop),
         cmocka_unit_test(test_options),
     };
 

@@ -296,6 +296,7 @@ static void on_touch(void *arg, enum kv_tier tier, uint32_t group, const void *k
     IS(-EINVAL, kvbm_events_add_nats(bm.events, NULL, NULL))                           \
     IS(-EINVAL, kvbm_events_add_nats(bm.events, &nats, NULL))                          \
     IS(-EINVAL, kvbm_nats_get_stats(NULL, &nats_stats))                                \
+    IS(-EINVAL, kvbm_nats_metrics(NULL, NULL, 0))                                      \
     IS(-EINVAL, kvbm_events_get_stats(NULL, &events_stats))                            \
     IS(-EINVAL, kvbm_events_get_stats(bm.events, NULL))
 

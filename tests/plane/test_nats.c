@@ -60,6 +60,16 @@ static size_t received(struct inbox *inbox)
     return n;
 }
 
+static uint64_t next_of(struct inbox *inbox)
+{
+    uint64_t next;
+
+    pthread_mutex_lock(&inbox->lock);
+    next = inbox->next;
+    pthread_mutex_unlock(&inbox->lock);
+    return next;
+}
+
 static int say(struct kvp_nats *nats, const char *subject, const char *text)
 {
     return kvp_nats_publish(
@@ -177,7 +187,9 @@ static void test_restart(void **state)
                 kvp_nats_publish(
                     nats, &(struct kvp_nats_msg){.subject = "a", .data = &i, .len = sizeof(i)}),
                 0);
+        pthread_mutex_lock(&inbox.lock);
         inbox.next = 0;
+        pthread_mutex_unlock(&inbox.lock);
         nats_start(&server);
         wait_until(received(&inbox) == 1 + round * 100);
         assert_true(inbox.in_order);
@@ -307,7 +319,7 @@ static void test_frozen_server(void **state)
     assert_true(n > 200);
     wait_until(!nats_connected(nats)); /* a write has met its deadline */
     assert_int_equal(kill(server.pid, SIGCONT), 0);
-    wait_until(inbox.next == n);
+    wait_until(next_of(&inbox) == n);
     assert_true(stats_of(nats).connections > 1);
     kvp_nats_unsubscribe(sub);
     kvp_nats_close(nats, 0);

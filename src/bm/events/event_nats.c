@@ -328,21 +328,3 @@ int kvbm_events_add_nats(struct kvbm_events *events, const struct kvbm_nats_opts
         *ret = sink;
     return err;
 }
-
-int kvbm_nats_get_stats(struct kvbm_nats_sink *sink, struct kvbm_nats_stats *ret)
-{
-    struct kvbm_nats_stats stats;
-    struct kvp_nats_stats client;
-
-    if (!sink || !kv_sized(ret, "kvbm_nats_stats"))
-        return -EINVAL;
-    kvp_nats_get_stats(sink->nats, &client);
-    pthread_mutex_lock(&sink->lock);
-    stats = sink->stats;
-    pthread_mutex_unlock(&sink->lock);
-    stats.queued_bytes = client.queued_bytes;
-    stats.connections = client.connections;
-    stats.connected = client.connected;
-    KV_GIVE(ret, &stats);
-    return 0;
-}
