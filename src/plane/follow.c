@@ -12,6 +12,7 @@
 #include "base/core/error.h"
 #include "base/core/le.h"
 #include "base/core/xxh.h"
+#include "plane/record.h"
 
 #define BUFFER_BYTES ((uint64_t)256 << 20)
 #define MAX_PUBLISHERS 4096
@@ -160,34 +161,46 @@ static bool apply_kept(struct kvp_follow *follow, struct publisher *publisher)
     return true;
 }
 
+static bool is_awaited(const struct publisher *publisher, const struct kvp_header *header)
+{
+    return header->kind == KVP_SNAPSHOT && !publisher->whole &&
+           header->request == publisher->request && header->incarnation == publisher->incarnation &&
+           header->part == publisher->part;
+}
+
+static void take_part(struct kvp_follow *follow, struct publisher *publisher,
+                      const struct kvp_header *header, const struct kvp_nats_msg *msg)
+{
+    if (header->part == 0)
+        follow->ops.reset(follow->arg, publisher->subject);
+    if (kvp_read(msg->data, msg->len, NULL, take_record, follow) < 0) {
+        follow->stats.bad++; /* as if it were lost */
+        return;
+    }
+    publisher->part++;
+    publisher->heard_ns = kv_now_ns();
+    if (!header->last)
+        return;
+    follow->stats.snapshots++;
+    publisher->next = header->sequence;
+    if (apply_kept(follow, publisher))
+        set_whole(follow, publisher, true);
+    else
+        ask(follow, publisher);
+}
+
 static void on_part(void *arg, const struct kvp_nats_msg *msg)
 {
     struct kvp_header header = KVP_HEADER_INIT;
     struct kvp_follow *follow = arg;
     struct publisher *publisher;
 
-    if (msg->nobody || kvp_read(msg->data, msg->len, &header, NULL, NULL) < 0)
+    if (msg->nobody || kvp_peek(msg->data, msg->len, &header) < 0)
         return;
     pthread_mutex_lock(&follow->lock);
     publisher = find(follow, header.publisher);
-    if (header.kind != KVP_SNAPSHOT || !publisher || publisher->whole ||
-        header.request != publisher->request || header.incarnation != publisher->incarnation ||
-        header.part != publisher->part) {
-        pthread_mutex_unlock(&follow->lock);
-        return;
-    }
-    publisher->heard_ns = kv_now_ns();
-    if (publisher->part++ == 0)
-        follow->ops.reset(follow->arg, publisher->subject);
-    (void)kvp_read(msg->data, msg->len, NULL, take_record, follow);
-    if (header.last) {
-        follow->stats.snapshots++;
-        publisher->next = header.sequence;
-        if (apply_kept(follow, publisher))
-            set_whole(follow, publisher, true);
-        else
-            ask(follow, publisher);
-    }
+    if (publisher && is_awaited(publisher, &header))
+        take_part(follow, publisher, &header, msg);
     pthread_mutex_unlock(&follow->lock);
 }
 
@@ -224,8 +237,10 @@ static void on_whole(struct kvp_follow *follow, struct publisher *publisher,
         if (header->kind == KVP_EVENTS)
             keep(follow, publisher, header->sequence, msg);
     } else if (header->kind == KVP_EVENTS) {
-        (void)kvp_read(msg->data, msg->len, NULL, take_record, follow);
-        publisher->next++;
+        if (kvp_read(msg->data, msg->len, NULL, take_record, follow) == 0)
+            publisher->next++;
+        else
+            follow->stats.bad++; /* as if it were lost: the next one shows a gap */
     }
 }
 
@@ -252,7 +267,7 @@ static void on_live(void *arg, const struct kvp_nats_msg *msg)
     struct kvp_header header = KVP_HEADER_INIT;
     struct kvp_follow *follow = arg;
     struct publisher *publisher;
-    int err = kvp_read(msg->data, msg->len, &header, NULL, NULL);
+    int err = kvp_peek(msg->data, msg->len, &header);
 
     pthread_mutex_lock(&follow->lock);
     if (err < 0 || header.kind == KVP_SNAPSHOT || strcmp(header.publisher, msg->subject) != 0) {
@@ -260,6 +275,13 @@ static void on_live(void *arg, const struct kvp_nats_msg *msg)
         goto out;
     }
     publisher = find(follow, header.publisher);
+    /* the next message of a whole publisher is checked as it is applied */
+    if ((!publisher || !publisher->whole || publisher->incarnation != header.incarnation ||
+         header.sequence != publisher->next || header.kind != KVP_EVENTS) &&
+        kvp_read(msg->data, msg->len, NULL, NULL, NULL) < 0) {
+        follow->stats.bad++;
+        goto out;
+    }
     if (!publisher)
         publisher = add(follow, header.publisher);
     if (!publisher) {

@@ -155,8 +155,7 @@ static long read_header(const uint8_t *data, size_t len, struct kvp_header *ret)
         return data[4] > KVP_VERSION ? -EPROTONOSUPPORT : -EBADMSG;
     bytes = kv_get_le(data + 6, 2);
     name = kv_get_le(data + 22, 2);
-    if (bytes > len || bytes != KVP_FIXED + pad(name + 1) ||
-        kv_get_le64(data + 8) != checksum(data, len))
+    if (bytes > len || bytes != KVP_FIXED + pad(name + 1))
         return -EBADMSG;
     if (data[5] < KVP_EVENTS || data[5] > KVP_ALIVE || data[20] > 1 || data[21] ||
         !are_zeros(data + 80, KVP_FIXED - 80) ||
@@ -257,7 +256,8 @@ int kvp_read(const void *data, size_t len, struct kvp_header *ret, kvp_record_fn
     bytes = read_header(at, len, &header);
     if (bytes < 0)
         return (int)bytes;
-    if (check_records(at + bytes, at + len, header.n_records) < 0)
+    if (kv_get_le64(at + 8) != checksum(at, len) ||
+        check_records(at + bytes, at + len, header.n_records) < 0)
         return -EBADMSG;
     at += bytes;
     for (uint32_t i = 0; fn && i < header.n_records; i++) {
@@ -267,4 +267,14 @@ int kvp_read(const void *data, size_t len, struct kvp_header *ret, kvp_record_fn
     if (ret)
         KV_GIVE(ret, &header);
     return 0;
+}
+
+int kvp_peek(const void *data, size_t len, struct kvp_header *ret)
+{
+    long bytes;
+
+    if (len && *(const char *)data == '{')
+        return kvp_read_json(data, len, ret, NULL, NULL);
+    bytes = read_header(data, len, ret);
+    return bytes < 0 ? (int)bytes : 0;
 }

@@ -38,6 +38,12 @@ void kvp_set_last(struct kv_buf *out);
 /** End a message of @n records: fill in their number and the checksum. Returns 0 or out's error. */
 int kvp_end(struct kv_buf *out, uint32_t n);
 
+/**
+ * Read the header of a message alone, without its checksum: to decide what to do with a message that
+ * kvp_read then checks. Returns as kvp_read.
+ */
+int kvp_peek(const void *data, size_t len, struct kvp_header *ret);
+
 /** Write the binary message @data, which must be valid, as JSON to @out. Returns 0 or an error. */
 int kvp_to_json(const void *data, size_t len, struct kv_buf *out);
 

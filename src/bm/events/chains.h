@@ -29,6 +29,13 @@ struct kvbm_chains {
 /** Return the id of a block. */
 uint64_t kvbm_chain_id(uint32_t group, const void *key, uint32_t len);
 
+/** Ask for the memory of a block that will be looked for. */
+static inline void kvbm_chains_prefetch(const struct kvbm_chains *chains, uint64_t id)
+{
+    if (chains->slots)
+        __builtin_prefetch(&chains->slots[id & (((size_t)1 << chains->bits) - 1)]);
+}
+
 /** Find a block; NULL: not known. Valid until the next enter or take. */
 const struct kvbm_chain_of *kvbm_chains_find(const struct kvbm_chains *chains, uint64_t id);
 

@@ -196,6 +196,9 @@ static void on_events(void *arg, const struct kvbm_event *events, size_t n, uint
         sink->sequence++; /* the gap */
         sink->stats.lost += lost;
     }
+    for (size_t i = 0; i < n; i++) /* slots may lie anywhere in memory */
+        kvbm_chains_prefetch(&sink->chains,
+                             kvbm_chain_id(events[i].group, events[i].key, events[i].key_len));
     for (size_t i = 0; i < n; i++)
         put_event(sink, &events[i]);
     pthread_mutex_unlock(&sink->lock);

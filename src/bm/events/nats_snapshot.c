@@ -19,6 +19,7 @@ struct snapshot {
     struct kv_buf out, text;
     uint32_t n; /* records in the part */
     uint64_t end_ns;
+    struct kvbm_chain_of chains[KVBM_WALK]; /* of the blocks at hand */
 };
 
 /* Send the part being filled and begin the next one. Waits while the queue is full. */
@@ -51,15 +52,22 @@ static bool send_part(struct snapshot *snapshot, bool last)
     return err == 0;
 }
 
-static void find_chain(struct kvbm_nats_sink *sink, const struct kvbm_walked *block,
-                       struct kvbm_chain_of *ret)
+/* Find what the sink remembers of the blocks. The slots of all are asked for before the first is
+ * read: they lie anywhere in memory. */
+static void find_chains(struct snapshot *snapshot, const struct kvbm_walked *blocks, size_t n)
 {
-    const struct kvbm_chain_of *found;
+    struct kvbm_nats_sink *sink = snapshot->sink;
 
     pthread_mutex_lock(&sink->lock);
-    found =
-        kvbm_chains_find(&sink->chains, kvbm_chain_id(block->group, block->key, block->key_len));
-    *ret = found ? *found : (struct kvbm_chain_of){0};
+    for (size_t i = 0; i < n; i++) {
+        snapshot->chains[i].id = kvbm_chain_id(blocks[i].group, blocks[i].key, blocks[i].key_len);
+        kvbm_chains_prefetch(&sink->chains, snapshot->chains[i].id);
+    }
+    for (size_t i = 0; i < n; i++) {
+        const struct kvbm_chain_of *found = kvbm_chains_find(&sink->chains, snapshot->chains[i].id);
+
+        snapshot->chains[i] = found ? *found : (struct kvbm_chain_of){0};
+    }
     pthread_mutex_unlock(&sink->lock);
 }
 
@@ -69,6 +77,7 @@ static bool put_blocks(void *arg, const struct kvbm_walked *blocks, size_t n)
     struct snapshot *snapshot = arg;
     struct kvbm_nats_sink *sink = snapshot->sink;
 
+    find_chains(snapshot, blocks, n);
     for (size_t i = 0; i < n; i++) {
         struct kvp_record record = {
             .event = KVP_STORE,
@@ -78,14 +87,12 @@ static bool put_blocks(void *arg, const struct kvbm_walked *blocks, size_t n)
             .parent = blocks[i].has_parent ? blocks[i].parent : NULL,
             .position = blocks[i].position,
         };
-        struct kvbm_chain_of chain;
 
-        find_chain(sink, &blocks[i], &chain);
         for (unsigned tier = 0; tier < KV_N_TIERS; tier++) {
             if (!(blocks[i].tiers & 1u << tier))
                 continue;
             record.tier = tier;
-            kvbm_nats_describe(sink, &chain, &record);
+            kvbm_nats_describe(sink, &snapshot->chains[i], &record);
             kvp_put(&snapshot->out, &record);
             snapshot->n++;
         }
