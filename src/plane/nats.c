@@ -95,7 +95,7 @@ static void tell_error(void *arg, const char *text)
 {
     static struct kv_log_rate rate;
     struct kvp_nats *nats = arg;
-    char quoted[400];
+    char quoted[400], name[200];
     bool news;
 
     pthread_mutex_lock(&nats->lock);
@@ -103,13 +103,15 @@ static void tell_error(void *arg, const char *text)
     snprintf(nats->stats.error, sizeof(nats->stats.error), "%s", text);
     pthread_mutex_unlock(&nats->lock);
     if (news && kv_log_allowed(&rate, 5))
-        kv_log_warn(LOG, "NATS reports an error", "name=%s reason=%s", nats->opts.name,
+        kv_log_warn(LOG, "NATS reports an error", "name=%s reason=%s",
+                    kv_log_quote(name, sizeof(name), nats->opts.name),
                     kv_log_quote(quoted, sizeof(quoted), text));
 }
 
 static void on_state(void *arg, enum kvp_link_state state)
 {
     struct kvp_nats *nats = arg;
+    char name[200];
     bool changed;
 
     pthread_mutex_lock(&nats->lock);
@@ -124,10 +126,11 @@ static void on_state(void *arg, enum kvp_link_state state)
     pthread_mutex_unlock(&nats->lock);
     if (!changed)
         return;
+    kv_log_quote(name, sizeof(name), nats->opts.name);
     if (state == KVP_LINK_UP)
-        kv_log_info(LOG, "connected to NATS", "name=%s", nats->opts.name);
+        kv_log_info(LOG, "connected to NATS", "name=%s", name);
     else
-        kv_log_warn(LOG, "the connection to NATS is gone", "name=%s", nats->opts.name);
+        kv_log_warn(LOG, "the connection to NATS is gone", "name=%s", name);
     if (nats->state)
         nats->state(nats->arg, state == KVP_LINK_UP);
 }
