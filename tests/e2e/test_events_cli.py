@@ -3,12 +3,14 @@
 import contextlib
 import json
 import os
+import select
 import signal
 import struct
 import subprocess
 import tempfile
 
 from kvtest import *
+from natstest import BlockManager, NatsClient, NatsServer, needs_nats
 
 KVASIR = BUILD / "bin" / "kvasir"
 HOSTILE = b"kv\x1b[2J\\\xe2\x80\xae\xff\n"  # moves the cursor, turns the line round, is no UTF-8
@@ -270,6 +272,7 @@ def test_record_and_publish():
         with Tool("replay", path, "--to", f"tcp://127.0.0.1:{free_port()}") as alone:
             check(b"waiting for a subscriber" in alone.process.stderr.readline(), "the wait")
             alone.end(status=130, number=signal.SIGINT)
+        call("replay", path, "--to", "tcp://no such host", status=3)
         whole = open(path, "rb").read()
         for damage, phrase in ((whole[:-1], "cut off"), (whole[:-9] + b"x" + whole[-8:], "damaged"), (whole[:20], "cut off"), (b"", "no recording"),
                                (whole[:8] + b"\2" + whole[9:], "later version"), (whole[:16] + b"\xff" * 8, "impossible length")):
@@ -295,6 +298,83 @@ def test_replay_endpoints():
             equal(call("replay", path, "--json")[0].count("stored"), 3)
             _, err = call("replay", engine.endpoint, "--timeout", "500ms", status=3)  # the publisher's socket
             check("is that an engine's replay endpoint?" in err, err)
+
+
+def publish_until(tool, publish):
+    """Publish for a tool over NATS, whose subscription nobody reports, until it has ended."""
+    while tool.process.poll() is None:
+        publish()
+
+
+def lines_until(tool, publish, enough):
+    """Publish until the lines that a tool prints are enough; returns them."""
+    lines = []
+    while not enough(lines):
+        publish()
+        while select.select([tool.process.stdout], [], [], 0.05)[0]:
+            lines.append(json.loads(tool.process.stdout.readline()))
+    return lines
+
+
+def test_block_managers():
+    """Records of two of them, one of which loses a message; other subjects aren't heard."""
+    needs_nats()
+    with NatsServer() as server, NatsClient(server) as client, BlockManager(server, worker="a%2Eb") as first, \
+            BlockManager(server, worker="z") as second, Tool("tail", server.url, "--json") as tail, \
+            Tool("stat", server.url, "--json", "--batches", 20) as stat:
+        def publish():
+            client.publish("other.subject", b"x")
+            first.store([(1, 77), (2, 78)], tier="host")
+            second.store([(5, 70)], lose=True)
+            second.alive()
+            second.remove([5])
+
+        lines = lines_until(tail, publish, lambda lines: {line["topic"] for line in lines if line["what"] == "gap"} and
+                            any(line["topic"] == first.subject for line in lines))
+        publish_until(stat, publish)
+        equal({line["topic"] for line in lines}, {first.subject, second.subject}, "subjects")
+        equal({line["topic"] for line in lines if line["what"] == "gap"}, {second.subject}, "losses")
+        one = next(line for line in lines if line["what"] == "event" and line["type"] == "stored" and line["block_hashes"] == [2])
+        equal((one["parent_hash"], one["tokens_hash"], one["tier"], one["block_bytes"]), (1, 78, "host_pinned", 4096))
+        equal({form for publisher in stat.lines()[-1]["publishers"] for form in publisher["forms"]}, {"records"}, "forms")
+
+
+def test_nats_server_comes_back():
+    needs_nats()
+    with NatsServer() as server, BlockManager(server) as manager, Tool("tail", server.url, "--json", "--batches", 2) as tail, \
+            tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "r.kve")
+        with Tool("tail", server.url + "/kvasir.>", "--batches", 1, "--record", path) as first:
+            publish_until(first, lambda: manager.store([(1, 7)]))
+        equal(call("replay", path)[0].count("stored"), 1)
+        with Tool("tail", server.url, "--json", "--batches", 1) as second:
+            publish_until(second, lambda: call("replay", path, "--to", server.url))
+            equal([line["topic"] for line in second.lines()], [manager.subject])
+        server.stop()
+        call("replay", path, "--to", server.url, status=3)
+        server.start()
+        with BlockManager(server) as again:
+            publish_until(tail, again.alive)
+        check(tail.lines(), "lines")
+
+
+def test_nats_failures():
+    needs_nats()
+    with NatsServer() as server:
+        out, _ = call("stat", server.url, "--time", "1s", status=1)
+        check("connected\nno message in" in out and "nobody publishes on that subject" in out, out)
+    out, _ = call("stat", server.url, "--time", "1s", status=3)
+    check("not connected" in out, out)
+    _, err = call("tail", "nats://user:secret@127.0.0.1:4222", status=2)
+    check("secret" not in err and "--nats-" in err, err)
+    with NatsServer('authorization { token: "a b" }') as server, tempfile.NamedTemporaryFile("w") as token:
+        out, _ = call("stat", server.url, "--time", "1s", status=3)
+        check("not connected" in out, out)
+        token.write("a b\n")
+        token.flush()
+        call("stat", server.url, "--time", "1s", "--nats-token-file", token.name, status=1)
+        call("stat", server.url, "--nats-token-file", token.name + "x", status=5)
+        call("stat", server.url, "--nats-user", "u", status=2)
 
 
 def test_interrupted():

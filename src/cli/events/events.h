@@ -9,6 +9,7 @@
 
 #include "base/args/args.h"
 #include "cli/events/follow.h"
+#include "plane/nats_args.h"
 
 /** Exit statuses. */
 enum {
@@ -27,6 +28,7 @@ struct kc_events_opts {
     uint64_t batches; /* messages after which to end; 0: no end */
     uint64_t time_ms; /* 0: no end */
     uint64_t from, timeout_ms;
+    struct kvp_nats_args nats;
 };
 
 /** One call of a command. */
@@ -59,6 +61,14 @@ extern const struct kc_events_command kc_events_commands[KC_EVENTS_COMMANDS];
 /** Print a reason on standard error. Returns @status. */
 int kc_events_fail(const struct kc_events_call *call, int status, const char *fmt, ...)
     KV_PRINTF(3, 4);
+
+/** Hand all messages of a recording to @fn, which returns 0 or an exit status. Returns 0 or that. */
+int kc_events_read_file(struct kc_events_call *call, FILE *file, kc_message_fn fn, void *arg);
+/** Publish all messages of a recording to opts.to. Returns an exit status. */
+int kc_events_play(struct kc_events_call *call, FILE *file);
+
+/** Print why a source can't be opened. Returns the status for it. */
+int kc_events_fail_open(const struct kc_events_call *call, const struct kv_error *error);
 
 /** Begin to print, and to record where --record asks for it. Returns 0, or an exit status. */
 int kc_events_begin(struct kc_events_call *call);

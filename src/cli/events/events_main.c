@@ -39,6 +39,7 @@ static const struct kv_arg TAIL_ARGS[] = {
      .help = "End after that time. Default: at ^C."},
     RECORD_ARG,
     JSON_ARG,
+    KVP_NATS_ARGS(struct kc_events_opts, nats),
 };
 
 static const struct kv_arg STAT_ARGS[] = {
@@ -55,6 +56,7 @@ static const struct kv_arg STAT_ARGS[] = {
      .min = 1,
      .help = "How long to listen. Default: 10s."},
     JSON_ARG,
+    KVP_NATS_ARGS(struct kc_events_opts, nats),
 };
 
 static const struct kv_arg REPLAY_ARGS[] = {
@@ -62,8 +64,10 @@ static const struct kv_arg REPLAY_ARGS[] = {
      .type = KV_ARG_STR,
      .offset = AT(to),
      .value = "URL",
-     .help = "Of a file: bind a publisher to URL (tcp://ADDRESS:PORT or ipc://PATH), wait for the "
-             "first subscriber, and send it all messages. Default: print them."},
+     .help =
+         "Of a file: bind a publisher to URL (tcp://ADDRESS:PORT or ipc://PATH), wait for the "
+         "first subscriber, and send it all messages. Or publish messages that came over NATS to "
+         "their subjects on the server at URL (nats://HOST:PORT). Default: print them."},
     {.name = "fast",
      .type = KV_ARG_FLAG,
      .offset = AT(fast),
@@ -81,6 +85,7 @@ static const struct kv_arg REPLAY_ARGS[] = {
      .help = "Of a replay endpoint: longest wait for the next answer. Default: 10s."},
     RECORD_ARG,
     JSON_ARG,
+    KVP_NATS_ARGS(struct kc_events_opts, nats),
 };
 
 const struct kc_events_command kc_events_commands[KC_EVENTS_COMMANDS] = {
@@ -103,7 +108,9 @@ const struct kc_events_command kc_events_commands[KC_EVENTS_COMMANDS] = {
 
 static const char FOOTER[] =
     "URL is tcp://HOST:PORT, ipc://PATH, or bind:tcp://*:PORT for engines that connect; with\n"
-    "#TOPIC behind it only messages of this topic count.\n\n"
+    "#TOPIC behind it only messages of this topic count. Or nats://HOST:PORT/SUBJECT (tls://), "
+    "whose\n"
+    "subject is kvasir.> if left out.\n\n"
     "Exit status: 0 done; 1 no batch came, or a message that is none; 2 usage; 3 no connection, "
     "or\n"
     "no answer; 5 another failure; 130 interrupted before the end.";
@@ -133,6 +140,15 @@ int kc_events_fail(const struct kc_events_call *call, int status, const char *fm
     va_end(args);
     fputc('\n', stderr);
     return status;
+}
+
+int kc_events_fail_open(const struct kc_events_call *call, const struct kv_error *error)
+{
+    int status = error->code == -EINVAL                                        ? KC_EVENTS_USAGE
+                 : error->code == -EADDRINUSE || error->code == -EADDRNOTAVAIL ? KC_EVENTS_UNREACHED
+                                                                               : KC_EVENTS_FAILED;
+
+    return kc_events_fail(call, status, "%s", error->text);
 }
 
 /* -- messages ---------------------------------------------------------------------------------- */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cli/events/follow.h"
+#include "cli/events/follow_impl.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -22,6 +22,7 @@ const char *kc_form_name(enum kc_form form)
     static const char *const names[KC_N_FORMS] = {
         [KC_FORM_MAPS] = "events as maps (vLLM 0.24 and later)",
         [KC_FORM_ARRAYS] = "events as arrays (SGLang, vLLM before 0.24)",
+        [KC_FORM_RECORDS] = "KVEvent records of block managers",
         [KC_FORM_UNNUMBERED] = "batches without numbers: losses can't be seen",
     };
 
@@ -84,26 +85,27 @@ static struct kc_publisher *add_publisher(struct kc_follower *follower, struct k
 
 /* Find the publisher of a message, or make it. Returns 0, -ENOMEM, or -ENOSPC: there are too many. */
 static int find_publisher(struct kc_follower *follower, const struct kc_message *message,
-                          struct kve_span topic)
+                          const struct kve_message *m)
 {
-    struct kv_str name = {topic.data, KV_MIN(topic.len, (size_t)KC_MAX_TOPIC)};
+    struct kv_str topic = {m->topic.data, KV_MIN(m->topic.len, (size_t)KC_MAX_TOPIC)};
     struct kc_publisher *p;
 
     TAILQ_FOREACH(p, &follower->publishers, entry)
-    if (p->topic.len == name.len && memcmp(p->topic.p, name.p, name.len) == 0 &&
+    if (p->topic.len == topic.len && memcmp(p->topic.p, topic.p, topic.len) == 0 &&
         kv_str_eq(message->from, p->from))
         break;
-    if (!p && follower->n_publishers == KC_MAX_PUBLISHERS)
-        return -ENOSPC;
-    if (!p)
-        p = add_publisher(follower, message->from, name);
     follower->publisher = p;
-    return p ? 0 : -ENOMEM;
+    if (p)
+        return 0;
+    if (follower->n_publishers == KC_MAX_PUBLISHERS)
+        return -ENOSPC;
+    follower->publisher = add_publisher(follower, message->from, topic);
+    return follower->publisher ? 0 : -ENOMEM;
 }
 
 /* -- events ------------------------------------------------------------------------------------ */
 
-static void write_news(struct kc_follower *follower, struct kc_news *news)
+void kc_write_news(struct kc_follower *follower, struct kc_news *news)
 {
     news->publisher = follower->publisher;
     news->time_ns = follower->message->time_ns;
@@ -152,13 +154,21 @@ static void see_event(void *arg, const struct kve_raw_event *ev, const uint64_t 
     p->counts.blocks += event.n_hashes;
     if (event.type == KC_STORED)
         p->counts.tiers[event.tier] += event.n_hashes;
-    write_news(follower, &(struct kc_news){.what = KC_NEWS_EVENT, .event = &event});
+    kc_write_news(follower, &(struct kc_news){.what = KC_NEWS_EVENT, .event = &event});
 }
 
 /* -- messages ---------------------------------------------------------------------------------- */
 
-/* Compare the batch's number with the one before. */
-static void check_number(struct kc_follower *follower)
+void kc_note_gap(struct kc_follower *follower, uint64_t first, uint64_t last)
+{
+    struct kc_counts *counts = &follower->publisher->counts;
+
+    counts->gaps++;
+    counts->missed += last - first + 1;
+    kc_write_news(follower, &(struct kc_news){.what = KC_NEWS_GAP, .first = first, .last = last});
+}
+
+void kc_check_number(struct kc_follower *follower)
 {
     struct kc_publisher *p = follower->publisher;
     uint64_t batch = follower->batch;
@@ -166,21 +176,18 @@ static void check_number(struct kc_follower *follower)
     if (p->numbered && batch <= p->last) {
         p->counts.restarts++;
         kve_reader_reset(p->reader);
-        write_news(follower, &(struct kc_news){.what = KC_NEWS_RESTART, .last = p->last});
+        kc_write_news(follower, &(struct kc_news){.what = KC_NEWS_RESTART, .last = p->last});
     } else if (p->numbered && batch - p->last > 1) {
-        p->counts.gaps++;
-        p->counts.missed += batch - p->last - 1;
-        write_news(follower,
-                   &(struct kc_news){.what = KC_NEWS_GAP, .first = p->last + 1, .last = batch - 1});
+        kc_note_gap(follower, p->last + 1, batch - 1);
     }
     p->numbered = true;
     p->last = batch;
 }
 
-static void note_unreadable(struct kc_follower *follower, size_t bytes)
+void kc_note_unreadable(struct kc_follower *follower, size_t bytes)
 {
     follower->publisher->counts.unreadable++;
-    write_news(follower, &(struct kc_news){.what = KC_NEWS_UNREADABLE, .bytes = bytes});
+    kc_write_news(follower, &(struct kc_news){.what = KC_NEWS_UNREADABLE, .bytes = bytes});
 }
 
 /* Write what the beginning of a payload that is no batch looks like. */
@@ -219,7 +226,7 @@ static int read_batch(struct kc_follower *follower, const struct kve_message *m,
         p->counts = before;
         follower->out.len = written;
         describe(p, &m->payload);
-        note_unreadable(follower, bytes);
+        kc_note_unreadable(follower, bytes);
         return rc == -ENOMEM ? rc : 0;
     }
     p->counts.batches++;
@@ -238,11 +245,20 @@ static int parse(struct kc_follower *follower, const struct kc_message *message,
     bool *numbered = &follower->numbered;
 
     *numbered = true;
+    /* The first of several frames of no known form may be the topic of a publisher known already. */
+    *ret = (struct kve_message){.topic = {"", 0}};
+    if (message->n_frames > 1)
+        ret->topic = message->frames[0];
     if (message->n_frames > KVE_MAX_FRAMES)
         return -EPROTO;
-    if (kve_message_parse_live(message->frames, message->n_frames, ret) == 0)
+    if (kc_are_records(message)) {
+        ret->payload = message->frames[1];
         return 0;
-    return kve_message_parse_short(message->frames, message->n_frames, ret, numbered);
+    }
+    if (kve_message_parse_live(message->frames, message->n_frames, ret) < 0 &&
+        kve_message_parse_short(message->frames, message->n_frames, ret, numbered) < 0)
+        return -EPROTO;
+    return 0;
 }
 
 static size_t bytes_of(const struct kc_message *message)
@@ -259,12 +275,10 @@ int kc_follower_take(struct kc_follower *follower, const struct kc_message *mess
     size_t bytes = bytes_of(message);
     struct kve_message m;
     int parsed = parse(follower, message, &m), rc;
-    /* The first of several frames of no known form may be the topic of a publisher known already. */
-    struct kve_span none = {"", 0}, topic = message->n_frames > 1 ? message->frames[0] : none;
 
     follower->message = message;
     follower->n_messages++;
-    rc = find_publisher(follower, message, parsed == 0 ? m.topic : topic);
+    rc = find_publisher(follower, message, &m);
     if (rc == -ENOSPC)
         follower->n_beyond++;
     if (rc < 0)
@@ -276,11 +290,13 @@ int kc_follower_take(struct kc_follower *follower, const struct kc_message *mess
                  "%zu frame%s, not [topic] [number of 8 bytes] [batch]", message->n_frames,
                  message->n_frames == 1 ? "" : "s");
         follower->numbered = false;
-        note_unreadable(follower, bytes);
+        kc_note_unreadable(follower, bytes);
         return 0;
     }
+    if (kc_are_records(message))
+        return kc_read_records(follower, &m, bytes);
     follower->batch = m.sequence;
     if (follower->numbered)
-        check_number(follower);
+        kc_check_number(follower);
     return read_batch(follower, &m, bytes);
 }

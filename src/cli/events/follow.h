@@ -28,6 +28,7 @@ enum kc_type { KC_STORED, KC_REMOVED, KC_CLEARED, KC_N_TYPES };
 enum kc_form {
     KC_FORM_MAPS,       /* events as maps: vLLM from 0.24 on */
     KC_FORM_ARRAYS,     /* events as arrays: SGLang, vLLM before 0.24 */
+    KC_FORM_RECORDS,    /* KVEvent records of block managers */
     KC_FORM_UNNUMBERED, /* messages without a batch number */
     KC_N_FORMS
 };
@@ -40,6 +41,8 @@ struct kc_counts {
     uint64_t tiers[KV_N_TIERS + 1]; /* stored blocks by tier; the last: of unknown media */
     uint64_t gaps, missed, restarts;
     uint64_t unreadable; /* messages */
+    uint64_t
+        snapshots; /* messages that are parts of one: not numbered, and not in types and blocks */
     uint64_t skipped[KVE_N_SKIPS];
     uint32_t forms; /* bit 1 << kc_form */
 };
@@ -49,11 +52,12 @@ struct kc_publisher {
     char *from; /* the address; the topic behind it in the same memory */
     struct kv_str topic;
     struct kve_reader *reader;
-    bool numbered;       /* it has sent a number: the last one is @last */
-    uint64_t last;       /* number of the last batch */
-    uint64_t last_ns;    /* time of the last message since the epoch */
-    uint32_t block_size; /* of the last event that names one; 0: none has */
-    char why[96];        /* why the last unreadable message was none */
+    uint64_t incarnation; /* of KVEvent records; 0: none came */
+    bool numbered;        /* it has sent a number: the last one is @last */
+    uint64_t last;        /* number of the last batch */
+    uint64_t last_ns;     /* time of the last message since the epoch */
+    uint32_t block_size;  /* of the last event that names one; 0: none has */
+    char why[96];         /* why the last unreadable message was none */
     struct kc_counts counts;
 };
 
@@ -66,6 +70,9 @@ struct kc_event {
     size_t n_hashes, n_tokens;
     uint64_t block_size, parent, group;
     bool has_block_size, has_parent, has_group;
+    /* Of KVEvent records: the block's place and its bytes. */
+    bool is_record, has_prefix, has_tokens_hash;
+    uint64_t position, prefix, tokens_hash, block_bytes, volume;
     struct kv_str medium, lora_name, cache_salt, kind, locality, owner; /* empty: none */
 };
 

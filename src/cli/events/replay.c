@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* `kvasir events replay`: recorded files, printed or published, and replay endpoints of engines. */
+/*
+ * `kvasir events replay`: recordings, and replay endpoints of engines. play.c publishes recordings.
+ */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -13,7 +15,6 @@
 #include "cli/events/record.h"
 #include "cli/events/source.h"
 #include "cli/show/bar.h"
-#include "cli/show/format.h"
 
 #define TURN_MS 200 /* longest wait before looking for ^C */
 
@@ -43,8 +44,7 @@ static int read_header(FILE *file, const char **ret_why)
     return kc_record_check(header, fread(header, 1, sizeof(header), file), ret_why);
 }
 
-/* Hand all messages of a file to @fn. Returns 0 or an exit status. */
-static int read_file(struct kc_events_call *call, FILE *file, kc_message_fn fn, void *arg)
+int kc_events_read_file(struct kc_events_call *call, FILE *file, kc_message_fn fn, void *arg)
 {
     struct kv_buf buf = KV_BUF_INIT;
     const char *why = "can't be read";
@@ -69,122 +69,10 @@ static int print_file(struct kc_events_call *call, FILE *file)
     int rc = kc_events_begin(call);
 
     if (rc == 0)
-        rc = read_file(call, file, kc_events_take, call);
+        rc = kc_events_read_file(call, file, kc_events_take, call);
     if (rc == 0 && kc_bar_interrupted())
         rc = KC_EVENTS_INTERRUPTED;
     return kc_events_end(call, rc);
-}
-
-/* -- publishing -------------------------------------------------------------------------------- */
-
-struct player {
-    struct kc_events_call *call;
-    void *socket;
-    uint64_t first_ns, start_ns; /* recorded time of the first message, and when it was sent */
-    uint64_t n;
-};
-
-/* Wait for the first subscription. Returns 0 or an exit status. */
-static int await_subscriber(struct player *player, const char *endpoint)
-{
-    uint8_t byte;
-
-    fprintf(stderr, "waiting for a subscriber at %s\n", endpoint);
-    while (zmq_recv(player->socket, &byte, 1, 0) < 0) {
-        if (kc_bar_interrupted())
-            return KC_EVENTS_INTERRUPTED;
-        if (errno != EAGAIN && errno != EINTR)
-            return kc_events_fail(player->call, KC_EVENTS_FAILED, "%s: %s", endpoint,
-                                  zmq_strerror(errno));
-    }
-    return 0;
-}
-
-/* Wait until the message is due. Returns false after ^C. */
-static bool await_time(struct player *player, uint64_t time_ns)
-{
-    uint64_t due_ns;
-
-    if (!player->n) {
-        player->first_ns = time_ns;
-        player->start_ns = kv_now_ns();
-    }
-    due_ns = player->start_ns + (time_ns > player->first_ns ? time_ns - player->first_ns : 0);
-    while (!player->call->opts.fast && !kc_bar_interrupted()) {
-        uint64_t now_ns = kv_now_ns();
-        struct timespec pause;
-
-        if (now_ns >= due_ns)
-            break;
-        pause = kv_timespec(KV_MIN(due_ns - now_ns, TURN_MS * KV_NS_PER_MS));
-        nanosleep(&pause, NULL);
-    }
-    return !kc_bar_interrupted();
-}
-
-static int play(void *arg, const struct kc_message *message)
-{
-    struct player *player = arg;
-
-    if (!await_time(player, message->time_ns))
-        return KC_EVENTS_INTERRUPTED;
-    for (size_t i = 0; i < message->n_frames; i++) {
-        const struct kve_span *frame = &message->frames[i];
-        int more = i + 1 < message->n_frames ? ZMQ_SNDMORE : 0;
-
-        while (zmq_send(player->socket, frame->data, frame->len, more) < 0) {
-            if (kc_bar_interrupted())
-                return KC_EVENTS_INTERRUPTED;
-            if (errno != EAGAIN && errno != EINTR)
-                return kc_events_fail(player->call, KC_EVENTS_FAILED, "%s: %s",
-                                      player->call->opts.to, zmq_strerror(errno));
-        }
-    }
-    player->n++;
-    return 0;
-}
-
-/* Bind a publisher that neither drops messages nor waits longer than TURN_MS. */
-static int bind_publisher(struct player *player, void *zmq, char endpoint[KC_MAX_FROM])
-{
-    int on = 1, turn = TURN_MS, linger = 10000;
-    size_t size = KC_MAX_FROM;
-    const char *to = player->call->opts.to;
-
-    player->socket = zmq_socket(zmq, ZMQ_XPUB);
-    if (!player->socket || zmq_setsockopt(player->socket, ZMQ_XPUB_NODROP, &on, sizeof(on)) ||
-        zmq_setsockopt(player->socket, ZMQ_SNDTIMEO, &turn, sizeof(turn)) ||
-        zmq_setsockopt(player->socket, ZMQ_RCVTIMEO, &turn, sizeof(turn)) ||
-        zmq_setsockopt(player->socket, ZMQ_LINGER, &linger, sizeof(linger)) ||
-        zmq_bind(player->socket, to) ||
-        zmq_getsockopt(player->socket, ZMQ_LAST_ENDPOINT, endpoint, &size))
-        return kc_events_fail(player->call, KC_EVENTS_UNREACHED, "%s: %s", to, zmq_strerror(errno));
-    return 0;
-}
-
-static int publish_file(struct kc_events_call *call, FILE *file)
-{
-    struct player player = {.call = call};
-    char endpoint[KC_MAX_FROM];
-    void *zmq = zmq_ctx_new();
-    int rc, none = 0;
-
-    if (!zmq)
-        return kc_events_fail(call, KC_EVENTS_FAILED, "out of memory");
-    rc = bind_publisher(&player, zmq, endpoint);
-    if (rc == 0)
-        rc = await_subscriber(&player, endpoint);
-    if (rc == 0)
-        rc = read_file(call, file, play, &player);
-    if (player.socket) {
-        if (rc)
-            zmq_setsockopt(player.socket, ZMQ_LINGER, &none, sizeof(none));
-        zmq_close(player.socket);
-    }
-    zmq_ctx_term(zmq);
-    if (rc == 0)
-        printf("%s messages published\n", kc_count(player.n).s);
-    return rc;
 }
 
 /* -- replay endpoints -------------------------------------------------------------------------- */
@@ -342,7 +230,7 @@ int kc_events_replay(struct kc_events_call *call)
     file = strcmp(call->url, "-") == 0 ? stdin : fopen(call->url, "re");
     if (!file)
         return kc_events_fail(call, KC_EVENTS_FAILED, "%s: %s", call->url, strerror(errno));
-    rc = call->opts.to ? publish_file(call, file) : print_file(call, file);
+    rc = call->opts.to ? kc_events_play(call, file) : print_file(call, file);
     if (file != stdin)
         fclose(file);
     return rc;

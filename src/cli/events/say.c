@@ -60,6 +60,8 @@ static void say_event(struct kv_buf *out, const struct kc_news *news)
         kv_buf_printf(out, " parent=%016" PRIx64, e->parent);
     if (e->has_group)
         kv_buf_printf(out, " group=%" PRIu64, e->group);
+    if (e->is_record)
+        kv_buf_printf(out, " position=%" PRIu64 " bytes=%" PRIu64, e->position, e->block_bytes);
     if (e->tier == KV_N_TIERS)
         say_member(out, "medium", e->medium);
     say_member(out, "lora", e->lora_name);
@@ -151,6 +153,11 @@ static void write_event(struct kv_json_writer *w, const struct kc_news *news)
     write_number(w, "block_size", e->has_block_size, e->block_size);
     write_number(w, "parent_hash", e->has_parent, e->parent);
     write_number(w, "group", e->has_group, e->group);
+    write_number(w, "position", e->is_record, e->position);
+    write_number(w, "prefix_hash", e->has_prefix, e->prefix);
+    write_number(w, "tokens_hash", e->has_tokens_hash, e->tokens_hash);
+    write_number(w, "block_bytes", e->is_record, e->block_bytes);
+    write_number(w, "storage_location", e->is_record, e->volume);
     write_str(w, "medium", e->medium);
     write_str(w, "lora_name", e->lora_name);
     write_str(w, "cache_salt", e->cache_salt);

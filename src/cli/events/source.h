@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Messages of publishers at a URL, live: one connection to a publisher, or an address to which up to
- * KC_MAX_CONNECTIONS publishers connect. Thread-confined.
+ * Messages of publishers at a URL, live: over ZMQ one connection to a publisher, or an address to which
+ * up to KC_MAX_CONNECTIONS publishers connect; over NATS all that is published on a subject.
+ * Thread-confined.
+ *
+ *     source.c  chooses   source_zmq.c  source_nats.c
  */
 #ifndef KV_CLI_EVENTS_SOURCE_H
 #define KV_CLI_EVENTS_SOURCE_H
@@ -10,6 +13,7 @@
 
 #include "base/core/error.h"
 #include "cli/events/message.h"
+#include "plane/nats_args.h"
 
 #define KC_MAX_CONNECTIONS 64
 /** Longest message in bytes; one that is longer ends its connection. */
@@ -22,14 +26,21 @@ struct kc_source_state {
     unsigned connected;  /* connections now */
     bool ever;           /* there was a connection */
     bool binds;          /* publishers connect to it */
+    bool nats;           /* connected to a server, not to publishers */
+    uint64_t missed;     /* NATS: messages that this program was too slow for */
     const char *problem; /* what is in the way, or ended the last connection; NULL: nothing */
 };
 
+/** Return true for a URL of a NATS server: nats:// or tls://. */
+bool kc_is_nats(const char *url);
+
 /**
- * Begin to follow @url: [bind:]tcp://HOST:PORT[#TOPIC] or ipc://PATH. Returns 0; -EINVAL for another
- * form, or another errno of an address to listen on, with @error.
+ * Begin to follow @url: [bind:]tcp://HOST:PORT[#TOPIC], ipc://PATH, or nats://HOST:PORT[/SUBJECT] with
+ * the credentials of @nats. Returns 0; -EINVAL for another form, -ENOTSUP without libkv_nats, or
+ * another errno, with @error.
  */
-int kc_source_open(const char *url, struct kc_source **ret, struct kv_error *error);
+int kc_source_open(const char *url, const struct kvp_nats_args *nats, struct kc_source **ret,
+                   struct kv_error *error);
 
 /**
  * Hand messages to @fn until it returns another value than 0, which is returned; until @deadline_ns, or

@@ -70,9 +70,8 @@ int kc_events_stat(struct kc_events_call *call)
     struct kv_error error = {0};
     int rc;
 
-    if (kc_source_open(call->url, &source, &error) < 0)
-        return kc_events_fail(call, error.code == -EINVAL ? KC_EVENTS_USAGE : KC_EVENTS_UNREACHED,
-                              "%s", error.text);
+    if (kc_source_open(call->url, &call->opts.nats, &source, &error) < 0)
+        return kc_events_fail_open(call, &error);
     rc = kc_events_end(call, listen_on(call, source));
     kc_source_state(source, &state);
     kc_source_close(source);

@@ -21,13 +21,18 @@ static const char *const no_message =
     "  - TensorRT-LLM: event_buffer_max_size above 0, and block reuse;\n"
     "  - with data parallelism, each rank publishes on a port of its own: port + rank.\n";
 
+static const char *const no_nats_message =
+    "  The server is there, and nobody publishes on that subject. Block managers publish on\n"
+    "  kvasir.CLUSTER.MODEL.TENANT.WORKER once a block enters or leaves a tier.\n";
+
 /* Say what nobody has said so far, and why. */
 static void say_nothing(struct kv_buf *out, const struct kc_look *look)
 {
     if (look->state.problem) {
         kv_buf_printf(out, "no message in %.0f s: %s\n", look->seconds, look->state.problem);
     } else if (look->state.connected) {
-        kv_buf_printf(out, "no message in %.0f s\n%s", look->seconds, no_message);
+        kv_buf_printf(out, "no message in %.0f s\n%s", look->seconds,
+                      look->state.nats ? no_nats_message : no_message);
     } else if (look->state.binds) {
         kv_buf_printf(
             out,
@@ -128,6 +133,9 @@ static void say_row(struct kv_buf *out, const struct kc_publisher *p, const stru
     if (c->events)
         say_types(out, c);
     say_skipped(out, p);
+    if (c->snapshots)
+        kv_buf_printf(out, "  %" PRIu64 " parts of snapshots, which others have asked for\n",
+                      c->snapshots);
     if (c->unreadable)
         kv_buf_printf(out, "  unreadable: %" PRIu64 " message%s, the last one: %s\n", c->unreadable,
                       c->unreadable == 1 ? "" : "s", p->why);
@@ -139,6 +147,9 @@ void kc_stat_text(struct kv_buf *out, const struct kc_follower *follower,
     const struct kc_publisher *p;
 
     say_link(out, look);
+    if (look->state.missed)
+        kv_buf_printf(out, "%" PRIu64 " messages were dropped here: this program was too slow\n",
+                      look->state.missed);
     if (!follower->n_messages) {
         say_nothing(out, look);
         return;
@@ -157,7 +168,7 @@ void kc_stat_text(struct kv_buf *out, const struct kc_follower *follower,
 
 static void write_forms(struct kv_json_writer *w, const struct kc_publisher *p)
 {
-    static const char *const names[KC_N_FORMS] = {"maps", "arrays", "unnumbered"};
+    static const char *const names[KC_N_FORMS] = {"maps", "arrays", "records", "unnumbered"};
 
     kv_json_key(w, "forms");
     kv_json_begin_array(w);
@@ -216,6 +227,7 @@ static void write_publisher(struct kv_json_writer *w, const struct kc_publisher 
         kv_json_member_u64(w, "block_size", p->block_size);
     write_forms(w, p);
     write_skipped(w, c);
+    kv_json_member_u64(w, "snapshot_parts", c->snapshots);
     kv_json_member_u64(w, "unreadable", c->unreadable);
     if (c->unreadable)
         kv_json_member_str(w, "why", p->why);
@@ -236,6 +248,8 @@ void kc_stat_json(struct kv_buf *out, const struct kc_follower *follower,
     kv_json_member_u64(&w, "connections", look->state.connected);
     if (look->state.problem)
         kv_json_member_str(&w, "problem", look->state.problem);
+    if (look->state.nats)
+        kv_json_member_u64(&w, "missed_messages", look->state.missed);
     kv_json_member_u64(&w, "messages", follower->n_messages);
     kv_json_key(&w, "publishers");
     kv_json_begin_array(&w);

@@ -25,7 +25,7 @@ static void hint(const struct kc_events_call *call, const struct kc_source *sour
     if (state.problem)
         kc_events_fail(call, 0, "%s", state.problem);
     else if (state.connected)
-        kc_events_fail(call, 0,
+        kc_events_fail(call, 0, "%s",
                        "connected, no message so far; `kvasir events stat` says what to look at");
     else
         kc_events_fail(call, 0, "no publisher has connected so far");
@@ -40,9 +40,8 @@ int kc_events_tail(struct kc_events_call *call)
     struct kv_error error = {0};
     int rc;
 
-    if (kc_source_open(call->url, &source, &error) < 0)
-        return kc_events_fail(call, error.code == -EINVAL ? KC_EVENTS_USAGE : KC_EVENTS_UNREACHED,
-                              "%s", error.text);
+    if (kc_source_open(call->url, &call->opts.nats, &source, &error) < 0)
+        return kc_events_fail_open(call, &error);
     rc = kc_events_begin(call);
     if (rc == 0)
         rc = kc_source_run(source, KV_MIN(end_ns, hint_ns), take, call);
