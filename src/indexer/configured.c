@@ -65,9 +65,9 @@ static void warn_of_unused(const struct ki_options *o)
         const char *name;
         bool given;
     } options[] = {
-        {"block-size", o->block_size > 0},
-        {"model-name", !o->in_section && strcmp(o->model_name, "default") != 0},
-        {"tenant-id", strcmp(o->tenant_id, "default") != 0},
+        {"block-size", o->block_size > 0 && !o->nats},
+        {"model-name", !o->in_section && !o->nats && strcmp(o->model_name, "default") != 0},
+        {"tenant-id", !o->nats && strcmp(o->tenant_id, "default") != 0},
         {"hash-lookahead", o->hash_lookahead > 0},
         {"eagle-drop", o->eagle_drop},
         {"eagle-groups", o->eagle_groups},

@@ -42,8 +42,21 @@ static const struct kv_arg arguments[] = {
      "etcd://HOST:PORT[,HOST:PORT][/NAMESPACE[/COMPONENT[/ENDPOINT]]], etcds:// with TLS, or "
      "file:///FOLDER. What is said of the workers in --workers counts for them, too.",
      0, 0, NULL, false},
+    {"nats", KV_ARG_STR, AT(nats), "URL",
+     "Follow all block managers that publish on the NATS server at URL, nats://HOST:PORT or "
+     "tls://; of "
+     "a cluster several, with commas between. Workers appear and leave with their publishers.",
+     0, 0, NULL, false},
+    {"nats-cluster", KV_ARG_STR, AT(nats_cluster), "NAME",
+     "Only publishers of this cluster. Default: of all.", 0, 0, NULL, false},
+    {"nats-silence", KV_ARG_TIME, AT(nats_silence_ms), "TIME",
+     "Unregister a worker whose publisher is silent for so long, and forget its blocks; longer "
+     "than "
+     "the publishers' window (default 60s).",
+     100, 86400000, NULL, false},
+    KVP_NATS_ARGS(struct ki_options, nats_args),
     {"block-size", KV_ARG_U64, AT(block_size), "TOKENS",
-     "Tokens per block of the workers in --workers (required with it, and with --dynamo): 1 to "
+     "Tokens per block of the workers in --workers, --dynamo and --nats (required with each): 1 to "
      "1048576.",
      1, KI_MAX_BLOCK_SIZE, NULL, false},
     {"model-name", KV_ARG_STR, AT(model_name), "NAME",
@@ -374,6 +387,7 @@ int ki_options_parse(int argc, char **argv, struct ki_options *ret, struct kv_er
         .forget_after_ms = 60000,
         .peer_interval_ms = 2000,
         .unfollowed_age_ms = 600000,
+        .nats_silence_ms = 60000,
         .idle_timeout_ms = 75000,
         .trace_id_header = "x-trace-id",
     };

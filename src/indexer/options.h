@@ -11,6 +11,7 @@
 
 #include "base/args/args.h"
 #include "base/core/error.h"
+#include "plane/nats_args.h"
 
 /** Most tokens in a block of --workers and /register. */
 #define KI_MAX_BLOCK_SIZE (1 << 20)
@@ -22,6 +23,10 @@ struct ki_options {
     uint64_t block_size; /* 0: not given */
     struct kv_arg_list workers;
     const char *dynamo; /* discovery whose workers to follow; NULL: none */
+    const char *nats; /* NULL: not given */
+    const char *nats_cluster;
+    uint64_t nats_silence_ms;
+    struct kvp_nats_args nats_args;
     uint64_t hash_lookahead;
     bool eagle_drop;          /* of those workers */
     const char *eagle_groups; /* of those workers; NULL: all */

@@ -275,6 +275,7 @@ static void destroy_parts(struct ki_service *service)
     ki_http_stop(atomic_load_explicit(&service->http, memory_order_acquire), DRAIN_MS);
     ki_tls_destroy(service->tls);
     ki_dynamo_stop(service->dynamo);
+    ki_nats_stop(service->nats);
     ki_follow_destroy(service->follow);
     ki_registry_destroy(service->registry);
     ki_peers_destroy(service->peers);
@@ -311,6 +312,8 @@ static int serve(struct ki_service *service, int fd, uint16_t port, struct kv_er
         rc = recover(service, error);
     if (rc == 0)
         rc = ki_dynamo_start(o, service->registry, &service->dynamo, error);
+    if (rc == 0)
+        rc = ki_nats_start(o, service->registry, &service->nats, error);
     if (rc < 0 || ki_signals.stop) {
         close(fd);
         return rc;

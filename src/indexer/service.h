@@ -13,6 +13,7 @@
 #include "indexer/http/auth.h"
 #include "indexer/http/http.h"
 #include "indexer/model/lookup.h"
+#include "indexer/nats.h"
 #include "indexer/options.h"
 #include "indexer/registry/registry.h"
 #include "indexer/replica/follow.h"
@@ -36,6 +37,7 @@ struct ki_service {
     struct ki_peers *peers;
     struct ki_follow *follow;
     struct ki_dynamo *dynamo; /* NULL: no --dynamo */
+    struct ki_nats *nats; /* NULL: no --nats */
     struct ki_telemetry *telemetry;
     struct ki_tls *tls;               /* NULL: plain HTTP */
     struct ki_access_log *access_log; /* NULL: none */

@@ -288,6 +288,8 @@ static void on_live(void *arg, const struct kvp_nats_msg *msg)
         follow->stats.refused++;
         goto out;
     }
+    if (follow->ops.heard)
+        follow->ops.heard(follow->arg, publisher->subject);
     if (!publisher->request || publisher->incarnation != header.incarnation)
         begin(follow, publisher, header.incarnation);
     if (publisher->whole)
@@ -295,6 +297,22 @@ static void on_live(void *arg, const struct kvp_nats_msg *msg)
     else
         on_waiting(follow, publisher, &header, msg);
 out:
+    pthread_mutex_unlock(&follow->lock);
+}
+
+void kvp_follow_forget(struct kvp_follow *follow, const char *subject)
+{
+    struct publisher *publisher;
+
+    pthread_mutex_lock(&follow->lock);
+    publisher = find(follow, subject);
+    if (publisher) {
+        follow->stats.publishers--;
+        follow->stats.whole -= publisher->whole;
+        LIST_REMOVE(publisher, list);
+        drop_kept(follow, publisher);
+        free(publisher);
+    }
     pthread_mutex_unlock(&follow->lock);
 }
 

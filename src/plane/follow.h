@@ -20,8 +20,10 @@
 
 struct kvp_follow;
 
-/** Calls of a follower about a publisher. All are required. */
+/** Calls of a follower about a publisher. All but heard are required. */
 struct kvp_follow_ops {
+    /** A message of @publisher has come, of whatever kind: it lives. NULL: nobody asks. */
+    void (*heard)(void *arg, const char *publisher);
     /** Forget all blocks of @publisher: a snapshot follows. */
     void (*reset)(void *arg, const char *publisher);
     /** Take a record: @header->publisher has a block, or has it no longer. */
@@ -43,6 +45,12 @@ int kvp_follow_open(const struct kvp_follow_opts *opts, const struct kvp_follow_
                     struct kvp_follow **ret);
 /** Stop. No callback runs after the return. NULL is a no-op. */
 void kvp_follow_close(struct kvp_follow *follow);
+
+/**
+ * Forget a publisher that isn't heard of any more: its next message is that of a new one. A no-op for one
+ * that isn't known. Not from a callback.
+ */
+void kvp_follow_forget(struct kvp_follow *follow, const char *publisher);
 
 struct kvp_follow_stats {
     uint32_t publishers, whole; /* known now; of these, whole */

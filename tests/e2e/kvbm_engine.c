@@ -336,6 +336,21 @@ static void add_dynamo(char **argv, enum kvbm_event_scope scope)
     must(kvbm_events_add_dynamo(engine.events, &opts, &engine.dynamo) > 0, "sink for Dynamo");
 }
 
+/* Publish on the NATS server at @url, too. */
+static void add_nats(const char *url)
+{
+    struct kvp_nats_opts server = {.size = sizeof(server), .url = url, .reconnect_ms = 50};
+    struct kvbm_nats_opts nats = {.size = sizeof(nats),
+                                  .server = &server,
+                                  .cluster = "c",
+                                  .model = "m",
+                                  .tenant = "default",
+                                  .worker = "1",
+                                  .window_ms = 100};
+
+    must(kvbm_events_add_nats(engine.events, &nats, NULL) > 0, "NATS sink");
+}
+
 static void start(char **argv)
 {
     struct kve_publisher_opts publisher = {.size = sizeof(publisher),
@@ -356,8 +371,10 @@ static void start(char **argv)
     pool.reject_duplicates = strcmp(argv[1], "reject") == 0;
     must(kvbm_events_create(&events, &engine.events) == 0, "events");
     must(kvbm_events_add_zmq(engine.events, &zmq, &engine.publisher) > 0, "sink");
-    if (argv[5])
+    if (argv[5] && argv[6])
         add_dynamo(argv + 5, zmq.scope);
+    else if (argv[5])
+        add_nats(argv[5]);
     registry.events = engine.events;
     must(kvbm_registry_create(&registry, &engine.registry) == 0, "registry");
     pool.n_blocks = 60;
@@ -383,7 +400,7 @@ int main(int argc, char **argv)
     const char *replay;
     char line[64];
 
-    if (argc != 5 && argc != 9)
+    if (argc != 5 && argc != 6 && argc != 9)
         return 2;
     start(argv);
     replay = kve_publisher_replay_endpoint(engine.publisher);

@@ -16,8 +16,9 @@ STEPS = 150
 
 
 class Engine:
-    def __init__(self, policy="lru", scope="tiers", replay=True, queue_bytes=0):
-        self.process = subprocess.Popen([BUILD / "tests" / "kvbm_engine", policy, scope, "replay" if replay else "-", str(queue_bytes)],
+    def __init__(self, policy="lru", scope="tiers", replay=True, queue_bytes=0, nats=None):
+        self.process = subprocess.Popen([BUILD / "tests" / "kvbm_engine", policy, scope, "replay" if replay else "-", str(queue_bytes),
+                                         *([nats] if nats else [])],
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.scope, self.marks = scope, 0
         self.endpoint, replay_endpoint = self.process.stdout.readline().split()

@@ -186,13 +186,13 @@ static int check_allowed(const struct ki_registry *r, const char *text, struct k
 int ki_registry_check(const struct ki_registry *r, const struct ki_registration *reg,
                       struct kv_error *error)
 {
-    int rc = check_syntax(reg->endpoint, false, error);
+    int rc = reg->fed ? 0 : check_syntax(reg->endpoint, false, error);
 
     if (rc == 0 && reg->replay_endpoint)
         rc = check_syntax(reg->replay_endpoint, true, error);
     if (rc == 0 && reg->block_size == 0)
         rc = kv_fail(error, -EINVAL, 0, "block_size must be at least 1");
-    if (rc == 0)
+    if (rc == 0 && !reg->fed)
         rc = check_allowed(r, reg->endpoint, error);
     if (rc == 0 && reg->replay_endpoint)
         rc = check_allowed(r, reg->replay_endpoint, error);

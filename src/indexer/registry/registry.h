@@ -26,6 +26,7 @@
 #include "indexer/stream/worker.h"
 #include "kv_event.h"
 
+struct ki_listener;
 struct ki_names;
 struct ki_registry;
 
@@ -92,6 +93,13 @@ int ki_registry_check(const struct ki_registry *registry,
  */
 int ki_registry_unregister(struct ki_registry *registry, uint64_t instance, const char *model,
                            const char *tenant, const uint32_t *rank, struct kv_error *error);
+
+/**
+ * Return the listener of a registered rank, with a reference for the caller, so that it can be fed; NULL:
+ * there is none.
+ */
+struct ki_listener *ki_registry_listener(struct ki_registry *registry, uint64_t instance,
+                                         uint32_t rank);
 
 /** Return true while the blocks of @instance are leaving: its next change would wait. */
 bool ki_registry_is_leaving(struct ki_registry *registry, uint64_t instance);

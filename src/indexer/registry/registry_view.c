@@ -44,6 +44,19 @@ long ki_registry_models(struct ki_registry *registry, struct ki_model ***ret)
     return (long)n;
 }
 
+struct ki_listener *ki_registry_listener(struct ki_registry *registry, uint64_t instance,
+                                         uint32_t rank)
+{
+    struct ki_listener *l;
+
+    pthread_mutex_lock(&registry->lock);
+    l = ki_listener_find(registry, instance, rank);
+    if (l)
+        ki_listener_acquire(l);
+    pthread_mutex_unlock(&registry->lock);
+    return l;
+}
+
 const char *ki_listener_status_name(enum ki_listener_status status)
 {
     static const char *const names[] = {"pending", "active", "replaying",

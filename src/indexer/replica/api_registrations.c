@@ -59,7 +59,8 @@ static void write_lists(struct kv_json_writer *w, const struct ki_worker_info *i
     kv_json_key(w, "registrations");
     kv_json_begin_array(w);
     for (long i = 0; i < n; i++)
-        write_registration(w, &infos[i]);
+        if (!infos[i].fed) /* peers that follow the same server find the worker there */
+            write_registration(w, &infos[i]);
     kv_json_end_array(w);
     kv_json_key(w, "removed");
     kv_json_begin_array(w);

@@ -85,6 +85,7 @@ int ki_listener_create(struct ki_listener_env *env, const struct ki_registration
     l->told_blocks = registration->num_blocks;
     l->has_publisher = registration->has_publisher;
     l->publisher = registration->publisher;
+    l->fed = registration->fed;
     ki_backlog_init(&l->backlog);
     l->generation = ki_listener_new_generation(env);
     l->who = who(registration);
@@ -96,8 +97,10 @@ int ki_listener_create(struct ki_listener_env *env, const struct ki_registration
         if (!l->replay_endpoint)
             goto fail;
     }
-    ki_target_init(&l->target, l->endpoint);
+    ki_target_init(&l->target, l->fed ? NULL : l->endpoint);
     ki_target_init(&l->replay_target, l->replay_endpoint);
+    if (l->fed) /* the feeder forgets workers that it doesn't hear of */
+        opts.forget_ns = 0;
     ki_stream_init(&l->stream, &opts);
     rc = ki_applier_init(&l->applier, l->instance, l->rank, model->block_size, l->env->mm_keys);
     if (rc < 0)
@@ -105,6 +108,7 @@ int ki_listener_create(struct ki_listener_env *env, const struct ki_registration
     ki_applier_set_habits(&l->applier, &registration->habits);
     if (l->has_publisher)
         kve_reader_expect(l->applier.reader, l->publisher, l->instance, l->rank);
+    l->applier.unordered = l->fed;
     l->applier.who = l->who;
     l->applier.forgets = begin_generation;
     l->applier.forgets_arg = l;
@@ -319,6 +323,7 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
         .model = strdup(l->model->name),
         .tenant = strdup(l->model->tenant),
         .status = status_of(l),
+        .fed = l->fed,
         .connected = l->link != KI_LINK_DOWN,
         .stale = ki_stream_is_absent(s, now_ns),
         .absent_ms = s->absent_ns && !s->connected

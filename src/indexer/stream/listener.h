@@ -93,6 +93,7 @@ struct ki_listener {
     char *endpoint, *replay_endpoint; /* replay_endpoint may be NULL */
     bool has_publisher;               /* messages of others than this publisher are passed over */
     uint64_t publisher;
+    bool fed;                         /* batches come by ki_listener_feed; there is no connection */
     _Atomic uint32_t refs;
 
     /* The view that /query tells: 0 when it is active and whole, or gone. See ki_listener_show. */
@@ -234,6 +235,22 @@ int ki_listener_hold(struct ki_listener *l, struct ki_snapshot **ret, uint64_t *
  * batch all the time: it wasn't retired, nor lost any. The caller wakes the pump.
  */
 bool ki_listener_let_go(struct ki_listener *l, uint64_t generation);
+
+/* -- a fed listener: one thread of the feeder at a time (listener_fed.c) -------------------------- */
+
+/*
+ * Each waits while a dump copies the stream's blocks, and until the listener has started. Returns 0, or
+ * -ENOENT for a retired listener.
+ */
+
+/** Forget the stream's blocks: they will be told anew. Partial until ki_listener_feed_whole. */
+int ki_listener_feed_anew(struct ki_listener *l);
+/** Apply operations; @lost_tiers: bit per tier of which something was left out. */
+int ki_listener_feed(struct ki_listener *l, const struct kve_batch *batch, uint32_t lost_tiers);
+/** Note whether the blocks that were told are all that the publisher has. */
+int ki_listener_feed_whole(struct ki_listener *l, bool whole);
+/** Note that the publisher is heard of, or (@problem) why it isn't. */
+int ki_listener_feed_link(struct ki_listener *l, const char *problem);
 
 /** Tell the model of new sizes of chunks in the stream's lower tiers. Caller-locked. */
 void ki_listener_tell_chunks(struct ki_listener *l);

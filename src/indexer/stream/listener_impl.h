@@ -7,6 +7,7 @@
  *   listener_read.c     messages, from sockets and backlog to the stream
  *   listener_stream.c   the stream's decisions: writes to the index, replays, the held batch
  *   listener_link.c     the connection to the publisher: opened, lost, looked for, told
+ *   listener_fed.c      batches of a listener without a connection
  *
  * All functions here belong to the event thread.
  */
@@ -63,6 +64,13 @@ void ki_listener_open_replay(struct ki_listener *l, uint64_t now_ns);
 void ki_listener_close_replay(struct ki_listener *l);
 /** Drop the held batch and the backlog. */
 void ki_listener_drop_held(struct ki_listener *l);
+
+/** Note, under the lock, how a batch or the waiting stores changed the completeness of the view. */
+void ki_listener_note_applied(struct ki_listener *l, enum ki_applied applied, uint64_t now_ns);
+/** End a series of writes, before the lock is released. */
+void ki_listener_end_writes(struct ki_listener *l, bool applied, uint64_t now_ns);
+/** Behind the lock: tell those who may have lost blocks with this stream's. */
+void ki_listener_tell_loss(struct ki_listener *l);
 
 /* -- listener_link.c --------------------------------------------------------------------------- */
 

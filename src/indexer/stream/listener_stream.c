@@ -88,7 +88,7 @@ bool ki_listener_learn_anew(struct ki_listener *l, const uint32_t *ranks, uint32
 }
 
 /* Behind the lock: tell those who may have lost blocks with this stream's. */
-static void tell_loss(struct ki_listener *l)
+void ki_listener_tell_loss(struct ki_listener *l)
 {
     struct ki_loss loss = l->applier.loss;
 
@@ -120,7 +120,7 @@ static void judge(struct ki_listener *l, uint64_t now_ns)
 }
 
 /* Note how a batch, or the waiting stores, changed the completeness of the view. */
-static void note_applied(struct ki_listener *l, enum ki_applied applied, uint64_t now_ns)
+void ki_listener_note_applied(struct ki_listener *l, enum ki_applied applied, uint64_t now_ns)
 {
     switch (applied) {
     case KI_APPLIED:
@@ -159,11 +159,11 @@ void ki_listener_tell_chunks(struct ki_listener *l)
 }
 
 /* End of a series of writes, before the lock is released. */
-static void end_writes(struct ki_listener *l, bool applied, uint64_t now_ns)
+void ki_listener_end_writes(struct ki_listener *l, bool applied, uint64_t now_ns)
 {
     if (!applied)
         return;
-    note_applied(l, ki_applier_flush(&l->applier, l->model->index), now_ns);
+    ki_listener_note_applied(l, ki_applier_flush(&l->applier, l->model->index), now_ns);
     ki_model_note_forms(l->model, l->applier.forms);
     l->last_event_ns = kv_wall_ns();
 }
@@ -185,8 +185,8 @@ static void settle(struct ki_listener *l, struct ki_stream_stats *before, unsign
         kve_reader_renew(l->applier.reader);
     ki_applier_note_stream_losses(&l->applier, l->stream.losses);
     if (steps & KI_STEP_APPLY)
-        note_applied(l, ki_applier_put(&l->applier, l->model->index, payload.data, payload.len),
-                     now_ns);
+        ki_listener_note_applied(
+            l, ki_applier_put(&l->applier, l->model->index, payload.data, payload.len), now_ns);
     if (KV_LIKELY(steps == KI_STEP_APPLY && before->missed == l->stream.stats.missed &&
                   before->resyncs == l->stream.stats.resyncs))
         return;
@@ -274,11 +274,11 @@ static unsigned offer(struct ki_listener *l, struct ki_live *batches, size_t n, 
         settle(l, &before, steps, batch->payload, now_ns);
         all |= steps;
     }
-    end_writes(l, all & KI_STEP_APPLY, now_ns);
+    ki_listener_end_writes(l, all & KI_STEP_APPLY, now_ns);
     note_still_lost(l, absent_ns, now_ns);
     *ret_done = l->gone ? n : i;
     ki_listener_unlock(l);
-    tell_loss(l);
+    ki_listener_tell_loss(l);
     if (steps & KI_STEP_HOLD)
         hold(l, &batches[i - 1]);
     return steps;
@@ -337,10 +337,10 @@ void ki_listener_offer_replayed(struct ki_listener *l, const struct ki_batch_id 
         else
             steps = ki_stream_replayed(&l->stream, id, now_ns);
         settle(l, &before, steps, message ? message->payload : (struct kve_span){0}, now_ns);
-        end_writes(l, steps & KI_STEP_APPLY, now_ns);
+        ki_listener_end_writes(l, steps & KI_STEP_APPLY, now_ns);
     }
     ki_listener_unlock(l);
-    tell_loss(l);
+    ki_listener_tell_loss(l);
     ki_listener_follow(l, steps, now_ns);
 }
 
@@ -356,7 +356,7 @@ void ki_listener_tick_stream(struct ki_listener *l, uint64_t now_ns)
         settle(l, &before, steps, (struct kve_span){0}, now_ns);
     }
     ki_listener_unlock(l);
-    tell_loss(l);
+    ki_listener_tell_loss(l);
     ki_listener_follow(l, steps, now_ns);
 }
 
@@ -379,7 +379,7 @@ void ki_listener_tick_absence(struct ki_listener *l, uint64_t now_ns)
     if (steps & KI_STEP_PURGE && l->applier.loss.of != KI_RANKS_NONE)
         l->applier.loss.own = l->applier.loss.absent = true;
     ki_listener_unlock(l);
-    tell_loss(l);
+    ki_listener_tell_loss(l);
     if (!(steps & KI_STEP_PURGE))
         return;
     ki_listener_close_replay(l);

@@ -90,21 +90,25 @@ static bool stays(struct ki_listener *l)
     return !gone;
 }
 
+/* Acquire pairs with ki_registry_go: a thread that sees this flag sees what recovery adopted. */
+static bool may_start(const struct ki_listener *l)
+{
+    return !l->started && !l->copying && !atomic_load_explicit(&l->env->held, memory_order_acquire);
+}
+
 static bool tick(struct ki_listener *l, uint64_t now_ns)
 {
     if (!stays(l))
         return false;
-    if (ki_listener_is_open(l))
+    if (l->fed) {
+        if (may_start(l))
+            start(l, now_ns);
+    } else if (ki_listener_is_open(l))
         ki_listener_reconnect(l, now_ns);
     else if (!l->detached && now_ns >= l->retry_at_ns)
         ki_listener_connect(l, now_ns);
     if (ki_listener_is_open(l)) {
-        /*
-         * Acquire pairs with ki_registry_go: a thread that sees this flag sees what recovery
-         * adopted.
-         */
-        if (!l->started && !l->copying &&
-            !atomic_load_explicit(&l->env->held, memory_order_acquire))
+        if (may_start(l))
             start(l, now_ns);
         if (l->replay_again_ns && now_ns >= l->replay_again_ns)
             ki_listener_open_replay(l, now_ns);

@@ -290,6 +290,16 @@ unsigned ki_stream_replayed(struct ki_stream *s, const struct ki_batch_id *id, u
 unsigned ki_stream_replay_end(struct ki_stream *s, uint64_t now_ns);
 unsigned ki_stream_replay_failed(struct ki_stream *s, uint64_t now_ns);
 
+/**
+ * Of a stream without messages of its own, which is fed (stream_fed.c). anew: all blocks will be told
+ * again, and the view is partial until fed_whole; returns PURGE and RESET. fed: a batch is applied.
+ * link: the publisher is heard of, or isn't any more.
+ */
+unsigned ki_stream_fed_anew(struct ki_stream *s);
+void ki_stream_fed(struct ki_stream *s);
+void ki_stream_fed_whole(struct ki_stream *s, bool whole);
+void ki_stream_fed_link(struct ki_stream *s, bool up, uint64_t now_ns);
+
 /** Return the time at which to call ki_stream_tick; 0: never. */
 uint64_t ki_stream_deadline(const struct ki_stream *s);
 unsigned ki_stream_tick(struct ki_stream *s, uint64_t now_ns);

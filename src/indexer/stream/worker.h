@@ -21,6 +21,7 @@ struct ki_registration {
     const char *replay_endpoint; /* NULL: gaps can't be replayed */
     const char *model;
     const char *tenant;
+    bool fed;            /* batches come by ki_listener_feed; endpoint is for people */
     uint64_t num_blocks; /* blocks for which the engine has room, in all tiers; 0: unknown */
     /* The stream is of Dynamo's event plane: only this publisher's messages, and their events of
      * this instance and rank count. */
@@ -61,6 +62,7 @@ struct ki_worker_info {
     char *model;
     char *tenant;
     enum ki_listener_status status;
+    bool fed;           /* see ki_registration */
     bool connected;     /* connected to a publisher, by the latest news */
     bool stale;         /* without a connection for so long that the view is partial for it */
     uint64_t absent_ms; /* milliseconds without a connection */

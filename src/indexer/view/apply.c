@@ -465,25 +465,17 @@ static void count_batch(struct ki_applier *a, const struct kve_batch *batch, siz
         a->stats.skipped[i] += batch->skipped[i];
 }
 
-enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, const void *payload,
-                               size_t len)
+/* Apply a decoded batch; the reader's notes of what it left out are those of this batch. */
+static enum ki_applied put_batch(struct ki_applier *a, struct kvi_index *index,
+                                 const struct kve_batch *batch, size_t len, enum ki_applied so_far)
 {
-    struct kve_batch batch;
-    struct put put = {.batch = &batch, .result = KI_APPLIED};
+    struct put put = {.batch = batch, .result = so_far};
 
-    memset(&a->last, 0, sizeof(a->last));
-    if (ki_applier_sweep_salts(a, index) < 0)
-        put.result = KI_APPLIED_PART;
-    if (kve_reader_decode(a->reader, payload, len, &batch) < 0) {
-        a->stats.malformed++;
-        a->pool_clear.n = 0;
-        return KI_APPLIED_PART;
-    }
     a->reports.judged_to = 0;
     a->small.work = 0;
-    if (ki_applier_declare_windows(a, index, &batch) < 0)
+    if (ki_applier_declare_windows(a, index, batch) < 0)
         put.result = KI_APPLIED_PART;
-    for (size_t i = 0; i < batch.n_ops; i++)
+    for (size_t i = 0; i < batch->n_ops; i++)
         put_op(a, index, &put, i);
     doubt_lost(a);
     if (put.alone || ki_doubts_has(&a->doubts, KI_WHY_PLACES))
@@ -495,12 +487,39 @@ enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, co
         put.result = KI_APPLIED_PART;
     }
     /* skipped events of unknown type or content; events that never came */
-    if (batch.skipped[KVE_SKIP_TOO_LARGE] || a->reader->misses_events)
+    if (batch->skipped[KVE_SKIP_TOO_LARGE] || a->reader->misses_events)
         put.result = KI_APPLIED_PART;
-    count_batch(a, &batch, len);
+    count_batch(a, batch, len);
     if (put.wrote) /* else ki_applier_flush does, which follows */
         ki_applier_note_losses(a, index);
     return put.result;
+}
+
+enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, const void *payload,
+                               size_t len)
+{
+    enum ki_applied result = KI_APPLIED;
+    struct kve_batch batch;
+
+    memset(&a->last, 0, sizeof(a->last));
+    if (ki_applier_sweep_salts(a, index) < 0)
+        result = KI_APPLIED_PART;
+    if (kve_reader_decode(a->reader, payload, len, &batch) < 0) {
+        a->stats.malformed++;
+        a->pool_clear.n = 0;
+        return KI_APPLIED_PART;
+    }
+    return put_batch(a, index, &batch, len, result);
+}
+
+enum ki_applied ki_applier_put_ops(struct ki_applier *a, struct kvi_index *index,
+                                   const struct kve_batch *batch, uint32_t lost_tiers)
+{
+    memset(&a->last, 0, sizeof(a->last));
+    a->reader->n_lost = a->reader->lost_beyond = 0;
+    a->reader->event = (struct kve_lost){a->rank, 0, lost_tiers};
+    kve_note_lost(a->reader);
+    return put_batch(a, index, batch, 0, KI_APPLIED);
 }
 
 enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, const void *payload,

@@ -107,6 +107,7 @@ struct ki_applier {
     uint32_t n_cleared;        /* ranks brought when all of them were last cleared */
     /* Blocks, by hash in place of the owner, that lack a component which others have: bit per tier */
     struct ki_doubts incomplete;
+    bool unordered;  /* a block may be told before its parent */
     bool unnumbered; /* messages had no numbers: lost ones leave no trace */
     struct ki_pool_clear pool_clear;
     /* Blocks and copies of its ranks that limits of the index left out, and tiers whose copies are in
@@ -216,6 +217,12 @@ enum ki_applied ki_applier_apply(struct ki_applier *a, struct kvi_index *index, 
  */
 enum ki_applied ki_applier_put(struct ki_applier *a, struct kvi_index *index, const void *payload,
                                size_t len);
+/**
+ * The same for operations that come decoded, all of the registered rank. @lost_tiers: bit per tier of
+ * which something was left out.
+ */
+enum ki_applied ki_applier_put_ops(struct ki_applier *a, struct kvi_index *index,
+                                   const struct kve_batch *batch, uint32_t lost_tiers);
 /**
  * Note whether the index has left out blocks or copies of the stream at one of its limits. Until
  * they are cleared, answers may be too short. Call after a restore; the functions here do.

@@ -76,7 +76,7 @@ void ki_applier_note_complete(struct ki_applier *a, const struct kve_op *op)
 
 /*
  * Return true when a store shows that the view isn't the engine's. A block of the device has its
- * parent there, and a place has one name: where it gets another, something that the events don't
+ * parent there, unless the publisher tells blocks in any order, and a place has one name: where it gets another, something that the events don't
  * tell differs (an image, an adapter), unless the index is told to leave images out.
  */
 static bool contradicts(const struct ki_applier *a, const struct kve_op *op,
@@ -85,7 +85,7 @@ static bool contradicts(const struct ki_applier *a, const struct kve_op *op,
     bool names_all = !a->reader->ignore_mm_keys && !a->reader->ignore_mm_offsets;
 
     return op->tier == KV_TIER_DEVICE && !op->source &&
-           (stored->parked || (stored->renamed && names_all));
+           ((stored->parked && !a->unordered) || (stored->renamed && names_all));
 }
 
 /* Put blocks into a cache that the event names by hash. Unknown ones leave the tier in doubt. */
