@@ -37,7 +37,7 @@ struct ki_service {
     struct ki_peers *peers;
     struct ki_follow *follow;
     struct ki_dynamo *dynamo; /* NULL: no --dynamo */
-    struct ki_nats *nats; /* NULL: no --nats */
+    struct ki_nats *nats;     /* NULL: no --nats */
     struct ki_telemetry *telemetry;
     struct ki_tls *tls;               /* NULL: plain HTTP */
     struct ki_access_log *access_log; /* NULL: none */

@@ -300,6 +300,46 @@ def test_replay_endpoints():
             check("is that an engine's replay endpoint?" in err, err)
 
 
+def envelope(sequence, *events, publisher=0xABCD, **extra):
+    """A message of Dynamo's event plane, as Dynamo 1.6.1 writes it."""
+    return msgpack.packb({"publisher_id": publisher, "sequence": sequence, "published_at": 1757500000000, "topic": "kv-events",
+                          "payload": msgpack.packb(list(events)), **extra})
+
+
+def routed(event_id, data, worker=7587, rank=2, tier="device"):
+    return {"worker_id": worker, "storage_tier": tier, "residency_domain": "worker",
+            "event": {"event_id": event_id, "data": data, "dp_rank": rank}}
+
+
+def stored(*hashes, parent=None):
+    blocks = [{"block_hash": h, "tokens_hash": h // 2, "mm_extra_info": None} for h in hashes]
+    return {"stored": {"parent_hash": parent, "start_position": None, "blocks": blocks}}
+
+
+def check_envelopes(lines, publisher):
+    equal([(line["what"], line.get("batch"), line.get("rank"), line.get("worker_id"), line.get("type"), line.get("tier"), line.get("block_hashes"))
+           for line in lines],
+          [("event", 4, 2, 7587, "stored", "device", [2**64 - 1, 12]), ("event", 4, 2, 7587, "removed", "host_pinned", [9]),
+           ("gap", None, None, None, None, None, None), ("event", 7, 2, 7587, "cleared", "device", [])], "lines")
+    equal({line["publisher_id"] for line in lines}, {publisher}, "publishers")
+
+
+MESSAGES = [(4, (routed(1, stored(2**64 - 1, 12, parent=5)), routed(2, {"removed": {"block_hashes": [9]}}, tier="host_pinned"))),
+            (7, (routed(9, "cleared"),))]
+
+
+def test_dynamo_over_zmq():
+    with Publisher() as engine, Tool("tail", engine.endpoint, "--json", "--batches", 2) as tail, \
+            Tool("stat", engine.endpoint, "--batches", 2) as stat:
+        engine.wait_subscriber(2)
+        for sequence, events in MESSAGES:
+            payload = envelope(sequence, *events, publisher=77)
+            engine.send_frames(b"kv-events", struct.pack(">Q", 77), struct.pack(">Q", sequence), b"\1" + struct.pack(">I", len(payload)) + payload)
+        check_envelopes(tail.lines(), 77)
+        out = stat.end()[0]
+        check("envelopes of Dynamo's event plane" in out and "publisher=000000000000004d" in out, out)
+
+
 def publish_until(tool, publish):
     """Publish for a tool over NATS, whose subscription nobody reports, until it has ended."""
     while tool.process.poll() is None:
@@ -337,6 +377,28 @@ def test_block_managers():
         one = next(line for line in lines if line["what"] == "event" and line["type"] == "stored" and line["block_hashes"] == [2])
         equal((one["parent_hash"], one["tokens_hash"], one["tier"], one["block_bytes"]), (1, 78, "host_pinned", 4096))
         equal({form for publisher in stat.lines()[-1]["publishers"] for form in publisher["forms"]}, {"records"}, "forms")
+
+
+def test_dynamo_over_nats():
+    """Two publishers on one subject; losses are those of one of them. Other subjects aren't heard."""
+    needs_nats()
+    subject = "namespace.dynamo.component.backend.endpoint.generate.kv-events"
+    with NatsServer() as server, NatsClient(server) as client, \
+            Tool("tail", f"{server.url}/{subject}", "--json", "--batches", 4) as tail:
+        n = 0
+
+        def publish():
+            nonlocal n
+            n += 1
+            client.publish("namespace.other", b"x")
+            for publisher in (1, 2):
+                client.publish(subject, envelope(2 * n if publisher == 2 else n, routed(n, stored(n)), publisher=publisher))
+
+        publish_until(tail, publish)
+        lines = tail.lines()
+        equal({line["topic"] for line in lines}, {subject}, "subjects")
+        equal({line["publisher_id"] for line in lines if line["what"] == "gap"}, {2}, "publishers with gaps")
+        equal(len([line for line in lines if line["what"] == "event"]), 4, lines)
 
 
 def test_nats_server_comes_back():

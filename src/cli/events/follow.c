@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "event/router/envelope.h"
+
 /* Salts remembered of each publisher: enough to judge its events, and little memory. */
 #define MAX_SALTED 65536
 
@@ -22,6 +24,7 @@ const char *kc_form_name(enum kc_form form)
     static const char *const names[KC_N_FORMS] = {
         [KC_FORM_MAPS] = "events as maps (vLLM 0.24 and later)",
         [KC_FORM_ARRAYS] = "events as arrays (SGLang, vLLM before 0.24)",
+        [KC_FORM_ENVELOPES] = "envelopes of Dynamo's event plane",
         [KC_FORM_RECORDS] = "KVEvent records of block managers",
         [KC_FORM_UNNUMBERED] = "batches without numbers: losses can't be seen",
     };
@@ -52,8 +55,7 @@ void kc_follower_fini(struct kc_follower *follower)
 }
 
 /* Count and write an event that the reader has come to. */
-static void see_event(void *arg, const struct kve_raw_event *ev, const uint64_t *hashes,
-                      uint32_t rank);
+static void see_event(void *arg, const struct kve_seen *seen);
 
 static struct kc_publisher *add_publisher(struct kc_follower *follower, struct kv_str from,
                                           struct kv_str topic)
@@ -92,15 +94,19 @@ static int find_publisher(struct kc_follower *follower, const struct kc_message 
 
     TAILQ_FOREACH(p, &follower->publishers, entry)
     if (p->topic.len == topic.len && memcmp(p->topic.p, topic.p, topic.len) == 0 &&
-        kv_str_eq(message->from, p->from))
+        p->has_id == m->has_publisher && p->id == m->publisher && kv_str_eq(message->from, p->from))
         break;
     follower->publisher = p;
     if (p)
         return 0;
     if (follower->n_publishers == KC_MAX_PUBLISHERS)
         return -ENOSPC;
-    follower->publisher = add_publisher(follower, message->from, topic);
-    return follower->publisher ? 0 : -ENOMEM;
+    p = follower->publisher = add_publisher(follower, message->from, topic);
+    if (!p)
+        return -ENOMEM;
+    p->has_id = m->has_publisher;
+    p->id = m->publisher;
+    return 0;
 }
 
 /* -- events ------------------------------------------------------------------------------------ */
@@ -115,9 +121,9 @@ void kc_write_news(struct kc_follower *follower, struct kc_news *news)
         follower->write(&follower->out, news);
 }
 
-static void see_event(void *arg, const struct kve_raw_event *ev, const uint64_t *hashes,
-                      uint32_t rank)
+static void see_event(void *arg, const struct kve_seen *seen)
 {
+    const struct kve_raw_event *ev = seen->ev;
     static const enum kc_type types[] = {[KVE_RAW_STORED] = KC_STORED,
                                          [KVE_RAW_REMOVED] = KC_REMOVED,
                                          [KVE_RAW_CLEARED] = KC_CLEARED};
@@ -125,9 +131,11 @@ static void see_event(void *arg, const struct kve_raw_event *ev, const uint64_t 
     struct kc_follower *follower = arg;
     struct kc_publisher *p = follower->publisher;
     struct kc_event event = {
-        .rank = rank,
+        .rank = seen->rank,
+        .has_worker = seen->has_worker,
+        .worker = seen->worker,
         .tier = medium ? medium->tier : KV_N_TIERS,
-        .hashes = hashes,
+        .hashes = seen->hashes,
         .n_hashes = ev->n_hashes,
         .n_tokens = ev->n_tokens,
         .block_size = ev->block_size,
@@ -144,7 +152,9 @@ static void see_event(void *arg, const struct kve_raw_event *ev, const uint64_t 
         .owner = ev->ownership,
     };
 
-    p->counts.forms |= 1u << (ev->is_map ? KC_FORM_MAPS : KC_FORM_ARRAYS);
+    p->counts.forms |= 1u << (seen->has_worker ? KC_FORM_ENVELOPES
+                              : ev->is_map     ? KC_FORM_MAPS
+                                               : KC_FORM_ARRAYS);
     if (ev->type != KVE_RAW_STORED && ev->type != KVE_RAW_REMOVED && ev->type != KVE_RAW_CLEARED)
         return;
     if (event.has_block_size && ev->block_size <= UINT32_MAX)
@@ -238,6 +248,19 @@ static int read_batch(struct kc_follower *follower, const struct kve_message *m,
     return 0;
 }
 
+/* An envelope names its publisher and its number, whatever carries it. */
+static void open_envelope(struct kve_message *m, bool *numbered)
+{
+    struct kve_envelope envelope;
+
+    if (!kve_envelope_is_likely(m->payload.data, m->payload.len) ||
+        kve_envelope_read(m->payload.data, m->payload.len, &envelope) < 0)
+        return;
+    m->has_publisher = *numbered = true;
+    m->publisher = envelope.publisher;
+    m->sequence = envelope.sequence;
+}
+
 /* Take a message's frames apart. Returns 0 or -EPROTO. */
 static int parse(struct kc_follower *follower, const struct kc_message *message,
                  struct kve_message *ret)
@@ -258,6 +281,7 @@ static int parse(struct kc_follower *follower, const struct kc_message *message,
     if (kve_message_parse_live(message->frames, message->n_frames, ret) < 0 &&
         kve_message_parse_short(message->frames, message->n_frames, ret, numbered) < 0)
         return -EPROTO;
+    open_envelope(ret, numbered);
     return 0;
 }
 

@@ -2,7 +2,7 @@
 /**
  * Follow publishers: messages in, events and losses out, and counts by publisher.
  *
- *     message ──► its publisher (address, topic) ──► number: gap? restart? ──► batch ──► events
+ *     message ──► its publisher (address, topic, id) ──► number: gap? restart? ──► batch ──► events
  *                                                                     └─► no batch: unreadable
  *
  * Each event has the form of an event, no more: kv-indexer's rules (block size, groups, salts) leave
@@ -28,6 +28,7 @@ enum kc_type { KC_STORED, KC_REMOVED, KC_CLEARED, KC_N_TYPES };
 enum kc_form {
     KC_FORM_MAPS,       /* events as maps: vLLM from 0.24 on */
     KC_FORM_ARRAYS,     /* events as arrays: SGLang, vLLM before 0.24 */
+    KC_FORM_ENVELOPES,  /* envelopes of Dynamo's event plane */
     KC_FORM_RECORDS,    /* KVEvent records of block managers */
     KC_FORM_UNNUMBERED, /* messages without a batch number */
     KC_N_FORMS
@@ -51,6 +52,8 @@ struct kc_publisher {
     TAILQ_ENTRY(kc_publisher) entry;
     char *from; /* the address; the topic behind it in the same memory */
     struct kv_str topic;
+    bool has_id; /* messages name their publisher */
+    uint64_t id;
     struct kve_reader *reader;
     uint64_t incarnation; /* of KVEvent records; 0: none came */
     bool numbered;        /* it has sent a number: the last one is @last */
@@ -65,6 +68,8 @@ struct kc_publisher {
 struct kc_event {
     enum kc_type type;
     uint32_t rank;
+    bool has_worker; /* the event names its worker */
+    uint64_t worker;
     enum kv_tier tier; /* KV_N_TIERS: the medium is unknown */
     const uint64_t *hashes;
     size_t n_hashes, n_tokens;

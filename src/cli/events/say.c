@@ -19,6 +19,8 @@ void kc_say_publisher(struct kv_buf *out, const struct kc_publisher *publisher)
     if (publisher->topic.len)
         kv_buf_putc(out, ' ');
     kc_put_plain(out, publisher->topic.p, publisher->topic.len);
+    if (publisher->has_id)
+        kv_buf_printf(out, " publisher=%016" PRIx64, publisher->id);
 }
 
 static void say_time(struct kv_buf *out, uint64_t time_ns)
@@ -56,6 +58,8 @@ static void say_event(struct kv_buf *out, const struct kc_news *news)
         kv_buf_printf(out, "%-16s", "-");
     kv_buf_printf(out, "  %7zu  ", e->n_tokens);
     kc_say_publisher(out, news->publisher);
+    if (e->has_worker)
+        kv_buf_printf(out, " worker=%" PRIu64, e->worker);
     if (e->has_parent)
         kv_buf_printf(out, " parent=%016" PRIx64, e->parent);
     if (e->has_group)
@@ -150,6 +154,7 @@ static void write_event(struct kv_json_writer *w, const struct kc_news *news)
     for (size_t i = 0; i < e->n_hashes; i++)
         kv_json_put_u64(w, e->hashes[i]);
     kv_json_end_array(w);
+    write_number(w, "worker_id", e->has_worker, e->worker);
     write_number(w, "block_size", e->has_block_size, e->block_size);
     write_number(w, "parent_hash", e->has_parent, e->parent);
     write_number(w, "group", e->has_group, e->group);
@@ -180,6 +185,7 @@ void kc_say_json(struct kv_buf *out, const struct kc_news *news)
     kv_json_member_str(&w, "publisher", news->publisher->from);
     kv_json_key(&w, "topic");
     kv_json_put_strn(&w, news->publisher->topic.p, news->publisher->topic.len);
+    write_number(&w, "publisher_id", news->publisher->has_id, news->publisher->id);
     kv_json_member_str(&w, "what", whats[news->what]);
     if (news->what == KC_NEWS_EVENT)
         write_event(&w, news);

@@ -23,7 +23,11 @@ static const char *const no_message =
 
 static const char *const no_nats_message =
     "  The server is there, and nobody publishes on that subject. Block managers publish on\n"
-    "  kvasir.CLUSTER.MODEL.TENANT.WORKER once a block enters or leaves a tier.\n";
+    "  kvasir.CLUSTER.MODEL.TENANT.WORKER once a block enters or leaves a tier; Dynamo's workers "
+    "on\n"
+    "  namespace.NS.component.COMP.endpoint.EP.kv-events, if their event plane is NATS: its "
+    "default is\n"
+    "  ZMQ.\n";
 
 /* Say what nobody has said so far, and why. */
 static void say_nothing(struct kv_buf *out, const struct kc_look *look)
@@ -168,7 +172,8 @@ void kc_stat_text(struct kv_buf *out, const struct kc_follower *follower,
 
 static void write_forms(struct kv_json_writer *w, const struct kc_publisher *p)
 {
-    static const char *const names[KC_N_FORMS] = {"maps", "arrays", "records", "unnumbered"};
+    static const char *const names[KC_N_FORMS] = {"maps", "arrays", "envelopes", "records",
+                                                  "unnumbered"};
 
     kv_json_key(w, "forms");
     kv_json_begin_array(w);
@@ -208,6 +213,8 @@ static void write_publisher(struct kv_json_writer *w, const struct kc_publisher 
     kv_json_member_str(w, "publisher", p->from);
     kv_json_key(w, "topic");
     kv_json_put_strn(w, p->topic.p, p->topic.len);
+    if (p->has_id)
+        kv_json_member_u64(w, "publisher_id", p->id);
     kv_json_member_u64(w, "batches", c->batches);
     kv_json_member_double(w, "batches_per_second", per_second(c->batches, look));
     kv_json_member_u64(w, "events", c->events);

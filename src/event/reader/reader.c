@@ -316,7 +316,8 @@ static int read_event(struct kve_reader *reader, struct kv_msgpack *m, uint32_t 
     reader->names_ranks |= ev.has_rank;
     reader->event.rank = op.rank;
     if (KV_UNLIKELY(reader->watch))
-        reader->watch(reader->watch_arg, &ev, kve_event_hashes(reader), op.rank);
+        reader->watch(reader->watch_arg,
+                      &(struct kve_seen){&ev, kve_event_hashes(reader), op.rank, false, 0});
     switch (ev.type) {
     case KVE_RAW_STORED:
         find_root(reader, &ev);

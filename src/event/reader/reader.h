@@ -35,13 +35,20 @@ struct kve_lost {
     uint32_t tiers;  /* bit per tier; all while it isn't known */
 };
 
+/** An event before any rule is applied. All pointers are valid during the call that shows it. */
+struct kve_seen {
+    const struct kve_raw_event *ev;
+    const uint64_t *hashes; /* ev->n_hashes; NULL for none */
+    uint32_t rank;
+    bool has_worker; /* the event names its worker, as those of envelopes do */
+    uint64_t worker;
+};
+
 /**
- * See each event of a batch that has the form of one, before any rule is applied. @hashes: @ev's
- * n_hashes hashes, NULL for none. All pointers are valid during the call. A batch that can't be read
- * to its end (kve_reader_decode fails) has shown its first events, too.
+ * See each event of a batch that has the form of one. A batch that can't be read to its end
+ * (kve_reader_decode fails) has shown its first events, too.
  */
-typedef void (*kve_watch_fn)(void *arg, const struct kve_raw_event *ev, const uint64_t *hashes,
-                             uint32_t rank);
+typedef void (*kve_watch_fn)(void *arg, const struct kve_seen *seen);
 
 /** Whose envelopes and events a reader takes: see kve_reader_expect. */
 struct kve_expected {

@@ -45,16 +45,30 @@ static int put_hashes(struct kve_reader *reader, const struct kve_router_event *
     return 0;
 }
 
+/* Show the event, whose hashes are at the end of the scratch, as an engine's own is shown. */
+static void show(struct kve_reader *reader, const struct kve_router_event *ev)
+{
+    const char *tier = kve_tier_name(ev->tier);
+    struct kve_raw_event raw = {.type = KVE_RAW_CLEARED};
+
+    if (ev->type != KVE_OP_CLEAR)
+        raw = (struct kve_raw_event){.type = ev->type == KVE_OP_STORE ? KVE_RAW_STORED
+                                                                      : KVE_RAW_REMOVED,
+                                     .has_parent = ev->has_parent,
+                                     .parent = ev->parent,
+                                     .n_hashes = ev->n,
+                                     .medium = {tier, strlen(tier)}};
+    reader->watch(reader->watch_arg, &(struct kve_seen){&raw, kve_event_hashes(reader),
+                                                        ev->holder.rank, true, ev->holder.worker});
+}
+
 static int add_stored(struct kve_reader *reader, const struct kve_router_event *ev,
                       struct kve_op *op)
 {
     size_t start = reader->n_blocks;
-    int rc = put_hashes(reader, ev);
+    int rc = kve_unique_check(&reader->unique, ev->has_parent ? &ev->parent : NULL,
+                              kve_event_hashes(reader), ev->n);
 
-    if (rc < 0)
-        return rc;
-    rc = kve_unique_check(&reader->unique, ev->has_parent ? &ev->parent : NULL,
-                          kve_event_hashes(reader), ev->n);
     if (rc <= 0)
         return rc ? rc : KVE_SKIP_RC(DUPLICATE_HASH);
     if (kve_grow(&reader->blocks, &reader->blocks_capacity, start + ev->n,
@@ -74,8 +88,12 @@ static int add_event(struct kve_reader *reader, const struct kve_router_event *e
 {
     struct kve_op op = {
         .type = ev->type, .tier = ev->tier, .rank = ev->holder.rank, .single = true};
-    int rc;
+    int rc = ev->type == KVE_OP_CLEAR ? 0 : put_hashes(reader, ev);
 
+    if (rc < 0)
+        return rc;
+    if (KV_UNLIKELY(reader->watch))
+        show(reader, ev);
     if (ev->type == KVE_OP_CLEAR) { /* Dynamo's router empties all tiers of the rank */
         op.tiers = ALL_TIERS;
         return kve_add_op(reader, &op, 0);
@@ -84,8 +102,7 @@ static int add_event(struct kve_reader *reader, const struct kve_router_event *e
         return 0;
     if (ev->type == KVE_OP_STORE)
         return add_stored(reader, ev, &op);
-    rc = put_hashes(reader, ev);
-    return rc ? rc : kve_add_hashes_op(reader, &op, ev->n);
+    return kve_add_hashes_op(reader, &op, ev->n);
 }
 
 /* Return true when an event is the expected rank's, or all are. */

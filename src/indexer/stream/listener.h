@@ -93,7 +93,7 @@ struct ki_listener {
     char *endpoint, *replay_endpoint; /* replay_endpoint may be NULL */
     bool has_publisher;               /* messages of others than this publisher are passed over */
     uint64_t publisher;
-    bool fed;                         /* batches come by ki_listener_feed; there is no connection */
+    bool fed; /* batches come by ki_listener_feed; there is no connection */
     _Atomic uint32_t refs;
 
     /* The view that /query tells: 0 when it is active and whole, or gone. See ki_listener_show. */
