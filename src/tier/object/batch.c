@@ -103,7 +103,7 @@ void kvbm_object_settle(struct kvbm_object *o, struct kvbm_object_batch *batch, 
 
 void kvbm_object_release(struct kvbm_object *o)
 {
-    kvbm_breaker_release(&o->breaker);
+    kv_breaker_release(&o->breaker);
     pthread_cond_signal(&o->work);
 }
 
@@ -147,7 +147,7 @@ void kvbm_object_retire(struct kvbm_object *o, const struct kvbm_object_handle *
 void kvbm_object_tell(struct kvbm_object *o, bool probe, int rc)
 {
     bool was_open = o->breaker.open;
-    bool opened = kvbm_breaker_tell(&o->breaker, rc == 0, probe, kv_now_ns());
+    bool opened = kv_breaker_tell(&o->breaker, rc == 0, probe, kv_now_ns());
     bool down = o->breaker.open && (opened || probe);
 
     if (down && !o->said_down)
@@ -185,7 +185,7 @@ static bool batch_ok(const struct kvbm_object_batch *b)
  * answers. */
 static int admit(struct kvbm_object *o, struct kvbm_object_batch *batch, uint64_t now_ns)
 {
-    enum kvbm_gate gate;
+    enum kv_gate gate;
 
     if (o->closing)
         return -ESHUTDOWN;
@@ -193,11 +193,11 @@ static int admit(struct kvbm_object *o, struct kvbm_object_batch *batch, uint64_
         return -EHOSTDOWN;
     if (o->queue[0].n + o->queue[1].n >= o->max_queue)
         return -EAGAIN;
-    gate = kvbm_breaker_ask(&o->breaker, now_ns);
-    batch->probe_ = gate == KVBM_GATE_PROBE;
-    if (gate == KVBM_GATE_REFUSE && batch->op == KVBM_OBJECT_PUT && batch->flow == KVBM_OFFLOAD)
+    gate = kv_breaker_ask(&o->breaker, now_ns);
+    batch->probe_ = gate == KV_GATE_PROBE;
+    if (gate == KV_GATE_REFUSE && batch->op == KVBM_OBJECT_PUT && batch->flow == KVBM_OFFLOAD)
         return o->breaker.probing ? 0 : -EHOSTDOWN;
-    return gate == KVBM_GATE_REFUSE ? -EHOSTDOWN : 0;
+    return gate == KV_GATE_REFUSE ? -EHOSTDOWN : 0;
 }
 
 int kvbm_object_submit(struct kvbm_object *o, struct kvbm_object_batch *batch)

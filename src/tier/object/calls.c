@@ -33,7 +33,7 @@ static void name_slice(struct kvbm_object_worker *w, const struct kvbm_object_io
 static int judge(struct kvbm_object_worker *w, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
-        if (!kvbm_breaker_counts(w->rc[i]))
+        if (!kv_breaker_counts(w->rc[i]))
             return 0;
     w->trouble = w->rc[0];
     return w->rc[0];
@@ -43,7 +43,7 @@ static bool give_up(const struct kvbm_object_worker *w, int rc, int *failures)
 {
     if (atomic_load_explicit(&w->abandoned, memory_order_relaxed))
         return true;
-    return kvbm_breaker_counts(rc) && (rc != -EIO || ++*failures >= MAX_FAILURES);
+    return kv_breaker_counts(rc) && (rc != -EIO || ++*failures >= MAX_FAILURES);
 }
 
 static int status_of(int rc)
@@ -292,7 +292,7 @@ static int examine(struct kvbm_object_worker *w, uint32_t i, struct kvbm_object_
     if (remember(w->object, w->keys[i], rc == -EBADMSG) && rc == -EBADMSG)
         rc = -ENOENT;
     io->status = status_of(rc);
-    if (kvbm_breaker_counts(rc))
+    if (kv_breaker_counts(rc))
         w->trouble = rc;
     return 0;
 }
@@ -308,7 +308,7 @@ static int exists_slice(struct kvbm_object_worker *w, struct kvbm_object_io *ios
         return -ETIMEDOUT;
     if (found == -ENOTSUP) /* without an exists call, a get answers at the price of the bytes */
         return get_slice(w, ios, n, false);
-    if (kvbm_breaker_counts(found))
+    if (kv_breaker_counts(found))
         w->trouble = found;
     for (uint32_t i = 0; i < n; i++)
         ios[i].status = found < 0                      ? status_of(found)

@@ -23,6 +23,7 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
+#include "base/core/breaker.h"
 #include "base/core/clock.h"
 #include "base/core/error.h"
 #include "base/core/xxh.h"
@@ -72,27 +73,6 @@ void kvbm_object_open_value(struct kvbm_object_opening *ret, const struct kvbm_o
 bool kvbm_object_open_piece(struct kvbm_object_opening *value, const void *piece, size_t len);
 /** Return true when all pieces were the value of this block; sets `wrong` otherwise. */
 bool kvbm_object_value_whole(struct kvbm_object_opening *value);
-
-/* -- breaker (breaker.c) ------------------------------------------------------------------ */
-
-struct kvbm_breaker {
-    uint32_t max_failures;
-    uint64_t first_wait_ns, max_wait_ns;
-    uint32_t failures; /* in a row */
-    bool open, probing;
-    uint64_t wait_ns, next_ns; /* while open: time until the next probe, and its moment */
-    uint64_t opened;
-};
-
-enum kvbm_gate { KVBM_GATE_REFUSE, KVBM_GATE_PASS, KVBM_GATE_PROBE };
-/** Ask for permission to make a call. A probe must end with tell or release. */
-enum kvbm_gate kvbm_breaker_ask(struct kvbm_breaker *b, uint64_t now_ns);
-/** Report how a call ended. Returns true when that opened the breaker (again). */
-bool kvbm_breaker_tell(struct kvbm_breaker *b, bool ok, bool probe, uint64_t now_ns);
-/** Report that the probe never reached the store: the next call may be the probe. */
-void kvbm_breaker_release(struct kvbm_breaker *b);
-/** True when a result means that the store doesn't work, as opposed to a problem of the request. */
-bool kvbm_breaker_counts(int rc);
 
 /* -- the tier ---------------------------------------------------------------------------------- */
 
@@ -190,7 +170,7 @@ struct kvbm_object {
     struct kvbm_object_worker *workers;
     uint32_t n_workers, n_able, n_offloading;
     uint64_t watch_ns; /* time of the watcher's next check */
-    struct kvbm_breaker breaker;
+    struct kv_breaker breaker;
     struct kvbm_object_worker *publisher; /* worker whose turn it is to publish; NULL: none */
     uint64_t turn_until;                  /* end of its turn: another may publish beside it */
     /* number begun; number of the latest that succeeded */

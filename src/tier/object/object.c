@@ -68,7 +68,9 @@ static uint32_t slice_of(const struct kvbm_object_format *f, uint64_t bytes)
 /* True for the built-in file store, where a call costs no round trip (docs/kv-store.md). */
 static bool is_path(const char *uri)
 {
-    return *uri == '/' || *uri == '.' || !strstr(uri, "://");
+    struct kvs_uri parts;
+
+    return kvs_uri_parse(uri, &parts, NULL) == 0 && parts.path;
 }
 
 static void set_options(struct kvbm_object *o, const struct kvbm_object_opts *opts)

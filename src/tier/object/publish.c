@@ -103,7 +103,7 @@ int kvbm_object_publish(struct kvbm_object_worker *w, uint64_t until_ns)
     rc = kvbm_object_enter(w);
     if (rc == 0) {
         rc = save_nothing(w);
-        if (kvbm_breaker_counts(rc))
+        if (kv_breaker_counts(rc))
             w->trouble = rc;
         wanted = kvbm_object_leave(w);
     }

@@ -168,7 +168,7 @@ void kvbm_object_worker_lose(struct kvbm_object_worker *w, int rc)
     if (w->told)
         kvbm_object_tell(o, probe, rc);
     else if (probe)
-        kvbm_breaker_release(&o->breaker);
+        kv_breaker_release(&o->breaker);
     pthread_cond_signal(&o->watch);
     pthread_cond_broadcast(&o->work); /* another worker may offload now */
 }
@@ -268,8 +268,7 @@ static struct kvbm_object_batch *take_probe(struct kvbm_object *o)
                 return batch;
         }
     }
-    if (!o->queue[KVBM_OFFLOAD].head ||
-        kvbm_breaker_ask(&o->breaker, kv_now_ns()) != KVBM_GATE_PROBE)
+    if (!o->queue[KVBM_OFFLOAD].head || kv_breaker_ask(&o->breaker, kv_now_ns()) != KV_GATE_PROBE)
         return NULL;
     batch = kvbm_object_pop(&o->queue[KVBM_OFFLOAD]);
     batch->probe_ = true;

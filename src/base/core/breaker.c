@@ -6,26 +6,28 @@
  *      │                                └── fails: wait doubles    │
  *      └───────────────────────────────────────────────────────────┘
  */
-#include "tier/object/impl.h"
+#include "base/core/breaker.h"
 
-enum kvbm_gate kvbm_breaker_ask(struct kvbm_breaker *b, uint64_t now_ns)
+#include "base/core/error.h"
+
+enum kv_gate kv_breaker_ask(struct kv_breaker *b, uint64_t now_ns)
 {
     if (!b->open)
-        return KVBM_GATE_PASS;
+        return KV_GATE_PASS;
     if (b->probing || now_ns < b->next_ns)
-        return KVBM_GATE_REFUSE;
+        return KV_GATE_REFUSE;
     b->probing = true;
-    return KVBM_GATE_PROBE;
+    return KV_GATE_PROBE;
 }
 
-static void wait_from(struct kvbm_breaker *b, uint64_t wait_ns, uint64_t now_ns)
+static void wait_from(struct kv_breaker *b, uint64_t wait_ns, uint64_t now_ns)
 {
     b->wait_ns = KV_MIN(wait_ns, b->max_wait_ns);
     b->next_ns = now_ns + b->wait_ns;
     b->probing = false;
 }
 
-bool kvbm_breaker_tell(struct kvbm_breaker *b, bool ok, bool probe, uint64_t now_ns)
+bool kv_breaker_tell(struct kv_breaker *b, bool ok, bool probe, uint64_t now_ns)
 {
     if (ok) {
         b->open = b->probing = false;
@@ -45,12 +47,12 @@ bool kvbm_breaker_tell(struct kvbm_breaker *b, bool ok, bool probe, uint64_t now
     return true;
 }
 
-void kvbm_breaker_release(struct kvbm_breaker *b)
+void kv_breaker_release(struct kv_breaker *b)
 {
     b->probing = false;
 }
 
-bool kvbm_breaker_counts(int rc)
+bool kv_breaker_counts(int rc)
 {
     switch (rc) {
     case -ENOENT:
