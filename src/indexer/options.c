@@ -340,6 +340,7 @@ static bool same_value(const struct kv_arg *arg, const void *a, const void *b)
     case KV_ARG_U64:
     case KV_ARG_SIZE:
     case KV_ARG_TIME:
+    case KV_ARG_NANO:
         return *(const uint64_t *)a == *(const uint64_t *)b;
     case KV_ARG_GROUP:
         break;

@@ -252,6 +252,18 @@ static void test_units(void **state)
     assert_int_equal(n, 2000);
     assert_int_equal(kv_parse_size("3GiB", &n), 0);
     assert_true(n == UINT64_C(3) << 30);
+    assert_int_equal(kv_parse_nano("0.023", &n), 0);
+    assert_int_equal(n, 23000000);
+    assert_int_equal(kv_parse_nano("3", &n), 0);
+    assert_int_equal(n, 3000000000);
+    assert_int_equal(kv_parse_nano("1.000000001", &n), 0);
+    assert_int_equal(n, 1000000001);
+    assert_int_equal(kv_parse_nano("18446744072", &n), 0);
+    assert_int_equal(kv_parse_nano("18446744073", &n), -EINVAL);
+    assert_int_equal(kv_parse_nano("1.0000000001", &n), -EINVAL);
+    assert_int_equal(kv_parse_nano(".5", &n), -EINVAL);
+    assert_int_equal(kv_parse_nano("1.", &n), -EINVAL);
+    assert_int_equal(kv_parse_nano("-1", &n), -EINVAL);
 }
 
 /* Run @body with standard output going to a file, which is returned, rewound. */

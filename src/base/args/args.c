@@ -49,12 +49,16 @@ static int set_number(const struct kv_arg *arg, const char *text, uint64_t *valu
 {
     static const char *const forms[] = {[KV_ARG_U64] = "a number",
                                         [KV_ARG_SIZE] = "a size such as 64MiB",
-                                        [KV_ARG_TIME] = "a time such as 250ms, 5s or 2m"};
-    static const char *const units[] = {
-        [KV_ARG_U64] = "", [KV_ARG_SIZE] = " bytes", [KV_ARG_TIME] = " ms"};
+                                        [KV_ARG_TIME] = "a time such as 250ms, 5s or 2m",
+                                        [KV_ARG_NANO] = "a decimal such as 0.023"};
+    static const char *const units[] = {[KV_ARG_U64] = "",
+                                        [KV_ARG_SIZE] = " bytes",
+                                        [KV_ARG_TIME] = " ms",
+                                        [KV_ARG_NANO] = " / 10^9"};
     uint64_t number;
     int rc = arg->type == KV_ARG_U64    ? kv_parse_u64(text, &number)
              : arg->type == KV_ARG_SIZE ? kv_parse_size(text, &number)
+             : arg->type == KV_ARG_NANO ? kv_parse_nano(text, &number)
                                         : kv_parse_time_ms(text, &number);
 
     if (rc)
@@ -102,6 +106,7 @@ static int set_value(const struct kv_arg *arg, const char *text, void *values,
     case KV_ARG_U64:
     case KV_ARG_SIZE:
     case KV_ARG_TIME:
+    case KV_ARG_NANO:
         return set_number(arg, text, (uint64_t *)(void *)at, error);
     case KV_ARG_GROUP:
         break;

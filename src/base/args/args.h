@@ -33,6 +33,7 @@ enum kv_arg_type {
     KV_ARG_U64,    /* uint64_t */
     KV_ARG_SIZE,   /* uint64_t, bytes */
     KV_ARG_TIME,   /* uint64_t, milliseconds */
+    KV_ARG_NANO,   /* uint64_t, in units of 10^-9; a decimal such as 0.023 */
     KV_ARG_CHOICE, /* const char *; one of the words in `choices`, separated by '|' */
     KV_ARG_GROUP   /* a heading in --help */
 };
@@ -71,6 +72,11 @@ struct kv_args_program {
      */
     void *(*section)(void *values, const char *name);
     const char *in_sections; /* options that may stand in a section: "a|b" */
+    /*
+     * Take note that line @line of the configuration file gave option @arg, or (NULL) began a section,
+     * whose values are @values. For errors that show only when all has been read. NULL: not wanted.
+     */
+    void (*note)(void *values, const struct kv_arg *arg, unsigned line);
 };
 
 /**
@@ -81,6 +87,15 @@ struct kv_args_program {
  */
 int kv_args_parse(const struct kv_args_program *program, int argc, char **argv, void *values,
                   struct kv_arg_list *rest, struct kv_error *error);
+
+/**
+ * Read a configuration file alone, for libraries, which have no command line. Fills @values as
+ * kv_args_parse does. The caller owns *@ret_text, into which strings point, and frees it with free()
+ * (also after -EINVAL, when it isn't NULL). Any thread. Returns 0; -EINVAL, -EFBIG (over 1 MiB) or
+ * the errno of opening it, with @error: "PATH:LINE: reason".
+ */
+int kv_args_parse_file(const struct kv_args_program *program, const char *path, void *values,
+                       char **ret_text, struct kv_error *error);
 
 /** Free the texts of all configuration files: strings from them are gone. For tests and fuzzers. */
 void kv_args_free_config(void);
@@ -111,5 +126,7 @@ bool kv_args_is_choice(const char *choices, const char *word);
 int kv_parse_u64(const char *text, uint64_t *ret);
 int kv_parse_size(const char *text, uint64_t *ret);
 int kv_parse_time_ms(const char *text, uint64_t *ret);
+/** Parse a decimal such as 0.023 in units of 10^-9, of which it has up to nine digits. 0 or -EINVAL. */
+int kv_parse_nano(const char *text, uint64_t *ret);
 
 #endif

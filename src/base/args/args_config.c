@@ -46,10 +46,7 @@ static int read_text(const char *path, struct text **ret, struct kv_error *error
     }
     text->bytes[len] = '\0';
     fitted = realloc(text, sizeof(*text) + len + 1); /* shrinking can't fail to keep the bytes */
-    if (fitted)
-        text = fitted;
-    text->next = texts;
-    texts = *ret = text;
+    *ret = fitted ? fitted : text;
     return 0;
 }
 
@@ -113,6 +110,8 @@ static int read_line(struct kv_args_run *run, char *line, const char *path, unsi
                        key);
     if (kv_args_set(run, arg, value, KV_ARGS_CONFIG, &cause) < 0)
         return kv_fail(error, -EINVAL, 0, "%.200s:%u: %.200s", path, number, cause.text);
+    if (run->program->note)
+        run->program->note(run->values, arg, number);
     return 0;
 }
 
@@ -137,6 +136,8 @@ static int begin_section(struct kv_args_run *run, char *line, const char *path, 
         return kv_fail(error, -ENOMEM, 0, "out of memory");
     memset(run->given, 0, run->program->n_args * sizeof(*run->given));
     run->in_section = true;
+    if (run->program->note)
+        run->program->note(run->values, NULL, number);
     return 0;
 }
 
@@ -150,18 +151,17 @@ static void end_sections(struct kv_args_run *run, const struct kv_args_given *to
     memcpy(run->given, top, run->program->n_args * sizeof(*top));
 }
 
-int kv_args_read_config(struct kv_args_run *run, const char *path, struct kv_error *error)
+/* Read the lines of @text, a file's content. Values point into it. */
+static int read_lines(struct kv_args_run *run, char *text, const char *path, struct kv_error *error)
 {
-    unsigned number = 0;
-    struct text *text = NULL;
-    char *next;
     struct kv_args_given *top = calloc(run->program->n_args + 1, sizeof(*top));
-    int rc;
+    unsigned number = 0;
+    char *next;
+    int rc = 0;
 
     if (!top)
         return kv_fail(error, -ENOMEM, 0, "out of memory");
-    rc = read_text(path, &text, error);
-    for (char *line = rc ? NULL : text->bytes; line && rc == 0; line = next) {
+    for (char *line = text; line && rc == 0; line = next) {
         next = strchr(line, '\n');
         if (next)
             *next++ = '\0';
@@ -178,5 +178,35 @@ int kv_args_read_config(struct kv_args_run *run, const char *path, struct kv_err
     if (rc == 0)
         end_sections(run, top);
     free(top);
+    return rc;
+}
+
+int kv_args_read_config(struct kv_args_run *run, const char *path, struct kv_error *error)
+{
+    struct text *text = NULL;
+    int rc = read_text(path, &text, error);
+
+    if (rc)
+        return rc;
+    text->next = texts;
+    texts = text;
+    return read_lines(run, text->bytes, path, error);
+}
+
+int kv_args_parse_file(const struct kv_args_program *program, const char *path, void *values,
+                       char **ret_text, struct kv_error *error)
+{
+    struct kv_args_run run = {.program = program, .values = values, .top = values};
+    struct text *text = NULL;
+    int rc = read_text(path, &text, error);
+
+    *ret_text = NULL;
+    if (rc)
+        return rc;
+    run.given = calloc(program->n_args, sizeof(*run.given));
+    rc = run.given ? read_lines(&run, text->bytes, path, error)
+                   : kv_fail(error, -ENOMEM, 0, "out of memory");
+    free(run.given);
+    *ret_text = (char *)text;
     return rc;
 }

@@ -89,3 +89,25 @@ int kv_parse_time_ms(const char *text, uint64_t *ret)
 
     return parse_with_unit(text, times, ret);
 }
+
+int kv_parse_nano(const char *text, uint64_t *ret)
+{
+    uint64_t whole, part = 0, unit = 1000000000;
+    const char *p;
+
+    if (parse_digits(text, &whole, &p) || whole > UINT64_MAX / unit - 1)
+        return -EINVAL;
+    whole *= unit;
+    if (*p == '.') {
+        for (p++; kv_is_digit(*p) && unit > 1; p++) {
+            unit /= 10;
+            part += unit * (uint64_t)(*p - '0');
+        }
+        if (p[-1] == '.')
+            return -EINVAL;
+    }
+    if (*p)
+        return -EINVAL;
+    *ret = whole + part;
+    return 0;
+}
