@@ -20,7 +20,8 @@ static bool mistyped(const char *text)
 {
     size_t len = strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789+.-");
 
-    return *text >= 'a' && *text <= 'z' && text[len] == ':' && !strstr(text, "://");
+    return *text >= 'a' && *text <= 'z' && text[len] == ':' && !strstr(text, "://") &&
+           strncmp(text, "tiered:/", 8) != 0;
 }
 
 static void check_accepted(const char *text, const struct kvs_uri *uri)
@@ -34,9 +35,10 @@ static void check_accepted(const char *text, const struct kvs_uri *uri)
         require(!mistyped(text));
         return;
     }
-    require(strncmp(text, uri->scheme, len) == 0 && strncmp(text + len, "://", 3) == 0);
+    require(strncmp(text, uri->scheme, len) == 0 && text[len] == ':');
+    require(strncmp(text + len, "://", 3) == 0 || strncmp(text, "tiered:/", 8) == 0);
     require(!strpbrk(uri->scheme, "/\\: \t%_") && *uri->scheme >= 'a' && *uri->scheme <= 'z');
-    authority = text + len + 3;
+    authority = text + len + (strncmp(text + len, "://", 3) == 0 ? 3 : 1);
     at = memrchr(authority, '@', strcspn(authority, "/?#"));
     require(!at || !memchr(authority, ':', (size_t)(at - authority)));
 }
@@ -66,7 +68,9 @@ static void check_redacted(const char *text, const char *shown, bool path)
         return;
     rest = strchr(text, ':') + 1;
     rest += strspn(rest, "/");
-    if (strstr(text, "://"))
+    if (strncmp(text, "tiered:/", 8) == 0)
+        rest = text + (text[8] == '/' ? 9 : 7);
+    else if (strstr(text, "://"))
         rest = strstr(text, "://") + 3;
     behind = shown + (rest - text);
     require(!strpbrk(behind, "?#"));

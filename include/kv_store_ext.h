@@ -195,6 +195,13 @@ typedef struct {
      */
     int (*new_chunks)(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,
                       uint8_t *ret_new);
+
+    /**
+     * For backends of which some handles are near and others not: return 1 when a call costs this
+     * handle no round trip, else 0. Of a handle that isn't near, the consumer leaves stream_chunk,
+     * get_parts and put_parts aside and prefers batches.
+     */
+    int (*is_near)(kv_store_v1 *self);
 } kv_store_ext;
 
 /** Optional export of a backend. The table is valid as long as the library is loaded. */

@@ -10,6 +10,7 @@
 #include "base/core/clock.h"
 #include "cli/show/format.h"
 #include "cli/store/store.h"
+#include "store/backend/uri.h"
 
 #define MAX_ROUNDS 99
 
@@ -192,10 +193,11 @@ static void choose_folder(struct bench *b)
 {
     const char *uri = b->call->uri, *tmp = getenv("TMPDIR"), *question = strchr(uri, '?');
     size_t len = question ? (size_t)(question - uri) : strlen(uri);
+    struct kvs_uri parts;
 
     if (b->call->opts.yardstick)
         snprintf(b->folder, sizeof(b->folder), "%s", b->call->opts.yardstick);
-    else if (!strstr(uri, "://") && len < sizeof(b->folder) - 4)
+    else if (kvs_uri_parse(uri, &parts, NULL) == 0 && parts.path && len < sizeof(b->folder) - 4)
         snprintf(b->folder, sizeof(b->folder), "%.*s/..", (int)len, uri);
     else
         snprintf(b->folder, sizeof(b->folder), "%s", tmp ? tmp : "/tmp");

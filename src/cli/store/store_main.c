@@ -7,7 +7,8 @@
 #include "store/backend/uri.h"
 
 static const char FOOTER[] =
-    "URI is a directory, or SCHEME://... of a plugin libkv_store_SCHEME.so.\n\n"
+    "URI is a directory, SCHEME://... of a plugin libkv_store_SCHEME.so, or\n"
+    "tiered:/FILE, whose file names several of these as one.\n\n"
     "Exit status: 0 done; 1 damage found, or a check failed; 2 usage; 3 the store can't be\n"
     "opened or doesn't answer; 4 no such object; 5 another failure; 130 interrupted.";
 

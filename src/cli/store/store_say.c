@@ -6,6 +6,7 @@
 #include "base/core/utf8.h"
 #include "cli/store/store.h"
 #include "store/backend/store.h"
+#include "store/backend/uri.h"
 
 void kc_store_put_text(FILE *f, const char *text)
 {
@@ -175,8 +176,9 @@ const char *kc_store_format_name(enum kvs_format format)
 /* Report a failed open with advice. The library has logged the exact reason. */
 int kc_store_fail_open(struct kc_store_call *call, int rc)
 {
-    const char *sep = strstr(call->uri, "://");
-    bool plugin = sep && *call->uri != '/' && *call->uri != '.';
+    const char *sep = strchr(call->uri, ':');
+    struct kvs_uri uri;
+    bool plugin = kvs_uri_parse(call->uri, &uri, NULL) == 0 && !uri.path;
     char text[600];
 
     if (strncmp(call->label, "file:///", 8) == 0)

@@ -40,6 +40,20 @@ static void read_ext(struct kvs_store *store, const kv_store_ext *ext)
         store->ext_table = ext;
 }
 
+/* Leave aside the calls that an open handle gains nothing by (kv_store_ext.h). */
+static void choose_calls(struct kvs_store *store)
+{
+    if (!store->ext.is_near)
+        return;
+    if (store->ext.is_near(store->backend)) {
+        store->batches = false;
+        return;
+    }
+    store->ext.stream_chunk = NULL;
+    store->ext.get_parts = NULL;
+    store->ext.put_parts = NULL;
+}
+
 int kvs_open_with(const kv_store_vtable *table, const kv_store_ext *ext, const char *uri,
                   bool built_in, struct kvs_store **ret)
 {
@@ -72,6 +86,7 @@ int kvs_open_with(const kv_store_vtable *table, const kv_store_ext *ext, const c
             refuse(rc, uri, "its plugin refused it, and says why on stderr");
         goto fail;
     }
+    choose_calls(store);
     store->pid = getpid();
     *ret = store;
     return 0;

@@ -22,13 +22,35 @@ static bool is_scheme(const char *text, size_t len)
     return len > 0 && strchr(first, *text) && strspn(text, rest) >= len;
 }
 
-/* Return the part behind "://", or NULL when @uri is a path. A path with :// in it begins with / or
- * a dot. */
-static const char *after_scheme(const char *uri)
+/* Backends whose URI names a file by its absolute path: "tiered:/x". */
+static const char *const of_files[] = {"tiered"};
+
+/* Return the length of the scheme of "tiered:/x", which needs no "//"; 0: another URI. */
+static size_t file_scheme(const char *uri)
+{
+    size_t len = strcspn(uri, ":");
+
+    for (size_t i = 0; i < KV_COUNT(of_files); i++)
+        if (strlen(of_files[i]) == len && memcmp(uri, of_files[i], len) == 0 &&
+            strncmp(uri + len, ":/", 2) == 0)
+            return len;
+    return 0;
+}
+
+/* Return the part behind "://", or behind "tiered:", or NULL when @uri is a path. A path with :// in
+ * it begins with / or a dot. *@ret_len: length of the scheme. */
+static const char *after_scheme(const char *uri, size_t *ret_len)
 {
     const char *sep = strstr(uri, "://");
+    size_t len = file_scheme(uri);
 
-    return sep && *uri != '/' && *uri != '.' ? sep + 3 : NULL;
+    *ret_len = len;
+    if (len)
+        return uri + len + 1 + (strncmp(uri + len, "://", 3) == 0 ? 2 : 0);
+    if (!sep || *uri == '/' || *uri == '.')
+        return NULL;
+    *ret_len = (size_t)(sep - uri);
+    return sep + 3;
 }
 
 /*
@@ -90,12 +112,11 @@ int kvs_uri_parse(const char *uri, struct kvs_uri *ret, const char **ret_why)
     for (const char *p = uri; *p; p++)
         if ((unsigned char)*p < 0x20 || *p == 0x7F)
             return reject(ret_why, "control character");
-    rest = after_scheme(uri);
+    rest = after_scheme(uri, &len);
     out.path = !rest;
     if (!rest && after_colon(uri))
         return reject(ret_why, "neither SCHEME://... nor a path: a folder of that name is ./NAME");
     if (rest) {
-        len = (size_t)(rest - uri) - 3;
         if (!is_scheme(uri, len))
             return reject(ret_why, "invalid scheme");
         if (len >= sizeof(out.scheme))
@@ -112,7 +133,8 @@ int kvs_uri_parse(const char *uri, struct kvs_uri *ret, const char **ret_why)
 
 const char *kvs_uri_redact(const char *uri, char *buf, size_t size)
 {
-    const char *rest = after_scheme(uri), *shown;
+    size_t len;
+    const char *rest = after_scheme(uri, &len), *shown;
     struct secret secret;
 
     if (!rest)
