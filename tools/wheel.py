@@ -40,6 +40,7 @@ LIBRARIES = {
     "kvasir_llama": (["llama"], ["base"], ["xxhash"]),
     "kv_store_redis": (["plugin_redis"], ["base"], [*OPENSSL, "xxhash"]),
     "kv_store_s3": (["plugin_s3"], ["base"], [*CURL, "expat", "xxhash"]),
+    "kv_store_tiered": (["plugin_tiered"], ["store", "base"], ["zstd", "xxhash"]),
     "kvasir": ([], ["cli", "manager", "peers", "disk", "object", "transfer", "peer", "bm", "store", "event", "kvx", "hash", "base"],
                ["uring", "xxhash", *ZMQ, *CURL]),
 }

@@ -117,6 +117,10 @@ static void test_uris(void **state)
     refused("redis:6379", -EINVAL, "store=redis:6379 reason=\"neither");
     refused("redis:user:geheim@host/0", -EINVAL, "store=redis:***@host/0 reason=\"neither");
     refused("redis:/user:geh/eim@host/0", -EINVAL, "store=redis:/***@host/0 reason=\"neither");
+    refused("tiered:kv.conf", -EINVAL, "neither"); /* by its absolute path, or not at all */
+    refused("tiered:./kv.conf", -EINVAL, "neither");
+    refused("tier:/kv.conf", -EINVAL, "neither");
+    refused("tiered:/nosuch/kv.conf", -EIO, "store=tiered:/nosuch/kv.conf");
     refused("nosuch://x", -ENOENT, "libkv_store_nosuch.so");
     refused("broken://user:geheim@host/0", -EINVAL, "password");
     assert_null(strstr(lines.last, "geheim"));

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+/* One blob: where it was seen last, then everywhere. */
+#include "base/core/clock.h"
+#include "store/backend/check.h"
+#include "store/backend/parts.h"
+#include "tiered/store.h"
+
+enum { PASSES = 3 };
+
+/* True for answers that end the search. */
+static bool is_final(int rc)
+{
+    return rc == 0 || rc == -EMSGSIZE || rc == -ECANCELED || rc == -EINVAL || rc == -ECHILD;
+}
+
+static int ask(kv_store_v1 *self, unsigned i, const uint8_t *hash, size_t hash_len, trd_try_fn try,
+               void *arg)
+{
+    struct trd_member *member = &self->members[i];
+    struct trd_use use;
+    int rc;
+
+    if (!trd_enter(member, &use))
+        return -EHOSTDOWN;
+    rc = trd_leave(member, use, try(use.store, hash, hash_len, arg));
+    if (rc == 0)
+        trd_places_note(self->places, hash, hash_len, i);
+    return rc;
+}
+
+/* Ask all members but @but and @asked once. Returns 1 when a miss is not yet certain. */
+static int pass(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, int but, int asked,
+                trd_try_fn try, void *arg, int first_rc)
+{
+    bool failed = trd_unanswered(first_rc), bad = first_rc == -EBADMSG;
+
+    for (size_t i = 0; i < self->n_members; i++) {
+        int rc;
+
+        if ((int)i == but || (int)i == asked)
+            continue;
+        rc = ask(self, (unsigned)i, hash, hash_len, try, arg);
+        if (is_final(rc))
+            return rc;
+        failed |= trd_unanswered(rc);
+        bad |= rc == -EBADMSG;
+    }
+    return failed ? -EIO : bad ? -EBADMSG : 1;
+}
+
+int trd_find(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, int but, trd_try_fn try,
+             void *arg)
+{
+    int place = trd_places_find(self->places, hash, hash_len), rc = -ENOENT;
+    uint64_t begin = kv_now_ns();
+
+    if (place >= (int)self->n_members || place == but)
+        place = -1;
+    if (place >= 0) {
+        rc = ask(self, (unsigned)place, hash, hash_len, try, arg);
+        if (is_final(rc))
+            return rc;
+    }
+    for (int i = 0; i < PASSES; i++) {
+        rc = pass(self, hash, hash_len, but, place, try, arg, rc);
+        if (rc <= 0)
+            return rc;
+        if (kv_now_ns() - begin <= self->linger_ns)
+            return -ENOENT;
+        place = -1; /* the answers took too long: look again */
+        rc = -ENOENT;
+        begin = kv_now_ns();
+    }
+    return -EIO;
+}
+
+static int count_get(kv_store_v1 *self, int rc)
+{
+    atomic_fetch_add_explicit(&self->gets, 1, memory_order_relaxed);
+    if (rc == -ENOENT)
+        atomic_fetch_add_explicit(&self->get_misses, 1, memory_order_relaxed);
+    if (rc == -EBADMSG)
+        atomic_fetch_add_explicit(&self->bad_chunks, 1, memory_order_relaxed);
+    return trd_done(self, rc);
+}
+
+/* -- whole ------------------------------------------------------------------------------------- */
+
+struct value {
+    void *data;
+    size_t len;
+};
+
+static int get_from(struct kvs_store *store, const uint8_t *hash, size_t hash_len, void *arg)
+{
+    struct value *value = arg;
+
+    return trd_get_chunk(store, hash, hash_len, &value->data, &value->len);
+}
+
+int trd_get_elsewhere(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, int but, void **ret,
+                      size_t *ret_len)
+{
+    struct value value;
+    int rc = trd_find(self, hash, hash_len, but, get_from, &value);
+
+    if (rc == 0) {
+        *ret = value.data;
+        *ret_len = value.len;
+    }
+    return rc;
+}
+
+int trd_get(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, uint8_t **out_data,
+            size_t *out_len)
+{
+    struct value value;
+    int rc = count_get(self, trd_find(self, hash, hash_len, -1, get_from, &value));
+
+    if (rc == 0) {
+        *out_data = value.data;
+        *out_len = value.len;
+    }
+    return rc;
+}
+
+/* -- in pieces --------------------------------------------------------------------------------- */
+
+struct stream {
+    uint8_t *buf;
+    size_t room;
+    kv_store_piece_fn each;
+    void *arg;
+    int stopped; /* what each() returned, when not 0 */
+};
+
+static int give(void *arg, uint64_t offset, const uint8_t *piece, size_t len)
+{
+    struct stream *s = arg;
+
+    return s->stopped = s->each(s->arg, offset, piece, len);
+}
+
+static int stream_from(struct kvs_store *store, const uint8_t *hash, size_t hash_len, void *arg)
+{
+    struct stream *s = arg;
+    struct value value;
+    int rc;
+
+    if (store->ext.stream_chunk) {
+        rc = kvs_stream_chunk(store, hash, hash_len, s->buf, s->room, give, s);
+        return s->stopped ? -ECANCELED : rc;
+    }
+    rc = trd_get_chunk(store, hash, hash_len, &value.data, &value.len);
+    if (rc)
+        return rc;
+    give(s, 0, value.data, value.len);
+    free(value.data);
+    return s->stopped ? -ECANCELED : 0;
+}
+
+int trd_stream(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, uint8_t *buf, size_t room,
+               kv_store_piece_fn each, void *arg)
+{
+    struct stream s = {buf, room, each, arg, 0};
+    int rc;
+
+    if (!buf || !room || !each)
+        return -EINVAL;
+    rc = trd_find(self, hash, hash_len, -1, stream_from, &s);
+    return s.stopped ? s.stopped : count_get(self, rc);
+}
+
+/* -- into parts -------------------------------------------------------------------------------- */
+
+struct into {
+    const struct iovec *parts;
+    size_t n_parts, room, len;
+};
+
+static int read_into(struct kvs_store *store, const uint8_t *hash, size_t hash_len, void *arg)
+{
+    struct into *to = arg;
+    struct kvs_cursor at = {0};
+    struct value value;
+    int rc;
+
+    if (store->ext.get_parts) {
+        rc = store->ext.get_parts(store->backend, hash, hash_len, to->parts, to->n_parts, &to->len);
+        return kvs_check_rc(store, "get_parts", rc, 0);
+    }
+    rc = trd_get_chunk(store, hash, hash_len, &value.data, &value.len);
+    if (rc)
+        return rc;
+    to->len = value.len;
+    rc = value.len > to->room ? -EMSGSIZE : 0;
+    if (!rc)
+        kvs_parts_scatter(to->parts, to->n_parts, &at, value.data, value.len);
+    free(value.data);
+    return rc;
+}
+
+int trd_get_parts(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
+                  const struct iovec *parts, size_t n_parts, size_t *out_len)
+{
+    struct into to = {.parts = parts, .n_parts = n_parts};
+    int rc;
+
+    if (!out_len || (!parts && n_parts) || !kvs_parts_len(parts, n_parts, SIZE_MAX / 2, &to.room))
+        return -EINVAL;
+    rc = count_get(self, trd_find(self, hash, hash_len, -1, read_into, &to));
+    if (rc == 0 || rc == -EMSGSIZE)
+        *out_len = to.len;
+    return rc;
+}
