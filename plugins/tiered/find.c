@@ -131,7 +131,7 @@ struct stream {
     size_t room;
     kv_store_piece_fn each;
     void *arg;
-    int stopped; /* what each() returned, when not 0 */
+    int stopped; /* return value of each(), when not 0 */
 };
 
 static int give(void *arg, uint64_t offset, const uint8_t *piece, size_t len)

@@ -60,7 +60,7 @@ int trd_member_init(struct trd_member *member, const struct trd_member_config *c
     member->breaker = (struct kv_breaker){.max_failures = 1,
                                           .first_wait_ns = FIRST_WAIT_MS * KV_NS_PER_MS,
                                           .max_wait_ns = MAX_WAIT_MS * KV_NS_PER_MS};
-    rc = kvs_find_backend(config->uri, &plugin); /* what can't be mended by waiting */
+    rc = kvs_find_backend(config->uri, &plugin); /* its errors stay, however long one waits */
     if (rc)
         return rc;
     kvs_plugin_unload(&plugin);

@@ -8,8 +8,8 @@
  *     put b ──► cold                       2. cold:   kv-tiered-HASH(M), needs b
  *                                          3. manifests' member: M
  *
- * Chunks that wait in a member that is down stop a manifest, unless another member got them since, or
- * the manifest lists its chunks and none of these.
+ * A manifest isn't published while chunks wait in a member that is down, with two exceptions: another
+ * member got them since, or the manifest lists its chunks and none of these.
  *
  * A backend may refuse a manifest of Kvasir's format whose chunks it lacks. So one that lists chunks of
  * other members is wrapped: it stands behind a line that makes it a manifest of unknown format.

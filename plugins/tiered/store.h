@@ -6,7 +6,7 @@
  *   put.c      puts, and what they leave    batch.c    many blobs: split by member
  *   publish.c  manifests, flush             list.c     listings, sweep, statistics
  *
- * What makes a miss certain (find.c, batch.c). A mover copies a blob to its target, and removes it
+ * A miss is certain for this reason (find.c, batch.c). A mover copies a blob to its target, and removes it
  * from its source `linger` later or more. Say a reader asks all members within `linger`, and each
  * says that it lacks the blob:
  *
@@ -16,7 +16,7 @@
  *                 │                                              │     asked: gone
  *                 ├──────────── more than linger between the two asks ─┤
  *
- * So no move has hidden the blob, and it is missing. When the asks took longer, they are repeated.
+ * Then no move has hidden the blob, and it is missing. Asks that took longer are repeated.
  */
 #ifndef KV_TIERED_STORE_H
 #define KV_TIERED_STORE_H
