@@ -29,10 +29,10 @@ struct batch {
     size_t hash_len, n;
     ask_fn ask;
     void *arg;
-    uint8_t *state;    /* of each key */
-    uint32_t *asked;   /* members that have answered, or failed, in this pass */
-    bool *unanswered;  /* a member that may have it failed in this pass */
-    struct part part;  /* room for any part */
+    uint8_t *state;   /* of each key */
+    uint32_t *asked;  /* members that have answered, or failed, in this pass */
+    bool *unanswered; /* a member that may have it failed in this pass */
+    struct part part; /* room for any part */
     size_t *at;
 };
 

@@ -164,8 +164,8 @@ static int choose_puts(struct trd_config *config, const struct part *top, const 
         if (at < 0)
             return at;
         if (memchr(config->puts, at, config->n_puts))
-            return wrong(error, path, top->puts_lines[i], "puts go there already:",
-                         top->puts.items[i]);
+            return wrong(error, path, top->puts_lines[i],
+                         "puts go there already:", top->puts.items[i]);
         config->puts[config->n_puts++] = (uint8_t)at;
     }
     for (size_t i = 0; i < config->n_members && !top->puts.n; i++)

@@ -15,16 +15,17 @@ enum { TRD_MEMBERS_MAX = 16, TRD_NAME_MAX = 32 };
 /** A member as the file describes it. Strings belong to the configuration. */
 struct trd_member_config {
     const char *name, *uri;
-    uint64_t capacity;              /* bytes; UINT64_MAX: no limit */
-    uint64_t gib_month_nano;        /* price of a GiB for a month, in 10^-9 of the currency */
-    uint64_t request_nano;          /* price of a request, likewise */
+    uint64_t capacity;       /* bytes; UINT64_MAX: no limit */
+    uint64_t gib_month_nano; /* price of a GiB for a month, in 10^-9 of the currency */
+    uint64_t request_nano;   /* price of a request, likewise */
     bool read_only;
 };
 
 struct trd_config {
     struct trd_member_config members[TRD_MEMBERS_MAX]; /* fastest first */
     size_t n_members;
-    uint8_t puts[TRD_MEMBERS_MAX]; /* indices of the members that take puts, the first choice first */
+    uint8_t
+        puts[TRD_MEMBERS_MAX]; /* indices of the members that take puts, the first choice first */
     size_t n_puts;
     uint8_t manifests; /* index of the member that has all manifests */
     uint64_t linger_ms, places;

@@ -28,18 +28,15 @@ static int ask(kv_store_v1 *self, unsigned i, const uint8_t *hash, size_t hash_l
     return rc;
 }
 
-/* Ask all members but @but and @asked once. Returns 1 when a miss is not yet certain. */
-static int pass(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, int but, int asked,
-                trd_try_fn try, void *arg, int first_rc)
+/* Ask all members but @but once. Returns 1 when all lack the blob. */
+static int pass(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, int but, trd_try_fn try,
+                void *arg)
 {
-    bool failed = trd_unanswered(first_rc), bad = first_rc == -EBADMSG;
+    bool failed = false, bad = false;
 
     for (size_t i = 0; i < self->n_members; i++) {
-        int rc;
+        int rc = (int)i == but ? -ENOENT : ask(self, (unsigned)i, hash, hash_len, try, arg);
 
-        if ((int)i == but || (int)i == asked)
-            continue;
-        rc = ask(self, (unsigned)i, hash, hash_len, try, arg);
         if (is_final(rc))
             return rc;
         failed |= trd_unanswered(rc);
@@ -51,26 +48,22 @@ static int pass(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, int but
 int trd_find(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, int but, trd_try_fn try,
              void *arg)
 {
-    int place = trd_places_find(self->places, hash, hash_len), rc = -ENOENT;
-    uint64_t begin = kv_now_ns();
+    int place = trd_places_find(self->places, hash, hash_len), rc;
 
-    if (place >= (int)self->n_members || place == but)
-        place = -1;
-    if (place >= 0) {
+    if (place >= 0 && place < (int)self->n_members && place != but) {
         rc = ask(self, (unsigned)place, hash, hash_len, try, arg);
-        if (is_final(rc))
+        if (KV_LIKELY(is_final(rc)))
             return rc;
     }
     for (int i = 0; i < PASSES; i++) {
-        rc = pass(self, hash, hash_len, but, place, try, arg, rc);
+        uint64_t begin = kv_now_ns();
+
+        rc = pass(self, hash, hash_len, but, try, arg);
         if (rc <= 0)
             return rc;
         if (kv_now_ns() - begin <= self->linger_ns)
             return -ENOENT;
-        place = -1; /* the answers took too long: look again */
-        rc = -ENOENT;
-        begin = kv_now_ns();
-    }
+    } /* the answers took too long each time: a blob may have moved meanwhile */
     return -EIO;
 }
 

@@ -22,8 +22,10 @@ static int prepare(struct kvs_store *store, bool read_only)
     if (store->ext_table)
         return 0;
     if (read_only) {
-        kv_log_error("tiered", "a read-only member's plugin must have kv_store_get_ext: without, a "
-                     "miss looks like a failure", "store=%s", store->label);
+        kv_log_error("tiered",
+                     "a read-only member's plugin must have kv_store_get_ext: without, a "
+                     "miss looks like a failure",
+                     "store=%s", store->label);
         return -EPROTO;
     }
     return kvs_put_manifest(store, ALIVE, "", 0);
@@ -33,8 +35,8 @@ static int open_store(struct trd_member *member)
 {
     const struct trd_member_config *config = member->config;
     struct kvs_store *store = NULL;
-    int rc = config->read_only ? kvs_open_existing(config->uri, &store)
-                               : kvs_open(config->uri, &store);
+    int rc =
+        config->read_only ? kvs_open_existing(config->uri, &store) : kvs_open(config->uri, &store);
 
     if (rc)
         return rc;

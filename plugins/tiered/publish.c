@@ -24,7 +24,8 @@
 #define COMPANION "KV-TIERED\n"
 #define WRAPPED "KV-TIERED MANIFEST\n" /* docs/formats.md */
 
-enum { COMPANION_NAME = sizeof(TRD_OWN_NAMES) + 32 };
+/* A mover may take chunks again between two tries, of other keys each time. */
+enum { COMPANION_NAME = sizeof(TRD_OWN_NAMES) + 32, MENDS = 8 };
 
 /* A publication on all members. */
 struct round {
@@ -163,7 +164,7 @@ static int publish_at(struct round *r, unsigned i)
     }
     if (trd_enter(member, &use)) {
         rc = publish_in(use.store, r, is_home);
-        if (rc == -EIO && mend(r->self, i, use.store, &r->taken[i]))
+        for (int k = 0; k < MENDS && rc == -EIO && mend(r->self, i, use.store, &r->taken[i]); k++)
             rc = publish_in(use.store, r, is_home);
         trd_leave(member, use, rc);
     }

@@ -30,7 +30,7 @@ struct kv_store_v1 {
     size_t n_members;
     struct trd_places *places;
     uint64_t linger_ns;
-    bool near;         /* all members are folders */
+    bool near; /* all members are folders */
     atomic_bool ever_put;
     /* counters of kv_store_stats */
     _Atomic uint64_t puts, put_hits, gets, get_misses, bad_chunks, errors;

@@ -155,8 +155,9 @@ static int remove_folder(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_all_options), cmocka_unit_test(test_defaults),
-                                       cmocka_unit_test(test_refusals), cmocka_unit_test(test_files)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_all_options), cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_refusals), cmocka_unit_test(test_files)};
 
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

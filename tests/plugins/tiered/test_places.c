@@ -63,7 +63,8 @@ static void test_keeps_what_fits(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_model), cmocka_unit_test(test_keeps_what_fits)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_model),
+                                       cmocka_unit_test(test_keeps_what_fits)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * Moving blobs between members, for programs that place them (a mover). It opens the members itself
+ * (config.h, kvs_open), and follows these steps for a batch of blobs:
+ *
+ *   1. trd_move_copy;
+ *   2. wait for linger_ms of the configuration, at least;
+ *   3. trd_move_remove.
+ *
+ * Readers of any handle find the blobs all the time (store.h says why), and writers' publications
+ * succeed: one whose put met a blob that is removed then puts it again. A mover that dies between the
+ * steps leaves blobs in both members, which does no harm. Two movers may copy and remove the same
+ * blobs in the same direction; they must not move one blob in opposite directions at once.
+ *
+ * Any thread. The blobs of a call are in memory, twice: pass some MiB at a time.
+ */
+#ifndef KV_TIERED_MOVE_H
+#define KV_TIERED_MOVE_H
+
+#include "kv_store.h"
+
+/**
+ * Copy @n blobs from member @from to @to, make them durable there, read them back and compare. Keys of
+ * @hash_len bytes follow each other. ret_each[i] becomes 0 (both members have the blob), -ENOENT (the
+ * source lacks it), -EBADMSG (the source's bytes don't verify), -EEXIST (the target has other bytes
+ * under this key), -EIO (the target didn't return what it got), or an error of a put. Returns the
+ * number of blobs that both have, or an error of a member: then nothing is known about any.
+ */
+int trd_move_copy(struct kvs_store *from, struct kvs_store *to, const void *hashes, size_t hash_len,
+                  size_t n, int *ret_each);
+
+/**
+ * Remove from @from the blobs that @to has with the same bytes. ret_each[i] becomes 1 (removed), 0
+ * (the source's blob is missing, has other bytes, or was put on this handle and isn't published),
+ * -ENOENT or -EBADMSG (the target lacks it: nothing is removed), or an error of the removal. Returns
+ * the number removed, or an error of the target: then nothing was removed.
+ */
+int trd_move_remove(struct kvs_store *from, struct kvs_store *to, const void *hashes,
+                    size_t hash_len, size_t n, int *ret_each);
+
+#endif

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+/* A member that fails, lies, has no extensions or can't be opened: an error or the blob, never a false
+ * miss. The member is a file store behind tests/tier/shaky_plugin.c. */
+#include "tiered_unit.h"
+
+#include <dlfcn.h>
+
+#include "tier/shaky.h"
+
+enum { N = 8 };
+
+static struct shaky *shaky;
+
+static void find_shaky(void)
+{
+    const char *build = getenv("KV_BUILD_DIR");
+    char path[PATH_MAX];
+    void *library;
+
+    snprintf(path, sizeof(path), "%s/tests/plugins", build ? build : "build");
+    setenv("KV_STORE_LIBRARY_PATH", path, 1);
+    strncat(path, "/libkv_store_shaky.so", sizeof(path) - strlen(path) - 1);
+    library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    shaky = library ? dlsym(library, "shaky") : NULL;
+    if (!shaky)
+        fail_msg("%s", dlerror());
+}
+
+static void keys_of(uint8_t keys[N * 16])
+{
+    uint8_t data[LEN];
+
+    for (uint64_t n = 0; n < N; n++)
+        make_blob(n, keys + n * 16, data);
+}
+
+/* Even blobs lie in the fast member, odd ones in the shaky one. */
+static void begin(struct world *w, const char *top)
+{
+    memset(shaky, 0, sizeof(*shaky));
+    world_open(w, top, "shaky://");
+    for (uint64_t n = 0; n < N; n++)
+        assert_int_equal(put_blob(n % 2 ? w->cold : w->fast, n), 0);
+    publish(w->cold, "x");
+    publish(w->fast, "x");
+}
+
+static void test_failing(void **state)
+{
+    uint8_t keys[N * 16], present[N];
+    struct iovec parts[N];
+    int64_t each[N];
+    struct world w;
+    (void)state;
+
+    begin(&w, "puts = fast\n");
+    keys_of(keys);
+    assert_int_equal(kvs_exists(w.store, keys, 16, N, present), 0);
+    for (size_t i = 0; i < N; i++)
+        assert_int_equal(present[i], 1);
+    shaky->fail_rc = -EIO;
+    for (uint64_t n = 0; n < N; n++)
+        assert_int_equal(get_blob(w.store, n), n % 2 ? -EIO : 0);
+    assert_int_equal(get_blob(w.store, 1000), -EIO); /* the shaky member may have it */
+    assert_int_equal(kvs_exists(w.store, keys, 16, 1, present), 0);
+    assert_int_equal(kvs_exists(w.store, keys, 16, 2, present), -EIO);
+    for (size_t i = 0; i < N; i++)
+        parts[i] = (struct iovec){malloc(LEN), LEN};
+    /* a batch with blobs that can't be had brings the others */
+    assert_int_equal(kvs_get_chunks_into(w.store, keys, 16, N, parts, NULL, each), N / 2);
+    for (size_t i = 0; i < N; i++) {
+        assert_int_equal(each[i], i % 2 ? -EIO : LEN);
+        free(parts[i].iov_base);
+    }
+    shaky->fail_rc = 0;
+    wait_until(get_blob(w.store, 1000) == -ENOENT);
+    for (uint64_t n = 0; n < N; n++)
+        assert_int_equal(get_blob(w.store, n), 0);
+    world_close(&w);
+}
+
+static void test_is_left_alone(void **state)
+{
+    struct world w;
+    int gets;
+    (void)state;
+
+    begin(&w, "puts = fast\n");
+    shaky->fail_rc = -EIO;
+    for (uint64_t n = 100; n < 103; n++)
+        assert_int_equal(get_blob(w.store, n), -EIO);
+    gets = shaky->gets;
+    assert_int_equal(gets, 3);
+    for (uint64_t n = 200; n < 300; n++)
+        assert_int_equal(get_blob(w.store, n), -EIO);
+    assert_true(shaky->gets <= gets + 30); /* a probe each second, if that */
+    world_close(&w);
+}
+
+/* What it hands out is checked by its length and by the callers' own checksums, as of any store. */
+static void test_lying(void **state)
+{
+    static const uint8_t object[20000] = "an object";
+    kv_store_stats stats = {.size = sizeof(stats)};
+    struct kvs_result saved = KVS_RESULT_INIT;
+    void *got;
+    size_t len;
+    struct world w;
+    (void)state;
+
+    memset(shaky, 0, sizeof(*shaky));
+    world_open(&w, "puts = cold\nmanifests = fast\n", "shaky://");
+    assert_int_equal(kvs_save_buffer(w.store, "o", object, sizeof(object), NULL, &saved), 0);
+    shaky->lie = 1;
+    assert_int_equal(kvs_restore_buffer(w.store, "o", &got, &len, NULL), -EBADMSG);
+    shaky->lie = 0;
+    assert_int_equal(kvs_restore_buffer(w.store, "o", &got, &len, NULL), 0);
+    assert_int_equal(len, sizeof(object));
+    assert_memory_equal(got, object, len);
+    free(got);
+    assert_int_equal(kvs_stats(w.store, &stats), 0);
+    world_close(&w);
+}
+
+/* Without extensions a miss looks like a failure, so the member must prove that it works. */
+static void test_without_extensions(void **state)
+{
+    uint8_t keys[N * 16], present[N];
+    struct world w;
+    (void)state;
+
+    memset(shaky, 0, sizeof(*shaky));
+    shaky->ext = 1;
+    world_open(&w, "", "shaky://");
+    keys_of(keys);
+    assert_int_equal(put_blob(w.cold, 1), 0);
+    publish(w.cold, "x");
+    assert_int_equal(get_blob(w.store, 1), 0);
+    assert_int_equal(get_blob(w.store, 2), -ENOENT);
+    assert_int_equal(kvs_exists(w.store, keys, 16, N, present), 0);
+    assert_int_equal(present[1], 1);
+    assert_int_equal(present[2], 0);
+    assert_int_equal(kvs_delete_manifest(w.cold, "kv-tiered-alive"), 0);
+    assert_int_equal(get_blob(w.store, 2), -EIO); /* no proof */
+    world_close(&w);
+}
+
+/* Puts go on in the next member; what waits in the failed one stops publications that may need it. */
+static void test_puts(void **state)
+{
+    struct world w;
+    (void)state;
+
+    memset(shaky, 0, sizeof(*shaky));
+    world_open(&w, "puts = cold\nputs = fast\nmanifests = fast\n", "shaky://");
+    shaky->fail_puts_rc = -ENOSPC;
+    assert_int_equal(put_blob(w.store, 1), 0);
+    assert_int_equal(get_blob(w.fast, 1), -ENOENT); /* it isn't published yet */
+    publish(w.store, "m");
+    assert_int_equal(get_blob(w.fast, 1), 0);
+    shaky->fail_puts_rc = 0;
+    assert_int_equal(put_blob(w.store, 2), 0);
+    shaky->fail_publications = 1;
+    assert_int_equal(kvs_put_manifest(w.store, "n", "", 0), -EIO);
+    publish(w.store, "n");
+    assert_int_equal(get_blob(w.cold, 2), 0);
+    assert_int_equal(put_blob(w.store, 3), 0);
+    shaky->fail_publications = 100;
+    assert_int_equal(kvs_put_manifest(w.store, "n", "", 0), -EIO);
+    shaky->fail_puts_rc = -ENOSPC;
+    assert_int_equal(put_blob(w.store, 3), 0); /* to the other one: now nothing waits */
+    publish(w.store, "n");
+    publish(w.store, "n");
+    assert_int_equal(get_blob(w.fast, 3), 0);
+    world_close(&w);
+}
+
+static void test_opened_later(void **state)
+{
+    struct world w;
+    struct kvs_store *late;
+    (void)state;
+
+    begin(&w, "puts = fast\n");
+    shaky->refuse_open = true;
+    late = open_store(w.uri);
+    assert_int_equal(get_blob(late, 0), 0);
+    assert_int_equal(get_blob(late, 1), -EIO);
+    shaky->refuse_open = false;
+    wait_until(get_blob(late, 1) == 0);
+    kvs_close(late);
+    world_close(&w);
+}
+
+static void test_batches_stay_batches(void **state)
+{
+    uint8_t keys[N * 16], data[LEN];
+    void *got[N];
+    size_t len[N];
+    struct world w;
+    (void)state;
+
+    begin(&w, "puts = cold\nmanifests = fast\n");
+    keys_of(keys);
+    for (size_t round = 0; round < 2; round++) { /* without known places, and with */
+        shaky->get_batches = shaky->gets = 0;
+        assert_int_equal(kvs_get_chunks(w.store, keys, 16, N, got, len), N);
+        assert_int_equal(shaky->get_batches, 1);
+        assert_int_equal(shaky->last_get, N / 2); /* only those that the fast member lacks */
+        assert_int_equal(shaky->gets, 0);
+        for (size_t i = 0; i < N; i++)
+            free(got[i]);
+    }
+    shaky->exists = shaky->prefetches = 0;
+    assert_int_equal(kvs_prefetch(w.store, keys, 16, N), 0);
+    assert_int_equal(shaky->prefetches, 1);
+    assert_int_equal(kvs_touch(w.store, keys, 16, N), N);
+    assert_int_equal(shaky->touches, 1);
+    {
+        const void *bytes[N];
+        int each[N];
+
+        make_blob(50, keys, data);
+        for (size_t i = 0; i < N; i++) {
+            make_blob(50 + i, keys + i * 16, data);
+            bytes[i] = data;
+            len[i] = LEN;
+        }
+        assert_int_equal(kvs_put_chunks(w.store, keys, 16, N, bytes, len, each), 0);
+        assert_int_equal(shaky->put_batches, 1);
+        assert_int_equal(shaky->puts, 0);
+    }
+    publish(w.store, "m");
+    world_close(&w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_failing),           cmocka_unit_test(test_is_left_alone),
+        cmocka_unit_test(test_lying),             cmocka_unit_test(test_without_extensions),
+        cmocka_unit_test(test_puts),              cmocka_unit_test(test_opened_later),
+        cmocka_unit_test(test_batches_stay_batches)};
+
+    find_shaky();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
