@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Gets through a tiered store of a blob in its fast member, beside the same gets from that member
- * alone, in CPU time of the calling thread. Both handles are open at once, and take turns. Bytes come
+ * Gets through a tiered store of a blob in its fast member, in CPU time of the calling thread. The
+ * yardstick is the same get from that member alone. Both handles are open at once, and take turns. Bytes come
  * from the page cache, so the difference is the tiered store's own time. Printed: the median of the
  * rounds' ratios, with the least and the greatest.
  *
@@ -88,7 +88,8 @@ static void compare(struct kvs_store *alone, struct kvs_store *tiered, const str
     for (int i = 0; i < BENCH_ROUNDS_MAX; i++) {
         double t = 0, a = 0;
 
-        for (int k = 0; k < RUNS; k++) { /* short runs in turn: a noisy machine disturbs both alike */
+        for (int k = 0; k < RUNS;
+             k++) { /* short runs in turn: a noisy machine disturbs both alike */
             t += gets(tiered, load, get, n);
             a += gets(alone, load, get, n);
             a += gets(alone, load, get, n);
@@ -99,7 +100,8 @@ static void compare(struct kvs_store *alone, struct kvs_store *tiered, const str
         bench_sample(&theirs, a / (2 * RUNS));
     }
     ratio = bench_middle(&ratios); /* and sorts them */
-    bench_line("tiered get", "'call': '%s', 'bytes': %zu, 'cpu_us': %.2f, 'alone_cpu_us': %.2f, "
+    bench_line("tiered get",
+               "'call': '%s', 'bytes': %zu, 'cpu_us': %.2f, 'alone_cpu_us': %.2f, "
                "'of_alone': %.3f, 'least': %.3f, 'greatest': %.3f",
                name, load->len, bench_middle(&ours) / 1e3, bench_middle(&theirs) / 1e3, ratio,
                ratios.of[0], ratios.of[ratios.n - 1]);

@@ -21,19 +21,26 @@
 
 /**
  * Copy @n blobs from member @from to @to, make them durable there, read them back and compare. Keys of
- * @hash_len bytes follow each other. ret_each[i] becomes 0 (both members have the blob), -ENOENT (the
- * source lacks it), -EBADMSG (the source's bytes don't verify), -EEXIST (the target has other bytes
- * under this key), -EIO (the target didn't return what it got), or an error of a put. Returns the
- * number of blobs that both have, or an error of a member: then nothing is known about any.
+ * @hash_len bytes follow each other. Returns the number of blobs that both have, or an error of a member:
+ * then nothing is known about any. ret_each[i] becomes
+ *   0         both members have the blob
+ *   -ENOENT   the source lacks it
+ *   -EBADMSG  the source's bytes don't verify
+ *   -EEXIST   the target has other bytes under this key
+ *   -EIO      the target didn't return what it got
+ *   another error of the put.
  */
 int trd_move_copy(struct kvs_store *from, struct kvs_store *to, const void *hashes, size_t hash_len,
                   size_t n, int *ret_each);
 
 /**
- * Remove from @from the blobs that @to has with the same bytes. ret_each[i] becomes 1 (removed), 0
- * (the source's blob is missing, has other bytes, or was put on this handle and isn't published),
- * -ENOENT or -EBADMSG (the target lacks it: nothing is removed), or an error of the removal. Returns
- * the number removed, or an error of the target: then nothing was removed.
+ * Remove from @from the blobs that @to has with the same bytes. Returns the number
+ * removed, or an error of the target: then nothing was removed. ret_each[i] becomes
+ *   1         removed
+ *   0         the source's blob is missing, has other bytes, or was put on this handle and isn't
+ *             published
+ *   -ENOENT, -EBADMSG  the target lacks it: it stays in the source
+ *   another error of the removal.
  */
 int trd_move_remove(struct kvs_store *from, struct kvs_store *to, const void *hashes,
                     size_t hash_len, size_t n, int *ret_each);

@@ -95,6 +95,39 @@ def test_conformance_with_s3():
         passes(write(path, fast=path / "fast", cold=s3.uri()))
 
 
+# Checks that ask for something that isn't there: it may lie in the member that is down, so -EIO is the answer.
+OF_MISSING = ("ext: exists_chunks", "ext: get_chunks", "ext: delete_chunk", "ext: list_chunks", "ext: list_refs", "ext: stats",
+              "ext: stream_chunk", "ext: get_parts", "ext: delete_chunk_if")
+
+
+def test_conformance_with_each_member_killed():
+    """All other checks pass, with the same answers; and all of them again when the member is back."""
+    with folder() as path, Server() as one, Server() as two:
+        uri = write(path, "manifests = last\n", one=one.uri, two=two.uri, last=path / "last")
+        for server in (one, two):
+            server.kill()
+            found, done = conformance(uri)
+            bad = [name for name, verdict in found.items() if verdict in ("FAILED", "advised")]
+            equal([name for name in bad if not name.startswith(OF_MISSING)], [], done.stdout + done.stderr)
+            check(bad, "a miss was certain without the member")
+            server.start()
+        passes(uri)
+
+
+def test_conformance_when_a_member_is_killed_meanwhile():
+    """The kit may find what it likes, but ends, and passes when the member is back."""
+    with folder() as path, Server() as server:
+        uri = write(path, "manifests = last\n", first=server.uri, last=path / "last")
+        kit = subprocess.Popen([str(BUILD / "tests" / "store-driver"), "--conformance", uri], env=environment(), text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        kit.stdout.readline()
+        server.kill()
+        kit.communicate(timeout=550)
+        check(kit.returncode in (0, 1), f"it ended with {kit.returncode}")
+        server.start()
+        passes(uri)
+
+
 # -- gets ------------------------------------------------------------------------------------------
 
 def test_a_blob_is_found_wherever_it_is():

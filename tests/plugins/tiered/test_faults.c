@@ -97,7 +97,7 @@ static void test_is_left_alone(void **state)
     world_close(&w);
 }
 
-/* What it hands out is checked by its length and by the callers' own checksums, as of any store. */
+/* Bytes are checked by their length and by the callers' own checksums, as of any store. */
 static void test_lying(void **state)
 {
     static const uint8_t object[20000] = "an object";
@@ -236,11 +236,13 @@ static void test_batches_stay_batches(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_failing),           cmocka_unit_test(test_is_left_alone),
-        cmocka_unit_test(test_lying),             cmocka_unit_test(test_without_extensions),
-        cmocka_unit_test(test_puts),              cmocka_unit_test(test_opened_later),
-        cmocka_unit_test(test_batches_stay_batches)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_failing),
+                                       cmocka_unit_test(test_is_left_alone),
+                                       cmocka_unit_test(test_lying),
+                                       cmocka_unit_test(test_without_extensions),
+                                       cmocka_unit_test(test_puts),
+                                       cmocka_unit_test(test_opened_later),
+                                       cmocka_unit_test(test_batches_stay_batches)};
 
     find_shaky();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -167,7 +167,8 @@ static void test_storm(void **state)
     pthread_t threads[3];
     (void)state;
 
-    world_open(&s.w, "puts = fast\nlinger = 50ms\nplaces = 16\n", ""); /* most places are forgotten */
+    world_open(&s.w, "puts = fast\nlinger = 50ms\nplaces = 16\n",
+               ""); /* most places are forgotten */
     for (uint64_t n = 0; n < KEYS; n++)
         assert_int_equal(put_blob(s.w.store, n), 0);
     publish(s.w.store, "m");
