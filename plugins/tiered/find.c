@@ -48,12 +48,13 @@ static int pass(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, int but
 int trd_find(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, int but, trd_try_fn try,
              void *arg)
 {
-    int place = trd_places_find(self->places, hash, hash_len), rc;
+    int place = trd_places_find(self->places, hash, hash_len), rc, miss = -ENOENT;
 
     if (place >= 0 && place < (int)self->n_members && place != but) {
         rc = ask(self, (unsigned)place, hash, hash_len, try, arg);
         if (KV_LIKELY(is_final(rc)))
             return rc;
+        miss = rc == -EBADMSG ? rc : miss; /* the member has set it aside: it lacks it now */
     }
     for (int i = 0; i < PASSES; i++) {
         uint64_t begin = kv_now_ns();
@@ -62,7 +63,7 @@ int trd_find(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, int but, t
         if (rc <= 0)
             return rc;
         if (kv_now_ns() - begin <= self->linger_ns)
-            return -ENOENT;
+            return miss;
     } /* the answers took too long each time: a blob may have moved meanwhile */
     return -EIO;
 }
