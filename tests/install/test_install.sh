@@ -48,7 +48,7 @@ libdir=$(dirname "$pc")
 for library in kvevent kvindex kvx kvbm kvstore kvasir_llama; do
     test -L "$libdir/lib$library.so"
     readelf -d "$libdir/lib$library.so" | grep -q "SONAME.*lib$library\.so\.0"
-    foreign=$(nm -D --defined-only "$libdir/lib$library.so" | awk '{print $3}' | grep -vE '^kv([eilsx]|bm)_' || true)
+    foreign=$(nm -D --defined-only "$libdir/lib$library.so" | awk '{print $3}' | grep -vE '^kv([eilpsx]|bm)_' || true)
     [ -z "$foreign" ] || { echo "lib$library exports: $foreign"; exit 1; }
 done
 
@@ -164,7 +164,7 @@ static_program "$examples/llama_prefix.c" kvasir_llama
 static_program "$examples/publish_block.c" kvevent
 static_program "$examples/store_buffer.c" kvstore
 for library in kvevent kvindex kvx kvbm kvstore kvasir_llama; do
-    foreign=$(nm --defined-only --extern-only "$libdir/lib$library.a" | awk 'NF == 3 {print $3}' | grep -vE '^kv([eilsx]|bm)_' || true)
+    foreign=$(nm --defined-only --extern-only "$libdir/lib$library.a" | awk 'NF == 3 {print $3}' | grep -vE '^kv([eilpsx]|bm)_' || true)
     [ -z "$foreign" ] || { echo "lib$library.a defines: $foreign"; exit 1; }
 done
 for pc in "$pc"/kv*.pc; do # a user of the shared library needs no other package's headers

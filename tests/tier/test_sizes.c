@@ -76,7 +76,8 @@
     PLAIN(kvi_stored)                \
     PLAIN(kvi_match)                 \
     PLAIN(kvi_matches)               \
-    PLAIN(kvi_window)
+    PLAIN(kvi_window)                \
+    PLAIN(kvi_cache)
 
 #define NAME(name, ...) #name,
 #define NOTHING(name)
