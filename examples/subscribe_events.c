@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Print what an engine publishes: cc subscribe_events.c $(pkg-config --cflags --libs kvevent libzmq)
+/* Print what an engine publishes: cc -std=gnu11 subscribe_events.c $(pkg-config --cflags --libs kvevent libzmq)
  * Arguments: the endpoint, tcp://127.0.0.1:5557, and the tokens of a block. Without them, nothing. */
 #include <kv_event.h>
 #include <stdio.h>

@@ -39,8 +39,9 @@ static const struct kv_arg arguments[] = {
      0, 0, NULL, false},
     {"dynamo", KV_ARG_STR, AT(dynamo), "URL",
      "Follow the workers of a Dynamo deployment as they appear and leave, by its discovery: "
-     "etcd://HOST:PORT[,HOST:PORT][/NAMESPACE[/COMPONENT[/ENDPOINT]]], etcds:// with TLS, or "
-     "file:///FOLDER. What is said of the workers in --workers counts for them, too.",
+     "etcd://HOST:PORT,.../NAMESPACE/COMPONENT/ENDPOINT (from the end on, the last three may be "
+     "left out), etcds:// with TLS, or file:///FOLDER. What is said of the workers in --workers "
+     "counts for them, too.",
      0, 0, NULL, false},
     {"nats", KV_ARG_STR, AT(nats), "URL",
      "Follow all block managers that publish on the NATS server at URL, nats://HOST:PORT or "

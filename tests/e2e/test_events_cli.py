@@ -370,7 +370,7 @@ def test_block_managers():
             second.remove([5])
 
         lines = lines_until(tail, publish, lambda lines: {line["topic"] for line in lines if line["what"] == "gap"} and
-                            any(line["topic"] == first.subject for line in lines))
+                            any(line.get("block_hashes") == [2] for line in lines))
         publish_until(stat, publish)
         equal({line["topic"] for line in lines}, {first.subject, second.subject}, "subjects")
         equal({line["topic"] for line in lines if line["what"] == "gap"}, {second.subject}, "losses")

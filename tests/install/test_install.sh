@@ -133,7 +133,7 @@ all_exported() { # LIBRARY PREFIX HEADER...
     exported=$(nm -D --defined-only "$libdir/lib$library.so" | awk '{print $3}' | sort)
     [ "$declared" = "$exported" ] || { diff <(echo "$declared") <(echo "$exported"); exit 1; }
 }
-all_exported kvbm kvbm "$root"/include/kvbm*.h
+all_exported kvbm 'kv(bm|p)' "$root"/include/kvbm*.h "$root/include/kv_plane.h"
 all_exported kvasir_llama kvl "$root/include/kv_llama.h"
 test -f "$libdir/libkvasir_llama_preload.so"
 others=$(readelf -d "$libdir/libkvx.so" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | grep -v '^libc\.so' || true)

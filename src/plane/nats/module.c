@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/queue.h>
 
 #include "base/core/error.h"
 #include "plane/nats/nkey.h"
@@ -16,6 +17,19 @@
 #define PING_MS 5000
 #define MAX_PINGS 2 /* unanswered: a silent server is given up after 15 s */
 #define READ_BYTES (256 << 10)
+#define MAX_ENDED 64 /* subscriptions that are destroyed together */
+
+struct kvp_link_sub {
+    SLIST_ENTRY(kvp_link_sub) next; /* of the ended ones */
+    struct kvp_link *link;
+    natsSubscription *nats;
+    kvp_nats_fn fn;
+    void *arg;
+    pthread_mutex_t lock;
+    pthread_cond_t cond;
+    bool over; /* its thread has ended */
+};
+SLIST_HEAD(ended, kvp_link_sub);
 
 struct kvp_link {
     natsConnection *connection;
@@ -25,15 +39,12 @@ struct kvp_link {
     pthread_mutex_t lock;
     pthread_cond_t cond;
     bool closed; /* the last hook of the connection has run */
-};
-
-struct kvp_link_sub {
-    natsSubscription *nats;
-    kvp_nats_fn fn;
-    void *arg;
-    pthread_mutex_t lock;
-    pthread_cond_t cond;
-    bool over; /* its thread has ended */
+    /*
+     * Ended subscriptions. libnats before 3.6 may be about to hand a message to one that is no longer
+     * known (nats.c issue 637), so they outlive an answer of the server, or the connection.
+     */
+    struct ended ended;
+    unsigned n_ended;
 };
 
 static const struct {
@@ -135,8 +146,9 @@ static void on_error(natsConnection *connection, natsSubscription *sub, natsStat
 
     if (natsConnection_GetLastError(connection, &last) != NATS_OK || !last || !*last)
         last = natsStatus_GetText(status);
-    snprintf(text, sizeof(text), "%s%s%s", sub ? natsSubscription_GetSubject(sub) : "",
-             sub ? ": " : "", status == NATS_SLOW_CONSUMER ? natsStatus_GetText(status) : last);
+    /* without its subject: @sub may be gone (nats.c pull request 659) */
+    snprintf(text, sizeof(text), "%s",
+             sub && status == NATS_SLOW_CONSUMER ? natsStatus_GetText(status) : last);
     link->hooks.error(link->hooks.arg, text);
 }
 
@@ -216,8 +228,28 @@ static natsStatus set_behaviour(natsOptions *options, struct kvp_link *link,
     return status;
 }
 
+static void sub_free(struct kvp_link_sub *sub)
+{
+    natsSubscription_Destroy(sub->nats);
+    pthread_mutex_destroy(&sub->lock);
+    pthread_cond_destroy(&sub->cond);
+    free(sub);
+}
+
+static void destroy_ended(struct kvp_link *link)
+{
+    struct kvp_link_sub *sub;
+
+    while ((sub = SLIST_FIRST(&link->ended))) {
+        SLIST_REMOVE_HEAD(&link->ended, next);
+        sub_free(sub);
+    }
+    link->n_ended = 0;
+}
+
 static void link_free(struct kvp_link *link)
 {
+    destroy_ended(link);
     jsCtx_Destroy(link->jetstream);
     natsConnection_Destroy(link->connection);
     pthread_mutex_destroy(&link->lock);
@@ -356,22 +388,20 @@ static void on_over(void *arg)
     pthread_mutex_unlock(&sub->lock);
 }
 
-static void sub_free(struct kvp_link_sub *sub)
-{
-    natsSubscription_Destroy(sub->nats);
-    pthread_mutex_destroy(&sub->lock);
-    pthread_cond_destroy(&sub->cond);
-    free(sub);
-}
-
 static void link_unsubscribe(struct kvp_link_sub *sub)
 {
+    struct kvp_link *link = sub->link;
+
     (void)natsSubscription_Unsubscribe(sub->nats); /* fails when the connection has closed it */
     pthread_mutex_lock(&sub->lock);
     while (!sub->over)
         pthread_cond_wait(&sub->cond, &sub->lock);
     pthread_mutex_unlock(&sub->lock);
-    sub_free(sub);
+    SLIST_INSERT_HEAD(&link->ended, sub, next);
+    /* The answer comes on the thread that reads: it has handed over all messages before. */
+    if (++link->n_ended >= MAX_ENDED &&
+        natsConnection_FlushTimeout(link->connection, link->timeout_ms) == NATS_OK)
+        destroy_ended(link);
 }
 
 static int link_subscribe(struct kvp_link *link, const char *subject, size_t pending_bytes,
@@ -382,6 +412,7 @@ static int link_subscribe(struct kvp_link *link, const char *subject, size_t pen
 
     if (!sub)
         return -ENOMEM;
+    sub->link = link;
     sub->fn = fn;
     sub->arg = arg;
     pthread_mutex_init(&sub->lock, NULL);
