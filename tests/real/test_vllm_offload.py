@@ -119,7 +119,10 @@ class OffloadingEngine(Engine):
         return super().take_events() + list(self.tracker.take_events(raw)) + others
 
     def tiers_tokens(self, tokens, names):
-        """The truth: tokens that the engine finds in its own cache, then in host memory, then in storage."""
+        """The truth: tokens that the engine finds in its own cache, then in host memory, then in host memory or storage.
+
+        TieringOffloadingManager looks for each chunk in all its tiers.
+        """
         hashes = self.request(tokens, names).block_hashes
         block, chunk = self.option.block, self.tiers.chunk
         gpu = self.cached_tokens(tokens, names) // block
@@ -132,7 +135,7 @@ class OffloadingEngine(Engine):
         reach = max(gpu, host * chunk)
         stored = set().union(*self.storage.values())
         disk, keys = reach // chunk, self.keys(hashes)
-        while disk < len(keys) and keys[disk] in stored:
+        while disk < len(keys) and (keys[disk] in stored or on_host[disk]):
             disk += 1
         return {"gpu": gpu * block, "cpu": reach * block, "disk": max(reach, disk * chunk) * block}
 
@@ -155,7 +158,8 @@ def option_test(option, tiers):
                         for tier, truth in engine.tiers_tokens(tokens, names).items():
                             got = answer.get(tier, 0)
                             tally.add(f"{option.name} {tier}", truth, got,
-                                      f"KV_TEST_SEED={seed}, step {step}, {len(tokens)} tokens, {names}, last: {engine.story[-8:]}")
+                                      f"KV_TEST_SEED={seed}, step {step}, {len(tokens)} tokens, {names}, last: {engine.story[-8:]}",
+                                      partial=feed.listener()["partial"])
                 feed.close()
         for row in list(tally.rows):
             tally.show(row)
