@@ -59,7 +59,7 @@ struct ki_nats {
     pthread_mutex_t lock; /* guards from here.. */
     pthread_cond_t woken;
     bool stop, connected;
-    LIST_HEAD(, worker) workers;
+    LIST_HEAD(workers, worker) workers;
     struct worker *last; /* that was looked for; NULL: none */
     /* ..to here. */
 };

@@ -33,7 +33,7 @@ static const char *take_name(const char *p, char ret[KVP_DYNAMO_NAME_MAX + 1])
 
 int kvp_dynamo_endpoint_parse(const char *text, struct kvp_dynamo_endpoint *ret)
 {
-    struct kvp_dynamo_endpoint of;
+    struct kvp_dynamo_endpoint of = {0};
     char *names[] = {of.ns, of.component, of.name};
     const char *p = text;
 

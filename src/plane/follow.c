@@ -65,7 +65,7 @@ static struct publishers *bucket_of(struct kvp_follow *follow, const char *subje
 
 static struct publisher *find(struct kvp_follow *follow, const char *subject)
 {
-    struct publisher *publisher;
+    struct publisher *publisher = NULL;
 
     LIST_FOREACH(publisher, bucket_of(follow, subject), list)
     {

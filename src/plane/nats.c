@@ -173,7 +173,7 @@ static void connect_once(struct kvp_nats *nats)
 
 static void end_link_subs(struct kvp_nats *nats)
 {
-    struct kvp_nats_sub *sub;
+    struct kvp_nats_sub *sub = NULL;
 
     LIST_FOREACH(sub, &nats->subs, list)
     {
@@ -579,7 +579,7 @@ void kvp_nats_unsubscribe(struct kvp_nats_sub *sub)
 
 void kvp_nats_get_stats(struct kvp_nats *nats, struct kvp_nats_stats *ret)
 {
-    struct kvp_nats_sub *sub;
+    struct kvp_nats_sub *sub = NULL;
 
     pthread_mutex_lock(&nats->lock);
     *ret = nats->stats;

@@ -15,7 +15,7 @@ struct kvp_nats_args {
     {                                                                              \
         .name = "nats-" name_, .type = KV_ARG_STR,                                 \
         .offset = offsetof(type_, member) + offsetof(struct kvp_nats_args, field), \
-        .value = value_, .help = help_                                             \
+        .value = (value_), .help = (help_)                                         \
     }
 /** Rows for a table whose values are a @type with a struct kvp_nats_args @member. */
 #define KVP_NATS_ARGS(type, member)                                                               \

@@ -43,14 +43,15 @@ static bool are_servers(const char *urls)
 static int check(const struct kvp_nats_opts *opts)
 {
     const char *user = KV_OPT(opts, user, NULL), *password = KV_OPT(opts, password, NULL);
+    const char *url = KV_OPT(opts, url, NULL);
     int n = !!user + !!KV_OPT(opts, token, NULL) + !!KV_OPT(opts, nkey_file, NULL) +
             !!KV_OPT(opts, creds_file, NULL);
 
     if (!kv_sized(opts, "kvp_nats_opts"))
         return -EINVAL;
-    if (!KV_OPT(opts, url, NULL))
+    if (!url)
         return refuse("no URL");
-    if (!are_servers(opts->url))
+    if (!are_servers(url))
         return refuse("a URL is neither nats:// nor tls://");
     if (!user != !password)
         return refuse("user and password come together");

@@ -795,17 +795,27 @@ static void test_limits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_any_operations),     cmocka_unit_test(test_part_and_whole),
+        cmocka_unit_test(test_any_operations),
+        cmocka_unit_test(test_part_and_whole),
         cmocka_unit_test(test_alone),
-        cmocka_unit_test(test_one_by_one),         cmocka_unit_test(test_another_size),
-        cmocka_unit_test(test_size_without_kind),  cmocka_unit_test(test_whole_without_kind),
-        cmocka_unit_test(test_part_behind_a_hole), cmocka_unit_test(test_unknown_copies),
-        cmocka_unit_test(test_all_groups_drop),    cmocka_unit_test(test_drops_beyond_main),
-        cmocka_unit_test(test_below_first),        cmocka_unit_test(test_lost_below_ends),
-        cmocka_unit_test(test_lost_below),         cmocka_unit_test(test_another_size_below),
-        cmocka_unit_test(test_shared_part),        cmocka_unit_test(test_restored_parts),
-        cmocka_unit_test(test_lost_ranks),         cmocka_unit_test(test_full_table),
-        cmocka_unit_test(test_many_windows),       cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_one_by_one),
+        cmocka_unit_test(test_another_size),
+        cmocka_unit_test(test_size_without_kind),
+        cmocka_unit_test(test_whole_without_kind),
+        cmocka_unit_test(test_part_behind_a_hole),
+        cmocka_unit_test(test_unknown_copies),
+        cmocka_unit_test(test_all_groups_drop),
+        cmocka_unit_test(test_drops_beyond_main),
+        cmocka_unit_test(test_below_first),
+        cmocka_unit_test(test_lost_below_ends),
+        cmocka_unit_test(test_lost_below),
+        cmocka_unit_test(test_another_size_below),
+        cmocka_unit_test(test_shared_part),
+        cmocka_unit_test(test_restored_parts),
+        cmocka_unit_test(test_lost_ranks),
+        cmocka_unit_test(test_full_table),
+        cmocka_unit_test(test_many_windows),
+        cmocka_unit_test(test_limits),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

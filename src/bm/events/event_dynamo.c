@@ -318,12 +318,12 @@ static bool is_wildcard(const char *address)
 
 static int read_opts(struct kvbm_dynamo *d, const struct kvbm_dynamo_opts *o)
 {
+    const char *endpoint = KV_OPT(o, endpoint, NULL), *address = KV_OPT(o, address, NULL);
     const char *lora = KV_OPT(o, lora_name, NULL), *salt = KV_OPT(o, cache_salt, NULL);
-    const char *address = KV_OPT(o, address, NULL);
 
     if ((lora && !kv_utf8_valid(lora)) || (salt && !kv_utf8_valid(salt)))
         return refuse("lora_name and cache_salt are UTF-8");
-    if (kvp_dynamo_endpoint_parse(o->endpoint, &d->source.of) < 0)
+    if (!endpoint || kvp_dynamo_endpoint_parse(endpoint, &d->source.of) < 0)
         return refuse("endpoint is NAMESPACE.COMPONENT.ENDPOINT");
     if (!KV_OPT(o, nats, NULL) == !address)
         return refuse("give either nats or address");

@@ -60,7 +60,7 @@ struct kvbm_events {
     uint64_t flushes, flushed; /* calls of flush; those of which all sinks know */
     uint64_t tick_ns;          /* when a sink is to be called without events */
     pthread_mutex_t walk_lock; /* held while registries are walked; taken before theirs */
-    LIST_HEAD(, kvbm_event_source)
+    LIST_HEAD(event_sources, kvbm_event_source)
     sources; /* registries that use the manager; both locks to change */
 
     struct buffer draining; /* used by the thread only */

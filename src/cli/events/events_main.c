@@ -193,7 +193,7 @@ int kc_events_take(void *arg, const struct kc_message *message)
 static int judge(const struct kc_events_call *call)
 {
     uint64_t batches = 0, unreadable = 0;
-    struct kc_publisher *p;
+    struct kc_publisher *p = NULL;
 
     TAILQ_FOREACH(p, &call->follower.publishers, entry)
     {

@@ -85,17 +85,25 @@ static struct kc_publisher *add_publisher(struct kc_follower *follower, struct k
     return p;
 }
 
+static bool is_from(const struct kc_publisher *p, struct kv_str from, struct kv_str topic,
+                    const struct kve_message *m)
+{
+    return p->topic.len == topic.len && memcmp(p->topic.p, topic.p, topic.len) == 0 &&
+           p->has_id == m->has_publisher && p->id == m->publisher && kv_str_eq(from, p->from);
+}
+
 /* Find the publisher of a message, or make it. Returns 0, -ENOMEM, or -ENOSPC: there are too many. */
 static int find_publisher(struct kc_follower *follower, const struct kc_message *message,
                           const struct kve_message *m)
 {
     struct kv_str topic = {m->topic.data, KV_MIN(m->topic.len, (size_t)KC_MAX_TOPIC)};
-    struct kc_publisher *p;
+    struct kc_publisher *p = NULL;
 
     TAILQ_FOREACH(p, &follower->publishers, entry)
-    if (p->topic.len == topic.len && memcmp(p->topic.p, topic.p, topic.len) == 0 &&
-        p->has_id == m->has_publisher && p->id == m->publisher && kv_str_eq(message->from, p->from))
-        break;
+    {
+        if (is_from(p, message->from, topic, m))
+            break;
+    }
     follower->publisher = p;
     if (p)
         return 0;

@@ -97,8 +97,10 @@ static int receive(void *socket, struct answer *ret)
     bool more = true;
 
     for (ret->n = 0; more; ret->n++) {
-        zmq_msg_t beyond, *frame = ret->n < KVE_MAX_FRAMES ? &ret->frames[ret->n] : &beyond;
+        zmq_msg_t beyond, *frame = &beyond;
 
+        if (ret->n < KVE_MAX_FRAMES)
+            frame = &ret->frames[ret->n];
         zmq_msg_init(frame);
         if (zmq_msg_recv(frame, socket, 0) < 0) {
             int rc = -errno;

@@ -36,7 +36,7 @@ struct nats_source {
     struct kvp_nats_secrets secrets;
     pthread_mutex_t lock; /* guards from here.. */
     pthread_cond_t filled;
-    STAILQ_HEAD(, item) items;
+    STAILQ_HEAD(items, item) items;
     size_t queued;
     uint64_t missed; /* messages without room in the queue */
     /* ..to here. */

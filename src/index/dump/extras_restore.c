@@ -36,7 +36,7 @@ static int find_spot(struct kvi_index *ix, const struct kvi_extra *extra, bool a
 static int restore_tier(struct kvi_index *index, const struct kvi_extra *extra)
 {
     struct kvi_holder *holder;
-    struct kvi_spot spot;
+    struct kvi_spot spot = {0};
     int rc;
 
     if (extra->implied > KVI_MAX_SOURCE || extra->counting > KVI_COUNTS_EACH)
