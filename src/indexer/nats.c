@@ -89,7 +89,7 @@ static bool take_token(const char **at, char ret[MAX_NAME])
         }
         if (end - p < 3 || digit_of(p[1]) < 0 || digit_of(p[2]) < 0)
             return false;
-        ret[n++] = (char)(digit_of(p[1]) << 4 | digit_of(p[2]));
+        ret[n++] = (char)(digit_of(p[1]) * 16 + digit_of(p[2]));
         p += 3;
     }
     ret[n] = '\0';
