@@ -132,7 +132,7 @@ function(kv_unit room file)
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   add_test(NAME ${room}.${stem} COMMAND ${target})
   set_tests_properties(${room}.${stem} PROPERTIES TIMEOUT 600 LABELS unit ${KV_CORE}
-                       ENVIRONMENT "KV_SOURCE_DIR=${CMAKE_SOURCE_DIR};KV_BUILD_DIR=${CMAKE_BINARY_DIR};TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/tsan.supp")
+                       ENVIRONMENT "KV_SOURCE_DIR=${CMAKE_SOURCE_DIR};KV_BUILD_DIR=${CMAKE_BINARY_DIR};TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/tsan.supp;LSAN_OPTIONS=print_suppressions=0:suppressions=${CMAKE_SOURCE_DIR}/tests/lsan.supp")
 endfunction()
 
 # kv_script_test(kind file): an end-to-end or fault test, a program of its own (exit 77 = skipped).
@@ -146,7 +146,7 @@ function(kv_script_test kind file)
   endif()
   add_test(NAME ${kind}.${stem} COMMAND ${command})
   set_tests_properties(${kind}.${stem} PROPERTIES TIMEOUT 600 LABELS ${kind} ${KV_CORE} SKIP_RETURN_CODE 77
-                       ENVIRONMENT "KV_SOURCE_DIR=${CMAKE_SOURCE_DIR};KV_BUILD_DIR=${CMAKE_BINARY_DIR};KV_SANITIZE=${KV_SANITIZE};TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/tsan.supp")
+                       ENVIRONMENT "KV_SOURCE_DIR=${CMAKE_SOURCE_DIR};KV_BUILD_DIR=${CMAKE_BINARY_DIR};KV_SANITIZE=${KV_SANITIZE};TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/tsan.supp;LSAN_OPTIONS=print_suppressions=0:suppressions=${CMAKE_SOURCE_DIR}/tests/lsan.supp")
 endfunction()
 
 # kv_plugin(NAME redis SOURCES a.c ... [LINK t ...])

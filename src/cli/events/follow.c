@@ -88,7 +88,8 @@ static struct kc_publisher *add_publisher(struct kc_follower *follower, struct k
 static bool is_from(const struct kc_publisher *p, struct kv_str from, struct kv_str topic,
                     const struct kve_message *m)
 {
-    return p->topic.len == topic.len && memcmp(p->topic.p, topic.p, topic.len) == 0 &&
+    return p->topic.len == topic.len &&
+           (!topic.len || memcmp(p->topic.p, topic.p, topic.len) == 0) &&
            p->has_id == m->has_publisher && p->id == m->publisher && kv_str_eq(from, p->from);
 }
 
