@@ -263,10 +263,10 @@ KV_API int kvi_set_window(struct kvi_index *index, struct kv_holder holder,
 /** Matched prefix of a prompt on one holder. */
 struct kvi_match {
     struct kv_holder holder;
-    /* Leading blocks found, cumulative by tier: reach[t] is the length of the prefix of which every
-     * block lies in tier t or in a nearer one. So reach[0] <= reach[1] <= ... A holder is listed
-     * when reach[KV_N_TIERS - 1] > 0. Of a holder with windows, or whose engine gives up the last
-     * block, those behind reach[0] have to lie in tiers 1 to t, as do the windows' blocks. */
+    /* Leading blocks found, cumulative by tier: the first reach[0] lie on the device, and those
+     * from there to reach[t] in tiers 1 to t, whether or not the device has them. So reach[0] <=
+     * reach[1] <= ... A holder is listed when reach[KV_N_TIERS - 1] > 0. With windows, their blocks
+     * have to lie there, too. */
     uint32_t reach[KV_N_TIERS];
     uint64_t blocks; /* all blocks of this holder (any tier), at some moment of the call */
 };

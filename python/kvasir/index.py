@@ -86,7 +86,7 @@ def mm_placed(identity: int, offset: int) -> int:
 # -- the index ---------------------------------------------------------------------------------------------------------
 
 class Match(NamedTuple):
-    """Matched prefix of a prompt on one holder, in blocks; each tier counts what nearer tiers hold as well."""
+    """Matched prefix of a prompt on one holder, in blocks; each tier counts what nearer tiers match as well."""
     worker: int
     rank: int
     device: int

@@ -176,7 +176,7 @@ class Engine:
     def prompts(self):
         """(blocks in the device's pool, tokens) of each prompt."""
         rows = [list(map(int, line.split())) for line in self.ask("prompts")]
-        return [(row[0], row[2:]) for row in rows]
+        return [(row[0], row[3:]) for row in rows]
 
     def sink(self):
         return dict(zip(("publisher", "events", "messages", "losses", "announced"), map(int, self.ask("dynamo")[0].split())))

@@ -7,7 +7,8 @@
  *   run SEED STEPS   random steps on two tiers: match, fill, register, hold, release, evict
  *   threads SEED STEPS   the same, by several threads at once
  *   flush            all that was written is handed to ZMQ; says how much was dropped
- *   prompts          "DEVICE ANY TOKEN..." of each prompt: its prefix in the device's pool, and in any
+ *   prompts          "DEVICE FOUND ANY TOKEN..." of each prompt: its prefix in the device's pool;
+ *                    with what the host's has behind that, as kvbm_manager_onboard looks; in any
  *   keys             "KEY TIERS" of each block that is somewhere
  *   mark N           register a prompt of its own; "TOKEN..."
  *   dynamo           "PUBLISHER EVENTS MESSAGES LOSSES ANNOUNCED" of that sink
@@ -237,12 +238,13 @@ static void list_prompts(void)
     for (size_t p = 0; p < PROMPTS; p++) {
         const struct prompt *prompt = &engine.prompts[p];
         long device = kvbm_pool_probe(engine.pools[0], 0, prompt->keys, DEPTH), any = 0;
+        long host = kvbm_pool_probe(engine.pools[1], 0, prompt->keys + device, DEPTH - device);
         uint8_t tiers[DEPTH];
 
         tiers_of(prompt, tiers);
         while (any < DEPTH && tiers[any])
             any++;
-        printf("%ld %ld", device, any);
+        printf("%ld %ld %ld", device, device + host, any);
         for (size_t i = 0; i < TOKENS; i++)
             printf(" %u", prompt->tokens[i]);
         printf("\n");

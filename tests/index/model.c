@@ -582,8 +582,9 @@ void model_find(struct model *m, const struct model_holder *h, const uint64_t *h
         b = model_by_place(h, place);
         if (!b)
             break;
-        for (int t = 0; t < KV_N_TIERS; t++)
-            if (reach[t] == i && b->mask & ((2u << t) - 1))
+        reach[0] += reach[0] == i && b->mask & 1;
+        for (int t = 1; t < KV_N_TIERS; t++)
+            if (reach[t] == i && (reach[0] > i || b->mask & ((2u << t) - 2)))
                 reach[t] = i + 1;
     }
 }

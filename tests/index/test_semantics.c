@@ -446,10 +446,57 @@ static void tiers_are_cumulative(void **state)
     assert_reach(f, locals, 8, 2, 3, 3, 3);
     assert_int_equal(store_part(f, W0, KV_TIER_EXTERNAL, locals, 3, 5, NULL), 0);
     assert_reach(f, locals, 8, 2, 3, 3, 5);
-    assert_int_equal(store_part(f, W0, KV_TIER_DEVICE, locals, 5, 6, NULL), 0);
+    assert_int_equal(store_part(f, W0, KV_TIER_HOST, locals, 5, 6, NULL), 0);
     assert_reach(f, locals, 8, 2, 3, 3, 6);
     assert_int_equal(store_part(f, W0, KV_TIER_DISK, locals, 3, 5, NULL), 0);
     assert_reach(f, locals, 8, 2, 3, 6, 6);
+}
+
+/*
+ * Engines look below the device for what follows its match, and there alone. vLLM copies blocks 3
+ * and 4 to the host, and keeps them on the device until that is done. Meanwhile it evicts block 2,
+ * which the host has already.
+ */
+static void the_device_counts_up_to_its_first_hole(void **state)
+{
+    struct fixture *f = *state;
+    const uint64_t *locals = sequence(5, 5, 0);
+    uint64_t hashes[5];
+
+    store(f, W0, locals, 5);
+    for (size_t i = 0; i < 5; i++)
+        hashes[i] = f->blocks[i].hash;
+    assert_int_equal(kvi_store_known(f->ix, kvi_cache_of(W0, KV_TIER_HOST, 0), hashes + 1, 2), 2);
+    assert_reach(f, locals, 5, 5, 5, 5, 5);
+    assert_int_equal(kvi_remove(f->ix, W0, KV_TIER_DEVICE, hashes + 2, 1), 1);
+    assert_reach(f, locals, 5, 2, 3, 3, 3);
+    assert_int_equal(kvi_store_known(f->ix, kvi_cache_of(W0, KV_TIER_DISK, 0), hashes + 3, 1), 1);
+    assert_reach(f, locals, 5, 2, 3, 4, 4);
+    assert_int_equal(kvi_store_known(f->ix, kvi_cache_of(W0, KV_TIER_HOST, 0), hashes + 3, 2), 2);
+    assert_reach(f, locals, 5, 2, 5, 5, 5);
+    /* No other tier has the first block. */
+    assert_int_equal(kvi_remove(f->ix, W0, KV_TIER_DEVICE, hashes, 1), 1);
+    assert_int_equal(score(f, W0, locals, 5), 0);
+}
+
+/* The same where each block is a chain of its own: another holder has another block behind each. */
+static void the_first_hole_between_chains(void **state)
+{
+    struct fixture *f = *state;
+    const uint64_t *locals = sequence(5, 5, 0);
+    uint64_t hashes[5];
+
+    store(f, W0, locals, 5);
+    for (size_t i = 0; i < 5; i++)
+        hashes[i] = f->blocks[i].hash;
+    for (size_t i = 1; i < 5; i++)
+        store(f, W1, sequence(5, i, 1), i + 1);
+    assert_int_equal(kvi_store_known(f->ix, kvi_cache_of(W0, KV_TIER_HOST, 0), hashes + 2, 1), 1);
+    assert_int_equal(kvi_remove(f->ix, W0, KV_TIER_DEVICE, hashes + 2, 1), 1);
+    locals = sequence(5, 5, 0);
+    assert_reach(f, locals, 5, 2, 3, 3, 3);
+    assert_int_equal(kvi_store_known(f->ix, kvi_cache_of(W0, KV_TIER_HOST, 0), hashes + 3, 1), 1);
+    assert_reach(f, locals, 5, 2, 4, 4, 4);
 }
 
 static void losing_one_tier_keeps_the_block(void **state)
@@ -471,7 +518,7 @@ static void losing_one_tier_keeps_the_block(void **state)
     assert_int_equal(stats.tier_blocks[KV_TIER_HOST], 2);
     assert_int_equal(stats.holder_blocks, 4);
     assert_int_equal(kvi_remove(f->ix, W0, KV_TIER_DEVICE, hashes, 1), 1);
-    assert_reach(f, locals, 4, 0, 4, 4, 4);
+    assert_reach(f, locals, 4, 0, 2, 2, 2);
     assert_int_equal(kvi_remove(f->ix, W0, KV_TIER_DEVICE, hashes, 1), 0);
     assert_int_equal(kvi_remove(f->ix, W0, KV_TIER_HOST, hashes, 1), 1); /* its last tier */
     assert_int_equal(score(f, W0, locals, 4), 0);
@@ -835,6 +882,8 @@ int main(void)
         T(invalid_arguments),
         T(block_limit),
         T(tiers_are_cumulative),
+        T(the_device_counts_up_to_its_first_hole),
+        T(the_first_hole_between_chains),
         T(losing_one_tier_keeps_the_block),
         T(two_names_for_one_place),
         T(another_name_replaces_the_first),

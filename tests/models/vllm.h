@@ -32,6 +32,7 @@
 #define VLLM_MAX_BLOCKS 160
 #define VLLM_MAX_GROUPS 4
 #define VLLM_MAX_REQUESTS 5
+#define VLLM_MAX_COPYING 8
 #define VLLM_MAX_CHAIN (PROMPT_MAX / VLLM_BLOCK)
 #define VLLM_NULL UINT16_MAX
 
@@ -85,6 +86,13 @@ struct vllm_host {
     size_t n;
 };
 
+/* A copy to a tier below that isn't done yet: until then the pool can't evict the block. */
+struct vllm_copying {
+    struct prompt prompt;
+    size_t at; /* the block's place in the prompt */
+    uint16_t block;
+};
+
 struct vllm {
     struct vllm_opts opts;
     struct vllm_block blocks[VLLM_MAX_BLOCKS];
@@ -92,6 +100,8 @@ struct vllm {
     size_t n_queue;
     struct vllm_request requests[VLLM_MAX_REQUESTS];
     struct vllm_host host, owner;
+    struct vllm_copying copying[VLLM_MAX_COPYING];
+    size_t n_copying;
     struct kv_buf events;      /* of the batch to come */
     struct kv_buf host_events; /* of the connector, which follow those of the device */
     uint32_t n_events;
@@ -792,15 +802,43 @@ static inline void vllm_finish(struct vllm *v, struct vllm_request *r)
     r->used = false;
 }
 
-/* Copies of a running request's cached blocks go to the tiers below. */
+/* Begin to copy block @at of the prompt to the host. Returns false: no more copies at a time. */
+static inline bool vllm_begin_copy(struct vllm *v, const struct prompt *p, size_t at,
+                                   uint16_t block)
+{
+    if (v->n_copying == VLLM_MAX_COPYING)
+        return false;
+    vllm_touch(v, block);
+    v->copying[v->n_copying++] = (struct vllm_copying){*p, at, block};
+    return true;
+}
+
+/* The oldest copy is done. */
+static inline void vllm_end_copy(struct vllm *v)
+{
+    const struct vllm_copying *copy = &v->copying[0];
+    uint64_t hashes[VLLM_MAX_CHAIN];
+
+    (void)vllm_hashes(v, &copy->prompt, hashes);
+    vllm_offload(v, &v->host, &copy->prompt, hashes, copy->at, v->blocks[copy->block].group);
+    vllm_release(v, copy->block);
+    memmove(v->copying, v->copying + 1, --v->n_copying * sizeof(v->copying[0]));
+}
+
+/* Copies of a running request's cached blocks go to the tiers below, some of them at once. */
 static inline void vllm_offload_request(struct vllm *v, const struct vllm_request *r,
                                         uint64_t *random)
 {
     uint64_t hashes[VLLM_MAX_CHAIN];
     size_t n = vllm_hashes(v, &r->prompt, hashes);
 
+    while (v->n_copying && unit_below(random, 4))
+        vllm_end_copy(v);
     for (size_t i = 0; i < n; i++) {
         for (unsigned g = 0; g < v->opts.n_groups; g++) {
+            if (vllm_has(v, hashes[i], g) && unit_below(random, 8) == 0 &&
+                vllm_begin_copy(v, &r->prompt, i, vllm_find(v, hashes[i], g)))
+                continue;
             if (vllm_has(v, hashes[i], g) && unit_below(random, 3))
                 vllm_offload(v, &v->host, &r->prompt, hashes, i, g);
             if (v->opts.host_owner && vllm_has(v, hashes[i], g) && unit_below(random, 3) == 0)
@@ -839,6 +877,8 @@ static inline void vllm_reset(struct vllm *v)
         if (v->requests[i].used)
             vllm_finish(v, &v->requests[i]);
     }
+    while (v->n_copying) /* given up */
+        vllm_release(v, v->copying[--v->n_copying].block);
     for (uint16_t i = 0; i < v->opts.n_blocks; i++)
         v->blocks[i].hash = 0;
     vllm_cleared(v, &v->events);

@@ -324,14 +324,34 @@ static inline int item_of(struct find *find, uint64_t entry, uint32_t depth, uin
     return rc;
 }
 
-/* Compute for each tier how far it and nearer tiers reach, block by block. */
-static uint32_t reach_mixed(const struct kvi_tmap *tmap, uint32_t len, int t)
+/* Return where an entry's blocks from @from on end that a tier of @wanted has. */
+static inline uint32_t extend(const struct kvi_tmap *tmap, uint32_t mask, uint32_t from,
+                              uint32_t len, uint32_t wanted)
 {
-    uint32_t wanted = (2u << t) - 1, i = 0;
+    if (!tmap)
+        return mask & wanted ? len : from;
+    while (from < len && kvi_tmap_get(tmap, from) & wanted)
+        from++;
+    return from;
+}
 
-    while (i < len && kvi_tmap_get(tmap, i) & wanted)
-        i++;
-    return i;
+/*
+ * Lengthen each tier's match by an entry's @len blocks from @depth on. Engines look in lower tiers
+ * for what follows the device's match, and there alone: behind it, a block that only the device has
+ * ends the match.
+ */
+static inline void lengthen(uint32_t reach[KV_N_TIERS], const struct kvi_tmap *tmap, uint32_t mask,
+                            uint32_t depth, uint32_t len)
+{
+    uint32_t device = 0;
+
+    if (reach[KV_TIER_DEVICE] == depth) {
+        device = extend(tmap, mask, 0, len, 1u << KV_TIER_DEVICE);
+        reach[KV_TIER_DEVICE] += device;
+    }
+    for (int t = KV_TIER_DEVICE + 1; t < KV_N_TIERS; t++)
+        if (reach[t] == depth)
+            reach[t] += extend(tmap, mask, device, len, (2u << t) - (2u << KV_TIER_DEVICE));
 }
 
 /* Use an entry: the holder has the first blocks of the @len from @depth on. */
@@ -355,14 +375,7 @@ static int take_entry(struct find *find, uint64_t entry, uint32_t depth, uint32_
         if (!tmap || tmap->capacity < len)
             return DISTURBED;
     }
-    for (int t = 0; t < KV_N_TIERS; t++) {
-        if (item->reach[t] != depth)
-            continue;
-        if (tmap)
-            item->reach[t] += reach_mixed(tmap, len, t);
-        else if (mask & ((2u << t) - 1))
-            item->reach[t] += len;
-    }
+    lengthen(item->reach, tmap, mask, depth, len);
     return 0;
 }
 
