@@ -35,17 +35,18 @@ LIBRARIES = {
     "kvstore": (["store"], ["base"], ["zstd", "xxhash"]),
     "kvindex": (["index", "hash"], ["base"], ["xxhash"]),
     "kvevent": (["event", "hash"], ["base"], ["xxhash", *ZMQ]),
-    "kvbm": (["bm", "peer", "transfer", "disk", "object", "peers", "plan", "manager", "volume", "group"], ["store", "event", "kvx", "hash", "base"],
+    "kvbm": (["plane", "bm", "peer", "transfer", "disk", "object", "peers", "plan", "manager", "volume", "group"],
+             ["store", "event", "kvx", "hash", "base"],
              ["zstd", "uring", "xxhash", *ZMQ]),
     "kvasir_llama": (["llama"], ["base"], ["xxhash"]),
     "kv_store_redis": (["plugin_redis"], ["base"], [*OPENSSL, "xxhash"]),
     "kv_store_s3": (["plugin_s3"], ["base"], [*CURL, "expat", "xxhash"]),
     "kv_store_tiered": (["plugin_tiered"], ["store", "base"], ["zstd", "xxhash"]),
-    "kvasir": ([], ["cli", "manager", "peers", "disk", "object", "transfer", "peer", "bm", "store", "event", "kvx", "hash", "base"],
+    "kvasir": ([], ["cli", "indexer", "manager", "peers", "disk", "object", "transfer", "peer", "bm", "plane", "store", "event", "kvx", "hash", "base"],
                ["uring", "xxhash", *ZMQ, *CURL]),
 }
 # A program of its own, not a library: GnuTLS's archive has thread-local data for programs alone.
-INDEXER = ["indexer", "index", "event", "hash", "base"], ["xxhash", *ZMQ, "microhttpd", *GNUTLS, *CURL]
+INDEXER = ["indexer", "index", "plane", "event", "hash", "base"], ["xxhash", *ZMQ, "microhttpd", *GNUTLS, *CURL]
 SCHEMES = ("rediss", "redis+cluster", "rediss+cluster", "redis+unix", "valkey")
 DATA = ("stdin", "stdout", "stderr", "__libc_single_threaded", "in6addr_any", "in6addr_loopback")  # see compat.c
 SYSTEM = {"libgcc_s.so.1", "libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
