@@ -27,6 +27,7 @@
 #define MAX_RUN 512                  /* blocks and operations that wait to be fed together */
 #define FEED_NS (20 * KV_NS_PER_MS)  /* longest wait of a run that isn't full */
 #define LOOK_NS (500 * KV_NS_PER_MS) /* between two looks at the server and at silent publishers */
+#define RETRY_NS (30 * KV_NS_PER_S)  /* between two attempts to register a worker */
 #define MAX_NAME (KV_INSTANCE_NAME_MAX + 1)
 
 /* A publisher, and the registration that it feeds. */
@@ -37,8 +38,10 @@ struct worker {
     uint64_t instance;
     struct ki_listener *listener; /* NULL: not registered */
     uint64_t heard_ns;
-    bool followed;   /* the follower has all records since a snapshot */
-    bool told_whole; /* what the listener knows */
+    bool refused;      /* the registry didn't take it */
+    uint64_t retry_ns; /* when to try that again */
+    bool followed;     /* the follower has all records since a snapshot */
+    bool told_whole;   /* what the listener knows */
     struct ki_unplaced unplaced;
     bool up; /* the listener knows that the publisher is heard of */
     /* The run: operations on blocks[] and hashes[], which are set when it is fed. */
@@ -155,6 +158,8 @@ static bool join(struct ki_nats *nats, struct worker *w)
         return true;
     if (ki_registry_register(nats->registry, &registration, &why) == 0)
         w->listener = ki_registry_listener(nats->registry, w->instance, 0);
+    w->refused = !w->listener;
+    w->retry_ns = kv_now_ns() + RETRY_NS;
     if (!w->listener && kv_log_allowed(&rate, 5))
         kv_log_warn("nats", "a publisher can't be followed", "subject=%s reason=%s", w->subject,
                     kv_log_quote(quoted, sizeof(quoted), why.text));
@@ -422,16 +427,37 @@ static void look_at_server(struct ki_nats *nats, uint64_t now_ns)
     pthread_mutex_unlock(&nats->lock);
 }
 
+/* Write the subject of a refused worker, whose next message shall bring another snapshot and attempt. */
+static bool take_refused(struct ki_nats *nats, uint64_t now_ns, char ret[KVP_MAX_SUBJECT])
+{
+    struct worker *w = NULL;
+
+    pthread_mutex_lock(&nats->lock);
+    LIST_FOREACH(w, &nats->workers, entry)
+    if (w->refused && now_ns >= w->retry_ns)
+        break;
+    if (w) {
+        w->retry_ns = now_ns + RETRY_NS;
+        memcpy(ret, w->subject, sizeof(w->subject));
+    }
+    pthread_mutex_unlock(&nats->lock);
+    return w != NULL;
+}
+
 static void look(struct ki_nats *nats)
 {
     uint64_t now_ns = kv_now_ns();
+    char subject[KVP_MAX_SUBJECT];
     struct worker *w;
 
     look_at_server(nats, now_ns);
     while ((w = take_silent(nats, now_ns))) {
-        kvp_follow_forget(nats->follow, w->subject);
-        leave(nats, w);
+        memcpy(subject, w->subject, sizeof(subject));
+        leave(nats, w); /* first: forgotten, it might come back and be unregistered by this */
+        kvp_follow_forget(nats->follow, subject);
     }
+    while (take_refused(nats, now_ns, subject))
+        kvp_follow_forget(nats->follow, subject);
 }
 
 static void *run(void *arg)

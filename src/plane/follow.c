@@ -33,11 +33,15 @@ struct publisher {
     char subject[KVP_MAX_SUBJECT];
     uint64_t incarnation;
     uint64_t next; /* number of the message to come */
+    uint64_t told; /* messages below this number came behind the request: none may be missing */
     bool whole;
     uint64_t request;  /* number of the last request; 0: none */
+    uint64_t oldest;   /* first request whose answer counts: later ones repeat it */
+    uint64_t answer;   /* request whose answer is being read; 0: none */
     uint64_t part;     /* part to come */
     uint64_t heard_ns; /* time of the request, or of the last part */
     struct kept_list kept;
+    uint64_t kept_bytes;
 };
 LIST_HEAD(publishers, publisher);
 
@@ -106,6 +110,7 @@ static void drop_first(struct kvp_follow *follow, struct publisher *publisher)
 
     STAILQ_REMOVE_HEAD(&publisher->kept, list);
     follow->stats.buffered_bytes -= kept->len;
+    publisher->kept_bytes -= kept->len;
     free(kept);
 }
 
@@ -117,15 +122,21 @@ static void drop_kept(struct kvp_follow *follow, struct publisher *publisher)
 
 /* ---- snapshots ---- */
 
-/* Ask for all that a publisher has. One that is lost is repeated by on_waiting. */
-static void ask(struct kvp_follow *follow, struct publisher *publisher)
+/*
+ * Ask for all that a publisher has. One that is lost is repeated by on_waiting (@again): any of the
+ * answers will do then, since publishers answer one after the other, and may be slower than we repeat.
+ */
+static void ask(struct kvp_follow *follow, struct publisher *publisher, bool again)
 {
     char subject[KVP_MAX_SUBJECT + 16];
     uint8_t request[8];
 
     set_whole(follow, publisher, false);
     publisher->request = ++follow->request;
-    publisher->part = 0;
+    if (!again) {
+        publisher->oldest = publisher->request;
+        publisher->answer = publisher->part = publisher->told = 0;
+    }
     publisher->heard_ns = kv_now_ns();
     follow->stats.asked++;
     snprintf(subject, sizeof(subject), "%s.snapshot", publisher->subject);
@@ -163,16 +174,23 @@ static bool apply_kept(struct kvp_follow *follow, struct publisher *publisher)
 
 static bool is_awaited(const struct publisher *publisher, const struct kvp_header *header)
 {
-    return header->kind == KVP_SNAPSHOT && !publisher->whole &&
-           header->request == publisher->request && header->incarnation == publisher->incarnation &&
-           header->part == publisher->part;
+    if (header->kind != KVP_SNAPSHOT || publisher->whole ||
+        header->incarnation != publisher->incarnation)
+        return false;
+    if (header->part == 0) /* also in the middle of an answer of which a part was lost */
+        return header->request >= publisher->oldest && header->request <= publisher->request &&
+               header->request > publisher->answer;
+    return header->request == publisher->answer && header->part == publisher->part;
 }
 
 static void take_part(struct kvp_follow *follow, struct publisher *publisher,
                       const struct kvp_header *header, const struct kvp_nats_msg *msg)
 {
-    if (header->part == 0)
+    if (header->part == 0) {
+        publisher->answer = header->request;
+        publisher->part = 0;
         follow->ops.reset(follow->arg, publisher->subject);
+    }
     if (kvp_read(msg->data, msg->len, NULL, take_record, follow) < 0) {
         follow->stats.bad++; /* as if it were lost */
         return;
@@ -183,10 +201,10 @@ static void take_part(struct kvp_follow *follow, struct publisher *publisher,
         return;
     follow->stats.snapshots++;
     publisher->next = header->sequence;
-    if (apply_kept(follow, publisher))
+    if (apply_kept(follow, publisher) && publisher->next >= publisher->told)
         set_whole(follow, publisher, true);
     else
-        ask(follow, publisher);
+        ask(follow, publisher, false);
 }
 
 static void on_part(void *arg, const struct kvp_nats_msg *msg)
@@ -206,12 +224,32 @@ static void on_part(void *arg, const struct kvp_nats_msg *msg)
 
 /* ---- live messages ---- */
 
+/*
+ * Make room for a message: drop what waits for the publisher that has most. Else one that never answers
+ * would keep the buffer full, and nobody else would become whole.
+ */
+static void make_room(struct kvp_follow *follow, size_t len)
+{
+    while (follow->stats.buffered_bytes &&
+           follow->stats.buffered_bytes + len > follow->buffer_bytes) {
+        struct publisher *most = NULL, *publisher;
+
+        for (size_t i = 0; i < BUCKETS; i++)
+            LIST_FOREACH(publisher, &follow->publishers[i], list)
+        if (!most || publisher->kept_bytes > most->kept_bytes)
+            most = publisher;
+        follow->stats.overflows++;
+        drop_kept(follow, most);
+    }
+}
+
 /* Keep a message until the snapshot has come. */
 static void keep(struct kvp_follow *follow, struct publisher *publisher, uint64_t sequence,
                  const struct kvp_nats_msg *msg)
 {
     struct kept *kept = NULL;
 
+    make_room(follow, msg->len);
     if (follow->stats.buffered_bytes + msg->len <= follow->buffer_bytes)
         kept = malloc(sizeof(*kept) + msg->len);
     if (!kept) { /* the gap that this leaves asks for another snapshot */
@@ -224,6 +262,7 @@ static void keep(struct kvp_follow *follow, struct publisher *publisher, uint64_
     memcpy(kept->data, msg->data, msg->len);
     STAILQ_INSERT_TAIL(&publisher->kept, kept, list);
     follow->stats.buffered_bytes += msg->len;
+    publisher->kept_bytes += msg->len;
 }
 
 static void on_whole(struct kvp_follow *follow, struct publisher *publisher,
@@ -233,7 +272,7 @@ static void on_whole(struct kvp_follow *follow, struct publisher *publisher,
         return; /* it came twice */
     if (header->sequence > publisher->next) {
         follow->stats.gaps++;
-        ask(follow, publisher);
+        ask(follow, publisher, false);
         if (header->kind == KVP_EVENTS)
             keep(follow, publisher, header->sequence, msg);
     } else if (header->kind == KVP_EVENTS) {
@@ -247,10 +286,11 @@ static void on_whole(struct kvp_follow *follow, struct publisher *publisher,
 static void on_waiting(struct kvp_follow *follow, struct publisher *publisher,
                        const struct kvp_header *header, const struct kvp_nats_msg *msg)
 {
+    publisher->told = KV_MAX(publisher->told, header->sequence + (header->kind == KVP_EVENTS));
     if (header->kind == KVP_EVENTS)
         keep(follow, publisher, header->sequence, msg);
     if (kv_now_ns() >= publisher->heard_ns + follow->retry_ns)
-        ask(follow, publisher);
+        ask(follow, publisher, true);
 }
 
 /* A message of another start of the publisher, or of its first that is seen. */
@@ -259,7 +299,7 @@ static void begin(struct kvp_follow *follow, struct publisher *publisher, uint64
     follow->stats.restarts += publisher->request != 0;
     publisher->incarnation = incarnation;
     drop_kept(follow, publisher);
-    ask(follow, publisher);
+    ask(follow, publisher, false);
 }
 
 static void on_live(void *arg, const struct kvp_nats_msg *msg)

@@ -232,10 +232,9 @@ static void publish(void *arg, const struct kvbm_event *events, size_t n, uint64
     d->lost += lost;
     for (size_t i = 0, len; i < n; i += len) {
         len = kvbm_event_run(events + i, KV_MIN(n - i, (size_t)MAX_RUN));
-        if (d->lost && mend(d) < 0) {
-            d->lost += len;
-            from = i + len;
-            continue;
+        if (d->lost && mend(d) < 0) { /* one wait a batch: other sinks wait for this one */
+            d->lost += n - i;
+            return;
         }
         if (!is_left_out(d, events + i, len))
             put_run(d, events + i, len);

@@ -301,7 +301,8 @@ static int connect_sink(struct kvbm_nats_sink *sink, const struct kvp_nats_opts 
     if (err < 0)
         return err;
     snprintf(subject, sizeof(subject), "%s.snapshot", sink->header.publisher);
-    return kvp_nats_subscribe(sink->snapshots, subject, 0, kvbm_nats_snapshot, sink, &sink->sub);
+    return kvp_nats_subscribe(sink->snapshots, subject, 8 << 10, kvbm_nats_snapshot, sink,
+                              &sink->sub);
 }
 
 int kvbm_events_add_nats(struct kvbm_events *events, const struct kvbm_nats_opts *opts,

@@ -13,6 +13,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,6 +60,7 @@ struct kvbm_events {
     uint64_t delivered;        /* events up to this number have been delivered */
     uint64_t flushes, flushed; /* calls of flush; those of which all sinks know */
     uint64_t tick_ns;          /* when a sink is to be called without events */
+    atomic_uint changing;      /* callers that want walk_lock to change sources: walks give way */
     pthread_mutex_t walk_lock; /* held while registries are walked; taken before theirs */
     LIST_HEAD(event_sources, kvbm_event_source)
     sources; /* registries that use the manager; both locks to change */
@@ -354,6 +356,7 @@ int kvbm_events_destroy(struct kvbm_events *events)
 
 static void change_sources(struct kvbm_events *events, struct kvbm_event_source *source, bool use)
 {
+    atomic_fetch_add_explicit(&events->changing, 1, memory_order_relaxed); /* a hint only */
     pthread_mutex_lock(&events->walk_lock);
     pthread_mutex_lock(&events->lock);
     if (use)
@@ -362,6 +365,7 @@ static void change_sources(struct kvbm_events *events, struct kvbm_event_source 
         LIST_REMOVE(source, list);
     pthread_mutex_unlock(&events->lock);
     pthread_mutex_unlock(&events->walk_lock);
+    atomic_fetch_sub_explicit(&events->changing, 1, memory_order_relaxed);
 }
 
 void kvbm_events_use(struct kvbm_events *events, struct kvbm_event_source *source)
@@ -387,7 +391,10 @@ bool kvbm_events_walk(struct kvbm_events *events,
         uint32_t at = 0;
 
         do {
-            size_t n = on ? source->walk(source, &at, blocks) : 0;
+            size_t n;
+
+            on = on && !atomic_load_explicit(&events->changing, memory_order_relaxed);
+            n = on ? source->walk(source, &at, blocks) : 0;
 
             on = on && (!n || fn(arg, blocks, n));
         } while (on && at);

@@ -11,6 +11,8 @@
 #include "bm/events/nats_sink.h"
 
 #define PAUSE_US 500 /* between attempts while the queue is full */
+/* Longest wait for room: registries can't be destroyed meanwhile, nor the client connect anew. */
+#define STALL_NS (2 * KV_NS_PER_S)
 
 struct snapshot {
     struct kvbm_nats_sink *sink;
@@ -28,6 +30,7 @@ static bool send_part(struct snapshot *snapshot, bool last)
     struct kvbm_nats_sink *sink = snapshot->sink;
     struct kvp_nats_msg msg = {.subject = snapshot->reply};
     const struct kv_buf *out = &snapshot->out;
+    uint64_t end_ns = KV_MIN(snapshot->end_ns, kv_now_ns() + STALL_NS);
     int err;
 
     if (last) /* the only field that isn't known at the beginning */
@@ -40,8 +43,7 @@ static bool send_part(struct snapshot *snapshot, bool last)
     msg.data = out->data;
     msg.len = out->len;
     while (err == 0 && (err = kvp_nats_publish(sink->snapshots, &msg)) == -EAGAIN) {
-        if (atomic_load_explicit(&sink->closing, memory_order_relaxed) ||
-            kv_now_ns() > snapshot->end_ns)
+        if (atomic_load_explicit(&sink->closing, memory_order_relaxed) || kv_now_ns() > end_ns)
             return false;
         usleep(PAUSE_US);
         err = 0;

@@ -177,8 +177,12 @@ static int play_nats(struct player *player, FILE *file)
     struct kvp_nats_opts opts = KVP_NATS_OPTS_INIT;
     struct kvp_nats_secrets secrets;
     struct kv_error error = {0};
-    int rc = kvp_nats_args_read(&o->nats, &secrets, &opts, &error);
+    int rc;
 
+    if (strchr(o->to, '@')) /* as source_nats.c does */
+        return kc_events_fail(player->call, KC_EVENTS_USAGE,
+                              "--to: it is printed, so credentials go into --nats-... options");
+    rc = kvp_nats_args_read(&o->nats, &secrets, &opts, &error);
     if (rc < 0)
         return kc_events_fail_open(player->call, &error);
     opts.url = o->to;

@@ -17,7 +17,8 @@
 #define PING_MS 5000
 #define MAX_PINGS 2 /* unanswered: a silent server is given up after 15 s */
 #define READ_BYTES (256 << 10)
-#define MAX_ENDED 64 /* subscriptions that are destroyed together */
+#define MIN_MESSAGE 128 /* bytes that a waiting message counts at least */
+#define MAX_ENDED 64    /* subscriptions that are destroyed together */
 
 struct kvp_link_sub {
     SLIST_ENTRY(kvp_link_sub) next; /* of the ended ones */
@@ -318,7 +319,8 @@ static uint64_t link_server(struct kvp_link *link, char *url, size_t size)
 
 /* ---- messages ---- */
 
-static natsStatus publish_to_stream(struct kvp_link *link, const struct kvp_nats_msg *msg)
+static natsStatus publish_to_stream(struct kvp_link *link, const struct kvp_nats_msg *msg,
+                                    jsErrCode *code)
 {
     natsStatus status = NATS_OK;
     jsPubOptions options;
@@ -331,22 +333,25 @@ static natsStatus publish_to_stream(struct kvp_link *link, const struct kvp_nats
     options.MaxWait = link->timeout_ms;
     options.MsgId = msg->id;
     return js_Publish(NULL, link->jetstream, msg->subject, msg->data, (int)msg->len, &options,
-                      NULL);
+                      code);
 }
 
 static int link_publish(struct kvp_link *link, const struct kvp_nats_msg *msg)
 {
+    jsErrCode code = 0;
     natsStatus status;
 
     if (msg->len > INT_MAX)
         return -EMSGSIZE;
     if (msg->id)
-        status = publish_to_stream(link, msg);
+        status = publish_to_stream(link, msg, &code);
     else if (msg->reply)
         status = natsConnection_PublishRequest(link->connection, msg->subject, msg->reply,
                                                msg->data, (int)msg->len);
     else
         status = natsConnection_Publish(link->connection, msg->subject, msg->data, (int)msg->len);
+    if (status == NATS_ERR && code) /* the stream's answer: the connection is well */
+        return code == JSStreamMessageExceedsMaximumErr ? -EMSGSIZE : -EBUSY;
     /* libnats doesn't say how much of its buffer a write that met its deadline has sent */
     return !msg->id && status == NATS_TIMEOUT ? -EPIPE : error_of(status);
 }
@@ -422,8 +427,10 @@ static int link_subscribe(struct kvp_link *link, const char *subject, size_t pen
         sub_free(sub);
         return status == NATS_CONNECTION_CLOSED ? -EAGAIN : error_of(status);
     }
-    (void)natsSubscription_SetPendingLimits(sub->nats, -1,
-                                            (int)KV_MIN(pending_bytes, (size_t)INT_MAX));
+    /* libnats counts the bytes of the data only: without a number, empty messages have no limit */
+    (void)natsSubscription_SetPendingLimits(
+        sub->nats, (int)KV_MAX(KV_MIN(pending_bytes, (size_t)INT_MAX) / MIN_MESSAGE, (size_t)1),
+        (int)KV_MIN(pending_bytes, (size_t)INT_MAX));
     if (natsSubscription_SetOnCompleteCB(sub->nats, on_over, sub) != NATS_OK) {
         /* The connection was closed meanwhile. @sub isn't freed: nothing tells when its thread ends. */
         sub->fn = NULL;
