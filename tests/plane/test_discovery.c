@@ -192,6 +192,16 @@ static size_t n_told(void)
     return n;
 }
 
+static unsigned n_calls(void)
+{
+    unsigned n;
+
+    pthread_mutex_lock(&told.lock);
+    n = told.calls;
+    pthread_mutex_unlock(&told.lock);
+    return n;
+}
+
 /* True when the told worker @i is this one. */
 static bool is_told(size_t i, uint64_t worker, uint32_t rank, const char *address)
 {
@@ -416,7 +426,7 @@ static void test_folder_of_dynamo(void **state)
     age(source, 3600);
     age(channel, 3600);
     d = follow("");
-    wait_until(told.calls > 0);
+    wait_until(n_calls() > 0);
     assert_int_equal(n_told(), 0);
     age(source, 3500); /* it lives: the times move on */
     age(channel, 3500);
@@ -478,7 +488,7 @@ static void test_etcd_paths(void **state)
     wait_until(n_told() == 1);
     kvp_discovery_close(d);
     d = follow("/ns");
-    wait_until(is_current(d) && told.calls > 0);
+    wait_until(is_current(d) && n_calls() > 0);
     assert_int_equal(n_told(), 0);
     kvp_discovery_close(d);
     kvp_discovery_close(a);
@@ -502,8 +512,7 @@ static void test_etcd_restarts(void **state)
         if (i)
             etcd_forget();
         etcd_start();
-        wait_until(is_current(d) && is_current(a));
-        assert_int_equal(n_told(), 1);
+        wait_until(is_current(d) && is_current(a) && n_told() == 1);
         kvp_discovery_close(d);
         d = follow(""); /* the records are there again */
         wait_until(n_told() == 1);
@@ -522,14 +531,14 @@ static void test_etcd_expiry(void **state)
     (void)state;
     if (!etcd.pid)
         skip_because("no etcd");
-    d = follow("");
-    pid = fork();
+    pid = fork(); /* before the follower's thread: a forked process starts threads of its own */
     assert_true(pid >= 0);
     if (pid == 0) {
         (void)announce(1, 100, "tcp://a:1");
         pause();
         _exit(1);
     }
+    d = follow("");
     wait_until(n_told() == 1);
     assert_int_equal(kill(pid, SIGKILL), 0);
     assert_int_equal(waitpid(pid, NULL, 0), pid);
