@@ -37,6 +37,8 @@ static int put_hashes(struct kve_reader *reader, const struct kve_router_event *
     if (kve_grow(&scratch->hashes, &scratch->hashes_capacity, scratch->n_hashes + ev->n,
                  sizeof(*scratch->hashes)) < 0)
         return -ENOMEM;
+    if (!ev->n) /* there may be no array yet */
+        return 0;
     hashes = scratch->hashes + scratch->n_hashes;
     if (ev->type == KVE_OP_REMOVE)
         memcpy(hashes, ev->hashes, ev->n * sizeof(*hashes));
