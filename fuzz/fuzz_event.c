@@ -4,7 +4,7 @@
  * read. */
 #include <string.h>
 
-#include "kv_event.h"
+#include "event/reader/reader.h"
 #include "require.h"
 
 static uint64_t sum; /* keeps the reading of results alive */
@@ -79,10 +79,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     if (size < 2)
         return 0;
-    /* The first byte: the block size, and where the first payload ends. */
+    /* The first byte: the block size, whether groups are told, and where the first payload ends. */
     opts.block_size = 1 + (data[0] & 7);
     split = data[0] < 128 ? size - 1 : (size - 1) * (data[0] & 127) / 127;
     REQUIRE(kve_reader_create(&opts, &reader) == 0);
+    if (data[0] & 8) {
+        const struct kve_told_group groups[] = {
+            {.group = KVE_ANY_GROUP, .kind = KVE_KIND_CHUNKED, .chunk = 12 * opts.block_size},
+            {.group = 1, .kind = KVE_KIND_SLIDING, .window = 9, .block_size = 2}};
+
+        for (size_t i = 0; i < KV_COUNT(groups); i++)
+            REQUIRE(!kve_told_add(&reader->sources.told, &groups[i]));
+    }
     with_main = 0;
     decode(reader, data + 1, split);
     decode(reader, data + 1 + split, size - 1 - split);

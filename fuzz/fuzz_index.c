@@ -114,7 +114,7 @@ static void do_window(struct kvi_index *ix, struct input *in, struct kv_holder k
     struct kvi_window window = {.group = number,
                                 .need = 1 + (op >> 3 & 3),
                                 .stride = 1 + (op >> 5 & 1),
-                                .state = op >> 6 & 1,
+                                .needs = (enum kv_needs)(op >> 6),
                                 .part = shape >> 6,
                                 .parts = op >> 5 & 1 ? 1 : parts};
     enum kv_tier tier = (enum kv_tier)(op >> 6);

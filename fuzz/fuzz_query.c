@@ -16,7 +16,8 @@ static const struct {
     {KI_BLOCK_HASHES | KI_MODEL_NAME,
      KI_SEQUENCE_HASHES | KI_TENANT_ID | KI_CACHE_SALT | KI_EXPLAIN},
     {KI_INSTANCE_ID | KI_ENDPOINT | KI_MODEL_NAME | KI_BLOCK_SIZE,
-     KI_TENANT_ID | KI_DP_RANK | KI_REPLAY_ENDPOINT | KI_HASH_LOOKAHEAD | KI_NUM_BLOCKS},
+     KI_TENANT_ID | KI_DP_RANK | KI_REPLAY_ENDPOINT | KI_HASH_LOOKAHEAD | KI_NUM_BLOCKS |
+         KI_GROUPS},
     {KI_INSTANCE_ID | KI_MODEL_NAME, KI_TENANT_ID | KI_DP_RANK},
     {KI_URL, 0},
     {KI_INSTANCE_ID, KI_DP_RANK},
@@ -42,6 +43,29 @@ static void put_number(struct kv_buf *out, uint32_t *n, const char *key, uint64_
     (*n)++;
     kv_msgpack_put_str(out, key);
     kv_msgpack_put_u64(out, value);
+}
+
+/* Write cache groups; a kind that nobody knows as no kind. */
+static void put_groups(const struct ki_body *body, struct kv_buf *out, uint32_t *n)
+{
+    if (!(body->present & KI_GROUPS))
+        return;
+    (*n)++;
+    kv_msgpack_put_str(out, "groups");
+    kv_msgpack_put_array(out, body->groups.n);
+    for (uint32_t i = 0; i < body->groups.n; i++) {
+        const struct kve_told_group *g = &body->groups.items[i];
+        const char *kind = kve_kind_name((enum kve_kind)g->kind);
+        uint32_t members = 0;
+
+        kv_msgpack_put_map(out, 3 + (g->group != KVE_ANY_GROUP) + (kind != NULL));
+        put_number(out, &members, "window", g->window);
+        put_number(out, &members, "chunk", g->chunk);
+        put_number(out, &members, "block_size", g->block_size);
+        if (g->group != KVE_ANY_GROUP)
+            put_number(out, &members, "group", g->group);
+        put(out, &members, "kind", kind);
+    }
 }
 
 /* Write objects into the field from which they came. */
@@ -124,6 +148,7 @@ static void write_again(const struct ki_body *body, struct kv_buf *out)
     if (body->present & KI_HASH_LOOKAHEAD)
         put_number(&fields, &n, "hash_lookahead", body->hash_lookahead);
     put_objects(body, &fields, &n);
+    put_groups(body, &fields, &n);
     if (body->present & KI_EXPLAIN) {
         n++;
         kv_msgpack_put_str(&fields, "explain");
@@ -163,6 +188,7 @@ static void same(const struct ki_body *a, const struct ki_body *b)
     same_array(&a->token_ids, &b->token_ids);
     same_array(&a->block_hashes, &b->block_hashes);
     same_array(&a->mm_objects, &b->mm_objects);
+    require(memcmp(&a->groups, &b->groups, sizeof(a->groups)) == 0);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

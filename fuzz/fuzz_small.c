@@ -12,7 +12,7 @@
 #include "indexer/view/apply.h"
 #include "require.h"
 
-#define BLOCK 8u
+#define BLOCK 16u /* more than KVI_MAX_WINDOW_PARTS blocks of one token */
 #define RANKS 2u
 #define PROMPT 5u /* blocks */
 
@@ -30,7 +30,8 @@ static uint8_t take(struct input *in)
 static void put_stored(struct kv_buf *out, struct input *in)
 {
     static const uint32_t sizes[] = {BLOCK, BLOCK / 2, BLOCK / 4, 1, 2 * BLOCK, 3, 0, BLOCK / 2};
-    static const char *const kinds[] = {"full_attention", "sliding_window", "mamba", ""};
+    static const char *const kinds[] = {"full_attention", "sliding_window", "mamba", "",
+                                        "chunked_local_attention"};
     uint8_t shape = take(in), more = take(in), first = take(in);
     uint32_t size = sizes[shape & 7], n_hashes = 1 + (shape >> 3 & 7), n_tokens;
 
@@ -58,7 +59,7 @@ static void put_stored(struct kv_buf *out, struct input *in)
     kv_msgpack_put_str(out, "group_idx");
     kv_msgpack_put_u64(out, shape >> 6);
     kv_msgpack_put_str(out, "kv_cache_spec_kind");
-    kv_msgpack_put_str(out, more & 128 ? "" : kinds[shape >> 6 ? 1 + (first & 3) % 3 : 0]);
+    kv_msgpack_put_str(out, more & 128 ? "" : kinds[shape >> 6 ? 1 + (first & 3) : 0]);
     kv_msgpack_put_str(out, "kv_cache_spec_sliding_window");
     kv_msgpack_put_u64(out, 1 + (first & 3) * 3u);
 }
@@ -186,7 +187,7 @@ static void restore_fact(struct world *w, struct input *in)
                    .stride = numbers[(sizes & 15) % KV_COUNT(numbers)],
                    .part = numbers[(part & 15) % KV_COUNT(numbers)],
                    .parts = numbers[(sizes >> 4) % KV_COUNT(numbers)],
-                   .state = what >> 6 & 1},
+                   .needs = (enum kv_needs)(what >> 6 & 1)},
         .in_window = what >> 7 & 1,
         .implied = sizes & 3,
         .counting = sizes >> 2 & 3,
@@ -200,8 +201,13 @@ static void restore_fact(struct world *w, struct input *in)
 static void start(struct ki_applier *applier, uint8_t habits)
 {
     REQUIRE(ki_applier_init(applier, 7, 0, BLOCK, KI_MM_PLACED) == 0);
-    ki_applier_set_habits(
-        applier, &(struct ki_habits){.eagle_drop = habits & 1, .eagle_groups = habits >> 1 & 7});
+    static const struct kve_told_group chunks = {
+        .group = KVE_ANY_GROUP, .kind = KVE_KIND_CHUNKED, .chunk = 2 * BLOCK};
+    struct ki_habits told = {.eagle_drop = habits & 1, .eagle_groups = habits >> 1 & 7};
+
+    if (habits & 16)
+        REQUIRE(!kve_told_add(&told.groups, &chunks));
+    ki_applier_set_habits(applier, &told);
 }
 
 /* Go on with the state of the reader that a dump tells. */

@@ -53,21 +53,19 @@ enum kve_source_kind {
 /** Longest name of an owner in bytes. The reader cuts a longer one and ends it in its hash. */
 #define KVE_MAX_OWNER 63
 
-/** Value of need for a window without an end: a second full-attention group. */
-#define KVE_NEED_ALL UINT32_MAX
-
 /** Largest value of parts: the reader leaves out groups with smaller blocks. */
-#define KVE_MAX_PARTS 8
+#define KVE_MAX_PARTS 64
 
 /**
  * One source of a reader.
  *
  * A match must satisfy every WINDOW source of its owner. A match of l blocks satisfies one when
  * - l is a multiple of @stride, and
- * - of the blocks at l, l - stride, l - 2 * stride ..., the last min(need, l / stride) are in the
- *   source.
- * Where the group's blocks are smaller (@parts of them make up one of the registered size), the last
- * min(need, l * parts) of these have to be in the source. The last part of a block has its hash;
+ * - of the blocks at l, l - stride, l - 2 * stride ..., those that @needs asks for are in the source:
+ *   with m = l / stride of KV_NEEDS_RUN the last min(need, m), of KV_NEEDS_STATE the last one, of
+ *   KV_NEEDS_CHUNK the last m mod need, of KV_NEEDS_ALL all.
+ * Where the group's blocks are smaller (@parts of them make up one of the registered size), m is
+ * l * parts and counts these. The last part of a block has its hash;
  * nothing else has the hashes of the other parts. A user of the reader that can't follow parts leaves
  * out the operations of such a source, and takes its view of that rank for partial.
  *
@@ -78,18 +76,21 @@ enum kve_source_kind {
 struct kve_source {
     enum kve_source_kind kind;
     uint32_t group;  /* WINDOW: number of the cache group */
-    uint32_t window; /* WINDOW: length of a sliding window in tokens, else 0 */
-    uint32_t need;   /* WINDOW: blocks, 1 or more (1: one recurrent state), or KVE_NEED_ALL */
+    uint32_t window; /* WINDOW: length of a sliding window, or of a chunk, in tokens, else 0 */
+    uint32_t need;   /* WINDOW: blocks, 1 or more; 1 where @needs asks for no number */
     uint32_t stride; /* 1 or more: blocks of the registered size that one of the group spans */
     uint32_t parts;  /* 1 or more: blocks of the group that make up one of the registered size */
+    enum kv_needs needs;           /* WINDOW: what a match needs of it */
     char owner[KVE_MAX_OWNER + 1]; /* name of the owner; empty: the publisher itself */
 };
 
 /** One operation. The reader owns all pointers; they are valid until its next call. */
 struct kve_op {
     enum kve_op_type type;
-    enum kv_tier tier; /* not used by KVE_OP_CLEAR */
-    uint32_t rank;     /* data-parallel rank: the batch's, else the reader's */
+    /* Not used by KVE_OP_CLEAR. Blocks of a group whose home is below the device (docs/events.md, rule
+     * 3) count as on the device there. */
+    enum kv_tier tier;
+    uint32_t rank; /* data-parallel rank: the batch's, else the reader's */
     /* KVE_OP_STORE, and KVE_OP_STORE_KNOWN of a source with parts: false for a chain at the root,
      * and the block hash of the block before. */
     bool has_parent;
@@ -106,7 +107,8 @@ struct kve_op {
      * sources are emptied as well, other owners' sources are not. */
     uint32_t tiers;
     /* KVE_OP_CLEAR: may have emptied either the device or the pool of a connector below it. @tiers has
-     * one of the two. */
+     * one of the two. Or only one of the device's pool and that of a group at home below it, which
+     * both count as the device. */
     bool unsure;
     bool placed; /* KVE_OP_STORE: some block is hashed with kve_mm_placed identities */
     /* The publisher tells the components of blocks (component_types), and has one copy of a block. */

@@ -221,9 +221,6 @@ KV_API int kvi_remove_worker(struct kvi_index *index, uint64_t worker);
  * one in a tier.
  */
 
-/** Value of need for a window without an end: a further full-attention group. */
-#define KVI_NEED_ALL UINT32_MAX
-
 /** Largest number of windows of one holder. */
 #define KVI_MAX_WINDOWS 24
 
@@ -231,31 +228,45 @@ KV_API int kvi_remove_worker(struct kvi_index *index, uint64_t worker);
 #define KVI_MAX_WINDOW_PARTS 8
 
 /**
- * A window of a holder. A match of l blocks counts only when
- * - l is a multiple of @stride, and
- * - of every stride-th block before l, the last min(need, l / stride) are in the window, too.
- * A group with smaller blocks has a window for each of the @parts that make up a block. Of its parts
- * before l the last min(need, l * parts) have to be in their windows.
+ * A window of a holder. A match of l blocks counts only when l is a multiple of @stride, and the
+ * window has those of every stride-th block before l that @needs asks for. With m = l / stride:
  *
- * Lookups follow vLLM's hybrid cache coordinator.
+ *     KV_NEEDS_RUN     the last min(need, m)
+ *     KV_NEEDS_STATE   the last one
+ *     KV_NEEDS_CHUNK   the last m mod need: of a chunk of need blocks, those before l
+ *     KV_NEEDS_ALL     all m
+ *
+ * The formula is that of struct kv_cache_group (kv_types.h), in blocks of the index.
+ *
+ * A group with smaller blocks has a window for each of the @parts that make up a block; m is then
+ * l * parts, and counts parts.
+ *
+ * A holder with a state of larger blocks than the smallest ones, whose runs and chunks are of the
+ * smallest, resumes inside of the states' blocks: l is any number then. A state has to be in its
+ * window at l. KV_NEEDS_ALL asks for all blocks up to l, and where l is inside of one, for a block of
+ * the window that ends at l.
+ *
+ * Lookups follow vLLM's hybrid cache coordinator. Below the device they follow its offloading
+ * connector, which looks for a run of need blocks where attention is chunked.
  */
 struct kvi_window {
     uint32_t group;  /* the engine's number of the group, which orders lookups */
     uint32_t window; /* length in tokens; windows of different length are looked up separately */
-    uint32_t need;   /* blocks, 1 or more, or KVI_NEED_ALL */
+    uint32_t need;   /* blocks, 1 or more; 1 where the formula has none */
     uint32_t stride; /* 1 or more */
-    uint32_t state;  /* 1: a recurrent state, which a match of any length needs; else 0 */
-    uint32_t part;   /* which part of each block, 0 to parts - 1 */
-    uint32_t parts;  /* 0 or 1: whole blocks; more only with stride 1 */
+    enum kv_needs needs; /* blocks that a match needs of it */
+    uint32_t part;       /* which part of each block, 0 to parts - 1 */
+    uint32_t parts;      /* 0 or 1: whole blocks; more only with stride 1 */
 };
 
 /**
  * Give @holder, known or not, a window. Replaces its window of the same group and part. Any
  * thread.
  * Returns the window's number, which stays as long as the holder is known; -EINVAL, also for more
- * than KVI_MAX_WINDOW_PARTS parts; -EEXIST when the group's windows have another stride or number of
- * parts (kvi_remove_holder first: their blocks would get another meaning); -ENOMEM; -ENOSPC
- * (no room for all parts of the group within KVI_MAX_WINDOWS, or too many holders).
+ * than KVI_MAX_WINDOW_PARTS parts; -EEXIST when the group's windows have another number of parts, or a
+ * stride that the new one is no multiple of (kvi_remove_holder first: their blocks would get another
+ * meaning); -ENOMEM; -ENOSPC (no room for all parts of the group within KVI_MAX_WINDOWS, or too many
+ * holders).
  */
 KV_API int kvi_set_window(struct kvi_index *index, struct kv_holder holder,
                           const struct kvi_window *window);
@@ -293,6 +304,40 @@ KV_API void kvi_matches_fini(struct kvi_matches *matches);
  */
 KV_API int kvi_find(struct kvi_index *index, const uint64_t *tokens_hashes, size_t n,
                     struct kvi_matches *matches);
+
+/** Value of kvi_group_match.group: the holder's own blocks; of windows alone, those of any window. */
+#define KVI_OWN_BLOCKS UINT32_MAX
+
+/** The match that one cache group of a holder with windows allows. */
+struct kvi_group_match {
+    struct kv_holder holder;
+    uint32_t group;      /* as in struct kvi_window, or KVI_OWN_BLOCKS */
+    enum kv_needs needs; /* what a match needs of it; KV_NEEDS_ALL of the holder's own blocks */
+    /* The match, as in struct kvi_match, if the holder's own blocks and this group were all. */
+    uint32_t reach[KV_N_TIERS];
+};
+
+/** Result buffer that calls reuse: see struct kvi_matches. */
+struct kvi_group_matches {
+    struct kvi_group_match *items;
+    size_t n;
+    size_t capacity;
+};
+
+/** Free a result buffer and zero it. The struct itself is the caller's. */
+KV_API void kvi_group_matches_fini(struct kvi_group_matches *groups);
+
+/**
+ * Look a prompt up as kvi_find does, and tell in @groups which cache groups shorten matches: for each
+ * holder with windows that has the first block, what its own blocks allow, then each of its groups,
+ * by number; of lengths at which a match may end beside all of them. A match is no longer than the
+ * shortest of these. It is shorter where no length suits all groups together.
+ *
+ * @groups is appended to, @matches overwritten. Takes about as long for each group as kvi_find for the
+ * holder. Returns and threads as kvi_find.
+ */
+KV_API int kvi_find_groups(struct kvi_index *index, const uint64_t *tokens_hashes, size_t n,
+                           struct kvi_matches *matches, struct kvi_group_matches *groups);
 
 /**
  * Look a prompt up by the hashes that engines give its blocks, as events carry them.

@@ -66,6 +66,31 @@ enum kv_tier {
     KV_N_TIERS = 4
 };
 
+/**
+ * Blocks of a cache group that a hit needs: of one that ends behind block l. The numbers are stable.
+ */
+enum kv_needs {
+    KV_NEEDS_RUN = 0,   /* the last blocks before l: a sliding window */
+    KV_NEEDS_STATE = 1, /* the recurrent state behind block l */
+    KV_NEEDS_CHUNK = 2, /* chunked attention: those from the start of the chunk in which l lies */
+    KV_NEEDS_ALL = 3    /* every block: full attention */
+};
+
+/**
+ * One of the cache groups of a model. A hit of n tokens, a multiple of block_size, needs the group's
+ * blocks of these tokens:
+ *
+ *     KV_NEEDS_ALL     [0, n)
+ *     KV_NEEDS_RUN     [n - span + 1, n): the last ceil((span - 1) / block_size) blocks, or all
+ *     KV_NEEDS_CHUNK   [start of the chunk in which n lies, n): none when a chunk ends at n
+ *     KV_NEEDS_STATE   the block that ends at n: the state behind token n - 1
+ */
+struct kv_cache_group {
+    enum kv_needs needs;
+    uint32_t block_size; /* tokens, 1 or more */
+    uint32_t span; /* tokens of the window (RUN) or of a chunk (CHUNK), 1 or more; else ignored */
+};
+
 /** One cached block under both of its names. */
 struct kv_block {
     uint64_t hash;        /* block hash that the engine gave, an opaque 64-bit pattern */

@@ -10,6 +10,7 @@
  *   kvbm_transfer.h copies between layouts: memory, files, GPUs, in the background
  *   kvbm_group.h    one transfer for all tensor-parallel ranks
  *   kvbm_manager.h  tiers: host, disk and object store behind one handle (docs/kvbm-tiers.md)
+ *   kvbm_hit.h      the longest hit of a prompt in a model of several cache groups
  *   kvbm_remote.h   blocks of other nodes: agents and block sets (docs/kvbm-remote.md)
  *   kvbm_directory.h which nodes there are: a directory of peers, followed
  *   kvbm_lease.h    their bytes: shared memory, sources and leases
@@ -22,6 +23,7 @@
 #include "kvbm_directory.h"
 #include "kvbm_events.h"
 #include "kvbm_group.h"
+#include "kvbm_hit.h"
 #include "kvbm_layout.h"
 #include "kvbm_lease.h"
 #include "kvbm_manager.h"

@@ -184,7 +184,9 @@ struct kvbm_nats_sink;
  *   a thread of the sink's own. A registry is locked for 1024 blocks at a time.
  *
  * *@ret (may be NULL) becomes the sink; it is valid until the sink is removed or the manager
- * destroyed, either of which waits up to 1 s for a server. Returns an id as kvbm_events_add_callback;
+ * destroyed. Either waits up to 1 s until a server has all messages, and for calls to it that are under
+ * way: two connections end, each within twice the timeout_ms of @server (an attempt to connect: once
+ * for each server of its URL). Returns an id as kvbm_events_add_callback;
  * -EINVAL; -ENAMETOOLONG (the subject); -ENOTSUP (no libkv_nats); -EAGAIN (no thread).
  */
 KV_API int kvbm_events_add_nats(struct kvbm_events *events, const struct kvbm_nats_opts *opts,
@@ -235,7 +237,9 @@ struct kvbm_dynamo_opts {
     const char *lora_name, *cache_salt;      /* of all events; UTF-8; NULL: none */
     const char *user, *password;             /* of etcd; NULL: none */
     const char *tls_ca, *tls_cert, *tls_key; /* of etcd; PEM files */
-    uint32_t ttl_s; /* records outlive this process by so long, in seconds; 0: 10 */
+    /* Records in etcd outlive this process by so long, in seconds; 0: 10, at most 3600. Files always
+     * do by 10 s: followers wait no longer. */
+    uint32_t ttl_s;
 };
 #define KVBM_DYNAMO_OPTS_INIT KV_INIT_(kvbm_dynamo_opts)
 

@@ -17,7 +17,7 @@ PARTS = {"base": {"core": set(), "json": {"core"}, "hash": {"core"}, "args": {"c
          "event": {"wire": set(), "reader": {"wire", "router"}, "publisher": {"wire"}, "router": {"wire"}, TOP: {"wire"}},
          "store": {"backend": set(), "object": {"backend"}, "file": {"backend", "object"}, "conformance": {"backend"},
                    TOP: {"backend", "object"}},
-         "cli": {"show": set(), "client": set(), "replay": {TOP, "show", "client"}, "store": {TOP, "show"}, "peer": {TOP, "show"},
+         "cli": {"show": set(), "client": set(), "advise": {TOP, "show", "replay"}, "replay": {TOP, "show", "client"}, "store": {TOP, "show"}, "peer": {TOP, "show"},
                  "bench": {TOP, "show", "peer"}, "top": {TOP, "show", "client"}, "events": {TOP, "show"}, TOP: set()},
          "tier/manager": {"state": set(), "pins": {"state"}, "offload": {"state", "pins"}, "jobs": {"state", "pins", "offload"},
                           TOP: {"state", "pins", "offload", "jobs"}},
@@ -36,7 +36,7 @@ PARTS = {"base": {"core": set(), "json": {"core"}, "hash": {"core"}, "args": {"c
 PUBLIC = {"kv_types.h": "base", "kv_hash.h": "hash", "kv_event.h": "event", "kv_plane.h": "plane", "kv_index.h": "index", "kv_store.h": "store",
           "kv_store_abi.h": "store", "kv_store_ext.h": "store", "kv_store_async.h": "store", "kv_llama.h": "llama", "kvbm.h": "bm",
           "kvbm_tokens.h": "bm", "kvbm_layout.h": "bm", "kvbm_pool.h": "bm", "kvbm_events.h": "bm",
-          "kvbm_remote.h": "peer", "kvbm_lease.h": "peer", "kvbm_plan.h": "peer", "kvbm_directory.h": "peer", "kvbm_transfer.h": "tier/transfer", "kvbm_manager.h": "tier/manager", "kvbm_volume.h": "tier/volume", "kvbm_group.h": "tier/group", "kvx_abi.h": "kvx", "kvx_ext.h": "kvx"}
+          "kvbm_remote.h": "peer", "kvbm_lease.h": "peer", "kvbm_plan.h": "peer", "kvbm_directory.h": "peer", "kvbm_transfer.h": "tier/transfer", "kvbm_manager.h": "tier/manager", "kvbm_hit.h": "tier/manager", "kvbm_volume.h": "tier/volume", "kvbm_group.h": "tier/group", "kvx_abi.h": "kvx", "kvx_ext.h": "kvx"}
 
 root = pathlib.Path(__file__).resolve().parent.parent
 bad = 0

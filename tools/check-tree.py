@@ -11,6 +11,8 @@ files = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=
 bad = []
 for name in files:
     path = root / name
+    if path.is_symlink() and path.readlink().is_absolute():
+        bad.append(f"{name}: a link to a path of one machine")
     if path.suffix not in (".c", ".h", ".cu", ".py", ".sh") or not path.exists():
         continue
     lines = path.read_text().splitlines()

@@ -21,7 +21,7 @@ LIBRARIES = {"kv_hash.h": "kvindex", "kv_index.h": "kvindex", "kv_event.h": "kve
              "kv_llama.h": "kvasir_llama",
              "kvbm_events.h": "kvbm", "kvbm_layout.h": "kvbm", "kvbm_manager.h": "kvbm", "kvbm_pool.h": "kvbm", "kvbm_remote.h": "kvbm", "kvbm_lease.h": "kvbm",
              "kvbm_plan.h": "kvbm", "kvbm_directory.h": "kvbm", "kvbm_volume.h": "kvbm",
-             "kvbm_tokens.h": "kvbm", "kvbm_transfer.h": "kvbm", "kvbm_group.h": "kvbm", "kvx_abi.h": "kvx", "kvx_ext.h": "kvx"}
+             "kvbm_tokens.h": "kvbm", "kvbm_transfer.h": "kvbm", "kvbm_group.h": "kvbm", "kvbm_hit.h": "kvbm", "kvx_abi.h": "kvx", "kvx_ext.h": "kvx"}
 LEFT_OUT = {"kvbm_pool_dump"}  # takes a FILE *
 BASIC = {"uint8_t": "c_uint8", "uint16_t": "c_uint16", "uint32_t": "c_uint32", "uint64_t": "c_uint64",
          "int8_t": "c_int8", "int32_t": "c_int32", "int64_t": "c_int64", "size_t": "c_size_t", "bool": "c_bool",

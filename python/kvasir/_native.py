@@ -94,6 +94,7 @@ REASONS: List[Tuple[str, int, str]] = [
     (r"kvbm_(manager_wait|pin_wait|manager_drain)|kve_publisher_flush", errno.ETIMEDOUT, "not done within the timeout"),
     (r"kvbm_manager_cancel", errno.ENOENT, "no such job, or it has ended"),
     (r"kvbm_manager_create", errno.EINVAL, "an option is out of range; host_bytes hold one block at least"),
+    (r"kvbm_manager_hit|kvbm_hit_needs", errno.EINVAL, "a group without block size or span, or tokens or a unit that are no multiple of a block size"),
     (r"kve_publisher_create", errno.EINVAL, "not an endpoint that can be bound, or an option out of range"),
     (r"kve_publisher_create", errno.ENODEV, "no such interface or host for the endpoint"),
     (r"kve_publisher_publish", errno.EAGAIN, "the queue is full: followers see a gap, and ask for a replay"),

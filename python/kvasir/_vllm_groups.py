@@ -9,6 +9,8 @@ A model has one block table for each group of layers. A hit at position n, a mul
     a recurrent state           the one that ends at n: it holds the state behind token n - 1
 
 All groups hash blocks alike: a block's hash is that of the chain of tokens at its end.
+
+libkvbm has the same formula (kvbm_hit.h), and this process doesn't load it: tests/python/test_hits.py compares both.
 """
 import importlib
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple

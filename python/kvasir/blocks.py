@@ -18,10 +18,11 @@ import array
 import ctypes
 import errno
 import weakref
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Sequence, Tuple, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union
 
 from . import _abi
 from ._chains import Chain, Keys, _chain
+from ._hits import NEEDS_ALL, NEEDS_CHUNK, NEEDS_RUN, NEEDS_STATE, CacheGroup, Hit, Question
 from ._native import Handle, Invalid, Memory, as_word, call, certain, error, give_back, lend, load, numbers, text, unsaid, untyped
 from ._options import EVICTION, Policy, Size, given, named, set_manager_options, size_of
 from ._pins import Pin, unpin_all
@@ -31,12 +32,14 @@ from .index import DEVICE, DISK, EXTERNAL, HOST
 if TYPE_CHECKING:
     from .peers import Agent
 
-__all__ = ["BUSY", "Blocks", "Cache", "Chain", "DEVICE", "DISK", "Done", "EXTERNAL", "HOST", "Held", "MISS", "Manager", "NO_BLOCK", "ON_DISK", "ON_PEER",
-           "PENDING", "Pin", "Pool", "READY", "REMOTE", "Removed", "Shape"]
+__all__ = ["BUSY", "Blocks", "Cache", "CacheGroup", "Chain", "DEVICE", "DISK", "Done", "EXTERNAL", "HOST", "Held", "Hit", "MISS", "Manager",
+           "NEEDS_ALL", "NEEDS_CHUNK", "NEEDS_RUN", "NEEDS_STATE", "NOT_LOOKED", "NO_BLOCK", "ON_DISK", "ON_PEER", "PENDING", "Pin",
+           "Pool", "READY", "REMOTE", "Removed", "Shape"]
 
 MISS, READY, ON_DISK, REMOTE, PENDING, BUSY, ON_PEER = (_abi.KVBM_MISS, _abi.KVBM_READY, _abi.KVBM_ON_DISK, _abi.KVBM_REMOTE,
                                                         _abi.KVBM_PENDING, _abi.KVBM_BUSY, _abi.KVBM_ON_PEER)
 _PAGE = 4096  # host blocks begin at multiples of it
+NOT_LOOKED = _abi.KVBM_NOT_LOOKED  # in Hit.where: no hit depended on the block
 NO_BLOCK = 0xffffffff  # in lists of block numbers: leave this key out
 _c = load("kvbm")
 _HANDLE = array.array("I", (0, 0, 0, 0))  # struct kvbm_handle: pool, block, generation
@@ -313,6 +316,17 @@ class Manager(Handle):
         places = array.array("B", bytes(packed.n))
         self._hot(_c.kvbm_manager_lookup, packed._struct(group, parent, position), packed.n, places.buffer_info()[0])
         return places.tobytes()
+
+    def hit(self, groups: Mapping[int, Tuple[CacheGroup, Keys]], *, limit: int = 0, computed: int = 0, unit: int = 0) -> Hit:
+        """Find the longest hit of a prompt for which every cache group has what it needs in the tiers. Never waits, holds nothing.
+
+        @groups: by its number, a group and the keys of its blocks, from the prompt's first token on. Hits end at multiples of each
+        group's block size and of @unit, at most at token @limit. @computed: tokens that the engine's own cache has. Ask again while
+        Hit.pending isn't 0 and there is time.
+        """
+        question = Question(groups, self.key_len, limit, computed, unit)
+        self._hot(_c.kvbm_manager_hit, *question.arguments())
+        return question.answer()
 
     def _hot(self, function: Any, *args: Any) -> int:
         """Call a function without collecting its reason."""

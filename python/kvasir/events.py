@@ -184,6 +184,7 @@ class Source(NamedTuple):
     stride: int
     owner: str
     parts: int = 1
+    needs: int = 0  # KV_NEEDS_RUN, KV_NEEDS_STATE, KV_NEEDS_CHUNK or KV_NEEDS_ALL
 
 
 def _words(address: Optional[int], n: int) -> Tuple[int, ...]:
@@ -244,4 +245,5 @@ class Reader(Handle):
         """Describe a source of this reader's operations. Raises NotFound."""
         result = _abi.kve_source()
         self._call(_c.kve_reader_source, number, ctypes.byref(result))
-        return Source(_KINDS[result.kind], result.group, result.window, result.need, result.stride, result.owner.decode(), result.parts)
+        return Source(_KINDS[result.kind], result.group, result.window, result.need, result.stride, result.owner.decode(), result.parts,
+                      result.needs)

@@ -20,7 +20,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 from . import _abi
 from ._native import Handle, Invalid, call, error, load, numbers
 
-__all__ = ["DEVICE", "DISK", "EXTERNAL", "HOST", "Match", "PrefixIndex", "SEED", "Stored", "Window", "hash_block",
+__all__ = ["DEVICE", "DISK", "EXTERNAL", "GroupMatch", "HOST", "Match", "PrefixIndex", "SEED", "Stored", "Window", "hash_block",
            "hash_tokens", "mm_identity", "mm_placed", "seed", "sequence_hashes"]
 
 DEVICE, HOST, DISK, EXTERNAL = (_abi.KV_TIER_DEVICE, _abi.KV_TIER_HOST, _abi.KV_TIER_DISK, _abi.KV_TIER_EXTERNAL)
@@ -96,6 +96,17 @@ class Match(NamedTuple):
     blocks: int  # all blocks of the holder
 
 
+class GroupMatch(NamedTuple):
+    """The match of a holder with windows, in blocks, if its own blocks and those of one cache group were all."""
+    worker: int
+    rank: int
+    group: Optional[int]  # None: the holder's own blocks
+    device: int
+    host: int
+    disk: int
+    external: int
+
+
 class Stored(NamedTuple):
     """Result of a store; see kvi_stored in kv_index.h."""
     added: int
@@ -111,7 +122,7 @@ class Window(NamedTuple):
     window: int
     need: int
     stride: int = 1
-    state: int = 0
+    needs: int = 0  # KV_NEEDS_RUN, KV_NEEDS_STATE, KV_NEEDS_CHUNK or KV_NEEDS_ALL
     part: int = 0
     parts: int = 1
 
@@ -233,6 +244,19 @@ class PrefixIndex(Handle):
     def find_named(self, hashes: Numbers) -> List[Match]:
         """Look a prompt up by an engine's hashes of its leading blocks, each of which names its whole prefix."""
         return self._lookup(_find_named, hashes)
+
+    def find_groups(self, tokens_hashes: Numbers) -> List[GroupMatch]:
+        """Look a prompt up, and tell what each cache group of holders with windows allows: why a match is short."""
+        matches, groups = _Matches(), _abi.kvi_group_matches()
+        keep, address, n = numbers(tokens_hashes, "Q")
+        try:
+            self._keep(keep, _c.kvi_find_groups, address, n, ctypes.byref(matches), ctypes.byref(groups))
+            items = ctypes.cast(groups.items, ctypes.POINTER(_abi.kvi_group_match))
+            return [GroupMatch(m.holder.worker, m.holder.rank, None if m.group == _abi.KVI_OWN_BLOCKS else m.group, *m.reach)
+                    for m in items[:groups.n]]
+        finally:
+            _c.kvi_group_matches_fini(ctypes.byref(groups))
+            _c.kvi_matches_fini(ctypes.byref(matches))
 
     def _lookup(self, function: Any, hashes: Numbers) -> List[Match]:
         keep, address, n = numbers(hashes, "Q")

@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 /** Run a command of `kvasir`. Return an exit status. */
+int kc_advise_main(int argc, char **argv);
 int kc_replay_main(int argc, char **argv);
 int kc_store_main(int argc, char **argv);
 int kc_bench_main(int argc, char **argv);

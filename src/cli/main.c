@@ -12,6 +12,7 @@ static const struct command {
     int (*run)(int argc, char **argv);
     const char *help;
 } COMMANDS[] = {
+    {"advise", kc_advise_main, "tell what more room for the cache would bring, from a trace"},
     {"bench", kc_bench_main, "move blocks through tiers, or from another process, and time it"},
     {"events", kc_events_main, "look at KV events of an engine, record them, play them again"},
     {"peer", kc_peer_main, "share blocks with other nodes; look at, lease and read theirs"},

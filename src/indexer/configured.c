@@ -7,6 +7,7 @@
 
 #include "base/args/instance.h"
 #include "base/core/log.h"
+#include "indexer/api/body_groups.h"
 #include "indexer/model/lookup.h"
 
 /* -- at the start ------------------------------------------------------------------------------ */
@@ -14,6 +15,8 @@
 int ki_configured_habits(const struct ki_options *o, struct ki_habits *ret, struct kv_error *error)
 {
     enum ki_report_mode report_mode = KI_REPORTS_UNKNOWN;
+    struct kve_told told = {0};
+    struct kv_error why = {0};
     uint64_t groups = 0;
 
     if (o->report_mode)
@@ -22,8 +25,13 @@ int ki_configured_habits(const struct ki_options *o, struct ki_habits *ret, stru
         return kv_fail(error, -EINVAL, 0, "--eagle-groups needs --eagle-drop");
     if (o->eagle_groups && ki_groups_parse(o->eagle_groups, strlen(o->eagle_groups), &groups) < 0)
         return kv_fail(error, -EINVAL, 0, "--eagle-groups: no numbers from 0 to 63 and commas");
+    if (o->groups && ki_told_read_text(o->groups, &told, &why) < 0)
+        return kv_fail(error, -EINVAL, 0, "--groups: %.180s", why.text);
+    if (ki_told_check(&told, (uint32_t)o->block_size, &why) < 0)
+        return kv_fail(error, -EINVAL, 0, "--groups: %.180s", why.text);
     *ret = (struct ki_habits){.eagle_drop = o->eagle_drop,
                               .eagle_groups = groups,
+                              .groups = told,
                               .silent_windows = o->silent_windows,
                               .report_mode = report_mode};
     return 0;
@@ -71,6 +79,7 @@ static void warn_of_unused(const struct ki_options *o)
         {"hash-lookahead", o->hash_lookahead > 0},
         {"eagle-drop", o->eagle_drop},
         {"eagle-groups", o->eagle_groups},
+        {"groups", o->groups},
         {"silent-windows", o->silent_windows},
         {"kv-cache-report-mode", o->report_mode},
     };
@@ -203,7 +212,8 @@ static bool is_same(const struct told *a, const struct told *b)
            same_text(x->model_name, y->model_name) && same_text(x->tenant_id, y->tenant_id) &&
            x->block_size == y->block_size && x->hash_lookahead == y->hash_lookahead &&
            x->eagle_drop == y->eagle_drop && same_text(x->eagle_groups, y->eagle_groups) &&
-           x->silent_windows == y->silent_windows && same_text(x->report_mode, y->report_mode);
+           same_text(x->groups, y->groups) && x->silent_windows == y->silent_windows &&
+           same_text(x->report_mode, y->report_mode);
 }
 
 static const struct told *find(const struct fleet *fleet, const struct ki_worker_spec *spec)

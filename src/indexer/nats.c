@@ -38,6 +38,7 @@ struct worker {
     uint64_t instance;
     struct ki_listener *listener; /* NULL: not registered */
     uint64_t heard_ns;
+    bool leaving;      /* being unregistered: its publisher isn't followed meanwhile */
     bool refused;      /* the registry didn't take it */
     uint64_t retry_ns; /* when to try that again */
     bool followed;     /* the follower has all records since a snapshot */
@@ -132,6 +133,13 @@ static struct worker *find(struct ki_nats *nats, const char *subject)
     return w;
 }
 
+static struct worker *find_followed(struct ki_nats *nats, const char *subject)
+{
+    struct worker *w = find(nats, subject);
+
+    return w && !w->leaving ? w : NULL;
+}
+
 static void drop_run(struct worker *w)
 {
     w->n_ops = w->n_blocks = w->n_hashes = 0;
@@ -187,19 +195,22 @@ static void set_link(struct worker *w, const char *problem)
 
 static struct worker *find_or_add(struct ki_nats *nats, const char *subject)
 {
+    static struct kv_log_rate rate;
     struct worker *w = find(nats, subject);
 
     if (w)
-        return w;
+        return w->leaving ? NULL : w;
     w = calloc(1, sizeof(*w));
     if (!w)
         return NULL;
     snprintf(w->subject, sizeof(w->subject), "%s", subject);
     if (!read_names(nats, w)) {
-        kv_log_warn("nats", "a subject names no worker", "subject=%s", subject);
+        if (kv_log_allowed(&rate, 1))
+            kv_log_warn("nats", "a subject names no worker", "subject=%s", subject);
         free(w);
         return NULL;
     }
+    w->heard_ns = kv_now_ns();
     LIST_INSERT_HEAD(&nats->workers, w, entry);
     return w;
 }
@@ -309,18 +320,20 @@ static void put(struct worker *w, const struct kvp_record *record)
 
 /* -- the follower's callbacks ------------------------------------------------------------------ */
 
-static void on_heard(void *arg, const char *publisher)
+/* Publishers without a worker here take no place of the follower. */
+static bool on_heard(void *arg, const char *publisher, bool first)
 {
     struct ki_nats *nats = arg;
     struct worker *w;
 
     pthread_mutex_lock(&nats->lock);
-    w = find(nats, publisher);
+    w = first ? find_or_add(nats, publisher) : find_followed(nats, publisher);
     if (w) {
         w->heard_ns = kv_now_ns();
         set_link(w, NULL);
     }
     pthread_mutex_unlock(&nats->lock);
+    return w != NULL;
 }
 
 static void on_reset(void *arg, const char *publisher)
@@ -329,7 +342,7 @@ static void on_reset(void *arg, const char *publisher)
     struct worker *w;
 
     pthread_mutex_lock(&nats->lock);
-    w = find_or_add(nats, publisher);
+    w = find_followed(nats, publisher);
     if (w) {
         drop_run(w);
         ki_unplaced_clear(&w->unplaced);
@@ -349,7 +362,7 @@ static void on_record(void *arg, const struct kvp_header *header, const struct k
     struct worker *w;
 
     pthread_mutex_lock(&nats->lock);
-    w = find(nats, header->publisher);
+    w = find_followed(nats, header->publisher);
     if (w && w->listener)
         put(w, record);
     pthread_mutex_unlock(&nats->lock);
@@ -361,7 +374,7 @@ static void on_whole(void *arg, const char *publisher, bool whole)
     struct worker *w;
 
     pthread_mutex_lock(&nats->lock);
-    w = find(nats, publisher);
+    w = find_followed(nats, publisher);
     if (w) {
         w->followed = whole;
         feed(w);
@@ -377,6 +390,7 @@ static void free_worker(struct worker *w)
     free(w);
 }
 
+/* Unregister a worker. A publisher that comes back meanwhile is followed when this has ended. */
 static void leave(struct ki_nats *nats, struct worker *w)
 {
     struct kv_error why = {0};
@@ -386,10 +400,14 @@ static void leave(struct ki_nats *nats, struct worker *w)
                 w->subject);
     if (w->listener)
         (void)ki_registry_unregister(nats->registry, w->instance, w->model, w->tenant, &rank, &why);
+    pthread_mutex_lock(&nats->lock);
+    LIST_REMOVE(w, entry);
+    nats->last = NULL;
+    pthread_mutex_unlock(&nats->lock);
     free_worker(w);
 }
 
-/* Take a publisher that has been silent for too long out of the list. */
+/* Take a publisher that has been silent for too long; it leaves. */
 static struct worker *take_silent(struct ki_nats *nats, uint64_t now_ns)
 {
     uint64_t silence_ns = nats->options->nats_silence_ms * KV_NS_PER_MS;
@@ -400,10 +418,8 @@ static struct worker *take_silent(struct ki_nats *nats, uint64_t now_ns)
         LIST_FOREACH(w, &nats->workers, entry)
     if (now_ns > w->heard_ns + silence_ns)
         break;
-    if (w) {
-        LIST_REMOVE(w, entry);
-        nats->last = NULL;
-    }
+    if (w)
+        w->leaving = true;
     pthread_mutex_unlock(&nats->lock);
     return w;
 }
@@ -453,7 +469,7 @@ static void look(struct ki_nats *nats)
     look_at_server(nats, now_ns);
     while ((w = take_silent(nats, now_ns))) {
         memcpy(subject, w->subject, sizeof(subject));
-        leave(nats, w); /* first: forgotten, it might come back and be unregistered by this */
+        leave(nats, w);
         kvp_follow_forget(nats->follow, subject);
     }
     while (take_refused(nats, now_ns, subject))

@@ -79,6 +79,10 @@ static const struct kv_arg arguments[] = {
      "With --eagle-drop, the cache groups of the workers in --workers that do, separated by commas "
      "(default: all).",
      0, 0, NULL, false},
+    {"groups", KV_ARG_STR, AT(groups), "JSON",
+     "Cache groups of the workers in --workers, as the field groups of a registration: of chunked "
+     "local attention (Llama 4) events don't tell the chunk.",
+     0, 0, NULL, false},
     {"silent-windows", KV_ARG_FLAG, AT(silent_windows), NULL,
      "The workers in --workers evict from sliding windows or recurrent states without an event, as "
      "SGLang's hybrid models do: their views stay partial.",
@@ -215,7 +219,7 @@ static const char footer[] =
 /* Options of workers, which may stand in sections; the section's name is their model's. */
 static const char of_workers[] =
     "workers|dynamo|block-size|tenant-id|routing-group|hash-lookahead|eagle-drop|"
-    "eagle-groups|silent-windows|kv-cache-report-mode";
+    "eagle-groups|groups|silent-windows|kv-cache-report-mode";
 
 static void *begin_section(void *values, const char *name)
 {

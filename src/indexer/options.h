@@ -30,6 +30,7 @@ struct ki_options {
     uint64_t hash_lookahead;
     bool eagle_drop;          /* of those workers */
     const char *eagle_groups; /* of those workers; NULL: all */
+    const char *groups;       /* of those workers, as in registrations; NULL: not told */
     bool silent_windows;
     const char *report_mode; /* NULL: not told */
     const char *model_name;

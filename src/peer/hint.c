@@ -17,11 +17,6 @@
 /* A value's text within the hint; NULL: no such member. */
 typedef struct kv_str value;
 
-static int failure(const struct kv_json *j)
-{
-    return j->error.code == -ENOMEM ? -ENOMEM : -EPROTO;
-}
-
 /* Skip a value and return its text. */
 static value take(struct kv_json *j)
 {
@@ -56,7 +51,7 @@ static int members(value object, const char *const *keys, value *ret, size_t n)
         else
             kv_json_skip(&j);
     }
-    return kv_json_finish(&j) == 0 ? 0 : failure(&j);
+    return kv_json_finish_foreign(&j);
 }
 
 /* Copy a string to @ret, of @size with its NUL. */
@@ -71,7 +66,7 @@ static int text_of(value v, char *ret, size_t size)
         return -EPROTO;
     kv_json_init(&j, v.p, v.len);
     text = kv_json_str(&j, &scratch);
-    err = kv_json_finish(&j) == 0 ? 0 : failure(&j);
+    err = kv_json_finish_foreign(&j);
     if (err == 0 && text.len >= size)
         err = -EPROTO;
     if (err == 0) {
@@ -181,7 +176,7 @@ static long read_hashes(value v, uint64_t *hashes, size_t cap)
             hashes[n] = hash;
         n++;
     }
-    err = kv_json_finish(&j) == 0 ? 0 : failure(&j);
+    err = kv_json_finish_foreign(&j);
     kv_buf_fini(&scratch);
     return err < 0 ? err : n ? (long)n : -EPROTO;
 }
@@ -239,8 +234,8 @@ static int find_fetch(value actions, value *ret_payload)
         }
     }
     if (found == 0)
-        found = kv_json_finish(&j) == 0 ? newer : failure(&j);
-    return found;
+        found = kv_json_finish_foreign(&j);
+    return found ? found : newer;
 }
 
 static int find_payload(value json, value *ret)

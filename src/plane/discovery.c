@@ -11,6 +11,7 @@
 
 #define FILE_URL "file://"
 #define DEFAULT_TTL_S 10
+#define MAX_TTL_S 3600
 #define TIMEOUT_MS 3000
 #define MAX_ANSWER ((size_t)64 << 20)
 
@@ -252,6 +253,8 @@ static int read_opts(struct kvp_discovery *d, const struct kvp_discovery_opts *o
 {
     int err = read_where(d, o->where, error);
 
+    if (o->ttl_s > MAX_TTL_S)
+        return kv_fail(error, -EINVAL, 0, "ttl_s is above %d", MAX_TTL_S);
     d->ttl_s = o->ttl_s ? o->ttl_s : DEFAULT_TTL_S;
     if (err == 0)
         err = copy(o->user, &d->user);

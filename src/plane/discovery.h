@@ -27,7 +27,8 @@ struct kvp_discovery_opts {
     const char *where;                       /* required: as above */
     const char *user, *password;             /* of etcd; NULL: none */
     const char *tls_ca, *tls_cert, *tls_key; /* PEM files; NULL: the system's, none */
-    uint32_t ttl_s;                          /* of announced records; 0: 10 */
+    /* Of announced records, at most 3600; 0: 10. In a folder they outlive this process by 10 s. */
+    uint32_t ttl_s;
 };
 
 /** Check @where. Returns 0, or -EINVAL with @error's text. */
@@ -52,7 +53,8 @@ int kvp_discovery_follow(const struct kvp_discovery_opts *opts, kvp_discovery_fn
 
 /**
  * Announce a publisher, until kvp_discovery_close takes the records away, or this process has been dead
- * for ttl_s. @channel NULL: no channel (NATS). Both are copied. Returns as kvp_discovery_follow.
+ * for ttl_s (in a folder: for 10 s). @channel NULL: no channel (NATS). Both are copied. Returns as
+ * kvp_discovery_follow.
  */
 int kvp_discovery_announce(const struct kvp_discovery_opts *opts,
                            const struct kvp_dynamo_source *source,
@@ -63,7 +65,7 @@ int kvp_discovery_announce(const struct kvp_discovery_opts *opts,
 struct kvp_discovery_info {
     bool current;      /* what is known is up to date; announced records are there */
     uint64_t failures; /* requests and looks that failed */
-    uint64_t left_out; /* records that make no sense, or for which there was no room */
+    uint64_t left_out; /* records that make no sense, or that couldn't be read or kept */
     char error[128];   /* the last failure; empty while current */
 };
 void kvp_discovery_get_info(struct kvp_discovery *d, struct kvp_discovery_info *ret);

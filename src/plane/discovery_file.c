@@ -22,7 +22,8 @@
 #include "plane/discovery_impl.h"
 
 #define LOOK_MS 500
-#define EXPIRY_NS (10 * KV_NS_PER_S)
+#define EXPIRY_S 10u
+#define EXPIRY_NS (EXPIRY_S * KV_NS_PER_S)
 #define FIRST_SIGHT_NS ((int64_t)(60 * KV_NS_PER_S))
 #define TEMPORARY ".tmp_" /* files that are being written */
 #define MAX_PATH 4096
@@ -46,9 +47,12 @@ static void failed(struct kvp_discovery *d, const char *path, int err)
 
 /* -- follow ------------------------------------------------------------------------------------ */
 
+/* Nanoseconds since the epoch; of times that these can't tell, the nearest second that they can. */
 static int64_t ns_of(const struct timespec *t)
 {
-    return (int64_t)t->tv_sec * (int64_t)KV_NS_PER_S + t->tv_nsec;
+    const int64_t most = INT64_MAX / (int64_t)KV_NS_PER_S - 1;
+
+    return KV_MAX(KV_MIN((int64_t)t->tv_sec, most), 0) * (int64_t)KV_NS_PER_S + t->tv_nsec;
 }
 
 /* Read a file that may be replaced or removed meanwhile. Returns 0, or a negative errno. */
@@ -88,21 +92,26 @@ static void see(struct kvp_table *t, struct kvp_entry *e, int64_t mtime_ns)
     e->look = t->look;
 }
 
+/* Look at one file. A record whose file can't be read now stays as it was, also in age. */
 static void look_at_file(struct kvp_discovery *d, enum kvp_bucket bucket, int dir, const char *file,
                          struct kv_buf *content)
 {
     struct kv_buf name = {.limit = KVP_DYNAMO_KEY_MAX};
     struct kvp_entry *e;
     struct stat st;
+    int err = 0;
 
-    if (kvp_dynamo_from_file_name(&name, file) < 0 || name.error ||
-        fstatat(dir, file, &st, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISREG(st.st_mode))
+    if (kvp_dynamo_from_file_name(&name, file) < 0 || name.error)
         goto out;
     e = kvp_table_find(&d->table, bucket, kv_buf_cstr(&name));
+    err = fstatat(dir, file, &st, AT_SYMLINK_NOFOLLOW) < 0 ? -errno : 0;
+    if (err < 0 || !S_ISREG(st.st_mode))
+        goto out;
     if (!e || e->mtime_ns != ns_of(&st.st_mtim)) {
         struct kvp_entry before = e ? *e : (struct kvp_entry){0};
 
-        if (read_file(dir, file, content) < 0)
+        err = read_file(dir, file, content);
+        if (err < 0)
             goto out;
         e = kvp_table_put(&d->table, bucket, kv_buf_cstr(&name), content->data, content->len);
         if (e && !e->changed_ns) { /* made anew: its file is known all the same */
@@ -114,6 +123,11 @@ static void look_at_file(struct kvp_discovery *d, enum kvp_bucket bucket, int di
     if (e)
         see(&d->table, e, ns_of(&st.st_mtim));
 out:
+    if (err < 0 && err != -ENOENT) { /* not removed meanwhile */
+        d->table.left_out++;
+        if (e && err != -EMSGSIZE)
+            e->look = d->table.look;
+    }
     kv_buf_fini(&name);
 }
 
@@ -124,6 +138,7 @@ static int look_at(struct kvp_discovery *d, enum kvp_bucket bucket)
     char path[MAX_PATH];
     struct dirent *file;
     DIR *dir;
+    int err;
 
     snprintf(path, sizeof(path), "%s/%s", d->folder, kvp_bucket_prefix(bucket));
     dir = opendir(path);
@@ -131,12 +146,13 @@ static int look_at(struct kvp_discovery *d, enum kvp_bucket bucket)
         return 0;
     if (!dir)
         return -errno;
-    while ((file = readdir(dir)))
+    while (errno = 0, (file = readdir(dir)))
         if (*file->d_name != '.')
             look_at_file(d, bucket, dirfd(dir), file->d_name, &content);
+    err = -errno; /* some files may be left */
     closedir(dir);
     kv_buf_fini(&content);
-    return 0;
+    return err;
 }
 
 void kvp_folder_follow(struct kvp_discovery *d)
@@ -252,7 +268,8 @@ void kvp_folder_announce(struct kvp_discovery *d)
         if (err < 0)
             failed(d, d->folder, -err);
         kvp_discovery_is(d, err == 0);
-        pause_ms(d, (int)(err < 0 ? LOOK_MS : d->ttl_s * 1000 / 3));
+        /* followers wait for EXPIRY_S, however long the record may outlive this process */
+        pause_ms(d, (int)(err < 0 ? LOOK_MS : KV_MIN(d->ttl_s, EXPIRY_S) * 1000 / 3));
     }
     for (int b = 0; b < KVP_N_BUCKETS; b++)
         if (d->names[b].len)

@@ -43,8 +43,9 @@ struct kvp_table {
     size_t n, capacity;
     char only[3 * KVP_DYNAMO_NAME_MAX + 64]; /* names must begin so */
     uint64_t order, look;
-    uint64_t left_out; /* records of the last look that make no sense, or found no room */
-    bool changed;      /* since kvp_table_tell */
+    uint64_t
+        left_out; /* records of the last look that make no sense, or couldn't be read or kept */
+    bool changed; /* since kvp_table_tell */
 };
 
 void kvp_table_fini(struct kvp_table *t);

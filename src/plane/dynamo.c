@@ -174,18 +174,6 @@ static bool is_text(struct record *r, const char *want)
     return kv_str_eq(kv_json_str(&r->j, &r->text), want);
 }
 
-static void read_text(struct record *r, char *ret, size_t size)
-{
-    struct kv_str text = kv_json_str(&r->j, &r->text);
-
-    if (text.len >= size || memchr(text.p, '\0', text.len)) {
-        kv_json_fail(&r->j, -EPROTO, "a text that is too long");
-        return;
-    }
-    memcpy(ret, text.p, text.len);
-    ret[text.len] = '\0';
-}
-
 static void read_endpoint(struct record *r)
 {
     struct kv_str key;
@@ -193,11 +181,11 @@ static void read_endpoint(struct record *r)
     kv_json_object(&r->j);
     while (kv_json_next_key(&r->j, &key)) {
         if (kv_str_eq(key, "namespace"))
-            read_text(r, r->of.ns, sizeof(r->of.ns));
+            kv_json_copy_str(&r->j, &r->text, r->of.ns, sizeof(r->of.ns));
         else if (kv_str_eq(key, "component"))
-            read_text(r, r->of.component, sizeof(r->of.component));
+            kv_json_copy_str(&r->j, &r->text, r->of.component, sizeof(r->of.component));
         else if (kv_str_eq(key, "name"))
-            read_text(r, r->of.name, sizeof(r->of.name));
+            kv_json_copy_str(&r->j, &r->text, r->of.name, sizeof(r->of.name));
         else
             kv_json_skip(&r->j);
     }
@@ -261,7 +249,7 @@ static void read_transport(struct record *r)
             kv_json_object(&r->j);
             while (kv_json_next_key(&r->j, &key)) {
                 if (kv_str_eq(key, "endpoint"))
-                    read_text(r, r->address, sizeof(r->address));
+                    kv_json_copy_str(&r->j, &r->text, r->address, sizeof(r->address));
                 else
                     kv_json_skip(&r->j);
             }
@@ -315,10 +303,10 @@ static int read_record(const void *json, size_t len, int type, struct record *r)
         return -EPROTO;
     kv_json_init(&r->j, json, len);
     read_members(r);
-    err = kv_json_finish(&r->j);
+    err = kv_json_finish_foreign(&r->j);
     kv_buf_fini(&r->text);
-    if (err)
-        return r->j.error.code == -ENOMEM ? -ENOMEM : -EPROTO;
+    if (err < 0)
+        return err;
     return (int)r->type == type && r->is_endpoint && r->is_topic && r->has_publisher && *r->of.ns &&
                    *r->of.component && *r->of.name
                ? 0

@@ -132,24 +132,6 @@ void etcd_write_watch(struct kv_buf *out, const char *prefix, uint64_t revision)
 
 /* ---- answers ---- */
 
-static int failure(const struct kv_json *j)
-{
-    return j->error.code == -ENOMEM ? -ENOMEM : -EPROTO;
-}
-
-/* Copy a string, which must fit with its NUL. */
-static void read_text(struct kv_json *j, struct kv_buf *scratch, char *ret, size_t size)
-{
-    struct kv_str text = kv_json_str(j, scratch);
-
-    if (text.len >= size) {
-        kv_json_fail(j, -EMSGSIZE, "too long");
-        return;
-    }
-    memcpy(ret, text.p, text.len);
-    ret[text.len] = '\0';
-}
-
 struct reading {
     struct kv_json j;
     struct kv_buf scratch, bytes;
@@ -300,7 +282,7 @@ static void read_members(struct reading *r, bool outer)
         else if (kv_str_eq(key, "TTL"))
             a->ttl = read_number(r);
         else if (kv_str_eq(key, "token"))
-            read_text(&r->j, &r->scratch, a->token, sizeof(a->token));
+            kv_json_copy_str(&r->j, &r->scratch, a->token, sizeof(a->token));
         else if (kv_str_eq(key, "error"))
             read_error(r);
         else if (kv_str_eq(key, "message"))
@@ -334,7 +316,7 @@ int etcd_read(const void *json, size_t len, const struct etcd_limits *limits,
     r.scratch.limit = len + 1;
     kv_json_init(&r.j, json, len);
     read_members(&r, true);
-    err = kv_json_finish(&r.j) == 0 ? 0 : failure(&r.j);
+    err = kv_json_finish_foreign(&r.j);
     kv_buf_fini(&r.scratch);
     kv_buf_fini(&r.bytes);
     return err;

@@ -11,13 +11,17 @@
 #include "base/core/clock.h"
 #include "base/core/error.h"
 #include "base/core/le.h"
+#include "base/core/log.h"
 #include "base/core/xxh.h"
+#include "base/thread/thread.h"
 #include "plane/record.h"
 
 #define BUFFER_BYTES ((uint64_t)256 << 20)
 #define MAX_PUBLISHERS 4096
 #define RETRY_MS 2000
 #define BUCKETS 1024
+#define MAX_DOUBLED 4 /* times that a pause is doubled */
+#define N_FORMER 4
 
 /* A live message that waits for a snapshot. */
 struct kept {
@@ -32,9 +36,15 @@ struct publisher {
     LIST_ENTRY(publisher) list;
     char subject[KVP_MAX_SUBJECT];
     uint64_t incarnation;
-    uint64_t next; /* number of the message to come */
-    uint64_t told; /* messages below this number came behind the request: none may be missing */
+    uint64_t former[N_FORMER]; /* incarnations before; a ring */
+    unsigned n_former;
+    unsigned twins; /* times in a row that a former one came back: two publish under this subject */
+    uint64_t next;  /* number of the message to come */
+    uint64_t told;  /* messages below this number came behind the request: none may be missing */
     bool whole;
+    bool wanted;       /* a request is to be sent when the pause is over; no answer counts */
+    unsigned in_row;   /* requests since it was whole last */
+    uint64_t pause_ns; /* from heard_ns to the next request, at least */
     uint64_t request;  /* number of the last request; 0: none */
     uint64_t oldest;   /* first request whose answer counts: later ones repeat it */
     uint64_t answer;   /* request whose answer is being read; 0: none */
@@ -54,7 +64,13 @@ struct kvp_follow {
     struct kvp_nats_sub *live, *answers;
     char inbox[KVP_INBOX];
 
-    pthread_mutex_t lock; /* held during callbacks */
+    pthread_t thread; /* sends requests whose pause is over */
+    bool has_thread;
+
+    pthread_mutex_t lock; /* held during callbacks; guards from here */
+    pthread_cond_t work;
+    bool stop;
+    uint64_t due_ns; /* of the first request that waits for its pause */
     struct publishers publishers[BUCKETS];
     uint64_t request; /* number of the newest request */
     struct kvp_follow_stats stats;
@@ -79,15 +95,35 @@ static struct publisher *find(struct kvp_follow *follow, const char *subject)
     return publisher;
 }
 
+static void refuse(struct kvp_follow *follow, const char *subject, const char *why)
+{
+    static struct kv_log_rate rate;
+
+    follow->stats.refused++;
+    if (kv_log_allowed(&rate, 1))
+        kv_log_warn("nats", "a publisher isn't followed",
+                    "subject=%s reason=\"%s\" publishers=%u messages=%llu", subject, why,
+                    follow->stats.publishers, (unsigned long long)follow->stats.refused);
+}
+
+/* Begin to know a publisher. Returns NULL when there is no place, or the owner doesn't want it. */
 static struct publisher *add(struct kvp_follow *follow, const char *subject)
 {
     struct publisher *publisher;
 
-    if (follow->stats.publishers >= follow->max_publishers)
+    if (follow->stats.publishers >= follow->max_publishers) {
+        refuse(follow, subject, "too many publishers");
         return NULL;
+    }
+    if (follow->ops.heard && !follow->ops.heard(follow->arg, subject, true)) {
+        follow->stats.unwanted++;
+        return NULL;
+    }
     publisher = calloc(1, sizeof(*publisher));
-    if (!publisher)
+    if (!publisher) {
+        refuse(follow, subject, "no memory");
         return NULL;
+    }
     snprintf(publisher->subject, sizeof(publisher->subject), "%s", subject);
     STAILQ_INIT(&publisher->kept);
     LIST_INSERT_HEAD(bucket_of(follow, subject), publisher, list);
@@ -122,22 +158,37 @@ static void drop_kept(struct kvp_follow *follow, struct publisher *publisher)
 
 /* ---- snapshots ---- */
 
+uint64_t kvp_follow_pause(uint64_t retry_ns, unsigned n, uint64_t random)
+{
+    uint64_t pause_ns = retry_ns << KV_MIN(n, (unsigned)MAX_DOUBLED);
+
+    return pause_ns + random % (pause_ns / 2 + 1);
+}
+
+static uint64_t pause_behind(const struct kvp_follow *follow, unsigned n)
+{
+    /* the inbox is random, so followers differ */
+    return kvp_follow_pause(follow->retry_ns, n,
+                            kv_xxh64(follow->inbox, strlen(follow->inbox), follow->request));
+}
+
 /*
- * Ask for all that a publisher has. One that is lost is repeated by on_waiting (@again): any of the
- * answers will do then, since publishers answer one after the other, and may be slower than we repeat.
+ * Ask for all that a publisher has. One that is lost is repeated by on_waiting: any of the answers will
+ * do then, since publishers answer one after the other, and may be slower than we repeat.
  */
-static void ask(struct kvp_follow *follow, struct publisher *publisher, bool again)
+static void ask(struct kvp_follow *follow, struct publisher *publisher)
 {
     char subject[KVP_MAX_SUBJECT + 16];
     uint8_t request[8];
 
-    set_whole(follow, publisher, false);
     publisher->request = ++follow->request;
-    if (!again) {
+    if (publisher->wanted) {
         publisher->oldest = publisher->request;
-        publisher->answer = publisher->part = publisher->told = 0;
+        publisher->told = 0;
     }
+    publisher->wanted = false;
     publisher->heard_ns = kv_now_ns();
+    publisher->pause_ns = pause_behind(follow, publisher->in_row++);
     follow->stats.asked++;
     snprintf(subject, sizeof(subject), "%s.snapshot", publisher->subject);
     kv_put_le64(request, publisher->request);
@@ -145,6 +196,62 @@ static void ask(struct kvp_follow *follow, struct publisher *publisher, bool aga
                                                                 .reply = follow->inbox,
                                                                 .data = request,
                                                                 .len = sizeof(request)});
+}
+
+static bool pause_is_over(const struct publisher *publisher)
+{
+    return kv_now_ns() >= publisher->heard_ns + publisher->pause_ns;
+}
+
+/*
+ * The publisher's blocks aren't known any more: ask for them, now or when the pause behind the last
+ * request, or its answer, is over. Messages until then are in the snapshot.
+ */
+static void want(struct kvp_follow *follow, struct publisher *publisher)
+{
+    set_whole(follow, publisher, false);
+    drop_kept(follow, publisher);
+    publisher->wanted = true;
+    publisher->answer = publisher->part = 0;
+    publisher->oldest = UINT64_MAX;
+    if (pause_is_over(publisher)) {
+        ask(follow, publisher);
+    } else if (publisher->heard_ns + publisher->pause_ns < follow->due_ns) {
+        follow->due_ns = publisher->heard_ns + publisher->pause_ns;
+        pthread_cond_signal(&follow->work);
+    }
+}
+
+/* Send the requests whose pause is over, and note when the next one is due. */
+static void ask_due(struct kvp_follow *follow)
+{
+    struct publisher *publisher = NULL;
+
+    follow->due_ns = UINT64_MAX;
+    for (size_t i = 0; i < BUCKETS; i++) {
+        LIST_FOREACH(publisher, &follow->publishers[i], list)
+        {
+            if (publisher->wanted && pause_is_over(publisher))
+                ask(follow, publisher);
+            else if (publisher->wanted)
+                follow->due_ns = KV_MIN(follow->due_ns, publisher->heard_ns + publisher->pause_ns);
+        }
+    }
+}
+
+static void *run(void *arg)
+{
+    struct kvp_follow *follow = arg;
+
+    pthread_mutex_lock(&follow->lock);
+    while (!follow->stop) {
+        if (follow->due_ns <= kv_now_ns())
+            ask_due(follow);
+        else
+            (void)kv_cond_wait_until(&follow->work, &follow->lock, follow->due_ns);
+    }
+    pthread_mutex_unlock(&follow->lock);
+    return NULL;
 }
 
 static void take_record(void *arg, const struct kvp_header *header, const struct kvp_record *record)
@@ -201,10 +308,13 @@ static void take_part(struct kvp_follow *follow, struct publisher *publisher,
         return;
     follow->stats.snapshots++;
     publisher->next = header->sequence;
-    if (apply_kept(follow, publisher) && publisher->next >= publisher->told)
-        set_whole(follow, publisher, true);
-    else
-        ask(follow, publisher, false);
+    if (!apply_kept(follow, publisher) || publisher->next < publisher->told) {
+        want(follow, publisher);
+        return;
+    }
+    publisher->in_row = 0;
+    publisher->pause_ns = pause_behind(follow, 0);
+    set_whole(follow, publisher, true);
 }
 
 static void on_part(void *arg, const struct kvp_nats_msg *msg)
@@ -224,6 +334,21 @@ static void on_part(void *arg, const struct kvp_nats_msg *msg)
 
 /* ---- live messages ---- */
 
+/* The publisher of which most is kept; some is. */
+static struct publisher *fullest_publisher(struct kvp_follow *follow)
+{
+    struct publisher *most = NULL;
+
+    for (size_t i = 0; i < BUCKETS; i++) {
+        for (struct publisher *publisher = LIST_FIRST(&follow->publishers[i]); publisher;
+             publisher = LIST_NEXT(publisher, list)) {
+            if (!most || publisher->kept_bytes > most->kept_bytes)
+                most = publisher;
+        }
+    }
+    return most;
+}
+
 /*
  * Make room for a message: drop what waits for the publisher that has most. Else one that never answers
  * would keep the buffer full, and nobody else would become whole.
@@ -232,14 +357,8 @@ static void make_room(struct kvp_follow *follow, size_t len)
 {
     while (follow->stats.buffered_bytes &&
            follow->stats.buffered_bytes + len > follow->buffer_bytes) {
-        struct publisher *most = NULL, *publisher;
-
-        for (size_t i = 0; i < BUCKETS; i++)
-            LIST_FOREACH(publisher, &follow->publishers[i], list)
-        if (!most || publisher->kept_bytes > most->kept_bytes)
-            most = publisher;
         follow->stats.overflows++;
-        drop_kept(follow, most);
+        drop_kept(follow, fullest_publisher(follow));
     }
 }
 
@@ -272,9 +391,7 @@ static void on_whole(struct kvp_follow *follow, struct publisher *publisher,
         return; /* it came twice */
     if (header->sequence > publisher->next) {
         follow->stats.gaps++;
-        ask(follow, publisher, false);
-        if (header->kind == KVP_EVENTS)
-            keep(follow, publisher, header->sequence, msg);
+        want(follow, publisher);
     } else if (header->kind == KVP_EVENTS) {
         if (kvp_read(msg->data, msg->len, NULL, take_record, follow) == 0)
             publisher->next++;
@@ -287,19 +404,56 @@ static void on_waiting(struct kvp_follow *follow, struct publisher *publisher,
                        const struct kvp_header *header, const struct kvp_nats_msg *msg)
 {
     publisher->told = KV_MAX(publisher->told, header->sequence + (header->kind == KVP_EVENTS));
-    if (header->kind == KVP_EVENTS)
+    if (header->kind == KVP_EVENTS && !publisher->wanted)
         keep(follow, publisher, header->sequence, msg);
-    if (kv_now_ns() >= publisher->heard_ns + follow->retry_ns)
-        ask(follow, publisher, true);
+    if (pause_is_over(publisher))
+        ask(follow, publisher);
+}
+
+/* True when a start that came before another one is back: both live. */
+static bool is_back(const struct publisher *publisher, uint64_t incarnation)
+{
+    for (unsigned i = 0; i < KV_MIN(publisher->n_former, (unsigned)N_FORMER); i++) {
+        if (publisher->former[i] == incarnation)
+            return true;
+    }
+    return false;
+}
+
+/* Two publishers of one subject take turns: make the pause longer with each, and tell. */
+static void note_twin(struct kvp_follow *follow, struct publisher *publisher)
+{
+    static struct kv_log_rate rate;
+    uint64_t pause_ns = pause_behind(follow, ++publisher->twins);
+
+    publisher->pause_ns = KV_MAX(publisher->pause_ns, pause_ns);
+    follow->stats.twins++;
+    if (publisher->twins == 3 && kv_log_allowed(&rate, 1)) /* one may be a late message */
+        kv_log_warn("nats", "two publishers have one name: neither can be followed", "subject=%s",
+                    publisher->subject);
 }
 
 /* A message of another start of the publisher, or of its first that is seen. */
 static void begin(struct kvp_follow *follow, struct publisher *publisher, uint64_t incarnation)
 {
     follow->stats.restarts += publisher->request != 0;
+    if (is_back(publisher, incarnation))
+        note_twin(follow, publisher);
+    else
+        publisher->twins = 0;
+    if (publisher->request)
+        publisher->former[publisher->n_former++ % N_FORMER] = publisher->incarnation;
     publisher->incarnation = incarnation;
+    want(follow, publisher);
+}
+
+static void forget(struct kvp_follow *follow, struct publisher *publisher)
+{
+    follow->stats.publishers--;
+    follow->stats.whole -= publisher->whole;
+    LIST_REMOVE(publisher, list);
     drop_kept(follow, publisher);
-    ask(follow, publisher, false);
+    free(publisher);
 }
 
 static void on_live(void *arg, const struct kvp_nats_msg *msg)
@@ -322,14 +476,14 @@ static void on_live(void *arg, const struct kvp_nats_msg *msg)
         follow->stats.bad++;
         goto out;
     }
-    if (!publisher)
-        publisher = add(follow, header.publisher);
     if (!publisher) {
-        follow->stats.refused++;
-        goto out;
+        publisher = add(follow, header.publisher);
+    } else if (follow->ops.heard && !follow->ops.heard(follow->arg, publisher->subject, false)) {
+        forget(follow, publisher);
+        publisher = NULL;
     }
-    if (follow->ops.heard)
-        follow->ops.heard(follow->arg, publisher->subject);
+    if (!publisher)
+        goto out;
     if (!publisher->request || publisher->incarnation != header.incarnation)
         begin(follow, publisher, header.incarnation);
     if (publisher->whole)
@@ -346,13 +500,8 @@ void kvp_follow_forget(struct kvp_follow *follow, const char *subject)
 
     pthread_mutex_lock(&follow->lock);
     publisher = find(follow, subject);
-    if (publisher) {
-        follow->stats.publishers--;
-        follow->stats.whole -= publisher->whole;
-        LIST_REMOVE(publisher, list);
-        drop_kept(follow, publisher);
-        free(publisher);
-    }
+    if (publisher)
+        forget(follow, publisher);
     pthread_mutex_unlock(&follow->lock);
 }
 
@@ -364,16 +513,20 @@ void kvp_follow_close(struct kvp_follow *follow)
 
     if (!follow)
         return;
+    pthread_mutex_lock(&follow->lock);
+    follow->stop = true;
+    pthread_cond_signal(&follow->work);
+    pthread_mutex_unlock(&follow->lock);
+    if (follow->has_thread)
+        pthread_join(follow->thread, NULL);
     kvp_nats_unsubscribe(follow->live);
     kvp_nats_unsubscribe(follow->answers);
     kvp_nats_close(follow->nats, 0);
     for (size_t i = 0; i < BUCKETS; i++) {
-        while ((publisher = LIST_FIRST(&follow->publishers[i])) != NULL) {
-            LIST_REMOVE(publisher, list);
-            drop_kept(follow, publisher);
-            free(publisher);
-        }
+        while ((publisher = LIST_FIRST(&follow->publishers[i])) != NULL)
+            forget(follow, publisher);
     }
+    pthread_cond_destroy(&follow->work);
     pthread_mutex_destroy(&follow->lock);
     free(follow);
 }
@@ -387,6 +540,8 @@ int kvp_follow_open(const struct kvp_follow_opts *opts, const struct kvp_follow_
     if (!follow)
         return -ENOMEM;
     pthread_mutex_init(&follow->lock, NULL);
+    kv_cond_init(&follow->work);
+    follow->due_ns = UINT64_MAX;
     follow->ops = *ops;
     follow->arg = arg;
     follow->buffer_bytes = opts->buffer_bytes ? opts->buffer_bytes : BUFFER_BYTES;
@@ -400,6 +555,10 @@ int kvp_follow_open(const struct kvp_follow_opts *opts, const struct kvp_follow_
     if (err == 0)
         err = kvp_nats_subscribe(follow->nats, opts->subject ? opts->subject : "kvasir.*.*.*.*", 0,
                                  on_live, follow, &follow->live);
+    if (err == 0) {
+        err = kv_thread_start(&follow->thread, "kv-follow", run, follow);
+        follow->has_thread = err == 0;
+    }
     if (err < 0)
         kvp_follow_close(follow);
     else

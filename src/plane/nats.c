@@ -49,6 +49,7 @@ struct kvp_nats {
     struct kvp_link *link; /* the thread's */
     uint64_t retry_ns;     /* earliest time of the next attempt to connect; the thread's */
     uint64_t pause_ns;     /* no message is published before; 0: none failed; the thread's */
+    uint64_t again_ns;     /* when to subscribe once more; 0: nothing failed; the thread's */
 
     pthread_mutex_t lock;
     pthread_cond_t work;  /* signals the thread */
@@ -56,7 +57,8 @@ struct kvp_nats {
     struct messages queue;
     uint64_t queued; /* number of the newest message */
     uint64_t flush,
-        flushed; /* number that somebody waits for, and up to which the server has all */
+        flushed;       /* number that somebody waits for, and up to which the server has all */
+    uint64_t flush_ns; /* nobody waits for it any longer */
     struct subs subs;
     bool subs_changed;
     bool up, closed; /* as the link told */
@@ -221,7 +223,10 @@ static void settle_sub(struct kvp_nats *nats, struct kvp_nats_sub *sub)
     else if (link)
         nats->abi->unsubscribe(link);
     if (err < 0)
-        tell_error(nats, "a subject can't be subscribed to");
+        tell_error(nats, err == -ENOMEM ? "no memory for a subscription"
+                                        : "a subject can't be subscribed to");
+    if (err < 0 && err != -EINVAL) /* the server may never be lost: it has to be tried again */
+        nats->again_ns = kv_ns_after(kv_now_ns(), nats->opts.reconnect_ms);
     pthread_mutex_lock(&nats->lock);
     if (!ending) {
         sub->link = err < 0 ? NULL : link;
@@ -314,26 +319,36 @@ static void learn_server(struct kvp_nats *nats)
     nats->stats.max_payload = max_payload;
 }
 
-/* Let the server confirm what was published. The lock is held, and released between. */
+/*
+ * Let the server confirm what was published, for no longer than somebody waits. The lock is held, and
+ * released between.
+ */
 static void flush_link(struct kvp_nats *nats)
 {
-    uint64_t up_to = nats->flush;
-    int err;
+    uint64_t up_to = nats->flush, now_ns = kv_now_ns();
+    uint64_t left_ms = nats->flush_ns > now_ns ? (nats->flush_ns - now_ns) / KV_NS_PER_MS + 1 : 0;
+    int err = -ETIMEDOUT;
 
     pthread_mutex_unlock(&nats->lock);
-    err = nats->abi->flush(nats->link, nats->opts.timeout_ms);
-    if (err < 0)
-        nats->pause_ns = kv_ns_after(kv_now_ns(), nats->opts.reconnect_ms);
+    if (left_ms)
+        err = nats->abi->flush(nats->link, (uint32_t)KV_MIN(left_ms, nats->opts.timeout_ms));
     pthread_mutex_lock(&nats->lock);
+    now_ns = kv_now_ns();
     if (err == 0) {
         nats->flushed = up_to;
         pthread_cond_broadcast(&nats->ended);
+    } else if (now_ns >= nats->flush_ns) {
+        nats->flush = nats->flushed;
+    } else {
+        nats->pause_ns = kv_ns_after(now_ns, nats->opts.reconnect_ms);
     }
 }
 
-/* Wait for work. The lock is held. @until_ns 0: for ever. */
+/* Wait for work. The lock is held. @until_ns 0: for ever, or until subscriptions are tried again. */
 static void wait_for_work(struct kvp_nats *nats, uint64_t until_ns)
 {
+    if (nats->again_ns)
+        until_ns = until_ns ? KV_MIN(until_ns, nats->again_ns) : nats->again_ns;
     if (until_ns)
         (void)kv_cond_wait_until(&nats->work, &nats->lock, until_ns);
     else
@@ -367,14 +382,26 @@ static void step(struct kvp_nats *nats)
     }
 }
 
+/* End pauses that are over. The lock is held. */
+static void end_pauses(struct kvp_nats *nats)
+{
+    uint64_t now_ns = nats->pause_ns || nats->again_ns ? kv_now_ns() : 0;
+
+    if (nats->pause_ns && nats->pause_ns <= now_ns)
+        nats->pause_ns = 0;
+    if (nats->again_ns && nats->again_ns <= now_ns) {
+        nats->again_ns = 0;
+        nats->subs_changed = true;
+    }
+}
+
 static void *run(void *arg)
 {
     struct kvp_nats *nats = arg;
 
     pthread_mutex_lock(&nats->lock);
     while (!nats->stop) {
-        if (nats->pause_ns && nats->pause_ns <= kv_now_ns())
-            nats->pause_ns = 0;
+        end_pauses(nats);
         step(nats);
     }
     pthread_mutex_unlock(&nats->lock);
@@ -486,12 +513,18 @@ static struct message *copy_message(const struct kvp_nats_msg *msg)
     return copy;
 }
 
+/* True for a subject that the server reads as one: libnats writes it between spaces, as it is. */
+static bool is_subject(const char *text)
+{
+    return *text && !text[strcspn(text, " \t\r\n")];
+}
+
 int kvp_nats_publish(struct kvp_nats *nats, const struct kvp_nats_msg *msg)
 {
     struct message *message;
     int err = 0;
 
-    if (!msg->subject || !*msg->subject)
+    if (!msg->subject || !is_subject(msg->subject) || (msg->reply && !is_subject(msg->reply)))
         return -EINVAL;
     message = copy_message(msg);
     pthread_mutex_lock(&nats->lock);
@@ -521,6 +554,7 @@ int kvp_nats_flush(struct kvp_nats *nats, uint32_t timeout_ms)
 
     pthread_mutex_lock(&nats->lock);
     up_to = nats->queued + 1; /* a place of its own: also what follows the last flush counts */
+    nats->flush_ns = nats->flush > nats->flushed ? KV_MAX(nats->flush_ns, due) : due;
     nats->queued = nats->flush = up_to;
     pthread_cond_signal(&nats->work);
     while (nats->flushed < up_to && err == 0)

@@ -58,13 +58,16 @@ int kvp_nats_open(const struct kvp_nats_opts *opts, kvp_nats_state_fn state, voi
 
 /**
  * End a client: publish what waits, for at most @timeout_ms, if a server is connected; drop the rest,
- * and free it. All subscriptions must be gone. NULL is a no-op. Not from a callback.
+ * and free it. Waits besides for the call to the server that is under way, and for the end of the
+ * connection: up to the client's timeout_ms each (an attempt to connect: once for each server of the
+ * URL). A client that nothing is queued in ends at once, whatever its server does. All subscriptions
+ * must be gone. NULL is a no-op. Not from a callback.
  */
 void kvp_nats_close(struct kvp_nats *nats, uint32_t timeout_ms);
 
 /**
  * Queue a copy of a message. Never waits. Returns 0; -EAGAIN (the queue is full; counted as
- * dropped); -ENOMEM (counted as dropped); -EINVAL (no subject).
+ * dropped); -ENOMEM (counted as dropped); -EINVAL (no subject, or one with spaces or line ends).
  */
 int kvp_nats_publish(struct kvp_nats *nats, const struct kvp_nats_msg *msg);
 
@@ -77,12 +80,16 @@ int kvp_nats_flush(struct kvp_nats *nats, uint32_t timeout_ms);
 /**
  * Subscribe to @subject, which may have wildcards. Messages published behind this call on the same
  * client come after the subscription. @pending_bytes (0: 64 MiB) bounds messages that wait for @fn;
- * more are dropped and counted. Returns 0; -EINVAL; -ENOMEM.
+ * more are dropped and counted. What fails on the connection (no memory) is tried again after
+ * reconnect_ms, and messages in between are missed. Returns 0; -EINVAL; -ENOMEM.
  */
 int kvp_nats_subscribe(struct kvp_nats *nats, const char *subject, size_t pending_bytes,
                        kvp_nats_fn fn, void *arg, struct kvp_nats_sub **ret);
 
-/** End a subscription. @fn doesn't run after the return. NULL is a no-op. Not from a callback. */
+/**
+ * End a subscription. @fn doesn't run after the return. Waits for @fn and, as kvp_nats_close does, for
+ * the call that is under way. NULL is a no-op. Not from a callback.
+ */
 void kvp_nats_unsubscribe(struct kvp_nats_sub *sub);
 
 /**

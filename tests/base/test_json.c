@@ -535,9 +535,33 @@ static void random_documents(void **state)
     kv_buf_fini(&other);
 }
 
+/* A string in memory of the caller's own; errors of another program's text. */
+static void test_copied_and_foreign(void **state)
+{
+    struct kv_buf scratch = KV_BUF_INIT;
+    struct kv_json j;
+    char text[4] = "old";
+
+    (void)state;
+    kv_json_init(&j, "\"a\\u0062c\"", 10);
+    kv_json_copy_str(&j, &scratch, text, sizeof(text));
+    assert_string_equal(text, "abc");
+    assert_int_equal(kv_json_finish_foreign(&j), 0);
+    kv_json_init(&j, "\"defg\"", 6);
+    kv_json_copy_str(&j, &scratch, text, sizeof(text));
+    assert_string_equal(text, "abc");
+    assert_int_equal(kv_json_finish(&j), -EMSGSIZE);
+    assert_int_equal(kv_json_finish_foreign(&j), -EPROTO);
+    kv_json_init(&j, "1", 1);
+    kv_json_fail(&j, -ENOMEM, "out of memory");
+    assert_int_equal(kv_json_finish_foreign(&j), -ENOMEM);
+    kv_buf_fini(&scratch);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_copied_and_foreign),
         cmocka_unit_test(reads_a_request),
         cmocka_unit_test(integers_are_exact),
         cmocka_unit_test(doubles_are_exact),

@@ -63,9 +63,54 @@ static void test_model(void **state)
     kvbm_chains_fini(&chains);
 }
 
+/* A sweep in pieces, between which blocks come and go: what was neither seen nor entered is gone. */
+static void test_sweep(void **state)
+{
+    struct kvbm_chains chains = {.max = MODEL};
+    struct kvbm_chain_of taken;
+    uint64_t seed = unit_seed();
+    bool lives[MODEL] = {false};
+    size_t at = 0;
+
+    (void)state;
+    kvbm_chains_sweep(&chains, &at, 10);
+    assert_int_equal(at, 0);
+    for (size_t round = 0; round < unit_rounds(50); round++) {
+        size_t n = 0;
+
+        for (uint64_t i = 1; i < MODEL; i++) {
+            assert_non_null(kvbm_chains_enter(&chains, id_of(i)));
+            lives[i] = false;
+        }
+        kvbm_chains_begin_sweep(&chains);
+        kvbm_chains_see(&chains, id_of(MODEL)); /* not there */
+        for (size_t k = 0; k < MODEL / 3; k++) {
+            uint64_t i = 1 + unit_below(&seed, MODEL - 1), j = 1 + unit_below(&seed, MODEL - 1);
+
+            kvbm_chains_see(&chains, id_of(i));
+            lives[i] = true;
+            (void)kvbm_chains_take(&chains, id_of(j), &taken);
+            assert_non_null(kvbm_chains_enter(&chains, id_of(j)));
+            lives[j] = true;
+        }
+        do
+            kvbm_chains_sweep(&chains, &at, 1 + unit_below(&seed, 100));
+        while (at);
+        for (uint64_t i = 1; i < MODEL; i++) {
+            n += lives[i];
+            assert_int_equal(kvbm_chains_find(&chains, id_of(i)) != NULL, lives[i]);
+        }
+        assert_int_equal(chains.n, n);
+    }
+    kvbm_chains_fini(&chains);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_model)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_model),
+        cmocka_unit_test(test_sweep),
+    };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,9 +10,8 @@
 #include "plane/follow.h"
 #include "plane/nats_unit.h"
 #include "plane/record.h"
-#include "skip.h"
 
-#define N_KEYS 400
+#define N_KEYS 600
 #define N_BLOCKS 100
 
 static struct nats_server server;
@@ -163,8 +162,7 @@ static struct kvp_follow_stats follow_stats(struct kvp_follow *follow)
 
 static void start(void)
 {
-    if (!nats_is_here())
-        skip_because("no nats-server (nats-server), or no libkv_nats (libnats-dev)");
+    nats_or_skip();
     nats_make(&server, "");
     nats_start(&server);
 }
@@ -271,6 +269,59 @@ static void test_losses(void **state)
     publisher_close(&p);
 }
 
+/* Store the blocks of keys @from on, those of even keys in the first pool; nothing is lost. */
+static void store_slowly(struct publisher *p, uint64_t from, uint64_t n)
+{
+    for (uint64_t i = from; i < from + n; i++) {
+        bm_leave(p->pools[i % 2], i);
+        assert_int_equal(kvbm_events_flush(p->events, 60000), 0);
+    }
+}
+
+/*
+ * Lost removals leave blocks in the sink's table, which has just enough room for all that the pools hold.
+ * The snapshot that the loss brings about frees them.
+ */
+static void test_table_after_losses(void **state)
+{
+    struct kvbm_nats_opts opts = {.window_ms = 5, .max_blocks = 2 * N_BLOCKS};
+    struct kvbm_nats_stats before;
+    struct view view = {.resets = 0};
+    struct kvp_follow *follower;
+    uint64_t seed = unit_seed();
+    atomic_bool held = false;
+    struct publisher p;
+
+    (void)state;
+    start();
+    publisher_open(&p, &opts, 2000, 0);
+    assert_true(kvbm_events_add_callback(p.events, KVBM_EVENTS_PER_TIER, hold_up, &held) > 0);
+    follower = follow(&view);
+    wait_until(agrees(&p, &view));
+    for (int round = 0; round < 10; round++) {
+        atomic_store(&held, true);
+        for (uint64_t i = 0; i < 400; i++) {
+            uint64_t key = unit_below(&seed, 4 * N_BLOCKS); /* twice as many as there is room for */
+
+            bm_leave(p.pools[key % 2], key);
+        }
+        atomic_store(&held, false);
+        wait_until(agrees(&p, &view));
+    }
+    before = stats_of(&p);
+    assert_true(before.lost > 0);
+    /* all requests are answered: the table is tidy */
+    wait_until(stats_of(&p).snapshots + stats_of(&p).snapshots_failed ==
+               follow_stats(follower).asked);
+    before = stats_of(&p);
+    store_slowly(&p, 4 * N_BLOCKS, 2 * N_BLOCKS); /* the pools are full of these alone */
+    assert_int_equal(stats_of(&p).lost, before.lost);
+    assert_int_equal(stats_of(&p).forgotten, before.forgotten);
+    wait_until(agrees(&p, &view));
+    kvp_follow_close(follower);
+    publisher_close(&p);
+}
+
 /* Another start of a publisher is seen, and what the first one had is forgotten. */
 static void test_restart(void **state)
 {
@@ -293,41 +344,22 @@ static void test_restart(void **state)
     kvp_follow_close(follower);
 }
 
-static void ask_stream(struct kvp_nats *nats, const char *what, const char *json,
-                       const char *expect)
-{
-    char subject[64];
-    size_t len = 0;
-    char *answer = NULL;
-
-    snprintf(subject, sizeof(subject), "$JS.API.STREAM.%s.EVENTS", what);
-    assert_int_equal(
-        kvp_nats_request(nats, subject, json, strlen(json), 30000, (void **)&answer, &len), 0);
-    answer[len] = '\0'; /* the client leaves room for it */
-    if (!strstr(answer, expect))
-        fail_msg("no %s in %s", expect, answer);
-    free(answer);
-}
-
 /* With JetStream each message of events is in the stream once, also when the server was away. */
 static void test_jetstream(void **state)
 {
     struct kvbm_nats_opts opts = {.window_ms = 60000, .max_bytes = 1024, .jetstream = true};
-    char config[400], expect[64];
+    char expect[64];
     uint64_t seed = unit_seed();
     struct kvp_nats *admin;
     struct publisher p;
 
     (void)state;
-    if (!nats_is_here())
-        skip_because("no nats-server (nats-server), or no libkv_nats (libnats-dev)");
-    nats_make(&server, "");
-    snprintf(config, sizeof(config), "jetstream { store_dir: \"%.299s\" }", server.folder);
-    nats_configure(&server, config);
+    nats_or_skip();
+    nats_make_streams(&server);
     nats_start(&server);
     admin = nats_client(&server);
-    ask_stream(admin, "CREATE", "{\"name\":\"EVENTS\",\"subjects\":[\"kvasir.*.*.*.*\"]}",
-               "\"created\"");
+    nats_ask_stream(admin, "CREATE", "{\"name\":\"EVENTS\",\"subjects\":[\"kvasir.*.*.*.*\"]}",
+                    "\"created\"");
     publisher_open(&p, &opts, 0, 0);
     churn(&p, &seed, 200);
     /* an acknowledged message is behind the ALIVE one, which nobody acknowledges */
@@ -340,7 +372,7 @@ static void test_jetstream(void **state)
     assert_int_equal(stats_of(&p).dropped + stats_of(&p).lost, 0);
     snprintf(expect, sizeof(expect), "\"messages\":%llu,",
              (unsigned long long)stats_of(&p).messages); /* with one ALIVE message, at the start */
-    ask_stream(admin, "INFO", "", expect);
+    nats_ask_stream(admin, "INFO", "", expect);
     publisher_close(&p);
     kvp_nats_close(admin, 0);
 }
@@ -497,6 +529,7 @@ int main(void)
         cmocka_unit_test_teardown(test_follow, stop),
         cmocka_unit_test_teardown(test_follow_json, stop),
         cmocka_unit_test_teardown(test_losses, stop),
+        cmocka_unit_test_teardown(test_table_after_losses, stop),
         cmocka_unit_test_teardown(test_restart, stop),
         cmocka_unit_test_teardown(test_jetstream, stop),
         cmocka_unit_test_teardown(test_metrics, stop),

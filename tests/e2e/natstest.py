@@ -4,6 +4,7 @@
     with NatsServer() as server, NatsClient(server) as client:
         client.publish("kvasir.c.m.t.w", b"...")
 """
+import contextlib
 import json
 import os
 import random
@@ -182,7 +183,8 @@ class BlockManager:
             self.sequence, self.incarnation = 0, self.incarnation + 1
 
     def close(self):
-        self.client.socket.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # ENOTCONN: the server has reset the connection, which ends the thread, too
+            self.client.socket.shutdown(socket.SHUT_RDWR)
         self.client.socket.close()
         self.thread.join()
 
@@ -190,7 +192,4 @@ class BlockManager:
         return self
 
     def __exit__(self, *_):
-        try:
-            self.close()
-        except OSError:
-            pass
+        self.close()

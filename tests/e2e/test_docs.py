@@ -310,6 +310,10 @@ static struct kvbm_job job; static int64_t id; static struct kvbm_done done[64];
 CALLS = """
 static struct kvbm_cache *cache; static struct kvbm_chain chain; static size_t n; static const uint32_t *blocks;
 """
+HIT = """
+static struct kvbm_manager *manager; static struct kvbm_chain attention, window, states; static size_t n, key_len;
+static uint8_t at[3][64]; static struct kvbm_pin *pins[3];
+"""
 COPIER = """
 static struct kvbm_layout *g1, *g2; static uint32_t *from, *to, n; static int written; static uint64_t now, budget;
 static uint8_t bitmap[8]; static uint64_t request; static struct kvbm_done ended[64];
@@ -335,7 +339,7 @@ void finished(uint64_t tag, int status);
 
 CONTEXT = {
     "docs/kvbm.md": ("kvbm.h", [ENGINE, ENGINE, WINDOW, ENGINE, ENGINE]),
-    "docs/kvbm-tiers.md": ("kvbm.h", [CALLS, TIERS, TIERS, COPIER]),
+    "docs/kvbm-tiers.md": ("kvbm.h", [CALLS, TIERS, TIERS, HIT, COPIER]),
     "docs/kv-store-llama.md": ("kv_store.h", [STATE]),
     "docs/kv-store.md": ("kv_store.h", [QUEUE]),
     "docs/base.md": ("errno.h", [BASE]),

@@ -429,6 +429,9 @@ def test_nats_failures():
     check("not connected" in out, out)
     _, err = call("tail", "nats://user:secret@127.0.0.1:4222", status=2)
     check("secret" not in err and "--nats-" in err, err)
+    with tempfile.NamedTemporaryFile() as recorded:
+        _, err = call("replay", recorded.name, "--to", "nats://user:secret@127.0.0.1:4222", status=2)
+    check("secret" not in err and "--nats-" in err, err)
     with NatsServer('authorization { token: "a b" }') as server, tempfile.NamedTemporaryFile("w") as token:
         out, _ = call("stat", server.url, "--time", "1s", status=3)
         check("not connected" in out, out)

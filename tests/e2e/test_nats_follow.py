@@ -172,6 +172,20 @@ def test_strangers():
         equal([w["instance_id"] for w in fleet.indexer.workers()], ["w"])
 
 
+def test_strangers_take_no_place():
+    """More subjects that name no worker than an indexer follows publishers (4096): workers that come later are followed."""
+    with NatsServer() as server, BlockManager(server) as manager, BlockManager(server, worker="x") as stranger, Fleet(server) as fleet:
+        manager.store(chain_of(2))
+        fleet.wait(hashes(chain_of(2)), 2, alive=[manager])
+        for i in range(4200):
+            stranger.subject = f"kvasir.c.m.t.%ZZ{i}"
+            stranger.alive()
+        with BlockManager(server, worker="late") as late:
+            late.store(chain_of(3))
+            fleet.wait(hashes(chain_of(3)), 3, name="late", alive=[late])
+        equal(sorted(w["instance_id"] for w in fleet.indexer.workers()), ["late", "w"])
+
+
 def test_replicas():
     """A replica reads the dump, follows the server itself, and answers the same."""
     chain = chain_of(6)

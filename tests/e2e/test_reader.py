@@ -154,7 +154,7 @@ class Stream:
             self.stored[rank, h] = lora
         if tier == 0:
             self.attends.add(rank)
-        if medium in VLLM_TIERS and not any(keys or []) and not told and (
+        if medium in VLLM_TIERS and keys is None and not told and (
                 self.saw_salt or self.saw_objects or (self.saw_adapter and not lora)):
             return event, f"known {tier} {rank} " + " ".join(map(str, hashes))
         self.saw_salt |= bool(salt)

@@ -63,6 +63,120 @@ static void test_against_a_table(void **state)
     kve_groups_fini(&groups);
 }
 
+/* The tiers of a group, written plainly. */
+struct place {
+    bool tiers[KV_N_TIERS]; /* it has shown blocks there */
+    bool full, settled, offloads;
+};
+
+/* The tier in which a group lives: the device, or as it was settled the nearest one. */
+static uint32_t nearest(const struct place *p)
+{
+    uint32_t t = 0;
+
+    while (t < KV_N_TIERS && !p->tiers[t])
+        t++;
+    return t;
+}
+
+static void settle_plainly(struct place places[RANKS][GROUPS])
+{
+    for (uint32_t rank = 0; rank < RANKS; rank++) {
+        bool on_device = false;
+
+        for (uint32_t g = 0; g < GROUPS; g++)
+            on_device |= places[rank][g].tiers[KV_TIER_DEVICE];
+        for (uint32_t g = 0; g < GROUPS; g++) {
+            uint32_t t = nearest(&places[rank][g]);
+
+            places[rank][g].settled |= on_device && places[rank][g].full && t && t < KV_N_TIERS;
+        }
+    }
+}
+
+static void compare_places(struct kve_groups *groups, struct place places[RANKS][GROUPS])
+{
+    size_t n_below = 0, n_mixed = 0;
+
+    for (uint32_t rank = 0; rank < RANKS; rank++) {
+        bool homes = false, offloads = false;
+
+        for (uint32_t g = 0; g < GROUPS; g++) {
+            const struct place *p = &places[rank][g];
+            uint32_t t = nearest(p);
+            bool below = !p->settled && t && t < KV_N_TIERS;
+
+            assert_int_equal(kve_groups_lives_below(groups, rank, g), p->settled);
+            n_below += below;
+            homes |= p->settled;
+            offloads |= p->offloads;
+        }
+        n_mixed += homes && offloads;
+    }
+    assert_int_equal(groups->n_below, n_below);
+    assert_int_equal(groups->n_mixed, n_mixed);
+}
+
+static void show(struct kve_groups *groups, struct place *p, uint32_t rank, uint32_t group,
+                 uint32_t tier)
+{
+    bool first = tier == KV_TIER_DEVICE && !p->tiers[tier];
+    uint32_t home = p->settled ? nearest(p) : 0;
+    struct kve_group before;
+
+    assert_int_equal(kve_groups_note_tier(groups, rank, group, (enum kv_tier)tier, &before), first);
+    if (first)
+        assert_int_equal(before.home, home);
+    p->offloads |= tier && (p->tiers[KV_TIER_DEVICE] || (p->settled && tier != home));
+    if (!p->settled || !tier)
+        p->tiers[tier] = true;
+    p->settled &= tier > 0;
+}
+
+/* Where groups live, against a plain table: batches of blocks in tiers, each settled at its end. */
+static void test_homes(void **state)
+{
+    uint64_t random = unit_seed();
+
+    (void)state;
+    for (size_t round = 0; round < unit_rounds(40); round++) {
+        struct place places[RANKS][GROUPS] = {0};
+        struct kve_groups groups = {0}, copy;
+
+        for (uint32_t rank = 0; rank < RANKS; rank++)
+            for (uint32_t g = 0; g < GROUPS; g++) {
+                const struct kve_group group = {.rank = rank,
+                                                .group = g,
+                                                .is_main = !g,
+                                                .is_window = g > 0,
+                                                .need = g % 2 ? 1 : 3,
+                                                .needs = g % 2 ? KV_NEEDS_ALL : KV_NEEDS_RUN};
+
+                places[rank][g].full = !g || g % 2;
+                assert_int_equal(kve_groups_learn(&groups, &group), 0);
+            }
+        for (uint32_t batch = 0; batch < 60; batch++) {
+            size_t at = 0;
+
+            for (uint64_t n = unit_below(&random, 8); n > 0; n--) {
+                uint32_t rank = (uint32_t)unit_below(&random, RANKS),
+                         g = (uint32_t)unit_below(&random, GROUPS),
+                         tier = (uint32_t)unit_below(&random, unit_below(&random, 2) ? 2 : 3);
+
+                show(&groups, &places[rank][g], rank, g, tier);
+            }
+            while (kve_groups_settle(&groups, &at))
+                ;
+            settle_plainly(places);
+            compare_places(&groups, places);
+        }
+        assert_int_equal(kve_groups_copy(&groups, &copy), 0);
+        compare_places(&copy, places);
+        kve_groups_fini(&copy);
+        kve_groups_fini(&groups);
+    }
+}
+
 /* A rank whose groups weren't all learned may have a main one. */
 static void test_limits(void **state)
 {
@@ -95,6 +209,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_against_a_table),
+        cmocka_unit_test(test_homes),
         cmocka_unit_test(test_limits),
     };
 

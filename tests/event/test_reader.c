@@ -628,7 +628,7 @@ static void test_window_groups(void **state)
     event(MAP_1 ", 'kv_cache_spec_kind': 'full_attention', 'group_idx': 5}");
     assert_int_equal(expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 1)->source, 0);
     event(MAP_1 ", 'kv_cache_spec_kind': 'full_attention', 'group_idx': 0}");
-    expect_window(KVE_OP_STORE_KNOWN, 0, 0, KVE_NEED_ALL, 1);
+    expect_window(KVE_OP_STORE_KNOWN, 0, 0, 1, 1);
     event("{'type': 'BlockRemoved', 'block_hashes': [1], 'medium': 'GPU', 'group_idx': 5}");
     assert_int_equal(expect_op(KVE_OP_REMOVE, KV_TIER_DEVICE, 1)->source, 0);
     /* Beside a main group the hashes do. */

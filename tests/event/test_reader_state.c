@@ -115,6 +115,60 @@ static void groups_below_the_device(void **state)
     kve_reader_destroy(other);
 }
 
+/* The tier in which a group lives, below the device: what has shown it may be long gone. */
+static void groups_at_home_below(void **state)
+{
+    static const char *const below =
+                                 STORED ", 'group_idx': 0, 'medium': 'CPU', 'extra_keys': [nil], "
+                                        "'kv_cache_spec_kind': 'mla_attention'}",
+                             *const device = STORED ", 'group_idx': 2, 'medium': 'GPU', "
+                                                    "'kv_cache_spec_kind': 'mla_attention'}",
+                             *const offloaded = STORED ", 'group_idx': 2, 'medium': 'CPU', "
+                                                       "'kv_cache_spec_kind': 'mla_attention'}";
+    struct kve_reader *other, *copy;
+
+    (void)state;
+    event("%s", below);
+    other = told(reader);
+    assert_true(kve_reader_skips_group(other));
+    assert_int_equal(kve_reader_take_over(reader, other), 0);
+    kve_reader_destroy(other);
+    event("%s", device); /* blocks of group 0 came before: nothing tells what these were */
+    assert_int_equal(reader->n_lost, 1);
+    assert_int_equal(reader->lost[0].tiers, 1u << KV_TIER_DEVICE | 1u << KV_TIER_HOST);
+    other = told(reader);
+    copy = kve_reader_copy(other);
+    assert_false(kve_reader_skips_group(copy));
+    assert_int_equal(kve_reader_take_over(reader, copy), 0);
+    kve_reader_destroy(other);
+    kve_reader_destroy(copy);
+    event("%s", below);
+    expect_op(KVE_OP_STORE, KV_TIER_DEVICE, 1);
+    event("{'type': 'BlockRemoved', 'block_hashes': [1], 'medium': 'CPU', 'group_idx': 0}");
+    expect_op(KVE_OP_REMOVE, KV_TIER_DEVICE, 1);
+    event("%s", offloaded);
+    expect_op(KVE_OP_STORE_KNOWN, KV_TIER_HOST, 1);
+    other = told(reader);
+    assert_true(kve_reader_skips_group(other)); /* one lives there, another is offloaded there */
+    kve_reader_destroy(other);
+}
+
+/* A dump can't put a group at home on the device. */
+static void no_home_on_the_device(void **state)
+{
+    static const char text[] =
+        "{\"groups\":[{\"group\":1,\"kind\":\"main\",\"stride\":1,\"parts\":1,"
+        "\"below\":true,\"home\":true,\"tier\":0}]}";
+    struct kv_json json;
+    struct kv_str key;
+
+    (void)state;
+    kv_json_init(&json, text, sizeof(text) - 1);
+    kv_json_object(&json);
+    assert_true(kv_json_next_key(&json, &key));
+    assert_int_equal(kve_reader_read(reader, &json, key), -EPROTO);
+}
+
 /* Owners of any bytes are kept under a name of their own that is text, so that JSON brings it whole. */
 static void owners_of_any_bytes(void **state)
 {
@@ -159,7 +213,7 @@ static void impossible_sizes(void **state)
         {"{\"groups\":[{\"group\":1,\"kind\":\"other\",\"stride\":1,\"parts\":4294967295}]}",
          -EPROTO, 0},
         {"{\"groups\":[{\"group\":1,\"kind\":\"other\",\"stride\":0,\"parts\":2}]}", -EPROTO, 0},
-        {"{\"groups\":[{\"group\":1,\"kind\":\"main\",\"stride\":1,\"parts\":9}]}", -EPROTO, 0},
+        {"{\"groups\":[{\"group\":1,\"kind\":\"main\",\"stride\":1,\"parts\":65}]}", -EPROTO, 0},
         {"{\"groups\":[{\"group\":1,\"kind\":\"window\",\"window\":5,\"need\":1,\"stride\":0}]}",
          -EPROTO, 0},
         {"{\"groups\":[{\"group\":1,\"kind\":\"window\",\"window\":5,\"need\":1,\"stride\":1,"
@@ -201,6 +255,8 @@ int main(void)
         T(habits_of_the_publisher),
         cmocka_unit_test_setup_teardown(groups_of_odd_block_sizes, set_up, tear_down),
         cmocka_unit_test_setup_teardown(groups_below_the_device, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(groups_at_home_below, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(no_home_on_the_device, set_up, tear_down),
         cmocka_unit_test_setup_teardown(owners_of_any_bytes, set_up, tear_down),
         cmocka_unit_test_setup_teardown(impossible_sizes, set_up, tear_down),
     };

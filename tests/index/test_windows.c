@@ -11,7 +11,7 @@
 
 #define DEPTH 24u
 #define SEGMENT 5u /* blocks between places where paths part */
-#define N_WINDOWS 5u
+#define N_WINDOWS 6u
 #define N_IDS (64u * DEPTH)
 
 static const struct kv_holder who = {3, 1}, other = {4, 0};
@@ -19,14 +19,16 @@ static const struct kvi_window descriptions[N_WINDOWS] = {
     {.group = 7, .window = 9, .need = 2, .stride = 1},
     {.group = 2, .window = 17, .need = 4, .stride = 1},
     {.group = 5, .window = 9, .need = 2, .stride = 1},
-    {.group = 9, .need = 1, .stride = 1, .state = 1},
-    {.group = 1, .need = KVI_NEED_ALL, .stride = 1},
+    {.group = 9, .need = 1, .stride = 1, .needs = KV_NEEDS_STATE},
+    {.group = 1, .need = 1, .stride = 1, .needs = KV_NEEDS_ALL},
+    {.group = 3, .window = 17, .need = 4, .stride = 1, .needs = KV_NEEDS_CHUNK},
 };
 
 struct world {
     struct rng rng;
     struct kvi_index *ix;
     struct kvi_matches matches;
+    struct kvi_group_matches groups;
     uint32_t n_windows; /* declared */
     bool limited; /* stores may be refused, and blocks forgotten: the model has at least as many */
     long n_refused;
@@ -162,36 +164,92 @@ static void clear(struct world *w)
         assert_int_equal(kvi_clear_tiers(w->ix, who, 1, 0), 0);
 }
 
-/* Whether a match of @n blocks can be served. */
-static bool serves(const struct world *w, uint32_t turns, uint32_t n)
+/* How many blocks before its end a match of @n blocks needs of the window. */
+static uint32_t needed(const struct kvi_window *window, uint32_t n)
+{
+    switch (window->needs) {
+    case KV_NEEDS_RUN:
+    case KV_NEEDS_STATE:
+        return KV_MIN(n, window->need);
+    case KV_NEEDS_CHUNK:
+        return n % window->need;
+    default:
+        return n;
+    }
+}
+
+#define ALL_WINDOWS UINT32_MAX
+
+/* Whether a match of @n blocks can be served, if the windows of set @among (bit 1 << k) were all. */
+static bool serves(const struct world *w, uint32_t turns, uint32_t n, uint32_t among)
 {
     for (uint32_t i = 0; i < n; i++)
         if (!w->main[id_at(turns, i)])
             return false;
     for (uint32_t k = 0; k < w->n_windows; k++)
-        for (uint32_t i = 0; i < KV_MIN(n, descriptions[k].need); i++)
+        for (uint32_t i = 0; among >> k & 1 && i < needed(&descriptions[k], n); i++)
             if (!w->window[k][id_at(turns, n - 1 - i)])
                 return false;
     return true;
 }
 
-static void compare(struct world *w)
+static uint32_t longest(const struct world *w, uint32_t turns, uint32_t n, uint32_t among)
 {
-    uint32_t turns = rng_below(&w->rng, 32), n = rng_below(&w->rng, DEPTH + 1), truth = n, got = 0;
-    uint64_t prompt[DEPTH];
+    while (n && !serves(w, turns, n, among))
+        n--;
+    return n;
+}
 
-    for (uint32_t i = 0; i < n; i++)
-        prompt[i] = local_at(turns, i);
-    while (truth && !serves(w, turns, truth))
-        truth--;
-    assert_int_equal(kvi_find(w->ix, prompt, n, &w->matches), 0);
-    for (size_t i = 0; i < w->matches.n; i++)
-        if (w->matches.items[i].holder.worker == who.worker)
-            got = w->matches.items[i].reach[KV_TIER_DEVICE];
+static void check_reach(const struct world *w, uint32_t got, uint32_t truth)
+{
     if (w->limited)
         assert_true(got <= truth);
     else
         assert_int_equal(got, truth);
+}
+
+/* Compare what each group allows by itself. The test's groups have a window each. */
+static void check_groups(struct world *w, uint32_t turns, uint32_t n)
+{
+    bool first_block = n && w->main[id_at(turns, 0)];
+    size_t seen = 0;
+
+    for (size_t i = 0; i < w->groups.n; i++) {
+        const struct kvi_group_match *m = &w->groups.items[i];
+        uint32_t k = 0;
+
+        if (m->holder.worker != who.worker)
+            continue;
+        seen++;
+        while (m->group != KVI_OWN_BLOCKS && descriptions[k].group != m->group)
+            k++;
+        check_reach(w, m->reach[KV_TIER_DEVICE],
+                    longest(w, turns, n, m->group == KVI_OWN_BLOCKS ? 0 : 1u << k));
+        assert_int_equal(m->needs,
+                         m->group == KVI_OWN_BLOCKS ? KV_NEEDS_ALL : descriptions[k].needs);
+    }
+    if (!w->limited)
+        assert_int_equal(seen, first_block && w->n_windows ? 1 + w->n_windows : 0);
+}
+
+static void compare(struct world *w)
+{
+    uint32_t turns = rng_below(&w->rng, 32), n = rng_below(&w->rng, DEPTH + 1), got = 0;
+    uint64_t prompt[DEPTH];
+
+    for (uint32_t i = 0; i < n; i++)
+        prompt[i] = local_at(turns, i);
+    if (rng_below(&w->rng, 2)) {
+        assert_int_equal(kvi_find(w->ix, prompt, n, &w->matches), 0);
+    } else {
+        w->groups.n = 0;
+        assert_int_equal(kvi_find_groups(w->ix, prompt, n, &w->matches, &w->groups), 0);
+        check_groups(w, turns, n);
+    }
+    for (size_t i = 0; i < w->matches.n; i++)
+        if (w->matches.items[i].holder.worker == who.worker)
+            got = w->matches.items[i].reach[KV_TIER_DEVICE];
+    check_reach(w, got, longest(w, turns, n, ALL_WINDOWS));
 }
 
 static int copy_run(void *arg, const struct kvi_dump_run *run)
@@ -247,6 +305,7 @@ static void test_random_histories(void **state)
     assert_int_equal(kvi_remove_worker(w->ix, who.worker), 0);
     assert_null(kvi_check(w->ix));
     kvi_matches_fini(&w->matches);
+    kvi_group_matches_fini(&w->groups);
     kvi_destroy(w->ix);
     free(w);
 }
@@ -332,6 +391,7 @@ static void play_limited(const struct kvi_opts *opts, uint32_t limit)
     }
     assert_true(w->n_refused > 10);
     kvi_matches_fini(&w->matches);
+    kvi_group_matches_fini(&w->groups);
     kvi_destroy(w->ix);
     free(w);
 }

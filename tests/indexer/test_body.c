@@ -4,6 +4,7 @@
 #include "base/json/msgpack.h"
 #include "base/unit.h"
 #include "event/pack.h"
+#include "indexer/api/body_groups.h"
 #include "indexer/api/body_mm.h"
 #include "indexer/model/lookup.h"
 #include "kv_event.h"
@@ -196,6 +197,84 @@ static void instance_ids(void **state)
                           KI_INSTANCE_ID | KI_MODEL_NAME, 0),
                      -EINVAL);
     kv_buf_fini(&text);
+}
+
+/* Cache groups, in both formats. */
+static void groups(void **state)
+{
+    static const struct {
+        const char *json, *packed, *problem;
+    } cases[] = {
+        {"[]", "[]", NULL},
+        {"null", "nil", NULL},
+        {"[{\"kind\":\"mamba\",\"group\":3,\"block_size\":32},{\"group\":1,"
+         "\"kind\":\"chunked_local_attention\",\"chunk\":64,\"more\":[1]}]",
+         "[{'kind': 'mamba', 'group': 3, 'block_size': 32}, {'group': 1, 'kind': "
+         "'chunked_local_attention', 'chunk': 64, 'more': [1]}]",
+         NULL},
+        {"[{\"group\":1,\"kind\":\"mamba\"},{\"group\":1,\"kind\":\"mamba\"}]",
+         "[{'group': 1, 'kind': 'mamba'}, {'group': 1, 'kind': 'mamba'}]", "told twice"},
+        {"[{\"group\":4294967295}]", "[{'group': 4294967295}]", ""},
+        {"[{\"group\":1,\"kind\":2}]", "[{'group': 1, 'kind': 2}]", "expected"},
+        {"[{\"group\":-1}]", "[{'group': -1}]", ""},
+        {"[1]", "[1]", "expected"},
+        {"{}", "{}", "expected"},
+        {"1", "1", "expected"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < 2 * KV_COUNT(cases); i++) {
+        struct kv_buf text = KV_BUF_INIT;
+        int rc;
+
+        if (i % 2)
+            pack(&text, "{'url': 'u', 'groups': %s}", cases[i / 2].packed);
+        else
+            kv_buf_printf(&text, "{\"url\":\"u\",\"groups\":%s}", cases[i / 2].json);
+        rc = i % 2 ? packed(&text, KI_URL, KI_GROUPS) : json(kv_buf_cstr(&text), KI_URL, KI_GROUPS);
+        if (rc != (cases[i / 2].problem ? -EINVAL : 0))
+            fail_msg("%s: %d, %s", cases[i / 2].json, rc, error.text);
+        if (rc &&
+            (!strstr(error.text, "field 'groups': ") || !strstr(error.text, cases[i / 2].problem)))
+            fail_msg("%s: %s", cases[i / 2].json, error.text);
+        if (i / 2 == 2) {
+            assert_int_equal(body.groups.n, 2);
+            assert_int_equal(body.groups.items[0].group, 1);
+            assert_int_equal(body.groups.items[0].kind, KVE_KIND_CHUNKED);
+            assert_int_equal(body.groups.items[0].chunk, 64);
+            assert_int_equal(body.groups.items[1].kind, KVE_KIND_MAMBA);
+            assert_int_equal(body.groups.items[1].block_size, 32);
+        } else if (!rc) {
+            assert_int_equal(body.groups.n, 0);
+        }
+        kv_buf_fini(&text);
+    }
+}
+
+/* Groups that are written read back, as the text of an option does. */
+static void groups_as_text(void **state)
+{
+    static const char text[] =
+        "[{\"group\":2,\"window\":40,\"kind\":\"sliding_window\"},"
+        "{\"block_size\":32,\"chunk\":64,\"kind\":\"chunked_local_attention\"}]";
+    static const char *const wrong[] = {"", "[", "1", "[] []", "[{\"group\": 1}, {\"group\": 1}]"};
+    struct kv_buf out = KV_BUF_INIT;
+    struct kve_told told = {0};
+    struct kv_json_writer w;
+
+    (void)state;
+    assert_int_equal(ki_told_read_text(text, &told, &error), 0);
+    assert_int_equal(ki_told_check(&told, 16, &error), 0);
+    assert_int_equal(ki_told_check(&told, 0, &error), 0);
+    kv_json_writer_init(&w, &out);
+    ki_told_write(&told, &w);
+    assert_string_equal(kv_buf_cstr(&out), text);
+    told.items[1].chunk = 40;
+    assert_int_equal(ki_told_check(&told, 16, &error), -EINVAL);
+    for (size_t i = 0; i < KV_COUNT(wrong); i++)
+        assert_int_equal(ki_told_read_text(wrong[i], &told, &error), -EINVAL);
+    assert_int_equal(told.n, 2);
+    kv_buf_fini(&out);
 }
 
 static void routing_group_is_the_tenant(void **state)
@@ -545,6 +624,8 @@ int main(void)
         cmocka_unit_test_teardown(hashes_of_both_signs, teardown),
         cmocka_unit_test_teardown(a_registration, teardown),
         cmocka_unit_test_teardown(instance_ids, teardown),
+        cmocka_unit_test_teardown(groups, teardown),
+        cmocka_unit_test_teardown(groups_as_text, teardown),
         cmocka_unit_test_teardown(routing_group_is_the_tenant, teardown),
         cmocka_unit_test_teardown(bad_json, teardown),
         cmocka_unit_test_teardown(long_strings_are_refused, teardown),

@@ -4,60 +4,23 @@
  * and name these alone, groups in different tiers, kinds and sizes that can't be followed. A view
  * that answers otherwise than the engine says so from the first such event on.
  */
-#include "base/unit.h"
-
-#include "event/pack.h"
-#include "event/reader/reader.h"
-#include "indexer/view/apply.h"
-
-struct stream {
-    struct kvi_index *index;
-    struct ki_applier applier;
-};
+#include "indexer/applier_unit.h"
 
 static void begin(struct stream *s)
 {
-    assert_int_equal(kvi_create(NULL, &s->index), 0);
-    assert_int_equal(ki_applier_init(&s->applier, 7, 0, 4, KI_MM_PLACED), 0);
-    ki_applier_set_habits(&s->applier, &(struct ki_habits){.report_mode = KI_REPORTS_INCREMENTAL});
-}
-
-static void end(struct stream *s)
-{
-    ki_applier_fini(&s->applier);
-    kvi_destroy(s->index);
-}
-
-static void put(struct stream *s, const char *events)
-{
-    struct kv_buf bytes = KV_BUF_INIT;
-
-    pack(&bytes, "[1.0, [%s], 0]", events);
-    assert_int_not_equal(ki_applier_apply(&s->applier, s->index, bytes.data, bytes.len),
-                         KI_APPLIED_PART);
-    kv_buf_fini(&bytes);
+    begin_sized(s, 4);
 }
 
 /* Blocks of the prompt 1,1,1,1, 2,2,2,2, 3,3,3,3 ... that the worker has in the tier. */
 static uint32_t reach(struct stream *s, enum kv_tier tier)
 {
-    struct kvi_matches matches = {0};
-    uint32_t tokens[24], n = 0;
+    uint32_t tokens[24];
     uint64_t hashes[6];
 
     for (uint32_t i = 0; i < KV_COUNT(tokens); i++)
         tokens[i] = 1 + i / 4;
     kve_hash_tokens(kve_seed(NULL, 0, NULL, 0), tokens, KV_COUNT(tokens), 4, 0, hashes);
-    assert_int_equal(kvi_find(s->index, hashes, KV_COUNT(hashes), &matches), 0);
-    if (matches.n)
-        n = matches.items[0].reach[tier];
-    kvi_matches_fini(&matches);
-    return n;
-}
-
-static bool is_partial(const struct stream *s)
-{
-    return ki_applier_reasons(&s->applier);
+    return reach_of(s, hashes, KV_COUNT(hashes), tier);
 }
 
 #define T123 "1,1,1,1,2,2,2,2,3,3,3,3"
@@ -229,28 +192,148 @@ static void test_a_report_tells_places(void **state)
     }
 }
 
-/* HiSparse: one group below the device, one on it. No tier has what the engine resumes from. */
+#define BELOW(hashes, parent, tokens) STORED(FULL, "CPU", hashes, parent, tokens)
+#define INDEXER(hashes, parent, tokens) \
+    GPU("2, 'kv_cache_spec_kind': 'mla_attention'", hashes, parent, tokens)
+#define REMOVED_BELOW(hashes) \
+    "{'type': 'BlockRemoved', 'block_hashes': [" hashes "], 'medium': 'CPU', 'group_idx': 0}"
+
+/* HiSparse: one group lives below the device, one on it. The engine resumes from what both have. */
 static void test_groups_in_different_tiers(void **state)
 {
-    static const char below[] = STORED(FULL, "CPU", "1,2,3", "nil", T123),
-                      device[] =
-                          GPU("2, 'kv_cache_spec_kind': 'mla_attention'", "1,2,3", "nil", T123);
+    static const char below[] = BELOW("1,2,3", "nil", T123),
+                      device[] = INDEXER("1,2,3", "nil", T123);
     struct stream s;
 
     (void)state;
-    for (int first = 0; first < 2; first++) {
+    for (int order = 0; order < 3; order++) {
         begin(&s);
-        if (first)
+        if (order == 0)
+            put(&s, BELOW("1,2,3", "nil", T123) ", " INDEXER("1,2,3", "nil", T123));
+        if (order == 1)
+            put(&s, INDEXER("1,2,3", "nil", T123) ", " BELOW("1,2,3", "nil", T123));
+        if (order == 2) {
             put(&s, device);
-        put(&s, below);
-        assert_true(is_partial(&s));
-        if (!first)
-            put(&s, device);
-        assert_true(is_partial(&s));
+            assert_false(is_partial(&s));
+            put(&s, below);
+        }
+        assert_false(is_partial(&s));
+        assert_int_equal(reach(&s, KV_TIER_DEVICE), 3);
+        put(&s, INDEXER("4,5", "3", T45));
+        assert_int_equal(reach(&s, KV_TIER_HOST), 3);
+        put(&s, BELOW("4,5", "3", T45));
+        assert_int_equal(reach(&s, KV_TIER_DEVICE), 5);
+        put(&s, REMOVED("2", "5"));
+        assert_int_equal(reach(&s, KV_TIER_DEVICE), 4);
+        put(&s, REMOVED_BELOW("4,3"));
+        assert_int_equal(reach(&s, KV_TIER_DEVICE), 2);
+        assert_int_equal(reach(&s, KV_TIER_HOST), 2);
+        assert_false(is_partial(&s));
         put(&s, GPU(FULL, "1", "nil", "1,1,1,1")); /* the group comes to the device after all */
-        assert_int_equal(is_partial(&s), first);   /* what the other one has below isn't known */
+        assert_true(is_partial(&s));               /* what it has there isn't known */
+        put(&s, CLEARED);
+        put(&s, GPU(FULL, "1", "nil", "1,1,1,1") ", " INDEXER("1,2,3", "nil", T123));
+        assert_int_equal(reach(&s, KV_TIER_DEVICE), 1);
         end(&s);
     }
+}
+
+/* Blocks below came in a batch of their own, before the device's: they count as offloaded. */
+static void test_a_home_that_shows_late(void **state)
+{
+    struct stream s;
+
+    (void)state;
+    begin(&s);
+    put(&s, BELOW("1,2,3", "nil", T123));
+    assert_true(is_partial(&s));
+    assert_int_equal(reach(&s, KV_TIER_HOST), 3);
+    put(&s, INDEXER("1,2,3", "nil", T123));
+    assert_true(is_partial(&s));
+    put(&s, CLEARED ", " CLEARED);
+    assert_false(is_partial(&s));
+    assert_int_equal(reach(&s, KV_TIER_HOST), 0);
+    put(&s, INDEXER("1,2,3", "nil", T123));
+    put(&s, BELOW("1,2", "nil", "1,1,1,1,2,2,2,2"));
+    assert_false(is_partial(&s));
+    assert_int_equal(reach(&s, KV_TIER_DEVICE), 2);
+    end(&s);
+}
+
+/* Two groups of an engine that loads blocks from a store, and shows them on the device afterwards. */
+static void test_loaded_blocks(void **state)
+{
+    static const char loaded[] = BELOW("1,2,3", "nil", T123) ", " STORED(
+        "1, 'kv_cache_spec_kind': 'full_attention'", "CPU", "1,2,3", "nil", T123);
+    static const char both[] = GPU("1, 'kv_cache_spec_kind': 'full_attention'", "1,2,3", "nil",
+                                   T123) ", " GPU(FULL, "1,2,3", "nil", T123);
+    struct stream s;
+
+    (void)state;
+    begin(&s);
+    put(&s, loaded);
+    assert_true(is_partial(&s));
+    put(&s, both);
+    assert_false(ki_applier_reasons(&s.applier) & KI_BECAUSE(UNKNOWN_GROUP));
+    put(&s, REMOVED("0", "3") ", " REMOVED("1", "3"));
+    assert_int_equal(reach(&s, KV_TIER_DEVICE), 2);
+    end(&s);
+}
+
+/* A reset tells a clear of each pool. One clear alone may be of either. */
+static void test_clears_of_two_pools(void **state)
+{
+    static const char both[] = INDEXER("1,2,3", "nil", T123) ", " BELOW("1,2,3", "nil", T123);
+    struct stream s;
+
+    (void)state;
+    begin(&s);
+    put(&s, both);
+    put(&s, CLEARED ", " CLEARED);
+    assert_false(is_partial(&s));
+    assert_int_equal(reach(&s, KV_TIER_HOST), 0);
+    put(&s, INDEXER("1,2,3", "nil", T123));
+    assert_int_equal(reach(&s, KV_TIER_HOST), 0);
+    put(&s, BELOW("1,2,3", "nil", T123));
+    assert_false(is_partial(&s));
+    assert_int_equal(reach(&s, KV_TIER_DEVICE), 3);
+    put(&s, CLEARED);
+    assert_true(is_partial(&s));
+    put(&s, CLEARED ", " CLEARED ", " CLEARED); /* the third one again of one pool */
+    assert_true(is_partial(&s));
+    put(&s, CLEARED ", " CLEARED);
+    assert_false(is_partial(&s));
+    put(&s, both);
+    assert_int_equal(reach(&s, KV_TIER_DEVICE), 3);
+    assert_false(is_partial(&s));
+    end(&s);
+}
+
+/* Offloaded blocks of a group on the device count for themselves: with those of a group at home below nobody knows. */
+static void test_a_home_beside_offloading(void **state)
+{
+    struct stream s;
+
+    (void)state;
+    begin(&s);
+    put(&s, INDEXER("1,2,3", "nil", T123) ", " BELOW("1,2,3", "nil", T123));
+    put(&s, STORED("2, 'kv_cache_spec_kind': 'mla_attention'", "CPU", "1,2,3", "nil", T123));
+    assert_true(is_partial(&s));
+    assert_int_equal(reach(&s, KV_TIER_DEVICE), 3);
+    end(&s);
+}
+
+/* Windows may be offloaded without having been on the device's list: below alone, they aren't at home there. */
+static void test_windows_below(void **state)
+{
+    struct stream s;
+
+    (void)state;
+    begin(&s);
+    put(&s, GPU(FULL, "1,2,3", "nil", T123));
+    put(&s, STORED(WINDOW("1"), "CPU", "1,2,3", "nil", T123));
+    assert_true(is_partial(&s));
+    end(&s);
 }
 
 /* Blocks that the engine offloads were on the device before. Another owner's tell nothing. */
@@ -294,6 +377,11 @@ int main(void)
         cmocka_unit_test(test_a_report_behind_copies),
         cmocka_unit_test(test_a_report_tells_places),
         cmocka_unit_test(test_groups_in_different_tiers),
+        cmocka_unit_test(test_a_home_that_shows_late),
+        cmocka_unit_test(test_loaded_blocks),
+        cmocka_unit_test(test_clears_of_two_pools),
+        cmocka_unit_test(test_a_home_beside_offloading),
+        cmocka_unit_test(test_windows_below),
         cmocka_unit_test(test_offloading),
         cmocka_unit_test(test_chunked_local_attention),
     };

@@ -408,6 +408,9 @@ static void test_device(void **state)
 static void test_lower_tiers(void **state)
 {
     (void)state;
+    run_both("a group in host memory",
+             &(struct vllm_opts){
+                 .n_groups = 2, .groups = {{VLLM_FULL, 0}, {VLLM_FULL, 0}}, .lives_below = 1});
     run_both("offload", &(struct vllm_opts){FULL, .host_blocks = 30});
     run_both("offload, by name",
              &(struct vllm_opts){FULL, .host_blocks = 30, .host_placeholders = true});

@@ -52,13 +52,20 @@ static void go_on_with(struct run *run, struct follower *replica)
     run->replica = replica;
 }
 
+/* Tell what the registrations of the origin and of its replicas tell alike. */
+static void tell(struct follower *f, const struct vllm_opts *opts)
+{
+    ki_applier_set_habits(&f->applier, &(struct ki_habits){.eagle_drop = opts->eagle_drop,
+                                                           .groups = vllm_told(opts)});
+}
+
 static struct follower *new_replica(const struct run *run)
 {
     struct follower *replica = calloc(1, sizeof(*replica));
 
     assert_non_null(replica);
     follow_init(replica, VLLM_BLOCK);
-    replica->applier.habits.eagle_drop = run->vllm.opts.eagle_drop;
+    tell(replica, &run->vllm.opts);
     return replica;
 }
 
@@ -203,7 +210,7 @@ static void history(struct run *run, const struct vllm_opts *opts)
 {
     vllm_init(&run->vllm, opts);
     follow_init(&run->origin, VLLM_BLOCK);
-    run->origin.applier.habits.eagle_drop = opts->eagle_drop;
+    tell(&run->origin, opts);
     for (int i = 0; i < 150; i++) {
         step(run);
         compare(run);
@@ -250,6 +257,9 @@ static void test_copies_and_salts(void **state)
 static void test_owners(void **state)
 {
     (void)state;
+    run_histories("a group in host memory",
+                  &(struct vllm_opts){
+                      .n_groups = 2, .groups = {{VLLM_FULL, 0}, {VLLM_FULL, 0}}, .lives_below = 1});
     run_histories("offload", &(struct vllm_opts){FULL, .host_blocks = 30});
     run_histories("two owners", &(struct vllm_opts){FULL, .host_blocks = 30, .host_owner = true});
     run_histories("two owners, by name",
@@ -279,6 +289,10 @@ static void test_windows(void **state)
         "state and window",
         &(struct vllm_opts){.n_groups = 3,
                             .groups = {{VLLM_FULL, 0}, {VLLM_MAMBA, 0}, {VLLM_SLIDING, 9}}});
+    run_histories(
+        "chunks, two full groups",
+        &(struct vllm_opts){.n_groups = 3,
+                            .groups = {{VLLM_FULL, 0}, {VLLM_CHUNKED, 12}, {VLLM_FULL, 0}}});
 }
 
 int main(void)

@@ -317,14 +317,20 @@ static int without_hand(void **state)
     return 0;
 }
 
+/* Send as many of the bytes from @at on as the socket takes now. Returns their number. */
+static size_t say_some(struct hand *h, size_t at)
+{
+    ssize_t n = send(h->fd, h->bytes.data + at, h->bytes.len - at, MSG_NOSIGNAL | MSG_DONTWAIT);
+
+    assert_true(n >= 0 || errno == EAGAIN);
+    return n > 0 ? (size_t)n : 0;
+}
+
 /* Send the bytes of a peer. */
 static void say(struct hand *h)
 {
     for (size_t at = 0; at < h->bytes.len;) {
-        ssize_t n = send(h->fd, h->bytes.data + at, h->bytes.len - at, MSG_NOSIGNAL | MSG_DONTWAIT);
-
-        assert_true(n > 0 || errno == EAGAIN);
-        at += n > 0 ? (size_t)n : 0;
+        at += say_some(h, at);
         step(&h->rig);
     }
     kv_buf_clear(&h->bytes);
@@ -626,15 +632,14 @@ static void test_breach_behind_a_message(void **state)
     struct hand *h = *state;
     struct ki_zmtp_message m = {0}, none;
     struct epoll_event event;
+    size_t at = 0;
 
     memset(body, 'b', sizeof(body));
     shake_hands(h);
     put_frame_bytes(&h->bytes, 0, body, sizeof(body));
     kv_buf_append(&h->bytes, "\xff\xff\xff", 3);
-    for (size_t at = 0; !m.n_frames;) {
-        ssize_t n = send(h->fd, h->bytes.data + at, h->bytes.len - at, MSG_NOSIGNAL | MSG_DONTWAIT);
-
-        at += n > 0 ? (size_t)n : 0;
+    while (!m.n_frames) {
+        at += say_some(h, at);
         if (at == h->bytes.len && epoll_wait(h->rig.epoll_fd, &event, 1, 5) == 1)
             ki_sub_ready(&h->rig.sub, false);
         ki_sub_begin(&h->rig.sub, &h->rig.room);
@@ -644,7 +649,11 @@ static void test_breach_behind_a_message(void **state)
         if (!m.n_frames)
             ki_sub_end(&h->rig.sub, now(&h->rig));
     }
-    assert_false(ki_sub_next(&h->rig.sub, &none, now(&h->rig)));
+    while (h->rig.sub.state == KI_SUB_UP) { /* the last bytes may come behind the message */
+        at += say_some(h, at);
+        assert_false(ki_sub_next(&h->rig.sub, &none, now(&h->rig)));
+        (void)ki_sub_fill(&h->rig.sub, now(&h->rig));
+    }
     assert_int_equal(h->rig.sub.state, KI_SUB_WAITING);
     assert_int_equal(m.spans[0].len, sizeof(body));
     assert_memory_equal(m.spans[0].data, body, sizeof(body));

@@ -18,6 +18,7 @@ struct follower {
     uint32_t block_size;
     size_t asked, over, under;
     size_t unsure, unsure_under, unsure_over; /* asked while the view was partial; of these wrong */
+    size_t unsure_before_main;                /* of these before the main group has shown a block */
     bool unshown;                             /* the engine sends reports, which nobody told us */
     size_t unshown_wrong;                     /* copies were trusted before it has shown one */
     bool keeps;         /* batches, to read them again when the view becomes partial */
@@ -140,6 +141,7 @@ static inline void follow_compare(struct follower *f, const struct prompt *p, en
     }
     if (ki_applier_reasons(&f->applier)) {
         f->unsure++;
+        f->unsure_before_main += !kve_reader_has_main(f->applier.reader, f->applier.rank);
         f->unsure_under += claimed < truth;
         f->unsure_over += claimed > truth;
         return;
@@ -155,6 +157,7 @@ static inline void follow_tally(struct follower *all, const struct follower *f)
     all->over += f->over;
     all->under += f->under;
     all->unsure += f->unsure;
+    all->unsure_before_main += f->unsure_before_main;
     all->unsure_under += f->unsure_under;
     all->unsure_over += f->unsure_over;
     all->unshown_wrong += f->unshown_wrong;

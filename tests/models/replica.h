@@ -106,7 +106,7 @@ static inline int facts_extra(void *arg, const struct kvi_extra *e)
     f[7] = (uint64_t)e->copies << 32 | e->tiers;
     f[8] = (uint64_t)e->window.group << 32 | e->window.part << 24 | e->window.parts << 20 |
            e->window.window;
-    f[9] = (uint64_t)e->window.need << 32 | e->window.stride << 1 | e->window.state;
+    f[9] = (uint64_t)e->window.need << 32 | e->window.stride << 2 | e->window.needs;
     f[10] = (uint64_t)e->implied << 32 | e->counting;
     f[11] = e->stored_again ^ e->kept_groups ^ (uint64_t)e->main_keeps << 63;
     f[12] = e->n_sources;

@@ -9,7 +9,9 @@
  *   the last one again: another copy.
  * - Freed blocks queue for eviction in the order of their release, last block of a request first.
  * - Groups: full attention; sliding windows, whose blocks outside the window are released early and
- *   left out of events; recurrent state ("mamba", align mode), of which a chunk keeps the last block.
+ *   left out of events; recurrent state ("mamba", align mode), of which a chunk keeps the last block;
+ *   chunked local attention, which needs the blocks from the start of the next token's chunk on. Below the
+ *   device it is looked up like a window as long as a chunk.
  * - Sliding windows may have smaller blocks than the other groups (@parts of them make one). Hashes are
  *   those of the smaller blocks; a larger block has the hash of its last part. A match is a whole
  *   number of larger blocks.
@@ -17,6 +19,9 @@
  *   block drop (EAGLE without lookahead hashes) a request's own lookup gives its last block up.
  * - With retention (prefix_cache_retention_interval=0, the default of vllm serve) windows and states keep
  *   only the blocks that serve a match at the end of a prompt, or where another prompt has left it.
+ * - A group may live in host memory (HiSparse): its events name that, in one order with the device's,
+ *   and a reset tells two clears. (The engine's groups have pools of their own there; what these
+ *   evict makes no difference to its events.)
  * - kv_cache_report_mode=full announces the blocks that a request reuses once more.
  *
  * The model's own lookup (model_lookup) is the truth: the longest prefix that every group can serve.
@@ -26,6 +31,7 @@
 
 #include "base/core/xxh.h"
 #include "base/json/msgpack.h"
+#include "event/reader/told.h"
 #include "models/prompts.h"
 
 #define VLLM_BLOCK 4
@@ -36,14 +42,14 @@
 #define VLLM_MAX_CHAIN (PROMPT_MAX / VLLM_BLOCK)
 #define VLLM_NULL UINT16_MAX
 
-enum vllm_kind { VLLM_FULL, VLLM_SLIDING, VLLM_MAMBA };
+enum vllm_kind { VLLM_FULL, VLLM_SLIDING, VLLM_MAMBA, VLLM_CHUNKED };
 
 struct vllm_opts {
     uint16_t n_blocks;
     unsigned n_groups;
     struct vllm_group {
         enum vllm_kind kind;
-        uint32_t window; /* tokens */
+        uint32_t window; /* tokens; of chunked local attention those of a chunk */
     } groups[VLLM_MAX_GROUPS];
     size_t parts;   /* blocks of a window that make one of another group; 0: 1 */
     bool retention; /* windows and states keep what a replayed prompt can resume from, else all */
@@ -58,6 +64,7 @@ struct vllm_opts {
     bool host_placeholders;       /* its events carry no tokens */
     bool host_owner;              /* a secondary tier's copies are announced beside it */
     bool host_pool;               /* a block pool of its own, which resets like the device's */
+    unsigned lives_below;         /* bit: the group lives in host memory */
     bool names_no_rank; /* as engines with one rank may: then a clear empties all there is */
 };
 
@@ -123,6 +130,18 @@ static inline void vllm_fini(struct vllm *v)
     kv_buf_fini(&v->host_events);
 }
 
+/* Groups that a registration has to tell: those with chunks. */
+static inline struct kve_told vllm_told(const struct vllm_opts *opts)
+{
+    struct kve_told told = {0};
+
+    for (unsigned g = 0; g < opts->n_groups; g++)
+        if (opts->groups[g].kind == VLLM_CHUNKED)
+            told.items[told.n++] = (struct kve_told_group){
+                .group = g, .kind = KVE_KIND_CHUNKED, .chunk = opts->groups[g].window};
+    return told;
+}
+
 /* -- sizes ------------------------------------------------------------------------------------- */
 
 static inline size_t vllm_parts(const struct vllm *v)
@@ -141,9 +160,11 @@ static inline size_t vllm_align(const struct vllm *v, size_t n)
     return n / vllm_parts(v) * vllm_parts(v);
 }
 
-/* Blocks of a window that a match needs before its end. */
+/* Blocks of a window that a match needs before its end, or blocks of a chunk. */
 static inline size_t vllm_need(const struct vllm_group *g)
 {
+    if (g->kind == VLLM_CHUNKED)
+        return g->window / VLLM_BLOCK;
     return g->window > 1 ? (g->window - 2) / VLLM_BLOCK + 1 : 1;
 }
 
@@ -230,7 +251,8 @@ static inline void vllm_put_extra_keys(const struct vllm *v, struct kv_buf *out,
 
 static inline void vllm_put_kind(const struct vllm *v, struct kv_buf *out, unsigned group)
 {
-    static const char *const kinds[] = {"full_attention", "sliding_window", "mamba"};
+    static const char *const kinds[] = {"full_attention", "sliding_window", "mamba",
+                                        "chunked_local_attention"};
 
     kv_msgpack_put_str(out, "group_idx");
     kv_msgpack_put_u64(out, group);
@@ -240,6 +262,11 @@ static inline void vllm_put_kind(const struct vllm *v, struct kv_buf *out, unsig
         kv_msgpack_put_str(out, "kv_cache_spec_sliding_window");
         kv_msgpack_put_u64(out, v->opts.groups[group].window);
     }
+}
+
+static inline const char *vllm_medium(const struct vllm *v, unsigned group)
+{
+    return v->opts.lives_below >> group & 1 ? "CPU" : "GPU";
 }
 
 /* Which of a request's blocks an event is about: @picked of the range [@from, @to). */
@@ -292,7 +319,7 @@ static inline void vllm_stored(struct vllm *v, const struct prompt *p, const uin
     kv_msgpack_put_u64(out, unit * VLLM_BLOCK);
     kv_msgpack_put_str(out, "lora_id");
     kv_msgpack_put_nil(out);
-    vllm_put_optional(out, "medium", "GPU");
+    vllm_put_optional(out, "medium", vllm_medium(v, group));
     vllm_put_optional(out, "lora_name", prompt_loras[p->lora]);
     kv_msgpack_put_str(out, "extra_keys");
     if (n)
@@ -312,7 +339,8 @@ static inline void vllm_stored(struct vllm *v, const struct prompt *p, const uin
 static inline void vllm_removed(struct vllm *v, uint64_t hash, unsigned group, const char *medium,
                                 const char *owner)
 {
-    bool host = strcmp(medium, "CPU") == 0, local = v->opts.host_pool && host;
+    bool host = strcmp(medium, "CPU") == 0 && medium != vllm_medium(v, group),
+         local = v->opts.host_pool && host;
     struct kv_buf *out = host ? &v->host_events : &v->events;
 
     kv_msgpack_put_map(out, 4 + (owner != NULL) + local);
@@ -450,7 +478,7 @@ static inline uint16_t vllm_new_block(struct vllm *v)
 
     memmove(v->queue, v->queue + 1, --v->n_queue * sizeof(v->queue[0]));
     if (b->hash)
-        vllm_removed(v, b->hash, b->group, "GPU", NULL);
+        vllm_removed(v, b->hash, b->group, vllm_medium(v, b->group), NULL);
     *b = (struct vllm_block){.refs = 1};
     return block;
 }
@@ -501,6 +529,11 @@ static inline size_t vllm_group_hit(const struct vllm *v, const uint64_t *hashes
         for (i = 0; i < n / unit && vllm_all_have(v, hashes[(i + 1) * unit - 1], group); i++)
             ;
         return (i - (drop && i)) * unit;
+    }
+    if (g->kind == VLLM_CHUNKED && !v->below) {
+        for (i = n - n % need; i < n && vllm_all_have(v, hashes[i], group); i++)
+            ;
+        return i;
     }
     if (g->kind == VLLM_MAMBA)
         need = 1;
@@ -610,6 +643,8 @@ static inline size_t vllm_first_needed(const struct vllm *v, unsigned group, siz
         skipped = n_tokens + 1 - g->window;
     else if (g->kind == VLLM_MAMBA && n_tokens)
         skipped = n_tokens - 1;
+    else if (g->kind == VLLM_CHUNKED)
+        skipped = n_tokens - n_tokens % g->window;
     return skipped / VLLM_BLOCK / vllm_unit(v, group);
 }
 
@@ -655,7 +690,8 @@ static inline bool vllm_retains(const struct vllm *v, const struct vllm_request 
 {
     size_t end = (r->n_prompt - 1) / VLLM_BLOCK, parts = vllm_parts(v);
 
-    if (!v->opts.retention || v->opts.groups[group].kind == VLLM_FULL)
+    if (!v->opts.retention || v->opts.groups[group].kind == VLLM_FULL ||
+        v->opts.groups[group].kind == VLLM_CHUNKED)
         return true;
     if (!v->opts.eagle_drop)
         return vllm_ends(v, group, i, end) || (r->junction && vllm_ends(v, group, i, r->junction));
@@ -882,6 +918,8 @@ static inline void vllm_reset(struct vllm *v)
     for (uint16_t i = 0; i < v->opts.n_blocks; i++)
         v->blocks[i].hash = 0;
     vllm_cleared(v, &v->events);
+    if (v->opts.lives_below)
+        vllm_cleared(v, &v->events);
 }
 
 #endif

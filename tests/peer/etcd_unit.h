@@ -5,18 +5,17 @@
 #ifndef KV_TEST_PEER_ETCD_UNIT_H
 #define KV_TEST_PEER_ETCD_UNIT_H
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/core/clock.h"
+#include "loopback.h"
 #include "support.h"
 
 static struct {
@@ -31,34 +30,10 @@ static inline bool etcd_is_here(void)
     return system("command -v etcd >/dev/null") == 0;
 }
 
-static inline unsigned etcd_free_port(void)
-{
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    socklen_t len = sizeof(at);
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-
-    assert_int_equal(bind(fd, (struct sockaddr *)&at, len), 0);
-    assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &len), 0);
-    close(fd);
-    return ntohs(at.sin_port);
-}
-
 static inline void etcd_choose_ports(void)
 {
-    etcd.ports[0] = etcd_free_port();
-    etcd.ports[1] = etcd_free_port();
-}
-
-static inline bool etcd_answers(void)
-{
-    struct sockaddr_in at = {.sin_family = AF_INET,
-                             .sin_addr = {htonl(INADDR_LOOPBACK)},
-                             .sin_port = htons((uint16_t)etcd.ports[0])};
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    bool ok = connect(fd, (struct sockaddr *)&at, sizeof(at)) == 0;
-
-    close(fd);
-    return ok;
+    etcd.ports[0] = free_port();
+    etcd.ports[1] = free_port();
 }
 
 static inline void etcd_exec(void)
@@ -84,8 +59,6 @@ static inline void etcd_exec(void)
 /** Start etcd, and wait until it listens. */
 static inline void etcd_start(void)
 {
-    uint64_t end = kv_now_ns() + 60 * KV_NS_PER_S;
-
     etcd.pid = fork();
     assert_true(etcd.pid >= 0);
     if (etcd.pid == 0) {
@@ -93,8 +66,7 @@ static inline void etcd_start(void)
         etcd_exec();
         _exit(127);
     }
-    for (; !etcd_answers(); usleep(2000))
-        assert_true(kv_now_ns() < end);
+    wait_until(port_answers(etcd.ports[0]));
 }
 
 static inline void etcd_kill(void)

@@ -57,8 +57,8 @@ static void begin(void)
     assert_int_equal(etcd.pid, 0);
     etcd_choose_ports();
     /* nobody listens at the first server's address */
-    snprintf(where, sizeof(where), "etcd://127.0.0.1:%u,127.0.0.1:%u/kvasir/test/",
-             etcd_free_port(), etcd.ports[0]);
+    snprintf(where, sizeof(where), "etcd://127.0.0.1:%u,127.0.0.1:%u/kvasir/test/", free_port(),
+             etcd.ports[0]);
     etcd_start();
 }
 

@@ -227,7 +227,7 @@ static void test_lies(void **state)
         assert_int_equal(stats_of(indexer).asked, begun);
         if (lie == INDEXER_SILENT) { /* a probe, after a second */
             atomic_store(&server.lie, INDEXER_HONEST);
-            wait_until(ask(indexer, holdings, 4) != -EHOSTDOWN);
+            wait_until(ask(indexer, holdings, 4) >= 0); /* the first ones may be late, too */
             assert_false(stats_of(indexer).down);
         }
         kvbm_indexer_close(indexer);

@@ -3,20 +3,21 @@
 #ifndef KV_TEST_PLANE_NATS_UNIT_H
 #define KV_TEST_PLANE_NATS_UNIT_H
 
-#include <arpa/inet.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/core/clock.h"
 #include "base/core/error.h"
+#include "loopback.h"
 #include "plane/nats.h"
+#include "skip.h"
 #include "support.h"
 
 struct nats_server {
@@ -35,28 +36,11 @@ static inline bool nats_is_here(void)
 #endif
 }
 
-static inline unsigned nats_free_port(void)
+/** End the test, skipped with the reason, where there is no server or no client. */
+static inline void nats_or_skip(void)
 {
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    socklen_t len = sizeof(at);
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-
-    assert_int_equal(bind(fd, (struct sockaddr *)&at, len), 0);
-    assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &len), 0);
-    close(fd);
-    return ntohs(at.sin_port);
-}
-
-static inline bool nats_answers(unsigned port)
-{
-    struct sockaddr_in at = {.sin_family = AF_INET,
-                             .sin_addr = {htonl(INADDR_LOOPBACK)},
-                             .sin_port = htons((uint16_t)port)};
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    bool ok = connect(fd, (struct sockaddr *)&at, sizeof(at)) == 0;
-
-    close(fd);
-    return ok;
+    if (!nats_is_here())
+        skip_because("no nats-server (nats-server), or no libkv_nats (libnats-dev)");
 }
 
 /** Write a server's configuration: its ports, and the lines of @more. */
@@ -76,10 +60,20 @@ static inline void nats_configure(struct nats_server *server, const char *more)
 static inline void nats_make(struct nats_server *server, const char *more)
 {
     assert_int_equal(temp_dir(server->folder, sizeof(server->folder)), 0);
-    server->port = nats_free_port();
-    server->route = nats_free_port();
+    server->port = free_port();
+    server->route = free_port();
     snprintf(server->url, sizeof(server->url), "nats://127.0.0.1:%u", server->port);
     nats_configure(server, more);
+}
+
+/** The same, of a server with JetStream. */
+static inline void nats_make_streams(struct nats_server *server)
+{
+    char config[400];
+
+    nats_make(server, "");
+    snprintf(config, sizeof(config), "jetstream { store_dir: \"%.299s\" }", server->folder);
+    nats_configure(server, config);
 }
 
 /** Start a server, and wait until it listens. */
@@ -99,7 +93,7 @@ static inline void nats_start(struct nats_server *server)
         execlp("nats-server", "nats-server", "-c", config, (char *)NULL);
         _exit(127);
     }
-    wait_until(nats_answers(server->port));
+    wait_until(port_answers(server->port));
 }
 
 static inline void nats_kill(struct nats_server *server)
@@ -140,6 +134,26 @@ static inline struct kvp_nats *nats_client(const struct nats_server *server)
 
     assert_int_equal(kvp_nats_open(&opts, NULL, NULL, &nats), 0);
     return nats;
+}
+
+/** Ask JetStream about stream EVENTS, in its API's words; the answer must have @expect in it. */
+static inline void nats_ask_stream(struct kvp_nats *nats, const char *what, const char *json,
+                                   const char *expect)
+{
+    char subject[64];
+    size_t len = 0;
+    char *answer = NULL;
+    int err;
+
+    snprintf(subject, sizeof(subject), "$JS.API.STREAM.%s.EVENTS", what);
+    do /* nobody answers until JetStream has started */
+        err = kvp_nats_request(nats, subject, json, strlen(json), 30000, (void **)&answer, &len);
+    while (err == -ENOENT);
+    assert_int_equal(err, 0);
+    answer[len] = '\0'; /* the client leaves room for it */
+    if (!strstr(answer, expect))
+        fail_msg("no %s in %s", expect, answer);
+    free(answer);
 }
 
 #endif

@@ -3,6 +3,7 @@
  * etcd in which publishers appear, change, leave, die and come back. */
 #include <dirent.h>
 #include <pthread.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include "base/unit.h"
@@ -447,6 +448,118 @@ static void test_folder_of_dynamo(void **state)
     unlink(temporary);
 }
 
+static struct timespec mtime_of(const char *path)
+{
+    struct stat st = {0};
+
+    (void)stat(path, &st); /* zero: not there yet */
+    return st.st_mtim;
+}
+
+/* A record that may outlive its process by an hour is kept young all the same: followers of a folder
+ * wait 10 s for that, whatever its owner was told. */
+static void test_folder_and_a_long_life(void **state)
+{
+    struct kvp_discovery_opts opts = {.where = where, .ttl_s = 3600};
+    struct kvp_dynamo_source source = {here, PUBLISHER, WORKER, 0};
+    struct kv_error error = {0};
+    struct kvp_discovery *d;
+    struct timespec first;
+    char path[512];
+
+    (void)state;
+    snprintf(where, sizeof(where), "file://%s", folder);
+    path_of("event_sources", path);
+    assert_int_equal(kvp_discovery_announce(&opts, &source, NULL, &d, &error), 0);
+    wait_until((first = mtime_of(path)).tv_sec > 0);
+    wait_until(mtime_of(path).tv_sec > first.tv_sec);
+    kvp_discovery_close(d);
+    opts.ttl_s = 3601;
+    assert_int_equal(kvp_discovery_announce(&opts, &source, NULL, &d, &error), -EINVAL);
+    assert_non_null(strstr(error.text, "3600"));
+}
+
+/* Leave this process one more descriptor. Returns the limit from before. */
+static struct rlimit spare_one_descriptor(void)
+{
+    struct rlimit before, now;
+    int next = dup(0);
+
+    assert_true(next > 0);
+    close(next);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    now = before;
+    now.rlim_cur = (rlim_t)next + 1;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &now), 0);
+    return before;
+}
+
+static uint64_t left_out(struct kvp_discovery *d)
+{
+    struct kvp_discovery_info info;
+
+    kvp_discovery_get_info(d, &info);
+    return info.left_out;
+}
+
+/* The folder can be listed, its files can't be read for a while: what was known stays. */
+static void test_files_cannot_be_read(void **state)
+{
+    char source[512], channel[512];
+    struct kvp_discovery *d;
+    struct rlimit before;
+    unsigned calls;
+
+    (void)state;
+    snprintf(where, sizeof(where), "file://%s", folder);
+    path_of("event_sources", source);
+    path_of("event_channels", channel);
+    write_text(source, source_json);
+    write_text(channel, channel_json);
+    d = follow("");
+    wait_until(n_told() == 1);
+    calls = n_calls();
+    before = spare_one_descriptor();
+    age(source, 20);
+    age(channel, 20);
+    wait_until(left_out(d) == 2 || n_told() == 0);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    wait_until(left_out(d) == 0);
+    assert_int_equal(n_calls(), calls);
+    unlink(channel);
+    wait_until(n_told() == 0);
+    kvp_discovery_close(d);
+    unlink(source);
+}
+
+/* Times of modification that no clock of ours reaches are a time like others. */
+static void test_times_of_files(void **state)
+{
+    static const time_t times[] = {INT64_C(15000000000), INT64_C(-15000000000)};
+    char source[512], channel[512];
+    struct kvp_discovery *d;
+
+    (void)state;
+    snprintf(where, sizeof(where), "file://%s", folder);
+    path_of("event_sources", source);
+    path_of("event_channels", channel);
+    write_text(source, source_json);
+    write_text(channel, channel_json);
+    for (size_t i = 0; i < KV_COUNT(times); i++) {
+        struct timespec at[2] = {{.tv_sec = times[i]}, {.tv_sec = times[i]}};
+
+        assert_int_equal(utimensat(AT_FDCWD, source, at, 0), 0);
+        d = follow("");
+        wait_until(n_calls() > 0);
+        assert_int_equal(n_told(), times[i] > 0); /* long ago, its process died */
+        age(source, 0);
+        wait_until(n_told() == 1);
+        kvp_discovery_close(d);
+    }
+    unlink(source);
+    unlink(channel);
+}
+
 /* A folder that doesn't exist yet, and one that vanishes: what was known stays. */
 static void test_folder_vanishes(void **state)
 {
@@ -581,6 +694,9 @@ int main(void)
         cmocka_unit_test(test_table_refuses),
         cmocka_unit_test(test_folder),
         cmocka_unit_test(test_folder_of_dynamo),
+        cmocka_unit_test(test_folder_and_a_long_life),
+        cmocka_unit_test(test_files_cannot_be_read),
+        cmocka_unit_test(test_times_of_files),
         cmocka_unit_test(test_folder_vanishes),
         cmocka_unit_test(test_etcd),
         cmocka_unit_test(test_etcd_paths),

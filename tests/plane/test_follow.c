@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The follower beside publishers that lose, repeat, lie and stop in the middle; the server is real. */
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "base/core/le.h"
 #include "plane/follow.h"
 #include "plane/nats_unit.h"
 #include "plane/record.h"
-#include "skip.h"
 
 #define PUBLISHER "kvasir.c.m.t.w"
 #define N_KEYS 64
@@ -17,6 +17,8 @@ static struct nats_server server;
 static struct {
     pthread_mutex_t lock;
     bool has[N_KEYS], whole;
+    atomic_bool wants; /* publishers are followed */
+    atomic_uint n_heard;
     unsigned resets;
 } view = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -30,6 +32,13 @@ static struct {
     unsigned n_requests;
     uint64_t incarnation;
 } self = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static bool heard(void *arg, const char *publisher, bool first)
+{
+    (void)arg, (void)publisher, (void)first;
+    view.n_heard++;
+    return view.wants;
+}
 
 static void reset(void *arg, const char *publisher)
 {
@@ -161,17 +170,19 @@ static void part(uint64_t number, bool last, uint64_t sequence, const char *keys
 
 static struct kvp_follow *start(struct kvp_follow_opts opts)
 {
-    static const struct kvp_follow_ops ops = {.reset = reset, .record = record, .whole = whole};
+    static const struct kvp_follow_ops ops = {
+        .heard = heard, .reset = reset, .record = record, .whole = whole};
     struct kvp_nats_opts from = {.size = sizeof(from), .reconnect_ms = 20};
     struct kvp_follow_stats stats;
     struct kvp_follow *follow;
 
-    if (!nats_is_here())
-        skip_because("no nats-server (nats-server), or no libkv_nats (libnats-dev)");
+    nats_or_skip();
     nats_make(&server, "");
     nats_start(&server);
     memset(view.has, 0, sizeof(view.has));
     view.whole = false;
+    view.wants = true;
+    view.n_heard = 0;
     view.resets = self.n_requests = 0;
     self.incarnation = 1;
     self.nats = nats_client(&server);
@@ -181,7 +192,7 @@ static struct kvp_follow *start(struct kvp_follow_opts opts)
     assert_int_equal(kvp_nats_flush(self.nats, 30000), 0);
     from.url = server.url;
     opts.server = &from;
-    opts.retry_ms = 20;
+    opts.retry_ms = opts.retry_ms ? opts.retry_ms : 20;
     assert_int_equal(kvp_follow_open(&opts, &ops, NULL, &follow), 0);
     do { /* until it has subscribed: it then hears this */
         send_as("kvasir.c", "kvasir.0.0.0.0", (struct kvp_header){.kind = KVP_ALIVE}, "");
@@ -189,6 +200,14 @@ static struct kvp_follow *start(struct kvp_follow_opts opts)
         kvp_follow_get_stats(follow, &stats);
     } while (!stats.bad);
     return follow;
+}
+
+static struct kvp_follow_stats stats_of(struct kvp_follow *follow)
+{
+    struct kvp_follow_stats stats;
+
+    kvp_follow_get_stats(follow, &stats);
+    return stats;
 }
 
 static struct kvp_follow_stats finish(struct kvp_follow *follow)
@@ -295,8 +314,9 @@ static void test_incarnations(void **state)
     self.incarnation = 2;
     events(0, "B");
     wait_until(requests() == 2);
-    part(0, true, 0, "C");
-    wait_until(is_whole());
+    events(1, "D");
+    part(0, true, 1, "BC");
+    wait_until(is_whole() && has(3));
     assert_true(!has(0) && has(1) && has(2));
     self.incarnation = 3;
     alive(7);
@@ -360,6 +380,179 @@ static void test_overflow(void **state)
     assert_int_equal(stats.buffered_bytes, 0);
 }
 
+/*
+ * A publisher that answers one request after the other, more slowly than the follower asks again: the
+ * answer to the first request does, and one to a later request replaces an answer that lacks a part.
+ */
+static void test_slow_answers(void **state)
+{
+    struct kvp_follow *follow = start((struct kvp_follow_opts){.subject = NULL});
+    uint64_t first;
+
+    (void)state;
+    alive(0);
+    wait_until(requests() == 1);
+    pthread_mutex_lock(&self.lock);
+    first = self.request;
+    pthread_mutex_unlock(&self.lock);
+    while (requests() < 4) {
+        alive(0);
+        usleep(5000);
+    }
+    part_of(first, 0, false, 0, "A"); /* part 1 is lost */
+    part_of(first + 1, 0, false, 0, "B");
+    part_of(first + 1, 1, true, 0, "C");
+    wait_until(is_whole());
+    assert_true(!has(0) && has(1) && has(2));
+    (void)finish(follow);
+}
+
+/* A message that found no room, and that nothing behind it shows: the snapshot before it isn't all. */
+static void test_overflow_at_the_end(void **state)
+{
+    struct kvp_follow *follow = start((struct kvp_follow_opts){.buffer_bytes = 1000});
+    struct kvp_follow_stats stats;
+
+    (void)state;
+    alive(0);
+    wait_until(requests() == 1);
+    events(0, "AAAAAAAAAAAAAAAAAAAA"); /* 20 records of 40 bytes and more */
+    do
+        kvp_follow_get_stats(follow, &stats);
+    while (!stats.overflows);
+    part(0, true, 0, "");
+    wait_until(requests() == 2); /* no message has asked for that one */
+    assert_false(is_whole());
+    part(0, true, 1, "A");
+    wait_until(is_whole());
+    assert_true(has(0));
+    (void)finish(follow);
+}
+
+/* A publisher that never answers: its messages don't keep the buffer from the others. */
+static void test_mute_publisher(void **state)
+{
+    static const char mute[] = "kvasir.c.m.t.mute";
+    struct kvp_follow *follow = start((struct kvp_follow_opts){.buffer_bytes = 1000});
+    struct kvp_follow_stats stats = {.buffered_bytes = 0};
+    uint64_t n = 0;
+    unsigned asked;
+    size_t size;
+
+    (void)state;
+    do { /* until there is no room for a further one */
+        size_t before = stats.buffered_bytes;
+
+        send_as(mute, mute, (struct kvp_header){.kind = KVP_EVENTS, .sequence = n++}, "B");
+        do
+            kvp_follow_get_stats(follow, &stats);
+        while (stats.buffered_bytes == before);
+        size = stats.buffered_bytes - before;
+    } while (stats.buffered_bytes + size <= 1000);
+    assert_int_equal(kvp_nats_flush(self.nats, 30000), 0);
+    asked = requests();
+    alive(0);
+    wait_until(requests() > asked);
+    events(0, "A");
+    do { /* again if it was the mute one's request */
+        part(0, true, 0, "");
+        usleep(5000);
+    } while (!is_whole());
+    assert_true(has(0));
+    (void)finish(follow);
+}
+
+#define HOUR_MS 3600000
+
+/* A gap behind each snapshot, and snapshots that lack messages: the next request waits for a pause. */
+static void test_pauses(void **state)
+{
+    struct kvp_follow *follow = start((struct kvp_follow_opts){.retry_ms = HOUR_MS});
+
+    (void)state;
+    alive(0);
+    wait_until(requests() == 1);
+    events(1000, "A"); /* the snapshot lacks those before it */
+    wait_until(stats_of(follow).buffered_bytes > 0);
+    part(0, true, 0, "A");
+    wait_until(stats_of(follow).snapshots == 1);
+    for (uint64_t i = 1; i <= 200; i++)
+        events(2 * i, "A");
+    wait_until(view.n_heard == 202);
+    assert_int_equal(stats_of(follow).buffered_bytes, 0); /* the next snapshot has all of them */
+    part(0, true, 1000, "");                              /* answers no request that counts */
+    kvp_follow_forget(follow, PUBLISHER);                 /* known anew, it is asked at once */
+    alive(0);
+    wait_until(requests() == 2);
+    part(0, true, 0, "A");
+    wait_until(is_whole());
+    alive(1);
+    wait_until(!is_whole());
+    assert_int_equal(finish(follow).asked, 2);
+}
+
+/* Two publishers under one subject, each of which answers: they take turns in vain. */
+static void test_twins(void **state)
+{
+    struct kvp_follow *follow = start((struct kvp_follow_opts){.retry_ms = HOUR_MS});
+    struct kvp_follow_stats stats;
+
+    (void)state;
+    for (unsigned i = 0; i < 200; i++) {
+        self.incarnation = 1 + i % 3;
+        alive(0);
+        if (requests())
+            part(0, true, 0, "A");
+    }
+    wait_until(stats_of(follow).restarts == 199);
+    stats = finish(follow);
+    assert_int_equal(stats.asked, 1);
+    assert_int_equal(stats.twins, 197);
+}
+
+/* Pauses double up to a bound, and spread. */
+static void test_length_of_pauses(void **state)
+{
+    uint64_t seed = unit_seed();
+
+    (void)state;
+    for (unsigned n = 0; n < 100; n++) {
+        uint64_t least = (uint64_t)2000 << KV_MIN(n, 4u);
+
+        for (int i = 0; i < 100; i++)
+            assert_in_range(kvp_follow_pause(2000, n, unit_random(&seed)), least, least * 3 / 2);
+        assert_int_equal(kvp_follow_pause(2000, n, 0), least);
+        assert_int_equal(kvp_follow_pause(2000, n, least / 2), least * 3 / 2);
+    }
+}
+
+/* Publishers that find no place, or that the owner doesn't want, are left out; a place is given back. */
+static void test_places(void **state)
+{
+    struct kvp_follow *follow =
+        start((struct kvp_follow_opts){.max_publishers = 1, .retry_ms = HOUR_MS});
+    static const char other[] = "kvasir.c.m.t.other";
+
+    (void)state;
+    view.wants = false;
+    for (int i = 0; i < 3; i++)
+        alive(0);
+    wait_until(stats_of(follow).unwanted == 3);
+    assert_int_equal(stats_of(follow).publishers, 0);
+    view.wants = true;
+    send_as(other, other, (struct kvp_header){.kind = KVP_ALIVE}, "");
+    wait_until(requests() == 1);
+    alive(0);
+    wait_until(stats_of(follow).refused == 1);
+    kvp_follow_forget(follow, other);
+    alive(0);
+    wait_until(requests() == 2);
+    view.wants = false; /* a known one, too */
+    alive(0);
+    wait_until(stats_of(follow).publishers == 0);
+    assert_int_equal(finish(follow).unwanted, 3);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -369,6 +562,13 @@ int main(void)
         cmocka_unit_test(test_incarnations),
         cmocka_unit_test(test_lies),
         cmocka_unit_test(test_overflow),
+        cmocka_unit_test(test_slow_answers),
+        cmocka_unit_test(test_overflow_at_the_end),
+        cmocka_unit_test(test_mute_publisher),
+        cmocka_unit_test(test_pauses),
+        cmocka_unit_test(test_twins),
+        cmocka_unit_test(test_length_of_pauses),
+        cmocka_unit_test(test_places),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -5,7 +5,6 @@
 
 #include "base/core/log.h"
 #include "plane/nats_unit.h"
-#include "skip.h"
 
 static struct nats_server server;
 
@@ -86,8 +85,7 @@ static struct kvp_nats_stats stats_of(struct kvp_nats *nats)
 
 static void start(const char *more)
 {
-    if (!nats_is_here())
-        skip_because("no nats-server (nats-server), or no libkv_nats (libnats-dev)");
+    nats_or_skip();
     nats_make(&server, more);
     nats_start(&server);
 }
@@ -214,8 +212,7 @@ static void test_bounded_queue(void **state)
     int err = 0;
 
     (void)state;
-    if (!nats_is_here())
-        skip_because("no libkv_nats (libnats-dev)");
+    nats_or_skip();
     assert_int_equal(kvp_nats_open(&opts, NULL, NULL, &nats), 0);
     for (; err == 0 && n < 1000; n += err == 0)
         err = kvp_nats_publish(
@@ -229,6 +226,33 @@ static void test_bounded_queue(void **state)
     assert_false(stats.connected);
     assert_int_equal(kvp_nats_flush(nats, 1), -ETIMEDOUT);
     kvp_nats_close(nats, 1);
+}
+
+/* Subjects that would be commands to the server are refused: libnats writes them as they are. */
+static void test_subjects(void **state)
+{
+    static const char command[] = "a 0\r\n\r\nPUB b";
+    struct inbox inbox = INBOX;
+    struct kvp_nats *nats;
+    struct kvp_nats_sub *sub;
+
+    (void)state;
+    start("");
+    nats = nats_client(&server);
+    assert_int_equal(kvp_nats_subscribe(nats, "b", 0, take, &inbox, &sub), 0);
+    (void)say(nats, command, "injected");
+    assert_int_equal(say(nats, "b", "mine"), 0);
+    wait_until(received(&inbox) > 0 && strcmp(inbox.last, "mine") == 0);
+    assert_int_equal(received(&inbox), 1);
+    assert_int_equal(say(nats, command, ""), -EINVAL);
+    assert_int_equal(say(nats, "a b", ""), -EINVAL);
+    assert_int_equal(say(nats, "a\t", ""), -EINVAL);
+    assert_int_equal(kvp_nats_publish(nats, &(struct kvp_nats_msg){.subject = "a", .reply = "b c"}),
+                     -EINVAL);
+    assert_int_equal(kvp_nats_publish(nats, &(struct kvp_nats_msg){.subject = "a", .reply = ""}),
+                     -EINVAL);
+    kvp_nats_unsubscribe(sub);
+    kvp_nats_close(nats, 0);
 }
 
 /* Messages that the server can't take are refused, and those behind them go on. */
@@ -292,6 +316,27 @@ static void test_slow_subscriber(void **state)
     kvp_nats_close(other, 0);
 }
 
+/* Messages without bytes take memory, too: a subscriber that is too slow for them misses the rest. */
+static void test_empty_messages(void **state)
+{
+    struct inbox inbox = INBOX;
+    struct kvp_nats *nats;
+    struct kvp_nats_sub *sub;
+
+    (void)state;
+    start("");
+    nats = nats_client(&server);
+    atomic_store(&inbox.block, true);
+    assert_int_equal(kvp_nats_subscribe(nats, "a", 8 << 10, take, &inbox, &sub), 0);
+    for (unsigned i = 0; i < 1000; i++)
+        assert_int_equal(kvp_nats_publish(nats, &(struct kvp_nats_msg){.subject = "a"}), 0);
+    assert_int_equal(kvp_nats_flush(nats, 30000), 0);
+    wait_until(stats_of(nats).missed > 900);
+    atomic_store(&inbox.block, false);
+    kvp_nats_unsubscribe(sub);
+    kvp_nats_close(nats, 0);
+}
+
 /* A server that is frozen holds no publisher up, and when it goes on all that was queued arrives. */
 static void test_frozen_server(void **state)
 {
@@ -326,36 +371,47 @@ static void test_frozen_server(void **state)
     free(data);
 }
 
-/* ---- streams ---- */
-
-static void ask_stream(struct kvp_nats *nats, const char *what, const char *json,
-                       const char *expect)
+/* A flush that a frozen server doesn't answer is over for the client's thread, too, when its caller goes:
+ * what comes next (also the end) doesn't wait until the server is given up, after 15 s. */
+static void test_flush_of_a_frozen_server(void **state)
 {
-    char subject[64];
-    size_t len = 0;
-    char *answer = NULL;
+    struct inbox inbox = INBOX;
+    struct kvp_nats_opts opts = {.size = sizeof(opts), .reconnect_ms = 20, .timeout_ms = 3600000};
+    struct kvp_nats *nats;
+    struct kvp_nats_sub *sub;
 
-    snprintf(subject, sizeof(subject), "$JS.API.STREAM.%s.EVENTS", what);
-    assert_int_equal(
-        kvp_nats_request(nats, subject, json, strlen(json), 30000, (void **)&answer, &len), 0);
-    answer[len] = '\0'; /* the client leaves room for it */
-    if (!strstr(answer, expect))
-        fail_msg("no %s in %s", expect, answer);
-    free(answer);
+    (void)state;
+    start("");
+    opts.url = server.url;
+    assert_int_equal(kvp_nats_open(&opts, NULL, NULL, &nats), 0);
+    assert_int_equal(kvp_nats_subscribe(nats, "a", 0, take, &inbox, &sub), 0);
+    assert_int_equal(kvp_nats_flush(nats, 30000), 0);
+    unit_freeze(server.pid);
+    assert_int_equal(say(nats, "a", "one"), 0);
+    assert_int_equal(kvp_nats_flush(nats, 10), -ETIMEDOUT);
+    kvp_nats_unsubscribe(sub);
+    assert_true(nats_connected(nats));
+    assert_int_equal(kvp_nats_subscribe(nats, "a", 0, take, &inbox, &sub), 0);
+    assert_int_equal(kill(server.pid, SIGCONT), 0);
+    assert_int_equal(say(nats, "a", "two"), 0); /* goes out as if nothing had been */
+    wait_until(received(&inbox) == 1);
+    assert_string_equal(inbox.last, "two");
+    assert_int_equal(kvp_nats_flush(nats, 30000), 0);
+    assert_int_equal(stats_of(nats).connections, 1);
+    kvp_nats_unsubscribe(sub);
+    kvp_nats_close(nats, 0);
 }
+
+/* ---- streams ---- */
 
 /* A message of one id is in the stream once, however often it was published; it waits for a stream. */
 static void test_jetstream(void **state)
 {
-    char config[400];
     struct kvp_nats *nats;
 
     (void)state;
-    if (!nats_is_here())
-        skip_because("no nats-server (nats-server), or no libkv_nats (libnats-dev)");
-    nats_make(&server, "");
-    snprintf(config, sizeof(config), "jetstream { store_dir: \"%s\" }", server.folder);
-    nats_configure(&server, config);
+    nats_or_skip();
+    nats_make_streams(&server);
     nats_start(&server);
     nats = nats_client(&server);
     for (unsigned i = 0; i < 5; i++)
@@ -370,10 +426,11 @@ static void test_jetstream(void **state)
     {
         struct kvp_nats *admin = nats_client(&server);
 
-        ask_stream(admin, "CREATE", "{\"name\":\"EVENTS\",\"subjects\":[\"k.>\"]}", "\"created\"");
+        nats_ask_stream(admin, "CREATE", "{\"name\":\"EVENTS\",\"subjects\":[\"k.>\"]}",
+                        "\"created\"");
         assert_int_equal(kvp_nats_flush(nats, 30000), 0);
         assert_int_equal(stats_of(nats).published, 5);
-        ask_stream(admin, "INFO", "", "\"messages\":2,");
+        nats_ask_stream(admin, "INFO", "", "\"messages\":2,");
         nats_kill(&server); /* a stream outlives its server */
         nats_start(&server);
         assert_int_equal(
@@ -382,9 +439,38 @@ static void test_jetstream(void **state)
                 &(struct kvp_nats_msg){.subject = "k.a", .data = "y", .len = 1, .id = "third"}),
             0);
         assert_int_equal(kvp_nats_flush(nats, 30000), 0);
-        ask_stream(admin, "INFO", "", "\"messages\":3,");
+        nats_ask_stream(admin, "INFO", "", "\"messages\":3,");
         kvp_nats_close(admin, 0);
     }
+    kvp_nats_close(nats, 0);
+}
+
+/* A stream refuses a message for good: that one is left out, the connection stays, what comes behind goes on. */
+static void test_refused_by_a_stream(void **state)
+{
+    static const char large[1000];
+    struct kvp_nats *nats;
+
+    (void)state;
+    nats_or_skip();
+    nats_make_streams(&server);
+    nats_start(&server);
+    nats = nats_client(&server);
+    nats_ask_stream(nats, "CREATE",
+                    "{\"name\":\"EVENTS\",\"subjects\":[\"k.>\"],\"max_msg_size\":100}",
+                    "\"created\"");
+    assert_int_equal(kvp_nats_publish(nats, &(struct kvp_nats_msg){.subject = "k.a",
+                                                                   .data = large,
+                                                                   .len = sizeof(large),
+                                                                   .id = "1"}),
+                     0);
+    assert_int_equal(kvp_nats_publish(nats, &(struct kvp_nats_msg){.subject = "k.a", .id = "2"}),
+                     0);
+    assert_int_equal(kvp_nats_flush(nats, 30000), 0);
+    assert_int_equal(stats_of(nats).refused, 1);
+    assert_int_equal(stats_of(nats).published, 2); /* the request was one */
+    assert_int_equal(stats_of(nats).connections, 1);
+    nats_ask_stream(nats, "INFO", "", "\"messages\":1,");
     kvp_nats_close(nats, 0);
 }
 
@@ -442,10 +528,14 @@ int main(void)
         cmocka_unit_test_teardown(test_requests, stop),
         cmocka_unit_test_teardown(test_restart, stop),
         cmocka_unit_test(test_bounded_queue),
+        cmocka_unit_test_teardown(test_subjects, stop),
         cmocka_unit_test_teardown(test_too_large, stop),
         cmocka_unit_test_teardown(test_slow_subscriber, stop),
+        cmocka_unit_test_teardown(test_empty_messages, stop),
         cmocka_unit_test_teardown(test_frozen_server, stop),
+        cmocka_unit_test_teardown(test_flush_of_a_frozen_server, stop),
         cmocka_unit_test_teardown(test_jetstream, stop),
+        cmocka_unit_test_teardown(test_refused_by_a_stream, stop),
         cmocka_unit_test(test_options),
     };
 

@@ -6,7 +6,6 @@
 #include "peer/certificates.h"
 #include "plane/nats_jwt.h"
 #include "plane/nats_unit.h"
-#include "skip.h"
 
 static struct nats_server servers[3];
 #define server servers[0]
@@ -21,8 +20,7 @@ static int stop(void **state)
 
 static void make(const char *config)
 {
-    if (!nats_is_here())
-        skip_because("no nats-server (nats-server), or no libkv_nats (libnats-dev)");
+    nats_or_skip();
     nats_make(&server, config);
 }
 

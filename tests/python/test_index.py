@@ -124,7 +124,10 @@ def test_tiers_parents_and_errors():
     equal(tree.find(local), [], "the window has no block yet")
     tree.window_add(1, number, [2])
     equal([m.device for m in tree.find(local)], [2], "it has")
+    equal(tree.find_groups([99]), [], "no group of an unknown prompt")
+    equal(tree.find_groups(local), [(1, 0, None, 2, 2, 2, 2), (1, 0, 1, 2, 2, 2, 2)], "both groups have it")
     equal(tree.window_remove(1, number, [2]), 1, "and lost it")
+    equal([match[2:] for match in tree.find_groups(local)], [(None, 2, 2, 2, 2), (1, 0, 0, 0, 0)], "the window ends the match")
     for no_window in (-1, 2**32 - 1):  # nor the main cache
         raises(kvasir.Error, tree.window_add, 1, no_window, [2])
         raises(kvasir.Error, tree.window_remove, 1, no_window, [2])

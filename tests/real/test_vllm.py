@@ -13,6 +13,13 @@ SALT64 = "0123456789abcdef" * 4
 IMAGE = "feedfacefeedfacefeedfacefeedfacefeedfacefeedfacefeedfacefeedface"
 FULL = {"kv_cache_report_mode": "full"}
 INCREMENTAL = {"kv_cache_report_mode": "incremental"}
+
+
+def chunked(group, chunk):
+    """What a registration tells of a group with chunked local attention: no event has the chunk's length."""
+    return {"group": group, "kind": "chunked_local_attention", "chunk": chunk}
+
+
 OPTIONS = [
     Option("plain"),
     Option("small_pool", blocks=24),
@@ -67,16 +74,18 @@ OPTIONS = [
     Option("window_eagle_drop_two", windows=(40, 100), eagle_drop=True, eagle_groups=(0, 2), blocks=128,
            register={"eagle_drop": True, "eagle_groups": "0,2"}),
     Option("window_resets_salts", windows=(33,), blocks=96, resets=True, names=(Names(), Names(salt=SALT64))),
-    Option("window_small_blocks", retained=False, windows=(64,), block=32, window_block=16, blocks=96),
-    Option("window_quarter_blocks", retained=False, windows=(40, 200), block=64, window_block=16, blocks=128),
-    Option("window_small_blocks_short", retained=False, windows=(17,), block=32, window_block=16, blocks=96, resets=True),
+    Option("window_small_blocks", windows=(64,), block=32, window_block=16, blocks=96),
+    Option("window_quarter_blocks", windows=(40, 193), block=64, window_block=16, blocks=128),
+    Option("window_odd_blocks", retained=False, windows=(200,), block=64, window_block=16, blocks=128),
+    Option("window_small_blocks_short", windows=(17,), block=32, window_block=16, blocks=96, resets=True),
     Option("window_small_blocks_lookahead", retained=False, windows=(64,), block=32, window_block=16, blocks=96, lookahead=1),
     Option("window_small_blocks_eagle_drop", retained=False, windows=(64,), block=32, window_block=16, blocks=96, eagle_drop=True,
            register={"eagle_drop": True}),
-    Option("window_small_blocks_salts", retained=False, windows=(64,), block=32, window_block=16, blocks=96, resets=True,
+    Option("window_small_blocks_salts", windows=(64,), block=32, window_block=16, blocks=96, resets=True,
            names=(Names(), Names(salt=SALT64), Names(lora="a"))),
     Option("window_small_blocks_reports", windows=(64,), block=32, window_block=16, blocks=96, report_full=True, register=FULL,
            followed=False),
+    Option("windows_of_many_sizes", block=256, windows=((128, 64), (128, 64), (8, 4), (128, 8)), blocks=1200),  # DeepSeek-V4's
     Option("window_only", retained=False, windows=(40,), full_attention=False),
     Option("windows_only", retained=False, windows=(40, 100), full_attention=False, blocks=160),
     Option("state", states=1, blocks=96),
@@ -86,19 +95,40 @@ OPTIONS = [
     Option("states_resets_salts", states=2, blocks=128, resets=True, names=(Names(), Names(salt=SALT64))),
     Option("state_context_parallel", followed=False, states=1, context_parallel=2, blocks=96),
     Option("state_small_context_parallel", followed=False, states=1, state_block=16, context_parallel=2, blocks=96),
-    Option("state_small", followed=False, states=1, block=32, state_block=16, blocks=96),
-    Option("state_large", followed=False, states=1, state_block=64, blocks=96),
-    Option("state_large_window", followed=False, states=1, state_block=32, windows=(40,), blocks=96),
+    Option("state_small", states=1, block=32, state_block=16, blocks=96),
+    Option("state_large", states=1, state_block=64, blocks=96),
+    Option("state_large_window", states=1, state_block=32, windows=(40,), blocks=96),
+    Option("state_large_small_window", followed=False, states=1, state_block=64, windows=(33,), block=32, window_block=16, blocks=96),
+    Option("state_full_of_three_sizes", followed=False, states=1, state_block=32, block=32, more_full=(16, 64), blocks=150),
+    Option("larger_full_eagle_drop", followed=False, more_full=(32,), eagle_drop=True, blocks=96, register={"eagle_drop": True}),
     Option("state_unit", followed=False, states=1, unit=4, blocks=96),
     Option("state_eagle_drop", states=1, eagle_drop=True, blocks=96, register={"eagle_drop": True}),
     Option("state_lookahead", states=1, lookahead=1, blocks=96),
-    Option("chunk", followed=False, chunks=(64,), blocks=96),
-    Option("chunk_window", followed=False, chunks=(64,), windows=(40,), blocks=128),
+    Option("chunk", chunks=(64,), blocks=96, register={"groups": [chunked(1, 64)]}),
+    Option("chunk_short", chunks=(32,), blocks=64, resets=True, register={"groups": [chunked(1, 32)]}),
+    Option("chunk_window", chunks=(64,), windows=(40,), blocks=128, register={"groups": [chunked(2, 64)]}),
+    Option("chunks", chunks=(64, 96, 64), blocks=160, register={"groups": [chunked(1, 64), chunked(2, 96), chunked(3, 64)]}),
+    Option("chunk_salts", chunks=(64,), blocks=96, resets=True, names=(Names(), Names(salt=SALT64), Names(lora="a")),
+           register={"groups": [chunked(1, 64)]}),
+    Option("chunk_skips", chunks=(64,), skips=0.3, blocks=96, register={"groups": [chunked(1, 64)]}),
+    Option("chunk_report_full", chunks=(64,), report_full=True, blocks=96, register={"groups": [chunked(1, 64)], **FULL}),
+    Option("chunk_report_some", chunks=(64,), report_full=0.3, resets=True, blocks=96, register={"groups": [chunked(1, 64)]}),
+    Option("chunk_not_told", followed=False, chunks=(64,), blocks=96),
     Option("two_full", more_full=(16,), blocks=96),
-    Option("larger_full", followed=False, more_full=(32,), blocks=96),
-    Option("smaller_full", followed=False, block=32, more_full=(16,), blocks=96),
-    Option("larger_full_window", followed=False, more_full=(32,), windows=(40,), blocks=96),
+    Option("larger_full", more_full=(32,), blocks=96),
+    Option("smaller_full", block=32, more_full=(16,), blocks=96),
+    Option("larger_full_window", more_full=(32,), windows=(40,), blocks=96),
     Option("context_parallel", context_parallel=2),
+    Option("host", host_blocks=64, blocks=200),
+    Option("host_small", host_blocks=24, blocks=200),
+    Option("host_small_device", host_blocks=200, blocks=48, resets=True),
+    Option("host_resets_salts", host_blocks=64, blocks=96, resets=True, names=(Names(), Names(salt=SALT64), Names(lora="a"))),
+    Option("host_images", host_blocks=64, blocks=96, names=(Names(), Names(images=((IMAGE, 3),)), Names(images=(("img-1", 20),)))),
+    Option("host_window", host_blocks=64, windows=(40,), blocks=200, resets=True),
+    Option("host_lookahead", host_blocks=64, lookahead=1, blocks=96),
+    Option("host_eagle_drop", host_blocks=64, eagle_drop=True, blocks=96, register={"eagle_drop": True}),
+    Option("report_full_host", report_full=True, host_blocks=64, blocks=96, register=FULL),
+    Option("report_full_seen_host", report_full=True, host_blocks=64, blocks=96, resets=True),
     Option("registered_larger_full", followed=False, more_full=(32,), registered=32, blocks=96),
     Option("registered_smaller_full", followed=False, block=32, more_full=(16,), registered=16, blocks=96),
     Option("registered_small_state", followed=False, states=1, block=32, state_block=16, registered=16, blocks=96),
@@ -129,7 +159,7 @@ def run_history(option, seed, rng, tally, feed, engine):
         groups |= {event.group_idx for event in events if hasattr(event, "token_ids")}
         feed.publish(events)
         feed.settle()
-        if len(groups) < len(group_specs(option)):
+        if len(groups) < sum(group.kv_cache_spec.prefix_cacheable for group in group_specs(option)):
             continue
         for tokens, names in engine.probes(LOOKUPS):
             answer = indexer.score(tokens, feed.instance, **question(names, tokens))

@@ -16,8 +16,11 @@ from vllm.sampling_params import SamplingParams  # noqa: E402
 from vllm.utils.hashing import sha256  # noqa: E402
 from vllm.v1.core.kv_cache_manager import KVCacheManager  # noqa: E402
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash  # noqa: E402
-from vllm.v1.kv_cache_interface import (ChunkedLocalAttentionSpec, FullAttentionSpec, KVCacheConfig,  # noqa: E402
-                                        KVCacheGroupSpec, MambaSpec, SlidingWindowSpec)
+from vllm.v1.hisparse.coordinator import get_hisparse_coordinator  # noqa: E402
+from vllm.v1.kv_cache_interface import (ChunkedLocalAttentionSpec, FullAttentionSpec, HiSparseHotSpec,  # noqa: E402
+                                        HiSparseResidentSpec, KVCacheConfig, KVCacheGroupRole, KVCacheGroupSpec,
+                                        MambaSpec, MLAAttentionSpec, SlidingWindowSpec, SparseCacheRole,
+                                        get_mamba_prefill_checkpoint_position)
 from vllm.v1.request import Request, RequestStatus  # noqa: E402
 
 init_none_hash(sha256)
@@ -34,11 +37,11 @@ class Names:
 
 @dataclass
 class Option:
-    """One way to run the engine. @windows: block counts' windows in tokens, a cache group each, beside full attention."""
+    """One way to run the engine. @windows: windows in tokens, a cache group each, beside full attention."""
     name: str
     block: int = 16
     blocks: int = 64
-    windows: tuple = ()
+    windows: tuple = ()  # ... of the blocks' size, or (tokens, block size)
     window_block: int = 0  # block size of the window groups; 0: as the others
     full_attention: bool = True
     states: int = 0  # cache groups of recurrent states
@@ -46,6 +49,7 @@ class Option:
     unit: int = 0  # prefix_match_unit: tokens of the finest hash; 0: those of the smallest block
     chunks: tuple = ()  # chunk lengths of groups with chunked local attention
     more_full: tuple = ()  # block sizes of further full-attention groups
+    host_blocks: int = 0  # HiSparse: full attention in so many blocks of host memory, its indexer on the device
     context_parallel: int = 1  # ranks that share a prompt's blocks: each block of attention is as many times larger
     retention: int | None = None  # prefix_cache_retention_interval: None keeps all blocks, 0 (vllm serve) the last ones of a prompt
     eagle_drop: bool = False
@@ -62,17 +66,49 @@ class Option:
     whole: bool = False  # the view is never partial
 
 
+def sparse_groups(option, heads):
+    """The groups of HiSparse: attention in host memory, its indexer, copies on the device, and what a request reads of them."""
+    role = KVCacheGroupRole
+    attention, indexer = (MLAAttentionSpec(block_size=option.block, cache_role=of, **heads)
+                          for of in (SparseCacheRole.SPARSE, SparseCacheRole.INDEXER))
+    page = {"block_size": option.block, "page_size": attention.page_size_bytes}
+    return [KVCacheGroupSpec(["attention"], attention, role=role.HISPARSE_SOURCE, host_resident=True),
+            KVCacheGroupSpec(["indexer"], indexer, role=role.HISPARSE_INDEXER),
+            KVCacheGroupSpec(["resident"], HiSparseResidentSpec(**page), enable_kv_transfer=False),
+            KVCacheGroupSpec(["hot"], HiSparseHotSpec(blocks_per_request=2, **page), enable_kv_transfer=False)]
+
+
 def group_specs(option):
     heads = {"num_kv_heads": 1, "head_size": 16, "dtype": torch.float32}
-    specs = [FullAttentionSpec(block_size=option.block, **heads)] if option.full_attention else []
-    specs += [SlidingWindowSpec(block_size=option.window_block or option.block, sliding_window=window, **heads)
-              for window in option.windows]
+    sparse = sparse_groups(option, heads) if option.host_blocks else []
+    specs = [FullAttentionSpec(block_size=option.block, **heads)] if option.full_attention and not sparse else []
+    windows = [window if isinstance(window, tuple) else (window, option.window_block or option.block) for window in option.windows]
+    specs += [SlidingWindowSpec(block_size=block, sliding_window=window, **heads) for window, block in windows]
     specs += [MambaSpec(block_size=option.state_block or option.block * option.context_parallel, shapes=((16,),), dtypes=(torch.float32,),
                         mamba_cache_mode="align")
               for _ in range(option.states)]
     specs += [ChunkedLocalAttentionSpec(block_size=option.block, attention_chunk_size=chunk, **heads) for chunk in option.chunks]
     specs += [FullAttentionSpec(block_size=block, **heads) for block in option.more_full]
-    return [KVCacheGroupSpec([f"layer{i}"], spec, is_eagle_group=i in option.eagle_groups) for i, spec in enumerate(specs)]
+    return sparse + [KVCacheGroupSpec([f"layer{i}"], spec, is_eagle_group=i in option.eagle_groups) for i, spec in enumerate(specs)]
+
+
+class Copies:
+    """What HiSparse's connector does: pages are copied to host memory behind a step, and announced when they are there."""
+
+    def __init__(self, manager, rng):
+        self.coordinator, self.rng, self.waiting = get_hisparse_coordinator(manager), rng, []
+
+    def scheduled(self, request):
+        self.coordinator.advance_scheduled([(request.request_id, request.num_computed_tokens)])
+        self.waiting += [transfer.transfer_id for transfer in self.coordinator.build_offload_command().page_transfers]
+        copies = self.coordinator.take_host_block_copies()
+        self.coordinator.release_completed_host_copies([copy.dst_block_id for copy in copies])
+
+    def complete(self, share):
+        """Some of the copies are done, in any order."""
+        done = {transfer: 1 for transfer in self.waiting if self.rng.random() < share}
+        self.waiting = [transfer for transfer in self.waiting if transfer not in done]
+        self.coordinator.update_spills(done, done)
 
 
 class Engine:
@@ -86,10 +122,12 @@ class Engine:
         self.hash_block = option.unit or min(sizes)
         self.manager = KVCacheManager(
             KVCacheConfig(num_blocks=option.blocks, kv_cache_tensors=[], kv_cache_groups=groups,
-                          prefix_cache_retention_interval=option.retention),
+                          prefix_cache_retention_interval=option.retention,
+                          hisparse_host_num_blocks=option.host_blocks or None),
             max_model_len=4096, scheduler_block_size=lcm(*sizes), hash_block_size=self.hash_block,
             use_eagle=option.eagle_drop, num_hash_lookahead_tokens=option.lookahead, enable_kv_cache_events=True,
             dcp_world_size=option.context_parallel)
+        self.copies = Copies(self.manager, rng) if option.host_blocks else None
         self.hasher = get_request_block_hasher(self.hash_block, sha256, option.lookahead)
         self.running, self.talks, self.count, self.story = [], [], 0, []
 
@@ -125,10 +163,16 @@ class Engine:
         blocks, hit, boundary = self.manager.get_computed_blocks(request)
         request.shared_prefix_boundary = boundary
         new = min(request.num_tokens - hit, chunk)
+        if self.option.states:  # vLLM's scheduler ends a chunk where a state is kept for later requests
+            at = get_mamba_prefill_checkpoint_position(request.num_prompt_tokens, self.hash_block, self.option.eagle_drop,
+                                                       num_hash_lookahead_tokens=self.option.lookahead)
+            new = min(new, at - hit) if at > hit else new
         if self.manager.allocate_slots(request, new, hit, blocks, num_lookahead_tokens=self.option.lookahead) is None:
             return False
         request.num_computed_tokens, request.status = hit + new, RequestStatus.RUNNING
         self.running.append(request)
+        if self.copies:
+            self.copies.scheduled(request)
         return True
 
     def advance(self, request, sampled):
@@ -139,6 +183,8 @@ class Engine:
         if self.manager.allocate_slots(request, new, num_lookahead_tokens=self.option.lookahead) is None:
             return False
         request.num_computed_tokens += new
+        if self.copies:
+            self.copies.scheduled(request)
         return True
 
     def preempt(self, request):
@@ -155,6 +201,8 @@ class Engine:
     def step(self):
         """One random thing that a scheduler does."""
         rng, dice = self.rng, self.rng.random()
+        if self.copies:
+            self.copies.complete(rng.choice((0, 0.5, 1)))
         if dice < 0.35 or not self.running:
             tokens, names = self.prompt()
             for _ in range(1 if rng.random() < 0.8 else 2):  # the same prompt twice at once: blocks aren't shared
@@ -180,6 +228,8 @@ class Engine:
     def reset(self):
         for request in list(self.running):
             self.finish(request, request.names)
+        if self.copies:
+            self.copies.complete(1)
         check(self.manager.reset_prefix_cache())
         self.story.append("reset")
 
@@ -202,7 +252,8 @@ class Engine:
     def cached_tokens(self, tokens, names):
         hashes = self.request(tokens, names).block_hashes
         reach = min(len(tokens), len(hashes) * self.hash_block)
-        return self.manager.coordinator.find_longest_cache_hit(hashes, reach)[1]
+        found = self.manager.coordinator.find_longest_cache_hit(hashes, reach)[1]
+        return found // self.option.block * self.option.block if self.option.unit else found  # kv-indexer answers in whole blocks
 
 
 def make_batch(events):

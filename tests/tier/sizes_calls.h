@@ -7,6 +7,7 @@
 #define TESTS_TIER_SIZES_CALLS_H
 
 #include "kvbm_directory.h"
+#include "kvbm_hit.h"
 
 /* ---- caches ---- */
 
@@ -32,6 +33,34 @@ static int store_opts(void *opts)
     n = kvbm_cache_store_with(made, &chain, 0, NULL, opts);
     assert_int_equal(kvbm_cache_detach(made), 0);
     return (int)n;
+}
+
+/* ---- hits ---- */
+
+static struct kvbm_hit_opts hit_ = {.limit = PAGE, .unit = PAGE};
+
+static int hit_of(const struct kvbm_hit_opts *opts, struct kvbm_hit *ret)
+{
+    const struct kvbm_chain chain = world_chain(&key_);
+    uint8_t where;
+    struct kvbm_hit_group group = {
+        .group = {KV_NEEDS_ALL, PAGE, 0}, .chain = &chain, .n = 1, .where = &where};
+
+    return kvbm_manager_hit(t.w.m, &group, 1, opts, ret, NULL);
+}
+
+static int hit_opts(void *opts)
+{
+    struct kvbm_hit ret = KVBM_HIT_INIT;
+    int rc = hit_of(opts, &ret);
+
+    assert_true(rc < 0 || ret.tokens == PAGE);
+    return rc;
+}
+
+static int hit_found(void *ret)
+{
+    return hit_of(NULL, ret);
 }
 
 /* ---- directories ---- */

@@ -70,12 +70,17 @@
     FROZEN(kvs_done, 80)             \
     FROZEN(kv_block, 16)             \
     FROZEN(kv_holder, 16)            \
+    FROZEN(kv_cache_group, 12)       \
+    FROZEN(kvbm_hit_group, 40)       \
+    FROZEN(kvbm_hit_blocks, 16)      \
     PLAIN(kve_source)                \
     PLAIN(kve_op)                    \
     PLAIN(kve_batch)                 \
     PLAIN(kvi_stored)                \
     PLAIN(kvi_match)                 \
     PLAIN(kvi_matches)               \
+    PLAIN(kvi_group_match)           \
+    PLAIN(kvi_group_matches)         \
     PLAIN(kvi_window)                \
     PLAIN(kvi_cache)
 
@@ -529,6 +534,8 @@ static const struct row {
     {"kvbm_copier_stats", sizeof(struct kvbm_copier_stats), LEAST, NULL, copier_stats, 0},
     {"kvbm_remove_result", sizeof(struct kvbm_remove_result), LEAST, NULL, removed, 0},
     {"kvbm_manager_stats", sizeof(struct kvbm_manager_stats), LEAST, NULL, manager_stats, 0},
+    {"kvbm_hit_opts", sizeof(hit_), OPTIONAL, &hit_, hit_opts, 0},
+    {"kvbm_hit", sizeof(struct kvbm_hit), LEAST, NULL, hit_found, 0},
     {"kvbm_agent_opts", sizeof(agent_), UP_TO(kvbm_agent_opts, name), &agent_, agent, 0},
     {"kvbm_blockset_opts", sizeof(blockset_), UP_TO(kvbm_blockset_opts, layout), &blockset_,
      blockset, 0},
@@ -763,7 +770,7 @@ static void test_all_structs(void **state)
         "kv_types.h",       "kv_event.h",       "kv_index.h",    "kv_store.h",    "kvbm.h",
         "kvbm_tokens.h",    "kvbm_layout.h",    "kvbm_pool.h",   "kvbm_events.h", "kvbm_transfer.h",
         "kvbm_manager.h",   "kv_store_async.h", "kvbm_remote.h", "kvbm_lease.h",  "kvbm_plan.h",
-        "kvbm_directory.h", "kvbm_volume.h",    "kvbm_group.h",  "kv_plane.h"};
+        "kvbm_directory.h", "kvbm_volume.h",    "kvbm_group.h",  "kv_plane.h",    "kvbm_hit.h"};
     const char *tree = getenv("KV_SOURCE_DIR");
     int n = 0;
 

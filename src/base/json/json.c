@@ -335,6 +335,18 @@ struct kv_str kv_json_str(struct kv_json *j, struct kv_buf *scratch)
     return (struct kv_str){scratch->data, scratch->len};
 }
 
+void kv_json_copy_str(struct kv_json *j, struct kv_buf *scratch, char *ret, size_t size)
+{
+    struct kv_str text = kv_json_str(j, scratch);
+
+    if (text.len >= size) {
+        kv_json_fail(j, -EMSGSIZE, "a string is too long");
+        return;
+    }
+    memcpy(ret, text.p, text.len);
+    ret[text.len] = '\0';
+}
+
 /* -- the rest ---------------------------------------------------------------------------------- */
 
 static bool literal(struct kv_json *j, const char *text)
@@ -468,4 +480,11 @@ int kv_json_finish(struct kv_json *j)
     if (!j->error.code && skip_space(j) >= 0)
         kv_json_fail(j, -EBADMSG, "text after the value");
     return j->error.code;
+}
+
+int kv_json_finish_foreign(struct kv_json *j)
+{
+    int rc = kv_json_finish(j);
+
+    return rc == 0 || rc == -ENOMEM ? rc : -EPROTO;
 }

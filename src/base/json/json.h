@@ -111,6 +111,8 @@ bool kv_json_null(struct kv_json *j); /* true: a null was read; false: nothing w
  */
 struct kv_str kv_json_str(struct kv_json *j, struct kv_buf *scratch);
 
+/** Copy a string, which must fit with its NUL, to @ret. Else -EMSGSIZE sticks, and @ret is as before. */
+void kv_json_copy_str(struct kv_json *j, struct kv_buf *scratch, char *ret, size_t size);
 void kv_json_skip(struct kv_json *j); /* one value of any kind */
 
 /**
@@ -141,6 +143,8 @@ static inline bool kv_json_failed(const struct kv_json *j)
  * one.
  */
 int kv_json_finish(struct kv_json *j);
+/** The same for text of another program: its errors are -EPROTO, but for -ENOMEM. */
+int kv_json_finish_foreign(struct kv_json *j);
 
 /* -- writer ----------------------------------------------------------------------------------- */
 

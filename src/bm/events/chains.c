@@ -61,8 +61,10 @@ struct kvbm_chain_of *kvbm_chains_enter(struct kvbm_chains *chains, uint64_t id)
 {
     struct kvbm_chain_of *slot = chains->slots ? &chains->slots[slot_of(chains, id)] : NULL;
 
-    if (slot && slot->id)
+    if (slot && slot->id) {
+        slot->seen = chains->sweep;
         return slot;
+    }
     if (chains->n >= chains->max)
         return NULL;
     if (!slot || (chains->n + 1) * 4 > (mask_of(chains) + 1) * 3) {
@@ -71,6 +73,7 @@ struct kvbm_chain_of *kvbm_chains_enter(struct kvbm_chains *chains, uint64_t id)
         slot = &chains->slots[slot_of(chains, id)];
     }
     slot->id = id;
+    slot->seen = chains->sweep;
     chains->n++;
     return slot;
 }
@@ -98,6 +101,34 @@ bool kvbm_chains_take(struct kvbm_chains *chains, uint64_t id, struct kvbm_chain
     }
     chains->slots[gap] = (struct kvbm_chain_of){0};
     return true;
+}
+
+void kvbm_chains_begin_sweep(struct kvbm_chains *chains)
+{
+    chains->sweep++;
+}
+
+void kvbm_chains_see(struct kvbm_chains *chains, uint64_t id)
+{
+    struct kvbm_chain_of *slot = chains->slots ? &chains->slots[slot_of(chains, id)] : NULL;
+
+    if (slot && slot->id)
+        slot->seen = chains->sweep;
+}
+
+void kvbm_chains_sweep(struct kvbm_chains *chains, size_t *at, size_t n)
+{
+    size_t end = chains->slots ? KV_MIN(*at + n, mask_of(chains) + 1) : 0, i = *at;
+    struct kvbm_chain_of gone;
+
+    while (i < end) {
+        const struct kvbm_chain_of *slot = &chains->slots[i];
+
+        /* a removal fills its slot from behind: look at it again */
+        if (!slot->id || slot->seen == chains->sweep || !kvbm_chains_take(chains, slot->id, &gone))
+            i++;
+    }
+    *at = chains->slots && i <= mask_of(chains) ? i : 0;
 }
 
 void kvbm_chains_fini(struct kvbm_chains *chains)

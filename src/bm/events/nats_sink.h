@@ -8,6 +8,9 @@
  * A snapshot names S, the number of the message being filled when the walk begins. Messages before S
  * tell of changes before the walk. A follower that applies the messages from S on behind the snapshot
  * has what the registries have: of each block and tier the last change counts.
+ *
+ * The first snapshot behind a loss of events also removes from chains what no registry has: removals may
+ * be among the lost events.
  */
 #ifndef KVBM_BM_EVENTS_NATS_SINK_H
 #define KVBM_BM_EVENTS_NATS_SINK_H
@@ -42,6 +45,7 @@ struct kvbm_nats_sink {
     uint64_t since_ns; /* since when the first waits */
     uint64_t quiet_ns; /* since when no message was sent */
     struct kvbm_chains chains;
+    uint64_t tidy;                 /* stats.lost, as it was when chains were last swept */
     struct kvbm_chain_of previous; /* block stored last: most often the parent of the next one */
     struct kvbm_nats_stats stats;
 };

@@ -10,6 +10,7 @@
 #include "base/core/log.h"
 #include "bm/events/nats_sink.h"
 
+#define SWEEP 4096   /* slots of chains that are looked at under the sink's lock */
 #define PAUSE_US 500 /* between attempts while the queue is full */
 /* Longest wait for room: registries can't be destroyed meanwhile, nor the client connect anew. */
 #define STALL_NS (2 * KV_NS_PER_S)
@@ -21,6 +22,8 @@ struct snapshot {
     struct kv_buf out, text;
     uint32_t n; /* records in the part */
     uint64_t end_ns;
+    bool sweeps;   /* the walk shows which blocks of the sink's chains live */
+    uint64_t lost; /* events, before the walk */
     struct kvbm_chain_of chains[KVBM_WALK]; /* of the blocks at hand */
 };
 
@@ -68,6 +71,8 @@ static void find_chains(struct snapshot *snapshot, const struct kvbm_walked *blo
     for (size_t i = 0; i < n; i++) {
         const struct kvbm_chain_of *found = kvbm_chains_find(&sink->chains, snapshot->chains[i].id);
 
+        if (found && snapshot->sweeps)
+            kvbm_chains_see(&sink->chains, found->id);
         snapshot->chains[i] = found ? *found : (struct kvbm_chain_of){0};
     }
     pthread_mutex_unlock(&sink->lock);
@@ -105,30 +110,52 @@ static bool put_blocks(void *arg, const struct kvbm_walked *blocks, size_t n)
     return !atomic_load_explicit(&sink->closing, memory_order_relaxed);
 }
 
+/* Remove what the walk hasn't shown from the sink's chains. */
+static void sweep_chains(const struct snapshot *snapshot)
+{
+    struct kvbm_nats_sink *sink = snapshot->sink;
+    size_t at = 0;
+
+    do {
+        pthread_mutex_lock(&sink->lock);
+        kvbm_chains_sweep(&sink->chains, &at, SWEEP);
+        pthread_mutex_unlock(&sink->lock);
+    } while (at && !atomic_load_explicit(&sink->closing, memory_order_relaxed));
+}
+
 void kvbm_nats_snapshot(void *arg, const struct kvp_nats_msg *msg)
 {
     struct kvbm_nats_sink *sink = arg;
     struct snapshot snapshot = {
         .sink = sink, .reply = msg->reply, .end_ns = kv_ns_after(kv_now_ns(), KVBM_SNAPSHOT_MS)};
-    bool done;
+    bool walked, done;
 
     if (!msg->reply || msg->len != 8)
         return;
     pthread_mutex_lock(&sink->lock);
     snapshot.header = sink->header;
     snapshot.header.sequence = sink->sequence;
+    snapshot.lost = sink->stats.lost;
+    snapshot.sweeps = snapshot.lost != sink->tidy;
+    if (snapshot.sweeps)
+        kvbm_chains_begin_sweep(&sink->chains);
     pthread_mutex_unlock(&sink->lock);
     snapshot.header.kind = KVP_SNAPSHOT;
     snapshot.header.request = kv_get_le64(msg->data);
     snapshot.header.time_ns = kv_wall_ns();
     kvp_begin(&snapshot.out, &snapshot.header);
-    done = kvbm_events_walk(sink->events, put_blocks, &snapshot) && send_part(&snapshot, true);
+    walked = kvbm_events_walk(sink->events, put_blocks, &snapshot);
+    done = walked && send_part(&snapshot, true);
+    if (walked && snapshot.sweeps)
+        sweep_chains(&snapshot);
     if (!done)
         kv_log_warn("kvbm", "a snapshot was given up", "part=%llu",
                     (unsigned long long)snapshot.header.part);
     pthread_mutex_lock(&sink->lock);
     sink->stats.snapshots += done;
     sink->stats.snapshots_failed += !done;
+    if (walked)
+        sink->tidy = snapshot.lost;
     pthread_mutex_unlock(&sink->lock);
     kv_buf_fini(&snapshot.out);
     kv_buf_fini(&snapshot.text);

@@ -167,7 +167,7 @@ static int send_nats(struct player *player, const struct kc_message *message)
         return KC_EVENTS_INTERRUPTED;
     if (rc == -EINVAL)
         return kc_events_fail(player->call, KC_EVENTS_FAILED,
-                              "a message that didn't come over NATS has no subject");
+                              "a message that didn't come over NATS has no usable subject");
     return rc < 0 ? kc_events_fail(player->call, KC_EVENTS_FAILED, "%s", strerror(-rc)) : 0;
 }
 

@@ -17,7 +17,7 @@
 #include "cli/show/bar.h"
 #include "plane/nats.h"
 
-#define MAX_QUEUED (64u << 20)       /* bytes that wait for run */
+#define MAX_QUEUED (64u << 20)       /* bytes of items that wait for run */
 #define TURN_NS (200 * KV_NS_PER_MS) /* longest wait before looking for ^C */
 #define DEFAULT_SUBJECT "kvasir.>"
 
@@ -43,17 +43,22 @@ struct nats_source {
     char problem[160];
 };
 
+static size_t size_of(size_t n_subject, size_t n_data)
+{
+    return sizeof(struct item) + n_subject + n_data;
+}
+
 /* -- the client's thread ----------------------------------------------------------------------- */
 
 static void receive(void *arg, const struct kvp_nats_msg *msg)
 {
     struct nats_source *source = arg;
-    size_t n_subject = strlen(msg->subject), size = n_subject + msg->len;
+    size_t n_subject = strlen(msg->subject), size = size_of(n_subject, msg->len);
     struct item *item = NULL;
 
     pthread_mutex_lock(&source->lock);
     if (size <= MAX_QUEUED - source->queued)
-        item = malloc(sizeof(*item) + size);
+        item = malloc(size);
     source->missed += !item;
     if (item) {
         *item = (struct item){.time_ns = kv_wall_ns(), .n_subject = n_subject, .n_data = msg->len};
@@ -80,7 +85,7 @@ static struct item *take(struct nats_source *source, uint64_t until_ns)
     item = STAILQ_FIRST(&source->items);
     if (item) {
         STAILQ_REMOVE_HEAD(&source->items, next);
-        source->queued -= item->n_subject + item->n_data;
+        source->queued -= size_of(item->n_subject, item->n_data);
     }
     pthread_mutex_unlock(&source->lock);
     return item;

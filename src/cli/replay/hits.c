@@ -48,23 +48,18 @@ int kc_hit_fraction(const struct kc_trace *trace, uint64_t blocks, enum kc_cache
 {
     struct kc_cache *cache = NULL;
     struct kc_cache_use use;
-    uint64_t *chain = NULL, found = 0;
-    uint32_t longest = 0;
-    int rc = kc_cache_create(blocks, order, &cache);
+    uint64_t *names = malloc((trace->n_ids + 1) * sizeof(*names)), found = 0;
+    int rc = names ? kc_cache_create(blocks, order, &cache) : -ENOMEM;
 
-    for (size_t i = 0; i < trace->n_requests; i++)
-        longest = KV_MAX(longest, trace->requests[i].n);
-    chain = malloc((longest + 1) * sizeof(*chain));
-    if (!chain)
-        rc = -ENOMEM;
+    if (names)
+        kc_trace_names(trace, names);
     for (size_t i = 0; i < trace->n_requests && rc == 0; i++) {
         const struct kc_request *request = &trace->requests[i];
 
-        kc_trace_chain(trace->ids + request->first, request->n, 0, chain);
-        rc = kc_cache_use(cache, chain, request->n, &use);
+        rc = kc_cache_use(cache, names + request->first, request->n, &use);
         found += rc == 0 ? use.held : 0;
     }
-    free(chain);
+    free(names);
     kc_cache_destroy(cache);
     if (rc == 0)
         *ret = trace->n_ids ? (double)found / (double)trace->n_ids : 0;

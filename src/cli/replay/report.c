@@ -30,7 +30,6 @@ static double ratio(double part, double whole)
 static struct figures gather(struct kc_replay *replay)
 {
     const struct kc_shadow *shadow = &replay->shadow;
-    const char *path = replay->opts.trace, *slash = path ? strrchr(path, '/') : NULL;
     struct figures f = {.seconds = (double)(replay->end_ns - replay->start_ns) / 1e9};
 
     for (uint64_t w = 0; w < replay->opts.workers; w++) {
@@ -53,7 +52,7 @@ static struct figures gather(struct kc_replay *replay)
     f.random = ratio((double)shadow->found_random, (double)shadow->asked);
     f.unlimited = ratio((double)shadow->found_unlimited, (double)shadow->asked);
     f.bytes_per_block = ratio((double)replay->index.bytes, (double)f.engines.blocks);
-    f.workload = slash ? slash + 1 : path ? path : "a generated workload";
+    f.workload = kc_trace_title(replay->opts.trace);
     return f;
 }
 

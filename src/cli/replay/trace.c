@@ -258,6 +258,24 @@ static uint64_t count_distinct(uint64_t *values, size_t n)
     return distinct;
 }
 
+void kc_trace_names(const struct kc_trace *trace, uint64_t *ret)
+{
+    for (size_t i = 0; i < trace->n_requests; i++) {
+        const struct kc_request *r = &trace->requests[i];
+
+        kc_trace_chain(trace->ids + r->first, r->n, 0, ret + r->first);
+    }
+}
+
+const char *kc_trace_title(const char *path)
+{
+    const char *slash = path ? strrchr(path, '/') : NULL;
+
+    if (!path)
+        return "a generated workload";
+    return strcmp(path, "-") == 0 ? "standard input" : slash ? slash + 1 : path;
+}
+
 int kc_trace_measure(const struct kc_trace *trace, struct kc_trace_stats *ret)
 {
     struct kc_trace_stats stats = {.requests = trace->n_requests, .ids = trace->n_ids};
@@ -266,9 +284,7 @@ int kc_trace_measure(const struct kc_trace *trace, struct kc_trace_stats *ret)
 
     if (!values)
         return -ENOMEM;
-    for (size_t i = 0; i < n; i++)
-        kc_trace_chain(trace->ids + trace->requests[i].first, trace->requests[i].n, 0,
-                       values + trace->requests[i].first);
+    kc_trace_names(trace, values);
     stats.distinct = count_distinct(values, trace->n_ids);
     inputs = values + trace->n_ids;
     for (size_t i = 0; i < n; i++) {

@@ -57,6 +57,12 @@ void kc_trace_fini(struct kc_trace *trace);
  */
 void kc_trace_chain(const uint64_t *ids, size_t n, uint64_t start, uint64_t *ret);
 
+/** Name the prefixes of all requests: ret[i] is that of trace->ids[i], of n_ids. */
+void kc_trace_names(const struct kc_trace *trace, uint64_t *ret);
+
+/** The name of a workload for people: that of its file. @path NULL: a generated one. */
+const char *kc_trace_title(const char *path);
+
 /** Statistics of a trace. */
 struct kc_trace_stats {
     uint64_t requests, ids;

@@ -19,6 +19,9 @@ int kve_groups_copy(const struct kve_groups *from, struct kve_groups *ret)
     struct kve_groups copy = {.n = from->n,
                               .n_ranks = from->n_ranks,
                               .n_below = from->n_below,
+                              .n_chunked = from->n_chunked,
+                              .n_mixed = from->n_mixed,
+                              .moved = from->moved,
                               .unlearned = from->unlearned};
 
     if (kve_grow(&copy.items, &copy.capacity, from->n, sizeof(*copy.items)) < 0 ||
@@ -36,8 +39,8 @@ int kve_groups_copy(const struct kve_groups *from, struct kve_groups *ret)
 
 void kve_groups_reset(struct kve_groups *groups)
 {
-    groups->n = groups->n_ranks = groups->n_below = 0;
-    groups->unlearned = false;
+    groups->n = groups->n_ranks = groups->n_below = groups->n_chunked = groups->n_mixed = 0;
+    groups->unlearned = groups->moved = false;
 }
 
 /* Return the number of ranks below @rank: its place among them. */
@@ -88,6 +91,15 @@ bool kve_groups_may_have_main(const struct kve_groups *groups, uint32_t rank)
     return of ? of->main || of->unlearned : groups->unlearned;
 }
 
+bool kve_groups_chunked_alone(const struct kve_groups *groups)
+{
+    for (size_t i = 0; groups->n_chunked && i < groups->n; i++)
+        if (groups->items[i].needs == KV_NEEDS_CHUNK &&
+            !kve_groups_may_have_main(groups, groups->items[i].rank))
+            return true;
+    return false;
+}
+
 /* Return the rank's record, made if need be. NULL: no room or no memory. */
 static struct kve_group_rank *add_rank(struct kve_groups *groups, uint32_t rank)
 {
@@ -121,6 +133,15 @@ static int add_item(struct kve_groups *groups, struct kve_group_rank *of, uint32
     return 0;
 }
 
+static void copy_tiers(struct kve_group *to, const struct kve_group *from)
+{
+    to->on_device = from->on_device;
+    to->offloads = from->offloads;
+    to->waits = from->waits;
+    to->below = from->below;
+    to->home = from->home;
+}
+
 int kve_groups_learn(struct kve_groups *groups, const struct kve_group *group)
 {
     struct kve_group_rank *of = add_rank(groups, group->rank);
@@ -136,10 +157,11 @@ int kve_groups_learn(struct kve_groups *groups, const struct kve_group *group)
         return rc;
     }
     before = groups->items[i - 1];
+    groups->n_chunked -= before.needs == KV_NEEDS_CHUNK;
+    groups->n_chunked += group->needs == KV_NEEDS_CHUNK;
     groups->items[i - 1] = *group;
     groups->items[i - 1].next = before.next;
-    groups->items[i - 1].on_device = before.on_device;
-    groups->items[i - 1].below = before.below;
+    copy_tiers(&groups->items[i - 1], &before);
     if (group->is_main && !of->main)
         of->main = i;
     else if (!group->is_main && of->main == i)
@@ -147,16 +169,95 @@ int kve_groups_learn(struct kve_groups *groups, const struct kve_group *group)
     return 0;
 }
 
-void kve_groups_note_tier(struct kve_groups *groups, uint32_t rank, uint32_t group, bool device)
+/* -- in which tier a group lives --------------------------------------------------------------- */
+
+/* Give a group of rank @of the tiers of @now. */
+static void set_tiers(struct kve_groups *groups, struct kve_group_rank *of, struct kve_group *g,
+                      const struct kve_group *now)
+{
+    bool was_mixed = of->n_homes && of->n_offloads;
+
+    of->n_homes += (uint32_t) !!now->home - (uint32_t) !!g->home;
+    of->n_offloads += (uint32_t)now->offloads - (uint32_t)g->offloads;
+    of->on_device |= now->on_device;
+    groups->n_below += (size_t) !!now->below - (size_t) !!g->below;
+    groups->n_mixed += (size_t)(of->n_homes && of->n_offloads) - (size_t)was_mixed;
+    groups->moved = true;
+    copy_tiers(g, now);
+}
+
+bool kve_groups_note_tier(struct kve_groups *groups, uint32_t rank, uint32_t group,
+                          enum kv_tier tier, struct kve_group *ret)
 {
     const struct kve_group *known = kve_groups_find(groups, rank, group);
-    struct kve_group *g = known ? &groups->items[known - groups->items] : NULL;
-    bool below;
+    bool device = tier == KV_TIER_DEVICE;
+    struct kve_group now;
 
-    if (!g || g->on_device)
-        return;
-    below = !device;
-    groups->n_below += (size_t)below - (size_t)g->below;
-    g->below = below;
-    g->on_device = device;
+    if (!known || (known->on_device && (device || known->offloads)) ||
+        (!device && (known->home == (uint32_t)tier || known->below == (uint32_t)tier)))
+        return false;
+    *ret = now = *known;
+    if (device) {
+        now.on_device = true;
+        now.below = now.home = 0;
+    } else if (known->on_device || known->home) {
+        now.offloads = true;
+    } else {
+        now.below = known->below ? KV_MIN(known->below, (uint32_t)tier) : (uint32_t)tier;
+    }
+    set_tiers(groups, &groups->ranks[groups->last], &groups->items[known - groups->items], &now);
+    return device;
+}
+
+const struct kve_group *kve_groups_settle(struct kve_groups *groups, size_t *at)
+{
+    for (; groups->moved && groups->n_below && *at < groups->n; ++*at) {
+        struct kve_group *g = &groups->items[*at], now = *g;
+        const struct kve_group_rank *of;
+
+        if (!g->below)
+            continue;
+        of = kve_groups_find_rank(groups, g->rank);
+        if (!of || !of->on_device || !kve_group_is_full(g)) {
+            g->waits = true;
+            continue;
+        }
+        now.home = g->below;
+        now.below = 0;
+        set_tiers(groups, &groups->ranks[groups->last], g, &now);
+        ++*at;
+        return g;
+    }
+    groups->moved = false;
+    return NULL;
+}
+
+bool kve_groups_lives_below(const struct kve_groups *groups, uint32_t rank, uint32_t group)
+{
+    const struct kve_group_rank *of = find_rank(groups, rank);
+    uint32_t i = of && of->n_homes ? of->first : 0;
+
+    while (i && groups->items[i - 1].group != group)
+        i = groups->items[i - 1].next;
+    return i && groups->items[i - 1].home;
+}
+
+uint32_t kve_groups_homes(const struct kve_groups *groups, const struct kve_group_rank *of)
+{
+    uint32_t tiers = 0;
+
+    for (uint32_t i = of->first; i; i = groups->items[i - 1].next)
+        tiers |= groups->items[i - 1].home ? 1u << groups->items[i - 1].home : 0;
+    return tiers;
+}
+
+int kve_groups_restore(struct kve_groups *groups, const struct kve_group *group)
+{
+    int rc = kve_groups_learn(groups, group);
+    const struct kve_group *known = rc ? NULL : kve_groups_find(groups, group->rank, group->group);
+
+    if (known)
+        set_tiers(groups, &groups->ranks[groups->last], &groups->items[known - groups->items],
+                  group);
+    return rc;
 }

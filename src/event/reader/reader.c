@@ -120,9 +120,17 @@ bool kve_reader_has_main(const struct kve_reader *reader, uint32_t rank)
     return kve_sources_has_main(&reader->sources, rank);
 }
 
+bool kve_reader_lives_below(const struct kve_reader *reader, uint32_t rank, int64_t group)
+{
+    return group >= 0 && kve_groups_lives_below(&reader->sources.groups, rank, (uint32_t)group);
+}
+
 bool kve_reader_skips_group(const struct kve_reader *reader)
 {
     return reader->sources.unfollowed || reader->sources.groups.n_below ||
+           reader->sources.groups.n_mixed ||
+           (reader->pool_tiers && reader->sources.groups.n_chunked) ||
+           (!reader->sources.unnamed && kve_groups_chunked_alone(&reader->sources.groups)) ||
            (reader->part_tiers & ~reader->whole_tiers);
 }
 
@@ -516,6 +524,7 @@ int kve_reader_decode(struct kve_reader *reader, const void *payload, size_t len
     if (rc)
         return rc;
     reader->names_ranks |= batch.has_rank;
+    kve_settle_groups(reader);
     set_pointers(reader);
     *ret = batch;
     ret->ops = reader->ops;

@@ -143,14 +143,22 @@ bool kve_reader_has_lower(const struct kve_reader *reader);
  */
 bool kve_reader_has_main(const struct kve_reader *reader, uint32_t rank);
 
+/** Return true when a group of @rank lives below the device, and its blocks count as there. -1: no group. */
+bool kve_reader_lives_below(const struct kve_reader *reader, uint32_t rank, int64_t group);
+
 /**
- * Tell whether some rank has stored blocks of a cache group that the reader leaves out
- * (KVE_SKIP_GROUP): of an unknown kind, or with blocks that are neither a whole number nor a small
- * fraction of the registered ones. Or of a group beyond those that it can remember: 64 each of 1024
- * ranks. Matches may then be longer than what the engine reuses. Also true
- * as long as full attention has shown only parts of blocks of the registered size in some tier, or a
- * group has shown blocks below the device alone (HiSparse: the engine resumes from what some groups
- * have there, and others on the device).
+ * Tell whether matches may be others than the engine's, for cache groups:
+ * - some rank has stored blocks of a group that the reader leaves out (KVE_SKIP_GROUP): of an unknown
+ *   kind, of chunks whose length nobody told, with blocks that are neither a whole number nor a small
+ *   fraction of the registered ones, or beyond those that it can remember (64 each of 1024 ranks);
+ * - the engine resumes inside of registered blocks, at states that end there, or a group has shown a
+ *   part of one and nothing else yet;
+ * - full attention has shown only parts of blocks of the registered size in some tier;
+ * - a group has shown blocks below the device alone and nothing tells whether it lives there (groups.h),
+ *   or one lives there, and another is offloaded to such a tier;
+ * - a rank has chunked attention without full attention: its engine resumes at the start of any chunk,
+ *   of prompts that it has never seen, too; or above a connector's block pool, which serves nothing
+ *   where the device's hit ends within a chunk.
  */
 bool kve_reader_skips_group(const struct kve_reader *reader);
 
@@ -187,6 +195,8 @@ int kve_add_hashes_op(struct kve_reader *reader, struct kve_op *op, size_t n);
  * KVE_SKIP_RC(...).
  */
 int kve_apply_rules(struct kve_reader *reader, const struct kve_raw_event *ev, struct kve_op *op);
+/** At the end of a batch: settle where groups live, and move the batch's operations on them there. */
+void kve_settle_groups(struct kve_reader *reader);
 /** Return true for a tier of a connector, below the engine's own. */
 bool kve_is_connector_tier(const struct kve_medium *medium);
 /** Find a medium. Returns 0 or KVE_SKIP_RC(MEDIUM), which is counted by the name. */

@@ -63,6 +63,29 @@ static bool is_pool_clear(struct kve_reader *reader, bool *ret_unsure)
     return ++reader->n_clears > 1 || reader->device_cleared;
 }
 
+/*
+ * Add a clear of an engine some of whose groups live below the device. They have a pool of their own
+ * there; a reset tells a clear of each pool that it could empty, without its name, one behind the
+ * other. So of two both pools are empty, and nobody knows which one a single clear was.
+ */
+static int clear_pools(struct kve_reader *reader, const struct kve_group_rank *of,
+                       struct kve_op *op)
+{
+    struct kve_op *last = reader->n_ops ? &reader->ops[reader->n_ops - 1] : NULL;
+
+    if (last && last->type == KVE_OP_CLEAR && !last->source && last->unsure &&
+        last->rank == op->rank) {
+        last->unsure = false;
+        if (!of->n_offloads) /* what was taken for offloaded blocks before it was settled */
+            last->tiers |= kve_groups_homes(&reader->sources.groups, of);
+        return 0;
+    }
+    op->unsure = true;
+    op->tiers = 1u << KV_TIER_DEVICE | reader->engine_tiers;
+    kve_salts_clear(&reader->salts, op->rank, false);
+    return kve_add_op(reader, op, 0);
+}
+
 /* Add a clear of the one tier that the event names. */
 static int clear_tier(struct kve_reader *reader, struct kv_str name, struct kve_op *op)
 {
@@ -87,6 +110,7 @@ int kve_add_cleared(struct kve_reader *reader, const struct kve_raw_event *ev, s
     bool names_medium = !ev->is_map && ev->ownership.len && kve_medium_find(ev->ownership) &&
                         !kve_sources_has_owner(&reader->sources, ev->ownership);
     int source = names_medium ? 0 : kve_sources_owner(&reader->sources, ev->ownership);
+    const struct kve_group_rank *of = kve_groups_find_rank(&reader->sources.groups, op->rank);
 
     if (source < 0)
         return -source;
@@ -96,6 +120,8 @@ int kve_add_cleared(struct kve_reader *reader, const struct kve_raw_event *ev, s
     op->source = (uint32_t)source;
     if (names_medium || ev->medium.len)
         return clear_tier(reader, names_medium ? ev->ownership : ev->medium, op);
+    if (!source && of && of->n_homes)
+        return clear_pools(reader, of, op);
     if (!source && reader->unclear_tiers) {
         reader->event.source = 0;
         reader->event.tiers = reader->unclear_tiers;

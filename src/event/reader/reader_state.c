@@ -67,6 +67,8 @@ int kve_reader_take_over(struct kve_reader *reader, struct kve_reader *from)
 
     if (!fits(&from->sources, reader->block_size))
         return -EPROTO;
+    from->sources.told = reader->sources.told;
+    from->sources.differs = reader->sources.differs;
     kve_salts_fini(&reader->salts);
     kve_groups_fini(&reader->sources.groups);
     reader->sources = from->sources;
@@ -96,14 +98,16 @@ size_t kve_reader_salt_bytes(const struct kve_reader *reader)
 
 /* -- writing ----------------------------------------------------------------------------------- */
 
-static void write_window(struct kv_json_writer *w, uint32_t window, uint32_t need, uint32_t stride,
-                         uint32_t parts)
+/* Write what tells a window, and what a match needs of it: finish_window has the rule. */
+static void write_window(struct kv_json_writer *w, const struct kve_source *window)
 {
-    kv_json_member_u64(w, "window", window);
-    kv_json_member_u64(w, "need", need);
-    kv_json_member_u64(w, "stride", stride);
-    if (parts > 1)
-        kv_json_member_u64(w, "parts", parts);
+    kv_json_member_u64(w, "window", window->window);
+    kv_json_member_u64(w, "need", window->needs == KV_NEEDS_ALL ? UINT32_MAX : window->need);
+    kv_json_member_u64(w, "stride", window->stride);
+    if (window->parts > 1)
+        kv_json_member_u64(w, "parts", window->parts);
+    if (window->needs == KV_NEEDS_CHUNK)
+        kv_json_member_bool(w, "chunked", true);
 }
 
 static void write_sources(const struct kve_sources *sources, struct kv_json_writer *w)
@@ -117,7 +121,7 @@ static void write_sources(const struct kve_sources *sources, struct kv_json_writ
         kv_json_member_str(w, "owner", source->owner);
         if (source->kind == KVE_SOURCE_WINDOW) {
             kv_json_member_u64(w, "group", source->group);
-            write_window(w, source->window, source->need, source->stride, source->parts);
+            write_window(w, source);
         }
         kv_json_end_object(w);
     }
@@ -135,9 +139,18 @@ static void write_groups(const struct kve_sources *sources, struct kv_json_write
         kv_json_member_u64(w, "dp_rank", g->rank);
         kv_json_member_u64(w, "group", g->group);
         kv_json_member_str(w, "kind", kinds[g->is_main ? 1 : g->is_window ? 2 : 0]);
-        write_window(w, g->window, g->need, g->stride, g->parts);
-        if (g->below)
+        write_window(w, &(struct kve_source){.window = g->window,
+                                             .need = g->need,
+                                             .stride = g->stride,
+                                             .parts = g->parts,
+                                             .needs = g->needs});
+        if (g->below || g->home) { /* readers that know no homes are partial */
             kv_json_member_bool(w, "below", true);
+            kv_json_member_u64(w, "tier", g->below + g->home);
+            kv_json_member_bool(w, "home", g->home > 0);
+        }
+        if (g->offloads)
+            kv_json_member_bool(w, "offloads", true);
         kv_json_end_object(w);
     }
     kv_json_end_array(w);
@@ -196,18 +209,30 @@ bool kve_reader_write_salts(const struct kve_reader *reader, size_t *at, struct 
 /* -- reading ----------------------------------------------------------------------------------- */
 
 /* Read a member of a window. Returns false for any other member. */
-static bool read_window(struct kv_json *json, struct kv_str key, uint32_t *window, uint32_t *need,
-                        uint32_t *stride, uint32_t *parts)
+static bool read_window(struct kv_json *json, struct kv_str key, struct kve_source *ret)
 {
-    uint32_t *to = kv_str_eq(key, "window")   ? window
-                   : kv_str_eq(key, "need")   ? need
-                   : kv_str_eq(key, "stride") ? stride
-                   : kv_str_eq(key, "parts")  ? parts
+    uint32_t *to = kv_str_eq(key, "window")   ? &ret->window
+                   : kv_str_eq(key, "need")   ? &ret->need
+                   : kv_str_eq(key, "stride") ? &ret->stride
+                   : kv_str_eq(key, "parts")  ? &ret->parts
                                               : NULL;
 
     if (to)
         *to = (uint32_t)kv_json_u64(json, UINT32_MAX);
-    return to != NULL;
+    else if (kv_str_eq(key, "chunked") && kv_json_bool(json))
+        ret->needs = KV_NEEDS_CHUNK;
+    return to != NULL || kv_str_eq(key, "chunked");
+}
+
+/* Find out what a match needs of a window that was read. */
+static void finish_window(struct kve_source *window)
+{
+    if (window->need == UINT32_MAX) {
+        window->needs = KV_NEEDS_ALL;
+        window->need = 1;
+    } else if (window->needs != KV_NEEDS_CHUNK && !window->window) {
+        window->needs = KV_NEEDS_STATE;
+    }
 }
 
 /* False: no reader keeps such a name. */
@@ -238,11 +263,12 @@ static int read_source(struct kve_sources *sources, struct kv_json *json)
         } else if (kv_str_eq(key, "group")) {
             source.group = (uint32_t)kv_json_u64(json, UINT32_MAX);
             source.kind = KVE_SOURCE_WINDOW;
-        } else if (!read_window(json, key, &source.window, &source.need, &source.stride,
-                                &source.parts)) {
+        } else if (!read_window(json, key, &source)) {
             kv_json_skip(json);
         }
     }
+    if (source.kind == KVE_SOURCE_WINDOW)
+        finish_window(&source);
     usable = usable && kve_is_size(source.stride, source.parts, 0) &&
              (source.kind == KVE_SOURCE_WINDOW ? source.need > 0 : source.owner[0] != '\0');
     return usable && kve_sources_add(sources, &source) == 0 ? 0 : -EPROTO;
@@ -271,27 +297,45 @@ static bool can_be(const struct kve_group *g)
 
 static int read_group(struct kve_sources *sources, struct kv_json *json)
 {
-    struct kve_group g = {.parts = 1};
+    struct kve_source window = {.parts = 1};
+    struct kve_group g = {0};
     struct kv_str key;
-    bool below = false;
+    bool below = false, home = false;
+    uint32_t tier = KV_TIER_HOST;
 
     kv_json_object(json);
     while (kv_json_next_key(json, &key)) {
         if (kv_str_eq(key, "below"))
             below = kv_json_bool(json);
+        else if (kv_str_eq(key, "home"))
+            home = kv_json_bool(json);
+        else if (kv_str_eq(key, "tier"))
+            tier = (uint32_t)kv_json_u64(json, KV_N_TIERS - 1);
+        else if (kv_str_eq(key, "offloads"))
+            g.offloads = kv_json_bool(json);
         else if (kv_str_eq(key, "dp_rank"))
             g.rank = (uint32_t)kv_json_u64(json, UINT32_MAX);
         else if (kv_str_eq(key, "group"))
             g.group = (uint32_t)kv_json_u64(json, UINT32_MAX);
         else if (kv_str_eq(key, "kind"))
             read_kind(json, &g);
-        else if (!read_window(json, key, &g.window, &g.need, &g.stride, &g.parts))
+        else if (!read_window(json, key, &window))
             kv_json_skip(json);
     }
-    if (!can_be(&g) || kve_groups_learn(&sources->groups, &g))
-        return -EPROTO;
-    kve_groups_note_tier(&sources->groups, g.rank, g.group, !below);
-    return 0;
+    if (g.is_window)
+        finish_window(&window);
+    g.window = window.window;
+    g.need = window.need;
+    g.stride = window.stride;
+    g.parts = window.parts;
+    g.needs = window.needs;
+    g.on_device = !below;
+    g.waits = below && !home;
+    g.home = below && home ? tier : 0;
+    g.below = g.waits ? tier : 0;
+    return can_be(&g) && (tier || !below) && kve_groups_restore(&sources->groups, &g) == 0
+               ? 0
+               : -EPROTO;
 }
 
 static int read_salt(struct kve_salts *salts, struct kv_json *json)

@@ -191,16 +191,22 @@ static int store_blocks(struct kve_reader *reader, const struct kve_raw_event *e
     return skipped;
 }
 
+/* Return true for blocks that a connector has told, not the pool in which a group lives. */
+static bool is_connectors(const struct kve_raw_event *ev, const struct kve_op *op)
+{
+    return op->tier != KV_TIER_DEVICE && kve_is_connector_tier(kve_medium_find(ev->medium));
+}
+
 /*
  * Return true when the event may lack the keys of its blocks. vLLM's offloading connectors announce
- * blocks without extra keys (some without the adapter), salted or not. Such an event only adds a
- * tier to known blocks, unless the publisher has shown no salt, multimodal object or adapter so
- * far.
+ * blocks without a list of extra keys (some without the adapter), salted or not. Such an event only
+ * adds a tier to known blocks, unless the publisher has shown no salt, multimodal object or adapter
+ * so far.
  */
-static bool hides_namespace(const struct kve_reader *reader, const struct kve_raw_event *ev)
+static bool hides_namespace(const struct kve_reader *reader, const struct kve_raw_event *ev,
+                            const struct kve_op *op)
 {
-    if (ev->extra_keys.p || ev->cache_salt.len || ev->mm_infos.p ||
-        !kve_is_connector_tier(kve_medium_find(ev->medium)))
+    if (ev->lists_extra_keys || ev->cache_salt.len || ev->mm_infos.p || !is_connectors(ev, op))
         return false;
     return reader->saw_salt || reader->saw_objects || (reader->saw_adapter && !ev->lora_name.len);
 }
@@ -254,8 +260,7 @@ static void note_chunk(struct kve_reader *reader, const struct kve_raw_event *ev
     uint32_t *chunk = &reader->chunk[op->tier], n = (uint32_t)ev->n_hashes;
     bool tells = ev->kind.len && ev->has_group && !ev->lists_extra_keys && !ev->locality.len;
 
-    if (!ev->n_tokens || kve_is_window(reader, op) ||
-        !kve_is_connector_tier(kve_medium_find(ev->medium)))
+    if (!ev->n_tokens || kve_is_window(reader, op) || !is_connectors(ev, op))
         return;
     if (!*chunk && tells)
         *chunk = n;
@@ -291,7 +296,7 @@ int kve_add_stored(struct kve_reader *reader, const struct kve_raw_event *ev, st
                           ev->n_hashes);
     if (rc <= 0)
         return rc ? rc : KVE_SKIP_RC(DUPLICATE_HASH);
-    if (window || !ev->n_tokens || hides_namespace(reader, ev))
+    if (window || !ev->n_tokens || hides_namespace(reader, ev, op))
         return store_known(reader, ev, op);
     short_of = covered_blocks(reader, ev, &n);
     rc = n ? store_blocks(reader, ev, op, n) : 0;

@@ -8,8 +8,10 @@
  *
  * Stored events describe a group's kind and window, and the reader learns them per rank. Removals
  * only name the group. For an event without a kind: no group means full attention; a learned group
- * keeps its kind; group 0 is full attention unless learned otherwise. Groups beyond the limits of
- * groups.h aren't learned, and the reader says that it skips some.
+ * keeps its kind; then counts what the registration tells of it; group 0 is full attention unless
+ * learned otherwise. Groups beyond the limits of groups.h aren't learned, and the reader says that it
+ * skips some. No event tells a chunk's length: chunked attention is followed where the registration
+ * tells it.
  *
  * Of several full-attention groups of a rank, the first one learned is source 0. A match needs its
  * blocks in the others, too: they count as windows without an end.
@@ -18,6 +20,7 @@
 #define KV_EVENT_READER_SOURCES_H
 
 #include "event/reader/groups.h"
+#include "event/reader/told.h"
 #include "event/wire/raw_event.h"
 
 /** Most sources of a reader, number 0 included. Events of further sources are skipped. */
@@ -30,12 +33,16 @@ struct kve_sources {
     bool unnamed; /* stored events without a kind were of the main cache */
     /* stored events of a group that the reader can't follow, or can't learn, were seen */
     bool unfollowed;
+    /* Groups that the registration tells. It outlives resets, and isn't part of the state of replicas. */
+    struct kve_told told;
+    uint32_t differs; /* bit per told group that events have told otherwise, since the start */
 };
 
 /**
  * Return the number of the source of an event of @rank. Learns groups from stored events.
  * @block_size is the reader's; the event's group must fit 32 bits. Returns -KVE_SKIP_RC(GROUP) for
- * a group that can't be followed, -KVE_SKIP_RC(SOURCE) beyond KVE_MAX_SOURCES.
+ * a group that can't be followed, -KVE_SKIP_RC(SOURCE) beyond KVE_MAX_SOURCES, -KVE_SKIP_RC(BLOCK_SIZE)
+ * for a key inside of a registered block, of which no answer in whole blocks can tell.
  */
 int kve_sources_of(struct kve_sources *sources, uint32_t rank, const struct kve_raw_event *ev,
                    uint32_t block_size);
@@ -66,6 +73,18 @@ bool kve_sources_has_owner(const struct kve_sources *sources, struct kv_str owne
  * KVE_MAX_SOURCES.
  */
 int kve_sources_add(struct kve_sources *sources, const struct kve_source *source);
+
+/** Most groups that kve_sources_list lists. */
+#define KVE_MAX_LISTED (KVE_MAX_GROUPS + KVE_MAX_TOLD)
+
+struct kve_listed_group {
+    struct kve_group is;
+    bool seen; /* events have shown it; false: only the registration tells it */
+};
+
+/** List the groups of @rank, by number. Returns how many there are. */
+uint32_t kve_sources_list(struct kve_sources *sources, uint32_t rank, uint32_t block_size,
+                          struct kve_listed_group ret[KVE_MAX_LISTED]);
 
 /** Forget all groups. Sources keep their numbers: blocks announced under them may still be held. */
 void kve_sources_reset(struct kve_sources *sources);

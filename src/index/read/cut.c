@@ -4,40 +4,36 @@
  * does. Each kind of group in turn shortens the match to the longest that it can serve, until all
  * agree:
  *
- *     full attention, and windows without an end    every block up to the end
- *     sliding window                                the last `need` before the end, or all from 0
- *     recurrent state                               the block before the end
+ *     full attention, and KV_NEEDS_ALL    every block up to the end
+ *     KV_NEEDS_RUN                        the last `need` before the end, or all from 0
+ *     KV_NEEDS_STATE                      the block before the end
+ *     KV_NEEDS_CHUNK                      those from the start of the chunk in which the end lies
  *
  * A window's blocks may be parts of a block: a unit is one block of the window, be it a part, a block
- * or several.
+ * or several. Beside states with larger blocks a match may end inside of blocks, where a group has a
+ * key that ends there.
  *
  * Below the device, engines look up what follows the device's hit, and there alone: of the blocks behind
- * the hit, those count that a lower tier has, not those that only the device has.
+ * the hit, those count that a lower tier has, not those that only the device has. Chunked attention is
+ * looked up like a window of a chunk there.
  *
  * Groups of one description answer together: each of them must have the block. Where the engine
  * drops the last matched block (EAGLE), a group that does looks one block beyond the match and gives that up
- * again; a kind does so once, and anew when another one shortened the match. States never drop.
+ * again; a kind does so once, and anew when another one shortened the match. States never drop, and no
+ * engine drops with chunks.
  */
 #include "index/read/cut.h"
 
 struct cut {
     struct kvi_view *view;
-    int tier;       /* this tier and nearer ones count */
-    uint32_t base;  /* hit of the device: blocks from here on, in lower tiers only */
-    uint32_t align; /* a match is a multiple of this many blocks */
-    uint32_t first[KVI_MAX_WINDOWS]; /* first window of each kind, in the order */
-    uint32_t n_kinds;
+    int tier;      /* this tier and nearer ones count */
+    uint32_t base; /* hit of the device: blocks from here on, in lower tiers only */
+    const struct kvi_windows *windows;
 };
-
-static bool same_kind(const struct kvi_window *a, const struct kvi_window *b)
-{
-    return a->need == b->need && a->stride == b->stride && a->window == b->window &&
-           a->state == b->state && kvi_window_parts(a) == kvi_window_parts(b);
-}
 
 static const struct kvi_window *window_at(const struct cut *cut, uint32_t i)
 {
-    return &cut->view->windows->items[cut->view->windows->order[i]];
+    return &cut->windows->items[cut->windows->order[i]];
 }
 
 /* The first tier that counts. */
@@ -47,41 +43,48 @@ static int first_tier(const struct cut *cut)
 }
 
 /*
- * Return true when window @number has block @p of the prompt in @tier. Fast for questions in
- * ascending or descending order of @p.
+ * The share of an overlay that begins with block @p of the prompt or before it, or KVI_NO_SHARE. Fast for
+ * questions in ascending or descending order of @p.
  */
-static bool has_in(struct kvi_view *view, int tier, uint32_t number, uint32_t p)
+static size_t share_before(struct kvi_view *view, int tier, uint32_t overlay, uint32_t p)
 {
-    uint32_t overlay = number / KVI_OVERLAY_WINDOWS, bit = kvi_window_tier(number);
     size_t *at = &view->at[tier][overlay];
-    const struct kvi_share *s;
 
     if (*at == KVI_NO_SHARE || view->shares[*at].depth + view->shares[*at].len <= p)
         *at = view->last[tier][overlay];
     while (*at != KVI_NO_SHARE && view->shares[*at].depth > p)
         *at = view->shares[*at].above;
-    if (*at == KVI_NO_SHARE)
-        return false;
-    s = &view->shares[*at];
-    if (p - s->depth >= s->len)
-        return false;
-    return (s->tmap ? kvi_tmap_get(s->tmap, p - s->depth) : s->mask) >> bit & 1;
+    return *at;
 }
 
-/* Whether all groups like window @kind have unit @u. */
-static bool has(struct cut *cut, uint32_t kind, uint32_t u)
+/* Return true when window @number has block @p of the prompt in @tier. */
+static bool has_in(struct kvi_view *view, int tier, uint32_t number, uint32_t p)
 {
-    const struct kvi_windows *windows = cut->view->windows;
-    const struct kvi_window *w = window_at(cut, kind);
-    uint32_t parts = kvi_window_parts(w), part = u % parts,
-             p = parts > 1 ? u / parts : u * w->stride + w->stride - 1;
+    size_t at = share_before(view, tier, number / KVI_OVERLAY_WINDOWS, p);
+    const struct kvi_share *s = at == KVI_NO_SHARE ? NULL : &view->shares[at];
+
+    if (!s || p - s->depth >= s->len)
+        return false;
+    return (s->tmap ? kvi_tmap_get(s->tmap, p - s->depth) : s->mask) >> kvi_window_tier(number) & 1;
+}
+
+/* Blocks that a unit of the window spans. Where matches end inside of states' blocks, each place counts. */
+static uint32_t stride_of(const struct cut *cut, const struct kvi_window *w)
+{
+    return cut->windows->inside && w->needs == KV_NEEDS_STATE ? 1 : w->stride;
+}
+
+/* Whether all groups like window @kind have the block that ends with block @p of the prompt. */
+static bool has_end(struct cut *cut, uint32_t kind, uint32_t p, uint32_t part)
+{
+    const struct kvi_windows *windows = cut->windows;
 
     if (p < cut->base)
         return true;
     for (uint32_t i = kind; i < windows->n; i++) {
         bool found = false;
 
-        if (!same_kind(window_at(cut, i), w) || window_at(cut, i)->part != part)
+        if (windows->kind[i] != windows->kind[kind] || window_at(cut, i)->part != part)
             continue;
         for (int t = first_tier(cut); t <= cut->tier && !found; t++)
             found = has_in(cut->view, t, windows->order[i], p);
@@ -91,18 +94,138 @@ static bool has(struct cut *cut, uint32_t kind, uint32_t u)
     return true;
 }
 
+/* Whether all groups like window @kind have unit @u. */
+static bool has(struct cut *cut, uint32_t kind, uint32_t u)
+{
+    const struct kvi_window *w = window_at(cut, kind);
+    uint32_t parts = kvi_window_parts(w), stride = stride_of(cut, w);
+
+    return has_end(cut, kind, parts > 1 ? u / parts : u * stride + stride - 1, u % parts);
+}
+
+/* -- stretches of equal blocks ----------------------------------------------------------------- */
+
+/* Blocks in a row with the same answer: those that end with a block of the prompt, going back. */
+struct stretch {
+    bool has;
+    uint32_t n;
+};
+
+/* The blocks of a tmap that end with @i and have bit @bit as it has. */
+static struct stretch in_tmap(const struct kvi_tmap *tmap, uint32_t i, uint32_t bit)
+{
+    struct stretch s = {kvi_tmap_get(tmap, i) >> bit & 1, 0};
+
+    while (s.n <= i) {
+        uint32_t at = i - s.n, in_word = at % 16 + 1;
+        uint64_t word = atomic_load_explicit(&tmap->word[at / 16], memory_order_acquire) >> bit,
+                 others = (s.has ? ~word : word) & UINT64_C(0x1111111111111111);
+
+        others <<= 4 * (16 - in_word); /* block @at at the top */
+        if (others) {
+            s.n += (uint32_t)__builtin_clzll(others) / 4;
+            break;
+        }
+        s.n += in_word;
+    }
+    return s;
+}
+
+/* The stretch of window @number on the device that ends with block @p. */
+static struct stretch stretch_in(struct kvi_view *view, uint32_t number, uint32_t p)
+{
+    size_t at = share_before(view, KV_TIER_DEVICE, number / KVI_OVERLAY_WINDOWS, p);
+    uint32_t bit = kvi_window_tier(number), in;
+    const struct kvi_share *s;
+
+    if (at == KVI_NO_SHARE)
+        return (struct stretch){false, p + 1};
+    s = &view->shares[at];
+    if (p - s->depth >= s->len)
+        return (struct stretch){false, p + 1 - s->depth - s->len};
+    in = p - s->depth;
+    if (s->tmap)
+        return in_tmap(s->tmap, in, bit);
+    return (struct stretch){s->mask >> bit & 1, in + 1};
+}
+
+/* Whether stretches answer for a kind: whole blocks, each of which is a place, on the device. */
+static bool is_plain(const struct cut *cut, const struct kvi_window *w)
+{
+    return cut->tier == KV_TIER_DEVICE && stride_of(cut, w) == 1 && kvi_window_parts(w) == 1;
+}
+
+/* The stretch of all windows of a kind together that ends with block @p. */
+static struct stretch stretch_of(struct cut *cut, uint32_t kind, uint32_t p)
+{
+    const struct kvi_windows *windows = cut->windows;
+    struct stretch all = stretch_in(cut->view, windows->order[kind], p);
+
+    for (uint32_t i = kind + 1; i < windows->n; i++) {
+        struct stretch s;
+
+        if (windows->kind[i] != windows->kind[kind])
+            continue;
+        s = stretch_in(cut->view, windows->order[i], p);
+        if (s.has != all.has)
+            all = s.has ? all : s;
+        else
+            all.n = s.has ? KV_MIN(all.n, s.n) : KV_MAX(all.n, s.n);
+    }
+    return all;
+}
+
+/* The longest match of at most @max blocks before which a plain kind has @wanted, or all from 0. */
+static uint32_t serve_plain(struct cut *cut, uint32_t kind, uint32_t max, uint32_t wanted,
+                            bool from_0)
+{
+    uint32_t run = 0, align = cut->windows->align;
+
+    for (uint32_t end = max; end;) {
+        struct stretch s = stretch_of(cut, kind, end - 1);
+        uint32_t over = run || align == 1 ? 0 : end % align; /* a match ends at a multiple */
+
+        if (!s.has)
+            run = 0;
+        else if (over < s.n)
+            run += s.n - over;
+        if (run >= wanted)
+            return end - s.n + run;
+        end -= s.n;
+    }
+    return from_0 ? run : 0;
+}
+
+/* -- what each kind can serve ------------------------------------------------------------------ */
+
 /* Whether @units of the window end where a match may. */
 static bool is_aligned(const struct cut *cut, const struct kvi_window *w, uint32_t units)
 {
-    return (uint64_t)units * w->stride % ((uint64_t)cut->align * kvi_window_parts(w)) == 0;
+    return (uint64_t)units * stride_of(cut, w) %
+               ((uint64_t)cut->windows->align * kvi_window_parts(w)) ==
+           0;
 }
 
-/* The longest match within the first @max units that a window can serve, in blocks. */
-static uint32_t serve(struct cut *cut, uint32_t kind, uint32_t max, bool drop)
+/* The longest match of at most @units of the window that ends where one may, in units. */
+static uint32_t align(const struct cut *cut, const struct kvi_window *w, uint32_t units)
+{
+    while (units && !is_aligned(cut, w, units))
+        units--;
+    return units;
+}
+
+/*
+ * Each of these returns the longest match within the first @max units that windows like @kind can
+ * serve, in units. With @drop the last unit that serves it is given up.
+ */
+
+static uint32_t serve_run(struct cut *cut, uint32_t kind, uint32_t max, bool drop)
 {
     const struct kvi_window *w = window_at(cut, kind);
-    uint32_t parts = kvi_window_parts(w), run = 0, units, wanted = w->need + drop;
+    uint32_t run = 0, units, wanted = w->need + drop;
 
+    if (!drop && is_plain(cut, w))
+        return serve_plain(cut, kind, max, wanted, true);
     for (uint32_t u = max; u-- > 0;) {
         if (!has(cut, kind, u)) {
             run = 0;
@@ -111,23 +234,54 @@ static uint32_t serve(struct cut *cut, uint32_t kind, uint32_t max, bool drop)
         if (!run && !is_aligned(cut, w, drop ? u : u + 1))
             continue;
         if (++run == wanted)
-            return (u + run - drop) * w->stride / parts;
+            return u + run - drop;
     }
-    if (w->state) /* one state is enough, however short the match */
-        return 0;
-    for (units = run; units && !is_aligned(cut, w, units); units--)
-        ;
-    if (drop && units)
-        for (units--; units && !is_aligned(cut, w, units); units--)
-            ;
-    return units * w->stride / parts;
+    units = align(cut, w, run);
+    return drop && units ? align(cut, w, units - 1) : units;
 }
+
+static uint32_t serve_state(struct cut *cut, uint32_t kind, uint32_t max, bool drop)
+{
+    const struct kvi_window *w = window_at(cut, kind);
+    uint32_t units = max;
+
+    (void)drop;
+    if (is_plain(cut, w))
+        return serve_plain(cut, kind, max, 1, false);
+    while (units && !(has(cut, kind, units - 1) && is_aligned(cut, w, units)))
+        units--;
+    return units;
+}
+
+static uint32_t serve_chunk(struct cut *cut, uint32_t kind, uint32_t max, bool drop)
+{
+    const struct kvi_window *w = window_at(cut, kind);
+    uint32_t units = max - max % w->need;
+
+    if (cut->tier)
+        return serve_run(cut, kind, max, drop);
+    while (units < max && has(cut, kind, units))
+        units++;
+    return align(cut, w, units);
+}
+
+/* How a window shortens a match, by kvi_window.needs. KV_NEEDS_ALL is served before (cut_full). */
+static const struct {
+    uint32_t (*serve)(struct cut *cut, uint32_t kind, uint32_t max, bool drop);
+    bool drops; /* may look one block further, to give it up */
+} rules[] = {
+    [KV_NEEDS_RUN] = {serve_run, true},
+    [KV_NEEDS_STATE] = {serve_state, false},
+    [KV_NEEDS_CHUNK] = {serve_chunk, false},
+    [KV_NEEDS_ALL] = {NULL, false},
+};
 
 /* Units of the window that @blocks have room for, one more with @beyond, within the prompt. */
 static uint32_t units_of(const struct cut *cut, const struct kvi_window *w, uint32_t blocks,
                          bool beyond)
 {
-    uint32_t parts = kvi_window_parts(w), all = cut->view->n, stride = KV_MAX(w->stride, 1u);
+    uint32_t parts = kvi_window_parts(w), all = cut->view->n,
+             stride = KV_MAX(stride_of(cut, w), 1u);
 
     return KV_MIN(blocks * parts / stride + beyond, all * parts / stride);
 }
@@ -135,11 +289,10 @@ static uint32_t units_of(const struct cut *cut, const struct kvi_window *w, uint
 /* Whether windows like @kind give up the last matched block: together, when one of their groups does. */
 static bool drops(const struct cut *cut, uint32_t kind)
 {
-    const struct kvi_windows *windows = cut->view->windows;
+    const struct kvi_windows *windows = cut->windows;
 
     for (uint32_t i = kind; windows->drops && i < windows->n; i++)
-        if (same_kind(window_at(cut, i), window_at(cut, kind)) &&
-            kvi_window_drops(windows, window_at(cut, i)))
+        if (windows->kind[i] == windows->kind[kind] && kvi_window_drops(windows, window_at(cut, i)))
             return true;
     return false;
 }
@@ -147,28 +300,46 @@ static bool drops(const struct cut *cut, uint32_t kind)
 /* Whether full attention does: the main group, and others that need every block. */
 static bool full_drops(const struct cut *cut)
 {
-    const struct kvi_windows *windows = cut->view->windows;
+    const struct kvi_windows *windows = cut->windows;
     bool found = windows->drops && !windows->main_keeps;
 
-    for (uint32_t k = 0; windows->drops && k < cut->n_kinds; k++)
-        found |= window_at(cut, cut->first[k])->need == KVI_NEED_ALL && drops(cut, cut->first[k]);
+    for (uint32_t k = 0; windows->drops && k < cut->windows->n_kinds; k++)
+        found |= window_at(cut, cut->windows->first[k])->needs == KV_NEEDS_ALL &&
+                 drops(cut, cut->windows->first[k]);
     return found;
+}
+
+/* The longest match within @reach that a window without an end can serve. */
+static uint32_t serve_full(struct cut *cut, uint32_t kind, uint32_t reach)
+{
+    const struct kvi_window *w = window_at(cut, kind);
+    uint32_t end = units_of(cut, w, reach, false), whole;
+
+    if (is_plain(cut, w)) {
+        for (uint32_t b = end; b;) {
+            struct stretch s = stretch_of(cut, kind, b - 1);
+
+            end = s.has ? end : b - s.n;
+            b -= s.n;
+        }
+        return end;
+    }
+    for (uint32_t b = end; b-- > 0;)
+        if (!has(cut, kind, b))
+            end = b;
+    whole = end * w->stride / kvi_window_parts(w);
+    for (uint32_t l = KV_MIN(reach, whole + w->stride - 1); cut->windows->inside && l > whole; l--)
+        if (has_end(cut, kind, l - 1, 0))
+            return l;
+    return KV_MIN(reach, whole);
 }
 
 /* Cut @reach to the blocks that every full-attention group has. */
 static uint32_t cut_full(struct cut *cut, uint32_t reach)
 {
-    for (uint32_t k = 0; k < cut->n_kinds; k++) {
-        const struct kvi_window *w = window_at(cut, cut->first[k]);
-        uint32_t end = units_of(cut, w, reach, false);
-
-        if (w->need != KVI_NEED_ALL)
-            continue;
-        for (uint32_t b = end; b-- > 0;)
-            if (!has(cut, cut->first[k], b))
-                end = b;
-        reach = KV_MIN(reach, end * w->stride / kvi_window_parts(w));
-    }
+    for (uint32_t k = 0; k < cut->windows->n_kinds; k++)
+        if (window_at(cut, cut->windows->first[k])->needs == KV_NEEDS_ALL)
+            reach = serve_full(cut, cut->windows->first[k], reach);
     return reach;
 }
 
@@ -183,20 +354,23 @@ static uint32_t agree(struct cut *cut, uint32_t reach)
 
     if (!is_alone(cut->view)) {
         hit -= full_drops(cut) && hit;
-        hit -= hit % KV_MAX(cut->align, 1u);
+        hit -= cut->windows->align > 1 ? hit % cut->windows->align : 0;
     }
     do {
         hit = KV_MIN(hit, now);
         now = hit;
-        for (uint32_t k = 0; k < cut->n_kinds; k++) {
-            const struct kvi_window *w = window_at(cut, cut->first[k]);
-            bool drop = drops(cut, cut->first[k]) && !(verified >> k & 1),
-                 beyond = drop && !w->state;
+        for (uint32_t k = 0; k < cut->windows->n_kinds; k++) {
+            const struct kvi_window *w = window_at(cut, cut->windows->first[k]);
+            bool drop = drops(cut, cut->windows->first[k]) && !(verified >> k & 1),
+                 beyond = drop && rules[w->needs].drops;
             uint32_t served;
 
-            if (w->need == KVI_NEED_ALL)
+            if (w->needs == KV_NEEDS_ALL)
                 continue;
-            served = serve(cut, cut->first[k], units_of(cut, w, now, beyond), beyond);
+            served = rules[w->needs].serve(cut, cut->windows->first[k],
+                                           units_of(cut, w, now, beyond), beyond);
+            if (kvi_window_parts(w) > 1 || w->stride > 1)
+                served = served * stride_of(cut, w) / kvi_window_parts(w);
             if (drop)
                 verified |= 1u << k;
             else if (served < now)
@@ -207,29 +381,18 @@ static uint32_t agree(struct cut *cut, uint32_t reach)
     return now;
 }
 
-static uint32_t common_multiple(uint32_t a, uint32_t b)
-{
-    uint32_t x = a, y = KV_MAX(b, 1u);
-
-    while (y) {
-        uint32_t rest = x % y;
-
-        x = y;
-        y = rest;
-    }
-    return (uint64_t)a / x * b > UINT32_MAX ? UINT32_MAX : a / x * b;
-}
-
 /* Return the number of blocks on the path, for holders of windows alone. */
 static uint32_t path_length(const struct kvi_view *view)
 {
     uint32_t length = 0;
 
-    for (size_t i = 0; i < (size_t)KV_N_TIERS * KVI_OVERLAYS; i++) {
-        size_t last = view->last[i / KVI_OVERLAYS][i % KVI_OVERLAYS];
+    for (uint32_t t = 0; t < KV_N_TIERS; t++) {
+        for (uint32_t i = 0; i < kvi_overlays_of(view->windows); i++) {
+            size_t last = view->last[t][i];
 
-        if (last != KVI_NO_SHARE)
-            length = KV_MAX(length, view->shares[last].depth + view->shares[last].len);
+            if (last != KVI_NO_SHARE)
+                length = KV_MAX(length, view->shares[last].depth + view->shares[last].len);
+        }
     }
     return length;
 }
@@ -254,32 +417,22 @@ static uint32_t main_length(const struct cut *cut)
     }
 }
 
+/* The reach in a tier below the device, from the reach @before in the one above. */
+static uint32_t reach_below(struct cut *cut, bool alone, uint32_t all, uint32_t before)
+{
+    uint32_t had = alone ? all : main_length(cut);
+
+    return had > cut->base ? KV_MAX(before, agree(cut, had)) : before;
+}
+
 void kvi_cut_reach(struct kvi_view *view, uint32_t reach[KV_N_TIERS])
 {
-    const struct kvi_windows *windows = view->windows;
-    struct cut cut = {.view = view, .align = 1};
-    uint32_t all = is_alone(view) ? path_length(view) : 0;
+    struct cut cut = {.view = view, .windows = view->windows};
+    bool alone = is_alone(view);
+    uint32_t all = alone ? path_length(view) : 0, had = alone ? all : reach[KV_TIER_DEVICE];
 
-    memcpy(view->at, view->last, sizeof(view->at));
-    for (uint32_t i = 0; i < windows->n; i++) {
-        uint32_t k = 0;
-
-        while (k < cut.n_kinds && !same_kind(window_at(&cut, cut.first[k]), window_at(&cut, i)))
-            k++;
-        if (k == cut.n_kinds)
-            cut.first[cut.n_kinds++] = i;
-        cut.align = common_multiple(cut.align, window_at(&cut, i)->stride);
-    }
-    for (int t = 0; t < KV_N_TIERS; t++) {
-        uint32_t had = is_alone(view) ? all : reach[t];
-
-        cut.tier = t;
-        if (t && !is_alone(view) && had)
-            had = main_length(&cut);
-        reach[t] = had ? agree(&cut, had) : 0;
-        if (t)
-            reach[t] = KV_MAX(reach[t], reach[t - 1]);
-        else
-            cut.base = reach[0];
-    }
+    reach[KV_TIER_DEVICE] = cut.base = had ? agree(&cut, had) : 0;
+    for (cut.tier = KV_TIER_DEVICE + 1; cut.tier < KV_N_TIERS; cut.tier++)
+        reach[cut.tier] =
+            view->below ? reach_below(&cut, alone, all, reach[cut.tier - 1]) : reach[cut.tier - 1];
 }

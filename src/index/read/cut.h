@@ -18,7 +18,7 @@ struct kvi_share {
     size_t above;        /* the same holder's share of the chain above, or KVI_NO_SHARE */
 };
 
-/** The windows of one main holder along the path. */
+/** The windows of one main holder along the path. Of last and at the first kvi_overlays_of count. */
 struct kvi_view {
     const struct kvi_windows *windows;
     const struct kvi_share *shares;
@@ -26,6 +26,7 @@ struct kvi_view {
     size_t at[KV_N_TIERS][KVI_OVERLAYS];   /* share that answered the last question */
     size_t main;                           /* the main holder's deepest share, or KVI_NO_SHARE */
     uint32_t n;                            /* blocks of the prompt */
+    bool below; /* on the path, something of the holder's is in a lower tier */
 };
 
 /**
@@ -33,5 +34,12 @@ struct kvi_view {
  * compute it.
  */
 void kvi_cut_reach(struct kvi_view *view, uint32_t reach[KV_N_TIERS]);
+
+/**
+ * Append what each cache group of @holder allows by itself. @reach is as kvi_cut_reach gets it. Returns
+ * 0 or -ENOMEM.
+ */
+int kvi_add_groups(struct kvi_group_matches *groups, const struct kvi_view *view,
+                   struct kv_holder holder, const uint32_t reach[KV_N_TIERS]);
 
 #endif

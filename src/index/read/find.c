@@ -25,6 +25,7 @@ struct slots {
         const struct kvi_windows *windows;
         size_t item;
         size_t share; /* the deepest share of the holder's own blocks, or KVI_NO_SHARE */
+        bool below;   /* some of them may be in lower tiers */
     } * windowed;     /* items whose holders have windows */
     size_t n_windowed, windowed_capacity;
     size_t n;
@@ -45,7 +46,9 @@ struct find {
     struct slots *slots;
     struct step *path;
     size_t path_capacity, path_len;
-    struct kvi_match *met; /* set by meet_windowed */
+    struct kvi_match *met;            /* set by meet_windowed */
+    struct kvi_group_matches *groups; /* NULL: not wanted */
+    size_t groups_before;             /* items of groups before the lookup */
     struct step path_short[PATH_SHORT];
 };
 
@@ -162,7 +165,8 @@ static int add_windowed(struct find *find, const struct kvi_holder *holder,
     if (!items)
         return -ENOMEM;
     slots->windowed = items;
-    slots->windowed[slots->n_windowed] = (struct windowed){windows, find->matches->n, KVI_NO_SHARE};
+    slots->windowed[slots->n_windowed] =
+        (struct windowed){windows, find->matches->n, KVI_NO_SHARE, false};
     rc = add_item(find, holder, holder->id, ret);
     if (!rc)
         slots->slot[holder->id].item = WINDOWED | slots->n_windowed++;
@@ -207,6 +211,7 @@ __attribute__((noinline, cold)) static int take_main(struct find *find, uint64_t
                                                        .above = of->share});
     if (share == KVI_NO_SHARE)
         return -ENOMEM;
+    of->below |= kvi_entry_mask(entry) != 1u << KV_TIER_DEVICE;
     of->share = share;
     return 0;
 }
@@ -399,37 +404,51 @@ static int take_entries(struct find *find, const struct kvi_chain *chain, uint32
     return rc;
 }
 
-/* Cut the matches of holders with windows to what the windows allow. */
-__attribute__((noinline, cold)) static void cut_matches(struct find *find)
+/* Note where the overlays of a tier lie on the path. A holder of windows alone has their blocks. */
+static void look_at_overlays(const struct slots *slots, const struct kvi_windows *windows,
+                             uint32_t tier, struct kvi_view *view, struct kvi_match *item)
+{
+    for (uint32_t k = 0; k < kvi_overlays_of(windows); k++) {
+        const struct kvi_holder *overlay = windows->overlays[tier][k];
+        size_t last = overlay ? last_share(slots, overlay->id) : KVI_NO_SHARE;
+
+        view->last[tier][k] = view->at[tier][k] = last;
+        view->below |= tier && last != KVI_NO_SHARE;
+        if (overlay && windows->alone)
+            item->blocks =
+                KV_MAX(item->blocks, atomic_load_explicit(&overlay->blocks, memory_order_relaxed));
+    }
+}
+
+/* Cut the matches of holders with windows to what the windows allow. Returns 0 or -ENOMEM. */
+__attribute__((noinline, cold)) static int cut_matches(struct find *find)
 {
     struct slots *slots = find->slots;
     struct kvi_matches *matches = find->matches;
     size_t kept = 0;
+    int rc = 0;
 
-    for (size_t i = 0; i < slots->n_windowed; i++) {
+    for (size_t i = 0; i < slots->n_windowed && !rc; i++) {
         const struct kvi_windows *windows = slots->windowed[i].windows;
         struct kvi_match *item = &matches->items[slots->windowed[i].item];
-        struct kvi_view view = {.windows = windows,
-                                .shares = slots->shares,
-                                .main = slots->windowed[i].share,
-                                .n = (uint32_t)find->n};
+        struct kvi_view view;
 
-        for (size_t k = 0; k < (size_t)KV_N_TIERS * KVI_OVERLAYS; k++) {
-            const struct kvi_holder *overlay =
-                windows->overlays[k / KVI_OVERLAYS][k % KVI_OVERLAYS];
-
-            view.last[k / KVI_OVERLAYS][k % KVI_OVERLAYS] =
-                overlay ? last_share(slots, overlay->id) : KVI_NO_SHARE;
-            if (overlay && windows->alone)
-                item->blocks = KV_MAX(item->blocks,
-                                      atomic_load_explicit(&overlay->blocks, memory_order_relaxed));
-        }
+        view.windows = windows;
+        view.shares = slots->shares;
+        view.main = slots->windowed[i].share;
+        view.n = (uint32_t)find->n;
+        view.below = slots->windowed[i].below;
+        for (uint32_t t = 0; t < KV_N_TIERS; t++)
+            look_at_overlays(slots, windows, t, &view, item);
+        if (find->groups)
+            rc = kvi_add_groups(find->groups, &view, item->holder, item->reach);
         kvi_cut_reach(&view, item->reach);
     }
     for (size_t i = 0; i < matches->n; i++)
         if (matches->items[i].reach[KV_N_TIERS - 1])
             matches->items[kept++] = matches->items[i];
     matches->n = kept;
+    return rc;
 }
 
 static uint32_t match(const struct find *find, struct kvi_run run, size_t depth)
@@ -477,15 +496,17 @@ static int walk(struct find *find)
     const struct kvi_chain *chain = &find->ix->root;
     size_t depth = 0;
     uint64_t windows = atomic_load_explicit(&find->ix->windows_version, memory_order_acquire);
+    int rc = 0;
 
     find->matches->n = 0;
+    if (find->groups)
+        find->groups->n = find->groups_before;
     find->path_len = 0;
     find->slots->call++;
     find->slots->n_shares = find->slots->n_windowed = 0;
     while (depth < find->n) {
         struct kvi_run run;
         uint32_t version, len;
-        int rc;
 
         chain = kvi_kids_find(chain, find->hashes[depth]);
         if (!chain)
@@ -508,8 +529,10 @@ static int walk(struct find *find)
             break;
     }
     if (KV_UNLIKELY(find->slots->n_windowed > 0))
-        cut_matches(find);
+        rc = cut_matches(find);
     call_hook(find->ix, NULL);
+    if (rc)
+        return rc;
     return is_undisturbed(find, windows) ? 0 : DISTURBED;
 }
 
@@ -529,13 +552,15 @@ static int walk_alone(struct find *find, struct kvi_index *index)
     return rc;
 }
 
-int kvi_find(struct kvi_index *index, const uint64_t *tokens_hashes, size_t n,
-             struct kvi_matches *matches)
+int kvi_find_groups(struct kvi_index *index, const uint64_t *tokens_hashes, size_t n,
+                    struct kvi_matches *matches, struct kvi_group_matches *groups)
 {
     struct find find = {.ix = index,
                         .hashes = tokens_hashes,
                         .n = KV_MIN(n, (size_t)UINT32_MAX),
                         .matches = matches,
+                        .groups = groups,
+                        .groups_before = groups ? groups->n : 0,
                         .slots = matches->scratch,
                         .path_capacity = PATH_SHORT};
     int rc = find.slots ? 0 : grow_slots(&find, 1), tries = 0;
@@ -557,8 +582,16 @@ int kvi_find(struct kvi_index *index, const uint64_t *tokens_hashes, size_t n,
         rc = walk_alone(&find, index);
     if (rc)
         matches->n = 0;
+    if (rc && groups)
+        groups->n = find.groups_before;
     for (size_t i = 0; i < matches->n; i++)
         matches->items[i].blocks =
             KV_MAX(matches->items[i].blocks, (uint64_t)matches->items[i].reach[KV_N_TIERS - 1]);
     return rc;
+}
+
+int kvi_find(struct kvi_index *index, const uint64_t *tokens_hashes, size_t n,
+             struct kvi_matches *matches)
+{
+    return kvi_find_groups(index, tokens_hashes, n, matches, NULL);
 }

@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "base/core/cache_group.h"
+
 /* -- descriptions ------------------------------------------------------------------------------ */
 
 struct kvi_windows *kvi_windows_copy(struct kvi_index *ix, const struct kvi_holder *holder)
@@ -16,11 +18,69 @@ struct kvi_windows *kvi_windows_copy(struct kvi_index *ix, const struct kvi_hold
     return windows;
 }
 
+static bool same_kind(const struct kvi_window *a, const struct kvi_window *b)
+{
+    return a->need == b->need && a->stride == b->stride && a->window == b->window &&
+           a->needs == b->needs && kvi_window_parts(a) == kvi_window_parts(b);
+}
+
+/* The multiple at which matches end, with blocks of @stride beside; UINT32_MAX: none can. */
+static uint32_t align_with(uint32_t align, uint32_t stride)
+{
+    uint32_t multiple = align == UINT32_MAX ? 0 : kv_common_multiple(align, KV_MAX(stride, 1u));
+
+    return multiple ? multiple : UINT32_MAX;
+}
+
+/*
+ * Whether vLLM looks inside of blocks, at the ends of units, which are as small as the smallest blocks:
+ * there are states of larger blocks, and all runs and chunks are of units.
+ */
+static bool ends_inside(const struct kvi_windows *windows)
+{
+    uint32_t most = 1; /* units of a registered block */
+    bool larger = false;
+
+    for (uint32_t i = 0; i < windows->n; i++)
+        most = KV_MAX(most, kvi_window_parts(&windows->items[i]));
+    for (uint32_t i = 0; i < windows->n; i++) {
+        const struct kvi_window *w = &windows->items[i];
+
+        if ((w->needs == KV_NEEDS_RUN || w->needs == KV_NEEDS_CHUNK) &&
+            (w->stride > 1 || kvi_window_parts(w) != most))
+            return false;
+        larger |= w->needs == KV_NEEDS_STATE && (w->stride > 1 || most > 1);
+    }
+    return larger && !windows->alone;
+}
+
+/* Work out what each lookup would. */
+static void make_plan(struct kvi_windows *windows)
+{
+    windows->n_kinds = 0;
+    windows->align = 1;
+    windows->inside = ends_inside(windows);
+    for (uint32_t i = 0; i < windows->n; i++) {
+        const struct kvi_window *w = &windows->items[windows->order[i]];
+        uint8_t k = 0;
+
+        while (k < windows->n_kinds &&
+               !same_kind(&windows->items[windows->order[windows->first[k]]], w))
+            k++;
+        if (k == windows->n_kinds)
+            windows->first[windows->n_kinds++] = (uint8_t)i;
+        windows->kind[i] = k;
+        if (!windows->inside)
+            windows->align = align_with(windows->align, w->stride);
+    }
+}
+
 void kvi_windows_publish(struct kvi_index *ix, struct kvi_holder *holder,
                          struct kvi_windows *windows)
 {
     struct kvi_windows *old = kvi_windows_of(holder);
 
+    make_plan(windows);
     atomic_store_explicit(&holder->windows, windows, memory_order_release);
     atomic_store_explicit(&holder->windowed, true, memory_order_release);
     /*
@@ -43,12 +103,15 @@ static void sort_groups(struct kvi_windows *windows)
     }
 }
 
-/* Return true when the holder's windows of that group have blocks of another size. */
+/*
+ * Return true when the holder's windows of that group have blocks of another size. A block is where it
+ * ends: of a window whose blocks turn out to be so many times larger, all that it has keeps its place.
+ */
 static bool is_reshaped(const struct kvi_windows *windows, const struct kvi_window *window)
 {
     for (uint32_t i = 0; windows && i < windows->n; i++)
         if (windows->items[i].group == window->group &&
-            (windows->items[i].stride != window->stride ||
+            (window->stride % windows->items[i].stride ||
              kvi_window_parts(&windows->items[i]) != kvi_window_parts(window)))
             return true;
     return false;
@@ -101,8 +164,9 @@ int kvi_set_window(struct kvi_index *index, struct kv_holder key, const struct k
     struct kvi_holder *holder;
     int rc;
 
-    if (!window->need || !window->stride || window->part >= kvi_window_parts(window) ||
-        window->parts > KVI_MAX_WINDOW_PARTS || (window->stride > 1 && window->parts > 1))
+    if (!window->need || window->needs > KV_NEEDS_ALL || !window->stride ||
+        window->part >= kvi_window_parts(window) || window->parts > KVI_MAX_WINDOW_PARTS ||
+        (window->stride > 1 && window->parts > 1))
         return -EINVAL;
     rc = kvi_begin(index, key, &holder);
     if (!rc)

@@ -38,7 +38,13 @@ struct kvi_windows {
     bool main_keeps;      /* ... not that of the main group */
     uint64_t kept_groups; /* ... nor those of these groups, and of any from 64 on: bit 1 << group */
     struct kvi_window items[KVI_MAX_WINDOWS];
-    uint8_t order[KVI_MAX_WINDOWS];                        /* numbers of items, ordered by group */
+    uint8_t order[KVI_MAX_WINDOWS]; /* numbers of items, ordered by group */
+    /* How lookups use them, made by kvi_windows_publish. Windows of one description are a kind. */
+    uint8_t n_kinds;
+    uint8_t kind[KVI_MAX_WINDOWS];  /* of each window, in the order */
+    uint8_t first[KVI_MAX_WINDOWS]; /* of each kind, the place of its first window in the order */
+    bool inside;                    /* a match may end inside of a window's block */
+    uint32_t align;                 /* a match is a multiple of this many blocks */
     struct kvi_holder *overlays[KV_N_TIERS][KVI_OVERLAYS]; /* NULL: no blocks there */
 };
 
@@ -46,6 +52,12 @@ struct kvi_windows {
 static inline struct kvi_windows *kvi_windows_of(const struct kvi_holder *holder)
 {
     return atomic_load_explicit(&holder->windows, memory_order_acquire);
+}
+
+/** Return the number of overlays of each tier that a holder with these windows may have. */
+static inline uint32_t kvi_overlays_of(const struct kvi_windows *windows)
+{
+    return (windows->n + KVI_OVERLAY_WINDOWS - 1) / KVI_OVERLAY_WINDOWS;
 }
 
 /** Windows that make up the window's group. */

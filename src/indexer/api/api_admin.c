@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/json/json.h"
+#include "indexer/api/body_groups.h"
 #include "indexer/api/explain.h"
 #include "indexer/model/lookup.h"
 #include "indexer/service.h"
@@ -43,6 +44,7 @@ static struct ki_habits habits_of(const struct ki_body *body)
 {
     struct ki_habits habits = {
         .eagle_drop = body->present & KI_EAGLE_DROP && body->eagle_drop,
+        .groups = body->groups,
         .silent_windows = body->present & KI_SILENT_WINDOWS && body->silent_windows,
     };
 
@@ -69,6 +71,9 @@ static int register_worker(struct ki_service *service, const struct ki_body *bod
         return kv_fail(error, -EINVAL, 0, "eagle_groups are no numbers from 0 to 63 and commas");
     if (body->eagle_groups && !registration->habits.eagle_drop)
         return kv_fail(error, -EINVAL, 0, "eagle_groups needs eagle_drop");
+    rc = ki_told_check(&body->groups, (uint32_t)body->block_size, error);
+    if (rc < 0)
+        return rc;
     rc = ki_registry_register(service->registry, registration, error);
     if (rc == 0 && (body->present & KI_HASH_LOOKAHEAD))
         ki_registry_note_forms(service->registry, registration->model, registration->tenant,
@@ -101,8 +106,8 @@ void ki_api_register(void *arg, struct ki_request *request, struct ki_reply *rep
         return;
     if (ki_read_body(request, reply, KI_INSTANCE_ID | KI_ENDPOINT | KI_MODEL_NAME | KI_BLOCK_SIZE,
                      KI_TENANT_ID | KI_DP_RANK | KI_REPLAY_ENDPOINT | KI_NUM_BLOCKS |
-                         KI_HASH_LOOKAHEAD | KI_EAGLE_DROP | KI_EAGLE_GROUPS | KI_SILENT_WINDOWS |
-                         KI_REPORT_MODE,
+                         KI_HASH_LOOKAHEAD | KI_EAGLE_DROP | KI_EAGLE_GROUPS | KI_GROUPS |
+                         KI_SILENT_WINDOWS | KI_REPORT_MODE,
                      scratch)) {
         const struct ki_body *body = &scratch->body;
         const struct ki_registration registration = {
@@ -216,6 +221,10 @@ static void write_listener(struct kv_json_writer *w, const struct ki_worker_info
     if (info->reasons) {
         kv_json_key(w, "partial_reasons");
         ki_reasons_write(w, info->reasons);
+    }
+    if (info->n_groups) {
+        kv_json_key(w, "groups");
+        ki_groups_write(info->groups, info->n_groups, info->block_size, w);
     }
     write_left_out(w, info);
     kv_json_end_object(w);

@@ -381,6 +381,7 @@ static void query_hashes(struct ki_service *service, struct ki_scratch *scratch,
         .hashes = (const uint64_t *)(const void *)body->block_hashes.data,
         .n = body->block_hashes.len / sizeof(uint64_t),
         .body = body,
+        .named = named,
     };
     struct ki_model *model;
 

@@ -8,10 +8,11 @@
 #include "base/args/instance.h"
 #include "base/core/utf8.h"
 #include "base/json/msgpack.h"
+#include "indexer/api/body_groups.h"
 #include "indexer/api/body_mm.h"
 #include "indexer/api/body_msgpack.h"
 
-enum type { U32, INSTANCE, BOOL, STRING, LONG_STRING, U32S, BITS64S, MM_OBJECTS, MM_INFOS };
+enum type { U32, INSTANCE, BOOL, STRING, LONG_STRING, U32S, BITS64S, MM_OBJECTS, MM_INFOS, GROUPS };
 
 static const struct field {
     const char *name;
@@ -40,6 +41,7 @@ static const struct field {
     {"hash_lookahead", U32, KI_HASH_LOOKAHEAD, offsetof(struct ki_body, hash_lookahead)},
     {"eagle_drop", BOOL, KI_EAGLE_DROP, offsetof(struct ki_body, eagle_drop)},
     {"eagle_groups", STRING, KI_EAGLE_GROUPS, offsetof(struct ki_body, eagle_groups)},
+    {"groups", GROUPS, KI_GROUPS, offsetof(struct ki_body, groups)},
     {"silent_windows", BOOL, KI_SILENT_WINDOWS, offsetof(struct ki_body, silent_windows)},
     {"kv_cache_report_mode", STRING, KI_REPORT_MODE, offsetof(struct ki_body, report_mode)},
     {"url", LONG_STRING, KI_URL, offsetof(struct ki_body, url)},
@@ -288,6 +290,12 @@ static void read_value(struct reading *r, const struct field *field)
     case MM_OBJECTS:
     case MM_INFOS:
         read_mm(r, field->type == MM_INFOS);
+        break;
+    case GROUPS:
+        if (r->is_json)
+            ki_told_read_json(&r->json, &r->body->unescaped, at(r, field));
+        else
+            ki_told_read_msgpack(&r->msgpack, at(r, field));
         break;
     }
     r->body->present |= field->bit;

@@ -16,6 +16,7 @@
 #include "base/core/buf.h"
 #include "base/core/error.h"
 #include "base/json/json.h"
+#include "event/reader/told.h"
 
 #define KI_MAX_NAME 1024 /* bytes of a string in a request; URLs and endpoints: 2048 */
 
@@ -41,6 +42,7 @@ enum ki_field {
     KI_SILENT_WINDOWS = 1 << 19,
     KI_REPORT_MODE = 1 << 20,
     KI_EAGLE_GROUPS = 1 << 21,
+    KI_GROUPS = 1 << 23,
     KI_SEQUENCE_HASHES = 1 << 22, /* where both are taken, stands for a required KI_BLOCK_HASHES */
     KI_ROUTING_GROUP = 1 << 13,   /* ki_body_parse's own: read into tenant_id */
 };
@@ -54,6 +56,7 @@ struct ki_body {
     /* C strings, NULL when absent; valid until the next parse. */
     const char *endpoint, *replay_endpoint, *model_name, *tenant_id, *lora_name, *cache_salt, *url,
         *routing_group, *report_mode, *eagle_groups;
+    struct kve_told groups;
     struct kv_buf token_ids;          /* raw uint32_t */
     struct kv_buf block_hashes;       /* raw uint64_t; with KI_SEQUENCE_HASHES: these */
     struct kv_buf mm_objects;         /* raw struct ki_mm_object, in the order of the request */

@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "base/core/clock.h"
+#include "indexer/api/cut.h"
 #include "indexer/service.h"
 #include "kv_event.h"
 
@@ -40,11 +41,8 @@ static void add_partial(struct view *view, ki_reasons reasons, size_t ranks)
 }
 
 static void look_at_workers(struct ki_service *service, const struct ki_model *model,
-                            struct view *view)
+                            const struct ki_worker_info *infos, long n, struct view *view)
 {
-    struct ki_worker_info *infos;
-    long n = ki_registry_workers(service->registry, &infos);
-
     memset(view, 0, sizeof(*view));
     for (long i = 0; i < n; i++) {
         const struct ki_worker_info *info = &infos[i];
@@ -69,8 +67,6 @@ static void look_at_workers(struct ki_service *service, const struct ki_model *m
             view->skipped[s] += info->skipped[s];
     }
     add_partial(view, KI_BECAUSE(UNFOLLOWED), ki_registry_unfollowed(service->registry, model));
-    if (n >= 0)
-        ki_worker_infos_free(infos, n);
 }
 
 /*
@@ -194,14 +190,18 @@ static const char *cause_of_all(const struct ki_model *model, const struct view 
 /* Name the most likely cause: a word for programs, a sentence for people. */
 static const char *cause(const struct ki_model *model, const struct ki_explain_ask *ask,
                          const struct view *view, const struct kvi_stats *stats,
-                         const struct kvi_matches *matches, char text[TEXT_BYTES],
-                         const char **ret_text)
+                         const struct kvi_matches *matches, const struct ki_cut *cut,
+                         char text[TEXT_BYTES], const char **ret_text)
 {
     const char *hint, *of_all;
 
     if (matches->n > 0) {
         *ret_text = "at least one worker holds the first block";
         return "matched";
+    }
+    if (ki_cut_is_all(cut)) {
+        *ret_text = "a worker holds the first block, but its cache groups allow no match: see cut";
+        return "cut_by_group";
     }
     if (ask->n == 0) {
         *ret_text = ask->prompt
@@ -270,11 +270,15 @@ void ki_explain(struct ki_service *service, const struct ki_model *model,
     char buffer[TEXT_BYTES];
     const char *word, *text;
     struct kvi_stats stats = {.size = sizeof(stats)};
+    struct ki_worker_info *infos;
+    long n = ki_registry_workers(service->registry, &infos);
+    struct ki_cut cut = {0};
     struct view view;
 
-    look_at_workers(service, model, &view);
+    look_at_workers(service, model, infos, n, &view);
+    ki_cut_find(&cut, model, ask);
     kvi_get_stats(model->index, &stats);
-    word = cause(model, ask, &view, &stats, matches, buffer, &text);
+    word = cause(model, ask, &view, &stats, matches, &cut, buffer, &text);
     kv_json_key(w, "explain");
     kv_json_begin_object(w);
     kv_json_member_str(w, "reason", word);
@@ -290,6 +294,12 @@ void ki_explain(struct ki_service *service, const struct ki_model *model,
     kv_json_member_u64(w, "active_ranks", view.active);
     kv_json_member_u64(w, "partial_ranks", view.partial);
     write_reasons(w, &view);
+    ki_cut_write(&cut, model, infos, n, w);
+    if (view.with_reason[KI_REASON_UNKNOWN_GROUP])
+        kv_json_member_str(w, "hint",
+                           "a cache group is not followed: see groups in /workers. Of "
+                           "chunked_local_attention no event has the chunk's length: tell it as "
+                           "groups of the registration");
     kv_json_member_u64(w, "disconnected_ranks", view.disconnected);
     kv_json_member_u64(w, "indexed_blocks", stats.blocks);
     kv_json_member_u64(w, "batches", view.batches);
@@ -308,6 +318,9 @@ void ki_explain(struct ki_service *service, const struct ki_model *model,
                                                     : 0);
     }
     kv_json_end_object(w);
+    ki_cut_fini(&cut);
+    if (n >= 0)
+        ki_worker_infos_free(infos, n);
 }
 
 #define MOST_NAMED 16u /* models in the answer to a query of an unknown one */

@@ -21,6 +21,7 @@ struct ki_explain_ask {
     const uint64_t *hashes; /* local hashes of the prompt's full blocks */
     size_t n;
     const struct ki_prompt *prompt; /* NULL for /query_by_hash */
+    bool named;                     /* hashes are sequence hashes */
     const struct ki_body *body;
 };
 

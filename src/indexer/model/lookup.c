@@ -162,8 +162,9 @@ static int ask_other(struct ki_lookup *lookup, struct kvi_index *index,
     int rc = hash_form(prompt, form, &lookup->other_hashes);
 
     if (rc == 0)
-        rc = kvi_find(index, (const uint64_t *)(const void *)lookup->other_hashes.data,
-                      lookup->other_hashes.len / sizeof(uint64_t), &lookup->others);
+        rc = kvi_find_groups(index, (const uint64_t *)(const void *)lookup->other_hashes.data,
+                             lookup->other_hashes.len / sizeof(uint64_t), &lookup->others,
+                             lookup->groups);
     return rc < 0 ? rc : append(&lookup->matches, &lookup->others);
 }
 
@@ -181,8 +182,8 @@ int ki_lookup_prompt(struct ki_lookup *lookup, struct kvi_index *index,
     if (rc < 0)
         return rc;
     lookup->n_blocks = lookup->hashes.len / sizeof(uint64_t);
-    rc = kvi_find(index, (const uint64_t *)(const void *)lookup->hashes.data, lookup->n_blocks,
-                  &lookup->matches);
+    rc = kvi_find_groups(index, (const uint64_t *)(const void *)lookup->hashes.data,
+                         lookup->n_blocks, &lookup->matches, lookup->groups);
     if (rc < 0 || !forms)
         return rc;
     while (forms && rc == 0)

@@ -49,11 +49,12 @@ struct ki_prompt {
 
 /** Result of a lookup, used again. Zero-initialise. Thread-confined. */
 struct ki_lookup {
-    struct kv_buf hashes; /* raw uint64_t of the first form tried, for explain */
+    struct kv_buf hashes; /* raw uint64_t of the first form tried */
     size_t n_blocks;      /* blocks in hashes */
     struct kvi_matches matches;
     struct kv_buf other_hashes;
     struct kvi_matches others;
+    struct kvi_group_matches *groups; /* gets what kvi_find_groups gives; NULL: not wanted */
 };
 void ki_lookup_fini(struct ki_lookup *lookup);
 

@@ -100,6 +100,7 @@ void ki_worker_infos_free(struct ki_worker_info *infos, long n)
         free(infos[i].model);
         free(infos[i].tenant);
         free(infos[i].last_error);
+        free(infos[i].groups);
     }
     free(infos);
 }

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "base/json/json.h"
+#include "indexer/api/body_groups.h"
 #include "indexer/service.h"
 
 static void write_registration(struct kv_json_writer *w, const struct ki_worker_info *info)
@@ -38,6 +39,10 @@ static void write_registration(struct kv_json_writer *w, const struct ki_worker_
         kv_json_member_bool(w, "eagle_drop", true);
     if (info->habits.eagle_groups)
         kv_json_member_str(w, "eagle_groups", ki_groups_format(info->habits.eagle_groups, groups));
+    if (info->habits.groups.n) {
+        kv_json_key(w, "groups");
+        ki_told_write(&info->habits.groups, w);
+    }
     kv_json_member_u64(w, "version", info->version);
     kv_json_end_object(w);
 }

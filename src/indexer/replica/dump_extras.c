@@ -24,7 +24,7 @@ static bool read_window_field(struct kv_json *json, struct kv_str key, struct kv
     } else if (kv_str_eq(key, "stride")) {
         extra->window.stride = (uint32_t)kv_json_u64(json, UINT32_MAX);
     } else if (kv_str_eq(key, "state")) {
-        extra->window.state = (uint32_t)kv_json_u64(json, 1);
+        extra->window.needs = (enum kv_needs)kv_json_u64(json, KV_NEEDS_CHUNK);
     } else if (kv_str_eq(key, "part")) {
         extra->window.part = (uint32_t)kv_json_u64(json, UINT32_MAX);
     } else if (kv_str_eq(key, "parts")) {
@@ -149,6 +149,10 @@ void ki_dump_read_extra(struct ki_dump_reader *reader, struct kv_json *json,
     }
     extra.sources = (const struct kvi_source_copies *)(const void *)reader->sources.data;
     extra.n_sources = reader->sources.len / sizeof(*extra.sources);
+    if (extra.window.need == UINT32_MAX) {
+        extra.window.need = 1;
+        extra.window.needs = KV_NEEDS_ALL;
+    }
     if (extra.kind == KVI_EXTRA_WINDOW_BLOCK && extra.window.need)
         extra.kind = KVI_EXTRA_WINDOW;
     else if (extra.kind == KVI_EXTRA_WINDOW_BLOCK && is_placed)

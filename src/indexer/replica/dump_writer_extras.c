@@ -4,6 +4,8 @@
 
 static void write_window(struct ki_dump_writer *d, const struct kvi_extra *extra)
 {
+    bool all = extra->window.needs == KV_NEEDS_ALL;
+
     if (extra->kind == KVI_EXTRA_RULE) {
         kv_json_member_bool(&d->w, "alone", extra->alone);
         kv_json_member_bool(&d->w, "eagle_drop", extra->drops);
@@ -18,9 +20,9 @@ static void write_window(struct ki_dump_writer *d, const struct kvi_extra *extra
         kv_json_member_u64(&d->w, "part", extra->window.part);
     if (extra->kind == KVI_EXTRA_WINDOW) {
         kv_json_member_u64(&d->w, "window", extra->window.window);
-        kv_json_member_u64(&d->w, "need", extra->window.need);
+        kv_json_member_u64(&d->w, "need", all ? UINT32_MAX : extra->window.need);
         kv_json_member_u64(&d->w, "stride", extra->window.stride);
-        kv_json_member_u64(&d->w, "state", extra->window.state);
+        kv_json_member_u64(&d->w, "state", all ? 0 : (uint64_t)extra->window.needs);
         if (extra->window.parts > 1)
             kv_json_member_u64(&d->w, "parts", extra->window.parts);
         return;

@@ -14,7 +14,7 @@
 #include "base/core/clock.h"
 #include "base/core/log.h"
 #include "base/thread/thread.h"
-#include "indexer/api/body.h"
+#include "indexer/api/body_groups.h"
 #include "indexer/registry/removals.h"
 #include "indexer/replica/fetch.h"
 
@@ -97,6 +97,14 @@ static void read_groups(struct kv_json *json, uint64_t *ret)
     kv_buf_fini(&scratch);
 }
 
+static void read_told_groups(struct kv_json *json, struct kve_told *ret)
+{
+    struct kv_buf scratch = KV_BUF_INIT;
+
+    ki_told_read_json(json, &scratch, ret);
+    kv_buf_fini(&scratch);
+}
+
 static void read_entry(struct ki_peer_document *d, struct kv_json *json, bool removed)
 {
     struct ki_peer_entry *e = add_entry(d, removed, json);
@@ -124,6 +132,8 @@ static void read_entry(struct ki_peer_document *d, struct kv_json *json, bool re
             r->habits.eagle_drop = kv_json_bool(json);
         else if (kv_str_eq(key, "eagle_groups"))
             read_groups(json, &r->habits.eagle_groups);
+        else if (kv_str_eq(key, "groups"))
+            read_told_groups(json, &r->habits.groups);
         else if (kv_str_eq(key, "silent_windows"))
             r->habits.silent_windows = kv_json_bool(json);
         else if (kv_str_eq(key, "kv_cache_report_mode"))

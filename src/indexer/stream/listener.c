@@ -303,6 +303,22 @@ void ki_listener_change_model(struct ki_listener *l, struct ki_model *model)
     ki_model_release(old);
 }
 
+/* List the rank's cache groups. Without memory there are none. */
+static void list_groups(struct ki_listener *l, struct ki_worker_info *ret)
+{
+    struct kve_sources *sources = &l->applier.reader->sources;
+    struct kve_listed_group groups[KVE_MAX_LISTED];
+
+    if (!sources->groups.n && !sources->told.n)
+        return;
+    ret->n_groups = kve_sources_list(sources, l->rank, l->model->block_size, groups);
+    ret->groups = malloc(KV_MAX(ret->n_groups, 1u) * sizeof(*groups));
+    if (ret->groups)
+        memcpy(ret->groups, groups, ret->n_groups * sizeof(*groups));
+    else
+        ret->n_groups = 0;
+}
+
 void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
 {
     const struct ki_stream *s = &l->stream;
@@ -360,6 +376,7 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
         .unknown_media = l->applier.reader->unknown_media,
     };
     memcpy(ret->skipped, a->skipped, sizeof(ret->skipped));
+    list_groups(l, ret);
     ki_listener_unlock(l);
 }
 

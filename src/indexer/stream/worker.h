@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "event/reader/sources.h"
 #include "event/wire/media.h"
 #include "indexer/view/habits.h"
 #include "indexer/view/reasons.h"
@@ -96,6 +97,8 @@ struct ki_worker_info {
     uint32_t odd_frames;
     uint64_t event_block_size; /* of events left out because it isn't the registered one; 0: none */
     struct kve_unknown_media unknown_media;
+    struct kve_listed_group *groups; /* as events and the registration tell them; NULL: none */
+    uint32_t n_groups;
 };
 
 /** A rank with blocks of a dump, or of a past registration, and the stream that brings its blocks. */

@@ -16,9 +16,12 @@
 #include "indexer/view/apply_impl.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/args/instance.h"
+#include "base/core/log.h"
 #include "event/reader/reader.h"
 #include "indexer/model/lookup.h"
 
@@ -29,6 +32,7 @@ void ki_applier_fini(struct ki_applier *a)
     ki_reports_fini(&a->reports);
     ki_ranges_clear(&a->ranges);
     ki_small_clear(&a->small);
+    ki_main_names_fini(&a->names);
     ki_doubts_clear(&a->doubts);
     ki_doubts_clear(&a->cleared);
     ki_doubts_clear(&a->incomplete);
@@ -103,6 +107,7 @@ void ki_applier_set_habits(struct ki_applier *a, const struct ki_habits *habits)
     if (!~habits->eagle_groups)
         a->habits.eagle_groups = 0; /* all that a registration can name: all there are */
     a->reports.mode = habits->report_mode;
+    a->reader->sources.told = habits->groups;
 }
 
 uint64_t ki_applier_unexplained(const struct ki_applier *a)
@@ -454,6 +459,25 @@ static void doubt_lost(struct ki_applier *a)
         a->pool_clear.n = 0; /* a block may have been stored anew */
 }
 
+/* The number of a told group; -1: any. */
+static int64_t number_of(const struct kve_told_group *group)
+{
+    return group->group == KVE_ANY_GROUP ? -1 : (int64_t)group->group;
+}
+
+/* Say once of each group that its events tell it otherwise than the registration: events count. */
+static void warn_of_groups(struct ki_applier *a)
+{
+    uint32_t news = a->reader->sources.differs & ~a->told_otherwise;
+    char digits[KV_INSTANCE_DIGITS];
+
+    for (a->told_otherwise |= news; news; news &= news - 1)
+        kv_log_warn("indexer", "events tell a cache group otherwise than the registration's groups",
+                    "worker=%s rank=%" PRIu32 " group=%" PRId64,
+                    kv_instance_text(a->instance, a->who, digits), a->rank,
+                    number_of(&a->habits.groups.items[__builtin_ctz(news)]));
+}
+
 static void count_batch(struct ki_applier *a, const struct kve_batch *batch, size_t len)
 {
     ki_event_counts_add(&a->counts);
@@ -473,10 +497,14 @@ static enum ki_applied put_batch(struct ki_applier *a, struct kvi_index *index,
 
     a->reports.judged_to = 0;
     a->small.work = 0;
+    ki_main_names_begin(&a->names, batch);
+    if (KV_UNLIKELY(a->reader->sources.differs != a->told_otherwise))
+        warn_of_groups(a);
     if (ki_applier_declare_windows(a, index, batch) < 0)
         put.result = KI_APPLIED_PART;
     for (size_t i = 0; i < batch->n_ops; i++)
         put_op(a, index, &put, i);
+    ki_main_names_begin(&a->names, NULL);
     doubt_lost(a);
     if (put.alone || ki_doubts_has(&a->doubts, KI_WHY_PLACES))
         doubt_places(a, index);

@@ -17,8 +17,6 @@
 #include "indexer/view/store_run.h"
 #include "kv_event.h"
 
-_Static_assert(KVI_MAX_WINDOW_PARTS == KVE_MAX_PARTS, "the index takes what the reader tells");
-
 /** Use of the multimodal objects in extra_keys: see kve_reader_opts. */
 enum ki_mm_keys { KI_MM_PLACED, KI_MM_WITHOUT_OFFSETS, KI_MM_IGNORED };
 
@@ -88,8 +86,9 @@ struct ki_applier {
     uint32_t n_ranks;
     bool unnamed; /* the registered one is none of them: all events name others */
     struct ki_habits habits;
-    bool has_windows; /* the engine has announced cache groups beside the main one */
-    bool retains;     /* some group has kept none of an event's blocks: see SPARSE_REPORTS */
+    uint32_t told_otherwise; /* kve_sources.differs, as it was logged */
+    bool has_windows;        /* the engine has announced cache groups beside the main one */
+    bool retains;            /* some group has kept none of an event's blocks: see SPARSE_REPORTS */
     /* the index lacks blocks with salts that the publisher had, and hasn't cleared since */
     bool purged;
     /* Evidence of missing blocks in the last batch (struct ki_evidence). */
@@ -98,13 +97,14 @@ struct ki_applier {
         uint64_t removed; /* removals from the device of blocks that the index had */
         bool full;
     } last;
-    struct ki_reports reports; /* of held blocks, which look like new copies */
-    struct ki_ranges ranges;   /* of blocks that they name: how many copies the engine has */
-    struct ki_small small;     /* blocks of groups with smaller blocks */
-    struct ki_doubts doubts;   /* enum ki_why: reasons for which a rank's answers may be wrong */
-    struct ki_doubts cleared;  /* ranks that were cleared since the last loss, bit 1 */
-    uint64_t losses;           /* of the stream, when cleared was emptied */
-    uint32_t n_cleared;        /* ranks brought when all of them were last cleared */
+    struct ki_reports reports;  /* of held blocks, which look like new copies */
+    struct ki_ranges ranges;    /* of blocks that they name: how many copies the engine has */
+    struct ki_small small;      /* blocks of groups with smaller blocks */
+    struct ki_main_names names; /* main blocks of the batch that is being applied */
+    struct ki_doubts doubts;    /* enum ki_why: reasons for which a rank's answers may be wrong */
+    struct ki_doubts cleared;   /* ranks that were cleared since the last loss, bit 1 */
+    uint64_t losses;            /* of the stream, when cleared was emptied */
+    uint32_t n_cleared;         /* ranks brought when all of them were last cleared */
     /* Blocks, by hash in place of the owner, that lack a component which others have: bit per tier */
     struct ki_doubts incomplete;
     bool unordered;  /* a block may be told before its parent */

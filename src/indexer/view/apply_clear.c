@@ -23,14 +23,15 @@ static void clear_blocks(struct ki_applier *a, uint32_t rank)
 
 /*
  * End the doubts about tiers that a clear empties. One that may be of the device or of a pool below
- * it leaves both in doubt.
+ * it leaves both in doubt; a pool in which a group lives counts as the device.
  */
 static void clear_doubts(struct ki_applier *a, const struct kve_op *op, uint64_t owner)
 {
     bool device = op->tiers & 1u << KV_TIER_DEVICE;
 
     if (!owner && op->unsure) {
-        ki_doubts_add(&a->doubts, op->rank, 0, KI_WHY_CLEAR | KI_WHY_DEVICE_CLEAR);
+        ki_doubts_add(&a->doubts, op->rank, 0,
+                      KI_WHY_DEVICE_CLEAR | (a->reader->pool_tiers ? KI_WHY_CLEAR : 0u));
         return;
     }
     ki_doubts_end(&a->doubts, op->rank, owner, op->tiers & KI_WHY_TIERS);

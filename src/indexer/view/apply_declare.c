@@ -44,7 +44,7 @@ static bool drops_in(const struct ki_applier *a, const struct ki_windows *window
         const struct kvi_window *w = &windows->items[i];
 
         if (w->window == window->window && w->need == window->need && w->stride == window->stride &&
-            w->state == window->state && ki_window_parts(w) == ki_window_parts(window) &&
+            w->needs == window->needs && ki_window_parts(w) == ki_window_parts(window) &&
             gives_up(a, w->group))
             return true;
     }
@@ -57,25 +57,61 @@ static bool full_drops(const struct ki_applier *a, const struct ki_windows *wind
     bool drops = gives_up(a, kve_sources_main_group(&a->reader->sources, rank));
 
     for (int i = 0; i < windows->n && !drops; i++)
-        drops = windows->items[i].need == KVI_NEED_ALL && drops_in(a, windows, &windows->items[i]);
+        drops = windows->items[i].needs == KV_NEEDS_ALL && drops_in(a, windows, &windows->items[i]);
     return drops;
+}
+
+/* Whether full attention of another size than the main group's gives up a block: each gives up its own. */
+static bool drops_other_sizes(const struct ki_applier *a, const struct ki_windows *windows)
+{
+    for (int i = 0; i < windows->n; i++) {
+        const struct kvi_window *w = &windows->items[i];
+
+        if (w->needs == KV_NEEDS_ALL && (w->stride > 1 || ki_window_parts(w) > 1) &&
+            drops_in(a, windows, w))
+            return true;
+    }
+    return false;
 }
 
 bool ki_applier_drops_beyond_main(const struct ki_applier *a, const struct ki_windows *windows,
                                   uint32_t rank)
 {
-    if (!a->habits.eagle_drop || !a->habits.eagle_groups || full_drops(a, windows, rank))
+    if (!a->habits.eagle_drop)
+        return false;
+    if (drops_other_sizes(a, windows))
+        return true;
+    if (!a->habits.eagle_groups || full_drops(a, windows, rank))
         return false;
     for (int i = 0; i < windows->n; i++) {
         const struct kvi_window *w = &windows->items[i];
 
-        if (w->need != KVI_NEED_ALL && !w->state && drops_in(a, windows, w))
+        if (w->needs == KV_NEEDS_RUN && drops_in(a, windows, w))
             return true;
     }
     return false;
 }
 
 /* -- windows and sizes of groups --------------------------------------------------------------- */
+
+enum ki_form ki_form_of(const struct ki_applier *a, const struct kve_source *source)
+{
+    if (source->parts == 1)
+        return KI_FORM_BLOCKS;
+    if (source->needs == KV_NEEDS_STATE)
+        return KI_FORM_NAMES;
+    /* With block drop a match may need the first part behind its end. */
+    if (source->needs != KV_NEEDS_RUN || a->habits.eagle_drop || source->need >= source->parts ||
+        source->parts <= KVI_MAX_WINDOW_PARTS)
+        return KI_FORM_PARTS;
+    return source->need == 1 ? KI_FORM_NAMES : KI_FORM_TAIL;
+}
+
+/* Windows that the index has for the group. */
+static uint32_t n_windows(const struct ki_applier *a, const struct kve_source *source)
+{
+    return ki_form_of(a, source) == KI_FORM_PARTS ? source->parts : 1;
+}
 
 /*
  * Give the rank the source's windows, one for each part of a registered block. A group for which
@@ -90,15 +126,18 @@ static int declare_source(struct ki_applier *a, struct kvi_index *index, uint32_
                                 .window = source->window,
                                 .need = source->need,
                                 .stride = source->stride,
-                                .state = !source->window && source->need != KVE_NEED_ALL,
-                                .parts = source->parts};
+                                .needs = source->needs,
+                                .parts = n_windows(a, source)};
     struct ki_windows all;
+    bool crowded = window.parts > KVI_MAX_WINDOW_PARTS;
     int rc = 0;
 
     a->has_windows = true;
-    for (; window.part < source->parts && rc >= 0; window.part++)
+    if (ki_form_of(a, source) == KI_FORM_TAIL)
+        window.need = 1; /* block with its whole tail */
+    for (; !crowded && window.part < window.parts && rc >= 0; window.part++)
         rc = kvi_set_window(index, holder, &window);
-    if (rc == -ENOSPC && kvi_get_windows(index, holder, all.items) > 0) {
+    if (crowded || (rc == -ENOSPC && kvi_get_windows(index, holder, all.items) > 0)) {
         ki_doubts_add(&a->doubts, rank, 0, KI_WHY_CROWDED);
         rc = 0;
     }
@@ -146,23 +185,28 @@ int ki_applier_declare_windows(struct ki_applier *a, struct kvi_index *index,
 int ki_windows_find(const struct ki_applier *a, const struct ki_windows *windows,
                     const struct kve_source *source, struct ki_small_group *ret)
 {
-    uint32_t found = 0;
+    uint32_t found = 0, n = n_windows(a, source);
 
-    *ret = (struct ki_small_group){
-        .group = source->group, .need = source->need, .parts = source->parts};
+    *ret =
+        (struct ki_small_group){.group = source->group,
+                                .need = source->needs == KV_NEEDS_RUN ? source->need : UINT32_MAX,
+                                .parts = source->parts,
+                                .tail = ki_form_of(a, source) == KI_FORM_TAIL};
+    if (n == 1)
+        ret->parts = ret->tail ? source->need : 1;
     if (source->parts > KV_COUNT(ret->numbers))
         return -ENOENT;
     for (int i = 0; i < windows->n; i++) {
         const struct kvi_window *w = &windows->items[i];
 
-        if (w->group != source->group || ki_window_parts(w) != source->parts ||
-            w->stride != source->stride)
+        /* Before the batch showed the size of the group's blocks, a key inside of one stood for it. */
+        if (w->group != source->group || ki_window_parts(w) != n || w->stride % source->stride)
             continue;
         ret->numbers[w->part] = (uint32_t)i;
         ret->drops |= drops_in(a, windows, w);
         found++;
     }
-    return found == source->parts ? 0 : -ENOENT;
+    return found == n ? 0 : -ENOENT;
 }
 
 int ki_windows_find_size(const struct ki_applier *a, const struct ki_windows *windows,
@@ -174,6 +218,7 @@ int ki_windows_find_size(const struct ki_applier *a, const struct ki_windows *wi
         if (windows->items[i].group != source->group)
             continue;
         other.need = windows->items[i].need;
+        other.needs = windows->items[i].needs;
         other.stride = windows->items[i].stride;
         other.parts = ki_window_parts(&windows->items[i]);
         return ki_windows_find(a, windows, &other, ret);

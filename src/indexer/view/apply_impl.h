@@ -26,6 +26,21 @@ static inline uint32_t ki_window_parts(const struct kvi_window *window)
 }
 
 /**
+ * How the blocks of a group are followed. Which of them a match can need decides:
+ *
+ *     form      blocks of the group                        windows of the index   small.h has
+ *     BLOCKS    of the registered size, or larger          1                      -
+ *     NAMES     smaller, and a match needs one of them,    1: what ends with      -
+ *               at its end: a state                        a registered block
+ *     TAIL      more than KVI_MAX_WINDOW_PARTS in one,     1: blocks with all     the last `need`
+ *               and a match needs the last few             of their tails         parts
+ *     PARTS     smaller                                    1 for each part        all parts
+ */
+enum ki_form { KI_FORM_BLOCKS, KI_FORM_NAMES, KI_FORM_TAIL, KI_FORM_PARTS };
+
+enum ki_form ki_form_of(const struct ki_applier *a, const struct kve_source *source);
+
+/**
  * Find the source's group among the windows. Returns 0; -ENOENT when it isn't there, or has blocks
  * of another size, or of more parts than @ret can name.
  */
@@ -66,8 +81,9 @@ static inline bool ki_applier_is_window(const struct ki_applier *a, const struct
 int ki_applier_declare_drops(const struct ki_applier *a, struct kvi_index *index, uint32_t rank);
 
 /**
- * Whether windows alone give up a block: they may have the one behind the match where full attention
- * hasn't, and nothing tells which prompt that serves.
+ * Whether block drop leaves open what a prompt has. Where windows alone give up a block, they may have
+ * the one behind the match, which full attention hasn't; where full attention has groups of several
+ * sizes, each gives up a block of its own.
  */
 bool ki_applier_drops_beyond_main(const struct ki_applier *a, const struct ki_windows *windows,
                                   uint32_t rank);

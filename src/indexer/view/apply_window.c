@@ -3,6 +3,8 @@
  * Operations on windows. Which way one goes depends on what its blocks are:
  *
  *     blocks of the registered size     a cache of its own (apply_store.c)
+ *     smaller ones, of which a match    the same, of those that end registered blocks
+ *       needs the last alone              (by their names)
  *     parts of registered blocks        counted in small.h, which sets the bits
  *     of a size nobody has declared     the tier is in doubt: nothing tells which blocks these are
  *
@@ -81,6 +83,24 @@ static int apply_small(struct ki_applier *a, struct kvi_index *index, struct kv_
     }
 }
 
+/* -- blocks that end registered ones ----------------------------------------------------------- */
+
+/*
+ * Of a group's smaller blocks a match can need those alone that end registered ones. They find their
+ * places by their names, when the main group has stored these; the others never do.
+ */
+static long apply_names(struct ki_applier *a, struct kvi_index *index,
+                        const struct kvi_cache *cache, const struct kve_op *op,
+                        const struct kve_source *source, enum ki_verdict verdict)
+{
+    if (op->type == KVE_OP_REMOVE)
+        return ki_applier_take(a, index, cache, op);
+    if (kve_reader_has_main(a->reader, op->rank) && op->type == KVE_OP_STORE_KNOWN)
+        return ki_applier_store(a, index, cache, op, verdict);
+    lose_tier(a, op, source); /* nothing tells which blocks end registered ones */
+    return 0;
+}
+
 /* -- one operation ----------------------------------------------------------------------------- */
 
 int ki_applier_apply_window(struct ki_applier *a, struct kvi_index *index, const struct kve_op *op,
@@ -107,9 +127,13 @@ int ki_applier_apply_window(struct ki_applier *a, struct kvi_index *index, const
         ki_doubts_add(&a->doubts, op->rank, 0, KI_WHY_DROPS);
     else
         ki_doubts_end(&a->doubts, op->rank, 0, KI_WHY_DROPS);
+    if (kve_reader_has_main(a->reader, op->rank))
+        group.names = &a->names;
     if (group.parts > 1)
         return apply_small(a, index, holder, op, &group, source, verdict);
     cache = kvi_window_of(holder, op->tier, source->owner[0] ? op->source : 0, group.numbers[0]);
+    if (ki_form_of(a, source) == KI_FORM_NAMES)
+        return (int)KV_MIN(apply_names(a, index, &cache, op, source, verdict), 0L);
     rc = op->type == KVE_OP_REMOVE ? ki_applier_take(a, index, &cache, op)
                                    : ki_applier_store(a, index, &cache, op, verdict);
     return (int)KV_MIN(rc, 0L);

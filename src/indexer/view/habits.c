@@ -14,7 +14,9 @@
 bool ki_habits_equal(const struct ki_habits *a, const struct ki_habits *b)
 {
     return a->eagle_drop == b->eagle_drop && a->eagle_groups == b->eagle_groups &&
-           a->silent_windows == b->silent_windows && a->report_mode == b->report_mode;
+           a->silent_windows == b->silent_windows && a->report_mode == b->report_mode &&
+           a->groups.n == b->groups.n &&
+           memcmp(a->groups.items, b->groups.items, a->groups.n * sizeof(a->groups.items[0])) == 0;
 }
 
 /* An empty list is refused: 0 would mean every group, which nobody writes as none. */

@@ -7,6 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "event/reader/told.h"
+
 /** Which requests ask the engine to report the blocks that they reuse (reports.h). */
 enum ki_report_mode {
     KI_REPORTS_UNKNOWN,     /* not told: the stream will show it */
@@ -15,9 +17,10 @@ enum ki_report_mode {
 };
 
 struct ki_habits {
-    bool eagle_drop;       /* gives up the last block that it finds: see kvi_set_keeps */
-    uint64_t eagle_groups; /* only these cache groups do: bit 1 << group; 0: all */
-    bool silent_windows;   /* evicts from windows without an event: the view stays partial */
+    bool eagle_drop;        /* gives up the last block that it finds: see kvi_set_keeps */
+    uint64_t eagle_groups;  /* only these cache groups do: bit 1 << group; 0: all */
+    struct kve_told groups; /* cache groups, for what events don't tell of them */
+    bool silent_windows;    /* evicts from windows without an event: the view stays partial */
     enum ki_report_mode report_mode;
 };
 

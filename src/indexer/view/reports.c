@@ -8,6 +8,9 @@
  *     is expected      the stream has reports, or shows one     ki_reports_are_on, goes_on
  *     is held          the engine's lookup may find them all    may_be_found
  *
+ * Where a group lives below the device, events stand by themselves: what it has there may be more
+ * than the engine found, and comes at other times (may_be_held).
+ *
  * Invariant: all events of one row have one verdict.
  */
 #include "indexer/view/reports.h"
@@ -63,6 +66,13 @@ static bool names_all(const struct kve_op *window, const struct kve_source *sour
     return true;
 }
 
+/* Return the number of the group of an operation of one of the engine's own caches. */
+static int64_t group_of(const struct kve_reader *reader, const struct kve_op *op,
+                        const struct kve_source *source)
+{
+    return op->source ? (int64_t)source->group : kve_sources_main_group(&reader->sources, op->rank);
+}
+
 /*
  * Find the row that begins at @at: an engine announces its groups in the order of their numbers. So
  * the last event of one row is never taken for the first of the next.
@@ -80,8 +90,7 @@ static void find_row(const struct kve_reader *reader, const struct kve_batch *ba
 
         if (op->rank != batch->ops[at].rank || !is_own_store(reader, op, &source))
             break;
-        group =
-            op->source ? (int64_t)source.group : kve_sources_main_group(&reader->sources, op->rank);
+        group = group_of(reader, op, &source);
         if (group <= last)
             break;
         last = group;
@@ -208,7 +217,8 @@ static bool may_be_found(struct ki_reports *r, struct kvi_index *index, struct k
         return false;
     n_windows = kvi_get_windows(index, holder, windows);
     for (int i = 0; i < n_windows; i++)
-        n_groups += !windows[i].part;
+        n_groups +=
+            !windows[i].part && !kve_reader_lives_below(reader, holder.rank, windows[i].group);
     if (row->n_windows < (size_t)n_groups)
         return false;
     for (size_t i = row->from; i < row->to && !found; i++) {
@@ -220,6 +230,35 @@ static bool may_be_found(struct ki_reports *r, struct kvi_index *index, struct k
             return false;
     }
     return true;
+}
+
+/*
+ * Return true for an event that is no part of a row: of a group that lives below the device, or beside
+ * full attention that does, whose events tell the tokens at other times.
+ */
+static bool is_by_itself(const struct kve_reader *reader, const struct kve_op *op)
+{
+    struct kve_source source;
+    int64_t main = kve_sources_main_group(&reader->sources, op->rank);
+
+    return is_own_store(reader, op, &source) &&
+           (kve_reader_lives_below(reader, op->rank, main) ||
+            kve_reader_lives_below(reader, op->rank, group_of(reader, op, &source)));
+}
+
+/* Return true when an event may be the report of its group by itself. */
+static bool may_be_held(struct kvi_index *index, struct kv_holder holder,
+                        const struct kve_reader *reader, const struct ki_ranges *ranges,
+                        const struct kve_op *op)
+{
+    struct kvi_cache cache = kvi_cache_of(holder, KV_TIER_DEVICE, 0);
+    struct kvi_window windows[KVI_MAX_WINDOWS];
+    int n = kvi_get_windows(index, holder, windows);
+    bool window = cache_of(reader, op, windows, n, &cache) && cache.window &&
+                  windows[cache.window - 1].needs != KV_NEEDS_ALL;
+
+    return (cache.window || !op->source) &&
+           may_have(index, ranges, &cache, op, window ? op->n - 1 : 0);
 }
 
 enum ki_verdict ki_reports_judge(struct ki_reports *r, struct kvi_index *index,
@@ -239,6 +278,12 @@ enum ki_verdict ki_reports_judge(struct ki_reports *r, struct kvi_index *index,
     r->maybe = false;
     if (r->mode == KI_REPORTS_INCREMENTAL)
         return r->verdict;
+    if (is_by_itself(reader, &batch->ops[at])) {
+        may = (on || ki_reports_may_be(r)) &&
+              may_be_held(index, holder, reader, ranges, &batch->ops[at]);
+        r->maybe = may && ki_reports_may_be(r);
+        return r->verdict = may && on ? KI_VERDICT_EITHER : KI_VERDICT_COPIES;
+    }
     find_row(reader, batch, at, &row);
     r->judged_to = KV_MAX(row.to, at + 1);
     if (!may_report(reader, &row))

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Blocks smaller than the registered ones (small.h). One operation's way:
+ * Blocks smaller than the registered ones (small.h). The way of an operation whose blocks no anchor
+ * places (small_anchored.c has the others'):
  *
  *     which table ─► first_part: where in a registered block does it begin?
  *                 ─► which blocks are named: all, or exactly those that a match can need?
@@ -12,7 +13,7 @@
  * fails (-ENOENT: it contradicts the tables, or doesn't tell enough) leaves its rank in `lost`: the
  * view is partial, and the tables may be wrong, until the rank is cleared.
  */
-#include "indexer/view/small.h"
+#include "indexer/view/small_impl.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -22,20 +23,6 @@
 #include "event/reader/reader.h"
 
 #define NONE KI_NO_PART
-
-/* An operation as it is applied. */
-struct work {
-    struct ki_small *s;
-    struct ki_parts *parts;
-    struct kvi_index *index;
-    struct kv_holder holder;
-    const struct ki_small_group *group;
-};
-
-static uint32_t last_part(const struct work *w)
-{
-    return w->group->parts - 1;
-}
 
 /* -- tables ------------------------------------------------------------------------------------ */
 
@@ -91,7 +78,8 @@ void ki_small_lose(struct ki_small *s, uint32_t rank)
 }
 
 /* Add an empty table at @at. NULL: out of memory. */
-static struct ki_small_table *add_table(struct ki_small *s, size_t at, const struct work *w)
+static struct ki_small_table *add_table(struct ki_small *s, size_t at,
+                                        const struct ki_small_work *w)
 {
     struct ki_small_table *t = malloc(sizeof(*t)), **grown;
     size_t more = KV_MAX(2 * s->capacity, (size_t)8);
@@ -120,7 +108,7 @@ static struct ki_small_table *add_table(struct ki_small *s, size_t at, const str
  * Find the operation's table; with @add, make it. Returns 0; -ENOENT when there is none, or one of
  * blocks of another size; -ENOMEM.
  */
-static int open_table(struct work *w, bool add)
+int ki_small_open_table(struct ki_small_work *w, bool add)
 {
     struct ki_small *s = w->s;
     uint32_t rank = w->holder.rank, group = w->group->group;
@@ -150,31 +138,49 @@ bool ki_small_is_alone(const struct ki_small *s, const struct kve_reader *reader
 
 /* -- the index --------------------------------------------------------------------------------- */
 
+/* Whether the group has all parts of a registered block that a match needs. */
+static bool has_tail(const struct ki_small_work *w, uint64_t hash)
+{
+    const struct ki_parts *p = w->parts;
+    uint32_t whole = ki_whole_find(p, hash);
+    bool all = whole != NONE && p->wholes.items[whole].copies;
+
+    for (uint32_t i = 0; all && i < ki_small_last(w); i++) {
+        uint32_t part = p->slots[ki_whole_slot(p, whole) + i].part;
+
+        all = part != NONE && p->parts.items[part].copies;
+    }
+    return all;
+}
+
 /*
  * Put the registered block into the window of a part, or take it out. The number for each batch is
  * bounded: one copy of a part may concern every block that begins with it, under one lock.
  */
-static int put(const struct work *w, uint64_t whole, uint32_t part, bool in)
+static int put(const struct ki_small_work *w, uint64_t whole, uint32_t part, bool in)
 {
     static const uint32_t none;
     const struct kvi_cache window =
-        kvi_window_of(w->holder, KV_TIER_DEVICE, 0, w->group->numbers[part]);
+        kvi_window_of(w->holder, KV_TIER_DEVICE, 0, w->group->numbers[w->group->tail ? 0 : part]);
     long rc;
 
-    if (w->s->work++ >= KI_MAX_SMALL_WORK)
+    w->s->work += w->group->tail ? w->group->parts : 1;
+    if (w->s->work > KI_MAX_SMALL_WORK)
         return -ENOENT;
+    if (w->group->tail)
+        in = in && has_tail(w, whole);
     rc = in ? kvi_store_known(w->index, window, &whole, 1)
             : kvi_take(w->index, window, &whole, &none, 1);
     return rc < 0 ? (int)rc : 0;
 }
 
-static bool main_has(const struct work *w, uint64_t hash)
+bool ki_small_main_has(const struct ki_small_work *w, uint64_t hash)
 {
     return kvi_get_block(w->index, kvi_cache_of(w->holder, KV_TIER_DEVICE, 0), hash).copies > 0;
 }
 
 /* Put all registered blocks that have this part into its window, or take them out. */
-static int put_all(const struct work *w, uint32_t part, bool in)
+static int put_all(const struct ki_small_work *w, uint32_t part, bool in)
 {
     const struct ki_parts *p = w->parts;
     const struct ki_block *b = &p->parts.items[part];
@@ -188,7 +194,7 @@ static int put_all(const struct work *w, uint32_t part, bool in)
 /* -- stores ------------------------------------------------------------------------------------ */
 
 /* The part with which the operation's blocks begin, or -ENOENT when nothing tells it. */
-static int first_part(const struct work *w, const struct kve_op *op)
+static int first_part(const struct ki_small_work *w, const struct kve_op *op)
 {
     uint32_t part;
 
@@ -197,14 +203,15 @@ static int first_part(const struct work *w, const struct kve_op *op)
     part = ki_part_find(w->parts, op->parent);
     if (part != NONE)
         return w->parts->parts.items[part].index + 1;
-    if (main_has(w, op->parent))
+    if (ki_small_main_has(w, op->parent))
         return 0;
     /* Without block drop and lookahead a group caches as many blocks as make up registered ones. */
     return w->group->drops || op->lookahead || op->n_covered % w->group->parts ? -ENOENT : 0;
 }
 
 /* Whether vLLM caches block @i behind the first one: others can't serve a match. */
-static bool is_reachable(const struct work *w, const struct kve_op *op, uint32_t first, size_t i)
+static bool is_reachable(const struct ki_small_work *w, const struct kve_op *op, uint32_t first,
+                         size_t i)
 {
     uint32_t parts = w->group->parts, drop = w->group->drops;
     uint64_t need = (uint64_t)w->group->need + drop;
@@ -222,7 +229,8 @@ static bool is_full(const struct ki_small *s)
 }
 
 /* One copy more of a part. Returns 0 and *@ret, or an error. */
-static int gain_part(struct work *w, uint64_t hash, uint64_t above, uint32_t index, uint32_t *ret)
+int ki_small_gain_part(struct ki_small_work *w, uint64_t hash, uint64_t above, uint32_t index,
+                       uint32_t *ret)
 {
     struct ki_parts *p = w->parts;
     uint32_t at = ki_part_find(p, hash);
@@ -244,7 +252,7 @@ static int gain_part(struct work *w, uint64_t hash, uint64_t above, uint32_t ind
 }
 
 /* One copy more of a registered block's last part. */
-static int gain_whole(struct work *w, uint64_t hash, uint32_t *ret)
+int ki_small_gain_whole(struct ki_small_work *w, uint64_t hash, uint32_t *ret)
 {
     struct ki_parts *p = w->parts;
     uint32_t at = ki_whole_find(p, hash);
@@ -260,16 +268,16 @@ static int gain_whole(struct work *w, uint64_t hash, uint32_t *ret)
         w->s->n++;
     }
     *ret = at;
-    return p->wholes.items[at].copies++ ? 0 : put(w, hash, last_part(w), true);
+    return p->wholes.items[at].copies++ ? 0 : put(w, hash, ki_small_last(w), true);
 }
 
 /* Note which parts the registered block has. */
-static int link_parts(struct work *w, const uint32_t *parts, uint32_t whole)
+int ki_small_link_parts(struct ki_small_work *w, const uint32_t *parts, uint32_t whole)
 {
     struct ki_parts *p = w->parts;
     int rc = 0;
 
-    for (uint32_t i = 0; i < last_part(w) && !rc; i++) {
+    for (uint32_t i = 0; i < ki_small_last(w) && !rc; i++) {
         bool is_new = p->slots[ki_whole_slot(p, whole) + i].part == NONE;
 
         if (parts[i] == NONE)
@@ -282,7 +290,7 @@ static int link_parts(struct work *w, const uint32_t *parts, uint32_t whole)
 }
 
 /* Whether a match may need part @last of the operation's first block, or one before it. */
-static bool needs_up_to(const struct work *w, const struct kve_op *op, uint32_t last)
+static bool needs_up_to(const struct ki_small_work *w, const struct kve_op *op, uint32_t last)
 {
     for (uint32_t i = 0; i <= last; i++)
         if (is_reachable(w, op, 0, i))
@@ -294,7 +302,7 @@ static bool needs_up_to(const struct work *w, const struct kve_op *op, uint32_t 
  * Find the parts of the registered block in whose middle the operation begins. Returns false when
  * one of them isn't known that a match may need.
  */
-static bool find_parts(const struct work *w, const struct kve_op *op, uint32_t first,
+static bool find_parts(const struct ki_small_work *w, const struct kve_op *op, uint32_t first,
                        uint32_t *parts)
 {
     uint64_t hash = op->parent;
@@ -313,24 +321,24 @@ static bool find_parts(const struct work *w, const struct kve_op *op, uint32_t f
 }
 
 /* Store block @i of the operation's chain, part @part of a registered block. */
-static int store_block(struct work *w, uint64_t hash, uint64_t above, uint32_t part,
+static int store_block(struct ki_small_work *w, uint64_t hash, uint64_t above, uint32_t part,
                        uint32_t *parts)
 {
     uint32_t whole;
     int rc;
 
-    if (part < last_part(w))
-        return gain_part(w, hash, part ? above : 0, part, &parts[part]);
-    rc = gain_whole(w, hash, &whole);
-    return rc ? rc : link_parts(w, parts, whole);
+    if (part < ki_small_last(w))
+        return ki_small_gain_part(w, hash, part ? above : 0, part, &parts[part]);
+    rc = ki_small_gain_whole(w, hash, &whole);
+    return rc ? rc : ki_small_link_parts(w, parts, whole);
 }
 
-static int store(struct work *w, const struct kve_op *op)
+static int store(struct ki_small_work *w, const struct kve_op *op)
 {
     uint32_t parts[KVE_MAX_PARTS], n_parts = w->group->parts;
     uint64_t above = op->has_parent ? op->parent : 0;
     size_t n = 0, named = 0;
-    int rc = open_table(w, true), first = rc ? rc : first_part(w, op);
+    int rc = ki_small_open_table(w, true), first = rc ? rc : first_part(w, op);
 
     memset(parts, 0xff, sizeof(parts));
     for (size_t i = 0; first >= 0 && i < op->n_covered; i++)
@@ -355,7 +363,7 @@ static int store(struct work *w, const struct kve_op *op)
 }
 
 /* Note a failure. Returns what the caller does: an error only for want of memory. */
-static int result_of(const struct work *w, int rc)
+static int result_of(const struct ki_small_work *w, int rc)
 {
     if (rc < 0)
         ki_small_lose(w->s, w->holder.rank);
@@ -365,8 +373,14 @@ static int result_of(const struct work *w, int rc)
 int ki_small_store(struct ki_small *s, struct kvi_index *index, struct kv_holder holder,
                    const struct ki_small_group *group, const struct kve_op *op)
 {
-    struct work w = {.s = s, .index = index, .holder = holder, .group = group};
+    struct ki_small_work w = {.s = s, .index = index, .holder = holder, .group = group};
+    bool anchored = group->names && !group->drops && !op->lookahead && op->n <= op->n_covered &&
+                    (group->tail || op->n < op->n_covered);
 
+    if (anchored)
+        return result_of(&w, ki_small_store_anchored(&w, op));
+    if (group->tail) /* without anchors nothing tells where blocks end */
+        return result_of(&w, op->n ? -ENOENT : 0);
     return result_of(&w, store(&w, op));
 }
 
@@ -376,20 +390,20 @@ int ki_small_store(struct ki_small *s, struct kvi_index *index, struct kv_holder
  * Whether a match may need parts of a registered block that the group itself hasn't: with block drop
  * it looks at one part beyond the match.
  */
-static bool may_peek(const struct work *w, uint64_t whole)
+static bool may_peek(const struct ki_small_work *w, uint64_t whole)
 {
-    return w->group->drops && main_has(w, whole);
+    return w->group->drops && ki_small_main_has(w, whole);
 }
 
 /* Forget the parts of a registered block that the group hasn't any more. */
-static int forget_parts(struct work *w, uint32_t whole)
+static int forget_parts(struct ki_small_work *w, uint32_t whole)
 {
     struct ki_parts *p = w->parts;
     uint32_t slot = ki_whole_slot(p, whole);
     size_t before = ki_parts_count(p);
     int rc = 0;
 
-    for (uint32_t i = 0; i < last_part(w) && !rc; i++) {
+    for (uint32_t i = 0; i < ki_small_last(w) && !rc; i++) {
         uint32_t part = p->slots[slot + i].part;
 
         if (part != NONE && p->parts.items[part].copies)
@@ -400,22 +414,57 @@ static int forget_parts(struct work *w, uint32_t whole)
     return rc;
 }
 
-static int lose_part(struct work *w, uint32_t at)
+/*
+ * Whether nothing needs the record of a registered block without copies. Where events leave parts out,
+ * the block may come back without its parts, which are still there: then the record alone tells them.
+ */
+static bool is_idle(const struct ki_small_work *w, uint32_t whole)
 {
+    const struct ki_parts *p = w->parts;
+    bool idle = !p->wholes.items[whole].copies && !may_peek(w, p->wholes.items[whole].hash);
+
+    for (uint32_t i = 0; idle && w->group->names && i < ki_small_last(w); i++) {
+        uint32_t part = p->slots[ki_whole_slot(p, whole) + i].part;
+
+        idle = part == NONE || !p->parts.items[part].copies;
+    }
+    return idle;
+}
+
+/* Forget the idle registered blocks that have the part. The last one takes it along. */
+static int forget_idle(struct ki_small_work *w, uint32_t part)
+{
+    struct ki_parts *p = w->parts;
+    int rc = 0;
+
+    for (uint32_t slot = p->parts.items[part].first, next; slot != NONE && !rc; slot = next) {
+        uint32_t whole = (uint32_t)(ki_slot_whole(p, slot) - p->wholes.items);
+
+        next = p->slots[slot].next; /* which belongs to another block */
+        if (is_idle(w, whole))
+            rc = forget_parts(w, whole);
+    }
+    return rc;
+}
+
+static int lose_part(struct ki_small_work *w, uint32_t at)
+{
+    uint64_t hash = w->parts->parts.items[at].hash;
     size_t before = ki_parts_count(w->parts);
     int rc = put_all(w, at, false);
 
     ki_part_tidy(w->parts, at);
     w->s->n -= before - ki_parts_count(w->parts);
+    if (!rc && w->group->names && ki_part_find(w->parts, hash) != NONE)
+        rc = forget_idle(w, at);
     return rc;
 }
 
-static int lose_whole(struct work *w, uint32_t at)
+static int lose_whole(struct ki_small_work *w, uint32_t at)
 {
-    uint64_t hash = w->parts->wholes.items[at].hash;
-    int rc = put(w, hash, last_part(w), false);
+    int rc = put(w, w->parts->wholes.items[at].hash, ki_small_last(w), false);
 
-    if (!rc && !may_peek(w, hash))
+    if (!rc && is_idle(w, at))
         rc = forget_parts(w, at);
     return rc;
 }
@@ -423,8 +472,8 @@ static int lose_whole(struct work *w, uint32_t at)
 int ki_small_forget(struct ki_small *s, struct kvi_index *index, struct kv_holder holder,
                     const struct ki_small_group *group, const uint64_t *hashes, size_t n)
 {
-    struct work w = {.s = s, .index = index, .holder = holder, .group = group};
-    int rc = open_table(&w, false);
+    struct ki_small_work w = {.s = s, .index = index, .holder = holder, .group = group};
+    int rc = ki_small_open_table(&w, false);
 
     if (rc)
         return 0;
@@ -450,7 +499,7 @@ static bool leaves_copies(const struct kve_op *op)
  * Take a copy of the block, or leave @left. Returns 0 or an error; -ENOENT when the engine has copies
  * of a block that isn't known.
  */
-static int take(struct work *w, uint64_t hash, const uint32_t *left)
+static int take(struct ki_small_work *w, uint64_t hash, const uint32_t *left)
 {
     uint32_t whole = ki_whole_find(w->parts, hash),
              part = whole == NONE ? ki_part_find(w->parts, hash) : NONE;
@@ -470,8 +519,8 @@ static int take(struct work *w, uint64_t hash, const uint32_t *left)
 int ki_small_take(struct ki_small *s, struct kvi_index *index, struct kv_holder holder,
                   const struct ki_small_group *group, const struct kve_op *op)
 {
-    struct work w = {.s = s, .index = index, .holder = holder, .group = group};
-    int rc = open_table(&w, false), result = 0;
+    struct ki_small_work w = {.s = s, .index = index, .holder = holder, .group = group};
+    int rc = ki_small_open_table(&w, false), result = 0;
 
     if (rc == -ENOENT && !w.parts)
         return result_of(&w, leaves_copies(op) ? -ENOENT : 0);

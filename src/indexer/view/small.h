@@ -12,9 +12,14 @@
  * group's copies of both. Several registered blocks may begin with one A; events name A once for
  * each copy, whichever block the copy was for.
  *
- * An event that leaves blocks out must leave out exactly those that can't serve any match. The view
- * becomes partial when an event leaves out others, doesn't tell with which part it begins, or
- * contradicts an earlier one.
+ * Where a match needs few of many parts (2 of 64), the group has one window: block H is in it while
+ * the group has all that are needed, the `tail` of H.
+ *
+ * An event's hashes alone don't tell which blocks it leaves out. The main group's do, of the same
+ * step: a hash that the main group has, too, is a last part, the ones before it are the parts before
+ * (small_anchored.c). Without a main group, and where engines draft ahead, an event must leave out
+ * exactly those blocks that can't serve any match. The view becomes partial when an event leaves out
+ * others, doesn't tell with which part it begins, or contradicts an earlier one.
  *
  * Caller-locked.
  */
@@ -23,6 +28,7 @@
 
 #include "index/tree/facts.h"
 #include "indexer/view/doubts.h"
+#include "indexer/view/main_names.h"
 #include "indexer/view/parts.h"
 #include "kv_event.h"
 
@@ -48,9 +54,13 @@ struct ki_small {
 
 /** The group of an operation. */
 struct ki_small_group {
-    uint32_t group, need, parts;     /* as in struct kvi_window */
-    uint32_t numbers[KVE_MAX_PARTS]; /* window of each part */
+    uint32_t group, need;            /* as in struct kvi_window */
+    uint32_t parts;                  /* of a registered block, the last ones, that are followed */
+    uint32_t numbers[KVE_MAX_PARTS]; /* window of each of them; of a tail, the first alone */
+    bool tail;                       /* one window for all parts: see above */
     bool drops;                      /* the engine gives the last matched block of the group up */
+    /* Main blocks of the batch: they place the group's blocks. NULL: there is no main group. */
+    struct ki_main_names *names;
 };
 
 /** Free all, and forget that anything was lost. A zeroed struct is empty. */

@@ -106,6 +106,7 @@ long kvbm_indexer_read(const void *json, size_t len, uint64_t salt, struct kvbm_
     struct reading r = {.ret = ret, .max = max, .salt = salt};
     bool found = false;
     struct kv_str key;
+    int err;
 
     kv_json_init(&r.j, json, len);
     kv_json_object(&r.j);
@@ -117,7 +118,8 @@ long kvbm_indexer_read(const void *json, size_t len, uint64_t salt, struct kvbm_
             kv_json_skip(&r.j);
         }
     }
-    if (kv_json_finish(&r.j) < 0)
-        return r.j.error.code == -ENOMEM ? -ENOMEM : -EPROTO;
+    err = kv_json_finish_foreign(&r.j);
+    if (err < 0)
+        return err;
     return found ? (long)r.n : -EPROTO;
 }

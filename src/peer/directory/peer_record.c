@@ -45,24 +45,6 @@ void etcd_write_peer(struct kv_buf *out, const struct kvbm_directory_peer *peer)
     kv_json_end_object(&w);
 }
 
-static int failure(const struct kv_json *j)
-{
-    return j->error.code == -ENOMEM ? -ENOMEM : -EPROTO;
-}
-
-/* Copy a string, which must fit with its NUL. */
-static void read_text(struct kv_json *j, struct kv_buf *scratch, char *ret, size_t size)
-{
-    struct kv_str text = kv_json_str(j, scratch);
-
-    if (text.len >= size) {
-        kv_json_fail(j, -EMSGSIZE, "too long");
-        return;
-    }
-    memcpy(ret, text.p, text.len);
-    ret[text.len] = '\0';
-}
-
 static void read_endpoints(struct kv_json *j, struct kv_buf *scratch,
                            struct kvbm_directory_peer *ret)
 {
@@ -72,7 +54,7 @@ static void read_endpoints(struct kv_json *j, struct kv_buf *scratch,
             kv_json_fail(j, -E2BIG, "too many endpoints");
             return;
         }
-        read_text(j, scratch, ret->endpoints[ret->n_endpoints], sizeof(ret->endpoints[0]));
+        kv_json_copy_str(j, scratch, ret->endpoints[ret->n_endpoints], sizeof(ret->endpoints[0]));
     }
 }
 
@@ -91,7 +73,7 @@ int etcd_read_peer(const void *json, size_t len, struct kvbm_directory_peer *ret
         if (kv_str_eq(key, "v"))
             version = kv_json_u64(&j, UINT32_MAX);
         else if (kv_str_eq(key, "name"))
-            read_text(&j, &scratch, peer.name, sizeof(peer.name));
+            kv_json_copy_str(&j, &scratch, peer.name, sizeof(peer.name));
         else if (kv_str_eq(key, "worker"))
             peer.worker = kv_json_u64(&j, UINT64_MAX);
         else if (kv_str_eq(key, "incarnation"))
@@ -101,7 +83,7 @@ int etcd_read_peer(const void *json, size_t len, struct kvbm_directory_peer *ret
         else
             kv_json_skip(&j);
     }
-    err = kv_json_finish(&j) == 0 ? 0 : failure(&j);
+    err = kv_json_finish_foreign(&j);
     kv_buf_fini(&scratch);
     if (err == 0 && (version != 1 || !etcd_peer_is_valid(&peer)))
         err = -EPROTO;

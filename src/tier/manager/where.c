@@ -14,20 +14,9 @@
 #include "tier/manager/pins/fetch.h"
 #include "tier/manager/pins/presence.h"
 #include "tier/manager/state/manager.h"
+#include "tier/manager/where.h"
 
-#define LOOK 64
 #define MAX_ASKED 256 /* keys asked for in one call */
-
-/* Keys of a lookup, LOOK at a time. */
-struct look {
-    struct kvbm_manager *m;
-    const struct kvbm_chain *chain;
-    bool peers, scattered, missed;
-    uint32_t asked_for;
-    uint64_t of_object, of_peers;       /* bit per key: unknown, and to be asked for */
-    uint64_t asked_object, asked_peers; /* asked for, and not answered */
-    uint8_t at[LOOK];
-};
 
 /* Return the state of a key that this node's own tiers above the object store lack, as far as peers
  * are concerned. Sets @unknown when they weren't asked lately. */
@@ -69,12 +58,12 @@ static uint8_t where(const struct kvbm_manager *m, uint64_t hash, uint8_t tiers,
     return presence == KVBM_PRESENCE_ABSENT ? KVBM_MISS : KVBM_PENDING;
 }
 
-/* Ask for the unknown keys of [i, i + LOOK) and for the keys between them, since keys come in
+/* Ask for the unknown keys of [i, i + KVBM_LOOK) and for the keys between them, since keys come in
  * sequence. Returns the number of keys; 0 when the store can't be reached. */
-static uint32_t ask_object(struct look *look, size_t i)
+static uint32_t ask_object(struct kvbm_look *look, size_t i)
 {
     uint32_t first = (uint32_t)__builtin_ctzll(look->of_object);
-    uint32_t end = LOOK - (uint32_t)__builtin_clzll(look->of_object), some;
+    uint32_t end = KVBM_LOOK - (uint32_t)__builtin_clzll(look->of_object), some;
     const struct kvbm_chain *chain = look->chain;
     struct kvbm_manager *m = look->m;
     int rc = 0;
@@ -99,13 +88,13 @@ static uint32_t ask_object(struct look *look, size_t i)
 
 /* Ask peers for keys. Those that nobody can be asked for are misses, unless the object store is
  * asked for them. */
-static uint32_t ask_peers(struct look *look, size_t i)
+static uint32_t ask_peers(struct kvbm_look *look, size_t i)
 {
     int rc = kvbm_peers_look(look->m, look->chain, i, look->of_peers);
 
     if (rc == 0)
         look->asked_peers |= look->of_peers;
-    for (uint32_t k = 0; rc < 0 && k < LOOK; k++) {
+    for (uint32_t k = 0; rc < 0 && k < KVBM_LOOK; k++) {
         if ((look->of_peers & ~(look->of_object | look->asked_object)) >> k & 1)
             look->at[k] = KVBM_MISS;
     }
@@ -113,7 +102,7 @@ static uint32_t ask_peers(struct look *look, size_t i)
 }
 
 /* Leave out unknown keys behind a miss: a prompt can't use them. */
-static void before_the_gap(struct look *look, uint32_t n)
+static void before_the_gap(struct kvbm_look *look, uint32_t n)
 {
     for (uint32_t k = 0; k < n; k++) {
         if ((look->of_object | look->of_peers) >> k & 1 && look->missed) {
@@ -126,13 +115,13 @@ static void before_the_gap(struct look *look, uint32_t n)
 }
 
 /* True for keys that no tier has, or that only the object store may have. */
-static bool needs_peers(const struct look *look, uint64_t hash, uint8_t at)
+static bool needs_peers(const struct kvbm_look *look, uint64_t hash, uint8_t at)
 {
     return at == KVBM_MISS || (at == KVBM_PENDING && !kvbm_key_is_pending(look->m, hash));
 }
 
 /* Find the state of one key, whose bit is @k. */
-static void look_at(struct look *look, const uint8_t *key, uint32_t k)
+static void look_at(struct kvbm_look *look, const uint8_t *key, uint32_t k)
 {
     uint64_t hash = kvbm_key_hash(look->m, look->chain->group, key);
     bool unknown_there = false, unknown = false;
@@ -151,8 +140,7 @@ static void look_at(struct look *look, const uint8_t *key, uint32_t k)
     look->of_peers |= (uint64_t)unknown_there << k;
 }
 
-/* Look at @n keys from @i on. */
-static void look_at_some(struct look *look, size_t i, uint32_t n)
+void kvbm_look_at(struct kvbm_look *look, size_t i, uint32_t n)
 {
     const struct kvbm_manager *m = look->m;
     const uint8_t *key = (const uint8_t *)look->chain->keys + i * m->key_len;
@@ -161,7 +149,7 @@ static void look_at_some(struct look *look, size_t i, uint32_t n)
     kvbm_registry_locate(m->registry, look->chain->group, key, n, look->at);
     for (uint32_t k = 0; k < n; k++)
         look_at(look, key + k * m->key_len, k);
-    if (!look->scattered)
+    if (!look->past_gaps)
         before_the_gap(look, n);
     if (look->asked_for >= MAX_ASKED)
         return;
@@ -171,32 +159,44 @@ static void look_at_some(struct look *look, size_t i, uint32_t n)
         look->asked_for += ask_object(look, i);
 }
 
-/* Check a chain of a lookup: as of a pin, but nothing is logged, since lookups are many. */
-static bool is_valid(const struct kvbm_chain *chain, size_t n)
+bool kvbm_look_is_valid(const struct kvbm_chain *chain, size_t n)
 {
     return kv_sized(chain, "kvbm_chain") && chain->size >= offsetof(struct kvbm_chain, tokens) &&
            (!n || chain->keys) && chain->group < KVBM_MAX_GROUPS &&
            !chain->parent == !chain->position && (!kvbm_chain_scattered(chain) || !chain->parent);
 }
 
+void kvbm_look_begin(struct kvbm_look *look, struct kvbm_manager *m, bool own)
+{
+    *look = (struct kvbm_look){
+        .m = m, .peers = !own && m->peers && !m->stopping && kvbm_peers_any(m->peers)};
+}
+
+void kvbm_look_in(struct kvbm_look *look, const struct kvbm_chain *chain, bool past_gaps)
+{
+    look->chain = chain;
+    look->past_gaps = past_gaps;
+    look->missed = false;
+}
+
 static long lookup(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n, uint8_t *ret,
                    bool own)
 {
-    struct look look = {.m = m, .chain = chain};
+    struct kvbm_look look;
     long prefix = 0, rc = kvbm_manager_usable(m);
     uint32_t some;
 
     if (rc < 0)
         return rc;
-    if (!is_valid(chain, n))
+    if (!kvbm_look_is_valid(chain, n))
         return -EINVAL;
     /* one hold of the lock for all keys: they are of one moment */
-    look.scattered = kvbm_chain_scattered(chain);
     kvbm_manager_enter(m);
-    look.peers = !own && m->peers && !m->stopping && kvbm_peers_any(m->peers);
+    kvbm_look_begin(&look, m, own);
+    kvbm_look_in(&look, chain, kvbm_chain_scattered(chain));
     for (size_t i = 0; i < n; i += some) {
-        some = (uint32_t)KV_MIN(n - i, (size_t)LOOK);
-        look_at_some(&look, i, some);
+        some = (uint32_t)KV_MIN(n - i, (size_t)KVBM_LOOK);
+        kvbm_look_at(&look, i, some);
         for (uint32_t k = 0; k < some && prefix == (long)(i + k); k++)
             prefix += look.at[k] != KVBM_MISS;
         if (ret)

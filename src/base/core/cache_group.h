@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+/** Cache groups: the formula of struct kv_cache_group, which blocks of a group a hit needs. */
+#ifndef KV_BASE_CACHE_GROUP_H
+#define KV_BASE_CACHE_GROUP_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kv_types.h"
+
+/** Return the least common multiple of two numbers above 0; 0: it has more than 32 bits. */
+static inline uint32_t kv_common_multiple(uint32_t a, uint32_t b)
+{
+    uint64_t x = a, y = b, rest, multiple;
+
+    for (; y; x = y, y = rest)
+        rest = x % y;
+    multiple = a / x * b;
+    return multiple <= UINT32_MAX ? (uint32_t)multiple : 0;
+}
+
+/** Compute ceil((window - 1) / block): the blocks before a block's end that attention reads there. */
+static inline uint64_t kv_window_blocks(uint64_t window, uint64_t block)
+{
+    return window > 1 ? (window - 2) / block + 1 : 0;
+}
+
+/** Return true for a group that can be: a known kind, with a block size and the span that it needs. */
+static inline bool kv_cache_group_is_valid(const struct kv_cache_group *group)
+{
+    switch (group->needs) {
+    case KV_NEEDS_RUN:
+    case KV_NEEDS_CHUNK:
+        return group->block_size && group->span;
+    case KV_NEEDS_STATE:
+    case KV_NEEDS_ALL:
+        return group->block_size;
+    default: /* of a caller with other headers */
+        return false;
+    }
+}
+
+/** Return the first block of a valid group that a hit behind its block @l needs; @l: none is needed. */
+static inline uint64_t kv_cache_group_first(const struct kv_cache_group *group, uint64_t l)
+{
+    uint64_t back = 0, n = l * group->block_size;
+
+    switch (group->needs) {
+    case KV_NEEDS_RUN:
+        back = kv_window_blocks(group->span, group->block_size);
+        break;
+    case KV_NEEDS_STATE:
+        back = 1;
+        break;
+    case KV_NEEDS_CHUNK:
+        return n / group->span * group->span / group->block_size;
+    case KV_NEEDS_ALL:
+        return 0;
+    }
+    return l > back ? l - back : 0;
+}
+
+#endif
