@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Rooms depend downward only: each folder under src/ may include its own headers and those before it."""
+import ast
 import pathlib
 import re
 import sys
@@ -93,4 +94,41 @@ for path in sorted((root / "src").rglob("*.[ch]*")):
         if other and not may_include(place, other, name in PUBLIC):
             print(f"{path.relative_to(root)}:{number}: {'/'.join(place)} may not include {name} ({'/'.join(other)})")
             bad = 1
+
+
+def libraries():
+    """(exported archives, used ones) of each library and program that tools/wheel.py links."""
+    tree = ast.parse((root / "tools/wheel.py").read_text())
+    named = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)}
+    strings = lambda node: [e.value for e in node.elts if isinstance(e, ast.Constant)]
+    for key, value in zip(named["LIBRARIES"].keys, named["LIBRARIES"].values):
+        yield key.value, strings(value.elts[0]) + strings(value.elts[1])
+    yield "kv-indexer", strings(named["INDEXER"].elts[0])
+
+
+def links():
+    """For each kv_room() of src, the rooms that it is linked with."""
+    found = {}
+    for path in (root / "src").rglob("CMakeLists.txt"):
+        for name, linked in re.findall(r"kv_room\(NAME (\w+)[^)]*?LINK ([^)]*)\)", path.read_text()):
+            found[name] = re.findall(r"\bkv_(\w+)", linked)
+    return found
+
+
+def closure(rooms, linked):
+    seen, queue = set(), list(rooms)
+    while queue:
+        room = queue.pop()
+        if room not in seen:
+            seen.add(room)
+            queue += linked.get(room, [])
+    return seen
+
+
+# The wheel links the rooms' archives by itself: a room that CMake links is in its list, too.
+linked = links()
+for name, rooms in libraries():
+    for lacking in sorted(closure(rooms, linked) - set(rooms)):
+        print(f"tools/wheel.py: {name} lacks the room {lacking}")
+        bad = 1
 sys.exit(bad)

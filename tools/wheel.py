@@ -42,7 +42,8 @@ LIBRARIES = {
     "kv_store_redis": (["plugin_redis"], ["base"], [*OPENSSL, "xxhash"]),
     "kv_store_s3": (["plugin_s3"], ["base"], [*CURL, "expat", "xxhash"]),
     "kv_store_tiered": (["plugin_tiered"], ["store", "base"], ["zstd", "xxhash"]),
-    "kvasir": ([], ["cli", "indexer", "manager", "peers", "disk", "object", "transfer", "peer", "bm", "plane", "store", "event", "kvx", "hash", "base"],
+    "kvasir": ([], ["cli", "advisor", "indexer", "index", "manager", "peers", "disk", "object", "transfer", "peer", "bm", "plane", "store", "event",
+                    "kvx", "hash", "base"],
                ["uring", "xxhash", *ZMQ, *CURL]),
 }
 # A program of its own, not a library: GnuTLS's archive has thread-local data for programs alone.
