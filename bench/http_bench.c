@@ -39,13 +39,13 @@ static void make_prompt(size_t p, uint32_t *tokens)
 
 /* -- the server, in a child process ------------------------------------------------------------ */
 
-static void serve_echo(void *arg, struct ki_request *request, struct ki_reply *reply)
+static void serve_echo(void *arg, struct kh_request *request, struct kh_reply *reply)
 {
     (void)arg;
     kv_buf_append(&reply->body, request->body.p, request->body.len);
 }
 
-static void serve_sink(void *arg, struct ki_request *request, struct ki_reply *reply)
+static void serve_sink(void *arg, struct kh_request *request, struct kh_reply *reply)
 {
     (void)arg;
     (void)request;
@@ -53,7 +53,7 @@ static void serve_sink(void *arg, struct ki_request *request, struct ki_reply *r
         kv_buf_puts(&reply->body, "{\"status\":\"ok\"},{\"status\":\"ok\"}");
 }
 
-static void observe(void *arg, const struct ki_request *request, unsigned status)
+static void observe(void *arg, const struct kh_request *request, unsigned status)
 {
     ki_telemetry_request(((struct ki_service *)arg)->telemetry, request, status);
 }
@@ -80,9 +80,9 @@ static void fill(struct kvi_index *index)
     }
 }
 
-static struct ki_http *start_server(struct ki_service *service, uint16_t *ret_port)
+static struct kh_http *start_server(struct ki_service *service, uint16_t *ret_port)
 {
-    static struct ki_route routes[] = {
+    static struct kh_route routes[] = {
         {"POST", "/echo", serve_echo, 8 << 20, 0},
         {"POST", "/sink", serve_sink, 8 << 20, 0},
         {"POST", "/query", ki_api_query, 8 << 20, 0},
@@ -94,7 +94,7 @@ static struct ki_http *start_server(struct ki_service *service, uint16_t *ret_po
                                            .endpoint = "ipc:///nonexistent/kv-bench",
                                            .model = BENCH_MODEL,
                                            .tenant = "default"};
-    const struct ki_http_opts opts = {
+    const struct kh_http_opts opts = {
         .threads = 2,
         .max_connections = 100,
         .idle_timeout_ms = 60000,
@@ -107,7 +107,7 @@ static struct ki_http *start_server(struct ki_service *service, uint16_t *ret_po
     };
     struct kv_error error = {0};
     struct ki_model *model;
-    struct ki_http *http;
+    struct kh_http *http;
     int fd;
 
     pthread_mutex_init(&service->lock, NULL);
@@ -118,8 +118,8 @@ static struct ki_http *start_server(struct ki_service *service, uint16_t *ret_po
     require(model != NULL, "model");
     fill(model->index);
     ki_model_release(model);
-    require(ki_http_bind("127.0.0.1", 0, &fd, ret_port, &error) == 0, error.text);
-    require(ki_http_start(fd, &opts, &http, &error) == 0, error.text);
+    require(kh_http_bind("127.0.0.1", 0, &fd, ret_port, &error) == 0, error.text);
+    require(kh_http_start(fd, &opts, &http, &error) == 0, error.text);
     return http;
 }
 

@@ -10,7 +10,7 @@
 #include <strings.h>
 
 #include "base/core/error.h"
-#include "indexer/http/framing.h"
+#include "http/framing.h"
 #include "require.h"
 
 #define MOST 8192
@@ -106,7 +106,7 @@ static char *cut_line(char *at, char *end, size_t *len)
 }
 
 /* Hand a line on as the library does. Returns false where it would refuse. */
-static bool hand_on(struct ki_framing *f, char *line)
+static bool hand_on(struct kh_framing *f, char *line)
 {
     char *colon = strchr(line, ':'), *value; /* not behind a NUL */
     size_t value_len;
@@ -118,14 +118,14 @@ static bool hand_on(struct ki_framing *f, char *line)
     while (*value == ' ' || *value == '\t')
         value++;
     value_len = strlen(value); /* a NUL within cuts it off */
-    ki_framing_header(f, line, strlen(line), value_len ? value : "", value_len);
+    kh_framing_header(f, line, strlen(line), value_len ? value : "", value_len);
     return true;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static char original[MOST], copy[MOST];
-    struct ki_framing f = {0};
+    struct kh_framing f = {0};
     char *at, *version, *end;
     struct strict strict;
     size_t len, first;
@@ -144,7 +144,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     *version++ = '\0';
     if (strcmp(version, "HTTP/1.0") != 0 && strcmp(version, "HTTP/1.1") != 0)
         return 0;
-    ki_framing_expect_whole(&f, copy, size, version);
+    kh_framing_expect_whole(&f, copy, size, version);
     strict = read_strictly(original + (at - copy), size - (size_t)(at - copy));
     for (char *line = at; (at = cut_line(line, end, &len)); line = at) {
         if (len == 0)
@@ -152,7 +152,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (!hand_on(&f, line))
             return 0;
     }
-    if (!at || ki_framing_problem(&f, version)) /* without its empty line it isn't handed on */
+    if (!at || kh_framing_problem(&f, version)) /* without its empty line it isn't handed on */
         return 0;
     REQUIRE(strict.ok && original[first] == '\r');
     REQUIRE(strict.n_lengths == f.n_lengths && strict.n_encodings == f.n_encodings);

@@ -5,8 +5,8 @@ import pathlib
 import re
 import sys
 
-ORDER = ["base", "kvx", "hash", "event", "plane", "store", "llama", "index", "bm", "peer", "tier", "indexer", "advisor", "cli"]
-ALONE = {"kvx": {"kvx"}}  # depends on nothing, not even base
+ORDER = ["base", "kvx", "hash", "event", "plane", "store", "llama", "index", "bm", "peer", "tier", "http", "indexer", "advisor", "cli"]
+ALONE = {"kvx": {"kvx"}, "http": {"base"}}  # kvx depends on nothing, not even base
 TOP = ""  # the files of a room that lie in none of its folders
 # Arrows between the folders of one room, or of one folder in it: what each may include of the others. Disk and object don't know each
 # other.
@@ -29,11 +29,11 @@ PARTS = {"base": {"core": set(), "json": {"core"}, "hash": {"core"}, "args": {"c
          "peer": {"module": set(), "set": set(), "session": {"module", "set"}, "lease": {"set", "session"},
                   "plan": {"set", "lease"}, "directory": {"module", "set", "session", "lease"}, "tls": {"module"}, "http": set(),
                   "ucx": {"module"}, "nixl": {"module", "session"}, TOP: {"module", "set", "session", "lease", "plan", "directory"}},
-         "indexer": {"http": set(), "zmq": set(), "model": set(), "view": {"model"}, "stream": {"zmq", "model", "view"},
+         "indexer": {"zmq": set(), "model": set(), "view": {"model"}, "stream": {"zmq", "model", "view"},
                      "registry": {"zmq", "model", "view", "stream"},
-                     "api": {TOP, "http", "model", "view", "stream", "registry"},
-                     "replica": {TOP, "http", "api", "model", "view", "stream", "registry"},
-                     TOP: {"http", "zmq", "model", "view", "stream", "registry", "api", "replica"}}}
+                     "api": {TOP, "model", "view", "stream", "registry"},
+                     "replica": {TOP, "api", "model", "view", "stream", "registry"},
+                     TOP: {"zmq", "model", "view", "stream", "registry", "api", "replica"}}}
 PUBLIC = {"kv_types.h": "base", "kv_hash.h": "hash", "kv_event.h": "event", "kv_plane.h": "plane", "kv_index.h": "index", "kv_store.h": "store",
           "kv_store_abi.h": "store", "kv_store_ext.h": "store", "kv_store_async.h": "store", "kv_llama.h": "llama", "kvbm.h": "bm",
           "kvbm_tokens.h": "bm", "kvbm_layout.h": "bm", "kvbm_pool.h": "bm", "kvbm_events.h": "bm",

@@ -42,12 +42,12 @@ LIBRARIES = {
     "kv_store_redis": (["plugin_redis"], ["base"], [*OPENSSL, "xxhash"]),
     "kv_store_s3": (["plugin_s3"], ["base"], [*CURL, "expat", "xxhash"]),
     "kv_store_tiered": (["plugin_tiered"], ["store", "base"], ["zstd", "xxhash"]),
-    "kvasir": ([], ["cli", "advisor", "indexer", "index", "manager", "peers", "disk", "object", "transfer", "peer", "bm", "plane", "store", "event",
+    "kvasir": ([], ["cli", "advisor", "indexer", "http", "index", "manager", "peers", "disk", "object", "transfer", "peer", "bm", "plane", "store", "event",
                     "kvx", "hash", "base"],
                ["uring", "xxhash", *ZMQ, *CURL]),
 }
 # A program of its own, not a library: GnuTLS's archive has thread-local data for programs alone.
-INDEXER = ["indexer", "index", "plane", "event", "hash", "base"], ["xxhash", *ZMQ, "microhttpd", *GNUTLS, *CURL]
+INDEXER = ["indexer", "http", "index", "plane", "event", "hash", "base"], ["xxhash", *ZMQ, "microhttpd", *GNUTLS, *CURL]
 SCHEMES = ("rediss", "redis+cluster", "rediss+cluster", "redis+unix", "valkey")
 DATA = ("stdin", "stdout", "stderr", "__libc_single_threaded", "in6addr_any", "in6addr_loopback")  # see compat.c
 SYSTEM = {"libgcc_s.so.1", "libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}

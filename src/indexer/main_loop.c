@@ -10,7 +10,7 @@
 #include "base/core/clock.h"
 #include "base/core/log.h"
 #include "indexer/configured.h"
-#include "indexer/http/tls.h"
+#include "http/tls.h"
 
 #define TRIM_INTERVAL_MS 10000
 #define READY_INTERVAL_MS 100 /* interval until the service is ready */
@@ -84,17 +84,17 @@ static void reload(struct ki_service *service)
     struct kv_error error = {0};
 
     ki_configured_reload(service);
-    if (ki_auth_reload(service->auth, &error) < 0)
+    if (kh_auth_reload(service->auth, &error) < 0)
         kv_log_error("service", "the token file was not read again; the old tokens stay",
                      "reason=\"%s\"", error.text);
     else if (service->options->auth_token_file)
         kv_log_info("service", "token file read again", NULL);
-    if (service->tls && ki_tls_reload(service->tls, &error) < 0)
+    if (service->tls && kh_tls_reload(service->tls, &error) < 0)
         kv_log_error("service", "the certificate was not read again; the old one stays",
                      "reason=\"%s\"", error.text);
     else if (service->tls)
         kv_log_info("service", "certificate read again", NULL);
-    if (service->access_log && ki_access_log_reopen(service->access_log, &error) < 0)
+    if (service->access_log && kh_access_log_reopen(service->access_log, &error) < 0)
         kv_log_error("service", "the access log was not opened again; lines go to the old file",
                      "reason=\"%s\"", error.text);
 }

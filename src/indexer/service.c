@@ -13,7 +13,7 @@
 #include "base/thread/thread.h"
 #include "indexer/configured.h"
 #include "indexer/dynamo.h"
-#include "indexer/http/tls.h"
+#include "http/tls.h"
 #include "indexer/main_loop.h"
 #include "indexer/replica/recovery.h"
 
@@ -94,7 +94,7 @@ static int follow_peers(struct ki_service *service, struct kv_error *error)
 static int recover(struct ki_service *service, struct kv_error *error)
 {
     const struct ki_options *o = service->options;
-    char *token = ki_auth_first_token(service->auth);
+    char *token = kh_auth_first_token(service->auth);
     struct ki_recovery_opts opts = {.size = sizeof(opts),
                                     .token = token,
                                     .ca_file = o->cacert,
@@ -142,15 +142,15 @@ static bool test_endpoints_wanted(void)
     return false;
 }
 
-static bool admit(void *arg, const struct ki_request *request, struct ki_reply *reply)
+static bool admit(void *arg, const struct kh_request *request, struct kh_reply *reply)
 {
-    return ki_auth_admit(((struct ki_service *)arg)->auth, request, reply);
+    return kh_auth_admit(((struct ki_service *)arg)->auth, request, reply);
 }
 
-static void log_access(struct ki_service *service, const struct ki_request *request,
+static void log_access(struct ki_service *service, const struct kh_request *request,
                        unsigned status)
 {
-    struct ki_access access = {
+    struct kh_access access = {
         .method = request->method,
         .path = request->route ? request->route->path : "unknown",
         .model = request->model[0] ? request->model : NULL,
@@ -158,11 +158,11 @@ static void log_access(struct ki_service *service, const struct ki_request *requ
         .duration_ns = kv_now_ns() - request->started_ns,
     };
 
-    (void)ki_request_header(request, service->options->trace_id_header, &access.trace_id);
-    ki_access_log_put(service->access_log, &access);
+    (void)kh_request_header(request, service->options->trace_id_header, &access.trace_id);
+    kh_access_log_put(service->access_log, &access);
 }
 
-static void observe(void *arg, const struct ki_request *request, unsigned status)
+static void observe(void *arg, const struct kh_request *request, unsigned status)
 {
     struct ki_service *service = arg;
     char path[128];
@@ -187,11 +187,11 @@ static void log_listening(const struct ki_options *o, uint16_t port)
                                    : "this-machine");
 }
 
-static int start_http(struct ki_service *service, int fd, const struct ki_route *routes,
+static int start_http(struct ki_service *service, int fd, const struct kh_route *routes,
                       size_t n_routes, struct kv_error *error)
 {
     const struct ki_options *o = service->options;
-    struct ki_http_opts opts = {
+    struct kh_http_opts opts = {
         .threads = (uint32_t)o->http_threads,
         .max_connections = service->max_connections,
         .idle_timeout_ms = o->idle_timeout_ms,
@@ -204,8 +204,8 @@ static int start_http(struct ki_service *service, int fd, const struct ki_route 
         .observe = observe,
         .arg = service,
     };
-    struct ki_http *http = NULL;
-    int rc = ki_http_start(fd, &opts, &http, error);
+    struct kh_http *http = NULL;
+    int rc = kh_http_start(fd, &opts, &http, error);
 
     if (rc == 0)
         atomic_store_explicit(&service->http, http, memory_order_release);
@@ -232,7 +232,7 @@ bool ki_service_is_ready(struct ki_service *service)
     return true;
 }
 
-static int create_parts(struct ki_service *service, const struct ki_route *routes, size_t n_routes,
+static int create_parts(struct ki_service *service, const struct kh_route *routes, size_t n_routes,
                         struct kv_error *error)
 {
     const struct ki_options *o = service->options;
@@ -253,11 +253,11 @@ static int create_parts(struct ki_service *service, const struct ki_route *route
     int rc = share_descriptors(o, &service->max_connections, &opts.max_registrations, error);
 
     if (rc == 0)
-        rc = ki_auth_create(o->auth_token_file, o->insecure, &service->auth, error);
+        rc = kh_auth_create(o->auth_token_file, o->insecure, &service->auth, error);
     if (rc == 0 && o->access_log)
-        rc = ki_access_log_open(o->access_log, &service->access_log, error);
+        rc = kh_access_log_open(o->access_log, &service->access_log, error);
     if (rc == 0 && o->tls_cert)
-        rc = ki_tls_create(o->tls_cert, o->tls_key, &service->tls, error);
+        rc = kh_tls_create(o->tls_cert, o->tls_key, &service->tls, error);
     if (rc < 0)
         return rc;
     rc = ki_telemetry_create(routes, n_routes, &service->telemetry);
@@ -272,16 +272,16 @@ static int create_parts(struct ki_service *service, const struct ki_route *route
 
 static void destroy_parts(struct ki_service *service)
 {
-    ki_http_stop(atomic_load_explicit(&service->http, memory_order_acquire), DRAIN_MS);
-    ki_tls_destroy(service->tls);
+    kh_http_stop(atomic_load_explicit(&service->http, memory_order_acquire), DRAIN_MS);
+    kh_tls_destroy(service->tls);
     ki_dynamo_stop(service->dynamo);
     ki_nats_stop(service->nats);
     ki_follow_destroy(service->follow);
     ki_registry_destroy(service->registry);
     ki_peers_destroy(service->peers);
     ki_telemetry_destroy(service->telemetry);
-    ki_access_log_close(service->access_log);
-    ki_auth_destroy(service->auth);
+    kh_access_log_close(service->access_log);
+    kh_auth_destroy(service->auth);
     while (service->scratch) {
         struct ki_scratch *scratch = service->scratch;
 
@@ -300,7 +300,7 @@ static void destroy_parts(struct ki_service *service)
 static int serve(struct ki_service *service, int fd, uint16_t port, struct kv_error *error)
 {
     const struct ki_options *o = service->options;
-    const struct ki_route *routes;
+    const struct kh_route *routes;
     size_t n_routes;
     int rc;
 
@@ -338,7 +338,7 @@ int ki_service_run(const struct ki_options *options, struct kv_error *error)
     rc = ki_signals_catch();
     if (rc < 0)
         return kv_fail(error, rc, 0, "can't start: %s", strerror(-rc));
-    rc = ki_http_bind(options->host, (uint16_t)options->port, &fd, &port, error);
+    rc = kh_http_bind(options->host, (uint16_t)options->port, &fd, &port, error);
     if (rc == 0)
         rc = serve(&service, fd, port, error);
     destroy_parts(&service);

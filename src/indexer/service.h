@@ -9,9 +9,9 @@
 #include <stdint.h>
 
 #include "indexer/api/body.h"
-#include "indexer/http/access_log.h"
-#include "indexer/http/auth.h"
-#include "indexer/http/http.h"
+#include "http/access_log.h"
+#include "http/auth.h"
+#include "http/http.h"
 #include "indexer/model/lookup.h"
 #include "indexer/nats.h"
 #include "indexer/options.h"
@@ -32,17 +32,17 @@ struct ki_scratch {
 struct ki_service {
     const struct ki_options *options; /* as at the start */
     struct ki_options *reread;        /* as SIGHUP has read them last; NULL: not yet */
-    struct ki_auth *auth;
+    struct kh_auth *auth;
     struct ki_registry *registry;
     struct ki_peers *peers;
     struct ki_follow *follow;
     struct ki_dynamo *dynamo; /* NULL: no --dynamo */
     struct ki_nats *nats;     /* NULL: no --nats */
     struct ki_telemetry *telemetry;
-    struct ki_tls *tls;               /* NULL: plain HTTP */
-    struct ki_access_log *access_log; /* NULL: none */
+    struct kh_tls *tls;               /* NULL: plain HTTP */
+    struct kh_access_log *access_log; /* NULL: none */
     atomic_bool ready;                /* --min-initial-workers have been registered */
-    _Atomic(struct ki_http *) http;   /* NULL until it has started */
+    _Atomic(struct kh_http *) http;   /* NULL until it has started */
     uint32_t max_connections;         /* connections that the descriptor limit leaves for HTTP */
     /* Guards scratch: a free list, never longer than the number of HTTP threads. */
     pthread_mutex_t lock;
@@ -55,42 +55,42 @@ struct ki_service {
 int ki_service_run(const struct ki_options *options, struct kv_error *error);
 
 /** Take a scratch. NULL when out of memory (@reply then says so). */
-struct ki_scratch *ki_scratch_take(struct ki_service *service, struct ki_reply *reply);
+struct ki_scratch *ki_scratch_take(struct ki_service *service, struct kh_reply *reply);
 void ki_scratch_give(struct ki_service *service, struct ki_scratch *scratch);
 
 /**
  * Read the request's body into @scratch->body. Returns false on failure: @reply then has 415, 400
  * or 422.
  */
-bool ki_read_body(struct ki_request *request, struct ki_reply *reply, uint32_t required,
+bool ki_read_body(struct kh_request *request, struct kh_reply *reply, uint32_t required,
                   uint32_t optional, struct ki_scratch *scratch);
 
 /** Return true once --min-initial-workers have been registered; stays true. */
 bool ki_service_is_ready(struct ki_service *service);
 
 /** Set the reply to {"status":"ok"}. */
-void ki_reply_ok(struct ki_reply *reply, unsigned status);
+void ki_reply_ok(struct kh_reply *reply, unsigned status);
 
 /** Return the routes of the service; @test adds /test/pause_listener and /test/resume_listener. */
-const struct ki_route *ki_routes(bool test, size_t max_body, size_t *ret_n);
+const struct kh_route *ki_routes(bool test, size_t max_body, size_t *ret_n);
 
 /* Handlers; @service is a struct ki_service. */
-void ki_api_query(void *service, struct ki_request *request, struct ki_reply *reply);
-void ki_api_query_by_hash(void *service, struct ki_request *request, struct ki_reply *reply);
-void ki_api_register(void *service, struct ki_request *request, struct ki_reply *reply);
-void ki_api_unregister(void *service, struct ki_request *request, struct ki_reply *reply);
-void ki_api_workers(void *service, struct ki_request *request, struct ki_reply *reply);
-void ki_api_register_peer(void *service, struct ki_request *request, struct ki_reply *reply);
-void ki_api_deregister_peer(void *service, struct ki_request *request, struct ki_reply *reply);
-void ki_api_peers(void *service, struct ki_request *request, struct ki_reply *reply);
-void ki_api_registrations(void *service, struct ki_request *request, struct ki_reply *reply);
-void ki_api_dump(void *service, struct ki_request *request, struct ki_reply *reply);
-void ki_api_metrics(void *service, struct ki_request *request, struct ki_reply *reply);
-void ki_api_health(void *service, struct ki_request *request, struct ki_reply *reply);
-void ki_api_ready(void *service, struct ki_request *request, struct ki_reply *reply);
-void ki_api_root(void *service, struct ki_request *request, struct ki_reply *reply);
-void ki_api_reopen_logs(void *service, struct ki_request *request, struct ki_reply *reply);
-void ki_api_pause(void *service, struct ki_request *request, struct ki_reply *reply);
-void ki_api_resume(void *service, struct ki_request *request, struct ki_reply *reply);
+void ki_api_query(void *service, struct kh_request *request, struct kh_reply *reply);
+void ki_api_query_by_hash(void *service, struct kh_request *request, struct kh_reply *reply);
+void ki_api_register(void *service, struct kh_request *request, struct kh_reply *reply);
+void ki_api_unregister(void *service, struct kh_request *request, struct kh_reply *reply);
+void ki_api_workers(void *service, struct kh_request *request, struct kh_reply *reply);
+void ki_api_register_peer(void *service, struct kh_request *request, struct kh_reply *reply);
+void ki_api_deregister_peer(void *service, struct kh_request *request, struct kh_reply *reply);
+void ki_api_peers(void *service, struct kh_request *request, struct kh_reply *reply);
+void ki_api_registrations(void *service, struct kh_request *request, struct kh_reply *reply);
+void ki_api_dump(void *service, struct kh_request *request, struct kh_reply *reply);
+void ki_api_metrics(void *service, struct kh_request *request, struct kh_reply *reply);
+void ki_api_health(void *service, struct kh_request *request, struct kh_reply *reply);
+void ki_api_ready(void *service, struct kh_request *request, struct kh_reply *reply);
+void ki_api_root(void *service, struct kh_request *request, struct kh_reply *reply);
+void ki_api_reopen_logs(void *service, struct kh_request *request, struct kh_reply *reply);
+void ki_api_pause(void *service, struct kh_request *request, struct kh_reply *reply);
+void ki_api_resume(void *service, struct kh_request *request, struct kh_reply *reply);
 
 #endif

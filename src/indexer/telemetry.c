@@ -52,13 +52,13 @@ struct endpoint {
 struct ki_telemetry {
     struct kv_metrics *metrics;
     struct kv_metric *family[N_FAMILIES];
-    const struct ki_route *routes;
+    const struct kh_route *routes;
     size_t n_routes;
     struct kv_series *queries_hit, *queries_miss, *query_blocks, *query_matched;
     struct endpoint endpoints[]; /* one per route, and a last one for unknown paths */
 };
 
-int ki_telemetry_create(const struct ki_route *routes, size_t n_routes, struct ki_telemetry **ret)
+int ki_telemetry_create(const struct kh_route *routes, size_t n_routes, struct ki_telemetry **ret)
 {
     struct ki_telemetry *t = calloc(1, sizeof(*t) + (n_routes + 1) * sizeof(t->endpoints[0]));
     static const char *const hit[] = {"hit"}, *const miss[] = {"miss"};
@@ -119,15 +119,15 @@ static size_t method_index(const char *method)
     return i;
 }
 
-void ki_telemetry_request(struct ki_telemetry *t, const struct ki_request *request, unsigned status)
+void ki_telemetry_request(struct ki_telemetry *t, const struct kh_request *request, unsigned status)
 {
-    const struct ki_route *route = request->route;
+    const struct kh_route *route = request->route;
     const char *path = route ? route->path : "unknown";
     struct endpoint *e = &t->endpoints[route ? (size_t)(route - t->routes) : t->n_routes];
     size_t method = method_index(request->method);
     double seconds = (double)(kv_now_ns() - request->started_ns) / 1e9;
 
-    if (route && route->flags & KI_ROUTE_UNMEASURED)
+    if (route && route->flags & KH_ROUTE_UNMEASURED)
         return;
     kv_series_observe(series_of(t, &e->duration, DURATION, path, NULL), seconds);
     kv_series_add(series_of(t, &e->requests[method], REQUESTS, path, methods[method]), 1);
@@ -146,7 +146,7 @@ void ki_telemetry_query(struct ki_telemetry *t, uint64_t blocks, uint64_t matche
 }
 
 void ki_telemetry_render(struct ki_telemetry *telemetry, struct ki_registry *registry,
-                         struct ki_http *http, bool all, struct kv_buf *out)
+                         struct kh_http *http, bool all, struct kv_buf *out)
 {
     kv_metrics_render(telemetry->metrics, out);
     ki_telemetry_render_state(registry, http, all, out);

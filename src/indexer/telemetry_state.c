@@ -295,11 +295,11 @@ static void write_indexes(struct kv_buf *out, struct ki_registry *registry)
     free(models);
 }
 
-static void write_http(struct kv_buf *out, struct ki_http *http)
+static void write_http(struct kv_buf *out, struct kh_http *http)
 {
-    struct ki_http_stats stats;
+    struct kh_http_stats stats;
 
-    ki_http_get_stats(http, &stats);
+    kh_http_get_stats(http, &stats);
     plain(out, "kv_indexer_http_connections", "gauge", "Open HTTP connections",
           stats.connections.open);
     plain(out, "kv_indexer_http_accepted_total", "counter", "HTTP connections accepted",
@@ -334,7 +334,7 @@ static void write_process(struct kv_buf *out)
     kv_buf_printf(out, "kv_indexer_build_info{version=\"%s\"} 1\n", KV_VERSION);
 }
 
-void ki_telemetry_render_state(struct ki_registry *registry, struct ki_http *http, bool all,
+void ki_telemetry_render_state(struct ki_registry *registry, struct kh_http *http, bool all,
                                struct kv_buf *out)
 {
     write_indexes(out, registry);

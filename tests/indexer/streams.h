@@ -23,18 +23,18 @@ static const struct ki_stream_opts with_replay = {.can_replay = true,
 static const struct ki_stream_opts without_replay = {.max_attempts = 3};
 
 /* A replay under way changes nothing of what has been applied: it doesn't count here. */
-static inline bool is_partial(const struct ki_stream *s)
+static inline bool is_partial(const struct kh_stream *s)
 {
     return ki_stream_reasons(s) & ~KI_BECAUSE(REPLAYING);
 }
 
-static inline bool is_behind(const struct ki_stream *s)
+static inline bool is_behind(const struct kh_stream *s)
 {
     return ki_stream_reasons(s) & KI_BECAUSE(REPLAYING);
 }
 
 /* Something is missing that only a whole view brings back. */
-static inline bool is_lossy(const struct ki_stream *s)
+static inline bool is_lossy(const struct kh_stream *s)
 {
     return ki_stream_has(s, KI_REASONS_LOST);
 }
@@ -47,14 +47,14 @@ static inline struct ki_batch_id batch(uint64_t process, uint64_t sequence)
                                 .timestamp = 1e9 + (double)process * 1e5 + (double)sequence};
 }
 
-static inline unsigned live(struct ki_stream *s, uint64_t process, uint64_t sequence)
+static inline unsigned live(struct kh_stream *s, uint64_t process, uint64_t sequence)
 {
     struct ki_batch_id id = batch(process, sequence);
 
     return ki_stream_live(s, &id, false, SECOND);
 }
 
-static inline unsigned replayed(struct ki_stream *s, uint64_t process, uint64_t sequence)
+static inline unsigned replayed(struct kh_stream *s, uint64_t process, uint64_t sequence)
 {
     struct ki_batch_id id = batch(process, sequence);
 
@@ -62,7 +62,7 @@ static inline unsigned replayed(struct ki_stream *s, uint64_t process, uint64_t 
 }
 
 /* Reading starts, over a connection that was made before the state was taken over. */
-static inline unsigned start_connected(struct ki_stream *s)
+static inline unsigned start_connected(struct kh_stream *s)
 {
     ki_stream_start(s, SECOND);
     return ki_stream_connected(s, false, SECOND);
@@ -70,7 +70,7 @@ static inline unsigned start_connected(struct ki_stream *s)
 
 /* A stream that asked for batch @known of process 0 gets process 1's: all batches of process 1 up
  * to the @held one are replayed. */
-static inline void is_replaced(struct ki_stream *s, uint64_t known, uint64_t held)
+static inline void is_replaced(struct kh_stream *s, uint64_t known, uint64_t held)
 {
     assert_int_equal(s->request, known);
     assert_int_equal(replayed(s, 1, known),
@@ -84,7 +84,7 @@ static inline void is_replaced(struct ki_stream *s, uint64_t known, uint64_t hel
 }
 
 /* All attempts of a replay that nobody answers. Returns when it was given up. */
-static inline uint64_t nobody_answers(struct ki_stream *s)
+static inline uint64_t nobody_answers(struct kh_stream *s)
 {
     uint64_t now_ns = 0;
     unsigned steps = 0;
@@ -96,7 +96,7 @@ static inline uint64_t nobody_answers(struct ki_stream *s)
     return now_ns;
 }
 
-static inline unsigned live_untimed(struct ki_stream *s, uint64_t process, uint64_t sequence)
+static inline unsigned live_untimed(struct kh_stream *s, uint64_t process, uint64_t sequence)
 {
     struct ki_batch_id id = batch(process, sequence);
 
@@ -104,7 +104,7 @@ static inline unsigned live_untimed(struct ki_stream *s, uint64_t process, uint6
     return ki_stream_live(s, &id, false, SECOND);
 }
 
-static inline unsigned replayed_untimed(struct ki_stream *s, uint64_t process, uint64_t sequence)
+static inline unsigned replayed_untimed(struct kh_stream *s, uint64_t process, uint64_t sequence)
 {
     struct ki_batch_id id = batch(process, sequence);
 

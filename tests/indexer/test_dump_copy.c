@@ -11,7 +11,7 @@
 #include "base/core/clock.h"
 #include "base/json/msgpack.h"
 #include "event/wire/frames.h"
-#include "indexer/http/pipe.h"
+#include "http/pipe.h"
 #include "indexer/model/lookup.h"
 #include "indexer/registry/tables.h"
 #include "indexer/replica/dump_copy.h"
@@ -428,7 +428,7 @@ static void streams_go_on_without_memory(void **state)
 struct writing {
     struct world *w;
     const struct ki_model *model;
-    struct ki_pipe *pipe;
+    struct kh_pipe *pipe;
     int rc;
 };
 
@@ -443,7 +443,7 @@ static void *write_dump(void *arg)
     kv_json_end_object(&d.w);
     to->rc = to->rc ? to->rc : ki_dump_flush(&d, 0);
     kv_buf_fini(&d.buf);
-    ki_pipe_end(to->pipe, true);
+    kh_pipe_end(to->pipe, true);
     return NULL;
 }
 
@@ -453,12 +453,12 @@ static void nothing(void *arg)
 }
 
 /* Read until @text has @min bytes, or all. */
-static void read_dump(struct ki_pipe *pipe, struct kv_buf *text, size_t min)
+static void read_dump(struct kh_pipe *pipe, struct kv_buf *text, size_t min)
 {
     char bytes[PIPE_BYTES];
 
     while (text->len < min) {
-        long n = ki_pipe_read(pipe, bytes, sizeof(bytes));
+        long n = kh_pipe_read(pipe, bytes, sizeof(bytes));
 
         assert_int_not_equal(n, -EIO);
         if (n == 0)
@@ -489,7 +489,7 @@ static void store_long_prompt(struct kvi_index *index, uint64_t instance)
  */
 static void forms_that_come_meanwhile(void **state)
 {
-    const struct ki_pipe_reader reader = {.park = nothing, .wake = nothing};
+    const struct kh_pipe_reader reader = {.park = nothing, .wake = nothing};
     struct ki_dump_reader dump = {.n = 0};
     struct kv_buf text = KV_BUF_INIT;
     struct writing to;
@@ -505,7 +505,7 @@ static void forms_that_come_meanwhile(void **state)
     model = ki_registry_model(w.r, "m", "default");
     store_long_prompt(model->index, 1);
     to = (struct writing){.w = &w, .model = model};
-    assert_int_equal(ki_pipe_create(PIPE_BYTES, &reader, &to.pipe), 0);
+    assert_int_equal(kh_pipe_create(PIPE_BYTES, &reader, &to.pipe), 0);
     assert_int_equal(pthread_create(&thread, NULL, write_dump, &to), 0);
     read_dump(to.pipe, &text, 1);
     ki_model_note_forms(model, KI_FORM(1, false) | KI_FORM(0, true));
@@ -518,7 +518,7 @@ static void forms_that_come_meanwhile(void **state)
                      KI_FORM(1, false) | KI_FORM(0, true));
     ki_dump_reader_fini(&dump);
     kv_buf_fini(&text);
-    ki_pipe_destroy(to.pipe);
+    kh_pipe_destroy(to.pipe);
     ki_model_release(model);
     close_world(&w);
 }

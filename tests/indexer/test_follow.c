@@ -20,7 +20,7 @@
 
 #include "base/core/clock.h"
 #include "base/core/log.h"
-#include "indexer/http/auth.h"
+#include "http/auth.h"
 #include "indexer/registry/registry.h"
 #include "indexer/registry/tables.h"
 #include "indexer/replica/follow.h"
@@ -239,7 +239,7 @@ static void many_peers_come_and_go(void **state)
     kv_log_set_level(KV_LOG_ERROR); /* a line for each peer that doesn't answer */
     assert_int_equal(ki_registry_create(&registry_opts, &opts.registry), 0);
     assert_int_equal(ki_peers_create(&opts.peers), 0);
-    assert_int_equal(ki_auth_create(NULL, false, &opts.auth, NULL), 0);
+    assert_int_equal(kh_auth_create(NULL, false, &opts.auth, NULL), 0);
     assert_int_equal(ki_follow_create(&opts, &follow), 0);
     for (int round = 0; round < ROUNDS; round++) {
         unsigned port;
@@ -261,7 +261,7 @@ static void many_peers_come_and_go(void **state)
         close(fd);
     }
     ki_follow_destroy(follow);
-    ki_auth_destroy(opts.auth);
+    kh_auth_destroy(opts.auth);
     ki_peers_destroy(opts.peers);
     ki_registry_destroy(opts.registry);
 }
@@ -309,7 +309,7 @@ static void a_refused_list_is_read_again(void **state)
     (void)state;
     opts.registry = new_registry(NULL);
     assert_int_equal(ki_peers_create(&opts.peers), 0);
-    assert_int_equal(ki_auth_create(NULL, false, &opts.auth, NULL), 0);
+    assert_int_equal(kh_auth_create(NULL, false, &opts.auth, NULL), 0);
     snprintf(url, sizeof(url), "http://127.0.0.1:%u", port);
     assert_int_equal(ki_peers_add(opts.peers, url), 0);
     list_begin(&with);
@@ -330,7 +330,7 @@ static void a_refused_list_is_read_again(void **state)
         assert_int_equal(answer(fd, &without), 7);
     ki_follow_destroy(follow);
     close(fd);
-    ki_auth_destroy(opts.auth);
+    kh_auth_destroy(opts.auth);
     ki_peers_destroy(opts.peers);
     ki_registry_destroy(opts.registry);
 }

@@ -14,7 +14,7 @@
 
 #include "indexer/streams.h"
 
-static unsigned live_new_connection(struct ki_stream *s, uint64_t process, uint64_t sequence)
+static unsigned live_new_connection(struct kh_stream *s, uint64_t process, uint64_t sequence)
 {
     struct ki_batch_id id = batch(process, sequence);
 
@@ -22,7 +22,7 @@ static unsigned live_new_connection(struct ki_stream *s, uint64_t process, uint6
 }
 
 /* A stream that has got as far as @last of process 0. */
-static void init_at(struct ki_stream *s, const struct ki_stream_opts *opts, uint64_t last)
+static void init_at(struct kh_stream *s, const struct ki_stream_opts *opts, uint64_t last)
 {
     ki_stream_init(s, opts);
     for (uint64_t i = 0; i <= last; i++)
@@ -31,7 +31,7 @@ static void init_at(struct ki_stream *s, const struct ki_stream_opts *opts, uint
 
 static void in_order_is_applied(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     init_at(&s, &with_replay, 10);
@@ -44,7 +44,7 @@ static void in_order_is_applied(void **state)
  * before. */
 static void a_lost_zero_is_no_numbering_from_one(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     ki_stream_init(&s, &with_replay);
@@ -76,7 +76,7 @@ static void a_lost_zero_is_no_numbering_from_one(void **state)
 
 static void gap_without_replay_is_counted(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     init_at(&s, &without_replay, 2);
@@ -88,7 +88,7 @@ static void gap_without_replay_is_counted(void **state)
 
 static void gap_is_replayed(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     init_at(&s, &with_replay, 2);
@@ -109,7 +109,7 @@ static void gap_is_replayed(void **state)
 
 static void initial_gap_is_replayed_from_the_beginning(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     ki_stream_init(&s, &with_replay);
@@ -128,7 +128,7 @@ static void initial_gap_is_replayed_from_the_beginning(void **state)
 
 static void overrun_forgets_and_goes_on(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     init_at(&s, &with_replay, 2);
@@ -143,7 +143,7 @@ static void overrun_forgets_and_goes_on(void **state)
 
 static void dead_replay_service_is_given_up(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
     uint64_t now = SECOND;
     unsigned steps = 0;
     int requests = 1;
@@ -181,7 +181,7 @@ static void dead_replay_service_is_given_up(void **state)
 
 static void healing_keeps_what_it_cannot_better(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
     uint64_t now;
 
     (void)state;
@@ -201,7 +201,7 @@ static void healing_keeps_what_it_cannot_better(void **state)
 
 static void early_end_is_tried_again(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     init_at(&s, &with_replay, 2);
@@ -220,7 +220,7 @@ static void early_end_is_tried_again(void **state)
 /* Nobody saw how it ends: what has come may be a part of it. */
 static void a_replay_that_dies_is_not_whole(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     ki_stream_init(&s, &with_replay);
@@ -242,7 +242,7 @@ static void a_replay_that_dies_is_not_whole(void **state)
 static void endless_replays_are_given_up(void **state)
 {
     struct ki_batch_id id = batch(0, 1);
-    struct ki_stream s;
+    struct kh_stream s;
     unsigned steps = 0;
     uint64_t now = SECOND;
     int requests = 0;
@@ -273,7 +273,7 @@ static void endless_replays_are_given_up(void **state)
 
 static void lost_reply_is_asked_for_again(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     init_at(&s, &with_replay, 2);
@@ -290,7 +290,7 @@ static void lost_reply_is_asked_for_again(void **state)
 
 static void restart_is_told_from_a_duplicate(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     init_at(&s, &without_replay, 300);
@@ -309,7 +309,7 @@ static void restart_is_told_from_a_duplicate(void **state)
 
 static void restart_with_lost_beginning_is_replayed(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     init_at(&s, &with_replay, 100);
@@ -327,7 +327,7 @@ static void restart_with_lost_beginning_is_replayed(void **state)
 static void restart_with_the_clock_set_back(void **state)
 {
     struct ki_batch_id id = batch(0, 5);
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     ki_stream_init(&s, &without_replay);
@@ -342,7 +342,7 @@ static void restart_with_the_clock_set_back(void **state)
 static void gap_across_a_clock_set_back(void **state)
 {
     struct ki_batch_id id = batch(0, 14);
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     init_at(&s, &with_replay, 10);
@@ -375,7 +375,7 @@ static void gap_across_a_clock_set_back(void **state)
 
 static void restart_without_timestamps(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
     struct ki_batch_id id;
 
     (void)state;
@@ -402,7 +402,7 @@ static void restart_without_timestamps(void **state)
 /* A replay overtakes what waits in our socket, by more than the window: that is no restart. */
 static void backlog_without_timestamps(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     /* The ring begins behind the held batch. */
@@ -430,7 +430,7 @@ static void backlog_without_timestamps(void **state)
 /* However far: a jump ahead is a gap. */
 static void jump_ahead_is_no_restart(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     ki_stream_init(&s, &without_replay);
@@ -445,7 +445,7 @@ static void jump_ahead_is_no_restart(void **state)
 /* The new process has already got as far as the old one when it is heard again. */
 static void restart_hidden_behind_a_reconnect(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     for (uint64_t sequence = 11; sequence <= 13; sequence += 2) {
@@ -459,7 +459,7 @@ static void restart_hidden_behind_a_reconnect(void **state)
 /* Nothing shows whose batches these are: they are applied, and the view is called partial. */
 static void overlap_that_is_gone(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     init_at(&s, &with_replay, 10);
@@ -474,7 +474,7 @@ static void overlap_that_is_gone(void **state)
 
 static void reconnect_to_the_same_process(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     init_at(&s, &with_replay, 10);
@@ -493,7 +493,7 @@ static void reconnect_to_the_same_process(void **state)
 /* Answers lack what a replay still has to bring. */
 static void while_a_replay_runs(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     ki_stream_init(&s, &with_replay);
@@ -520,7 +520,7 @@ static void while_a_replay_runs(void **state)
 /* A publisher that was never heard may have published before: nothing tells what it has. */
 static void before_the_first_batch(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     ki_stream_init(&s, &without_replay);
@@ -546,7 +546,7 @@ static void before_the_first_batch(void **state)
 
 static void registered_again(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     ki_stream_init(&s, &with_replay);
@@ -563,7 +563,7 @@ static void registered_again(void **state)
 
 static void a_new_connection_is_asked(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
     uint64_t at;
 
     (void)state;
@@ -597,7 +597,7 @@ static void a_new_connection_is_asked(void **state)
 /* Batch 0 may have been lost before the subscription: the second question is for that. */
 static void a_second_question_without_an_answer(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
     uint64_t at;
 
     (void)state;
@@ -618,7 +618,7 @@ static void a_second_question_without_an_answer(void **state)
  * is. */
 static void nobody_is_asked_before_there_is_a_connection(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     ki_stream_init(&s, &with_replay);
@@ -646,7 +646,7 @@ static void nobody_is_asked_before_there_is_a_connection(void **state)
  * is. */
 static void restart_without_a_batch(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     for (uint64_t process = 0; process < 2; process++) {
@@ -682,7 +682,7 @@ static void restart_without_a_batch(void **state)
 /* Nobody can be asked: the view is partial until another process's beginning comes, or a clear. */
 static void reconnect_without_a_replay_service(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     init_at(&s, &without_replay, 10);
@@ -707,7 +707,7 @@ static void reconnect_without_a_replay_service(void **state)
 /* The replay service that didn't answer was the old process's: the new one's gaps are asked for. */
 static void restart_during_a_replay(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
     struct ki_batch_id id;
     uint64_t now;
 
@@ -757,7 +757,7 @@ static void restart_during_a_replay(void **state)
 /* A first batch 1 whose 0 can't be asked for just now isn't called whole. */
 static void a_lost_beginning_is_asked_for_later(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     ki_stream_init(&s, &with_replay);
@@ -770,7 +770,7 @@ static void a_lost_beginning_is_asked_for_later(void **state)
 
 static void two_publishers_behind_one_endpoint(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
     uint64_t purges = 0;
 
     (void)state;

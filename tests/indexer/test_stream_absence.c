@@ -13,7 +13,7 @@ static struct ki_stream_opts opts_of(bool can_replay)
 }
 
 /* A stream connected at 1 s, with the batches 0 to @last of process 0. */
-static void init_at(struct ki_stream *s, bool can_replay, uint64_t last)
+static void init_at(struct kh_stream *s, bool can_replay, uint64_t last)
 {
     const struct ki_stream_opts opts = opts_of(can_replay);
 
@@ -26,7 +26,7 @@ static void init_at(struct ki_stream *s, bool can_replay, uint64_t last)
     assert_false(is_partial(s));
 }
 
-static void come_back(struct ki_stream *s, uint64_t now_ns)
+static void come_back(struct kh_stream *s, uint64_t now_ns)
 {
     ki_stream_reachable(s, now_ns);
     assert_true(is_partial(s) || now_ns < 15 * SECOND);
@@ -37,7 +37,7 @@ static void come_back(struct ki_stream *s, uint64_t now_ns)
 
 static void a_quiet_connection_is_not_stale(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     init_at(&s, true, 3);
@@ -49,7 +49,7 @@ static void a_quiet_connection_is_not_stale(void **state)
 
 static void a_lost_connection_is_stale_after_a_while(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     init_at(&s, true, 3);
@@ -77,7 +77,7 @@ static void a_lost_connection_is_stale_after_a_while(void **state)
 
 static void who_may_be_back_is_partial_and_not_forgotten(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     init_at(&s, true, 3);
@@ -96,7 +96,7 @@ static void who_may_be_back_is_partial_and_not_forgotten(void **state)
 
 static void a_short_loss_is_not_stale(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     init_at(&s, true, 3);
@@ -112,7 +112,7 @@ static void a_short_loss_is_not_stale(void **state)
     }
 }
 
-static void forget(struct ki_stream *s, uint64_t lost_ns)
+static void forget(struct kh_stream *s, uint64_t lost_ns)
 {
     ki_stream_disconnected(s, lost_ns);
     assert_int_equal(ki_stream_tick_absence(s, lost_ns + 60 * SECOND - 1), 0);
@@ -126,7 +126,7 @@ static void forget(struct ki_stream *s, uint64_t lost_ns)
 
 static void forgotten_blocks_come_back_by_a_replay(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     for (uint64_t process = 0; process < 2; process++) {
@@ -154,7 +154,7 @@ static void forgotten_blocks_come_back_by_a_replay(void **state)
 
 static void forgotten_without_a_replay_service(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     init_at(&s, false, 3);
@@ -181,7 +181,7 @@ static void forgotten_without_a_replay_service(void **state)
 static void a_seeded_stream_is_forgotten(void **state)
 {
     struct ki_stream_opts opts = opts_of(false);
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     for (int cursorless = 0; cursorless < 2; cursorless++) {
@@ -206,7 +206,7 @@ static void a_seeded_stream_is_forgotten(void **state)
 static void an_engine_that_starts_late(void **state)
 {
     struct ki_stream_opts opts = opts_of(false);
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     ki_stream_init(&s, &opts);
@@ -224,7 +224,7 @@ static void an_engine_that_starts_late(void **state)
 static void a_silent_engine_that_is_gone(void **state)
 {
     struct ki_stream_opts opts = opts_of(true);
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     ki_stream_init(&s, &opts);
@@ -243,7 +243,7 @@ static void a_silent_engine_that_is_gone(void **state)
 /* The connection ends while a batch waits for a replay. */
 static void forgotten_during_a_replay(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     init_at(&s, true, 3);
@@ -258,7 +258,7 @@ static void forgotten_during_a_replay(void **state)
 /* A gap waits for its replay, another one behind it, and the connection ends: the next one's replay has all. */
 static void gaps_wait_for_the_next_connection(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     for (int answered = 0; answered < 2; answered++) {
@@ -302,7 +302,7 @@ static void gaps_wait_for_the_next_connection(void **state)
 static void a_beginning_is_broken_off(void **state)
 {
     const struct ki_stream_opts opts = opts_of(true);
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     ki_stream_init(&s, &opts);
@@ -327,7 +327,7 @@ static void a_beginning_is_broken_off(void **state)
 /* A heal that brought nothing before the connection ended is tried again. */
 static void healing_is_broken_off(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     for (int paused = 0; paused < 2; paused++) {
@@ -357,7 +357,7 @@ static void healing_is_broken_off(void **state)
 static void zero_is_never(void **state)
 {
     struct ki_stream_opts opts = opts_of(true);
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     for (int which = 0; which < 3; which++) {

@@ -12,7 +12,7 @@
 #include "indexer/streams.h"
 
 /* A stream whose publisher's ring began with 1, and ended with @last. @more batches have come since. */
-static void begin_at_one(struct ki_stream *s, uint64_t last, uint64_t more)
+static void begin_at_one(struct kh_stream *s, uint64_t last, uint64_t more)
 {
     ki_stream_init(s, &with_replay);
     assert_int_equal(start_connected(s), KI_STEP_REQUEST);
@@ -34,7 +34,7 @@ static void begin_at_one(struct ki_stream *s, uint64_t last, uint64_t more)
 
 static void numbering_from_one_is_proved(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     begin_at_one(&s, 3, 1); /* and still does, with a further batch */
@@ -78,7 +78,7 @@ static void numbering_from_one_is_proved(void **state)
 /* A publisher whose newest batches are always ahead of what has come. */
 static void numbering_from_one_of_a_busy_publisher(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
     uint64_t now = SECOND;
 
     (void)state;
@@ -108,7 +108,7 @@ static void numbering_from_one_of_a_busy_publisher(void **state)
 /* ... and that becomes slow before the bound is reached: a nearer one is asked for. */
 static void numbering_from_one_of_a_publisher_that_pauses(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
     uint64_t now = SECOND;
 
     (void)state;
@@ -138,7 +138,7 @@ static void numbering_from_one_of_a_publisher_that_pauses(void **state)
 static void numbering_from_one_without_replay(void **state)
 {
     struct ki_batch_id id = batch(0, 1);
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     ki_stream_init(&s, &without_replay);
@@ -155,7 +155,7 @@ static void numbering_from_one_without_replay(void **state)
 
 static void first_batch_one_is_asked_about(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     ki_stream_init(&s, &with_replay);

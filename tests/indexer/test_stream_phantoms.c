@@ -33,7 +33,7 @@ static uint64_t draw(uint64_t n)
 
 /* Block i's parent is i - 1, but for each chain's first. Ids rise; the oldest are evicted, ends first. */
 struct world {
-    struct ki_stream s;
+    struct kh_stream s;
     bool held[MAX_ID]; /* by the index */
     uint64_t n_held;
     uint64_t next;              /* the engine's next block */
@@ -214,7 +214,7 @@ static void few_contradictions_do_not_count(void **state)
     struct ki_evidence few = {.held = 3000, .unknown = 1, .removed = 99};
     struct ki_evidence many = {.held = 3000, .unknown = 99, .removed = 1};
     struct ki_batch_id id = batch(0, 0);
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     ki_stream_init(&s, &without_replay);
@@ -236,7 +236,7 @@ static void few_contradictions_do_not_count(void **state)
 static void phantoms_grow_old(void **state)
 {
     struct ki_evidence e = {.held = 100};
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     ki_stream_init(&s, &without_replay);
@@ -259,7 +259,7 @@ static void phantoms_grow_old(void **state)
 static void a_full_index_gives_up_lossy_streams(void **state)
 {
     struct ki_evidence e = {.held = 100, .full = true};
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     ki_stream_init(&s, &without_replay);
@@ -278,7 +278,7 @@ static void a_full_index_gives_up_lossy_streams(void **state)
 static void blocks_are_learnt_anew(void **state)
 {
     struct ki_evidence e = {.held = 10, .unknown = 300};
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     ki_stream_init(&s, &with_replay);
@@ -311,7 +311,7 @@ static void blocks_are_learnt_anew(void **state)
  * answered yet. */
 static void nothing_is_learnt_anew(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     ki_stream_init(&s, &with_replay);
@@ -337,7 +337,7 @@ static void nothing_is_learnt_anew(void **state)
 /* A view that was partial before the first batch: batches from the beginning make it whole. */
 static void a_beginning_makes_whole(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     for (int answer = 0; answer < 3; answer++) {

@@ -4,7 +4,7 @@
 #include "indexer/streams.h"
 
 /* A stream that goes on from a peer's position: @last of process 0. */
-static void init_recovered(struct ki_stream *s, const struct ki_stream_opts *opts, uint64_t last)
+static void init_recovered(struct kh_stream *s, const struct ki_stream_opts *opts, uint64_t last)
 {
     ki_stream_init(s, opts);
     ki_stream_seed(s, last, batch(0, last).timestamp, false);
@@ -12,7 +12,7 @@ static void init_recovered(struct ki_stream *s, const struct ki_stream_opts *opt
 
 static void after_recovery_from_a_peer(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     /* The backlog of the socket begins before the peer's position and goes on beyond it. */
@@ -49,7 +49,7 @@ static void after_recovery_from_a_peer(void **state)
  * whose they are. */
 static void after_a_dump_without_positions(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     ki_stream_init(&s, &without_replay);
@@ -89,7 +89,7 @@ static void after_a_dump_without_positions(void **state)
 /* A peer's position without a time: what waits in our socket is older, or another process's. */
 static void recovered_without_timestamps(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     ki_stream_init(&s, &without_replay);
@@ -130,7 +130,7 @@ static void recovered_without_timestamps(void **state)
 /* Between the peer's dump and our connection the engine restarted and got as far as the old one. */
 static void restart_hidden_behind_a_recovery(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     for (uint64_t sequence = 11; sequence <= 13; sequence += 2) {
@@ -150,7 +150,7 @@ static void restart_hidden_behind_a_recovery(void **state)
  * once. */
 static void silence_after_a_recovery(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     for (uint64_t process = 0; process < 2; process++) {
@@ -207,7 +207,7 @@ static void silence_after_a_recovery(void **state)
 /* Batches for which there was no room are asked for, although none comes behind them. */
 static void without_room(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     ki_stream_init(&s, &with_replay);

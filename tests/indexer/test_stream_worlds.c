@@ -37,7 +37,7 @@ struct message {
 };
 
 struct world {
-    struct ki_stream s;
+    struct kh_stream s;
     uint64_t now;
     /* the publisher */
     uint64_t process, next, first, ring;
@@ -452,7 +452,7 @@ static void random_worlds(void **state)
 /* Nothing but noise: the machine must stay within its states and bounds. */
 static void noise(void **state)
 {
-    struct ki_stream s;
+    struct kh_stream s;
 
     (void)state;
     random_state = 77;

@@ -31,13 +31,13 @@ static unsigned status_of(int rc)
     }
 }
 
-static void reply_result(struct ki_reply *reply, int rc, unsigned status,
+static void reply_result(struct kh_reply *reply, int rc, unsigned status,
                          const struct kv_error *error)
 {
     if (rc == 0)
         ki_reply_ok(reply, status);
     else
-        ki_reply_error(reply, status_of(rc), "%s", error->text);
+        kh_reply_error(reply, status_of(rc), "%s", error->text);
 }
 
 static struct ki_habits habits_of(const struct ki_body *body)
@@ -96,7 +96,7 @@ static int find_named(struct ki_service *service, const struct ki_body *body,
                : rc;
 }
 
-void ki_api_register(void *arg, struct ki_request *request, struct ki_reply *reply)
+void ki_api_register(void *arg, struct kh_request *request, struct kh_reply *reply)
 {
     struct ki_service *service = arg;
     struct ki_scratch *scratch = ki_scratch_take(service, reply);
@@ -151,7 +151,7 @@ static int unregister_worker(struct ki_service *service, const struct ki_body *b
  * Unregister. Without a tenant the whole instance goes, whatever dp_rank says, as in the original.
  * Removing millions of blocks takes seconds; the reply follows the removal.
  */
-void ki_api_unregister(void *arg, struct ki_request *request, struct ki_reply *reply)
+void ki_api_unregister(void *arg, struct kh_request *request, struct kh_reply *reply)
 {
     struct ki_service *service = arg;
     struct ki_scratch *scratch;
@@ -260,23 +260,23 @@ static void write_worker(struct kv_json_writer *w, const struct ki_worker_info *
     kv_json_end_object(w);
 }
 
-static bool passes(const struct ki_request *request, const char *param, const char *value)
+static bool passes(const struct kh_request *request, const char *param, const char *value)
 {
     struct kv_str wanted;
 
-    return !ki_request_param(request, param, &wanted) || kv_str_eq(wanted, value);
+    return !kh_request_param(request, param, &wanted) || kv_str_eq(wanted, value);
 }
 
 /* routing_group overrides tenant_id, as in bodies. */
-static bool passes_tenant(const struct ki_request *request, const char *tenant)
+static bool passes_tenant(const struct kh_request *request, const char *tenant)
 {
     struct kv_str unused;
-    bool group = ki_request_param(request, "routing_group", &unused);
+    bool group = kh_request_param(request, "routing_group", &unused);
 
     return passes(request, group ? "routing_group" : "tenant_id", tenant);
 }
 
-void ki_api_workers(void *arg, struct ki_request *request, struct ki_reply *reply)
+void ki_api_workers(void *arg, struct kh_request *request, struct kh_reply *reply)
 {
     struct ki_service *service = arg;
     struct ki_worker_info *infos;
@@ -284,7 +284,7 @@ void ki_api_workers(void *arg, struct ki_request *request, struct ki_reply *repl
     long n = ki_registry_workers(service->registry, &infos);
 
     if (n < 0) {
-        ki_reply_error(reply, 503, "out of memory");
+        kh_reply_error(reply, 503, "out of memory");
         return;
     }
     kv_json_writer_init(&w, &reply->body);
@@ -303,8 +303,8 @@ void ki_api_workers(void *arg, struct ki_request *request, struct ki_reply *repl
 
 /* -- peers ------------------------------------------------------------------------------------- */
 
-static void change_peers(struct ki_service *service, struct ki_request *request,
-                         struct ki_reply *reply, bool add)
+static void change_peers(struct ki_service *service, struct kh_request *request,
+                         struct kh_reply *reply, bool add)
 {
     struct ki_scratch *scratch = ki_scratch_take(service, reply);
     int rc;
@@ -317,28 +317,28 @@ static void change_peers(struct ki_service *service, struct ki_request *request,
         if (rc == 0)
             ki_reply_ok(reply, add ? 201 : 200);
         else if (rc == -ENOENT)
-            ki_reply_error(reply, 404, "peer not found");
+            kh_reply_error(reply, 404, "peer not found");
         else if (rc == -EINVAL)
-            ki_reply_error(reply, 400, "url: expected " KI_PEER_URL_FORM);
+            kh_reply_error(reply, 400, "url: expected " KI_PEER_URL_FORM);
         else if (rc == -EMSGSIZE)
-            ki_reply_error(reply, 422, "field 'url': string is too long");
+            kh_reply_error(reply, 422, "field 'url': string is too long");
         else
-            ki_reply_error(reply, 503, "%s", rc == -ENOSPC ? "too many peers" : "out of memory");
+            kh_reply_error(reply, 503, "%s", rc == -ENOSPC ? "too many peers" : "out of memory");
     }
     ki_scratch_give(service, scratch);
 }
 
-void ki_api_register_peer(void *service, struct ki_request *request, struct ki_reply *reply)
+void ki_api_register_peer(void *service, struct kh_request *request, struct kh_reply *reply)
 {
     change_peers(service, request, reply, true);
 }
 
-void ki_api_deregister_peer(void *service, struct ki_request *request, struct ki_reply *reply)
+void ki_api_deregister_peer(void *service, struct kh_request *request, struct kh_reply *reply)
 {
     change_peers(service, request, reply, false);
 }
 
-void ki_api_peers(void *arg, struct ki_request *request, struct ki_reply *reply)
+void ki_api_peers(void *arg, struct kh_request *request, struct kh_reply *reply)
 {
     struct ki_service *service = arg;
     struct kv_json_writer w;
@@ -347,7 +347,7 @@ void ki_api_peers(void *arg, struct ki_request *request, struct ki_reply *reply)
 
     (void)request;
     if (n < 0) {
-        ki_reply_error(reply, 503, "out of memory");
+        kh_reply_error(reply, 503, "out of memory");
         return;
     }
     kv_json_writer_init(&w, &reply->body);
@@ -360,7 +360,7 @@ void ki_api_peers(void *arg, struct ki_request *request, struct ki_reply *reply)
 
 /* -- listener controls, for tests -------------------------------------------------------------- */
 
-static void control(struct ki_service *service, struct ki_request *request, struct ki_reply *reply,
+static void control(struct ki_service *service, struct kh_request *request, struct kh_reply *reply,
                     int (*act)(struct ki_registry *, uint64_t, const uint32_t *), const char *state)
 {
     struct ki_scratch *scratch = ki_scratch_take(service, reply);
@@ -391,12 +391,12 @@ static void control(struct ki_service *service, struct ki_request *request, stru
     ki_scratch_give(service, scratch);
 }
 
-void ki_api_pause(void *service, struct ki_request *request, struct ki_reply *reply)
+void ki_api_pause(void *service, struct kh_request *request, struct kh_reply *reply)
 {
     control(service, request, reply, ki_registry_pause, "paused already");
 }
 
-void ki_api_resume(void *service, struct ki_request *request, struct ki_reply *reply)
+void ki_api_resume(void *service, struct kh_request *request, struct kh_reply *reply)
 {
     control(service, request, reply, ki_registry_resume, "not paused");
 }

@@ -277,7 +277,7 @@ static void write_matches(struct ki_service *service, const struct ki_model *mod
 /* Write the answer from the matches in scratch->lookup. explain reads @ask. */
 static void answer(struct ki_service *service, const struct ki_model *model,
                    struct ki_scratch *scratch, const struct ki_explain_ask *ask,
-                   struct ki_reply *reply)
+                   struct kh_reply *reply)
 {
     struct kvi_matches *matches = &scratch->lookup.matches;
     struct kv_json_writer w;
@@ -296,7 +296,7 @@ static void answer(struct ki_service *service, const struct ki_model *model,
 }
 
 static struct ki_model *find_model(struct ki_service *service, struct ki_body *body,
-                                   struct ki_reply *reply)
+                                   struct kh_reply *reply)
 {
     struct ki_model *model;
 
@@ -316,7 +316,7 @@ static uint64_t seed_of(const struct ki_body *body)
 }
 
 static void query_tokens(struct ki_service *service, const struct ki_model *model,
-                         struct ki_scratch *scratch, struct ki_reply *reply)
+                         struct ki_scratch *scratch, struct kh_reply *reply)
 {
     struct ki_lookup *lookup = &scratch->lookup;
     struct kv_buf *objects = &scratch->body.mm_objects;
@@ -332,7 +332,7 @@ static void query_tokens(struct ki_service *service, const struct ki_model *mode
     int rc;
 
     if (problem) {
-        ki_reply_error(reply, 422, "%s", problem);
+        kh_reply_error(reply, 422, "%s", problem);
         return;
     }
     prompt.objects = (const struct ki_mm_object *)(const void *)objects->data;
@@ -341,9 +341,9 @@ static void query_tokens(struct ki_service *service, const struct ki_model *mode
     ki_chunks_cut(model->chunks, &lookup->matches);
     if (rc < 0) {
         if (rc == -E2BIG)
-            ki_reply_error(reply, 422, "more than 256 multimodal objects in one block");
+            kh_reply_error(reply, 422, "more than 256 multimodal objects in one block");
         else
-            ki_reply_error(reply, 503, "out of memory");
+            kh_reply_error(reply, 503, "out of memory");
         return;
     }
     ask.hashes = (const uint64_t *)(const void *)lookup->hashes.data;
@@ -351,7 +351,7 @@ static void query_tokens(struct ki_service *service, const struct ki_model *mode
     answer(service, model, scratch, &ask, reply);
 }
 
-void ki_api_query(void *arg, struct ki_request *request, struct ki_reply *reply)
+void ki_api_query(void *arg, struct kh_request *request, struct kh_reply *reply)
 {
     struct ki_service *service = arg;
     struct ki_scratch *scratch = ki_scratch_take(service, reply);
@@ -373,7 +373,7 @@ void ki_api_query(void *arg, struct ki_request *request, struct ki_reply *reply)
 }
 
 static void query_hashes(struct ki_service *service, struct ki_scratch *scratch,
-                         struct ki_reply *reply)
+                         struct kh_reply *reply)
 {
     struct ki_body *body = &scratch->body;
     bool named = body->present & KI_SEQUENCE_HASHES;
@@ -386,7 +386,7 @@ static void query_hashes(struct ki_service *service, struct ki_scratch *scratch,
     struct ki_model *model;
 
     if (body->present & KI_CACHE_SALT) {
-        ki_reply_error(reply, 400,
+        kh_reply_error(reply, 400,
                        "cache_salt is not accepted by /query_by_hash; block_hashes must already "
                        "include the intended cache salt");
         return;
@@ -396,7 +396,7 @@ static void query_hashes(struct ki_service *service, struct ki_scratch *scratch,
         return;
     if ((named ? kvi_find_named : kvi_find)(model->index, ask.hashes, ask.n,
                                             &scratch->lookup.matches) < 0) {
-        ki_reply_error(reply, 500, "out of memory");
+        kh_reply_error(reply, 500, "out of memory");
     } else {
         ki_chunks_cut(model->chunks, &scratch->lookup.matches);
         answer(service, model, scratch, &ask, reply);
@@ -404,7 +404,7 @@ static void query_hashes(struct ki_service *service, struct ki_scratch *scratch,
     ki_model_release(model);
 }
 
-void ki_api_query_by_hash(void *arg, struct ki_request *request, struct ki_reply *reply)
+void ki_api_query_by_hash(void *arg, struct kh_request *request, struct kh_reply *reply)
 {
     struct ki_service *service = arg;
     struct ki_scratch *scratch = ki_scratch_take(service, reply);

@@ -339,7 +339,7 @@ static void write_known(struct kv_json_writer *w, struct ki_model **models, long
 }
 
 void ki_explain_unknown(struct ki_service *service, const char *model, const char *tenant,
-                        bool explain, struct ki_reply *reply)
+                        bool explain, struct kh_reply *reply)
 {
     struct ki_model **models;
     struct kv_json_writer w;

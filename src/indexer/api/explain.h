@@ -11,7 +11,7 @@
 
 #include "base/json/json.h"
 #include "indexer/api/body.h"
-#include "indexer/http/http.h"
+#include "http/http.h"
 #include "indexer/model/lookup.h"
 #include "indexer/registry/registry.h"
 
@@ -32,7 +32,7 @@ void ki_explain(struct ki_service *service, const struct ki_model *model,
 
 /** Set @reply to the 404 of an unknown model: error, hint, the known ones; @explain: the reason, too. */
 void ki_explain_unknown(struct ki_service *service, const char *model, const char *tenant,
-                        bool explain, struct ki_reply *reply);
+                        bool explain, struct kh_reply *reply);
 
 /**
  * Write two members: how many events were left out, by reason, and, where some named unknown media, how

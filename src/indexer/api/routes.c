@@ -13,7 +13,7 @@
 #define READY_PATIENCE_MS 5000 /* for a worker's first answer, where --stale-after is 0 */
 #define ADMIN_BODY (2u << 20)  /* the original's limit for all requests */
 
-static struct ki_route routes[] = {
+static struct kh_route routes[] = {
     {"POST", "/query", ki_api_query, 0, 0},
     {"POST", "/query_by_hash", ki_api_query_by_hash, 0, 0},
     {"POST", "/register", ki_api_register, ADMIN_BODY, 0},
@@ -24,24 +24,24 @@ static struct ki_route routes[] = {
     {"GET", "/registrations", ki_api_registrations, 0, 0},
     {"GET", "/peers", ki_api_peers, 0, 0},
     {"GET", "/dump", ki_api_dump, 0, 0},
-    {"GET", "/health", ki_api_health, 0, KI_ROUTE_OPEN},
-    {"GET", "/ready", ki_api_ready, 0, KI_ROUTE_OPEN},
+    {"GET", "/health", ki_api_health, 0, KH_ROUTE_OPEN},
+    {"GET", "/ready", ki_api_ready, 0, KH_ROUTE_OPEN},
     {"GET", "/", ki_api_root, 0, 0},
     {"POST", "/reopen_logs", ki_api_reopen_logs, ADMIN_BODY, 0},
-    {"GET", "/metrics", ki_api_metrics, 0, KI_ROUTE_UNMEASURED},
+    {"GET", "/metrics", ki_api_metrics, 0, KH_ROUTE_UNMEASURED},
     {"POST", "/test/pause_listener", ki_api_pause, ADMIN_BODY, 0},
     {"POST", "/test/resume_listener", ki_api_resume, ADMIN_BODY, 0},
 };
 #define N_TEST 2
 
-const struct ki_route *ki_routes(bool test, size_t max_body, size_t *ret_n)
+const struct kh_route *ki_routes(bool test, size_t max_body, size_t *ret_n)
 {
     routes[0].max_body = routes[1].max_body = max_body;
     *ret_n = KV_COUNT(routes) - (test ? 0 : N_TEST);
     return routes;
 }
 
-struct ki_scratch *ki_scratch_take(struct ki_service *service, struct ki_reply *reply)
+struct ki_scratch *ki_scratch_take(struct ki_service *service, struct kh_reply *reply)
 {
     struct ki_scratch *scratch;
 
@@ -53,7 +53,7 @@ struct ki_scratch *ki_scratch_take(struct ki_service *service, struct ki_reply *
     if (!scratch)
         scratch = calloc(1, sizeof(*scratch));
     if (!scratch)
-        ki_reply_error(reply, 503, "out of memory");
+        kh_reply_error(reply, 503, "out of memory");
     return scratch;
 }
 
@@ -86,7 +86,7 @@ void ki_scratch_give(struct ki_service *service, struct ki_scratch *scratch)
     pthread_mutex_unlock(&service->lock);
 }
 
-bool ki_read_body(struct ki_request *request, struct ki_reply *reply, uint32_t required,
+bool ki_read_body(struct kh_request *request, struct kh_reply *reply, uint32_t required,
                   uint32_t optional, struct ki_scratch *scratch)
 {
     enum ki_media media = ki_media_of(request->content_type);
@@ -94,7 +94,7 @@ bool ki_read_body(struct ki_request *request, struct ki_reply *reply, uint32_t r
     int rc;
 
     if (media == KI_MEDIA_OTHER) {
-        ki_reply_error(reply, 415,
+        kh_reply_error(reply, 415,
                        "expected the header Content-Type: application/json (or "
                        "application/msgpack)");
         return false;
@@ -105,17 +105,17 @@ bool ki_read_body(struct ki_request *request, struct ki_reply *reply, uint32_t r
             snprintf(request->model, sizeof(request->model), "%s", scratch->body.model_name);
         return true;
     }
-    ki_reply_error(reply, rc == -EINVAL ? 422 : rc == -ENOMEM ? 503 : 400, "%s", error.text);
+    kh_reply_error(reply, rc == -EINVAL ? 422 : rc == -ENOMEM ? 503 : 400, "%s", error.text);
     return false;
 }
 
-void ki_reply_ok(struct ki_reply *reply, unsigned status)
+void ki_reply_ok(struct kh_reply *reply, unsigned status)
 {
     reply->status = status;
     kv_buf_puts(&reply->body, "{\"status\":\"ok\"}");
 }
 
-void ki_api_health(void *arg, struct ki_request *request, struct ki_reply *reply)
+void ki_api_health(void *arg, struct kh_request *request, struct kh_reply *reply)
 {
     struct ki_service *service = arg;
 
@@ -123,7 +123,7 @@ void ki_api_health(void *arg, struct ki_request *request, struct ki_reply *reply
     if (ki_service_is_ready(service))
         reply->content_type = NULL; /* 200 and an empty body */
     else
-        ki_reply_error(reply, 503,
+        kh_reply_error(reply, 503,
                        "not ready: fewer than %" PRIu64
                        " workers have been registered (--min-initial-workers)",
                        service->options->min_initial_workers);
@@ -141,7 +141,7 @@ static bool is_catching_up(const struct ki_worker_info *info, uint64_t patience_
            (info->connected || info->absent_ms < patience_ms);
 }
 
-void ki_api_ready(void *arg, struct ki_request *request, struct ki_reply *reply)
+void ki_api_ready(void *arg, struct kh_request *request, struct kh_reply *reply)
 {
     struct ki_service *service = arg;
     uint64_t stale_ms = service->options->stale_after_ms;
@@ -154,18 +154,18 @@ void ki_api_ready(void *arg, struct ki_request *request, struct ki_reply *reply)
         return;
     n = ki_registry_workers(service->registry, &infos);
     if (n < 0) {
-        ki_reply_error(reply, 503, "out of memory");
+        kh_reply_error(reply, 503, "out of memory");
         return;
     }
     for (long i = 0; i < n; i++)
         behind += is_catching_up(&infos[i], stale_ms ? stale_ms : READY_PATIENCE_MS);
     ki_worker_infos_free(infos, n);
     if (behind)
-        ki_reply_error(reply, 503, "not ready: %zu of %ld event streams are catching up", behind,
+        kh_reply_error(reply, 503, "not ready: %zu of %ld event streams are catching up", behind,
                        n);
 }
 
-void ki_api_root(void *arg, struct ki_request *request, struct ki_reply *reply)
+void ki_api_root(void *arg, struct kh_request *request, struct kh_reply *reply)
 {
     struct kv_json_writer w;
     char text[64];
@@ -186,19 +186,19 @@ void ki_api_root(void *arg, struct ki_request *request, struct ki_reply *reply)
     kv_json_end_object(&w);
 }
 
-void ki_api_reopen_logs(void *arg, struct ki_request *request, struct ki_reply *reply)
+void ki_api_reopen_logs(void *arg, struct kh_request *request, struct kh_reply *reply)
 {
     struct ki_service *service = arg;
     struct kv_error error = {0};
 
     (void)request;
-    if (service->access_log && ki_access_log_reopen(service->access_log, &error) < 0)
-        ki_reply_error(reply, 500, "%s", error.text);
+    if (service->access_log && kh_access_log_reopen(service->access_log, &error) < 0)
+        kh_reply_error(reply, 500, "%s", error.text);
     else
         ki_reply_ok(reply, 200);
 }
 
-void ki_api_metrics(void *arg, struct ki_request *request, struct ki_reply *reply)
+void ki_api_metrics(void *arg, struct kh_request *request, struct kh_reply *reply)
 {
     struct ki_service *service = arg;
     struct kv_str detail;
@@ -206,7 +206,7 @@ void ki_api_metrics(void *arg, struct ki_request *request, struct ki_reply *repl
     reply->content_type = "text/plain; version=0.0.4";
     ki_telemetry_render(service->telemetry, service->registry,
                         atomic_load_explicit(&service->http, memory_order_acquire),
-                        ki_request_param(request, "detail", &detail) && kv_str_eq(detail, "true"),
+                        kh_request_param(request, "detail", &detail) && kv_str_eq(detail, "true"),
                         &reply->body);
     if (service->access_log)
         kv_buf_printf(
@@ -215,5 +215,5 @@ void ki_api_metrics(void *arg, struct ki_request *request, struct ki_reply *repl
             "not written\n"
             "# TYPE kv_indexer_access_log_dropped_total counter\n"
             "kv_indexer_access_log_dropped_total %" PRIu64 "\n",
-            ki_access_log_dropped(service->access_log));
+            kh_access_log_dropped(service->access_log));
 }

@@ -69,21 +69,21 @@ static int produce_all(struct ki_service *service, struct ki_dump_writer *d)
     return rc;
 }
 
-static int produce(void *arg, struct ki_pipe *pipe)
+static int produce(void *arg, struct kh_pipe *pipe)
 {
     struct ki_dump_writer d = {.pipe = pipe, .form = KI_DUMP_FLAT};
 
     return produce_all(arg, &d);
 }
 
-static int produce_json(void *arg, struct ki_pipe *pipe)
+static int produce_json(void *arg, struct kh_pipe *pipe)
 {
     struct ki_dump_writer d = {.pipe = pipe, .form = KI_DUMP_JSON};
 
     return produce_all(arg, &d);
 }
 
-static int produce_packed(void *arg, struct ki_pipe *pipe)
+static int produce_packed(void *arg, struct kh_pipe *pipe)
 {
     struct kve_packed packed = {.n = 0};
     struct ki_dump_writer d = {.pipe = pipe, .form = KI_DUMP_PACKED, .packed = &packed};
@@ -91,13 +91,13 @@ static int produce_packed(void *arg, struct ki_pipe *pipe)
     return produce_all(arg, &d);
 }
 
-void ki_api_dump(void *arg, struct ki_request *request, struct ki_reply *reply)
+void ki_api_dump(void *arg, struct kh_request *request, struct kh_reply *reply)
 {
     struct kv_str accept;
 
     reply->produce = produce;
     reply->produce_arg = arg;
-    if (!ki_request_header(request, "Accept", &accept))
+    if (!kh_request_header(request, "Accept", &accept))
         return;
     if (kv_str_eq(accept, KI_DUMP_PACKED_TYPE)) {
         reply->produce = produce_packed;

@@ -47,12 +47,12 @@ static void write_registration(struct kv_json_writer *w, const struct ki_worker_
     kv_json_end_object(w);
 }
 
-static bool param_is(const struct ki_request *request, const char *name, uint64_t wanted)
+static bool param_is(const struct kh_request *request, const char *name, uint64_t wanted)
 {
     struct kv_str text;
     char number[24];
 
-    if (!ki_request_param(request, name, &text))
+    if (!kh_request_param(request, name, &text))
         return false;
     snprintf(number, sizeof(number), "%" PRIu64, wanted);
     return kv_str_eq(text, number);
@@ -79,7 +79,7 @@ static void write_lists(struct kv_json_writer *w, const struct ki_worker_info *i
     kv_json_end_array(w);
 }
 
-void ki_api_registrations(void *arg, struct ki_request *request, struct ki_reply *reply)
+void ki_api_registrations(void *arg, struct kh_request *request, struct kh_reply *reply)
 {
     struct ki_service *service = arg;
     /* Read the revision first: a change during the listing is then reported again. */
@@ -93,7 +93,7 @@ void ki_api_registrations(void *arg, struct ki_request *request, struct ki_reply
     if (n >= 0)
         n_removed = ki_registry_removed(service->registry, &removed);
     if (n_removed < 0) {
-        ki_reply_error(reply, 503, "out of memory");
+        kh_reply_error(reply, 503, "out of memory");
     } else {
         kv_json_writer_init(&w, &reply->body);
         kv_json_begin_object(&w);

@@ -15,7 +15,7 @@ int ki_dump_flush(struct ki_dump_writer *d, size_t at)
         return d->buf.error;
     if (d->buf.len < at)
         return 0;
-    rc = ki_pipe_write(d->pipe, d->buf.data, d->buf.len);
+    rc = kh_pipe_write(d->pipe, d->buf.data, d->buf.len);
     kv_buf_clear(&d->buf);
     return rc;
 }

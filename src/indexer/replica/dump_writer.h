@@ -9,7 +9,7 @@
 
 #include "base/json/json.h"
 #include "event/router/packed_event.h"
-#include "indexer/http/pipe.h"
+#include "http/pipe.h"
 #include "indexer/registry/registry.h"
 
 #define KI_DUMP_FLUSH_AT (64u << 10)
@@ -21,7 +21,7 @@ enum ki_dump_form {
 };
 
 struct ki_dump_writer {
-    struct ki_pipe *pipe;
+    struct kh_pipe *pipe;
     struct kv_buf buf;
     struct kv_json_writer w;
     enum ki_dump_form form;

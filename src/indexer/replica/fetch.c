@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/core/clock.h"
-#include "indexer/http/conns.h"
+#include "http/conns.h"
 
 #define WAITING_MAX (256u << 10)
 #define ENOUGH (64u << 10) /* bytes that show that a server sends, unless the body is shorter */
@@ -190,7 +190,7 @@ static int check_pace(struct ki_fetch *f, uint64_t ns)
     ms = f->waited_ns / KV_NS_PER_MS;
     if (ms < f->opts.stall_ms)
         return 0;
-    if (f->bytes - f->waited_bytes < ms * KI_SLOWEST_BYTES_PER_MS) {
+    if (f->bytes - f->waited_bytes < ms * KH_SLOWEST_BYTES_PER_MS) {
         bool silent = kv_now_ns() - f->heard_ns >= f->opts.stall_ms * KV_NS_PER_MS / 2;
 
         return fail(f, -ETIMEDOUT, silent ? "it has stopped sending" : "it sends too slowly");

@@ -354,7 +354,7 @@ static void ask(struct ki_follow *f, const char *url, const char *token)
 
 static void ask_all(struct ki_follow *f)
 {
-    char *token = ki_auth_first_token(f->opts.auth);
+    char *token = kh_auth_first_token(f->opts.auth);
     char **urls = NULL;
     long n = ki_peers_list(f->opts.peers, &urls);
 

@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #include "base/json/json.h"
-#include "indexer/http/auth.h"
+#include "http/auth.h"
 #include "indexer/registry/registry.h"
 #include "indexer/replica/peers.h"
 
@@ -57,7 +57,7 @@ struct ki_follow;
 struct ki_follow_opts {
     struct ki_registry *registry;
     struct ki_peers *peers;
-    struct ki_auth *auth;
+    struct kh_auth *auth;
     const char *ca_file;  /* see recovery.h; outlives the thread */
     uint64_t interval_ms; /* between two questions to a peer */
     /* Time after which an unchanged list is merged again that was refused in part; 0: 30 s. */

@@ -181,7 +181,7 @@ bool ki_listener_brings(struct ki_listener *l, uint32_t rank)
 
 bool ki_listener_retire(struct ki_listener *l, struct ki_mark *ret_position)
 {
-    const struct ki_stream *s = &l->stream;
+    const struct kh_stream *s = &l->stream;
     bool known;
 
     static const uint32_t single[KV_N_TIERS];
@@ -321,7 +321,7 @@ static void list_groups(struct ki_listener *l, struct ki_worker_info *ret)
 
 void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
 {
-    const struct ki_stream *s = &l->stream;
+    const struct kh_stream *s = &l->stream;
     const struct ki_apply_stats *a = &l->applier.stats;
     uint64_t now_ns = kv_now_ns();
 

@@ -107,7 +107,7 @@ struct ki_listener {
 
     pthread_mutex_t lock; /* guards from here..; release it by ki_listener_unlock */
     struct ki_model *model;
-    struct ki_stream stream;
+    struct kh_stream stream;
     struct ki_applier applier;
     uint64_t last_event_ns;
     uint64_t generation; /* changes when blocks leave that no event of the stream has removed */

@@ -23,7 +23,7 @@ struct ki_listener;
 enum ki_fact {
     KI_FACT_WINDOWS = 1, /* there were cache groups beside the main one */
     KI_FACT_HEALED =
-        2, /* a clear has ended a loss, but leaves some tiers alone: struct ki_stream */
+        2, /* a clear has ended a loss, but leaves some tiers alone: struct kh_stream */
     KI_FACT_REPORTS = 4,  /* the stream has shown a report of held blocks */
     KI_FACT_SUSPECTS = 8, /* there were events that may have been reports */
     KI_FACT_TRUSTED = 16, /* it has shown so many copies that such events count as copies */

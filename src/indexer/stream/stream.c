@@ -21,13 +21,13 @@
 #include <math.h>
 #include <string.h>
 
-void ki_stream_init(struct ki_stream *s, const struct ki_stream_opts *opts)
+void ki_stream_init(struct kh_stream *s, const struct ki_stream_opts *opts)
 {
     memset(s, 0, sizeof(*s));
     s->opts = *opts;
 }
 
-void ki_stream_seed(struct ki_stream *s, uint64_t sequence, double timestamp, bool partial)
+void ki_stream_seed(struct kh_stream *s, uint64_t sequence, double timestamp, bool partial)
 {
     s->base = KI_BASE_PEER;
     s->position = sequence;
@@ -37,26 +37,26 @@ void ki_stream_seed(struct ki_stream *s, uint64_t sequence, double timestamp, bo
     s->contact = KI_CONTACT_ADRIFT;
 }
 
-void ki_stream_seed_cursorless(struct ki_stream *s)
+void ki_stream_seed_cursorless(struct kh_stream *s)
 {
     if (!ki_stream_has_position(s))
         s->base = KI_BASE_UNPLACED;
 }
 
-void ki_stream_seed_torn(struct ki_stream *s)
+void ki_stream_seed_torn(struct kh_stream *s)
 {
     s->torn = true;
     s->reasons |= KI_BECAUSE(TORN);
     ki_stream_seed_cursorless(s); /* what came from elsewhere goes when a whole view comes */
 }
 
-void ki_stream_remember(struct ki_stream *s, uint64_t sequence)
+void ki_stream_remember(struct kh_stream *s, uint64_t sequence)
 {
     s->before_next = sequence + 1;
 }
 
 /* Further losses don't move resync_at_ns: with some every hour, it would never come. */
-void ki_stream_lose(struct ki_stream *s, uint64_t now_ns)
+void ki_stream_lose(struct kh_stream *s, uint64_t now_ns)
 {
     if (s->lossy)
         return;
@@ -64,14 +64,14 @@ void ki_stream_lose(struct ki_stream *s, uint64_t now_ns)
     s->resync_at_ns = s->opts.resync_ns ? now_ns + s->opts.resync_ns : 0;
 }
 
-void ki_stream_be_sound(struct ki_stream *s)
+void ki_stream_be_sound(struct kh_stream *s)
 {
     s->lossy = false;
     s->resync_at_ns = 0;
     s->unexplained = s->explained = s->excused = 0;
 }
 
-void ki_stream_start(struct ki_stream *s, uint64_t now_ns)
+void ki_stream_start(struct kh_stream *s, uint64_t now_ns)
 {
     if (ki_stream_has(s, KI_REASONS_LOST)) /* the peer's view was partial */
         ki_stream_lose(s, now_ns);
@@ -80,7 +80,7 @@ void ki_stream_start(struct ki_stream *s, uint64_t now_ns)
         s->heal_at_ns = s->torn ? now_ns : now_ns + s->opts.cooldown_ns;
 }
 
-ki_reasons ki_stream_reasons(const struct ki_stream *s)
+ki_reasons ki_stream_reasons(const struct kh_stream *s)
 {
     ki_reasons reasons = s->reasons;
 
@@ -94,13 +94,13 @@ ki_reasons ki_stream_reasons(const struct ki_stream *s)
     return reasons;
 }
 
-void ki_stream_lose_contents(struct ki_stream *s, uint64_t now_ns)
+void ki_stream_lose_contents(struct kh_stream *s, uint64_t now_ns)
 {
     ki_stream_be_partial(s, KI_BECAUSE(UNREADABLE));
     ki_stream_lose(s, now_ns);
 }
 
-void ki_stream_mark_whole(struct ki_stream *s)
+void ki_stream_mark_whole(struct kh_stream *s)
 {
     s->healed |= ki_reasons_told(ki_stream_reasons(s), KI_TOLD_ALWAYS) != 0;
     /* Beside a second publisher, the next batch may be of the other one and contradict this. */
@@ -113,7 +113,7 @@ void ki_stream_mark_whole(struct ki_stream *s)
 }
 
 /* The clear that ended a loss can't have ended it in a tier or rank that nobody knew of. */
-void ki_stream_note_more(struct ki_stream *s, uint64_t now_ns)
+void ki_stream_note_more(struct kh_stream *s, uint64_t now_ns)
 {
     if (!s->healed)
         return;
@@ -128,7 +128,7 @@ void ki_stream_note_more(struct ki_stream *s, uint64_t now_ns)
  * A number that comes again with the same digest is a duplicate. With another one it is a batch of
  * another process, or of a second publisher: numbers alone can't tell.
  */
-enum ki_known ki_stream_lookup(const struct ki_stream *s, const struct ki_batch_id *id)
+enum ki_known ki_stream_lookup(const struct kh_stream *s, const struct ki_batch_id *id)
 {
     uint32_t at = id->sequence % KI_STREAM_WINDOW;
 
@@ -142,17 +142,17 @@ double ki_stream_time(const struct ki_batch_id *id)
     return isfinite(id->timestamp) && id->timestamp > 0 ? id->timestamp : 0;
 }
 
-bool ki_stream_has_times(const struct ki_stream *s, const struct ki_batch_id *id)
+bool ki_stream_has_times(const struct kh_stream *s, const struct ki_batch_id *id)
 {
     return s->timestamp != 0 && ki_stream_time(id) != 0;
 }
 
-uint64_t ki_stream_first_max(const struct ki_stream *s)
+uint64_t ki_stream_first_max(const struct kh_stream *s)
 {
     return s->first == KI_FIRST_ZERO ? 0 : FIRST_SEQUENCE_MAX;
 }
 
-void ki_stream_accept(struct ki_stream *s, const struct ki_batch_id *id)
+void ki_stream_accept(struct kh_stream *s, const struct ki_batch_id *id)
 {
     uint32_t at = id->sequence % KI_STREAM_WINDOW;
 
@@ -176,7 +176,7 @@ void ki_stream_accept(struct ki_stream *s, const struct ki_batch_id *id)
         s->strikes = 0;
 }
 
-void ki_stream_now_partial(struct ki_stream *s, ki_reasons why, uint64_t now_ns)
+void ki_stream_now_partial(struct kh_stream *s, ki_reasons why, uint64_t now_ns)
 {
     ki_stream_be_partial(s, why);
     if (s->opts.can_replay && !s->heal_at_ns)
@@ -185,7 +185,7 @@ void ki_stream_now_partial(struct ki_stream *s, ki_reasons why, uint64_t now_ns)
 
 /* -- restarts ---------------------------------------------------------------------------------- */
 
-void ki_stream_forget(struct ki_stream *s)
+void ki_stream_forget(struct kh_stream *s)
 {
     memset(s->window, 0, sizeof(s->window));
     s->base = KI_BASE_NONE;
@@ -199,7 +199,7 @@ void ki_stream_forget(struct ki_stream *s)
 }
 
 /* The connection may lead to another process, so failures of the old one don't count. */
-void ki_stream_meet(struct ki_stream *s)
+void ki_stream_meet(struct kh_stream *s)
 {
     s->live_next = 0;
     ki_stream_not_empty(s);
@@ -212,7 +212,7 @@ void ki_stream_meet(struct ki_stream *s)
 }
 
 /* The publisher is another process than the one whose batches were applied; its cache is empty. */
-unsigned ki_stream_restarted(struct ki_stream *s)
+unsigned ki_stream_restarted(struct kh_stream *s)
 {
     s->stats.restarts++;
     s->replaced = s->position;
@@ -228,7 +228,7 @@ unsigned ki_stream_restarted(struct ki_stream *s)
 /*
  * Ask for the batches published before the subscription arrived, and learn which process sent them.
  */
-static unsigned ask(struct ki_stream *s, uint64_t now_ns)
+static unsigned ask(struct kh_stream *s, uint64_t now_ns)
 {
     if (ki_stream_has_position(s) && !s->torn)
         return ki_stream_begin_replay(s, KI_REPLAY_VERIFY, s->position, now_ns);
@@ -236,7 +236,7 @@ static unsigned ask(struct ki_stream *s, uint64_t now_ns)
                                   now_ns);
 }
 
-unsigned ki_stream_connected(struct ki_stream *s, bool anew, uint64_t now_ns)
+unsigned ki_stream_connected(struct kh_stream *s, bool anew, uint64_t now_ns)
 {
     s->connected = s->met = true;
     s->absent_ns = 0;
@@ -254,7 +254,7 @@ unsigned ki_stream_connected(struct ki_stream *s, bool anew, uint64_t now_ns)
  * The connection is gone, or new and not yet reported. A stale view stays so. Before the first connection
  * there is no process but a peer's.
  */
-static void be_adrift(struct ki_stream *s)
+static void be_adrift(struct kh_stream *s)
 {
     if (!s->met && !ki_stream_has_position(s))
         s->contact = KI_CONTACT_MET;
@@ -262,7 +262,7 @@ static void be_adrift(struct ki_stream *s)
         s->contact = KI_CONTACT_ADRIFT;
 }
 
-void ki_stream_reachable(struct ki_stream *s, uint64_t now_ns)
+void ki_stream_reachable(struct kh_stream *s, uint64_t now_ns)
 {
     be_adrift(s);
     s->connected = s->met = true;
@@ -271,7 +271,7 @@ void ki_stream_reachable(struct ki_stream *s, uint64_t now_ns)
         s->deadline_ns = now_ns;
 }
 
-void ki_stream_disconnected(struct ki_stream *s, uint64_t since_ns)
+void ki_stream_disconnected(struct kh_stream *s, uint64_t since_ns)
 {
     s->connected = false;
     if (!s->absent_ns)
@@ -279,7 +279,7 @@ void ki_stream_disconnected(struct ki_stream *s, uint64_t since_ns)
     be_adrift(s);
 }
 
-void ki_stream_detach(struct ki_stream *s)
+void ki_stream_detach(struct kh_stream *s)
 {
     if (s->state != KI_STREAM_LIVE)
         ki_stream_break_off_replay(s);
@@ -299,7 +299,7 @@ static uint64_t earlier(uint64_t a, uint64_t b)
 }
 
 /* Nothing tells any more whether the engine still has the blocks, or lives. */
-static unsigned forget_absent(struct ki_stream *s)
+static unsigned forget_absent(struct kh_stream *s)
 {
     uint64_t position = s->position;
     bool had = ki_stream_has_position(s);
@@ -316,13 +316,13 @@ static unsigned forget_absent(struct ki_stream *s)
     return KI_STEP_PURGE | KI_STEP_RESET;
 }
 
-void ki_stream_may_be_back(struct ki_stream *s, uint64_t now_ns)
+void ki_stream_may_be_back(struct kh_stream *s, uint64_t now_ns)
 {
     if (!s->connected && s->absent_ns && now_ns > s->absent_ns + s->opts.stale_ns)
         s->absent_ns = now_ns - s->opts.stale_ns;
 }
 
-unsigned ki_stream_tick_absence(struct ki_stream *s, uint64_t now_ns)
+unsigned ki_stream_tick_absence(struct kh_stream *s, uint64_t now_ns)
 {
     uint64_t gone_ns;
 
@@ -341,13 +341,13 @@ unsigned ki_stream_tick_absence(struct ki_stream *s, uint64_t now_ns)
     return forget_absent(s);
 }
 
-bool ki_stream_is_absent(const struct ki_stream *s, uint64_t now_ns)
+bool ki_stream_is_absent(const struct kh_stream *s, uint64_t now_ns)
 {
     return !s->connected && s->absent_ns && s->opts.stale_ns &&
            now_ns >= s->absent_ns + s->opts.stale_ns;
 }
 
-uint64_t ki_stream_absence_deadline(const struct ki_stream *s)
+uint64_t ki_stream_absence_deadline(const struct kh_stream *s)
 {
     bool has = ki_stream_has_blocks(s);
     bool fresh = s->base == KI_BASE_EMPTY || s->contact == KI_CONTACT_ADRIFT;
@@ -362,7 +362,7 @@ uint64_t ki_stream_absence_deadline(const struct ki_stream *s)
 
 /* -- time -------------------------------------------------------------------------------------- */
 
-uint64_t ki_stream_deadline(const struct ki_stream *s)
+uint64_t ki_stream_deadline(const struct kh_stream *s)
 {
     if (s->state != KI_STREAM_LIVE)
         return s->deadline_ns;
@@ -375,7 +375,7 @@ uint64_t ki_stream_deadline(const struct ki_stream *s)
  * Ask what is due, one replay at a time. Without a connection nobody would answer: a request would
  * only use up its attempts.
  */
-static unsigned tick_live(struct ki_stream *s, uint64_t now_ns)
+static unsigned tick_live(struct kh_stream *s, uint64_t now_ns)
 {
     if (ki_stream_awaits_connection(s))
         return 0;
@@ -394,7 +394,7 @@ static unsigned tick_live(struct ki_stream *s, uint64_t now_ns)
     return 0;
 }
 
-unsigned ki_stream_tick(struct ki_stream *s, uint64_t now_ns)
+unsigned ki_stream_tick(struct kh_stream *s, uint64_t now_ns)
 {
     if (s->state == KI_STREAM_LIVE)
         return tick_live(s, now_ns);

@@ -122,7 +122,7 @@ struct ki_stream_stats {
     uint64_t contradictions; /* those of resyncs in a view without known losses */
 };
 
-struct ki_stream {
+struct kh_stream {
     struct ki_stream_opts opts;
     enum ki_stream_state state;
     enum ki_base base;
@@ -208,33 +208,33 @@ struct ki_stream {
 };
 
 /** Return true when the stream has a position. */
-static inline bool ki_stream_has_position(const struct ki_stream *s)
+static inline bool ki_stream_has_position(const struct kh_stream *s)
 {
     return s->base >= KI_BASE_PEER;
 }
 
 /** Return true when the index may have blocks of the stream, with or without a position. */
-static inline bool ki_stream_has_blocks(const struct ki_stream *s)
+static inline bool ki_stream_has_blocks(const struct kh_stream *s)
 {
     return s->base >= KI_BASE_UNPLACED;
 }
 
-void ki_stream_init(struct ki_stream *s, const struct ki_stream_opts *opts);
+void ki_stream_init(struct kh_stream *s, const struct ki_stream_opts *opts);
 
 /** Seed the stream with the state of a peer up to and including batch @sequence. */
-void ki_stream_seed(struct ki_stream *s, uint64_t sequence, double timestamp, bool partial);
+void ki_stream_seed(struct kh_stream *s, uint64_t sequence, double timestamp, bool partial);
 /** Seed the stream with state that has no position: the first batch continues it. */
-void ki_stream_seed_cursorless(struct ki_stream *s);
+void ki_stream_seed_cursorless(struct kh_stream *s);
 /**
  * Note that the peer's state is incomplete: the stream is partial, and asks for all batches again
  * as soon as reading starts. Call before ki_stream_start.
  */
-void ki_stream_seed_torn(struct ki_stream *s);
+void ki_stream_seed_torn(struct kh_stream *s);
 /** Note the position of an earlier registration, whose blocks are gone. */
-void ki_stream_remember(struct ki_stream *s, uint64_t sequence);
+void ki_stream_remember(struct kh_stream *s, uint64_t sequence);
 
 /** Start reading. */
-void ki_stream_start(struct ki_stream *s, uint64_t now_ns);
+void ki_stream_start(struct kh_stream *s, uint64_t now_ns);
 
 /**
  * Report a connection to the publisher. All that earlier connections brought has been offered, and
@@ -242,73 +242,73 @@ void ki_stream_start(struct ki_stream *s, uint64_t now_ns);
  * answer. Asks the replay service at once, since batches published before the subscription arrives
  * are lost. Returns steps.
  */
-unsigned ki_stream_connected(struct ki_stream *s, bool anew, uint64_t now_ns);
+unsigned ki_stream_connected(struct kh_stream *s, bool anew, uint64_t now_ns);
 /**
  * Report a connection before its messages are read. A running replay ends with its next tick, as it may
  * wait for a process that has gone: ki_stream_connected asks for the rest.
  */
-void ki_stream_reachable(struct ki_stream *s, uint64_t now_ns);
+void ki_stream_reachable(struct kh_stream *s, uint64_t now_ns);
 /**
  * Report the loss of the connection: until ki_stream_connected or the next connection's first batch no
  * replay is requested, and none counts as failed. Batches that need one are dropped: the next connection's
  * asks for all from the position on. The publisher has not been heard of since @since_ns.
  */
-void ki_stream_disconnected(struct ki_stream *s, uint64_t since_ns);
+void ki_stream_disconnected(struct kh_stream *s, uint64_t since_ns);
 
 /**
  * Somebody is connected who may be the lost publisher, and has said nothing. The view stays partial;
  * the time after which blocks are forgotten begins anew, from opts.stale_ns on.
  */
-void ki_stream_may_be_back(struct ki_stream *s, uint64_t now_ns);
+void ki_stream_may_be_back(struct kh_stream *s, uint64_t now_ns);
 
 /**
  * Judge the time without a connection. After opts.stale_ns the view is partial. After opts.forget_ns
  * the stream forgets its blocks and position, and learns them anew over the next connection. Ends a
  * replay: the driver drops what it holds back. Returns steps: PURGE and RESET, or none.
  */
-unsigned ki_stream_tick_absence(struct ki_stream *s, uint64_t now_ns);
+unsigned ki_stream_tick_absence(struct kh_stream *s, uint64_t now_ns);
 /** Return true when the time without a connection is at least opts.stale_ns. */
-bool ki_stream_is_absent(const struct ki_stream *s, uint64_t now_ns);
+bool ki_stream_is_absent(const struct kh_stream *s, uint64_t now_ns);
 /** Return the time at which to call ki_stream_tick_absence; 0: never. */
-uint64_t ki_stream_absence_deadline(const struct ki_stream *s);
+uint64_t ki_stream_absence_deadline(const struct kh_stream *s);
 
 /**
  * Offer a live batch. @reconnected: over another connection than the batch before. Returns steps.
  */
-unsigned ki_stream_live(struct ki_stream *s, const struct ki_batch_id *id, bool reconnected,
+unsigned ki_stream_live(struct kh_stream *s, const struct ki_batch_id *id, bool reconnected,
                         uint64_t now_ns);
 /**
  * Note that the driver had no room for live batches, of which the newest is before @next: no later batch
  * may show the gap.
  */
-void ki_stream_dropped(struct ki_stream *s, uint64_t next, uint64_t now_ns);
+void ki_stream_dropped(struct kh_stream *s, uint64_t next, uint64_t now_ns);
 /**
  * Offer a batch of the replay, its end marker (may purge, too), or report an invalid answer. Return
  * steps.
  */
-unsigned ki_stream_replayed(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns);
-unsigned ki_stream_replay_end(struct ki_stream *s, uint64_t now_ns);
-unsigned ki_stream_replay_failed(struct ki_stream *s, uint64_t now_ns);
+unsigned ki_stream_replayed(struct kh_stream *s, const struct ki_batch_id *id, uint64_t now_ns);
+unsigned ki_stream_replay_end(struct kh_stream *s, uint64_t now_ns);
+unsigned ki_stream_replay_failed(struct kh_stream *s, uint64_t now_ns);
 
 /**
  * Of a stream without messages of its own, which is fed (stream_fed.c). anew: all blocks will be told
  * again, and the view is partial until fed_whole; returns PURGE and RESET. fed: a batch is applied.
  * link: the publisher is heard of, or isn't any more.
  */
-unsigned ki_stream_fed_anew(struct ki_stream *s);
-void ki_stream_fed(struct ki_stream *s);
-void ki_stream_fed_whole(struct ki_stream *s, bool whole);
-void ki_stream_fed_link(struct ki_stream *s, bool up, uint64_t now_ns);
+unsigned ki_stream_fed_anew(struct kh_stream *s);
+void ki_stream_fed(struct kh_stream *s);
+void ki_stream_fed_whole(struct kh_stream *s, bool whole);
+void ki_stream_fed_link(struct kh_stream *s, bool up, uint64_t now_ns);
 
 /** Return the time at which to call ki_stream_tick; 0: never. */
-uint64_t ki_stream_deadline(const struct ki_stream *s);
-unsigned ki_stream_tick(struct ki_stream *s, uint64_t now_ns);
+uint64_t ki_stream_deadline(const struct kh_stream *s);
+unsigned ki_stream_tick(struct kh_stream *s, uint64_t now_ns);
 
 /** Return the reasons of the stream for which the view may lack blocks or have too many. */
-ki_reasons ki_stream_reasons(const struct ki_stream *s);
+ki_reasons ki_stream_reasons(const struct kh_stream *s);
 
 /** Return true when an event of the stream has set one of @reasons. */
-static inline bool ki_stream_has(const struct ki_stream *s, ki_reasons reasons)
+static inline bool ki_stream_has(const struct kh_stream *s, ki_reasons reasons)
 {
     return s->reasons & reasons;
 }
@@ -329,29 +329,29 @@ struct ki_evidence {
  * after each applied batch. Returns KI_STEP_PURGE (forget the blocks and learn them anew; the view
  * is partial) or 0.
  */
-unsigned ki_stream_judge(struct ki_stream *s, const struct ki_evidence *e, uint64_t now_ns);
+unsigned ki_stream_judge(struct kh_stream *s, const struct ki_evidence *e, uint64_t now_ns);
 
 /** Note that the driver lost the contents of a batch (undecodable, out of memory). */
-void ki_stream_lose_contents(struct ki_stream *s, uint64_t now_ns);
+void ki_stream_lose_contents(struct kh_stream *s, uint64_t now_ns);
 /**
  * Note that @held of the stream's blocks, which the engine still has, are about to leave the index:
  * the view is partial. Returns false, and changes nothing, when the stream has brought no batch.
  */
-bool ki_stream_expect_loss(struct ki_stream *s, uint64_t held);
+bool ki_stream_expect_loss(struct kh_stream *s, uint64_t held);
 /**
  * The same for blocks that have left. The replay service is asked for all batches at once, for a
  * whole view.
  */
-void ki_stream_learn_anew(struct ki_stream *s, uint64_t held, uint64_t now_ns);
+void ki_stream_learn_anew(struct kh_stream *s, uint64_t held, uint64_t now_ns);
 /** Note that the publisher cleared all that the stream brought: no batch is missing any more. */
-void ki_stream_mark_whole(struct ki_stream *s);
+void ki_stream_mark_whole(struct kh_stream *s);
 /**
  * Note that the publisher has blocks in tiers that its clears leave alone, or of a rank that wasn't
  * cleared: a loss before the last clear may have been of such blocks.
  */
-void ki_stream_note_more(struct ki_stream *s, uint64_t now_ns);
+void ki_stream_note_more(struct kh_stream *s, uint64_t now_ns);
 
 /** Note that the driver closed both connections (paused): a held batch is forgotten. */
-void ki_stream_detach(struct ki_stream *s);
+void ki_stream_detach(struct kh_stream *s);
 
 #endif

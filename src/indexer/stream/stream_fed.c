@@ -5,7 +5,7 @@
  */
 #include "indexer/stream/stream_impl.h"
 
-unsigned ki_stream_fed_anew(struct ki_stream *s)
+unsigned ki_stream_fed_anew(struct kh_stream *s)
 {
     uint64_t next = ki_stream_has_position(s) ? s->position + 1 : s->before_next;
 
@@ -17,21 +17,21 @@ unsigned ki_stream_fed_anew(struct ki_stream *s)
     return KI_STEP_PURGE | KI_STEP_RESET;
 }
 
-void ki_stream_fed(struct ki_stream *s)
+void ki_stream_fed(struct kh_stream *s)
 {
     s->position = ki_stream_has_position(s) ? s->position + 1 : s->before_next;
     s->base = KI_BASE_OWN;
     s->before_next = 0;
 }
 
-void ki_stream_fed_whole(struct ki_stream *s, bool whole)
+void ki_stream_fed_whole(struct kh_stream *s, bool whole)
 {
     s->behind = !whole;
     if (whole && !ki_stream_has_blocks(s))
         s->base = KI_BASE_EMPTY;
 }
 
-void ki_stream_fed_link(struct ki_stream *s, bool up, uint64_t now_ns)
+void ki_stream_fed_link(struct kh_stream *s, bool up, uint64_t now_ns)
 {
     if (!up) {
         ki_stream_disconnected(s, now_ns);

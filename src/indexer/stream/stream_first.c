@@ -24,7 +24,7 @@
 #define MAX_GROWTH 8    /* times that the margin grows fourfold */
 #define RECHECK 10      /* pauses between attempts, to wait for a far bound */
 
-static void forget_proof(struct ki_stream *s)
+static void forget_proof(struct kh_stream *s)
 {
     s->proof_bound = s->proof_at_ns = 0;
     s->proof_misses = 0;
@@ -33,12 +33,12 @@ static void forget_proof(struct ki_stream *s)
 }
 
 /* Return the number of batches behind the position that the next request leaves out. */
-static uint64_t margin_of(const struct ki_stream *s)
+static uint64_t margin_of(const struct kh_stream *s)
 {
     return s->proof_misses < TRIES ? 0 : (uint64_t)FIRST_MARGIN << 2 * (s->proof_misses - TRIES);
 }
 
-void ki_stream_note_first(struct ki_stream *s, const struct ki_batch_id *id)
+void ki_stream_note_first(struct kh_stream *s, const struct ki_batch_id *id)
 {
     ki_stream_set(s, KI_BECAUSE(BATCH_0),
                   id->sequence == 1 && s->first != KI_FIRST_ZERO && !ki_stream_has_blocks(s) &&
@@ -47,13 +47,13 @@ void ki_stream_note_first(struct ki_stream *s, const struct ki_batch_id *id)
     forget_proof(s);
 }
 
-void ki_stream_end_doubt_of_first(struct ki_stream *s)
+void ki_stream_end_doubt_of_first(struct kh_stream *s)
 {
     s->reasons &= ~KI_BECAUSE(BATCH_0);
     forget_proof(s);
 }
 
-void ki_stream_plan_proof(struct ki_stream *s, uint64_t now_ns)
+void ki_stream_plan_proof(struct kh_stream *s, uint64_t now_ns)
 {
     bool waits = s->proof_bound && s->position <= s->proof_bound;
 
@@ -67,7 +67,7 @@ void ki_stream_plan_proof(struct ki_stream *s, uint64_t now_ns)
         s->proof_at_ns = now_ns + RECHECK * s->opts.retry_delay_ns;
 }
 
-unsigned ki_stream_begin_proof(struct ki_stream *s, uint64_t now_ns)
+unsigned ki_stream_begin_proof(struct kh_stream *s, uint64_t now_ns)
 {
     s->proof_at_ns = 0;
     if (!ki_stream_has(s, KI_BECAUSE(BATCH_0)) || ki_stream_must_verify(s))
@@ -90,7 +90,7 @@ unsigned ki_stream_begin_proof(struct ki_stream *s, uint64_t now_ns)
  * came live behind the request don't count as the ring's: it may have answered before it had them, and
  * a full ring would look longer than it is.
  */
-static bool is_proof(const struct ki_stream *s, const struct ki_batch_id *id)
+static bool is_proof(const struct kh_stream *s, const struct ki_batch_id *id)
 {
     if (id->sequence > s->proof_end)
         return false;
@@ -100,14 +100,14 @@ static bool is_proof(const struct ki_stream *s, const struct ki_batch_id *id)
 }
 
 /* End a proof that shows nothing. A batch 0 may have come meanwhile. */
-static void end_unproved(struct ki_stream *s)
+static void end_unproved(struct kh_stream *s)
 {
     if (s->first != KI_FIRST_ZERO)
         s->first = KI_FIRST_UNPROVABLE;
 }
 
 /* Return true when another process has answered: its connection's batches are still to come. */
-static bool is_of_another(const struct ki_stream *s, const struct ki_batch_id *id)
+static bool is_of_another(const struct kh_stream *s, const struct ki_batch_id *id)
 {
     enum ki_known known = ki_stream_lookup(s, id);
 
@@ -118,7 +118,7 @@ static bool is_of_another(const struct ki_stream *s, const struct ki_batch_id *i
     return ki_stream_time(id) > s->timestamp;
 }
 
-unsigned ki_stream_proof_batch(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+unsigned ki_stream_proof_batch(struct kh_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
 {
     if (ki_stream_must_verify(s))
         return KI_STEP_DROP | ki_stream_finish_replay(s);
@@ -134,7 +134,7 @@ unsigned ki_stream_proof_batch(struct ki_stream *s, const struct ki_batch_id *id
     return KI_STEP_DROP | ki_stream_finish_replay(s);
 }
 
-unsigned ki_stream_proof_end(struct ki_stream *s)
+unsigned ki_stream_proof_end(struct kh_stream *s)
 {
     if (s->request && !ki_stream_must_verify(s))
         s->proof_bound = s->request - 1;
@@ -143,7 +143,7 @@ unsigned ki_stream_proof_end(struct ki_stream *s)
     return ki_stream_finish_replay(s);
 }
 
-unsigned ki_stream_proof_failed(struct ki_stream *s, uint64_t now_ns)
+unsigned ki_stream_proof_failed(struct kh_stream *s, uint64_t now_ns)
 {
     s->proof_at_ns = now_ns + s->opts.cooldown_ns;
     return ki_stream_finish_replay(s);

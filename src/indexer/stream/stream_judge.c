@@ -14,7 +14,7 @@
 #define EXPLAINED 4096 /* removals that halve the weight of earlier ones */
 #define CAPACITY_PART 16
 
-static bool are_too_many(const struct ki_stream *s, const struct ki_evidence *e)
+static bool are_too_many(const struct kh_stream *s, const struct ki_evidence *e)
 {
     uint64_t part = e->held / PHANTOM_PART;
 
@@ -30,7 +30,7 @@ static bool are_too_many(const struct ki_stream *s, const struct ki_evidence *e)
  * will announce their removals one day. @excused is the number of such removals: they find no block
  * in the index, and are no evidence of a loss.
  */
-static void forget_blocks(struct ki_stream *s, uint64_t excused)
+static void forget_blocks(struct kh_stream *s, uint64_t excused)
 {
     excused += s->excused;
     ki_stream_be_sound(s);
@@ -41,7 +41,7 @@ static void forget_blocks(struct ki_stream *s, uint64_t excused)
 /*
  * Forget the blocks and learn them anew. The engine still has most of them, and will remove them.
  */
-static unsigned resync(struct ki_stream *s, uint64_t held)
+static unsigned resync(struct kh_stream *s, uint64_t held)
 {
     uint64_t phantoms = s->unexplained < held ? s->unexplained : held;
 
@@ -50,7 +50,7 @@ static unsigned resync(struct ki_stream *s, uint64_t held)
     return KI_STEP_PURGE;
 }
 
-bool ki_stream_expect_loss(struct ki_stream *s, uint64_t held)
+bool ki_stream_expect_loss(struct kh_stream *s, uint64_t held)
 {
     if (!ki_stream_has_blocks(s)) /* it has brought nothing that could be missing */
         return false;
@@ -59,7 +59,7 @@ bool ki_stream_expect_loss(struct ki_stream *s, uint64_t held)
     return true;
 }
 
-void ki_stream_learn_anew(struct ki_stream *s, uint64_t held, uint64_t now_ns)
+void ki_stream_learn_anew(struct kh_stream *s, uint64_t held, uint64_t now_ns)
 {
     if (!ki_stream_expect_loss(s, held))
         return;
@@ -72,7 +72,7 @@ void ki_stream_learn_anew(struct ki_stream *s, uint64_t held, uint64_t now_ns)
  * Return true when removals of blocks that the index lacked contradict a view without losses.
  * Engines make such removals now and then: only many in a short time count.
  */
-static bool contradicts(struct ki_stream *s, const struct ki_evidence *e)
+static bool contradicts(struct kh_stream *s, const struct ki_evidence *e)
 {
     s->explained += e->removed;
     if (s->explained >= EXPLAINED) {
@@ -82,7 +82,7 @@ static bool contradicts(struct ki_stream *s, const struct ki_evidence *e)
     return s->unexplained > 0;
 }
 
-unsigned ki_stream_judge(struct ki_stream *s, const struct ki_evidence *e, uint64_t now_ns)
+unsigned ki_stream_judge(struct kh_stream *s, const struct ki_evidence *e, uint64_t now_ns)
 {
     uint64_t known = e->unknown < s->excused ? e->unknown : s->excused;
 

@@ -17,7 +17,7 @@
 /* Number of times the old numbering must go on after a restart to prove two publishers. */
 #define MERGE_STRIKES 4
 
-static void accept_gap(struct ki_stream *s, const struct ki_batch_id *id, uint64_t expected,
+static void accept_gap(struct kh_stream *s, const struct ki_batch_id *id, uint64_t expected,
                        uint64_t now_ns)
 {
     if (!s->gap_counted)
@@ -32,13 +32,13 @@ static void accept_gap(struct ki_stream *s, const struct ki_batch_id *id, uint64
 /*
  * The connection is new, or the position is a peer's and the time before our connection is unknown.
  */
-bool ki_stream_must_verify(const struct ki_stream *s)
+bool ki_stream_must_verify(const struct kh_stream *s)
 {
     return s->base == KI_BASE_PEER || ki_stream_has(s, KI_BECAUSE(RECONNECTED));
 }
 
 /* Drop a batch that nobody can place before the next connection: its replay brings the batch again. */
-static unsigned leave_to_replay(struct ki_stream *s, const struct ki_batch_id *id)
+static unsigned leave_to_replay(struct kh_stream *s, const struct ki_batch_id *id)
 {
     s->behind = true;
     if (id->sequence >= s->dropped_next)
@@ -46,7 +46,7 @@ static unsigned leave_to_replay(struct ki_stream *s, const struct ki_batch_id *i
     return KI_STEP_DROP;
 }
 
-void ki_stream_dropped(struct ki_stream *s, uint64_t next, uint64_t now_ns)
+void ki_stream_dropped(struct kh_stream *s, uint64_t next, uint64_t now_ns)
 {
     if (!s->opts.can_replay) {
         ki_stream_be_partial(s, KI_BECAUSE(MISSED));
@@ -64,7 +64,7 @@ void ki_stream_dropped(struct ki_stream *s, uint64_t next, uint64_t now_ns)
  * Handle the first batch behind state without a position. Batch 0 is the beginning of a process, so
  * that everything before it belongs to another one. Nothing tells which batches precede a later one.
  */
-static unsigned live_first_of_cursorless(struct ki_stream *s, const struct ki_batch_id *id,
+static unsigned live_first_of_cursorless(struct kh_stream *s, const struct ki_batch_id *id,
                                          uint64_t now_ns)
 {
     unsigned steps = 0;
@@ -81,7 +81,7 @@ static unsigned live_first_of_cursorless(struct ki_stream *s, const struct ki_ba
     return steps | KI_STEP_APPLY;
 }
 
-static unsigned live_first(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+static unsigned live_first(struct kh_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
 {
     uint64_t expected = s->before_next <= id->sequence ? s->before_next : 0;
 
@@ -112,7 +112,7 @@ static unsigned live_first(struct ki_stream *s, const struct ki_batch_id *id, ui
     return KI_STEP_APPLY;
 }
 
-static unsigned live_gap(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+static unsigned live_gap(struct kh_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
 {
     bool verify = ki_stream_must_verify(s);
 
@@ -131,7 +131,7 @@ static unsigned live_gap(struct ki_stream *s, const struct ki_batch_id *id, uint
            ki_stream_begin_replay(s, KI_REPLAY_GAP, s->position + 1, now_ns);
 }
 
-static unsigned live_next(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+static unsigned live_next(struct kh_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
 {
     if (ki_stream_must_verify(s) && ki_stream_awaits_connection(s))
         return leave_to_replay(s, id);
@@ -154,7 +154,7 @@ static unsigned live_next(struct ki_stream *s, const struct ki_batch_id *id, uin
  * are a backlog, however long, that a replay or a peer's dump has overtaken. Another count is
  * certain only when the numbers fall behind what the live socket itself has brought.
  */
-static bool falls_back(const struct ki_stream *s, const struct ki_batch_id *id)
+static bool falls_back(const struct kh_stream *s, const struct ki_batch_id *id)
 {
     if (!s->live_next || id->sequence >= s->live_next - 1)
         return false;
@@ -163,7 +163,7 @@ static bool falls_back(const struct ki_stream *s, const struct ki_batch_id *id)
 }
 
 /* Decide whether a number at or below our position is a repetition or the start of a new count. */
-static bool is_restart(const struct ki_stream *s, const struct ki_batch_id *id)
+static bool is_restart(const struct kh_stream *s, const struct ki_batch_id *id)
 {
     enum ki_known known = ki_stream_lookup(s, id);
 
@@ -182,7 +182,7 @@ static bool is_restart(const struct ki_stream *s, const struct ki_batch_id *id)
 }
 
 /* Return true for a batch of a backlog that a replay has overtaken: a number of the old process. */
-static bool is_overtaken(const struct ki_stream *s, const struct ki_batch_id *id)
+static bool is_overtaken(const struct kh_stream *s, const struct ki_batch_id *id)
 {
     return ki_stream_lookup(s, id) == KI_SAME ||
            (id->sequence <= s->position && ki_stream_has_times(s, id) &&
@@ -192,7 +192,7 @@ static bool is_overtaken(const struct ki_stream *s, const struct ki_batch_id *id
 /*
  * Return true when the numbering from before the last "restart" goes on: there are two publishers.
  */
-static bool is_merged(struct ki_stream *s, const struct ki_batch_id *id)
+static bool is_merged(struct kh_stream *s, const struct ki_batch_id *id)
 {
     if (s->watch && !is_overtaken(s, id) && id->sequence == s->replaced + 1 &&
         id->sequence != s->position + 1 && id->sequence != s->live_next) {
@@ -204,7 +204,7 @@ static bool is_merged(struct ki_stream *s, const struct ki_batch_id *id)
 }
 
 /* Handle a batch of several interleaved publishers, whose numbers don't tell what is missing. */
-static unsigned live_merged(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+static unsigned live_merged(struct kh_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
 {
     if (ki_stream_lookup(s, id) == KI_SAME) {
         s->stats.duplicates++;
@@ -220,7 +220,7 @@ static unsigned live_merged(struct ki_stream *s, const struct ki_batch_id *id, u
  * Note a batch 0 that is dropped. It is missing where the stream began with 1: the replay service's
  * ring had lost it, and what came later can't be undone.
  */
-static void note_late_zero(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+static void note_late_zero(struct kh_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
 {
     if (id->sequence != 0)
         return;
@@ -234,7 +234,7 @@ static void note_late_zero(struct ki_stream *s, const struct ki_batch_id *id, ui
 }
 
 /* Drop a live batch at or before our position: the known process sent it. */
-static unsigned live_repeated(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+static unsigned live_repeated(struct kh_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
 {
     note_late_zero(s, id, now_ns);
     if (ki_stream_lookup(s, id) == KI_SAME) {
@@ -249,7 +249,7 @@ static unsigned live_repeated(struct ki_stream *s, const struct ki_batch_id *id,
     return KI_STEP_DROP;
 }
 
-static unsigned live_decide(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+static unsigned live_decide(struct kh_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
 {
     unsigned steps = 0;
 
@@ -277,7 +277,7 @@ static unsigned live_decide(struct ki_stream *s, const struct ki_batch_id *id, u
  * the replay came from a newer one, or it is older than the publisher's ring. Without timestamps,
  * rising numbers decide.
  */
-static bool is_left_behind(struct ki_stream *s, const struct ki_batch_id *id, bool reconnected)
+static bool is_left_behind(struct kh_stream *s, const struct ki_batch_id *id, bool reconnected)
 {
     if (!s->ahead)
         return false;
@@ -294,7 +294,7 @@ static bool is_left_behind(struct ki_stream *s, const struct ki_batch_id *id, bo
  * Handle a live batch during a replay that no live batch caused. A batch that continues the stream
  * ends the replay. Any other batch waits for it.
  */
-static unsigned live_while_replaying(struct ki_stream *s, const struct ki_batch_id *id,
+static unsigned live_while_replaying(struct kh_stream *s, const struct ki_batch_id *id,
                                      uint64_t now_ns)
 {
     if (s->kind == KI_REPLAY_HEAL)
@@ -310,7 +310,7 @@ static unsigned live_while_replaying(struct ki_stream *s, const struct ki_batch_
     return ki_stream_hold(s, id);
 }
 
-static unsigned live(struct ki_stream *s, const struct ki_batch_id *id, bool reconnected,
+static unsigned live(struct kh_stream *s, const struct ki_batch_id *id, bool reconnected,
                      uint64_t now_ns)
 {
     unsigned steps;
@@ -328,7 +328,7 @@ static unsigned live(struct ki_stream *s, const struct ki_batch_id *id, bool rec
     return steps;
 }
 
-unsigned ki_stream_live(struct ki_stream *s, const struct ki_batch_id *id, bool reconnected,
+unsigned ki_stream_live(struct kh_stream *s, const struct ki_batch_id *id, bool reconnected,
                         uint64_t now_ns)
 {
     unsigned steps;

@@ -19,17 +19,17 @@
 
 /* -- requests ---------------------------------------------------------------------------------- */
 
-bool ki_stream_awaits_connection(const struct ki_stream *s)
+bool ki_stream_awaits_connection(const struct kh_stream *s)
 {
     return s->opts.can_replay && (!s->connected || s->contact != KI_CONTACT_MET);
 }
 
-bool ki_stream_may_replay(const struct ki_stream *s, uint64_t now_ns)
+bool ki_stream_may_replay(const struct kh_stream *s, uint64_t now_ns)
 {
     return s->opts.can_replay && !ki_stream_awaits_connection(s) && now_ns >= s->cooldown_to_ns;
 }
 
-static unsigned request(struct ki_stream *s, uint64_t from, uint64_t now_ns)
+static unsigned request(struct kh_stream *s, uint64_t from, uint64_t now_ns)
 {
     s->state = KI_STREAM_REPLAYING;
     s->request = from;
@@ -39,7 +39,7 @@ static unsigned request(struct ki_stream *s, uint64_t from, uint64_t now_ns)
     return KI_STEP_REQUEST;
 }
 
-unsigned ki_stream_begin_replay(struct ki_stream *s, enum ki_replay_kind kind, uint64_t from,
+unsigned ki_stream_begin_replay(struct kh_stream *s, enum ki_replay_kind kind, uint64_t from,
                                 uint64_t now_ns)
 {
     if (s->state == KI_STREAM_LIVE) {
@@ -56,13 +56,13 @@ unsigned ki_stream_begin_replay(struct ki_stream *s, enum ki_replay_kind kind, u
 }
 
 /* Return true when the connection that offers a batch has brought the position. */
-static bool follows(const struct ki_stream *s)
+static bool follows(const struct kh_stream *s)
 {
     return ki_stream_has_position(s) && s->live_next && s->live_next == s->position + 1 &&
            !ki_stream_must_verify(s) && !ki_stream_has(s, KI_BECAUSE(TWO_PUBLISHERS));
 }
 
-unsigned ki_stream_hold(struct ki_stream *s, const struct ki_batch_id *id)
+unsigned ki_stream_hold(struct kh_stream *s, const struct ki_batch_id *id)
 {
     s->trigger = id->sequence;
     s->trigger_digest = id->digest;
@@ -72,7 +72,7 @@ unsigned ki_stream_hold(struct ki_stream *s, const struct ki_batch_id *id)
     return KI_STEP_HOLD;
 }
 
-static unsigned end_replay(struct ki_stream *s)
+static unsigned end_replay(struct kh_stream *s)
 {
     s->state = KI_STREAM_LIVE;
     s->held = KI_HELD_NONE;
@@ -80,21 +80,21 @@ static unsigned end_replay(struct ki_stream *s)
     return KI_STEP_RESUME;
 }
 
-unsigned ki_stream_break_off_replay(struct ki_stream *s)
+unsigned ki_stream_break_off_replay(struct kh_stream *s)
 {
     if (s->kind == KI_REPLAY_HEAL)
         s->heal_at_ns = s->deadline_ns; /* it has brought nothing */
     return end_replay(s);
 }
 
-unsigned ki_stream_finish_replay(struct ki_stream *s)
+unsigned ki_stream_finish_replay(struct kh_stream *s)
 {
     s->behind = s->held != KI_HELD_NONE; /* until that batch is offered again */
     s->dropped_next = 0;
     return end_replay(s);
 }
 
-static unsigned give_up(struct ki_stream *s, uint64_t now_ns)
+static unsigned give_up(struct kh_stream *s, uint64_t now_ns)
 {
     if (ki_stream_awaits_connection(s)) /* nobody has failed */
         return ki_stream_break_off_replay(s);
@@ -113,7 +113,7 @@ static unsigned give_up(struct ki_stream *s, uint64_t now_ns)
 }
 
 /* Ask again. The answer comes over a new connection, so check again which process sent it. */
-unsigned ki_stream_retry(struct ki_stream *s, uint64_t now_ns)
+unsigned ki_stream_retry(struct kh_stream *s, uint64_t now_ns)
 {
     if (ki_stream_awaits_connection(s))
         return ki_stream_break_off_replay(s);
@@ -128,7 +128,7 @@ unsigned ki_stream_retry(struct ki_stream *s, uint64_t now_ns)
     return request(s, s->position, now_ns);
 }
 
-static unsigned retry_later(struct ki_stream *s, uint64_t now_ns)
+static unsigned retry_later(struct kh_stream *s, uint64_t now_ns)
 {
     if (s->attempts >= s->opts.max_attempts)
         return give_up(s, now_ns);
@@ -140,7 +140,7 @@ static unsigned retry_later(struct ki_stream *s, uint64_t now_ns)
 /* -- answers ----------------------------------------------------------------------------------- */
 
 /* Return true when the batch with the position's number is the batch of the position. */
-static bool is_position(const struct ki_stream *s, const struct ki_batch_id *id)
+static bool is_position(const struct kh_stream *s, const struct ki_batch_id *id)
 {
     enum ki_known known = ki_stream_lookup(s, id);
 
@@ -152,14 +152,14 @@ static bool is_position(const struct ki_stream *s, const struct ki_batch_id *id)
 }
 
 /* Return true when all batches before the held one have arrived. */
-static bool reached_trigger(const struct ki_stream *s)
+static bool reached_trigger(const struct kh_stream *s)
 {
     if (!s->held || s->ahead)
         return false;
     return ki_stream_has_position(s) ? s->position + 1 >= s->trigger : s->trigger == 0;
 }
 
-static unsigned replay_restarted(struct ki_stream *s, uint64_t now_ns)
+static unsigned replay_restarted(struct kh_stream *s, uint64_t now_ns)
 {
     unsigned steps = KI_STEP_DROP | ki_stream_restarted(s);
 
@@ -175,7 +175,7 @@ static unsigned replay_restarted(struct ki_stream *s, uint64_t now_ns)
 }
 
 /* Handle a hole in a replay: the publisher's ring begins later than asked, or a reply was lost. */
-static unsigned replay_hole(struct ki_stream *s, const struct ki_batch_id *id, uint64_t expected,
+static unsigned replay_hole(struct kh_stream *s, const struct ki_batch_id *id, uint64_t expected,
                             bool first, uint64_t now_ns)
 {
     unsigned steps = 0;
@@ -193,7 +193,7 @@ static unsigned replay_hole(struct ki_stream *s, const struct ki_batch_id *id, u
 }
 
 /* Begin to heal a partial view; only a whole one replaces it. */
-static unsigned replay_heal(struct ki_stream *s, const struct ki_batch_id *id)
+static unsigned replay_heal(struct kh_stream *s, const struct ki_batch_id *id)
 {
     if (id->sequence > ki_stream_first_max(s))
         return KI_STEP_DROP | ki_stream_finish_replay(s);
@@ -206,7 +206,7 @@ static unsigned replay_heal(struct ki_stream *s, const struct ki_batch_id *id)
  * Return true when @id contradicts the held batch: an earlier number with a later time, or the same
  * number with other contents. Another process is publishing then.
  */
-static bool contradicts_trigger(const struct ki_stream *s, const struct ki_batch_id *id)
+static bool contradicts_trigger(const struct kh_stream *s, const struct ki_batch_id *id)
 {
     if (!s->held || s->ahead || id->sequence > s->trigger)
         return false;
@@ -219,7 +219,7 @@ static bool contradicts_trigger(const struct ki_stream *s, const struct ki_batch
  * Return true when a later time of an earlier number is no contradiction: the engine's clock was set
  * back. The held batch is of the known process then, and so is the service that answers.
  */
-static bool was_clock_set_back(const struct ki_stream *s, const struct ki_batch_id *id)
+static bool was_clock_set_back(const struct kh_stream *s, const struct ki_batch_id *id)
 {
     return s->held == KI_HELD_NEXT && id->sequence < s->trigger &&
            (s->answer == KI_ANSWER_POSITION ||
@@ -227,7 +227,7 @@ static bool was_clock_set_back(const struct ki_stream *s, const struct ki_batch_
 }
 
 /* Return true when asking for the position shows whether the clock was set back. */
-static bool may_confirm(const struct ki_stream *s, const struct ki_batch_id *id)
+static bool may_confirm(const struct kh_stream *s, const struct ki_batch_id *id)
 {
     return s->held == KI_HELD_NEXT && id->sequence < s->trigger && ki_stream_has_position(s) &&
            s->kind == KI_REPLAY_GAP && s->answer == KI_ANSWER_NONE;
@@ -237,7 +237,7 @@ static bool may_confirm(const struct ki_stream *s, const struct ki_batch_id *id)
  * Handle a ring that begins behind even the held batch: the batches in our socket are older than
  * the ring.
  */
-static unsigned replay_beyond(struct ki_stream *s, const struct ki_batch_id *id)
+static unsigned replay_beyond(struct kh_stream *s, const struct ki_batch_id *id)
 {
     ki_stream_accept(s, id);
     s->stats.replayed++;
@@ -249,7 +249,7 @@ static unsigned replay_beyond(struct ki_stream *s, const struct ki_batch_id *id)
  * Handle a batch from before the expected one: the process that answers is the one of the position,
  * or another.
  */
-static unsigned replay_known(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+static unsigned replay_known(struct kh_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
 {
     bool at_position = id->sequence == s->position;
 
@@ -265,7 +265,7 @@ static unsigned replay_known(struct ki_stream *s, const struct ki_batch_id *id, 
 }
 
 /* Apply the batch with the @expected number, or one behind it. */
-static unsigned replay_next(struct ki_stream *s, const struct ki_batch_id *id, uint64_t expected,
+static unsigned replay_next(struct kh_stream *s, const struct ki_batch_id *id, uint64_t expected,
                             uint64_t now_ns)
 {
     bool first = s->answer == KI_ANSWER_NONE;
@@ -297,7 +297,7 @@ static unsigned replay_next(struct ki_stream *s, const struct ki_batch_id *id, u
     return steps;
 }
 
-static unsigned replayed(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+static unsigned replayed(struct kh_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
 {
     unsigned steps = 0;
     uint64_t expected;
@@ -331,7 +331,7 @@ static unsigned replayed(struct ki_stream *s, const struct ki_batch_id *id, uint
     return steps | replay_next(s, id, expected, now_ns);
 }
 
-unsigned ki_stream_replayed(struct ki_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
+unsigned ki_stream_replayed(struct kh_stream *s, const struct ki_batch_id *id, uint64_t now_ns)
 {
     unsigned steps = replayed(s, id, now_ns);
 
@@ -339,7 +339,7 @@ unsigned ki_stream_replayed(struct ki_stream *s, const struct ki_batch_id *id, u
     return steps;
 }
 
-static unsigned replay_end(struct ki_stream *s, uint64_t now_ns)
+static unsigned replay_end(struct kh_stream *s, uint64_t now_ns)
 {
     if (s->state != KI_STREAM_REPLAYING)
         return 0;
@@ -366,7 +366,7 @@ static unsigned replay_end(struct ki_stream *s, uint64_t now_ns)
     return retry_later(s, now_ns);
 }
 
-unsigned ki_stream_replay_end(struct ki_stream *s, uint64_t now_ns)
+unsigned ki_stream_replay_end(struct kh_stream *s, uint64_t now_ns)
 {
     unsigned steps = replay_end(s, now_ns);
 
@@ -375,7 +375,7 @@ unsigned ki_stream_replay_end(struct ki_stream *s, uint64_t now_ns)
 }
 
 /* The publisher's state is as unknown as without an answer. */
-unsigned ki_stream_replay_failed(struct ki_stream *s, uint64_t now_ns)
+unsigned ki_stream_replay_failed(struct kh_stream *s, uint64_t now_ns)
 {
     if (s->state != KI_STREAM_REPLAYING)
         return 0;
