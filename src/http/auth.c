@@ -288,6 +288,8 @@ bool kh_auth_admit(struct kh_auth *auth, const struct kh_request *request, struc
         return true;
     if (!auth->file)
         return admit_local(request, reply);
+    if (request->route && request->route->flags & KH_ROUTE_TOKENLESS)
+        return true;
     if (has_valid_token(auth, request->authorization))
         return true;
     kh_reply_header(reply, "WWW-Authenticate",

@@ -34,6 +34,9 @@ typedef void (*kh_handle_fn)(void *arg, struct kh_request *request, struct kh_re
 enum kh_route_flags {
     KH_ROUTE_OPEN = 1,       /* served without authorization */
     KH_ROUTE_UNMEASURED = 2, /* not passed to observe */
+    KH_ROUTE_TOKENLESS = 4,  /* holds no data: needs no token, other rules of access hold */
+    /* Only for requests whose Accept names text/html; others get a later route of the same path. */
+    KH_ROUTE_HTML = 8,
 };
 
 struct kh_route {
@@ -64,6 +67,12 @@ struct kh_request {
 /** Find a query argument (?name=value), percent-decoded. Returns false when it is absent. */
 bool kh_request_param(const struct kh_request *request, const char *name, struct kv_str *ret);
 
+/**
+ * Read a query argument that is a number into *@ret, which stays when the argument is absent. Returns false
+ * when it is none.
+ */
+bool kh_request_u64(const struct kh_request *request, const char *name, uint64_t *ret);
+
 /** Find a header's value, not decoded. Returns false when it is absent. */
 bool kh_request_header(const struct kh_request *request, const char *name, struct kv_str *ret);
 
@@ -72,7 +81,7 @@ bool kh_request_header(const struct kh_request *request, const char *name, struc
  */
 typedef int (*kh_produce_fn)(void *arg, struct kh_pipe *pipe);
 
-#define KH_REPLY_MAX_HEADERS 4
+#define KH_REPLY_MAX_HEADERS 8
 
 /** A reply for the handler to fill. Starts as 200 with an empty application/json body. */
 struct kh_reply {

@@ -152,6 +152,26 @@ static void refuse_method(struct kh_exchange *ex, const char *allowed)
     kh_reply_header(&ex->reply, "Allow", strcmp(allowed, "GET") == 0 ? "GET, HEAD" : allowed);
 }
 
+/* Return true when the Accept header names text/html, as that of browsers does for pages. */
+static bool accepts_html(const struct kh_request *request)
+{
+    static const char html[] = "text/html";
+    const size_t len = sizeof(html) - 1;
+    struct kv_str accept;
+
+    if (!kh_request_header(request, "Accept", &accept))
+        return false;
+    for (size_t i = 0; i + len <= accept.len; i++) {
+        char before = i ? accept.p[i - 1] : ',';
+        char behind = i + len < accept.len ? accept.p[i + len] : ',';
+
+        if (strncasecmp(accept.p + i, html, len) == 0 && strchr(", \t", before) &&
+            strchr(",; \t", behind))
+            return true;
+    }
+    return false;
+}
+
 /* Set request.route, or fill the reply. A path has one method. */
 static bool find_route(struct kh_exchange *ex)
 {
@@ -162,7 +182,8 @@ static bool find_route(struct kh_exchange *ex)
     for (size_t i = 0; i < opts->n_routes; i++) {
         const struct kh_route *route = &opts->routes[i];
 
-        if (strcmp(route->path, ex->request.path) != 0)
+        if (strcmp(route->path, ex->request.path) != 0 ||
+            (route->flags & KH_ROUTE_HTML && !accepts_html(&ex->request)))
             continue;
         ex->request.route = route;
         if (strcmp(route->method, head ? "GET" : method) == 0)

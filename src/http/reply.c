@@ -1,9 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Fill a reply, without the HTTP library. */
+/* Fill a reply, and read numbers of requests, without the HTTP library. */
 #include <stdio.h>
 
+#include "base/args/args.h"
 #include "base/json/json.h"
 #include "http/http.h"
+
+bool kh_request_u64(const struct kh_request *request, const char *name, uint64_t *ret)
+{
+    char text[KV_U64_TEXT_MAX + 1];
+    struct kv_str value;
+
+    if (!kh_request_param(request, name, &value))
+        return true;
+    if (value.len >= sizeof(text))
+        return false;
+    memcpy(text, value.p, value.len);
+    text[value.len] = '\0';
+    return kv_parse_u64(text, ret) == 0;
+}
 
 void kh_reply_header(struct kh_reply *reply, const char *name, const char *value)
 {

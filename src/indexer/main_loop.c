@@ -101,14 +101,20 @@ static void reload(struct ki_service *service)
 
 void ki_main_loop(struct ki_service *service, uint16_t port)
 {
+    uint64_t history_due_ns = 0;
     struct trim trim = {0};
     bool told = false;
 
     return_memory(&trim, kv_now_ns());
     while (!ki_signals.stop) {
         struct pollfd pfd = {.fd = ki_signals.wake.fd, .events = POLLIN};
-        int64_t wait_ms = kv_ms_until(trim.due_ns, kv_now_ns());
+        int64_t wait_ms;
         int rc;
+
+        if (kv_now_ns() >= history_due_ns)
+            history_due_ns = ki_history_tick(service->history, service->telemetry,
+                                             service->registry, kv_now_ns());
+        wait_ms = kv_ms_until(KV_MIN(trim.due_ns, history_due_ns), kv_now_ns());
 
         if (!told && ki_service_is_ready(service)) {
             told = true;

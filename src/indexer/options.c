@@ -105,6 +105,10 @@ static const struct kv_arg arguments[] = {
      "Interval at which peers are asked which workers they have registered and unregistered "
      "(default 2s).",
      100, 3600000, NULL, false},
+    {"history-interval", KV_ARG_TIME, AT(history_interval_ms), "TIME",
+     "Interval of the samples that GET /history and the web page show; the last 360 are kept, an hour "
+     "of the default 10s. 0: none.",
+     0, 3600000, NULL, false},
     {"unfollowed-age", KV_ARG_TIME, AT(unfollowed_age_ms), "TIME",
      "Forget blocks of a peer's dump whose worker is not registered here after this time "
      "(default 10m).",
@@ -392,6 +396,7 @@ int ki_options_parse(int argc, char **argv, struct ki_options *ret, struct kv_er
         .stale_after_ms = 5000,
         .forget_after_ms = 60000,
         .peer_interval_ms = 2000,
+        .history_interval_ms = 10000,
         .unfollowed_age_ms = 600000,
         .nats_silence_ms = 60000,
         .idle_timeout_ms = 75000,

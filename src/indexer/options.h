@@ -56,6 +56,7 @@ struct ki_options {
     uint64_t max_blocks;
     uint64_t backlog_memory;
     uint64_t peer_interval_ms;
+    uint64_t history_interval_ms; /* 0: no history */
     uint64_t unfollowed_age_ms;
     bool ignore_mm_keys;
     bool ignore_mm_offsets;

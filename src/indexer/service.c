@@ -262,6 +262,8 @@ static int create_parts(struct ki_service *service, const struct kh_route *route
         return rc;
     rc = ki_telemetry_create(routes, n_routes, &service->telemetry);
     if (rc == 0)
+        rc = ki_history_create(o->history_interval_ms, &service->history);
+    if (rc == 0)
         rc = ki_peers_create(&service->peers);
     if (rc == 0)
         rc = ki_registry_create(&opts, &service->registry);
@@ -279,6 +281,7 @@ static void destroy_parts(struct ki_service *service)
     ki_follow_destroy(service->follow);
     ki_registry_destroy(service->registry);
     ki_peers_destroy(service->peers);
+    ki_history_destroy(service->history);
     ki_telemetry_destroy(service->telemetry);
     kh_access_log_close(service->access_log);
     kh_auth_destroy(service->auth);
@@ -330,7 +333,7 @@ static int serve(struct ki_service *service, int fd, uint16_t port, struct kv_er
 
 int ki_service_run(const struct ki_options *options, struct kv_error *error)
 {
-    struct ki_service service = {.options = options};
+    struct ki_service service = {.options = options, .started_wall_ns = kv_wall_ns()};
     uint16_t port;
     int rc, fd;
 

@@ -12,6 +12,7 @@
 #include "http/access_log.h"
 #include "http/auth.h"
 #include "http/http.h"
+#include "indexer/history.h"
 #include "indexer/model/lookup.h"
 #include "indexer/nats.h"
 #include "indexer/options.h"
@@ -39,6 +40,8 @@ struct ki_service {
     struct ki_dynamo *dynamo; /* NULL: no --dynamo */
     struct ki_nats *nats;     /* NULL: no --nats */
     struct ki_telemetry *telemetry;
+    struct ki_history *history;
+    uint64_t started_wall_ns;
     struct kh_tls *tls;               /* NULL: plain HTTP */
     struct kh_access_log *access_log; /* NULL: none */
     atomic_bool ready;                /* --min-initial-workers have been registered */
@@ -88,6 +91,10 @@ void ki_api_dump(void *service, struct kh_request *request, struct kh_reply *rep
 void ki_api_metrics(void *service, struct kh_request *request, struct kh_reply *reply);
 void ki_api_health(void *service, struct kh_request *request, struct kh_reply *reply);
 void ki_api_ready(void *service, struct kh_request *request, struct kh_reply *reply);
+void ki_api_overview(void *service, struct kh_request *request, struct kh_reply *reply);
+void ki_api_history(void *service, struct kh_request *request, struct kh_reply *reply);
+void ki_api_explain(void *service, struct kh_request *request, struct kh_reply *reply);
+void ki_api_page(void *service, struct kh_request *request, struct kh_reply *reply);
 void ki_api_root(void *service, struct kh_request *request, struct kh_reply *reply);
 void ki_api_reopen_logs(void *service, struct kh_request *request, struct kh_reply *reply);
 void ki_api_pause(void *service, struct kh_request *request, struct kh_reply *reply);

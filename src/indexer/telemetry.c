@@ -12,6 +12,8 @@ static const double buckets[] = {0.000005, 0.00001, 0.000025, 0.00005, 0.0001,  
                                  0.0256,   0.0512,  0.1024,   0.2048,  0.4096,  0.8192,
                                  1.6384,   3.2768,  6.5536,   13.1072, 26.2144, 52.4288};
 
+_Static_assert(KV_COUNT(buckets) + 1 == KI_N_LATENCIES, "a count for each bucket, and one beyond");
+
 enum family { DURATION, REQUESTS, ERRORS, QUERIES, QUERY_BLOCKS, QUERY_MATCHED, N_FAMILIES };
 static const struct kv_metric_def families[N_FAMILIES] = {
     [DURATION] = {.name = "dynamo_kvindexer_request_duration_seconds",
@@ -143,6 +145,46 @@ void ki_telemetry_query(struct ki_telemetry *t, uint64_t blocks, uint64_t matche
     kv_series_add(matched ? t->queries_hit : t->queries_miss, 1);
     kv_series_add(t->query_blocks, blocks);
     kv_series_add(t->query_matched, matched);
+}
+
+void ki_telemetry_queries(struct ki_telemetry *t, struct ki_query_counts *ret)
+{
+    static const char *const paths[] = {"/query", "/query_by_hash"};
+
+    *ret = (struct ki_query_counts){
+        .hits = kv_series_count(t->queries_hit),
+        .misses = kv_series_count(t->queries_miss),
+        .blocks = kv_series_count(t->query_blocks),
+        .matched = kv_series_count(t->query_matched),
+    };
+    for (size_t i = 0; i < t->n_routes; i++) {
+        struct kv_series *series =
+            atomic_load_explicit(&t->endpoints[i].duration, memory_order_acquire);
+
+        for (size_t k = 0; series && k < KV_COUNT(paths); k++)
+            if (strcmp(t->routes[i].path, paths[k]) == 0)
+                kv_series_buckets(series, ret->latency);
+    }
+}
+
+double ki_latency_quantile(const uint64_t latency[KI_N_LATENCIES], double q)
+{
+    uint64_t total = 0;
+    double rank, below = 0;
+
+    for (size_t i = 0; i < KI_N_LATENCIES; i++)
+        total += latency[i];
+    if (!total)
+        return -1;
+    rank = q * (double)total;
+    for (size_t i = 0; i < KV_COUNT(buckets); i++) {
+        double from = i ? buckets[i - 1] : 0, n = (double)latency[i];
+
+        if (n > 0 && below + n >= rank)
+            return from + (buckets[i] - from) * (rank - below) / n;
+        below += n;
+    }
+    return buckets[KV_COUNT(buckets) - 1];
 }
 
 void ki_telemetry_render(struct ki_telemetry *telemetry, struct ki_registry *registry,

@@ -15,6 +15,16 @@
 
 struct ki_telemetry;
 
+#define KI_N_LATENCIES 25 /* buckets of a request's duration; the last has no bound */
+
+/** Counts of queries since the start, of /query and /query_by_hash. */
+struct ki_query_counts {
+    uint64_t hits, misses; /* answers with and without a match */
+    uint64_t blocks;       /* full blocks asked for */
+    uint64_t matched;      /* blocks of the longest match of each query */
+    uint64_t latency[KI_N_LATENCIES];
+};
+
 /** Create the metrics. @routes must outlive them; their paths are the `endpoint` labels. */
 int ki_telemetry_create(const struct kh_route *routes, size_t n_routes, struct ki_telemetry **ret);
 void ki_telemetry_destroy(struct ki_telemetry *telemetry);
@@ -24,6 +34,16 @@ void ki_telemetry_request(struct ki_telemetry *telemetry, const struct kh_reques
                           unsigned status);
 /** Count a query of @blocks full blocks, whose best match has @matched. */
 void ki_telemetry_query(struct ki_telemetry *telemetry, uint64_t blocks, uint64_t matched);
+
+/** Read the counts of queries. Any thread. */
+void ki_telemetry_queries(struct ki_telemetry *telemetry, struct ki_query_counts *ret);
+/**
+ * Return the duration in seconds below which the part @q (0 to 1) of the requests in @latency lie, as
+ * Prometheus's histogram_quantile has it: evenly spread in a bucket. Negative: there are none.
+ */
+double ki_latency_quantile(const uint64_t latency[KI_N_LATENCIES], double q);
+/** Return the process's resident memory in bytes; 0: unknown. */
+uint64_t ki_resident_bytes(void);
 
 /**
  * Append the whole exposition. @all: each worker's series also where there are many workers; else of

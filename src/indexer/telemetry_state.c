@@ -320,16 +320,25 @@ static void write_http(struct kv_buf *out, struct kh_http *http)
           "Requests refused because of ambiguous framing", stats.bad_framing);
 }
 
-static void write_process(struct kv_buf *out)
+uint64_t ki_resident_bytes(void)
 {
     unsigned long pages = 0;
     FILE *f = fopen("/proc/self/statm", "re");
 
-    if (f && fscanf(f, "%*u %lu", &pages) == 1) // NOLINT(cert-err34-c): the kernel wrote it
-        plain(out, "process_resident_memory_bytes", "gauge", "Resident memory size in bytes",
-              pages * (uint64_t)sysconf(_SC_PAGESIZE));
+    if (f && fscanf(f, "%*u %lu", &pages) != 1) // NOLINT(cert-err34-c): the kernel wrote it
+        pages = 0;
     if (f)
         fclose(f);
+    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static void write_process(struct kv_buf *out)
+{
+    uint64_t resident = ki_resident_bytes();
+
+    if (resident)
+        plain(out, "process_resident_memory_bytes", "gauge", "Resident memory size in bytes",
+              resident);
     kv_metric_head(out, "kv_indexer_build_info", "gauge", "Always 1; the version is the label");
     kv_buf_printf(out, "kv_indexer_build_info{version=\"%s\"} 1\n", KV_VERSION);
 }

@@ -269,6 +269,17 @@ void kv_series_observe(struct kv_series *series, double value)
         ;
 }
 
+uint64_t kv_series_count(const struct kv_series *series)
+{
+    return atomic_load_explicit(&series->count, memory_order_relaxed);
+}
+
+void kv_series_buckets(const struct kv_series *series, uint64_t *ret)
+{
+    for (size_t i = 0; i < n_buckets(series->def); i++)
+        ret[i] += atomic_load_explicit(&series->buckets[i], memory_order_relaxed);
+}
+
 void kv_metric_reset(struct kv_metric *metric)
 {
     pthread_mutex_lock(&metric->owner->lock);

@@ -47,6 +47,14 @@ void kv_series_add(struct kv_series *series, uint64_t n);       /* counters */
 void kv_series_set(struct kv_series *series, double value);     /* gauges */
 void kv_series_observe(struct kv_series *series, double value); /* histograms */
 
+/** Return a counter's value. Any thread. */
+uint64_t kv_series_count(const struct kv_series *series);
+/**
+ * Add the observations of a histogram in each bucket to @ret, which has one more than the bounds: beyond
+ * the last. Not cumulative. Any thread.
+ */
+void kv_series_buckets(const struct kv_series *series, uint64_t *ret);
+
 /**
  * Drop all series of a gauge family before filling it anew. Pointers to the dropped series stay
  * valid but may get other labels: get them again. Only one thread may fill a family at a time.

@@ -71,7 +71,7 @@ static size_t count_known(const struct named *named, uint32_t holder, size_t kno
  * deeper place than the ones found so far has all above it, too: an alias for the first hash that the
  * table doesn't know tells such a holder.
  */
-static uint32_t deepest(const struct named *named)
+static uint32_t deepest(const struct named *named, size_t *ret_known)
 {
     const struct kvi_index *ix = named->ix;
     uint32_t best = KVI_NO_POS;
@@ -88,6 +88,7 @@ static uint32_t deepest(const struct named *named)
         best = ix->aliases[i].pos;
         known = count_known(named, id, known + 1, &best);
     }
+    *ret_known = known;
     return best;
 }
 
@@ -116,20 +117,30 @@ static long copy_path(const struct kvi_index *ix, uint32_t pos, uint64_t **ret)
     return (long)n;
 }
 
+long kvi_named_path(struct kvi_index *index, const uint64_t *hashes, size_t n, uint64_t **ret,
+                    size_t *ret_known)
+{
+    const struct named named = {.ix = index, .hashes = hashes, .n = n};
+    uint32_t pos;
+    long len = 0;
+
+    *ret = NULL;
+    kvi_lock(index);
+    pos = deepest(&named, ret_known);
+    if (pos != KVI_NO_POS)
+        len = copy_path(index, pos, ret);
+    pthread_mutex_unlock(&index->lock);
+    return len;
+}
+
 int kvi_find_named(struct kvi_index *index, const uint64_t *hashes, size_t n,
                    struct kvi_matches *matches)
 {
-    const struct named named = {.ix = index, .hashes = hashes, .n = n};
-    uint64_t *locals = NULL;
-    uint32_t pos;
-    long len = 0;
+    uint64_t *locals;
+    size_t known;
+    long len = kvi_named_path(index, hashes, n, &locals, &known);
     int rc;
 
-    kvi_lock(index);
-    pos = deepest(&named);
-    if (pos != KVI_NO_POS)
-        len = copy_path(index, pos, &locals);
-    pthread_mutex_unlock(&index->lock);
     matches->n = 0;
     rc = len < 0 ? (int)len : kvi_find(index, locals, (size_t)len, matches);
     free(locals);

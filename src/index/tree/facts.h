@@ -73,6 +73,30 @@ struct kvi_block_info kvi_get_block(struct kvi_index *index, struct kvi_cache ca
  */
 bool kvi_holds(struct kvi_index *index, struct kv_holder holder, uint64_t hash);
 
+/** Where a holder's own blocks of a prompt end. Windows may cut the match shorter. */
+struct kvi_stop {
+    struct kv_holder holder;
+    uint32_t reach; /* leading blocks of the prompt that the holder has, in any tier */
+    bool goes_on;   /* has other blocks right behind them (reach 0: any blocks at all) */
+    bool waits;     /* lacks the next block, and has a parked one with the tokens of that behind it */
+};
+
+/**
+ * Tell for every holder where its part of the prompt with the local hashes @hashes ends. For people:
+ * holds the lock for a pass over all holders of the prompt's chains. Returns the number of holders, with
+ * *@ret for free(), or -ENOMEM. Any thread.
+ */
+long kvi_find_stops(struct kvi_index *index, const uint64_t *hashes, size_t n,
+                    struct kvi_stop **ret);
+
+/**
+ * Find the prompt that kvi_find_named finds: copy to *@ret, for free(), the local hashes from its start to
+ * the deepest known block. *@ret_known becomes how many leading @hashes are known; the last of these
+ * names that block. Returns the number of local hashes, 0 when no hash is known, or -ENOMEM. Any thread.
+ */
+long kvi_named_path(struct kvi_index *index, const uint64_t *hashes, size_t n, uint64_t **ret,
+                    size_t *ret_known);
+
 /** A run of a dump: the arguments of one kvi_store call. Valid during the callback. */
 struct kvi_dump_run {
     struct kv_holder holder;

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 
 #include "base/json/json.h"
+#include "indexer/api/ask.h"
 #include "indexer/api/body_mm.h"
 #include "indexer/api/explain.h"
 #include "indexer/model/chunks.h"
@@ -295,8 +296,8 @@ static void answer(struct ki_service *service, const struct ki_model *model,
     kv_json_end_object(&w);
 }
 
-static struct ki_model *find_model(struct ki_service *service, struct ki_body *body,
-                                   struct kh_reply *reply)
+struct ki_model *ki_ask_model(struct ki_service *service, struct ki_body *body,
+                              struct kh_reply *reply)
 {
     struct ki_model *model;
 
@@ -315,40 +316,54 @@ static uint64_t seed_of(const struct ki_body *body)
                     body->cache_salt, body->cache_salt ? strlen(body->cache_salt) : 0);
 }
 
-static void query_tokens(struct ki_service *service, const struct ki_model *model,
-                         struct ki_scratch *scratch, struct kh_reply *reply)
+bool ki_ask_tokens(const struct ki_model *model, struct ki_scratch *scratch,
+                   struct ki_prompt *prompt, struct ki_explain_ask *ask, struct kh_reply *reply)
 {
     struct ki_lookup *lookup = &scratch->lookup;
     struct kv_buf *objects = &scratch->body.mm_objects;
-    struct ki_prompt prompt = {
+    const char *problem;
+    int rc;
+
+    *prompt = (struct ki_prompt){
         .tokens = (const uint32_t *)(const void *)scratch->body.token_ids.data,
         .n = scratch->body.token_ids.len / sizeof(uint32_t),
         .seed = seed_of(&scratch->body),
         .block_size = model->block_size,
         .forms = ki_model_forms(model),
     };
-    struct ki_explain_ask ask = {.prompt = &prompt, .body = &scratch->body};
-    const char *problem = objects->len ? ki_mm_sort(objects, prompt.n, prompt.block_size) : NULL;
-    int rc;
-
+    problem = objects->len ? ki_mm_sort(objects, prompt->n, prompt->block_size) : NULL;
     if (problem) {
         kh_reply_error(reply, 422, "%s", problem);
-        return;
+        return false;
     }
-    prompt.objects = (const struct ki_mm_object *)(const void *)objects->data;
-    prompt.n_objects = objects->len / sizeof(struct ki_mm_object);
-    rc = ki_lookup_prompt(lookup, model->index, &prompt);
+    prompt->objects = (const struct ki_mm_object *)(const void *)objects->data;
+    prompt->n_objects = objects->len / sizeof(struct ki_mm_object);
+    rc = ki_lookup_prompt(lookup, model->index, prompt);
     ki_chunks_cut(model->chunks, &lookup->matches);
     if (rc < 0) {
         if (rc == -E2BIG)
             kh_reply_error(reply, 422, "more than 256 multimodal objects in one block");
         else
             kh_reply_error(reply, 503, "out of memory");
-        return;
+        return false;
     }
-    ask.hashes = (const uint64_t *)(const void *)lookup->hashes.data;
-    ask.n = lookup->n_blocks;
-    answer(service, model, scratch, &ask, reply);
+    *ask = (struct ki_explain_ask){
+        .prompt = prompt,
+        .body = &scratch->body,
+        .hashes = (const uint64_t *)(const void *)lookup->hashes.data,
+        .n = lookup->n_blocks,
+    };
+    return true;
+}
+
+static void query_tokens(struct ki_service *service, const struct ki_model *model,
+                         struct ki_scratch *scratch, struct kh_reply *reply)
+{
+    struct ki_prompt prompt;
+    struct ki_explain_ask ask;
+
+    if (ki_ask_tokens(model, scratch, &prompt, &ask, reply))
+        answer(service, model, scratch, &ask, reply);
 }
 
 void ki_api_query(void *arg, struct kh_request *request, struct kh_reply *reply)
@@ -363,7 +378,7 @@ void ki_api_query(void *arg, struct kh_request *request, struct kh_reply *reply)
                      KI_TENANT_ID | KI_LORA_NAME | KI_CACHE_SALT | KI_EXPLAIN | KI_MM_OBJECTS |
                          KI_BLOCK_MM_INFOS,
                      scratch)) {
-        model = find_model(service, &scratch->body, reply);
+        model = ki_ask_model(service, &scratch->body, reply);
         if (model) {
             query_tokens(service, model, scratch, reply);
             ki_model_release(model);
@@ -372,17 +387,32 @@ void ki_api_query(void *arg, struct kh_request *request, struct kh_reply *reply)
     ki_scratch_give(service, scratch);
 }
 
-static void query_hashes(struct ki_service *service, struct ki_scratch *scratch,
-                         struct kh_reply *reply)
+bool ki_ask_hashes(const struct ki_model *model, struct ki_scratch *scratch,
+                   struct ki_explain_ask *ask, struct kh_reply *reply)
 {
     struct ki_body *body = &scratch->body;
     bool named = body->present & KI_SEQUENCE_HASHES;
-    struct ki_explain_ask ask = {
+
+    *ask = (struct ki_explain_ask){
         .hashes = (const uint64_t *)(const void *)body->block_hashes.data,
         .n = body->block_hashes.len / sizeof(uint64_t),
         .body = body,
         .named = named,
     };
+    if ((named ? kvi_find_named : kvi_find)(model->index, ask->hashes, ask->n,
+                                            &scratch->lookup.matches) < 0) {
+        kh_reply_error(reply, 500, "out of memory");
+        return false;
+    }
+    ki_chunks_cut(model->chunks, &scratch->lookup.matches);
+    return true;
+}
+
+static void query_hashes(struct ki_service *service, struct ki_scratch *scratch,
+                         struct kh_reply *reply)
+{
+    struct ki_body *body = &scratch->body;
+    struct ki_explain_ask ask;
     struct ki_model *model;
 
     if (body->present & KI_CACHE_SALT) {
@@ -391,16 +421,11 @@ static void query_hashes(struct ki_service *service, struct ki_scratch *scratch,
                        "include the intended cache salt");
         return;
     }
-    model = find_model(service, body, reply);
+    model = ki_ask_model(service, body, reply);
     if (!model)
         return;
-    if ((named ? kvi_find_named : kvi_find)(model->index, ask.hashes, ask.n,
-                                            &scratch->lookup.matches) < 0) {
-        kh_reply_error(reply, 500, "out of memory");
-    } else {
-        ki_chunks_cut(model->chunks, &scratch->lookup.matches);
+    if (ki_ask_hashes(model, scratch, &ask, reply))
         answer(service, model, scratch, &ask, reply);
-    }
     ki_model_release(model);
 }
 

@@ -157,6 +157,18 @@ static void write_rank(const struct rank_cut *rank, uint32_t block_size, struct 
     kv_json_end_object(w);
 }
 
+bool ki_cut_write_one(const struct ki_cut *cut, const struct ki_worker_info *info,
+                      uint32_t block_size, struct kv_json_writer *w)
+{
+    struct rank_cut rank;
+
+    if (!find_rank(cut, info, &rank) || !is_cut(&rank))
+        return false;
+    kv_json_key(w, "cut");
+    write_rank(&rank, block_size, w);
+    return true;
+}
+
 void ki_cut_write(const struct ki_cut *cut, const struct ki_model *model,
                   const struct ki_worker_info *infos, long n, struct kv_json_writer *w)
 {

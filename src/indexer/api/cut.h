@@ -23,6 +23,13 @@ void ki_cut_find(struct ki_cut *cut, const struct ki_model *model,
 bool ki_cut_is_all(const struct ki_cut *cut);
 
 /**
+ * Write the member "cut" of one rank, when a cache group shortens its match. Returns false, and writes
+ * nothing, when none does.
+ */
+bool ki_cut_write_one(const struct ki_cut *cut, const struct ki_worker_info *info,
+                      uint32_t block_size, struct kv_json_writer *w);
+
+/**
  * Write "cut", the first ranks whose match a cache group shortens, and "cut_ranks", how many there are;
  * nothing where there are none. @infos are @n registrations, n < 0: none.
  */

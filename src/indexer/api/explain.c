@@ -69,6 +69,25 @@ static void look_at_workers(struct ki_service *service, const struct ki_model *m
     add_partial(view, KI_BECAUSE(UNFOLLOWED), ki_registry_unfollowed(service->registry, model));
 }
 
+int ki_explain_first_block(const struct ki_model *model, const struct ki_explain_ask *ask,
+                           const char *lora, const char *salt, struct kvi_matches *ret)
+{
+    struct ki_prompt prompt = *ask->prompt;
+    struct ki_lookup lookup = {0};
+    int rc;
+
+    prompt.seed = kve_seed(lora, lora ? strlen(lora) : 0, salt, salt ? strlen(salt) : 0);
+    prompt.n = KV_MIN(prompt.n, (size_t)prompt.block_size + KI_MAX_LOOKAHEAD);
+    rc = ki_lookup_prompt(&lookup, model->index, &prompt);
+    if (rc == 0) {
+        kvi_matches_fini(ret);
+        *ret = lookup.matches;
+        lookup.matches = (struct kvi_matches){0};
+    }
+    ki_lookup_fini(&lookup);
+    return rc;
+}
+
 /*
  * Return true when the first block matches in another namespace: a forgotten or superfluous adapter
  * or salt.
@@ -76,14 +95,10 @@ static void look_at_workers(struct ki_service *service, const struct ki_model *m
 static bool first_block_matches(const struct ki_model *model, const struct ki_explain_ask *ask,
                                 const char *lora, const char *salt)
 {
-    struct ki_prompt prompt = *ask->prompt;
-    struct ki_lookup lookup = {0};
-    bool found;
+    struct kvi_matches matches = {0};
+    bool found = ki_explain_first_block(model, ask, lora, salt, &matches) == 0 && matches.n > 0;
 
-    prompt.seed = kve_seed(lora, lora ? strlen(lora) : 0, salt, salt ? strlen(salt) : 0);
-    prompt.n = KV_MIN(prompt.n, (size_t)prompt.block_size + KI_MAX_LOOKAHEAD);
-    found = ki_lookup_prompt(&lookup, model->index, &prompt) == 0 && lookup.matches.n > 0;
-    ki_lookup_fini(&lookup);
+    kvi_matches_fini(&matches);
     return found;
 }
 

@@ -30,6 +30,13 @@ void ki_explain(struct ki_service *service, const struct ki_model *model,
                 const struct ki_explain_ask *ask, const struct kvi_matches *matches,
                 struct kv_json_writer *writer);
 
+/**
+ * Look up the first block of @ask's prompt as if it had been asked with this adapter and salt (NULL: none):
+ * @ret is overwritten. Returns 0, -ENOMEM or -E2BIG.
+ */
+int ki_explain_first_block(const struct ki_model *model, const struct ki_explain_ask *ask,
+                           const char *lora, const char *salt, struct kvi_matches *ret);
+
 /** Set @reply to the 404 of an unknown model: error, hint, the known ones; @explain: the reason, too. */
 void ki_explain_unknown(struct ki_service *service, const char *model, const char *tenant,
                         bool explain, struct kh_reply *reply);

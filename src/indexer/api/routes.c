@@ -26,9 +26,22 @@ static struct kh_route routes[] = {
     {"GET", "/dump", ki_api_dump, 0, 0},
     {"GET", "/health", ki_api_health, 0, KH_ROUTE_OPEN},
     {"GET", "/ready", ki_api_ready, 0, KH_ROUTE_OPEN},
+    {"GET", "/", ki_api_page, 0, KH_ROUTE_TOKENLESS | KH_ROUTE_HTML},
     {"GET", "/", ki_api_root, 0, 0},
     {"POST", "/reopen_logs", ki_api_reopen_logs, ADMIN_BODY, 0},
     {"GET", "/metrics", ki_api_metrics, 0, KH_ROUTE_UNMEASURED},
+    {"GET", "/overview", ki_api_overview, 0, 0},
+    {"GET", "/history", ki_api_history, 0, 0},
+    {"POST", "/explain", ki_api_explain, 0, 0},
+    {"GET", "/ui/page.css", ki_api_page, 0, KH_ROUTE_TOKENLESS},
+    {"GET", "/ui/page.js", ki_api_page, 0, KH_ROUTE_TOKENLESS},
+    {"GET", "/ui/api.js", ki_api_page, 0, KH_ROUTE_TOKENLESS},
+    {"GET", "/ui/format.js", ki_api_page, 0, KH_ROUTE_TOKENLESS},
+    {"GET", "/ui/workers.js", ki_api_page, 0, KH_ROUTE_TOKENLESS},
+    {"GET", "/ui/charts.js", ki_api_page, 0, KH_ROUTE_TOKENLESS},
+    {"GET", "/ui/explain.js", ki_api_page, 0, KH_ROUTE_TOKENLESS},
+    {"GET", "/ui/chart.js", ki_api_page, 0, KH_ROUTE_TOKENLESS},
+    {"GET", "/ui/icon.svg", ki_api_page, 0, KH_ROUTE_TOKENLESS},
     {"POST", "/test/pause_listener", ki_api_pause, ADMIN_BODY, 0},
     {"POST", "/test/resume_listener", ki_api_resume, ADMIN_BODY, 0},
 };
@@ -36,7 +49,10 @@ static struct kh_route routes[] = {
 
 const struct kh_route *ki_routes(bool test, size_t max_body, size_t *ret_n)
 {
-    routes[0].max_body = routes[1].max_body = max_body;
+    for (size_t i = 0; i < KV_COUNT(routes); i++)
+        if (strcmp(routes[i].path, "/query") == 0 || strcmp(routes[i].path, "/query_by_hash") == 0 ||
+            strcmp(routes[i].path, "/explain") == 0)
+            routes[i].max_body = max_body;
     *ret_n = KV_COUNT(routes) - (test ? 0 : N_TEST);
     return routes;
 }
@@ -172,6 +188,7 @@ void ki_api_root(void *arg, struct kh_request *request, struct kh_reply *reply)
 
     (void)arg;
     (void)request;
+    kh_reply_header(reply, "Vary", "Accept"); /* browsers get the page */
     kv_json_writer_init(&w, &reply->body);
     kv_json_begin_object(&w);
     kv_json_member_str(&w, "service", "kv-indexer");
@@ -179,6 +196,8 @@ void ki_api_root(void *arg, struct kh_request *request, struct kh_reply *reply)
     kv_json_key(&w, "endpoints");
     kv_json_begin_array(&w);
     for (size_t i = 0; i < KV_COUNT(routes) - N_TEST; i++) {
+        if (routes[i].flags & KH_ROUTE_TOKENLESS) /* a file of the web page */
+            continue;
         snprintf(text, sizeof(text), "%s %s", routes[i].method, routes[i].path);
         kv_json_put_str(&w, text);
     }

@@ -168,15 +168,27 @@ static int ask_other(struct ki_lookup *lookup, struct kvi_index *index,
     return rc < 0 ? rc : append(&lookup->matches, &lookup->others);
 }
 
-int ki_lookup_prompt(struct ki_lookup *lookup, struct kvi_index *index,
-                     const struct ki_prompt *prompt)
+uint64_t ki_prompt_forms(const struct ki_prompt *prompt)
 {
     uint64_t forms = prompt->forms ? prompt->forms : 1;
-    struct form form;
-    int rc;
 
     if (!prompt->n_objects) /* a prompt without objects has no places */
         forms = (forms | forms >> 32) & UINT32_MAX;
+    return forms;
+}
+
+int ki_prompt_hash(const struct ki_prompt *prompt, uint64_t form, struct kv_buf *ret)
+{
+    return hash_form(prompt, next_form(&form), ret);
+}
+
+int ki_lookup_prompt(struct ki_lookup *lookup, struct kvi_index *index,
+                     const struct ki_prompt *prompt)
+{
+    uint64_t forms = ki_prompt_forms(prompt);
+    struct form form;
+    int rc;
+
     form = next_form(&forms);
     rc = hash_form(prompt, form, &lookup->hashes);
     if (rc < 0)

@@ -65,6 +65,15 @@ void ki_lookup_fini(struct ki_lookup *lookup);
 int ki_lookup_prompt(struct ki_lookup *lookup, struct kvi_index *index,
                      const struct ki_prompt *prompt);
 
+/** Return the KI_FORM bits that a lookup of @prompt tries. */
+uint64_t ki_prompt_forms(const struct ki_prompt *prompt);
+
+/**
+ * Hash the prompt's full blocks in the form of one KI_FORM bit: raw uint64_t in @ret. Returns 0, -ENOMEM
+ * or -E2BIG.
+ */
+int ki_prompt_hash(const struct ki_prompt *prompt, uint64_t form, struct kv_buf *ret);
+
 /** Compare two struct kvi_match by worker and rank, for qsort. */
 int ki_by_holder(const void *a, const void *b);
 

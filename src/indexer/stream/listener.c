@@ -319,6 +319,23 @@ static void list_groups(struct ki_listener *l, struct ki_worker_info *ret)
         ret->n_groups = 0;
 }
 
+/* Timestamps from this on are in milliseconds: in seconds they would be in the year 5138. */
+#define MILLISECONDS 1e11
+
+/* Compare the time of the last batch with the time at which it was applied. */
+static void measure_lag(const struct ki_listener *l, struct ki_worker_info *ret)
+{
+    double published = l->stream.timestamp, lag;
+
+    if (published <= 0 || !l->last_event_ns)
+        return;
+    if (published < MILLISECONDS)
+        published *= 1000;
+    lag = (double)l->last_event_ns / KV_NS_PER_MS - published;
+    ret->has_lag = lag > -1e15 && lag < 1e15; /* else it is no time at all */
+    ret->lag_ms = ret->has_lag ? (int64_t)lag : 0;
+}
+
 void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
 {
     const struct kh_stream *s = &l->stream;
@@ -376,6 +393,7 @@ void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret)
         .unknown_media = l->applier.reader->unknown_media,
     };
     memcpy(ret->skipped, a->skipped, sizeof(ret->skipped));
+    measure_lag(l, ret);
     list_groups(l, ret);
     ki_listener_unlock(l);
 }

@@ -71,6 +71,9 @@ struct ki_worker_info {
     bool has_sequence;
     uint64_t last_sequence;           /* of the last batch applied */
     uint64_t last_event_ns;           /* wall clock; 0: none yet */
+    /* The last batch was applied so long after the time in it: by the two machines' clocks. */
+    bool has_lag;
+    int64_t lag_ms;
     uint64_t batches, events, blocks; /* applied (blocks: stored and removed) */
     uint64_t held;                    /* blocks that the index has of this rank now */
     uint64_t bytes;                   /* bytes of their payloads */

@@ -69,6 +69,16 @@ void ki_event_counts_add(struct ki_event_counts *counts)
     memset(counts, 0, sizeof(*counts));
 }
 
+uint64_t ki_event_counts_total(void)
+{
+    uint64_t total = 0;
+
+    for (int t = 0; t < KI_N_EVENT_TYPES; t++)
+        for (int s = 0; s < KI_N_EVENT_STATUSES; s++)
+            total += atomic_load_explicit(&applied[t][s], memory_order_relaxed);
+    return total;
+}
+
 /* Label sets appear with their first use, as in the original. */
 void ki_event_counts_render(struct kv_buf *out)
 {

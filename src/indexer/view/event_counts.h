@@ -46,6 +46,8 @@ void ki_event_counts_clear(struct ki_event_counts *counts);
 
 /** Add a batch's outcomes to the process's and reset them. Thread-safe, except for @counts. */
 void ki_event_counts_add(struct ki_event_counts *counts);
+/** Return how many events this process has applied or tried to, of any outcome. Any thread. */
+uint64_t ki_event_counts_total(void);
 /** Append both families to an exposition. */
 void ki_event_counts_render(struct kv_buf *out);
 
