@@ -27,7 +27,7 @@ const COLUMNS = [
   ["Index", (s) => bytes(s.index_bytes)], ["Process", (s) => bytes(s.resident_bytes)],
 ];
 
-const state = { samples: [], next: 0, interval: 10000, charts: [] };
+const state = { samples: [], next: 0, interval: 10000, charts: [], drawn: false, told: false, library: null };
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
@@ -96,25 +96,46 @@ function noteOf() {
   return `One sample each ${rough(state.interval / 1000)} s, since ${clock(state.samples[0].time_ms)}.${missing}`;
 }
 
-/** Fetch the samples that are new, and show all. */
+/** Fetch the samples that are new. Returns the last one, or undefined. */
 export async function loadHistory() {
   const answer = await call(`/history?from=${state.next}`);
   if (answer.from > state.next) state.samples = []; /* the page slept for more than an hour */
   state.samples = [...state.samples, ...answer.samples].slice(-KEPT);
   state.next = answer.next;
   state.interval = answer.interval_ms;
+  state.drawn &&= !answer.samples.length;
+  return state.samples[state.samples.length - 1];
+}
+
+/* Load Chart.js, if this kv-indexer has it, once the rest of the page is shown. */
+function loadLibrary() {
+  state.library ??= new Promise((resolve) => {
+    const script = make("script");
+    script.addEventListener("load", resolve);
+    script.addEventListener("error", resolve);
+    script.src = "/ui/chart.js";
+    document.head.append(script);
+  });
+  return state.library;
+}
+
+/** Show the samples, if there are new ones. */
+export async function showHistory() {
+  await loadLibrary();
   show(find("hour-note"), noteOf());
-  if (!state.samples.length || !answer.samples.length) return state.samples;
+  if (!window.Chart && !state.told) find("hour-table").open = state.told = true;
+  if (state.drawn || !state.samples.length) return;
+  state.drawn = true;
   if (window.Chart && !state.charts.length) build();
   draw();
   fillTable();
-  return state.samples;
 }
 
 /** Begin anew: another process answers. */
 export function forgetHistory() {
   state.samples = [];
   state.next = 0;
+  state.drawn = false;
 }
 
 export function watchCharts() {
@@ -123,7 +144,6 @@ export function watchCharts() {
     cell.scope = "col";
     return cell;
   }));
-  find("hour-table").open = !window.Chart;
   find("hour-table").addEventListener("toggle", fillTable);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     state.charts.forEach((chart) => chart.plot.destroy());

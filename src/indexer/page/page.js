@@ -1,12 +1,12 @@
 /* The page: what is fetched when, and what is said when kv-indexer doesn't answer. */
 import { call, token } from "./api.js";
-import { forgetHistory, loadHistory, watchCharts } from "./charts.js";
+import { forgetHistory, loadHistory, showHistory, watchCharts } from "./charts.js";
 import { showModels, watchExplain } from "./explain.js";
 import { bytes, clock, count, duration, fillRows, find, latency, make, percent, rough, rowOf, show } from "./format.js";
 import { loadWorkers, showReasons, watchWorkers } from "./workers.js";
 
-const EVERY_MS = 5000, AGAIN_MS = 1000;
-const state = { timer: 0, started: 0, lastAnswer: 0, busy: false, again: false, paused: false, silent: false };
+const EVERY_MS = 5000, MOST_MS = 30000, AGAIN_MS = 1000;
+const state = { timer: 0, every: EVERY_MS, started: 0, lastAnswer: 0, busy: false, again: false, paused: false, silent: false };
 
 /* -- figures ----------------------------------------------------------------------------------- */
 
@@ -55,6 +55,7 @@ function askForToken(text) {
   find("token-form").hidden = false;
   notice(token.get() ? `The token was refused: ${text}.` : "");
   token.forget();
+  state.silent = true; /* an answer ends the notice */
   show(find("updated"), "Waiting for a token");
   find("token").focus();
 }
@@ -92,17 +93,19 @@ async function load() {
   await Promise.allSettled(parts); /* none may go on beside the next turn */
   const overview = await parts[0];
   if (noteProcess(overview)) parts[1] = loadHistory();
-  const [, samples] = await Promise.all(parts);
+  const [, sample] = await Promise.all(parts);
   find("token-form").hidden = true;
   find("main").hidden = false;
   show(find("version"), `${overview.version}, up ${duration(overview.now_ms - overview.started_ms)}`);
-  showTiles(overview, samples[samples.length - 1]);
+  showTiles(overview, sample);
   showReasons(overview);
   showModels(overview.models);
   showModelRows(overview.models);
   state.lastAnswer = Date.now();
   show(find("updated"), `As of ${clock(state.lastAnswer)}`);
   if (!performance.getEntriesByName("shown").length) performance.mark("shown"); /* for measurements */
+  state.every = Math.min(EVERY_MS + overview.ranks, MOST_MS); /* thousands of ranks cost kv-indexer milliseconds a time */
+  await showHistory();
 }
 
 /** Load all now, and again later. Waits for no answer twice at a time. */
@@ -113,9 +116,10 @@ async function turn() {
     return;
   }
   state.busy = true;
-  let wait = EVERY_MS;
+  let wait;
   try {
     await load();
+    wait = state.every;
   } catch (problem) {
     if (!problem.kind) throw problem;
     showFailure(problem);
