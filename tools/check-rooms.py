@@ -32,6 +32,7 @@ PARTS = {"base": {"core": set(), "json": {"core"}, "hash": {"core"}, "args": {"c
          "indexer": {"zmq": set(), "model": set(), "view": {"model"}, "stream": {"zmq", "model", "view"},
                      "registry": {"zmq", "model", "view", "stream"},
                      "api": {TOP, "model", "view", "stream", "registry"},
+                     "page": set(),
                      "replica": {TOP, "api", "model", "view", "stream", "registry"},
                      TOP: {"zmq", "model", "view", "stream", "registry", "api", "replica"}}}
 PUBLIC = {"kv_types.h": "base", "kv_hash.h": "hash", "kv_event.h": "event", "kv_plane.h": "plane", "kv_index.h": "index", "kv_store.h": "store",

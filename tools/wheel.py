@@ -48,6 +48,7 @@ LIBRARIES = {
 }
 # A program of its own, not a library: GnuTLS's archive has thread-local data for programs alone.
 INDEXER = ["indexer", "http", "index", "plane", "event", "hash", "base"], ["xxhash", *ZMQ, "microhttpd", *GNUTLS, *CURL]
+CHART = pathlib.Path("/usr/share/doc/libjs-chart.js/copyright")
 SCHEMES = ("rediss", "redis+cluster", "rediss+cluster", "redis+unix", "valkey")
 DATA = ("stdin", "stdout", "stderr", "__libc_single_threaded", "in6addr_any", "in6addr_loopback")  # see compat.c
 SYSTEM = {"libgcc_s.so.1", "libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
@@ -205,6 +206,8 @@ def pack(package, libraries, programs, tag, out):
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: kvasir\nRoot-Is-Purelib: false\nTag: py3-none-{tag}\n".encode()
     files[f"{info}/entry_points.txt"] = b"[console_scripts]\nkvasir = kvasir.__main__:main\n"
     files[f"{info}/LICENSE"] = (ROOT / "LICENSE").read_bytes()
+    if CHART.exists():  # the build carries chart.min.js of the same package
+        files[f"{info}/LICENSE.chart.js"] = CHART.read_bytes()
     record = "".join(f"{path},sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()},{len(data)}\n"
                      for path, data in files.items())
     files[f"{info}/RECORD"] = (record + f"{info}/RECORD,,\n").encode()

@@ -11,6 +11,15 @@ bool ki_needs_attention(const struct ki_worker_info *info)
     return info->reasons != 0 || info->status != KI_ACTIVE;
 }
 
+int ki_compare_instances(const struct ki_worker_info *a, const struct ki_worker_info *b)
+{
+    if (a->name && b->name)
+        return strverscmp(a->name, b->name);
+    if (a->name || b->name)
+        return a->name ? 1 : -1;
+    return (a->instance > b->instance) - (a->instance < b->instance);
+}
+
 void ki_fleet_sum(const struct ki_worker_info *infos, long n, struct ki_fleet *ret)
 {
     memset(ret, 0, sizeof(*ret));

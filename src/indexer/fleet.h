@@ -19,6 +19,12 @@ struct ki_fleet {
 /** Return true when a rank's stream isn't active, or its view is partial. */
 bool ki_needs_attention(const struct ki_worker_info *info);
 
+/**
+ * Compare two instances as people sort them: numbers first, then names, whose numbers count as such
+ * (pod-9 before pod-10). Returns <0, 0, >0.
+ */
+int ki_compare_instances(const struct ki_worker_info *a, const struct ki_worker_info *b);
+
 /** Sum up @n registrations, ordered by instance. */
 void ki_fleet_sum(const struct ki_worker_info *infos, long n, struct ki_fleet *ret);
 

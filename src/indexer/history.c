@@ -44,8 +44,11 @@ void ki_history_destroy(struct ki_history *history)
 static struct ki_query_counts since(const struct ki_query_counts *now,
                                     const struct ki_query_counts *before)
 {
-    struct ki_query_counts d = {now->hits - before->hits, now->misses - before->misses,
-                                now->blocks - before->blocks, now->matched - before->matched, {0}};
+    struct ki_query_counts d = {now->hits - before->hits,
+                                now->misses - before->misses,
+                                now->blocks - before->blocks,
+                                now->matched - before->matched,
+                                {0}};
 
     for (size_t i = 0; i < KI_N_LATENCIES; i++)
         d.latency[i] = now->latency[i] - before->latency[i];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What the last hour was like: a sample each --history-interval, KI_HISTORY_SAMPLES of them, in memory.
+ * The last hour in memory: a sample each --history-interval, KI_HISTORY_SAMPLES of them.
  *
  *     main loop ── ki_history_tick ──► ring of samples ──► GET /history (any thread)
  *

@@ -9,8 +9,8 @@
 
 #include "base/core/clock.h"
 #include "base/core/log.h"
-#include "indexer/configured.h"
 #include "http/tls.h"
+#include "indexer/configured.h"
 
 #define TRIM_INTERVAL_MS 10000
 #define READY_INTERVAL_MS 100 /* interval until the service is ready */

@@ -106,7 +106,8 @@ static const struct kv_arg arguments[] = {
      "(default 2s).",
      100, 3600000, NULL, false},
     {"history-interval", KV_ARG_TIME, AT(history_interval_ms), "TIME",
-     "Interval of the samples that GET /history and the web page show; the last 360 are kept, an hour "
+     "Interval of the samples that GET /history and the web page show; the last 360 are kept, an "
+     "hour "
      "of the default 10s. 0: none.",
      0, 3600000, NULL, false},
     {"unfollowed-age", KV_ARG_TIME, AT(unfollowed_age_ms), "TIME",

@@ -11,9 +11,9 @@
 #include "base/core/clock.h"
 #include "base/core/log.h"
 #include "base/thread/thread.h"
+#include "http/tls.h"
 #include "indexer/configured.h"
 #include "indexer/dynamo.h"
-#include "http/tls.h"
 #include "indexer/main_loop.h"
 #include "indexer/replica/recovery.h"
 

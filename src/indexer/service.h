@@ -8,10 +8,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "indexer/api/body.h"
 #include "http/access_log.h"
 #include "http/auth.h"
 #include "http/http.h"
+#include "indexer/api/body.h"
 #include "indexer/history.h"
 #include "indexer/model/lookup.h"
 #include "indexer/nats.h"

@@ -48,7 +48,7 @@ def test_where_a_match_ends():
                   [(1, "whole", None), (2, "not_held", 2), (3, "other_tokens", 2)], fields)
         equal(explain(indexer, sequence_hashes=[2, 3, 4])["first_named_block"], 1)
         equal(rank_of(explain(indexer, sequence_hashes=[2, 3, 77]), 1)["stops_at"], 3)
-        # What a query answers isn't changed by it, and no query is counted.
+        # No query is counted.
         before = indexer.metrics()['kv_indexer_queries_total{result="hit"}']
         explain(indexer, token_ids=TOKENS)
         equal(indexer.metrics()['kv_indexer_queries_total{result="hit"}'], before)

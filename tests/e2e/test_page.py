@@ -45,9 +45,8 @@ def opened(indexer):
 
 def refresh(page):
     """Let the page load all now, by its button: it is paused, and goes on."""
-    before = page.text("#updated")
-    page.run("document.querySelector('#pause').click(), document.querySelector('#pause').click()")
-    page.wait(f"document.querySelector('#updated').innerText !== {json.dumps(before)}")
+    page.run("document.querySelector('#updated').textContent = '', document.querySelector('#pause').click(), document.querySelector('#pause').click()")
+    page.wait("document.querySelector('#updated').innerText")
 
 
 def quiet(page, indexer):
@@ -256,10 +255,11 @@ def test_restart():
     port = free_port()
     with Indexer("--history-interval", "200ms", port=port) as indexer:
         indexer.register(1, NOWHERE)
+        wait_until(lambda: indexer.get("/history").json()["next"] > 1)
         page.open(indexer.url + "/")
         page.wait("document.querySelector('#workers-rows').rows.length === 1")
         page.wait("document.querySelector('#hour-note').innerText.startsWith('One sample')")
-    page.run("document.querySelector('#pause').click(), document.querySelector('#pause').click()")  # rather than wait for its next turn
+    refresh(page)
     page.wait("document.querySelector('#notice').innerText.includes(\"doesn't answer\")")
     equal(page.text("#updated"), "No answer")
     with Indexer("--history-interval", "200ms", port=port) as indexer:

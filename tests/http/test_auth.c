@@ -8,6 +8,7 @@
 static char file[] = "/tmp/kv-test-auth-XXXXXX";
 static struct kh_reply reply;
 static const struct kh_route open_route = {"GET", "/health", NULL, 0, KH_ROUTE_OPEN};
+static const struct kh_route tokenless = {"GET", "/ui/page.js", NULL, 0, KH_ROUTE_TOKENLESS};
 static const struct kh_route route = {"GET", "/workers", NULL, 0, 0};
 
 static int make_file(void **state)
@@ -57,6 +58,8 @@ static void without_anything_only_this_machine(void **state)
     assert_non_null(strstr(kv_buf_cstr(&reply.body), "--auth-token-file"));
     assert_int_equal(ask(auth, NULL, false, NULL), 403);
     assert_int_equal(ask(auth, &open_route, false, NULL), 200);
+    assert_int_equal(ask(auth, &tokenless, true, NULL), 200);
+    assert_int_equal(ask(auth, &tokenless, false, NULL), 403);
     assert_null(kh_auth_first_token(auth));
     kh_auth_destroy(auth);
 

@@ -94,7 +94,8 @@ long kvi_find_stops(struct kvi_index *index, const uint64_t *hashes, size_t n,
         if (!holder || holder->main)
             continue;
         stop.holder = holder->key;
-        stop.waits = stop.reach + 1 < n && has_parked(index, holder, hashes[stop.reach + 1], &budget);
+        stop.waits =
+            stop.reach + 1 < n && has_parked(index, holder, hashes[stop.reach + 1], &budget);
         stops[n_stops++] = stop;
     }
     pthread_mutex_unlock(&index->lock);

@@ -78,7 +78,7 @@ struct kvi_stop {
     struct kv_holder holder;
     uint32_t reach; /* leading blocks of the prompt that the holder has, in any tier */
     bool goes_on;   /* has other blocks right behind them (reach 0: any blocks at all) */
-    bool waits;     /* lacks the next block, and has a parked one with the tokens of that behind it */
+    bool waits; /* lacks the next block, and has a parked one with the tokens of that behind it */
 };
 
 /**

@@ -6,6 +6,7 @@
 #include "indexer/api/ask.h"
 #include "indexer/api/page.h"
 #include "indexer/api/why.h"
+#include "indexer/fleet.h"
 
 #define DEFAULT_LIMIT 100u
 #define MOST_HASHES 256u /* block hashes in an answer */
@@ -15,14 +16,16 @@ struct rank {
     uint32_t reach;
 };
 
-/* Longest match first, then by instance. */
+/* Longest match first, then by instance and rank. */
 static int by_reach(const void *a, const void *b)
 {
     const struct rank *x = a, *y = b;
 
     if (x->reach != y->reach)
         return x->reach > y->reach ? -1 : 1;
-    return x->info < y->info ? -1 : x->info > y->info;
+    if (x->info->instance != y->info->instance)
+        return ki_compare_instances(x->info, y->info);
+    return (x->info->rank > y->info->rank) - (x->info->rank < y->info->rank);
 }
 
 /* List the model's ranks in @ret, which has room for @n. Returns their number. */

@@ -2,6 +2,7 @@
 /* GET /workers: all of them, or a page of those that a person looks for. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -175,31 +176,61 @@ static bool passes_all(const struct kh_request *request, const struct ki_worker_
            is_wanted(request, infos, n) && is_sought(request, infos, n);
 }
 
-/* Write the instances of @page that pass; returns how many pass. */
-static uint64_t write_workers(const struct kh_request *request, struct kv_json_writer *w,
-                              const struct ki_worker_info *infos, long n,
-                              const struct ki_page *page)
-{
-    uint64_t total = 0;
+/* The ranks of an instance in a list of registrations. */
+struct instance {
+    const struct ki_worker_info *infos;
+    long n;
+};
 
-    kv_json_begin_array(w);
+static int compare(const void *a, const void *b)
+{
+    return ki_compare_instances(((const struct instance *)a)->infos,
+                                ((const struct instance *)b)->infos);
+}
+
+/* List the instances that pass in @ret, which has room for @n. Returns their number. */
+static size_t list(const struct kh_request *request, const struct ki_worker_info *infos, long n,
+                   struct instance *ret)
+{
+    size_t found = 0;
+
     for (long i = 0, end; i < n; i = end) {
         end = i + 1;
         while (end < n && infos[end].instance == infos[i].instance)
             end++;
-        if (!passes_all(request, &infos[i], end - i))
-            continue;
-        if (ki_page_has(page, total++))
-            write_worker(w, &infos[i], end - i);
+        if (passes_all(request, &infos[i], end - i))
+            ret[found++] = (struct instance){&infos[i], end - i};
     }
+    return found;
+}
+
+static void write_list(struct kv_json_writer *w, const struct instance *instances, uint64_t from,
+                       uint64_t to)
+{
+    kv_json_begin_array(w);
+    for (uint64_t i = from; i < to; i++)
+        write_worker(w, instances[i].infos, instances[i].n);
     kv_json_end_array(w);
-    return total;
+}
+
+/* Write a page of the instances, sorted for people. */
+static void write_page(struct kv_json_writer *w, struct instance *instances, struct ki_page *page)
+{
+    const uint64_t from = KV_MIN(page->offset, page->total);
+
+    qsort(instances, page->total, sizeof(*instances), compare);
+    kv_json_begin_object(w);
+    kv_json_key(w, "workers");
+    write_list(w, instances, from, from + KV_MIN(page->limit, page->total - from));
+    ki_page_write(page, w);
+    kv_json_end_object(w);
 }
 
 void ki_api_workers(void *arg, struct kh_request *request, struct kh_reply *reply)
 {
     struct ki_service *service = arg;
     struct ki_worker_info *infos;
+    struct instance *instances;
     struct kv_json_writer w;
     struct ki_page page;
     long n;
@@ -207,19 +238,18 @@ void ki_api_workers(void *arg, struct kh_request *request, struct kh_reply *repl
     if (!ki_page_of(request, reply, &page))
         return;
     n = ki_registry_workers(service->registry, &infos);
-    if (n < 0) {
-        kh_reply_error(reply, 503, "out of memory");
-        return;
-    }
-    kv_json_writer_init(&w, &reply->body);
-    if (page.given) {
-        kv_json_begin_object(&w);
-        kv_json_key(&w, "workers");
-        page.total = write_workers(request, &w, infos, n, &page);
-        ki_page_write(&page, &w);
-        kv_json_end_object(&w);
+    instances = n < 0 ? NULL : calloc((size_t)n + 1, sizeof(*instances));
+    if (instances) {
+        page.total = list(request, infos, n, instances);
+        kv_json_writer_init(&w, &reply->body);
+        if (page.given)
+            write_page(&w, instances, &page);
+        else
+            write_list(&w, instances, 0, page.total);
     } else {
-        write_workers(request, &w, infos, n, &page);
+        kh_reply_error(reply, 503, "out of memory");
     }
-    ki_worker_infos_free(infos, n);
+    free(instances);
+    if (n >= 0)
+        ki_worker_infos_free(infos, n);
 }

@@ -10,8 +10,8 @@
 #include <stdint.h>
 
 #include "base/json/json.h"
-#include "indexer/api/body.h"
 #include "http/http.h"
+#include "indexer/api/body.h"
 #include "indexer/model/lookup.h"
 #include "indexer/registry/registry.h"
 

@@ -50,7 +50,8 @@ static struct kh_route routes[] = {
 const struct kh_route *ki_routes(bool test, size_t max_body, size_t *ret_n)
 {
     for (size_t i = 0; i < KV_COUNT(routes); i++)
-        if (strcmp(routes[i].path, "/query") == 0 || strcmp(routes[i].path, "/query_by_hash") == 0 ||
+        if (strcmp(routes[i].path, "/query") == 0 ||
+            strcmp(routes[i].path, "/query_by_hash") == 0 ||
             strcmp(routes[i].path, "/explain") == 0)
             routes[i].max_body = max_body;
     *ret_n = KV_COUNT(routes) - (test ? 0 : N_TEST);

@@ -23,8 +23,8 @@ struct ki_why_ask {
     const struct ki_model *model;
     const struct ki_explain_ask *ask;
     const struct kvi_matches *matches; /* ordered by ki_by_holder */
-    size_t n;          /* blocks of the prompt, also before the first one named by a sequence hash */
-    size_t first;      /* block that the first hash of the request names */
+    size_t n;     /* blocks of the prompt, also before the first one named by a sequence hash */
+    size_t first; /* block that the first hash of the request names */
     size_t n_stops;
     struct kvi_stop *stops; /* of all holders, ordered by holder */
     struct ki_cut cut;

@@ -69,8 +69,8 @@ struct ki_worker_info {
     uint64_t absent_ms; /* milliseconds without a connection */
     char *last_error;   /* or NULL */
     bool has_sequence;
-    uint64_t last_sequence;           /* of the last batch applied */
-    uint64_t last_event_ns;           /* wall clock; 0: none yet */
+    uint64_t last_sequence; /* of the last batch applied */
+    uint64_t last_event_ns; /* wall clock; 0: none yet */
     /* The last batch was applied so long after the time in it: by the two machines' clocks. */
     bool has_lag;
     int64_t lag_ms;
