@@ -121,6 +121,7 @@ def make(folder):
         browser.open(indexer.url + "/")
         browser.wait("document.querySelectorAll('#charts canvas').length === 8")
         browser.run("document.querySelector('#pause').click()")
+        browser.command("Emulation.setScrollbarsHidden", hidden=True)
         browser.resize(1280, 900, 0.8)
         for name, scheme, selector, height in (("page-light.png", "light", "body", 760), ("page-dark.png", "dark", "#hour", None)):
             browser.scheme(scheme)
