@@ -32,6 +32,6 @@ int main(int argc, char **argv)
         tier_bench_onboard(dir);
     if (bench_chosen(argc, argv, "object"))
         tier_bench_object(dir);
-    rmdir(dir);
+    nftw(dir, object_remove, 16, FTW_DEPTH | FTW_PHYS); /* files of a manager's disk tier, too */
     return 0;
 }
