@@ -14,6 +14,7 @@ static const struct command {
 } COMMANDS[] = {
     {"advise", kc_advise_main, "tell what more room for the cache would bring, from a trace"},
     {"bench", kc_bench_main, "move blocks through tiers, or from another process, and time it"},
+    {"doctor", kc_doctor_main, "ask a kv-indexer and an engine what is wrong, and say what to do"},
     {"events", kc_events_main, "look at KV events of an engine, record them, play them again"},
     {"peer", kc_peer_main, "share blocks with other nodes; look at, lease and read theirs"},
     {"replay", kc_replay_main, "replay a request trace through a live kv-indexer, and check it"},

@@ -250,8 +250,9 @@ static int create_parts(struct ki_service *service, const struct kh_route *route
         .start_held = true,
         .drained = &ki_signals.wake,
     };
-    int rc = share_descriptors(o, &service->max_connections, &opts.max_registrations, error);
+    int rc = share_descriptors(o, &service->max_connections, &service->max_registrations, error);
 
+    opts.max_registrations = service->max_registrations;
     if (rc == 0)
         rc = kh_auth_create(o->auth_token_file, o->insecure, &service->auth, error);
     if (rc == 0 && o->access_log)

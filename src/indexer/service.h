@@ -47,6 +47,7 @@ struct ki_service {
     atomic_bool ready;                /* --min-initial-workers have been registered */
     _Atomic(struct kh_http *) http;   /* NULL until it has started */
     uint32_t max_connections;         /* connections that the descriptor limit leaves for HTTP */
+    uint32_t max_registrations;       /* registrations that it leaves */
     /* Guards scratch: a free list, never longer than the number of HTTP threads. */
     pthread_mutex_t lock;
     struct ki_scratch *scratch;

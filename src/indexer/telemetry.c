@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "indexer/telemetry.h"
 
+#include <inttypes.h>
 #include <stdatomic.h>
+#include <sys/resource.h>
 
 #include "base/core/clock.h"
+#include "base/metrics/metric_text.h"
 #include "base/metrics/metrics.h"
 
 /* 5 µs to 52 s, doubling; from 0.1 ms on the buckets that dashboards of the original expect. */
@@ -192,4 +195,30 @@ void ki_telemetry_render(struct ki_telemetry *telemetry, struct ki_registry *reg
 {
     kv_metrics_render(telemetry->metrics, out);
     ki_telemetry_render_state(registry, http, all, out);
+}
+
+/* -- limits ------------------------------------------------------------------------------------ */
+
+static void write_limits(struct kv_buf *out, const char *name, const char *help,
+                         const struct ki_limit *limits, size_t n, bool wanted)
+{
+    kv_metric_head(out, name, "gauge", help);
+    for (size_t i = 0; i < n; i++)
+        kv_buf_printf(out, "%s{option=\"%s\"} %" PRIu64 "\n", name, limits[i].option,
+                      wanted ? limits[i].wanted : limits[i].is);
+}
+
+void ki_telemetry_render_limits(const struct ki_limit *limits, size_t n, struct kv_buf *out)
+{
+    struct rlimit descriptors;
+
+    write_limits(out, "kv_indexer_limit", "Limits in force, by the option that sets them", limits,
+                 n, false);
+    write_limits(out, "kv_indexer_limit_wanted",
+                 "What the options ask for; more than the limit where descriptors are too few",
+                 limits, n, true);
+    if (getrlimit(RLIMIT_NOFILE, &descriptors) != 0)
+        return;
+    kv_metric_head(out, "process_max_fds", "gauge", "Maximum number of open file descriptors");
+    kv_buf_printf(out, "process_max_fds %" PRIu64 "\n", (uint64_t)descriptors.rlim_cur);
 }

@@ -55,4 +55,12 @@ void ki_telemetry_render(struct ki_telemetry *telemetry, struct ki_registry *reg
 void ki_telemetry_render_state(struct ki_registry *registry, struct kh_http *http, bool all,
                                struct kv_buf *out);
 
+/** A limit of the service: what the options ask for, and what the descriptor limit leaves of it. */
+struct ki_limit {
+    const char *option; /* its name, without dashes */
+    uint64_t wanted, is;
+};
+/** Append the limits, and the number of descriptors that the process may have. */
+void ki_telemetry_render_limits(const struct ki_limit *limits, size_t n, struct kv_buf *out);
+
 #endif

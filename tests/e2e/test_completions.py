@@ -24,7 +24,7 @@ file=$1; shift
 words=("$@"); CURRENT=$#
 source $file
 """
-COMMANDS = {"bench", "replay", "store", "top", "help"}
+COMMANDS = {"bench", "doctor", "replay", "store", "top", "help"}
 CASES = [
     (["kvasir", ""], COMMANDS),
     (["kvasir", "help", ""], COMMANDS - {"help"}),
@@ -34,6 +34,7 @@ CASES = [
     (["kvasir", "bench", "tiers", "--"], {"--host=", "--disk=", "--json"}),
     (["kvasir", "store", "gc", "--"], {"--grace=", "--dry-run", "--quiet"}),
     (["kvasir", "replay", "--"], {"--requests=", "--policy=", "--check-hits"}),
+    (["kvasir", "doctor", "--"], {"--engine=", "--tokens=", "--json"}),
     (["kvasir", "top", "--"], {"--url=", "--once", "--json"}),
     (["kv-indexer", "--"], {"--port=", "--workers=", "--config=", "--insecure"}),
 ]

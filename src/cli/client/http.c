@@ -13,6 +13,8 @@ struct kc_http {
     struct curl_slist *none, *json, *msgpack; /* headers by kind of body */
     struct kv_buf body;
     bool has_token;
+    CURLcode code; /* of the last request */
+    int64_t date;  /* of the last answer, in seconds since the epoch; -1: none */
     char url[512];
     char error[CURL_ERROR_SIZE];
 };
@@ -23,6 +25,21 @@ static size_t on_data(char *data, size_t size, size_t n, void *arg)
 
     kv_buf_append(&http->body, data, size * n);
     return http->body.error ? 0 : size * n;
+}
+
+/* Note the Date of an answer. @data is one header line, without a NUL. */
+static size_t on_header(char *data, size_t size, size_t n, void *arg)
+{
+    struct kc_http *http = arg;
+    char date[64];
+    size_t len = size * n;
+
+    if (len > 5 && len - 5 < sizeof(date) && curl_strnequal(data, "Date:", 5)) {
+        memcpy(date, data + 5, len - 5);
+        date[len - 5] = '\0';
+        http->date = curl_getdate(date, NULL);
+    }
+    return len;
 }
 
 /*
@@ -84,6 +101,8 @@ int kc_http_create(const char *url, const char *token, struct kc_http **ret)
     curl_easy_setopt(http->curl, CURLOPT_ERRORBUFFER, http->error);
     curl_easy_setopt(http->curl, CURLOPT_WRITEFUNCTION, on_data);
     curl_easy_setopt(http->curl, CURLOPT_WRITEDATA, http);
+    curl_easy_setopt(http->curl, CURLOPT_HEADERFUNCTION, on_header);
+    curl_easy_setopt(http->curl, CURLOPT_HEADERDATA, http);
     curl_easy_setopt(http->curl, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(http->curl, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
     kc_http_set_timeout(http, KC_HTTP_TIMEOUT_MS);
@@ -121,6 +140,39 @@ void kc_http_set_cacert(struct kc_http *http, const char *file)
 const char *kc_http_url(const struct kc_http *http)
 {
     return http->url;
+}
+
+enum kc_http_trouble kc_http_trouble(const struct kc_http *http)
+{
+    switch (http->code) {
+    case CURLE_OK:
+        return KC_HTTP_FINE;
+    case CURLE_COULDNT_RESOLVE_HOST:
+        return KC_HTTP_NAME;
+    case CURLE_COULDNT_CONNECT:
+        return KC_HTTP_REFUSED;
+    case CURLE_GOT_NOTHING:
+    case CURLE_SEND_ERROR:
+    case CURLE_RECV_ERROR:
+    case CURLE_PARTIAL_FILE:
+        return KC_HTTP_HUNG_UP;
+    case CURLE_OPERATION_TIMEDOUT:
+        return KC_HTTP_SILENT;
+    case CURLE_SSL_CONNECT_ERROR:
+    case CURLE_PEER_FAILED_VERIFICATION:
+    case CURLE_SSL_CACERT_BADFILE:
+        return KC_HTTP_TLS;
+    case CURLE_UNSUPPORTED_PROTOCOL:
+    case CURLE_WEIRD_SERVER_REPLY:
+        return KC_HTTP_NO_HTTP;
+    default:
+        return KC_HTTP_FAILED;
+    }
+}
+
+int64_t kc_http_date(const struct kc_http *http)
+{
+    return http->date;
 }
 
 const char *kc_http_advice(const struct kc_http *http, int status)
@@ -178,7 +230,8 @@ int kc_http_request(struct kc_http *http, const char *path, enum kc_body type, c
     }
     kv_buf_clear(&http->body);
     http->error[0] = '\0';
-    code = curl_easy_perform(http->curl);
+    http->date = -1;
+    http->code = code = curl_easy_perform(http->curl);
     if (code != CURLE_OK)
         return explain(http, code, error);
     curl_easy_getinfo(http->curl, CURLINFO_RESPONSE_CODE, &status);

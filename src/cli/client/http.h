@@ -22,6 +22,21 @@ void kc_http_destroy(struct kc_http *http);
 #define KC_HTTP_TIMEOUT_MS 30000u /* default timeout of a request */
 /** Give up a request after @timeout_ms, connecting included. Default: KC_HTTP_TIMEOUT_MS. */
 void kc_http_set_timeout(struct kc_http *http, uint64_t timeout_ms);
+/** Kind of failure of a request. */
+enum kc_http_trouble {
+    KC_HTTP_FINE,    /* the server answered */
+    KC_HTTP_NAME,    /* the host's name is not known */
+    KC_HTTP_REFUSED, /* nobody listens there */
+    KC_HTTP_HUNG_UP, /* the server closed the connection before an answer */
+    KC_HTTP_SILENT,  /* no answer within the timeout */
+    KC_HTTP_TLS,     /* the server's certificate is not trusted, or it speaks no TLS */
+    KC_HTTP_NO_HTTP, /* what came is no HTTP */
+    KC_HTTP_FAILED   /* another failure */
+};
+/** Return what happened to the last request. */
+enum kc_http_trouble kc_http_trouble(const struct kc_http *http);
+/** Return the Date header of the last answer in seconds since the epoch; -1: it had none. */
+int64_t kc_http_date(const struct kc_http *http);
 /** Return the end of a message about @status: "; " and what to do about a 401, else "". */
 const char *kc_http_advice(const struct kc_http *http, int status);
 const char *kc_http_url(const struct kc_http *http);

@@ -6,17 +6,12 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <zmq.h>
 
-#include "base/core/clock.h"
 #include "base/core/le.h"
-#include "base/net/endpoint.h"
+#include "cli/events/ask.h"
 #include "cli/events/events.h"
 #include "cli/events/record.h"
-#include "cli/events/source.h"
 #include "cli/show/bar.h"
-
-#define TURN_MS 200 /* longest wait before looking for ^C */
 
 /* -- files ------------------------------------------------------------------------------------- */
 
@@ -77,144 +72,24 @@ static int print_file(struct kc_events_call *call, FILE *file)
 
 /* -- replay endpoints -------------------------------------------------------------------------- */
 
-/* A whole answer. */
-struct answer {
-    zmq_msg_t frames[KVE_MAX_FRAMES];
-    struct kve_span spans[KVE_MAX_FRAMES];
-    size_t n; /* may be more than KVE_MAX_FRAMES */
-};
-
-static void free_answer(struct answer *answer)
-{
-    for (size_t i = 0; i < KV_MIN(answer->n, (size_t)KVE_MAX_FRAMES); i++)
-        zmq_msg_close(&answer->frames[i]);
-    answer->n = 0;
-}
-
-/* Receive an answer. Returns 0 or -errno; -EAGAIN: none in TURN_MS. */
-static int receive(void *socket, struct answer *ret)
-{
-    bool more = true;
-
-    for (ret->n = 0; more; ret->n++) {
-        zmq_msg_t beyond, *frame = &beyond;
-
-        if (ret->n < KVE_MAX_FRAMES)
-            frame = &ret->frames[ret->n];
-        zmq_msg_init(frame);
-        if (zmq_msg_recv(frame, socket, 0) < 0) {
-            int rc = -errno;
-
-            zmq_msg_close(frame);
-            free_answer(ret);
-            return rc;
-        }
-        more = zmq_msg_more(frame);
-        if (frame == &beyond)
-            zmq_msg_close(frame);
-        else
-            ret->spans[ret->n] = (struct kve_span){zmq_msg_data(frame), zmq_msg_size(frame)};
-    }
-    return 0;
-}
-
-/* Print an answer as the live message that it repeats. Returns 0 or an exit status. */
-static int take_answer(struct kc_events_call *call, const struct answer *answer, bool *ret_end)
-{
-    uint8_t number[KVE_SEQUENCE_BYTES];
-    struct kc_message message = {.time_ns = kv_wall_ns(), .from = {call->url, strlen(call->url)}};
-    struct kve_message m;
-
-    *ret_end = false;
-    if (kve_message_parse_replay(answer->spans, answer->n, &m) < 0) {
-        message.n_frames = answer->n;
-        memcpy(message.frames, answer->spans, sizeof(message.frames));
-        return kc_events_take(call, &message);
-    }
-    if (m.is_end) {
-        *ret_end = true;
-        return 0;
-    }
-    kve_sequence_put(number, m.sequence);
-    message.n_frames = 3;
-    message.frames[0] = m.topic;
-    message.frames[1] = (struct kve_span){number, sizeof(number)};
-    message.frames[2] = m.payload;
-    return kc_events_take(call, &message);
-}
-
-static int no_answer(const struct kc_events_call *call)
-{
-    return kc_events_fail(call, KC_EVENTS_UNREACHED,
-                          "%s: no answer; is that an engine's replay endpoint?", call->url);
-}
-
-/* Send the request. Returns 0, -EAGAIN (nobody to send it to) or another errno. */
-static int request(const struct kc_events_call *call, void *socket)
-{
-    struct kve_replay_request request;
-
-    kve_replay_request_init(&request, call->opts.from);
-    for (size_t i = 0; i < 2; i++)
-        if (zmq_send(socket, request.frames[i].data, request.frames[i].len,
-                     ZMQ_DONTWAIT | (i ? 0 : ZMQ_SNDMORE)) < 0)
-            return -errno;
-    return 0;
-}
-
-static int ask(struct kc_events_call *call, void *socket)
-{
-    uint64_t end_ns = kv_ns_after(kv_now_ns(), call->opts.timeout_ms);
-    struct answer answer;
-    bool end = false;
-    int rc = request(call, socket);
-
-    while (!end && !kc_bar_interrupted()) {
-        if (rc == 0)
-            rc = receive(socket, &answer);
-        if (rc == 0) {
-            rc = take_answer(call, &answer, &end);
-            free_answer(&answer);
-            if (rc)
-                return rc;
-            end_ns = kv_ns_after(kv_now_ns(), call->opts.timeout_ms);
-            continue;
-        }
-        if (rc != -EAGAIN && rc != -EINTR)
-            return kc_events_fail(call, KC_EVENTS_FAILED, "%s: %s", call->url, zmq_strerror(-rc));
-        if (kv_now_ns() >= end_ns)
-            return no_answer(call);
-        rc = 0;
-    }
-    return end ? 0 : KC_EVENTS_INTERRUPTED;
-}
-
 static int replay_url(struct kc_events_call *call)
 {
-    struct kv_endpoint endpoint;
-    const char *why = NULL;
-    int turn = TURN_MS, none = 0, rc;
-    void *zmq, *socket;
+    struct kv_error error = {0};
+    int rc = kc_events_begin(call);
 
-    if (kv_endpoint_parse_peer(call->url, &endpoint, &why) < 0)
-        return kc_events_fail(call, KC_EVENTS_USAGE, "not a usable URL: %.150s: %s", call->url,
-                              why);
-    zmq = zmq_ctx_new();
-    socket = zmq ? zmq_socket(zmq, ZMQ_DEALER) : NULL;
-    if (!socket || zmq_setsockopt(socket, ZMQ_RCVTIMEO, &turn, sizeof(turn)) ||
-        zmq_setsockopt(socket, ZMQ_LINGER, &none, sizeof(none)) ||
-        (endpoint.ipv6 && zmq_setsockopt(socket, ZMQ_IPV6, &(int){1}, sizeof(int))) ||
-        zmq_connect(socket, call->url))
-        rc = kc_events_fail(call, KC_EVENTS_UNREACHED, "%s: %s", call->url, zmq_strerror(errno));
-    else
-        rc = kc_events_begin(call);
-    if (rc == 0)
-        rc = kc_events_end(call, ask(call, socket));
-    if (socket)
-        zmq_close(socket);
-    if (zmq)
-        zmq_ctx_term(zmq);
-    return rc;
+    if (rc)
+        return rc;
+    rc = kc_ask_replays(call->url, call->opts.from, call->opts.timeout_ms, kc_events_take, call,
+                       &error);
+    if (rc == -EINTR)
+        rc = KC_EVENTS_INTERRUPTED;
+    else if (rc < 0)
+        rc = kc_events_fail(call,
+                            rc == -EINVAL                             ? KC_EVENTS_USAGE
+                            : rc == -ETIMEDOUT || rc == -ECONNREFUSED ? KC_EVENTS_UNREACHED
+                                                                      : KC_EVENTS_FAILED,
+                            "%s", error.text);
+    return kc_events_end(call, rc);
 }
 
 int kc_events_replay(struct kc_events_call *call)

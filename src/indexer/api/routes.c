@@ -221,6 +221,9 @@ void ki_api_reopen_logs(void *arg, struct kh_request *request, struct kh_reply *
 void ki_api_metrics(void *arg, struct kh_request *request, struct kh_reply *reply)
 {
     struct ki_service *service = arg;
+    const struct ki_limit limits[] = {
+        {"max-connections", service->options->max_connections, service->max_connections},
+        {"max-registrations", service->options->max_registrations, service->max_registrations}};
     struct kv_str detail;
 
     reply->content_type = "text/plain; version=0.0.4";
@@ -228,6 +231,7 @@ void ki_api_metrics(void *arg, struct kh_request *request, struct kh_reply *repl
                         atomic_load_explicit(&service->http, memory_order_acquire),
                         kh_request_param(request, "detail", &detail) && kv_str_eq(detail, "true"),
                         &reply->body);
+    ki_telemetry_render_limits(limits, KV_COUNT(limits), &reply->body);
     if (service->access_log)
         kv_buf_printf(
             &reply->body,
