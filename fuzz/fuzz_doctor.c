@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What `kvasir doctor` reads of others: the first bytes of a port, and answers of HTTP servers. The first
+ * Parse all that `kvasir doctor` reads of others: the first bytes of a port, and answers of HTTP servers. The first
  * byte chooses. Texts end within their room, and a port's bytes always tell something in the end.
  */
 #include <stdint.h>

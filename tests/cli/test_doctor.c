@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What `kvasir doctor` reads: ports' first bytes, cut anywhere; answers of other shapes; times of batches. */
+/* Parse what `kvasir doctor` reads: ports' first bytes, cut anywhere; answers of other shapes; times of batches. */
 #include "support.h"
 
 #include <string.h>

@@ -549,6 +549,15 @@ def test_rows_of_the_page_are_findings():
     equal(named - rows(), set(), "rows of docs/engines.md that are no findings")
 
 
+def test_the_page_has_every_row():
+    page = (SOURCE / "docs" / "doctor.md").read_text(encoding="utf-8")
+    table = re.findall(r'^KC_FINDING\((\w+), (\w+), "((?:[^"\\]|\\.)*)",\s*"((?:[^"\\]|\\.)*)"\)', TABLE.read_text(encoding="utf-8"), re.M)
+    equal({row[0] for row in table}, rows(), "rows that the expression reads")
+    for name, severity, words, remedy in table:
+        row = f"| `{name}` | {severity.lower()} | {words} | {remedy} |".replace('\\"', '"').replace("*", "\\*")
+        check(row in page, f"docs/doctor.md lacks: {row}")
+
+
 def test_every_row_was_produced():
     if sys.argv[1:]:
         skip("not all tests ran")

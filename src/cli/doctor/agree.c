@@ -157,7 +157,7 @@ static size_t shift_of(const uint32_t *a, size_t n_a, const uint32_t *b, size_t 
     return 0;
 }
 
-/* What tells two beginnings of a prompt apart. Returns whether one is near the other: it was noted. */
+/* Note the difference of two beginnings of a prompt. Returns whether one is near the other: it was noted. */
 static bool compare(struct kc_doctor *doctor, const uint32_t *router, size_t n_router,
                     const uint32_t *engine, size_t n_engine, const char *whose)
 {

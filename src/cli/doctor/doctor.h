@@ -45,7 +45,7 @@ struct kc_first_block {
     char lora[128], salt[128]; /* "": none; cut */
 };
 
-/** What the engine told. */
+/** The state of an engine, as its ports and events tell it. */
 struct kc_engine {
     bool asked;          /* an engine was named */
     bool heard;          /* there was a connection to its events */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** What `kvasir doctor` found: a row of findings.def each, with what was measured. */
+/** Findings of `kvasir doctor`: a row of findings.def each, with what was measured. */
 #ifndef KV_CLI_DOCTOR_FINDINGS_H
 #define KV_CLI_DOCTOR_FINDINGS_H
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * Who listens at a ZMQ endpoint: connect, greet as ZMTP 3 asks, and read what comes, up to the peer's
+ * Tell who listens at a ZMQ endpoint: connect, greet as ZMTP 3 asks, and read what comes, up to the peer's
  * READY, which names its socket's type. We send no READY: a peer of another type than ours would
  * close before it tells its own.
  */
