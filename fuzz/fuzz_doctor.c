@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Parse all that `kvasir doctor` reads of others: the first bytes of a port, and answers of HTTP servers. The first
- * byte chooses. Texts end within their room, and a port's bytes always tell something in the end.
+ * Parse all that `kvasir doctor` reads of others: the first bytes of a port, and answers of HTTP
+ * servers. The first byte chooses. Texts end within their room, and a port's bytes always tell
+ * something in the end.
  */
 #include <stdint.h>
 #include <stdlib.h>
