@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Peers of a manager whose object store is down; agents whose keys have another length. */
+/* Peers of a manager whose object store is down, or has what peers have; agents whose keys have another length. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -94,6 +94,42 @@ static void test_store_is_down(void **state)
     node_fini(&owner);
 }
 
+/* Blocks that a peer has in the object store alone: a reader with an object store of its own gets them
+ * there, and one without gets them from the peer, which fetches them. */
+static void test_store_alone(void **state)
+{
+    for (int own = 0; own < 2; own++) {
+        struct kvbm_manager_stats stats;
+        struct node owner;
+        struct world reader;
+
+        (void)state;
+        memset(shaky, 0, sizeof(*shaky));
+        node_agent(&owner, "owner", 8);
+        snprintf(owner.w.object, sizeof(owner.w.object), "shaky://%s/object", owner.w.dir);
+        owner.w.opts.object = owner.w.object;
+        node_start(&owner, NULL);
+        assert_int_equal(world_store(&owner.w, 1000, N), N);
+        assert_int_equal(kvbm_manager_drain(owner.w.m, SOON_MS), 0);
+        kvbm_pool_reset_inactive(kvbm_manager_pool(owner.w.m, KV_TIER_HOST));
+        assert_int_equal(world_where(&owner.w, 1000, N - 1), KVBM_REMOTE);
+        world_init(&reader, 4 * N);
+        reader.opts.fingerprint = "test";
+        reader.opts.object = own ? owner.w.object : NULL;
+        reader.opts.peers = owner.at;
+        world_start(&reader);
+        world_attach(&reader, false);
+        wait_until(world_stats(&reader).peers_now == 1);
+        assert_int_equal(world_load(&reader, 1000, N), N);
+        stats = world_stats(&reader);
+        assert_int_equal(stats.object.blocks_out, own ? N : 0);
+        assert_int_equal(stats.peer.blocks_out, own ? 0 : N);
+        assert_int_equal(world_stats(&owner.w).host.blocks_in, own ? N : 2 * N);
+        world_fini(&reader);
+        node_fini(&owner);
+    }
+}
+
 /* Keys of another length than the agent's would be read beyond a request's end. */
 static void test_key_lengths(void **state)
 {
@@ -115,6 +151,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_store_is_down),
+        cmocka_unit_test(test_store_alone),
         cmocka_unit_test(test_key_lengths),
     };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Peers that lease a manager's blocks: those of the host tier at once, those of the disk once they are
- * in the host tier. */
+/* Peers that lease a manager's blocks: those of the host tier at once, those of the disk or of the
+ * object store once they are in the host tier. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -26,7 +26,19 @@ static uint64_t soon(void)
     return kv_now_ns() + 60 * KV_NS_PER_S;
 }
 
-static void begin(bool shared)
+/* Store a prompt in the object store with a manager of its own, which ends. */
+static void stored_before(void)
+{
+    assert_int_equal(world_store(&t.w, 1000, N), N);
+    assert_int_equal(kvbm_manager_drain(t.w.m, 60000), 0);
+    world_stop(&t.w);
+    world_start(&t.w);
+    world_attach(&t.w, false);
+}
+
+/* Begin an owner that lends in @shared memory or through the session. Its manager has a disk, or
+ * (@object) an object store. */
+static void begin_with(bool shared, bool object)
 {
     static char path[80];
     const char *endpoint = path;
@@ -39,9 +51,13 @@ static void begin(bool shared)
     t.w.opts.host_shared = shared;
     t.w.opts.fingerprint = "test";
     t.w.opts.disk_buffered = true;
-    world_with_disk(&t.w, 64);
+    if (!object)
+        world_with_disk(&t.w, 64);
+    t.w.opts.object = object ? t.w.object : NULL;
     world_start(&t.w);
     world_attach(&t.w, false);
+    if (object) /* another process has stored the blocks: this one knows nothing of them */
+        stored_before();
     snprintf(path, sizeof(path), "unix:%s/owner", t.w.dir);
     opts.n_listen = 1;
     assert_int_equal(kvbm_agent_create(&opts, &t.owner), 0);
@@ -54,6 +70,11 @@ static void begin(bool shared)
     opts.n_listen = 0;
     assert_int_equal(kvbm_agent_create(&opts, &t.reader), 0);
     assert_int_equal(kvbm_session_open(t.reader, endpoint, NULL, &t.session), 0);
+}
+
+static void begin(bool shared)
+{
+    begin_with(shared, false);
 }
 
 static void end(void)
@@ -143,11 +164,66 @@ static void test_end_with_leases(void **state)
     end();
 }
 
+/* Load a prompt in its sequence: each key is registered at its position. */
+static void loads_in_sequence(void)
+{
+    uint32_t blocks[N] = {0, 1, 2, 3, 4, 5, 6, 7};
+    struct kvbm_chain chain;
+    uint64_t keys[N];
+
+    world_keys(1000, keys, N);
+    chain = world_chain(keys);
+    world_wipe(&t.w);
+    assert_int_equal(kvbm_cache_load(t.w.cache, &chain, N, blocks, 60000), N);
+    for (uint32_t i = 0; i < N; i++)
+        assert_true(world_holds(&t.w, i, keys[i]));
+    assert_int_equal(world_stats(&t.w).host.failed, 0);
+}
+
+/* Peers name keys without their places. A lookup by a peer places no key that the object store
+ * has: the owner's own load finds it where it belongs. */
+static void test_lookup_places_nothing(void **state)
+{
+    uint64_t keys[N], limit;
+    uint8_t tiers[N];
+
+    (void)state;
+    begin_with(false, true);
+    world_keys(1000, keys, N);
+    /* a question to the object store, if the lookup began one, has ended by then */
+    for (limit = kv_now_ns() + KV_NS_PER_S / 2; kv_now_ns() < limit; usleep(20000))
+        assert_int_equal(kvbm_session_lookup(t.session, 1, 0, keys, N, soon(), tiers), 0);
+    loads_in_sequence();
+    assert_int_equal(kvbm_session_lookup(t.session, 1, 0, keys, N, soon(), tiers), 0);
+    for (uint32_t i = 0; i < N; i++)
+        assert_int_equal(tiers[i], KV_TIER_HOST);
+    end();
+}
+
+/* A lease of blocks that only the object store has. They are lent, and not registered: their
+ * places are unknown. */
+static void test_lease_places_nothing(void **state)
+{
+    (void)state;
+    for (int shared = 0; shared < 2; shared++) {
+        begin_with(shared, true);
+        check_lease(1000, shared);
+        kvbm_pool_reset_inactive(kvbm_manager_pool(t.w.m, KV_TIER_HOST));
+        loads_in_sequence();
+        kvbm_pool_reset_inactive(kvbm_manager_pool(t.w.m, KV_TIER_HOST));
+        check_lease(1000, shared); /* of keys whose places are known: registered there */
+        loads_in_sequence();
+        end();
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_blocks_of_every_tier),
         cmocka_unit_test(test_end_with_leases),
+        cmocka_unit_test(test_lookup_places_nothing),
+        cmocka_unit_test(test_lease_places_nothing),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

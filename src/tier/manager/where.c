@@ -168,8 +168,11 @@ bool kvbm_look_is_valid(const struct kvbm_chain *chain, size_t n)
 
 void kvbm_look_begin(struct kvbm_look *look, struct kvbm_manager *m, bool own)
 {
-    *look = (struct kvbm_look){
-        .m = m, .peers = !own && m->peers && !m->stopping && kvbm_peers_any(m->peers)};
+    *look =
+        (struct kvbm_look){.m = m,
+                           .peers = !own && m->peers && !m->stopping && kvbm_peers_any(m->peers),
+                           /* a peer's: what it finds would be of no known place */
+                           .asked_for = own ? MAX_ASKED : 0};
 }
 
 void kvbm_look_in(struct kvbm_look *look, const struct kvbm_chain *chain, bool past_gaps)

@@ -52,6 +52,9 @@ struct kvbm_peers_opts {
     uint32_t max_asked;  /* peers of an ASK, at most 16; 0: 16 */
     const struct kvbm_indexer_opts *indexer; /* NULL: none */
     const struct kvbm_shard *shard; /* heads that peers' blocks must have; outlives it. NULL: any */
+    /* The node has an object store of its own: a block that a peer has only there counts as absent.
+     * The peer would have to fetch it into its host tier first, where it evicts another block. */
+    bool has_object_store;
 };
 
 /** Open the tier. Returns 0; -EINVAL; -ENOMEM; -EAGAIN (no threads); or as kvbm_indexer_open. */

@@ -155,11 +155,12 @@ static void hear(struct kvbm_peers *peers, const struct kvbm_peer_batch *batch, 
         memset(q->tiers, KVBM_NO_TIER, sizeof(q->tiers));
 }
 
-/* Take the best answer for a key: the nearest tier, of equal ones the first peer's. */
-static void decide(const struct question *questions, uint32_t n, bool sure, uint32_t i,
+/* Take the best answer for a key: the nearest tier of those before @end, of equal ones the first
+ * peer's. */
+static void decide(const struct question *questions, uint32_t n, uint8_t end, bool sure, uint32_t i,
                    struct kvbm_peer_io *io)
 {
-    uint8_t best = KVBM_NO_TIER;
+    uint8_t best = end;
 
     io->status = sure ? -ENOENT : -ETIMEDOUT;
     for (uint32_t k = 0; k < n; k++) {
@@ -196,6 +197,7 @@ static uint32_t ask_all(struct kvbm_peers *peers, struct kvbm_peer_batch *batch,
                         const uint8_t *keys, struct question *questions, uint32_t n, bool *sure)
 {
     uint64_t until = KV_MIN(batch->until_, kv_now_ns() + peers->opts.ask_ms * KV_NS_PER_MS);
+    uint8_t end = peers->opts.has_object_store ? KV_TIER_EXTERNAL : KVBM_NO_TIER;
     uint32_t found = 0;
 
     for (uint32_t k = 0; k < n; k++)
@@ -205,7 +207,7 @@ static uint32_t ask_all(struct kvbm_peers *peers, struct kvbm_peer_batch *batch,
         *sure = *sure && questions[k].err != -ETIMEDOUT;
     }
     for (uint32_t i = 0; i < batch->n; i++) {
-        decide(questions, n, *sure, i, &batch->ios[i]);
+        decide(questions, n, end, *sure, i, &batch->ios[i]);
         found += batch->ios[i].status == 0;
     }
     for (uint32_t k = 0; k < n; k++)

@@ -39,6 +39,9 @@ struct call {
     /* Store: the first key that the host tier still has to keep, or to get; those before @tried
      * have had their turn, those before @offered were offered to the policy. */
     uint32_t from, tried, offered;
+    /* Load: of the keys that were tried, those before the first one that the call's own pin held;
+     * all of them when there is none, or when the first one wasn't BUSY. */
+    uint32_t lead;
     bool at_once;    /* a timeout of 0: wait for the copy alone */
     bool durable;    /* store: wait for a tier below the host tier */
     bool lacks_room; /* store: for keys that were tried; others wait for another pin alone */
@@ -374,13 +377,23 @@ static void uncount(struct kvbm_manager *m, struct kvbm_pin *pin)
     kvbm_manager_leave(m);
 }
 
-/* Load from key @from on, as many blocks as the host tier has room for. Returns how many have
+/* Count the keys, of @n that were tried, before the first one that the call's pin held. */
+static uint32_t lead_of(const struct call *c, uint32_t n)
+{
+    uint32_t i = 0;
+
+    while (i < n && c->state[i] != KVBM_READY)
+        i++;
+    return i;
+}
+
+/* Load @n keys from @from on, as many blocks as the host tier has room for. Returns how many have
  * arrived, -EBUSY when there was no room for the first one, or for one job more. */
-static long load_some(struct call *c, uint32_t from, const uint32_t *blocks)
+static long load_some(struct call *c, uint32_t from, uint32_t n, const uint32_t *blocks)
 {
     const struct kvbm_chain chain = rest_of(c, from);
     struct kvbm_pin_opts opts = {.size = sizeof(opts), .no_fetch = c->at_once};
-    uint32_t n = c->n - from, done = 0;
+    uint32_t done = 0;
     uint64_t now = kv_now_ns();
     struct kvbm_pin *pin;
     long rc, ready;
@@ -405,9 +418,22 @@ static long load_some(struct call *c, uint32_t from, const uint32_t *blocks)
             done++;
     }
     kvbm_pin_release(pin);
-    if (rc == -EAGAIN || (rc >= 0 && ready == 0 && c->state[0] == KVBM_BUSY))
-        return -EBUSY;
-    return rc < 0 ? rc : done;
+    c->lead = n;
+    if (rc >= 0 && ready == 0 && c->state[0] == KVBM_BUSY) {
+        c->lead = lead_of(c, n);
+        rc = -EAGAIN;
+    }
+    return rc == -EAGAIN ? -EBUSY : rc < 0 ? rc : done;
+}
+
+/* Load from key @from on. When the call's own pin had the host blocks that the first keys need, load
+ * these alone: their blocks evict those behind them, of which a prompt has no use without them. */
+static long load_first(struct call *c, uint32_t from, const uint32_t *blocks)
+{
+    uint32_t n = c->n - from;
+    long rc = load_some(c, from, n, blocks);
+
+    return rc == -EBUSY && c->lead < n ? load_some(c, from, c->lead, blocks) : rc;
 }
 
 /* Load from key @from on as soon as there is room. Returns how many blocks have arrived, 0 also
@@ -419,11 +445,11 @@ static long load_when_room(struct call *c, uint32_t from, const uint32_t *blocks
                                  keys + (size_t)from * c->manager->key_len, c->deadline_ns);
 
     if (rc == 0)
-        rc = load_some(c, from, blocks);
+        rc = load_first(c, from, blocks);
     while (rc == -EBUSY && kvbm_ms_until(c->deadline_ns)) {
         rc = kvbm_turn_wait(c->manager, &c->turn, c->deadline_ns);
         if (rc == 0)
-            rc = load_some(c, from, blocks);
+            rc = load_first(c, from, blocks);
     }
     return rc == -EBUSY ? 0 : rc;
 }

@@ -27,6 +27,29 @@ void kvbm_fetch_source_released(struct kvbm_pin *pin, struct kvbm_item *item)
     item->source = (struct kvbm_handle){0};
 }
 
+/*
+ * Register item @i of a hold of a peer, whose bytes are in its host block. A peer names keys without
+ * their places. The object pool may know the place; if not, the block stays unregistered, and goes
+ * with its lease. Registered without its place, it would keep this node from registering the key
+ * where it belongs.
+ */
+static void becomes_lent(struct kvbm_pin *pin, uint32_t i)
+{
+    struct kvbm_manager *m = pin->manager;
+    struct kvbm_item *item = &pin->items[i];
+    struct kvbm_immutable like, held;
+
+    item->state = ITEM_STAGED;
+    if (kvbm_pool_match(m->object, pin->group, kvbm_pin_key(pin, i), 1, KVBM_MATCH_NO_TOUCH,
+                        &like) != 1)
+        return;
+    if (kvbm_pool_adopt(m->host, (struct kvbm_mutable *)&item->host, 1, &like, &held) == 0) {
+        item->host = held.handle;
+        item->state = ITEM_HELD;
+    }
+    kvbm_immutable_release(&like);
+}
+
 /* Register item @i, whose bytes are in its host block. False: its key is registered at another
  * position, and the item becomes a MISS. */
 static bool becomes_held(struct kvbm_pin *pin, uint32_t i)
@@ -52,6 +75,8 @@ static bool becomes_held(struct kvbm_pin *pin, uint32_t i)
             item->state = ITEM_MISS;
             m->stats.host.failed++;
         }
+    } else if (pin->lends) { /* from the object store: a hold asks no peer */
+        becomes_lent(pin, i);
     } else {
         /* from the object store or a peer: the pin's chain names key, parent and position */
         kvbm_pin_register(pin, i, 1);
@@ -79,7 +104,9 @@ static void arrived(struct kvbm_fetch *fetch, uint32_t k)
         return;
     }
     /* a put or delete of the key has told the object store's state since the fetch began */
-    if (tier == KV_TIER_EXTERNAL && !(fetch->overtaken >> k & 1))
+    if (tier == KV_TIER_EXTERNAL && pin->lends)
+        kvbm_presence_not_absent(m, pin->group, kvbm_pin_key(pin, i));
+    else if (tier == KV_TIER_EXTERNAL && !(fetch->overtaken >> k & 1))
         kvbm_presence_add(m, &chain, pin->likes ? &pin->likes[i] : NULL);
     if (tier != KV_TIER_DISK && item->state == ITEM_HELD)
         fetch->brought |= 1u << k;

@@ -185,15 +185,13 @@ static bool reserve_pending(struct kvbm_manager *m, enum kv_tier tier, uint32_t 
            (tier != KVBM_TIER_PEER || kvbm_set_reserve(&m->pins.at_peers, n) == 0);
 }
 
-/* True when item @i is held, and its block isn't lost with it: a tier below has it, or won't get it
+/* True when the block of held item @i isn't lost with it: a tier below has it, or won't get it
  * anyway. */
-static bool may_give_up(const struct kvbm_pin *pin, uint32_t i)
+static bool is_safe(const struct kvbm_pin *pin, uint32_t i)
 {
     const struct kvbm_manager *m = pin->manager;
     uint8_t tiers = 0;
 
-    if (pin->items[i].state != ITEM_HELD)
-        return false;
     kvbm_registry_locate(m->registry, pin->group, kvbm_pin_key(pin, i), 1, &tiers);
     return tiers >> KV_TIER_DISK & 1 || tiers >> KV_TIER_EXTERNAL & 1 ||
            (kvbm_offload_idle(m) && !m->write_back.leaving);
@@ -222,16 +220,31 @@ static bool give_up(struct kvbm_pin *pin, uint32_t i, struct kvbm_mutable *ret)
     return false;
 }
 
+/* Take blocks from the pin's end for items @got to @n of @index; @safe: only blocks that aren't lost.
+ * Returns how many items have a block now. */
+static uint32_t take_own(struct kvbm_pin *pin, const uint32_t *index, struct kvbm_mutable *ret,
+                         uint32_t got, uint32_t n, bool safe)
+{
+    for (uint32_t i = pin->n; got < n && i-- > index[got] + 1;)
+        got += pin->items[i].state == ITEM_HELD && (!safe || is_safe(pin, i)) &&
+               give_up(pin, i, &ret[got]);
+    return got;
+}
+
 /* Take host blocks for items. A new pin of a prompt takes them from its own end when there are no
- * others: without its beginning the end is of no use, and asking again would hold it again. */
+ * others: without its beginning the end is of no use, and asking again would hold it again. Blocks
+ * that no tier below has go only when not a single one is to be had otherwise: an eviction would
+ * lose them, too. */
 static uint32_t take_blocks(struct kvbm_pin *pin, const uint32_t *index, struct kvbm_mutable *ret,
                             uint32_t n)
 {
     uint32_t got = kvbm_take_blocks(pin->manager->host, ret, n);
     bool gives_up = pin->is_new && kvbm_pin_is_prefix(pin);
 
-    for (uint32_t i = pin->n; gives_up && got < n && i-- > index[got] + 1;)
-        got += may_give_up(pin, i) && give_up(pin, i, &ret[got]);
+    if (gives_up)
+        got = take_own(pin, index, ret, got, n, true);
+    if (gives_up && !got)
+        got = take_own(pin, index, ret, got, n, false);
     pin->is_new &= got == n; /* else the next batches find no more */
     return got;
 }

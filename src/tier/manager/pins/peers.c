@@ -63,6 +63,7 @@ int kvbm_manager_open_peers(struct kvbm_manager *m)
                                    .agent = m->opts.agent,
                                    .like = m->layout,
                                    .shard = &m->opts.shard,
+                                   .has_object_store = m->opts.object,
                                    .key_len = m->key_len,
                                    .set = m->opts.peer_set,
                                    .timeout_ms = m->opts.peer_timeout_ms};

@@ -150,7 +150,7 @@ int kvbm_manager_wait_change(struct kvbm_manager *m, uint64_t deadline_ns);
 void kvbm_waiter_leaves(struct kvbm_manager *m);
 
 /* where.c */
-/** As kvbm_manager_lookup, of this node's own tiers. */
+/** As kvbm_manager_lookup, of this node's own tiers, as far as they are known: asks none of them. */
 long kvbm_lookup_own(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t n,
                      uint8_t *ret);
 

@@ -51,10 +51,12 @@ enum kvbm_item_state {
     ITEM_STARVED,  /* in the object store, but fetches already fill their share of host blocks */
     ITEM_FETCHED,  /* a fetch from a lower tier fills its host block */
     ITEM_RESERVED, /* store: the caller fills its host block */
-    ITEM_STAGED,   /* its bytes are in a staging block, which isn't registered: no host tier */
-    ITEM_HELD,     /* in a registered host block */
-    ITEM_BELOW,    /* store without a host tier: a lower tier has it already */
-    ITEM_LEASED    /* load in place: in a peer's memory, which jobs read. It has no host block */
+    /* The block of the host pool that has its bytes isn't registered: there is no host tier, or a
+     * peer leases a key whose place isn't known. */
+    ITEM_STAGED,
+    ITEM_HELD,  /* in a registered host block */
+    ITEM_BELOW, /* store without a host tier: a lower tier has it already */
+    ITEM_LEASED /* load in place: in a peer's memory, which jobs read. It has no host block */
 };
 
 /** One key of a pin. */
