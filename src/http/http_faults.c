@@ -4,10 +4,10 @@
  * those that come without TLS to a port that speaks it.
  *
  * Release 0.9.75 sends the header of such an answer twice (HTTP/1.1 without Host, a Content-Length that
- * is no number, cookies beyond its memory). It asks no callback, but writes a line of its log first. So
- * the threads keep a list of the connections whose header is coming in. One whose header is complete and
- * was not handed over is the one that the line is about. It gets its answer here, and nothing more can
- * be sent to it.
+ * is no number, cookies beyond its memory). Release 1.0 answers with a page of HTML. Both ask no
+ * callback, but write a line of their log first. So the threads keep a list of the connections whose
+ * header is coming in. One whose header is complete and was not handed over is the one that the line is
+ * about. It gets its answer here, and nothing more can be sent to it.
  */
 #include <errno.h>
 #include <gnutls/gnutls.h>
@@ -61,6 +61,18 @@ static bool has(struct MHD_Connection *connection, const char *name, const char 
     return *ret != NULL;
 }
 
+/* True for decimal digits of 2^64 - 1, which the library takes for "unknown", or of more. */
+static bool is_too_large(const char *digits)
+{
+    static const char most[] = "18446744073709551615";
+    size_t len;
+
+    digits += strspn(digits, "0");
+    len = strspn(digits, "0123456789");
+    return !digits[len] &&
+           (len > sizeof(most) - 1 || (len == sizeof(most) - 1 && memcmp(digits, most, len) >= 0));
+}
+
 /* Find out why the library refuses the request. */
 static void judge(struct MHD_Connection *connection, struct kh_reply *reply)
 {
@@ -70,11 +82,12 @@ static void judge(struct MHD_Connection *connection, struct kh_reply *reply)
         kh_reply_error(reply, 400, "bad request: HTTP/1.1 without a Host header");
     else if (has(connection, "Cookie", &value) && strlen(value) > CONNECTION_MEMORY / 8)
         kh_reply_error(reply, 431, "the header is too large");
-    else if (has(connection, "Content-Length", &value) && *value &&
-             !value[strspn(value, "0123456789")])
+    else if (has(connection, "Transfer-Encoding", &value))
+        kh_reply_error(reply, 400, "bad request: of Transfer-Encoding, chunked alone is taken");
+    else if (has(connection, "Content-Length", &value) && is_too_large(value))
         kh_reply_error(reply, 413, "Content-Length is too large");
     else
-        kh_reply_error(reply, 400, "bad request: Content-Length is no number");
+        kh_reply_error(reply, 400, "bad request: Content-Length is no number, or there are two");
 }
 
 static void send_bytes(struct kh_conn *conn, const char *bytes, size_t len)
@@ -95,8 +108,6 @@ void kh_http_answer_refused(struct kh_http *http)
     struct kv_buf text = KV_BUF_INIT;
     struct kh_conn *conn;
 
-    if (strncmp(MHD_get_version(), "0.", 2) != 0)
-        return; /* mended */
     conn = refused();
     if (!conn)
         return;

@@ -5,9 +5,11 @@ import json
 import os
 import select
 import signal
+import socket
 import struct
 import subprocess
 import tempfile
+import threading
 
 from kvtest import *
 from natstest import BlockManager, NatsClient, NatsServer, needs_nats
@@ -187,6 +189,21 @@ def test_hostile_names():
         equal(len(numbers.lines()[-1]["publishers"]), 1)
 
 
+@contextlib.contextmanager
+def hangs_up(says):
+    """A service that greets each connection with @says, and hangs up; yields its port."""
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                with server.accept()[0] as sock:
+                    sock.sendall(says)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+
+
 def test_nothing_comes():
     with Publisher() as engine:
         out, _ = call("stat", engine.endpoint, "--time", "1500ms", status=1)
@@ -201,6 +218,10 @@ def test_nothing_comes():
     with Indexer() as other:  # which waits for the head of a request, and then breaks off
         out, _ = call("stat", other.url.replace("http", "tcp"), "--time", "1s", status=3)
         check("ZMQ publisher's port?" in out, out)
+    for says in (b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"INFO {\"server_id\":\"N\"}\r\n"):  # services that answer or hang up at once
+        with hangs_up(says) as port:
+            out, _ = call("stat", f"tcp://127.0.0.1:{port}", "--time", "1s", status=3)
+            check("ZMQ publisher's port?" in out, out)
     with Publisher() as engine:  # a ROUTER
         out, _ = call("stat", engine.replay_endpoint, "--time", "1s", status=3)
         check("not connected\nno message in" in out and "publisher" in out, out)

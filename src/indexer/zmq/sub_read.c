@@ -11,6 +11,9 @@
 
 static const char broke[] = "the publisher broke the protocol or sent too much";
 static const char no_room[] = "no memory for a large message: too many at once";
+static const char other[] = "no ZMTP is spoken there: is that a ZMQ publisher's port?";
+static const char hung_up[] =
+    "connected, and cut off before ZMTP was spoken: is that a ZMQ publisher's port?";
 static const char strange[] = "the publisher speaks another version of ZMTP, or wants credentials";
 
 /* -- memory ------------------------------------------------------------------------------------ */
@@ -142,6 +145,12 @@ void ki_sub_end(struct ki_sub *sub, uint64_t now_ns)
 
 /* -- reading ----------------------------------------------------------------------------------- */
 
+/* Return why a connection is lost whose bytes are an error. */
+static const char *fault_of(const struct ki_sub *sub, int rc)
+{
+    return rc == -EPROTONOSUPPORT ? strange : sub->zmtp.state == KI_ZMTP_GREETS ? other : broke;
+}
+
 /* Parse the unread bytes. Returns as ki_zmtp_parse; a connection with an error is lost. */
 static int parse(struct ki_sub *sub, struct ki_zmtp_message *ret, uint64_t now_ns)
 {
@@ -150,7 +159,7 @@ static int parse(struct ki_sub *sub, struct ki_zmtp_message *ret, uint64_t now_n
 
     sub->start += used;
     if (rc < 0)
-        ki_sub_lose(sub, rc == -EPROTONOSUPPORT ? strange : broke, true, now_ns);
+        ki_sub_lose(sub, fault_of(sub, rc), true, now_ns);
     else if (KV_UNLIKELY(sub->zmtp.out.len))
         ki_sub_flush(sub);
     return rc;
@@ -199,7 +208,7 @@ static size_t fill(struct ki_sub *sub, uint64_t now_ns)
     if (n < 0 && errno == EAGAIN)
         return 0;
     if (n <= 0) {
-        ki_sub_lose(sub, KI_SUB_WAS_LOST, false, now_ns);
+        ki_sub_lose(sub, sub->state == KI_SUB_SHAKING ? hung_up : KI_SUB_WAS_LOST, false, now_ns);
         return 0;
     }
     /* Less than was asked for: the rest of the stream, if any, is reported by epoll. */
