@@ -48,8 +48,8 @@ class Chain:
             self._argument = as_word(self.address)
         return self._argument
 
-    def _struct(self, group: int = 0, parent: Optional[Keys] = None, position: int = 0, tokens: Any = None) -> bytes:
-        """Return struct kvbm_chain; valid as long as this object."""
+    def _struct(self, group: int = 0, parent: Optional[Keys] = None, position: int = 0, tokens: Any = None, block_size: int = 0) -> bytes:
+        """Return struct kvbm_chain; valid as long as this object. @tokens: @block_size for each key."""
         if not group and parent is None and tokens is None and not position:
             if self._first is None:
                 self._first = _CHAIN.pack(_CHAIN.size, 0, self.address, 0, 0, 0, self.scattered)
@@ -57,9 +57,13 @@ class Chain:
         above = words = 0
         if parent is not None:
             self._more: Any = Chain(parent.to_bytes(8, "little") if isinstance(parent, int) else parent, 1)
+            if self._more.n != self.key_len:  # C reads as much
+                raise Invalid(f"a parent of {self._more.n} bytes where keys have {self.key_len}")
             above = self._more.address
         if tokens is not None:
-            kept, words, _ = numbers(tokens, "I")
+            kept, words, n_tokens = numbers(tokens, "I")
+            if n_tokens != self.n * block_size:
+                raise Invalid(f"{n_tokens} tokens, {self.n} blocks of {block_size}")
             self._more = (getattr(self, "_more", None), kept)
         return _CHAIN.pack(_CHAIN.size, group, self.address, above, position, words, self.scattered)
 

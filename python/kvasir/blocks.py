@@ -152,7 +152,7 @@ class Pool(Handle):
         if packed.n != n:
             raise Invalid(f"{n} blocks, {packed.n} keys")
         if n:  # in place of the handles of @fresh
-            rc = _register(self._at, at, as_word(n), packed._struct(group, parent, position, tokens), at)
+            rc = _register(self._at, at, as_word(n), packed._struct(group, parent, position, tokens, self.block_size), at)
             if rc < 0:
                 raise error(rc, _UNREGISTERED.get(-rc, "can't register the blocks"))
             fresh.n = 0

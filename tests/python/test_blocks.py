@@ -44,6 +44,29 @@ def test_chain_is_the_struct_of_c():
     equal((_abi.kvbm_handle.block.offset, _abi.kvbm_handle.block.size), (8, 4), "its block number")
 
 
+def test_as_much_as_c_reads():
+    """A parent has a key's length, and each block its tokens: C would read beyond shorter ones."""
+    keys = keys_of(range(16))
+    with Pool(n_blocks=8, block_size=4) as pool, Pool(n_blocks=8, block_size=4, key_len=16) as wide:
+        for tokens in (range(15), range(17), (), array.array("I", range(4))):
+            with pool.allocate(4) as fresh:
+                raises(kvasir.Invalid, pool.register, fresh, keys, tokens=tokens)
+                equal(len(fresh), 4, "they stay the caller's")
+        for parent in (b"", b"1234567", b"123456789", keys):
+            with pool.allocate(4) as fresh:
+                raises(kvasir.Invalid, pool.register, fresh, keys, parent=parent, position=1)
+        with wide.allocate(1) as fresh:
+            raises(kvasir.Invalid, wide.register, fresh, b"k" * 16, parent=7, position=1)
+        pool.register(pool.allocate(4), keys, tokens=range(16), parent=5, position=1).release()
+        wide.register(wide.allocate(1), b"k" * 16, parent=b"p" * 16, position=1).release()
+    with Manager(SHAPE, host_bytes=1 << 20, fingerprint="test") as manager, \
+            manager.attach(bytearray(4 * SHAPE.nbytes)) as cache:
+        for call in (manager.lookup, manager.prepare_load, manager.prepare_store):
+            raises(kvasir.Invalid, call, keys, parent=b"short", position=1)
+        for call in (cache.store, cache.load):
+            raises(kvasir.Invalid, call, keys, range(4), parent=b"short", position=1)
+
+
 def test_pool_against_a_model():
     seed = int(os.environ.get("KV_TEST_SEED", random.randrange(1 << 32)))
     print("seed", seed)
