@@ -135,7 +135,8 @@ struct kvbm_zmq_opts {
  *   last 8 bytes are, as a big-endian number.
  * - Consecutive stored blocks of one chain become one event, as do consecutive removals from one
  *   tier.
- * - Consolidated events name the device's medium for all tiers.
+ * - Consolidated events name the device's medium for all tiers. A block whose first event had no
+ *   tokens is published again with the first tokens that come.
  * - Stored blocks whose tokens show another size than block_size are left out.
  * - After a loss (in this manager's queue or in the publisher's) the sink publishes a clear, and
  *   leaves a sequence gap. Followers then know fewer blocks than the tiers hold, never more.
@@ -252,9 +253,9 @@ struct kvbm_dynamo;
  *
  * - The router believes a publisher whose records are in the discovery. The sink keeps them there,
  *   while etcd is away, too: it puts them again. The worker's model card is the worker's own.
- * - Block hashes are as in kvbm_events_add_zmq; tokens are hashed (kve_hash_block). Blocks of groups
- *   beside 0, that were registered without tokens, or whose tokens show another size than block_size
- *   are left out.
+ * - Block hashes are as in kvbm_events_add_zmq; tokens are hashed (kve_hash_block). A copy in a further
+ *   tier is told by the tokens of the first. Blocks of groups beside 0, that no tier got with tokens, or
+ *   whose tokens show another size than block_size are left out.
  * - Tiers: device, host_pinned, disk, external. Consolidated events name the device.
  * - After a loss (in this manager's queue, or in that of NATS) the sink publishes "cleared": followers
  *   then know fewer blocks than the tiers hold, never more. Event numbers have no gap.

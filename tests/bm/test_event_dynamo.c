@@ -270,6 +270,59 @@ static void test_bytes(void **state)
     close_wire();
 }
 
+/* Copies in further tiers come without tokens, and blocks of a disk before them. */
+static void test_further_tiers(void **state)
+{
+    struct kvbm_dynamo_opts opts = dynamo_opts();
+    struct tiers t;
+
+    (void)state;
+    open_wire(&opts, 0);
+    open_tiers(&t);
+    join(&t);
+    leave(t.pools[0], 1, 1);
+    leave(t.pools[0], 2, 1);
+    bm_leave(t.pools[1], 1);
+    take_all();
+    assert_true(wire.held[KV_TIER_HOST][1] && stats_of().left_out == 0);
+    bm_churn(t.pools[0],
+             16); /* the host's copy keeps the tokens of key 1; those of key 2 are gone */
+    bm_leave(t.pools[0], 1);
+    bm_leave(t.pools[1], 2);
+    take_all();
+    assert_true(wire.held[KV_TIER_DEVICE][1]);
+    assert_false(wire.held[KV_TIER_HOST][2]);
+    close_tiers(&t);
+    close_wire();
+}
+
+/* Consolidated, all is said to be on the device. */
+static void test_first_tokens(void **state)
+{
+    struct kvbm_dynamo_opts opts = dynamo_opts();
+    struct tiers t;
+
+    (void)state;
+    opts.scope = KVBM_EVENTS_CONSOLIDATED;
+    open_wire(&opts, 0);
+    open_tiers(&t);
+    join(&t);
+    bm_leave(t.pools[1], 1);
+    take_all();
+    assert_false(wire.held[KV_TIER_DEVICE][1]);
+    leave(t.pools[0], 1, 1);
+    take_all();
+    assert_true(wire.held[KV_TIER_DEVICE][1]);
+    bm_churn(t.pools[0], 16);
+    take_all();
+    assert_true(wire.held[KV_TIER_DEVICE][1]); /* the host has it still */
+    bm_churn(t.pools[1], 24);
+    take_all();
+    assert_false(wire.held[KV_TIER_DEVICE][1]);
+    close_tiers(&t);
+    close_wire();
+}
+
 /* The last decoded store's hashes are those of tokens, adapter and salt. */
 static void test_hashes(void **state)
 {
@@ -422,9 +475,10 @@ static int remove_folder(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bytes),   cmocka_unit_test(test_hashes),
-        cmocka_unit_test(test_records), cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_random),  cmocka_unit_test(test_losses),
+        cmocka_unit_test(test_bytes),         cmocka_unit_test(test_hashes),
+        cmocka_unit_test(test_records),       cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_random),        cmocka_unit_test(test_losses),
+        cmocka_unit_test(test_further_tiers), cmocka_unit_test(test_first_tokens),
     };
 
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

@@ -402,6 +402,40 @@ static void test_consolidated(void **state)
     close_tiers(&t);
 }
 
+/* Consolidated, a block that its first tier has without tokens is told again with the first tokens that
+ * come: an event without tokens tells followers no place. */
+static void test_consolidated_places(void **state)
+{
+    struct kvbm_zmq_opts opts = {.scope = KVBM_EVENTS_CONSOLIDATED};
+    struct kvbm_chain bare = {.size = sizeof(bare), .keys = keys};
+    struct kvbm_chain chain = {.size = sizeof(chain), .keys = keys, .tokens = tokens};
+    struct tiers t;
+
+    (void)state;
+    open_wire(NULL, &opts, 0);
+    open_tiers(&t, 8);
+    for (size_t round = 0; round < 2; round++) {
+        leave(t.host, &bare, 3); /* as a disk's blocks after a restart */
+        leave(t.bm.pool, &chain, 2);
+        bm_churn(t.bm.pool, 7);
+        leave(t.bm.pool, &chain, 3); /* two of them are told already */
+        bm_churn(t.host, 7);
+        bm_churn(t.bm.pool, 7);
+    }
+    read_all();
+    assert_int_equal(wire.n_ops, 6);
+    for (size_t i = 0; i < 6; i += 3) {
+        expect(i, KVE_OP_STORE_KNOWN, KV_TIER_DEVICE, 3);
+        expect(i + 1, KVE_OP_STORE, KV_TIER_DEVICE, 3); /* each once: one run */
+        for (size_t k = 0; k < 3; k++) {
+            assert_true(wire.ops[i + 1].hashes[k] == keys[k]);
+            assert_true(wire.ops[i + 1].tokens_hashes[k] == local(k));
+        }
+        expect(i + 2, KVE_OP_REMOVE, KV_TIER_DEVICE, 3);
+    }
+    close_tiers(&t);
+}
+
 /* -- losses ------------------------------------------------------------------------------------ */
 
 /* There is a clear, behind it a gap, and what was published behind that is op @i. */
@@ -519,6 +553,7 @@ int main(void)
         cmocka_unit_test(test_long_keys),
         cmocka_unit_test(test_groups_and_sizes),
         cmocka_unit_test(test_consolidated),
+        cmocka_unit_test(test_consolidated_places),
         cmocka_unit_test(test_lost_in_the_queue),
         cmocka_unit_test(test_lost_at_the_publisher),
         cmocka_unit_test(test_options),

@@ -8,6 +8,10 @@
  * has no room for is taken back: its numbers go to the next one. So numbers never have a gap by our
  * doing, and "cleared" alone tells of a loss. A gap would cost more: Dynamo's router forgets the rank's
  * blocks, and drops the events that showed the gap.
+ *
+ * A message names each stored block by the hash of its tokens. Copies in further tiers come without
+ * tokens, so the sink remembers the hashes of blocks that are in some tier. A block that entered its
+ * first tier without tokens (a disk has it after a restart) is told with the first tokens that come.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -21,6 +25,7 @@
 #include "base/core/error.h"
 #include "base/core/log.h"
 #include "base/core/utf8.h"
+#include "bm/events/chains.h"
 #include "bm/events/events.h"
 #include "event/router/envelope.h"
 #include "event/router/router_msgpack.h"
@@ -35,6 +40,8 @@
 #define LINGER_MS 1000
 #define MEND_MS 1000      /* longest wait for room to publish a loss */
 #define PUBLISHER_BITS 53 /* of a publisher's number: Dynamo's have no more */
+/* Blocks whose tokens are remembered. Beyond these, copies of others in further tiers are left out. */
+#define MAX_PLACED ((size_t)1 << 24)
 
 struct kvbm_dynamo {
     enum kvbm_event_scope scope;
@@ -52,6 +59,10 @@ struct kvbm_dynamo {
     bool told_left_out;
     struct kv_buf events, message;
     uint32_t n_events;
+    struct kvbm_chains placed; /* blocks that are in some tier, and the hashes of their tokens */
+    struct kvbm_event *chosen; /* the batch's changes that are told */
+    uint64_t *chosen_tokens;   /* STORED: the hash of its tokens */
+    size_t max_chosen;
     struct kv_block blocks[MAX_RUN];
     uint64_t hashes[MAX_RUN];
 
@@ -154,6 +165,13 @@ static void put(struct kvbm_dynamo *d, struct kve_router_event *event)
 
 /* -- changes ----------------------------------------------------------------------------------- */
 
+/* Forget which blocks were told: followers forget them, too. */
+static void forget(struct kvbm_dynamo *d)
+{
+    kvbm_chains_fini(&d->placed);
+    d->placed.max = MAX_PLACED;
+}
+
 /* Publish a loss. Wait for room first, since the next event may be far off. */
 static int mend(struct kvbm_dynamo *d)
 {
@@ -169,33 +187,102 @@ static int mend(struct kvbm_dynamo *d)
     if (err < 0)
         return err;
     d->lost = 0;
+    forget(d);
     pthread_mutex_lock(&d->lock);
     d->stats.losses++;
     pthread_mutex_unlock(&d->lock);
     return 0;
 }
 
-/*
- * Return true for a run of blocks that can't be told: of another group than 0, of which Dynamo knows
- * nothing; stored without tokens, or with another number of them.
- */
-static bool is_left_out(struct kvbm_dynamo *d, const struct kvbm_event *event, size_t n)
+/* Count a block that can't be told: of another group than 0, of which Dynamo knows nothing; stored
+ * without tokens that are known, or with another number of them. */
+static void leave_out(struct kvbm_dynamo *d, const struct kvbm_event *event)
 {
-    if (!event->group && (event->type != KVBM_EVENT_STORED || event->n_tokens == d->block_size))
-        return false;
     if (!d->told_left_out)
         kv_log_warn("kvbm", "blocks without tokens, of another size or group, aren't published",
                     "group=%u tokens=%u published=%u", event->group, event->n_tokens,
                     d->block_size);
     d->told_left_out = true;
     pthread_mutex_lock(&d->lock);
-    d->stats.left_out += n;
+    d->stats.left_out++;
     pthread_mutex_unlock(&d->lock);
+}
+
+/* Find or learn the hash of a stored block's tokens. *@told: followers know the block already. Returns
+ * false when the hash isn't known. */
+static bool find_tokens(struct kvbm_dynamo *d, const struct kvbm_event *event, uint64_t *hash,
+                        bool *told)
+{
+    uint64_t id = kvbm_chain_id(event->group, event->key, event->key_len);
+    struct kvbm_chain_of *block;
+
+    if (event->n_tokens && event->n_tokens != d->block_size)
+        return false;
+    block = kvbm_chains_enter(&d->placed, id);
+    *told = block ? block->has_tokens : !event->first;
+    if (event->n_tokens)
+        *hash = kve_hash_block(d->seed, event->tokens, d->block_size, NULL, 0);
+    else if (block && block->has_tokens)
+        *hash = block->tokens_hash;
+    else
+        return false;
+    if (block) {
+        block->has_tokens = true;
+        block->tokens_hash = *hash;
+    }
     return true;
 }
 
-static void put_run(struct kvbm_dynamo *d, const struct kvbm_event *run, size_t n)
+/* Tell whether followers get a change. *@hash becomes that of a stored block's tokens. */
+static bool is_told(struct kvbm_dynamo *d, const struct kvbm_event *event, uint64_t *hash)
 {
+    bool consolidated = d->scope == KVBM_EVENTS_CONSOLIDATED, told = false;
+    struct kvbm_chain_of was;
+
+    if (event->type == KVBM_EVENT_REMOVED) {
+        if (event->last)
+            (void)kvbm_chains_take(&d->placed,
+                                   kvbm_chain_id(event->group, event->key, event->key_len), &was);
+        if (event->group && (event->last || !consolidated))
+            leave_out(d, event);
+        return !event->group && (event->last || !consolidated);
+    }
+    if (event->group || !find_tokens(d, event, hash, &told)) {
+        if (event->first || !consolidated)
+            leave_out(d, event);
+        return false;
+    }
+    return !consolidated || !told;
+}
+
+/* Choose the changes of a batch that followers get. Returns their number, or -ENOMEM. */
+static long choose(struct kvbm_dynamo *d, const struct kvbm_event *events, size_t n)
+{
+    struct kvbm_event *chosen;
+    uint64_t *tokens;
+    long kept = 0;
+
+    if (n > d->max_chosen) {
+        chosen = reallocarray(d->chosen, n, sizeof(*chosen));
+        d->chosen = chosen ? chosen : d->chosen;
+        tokens = reallocarray(d->chosen_tokens, n, sizeof(*tokens));
+        d->chosen_tokens = tokens ? tokens : d->chosen_tokens;
+        if (!chosen || !tokens)
+            return -ENOMEM;
+        d->max_chosen = n;
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (!is_told(d, &events[i], &d->chosen_tokens[kept]))
+            continue;
+        d->chosen[kept] = events[i];
+        d->chosen[kept++].n_tokens = d->block_size; /* one run, with tokens at hand or without */
+    }
+    return kept;
+}
+
+static void put_run(struct kvbm_dynamo *d, size_t first, size_t n)
+{
+    const struct kvbm_event *run = d->chosen + first;
     bool stored = run->type == KVBM_EVENT_STORED;
     struct kve_router_event event = {
         .type = stored ? KVE_OP_STORE : KVE_OP_REMOVE,
@@ -211,8 +298,7 @@ static void put_run(struct kvbm_dynamo *d, const struct kvbm_event *run, size_t 
     for (size_t i = 0; i < n; i++) {
         d->hashes[i] = kvp_key_number(run[i].key, run[i].key_len);
         if (stored)
-            d->blocks[i] = (struct kv_block){
-                d->hashes[i], kve_hash_block(d->seed, run[i].tokens, d->block_size, NULL, 0)};
+            d->blocks[i] = (struct kv_block){d->hashes[i], d->chosen_tokens[first + i]};
     }
     put(d, &event);
 }
@@ -224,20 +310,17 @@ static void flush_changes(struct kvbm_dynamo *d, size_t from, size_t to)
         d->lost += to - from;
 }
 
-static void publish(void *arg, const struct kvbm_event *events, size_t n, uint64_t lost)
+static void publish_chosen(struct kvbm_dynamo *d, size_t n)
 {
-    struct kvbm_dynamo *d = arg;
     size_t from = 0;
 
-    d->lost += lost;
     for (size_t i = 0, len; i < n; i += len) {
-        len = kvbm_event_run(events + i, KV_MIN(n - i, (size_t)MAX_RUN));
+        len = kvbm_event_run(d->chosen + i, KV_MIN(n - i, (size_t)MAX_RUN));
         if (d->lost && mend(d) < 0) { /* one wait a batch: other sinks wait for this one */
             d->lost += n - i;
             return;
         }
-        if (!is_left_out(d, events + i, len))
-            put_run(d, events + i, len);
+        put_run(d, i, len);
         if (d->events.len < MAX_MESSAGE)
             continue;
         flush_changes(d, from, i + len);
@@ -245,6 +328,22 @@ static void publish(void *arg, const struct kvbm_event *events, size_t n, uint64
     }
     flush_changes(d, from, n);
     (void)mend(d);
+}
+
+static void publish(void *arg, const struct kvbm_event *events, size_t n, uint64_t lost)
+{
+    struct kvbm_dynamo *d = arg;
+    long chosen;
+
+    d->lost += lost;
+    if (d->lost)
+        forget(d);
+    chosen = choose(d, events, n);
+    if (chosen < 0) {
+        d->lost += n;
+        chosen = 0;
+    }
+    publish_chosen(d, (size_t)chosen);
 }
 
 /* -- life -------------------------------------------------------------------------------------- */
@@ -261,6 +360,9 @@ static void dynamo_free(void *arg)
         zmq_ctx_term(d->zmq);
     kv_buf_fini(&d->events);
     kv_buf_fini(&d->message);
+    kvbm_chains_fini(&d->placed);
+    free(d->chosen);
+    free(d->chosen_tokens);
     pthread_mutex_destroy(&d->lock);
     free(d);
 }
@@ -331,6 +433,8 @@ static int read_opts(struct kvbm_dynamo *d, const struct kvbm_dynamo_opts *o)
     if (address && is_wildcard(address) && !KV_OPT(o, advertise, NULL))
         return refuse("address has no host: advertise one");
     d->scope = KV_OPT(o, scope, KVBM_EVENTS_PER_TIER);
+    if ((unsigned)d->scope > KVBM_EVENTS_CONSOLIDATED)
+        return refuse("no such scope");
     d->block_size = o->block_size;
     d->source.worker = o->worker;
     d->source.rank = o->rank;
@@ -376,6 +480,7 @@ int kvbm_events_add_dynamo(struct kvbm_events *events, const struct kvbm_dynamo_
     if (!d)
         return -ENOMEM;
     pthread_mutex_init(&d->lock, NULL);
+    forget(d);
     err = read_opts(d, o);
     if (err == 0)
         err = choose_publisher(d);
@@ -387,7 +492,7 @@ int kvbm_events_add_dynamo(struct kvbm_events *events, const struct kvbm_dynamo_
     if (err == 0)
         err = announce(d, o);
     if (err == 0)
-        err = kvbm_events_add_sink(events, d->scope, &ops, d);
+        err = kvbm_events_add_sink(events, KVBM_EVENTS_PER_TIER, &ops, d);
     if (err < 0)
         dynamo_free(d);
     else if (ret)

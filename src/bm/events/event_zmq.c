@@ -6,6 +6,10 @@
  * Lost events may include removals, and a follower would then count blocks that are gone. After a
  * loss the sink publishes a cleared cache and leaves a sequence gap. From there on the follower
  * knows too few blocks, never too many, and sees the loss by the gap.
+ *
+ * A block may enter its first tier without tokens: a disk has it after a restart, or an object store was
+ * found to have it. Followers can't place it. Consolidated, it is published again when it enters another
+ * tier with its tokens.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -14,10 +18,13 @@
 #include "base/core/error.h"
 #include "base/core/log.h"
 #include "base/core/utf8.h"
+#include "bm/events/chains.h"
 #include "bm/events/events.h"
 
 #define MAX_EVENT (4u << 20) /* upper limit for tokens and hashes, see struct kve_event */
 #define MEND_MS 1000         /* longest wait for room to publish a loss */
+/* Blocks remembered as published without tokens. Beyond these, others aren't published again. */
+#define MAX_UNPLACED ((size_t)1 << 24)
 
 struct zmq_sink {
     struct kve_publisher *publisher;
@@ -29,6 +36,10 @@ struct zmq_sink {
     uint64_t *hashes; /* buffer for the event being built */
     uint32_t *tokens;
     size_t capacity; /* in blocks */
+    /* Consolidated: blocks published without tokens alone; the batch's changes that are published */
+    struct kvbm_chains unplaced;
+    struct kvbm_event *chosen;
+    size_t max_chosen;
 };
 
 static int reserve(struct zmq_sink *sink, size_t n)
@@ -79,6 +90,13 @@ static int publish_run(struct zmq_sink *sink, const struct kvbm_event *run, size
     return kve_publisher_publish(sink->publisher, &event, 1);
 }
 
+/* Forget which blocks were published: followers forget them, too. */
+static void forget(struct zmq_sink *sink)
+{
+    kvbm_chains_fini(&sink->unplaced);
+    sink->unplaced.max = MAX_UNPLACED;
+}
+
 /* Publish a loss. Wait for room first, since the next event may be far off. */
 static int mend(struct zmq_sink *sink)
 {
@@ -93,6 +111,7 @@ static int mend(struct zmq_sink *sink)
         return err;
     kve_publisher_lost(sink->publisher, sink->lost);
     sink->lost = 0;
+    forget(sink);
     return 0;
 }
 
@@ -109,12 +128,48 @@ static bool is_foreign(struct zmq_sink *sink, const struct kvbm_event *event)
     return true;
 }
 
-static void publish(void *arg, const struct kvbm_event *events, size_t n, uint64_t lost)
+/* Tell whether consolidated followers get a change. */
+static bool is_consolidated(struct kvbm_chains *unplaced, const struct kvbm_event *event)
 {
-    struct zmq_sink *sink = arg;
+    uint64_t id = kvbm_chain_id(event->group, event->key, event->key_len);
+    struct kvbm_chain_of was;
+
+    if (event->type == KVBM_EVENT_REMOVED) {
+        if (event->last)
+            (void)kvbm_chains_take(unplaced, id, &was);
+        return event->last;
+    }
+    if (event->n_tokens)
+        return kvbm_chains_take(unplaced, id, &was) || event->first;
+    if (event->first)
+        (void)kvbm_chains_enter(unplaced, id);
+    return event->first;
+}
+
+/* Choose the changes of a batch that consolidated followers get. Returns their number, or -ENOMEM. */
+static long choose(struct zmq_sink *sink, const struct kvbm_event *events, size_t n)
+{
+    struct kvbm_event *chosen = sink->chosen;
+    long kept = 0;
+
+    if (n > sink->max_chosen) {
+        chosen = reallocarray(sink->chosen, n, sizeof(*chosen));
+        if (!chosen)
+            return -ENOMEM;
+        sink->chosen = chosen;
+        sink->max_chosen = n;
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (is_consolidated(&sink->unplaced, &events[i]))
+            chosen[kept++] = events[i];
+    }
+    return kept;
+}
+
+static void publish_batch(struct zmq_sink *sink, const struct kvbm_event *events, size_t n)
+{
     bool ready = reserve(sink, n) == 0;
 
-    sink->lost += lost;
     for (size_t i = 0, len; i < n; i += len) {
         len = kvbm_event_run(events + i, KV_MIN(n - i, (size_t)(MAX_EVENT / sink->block_size)));
         if (is_foreign(sink, events + i))
@@ -123,6 +178,25 @@ static void publish(void *arg, const struct kvbm_event *events, size_t n, uint64
             sink->lost += len;
     }
     mend(sink);
+}
+
+static void publish(void *arg, const struct kvbm_event *events, size_t n, uint64_t lost)
+{
+    struct zmq_sink *sink = arg;
+    long chosen = (long)n;
+
+    sink->lost += lost;
+    if (sink->lost)
+        forget(sink);
+    if (sink->scope == KVBM_EVENTS_CONSOLIDATED) {
+        chosen = choose(sink, events, n);
+        events = sink->chosen;
+    }
+    if (chosen < 0) {
+        sink->lost += n;
+        chosen = 0;
+    }
+    publish_batch(sink, events, (size_t)chosen);
 }
 
 static void zmq_free(void *arg)
@@ -134,6 +208,8 @@ static void zmq_free(void *arg)
     free(sink->cache_salt);
     free(sink->hashes);
     free(sink->tokens);
+    free(sink->chosen);
+    kvbm_chains_fini(&sink->unplaced);
     free(sink);
 }
 
@@ -158,7 +234,8 @@ int kvbm_events_add_zmq(struct kvbm_events *events, const struct kvbm_zmq_opts *
     int err;
 
     if (!events || !kv_sized(opts, "kvbm_zmq_opts") || !publisher || !KV_OPT(opts, block_size, 0) ||
-        opts->block_size > MAX_EVENT)
+        opts->block_size > MAX_EVENT ||
+        (unsigned)KV_OPT(opts, scope, KVBM_EVENTS_PER_TIER) > KVBM_EVENTS_CONSOLIDATED)
         return -EINVAL;
     if (!is_text(KV_OPT(opts, lora_name, NULL)) || !is_text(KV_OPT(opts, cache_salt, NULL)))
         return -EINVAL;
@@ -167,13 +244,14 @@ int kvbm_events_add_zmq(struct kvbm_events *events, const struct kvbm_zmq_opts *
         return -ENOMEM;
     sink->block_size = opts->block_size;
     sink->scope = KV_OPT(opts, scope, KVBM_EVENTS_PER_TIER);
+    forget(sink);
     err = copy_name(KV_OPT(opts, lora_name, NULL), &sink->lora_name);
     if (err == 0)
         err = copy_name(KV_OPT(opts, cache_salt, NULL), &sink->cache_salt);
     if (err == 0)
         err = kve_publisher_create(publisher, &sink->publisher);
     if (err == 0)
-        err = kvbm_events_add_sink(events, sink->scope, &ops, sink);
+        err = kvbm_events_add_sink(events, KVBM_EVENTS_PER_TIER, &ops, sink);
     if (err < 0)
         zmq_free(sink);
     else if (ret)
