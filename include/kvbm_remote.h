@@ -64,8 +64,7 @@ struct kvbm_agent_opts {
     size_t size;
     /* Required: 1 to KVBM_MAX_AGENT_NAME of A-Z a-z 0-9 . _ -; unique among agents that meet. */
     const char *name;
-    /* Instance id by which routers know this worker; unique, too. 0: drawn. Of a worker that is
-     * registered by name in kv-indexer: XXH3-64 of the name's bytes, with the top bit set. */
+    /* Instance id by which routers know this worker; unique, too. 0: drawn, or that of worker_name. */
     uint64_t worker;
     /* Model, revision and whatever else makes two workers' blocks differ: UTF-8, at most
      * KVBM_MAX_FINGERPRINT bytes. Sets of another fingerprint are refused. NULL: "". */
@@ -101,6 +100,10 @@ struct kvbm_agent_opts {
     const struct kvbm_layout_config *layout;
     uint32_t ucx;  /* enum kvbm_ucx_use; 0: KVBM_UCX_OFF */
     uint32_t nixl; /* enum kvbm_nixl_use; 0: KVBM_NIXL_OFF */
+    /* Instance id as kv-indexer takes it: digits, or a name such as a pod's. `worker` must be 0 then.
+     * A name's number, by which functions and peers know it, is XXH3-64 of its bytes, with the top bit
+     * set. NULL: none. */
+    const char *worker_name;
 };
 #define KVBM_AGENT_OPTS_INIT KV_INIT_(kvbm_agent_opts)
 

@@ -37,21 +37,24 @@ class Agent(Handle):
 
     @name: unique among agents that meet; drawn unless given. @fingerprint: all that makes equal keys mean equal bytes; peers of
     another one are refused, as are those of another @key_len. @listen: endpoints, "unix:/PATH" (the same user's processes only),
-    "tcp:HOST:PORT" (port 0: any). Beyond loopback they need token_file, tls_ca or unprotected=True. Other options are those of
-    kvbm_agent_opts (kvbm_remote.h) by name. Close the managers that use it first. Any number of threads.
+    "tcp:HOST:PORT" (port 0: any). Beyond loopback they need token_file, tls_ca or unprotected=True. @worker: the engine's
+    instance_id in kv-indexer, a number or a name. Other options are those of kvbm_agent_opts (kvbm_remote.h) by name. Close the
+    managers that use it first. Any number of threads.
     """
 
     def __init__(self, name: Optional[str] = None, *, fingerprint: str = "", key_len: int = 8, listen: Union[str, Sequence[str]] = (),
-                 worker: Optional[int] = None, max_sets: Optional[int] = None, max_bytes: Optional[Size] = None,
+                 worker: Union[int, str, None] = None, max_sets: Optional[int] = None, max_bytes: Optional[Size] = None,
                  unprotected: Optional[bool] = None, token_file: Optional[str] = None, tls_cert: Optional[str] = None,
                  tls_key: Optional[str] = None, tls_ca: Optional[str] = None, max_sessions: Optional[int] = None,
                  max_requests: Optional[int] = None, max_queued_bytes: Optional[Size] = None, max_received_bytes: Optional[Size] = None,
                  keepalive_ms: Optional[int] = None, handshake_ms: Optional[int] = None, ucx: Optional[int] = None,
                  nixl: Optional[int] = None, **others: Any) -> None:
+        number, called = (None, text(worker)) if isinstance(worker, str) else (worker, None)
         options = given(
-            worker=worker, max_sets=max_sets, max_bytes=max_bytes, unprotected=unprotected, token_file=token_file, tls_cert=tls_cert,
-            tls_key=tls_key, tls_ca=tls_ca, max_sessions=max_sessions, max_requests=max_requests, max_queued_bytes=max_queued_bytes,
-            max_received_bytes=max_received_bytes, keepalive_ms=keepalive_ms, handshake_ms=handshake_ms, ucx=ucx, nixl=nixl, **others)
+            worker=number, worker_name=called, max_sets=max_sets, max_bytes=max_bytes, unprotected=unprotected, token_file=token_file,
+            tls_cert=tls_cert, tls_key=tls_key, tls_ca=tls_ca, max_sessions=max_sessions, max_requests=max_requests,
+            max_queued_bytes=max_queued_bytes, max_received_bytes=max_received_bytes, keepalive_ms=keepalive_ms,
+            handshake_ms=handshake_ms, ucx=ucx, nixl=nixl, **others)
         places: List[str] = [listen] if isinstance(listen, str) else list(listen)
         listed = (ctypes.c_char_p * max(1, len(places)))(*[text(place) for place in places])
         self.name = _drawn() if name is None else name

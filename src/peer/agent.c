@@ -4,6 +4,7 @@
 
 #include <sys/random.h>
 
+#include "base/args/instance.h"
 #include "base/core/log.h"
 #include "base/core/utf8.h"
 #include "peer/lease/lend.h"
@@ -11,6 +12,27 @@
 
 #define MAX_SETS (1u << 20)
 #define MAX_BYTES (UINT64_C(256) << 20)
+
+/* Read the agent's number among workers; 0: it is to be drawn. */
+static int read_worker(const struct kvbm_agent_opts *opts, struct kvbm_agent *agent)
+{
+    const char *name = KV_OPT(opts, worker_name, NULL), *why = NULL;
+    int kind;
+
+    agent->worker = KV_OPT(opts, worker, 0);
+    if (!name)
+        return 0;
+    if (agent->worker)
+        why = "there are worker and worker_name";
+    kind = why ? -EINVAL : kv_instance_parse(name, strlen(name), &agent->worker, &why);
+    if (kind >= 0 && !agent->worker)
+        why = "0 stands for none";
+    if (!why)
+        return 0;
+    kv_log_error("kvbm", "an agent's worker_name is refused", "agent=%s reason=\"%s\"", opts->name,
+                 why);
+    return -EINVAL;
+}
 
 static int read_opts(const struct kvbm_agent_opts *opts, struct kvbm_agent *agent)
 {
@@ -21,8 +43,9 @@ static int read_opts(const struct kvbm_agent_opts *opts, struct kvbm_agent *agen
         kv_log_error("kvbm", "an agent's name has 1 to 63 of A-Z a-z 0-9 . _ -", NULL);
         return -EINVAL;
     }
+    if (read_worker(opts, agent) < 0)
+        return -EINVAL;
     len = strlen(fingerprint);
-    agent->worker = KV_OPT(opts, worker, 0);
     agent->key_len = KV_OPT(opts, key_len, 8);
     agent->max_sets = KV_OPT(opts, max_sets, 4096);
     agent->max_bytes = KV_OPT(opts, max_bytes, MAX_BYTES);

@@ -266,6 +266,51 @@ static void test_bad_agents(void **state)
     assert_int_equal(kvbm_agent_destroy(NULL), 0);
 }
 
+/* Return the number that peers see of an agent whose engine is called so; 0: it is refused. */
+static uint64_t number_of(const char *name, uint64_t number)
+{
+    const struct kvbm_agent_opts opts = {.size = sizeof(opts),
+                                         .name = "owner",
+                                         .worker = number,
+                                         .worker_name = name,
+                                         .fingerprint = "model"};
+    struct kvbm_remote_set_info info = KVBM_REMOTE_SET_INFO_INIT;
+    struct kvbm_agent *reader;
+    struct kvbm_remote_set *set = NULL;
+    struct owner o = {0};
+    struct kvbm_blockset_opts what;
+    int rc = kvbm_agent_create(&opts, &o.agent);
+
+    if (rc < 0) {
+        assert_int_equal(rc, -EINVAL);
+        return 0;
+    }
+    o.layout = small_layout();
+    what = full_opts(o.layout);
+    reader = agent_named("reader", 5);
+    assert_int_equal(kvbm_blockset_export(o.agent, &what, &o.set), 0);
+    o.len = bytes_of(o.set, o.bytes);
+    assert_int_equal(kvbm_blockset_import(reader, o.bytes, o.len, &set), 0);
+    assert_int_equal(kvbm_remote_set_get_info(set, &info), 0);
+    assert_int_equal(kvbm_agent_destroy(reader), 0);
+    owner_fini(&o);
+    return info.worker;
+}
+
+/* The id that kv-indexer has of an engine, as text: a number or a name. */
+static void test_worker_names(void **state)
+{
+    (void)state;
+    assert_true(number_of("77", 0) == 77);
+    assert_true(number_of("pod-a", 0) == UINT64_C(0x8646c1aac08e7b41));
+    assert_true(number_of(NULL, 78) == 78);
+    assert_true(number_of(NULL, 0) != 0); /* drawn */
+    assert_true(number_of("pod-a", 78) == 0);
+    assert_true(number_of("0", 0) == 0);
+    assert_true(number_of("", 0) == 0);
+    assert_true(number_of("a\nb", 0) == 0);
+}
+
 /* Another process finds the owner's bytes where the set says they are. */
 static void test_addresses(void **state)
 {
@@ -378,7 +423,8 @@ int main(void)
         cmocka_unit_test(test_there_and_back), cmocka_unit_test(test_changed_bytes),
         cmocka_unit_test(test_lies),           cmocka_unit_test(test_newer),
         cmocka_unit_test(test_bad_exports),    cmocka_unit_test(test_bad_agents),
-        cmocka_unit_test(test_addresses),      cmocka_unit_test(test_starved),
+        cmocka_unit_test(test_worker_names),   cmocka_unit_test(test_addresses),
+        cmocka_unit_test(test_starved),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

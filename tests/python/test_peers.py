@@ -36,6 +36,13 @@ def in_turn(engine, keys):
     return sum(engine.load([key], [i % engine.n])[0] for i, key in enumerate(keys) if engine.lookup(key) == HIT)
 
 
+def test_an_agents_worker():
+    for worker in (None, 7, "7", "vllm-0.svc", "a b"):
+        Agent(worker=worker).close()
+    for worker in ("", "0", "007", "a\nb", 1.5):
+        raises((kvasir.Error, TypeError), Agent, worker=worker)
+
+
 def test_chunks_of_a_peer():
     for where, shared, mine in (("unix:{}/a", True, {"host_bytes": "4MiB"}), ("tcp:127.0.0.1:0", False, {}),
                                 ("unix:{}/b", False, {"staging_blocks": 8})):
