@@ -20,7 +20,8 @@ _WORDS = {"io": {"auto": _abi.KVBM_IO_AUTO, "uring": _abi.KVBM_IO_URING, "thread
 _POLICY = {"default": _abi.KVBM_POLICY_DEFAULT, "presence": _abi.KVBM_POLICY_PRESENCE, "frequency": _abi.KVBM_POLICY_FREQUENCY,
            "never": _abi.KVBM_POLICY_NEVER}
 _MANAGER = {name for name, *_ in _abi.kvbm_manager_opts._fields_} - {"size", "block", "key_len", "events", "host_memory", "agent"}
-_AGENT = {name for name, *_ in _abi.kvbm_agent_opts._fields_} - {"size", "name", "fingerprint", "key_len", "listen", "n_listen", "layout"}
+_AGENT = {name for name, *_ in _abi.kvbm_agent_opts._fields_} - {"size", "name", "fingerprint", "key_len", "listen", "n_listen", "layout",
+                                                                 "worker_name"}  # Agent's own
 
 
 def size_of(value: Size) -> int:

@@ -51,14 +51,14 @@ class Agent(Handle):
                  nixl: Optional[int] = None, **others: Any) -> None:
         number, called = (None, text(worker)) if isinstance(worker, str) else (worker, None)
         options = given(
-            worker=number, worker_name=called, max_sets=max_sets, max_bytes=max_bytes, unprotected=unprotected, token_file=token_file,
+            worker=number, max_sets=max_sets, max_bytes=max_bytes, unprotected=unprotected, token_file=token_file,
             tls_cert=tls_cert, tls_key=tls_key, tls_ca=tls_ca, max_sessions=max_sessions, max_requests=max_requests,
             max_queued_bytes=max_queued_bytes, max_received_bytes=max_received_bytes, keepalive_ms=keepalive_ms,
             handshake_ms=handshake_ms, ucx=ucx, nixl=nixl, **others)
         places: List[str] = [listen] if isinstance(listen, str) else list(listen)
         listed = (ctypes.c_char_p * max(1, len(places)))(*[text(place) for place in places])
         self.name = _drawn() if name is None else name
-        opts = _abi.kvbm_agent_opts(name=text(self.name), fingerprint=text(fingerprint), key_len=key_len,
+        opts = _abi.kvbm_agent_opts(name=text(self.name), worker_name=called, fingerprint=text(fingerprint), key_len=key_len,
                                     listen=ctypes.addressof(listed) if places else None, n_listen=len(places))
         set_agent_options(opts, options)
         address = ctypes.c_void_p()
