@@ -318,8 +318,10 @@ static void names_that_no_side_car_has(void **state)
         for (int n = 253; n < 256; n++) {
             int want = side_car && n > 253 ? -ENAMETOOLONG : 0, reads = 0;
 
-            snprintf(old, sizeof(old), "%0*d", n, 0);
-            snprintf(new, sizeof(new), "%0*d", n, side_car);
+            memset(old, '0', (size_t)n);
+            old[n] = '\0';
+            memcpy(new, old, (size_t)n + 1);
+            new[n - 1] = (char)('0' + side_car);
             assert_int_equal(kvs_save(store, new, count_read, &reads, NULL, NULL), want);
             assert_int_equal(reads > 0, want == 0);
             assert_int_equal(kvs_put_manifest(store, new, "m", 1), want);
