@@ -130,7 +130,7 @@ def wrap(text, columns=100):
 def markdown(machine, tables):
     parts = [wrap(describe(machine)) + "\n"]
     for room, command, rows in tables:
-        parts.append(f"### {room}\n\n`{command}`\n")
+        parts.append(f"### {room}\n\n" + wrap(", ".join(f"`{program}`" for program in command.split("; "))) + "\n")
         table = [HEAD, ("---",) * len(HEAD), *(figure.cells(True) for figure in rows)]
         parts.append("".join("| " + " | ".join(cell or "–" if i > 1 else cell for cell in cells) + " |\n" for i, cells in enumerate(table))
                      .replace("| --- ", "|---").replace("--- |\n", "---|\n"))
