@@ -34,7 +34,8 @@ PARTS = {"base": {"core": set(), "json": {"core"}, "hash": {"core"}, "args": {"c
                      "api": {TOP, "model", "view", "stream", "registry"},
                      "page": set(),
                      "replica": {TOP, "api", "model", "view", "stream", "registry"},
-                     TOP: {"zmq", "model", "view", "stream", "registry", "api", "replica"}}}
+                     "discover": {TOP, "api", "model", "stream", "registry"},
+                     TOP: {"zmq", "model", "view", "stream", "registry", "api", "replica", "discover"}}}
 PUBLIC = {"kv_types.h": "base", "kv_hash.h": "hash", "kv_event.h": "event", "kv_plane.h": "plane", "kv_index.h": "index", "kv_store.h": "store",
           "kv_store_abi.h": "store", "kv_store_ext.h": "store", "kv_store_async.h": "store", "kv_llama.h": "llama", "kvbm.h": "bm",
           "kvbm_tokens.h": "bm", "kvbm_layout.h": "bm", "kvbm_pool.h": "bm", "kvbm_events.h": "bm",

@@ -100,7 +100,7 @@ static int register_fleet(struct ki_service *service, const struct ki_options *o
     int rc;
 
     if (!ki_options_have_workers(o)) {
-        if (!o->dynamo)
+        if (!o->dynamo && !o->discover.n)
             warn_of_unused(o);
         return 0;
     }

@@ -10,7 +10,7 @@
 struct ki_fleet {
     uint64_t workers; /* instances */
     uint64_t ranks;   /* their event streams */
-    uint64_t by_status[KI_FAILED + 1];
+    uint64_t by_status[KI_WITHDRAWN + 1];
     uint64_t partial;     /* ranks with a partial view */
     uint64_t unconnected; /* ranks without a connection */
     uint64_t with_reason[KI_N_REASONS];

@@ -8,6 +8,7 @@
 
 #include "base/args/instance.h"
 #include "base/core/utf8.h"
+#include "indexer/discover/discovery.h"
 #include "indexer/model/lookup.h"
 #include "indexer/registry/registry.h"
 #include "indexer/replica/peers.h"
@@ -37,6 +38,17 @@ static const struct kv_arg arguments[] = {
      "worker's replay endpoint. May be repeated: all lists "
      "count.",
      0, 0, NULL, false},
+    {"discover", KV_ARG_LIST, AT(discover), "SOURCE",
+     "Follow workers as they appear in SOURCE and leave it: file:PATH, a file of JSON or of lines "
+     "as "
+     "in --workers that is read again when it changes. May be repeated: sources add up. What "
+     "is said of the workers in --workers counts for them, too, unless the source says otherwise.",
+     0, 0, NULL, false},
+    {"discover-grace", KV_ARG_TIME, AT(discover_grace_ms), "TIME",
+     "Unregister a worker that no source of --discover names any more after this time, and forget "
+     "its blocks. Until then answers leave it out, and it comes back with what it had (default "
+     "30s).",
+     0, 86400000, NULL, false},
     {"dynamo", KV_ARG_STR, AT(dynamo), "URL",
      "Follow the workers of a Dynamo deployment as they appear and leave, by its discovery: "
      "etcd://HOST:PORT,.../NAMESPACE/COMPONENT/ENDPOINT (from the end on, the last three may be "
@@ -223,7 +235,7 @@ static const char footer[] =
 
 /* Options of workers, which may stand in sections; the section's name is their model's. */
 static const char of_workers[] =
-    "workers|dynamo|block-size|tenant-id|routing-group|hash-lookahead|eagle-drop|"
+    "workers|discover|dynamo|block-size|tenant-id|routing-group|hash-lookahead|eagle-drop|"
     "eagle-groups|groups|silent-windows|kv-cache-report-mode";
 
 static void *begin_section(void *values, const char *name)
@@ -296,6 +308,10 @@ static int check_fleet(const struct ki_options *o, struct kv_error *error)
                        o->in_section ? "]: " : "");
     if (o->dynamo && kvp_discovery_check(o->dynamo, &why) < 0)
         return kv_fail(error, -EINVAL, 0, "--dynamo '%.80s': %.120s", o->dynamo, why.text);
+    for (size_t i = 0; i < o->discover.n; i++)
+        if (ki_discovery_check(o->discover.items[i], &why) < 0)
+            return kv_fail(error, -EINVAL, 0, "--discover '%.80s': %.110s", o->discover.items[i],
+                           why.text);
     if (!*o->model_name || !*o->tenant_id)
         return kv_fail(error, -EINVAL, 0, "--model-name and --tenant-id must not be empty");
     if (!kv_utf8_valid(o->model_name) || !kv_utf8_valid(o->tenant_id) || !are_utf8(&o->workers))
@@ -362,7 +378,7 @@ static bool same_value(const struct kv_arg *arg, const void *a, const void *b)
 static bool is_of_workers(const char *name)
 {
     return (kv_args_is_choice(of_workers, name) || strcmp(name, "model-name") == 0) &&
-           strcmp(name, "dynamo") != 0;
+           strcmp(name, "dynamo") != 0 && strcmp(name, "discover") != 0;
 }
 
 void ki_options_compare(const struct ki_options *before, const struct ki_options *after,
@@ -400,6 +416,7 @@ int ki_options_parse(int argc, char **argv, struct ki_options *ret, struct kv_er
         .history_interval_ms = 10000,
         .unfollowed_age_ms = 600000,
         .nats_silence_ms = 60000,
+        .discover_grace_ms = 30000,
         .idle_timeout_ms = 75000,
         .trace_id_header = "x-trace-id",
     };

@@ -22,8 +22,10 @@ struct ki_options {
     uint64_t threads;
     uint64_t block_size; /* 0: not given */
     struct kv_arg_list workers;
-    const char *dynamo; /* discovery whose workers to follow; NULL: none */
-    const char *nats;   /* NULL: not given */
+    struct kv_arg_list discover; /* sources of workers (discover/discovery.h) */
+    uint64_t discover_grace_ms;  /* time from a worker's end in its sources to its own */
+    const char *dynamo;          /* discovery whose workers to follow; NULL: none */
+    const char *nats;            /* NULL: not given */
     const char *nats_cluster;
     uint64_t nats_silence_ms;
     struct kvp_nats_args nats_args;

@@ -13,7 +13,6 @@
 #include "base/thread/thread.h"
 #include "http/tls.h"
 #include "indexer/configured.h"
-#include "indexer/dynamo.h"
 #include "indexer/main_loop.h"
 #include "indexer/replica/recovery.h"
 
@@ -277,7 +276,7 @@ static void destroy_parts(struct ki_service *service)
 {
     kh_http_stop(atomic_load_explicit(&service->http, memory_order_acquire), DRAIN_MS);
     kh_tls_destroy(service->tls);
-    ki_dynamo_stop(service->dynamo);
+    ki_discovery_stop(service->discovery);
     ki_nats_stop(service->nats);
     ki_follow_destroy(service->follow);
     ki_registry_destroy(service->registry);
@@ -315,7 +314,7 @@ static int serve(struct ki_service *service, int fd, uint16_t port, struct kv_er
     if (rc == 0)
         rc = recover(service, error);
     if (rc == 0)
-        rc = ki_dynamo_start(o, service->registry, &service->dynamo, error);
+        rc = ki_discovery_start(o, service->registry, &service->discovery, error);
     if (rc == 0)
         rc = ki_nats_start(o, service->registry, &service->nats, error);
     if (rc < 0 || ki_signals.stop) {

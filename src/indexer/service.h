@@ -12,6 +12,7 @@
 #include "http/auth.h"
 #include "http/http.h"
 #include "indexer/api/body.h"
+#include "indexer/discover/discovery.h"
 #include "indexer/history.h"
 #include "indexer/model/lookup.h"
 #include "indexer/nats.h"
@@ -37,8 +38,8 @@ struct ki_service {
     struct ki_registry *registry;
     struct ki_peers *peers;
     struct ki_follow *follow;
-    struct ki_dynamo *dynamo; /* NULL: no --dynamo */
-    struct ki_nats *nats;     /* NULL: no --nats */
+    struct ki_discovery *discovery; /* NULL: neither --discover nor --dynamo */
+    struct ki_nats *nats;           /* NULL: no --nats */
     struct ki_telemetry *telemetry;
     struct ki_history *history;
     uint64_t started_wall_ns;
@@ -88,6 +89,7 @@ void ki_api_register_peer(void *service, struct kh_request *request, struct kh_r
 void ki_api_deregister_peer(void *service, struct kh_request *request, struct kh_reply *reply);
 void ki_api_peers(void *service, struct kh_request *request, struct kh_reply *reply);
 void ki_api_registrations(void *service, struct kh_request *request, struct kh_reply *reply);
+void ki_api_discovery(void *service, struct kh_request *request, struct kh_reply *reply);
 void ki_api_dump(void *service, struct kh_request *request, struct kh_reply *reply);
 void ki_api_metrics(void *service, struct kh_request *request, struct kh_reply *reply);
 void ki_api_health(void *service, struct kh_request *request, struct kh_reply *reply);

@@ -185,7 +185,7 @@ static void write_gauges(struct kv_buf *out, const struct ki_worker_info *infos,
 static void write_listeners(struct kv_buf *out, const struct ki_worker_info *infos, long n)
 {
     static const char *const names[] = {"dynamo_kvindexer_listeners", "kv_indexer_listeners"};
-    uint64_t by_status[KI_FAILED + 1] = {0}, instances = 0;
+    uint64_t by_status[KI_WITHDRAWN + 1] = {0}, instances = 0;
 
     for (long i = 0; i < n; i++) {
         by_status[infos[i].status]++;
@@ -195,7 +195,7 @@ static void write_listeners(struct kv_buf *out, const struct ki_worker_info *inf
           instances);
     for (size_t i = 0; i < KV_COUNT(names); i++) {
         kv_metric_head(out, names[i], "gauge", "Event stream listeners, by status");
-        for (int s = 0; s <= KI_FAILED; s++)
+        for (int s = 0; s <= KI_WITHDRAWN; s++)
             kv_buf_printf(out, "%s{status=\"%s\"} %" PRIu64 "\n", names[i],
                           ki_listener_status_name((enum ki_listener_status)s), by_status[s]);
     }

@@ -5,6 +5,7 @@
 
 #include "base/json/json.h"
 #include "indexer/api/body_groups.h"
+#include "indexer/api/body_registration.h"
 #include "indexer/api/explain.h"
 #include "indexer/model/lookup.h"
 #include "indexer/service.h"
@@ -40,43 +41,16 @@ static void reply_result(struct kh_reply *reply, int rc, unsigned status,
         kh_reply_error(reply, status_of(rc), "%s", error->text);
 }
 
-static struct ki_habits habits_of(const struct ki_body *body)
-{
-    struct ki_habits habits = {
-        .eagle_drop = body->present & KI_EAGLE_DROP && body->eagle_drop,
-        .groups = body->groups,
-        .silent_windows = body->present & KI_SILENT_WINDOWS && body->silent_windows,
-    };
-
-    if (body->report_mode)
-        (void)ki_report_mode_parse(body->report_mode, strlen(body->report_mode),
-                                   &habits.report_mode);
-    if (body->eagle_groups)
-        (void)ki_groups_parse(body->eagle_groups, strlen(body->eagle_groups), &habits.eagle_groups);
-    return habits;
-}
-
 static int register_worker(struct ki_service *service, const struct ki_body *body,
-                           const struct ki_registration *registration, struct kv_error *error)
+                           struct kv_error *error)
 {
-    int rc;
+    struct ki_registration registration;
+    int rc = ki_body_registration(body, &registration, error);
 
-    if (body->block_size > KI_MAX_BLOCK_SIZE)
-        return kv_fail(error, -EINVAL, 0, "block_size must be at most %d", KI_MAX_BLOCK_SIZE);
-    if (body->hash_lookahead > KI_MAX_LOOKAHEAD)
-        return kv_fail(error, -EINVAL, 0, "hash_lookahead is above %d", KI_MAX_LOOKAHEAD);
-    if (body->report_mode && !registration->habits.report_mode)
-        return kv_fail(error, -EINVAL, 0, "kv_cache_report_mode is neither full nor incremental");
-    if (body->eagle_groups && !registration->habits.eagle_groups)
-        return kv_fail(error, -EINVAL, 0, "eagle_groups are no numbers from 0 to 63 and commas");
-    if (body->eagle_groups && !registration->habits.eagle_drop)
-        return kv_fail(error, -EINVAL, 0, "eagle_groups needs eagle_drop");
-    rc = ki_told_check(&body->groups, (uint32_t)body->block_size, error);
-    if (rc < 0)
-        return rc;
-    rc = ki_registry_register(service->registry, registration, error);
+    if (rc == 0)
+        rc = ki_registry_register(service->registry, &registration, error);
     if (rc == 0 && (body->present & KI_HASH_LOOKAHEAD))
-        ki_registry_note_forms(service->registry, registration->model, registration->tenant,
+        ki_registry_note_forms(service->registry, registration.model, registration.tenant,
                                KI_FORM(body->hash_lookahead, false));
     return rc;
 }
@@ -105,23 +79,8 @@ void ki_api_register(void *arg, struct kh_request *request, struct kh_reply *rep
     if (!scratch)
         return;
     if (ki_read_body(request, reply, KI_INSTANCE_ID | KI_ENDPOINT | KI_MODEL_NAME | KI_BLOCK_SIZE,
-                     KI_TENANT_ID | KI_DP_RANK | KI_REPLAY_ENDPOINT | KI_NUM_BLOCKS |
-                         KI_HASH_LOOKAHEAD | KI_EAGLE_DROP | KI_EAGLE_GROUPS | KI_GROUPS |
-                         KI_SILENT_WINDOWS | KI_REPORT_MODE,
-                     scratch)) {
+                     KI_REGISTRATION_OPTIONAL, scratch)) {
         const struct ki_body *body = &scratch->body;
-        const struct ki_registration registration = {
-            .instance = body->instance_id,
-            .name = body->instance_name,
-            .rank = (uint32_t)body->dp_rank,
-            .block_size = (uint32_t)body->block_size,
-            .endpoint = body->endpoint,
-            .replay_endpoint = body->replay_endpoint,
-            .num_blocks = body->present & KI_NUM_BLOCKS ? body->num_blocks : 0,
-            .habits = habits_of(body),
-            .model = body->model_name,
-            .tenant = body->tenant_id ? body->tenant_id : "default",
-        };
 
         /*
          * The worker's old blocks are being removed, which may take seconds: wait on a slow thread.
@@ -129,7 +88,7 @@ void ki_api_register(void *arg, struct kh_request *request, struct kh_reply *rep
         if (!request->may_wait && ki_registry_is_leaving(service->registry, body->instance_id))
             reply->rerun = true;
         else
-            reply_result(reply, register_worker(service, body, &registration, &error), 201, &error);
+            reply_result(reply, register_worker(service, body, &error), 201, &error);
     }
     ki_scratch_give(service, scratch);
 }

@@ -31,7 +31,7 @@ static void write_fleet(const struct ki_fleet *fleet, struct kv_json_writer *w)
     kv_json_member_u64(w, "ranks", fleet->ranks);
     kv_json_key(w, "streams");
     kv_json_begin_object(w);
-    for (int s = 0; s <= KI_FAILED; s++)
+    for (int s = 0; s <= KI_WITHDRAWN; s++)
         kv_json_member_u64(w, ki_listener_status_name((enum ki_listener_status)s),
                            fleet->by_status[s]);
     kv_json_end_object(w);

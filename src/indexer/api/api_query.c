@@ -275,6 +275,32 @@ static void write_matches(struct ki_service *service, const struct ki_model *mod
         ki_names_end(names);
 }
 
+/*
+ * Drop the matches of withdrawn ranks. Matches and views are sorted by holder, but not strictly: a holder
+ * may have two views.
+ */
+static void drop_withdrawn(struct kvi_matches *matches, const struct kv_buf *views)
+{
+    const struct ki_view *v = (const struct ki_view *)(const void *)views->data;
+    const struct ki_view *end = v + views->len / sizeof(*v);
+    size_t kept = 0;
+
+    while (v < end && v->status != KI_WITHDRAWN)
+        v++;
+    if (KV_LIKELY(v == end))
+        return;
+    for (size_t i = 0; i < matches->n; i++) {
+        const struct kv_holder *h = &matches->items[i].holder;
+
+        while (v < end && (v->status != KI_WITHDRAWN || v->holder.worker < h->worker ||
+                           (v->holder.worker == h->worker && v->holder.rank < h->rank)))
+            v++;
+        if (v == end || v->holder.worker != h->worker || v->holder.rank != h->rank)
+            matches->items[kept++] = matches->items[i];
+    }
+    matches->n = kept;
+}
+
 /* Write the answer from the matches in scratch->lookup. explain reads @ask. */
 static void answer(struct ki_service *service, const struct ki_model *model,
                    struct ki_scratch *scratch, const struct ki_explain_ask *ask,
@@ -286,6 +312,7 @@ static void answer(struct ki_service *service, const struct ki_model *model,
     sort(matches);
     kv_buf_clear(&scratch->views);
     ki_registry_views(service->registry, model, &scratch->views);
+    drop_withdrawn(matches, &scratch->views);
     /* sequence hashes may begin within the prompt, whose start counts in matches */
     ki_telemetry_query(service->telemetry, ask->n, KV_MIN(ask->n, (size_t)longest(matches)));
     kv_json_writer_init(&w, &reply->body);

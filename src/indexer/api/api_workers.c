@@ -18,8 +18,8 @@
 /* Return the status of an instance: that of the rank that most needs attention. */
 static enum ki_listener_status worst(const struct ki_worker_info *infos, long n)
 {
-    static const int order[] = {
-        [KI_PAUSED] = 0, [KI_ACTIVE] = 1, [KI_REPLAYING] = 2, [KI_PENDING] = 3, [KI_FAILED] = 4};
+    static const int order[] = {[KI_PAUSED] = 0,  [KI_ACTIVE] = 1, [KI_REPLAYING] = 2,
+                                [KI_PENDING] = 3, [KI_FAILED] = 4, [KI_WITHDRAWN] = 5};
     enum ki_listener_status status = infos[0].status;
 
     for (long i = 1; i < n; i++)
@@ -84,7 +84,26 @@ static void write_listener(struct kv_json_writer *w, const struct ki_worker_info
     kv_json_end_object(w);
 }
 
-static void write_worker(struct kv_json_writer *w, const struct ki_worker_info *infos, long n)
+/* Write which source of discovery tells of the instance, and whether that can be read. */
+static void write_source(struct kv_json_writer *w, struct ki_discovery *discovery,
+                         const struct ki_worker_info *info)
+{
+    long at = ki_discovery_source_of(discovery, info->instance, info->rank);
+    struct ki_source_info source;
+
+    if (at < 0 || !ki_discovery_info(discovery, (size_t)at, &source))
+        return;
+    kv_json_key(w, "discovery");
+    kv_json_begin_object(w);
+    kv_json_member_str(w, "source", source.name);
+    kv_json_member_bool(w, "current", source.current);
+    if (*source.error)
+        kv_json_member_str(w, "error", source.error);
+    kv_json_end_object(w);
+}
+
+static void write_worker(struct kv_json_writer *w, struct ki_discovery *discovery,
+                         const struct ki_worker_info *infos, long n)
 {
     kv_json_begin_object(w);
     if (infos->name)
@@ -97,6 +116,7 @@ static void write_worker(struct kv_json_writer *w, const struct ki_worker_info *
     kv_json_member_str(w, "tenant_id", infos->tenant);
     kv_json_member_str(w, "routing_group", infos->tenant);
     kv_json_member_u64(w, "block_size", infos->block_size);
+    write_source(w, discovery, infos);
     kv_json_key(w, "endpoints");
     kv_json_begin_object(w);
     for (long i = 0; i < n; i++) {
@@ -204,24 +224,25 @@ static size_t list(const struct kh_request *request, const struct ki_worker_info
     return found;
 }
 
-static void write_list(struct kv_json_writer *w, const struct instance *instances, uint64_t from,
-                       uint64_t to)
+static void write_list(struct kv_json_writer *w, struct ki_discovery *discovery,
+                       const struct instance *instances, uint64_t from, uint64_t to)
 {
     kv_json_begin_array(w);
     for (uint64_t i = from; i < to; i++)
-        write_worker(w, instances[i].infos, instances[i].n);
+        write_worker(w, discovery, instances[i].infos, instances[i].n);
     kv_json_end_array(w);
 }
 
 /* Write a page of the instances, sorted for people. */
-static void write_page(struct kv_json_writer *w, struct instance *instances, struct ki_page *page)
+static void write_page(struct kv_json_writer *w, struct ki_discovery *discovery,
+                       struct instance *instances, struct ki_page *page)
 {
     const uint64_t from = KV_MIN(page->offset, page->total);
 
     qsort(instances, page->total, sizeof(*instances), compare);
     kv_json_begin_object(w);
     kv_json_key(w, "workers");
-    write_list(w, instances, from, from + KV_MIN(page->limit, page->total - from));
+    write_list(w, discovery, instances, from, from + KV_MIN(page->limit, page->total - from));
     ki_page_write(page, w);
     kv_json_end_object(w);
 }
@@ -243,9 +264,9 @@ void ki_api_workers(void *arg, struct kh_request *request, struct kh_reply *repl
         page.total = list(request, infos, n, instances);
         kv_json_writer_init(&w, &reply->body);
         if (page.given)
-            write_page(&w, instances, &page);
+            write_page(&w, service->discovery, instances, &page);
         else
-            write_list(&w, instances, 0, page.total);
+            write_list(&w, service->discovery, instances, 0, page.total);
     } else {
         kh_reply_error(reply, 503, "out of memory");
     }

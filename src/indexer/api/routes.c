@@ -21,6 +21,7 @@ static struct kh_route routes[] = {
     {"POST", "/register_peer", ki_api_register_peer, ADMIN_BODY, 0},
     {"POST", "/deregister_peer", ki_api_deregister_peer, ADMIN_BODY, 0},
     {"GET", "/workers", ki_api_workers, 0, 0},
+    {"GET", "/discovery", ki_api_discovery, 0, 0},
     {"GET", "/registrations", ki_api_registrations, 0, 0},
     {"GET", "/peers", ki_api_peers, 0, 0},
     {"GET", "/dump", ki_api_dump, 0, 0},
@@ -232,6 +233,7 @@ void ki_api_metrics(void *arg, struct kh_request *request, struct kh_reply *repl
                         kh_request_param(request, "detail", &detail) && kv_str_eq(detail, "true"),
                         &reply->body);
     ki_telemetry_render_limits(limits, KV_COUNT(limits), &reply->body);
+    ki_discovery_render(service->discovery, &reply->body);
     if (service->access_log)
         kv_buf_printf(
             &reply->body,

@@ -130,6 +130,13 @@ void ki_registry_views(struct ki_registry *registry, const struct ki_model *mode
 int ki_registry_pause(struct ki_registry *registry, uint64_t instance, const uint32_t *rank);
 int ki_registry_resume(struct ki_registry *registry, uint64_t instance, const uint32_t *rank);
 
+/**
+ * Withdraw a rank, or end that: answers leave its blocks out while its stream goes on. Returns 0 or
+ * -ENOENT.
+ */
+int ki_registry_withdraw(struct ki_registry *registry, uint64_t instance, uint32_t rank,
+                         bool withdrawn);
+
 /* -- names of instances ------------------------------------------------------------------------ */
 
 #define KI_INSTANCE_TEXT (KV_INSTANCE_NAME_MAX + 1)

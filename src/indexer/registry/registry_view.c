@@ -59,8 +59,8 @@ struct ki_listener *ki_registry_listener(struct ki_registry *registry, uint64_t 
 
 const char *ki_listener_status_name(enum ki_listener_status status)
 {
-    static const char *const names[] = {"pending", "active", "replaying",
-                                        "paused",  "failed", "unregistered"};
+    static const char *const names[] = {"pending", "active",    "replaying",   "paused",
+                                        "failed",  "withdrawn", "unregistered"};
 
     return (size_t)status < KV_COUNT(names) ? names[status] : "unknown";
 }
@@ -145,6 +145,18 @@ void ki_registry_views(struct ki_registry *registry, const struct ki_model *mode
     }
     if (atomic_load_explicit(&registry->positions.n_with_blocks, memory_order_acquire))
         add_unfollowed(registry, model, ret);
+}
+
+int ki_registry_withdraw(struct ki_registry *registry, uint64_t instance, uint32_t rank,
+                         bool withdrawn)
+{
+    struct ki_listener *l = ki_registry_listener(registry, instance, rank);
+
+    if (!l)
+        return -ENOENT;
+    ki_listener_set_withdrawn(l, withdrawn);
+    ki_listener_release(l);
+    return 0;
 }
 
 static int set_paused(struct ki_registry *r, uint64_t instance, const uint32_t *rank, bool paused)

@@ -214,8 +214,17 @@ int ki_listener_set_paused(struct ki_listener *l, bool paused)
     return rc;
 }
 
+void ki_listener_set_withdrawn(struct ki_listener *l, bool withdrawn)
+{
+    pthread_mutex_lock(&l->lock);
+    l->withdrawn = withdrawn;
+    ki_listener_unlock(l);
+}
+
 static enum ki_listener_status status_of(const struct ki_listener *l)
 {
+    if (l->withdrawn)
+        return KI_WITHDRAWN;
     if (l->paused)
         return KI_PAUSED;
     if (l->link == KI_LINK_DOWN)

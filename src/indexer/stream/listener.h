@@ -111,7 +111,7 @@ struct ki_listener {
     struct ki_applier applier;
     uint64_t last_event_ns;
     uint64_t generation; /* changes when blocks leave that no event of the stream has removed */
-    bool gone, paused, started;
+    bool gone, paused, withdrawn, started;
     /* The connection to the publisher, by the latest news. NEW: the stream has not heard of it. */
     enum { KI_LINK_DOWN, KI_LINK_NEW, KI_LINK_UP } link;
     uint64_t reopened;
@@ -214,6 +214,8 @@ bool ki_listener_learn_anew(struct ki_listener *l, const uint32_t *ranks, uint32
 bool ki_listener_retire(struct ki_listener *l, struct ki_mark *ret_position);
 /** Pause or resume. Returns 0 or -EALREADY. The caller wakes the pump. */
 int ki_listener_set_paused(struct ki_listener *l, bool paused);
+/** Withdraw the rank from answers, or end that. Its stream goes on. */
+void ki_listener_set_withdrawn(struct ki_listener *l, bool withdrawn);
 void ki_listener_info(struct ki_listener *l, struct ki_worker_info *ret);
 /** Return the reasons for which the view is partial. Caller-locked. */
 ki_reasons ki_listener_reasons(const struct ki_listener *l);

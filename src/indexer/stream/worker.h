@@ -43,6 +43,7 @@ enum ki_listener_status {
     KI_REPLAYING, /* fetching missed batches; live ones wait */
     KI_PAUSED,
     KI_FAILED,      /* no connection; retried. last_error has the reason */
+    KI_WITHDRAWN,   /* no source of --discover names it any more: answers leave its blocks out */
     KI_UNREGISTERED /* of a view: blocks of a peer's dump that no stream keeps up to date */
 };
 const char *ki_listener_status_name(enum ki_listener_status status);

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+/** The reconciler: from what sources name to what is registered. */
+#ifndef KV_INDEXER_DISCOVER_RECONCILE_H
+#define KV_INDEXER_DISCOVER_RECONCILE_H
+
+#include "indexer/discover/source.h"
+
+enum ki_followed_state {
+    KI_FOLLOWED,  /* registered by this discovery, and named by a source */
+    KI_GOING,     /* registered and withdrawn: no source names it; until_ns: unregistered */
+    KI_REFUSED,   /* the registry refuses it; until_ns: tried again */
+    KI_LEFT_ALONE /* a client has unregistered it, or registered it otherwise: the client's, until
+                   * the sources tell of it otherwise, or no more */
+};
+
+/** A rank that a source names, or has named. */
+struct ki_followed {
+    struct ki_found found; /* texts are owned */
+    size_t source;         /* number of the source that counts */
+    enum ki_followed_state state;
+    uint64_t until_ns;
+};
+
+struct ki_discovery {
+    const struct ki_options *options;
+    struct ki_registry *registry;
+    uint64_t grace_ns;
+    struct ki_source *sources; /* in the order of the command line */
+    size_t n_sources;
+    pthread_t thread;
+    bool has_thread;
+
+    pthread_mutex_t lock;
+    pthread_cond_t woken; /* used with lock: a set has come, or stop */
+    bool stop;
+    /* Written by the reconciler's thread under the lock, sorted by (instance, rank). */
+    struct ki_followed *followed;
+    size_t n_followed;
+    uint64_t revision; /* of the registry, as last looked at; of the reconciler's thread */
+};
+
+/** Thread of the reconciler; @arg is a struct ki_discovery. */
+void *ki_reconcile_run(void *arg);
+void ki_reconcile_fini(struct ki_discovery *d);
+
+#endif
