@@ -39,9 +39,8 @@ static const struct kv_arg arguments[] = {
      "count.",
      0, 0, NULL, false},
     {"discover", KV_ARG_LIST, AT(discover), "SOURCE",
-     "Follow workers as they appear in SOURCE and leave it: file:PATH, a file of JSON or of lines "
-     "as "
-     "in --workers that is read again when it changes. May be repeated: sources add up. What "
+     "Follow workers as they appear in SOURCE and leave it: kubernetes:[NAMESPACE]/SELECTOR (ready "
+     "pods), or file:PATH (JSON, or lines as in --workers). May be repeated: sources add up. What "
      "is said of the workers in --workers counts for them, too, unless the source says otherwise.",
      0, 0, NULL, false},
     {"discover-grace", KV_ARG_TIME, AT(discover_grace_ms), "TIME",

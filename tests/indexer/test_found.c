@@ -90,7 +90,7 @@ static void refused(void **state)
     }
 }
 
-/* What an entry tells counts, what it doesn't is inherited; and without a block size there is no worker. */
+/* An entry's fields count, others are inherited; and without a block size there is no worker. */
 static void inherits(void **state)
 {
     struct ki_found from = base;

@@ -285,7 +285,7 @@ static void walk(struct round *round, bool *joins)
         }
         if (f && order <= 0)
             free_found(&f->found);
-        if (order >= 0 && take(w, &round->next[round->n_next]))
+        if (w && order >= 0 && take(w, &round->next[round->n_next]))
             joins[round->n_next++] = true;
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/** What a source of discovery is to the reconciler. */
+/** A source of discovery, as the reconciler sees it. */
 #ifndef KV_INDEXER_DISCOVER_SOURCE_H
 #define KV_INDEXER_DISCOVER_SOURCE_H
 
