@@ -32,6 +32,7 @@ kv_package(ZMQ libzmq>=4.3)
 kv_package(MHD libmicrohttpd>=0.9.75)
 kv_package(GNUTLS gnutls>=3.6) # that libmicrohttpd is built with
 kv_package(CURL libcurl>=7.68)
+kv_package(CARES libcares>=1.18)
 kv_package(EXPAT expat>=2.4.0) # which bounds what entities grow to
 kv_package(SYSTEMD libsystemd)
 kv_package(ZSTD libzstd>=1.4)

@@ -3,8 +3,8 @@
 # the caller is not root. Usage: tools/setup.sh [TARGET], or --compilers: those of ./dev matrix that exist here
 set -eu
 
-build='build-essential cmake pkg-config libzmq3-dev libmicrohttpd-dev libgnutls28-dev libcurl4-openssl-dev libexpat1-dev libsystemd-dev libxxhash-dev libcmocka-dev libzstd-dev libssl-dev liburing-dev libjs-chart.js'
-test='clang libclang-rt-dev python3 python3-zmq python3-msgpack curl openssl procps zsh iproute2 redis-tools etcd-server python3-swift xfsprogs btrfs-progs quota util-linux e2fsprogs mount locales python3-pycparser python3-venv python3-numpy python3-h11 mypy libsodium-dev libpgm-dev zlib1g-dev libunistring-dev libucx-dev libnats-dev nats-server chromium python3-yaml'
+build='build-essential cmake pkg-config libzmq3-dev libmicrohttpd-dev libgnutls28-dev libcurl4-openssl-dev libexpat1-dev libsystemd-dev libxxhash-dev libcmocka-dev libzstd-dev libssl-dev liburing-dev libjs-chart.js libc-ares-dev'
+test='clang libclang-rt-dev python3 python3-zmq python3-msgpack curl openssl procps zsh iproute2 redis-tools etcd-server python3-swift xfsprogs btrfs-progs quota util-linux e2fsprogs mount locales python3-pycparser python3-venv python3-numpy python3-h11 mypy libsodium-dev libpgm-dev zlib1g-dev libunistring-dev libucx-dev libnats-dev nats-server chromium python3-yaml nsd'
 check='clang-format clang-tidy cppcheck shellcheck git python3'
 bench='wrk fio libucx-dev libnats-dev nats-server'
 fault='user-mode-linux xfsprogs btrfs-progs e2fsprogs mount python3'

@@ -5,7 +5,7 @@ set -eu
 architecture=${1:-arm64}
 folder=$2
 packages='libc6-dev libstdc++6 libzmq3-dev libxxhash-dev libzstd-dev zlib1g-dev libssl-dev liburing-dev libsodium-dev libpgm-dev libcmocka-dev
-          libcurl4-openssl-dev libexpat1-dev libmicrohttpd-dev libgnutls28-dev libunistring-dev libsystemd-dev python3'
+          libcurl4-openssl-dev libc-ares-dev libexpat1-dev libmicrohttpd-dev libgnutls28-dev libunistring-dev libsystemd-dev python3'
 
 [ ! -e "$folder/complete" ] || exit 0
 rm -rf "$folder"

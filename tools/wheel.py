@@ -44,10 +44,10 @@ LIBRARIES = {
     "kv_store_tiered": (["plugin_tiered"], ["store", "base"], ["zstd", "xxhash"]),
     "kvasir": ([], ["cli", "advisor", "indexer", "http", "index", "manager", "peers", "disk", "object", "transfer", "peer", "bm", "plane", "store", "event",
                     "kvx", "hash", "base"],
-               ["uring", "xxhash", *ZMQ, *CURL]),
+               ["uring", "xxhash", *ZMQ, *CURL, "cares"]),
 }
 # A program of its own, not a library: GnuTLS's archive has thread-local data for programs alone.
-INDEXER = ["indexer", "http", "index", "plane", "event", "hash", "base"], ["xxhash", *ZMQ, "microhttpd", *GNUTLS, *CURL]
+INDEXER = ["indexer", "http", "index", "plane", "event", "hash", "base"], ["xxhash", *ZMQ, "microhttpd", *GNUTLS, *CURL, "cares"]
 CHART = pathlib.Path("/usr/share/doc/libjs-chart.js/copyright")
 SCHEMES = ("rediss", "redis+cluster", "rediss+cluster", "redis+unix", "valkey")
 DATA = ("stdin", "stdout", "stderr", "__libc_single_threaded", "in6addr_any", "in6addr_loopback")  # see compat.c

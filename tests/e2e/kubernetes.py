@@ -206,7 +206,7 @@ class ApiServer:
             send(line({"type": "ERROR", "object": gone}))
             return send(b"")
         with self.lock:
-            # What a watch's version has seen isn't told again; a bookmark or an error is for those who are there.
+            # Entries up to the watch's version aren't told again; a bookmark or an error is for those who are there.
             seen = next((i for i, entry in enumerate(self.history) if entry[0] > at), len(self.history))
             base = self.compacted
         while time.monotonic() < end:

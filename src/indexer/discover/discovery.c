@@ -11,7 +11,8 @@
 #include "base/core/log.h"
 #include "indexer/discover/reconcile.h"
 
-static const struct ki_source_ops *const kinds[] = {&ki_source_file, &ki_source_kubernetes};
+static const struct ki_source_ops *const kinds[] = {&ki_source_file, &ki_source_kubernetes,
+                                                    &ki_source_dns};
 
 /* Find the kind of a source. */
 static const struct ki_source_ops *kind_of(const char *text)

@@ -139,6 +139,32 @@ int ki_found_add(struct ki_found_set *set, const struct ki_found *found, struct 
     return 0;
 }
 
+bool ki_found_sets_equal(const struct ki_found_set *a, const struct ki_found_set *b)
+{
+    bool same = a->n == b->n && a->left_out == b->left_out && strcmp(a->why, b->why) == 0;
+
+    for (size_t i = 0; same && i < a->n; i++)
+        same = ki_found_compare(&a->items[i], &b->items[i]) == 0 &&
+               ki_found_equal(&a->items[i], &b->items[i]);
+    return same;
+}
+
+int ki_found_set_copy(const struct ki_found_set *set, struct ki_found_set *ret)
+{
+    struct kv_error why;
+    int rc = 0;
+
+    for (size_t i = 0; i < set->n && rc == 0; i++)
+        rc = ki_found_add(ret, &set->items[i], &why);
+    if (rc < 0) {
+        ki_found_set_fini(ret);
+        return rc;
+    }
+    ret->left_out = set->left_out;
+    memcpy(ret->why, set->why, sizeof(ret->why));
+    return 0;
+}
+
 /* An item, and its place in the order of the source. */
 struct placed {
     struct ki_found found;

@@ -58,6 +58,11 @@ int ki_found_compare(const struct ki_found *a, const struct ki_found *b);
 /** Return true when a registration of @a serves @b, too. */
 bool ki_found_equal(const struct ki_found *a, const struct ki_found *b);
 
+/** Return true when both have the same ranks in the same order, and leave out the same. */
+bool ki_found_sets_equal(const struct ki_found_set *a, const struct ki_found_set *b);
+/** Copy a set into an empty one. Returns 0 or -ENOMEM; *@ret is empty then. */
+int ki_found_set_copy(const struct ki_found_set *set, struct ki_found_set *ret);
+
 /**
  * Read a file of workers: JSON, an array of registrations or {"workers": [...]}; or lines as --workers
  * lists, `#` begins a comment. One entry that is wrong refuses the whole: -EINVAL or -EBADMSG, or

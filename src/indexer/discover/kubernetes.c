@@ -215,16 +215,6 @@ static void drop(struct kube *k, struct entry *e)
     k->n--;
 }
 
-static bool same_sets(const struct ki_found_set *a, const struct ki_found_set *b)
-{
-    bool same = a->n == b->n && a->left_out == b->left_out && strcmp(a->why, b->why) == 0;
-
-    for (size_t i = 0; same && i < a->n; i++)
-        same = ki_found_compare(&a->items[i], &b->items[i]) == 0 &&
-               ki_found_equal(&a->items[i], &b->items[i]);
-    return same;
-}
-
 /* Note what a pod is now: k->pod. Returns false when out of memory. */
 static bool put(struct kube *k, const char *key)
 {
@@ -246,7 +236,7 @@ static bool put(struct kube *k, const char *key)
         ki_found_set_fini(&set);
         return false;
     }
-    k->changed |= !same_sets(&e->set, &set);
+    k->changed |= !ki_found_sets_equal(&e->set, &set);
     ki_found_set_fini(&e->set);
     e->set = set;
     e->round = k->round;

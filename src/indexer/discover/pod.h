@@ -14,7 +14,7 @@ struct ki_pod_port {
     uint32_t number;
 };
 
-/** What is read of a pod; also of the objects of bookmarks and errors. Thread-confined. */
+/** Fields of a pod; also of the objects of bookmarks and errors. Thread-confined. */
 struct ki_pod {
     char name[254], space[64], uid[64];
     char version[64]; /* resourceVersion */
