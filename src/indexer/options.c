@@ -40,9 +40,10 @@ static const struct kv_arg arguments[] = {
      0, 0, NULL, false},
     {"discover", KV_ARG_LIST, AT(discover), "SOURCE",
      "Follow workers as they appear in SOURCE and leave it: kubernetes:[NAMESPACE]/SELECTOR (ready "
-     "pods), dns:NAME:PORT (addresses), dns:_SERVICE._tcp.NAME (SRV records), or file:PATH (JSON, "
-     "or lines as in --workers). May be repeated: sources add up. What "
-     "is said of the workers in --workers counts for them, too, unless the source says otherwise.",
+     "pods), dns:NAME:PORT (addresses), dns:_SERVICE._tcp.NAME (SRV records), "
+     "etcd://HOST:PORT/PREFIX (keys), or file:PATH (JSON, or lines as in --workers). May be "
+     "repeated: sources add up. What is said of the workers in --workers counts for them, too, "
+     "unless the source says otherwise.",
      0, 0, NULL, false},
     {"discover-grace", KV_ARG_TIME, AT(discover_grace_ms), "TIME",
      "Unregister a worker that no source of --discover names any more after this time, and forget "

@@ -11,8 +11,8 @@
 #include "base/core/log.h"
 #include "indexer/discover/reconcile.h"
 
-static const struct ki_source_ops *const kinds[] = {&ki_source_file, &ki_source_kubernetes,
-                                                    &ki_source_dns};
+static const struct ki_source_ops *const kinds[] = {
+    &ki_source_file, &ki_source_kubernetes, &ki_source_dns, &ki_source_etcd, &ki_source_etcds};
 
 /* Find the kind of a source. */
 static const struct ki_source_ops *kind_of(const char *text)
@@ -262,7 +262,7 @@ void ki_discovery_stop(struct ki_discovery *d)
     if (!d)
         return;
     for (size_t i = 0; i < d->n_sources; i++) {
-        atomic_store_explicit(&d->sources[i].stop, 1, memory_order_release);
+        atomic_store_explicit(&d->sources[i].stop, true, memory_order_release);
         kv_wake_signal(&d->sources[i].wake);
     }
     pthread_mutex_lock(&d->lock);

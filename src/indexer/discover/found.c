@@ -345,8 +345,8 @@ static int read_json(struct ki_found_set *set, struct kv_str text, const struct 
     return rc;
 }
 
-static int add_specs(struct ki_found_set *set, const char *line, const struct ki_found *base,
-                     struct kv_error *error)
+int ki_found_add_line(struct ki_found_set *set, const char *line, const struct ki_found *base,
+                      struct kv_error *error)
 {
     struct ki_worker_spec *specs;
     long n = ki_worker_specs_parse(&(struct kv_arg_list){{line}, 1}, &specs, error);
@@ -395,7 +395,7 @@ static int read_lines(struct ki_found_set *set, struct kv_str text, const struct
         if (!line)
             return kv_fail(error, -ENOMEM, 0, "out of memory");
         cut_comment(line);
-        rc = add_specs(set, line, base, &why);
+        rc = ki_found_add_line(set, line, base, &why);
         if (rc < 0)
             kv_fail(error, rc, 0, "line %u: %.160s", number, why.text);
         free(line);

@@ -47,6 +47,10 @@ int ki_found_add(struct ki_found_set *set, const struct ki_found *found, struct 
 int ki_found_add_json(struct ki_found_set *set, struct kv_str text, uint32_t required,
                       const struct ki_found *base, struct ki_body *body, struct kv_error *error);
 
+/** Add the workers of a list as in --workers. Returns as ki_found_add, or -EINVAL. */
+int ki_found_add_line(struct ki_found_set *set, const char *line, const struct ki_found *base,
+                      struct kv_error *error);
+
 /** Count a worker as left out. @who names it. */
 void ki_found_leave_out(struct ki_found_set *set, const char *who, const char *why);
 

@@ -22,6 +22,7 @@
 
 #include "base/core/clock.h"
 #include "indexer/discover/get.h"
+#include "indexer/discover/table.h"
 
 #define ACCOUNT "/var/run/secrets/kubernetes.io/serviceaccount"
 #define PAGE 500                     /* pods of a page of the list */
@@ -37,22 +38,12 @@
 #define STEADY_NS (5 * KV_NS_PER_S) /* a watch that lasted so long has been a good one */
 #define WATCH_TRIES 3 /* watches in a row that fail at once, before the list is asked for again */
 
-struct entry {
-    char *key;               /* "namespace/name" */
-    struct ki_found_set set; /* its ranks; none: requests may not go there */
-    uint64_t round;          /* of the list that has seen it */
-};
-
 struct kube {
     struct ki_source *source;
     struct ki_kube_place place;
     char *server;
     struct ki_found base;
-    /* Pods, sorted by key. */
-    struct entry *entries;
-    size_t n, capacity;
-    uint64_t round;
-    bool changed; /* since the last set was published */
+    struct ki_table pods; /* by "namespace/name" */
     char version[MAX_VERSION];
     /* The request under way: */
     struct kv_buf page, refusal, token;
@@ -152,68 +143,7 @@ static int check(const char *where, struct kv_error *error)
     return rc;
 }
 
-/* -- the table of pods ------------------------------------------------------------------------- */
-
-/* Find where @key is, or belongs. */
-static size_t bound(const struct kube *k, const char *key)
-{
-    size_t low = 0, high = k->n;
-
-    while (low < high) {
-        size_t mid = low + (high - low) / 2;
-
-        if (strcmp(k->entries[mid].key, key) < 0)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low;
-}
-
-static struct entry *find(struct kube *k, const char *key)
-{
-    size_t at = bound(k, key);
-
-    return at < k->n && strcmp(k->entries[at].key, key) == 0 ? &k->entries[at] : NULL;
-}
-
-static void free_entry(struct entry *e)
-{
-    ki_found_set_fini(&e->set);
-    free(e->key);
-}
-
-static struct entry *add(struct kube *k, const char *key)
-{
-    size_t at = bound(k, key), capacity = KV_MAX(2 * k->capacity, (size_t)16);
-    struct entry *grown;
-    char *copy;
-
-    if (k->n == k->capacity) {
-        grown = realloc(k->entries, capacity * sizeof(*grown));
-        if (!grown)
-            return NULL;
-        k->entries = grown;
-        k->capacity = capacity;
-    }
-    copy = strdup(key);
-    if (!copy)
-        return NULL;
-    memmove(&k->entries[at + 1], &k->entries[at], (k->n - at) * sizeof(*k->entries));
-    k->entries[at] = (struct entry){.key = copy};
-    k->n++;
-    return &k->entries[at];
-}
-
-static void drop(struct kube *k, struct entry *e)
-{
-    size_t at = (size_t)(e - k->entries);
-
-    k->changed |= e->set.n || e->set.left_out;
-    free_entry(e);
-    memmove(e, e + 1, (k->n - at - 1) * sizeof(*e));
-    k->n--;
-}
+/* -- pods --------------------------------------------------------------------------------------- */
 
 /* Note what a pod is now: k->pod. Returns false when out of memory. */
 static bool put(struct kube *k, const char *key)
@@ -221,7 +151,6 @@ static bool put(struct kube *k, const char *key)
     const struct ki_pod_rules rules = {.event_port = k->place.event_port,
                                        .replay_port = k->place.replay_port,
                                        .qualified = strcmp(k->place.space, "*") == 0};
-    struct entry *e = find(k, key);
     struct ki_found_set set = {0};
     struct kv_error why = {0};
 
@@ -230,45 +159,7 @@ static bool put(struct kube *k, const char *key)
         ki_found_set_fini(&set);
         ki_found_leave_out(&set, key, why.text);
     }
-    if (!e)
-        e = add(k, key);
-    if (!e) {
-        ki_found_set_fini(&set);
-        return false;
-    }
-    k->changed |= !ki_found_sets_equal(&e->set, &set);
-    ki_found_set_fini(&e->set);
-    e->set = set;
-    e->round = k->round;
-    return true;
-}
-
-/* Publish the ranks of all pods, if they have changed. */
-static void publish(struct kube *k)
-{
-    struct ki_found_set all = {0};
-    struct kv_error why = {0};
-    int rc = 0;
-
-    if (!k->changed) {
-        ki_source_confirm(k->source);
-        return;
-    }
-    for (size_t i = 0; i < k->n && rc == 0; i++) {
-        const struct ki_found_set *set = &k->entries[i].set;
-
-        for (size_t r = 0; r < set->n && rc == 0; r++)
-            rc = ki_found_add(&all, &set->items[r], &why);
-        if (set->left_out)
-            ki_found_leave_out(&all, "pod", set->why);
-    }
-    if (rc == 0) {
-        k->changed = false;
-        ki_source_publish(k->source, &all);
-    } else {
-        ki_source_failed(k->source, "%s", why.text);
-    }
-    ki_found_set_fini(&all);
+    return ki_table_put(&k->pods, key, &set) == 0;
 }
 
 /* -- requests ---------------------------------------------------------------------------------- */
@@ -465,7 +356,7 @@ static int list(struct kube *k)
     struct kv_buf more = KV_BUF_INIT;
     int rc;
 
-    k->round++;
+    ki_table_begin(&k->pods);
     do {
         struct kv_buf url = KV_BUF_INIT;
 
@@ -485,11 +376,10 @@ static int list(struct kube *k)
     } while (rc == 0 && more.len);
     kv_buf_fini(&more);
     kv_buf_fini(&k->page);
-    for (size_t i = k->n; rc == 0 && i-- > 0;)
-        if (k->entries[i].round != k->round)
-            drop(k, &k->entries[i]);
-    if (rc == 0)
-        publish(k);
+    if (rc == 0) {
+        ki_table_end(&k->pods);
+        ki_table_publish(&k->pods, k->source);
+    }
     return rc;
 }
 
@@ -506,7 +396,6 @@ static bool break_off(struct kube *k, const char *why)
 static bool apply(struct kube *k, const char *type, struct kv_str object)
 {
     char key[sizeof(k->pod.space) + sizeof(k->pod.name) + 1];
-    struct entry *e;
     struct kv_json json;
 
     kv_json_init(&json, object.p, object.len);
@@ -517,9 +406,7 @@ static bool apply(struct kube *k, const char *type, struct kv_str object)
     }
     snprintf(key, sizeof(key), "%s/%s", k->pod.space, k->pod.name);
     if (strcmp(type, "DELETED") == 0) {
-        e = find(k, key);
-        if (e)
-            drop(k, e);
+        ki_table_remove(&k->pods, key);
     } else if (strcmp(type, "ADDED") == 0 || strcmp(type, "MODIFIED") == 0) {
         if (!put_item(k, object))
             return break_off(k, "out of memory");
@@ -578,7 +465,7 @@ static bool on_watch(void *arg, const char *data, size_t len)
         goes_on = !k->page.len || on_line(k, k->page.data, k->page.len);
         kv_buf_clear(&k->page);
     }
-    publish(k);
+    ki_table_publish(&k->pods, k->source);
     return goes_on;
 }
 
@@ -687,9 +574,7 @@ static void close_kube(struct ki_source *source)
 
     if (!k)
         return;
-    for (size_t i = 0; i < k->n; i++)
-        free_entry(&k->entries[i]);
-    free(k->entries);
+    ki_table_fini(&k->pods);
     kv_buf_fini(&k->page);
     kv_buf_fini(&k->refusal);
     kv_buf_fini(&k->token);
@@ -711,7 +596,7 @@ static int open_kube(struct ki_source *source, struct kv_error *error)
     source->own = k;
     k->source = source;
     k->base = source->base;
-    k->changed = true; /* also that there is none */
+    k->pods.changed = true; /* also that there is none */
     rc = ki_kube_place_read(source->where, &k->place, error);
     if (rc < 0)
         return rc;

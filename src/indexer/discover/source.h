@@ -38,7 +38,7 @@ struct ki_source {
     const struct ki_options *options;
     struct ki_found base; /* what is said of workers by default */
     struct kv_wake wake;  /* readable: stop */
-    _Atomic int stop;     /* set before wake is signalled */
+    atomic_bool stop;     /* set before wake is signalled */
     pthread_t thread;
     bool has_thread;
 
