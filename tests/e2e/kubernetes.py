@@ -225,6 +225,7 @@ class ApiServer:
                 if entry[1] == "ERROR":
                     return send(b"")
             if handler.server.stopping or self.down:
+                handler.close_connection = True  # in the middle of the body
                 return None
         return send(b"")
 
