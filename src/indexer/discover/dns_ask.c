@@ -232,12 +232,13 @@ static void work(struct ki_source *source, ares_channel channel)
     struct pollfd fds[ARES_GETSOCK_MAXNUM + 1] = {{.fd = source->wake.fd, .events = POLLIN}};
     struct timeval most = {.tv_sec = 1}, tv;
     const struct timeval *wait = ares_timeout(channel, &most, &tv);
-    int bits = ares_getsock(channel, sockets, ARES_GETSOCK_MAXNUM);
+    unsigned bits = (unsigned)ares_getsock(channel, sockets, ARES_GETSOCK_MAXNUM);
     nfds_t n = 1;
 
-    for (int i = 0; i < ARES_GETSOCK_MAXNUM; i++) {
-        short events = (short)((ARES_GETSOCK_READABLE(bits, i) ? POLLIN : 0) |
-                               (ARES_GETSOCK_WRITABLE(bits, i) ? POLLOUT : 0));
+    for (unsigned i = 0; i < ARES_GETSOCK_MAXNUM; i++) {
+        /* c-ares's own macros shift a bit into the sign. */
+        short events =
+            (short)((bits & 1u << i ? POLLIN : 0) | (bits & 1u << (i + 16) ? POLLOUT : 0));
 
         if (events)
             fds[n++] = (struct pollfd){.fd = sockets[i], .events = events};
