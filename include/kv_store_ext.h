@@ -80,6 +80,23 @@ typedef struct {
     uint64_t kept, deleted, deleted_bytes, errors;
 } kv_store_swept;
 
+/** Room for the version of a chunk's object, with its end. */
+#define KV_STORE_TAG_MAX 96
+
+/** A part of a chunk to be read (get_ranges). Elements of an array: the struct never changes. */
+typedef struct {
+    const uint8_t *hash; /* key of the chunk */
+    size_t hash_len;
+    uint64_t offset; /* first byte to be read */
+    size_t len;      /* bytes to be read, 1 at least */
+    uint8_t *buf;    /* memory of the consumer for them */
+    /* The version of the stored object, text of the backend's. "": read any, and set to the version
+     * read. Otherwise read this version only. */
+    char tag[KV_STORE_TAG_MAX];
+    int rc; /* answer, see get_ranges */
+    uint32_t reserved[3];
+} kv_store_range;
+
 /** Optional functions of a backend. Each pointer may be NULL. */
 typedef struct {
     size_t size;      /* sizeof(kv_store_ext) as the backend was built */
@@ -202,6 +219,21 @@ typedef struct {
      * get_parts and put_parts aside and prefers batches.
      */
     int (*is_near)(kv_store_v1 *self);
+
+    /**
+     * Read @n parts of chunks, at once where a call costs a round trip. Returns the number of parts
+     * read, or an error that leaves all unanswered (-EINVAL, -ECHILD, -ENOMEM). ranges[i].rc becomes
+     *   0         buf has the bytes, tag the version that they were read from
+     *   -ENOENT   the chunk is missing
+     *   -ERANGE   the chunk has no such part: its end comes earlier
+     *   -ESTALE   the chunk has another version than tag: it was replaced
+     *   -EBADMSG  the chunk is damaged, as far as its part tells
+     *   -ENOTSUP  the server doesn't read parts
+     *   another error of the read.
+     * Bytes of a part are NOT verified: a backend's checksum covers the whole chunk. The consumer
+     * needs one of its own. buf means nothing after a failure.
+     */
+    int (*get_ranges)(kv_store_v1 *self, kv_store_range *ranges, size_t n);
 } kv_store_ext;
 
 /** Optional export of a backend. The table is valid as long as the library is loaded. */

@@ -50,6 +50,7 @@ struct s3_request {
     /* The root element that an answer below 300 must have, complete: copies and completed uploads
      * may fail after a 200, and the server may pause long before the body. NULL: any body. */
     const char *root;
+    uint64_t range_at, range_len; /* read these bytes of the object only; range_len 0: all */
     uint64_t max_body; /* a longer answer is -EFBIG; 0: S3_MAX_ANSWER */
     const void *body;  /* borrowed */
     size_t len;
@@ -58,7 +59,7 @@ struct s3_request {
 
     /* Result. */
     /* Result: 0, or of statuses -ENOENT 404, -EEXIST 412 to a condition, -EACCES 401 and 403, and
-     * -ENOTSUP 501. Keys that have expired are -EACCES. Without an answer: -ETIMEDOUT,
+     * -ENOTSUP 501, -ERANGE 416. Keys that have expired are -EACCES. Without an answer: -ETIMEDOUT,
      * -ECONNREFUSED, -ENOMEM, -EFBIG, -ECANCELED (client closed), -EIO. */
     int error;
     int status;    /* of the last answer; 0: none came */
@@ -71,6 +72,8 @@ struct s3_request {
     int64_t server_s;   /* Date; 0: unknown */
     uint64_t pause_ns;  /* Retry-After; 0: none */
     uint64_t length;    /* Content-Length; UINT64_MAX: unknown */
+    uint64_t got_at;    /* first byte of Content-Range; UINT64_MAX: no, or no valid one */
+    uint64_t got_end;   /* its last byte */
 
     /* Used by the client. */
     struct s3_client *client;

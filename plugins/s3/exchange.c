@@ -2,6 +2,7 @@
 #include "s3/exchange.h"
 
 #include <curl/curl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -83,7 +84,8 @@ void s3_exchange_forget(struct s3_request *request)
     request->code[0] = request->etag[0] = request->got_sum[0] = request->region[0] = '\0';
     request->modified_s = request->server_s = request->retry_at_s = 0;
     request->pause_ns = 0;
-    request->length = UINT64_MAX;
+    request->length = request->got_at = UINT64_MAX;
+    request->got_end = 0;
     request->data_len = 0;
     request->too_big = request->cut = request->no_memory = request->refused = false;
 }
@@ -98,6 +100,24 @@ static void read_retry_after(struct s3_request *request, const char *value)
         request->pause_ns = KV_MIN(seconds, 86400UL) * KV_NS_PER_S;
     else
         request->retry_at_s = KV_MAX((int64_t)curl_getdate(value, NULL), 0);
+}
+
+/* Parse Content-Range: "bytes FIRST-LAST/TOTAL", with digits or "*" as the total. */
+static void read_content_range(struct s3_request *request, const char *value)
+{
+    uint64_t first, last;
+    char *end;
+
+    if (kv_ncasecmp(value, "bytes ", 6) != 0 || value[6] < '0' || value[6] > '9')
+        return;
+    first = strtoull(value + 6, &end, 10);
+    if (*end != '-' || end[1] < '0' || end[1] > '9')
+        return;
+    last = strtoull(end + 1, &end, 10);
+    if (*end != '/' || last < first || last == UINT64_MAX)
+        return;
+    request->got_at = first;
+    request->got_end = last;
 }
 
 static size_t on_header(char *data, size_t size, size_t n, void *arg)
@@ -130,6 +150,8 @@ static size_t on_header(char *data, size_t size, size_t n, void *arg)
         request->server_s = KV_MAX((int64_t)curl_getdate(value, NULL), 0);
     else if (kv_casecmp(line, "content-length") == 0 && *value >= '0' && *value <= '9')
         request->length = strtoull(value, NULL, 10);
+    else if (kv_casecmp(line, "content-range") == 0)
+        read_content_range(request, value);
     else if (kv_casecmp(line, "retry-after") == 0)
         read_retry_after(request, value);
     return len;
@@ -150,6 +172,16 @@ static int add_header(struct curl_slist **list, const char *name, const char *va
         return -ENOMEM;
     *list = longer;
     return 0;
+}
+
+/* Ask for a part of the object. The header needn't be signed. */
+static int add_range(struct curl_slist **list, const struct s3_request *request)
+{
+    char text[64];
+
+    snprintf(text, sizeof(text), "bytes=%" PRIu64 "-%" PRIu64, request->range_at,
+             request->range_at + request->range_len - 1);
+    return add_header(list, "range", text);
 }
 
 /* List the headers that are signed, sorted by name as the signature lists them. */
@@ -205,6 +237,8 @@ static int make_headers(const struct s3_config *config, int64_t skew_s, struct s
         error = add_header(list, headers[i].name, headers[i].value);
     if (!error)
         error = add_header(list, "authorization", kv_buf_cstr(&authorization));
+    if (!error && request->range_len)
+        error = add_range(list, request);
     if (!error)
         /* without it, servers that ignore Expect cost a second's wait */
         error = add_header(list, "expect", "");
@@ -333,7 +367,7 @@ static enum s3_verdict judge_status(struct s3_request *request)
         int status, error;
         enum s3_verdict verdict;
     } table[] = {{404, -ENOENT, S3_FINAL},  {401, -EACCES, S3_FINAL}, {403, -EACCES, S3_FINAL},
-                 {501, -ENOTSUP, S3_FINAL}, {413, -EFBIG, S3_FINAL},  {408, -ETIMEDOUT, S3_AGAIN},
+                 {501, -ENOTSUP, S3_FINAL}, {413, -EFBIG, S3_FINAL},  {416, -ERANGE, S3_FINAL}, {408, -ETIMEDOUT, S3_AGAIN},
                  {409, -EIO, S3_AGAIN},     {429, -EBUSY, S3_AGAIN}};
 
     /* Only a condition of ours can have failed: any other 412 is a failure like others. */

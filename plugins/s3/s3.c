@@ -11,6 +11,7 @@
 #include "base/core/log.h"
 #include "base/file/own_manifest.h"
 #include "s3/list.h"
+#include "s3/range.h"
 #include "s3/store.h"
 
 #define RENEW_S (6 * 3600)
@@ -523,7 +524,8 @@ const kv_store_ext *kv_store_get_ext(void)
                                        .touch_chunks = s3_touch_chunks,
                                        .flush = s3_flush,
                                        .sweep_chunks = s3_sweep_chunks,
-                                       .stats = s3_stats};
+                                       .stats = s3_stats,
+                                       .get_ranges = s3_get_ranges};
 
     return &table;
 }

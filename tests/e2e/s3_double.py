@@ -252,6 +252,7 @@ class S3:
         self.scheme = "https" if tls else "http"
         self.objects, self.uploads, self.faults, self.log, self.connections = {}, {}, [], [], set()
         self.marked = set()  # keys whose newest version is a delete marker
+        self.ranges = "told"  # "ignored": all of the object comes; "shifted": Content-Range tells another part
         self.before_delete = []  # what happens right before the next deletions
         self.holds = []
         self.times, self.flooded, self.tick, self.ticks_from = [], 0, 0, 0
@@ -369,8 +370,21 @@ class S3:
         if key not in self.objects:
             raise Refused(404, "NoSuchKey")
         item = self.objects[key]
+        if method == "GET" and "range" in headers and self.ranges != "ignored":
+            return self.part(item, headers)
         return 200, item.body, {**item.meta, "ETag": item.etag, "Content-Length": len(item.body),
                                 "Last-Modified": email.utils.formatdate(item.modified, usegmt=True)}
+
+    def part(self, item, headers):
+        first, last = map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", headers["range"]).groups())
+        if headers.get("if-match", item.etag) != item.etag and self.conditional:
+            raise Refused(412, "PreconditionFailed")
+        if first >= len(item.body):
+            raise Refused(416, "InvalidRange")
+        body = item.body[first:last + 1]
+        said = first + (self.ranges == "shifted")
+        return 206, body, {**item.meta, "ETag": item.etag, "Content-Length": len(body),
+                           "Content-Range": f"bytes {said}-{said + len(body) - 1}/{len(item.body)}"}
 
     def store(self, key, headers, body, etag=None):
         if self.conditional == "refused" and "if-none-match" in headers:

@@ -579,6 +579,28 @@ static int get_parts_short(kv_store_v1 *self, const uint8_t *hash, size_t hash_l
     return rc == -EMSGSIZE ? 0 : rc;
 }
 
+/* Takes what it finds for the version asked for. */
+static int ranges_of_any_version(kv_store_v1 *self, kv_store_range *ranges, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        ranges[i].tag[0] = '\0';
+    return memory_get_ranges(self, ranges, n);
+}
+
+/* Fills with zeros what lies behind the end. */
+static int ranges_beyond_the_end(kv_store_v1 *self, kv_store_range *ranges, size_t n)
+{
+    int found = memory_get_ranges(self, ranges, n);
+
+    for (size_t i = 0; i < n; i++)
+        if (ranges[i].rc == -ERANGE) {
+            memset(ranges[i].buf, 0, ranges[i].len);
+            ranges[i].rc = 0;
+            found++;
+        }
+    return found;
+}
+
 static int put_parts_first(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
                            const struct iovec *parts, size_t n_parts)
 {

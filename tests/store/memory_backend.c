@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory_backend.h"
+#include "base/core/xxh.h"
 #include "base/unit.h"
 
 static struct memory_space *memory_spaces;
@@ -322,6 +323,40 @@ int memory_get_parts(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
     return *len <= room ? 0 : -EMSGSIZE;
 }
 
+/* A chunk's version is the checksum of its bytes. */
+static int memory_get_range(kv_store_v1 *self, kv_store_range *range)
+{
+    char tag[KV_STORE_TAG_MAX];
+    uint8_t *data;
+    size_t len;
+    int rc = memory_get_chunk(self, range->hash, range->hash_len, &data, &len);
+
+    if (rc)
+        return rc;
+    snprintf(tag, sizeof(tag), "%llx", (unsigned long long)XXH3_64bits(data, len));
+    if (range->tag[0] && strcmp(tag, range->tag) != 0)
+        rc = -ESTALE;
+    else if (range->offset > len || range->len > len - range->offset)
+        rc = -ERANGE;
+    else
+        memcpy(range->buf, data + range->offset, range->len);
+    if (rc == 0)
+        memcpy(range->tag, tag, sizeof(tag));
+    free(data);
+    return rc;
+}
+
+int memory_get_ranges(kv_store_v1 *self, kv_store_range *ranges, size_t n)
+{
+    int found = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        ranges[i].rc = memory_get_range(self, &ranges[i]);
+        found += ranges[i].rc == 0;
+    }
+    return found;
+}
+
 int memory_put_parts(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
                      const struct iovec *parts, size_t n_parts)
 {
@@ -540,6 +575,7 @@ const kv_store_ext *memory_ext(void)
         .stats = memory_stats,
         .stream_chunk = memory_stream_chunk,
         .get_parts = memory_get_parts,
+        .get_ranges = memory_get_ranges,
         .put_parts = memory_put_parts,
         .delete_chunk_if = memory_delete_chunk_if,
         .new_chunks = memory_new_chunks,

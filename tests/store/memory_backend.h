@@ -90,6 +90,7 @@ int memory_get_chunks(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len,
 int memory_stream_chunk(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, uint8_t *buf,
                         size_t room, kv_store_piece_fn each, void *arg);
 
+int memory_get_ranges(kv_store_v1 *self, kv_store_range *ranges, size_t n);
 int memory_get_parts(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
                      const struct iovec *parts, size_t n_parts, size_t *len);
 

@@ -149,6 +149,8 @@ ONE(ext, get_chunks, get_many_counts_all)
 ONE(ext, put_chunks, put_many_no_hits)
 ONE(ext, get_parts, get_parts_short)
 ONE(ext, put_parts, put_parts_first)
+ONE(ext, get_ranges, ranges_of_any_version)
+ONE(ext, get_ranges, ranges_beyond_the_end)
 ONE(ext, stream_chunk, stream_goes_on)
 ONE(ext, stream_chunk, stream_nothing_of_empty)
 ONE(ext, delete_chunk, delete_nothing)
@@ -231,6 +233,8 @@ static const struct mutation {
     {mutate_stream_nothing_of_empty, "ext: stream_chunk", KVS_FAIL},
     {mutate_get_parts_short, "ext: get_parts", KVS_FAIL},
     {mutate_put_parts_first, "ext: put_parts", KVS_FAIL},
+    {mutate_ranges_of_any_version, "ext: get_ranges", KVS_FAIL},
+    {mutate_ranges_beyond_the_end, "ext: get_ranges", KVS_FAIL},
     {mutate_delete_nothing, "ext: delete_chunk", KVS_FAIL},
     {mutate_delete_anyway, "ext: delete_chunk_if", KVS_FAIL},
     {mutate_new_none, "ext: new_chunks", KVS_FAIL},

@@ -409,6 +409,41 @@ int kvs_list_chunks(struct kvs_store *store, kv_store_each_fn each, void *arg)
     return list(store, true, each, arg);
 }
 
+/* -- parts of chunks --------------------------------------------------------------------------- */
+
+static bool are_ranges(const kv_store_range *ranges, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!kvs_hashes_ok(ranges[i].hash, ranges[i].hash_len, 1) || !ranges[i].buf ||
+            ranges[i].len == 0 || ranges[i].len > KVS_VALUE_MAX ||
+            ranges[i].offset > KVS_VALUE_MAX || !memchr(ranges[i].tag, 0, KV_STORE_TAG_MAX))
+            return false;
+    return true;
+}
+
+int kvs_get_ranges(struct kvs_store *store, kv_store_range *ranges, size_t n)
+{
+    size_t found = 0;
+    int rc;
+
+    if (!store || (!ranges && n) || n > INT_MAX || !are_ranges(ranges, n))
+        return -EINVAL;
+    if (!store->ext.get_ranges)
+        return -ENOTSUP;
+    for (size_t i = 0; i < n; i++)
+        ranges[i].rc = -EIO; /* where the backend gives no answer */
+    rc = n ? store->ext.get_ranges(store->backend, ranges, n) : 0;
+    rc = kvs_check_rc(store, "get_ranges", rc, (int)n);
+    for (size_t i = 0; rc >= 0 && i < n; i++) {
+        ranges[i].rc = kvs_check_rc(store, "get_ranges", ranges[i].rc, 0);
+        ranges[i].tag[KV_STORE_TAG_MAX - 1] = '\0';
+        found += ranges[i].rc == 0;
+    }
+    if (rc >= 0 && (size_t)rc != found)
+        return kvs_broken(store, "get_ranges", "wrong count");
+    return rc;
+}
+
 /* -- the rest ---------------------------------------------------------------------------------- */
 
 int kvs_flush(struct kvs_store *store)

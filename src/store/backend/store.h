@@ -71,6 +71,9 @@ int kvs_put_chunks_of_save(struct kvs_store *store, const void *hashes, size_t h
 int kvs_new_chunks(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
                    uint8_t *ret_new);
 
+/** Read parts of chunks, as get_ranges of kv_store_ext.h. -ENOTSUP: the backend can't. Any thread. */
+int kvs_get_ranges(struct kvs_store *store, kv_store_range *ranges, size_t n);
+
 /**
  * Note the results of puts, for kvs_close: of @stored and @hits chunks (0 and 1). A hit is something
  * to lose when a save may have put the chunk, which close drops otherwise. Any thread.

@@ -509,6 +509,96 @@ static enum kvs_verdict check_stats(struct kvs_conf *c)
     return KVS_PASS;
 }
 
+/* -- parts ------------------------------------------------------------------------------------- */
+
+enum { RANGES_LEN = 300000 };
+
+/* Read one part with the version @tag ("": any), which becomes that of the answer. */
+static int read_range(struct kvs_conf *c, const struct kvs_conf_key *key, uint64_t offset,
+                      size_t len, uint8_t *buf, char tag[KV_STORE_TAG_MAX])
+{
+    kv_store_range range = {
+        .hash = key->bytes, .hash_len = key->len, .offset = offset, .len = len, .buf = buf};
+    int rc;
+
+    memcpy(range.tag, tag, sizeof(range.tag));
+    range.rc = -EIO;
+    rc = c->ext->get_ranges(c->h, &range, 1);
+    memcpy(tag, range.tag, sizeof(range.tag));
+    return rc < 0 ? rc : rc == (range.rc == 0) ? range.rc : -EPROTO;
+}
+
+static enum kvs_verdict range_is(struct kvs_conf *c, const struct kvs_conf_key *key,
+                                 uint64_t offset, size_t len, const uint8_t *whole,
+                                 char tag[KV_STORE_TAG_MAX])
+{
+    uint8_t *buf = kvs_conf_alloc(c, len + 1);
+    int rc;
+
+    buf[len] = 0xa5;
+    rc = read_range(c, key, offset, len, buf, tag);
+    if (rc != 0)
+        return kvs_conf_fail(c, "%zu bytes at %llu: %d", len, (unsigned long long)offset, rc);
+    if (memcmp(buf, whole + offset, len) != 0)
+        return kvs_conf_fail(c, "%zu bytes at %llu: other bytes", len, (unsigned long long)offset);
+    return buf[len] == 0xa5 ? KVS_PASS : kvs_conf_fail(c, "wrote behind the consumer's memory");
+}
+
+/* Bytes of another object under the key must not be taken for the version of before. */
+static enum kvs_verdict check_replaced(struct kvs_conf *c, const struct kvs_conf_key *key,
+                                       char tag[KV_STORE_TAG_MAX])
+{
+    uint8_t *other = kvs_conf_data(c, RANGES_LEN, 77), buf[10];
+    char fresh[KV_STORE_TAG_MAX] = "";
+    int rc;
+
+    if (!KVS_CONF_HAS(c, delete_chunk))
+        return KVS_PASS;
+    if (c->ext->delete_chunk(c->h, key->bytes, key->len) != 0)
+        return kvs_conf_fail(c, "delete_chunk failed");
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, key, other, RANGES_LEN, -1));
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    rc = read_range(c, key, 1000, sizeof(buf), buf, tag);
+    if (rc != -ESTALE)
+        return kvs_conf_fail(c, "the chunk was replaced, and the version of before asked for: %d",
+                             rc);
+    return range_is(c, key, 1000, 10, other, fresh);
+}
+
+static enum kvs_verdict check_get_ranges(struct kvs_conf *c)
+{
+    struct kvs_conf_key key = kvs_conf_key(c, 24), none = kvs_conf_key(c, 24);
+    uint8_t *data = kvs_conf_data(c, RANGES_LEN, 5), buf[10];
+    char tag[KV_STORE_TAG_MAX] = "", other[KV_STORE_TAG_MAX] = "\"no-such-version\"";
+    int rc;
+
+    NEED(c, get_ranges, "a tiered store keeps no packs there: each blob is read by a call");
+    KVS_CONF_TRY(kvs_conf_put(c, c->h, &key, data, RANGES_LEN, 0));
+    KVS_CONF_TRY(kvs_conf_publish(c, c->h, kvs_conf_name(c, ""), "m", 1));
+    kvs_conf_close(c, c->h);
+    KVS_CONF_TRY(kvs_conf_open(c, &c->h));
+    KVS_CONF_TRY(range_is(c, &key, 0, 1, data, tag));
+    if (!tag[0])
+        return kvs_conf_fail(c, "told no version");
+    KVS_CONF_TRY(range_is(c, &key, 0, RANGES_LEN, data, tag));
+    KVS_CONF_TRY(range_is(c, &key, 4097, 130000, data, tag));
+    KVS_CONF_TRY(range_is(c, &key, RANGES_LEN - 7, 7, data, tag));
+    rc = read_range(c, &key, RANGES_LEN - 7, 8, buf, tag);
+    if (rc != -ERANGE)
+        return kvs_conf_fail(c, "a part that ends behind the chunk: %d", rc);
+    rc = read_range(c, &key, RANGES_LEN + 10, 8, buf, tag);
+    if (rc != -ERANGE)
+        return kvs_conf_fail(c, "a part that begins behind the chunk: %d", rc);
+    rc = read_range(c, &key, 0, 8, buf, other);
+    if (rc != -ESTALE)
+        return kvs_conf_fail(c, "a version that isn't there: %d", rc);
+    other[0] = '\0';
+    rc = read_range(c, &none, 0, 8, buf, other);
+    if (rc != -ENOENT)
+        return kvs_conf_fail(c, "of a missing chunk: %d", rc);
+    return check_replaced(c, &key, tag);
+}
+
 const struct kvs_conf_check KVS_CONF_EXT[] = {
     {"ext: table has a size and version 1", check_table},
     {"ext: exists_chunks", check_exists},
@@ -527,5 +617,6 @@ const struct kvs_conf_check KVS_CONF_EXT[] = {
     {"ext: put_parts", check_put_parts},
     {"ext: delete_chunk_if", check_delete_chunk_if},
     {"ext: new_chunks", check_new_chunks},
+    {"ext: get_ranges", check_get_ranges},
     {NULL, NULL},
 };

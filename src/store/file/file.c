@@ -140,6 +140,7 @@ const kv_store_ext *kvs_file_ext(void)
         .stream_chunk = stream_chunk,
         .get_parts = get_parts,
         .put_parts = kvs_file_put_parts,
+        .get_ranges = kvs_file_get_ranges,
     };
 
     return &table;

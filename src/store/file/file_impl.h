@@ -609,6 +609,7 @@ int kvs_file_exists(kv_store_v1 *h, const uint8_t *keys, size_t key_len, size_t 
                     uint8_t *ret_present);
 int kvs_file_touch(kv_store_v1 *h, const uint8_t *keys, size_t key_len, size_t n);
 int kvs_file_stats(kv_store_v1 *h, kv_store_stats *ret);
+int kvs_file_get_ranges(kv_store_v1 *h, kv_store_range *ranges, size_t n);
 int kvs_file_delete_chunk(kv_store_v1 *h, const uint8_t *key, size_t key_len);
 int kvs_file_delete_chunk_if(kv_store_v1 *h, const uint8_t *key, size_t key_len,
                              const uint8_t *data, size_t len);
