@@ -97,6 +97,27 @@ typedef struct {
     uint32_t reserved[3];
 } kv_store_range;
 
+/** What pack_chunks is to do. Zeros mean defaults. */
+typedef struct {
+    size_t size;
+    const char *to;     /* name of the member that gets the packs */
+    const char *from;   /* name of the member whose chunks are packed; NULL: @to */
+    uint64_t min_bytes; /* of a pack's chunks: too few are left as they are; 0: 8 MiB */
+    uint64_t max_bytes; /* of a pack's chunks, 64 MiB at most; 0: 64 MiB */
+    uint64_t idle_s;    /* leave chunks alone that were used within this time; 0: none */
+} kv_store_pack_opts;
+
+/** Result of pack_chunks. */
+typedef struct {
+    size_t size;
+    uint64_t packs, packed_bytes; /* written by this call */
+    uint64_t packed;              /* chunks that are in packs now */
+    uint64_t removed;             /* single chunks removed */
+    uint64_t in_use;              /* chunks left: used within idle_s */
+    uint64_t left;                /* chunks left: too few for a pack, or too long */
+    uint64_t missing, errors;
+} kv_store_packed;
+
 /** Optional functions of a backend. Each pointer may be NULL. */
 typedef struct {
     size_t size;      /* sizeof(kv_store_ext) as the backend was built */
@@ -234,6 +255,16 @@ typedef struct {
      * needs one of its own. buf means nothing after a failure.
      */
     int (*get_ranges)(kv_store_v1 *self, kv_store_range *ranges, size_t n);
+
+    /**
+     * For stores of several members: rewrite @n chunks of a member, in this order, into few long objects
+     * (packs), which are read by parts, and remove the single ones. Readers find each chunk all
+     * the time. Waits between both as long as the store's configuration says. The same call again goes
+     * on where one was cut off. Returns 0 (see @ret); -ENOENT: no such member; -ENOTSUP: the member can't have
+     * packs; -EROFS; another error, after which *@ret counts what was done.
+     */
+    int (*pack_chunks)(kv_store_v1 *self, const kv_store_pack_opts *opts, const uint8_t *hashes,
+                       size_t hash_len, size_t n, kv_store_packed *ret);
 } kv_store_ext;
 
 /** Optional export of a backend. The table is valid as long as the library is loaded. */

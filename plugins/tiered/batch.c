@@ -11,7 +11,8 @@ enum { PASSES = 3 };
 /* A part of a batch, for one member. */
 struct part {
     struct kvs_store *store;
-    const struct trd_member *member;
+    struct trd_member *member;
+    uint64_t linger_ns;
     uint8_t *hashes;
     size_t hash_len, n;
     const size_t *at; /* where the keys are in the batch */
@@ -28,6 +29,7 @@ struct batch {
     const uint8_t *hashes;
     size_t hash_len, n;
     ask_fn ask;
+    ask_fn ask_packs; /* asked first, of the member's packs */
     void *arg;
     uint8_t *state;   /* of each key */
     uint32_t *asked;  /* members that have answered, or failed, in this pass */
@@ -82,6 +84,26 @@ static void choose(struct batch *b, unsigned i, bool known)
     }
 }
 
+/* Take what the member's packs have, and leave the other keys in the part. */
+static void take_packed(struct batch *b, unsigned i)
+{
+    struct part *part = &b->part;
+    size_t left = 0;
+
+    for (size_t k = 0; k < part->n; k++) {
+        size_t at = b->at[k];
+
+        b->state[at] = part->state[k] != KVS_MISSING ? part->state[k] : b->state[at];
+        if (part->state[k] == KVS_THERE) {
+            trd_places_note(b->self->places, key_of(b, at), b->hash_len, i);
+            continue;
+        }
+        memmove(part->hashes + left * b->hash_len, part->hashes + k * b->hash_len, b->hash_len);
+        b->at[left++] = at;
+    }
+    part->n = left;
+}
+
 static int take_answers(struct batch *b, unsigned i, int rc)
 {
     const struct part *part = &b->part;
@@ -115,12 +137,21 @@ static int ask_member(struct batch *b, unsigned i, bool known)
     if (trd_enter(member, &use)) {
         part->store = use.store;
         part->member = member;
+        rc = 0;
         part->hash_len = b->hash_len;
         part->at = b->at;
         part->known = known;
         part->last = !known && i + 1 == b->self->n_members;
+        part->linger_ns = b->self->linger_ns;
+        if (trd_may_have_packs(&member->catalog)) {
+            rc = b->ask_packs(part, b->arg);
+            if (rc == 0)
+                take_packed(b, i);
+        }
         memset(part->state, KVS_MISSING, part->n);
-        rc = trd_leave(member, use, b->ask(part, b->arg));
+        if (rc == 0 && part->n)
+            rc = b->ask(part, b->arg);
+        trd_leave(member, use, rc);
     }
     return take_answers(b, i, rc);
 }
@@ -160,13 +191,19 @@ static int find(struct batch *b)
 
     for (int i = 0; i < PASSES && rc == 0; i++) {
         uint64_t start = kv_now_ns();
+        bool changed = false;
 
         rc = ask_all(b);
         if (rc == 0)
             rc = result(b);
-        if (rc <= 0 || kv_now_ns() - start <= b->self->linger_ns)
-            return KV_MIN(rc, 0);
+        if (rc <= 0)
+            return rc;
         rc = 0;
+        if (kv_now_ns() - start > b->self->linger_ns)
+            continue;
+        rc = trd_packs_look_again(b->self, &changed);
+        if (rc < 0 || !changed)
+            return rc;
     }
     return rc ? rc : -EIO;
 }
@@ -199,6 +236,13 @@ int trd_look(struct kvs_store *store, const uint8_t *hashes, size_t hash_len, si
     return 0;
 }
 
+static int look_packs(struct part *part, void *arg)
+{
+    (void)arg;
+    return trd_catalog_look(&part->member->catalog, part->store, part->linger_ns, part->hashes,
+                            part->hash_len, part->n, part->state);
+}
+
 static int ask_look(struct part *part, void *arg)
 {
     (void)arg;
@@ -208,8 +252,12 @@ static int ask_look(struct part *part, void *arg)
 int trd_exists(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,
                uint8_t *ret_present)
 {
-    struct batch b = {
-        .self = self, .hashes = hashes, .hash_len = hash_len, .n = n, .ask = ask_look};
+    struct batch b = {.self = self,
+                      .hashes = hashes,
+                      .hash_len = hash_len,
+                      .n = n,
+                      .ask = ask_look,
+                      .ask_packs = look_packs};
     int rc;
 
     if (!are_keys(hashes, hash_len, n))
@@ -233,6 +281,18 @@ static size_t keep_there(struct part *part)
     return n;
 }
 
+static int touch_packs(struct part *part, void *arg)
+{
+    int rc = look_packs(part, NULL);
+
+    if (rc == 0 && !part->member->config->read_only)
+        rc = trd_catalog_touch(&part->member->catalog, part->store, part->hashes, part->hash_len,
+                               part->n);
+    for (size_t i = 0; rc == 0 && i < part->n; i++)
+        *(int *)arg += part->state[i] == KVS_THERE;
+    return rc;
+}
+
 static int ask_touch(struct part *part, void *arg)
 {
     int rc = trd_look(part->store, part->hashes, part->hash_len, part->n, part->state);
@@ -253,6 +313,7 @@ int trd_touch(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t 
                       .hash_len = hash_len,
                       .n = n,
                       .ask = ask_touch,
+                      .ask_packs = touch_packs,
                       .arg = &marked};
 
     if (!are_keys(hashes, hash_len, n))
@@ -260,6 +321,17 @@ int trd_touch(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t 
     rc = find(&b);
     end(&b);
     return rc == -EIO && marked ? marked : rc < 0 ? trd_done(self, rc) : marked;
+}
+
+/* Count blobs in packs of a member that isn't near. */
+static int prefetch_packs(struct part *part, void *arg)
+{
+    int rc = look_packs(part, NULL);
+    bool near = *part->member->config->uri == '/';
+
+    for (size_t i = 0; rc == 0 && !near && i < part->n; i++)
+        *(size_t *)arg += part->state[i] == KVS_THERE;
+    return rc;
 }
 
 /* The last member fetches all that no other one has, without a look before. */
@@ -284,14 +356,21 @@ static int ask_prefetch(struct part *part, void *arg)
 
 int trd_prefetch(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n)
 {
-    struct batch b = {
-        .self = self, .hashes = hashes, .hash_len = hash_len, .n = n, .ask = ask_prefetch};
+    size_t packed = 0;
+    struct batch b = {.self = self,
+                      .hashes = hashes,
+                      .hash_len = hash_len,
+                      .n = n,
+                      .ask = ask_prefetch,
+                      .ask_packs = prefetch_packs,
+                      .arg = &packed};
     int rc = are_keys(hashes, hash_len, n) ? begin(&b) : -EINVAL;
 
     if (rc == 0)
         ask_all(&b);
     end(&b);
-    return trd_done(self, rc);
+    /* Consumers whose prefetch fails get the window by a batch, which reads a pack's blobs together. */
+    return rc == 0 && packed > 1 ? -ENOTSUP : trd_done(self, rc);
 }
 
 /* -- get --------------------------------------------------------------------------------------- */
@@ -323,6 +402,26 @@ static int ask_get(struct part *part, void *arg)
     free(data);
     free(len);
     return KV_MIN(rc, 0);
+}
+
+static int get_packs(struct part *part, void *arg)
+{
+    struct values *to = arg;
+    void **data = calloc(part->n, sizeof(*data));
+    size_t *len = calloc(part->n, sizeof(*len));
+    int rc = data && len ? 0 : -ENOMEM;
+
+    if (rc == 0)
+        rc = trd_catalog_get_many(&part->member->catalog, part->store, part->hashes, part->hash_len,
+                                  part->n, data, len, part->state);
+    for (size_t i = 0; rc == 0 && i < part->n; i++)
+        if (part->state[i] == KVS_THERE) {
+            to->data[part->at[i]] = data[i];
+            to->len[part->at[i]] = len[i];
+        }
+    free(data);
+    free(len);
+    return rc;
 }
 
 /* As ask_get, from a backend without extensions: its misses need a proof each. */
@@ -375,6 +474,7 @@ int trd_get_many(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size
                       .hash_len = hash_len,
                       .n = n,
                       .ask = ask_get_singly,
+                      .ask_packs = get_packs,
                       .arg = &to};
     int rc;
 

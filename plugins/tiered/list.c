@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Listings, collection and statistics over all members. */
 #include "base/core/log.h"
+#include "tiered/pack_sweep.h"
 #include "tiered/store.h"
 
 struct listing {
-    kv_store_each_fn each;
+    kv_store_each_fn each; /* the caller's */
     void *arg;
     struct trd_keys *seen; /* chunks listed already; NULL: there is one member */
     int stopped;
@@ -45,21 +46,53 @@ int trd_list_manifests(kv_store_v1 *self, kv_store_each_fn each, void *arg)
 static int give_chunk(void *arg, const kv_store_entry *entry)
 {
     struct listing *l = arg;
-    int rc = l->seen ? trd_keys_add(l->seen, entry->hash, entry->hash_len) : 1;
+    int rc = 0;
+
+    if (!trd_is_pack_key(entry->hash, entry->hash_len))
+        rc = l->seen ? trd_keys_add(l->seen, entry->hash, entry->hash_len) : 1;
 
     if (rc != 1)
         return l->stopped = rc;
     return l->stopped = l->each(l->arg, entry);
 }
 
+/* List what lies in a member's packs. Called after all single blobs: one that is packed meanwhile is seen
+ * here. */
+static int list_packs(struct trd_member *member, struct listing *l)
+{
+    struct trd_packs *packs;
+    struct trd_use use;
+    int rc = 0;
+
+    if (!trd_enter(member, &use) ||
+        trd_leave(member, use, trd_catalog_read(&member->catalog, use.store, 0, NULL)) < 0)
+        return -EIO;
+    packs = trd_catalog_hold(&member->catalog);
+    for (size_t i = 0; packs && i < packs->n && rc == 0; i++) {
+        const struct trd_pack *pack = packs->of[i];
+
+        for (uint32_t k = 0; k < pack->index.n && rc == 0; k++) {
+            kv_store_entry entry = {.size = sizeof(entry), .len = pack->index.entries[k].len};
+
+            entry.hash = trd_pack_entry_key(&pack->index, k, &entry.hash_len);
+            if (!atomic_load_explicit(&pack->gone[k], memory_order_relaxed))
+                rc = give_chunk(l, &entry);
+        }
+    }
+    trd_packs_release(packs);
+    return rc;
+}
+
 int trd_list_chunks(kv_store_v1 *self, kv_store_each_fn each, void *arg)
 {
     struct trd_keys seen = {0};
-    struct listing l = {.each = each, .arg = arg, .seen = self->n_members > 1 ? &seen : NULL};
+    struct listing l = {.each = each, .arg = arg, .seen = &seen};
     int rc = 0;
 
     for (size_t i = 0; i < self->n_members && rc == 0; i++)
         rc = list_at(&self->members[i], &l, give_chunk, true);
+    for (size_t i = 0; i < self->n_members && rc == 0; i++)
+        rc = list_packs(&self->members[i], &l);
     trd_keys_fini(&seen);
     return l.stopped ? l.stopped : trd_done(self, rc);
 }
@@ -73,18 +106,51 @@ static int count_one(void *arg, const kv_store_entry *entry)
     return 0;
 }
 
+/* What a member's sweep keeps: what the caller says, and published packs. */
+struct keep {
+    kv_store_live_fn live;
+    void *arg;
+    const struct trd_keys *packs;
+};
+
+static int is_live(void *arg, const uint8_t *hash, size_t hash_len)
+{
+    const struct keep *keep = arg;
+
+    return trd_is_pack_key(hash, hash_len) ? trd_keys_has(keep->packs, hash, hash_len)
+                                           : keep->live(keep->arg, hash, hash_len);
+}
+
+/* Sweep a member's single blobs, half-written packs among them, then its packs. */
+static int sweep_member(struct trd_member *member, struct kvs_store *store, uint64_t linger_ns,
+                        uint64_t min_age_s, const struct keep *caller, kv_store_swept *swept)
+{
+    struct trd_keys packs = {0};
+    struct keep keep = {caller->live, caller->arg, &packs};
+    int rc = store->ext.sweep_chunks ? 0 : -ENOTSUP;
+
+    if (rc == 0)
+        rc = trd_published_packs(store, &packs);
+    if (rc == 0)
+        rc = store->ext.sweep_chunks(store->backend, min_age_s, is_live, &keep, swept);
+    if (rc == 0 && packs.n) {
+        swept->kept -= KV_MIN(swept->kept, (uint64_t)packs.n);
+        rc = trd_sweep_packs(member->config, linger_ns, min_age_s, caller->live, caller->arg, swept);
+    }
+    trd_keys_fini(&packs);
+    return rc;
+}
+
 /* Sweep one member, and add to @sums. */
-static void sweep_at(struct trd_member *member, uint64_t min_age_s, kv_store_live_fn live,
-                     void *arg, kv_store_swept *sums)
+static void sweep_at(struct trd_member *member, uint64_t linger_ns, uint64_t min_age_s,
+                     const struct keep *caller, kv_store_swept *sums)
 {
     kv_store_swept swept = {.size = sizeof(swept)};
     struct trd_use use;
     int rc = -EHOSTDOWN;
 
     if (trd_enter(member, &use)) {
-        rc = use.store->ext.sweep_chunks
-                 ? use.store->ext.sweep_chunks(use.store->backend, min_age_s, live, arg, &swept)
-                 : -ENOTSUP;
+        rc = sweep_member(member, use.store, linger_ns, min_age_s, caller, &swept);
         trd_leave(member, use, rc);
     }
     if (rc < 0) {
@@ -102,6 +168,7 @@ static void sweep_at(struct trd_member *member, uint64_t min_age_s, kv_store_liv
 int trd_sweep(kv_store_v1 *self, uint64_t min_age_s, kv_store_live_fn live, void *arg,
               kv_store_swept *ret)
 {
+    const struct keep caller = {.live = live, .arg = arg};
     kv_store_swept sums = {.size = ret->size};
     unsigned with = 0;
     uint64_t n = 0;
@@ -110,7 +177,7 @@ int trd_sweep(kv_store_v1 *self, uint64_t min_age_s, kv_store_live_fn live, void
         uint64_t before = sums.kept;
 
         if (!self->members[i].config->read_only)
-            sweep_at(&self->members[i], min_age_s, live, arg, &sums);
+            sweep_at(&self->members[i], self->linger_ns, min_age_s, &caller, &sums);
         with += sums.kept > before;
     }
     /* Count once the chunks that two members have kept. */
@@ -125,6 +192,16 @@ int trd_sweep(kv_store_v1 *self, uint64_t min_age_s, kv_store_live_fn live, void
 static uint64_t add(uint64_t sum, uint64_t more)
 {
     return sum == UINT64_MAX || more == UINT64_MAX ? UINT64_MAX : sum + more;
+}
+
+/* True when packs make the number of chunks another than what the member tells. */
+static bool any_packs(kv_store_v1 *self)
+{
+    bool any = false;
+
+    for (size_t i = 0; i < self->n_members; i++)
+        any |= trd_has_packs(&self->members[i].catalog);
+    return any;
 }
 
 /* Add what a member tells. Without its answer the totals are unknown. */
@@ -154,7 +231,7 @@ int trd_stats(kv_store_v1 *self, kv_store_stats *ret)
 
     for (size_t i = 0; i < self->n_members; i++)
         add_member(&self->members[i], &sums);
-    if (self->n_members > 1) /* copies count once, and companions don't: a listing tells */
+    if (self->n_members > 1 || any_packs(self)) /* copies count once, and companions don't: a listing tells */
         sums.n_chunks = sums.n_manifests = UINT64_MAX;
     sums.puts = atomic_load_explicit(&self->puts, memory_order_relaxed);
     sums.put_hits = atomic_load_explicit(&self->put_hits, memory_order_relaxed);

@@ -59,6 +59,7 @@ int trd_member_init(struct trd_member *member, const struct trd_member_config *c
     member->config = config;
     pthread_mutex_init(&member->lock, NULL);
     pthread_mutex_init(&member->commit, NULL);
+    trd_catalog_init(&member->catalog);
     member->breaker = (struct kv_breaker){.max_failures = 1,
                                           .first_wait_ns = FIRST_WAIT_MS * KV_NS_PER_MS,
                                           .max_wait_ns = MAX_WAIT_MS * KV_NS_PER_MS};
@@ -81,6 +82,7 @@ void trd_member_fini(struct trd_member *member)
         return;
     kvs_close(atomic_load(&member->store));
     trd_pending_fini(&member->pending);
+    trd_catalog_fini(&member->catalog);
     pthread_mutex_destroy(&member->lock);
     pthread_mutex_destroy(&member->commit);
 }

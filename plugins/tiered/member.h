@@ -17,6 +17,7 @@
 
 #include "base/core/breaker.h"
 #include "store/backend/store.h"
+#include "tiered/catalog.h"
 #include "tiered/config.h"
 #include "tiered/keys.h"
 
@@ -28,6 +29,8 @@ struct trd_member {
     _Atomic(struct kvs_store *) store; /* NULL until it has been opened; closed by close alone */
     atomic_bool down;                  /* ask the breaker first */
     atomic_uint failures;              /* in a row */
+
+    struct trd_catalog catalog; /* its packs */
 
     pthread_mutex_t lock; /* guards what follows */
     struct kv_breaker breaker;

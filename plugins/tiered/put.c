@@ -22,11 +22,22 @@ static void note(kv_store_v1 *self, unsigned member, const uint8_t *hash, size_t
 typedef int (*put_fn)(struct kvs_store *store, const uint8_t *hash, size_t hash_len,
                       const void *arg);
 
+/* Keys of packs are the store's own. */
+static bool is_own_key(const uint8_t *hashes, size_t hash_len, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (trd_is_pack_key(hashes + i * hash_len, hash_len))
+            return true;
+    return false;
+}
+
 static int put_first(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, put_fn put,
                      const void *arg)
 {
     int result = self->config.n_puts ? 0 : -EROFS;
 
+    if (is_own_key(hash, hash_len, 1))
+        return trd_done(self, -EINVAL);
     if (!self->ever_put)
         atomic_store_explicit(&self->ever_put, true, memory_order_relaxed);
     for (size_t i = 0; i < self->config.n_puts; i++) {
@@ -178,7 +189,7 @@ int trd_put_many(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size
                  const uint8_t *const *data, const size_t *data_len, int *ret_each)
 {
     struct rest rest;
-    int rc = kvs_hashes_ok(hashes, hash_len, n) ? 0 : -EINVAL;
+    int rc = kvs_hashes_ok(hashes, hash_len, n) && !is_own_key(hashes, hash_len, n) ? 0 : -EINVAL;
     int *each = calloc(n + 1, sizeof(*each));
 
     if (rc == 0)
@@ -233,7 +244,20 @@ struct deletion {
     size_t len;
 };
 
-/* Delete from one member. Returns 1 when a conditional deletion removed it. */
+/* Delete from a member's packs. Returns the number of packs that had it. */
+static int delete_packed(struct trd_member *member, struct kvs_store *store,
+                         const struct deletion *d)
+{
+    uint8_t state = KVS_MISSING;
+    int rc;
+
+    if (!member->config->read_only)
+        return trd_catalog_delete(&member->catalog, store, d->hash, d->hash_len, d->data, d->len);
+    rc = trd_catalog_look(&member->catalog, store, 0, d->hash, d->hash_len, 1, &state);
+    return rc < 0 ? rc : state == KVS_MISSING ? 0 : -EROFS;
+}
+
+/* Delete single blobs from one member. Returns 1 when a conditional deletion removed it. */
 static int delete_at(struct trd_member *member, struct kvs_store *store, const struct deletion *d)
 {
     uint8_t state = KVS_MISSING;
@@ -255,10 +279,14 @@ static int delete_everywhere(kv_store_v1 *self, const struct deletion *d)
     for (size_t i = 0; i < self->n_members; i++) {
         struct trd_member *member = &self->members[i];
         struct trd_use use;
-        int rc = -EIO;
+        int rc = -EIO, packed;
 
-        if (trd_enter(member, &use))
-            rc = trd_leave(member, use, delete_at(member, use.store, d));
+        if (trd_enter(member, &use)) {
+            packed = delete_packed(member, use.store, d);
+            rc = packed < 0 ? packed : delete_at(member, use.store, d);
+            trd_leave(member, use, rc);
+            removed |= d->data && packed > 0;
+        }
         removed |= rc == 1;
         if (rc < 0 && result == 0)
             result = kv_breaker_counts(rc) ? -EIO : rc;

@@ -113,6 +113,7 @@ const kv_store_ext *kv_store_get_ext(void)
         .delete_chunk_if = trd_delete_if,
         .new_chunks = trd_new_chunks,
         .is_near = is_near,
+        .pack_chunks = trd_pack_chunks,
     };
 
     return &table;

@@ -5,6 +5,7 @@
  *   store.c    open, close, the tables      find.c     one blob: ask the members for it
  *   put.c      puts, and what they leave    batch.c    many blobs: split by member
  *   publish.c  manifests, flush             list.c     listings, sweep, statistics
+ *   catalog.c  packs of a member            pack_get.c reading them
  *
  * A miss is certain for this reason (find.c, batch.c). A mover copies a blob to its target, and removes it
  * from its source `linger` later or more. Say a reader asks all members within `linger`, and each
@@ -16,7 +17,8 @@
  *                 │                                              │     asked: gone
  *                 ├──────────── more than linger between the two asks ─┤
  *
- * Then no move has hidden the blob, and it is missing. Asks that took longer are repeated.
+ * Then no move has hidden the blob, and it is missing. Asks that took longer are repeated. A member's
+ * packs (catalog.h) are another place in it, which is asked from memory.
  */
 #ifndef KV_TIERED_STORE_H
 #define KV_TIERED_STORE_H
@@ -45,13 +47,29 @@ int trd_done(kv_store_v1 *self, int rc);
  * error. */
 typedef int (*trd_try_fn)(struct kvs_store *store, const uint8_t *hash, size_t hash_len, void *arg);
 
+/** Take a blob that lay in a pack, and its malloc'd bytes. Returns as trd_try_fn. */
+typedef int (*trd_take_fn)(void *arg, void *data, size_t len);
+
+/** How to get a blob. */
+struct trd_how {
+    trd_try_fn try;
+    trd_take_fn take;
+    void *arg;
+};
+
 /**
- * Ask for a blob: where it was seen last, then the other members. @but: a member that isn't asked;
- * -1: none. Returns 0; -ENOENT when every member lacks it; -EBADMSG; -EIO when a member that may have
+ * Ask for a blob: where it was seen last, then the other members. @but: a member of which only the packs
+ * are asked; -1: none. Returns 0; -ENOENT when every member lacks it; -EBADMSG; -EIO when a member that may have
  * it can't be asked; what else @try returned.
  */
-int trd_find(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, int but, trd_try_fn try,
-             void *arg);
+int trd_find(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, int but,
+             const struct trd_how *how);
+
+/**
+ * Read what has changed in members' packs, where that was last done more than `linger` ago. Sets
+ * *@ret_changed when it tells of packs that came or went. Returns 0; -EIO: a member didn't answer.
+ */
+int trd_packs_look_again(kv_store_v1 *self, bool *ret_changed);
 
 /** Get a chunk, malloc'd into *@ret, from any member but @but. Returns as trd_find. */
 int trd_get_elsewhere(kv_store_v1 *self, const uint8_t *hash, size_t hash_len, int but, void **ret,
@@ -99,6 +117,11 @@ int trd_get_manifest(kv_store_v1 *self, const char *name, uint8_t **out_data, si
 int trd_delete_manifest(kv_store_v1 *self, const char *name);
 int trd_list_refs(kv_store_v1 *self, const char *name, kv_store_each_fn each, void *arg);
 int trd_flush(kv_store_v1 *self);
+
+/* -- pack_call.c ------------------------------------------------------------------------------- */
+
+int trd_pack_chunks(kv_store_v1 *self, const kv_store_pack_opts *opts, const uint8_t *hashes,
+                    size_t hash_len, size_t n, kv_store_packed *ret);
 
 /* -- list.c ------------------------------------------------------------------------------------ */
 

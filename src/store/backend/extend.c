@@ -444,6 +444,18 @@ int kvs_get_ranges(struct kvs_store *store, kv_store_range *ranges, size_t n)
     return rc;
 }
 
+int kvs_pack_chunks(struct kvs_store *store, const kv_store_pack_opts *opts, const void *hashes,
+                    size_t hash_len, size_t n, kv_store_packed *ret)
+{
+    if (!store || !kv_sized(opts, "kv_store_pack_opts") || !kv_sized(ret, "kv_store_packed") ||
+        !kvs_hashes_ok(hashes, hash_len, n) || n > INT_MAX)
+        return -EINVAL;
+    if (!store->ext.pack_chunks)
+        return -ENOTSUP;
+    return kvs_check_rc(store, "pack_chunks",
+                        store->ext.pack_chunks(store->backend, opts, hashes, hash_len, n, ret), 0);
+}
+
 /* -- the rest ---------------------------------------------------------------------------------- */
 
 int kvs_flush(struct kvs_store *store)

@@ -75,6 +75,13 @@ int kvs_new_chunks(struct kvs_store *store, const void *hashes, size_t hash_len,
 int kvs_get_ranges(struct kvs_store *store, kv_store_range *ranges, size_t n);
 
 /**
+ * Rewrite chunks of a member into packs, as pack_chunks of kv_store_ext.h. -ENOTSUP: the store has no
+ * members. Any thread.
+ */
+int kvs_pack_chunks(struct kvs_store *store, const kv_store_pack_opts *opts, const void *hashes,
+                    size_t hash_len, size_t n, kv_store_packed *ret);
+
+/**
  * Note the results of puts, for kvs_close: of @stored and @hits chunks (0 and 1). A hit is something
  * to lose when a save may have put the chunk, which close drops otherwise. Any thread.
  */

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A dead blob of a pack may have become live since the caller read the manifests: a writer put or hit it.
+ * Such a writer has a single blob, which has an age of its own, or had one that was dropped in favour of
+ * a pack younger than an hour. So packs younger than the grace time keep all blobs.
+ */
+#include "tiered/pack_sweep.h"
+
+#include "base/core/clock.h"
+#include "base/core/log.h"
+
+/* -- which packs there are, and when they were used --------------------------------------------- */
+
+static int note_pack(void *arg, const kv_store_entry *entry)
+{
+    struct trd_pack_name pack;
+    uint8_t key[TRD_PACK_KEY];
+
+    if (!trd_pack_read_name(entry->name, &pack))
+        return 0;
+    trd_pack_key(pack.id, key);
+    return KV_MIN(trd_keys_add(arg, key, sizeof(key)), 0);
+}
+
+int trd_published_packs(struct kvs_store *store, struct trd_keys *ret)
+{
+    return store->ext.list_manifests ? kvs_list(store, note_pack, ret) : 0;
+}
+
+/* Packs that weren't used since. */
+struct old_ones {
+    struct trd_keys keys;
+    uint64_t before_s;
+};
+
+static int note_old(void *arg, const kv_store_entry *entry)
+{
+    struct old_ones *old = arg;
+
+    if (!trd_is_pack_key(entry->hash, entry->hash_len) || !entry->used_s ||
+        entry->used_s > old->before_s)
+        return 0;
+    return KV_MIN(trd_keys_add(&old->keys, entry->hash, entry->hash_len), 0);
+}
+
+/* -- notes of deleted blobs whose pack is gone --------------------------------------------------- */
+
+static int note_gone(void *arg, const kv_store_entry *entry)
+{
+    uint8_t id[TRD_PACK_ID];
+    uint32_t i;
+
+    if (trd_gone_read_name(entry->name, id, &i))
+        kv_buf_append(arg, entry->name, strlen(entry->name) + 1);
+    return ((struct kv_buf *)arg)->error;
+}
+
+/* A sweep that died may have left some. Notes are listed before packs: one of a pack that is published
+ * meanwhile isn't among them. */
+static int remove_orphans(struct kvs_store *store)
+{
+    struct kv_buf names = KV_BUF_INIT;
+    struct trd_keys packs = {0};
+    int rc = kvs_list(store, note_gone, &names);
+
+    if (rc == 0 && names.len)
+        rc = trd_published_packs(store, &packs);
+    for (size_t at = 0; at < names.len && rc == 0; at += strlen(names.data + at) + 1) {
+        uint8_t id[TRD_PACK_ID], key[TRD_PACK_KEY];
+        uint32_t i;
+
+        if (trd_gone_read_name(names.data + at, id, &i)) {
+            trd_pack_key(id, key);
+            if (!trd_keys_has(&packs, key, sizeof(key)))
+                rc = kvs_delete_manifest(store, names.data + at);
+        }
+    }
+    trd_keys_fini(&packs);
+    kv_buf_fini(&names);
+    return rc;
+}
+
+/* -- one pack ---------------------------------------------------------------------------------- */
+
+/* A pack whose live blobs are in new ones. */
+struct rewritten {
+    struct trd_pack *pack;
+    uint8_t *live; /* of each entry: it was copied */
+};
+
+struct sweep {
+    struct trd_packing *p;
+    kv_store_live_fn live;
+    void *arg;
+    kv_store_swept *swept;
+    struct trd_filling filling; /* live blobs of packs that are rewritten */
+    struct rewritten *rewritten;
+    size_t n_rewritten;
+    bool removed; /* some pack */
+};
+
+/* Blobs of a pack, weighed. */
+struct weighed {
+    uint8_t *live; /* of each entry */
+    uint32_t n;
+    uint64_t bytes, live_bytes;
+};
+
+static int weigh(const struct sweep *s, const struct trd_pack *pack, struct weighed *ret)
+{
+    const struct trd_pack_index *index = &pack->index;
+
+    *ret = (struct weighed){.live = calloc(index->n + (size_t)1, 1)};
+    if (!ret->live)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < index->n; i++) {
+        size_t len;
+        const uint8_t *key = trd_pack_entry_key(index, i, &len);
+
+        ret->live[i] = !atomic_load(&pack->gone[i]) && s->live(s->arg, key, len);
+        ret->n += ret->live[i];
+        ret->bytes += index->entries[i].len;
+        ret->live_bytes += ret->live[i] ? index->entries[i].len : 0;
+    }
+    return 0;
+}
+
+/* Add a blob to the pack that is being filled; publish that first when it is full. */
+static int add(struct sweep *s, const struct trd_pack_index *index, uint32_t i, const void *data)
+{
+    size_t key_len, len = index->entries[i].len;
+    const uint8_t *key = trd_pack_entry_key(index, i, &key_len);
+    int rc = 0;
+
+    if (s->filling.bytes && s->filling.bytes + len > TRD_PACK_MAX_BYTES)
+        rc = trd_pack_publish(s->p, &s->filling);
+    if (rc < 0)
+        return rc;
+    trd_pack_add(&s->filling.builder, key, key_len, data, len);
+    s->filling.bytes += len;
+    return s->filling.builder.bytes.error || s->filling.builder.entries.error ? -ENOMEM : 0;
+}
+
+/* Read the live blobs, and add them when all could be read. -EBADMSG: one couldn't. */
+static int copy_live(struct sweep *s, struct trd_pack *pack, const struct weighed *w)
+{
+    struct trd_packed_read *reads = calloc(w->n + (size_t)1, sizeof(*reads));
+    size_t n = 0;
+    int rc = reads ? 0 : -ENOMEM;
+
+    for (uint32_t i = 0; rc == 0 && i < pack->index.n; i++)
+        if (w->live[i])
+            reads[n++].from = (struct trd_packed){pack, i};
+    if (rc == 0)
+        rc = trd_packs_get(s->p->to, reads, n);
+    for (size_t i = 0; rc == 0 && i < n; i++)
+        rc = reads[i].rc;
+    for (size_t i = 0; rc == 0 && i < n; i++)
+        rc = add(s, &pack->index, reads[i].from.entry, reads[i].data);
+    for (size_t i = 0; i < n; i++)
+        free(reads[i].data);
+    free(reads);
+    return rc;
+}
+
+static int sweep_pack(struct sweep *s, struct trd_pack *pack)
+{
+    struct weighed w;
+    int rc = weigh(s, pack, &w);
+
+    if (rc == 0 && w.n == 0) {
+        rc = trd_pack_remove(s->p, pack);
+        s->removed = true;
+    } else if (rc == 0 && 2 * w.live_bytes < w.bytes) {
+        rc = copy_live(s, pack, &w);
+        if (rc == 0)
+            s->rewritten[s->n_rewritten++] = (struct rewritten){pack, KV_STEAL(w.live)};
+    } else if (rc == 0) {
+        w.n = pack->index.n; /* its dead blobs stay */
+        w.live_bytes = w.bytes;
+    }
+    if (rc == 0) {
+        s->swept->kept += w.n;
+        s->swept->deleted += pack->index.n - w.n;
+        s->swept->deleted_bytes += w.bytes - w.live_bytes;
+    } else if (rc != -ENOMEM) { /* it stays */
+        kv_log_error("tiered", "a pack wasn't swept", "store=%s error=\"%s\"", s->p->to->label,
+                     strerror(-rc));
+        s->swept->kept += pack->index.n;
+        s->swept->errors++;
+    }
+    free(w.live);
+    return rc == -ENOMEM ? rc : 0;
+}
+
+/* -- all packs --------------------------------------------------------------------------------- */
+
+static void wait_ns(uint64_t ns)
+{
+    struct timespec left = {.tv_sec = (time_t)(ns / KV_NS_PER_S),
+                            .tv_nsec = (long)(ns % KV_NS_PER_S)};
+
+    while (nanosleep(&left, &left) < 0 && errno == EINTR)
+        ;
+}
+
+/* A blob that was deleted from an old pack while it was copied goes from the new one, too. */
+static int repeat_deletions(struct sweep *s, const struct rewritten *old)
+{
+    const struct trd_pack *pack = old->pack;
+    int rc = 0;
+
+    for (uint32_t i = 0; i < pack->index.n && rc >= 0; i++) {
+        size_t len;
+        const uint8_t *key = trd_pack_entry_key(&pack->index, i, &len);
+
+        if (old->live[i] && atomic_load(&pack->gone[i]))
+            rc = trd_catalog_delete(&s->p->catalog, s->p->to, key, len, NULL, 0);
+    }
+    return KV_MIN(rc, 0);
+}
+
+/* Publish the rest, and remove the old packs when readers have had time to learn of the new ones. */
+static int end_rewriting(struct sweep *s, uint64_t linger_ns)
+{
+    int rc = s->filling.builder.n ? trd_pack_publish(s->p, &s->filling) : 0;
+
+    if (rc == 0 && s->n_rewritten) {
+        wait_ns(linger_ns);
+        rc = trd_catalog_read(&s->p->catalog, s->p->to, 0, NULL);
+    }
+    for (size_t i = 0; i < s->n_rewritten && rc == 0; i++)
+        rc = repeat_deletions(s, &s->rewritten[i]);
+    for (size_t i = 0; i < s->n_rewritten && rc == 0; i++)
+        rc = trd_pack_remove(s->p, s->rewritten[i].pack);
+    return rc == 0 && (s->removed || s->n_rewritten) ? trd_write_mark(s->p->to) : rc;
+}
+
+static int sweep_all(struct sweep *s, const struct trd_packs *packs, const struct trd_keys *old,
+                     uint64_t linger_ns)
+{
+    int rc = trd_pack_begin(&s->filling.builder);
+
+    s->rewritten = calloc(packs->n + 1, sizeof(*s->rewritten));
+    rc = s->rewritten ? rc : -ENOMEM;
+    for (size_t i = 0; i < packs->n && rc == 0; i++) {
+        uint8_t key[TRD_PACK_KEY];
+
+        trd_pack_key(packs->of[i]->name.id, key);
+        if (trd_keys_has(old, key, sizeof(key)))
+            rc = sweep_pack(s, packs->of[i]);
+        else
+            s->swept->kept += packs->of[i]->index.n;
+    }
+    if (rc == 0)
+        rc = end_rewriting(s, linger_ns);
+    trd_pack_builder_fini(&s->filling.builder);
+    for (size_t i = 0; i < s->n_rewritten; i++)
+        free(s->rewritten[i].live);
+    free(s->rewritten);
+    return rc;
+}
+
+int trd_sweep_packs_of(struct trd_packing *p, uint64_t linger_ns, uint64_t min_age_s,
+                       kv_store_live_fn live, void *arg, kv_store_swept *swept)
+{
+    struct sweep s = {.p = p, .live = live, .arg = arg, .swept = swept};
+    uint64_t now_s = kv_wall_ns() / KV_NS_PER_S;
+    struct old_ones old = {.before_s = min_age_s ? now_s - KV_MIN(min_age_s, now_s) : UINT64_MAX};
+    struct trd_packs *packs;
+    int rc = kvs_list_chunks(p->to, note_old, &old);
+
+    if (rc == 0)
+        rc = trd_catalog_read(&p->catalog, p->to, 0, NULL);
+    packs = rc == 0 ? trd_catalog_hold(&p->catalog) : NULL;
+    if (packs)
+        rc = sweep_all(&s, packs, &old.keys, linger_ns);
+    trd_packs_release(packs);
+    trd_keys_fini(&old.keys);
+    return rc == 0 ? remove_orphans(p->to) : rc;
+}
+
+int trd_sweep_packs(const struct trd_member_config *member, uint64_t linger_ns, uint64_t min_age_s,
+                    kv_store_live_fn live, void *arg, kv_store_swept *swept)
+{
+    struct kvs_store *store = NULL;
+    struct trd_packing p;
+    int rc = kvs_open_existing(member->uri, &store);
+
+    if (rc < 0)
+        return rc;
+    kvs_publishes_by_hand(store);
+    rc = trd_packing_init(&p, store, store);
+    if (rc == 0)
+        rc = trd_sweep_packs_of(&p, linger_ns, min_age_s, live, arg, swept);
+    trd_packing_fini(&p);
+    kvs_close(store);
+    return rc;
+}
