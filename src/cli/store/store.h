@@ -38,6 +38,8 @@ struct kc_store_opts {
     bool no_grace, opaque_too, dry_run;
     uint64_t size, rounds;
     const char *yardstick;
+    const char *to, *from, *keys;
+    uint64_t least, most, idle_ms;
 };
 
 /** One run of a command. */
@@ -63,6 +65,7 @@ int kc_store_rm(struct kc_store_call *call);
 int kc_store_verify(struct kc_store_call *call);
 int kc_store_gc(struct kc_store_call *call);
 int kc_store_stats(struct kc_store_call *call);
+int kc_store_pack(struct kc_store_call *call);
 int kc_store_conformance(struct kc_store_call *call);
 int kc_store_bench(struct kc_store_call *call);
 

@@ -121,6 +121,50 @@ static const struct kv_arg GC_ARGS[] = {
      .help = "Delete nothing; print what would be deleted."},
 };
 
+static const struct kv_arg PACK_ARGS[] = {
+    {.name = "to",
+     .type = KV_ARG_STR,
+     .offset = AT(to),
+     .value = "MEMBER",
+     .help = "Member that gets the packs, by its name in the store's file. Required."},
+    {.name = "from",
+     .type = KV_ARG_STR,
+     .offset = AT(from),
+     .value = "MEMBER",
+     .help = "Member whose chunks are packed. Default: that of --to."},
+    {.name = "prefix",
+     .type = KV_ARG_STR,
+     .offset = AT(prefix),
+     .value = "TEXT",
+     .help = "Only chunks of objects whose names begin with TEXT."},
+    {.name = "keys",
+     .type = KV_ARG_STR,
+     .offset = AT(keys),
+     .value = "FILE",
+     .help = "Pack the chunks of these keys in place of objects': one a line, hexadecimal, in the "
+             "order in which they are read (- is standard input)."},
+    {.name = "idle",
+     .type = KV_ARG_TIME,
+     .offset = AT(idle_ms),
+     .value = "TIME",
+     .min = 1000,
+     .help = "Leave chunks alone that were used within TIME."},
+    {.name = "least",
+     .type = KV_ARG_SIZE,
+     .offset = AT(least),
+     .value = "SIZE",
+     .min = 1,
+     .max = 64 << 20,
+     .help = "Chunks of a pack have SIZE at least; fewer stay as they are. Default: 8MiB."},
+    {.name = "most",
+     .type = KV_ARG_SIZE,
+     .offset = AT(most),
+     .value = "SIZE",
+     .min = 4096,
+     .max = 64 << 20,
+     .help = "Chunks of a pack have SIZE at most. Default: 64MiB."},
+};
+
 static const struct kv_arg BENCH_ARGS[] = {
     {.name = "size",
      .type = KV_ARG_SIZE,
@@ -177,6 +221,11 @@ const struct kc_store_command kc_store_commands[KC_STORE_COMMANDS] = {
      "delete chunks that no object needs",
      "Deletes the chunks that no manifest needs. Safe while others save, as long as no save takes\n"
      "longer than the grace time. A damaged manifest stops it."},
+    {"pack", kc_store_pack, "URI", 0, 0, PACK_ARGS, KV_COUNT(PACK_ARGS),
+     "put cold chunks of a tiered store together",
+     "Rewrites chunks of a member of a tiered store into packs of 8 to 64 MiB, in the order of\n"
+     "their objects, and removes the single ones. Others read them all the time. A batch then\n"
+     "reads neighbours by one request. Stopped at any moment, the same command goes on."},
     {"rm", kc_store_rm, "URI NAME", 1, 1, NULL, 0, "remove an object",
      "Removes the object under NAME. Its chunks go with the next `kvasir store gc`."},
     {"stats", kc_store_stats, "URI", 0, 0, NULL, 0, "number and size of objects and chunks",

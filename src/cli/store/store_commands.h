@@ -16,7 +16,7 @@ struct kc_store_command {
     const char *summary;
 };
 
-#define KC_STORE_COMMANDS 10
+#define KC_STORE_COMMANDS 11
 #define KC_STORE_COMMON_ARGS 2
 
 extern const struct kc_store_command kc_store_commands[KC_STORE_COMMANDS];
