@@ -14,6 +14,7 @@ int kc_store_main(int argc, char **argv);
 int kc_bench_main(int argc, char **argv);
 int kc_bench_tiers_main(int argc, char **argv);
 int kc_bench_peers_main(int argc, char **argv);
+int kc_bench_tiered_main(int argc, char **argv);
 int kc_peer_main(int argc, char **argv);
 int kc_top_main(int argc, char **argv);
 int kc_events_main(int argc, char **argv);

@@ -10,11 +10,12 @@ static const struct bench {
 } BENCHES[] = {
     {"tiers", kc_bench_tiers_main, "blocks through the tiers of a block manager and back"},
     {"peers", kc_bench_peers_main, "blocks from another process: shared memory, sockets"},
+    {"tiered", kc_bench_tiered_main, "gets through a tiered store, and prompts from packs"},
 };
 
 static void usage(FILE *out)
 {
-    fputs("usage: kvasir bench tiers|peers [OPTION ...]\n\n", out);
+    fputs("usage: kvasir bench tiers|peers|tiered [OPTION ...]\n\n", out);
     for (size_t i = 0; i < KV_COUNT(BENCHES); i++)
         fprintf(out, "  %-7s %s\n", BENCHES[i].name, BENCHES[i].help);
     fputs("\n`kvasir bench tiers --help` says more.\n", out);
