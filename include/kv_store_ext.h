@@ -89,7 +89,9 @@ typedef struct {
     size_t hash_len;
     uint64_t offset; /* first byte to be read */
     size_t len;      /* bytes to be read, 1 at least */
-    uint8_t *buf;    /* memory of the consumer for them */
+    /* Memory of the consumer for them, filled one part after the other; parts have @len bytes in all. */
+    const struct iovec *parts;
+    size_t n_parts;
     /* The version of the stored object, text of the backend's. "": read any, and set to the version
      * read. Otherwise read this version only. */
     char tag[KV_STORE_TAG_MAX];
@@ -97,7 +99,7 @@ typedef struct {
     uint32_t reserved[3];
 } kv_store_range;
 
-/** What pack_chunks is to do. Zeros mean defaults. */
+/** Options of pack_chunks. Zeros mean defaults. */
 typedef struct {
     size_t size;
     const char *to;     /* name of the member that gets the packs */
@@ -252,7 +254,7 @@ typedef struct {
      *   -ENOTSUP  the server doesn't read parts
      *   another error of the read.
      * Bytes of a part are NOT verified: a backend's checksum covers the whole chunk. The consumer
-     * needs one of its own. buf means nothing after a failure.
+     * needs one of its own. The parts' bytes mean nothing after a failure.
      */
     int (*get_ranges)(kv_store_v1 *self, kv_store_range *ranges, size_t n);
 

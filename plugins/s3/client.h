@@ -20,6 +20,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/uio.h>
 
 #include "base/core/buf.h"
 #include "s3/config.h"
@@ -51,6 +52,9 @@ struct s3_request {
      * may fail after a 200, and the server may pause long before the body. NULL: any body. */
     const char *root;
     uint64_t range_at, range_len; /* read these bytes of the object only; range_len 0: all */
+    /* Borrowed memory for the body of a 206, of range_len bytes in all; NULL: it becomes data. */
+    const struct iovec *parts;
+    size_t n_parts;
     uint64_t max_body; /* a longer answer is -EFBIG; 0: S3_MAX_ANSWER */
     const void *body;  /* borrowed */
     size_t len;
@@ -81,6 +85,7 @@ struct s3_request {
     void *easy, *headers;
     char sha256[S3_SHA256_HEX];
     size_t sent, capacity;
+    size_t part, part_at;         /* where the next byte of the body goes in parts */
     uint64_t due_ns, deadline_ns; /* deadline: 0 before the first try */
     int64_t signed_s, retry_at_s;
     unsigned tries;

@@ -23,6 +23,25 @@ static uint64_t max_body(const struct s3_request *request)
     return request->max_body ? request->max_body : S3_MAX_ANSWER;
 }
 
+/* Put bytes of the body where they belong. There is room: max_body is that of the parts. */
+static void scatter(struct s3_request *request, const char *data, size_t len)
+{
+    while (len > 0 && request->part < request->n_parts) {
+        const struct iovec *part = &request->parts[request->part];
+        size_t n = KV_MIN(len, part->iov_len - request->part_at);
+
+        if (n)
+            memcpy((char *)part->iov_base + request->part_at, data, n);
+        data += n;
+        len -= n;
+        request->part_at += n;
+        if (request->part_at == part->iov_len) {
+            request->part++;
+            request->part_at = 0;
+        }
+    }
+}
+
 static size_t on_body(char *data, size_t size, size_t n, void *arg)
 {
     struct s3_request *request = arg;
@@ -34,6 +53,11 @@ static size_t on_body(char *data, size_t size, size_t n, void *arg)
         request->cut = status >= 300; /* the error's code has been read */
         request->too_big = !request->cut;
         return 0;
+    }
+    if (request->parts && status == 206) {
+        scatter(request, data, len);
+        request->data_len = want;
+        return len;
     }
     if (want > request->capacity) {
         size_t capacity = KV_MAX(want, request->capacity * 2);
@@ -86,7 +110,7 @@ void s3_exchange_forget(struct s3_request *request)
     request->pause_ns = 0;
     request->length = request->got_at = UINT64_MAX;
     request->got_end = 0;
-    request->data_len = 0;
+    request->data_len = request->part = request->part_at = 0;
     request->too_big = request->cut = request->no_memory = request->refused = false;
 }
 
@@ -366,9 +390,9 @@ static enum s3_verdict judge_status(struct s3_request *request)
     static const struct {
         int status, error;
         enum s3_verdict verdict;
-    } table[] = {{404, -ENOENT, S3_FINAL},  {401, -EACCES, S3_FINAL}, {403, -EACCES, S3_FINAL},
-                 {501, -ENOTSUP, S3_FINAL}, {413, -EFBIG, S3_FINAL},  {416, -ERANGE, S3_FINAL}, {408, -ETIMEDOUT, S3_AGAIN},
-                 {409, -EIO, S3_AGAIN},     {429, -EBUSY, S3_AGAIN}};
+    } table[] = {{404, -ENOENT, S3_FINAL},    {401, -EACCES, S3_FINAL}, {403, -EACCES, S3_FINAL},
+                 {501, -ENOTSUP, S3_FINAL},   {413, -EFBIG, S3_FINAL},  {416, -ERANGE, S3_FINAL},
+                 {408, -ETIMEDOUT, S3_AGAIN}, {409, -EIO, S3_AGAIN},    {429, -EBUSY, S3_AGAIN}};
 
     /* Only a condition of ours can have failed: any other 412 is a failure like others. */
     if (request->status == 412 && (request->if_none_match || request->if_match[0])) {

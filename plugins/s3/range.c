@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A part of a chunk is a GET with Range, and with If-Match where the caller knows the object's ETag, so
+ * A part of a chunk is a GET with Range. Where the caller knows the object's ETag, If-Match goes with it, so
  * that parts of two objects are never taken for one. Nothing that the answer says is believed unseen:
  * the status must be 206, Content-Range and the body's length those asked for, and the ETag the same.
  */
@@ -24,8 +24,11 @@ static int take_pending(kv_store_v1 *self, kv_store_range *range)
         rc = -ESTALE;
     else if (range->offset > len || range->len > len - range->offset)
         rc = -ERANGE;
-    else
-        memcpy(range->buf, data + range->offset, range->len);
+    for (size_t i = 0, at = range->offset; rc == 0 && i < range->n_parts; i++) {
+        if (range->parts[i].iov_len)
+            memcpy(range->parts[i].iov_base, data + at, range->parts[i].iov_len);
+        at += range->parts[i].iov_len;
+    }
     free(data);
     return rc;
 }
@@ -37,12 +40,14 @@ static void begin(kv_store_v1 *self, kv_store_range *range, struct s3_request *r
                     : -ENOENT;
     if (range->rc != -ENOENT)
         return;
-    *request = (struct s3_request){.method = "GET",
-                                   .path =
-                                       s3_chunk_path(&self->config, range->hash, range->hash_len),
-                                   .range_at = range->offset,
-                                   .range_len = range->len,
-                                   .max_body = range->len};
+    *request =
+        (struct s3_request){.method = "GET",
+                            .path = s3_chunk_path(&self->config, range->hash, range->hash_len),
+                            .range_at = range->offset,
+                            .range_len = range->len,
+                            .parts = range->parts,
+                            .n_parts = range->n_parts,
+                            .max_body = range->len};
     memcpy(request->if_match, range->tag, sizeof(request->if_match));
     if (request->path)
         s3_submit(self->client, request);
@@ -89,7 +94,6 @@ static void end(kv_store_v1 *self, kv_store_range *range, struct s3_request *req
     s3_wait(self->client, request);
     range->rc = judge(range, request);
     if (range->rc == 0) {
-        memcpy(range->buf, request->data, range->len);
         memcpy(range->tag, request->etag, sizeof(range->tag));
         s3_count(self, READ, range->len);
     }
@@ -104,7 +108,7 @@ int s3_get_ranges(kv_store_v1 *self, kv_store_range *ranges, size_t n)
     if (s3_in_child(self))
         return s3_failed(self, -ECHILD);
     for (size_t i = 0; i < n; i++)
-        if (s3_bad_hash(ranges[i].hash, ranges[i].hash_len) || !ranges[i].buf || !ranges[i].len)
+        if (s3_bad_hash(ranges[i].hash, ranges[i].hash_len) || !ranges[i].parts || !ranges[i].len)
             return -EINVAL;
     for (size_t at = 0; at < n; at += AT_ONCE) {
         size_t some = KV_MIN(AT_ONCE, n - at);

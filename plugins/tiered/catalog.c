@@ -125,7 +125,7 @@ bool trd_packs_next(const struct trd_packs *packs, const void *hash, size_t hash
 
 /* -- reading the member ------------------------------------------------------------------------ */
 
-/* What a listing of the member's manifests says about packs. */
+/* Names of packs that a listing of the member's manifests has. */
 struct found {
     struct kv_buf packs; /* struct trd_pack_name */
     struct kv_buf gone;  /* struct gone */
@@ -205,6 +205,7 @@ static int read_tails(struct kvs_store *store, const struct trd_pack_name *const
                       struct trd_pack **ret, int *rc_each)
 {
     kv_store_range ranges[AT_ONCE] = {{.hash = NULL}};
+    struct iovec parts[AT_ONCE];
     uint8_t keys[AT_ONCE][TRD_PACK_KEY];
     int rc = 0;
 
@@ -214,17 +215,19 @@ static int read_tails(struct kvs_store *store, const struct trd_pack_name *const
                                      .hash_len = TRD_PACK_KEY,
                                      .offset = names[i]->len - names[i]->tail_len,
                                      .len = names[i]->tail_len,
-                                     .buf = malloc(names[i]->tail_len)};
-        rc = ranges[i].buf ? rc : -ENOMEM;
+                                     .parts = &parts[i],
+                                     .n_parts = 1};
+        parts[i] = (struct iovec){malloc(names[i]->tail_len), names[i]->tail_len};
+        rc = parts[i].iov_base ? rc : -ENOMEM;
     }
     if (rc == 0)
         rc = kvs_get_ranges(store, ranges, n);
     for (size_t i = 0; i < n; i++) {
         rc_each[i] = rc < 0 ? rc : ranges[i].rc;
         if (rc_each[i] == 0)
-            rc_each[i] = make_pack(names[i], ranges[i].buf, ranges[i].tag, &ret[i]);
+            rc_each[i] = make_pack(names[i], parts[i].iov_base, ranges[i].tag, &ret[i]);
         else
-            free(ranges[i].buf);
+            free(parts[i].iov_base);
     }
     return KV_MIN(rc, 0);
 }
@@ -282,7 +285,7 @@ static int gather(struct kvs_store *store, const struct found *found, const stru
     for (size_t i = 0; i < n && rc == 0; i++) {
         struct trd_pack *known = find_pack(old, all[i].id);
 
-        if (known) {
+        if (known && !atomic_load(&known->missing)) {
             atomic_fetch_add_explicit(&known->refs, 1, memory_order_relaxed);
             packs->of[packs->n++] = known;
             packs->n_entries += known->index.n;

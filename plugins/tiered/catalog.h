@@ -39,6 +39,7 @@ struct trd_pack {
     struct trd_pack_name name;
     struct trd_pack_index index;
     _Atomic uint8_t *gone; /* for each entry: it is deleted */
+    atomic_bool missing;   /* its chunk wasn't there when it was read last */
     pthread_mutex_t lock;  /* guards tag */
     char tag[KV_STORE_TAG_MAX];
 };
@@ -61,14 +62,16 @@ enum trd_catalog_state {
 };
 
 struct trd_catalog {
-    _Atomic int state;           /* enum trd_catalog_state */
-    _Atomic uint64_t checked_ns; /* when the mark was read last; 0: never, or it is to be read again */
-    pthread_mutex_t lock;        /* guards packs */
-    struct trd_packs *packs;     /* not NULL with TRD_PACKS */
-    pthread_mutex_t reading;     /* one thread reads packs; guards what follows */
+    _Atomic int state; /* enum trd_catalog_state */
+    _Atomic uint64_t
+        checked_ns;          /* when the mark was read last; 0: never, or it is to be read again */
+    pthread_mutex_t lock;    /* guards packs */
+    struct trd_packs *packs; /* not NULL with TRD_PACKS */
+    pthread_mutex_t reading; /* one thread reads packs; guards what follows */
     uint8_t mark[TRD_MARK_LEN];
     bool has_mark;
-    atomic_bool stale; /* an index couldn't be read, or a pack is gone: list whatever the mark says */
+    atomic_bool
+        stale; /* an index couldn't be read, or a pack is gone: list whatever the mark says */
 };
 
 /** Begin, for a store whose backend has these extensions. */

@@ -106,7 +106,7 @@ static int count_one(void *arg, const kv_store_entry *entry)
     return 0;
 }
 
-/* What a member's sweep keeps: what the caller says, and published packs. */
+/* Chunks that a member's sweep keeps: those the caller names, and published packs. */
 struct keep {
     kv_store_live_fn live;
     void *arg;
@@ -135,7 +135,8 @@ static int sweep_member(struct trd_member *member, struct kvs_store *store, uint
         rc = store->ext.sweep_chunks(store->backend, min_age_s, is_live, &keep, swept);
     if (rc == 0 && packs.n) {
         swept->kept -= KV_MIN(swept->kept, (uint64_t)packs.n);
-        rc = trd_sweep_packs(member->config, linger_ns, min_age_s, caller->live, caller->arg, swept);
+        rc =
+            trd_sweep_packs(member->config, linger_ns, min_age_s, caller->live, caller->arg, swept);
     }
     trd_keys_fini(&packs);
     return rc;
@@ -231,7 +232,8 @@ int trd_stats(kv_store_v1 *self, kv_store_stats *ret)
 
     for (size_t i = 0; i < self->n_members; i++)
         add_member(&self->members[i], &sums);
-    if (self->n_members > 1 || any_packs(self)) /* copies count once, and companions don't: a listing tells */
+    if (self->n_members > 1 ||
+        any_packs(self)) /* copies count once, and companions don't: a listing tells */
         sums.n_chunks = sums.n_manifests = UINT64_MAX;
     sums.puts = atomic_load_explicit(&self->puts, memory_order_relaxed);
     sums.put_hits = atomic_load_explicit(&self->put_hits, memory_order_relaxed);

@@ -5,8 +5,8 @@
 #include "base/core/log.h"
 
 enum {
-    AT_ONCE = 64,     /* blobs read by one call */
-    RESUME_S = 3600   /* a younger pack counts as one of this work */
+    AT_ONCE = 64,   /* blobs read by one call */
+    RESUME_S = 3600 /* a younger pack counts as one of this work */
 };
 
 /* Body of a pack's manifest: with bytes, so that a collector that lacks the notes about it deletes nothing. */
@@ -41,15 +41,17 @@ static uint64_t now_s(void)
 /* -- one pack ---------------------------------------------------------------------------------- */
 
 /* Read the pack back, and compare. */
-static int verify(struct trd_packing *p, const uint8_t key[TRD_PACK_KEY], const struct kv_buf *bytes)
+static int verify(struct trd_packing *p, const uint8_t key[TRD_PACK_KEY],
+                  const struct kv_buf *bytes)
 {
     uint8_t *buf = malloc(KV_MIN(bytes->len, (size_t)TRD_PACK_READ));
-    kv_store_range range = {.hash = key, .hash_len = TRD_PACK_KEY, .buf = buf};
+    struct iovec part = {.iov_base = buf};
+    kv_store_range range = {.hash = key, .hash_len = TRD_PACK_KEY, .parts = &part, .n_parts = 1};
     int rc = buf ? 0 : -ENOMEM;
 
     for (size_t at = 0; at < bytes->len && rc == 0; at += range.len) {
         range.offset = at;
-        range.len = KV_MIN(bytes->len - at, (size_t)TRD_PACK_READ);
+        range.len = part.iov_len = KV_MIN(bytes->len - at, (size_t)TRD_PACK_READ);
         rc = kvs_get_ranges(p->to, &range, 1);
         rc = rc < 0 ? rc : range.rc;
         if (rc == 0 && memcmp(buf, bytes->data + at, range.len) != 0)
@@ -299,8 +301,8 @@ int trd_pack_write(struct trd_packing *p, const void *hashes, size_t hash_len, s
 /* -- drop -------------------------------------------------------------------------------------- */
 
 /* Remove the single blobs of @at whose bytes @reads has. */
-static int drop_some(struct trd_packing *p, const uint8_t *hashes, size_t hash_len, const size_t *at,
-                     struct trd_packed_read *reads, size_t n, int *ret_each)
+static int drop_some(struct trd_packing *p, const uint8_t *hashes, size_t hash_len,
+                     const size_t *at, struct trd_packed_read *reads, size_t n, int *ret_each)
 {
     int rc = trd_packs_get(p->to, reads, n), removed = 0;
 

@@ -35,7 +35,8 @@ enum trd_pack_step {
 
 struct trd_packing {
     struct kvs_store *from, *to; /* single blobs; packs. May be one store */
-    uint64_t min_bytes, max_bytes; /* of blobs in a pack. 0: TRD_PACK_MIN_BYTES, TRD_PACK_MAX_BYTES */
+    uint64_t min_bytes,
+        max_bytes; /* of blobs in a pack. 0: TRD_PACK_MIN_BYTES, TRD_PACK_MAX_BYTES */
     void (*step)(void *arg, enum trd_pack_step step); /* NULL: nobody asks */
     void *arg;
     struct trd_catalog catalog; /* of `to` */

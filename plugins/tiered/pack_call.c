@@ -6,7 +6,7 @@
 #include "tiered/pack.h"
 #include "tiered/store.h"
 
-/* What is left of the caller's list. */
+/* The rest of the caller's list. */
 struct list {
     uint8_t *hashes;
     size_t hash_len, n;
@@ -38,7 +38,8 @@ static int note_idle(void *arg, const kv_store_entry *entry)
 }
 
 /* Leave out of the list what was used within @idle_s, and what isn't there. */
-static int leave_used(struct list *l, struct kvs_store *from, uint64_t idle_s, kv_store_packed *sums)
+static int leave_used(struct list *l, struct kvs_store *from, uint64_t idle_s,
+                      kv_store_packed *sums)
 {
     uint64_t now_s = kv_wall_ns() / KV_NS_PER_S;
     struct idle idle = {.before_s = now_s - KV_MIN(idle_s, now_s)};

@@ -91,7 +91,8 @@ static const char *read_id(const char *name, const char *start, uint8_t ret[TRD_
         at[2 * TRD_PACK_ID] != '-')
         return NULL;
     for (size_t i = 0; i < TRD_PACK_ID; i++, at += 2)
-        ret[i] = (uint8_t)((strchr(digits, at[0]) - digits) * 16 + (strchr(digits, at[1]) - digits));
+        ret[i] =
+            (uint8_t)((strchr(digits, at[0]) - digits) * 16 + (strchr(digits, at[1]) - digits));
     return at + 1;
 }
 
@@ -201,8 +202,7 @@ static int read_entries(const struct trd_pack_name *pack, struct trd_pack_index 
     return at == end ? 0 : -EBADMSG;
 }
 
-int trd_pack_index_read(const struct trd_pack_name *pack, uint8_t *tail,
-                        struct trd_pack_index *ret)
+int trd_pack_index_read(const struct trd_pack_name *pack, uint8_t *tail, struct trd_pack_index *ret)
 {
     struct trd_pack_index index = {.tail = tail};
     int rc = read_trailer(pack, tail, &index.n, &index.created_s);

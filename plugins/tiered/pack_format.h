@@ -19,9 +19,9 @@
 enum { TRD_PACK_ID = 16, TRD_PACK_KEY = 24, TRD_PACK_HEAD = 32, TRD_PACK_TRAILER = 72 };
 enum { TRD_PACK_NAME = 80 }; /* room for names of manifests */
 
-#define TRD_PACK_MAX ((uint64_t)128 << 20)      /* bytes of a pack; a longer one isn't read */
-#define TRD_PACK_TAIL_MAX ((uint32_t)32 << 20)  /* bytes of its tail */
-#define TRD_PACK_BLOB_MAX ((uint32_t)16 << 20)  /* bytes of a blob in a pack */
+#define TRD_PACK_MAX ((uint64_t)128 << 20)     /* bytes of a pack; a longer one isn't read */
+#define TRD_PACK_TAIL_MAX ((uint32_t)32 << 20) /* bytes of its tail */
+#define TRD_PACK_BLOB_MAX ((uint32_t)16 << 20) /* bytes of a blob in a pack */
 
 /** A pack as the name of its manifest tells it. */
 struct trd_pack_name {

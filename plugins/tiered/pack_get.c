@@ -5,8 +5,9 @@
  *     pack   │ a │ b │   │ c │                      │ d │
  *     reads  └───────────────┘  a gap below 64 KiB  └───┘
  *
- * All runs of a batch go to the backend in one call, some at a time. Each blob is compared with its
- * checksum in the index. One that differs is read once more, by itself.
+ * All runs of a batch go to the backend in one call, some at a time, and their bytes straight into each
+ * blob's memory. Each blob is compared with its checksum in the index. One that differs is read once
+ * more, by itself.
  */
 #include "base/core/clock.h"
 #include "base/core/log.h"
@@ -21,7 +22,9 @@ struct run {
     size_t n;
     uint64_t from, to;
     uint8_t key[TRD_PACK_KEY];
-    uint8_t *buf;
+    struct iovec *parts; /* each blob's own memory, and what is between goes to `gap` */
+    size_t n_parts;
+    uint8_t *gap;
 };
 
 static const struct trd_pack_entry *entry_of(const struct trd_packed_read *read)
@@ -40,7 +43,8 @@ static int by_place(const void *a, const void *b)
     return (ex->offset > ey->offset) - (ex->offset < ey->offset);
 }
 
-/* Cut the first run off @reads, which are in order. Returns the number of its reads. */
+/* Cut the first run off @reads, which are in order. Returns the number of its reads. A blob that is asked
+ * for twice is read twice. */
 static size_t cut_run(struct trd_packed_read **reads, size_t n, struct run *ret)
 {
     const struct trd_pack *pack = reads[0]->from.pack;
@@ -52,44 +56,52 @@ static size_t cut_run(struct trd_packed_read **reads, size_t n, struct run *ret)
         const struct trd_pack_entry *entry = entry_of(reads[i]);
         uint64_t end = entry->offset + entry->len;
 
-        if (entry->offset > ret->to + TRD_PACK_GAP || end - ret->from > TRD_PACK_READ)
+        if (entry->offset < ret->to || entry->offset > ret->to + TRD_PACK_GAP ||
+            end - ret->from > TRD_PACK_READ)
             break;
-        ret->to = KV_MAX(ret->to, end);
+        ret->to = end;
     }
     trd_pack_key(pack->name.id, ret->key);
     return ret->n = i;
 }
 
-/* Take a blob from a run's bytes. */
-static int take(struct trd_packed_read *read, const struct run *run)
+/* Make each blob's memory, and list it with the gaps between. */
+static int make_parts(struct run *run)
 {
-    const struct trd_pack_entry *entry = entry_of(read);
-    const uint8_t *bytes = run->buf + (entry->offset - run->from);
+    uint64_t at = run->from;
 
-    if (!trd_pack_entry_is(&read->from.pack->index, read->from.entry, bytes))
-        return -EBADMSG;
-    read->data = malloc(KV_MAX(entry->len, 1u));
-    if (!read->data)
+    run->gap = malloc(TRD_PACK_GAP);
+    run->parts = calloc(2 * run->n, sizeof(*run->parts));
+    if (!run->gap || !run->parts)
         return -ENOMEM;
-    memcpy(read->data, bytes, entry->len);
+    for (size_t i = 0; i < run->n; i++) {
+        const struct trd_pack_entry *entry = entry_of(run->reads[i]);
+
+        if (entry->offset > at)
+            run->parts[run->n_parts++] = (struct iovec){run->gap, entry->offset - at};
+        run->reads[i]->data = malloc(KV_MAX(entry->len, 1u));
+        if (!run->reads[i]->data)
+            return -ENOMEM;
+        run->parts[run->n_parts++] = (struct iovec){run->reads[i]->data, entry->len};
+        at = entry->offset + entry->len;
+    }
     return 0;
 }
 
-/* Hand out a run's bytes. The buffer of a run of one blob is handed out as it is. */
-static void take_all(struct run *run, int rc)
+/* Judge each blob's bytes. */
+static void judge(struct run *run, int rc)
 {
     for (size_t i = 0; i < run->n; i++) {
         struct trd_packed_read *read = run->reads[i];
 
-        if (rc == 0 && run->n == 1 &&
-            trd_pack_entry_is(&read->from.pack->index, read->from.entry, run->buf)) {
-            read->data = KV_STEAL(run->buf);
-            read->rc = 0;
-        } else {
-            read->rc = rc == 0 ? take(read, run) : rc == -ERANGE ? -EBADMSG : rc;
-        }
+        read->rc = rc == -ERANGE ? -EBADMSG : rc;
+        if (rc == 0 && !trd_pack_entry_is(&read->from.pack->index, read->from.entry, read->data))
+            read->rc = -EBADMSG;
+        if (read->rc)
+            free(KV_STEAL(read->data));
     }
-    free(run->buf);
+    free(run->parts);
+    free(run->gap);
 }
 
 static void get_tag(struct trd_pack *pack, char ret[KV_STORE_TAG_MAX])
@@ -109,40 +121,48 @@ static void set_tag(struct trd_pack *pack, const char tag[KV_STORE_TAG_MAX])
 }
 
 /* Read runs whose object has another version than the one known: read that. */
-static void read_renewed(struct kvs_store *store, kv_store_range *ranges, struct run *runs, size_t n)
+static void read_renewed(struct kvs_store *store, kv_store_range *ranges, struct run *const *of,
+                         size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         if (ranges[i].rc != -ESTALE)
             continue;
         ranges[i].tag[0] = '\0';
         if (kvs_get_ranges(store, &ranges[i], 1) >= 0 && ranges[i].rc == 0)
-            set_tag(runs[i].reads[0]->from.pack, ranges[i].tag);
+            set_tag(of[i]->reads[0]->from.pack, ranges[i].tag);
     }
 }
 
 static int read_runs(struct kvs_store *store, struct run *runs, size_t n)
 {
     kv_store_range ranges[RUNS] = {{.hash = NULL}};
+    struct run *of[RUNS];
+    size_t n_ranges = 0;
     int rc = 0;
 
-    for (size_t i = 0; i < n; i++) {
-        size_t len = (size_t)KV_MAX(runs[i].to - runs[i].from, UINT64_C(1));
-
-        runs[i].buf = malloc(len);
-        rc = runs[i].buf ? rc : -ENOMEM;
-        ranges[i] = (kv_store_range){.hash = runs[i].key,
-                                     .hash_len = TRD_PACK_KEY,
-                                     .offset = runs[i].from,
-                                     .len = len,
-                                     .buf = runs[i].buf};
-        get_tag(runs[i].reads[0]->from.pack, ranges[i].tag);
+    for (size_t i = 0; i < n && rc == 0; i++) {
+        rc = make_parts(&runs[i]);
+        if (runs[i].to == runs[i].from) /* empty blobs */
+            continue;
+        of[n_ranges] = &runs[i];
+        ranges[n_ranges] = (kv_store_range){.hash = runs[i].key,
+                                            .hash_len = TRD_PACK_KEY,
+                                            .offset = runs[i].from,
+                                            .len = (size_t)(runs[i].to - runs[i].from),
+                                            .parts = runs[i].parts,
+                                            .n_parts = runs[i].n_parts};
+        get_tag(runs[i].reads[0]->from.pack, ranges[n_ranges++].tag);
     }
     if (rc == 0)
-        rc = kvs_get_ranges(store, ranges, n);
+        rc = kvs_get_ranges(store, ranges, n_ranges);
     if (rc >= 0)
-        read_renewed(store, ranges, runs, n);
-    for (size_t i = 0; i < n; i++)
-        take_all(&runs[i], rc < 0 ? rc : ranges[i].rc);
+        read_renewed(store, ranges, of, n_ranges);
+    for (size_t i = 0, k = 0; i < n; i++) {
+        bool asked = k < n_ranges && of[k] == &runs[i];
+
+        judge(&runs[i], rc < 0 ? rc : asked ? ranges[k].rc : 0);
+        k += asked;
+    }
     return KV_MIN(rc, 0);
 }
 
@@ -206,8 +226,9 @@ int trd_packs_get(struct kvs_store *store, struct trd_packed_read *reads, size_t
 /* -- gets -------------------------------------------------------------------------------------- */
 
 /* A pack that was there is gone: the next look reads which there are now. */
-static void expect_changes(struct trd_catalog *catalog)
+static void expect_changes(struct trd_catalog *catalog, struct trd_pack *pack)
 {
+    atomic_store(&pack->missing, true);
     atomic_store(&catalog->stale, true);
     atomic_store_explicit(&catalog->checked_ns, 0, memory_order_release);
 }
@@ -236,7 +257,7 @@ static int get_from(struct trd_catalog *catalog, struct kvs_store *store,
             *ret = read.data;
             *ret_len = entry_of(&read)->len;
         } else if (rc == -ENOENT) {
-            expect_changes(catalog);
+            expect_changes(catalog, read.from.pack);
         }
         result = worse(result, rc);
     }
@@ -299,12 +320,12 @@ int trd_catalog_get_many(struct trd_catalog *catalog, struct kvs_store *store,
             data[k] = reads[i].data;
             len[k] = entry_of(&reads[i])->len;
         } else { /* another pack may have it */
-            reads[i].rc = get_from(catalog, store, packs, hashes + k * hash_len, hash_len, &data[k],
-                                   &len[k]);
+            reads[i].rc =
+                get_from(catalog, store, packs, hashes + k * hash_len, hash_len, &data[k], &len[k]);
         }
-        ret_state[k] = reads[i].rc == 0           ? KVS_THERE
+        ret_state[k] = reads[i].rc == 0          ? KVS_THERE
                        : reads[i].rc == -EBADMSG ? KVS_DAMAGED
-                                                  : KVS_MISSING;
+                                                 : KVS_MISSING;
         if (reads[i].rc != 0 && reads[i].rc != -EBADMSG && reads[i].rc != -ENOENT)
             error = reads[i].rc;
     }
@@ -367,8 +388,8 @@ static bool has_bytes(const struct trd_packed *place, const void *data, size_t l
 {
     const struct trd_pack_index *index = &place->pack->index;
 
-    return !data ||
-           (index->entries[place->entry].len == len && trd_pack_entry_is(index, place->entry, data));
+    return !data || (index->entries[place->entry].len == len &&
+                     trd_pack_entry_is(index, place->entry, data));
 }
 
 int trd_catalog_delete(struct trd_catalog *catalog, struct kvs_store *store, const void *hash,

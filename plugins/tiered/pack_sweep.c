@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * A dead blob of a pack may have become live since the caller read the manifests: a writer put or hit it.
- * Such a writer has a single blob, which has an age of its own, or had one that was dropped in favour of
- * a pack younger than an hour. So packs younger than the grace time keep all blobs.
+ * Either there is a single blob with an age of its own. Or the packer has dropped that one, in favour of a
+ * pack younger than an hour. So packs younger than the grace time keep all blobs.
  */
 #include "tiered/pack_sweep.h"
 
@@ -174,7 +174,9 @@ static int sweep_pack(struct sweep *s, struct trd_pack *pack)
     } else if (rc == 0 && 2 * w.live_bytes < w.bytes) {
         rc = copy_live(s, pack, &w);
         if (rc == 0)
-            s->rewritten[s->n_rewritten++] = (struct rewritten){pack, KV_STEAL(w.live)};
+            s->rewritten[s->n_rewritten++] = (struct rewritten){pack, w.live};
+        if (rc == 0)
+            w.live = NULL; /* end_rewriting needs it */
     } else if (rc == 0) {
         w.n = pack->index.n; /* its dead blobs stay */
         w.live_bytes = w.bytes;

@@ -326,6 +326,7 @@ int memory_get_parts(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
 /* A chunk's version is the checksum of its bytes. */
 static int memory_get_range(kv_store_v1 *self, kv_store_range *range)
 {
+    struct kvs_cursor at = {0};
     char tag[KV_STORE_TAG_MAX];
     uint8_t *data;
     size_t len;
@@ -339,7 +340,7 @@ static int memory_get_range(kv_store_v1 *self, kv_store_range *range)
     else if (range->offset > len || range->len > len - range->offset)
         rc = -ERANGE;
     else
-        memcpy(range->buf, data + range->offset, range->len);
+        kvs_parts_scatter(range->parts, range->n_parts, &at, data + range->offset, range->len);
     if (rc == 0)
         memcpy(range->tag, tag, sizeof(tag));
     free(data);

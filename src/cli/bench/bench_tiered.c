@@ -80,7 +80,7 @@ static const struct kv_args_program PROGRAM = {
 struct bench {
     struct opts opts;
     char dir[PATH_MAX - 256];
-    char member[PATH_MAX]; /* URI of the prompt's member */
+    char member[PATH_MAX];            /* URI of the prompt's member */
     struct kvs_store *alone, *tiered; /* of that member */
     uint8_t *data;
     /* [0]: 64 KiB, [1]: 1 MiB */
@@ -382,7 +382,8 @@ static void print(const struct bench *b)
            kc_bytes((double)b->opts.blob).s);
     printf("  chunk by chunk, a batch   %9.2f ms  %5" PRIu64 " requests\n", b->singly_ms,
            b->singly_requests);
-    printf("  %" PRIu64 " packs                   %9.2f ms  %5" PRIu64 " requests  %.3f of the time\n",
+    printf("  %" PRIu64 " packs                   %9.2f ms  %5" PRIu64
+           " requests  %.3f of the time\n",
            b->packs, b->packed_ms, b->packed_requests, b->packed_ms / b->singly_ms);
     printf("  the first of a handle     %9.2f ms  %5" PRIu64 " requests\n", b->first_ms,
            b->first_requests);

@@ -5,6 +5,7 @@
 
 #include "base/core/error.h"
 #include "store/backend/check.h"
+#include "store/backend/parts.h"
 
 /* -- one chunk in pieces ----------------------------------------------------------------------- */
 
@@ -413,11 +414,16 @@ int kvs_list_chunks(struct kvs_store *store, kv_store_each_fn each, void *arg)
 
 static bool are_ranges(const kv_store_range *ranges, size_t n)
 {
-    for (size_t i = 0; i < n; i++)
-        if (!kvs_hashes_ok(ranges[i].hash, ranges[i].hash_len, 1) || !ranges[i].buf ||
-            ranges[i].len == 0 || ranges[i].len > KVS_VALUE_MAX ||
-            ranges[i].offset > KVS_VALUE_MAX || !memchr(ranges[i].tag, 0, KV_STORE_TAG_MAX))
+    for (size_t i = 0; i < n; i++) {
+        const kv_store_range *r = &ranges[i];
+        size_t room = 0;
+
+        if (!kvs_hashes_ok(r->hash, r->hash_len, 1) || !r->parts ||
+            !kvs_parts_len(r->parts, r->n_parts, SIZE_MAX / 2, &room) || room != r->len ||
+            r->len == 0 || r->len > KVS_VALUE_MAX || r->offset > KVS_VALUE_MAX ||
+            !memchr(r->tag, 0, KV_STORE_TAG_MAX))
             return false;
+    }
     return true;
 }
 

@@ -517,8 +517,14 @@ enum { RANGES_LEN = 300000 };
 static int read_range(struct kvs_conf *c, const struct kvs_conf_key *key, uint64_t offset,
                       size_t len, uint8_t *buf, char tag[KV_STORE_TAG_MAX])
 {
-    kv_store_range range = {
-        .hash = key->bytes, .hash_len = key->len, .offset = offset, .len = len, .buf = buf};
+    /* three parts, one of them empty */
+    struct iovec parts[3] = {{buf, len / 3}, {NULL, 0}, {buf + len / 3, len - len / 3}};
+    kv_store_range range = {.hash = key->bytes,
+                            .hash_len = key->len,
+                            .offset = offset,
+                            .len = len,
+                            .parts = parts,
+                            .n_parts = 3};
     int rc;
 
     memcpy(range.tag, tag, sizeof(range.tag));

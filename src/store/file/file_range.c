@@ -3,8 +3,10 @@
  * compressed, or not yet published, all is read and verified. */
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "store/file/file_impl.h"
@@ -38,12 +40,13 @@ static int check_end(const kv_store_range *range, uint64_t len)
     return range->offset > len || range->len > len - range->offset ? -ERANGE : 0;
 }
 
-static int read_at(int fd, const kv_store_range *range)
+/* Read one part. */
+static int read_part(int fd, uint64_t offset, uint8_t *buf, size_t len)
 {
     size_t at = 0;
 
-    while (at < range->len) {
-        ssize_t n = pread(fd, range->buf + at, range->len - at, (off_t)(range->offset + at));
+    while (at < len) {
+        ssize_t n = pread(fd, buf + at, len - at, (off_t)(offset + at));
 
         if (n < 0 && errno == EINTR)
             continue;
@@ -52,6 +55,33 @@ static int read_at(int fd, const kv_store_range *range)
         at += (size_t)n;
     }
     return 0;
+}
+
+/* Read as many parts as fit into one call, and the rest one by one. */
+static int read_at(int fd, const kv_store_range *range)
+{
+    uint64_t offset = range->offset;
+    size_t i = 0;
+    int rc = 0;
+
+    while (i < range->n_parts && rc == 0) {
+        size_t n = KV_MIN(range->n_parts - i, (size_t)IOV_MAX), end = i + n;
+        ssize_t got = preadv(fd, range->parts + i, (int)n, (off_t)offset);
+
+        if (got < 0 && errno != EINTR)
+            return -errno;
+        for (got = KV_MAX(got, 0); i < end && rc == 0; i++) {
+            const struct iovec *part = &range->parts[i];
+            size_t have = KV_MIN((size_t)got, part->iov_len);
+
+            if (have < part->iov_len)
+                rc = read_part(fd, offset + have, (uint8_t *)part->iov_base + have,
+                               part->iov_len - have);
+            got -= (ssize_t)have;
+            offset += part->iov_len;
+        }
+    }
+    return rc;
 }
 
 static int read_file(kv_store_v1 *h, int fd, kv_store_range *range, const char *hex, uint64_t size)
@@ -81,6 +111,7 @@ static int read_file(kv_store_v1 *h, int fd, kv_store_range *range, const char *
 static int read_whole(kv_store_v1 *h, kv_store_range *range)
 {
     struct kvs_file_value value = {0};
+    struct kvs_cursor at = {0};
     char tag[KV_STORE_TAG_MAX];
     uint8_t hash[16];
     int rc = kvs_file_get_chunk(h, range->hash, range->hash_len, &value);
@@ -95,7 +126,8 @@ static int read_whole(kv_store_v1 *h, kv_store_range *range)
     if (rc == 0)
         rc = check_end(range, value.len);
     if (rc == 0)
-        memcpy(range->buf, value.data + range->offset, range->len);
+        kvs_parts_scatter(range->parts, range->n_parts, &at, value.data + range->offset,
+                          range->len);
     free(value.data);
     return rc;
 }
@@ -131,7 +163,7 @@ int kvs_file_get_ranges(kv_store_v1 *h, kv_store_range *ranges, size_t n)
     for (size_t i = 0; i < n; i++) {
         int rc = kvs_file_check(h, ranges[i].hash, ranges[i].hash_len);
 
-        if (rc < 0 || !ranges[i].buf || !ranges[i].len)
+        if (rc < 0 || !ranges[i].parts || !ranges[i].len)
             return rc < 0 ? rc : -EINVAL;
     }
     for (size_t i = 0; i < n; i++) {

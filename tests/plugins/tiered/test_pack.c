@@ -198,7 +198,7 @@ static void test_reserved_keys(void **state)
     world_close(&w);
 }
 
-/* What can't be packed is left, and told. */
+/* Blobs that can't be packed are left, and told. */
 static void test_left(void **state)
 {
     int each[8];
@@ -476,7 +476,7 @@ static void test_damage(void **state)
     all_there(w.store, 1, 19);
     flip(&w, TRD_PACK_HEAD + 100, SEEK_SET);
     all_there(w.store, 0, 20);
-    flip(&w, -100, SEEK_END); /* of the index */
+    flip(&w, -100, SEEK_END);  /* of the index */
     all_there(w.store, 0, 20); /* it has been read */
     fresh = open_store(w.uri);
     assert_int_equal(get_blob(fresh, 0), -ENOENT);
