@@ -173,10 +173,10 @@ static int sweep_pack(struct sweep *s, struct trd_pack *pack)
         s->removed = true;
     } else if (rc == 0 && 2 * w.live_bytes < w.bytes) {
         rc = copy_live(s, pack, &w);
-        if (rc == 0)
+        if (rc == 0) {
             s->rewritten[s->n_rewritten++] = (struct rewritten){pack, w.live};
-        if (rc == 0)
             w.live = NULL; /* end_rewriting needs it */
+        }
     } else if (rc == 0) {
         w.n = pack->index.n; /* its dead blobs stay */
         w.live_bytes = w.bytes;
@@ -212,11 +212,11 @@ static int repeat_deletions(struct sweep *s, const struct rewritten *old)
     const struct trd_pack *pack = old->pack;
     int rc = 0;
 
-    for (uint32_t i = 0; i < pack->index.n && rc >= 0; i++) {
+    for (uint32_t i = 0; pack && i < pack->index.n && rc >= 0; i++) {
         size_t len;
         const uint8_t *key = trd_pack_entry_key(&pack->index, i, &len);
 
-        if (old->live[i] && atomic_load(&pack->gone[i]))
+        if (old->live && old->live[i] && atomic_load(&pack->gone[i]))
             rc = trd_catalog_delete(&s->p->catalog, s->p->to, key, len, NULL, 0);
     }
     return KV_MIN(rc, 0);
