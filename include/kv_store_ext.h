@@ -29,6 +29,13 @@ extern "C" {
 /** Length that get_chunks gives a chunk whose bytes did not verify. */
 #define KV_STORE_LEN_BAD SIZE_MAX
 
+/** Length that get_chunks gives a chunk of which nothing is known: a part of the store that may have it
+ * didn't answer. The answers about the others hold. */
+#define KV_STORE_LEN_UNKNOWN (SIZE_MAX - 1)
+
+/** Answer of exists_chunks for such a chunk. */
+#define KV_STORE_PRESENT_UNKNOWN 3
+
 /** Answer of exists_chunks for a chunk that is stored, but damaged as far as a look without its
  * bytes tells. A put of it replaces it. */
 #define KV_STORE_PRESENT_BAD 2
@@ -127,7 +134,8 @@ typedef struct {
     uint32_t reserved;
 
     /**
-     * Set ret_present[i] to 1 when chunk i is there, else to 0, or to KV_STORE_PRESENT_BAD. Puts
+     * Set ret_present[i] to 1 when chunk i is there, else to 0, or to KV_STORE_PRESENT_BAD or
+     * KV_STORE_PRESENT_UNKNOWN. Puts
      * that this handle has buffered count as there.
      */
     int (*exists_chunks)(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,
@@ -139,7 +147,8 @@ typedef struct {
      * The consumer sets all of out_data to NULL first. For a found chunk the backend sets
      * out_data[i] to a malloc'd buffer of out_len[i] bytes, which the consumer frees. out_data[i]
      * stays NULL where the chunk is missing or did not verify; for the latter out_len[i] is
-     * KV_STORE_LEN_BAD when the backend can tell. On a negative return the backend has freed its
+     * KV_STORE_LEN_BAD when the backend can tell, or KV_STORE_LEN_UNKNOWN when nothing is known of
+     * the chunk. On a negative return the backend has freed its
      * buffers, and the consumer ignores out_data.
      */
     int (*get_chunks)(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,

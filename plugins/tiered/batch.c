@@ -169,22 +169,37 @@ static int ask_all(struct batch *b)
     return rc;
 }
 
-/* Return 0 when all is found, 1 when some keys are missing, -EIO when some are unanswered. */
+/* Return 1 when some keys are missing, else 0. Keys without an answer are neither found nor missing. */
 static int result(const struct batch *b)
 {
     bool missing = false;
 
-    for (size_t k = 0; k < b->n; k++) {
-        if (b->state[k] == KVS_THERE)
-            continue;
-        if (b->unanswered[k])
-            return -EIO;
-        missing |= b->state[k] == KVS_MISSING;
-    }
+    for (size_t k = 0; k < b->n; k++)
+        missing |= b->state[k] == KVS_MISSING && !b->unanswered[k];
     return missing;
 }
 
-/* Ask the members until each key is found or certainly missing. Returns 0, -EIO or another error. */
+/* Name the keys that a member may have which didn't answer. Returns their number. */
+static size_t mark_unknown(struct batch *b)
+{
+    size_t n = 0;
+
+    for (size_t k = 0; k < b->n; k++)
+        if (b->state[k] != KVS_THERE && b->unanswered[k]) {
+            b->state[k] = KVS_UNKNOWN;
+            n++;
+        }
+    return n;
+}
+
+/* The packs of some member can't be looked at: keys that nobody has are without an answer. */
+static void all_unsure(struct batch *b)
+{
+    for (size_t k = 0; k < b->n; k++)
+        b->unanswered[k] |= b->state[k] == KVS_MISSING;
+}
+
+/* Ask the members until each key is found, certainly missing, or without an answer. Returns 0 or an error. */
 static int find(struct batch *b)
 {
     int rc = begin(b);
@@ -201,9 +216,10 @@ static int find(struct batch *b)
         rc = 0;
         if (kv_now_ns() - start > b->self->linger_ns)
             continue;
-        rc = trd_packs_look_again(b->self, &changed);
-        if (rc < 0 || !changed)
-            return rc;
+        if (trd_packs_look_again(b->self, &changed) < 0)
+            all_unsure(b);
+        if (!changed)
+            return 0;
     }
     return rc ? rc : -EIO;
 }
@@ -263,6 +279,8 @@ int trd_exists(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t
     if (!are_keys(hashes, hash_len, n))
         return trd_done(self, -EINVAL);
     rc = find(&b);
+    if (rc == 0 && mark_unknown(&b))
+        trd_done(self, -EIO);
     if (rc == 0)
         memcpy(ret_present, b.state, n);
     end(&b);
@@ -319,6 +337,8 @@ int trd_touch(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t 
     if (!are_keys(hashes, hash_len, n))
         return trd_done(self, -EINVAL);
     rc = find(&b);
+    if (rc == 0 && mark_unknown(&b))
+        rc = -EIO;
     end(&b);
     return rc == -EIO && marked ? marked : rc < 0 ? trd_done(self, rc) : marked;
 }
@@ -449,7 +469,8 @@ static int ask_get_singly(struct part *part, void *arg)
     return trd_unanswered(rc) ? rc : 0;
 }
 
-static int count_gets(kv_store_v1 *self, const struct batch *b, uint8_t **data, size_t *len)
+static int count_gets(kv_store_v1 *self, const struct batch *b, size_t unknown, uint8_t **data,
+                      size_t *len)
 {
     uint64_t bad = 0, found = 0;
 
@@ -457,12 +478,20 @@ static int count_gets(kv_store_v1 *self, const struct batch *b, uint8_t **data, 
         found += data[i] != NULL;
         bad += b->state[i] == KVS_DAMAGED;
         if (!data[i])
-            len[i] = b->state[i] == KVS_DAMAGED ? KV_STORE_LEN_BAD : 0;
+            len[i] = b->state[i] == KVS_DAMAGED   ? KV_STORE_LEN_BAD
+                     : b->state[i] == KVS_UNKNOWN ? KV_STORE_LEN_UNKNOWN
+                                                  : 0;
     }
     atomic_fetch_add_explicit(&self->gets, b->n, memory_order_relaxed);
     atomic_fetch_add_explicit(&self->bad_chunks, bad, memory_order_relaxed);
-    atomic_fetch_add_explicit(&self->get_misses, b->n - found - bad, memory_order_relaxed);
+    atomic_fetch_add_explicit(&self->get_misses, b->n - found - bad - unknown,
+                              memory_order_relaxed);
     return (int)found;
+}
+
+static bool has_unknown(const struct batch *b)
+{
+    return b->n && memchr(b->state, KVS_UNKNOWN, b->n);
 }
 
 int trd_get_many(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,
@@ -484,7 +513,9 @@ int trd_get_many(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size
         out_data[i] = NULL;
     rc = find(&b);
     if (rc == 0)
-        rc = count_gets(self, &b, out_data, out_len);
+        rc = count_gets(self, &b, mark_unknown(&b), out_data, out_len);
+    if (rc >= 0 && (size_t)rc < n && has_unknown(&b))
+        trd_done(self, -EIO);
     for (size_t i = 0; rc < 0 && i < n; i++) {
         free(out_data[i]);
         out_data[i] = NULL;

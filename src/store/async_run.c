@@ -95,10 +95,10 @@ static void run_exists(struct kvs_store *store, const struct claim *c, int64_t *
 {
     const uint8_t *hashes = c->r->hashes + c->first * c->r->hash_len;
     uint8_t present[REMOTE_CHUNKS];
-    int rc = kvs_exists(store, hashes, c->r->hash_len, c->n, present);
+    int rc = kvs_look_each(store, hashes, c->r->hash_len, c->n, present);
 
     for (size_t i = 0; i < c->n; i++)
-        each[i] = rc < 0 ? rc : present[i];
+        each[i] = rc < 0 ? rc : present[i] == KVS_UNKNOWN ? -EIO : present[i] == KVS_THERE;
 }
 
 static void run_put(struct kvs_store *store, const struct claim *c, int64_t *each)

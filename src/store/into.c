@@ -141,15 +141,16 @@ static int get_by_windows(const struct batch *b, struct walk *w, int64_t *ret)
 
     while ((n = gather_window(w, chunks)) > 0) {
         int64_t *each = &ret[w->i - n];
-        int rc = kvs_get_chunks(b->store, chunks->hash, b->hash_len, n, data, len);
+        int rc = kvs_get_chunks_each(b->store, chunks->hash, b->hash_len, n, data, len);
         bool singly = rc < 0 && rc != -EPROTO && !kvs_is_outage(rc); /* others may do better */
 
         for (size_t i = 0; i < n; i++) {
-            each[i] = singly                  ? get_one(b->store, &chunks[i], b->hash_len)
-                      : rc < 0                ? rc
-                      : data[i]               ? spread(&chunks[i], data[i], len[i])
-                      : len[i] == KVS_LEN_BAD ? -EBADMSG
-                                              : -ENOENT;
+            each[i] = singly                      ? get_one(b->store, &chunks[i], b->hash_len)
+                      : rc < 0                    ? rc
+                      : data[i]                   ? spread(&chunks[i], data[i], len[i])
+                      : len[i] == KVS_LEN_BAD     ? -EBADMSG
+                      : len[i] == KVS_LEN_UNKNOWN ? -EIO
+                                                  : -ENOENT;
             if (rc >= 0)
                 free(data[i]);
         }

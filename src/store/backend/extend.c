@@ -152,13 +152,26 @@ static int get_batch(struct kvs_store *store, const void *hashes, size_t hash_le
     if (rc < 0)
         drop(ret, n);
     for (size_t i = 0; i < n; i++)
-        if (!ret[i] && ret_len[i] != KVS_LEN_BAD) /* a backend may leave any length here */
-            ret_len[i] = 0;
+        if (!ret[i] && ret_len[i] != KVS_LEN_BAD && ret_len[i] != KVS_LEN_UNKNOWN)
+            ret_len[i] = 0; /* a backend may leave any length there */
     return rc;
 }
 
 int kvs_get_chunks(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
                    void **ret, size_t *ret_len)
+{
+    int rc = kvs_get_chunks_each(store, hashes, hash_len, n, ret, ret_len);
+
+    for (size_t i = 0; rc >= 0 && i < n; i++)
+        if (!ret[i] && ret_len[i] == KVS_LEN_UNKNOWN) {
+            drop(ret, n);
+            rc = -EIO;
+        }
+    return rc;
+}
+
+int kvs_get_chunks_each(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
+                        void **ret, size_t *ret_len)
 {
     int found = 0;
 
@@ -253,6 +266,17 @@ int kvs_put_chunks_of_save(struct kvs_store *store, const void *hashes, size_t h
 int kvs_look(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
              uint8_t *ret_state)
 {
+    int rc = kvs_look_each(store, hashes, hash_len, n, ret_state);
+
+    for (size_t i = 0; rc >= 0 && i < n; i++)
+        if (ret_state[i] == KVS_UNKNOWN)
+            rc = -EIO;
+    return rc;
+}
+
+int kvs_look_each(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
+                  uint8_t *ret_state)
+{
     int rc;
 
     if (!kvs_hashes_ok(hashes, hash_len, n) || n > INT_MAX)
@@ -264,7 +288,7 @@ int kvs_look(struct kvs_store *store, const void *hashes, size_t hash_len, size_
     rc = store->ext.exists_chunks(store->backend, hashes, hash_len, n, ret_state);
     rc = kvs_check_rc(store, "exists_chunks", rc, (int)n);
     for (size_t i = 0; rc >= 0 && i < n; i++)
-        if (ret_state[i] > KV_STORE_PRESENT_BAD)
+        if (ret_state[i] > KVS_UNKNOWN)
             return kvs_broken(store, "exists_chunks", "neither there, missing nor damaged");
     return KV_MIN(rc, 0);
 }

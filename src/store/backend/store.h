@@ -71,6 +71,19 @@ int kvs_put_chunks_of_save(struct kvs_store *store, const void *hashes, size_t h
 int kvs_new_chunks(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
                    uint8_t *ret_new);
 
+/** Length, and state, of a chunk of which a part of the store gave no answer. */
+#define KVS_LEN_UNKNOWN KV_STORE_LEN_UNKNOWN
+#define KVS_UNKNOWN KV_STORE_PRESENT_UNKNOWN
+
+/**
+ * As kvs_get_chunks and kvs_look, but chunks without an answer fail by themselves: ret[i] is NULL and
+ * ret_len[i] KVS_LEN_UNKNOWN, ret_state[i] KVS_UNKNOWN. Those two return -EIO then. Any thread.
+ */
+int kvs_get_chunks_each(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
+                        void **ret, size_t *ret_len);
+int kvs_look_each(struct kvs_store *store, const void *hashes, size_t hash_len, size_t n,
+                  uint8_t *ret_state);
+
 /** Read parts of chunks, as get_ranges of kv_store_ext.h. -ENOTSUP: the backend can't. Any thread. */
 int kvs_get_ranges(struct kvs_store *store, kv_store_range *ranges, size_t n);
 

@@ -6,6 +6,7 @@
  * While a slice is copied, for milliseconds, no other thread ends the batch.
  */
 #include "base/core/error.h"
+#include "store/backend/store.h"
 #include "tier/object/impl.h"
 #include "tier/transfer/transfer.h"
 
@@ -97,13 +98,17 @@ static void fetch(struct kvbm_object_worker *w, uint32_t n)
         fetch_each(w, n);
         return;
     }
-    rc = kvs_get_chunks(w->handle->store, w->keys, KVBM_OBJECT_CHUNK_KEY, n, w->data, w->len);
+    rc = kvs_get_chunks_each(w->handle->store, w->keys, KVBM_OBJECT_CHUNK_KEY, n, w->data, w->len);
     if (rc == -EIO && n > 1) { /* a block that can't be read must not fail the others */
         fetch_each(w, n);
         return;
     }
     for (uint32_t i = 0; i < n; i++)
-        w->rc[i] = rc < 0 ? rc : w->data[i] ? 0 : w->len[i] == KVS_LEN_BAD ? -EBADMSG : -ENOENT;
+        w->rc[i] = rc < 0                         ? rc
+                   : w->data[i]                   ? 0
+                   : w->len[i] == KVS_LEN_BAD     ? -EBADMSG
+                   : w->len[i] == KVS_LEN_UNKNOWN ? -EIO
+                                                  : -ENOENT;
 }
 
 /* Free a slice's values, but keep the one at the highest address until the next slice has its
@@ -303,7 +308,7 @@ static int exists_slice(struct kvbm_object_worker *w, struct kvbm_object_io *ios
 
     if (rc < 0)
         return rc;
-    found = kvs_look(w->handle->store, w->keys, KVBM_OBJECT_CHUNK_KEY, n, w->present);
+    found = kvs_look_each(w->handle->store, w->keys, KVBM_OBJECT_CHUNK_KEY, n, w->present);
     if (!kvbm_object_leave(w))
         return -ETIMEDOUT;
     if (found == -ENOTSUP) /* without an exists call, a get answers at the price of the bytes */
@@ -314,6 +319,7 @@ static int exists_slice(struct kvbm_object_worker *w, struct kvbm_object_io *ios
         ios[i].status = found < 0                      ? status_of(found)
                         : w->present[i] == KVS_THERE   ? 0
                         : w->present[i] == KVS_DAMAGED ? -EINPROGRESS
+                        : w->present[i] == KVS_UNKNOWN ? -EIO
                                                        : -ENOENT;
     for (uint32_t i = 0; i < n && found >= 0; i++) {
         if (w->present[i] == KVS_DAMAGED)

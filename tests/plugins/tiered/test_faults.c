@@ -45,6 +45,27 @@ static void begin(struct world *w, const char *top)
     publish(w->fast, "x");
 }
 
+/* Every second blob is in the member that fails: the batch brings the others in one call. */
+static void one_key_alone_fails(struct kvs_store *store, const uint8_t *keys)
+{
+    uint8_t present[N];
+    void *data[N];
+    size_t len[N];
+
+    assert_int_equal(kvs_look_each(store, keys, 16, N, present), 0);
+    for (size_t i = 0; i < N; i++)
+        assert_int_equal(present[i], i % 2 ? KVS_UNKNOWN : KVS_THERE);
+    assert_int_equal(kvs_get_chunks(store, keys, 16, N, data, len), -EIO);
+    assert_int_equal(kvs_get_chunks_each(store, keys, 16, N, data, len), (N + 1) / 2);
+    for (size_t i = 0; i < N; i++) {
+        if (i % 2)
+            assert_true(!data[i] && len[i] == KVS_LEN_UNKNOWN);
+        else
+            assert_true(data[i] && len[i] == LEN);
+        free(data[i]);
+    }
+}
+
 static void test_failing(void **state)
 {
     uint8_t keys[N * 16], present[N];
@@ -64,6 +85,7 @@ static void test_failing(void **state)
     assert_int_equal(get_blob(w.store, 1000), -EIO); /* the shaky member may have it */
     assert_int_equal(kvs_exists(w.store, keys, 16, 1, present), 0);
     assert_int_equal(kvs_exists(w.store, keys, 16, 2, present), -EIO);
+    one_key_alone_fails(w.store, keys);
     for (size_t i = 0; i < N; i++)
         parts[i] = (struct iovec){malloc(LEN), LEN};
     /* a batch with blobs that can't be had brings the others */
