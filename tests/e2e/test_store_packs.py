@@ -210,5 +210,17 @@ def test_what_the_command_refuses():
         kvasir("pack", uri, "--to", "cold", "--keys", path / "keys", status=5)
 
 
+def test_bench():
+    with folder() as path, S3() as s3:
+        done = subprocess.run([str(BUILD / "bin" / "kvasir"), "bench", "tiered", "--member", s3.uri(), "--rounds", "1", "--blobs", "100", "--blob",
+                               "4KiB", "--folder", str(path), "--json"], env=environment(), capture_output=True, text=True, timeout=300)
+        equal(done.returncode, 0, done.stderr)
+        found = json.loads(done.stdout)
+        equal([found[name] for name in ("packs", "singly_requests", "packed_requests", "first_requests")], [1, 100, 1, 4])
+        equal(s3.keys("p/c/"), [], "it removes what it wrote")
+        equal(s3.keys("p/m/"), ["p/m/kv-tiered-packs"])
+        equal(list(path.iterdir()), [])
+
+
 if __name__ == "__main__":
     run(globals())
