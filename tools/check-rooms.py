@@ -5,7 +5,7 @@ import pathlib
 import re
 import sys
 
-ORDER = ["base", "kvx", "hash", "event", "plane", "store", "llama", "index", "bm", "peer", "tier", "http", "indexer", "advisor", "cli"]
+ORDER = ["base", "kvx", "hash", "event", "plane", "store", "llama", "index", "select", "bm", "peer", "tier", "http", "indexer", "advisor", "cli"]
 ALONE = {"kvx": {"kvx"}, "http": {"base"}}  # kvx depends on nothing, not even base
 TOP = ""  # the files of a room that lie in none of its folders
 # Arrows between the folders of one room, or of one folder in it: what each may include of the others. Disk and object don't know each
@@ -24,6 +24,7 @@ PARTS = {"base": {"core": set(), "json": {"core"}, "hash": {"core"}, "args": {"c
                           TOP: {"state", "pins", "offload", "jobs"}},
          "index": {"memory": set(), "tree": {"memory"}, "write": {"memory", "tree"}, "read": {"memory", "tree"}, "dump": {"memory", "tree"},
                    TOP: {"memory", "tree", "write", "read", "dump"}},
+         "select": {"policy": set(), TOP: {"policy"}},
          "bm": {"storage": set(), "events": set(), "registry": {"storage", "events"}, "pool": {"storage", "events", "registry"},
                 TOP: {"storage", "events", "registry", "pool"}},
          "peer": {"module": set(), "set": set(), "session": {"module", "set"}, "lease": {"set", "session"},
@@ -36,7 +37,7 @@ PARTS = {"base": {"core": set(), "json": {"core"}, "hash": {"core"}, "args": {"c
                      "replica": {TOP, "api", "model", "view", "stream", "registry"},
                      "discover": {TOP, "api", "model", "stream", "registry"},
                      TOP: {"zmq", "model", "view", "stream", "registry", "api", "replica", "discover"}}}
-PUBLIC = {"kv_types.h": "base", "kv_hash.h": "hash", "kv_event.h": "event", "kv_plane.h": "plane", "kv_index.h": "index", "kv_store.h": "store",
+PUBLIC = {"kv_types.h": "base", "kv_hash.h": "hash", "kv_event.h": "event", "kv_plane.h": "plane", "kv_index.h": "index", "kv_select.h": "select", "kv_store.h": "store",
           "kv_store_abi.h": "store", "kv_store_ext.h": "store", "kv_store_async.h": "store", "kv_llama.h": "llama", "kvbm.h": "bm",
           "kvbm_tokens.h": "bm", "kvbm_layout.h": "bm", "kvbm_pool.h": "bm", "kvbm_events.h": "bm",
           "kvbm_remote.h": "peer", "kvbm_lease.h": "peer", "kvbm_plan.h": "peer", "kvbm_directory.h": "peer", "kvbm_transfer.h": "tier/transfer", "kvbm_manager.h": "tier/manager", "kvbm_hit.h": "tier/manager", "kvbm_volume.h": "tier/volume", "kvbm_group.h": "tier/group", "kvx_abi.h": "kvx", "kvx_ext.h": "kvx"}

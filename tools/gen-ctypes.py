@@ -17,7 +17,7 @@ import tempfile
 from pycparser import c_ast, c_parser
 
 # Library that exports the functions of a header. kv_hash.h is in two; the index's needs no ZMQ.
-LIBRARIES = {"kv_hash.h": "kvindex", "kv_index.h": "kvindex", "kv_event.h": "kvevent", "kv_plane.h": "kvbm", "kv_store.h": "kvstore", "kv_store_async.h": "kvstore",
+LIBRARIES = {"kv_hash.h": "kvindex", "kv_index.h": "kvindex", "kv_select.h": "kvselect", "kv_event.h": "kvevent", "kv_plane.h": "kvbm", "kv_store.h": "kvstore", "kv_store_async.h": "kvstore",
              "kv_llama.h": "kvasir_llama",
              "kvbm_events.h": "kvbm", "kvbm_layout.h": "kvbm", "kvbm_manager.h": "kvbm", "kvbm_pool.h": "kvbm", "kvbm_remote.h": "kvbm", "kvbm_lease.h": "kvbm",
              "kvbm_plan.h": "kvbm", "kvbm_directory.h": "kvbm", "kvbm_volume.h": "kvbm",
@@ -49,7 +49,7 @@ def preprocess(include, headers):
                    "-D_Static_assert(...)=extern int kv_unused", "-x", "c", "-"]
         text = subprocess.run(command, input=source, stdout=subprocess.PIPE, text=True, check=True).stdout
         macros = subprocess.run([*command[:-1], "-dM", "-"], input=source, capture_output=True, text=True, check=True).stdout
-        names = [m[1] for m in re.finditer(r"^#define (K(?:V|VE|VI|VL|VS|VX|VBM)_\w+) (.+)$", macros, re.M)]
+        names = [m[1] for m in re.finditer(r"^#define (K(?:V|VSEL|VE|VI|VL|VS|VX|VBM)_\w+) (.+)$", macros, re.M)]
         values = subprocess.run(command, input=source + "".join(f'\n@@"{n}" {n}' for n in names), capture_output=True,
                                 text=True, check=True).stdout
     return text, sorted(m.groups() for m in re.finditer(r'^@@"(\w+)" (.+)$', values, re.M))

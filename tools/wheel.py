@@ -34,6 +34,7 @@ LIBRARIES = {
     "kvx": (["kvx"], [], []),
     "kvstore": (["store"], ["base"], ["zstd", "xxhash"]),
     "kvindex": (["index", "hash"], ["base"], ["xxhash"]),
+    "kvselect": (["select"], ["base"], ["xxhash"]),
     "kvevent": (["event", "hash"], ["base"], ["xxhash", *ZMQ]),
     "kvbm": (["plane", "bm", "peer", "transfer", "disk", "object", "peers", "plan", "manager", "volume", "group"],
              ["store", "event", "kvx", "hash", "base"],

@@ -126,7 +126,7 @@ def load(name: str) -> ctypes.CDLL:
         for function, result, arguments in _abi.PROTOTYPES[name]:
             entry = getattr(library, function)
             entry.restype, entry.argtypes = result, arguments
-        prefix = {"kvstore": "kvs", "kvindex": "kvi", "kvevent": "kve", "kvasir_llama": "kvl"}.get(name, name)
+        prefix = {"kvstore": "kvs", "kvindex": "kvi", "kvselect": "kvsel", "kvevent": "kve", "kvasir_llama": "kvl"}.get(name, name)
         getattr(library, prefix + "_set_log")(ctypes.cast(_reason.kvpy_log, ctypes.c_void_p), None)
         _libraries[name] = library
         return library

@@ -25,6 +25,7 @@
 #include "kvbm.h"
 #include "plane/nats_opts.h"
 #include "tier/kitchen.h"
+#include "tier/sizes_select.h"
 
 #define STEP sizeof(size_t) /* such structs end at multiples of it */
 #define LEAST (2 * STEP)    /* the smallest that is believed: the size and a field */
@@ -77,12 +78,7 @@
     PLAIN(kve_op)                    \
     PLAIN(kve_batch)                 \
     PLAIN(kvi_stored)                \
-    PLAIN(kvi_match)                 \
-    PLAIN(kvi_matches)               \
-    PLAIN(kvi_group_match)           \
-    PLAIN(kvi_group_matches)         \
-    PLAIN(kvi_window)                \
-    PLAIN(kvi_cache)
+    SELECT_STRUCTS(FROZEN, PLAIN)
 
 #define NAME(name, ...) #name,
 #define NOTHING(name)
@@ -562,9 +558,7 @@ static const struct row {
     {"kvbm_group_transfer", sizeof(group_transfer_), UP_TO(kvbm_group_transfer, n),
      &group_transfer_, group_transfer, 0},
     {"kvbm_hint", sizeof(struct kvbm_hint), LEAST, NULL, hint, 0},
-    {"kvi_opts", sizeof(index_opts), OPTIONAL, &index_opts, index_, 0},
-    {"kvi_stats", sizeof(struct kvi_stats), LEAST, NULL, index_stats, 0},
-    {"kvi_holder_info", sizeof(struct kvi_holder_info), LEAST, NULL, index_holder, 0},
+    SELECT_ROWS,
     {"kve_reader_opts", sizeof(reader_), UP_TO(kve_reader_opts, block_size), &reader_, reader, 0},
     {"kve_publisher_opts", sizeof(publisher_), UP_TO(kve_publisher_opts, endpoint), &publisher_,
      publisher_of, 0},
@@ -770,7 +764,8 @@ static void test_all_structs(void **state)
         "kv_types.h",       "kv_event.h",       "kv_index.h",    "kv_store.h",    "kvbm.h",
         "kvbm_tokens.h",    "kvbm_layout.h",    "kvbm_pool.h",   "kvbm_events.h", "kvbm_transfer.h",
         "kvbm_manager.h",   "kv_store_async.h", "kvbm_remote.h", "kvbm_lease.h",  "kvbm_plan.h",
-        "kvbm_directory.h", "kvbm_volume.h",    "kvbm_group.h",  "kv_plane.h",    "kvbm_hit.h"};
+        "kvbm_directory.h", "kvbm_volume.h",    "kvbm_group.h",  "kv_plane.h",    "kvbm_hit.h",
+        "kv_select.h"};
     const char *tree = getenv("KV_SOURCE_DIR");
     int n = 0;
 
