@@ -134,7 +134,7 @@ struct kvsel {
     uint64_t random;
 };
 
-/** What of a request the other functions need: the caller's, with defaults filled in. */
+/** A request as the other functions need it: the caller's, with defaults filled in. */
 struct kvsel_ask {
     struct kvsel_request r;
     struct kvsel_params params;

@@ -15,7 +15,7 @@
 
 #include "kv_select.h"
 
-/** What a policy sees. Columns have n elements; NULL: all zero. */
+/** Input of a policy. Columns have n elements; NULL: all zero. */
 struct kvsel_view {
     size_t n;
     double tokens;                     /* of the prompt */
