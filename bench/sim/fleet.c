@@ -225,7 +225,7 @@ static void tell_others(struct fleet *f, uint32_t number, uint32_t from, enum st
         return;
     if (f->first_message + f->n_messages == f->message_capacity) {
         f->message_capacity = f->message_capacity * 2 + 1024;
-        m = malloc(f->message_capacity * sizeof(*m));
+        m = calloc(f->message_capacity, sizeof(*m));
         check(m, "memory");
         memcpy(m, f->messages + f->first_message, f->n_messages * sizeof(*m));
         free(f->messages);

@@ -51,15 +51,15 @@ struct sim_workload {
 int sim_read_trace(const char *path, uint64_t seed, struct sim_workload *ret);
 
 /**
- * Make @families bursts: 2 to 16 siblings within 2 s behind a fresh prefix of 4096 tokens, each with 64
- * to 256 tokens of its own and 50 to 400 of output.
+ * Make @families bursts: 2 to 16 siblings within 2 s behind a fresh prefix of 4096 tokens. Each has 64
+ * to 256 tokens of its own, and 50 to 400 of output.
  */
 void sim_make_fanout(size_t families, uint64_t seed, struct sim_workload *ret);
 
 /**
- * Make @sessions of agents: one of 8 system prompts of 1024 to 8192 tokens, then 4 to 40 turns that each
- * append 100 to 4000 tokens; answers of 30 to 600. Tools take 0.5 to 15 s; one pause in ten is a
- * person's or a build's, 60 to 600 s.
+ * Make @sessions of agents: one of 8 system prompts of 1024 to 8192 tokens, then 4 to 40 turns. Each
+ * turn appends 100 to 4000 tokens; its answer has 30 to 600. Tools take 0.5 to 15 s; one pause in ten
+ * is a person's or a build's, 60 to 600 s.
  */
 void sim_make_agents(size_t sessions, uint64_t seed, struct sim_workload *ret);
 
@@ -106,7 +106,7 @@ struct sim_settings {
     const char *policy;
     const struct kvsel_params *params;
     uint32_t workers, blocks;
-    uint32_t slow;          /* so many workers have half the speed */
+    uint32_t slow;          /* number of workers that have half the speed */
     double rate;            /* requests a second; 0: 48 requests a worker in flight all the time */
     uint64_t seed;          /* of ties */
     bool predict;           /* predictions of 2 s */

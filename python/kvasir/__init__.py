@@ -3,6 +3,7 @@
 
     kvasir.store    keep objects and blocks of bytes in a file store, Redis or any kv_store plugin
     kvasir.index    hash prompts, and find who holds their prefix
+    kvasir.select   choose the worker for a prompt, and book it
     kvasir.events   publish an engine's KV events, and read those of others
     kvasir.layout   write and gather paged K/V on numpy arrays and torch tensors
     kvasir.blocks   block manager: pools, caches, and tiers below them

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """For kvasir.router: what it knows of the engines and of kv-indexer, and what it says when one is down."""
 import contextlib
+import itertools
 import logging
 import time
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ._http import LOST, TIMEOUT, Headers, Refused, within
 from ._openai import Prompt, Tokenizer
 from .client import AsyncClient, HTTPError, InstanceId, held_tokens
+from .select import Request, Selector
 
 SOON_S = 2.0  # a prompt counts as held for that long by the engine that got it, and a request without an answer as light
 ASKED_MAX = 1 << 17  # tokens of a prompt that kv-indexer is asked for
@@ -15,19 +17,27 @@ _log = logging.getLogger("kvasir.router")
 
 
 class Run:
-    """A request that an engine works on. `compute`: prompt tokens that it has to compute."""
+    """A request that an engine works on, as booked in @books."""
+    numbers = itertools.count()
 
-    def __init__(self, compute: int) -> None:
-        self.compute, self.since, self.begun = compute, time.monotonic(), False
+    def __init__(self, books: Selector, request: Request) -> None:
+        self.books, self.request, self.name, self.begun = books, request, str(next(self.numbers)), False
+
+    def begin(self) -> None:
+        """Note that its answer begins: the prompt is computed."""
+        if not self.begun:
+            self.begun = True
+            self.books.first_token(self.name)
 
 
 class Engine:
-    """An engine as the router sees it. `shared`: tokens of the prompt to be placed that it computes for others already."""
+    """An engine as the router sees it. `worker`: its number in @books. `shared`: tokens of the prompt to be placed that it computes
+    for others already."""
 
-    def __init__(self, number: InstanceId, url: str, request_tokens: int, connect_s: float, tokenize_s: float) -> None:
-        self.number, self.url, self.request_tokens, self.tokenize_s = number, url.rstrip("/"), request_tokens, tokenize_s
+    def __init__(self, number: InstanceId, url: str, books: Selector, worker: int, connect_s: float, tokenize_s: float) -> None:
+        self.number, self.url, self.books, self.worker, self.tokenize_s = number, url.rstrip("/"), books, worker, tokenize_s
         self.tokenizer = Tokenizer(self.url, connect_s)
-        self.runs: Set[Run] = set()
+        books.set_worker(worker)
         self.requests = self.asking = self.asked = self.failures = self.shared = 0
         self.down_until = 0.0  # of time.monotonic(): until then it takes no request while another engine is up
         self.heard = -SOON_S  # of time.monotonic(): when it last answered anything
@@ -35,28 +45,13 @@ class Engine:
 
     @contextlib.contextmanager
     def running(self, run: Run) -> Iterator[None]:
-        """Count @run as one of this engine's."""
+        """Book @run at this engine while it runs."""
         self.requests += 1
-        self.runs.add(run)
+        self.books.book(run.name, run.request, self.books.reckon(run.request, self.worker))
         try:
             yield
         finally:
-            self.runs.discard(run)
-
-    def waiting(self) -> int:
-        """Return the prompt tokens that it computes for requests without an answer yet."""
-        return sum(run.compute for run in self.runs if not run.begun)
-
-    def load(self) -> float:
-        """Return its work in tokens beside those of the prompt to be placed.
-
-        A request weighs @request_tokens, but a quarter of them for SOON_S at most, until its answer begins: twins of one
-        prompt that come at once are better computed together than everywhere.
-        """
-        now = time.monotonic()
-        heavy = sum(run.begun or now - run.since > SOON_S for run in self.runs)
-        waiting = self.waiting()
-        return waiting - min(waiting, self.shared) + self.request_tokens * (heavy + (len(self.runs) - heavy) / 4)
+            self.books.free(run.name, lost=not run.begun)
 
     async def tell(self, path: str, request: Dict[str, Any], body: bytes, client: Headers) -> Prompt:
         """Ask this engine for a request's prompt, for at most tokenize_s."""
@@ -95,15 +90,28 @@ class Engine:
     def state(self) -> Dict[str, Any]:
         """Return what `GET /router` shows of it."""
         up = self.down_until <= time.monotonic()
-        return {"url": self.url, "up": up, "running": len(self.runs), "waiting_tokens": self.waiting(), "requests": self.requests,
+        load = self.books.load(self.worker)
+        return {"url": self.url, "up": up, "running": load.requests, "waiting_tokens": load.waiting, "requests": self.requests,
                 "failures": self.failures, "problem": None if up else self.problem}
 
 
+def booking(engines: Dict[InstanceId, Engine], held: Dict[InstanceId, int], tokens: int) -> Request:
+    """Return what the books need of a prompt, of which each engine has @held tokens."""
+    return Request(tokens, matches={engines[number].worker: n for number, n in held.items() if number in engines}, block_size=1)
+
+
+def costs(books: Selector, engines: Dict[InstanceId, Engine], held: Dict[InstanceId, int], tokens: int) -> Dict[InstanceId, float]:
+    """Return the policy's cost of each engine. Tokens that it computes for others already, and for this prompt, too, cost nothing."""
+    seen = {each.worker: each for each in books.explain(booking(engines, held, tokens))[1]}
+    return {number: seen[engine.worker].cost - seen[engine.worker].factor * min(engine.shared, seen[engine.worker].waiting)
+            for number, engine in engines.items()}
+
+
 class Plan(NamedTuple):
-    """Where a request goes. `held`: tokens of the prompt by engine, as kv-indexer says; `best`: with those that it computes now."""
+    """Where a request goes. `held`: tokens of the prompt by engine, as kv-indexer says; `request`: for the books."""
     tokens: int
     held: Dict[InstanceId, int]
-    best: Dict[InstanceId, int]
+    request: Request
     blocks: Any
     engines: List[Engine]
 

@@ -10,11 +10,12 @@ import time
 from typing import Any, Awaitable, Callable, Collection, Dict, List, Optional, Sequence
 
 from ._asgi import LOST, TIMEOUT, Message, Receive, Refused, Send, forward, lifespan, read_body, refuse, relay, reply, reply_text, while_connected
-from ._fleet import SOON_S, Engine, Indexer, Plan, Run, metrics
+from ._fleet import SOON_S, Engine, Indexer, Plan, Run, booking, costs, metrics
 from ._json import loads
 from ._openai import GENERATES, Prompt, given_tokens
 from ._recent import Recent
 from .client import InstanceId, as_instance_id
+from .select import Selector
 
 __all__ = ["Engine", "Router", "main"]
 
@@ -25,18 +26,21 @@ class Router:
     """ASGI application that passes requests on to @engines (instance_id: URL).
 
     @tokenize(request) returns a prompt's tokens; by default an engine tells them. @adapters: names of LoRA adapters among `model`
-    of requests. @request_tokens: what one running request weighs, in tokens to compute. @retry_s: an engine that is down, and
+    of requests. @policy: kvasir.select's, with @params. @retry_s: an engine that is down, and
     kv-indexer likewise, is left alone that long. The longest waits: @query_s for an answer of kv-indexer's, @connect_s for an
     engine to take a connection, @tokenize_s for it to tell tokens, @answer_s for each piece of its answer.
     """
 
     def __init__(self, indexer: str, engines: Dict[InstanceId, str], *, model_name: str, tenant_id: str = "default",
-                 tokenize: Optional[Tokenize] = None, adapters: Collection[str] = (), request_tokens: int = 256, retry_s: float = 5.0,
+                 tokenize: Optional[Tokenize] = None, adapters: Collection[str] = (), policy: str = "adaptive",
+                 params: Optional[Dict[str, Any]] = None, retry_s: float = 5.0,
                  query_s: float = 1.0, connect_s: float = 2.0, tokenize_s: float = 2.0, answer_s: float = 600.0) -> None:
         ids = {name: as_instance_id(str(name)) for name in engines}  # as kv-indexer's answers have them: "1" is 1
         if len(set(ids.values())) < len(ids):
             raise ValueError(f"two engines have one instance_id: {', '.join(map(repr, engines))}")
-        self.engines = {ids[name]: Engine(ids[name], url, request_tokens, connect_s, tokenize_s) for name, url in engines.items()}
+        self.books = Selector(policy, params=params, block_size=1, predict_s=None, expiry_s=1e9)  # predicted here: recent
+        self.engines = {ids[name]: Engine(ids[name], url, self.books, place, connect_s, tokenize_s)
+                        for place, (name, url) in enumerate(engines.items())}
         self.asked = Indexer(indexer, query_s, retry_s, model_name=model_name, tenant_id=tenant_id)
         self.indexer = self.asked.client
         self.tokenize, self.adapters, self.recent = tokenize, adapters, Recent(SOON_S)
@@ -44,13 +48,9 @@ class Router:
         self.prompt_tokens = self.held_tokens = 0  # of all requests; held by the engine that got them, as kv-indexer said
 
     def order(self, held: Dict[InstanceId, int], tokens: int) -> List[Engine]:
-        """Sort the engines: those that are up, least work first; then those that failed, the earliest first."""
-        now = time.monotonic()
-
-        def work(engine: Engine) -> float:
-            return tokens - held.get(engine.number, 0) + engine.load()
-
-        return sorted(self.engines.values(), key=lambda each: (max(0.0, each.down_until - now), work(each), each.requests))
+        """Sort the engines: those that are up, least cost first; then those that failed, the earliest first."""
+        now, cost = time.monotonic(), costs(self.books, self.engines, held, tokens)
+        return sorted(self.engines.values(), key=lambda each: (max(0.0, each.down_until - now), cost[each.number], each.requests))
 
     async def prompt(self, scope: Message, request: Dict[str, Any], body: bytes) -> Prompt:
         """Return a request's prompt: the request has the tokens, or @tokenize or an engine tells them.
@@ -87,7 +87,7 @@ class Router:
         for number, engine in self.engines.items():  # what it computes for another request is computed for this one, too
             engine.shared = max(0, soon.get(number, 0) - held.get(number, 0))
         best = {number: max(held.get(number, 0), soon.get(number, 0)) for number in self.engines}
-        return Plan(len(prompt.tokens), held, best, blocks, self.order(best, len(prompt.tokens)))
+        return Plan(len(prompt.tokens), held, booking(self.engines, best, len(prompt.tokens)), blocks, self.order(best, len(prompt.tokens)))
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request, until it is answered or the client is gone: the engine sees its connection close then, and stops."""
@@ -103,7 +103,7 @@ class Router:
             return await reply_text(send, 200, b"text/plain; version=0.0.4", metrics(self.state()).encode())
         try:
             generates = scope["path"] in GENERATES and scope["method"] == "POST"
-            plan = await self.plan(scope, body) if generates else Plan(0, {}, {}, (), self.order({}, 0))
+            plan = await self.plan(scope, body) if generates else Plan(0, {}, booking(self.engines, {}, 0), (), self.order({}, 0))
         except LOST as problem:
             return await refuse(send, 502, f"the engine that was asked for the tokens broke off: {problem}")
         for engine in plan.engines:
@@ -113,7 +113,7 @@ class Router:
 
     async def _pass_on(self, engine: Engine, plan: Plan, scope: Message, body: bytes, send: Send) -> bool:
         """Give a request to an engine and stream its answer back. False: it is down, and has not seen the request."""
-        run = Run(max(0, plan.tokens - plan.best.get(engine.number, 0)))
+        run = Run(self.books, plan.request)
         self.recent.add(engine.number, plan.blocks)
         with engine.running(run):
             try:
@@ -131,7 +131,7 @@ class Router:
             engine.heard, self.prompt_tokens = time.monotonic(), self.prompt_tokens + plan.tokens
             self.held_tokens += min(plan.held.get(engine.number, 0), plan.tokens)
             async for _ in relay(answer, send):
-                run.begun = True  # a piece has come: the prompt is computed
+                run.begin()  # a piece has come: the prompt is computed
             return True
 
     def state(self) -> Dict[str, Any]:

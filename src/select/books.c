@@ -176,6 +176,7 @@ int kvsel_book(struct kvsel *s, const char *id, size_t id_len, const struct kvse
     struct kvsel_choice c = {0};
     struct kvsel_book *book;
     struct kvsel_ask ask;
+    uint64_t blocks;
     int rc = kvsel_ask(s, request, now_ns, &ask);
 
     if (rc < 0 || !id || !kv_sized(choice, "kvsel_choice"))
@@ -200,8 +201,8 @@ int kvsel_book(struct kvsel *s, const char *id, size_t id_len, const struct kvse
     }
     book->tokens = ask.r.tokens;
     book->uncovered = (double)KV_MIN(c.uncovered, ask.r.tokens);
-    book->tail = (double)((ask.r.tokens + s->opts.block_size - 1) / s->opts.block_size) -
-                 (double)book->chain->n * s->opts.stride;
+    blocks = (ask.r.tokens + s->opts.block_size - 1) / s->opts.block_size;
+    book->tail = (double)(blocks - (uint64_t)book->chain->n * s->opts.stride);
     book->created_ns = book->progress_ns = now_ns;
     enter(s, book, book->worker);
     if (is_pair(book))

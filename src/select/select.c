@@ -151,9 +151,11 @@ void kvsel_destroy(struct kvsel *s)
 /* SplitMix64: every seed is as good as another. */
 uint64_t kvsel_random(struct kvsel *s, uint64_t n)
 {
-    uint64_t z = s->random += UINT64_C(0x9e3779b97f4a7c15);
     __extension__ typedef unsigned __int128 wide;
+    uint64_t z;
 
+    s->random += UINT64_C(0x9e3779b97f4a7c15);
+    z = s->random;
     z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
     z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
     return (uint64_t)((wide)(z ^ z >> 31) * n >> 64);

@@ -11,7 +11,7 @@
 
 static double median_of(const float *samples, uint32_t n)
 {
-    float sorted[KVSEL_SPEED_SAMPLES];
+    float sorted[KVSEL_SPEED_SAMPLES] = {0};
 
     for (uint32_t i = 0; i < n; i++) {
         uint32_t at = i;

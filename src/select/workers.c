@@ -221,7 +221,7 @@ int kvsel_set_worker(struct kvsel *s, const struct kvsel_worker *worker)
     struct kvsel_worker w = {0};
     struct kvsel_texts labels = {0}, loras = {0};
     struct kvsel_slot *at;
-    uint32_t slot;
+    uint32_t slot = 0;
     int rc;
 
     if (!kv_sized(worker, "kvsel_worker"))

@@ -93,7 +93,7 @@ def test_streams_pass_through():
 
 
 def test_text_and_chats_go_where_their_prefix_is():
-    with fleet(count=3, request_tokens=0) as (front, _, settle):
+    with fleet(count=3) as (front, _, settle):
         chat = {"model": MODEL, "messages": [{"role": "user", "content": "Tell me of the sea. " * 20}]}
         for path, body in (("/v1/chat/completions", chat), ("/v1/completions", {"model": MODEL, "prompt": "Of the hills. " * 30}),
                            ("/v1/completions", {"model": MODEL, "prompt": [list(range(160)), [5]]})):
@@ -109,14 +109,15 @@ def test_text_and_chats_go_where_their_prefix_is():
 
 
 def test_load_is_spread():
-    with fleet(count=2) as (front, engines, settle):
+    """With a weight of 0.6, two requests of 320 running tokens each cost more than 320 tokens to compute."""
+    with fleet(count=2, params={"context_weight": .6}) as (front, engines, settle):
         prompt = list(range(320))
         holder = front.complete(prompt)["engine"]
         settle()
         equal(front.complete(prompt)["engine"], holder, "held, and idle")
         streams = []
         try:
-            for _ in range(3):  # the last one's first piece has come: it is not light any more
+            for _ in range(3):
                 streams.append(front.send("/v1/completions", {"prompt": prompt, "stream": True, "wait": True}))
                 equal(streams[-1].readline(), b"data: 0\n", "the first piece")
             numbers = [front.router.state()["engines"][str(number)]["running"] for number in (holder, 3 - holder)]

@@ -199,7 +199,8 @@ def test_a_burst_of_different_prompts_is_spread():
 
 
 def test_a_long_burst_reaches_all():
-    with fleet() as (front, engines, _):
+    """Five of these running cost what the prompt costs to compute."""
+    with fleet(params={"context_weight": .2}) as (front, engines, _):
         got = burst(front, engines, [("/v1/completions", {"prompt": WORDS, "wait_before": True})] * 40)
         check(got[-1] >= 5, f"requests by engine {got}")
 
