@@ -135,7 +135,8 @@ static const struct sim_settings usual = {.workers = 8, .blocks = 30000, .predic
 
 static void all_policies(const char *name, double full)
 {
-    for (double load = .7; load < 1; load += .2) {
+    for (int percent = 70; percent < 100; percent += 20) {
+        double load = percent / 100.0;
         struct sim_result base = {0};
 
         for (size_t i = 0; full > 0 && i < sizeof(rows) / sizeof(*rows); i++) {
@@ -180,7 +181,8 @@ static void replicas(const char *name, double full)
     static const double delays[] = {0, .001, .005, .02, .05};
     char label[32];
 
-    for (double load = .7; load < 1; load += .2) {
+    for (int percent = 70; percent < 100; percent += 20) {
+        double load = percent / 100.0;
         struct sim_result alone = base_of(name, full, load, "adaptive");
         struct sim_settings set = usual;
 
@@ -199,7 +201,8 @@ static void replicas(const char *name, double full)
 /* Two of eight workers at half speed, learned and not. */
 static void speeds(const char *name, double full)
 {
-    for (double load = .5; load < .8; load += .2) {
+    for (int percent = 50; percent < 80; percent += 20) {
+        double load = percent / 100.0;
         struct sim_settings set = usual;
         struct sim_result base;
 
@@ -238,7 +241,8 @@ static void fleets(const char *name, double full)
     } kinds[] = {{"4 workers", 4, 30000}, {"32 workers", 32, 30000}, {"120,000 blocks", 8, 120000}};
 
     for (size_t i = 0; i < sizeof(kinds) / sizeof(*kinds); i++) {
-        for (double load = .7; load < 1; load += .2) {
+        for (int percent = 70; percent < 100; percent += 20) {
+            double load = percent / 100.0;
             struct sim_settings set = usual;
             struct sim_result base;
 
@@ -259,7 +263,8 @@ static void late_events(const char *name, double full)
     static const char *const policies[] = {"dynamo", "order", "adaptive"};
     char label[64];
 
-    for (double load = .7; load < 1; load += .2) {
+    for (int percent = 70; percent < 100; percent += 20) {
+        double load = percent / 100.0;
         for (size_t i = 0; i < 2 * sizeof(policies) / sizeof(*policies); i++) {
             struct sim_settings set = usual;
 

@@ -401,7 +401,7 @@ static size_t list_ahead(const struct sim_engine *e, uint32_t request, struct ah
 
 double sim_engine_forecast(const struct sim_engine *e, uint32_t request, double now)
 {
-    struct ahead *all = malloc((e->prompts.n + e->n_waiting + 1) * sizeof(*all));
+    struct ahead *all = calloc(e->prompts.n + e->n_waiting + 1, sizeof(*all));
     double at = isinf(e->next) ? now : e->next, decodes = (double)e->decodes.n;
     double context = e->context;
     size_t n, first = 0;

@@ -139,7 +139,7 @@ static void llmd_costs(struct fleet *f, uint32_t number, const struct kvsel_cand
     for (uint32_t i = 0; i < f->set->workers; i++) {
         double queue = most > least ? (most - f->scraped_queue[i]) / (most - least) : 1;
 
-        cost[i] = -(2 * (double)(c[i].held / SIM_BLOCK) / all + queue + 1 - f->scraped_use[i]);
+        cost[i] = -(2 * (double)(c[i].held) / SIM_BLOCK / all + queue + 1 - f->scraped_use[i]);
     }
 }
 
@@ -227,7 +227,8 @@ static void tell_others(struct fleet *f, uint32_t number, uint32_t from, enum st
         f->message_capacity = f->message_capacity * 2 + 1024;
         m = calloc(f->message_capacity, sizeof(*m));
         check(m, "memory");
-        memcpy(m, f->messages + f->first_message, f->n_messages * sizeof(*m));
+        if (f->n_messages)
+            memcpy(m, f->messages + f->first_message, f->n_messages * sizeof(*m));
         free(f->messages);
         f->messages = m;
         f->first_message = 0;
@@ -443,7 +444,7 @@ static double percentile(double *values, size_t n, double part)
 static void measure(const struct fleet *f, struct sim_result *ret)
 {
     size_t from = f->w->n / 10, n = f->w->n - from, n_token = 0;
-    double *ttft = malloc(n * sizeof(double)), *over = malloc(n * sizeof(double));
+    double *ttft = calloc(n + 1, sizeof(double)), *over = calloc(n + 1, sizeof(double));
     double computed = 0, found = 0, most = 0, end = 0;
 
     check(ttft && over, "memory");
@@ -493,7 +494,7 @@ void sim_run(const struct sim_workload *w, const struct sim_settings *set, struc
     f.hashes = calloc((size_t)longest * SIM_UNIT_BLOCKS + 1, sizeof(*f.hashes));
     f.seen = calloc(w->n_ids + 1, sizeof(*f.seen));
     f.sent = calloc(w->n_ids + 1, sizeof(*f.sent));
-    f.tracks = calloc(w->n, sizeof(*f.tracks));
+    f.tracks = calloc(w->n + 1, sizeof(*f.tracks));
     check(f.hashes && f.seen && f.sent && f.tracks && set->workers <= SIM_MAX_WORKERS &&
               f.replicas <= MAX_REPLICAS,
           "memory");

@@ -67,7 +67,8 @@ static int by_time(const void *a, const void *b)
 
 static void finish(struct sim_workload *w)
 {
-    qsort(w->requests, w->n, sizeof(*w->requests), by_time);
+    if (w->n)
+        qsort(w->requests, w->n, sizeof(*w->requests), by_time);
 }
 
 /* Spread the requests of one timestamp over the gap to the next one. */

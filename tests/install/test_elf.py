@@ -15,7 +15,7 @@ from kvtest import *
 
 X86 = platform.machine() == "x86_64"
 PROGRAMS = ["kv-indexer", "kvasir"]
-LIBRARIES = ["kvx", "kvevent", "kvindex", "kvstore", "kvbm"]
+LIBRARIES = ["kvx", "kvevent", "kvindex", "kvselect", "kvstore", "kvbm"]
 PLUGINS = ["kv_store_redis", "kv_store_s3", "kv_store_tiered", "kvbm_tls", "kvbm_http"]
 CUDA = BUILD / "lib" / "libkvx_cuda.so"  # where there is nvcc
 NATS = BUILD / "lib" / "libkv_nats.so"  # where there is libnats-dev

@@ -45,10 +45,10 @@ find "$root" -path '*/bash-completion/completions/kvasir' | grep -q .
 
 pc=$(dirname "$(find "$root" -name kvevent.pc)")
 libdir=$(dirname "$pc")
-for library in kvevent kvindex kvx kvbm kvstore kvasir_llama; do
+for library in kvevent kvindex kvselect kvx kvbm kvstore kvasir_llama; do
     test -L "$libdir/lib$library.so"
     readelf -d "$libdir/lib$library.so" | grep -q "SONAME.*lib$library\.so\.0"
-    foreign=$(nm -D --defined-only "$libdir/lib$library.so" | awk '{print $3}' | grep -vE '^kv([eilpsx]|bm)_' || true)
+    foreign=$(nm -D --defined-only "$libdir/lib$library.so" | awk '{print $3}' | grep -vE '^kv([eilpsx]|sel|bm)_' || true)
     [ -z "$foreign" ] || { echo "lib$library exports: $foreign"; exit 1; }
 done
 
@@ -158,13 +158,14 @@ static_program "$work/user.c" kvevent kvindex kvx kvbm
 # Alone: what a library needs, no other one must bring.
 examples=${KV_SOURCE_DIR:?}/examples
 static_program "$examples/find_prefix.c" kvindex
+static_program "$examples/select_worker.c" kvselect kvindex
 static_program "$examples/kvbm_tiers.c" kvbm
 static_program "$examples/kvx_write.c" kvx
 static_program "$examples/llama_prefix.c" kvasir_llama
 static_program "$examples/publish_block.c" kvevent
 static_program "$examples/store_buffer.c" kvstore
-for library in kvevent kvindex kvx kvbm kvstore kvasir_llama; do
-    foreign=$(nm --defined-only --extern-only "$libdir/lib$library.a" | awk 'NF == 3 {print $3}' | grep -vE '^kv([eilpsx]|bm)_' || true)
+for library in kvevent kvindex kvselect kvx kvbm kvstore kvasir_llama; do
+    foreign=$(nm --defined-only --extern-only "$libdir/lib$library.a" | awk 'NF == 3 {print $3}' | grep -vE '^kv([eilpsx]|sel|bm)_' || true)
     [ -z "$foreign" ] || { echo "lib$library.a defines: $foreign"; exit 1; }
 done
 for pc in "$pc"/kv*.pc; do # a user of the shared library needs no other package's headers
