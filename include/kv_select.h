@@ -69,8 +69,8 @@ struct kvsel_params {
     double max_own_weight; /* adaptive: upper limit of the weight by load; 6 */
     double context_weight; /* adaptive: cost of a running token; 0.05 */
     double lora_tokens;    /* all: cost of loading an adapter, in tokens to compute; 2048 */
-    double
-        preference_tokens; /* all: cost of a preferred label that a worker lacks, times its weight; 1024 */
+    /* all: cost of a preferred label that a worker lacks, times its weight; 1024 */
+    double preference_tokens;
     double overlap_credit;   /* dynamo: credit of a held token on the device; 1 */
     double prefill_scale;    /* dynamo: weight of tokens to compute; 1 */
     double request_weight;   /* dynamo: blocks that a running request weighs; 0 */
@@ -253,8 +253,8 @@ struct kvsel_request {
      * that of a preference; 0: required. NULL: any two. */
     const char *domain;
     double domain_weight;
-    uint64_t
-        whole_tokens; /* pair: up to so many uncovered tokens the decoding worker computes them; 0: 512 */
+    /* Pair: up to so many uncovered tokens the decoding worker computes them itself; 0: 512. */
+    uint64_t whole_tokens;
     double jump_s; /* seconds by which it counts as older in the queue */
     bool
         released; /* kvsel_queue_next gave it back, or it mustn't wait: the queue doesn't hold it */

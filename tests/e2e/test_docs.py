@@ -337,7 +337,15 @@ extern int64_t *lengths;
 void finished(uint64_t tag, int status);
 """
 
+SELECT = """
+extern const uint64_t *names;
+extern size_t n;
+extern struct kvi_matches found;
+extern uint64_t now_ns, later_ns;
+"""
+
 CONTEXT = {
+    "docs/select.md": ("kv_select.h", [SELECT]),
     "docs/kvbm.md": ("kvbm.h", [ENGINE, ENGINE, WINDOW, ENGINE, ENGINE]),
     "docs/kvbm-tiers.md": ("kvbm.h", [CALLS, TIERS, TIERS, HIT, COPIER]),
     "docs/kv-store-llama.md": ("kv_store.h", [STATE]),
