@@ -17,7 +17,7 @@ static const struct command {
     {"doctor", kc_doctor_main, "ask a kv-indexer and an engine what is wrong, and say what to do"},
     {"events", kc_events_main, "look at KV events of an engine, record them, play them again"},
     {"peer", kc_peer_main, "share blocks with other nodes; look at, lease and read theirs"},
-    {"replay", kc_replay_main, "replay a request trace through a live kv-indexer, and check it"},
+    {"replay", kc_replay_main, "run the whole system on a request trace, and check every byte"},
     {"store", kc_store_main, "save, restore, check and collect objects in a kv_store backend"},
     {"top", kc_top_main, "watch a running kv-indexer: its workers, streams and index"},
 };

@@ -241,6 +241,26 @@ static void read_by_worker(struct kv_json *j, const struct kc_client_opts *opts,
     }
 }
 
+/* Read {"<instance>": {"longest_matched": tokens, ...}} of our workers. */
+static void read_longest(struct kv_json *j, const struct kc_client_opts *opts,
+                         struct kc_belief *beliefs)
+{
+    struct kv_str key;
+
+    kv_json_object(j);
+    while (kv_json_next_key(j, &key)) {
+        uint64_t worker = key_number(key) - opts->first_instance;
+
+        kv_json_object(j);
+        while (kv_json_next_key(j, &key)) {
+            if (worker < opts->n_workers && kv_str_eq(key, "longest_matched"))
+                beliefs[worker].longest = (uint32_t)kv_json_u64(j, UINT32_MAX);
+            else
+                kv_json_skip(j);
+        }
+    }
+}
+
 static int read_answer(const struct kc_client *client, const struct kv_buf *body,
                        struct kc_belief *ret, struct kv_error *error)
 {
@@ -255,14 +275,18 @@ static int read_answer(const struct kc_client *client, const struct kv_buf *body
             read_by_worker(&j, &client->opts, ret, true);
         else if (kv_str_eq(key, "tree_sizes"))
             read_by_worker(&j, &client->opts, ret, false);
+        else if (kv_str_eq(key, "instances"))
+            read_longest(&j, &client->opts, ret);
         else
             kv_json_skip(&j);
     }
     if (kv_json_finish(&j) < 0)
         return kv_fail(error, -EPROTO, j.error.offset, "/query answered something else: %.100s",
                        j.error.text);
-    for (uint32_t w = 0; w < client->opts.n_workers; w++)
+    for (uint32_t w = 0; w < client->opts.n_workers; w++) {
         ret[w].overlap /= client->opts.block_size;
+        ret[w].longest /= client->opts.block_size;
+    }
     return 0;
 }
 

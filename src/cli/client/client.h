@@ -28,7 +28,8 @@ struct kc_client_opts {
 
 /** The indexer's answer about one worker. */
 struct kc_belief {
-    uint32_t overlap; /* leading blocks of the prompt */
+    uint32_t overlap; /* leading blocks of the prompt in device memory */
+    uint32_t longest; /* leading blocks of the prompt in any tier */
     uint64_t blocks;  /* all its blocks; known only with an overlap */
 };
 

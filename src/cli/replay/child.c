@@ -126,12 +126,32 @@ static char **make_environment(void)
     return ret;
 }
 
-/* Run the indexer in the child. Only calls that are safe between fork and exec. */
-static _Noreturn void become_indexer(const char *path, char **environment, int log_fd, int error_fd,
-                                     pid_t parent)
+#define FIXED_ARGS 9
+#define MORE_ARGS 16
+
+/* Command line of the indexer. */
+struct command {
+    char port[16];
+    const char *argv[FIXED_ARGS + MORE_ARGS + 1];
+};
+
+static void make_command(const struct kc_child_opts *opts, struct command *ret)
 {
-    char *const argv[] = {"kv-indexer",  "--host", "127.0.0.1",    "--port", "0",
-                          "--log-level", "info",   "--log-format", "text",   NULL};
+    const char *const fixed[FIXED_ARGS] = {"kv-indexer",  "--host", "127.0.0.1",    "--port",
+                                           ret->port,     "--log-level", "info", "--log-format",
+                                           "text"};
+
+    snprintf(ret->port, sizeof(ret->port), "%u", opts->port);
+    memset(ret->argv, 0, sizeof(ret->argv));
+    memcpy(ret->argv, fixed, sizeof(fixed));
+    for (size_t i = 0; opts->more && opts->more[i] && i < MORE_ARGS; i++)
+        ret->argv[FIXED_ARGS + i] = opts->more[i];
+}
+
+/* Run the indexer in the child. Only calls that are safe between fork and exec. */
+static _Noreturn void become_indexer(const char *path, const struct command *command,
+                                     char **environment, int log_fd, int error_fd, pid_t parent)
+{
     int null = open("/dev/null", O_RDWR);
     sigset_t none;
     int rc;
@@ -143,7 +163,7 @@ static _Noreturn void become_indexer(const char *path, char **environment, int l
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() == parent && null >= 0 && dup2(null, 0) >= 0 && dup2(null, 1) >= 0 &&
         dup2(log_fd, 2) >= 0)
-        execvpe(path, argv, environment);
+        execvpe(path, (char *const *)command->argv, environment);
     rc = errno;
     if (write(error_fd, &rc, sizeof(rc)) < 0)
         _exit(126);
@@ -151,7 +171,8 @@ static _Noreturn void become_indexer(const char *path, char **environment, int l
 }
 
 /* Start the process; a pipe brings an error of its exec back. Returns 0 or a negative errno. */
-static int spawn(struct kc_child *child, const char *path, char **environment)
+static int spawn(struct kc_child *child, const char *path, const struct command *command,
+                 char **environment)
 {
     int log_pipe[2], error_pipe[2], failed = 0;
     pid_t parent = getpid();
@@ -166,7 +187,7 @@ static int spawn(struct kc_child *child, const char *path, char **environment)
     }
     child->pid = fork();
     if (child->pid == 0)
-        become_indexer(path, environment, log_pipe[1], error_pipe[1], parent);
+        become_indexer(path, command, environment, log_pipe[1], error_pipe[1], parent);
     if (child->pid < 0)
         failed = errno;
     close(log_pipe[1]);
@@ -202,10 +223,12 @@ static int wait_for_url(struct kc_child *child, const char *path, struct kv_erro
     return rc;
 }
 
-int kc_child_start(const char *path, struct kc_child **ret, struct kv_error *error)
+int kc_child_start(const struct kc_child_opts *opts, struct kc_child **ret, struct kv_error *error)
 {
     struct kc_child *child = calloc(1, sizeof(*child));
+    const char *path = opts->path;
     char found[4096], **environment;
+    struct command command;
     int rc;
 
     if (!child)
@@ -217,8 +240,9 @@ int kc_child_start(const char *path, struct kc_child **ret, struct kv_error *err
         find_indexer(found, sizeof(found));
         path = found;
     }
+    make_command(opts, &command);
     environment = make_environment();
-    rc = environment ? spawn(child, path, environment) : -ENOMEM;
+    rc = environment ? spawn(child, path, &command, environment) : -ENOMEM;
     free(environment);
     if (rc < 0) {
         if (rc == -ENOENT)

@@ -9,12 +9,19 @@
 
 struct kc_child;
 
+/** Options of a kv-indexer; zeros mean the defaults. */
+struct kc_child_opts {
+    const char *path;        /* NULL: "kv-indexer" next to this program, else on the PATH */
+    unsigned port;           /* 0: one that the system chooses */
+    const char *const *more; /* further arguments, at most 16, then NULL; NULL: none */
+};
+
 /**
- * Start @path (NULL: "kv-indexer" next to this program, else on the PATH) and wait until it
- * listens. It has default options: variables KV_INDEXER_* and DYN_* of the environment don't reach
- * it. It ends with this program, however that ends. Returns 0 or a negative errno with @error.
+ * Start a kv-indexer and wait until it listens. Variables KV_INDEXER_* and DYN_* of the environment
+ * don't reach it. It ends with this program, however that ends. Returns 0 or a negative errno with
+ * @error.
  */
-int kc_child_start(const char *path, struct kc_child **ret, struct kv_error *error);
+int kc_child_start(const struct kc_child_opts *opts, struct kc_child **ret, struct kv_error *error);
 
 const char *kc_child_url(const struct kc_child *child);
 int kc_child_pid(const struct kc_child *child);

@@ -170,7 +170,8 @@ int kc_replay_connect(struct kc_replay *replay, struct kc_client **ret, struct k
     int rc = 0;
 
     if (!replay->opts.url)
-        rc = kc_child_start(replay->opts.indexer, &replay->child, error);
+        rc = kc_child_start(&(struct kc_child_opts){.path = replay->opts.indexer}, &replay->child,
+                            error);
     if (rc < 0)
         return rc;
     replay->client = (struct kc_client_opts){

@@ -406,7 +406,7 @@ static void say_failure(struct kc_replay *replay, const struct kv_error *error)
 {
     char log[1200];
 
-    fprintf(stderr, "kvasir replay: %s\n", error->text);
+    fprintf(stderr, "kvasir replay --only index: %s\n", error->text);
     if (error->code == -EADDRINUSE)
         fprintf(stderr, "  no free TCP port on 127.0.0.1: too many sockets?\n");
     if (error->code == -ECONNREFUSED && replay->opts.url)
@@ -427,7 +427,7 @@ static int exit_status(const struct kc_replay *replay)
     return replay->verdict.wrong > 0 || replay->counts.lockstep_wrong > 0;
 }
 
-int kc_replay_main(int argc, char **argv)
+int kc_replay_index_main(int argc, char **argv)
 {
     struct sigaction action = {.sa_handler = on_signal};
     struct kc_replay *replay = calloc(1, sizeof(*replay));
@@ -441,7 +441,7 @@ int kc_replay_main(int argc, char **argv)
     rc = kc_replay_options(argc, argv, &replay->opts, &error);
     if (rc != 0) {
         if (rc < 0)
-            fprintf(stderr, "kvasir replay: %s\n", error.text);
+            fprintf(stderr, "kvasir replay --only index: %s\n", error.text);
         fini(replay);
         return rc < 0 ? 2 : 0;
     }

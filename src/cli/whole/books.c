@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The books at the end: what the workers' registries have, what the indexer's dump says, and what the
+ * store has. A copy is a key in one tier of one worker.
+ *
+ *     workers ── LOCATE ──► copies ◄── must be equal ──► /dump of the indexer
+ *                             └─ in G4 ── must be there ──► the store itself
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/core/clock.h"
+#include "cli/whole/whole.h"
+#include "event/router/router_event.h"
+#include "kvbm_tokens.h"
+
+#define NUDGE_NS KV_NS_PER_S
+#define PAUSE_NS (50 * KV_NS_PER_MS)
+
+/* A key that a worker has, with the bits of its tiers. */
+struct copy {
+    uint64_t key;
+    uint32_t worker;
+    uint8_t tiers;
+};
+
+struct copies {
+    struct copy *list; /* by key, then worker; each pair once after sort_copies */
+    size_t n, capacity;
+    int rc; /* -ENOMEM sticks */
+};
+
+static void add(struct copies *c, uint64_t key, uint32_t worker, uint8_t tiers)
+{
+    if (c->n == c->capacity) {
+        size_t capacity = c->capacity ? 2 * c->capacity : 4096;
+        struct copy *list = realloc(c->list, capacity * sizeof(*list));
+
+        if (!list) {
+            c->rc = -ENOMEM;
+            return;
+        }
+        c->list = list;
+        c->capacity = capacity;
+    }
+    c->list[c->n++] = (struct copy){key, worker, tiers};
+}
+
+static int by_key(const void *a, const void *b)
+{
+    const struct copy *x = a, *y = b;
+
+    if (x->key != y->key)
+        return x->key < y->key ? -1 : 1;
+    return x->worker < y->worker ? -1 : x->worker > y->worker;
+}
+
+/* Sort, and join the tiers of equal pairs. */
+static void sort_copies(struct copies *c)
+{
+    size_t n = 0;
+
+    if (c->n > 0)
+        qsort(c->list, c->n, sizeof(*c->list), by_key);
+    for (size_t i = 0; i < c->n; i++) {
+        if (n > 0 && by_key(&c->list[n - 1], &c->list[i]) == 0)
+            c->list[n - 1].tiers |= c->list[i].tiers;
+        else
+            c->list[n++] = c->list[i];
+    }
+    c->n = n;
+}
+
+static void fini(struct copies *c)
+{
+    free(c->list);
+    *c = (struct copies){0};
+}
+
+/* ---- keys ---- */
+
+struct keys {
+    uint64_t *list;
+    size_t n;
+};
+
+static int by_value(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+static void make_distinct(struct keys *k)
+{
+    size_t n = 0;
+
+    if (k->n > 0)
+        qsort(k->list, k->n, sizeof(*k->list), by_value);
+    for (size_t i = 0; i < k->n; i++)
+        if (n == 0 || k->list[n - 1] != k->list[i])
+            k->list[n++] = k->list[i];
+    k->n = n;
+}
+
+/* Collect the keys of all requests, and those that a dump names (of an earlier run's disk tier). */
+static int collect_keys(struct kc_whole *w, const struct copies *dump, struct keys *ret)
+{
+    uint32_t page = w->plan.shape.page_size, most = (uint32_t)(w->opts.max_tokens / page) + 1;
+    struct kc_request_message *request = calloc(1, sizeof(*request));
+
+    ret->n = 0;
+    ret->list = malloc((w->next * most + dump->n + 1) * sizeof(*ret->list));
+    if (!ret->list || !request) {
+        free(request);
+        return -ENOMEM;
+    }
+    for (uint64_t i = 0; i < w->next; i++) {
+        uint32_t n = kc_run_tokens(w, i, request);
+
+        ret->n += kvbm_hash_tokens(w->tokens, n, page, 0, KVBM_CHAIN_SEED_ZERO, NULL, NULL,
+                                   ret->list + ret->n);
+    }
+    for (size_t i = 0; i < dump->n; i++)
+        ret->list[ret->n++] = dump->list[i].key;
+    make_distinct(ret);
+    free(request);
+    return 0;
+}
+
+/* ---- the workers' books ---- */
+
+static int locate(struct kc_whole *w, uint32_t worker, const struct keys *keys, struct copies *ret)
+{
+    struct kc_message *message = w->message;
+    int rc = 0;
+
+    for (size_t at = 0, n; at < keys->n && rc == 0; at += n) {
+        n = KV_MIN(keys->n - at, (size_t)KC_PLAN_IDS);
+        message->kind = KC_MESSAGE_LOCATE;
+        message->n = (uint32_t)n;
+        memcpy(message->keys, keys->list + at, n * sizeof(*message->keys));
+        rc = kc_crew_ask(w, worker, message);
+        for (size_t i = 0; i < n && rc == 0; i++)
+            if (message->places[i])
+                add(ret, keys->list[at + i], worker, message->places[i]);
+    }
+    return rc < 0 ? rc : ret->rc;
+}
+
+static int tell_all(struct kc_whole *w, enum kc_message_kind kind, struct kv_error *error)
+{
+    for (uint32_t i = 0; i < w->plan.n_workers; i++) {
+        int rc;
+
+        w->message->kind = kind;
+        rc = kc_crew_ask(w, i, w->message);
+        rc = rc < 0 ? rc : w->message->done.status;
+        if (rc < 0)
+            return kv_fail(error, rc, 0, "worker %u doesn't %s: %s", i,
+                           kind == KC_MESSAGE_SETTLE ? "settle" : "publish", strerror(-rc));
+    }
+    return 0;
+}
+
+/* ---- the indexer's books ---- */
+
+static void read_events(struct kv_json *j, struct copies *ret)
+{
+    struct kve_router_scratch scratch = {0};
+    struct kve_router_event event;
+
+    kv_json_array(j);
+    while (kv_json_next_item(j) && kve_router_event_read(j, &scratch, &event) == 0) {
+        uint32_t worker = (uint32_t)(event.holder.worker - KC_PLAN_FIRST_INSTANCE);
+
+        for (size_t i = 0; event.type == KVE_OP_STORE && i < event.n; i++)
+            add(ret, event.blocks[i].hash, worker, (uint8_t)(1u << event.tier));
+    }
+    kve_router_scratch_fini(&scratch);
+}
+
+/* Read the copies of one tenant in the indexer's dump. */
+static int read_dump(struct kc_whole *w, const char *tenant, struct copies *ret,
+                     struct kv_error *error)
+{
+    const struct kv_buf *body;
+    struct kv_json j;
+    struct kv_str key;
+    char name[64];
+    int status = kc_http_request(kc_client_http(w->client), "/dump", KC_BODY_NONE, NULL, 0, &body,
+                                 error);
+
+    if (status != 200)
+        return status < 0 ? status : kv_fail(error, -EPROTO, 0, "/dump: status %d", status);
+    snprintf(name, sizeof(name), KC_PLAN_MODEL ":%s", tenant);
+    kv_json_init(&j, body->data, body->len);
+    kv_json_object(&j);
+    while (kv_json_next_key(&j, &key)) {
+        bool ours = kv_str_eq(key, name);
+
+        kv_json_object(&j);
+        while (kv_json_next_key(&j, &key)) {
+            if (ours && kv_str_eq(key, "events"))
+                read_events(&j, ret);
+            else
+                kv_json_skip(&j);
+        }
+    }
+    if (kv_json_finish(&j) < 0)
+        return kv_fail(error, -EPROTO, j.error.offset, "/dump: %.100s", j.error.text);
+    sort_copies(ret);
+    return ret->rc;
+}
+
+/* ---- comparing ---- */
+
+static uint64_t count_bits(const struct copies *c)
+{
+    uint64_t n = 0;
+
+    for (size_t i = 0; i < c->n; i++)
+        n += (uint64_t)__builtin_popcount(c->list[i].tiers);
+    return n;
+}
+
+static void note(struct kc_books *b, const struct copy *at, uint8_t worker_says, uint8_t other_says,
+                 const char *other)
+{
+    if (!b->first[0])
+        snprintf(b->first, sizeof(b->first),
+                 "key %016" PRIx64 " of worker %u: tiers %x at the worker, %x by %s (bits: 1 G1, 2 G2, "
+                 "4 G3, 8 G4)",
+                 at->key, at->worker, worker_says, other_says, other);
+}
+
+/* Compare two sorted lists. Counts copies that @theirs lacks and has beyond @mine. */
+static void compare(struct kc_books *b, const struct copies *mine, const struct copies *theirs,
+                    const char *name, uint64_t *lacks, uint64_t *extra)
+{
+    size_t i = 0, k = 0;
+
+    *lacks = *extra = 0;
+    while (i < mine->n || k < theirs->n) {
+        int order = i == mine->n     ? 1
+                    : k == theirs->n ? -1
+                                     : by_key(&mine->list[i], &theirs->list[k]);
+        uint8_t here = order <= 0 ? mine->list[i].tiers : 0;
+        uint8_t there = order >= 0 ? theirs->list[k].tiers : 0;
+
+        if (here != there)
+            note(b, order <= 0 ? &mine->list[i] : &theirs->list[k], here, there, name);
+        *lacks += (uint64_t)__builtin_popcount(here & (uint8_t)~there);
+        *extra += (uint64_t)__builtin_popcount(there & (uint8_t)~here);
+        i += order <= 0;
+        k += order >= 0;
+    }
+}
+
+static int compare_views(struct kc_whole *w, const struct copies *mine, const struct copies *dump,
+                         struct kv_error *error)
+{
+    struct kc_books *b = &w->books;
+    struct copies by_nats = {0};
+    int rc = 0;
+
+    b->copies = count_bits(mine);
+    compare(b, mine, dump, "the indexer", &b->indexer_lacks, &b->indexer_extra);
+    if (w->opts.nats) {
+        rc = read_dump(w, KC_PLAN_NATS_TENANT, &by_nats, error);
+        compare(b, mine, &by_nats, "the indexer over NATS", &b->nats_lacks, &b->nats_extra);
+        b->nats = true;
+    }
+    fini(&by_nats);
+    return rc;
+}
+
+/* Compare what the workers believe of the store with what it says itself. */
+static int compare_store(struct kc_whole *w, const struct copies *mine, const struct keys *keys)
+{
+    struct kc_books *b = &w->books;
+    bool *there = calloc(keys->n + 1, sizeof(*there));
+    int rc = there ? kc_audit_store(w, keys->list, keys->n, there, &b->chunks) : -ENOMEM;
+    size_t k = 0;
+
+    b->stored = b->store_lacks = 0;
+    for (size_t i = 0; i < keys->n && rc == 0; i++)
+        b->stored += there[i];
+    for (size_t i = 0; i < mine->n && rc == 0; i++) {
+        while (keys->list[k] != mine->list[i].key)
+            k++;
+        if (!(mine->list[i].tiers & 1u << KV_TIER_EXTERNAL) || there[k])
+            continue;
+        b->store_lacks++;
+        note(b, &mine->list[i], mine->list[i].tiers, 0, "the store");
+    }
+    b->store = rc == 0;
+    free(there);
+    return rc;
+}
+
+static bool views_equal(const struct kc_books *b)
+{
+    return b->indexer_lacks + b->indexer_extra + b->nats_lacks + b->nats_extra == 0;
+}
+
+/* Compare once. @ret_mine are the workers' copies, for the store. */
+static int compare_once(struct kc_whole *w, struct keys *keys, struct copies *mine,
+                        struct kv_error *error)
+{
+    struct copies dump = {0};
+    int rc = read_dump(w, KC_PLAN_TENANT, &dump, error);
+
+    w->books.first[0] = '\0';
+    free(keys->list);
+    *keys = (struct keys){0};
+    mine->n = 0;
+    if (rc == 0)
+        rc = collect_keys(w, &dump, keys);
+    for (uint32_t i = 0; i < w->plan.n_workers && rc == 0; i++)
+        rc = locate(w, i, keys, mine);
+    sort_copies(mine);
+    w->books.keys = keys->n;
+    rc = rc == 0 ? compare_views(w, mine, &dump, error) : rc;
+    fini(&dump);
+    return rc;
+}
+
+static int settle(struct kc_whole *w, struct keys *keys, struct copies *mine, struct kv_error *error)
+{
+    const struct timespec pause = kv_timespec(PAUSE_NS);
+    uint64_t begun = kv_now_ns(), nudged = begun;
+    int rc = tell_all(w, KC_MESSAGE_SETTLE, error);
+
+    begun = nudged = kv_now_ns();
+    while (rc == 0) {
+        rc = compare_once(w, keys, mine, error);
+        w->books.settle_ms = (kv_now_ns() - begun) / KV_NS_PER_MS;
+        if (views_equal(&w->books) || w->books.settle_ms > w->opts.settle_ms)
+            break;
+        if (kv_now_ns() > nudged + NUDGE_NS && rc == 0) {
+            rc = tell_all(w, KC_MESSAGE_NUDGE, error);
+            nudged = kv_now_ns();
+        }
+        nanosleep(&pause, NULL);
+    }
+    return rc;
+}
+
+int kc_books_compare(struct kc_whole *w, struct kv_error *error)
+{
+    struct kc_books *b = &w->books;
+    struct keys keys = {0};
+    struct copies mine = {0};
+    int rc;
+
+    kc_http_set_timeout(kc_client_http(w->client), 20000);
+    rc = settle(w, &keys, &mine, error);
+    if (rc == 0 && w->plan.store[0])
+        rc = compare_store(w, &mine, &keys);
+    b->done = rc == 0;
+    b->equal = b->done && views_equal(b) && b->store_lacks == 0 &&
+               (w->opts.store || b->stored == b->chunks);
+    if (b->done && !b->equal && !b->first[0])
+        snprintf(b->first, sizeof(b->first), "%" PRIu64 " chunks in the store for %" PRIu64 " keys",
+                 b->chunks, b->stored);
+    free(keys.list);
+    fini(&mine);
+    return rc == 0 || error->code ? rc : kv_fail(error, rc, 0, "the books: %s", strerror(-rc));
+}
