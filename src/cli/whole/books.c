@@ -112,14 +112,15 @@ static int collect_keys(struct kc_whole *w, const struct copies *dump, struct ke
 {
     uint32_t page = w->plan.shape.page_size, most = (uint32_t)(w->opts.max_tokens / page) + 1;
     struct kc_request_message *request = calloc(1, sizeof(*request));
+    uint64_t n_requests = KV_MIN(w->next, w->opts.requests);
 
     ret->n = 0;
-    ret->list = malloc((w->next * most + dump->n + 1) * sizeof(*ret->list));
+    ret->list = malloc((n_requests * most + dump->n + 1) * sizeof(*ret->list));
     if (!ret->list || !request) {
         free(request);
         return -ENOMEM;
     }
-    for (uint64_t i = 0; i < w->next; i++) {
+    for (uint64_t i = 0; i < n_requests; i++) {
         uint32_t n = kc_run_tokens(w, i, request);
 
         ret->n += kvbm_hash_tokens(w->tokens, n, page, 0, KVBM_CHAIN_SEED_ZERO, NULL, NULL,
@@ -333,7 +334,7 @@ static int compare_once(struct kc_whole *w, struct keys *keys, struct copies *mi
 static int settle(struct kc_whole *w, struct keys *keys, struct copies *mine, struct kv_error *error)
 {
     const struct timespec pause = kv_timespec(PAUSE_NS);
-    uint64_t begun = kv_now_ns(), nudged = begun;
+    uint64_t begun, nudged;
     int rc = tell_all(w, KC_MESSAGE_SETTLE, error);
 
     begun = nudged = kv_now_ns();

@@ -8,18 +8,47 @@
 #include <sys/wait.h>
 
 #include "base/core/clock.h"
+#include "cli/replay/random.h"
 #include "cli/whole/whole.h"
 
 #define TICK_MS 20
 #define AWAY_MS 500
 
+static uint64_t gcd(uint64_t a, uint64_t b)
+{
+    while (b) {
+        uint64_t rest = a % b;
+
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/*
+ * Return the request of the trace that is number @number of the run: its own order in the first round,
+ * and in the others an order that follows from the seed. In the trace's own order least recently used
+ * tiers that are smaller than a round would find nothing.
+ */
+static uint64_t place(const struct kc_whole *w, uint64_t number)
+{
+    uint64_t n = w->opts.requests, round = number / n, step = kc_mix(w->opts.seed + round) | 1;
+
+    if (round == 0)
+        return number;
+    while (gcd(step % n, n) != 1)
+        step++;
+    return number % n * (step % n) % n; /* n is at most 10^7: no overflow */
+}
+
 uint32_t kc_run_tokens(struct kc_whole *w, uint64_t number, struct kc_request_message *ret)
 {
-    const struct kc_request *request = &w->trace.requests[number % w->trace.n_requests];
+    uint64_t in_round = place(w, number);
+    const struct kc_request *request = &w->trace.requests[in_round % w->trace.n_requests];
     uint32_t most = (uint32_t)(w->opts.max_tokens / w->plan.per_id);
 
     ret->number = number;
-    ret->pass = number / w->trace.n_requests;
+    ret->pass = in_round / w->trace.n_requests;
     ret->n = KV_MIN(request->n, most);
     memcpy(ret->ids, w->trace.ids + request->first, ret->n * sizeof(*ret->ids));
     return kc_plan_tokens(&w->plan, ret->ids, ret->n, ret->pass, w->tokens);

@@ -202,7 +202,7 @@ int kc_servers_start(struct kc_whole *w, struct kv_error *error)
     int rc = 0;
 
     if (!store)
-        snprintf(w->plan.store, sizeof(w->plan.store), "%s/store", w->plan.dir);
+        snprintf(w->plan.store, sizeof(w->plan.store), "%.200s/store", w->plan.dir);
     else if (strcmp(store, "redis") == 0)
         rc = start_redis(w, error);
     else if (strcmp(store, "none") != 0)

@@ -39,7 +39,7 @@ struct kc_whole_opts {
     const char *dir;     /* NULL: a temporary one */
     const char *store;   /* NULL: a file store in dir; "redis": a server of the run's own; "none" */
     const char *json, *html;
-    uint64_t requests, duration_ms, workers, g1, g2, g3, per_id, max_tokens, steps, prefill, seed;
+    uint64_t requests, rounds, duration_ms, workers, g1, g2, g3, per_id, max_tokens, steps, prefill, seed;
     uint64_t settle_ms, times, freeze_ms;
     enum kc_route policy;
     uint32_t faults; /* 1 << enum kc_fault */
@@ -179,7 +179,7 @@ void kc_dir_remove(struct kc_whole *whole);
 int kc_run(struct kc_whole *whole, struct kv_error *error);
 /** Take the answers that workers have sent, waiting for @ms. */
 int kc_run_collect(struct kc_whole *whole, int ms, struct kv_error *error);
-/** Write tokens of request @number to whole->tokens. Returns their number. */
+/** Write tokens of request @number, counted over rounds, to whole->tokens. Returns their number. */
 uint32_t kc_run_tokens(struct kc_whole *whole, uint64_t number, struct kc_request_message *ret);
 
 /* fault.c */

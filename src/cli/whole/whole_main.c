@@ -79,7 +79,7 @@ static int load_trace(struct kc_whole *w, struct kv_error *error)
         return kv_fail(error, rc, 0, "out of memory");
     if (rc == 0 && w->trace.n_requests == 0)
         return kv_fail(error, -ENODATA, 0, "the trace has no requests");
-    w->limit = w->opts.requests;
+    w->limit = w->opts.requests * w->opts.rounds;
     return rc;
 }
 
