@@ -30,10 +30,12 @@ uint64_t kc_content_seed(uint64_t key, uint32_t layer, uint32_t part, uint32_t t
      (uint32_t)(seed))
 #define WORD(x, seed) (((x ^ (x >> 15)) + (uint32_t)((seed) >> 32)) & FINITE)
 
-void kc_content_fill(void *row, size_t len, uint64_t seed)
+/* Inlined into a function for each instruction set. */
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE void fill(char *to, size_t len, uint64_t seed)
 {
     lanes x = FIRST(seed);
-    char *to = row;
 
     for (size_t at = 0; at + sizeof(lanes) <= len; at += sizeof(lanes)) {
         lanes word = WORD(x, seed);
@@ -43,10 +45,9 @@ void kc_content_fill(void *row, size_t len, uint64_t seed)
     }
 }
 
-bool kc_content_check(const void *row, size_t len, uint64_t seed)
+INLINE bool check(const char *from, size_t len, uint64_t seed)
 {
     lanes x = FIRST(seed), wrong = {0};
-    const char *from = row;
     uint32_t any = 0;
 
     for (size_t at = 0; at + sizeof(lanes) <= len; at += sizeof(lanes)) {
@@ -59,4 +60,34 @@ bool kc_content_check(const void *row, size_t len, uint64_t seed)
     for (unsigned i = 0; i < LANES; i++)
         any |= wrong[i];
     return any == 0;
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) static void fill_avx2(char *to, size_t len, uint64_t seed)
+{
+    fill(to, len, seed);
+}
+
+__attribute__((target("avx2"))) static bool check_avx2(const char *from, size_t len, uint64_t seed)
+{
+    return check(from, len, seed);
+}
+#define HAS_AVX2() __builtin_cpu_supports("avx2")
+#else
+#define HAS_AVX2() false
+#define fill_avx2 fill
+#define check_avx2 check
+#endif
+
+void kc_content_fill(void *row, size_t len, uint64_t seed)
+{
+    if (HAS_AVX2())
+        fill_avx2(row, len, seed);
+    else
+        fill(row, len, seed);
+}
+
+bool kc_content_check(const void *row, size_t len, uint64_t seed)
+{
+    return HAS_AVX2() ? check_avx2(row, len, seed) : check(row, len, seed);
 }

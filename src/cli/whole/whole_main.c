@@ -108,6 +108,7 @@ static int direct(struct kc_whole *w, struct kv_error *error)
     w->start_ns = kv_now_ns();
     rc = rc == 0 ? kc_run(w, error) : rc;
     kc_probe_stop(w);
+    w->memory_rate = KV_MAX(w->memory_rate, kc_memory_rate());
     if (rc == 0 && !w->interrupted)
         rc = kc_books_compare(w, error);
     return rc == 0 ? kc_whole_report(w, error) : rc;
