@@ -170,14 +170,14 @@ static int tell_all(struct kc_whole *w, enum kc_message_kind kind, struct kv_err
 
 /* ---- the indexer's books ---- */
 
-static void read_events(struct kv_json *j, struct copies *ret)
+static void read_events(struct kv_json *j, uint32_t first, struct copies *ret)
 {
     struct kve_router_scratch scratch = {0};
     struct kve_router_event event;
 
     kv_json_array(j);
     while (kv_json_next_item(j) && kve_router_event_read(j, &scratch, &event) == 0) {
-        uint32_t worker = (uint32_t)(event.holder.worker - KC_PLAN_FIRST_INSTANCE);
+        uint32_t worker = (uint32_t)event.holder.worker - first;
 
         for (size_t i = 0; event.type == KVE_OP_STORE && i < event.n; i++)
             add(ret, event.blocks[i].hash, worker, (uint8_t)(1u << event.tier));
@@ -185,8 +185,8 @@ static void read_events(struct kv_json *j, struct copies *ret)
     kve_router_scratch_fini(&scratch);
 }
 
-/* Read the copies of one tenant in the indexer's dump. */
-static int read_dump(struct kc_whole *w, const char *tenant, struct copies *ret,
+/* Read the copies of one tenant, whose instances begin with @first, in the indexer's dump. */
+static int read_dump(struct kc_whole *w, const char *tenant, uint32_t first, struct copies *ret,
                      struct kv_error *error)
 {
     const struct kv_buf *body;
@@ -207,7 +207,7 @@ static int read_dump(struct kc_whole *w, const char *tenant, struct copies *ret,
         kv_json_object(&j);
         while (kv_json_next_key(&j, &key)) {
             if (ours && kv_str_eq(key, "events"))
-                read_events(&j, ret);
+                read_events(&j, first, ret);
             else
                 kv_json_skip(&j);
         }
@@ -239,10 +239,19 @@ static void note(struct kc_books *b, const struct copy *at, uint8_t worker_says,
                  at->key, at->worker, worker_says, other_says, other);
 }
 
+/* True for a block that a worker, started again, found on its disk: its event had no tokens. */
+static bool is_untold(const struct kc_whole *w, const struct copy *at)
+{
+    const struct kc_member *m = &w->members[at->worker];
+
+    return m->found && bsearch(&at->key, m->found, m->n_found, sizeof(at->key), by_value);
+}
+
 /* Compare two sorted lists. Counts copies that @theirs lacks and has beyond @mine. */
-static void compare(struct kc_books *b, const struct copies *mine, const struct copies *theirs,
+static void compare(struct kc_whole *w, const struct copies *mine, const struct copies *theirs,
                     const char *name, uint64_t *lacks, uint64_t *extra)
 {
+    struct kc_books *b = &w->books;
     size_t i = 0, k = 0;
 
     *lacks = *extra = 0;
@@ -253,6 +262,10 @@ static void compare(struct kc_books *b, const struct copies *mine, const struct 
         uint8_t here = order <= 0 ? mine->list[i].tiers : 0;
         uint8_t there = order >= 0 ? theirs->list[k].tiers : 0;
 
+        if (here & (uint8_t)~there && is_untold(w, &mine->list[i])) {
+            b->untold += (uint64_t)__builtin_popcount(here & (uint8_t)~there);
+            here &= there;
+        }
         if (here != there)
             note(b, order <= 0 ? &mine->list[i] : &theirs->list[k], here, there, name);
         *lacks += (uint64_t)__builtin_popcount(here & (uint8_t)~there);
@@ -270,10 +283,11 @@ static int compare_views(struct kc_whole *w, const struct copies *mine, const st
     int rc = 0;
 
     b->copies = count_bits(mine);
-    compare(b, mine, dump, "the indexer", &b->indexer_lacks, &b->indexer_extra);
+    b->untold = 0;
+    compare(w, mine, dump, "the indexer", &b->indexer_lacks, &b->indexer_extra);
     if (w->opts.nats) {
-        rc = read_dump(w, KC_PLAN_NATS_TENANT, &by_nats, error);
-        compare(b, mine, &by_nats, "the indexer over NATS", &b->nats_lacks, &b->nats_extra);
+        rc = read_dump(w, KC_PLAN_NATS_TENANT, KC_PLAN_FIRST_ON_NATS, &by_nats, error);
+        compare(w, mine, &by_nats, "the indexer over NATS", &b->nats_lacks, &b->nats_extra);
         b->nats = true;
     }
     fini(&by_nats);
@@ -314,7 +328,7 @@ static int compare_once(struct kc_whole *w, struct keys *keys, struct copies *mi
                         struct kv_error *error)
 {
     struct copies dump = {0};
-    int rc = read_dump(w, KC_PLAN_TENANT, &dump, error);
+    int rc = read_dump(w, KC_PLAN_TENANT, KC_PLAN_FIRST_INSTANCE, &dump, error);
 
     w->books.first[0] = '\0';
     free(keys->list);
@@ -329,6 +343,24 @@ static int compare_once(struct kc_whole *w, struct keys *keys, struct copies *mi
     rc = rc == 0 ? compare_views(w, mine, &dump, error) : rc;
     fini(&dump);
     return rc;
+}
+
+int kc_books_note_found(struct kc_whole *w, uint32_t worker)
+{
+    struct kc_member *m = &w->members[worker];
+    struct keys keys = {0};
+    struct copies found = {0};
+    int rc = collect_keys(w, &found, &keys);
+
+    rc = rc == 0 ? locate(w, worker, &keys, &found) : rc;
+    free(m->found);
+    m->n_found = 0;
+    m->found = calloc(found.n + 1, sizeof(*m->found));
+    for (size_t i = 0; i < found.n && m->found; i++)
+        m->found[m->n_found++] = found.list[i].key;
+    free(keys.list);
+    fini(&found);
+    return m->found ? rc : -ENOMEM;
 }
 
 static int settle(struct kc_whole *w, struct keys *keys, struct copies *mine, struct kv_error *error)

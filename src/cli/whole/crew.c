@@ -159,7 +159,10 @@ int kc_crew_restart(struct kc_whole *w, uint32_t number, struct kv_error *error)
         return kv_fail(error, rc, 0, "%s/peers: %s", w->plan.dir, strerror(-rc));
     if (rc == 0)
         rc = join(w, number, error);
-    return rc == 0 ? go(w, number, error) : rc;
+    rc = rc == 0 ? go(w, number, error) : rc;
+    if (rc == 0 && (rc = kc_books_note_found(w, number)) < 0)
+        return fail_of(w, number, rc, error);
+    return rc;
 }
 
 /* ---- indexer ---- */
@@ -261,6 +264,7 @@ void kc_crew_stop(struct kc_whole *w)
         }
         if (m->fd > 0)
             close(m->fd);
+        free(m->found);
     }
     kc_client_destroy(w->client);
     kc_child_stop(w->child);

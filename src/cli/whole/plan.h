@@ -56,6 +56,7 @@ struct kc_plan {
 #define KC_PLAN_TENANT "default"
 #define KC_PLAN_NATS_TENANT "nats"
 #define KC_PLAN_FIRST_INSTANCE 1u
+#define KC_PLAN_FIRST_ON_NATS 1001u /* an instance has one stream: the view by NATS has others */
 
 /** Find a model's shape by its name. Returns NULL: there is none. */
 const struct kc_shape *kc_shape_find(const char *name);

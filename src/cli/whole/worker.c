@@ -36,7 +36,7 @@ static int add_sinks(struct kc_worker *w)
                                   .window_ms = 100};
     int rc = kvbm_events_add_zmq(w->events, &zmq, &w->publisher);
 
-    snprintf(name, sizeof(name), "%u", KC_PLAN_FIRST_INSTANCE + w->number);
+    snprintf(name, sizeof(name), "%u", KC_PLAN_FIRST_ON_NATS + w->number);
     if (rc > 0 && w->plan->nats[0])
         rc = kvbm_events_add_nats(w->events, &nats, NULL);
     return rc < 0 ? rc : 0;

@@ -57,7 +57,8 @@ static void flip_host(struct kc_worker *w, uint32_t have)
 
     if (w->flipped || kvbm_pool_match(host, 0, w->keys + have, 1, 0, &held) != 1)
         return;
-    if (kvbm_pool_view(host, held.handle.block, 0, 0, &view) == 0) {
+    if (kvbm_layout_region(kvbm_manager_host_layout(w->manager), held.handle.block, 0, 0, &view) ==
+        0) {
         *(char *)(uintptr_t)view.addr ^= 1; // NOLINT(performance-no-int-to-ptr)
         w->flipped = true;
     }
