@@ -26,6 +26,7 @@ struct copy {
     uint64_t key;
     uint32_t worker;
     uint8_t tiers;
+    bool loose; /* the worker lacks a block before it: no prompt finds it, and no dump shows it */
 };
 
 struct copies {
@@ -34,7 +35,7 @@ struct copies {
     int rc; /* -ENOMEM sticks */
 };
 
-static void add(struct copies *c, uint64_t key, uint32_t worker, uint8_t tiers)
+static void add(struct copies *c, struct copy copy)
 {
     if (c->n == c->capacity) {
         size_t capacity = c->capacity ? 2 * c->capacity : 4096;
@@ -47,7 +48,7 @@ static void add(struct copies *c, uint64_t key, uint32_t worker, uint8_t tiers)
         c->list = list;
         c->capacity = capacity;
     }
-    c->list[c->n++] = (struct copy){key, worker, tiers};
+    c->list[c->n++] = copy;
 }
 
 static int by_key(const void *a, const void *b)
@@ -83,16 +84,47 @@ static void fini(struct copies *c)
 
 /* ---- keys ---- */
 
+/* A key with the block before it in its prompt. */
+struct key {
+    uint64_t key, parent;
+    uint32_t position; /* 0: no parent; UINT32_MAX: unknown, of an earlier run's disk tier */
+};
+
 struct keys {
-    uint64_t *list;
+    struct key *list; /* [n] distinct, by key */
+    uint32_t *order;  /* [n] their numbers by position */
     size_t n;
 };
 
-static int by_value(const void *a, const void *b)
+static void keys_fini(struct keys *k)
 {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    free(k->list);
+    free(k->order);
+    *k = (struct keys){0};
+}
 
-    return x < y ? -1 : x > y;
+static int by_key_and_position(const void *a, const void *b)
+{
+    const struct key *x = a, *y = b;
+
+    if (x->key != y->key)
+        return x->key < y->key ? -1 : 1;
+    return x->position < y->position ? -1 : x->position > y->position;
+}
+
+static long find(const struct keys *k, uint64_t key)
+{
+    size_t low = 0, high = k->n;
+
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+
+        if (k->list[middle].key < key)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < k->n && k->list[low].key == key ? (long)low : -1;
 }
 
 static void make_distinct(struct keys *k)
@@ -100,42 +132,63 @@ static void make_distinct(struct keys *k)
     size_t n = 0;
 
     if (k->n > 0)
-        qsort(k->list, k->n, sizeof(*k->list), by_value);
+        qsort(k->list, k->n, sizeof(*k->list), by_key_and_position);
     for (size_t i = 0; i < k->n; i++)
-        if (n == 0 || k->list[n - 1] != k->list[i])
+        if (n == 0 || k->list[n - 1].key != k->list[i].key)
             k->list[n++] = k->list[i];
     k->n = n;
+}
+
+/* Number the keys by their position: a counting sort. */
+static int make_order(struct keys *k)
+{
+    uint32_t at = 0;
+
+    k->order = malloc((k->n + 1) * sizeof(*k->order));
+    for (uint32_t position = 0; k->order && position <= KC_PLAN_BLOCKS; position++)
+        for (size_t i = 0; i < k->n; i++)
+            if (KV_MIN(k->list[i].position, (uint32_t)KC_PLAN_BLOCKS) == position)
+                k->order[at++] = (uint32_t)i;
+    return k->order ? 0 : -ENOMEM;
+}
+
+static void add_prompt(struct kc_whole *w, uint64_t number, struct kc_request_message *request,
+                       struct keys *ret)
+{
+    uint64_t hashes[KC_PLAN_BLOCKS];
+    uint32_t n_tokens = kc_run_tokens(w, number, request);
+    size_t n = kvbm_hash_tokens(w->tokens, n_tokens, w->plan.shape.page_size, 0,
+                                KVBM_CHAIN_SEED_ZERO, NULL, NULL, hashes);
+
+    for (size_t i = 0; i < n; i++)
+        ret->list[ret->n++] = (struct key){hashes[i], i ? hashes[i - 1] : 0, (uint32_t)i};
 }
 
 /* Collect the keys of all requests, and those that a dump names (of an earlier run's disk tier). */
 static int collect_keys(struct kc_whole *w, const struct copies *dump, struct keys *ret)
 {
-    uint32_t page = w->plan.shape.page_size, most = (uint32_t)(w->opts.max_tokens / page) + 1;
+    uint32_t most = (uint32_t)(w->opts.max_tokens / w->plan.shape.page_size) + 1;
     struct kc_request_message *request = calloc(1, sizeof(*request));
     uint64_t n_requests = KV_MIN(w->next, w->opts.requests);
 
-    ret->n = 0;
-    ret->list = malloc((n_requests * most + dump->n + 1) * sizeof(*ret->list));
+    *ret = (struct keys){.list = malloc((n_requests * most + dump->n + 1) * sizeof(*ret->list))};
     if (!ret->list || !request) {
         free(request);
         return -ENOMEM;
     }
-    for (uint64_t i = 0; i < n_requests; i++) {
-        uint32_t n = kc_run_tokens(w, i, request);
-
-        ret->n += kvbm_hash_tokens(w->tokens, n, page, 0, KVBM_CHAIN_SEED_ZERO, NULL, NULL,
-                                   ret->list + ret->n);
-    }
+    for (uint64_t i = 0; i < n_requests; i++)
+        add_prompt(w, i, request, ret);
     for (size_t i = 0; i < dump->n; i++)
-        ret->list[ret->n++] = dump->list[i].key;
+        ret->list[ret->n++] = (struct key){dump->list[i].key, 0, UINT32_MAX};
     make_distinct(ret);
     free(request);
-    return 0;
+    return make_order(ret);
 }
 
 /* ---- the workers' books ---- */
 
-static int locate(struct kc_whole *w, uint32_t worker, const struct keys *keys, struct copies *ret)
+/* Ask a worker which of its tiers have each key. */
+static int ask_places(struct kc_whole *w, uint32_t worker, const struct keys *keys, uint8_t *tiers)
 {
     struct kc_message *message = w->message;
     int rc = 0;
@@ -144,12 +197,40 @@ static int locate(struct kc_whole *w, uint32_t worker, const struct keys *keys, 
         n = KV_MIN(keys->n - at, (size_t)KC_PLAN_IDS);
         message->kind = KC_MESSAGE_LOCATE;
         message->n = (uint32_t)n;
-        memcpy(message->keys, keys->list + at, n * sizeof(*message->keys));
+        for (size_t i = 0; i < n; i++)
+            message->keys[i] = keys->list[at + i].key;
         rc = kc_crew_ask(w, worker, message);
-        for (size_t i = 0; i < n && rc == 0; i++)
-            if (message->places[i])
-                add(ret, keys->list[at + i], worker, message->places[i]);
+        if (rc == 0)
+            memcpy(tiers + at, message->places, n);
     }
+    return rc;
+}
+
+/* Mark the keys that a worker has without the blocks before them. */
+static void mark_loose(const struct keys *keys, const uint8_t *tiers, bool *loose)
+{
+    for (size_t k = 0; k < keys->n; k++) {
+        uint32_t i = keys->order[k];
+        const struct key *key = &keys->list[i];
+        long before = key->position && key->position != UINT32_MAX ? find(keys, key->parent) : -1;
+
+        loose[i] = before >= 0 && (!tiers[before] || loose[before]);
+    }
+}
+
+static int locate(struct kc_whole *w, uint32_t worker, const struct keys *keys, struct copies *ret)
+{
+    uint8_t *tiers = calloc(keys->n + 1, 1);
+    bool *loose = calloc(keys->n + 1, sizeof(*loose));
+    int rc = tiers && loose ? ask_places(w, worker, keys, tiers) : -ENOMEM;
+
+    if (rc == 0)
+        mark_loose(keys, tiers, loose);
+    for (size_t i = 0; i < keys->n && rc == 0; i++)
+        if (tiers[i])
+            add(ret, (struct copy){keys->list[i].key, worker, tiers[i], loose[i]});
+    free(tiers);
+    free(loose);
     return rc < 0 ? rc : ret->rc;
 }
 
@@ -180,7 +261,7 @@ static void read_events(struct kv_json *j, uint32_t first, struct copies *ret)
         uint32_t worker = (uint32_t)event.holder.worker - first;
 
         for (size_t i = 0; event.type == KVE_OP_STORE && i < event.n; i++)
-            add(ret, event.blocks[i].hash, worker, (uint8_t)(1u << event.tier));
+            add(ret, (struct copy){event.blocks[i].hash, worker, (uint8_t)(1u << event.tier), false});
     }
     kve_router_scratch_fini(&scratch);
 }
@@ -239,6 +320,13 @@ static void note(struct kc_books *b, const struct copy *at, uint8_t worker_says,
                  at->key, at->worker, worker_says, other_says, other);
 }
 
+static int by_value(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+    return x < y ? -1 : x > y;
+}
+
 /* True for a block that a worker, started again, found on its disk: its event had no tokens. */
 static bool is_untold(const struct kc_whole *w, const struct copy *at)
 {
@@ -262,10 +350,12 @@ static void compare(struct kc_whole *w, const struct copies *mine, const struct 
         uint8_t here = order <= 0 ? mine->list[i].tiers : 0;
         uint8_t there = order >= 0 ? theirs->list[k].tiers : 0;
 
-        if (here & (uint8_t)~there && is_untold(w, &mine->list[i])) {
+        if (here & (uint8_t)~there && mine->list[i].loose)
+            b->loose += (uint64_t)__builtin_popcount(here & (uint8_t)~there);
+        else if (here & (uint8_t)~there && is_untold(w, &mine->list[i]))
             b->untold += (uint64_t)__builtin_popcount(here & (uint8_t)~there);
+        if (here & (uint8_t)~there && (mine->list[i].loose || is_untold(w, &mine->list[i])))
             here &= there;
-        }
         if (here != there)
             note(b, order <= 0 ? &mine->list[i] : &theirs->list[k], here, there, name);
         *lacks += (uint64_t)__builtin_popcount(here & (uint8_t)~there);
@@ -283,7 +373,7 @@ static int compare_views(struct kc_whole *w, const struct copies *mine, const st
     int rc = 0;
 
     b->copies = count_bits(mine);
-    b->untold = 0;
+    b->untold = b->loose = 0;
     compare(w, mine, dump, "the indexer", &b->indexer_lacks, &b->indexer_extra);
     if (w->opts.nats) {
         rc = read_dump(w, KC_PLAN_NATS_TENANT, KC_PLAN_FIRST_ON_NATS, &by_nats, error);
@@ -299,14 +389,19 @@ static int compare_store(struct kc_whole *w, const struct copies *mine, const st
 {
     struct kc_books *b = &w->books;
     bool *there = calloc(keys->n + 1, sizeof(*there));
-    int rc = there ? kc_audit_store(w, keys->list, keys->n, there, &b->chunks) : -ENOMEM;
+    uint64_t *list = malloc((keys->n + 1) * sizeof(*list));
+    int rc = there && list ? 0 : -ENOMEM;
     size_t k = 0;
+
+    for (size_t i = 0; i < keys->n && rc == 0; i++)
+        list[i] = keys->list[i].key;
+    rc = rc == 0 ? kc_audit_store(w, list, keys->n, there, &b->chunks) : rc;
 
     b->stored = b->store_lacks = 0;
     for (size_t i = 0; i < keys->n && rc == 0; i++)
         b->stored += there[i];
     for (size_t i = 0; i < mine->n && rc == 0; i++) {
-        while (keys->list[k] != mine->list[i].key)
+        while (keys->list[k].key != mine->list[i].key)
             k++;
         if (!(mine->list[i].tiers & 1u << KV_TIER_EXTERNAL) || there[k])
             continue;
@@ -315,6 +410,7 @@ static int compare_store(struct kc_whole *w, const struct copies *mine, const st
     }
     b->store = rc == 0;
     free(there);
+    free(list);
     return rc;
 }
 
@@ -331,8 +427,7 @@ static int compare_once(struct kc_whole *w, struct keys *keys, struct copies *mi
     int rc = read_dump(w, KC_PLAN_TENANT, KC_PLAN_FIRST_INSTANCE, &dump, error);
 
     w->books.first[0] = '\0';
-    free(keys->list);
-    *keys = (struct keys){0};
+    keys_fini(keys);
     mine->n = 0;
     if (rc == 0)
         rc = collect_keys(w, &dump, keys);
@@ -358,7 +453,7 @@ int kc_books_note_found(struct kc_whole *w, uint32_t worker)
     m->found = calloc(found.n + 1, sizeof(*m->found));
     for (size_t i = 0; i < found.n && m->found; i++)
         m->found[m->n_found++] = found.list[i].key;
-    free(keys.list);
+    keys_fini(&keys);
     fini(&found);
     return m->found ? rc : -ENOMEM;
 }
@@ -401,7 +496,7 @@ int kc_books_compare(struct kc_whole *w, struct kv_error *error)
     if (b->done && !b->equal && !b->first[0])
         snprintf(b->first, sizeof(b->first), "%" PRIu64 " chunks in the store for %" PRIu64 " keys",
                  b->chunks, b->stored);
-    free(keys.list);
+    keys_fini(&keys);
     fini(&mine);
     return rc == 0 || error->code ? rc : kv_fail(error, rc, 0, "the books: %s", strerror(-rc));
 }

@@ -182,6 +182,9 @@ static void table_books(const struct kc_whole *w, const struct style *s)
 
 static void table_untold(const struct kc_whole *w)
 {
+    if (w->books.loose)
+        printf("            %s copies more whose prompts are gone before them: the indexer hides them\n",
+               kc_count(w->books.loose).s);
     if (w->books.untold)
         printf("            %s copies on disks of workers that were started again aren't told: a disk "
                "keeps no tokens\n",
@@ -315,6 +318,7 @@ static void json_books(const struct kc_whole *w, struct kv_json_writer *j)
     kv_json_member_u64(j, "indexer_lacks", b->indexer_lacks);
     kv_json_member_u64(j, "indexer_extra", b->indexer_extra);
     kv_json_member_u64(j, "untold", b->untold);
+    kv_json_member_u64(j, "loose", b->loose);
     kv_json_member_u64(j, "nats_lacks", b->nats_lacks);
     kv_json_member_u64(j, "nats_extra", b->nats_extra);
     kv_json_member_u64(j, "stored", b->stored);

@@ -104,6 +104,7 @@ struct kc_books {
     /* Copies of blocks that workers which were started again found on their disks. A disk keeps no
      * tokens, so their events point at nothing, until a request brings the tokens. */
     uint64_t untold;
+    uint64_t loose; /* copies that the indexer doesn't show, as the worker lacks a block before them */
     bool nats;               /* compared with the view by NATS as well */
     bool store;              /* compared */
     uint64_t stored;         /* keys that the store has, by lookups */
