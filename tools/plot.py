@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Plot docs/pictures/replay.json, the figures of one `kvasir replay --json`, as docs/pictures/replay.svg.
+"""Plot docs/pictures/replay.json, the figures of one `kvasir replay --only index --json`, as docs/pictures/replay.svg.
 
-    build/bin/kvasir replay --quiet --json docs/pictures/replay.json traces/conversation_trace.jsonl
+    build/bin/kvasir replay --only index --quiet --json docs/pictures/replay.json traces/conversation_trace.jsonl
     tools/plot.py           write the plot
     tools/plot.py --check   exit with 1 when the plot isn't the one of these figures
 """
@@ -28,7 +28,7 @@ def plot(run):
         parts += [f'<text x="{LEFT - 12}" y="{y + 20}" text-anchor="end">{name}</text>',
                   f'<rect x="{LEFT}" y="{y}" width="{length:.1f}" height="{BAR}" rx="3" fill="{colour}"/>',
                   f'<text x="{LEFT + length + 8:.1f}" y="{y + 20}">{100 * value:.1f} %</text>']
-    parts.append(f'<text x="16" y="{height - 12}" class="note">kvasir replay {run["workload"]}: '
+    parts.append(f'<text x="16" y="{height - 12}" class="note">kvasir replay --only index {run["workload"]}: '
                  f'{100 * run["answers_exact_fraction"]:.1f} % of the answers exact when asked, all after '
                  f'{run["settle_ms"]} ms</text>')
     return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}">\n'

@@ -13,7 +13,7 @@ trap '[ -z "$replay" ] || kill "$replay" 2>/dev/null || true; rm -rf "$out"' EXI
 arguments=(--seconds "$total" --clients 2 --quiet --json "$out/report.json")
 [ -z "${TRACE:-}" ] || arguments+=("$TRACE")
 # shellcheck disable=SC2086 # ARGS is meant to split
-build/bin/kvasir replay "${arguments[@]}" ${ARGS:-} >"$out/table" 2>"$out/errors" &
+build/bin/kvasir replay --only index "${arguments[@]}" ${ARGS:-} >"$out/table" 2>"$out/errors" &
 replay=$!
 
 indexer=

@@ -33,7 +33,7 @@ CASES = [
     (["kvasir", "bench", ""], {"tiers"}),
     (["kvasir", "bench", "tiers", "--"], {"--host=", "--disk=", "--json"}),
     (["kvasir", "store", "gc", "--"], {"--grace=", "--dry-run", "--quiet"}),
-    (["kvasir", "replay", "--"], {"--requests=", "--policy=", "--check-hits"}),
+    (["kvasir", "replay", "--"], {"--requests=", "--policy=", "--html="}),
     (["kvasir", "doctor", "--"], {"--engine=", "--tokens=", "--json"}),
     (["kvasir", "top", "--"], {"--url=", "--once", "--json"}),
     (["kv-indexer", "--"], {"--port=", "--workers=", "--config=", "--insecure"}),

@@ -25,7 +25,7 @@ def replay(*args, status=0, timeout=240, **kw):
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "report.json"
         own = [] if "--json" in args else ["--json", str(report)]
-        command = [KVASIR, "replay", "--quiet", *own, *map(str, args)]
+        command = [KVASIR, "replay", "--only", "index", "--quiet", *own, *map(str, args)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, **kw)
         equal(done.returncode, status, f"{command}: status\n{done.stdout}\n{done.stderr}\n")
         return json_of(report), done.stdout, done.stderr
@@ -187,7 +187,7 @@ def test_workers_that_serve_stay():
 def test_two_replays_on_one_indexer():
     """At once, and with blocks of different sizes: neither takes the other's workers."""
     with Indexer() as indexer:
-        command = [KVASIR, "replay", "--quiet", "--json", "-", "--requests", "100", "--rate", "400", "--url", indexer.url, "--workers", "3"]
+        command = [KVASIR, "replay", "--only", "index", "--quiet", "--json", "-", "--requests", "100", "--rate", "400", "--url", indexer.url, "--workers", "3"]
         both = [subprocess.Popen([*command, "--block-size", size], stdout=subprocess.PIPE, text=True) for size in ("16", "64")]
         try:
             outputs = [process.communicate(timeout=60 * SLOW)[0] for process in both]
@@ -232,7 +232,7 @@ def test_taken_instances_are_refused():
         thread.start()
         try:
             url = f"http://127.0.0.1:{server.server_address[1]}"
-            done = subprocess.run([KVASIR, "replay", "--quiet", "--url", url, "--workers", "2"], capture_output=True, text=True,
+            done = subprocess.run([KVASIR, "replay", "--only", "index", "--quiet", "--url", url, "--workers", "2"], capture_output=True, text=True,
                                   timeout=60)
         finally:
             server.shutdown()
@@ -255,7 +255,7 @@ def test_tokens():
             for extra in ["--msgpack"], []:
                 r, _, _ = replay("--requests", 60, "--url", indexer.url, "--workers", 3, "--auth-token-file", tokens.name, *extra)
                 check_report(r, 60)
-            for command in ["replay", "--requests", "5", "--quiet"], ["top", "--once"]:
+            for command in ["replay", "--only", "index", "--requests", "5", "--quiet"], ["top", "--once"]:
                 for file, status, text in ((tokens.name, 0, ""), (wrong.name, 1, "; it doesn't know the token of --auth-token-file\n"),
                                            (None, 1, "; give the token with --auth-token-file\n"),
                                            ("/nonexistent/token", 2, "/nonexistent/token"), ("/dev/null", 2, "no token")):
@@ -267,21 +267,21 @@ def test_tokens():
 
 
 def test_check_hits():
-    done = subprocess.run([KVASIR, "replay", "--check-hits"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([KVASIR, "replay", "--only", "index", "--check-hits"], capture_output=True, text=True, timeout=60)
     equal(done.returncode, 0, "status")
     check(re.search(r"unlimited +0\.3\d{3} +0\.3\d{3}", done.stdout), done.stdout)
-    done = subprocess.run([KVASIR, "replay", "--check-hits", trace_path("conversation_trace.jsonl")], capture_output=True,
+    done = subprocess.run([KVASIR, "replay", "--only", "index", "--check-hits", trace_path("conversation_trace.jsonl")], capture_output=True,
                           text=True, timeout=60)
     equal(done.returncode, 0, f"status\n{done.stdout}")
     check("0.3664       0.3664       0.3664" in done.stdout, done.stdout)
-    done = subprocess.run([KVASIR, "replay", "--check-hits", "--json", "-"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([KVASIR, "replay", "--only", "index", "--check-hits", "--json", "-"], capture_output=True, text=True, timeout=60)
     equal((done.returncode, "--json" in done.stderr), (2, True), "an option that would do nothing")
 
 
 def test_a_wrong_index_is_noticed():
     """The final comparison must be able to fail: the indexer stops listening to worker 1."""
     with Indexer(env={"KV_INDEXER_TEST_ENDPOINTS": "1"}) as indexer:
-        process = subprocess.Popen([KVASIR, "replay", "--quiet", "--json", "-", "--url", indexer.url, "--workers", "2", "--rate",
+        process = subprocess.Popen([KVASIR, "replay", "--only", "index", "--quiet", "--json", "-", "--url", indexer.url, "--workers", "2", "--rate",
                                     "50", "--seconds", "6", "--settle", "1s"], stdout=subprocess.PIPE, text=True)
         try:
             wait_until(lambda: len(indexer.workers()) == 2, what="registration")
@@ -300,7 +300,7 @@ def test_a_wrong_index_is_noticed():
 
 def test_interrupt():
     """^C: a partial table, status 130, and no kv-indexer left behind."""
-    process = subprocess.Popen([KVASIR, "replay", "--rate", "5"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    process = subprocess.Popen([KVASIR, "replay", "--only", "index", "--rate", "5"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                start_new_session=True)
     child = []
     try:
@@ -322,7 +322,7 @@ def children_of(pid):
 
 
 def test_child_dies_with_parent():
-    process = subprocess.Popen([KVASIR, "replay", "--quiet", "--rate", "5"], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([KVASIR, "replay", "--only", "index", "--quiet", "--rate", "5"], stdout=subprocess.DEVNULL)
     child = []
     wait_until(lambda: child.extend(children_of(process.pid)) or child, what="its kv-indexer")
     time.sleep(0.5)
@@ -345,7 +345,7 @@ def test_its_indexer_has_default_options():
 
 def test_its_indexer_dies():
     """A kv-indexer of its own that ends is a failure with a reason, not something to wait for."""
-    process = subprocess.Popen([KVASIR, "replay", "--quiet", "--rate", "5"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    process = subprocess.Popen([KVASIR, "replay", "--only", "index", "--quiet", "--rate", "5"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                text=True)
     child = []
     wait_until(lambda: child.extend(children_of(process.pid)) or child, what="its kv-indexer")
@@ -362,7 +362,7 @@ def test_its_indexer_ends_late():
         late = pathlib.Path(folder) / "kv-indexer"
         late.write_text(f'#!/bin/sh\n"{BUILD}/bin/kv-indexer" "$@"\nsleep 2\nexit 7\n')
         late.chmod(0o755)
-        process = subprocess.Popen([KVASIR, "replay", "--quiet", "--rate", "5", "--indexer", str(late)], stdout=subprocess.PIPE,
+        process = subprocess.Popen([KVASIR, "replay", "--only", "index", "--quiet", "--rate", "5", "--indexer", str(late)], stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, text=True)
         child, indexer = [], []
         try:
@@ -393,13 +393,13 @@ def test_errors_teach():
         (["--requests", "5", "--json", "/nonexistent/x.json"], 1, "/nonexistent/x.json"),
     ]
     for args, status, text in cases:
-        done = subprocess.run([KVASIR, "replay", "--quiet", *args], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([KVASIR, "replay", "--only", "index", "--quiet", *args], capture_output=True, text=True, timeout=60)
         equal(done.returncode, status, f"{args}: status\n{done.stderr}")
         check(text in done.stderr, f"{args}: {done.stderr!r} does not say {text!r}")
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as trace:
         trace.write('{"timestamp": 1, "input_length": 600, "output_length": 1, "hash_ids": [1, 2]}\n{"timestamp": oops}\n')
         trace.flush()
-        done = subprocess.run([KVASIR, "replay", trace.name], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([KVASIR, "replay", "--only", "index", trace.name], capture_output=True, text=True, timeout=60)
         equal(done.returncode, 1, "status")
         check(f"{trace.name}:2: " in done.stderr, done.stderr)
 
@@ -408,7 +408,7 @@ def test_a_silent_indexer():
     """Give up an indexer that never answers: without asking it, for each worker, to forget what it never heard of."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        done = subprocess.run([KVASIR, "replay", "--quiet", "--requests", "5", "--workers", "3", "--url", url], capture_output=True, text=True,
+        done = subprocess.run([KVASIR, "replay", "--only", "index", "--quiet", "--requests", "5", "--workers", "3", "--url", url], capture_output=True, text=True,
                               timeout=240)
         equal(done.returncode, 1, f"status\n{done.stderr}")
         check("timed out" in done.stderr, done.stderr)
@@ -443,7 +443,7 @@ def test_help():
 def test_progress_bar():
     """On a terminal there is a bar that goes away at the end."""
     master, slave = pty.openpty()
-    process = subprocess.Popen([KVASIR, "replay", "--requests", str(300 // LESS), "--rate", "40"], stdout=subprocess.DEVNULL, stderr=slave)
+    process = subprocess.Popen([KVASIR, "replay", "--only", "index", "--requests", str(300 // LESS), "--rate", "40"], stdout=subprocess.DEVNULL, stderr=slave)
     os.close(slave)
     seen = b""
     while select.select([master], [], [], 60)[0]:
@@ -463,7 +463,7 @@ def test_progress_bar():
 
 def test_a_full_disk_is_an_error():
     with open("/dev/full", "w") as full:
-        done = subprocess.run([KVASIR, "replay", "--requests", "5", "--quiet"], stdout=full, stderr=subprocess.PIPE, text=True,
+        done = subprocess.run([KVASIR, "replay", "--only", "index", "--requests", "5", "--quiet"], stdout=full, stderr=subprocess.PIPE, text=True,
                               timeout=120)
     equal(done.returncode, 1, f"status {done.stderr}")
     check("can't write standard output" in done.stderr, done.stderr)

@@ -29,7 +29,7 @@ def test_indexer_killed_under_replay():
     port = free_port()
     indexer = Indexer(port=port)
     with tempfile.NamedTemporaryFile(suffix=".json") as report:
-        command = [KVASIR, "replay", "--quiet", "--json", report.name, "--url", indexer.url, "--requests", "1440" if SANITIZED else "2400",
+        command = [KVASIR, "replay", "--only", "index", "--quiet", "--json", report.name, "--url", indexer.url, "--requests", "1440" if SANITIZED else "2400",
                    "--rate", "60" if SANITIZED else "200", "--workers", "6", "--blocks", "4000", "--replay-buffer", "100000"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
@@ -61,7 +61,7 @@ def compared(limit, after_kill):
     port = free_port()
     indexer = Indexer(port=port)
     with tempfile.NamedTemporaryFile(suffix=".json") as report:
-        command = [KVASIR, "replay", "--quiet", "--json", report.name, "--url", indexer.url, *limit, "--rate", "400",
+        command = [KVASIR, "replay", "--only", "index", "--quiet", "--json", report.name, "--url", indexer.url, *limit, "--rate", "400",
                    "--workers", "4", "--blocks", "2000", "--replay-buffer", "100000", "--verify", "1000000"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:

@@ -137,9 +137,9 @@ struct command {
 
 static void make_command(const struct kc_child_opts *opts, struct command *ret)
 {
-    const char *const fixed[FIXED_ARGS] = {"kv-indexer",  "--host", "127.0.0.1",    "--port",
-                                           ret->port,     "--log-level", "info", "--log-format",
-                                           "text"};
+    const char *const fixed[FIXED_ARGS] = {"kv-indexer", "--host",       "127.0.0.1",
+                                           "--port",     ret->port,      "--log-level",
+                                           "info",       "--log-format", "text"};
 
     snprintf(ret->port, sizeof(ret->port), "%u", opts->port);
     memset(ret->argv, 0, sizeof(ret->argv));

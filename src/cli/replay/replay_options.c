@@ -158,19 +158,19 @@ static const struct kv_arg ARGS[] = {
 };
 
 static const struct kv_args_program PROGRAM = {
-    .name = "kvasir replay",
+    .name = "kvasir replay --only index",
     .usage = "[OPTION ...] [TRACE.jsonl]",
-    .brief = "replay a request trace through a live kv-indexer, and check it",
+    .brief = "replay a request trace through a live kv-indexer alone, and check it",
     .summary = "Replays a request trace (Mooncake format; without one, a generated workload)\n"
                "through a live kv-indexer: simulated engines publish the events of their caches\n"
                "over ZMQ, every request asks /query and goes where the answer says, and what\n"
                "that worker then really holds is compared with the answer.",
     .footer = "Exit status: 0; 1 when something failed or the final state is wrong; 2 for a bad\n"
               "command line; 130 when interrupted.\n\n"
-              "  kvasir replay traces/conversation_trace.jsonl\n"
-              "  kvasir replay --requests 2000 --policy random\n"
-              "  kvasir replay --url http://127.0.0.1:8090 --rate 60 trace.jsonl\n"
-              "  kvasir replay --check-hits trace.jsonl",
+              "  kvasir replay --only index traces/conversation_trace.jsonl\n"
+              "  kvasir replay --only index --requests 2000 --policy random\n"
+              "  kvasir replay --only index --url http://127.0.0.1:8090 --rate 60 trace.jsonl\n"
+              "  kvasir replay --only index --check-hits trace.jsonl",
     .env = "KVASIR_REPLAY",
     .args = ARGS,
     .n_args = KV_COUNT(ARGS),

@@ -164,12 +164,12 @@ static void add_prompt(struct kc_whole *w, uint64_t number, struct kc_request_me
         ret->list[ret->n++] = (struct key){hashes[i], i ? hashes[i - 1] : 0, (uint32_t)i};
 }
 
-/* Collect the keys of all requests, and those that a dump names (of an earlier run's disk tier). */
-static int collect_keys(struct kc_whole *w, const struct copies *dump, struct keys *ret)
+/* Collect the keys of the first @n_requests requests, and those that a dump names (of an earlier run's disk tier). */
+static int collect_keys(struct kc_whole *w, uint64_t n_requests, const struct copies *dump,
+                        struct keys *ret)
 {
     uint32_t most = (uint32_t)(w->opts.max_tokens / w->plan.shape.page_size) + 1;
     struct kc_request_message *request = calloc(1, sizeof(*request));
-    uint64_t n_requests = KV_MIN(w->next, w->opts.requests);
 
     *ret = (struct keys){.list = malloc((n_requests * most + dump->n + 1) * sizeof(*ret->list))};
     if (!ret->list || !request) {
@@ -261,7 +261,8 @@ static void read_events(struct kv_json *j, uint32_t first, struct copies *ret)
         uint32_t worker = (uint32_t)event.holder.worker - first;
 
         for (size_t i = 0; event.type == KVE_OP_STORE && i < event.n; i++)
-            add(ret, (struct copy){event.blocks[i].hash, worker, (uint8_t)(1u << event.tier), false});
+            add(ret,
+                (struct copy){event.blocks[i].hash, worker, (uint8_t)(1u << event.tier), false});
     }
     kve_router_scratch_fini(&scratch);
 }
@@ -274,8 +275,8 @@ static int read_dump(struct kc_whole *w, const char *tenant, uint32_t first, str
     struct kv_json j;
     struct kv_str key;
     char name[64];
-    int status = kc_http_request(kc_client_http(w->client), "/dump", KC_BODY_NONE, NULL, 0, &body,
-                                 error);
+    int status =
+        kc_http_request(kc_client_http(w->client), "/dump", KC_BODY_NONE, NULL, 0, &body, error);
 
     if (status != 200)
         return status < 0 ? status : kv_fail(error, -EPROTO, 0, "/dump: status %d", status);
@@ -315,7 +316,8 @@ static void note(struct kc_books *b, const struct copy *at, uint8_t worker_says,
 {
     if (!b->first[0])
         snprintf(b->first, sizeof(b->first),
-                 "key %016" PRIx64 " of worker %u: tiers %x at the worker, %x by %s (bits: 1 G1, 2 G2, "
+                 "key %016" PRIx64
+                 " of worker %u: tiers %x at the worker, %x by %s (bits: 1 G1, 2 G2, "
                  "4 G3, 8 G4)",
                  at->key, at->worker, worker_says, other_says, other);
 }
@@ -430,7 +432,7 @@ static int compare_once(struct kc_whole *w, struct keys *keys, struct copies *mi
     keys_fini(keys);
     mine->n = 0;
     if (rc == 0)
-        rc = collect_keys(w, &dump, keys);
+        rc = collect_keys(w, KV_MIN(w->next, w->opts.requests), &dump, keys);
     for (uint32_t i = 0; i < w->plan.n_workers && rc == 0; i++)
         rc = locate(w, i, keys, mine);
     sort_copies(mine);
@@ -445,7 +447,9 @@ int kc_books_note_found(struct kc_whole *w, uint32_t worker)
     struct kc_member *m = &w->members[worker];
     struct keys keys = {0};
     struct copies found = {0};
-    int rc = collect_keys(w, &found, &keys);
+    /* a directory that was kept may have blocks of requests to come */
+    uint64_t n_requests = w->own_dir ? KV_MIN(w->next, w->opts.requests) : w->opts.requests;
+    int rc = collect_keys(w, n_requests, &found, &keys);
 
     rc = rc == 0 ? locate(w, worker, &keys, &found) : rc;
     free(m->found);
@@ -458,7 +462,8 @@ int kc_books_note_found(struct kc_whole *w, uint32_t worker)
     return m->found ? rc : -ENOMEM;
 }
 
-static int settle(struct kc_whole *w, struct keys *keys, struct copies *mine, struct kv_error *error)
+static int settle(struct kc_whole *w, struct keys *keys, struct copies *mine,
+                  struct kv_error *error)
 {
     const struct timespec pause = kv_timespec(PAUSE_NS);
     uint64_t begun, nudged;

@@ -25,7 +25,7 @@ uint64_t kc_content_seed(uint64_t key, uint32_t layer, uint32_t part, uint32_t t
     return kc_mix(key + KC_GOLDEN * ((uint64_t)layer << 32 | part << 16 | token));
 }
 
-#define FIRST(seed)                                                                           \
+#define FIRST(seed)                                                                         \
     ((lanes){0, ODD, ODD * 2, ODD * 3, ODD * 4, ODD * 5, ODD * 6, (uint32_t)(ODD * 7ull)} + \
      (uint32_t)(seed))
 #define WORD(x, seed) (((x ^ (x >> 15)) + (uint32_t)((seed) >> 32)) & FINITE)

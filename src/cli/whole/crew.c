@@ -148,6 +148,8 @@ static int go(struct kc_whole *w, uint32_t number, struct kv_error *error)
     rc = kc_crew_ask(w, number, w->message);
     if (rc == 0)
         rc = w->message->done.status;
+    if (rc == 0 && (w->members[number].starts > 1 || !w->own_dir))
+        rc = kc_books_note_found(w, number);
     return rc < 0 ? fail_of(w, number, rc, error) : 0;
 }
 
@@ -159,10 +161,7 @@ int kc_crew_restart(struct kc_whole *w, uint32_t number, struct kv_error *error)
         return kv_fail(error, rc, 0, "%s/peers: %s", w->plan.dir, strerror(-rc));
     if (rc == 0)
         rc = join(w, number, error);
-    rc = rc == 0 ? go(w, number, error) : rc;
-    if (rc == 0 && (rc = kc_books_note_found(w, number)) < 0)
-        return fail_of(w, number, rc, error);
-    return rc;
+    return rc == 0 ? go(w, number, error) : rc;
 }
 
 /* ---- indexer ---- */
@@ -185,8 +184,8 @@ static int make_client(struct kc_whole *w, struct kv_error *error)
 int kc_crew_start_indexer(struct kc_whole *w, struct kv_error *error)
 {
     char block_size[16];
-    const char *const nats[] = {"--nats", w->plan.nats, "--nats-cluster", "replay",
-                                "--block-size", block_size, NULL};
+    const char *const nats[] = {
+        "--nats", w->plan.nats, "--nats-cluster", "replay", "--block-size", block_size, NULL};
     const struct kc_child_opts opts = {
         .path = w->opts.indexer, .port = w->indexer_port, .more = w->opts.nats ? nats : NULL};
     int rc;

@@ -109,8 +109,8 @@ static bool is_due(const struct kc_whole *w, uint64_t n)
 {
     double share = (double)(w->n_faults_done + 1) / (double)(n + 1);
     double by_count = w->limit == UINT64_MAX ? 0 : (double)w->totals.requests / (double)w->limit;
-    double by_time = (double)(kv_now_ns() - w->start_ns) /
-                     ((double)w->opts.duration_ms * (double)KV_NS_PER_MS);
+    double by_time =
+        (double)(kv_now_ns() - w->start_ns) / ((double)w->opts.duration_ms * (double)KV_NS_PER_MS);
 
     return KV_MAX(by_count, by_time) >= share;
 }

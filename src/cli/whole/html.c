@@ -14,20 +14,25 @@
 enum { WIDTH = 640, HEIGHT = 240, LEFT = 56, RIGHT = 12, TOP = 12, BOTTOM = 28, SERIES = 6 };
 
 static const char STYLE[] =
-    ":root{color-scheme:light dark;--bg:#fff;--fg:#1f2328;--dim:#57606a;--line:#d8dee4;--card:#f6f8fa;"
+    ":root{color-scheme:light "
+    "dark;--bg:#fff;--fg:#1f2328;--dim:#57606a;--line:#d8dee4;--card:#f6f8fa;"
     "--c0:#0969da;--c1:#1a7f37;--c2:#9a6700;--c3:#8250df;--c4:#bc4c00;--c5:#8c959f}"
-    "@media(prefers-color-scheme:dark){:root{--bg:#0d1117;--fg:#e6edf3;--dim:#9198a1;--line:#30363d;"
+    "@media(prefers-color-scheme:dark){:root{--bg:#0d1117;--fg:#e6edf3;--dim:#9198a1;--line:#"
+    "30363d;"
     "--card:#151b23;--c0:#4493f8;--c1:#3fb950;--c2:#d29922;--c3:#ab7df8;--c4:#db6d28;--c5:#656c76}}"
     "body{margin:0 auto;padding:24px;max-width:1360px;background:var(--bg);color:var(--fg);"
     "font:15px/1.45 system-ui,sans-serif}h1{font-size:22px;margin:0 0 4px}p{margin:4px 0;"
-    "color:var(--dim)}.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(190px,1fr));"
+    "color:var(--dim)}.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(190px,1fr))"
+    ";"
     "gap:12px;margin:18px 0}.tile,figure{background:var(--card);border:1px solid var(--line);"
     "border-radius:8px;padding:12px}.tile span{display:block;color:var(--dim);font-size:13px}"
     ".tile data{font-size:20px}.good{color:var(--c1)}.bad{color:#d1242f}main{display:grid;"
     "grid-template-columns:repeat(auto-fit,minmax(min(100%,560px),1fr));gap:16px}figure{margin:0}"
     "figcaption{font-weight:600;margin-bottom:6px}svg{width:100%;height:auto}svg text{font:11px "
-    "system-ui,sans-serif;fill:var(--dim)}.grid{stroke:var(--line)}.key{display:flex;flex-wrap:wrap;"
-    "gap:4px 14px;font-size:13px;color:var(--dim)}.key i{display:inline-block;width:10px;height:10px;"
+    "system-ui,sans-serif;fill:var(--dim)}.grid{stroke:var(--line)}.key{display:flex;flex-wrap:"
+    "wrap;"
+    "gap:4px 14px;font-size:13px;color:var(--dim)}.key "
+    "i{display:inline-block;width:10px;height:10px;"
     "border-radius:2px;margin-right:5px}polyline{fill:none;stroke-width:2}"
     "table{border-collapse:collapse;width:100%}td{padding:3px 8px;border-top:1px solid var(--line)}"
     "td:last-child{text-align:right}.bar{height:10px;background:var(--c0);border-radius:2px}";
@@ -121,11 +126,19 @@ static double rate_at(const struct kc_whole *w, size_t i, size_t k)
 }
 
 static const struct plot PLOTS[] = {
-    {"Where prompt blocks came from", "%", {"G1", "G2", "G3", "peers", "G4", "computed"}, 6, hits_at,
+    {"Where prompt blocks came from",
+     "%",
+     {"G1", "G2", "G3", "peers", "G4", "computed"},
+     6,
+     hits_at,
      true},
     {"Time to first token saved, mean so far", "ms", {"saved"}, 1, saved_at, false},
-    {"Bytes moved by path", "MiB/s",
-     {"gathered", "written", "G1 to G2", "G2 to G1", "peers", "from G4"}, 6, rate_at, false},
+    {"Bytes moved by path",
+     "MiB/s",
+     {"gathered", "written", "G1 to G2", "G2 to G1", "peers", "from G4"},
+     6,
+     rate_at,
+     false},
     {"Event lag", "ms", {"mean of the interval"}, 1, lag_at, false},
     {"Latency of /query", "us", {"mean of the interval"}, 1, query_at, false},
     {"Resident memory", "MiB", {"workers together", "indexer"}, 2, memory_at, false},
@@ -179,8 +192,8 @@ static void put_axes(struct kv_buf *out, const struct scale *s)
     }
 }
 
-static void put_line(const struct kc_whole *w, const struct plot *p, const struct scale *s, size_t k,
-                     struct kv_buf *out)
+static void put_line(const struct kc_whole *w, const struct plot *p, const struct scale *s,
+                     size_t k, struct kv_buf *out)
 {
     kv_buf_printf(out, "<polyline stroke=\"var(--c%zu)\" points=\"", k);
     for (size_t i = 0; i < w->n_samples; i++) {
@@ -193,8 +206,8 @@ static void put_line(const struct kc_whole *w, const struct plot *p, const struc
 }
 
 /* Draw series @k on top of those before it, as an area. */
-static void put_area(const struct kc_whole *w, const struct plot *p, const struct scale *s, size_t k,
-                     struct kv_buf *out)
+static void put_area(const struct kc_whole *w, const struct plot *p, const struct scale *s,
+                     size_t k, struct kv_buf *out)
 {
     double low[SERIES * 64], sum;
     size_t n = KV_MIN(w->n_samples, KV_COUNT(low));
@@ -229,7 +242,8 @@ static void put_plot(const struct kc_whole *w, const struct plot *p, struct kv_b
     }
     kv_buf_puts(out, "</svg><div class=\"key\">");
     for (size_t k = 0; k < p->n; k++)
-        kv_buf_printf(out, "<span><i style=\"background:var(--c%zu)\"></i>%s</span>", k, p->names[k]);
+        kv_buf_printf(out, "<span><i style=\"background:var(--c%zu)\"></i>%s</span>", k,
+                      p->names[k]);
     kv_buf_puts(out, "</div></figure>\n");
 }
 
@@ -247,8 +261,9 @@ static void put_table(struct kv_buf *out, const char *title, const char *of,
     kv_buf_printf(out, "<figure><figcaption>%s</figcaption><table>", title);
     for (size_t i = 0; i < n; i++) {
         snprintf(path, sizeof(path), "%s.%s", of, names[i]);
-        kv_buf_printf(out, "<tr><td>%s</td><td width=\"40%%\"><div class=\"bar\" style=\"width:%.1f%%\">"
-                           "</div></td><td>",
+        kv_buf_printf(out,
+                      "<tr><td>%s</td><td width=\"40%%\"><div class=\"bar\" style=\"width:%.1f%%\">"
+                      "</div></td><td>",
                       words[i], 100.0 * (double)values[i] / (double)most);
         put_data(out, path, (double)values[i],
                  bytes ? kc_bytes((double)values[i]).s : kc_count(values[i]).s);
@@ -263,13 +278,13 @@ static void put_verdict(const struct kc_whole *w, struct kv_buf *out)
 
     kv_buf_printf(out, "<h1>The whole system on ");
     put_text(out, kc_trace_title(w->opts.trace));
-    kv_buf_printf(out, ": <span class=\"%s\">%s</span></h1>\n",
-                  kc_whole_passed(w) ? "good" : "bad",
+    kv_buf_printf(out, ": <span class=\"%s\">%s</span></h1>\n", kc_whole_passed(w) ? "good" : "bad",
                   kc_whole_passed(w) ? "every byte right, books equal" : "failed");
-    kv_buf_printf(out,
-                  "<p>%u workers, K/V of %s, routed by %s. Time to first token is by a model: a prefill "
-                  "of %" PRIu64 " tokens/s, less the measured time to load hits.</p>\n",
-                  w->plan.n_workers, w->plan.shape.name, w->opts.policy_name, w->opts.prefill);
+    kv_buf_printf(
+        out,
+        "<p>%u workers, K/V of %s, routed by %s. Time to first token is by a model: a prefill "
+        "of %" PRIu64 " tokens/s, less the measured time to load hits.</p>\n",
+        w->plan.n_workers, w->plan.shape.name, w->opts.policy_name, w->opts.prefill);
     if (t->rows_wrong || w->books.first[0]) {
         kv_buf_puts(out, "<p class=\"bad\">");
         put_text(out, t->rows_wrong ? t->wrong : w->books.first);
@@ -319,12 +334,15 @@ static void put_json(const struct kv_buf *json, struct kv_buf *out)
 
 void kc_whole_html(const struct kc_whole *w, const struct kv_buf *json, struct kv_buf *out)
 {
-    static const char *const path_words[KC_N_PATHS] = {
-        [KC_PATH_WRITE] = "written by kvx", [KC_PATH_GATHER] = "gathered by kvx",
-        [KC_PATH_G1_G2] = "G1 to G2",       [KC_PATH_G2_G1] = "G2 to G1",
-        [KC_PATH_TO_G3] = "to disk",        [KC_PATH_FROM_G3] = "from disk",
-        [KC_PATH_TO_G4] = "to the store",   [KC_PATH_FROM_G4] = "from the store",
-        [KC_PATH_FROM_PEER] = "from other workers"};
+    static const char *const path_words[KC_N_PATHS] = {[KC_PATH_WRITE] = "written by kvx",
+                                                       [KC_PATH_GATHER] = "gathered by kvx",
+                                                       [KC_PATH_G1_G2] = "G1 to G2",
+                                                       [KC_PATH_G2_G1] = "G2 to G1",
+                                                       [KC_PATH_TO_G3] = "to disk",
+                                                       [KC_PATH_FROM_G3] = "from disk",
+                                                       [KC_PATH_TO_G4] = "to the store",
+                                                       [KC_PATH_FROM_G4] = "from the store",
+                                                       [KC_PATH_FROM_PEER] = "from other workers"};
 
     kv_buf_printf(out,
                   "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta "
@@ -338,8 +356,8 @@ void kc_whole_html(const struct kc_whole *w, const struct kv_buf *json, struct k
         put_plot(w, &PLOTS[i], out);
     put_table(out, "Prompt blocks by source", "blocks_from", kc_source_names, kc_source_words,
               w->totals.blocks, KC_N_SOURCES, false);
-    put_table(out, "Bytes by path, in all", "bytes", kc_path_names, path_words, w->totals.path_bytes,
-              KC_N_PATHS, true);
+    put_table(out, "Bytes by path, in all", "bytes", kc_path_names, path_words,
+              w->totals.path_bytes, KC_N_PATHS, true);
     kv_buf_puts(out, "</main>\n");
     put_json(json, out);
     kv_buf_puts(out, "</body></html>\n");

@@ -90,9 +90,9 @@ struct kc_done_message {
     uint64_t onboard_ns;    /* loading what G1 lacked */
     uint64_t phase_ns[KC_N_PHASES];
     uint64_t path_bytes[KC_N_PATHS]; /* since the worker's start */
-    uint64_t bad[3];                 /* blocks of disk, store and peers that did not verify, as above */
-    uint64_t dropped[3];             /* blocks for host, disk and store without room, as above */
-    uint64_t used[4];                /* blocks in G1 to G4 now */
+    uint64_t bad[3];     /* blocks of disk, store and peers that did not verify, as above */
+    uint64_t dropped[3]; /* blocks for host, disk and store without room, as above */
+    uint64_t used[4];    /* blocks in G1 to G4 now */
     uint64_t events_dropped;
     uint64_t cpu_ns;
     char wrong[120]; /* the first row that didn't compare */

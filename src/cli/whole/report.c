@@ -12,7 +12,7 @@
 #include "cli/whole/whole.h"
 
 const char *const kc_source_names[KC_N_SOURCES] = {
-    [KC_FROM_G1] = "g1",     [KC_FROM_G2] = "g2", [KC_FROM_G3] = "g3",
+    [KC_FROM_G1] = "g1",      [KC_FROM_G2] = "g2", [KC_FROM_G3] = "g3",
     [KC_FROM_PEER] = "peers", [KC_FROM_G4] = "g4", [KC_FROM_NOWHERE] = "computed",
 };
 const char *const kc_source_words[KC_N_SOURCES] = {
@@ -24,12 +24,14 @@ const char *const kc_source_words[KC_N_SOURCES] = {
     [KC_FROM_NOWHERE] = "computed",
 };
 const char *const kc_path_names[KC_N_PATHS] = {
-    [KC_PATH_WRITE] = "kvx_write",     [KC_PATH_GATHER] = "kvx_gather", [KC_PATH_G1_G2] = "g1_to_g2",
-    [KC_PATH_G2_G1] = "g2_to_g1",      [KC_PATH_TO_G3] = "to_g3",       [KC_PATH_FROM_G3] = "from_g3",
-    [KC_PATH_TO_G4] = "to_g4",         [KC_PATH_FROM_G4] = "from_g4",   [KC_PATH_FROM_PEER] = "from_peers",
+    [KC_PATH_WRITE] = "kvx_write",      [KC_PATH_GATHER] = "kvx_gather",
+    [KC_PATH_G1_G2] = "g1_to_g2",       [KC_PATH_G2_G1] = "g2_to_g1",
+    [KC_PATH_TO_G3] = "to_g3",          [KC_PATH_FROM_G3] = "from_g3",
+    [KC_PATH_TO_G4] = "to_g4",          [KC_PATH_FROM_G4] = "from_g4",
+    [KC_PATH_FROM_PEER] = "from_peers",
 };
 static const char *const phase_names[KC_N_PHASES] = {
-    [KC_PHASE_ONBOARD] = "onboard",  [KC_PHASE_WRITE] = "write",     [KC_PHASE_GATHER] = "gather",
+    [KC_PHASE_ONBOARD] = "onboard",   [KC_PHASE_WRITE] = "write",     [KC_PHASE_GATHER] = "gather",
     [KC_PHASE_MAKE] = "make_content", [KC_PHASE_COMPARE] = "compare", [KC_PHASE_REST] = "rest",
 };
 static const char *const checked_tiers[3] = {"disk", "store", "peers"};
@@ -85,8 +87,8 @@ static void table_head(const struct kc_whole *w, const struct kc_figures *f, con
            kc_count(w->totals.requests ? w->totals.tokens / w->totals.requests : 0).s,
            kc_span(f->seconds).s, w->plan.shape.name,
            kc_bytes((double)kc_shape_token_bytes(&w->plan.shape)).s);
-    printf("  %u workers with %s in G1, %s in G2, %s in G3 each; routed by %s\n\n", w->plan.n_workers,
-           kc_bytes((double)w->opts.g1).s, kc_bytes((double)w->opts.g2).s,
+    printf("  %u workers with %s in G1, %s in G2, %s in G3 each; routed by %s\n\n",
+           w->plan.n_workers, kc_bytes((double)w->opts.g1).s, kc_bytes((double)w->opts.g2).s,
            kc_bytes((double)w->opts.g3).s, w->opts.policy_name);
 }
 
@@ -112,8 +114,9 @@ static void table_bytes(const struct kc_whole *w, const struct kc_figures *f, co
            kc_bytes((double)path[KC_PATH_TO_G3]).s, kc_bytes((double)path[KC_PATH_FROM_G3]).s,
            kc_bytes((double)path[KC_PATH_TO_G4]).s, kc_bytes((double)path[KC_PATH_FROM_G4]).s,
            kc_bytes((double)path[KC_PATH_FROM_PEER]).s);
-    printf("%s  Memory%s    %s/s read and written, %.0f %% of memcpy on all cores (%s/s)\n", s->bold,
-           s->plain, kc_bytes(f->moved_rate).s, 100 * f->of_memory_rate, kc_bytes(w->memory_rate).s);
+    printf("%s  Memory%s    %s/s read and written, %.0f %% of memcpy on all cores (%s/s)\n",
+           s->bold, s->plain, kc_bytes(f->moved_rate).s, 100 * f->of_memory_rate,
+           kc_bytes(w->memory_rate).s);
 }
 
 static void table_time(const struct kc_whole *w, const struct style *s)
@@ -138,8 +141,8 @@ static void table_service(const struct kc_whole *w, const struct kc_figures *f,
         printf("; %s without an answer", kc_count(w->totals.unanswered).s);
     printf("\n%s  Event lag%s p50 %.1f ms, p99 %.1f ms from registration to the indexer's answer\n",
            s->bold, s->plain, f->lag_p50_ms, f->lag_p99_ms);
-    printf("%s  TTFT%s      %.0f of %.0f ms saved in the mean, with a prefill of %s tokens/s\n", s->bold,
-           s->plain, f->saved_ms, f->without_ms, kc_count(w->opts.prefill).s);
+    printf("%s  TTFT%s      %.0f of %.0f ms saved in the mean, with a prefill of %s tokens/s\n",
+           s->bold, s->plain, f->saved_ms, f->without_ms, kc_count(w->opts.prefill).s);
 }
 
 static void table_faults(const struct kc_whole *w, const struct style *s)
@@ -169,26 +172,30 @@ static void table_books(const struct kc_whole *w, const struct style *s)
     if (!b->done)
         printf("not compared\n");
     else if (b->equal)
-        printf("%sequal%s: %s copies of %s blocks at workers and indexer%s; %s in the store; settled in "
+        printf("%sequal%s: %s copies of %s blocks at workers and indexer%s; %s in the store; "
+               "settled in "
                "%" PRIu64 " ms\n",
                s->good, s->plain, kc_count(b->copies).s, kc_count(b->keys).s,
                b->nats ? ", over ZMQ and NATS" : "", kc_count(b->stored).s, b->settle_ms);
     else
         printf("%sDIFFER%s: of %s copies the indexer lacks %s and has %s more; the store lacks %s\n"
                "            first: %s\n",
-               s->bad, s->plain, kc_count(b->copies).s, kc_count(b->indexer_lacks + b->nats_lacks).s,
+               s->bad, s->plain, kc_count(b->copies).s,
+               kc_count(b->indexer_lacks + b->nats_lacks).s,
                kc_count(b->indexer_extra + b->nats_extra).s, kc_count(b->store_lacks).s, b->first);
 }
 
 static void table_untold(const struct kc_whole *w)
 {
     if (w->books.loose)
-        printf("            %s copies more whose prompts are gone before them: the indexer hides them\n",
+        printf("            %s copies more whose prompts are gone before them: the indexer hides "
+               "them\n",
                kc_count(w->books.loose).s);
     if (w->books.untold)
-        printf("            %s copies on disks of workers that were started again aren't told: a disk "
-               "keeps no tokens\n",
-               kc_count(w->books.untold).s);
+        printf(
+            "            %s copies on disks of workers that were started again aren't told: a disk "
+            "keeps no tokens\n",
+            kc_count(w->books.untold).s);
 }
 
 static void table_verdict(const struct kc_whole *w, const struct kc_figures *f,

@@ -87,11 +87,12 @@ static void draw(const struct kc_whole *w, double seconds)
     double by_count = w->limit == UINT64_MAX ? 0 : (double)t->requests / (double)w->limit;
     double done = KV_MIN(KV_MAX(by_time, by_count), 1.0);
 
-    fprintf(stderr, "%s %3.0f %%  %s req  %s checked, %s/s  G1 %.0f G2 %.0f G3 %.0f peers %.0f G4 %.0f %%",
-            kc_bar_text(done).s, done * 100, kc_count(t->requests).s, kc_bytes((double)t->checked).s,
-            kc_bytes((double)t->checked / (seconds > 0 ? seconds : 1)).s, share(t, KC_FROM_G1),
-            share(t, KC_FROM_G2), share(t, KC_FROM_G3), share(t, KC_FROM_PEER),
-            share(t, KC_FROM_G4));
+    fprintf(
+        stderr,
+        "%s %3.0f %%  %s req  %s checked, %s/s  G1 %.0f G2 %.0f G3 %.0f peers %.0f G4 %.0f %%",
+        kc_bar_text(done).s, done * 100, kc_count(t->requests).s, kc_bytes((double)t->checked).s,
+        kc_bytes((double)t->checked / (seconds > 0 ? seconds : 1)).s, share(t, KC_FROM_G1),
+        share(t, KC_FROM_G2), share(t, KC_FROM_G3), share(t, KC_FROM_PEER), share(t, KC_FROM_G4));
     if (t->rows_wrong)
         fprintf(stderr, "  %s rows WRONG", kc_count(t->rows_wrong).s);
 }

@@ -44,8 +44,8 @@ static _Noreturn void be_janitor(int fd, const char *dir)
     signal(SIGTERM, SIG_IGN);
     while (read(fd, &byte, 1) < 0 && errno == EINTR)
         ;
-    for (int i = 0; i < 100 && nftw(dir, remove_one, 32, FTW_DEPTH | FTW_PHYS) != 0 &&
-                    access(dir, F_OK) == 0;
+    for (int i = 0;
+         i < 100 && nftw(dir, remove_one, 32, FTW_DEPTH | FTW_PHYS) != 0 && access(dir, F_OK) == 0;
          i++)
         nanosleep(&pause, NULL);
     _exit(0);
@@ -157,9 +157,9 @@ int kc_server_run(struct kc_server *server, const char *dir, struct kv_error *er
         else if (kv_now_ns() > deadline_ns)
             kc_server_stop(server);
     }
-    return server->pid > 0 ? 0
-                           : kv_fail(error, -ECHILD, 0, "%s doesn't start; is it installed?",
-                                     server->argv[0]);
+    return server->pid > 0
+               ? 0
+               : kv_fail(error, -ECHILD, 0, "%s doesn't start; is it installed?", server->argv[0]);
 }
 
 void kc_server_stop(struct kc_server *server)
@@ -175,8 +175,8 @@ static int start_redis(struct kc_whole *w, struct kv_error *error)
 {
     static char port[8];
     /* What was written survives a kill -9 of the server: the kernel has its append-only file. */
-    static const char *const argv[] = {"redis-server", "--port",       port,  "--bind",
-                                       "127.0.0.1",    "--save",       "",    "--appendonly",
+    static const char *const argv[] = {"redis-server", "--port",        port, "--bind",
+                                       "127.0.0.1",    "--save",        "",   "--appendonly",
                                        "yes",          "--appendfsync", "no", NULL};
 
     w->redis = (struct kc_server){.port = free_port(), .argv = argv};

@@ -39,7 +39,8 @@ struct kc_whole_opts {
     const char *dir;     /* NULL: a temporary one */
     const char *store;   /* NULL: a file store in dir; "redis": a server of the run's own; "none" */
     const char *json, *html;
-    uint64_t requests, rounds, duration_ms, workers, g1, g2, g3, per_id, max_tokens, steps, prefill, seed;
+    uint64_t requests, rounds, duration_ms, workers, g1, g2, g3, per_id, max_tokens, steps, prefill,
+        seed;
     uint64_t settle_ms, times, freeze_ms;
     enum kc_route policy;
     uint32_t faults; /* 1 << enum kc_fault */
@@ -104,12 +105,13 @@ struct kc_books {
     /* Copies of blocks that workers which were started again found on their disks. A disk keeps no
      * tokens, so their events point at nothing, until a request brings the tokens. */
     uint64_t untold;
-    uint64_t loose; /* copies that the indexer doesn't show, as the worker lacks a block before them */
-    bool nats;               /* compared with the view by NATS as well */
-    bool store;              /* compared */
-    uint64_t stored;         /* keys that the store has, by lookups */
-    uint64_t chunks;         /* chunks that the store lists */
-    uint64_t store_lacks;    /* keys that a worker believes there, and the store lacks */
+    uint64_t
+        loose;  /* copies that the indexer doesn't show, as the worker lacks a block before them */
+    bool nats;  /* compared with the view by NATS as well */
+    bool store; /* compared */
+    uint64_t stored;      /* keys that the store has, by lookups */
+    uint64_t chunks;      /* chunks that the store lists */
+    uint64_t store_lacks; /* keys that a worker believes there, and the store lacks */
     uint64_t settle_ms;
     char first[200]; /* the first difference */
 };

@@ -54,7 +54,7 @@ static int make_plan(struct kc_whole *w, struct kv_error *error)
     p->carrier = strcmp(o->peers_name, "shm") == 0   ? KC_CARRIER_SHM
                  : strcmp(o->peers_name, "tcp") == 0 ? KC_CARRIER_TCP
                                                      : KC_CARRIER_OFF;
-    p->flip = !o->flip_name                              ? KC_FLIP_NONE
+    p->flip = !o->flip_name                           ? KC_FLIP_NONE
               : strcmp(o->flip_name, "gathered") == 0 ? KC_FLIP_GATHERED
                                                       : KC_FLIP_HOST;
     if (p->g1_blocks < 4 || p->g2_blocks < 4)
@@ -171,8 +171,8 @@ int kc_replay_main(int argc, char **argv)
         bool joined = strcmp(argv[i], "--only=index") == 0;
         int n = joined ? 1 : 2;
 
-        if (!joined && (strcmp(argv[i], "--only") != 0 || i + 1 == argc ||
-                        strcmp(argv[i + 1], "index") != 0))
+        if (!joined &&
+            (strcmp(argv[i], "--only") != 0 || i + 1 == argc || strcmp(argv[i + 1], "index") != 0))
             continue;
         memmove(&argv[i], &argv[i + n], (size_t)(argc - i - n + 1) * sizeof(*argv));
         return kc_replay_index_main(argc - n, argv);

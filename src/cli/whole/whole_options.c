@@ -92,8 +92,9 @@ static const struct kv_arg ARGS[] = {
      .type = KV_ARG_STR,
      .offset = AT(store),
      .value = "URI",
-     .help = "Object store (G4): any kv_store URI; `redis`: a redis-server of the run's own; `none`. "
-             "Default: a file store in --dir."},
+     .help =
+         "Object store (G4): any kv_store URI; `redis`: a redis-server of the run's own; `none`. "
+         "Default: a file store in --dir."},
     {.name = "peers",
      .type = KV_ARG_CHOICE,
      .offset = AT(peers_name),
@@ -110,8 +111,9 @@ static const struct kv_arg ARGS[] = {
      .offset = AT(policy_name),
      .value = "NAME",
      .choices = "match|round-robin|least",
-     .help = "Routing: match (fewest blocks to compute and load, by /query, plus what the worker has "
-             "to do), round-robin, or least (shortest queue). Default: match."},
+     .help =
+         "Routing: match (fewest blocks to compute and load, by /query, plus what the worker has "
+         "to do), round-robin, or least (shortest queue). Default: match."},
     {.name = "dir",
      .type = KV_ARG_STR,
      .offset = AT(dir),
@@ -196,18 +198,19 @@ static const struct kv_args_program PROGRAM = {
     .name = "kvasir replay",
     .usage = "[OPTION ...] [TRACE.jsonl]",
     .brief = "run the whole system on a request trace, and check every byte",
-    .summary = "Runs the whole system on a request trace (Mooncake format; without one, a generated\n"
-               "workload): engine workers with real K/V bytes in four tiers, their events over ZMQ\n"
-               "to a live kv-indexer, requests routed by its answers, blocks read from other workers,\n"
-               "disks and a store. Every byte that is gathered is compared with what it must be, and\n"
-               "at the end the books of workers, indexer and store must agree.",
-    .footer = "Exit status: 0; 1 when a byte was wrong, the books differ, or something failed; 2 for\n"
-              "a bad command line; 130 when interrupted.\n\n"
-              "  kvasir replay --html report.html traces/conversation_trace.jsonl\n"
-              "  kvasir replay --kill worker,indexer --freeze worker\n"
-              "  kvasir replay --model deepseek-v3 --peers tcp --store redis --nats\n"
-              "  kvasir replay --only index traces/conversation_trace.jsonl",
-    .env = "KVASIR_REPLAY",
+    .summary =
+        "Runs the whole system on a request trace (Mooncake format; without one, a generated\n"
+        "workload): engine workers with real K/V bytes in four tiers, their events over ZMQ\n"
+        "to a live kv-indexer, requests routed by its answers, blocks read from other workers,\n"
+        "disks and a store. Every byte that is gathered is compared with what it must be, and\n"
+        "at the end the books of workers, indexer and store must agree.",
+    .footer =
+        "Exit status: 0; 1 when a byte was wrong, the books differ, or something failed; 2 for\n"
+        "a bad command line; 130 when interrupted.\n\n"
+        "  kvasir replay --html report.html traces/conversation_trace.jsonl\n"
+        "  kvasir replay --kill worker,indexer --freeze worker\n"
+        "  kvasir replay --model deepseek-v3 --peers tcp --store redis --nats\n"
+        "  kvasir replay --only index traces/conversation_trace.jsonl",
     .args = ARGS,
     .n_args = KV_COUNT(ARGS),
 };
@@ -242,8 +245,9 @@ static int check(const struct kc_whole_opts *o, const struct kv_arg_list *rest,
     if (o->faults & 1u << KC_FAULT_KILL_NATS && !o->nats)
         return kv_fail(error, -EINVAL, 0, "--kill nats goes with --nats");
     if (o->faults & 1u << KC_FAULT_KILL_STORE && (!o->store || strcmp(o->store, "redis") != 0))
-        return kv_fail(error, -EINVAL, 0, "--kill store goes with --store redis: a file store has no "
-                                          "process; --full-disk fails its writes");
+        return kv_fail(error, -EINVAL, 0,
+                       "--kill store goes with --store redis: a file store has no "
+                       "process; --full-disk fails its writes");
     return 0;
 }
 

@@ -63,9 +63,9 @@ static int make_agent(struct kc_worker *w)
 
 int kc_worker_open(struct kc_worker *w, struct kc_message *ret_ready)
 {
-    int rc = kvbm_events_create(&(struct kvbm_events_opts){.size = sizeof(struct kvbm_events_opts),
-                                                           .window_us = 2000},
-                                &w->events);
+    int rc = kvbm_events_create(
+        &(struct kvbm_events_opts){.size = sizeof(struct kvbm_events_opts), .window_us = 2000},
+        &w->events);
 
     rc = rc == 0 ? add_sinks(w) : rc;
     rc = rc == 0 ? make_agent(w) : rc;
@@ -119,9 +119,11 @@ static int make_manager(struct kc_worker *w)
 
 static int make_g1(struct kc_worker *w)
 {
-    const struct kvbm_storage_opts memory = {
-        .size = sizeof(memory), .kind = KVBM_STORAGE_SYSTEM, .bytes = 1, .huge_pages = true,
-        .touch_threads = 1};
+    const struct kvbm_storage_opts memory = {.size = sizeof(memory),
+                                             .kind = KVBM_STORAGE_SYSTEM,
+                                             .bytes = 1,
+                                             .huge_pages = true,
+                                             .touch_threads = 1};
     const struct kvbm_allocator allocator = kvbm_allocator_of(&memory);
     struct kvbm_layout_config config = kc_shape_layout(&w->plan->shape, w->plan->g1_blocks, true);
     struct kvbm_pool_opts pool = {.size = sizeof(pool),

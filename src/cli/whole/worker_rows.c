@@ -9,7 +9,10 @@
 #include "cli/whole/content.h"
 #include "cli/whole/worker.h"
 
-enum { AT_ONCE = 8, MAX_TOKENS = AT_ONCE * 64 }; /* blocks of a call: their rows stay in the CPU's cache */
+enum {
+    AT_ONCE = 8,
+    MAX_TOKENS = AT_ONCE * 64
+}; /* blocks of a call: their rows stay in the CPU's cache */
 
 static kvx_kv_io_desc_t rows_of(const struct kc_worker *w, uint32_t n_tokens)
 {
@@ -118,30 +121,32 @@ struct piece {
 static int gather(struct kc_worker *w, uint32_t layer, const struct piece *piece)
 {
     const int32_t length = (int32_t)piece->n_tokens;
-    const kvx_gather_desc_t gather = {.size = sizeof(gather),
-                                      .io = rows_of(w, piece->n_tokens),
-                                      .block_table = {.size = sizeof(kvx_block_table_t),
-                                                      .format = KVX_BLOCK_TABLE_PACKED,
-                                                      .index_dtype = KVX_DTYPE_S32,
-                                                      .seq_count = 1,
-                                                      .beam_width = 1,
-                                                      .max_blocks_per_seq = piece->n,
-                                                      .indices = piece->table,
-                                                      .indices_count = piece->n},
-                                      .seq_lens = {sizeof(kvx_seq_lens_t), KVX_DTYPE_S32, 1, &length},
-                                      .max_seq_len = piece->n_tokens};
+    const kvx_gather_desc_t gather = {
+        .size = sizeof(gather),
+        .io = rows_of(w, piece->n_tokens),
+        .block_table = {.size = sizeof(kvx_block_table_t),
+                        .format = KVX_BLOCK_TABLE_PACKED,
+                        .index_dtype = KVX_DTYPE_S32,
+                        .seq_count = 1,
+                        .beam_width = 1,
+                        .max_blocks_per_seq = piece->n,
+                        .indices = piece->table,
+                        .indices_count = piece->n},
+        .seq_lens = {sizeof(kvx_seq_lens_t), KVX_DTYPE_S32, 1, &length},
+        .max_seq_len = piece->n_tokens};
 
     return kvx_gather_kv(&w->layers[layer], &gather, NULL) == KVX_STATUS_OK ? 0 : -EIO;
 }
 
-static void note_wrong(struct kc_worker *w, const struct piece *piece, uint32_t layer, uint32_t part,
-                       uint32_t token)
+static void note_wrong(struct kc_worker *w, const struct piece *piece, uint32_t layer,
+                       uint32_t part, uint32_t token)
 {
     uint32_t page = w->plan->shape.page_size;
 
     if (w->done.rows_wrong++ == 0)
         snprintf(w->done.wrong, sizeof(w->done.wrong),
-                 "worker %u, request %" PRIu64 ": key %016" PRIx64 ", layer %u, %s, token %u of the block",
+                 "worker %u, request %" PRIu64 ": key %016" PRIx64
+                 ", layer %u, %s, token %u of the block",
                  w->number, w->done.number, piece->keys[token / page], layer, part ? "V" : "K",
                  token % page);
 }
