@@ -13,8 +13,8 @@ build:
 	@sed -n 's/^-- \(libkvx_cuda: .*\)/\1/p' build-$(PRESET).log; rm -f build-$(PRESET).log
 	@tools/build.sh $(dir) $(JOBS) $(TARGETS)
 
-# Only the two programs that a replay needs.
-run: TARGETS = kv-indexer kvasir
+# Only what a replay needs: two programs, and the library by which block managers ask the indexer.
+run: TARGETS = kv-indexer kvasir kvbm_http
 run: build
 	@tools/run.sh
 

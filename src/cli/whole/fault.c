@@ -115,9 +115,19 @@ static bool is_due(const struct kc_whole *w, uint64_t n)
     return KV_MAX(by_count, by_time) >= share;
 }
 
+static uint64_t n_faults(const struct kc_whole *w)
+{
+    return (uint64_t)__builtin_popcount(w->opts.faults) * w->opts.times;
+}
+
+bool kc_fault_left(const struct kc_whole *w)
+{
+    return w->n_faults_done < n_faults(w);
+}
+
 int kc_fault_tick(struct kc_whole *w, struct kv_error *error)
 {
-    uint64_t n = (uint64_t)__builtin_popcount(w->opts.faults) * w->opts.times;
+    uint64_t n = n_faults(w);
 
     if ((w->frozen > 0 || w->disk_full) && kv_now_ns() >= w->thaw_ns)
         kc_fault_end(w);

@@ -272,16 +272,23 @@ static bool is_busy(const struct kc_whole *w)
     return w->n_again > 0;
 }
 
+/* True while there is something to serve. Faults for which the run was too short get another round. */
+static bool goes_on(struct kc_whole *w, uint64_t end_ns)
+{
+    if (w->interrupted || kv_now_ns() >= end_ns)
+        w->limit = w->next;
+    else if (w->next >= w->limit && kc_fault_left(w))
+        w->limit += w->opts.requests;
+    return is_busy(w) || w->next < w->limit;
+}
+
 int kc_run(struct kc_whole *w, struct kv_error *error)
 {
     uint64_t end_ns = w->start_ns + w->opts.duration_ms * KV_NS_PER_MS;
     int rc = 0;
 
-    while (rc == 0 && (is_busy(w) || w->next < w->limit)) {
-        if (kc_whole_interrupted())
-            w->interrupted = true;
-        if (w->interrupted || kv_now_ns() >= end_ns)
-            w->limit = w->next;
+    while (rc == 0 && goes_on(w, end_ns)) {
+        w->interrupted = kc_whole_interrupted();
         if (!w->interrupted)
             rc = kc_fault_tick(w, error);
         if (w->interrupted)

@@ -137,7 +137,8 @@ static _Noreturn void become_server(const struct kc_server *server, const char *
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() == parent && null >= 0 && dup2(null, 0) >= 0 && dup2(null, 1) >= 0 &&
         dup2(null, 2) >= 0 && chdir(dir) == 0)
-        execvp(server->argv[0], (char *const *)server->argv);
+        for (const char *const *program = server->programs; *program; program++)
+            execvp(*program, (char *const *)server->argv);
     _exit(127);
 }
 
@@ -174,12 +175,14 @@ void kc_server_stop(struct kc_server *server)
 static int start_redis(struct kc_whole *w, struct kv_error *error)
 {
     static char port[8];
+    /* Debian's redis-tools has the server under the name of its checker alone: argv[0] decides. */
+    static const char *const programs[] = {"redis-server", "valkey-server", "redis-check-rdb", NULL};
     /* What was written survives a kill -9 of the server: the kernel has its append-only file. */
     static const char *const argv[] = {"redis-server", "--port",        port, "--bind",
                                        "127.0.0.1",    "--save",        "",   "--appendonly",
                                        "yes",          "--appendfsync", "no", NULL};
 
-    w->redis = (struct kc_server){.port = free_port(), .argv = argv};
+    w->redis = (struct kc_server){.port = free_port(), .programs = programs, .argv = argv};
     snprintf(port, sizeof(port), "%u", w->redis.port);
     snprintf(w->plan.store, sizeof(w->plan.store), "redis://127.0.0.1:%u", w->redis.port);
     return kc_server_run(&w->redis, w->plan.dir, error);
@@ -188,9 +191,10 @@ static int start_redis(struct kc_whole *w, struct kv_error *error)
 static int start_nats(struct kc_whole *w, struct kv_error *error)
 {
     static char port[8];
+    static const char *const programs[] = {"nats-server", "/usr/sbin/nats-server", NULL};
     static const char *const argv[] = {"nats-server", "-a", "127.0.0.1", "-p", port, NULL};
 
-    w->nats = (struct kc_server){.port = free_port(), .argv = argv};
+    w->nats = (struct kc_server){.port = free_port(), .programs = programs, .argv = argv};
     snprintf(port, sizeof(port), "%u", w->nats.port);
     snprintf(w->plan.nats, sizeof(w->plan.nats), "nats://127.0.0.1:%u", w->nats.port);
     return kc_server_run(&w->nats, w->plan.dir, error);

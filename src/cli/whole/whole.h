@@ -73,7 +73,8 @@ struct kc_member {
 struct kc_server {
     pid_t pid; /* 0: none runs */
     uint32_t port;
-    const char *const *argv; /* as it was started, to start it again */
+    const char *const *programs; /* names of its program, NULL at the end: the first that exists */
+    const char *const *argv;
 };
 
 /** Figures at one moment; all but gauges since the start. */
@@ -192,6 +193,8 @@ uint32_t kc_run_tokens(struct kc_whole *whole, uint64_t number, struct kc_reques
 
 /* fault.c */
 int kc_fault_tick(struct kc_whole *whole, struct kv_error *error);
+/** Return true while the options name faults that haven't been injected. */
+bool kc_fault_left(const struct kc_whole *whole);
 /** End what lasts: thaw, give the disk room. */
 void kc_fault_end(struct kc_whole *whole);
 
