@@ -141,8 +141,12 @@ static void table_service(const struct kc_whole *w, const struct kc_figures *f,
         printf("; %s without an answer", kc_count(w->totals.unanswered).s);
     printf("\n%s  Event lag%s p50 %.1f ms, p99 %.1f ms from registration to the indexer's answer\n",
            s->bold, s->plain, f->lag_p50_ms, f->lag_p99_ms);
-    printf("%s  TTFT%s      %.0f of %.0f ms saved in the mean, with a prefill of %s tokens/s\n",
-           s->bold, s->plain, f->saved_ms, f->without_ms, kc_count(w->opts.prefill).s);
+    printf("%s  TTFT%s      ", s->bold, s->plain);
+    if (f->saved_ms >= 0)
+        printf("%.0f of %.0f ms saved in the mean", f->saved_ms, f->without_ms);
+    else
+        printf("nothing saved: loads took %.0f ms longer than their prefill would", -f->saved_ms);
+    printf(", at %s tokens/s\n", kc_count(w->opts.prefill).s);
 }
 
 static void table_faults(const struct kc_whole *w, const struct style *s)

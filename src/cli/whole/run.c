@@ -81,7 +81,7 @@ static void ask(struct kc_whole *w, uint32_t n_tokens)
     kc_hist_record(&w->latency, ns);
 }
 
-/* What a request costs at a worker, in blocks: loading one from a lower tier counts a quarter. */
+/* Return the cost of a request at a worker, in blocks: loading one from a lower tier counts a quarter. */
 static double cost_of(const struct kc_whole *w, uint32_t worker, uint32_t n_blocks)
 {
     const struct kc_belief *belief = &w->beliefs[worker];

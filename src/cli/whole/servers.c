@@ -176,8 +176,9 @@ static int start_redis(struct kc_whole *w, struct kv_error *error)
 {
     static char port[8];
     /* Debian's redis-tools has the server under the name of its checker alone: argv[0] decides. */
-    static const char *const programs[] = {"redis-server", "valkey-server", "redis-check-rdb", NULL};
-    /* What was written survives a kill -9 of the server: the kernel has its append-only file. */
+    static const char *const programs[] = {"redis-server", "valkey-server", "redis-check-rdb",
+                                           NULL};
+    /* Blocks survive a kill -9 of the server: the kernel has its append-only file. */
     static const char *const argv[] = {"redis-server", "--port",        port, "--bind",
                                        "127.0.0.1",    "--save",        "",   "--appendonly",
                                        "yes",          "--appendfsync", "no", NULL};

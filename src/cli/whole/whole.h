@@ -97,7 +97,7 @@ struct kc_totals {
     char wrong[120];
 };
 
-/** What the books say at the end. */
+/** The books at the end. */
 struct kc_books {
     bool done, equal;
     uint64_t keys, copies; /* distinct keys; (worker, key, tier) that the workers have */

@@ -152,8 +152,9 @@ static const struct kv_arg ARGS[] = {
      .value = "N",
      .min = 1,
      .max = 1000,
-     .help = "Inject each fault N times; the run gets further rounds where it is too short. Default: "
-             "1."},
+     .help =
+         "Inject each fault N times; the run gets further rounds where it is too short. Default: "
+         "1."},
     {.name = "flip",
      .type = KV_ARG_CHOICE,
      .offset = AT(flip_name),

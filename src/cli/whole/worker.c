@@ -99,6 +99,7 @@ static int make_manager(struct kc_worker *w)
                                      .disk_volatile = true,
                                      .copy_threads = 1,
                                      .agent = w->agent};
+    int rc;
 
     snprintf(disk, sizeof(disk), "%s/disk-%u", p->dir, w->number);
     snprintf(peers, sizeof(peers), "file:%s/peers", p->dir);
@@ -114,7 +115,12 @@ static int make_manager(struct kc_worker *w)
         opts.indexer = p->indexer;
         opts.indexer_model = KC_PLAN_MODEL;
     }
-    return kvbm_manager_create(&opts, &w->manager);
+    rc = kvbm_manager_create(&opts, &w->manager);
+    if (rc == -ENOTSUP && opts.indexer) { /* no libkvbm_http: ask all peers */
+        opts.indexer = NULL;
+        rc = kvbm_manager_create(&opts, &w->manager);
+    }
+    return rc;
 }
 
 static int make_g1(struct kc_worker *w)
