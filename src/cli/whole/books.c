@@ -337,31 +337,50 @@ static bool is_untold(const struct kc_whole *w, const struct copy *at)
     return m->found && bsearch(&at->key, m->found, m->n_found, sizeof(at->key), by_value);
 }
 
-/* Compare two sorted lists. Counts copies that @theirs lacks and has beyond @mine. */
-static void compare(struct kc_whole *w, const struct copies *mine, const struct copies *theirs,
-                    const char *name, uint64_t *lacks, uint64_t *extra)
+static uint32_t bits(unsigned tiers)
+{
+    return (uint32_t)__builtin_popcount(tiers);
+}
+
+/* Copies that another's books lack of the workers', and have beyond them. */
+struct difference {
+    const char *name; /* of those books */
+    uint64_t lacks, extra;
+};
+
+/* Compare a worker's copies of a key, or NULL, with another's, or NULL. */
+static void compare_one(struct kc_whole *w, const struct copy *mine, const struct copy *theirs,
+                        struct difference *ret)
 {
     struct kc_books *b = &w->books;
+    uint8_t here = mine ? mine->tiers : 0, there = theirs ? theirs->tiers : 0;
+    uint8_t missing = here & (uint8_t)~there;
+
+    if (missing && mine && mine->loose) {
+        b->loose += bits(missing);
+        here &= there;
+    } else if (missing && mine && is_untold(w, mine)) {
+        b->untold += bits(missing);
+        here &= there;
+    }
+    if (here != there)
+        note(b, mine ? mine : theirs, here, there, ret->name);
+    ret->lacks += bits(here & (uint8_t)~there);
+    ret->extra += bits(there & (uint8_t)~here);
+}
+
+/* Compare two sorted lists. */
+static void compare(struct kc_whole *w, const struct copies *mine, const struct copies *theirs,
+                    struct difference *ret)
+{
     size_t i = 0, k = 0;
 
-    *lacks = *extra = 0;
     while (i < mine->n || k < theirs->n) {
-        int order = i == mine->n     ? 1
-                    : k == theirs->n ? -1
-                                     : by_key(&mine->list[i], &theirs->list[k]);
-        uint8_t here = order <= 0 ? mine->list[i].tiers : 0;
-        uint8_t there = order >= 0 ? theirs->list[k].tiers : 0;
+        const struct copy *one = i < mine->n ? &mine->list[i] : NULL;
+        const struct copy *other = k < theirs->n ? &theirs->list[k] : NULL;
+        int order = !one ? 1 : !other ? -1 : by_key(one, other);
 
-        if (here & (uint8_t)~there && mine->list[i].loose)
-            b->loose += (uint64_t)__builtin_popcount(here & (uint8_t)~there);
-        else if (here & (uint8_t)~there && is_untold(w, &mine->list[i]))
-            b->untold += (uint64_t)__builtin_popcount(here & (uint8_t)~there);
-        if (here & (uint8_t)~there && (mine->list[i].loose || is_untold(w, &mine->list[i])))
-            here &= there;
-        if (here != there)
-            note(b, order <= 0 ? &mine->list[i] : &theirs->list[k], here, there, name);
-        *lacks += (uint64_t)__builtin_popcount(here & (uint8_t)~there);
-        *extra += (uint64_t)__builtin_popcount(there & (uint8_t)~here);
+        compare_one(w, order <= 0 ? one : NULL, order >= 0 ? other : NULL, ret);
         i += order <= 0;
         k += order >= 0;
     }
@@ -371,15 +390,20 @@ static int compare_views(struct kc_whole *w, const struct copies *mine, const st
                          struct kv_error *error)
 {
     struct kc_books *b = &w->books;
+    struct difference zmq = {.name = "the indexer"}, nats = {.name = "the indexer over NATS"};
     struct copies by_nats = {0};
     int rc = 0;
 
     b->copies = count_bits(mine);
     b->untold = b->loose = 0;
-    compare(w, mine, dump, "the indexer", &b->indexer_lacks, &b->indexer_extra);
+    compare(w, mine, dump, &zmq);
+    b->indexer_lacks = zmq.lacks;
+    b->indexer_extra = zmq.extra;
     if (w->opts.nats) {
         rc = read_dump(w, KC_PLAN_NATS_TENANT, KC_PLAN_FIRST_ON_NATS, &by_nats, error);
-        compare(w, mine, &by_nats, "the indexer over NATS", &b->nats_lacks, &b->nats_extra);
+        compare(w, mine, &by_nats, &nats);
+        b->nats_lacks = nats.lacks;
+        b->nats_extra = nats.extra;
         b->nats = true;
     }
     fini(&by_nats);

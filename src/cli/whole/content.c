@@ -28,7 +28,7 @@ uint64_t kc_content_seed(uint64_t key, uint32_t layer, uint32_t part, uint32_t t
 #define FIRST(seed)                                                                         \
     ((lanes){0, ODD, ODD * 2, ODD * 3, ODD * 4, ODD * 5, ODD * 6, (uint32_t)(ODD * 7ull)} + \
      (uint32_t)(seed))
-#define WORD(x, seed) (((x ^ (x >> 15)) + (uint32_t)((seed) >> 32)) & FINITE)
+#define WORD(x, seed) ((((x) ^ ((x) >> 15)) + (uint32_t)((seed) >> 32)) & FINITE)
 
 /* Inlined into a function for each instruction set. */
 #define INLINE static inline __attribute__((always_inline))
