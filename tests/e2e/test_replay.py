@@ -187,7 +187,8 @@ def test_workers_that_serve_stay():
 def test_two_replays_on_one_indexer():
     """At once, and with blocks of different sizes: neither takes the other's workers."""
     with Indexer() as indexer:
-        command = [KVASIR, "replay", "--only", "index", "--quiet", "--json", "-", "--requests", "100", "--rate", "400", "--url", indexer.url, "--workers", "3"]
+        command = [KVASIR, "replay", "--only", "index", "--quiet", "--json", "-", "--requests", "100", "--rate", "400", "--url", indexer.url,
+                   "--workers", "3"]
         both = [subprocess.Popen([*command, "--block-size", size], stdout=subprocess.PIPE, text=True) for size in ("16", "64")]
         try:
             outputs = [process.communicate(timeout=60 * SLOW)[0] for process in both]
@@ -408,8 +409,8 @@ def test_a_silent_indexer():
     """Give up an indexer that never answers: without asking it, for each worker, to forget what it never heard of."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        done = subprocess.run([KVASIR, "replay", "--only", "index", "--quiet", "--requests", "5", "--workers", "3", "--url", url], capture_output=True, text=True,
-                              timeout=240)
+        done = subprocess.run([KVASIR, "replay", "--only", "index", "--quiet", "--requests", "5", "--workers", "3", "--url", url],
+                              capture_output=True, text=True, timeout=240)
         equal(done.returncode, 1, f"status\n{done.stderr}")
         check("timed out" in done.stderr, done.stderr)
         server.settimeout(0)
@@ -443,7 +444,8 @@ def test_help():
 def test_progress_bar():
     """On a terminal there is a bar that goes away at the end."""
     master, slave = pty.openpty()
-    process = subprocess.Popen([KVASIR, "replay", "--only", "index", "--requests", str(300 // LESS), "--rate", "40"], stdout=subprocess.DEVNULL, stderr=slave)
+    process = subprocess.Popen([KVASIR, "replay", "--only", "index", "--requests", str(300 // LESS), "--rate", "40"],
+                               stdout=subprocess.DEVNULL, stderr=slave)
     os.close(slave)
     seen = b""
     while select.select([master], [], [], 60)[0]:
