@@ -235,15 +235,21 @@ int kc_crew_start(struct kc_whole *w, struct kv_error *error)
     return rc;
 }
 
-static bool has_ended(struct kc_member *m)
+/* True when a worker has ended; *@clean becomes false when it did so with an error. */
+static bool has_ended(struct kc_member *m, bool *clean)
 {
-    if (m->pid > 0 && waitpid(m->pid, NULL, WNOHANG) == m->pid)
+    int status = 0;
+
+    if (m->pid > 0 && waitpid(m->pid, &status, WNOHANG) == m->pid) {
         m->pid = 0;
+        *clean = *clean && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    }
     return m->pid <= 0;
 }
 
-void kc_crew_stop(struct kc_whole *w)
+bool kc_crew_stop(struct kc_whole *w)
 {
+    bool clean = true;
     const struct timespec pause = {.tv_nsec = 5 * 1000 * 1000};
     uint64_t deadline_ns = kv_now_ns() + STOP_MS * KV_NS_PER_MS;
 
@@ -255,7 +261,7 @@ void kc_crew_stop(struct kc_whole *w)
     for (uint32_t i = 0; i < w->plan.n_workers; i++) {
         struct kc_member *m = &w->members[i];
 
-        while (!has_ended(m) && kv_now_ns() < deadline_ns && !kc_whole_interrupted())
+        while (!has_ended(m, &clean) && kv_now_ns() < deadline_ns && !kc_whole_interrupted())
             nanosleep(&pause, NULL);
         if (m->pid > 0) {
             kill(m->pid, SIGKILL);
@@ -269,4 +275,5 @@ void kc_crew_stop(struct kc_whole *w)
     kc_child_stop(w->child);
     kc_server_stop(&w->redis);
     kc_server_stop(&w->nats);
+    return clean;
 }

@@ -168,7 +168,8 @@ struct kc_whole {
 
 /* crew.c */
 int kc_crew_start(struct kc_whole *whole, struct kv_error *error);
-void kc_crew_stop(struct kc_whole *whole);
+/** Stop all processes. Returns false when a worker ended with an error. */
+bool kc_crew_stop(struct kc_whole *whole);
 /** Start a worker's process anew, after its end. */
 int kc_crew_restart(struct kc_whole *whole, uint32_t number, struct kv_error *error);
 /** Start the indexer, at the port that it had, and register all workers. */

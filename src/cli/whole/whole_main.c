@@ -114,10 +114,13 @@ static int direct(struct kc_whole *w, struct kv_error *error)
     return rc == 0 ? kc_whole_report(w, error) : rc;
 }
 
-static void fini(struct kc_whole *w)
+/* Returns false when a worker ended with an error. */
+static bool fini(struct kc_whole *w)
 {
+    bool clean;
+
     kc_probe_stop(w);
-    kc_crew_stop(w);
+    clean = kc_crew_stop(w);
     kc_dir_remove(w);
     kc_trace_fini(&w->trace);
     free(w->samples);
@@ -125,6 +128,7 @@ static void fini(struct kc_whole *w)
     free(w->message);
     free(w->tokens);
     free(w);
+    return clean;
 }
 
 static int status_of(const struct kc_whole *w)
@@ -158,7 +162,10 @@ static int whole_main(int argc, char **argv)
     if (rc < 0)
         fprintf(stderr, "kvasir replay: %s\n", error.text);
     status = rc < 0 ? 1 : status_of(w);
-    fini(w);
+    if (!fini(w) && status == 0) {
+        fputs("kvasir replay: a worker ended with an error; see its log (--dir)\n", stderr);
+        status = 1;
+    }
     return status;
 }
 
