@@ -38,7 +38,7 @@ def call(*words, env=None):
 
 def doctor(*words, finds=(), quick=True):
     """One call; it must find exactly @finds. Returns the findings by name."""
-    status, out, err = call(*words, "--json", *(QUICK if quick else ()))
+    status, out, err = call(*words, "--json", *(QUICK if quick else ()), *(() if "--timeout" in words else ("--timeout", "30s")))
     check(out, f"doctor printed nothing: {status} {err}")
     answer = json.loads(out)
     found = {finding["name"]: finding for finding in answer["findings"]}
@@ -50,6 +50,16 @@ def doctor(*words, finds=(), quick=True):
         check(finding["measured"] and finding["words"] and finding["remedy"], finding)
     PRODUCED.update(found)
     return found
+
+
+def live(*words, finds, says):
+    """Call until the engine's life shows what it must, whatever else this machine does."""
+    def attempt():
+        found = doctor(*words, finds=finds)
+        check(all(re.search(text, found[name]["measured"]) for name, text in says.items()), found)
+        return True
+
+    wait_until(attempt, 30, f"{finds}")
 
 
 @contextlib.contextmanager
@@ -240,7 +250,7 @@ def test_ports_of_the_indexer():
     with hangs_up() as where:
         doctor("--url", f"http://{where}", finds={"indexer_hangs_up"})
     with silent() as where:
-        doctor("--url", f"http://{where}", "--timeout", "300ms", finds={"indexer_silent"})
+        doctor("--url", f"http://{where}", "--timeout", "2s", finds={"indexer_silent"})
     with http_server(lambda *_: (404, {}, b"nothing")) as url:
         doctor("--url", url, finds={"indexer_other"})
     with http_server(lambda *_: (200, {}, b'{"service": "another"}')) as url:
@@ -276,7 +286,7 @@ def test_version_and_clock():
             check("0.0.9" in found["indexer_version"]["measured"], found)
         with changed(indexer, set_date) as url:
             found = doctor("--url", url, "--engine", engine.endpoint, finds={"indexer_clock"})
-            check(re.search("3(599|600|601) s behind", found["indexer_clock"]["measured"]), found)
+            check(re.search("36[0-9]{2} s behind|35[0-9]{2} s behind", found["indexer_clock"]["measured"]), found)
 
 
 def test_not_ready():
@@ -325,9 +335,9 @@ def test_ports_of_events():
         with hangs_up() as where:
             events(f"tcp://{where}", "events_hangs_up")
         with silent() as where:
-            events(f"tcp://{where}", "events_other", "--timeout", "300ms")
+            events(f"tcp://{where}", "events_other", "--timeout", "2s")
         with http_server(lambda *_: (404, {}, b"")) as url:
-            events(url.replace("http", "tcp"), "events_other", "--timeout", "300ms")
+            events(url.replace("http", "tcp"), "events_other", "--timeout", "2s")
         found = events(engine.replay_endpoint, "events_swapped")
         check("ROUTER" in found["events_swapped"]["measured"], found)
 
@@ -342,13 +352,13 @@ def test_ports_of_replays():
         with hangs_up() as where:
             replay(f"tcp://{where}", "replay_hangs_up")
         with silent() as where:
-            replay(f"tcp://{where}", "replay_other", "--timeout", "300ms")
+            replay(f"tcp://{where}", "replay_other", "--timeout", "2s")
         found = replay(engine.endpoint, "replay_swapped")
         check("PUB" in found["replay_swapped"]["measured"], found)
         router = engine.context.socket(zmq.ROUTER)
         router.bind("tcp://127.0.0.1:*")
         try:
-            replay(router.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode(), "replay_silent", "--timeout", "300ms")
+            replay(router.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode(), "replay_silent", "--timeout", "2s")
         finally:
             router.close(0)
 
@@ -367,20 +377,18 @@ def test_no_events():
 
 def test_malformed():
     with system() as (_, engine, words), Life(lambda i: engine.send_frames(b"some", b"thing", b"else", b"entirely")):
-        found = doctor(*words, finds={"malformed"})
-        check("4 frames" in found["malformed"]["measured"], found)
+        live(*words, finds={"malformed"}, says={"malformed": "4 frames"})
 
 
 def test_unnumbered():
     with system(store=False, replay=None) as (_, engine, words), \
             Life(lambda i: engine.send_frames(b"topic", engine.batch([engine.stored([i + 1], range(16 * i, 16 * i + 16))]))):
-        doctor(*words, finds={"unnumbered", "replay_missing", "partial"})
+        live(*words, finds={"unnumbered", "replay_missing", "partial"}, says={"unnumbered": "batches came without a number"})
 
 
 def test_lost():
     with system() as (_, engine, words), Life(lambda i: stores(engine, lose=i % 3 == 1)(i)):
-        found = doctor(*words, "--time", "1s", finds={"events_lost"}, quick=False)
-        check(re.match(r"\d+ of \d+ batch numbers", found["events_lost"]["measured"]), found)
+        live(*words, finds={"events_lost"}, says={"events_lost": r"^\d+ of \d+ batch numbers"})
 
 
 def test_left_out():
@@ -392,8 +400,7 @@ def test_clock_of_the_engine():
     with system() as (_, engine, words):
         engine.batch = lambda events, rank=None: msgpack.packb([time.time() - 100, events])
         with Life(stores(engine)):
-            found = doctor(*words, finds={"engine_clock"})
-        check("100 s in the past" in found["engine_clock"]["measured"], found)
+            live(*words, finds={"engine_clock"}, says={"engine_clock": "1[0-9]{2} s in the past"})
 
 
 # -- registrations ---------------------------------------------------------------------------------
@@ -432,7 +439,7 @@ def test_behind():
     with system() as (_, engine, words):
         for i in range(3):
             stores(engine, lose=True)(i)
-        found = doctor(*words, "--timeout", "500ms", finds={"behind"})
+        found = doctor(*words, "--timeout", "3s", finds={"behind"})
         check("number 3, kv-indexer has taken 0" in found["behind"]["measured"], found)
 
 
@@ -455,6 +462,15 @@ def test_prompts():
         check(f"2 tokens, {PROMPT[0]} first" in found, found)
         found = asks(words, PROMPT[:7] + [5] + PROMPT[8:], {"tokenizer"})["tokenizer"]["measured"]
         check(f"7 tokens are alike, then the router sends 5, and the engine's cached block has {PROMPT[7]}" == found, found)
+
+
+def test_hashes_of_more_than_tokens_are_left_alone():
+    """Images, and tokens behind the block: doctor can't tell the hash from the block's tokens, and asks for none."""
+    image = [[["0" * 64, 0]], None]
+    with system(store={"extra_keys": image}) as (_, _, words):
+        doctor(*words)
+    with system(store={"lookahead_token_ids": [[PROMPT[16]], [PROMPT[32]]]}) as (_, _, words):
+        doctor(*words)
 
 
 def test_adapters_and_salts():

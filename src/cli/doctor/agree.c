@@ -93,11 +93,11 @@ static uint64_t hash_of(const struct kc_first_block *block)
         block->n_tokens, NULL, 0);
 }
 
-/* The newest first block without images, whose hash its tokens alone tell. */
+/* The newest first block whose hash its tokens alone tell. */
 static const struct kc_first_block *plain_block(const struct kc_engine *engine)
 {
     for (size_t i = engine->n_first; i-- > 0;)
-        if (!engine->first[i].has_objects)
+        if (engine->first[i].is_plain)
             return &engine->first[i];
     return NULL;
 }

@@ -20,8 +20,6 @@
 #include "event/wire/extra_keys.h"
 #include "indexer/zmq/place.h"
 
-#define CONNECT_MS 1500 /* longest wait for the subscription before the replay is asked for */
-
 /* Two followers, since numbers of the two sources begin anew; one reader for the blocks of both. */
 struct ear {
     struct kc_doctor *doctor;
@@ -72,7 +70,7 @@ static void remember(struct kc_engine *engine, const struct kve_raw_event *ev, u
     copy_name(kve_extra_adapter(ev), block->lora, sizeof(block->lora));
     copy_name(kve_extra_salt(ev), block->salt, sizeof(block->salt));
     kve_extra_walk_init(&walk, ev);
-    block->has_objects = kve_extra_walk_next(&walk, objects) != 0;
+    block->is_plain = kve_extra_walk_next(&walk, objects) == 0 && !ev->pairs && !ev->lookahead.p;
 }
 
 static void see_event(void *arg, const struct kve_seen *seen)
@@ -218,6 +216,14 @@ static void add_skipped(const struct kc_counts *counts, char *ret, size_t size)
     }
 }
 
+/* Note the engine's generation, as far as the form of its batches shows it. */
+static void note_forms(struct kc_report *report, const struct kc_counts *counts)
+{
+    for (unsigned i = 0; i < KC_FORM_UNNUMBERED; i++)
+        if (counts->forms & 1u << i)
+            kc_well(report, "the engine publishes %s", kc_form_name((enum kc_form)i));
+}
+
 static void judge_publishers(struct ear *ear, const struct kc_follower *follower, bool live)
 {
     struct kc_report *report = &ear->doctor->report;
@@ -240,6 +246,7 @@ static void judge_publishers(struct ear *ear, const struct kc_follower *follower
                      "%" PRIu64 " of %" PRIu64 " batch numbers never came while doctor listened",
                      c->missed, c->missed + c->batches);
         add_skipped(c, skipped, sizeof(skipped));
+        note_forms(report, c);
     }
     if (skipped[0])
         kc_found(report, KC_FINDING_events_left_out, "%s: %s", how, skipped);
@@ -259,10 +266,10 @@ static void judge(struct ear *ear, double seconds)
                  engine->replay_ok ? "; its replay is empty, too" : "");
     if (engine->batches)
         kc_well(report,
-                "%" PRIu64 " batches in %.1f s, %" PRIu64 " from the replay; %zu prompts' first "
-                "blocks, %" PRIu64 " tokens a block",
-                ear->live_batches, seconds, ear->replay_batches, engine->n_first,
-                engine->block_size);
+                "%" PRIu64 " batch%s in %.1f s, and %" PRIu64 " from the replay, with %zu blocks "
+                "that begin a prompt, of %" PRIu64 " tokens",
+                ear->live_batches, ear->live_batches == 1 ? "" : "es", seconds, ear->replay_batches,
+                engine->n_first, engine->block_size);
     if (!ear->has_skew)
         return;
     if (fabs(ear->skew) > KC_CLOCK_SECONDS)
@@ -299,8 +306,8 @@ static int ask_replay(struct ear *ear)
     else
         return rc;
     if (rc == 0)
-        kc_well(&doctor->report, "the replay endpoint answers, with %" PRIu64 " batches",
-                ear->replay_batches);
+        kc_well(&doctor->report, "the replay endpoint answers, with %" PRIu64 " batch%s",
+                ear->replay_batches, ear->replay_batches == 1 ? "" : "es");
     return 0;
 }
 
@@ -321,8 +328,8 @@ static int hear(struct ear *ear)
         rc = kc_source_run(source, kv_ns_after(kv_now_ns(), 50), take, ear);
         kc_source_state(source, &state);
         now_ns = kv_now_ns();
-    } while (rc == 0 && !state.connected && now_ns < kv_ns_after(start_ns, CONNECT_MS) &&
-             !kc_bar_interrupted());
+    } while (rc == 0 && !state.connected &&
+             now_ns < kv_ns_after(start_ns, doctor->opts.timeout_ms) && !kc_bar_interrupted());
     if (rc == 0)
         rc = ask_replay(ear);
     now_ns = kv_now_ns();

@@ -41,7 +41,7 @@ struct kc_first_block {
     uint64_t name; /* the engine's hash */
     uint32_t tokens[KC_FIRST_TOKENS];
     uint32_t n_tokens;
-    bool has_objects;          /* images or other objects are hashed with it */
+    bool is_plain; /* its hash is that of its tokens alone: no images, no tokens behind the block */
     char lora[128], salt[128]; /* "": none; cut */
 };
 

@@ -25,7 +25,8 @@ static const struct kv_arg ARGS[] = {
     STR("auth-token-file", auth_token_file, "FILE",
         "Send the first line of FILE to the indexer as bearer token."),
     STR("cacert", cacert, "FILE",
-        "Trust the indexer by the PEM authorities in FILE instead of the system's."),
+        "Trust the indexer, and the engine's HTTP server, by the PEM authorities in FILE instead "
+        "of the system's."),
     {.name = "The engine", .type = KV_ARG_GROUP},
     STR("engine", engine, "ENDPOINT",
         "The engine's event endpoint: tcp://HOST:PORT or ipc://PATH. Default: that of the only "
