@@ -174,6 +174,10 @@ def stores(engine, **extra):
     return lambda i: engine.store([10**6 + i], tokens=[10**6 + 16 * i + k for k in range(16)], **extra)
 
 
+def wait_ready(indexer):
+    wait_until(lambda: indexer.get("/ready").status == 200, what="/ready")
+
+
 @contextlib.contextmanager
 def system(*args, encoding="map", register=None, store=None, **engine):
     """A kv-indexer, an engine registered with it as worker 1, and the prompt's first two blocks in its cache."""
@@ -182,6 +186,7 @@ def system(*args, encoding="map", register=None, store=None, **engine):
         if store is not False:
             publisher.store([101, 102], tokens=PROMPT[:32], **(store or {}))
             wait_until(lambda: indexer.workers()[0]["listeners"]["0"]["batches"] == 1, what="the batch")
+        wait_ready(indexer)
         yield indexer, publisher, ("--url", indexer.url, "--engine", publisher.endpoint)
 
 
@@ -238,6 +243,7 @@ def test_wrong_options():
 def test_hostile_names_stay_text():
     with Indexer() as indexer, Publisher() as engine:
         indexer.register("w\u202e1", engine, model_name="m\u202e[2J")
+        wait_ready(indexer)
         status, out, _ = call("--url", indexer.url, *QUICK)
         equal(status, 1)
         check("\u202e" not in out and "\\u202e" in out.lower(), out)
@@ -410,12 +416,14 @@ def test_names():
         doctor(*words, "--tenant", "other", finds={"unknown_tenant"})
         doctor(*words, "--replay", engine.endpoint, finds={"registered_replay", "replay_swapped"})
         indexer.register(2, engine)
+        wait_ready(indexer)
         doctor(*words, finds={"registered_twice"})
     with Indexer() as indexer, Publisher() as engine:
         engine.store([1], tokens=range(16))
         doctor("--url", indexer.url, "--engine", engine.endpoint, "--replay", engine.replay_endpoint, finds={"no_workers"})
         with Publisher() as other:
             indexer.register(7, other)
+            wait_ready(indexer)
             doctor("--url", indexer.url, "--engine", engine.endpoint, "--replay", engine.replay_endpoint, finds={"not_registered"})
 
 
