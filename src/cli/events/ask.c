@@ -128,7 +128,7 @@ static int talk(const struct asking *asking, void *socket, struct kv_error *erro
 }
 
 int kc_ask_replays(const char *url, uint64_t from, uint64_t timeout_ms, kc_message_fn fn, void *arg,
-                  struct kv_error *error)
+                   struct kv_error *error)
 {
     const struct asking asking = {url, from, timeout_ms, fn, arg};
     struct kv_endpoint endpoint;

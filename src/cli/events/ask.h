@@ -13,6 +13,6 @@
  * -ETIMEDOUT (no answer), -EINTR (^C), -ECONNREFUSED (no connection can be made) or another errno.
  */
 int kc_ask_replays(const char *url, uint64_t from, uint64_t timeout_ms, kc_message_fn fn, void *arg,
-                  struct kv_error *error);
+                   struct kv_error *error);
 
 #endif
