@@ -4,14 +4,14 @@
  *
  *     advisor_bench [TRACE.jsonl ...]    Mooncake format; without one, events alone
  *
- * "events": messages of NATS (binary records of kv_plane.h) read and applied to an index, with the keys
- * of blobs in the store computed, in CPU time of one thread; memory a tracked block. Three quarters of
- * the records store new blocks, a quarter uses old ones.
+ * "events": messages of NATS (binary records of kv_plane.h) read and applied to an index, in CPU time of
+ * one thread; memory a tracked block. The keys of blobs in the store are computed. Three quarters of the
+ * records store new blocks, a quarter uses old ones.
  *
- * "hit rate": share of the references of a trace that find their block in the fast member, which has room
- * for 5, 10 and 20 % of all blocks, with every policy; blocks go there at once. Yardsticks in the same
- * run: LRU, and Belady's bound (the block whose next use is farthest leaves, or isn't taken in). A request
- * looks its whole prompt up, then uses its blocks from the last to the first, as in advisor/curve.h.
+ * "hit rate": share of a trace's references that find their block in the fast member. It has room for 5,
+ * 10 and 20 % of all blocks, and a used block is there at once. Yardsticks in the same run: LRU, and
+ * Belady's bound (the block whose next use is farthest leaves, or isn't taken in). A request looks its
+ * whole prompt up, then uses its blocks from the last to the first, as in advisor/curve.h.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -18,7 +18,7 @@ struct publisher {
     bool whole;
 };
 
-/* What a record asks of the index. */
+/* A change of the index that a record asks for. */
 struct change {
     enum { TELL, USE, UNTELL } kind;
     uint8_t key[KVBM_OBJECT_CHUNK_KEY], parent[KVBM_OBJECT_CHUNK_KEY];
@@ -105,7 +105,7 @@ static struct publisher *find_or_add(struct kva_feed *feed, const char *subject)
     return p;
 }
 
-/* What publishers without a number have told is forgotten when none of them is left. */
+/* Forget the blobs that a publisher told of; of those that share a bit, when none of them is left. */
 static void forget_told(struct kva_feed *feed, const struct publisher *gone)
 {
     struct publisher *p;

@@ -26,7 +26,7 @@ void kva_feed_destroy(struct kva_feed *feed);
 
 /** A publisher has been heard at @now_ns (kv_now_ns). */
 void kva_feed_heard(struct kva_feed *feed, const char *publisher, uint64_t now_ns);
-/** What a publisher has told counts no more: a snapshot follows, or it is dead. */
+/** Forget what a publisher has told: a snapshot follows. */
 void kva_feed_reset(struct kva_feed *feed, const char *publisher);
 /**
  * Take a record. A few records wait, so that memory is fetched meanwhile, for those behind them, for any

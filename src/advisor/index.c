@@ -387,6 +387,8 @@ int kva_index_found(struct kva_index *index, unsigned member, const uint8_t *key
     struct kva_block *b;
     int rc = 0;
 
+    if (at == KVA_NONE && bytes == UINT64_MAX)
+        return 0; /* forgotten meanwhile */
     if (at == KVA_NONE)
         rc = add_found(index, member, key, bytes, &at);
     else if (bytes != UINT64_MAX)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What is where: the index of kv-advisor. It knows each blob by its key in the stores, which members of
+ * The index of kv-advisor: what is where. It knows each blob by its key in the stores, which members of
  * a tiered store have it, which publishers of events tell of it, how it is used, and in which member it
  * shall lie.
  *
@@ -39,7 +39,7 @@ struct kva_index_opts {
 int kva_index_create(const struct kva_index_opts *opts, struct kva_index **ret);
 void kva_index_destroy(struct kva_index *index); /* NULL is a no-op */
 
-/** What an event says of a blob. */
+/** A blob as an event tells of it. */
 struct kva_told {
     const uint8_t *key;
     const uint8_t *parent; /* NULL: none, or not told */
@@ -59,8 +59,10 @@ void kva_index_untell(struct kva_index *index, const uint8_t *key, uint8_t telle
 /** Forget what a publisher has told. Time: one pass over all blobs. */
 void kva_index_forget(struct kva_index *index, uint8_t teller);
 
-/** A member has the blob: a listing, or a copy, says so. @used_s: last use, 0: not known. 0; -ENOSPC;
- * -ENOMEM. */
+/**
+ * A member has the blob: a listing, or a copy, says so. @bytes UINT64_MAX: not known, and then the blob must
+ * be tracked, or the call does nothing. @used_s: last use, 0: not known. Returns 0; -ENOSPC; -ENOMEM.
+ */
 int kva_index_found(struct kva_index *index, unsigned member, const uint8_t *key, uint64_t bytes,
                     uint32_t used_s);
 /** A member lacks the blob. */
@@ -126,6 +128,7 @@ struct kva_index_stats {
         uint64_t want, want_bytes; /* that it shall have */
         uint64_t hits;             /* references to blobs that were to lie there */
         uint64_t limit;            /* bytes; UINT64_MAX: none */
+        uint64_t reserved;         /* bytes of other blobs */
     } members[KVA_MEMBERS];
     uint32_t bonus; /* of the first order, where the policy has one */
 };

@@ -191,6 +191,7 @@ void kva_index_get_stats(const struct kva_index *index, struct kva_index_stats *
         ret->members[m].want = index->members[m].want;
         ret->members[m].want_bytes = index->members[m].want_units * KVA_UNIT;
         ret->members[m].hits = index->members[m].hits;
+        ret->members[m].reserved = index->members[m].reserved;
         ret->members[m].limit = is_sink(index, m) || index->orders[m].limit > UINT64_MAX / KVA_UNIT
                                     ? UINT64_MAX
                                     : index->orders[m].limit * KVA_UNIT;

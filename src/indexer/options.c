@@ -8,6 +8,7 @@
 
 #include "base/args/instance.h"
 #include "base/core/utf8.h"
+#include "http/args.h"
 #include "indexer/discover/discovery.h"
 #include "indexer/model/lookup.h"
 #include "indexer/registry/registry.h"
@@ -18,19 +19,7 @@
 #define AT(field) offsetof(struct ki_options, field)
 
 static const struct kv_arg arguments[] = {
-    {.name = "Serving", .type = KV_ARG_GROUP},
-    {"host", KV_ARG_STR, AT(host), "ADDRESS",
-     "Address to listen on (default 0.0.0.0). Requests from other machines are refused until "
-     "--auth-token-file or --insecure is given.",
-     0, 0, NULL, false},
-    {"port", KV_ARG_U64, AT(port), "PORT",
-     "HTTP port (default 8090; 0 picks a free one and logs it).", 0, 65535, NULL, false},
-    {"http-threads", KV_ARG_U64, AT(http_threads), "N",
-     "Threads that answer HTTP requests (default 4).", 1, 256, NULL, false},
-    {"tls-cert", KV_ARG_STR, AT(tls_cert), "FILE",
-     "Serve HTTPS with this PEM certificate chain; needs --tls-key.", 0, 0, NULL, false},
-    {"tls-key", KV_ARG_STR, AT(tls_key), "FILE", "The certificate's PEM private key.", 0, 0, NULL,
-     false},
+    KH_ARGS_SERVING(struct ki_options, "8090"),
     {.name = "Following workers", .type = KV_ARG_GROUP},
     {"workers", KV_ARG_LIST, AT(workers), "LIST",
      "Workers to register at start: instance_id[:dp_rank]=endpoint, separated by commas. "
@@ -162,12 +151,7 @@ static const struct kv_arg arguments[] = {
     {"recovery-memory", KV_ARG_SIZE, AT(recovery_memory), "SIZE",
      "Skip a peer whose state takes more memory than this (default: half of the machine's).",
      1u << 20, UINT64_MAX, NULL, false},
-    {.name = "Protection", .type = KV_ARG_GROUP},
-    {"auth-token-file", KV_ARG_STR, AT(auth_token_file), "FILE",
-     "Ask for a bearer token, one of the lines of FILE, on everything but /health.", 0, 0, NULL,
-     false},
-    {"insecure", KV_ARG_FLAG, AT(insecure), NULL,
-     "Let every machine that reaches the port use it, without a token.", 0, 0, NULL, false},
+    KH_ARGS_PROTECTION(struct ki_options),
     {"allow-endpoint", KV_ARG_LIST, AT(allow_endpoint), "RULE",
      "Connect only to these worker endpoints: tcp://10.0.0.0/16:5557, tcp://[fd00::/8], "
      "tcp://host:5557-5564, tcp://*.example.com, ipc:///run/engines/* (may be repeated; default: "
@@ -176,28 +160,12 @@ static const struct kv_arg arguments[] = {
     {.name = "Limits", .type = KV_ARG_GROUP},
     {"max-registrations", KV_ARG_U64, AT(max_registrations), "N",
      "Refuse more registered (instance, dp_rank) pairs (default 4096).", 1, 1 << 20, NULL, false},
-    {"max-connections", KV_ARG_U64, AT(max_connections), "N",
-     "HTTP connections at a time; the longest idle ones make room (default 4096, less when the "
-     "descriptor limit is lower).",
-     16, 1 << 20, NULL, false},
+    KH_ARG_MAX_CONNECTIONS(struct ki_options),
     {"max-body", KV_ARG_SIZE, AT(max_body), "SIZE",
      "Largest body of /query and /query_by_hash (default 8MiB: a million tokens as JSON).", 1024,
      UINT64_C(1) << 30, NULL, false},
-    {"idle-timeout", KV_ARG_TIME, AT(idle_timeout_ms), "TIME",
-     "Close connections that send no complete request for so long (default 75s).", 1000, 86400000,
-     NULL, false},
-    {.name = "Logging", .type = KV_ARG_GROUP},
-    {"log-level", KV_ARG_CHOICE, AT(log_level), "LEVEL",
-     "error, warn, info (default), debug (adds one line per request) or trace.", 0, 0,
-     "error|warn|info|debug|trace", false},
-    {"access-log", KV_ARG_STR, AT(access_log), "FILE",
-     "Append a JSON line per request to FILE. POST /reopen_logs or SIGHUP after a rotation.", 0, 0,
-     NULL, false},
-    {"trace-id-header", KV_ARG_STR, AT(trace_id_header), "NAME",
-     "Request header whose value is the access log's trace_id (default x-trace-id).", 0, 0, NULL,
-     false},
-    {"log-format", KV_ARG_CHOICE, AT(log_format), "FORMAT", "text (default) or json, to stderr.", 0,
-     0, "text|json", false},
+    KH_ARG_IDLE_TIMEOUT(struct ki_options),
+    KH_ARGS_LOGGING(struct ki_options),
 };
 
 static const char summary[] =
@@ -324,18 +292,12 @@ static int check(const struct ki_options *o, struct kv_error *error)
 {
     const char *why = "";
 
-    if (!o->tls_cert != !o->tls_key)
-        return kv_fail(error, -EINVAL, 0, "--tls-cert and --tls-key go together");
-    if (o->insecure && o->auth_token_file)
-        return kv_fail(error, -EINVAL, 0,
-                       "--insecure and --auth-token-file exclude each other: choose one");
     for (size_t i = 0; i < o->allow_endpoint.n; i++)
         if (ki_place_check_rule(o->allow_endpoint.items[i], &why) < 0)
             return kv_fail(error, -EINVAL, 0, "--allow-endpoint '%.80s': %s",
                            o->allow_endpoint.items[i], why);
-    if (!*o->trace_id_header)
-        return kv_fail(error, -EINVAL, 0, "--trace-id-header must not be empty");
-    return 0;
+    return kh_args_check(o->tls_cert, o->tls_key, o->insecure, o->auth_token_file,
+                         o->trace_id_header, error);
 }
 
 /* -- what has changed -------------------------------------------------------------------------- */

@@ -217,7 +217,7 @@ static void test_model(void **state)
 
 /* -- policies ---------------------------------------------------------------------------------- */
 
-/* Whatever the policy: limits hold, and no blob is lost. */
+/* Under each policy limits hold, and no blob is lost. */
 static void check_books(const char *policy, uint64_t *seed)
 {
     struct kva_index *index = make(policy, KVA_UNIT * 40, KVA_UNIT * 80);

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * kv-advisor: its threads, and what they share.
+ *
+ *     NATS follower ─► feed ─┐
+ *     scan thread ──────────►├─ index ◄── HTTP: /explain, /plan, /metrics
+ *     mover ◄────────────────┘
+ *
+ * The world's lock guards index and feed; nothing waits while it holds that lock.
+ */
+#ifndef KV_ADVISOR_SERVICE_H
+#define KV_ADVISOR_SERVICE_H
+
+#include "advisor/follow.h"
+#include "advisor/mover.h"
+#include "advisor/options.h"
+#include "base/thread/thread.h"
+#include "http/access_log.h"
+#include "http/auth.h"
+#include "http/http.h"
+#include "http/tls.h"
+
+struct kva_service {
+    const struct kva_options *options;
+    struct kva_world world;
+    struct kva_volumes volumes;
+    struct kva_follow *follow; /* NULL: no --nats */
+    struct kva_mover *mover;   /* NULL: --dry-run */
+    struct kh_auth *auth;
+    struct kh_tls *tls;               /* NULL: plain HTTP */
+    struct kh_access_log *access_log; /* NULL: none */
+    struct kh_http *http;
+    uint64_t members; /* XXH3-64 of their URIs, for the state file */
+    pthread_t scanner;
+    bool has_scanner;
+    pthread_mutex_t lock; /* guards scan_now */
+    pthread_cond_t woken;
+    bool scan_now;
+    atomic_bool stop;
+    atomic_bool ready; /* the members have been listed once */
+};
+
+/** Run until a signal ends it. Returns 0 or a negative errno with @error. */
+int kva_service_run(const struct kva_options *options, struct kv_error *error);
+/** Let the scan thread list the members now. */
+void kva_service_scan(struct kva_service *service);
+
+/** Routes; handlers get a struct kva_service. */
+const struct kh_route *kva_routes(size_t *ret_n);
+
+#endif

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * The index in a file: what is known of blobs' uses, so that a restart doesn't begin with cold blobs. What
+ * lies where isn't in it: listings tell that anew.
+ *
+ *     header   8 "KVADVIS\n"  4 version 1  4 members  4 clock  4 zero  8 blobs  16 policy's name
+ *              8 XXH3-64 of the members' URIs, each with its NUL
+ *     blobs    16 key  4 chain  4 units  4 used_s  4 age in references  1 heat  1 gap  1 want  1 list
+ *              1 count  1 flags  2 zero
+ *     end      8 XXH3-64 of all before
+ *
+ * Numbers are little-endian; blobs in the order of kva_index_each. Thread-confined, as the index is.
+ */
+#ifndef KV_ADVISOR_STATE_H
+#define KV_ADVISOR_STATE_H
+
+#include "advisor/index.h"
+#include "base/core/buf.h"
+#include "base/core/error.h"
+
+enum { KVA_STATE_HEADER = 56, KVA_STATE_BLOCK = 40, KVA_STATE_END = 8 };
+
+/** Append the index to @out. @members: XXH3-64 of the members' URIs. Returns 0 or @out's error. */
+int kva_state_write(const struct kva_index *index, uint64_t members, const char *policy,
+                    struct kv_buf *out);
+/**
+ * Put the blobs of a file into an empty index. Returns their number; -EBADMSG: damaged; -ESTALE: of other
+ * members; -EPROTONOSUPPORT: a later version; -ENOMEM. After an error the index may hold some of them.
+ */
+long kva_state_read(struct kva_index *index, uint64_t members, const char *policy, const void *data,
+                    size_t len);
+
+/** Replace the file @path by @data, so that a power cut leaves the old one or the new. 0 or an error. */
+int kva_state_save(const char *path, const void *data, size_t len);
+/** Read a file, malloc'd into *@ret. Returns 0; -ENOENT; another error. */
+int kva_state_load(const char *path, void **ret, size_t *ret_len);
+
+#endif

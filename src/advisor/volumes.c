@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "advisor/volumes.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "base/core/log.h"
+#include "base/core/xxh.h"
+
+enum { BATCH = 256, PATH_LEN = 4096 };
+#define UNTOLD_BYTES 65536 /* of a blob whose listing doesn't tell its size */
+
+/* -- locks ------------------------------------------------------------------------------------- */
+
+/* Write the path of a member's lock. Returns false: it has none. */
+static bool lock_path(const char *uri, const char *folder, char ret[PATH_LEN])
+{
+    int n;
+
+    if (*uri == '/')
+        n = snprintf(ret, PATH_LEN, "%.*s/.kvasir/advisor.lock", (int)strcspn(uri, "?"), uri);
+    else if (folder)
+        n = snprintf(ret, PATH_LEN, "%s/kv-advisor-%016" PRIx64 ".lock", folder,
+                     (uint64_t)kv_xxh64(uri, strlen(uri), 0));
+    else
+        return false;
+    return n > 0 && n < PATH_LEN;
+}
+
+static int lock_member(struct kva_volumes *volumes, size_t i, const char *folder,
+                       struct kv_error *error)
+{
+    const struct trd_member_config *member = &volumes->config.members[i];
+    char path[PATH_LEN];
+    int fd, rc;
+
+    if (!lock_path(member->uri, folder, path)) {
+        kv_log_warn("advisor", "no lock: nothing keeps a second advisor away", "member=%s",
+                    member->name);
+        return 0;
+    }
+    fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0)
+        return kv_fail(error, -errno, 0, "%.200s: %s", path, strerror(errno));
+    if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+        rc = errno == EWOULDBLOCK ? -EBUSY : -errno;
+        close(fd);
+        return rc == -EBUSY
+                   ? kv_fail(error, rc, 0, "another kv-advisor moves blobs of member %.40s",
+                             member->name)
+                   : kv_fail(error, rc, 0, "%.200s: %s", path, strerror(-rc));
+    }
+    volumes->locks[i] = fd;
+    return 0;
+}
+
+/* -- opening ----------------------------------------------------------------------------------- */
+
+static int open_member(struct kva_volumes *volumes, size_t i, const struct kva_volumes_opts *opts,
+                       struct kv_error *error)
+{
+    const struct trd_member_config *member = &volumes->config.members[i];
+    int rc = kvs_open(member->uri, &volumes->stores[i]);
+
+    if (rc < 0) {
+        volumes->stores[i] = NULL;
+        kv_log_error("advisor", "a member can't be opened; its blobs stay where they are",
+                     "member=%s reason=\"%s\"", member->name, strerror(-rc));
+        return 0;
+    }
+    return opts->look_only || member->read_only ? 0
+                                                : lock_member(volumes, i, opts->lock_folder, error);
+}
+
+int kva_volumes_open(const struct kva_volumes_opts *opts, struct kva_volumes *ret,
+                     struct kv_error *error)
+{
+    bool any = false;
+    int rc;
+
+    memset(ret, 0, sizeof(*ret));
+    for (size_t i = 0; i < KVA_MEMBERS; i++)
+        ret->locks[i] = -1;
+    rc = trd_config_read(opts->path, &ret->config, error);
+    for (size_t i = 0; i < ret->config.n_members && rc == 0; i++) {
+        rc = open_member(ret, i, opts, error);
+        any |= ret->stores[i] != NULL;
+    }
+    if (rc == 0 && !any)
+        rc = kv_fail(error, -EHOSTDOWN, 0, "%.200s: no member can be opened", opts->path);
+    if (rc < 0)
+        kva_volumes_close(ret);
+    return rc;
+}
+
+void kva_volumes_close(struct kva_volumes *volumes)
+{
+    for (size_t i = 0; i < volumes->config.n_members; i++) {
+        kvs_close(volumes->stores[i]);
+        volumes->stores[i] = NULL;
+        if (volumes->locks[i] >= 0)
+            close(volumes->locks[i]);
+        volumes->locks[i] = -1;
+    }
+    trd_config_fini(&volumes->config);
+    volumes->config.n_members = 0;
+}
+
+void kva_volumes_index_opts(const struct kva_volumes *volumes, unsigned share,
+                            struct kva_index_opts *ret)
+{
+    ret->n_members = volumes->config.n_members;
+    ret->fixed = 0;
+    for (size_t i = 0; i < ret->n_members; i++) {
+        const struct trd_member_config *member = &volumes->config.members[i];
+
+        ret->limit[i] = member->capacity == UINT64_MAX
+                            ? UINT64_MAX
+                            : member->capacity / 100 * share + member->capacity % 100 * share / 100;
+        if (member->read_only || !volumes->stores[i])
+            ret->fixed |= (uint16_t)(1u << i);
+    }
+}
+
+/* -- scans ------------------------------------------------------------------------------------- */
+
+struct listed {
+    uint8_t key[KVA_KEY];
+    uint64_t bytes;
+    uint32_t used_s;
+};
+
+struct scan {
+    struct kva_world *world;
+    atomic_bool *stop;
+    unsigned member;
+    struct listed batch[BATCH];
+    size_t n;
+    uint64_t foreign, foreign_bytes;
+};
+
+static void flush(struct scan *scan)
+{
+    pthread_mutex_lock(&scan->world->lock);
+    for (size_t i = 0; i < scan->n; i++) /* a refusal is in the index's statistics */
+        (void)kva_index_found(scan->world->index, scan->member, scan->batch[i].key,
+                              scan->batch[i].bytes, scan->batch[i].used_s);
+    pthread_mutex_unlock(&scan->world->lock);
+    scan->n = 0;
+}
+
+static int take_chunk(void *arg, const kv_store_entry *entry)
+{
+    struct scan *scan = arg;
+    struct listed *to = &scan->batch[scan->n];
+    uint64_t bytes = entry->len == UINT64_MAX ? UNTOLD_BYTES : entry->len;
+
+    if (entry->hash_len != KVA_KEY) {
+        scan->foreign++;
+        scan->foreign_bytes += bytes;
+    } else {
+        memcpy(to->key, entry->hash, KVA_KEY);
+        to->bytes = bytes;
+        to->used_s = (uint32_t)KV_MIN(entry->used_s, (uint64_t)UINT32_MAX);
+        if (++scan->n == BATCH)
+            flush(scan);
+    }
+    return atomic_load_explicit(scan->stop, memory_order_relaxed) ? -ECANCELED : 0;
+}
+
+/* List one member. Returns 0 or an error. */
+static int scan_member(struct kva_volumes *volumes, struct scan *scan)
+{
+    unsigned m = scan->member;
+    int rc;
+
+    if (!volumes->stores[m])
+        return -EHOSTDOWN;
+    scan->n = 0;
+    scan->foreign = scan->foreign_bytes = 0;
+    rc = kvs_list_chunks(volumes->stores[m], take_chunk, scan);
+    flush(scan);
+    if (rc == 0) {
+        atomic_store(&volumes->foreign[m], scan->foreign);
+        pthread_mutex_lock(&scan->world->lock);
+        kva_index_reserve(scan->world->index, m, scan->foreign_bytes);
+        pthread_mutex_unlock(&scan->world->lock);
+    } else if (rc != -ECANCELED) {
+        kv_log_warn("advisor", "a member can't be listed", "member=%s reason=\"%s\"",
+                    volumes->config.members[m].name, strerror(-rc));
+    }
+    return rc;
+}
+
+int kva_volumes_scan(struct kva_volumes *volumes, struct kva_world *world, atomic_bool *stop)
+{
+    struct scan scan = {.world = world, .stop = stop};
+    uint16_t listed = 0;
+    int n = 0, rc;
+
+    pthread_mutex_lock(&world->lock);
+    rc = kva_index_scan_begin(world->index);
+    pthread_mutex_unlock(&world->lock);
+    if (rc < 0)
+        return rc;
+    for (scan.member = 0; scan.member < volumes->config.n_members && rc != -ECANCELED;
+         scan.member++) {
+        rc = scan_member(volumes, &scan);
+        listed |= (uint16_t)((rc == 0) << scan.member);
+        n += rc == 0;
+    }
+    if (rc == -ECANCELED)
+        listed = 0; /* nothing is known to be gone */
+    pthread_mutex_lock(&world->lock);
+    kva_index_scan_end(world->index, listed);
+    pthread_mutex_unlock(&world->lock);
+    atomic_store(&volumes->unlisted, volumes->config.n_members - (size_t)n);
+    if (rc == -ECANCELED)
+        return rc;
+    atomic_fetch_add(&volumes->scans, 1);
+    return n;
+}

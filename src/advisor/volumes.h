@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * The members of a tiered store, as the advisor uses them: opened one by one, locked against other
+ * advisors, listed into the index.
+ *
+ * Of the advisors that run for members, each member has one at a time: it holds a lock (flock) on a file
+ * of the member itself, .kvasir/advisor.lock, so that neither a copy of the configuration nor a new file
+ * in its place lets a second one in. Members that aren't folders are locked by a file in a folder of this
+ * machine, named by the URI.
+ *
+ * Threads: open and close by the owner; all else from any thread. The world's lock is taken inside, for
+ * some hundred blobs at a time.
+ */
+#ifndef KV_ADVISOR_VOLUMES_H
+#define KV_ADVISOR_VOLUMES_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "advisor/feed.h"
+#include "advisor/index.h"
+#include "base/core/error.h"
+#include "kv_store.h"
+#include "tiered/config.h"
+
+/** What all threads share. */
+struct kva_world {
+    pthread_mutex_t lock; /* guards what follows */
+    struct kva_index *index;
+    struct kva_feed *feed; /* NULL: no events */
+};
+
+struct kva_volumes_opts {
+    const char *path;        /* of the tiered store's configuration */
+    const char *lock_folder; /* for members that aren't folders; NULL: these aren't locked */
+    bool look_only;          /* take no locks */
+};
+
+struct kva_volumes {
+    struct trd_config config;
+    struct kvs_store *stores[KVA_MEMBERS]; /* NULL: can't be opened */
+    int locks[KVA_MEMBERS];                /* descriptors; -1: none */
+    _Atomic uint64_t scans;                /* whole ones so far */
+    _Atomic uint64_t unlisted;             /* members that the last scan couldn't list */
+    _Atomic uint64_t
+        foreign[KVA_MEMBERS]; /* blobs with keys of other lengths, as of the last scan */
+};
+
+/**
+ * Read the configuration, open the members, and lock them. A member that can't be opened is left out,
+ * with a log line. Returns 0; -EBUSY: another advisor has a member; an error of reading the
+ * configuration; -EHOSTDOWN: no member can be opened; with @error.
+ */
+int kva_volumes_open(const struct kva_volumes_opts *opts, struct kva_volumes *ret,
+                     struct kv_error *error);
+void kva_volumes_close(struct kva_volumes *volumes);
+
+/** Fill the members of an index's options: each may have @share percent of its capacity. */
+void kva_volumes_index_opts(const struct kva_volumes *volumes, unsigned share,
+                            struct kva_index_opts *ret);
+
+/** List all members into the index; *@stop ends it early. Returns the number of members listed; -ENOMEM;
+ * -ECANCELED. One call at a time. */
+int kva_volumes_scan(struct kva_volumes *volumes, struct kva_world *world, atomic_bool *stop);
+
+#endif

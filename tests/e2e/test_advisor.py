@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kv-advisor over folders and a real nats-server: blobs go where their use says, and nothing else happens to them."""
+import contextlib
+import os
+import shutil
+import subprocess
+
+from advisortest import *
+from natstest import NatsServer, needs_nats
+
+N = 60
+KEYS = {}
+
+
+@contextlib.contextmanager
+def followed(volumes, *args):
+    """A server, a publisher, and an advisor that has heard of it."""
+    with NatsServer() as server, Manager(server) as manager, Advisor(volumes, "--nats", server.url, *args) as advisor:
+        settle(manager, advisor)  # a snapshot of nothing: what is told from here on is news
+        yield manager, advisor
+
+
+def settle(manager, advisor):
+    """Until the advisor knows of all blobs that the manager has, and has moved what follows from them."""
+    def told(key):
+        reply = advisor.get(f"/explain?hash={key}")
+        return reply.status == 200 and reply.json()["publishers"] == 1
+
+    def whole():
+        manager.alive()
+        return advisor.metric("kv_advisor_whole_publishers") == 1
+
+    wait_until(whole, 30, "a whole view")
+    for number in sorted(number for number, tier in manager.blocks if tier == "external"):
+        wait_until(lambda number=number: told(KEYS[number]), 30, f"that blob {number} is told")
+    advisor.wait_idle()
+
+
+def test_moves_by_use():
+    """Blobs that are used lie in the fast member, and there alone; others in the cold one."""
+    with Volumes(room=20) as volumes:
+        volumes.put("cold", 0, N)
+        with followed(volumes, "--policy", "lru") as (manager, advisor):
+            manager.stored(range(N))
+            settle(manager, advisor)
+            equal(volumes.where(0, N), ["01"] * (N - 20) + ["10"] * 20, "the last ones that were told")
+            manager.used([3, 5, 7])
+            wait_until(lambda: advisor.metric("kv_advisor_onboarded_total") == 3, 30, "uses")
+            settle(manager, advisor)
+            wanted = ["10" if i in (3, 5, 7) or i >= N - 17 else "01" for i in range(N)]
+            equal(volumes.where(0, N), wanted, "after three uses")
+            said = advisor.explain(KEYS[3])
+            equal((said["in"], said["wanted_in"], said["uses"], said["publishers"]), (["fast"], "fast", 2, 1), said)
+            said = advisor.explain(KEYS[0])
+            equal((said["in"], said["wanted_in"]), (["cold"], "cold"), said)
+            check("a use moves it to fast" in said["what_would_move_it"], said)
+            equal(advisor.metric('kv_advisor_copied_blobs_total{member="fast"}'), 23, "promoted")
+            equal(advisor.metric('kv_advisor_copied_blobs_total{member="cold"}'), 3, "demoted")
+            equal(advisor.metric("kv_advisor_failed_total"), 0, "failures")
+            plan = advisor.get("/plan").json()
+            equal((plan["copies"], plan["removals"], plan["dry_run"]), ([], [], False), plan)
+
+
+def test_nobody_tells():
+    """Blobs in the fast member that no event tells of don't keep it from those in use."""
+    with Volumes(room=20) as volumes:
+        volumes.put("fast", 0, 40)
+        volumes.put("cold", 100, 10)
+        with followed(volumes) as (manager, advisor):
+            advisor.wait_idle()
+            equal(volumes.where(0, 40).count("10"), 20, "in the fast member, as many as have room")
+            equal(volumes.where(0, 40).count("01"), 20, "in the cold one")
+            manager.stored(range(100, 110))
+            settle(manager, advisor)
+            equal(volumes.where(100, 10), ["10"] * 10, "those that are told")
+            equal(volumes.where(0, 40).count("10"), 10, "others that had to go")
+
+
+def test_dead_publisher():
+    """What a dead publisher told of, and no member has, is forgotten; it isn't waited for."""
+    with Volumes(room=20) as volumes:
+        volumes.put("cold", 0, 5)
+        with followed(volumes, "--nats-silence", "2s") as (manager, advisor):
+            manager.stored(range(1000, 1030))
+            settle(manager, advisor)
+            manager.close()
+            wait_until(lambda: advisor.metric("kv_advisor_publishers") == 0, 30, "silence")
+            wait_until(lambda: advisor.metric("kv_advisor_blobs") == 5, 30, "what is left")
+            equal(advisor.get(f"/explain?hash={KEYS[1000]}").status, 404)
+            equal(volumes.where(0, 5), ["01"] * 5, "blobs that nobody used")
+
+
+def test_lost_and_repeated_events():
+    """A gap is filled by a snapshot, which is no use; a record that comes twice is one use."""
+    with Volumes(room=10) as volumes:
+        volumes.put("cold", 0, 30)
+        with followed(volumes, "--policy", "lru") as (manager, advisor):
+            manager.stored(range(10))
+            settle(manager, advisor)
+            for i in range(10, 15):
+                manager.store([(i, None)], tier="external", lose=True)
+            manager.stored(range(15, 20))
+            settle(manager, advisor)
+            for i in range(20):
+                check(advisor.explain(KEYS[i])["publishers"] == 1, f"blob {i} isn't told")
+            manager.send([manager._record("store", 0, "external")] * 3)  # told before
+            settle(manager, advisor)
+            equal(advisor.explain(KEYS[0])["uses"], 1, "uses of a blob that is told again")
+            equal(sum(where == "10" for where in volumes.where(0, 20)), 10, "in the fast member")
+
+
+def test_reclaims():
+    """A blob that its publishers have removed is deleted after the time that was asked for; others never."""
+    with Volumes(room=20) as volumes:
+        volumes.put("cold", 0, 10)
+        with followed(volumes, "--reclaim-after", "1s") as (manager, advisor):
+            manager.stored(range(5))
+            settle(manager, advisor)
+            manager.remove([0, 1], tier="external")
+            wait_until(lambda: volumes.where(0, 2) == ["00", "00"], 30, "the deletion")
+            settle(manager, advisor)
+            equal(volumes.where(2, 8), ["10"] * 3 + ["01"] * 5, "all others")
+            equal(advisor.metric("kv_advisor_deleted_blobs_total"), 2)
+
+
+def test_dry_run():
+    with Volumes(room=20) as volumes:
+        volumes.put("fast", 0, 30)
+        before = volumes.where(0, 30)
+        with Advisor(volumes, "--dry-run") as advisor:
+            plan = advisor.get("/plan").json()
+            equal(plan["dry_run"], True)
+            equal(plan["copies"], [{"from": "fast", "to": "cold", "blobs": 10, "bytes": 10 * BLOB}], plan)
+            with Advisor(volumes) as other:  # a dry run keeps no other away
+                other.wait_idle()
+        equal(before, ["10"] * 30)
+        equal(volumes.where(0, 30).count("10"), 20)
+
+
+def refused(volumes):
+    with Advisor(volumes, start=False) as second:
+        equal(second.process.wait(patience(30)), 1, "its status")
+        second._reader.join(10)
+        check("another kv-advisor moves blobs of member" in "".join(second.log), second.log)
+        second.close = lambda: 0
+
+
+def test_one_at_a_time():
+    """Also through a copy of the configuration, and one put in its place; after a kill another one may begin."""
+    with Volumes() as volumes, Advisor(volumes) as first:
+        refused(volumes)
+        text = volumes.config.read_text()
+        copy = volumes.path / "copy.conf"
+        copy.write_text(text)
+        os.replace(copy, volumes.config)  # another file of the same name
+        refused(volumes)
+        copy.write_text(text.replace(str(volumes.path), f"{volumes.path}/../{volumes.path.name}"))
+        volumes.uri = f"tiered:{copy}"
+        refused(volumes)
+        first.kill()
+        with Advisor(volumes) as second:
+            equal(second.get("/health").status, 200)
+
+
+def test_remembers():
+    """A restart knows the uses of before; a damaged state is no reason to stop."""
+    with Volumes(room=10) as volumes, NatsServer() as server:
+        state = volumes.path / "state"
+        args = ("--state", state, "--policy", "lru", "--nats", server.url)
+        volumes.put("cold", 0, 30)
+        with Manager(server) as manager, Advisor(volumes, *args) as advisor:
+            settle(manager, advisor)
+            manager.stored(range(30))
+            settle(manager, advisor)
+            manager.used([2, 4])
+            wait_until(lambda: advisor.metric("kv_advisor_onboarded_total") == 2, 30, "uses")
+            settle(manager, advisor)
+            before = volumes.where(0, 30)
+        equal(before[2], "10")
+        with Advisor(volumes, *args) as advisor:
+            advisor.wait_idle()
+            equal(volumes.where(0, 30), before, "places after a restart")
+            equal(advisor.explain(KEYS[2])["uses"], 2)
+        flip_bit(state)
+        with Advisor(volumes, *args) as advisor:
+            advisor.wait_idle()
+            check("it is damaged" in "".join(advisor.log), advisor.log)
+            equal(volumes.where(0, 30), before, "places, found in the members")
+
+
+def test_limits():
+    """No faster than asked, and not at all in quiet hours."""
+    with Volumes(room=20) as volumes:
+        volumes.put("fast", 0, 40)
+        with Advisor(volumes, "--quiet-hours", "00:00-24:00") as advisor:
+            wait_until(lambda: advisor.metric("kv_advisor_quiet") == 1, 30, "quiet hours")
+            advisor.scan()
+            equal(volumes.where(0, 40), ["10"] * 40, "in quiet hours")
+        with Advisor(volumes, "--bytes-per-second", BLOB, "--requests-per-second", "1000000") as advisor:
+            wait_until(lambda: advisor.metric('kv_advisor_copied_blobs_total{member="cold"}') > 0, 30, "a copy")
+        check("11" in volumes.where(0, 40) or "01" in volumes.where(0, 40))
+
+
+def test_full_member():
+    """Where the target has no room the blobs stay, and are read."""
+    with Volumes(room=20, names=("fast", "warm", "cold")) as volumes:
+        volumes.put("fast", 0, 30)
+        volumes.put("warm", 100, 20)
+        with Advisor(volumes) as advisor:
+            advisor.wait_idle()
+            places = volumes.where(0, 30) + volumes.where(100, 20)
+            equal(sum(place[0] == "1" for place in places), 20, "in fast")
+            check(sum(place[1] == "1" for place in places) <= 20, places)
+            check(all(place.count("1") == 1 for place in places), places)
+
+
+def test_bad_usage():
+    def run(*args):
+        done = subprocess.run([str(BUILD / "bin" / "kv-advisor"), *args], capture_output=True, text=True, timeout=patience(30), check=False)
+        return done.returncode, done.stderr
+
+    equal(run()[0], 2)
+    equal(run("--store", "s3://bucket")[0], 2)
+    equal(run("--store", "/x", "--quiet-hours", "25:00-26:00")[0], 2)
+    equal(run("--store", "/x", "--policy", "fifo")[0], 2)
+    code, said = run("--store", "/nosuch.conf", "--port", "0")
+    equal(code, 1)
+    check("nosuch.conf" in said, said)
+    with Volumes() as volumes, Advisor(volumes) as advisor:
+        for query in ("", "?hash=", "?hash=xyz", "?hash=" + "g" * 32, "?hash=" + "0" * 33):
+            equal(advisor.get("/explain" + query).status, 400, query)
+        equal(advisor.get("/explain?hash=" + "0" * 32).status, 404)
+        equal(advisor.get("/nothing").status, 404)
+
+
+if __name__ == "__main__":
+    needs_nats()
+    KEYS.update(enumerate(client("keys", BYTES, 0, 1100)))
+    run(globals())
