@@ -18,7 +18,7 @@ PARTS = {"base": {"core": set(), "json": {"core"}, "hash": {"core"}, "args": {"c
          "event": {"wire": set(), "reader": {"wire", "router"}, "publisher": {"wire"}, "router": {"wire"}, TOP: {"wire"}},
          "store": {"backend": set(), "object": {"backend"}, "file": {"backend", "object"}, "conformance": {"backend"},
                    TOP: {"backend", "object"}},
-         "cli": {"show": set(), "client": set(), "advise": {TOP, "show", "replay"}, "replay": {TOP, "show", "client"}, "store": {TOP, "show"}, "peer": {TOP, "show"},
+         "cli": {"show": set(), "client": set(), "advisor": {TOP, "events"}, "advise": {TOP, "show", "replay"}, "replay": {TOP, "show", "client"}, "store": {TOP, "show"}, "peer": {TOP, "show"},
                  "bench": {TOP, "show", "peer"}, "whole": {TOP, "show", "client", "replay"}, "top": {TOP, "show", "client"}, "events": {TOP, "show"}, "doctor": {TOP, "show", "client", "events"}, TOP: set()},
          "tier/manager": {"state": set(), "pins": {"state"}, "offload": {"state", "pins"}, "jobs": {"state", "pins", "offload"},
                           TOP: {"state", "pins", "offload", "jobs"}},

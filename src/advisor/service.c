@@ -15,7 +15,6 @@
 #include "advisor/state.h"
 #include "base/core/clock.h"
 #include "base/core/log.h"
-#include "base/core/xxh.h"
 
 enum { TURN_MS = 100, SAVE_MS = 60000, DRAIN_MS = 5000, MAX_STREAMS = 4 };
 #define BODIES_BYTES (64u << 20)
@@ -33,7 +32,9 @@ static void load_state(struct kva_service *service)
     if (!o->state)
         return;
     rc = kva_state_load(o->state, &data, &len);
-    n = rc ? rc : kva_state_read(service->world.index, service->members, o->policy, data, len);
+    n = rc ? rc
+           : kva_state_read(service->world.index, kva_volumes_id(&service->volumes), o->policy,
+                            data, len);
     free(data);
     if (n >= 0)
         kv_log_info("advisor", "state read", "blobs=%ld", n);
@@ -56,7 +57,7 @@ static void save_state(struct kva_service *service)
     if (!o->state)
         return;
     pthread_mutex_lock(&service->world.lock);
-    rc = kva_state_write(service->world.index, service->members, o->policy, &out);
+    rc = kva_state_write(service->world.index, kva_volumes_id(&service->volumes), o->policy, &out);
     pthread_mutex_unlock(&service->world.lock);
     if (rc == 0)
         rc = kva_state_save(o->state, out.data, out.len);
@@ -184,15 +185,9 @@ static int make_index(struct kva_service *service, struct kv_error *error)
     struct kva_index_opts opts = {.policy = kva_policy_find(o->policy),
                                   .max_blocks = (uint32_t)o->max_blobs,
                                   .half_life_s = (uint32_t)(o->half_life_ms / 1000)};
-    struct kv_buf uris = KV_BUF_INIT;
     int rc;
 
     kva_volumes_index_opts(&service->volumes, (unsigned)o->share, &opts);
-    for (size_t i = 0; i < service->volumes.config.n_members; i++)
-        kv_buf_append(&uris, service->volumes.config.members[i].uri,
-                      strlen(service->volumes.config.members[i].uri) + 1);
-    service->members = uris.error ? 0 : kv_xxh64(uris.data, uris.len, 0);
-    kv_buf_fini(&uris);
     rc = kva_index_create(&opts, &service->world.index);
     if (rc == 0)
         rc = kva_feed_create(service->world.index, &service->world.feed);

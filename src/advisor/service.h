@@ -30,7 +30,6 @@ struct kva_service {
     struct kh_tls *tls;               /* NULL: plain HTTP */
     struct kh_access_log *access_log; /* NULL: none */
     struct kh_http *http;
-    uint64_t members; /* XXH3-64 of their URIs, for the state file */
     pthread_t scanner;
     bool has_scanner;
     pthread_mutex_t lock; /* guards scan_now */

@@ -4,7 +4,7 @@
  * lies where isn't in it: listings tell that anew.
  *
  *     header   8 "KVADVIS\n"  4 version 1  4 members  4 clock  4 zero  8 blobs  16 policy's name
- *              8 XXH3-64 of the members' URIs, each with its NUL
+ *              8 number of the members: XXH3-64 of each URI, with that of those before as seed
  *     blobs    16 key  4 chain  4 units  4 used_s  4 age in references  1 heat  1 gap  1 want  1 list
  *              1 count  1 flags  2 zero
  *     end      8 XXH3-64 of all before
@@ -20,7 +20,7 @@
 
 enum { KVA_STATE_HEADER = 56, KVA_STATE_BLOCK = 40, KVA_STATE_END = 8 };
 
-/** Append the index to @out. @members: XXH3-64 of the members' URIs. Returns 0 or @out's error. */
+/** Append the index to @out. @members: their number (kva_volumes_id). Returns 0 or @out's error. */
 int kva_state_write(const struct kva_index *index, uint64_t members, const char *policy,
                     struct kv_buf *out);
 /**

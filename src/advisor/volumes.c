@@ -11,6 +11,7 @@
 
 #include "base/core/log.h"
 #include "base/core/xxh.h"
+#include "store/backend/store.h"
 
 enum { BATCH = 256, PATH_LEN = 4096 };
 #define UNTOLD_BYTES 65536 /* of a blob whose listing doesn't tell its size */
@@ -65,7 +66,8 @@ static int open_member(struct kva_volumes *volumes, size_t i, const struct kva_v
                        struct kv_error *error)
 {
     const struct trd_member_config *member = &volumes->config.members[i];
-    int rc = kvs_open(member->uri, &volumes->stores[i]);
+    int rc = opts->look_only ? kvs_open_existing(member->uri, &volumes->stores[i])
+                             : kvs_open(member->uri, &volumes->stores[i]);
 
     if (rc < 0) {
         volumes->stores[i] = NULL;
@@ -109,6 +111,15 @@ void kva_volumes_close(struct kva_volumes *volumes)
     }
     trd_config_fini(&volumes->config);
     volumes->config.n_members = 0;
+}
+
+uint64_t kva_volumes_id(const struct kva_volumes *volumes)
+{
+    uint64_t id = 0;
+
+    for (size_t i = 0; i < volumes->config.n_members; i++)
+        id = kv_xxh64(volumes->config.members[i].uri, strlen(volumes->config.members[i].uri), id);
+    return id;
 }
 
 void kva_volumes_index_opts(const struct kva_volumes *volumes, unsigned share,

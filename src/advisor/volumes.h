@@ -33,7 +33,7 @@ struct kva_world {
 struct kva_volumes_opts {
     const char *path;        /* of the tiered store's configuration */
     const char *lock_folder; /* for members that aren't folders; NULL: these aren't locked */
-    bool look_only;          /* take no locks */
+    bool look_only;          /* take no locks, and make no folder that is missing */
 };
 
 struct kva_volumes {
@@ -54,6 +54,9 @@ struct kva_volumes {
 int kva_volumes_open(const struct kva_volumes_opts *opts, struct kva_volumes *ret,
                      struct kv_error *error);
 void kva_volumes_close(struct kva_volumes *volumes);
+
+/** Return a number of the members: of their URIs. */
+uint64_t kva_volumes_id(const struct kva_volumes *volumes);
 
 /** Fill the members of an index's options: each may have @share percent of its capacity. */
 void kva_volumes_index_opts(const struct kva_volumes *volumes, unsigned share,

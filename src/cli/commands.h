@@ -9,6 +9,7 @@
 /** Run a command of `kvasir`. Return an exit status. */
 int kc_advise_main(int argc, char **argv);
 int kc_doctor_main(int argc, char **argv);
+int kc_advisor_main(int argc, char **argv);
 int kc_replay_main(int argc, char **argv);
 int kc_replay_index_main(int argc, char **argv);
 int kc_store_main(int argc, char **argv);

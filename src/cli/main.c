@@ -13,6 +13,7 @@ static const struct command {
     const char *help;
 } COMMANDS[] = {
     {"advise", kc_advise_main, "tell what more room for the cache would bring, from a trace"},
+    {"advisor", kc_advisor_main, "tell what kv-advisor would move in a tiered store"},
     {"bench", kc_bench_main, "move blocks through tiers, or from another process, and time it"},
     {"doctor", kc_doctor_main, "ask a kv-indexer and an engine what is wrong, and say what to do"},
     {"events", kc_events_main, "look at KV events of an engine, record them, play them again"},

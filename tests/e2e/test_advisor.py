@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """kv-advisor over folders and a real nats-server: blobs go where their use says, and nothing else happens to them."""
 import contextlib
+import json
 import os
-import shutil
 import subprocess
+import time
 
 from advisortest import *
 from natstest import NatsServer, needs_nats
@@ -135,6 +136,42 @@ def test_dry_run():
                 other.wait_idle()
         equal(before, ["10"] * 30)
         equal(volumes.where(0, 30).count("10"), 20)
+
+
+def plan(*args, status=0):
+    done = subprocess.run([str(BUILD / "bin" / "kvasir"), "advisor", "plan", *map(str, args)], capture_output=True, text=True, timeout=patience(60),
+                          env=environment(), check=False)
+    equal(done.returncode, status, done.stdout + done.stderr)
+    return done.stdout if status == 0 else done.stderr
+
+
+def test_plan_command():
+    """Without a daemon: from listings, from recorded events, from the state; and it moves nothing."""
+    with Volumes(room=10) as volumes, NatsServer() as server:
+        volumes.put("fast", 0, 15)
+        volumes.put("cold", 100, 5)
+        copies = json.loads(plan(volumes.uri, "--share", 100, "--json"))["copies"]
+        equal(copies, [{"from": "fast", "to": "cold", "blobs": 5, "bytes": 5 * BLOB}])
+        check("move               5 blobs" in plan(volumes.config, "--share", 100), plan(volumes.config, "--share", 100))
+        record = volumes.path / "events.kve"
+        with Manager(server) as manager:
+            recorder = subprocess.Popen([str(BUILD / "bin" / "kvasir"), "events", "tail", server.url, "--time", "3s", "--record", str(record)],
+                                        stdout=subprocess.DEVNULL, env=environment())
+            while recorder.poll() is None:  # whenever it connects: a blob that is told again isn't used again
+                manager.stored([100, 101])
+                time.sleep(0.1)
+        copies = json.loads(plan(volumes.uri, "--share", 100, "--json", "--events", record))["copies"]
+        equal({(c["from"], c["to"]): c["blobs"] for c in copies}, {("cold", "fast"): 2, ("fast", "cold"): 7}, "with events")
+        equal(volumes.where(0, 15), ["10"] * 15, "where they were")
+        state = volumes.path / "state"
+        with Advisor(volumes, "--state", state) as advisor:
+            advisor.wait_idle()
+        equal(json.loads(plan(volumes.uri, "--share", 100, "--json", "--state", state))["copies"], [], "with the daemon's state")
+        check("damaged" in plan(volumes.uri, "--state", record, status=1))
+        check("no recording" in plan(volumes.uri, "--events", state, status=1))
+        equal(sorted(path.name for path in volumes.path.iterdir()), ["cold", "events.kve", "fast", "kv.conf", "state"], "files")
+    check("tiered:/FILE" in plan(status=2))
+    plan("tiered:/nosuch.conf", status=1)
 
 
 def refused(volumes):

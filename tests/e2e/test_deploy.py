@@ -13,7 +13,7 @@ from kvtest import *
 DEPLOY = SOURCE / "deploy"
 RULES = DEPLOY / "prometheus" / "kv-indexer.rules.yml"
 DASHBOARD = DEPLOY / "grafana" / "kv-indexer.json"
-UNIT = DEPLOY / "systemd" / "kv-indexer.service"
+UNITS = {name: DEPLOY / "systemd" / f"{name}.service" for name in ("kv-indexer", "kv-advisor")}
 NAME = re.compile(r"\b(?:kv_indexer|dynamo_kvindexer|process)_[a-z0-9_]+")
 
 
@@ -102,18 +102,23 @@ def test_nothing_matches_is_said_only_where_nothing_does():
         check(done.returncode == 0, done.stdout + done.stderr)
 
 
-def test_systemd_accepts_the_unit():
-    tool = shutil.which("systemd-analyze")
-    if not tool:
-        skip("systemd-analyze is not installed")
+def judge_unit(tool, name):
     with tempfile.TemporaryDirectory() as folder:
-        unit = f"{folder}/kv-indexer.service"
+        unit = f"{folder}/{name}.service"
         with open(unit, "w", encoding="utf-8") as out:
-            out.write(UNIT.read_text().replace("/usr/bin/kv-indexer", str(BUILD / "bin" / "kv-indexer")))
+            out.write(UNITS[name].read_text().replace(f"/usr/bin/{name}", str(BUILD / "bin" / name)))
         done = subprocess.run([tool, "security", "--offline=true", "--threshold=20", unit], capture_output=True, text=True, check=False)
     if "Unknown option" in done.stderr or "unrecognized option" in done.stderr:
         skip("this systemd-analyze can't judge a file")
-    check(done.returncode == 0, f"exposure over 2.0:\n{done.stdout[-2000:]}{done.stderr}")
+    check(done.returncode == 0, f"{name}: exposure over 2.0:\n{done.stdout[-2000:]}{done.stderr}")
+
+
+def test_systemd_accepts_the_units():
+    tool = shutil.which("systemd-analyze")
+    if not tool:
+        skip("systemd-analyze is not installed")
+    for name in UNITS:
+        judge_unit(tool, name)
 
 
 def test_container_file_names_what_exists():

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The advisor's state: round trips beside the index itself, each damaged byte, other members and policies;
+ * quiet hours and keys as text. */
+#include <errno.h>
+#include <unistd.h>
+
+#include "advisor/explain.h"
+#include "advisor/mover.h"
+#include "advisor/options.h"
+#include "advisor/policy.h"
+#include "advisor/state.h"
+#include "base/unit.h"
+
+enum { KEYS = 200, MEMBERS = 77 };
+
+static struct kva_index *make(const char *policy)
+{
+    const struct kva_index_opts opts = {.n_members = 3,
+                                        .limit = {KVA_UNIT * 30, KVA_UNIT * 60, UINT64_MAX},
+                                        .policy = kva_policy_find(policy)};
+    struct kva_index *index;
+
+    assert_int_equal(kva_index_create(&opts, &index), 0);
+    return index;
+}
+
+static void key_of(unsigned i, uint8_t ret[KVA_KEY])
+{
+    memset(ret, 0, KVA_KEY);
+    memcpy(ret, &i, sizeof(i));
+}
+
+static void use_some(struct kva_index *index, uint64_t *seed, int n)
+{
+    while (n-- > 0) {
+        uint8_t key[KVA_KEY];
+        const struct kva_told told = {.key = key, .bytes = 1, .now_s = (uint32_t)(1000 + n)};
+
+        key_of((unsigned)unit_below(seed, KEYS), key);
+        if (!kva_index_use(index, key, told.now_s))
+            assert_true(kva_index_tell(index, &told) >= 0);
+    }
+}
+
+static void equal(const struct kva_index *a, const struct kva_index *b)
+{
+    for (unsigned i = 0; i < KEYS; i++) {
+        const struct kva_block *x, *y;
+        uint8_t key[KVA_KEY];
+
+        key_of(i, key);
+        x = kva_index_find(a, key);
+        y = kva_index_find(b, key);
+        assert_int_equal(x != NULL, y != NULL);
+        if (!x)
+            continue;
+        assert_int_equal(x->want, y->want);
+        if (x->want < 2)
+            assert_int_equal(x->list, y->list);
+        assert_int_equal(x->count, y->count);
+        assert_int_equal(x->heat, y->heat);
+        assert_int_equal(kva_clock(a) - x->stamp, kva_clock(b) - y->stamp);
+        assert_int_equal(y->have | y->told, 0);
+    }
+}
+
+/* Restored, the order is the same: the same uses from there on have the same effect. */
+static void test_round_trip(void **state)
+{
+    static const char *const names[] = {"lru", "lfu", "s3fifo"};
+    uint64_t seed = unit_seed();
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        struct kva_index *index = make(names[i]), *again = make(names[i]);
+        struct kv_buf out = KV_BUF_INIT;
+        struct kva_index_stats stats;
+        uint64_t from;
+
+        use_some(index, &seed, 2000);
+        kva_index_get_stats(index, &stats);
+        assert_int_equal(kva_state_write(index, MEMBERS, names[i], &out), 0);
+        assert_int_equal(kva_state_read(again, MEMBERS, names[i], out.data, out.len), stats.blocks);
+        equal(index, again);
+        from = seed;
+        use_some(index, &from, i ? 0 : 500);
+        from = seed;
+        use_some(again, &from, i ? 0 : 500);
+        for (unsigned k = 0; k < KEYS && !i; k++) {
+            uint8_t key[KVA_KEY];
+
+            key_of(k, key);
+            if (kva_index_find(index, key))
+                assert_int_equal(kva_index_find(index, key)->want,
+                                 kva_index_find(again, key)->want);
+        }
+        kva_index_destroy(index);
+        kva_index_destroy(again);
+        kv_buf_fini(&out);
+    }
+}
+
+static void test_damage(void **state)
+{
+    uint64_t seed = unit_seed();
+    struct kva_index *index = make("cost");
+    struct kv_buf out = KV_BUF_INIT;
+
+    (void)state;
+    use_some(index, &seed, 20);
+    assert_int_equal(kva_state_write(index, MEMBERS, "cost", &out), 0);
+    for (size_t i = 0; i < out.len; i++) {
+        struct kva_index *again = make("cost");
+
+        out.data[i] ^= 1;
+        assert_true(kva_state_read(again, MEMBERS, "cost", out.data, out.len) < 0);
+        out.data[i] ^= 1;
+        assert_true(kva_state_read(again, MEMBERS, "cost", out.data, i) < 0);
+        kva_index_destroy(again);
+    }
+    kva_index_destroy(index);
+    index = make("lru");
+    assert_int_equal(kva_state_read(index, MEMBERS + 1, "cost", out.data, out.len), -ESTALE);
+    assert_true(kva_state_read(index, MEMBERS, "lru", out.data, out.len) > 0); /* another policy */
+    kva_index_destroy(index);
+    kv_buf_fini(&out);
+}
+
+static void test_files(void **state)
+{
+    char path[] = "/tmp/kv-advisor-state-XXXXXX";
+    void *data = NULL;
+    size_t len = 0;
+    int fd = mkstemp(path);
+
+    (void)state;
+    assert_true(fd >= 0);
+    close(fd);
+    assert_int_equal(kva_state_save(path, "abc", 3), 0);
+    assert_int_equal(kva_state_load(path, &data, &len), 0);
+    assert_int_equal(len, 3);
+    assert_memory_equal(data, "abc", 3);
+    free(data);
+    unlink(path);
+    assert_int_equal(kva_state_load(path, &data, &len), -ENOENT);
+    assert_true(kva_state_save("/nosuch/folder/state", "abc", 3) < 0);
+}
+
+static void test_hours(void **state)
+{
+    static const char *const bad[] = {"",
+                                      "8:00-9:00",
+                                      "08:00",
+                                      "08:00-24:01",
+                                      "08:60-09:00",
+                                      "08:00-09:00x",
+                                      "08-00-09:00",
+                                      "-08:00-09:00"};
+    uint32_t from, to;
+
+    (void)state;
+    assert_int_equal(kva_parse_hours("22:30-06:05", &from, &to), 0);
+    assert_int_equal(from, 22 * 60 + 30);
+    assert_int_equal(to, 365);
+    assert_true(kva_is_quiet(from, to, 23 * 60));
+    assert_true(kva_is_quiet(from, to, 0));
+    assert_false(kva_is_quiet(from, to, 365));
+    assert_false(kva_is_quiet(from, to, 12 * 60));
+    assert_true(kva_is_quiet(60, 120, 60));
+    assert_false(kva_is_quiet(60, 120, 120));
+    assert_false(kva_is_quiet(0, 0, 0));
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        assert_int_equal(kva_parse_hours(bad[i], &from, &to), -EINVAL);
+}
+
+static void test_keys(void **state)
+{
+    uint8_t key[KVA_KEY];
+
+    (void)state;
+    assert_true(kva_parse_key((struct kv_str){"000102030405060708090A0b0c0d0e0f", 32}, key));
+    for (unsigned i = 0; i < KVA_KEY; i++)
+        assert_int_equal(key[i], i);
+    assert_false(kva_parse_key((struct kv_str){"000102030405060708090A0b0c0d0e0", 31}, key));
+    assert_false(kva_parse_key((struct kv_str){"000102030405060708090A0b0c0d0e0g", 32}, key));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_round_trip), cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_files),      cmocka_unit_test(test_hours),
+        cmocka_unit_test(test_keys),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
