@@ -8,23 +8,31 @@
  * one thread; memory a tracked block. The keys of blobs in the store are computed. Three quarters of the
  * records store new blocks, a quarter uses old ones.
  *
+ * "moves": blobs of 1 MiB from one file store to another, verified, in GB/s; yardstick: cp
+ * --reflink=never and fsync of the same files, in turns, in $KV_BENCH_DIR or the current folder.
+ *
  * "hit rate": share of a trace's references that find their block in the fast member. It has room for 5,
  * 10 and 20 % of all blocks, and a used block is there at once. Yardsticks in the same run: LRU, and
  * Belady's bound (the block whose next use is farthest leaves, or isn't taken in). A request looks its
  * whole prompt up, then uses its blocks from the last to the first, as in advisor/curve.h.
  */
 #include <errno.h>
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "advisor/feed.h"
 #include "advisor/index.h"
 #include "advisor/policy.h"
+#include "base/core/clock.h"
 #include "base/core/error.h"
 #include "base/core/xxh.h"
 #include "cli/replay/trace.h"
 #include "plane/record.h"
 #include "support.h"
+#include "tiered/move.h"
 
 enum { BLOCK_BYTES = 65536, SIZES = 3 };
 static const unsigned percents[SIZES] = {5, 10, 20};
@@ -66,9 +74,10 @@ static void number(struct load *load)
     }
     free(order);
     last = malloc(load->n_blocks * sizeof(*last));
-    if (!last)
+    if (last)
+        memset(last, 0xff, load->n_blocks * sizeof(*last));
+    else
         bench_die("a trace", -ENOMEM);
-    memset(last, 0xff, load->n_blocks * sizeof(*last));
     for (size_t r = load->trace.n_requests; r-- > 0;)
         for (uint32_t i = 0; i < load->trace.requests[r].n; i++) {
             size_t at = load->trace.requests[r].first + i;
@@ -317,11 +326,110 @@ static void apply(const char *policy)
     kv_buf_fini(&out);
 }
 
+/* -- moves ------------------------------------------------------------------------------------- */
+
+enum { FILES = 256, FILE_BYTES = 1 << 20, ROUNDS = 5, A_CALL = 16 };
+
+static char dir[PATH_MAX - 128];
+
+static struct kvs_store *open_member(const char *name)
+{
+    char path[PATH_MAX];
+    struct kvs_store *store;
+    int rc;
+
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    rc = kvs_open(path, &store);
+    if (rc)
+        bench_die(path, rc);
+    return store;
+}
+
+static void fill(struct kvs_store *store, uint8_t *keys, uint8_t *data)
+{
+    for (unsigned i = 0; i < FILES; i++) {
+        key_of(i, keys + (size_t)i * KVA_KEY);
+        for (unsigned k = 0; k < FILE_BYTES; k += 8)
+            memcpy(data + k, &(uint64_t){(uint64_t)i << 32 | k}, 8);
+        if (kvs_put_chunk(store, keys + (size_t)i * KVA_KEY, KVA_KEY, data, FILE_BYTES) < 0)
+            bench_die("put", -EIO);
+    }
+    if (kvs_put_manifest(store, "kvbm-object-bench", "", 0))
+        bench_die("publish", -EIO);
+}
+
+/* Copy, publish, read back and compare, as the mover does. Returns GB/s. */
+static double move_all(struct kvs_store *from, unsigned round, const uint8_t *keys)
+{
+    char name[32];
+    struct kvs_store *to;
+    int each[A_CALL];
+    uint64_t begin;
+    double ns;
+
+    snprintf(name, sizeof(name), "to%u", round);
+    to = open_member(name);
+    begin = kv_now_ns();
+    for (unsigned i = 0; i < FILES; i += A_CALL)
+        if (trd_move_copy(from, to, keys + (size_t)i * KVA_KEY, KVA_KEY, A_CALL, each) != A_CALL)
+            bench_die("a copy", -EIO);
+    ns = (double)(kv_now_ns() - begin);
+    kvs_close(to);
+    return (double)FILES * FILE_BYTES / ns;
+}
+
+/* Copy the same files by cp, and sync each. Returns GB/s. */
+static double copy_all(unsigned round)
+{
+    char command[3 * PATH_MAX + 200];
+    uint64_t begin = kv_now_ns();
+
+    snprintf(command, sizeof(command),
+             "cp -r --reflink=never %s/from/chunks %s/cp%u && find %s/cp%u -type f -print0 | "
+             "xargs -0 sync",
+             dir, dir, round, dir, round);
+    if (system(command)) /* NOLINT(cert-env33-c): the yardstick is cp itself */
+        bench_die("cp", 0);
+    return (double)FILES * FILE_BYTES / (double)(kv_now_ns() - begin);
+}
+
+static void moves(void)
+{
+    const char *where = getenv("KV_BENCH_DIR");
+    struct bench_samples ours = {.n = 0}, cp = {.n = 0}, ratios = {.n = 0};
+    uint8_t *keys = malloc(FILES * KVA_KEY), *data = malloc(FILE_BYTES);
+    char command[PATH_MAX + 16];
+    struct kvs_store *from;
+
+    snprintf(dir, sizeof(dir), "%s/advisor-bench-XXXXXX", where ? where : ".");
+    if (!keys || !data || !mkdtemp(dir))
+        bench_die("a folder", -errno);
+    from = open_member("from");
+    fill(from, keys, data);
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        double a = move_all(from, round, keys), b = copy_all(round);
+
+        bench_sample(&ours, a);
+        bench_sample(&cp, b);
+        bench_sample(&ratios, a / b);
+    }
+    kvs_close(from);
+    bench_line("advisor",
+               "'figure':'moves','blobs':%d,'bytes':%d,'gb_s':%.2f,'cp_gb_s':%.2f,'of_cp':%.2f",
+               FILES, FILE_BYTES, bench_middle(&ours), bench_middle(&cp), bench_middle(&ratios));
+    snprintf(command, sizeof(command), "rm -rf %s", dir);
+    if (system(command)) /* NOLINT(cert-env33-c): a folder of this program's own */
+        fprintf(stderr, "%s stays\n", dir);
+    free(keys);
+    free(data);
+}
+
 int main(int argc, char **argv)
 {
     bench_usage(argc, argv, "[TRACE.jsonl ...]");
     apply("lru");
     apply("cost");
+    moves();
     for (int i = 1; i < argc; i++)
         judge(argv[i]);
     return 0;

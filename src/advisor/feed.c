@@ -80,10 +80,10 @@ static struct publisher *find(struct kva_feed *feed, const char *subject)
 
 static uint8_t take_teller(struct kva_feed *feed)
 {
-    for (uint8_t i = 0; i < KVA_TELLERS; i++)
+    for (unsigned i = 0; i < KVA_TELLERS; i++)
         if (!(feed->tellers >> i & 1)) {
             feed->tellers |= UINT32_C(1) << i;
-            return i;
+            return (uint8_t)i;
         }
     return KVA_TELLERS;
 }

@@ -80,9 +80,11 @@ int kva_follow_open(const struct kva_options *options, struct kva_world *world,
     struct kvp_nats_opts server = KVP_NATS_OPTS_INIT;
     char subject[KVP_MAX_SUBJECT + 8];
     struct kvp_follow_opts opts = {.server = &server, .subject = subject};
-    int rc = f ? kvp_nats_args_read(&options->nats_args, &f->secrets, &server, error)
-               : kv_fail(error, -ENOMEM, 0, "out of memory");
+    int rc;
 
+    if (!f)
+        return kv_fail(error, -ENOMEM, 0, "out of memory");
+    rc = kvp_nats_args_read(&options->nats_args, &f->secrets, &server, error);
     if (rc == 0 && !write_subject(options->nats_cluster, subject))
         rc = kv_fail(error, -EINVAL, 0, "--nats-cluster: too long");
     if (rc == 0) {

@@ -23,7 +23,7 @@
 #include "kv_store.h"
 #include "tiered/config.h"
 
-/** What all threads share. */
+/** The index and its feed, which all threads share. */
 struct kva_world {
     pthread_mutex_t lock; /* guards what follows */
     struct kva_index *index;
