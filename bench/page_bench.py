@@ -10,7 +10,7 @@ shown      milliseconds from the navigation until all figures and the first page
 answers    milliseconds of each request that the page makes, and of /explain with a prompt of 1,000 blocks; the best of 20
 open       CPU of kv-indexer in percent of a core while the page is open, and without it
 
-One JSON line per figure. Up to 64 workers have an event stream that publishes ten times a second; more are registered with an
+One JSON line per figure. Up to 64 workers have an event stream that publishes once a second; more are registered with an
 endpoint where nobody answers, which costs kv-indexer its retries.
 """
 import json
@@ -45,9 +45,9 @@ def register(indexer, n, publishers):
 
 
 def publish(publishers, stop):
-    """Ten batches a second of each worker, until @stop."""
+    """A batch a second of each worker, until @stop."""
     number = 0
-    while not stop.wait(0.1):
+    while not stop.wait(1):
         number += 1
         for publisher in publishers:
             publisher.store([number], range(number, number + BLOCK))

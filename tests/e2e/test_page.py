@@ -5,12 +5,11 @@
 """
 import atexit
 import json
-import os
 import pathlib
 import sys
 import tempfile
 
-from browser import Browser, find_chromium
+from browser import Browser
 from kvtest import *
 
 HTML = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
@@ -18,7 +17,6 @@ FILES = ["page.css", "page.js", "api.js", "format.js", "workers.js", "charts.js"
 TOKENS = list(range(100, 164))  # four blocks of 16
 NOWHERE = "tcp://127.0.0.1:1"
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>&amp;'\"`${1}"
-HAS_CHART = os.path.exists("/usr/share/javascript/chart.js/chart.min.js")
 SHOWN = "performance.getEntriesByName('shown').length"
 browser = None
 
@@ -29,11 +27,17 @@ def chromium():
     if browser is None:
         browser = Browser()
         atexit.register(browser.close)
+    browser.open("about:blank")  # the last test's page may have asked a kv-indexer that is gone
     browser.resize(1280, 900)
     browser.scheme("light")
     browser.lines.clear()
     browser.requests.clear()
     return browser
+
+
+def has_charts(indexer):
+    """Whether Chart.js was there when kv-indexer was built; else the table is open in its place."""
+    return len(indexer.get("/ui/chart.js").body) > 10000
 
 
 def opened(indexer):
@@ -155,12 +159,13 @@ def test_shows_what_the_api_says():
             equal(row[2:11], [str(n) for n in (model["block_size"], model["blocks"], model["chains"], model["holder_blocks"], model["tier_blocks"]["device"],
                                                model["tier_blocks"]["host_pinned"], model["tier_blocks"]["disk"], model["tier_blocks"]["external"],
                                                model["parked"])])
-        page.click("#hour-table summary")
+        if has_charts(indexer):
+            page.click("#hour-table summary")
         page.wait("document.querySelector('#hour-rows').rows.length > 1")
         shown, samples = page.table("#hour-rows"), indexer.get("/history").json()["samples"]
         first = shown[-1]
         equal((first[6], first[7], first[8]), tuple(str(samples[0][k]) for k in ("blocks", "holder_blocks")) + (f"{samples[0]['active_ranks']} of {samples[0]['ranks']}",))
-        if HAS_CHART:
+        if has_charts(indexer):
             page.wait("document.querySelectorAll('#charts canvas').length === 8")
             label = page.run("document.querySelector('#charts canvas').getAttribute('aria-label')")
             check(label.startswith("Queries a second. Last: queries"), label)
@@ -268,7 +273,8 @@ def test_restart():
         wait_until(lambda: indexer.get("/history").json()["next"] > 1)
         refresh(page)
         started = indexer.get("/overview").json()["started_ms"]
-        page.click("#hour-table summary")
+        if has_charts(indexer):
+            page.click("#hour-table summary")
         page.wait("document.querySelector('#hour-rows').rows.length")
         check(page.run(f"document.querySelector('#hour-rows').rows.length <= 1 + (Date.now() - {started}) / 200"), "samples of the old process are gone")
 
@@ -397,7 +403,7 @@ def test_accessible():
         busy(indexer, one)
         page = opened(indexer)
         by_keyboard(page)
-        if HAS_CHART:
+        if has_charts(indexer):
             page.wait("document.querySelectorAll('#charts canvas').length === 8")
         nodes = page.accessible()
         unnamed = [(role, properties) for role, name, properties in nodes if role in CONTROLS - {"table"} and not name]
