@@ -104,7 +104,8 @@ def shrink(path):
     nearest = numpy.array([numpy.argmin(((palette - colour) ** 2).sum(axis=1)) for colour in colours.astype(numpy.int32)], numpy.uint8)
     lines = nearest[number.reshape(-1)].reshape(height, width)
     body = zlib.compress(b"".join(b"\0" + line.tobytes() for line in lines), 9)
-    parts = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)), (b"PLTE", palette.astype(numpy.uint8).tobytes()), (b"IDAT", body), (b"IEND", b"")]
+    head = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
+    parts = [(b"IHDR", head), (b"PLTE", palette.astype(numpy.uint8).tobytes()), (b"IDAT", body), (b"IEND", b"")]
     path.write_bytes(data[:8] + b"".join(struct.pack(">I", len(d)) + n + d + struct.pack(">I", zlib.crc32(n + d)) for n, d in parts))
 
 

@@ -82,7 +82,8 @@ def test_why_there_is_nothing():
         sizes.store([1], range(32), block_size=32)
         orphan.store([5], TOKENS[:16], parent=4)
         mute.send_raw(b"\xc1 no batch", keep=False)
-        for name, reason in (("other", "other_prompts"), ("quiet", "no_events"), ("sizes", "block_size"), ("orphan", "orphans"), ("mute", "malformed")):
+        for name, reason in (("other", "other_prompts"), ("quiet", "no_events"), ("sizes", "block_size"), ("orphan", "orphans"),
+                             ("mute", "malformed")):
             wait_until(lambda name=name, reason=reason: why(indexer, name, token_ids=TOKENS) == (reason, 0), 30, f"{name}: {reason}")
         equal(rank_of(explain(indexer, token_ids=TOKENS), "sizes")["event_block_size"], 32)
         partial = rank_of(explain(indexer, token_ids=TOKENS), "absent")
@@ -207,7 +208,8 @@ def test_overview_is_what_metrics_say():
         indexer.query_by_hash([1, 2])
         overview, wanted = indexer.get("/overview").json(), sums(indexer)
         model, since = overview["models"][0], overview["since_start"]
-        equal((overview["workers"], overview["streams"]["active"], overview["partial_ranks"]), (wanted["workers"], wanted["active"], wanted["partial"]))
+        equal((overview["workers"], overview["streams"]["active"], overview["partial_ranks"]),
+              (wanted["workers"], wanted["active"], wanted["partial"]))
         equal((model["blocks"], model["chains"], model["holder_blocks"], model["tier_blocks"]["host_pinned"]),
               (wanted["blocks"], wanted["chains"], wanted["holder_blocks"], wanted["host"]))
         equal((since["queries"], since["matched_blocks"]), (wanted["queries"], wanted["matched"]))

@@ -49,7 +49,7 @@ def opened(indexer):
 
 def refresh(page):
     """Let the page load all now, by its button: it is paused, and goes on."""
-    page.run("document.querySelector('#updated').textContent = '', document.querySelector('#pause').click(), document.querySelector('#pause').click()")
+    page.run("document.querySelector('#updated').textContent = '', [1, 2].forEach(() => document.querySelector('#pause').click())")
     page.wait("document.querySelector('#updated').innerText")
 
 
@@ -71,7 +71,8 @@ def submit(page, text, kind="auto", **fields):
 
 
 def tile(page, title):
-    return page.run(f"[...document.querySelectorAll('#tiles > div')].find((t) => t.children[0].innerText === {json.dumps(title)}).children[1].innerText")
+    return page.run(f"[...document.querySelectorAll('#tiles > div')].find((t) => t.children[0].innerText === {json.dumps(title)})"
+                    ".children[1].innerText")
 
 
 # -- files and rules of access, without a browser ------------------------------------------------------------------------
@@ -133,16 +134,18 @@ def test_shows_what_the_api_says():
             indexer.query(TOKENS)
         wait_until(lambda: sum(s["queries"] for s in indexer.get("/history").json()["samples"]) >= 40, 30, "a sample with the queries")
         page = opened(indexer)
-        page.wait("document.querySelector('#workers-rows').rows.length === 3 && document.querySelector('#workers-rows').innerText.includes('no answer')")
+        page.wait("document.querySelector('#workers-rows').rows.length === 3")
+        page.wait("document.querySelector('#workers-rows').innerText.includes('no answer')")
         refresh(page)
         overview = indexer.get("/overview").json()
         models = {m["tenant_id"]: m for m in overview["models"]}
-        for title, figure in (("Workers", 3), ("Partial views", overview["partial_ranks"]), ("Prefix tree", sum(m["blocks"] for m in models.values())),
+        for title, figure in (("Workers", 3), ("Partial views", overview["partial_ranks"]),
+                              ("Prefix tree", sum(m["blocks"] for m in models.values())),
                               ("Held by workers", sum(m["holder_blocks"] for m in models.values()))):
             equal(tile(page, title), str(figure), title)
         metrics = indexer.metrics()
-        check(tile(page, "Found").startswith(f"{100 * metrics['kv_indexer_query_matched_blocks_total'] / metrics['kv_indexer_query_blocks_total']:.3g}"),
-              tile(page, "Found"))
+        found = 100 * metrics["kv_indexer_query_matched_blocks_total"] / metrics["kv_indexer_query_blocks_total"]
+        equal(tile(page, "Found"), f"{found:.3g} %")
         rows = {(row[0], row[1]): row for row in page.table("#workers-rows")}
         equal(sorted(rows), [("1", "0"), ("3", "0"), ("pod-2", "3")])
         for worker in indexer.workers():
@@ -155,21 +158,21 @@ def test_shows_what_the_api_says():
         equal(rows["3", "0"][2], f"{MODEL} (other)")
         equal([row[:2] for row in page.table("#reasons-rows")], [["nothing_yet", "1"]])
         for row in page.table("#models-rows"):
-            model = models[row[1]]
-            equal(row[2:11], [str(n) for n in (model["block_size"], model["blocks"], model["chains"], model["holder_blocks"], model["tier_blocks"]["device"],
-                                               model["tier_blocks"]["host_pinned"], model["tier_blocks"]["disk"], model["tier_blocks"]["external"],
-                                               model["parked"])])
+            model, tiers = models[row[1]], models[row[1]]["tier_blocks"]
+            equal(row[2:11], [str(n) for n in (model["block_size"], model["blocks"], model["chains"], model["holder_blocks"], tiers["device"],
+                                               tiers["host_pinned"], tiers["disk"], tiers["external"], model["parked"])])
         if has_charts(indexer):
             page.click("#hour-table summary")
         page.wait("document.querySelector('#hour-rows').rows.length > 1")
         shown, samples = page.table("#hour-rows"), indexer.get("/history").json()["samples"]
-        first = shown[-1]
-        equal((first[6], first[7], first[8]), tuple(str(samples[0][k]) for k in ("blocks", "holder_blocks")) + (f"{samples[0]['active_ranks']} of {samples[0]['ranks']}",))
+        first = samples[0]
+        equal(shown[-1][6:9], [str(first["blocks"]), str(first["holder_blocks"]), f"{first['active_ranks']} of {first['ranks']}"])
         if has_charts(indexer):
             page.wait("document.querySelectorAll('#charts canvas').length === 8")
             label = page.run("document.querySelector('#charts canvas').getAttribute('aria-label')")
             check(label.startswith("Queries a second. Last: queries"), label)
-            drawn = page.run("[...document.querySelectorAll('#charts canvas')].map((c) => new Set(c.getContext('2d').getImageData(0, 0, c.width, c.height).data).size)")
+            drawn = page.run("[...document.querySelectorAll('#charts canvas')].map((c) => "
+                             "new Set(c.getContext('2d').getImageData(0, 0, c.width, c.height).data).size)")
             check(all(colours > 8 for colours in drawn), f"charts are drawn: {drawn}")
         quiet(page, indexer)
 
@@ -190,12 +193,12 @@ def test_explain_box():
             equal([row[0] for row in rows], ["1", "18446744073709551557"], text[:60])
             check("4 of 4 blocks, 64 tokens" in rows[0][1] and rows[0][2] == "the end" and rows[0][3].startswith("whole"), rows[0])
             check("2 of 4 blocks" in rows[1][1] and rows[1][2].startswith("block 2\ntokens 32 to 47") and rows[1][3].startswith("not_held"), rows[1])
-        widths = page.run("[...document.querySelectorAll('#explain-rows .bar')].map((b) => b.children[0].getBoundingClientRect().width / b.getBoundingClientRect().width)")
+        widths = page.run("[...document.querySelectorAll('#explain-rows .bar')].map((b) => b.children[0].offsetWidth / b.offsetWidth)")
         check(abs(widths[0] - 1) < 0.02 and abs(widths[1] - 0.5) < 0.02, f"bars: {widths}")
         hashes = indexer.post("/explain", {"token_ids": TOKENS, "model_name": MODEL}).json()["block_hashes"]
         for text in ("\n".join(map(str, hashes)), " ".join(map(hex, hashes)), json.dumps(hashes), json.dumps([h - (1 << 64) for h in hashes])):
             rows = submit(page, text, "block_hashes")
-            check("4 of 4 blocks" in rows[0][1] and str(hashes[2]) in rows[1][2].replace(",", "") or f"hash {hashes[2] - (1 << 64)}" in rows[1][2], rows)
+            check("4 of 4 blocks" in rows[0][1] and f"hash {hashes[2]}" in rows[1][2], rows)
         check("4 of 4 blocks" in submit(page, "1 2 3 4", "sequence_hashes")[0][1], "by the engine's hashes")
         check("other_hashes" in submit(page, "1 2 3 4", "sequence_hashes")[1][3], "another engine's hashes")
         check("2 of 3 blocks" in submit(page, f"{(1 << 64) - 9} 1002 3", "sequence_hashes")[1][1], "hashes of 64 bits")
@@ -276,7 +279,7 @@ def test_restart():
         if has_charts(indexer):
             page.click("#hour-table summary")
         page.wait("document.querySelector('#hour-rows').rows.length")
-        check(page.run(f"document.querySelector('#hour-rows').rows.length <= 1 + (Date.now() - {started}) / 200"), "samples of the old process are gone")
+        check(page.run(f"document.querySelector('#hour-rows').rows.length <= 1 + (Date.now() - {started}) / 200"), "the old process's samples")
 
 
 def test_ten_thousand_workers():
@@ -368,7 +371,8 @@ CONTRAST = """(() => {
     if (p.length < 4 || p[3] > 0) return c; } return 'rgb(255, 255, 255)'; };
   let worst = [99, ''];
   for (const e of document.querySelectorAll('body *')) {
-    if (![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()) || !e.checkVisibility() || e.disabled || e.closest('.skip')) continue;
+    const text = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+    if (!text || !e.checkVisibility() || e.disabled || e.closest('.skip')) continue;
     const a = light(getComputedStyle(e).color), b = light(ground(e)), ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
     if (ratio < worst[0]) worst = [ratio, e.outerHTML.slice(0, 160)];
   }
