@@ -111,7 +111,8 @@ static void through(uint32_t host_blocks, enum below below, uint32_t n)
         assert_int_equal(found(&w, 1000 * (1 + i), EACH), EACH);
     for (uint32_t i = 0; i < n; i += EACH)
         assert_int_equal(load(&w, 1000 * (1 + i), EACH, 0, LONG_MS), EACH);
-    assert_int_equal(world_stats(&w).disk.dropped, 0);
+    /* of both, the object store may be the first to have a block, which the disk then needn't get */
+    assert_true(below == BOTH || !world_stats(&w).disk.dropped);
     world_fini(&w);
 }
 
