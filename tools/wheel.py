@@ -5,7 +5,7 @@
     wheel.py [--build BUILD] [--out FOLDER] [--glibc 2.28] [--arch aarch64 --sysroot FOLDER]
 
 Links the rooms' archives anew: against a stub of glibc 2.28 (tools/glibc-stub.py), with libzmq, zstd, liburing, OpenSSL,
-libcurl, libmicrohttpd and GnuTLS inside each library that uses them. Then checks every library, and refuses to name the wheel manylinux when one
+libcurl, c-ares, libmicrohttpd and GnuTLS inside each library that uses them. Then checks every library, and refuses to name the wheel manylinux when one
 needs a newer symbol, or another library than glibc's. Prints the wheel's path.
 """
 import argparse

@@ -3,7 +3,7 @@ import { call } from "./api.js";
 import { count, duration, fillRows, find, make, rowOf, show } from "./format.js";
 
 const PAGE = 50; /* workers */
-const STATES = { active: "good", replaying: "warn", pending: "warn", paused: "warn", failed: "bad" };
+const STATES = { active: "good", replaying: "warn", pending: "warn", paused: "warn", failed: "bad", withdrawn: "warn" };
 const state = { offset: 0, total: 0 };
 
 /** A word with a dot in a colour, and lines of detail below it. */
