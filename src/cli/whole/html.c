@@ -187,8 +187,8 @@ static void put_axes(struct kv_buf *out, const struct scale *s)
                       "text-anchor=\"end\">%.*f</text>",
                       LEFT, y_of(s, v), WIDTH - RIGHT, LEFT - 6, y_of(s, v) + 4,
                       s->most - s->least < 8 ? 1 : 0, v);
-        kv_buf_printf(out, "<text x=\"%.1f\" y=\"%d\" text-anchor=\"%s\">%.1f s</text>",
-                      x_of(s, t), HEIGHT - 8, i < 4 ? "middle" : "end", t);
+        kv_buf_printf(out, "<text x=\"%.1f\" y=\"%d\" text-anchor=\"%s\">%.1f s</text>", x_of(s, t),
+                      HEIGHT - 8, i < 4 ? "middle" : "end", t);
     }
 }
 
