@@ -29,7 +29,18 @@ VERSIONS = ("1.29.0", "1.33.1", "1.37.0")
 
 
 # -- kustomize, as far as these files use it -------------------------------------------------------
-KNOWN = {"apiVersion", "kind", "namespace", "labels", "resources", "configMapGenerator", "images"}
+KNOWN = {"apiVersion", "kind", "namespace", "labels", "resources", "configMapGenerator", "images", "patches"}
+
+
+def apply(patch, each):
+    """Operations of a JSON patch on an object. They replace what is there, and nothing else."""
+    for step in yaml.safe_load(patch):
+        equal(set(step), {"op", "path", "value"}, f"a step of a patch: {step}")
+        equal(step["op"], "replace")
+        *way, last = step["path"].strip("/").split("/")
+        place = functools.reduce(lambda value, key: value[key], way, each)
+        check(last in place, f"{step['path']}: nothing to replace")
+        place[last] = step["value"]
 
 
 def build(folder, used):
@@ -50,8 +61,14 @@ def build(folder, used):
         for name in config["files"]:
             check((folder / name).is_file(), f"{folder.name}: there is no {name}")
             used.add(folder / name)
+        before = [each for each in objects if (each["kind"], each["metadata"]["name"]) == ("ConfigMap", config["name"])]
+        equal(len(before), int(config.get("behavior") == "replace"), f"{folder.name}: ConfigMaps {config['name']} of its resources")
+        objects = [each for each in objects if each not in before]
         objects.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": config["name"]},
                         "data": {name: (folder / name).read_text(encoding="utf-8") for name in config["files"]}})
+    for patch in spec.get("patches", []):
+        (one,) = [each for each in objects if (each["kind"], each["metadata"]["name"]) == (patch["target"]["kind"], patch["target"]["name"])]
+        apply(patch["patch"], one)
     for each in objects:
         if spec.get("namespace") and each["kind"] != "Namespace":
             each["metadata"]["namespace"] = spec["namespace"]
@@ -64,6 +81,12 @@ def build(folder, used):
 def everything():
     """The objects of the example. Callers change none of them."""
     return build(ROOT / "example", set())
+
+
+@functools.lru_cache
+def discovering():
+    """The objects of the base that finds engines by itself. Callers change none of them."""
+    return build(ROOT / "discovery", set())
 
 
 def of_kind(kind, objects=None):
@@ -88,6 +111,7 @@ def config():
 def test_every_file_is_used():
     used = set()
     objects = build(ROOT / "example", used)
+    build(ROOT / "discovery", used)
     equal({path for path in ROOT.rglob("*") if path.is_file() and path.parent != ROOT}, used, "files of the bases")
     names = [(each["kind"], each["metadata"]["name"]) for each in objects]
     equal(len(names), len(set(names)), f"objects with a name of their own: {names}")
@@ -101,11 +125,12 @@ def test_kubectl_builds_the_same():
     kubectl = shutil.which("kubectl")
     if not kubectl:
         skip("kubectl (Debian: kubernetes-client) is not installed")
-    done = subprocess.run([kubectl, "kustomize", str(ROOT / "example")], capture_output=True, text=True, check=False)
-    check(done.returncode == 0, done.stderr)
-    built = [each for each in yaml.safe_load_all(done.stdout) if each]
     plain = lambda each: (each["kind"], re.sub("-[a-z0-9]{10}$", "", each["metadata"]["name"]))
-    equal(sorted(map(plain, built)), sorted((each["kind"], each["metadata"]["name"]) for each in everything()), "objects of kubectl kustomize")
+    for name, ours in (("example", everything()), ("discovery", discovering())):
+        done = subprocess.run([kubectl, "kustomize", str(ROOT / name)], capture_output=True, text=True, check=False)
+        check(done.returncode == 0, done.stderr)
+        built = [each for each in yaml.safe_load_all(done.stdout) if each]
+        equal(sorted(map(plain, built)), sorted((each["kind"], each["metadata"]["name"]) for each in ours), f"objects of kubectl kustomize {name}")
 
 
 def validator():
@@ -144,7 +169,7 @@ def problems(objects):
 
 
 def test_schemas():
-    objects = [each for each in everything() if each["kind"] != "ServiceMonitor"]
+    objects = [each for each in [*everything(), *discovering()] if each["kind"] != "ServiceMonitor"]
     equal(problems(objects), [], "what the API's schemas refuse")
     broken = copy.deepcopy([each for each in objects if each["kind"] == "StatefulSet"][0])
     broken["spec"]["template"]["spec"]["containers"][0]["readinesProbe"] = {}
@@ -228,6 +253,32 @@ def test_workers_are_pods():
     indexer = of_kind("StatefulSet")["kv-indexer"]
     (peers,) = [arg for arg in container("kv-indexer")["args"] if arg.startswith("--peers=")]
     equal(peers[8:].split(","), [f"http://kv-indexer-{i}.{indexer['spec']['serviceName']}:8090" for i in range(indexer["spec"]["replicas"])], "peers")
+
+
+def test_discovery():
+    """The role is the account's, the token is there, the selector and the ports are the engines', and no list is left."""
+    objects = discovering()
+    (binding,), (role,) = of_kind("RoleBinding", objects).values(), of_kind("Role", objects).values()
+    equal((binding["roleRef"]["kind"], binding["roleRef"]["name"]), ("Role", role["metadata"]["name"]))
+    equal([(each["kind"], each["name"]) for each in binding["subjects"]], [("ServiceAccount", "kv-indexer")])
+    equal(role["rules"], [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}], "rights")
+    pod = of_kind("StatefulSet", objects)["kv-indexer"]["spec"]["template"]["spec"]
+    check(pod["automountServiceAccountToken"] and of_kind("ServiceAccount", objects)["kv-indexer"]["automountServiceAccountToken"], "the token")
+    equal(pod["serviceAccountName"], "kv-indexer")
+    text = of_kind("ConfigMap", objects)["kv-indexer"]["data"]["kv-indexer.conf"]
+    (found,) = re.findall(r"^discover = kubernetes:/(\S+)=(\S+)\?port=(\S+)&replay-port=(\S+)$", text, re.M)
+    check("workers" not in re.findall(r"^([\w-]+) =", text, re.M), text)
+    equal(of_kind("StatefulSet")["vllm"]["spec"]["template"]["metadata"]["labels"].get(found[0]), found[1], "the engines' label")
+    check({found[2], found[3]} <= {port["name"] for port in container("vllm")["ports"]}, f"ports of the engines: {found[2:]}")
+    kept = [line for line in text.splitlines() if "=" in line and not line.startswith(("#", "discover"))]
+    both = (ROOT / "indexer" / "kv-indexer.conf").read_text(encoding="utf-8").splitlines()
+    check(set(kept) <= set(both), f"options that differ from the base's: {set(kept) - set(both)}")
+    with tempfile.TemporaryDirectory() as place:
+        path = pathlib.Path(place) / "kv-indexer.conf"
+        path.write_text(text, encoding="utf-8")
+        server = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(free_port())}
+        with Indexer("--config", path, "--insecure", env=server) as indexer:
+            wait_until(lambda: "kubernetes:" in indexer.get("/discovery").body.decode(), 30, "the source in /discovery")
 
 
 # -- hardening -------------------------------------------------------------------------------------
