@@ -308,8 +308,8 @@ static void put_tiles(const struct kc_whole *w, struct kv_buf *out)
     put_tile(out, "time to first token saved", "ttft_saved_ms", f.saved_ms, text);
     snprintf(text, sizeof(text), "%.1f ms", f.lag_p99_ms);
     put_tile(out, "event lag, p99", "lag_p99_ms", f.lag_p99_ms, text);
-    snprintf(text, sizeof(text), "%.0f us", f.query_p99_us);
-    put_tile(out, "query, p99", "query_p99_us", f.query_p99_us, text);
+    put_tile(out, "query, p99", "query_p99_us", f.query_p99_us,
+             kc_duration((uint64_t)(f.query_p99_us * 1e3)).s);
     snprintf(text, sizeof(text), "%.0f %%", 100 * f.of_memory_rate);
     put_tile(out, "of the machine's memcpy", "of_memory_rate", f.of_memory_rate, text);
     put_tile(out, "copies in the books", "books.copies", (double)w->books.copies,

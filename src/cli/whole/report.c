@@ -135,8 +135,9 @@ static void table_time(const struct kc_whole *w, const struct style *s)
 static void table_service(const struct kc_whole *w, const struct kc_figures *f,
                           const struct style *s)
 {
-    printf("%s  Queries%s   p50 %.0f us, p99 %.0f us", s->bold, s->plain, f->query_p50_us,
-           f->query_p99_us);
+    printf("%s  Queries%s   p50 %s, p99 %s", s->bold, s->plain,
+           kc_duration((uint64_t)(f->query_p50_us * 1e3)).s,
+           kc_duration((uint64_t)(f->query_p99_us * 1e3)).s);
     if (w->totals.unanswered)
         printf("; %s without an answer", kc_count(w->totals.unanswered).s);
     printf("\n%s  Event lag%s p50 %.1f ms, p99 %.1f ms from registration to the indexer's answer\n",
