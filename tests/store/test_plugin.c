@@ -542,7 +542,7 @@ static void test_results(void **state)
 static int lying_exists(kv_store_v1 *s, const uint8_t *h, size_t l, size_t n, uint8_t *ret)
 {
     (void)s, (void)h, (void)l;
-    memset(ret, 3, n);
+    memset(ret, KV_STORE_PRESENT_UNKNOWN + 1, n);
     return 0;
 }
 
@@ -550,7 +550,7 @@ static int looking(kv_store_v1 *s, const uint8_t *h, size_t l, size_t n, uint8_t
 {
     (void)s, (void)h, (void)l;
     for (size_t i = 0; i < n; i++)
-        ret[i] = (uint8_t)(i % 3);
+        ret[i] = (uint8_t)(i % 4);
     return 0;
 }
 
@@ -660,7 +660,7 @@ static void test_lying_extensions(void **state)
     const void *data[2] = {"a", "b"};
     const size_t lens[2] = {1, 1};
     struct kvs_store *store;
-    uint8_t present[2], states[3];
+    uint8_t present[2], states[4];
     void *got[2];
     size_t got_len[2];
     int each[2], n = 0;
@@ -692,6 +692,9 @@ static void test_lying_extensions(void **state)
     assert_memory_equal(states, ((uint8_t[]){KVS_MISSING, KVS_THERE, KVS_DAMAGED}), 3);
     assert_int_equal(kvs_exists(store, "123456789abc", 4, 3, states), 0);
     assert_memory_equal(states, ((uint8_t[]){0, 1, 0}), 3);
+    assert_int_equal(kvs_look(store, "123456789abcdefg", 4, 4, states),
+                     -EIO); /* one has no answer */
+    assert_int_equal(states[3], KV_STORE_PRESENT_UNKNOWN);
     kvs_close(store);
 }
 
