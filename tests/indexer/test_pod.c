@@ -32,7 +32,7 @@ static void absences(void **state)
          "it isn't running"},
         {"{" META "},\"status\":{\"phase\":\"Running\"," READY "}}", "it has no address"},
         {"{" META "},\"status\":{\"phase\":\"Running\",\"podIP\":\"10.0.0.1\",\"conditions\":[{"
-                  "\"status\":\"False\",\"type\":\"Ready\"}]}}",
+         "\"status\":\"False\",\"type\":\"Ready\"}]}}",
          "it isn't ready"},
         {"{" META
          "},\"status\":{\"phase\":\"Running\",\"podIP\":\"10.0.0.1\",\"conditions\":null}}",

@@ -80,7 +80,7 @@ static int replay_url(struct kc_events_call *call)
     if (rc)
         return rc;
     rc = kc_ask_replays(call->url, call->opts.from, call->opts.timeout_ms, kc_events_take, call,
-                       &error);
+                        &error);
     if (rc == -EINTR)
         rc = KC_EVENTS_INTERRUPTED;
     else if (rc < 0)
