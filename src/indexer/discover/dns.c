@@ -192,7 +192,7 @@ static const char *choose(struct ki_dns_question *a, const struct ki_dns_questio
         least = least ? least : of_kind;
     }
     if (least)
-        snprintf(a->chosen, sizeof(a->chosen), "%s", least);
+        snprintf(a->chosen, sizeof(a->chosen), "%.63s", least); /* an address has at most 45 */
     return least;
 }
 
