@@ -97,6 +97,7 @@ struct sweep {
     struct rewritten *rewritten;
     size_t n_rewritten;
     bool removed; /* some pack */
+    int failed;   /* of writing a new pack, which has live blobs of `rewritten`: these stay */
 };
 
 /* Blobs of a pack, weighed. */
@@ -132,8 +133,8 @@ static int add(struct sweep *s, const struct trd_pack_index *index, uint32_t i, 
     const uint8_t *key = trd_pack_entry_key(index, i, &key_len);
     int rc = 0;
 
-    if (s->filling.bytes && s->filling.bytes + len > TRD_PACK_MAX_BYTES)
-        rc = trd_pack_publish(s->p, &s->filling);
+    if (s->filling.bytes && s->filling.bytes + len > s->p->max_bytes)
+        rc = s->failed = trd_pack_publish(s->p, &s->filling);
     if (rc < 0)
         return rc;
     trd_pack_add(&s->filling.builder, key, key_len, data, len);
@@ -146,7 +147,7 @@ static int copy_live(struct sweep *s, struct trd_pack *pack, const struct weighe
 {
     struct trd_packed_read *reads = calloc(w->n + (size_t)1, sizeof(*reads));
     size_t n = 0;
-    int rc = reads ? 0 : -ENOMEM;
+    int rc = reads ? s->failed : -ENOMEM;
 
     for (uint32_t i = 0; rc == 0 && i < pack->index.n; i++)
         if (w->live[i])
@@ -225,8 +226,10 @@ static int repeat_deletions(struct sweep *s, const struct rewritten *old)
 /* Publish the rest, and remove the old packs when readers have had time to learn of the new ones. */
 static int end_rewriting(struct sweep *s, uint64_t linger_ns)
 {
-    int rc = s->filling.builder.n ? trd_pack_publish(s->p, &s->filling) : 0;
+    int rc = s->failed;
 
+    if (rc == 0 && s->filling.builder.n)
+        rc = trd_pack_publish(s->p, &s->filling);
     if (rc == 0 && s->n_rewritten) {
         wait_ns(linger_ns);
         rc = trd_catalog_read(&s->p->catalog, s->p->to, 0, NULL);

@@ -391,6 +391,54 @@ static void test_collection(void **state)
     world_close(&w);
 }
 
+/* The member is full for the first pack that is written. */
+static int (*flush_of)(kv_store_v1 *self);
+static unsigned n_flushes;
+
+static int full_once(kv_store_v1 *self)
+{
+    return n_flushes++ ? flush_of(self) : -ENOSPC;
+}
+
+static int is_sixth(void *arg, const uint8_t *hash, size_t hash_len)
+{
+    uint64_t n;
+
+    (void)arg, (void)hash_len;
+    memcpy(&n, hash, sizeof(n));
+    return n % 20 < 6;
+}
+
+/* Live blobs of several packs were to go into one that couldn't be written: none of those packs may go. */
+static void test_full_while_rewriting(void **state)
+{
+    kv_store_swept swept = {.size = sizeof(swept)};
+    struct trd_packing p;
+    struct world w;
+    (void)state;
+
+    open_world(&w);
+    put_blobs(w.store, 0, BLOBS, "m");
+    pack_all(w.cold, 0, BLOBS);
+    assert_int_equal(trd_packing_init(&p, w.cold, w.cold), 0);
+    p.max_bytes = 8 * LEN; /* full in the middle of the second pack, and of the third */
+    flush_of = w.cold->ext.flush;
+    w.cold->ext.flush = full_once;
+    n_flushes = 0;
+    assert_int_equal(trd_sweep_packs_of(&p, 0, 0, is_sixth, NULL, &swept), -ENOSPC);
+    w.cold->ext.flush = flush_of;
+    trd_packing_fini(&p);
+    for (uint64_t i = 0; i < BLOBS; i += 20)
+        all_there(w.store, i, 6);
+    assert_int_equal(n_published(w.cold), 3);
+    swept = sweep(w.store, is_sixth, NULL);
+    assert_int_equal(swept.deleted, 42);
+    assert_int_equal(n_published(w.cold), 1);
+    for (uint64_t i = 0; i < BLOBS; i += 20)
+        all_there(w.store, i, 6);
+    world_close(&w);
+}
+
 /* Age protects the blobs of a pack, dead ones too. */
 static void test_young_packs_stay(void **state)
 {
@@ -499,6 +547,7 @@ int main(void)
         cmocka_unit_test(test_hit_that_is_dropped),
         cmocka_unit_test(test_killed),
         cmocka_unit_test(test_collection),
+        cmocka_unit_test(test_full_while_rewriting),
         cmocka_unit_test(test_young_packs_stay),
         cmocka_unit_test(test_collection_of_the_member),
         cmocka_unit_test(test_damage),
