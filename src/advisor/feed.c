@@ -16,6 +16,7 @@ struct publisher {
     uint64_t heard_ns;
     uint8_t teller; /* KVA_TELLERS: shared with others */
     bool whole;
+    bool missed; /* the server has been away since it was heard */
 };
 
 /* A change of the index that a record asks for. */
@@ -121,8 +122,10 @@ void kva_feed_heard(struct kva_feed *feed, const char *publisher, uint64_t now_n
 {
     struct publisher *p = find_or_add(feed, publisher);
 
-    if (p)
+    if (p) {
         p->heard_ns = now_ns;
+        p->missed = false;
+    }
 }
 
 void kva_feed_reset(struct kva_feed *feed, const char *publisher)
@@ -171,7 +174,10 @@ void kva_feed_all_heard(struct kva_feed *feed, uint64_t now_ns)
     struct publisher *p;
 
     LIST_FOREACH(p, &feed->publishers, entry)
-    p->heard_ns = now_ns;
+    {
+        p->heard_ns = now_ns;
+        p->missed = true;
+    }
 }
 
 bool kva_feed_is_whole(const struct kva_feed *feed)
@@ -179,7 +185,7 @@ bool kva_feed_is_whole(const struct kva_feed *feed)
     const struct publisher *p;
 
     LIST_FOREACH(p, &feed->publishers, entry)
-    if (!p->whole)
+    if (!p->whole || p->missed)
         return false;
     return true;
 }

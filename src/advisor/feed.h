@@ -44,7 +44,7 @@ void kva_feed_whole(struct kva_feed *feed, const char *publisher, bool whole);
  */
 bool kva_feed_silent(struct kva_feed *feed, uint64_t now_ns, uint64_t silence_ns,
                      char ret[KVP_MAX_SUBJECT]);
-/** Count all publishers as heard: the server was away. */
+/** Count no publisher as silent: the server was away. None is whole until it is heard again. */
 void kva_feed_all_heard(struct kva_feed *feed, uint64_t now_ns);
 /** True when all that publishers have is told: then a removal by all of them means that none has it. */
 bool kva_feed_is_whole(const struct kva_feed *feed);

@@ -83,6 +83,8 @@ void kva_index_prefetch(const struct kva_index *index, const uint8_t *key, bool 
 
 /** Return the record of a blob, until the next change; NULL: it isn't tracked. */
 const struct kva_block *kva_index_find(const struct kva_index *index, const uint8_t *key);
+/** Whether all publishers that told of a blob have removed it for @left_s. */
+bool kva_index_is_left(const struct kva_block *block, uint32_t now_s, uint32_t left_s);
 /** Set or clear KVA_LINGER. No-op for a blob that isn't tracked. */
 void kva_index_linger(struct kva_index *index, const uint8_t *key, bool on);
 /** Decayed uses of a blob at @now_s. */

@@ -56,6 +56,11 @@ struct kva_mover {
     int each[COPY_BLOBS];
 };
 
+static uint32_t now_s(void)
+{
+    return (uint32_t)(kv_wall_ns() / KV_NS_PER_S);
+}
+
 /* -- waiting ----------------------------------------------------------------------------------- */
 
 /* Wait until @until_ns. Returns false when the thread is to end. */
@@ -391,12 +396,31 @@ static void look(struct kva_mover *mover, const struct kva_move *step)
         rest_blob(mover, step->key, LOOK_REST_NS);
 }
 
+/* True when no publisher has the blob: one may have told of it since the step was found. */
+static bool is_left(struct kva_mover *mover, const struct kva_move *step)
+{
+    struct kva_world *world = mover->opts.world;
+    const struct kva_block *b;
+    bool left;
+
+    pthread_mutex_lock(&world->lock);
+    if (world->feed)
+        kva_feed_flush(world->feed);
+    b = kva_index_find(world->index, step->key);
+    left = b && kva_index_is_left(b, now_s(), mover->opts.limits.left_s) &&
+           (!world->feed || kva_feed_is_whole(world->feed));
+    pthread_mutex_unlock(&world->lock);
+    return left;
+}
+
 /* Remove a blob from every member, by the bytes that it has there. */
 static void delete (struct kva_mover *mover, const struct kva_move *step)
 {
     const struct kva_volumes *v = mover->opts.volumes;
     bool all = true;
 
+    if (!is_left(mover, step))
+        return;
     for (unsigned m = 0; m < v->config.n_members; m++) {
         void *data = NULL;
         size_t len = 0;
@@ -468,8 +492,7 @@ static bool turn(struct kva_mover *mover)
     size_t n;
 
     pthread_mutex_lock(&mover->opts.world->lock);
-    n = kva_index_moves(mover->opts.world->index, &mover->at,
-                        (uint32_t)(kv_wall_ns() / KV_NS_PER_S), mover->opts.limits.left_s,
+    n = kva_index_moves(mover->opts.world->index, &mover->at, now_s(), mover->opts.limits.left_s,
                         mover->steps, STEPS);
     pthread_mutex_unlock(&mover->opts.world->lock);
     if (!remove_due(mover) || !others(mover, n) || !copy(mover, n))

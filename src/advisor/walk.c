@@ -55,6 +55,12 @@ static unsigned first_of(uint16_t members)
     return (unsigned)__builtin_ctz(members);
 }
 
+bool kva_index_is_left(const struct kva_block *block, uint32_t now_s, uint32_t left_s)
+{
+    return block->flags & KVA_LEFT && left_s && now_s >= block->used_s &&
+           now_s - block->used_s >= left_s;
+}
+
 /* Return the step that the blob needs; false: none. */
 static bool step_of(const struct kva_index *index, const struct kva_block *b, uint32_t now_s,
                     uint32_t left_s, struct kva_move *ret)
@@ -68,7 +74,7 @@ static bool step_of(const struct kva_index *index, const struct kva_block *b, ui
         return b->flags & KVA_NEW;
     }
     ret->from = (uint8_t)first_of(b->have);
-    if (b->flags & KVA_LEFT && left_s && now_s >= b->used_s && now_s - b->used_s >= left_s) {
+    if (kva_index_is_left(b, now_s, left_s)) {
         ret->kind = KVA_DELETE;
         return true;
     }

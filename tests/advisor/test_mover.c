@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The mover over two folders, and what it asks of the feed before it deletes anything. */
+#include "../support.h"
+
+#include <limits.h>
+
+#include "advisor/mover.h"
+#include "advisor/policy.h"
+#include "store/backend/store.h"
+
+enum { LEN = 1000 };
+
+struct fixture {
+    char dir[PATH_MAX];
+    struct kva_volumes volumes;
+    struct kva_world world;
+};
+
+static void key_of(unsigned i, uint8_t ret[KVA_KEY])
+{
+    memset(ret, 0, KVA_KEY);
+    memcpy(ret, &i, sizeof(i));
+}
+
+static void begin(struct fixture *f)
+{
+    char path[PATH_MAX + 16];
+    struct kva_index_opts opts = {.policy = kva_policy_find("lru")};
+    const struct kva_volumes_opts open = {.path = path};
+    FILE *file;
+
+    memset(f, 0, sizeof(*f));
+    assert_int_equal(disk_dir(f->dir, sizeof(f->dir)), 0);
+    snprintf(path, sizeof(path), "%s/kv.conf", f->dir);
+    file = fopen(path, "w");
+    assert_non_null(file);
+    fprintf(file, "linger = 1ms\n[fast]\nuri = %s/fast\n[cold]\nuri = %s/cold\n", f->dir, f->dir);
+    fclose(file);
+    assert_int_equal(kva_volumes_open(&open, &f->volumes, NULL), 0);
+    pthread_mutex_init(&f->world.lock, NULL);
+    kva_volumes_index_opts(&f->volumes, 100, &opts);
+    assert_int_equal(kva_index_create(&opts, &f->world.index), 0);
+    assert_int_equal(kva_feed_create(f->world.index, &f->world.feed), 0);
+}
+
+static void end(struct fixture *f)
+{
+    kva_feed_destroy(f->world.feed);
+    kva_index_destroy(f->world.index);
+    kva_volumes_close(&f->volumes);
+    pthread_mutex_destroy(&f->world.lock);
+    remove_dir(f->dir);
+}
+
+static void put(struct fixture *f, unsigned member, unsigned i)
+{
+    uint8_t key[KVA_KEY], data[LEN] = {(uint8_t)i};
+
+    key_of(i, key);
+    assert_int_equal(kvs_put_chunk(f->volumes.stores[member], key, KVA_KEY, data, LEN), 0);
+    assert_int_equal(kvs_put_manifest(f->volumes.stores[member], "m", "", 0), 0);
+}
+
+static bool has(struct fixture *f, unsigned member, unsigned i)
+{
+    uint8_t key[KVA_KEY], state;
+
+    key_of(i, key);
+    assert_int_equal(kvs_look(f->volumes.stores[member], key, KVA_KEY, 1, &state), 0);
+    return state == KVS_THERE;
+}
+
+static void tell(struct fixture *f, unsigned i)
+{
+    uint8_t key[KVA_KEY];
+    const struct kva_told told = {.key = key, .bytes = LEN, .now_s = 1};
+
+    key_of(i, key);
+    pthread_mutex_lock(&f->world.lock);
+    assert_true(kva_index_tell(f->world.index, &told) >= 0);
+    pthread_mutex_unlock(&f->world.lock);
+}
+
+/* Told long ago and removed, and in the fast member. */
+static void tell_and_untell(struct fixture *f, unsigned i)
+{
+    uint8_t key[KVA_KEY];
+
+    tell(f, i);
+    key_of(i, key);
+    assert_int_equal(kva_index_found(f->world.index, 0, key, LEN, 0), 0);
+    kva_index_untell(f->world.index, key, 0, 1);
+}
+
+static void scan(struct fixture *f)
+{
+    atomic_bool stop = false;
+
+    assert_int_equal(kva_volumes_scan(&f->volumes, &f->world, &stop), 2);
+}
+
+/* -- deletion ---------------------------------------------------------------------------------- */
+
+static struct fixture *of_hook;
+static int (*delete_of)(kv_store_v1 *, const uint8_t *, size_t, const uint8_t *, size_t);
+
+/* While one of the blobs 0 and 1 is deleted, the other is stored again. */
+static int delete_and_tell(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
+                           const uint8_t *data, size_t len)
+{
+    unsigned i;
+
+    memcpy(&i, hash, sizeof(i));
+    tell(of_hook, 1 - i);
+    return delete_of(self, hash, hash_len, data, len);
+}
+
+static uint64_t idle_passes(struct kva_mover *mover)
+{
+    struct kva_mover_stats stats;
+
+    kva_mover_get_stats(mover, &stats);
+    return stats.passes;
+}
+
+static void test_told_before_its_deletion(void **state)
+{
+    struct kva_mover_opts opts = {.limits.left_s = 1, .interval_ms = 1};
+    struct kva_mover *mover;
+    struct fixture f;
+    (void)state;
+
+    begin(&f);
+    scan(&f);
+    for (unsigned i = 0; i < 2; i++) {
+        put(&f, 0, i);
+        tell_and_untell(&f, i);
+    }
+    of_hook = &f;
+    delete_of = f.volumes.stores[0]->ext.delete_chunk_if;
+    f.volumes.stores[0]->ext.delete_chunk_if = delete_and_tell;
+    opts.volumes = &f.volumes;
+    opts.world = &f.world;
+    assert_int_equal(kva_mover_create(&opts, &mover), 0);
+    wait_until(idle_passes(mover) > 0);
+    kva_mover_destroy(mover);
+    assert_int_equal(has(&f, 0, 0) + has(&f, 0, 1), 1);
+    end(&f);
+}
+
+/* -- publishers -------------------------------------------------------------------------------- */
+
+/* While the server is away a publisher may tell what nobody hears: its view isn't whole. */
+static void test_away(void **state)
+{
+    struct fixture f;
+    (void)state;
+
+    begin(&f);
+    assert_true(kva_feed_is_whole(f.world.feed));
+    kva_feed_heard(f.world.feed, "a", 1);
+    kva_feed_heard(f.world.feed, "b", 1);
+    assert_false(kva_feed_is_whole(f.world.feed));
+    kva_feed_whole(f.world.feed, "a", true);
+    kva_feed_whole(f.world.feed, "b", true);
+    assert_true(kva_feed_is_whole(f.world.feed));
+    kva_feed_all_heard(f.world.feed, 2);
+    assert_false(kva_feed_is_whole(f.world.feed));
+    kva_feed_heard(f.world.feed, "a", 3);
+    assert_false(kva_feed_is_whole(f.world.feed));
+    kva_feed_heard(f.world.feed, "b", 3);
+    assert_true(kva_feed_is_whole(f.world.feed));
+    end(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_told_before_its_deletion),
+        cmocka_unit_test(test_away),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
