@@ -37,12 +37,15 @@ static void on_reset(void *arg, const char *publisher)
     pthread_mutex_unlock(&f->world->lock);
 }
 
+/* The record counts as of now: publishers' clocks differ from this machine's. */
 static void on_record(void *arg, const struct kvp_header *header, const struct kvp_record *record)
 {
     struct kva_follow *f = arg;
+    struct kvp_header now = *header;
 
+    now.time_ns = kv_wall_ns();
     pthread_mutex_lock(&f->world->lock);
-    kva_feed_take(f->world->feed, header, record);
+    kva_feed_take(f->world->feed, &now, record);
     pthread_mutex_unlock(&f->world->lock);
 }
 

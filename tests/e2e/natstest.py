@@ -95,6 +95,7 @@ class BlockManager:
         self.blocks, self.sequence, self.snapshots, self.answers = {}, 0, 0, True
         self.incarnation = random.SystemRandom().getrandbits(63) + 1
         self.part = 3  # records in a part of a snapshot
+        self.ahead_ns = 0  # of its clock
         self.connect(server)
 
     def connect(self, server):
@@ -135,7 +136,7 @@ class BlockManager:
 
     def _message(self, kind, sequence, records=(), more=None):
         return json.dumps({"kind": kind, "publisher": self.subject, "incarnation": f"{self.incarnation:016x}", "sequence": sequence, **(more or {}),
-                           "time_ns": time.time_ns(), "fingerprint": "00" * 16, "events": list(records)}).encode()
+                           "time_ns": time.time_ns() + self.ahead_ns, "fingerprint": "00" * 16, "events": list(records)}).encode()
 
     @staticmethod
     def _key(number):

@@ -125,6 +125,23 @@ def test_reclaims():
             equal(advisor.metric("kv_advisor_deleted_blobs_total"), 2)
 
 
+def test_reclaims_by_its_own_clock():
+    """A publisher's clock that is a day behind deletes nothing a day early."""
+    with Volumes(room=20) as volumes:
+        volumes.put("cold", 0, 5)
+        for path in (volumes.path / "cold").rglob("*"):
+            os.utime(path, times=(time.time() - 200000,) * 2)
+        with followed(volumes, "--reclaim-after", "1h") as (manager, advisor):
+            manager.ahead_ns = -86400 * 10**9
+            manager.stored(range(5))
+            settle(manager, advisor)
+            manager.remove([0, 1], tier="external")
+            wait_until(lambda: advisor.explain(KEYS[1])["removed_by_publishers"], 30, "the removal")
+            advisor.wait_idle()
+            equal(volumes.where(0, 5), ["10"] * 5)
+            check(advisor.explain(KEYS[1])["seconds_since_use"] < 3600, advisor.explain(KEYS[1]))
+
+
 def test_dry_run():
     with Volumes(room=20) as volumes:
         volumes.put("fast", 0, 30)
