@@ -164,23 +164,19 @@ void kva_set_have(struct kva_index *index, uint32_t at, unsigned member, bool ha
 static void set_units(struct kva_index *index, uint32_t at, uint32_t units)
 {
     struct kva_block *b = kva_block_at(index, at);
-    uint8_t want = b->want, list = b->list;
-    uint16_t have = b->have;
+    struct kva_order *order = &index->orders[b->want];
+    uint64_t more = (uint64_t)units - b->units; /* modulo 2^64 where it is less */
 
-    if (b->units == units)
-        return;
     for (unsigned m = 0; m < index->opts.n_members; m++)
-        kva_set_have(index, at, m, false);
-    kva_unwant(index, at);
-    index->bytes += ((uint64_t)units - b->units) * KVA_UNIT;
+        index->members[m].have_units += b->have >> m & 1 ? more : 0;
+    index->members[b->want].want_units += more;
+    if (!is_sink(index, b->want)) {
+        order->units += more;
+        order->lists[b->list].units += more;
+    }
+    index->bytes += more * KVA_UNIT;
     b->units = units;
-    index->members[want].want++;
-    index->members[want].want_units += units;
-    if (!is_sink(index, want))
-        kva_list_push_old(&index->orders[want], list, at);
-    for (unsigned m = 0; m < index->opts.n_members; m++)
-        kva_set_have(index, at, m, have >> m & 1);
-    overflow(index, want);
+    overflow(index, b->want);
 }
 
 void kva_drop(struct kva_index *index, uint32_t at)

@@ -330,6 +330,30 @@ static void test_scan(void **state)
 }
 
 /* Blobs that nobody tells of leave the fast member before those that are used. */
+/* A listing that tells another size than the publisher did leaves the blob its place in the order. */
+static void test_size_is_no_age(void **state)
+{
+    struct kva_index *index = make("lru", 10 * KVA_UNIT, UINT64_MAX);
+    uint8_t key[KVA_KEY];
+    (void)state;
+
+    for (unsigned i = 0; i < 3; i++) {
+        const struct kva_told told = {.key = key, .bytes = 3 * KVA_UNIT, .now_s = 1};
+
+        key_of(i, key);
+        assert_int_equal(kva_index_tell(index, &told), 1);
+    }
+    for (unsigned i = 0; i < 3; i++) {
+        key_of(2 - i, key);
+        assert_int_equal(kva_index_found(index, 2, key, 4 * KVA_UNIT, 0), 0);
+    }
+    for (unsigned i = 0; i < 3; i++) {
+        key_of(i, key);
+        assert_int_equal(kva_index_find(index, key)->want, i == 0);
+    }
+    kva_index_destroy(index);
+}
+
 static void test_untold_leave_first(void **state)
 {
     struct kva_index *index = make("cost", KVA_UNIT * 10, 0);
@@ -450,6 +474,7 @@ int main(void)
         cmocka_unit_test(test_policies),
         cmocka_unit_test(test_a_scan_spares_what_is_hot),
         cmocka_unit_test(test_scan),
+        cmocka_unit_test(test_size_is_no_age),
         cmocka_unit_test(test_untold_leave_first),
         cmocka_unit_test(test_reserved),
         cmocka_unit_test(test_moves),
