@@ -193,8 +193,9 @@ static bool add_waiting(struct kva_mover *mover, const uint8_t *key, unsigned fr
     return true;
 }
 
-/* True when the removal is still wanted: another use may have changed the blob's place. */
-static bool still_wanted(struct kva_mover *mover, const struct waiting *w)
+/* True when the removal is still wanted: another use may have changed the blob's place. Then it adds the
+ * blob's bytes to @ret_bytes. */
+static bool still_wanted(struct kva_mover *mover, const struct waiting *w, uint64_t *ret_bytes)
 {
     const struct kva_block *b;
     bool wanted;
@@ -202,6 +203,7 @@ static bool still_wanted(struct kva_mover *mover, const struct waiting *w)
     pthread_mutex_lock(&mover->opts.world->lock);
     b = kva_index_find(mover->opts.world->index, w->key);
     wanted = b && b->want != w->from && b->have >> w->from & 1 && b->have >> w->to & 1;
+    *ret_bytes += wanted ? (uint64_t)b->units * KVA_UNIT : 0;
     kva_index_linger(mover->opts.world->index, w->key, false);
     pthread_mutex_unlock(&mover->opts.world->lock);
     return wanted;
@@ -230,18 +232,20 @@ static void note_removed(struct kva_mover *mover, const uint8_t *key, unsigned f
     pthread_mutex_unlock(&mover->lock);
 }
 
-/* Take a run of removals that are due, between the same two members. Returns their number in keys. */
+/* Take a run of removals that are due, between the same two members: as their copies are read, of few
+ * bytes. Returns their number in keys. */
 static size_t take_due(struct kva_mover *mover, uint64_t now_ns, unsigned *ret_from,
                        unsigned *ret_to)
 {
+    uint64_t bytes = 0;
     size_t n = 0;
 
-    while (mover->n_waiting && n < COPY_BLOBS) {
+    while (mover->n_waiting && n < COPY_BLOBS && bytes < COPY_BYTES) {
         const struct waiting *w = &mover->waiting[mover->first];
 
         if (w->due_ns > now_ns || (n && (w->from != *ret_from || w->to != *ret_to)))
             break;
-        if (still_wanted(mover, w)) {
+        if (still_wanted(mover, w, &bytes)) {
             *ret_from = w->from;
             *ret_to = w->to;
             memcpy(&mover->keys[n++ * KVA_KEY], w->key, KVA_KEY);
@@ -489,12 +493,14 @@ static uint64_t next_turn(const struct kva_mover *mover)
 /* Take the steps of the next records. False: end. */
 static bool turn(struct kva_mover *mover)
 {
+    uint64_t begin_ns = kv_now_ns();
     size_t n;
 
     pthread_mutex_lock(&mover->opts.world->lock);
     n = kva_index_moves(mover->opts.world->index, &mover->at, now_s(), mover->opts.limits.left_s,
                         mover->steps, STEPS);
     pthread_mutex_unlock(&mover->opts.world->lock);
+    mover->looked_ns += kv_now_ns() - begin_ns;
     if (!remove_due(mover) || !others(mover, n) || !copy(mover, n))
         return false;
     if (mover->at)

@@ -14,7 +14,7 @@
 #include "store/backend/store.h"
 
 enum { BATCH = 256, PATH_LEN = 4096 };
-#define UNTOLD_BYTES 65536 /* of a blob whose listing doesn't tell its size */
+#define UNTOLD_BYTES 65536 /* of a blob whose size neither its listing nor an event tells */
 
 /* -- locks ------------------------------------------------------------------------------------- */
 
@@ -157,10 +157,17 @@ struct scan {
 
 static void flush(struct scan *scan)
 {
+    struct kva_index *index = scan->world->index;
+
     pthread_mutex_lock(&scan->world->lock);
-    for (size_t i = 0; i < scan->n; i++) /* a refusal is in the index's statistics */
-        (void)kva_index_found(scan->world->index, scan->member, scan->batch[i].key,
-                              scan->batch[i].bytes, scan->batch[i].used_s);
+    for (size_t i = 0; i < scan->n; i++) {
+        const struct listed *l = &scan->batch[i];
+        bool guess = l->bytes == UINT64_MAX && !kva_index_find(index, l->key);
+
+        /* a refusal is in the index's statistics */
+        (void)kva_index_found(index, scan->member, l->key, guess ? UNTOLD_BYTES : l->bytes,
+                              l->used_s);
+    }
     pthread_mutex_unlock(&scan->world->lock);
     scan->n = 0;
 }
@@ -169,14 +176,13 @@ static int take_chunk(void *arg, const kv_store_entry *entry)
 {
     struct scan *scan = arg;
     struct listed *to = &scan->batch[scan->n];
-    uint64_t bytes = entry->len == UINT64_MAX ? UNTOLD_BYTES : entry->len;
 
     if (entry->hash_len != KVA_KEY) {
         scan->foreign++;
-        scan->foreign_bytes += bytes;
+        scan->foreign_bytes += entry->len == UINT64_MAX ? UNTOLD_BYTES : entry->len;
     } else {
         memcpy(to->key, entry->hash, KVA_KEY);
-        to->bytes = bytes;
+        to->bytes = entry->len;
         to->used_s = (uint32_t)KV_MIN(entry->used_s, (uint64_t)UINT32_MAX);
         if (++scan->n == BATCH)
             flush(scan);

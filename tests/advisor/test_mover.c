@@ -8,7 +8,7 @@
 #include "advisor/policy.h"
 #include "store/backend/store.h"
 
-enum { LEN = 1000 };
+enum { LEN = 1000, LONG = 10 << 20 };
 
 struct fixture {
     char dir[PATH_MAX];
@@ -148,6 +148,97 @@ static void test_told_before_its_deletion(void **state)
     end(&f);
 }
 
+/* -- removals ---------------------------------------------------------------------------------- */
+
+static int (*get_of)(kv_store_v1 *, const uint8_t *, size_t, size_t, uint8_t **, size_t *);
+static atomic_size_t most;
+
+static int get_few(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size_t n,
+                   uint8_t **out_data, size_t *out_len)
+{
+    most = n > most ? n : most;
+    return get_of(self, hashes, hash_len, n, out_data, out_len);
+}
+
+/* Before a second copy is removed the first is read: of long blobs not many at once. */
+static void test_long_blobs(void **state)
+{
+    uint8_t key[KVA_KEY], *data = calloc(1, LONG);
+    struct kva_mover_opts opts = {.interval_ms = 1};
+    struct kva_mover *mover;
+    struct fixture f;
+    (void)state;
+
+    begin(&f);
+    for (unsigned i = 0; i < 6; i++)
+        for (unsigned m = 0; m < 2; m++) {
+            key_of(i, key);
+            assert_int_equal(kvs_put_chunk(f.volumes.stores[m], key, KVA_KEY, data, LONG), 0);
+            assert_int_equal(kvs_put_manifest(f.volumes.stores[m], "m", "", 0), 0);
+        }
+    free(data);
+    scan(&f);
+    for (unsigned i = 0; i < 6; i++)
+        tell(&f, i);
+    get_of = f.volumes.stores[0]->ext.get_chunks;
+    f.volumes.stores[0]->ext.get_chunks = get_few;
+    opts.volumes = &f.volumes;
+    opts.world = &f.world;
+    assert_int_equal(kva_mover_create(&opts, &mover), 0);
+    wait_until(idle_passes(mover) > 0);
+    kva_mover_destroy(mover);
+    for (unsigned i = 0; i < 6; i++)
+        assert_true(has(&f, 0, i) && !has(&f, 1, i));
+    assert_in_range(most, 1, 2);
+    end(&f);
+}
+
+/* -- listings ---------------------------------------------------------------------------------- */
+
+static int (*list_of)(kv_store_v1 *, kv_store_each_fn, void *);
+
+struct untelling {
+    kv_store_each_fn each;
+    void *arg;
+};
+
+static int without_len(void *arg, const kv_store_entry *entry)
+{
+    struct untelling *u = arg;
+    kv_store_entry untold = *entry;
+
+    untold.len = UINT64_MAX;
+    return u->each(u->arg, &untold);
+}
+
+/* As Redis lists: without sizes. */
+static int list_without_len(kv_store_v1 *self, kv_store_each_fn each, void *arg)
+{
+    return list_of(self, without_len, &(struct untelling){each, arg});
+}
+
+/* The size that an event tells counts where the listing tells none. */
+static void test_untold_sizes(void **state)
+{
+    struct kva_index_stats stats;
+    struct fixture f;
+    (void)state;
+
+    begin(&f);
+    list_of = f.volumes.stores[0]->ext.list_chunks;
+    f.volumes.stores[0]->ext.list_chunks = list_without_len;
+    for (unsigned i = 0; i < 2; i++)
+        put(&f, 0, i);
+    tell(&f, 0);
+    for (int i = 0; i < 2; i++) {
+        scan(&f);
+        kva_index_get_stats(f.world.index, &stats);
+        assert_int_equal(stats.members[0].have, 2);
+        assert_int_equal(stats.members[0].have_bytes, 65536 + LEN / KVA_UNIT * KVA_UNIT + KVA_UNIT);
+    }
+    end(&f);
+}
+
 /* -- publishers -------------------------------------------------------------------------------- */
 
 /* While the server is away a publisher may tell what nobody hears: its view isn't whole. */
@@ -177,6 +268,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_told_before_its_deletion),
+        cmocka_unit_test(test_long_blobs),
+        cmocka_unit_test(test_untold_sizes),
         cmocka_unit_test(test_away),
     };
 
