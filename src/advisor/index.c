@@ -213,7 +213,7 @@ static void warm(const struct kva_index *index, struct kva_block *b, uint32_t no
 {
     double heat = b->heat ? log2(heat_at(index, b, now_s) + 2) * HEAT_STEPS : HEAT_STEPS;
 
-    b->heat = heat > UINT8_MAX ? UINT8_MAX : (uint8_t)(heat + 0.5);
+    b->heat = heat > UINT8_MAX ? UINT8_MAX : (uint8_t)lround(heat);
     b->used_s = KV_MAX(b->used_s, now_s); /* a clock that was set back ages nothing */
 }
 

@@ -76,20 +76,6 @@ static bool rest_until(struct kva_mover *mover, uint64_t until_ns)
     return !stop;
 }
 
-/* Wait for the limits to allow @n requests and @bytes, and count them. False: end. */
-static bool pay(struct kva_mover *mover, uint64_t n, uint64_t bytes)
-{
-    const struct kva_limits *l = &mover->opts.limits;
-    double seconds = 0, requests = l->requests_per_s ? (double)n / (double)l->requests_per_s : 0;
-    bool go = rest_until(mover, mover->free_ns);
-
-    if (l->bytes_per_s)
-        seconds = (double)bytes / (double)l->bytes_per_s;
-    seconds = KV_MIN(KV_MAX(seconds, requests), 3600.0);
-    mover->free_ns = KV_MAX(mover->free_ns, kv_now_ns()) + (uint64_t)(seconds * 1e9);
-    return go;
-}
-
 bool kva_is_quiet(uint32_t from, uint32_t to, uint32_t at)
 {
     return from <= to ? at >= from && at < to : at >= from || at < to;
@@ -107,6 +93,21 @@ static bool is_quiet_now(struct kva_mover *mover)
     mover->stats.quiet = quiet;
     pthread_mutex_unlock(&mover->lock);
     return quiet;
+}
+
+/* Wait for the limits to allow @n requests and @bytes, and count them. False: end, or quiet hours. */
+static bool pay(struct kva_mover *mover, uint64_t n, uint64_t bytes)
+{
+    const struct kva_limits *l = &mover->opts.limits;
+    double seconds = 0, requests = l->requests_per_s ? (double)n / (double)l->requests_per_s : 0;
+
+    if (!rest_until(mover, mover->free_ns) || is_quiet_now(mover))
+        return false;
+    if (l->bytes_per_s)
+        seconds = (double)bytes / (double)l->bytes_per_s;
+    seconds = KV_MIN(KV_MAX(seconds, requests), 3600.0);
+    mover->free_ns = KV_MAX(mover->free_ns, kv_now_ns()) + (uint64_t)(seconds * 1e9);
+    return true;
 }
 
 /* -- what rests -------------------------------------------------------------------------------- */
@@ -257,7 +258,7 @@ static size_t take_due(struct kva_mover *mover, uint64_t now_ns, unsigned *ret_f
     return n;
 }
 
-/* Remove what has lingered. Returns false when the thread is to end. */
+/* Remove what has lingered. Returns false when pay does; what is left then is found by a later pass. */
 static bool remove_due(struct kva_mover *mover)
 {
     const struct kva_volumes *v = mover->opts.volumes;
@@ -323,7 +324,7 @@ static bool is_full(int rc)
     return rc == -ENOSPC || rc == -EDQUOT;
 }
 
-/* Copy the @n steps, all between the same members. False: end. */
+/* Copy the @n steps, all between the same members. False: as pay. */
 static bool copy_run(struct kva_mover *mover, const struct kva_move *const *run, size_t n,
                      uint64_t bytes)
 {
@@ -344,7 +345,7 @@ static bool copy_run(struct kva_mover *mover, const struct kva_move *const *run,
     return true;
 }
 
-/* Copy what the steps ask for, run by run. False: end. */
+/* Copy what the steps ask for, run by run. False: as pay. */
 static bool copy(struct kva_mover *mover, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -490,8 +491,8 @@ static uint64_t next_turn(const struct kva_mover *mover)
     return mover->n_waiting ? KV_MIN(next_ns, mover->waiting[mover->first].due_ns) : next_ns;
 }
 
-/* Take the steps of the next records. False: end. */
-static bool turn(struct kva_mover *mover)
+/* Take the steps of the next records. */
+static void turn(struct kva_mover *mover)
 {
     uint64_t begin_ns = kv_now_ns();
     size_t n;
@@ -501,31 +502,27 @@ static bool turn(struct kva_mover *mover)
                         mover->steps, STEPS);
     pthread_mutex_unlock(&mover->opts.world->lock);
     mover->looked_ns += kv_now_ns() - begin_ns;
-    if (!remove_due(mover) || !others(mover, n) || !copy(mover, n))
-        return false;
-    if (mover->at)
-        return rest_until(mover, 0);
+    if (!remove_due(mover) || !others(mover, n) || !copy(mover, n) || mover->at)
+        return;
     pthread_mutex_lock(&mover->lock);
     mover->stats.passes += !mover->any && !mover->n_waiting;
     pthread_mutex_unlock(&mover->lock);
-    if (!mover->any && !rest_until(mover, next_turn(mover)))
-        return false;
+    if (!mover->any)
+        (void)rest_until(mover, next_turn(mover));
     mover->any = false;
     mover->looked_ns = 0;
-    return rest_until(mover, 0);
 }
 
 static void *run(void *arg)
 {
     struct kva_mover *mover = arg;
     uint64_t interval_ns = mover->opts.interval_ms * KV_NS_PER_MS;
-    bool go = true;
 
-    while (go) {
+    while (rest_until(mover, 0)) {
         if (!atomic_load(&mover->opts.volumes->scans) || is_quiet_now(mover))
-            go = rest_until(mover, kv_now_ns() + KV_MIN(interval_ns, 100 * KV_NS_PER_MS));
+            (void)rest_until(mover, kv_now_ns() + KV_MIN(interval_ns, 100 * KV_NS_PER_MS));
         else
-            go = turn(mover);
+            turn(mover);
     }
     return NULL;
 }

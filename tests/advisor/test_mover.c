@@ -148,6 +148,60 @@ static void test_told_before_its_deletion(void **state)
     end(&f);
 }
 
+/* Let it be @minute of the local day now. */
+static void set_local(int minute)
+{
+    int west = (int)(time(NULL) / 60 % 1440) - minute;
+    char zone[32];
+
+    snprintf(zone, sizeof(zone), "XYZ%c%d:%d", west < 0 ? '-' : '+', abs(west) / 60,
+             abs(west) % 60);
+    setenv("TZ", zone, 1);
+    tzset();
+}
+
+static int delete_and_wait(kv_store_v1 *self, const uint8_t *hash, size_t hash_len,
+                           const uint8_t *data, size_t len)
+{
+    set_local(12 * 60);
+    return delete_of(self, hash, hash_len, data, len);
+}
+
+static bool is_quiet(struct kva_mover *mover)
+{
+    struct kva_mover_stats stats;
+
+    kva_mover_get_stats(mover, &stats);
+    return stats.quiet;
+}
+
+/* Quiet hours begin in the middle of a pass: it goes on behind them. */
+static void test_quiet_hours(void **state)
+{
+    struct kva_mover_opts opts = {
+        .limits = {.left_s = 1, .quiet_from = 11 * 60, .quiet_to = 13 * 60}, .interval_ms = 1};
+    struct kva_mover *mover;
+    struct fixture f;
+    (void)state;
+
+    begin(&f);
+    scan(&f);
+    for (unsigned i = 0; i < 2; i++) {
+        put(&f, 0, i);
+        tell_and_untell(&f, i);
+    }
+    set_local(6 * 60);
+    delete_of = f.volumes.stores[0]->ext.delete_chunk_if;
+    f.volumes.stores[0]->ext.delete_chunk_if = delete_and_wait;
+    opts.volumes = &f.volumes;
+    opts.world = &f.world;
+    assert_int_equal(kva_mover_create(&opts, &mover), 0);
+    wait_until(is_quiet(mover));
+    kva_mover_destroy(mover);
+    assert_int_equal(has(&f, 0, 0) + has(&f, 0, 1), 1);
+    end(&f);
+}
+
 /* -- removals ---------------------------------------------------------------------------------- */
 
 static int (*get_of)(kv_store_v1 *, const uint8_t *, size_t, size_t, uint8_t **, size_t *);
@@ -268,6 +322,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_told_before_its_deletion),
+        cmocka_unit_test(test_quiet_hours),
         cmocka_unit_test(test_long_blobs),
         cmocka_unit_test(test_untold_sizes),
         cmocka_unit_test(test_away),
