@@ -222,12 +222,6 @@ static int add_some(struct work *w, const size_t *at, size_t n)
     return KV_MIN(rc, 0);
 }
 
-/* True when the list has the key before @i as well, as neighbours often do. */
-static bool is_twin(const struct work *w, size_t i)
-{
-    return i > 0 && memcmp(key_of(w, i), key_of(w, i - 1), w->hash_len) == 0;
-}
-
 static int write_all(struct work *w)
 {
     size_t at[AT_ONCE], n = 0;
@@ -237,7 +231,7 @@ static int write_all(struct work *w)
     for (size_t i = 0; i < w->n && rc == 0; i++) {
         if (trd_is_pack_key(key_of(w, i), w->hash_len)) {
             w->each[i] = -ENOENT;
-        } else if (is_twin(w, i) || find_young(w->packs, key_of(w, i), w->hash_len, &place)) {
+        } else if (find_young(w->packs, key_of(w, i), w->hash_len, &place)) {
             w->each[i] = 0;
             w->written++;
             w->resumed = true;

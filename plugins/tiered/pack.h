@@ -52,8 +52,8 @@ void trd_packing_fini(struct trd_packing *p);
 
 /**
  * Write @n blobs into packs, in this order, as many to a pack as fit. Keys of @hash_len bytes follow each
- * other. Returns the number of blobs that are in published packs now, or an error after which the
- * packs published before it stay. ret_each[i] becomes
+ * other; what comes twice is packed twice. Returns the number of blobs that are in published packs now,
+ * or an error after which the packs published before it stay. ret_each[i] becomes
  *   0         in a published pack
  *   -ENOENT   the source lacks it
  *   -EBADMSG  the source's bytes don't verify

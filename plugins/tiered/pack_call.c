@@ -21,6 +21,25 @@ static int find_member(const kv_store_v1 *self, const char *name)
     return -ENOENT;
 }
 
+/* Leave out of the list what it has before: objects that begin alike name the same chunks. */
+static int leave_twins(struct list *l)
+{
+    struct trd_keys seen = {0};
+    size_t left = 0;
+    int rc = 0;
+
+    for (size_t i = 0; i < l->n && rc >= 0; i++) {
+        const uint8_t *hash = l->hashes + i * l->hash_len;
+
+        rc = trd_keys_add(&seen, hash, l->hash_len);
+        if (rc > 0)
+            memmove(l->hashes + left++ * l->hash_len, hash, l->hash_len);
+    }
+    trd_keys_fini(&seen);
+    l->n = left;
+    return KV_MIN(rc, 0);
+}
+
 /* -- chunks that are in use -------------------------------------------------------------------- */
 
 struct idle {
@@ -151,8 +170,10 @@ int trd_pack_chunks(kv_store_v1 *self, const kv_store_pack_opts *opts, const uin
         rc = l.hashes && l.each ? 0 : -ENOMEM;
     if (rc == 0) {
         memcpy(l.hashes, n ? (const void *)hashes : "", n * hash_len);
-        rc = pack_list(self, opts, (unsigned)from, (unsigned)to, &l, &sums);
+        rc = leave_twins(&l);
     }
+    if (rc == 0)
+        rc = pack_list(self, opts, (unsigned)from, (unsigned)to, &l, &sums);
     free(l.hashes);
     free(l.each);
     memcpy(ret, &sums, KV_MIN(ret->size, sizeof(sums)));

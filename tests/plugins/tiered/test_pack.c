@@ -151,6 +151,32 @@ static void test_calls(void **state)
     world_close(&w);
 }
 
+/* Objects that begin alike name the same chunks: each is packed once, and counted once. */
+static void test_named_twice(void **state)
+{
+    kv_store_pack_opts opts = {
+        .size = sizeof(opts), .to = "cold", .min_bytes = LEN, .max_bytes = 20 * LEN};
+    kv_store_packed packed = {.size = sizeof(packed)};
+    uint8_t keys[18 * 16], data[LEN];
+    struct world w;
+    (void)state;
+
+    open_world(&w);
+    put_blobs(w.cold, 0, 8, "m");
+    for (size_t i = 0; i < 16; i++)
+        make_blob(i % 8, keys + i * 16, data);
+    for (size_t i = 16; i < 18; i++)
+        make_blob(99, keys + i * 16, data);
+    assert_int_equal(kvs_pack_chunks(w.store, &opts, keys, 16, 18, &packed), 0);
+    assert_int_equal(packed.packed_bytes, 8 * LEN);
+    assert_int_equal(packed.packed, 8);
+    assert_int_equal(packed.removed, 8);
+    assert_int_equal(packed.missing, 1);
+    assert_int_equal(packed.errors, 0);
+    all_there(w.store, 0, 8);
+    world_close(&w);
+}
+
 static void test_deletion(void **state)
 {
     uint8_t key[16], data[LEN];
@@ -541,6 +567,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_calls),
+        cmocka_unit_test(test_named_twice),
         cmocka_unit_test(test_deletion),
         cmocka_unit_test(test_reserved_keys),
         cmocka_unit_test(test_left),
