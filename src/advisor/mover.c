@@ -161,9 +161,12 @@ static void note_pair(struct kva_mover *mover, unsigned from, unsigned to, int r
     count_failed(mover, 1);
 }
 
+/* A member that couldn't be listed yet may be full. */
 static bool may_move(const struct kva_mover *mover, unsigned from, unsigned to, uint64_t now_ns)
 {
-    return mover->opts.volumes->stores[from] && mover->opts.volumes->stores[to] &&
+    const struct kva_volumes *v = mover->opts.volumes;
+
+    return v->stores[from] && v->stores[to] && atomic_load(&v->listed[to]) &&
            now_ns >= mover->pairs[from][to].until_ns;
 }
 

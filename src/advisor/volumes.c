@@ -204,6 +204,7 @@ static int scan_member(struct kva_volumes *volumes, struct scan *scan)
     flush(scan);
     if (rc == 0) {
         atomic_store(&volumes->foreign[m], scan->foreign);
+        atomic_store(&volumes->listed[m], true);
         pthread_mutex_lock(&scan->world->lock);
         kva_index_reserve(scan->world->index, m, scan->foreign_bytes);
         pthread_mutex_unlock(&scan->world->lock);

@@ -42,6 +42,7 @@ struct kva_volumes {
     int locks[KVA_MEMBERS];                /* descriptors; -1: none */
     _Atomic uint64_t scans;                /* whole ones so far */
     _Atomic uint64_t unlisted;             /* members that the last scan couldn't list */
+    atomic_bool listed[KVA_MEMBERS];       /* once at least: what it has is known */
     _Atomic uint64_t
         foreign[KVA_MEMBERS]; /* blobs with keys of other lengths, as of the last scan */
 };

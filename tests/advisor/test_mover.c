@@ -271,6 +271,39 @@ static int list_without_len(kv_store_v1 *self, kv_store_each_fn each, void *arg)
     return list_of(self, without_len, &(struct untelling){each, arg});
 }
 
+static int list_nothing(kv_store_v1 *self, kv_store_each_fn each, void *arg)
+{
+    (void)self, (void)each, (void)arg;
+    return -EIO;
+}
+
+/* Into a member that couldn't be listed nothing is copied: what it has room for isn't known. */
+static void test_unlisted(void **state)
+{
+    struct kva_mover_opts opts = {.interval_ms = 1};
+    struct kva_mover *mover;
+    atomic_bool stop = false;
+    struct fixture f;
+    (void)state;
+
+    begin(&f);
+    put(&f, 1, 0);
+    list_of = f.volumes.stores[0]->ext.list_chunks;
+    f.volumes.stores[0]->ext.list_chunks = list_nothing;
+    assert_int_equal(kva_volumes_scan(&f.volumes, &f.world, &stop), 1);
+    tell(&f, 0);
+    opts.volumes = &f.volumes;
+    opts.world = &f.world;
+    assert_int_equal(kva_mover_create(&opts, &mover), 0);
+    wait_until(has(&f, 0, 0) || idle_passes(mover) > 0);
+    assert_false(has(&f, 0, 0));
+    f.volumes.stores[0]->ext.list_chunks = list_of;
+    scan(&f);
+    wait_until(has(&f, 0, 0));
+    kva_mover_destroy(mover);
+    end(&f);
+}
+
 /* The size that an event tells counts where the listing tells none. */
 static void test_untold_sizes(void **state)
 {
@@ -324,6 +357,7 @@ int main(void)
         cmocka_unit_test(test_told_before_its_deletion),
         cmocka_unit_test(test_quiet_hours),
         cmocka_unit_test(test_long_blobs),
+        cmocka_unit_test(test_unlisted),
         cmocka_unit_test(test_untold_sizes),
         cmocka_unit_test(test_away),
     };
