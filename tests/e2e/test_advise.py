@@ -40,6 +40,16 @@ def test_a_trace_that_can_be_counted_by_hand():
     check(close(b["cost_month"], 0.5 * 1024 / 2**30) and close(b["saved_month"], 3 * 730) and b["best_bytes"] == 1024, b)
 
 
+def test_requests_without_times():
+    """What a month would save can't be told of them."""
+    trace = line(0, [1, 2]) * 4
+    args = ("--gpu-hour", 3600, "--tier", "a=1MiB:0.5", "-")
+    r = figures(*args, stdin=trace)
+    equal([r["rates"], r["tiers"][0]["saved_month"], r["tiers"][0]["best_gain_month"], r["curve"][-1]["saved_month"]], ["all", 0, 0, 0])
+    text = advise(*args, stdin=trace)
+    check("nothing is told in money" in text and "a month" not in text, text)
+
+
 def test_a_generated_workload():
     r = figures("--samples", 0, "--gpu-hour", 2, "--tier", "hbm=40GiB", "--tier", "dram=1TiB:0.3", "--tier", "nvme=9TiB:0.01")
     rates = [p["hit_rate"] for p in r["curve"]]

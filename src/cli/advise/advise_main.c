@@ -37,7 +37,8 @@ static void judge(struct kc_advice *advice)
                             : KC_TRACE_BLOCK,
         .hours = advice->has_times ? (double)trace->span_ms / 3600e3 : 1,
         .prefill = (double)opts->prefill,
-        .gpu_hour = (double)opts->gpu_hour / 1e9,
+        /* without times nothing is known of a month */
+        .gpu_hour = advice->has_times ? (double)opts->gpu_hour / 1e9 : 0,
     };
     for (size_t i = 0; i < advice->n_tiers; i++) {
         struct kc_advise_tier *tier = &advice->tiers[i];

@@ -25,6 +25,8 @@ static void print_head(const struct kc_advice *advice, struct kv_buf *out)
                   "\n  a block takes %s, %s a token; a GPU computes %s prompt tokens a second\n",
                   kc_bytes(advice->terms.block_bytes).s,
                   kc_bytes((double)advice->opts.token_bytes).s, kc_count(advice->opts.prefill).s);
+    if (!advice->has_times && advice->opts.gpu_hour > 0)
+        kv_buf_puts(out, "  the requests have no times: nothing is told in money\n");
     if (advice->info.share < 1)
         kv_buf_printf(out, "  the curve is that of %s sampled blocks, %.1f %% of all\n",
                       kc_count(advice->info.followed).s, 100 * advice->info.share);
@@ -74,7 +76,7 @@ static void print_money(const struct kc_advise_tier *tier, struct kv_buf *out)
 
 static void print_tiers(const struct kc_advice *advice, struct kv_buf *out)
 {
-    bool money = advice->opts.gpu_hour > 0;
+    bool money = advice->terms.gpu_hour > 0;
     const char *rate = advice->has_times ? "an hour" : "in all";
 
     kv_buf_printf(out, "\n  %-12s %-10s  %8s  %8s  %9s  %8s%s\n", "", "", "", "hits", "GPU time",
