@@ -62,6 +62,8 @@ int kva_state_write(const struct kva_index *index, uint64_t members, const char 
     kv_put_le64(header + 24, stats.blocks);
     memcpy(header + AT_POLICY, policy, KV_MIN(strlen(policy), (size_t)POLICY));
     kv_put_le64(header + AT_MEMBERS, members);
+    if (kv_buf_reserve(out, KVA_STATE_HEADER + stats.blocks * KVA_STATE_BLOCK + KVA_STATE_END) < 0)
+        return out->error;
     kv_buf_append(out, header, sizeof(header));
     rc = kva_index_each(index, write_block, &w);
     if (rc == 0 && out->error == 0) {

@@ -80,6 +80,7 @@ static void test_round_trip(void **state)
         use_some(index, &seed, 2000);
         kva_index_get_stats(index, &stats);
         assert_int_equal(kva_state_write(index, MEMBERS, names[i], &out), 0);
+        assert_int_equal(out.capacity, out.len); /* no more memory than it takes */
         assert_int_equal(kva_state_read(again, MEMBERS, names[i], out.data, out.len), stats.blocks);
         equal(index, again);
         from = seed;
