@@ -76,7 +76,7 @@ static bool step_of(const struct kva_index *index, const struct kva_block *b, ui
     ret->from = (uint8_t)first_of(b->have);
     if (kva_index_is_left(b, now_s, left_s)) {
         ret->kind = KVA_DELETE;
-        return true;
+        return b->have & (uint16_t)~fixed; /* what read-only members have stays there */
     }
     if (is_sink(index, b->want) && b->have & fixed) /* a copy that stays is there already */
         want = (uint16_t)(1u << first_of(b->have & fixed));

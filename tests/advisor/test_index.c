@@ -442,6 +442,7 @@ static void test_fixed(void **state)
                                   .policy = kva_policy_find("lru")};
     struct kva_index *index;
     struct kva_move move;
+    uint8_t key[KVA_KEY];
     uint32_t at = 0;
 
     (void)state;
@@ -462,6 +463,14 @@ static void test_fixed(void **state)
     assert_int_equal(move.kind, KVA_REMOVE);
     assert_int_equal(move.from, 0);
     assert_int_equal(move.to, 1);
+    key_of(3, key);
+    kva_index_untell(index, key, 0, 1);
+    at = 0;
+    assert_int_equal(kva_index_moves(index, &at, 9, 1, &move, 1), 1);
+    assert_int_equal(move.kind, KVA_DELETE);
+    kva_index_gone(index, 0, key);
+    at = 0; /* what the read-only member has stays, and isn't deleted for ever */
+    assert_int_equal(kva_index_moves(index, &at, 9, 1, &move, 1), 0);
     kva_index_destroy(index);
     opts.fixed = 7;
     assert_int_equal(kva_index_create(&opts, &index), -EINVAL);
