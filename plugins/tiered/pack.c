@@ -191,7 +191,8 @@ static int add(struct work *w, size_t i, const void *data, size_t len)
         w->each[i] = -EMSGSIZE;
         return 0;
     }
-    if (w->filling.bytes + len > w->p->max_bytes)
+    if (w->filling.bytes + len > w->p->max_bytes ||
+        trd_pack_is_full(&w->filling.builder, w->hash_len))
         rc = finish(w);
     if (rc < 0)
         return rc;

@@ -255,6 +255,11 @@ int trd_pack_begin(struct trd_pack_builder *b)
     return b->bytes.error;
 }
 
+bool trd_pack_is_full(const struct trd_pack_builder *b, size_t hash_len)
+{
+    return b->entries.len + ENTRY_FIXED + hash_len > TRD_PACK_TAIL_MAX - TRD_PACK_TRAILER;
+}
+
 void trd_pack_add(struct trd_pack_builder *b, const void *hash, size_t hash_len, const void *data,
                   size_t len)
 {

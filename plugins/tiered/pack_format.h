@@ -78,6 +78,8 @@ struct trd_pack_builder {
 };
 
 int trd_pack_begin(struct trd_pack_builder *b); /* with a new id; -ENOMEM, -EIO */
+/** True when its tail has no room for another entry: of many small blobs it is as long as they are. */
+bool trd_pack_is_full(const struct trd_pack_builder *b, size_t hash_len);
 void trd_pack_add(struct trd_pack_builder *b, const void *hash, size_t hash_len, const void *data,
                   size_t len);
 /** Append the tail. Returns 0 or -ENOMEM; b->bytes is the pack. */

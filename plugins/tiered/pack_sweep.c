@@ -133,7 +133,8 @@ static int add(struct sweep *s, const struct trd_pack_index *index, uint32_t i, 
     const uint8_t *key = trd_pack_entry_key(index, i, &key_len);
     int rc = 0;
 
-    if (s->filling.bytes && s->filling.bytes + len > s->p->max_bytes)
+    if ((s->filling.bytes && s->filling.bytes + len > s->p->max_bytes) ||
+        trd_pack_is_full(&s->filling.builder, key_len))
         rc = s->failed = trd_pack_publish(s->p, &s->filling);
     if (rc < 0)
         return rc;

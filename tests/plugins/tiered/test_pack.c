@@ -177,6 +177,26 @@ static void test_named_twice(void **state)
     world_close(&w);
 }
 
+/* Small blobs fill the index first: a pack whose index is too long would be read by nobody. */
+static void test_small_blobs(void **state)
+{
+    struct trd_pack_builder b;
+    struct trd_pack_name name;
+    char text[TRD_PACK_NAME];
+    uint64_t key[2] = {0};
+    (void)state;
+
+    assert_int_equal(trd_pack_begin(&b), 0);
+    for (; key[0] < 1000000 && !trd_pack_is_full(&b, sizeof(key)); key[0]++)
+        trd_pack_add(&b, key, sizeof(key), "", 0);
+    assert_in_range(key[0], 700000, 999999);
+    assert_int_equal(trd_pack_end(&b, 1), 0);
+    trd_pack_write_name(&b.name, text);
+    assert_true(trd_pack_read_name(text, &name));
+    assert_int_equal(name.tail_len, b.name.tail_len);
+    trd_pack_builder_fini(&b);
+}
+
 static void test_deletion(void **state)
 {
     uint8_t key[16], data[LEN];
@@ -568,6 +588,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_calls),
         cmocka_unit_test(test_named_twice),
+        cmocka_unit_test(test_small_blobs),
         cmocka_unit_test(test_deletion),
         cmocka_unit_test(test_reserved_keys),
         cmocka_unit_test(test_left),
