@@ -296,7 +296,7 @@ static int gather(struct kvs_store *store, const struct found *found, const stru
             rc = add_new(store, fresh, n_fresh, packs, ret_partial);
             n_fresh = 0;
         }
-        if (rc == 0 && packs->n_entries > TRD_PACKED_MAX)
+        if (rc == 0 && packs->n_entries > 2 * TRD_PACKED_MAX)
             rc = -EFBIG;
     }
     if (rc == 0 && n_fresh)

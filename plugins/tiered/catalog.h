@@ -26,7 +26,9 @@
 #define TRD_MARK "kv-tiered-packs"
 #define TRD_MARK_LEN 16
 
-#define TRD_PACKED_MAX ((uint64_t)1 << 24) /* blobs in packs of one member; more are an error */
+/** Blobs in packs of one member: packers add no more. Readers take twice as many, as collections rewrite packs,
+ * and several packers may be at work; more are an error. */
+#define TRD_PACKED_MAX ((uint64_t)1 << 24)
 
 /** Blobs of a batch that are nearer to each other than this are read together, with what is between. */
 #define TRD_PACK_GAP ((uint64_t)64 << 10)

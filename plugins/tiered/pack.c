@@ -14,8 +14,11 @@ enum {
 
 int trd_packing_init(struct trd_packing *p, struct kvs_store *from, struct kvs_store *to)
 {
-    *p = (struct trd_packing){
-        .from = from, .to = to, .min_bytes = TRD_PACK_MIN_BYTES, .max_bytes = TRD_PACK_MAX_BYTES};
+    *p = (struct trd_packing){.from = from,
+                              .to = to,
+                              .min_bytes = TRD_PACK_MIN_BYTES,
+                              .max_bytes = TRD_PACK_MAX_BYTES,
+                              .max_blobs = TRD_PACKED_MAX};
     trd_catalog_init(&p->catalog);
     return to->ext.get_ranges && to->ext.list_manifests && to->ext.flush && to->ext.delete_chunk
                ? 0
@@ -140,7 +143,8 @@ struct work {
     int *each;
     struct trd_packs *packs; /* that are there already; NULL: none */
     struct trd_filling filling;
-    size_t *in, n_in; /* blobs in the pack that is being filled */
+    size_t *in, n_in;  /* blobs in the pack that is being filled */
+    uint64_t n_packed; /* in all packs of the member */
     int written;
     bool resumed; /* a pack of before has some of them, and may not have been told */
 };
@@ -173,7 +177,8 @@ static int finish(struct work *w)
 
     if (w->n_in == 0)
         return 0;
-    rc = trd_pack_publish(w->p, &w->filling);
+    w->n_packed += w->n_in;
+    rc = w->n_packed > w->p->max_blobs ? -EFBIG : trd_pack_publish(w->p, &w->filling);
     for (size_t i = 0; i < w->n_in; i++)
         w->each[w->in[i]] = rc == 0 ? 0 : -EIO;
     if (rc == 0)
@@ -283,6 +288,7 @@ int trd_pack_write(struct trd_packing *p, const void *hashes, size_t hash_len, s
         rc = w.in ? trd_pack_begin(&w.filling.builder) : -ENOMEM;
     if (rc == 0) {
         w.packs = trd_catalog_hold(&p->catalog);
+        w.n_packed = w.packs ? w.packs->n_entries : 0;
         rc = write_all(&w);
         trd_packs_release(w.packs);
     }

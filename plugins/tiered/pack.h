@@ -36,7 +36,8 @@ enum trd_pack_step {
 struct trd_packing {
     struct kvs_store *from, *to; /* single blobs; packs. May be one store */
     uint64_t min_bytes,
-        max_bytes; /* of blobs in a pack. 0: TRD_PACK_MIN_BYTES, TRD_PACK_MAX_BYTES */
+        max_bytes;      /* of blobs in a pack. 0: TRD_PACK_MIN_BYTES, TRD_PACK_MAX_BYTES */
+    uint64_t max_blobs; /* in packs of the member */
     void (*step)(void *arg, enum trd_pack_step step); /* NULL: nobody asks */
     void *arg;
     struct trd_catalog catalog; /* of `to` */
@@ -53,7 +54,8 @@ void trd_packing_fini(struct trd_packing *p);
 /**
  * Write @n blobs into packs, in this order, as many to a pack as fit. Keys of @hash_len bytes follow each
  * other; what comes twice is packed twice. Returns the number of blobs that are in published packs now,
- * or an error after which the packs published before it stay. ret_each[i] becomes
+ * or an error after which the packs published before it stay (-EFBIG: the member would have too many
+ * blobs in packs). ret_each[i] becomes
  *   0         in a published pack
  *   -ENOENT   the source lacks it
  *   -EBADMSG  the source's bytes don't verify

@@ -197,6 +197,31 @@ static void test_small_blobs(void **state)
     trd_pack_builder_fini(&b);
 }
 
+/* More blobs than readers take would make all of them unreadable. */
+static void test_too_many_blobs(void **state)
+{
+    uint8_t *keys = keys_of(20, 20);
+    struct trd_packing p;
+    struct world w;
+    int each[20];
+    (void)state;
+
+    open_world(&w);
+    put_blobs(w.store, 0, 40, "m");
+    pack_all(w.cold, 0, 20);
+    assert_int_equal(trd_packing_init(&p, w.cold, w.cold), 0);
+    p.min_bytes = 1;
+    p.max_blobs = 30;
+    assert_int_equal(trd_pack_write(&p, keys, 16, 20, each), -EFBIG);
+    assert_int_equal(each[0], -EIO);
+    assert_int_equal(n_published(w.cold), 1);
+    assert_int_equal(trd_pack_write(&p, keys, 16, 10, each), 10);
+    all_there(w.store, 0, 40);
+    trd_packing_fini(&p);
+    free(keys);
+    world_close(&w);
+}
+
 static void test_deletion(void **state)
 {
     uint8_t key[16], data[LEN];
@@ -589,6 +614,7 @@ int main(void)
         cmocka_unit_test(test_calls),
         cmocka_unit_test(test_named_twice),
         cmocka_unit_test(test_small_blobs),
+        cmocka_unit_test(test_too_many_blobs),
         cmocka_unit_test(test_deletion),
         cmocka_unit_test(test_reserved_keys),
         cmocka_unit_test(test_left),
