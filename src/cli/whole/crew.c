@@ -18,7 +18,7 @@
 #include "cli/whole/whole.h"
 
 #define ASK_MS 90000
-#define STOP_MS 15000
+#define STOP_MS 60000
 
 /* Become a worker: this program again, with the socket as its third descriptor. */
 static _Noreturn void become_worker(const struct kc_whole *w, uint32_t number, int fd, pid_t parent)
@@ -266,6 +266,7 @@ bool kc_crew_stop(struct kc_whole *w)
         if (m->pid > 0) {
             kill(m->pid, SIGKILL);
             waitpid(m->pid, NULL, 0);
+            clean = clean && kc_whole_interrupted(); /* else: it hangs */
         }
         if (m->fd > 0)
             close(m->fd);

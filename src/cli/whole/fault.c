@@ -64,6 +64,7 @@ static int inject(struct kc_whole *w, enum kc_fault fault, struct kv_error *erro
     w->faults_injected[fault]++;
     switch (fault) {
     case KC_FAULT_KILL_WORKER: /* its socket's end tells the director */
+        w->members[victim(w)].killed = true;
         kill(w->members[victim(w)].pid, SIGKILL);
         return 0;
     case KC_FAULT_FREEZE_WORKER:

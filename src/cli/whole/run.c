@@ -226,7 +226,7 @@ static int replace(struct kc_whole *w, uint32_t number, struct kv_error *error)
     m->pid = 0;
     close(m->fd);
     m->fd = -1;
-    if (m->starts > 1 + w->faults_injected[KC_FAULT_KILL_WORKER])
+    if (!m->killed)
         return kv_fail(error, -ECHILD, 0, "worker %u ended by itself; see its log in %s (--dir)",
                        number, w->plan.dir);
     while (m->n_queued > 0) {
@@ -234,6 +234,7 @@ static int replace(struct kc_whole *w, uint32_t number, struct kv_error *error)
         w->totals.again++;
     }
     m->queued_blocks = 0;
+    m->killed = false;
     return kc_crew_restart(w, number, error);
 }
 
@@ -267,7 +268,7 @@ int kc_run_collect(struct kc_whole *w, int ms, struct kv_error *error)
 static bool is_busy(const struct kc_whole *w)
 {
     for (uint32_t i = 0; i < w->plan.n_workers; i++)
-        if (w->members[i].n_queued > 0)
+        if (w->members[i].n_queued > 0 || w->members[i].killed)
             return true;
     return w->n_again > 0;
 }
@@ -289,10 +290,12 @@ int kc_run(struct kc_whole *w, struct kv_error *error)
 
     while (rc == 0 && goes_on(w, end_ns)) {
         w->interrupted = kc_whole_interrupted();
-        if (!w->interrupted)
-            rc = kc_fault_tick(w, error);
-        if (w->interrupted)
+        if (w->interrupted) {
             w->n_again = 0;
+            kc_fault_end(w); /* a worker that is frozen would never answer */
+        } else {
+            rc = kc_fault_tick(w, error);
+        }
         dispatch(w);
         if (rc == 0)
             rc = kc_run_collect(w, TICK_MS, error);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -67,25 +68,36 @@ static int start_janitor(struct kc_whole *w)
     return w->janitor < 0 ? -errno : 0;
 }
 
+/* Take the folder of --dir, by its absolute path: sockets and the store have no other names. */
+static int use_dir(struct kc_whole *w, struct kv_error *error)
+{
+    char path[PATH_MAX];
+
+    if (mkdir(w->opts.dir, 0700) == 0)
+        w->new_dir = true;
+    else if (errno != EEXIST)
+        return kv_fail(error, -errno, 0, "%.120s: %s", w->opts.dir, strerror(errno));
+    if (!realpath(w->opts.dir, path))
+        return kv_fail(error, -errno, 0, "%.120s: %s", w->opts.dir, strerror(errno));
+    if (snprintf(w->plan.dir, sizeof(w->plan.dir), "%s", path) > 80)
+        return kv_fail(error, -ENAMETOOLONG, 0,
+                       "--dir: at most 80 bytes, because sockets lie in it");
+    return 0;
+}
+
 int kc_dir_make(struct kc_whole *w, struct kv_error *error)
 {
     const char *tmp = getenv("TMPDIR");
     int rc = 0;
 
     w->janitor_fd = -1;
-    if (w->opts.dir) {
-        if (snprintf(w->plan.dir, sizeof(w->plan.dir), "%s", w->opts.dir) > 80)
-            return kv_fail(error, -ENAMETOOLONG, 0,
-                           "--dir: at most 80 bytes, because sockets lie in it");
-        if (mkdir(w->plan.dir, 0700) < 0 && errno != EEXIST)
-            rc = -errno;
-    } else {
-        if (!tmp || !*tmp || strlen(tmp) > 60)
-            tmp = "/tmp";
-        snprintf(w->plan.dir, sizeof(w->plan.dir), "%s/kvasir-replay-XXXXXX", tmp);
-        w->own_dir = mkdtemp(w->plan.dir) != NULL;
-        rc = w->own_dir ? start_janitor(w) : -errno;
-    }
+    if (w->opts.dir)
+        return use_dir(w, error);
+    if (!tmp || *tmp != '/' || strlen(tmp) > 60)
+        tmp = "/tmp";
+    snprintf(w->plan.dir, sizeof(w->plan.dir), "%s/kvasir-replay-XXXXXX", tmp);
+    w->own_dir = w->new_dir = mkdtemp(w->plan.dir) != NULL;
+    rc = w->own_dir ? start_janitor(w) : -errno;
     return rc < 0 ? kv_fail(error, rc, 0, "%s: %s", w->plan.dir, strerror(-rc)) : 0;
 }
 
@@ -210,8 +222,10 @@ int kc_servers_start(struct kc_whole *w, struct kv_error *error)
         snprintf(w->plan.store, sizeof(w->plan.store), "%.200s/store", w->plan.dir);
     else if (strcmp(store, "redis") == 0)
         rc = start_redis(w, error);
-    else if (strcmp(store, "none") != 0)
-        snprintf(w->plan.store, sizeof(w->plan.store), "%s", store);
+    else if (strcmp(store, "none") != 0 && snprintf(w->plan.store, sizeof(w->plan.store), "%s",
+                                                    store) >= (int)sizeof(w->plan.store))
+        return kv_fail(error, -ENAMETOOLONG, 0, "--store: at most %zu bytes",
+                       sizeof(w->plan.store) - 1);
     if (rc == 0 && w->opts.nats)
         rc = start_nats(w, error);
     return rc;

@@ -59,6 +59,7 @@ struct kc_member {
     pid_t pid; /* 0: none runs */
     int fd;
     uint32_t starts;
+    bool killed;              /* by a fault, and not started again yet */
     uint64_t queue[KC_QUEUE]; /* numbers of the requests that it has, oldest first */
     uint32_t n_queued;
     uint64_t queued_blocks;
@@ -104,12 +105,13 @@ struct kc_books {
     uint64_t indexer_lacks, indexer_extra; /* of these */
     uint64_t nats_lacks, nats_extra;
     /* Copies of blocks that workers which were started again found on their disks. A disk keeps no
-     * tokens, so their events point at nothing, until a request brings the tokens. */
+     * tokens, so their events point at nothing. */
     uint64_t untold;
-    uint64_t
-        loose;  /* copies that the indexer doesn't show, as the worker lacks a block before them */
-    bool nats;  /* compared with the view by NATS as well */
-    bool store; /* compared */
+    /* Copies that the indexer doesn't show, as the worker lacks a block before them, or an untold one
+     * lies before them. */
+    uint64_t loose;
+    bool nats;            /* compared with the view by NATS as well */
+    bool store;           /* compared */
     uint64_t stored;      /* keys that the store has, by lookups */
     uint64_t chunks;      /* chunks that the store lists */
     uint64_t store_lacks; /* keys that a worker believes there, and the store lacks */
@@ -125,6 +127,7 @@ struct kc_whole {
     struct kc_trace trace;
     struct kc_trace_stats trace_stats;
     bool own_dir;
+    bool new_dir;   /* it was made for this run: what lies in it is this run's */
     int janitor_fd; /* closed: the janitor removes the directory */
     pid_t janitor;
 
