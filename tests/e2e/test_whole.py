@@ -135,8 +135,13 @@ def fault(name, *args, **options):
 
 
 def test_killed_worker():
-    r = fault("kill worker", "--kill", "worker")
-    check(r["requests_again"] >= 0, "requests served again")
+    fault("kill worker", "--kill", "worker")
+
+
+def test_killed_workers_and_indexers():
+    """What lies behind blocks that a worker found on its disk is hidden by an indexer that was started again."""
+    r = good(whole("--kill", "worker,indexer", times=3)[0])
+    equal((r["faults"]["kill worker"], r["faults"]["kill indexer"]), (3, 3), "faults")
 
 
 def test_frozen_worker():
@@ -241,9 +246,9 @@ def is_gone(pid):
         return True
 
 
-def begun(folder):
+def begun(folder, *args, **options):
     """A long run that has begun to serve: (process, its children)."""
-    process = subprocess.Popen([KVASIR, "replay", "--quiet", *words({"requests": 100000, "duration": "10m"})],
+    process = subprocess.Popen([KVASIR, "replay", "--quiet", *words({"requests": 100000, "duration": "10m"} | options), *args],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ, TMPDIR=folder))
     try:
         wait_until(lambda: list(pathlib.Path(folder).glob("kvasir-replay-*/store/chunks/*/*")), 60, "the run's first blocks")
@@ -269,6 +274,43 @@ def test_nothing_is_left():
             check(number == signal.SIGKILL or "interrupted" in out, out)
             wait_until(lambda: all(map(is_gone, pids)), patience(30), "the children's end")
             wait_until(lambda: not os.listdir(folder), patience(30), "an empty folder")
+
+
+def workers_of(pids):
+    return [pid for pid in pids if b"--worker" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_interrupted_while_a_worker_is_frozen():
+    with tempfile.TemporaryDirectory() as folder:
+        process, pids = begun(folder, "--freeze", "worker", times=1000, freeze_time="10m", duration="30s")
+        try:
+            state = lambda pid: pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+            wait_until(lambda: "T" in map(state, workers_of(pids)), patience(60), "a frozen worker")
+            process.send_signal(signal.SIGINT)
+            out = process.communicate(timeout=patience(60))[0]
+        finally:
+            process.kill()
+            process.wait()
+        check(process.returncode == 130 and "interrupted" in out, f"{process.returncode}: {out}")
+
+
+def test_a_worker_that_dies_by_itself_fails_the_run():
+    with tempfile.TemporaryDirectory() as folder:
+        process, pids = begun(folder)
+        try:
+            os.kill(workers_of(pids)[1], signal.SIGSEGV)
+            out = process.communicate(timeout=patience(60))[1]
+        finally:
+            process.kill()
+            process.wait()
+        check(process.returncode == 1 and "worker 1 ended by itself" in out, f"{process.returncode}: {out}")
+
+
+def test_a_folder_of_another_workload():
+    """Named by a relative path; what the store has of an earlier run with other prompts is no difference."""
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in (1, 2):
+            good(whole(dir=os.path.relpath(f"{folder}/run"), rounds=1, seed=seed)[0], REQUESTS)
 
 
 def test_bad_command_lines():

@@ -206,26 +206,55 @@ static int ask_places(struct kc_whole *w, uint32_t worker, const struct keys *ke
     return rc;
 }
 
-/* Mark the keys that a worker has without the blocks before them. */
-static void mark_loose(const struct keys *keys, const uint8_t *tiers, bool *loose)
+static int by_value(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+/* True for a block that a worker, started again, found on its disk: its event had no tokens. */
+static bool is_untold(const struct kc_member *m, uint64_t key)
+{
+    return m->found && bsearch(&key, m->found, m->n_found, sizeof(key), by_value);
+}
+
+/* True where @dump has no copy of @key at @worker. */
+static bool is_hidden(const struct copies *dump, uint64_t key, uint32_t worker)
+{
+    const struct copy wanted = {.key = key, .worker = worker};
+
+    return dump->n == 0 || !bsearch(&wanted, dump->list, dump->n, sizeof(*dump->list), by_key);
+}
+
+/*
+ * Mark the keys that a worker has without a block before them, or whose block before them is untold
+ * and not in @dump: the indexer can't place them.
+ */
+static void mark_loose(const struct kc_whole *w, uint32_t worker, const struct keys *keys,
+                       const uint8_t *tiers, const struct copies *dump, bool *loose)
 {
     for (size_t k = 0; k < keys->n; k++) {
         uint32_t i = keys->order[k];
         const struct key *key = &keys->list[i];
         long before = key->position && key->position != UINT32_MAX ? find(keys, key->parent) : -1;
 
-        loose[i] = before >= 0 && (!tiers[before] || loose[before]);
+        loose[i] =
+            before >= 0 &&
+            (!tiers[before] || loose[before] ||
+             (is_untold(&w->members[worker], key->parent) && is_hidden(dump, key->parent, worker)));
     }
 }
 
-static int locate(struct kc_whole *w, uint32_t worker, const struct keys *keys, struct copies *ret)
+static int locate(struct kc_whole *w, uint32_t worker, const struct keys *keys,
+                  const struct copies *dump, struct copies *ret)
 {
     uint8_t *tiers = calloc(keys->n + 1, 1);
     bool *loose = calloc(keys->n + 1, sizeof(*loose));
     int rc = tiers && loose ? ask_places(w, worker, keys, tiers) : -ENOMEM;
 
     if (rc == 0)
-        mark_loose(keys, tiers, loose);
+        mark_loose(w, worker, keys, tiers, dump, loose);
     for (size_t i = 0; i < keys->n && rc == 0; i++)
         if (tiers[i])
             add(ret, (struct copy){keys->list[i].key, worker, tiers[i], loose[i]});
@@ -322,19 +351,15 @@ static void note(struct kc_books *b, const struct copy *at, uint8_t worker_says,
                  at->key, at->worker, worker_says, other_says, other);
 }
 
-static int by_value(const void *a, const void *b)
+/*
+ * Return the tiers of such a block that the other books rightly lack: its disk, and where they lack it
+ * altogether those that were filled from there. What is in G1 came by a request, which had the tokens.
+ */
+static unsigned untold_tiers(uint8_t here, uint8_t there)
 {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    const unsigned device = 1u << KV_TIER_DEVICE, disk = 1u << KV_TIER_DISK;
 
-    return x < y ? -1 : x > y;
-}
-
-/* True for a block that a worker, started again, found on its disk: its event had no tokens. */
-static bool is_untold(const struct kc_whole *w, const struct copy *at)
-{
-    const struct kc_member *m = &w->members[at->worker];
-
-    return m->found && bsearch(&at->key, m->found, m->n_found, sizeof(at->key), by_value);
+    return there == 0 && !(here & device) ? ~0u : disk;
 }
 
 static uint32_t bits(unsigned tiers)
@@ -346,6 +371,7 @@ static uint32_t bits(unsigned tiers)
 struct difference {
     const char *name; /* of those books */
     uint64_t lacks, extra;
+    uint64_t untold, loose; /* copies that they rightly lack */
 };
 
 /* Compare a worker's copies of a key, or NULL, with another's, or NULL. */
@@ -357,11 +383,13 @@ static void compare_one(struct kc_whole *w, const struct copy *mine, const struc
     uint8_t missing = here & (uint8_t)~there;
 
     if (missing && mine && mine->loose) {
-        b->loose += bits(missing);
+        ret->loose += bits(missing);
         here &= there;
-    } else if (missing && mine && is_untold(w, mine)) {
-        b->untold += bits(missing);
-        here &= there;
+    } else if (missing && mine && is_untold(&w->members[mine->worker], mine->key)) {
+        uint8_t untold = missing & (uint8_t)untold_tiers(here, there);
+
+        ret->untold += bits(untold);
+        here &= (uint8_t)~untold;
     }
     if (here != there)
         note(b, mine ? mine : theirs, here, there, ret->name);
@@ -395,10 +423,11 @@ static int compare_views(struct kc_whole *w, const struct copies *mine, const st
     int rc = 0;
 
     b->copies = count_bits(mine);
-    b->untold = b->loose = 0;
     compare(w, mine, dump, &zmq);
     b->indexer_lacks = zmq.lacks;
     b->indexer_extra = zmq.extra;
+    b->untold = zmq.untold;
+    b->loose = zmq.loose;
     if (w->opts.nats) {
         rc = read_dump(w, KC_PLAN_NATS_TENANT, KC_PLAN_FIRST_ON_NATS, &by_nats, error);
         compare(w, mine, &by_nats, &nats);
@@ -458,7 +487,7 @@ static int compare_once(struct kc_whole *w, struct keys *keys, struct copies *mi
     if (rc == 0)
         rc = collect_keys(w, KV_MIN(w->next, w->opts.requests), &dump, keys);
     for (uint32_t i = 0; i < w->plan.n_workers && rc == 0; i++)
-        rc = locate(w, i, keys, mine);
+        rc = locate(w, i, keys, &dump, mine);
     sort_copies(mine);
     w->books.keys = keys->n;
     rc = rc == 0 ? compare_views(w, mine, &dump, error) : rc;
@@ -471,11 +500,12 @@ int kc_books_note_found(struct kc_whole *w, uint32_t worker)
     struct kc_member *m = &w->members[worker];
     struct keys keys = {0};
     struct copies found = {0};
+    const struct copies none = {0};
     /* a directory that was kept may have blocks of requests to come */
     uint64_t n_requests = w->own_dir ? KV_MIN(w->next, w->opts.requests) : w->opts.requests;
     int rc = collect_keys(w, n_requests, &found, &keys);
 
-    rc = rc == 0 ? locate(w, worker, &keys, &found) : rc;
+    rc = rc == 0 ? locate(w, worker, &keys, &none, &found) : rc;
     free(m->found);
     m->n_found = 0;
     m->found = calloc(found.n + 1, sizeof(*m->found));
@@ -494,7 +524,7 @@ static int settle(struct kc_whole *w, struct keys *keys, struct copies *mine,
     int rc = tell_all(w, KC_MESSAGE_SETTLE, error);
 
     begun = nudged = kv_now_ns();
-    while (rc == 0) {
+    while (rc == 0 && !kc_whole_interrupted()) {
         rc = compare_once(w, keys, mine, error);
         w->books.settle_ms = (kv_now_ns() - begun) / KV_NS_PER_MS;
         if (views_equal(&w->books) || w->books.settle_ms > w->opts.settle_ms)
@@ -517,11 +547,13 @@ int kc_books_compare(struct kc_whole *w, struct kv_error *error)
 
     kc_http_set_timeout(kc_client_http(w->client), 20000);
     rc = settle(w, &keys, &mine, error);
-    if (rc == 0 && w->plan.store[0])
+    if (rc == 0 && w->plan.store[0] && !kc_whole_interrupted())
         rc = compare_store(w, &mine, &keys);
-    b->done = rc == 0;
+    w->interrupted = kc_whole_interrupted();
+    b->done = rc == 0 && !w->interrupted;
     b->equal = b->done && views_equal(b) && b->store_lacks == 0 &&
-               (w->opts.store || b->stored == b->chunks);
+               (w->opts.store || b->stored == b->chunks ||
+                (!w->new_dir && b->stored < b->chunks)); /* of earlier runs with other prompts */
     if (b->done && !b->equal && !b->first[0])
         snprintf(b->first, sizeof(b->first), "%" PRIu64 " chunks in the store for %" PRIu64 " keys",
                  b->chunks, b->stored);
