@@ -59,7 +59,7 @@ KV_API const char *kvsel_policy_name(size_t i);
 
 /**
  * Numbers in the policies' formulas; set size to sizeof(struct kvsel_params). 0: the default; a
- * negative number: 0.
+ * negative number: 0. Infinite ones and NaN, here and in requests, are -EINVAL.
  */
 struct kvsel_params {
     size_t size;
@@ -339,8 +339,8 @@ KV_API int kvsel_select(struct kvsel *selector, const struct kvsel_request *requ
 
 /**
  * Choose as kvsel_select does, and tell how. Writes all workers of the decision to @candidates, at
- * most @max of them. Of a pair: those that compute the prompt where *@ret is paired, else those that
- * decode. Returns the number of workers, also when *@ret has none (candidates 0); -EINVAL; -EAGAIN;
+ * most @max of them. Of a pair: those that decode, or, where the prompt is worth another worker, those
+ * that compute it. Returns the number of workers, also when *@ret has none (candidates 0); -EINVAL; -EAGAIN;
  * -ENOMEM.
  */
 KV_API long kvsel_explain(struct kvsel *selector, const struct kvsel_request *request,

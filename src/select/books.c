@@ -93,7 +93,6 @@ static void note_session(struct kvsel *s, const char *text, uint32_t slot, uint6
         if (s->sessions.n > s->opts.max_sessions)
             forget_session(s, (struct kvsel_session *)s->sessions.oldest);
     }
-    session->slot = slot;
     session->holder = s->slots[slot].holder;
     session->used_ns = now_ns;
 }
@@ -104,7 +103,7 @@ uint32_t kvsel_session_slot(struct kvsel *s, const char *text, uint64_t now_ns)
 
     while (s->sessions.oldest) { /* those whose time is over */
         session = (struct kvsel_session *)s->sessions.oldest;
-        if (now_ns < session->used_ns + s->opts.session_ns)
+        if (now_ns < session->used_ns || now_ns - session->used_ns < s->opts.session_ns)
             break;
         forget_session(s, session);
     }
@@ -136,7 +135,7 @@ static struct kvsel_book *make(const struct kvsel *s, const char *id, size_t id_
 static void follow(struct kvsel *s, struct kvsel_book *book, const struct kvsel_request *r,
                    uint64_t now_ns)
 {
-    uint64_t until = now_ns + s->opts.predict_ns;
+    uint64_t until = now_ns + KV_MIN(s->opts.predict_ns, UINT64_MAX - now_ns);
     int rc = 0;
 
     if (s->opts.predict_ns != UINT64_MAX && book->chain->n > 0) {

@@ -251,6 +251,8 @@ static int decide(struct kvsel *s, const struct kvsel_ask *ask, struct kvsel_cho
     *ret = (struct kvsel_choice){.size = sizeof(*ret), .policy = ask->policy->name};
     note_busy(s);
     rc = ask->r.stage == KVSEL_PAIR ? choose_pair(s, ask, ret) : choose_whole(s, ask, ret);
+    if (rc < 0)
+        ret->candidates = 0; /* also of a pair that lacks its second worker alone */
     if (rc == 0 && s->opts.queue_waiting && !ask->r.released && (s->queue.n > 0 || all_full(s)))
         return -EAGAIN;
     s->stats.choices += rc == 0;

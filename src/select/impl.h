@@ -83,9 +83,8 @@ struct kvsel_book {
 
 struct kvsel_session {
     struct kvsel_name name; /* first */
-    uint32_t slot;
     uint64_t used_ns;
-    struct kv_holder holder; /* of the slot, which may have passed to another */
+    struct kv_holder holder; /* its worker */
 };
 
 struct kvsel_held; /* queue.c */
@@ -121,7 +120,6 @@ struct kvsel {
     uint32_t *match; /* 1 + place of the slot's match, 0: none */
     uint8_t *reason, *seen;
     struct kvsel_found *found;
-    size_t n_shared; /* entries of found whose shared isn't zero */
     uint64_t *strided;
     size_t strided_max, n_strided;
 

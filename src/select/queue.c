@@ -12,6 +12,7 @@ struct kvsel_held {
     uint64_t since_ns;
     double key, tokens; /* a smaller key first */
     uint32_t priority;  /* a larger one before all keys */
+    uint32_t roles;     /* of the worker that it waits for */
     size_t at;          /* in the heap */
 };
 
@@ -73,12 +74,18 @@ static void take(struct kvsel *s, struct kvsel_held *held)
     free(held);
 }
 
+/* Return the roles of the worker that computes the request's prompt. */
+static uint32_t roles_of(const struct kvsel_request *r)
+{
+    return r->stage == KVSEL_PAIR ? KVSEL_PREFILL : KVSEL_BOTH;
+}
+
 /* Return the fewest tokens that a worker would have to compute of the request. */
 static double least_uncovered(struct kvsel *s, const struct kvsel_ask *ask)
 {
     double least = (double)ask->r.tokens;
 
-    kvsel_terms(s, ask, ask->r.stage == KVSEL_PAIR ? KVSEL_PREFILL : KVSEL_BOTH);
+    kvsel_terms(s, ask, roles_of(&ask->r));
     for (uint32_t i = 0; i < s->n_slots; i++)
         if (s->reason[i] == KVSEL_FITS)
             least = KV_MIN(least, s->uncovered[i]);
@@ -136,6 +143,7 @@ int kvsel_queue_put(struct kvsel *s, uint64_t ticket, const struct kvsel_request
     held->since_ns = now_ns;
     held->tokens = tokens;
     held->priority = ask.r.priority;
+    held->roles = roles_of(&ask.r);
     held->key = s->opts.queue_order == KVSEL_SHORTEST
                     ? tokens
                     : (double)now_ns - ask.r.jump_s * (double)KV_NS_PER_S;
@@ -152,14 +160,32 @@ int kvsel_queue_put(struct kvsel *s, uint64_t ticket, const struct kvsel_request
     return 0;
 }
 
-/* True when a worker that is up has fewer waiting tokens than the threshold. */
-static bool has_room(const struct kvsel *s)
+/* True when a worker that is up and has @roles has fewer waiting tokens than the threshold. */
+static bool has_room(const struct kvsel *s, uint32_t roles)
 {
     for (uint32_t i = 0; i < s->n_slots; i++)
-        if (s->state[i] == KVSEL_FITS && s->waiting[i] < (double)s->opts.queue_waiting &&
+        if (s->state[i] == KVSEL_FITS && (s->slots[i].roles & roles) == roles &&
+            s->waiting[i] < (double)s->opts.queue_waiting &&
             (!s->slots[i].max_requests || s->requests[i] < s->slots[i].max_requests))
             return true;
     return false;
+}
+
+static bool has_waited(const struct kvsel_held *held, uint64_t now_ns, uint64_t ns)
+{
+    return now_ns >= held->since_ns && now_ns - held->since_ns >= ns;
+}
+
+/* Return whose turn it is: the first by order, or the oldest of its priority that has waited long. */
+static struct kvsel_held *first(const struct kvsel *s, uint64_t now_ns)
+{
+    struct kvsel_held *first = s->queue.heap[0], *at = s->queue.oldest;
+
+    if (s->opts.queue_order != KVSEL_SHORTEST)
+        return first;
+    while (at && has_waited(at, now_ns, s->opts.queue_age_ns) && at->priority != first->priority)
+        at = at->newer;
+    return at && has_waited(at, now_ns, s->opts.queue_age_ns) ? at : first;
 }
 
 int kvsel_queue_next(struct kvsel *s, uint64_t now_ns, uint64_t *ticket)
@@ -168,12 +194,11 @@ int kvsel_queue_next(struct kvsel *s, uint64_t now_ns, uint64_t *ticket)
     struct kvsel_held *next;
 
     kvsel_slots_heal(s, now_ns);
-    if (!q->n || !has_room(s))
+    if (!q->n)
         return -EAGAIN;
-    next = q->heap[0];
-    if (s->opts.queue_order == KVSEL_SHORTEST && q->oldest->priority == next->priority &&
-        now_ns - q->oldest->since_ns >= s->opts.queue_age_ns)
-        next = q->oldest;
+    next = first(s, now_ns);
+    if (!has_room(s, next->roles))
+        return -EAGAIN;
     *ticket = next->ticket;
     take(s, next);
     return 0;
@@ -183,7 +208,7 @@ int kvsel_queue_late(struct kvsel *s, uint64_t now_ns, uint64_t *ticket)
 {
     struct kvsel_held *oldest = s->queue.oldest;
 
-    if (!oldest || now_ns < oldest->since_ns + s->opts.queue_max_wait_ns)
+    if (!oldest || !has_waited(oldest, now_ns, s->opts.queue_max_wait_ns))
         return -EAGAIN;
     *ticket = oldest->ticket;
     take(s, oldest);

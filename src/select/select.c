@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <math.h>
+
 #include "base/core/clock.h"
 #include "base/core/log.h"
 #include "select/impl.h"
@@ -23,9 +25,10 @@ const char *kvsel_why_name(enum kvsel_why why)
     return (size_t)why < KV_COUNT(names) ? names[why] : NULL;
 }
 
-/* Return @value, or @fallback for 0; a negative number means 0. */
-static double param(double value, double fallback)
+/* Return @value, or @fallback for 0; a negative number means 0. Others than finite ones clear *@ok. */
+static double param(double value, double fallback, bool *ok)
 {
+    *ok = *ok && isfinite(value);
     if (value == 0)
         return fallback;
     return value > 0 ? value : 0;
@@ -36,13 +39,14 @@ static int read_params(const struct kvsel_params *given, const struct kvsel_para
                        struct kvsel_params *ret)
 {
     struct kvsel_params p = {0};
+    bool ok = true;
 
     if (!kv_sized_or_null(given, "kvsel_params"))
         return -EINVAL;
     if (given)
         KVSEL_READ(&p, given);
     *ret = *base;
-#define PARAM(name) ret->name = param(p.name, base->name)
+#define PARAM(name) ret->name = param(p.name, base->name, &ok)
     for (int i = 0; i < KV_N_TIERS; i++)
         PARAM(tier_cost[i]);
     PARAM(own_weight);
@@ -62,7 +66,7 @@ static int read_params(const struct kvsel_params *given, const struct kvsel_para
     PARAM(balance_absolute);
     PARAM(balance_relative);
 #undef PARAM
-    return 0;
+    return ok ? 0 : -EINVAL;
 }
 
 static const struct kvsel_params default_params = {.size = sizeof(default_params),
@@ -178,6 +182,14 @@ int kvsel_ask(const struct kvsel *s, const struct kvsel_request *request, uint64
         (unsigned)r->stage > KVSEL_PAIR || r->tokens > UINT32_MAX ||
         (r->session && strlen(r->session) > KVSEL_MAX_SESSION))
         return -EINVAL;
+    if (!isfinite(r->domain_weight) || !isfinite(r->jump_s))
+        return -EINVAL;
+    for (size_t i = 0; i < r->n_preferred; i++)
+        if (!r->preferred[i].label || !isfinite(r->preferred[i].weight))
+            return -EINVAL;
+    for (size_t i = 0; i < r->n_required; i++)
+        if (!r->required[i])
+            return -EINVAL;
     if (r->session && !*r->session)
         r->session = NULL;
     if (!r->whole_tokens)

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Slots of workers. The table of holders is open-addressed, at most half full; removing moves later
  * entries back, so that it has no tombstones. */
+#include <math.h>
+
 #include "base/core/mix.h"
 #include "select/impl.h"
 
@@ -142,10 +144,12 @@ static int texts_copy(struct kvsel_texts *texts, const char *const *items, size_
     if (n && !texts->items)
         return -ENOMEM;
     for (; texts->n < n; texts->n++) {
-        texts->items[texts->n] = strdup(items[texts->n]);
+        texts->items[texts->n] = items[texts->n] ? strdup(items[texts->n]) : NULL;
         if (!texts->items[texts->n]) {
+            int rc = items[texts->n] ? -ENOMEM : -EINVAL;
+
             texts_fini(texts);
-            return -ENOMEM;
+            return rc;
         }
     }
     return 0;
@@ -227,12 +231,12 @@ int kvsel_set_worker(struct kvsel *s, const struct kvsel_worker *worker)
     if (!kv_sized(worker, "kvsel_worker"))
         return -EINVAL;
     KVSEL_READ(&w, worker);
-    if ((w.roles & ~KVSEL_BOTH) || w.trust > 1 || w.trust != w.trust || (w.n_labels && !w.labels) ||
-        (w.n_loras && !w.loras))
+    if ((w.roles & ~KVSEL_BOTH) || w.trust > 1 || w.trust != w.trust || !isfinite(w.speed) ||
+        (w.n_labels && !w.labels) || (w.n_loras && !w.loras))
         return -EINVAL;
-    if (texts_copy(&labels, w.labels, w.n_labels) < 0)
-        return -ENOMEM;
-    rc = texts_copy(&loras, w.loras, w.n_loras);
+    rc = texts_copy(&labels, w.labels, w.n_labels);
+    if (rc == 0)
+        rc = texts_copy(&loras, w.loras, w.n_loras);
     if (rc == 0)
         rc = kvsel_slot_make(s, w.holder, &slot);
     if (rc < 0) {

@@ -365,7 +365,9 @@ static void test_pair(void **state)
     assert_int_equal(kvsel_remove_worker(s, holder_of(2)), 0);
     assert_int_equal(kvsel_remove_worker(s, holder_of(3)), 0);
     assert_int_equal(kvsel_select(s, &request, 4, &choice), -EHOSTUNREACH);
-    request.stage = KVSEL_WHOLE; /* nobody has both roles */
+    assert_int_equal(kvsel_explain(s, &request, 4, &choice, NULL, 0), 2);
+    assert_int_equal(choice.candidates, 0); /* there is none: 1 alone can't compute it */
+    request.stage = KVSEL_WHOLE;            /* nobody has both roles */
     assert_int_equal(kvsel_select(s, &request, 4, &choice), -EHOSTUNREACH);
     kvsel_destroy(s);
 }
@@ -417,7 +419,9 @@ static void test_refused(void **state)
 {
     struct kvsel_opts opts = {.size = sizeof(opts), .policy = "best"};
     struct kvsel_request request = {.size = sizeof(request), .tokens = 100, .policy = "best"};
+    struct kvsel_worker worker = KVSEL_WORKER_INIT;
     struct kvsel_choice choice = KVSEL_CHOICE_INIT;
+    const char *nothing = NULL;
     struct kvsel *s = NULL;
 
     (void)state;
@@ -428,12 +432,63 @@ static void test_refused(void **state)
     request.n_matches = 1;
     assert_int_equal(kvsel_select(s, &request, 1, &choice), -EINVAL);
     request.n_matches = 0;
+    request.required = worker.labels = &nothing;
+    request.n_required = worker.n_labels = 1;
+    assert_int_equal(kvsel_select(s, &request, 1, &choice), -EINVAL);
+    assert_int_equal(kvsel_set_worker(s, &worker), -EINVAL);
+    request.n_required = 0;
     request.tokens = UINT64_MAX;
     assert_int_equal(kvsel_select(s, &request, 1, &choice), -EINVAL);
     assert_int_equal(kvsel_trust_worker(s, holder_of(1), 2), -EINVAL);
     assert_int_equal(kvsel_trust_worker(s, holder_of(9), 1), -ENOENT);
     assert_null(kvsel_policy_name(100));
     assert_null(kvsel_reason_name((enum kvsel_reason)100));
+    kvsel_destroy(s);
+}
+
+static void test_no_workers(void **state)
+{
+    struct kvsel_request request = {.size = sizeof(request), .tokens = 100};
+    struct kvsel_choice choice = KVSEL_CHOICE_INIT;
+    struct kvsel *s = NULL;
+
+    (void)state;
+    assert_int_equal(kvsel_create(NULL, &s), 0);
+    for (size_t i = 0; (request.policy = kvsel_policy_name(i)); i++)
+        assert_int_equal(kvsel_select(s, &request, 1, &choice), -EHOSTUNREACH);
+    kvsel_destroy(s);
+}
+
+/* Numbers that no cost can be reckoned with are refused: NaN would make the first worker the best. */
+static void test_not_finite(void **state)
+{
+    const double bad[] = {NAN, INFINITY, -INFINITY};
+    struct kvsel_preference wish = {.label = "zone=a"};
+    struct kvsel_choice choice = KVSEL_CHOICE_INIT;
+    struct kvsel *s = make(NULL), *none = NULL;
+
+    (void)state;
+    for (size_t i = 0; i < 3; i++) {
+        struct kvsel_params params = {.size = sizeof(params), .own_weight = bad[i]};
+        struct kvsel_opts opts = {.size = sizeof(opts), .params = &params};
+        struct kvsel_worker worker = {.size = sizeof(worker), .speed = bad[i]};
+        struct kvsel_request r = {.size = sizeof(r), .tokens = 100, .params = &params};
+
+        assert_int_equal(kvsel_create(&opts, &none), -EINVAL);
+        assert_int_equal(kvsel_set_worker(s, &worker), -EINVAL);
+        assert_int_equal(kvsel_select(s, &r, 1, &choice), -EINVAL);
+        r.params = NULL;
+        r.domain_weight = bad[i];
+        assert_int_equal(kvsel_select(s, &r, 1, &choice), -EINVAL);
+        r.domain_weight = 0;
+        r.jump_s = bad[i];
+        assert_int_equal(kvsel_queue_put(s, 1, &r, 1), -EINVAL);
+        r.jump_s = 0;
+        r.preferred = &wish;
+        r.n_preferred = 1;
+        wish.weight = bad[i];
+        assert_int_equal(kvsel_select(s, &r, 1, &choice), -EINVAL);
+    }
     kvsel_destroy(s);
 }
 
@@ -452,6 +507,8 @@ int main(void)
         cmocka_unit_test(test_ties),
         cmocka_unit_test(test_temperature),
         cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_no_workers),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -236,12 +236,85 @@ static void test_shortest(void **state)
     kvsel_destroy(s);
 }
 
+/* A request that is stuck behind larger priorities doesn't keep those from their turn by age. */
+static void test_shortest_of_priorities(void **state)
+{
+    struct kvsel *s =
+        make((struct kvsel_opts){.queue_waiting = 100, .queue_order = KVSEL_SHORTEST}, 1);
+
+    (void)state;
+    book(s, "a", 1, 100, SECOND);
+    assert_int_equal(put(s, 1, 300, 0, SECOND), 0);
+    assert_int_equal(put(s, 2, 200, 5, SECOND), 0);
+    assert_int_equal(put(s, 3, 100, 5, 6 * SECOND), 0);
+    assert_int_equal(kvsel_free(s, "a", 1, KVSEL_DONE, 6 * SECOND), 0);
+    assert_int_equal(next(s, SECOND / 2), 3); /* a time that is too early makes nobody old */
+    assert_int_equal(put(s, 4, 100, 5, 6 * SECOND), 0);
+    assert_int_equal(next(s, 6 * SECOND), 2);
+    assert_int_equal(next(s, 6 * SECOND), 4);
+    assert_int_equal(next(s, 6 * SECOND), 1);
+    kvsel_destroy(s);
+}
+
+/* Pairs wait for a worker that computes prompts: one that decodes is idle, and no room for them. */
+static void test_queue_of_pairs(void **state)
+{
+    struct kvsel *s = make((struct kvsel_opts){.queue_waiting = 100}, 2);
+    struct kvsel_request pair = {.size = sizeof(pair), .tokens = 1000, .stage = KVSEL_PAIR};
+    struct kvsel_worker worker = {.size = sizeof(worker), .roles = KVSEL_PREFILL};
+    struct kvsel_choice choice = KVSEL_CHOICE_INIT;
+
+    (void)state;
+    worker.holder = holder_of(1);
+    assert_int_equal(kvsel_set_worker(s, &worker), 0);
+    worker.holder = holder_of(2);
+    worker.roles = KVSEL_DECODE;
+    assert_int_equal(kvsel_set_worker(s, &worker), 0);
+    book(s, "a", 1, 100, SECOND);
+    assert_int_equal(kvsel_select(s, &pair, SECOND, &choice), -EAGAIN);
+    assert_int_equal(kvsel_queue_put(s, 1, &pair, SECOND), 0);
+    assert_int_equal(next(s, SECOND), 0);
+    assert_int_equal(kvsel_free(s, "a", 1, KVSEL_DONE, SECOND), 0);
+    assert_int_equal(next(s, SECOND), 1);
+    kvsel_destroy(s);
+}
+
+/* The largest times stand for ever; they don't wrap. */
+static void test_endless_times(void **state)
+{
+    struct kvsel_opts opts = {.queue_waiting = 100,
+                              .queue_max_wait_ns = UINT64_MAX,
+                              .session_ns = UINT64_MAX,
+                              .predict_ns = UINT64_MAX - 1};
+    struct kvsel *s = make(opts, 2);
+    struct kvsel_request request = {.size = sizeof(request), .tokens = 100};
+    struct kvsel_stats stats = KVSEL_STATS_INIT;
+    uint64_t hashes[4] = {1, 2, 3, 4}, ticket = 0;
+    struct kvsel_choice choice = {.size = sizeof(choice), .worker = holder_of(1)};
+    enum kvsel_why why;
+
+    (void)state;
+    book_session(s, "chat", 1, SECOND);
+    assert_int_equal(choose(s, "chat", &why, 9 * SECOND), 1);
+    assert_int_equal(why, KVSEL_BY_SESSION);
+    request.hashes = hashes;
+    request.n_hashes = 4;
+    assert_int_equal(kvsel_book(s, "p", 1, &request, &choice, SECOND), 0);
+    kvsel_expire(s, 9 * SECOND, NULL, NULL);
+    assert_int_equal(kvsel_get_stats(s, &stats), 0);
+    assert_int_equal(stats.predictions, 1);
+    assert_int_equal(kvsel_queue_put(s, 1, &request, SECOND), 0);
+    assert_int_equal(kvsel_queue_late(s, 9 * SECOND, &ticket), -EAGAIN);
+    kvsel_destroy(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_speed),    cmocka_unit_test(test_no_sample),
-        cmocka_unit_test(test_session),  cmocka_unit_test(test_queue),
-        cmocka_unit_test(test_shortest),
+        cmocka_unit_test(test_speed),          cmocka_unit_test(test_no_sample),
+        cmocka_unit_test(test_session),        cmocka_unit_test(test_queue),
+        cmocka_unit_test(test_shortest),       cmocka_unit_test(test_shortest_of_priorities),
+        cmocka_unit_test(test_queue_of_pairs), cmocka_unit_test(test_endless_times),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -8,7 +8,8 @@
 
 void kvsel_least(const struct kvsel_view *view, double *cost)
 {
-    memcpy(cost, view->requests, view->n * sizeof(*cost));
+    if (view->n) /* else both may be NULL */
+        memcpy(cost, view->requests, view->n * sizeof(*cost));
 }
 
 void kvsel_round_robin(const struct kvsel_view *view, double *cost)
