@@ -12,6 +12,7 @@ from .client import AsyncClient, HTTPError, InstanceId, held_tokens
 from .select import Request, Selector
 
 SOON_S = 2.0  # a prompt counts as held for that long by the engine that got it, and a request without an answer as light
+IN_TOKENS = ("adaptive", "dynamo")  # policies whose costs are tokens
 ASKED_MAX = 1 << 17  # tokens of a prompt that kv-indexer is asked for
 _log = logging.getLogger("kvasir.router")
 
@@ -100,11 +101,16 @@ def booking(engines: Dict[InstanceId, Engine], held: Dict[InstanceId, int], toke
     return Request(tokens, matches={engines[number].worker: n for number, n in held.items() if number in engines}, block_size=1)
 
 
-def costs(books: Selector, engines: Dict[InstanceId, Engine], held: Dict[InstanceId, int], tokens: int) -> Dict[InstanceId, float]:
-    """Return the policy's cost of each engine. Tokens that it computes for others already, and for this prompt, too, cost nothing."""
-    seen = {each.worker: each for each in books.explain(booking(engines, held, tokens))[1]}
-    return {number: seen[engine.worker].cost - seen[engine.worker].factor * min(engine.shared, seen[engine.worker].waiting)
-            for number, engine in engines.items()}
+def costs(books: Selector, engines: Dict[InstanceId, Engine], held: Dict[InstanceId, int], tokens: int) -> Dict[InstanceId, Tuple[float, int]]:
+    """Return the policy's cost of each engine, and how many requests run there: that decides between equal costs.
+
+    Where costs are tokens, those that it computes for others already, and for this prompt, too, cost nothing.
+    """
+    choice, candidates = books.explain(booking(engines, held, tokens))
+    seen = {each.worker: each for each in candidates}
+    shares = choice is not None and choice.policy in IN_TOKENS
+    return {number: (seen[engine.worker].cost - shares * seen[engine.worker].factor * min(engine.shared, seen[engine.worker].waiting),
+                     seen[engine.worker].requests) for number, engine in engines.items()}
 
 
 class Plan(NamedTuple):

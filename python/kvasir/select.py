@@ -145,6 +145,8 @@ class Request:
             given = [((each.worker, each.rank), (each.device, each.host, each.disk, each.external)) for each in matches]
         else:
             given = [(name if isinstance(name, tuple) else (name, 0), (held // block_size,) * 4) for name, held in matches.items()]
+        if any(min(reach) < 0 for _, reach in given):
+            raise Invalid("held tokens are less than none")  # ctypes would make many of them
         found = (_abi.kvi_match * len(given))()
         for match, ((worker, rank), reach) in zip(found, given):
             match.holder.worker, match.holder.rank = worker, rank
@@ -293,6 +295,8 @@ class Selector(Handle):
 
     def output(self, name: Id, tokens: int = 0, *, now_ns: Optional[int] = None) -> None:
         """Note further tokens of output, and progress. Raises NotFound."""
+        if tokens < 0:
+            raise Invalid(f"no number of tokens: {tokens}")
         self._locked(_c.kvsel_output, _id(name), len(_id(name)), tokens, self._now(now_ns))
 
     def free(self, name: Id, *, lost: bool = False, now_ns: Optional[int] = None) -> None:

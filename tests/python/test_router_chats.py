@@ -10,6 +10,7 @@ from fleet import BLOCK, Engine, Front, fleet
 import kvasir._fleet
 import kvasir.router
 from kvasir._chat import messages_as_chat, responses_as_chat, tokenize_request
+from kvasir._fleet import Run, booking
 from kvasir._openai import _cut
 from kvasir._recent import Recent
 from kvasir.router import Router
@@ -196,6 +197,21 @@ def test_a_burst_of_different_prompts_is_spread():
     with fleet() as (front, engines, _):
         got = burst(front, engines, [("/v1/completions", {"prompt": [each] * 400, "wait_before": True}) for each in range(8)])
         equal(got, [2, 2, 2, 2], "requests by engine")
+
+
+def test_a_burst_by_policies_that_count_requests():
+    """A prompt that an engine computes already makes it no cheaper where costs are no tokens."""
+    for policy in ("least", "round-robin"):
+        with fleet(policy=policy) as (front, engines, _):
+            equal(burst(front, engines, [("/v1/completions", {"prompt": WORDS, "wait_before": True})] * 8), [2, 2, 2, 2], policy)
+
+
+def test_prompts_without_tokens_go_where_least_runs():
+    router = Router("http://127.0.0.1:1", {1: "http://a:1", 2: "http://b:1"}, model_name="m")
+    request = booking(router.engines, {}, 0)
+    router.engines[2].requests = 1000  # it has served for long, and nothing runs there
+    with router.engines[1].running(Run(router.books, request)):
+        equal([engine.number for engine in router.order({}, 0)], [2, 1], "the idle one first")
 
 
 def test_a_long_burst_reaches_all():

@@ -119,5 +119,14 @@ def test_numbers_of_policies():
         raises(ValueError, Request, 10, params={"weight": 1})
 
 
+def test_numbers_below_zero_and_no_numbers():
+    with make() as selector:
+        selector.book("a", Request(100), selector.reckon(Request(100), 1, now_ns=S), now_ns=S)
+        raises(ValueError, selector.output, "a", -1)
+        raises(ValueError, Request, 10, matches={1: -1})
+        raises(Error, selector.select, Request(10, preferred={"zone=a": math.nan}), now_ns=S)
+        raises(Error, selector.set_worker, 1, speed=math.inf)
+
+
 if __name__ == "__main__":
     run(globals())
