@@ -443,6 +443,7 @@ struct kvsel_stats {
     uint64_t announced, outlived; /* predictions ended by an event or a match; by their time */
     uint64_t held, shed, late;    /* requests: put into the queue, -ENOBUFS, kvsel_queue_late */
     double busy;                  /* share of workers with waiting tokens, smoothed */
+    double missing; /* share of prompts' tokens left to compute, smoothed; 1 at first */
 };
 #define KVSEL_STATS_INIT KV_INIT_(kvsel_stats)
 

@@ -10,7 +10,7 @@
 
 #include "select/impl.h"
 
-#define BUSY_DECISIONS 200.0 /* over which the share of busy workers is smoothed */
+#define SMOOTH_DECISIONS 200.0 /* over which the fleet's state is smoothed */
 #define TRANSFER_COST 0.25
 
 /* A decision's result. */
@@ -181,7 +181,15 @@ static void weigh_domain(struct kvsel *s, const struct kvsel_ask *ask, uint32_t 
 static void note_busy(struct kvsel *s)
 {
     if (s->n_up)
-        s->busy += ((double)s->n_busy / s->n_up - s->busy) / BUSY_DECISIONS;
+        s->busy += ((double)s->n_busy / s->n_up - s->busy) / SMOOTH_DECISIONS;
+}
+
+/* Smooth the tokens asked for and those left to compute; equal weights keep their ratio a share. */
+static void note_missing(struct kvsel *s, const struct kvsel_ask *ask,
+                         const struct kvsel_choice *choice)
+{
+    s->asked += ((double)ask->r.tokens - s->asked) / SMOOTH_DECISIONS;
+    s->computed += ((double)choice->uncovered - s->computed) / SMOOTH_DECISIONS;
 }
 
 static int choose_whole(struct kvsel *s, const struct kvsel_ask *ask, struct kvsel_choice *ret)
@@ -255,6 +263,8 @@ static int decide(struct kvsel *s, const struct kvsel_ask *ask, struct kvsel_cho
         ret->candidates = 0; /* also of a pair that lacks its second worker alone */
     if (rc == 0 && s->opts.queue_waiting && !ask->r.released && (s->queue.n > 0 || all_full(s)))
         return -EAGAIN;
+    if (rc == 0)
+        note_missing(s, ask, ret);
     s->stats.choices += rc == 0;
     s->stats.unfit += rc < 0;
     return rc;

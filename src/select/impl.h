@@ -113,6 +113,7 @@ struct kvsel {
     uint32_t n_busy; /* of them: with waiting tokens */
     uint32_t n_failed, n_limited, n_partial; /* failed; max_requests; one role alone */
     double busy;                             /* n_busy / n_up, smoothed over decisions */
+    double asked, computed; /* a prompt's tokens; those left to compute at its worker; smoothed */
     uint64_t turn;
 
     /* A decision's columns, as long as the slots'. */
@@ -187,6 +188,8 @@ void kvsel_chain_drop(struct kvsel_chain *chain);
 int kvsel_stride(struct kvsel *s, const struct kvsel_request *r);
 /** Fill the columns of a decision for workers of all of @roles. */
 void kvsel_terms(struct kvsel *s, const struct kvsel_ask *ask, uint32_t roles);
+/** Return the share of prompts' tokens that their workers had to compute; 1 before any choice. */
+double kvsel_missing(const struct kvsel *s);
 /** The view of these columns. */
 struct kvsel_view kvsel_view_of(const struct kvsel *s, const struct kvsel_ask *ask);
 

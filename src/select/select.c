@@ -210,6 +210,7 @@ int kvsel_get_stats(const struct kvsel *s, struct kvsel_stats *ret)
     all.queued = s->queue.n;
     all.queued_tokens = (uint64_t)s->queue.tokens;
     all.busy = s->busy;
+    all.missing = kvsel_missing(s);
     KV_GIVE(ret, &all);
     return 0;
 }

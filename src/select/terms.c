@@ -221,6 +221,11 @@ void kvsel_terms(struct kvsel *s, const struct kvsel_ask *ask, uint32_t roles)
         fill_extra(s, ask);
 }
 
+double kvsel_missing(const struct kvsel *s)
+{
+    return s->asked > 0 ? s->computed / s->asked : 1;
+}
+
 struct kvsel_view kvsel_view_of(const struct kvsel *s, const struct kvsel_ask *ask)
 {
     bool lora = ask->r.lora && *ask->r.lora;
@@ -229,6 +234,7 @@ struct kvsel_view kvsel_view_of(const struct kvsel *s, const struct kvsel_ask *a
                                .tokens = (double)ask->r.tokens,
                                .block_size = s->opts.block_size,
                                .busy = s->busy,
+                               .missing = kvsel_missing(s),
                                .turn = s->turn,
                                .params = &ask->params,
                                .uncovered = s->uncovered,

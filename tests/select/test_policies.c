@@ -120,6 +120,41 @@ static void test_adaptive_busy(void **state)
     kvsel_destroy(s);
 }
 
+/* Idle workers: the weight is 1, no matter how much of the prompts is held. */
+static void test_adaptive_idle(void **state)
+{
+    struct kvsel_request request = KVSEL_REQUEST_INIT;
+    struct kvsel *s = make("adaptive");
+    double cost[WORKERS];
+
+    (void)state;
+    for (int i = 0; i < 100; i++)
+        costs(s, &request, cost);
+    expect(cost, 32, 72, 160);
+    kvsel_destroy(s);
+}
+
+/* Requests that find most of their tokens are hurt more by tokens to compute. */
+static void test_adaptive_missing(void **state)
+{
+    struct kvsel_stats stats = KVSEL_STATS_INIT;
+    struct kvsel_request request = KVSEL_REQUEST_INIT;
+    struct kvsel *s = make("adaptive");
+    double cost[WORKERS], weight = 1 + .5 / .2; /* busy 1/3, missing 32 of 160 tokens */
+
+    (void)state;
+    assert_int_equal(kvsel_get_stats(s, &stats), 0);
+    assert_float_equal(stats.missing, 1, 0); /* no choice yet */
+    book(s, "a", 3, 100, 100, NULL);
+    for (int i = 0; i < 8000; i++)
+        costs(s, &request, cost);
+    expect(cost, weight * 32, weight * 72, 105 + weight * 160);
+    assert_int_equal(kvsel_get_stats(s, &stats), 0);
+    assert_float_equal(stats.missing, .2, 1e-12);
+    assert_float_equal(stats.busy, 1 / 3.0, 1e-12);
+    kvsel_destroy(s);
+}
+
 static void test_dynamo(void **state)
 {
     struct kvsel_params other = {.size = sizeof(other), .overlap_credit = .5, .request_weight = 2};
@@ -497,6 +532,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_adaptive),
         cmocka_unit_test(test_adaptive_busy),
+        cmocka_unit_test(test_adaptive_idle),
+        cmocka_unit_test(test_adaptive_missing),
         cmocka_unit_test(test_dynamo),
         cmocka_unit_test(test_plain),
         cmocka_unit_test(test_cache_aware_load),

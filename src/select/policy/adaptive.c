@@ -4,10 +4,13 @@
 static double weight_of(const struct kvsel_view *view)
 {
     double max = view->params->max_own_weight, own = view->params->own_weight;
+    double spare = (1 - view->busy) * view->missing;
 
     if (own > 0)
         return own;
-    return (1 - view->busy) * max > 1 ? 1 / (1 - view->busy) : max;
+    if (view->busy > (max - 1) * spare)
+        return max;
+    return spare > 0 ? 1 + view->busy / spare : 1;
 }
 
 void kvsel_adaptive(const struct kvsel_view *view, double *cost)

@@ -21,6 +21,7 @@ struct kvsel_view {
     double tokens;                     /* of the prompt */
     double block_size;                 /* tokens */
     double busy;                       /* share of workers with waiting tokens, smoothed: 0 to 1 */
+    double missing;                    /* share of prompts' tokens to compute, smoothed: 0 to 1 */
     uint64_t turn;                     /* slot behind the one chosen last */
     const struct kvsel_params *params; /* every number final: defaults in, negatives 0 */
     /* For the request: */
