@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """kv-indexer --discover kubernetes: over a double of the API server (kubernetes.py): lists, watches, and all that ends them."""
 import contextlib
+import http.server
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 from kvtest import *
@@ -125,7 +128,8 @@ def test_what_annotations_say():
                     ports={"kv-events": 6100}))
         api.put(pod("v6", ip="fd00::7", ports={"kv-events": 6200}))
         bad = {"noport": ({}, {"http": 1}), "size": ({"kvasir/dp-size": "0"}, {"kv-events": 1}), "json": ({"kvasir/worker": "{"}, {"kv-events": 1}),
-               "replay": ({"kvasir/replay-port": "x"}, {"kv-events": 1}), "beyond": ({"kvasir/dp-size": "9"}, {"kv-events": 65530})}
+               "replay": ({"kvasir/replay-port": "x"}, {"kv-events": 1}), "beyond": ({"kvasir/dp-size": "9"}, {"kv-events": 65530}),
+               "long": ({"kvasir/event-port": "5" * 40}, {"kv-events": 1}), "huge": ({"kvasir/worker": " " * 70000}, {"kv-events": 1})}
         for name, (annotations, ports) in bad.items():
             api.put(pod(name, annotations=annotations, ports=ports))
         with follow(api) as indexer:
@@ -261,6 +265,52 @@ def test_tokens_and_certificates():
             wait_error(indexer, "token: No such file")
 
 
+@contextlib.contextmanager
+def hostile(answer):
+    """A server that sends what answer(path) yields, until the client hangs up. Yields its URL."""
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):  # noqa: N802
+            try:
+                for piece in answer(self.path):
+                    self.wfile.write(piece)
+            except OSError:
+                pass
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def page(items, more):
+    body = json.dumps({"metadata": {"resourceVersion": "1", "continue": more}, "items": items}).encode()
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+def test_answers_without_end():
+    """Lists, refusals and headers that never end are given up: the source says so, and SIGTERM ends the process."""
+    numbers = itertools.count()
+    pods = lambda: [{"metadata": {"name": f"p{next(numbers)}", "namespace": "a"}, "spec": {"containers": [{"ports": [
+        {"name": "kv-events", "containerPort": 9}]}]}, "status": {"phase": "Running", "podIP": "10.0.0.1", "conditions": [
+            {"type": "Ready", "status": "True"}]}} for _ in range(5000)]
+    answers = {"too many": lambda _: [page(pods(), "x")],
+               "more than 1000 pages": lambda _: [page([], "x")],
+               "list: HTTP status 403": lambda _: itertools.chain([b"HTTP/1.1 403 No\r\n\r\n"], itertools.repeat(b"x" * 4096)),
+               "list: ": lambda _: itertools.chain([b"HTTP/1.1 200 OK\r\n"], itertools.repeat(b"A: " + b"x" * 4000 + b"\r\n"))}
+    for text, answer in answers.items():
+        with tempfile.TemporaryDirectory() as folder, hostile(answer) as url, \
+                Indexer("--discover", f"kubernetes:a/app=vllm?server={url}&account={folder}", "--block-size", 4) as indexer:
+            wait_error(indexer, text)
+            equal((source(indexer)["current"], source(indexer)["workers"]), (False, 0), text)
+
+
 def test_options():
     def refused(wanted, text):
         done = subprocess.run([str(BUILD / "bin" / "kv-indexer"), "--port", "0", "--discover", text], capture_output=True, text=True, timeout=60,
@@ -271,6 +321,7 @@ def test_options():
     refused("no namespace", "kubernetes:A_b/app=x")
     refused("expected server=URL", "kubernetes:/app=x?sever=https://a")
     refused("no http:// or https:// URL", "kubernetes:/app=x?server=ftp://a")
+    refused("may have no user or password", "kubernetes:/app=x?server=https://user:secret@a")
     refused("no API server: KUBERNETES_SERVICE_HOST", "kubernetes:/app=x")
 
 

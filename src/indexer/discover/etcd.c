@@ -175,8 +175,7 @@ static void on_key(void *arg, struct kv_str key, struct kv_str value, bool delet
         ki_found_set_fini(&set);
         ki_found_leave_out(&set, name, why.text);
     }
-    if (ki_table_put(&e->keys, name, &set) < 0)
-        ki_source_failed(e->source, "out of memory");
+    (void)ki_table_put(&e->keys, name, &set); /* ki_table_publish tells of a failure */
 }
 
 static void on_look(void *arg, bool begins)

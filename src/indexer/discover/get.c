@@ -9,13 +9,16 @@
 
 #define MAX_TOKEN 16384
 #define MAX_REFUSAL 4096 /* bytes kept of the body of a refusal */
+#define REFUSAL_MS 10000 /* longest wait for its end */
+#define MAX_HEADERS ((size_t)1 << 20)
 
 struct transfer {
     const struct ki_get *get;
     CURL *easy;
     struct kv_buf *refusal;
-    uint64_t heard_ns;
-    bool begun, ended; /* ended: data returned false */
+    uint64_t began_ns, heard_ns, refused_ns; /* refused_ns: 0 unless it is a refusal */
+    size_t n_headers;                        /* bytes of headers */
+    bool begun, ended;                       /* ended: data returned false */
 };
 
 static size_t receive(char *data, size_t size, size_t n, void *arg)
@@ -27,8 +30,9 @@ static size_t receive(char *data, size_t size, size_t n, void *arg)
     t->heard_ns = kv_now_ns();
     curl_easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &status);
     if (status != 200) {
+        t->refused_ns = t->refused_ns ? t->refused_ns : t->heard_ns;
         kv_buf_append(t->refusal, data, KV_MIN(len, MAX_REFUSAL - t->refusal->len));
-        return len;
+        return t->refusal->len < MAX_REFUSAL ? len : 0;
     }
     if (!t->get->data(t->get->arg, data, len)) {
         t->ended = true;
@@ -44,6 +48,9 @@ static size_t receive_header(char *line, size_t size, size_t n, void *arg)
     long status = 0;
 
     t->heard_ns = kv_now_ns();
+    t->n_headers += size * n;
+    if (t->n_headers > MAX_HEADERS)
+        return 0;
     curl_easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &status);
     if (status == 200 && !t->begun && size * n <= 2 && *line == '\r') {
         t->begun = true;
@@ -118,10 +125,27 @@ static int collect(struct transfer *t, CURLM *multi, const char *text, struct kv
         curl_easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &status);
         if (t->ended)
             return kv_fail(error, -ECANCELED, 0, "stopped");
-        if (code == CURLE_OK)
+        if (code == CURLE_OK || t->refused_ns)
             return (int)status;
         return kv_fail(error, -EIO, 0, "%.180s", *text ? text : curl_easy_strerror(code));
     }
+    return 1;
+}
+
+/* Return what a transfer that goes on too long has come to, or 1 for others. */
+static int look_at_clock(struct transfer *t, struct kv_error *error)
+{
+    uint64_t now_ns = kv_now_ns(), whole_ns = t->get->whole_ms * KV_NS_PER_MS;
+    long status = 0;
+
+    if (t->refused_ns && now_ns > t->refused_ns + REFUSAL_MS * KV_NS_PER_MS) {
+        curl_easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &status);
+        return (int)status;
+    }
+    if (now_ns > t->heard_ns + t->get->silence_ms * KV_NS_PER_MS)
+        return kv_fail(error, -ETIMEDOUT, 0, "the server is silent");
+    if (whole_ns && now_ns > t->began_ns + whole_ns)
+        return kv_fail(error, -ETIMEDOUT, 0, "the answer doesn't end");
     return 1;
 }
 
@@ -139,8 +163,9 @@ static int work(struct ki_source *source, struct transfer *t, CURLM *multi, cons
         rc = collect(t, multi, text, error);
         if (rc != 1)
             break;
-        if (kv_now_ns() > t->heard_ns + t->get->silence_ms * KV_NS_PER_MS)
-            return kv_fail(error, -ETIMEDOUT, 0, "the server is silent");
+        rc = look_at_clock(t, error);
+        if (rc != 1)
+            break;
         (void)curl_multi_poll(multi, &stop, 1, 1000, NULL);
     }
     return rc;
@@ -149,8 +174,12 @@ static int work(struct ki_source *source, struct transfer *t, CURLM *multi, cons
 int ki_get_run(struct ki_source *source, const struct ki_get *get, struct kv_buf *ret_body,
                struct kv_error *error)
 {
-    struct transfer t = {
-        .get = get, .easy = curl_easy_init(), .refusal = ret_body, .heard_ns = kv_now_ns()};
+    const uint64_t now_ns = kv_now_ns();
+    struct transfer t = {.get = get,
+                         .easy = curl_easy_init(),
+                         .refusal = ret_body,
+                         .began_ns = now_ns,
+                         .heard_ns = now_ns};
     struct curl_slist *headers = make_headers(get);
     CURLM *multi = curl_multi_init();
     char text[CURL_ERROR_SIZE] = "";

@@ -26,12 +26,14 @@
 
 #define ACCOUNT "/var/run/secrets/kubernetes.io/serviceaccount"
 #define PAGE 500                     /* pods of a page of the list */
+#define MAX_PAGES 1000               /* of a list */
 #define MAX_PAGE ((size_t)256 << 20) /* bytes of a page */
 #define MAX_EVENT ((size_t)16 << 20) /* bytes of an event */
 #define MAX_VERSION 64
 #define CONNECT_MS 5000
 #define LIST_SILENCE_MS 30000
-#define WATCH_S 300 /* after so long the server ends a watch */
+#define LIST_PAGE_MS 120000 /* longest time for a page */
+#define WATCH_S 300         /* after so long the server ends a watch */
 #define WATCH_SILENCE_MS ((WATCH_S + 30) * 1000)
 #define MIN_PAUSE_MS 100
 #define MAX_PAUSE_MS 5000
@@ -92,6 +94,17 @@ static int read_options(struct ki_kube_place *p, char *text, struct kv_error *er
     return 0;
 }
 
+/* The source is shown as given, in logs and to all who ask: it may have no password. */
+static int check_server(const char *url, struct kv_error *error)
+{
+    if (strncmp(url, "http://", 7) != 0 && strncmp(url, "https://", 8) != 0)
+        return kv_fail(error, -EINVAL, 0, "server is no http:// or https:// URL");
+    if (memchr(strchr(url, ':') + 3, '@', strcspn(strchr(url, ':') + 3, "/?#")))
+        return kv_fail(error, -EINVAL, 0,
+                       "server may have no user or password: the token of the account is sent");
+    return 0;
+}
+
 void ki_kube_place_fini(struct ki_kube_place *place)
 {
     free(place->text);
@@ -123,9 +136,8 @@ int ki_kube_place_read(const char *where, struct ki_kube_place *ret, struct kv_e
         rc = kv_fail(error, -EINVAL, 0, "no namespace: '%.60s'", p.space);
     if (rc == 0 && options)
         rc = read_options(&p, options, error);
-    if (rc == 0 && p.server && strncmp(p.server, "http://", 7) != 0 &&
-        strncmp(p.server, "https://", 8) != 0)
-        rc = kv_fail(error, -EINVAL, 0, "server is no http:// or https:// URL");
+    if (rc == 0 && p.server)
+        rc = check_server(p.server, error);
     if (rc < 0)
         ki_kube_place_fini(&p);
     else
@@ -145,8 +157,8 @@ static int check(const char *where, struct kv_error *error)
 
 /* -- pods --------------------------------------------------------------------------------------- */
 
-/* Note what a pod is now: k->pod. Returns false when out of memory. */
-static bool put(struct kube *k, const char *key)
+/* Note what a pod is now: k->pod, or @wrong: why it can't be read. Returns 0 or a negative errno. */
+static int put(struct kube *k, const char *key, const char *wrong)
 {
     const struct ki_pod_rules rules = {.event_port = k->place.event_port,
                                        .replay_port = k->place.replay_port,
@@ -154,12 +166,16 @@ static bool put(struct kube *k, const char *key)
     struct ki_found_set set = {0};
     struct kv_error why = {0};
 
-    if (!ki_pod_absence(&k->pod) &&
-        ki_pod_workers(&k->pod, &rules, &k->base, &k->body, &set, &why) < 0) {
+    if (wrong) {
+        ki_found_leave_out(&set, key, wrong);
+    } else if (ki_pod_absence(&k->pod)) {
+        ki_table_remove(&k->pods, key);
+        return 0;
+    } else if (ki_pod_workers(&k->pod, &rules, &k->base, &k->body, &set, &why) < 0) {
         ki_found_set_fini(&set);
         ki_found_leave_out(&set, key, why.text);
     }
-    return ki_table_put(&k->pods, key, &set) == 0;
+    return ki_table_put(&k->pods, key, &set);
 }
 
 /* -- requests ---------------------------------------------------------------------------------- */
@@ -274,8 +290,8 @@ static bool on_page(void *arg, const char *data, size_t len)
     return !k->page.error;
 }
 
-/* Put the pod of this text: one that makes no sense is left out. Returns false when out of memory. */
-static bool put_item(struct kube *k, struct kv_str text)
+/* Put the pod of this text: one that makes no sense is left out. Returns 0 or a negative errno. */
+static int put_item(struct kube *k, struct kv_str text)
 {
     char key[sizeof(k->pod.space) + sizeof(k->pod.name) + 1];
     struct kv_json json;
@@ -284,14 +300,14 @@ static bool put_item(struct kube *k, struct kv_str text)
     ki_pod_read(&k->pod, &json);
     snprintf(key, sizeof(key), "%s/%s", k->pod.space, k->pod.name);
     if (!*k->pod.name)
-        return true;
-    if (kv_json_finish(&json) < 0)
-        k->pod.phase[0] = '\0'; /* so that it counts as absent */
-    return put(k, key);
+        return 0;
+    return put(k, key, kv_json_finish(&json) < 0 ? json.error.text : NULL);
 }
 
 static void read_items(struct kube *k, struct kv_json *json)
 {
+    int rc = 0;
+
     if (kv_json_null(json))
         return;
     kv_json_array(json);
@@ -302,8 +318,12 @@ static void read_items(struct kube *k, struct kv_json *json)
         text.p = json->p;
         kv_json_skip(json);
         text.len = (size_t)(json->p - text.p);
-        if (!kv_json_failed(json) && !put_item(k, text))
-            kv_json_fail(json, -ENOMEM, "out of memory");
+        if (ki_source_is_stopped(k->source))
+            kv_json_fail(json, -ECANCELED, "stopped");
+        if (!kv_json_failed(json))
+            rc = put_item(k, text);
+        if (rc < 0)
+            kv_json_fail(json, rc, ki_table_fault(&k->pods));
     }
 }
 
@@ -352,8 +372,10 @@ static int read_page(struct kube *k, struct kv_buf *ret_continue)
 /* Read the whole list, page by page, and publish it. Returns 0 or a negative errno. */
 static int list(struct kube *k)
 {
-    const struct ki_get request = {.silence_ms = LIST_SILENCE_MS, .data = on_page};
+    const struct ki_get request = {
+        .silence_ms = LIST_SILENCE_MS, .whole_ms = LIST_PAGE_MS, .data = on_page};
     struct kv_buf more = KV_BUF_INIT;
+    unsigned pages = 0;
     int rc;
 
     ki_table_begin(&k->pods);
@@ -373,7 +395,11 @@ static int list(struct kube *k)
         if (rc == 0)
             rc = read_page(k, &more);
         kv_buf_fini(&url);
-    } while (rc == 0 && more.len);
+    } while (rc == 0 && more.len && ++pages < MAX_PAGES);
+    if (rc == 0 && more.len) {
+        ki_source_failed(k->source, "list: more than %d pages", MAX_PAGES);
+        rc = -EMSGSIZE;
+    }
     kv_buf_fini(&more);
     kv_buf_fini(&k->page);
     if (rc == 0) {
@@ -408,8 +434,8 @@ static bool apply(struct kube *k, const char *type, struct kv_str object)
     if (strcmp(type, "DELETED") == 0) {
         ki_table_remove(&k->pods, key);
     } else if (strcmp(type, "ADDED") == 0 || strcmp(type, "MODIFIED") == 0) {
-        if (!put_item(k, object))
-            return break_off(k, "out of memory");
+        if (put_item(k, object) < 0)
+            return break_off(k, ki_table_fault(&k->pods));
     }
     if (*k->pod.version)
         memcpy(k->version, k->pod.version, sizeof(k->version));
@@ -521,6 +547,8 @@ static unsigned follow(struct kube *k)
 
         if (kv_now_ns() - begun_ns > STEADY_NS)
             k->gone_in_row = 0;
+        if (k->pods.fault < 0) /* a pod isn't known: only a list can tell of all */
+            return failures + 1;
         if (k->gone) /* usual once, but not right behind a list */
             return k->gone_in_row++;
         failures = rc == 0 || k->heard ? 0 : failures + 1;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "indexer/discover/table.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -62,14 +63,35 @@ static struct ki_table_entry *insert(struct ki_table *table, size_t at, const ch
     return &table->entries[at];
 }
 
+/* Find the entry of @key, or make it. Returns NULL, and notes why, when there is no room. */
+static struct ki_table_entry *find_or_insert(struct ki_table *table, const char *key)
+{
+    struct ki_table_entry *e;
+    size_t at = bound(table, key);
+
+    if (is_at(table, at, key))
+        return &table->entries[at];
+    if (table->n >= KI_MAX_FOUND) { /* those of a list that wasn't ended may go */
+        ki_table_end(table);
+        at = bound(table, key);
+    }
+    if (table->n >= KI_MAX_FOUND) {
+        table->fault = -ENOSPC;
+        return NULL;
+    }
+    e = insert(table, at, key);
+    if (!e)
+        table->fault = -ENOMEM;
+    return e;
+}
+
 int ki_table_put(struct ki_table *table, const char *key, struct ki_found_set *set)
 {
-    size_t at = bound(table, key);
-    struct ki_table_entry *e = is_at(table, at, key) ? &table->entries[at] : insert(table, at, key);
+    struct ki_table_entry *e = find_or_insert(table, key);
 
     if (!e) {
         ki_found_set_fini(set);
-        return -ENOMEM;
+        return table->fault;
     }
     table->changed |= !ki_found_sets_equal(&e->set, set);
     ki_found_set_fini(&e->set);
@@ -100,13 +122,29 @@ void ki_table_remove(struct ki_table *table, const char *key)
 void ki_table_begin(struct ki_table *table)
 {
     table->round++;
+    table->fault = 0;
 }
 
 void ki_table_end(struct ki_table *table)
 {
-    for (size_t i = table->n; i-- > 0;)
-        if (table->entries[i].round != table->round)
-            remove_at(table, i);
+    size_t kept = 0;
+
+    for (size_t i = 0; i < table->n; i++) {
+        struct ki_table_entry *e = &table->entries[i];
+
+        if (e->round == table->round) {
+            table->entries[kept++] = *e;
+            continue;
+        }
+        table->changed |= e->set.n || e->set.left_out;
+        free_entry(e);
+    }
+    table->n = kept;
+}
+
+const char *ki_table_fault(const struct ki_table *table)
+{
+    return table->fault == -ENOSPC ? "too many keys, or pods" : "out of memory";
 }
 
 void ki_table_publish(struct ki_table *table, struct ki_source *source)
@@ -115,6 +153,10 @@ void ki_table_publish(struct ki_table *table, struct ki_source *source)
     struct kv_error why = {0};
     int rc = 0;
 
+    if (table->fault < 0) {
+        ki_source_failed(source, "%s", ki_table_fault(table));
+        return;
+    }
     if (!table->changed) {
         ki_source_confirm(source);
         return;
