@@ -206,6 +206,30 @@ def test_clients_have_the_last_word():
             wait_followed(indexer, ("a", 0), ("b", 0), ("c", 0))
 
 
+def test_a_client_takes_over():
+    """What a client has registered isn't withdrawn with the source's worker of that name, whichever model, endpoint or time."""
+    with Publisher() as one, Publisher() as two, place([entry(name, one) for name in "abc"]) as path, follow(path, grace="2s") as indexer:
+        for name in "abc":
+            wait_status(indexer, (name, 0), "active")
+        indexer.unregister("a")
+        indexer.register("a", one.endpoint, model_name="other", block_size=4)
+        indexer.unregister("b")
+        indexer.register("b", two.endpoint, block_size=4)
+        write(path, [entry("d", one)])
+        wait_status(indexer, ("c", 0), "withdrawn")
+        wait_status(indexer, ("d", 0), "active")
+        for name in "ab":
+            wait_status(indexer, (name, 0), "active")
+        # Within the grace: as it is, so that it stays with what it has, or otherwise, which is refused.
+        equal(indexer.post("/register", {"instance_id": "c", "endpoint": two.endpoint, "model_name": MODEL, "block_size": 4}).status, 409)
+        equal(indexer.post("/register", {"instance_id": "c", "endpoint": one.endpoint, "replay_endpoint": one.replay_endpoint, "model_name": MODEL,
+                                         "block_size": 4}).status, 201)
+        wait_status(indexer, ("c", 0), "active")
+        write(path, [])
+        wait_until(lambda: ("d", 0) not in followed(indexer), 30, "d to leave")
+        equal(followed(indexer), {(name, 0): "active" for name in "abc"})
+
+
 def test_rules_of_endpoints_and_limits_apply():
     with Publisher() as engine, place([{"instance_id": "x", "endpoint": "tcp://10.1.2.3:5557"}, entry("a", engine), entry("b", engine)]) as path:
         with follow(path, "--allow-endpoint", "tcp://127.0.0.0/8", "--max-registrations", 1, grace="0") as indexer:

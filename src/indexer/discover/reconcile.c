@@ -170,12 +170,96 @@ static const struct wanted *wanted_of(const struct round *round, uint64_t instan
                : NULL;
 }
 
-/* -- ranks that leave, stay or change ---------------------------------------------------------- */
+/* -- what others have changed ------------------------------------------------------------------ */
 
 static bool is_registered(const struct ki_followed *f)
 {
     return f->state == KI_FOLLOWED || f->state == KI_GOING;
 }
+
+static const struct ki_worker_info *find_info(const struct ki_worker_info *infos, long n,
+                                              const struct ki_registration *r)
+{
+    long low = 0, high = n;
+
+    while (low < high) {
+        long mid = low + (high - low) / 2;
+
+        if (infos[mid].instance < r->instance ||
+            (infos[mid].instance == r->instance && infos[mid].rank < r->rank))
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low < n && infos[low].instance == r->instance && infos[low].rank == r->rank ? &infos[low]
+                                                                                       : NULL;
+}
+
+static bool removed_by_peer(const struct ki_removed *removed, long n,
+                            const struct ki_registration *r)
+{
+    for (long i = 0; i < n; i++)
+        if (removed[i].instance == r->instance && removed[i].rank == r->rank)
+            return removed[i].by_peer;
+    return false;
+}
+
+/* Return true when the rank is still registered as the source told of it. */
+static bool is_ours(const struct ki_followed *f, const struct ki_worker_info *info)
+{
+    const struct ki_registration *r = &f->found.registration;
+
+    return strcmp(info->endpoint, r->endpoint) == 0 && strcmp(info->model, r->model) == 0 &&
+           strcmp(info->tenant, r->tenant) == 0 &&
+           (f->state != KI_GOING || info->status == KI_WITHDRAWN);
+}
+
+/* Note that a rank is registered no more, or by a client. */
+static void note_change(struct round *round, struct ki_followed *f,
+                        const struct ki_worker_info *info, const struct ki_removed *removed, long n)
+{
+    if (info && is_ours(f, info))
+        return;
+    if (!info &&
+        removed_by_peer(
+            removed, n,
+            &f->found.registration)) { /* its own sources count here: it is registered again */
+        f->state = KI_REFUSED;
+        f->until_ns = round->now_ns;
+        return;
+    }
+    f->state = KI_LEFT_ALONE;
+    log_rank(KV_LOG_INFO, "a worker is left to a client", &f->found, source_of(round->d, f),
+             info ? "it was registered" : "it was unregistered");
+}
+
+/* Compare with the registry, if that has changed. */
+static void look_at_registry(struct round *round)
+{
+    struct ki_discovery *d = round->d;
+    uint64_t revision = ki_registry_revision(d->registry);
+    struct ki_worker_info *infos = NULL;
+    struct ki_removed *removed = NULL;
+    long n, n_removed;
+
+    if (revision == d->revision)
+        return;
+    n = ki_registry_workers(d->registry, &infos);
+    n_removed = n >= 0 ? ki_registry_removed(d->registry, &removed) : -1;
+    for (size_t i = 0; i < d->n_followed && n_removed >= 0; i++) {
+        struct ki_followed *f = &d->followed[i];
+
+        if (is_registered(f))
+            note_change(round, f, find_info(infos, n, &f->found.registration), removed, n_removed);
+    }
+    if (n_removed >= 0)
+        d->revision = revision;
+    free(removed);
+    if (n >= 0)
+        ki_worker_infos_free(infos, n);
+}
+
+/* -- ranks that leave, stay or change ---------------------------------------------------------- */
 
 /* Return true when the instance is another model's now, which waits for this rank to leave. */
 static bool is_displaced(const struct round *round, const struct ki_followed *f)
@@ -290,78 +374,6 @@ static void walk(struct round *round, bool *joins)
     }
 }
 
-/* -- what others have changed ------------------------------------------------------------------ */
-
-static const struct ki_worker_info *find_info(const struct ki_worker_info *infos, long n,
-                                              const struct ki_registration *r)
-{
-    long low = 0, high = n;
-
-    while (low < high) {
-        long mid = low + (high - low) / 2;
-
-        if (infos[mid].instance < r->instance ||
-            (infos[mid].instance == r->instance && infos[mid].rank < r->rank))
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low < n && infos[low].instance == r->instance && infos[low].rank == r->rank ? &infos[low]
-                                                                                       : NULL;
-}
-
-static bool removed_by_peer(const struct ki_removed *removed, long n,
-                            const struct ki_registration *r)
-{
-    for (long i = 0; i < n; i++)
-        if (removed[i].instance == r->instance && removed[i].rank == r->rank)
-            return removed[i].by_peer;
-    return false;
-}
-
-/* Note that a rank is registered no more, or otherwise. */
-static void note_change(struct round *round, struct ki_followed *f,
-                        const struct ki_worker_info *info, bool by_peer)
-{
-    if (info && strcmp(info->endpoint, f->found.registration.endpoint) == 0)
-        return;
-    if (!info && by_peer) { /* its own sources count here: it is registered again */
-        f->state = KI_REFUSED;
-        f->until_ns = round->now_ns;
-        return;
-    }
-    f->state = KI_LEFT_ALONE;
-    log_rank(KV_LOG_INFO, "a worker is left to a client", &f->found, source_of(round->d, f),
-             info ? "it was registered otherwise" : "it was unregistered");
-}
-
-/* Compare with the registry, if that has changed. */
-static void look_at_registry(struct round *round)
-{
-    struct ki_discovery *d = round->d;
-    uint64_t revision = ki_registry_revision(d->registry);
-    struct ki_worker_info *infos = NULL;
-    struct ki_removed *removed = NULL;
-    long n, n_removed;
-
-    if (revision == d->revision)
-        return;
-    n = ki_registry_workers(d->registry, &infos);
-    n_removed = n >= 0 ? ki_registry_removed(d->registry, &removed) : -1;
-    for (size_t i = 0; i < round->n_next && n_removed >= 0; i++) {
-        struct ki_followed *f = &round->next[i];
-        const struct ki_registration *r = &f->found.registration;
-
-        if (is_registered(f))
-            note_change(round, f, find_info(infos, n, r), removed_by_peer(removed, n_removed, r));
-    }
-    if (n_removed >= 0)
-        d->revision = revision;
-    free(removed);
-    if (n >= 0)
-        ki_worker_infos_free(infos, n);
-}
-
 /* -- a round ----------------------------------------------------------------------------------- */
 
 static bool is_current(struct ki_discovery *d, size_t source)
@@ -417,8 +429,8 @@ static void run_round(struct ki_discovery *d)
     if (list_wanted(&round))
         joins = calloc(round.n_wanted + d->n_followed + 1, sizeof(*joins));
     if (joins) {
+        look_at_registry(&round); /* first: what is a client's now isn't withdrawn */
         walk(&round, joins);
-        look_at_registry(&round);
         join_all(&round, joins);
         finish(&round);
     } else {

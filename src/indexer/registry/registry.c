@@ -409,6 +409,27 @@ static void log_registered(struct ki_registry *r, const struct ki_registration *
                     reg->endpoint, kv_log_quote(model, sizeof(model), reg->model));
 }
 
+/*
+ * Keep a rank that discovery has withdrawn and that is registered as it is: whoever does so has taken it
+ * over. Returns false for any other rank.
+ */
+static bool keep_withdrawn(struct ki_registry *r, const struct ki_registration *reg)
+{
+    struct ki_listener *l = ki_listener_find(r, reg->instance, reg->rank);
+    const char *replay = reg->replay_endpoint ? reg->replay_endpoint : "";
+    enum ki_listener_status status;
+    ki_reasons reasons;
+
+    if (!l || !ki_listener_view(l, &status, &reasons) || status != KI_WITHDRAWN ||
+        ki_model_compare(l->model, reg->model, reg->tenant) != 0 ||
+        l->model->block_size != reg->block_size || strcmp(l->endpoint, reg->endpoint) != 0 ||
+        strcmp(l->replay_endpoint ? l->replay_endpoint : "", replay) != 0)
+        return false;
+    ki_listener_set_withdrawn(l, false);
+    ki_registry_changed(r);
+    return true;
+}
+
 int ki_registry_register(struct ki_registry *registry, const struct ki_registration *registration,
                          struct kv_error *error)
 {
@@ -419,7 +440,7 @@ int ki_registry_register(struct ki_registry *registry, const struct ki_registrat
     ki_registry_lock_for(registry, registration->instance);
     if (ki_registry_is_peers(registry, registration))
         rc = ki_registry_note_name(registry, registration->instance, registration->name, error);
-    else
+    else if (!keep_withdrawn(registry, registration))
         rc = ki_registry_register_locked(registry, registration, error);
     if (rc == 0)
         log_registered(registry, registration);
