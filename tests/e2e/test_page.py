@@ -248,6 +248,9 @@ def test_token():
             page.type("#token", "wrong")
             page.key("Enter")
             page.wait("document.querySelector('#notice').innerText.includes('unknown token')")
+            page.type("#token", "s3cr\u03b5t")  # no header can have it
+            page.key("Enter")
+            page.wait("document.querySelector('#notice').innerText.includes('The token was refused: it has characters')")
             page.type("#token", "s3cret")
             page.click("#token-form button")
             page.wait("document.querySelector('#workers-rows').rows.length === 1")
@@ -256,6 +259,29 @@ def test_token():
             page.command("Page.reload")
             page.wait("document.querySelector('#workers-rows').rows.length === 1")
             page.run("sessionStorage.clear()")
+
+
+def test_clock_that_jumps():
+    """Samples are as far apart as their spans say, also where the server's clock was set back between two of them."""
+    with Indexer("--history-interval", "200ms") as indexer:
+        wait_until(lambda: indexer.get("/history").json()["next"] > 5)
+        page = opened(indexer)
+        page.run("document.querySelector('#pause').click()")  # the answers are the server's own, but for the time
+        page.run("""(() => { const ask = window.fetch; window.fetch = async (path, options) => {
+            const answer = await ask(path, options);
+            if (!String(path).startsWith('/history')) return answer;
+            const told = await answer.json();
+            told.samples.forEach((sample) => { sample.time_ms -= 3600000; sample.span_ms = 1000; });
+            return new Response(JSON.stringify(told), {status: 200}); }; })()""")
+        n = indexer.get("/history").json()["next"]
+        wait_until(lambda: indexer.get("/history").json()["next"] > n + 3)
+        page.run("document.querySelector('#hour-table').open = true")
+        page.run("document.querySelector('#pause').click()")
+        page.wait(f"document.querySelector('#hour-rows').rows.length > {n}")
+        page.run("document.querySelector('#pause').click()")
+        times = [[int(part) for part in row[0].split(":")] for row in page.table("#hour-rows")]
+        seconds = [3600 * hour + 60 * minute + second for hour, minute, second in times]
+        check(all((later - before) % 86400 < 600 for later, before in zip(seconds, seconds[1:])), f"the newest first: {times}")
 
 
 def test_restart():

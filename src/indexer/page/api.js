@@ -36,9 +36,13 @@ async function send(path, options) {
 
 /** Send a request; @body is JSON text, or undefined for GET. Returns the parsed answer, or throws a Failure. */
 export async function call(path, body) {
-  const headers = { Accept: "application/json" };
-  if (token.get()) headers.Authorization = `Bearer ${token.get()}`;
-  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const headers = new Headers({ Accept: "application/json" });
+  if (body !== undefined) headers.set("Content-Type", "application/json");
+  try {
+    if (token.get()) headers.set("Authorization", `Bearer ${token.get()}`);
+  } catch {
+    throw new Failure("token", "it has characters that no token has");
+  }
   const answer = await send(path, { method: body === undefined ? "GET" : "POST", headers, body });
   let text, value;
   try {

@@ -96,11 +96,17 @@ function noteOf() {
   return `One sample each ${rough(state.interval / 1000)} s, since ${clock(state.samples[0].time_ms)}.${missing}`;
 }
 
+/* Place all samples before the last one by their spans: the server's clock may have been set meanwhile. */
+function placeByLast() {
+  for (let i = state.samples.length - 1; i > 0; i--) state.samples[i - 1].time_ms = state.samples[i].time_ms - state.samples[i].span_ms;
+}
+
 /** Fetch the samples that are new. Returns the last one, or undefined. */
 export async function loadHistory() {
   const answer = await call(`/history?from=${state.next}`);
   if (answer.from > state.next) state.samples = []; /* the page slept for more than an hour */
   state.samples = [...state.samples, ...answer.samples].slice(-KEPT);
+  placeByLast();
   state.next = answer.next;
   state.interval = answer.interval_ms;
   state.drawn &&= !answer.samples.length;
