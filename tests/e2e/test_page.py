@@ -284,6 +284,21 @@ def test_clock_that_jumps():
         check(all((later - before) % 86400 < 600 for later, before in zip(seconds, seconds[1:])), f"the newest first: {times}")
 
 
+def test_answers_of_another_version():
+    """What the page can't show is told, and asked for again."""
+    with Indexer() as indexer:
+        page = opened(indexer)
+        page.run("""(() => { const ask = window.fetch; window.odd = true; window.fetch = async (path, options) => {
+            const answer = await ask(path, options);
+            if (!window.odd || path !== '/overview') return answer;
+            const told = await answer.json();
+            delete told.models;
+            return new Response(JSON.stringify(told), {status: 200}); }; })()""")
+        page.wait("document.querySelector('#notice').innerText.includes('Reload the page')")
+        page.run("window.odd = false")
+        page.wait("document.querySelector('#notice').hidden")
+
+
 def test_restart():
     page = chromium()
     port = free_port()

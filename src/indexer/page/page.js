@@ -82,7 +82,8 @@ function showFailure(problem) {
   state.silent = true;
   if (problem.kind === "silent")
     notice(`kv-indexer doesn't answer${state.lastAnswer ? `: what is shown is of ${clock(state.lastAnswer)}` : ""}. The page tries again each second.`);
-  else notice(problem.message);
+  else if (problem.kind) notice(problem.message);
+  else notice(`This page can't show what kv-indexer answers: ${problem.message}. Was it updated? Reload the page.`);
   show(find("updated"), "No answer");
 }
 
@@ -121,9 +122,9 @@ async function turn() {
     await load();
     wait = state.every;
   } catch (problem) {
-    if (!problem.kind) throw problem;
     showFailure(problem);
-    wait = problem.kind === "token" ? 0 : AGAIN_MS;
+    wait = problem.kind === "token" ? 0 : problem.kind ? AGAIN_MS : state.every;
+    if (!problem.kind) console.error(problem);
   } finally {
     state.busy = false;
   }
