@@ -102,6 +102,36 @@ def silent():
     return plain_server(lambda connection: None)
 
 
+def half_a_greeting():
+    return plain_server(lambda connection: connection.sendall(b"\xff" + bytes(8) + b"\x7f\x03"))
+
+
+@contextlib.contextmanager
+def endless_replay():
+    """A ROUTER that answers a request with batch 0, without events, again and again. Yields its endpoint."""
+    context, stop = zmq.Context(), threading.Event()
+    router = context.socket(zmq.ROUTER)
+    router.setsockopt(zmq.RCVTIMEO, 50)
+    router.setsockopt(zmq.SNDTIMEO, 50)
+    router.bind("tcp://127.0.0.1:*")
+
+    def loop():
+        clients = []
+        while not stop.is_set():
+            with contextlib.suppress(zmq.ZMQError):
+                clients = clients or [router.recv_multipart()[0]]
+                router.send_multipart([clients[0], b"", bytes(8), b"\x92\xcb" + bytes(8) + b"\x90"])
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    try:
+        yield router.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
+    finally:
+        stop.set()
+        thread.join()
+        context.destroy(linger=0)
+
+
 @contextlib.contextmanager
 def http_server(answer):
     """An HTTP server: answer(method, path, body, headers) returns (status, headers, body)."""
@@ -367,6 +397,11 @@ def test_ports_of_replays():
             replay(router.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode(), "replay_silent", "--timeout", "2s")
         finally:
             router.close(0)
+        with endless_replay() as endpoint:
+            replay(endpoint, "replay_long", "--timeout", "2s")
+        with half_a_greeting() as where:
+            found = replay(f"tcp://{where}", "replay_other", "--timeout", "2s")
+            check("begins as ZMTP" in found["replay_other"]["measured"], found)
 
 
 def test_no_replay():

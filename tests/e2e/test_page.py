@@ -294,8 +294,10 @@ def test_answers_of_another_version():
             const told = await answer.json();
             delete told.models;
             return new Response(JSON.stringify(told), {status: 200}); }; })()""")
+        refresh(page)
         page.wait("document.querySelector('#notice').innerText.includes('Reload the page')")
         page.run("window.odd = false")
+        refresh(page)
         page.wait("document.querySelector('#notice').hidden")
 
 

@@ -20,12 +20,15 @@
 #include "event/wire/extra_keys.h"
 #include "indexer/zmq/place.h"
 
+#define REPLAY_TIMES 4u /* a replay may take so many times --timeout */
+
 /* Two followers, since numbers of the two sources begin anew; one reader for the blocks of both. */
 struct ear {
     struct kc_doctor *doctor;
     struct kc_follower live, replayed;
     struct kve_reader *reader;
     bool replaying;
+    uint64_t replay_until_ns; /* a replay that goes on so long is left */
     double
         skew; /* of the live batch with the smallest one, in seconds: engine minus this machine */
     bool has_skew;
@@ -117,6 +120,8 @@ static int take(void *arg, const struct kc_message *message)
     struct kve_message m;
     bool numbered = true;
 
+    if (ear->replaying && kv_now_ns() > ear->replay_until_ns)
+        return -EOVERFLOW;
     if (kc_follower_take(ear->replaying ? &ear->replayed : &ear->live, message) < 0)
         return -ENOMEM;
     if (message->n_frames > KVE_MAX_FRAMES ||
@@ -296,10 +301,14 @@ static int ask_replay(struct ear *ear)
     if (!ask_port(doctor, doctor->replay, &REPLAY))
         return 0;
     ear->replaying = true;
+    ear->replay_until_ns = kv_ns_after(kv_now_ns(), REPLAY_TIMES * doctor->opts.timeout_ms);
     rc = kc_ask_replays(doctor->replay, 0, doctor->opts.timeout_ms, take, ear, &error);
     ear->replaying = false;
     if (rc == 0)
         doctor->engine.replay_ok = true;
+    else if (rc == -EOVERFLOW)
+        kc_found(&doctor->report, KC_FINDING_replay_long, "%" PRIu64 " batches in %.1f s, and more",
+                 ear->replay_batches, (double)(REPLAY_TIMES * doctor->opts.timeout_ms) / 1e3);
     else if (rc != -ENOMEM && rc != -EINTR)
         kc_found(&doctor->report, KC_FINDING_replay_silent, "no answer in %.1f s",
                  (double)doctor->opts.timeout_ms / 1e3);

@@ -193,7 +193,10 @@ static void greet(int fd, uint64_t timeout_ms, struct kc_port_answer *ret)
         if (kc_port_read(bytes, len, ret))
             return;
     }
-    if (len > 0) {
+    if (len > 0 && bytes[0] == 0xff) {
+        ret->what = KC_PORT_OTHER;
+        snprintf(ret->said, sizeof(ret->said), "it begins as ZMTP, and ends after %zu bytes", len);
+    } else if (len > 0) {
         is_other(ret, bytes, len);
     } else if (n <= 0) {
         ret->what = KC_PORT_HANGS_UP;
