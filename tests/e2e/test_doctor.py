@@ -593,6 +593,9 @@ def test_tokenize():
         doctor(*http_words, "--engine-url", f"http://127.0.0.1:{free_port()}", "--text", prompt, finds={"engine_http"})
         found = doctor(*words, "--engine-url", url, "--text", prompt, finds={"engine_tokenize"})
         check("404" in found["engine_tokenize"]["measured"], found)
+        endless = [7] * 1_000_000  # beginnings are compared, not each place with each other
+        with http_server(lambda *_: (200, {}, json.dumps({"tokens": [*endless, 1]}).encode())) as url:
+            asks(http_words, [*endless, 2], {"tokenizer", "unknown_first_block"}, "--engine-url", url, "--text", prompt)
 
 
 # -- the table -------------------------------------------------------------------------------------

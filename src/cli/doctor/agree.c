@@ -18,6 +18,9 @@
 /* Tokens that two prompts must share in a row before one counts as the other, moved. */
 enum { NEAR = 4 };
 
+/* Tokens by which a prompt may be moved: each place may cost a look at all of it. */
+enum { MOST_SHIFTED = 2048 };
+
 /* -- asking kv-indexer ------------------------------------------------------------------------- */
 
 static const char *model_of(const struct kc_doctor *doctor)
@@ -151,7 +154,7 @@ static size_t common(const uint32_t *a, size_t n_a, const uint32_t *b, size_t n_
 /* Where @b's beginning lies in @a behind its first token: both go on alike to the end of one. 0: nowhere. */
 static size_t shift_of(const uint32_t *a, size_t n_a, const uint32_t *b, size_t n_b)
 {
-    for (size_t at = 1; at + NEAR <= n_a && n_b >= NEAR; at++)
+    for (size_t at = 1; at + NEAR <= n_a && n_b >= NEAR && at <= MOST_SHIFTED; at++)
         if (common(a + at, n_a - at, b, n_b) == KV_MIN(n_a - at, n_b))
             return at;
     return 0;
