@@ -357,7 +357,7 @@ static int read_mark(struct kvs_store *store, uint8_t ret[TRD_MARK_LEN], bool *r
     return 0;
 }
 
-int trd_write_mark(struct kvs_store *store)
+int trd_write_random(struct kvs_store *store, const char *name)
 {
     char text[2 * TRD_MARK_LEN + 1];
     struct kvs_manifest mark = {.format = KVS_FORMAT_BYTES, .fingerprint = text};
@@ -371,9 +371,14 @@ int trd_write_mark(struct kvs_store *store)
         snprintf(text + 2 * i, 3, "%02x", number[i]);
     rc = kvs_manifest_encode(&mark, &bytes);
     if (rc == 0)
-        rc = kvs_put_manifest(store, TRD_MARK, bytes.data, bytes.len);
+        rc = kvs_put_manifest(store, name, bytes.data, bytes.len);
     kv_buf_fini(&bytes);
     return rc;
+}
+
+int trd_write_mark(struct kvs_store *store)
+{
+    return trd_write_random(store, TRD_MARK);
 }
 
 /* With `reading` held. */

@@ -161,5 +161,7 @@ int trd_catalog_delete(struct trd_catalog *catalog, struct kvs_store *store, con
 
 /** Write a new mark: packs have come or gone. Collections of the member know that it needs no chunk. */
 int trd_write_mark(struct kvs_store *store);
+/** Write such a manifest of another name: no two have the same bytes. */
+int trd_write_random(struct kvs_store *store, const char *name);
 
 #endif

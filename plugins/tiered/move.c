@@ -2,10 +2,14 @@
 #include "tiered/move.h"
 
 #include "store/backend/store.h"
+#include "tiered/catalog.h"
 #include "tiered/member.h"
 
 /* Manifest in the target by which copies become durable; its backend notes them for it. */
 #define MOVED TRD_OWN_NAMES "moved"
+
+/* Manifest by which a store is told from another. */
+#define SELF TRD_OWN_NAMES "self"
 
 /* Blobs of one member. */
 struct blobs {
@@ -103,4 +107,23 @@ int trd_move_remove(struct kvs_store *from, struct kvs_store *to, const void *ha
     }
     free_blobs(&copy);
     return rc < 0 ? rc : removed;
+}
+
+int trd_is_same_store(struct kvs_store *a, struct kvs_store *b)
+{
+    void *ours = NULL, *theirs = NULL;
+    size_t our_len = 0, their_len = 0;
+    int rc = trd_write_random(a, SELF);
+
+    if (rc < 0)
+        return rc;
+    rc = kvs_get_manifest(a, SELF, &ours, &our_len);
+    if (rc == 0)
+        rc = kvs_get_manifest(b, SELF, &theirs, &their_len);
+    if (rc == 0)
+        rc = our_len == their_len && memcmp(ours, theirs, our_len) == 0;
+    free(ours);
+    free(theirs);
+    kvs_delete_manifest(a, SELF);
+    return rc == -ENOENT ? 0 : rc;
 }

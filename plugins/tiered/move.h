@@ -45,4 +45,10 @@ int trd_move_copy(struct kvs_store *from, struct kvs_store *to, const void *hash
 int trd_move_remove(struct kvs_store *from, struct kvs_store *to, const void *hashes,
                     size_t hash_len, size_t n, int *ret_each);
 
+/**
+ * Whether two members are one store by two URIs: what is removed from one isn't in the other then. Writes
+ * a manifest to @a, and deletes it. Returns 1, 0 or an error.
+ */
+int trd_is_same_store(struct kvs_store *a, struct kvs_store *b);
+
 #endif

@@ -12,6 +12,7 @@
 #include "base/core/log.h"
 #include "base/core/xxh.h"
 #include "store/backend/store.h"
+#include "tiered/move.h"
 
 enum { BATCH = 256, PATH_LEN = 4096 };
 #define UNTOLD_BYTES 65536 /* of a blob whose size neither its listing nor an event tells */
@@ -79,6 +80,22 @@ static int open_member(struct kva_volumes *volumes, size_t i, const struct kva_v
                                                 : lock_member(volumes, i, opts->lock_folder, error);
 }
 
+/* Two URIs may name one store, where a move would remove the only copy. */
+static int tell_apart(const struct kva_volumes *volumes, struct kv_error *error)
+{
+    const struct trd_member_config *members = volumes->config.members;
+
+    for (size_t i = 0; i < volumes->config.n_members; i++)
+        for (size_t k = 0; k < volumes->config.n_members; k++) {
+            if (k == i || members[i].read_only || !volumes->stores[i] || !volumes->stores[k])
+                continue;
+            if (trd_is_same_store(volumes->stores[i], volumes->stores[k]) == 1)
+                return kv_fail(error, -EINVAL, 0, "members %.40s and %.40s are one store",
+                               members[i].name, members[k].name);
+        }
+    return 0;
+}
+
 int kva_volumes_open(const struct kva_volumes_opts *opts, struct kva_volumes *ret,
                      struct kv_error *error)
 {
@@ -93,6 +110,8 @@ int kva_volumes_open(const struct kva_volumes_opts *opts, struct kva_volumes *re
         rc = open_member(ret, i, opts, error);
         any |= ret->stores[i] != NULL;
     }
+    if (rc == 0 && !opts->look_only)
+        rc = tell_apart(ret, error);
     if (rc == 0 && !any)
         rc = kv_fail(error, -EHOSTDOWN, 0, "%.200s: no member can be opened", opts->path);
     if (rc < 0)

@@ -49,7 +49,7 @@ struct kva_volumes {
 
 /**
  * Read the configuration, open the members, and lock them. A member that can't be opened is left out,
- * with a log line. Returns 0; -EBUSY: another advisor has a member; an error of reading the
+ * with a log line. Returns 0; -EBUSY: another advisor has a member; -EINVAL: two are one store; an error of reading the
  * configuration; -EHOSTDOWN: no member can be opened; with @error.
  */
 int kva_volumes_open(const struct kva_volumes_opts *opts, struct kva_volumes *ret,

@@ -351,6 +351,30 @@ static void test_away(void **state)
     end(&f);
 }
 
+/* Two URIs of one folder: a move would remove the only copy. */
+static void test_one_store_twice(void **state)
+{
+    char dir[PATH_MAX], path[PATH_MAX + 16];
+    const struct kva_volumes_opts opts = {.path = path};
+    struct kva_volumes volumes;
+    struct kv_error error = {0};
+    FILE *file;
+    (void)state;
+
+    assert_int_equal(temp_dir(dir, sizeof(dir)), 0);
+    snprintf(path, sizeof(path), "%s/kv.conf", dir);
+    file = fopen(path, "w");
+    assert_non_null(file);
+    fprintf(file, "[a]\nuri = %s/x\nread-only = yes\n[b]\nuri = %s/x/\n", dir, dir);
+    fclose(file);
+    strcat(dir, "/x");
+    assert_int_equal(mkdir(dir, 0700), 0);
+    assert_int_equal(kva_volumes_open(&opts, &volumes, &error), -EINVAL);
+    assert_string_equal(error.text, "members b and a are one store");
+    *strrchr(dir, '/') = '\0';
+    remove_dir(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -360,6 +384,7 @@ int main(void)
         cmocka_unit_test(test_unlisted),
         cmocka_unit_test(test_untold_sizes),
         cmocka_unit_test(test_away),
+        cmocka_unit_test(test_one_store_twice),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
