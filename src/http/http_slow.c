@@ -107,7 +107,7 @@ void kh_slow_defer(struct kh_slow *slow, struct kh_exchange *ex)
     } else {
         atomic_fetch_add_explicit(&ex->http->overloaded, 1, memory_order_relaxed);
         kh_reply_error(&ex->reply, MHD_HTTP_SERVICE_UNAVAILABLE,
-                       "too many changes at a time, try again later");
+                       "too many long requests at a time, try again later");
         kh_reply_header(&ex->reply, "Retry-After", "1");
     }
     MHD_resume_connection(ex->connection);

@@ -119,9 +119,14 @@ void ki_api_overview(void *arg, struct kh_request *request, struct kh_reply *rep
     struct ki_worker_info *infos;
     struct kv_json_writer w;
     struct ki_fleet fleet;
-    long n = ki_registry_workers(service->registry, &infos);
+    long n;
 
-    (void)request;
+    if (!request
+             ->may_wait) { /* thousands of ranks take milliseconds, and queries don't wait for that */
+        reply->rerun = true;
+        return;
+    }
+    n = ki_registry_workers(service->registry, &infos);
     if (n < 0) {
         kh_reply_error(reply, 503, "out of memory");
         return;

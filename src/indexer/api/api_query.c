@@ -337,6 +337,14 @@ struct ki_model *ki_ask_model(struct ki_service *service, struct ki_body *body,
     return model;
 }
 
+/* Return true for a query with "explain" on a thread that answers others, too: it looks at all ranks. */
+static bool defers(const struct ki_body *body, const struct kh_request *request,
+                   struct kh_reply *reply)
+{
+    reply->rerun |= body->explain && !request->may_wait;
+    return reply->rerun;
+}
+
 static uint64_t seed_of(const struct ki_body *body)
 {
     return kve_seed(body->lora_name, body->lora_name ? strlen(body->lora_name) : 0,
@@ -404,7 +412,8 @@ void ki_api_query(void *arg, struct kh_request *request, struct kh_reply *reply)
     if (ki_read_body(request, reply, KI_TOKEN_IDS | KI_MODEL_NAME,
                      KI_TENANT_ID | KI_LORA_NAME | KI_CACHE_SALT | KI_EXPLAIN | KI_MM_OBJECTS |
                          KI_BLOCK_MM_INFOS,
-                     scratch)) {
+                     scratch) &&
+        !defers(&scratch->body, request, reply)) {
         model = ki_ask_model(service, &scratch->body, reply);
         if (model) {
             query_tokens(service, model, scratch, reply);
@@ -464,7 +473,8 @@ void ki_api_query_by_hash(void *arg, struct kh_request *request, struct kh_reply
     if (!scratch)
         return;
     if (ki_read_body(request, reply, KI_BLOCK_HASHES | KI_MODEL_NAME,
-                     KI_SEQUENCE_HASHES | KI_TENANT_ID | KI_CACHE_SALT | KI_EXPLAIN, scratch))
+                     KI_SEQUENCE_HASHES | KI_TENANT_ID | KI_CACHE_SALT | KI_EXPLAIN, scratch) &&
+        !defers(&scratch->body, request, reply))
         query_hashes(service, scratch, reply);
     ki_scratch_give(service, scratch);
 }

@@ -256,6 +256,11 @@ void ki_api_workers(void *arg, struct kh_request *request, struct kh_reply *repl
     struct ki_page page;
     long n;
 
+    if (!request
+             ->may_wait) { /* thousands of ranks take milliseconds, and queries don't wait for that */
+        reply->rerun = true;
+        return;
+    }
     if (!ki_page_of(request, reply, &page))
         return;
     n = ki_registry_workers(service->registry, &infos);
