@@ -315,6 +315,14 @@ def set_date(_, headers, document):
     headers["Date"] = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() - 3600))
 
 
+def test_urls_with_passwords():
+    for path in ("", "/x@y"):
+        url = f"127.0.0.1:{free_port()}{path}"
+        for words in (("--json",), ()):
+            status, out, err = call("--url", f"http://user:s3cret@{url}", *words, *QUICK)
+            equal((status, "s3cret" in out + err, url in out), (2, False, True), out + err)
+
+
 def test_version_and_clock():
     with system() as (indexer, engine, _):
         with changed(indexer, set_version) as url:

@@ -16,6 +16,7 @@ struct kc_http {
     CURLcode code; /* of the last request */
     int64_t date;  /* of the last answer, in seconds since the epoch; -1: none */
     char url[512];
+    char shown[512]; /* without user and password */
     char error[CURL_ERROR_SIZE];
 };
 
@@ -78,6 +79,17 @@ static bool set_headers(struct kc_http *http, const char *token)
     return http->none && http->json && http->msgpack;
 }
 
+/* Copy the URL without user and password, which reports and messages don't tell. */
+static void copy_shown(const char *url, char *ret)
+{
+    const char *host = strstr(url, "://"), *at;
+
+    host = host ? host + 3 : url;
+    at = memrchr(host, '@', strcspn(host, "/?#"));
+    memcpy(ret, url, (size_t)(host - url));
+    strcpy(ret + (host - url), at ? at + 1 : host);
+}
+
 int kc_http_create(const char *url, const char *token, struct kc_http **ret)
 {
     struct kc_http *http = calloc(1, sizeof(*http));
@@ -92,6 +104,7 @@ int kc_http_create(const char *url, const char *token, struct kc_http **ret)
         return -EINVAL;
     }
     memcpy(http->url, url, len);
+    copy_shown(http->url, http->shown);
     http->body.limit = MAX_ANSWER;
     http->curl = curl_easy_init();
     if (!http->curl || !set_headers(http, token)) {
@@ -139,7 +152,7 @@ void kc_http_set_cacert(struct kc_http *http, const char *file)
 
 const char *kc_http_url(const struct kc_http *http)
 {
-    return http->url;
+    return http->shown;
 }
 
 enum kc_http_trouble kc_http_trouble(const struct kc_http *http)
@@ -194,16 +207,16 @@ static int explain(struct kc_http *http, CURLcode code, struct kv_error *error)
     case CURLE_SEND_ERROR:
     case CURLE_RECV_ERROR:
     case CURLE_PARTIAL_FILE:
-        return kv_fail(error, -ECONNREFUSED, 0, "%.80s: %.100s", http->url, why);
+        return kv_fail(error, -ECONNREFUSED, 0, "%.80s: %.100s", http->shown, why);
     case CURLE_OPERATION_TIMEDOUT:
-        return kv_fail(error, -ETIMEDOUT, 0, "%.80s: %.100s", http->url, why);
+        return kv_fail(error, -ETIMEDOUT, 0, "%.80s: %.100s", http->shown, why);
     case CURLE_OUT_OF_MEMORY:
         return kv_fail(error, -ENOMEM, 0, "out of memory");
     case CURLE_WRITE_ERROR:
         return kv_fail(error, http->body.error ? http->body.error : -EIO, 0,
-                       "%.80s: the answer is too long", http->url);
+                       "%.80s: the answer is too long", http->shown);
     default:
-        return kv_fail(error, -EIO, 0, "%.80s: %.100s", http->url, why);
+        return kv_fail(error, -EIO, 0, "%.80s: %.100s", http->shown, why);
     }
 }
 

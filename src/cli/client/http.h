@@ -39,6 +39,7 @@ enum kc_http_trouble kc_http_trouble(const struct kc_http *http);
 int64_t kc_http_date(const struct kc_http *http);
 /** Return the end of a message about @status: "; " and what to do about a 401, else "". */
 const char *kc_http_advice(const struct kc_http *http, int status);
+/** The URL for people: without user and password. */
 const char *kc_http_url(const struct kc_http *http);
 
 enum kc_body { KC_BODY_NONE, KC_BODY_JSON, KC_BODY_MSGPACK };

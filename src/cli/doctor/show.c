@@ -89,7 +89,7 @@ void kc_report_json(const struct kc_doctor *doctor, struct kv_buf *out)
     kv_json_writer_init(&w, out);
     kv_json_begin_object(&w);
     kv_json_member_str(&w, "status", status_name(report));
-    kv_json_member_str(&w, "url", doctor->opts.url);
+    kv_json_member_str(&w, "url", kc_http_url(doctor->http));
     if (doctor->opts.engine)
         kv_json_member_str(&w, "engine", doctor->opts.engine);
     kv_json_key(&w, "well");
