@@ -162,7 +162,7 @@ def test_refusals_and_pages():
             page = indexer.get("/workers" + path).json()
             equal(([w["instance_id"] for w in page["workers"]], page["total"]), (ids, total), path)
         equal(len(indexer.get("/workers?search=3").json()), 1)  # without a limit: a list, as ever
-        for path in ("/workers?limit=-1", "/workers?limit=1&offset=x", "/history?from=x"):
+        for path in ("/workers?limit=-1", "/workers?limit=1&offset=x", "/workers?only=activ", "/history?from=x"):
             equal(indexer.get(path).status, 400, path)
 
 

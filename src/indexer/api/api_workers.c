@@ -175,6 +175,18 @@ static bool is_sought(const struct kh_request *request, const struct ki_worker_i
     return found;
 }
 
+/* Return true unless ?only= is a word that no worker could ever fit. */
+static bool is_only_known(const struct kh_request *request)
+{
+    struct kv_str only = {"", 0};
+    bool known =
+        !kh_request_param(request, "only", &only) || !only.len || kv_str_eq(only, "attention");
+
+    for (int s = 0; s <= KI_WITHDRAWN; s++)
+        known |= kv_str_eq(only, ki_listener_status_name((enum ki_listener_status)s));
+    return known;
+}
+
 /* Return true when ?only= doesn't leave the instance out: "attention", or the name of a status. */
 static bool is_wanted(const struct kh_request *request, const struct ki_worker_info *infos, long n)
 {
@@ -263,6 +275,10 @@ void ki_api_workers(void *arg, struct kh_request *request, struct kh_reply *repl
     }
     if (!ki_page_of(request, reply, &page))
         return;
+    if (!is_only_known(request)) {
+        kh_reply_error(reply, 400, "only is attention, or a status of a listener");
+        return;
+    }
     n = ki_registry_workers(service->registry, &infos);
     instances = n < 0 ? NULL : calloc((size_t)n + 1, sizeof(*instances));
     if (instances) {
