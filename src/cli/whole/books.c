@@ -501,8 +501,8 @@ int kc_books_note_found(struct kc_whole *w, uint32_t worker)
     struct keys keys = {0};
     struct copies found = {0};
     const struct copies none = {0};
-    /* a directory that was kept may have blocks of requests to come */
-    uint64_t n_requests = w->own_dir ? KV_MIN(w->next, w->opts.requests) : w->opts.requests;
+    /* a directory of earlier runs may have blocks of requests to come */
+    uint64_t n_requests = w->new_dir ? KV_MIN(w->next, w->opts.requests) : w->opts.requests;
     int rc = collect_keys(w, n_requests, &found, &keys);
 
     rc = rc == 0 ? locate(w, worker, &keys, &none, &found) : rc;

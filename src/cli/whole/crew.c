@@ -148,7 +148,7 @@ static int go(struct kc_whole *w, uint32_t number, struct kv_error *error)
     rc = kc_crew_ask(w, number, w->message);
     if (rc == 0)
         rc = w->message->done.status;
-    if (rc == 0 && (w->members[number].starts > 1 || !w->own_dir))
+    if (rc == 0 && (w->members[number].starts > 1 || !w->new_dir))
         rc = kc_books_note_found(w, number);
     return rc < 0 ? fail_of(w, number, rc, error) : 0;
 }

@@ -96,8 +96,8 @@ int kc_dir_make(struct kc_whole *w, struct kv_error *error)
     if (!tmp || *tmp != '/' || strlen(tmp) > 60)
         tmp = "/tmp";
     snprintf(w->plan.dir, sizeof(w->plan.dir), "%s/kvasir-replay-XXXXXX", tmp);
-    w->own_dir = w->new_dir = mkdtemp(w->plan.dir) != NULL;
-    rc = w->own_dir ? start_janitor(w) : -errno;
+    w->new_dir = mkdtemp(w->plan.dir) != NULL;
+    rc = w->new_dir ? start_janitor(w) : -errno;
     return rc < 0 ? kv_fail(error, rc, 0, "%s: %s", w->plan.dir, strerror(-rc)) : 0;
 }
 

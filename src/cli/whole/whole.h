@@ -126,7 +126,6 @@ struct kc_whole {
     struct kc_plan plan;
     struct kc_trace trace;
     struct kc_trace_stats trace_stats;
-    bool own_dir;
     bool new_dir;   /* it was made for this run: what lies in it is this run's */
     int janitor_fd; /* closed: the janitor removes the directory */
     pid_t janitor;
