@@ -303,6 +303,7 @@ def test_answers_without_end():
     answers = {"too many": lambda _: [page(pods(), "x")],
                "more than 1000 pages": lambda _: [page([], "x")],
                "list: HTTP status 403": lambda _: itertools.chain([b"HTTP/1.1 403 No\r\n\r\n"], itertools.repeat(b"x" * 4096)),
+               "list: a page of more than 256 MiB": lambda _: itertools.chain([b"HTTP/1.1 200 OK\r\n\r\n"], itertools.repeat(b" " * (1 << 20))),
                "list: ": lambda _: itertools.chain([b"HTTP/1.1 200 OK\r\n"], itertools.repeat(b"A: " + b"x" * 4000 + b"\r\n"))}
     for text, answer in answers.items():
         with tempfile.TemporaryDirectory() as folder, hostile(answer) as url, \

@@ -392,6 +392,8 @@ static int list(struct kube *k)
         k->page.limit = MAX_PAGE;
         if (rc == 0)
             rc = get(k, "list", &url, &request);
+        if (k->page.error)
+            ki_source_failed(k->source, "list: a page of more than %zu MiB", MAX_PAGE >> 20);
         if (rc == 0)
             rc = read_page(k, &more);
         kv_buf_fini(&url);
