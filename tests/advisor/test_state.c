@@ -52,7 +52,7 @@ static void equal(const struct kva_index *a, const struct kva_index *b)
         x = kva_index_find(a, key);
         y = kva_index_find(b, key);
         assert_int_equal(x != NULL, y != NULL);
-        if (!x)
+        if (!x || !y)
             continue;
         assert_int_equal(x->want, y->want);
         if (x->want < 2)

@@ -52,16 +52,17 @@ static struct kvi_match match_of(uint64_t worker, uint32_t device, uint32_t host
 }
 
 /* Costs of the three workers for 160 tokens: 1 holds 8 blocks, 2 holds 4, two more in host memory. */
-static void costs(struct kvsel *s, struct kvsel_request *request, double cost[WORKERS])
+static void costs(struct kvsel *s, const struct kvsel_request *like, double cost[WORKERS])
 {
     struct kvi_match matches[] = {match_of(1, 8, 8, 8), match_of(2, 4, 6, 6)};
     struct kvsel_candidate candidates[WORKERS];
     struct kvsel_choice choice = KVSEL_CHOICE_INIT;
+    struct kvsel_request request = *like;
 
-    request->tokens = 160;
-    request->matches = matches;
-    request->n_matches = 2;
-    assert_int_equal(kvsel_explain(s, request, 2, &choice, candidates, WORKERS), WORKERS);
+    request.tokens = 160;
+    request.matches = matches;
+    request.n_matches = 2;
+    assert_int_equal(kvsel_explain(s, &request, 2, &choice, candidates, WORKERS), WORKERS);
     for (int i = 0; i < WORKERS; i++) {
         assert_int_equal(candidates[i].holder.worker, i + 1);
         cost[i] = candidates[i].cost;
