@@ -16,8 +16,8 @@ enum ki_followed_state {
 /** A rank that a source names, or has named. */
 struct ki_followed {
     struct ki_found found; /* texts are owned */
-    size_t source;         /* number of the source that counts */
-    enum ki_followed_state state;
+    _Atomic size_t source; /* number of the source that counts; written without the lock, too */
+    _Atomic enum ki_followed_state state; /* the reconciler's thread writes it without the lock */
     uint64_t until_ns;
 };
 
@@ -33,7 +33,8 @@ struct ki_discovery {
     pthread_mutex_t lock;
     pthread_cond_t woken; /* used with lock: a set has come, or stop */
     bool stop;
-    /* Written by the reconciler's thread under the lock, sorted by (instance, rank). */
+    /* Replaced by the reconciler's thread under the lock, sorted by (instance, rank). Other threads
+     * read it under the lock: which ranks it has, their source and state. */
     struct ki_followed *followed;
     size_t n_followed;
     uint64_t revision; /* of the registry, as last looked at; of the reconciler's thread */
