@@ -14,6 +14,7 @@ def main() -> int:
         signal.signal(number, signal.SIG_DFL)
     beside = os.path.dirname(os.path.abspath(sys.executable))  # where pip puts kv-indexer, which `kvasir replay` runs
     os.environ["PATH"] = os.pathsep.join([beside, os.environ.get("PATH", os.defpath)])
+    os.environ["KVASIR_PYTHON"] = sys.executable  # `kvasir replay` starts its workers by it
     library = ctypes.CDLL(find("kvasir"), mode=os.RTLD_LOCAL | os.RTLD_NOW)
     words = [b"kvasir", *map(os.fsencode, sys.argv[1:])]
     sys.stdout.flush()

@@ -20,10 +20,23 @@
 #define ASK_MS 90000
 #define STOP_MS 60000
 
+/* Run this program again. Inside of Python, /proc/self/exe is Python, whose path is in KVASIR_PYTHON
+ * (python/kvasir/__main__.py): by another path it wouldn't find the package. */
+static void run_worker(void)
+{
+    const char *python = getenv("KVASIR_PYTHON");
+    char *const again[] = {(char *)python, "-m", "kvasir", "replay", "--worker", NULL};
+    char *const argv[] = {"kvasir", "replay", "--worker", NULL};
+
+    if (python)
+        execv(python, again);
+    else
+        execv("/proc/self/exe", argv);
+}
+
 /* Become a worker: this program again, with the socket as its third descriptor. */
 static _Noreturn void become_worker(const struct kc_whole *w, uint32_t number, int fd, pid_t parent)
 {
-    char *const argv[] = {"kvasir", "replay", "--worker", NULL};
     char log[KC_PLAN_PATH + 32];
     int null = open("/dev/null", O_RDWR), out;
     sigset_t none;
@@ -36,7 +49,7 @@ static _Noreturn void become_worker(const struct kc_whole *w, uint32_t number, i
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() == parent && dup2(fd, 3) == 3 && fcntl(3, F_SETFD, 0) == 0 &&
         dup2(null, 0) >= 0 && dup2(out, 1) >= 0 && dup2(out, 2) >= 0)
-        execv("/proc/self/exe", argv);
+        run_worker();
     _exit(127);
 }
 
