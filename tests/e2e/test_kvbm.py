@@ -154,6 +154,9 @@ def follow_policy(policy, scope="tiers", replay=True, exact=True, rounds=8, thre
     with Engine(policy, scope, replay) as engine, Indexer() as indexer:
         follow(indexer, engine)
         wait_seen(indexer, engine)
+        if not replay:  # a mark before the subscription is lost, and the view partial: until a clear
+            engine.ask("reset")
+            wait_seen(indexer, engine)
         for i in range(rounds):
             (engine.run_threads if threads else engine.run)(SEED + i)
             got, wanted = compare(indexer, engine, exact)
