@@ -595,7 +595,8 @@ static int ranges_beyond_the_end(kv_store_v1 *self, kv_store_range *ranges, size
     for (size_t i = 0; i < n; i++)
         if (ranges[i].rc == -ERANGE) {
             for (size_t k = 0; k < ranges[i].n_parts; k++)
-                memset(ranges[i].parts[k].iov_base, 0, ranges[i].parts[k].iov_len);
+                if (ranges[i].parts[k].iov_len > 0)
+                    memset(ranges[i].parts[k].iov_base, 0, ranges[i].parts[k].iov_len);
             ranges[i].rc = 0;
             found++;
         }
