@@ -352,14 +352,15 @@ static void note(struct kc_books *b, const struct copy *at, uint8_t worker_says,
 }
 
 /*
- * Return the tiers of such a block that the other books rightly lack: its disk, and where they lack it
- * altogether those that were filled from there. What is in G1 came by a request, which had the tokens.
+ * Return the tiers of such a block that the other books rightly lack: its disk, and those that were
+ * filled from there before its tokens were known. A copy in G1 came by a request, which had the
+ * tokens; where the other books lack the block altogether, it isn't there.
  */
 static unsigned untold_tiers(uint8_t here, uint8_t there)
 {
-    const unsigned device = 1u << KV_TIER_DEVICE, disk = 1u << KV_TIER_DISK;
+    const unsigned device = 1u << KV_TIER_DEVICE;
 
-    return there == 0 && !(here & device) ? ~0u : disk;
+    return there == 0 && !(here & device) ? ~0u : ~device;
 }
 
 static uint32_t bits(unsigned tiers)
