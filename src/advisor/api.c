@@ -154,10 +154,11 @@ static void put_index(const struct kva_service *service, const struct kva_index_
 
 static void put_mover(const struct kva_service *service, struct kv_buf *out)
 {
+    struct kva_mover *mover = atomic_load(&service->mover);
     struct kva_mover_stats s = {.passes = 0};
 
-    if (service->mover)
-        kva_mover_get_stats(service->mover, &s);
+    if (mover)
+        kva_mover_get_stats(mover, &s);
     by_member(service, out, "kv_advisor_copied_blobs_total", "Blobs copied into the member",
               "counter", s.copied, sizeof(s.copied[0]));
     by_member(service, out, "kv_advisor_copied_bytes_total", "Bytes copied into the member",

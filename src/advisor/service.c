@@ -228,10 +228,13 @@ static int start_threads(struct kva_service *service, struct kv_error *error)
                                                    .quiet_to = o->quiet_to,
                                                    .left_s = (uint32_t)(o->reclaim_ms / 1000)}};
     int rc = kv_thread_start(&service->scanner, "kva-scan", scan, service);
+    struct kva_mover *mover = NULL;
 
     service->has_scanner = rc == 0;
     if (rc == 0 && !o->dry_run)
-        rc = kva_mover_create(&opts, &service->mover);
+        rc = kva_mover_create(&opts, &mover);
+    if (rc == 0)
+        atomic_store(&service->mover, mover);
     return rc < 0 ? kv_fail(error, rc, 0, "can't start: %s", strerror(-rc)) : 0;
 }
 

@@ -24,8 +24,8 @@ struct kva_service {
     const struct kva_options *options;
     struct kva_world world;
     struct kva_volumes volumes;
-    struct kva_follow *follow; /* NULL: no --nats */
-    struct kva_mover *mover;   /* NULL: --dry-run */
+    struct kva_follow *follow;         /* NULL: no --nats */
+    _Atomic(struct kva_mover *) mover; /* NULL: --dry-run, or not started; HTTP runs before it */
     struct kh_auth *auth;
     struct kh_tls *tls;               /* NULL: plain HTTP */
     struct kh_access_log *access_log; /* NULL: none */
