@@ -148,15 +148,23 @@ void kva_feed_whole(struct kva_feed *feed, const char *publisher, bool whole)
         p->whole = whole;
 }
 
+static struct publisher *find_silent(struct kva_feed *feed, uint64_t now_ns, uint64_t silence_ns)
+{
+    struct publisher *p;
+
+    LIST_FOREACH(p, &feed->publishers, entry)
+    if (now_ns > p->heard_ns && now_ns - p->heard_ns > silence_ns)
+        return p;
+    return NULL;
+}
+
 bool kva_feed_silent(struct kva_feed *feed, uint64_t now_ns, uint64_t silence_ns,
                      char ret[KVP_MAX_SUBJECT])
 {
     struct publisher *p;
 
     kva_feed_flush(feed);
-    LIST_FOREACH(p, &feed->publishers, entry)
-    if (now_ns > p->heard_ns && now_ns - p->heard_ns > silence_ns)
-        break;
+    p = find_silent(feed, now_ns, silence_ns);
     if (!p)
         return false;
     memcpy(ret, p->subject, sizeof(p->subject));
@@ -282,11 +290,8 @@ void kva_feed_take(struct kva_feed *feed, const struct kvp_header *header,
 
 void kva_feed_get_stats(const struct kva_feed *feed, struct kva_feed_stats *ret)
 {
-    const struct publisher *p;
-
     *ret = feed->stats;
-    LIST_FOREACH(p, &feed->publishers, entry)
-    {
+    for (const struct publisher *p = LIST_FIRST(&feed->publishers); p; p = LIST_NEXT(p, entry)) {
         ret->publishers++;
         ret->whole += p->whole;
     }
