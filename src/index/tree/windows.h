@@ -140,6 +140,9 @@ int kvi_spot_find(struct kvi_index *ix, const struct kvi_cache *cache, bool add,
  */
 bool kvi_overlay_place(struct kvi_index *ix, const struct kvi_spot *spot, enum kv_tier tier,
                        const uint64_t *parent, const struct kv_block *blocks, size_t n);
+/** Return true when some overlay of the holder has the block in the tree. */
+bool kvi_overlays_locate(const struct kvi_index *ix, const struct kvi_holder *holder,
+                         uint64_t hash);
 /** Return overlay @at (tier * KVI_OVERLAYS + number) of a holder, or NULL. */
 struct kvi_holder *kvi_overlay_at(const struct kvi_index *ix, struct kv_holder key, uint32_t at);
 /** Blocks of a holder without a main group, else 0. */

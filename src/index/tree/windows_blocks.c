@@ -31,6 +31,19 @@ bool kvi_overlay_place(struct kvi_index *ix, const struct kvi_spot *spot, enum k
            !spot->holder->lagging;
 }
 
+bool kvi_overlays_locate(const struct kvi_index *ix, const struct kvi_holder *holder, uint64_t hash)
+{
+    const struct kvi_holder *overlay;
+    struct kvi_place place;
+
+    KVI_EACH_OVERLAY(kvi_windows_of(holder), overlay)
+    {
+        if (kvi_locate(ix, overlay, hash, &place, NULL))
+            return true;
+    }
+    return false;
+}
+
 /* Return true when only the place of @place is known, and no other block is below it. */
 static bool is_ghost(const struct kvi_index *ix, struct kvi_place place)
 {

@@ -452,7 +452,8 @@ static int store_locked(struct kvi_store *store, struct kv_holder key, const uin
 
 /*
  * Add the blocks to a window by their names. Where it has no main group beside it, the overlays
- * learn the places first.
+ * learn the places first, unless the parent has none: then nobody has told what the chain begins
+ * with (its salt), and local hashes computed without that would lead to another place.
  */
 static int add_to_window(struct kvi_store *store, const struct kvi_cache *cache,
                          const uint64_t *parent)
@@ -469,7 +470,8 @@ static int add_to_window(struct kvi_store *store, const struct kvi_cache *cache,
         return (int)rc;
     for (size_t i = 0; i < store->n; i++)
         scratch->hashes[i] = store->blocks[i].hash;
-    if (kvi_windows_of(spot.main)->alone)
+    if (kvi_windows_of(spot.main)->alone &&
+        (!parent || kvi_overlays_locate(ix, spot.main, *parent)))
         store->stored.lagging =
             !kvi_overlay_place(ix, &spot, cache->tier, parent, store->blocks, store->n);
     kvi_copies_imply(spot.holder, spot.tier, cache->source);
