@@ -18,7 +18,7 @@ struct part {
     size_t n; /* of the first part: sections */
     const char *uri, *manifests;
     struct kv_arg_list puts;
-    uint64_t capacity, gib_month_nano, request_nano, linger_ms, places;
+    uint64_t capacity, gib_month_nano, request_nano, linger_ms, places, deadline_ms;
     bool read_only;
 };
 
@@ -32,9 +32,10 @@ static const struct kv_arg rows[] = {
     {ROW("capacity", KV_ARG_SIZE, capacity), .min = 1},
     {ROW("cost-gib-month", KV_ARG_NANO, gib_month_nano)},
     {ROW("cost-request", KV_ARG_NANO, request_nano)},
+    {ROW("deadline", KV_ARG_TIME, deadline_ms), .min = 1, .max = 3600000},
     {ROW("read-only", KV_ARG_FLAG, read_only)},
 };
-static const char of_members[] = "uri|capacity|cost-gib-month|cost-request|read-only";
+static const char of_members[] = "uri|capacity|cost-gib-month|cost-request|deadline|read-only";
 
 /* Sections beyond the limit share the last part: only their number counts. */
 static void *begin_section(void *values, const char *name)
@@ -139,6 +140,7 @@ static int add_member(struct trd_config *config, const struct part *part, const 
                                    .capacity = part->capacity,
                                    .gib_month_nano = part->gib_month_nano,
                                    .request_nano = part->request_nano,
+                                   .deadline_ms = part->deadline_ms,
                                    .read_only = part->read_only};
     return 0;
 }

@@ -18,6 +18,7 @@ struct trd_member_config {
     uint64_t capacity;       /* bytes; UINT64_MAX: no limit */
     uint64_t gib_month_nano; /* price of a GiB for a month, in 10^-9 of the currency */
     uint64_t request_nano;   /* price of a request, likewise */
+    uint64_t deadline_ms;    /* of a call; 0: the member's own limit */
     bool read_only;
 };
 

@@ -35,8 +35,9 @@ static int open_store(struct trd_member *member)
 {
     const struct trd_member_config *config = member->config;
     struct kvs_store *store = NULL;
-    int rc =
-        config->read_only ? kvs_open_existing(config->uri, &store) : kvs_open(config->uri, &store);
+    int rc = member->bound       ? trd_bound_open(member->bound, &store)
+             : config->read_only ? kvs_open_existing(config->uri, &store)
+                                 : kvs_open(config->uri, &store);
 
     if (rc)
         return rc;
@@ -67,6 +68,11 @@ int trd_member_init(struct trd_member *member, const struct trd_member_config *c
     if (rc)
         return rc;
     kvs_plugin_unload(&plugin);
+    if (config->deadline_ms)
+        rc = trd_bound_create(config->uri, config->read_only, config->deadline_ms * KV_NS_PER_MS,
+                              &member->bound);
+    if (rc)
+        return rc;
     rc = open_store(member);
     if (rc == -EINVAL || rc == -EPROTO)
         return rc;
@@ -81,6 +87,7 @@ void trd_member_fini(struct trd_member *member)
     if (!member->config)
         return;
     kvs_close(atomic_load(&member->store));
+    trd_bound_destroy(member->bound);
     trd_pending_fini(&member->pending);
     trd_catalog_fini(&member->catalog);
     pthread_mutex_destroy(&member->lock);

@@ -17,6 +17,7 @@
 
 #include "base/core/breaker.h"
 #include "store/backend/store.h"
+#include "tiered/bound.h"
 #include "tiered/catalog.h"
 #include "tiered/config.h"
 #include "tiered/keys.h"
@@ -26,6 +27,7 @@
 
 struct trd_member {
     const struct trd_member_config *config;
+    struct trd_bound *bound;           /* NULL: calls have no deadline */
     _Atomic(struct kvs_store *) store; /* NULL until it has been opened; closed by close alone */
     atomic_bool down;                  /* ask the breaker first */
     atomic_uint failures;              /* in a row */

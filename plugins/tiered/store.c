@@ -30,7 +30,7 @@ static int open_members(kv_store_v1 *self)
     self->near = true;
     for (size_t i = 0; i < self->config.n_members && rc == 0; i++) {
         self->n_members++;
-        self->near &= *self->config.members[i].uri == '/';
+        self->near &= *self->config.members[i].uri == '/' && !self->config.members[i].deadline_ms;
         rc = trd_member_init(&self->members[i], &self->config.members[i]);
         any |= atomic_load(&self->members[i].store) != NULL;
     }

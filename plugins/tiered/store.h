@@ -6,6 +6,7 @@
  *   put.c      puts, and what they leave    batch.c    many blobs: split by member
  *   publish.c  manifests, flush             list.c     listings, sweep, statistics
  *   catalog.c  packs of a member            pack_get.c reading them
+ *   bound.c    members' deadlines
  *
  * A miss is certain for this reason (find.c, batch.c). A mover copies a blob to its target, and removes it
  * from its source `linger` later or more. Say a reader asks all members within `linger`, and each
@@ -32,7 +33,7 @@ struct kv_store_v1 {
     size_t n_members;
     struct trd_places *places;
     uint64_t linger_ns;
-    bool near; /* all members are folders */
+    bool near; /* all members are folders, without deadlines */
     atomic_bool ever_put;
     /* counters of kv_store_stats */
     _Atomic uint64_t puts, put_hits, gets, get_misses, bad_chunks, errors;

@@ -79,9 +79,9 @@ def test_conformance_of_folders():
         passes(two_folders(path))
 
 
-def test_conformance_with_manifests_in_the_slow_member():
+def test_conformance_with_deadlines_and_manifests_in_the_slow_member():
     with folder() as path:
-        passes(two_folders(path, "manifests = cold\nputs = fast\nputs = cold\n"))
+        passes(write(path, "manifests = cold\nputs = fast\nputs = cold\n", fast=f"{path}/fast\ndeadline = 60s", cold=f"{path}/cold\ndeadline = 60s"))
 
 
 def test_conformance_with_redis_and_a_folder():
@@ -219,6 +219,42 @@ def test_a_hung_member_is_left_alone():
                 equal(store.ask("get", key(1), 100, 1), "0 same")
                 said_once(store, "a member fails")
             wait_until(lambda: store.ask("get", key(3), 100, 3) == "-2 -", 60, "the member again")
+
+
+def test_a_hung_member_has_a_deadline():
+    """Its own limit is far: the store's deadline ends the calls, what lies elsewhere is read, and all is well when it is back."""
+    with folder() as path, Server() as server:
+        with Store(write(path, "puts = fast\n", slow=server.uri + "?timeout_ms=60000\ndeadline = 300ms", fast=path / "fast")) as store:
+            with Store(server.uri) as slow:
+                for n in (1, 2):
+                    equal(slow.ask("put", key(n), 100, n), "0")
+                equal(slow.ask("publish", "m", 0, 0), "0")
+            equal(store.ask("put", key(1), 100, 1), "0", "in both")
+            equal(store.ask("publish", "m", 5, 1), "0")
+            equal(store.ask("get", key(2), 100, 2), "0 same")
+            with server.frozen():
+                for _ in range(5):
+                    equal(store.ask("get", key(1), 100, 1), "0 same", "a blob of the other member, too")
+                    equal(store.ask("get", key(2), 100, 2), "-5 -", "no false miss")
+                equal(store.ask("put", key(3), 100, 3), "0")
+                equal(store.ask("publish", "m2", 5, 1), "0")
+                said_once(store, "a member fails")
+            wait_until(lambda: store.ask("get", key(2), 100, 2) == "0 same", 60, "the member again")
+            equal(store.ask("get", key(9), 100, 9), "-2 -")
+
+
+def test_a_bucket_that_stalls_has_a_deadline():
+    with folder() as path, S3() as s3, Store(write(path, "puts = fast\n", slow=s3.uri(timeout=4) + "\ndeadline = 300ms", fast=path / "fast")) as store:
+        with Store(s3.uri()) as slow:
+            for n in (1, 2):
+                equal(slow.ask("put", key(n), 100, n), "0")
+            equal(slow.ask("publish", "m", 0, 0), "0")
+        equal(store.ask("put", key(1), 100, 1), "0", "in both")
+        equal(store.ask("publish", "m", 5, 1), "0")
+        s3.fault("GET /b/", "stall", times=1)
+        equal(store.ask("getmany", key(1), 100, 1, key(2), 100, 2).split()[1], "same", "one is elsewhere, too")
+        said_once(store, "a member fails")
+        wait_until(lambda: store.ask("get", key(2), 100, 2) == "0 same", 60, "the bucket again")
 
 
 def test_the_first_of_puts_is_down():

@@ -38,7 +38,8 @@ static void test_all_options(void **state)
 
     write_file("# where puts go\nputs = nvme\nputs = bucket # what is left\nmanifests = bucket\n"
                "linger = 250ms\nplaces = 5000\n"
-               "[nvme]\nuri = /var/kv?limit=1GiB\ncapacity = 800GiB\ncost-gib-month = 0.08\n"
+               "[nvme]\nuri = /var/kv?limit=1GiB\ncapacity = 800GiB\ndeadline = 2s\ncost-gib-month "
+               "= 0.08\n"
                "[redis]\nuri = redis://host\nread-only = yes\n"
                "[bucket]\nuri = s3://b/p\ncost_gib_month = 0.023\ncost-request = 0.0000004\n");
     assert_int_equal(trd_config_read(path, &c, &error), 0);
@@ -50,6 +51,7 @@ static void test_all_options(void **state)
     assert_int_equal(c.members[0].request_nano, 0);
     assert_true(c.members[1].read_only && !c.members[0].read_only);
     assert_true(c.members[1].capacity == UINT64_MAX);
+    assert_int_equal(c.members[0].deadline_ms, 2000);
     assert_int_equal(c.members[2].gib_month_nano, 23000000);
     assert_int_equal(c.members[2].request_nano, 400);
     assert_int_equal(c.n_puts, 2);
@@ -109,6 +111,7 @@ static void test_refusals(void **state)
     refused("[a]\nuri = /a\n[b]\nuri = /a\n", "4", "also that of `a`");
     refused("[a]\nuri = /a\ncapacity = much\n", "3", "is not a size");
     refused("[a]\nuri = /a\ncapacity = 0\n", "3", "less than 1");
+    refused("[a]\nuri = /a\ndeadline = 2h\n", "3", "outside");
     refused("[a]\nuri = /a\ncost-request = 1e-9\n", "3", "is not a decimal");
     refused("[a]\nuri = /a\ncost-request = 0.1234567891\n", "3", "is not a decimal");
     refused("[a]\nuri = /a\ncost-request = 1.\n", "3", "is not a decimal");

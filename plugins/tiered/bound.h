@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+/**
+ * A store whose calls end by a deadline. Each call runs on a thread of this module, in memory of its own:
+ *
+ *     caller    ├─ copy arguments ─┬──── wait, at most the deadline ────┬─ take results, or -ETIMEDOUT
+ *     worker                       └─ call the backend ─────────────────┴──────────┐ late: drop results
+ *
+ * A call that is given up runs on, and never touches its caller's memory. While one does, every other call
+ * is refused with -EHOSTDOWN: calls that are asked for later never overtake it, and no more threads
+ * hang than had calls under way. A late write may still take effect, as after any timeout.
+ *
+ * A listing or a sweep is late when no entry came within the deadline.
+ */
+#ifndef KV_TIERED_BOUND_H
+#define KV_TIERED_BOUND_H
+
+#include "store/backend/store.h"
+
+struct trd_bound;
+
+/** Begin, for the store @uri. @existing: open it as kvs_open_existing. Returns 0 or -ENOMEM. */
+int trd_bound_create(const char *uri, bool existing, uint64_t deadline_ns, struct trd_bound **ret);
+
+/**
+ * Open the store, in time. Returns 0 with a store, for kvs_close, before trd_bound_destroy; -ETIMEDOUT, -EHOSTDOWN
+ * (an attempt is still under way); errors of kvs_open. One store at a time. Its backend is asked without
+ * stream_chunk, get_parts and put_parts, which lend out callers' memory.
+ */
+int trd_bound_open(struct trd_bound *bound, struct kvs_store **ret);
+
+/**
+ * End it. Calls that were given up end later, and the last one closes the store. Until then this library
+ * stays loaded. NULL is a no-op.
+ */
+void trd_bound_destroy(struct trd_bound *bound);
+
+#endif
