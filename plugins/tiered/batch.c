@@ -93,7 +93,10 @@ static void take_packed(struct batch *b, unsigned i)
     for (size_t k = 0; k < part->n; k++) {
         size_t at = b->at[k];
 
-        b->state[at] = part->state[k] != KVS_MISSING ? part->state[k] : b->state[at];
+        if (part->state[k] == KVS_UNKNOWN) /* its pack can't be read: a single blob may be there */
+            b->unanswered[at] = true;
+        else if (part->state[k] != KVS_MISSING)
+            b->state[at] = part->state[k];
         if (part->state[k] == KVS_THERE) {
             trd_places_note(b->self->places, key_of(b, at), b->hash_len, i);
             continue;

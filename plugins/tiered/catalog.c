@@ -8,6 +8,7 @@
 #include "base/core/log.h"
 #include "base/core/xxh.h"
 #include "base/hash/hash.h"
+#include "store/object/fetch.h"
 #include "store/object/manifest.h"
 
 enum { AT_ONCE = 16 }; /* indexes read by one call */
@@ -149,6 +150,11 @@ static int note_name(void *arg, const kv_store_entry *entry)
     return found->packs.error || found->gone.error ? -ENOMEM : 0;
 }
 
+/* What a catalog lacks: packs that are damaged, and packs that can't be read for now. */
+struct lacks {
+    bool damaged, unread;
+};
+
 static struct trd_pack *find_pack(const struct trd_packs *packs, const uint8_t id[TRD_PACK_ID])
 {
     for (size_t i = 0; packs && i < packs->n; i++)
@@ -246,9 +252,15 @@ static int read_again(struct kvs_store *store, const struct trd_pack_name *name,
     return rc < 0 ? rc : rc_each;
 }
 
-/* Read the packs of @names, and add them to @packs, which has room. *@ret_partial: some are damaged. */
+/* An error of one pack: the other packs, and the member, may be sound. */
+static bool is_of_one(int rc)
+{
+    return !kvs_is_outage(rc) && rc != -ENOMEM && rc != -EINVAL && rc != -ECHILD && rc != -ENOTSUP;
+}
+
+/* Read the packs of @names, and add them to @packs, which has room. */
 static int add_new(struct kvs_store *store, const struct trd_pack_name *const *names, size_t n,
-                   struct trd_packs *packs, bool *ret_partial)
+                   struct trd_packs *packs, struct lacks *ret_lacks)
 {
     struct trd_pack *made[AT_ONCE] = {NULL};
     int rc_each[AT_ONCE] = {0}, rc = read_tails(store, names, n, made, rc_each);
@@ -261,7 +273,10 @@ static int add_new(struct kvs_store *store, const struct trd_pack_name *const *n
             packs->n_entries += made[i]->index.n;
         } else if (is_damage(rc_each[i])) {
             say_bad(store, names[i], rc_each[i]);
-            *ret_partial = true;
+            ret_lacks->damaged = true;
+        } else if (rc_each[i] != -ENOENT && is_of_one(rc_each[i])) {
+            say_bad(store, names[i], rc_each[i]);
+            ret_lacks->unread = true;
         } else if (rc_each[i] != -ENOENT && rc == 0) { /* -ENOENT: deleted since the listing */
             rc = rc_each[i];
         }
@@ -271,7 +286,7 @@ static int add_new(struct kvs_store *store, const struct trd_pack_name *const *n
 
 /* Put together what is known already and what is new. */
 static int gather(struct kvs_store *store, const struct found *found, const struct trd_packs *old,
-                  struct trd_packs *packs, bool *ret_partial)
+                  struct trd_packs *packs, struct lacks *ret_lacks)
 {
     const struct trd_pack_name *all = (const struct trd_pack_name *)(void *)found->packs.data;
     const struct gone *gone = (const struct gone *)(void *)found->gone.data;
@@ -293,14 +308,14 @@ static int gather(struct kvs_store *store, const struct found *found, const stru
             fresh[n_fresh++] = &all[i];
         }
         if (n_fresh == AT_ONCE || (n_fresh && i + 1 == n)) {
-            rc = add_new(store, fresh, n_fresh, packs, ret_partial);
+            rc = add_new(store, fresh, n_fresh, packs, ret_lacks);
             n_fresh = 0;
         }
         if (rc == 0 && packs->n_entries > 2 * TRD_PACKED_MAX)
             rc = -EFBIG;
     }
     if (rc == 0 && n_fresh)
-        rc = add_new(store, fresh, n_fresh, packs, ret_partial);
+        rc = add_new(store, fresh, n_fresh, packs, ret_lacks);
     for (size_t i = 0; i < found->gone.len / sizeof(*gone); i++) {
         struct trd_pack *pack = find_pack(packs, gone[i].id);
 
@@ -315,20 +330,21 @@ static int reload(struct trd_catalog *catalog, struct kvs_store *store)
 {
     struct found found = {KV_BUF_INIT, KV_BUF_INIT};
     struct trd_packs *packs = calloc(1, sizeof(*packs)), *old = catalog->packs;
-    bool partial = false;
+    struct lacks lacks = {false, false};
     int rc = packs ? kvs_list(store, note_name, &found) : -ENOMEM;
 
     if (packs)
         packs->refs = 1;
     if (rc == 0)
-        rc = gather(store, &found, old, packs, &partial);
+        rc = gather(store, &found, old, packs, &lacks);
     kv_buf_fini(&found.packs);
     kv_buf_fini(&found.gone);
     if (rc < 0) {
         trd_packs_release(packs);
         return rc;
     }
-    atomic_store(&catalog->stale, partial);
+    atomic_store(&catalog->stale, lacks.damaged || lacks.unread);
+    atomic_store_explicit(&catalog->unsure, lacks.unread, memory_order_release);
     pthread_mutex_lock(&catalog->lock);
     catalog->packs = packs;
     pthread_mutex_unlock(&catalog->lock);
@@ -398,6 +414,7 @@ static int read_changes(struct trd_catalog *catalog, struct kvs_store *store, bo
     } else if (!same) {
         atomic_store_explicit(&catalog->state, TRD_NO_PACKS, memory_order_release);
         atomic_store(&catalog->stale, false);
+        atomic_store_explicit(&catalog->unsure, false, memory_order_release);
     }
     if (rc < 0)
         return rc;

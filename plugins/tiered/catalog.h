@@ -73,6 +73,8 @@ struct trd_catalog {
     uint8_t mark[TRD_MARK_LEN];
     bool has_mark;
     atomic_bool
+        unsure; /* an index couldn't be read for now: what no place has may be in that pack */
+    atomic_bool
         stale; /* an index couldn't be read, or a pack is gone: list whatever the mark says */
 };
 
@@ -83,12 +85,19 @@ void trd_catalog_fini(struct trd_catalog *catalog);
 /**
  * Read what has changed, unless that was done @max_age_ns ago or later. Sets *@ret_changed (may be
  * NULL) when packs came or went. Returns 0 or an error of the member: then nothing has changed. A pack
- * whose index is damaged counts as one without blobs, with a line in the log.
+ * whose index is damaged counts as one without blobs, with a line in the log; so does one whose index
+ * can't be read, and the catalog is unsure then.
  */
 int trd_catalog_read(struct trd_catalog *catalog, struct kvs_store *store, uint64_t max_age_ns,
                      bool *ret_changed);
 /** As trd_catalog_read, the first time only. */
 int trd_catalog_begin(struct trd_catalog *catalog, struct kvs_store *store);
+
+/** True when a pack's index couldn't be read: a blob that is found nowhere may be in it. */
+static inline bool trd_is_unsure(struct trd_catalog *catalog)
+{
+    return atomic_load_explicit(&catalog->unsure, memory_order_acquire);
+}
 
 /** True when blobs may be in packs there. */
 static inline bool trd_has_packs(struct trd_catalog *catalog)
@@ -139,7 +148,10 @@ int trd_packs_get(struct kvs_store *store, struct trd_packed_read *reads, size_t
 int trd_catalog_get(struct trd_catalog *catalog, struct kvs_store *store, const void *hash,
                     size_t hash_len, void **ret, size_t *ret_len);
 
-/** As trd_catalog_get for many; state[i]: KVS_MISSING, KVS_THERE, KVS_DAMAGED. Returns 0 or an error. */
+/**
+ * As trd_catalog_get for many; state[i]: KVS_MISSING, KVS_THERE, KVS_DAMAGED, KVS_UNKNOWN (its pack can't be
+ * read for now). Returns 0 or an error of the member as a whole.
+ */
 int trd_catalog_get_many(struct trd_catalog *catalog, struct kvs_store *store,
                          const uint8_t *hashes, size_t hash_len, size_t n, void **data, size_t *len,
                          uint8_t *ret_state);

@@ -3,6 +3,7 @@
 #include "base/core/clock.h"
 #include "store/backend/check.h"
 #include "store/backend/parts.h"
+#include "store/object/fetch.h"
 #include "tiered/store.h"
 
 enum { PASSES = 3 };
@@ -40,7 +41,8 @@ static int ask(kv_store_v1 *self, unsigned i, const uint8_t *hash, size_t hash_l
         rc = how->try(use.store, hash, hash_len, how->arg);
     if (rc == -ENOENT)
         rc = packed;
-    trd_leave(member, use, rc);
+    /* one bad pack says nothing about the member */
+    trd_leave(member, use, rc == packed && trd_unanswered(rc) && !kvs_is_outage(rc) ? 0 : rc);
     if (rc == 0)
         trd_places_note(self->places, hash, hash_len, i);
     return rc;
@@ -72,7 +74,8 @@ int trd_packs_look_again(kv_store_v1 *self, bool *ret_changed)
         if (!trd_enter(member, &use) ||
             trd_leave(member, use,
                       trd_catalog_read(&member->catalog, use.store, self->linger_ns, ret_changed)) <
-                0)
+                0 ||
+            trd_is_unsure(&member->catalog))
             return -EIO;
     }
     return 0;

@@ -67,6 +67,8 @@ static int list_packs(struct trd_member *member, struct listing *l)
     if (!trd_enter(member, &use) ||
         trd_leave(member, use, trd_catalog_read(&member->catalog, use.store, 0, NULL)) < 0)
         return -EIO;
+    if (trd_is_unsure(&member->catalog))
+        return -EIO;
     packs = trd_catalog_hold(&member->catalog);
     for (size_t i = 0; packs && i < packs->n && rc == 0; i++) {
         const struct trd_pack *pack = packs->of[i];

@@ -11,6 +11,7 @@
  */
 #include "base/core/clock.h"
 #include "base/core/log.h"
+#include "store/object/fetch.h"
 #include "tiered/catalog.h"
 
 enum { RUNS = 8 }; /* read at once: 128 MiB at most */
@@ -325,8 +326,9 @@ int trd_catalog_get_many(struct trd_catalog *catalog, struct kvs_store *store,
         }
         ret_state[k] = reads[i].rc == 0          ? KVS_THERE
                        : reads[i].rc == -EBADMSG ? KVS_DAMAGED
-                                                 : KVS_MISSING;
-        if (reads[i].rc != 0 && reads[i].rc != -EBADMSG && reads[i].rc != -ENOENT)
+                       : reads[i].rc == -ENOENT  ? KVS_MISSING
+                                                 : KVS_UNKNOWN;
+        if (kvs_is_outage(reads[i].rc))
             error = reads[i].rc;
     }
     for (size_t i = 0; error && i < n; i++)
@@ -417,5 +419,7 @@ int trd_catalog_delete(struct trd_catalog *catalog, struct kvs_store *store, con
     if (rc == 0 && n)
         rc = trd_write_mark(store);
     trd_packs_release(packs);
-    return rc < 0 ? rc : n;
+    return rc < 0                   ? rc
+           : trd_is_unsure(catalog) ? -EIO
+                                    : n; /* a pack may have it that can't be read */
 }

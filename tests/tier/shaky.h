@@ -24,6 +24,8 @@ struct shaky {
     _Atomic int fail_exists_rc; /* likewise by exists, so many times more: */
     _Atomic int fail_exists_n;
     _Atomic int fail_publications; /* so many more fail, with EIO */
+    _Atomic int
+        bad_ranges; /* parts of chunks fail with EIO whose keys have these bytes 8 and 9, + 1; 0: none */
     _Atomic int delay_us;
     _Atomic int
         lie; /* gets: 1 a bit is wrong, 2 the last byte is missing, 3 somebody else's value */

@@ -226,6 +226,19 @@ static int touch(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size
     return end(rc ? rc : kvs_file_ext()->touch_chunks(self, hashes, hash_len, n));
 }
 
+static int get_ranges(kv_store_v1 *self, kv_store_range *ranges, size_t n)
+{
+    int found = kvs_file_ext()->get_ranges(self, ranges, n);
+
+    for (size_t i = 0; i < n && found >= 0; i++)
+        if (shaky.bad_ranges && ranges[i].hash_len > 9 &&
+            (ranges[i].hash[8] | ranges[i].hash[9] << 8) + 1 == shaky.bad_ranges) {
+            found -= ranges[i].rc == 0;
+            ranges[i].rc = -EIO;
+        }
+    return found;
+}
+
 const kv_store_vtable *kv_store_get_vtable(void)
 {
     static kv_store_vtable table;
@@ -254,6 +267,7 @@ const kv_store_ext *kv_store_get_ext(void)
     table.delete_chunk = delete_one;
     table.delete_chunk_if = shaky.ext == 2 ? NULL : delete_if;
     table.touch_chunks = touch;
+    table.get_ranges = get_ranges;
     table.stream_chunk = shaky.ext == 4 ? stream : NULL;
     return &table;
 }

@@ -256,6 +256,87 @@ static void test_batches_stay_batches(void **state)
     world_close(&w);
 }
 
+enum { PACKED = 60, A_PACK = 20 };
+
+static int choose_pack(void *arg, const kv_store_entry *entry)
+{
+    (void)arg;
+    if (!trd_is_pack_key(entry->hash, entry->hash_len))
+        return 0;
+    shaky->bad_ranges = (entry->hash[8] | entry->hash[9] << 8) + 1;
+    return 1;
+}
+
+/* Get the packed blobs, in one batch. Returns how many were had; the others have no answer. */
+static int get_packed(struct kvs_store *store)
+{
+    uint8_t keys[PACKED * 16], data[LEN];
+    void *many[PACKED];
+    size_t lens[PACKED];
+    int found;
+
+    for (uint64_t n = 0; n < PACKED; n++)
+        make_blob(n, keys + n * 16, data);
+    found = kvs_get_chunks_each(store, keys, 16, PACKED, many, lens);
+    for (size_t i = 0; i < PACKED; i++) {
+        assert_int_equal(lens[i], many[i] ? (size_t)LEN : KVS_LEN_UNKNOWN);
+        free(many[i]);
+    }
+    return found;
+}
+
+static void pack_all(struct world *w)
+{
+    kv_store_pack_opts opts = {
+        .size = sizeof(opts), .to = "cold", .min_bytes = LEN, .max_bytes = A_PACK * LEN};
+    kv_store_packed packed = {.size = sizeof(packed)};
+    uint8_t keys[PACKED * 16], data[LEN];
+
+    for (uint64_t n = 0; n < PACKED; n++) {
+        make_blob(n, keys + n * 16, data);
+        assert_true(put_blob(w->cold, n) >= 0);
+    }
+    publish(w->cold, "m");
+    assert_int_equal(kvs_pack_chunks(w->store, &opts, keys, 16, PACKED, &packed), 0);
+    assert_int_equal(packed.removed, PACKED);
+}
+
+/* One pack that can't be read costs its own blobs: not its batch, not its member, and no false miss. */
+static void test_one_bad_pack(void **state)
+{
+    struct kvs_store *fresh;
+    struct world w;
+    int bad = 0;
+    (void)state;
+
+    memset(shaky, 0, sizeof(*shaky));
+    world_open(&w, "linger = 50ms\n", "shaky://");
+    pack_all(&w);
+    assert_int_equal(get_packed(w.store), PACKED);
+    assert_int_equal(kvs_list_chunks(w.cold, choose_pack, NULL), 1);
+    fresh = open_store(w.uri); /* can't read the index, either */
+    for (int round = 0; round < 3; round++) {
+        assert_int_equal(get_packed(w.store), PACKED - A_PACK);
+        assert_int_equal(get_packed(fresh), PACKED - A_PACK);
+    }
+    for (uint64_t n = 0; n < PACKED; n++) {
+        int rc = get_blob(w.store, n);
+
+        assert_true(rc == 0 || rc == -EIO);
+        assert_int_equal(get_blob(fresh, n), rc);
+        bad += rc != 0;
+    }
+    assert_int_equal(bad, A_PACK);
+    assert_int_equal(get_blob(w.store, PACKED), -ENOENT); /* it knows what is in the pack */
+    assert_int_equal(get_blob(fresh, PACKED), -EIO);
+    shaky->bad_ranges = 0;
+    assert_int_equal(get_packed(w.store), PACKED);
+    wait_until(get_packed(fresh) == PACKED);
+    assert_int_equal(get_blob(fresh, PACKED), -ENOENT);
+    kvs_close(fresh);
+    world_close(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_failing),
@@ -264,7 +345,8 @@ int main(void)
                                        cmocka_unit_test(test_without_extensions),
                                        cmocka_unit_test(test_puts),
                                        cmocka_unit_test(test_opened_later),
-                                       cmocka_unit_test(test_batches_stay_batches)};
+                                       cmocka_unit_test(test_batches_stay_batches),
+                                       cmocka_unit_test(test_one_bad_pack)};
 
     find_shaky();
     return cmocka_run_group_tests(tests, NULL, NULL);
