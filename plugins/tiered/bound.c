@@ -43,7 +43,7 @@ static void free_bound(struct trd_bound *bound)
     free(bound);
 }
 
-/* Keep what an attempt to open has brought, also a late one: the next attempt finds it. */
+/* Keep the store that an attempt has opened, also a late one: the next attempt finds it. */
 static void keep_opened(struct trd_bound *bound, struct trd_call *call)
 {
     struct kvs_store *extra = call->opened;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a bounded call does, and the tables by which libkvstore makes one. */
+/* The calls of a bounded store, and the tables by which libkvstore makes them. */
 #include "tiered/bound_call.h"
 
 #include <errno.h>

@@ -150,7 +150,7 @@ static int note_name(void *arg, const kv_store_entry *entry)
     return found->packs.error || found->gone.error ? -ENOMEM : 0;
 }
 
-/* What a catalog lacks: packs that are damaged, and packs that can't be read for now. */
+/* Packs that a catalog lacks: damaged ones, and those that can't be read for now. */
 struct lacks {
     bool damaged, unread;
 };

@@ -16,7 +16,7 @@
 #include "base/core/clock.h"
 #include "base/core/log.h"
 
-enum { TURN_MS = 100, SAVE_MS = 60000, DRAIN_MS = 5000, MAX_STREAMS = 4 };
+enum { TURN_MS = 100, SAVE_MS = 60000, JOIN_MS = 5000, DRAIN_MS = 5000, MAX_STREAMS = 4 };
 #define BODIES_BYTES (64u << 20)
 
 /* -- state ------------------------------------------------------------------------------------- */
@@ -112,9 +112,11 @@ static bool wait_scan(struct kva_service *service, uint64_t until_ns)
 static void *scan(void *arg)
 {
     struct kva_service *service = arg;
-    uint64_t save_ns = 0, next_ns;
+    uint64_t save_ns = 0, next_ns, until_ns;
+    size_t missing;
 
     while (!atomic_load(&service->stop)) {
+        (void)kva_volumes_join(&service->volumes, &missing);
         if (kva_volumes_scan(&service->volumes, &service->world, &service->stop) >= 0) {
             log_plan(service);
             atomic_store(&service->ready, true);
@@ -123,8 +125,11 @@ static void *scan(void *arg)
         do {
             if (atomic_load(&service->ready) && kv_now_ns() >= save_ns)
                 save_ns = save_now(service);
-        } while (!wait_scan(service, KV_MIN(next_ns, save_ns ? save_ns : next_ns)) &&
-                 kv_now_ns() < next_ns);
+            until_ns = KV_MIN(next_ns, save_ns ? save_ns : next_ns);
+            if (missing)
+                until_ns = KV_MIN(until_ns, kv_now_ns() + JOIN_MS * KV_NS_PER_MS);
+        } while (!wait_scan(service, until_ns) && kv_now_ns() < next_ns &&
+                 (!missing || !kva_volumes_join(&service->volumes, &missing)));
     }
     return NULL;
 }

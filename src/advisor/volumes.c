@@ -9,6 +9,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include "base/core/clock.h"
 #include "base/core/log.h"
 #include "base/core/xxh.h"
 #include "store/backend/store.h"
@@ -32,6 +33,13 @@ static bool lock_path(const char *uri, const char *folder, char ret[PATH_LEN])
     else
         return false;
     return n > 0 && n < PATH_LEN;
+}
+
+static void unlock_member(struct kva_volumes *volumes, size_t i)
+{
+    if (volumes->locks[i] >= 0)
+        close(volumes->locks[i]);
+    volumes->locks[i] = -1;
 }
 
 static int lock_member(struct kva_volumes *volumes, size_t i, const char *folder,
@@ -63,37 +71,114 @@ static int lock_member(struct kva_volumes *volumes, size_t i, const char *folder
 
 /* -- opening ----------------------------------------------------------------------------------- */
 
-static int open_member(struct kva_volumes *volumes, size_t i, const struct kva_volumes_opts *opts,
-                       struct kv_error *error)
+/* Open a member's store, in time where it has a deadline. */
+static int open_store(struct kva_volumes *volumes, size_t i, struct kvs_store **ret)
 {
     const struct trd_member_config *member = &volumes->config.members[i];
-    int rc = opts->look_only ? kvs_open_existing(member->uri, &volumes->stores[i])
-                             : kvs_open(member->uri, &volumes->stores[i]);
+    bool existing = volumes->opts.look_only;
+    int rc = 0;
 
-    if (rc < 0) {
-        volumes->stores[i] = NULL;
-        kv_log_error("advisor", "a member can't be opened; its blobs stay where they are",
-                     "member=%s reason=\"%s\"", member->name, strerror(-rc));
-        return 0;
-    }
-    return opts->look_only || member->read_only ? 0
-                                                : lock_member(volumes, i, opts->lock_folder, error);
+    if (!member->deadline_ms)
+        return existing ? kvs_open_existing(member->uri, ret) : kvs_open(member->uri, ret);
+    if (!volumes->bounds[i])
+        rc = trd_bound_create(member->uri, existing, member->deadline_ms * KV_NS_PER_MS,
+                              &volumes->bounds[i]);
+    return rc < 0 ? rc : trd_bound_open(volumes->bounds[i], ret);
 }
 
-/* Two URIs may name one store, where a move would remove the only copy. */
-static int tell_apart(const struct kva_volumes *volumes, struct kv_error *error)
+/* Two URIs may name one store, where a move would remove the only copy. Returns 1 when @store is that of an open
+ * member, whose number goes to @ret_twin. */
+static int find_twin(const struct kva_volumes *volumes, size_t i, struct kvs_store *store,
+                     size_t *ret_twin)
 {
     const struct trd_member_config *members = volumes->config.members;
+    int rc = 0;
 
-    for (size_t i = 0; i < volumes->config.n_members; i++)
-        for (size_t k = 0; k < volumes->config.n_members; k++) {
-            if (k == i || members[i].read_only || !volumes->stores[i] || !volumes->stores[k])
-                continue;
-            if (trd_is_same_store(volumes->stores[i], volumes->stores[k]) == 1)
-                return kv_fail(error, -EINVAL, 0, "members %.40s and %.40s are one store",
-                               members[i].name, members[k].name);
-        }
+    for (size_t k = 0; k < volumes->config.n_members && rc == 0; k++) {
+        struct kvs_store *other = volumes->stores[k];
+
+        *ret_twin = k;
+        if (!other || k == i)
+            continue;
+        if (!members[i].read_only)
+            rc = trd_is_same_store(store, other);
+        if (rc == 0 && !members[k].read_only)
+            rc = trd_is_same_store(other, store);
+    }
+    return rc;
+}
+
+static void say_absent(struct kva_volumes *volumes, size_t i, const char *why)
+{
+    if (volumes->absent[i] == KVA_UNTRIED)
+        kv_log_error("advisor",
+                     "a member can't be opened; its blobs stay where they are until it can",
+                     "member=%s reason=\"%s\"", volumes->config.members[i].name, why);
+    volumes->absent[i] = KVA_DOWN;
+}
+
+/*
+ * Open a member, lock it, and let the other threads use it. Returns 0, also when it can't be opened; -EBUSY: another
+ * advisor has it; -EINVAL: it is one store with another member; an error of its lock.
+ */
+static int add_member(struct kva_volumes *volumes, size_t i, struct kv_error *error)
+{
+    const struct trd_member_config *members = volumes->config.members;
+    bool look_only = volumes->opts.look_only;
+    struct kvs_store *store = NULL;
+    size_t twin = 0;
+    int same = 0, rc = open_store(volumes, i, &store);
+
+    if (rc < 0) {
+        say_absent(volumes, i, strerror(-rc));
+        return 0;
+    }
+    if (!look_only && !members[i].read_only)
+        rc = lock_member(volumes, i, volumes->opts.lock_folder, error);
+    if (rc == 0 && !look_only)
+        same = find_twin(volumes, i, store, &twin);
+    if (rc < 0 || same) {
+        unlock_member(volumes, i);
+        kvs_close(store);
+    }
+    if (rc < 0)
+        return rc;
+    if (same == 1)
+        return kv_fail(error, -EINVAL, 0, "members %.40s and %.40s are one store", members[i].name,
+                       members[twin].name);
+    if (same < 0) {
+        say_absent(volumes, i, strerror(-same));
+        return 0;
+    }
+    if (volumes->absent[i])
+        kv_log_info("advisor", "a member has joined", "member=%s", members[i].name);
+    volumes->absent[i] = KVA_UNTRIED;
+    atomic_store(&volumes->stores[i], store);
     return 0;
+}
+
+int kva_volumes_join(struct kva_volumes *volumes, size_t *ret_missing)
+{
+    int n = 0;
+
+    *ret_missing = 0;
+    for (size_t i = 0; i < volumes->config.n_members; i++) {
+        struct kv_error error = {0};
+        int rc;
+
+        if (volumes->stores[i] || volumes->absent[i] == KVA_REFUSED)
+            continue;
+        rc = add_member(volumes, i, &error);
+        if (rc == -EINVAL) {
+            kv_log_error("advisor", "a member is left out", "reason=\"%s\"", error.text);
+            volumes->absent[i] = KVA_REFUSED;
+        } else if (rc < 0) {
+            say_absent(volumes, i, error.text);
+        }
+        n += volumes->stores[i] != NULL;
+        *ret_missing += !volumes->stores[i] && volumes->absent[i] == KVA_DOWN;
+    }
+    return n;
 }
 
 int kva_volumes_open(const struct kva_volumes_opts *opts, struct kva_volumes *ret,
@@ -105,13 +190,12 @@ int kva_volumes_open(const struct kva_volumes_opts *opts, struct kva_volumes *re
     memset(ret, 0, sizeof(*ret));
     for (size_t i = 0; i < KVA_MEMBERS; i++)
         ret->locks[i] = -1;
+    ret->opts = *opts;
     rc = trd_config_read(opts->path, &ret->config, error);
     for (size_t i = 0; i < ret->config.n_members && rc == 0; i++) {
-        rc = open_member(ret, i, opts, error);
+        rc = add_member(ret, i, error);
         any |= ret->stores[i] != NULL;
     }
-    if (rc == 0 && !opts->look_only)
-        rc = tell_apart(ret, error);
     if (rc == 0 && !any)
         rc = kv_fail(error, -EHOSTDOWN, 0, "%.200s: no member can be opened", opts->path);
     if (rc < 0)
@@ -124,9 +208,9 @@ void kva_volumes_close(struct kva_volumes *volumes)
     for (size_t i = 0; i < volumes->config.n_members; i++) {
         kvs_close(volumes->stores[i]);
         volumes->stores[i] = NULL;
-        if (volumes->locks[i] >= 0)
-            close(volumes->locks[i]);
-        volumes->locks[i] = -1;
+        trd_bound_destroy(volumes->bounds[i]);
+        volumes->bounds[i] = NULL;
+        unlock_member(volumes, i);
     }
     trd_config_fini(&volumes->config);
     volumes->config.n_members = 0;
@@ -152,7 +236,7 @@ void kva_volumes_index_opts(const struct kva_volumes *volumes, unsigned share,
         ret->limit[i] = member->capacity == UINT64_MAX
                             ? UINT64_MAX
                             : member->capacity / 100 * share + member->capacity % 100 * share / 100;
-        if (member->read_only || !volumes->stores[i])
+        if (member->read_only || (volumes->opts.look_only && !volumes->stores[i]))
             ret->fixed |= (uint16_t)(1u << i);
     }
 }

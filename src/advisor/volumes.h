@@ -21,6 +21,7 @@
 #include "advisor/index.h"
 #include "base/core/error.h"
 #include "kv_store.h"
+#include "tiered/bound.h"
 #include "tiered/config.h"
 
 /** The index and its feed, which all threads share. */
@@ -36,30 +37,47 @@ struct kva_volumes_opts {
     bool look_only;          /* take no locks, and make no folder that is missing */
 };
 
+/** A member that isn't open. */
+enum kva_absent {
+    KVA_UNTRIED, /* also: open */
+    KVA_DOWN,    /* tried again */
+    KVA_REFUSED  /* it is one store with another member: never opened */
+};
+
 struct kva_volumes {
     struct trd_config config;
-    struct kvs_store *stores[KVA_MEMBERS]; /* NULL: can't be opened */
-    int locks[KVA_MEMBERS];                /* descriptors; -1: none */
-    _Atomic uint64_t scans;                /* whole ones so far */
-    _Atomic uint64_t unlisted;             /* members that the last scan couldn't list */
-    atomic_bool listed[KVA_MEMBERS];       /* once at least: what it has is known */
+    struct kva_volumes_opts opts;
+    _Atomic(struct kvs_store *) stores[KVA_MEMBERS]; /* NULL: can't be opened; set once */
+    struct trd_bound *bounds[KVA_MEMBERS];           /* of members with a deadline */
+    enum kva_absent absent[KVA_MEMBERS];             /* of the thread that scans */
+    int locks[KVA_MEMBERS];                          /* descriptors; -1: none */
+    _Atomic uint64_t scans;                          /* whole ones so far */
+    _Atomic uint64_t unlisted;                       /* members that the last scan couldn't list */
+    atomic_bool listed[KVA_MEMBERS];                 /* once at least: what it has is known */
     _Atomic uint64_t
         foreign[KVA_MEMBERS]; /* blobs with keys of other lengths, as of the last scan */
 };
 
 /**
- * Read the configuration, open the members, and lock them. A member that can't be opened is left out,
- * with a log line. Returns 0; -EBUSY: another advisor has a member; -EINVAL: two are one store; an error of reading the
+ * Read the configuration, open the members, and lock them. A member that can't be opened joins later
+ * (kva_volumes_join), with a log line. Strings of @opts are borrowed until close. Returns 0; -EBUSY: another advisor has a member; -EINVAL: two are one store; an error of reading the
  * configuration; -EHOSTDOWN: no member can be opened; with @error.
  */
 int kva_volumes_open(const struct kva_volumes_opts *opts, struct kva_volumes *ret,
                      struct kv_error *error);
 void kva_volumes_close(struct kva_volumes *volumes);
 
+/**
+ * Open the members that couldn't be opened before, unless another advisor has them. Sets *@ret_missing to the
+ * number of those still to be tried. Returns the number that joined. By the thread that scans.
+ */
+int kva_volumes_join(struct kva_volumes *volumes, size_t *ret_missing);
+
 /** Return a number of the members: of their URIs. */
 uint64_t kva_volumes_id(const struct kva_volumes *volumes);
 
-/** Fill the members of an index's options: each may have @share percent of its capacity. */
+/** Fill the members of an index's options: each may have @share percent of its capacity. Members that are down count:
+ * blobs wait for them where they are. */
 void kva_volumes_index_opts(const struct kva_volumes *volumes, unsigned share,
                             struct kva_index_opts *ret);
 

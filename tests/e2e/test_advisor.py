@@ -111,6 +111,27 @@ def test_lost_and_repeated_events():
             equal(sum(where == "10" for where in volumes.where(0, 20)), 10, "in the fast member")
 
 
+def test_joins_later():
+    """A member that is down at the start joins when it can be opened; until then its blobs wait where they are."""
+    with Volumes(room=20) as volumes:
+        volumes.put("cold", 0, 30)
+        (volumes.path / "fast").write_text("no folder")
+        with followed(volumes, "--policy", "lru") as (manager, advisor):
+            manager.stored(range(30))
+            settle(manager, advisor)
+            equal(advisor.metric("kv_advisor_unlisted_members"), 1)
+            equal([member["open"] for member in advisor.get("/plan").json()["members"]], [False, True])
+            (volumes.path / "fast").unlink()
+            advisor.scan()
+            check("a member has joined" in "".join(advisor.log), advisor.log)
+            settle(manager, advisor)
+            equal(volumes.where(0, 30), ["01"] * 10 + ["10"] * 20)
+            with Volumes(room=20) as others:  # of which one has a member in common
+                (others.path / "cold").write_text("no folder")
+                others.config.write_text(others.config.read_text().replace(f"{others.path}/fast", f"{volumes.path}/fast"))
+                refused(others)
+
+
 def test_reclaims():
     """A blob that its publishers have removed is deleted after the time that was asked for; others never."""
     with Volumes(room=20) as volumes:
