@@ -42,6 +42,9 @@ struct kvbm_event {
     enum kv_tier tier;
     bool first; /* STORED: the key was registered in no tier before */
     bool last;  /* REMOVED: it is in no tier now */
+    /* STORED: told before, without tokens. Callbacks and rings get no such change; it has the number
+     * of the next one. */
+    bool again;
     uint32_t group;
     uint32_t key_len;
     const void *key;

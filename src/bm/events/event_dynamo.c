@@ -11,7 +11,7 @@
  *
  * A message names each stored block by the hash of its tokens. Copies in further tiers come without
  * tokens, so the sink remembers the hashes of blocks that are in some tier. A block that entered its
- * first tier without tokens (a disk has it after a restart) is told with the first tokens that come.
+ * first tier without tokens is told when these are known: the registry writes it again (told.c).
  */
 #include <errno.h>
 #include <pthread.h>
@@ -468,7 +468,7 @@ static int announce(struct kvbm_dynamo *d, const struct kvbm_dynamo_opts *o)
 int kvbm_events_add_dynamo(struct kvbm_events *events, const struct kvbm_dynamo_opts *o,
                            struct kvbm_dynamo **ret)
 {
-    static const struct kvbm_sink_ops ops = {.fn = publish, .close = dynamo_free};
+    static const struct kvbm_sink_ops ops = {.fn = publish, .again = true, .close = dynamo_free};
     struct kvbm_dynamo *d;
     int err;
 

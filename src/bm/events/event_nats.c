@@ -308,7 +308,8 @@ static int connect_sink(struct kvbm_nats_sink *sink, const struct kvp_nats_opts 
 int kvbm_events_add_nats(struct kvbm_events *events, const struct kvbm_nats_opts *opts,
                          struct kvbm_nats_sink **ret)
 {
-    static const struct kvbm_sink_ops ops = {.fn = on_events, .tick = on_tick, .close = nats_free};
+    static const struct kvbm_sink_ops ops = {
+        .fn = on_events, .again = true, .tick = on_tick, .close = nats_free};
     const struct kvp_nats_opts *server = KV_OPT(opts, server, NULL);
     struct kvbm_nats_sink *sink;
     int err;

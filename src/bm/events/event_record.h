@@ -15,7 +15,7 @@ struct kvbm_record {
     uint64_t time_ns;
     uint32_t n_tokens;
     uint8_t type, tier, key_len, group;
-    uint8_t first, last, has_parent, unused;
+    uint8_t first, last, has_parent, again;
     uint32_t unused2;
 };
 
@@ -46,6 +46,7 @@ static inline void kvbm_record_put(uint8_t *to, const struct kvbm_event *e)
         .first = e->first,
         .last = e->last,
         .has_parent = e->parent != NULL,
+        .again = e->again,
     };
 
     memcpy(to, &r, sizeof(r));
@@ -73,6 +74,7 @@ static inline size_t kvbm_record_get(const uint8_t *from, struct kvbm_event *ret
         .tier = r.tier,
         .first = r.first,
         .last = r.last,
+        .again = r.again,
         .group = r.group,
         .key_len = r.key_len,
         .key = key,

@@ -7,9 +7,9 @@
  * loss the sink publishes a cleared cache and leaves a sequence gap. From there on the follower
  * knows too few blocks, never too many, and sees the loss by the gap.
  *
- * A block may enter its first tier without tokens: a disk has it after a restart, or an object store was
- * found to have it. Followers can't place it. Consolidated, it is published again when it enters another
- * tier with its tokens.
+ * A block may enter its first tier without tokens: an object store was found to have it, or a disk whose
+ * files have no room for them. Followers can't place it. The registry writes it again when its tokens are
+ * known; consolidated, it is published once more then.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -228,7 +228,7 @@ static int copy_name(const char *name, char **ret)
 int kvbm_events_add_zmq(struct kvbm_events *events, const struct kvbm_zmq_opts *opts,
                         struct kve_publisher **ret)
 {
-    static const struct kvbm_sink_ops ops = {.fn = publish, .close = zmq_free};
+    static const struct kvbm_sink_ops ops = {.fn = publish, .again = true, .close = zmq_free};
     const struct kve_publisher_opts *publisher = KV_OPT(opts, publisher, NULL);
     struct zmq_sink *sink;
     int err;

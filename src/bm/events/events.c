@@ -67,6 +67,7 @@ struct kvbm_events {
 
     struct buffer draining; /* used by the thread only */
     struct kvbm_event *batch, *scoped;
+    bool told_again;            /* the batch has a change that is told again */
     pthread_mutex_t sinks_lock; /* held while sinks run */
     struct sink sinks[MAX_SINKS];
     int next_id;
@@ -122,7 +123,8 @@ void kvbm_events_put(struct kvbm_events *events, const struct kvbm_event *event)
     size_t bytes = kvbm_record_bytes(event);
 
     events->stats.written++;
-    stamped.sequence = events->sequence++;
+    stamped.sequence = events->sequence;
+    events->sequence += !event->again;
     /* behind a loss no event is written until the thread has taken the events before the loss */
     if (events->lost || !make_room(filling, bytes, events->queue_bytes)) {
         events->lost++;
@@ -147,14 +149,21 @@ void kvbm_events_end(struct kvbm_events *events)
 
 /* ---- delivery ---- */
 
+static bool is_for(const struct sink *sink, const struct kvbm_event *event)
+{
+    if (event->again)
+        return sink->ops.again;
+    return sink->scope == KVBM_EVENTS_PER_TIER || event->first || event->last;
+}
+
 static void deliver_to(struct kvbm_events *events, const struct sink *sink, size_t n, uint64_t lost)
 {
     const struct kvbm_event *batch = events->batch;
     size_t kept = 0;
 
-    if (sink->scope == KVBM_EVENTS_CONSOLIDATED) {
+    if (sink->scope == KVBM_EVENTS_CONSOLIDATED || (events->told_again && !sink->ops.again)) {
         for (size_t i = 0; i < n; i++) {
-            if (batch[i].first || batch[i].last)
+            if (is_for(sink, &batch[i]))
                 events->scoped[kept++] = batch[i];
         }
         batch = events->scoped;
@@ -185,8 +194,11 @@ static uint64_t drain(struct kvbm_events *events)
     while (at < buffer->len) {
         size_t n = 0;
 
-        for (; n < events->max_batch && at < buffer->len; n++)
+        events->told_again = false;
+        for (; n < events->max_batch && at < buffer->len; n++) {
             at += kvbm_record_get(buffer->data + at, &events->batch[n]);
+            events->told_again |= events->batch[n].again;
+        }
         deliver(events, n, buffer->lost);
         buffer->lost = 0;
         batches++;

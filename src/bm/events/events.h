@@ -55,6 +55,7 @@ bool kvbm_events_walk(struct kvbm_events *events,
 /** Calls of a sink of the library, on the manager's thread but for close. fn is required. */
 struct kvbm_sink_ops {
     kvbm_event_fn fn;
+    bool again; /* fn also gets stored changes that are told again, with their tokens */
     /**
      * Do what is due; @now: also what may wait longer. Returns the time (kv_now_ns) of the next call
      * at the latest, UINT64_MAX: none.

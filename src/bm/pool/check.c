@@ -227,7 +227,7 @@ static struct cell cell_at(const struct kvbm_registry *r, size_t i)
 /* Check that each cell names an entry that a lookup finds there. */
 static int check_table(const struct kvbm_registry *r)
 {
-    uint64_t n = 0;
+    uint64_t n = 0, n_untold = 0;
 
     for (size_t i = 0; i < n_cells(r); i++) {
         struct cell cell = cell_at(r, i);
@@ -242,11 +242,14 @@ static int check_table(const struct kvbm_registry *r)
         MUST(kvbm_find(r, e->group, e->key, e->tag) == cell.entry);
         MUST(e->n_slots || e->n_children);
         MUST(e->n_slots || (!e->tiers && !e->parent && !e->link));
+        MUST(!(e->untold & ~e->tiers) && (e->tiers || !(e->flags & KVBM_TOLD)));
+        MUST(!e->untold || !(e->flags & KVBM_TOLD));
+        n_untold += e->untold != 0;
         MUST(!e->parent || kvbm_entry(r, e->parent)->position + 1 == e->position);
         for (uint32_t tier = 0; tier < KV_N_TIERS; tier++)
             MUST((e->tiers >> tier & 1) == (e->slot[tier] != 0));
     }
-    MUST(n == r->live_entries);
+    MUST(n == r->live_entries && n_untold == r->n_untold);
     MUST(r->n_entries <= r->max_entries);
     return 0;
 }

@@ -108,6 +108,7 @@ static uint64_t bytes_of(const struct kvbm_pool *pool, const struct kvbm_pool_op
 
     each += opts->eviction == KVBM_EVICT_LFU ? 8 : 0;
     each += opts->eviction == KVBM_EVICT_LINEAGE ? sizeof(uint32_t) : 0;
+    each += pool->registry->kept_tokens * sizeof(uint32_t);
     each += opts->track_handles ? sizeof(void *) : 0;
     return each * opts->n_blocks;
 }
@@ -333,8 +334,10 @@ static void unregister(struct kvbm_pool *pool, uint32_t i)
 
     e->slot[pool->tier] = 0;
     e->tiers &= (uint8_t) ~(1u << pool->tier);
-    if (r->events)
+    if (r->events) {
         publish_removed(pool, e);
+        kvbm_note_left(r, e, pool->tier);
+    }
     if (!e->tiers && e->link)
         kvbm_detach_all(r, e);
     kvbm_entry_put(r, slot->entry);

@@ -200,10 +200,23 @@ int kvbm_pool_complete(struct kvbm_pool *pool, struct kvbm_mutable *blocks, size
 
 /* ---- to Registered ---- */
 
+/* Return the tokens for the event of a slot: its own, or kept ones that no event has told yet. */
+static const uint32_t *tokens_to_tell(const struct kvbm_pool *pool, const struct kvbm_slot *slot)
+{
+    const struct kvbm_registry *r = pool->registry;
+
+    if (slot->tokens)
+        return kvbm_slot_tokens(pool, slot);
+    if (kvbm_slot_entry(pool, slot)->flags & KVBM_TOLD || pool->block_size != r->kept_tokens)
+        return NULL;
+    return kvbm_kept_tokens(r, slot->entry);
+}
+
 static void publish_stored(struct kvbm_pool *pool, const struct kvbm_slot *slot)
 {
     struct kvbm_registry *r = pool->registry;
     const struct kvbm_entry *e = kvbm_slot_entry(pool, slot);
+    const uint32_t *tokens = tokens_to_tell(pool, slot);
     struct kvbm_event event = {
         .type = KVBM_EVENT_STORED,
         .tier = pool->tier,
@@ -213,11 +226,15 @@ static void publish_stored(struct kvbm_pool *pool, const struct kvbm_slot *slot)
         .key = e->key,
         .parent = e->parent ? kvbm_entry(r, e->parent)->key : NULL,
         .position = e->position,
-        .n_tokens = slot->tokens ? pool->block_size : 0,
-        .tokens = slot->tokens ? kvbm_slot_tokens(pool, slot) : NULL,
+        .n_tokens = tokens ? pool->block_size : 0,
+        .tokens = tokens,
     };
 
     kvbm_publish(r, &event);
+    if (tokens)
+        kvbm_learn_tokens(r, slot->entry, tokens, pool->block_size);
+    else
+        kvbm_note_untold(r, slot->entry, pool->tier);
 }
 
 static void drop_tokens(struct kvbm_pool *pool, struct kvbm_slot *slot)
@@ -259,6 +276,9 @@ static uint32_t register_again(struct kvbm_pool *pool, uint32_t i, uint32_t prim
     else
         kvbm_slot_revive(pool, primary);
     pool->stats.registration_dedup++;
+    if (slot->tokens && pool->registry->events)
+        kvbm_learn_tokens(pool->registry, slot->entry, kvbm_slot_tokens(pool, slot),
+                          pool->block_size);
     if (pool->reject_duplicates) {
         kvbm_entry_put(pool->registry, slot->entry);
         kvbm_slot_free(pool, i);

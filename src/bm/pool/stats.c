@@ -14,7 +14,8 @@
 static uint64_t metadata_bytes(const struct kvbm_pool *pool)
 {
     const struct kvbm_registry *r = pool->registry;
-    uint64_t per_entry = r->entry_bytes + (pool->evict.children ? sizeof(uint32_t) : 0);
+    uint64_t per_entry = r->entry_bytes + r->kept_tokens * sizeof(*r->tokens) +
+                         (pool->evict.children ? sizeof(uint32_t) : 0);
     uint64_t table = (sizeof(struct kvbm_bucket) / KVBM_BUCKET << r->table_bits) + r->old.mapped;
 
     return (uint64_t)pool->n_blocks * (sizeof(struct kvbm_slot) + sizeof(uint32_t)) +

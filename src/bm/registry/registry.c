@@ -81,7 +81,7 @@ void kvbm_publish(struct kvbm_registry *r, const struct kvbm_event *event)
         kvbm_events_begin(r->events);
     r->publishing = true;
 #ifdef KVBM_CHECKED
-    r->told += event->type == KVBM_EVENT_STORED ? 1 : -1;
+    r->told += event->again ? 0 : event->type == KVBM_EVENT_STORED ? 1 : -1;
 #endif
     kvbm_events_put(r->events, event);
 }
@@ -117,6 +117,7 @@ int kvbm_registry_destroy(struct kvbm_registry *r)
         kvbm_events_leave(r->events, &r->source);
     pthread_mutex_destroy(&r->lock);
     kvbm_unmap(r->entries, r->entries_mapped);
+    kvbm_unmap(r->tokens, r->tokens_mapped);
     kvbm_unmap(r->table, r->table_mapped);
     kvbm_unmap(r->old.memory, r->old.mapped);
     free(r->attachments);
@@ -377,6 +378,8 @@ int kvbm_registry_grow(struct kvbm_registry *r, uint64_t n_blocks, struct kvbm_s
             return -ENOMEM;
         fresh[0] = (struct kvbm_span){r->table, r->table_mapped};
     }
+    if (kvbm_tokens_grow(r, entries) < 0)
+        return -ENOMEM;
     if (entries > r->max_entries) {
         memory = kvbm_map((entries + 1) * r->entry_bytes, &mapped);
         if (!memory)
@@ -478,7 +481,8 @@ void kvbm_entry_put(struct kvbm_registry *r, uint32_t i)
 
     if (--e->n_slots > 0)
         return;
-    e->parent = 0; /* a ghost, if it stays for its children: ghosts have no parent */
+    e->parent = 0; /* a ghost, if it stays for its children: ghosts have no parent, and no tokens */
+    e->flags = 0;
     if (!e->n_children)
         entry_free(r, i);
     if (!parent)

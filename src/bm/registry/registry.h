@@ -47,10 +47,15 @@ struct kvbm_entry {
     uint32_t link; /* attachments; of a free entry, the next free one */
     uint32_t tag;  /* upper half of the key's hash; its top bits are the home bucket */
     uint8_t group;
-    uint8_t tiers; /* bit per tier with a slot */
-    uint16_t unused;
-    uint8_t key[]; /* of key_len bytes */
+    uint8_t tiers;  /* bit per tier with a slot */
+    uint8_t untold; /* bits of tiers whose stored event had no tokens; 0 with KVBM_TOLD (told.c) */
+    uint8_t flags;  /* KVBM_TOLD, KVBM_HAS_TOKENS */
+    uint8_t key[];  /* of key_len bytes */
 };
+
+/* A stored event of the key had its tokens, and the key has been in some tier ever since. */
+#define KVBM_TOLD 1
+#define KVBM_HAS_TOKENS 2 /* the registry keeps the key's tokens */
 
 #define KVBM_LINE 64 /* bytes of a cache line: an entry with a key of up to 20 bytes fills one */
 
@@ -119,6 +124,11 @@ struct kvbm_registry {
     uint32_t table_bits, table_mask, table_shift;
     struct kvbm_old_table old;
     size_t entries_mapped, table_mapped;
+
+    uint32_t kept_tokens; /* tokens that are kept of a block of this size, for events; 0: none */
+    uint32_t *tokens;     /* [n_entries + 1] * kept_tokens, reserved as entries */
+    size_t tokens_mapped;
+    uint32_t n_untold; /* entries with untold tiers */
 
     struct kvbm_pool *pool[KV_N_TIERS][KVBM_MAX_GROUPS];
     struct kvbm_pool *pools; /* list of all pools */
@@ -291,6 +301,38 @@ int kvbm_registry_grow(struct kvbm_registry *r, uint64_t n_blocks, struct kvbm_s
  * Detach the values of an entry that no tier holds any more; they are destroyed later (attach.c).
  */
 void kvbm_detach_all(struct kvbm_registry *r, struct kvbm_entry *e);
+
+/* told.c */
+/**
+ * Keep the tokens of blocks of @n tokens while a tier has them, so that all copies and the disk's
+ * records have them. Call before pools exist. Returns 0; -EBUSY: there are pools.
+ */
+int kvbm_registry_keep_tokens(struct kvbm_registry *r, uint32_t n);
+/** Reserve kept tokens for @entries entries. Returns 0 or -ENOMEM. */
+int kvbm_tokens_grow(struct kvbm_registry *r, uint64_t entries);
+/** Return the kept tokens of entry @i, or NULL. */
+static inline uint32_t *kvbm_kept_tokens(const struct kvbm_registry *r, uint32_t i)
+{
+    return kvbm_entry(r, i)->flags & KVBM_HAS_TOKENS ? r->tokens + (size_t)i * r->kept_tokens
+                                                     : NULL;
+}
+/**
+ * Learn the tokens of entry @i, which is in some tier and may be told already. Writes an event for each
+ * tier whose stored event had none.
+ */
+void kvbm_learn_tokens(struct kvbm_registry *r, uint32_t i, const uint32_t *tokens, uint32_t n);
+/** Note that tier @tier of entry @i was told without tokens. */
+void kvbm_note_untold(struct kvbm_registry *r, uint32_t i, enum kv_tier tier);
+/** Note that entry @e left @tier. */
+void kvbm_note_left(struct kvbm_registry *r, struct kvbm_entry *e, enum kv_tier tier);
+/**
+ * Learn the tokens of a chain of @n keys, of @n_tokens each, where some tier has them. Does nothing
+ * without chain->tokens, or when all copies are told.
+ */
+void kvbm_registry_tell(struct kvbm_registry *r, const struct kvbm_chain *chain, size_t n,
+                        uint32_t n_tokens);
+/** Copy the kept tokens of a key to @ret (kept_tokens of them). Returns false when it has none. */
+bool kvbm_registry_tokens(struct kvbm_registry *r, uint32_t group, const void *key, uint32_t *ret);
 
 /** Key that a chain names at another position than the registry knows. */
 struct kvbm_misplaced {

@@ -11,6 +11,7 @@
  */
 #include <errno.h>
 
+#include "bm/registry/registry.h"
 #include "tier/manager/pins/fetch.h"
 #include "tier/manager/pins/presence.h"
 #include "tier/manager/state/manager.h"
@@ -193,6 +194,7 @@ static long lookup(struct kvbm_manager *m, const struct kvbm_chain *chain, size_
         return rc;
     if (!kvbm_look_is_valid(chain, n))
         return -EINVAL;
+    kvbm_registry_tell(m->registry, chain, n, m->block_tokens);
     /* one hold of the lock for all keys: they are of one moment */
     kvbm_manager_enter(m);
     kvbm_look_begin(&look, m, own);

@@ -130,6 +130,7 @@ int kvbm_pin_new(struct kvbm_manager *m, const struct kvbm_chain *chain, size_t 
         free(pin);
         return -ENOMEM;
     }
+    kvbm_registry_tell(m->registry, chain, n, m->block_tokens);
     /* newest first: hungriest() prefers the older of two pins by this order */
     pin->next = m->pins.first;
     if (pin->next)
