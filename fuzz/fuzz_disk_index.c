@@ -20,7 +20,8 @@ static void take_header(const uint8_t *page, enum kvbm_disk_file file)
     if (rc < 0)
         return;
     REQUIRE(header.key_len >= 1 && header.key_len <= KVBM_MAX_KEY);
-    REQUIRE(header.record_bytes <= KVBM_DISK_MAX_RECORD && 512 % header.record_bytes == 0);
+    REQUIRE(header.record_bytes <= KVBM_DISK_MAX_RECORD &&
+            KVBM_DISK_PAGE % header.record_bytes == 0);
     kvbm_disk_header_write(&header, file, back);
     REQUIRE(kvbm_disk_header_read(back, file, &again) == 0);
     REQUIRE(again.slot_bytes == header.slot_bytes && memcmp(again.uuid, header.uuid, 16) == 0);
@@ -39,6 +40,9 @@ static void take_record(const struct kvbm_disk_header *header, uint32_t slot, co
     REQUIRE(!entry.parent || entry.parent + header->key_len <= record + header->record_bytes);
     kvbm_disk_record_write(header, slot, &entry, back);
     REQUIRE(kvbm_disk_record_read(header, slot, back, &again));
+    REQUIRE(
+        !entry.tokens == !again.tokens &&
+        (!entry.tokens || !memcmp(entry.tokens, again.tokens, 4 * (size_t)header->block_tokens)));
     REQUIRE(again.commit == entry.commit && again.position == entry.position &&
             memcmp(again.key, entry.key, header->key_len) == 0);
     REQUIRE(!kvbm_disk_record_read(header, slot + 1, back, &again)); /* invalid in another slot */
@@ -61,7 +65,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     }
     header.key_len = 1 + data[1] % KVBM_MAX_KEY;
-    header.record_bytes = kvbm_disk_record_bytes(header.key_len);
+    header.block_tokens = data[1] & 0x80 ? 16 : 0;
+    header.record_bytes = kvbm_disk_record_bytes(header.key_len, header.block_tokens);
     memcpy(record, data + 2, size - 2 < sizeof(record) ? size - 2 : sizeof(record));
     take_record(&header, 0, record);
     record[46] = 'K';

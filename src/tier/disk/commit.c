@@ -92,13 +92,15 @@ static void write_records(struct kvbm_disk *disk, struct kvbm_disk_volume *volum
             kvbm_disk_push(&volume->committing, op);
             continue;
         }
-        entry = (struct kvbm_disk_entry){.commit = disk->commit,
-                                         .len = op->io->len,
-                                         .position = op->io->position,
-                                         .group = op->io->group,
-                                         .has_parent = op->io->parent != NULL,
-                                         .key = op->io->key,
-                                         .parent = op->io->parent};
+        entry = (struct kvbm_disk_entry){
+            .commit = disk->commit,
+            .len = op->io->len,
+            .position = op->io->position,
+            .group = op->io->group,
+            .has_parent = op->io->parent != NULL,
+            .key = op->io->key,
+            .parent = op->io->parent,
+            .tokens = kvbm_disk_keeps_tokens(disk, volume) ? op->io->tokens : NULL};
         memcpy(entry.sum, op->sum, sizeof(entry.sum));
         kvbm_disk_record_write(&volume->header, op->io->slot / disk->n_volumes, &entry, op->record);
         pthread_mutex_lock(&disk->image_lock);

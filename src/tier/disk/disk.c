@@ -289,7 +289,8 @@ static int check_batch(const struct kvbm_disk *disk, const struct kvbm_disk_batc
 
 static int submit(struct kvbm_disk *disk, struct kvbm_disk_batch *batch, enum kvbm_disk_kind kind)
 {
-    struct kvbm_disk_work *work = calloc(1, sizeof(*work) + batch->n * sizeof(work->ops[0]));
+    size_t each = sizeof(((struct kvbm_disk_work *)0)->ops[0]) + disk->record_bytes;
+    struct kvbm_disk_work *work = calloc(1, sizeof(*work) + batch->n * each);
     struct kvbm_disk_list list = {0};
     int err = 0;
 
@@ -303,6 +304,7 @@ static int submit(struct kvbm_disk *disk, struct kvbm_disk_batch *batch, enum kv
     for (uint32_t i = 0; i < batch->n; i++) {
         work->ops[i].work = work;
         work->ops[i].io = &batch->ios[i];
+        work->ops[i].record = (uint8_t *)&work->ops[batch->n] + (size_t)i * disk->record_bytes;
         kvbm_disk_push(&list, &work->ops[i]);
     }
     pthread_mutex_lock(&disk->lock);

@@ -48,6 +48,9 @@ struct kvbm_disk_opts {
     uint32_t key_len;
     uint64_t slot_bytes; /* bytes of a block, at most 1 GiB; the file rounds them up to 4096 */
     uint32_t n_slots;    /* of all volumes together */
+    /* tokens of a block, which records shall keep; 0: none. Files of before keep what they have room for,
+     * and records of more than 4 KiB none. */
+    uint32_t block_tokens;
     /* slots files of each directory, at most KVBM_DISK_MAX_FILES; directories that have a tier's files
      * keep their number. 0: several in the page cache, where threads copy, else 1 */
     uint32_t n_files;
@@ -104,7 +107,8 @@ struct kvbm_disk_record {
     uint64_t commit;
     uint64_t len;
     const void *key;
-    const void *parent; /* key of the block before it; NULL: the first of its sequence */
+    const void *parent;     /* key of the block before it; NULL: the first of its sequence */
+    const uint32_t *tokens; /* opts->block_tokens of them; NULL: not known */
 };
 /**
  * Call @each for all committed blocks. Returns their number, or the non-zero value with which @each
@@ -117,11 +121,12 @@ long kvbm_disk_each(struct kvbm_disk *disk,
 struct kvbm_disk_io {
     uint32_t slot;
     uint32_t group;
-    uint32_t position;  /* write: index of the block in its sequence */
-    const void *key;    /* read: the key that the slot must hold, else -ENOENT */
-    const void *parent; /* write: key of the block before; NULL: none */
-    void *data;         /* copied unless its address and len are multiples of 4096 */
-    uint64_t len;       /* 1 to slot_bytes; read: the length that was written, else -EBADMSG */
+    uint32_t position;      /* write: index of the block in its sequence */
+    const void *key;        /* read: the key that the slot must hold, else -ENOENT */
+    const void *parent;     /* write: key of the block before; NULL: none */
+    const uint32_t *tokens; /* write: opts->block_tokens of them; NULL: not known */
+    void *data;             /* copied unless its address and len are multiples of 4096 */
+    uint64_t len;           /* 1 to slot_bytes; read: the length that was written, else -EBADMSG */
     /* Result: 0; -EBADMSG: did not verify; -ENOENT; -EIO; -ENOSPC; -ECANCELED; -ETIMEDOUT; -ENOMEM.
      * A failed write leaves an empty slot. */
     int status;

@@ -12,23 +12,26 @@
 
 #include "kvbm_pool.h"
 
-#define KVBM_DISK_PAGE 4096 /* bytes of a header; also the alignment of slots */
-#define KVBM_DISK_MAX_RECORD 256
+#define KVBM_DISK_PAGE 4096       /* bytes of a header; also the alignment of slots */
+#define KVBM_DISK_MAX_RECORD 4096 /* and a page of an index holds whole records */
 
 enum kvbm_disk_file { KVBM_DISK_SLOTS, KVBM_DISK_INDEX };
 
 struct kvbm_disk_header {
     uint32_t key_len, record_bytes;
+    uint32_t block_tokens; /* tokens that a record has room for; 0: none, version 1 */
     uint64_t slot_bytes;
     uint8_t fingerprint[16]; /* XXH3-128 of the fingerprint, canonical */
     uint8_t uuid[16];        /* identity of the volume */
 };
 
 /**
- * Bytes of a record for keys of this length: the power of two that holds it, so that no record
- * crosses a sector.
+ * Bytes of a record for keys of this length and blocks of this many tokens: the power of two that holds
+ * it, so that no record of up to 512 bytes crosses a sector.
  */
-uint32_t kvbm_disk_record_bytes(uint32_t key_len);
+uint32_t kvbm_disk_record_bytes(uint32_t key_len, uint32_t block_tokens);
+/** Return @block_tokens, or 0 when a record with so many would be longer than KVBM_DISK_MAX_RECORD. */
+uint32_t kvbm_disk_room_for_tokens(uint32_t key_len, uint32_t block_tokens);
 void kvbm_disk_header_write(const struct kvbm_disk_header *header, enum kvbm_disk_file file,
                             uint8_t page[KVBM_DISK_PAGE]);
 /**
@@ -45,6 +48,9 @@ struct kvbm_disk_entry {
     bool has_parent;
     uint8_t sum[16];             /* XXH3-128 of the block's bytes, canonical */
     const uint8_t *key, *parent; /* point into the record */
+    /* header->block_tokens numbers of 4 bytes; NULL: not known. Write: of this machine. Read: as in the
+     * record, for kvbm_disk_tokens */
+    const void *tokens;
 };
 
 /** Encode a record into @record (header->record_bytes). @slot: its number in the volume. */
@@ -53,6 +59,8 @@ void kvbm_disk_record_write(const struct kvbm_disk_header *header, uint32_t slot
 /** Decode a record. Returns false when it doesn't verify, as a record of zeros. */
 bool kvbm_disk_record_read(const struct kvbm_disk_header *header, uint32_t slot,
                            const uint8_t *record, struct kvbm_disk_entry *ret);
+/** Decode @n tokens of a record that was read. */
+void kvbm_disk_tokens(const void *tokens, uint32_t n, uint32_t *ret);
 /**
  * Return the key of a record that was valid when read or written, or NULL: zeros, or another group.
  * Cheap: verifies nothing.

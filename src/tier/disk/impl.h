@@ -33,7 +33,7 @@ struct kvbm_disk_op {
     uint32_t lost_before; /* the volume's n_lost when the op began */
     uint8_t sum[16];      /* write: of the bytes; read: what the record says of them */
     uint8_t got[16];      /* read: of the bytes */
-    uint8_t record[KVBM_DISK_MAX_RECORD];
+    uint8_t *record;      /* [disk->record_bytes], behind the work's ops */
 };
 
 struct kvbm_disk_list {
@@ -93,6 +93,9 @@ struct kvbm_disk {
     uint32_t depth, n_volumes, n_slots;
     uint32_t n_directories, n_files; /* files: of each directory; a volume each */
     uint64_t stride;
+    uint32_t
+        block_tokens; /* as the store was opened with: files of before may have room for none */
+    uint32_t record_bytes; /* the most of all volumes: files of before may have shorter records */
     bool volatile_;
     bool sums; /* this store computes checksums on its own thread; else the executor does on its */
     /* open: ends of the waits for other processes' files, of all volumes; 0: nobody has waited */
@@ -139,6 +142,13 @@ static inline struct kvbm_disk_volume *kvbm_disk_volume_of(const struct kvbm_dis
                                                            uint32_t slot)
 {
     return &disk->volumes[slot % disk->n_volumes];
+}
+
+/* True when the volume's records have room for the blocks' tokens. */
+static inline bool kvbm_disk_keeps_tokens(const struct kvbm_disk *disk,
+                                          const struct kvbm_disk_volume *volume)
+{
+    return disk->block_tokens && volume->header.block_tokens == disk->block_tokens;
 }
 
 /* True when the volume's files have room for the slot. */

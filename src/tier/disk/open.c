@@ -50,6 +50,7 @@ long kvbm_disk_each(struct kvbm_disk *disk,
 {
     struct found *found = malloc((disk->n_slots + (size_t)1) * sizeof(found[0]));
     uint8_t record[KVBM_DISK_MAX_RECORD];
+    uint32_t tokens[KVBM_DISK_MAX_RECORD / sizeof(uint32_t)];
     struct kvbm_disk_entry entry;
     size_t n = 0;
     long rc = 0, told = 0;
@@ -64,13 +65,18 @@ long kvbm_disk_each(struct kvbm_disk *disk,
     for (size_t i = 0; i < n && rc == 0; i++) {
         if (!look(disk, found[i].slot, record, &entry) || entry.commit != found[i].commit)
             continue; /* written since the index was read */
+        if (!kvbm_disk_keeps_tokens(disk, kvbm_disk_volume_of(disk, found[i].slot)))
+            entry.tokens = NULL;
+        if (entry.tokens)
+            kvbm_disk_tokens(entry.tokens, disk->block_tokens, tokens);
         rc = each(arg, &(struct kvbm_disk_record){.slot = found[i].slot,
                                                   .group = entry.group,
                                                   .position = entry.position,
                                                   .commit = entry.commit,
                                                   .len = entry.len,
                                                   .key = entry.key,
-                                                  .parent = entry.parent});
+                                                  .parent = entry.parent,
+                                                  .tokens = entry.tokens ? tokens : NULL});
         told++;
     }
     free(found);
@@ -228,6 +234,7 @@ int kvbm_disk_open(const struct kvbm_disk_opts *opts, struct kvbm_disk **ret)
     disk->depth = KV_OPT(opts, io_depth, DEFAULT_DEPTH);
     disk->n_directories = opts->n_directories;
     disk->n_slots = opts->n_slots;
+    disk->block_tokens = KV_OPT(opts, block_tokens, 0);
     disk->stride =
         (opts->slot_bytes + KVBM_DISK_PAGE - 1) / KVBM_DISK_PAGE * (uint64_t)KVBM_DISK_PAGE;
     disk->volatile_ = KV_OPT(opts, volatile_, false);

@@ -143,6 +143,7 @@ static void prepare(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts, u
 {
     struct kvbm_disk_volume *volume = &disk->volumes[number];
     const char *fingerprint = KV_OPT(opts, fingerprint, "");
+    uint32_t tokens = kvbm_disk_room_for_tokens(opts->key_len, KV_OPT(opts, block_tokens, 0));
 
     volume->disk = disk;
     volume->number = number;
@@ -150,7 +151,8 @@ static void prepare(struct kvbm_disk *disk, const struct kvbm_disk_opts *opts, u
     volume->file = number / disk->n_directories;
     volume->header =
         (struct kvbm_disk_header){.key_len = opts->key_len,
-                                  .record_bytes = kvbm_disk_record_bytes(opts->key_len),
+                                  .record_bytes = kvbm_disk_record_bytes(opts->key_len, tokens),
+                                  .block_tokens = tokens,
                                   .slot_bytes = opts->slot_bytes};
     kvbm_disk_sum(fingerprint, strlen(fingerprint), volume->header.fingerprint);
 }
@@ -377,6 +379,8 @@ int kvbm_disk_volumes_open(struct kvbm_disk *disk, const struct kvbm_disk_opts *
         err = first;
     for (uint32_t i = 0; i < n && err < 0; i++) /* the tier isn't opened */
         give_back(in_order(disk, i));
+    for (uint32_t i = 0; i < n; i++)
+        disk->record_bytes = KV_MAX(disk->record_bytes, disk->volumes[i].header.record_bytes);
     disk->commit = KV_MAX(disk->commit, now_us());
     return err;
 }

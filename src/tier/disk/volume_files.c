@@ -325,7 +325,8 @@ static int take_over(struct kvbm_disk_volume *volume)
             !is_like(&found[i], &volume->header))
             return 0;
     }
-    if (memcmp(found[0].uuid, found[1].uuid, 16) != 0)
+    if (memcmp(found[0].uuid, found[1].uuid, 16) != 0 ||
+        found[0].block_tokens != found[1].block_tokens)
         return 0;
     volume->header = found[0];
     return 1;

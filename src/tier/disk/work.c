@@ -57,7 +57,8 @@ static uint64_t slot_offset(const struct kvbm_disk *disk, uint32_t slot)
 void kvbm_disk_zero_record(struct kvbm_disk *disk, uint32_t slot)
 {
     pthread_mutex_lock(&disk->image_lock);
-    memset(kvbm_disk_record_at(disk, slot), 0, disk->volumes[0].header.record_bytes);
+    memset(kvbm_disk_record_at(disk, slot), 0,
+           kvbm_disk_volume_of(disk, slot)->header.record_bytes);
     *kvbm_disk_unknown_at(disk, slot) = 1;
     pthread_mutex_unlock(&disk->image_lock);
 }
@@ -146,7 +147,7 @@ static bool forget_bad(struct kvbm_disk *disk, struct kvbm_disk_op *op)
     op->lost_before = volume->n_lost;
     op->work->n_unwritten++; /* alone in its batch: the commit begins at once */
     kvbm_disk_zero_record(disk, op->io->slot);
-    memset(op->record, 0, sizeof(op->record));
+    memset(op->record, 0, disk->record_bytes);
     kvbm_disk_write_record(disk, op, invalidated);
     return true;
 }
@@ -287,7 +288,7 @@ static int begin_write(struct kvbm_disk *disk, struct kvbm_disk_op *op)
     op->lost_before = volume->n_lost;
     if (there || unknown || !kvbm_disk_is_write(op)) {
         kvbm_disk_zero_record(disk, op->io->slot);
-        memset(op->record, 0, sizeof(op->record));
+        memset(op->record, 0, disk->record_bytes);
         kvbm_disk_write_record(disk, op, invalidated);
     } else {
         op->req.status = 0;

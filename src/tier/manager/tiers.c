@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 
 #include "base/core/log.h"
+#include "bm/registry/registry.h"
 #include "bm/storage/storage.h"
 #include "tier/manager/offload/offload.h"
 #include "tier/manager/pins/fetch.h"
@@ -23,6 +24,11 @@
 /* divisor: fetches from the object store fill host blocks / OBJECT_SHARE at a time. A store that
  * hangs can't take the whole host tier. */
 #define OBJECT_SHARE 4
+
+enum {
+    TOLD_AT_ONCE = 4096, /* blocks of the disk whose events may wait at a time, when it is opened */
+    FOLLOW_MS = 5000     /* longest wait for the events' sinks */
+};
 
 /* Create a tier's pool. Duplicates are rejected: a key has one block in each tier. */
 static int pool_create(struct kvbm_manager *m, enum kv_tier tier, uint64_t n,
@@ -186,8 +192,16 @@ static void fingerprint(const struct kvbm_manager *m, char *to, size_t size)
 struct reload {
     struct kvbm_manager *m;
     struct kvbm_mutable *blocks; /* by slot number */
-    uint64_t refused;
+    uint64_t n, refused;
+    bool no_wait; /* the sinks of events hang: go on without them */
 };
+
+/* Let the events' sinks follow: the queue has no room for all blocks of a large disk. */
+static void let_follow(struct reload *reload)
+{
+    if (reload->m->opts.events && ++reload->n % TOLD_AT_ONCE == 0 && !reload->no_wait)
+        reload->no_wait = kvbm_events_flush(reload->m->opts.events, FOLLOW_MS) < 0;
+}
 
 /* Register one record of the disk's index: its slot is the block of the same number. */
 static int reload_one(void *arg, const struct kvbm_disk_record *record)
@@ -197,7 +211,8 @@ static int reload_one(void *arg, const struct kvbm_disk_record *record)
                                .group = record->group,
                                .keys = record->key,
                                .parent = record->parent,
-                               .position = record->position};
+                               .position = record->position,
+                               .tokens = reload->m->opts.events ? record->tokens : NULL};
     struct kvbm_complete complete;
     struct kvbm_immutable held;
 
@@ -206,6 +221,7 @@ static int reload_one(void *arg, const struct kvbm_disk_record *record)
         return 0;
     }
     kvbm_pool_register(reload->m->disk, &complete, 1, &held);
+    let_follow(reload);
     kvbm_immutable_release(&held);
     return 0;
 }
@@ -269,6 +285,7 @@ static int open_disk(struct kvbm_manager *m)
                                   .key_len = m->key_len,
                                   .slot_bytes = m->stride,
                                   .n_slots = (uint32_t)n,
+                                  .block_tokens = m->opts.events ? m->block_tokens : 0,
                                   .io = m->opts.io,
                                   .io_depth = m->opts.io_depth,
                                   .buffered = m->opts.disk_buffered,
@@ -364,6 +381,9 @@ int kvbm_tiers_open(struct kvbm_manager *m)
 
     if (rc == 0 && ++step)
         rc = kv_wake_open(&m->jobs.done_wake);
+    /* before pools exist; for the disk's records */
+    if (rc == 0 && m->opts.disk && m->opts.events)
+        rc = kvbm_registry_keep_tokens(m->registry, m->opts.block->page_size);
     if (rc == 0 && ++step)
         rc = open_host(m);
     if (rc == 0 && ++step)

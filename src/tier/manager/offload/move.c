@@ -179,7 +179,9 @@ static void hold_some(struct kvbm_manager *m, struct kvbm_move *move)
 void kvbm_move_some(struct kvbm_manager *m, enum kv_tier to)
 {
     struct kvbm_queue *q = &m->offload.queues[to];
-    struct kvbm_move *move = calloc(1, sizeof(*move));
+    size_t n_tokens =
+        to == KV_TIER_DISK && m->opts.events ? (size_t)KVBM_BATCH * m->block_tokens : 0;
+    struct kvbm_move *move = calloc(1, sizeof(*move) + n_tokens * sizeof(move->tokens[0]));
 
     if (!move) {
         kvbm_queue_stall(m, q, true);

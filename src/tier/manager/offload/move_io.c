@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "bm/registry/registry.h"
 #include "tier/manager/offload/offload.h"
 #include "tier/manager/pins/pin.h"
 #include "tier/manager/pins/presence.h"
@@ -66,6 +67,21 @@ static int submit_read(struct kvbm_manager *m, struct kvbm_move *move)
     return kvbm_disk_submit(m->disk_store, &move->disk);
 }
 
+/* Return the tokens of block @k for its record on the disk; NULL: not known. */
+static const uint32_t *tokens_of(struct kvbm_manager *m, struct kvbm_move *move, uint32_t k)
+{
+    const struct kvbm_down *from = &move->from[k];
+    uint32_t *tokens = move->tokens + (size_t)k * m->block_tokens;
+
+    if (!m->opts.events)
+        return NULL;
+    if (from->pin) /* a staged block, which the registry doesn't know */
+        return kvbm_pin_tokens(from->pin, from->index);
+    return kvbm_registry_tokens(m->registry, move->info[k].group, move->info[k].key, tokens)
+               ? tokens
+               : NULL;
+}
+
 /* Hand a move to its executor: the read of a move in two parts, or the write. */
 static int submit(struct kvbm_manager *m, struct kvbm_move *move)
 {
@@ -85,6 +101,7 @@ static int submit(struct kvbm_manager *m, struct kvbm_move *move)
                                       .position = info->position,
                                       .key = info->key,
                                       .parent = info->has_parent ? info->parent : NULL,
+                                      .tokens = tokens_of(m, move, k),
                                       .data = data,
                                       .len = m->stride};
         else
@@ -114,7 +131,9 @@ static int becomes_findable(struct kvbm_manager *m, struct kvbm_move *move, uint
                                .group = info->group,
                                .keys = info->key,
                                .parent = info->has_parent ? info->parent : NULL,
-                               .position = info->position};
+                               .position = info->position,
+                               .tokens =
+                                   move->to == KV_TIER_DISK ? move->disk_ios[k].tokens : NULL};
     struct kvbm_complete complete;
     int rc;
 

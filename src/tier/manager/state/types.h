@@ -248,6 +248,7 @@ struct kvbm_move {
         struct kvbm_disk_io disk_ios[KVBM_BATCH];
         struct kvbm_object_io object_ios[KVBM_BATCH];
     };
+    uint32_t tokens[]; /* of block k from k * block_tokens on, for the disk; empty without events */
 };
 
 /** Query to the object store: which of these keys does it have? */
