@@ -206,55 +206,26 @@ static int ask_places(struct kc_whole *w, uint32_t worker, const struct keys *ke
     return rc;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-    return x < y ? -1 : x > y;
-}
-
-/* True for a block that a worker, started again, found on its disk: its event had no tokens. */
-static bool is_untold(const struct kc_member *m, uint64_t key)
-{
-    return m->found && bsearch(&key, m->found, m->n_found, sizeof(key), by_value);
-}
-
-/* True where @dump has no copy of @key at @worker. */
-static bool is_hidden(const struct copies *dump, uint64_t key, uint32_t worker)
-{
-    const struct copy wanted = {.key = key, .worker = worker};
-
-    return dump->n == 0 || !bsearch(&wanted, dump->list, dump->n, sizeof(*dump->list), by_key);
-}
-
-/*
- * Mark the keys that a worker has without a block before them, or whose block before them is untold
- * and not in @dump: the indexer can't place them.
- */
-static void mark_loose(const struct kc_whole *w, uint32_t worker, const struct keys *keys,
-                       const uint8_t *tiers, const struct copies *dump, bool *loose)
+/* Mark the keys that a worker has without a block before them: the indexer can't place them. */
+static void mark_loose(const struct keys *keys, const uint8_t *tiers, bool *loose)
 {
     for (size_t k = 0; k < keys->n; k++) {
         uint32_t i = keys->order[k];
         const struct key *key = &keys->list[i];
         long before = key->position && key->position != UINT32_MAX ? find(keys, key->parent) : -1;
 
-        loose[i] =
-            before >= 0 &&
-            (!tiers[before] || loose[before] ||
-             (is_untold(&w->members[worker], key->parent) && is_hidden(dump, key->parent, worker)));
+        loose[i] = before >= 0 && (!tiers[before] || loose[before]);
     }
 }
 
-static int locate(struct kc_whole *w, uint32_t worker, const struct keys *keys,
-                  const struct copies *dump, struct copies *ret)
+static int locate(struct kc_whole *w, uint32_t worker, const struct keys *keys, struct copies *ret)
 {
     uint8_t *tiers = calloc(keys->n + 1, 1);
     bool *loose = calloc(keys->n + 1, sizeof(*loose));
     int rc = tiers && loose ? ask_places(w, worker, keys, tiers) : -ENOMEM;
 
     if (rc == 0)
-        mark_loose(w, worker, keys, tiers, dump, loose);
+        mark_loose(keys, tiers, loose);
     for (size_t i = 0; i < keys->n && rc == 0; i++)
         if (tiers[i])
             add(ret, (struct copy){keys->list[i].key, worker, tiers[i], loose[i]});
@@ -351,18 +322,6 @@ static void note(struct kc_books *b, const struct copy *at, uint8_t worker_says,
                  at->key, at->worker, worker_says, other_says, other);
 }
 
-/*
- * Return the tiers of such a block that the other books rightly lack: its disk, and those that were
- * filled from there before its tokens were known. A copy in G1 came by a request, which had the
- * tokens; where the other books lack the block altogether, it isn't there.
- */
-static unsigned untold_tiers(uint8_t here, uint8_t there)
-{
-    const unsigned device = 1u << KV_TIER_DEVICE;
-
-    return there == 0 && !(here & device) ? ~0u : ~device;
-}
-
 static uint32_t bits(unsigned tiers)
 {
     return (uint32_t)__builtin_popcount(tiers);
@@ -372,7 +331,7 @@ static uint32_t bits(unsigned tiers)
 struct difference {
     const char *name; /* of those books */
     uint64_t lacks, extra;
-    uint64_t untold, loose; /* copies that they rightly lack */
+    uint64_t loose; /* copies that they rightly lack */
 };
 
 /* Compare a worker's copies of a key, or NULL, with another's, or NULL. */
@@ -386,11 +345,6 @@ static void compare_one(struct kc_whole *w, const struct copy *mine, const struc
     if (missing && mine && mine->loose) {
         ret->loose += bits(missing);
         here &= there;
-    } else if (missing && mine && is_untold(&w->members[mine->worker], mine->key)) {
-        uint8_t untold = missing & (uint8_t)untold_tiers(here, there);
-
-        ret->untold += bits(untold);
-        here &= (uint8_t)~untold;
     }
     if (here != there)
         note(b, mine ? mine : theirs, here, there, ret->name);
@@ -427,7 +381,6 @@ static int compare_views(struct kc_whole *w, const struct copies *mine, const st
     compare(w, mine, dump, &zmq);
     b->indexer_lacks = zmq.lacks;
     b->indexer_extra = zmq.extra;
-    b->untold = zmq.untold;
     b->loose = zmq.loose;
     if (w->opts.nats) {
         rc = read_dump(w, KC_PLAN_NATS_TENANT, KC_PLAN_FIRST_ON_NATS, &by_nats, error);
@@ -488,33 +441,12 @@ static int compare_once(struct kc_whole *w, struct keys *keys, struct copies *mi
     if (rc == 0)
         rc = collect_keys(w, KV_MIN(w->next, w->opts.requests), &dump, keys);
     for (uint32_t i = 0; i < w->plan.n_workers && rc == 0; i++)
-        rc = locate(w, i, keys, &dump, mine);
+        rc = locate(w, i, keys, mine);
     sort_copies(mine);
     w->books.keys = keys->n;
     rc = rc == 0 ? compare_views(w, mine, &dump, error) : rc;
     fini(&dump);
     return rc;
-}
-
-int kc_books_note_found(struct kc_whole *w, uint32_t worker)
-{
-    struct kc_member *m = &w->members[worker];
-    struct keys keys = {0};
-    struct copies found = {0};
-    const struct copies none = {0};
-    /* a directory of earlier runs may have blocks of requests to come */
-    uint64_t n_requests = w->new_dir ? KV_MIN(w->next, w->opts.requests) : w->opts.requests;
-    int rc = collect_keys(w, n_requests, &found, &keys);
-
-    rc = rc == 0 ? locate(w, worker, &keys, &none, &found) : rc;
-    free(m->found);
-    m->n_found = 0;
-    m->found = calloc(found.n + 1, sizeof(*m->found));
-    for (size_t i = 0; i < found.n && m->found; i++)
-        m->found[m->n_found++] = found.list[i].key;
-    keys_fini(&keys);
-    fini(&found);
-    return m->found ? rc : -ENOMEM;
 }
 
 static int settle(struct kc_whole *w, struct keys *keys, struct copies *mine,

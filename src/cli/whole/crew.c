@@ -161,8 +161,6 @@ static int go(struct kc_whole *w, uint32_t number, struct kv_error *error)
     rc = kc_crew_ask(w, number, w->message);
     if (rc == 0)
         rc = w->message->done.status;
-    if (rc == 0 && (w->members[number].starts > 1 || !w->new_dir))
-        rc = kc_books_note_found(w, number);
     return rc < 0 ? fail_of(w, number, rc, error) : 0;
 }
 
@@ -283,7 +281,6 @@ bool kc_crew_stop(struct kc_whole *w)
         }
         if (m->fd > 0)
             close(m->fd);
-        free(m->found);
     }
     kc_client_destroy(w->client);
     kc_child_stop(w->child);

@@ -190,17 +190,12 @@ static void table_books(const struct kc_whole *w, const struct style *s)
                kc_count(b->indexer_extra + b->nats_extra).s, kc_count(b->store_lacks).s, b->first);
 }
 
-static void table_untold(const struct kc_whole *w)
+static void table_loose(const struct kc_whole *w)
 {
     if (w->books.loose)
         printf("            %s copies more whose prompts are gone before them: the indexer hides "
                "them\n",
                kc_count(w->books.loose).s);
-    if (w->books.untold)
-        printf(
-            "            %s copies on disks of workers that were started again aren't told: a disk "
-            "keeps no tokens\n",
-            kc_count(w->books.untold).s);
 }
 
 static void table_verdict(const struct kc_whole *w, const struct kc_figures *f,
@@ -232,7 +227,7 @@ static int print_table(const struct kc_whole *w, const struct kc_figures *f, str
     table_service(w, f, &style);
     table_faults(w, &style);
     table_books(w, &style);
-    table_untold(w);
+    table_loose(w);
     table_verdict(w, f, &style);
     if (fflush(stdout) != 0 || ferror(stdout))
         return kv_fail(error, -EIO, 0, "can't write standard output");
@@ -329,7 +324,6 @@ static void json_books(const struct kc_whole *w, struct kv_json_writer *j)
     kv_json_member_u64(j, "copies", b->copies);
     kv_json_member_u64(j, "indexer_lacks", b->indexer_lacks);
     kv_json_member_u64(j, "indexer_extra", b->indexer_extra);
-    kv_json_member_u64(j, "untold", b->untold);
     kv_json_member_u64(j, "loose", b->loose);
     kv_json_member_u64(j, "nats_lacks", b->nats_lacks);
     kv_json_member_u64(j, "nats_extra", b->nats_extra);

@@ -66,8 +66,6 @@ struct kc_member {
     struct kc_done_message last; /* counters of the present process */
     char agent[160];
     char events[96], replay[96];
-    uint64_t *found; /* [n_found] sorted keys that it found on its disk when it was started again */
-    size_t n_found;
 };
 
 /** A server that a run starts beside the indexer: nats-server or redis-server. */
@@ -104,14 +102,9 @@ struct kc_books {
     uint64_t keys, copies; /* distinct keys; (worker, key, tier) that the workers have */
     uint64_t indexer_lacks, indexer_extra; /* of these */
     uint64_t nats_lacks, nats_extra;
-    /* Copies of blocks that workers which were started again found on their disks. A disk keeps no
-     * tokens, so their events point at nothing. */
-    uint64_t untold;
-    /* Copies that the indexer doesn't show, as the worker lacks a block before them, or an untold one
-     * lies before them. */
-    uint64_t loose;
-    bool nats;            /* compared with the view by NATS as well */
-    bool store;           /* compared */
+    uint64_t loose; /* copies that the indexer doesn't show: the worker lacks a block before them */
+    bool nats;      /* compared with the view by NATS as well */
+    bool store;     /* compared */
     uint64_t stored;      /* keys that the store has, by lookups */
     uint64_t chunks;      /* chunks that the store lists */
     uint64_t store_lacks; /* keys that a worker believes there, and the store lacks */
@@ -209,8 +202,6 @@ void kc_probe_offer(struct kc_whole *whole, uint64_t number, uint32_t worker, ui
 
 /* books.c, audit.c */
 int kc_books_compare(struct kc_whole *whole, struct kv_error *error);
-/** Note the keys that a worker has just found on its disk. Returns 0 or a negative errno. */
-int kc_books_note_found(struct kc_whole *whole, uint32_t worker);
 /** Ask the store itself which of @n keys it has (ret[i]), and list its chunks. */
 int kc_audit_store(struct kc_whole *whole, const uint64_t *keys, size_t n, bool *ret,
                    uint64_t *ret_chunks);
