@@ -22,7 +22,6 @@
 #include "base/thread/thread.h"
 #include "indexer/stream/listener.h"
 #include "indexer/unplaced.h"
-#include "plane/follow.h"
 
 #define MAX_RUN 512                  /* blocks and operations that wait to be fed together */
 #define FEED_NS (20 * KV_NS_PER_MS)  /* longest wait of a run that isn't full */
@@ -500,6 +499,11 @@ static void *run(void *arg)
 }
 
 /* -- life -------------------------------------------------------------------------------------- */
+
+void ki_nats_get_stats(struct ki_nats *nats, struct kvp_follow_stats *ret)
+{
+    kvp_follow_get_stats(nats->follow, ret);
+}
 
 void ki_nats_stop(struct ki_nats *nats)
 {

@@ -8,6 +8,7 @@
 
 #include "indexer/options.h"
 #include "indexer/registry/registry.h"
+#include "plane/follow.h"
 
 struct ki_nats;
 
@@ -17,6 +18,11 @@ struct ki_nats;
  */
 int ki_nats_start(const struct ki_options *options, struct ki_registry *registry,
                   struct ki_nats **ret, struct kv_error *error);
+
+/** Read the follower's counters: sums over all publishers. */
+void ki_nats_get_stats(struct ki_nats *nats, struct kvp_follow_stats *ret);
+/** Append the metrics. @nats may be NULL. */
+void ki_nats_render(struct ki_nats *nats, struct kv_buf *out);
 
 /** Stop following. Registrations stay. NULL is a no-op. */
 void ki_nats_stop(struct ki_nats *nats);

@@ -14,7 +14,6 @@
 #include "indexer/registry/registry.h"
 #include "indexer/replica/peers.h"
 #include "indexer/zmq/place.h"
-#include "plane/discovery.h"
 
 #define AT(field) offsetof(struct ki_options, field)
 
@@ -42,8 +41,14 @@ static const struct kv_arg arguments[] = {
     {"dynamo", KV_ARG_STR, AT(dynamo), "URL",
      "Follow the workers of a Dynamo deployment as they appear and leave, by its discovery: "
      "etcd://HOST:PORT,.../NAMESPACE/COMPONENT/ENDPOINT (from the end on, the last three may be "
-     "left out), etcds:// with TLS, or file:///FOLDER. What is said of the workers in --workers "
-     "counts for them, too.",
+     "left out), etcds:// with TLS, or file:///FOLDER. Credentials of etcd follow a question mark: "
+     "?user=NAME&password-file=FILE, ca=, cert=, key=FILE. What is said of the workers in "
+     "--workers counts for them, too.",
+     0, 0, NULL, false},
+    {"dynamo-nats", KV_ARG_STR, AT(dynamo_nats), "URL",
+     "Server of those workers of --dynamo that publish on NATS: nats://HOST:PORT or tls://; of a "
+     "cluster several, with commas between. Credentials as for --nats. Default: they are not "
+     "followed.",
      0, 0, NULL, false},
     {"nats", KV_ARG_STR, AT(nats), "URL",
      "Follow all block managers that publish on the NATS server at URL, nats://HOST:PORT or "
@@ -203,9 +208,9 @@ static const char footer[] =
     "(Type=notify) it reports when it is ready.\n";
 
 /* Options of workers, which may stand in sections; the section's name is their model's. */
-static const char of_workers[] =
-    "workers|discover|dynamo|block-size|tenant-id|routing-group|hash-lookahead|eagle-drop|"
-    "eagle-groups|groups|silent-windows|kv-cache-report-mode";
+static const char of_workers[] = "workers|discover|dynamo|dynamo-nats|block-size|tenant-id|routing-"
+                                 "group|hash-lookahead|eagle-drop|"
+                                 "eagle-groups|groups|silent-windows|kv-cache-report-mode";
 
 static void *begin_section(void *values, const char *name)
 {
@@ -275,7 +280,9 @@ static int check_fleet(const struct ki_options *o, struct kv_error *error)
                        "%s%.60s%s--block-size is required when --dynamo is specified",
                        o->in_section ? "section [" : "", o->in_section ? o->model_name : "",
                        o->in_section ? "]: " : "");
-    if (o->dynamo && kvp_discovery_check(o->dynamo, &why) < 0)
+    if (o->dynamo_nats && !o->dynamo)
+        return kv_fail(error, -EINVAL, 0, "--dynamo-nats needs --dynamo");
+    if (o->dynamo && ki_dynamo_check(o->dynamo, &why) < 0)
         return kv_fail(error, -EINVAL, 0, "--dynamo '%.80s': %.120s", o->dynamo, why.text);
     for (size_t i = 0; i < o->discover.n; i++)
         if (ki_discovery_check(o->discover.items[i], &why) < 0)
@@ -341,7 +348,7 @@ static bool same_value(const struct kv_arg *arg, const void *a, const void *b)
 static bool is_of_workers(const char *name)
 {
     return (kv_args_is_choice(of_workers, name) || strcmp(name, "model-name") == 0) &&
-           strcmp(name, "dynamo") != 0 && strcmp(name, "discover") != 0;
+           strncmp(name, "dynamo", strlen("dynamo")) != 0 && strcmp(name, "discover") != 0;
 }
 
 void ki_options_compare(const struct ki_options *before, const struct ki_options *after,

@@ -25,6 +25,7 @@ struct ki_options {
     struct kv_arg_list discover; /* sources of workers (discover/discovery.h) */
     uint64_t discover_grace_ms;  /* time from a worker's end in its sources to its own */
     const char *dynamo;          /* discovery whose workers to follow; NULL: none */
+    const char *dynamo_nats;     /* server of those that publish on NATS; NULL: none */
     const char *nats;            /* NULL: not given */
     const char *nats_cluster;
     uint64_t nats_silence_ms;

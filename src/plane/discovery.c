@@ -314,6 +314,29 @@ int kvp_discovery_check(const char *where, struct kv_error *error)
     return err;
 }
 
+int kvp_discovery_subject(const char *where, char ret[KVP_DYNAMO_SUBJECT])
+{
+    static const char *const parts[] = {"namespace", "component", "endpoint"};
+    struct kvp_discovery d = {.folder = NULL};
+    struct kv_error why = {0};
+    int err = read_where(&d, where, &why);
+    const char *at = d.url.path ? d.url.path : "";
+    size_t len = 0;
+
+    for (size_t i = 0; i < KV_COUNT(parts) && err == 0; i++) {
+        size_t n = *at ? strcspn(at + 1, "/") : 0;
+
+        len += (size_t)snprintf(ret + len, KVP_DYNAMO_SUBJECT - len, "%s.%.*s.", parts[i],
+                                n ? (int)n : 1, n ? at + 1 : "*");
+        at += *at ? n + 1 : 0;
+    }
+    if (err == 0)
+        snprintf(ret + len, KVP_DYNAMO_SUBJECT - len, "kv-events");
+    free(d.folder);
+    kvp_etcd_url_fini(&d.url);
+    return err;
+}
+
 int kvp_discovery_follow(const struct kvp_discovery_opts *opts, kvp_discovery_fn fn, void *arg,
                          struct kvp_discovery **ret, struct kv_error *error)
 {
@@ -324,6 +347,7 @@ int kvp_discovery_follow(const struct kvp_discovery_opts *opts, kvp_discovery_fn
         return err;
     d->fn = fn;
     d->arg = arg;
+    d->table.nats = opts->nats;
     d->table.changed = true; /* tell also that there is none */
     return start(d, ret);
 }

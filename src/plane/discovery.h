@@ -14,12 +14,12 @@
 #include "base/core/error.h"
 #include "plane/dynamo.h"
 
-/** A publisher with a record of each kind: a worker's rank that can be followed over ZMQ. */
+/** A publisher: a worker's rank that can be followed. */
 struct kvp_dynamo_worker {
     uint64_t publisher;
     uint64_t worker;
     uint32_t rank;
-    const char *address;
+    const char *address; /* NULL: it publishes on NATS */
 };
 
 /** Place of a discovery, and how to get there. */
@@ -29,7 +29,15 @@ struct kvp_discovery_opts {
     const char *tls_ca, *tls_cert, *tls_key; /* PEM files; NULL: the system's, none */
     /* Of announced records, at most 3600; 0: 10. In a folder they outlive this process by 10 s. */
     uint32_t ttl_s;
+    bool nats; /* tell sources without a channel, too: they publish on NATS */
 };
+
+/**
+ * Write the subject on which publishers of the discovery @where publish on NATS; '*' for each name that
+ * its path leaves open. Returns 0; -EINVAL (no such @where); -ENOMEM.
+ */
+#define KVP_DYNAMO_SUBJECT (3 * KVP_DYNAMO_NAME_MAX + 64)
+int kvp_discovery_subject(const char *where, char ret[KVP_DYNAMO_SUBJECT]);
 
 /** Check @where. Returns 0, or -EINVAL with @error's text. */
 int kvp_discovery_check(const char *where, struct kv_error *error);
@@ -38,7 +46,7 @@ struct kvp_discovery;
 
 /**
  * Take all workers that can be followed, sorted by (worker, rank), one publisher for each: the one that
- * appeared last. @unreachable is the number of sources without a channel: they publish on NATS. On the
+ * appeared last. @unreachable is the number of sources without a channel that aren't told. On the
  * discovery's thread, whenever something has changed.
  */
 typedef void (*kvp_discovery_fn)(void *arg, const struct kvp_dynamo_worker *workers, size_t n,

@@ -42,6 +42,7 @@ struct kvp_table {
     struct kvp_entry **items;
     size_t n, capacity;
     char only[3 * KVP_DYNAMO_NAME_MAX + 64]; /* names must begin so */
+    bool nats;                               /* sources without a channel are workers, too */
     uint64_t order, look;
     uint64_t
         left_out; /* records of the last look that make no sense, or couldn't be read or kept */

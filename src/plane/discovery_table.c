@@ -201,7 +201,10 @@ static int by_rank(const void *a, const void *b)
     return x->order > y->order ? -1 : 1; /* the latest first */
 }
 
-/* List the sources that have a channel. Returns their number; *@ret_lone: of those without one. */
+/*
+ * List the sources that have a channel, or may go without one. Returns their number; *@ret_lone: of the
+ * others.
+ */
 static size_t find_workers(const struct kvp_table *t, struct found *ret, size_t *ret_lone)
 {
     size_t n = 0;
@@ -217,6 +220,9 @@ static size_t find_workers(const struct kvp_table *t, struct found *ret, size_t 
             ret[n++] =
                 (struct found){{source->publisher, source->worker, source->rank, channel->address},
                                channel->order};
+        else if (t->nats && (!channel || !channel->address))
+            ret[n++] = (struct found){{source->publisher, source->worker, source->rank, NULL},
+                                      source->order};
         else
             ++*ret_lone;
     }

@@ -4,6 +4,7 @@ import base64
 import ctypes
 import pathlib
 import shutil
+import ssl
 import struct
 import subprocess
 import tempfile
@@ -12,6 +13,7 @@ import time
 
 import msgpack
 
+from natstest import NatsClient
 from kvtest import BUILD, Publisher, check, free_port, http_request, skip_all, wait_until
 
 NAMESPACE, COMPONENT, ENDPOINT = "ns1", "backend", "generate"
@@ -27,14 +29,19 @@ def local_hash(tokens):
 
 
 class Etcd:
-    """An etcd of the test's own: kill() and start() keep its data, forget() removes them."""
+    """An etcd of the test's own: kill() and start() keep its data, forget() removes them. @tls: (certificate, key), of an authority too."""
 
-    def __init__(self):
+    def __init__(self, tls=None):
         if not shutil.which("etcd"):
             skip_all("etcd is needed")
+        self.token, self.tls, self.context = None, [], None
+        if tls:
+            self.tls = ["--cert-file", tls[0], "--key-file", tls[1], "--client-cert-auth", "--trusted-ca-file", tls[0]]
+            self.context = ssl.create_default_context(cafile=tls[0])
+            self.context.load_cert_chain(*tls)
         self.folder = tempfile.mkdtemp(prefix="kv-etcd-")
         self.port, self.peer, self.process = free_port(), free_port(), None
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http{'s' if tls else ''}://127.0.0.1:{self.port}"
         self.start()
 
     def start(self):
@@ -42,7 +49,7 @@ class Etcd:
         self.process = subprocess.Popen(
             ["etcd", "--data-dir", f"{self.folder}/data", "--listen-client-urls", self.url, "--advertise-client-urls", self.url,
              "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}",
-             "--log-level", "panic"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+             "--log-level", "panic", *self.tls], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_until(self.answers, 60, "etcd")
 
     def answers(self):
@@ -56,7 +63,16 @@ class Etcd:
         return base64.b64encode(value.encode()).decode()
 
     def call(self, path, body):
-        return http_request(self.url, "POST", f"/v3/{path}", body).json()
+        headers = {"Authorization": self.token} if self.token else None
+        return http_request(self.url, "POST", f"/v3/{path}", body, headers, context=self.context).json()
+
+    def protect(self, password):
+        """From now on every request needs the token of a user: root's, and this object has one."""
+        self.call("auth/user/add", {"name": "root", "password": password})
+        self.call("auth/role/add", {"name": "root"})
+        self.call("auth/user/grant", {"user": "root", "role": "root"})
+        self.call("auth/enable", {})
+        self.token = self.call("auth/authenticate", {"name": "root", "password": password})["token"]
 
     def grant(self, ttl=10):
         return int(self.call("lease/grant", {"TTL": str(ttl)})["ID"])
@@ -83,7 +99,7 @@ class Etcd:
 
     @property
     def where(self):
-        return f"etcd://127.0.0.1:{self.port}"
+        return f"etcd{'s' if self.tls else ''}://127.0.0.1:{self.port}"
 
     def __enter__(self):
         return self
@@ -197,6 +213,8 @@ class Engine:
 class Worker(Publisher):
     """A worker that publishes on the ZMQ plane. @number: its publisher id; @claims: the one in its records."""
 
+    has_channel = True
+
     def __init__(self, discovery, worker=None, number=None, rank=0, namespace=NAMESPACE, announce=True):
         super().__init__(replay=None, topic=b"kv-events")
         self.discovery, self.lease = discovery, discovery.grant()
@@ -213,9 +231,10 @@ class Worker(Publisher):
     def announce(self):
         of = f'{{"namespace":"{self.namespace}","component":"{COMPONENT}","name":"{ENDPOINT}"}}'
         scope = f'"scope":{{"kind":"endpoint","endpoint":{of}}},"topic":"kv-events"'
-        self.discovery.put("event_channels", self.name, (
-            f'{{"type":"EventChannel",{scope},"instance_id":{self.number},'
-            f'"transport":{{"kind":"Zmq","config":{{"endpoint":"{self.endpoint}"}}}}}}'), self.lease)
+        if self.has_channel:
+            self.discovery.put("event_channels", self.name, (
+                f'{{"type":"EventChannel",{scope},"instance_id":{self.number},'
+                f'"transport":{{"kind":"Zmq","config":{{"endpoint":"{self.endpoint}"}}}}}}'), self.lease)
         self.discovery.put("event_sources", self.name, (
             f'{{"type":"EventSource",{scope},"publisher_id":{self.number},"metadata":{{"kv_state_endpoint":{of},'
             f'"worker":{{"worker_id":{self.worker},"dp_rank":{self.dp_rank}}},"publisher_id":{self.number}}}}}'), self.lease)
@@ -241,8 +260,10 @@ class Worker(Publisher):
         envelope = msgpack.packb({"publisher_id": number, "sequence": sequence, "published_at": int(time.time() * 1000),
                                   "topic": "kv-events", "payload": msgpack.packb(list(events))})
         if not lose:
-            self.send_frames(b"kv-events", struct.pack(">Q", number), struct.pack(">Q", sequence),
-                             b"\x01" + struct.pack(">I", len(envelope)) + envelope)
+            self.send_envelope(number, sequence, envelope)
+
+    def send_envelope(self, number, sequence, envelope):
+        self.send_frames(b"kv-events", struct.pack(">Q", number), struct.pack(">Q", sequence), b"\x01" + struct.pack(">I", len(envelope)) + envelope)
 
     def store(self, hashes, tokens, parent=None, lose=False, **fields):
         check(len(tokens) == 4 * len(hashes), "four tokens a block")
@@ -260,3 +281,24 @@ class Worker(Publisher):
         except (OSError, ValueError, KeyError):
             pass  # the server may be gone
         self.close()
+
+
+class NatsWorker(Worker):
+    """A worker that publishes on NATS, over @client of natstest.py: no channel in its records."""
+
+    has_channel = False
+
+    def __init__(self, discovery, server, **fields):
+        self.client = NatsClient(server)
+        super().__init__(discovery, **fields)
+
+    def reconnect(self, server):
+        self.client.socket.close()
+        self.client = NatsClient(server)
+
+    def send_envelope(self, number, sequence, envelope):
+        self.client.publish(f"namespace.{self.namespace}.component.{COMPONENT}.endpoint.{ENDPOINT}.kv-events", envelope)
+
+    def close(self):
+        self.client.socket.close()
+        super().close()

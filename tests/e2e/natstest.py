@@ -28,9 +28,12 @@ def needs_nats():
 
 
 class NatsServer:
-    """@config: further lines of its configuration. stop() and start() keep the port."""
+    """@config: further lines of its configuration. @login: (user, password) that it demands. stop() and start() keep the port."""
 
-    def __init__(self, config=""):
+    def __init__(self, config="", login=None):
+        self.login = {"user": login[0], "pass": login[1]} if login else {}
+        if login:
+            config += f"\nauthorization {{ user: {login[0]}, password: {login[1]} }}"
         self.folder = tempfile.TemporaryDirectory(prefix="kvasir-nats-")
         self.port = free_port()
         self.url = f"nats://127.0.0.1:{self.port}"
@@ -63,7 +66,7 @@ class NatsClient:
         self.socket = socket.create_connection(("127.0.0.1", server.port), timeout=patience(20))
         self.file = self.socket.makefile("rb")
         check(self.file.readline().startswith(b"INFO "), "no NATS server")
-        self.socket.sendall(b'CONNECT {"verbose":false,"pedantic":false}\r\n')
+        self.socket.sendall(f"CONNECT {json.dumps({'verbose': False, 'pedantic': False, **server.login})}\r\n".encode())
 
     def publish(self, subject, data):
         self.socket.sendall(b"PUB %s %d\r\n%s\r\nPING\r\n" % (subject.encode(), len(data), data))

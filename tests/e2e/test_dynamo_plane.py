@@ -4,10 +4,12 @@ folder and in etcd."""
 import itertools
 import subprocess
 import sys
+import tempfile
 import time
 
 from kvtest import *
-from dynamo import Engine, Etcd, Folder, Worker
+from dynamo import Engine, Etcd, Folder, NatsWorker, Worker
+from natstest import NatsServer, needs_nats
 
 TOKENS = list(range(1, 17))
 MODEL = "m"
@@ -214,9 +216,9 @@ def wait_heard(indexer, engine):
     wait_until(heard, 30, "events")
 
 
-def block_manager(discovery):
+def block_manager(discovery, plane="zmq", *args):
     """A block manager's sink beside kv-indexer: equal through stores, evictions and resets; after losses never more."""
-    with follow(discovery) as indexer, Engine(discovery, 77, rank=2) as engine:
+    with follow(discovery, *args) as indexer, Engine(discovery, 77, rank=2, plane=plane) as engine:
         wait_until(lambda: followed(indexer) == [(77, 2)], 30, "the block manager")
         wait_heard(indexer, engine)
         for seed in range(4):
@@ -227,7 +229,7 @@ def block_manager(discovery):
         engine.ask("flush")
         wait_until(lambda: compare(indexer, engine) == [], 30, "nothing")
         equal(engine.sink()["losses"], 0)
-    with follow(discovery) as indexer, Engine(discovery, 78, queue=4096) as engine:
+    with follow(discovery, *args) as indexer, Engine(discovery, 78, queue=4096, plane=plane) as engine:
         wait_until(lambda: followed(indexer) == [(78, 0)], 30, "the block manager")
         wait_heard(indexer, engine)
         for seed in range(4):
@@ -235,8 +237,9 @@ def block_manager(discovery):
             engine.ask("flush")
             wait_until(lambda: compare(indexer, engine, never_more=True) == [], 30, "no score above the block manager's")
         check(engine.sink()["losses"] > 0, "the queue had no room for all")
-        engine.kill()
-        wait_until(lambda: followed(indexer) == [], 60, "a killed block manager to leave")
+        if plane == "zmq":
+            engine.kill()
+            wait_until(lambda: followed(indexer) == [], 60, "a killed block manager to leave")
 
 
 def test_folder():
@@ -251,6 +254,105 @@ def test_etcd():
             case(etcd)
 
 
+def listener(indexer, worker):
+    return next(w for w in indexer.workers() if w["instance_id"] == worker.worker)["listeners"][str(worker.dp_rank)]
+
+
+def nats_come_and_go(discovery, server, *args):
+    """Two ranks on NATS and one worker on ZMQ; a publisher without a record, and events that its record doesn't cover."""
+    with follow(discovery, *args) as indexer, NatsWorker(discovery, server, worker=7, number=70) as first, \
+            NatsWorker(discovery, server, worker=7, number=71, rank=1) as second, Worker(discovery) as other:
+        connect(indexer, other)
+        wait_until(lambda: len(followed(indexer)) == 3, 30, "registrations")
+        first.store([1, 2, 3], TOKENS[:12])
+        second.store([5], TOKENS[:4])
+        other.store([1], TOKENS[:4])
+        wait_view(indexer, other, (4, True))
+        wait_view(indexer, first, (12, True))
+        wait_view(indexer, second, (4, True))
+        first.send_events(first.event(first.stored_data([8], [9] * 4)), number=99)
+        first.seq, first.events = first.seq - 1, first.events - 1
+        first.send_events(first.event(first.stored_data([9], TOKENS[12:]), worker=8, event_id=first.events))
+        first.remove([3])
+        wait_view(indexer, first, (8, True))
+        metrics = {name: indexer.metrics()[f'kv_indexer_dynamo_nats_{name}{{source="{discovery.where}"}}']
+                   for name in ("up", "messages_total", "strangers_total", "bad_messages_total", "connections_total")}
+        equal(list(metrics.values()), [1, 4, 1, 0, 1], str(metrics))
+        second.leave()
+        wait_until(lambda: followed(indexer) == sorted([(7, 0), (other.worker, 0)]), 30, "a rank to leave")
+
+
+def nats_losses(discovery, server, *args):
+    """A lost message; a server that is away while messages are, or aren't, published; a worker that restarts."""
+    with follow(discovery, *args, "--stale-after", "300ms") as indexer, NatsWorker(discovery, server, worker=7) as worker:
+        wait_until(lambda: followed(indexer) == [(7, 0)], 30, "the worker")
+        worker.store([1], TOKENS[:4])
+        wait_view(indexer, worker, (4, True))
+        worker.store([2], TOKENS[4:8], parent=1, lose=True)
+        worker.store([8], [9] * 4)
+        wait_view(indexer, worker, (4, False))
+        worker.clear()
+        worker.store([1], TOKENS[:4])
+        wait_view(indexer, worker, (4, True))
+        for lost in False, True:
+            server.stop()
+            wait_until(lambda: "stale" in listener(indexer, worker).get("partial_reasons", []), 30, "a stale view")
+            if lost:
+                worker.store([3], TOKENS[8:12], parent=2, lose=True)
+            server.start()
+            worker.reconnect(server)
+            wait_until(lambda: listener(indexer, worker)["status"] == "active", 30, "the connection")
+            wait_view(indexer, worker, (4, False))  # nobody knows yet whether a message was lost
+
+            def heard():
+                worker.store([50], [9] * 4)
+                reasons = listener(indexer, worker).get("partial_reasons", [])
+                return "reconnected" not in reasons and ("missed_batches" in reasons) == lost
+
+            wait_until(heard, 30, "the next message to tell", interval=0.1)
+        with NatsWorker(discovery, server, worker=7) as after:
+            wait_until(lambda: view(indexer, after) == (0, False), 30, "the registration of another process")
+            after.store([1, 2], TOKENS[:8])
+            wait_view(indexer, after, (8, True))
+
+
+def test_nats():
+    needs_nats()
+    with Folder() as folder, NatsServer(login=("dynamo", "secret")) as server:
+        with open(f"{server.folder.name}/password", "w", encoding="utf-8") as file:
+            file.write("secret\n")
+        follows = ("--dynamo-nats", server.url, "--nats-user", "dynamo", "--nats-password-file", file.name)
+        nats_come_and_go(folder, server, *follows)
+        nats_losses(folder, server, *follows)
+        block_manager(folder, server.url.replace("//", "//dynamo:secret@"), *follows)
+        with follow(folder) as indexer, NatsWorker(folder, server):
+            wait_until(lambda: any("--dynamo-nats" in line for line in indexer.log), 30, "the log to tell what is missing")
+            equal(followed(indexer), [])
+
+
+def refuses_strangers(password):
+    with Etcd() as etcd:
+        etcd.protect("secret")
+        with Worker(etcd) as worker, follow(etcd, path=f"/ns1?user=root&password-file={password}") as indexer:
+            connect(indexer, worker)
+        with Worker(etcd) as worker, follow(etcd) as indexer:
+            wait_until(lambda: any("discovery can't be reached" in line for line in indexer.log), 30, "a refusal")
+            equal(followed(indexer), [])
+
+
+def test_etcd_credentials():
+    """User and password; certificates of both sides."""
+    folder = tempfile.TemporaryDirectory(prefix="kvasir-etcd-")
+    password = f"{folder.name}/password"
+    with open(password, "w", encoding="utf-8") as file:
+        file.write("secret\n")
+    with folder:
+        refuses_strangers(password)
+        cert, key = make_certificate(folder.name)
+        with Etcd((cert, key)) as etcd, Worker(etcd) as worker, follow(etcd, path=f"?ca={cert}&cert={cert}&key={key}") as indexer:
+            connect(indexer, worker)
+
+
 def test_options():
     def refused(wanted, *args):
         done = subprocess.run([str(BUILD / "bin" / "kv-indexer"), "--port", "0", *args], capture_output=True, text=True, timeout=60)
@@ -258,6 +360,9 @@ def test_options():
 
     refused("--block-size is required when --dynamo is specified", "--dynamo", "file:///tmp")
     refused("neither etcd://HOST:PORT[/NAMESPACE] nor file:///FOLDER", "--dynamo", "consul://a:1", "--block-size", "4")
+    refused("--dynamo-nats needs --dynamo", "--dynamo-nats", "nats://a:1", "--block-size", "4")
+    refused("user and password-file go together", "--dynamo", "etcd://a:1?user=root", "--block-size", "4")
+    refused("expected user=NAME", "--dynamo", "etcd://a:1?users=root", "--block-size", "4")
     refused("the path is not", "--dynamo", "etcd://a:1/a/b/c/d", "--block-size", "4")
 
 

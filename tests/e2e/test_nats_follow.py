@@ -32,6 +32,10 @@ class Fleet:
             return None
         return answer["scores"].get(str(name), {}).get("0", 0) // 16
 
+    def counters(self, *names):
+        metrics = self.indexer.metrics()
+        return [metrics[f"kv_indexer_nats_{name}"] for name in names]
+
     def wait(self, chain, wanted, name="w", alive=None):
         last = []
 
@@ -92,6 +96,8 @@ def test_gaps():
         manager.remove([5])
         fleet.wait(hashes(chain), 4)
         equal(manager.snapshots, 2, "snapshots")
+        equal(fleet.counters("up", "publishers", "publishers_whole", "records_total", "gaps_total", "snapshots_asked_total", "snapshots_total",
+                             "bad_messages_total", "connections_total"), [1, 1, 1, 10, 1, 2, 2, 0, 1])
         manager.answers = False
         manager.remove([4], lose=True)
         manager.alive()

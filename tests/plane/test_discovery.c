@@ -155,6 +155,25 @@ static void test_where(void **state)
     }
 }
 
+static void test_subjects(void **state)
+{
+    static const char *const pairs[][2] = {
+        {"file:///d", "namespace.*.component.*.endpoint.*.kv-events"},
+        {"etcd://h:1", "namespace.*.component.*.endpoint.*.kv-events"},
+        {"etcd://h:1/", "namespace.*.component.*.endpoint.*.kv-events"},
+        {"etcd://h:1,g:2/ns1", "namespace.ns1.component.*.endpoint.*.kv-events"},
+        {"etcds://h:1/ns1/back", "namespace.ns1.component.back.endpoint.*.kv-events"},
+        {"etcd://h:1/a/b/c", "namespace.a.component.b.endpoint.c.kv-events"}};
+    char subject[KVP_DYNAMO_SUBJECT];
+
+    (void)state;
+    for (size_t i = 0; i < KV_COUNT(pairs); i++) {
+        assert_int_equal(kvp_discovery_subject(pairs[i][0], subject), 0);
+        assert_string_equal(subject, pairs[i][1]);
+    }
+    assert_int_equal(kvp_discovery_subject("etcd://h:1/a/b/c/d", subject), -EINVAL);
+}
+
 /* -- the table --------------------------------------------------------------------------------- */
 
 #define MOST 16
@@ -175,7 +194,8 @@ static void note(void *arg, const struct kvp_dynamo_worker *workers, size_t n, s
     assert_true(n <= MOST);
     for (size_t i = 0; i < n; i++) {
         told.workers[i] = workers[i];
-        snprintf(told.addresses[i], sizeof(told.addresses[i]), "%s", workers[i].address);
+        snprintf(told.addresses[i], sizeof(told.addresses[i]), "%s",
+                 workers[i].address ? workers[i].address : "NATS");
     }
     told.n = n;
     told.lone = lone;
@@ -288,6 +308,34 @@ static void test_table(void **state)
     assert_int_equal(t.n, 2);
     assert_int_equal(kvp_table_tell(&t, note, NULL), 0);
     assert_true(told.n == 1 && told.lone == 0);
+    kvp_table_fini(&t);
+}
+
+/* Sources without a ZMQ channel are told where NATS is followed, whether they have a channel or none. */
+static void test_table_nats(void **state)
+{
+    static const char channel[] =
+        "{\"type\":\"EventChannel\",\"scope\":{\"kind\":\"endpoint\",\"endpoint\":{\"namespace\":"
+        "\"ns1\",\"component\":\"backend\",\"name\":\"generate\"}},\"topic\":\"kv-events\","
+        "\"instance_id\":3,\"transport\":{\"kind\":\"Nats\",\"config\":{\"subject_prefix\":\"a\"}}"
+        "}";
+    struct kvp_table t = {.nats = true};
+    char name[256];
+
+    (void)state;
+    put_source(&t, 1, 100, 0);
+    put_source(&t, 2, 100, 1);
+    put_channel(&t, 2, "tcp://a:2");
+    put_source(&t, 3, 50, 0);
+    name_of(3, name);
+    assert_non_null(kvp_table_put(&t, KVP_CHANNELS, name, channel, strlen(channel)));
+    assert_int_equal(kvp_table_tell(&t, note, NULL), 0);
+    assert_true(told.n == 3 && told.lone == 0);
+    assert_true(is_told(0, 50, 0, "NATS") && is_told(1, 100, 0, "NATS") &&
+                is_told(2, 100, 1, "tcp://a:2"));
+    put_source(&t, 4, 100, 0); /* the latest counts */
+    assert_int_equal(kvp_table_tell(&t, note, NULL), 0);
+    assert_true(told.n == 3 && told.workers[1].publisher == 4);
     kvp_table_fini(&t);
 }
 
@@ -690,7 +738,9 @@ int main(void)
         cmocka_unit_test(test_other_transports),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_where),
+        cmocka_unit_test(test_subjects),
         cmocka_unit_test(test_table),
+        cmocka_unit_test(test_table_nats),
         cmocka_unit_test(test_table_refuses),
         cmocka_unit_test(test_folder),
         cmocka_unit_test(test_folder_of_dynamo),

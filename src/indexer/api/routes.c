@@ -234,6 +234,7 @@ void ki_api_metrics(void *arg, struct kh_request *request, struct kh_reply *repl
                         &reply->body);
     ki_telemetry_render_limits(limits, KV_COUNT(limits), &reply->body);
     ki_discovery_render(service->discovery, &reply->body);
+    ki_nats_render(service->nats, &reply->body);
     if (service->access_log)
         kv_buf_printf(
             &reply->body,

@@ -24,6 +24,9 @@ struct ki_discovery;
 /** Check the text of --discover. Returns 0 or -EINVAL with @error's text. */
 int ki_discovery_check(const char *text, struct kv_error *error);
 
+/** Check the text of --dynamo. Returns 0 or -EINVAL with @error's text. */
+int ki_dynamo_check(const char *text, struct kv_error *error);
+
 /**
  * Follow the sources of @options and of its sections. *@ret is NULL when there are none. Returns 0 or a
  * negative errno with @error.

@@ -6,14 +6,13 @@
  */
 #include "plane/etcd.h"
 
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/args/instance.h"
+#include "indexer/discover/etcd_auth.h"
 #include "indexer/discover/table.h"
 
 #define MAX_KEY 512
@@ -21,14 +20,13 @@
 #define MAX_ANSWER ((size_t)64 << 20)
 #define TTL_S 10 /* a third of it is the interval of questions that show that the server lives */
 #define TIMEOUT_MS 3000 /* of a request */
-#define MAX_PASSWORD 1024
 
 struct etcd {
     struct ki_source *source;
     struct kvp_etcd_url url;
-    char *text; /* owned; the next three point into it */
-    const char *prefix, *user, *password_file;
-    char password[MAX_PASSWORD];
+    char *text; /* owned; prefix and auth point into it */
+    const char *prefix;
+    struct ki_etcd_auth auth;
     const struct kvbm_http_abi *http;
     struct ki_table keys;
     struct ki_body body;
@@ -36,38 +34,19 @@ struct etcd {
 
 /* -- the text of the source -------------------------------------------------------------------- */
 
-static int read_options(struct etcd *e, char *text, struct kv_error *error)
-{
-    char *save = NULL;
-
-    for (char *one = strtok_r(text, "&", &save); one; one = strtok_r(NULL, "&", &save)) {
-        if (strncmp(one, "user=", 5) == 0 && one[5])
-            e->user = one + 5;
-        else if (strncmp(one, "password-file=", 14) == 0 && one[14])
-            e->password_file = one + 14;
-        else
-            return kv_fail(error, -EINVAL, 0, "'%.40s': expected user=NAME or password-file=FILE",
-                           one);
-    }
-    if (!e->user != !e->password_file)
-        return kv_fail(error, -EINVAL, 0, "user and password-file go together");
-    return 0;
-}
-
 /* Read "SCHEME//HOST:PORT,.../PREFIX?OPTIONS". */
 static int read_place(struct etcd *e, const char *scheme, const char *where, struct kv_error *error)
 {
     struct kv_buf url = KV_BUF_INIT;
     const char *why = "";
-    char *options;
     int rc;
 
     e->text = strdup(where);
     if (!e->text)
         return kv_fail(error, -ENOMEM, 0, "out of memory");
-    options = strchr(e->text, '?');
-    if (options)
-        *options++ = '\0';
+    rc = ki_etcd_auth_cut(e->text, &e->auth, error);
+    if (rc < 0)
+        return rc;
     kv_buf_printf(&url, "%s%s", scheme, e->text);
     rc = kvp_etcd_url_parse(kv_buf_cstr(&url), &e->url, &why);
     kv_buf_fini(&url);
@@ -80,7 +59,7 @@ static int read_place(struct etcd *e, const char *scheme, const char *where, str
         return kv_fail(error, -EINVAL, 0,
                        "a prefix of 1 to %d characters is expected: %s//HOST:PORT/PREFIX",
                        ETCD_MAX_PREFIX, scheme);
-    return options ? read_options(e, options, error) : 0;
+    return 0;
 }
 
 static void free_place(struct etcd *e)
@@ -217,9 +196,11 @@ static void run(struct ki_source *source)
     const struct kvp_etcd_opts opts = {
         .hosts = (const char *const *)e->url.hosts,
         .n_hosts = e->url.n_hosts,
-        .user = e->user,
-        .password = e->user ? e->password : NULL,
-        .tls_ca = source->options->cacert,
+        .user = e->auth.user,
+        .password = e->auth.user ? e->auth.password : NULL,
+        .tls_ca = e->auth.ca ? e->auth.ca : source->options->cacert,
+        .tls_cert = e->auth.cert,
+        .tls_key = e->auth.key,
         .ttl_s = TTL_S,
         .timeout_ms = TIMEOUT_MS,
         .http = e->http,
@@ -240,22 +221,6 @@ static void run(struct ki_source *source)
     kvp_etcd_run(&opts);
 }
 
-/* Read the first line of the password's file. */
-static int read_password(struct etcd *e, struct kv_error *error)
-{
-    int fd = open(e->password_file, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read(fd, e->password, sizeof(e->password) - 1);
-    int err = errno;
-
-    if (fd >= 0)
-        close(fd);
-    if (n < 0)
-        return kv_fail(error, -err, 0, "%.100s: %s", e->password_file, strerror(err));
-    e->password[n] = '\0';
-    e->password[strcspn(e->password, "\r\n")] = '\0';
-    return 0;
-}
-
 static int open_etcd(struct ki_source *source, struct kv_error *error)
 {
     struct etcd *e = calloc(1, sizeof(*e));
@@ -267,8 +232,8 @@ static int open_etcd(struct ki_source *source, struct kv_error *error)
     e->source = source;
     e->keys.changed = true; /* also that there is none */
     rc = read_place(e, source->ops->scheme, source->where, error);
-    if (rc == 0 && e->password_file)
-        rc = read_password(e, error);
+    if (rc == 0)
+        rc = ki_etcd_auth_open(&e->auth, error);
     if (rc < 0)
         return rc;
     e->http = kvbm_http_load();
@@ -283,7 +248,7 @@ static void close_etcd(struct ki_source *source)
         return;
     ki_table_fini(&e->keys);
     ki_body_fini(&e->body);
-    explicit_bzero(e->password, sizeof(e->password));
+    ki_etcd_auth_fini(&e->auth);
     free_place(e);
     free(e);
 }

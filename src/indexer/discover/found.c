@@ -83,7 +83,7 @@ bool ki_found_equal(const struct ki_found *a, const struct ki_found *b)
     return a->incarnation == b->incarnation && a->has_lookahead == b->has_lookahead &&
            a->lookahead == b->lookahead && x->block_size == y->block_size &&
            x->num_blocks == y->num_blocks && x->has_publisher == y->has_publisher &&
-           x->publisher == y->publisher && same_text(x->name, y->name) &&
+           x->fed == y->fed && x->publisher == y->publisher && same_text(x->name, y->name) &&
            same_text(x->endpoint, y->endpoint) &&
            same_text(x->replay_endpoint, y->replay_endpoint) && same_text(x->model, y->model) &&
            same_text(x->tenant, y->tenant) && ki_habits_equal(&x->habits, &y->habits);

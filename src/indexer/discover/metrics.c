@@ -4,7 +4,7 @@
 #include <stddef.h>
 
 #include "base/metrics/metric_text.h"
-#include "indexer/discover/discovery.h"
+#include "indexer/discover/reconcile.h"
 
 static const struct kv_metric_field fields[] = {
     {"kv_indexer_discovery_workers", "gauge", "Worker ranks that the source names",
@@ -26,11 +26,64 @@ static const struct kv_metric_field fields[] = {
      offsetof(struct ki_source_info, failures)},
 };
 
-static void put(struct kv_buf *out, const char *name, const struct ki_source_info *info)
+#define OF_NATS(field) offsetof(struct ki_dynamo_nats_stats, field)
+
+static const struct kv_metric_field nats_fields[] = {
+    {"kv_indexer_dynamo_nats_messages_total", "counter",
+     "Messages on NATS that were given to the streams of workers", OF_NATS(messages)},
+    {"kv_indexer_dynamo_nats_strangers_total", "counter",
+     "Messages on NATS whose publisher has no record", OF_NATS(strangers)},
+    {"kv_indexer_dynamo_nats_bad_messages_total", "counter",
+     "Messages on NATS that are no envelopes of events", OF_NATS(bad)},
+    {"kv_indexer_dynamo_nats_dropped_total", "counter",
+     "Messages that came before their worker's registration, and found no room", OF_NATS(dropped)},
+    {"kv_indexer_dynamo_nats_missed_total", "counter",
+     "Messages received and dropped, as reading them was too slow", OF_NATS(nats.missed)},
+    {"kv_indexer_dynamo_nats_connections_total", "counter",
+     "Connections to the server: more than one after losses", OF_NATS(nats.connections)},
+};
+
+static void put(struct kv_buf *out, const char *name, const char *source)
 {
     kv_buf_printf(out, "%s{", name);
-    kv_metric_label(out, "source", info->name);
+    kv_metric_label(out, "source", source);
     kv_buf_puts(out, "} ");
+}
+
+/* Read the counters of the next source from *@at on that follows NATS. NULL: there is none. */
+static const struct ki_source *next_nats(const struct ki_discovery *d, size_t *at,
+                                         struct ki_dynamo_nats_stats *ret)
+{
+    while (*at < d->n_sources) {
+        const struct ki_source *source = &d->sources[(*at)++];
+
+        if (source->ops->nats_stats && source->ops->nats_stats(source, ret))
+            return source;
+    }
+    return NULL;
+}
+
+static void render_nats(const struct ki_discovery *d, struct kv_buf *out)
+{
+    static const char up[] = "kv_indexer_dynamo_nats_up";
+    struct ki_dynamo_nats_stats stats;
+    const struct ki_source *source;
+    size_t at = 0;
+
+    if (!next_nats(d, &at, &stats))
+        return;
+    kv_metric_head(out, up, "gauge", "1 while the NATS server is connected");
+    for (at = 0; (source = next_nats(d, &at, &stats));) {
+        put(out, up, source->name);
+        kv_buf_printf(out, "%d\n", stats.nats.connected);
+    }
+    for (size_t f = 0; f < KV_COUNT(nats_fields); f++) {
+        kv_metric_head(out, nats_fields[f].name, nats_fields[f].type, nats_fields[f].help);
+        for (at = 0; (source = next_nats(d, &at, &stats));) {
+            put(out, nats_fields[f].name, source->name);
+            kv_buf_printf(out, "%" PRIu64 "\n", kv_metric_value(&nats_fields[f], &stats));
+        }
+    }
 }
 
 void ki_discovery_render(struct ki_discovery *d, struct kv_buf *out)
@@ -42,14 +95,15 @@ void ki_discovery_render(struct ki_discovery *d, struct kv_buf *out)
         return;
     kv_metric_head(out, up, "gauge", "1 while the source can be read");
     for (size_t i = 0; ki_discovery_info(d, i, &info); i++) {
-        put(out, up, &info);
+        put(out, up, info.name);
         kv_buf_printf(out, "%d\n", info.current);
     }
     for (size_t f = 0; f < KV_COUNT(fields); f++) {
         kv_metric_head(out, fields[f].name, fields[f].type, fields[f].help);
         for (size_t i = 0; ki_discovery_info(d, i, &info); i++) {
-            put(out, fields[f].name, &info);
+            put(out, fields[f].name, info.name);
             kv_buf_printf(out, "%" PRIu64 "\n", kv_metric_value(&fields[f], &info));
         }
     }
+    render_nats(d, out);
 }

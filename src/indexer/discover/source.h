@@ -8,6 +8,7 @@
 
 #include "base/thread/thread.h"
 #include "indexer/discover/discovery.h"
+#include "indexer/discover/dynamo_nats.h"
 #include "indexer/discover/found.h"
 
 struct ki_source;
@@ -24,6 +25,8 @@ struct ki_source_ops {
     void (*run)(struct ki_source *source);
     /** Free what open has made, after the thread has ended. NULL: nothing to do. */
     void (*close)(struct ki_source *source);
+    /** Read the counters of its NATS. Returns false when it follows none. NULL: it never does. */
+    bool (*nats_stats)(const struct ki_source *source, struct ki_dynamo_nats_stats *ret);
     bool at_once; /* workers leave without a grace */
 };
 

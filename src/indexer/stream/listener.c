@@ -99,8 +99,9 @@ int ki_listener_create(struct ki_listener_env *env, const struct ki_registration
     }
     ki_target_init(&l->target, l->fed ? NULL : l->endpoint);
     ki_target_init(&l->replay_target, l->replay_endpoint);
-    if (l->fed) /* the feeder forgets workers that it doesn't hear of */
+    if (l->fed && !l->has_publisher) /* the feeder forgets workers that it doesn't hear of */
         opts.forget_ns = 0;
+    opts.one_process = l->has_publisher;
     ki_stream_init(&l->stream, &opts);
     rc = ki_applier_init(&l->applier, l->instance, l->rank, model->block_size, l->env->mm_keys);
     if (rc < 0)
@@ -108,7 +109,7 @@ int ki_listener_create(struct ki_listener_env *env, const struct ki_registration
     ki_applier_set_habits(&l->applier, &registration->habits);
     if (l->has_publisher)
         kve_reader_expect(l->applier.reader, l->publisher, l->instance, l->rank);
-    l->applier.unordered = l->fed;
+    l->applier.unordered = l->fed && !l->has_publisher;
     l->applier.who = l->who;
     l->applier.forgets = begin_generation;
     l->applier.forgets_arg = l;

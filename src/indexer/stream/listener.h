@@ -254,6 +254,18 @@ int ki_listener_feed_whole(struct ki_listener *l, bool whole);
 /** Note that the publisher is heard of, or (@problem) why it isn't. */
 int ki_listener_feed_link(struct ki_listener *l, const char *problem);
 
+/* -- a fed listener with a publisher: numbered messages, of which some may be lost ----------------- */
+
+/** Return true once messages may be fed: a recovery has ended. Keep them until then. */
+bool ki_listener_has_started(struct ki_listener *l);
+/** Offer a message of the registration's publisher to the stream, as if a connection had brought it. */
+int ki_listener_feed_message(struct ki_listener *l, const struct kve_message *message);
+/**
+ * Note that messages may have been lost behind the last one: the view is partial until the next one's
+ * number tells.
+ */
+int ki_listener_feed_reconnected(struct ki_listener *l);
+
 /** Tell the model of new sizes of chunks in the stream's lower tiers. Caller-locked. */
 void ki_listener_tell_chunks(struct ki_listener *l);
 

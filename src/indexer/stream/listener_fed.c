@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A listener without a connection: a feeder, which sees losses itself, gives it operations.
+ * A listener without a connection: a feeder gives it operations, and sees losses itself; or messages,
+ * whose numbers tell the stream of losses.
  *
  *     feeder ──► turn (dumps wait, or are waited for) ──► lock ──► stream, applier, index
  *
@@ -95,4 +96,37 @@ int ki_listener_feed_link(struct ki_listener *l, const char *problem)
     rc = end(l);
     ki_pump_wake(l->pump); /* a deadline has changed */
     return rc;
+}
+
+bool ki_listener_has_started(struct ki_listener *l)
+{
+    bool started;
+
+    pthread_mutex_lock(&l->lock);
+    started = l->started;
+    pthread_mutex_unlock(&l->lock);
+    return started;
+}
+
+int ki_listener_feed_message(struct ki_listener *l, const struct kve_message *message)
+{
+    struct ki_live batch = {.id = ki_listener_identify(message), .payload = message->payload};
+    int rc = begin(l);
+
+    if (rc < 0)
+        return rc;
+    ki_listener_unlock(l); /* the turn is kept: nothing begins to copy meanwhile */
+    (void)ki_listener_offer_live(l, &batch, 1, kv_now_ns());
+    pthread_mutex_unlock(&l->turn);
+    return 0;
+}
+
+int ki_listener_feed_reconnected(struct ki_listener *l)
+{
+    int rc = begin(l);
+
+    if (rc < 0)
+        return rc;
+    ki_stream_fed_reconnected(&l->stream);
+    return end(l);
 }

@@ -34,6 +34,8 @@ static inline bool ki_listener_has_backlog(const struct ki_listener *l)
 
 /* -- listener_read.c --------------------------------------------------------------------------- */
 
+/** Return number, digest and time of a message. */
+struct ki_batch_id ki_listener_identify(const struct kve_message *message);
 /** Read a bounded number of messages. Returns true when there may be more. */
 bool ki_listener_read(struct ki_listener *l, uint64_t now_ns);
 

@@ -82,7 +82,7 @@ static double peek_timestamp(const void *payload, size_t len)
     return type == KV_MSGPACK_FLOAT || type == KV_MSGPACK_UINT ? kv_msgpack_double(&m) * unit : 0;
 }
 
-static struct ki_batch_id identify(const struct kve_message *message)
+struct ki_batch_id ki_listener_identify(const struct kve_message *message)
 {
     return (struct ki_batch_id){
         .sequence = message->sequence,
@@ -199,7 +199,7 @@ static int take_live(struct ki_listener *l, struct ki_live *ret, bool *ret_first
         count_malformed(l, "a message of another publisher was passed over", 0);
         return 0;
     }
-    ret->id = identify(&message);
+    ret->id = ki_listener_identify(&message);
     ret->payload = message.payload;
     *ret_first = l->ups_of_batch != l->sub.ups;
     ret->reconnected = *ret_first && l->sub.ups > 1;
@@ -296,7 +296,7 @@ static bool read_replay(struct ki_listener *l, uint64_t now_ns)
     if (!sound)
         count_malformed(l, "an answer to a replay request makes no sense", 0);
     else if (!message.is_end)
-        id = identify(&message);
+        id = ki_listener_identify(&message);
     for (size_t i = 0; i < e.n; i++)
         l->turn_bytes += e.spans[i].len;
     ki_listener_offer_replayed(l, &id, sound ? &message : NULL, now_ns);

@@ -43,9 +43,10 @@ enum ki_step {
 };
 
 struct ki_stream_opts {
-    bool can_replay;         /* there is a replay endpoint */
-    uint32_t max_attempts;   /* consecutive requests without a batch before giving up */
-    uint64_t timeout_ns;     /* silence that ends one attempt */
+    bool can_replay;       /* there is a replay endpoint */
+    bool one_process;      /* each message names the process that sent it, and others are refused */
+    uint32_t max_attempts; /* consecutive requests without a batch before giving up */
+    uint64_t timeout_ns;   /* silence that ends one attempt */
     uint64_t retry_delay_ns; /* pause after a replay that ended too early */
     uint64_t cooldown_ns;    /* after giving up: time without replays */
     /* Blocks from before a loss are forgotten after this time; 0: never. */
@@ -299,6 +300,8 @@ unsigned ki_stream_fed_anew(struct kh_stream *s);
 void ki_stream_fed(struct kh_stream *s);
 void ki_stream_fed_whole(struct kh_stream *s, bool whole);
 void ki_stream_fed_link(struct kh_stream *s, bool up, uint64_t now_ns);
+/** Of a stream whose messages are fed: some may have been lost behind the last one. */
+void ki_stream_fed_reconnected(struct kh_stream *s);
 
 /** Return the time at which to call ki_stream_tick; 0: never. */
 uint64_t ki_stream_deadline(const struct kh_stream *s);

@@ -41,3 +41,10 @@ void ki_stream_fed_link(struct kh_stream *s, bool up, uint64_t now_ns)
     s->absent_ns = 0;
     s->contact = KI_CONTACT_MET;
 }
+
+void ki_stream_fed_reconnected(struct kh_stream *s)
+{
+    ki_stream_not_empty(s);
+    if (ki_stream_has_blocks(s))
+        s->reasons |= KI_BECAUSE(RECONNECTED);
+}

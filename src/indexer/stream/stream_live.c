@@ -142,7 +142,7 @@ static unsigned live_next(struct kh_stream *s, const struct ki_batch_id *id, uin
     /* No answer: go on, and call the view partial until a replay has shown that it is whole. */
     if (ki_stream_must_verify(s) && s->opts.can_replay)
         ki_stream_now_partial(s, KI_BECAUSE(UNANSWERED), now_ns);
-    if (ki_stream_has(s, KI_BECAUSE(RECONNECTED)) && !s->opts.can_replay)
+    if (ki_stream_has(s, KI_BECAUSE(RECONNECTED)) && !s->opts.can_replay && !s->opts.one_process)
         s->reasons |= KI_BECAUSE(UNPROVED);
     s->behind = false;
     ki_stream_accept(s, id);

@@ -22,7 +22,9 @@ struct ki_registration {
     const char *replay_endpoint; /* NULL: gaps can't be replayed */
     const char *model;
     const char *tenant;
-    bool fed;            /* batches come by ki_listener_feed; endpoint is for people */
+    /* There is no connection: operations come by ki_listener_feed or, of a stream with a publisher,
+     * messages by ki_listener_feed_message. endpoint is for people. */
+    bool fed;
     uint64_t num_blocks; /* blocks for which the engine has room, in all tiers; 0: unknown */
     /* The stream is of Dynamo's event plane: only this publisher's messages, and their events of
      * this instance and rank count. */
