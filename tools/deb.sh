@@ -13,6 +13,7 @@ else
 fi
 cp -a deploy/debian "$source/debian"
 cp deploy/systemd/kv-indexer.service "$source/debian/kvasir.kv-indexer.service"
+cp deploy/systemd/kv-selector.service "$source/debian/kvasir.kv-selector.service"
 cp deploy/systemd/kv-advisor.service "$source/debian/kvasir.kv-advisor.service"
 grep -q "^kvasir ($version" "$source/debian/changelog" || { echo "deb: deploy/debian/changelog is not at $version" >&2; exit 1; }
 (cd "$source" && dpkg-buildpackage --build=binary --no-sign) >"$out/build.log" 2>&1 || { tail -n 40 "$out/build.log" >&2; exit 1; }

@@ -40,8 +40,8 @@ enum kh_route_flags {
 };
 
 struct kh_route {
-    const char *method; /* "GET" (HEAD is served too) or "POST" */
-    const char *path;   /* exact */
+    const char *method; /* "GET" (HEAD is served too), "POST", "PATCH", "DELETE" */
+    const char *path;   /* exact, but for one {id}, which stands for any text that isn't empty */
     kh_handle_fn handle;
     size_t max_body; /* bytes; 0: no body is read */
     unsigned flags;
@@ -52,6 +52,7 @@ struct kh_request {
     const struct kh_route *route; /* NULL: no such path or method */
     const char *method;
     const char *path;
+    struct kv_str id;          /* the part of path where the route has {id}, percent-decoded */
     const char *content_type;  /* or NULL */
     const char *authorization; /* or NULL */
     const char *host;          /* the header, or of a target in absolute form; or NULL */

@@ -43,6 +43,7 @@ struct kh_exchange {
     size_t received; /* bytes of the body so far, kept or dropped */
     struct kh_framing framing;
     char *authority; /* of a target in absolute form, or NULL */
+    char allowed[40]; /* methods of the path, for the header Allow */
     bool deferred;   /* the handler runs, or will run, on a slow thread */
     bool refused;    /* the reply is decided; the rest of the body is dropped */
     struct kh_exchange *next;

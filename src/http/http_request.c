@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <inttypes.h>
+#include <stdio.h>
 
 #include "base/core/clock.h"
 #include "http/http_impl.h"
@@ -146,10 +147,44 @@ static void watch_layout(struct kh_exchange *ex, const char *version)
         kh_framing_expect_whole(&ex->framing, ex->request.method, info->header_size, version);
 }
 
-static void refuse_method(struct kh_exchange *ex, const char *allowed)
+/* Add a method to those that the path has. */
+static void allow(struct kh_exchange *ex, const char *method)
 {
-    kh_reply_error(&ex->reply, MHD_HTTP_METHOD_NOT_ALLOWED, "method not allowed, use %s", allowed);
-    kh_reply_header(&ex->reply, "Allow", strcmp(allowed, "GET") == 0 ? "GET, HEAD" : allowed);
+    char *allowed = ex->allowed;
+    size_t len = strlen(allowed);
+
+    if (!strstr(allowed, method))
+        snprintf(allowed + len, sizeof(ex->allowed) - len, "%s%s", len ? ", " : "", method);
+}
+
+static void refuse_method(struct kh_exchange *ex)
+{
+    kh_reply_error(&ex->reply, MHD_HTTP_METHOD_NOT_ALLOWED, "method not allowed, use %s",
+                   ex->allowed);
+    if (strstr(ex->allowed, "GET"))
+        allow(ex, "HEAD");
+    kh_reply_header(&ex->reply, "Allow", ex->allowed);
+}
+
+/* Return true when @path is a route's, and the text in place of its {id}. */
+static bool is_path(const char *route, const char *path, struct kv_str *id)
+{
+    static const char hole[] = "{id}";
+    const char *at = strchr(route, '{');
+    size_t before, behind, len;
+
+    *id = (struct kv_str){"", 0};
+    if (!at)
+        return strcmp(route, path) == 0;
+    before = (size_t)(at - route);
+    at += sizeof(hole) - 1;
+    behind = strlen(at);
+    len = strlen(path);
+    if (len <= before + behind || memcmp(path, route, before) != 0 ||
+        memcmp(path + len - behind, at, behind) != 0)
+        return false;
+    *id = (struct kv_str){path + before, len - before - behind};
+    return true;
 }
 
 /* Return true when the Accept header names text/html, as that of browsers does for pages. */
@@ -172,23 +207,25 @@ static bool accepts_html(const struct kh_request *request)
     return false;
 }
 
-/* Set request.route, or fill the reply. A path has one method. */
+/* Set request.route, or fill the reply. */
 static bool find_route(struct kh_exchange *ex)
 {
     const struct kh_http_opts *opts = &ex->http->opts;
-    const char *method = ex->request.method;
-    bool head = strcmp(method, "HEAD") == 0;
+    const char *method = strcmp(ex->request.method, "HEAD") == 0 ? "GET" : ex->request.method;
 
     for (size_t i = 0; i < opts->n_routes; i++) {
         const struct kh_route *route = &opts->routes[i];
 
-        if (strcmp(route->path, ex->request.path) != 0 ||
+        if (!is_path(route->path, ex->request.path, &ex->request.id) ||
             (route->flags & KH_ROUTE_HTML && !accepts_html(&ex->request)))
             continue;
         ex->request.route = route;
-        if (strcmp(route->method, head ? "GET" : method) == 0)
+        if (strcmp(route->method, method) == 0)
             return true;
-        refuse_method(ex, route->method);
+        allow(ex, route->method);
+    }
+    if (ex->request.route) {
+        refuse_method(ex);
         return false;
     }
     kh_reply_error(&ex->reply, MHD_HTTP_NOT_FOUND, "no such path; GET / lists the endpoints");

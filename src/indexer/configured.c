@@ -389,7 +389,7 @@ static int take_over(struct ki_service *service, const struct ki_options *after,
 void ki_configured_reload(struct ki_service *service)
 {
     const struct ki_options *o = service->options;
-    struct ki_options *after = calloc(1, sizeof(*after));
+    struct ki_options *after = calloc(1, o->program ? o->program->size : sizeof(*after));
     struct kv_error error = {0};
     int rc;
 
@@ -397,7 +397,7 @@ void ki_configured_reload(struct ki_service *service)
         kv_log_error("service", "the configuration was not read again: out of memory", NULL);
         return;
     }
-    rc = ki_options_parse(o->argc, o->argv, after, &error);
+    rc = ki_options_parse_as(o->program, o->argc, o->argv, after, &error);
     if (rc == 0)
         rc = take_over(service, after, &error);
     if (rc == 0) {

@@ -19,7 +19,7 @@ int main(int argc, char **argv)
     }
     kv_log_set_level((enum kv_log_level)kv_log_parse_level(options.log_level));
     kv_log_set_format(strcmp(options.log_format, "json") == 0 ? KV_LOG_JSON : KV_LOG_LOGFMT);
-    rc = ki_service_run(&options, &error);
+    rc = ki_service_run(&options, NULL, &error);
     ki_options_fini(&options);
     if (rc < 0) {
         fprintf(stderr, "kv-indexer: %s\n", error.text);

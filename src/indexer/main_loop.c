@@ -97,11 +97,13 @@ static void reload(struct ki_service *service)
     if (service->access_log && kh_access_log_reopen(service->access_log, &error) < 0)
         kv_log_error("service", "the access log was not opened again; lines go to the old file",
                      "reason=\"%s\"", error.text);
+    if (service->addition && service->addition->reopen(service, &error) < 0)
+        kv_log_error("service", "a log file was not opened again", "reason=\"%s\"", error.text);
 }
 
 void ki_main_loop(struct ki_service *service, uint16_t port)
 {
-    uint64_t history_due_ns = 0;
+    uint64_t history_due_ns = 0, added_due_ns = service->addition ? 0 : UINT64_MAX;
     struct trim trim = {0};
     bool told = false;
 
@@ -114,7 +116,10 @@ void ki_main_loop(struct ki_service *service, uint16_t port)
         if (kv_now_ns() >= history_due_ns)
             history_due_ns = ki_history_tick(service->history, service->telemetry,
                                              service->registry, kv_now_ns());
-        wait_ms = kv_ms_until(KV_MIN(trim.due_ns, history_due_ns), kv_now_ns());
+        if (kv_now_ns() >= added_due_ns)
+            added_due_ns = service->addition->tick(service, kv_now_ns());
+        wait_ms = kv_ms_until(KV_MIN(KV_MIN(trim.due_ns, history_due_ns), added_due_ns),
+                              kv_now_ns());
 
         if (!told && ki_service_is_ready(service)) {
             told = true;

@@ -227,7 +227,7 @@ static void *begin_section(void *values, const char *name)
     return section;
 }
 
-static const struct kv_args_program program = {
+static const struct kv_args_program indexer_program = {
     .name = "kv-indexer",
     .usage = "[OPTION ...]",
     .brief = "tell routers which LLM worker holds how much of a prompt",
@@ -241,6 +241,45 @@ static const struct kv_args_program program = {
     .args = arguments,
     .n_args = KV_COUNT(arguments),
 };
+
+/* Put the rows of both into @ret, the program's own first. */
+static void join_rows(const struct ki_program *program, struct kv_arg *ret, char *port_help,
+                      size_t size)
+{
+    memcpy(ret, program->args, program->n_args * sizeof(*ret));
+    memcpy(ret + program->n_args, arguments, sizeof(arguments));
+    snprintf(port_help, size, "HTTP port (default %s; 0 picks a free one and logs it).",
+             program->port);
+    for (size_t i = 0; i < program->n_args + KV_COUNT(arguments); i++)
+        if (ret[i].type != KV_ARG_GROUP && strcmp(ret[i].name, "port") == 0)
+            ret[i].help = port_help;
+}
+
+static int parse_args(const struct ki_program *program, int argc, char **argv,
+                      struct ki_options *ret, struct kv_error *error)
+{
+    struct kv_args_program joined = indexer_program;
+    struct kv_arg *rows;
+    char port_help[80];
+    int rc;
+
+    if (!program)
+        return kv_args_parse(&indexer_program, argc, argv, ret, NULL, error);
+    joined.n_args = program->n_args + KV_COUNT(arguments);
+    rows = calloc(joined.n_args, sizeof(*rows));
+    if (!rows)
+        return kv_fail(error, -ENOMEM, 0, "out of memory");
+    join_rows(program, rows, port_help, sizeof(port_help));
+    joined.name = program->name;
+    joined.brief = program->brief;
+    joined.summary = program->summary;
+    joined.footer = program->footer;
+    joined.env = program->env;
+    joined.args = rows;
+    rc = kv_args_parse(&joined, argc, argv, ret, NULL, error);
+    free(rows);
+    return rc;
+}
 
 static bool is_blank(const char *text)
 {
@@ -351,11 +390,12 @@ static bool is_of_workers(const char *name)
            strncmp(name, "dynamo", strlen("dynamo")) != 0 && strcmp(name, "discover") != 0;
 }
 
-void ki_options_compare(const struct ki_options *before, const struct ki_options *after,
-                        void (*fn)(void *arg, const char *name), void *arg)
+static void compare_rows(const struct kv_arg *rows, size_t n, const struct ki_options *before,
+                         const struct ki_options *after, void (*fn)(void *arg, const char *name),
+                         void *arg)
 {
-    for (size_t i = 0; i < KV_COUNT(arguments); i++) {
-        const struct kv_arg *row = &arguments[i];
+    for (size_t i = 0; i < n; i++) {
+        const struct kv_arg *row = &rows[i];
 
         if (!is_of_workers(row->name) &&
             !same_value(row, (const char *)before + row->offset, (const char *)after + row->offset))
@@ -363,62 +403,86 @@ void ki_options_compare(const struct ki_options *before, const struct ki_options
     }
 }
 
+void ki_options_compare(const struct ki_options *before, const struct ki_options *after,
+                        void (*fn)(void *arg, const char *name), void *arg)
+{
+    compare_rows(arguments, KV_COUNT(arguments), before, after, fn, arg);
+    if (before->program)
+        compare_rows(before->program->args, before->program->n_args, before, after, fn, arg);
+}
+
 /* -- parsing ----------------------------------------------------------------------------------- */
+
+static const struct ki_options defaults = {
+    .host = "0.0.0.0",
+    .port = 8090,
+    .threads = 4,
+    .model_name = "default",
+    .tenant_id = "default",
+    .log_level = "info",
+    .log_format = "text",
+    .max_registrations = 4096,
+    .max_connections = 4096,
+    .max_body = 8 << 20,
+    .http_threads = 4,
+    .replay_timeout_ms = 5000,
+    .stale_after_ms = 5000,
+    .forget_after_ms = 60000,
+    .peer_interval_ms = 2000,
+    .history_interval_ms = 10000,
+    .unfollowed_age_ms = 600000,
+    .nats_silence_ms = 60000,
+    .discover_grace_ms = 30000,
+    .idle_timeout_ms = 75000,
+    .trace_id_header = "x-trace-id",
+};
+
+/* Read DYN_ROUTER_MIN_INITIAL_WORKERS, the original's variable; ours overrides it. */
+static int read_initial(struct ki_options *ret, struct kv_error *error)
+{
+    const char *initial = getenv("DYN_ROUTER_MIN_INITIAL_WORKERS");
+
+    if (initial && *initial &&
+        (kv_parse_u64(initial, &ret->min_initial_workers) < 0 ||
+         ret->min_initial_workers > 1 << 20))
+        return kv_fail(error, -EINVAL, 0, "DYN_ROUTER_MIN_INITIAL_WORKERS: expected a number");
+    return 0;
+}
+
+int ki_options_parse_as(const struct ki_program *program, int argc, char **argv,
+                        struct ki_options *ret, struct kv_error *error)
+{
+    int rc;
+
+    if (program)
+        memset(ret, 0, program->size);
+    *ret = defaults;
+    ret->program = program;
+    if (program)
+        program->defaults(ret);
+    rc = read_initial(ret, error);
+    if (rc == 0)
+        rc = parse_args(program, argc, argv, ret, error);
+    if (rc == 0)
+        rc = check(ret, error);
+    if (rc == 0 && program)
+        rc = program->check(ret, error);
+    for (struct ki_options *o = ret; o && rc == 0; o = o->next) {
+        if (o->routing_group)
+            o->tenant_id = o->routing_group;
+        o->in_section = o != ret;
+        rc = check_fleet(o, error);
+    }
+    if (rc != 0)
+        ki_options_fini(ret);
+    ret->argc = argc;
+    ret->argv = argv;
+    return rc;
+}
 
 int ki_options_parse(int argc, char **argv, struct ki_options *ret, struct kv_error *error)
 {
-    struct ki_options options = {
-        .host = "0.0.0.0",
-        .port = 8090,
-        .threads = 4,
-        .model_name = "default",
-        .tenant_id = "default",
-        .log_level = "info",
-        .log_format = "text",
-        .max_registrations = 4096,
-        .max_connections = 4096,
-        .max_body = 8 << 20,
-        .http_threads = 4,
-        .replay_timeout_ms = 5000,
-        .stale_after_ms = 5000,
-        .forget_after_ms = 60000,
-        .peer_interval_ms = 2000,
-        .history_interval_ms = 10000,
-        .unfollowed_age_ms = 600000,
-        .nats_silence_ms = 60000,
-        .discover_grace_ms = 30000,
-        .idle_timeout_ms = 75000,
-        .trace_id_header = "x-trace-id",
-    };
-    const char *initial =
-        getenv("DYN_ROUTER_MIN_INITIAL_WORKERS"); /* the original's variable; ours overrides it */
-    int rc;
-
-    if (initial && *initial &&
-        (kv_parse_u64(initial, &options.min_initial_workers) < 0 ||
-         options.min_initial_workers > 1 << 20))
-        return kv_fail(error, -EINVAL, 0, "DYN_ROUTER_MIN_INITIAL_WORKERS: expected a number");
-    rc = kv_args_parse(&program, argc, argv, &options, NULL, error);
-
-    if (rc != 0) {
-        ki_options_fini(&options);
-        return rc;
-    }
-    rc = check(&options, error);
-    for (struct ki_options *o = &options; o && rc == 0; o = o->next) {
-        if (o->routing_group)
-            o->tenant_id = o->routing_group;
-        o->in_section = o != &options;
-        rc = check_fleet(o, error);
-    }
-    if (rc < 0) {
-        ki_options_fini(&options);
-        return rc;
-    }
-    options.argc = argc;
-    options.argv = argv;
-    *ret = options;
-    return 0;
+    return ki_options_parse_as(NULL, argc, argv, ret, error);
 }
 
 void ki_options_fini(struct ki_options *options)

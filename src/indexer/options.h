@@ -16,7 +16,22 @@
 /** Most tokens in a block of --workers and /register. */
 #define KI_MAX_BLOCK_SIZE (1 << 20)
 
+struct ki_options;
+
+/** A program that serves with these options and some of its own: kv-selector. */
+struct ki_program {
+    const char *name, *brief, *summary, *footer;
+    const char *env;  /* prefix of environment variables */
+    const char *port; /* the default, as text */
+    const struct kv_arg *args;
+    size_t n_args;
+    size_t size; /* of its struct, which begins with a struct ki_options */
+    void (*defaults)(struct ki_options *options);
+    int (*check)(const struct ki_options *options, struct kv_error *error);
+};
+
 struct ki_options {
+    const struct ki_program *program; /* NULL: kv-indexer */
     const char *host;
     uint64_t port;
     uint64_t threads;
@@ -81,6 +96,10 @@ struct ki_options {
  * -EINVAL.
  */
 int ki_options_parse(int argc, char **argv, struct ki_options *ret, struct kv_error *error);
+
+/** The same for another program; @ret points to its struct, of program->size bytes. */
+int ki_options_parse_as(const struct ki_program *program, int argc, char **argv,
+                        struct ki_options *ret, struct kv_error *error);
 
 /** Free the sections. */
 void ki_options_fini(struct ki_options *options);

@@ -186,8 +186,7 @@ static void log_listening(const struct ki_options *o, uint16_t port)
                                    : "this-machine");
 }
 
-static int start_http(struct ki_service *service, int fd, const struct kh_route *routes,
-                      size_t n_routes, struct kv_error *error)
+static int start_http(struct ki_service *service, int fd, struct kv_error *error)
 {
     const struct ki_options *o = service->options;
     struct kh_http_opts opts = {
@@ -197,8 +196,8 @@ static int start_http(struct ki_service *service, int fd, const struct kh_route 
         .bodies_bytes = KV_MAX((size_t)BODIES_BYTES, (size_t)(8 * o->max_body)),
         .max_streams = MAX_STREAMS,
         .tls = o->tls_cert != NULL,
-        .routes = routes,
-        .n_routes = n_routes,
+        .routes = service->routes,
+        .n_routes = service->n_routes,
         .admit = admit,
         .observe = observe,
         .arg = service,
@@ -231,8 +230,7 @@ bool ki_service_is_ready(struct ki_service *service)
     return true;
 }
 
-static int create_parts(struct ki_service *service, const struct kh_route *routes, size_t n_routes,
-                        struct kv_error *error)
+static int create_parts(struct ki_service *service, struct kv_error *error)
 {
     const struct ki_options *o = service->options;
     struct ki_registry_opts opts = {
@@ -260,7 +258,9 @@ static int create_parts(struct ki_service *service, const struct kh_route *route
         rc = kh_tls_create(o->tls_cert, o->tls_key, &service->tls, error);
     if (rc < 0)
         return rc;
-    rc = ki_telemetry_create(routes, n_routes, &service->telemetry);
+    rc = ki_routes(service, test_endpoints_wanted());
+    if (rc == 0)
+        rc = ki_telemetry_create(service->routes, service->n_routes, &service->telemetry);
     if (rc == 0)
         rc = ki_history_create(o->history_interval_ms, &service->history);
     if (rc == 0)
@@ -276,6 +276,8 @@ static void destroy_parts(struct ki_service *service)
 {
     kh_http_stop(atomic_load_explicit(&service->http, memory_order_acquire), DRAIN_MS);
     kh_tls_destroy(service->tls);
+    if (service->addition)
+        service->addition->stop(service);
     ki_discovery_stop(service->discovery);
     ki_nats_stop(service->nats);
     ki_follow_destroy(service->follow);
@@ -296,6 +298,7 @@ static void destroy_parts(struct ki_service *service)
         free(scratch);
     }
     ki_configured_free(service);
+    free(service->routes);
     pthread_mutex_destroy(&service->lock);
 }
 
@@ -303,12 +306,8 @@ static void destroy_parts(struct ki_service *service)
 static int serve(struct ki_service *service, int fd, uint16_t port, struct kv_error *error)
 {
     const struct ki_options *o = service->options;
-    const struct kh_route *routes;
-    size_t n_routes;
-    int rc;
+    int rc = create_parts(service, error);
 
-    routes = ki_routes(test_endpoints_wanted(), (size_t)o->max_body, &n_routes);
-    rc = create_parts(service, routes, n_routes, error);
     if (rc == 0)
         rc = ki_configured_register(service, error);
     if (rc == 0)
@@ -317,11 +316,13 @@ static int serve(struct ki_service *service, int fd, uint16_t port, struct kv_er
         rc = ki_discovery_start(o, service->registry, &service->discovery, error);
     if (rc == 0)
         rc = ki_nats_start(o, service->registry, &service->nats, error);
+    if (rc == 0 && service->addition)
+        rc = service->addition->start(service, error);
     if (rc < 0 || ki_signals.stop) {
         close(fd);
         return rc;
     }
-    rc = start_http(service, fd, routes, n_routes, error);
+    rc = start_http(service, fd, error);
     if (rc < 0)
         return rc;
     log_listening(o, port);
@@ -331,9 +332,11 @@ static int serve(struct ki_service *service, int fd, uint16_t port, struct kv_er
     return 0;
 }
 
-int ki_service_run(const struct ki_options *options, struct kv_error *error)
+int ki_service_run(const struct ki_options *options, const struct ki_addition *addition,
+                   struct kv_error *error)
 {
-    struct ki_service service = {.options = options, .started_wall_ns = kv_wall_ns()};
+    struct ki_service service = {
+        .options = options, .addition = addition, .started_wall_ns = kv_wall_ns()};
     uint16_t port;
     int rc, fd;
 

@@ -31,7 +31,35 @@ struct ki_scratch {
     struct ki_scratch *next;
 };
 
+struct ki_service;
+
+/** What another program adds to the service: kv-selector is a kv-indexer with choices. Members may be NULL. */
+struct ki_addition {
+    const char *name;              /* of the program */
+    const struct kh_route *routes; /* one with a method and path of the service's own replaces it */
+    size_t n_routes;
+    /* Start, when workers are registered and before the port is open. Sets service->added. */
+    int (*start)(struct ki_service *service, struct kv_error *error);
+    /* Stop, when HTTP has ended. Called after a failed or missing start, too. */
+    void (*stop)(struct ki_service *service);
+    /* Do what is due, on the main thread. Returns the time of the next call, monotonic in ns. */
+    uint64_t (*tick)(struct ki_service *service, uint64_t now_ns);
+    void (*render)(struct ki_service *service, struct kv_buf *out); /* append metrics */
+    /* Open log files again. Returns 0 or an error with @error. */
+    int (*reopen)(struct ki_service *service, struct kv_error *error);
+    /* Write members of an instance in GET /workers: its @n ranks. */
+    void (*write_worker)(struct ki_service *service, const struct ki_worker_info *infos, long n,
+                         struct kv_json_writer *w);
+    /* Write the workers of a whole list that aren't registered; @infos are all that are. */
+    void (*write_others)(struct ki_service *service, const struct kh_request *request,
+                         const struct ki_worker_info *infos, long n, struct kv_json_writer *w);
+};
+
 struct ki_service {
+    const struct ki_addition *addition; /* NULL: kv-indexer alone */
+    void *added;                        /* the addition's own */
+    struct kh_route *routes;            /* owned: all that are served */
+    size_t n_routes;
     const struct ki_options *options; /* as at the start */
     struct ki_options *reread;        /* as SIGHUP has read them last; NULL: not yet */
     struct kh_auth *auth;
@@ -55,9 +83,11 @@ struct ki_service {
 };
 
 /**
- * Run until a signal ends it. Returns 0 or a negative errno with @error.
+ * Run until a signal ends it, with what @addition (may be NULL) adds. Returns 0 or a negative errno with
+ * @error.
  */
-int ki_service_run(const struct ki_options *options, struct kv_error *error);
+int ki_service_run(const struct ki_options *options, const struct ki_addition *addition,
+                   struct kv_error *error);
 
 /** Take a scratch. NULL when out of memory (@reply then says so). */
 struct ki_scratch *ki_scratch_take(struct ki_service *service, struct kh_reply *reply);
@@ -76,8 +106,12 @@ bool ki_service_is_ready(struct ki_service *service);
 /** Set the reply to {"status":"ok"}. */
 void ki_reply_ok(struct kh_reply *reply, unsigned status);
 
-/** Return the routes of the service; @test adds /test/pause_listener and /test/resume_listener. */
-const struct kh_route *ki_routes(bool test, size_t max_body, size_t *ret_n);
+/**
+ * Set the routes of the service: the addition's, then its own. @test adds /test/pause_listener and
+ * /test/resume_listener. Bodies of queries, and those of routes whose max_body is SIZE_MAX, may have --max-body.
+ * Returns 0 or -ENOMEM.
+ */
+int ki_routes(struct ki_service *service, bool test);
 
 /* Handlers; @service is a struct ki_service. */
 void ki_api_query(void *service, struct kh_request *request, struct kh_reply *reply);

@@ -131,6 +131,14 @@ static int choose(struct kvsel *s, const struct kvsel_ask *ask, bool session, st
     return 0;
 }
 
+/* Return the distinct blocks of prompts that would run at a slot with this one. */
+static double blocks_with(const struct kvsel *s, const struct kvsel_ask *ask, uint32_t slot)
+{
+    const struct kvsel_view view = kvsel_view_of(s, ask);
+
+    return s->blocks[slot] + ceil(view.tokens / view.block_size) - kvsel_of(view.shared, slot);
+}
+
 /* Tell of the slot that computes the prompt. */
 static void tell(const struct kvsel *s, const struct kvsel_ask *ask, const struct pick *pick,
                  struct kvsel_choice *ret)
@@ -205,7 +213,7 @@ static int choose_whole(struct kvsel *s, const struct kvsel_ask *ask, struct kvs
         return rc;
     ret->worker = ret->prefill = s->slots[pick.slot].holder;
     ret->why = pick.why;
-    ret->blocks = (uint64_t)s->blocks[pick.slot];
+    ret->blocks = (uint64_t)blocks_with(s, ask, pick.slot);
     tell(s, ask, &pick, ret);
     s->turn = pick.slot + 1;
     return 0;
@@ -230,7 +238,7 @@ static int choose_pair(struct kvsel *s, const struct kvsel_ask *ask, struct kvse
         return rc;
     ret->worker = ret->prefill = s->slots[decode.slot].holder;
     ret->why = decode.why;
-    ret->blocks = (uint64_t)s->blocks[decode.slot];
+    ret->blocks = (uint64_t)blocks_with(s, ask, decode.slot);
     tell(s, ask, &decode, ret);
     s->turn = decode.slot + 1;
     alone = (s->slots[decode.slot].roles & KVSEL_PREFILL) != 0;
@@ -300,7 +308,7 @@ static struct kvsel_candidate candidate_of(const struct kvsel *s, const struct k
 {
     const struct kvsel_view view = kvsel_view_of(s, ask);
     uint32_t match = s->match[slot];
-    double held = 0, blocks = ceil(view.tokens / view.block_size) - kvsel_of(view.shared, slot);
+    double held = 0;
 
     for (int t = 0; match && t < KV_N_TIERS; t++)
         held = KV_MAX(held, ask->r.matches[match - 1].reach[t] * view.block_size);
@@ -313,7 +321,7 @@ static struct kvsel_candidate candidate_of(const struct kvsel *s, const struct k
         .waiting = s->waiting[slot],
         .context = s->context[slot],
         .requests = s->requests[slot],
-        .blocks = s->blocks[slot] + blocks,
+        .blocks = blocks_with(s, ask, slot),
         .factor = s->factor[slot],
         .extra = kvsel_of(view.extra, slot),
         .held = (uint64_t)KV_MIN(held, view.tokens),
@@ -368,7 +376,7 @@ int kvsel_reckon(struct kvsel *s, const struct kvsel_request *request, struct kv
         kvsel_terms(s, &ask, 0);
         view = kvsel_view_of(s, &ask);
         ask.policy->cost(&view, s->cost);
-        choice.blocks = (uint64_t)s->blocks[slot];
+        choice.blocks = (uint64_t)blocks_with(s, &ask, slot);
         tell(s, &ask, &pick, &choice);
     }
     KV_GIVE(ret, &choice);

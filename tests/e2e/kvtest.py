@@ -184,6 +184,7 @@ def http_request(url, method, path, body=None, headers=None, timeout=patience(30
 
 class Indexer:
     """A kv-indexer process. Extra arguments go to its command line; @wait=False returns at once."""
+    PROGRAM = "kv-indexer"
 
     def __init__(self, *args, port=0, host="127.0.0.1", env=None, wait=True, timeout=30, context=None, headers=None):
         self.context, self.headers, self.log = context, dict(headers or {}), []
@@ -191,7 +192,7 @@ class Indexer:
         self.url = None
         given = [str(arg) for arg in args]
         mine = [word for name, value in (("--host", host), ("--port", str(port))) if name not in given for word in (name, value)]
-        command = [str(BUILD / "bin" / "kv-indexer"), *mine, *given]
+        command = [str(BUILD / "bin" / self.PROGRAM), *mine, *given]
         environment = {**os.environ, **(env or {})}
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment)
         self._reader = threading.Thread(target=self._read_log, daemon=True)

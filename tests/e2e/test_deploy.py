@@ -13,7 +13,7 @@ from kvtest import *
 DEPLOY = SOURCE / "deploy"
 RULES = DEPLOY / "prometheus" / "kv-indexer.rules.yml"
 DASHBOARD = DEPLOY / "grafana" / "kv-indexer.json"
-UNITS = {name: DEPLOY / "systemd" / f"{name}.service" for name in ("kv-indexer", "kv-advisor")}
+UNITS = {name: DEPLOY / "systemd" / f"{name}.service" for name in ("kv-indexer", "kv-selector", "kv-advisor")}
 NAME = re.compile(r"\b(?:kv_indexer|dynamo_kvindexer|process)_[a-z0-9_]+")
 
 

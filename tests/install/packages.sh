@@ -42,6 +42,7 @@ curl -fsS "$url/workers"
 kill $!
 wait $!
 test -s /lib/systemd/system/kv-indexer.service -o -s /usr/lib/systemd/system/kv-indexer.service
+test -s /lib/systemd/system/kv-selector.service -o -s /usr/lib/systemd/system/kv-selector.service
 test -s /lib/systemd/system/kv-advisor.service -o -s /usr/lib/systemd/system/kv-advisor.service
 test -s /etc/default/kv-indexer
 

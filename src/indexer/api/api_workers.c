@@ -102,7 +102,7 @@ static void write_source(struct kv_json_writer *w, struct ki_discovery *discover
     kv_json_end_object(w);
 }
 
-static void write_worker(struct kv_json_writer *w, struct ki_discovery *discovery,
+static void write_worker(struct kv_json_writer *w, struct ki_service *service,
                          const struct ki_worker_info *infos, long n)
 {
     kv_json_begin_object(w);
@@ -116,7 +116,7 @@ static void write_worker(struct kv_json_writer *w, struct ki_discovery *discover
     kv_json_member_str(w, "tenant_id", infos->tenant);
     kv_json_member_str(w, "routing_group", infos->tenant);
     kv_json_member_u64(w, "block_size", infos->block_size);
-    write_source(w, discovery, infos);
+    write_source(w, service->discovery, infos);
     kv_json_key(w, "endpoints");
     kv_json_begin_object(w);
     for (long i = 0; i < n; i++) {
@@ -131,6 +131,8 @@ static void write_worker(struct kv_json_writer *w, struct ki_discovery *discover
         write_listener(w, &infos[i]);
     }
     kv_json_end_object(w);
+    if (service->addition)
+        service->addition->write_worker(service, infos, n, w);
     kv_json_end_object(w);
 }
 
@@ -236,17 +238,15 @@ static size_t list(const struct kh_request *request, const struct ki_worker_info
     return found;
 }
 
-static void write_list(struct kv_json_writer *w, struct ki_discovery *discovery,
+static void write_some(struct kv_json_writer *w, struct ki_service *service,
                        const struct instance *instances, uint64_t from, uint64_t to)
 {
-    kv_json_begin_array(w);
     for (uint64_t i = from; i < to; i++)
-        write_worker(w, discovery, instances[i].infos, instances[i].n);
-    kv_json_end_array(w);
+        write_worker(w, service, instances[i].infos, instances[i].n);
 }
 
 /* Write a page of the instances, sorted for people. */
-static void write_page(struct kv_json_writer *w, struct ki_discovery *discovery,
+static void write_page(struct kv_json_writer *w, struct ki_service *service,
                        struct instance *instances, struct ki_page *page)
 {
     const uint64_t from = KV_MIN(page->offset, page->total);
@@ -254,7 +254,9 @@ static void write_page(struct kv_json_writer *w, struct ki_discovery *discovery,
     qsort(instances, page->total, sizeof(*instances), compare);
     kv_json_begin_object(w);
     kv_json_key(w, "workers");
-    write_list(w, discovery, instances, from, from + KV_MIN(page->limit, page->total - from));
+    kv_json_begin_array(w);
+    write_some(w, service, instances, from, from + KV_MIN(page->limit, page->total - from));
+    kv_json_end_array(w);
     ki_page_write(page, w);
     kv_json_end_object(w);
 }
@@ -284,10 +286,15 @@ void ki_api_workers(void *arg, struct kh_request *request, struct kh_reply *repl
     if (instances) {
         page.total = list(request, infos, n, instances);
         kv_json_writer_init(&w, &reply->body);
-        if (page.given)
-            write_page(&w, service->discovery, instances, &page);
-        else
-            write_list(&w, service->discovery, instances, 0, page.total);
+        if (page.given) {
+            write_page(&w, service, instances, &page);
+        } else {
+            kv_json_begin_array(&w);
+            write_some(&w, service, instances, 0, page.total);
+            if (service->addition)
+                service->addition->write_others(service, request, infos, n, &w);
+            kv_json_end_array(&w);
+        }
     } else {
         kh_reply_error(reply, 503, "out of memory");
     }

@@ -13,9 +13,9 @@
 #define READY_PATIENCE_MS 5000 /* for a worker's first answer, where --stale-after is 0 */
 #define ADMIN_BODY (2u << 20)  /* the original's limit for all requests */
 
-static struct kh_route routes[] = {
-    {"POST", "/query", ki_api_query, 0, 0},
-    {"POST", "/query_by_hash", ki_api_query_by_hash, 0, 0},
+static const struct kh_route routes[] = {
+    {"POST", "/query", ki_api_query, SIZE_MAX, 0},
+    {"POST", "/query_by_hash", ki_api_query_by_hash, SIZE_MAX, 0},
     {"POST", "/register", ki_api_register, ADMIN_BODY, 0},
     {"POST", "/unregister", ki_api_unregister, ADMIN_BODY, 0},
     {"POST", "/register_peer", ki_api_register_peer, ADMIN_BODY, 0},
@@ -33,7 +33,7 @@ static struct kh_route routes[] = {
     {"GET", "/metrics", ki_api_metrics, 0, KH_ROUTE_UNMEASURED},
     {"GET", "/overview", ki_api_overview, 0, 0},
     {"GET", "/history", ki_api_history, 0, 0},
-    {"POST", "/explain", ki_api_explain, 0, 0},
+    {"POST", "/explain", ki_api_explain, SIZE_MAX, 0},
     {"GET", "/ui/page.css", ki_api_page, 0, KH_ROUTE_TOKENLESS},
     {"GET", "/ui/page.js", ki_api_page, 0, KH_ROUTE_TOKENLESS},
     {"GET", "/ui/api.js", ki_api_page, 0, KH_ROUTE_TOKENLESS},
@@ -48,15 +48,34 @@ static struct kh_route routes[] = {
 };
 #define N_TEST 2
 
-const struct kh_route *ki_routes(bool test, size_t max_body, size_t *ret_n)
+/* Return true when the addition has a route of this method and path. */
+static bool is_replaced(const struct ki_addition *addition, const struct kh_route *route)
 {
-    for (size_t i = 0; i < KV_COUNT(routes); i++)
-        if (strcmp(routes[i].path, "/query") == 0 ||
-            strcmp(routes[i].path, "/query_by_hash") == 0 ||
-            strcmp(routes[i].path, "/explain") == 0)
-            routes[i].max_body = max_body;
-    *ret_n = KV_COUNT(routes) - (test ? 0 : N_TEST);
-    return routes;
+    for (size_t i = 0; addition && i < addition->n_routes; i++)
+        if (!(route->flags & KH_ROUTE_HTML) &&
+            strcmp(addition->routes[i].path, route->path) == 0 &&
+            strcmp(addition->routes[i].method, route->method) == 0)
+            return true;
+    return false;
+}
+
+int ki_routes(struct ki_service *service, bool test)
+{
+    const struct ki_addition *addition = service->addition;
+    size_t n = KV_COUNT(routes) - (test ? 0 : N_TEST), n_added = addition ? addition->n_routes : 0;
+
+    service->routes = calloc(n + n_added, sizeof(*service->routes));
+    if (!service->routes)
+        return -ENOMEM;
+    for (size_t i = 0; i < n_added; i++)
+        service->routes[service->n_routes++] = addition->routes[i];
+    for (size_t i = 0; i < n; i++)
+        if (!is_replaced(addition, &routes[i]))
+            service->routes[service->n_routes++] = routes[i];
+    for (size_t i = 0; i < service->n_routes; i++)
+        if (service->routes[i].max_body == SIZE_MAX)
+            service->routes[i].max_body = (size_t)service->options->max_body;
+    return 0;
 }
 
 struct ki_scratch *ki_scratch_take(struct ki_service *service, struct kh_reply *reply)
@@ -185,22 +204,24 @@ void ki_api_ready(void *arg, struct kh_request *request, struct kh_reply *reply)
 
 void ki_api_root(void *arg, struct kh_request *request, struct kh_reply *reply)
 {
+    struct ki_service *service = arg;
     struct kv_json_writer w;
     char text[64];
 
-    (void)arg;
     (void)request;
     kh_reply_header(reply, "Vary", "Accept"); /* browsers get the page */
     kv_json_writer_init(&w, &reply->body);
     kv_json_begin_object(&w);
-    kv_json_member_str(&w, "service", "kv-indexer");
+    kv_json_member_str(&w, "service", service->addition ? service->addition->name : "kv-indexer");
     kv_json_member_str(&w, "version", KV_VERSION);
     kv_json_key(&w, "endpoints");
     kv_json_begin_array(&w);
-    for (size_t i = 0; i < KV_COUNT(routes) - N_TEST; i++) {
-        if (routes[i].flags & KH_ROUTE_TOKENLESS) /* a file of the web page */
-            continue;
-        snprintf(text, sizeof(text), "%s %s", routes[i].method, routes[i].path);
+    for (size_t i = 0; i < service->n_routes; i++) {
+        const struct kh_route *route = &service->routes[i];
+
+        if (route->flags & KH_ROUTE_TOKENLESS || strncmp(route->path, "/test/", 6) == 0)
+            continue; /* a file of the web page */
+        snprintf(text, sizeof(text), "%s %s", route->method, route->path);
         kv_json_put_str(&w, text);
     }
     kv_json_end_array(&w);
@@ -213,7 +234,8 @@ void ki_api_reopen_logs(void *arg, struct kh_request *request, struct kh_reply *
     struct kv_error error = {0};
 
     (void)request;
-    if (service->access_log && kh_access_log_reopen(service->access_log, &error) < 0)
+    if ((service->access_log && kh_access_log_reopen(service->access_log, &error) < 0) ||
+        (service->addition && service->addition->reopen(service, &error) < 0))
         kh_reply_error(reply, 500, "%s", error.text);
     else
         ki_reply_ok(reply, 200);
@@ -235,6 +257,8 @@ void ki_api_metrics(void *arg, struct kh_request *request, struct kh_reply *repl
     ki_telemetry_render_limits(limits, KV_COUNT(limits), &reply->body);
     ki_discovery_render(service->discovery, &reply->body);
     ki_nats_render(service->nats, &reply->body);
+    if (service->addition)
+        service->addition->render(service, &reply->body);
     if (service->access_log)
         kv_buf_printf(
             &reply->body,

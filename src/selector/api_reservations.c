@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Bookings: made by POST /reservations, told of by their ids, ended by DELETE. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/core/clock.h"
+#include "selector/ask.h"
+
+
+static void reply_result(int rc, const struct kh_request *request, struct kh_reply *reply)
+{
+    if (rc < 0)
+        kh_reply_error(reply, 404, "reservation %.*s not found",
+                       (int)KV_MIN(request->id.len, (size_t)200), request->id.p);
+    else
+        ki_reply_ok(reply, 200);
+}
+
+/* -- progress ---------------------------------------------------------------------------------- */
+
+void ksel_api_prefill_complete(void *service, struct kh_request *request, struct kh_reply *reply)
+{
+    struct ksel *s = ksel_of(service);
+    struct kv_str id = request->id;
+    struct ksel_fleet *fleet;
+    int rc = -ENOENT;
+
+    pthread_mutex_lock(&s->lock);
+    fleet = ksel_fleet_of_booking(s, id.p, id.len);
+    if (fleet)
+        rc = kvsel_first_token(fleet->books, id.p, id.len, kv_now_ns());
+    pthread_mutex_unlock(&s->lock);
+    if (rc == 0)
+        ksel_log_event(s->log, "first_token", id.p, id.len);
+    reply_result(rc, request, reply);
+}
+
+void ksel_api_free(void *service, struct kh_request *request, struct kh_reply *reply)
+{
+    struct ksel *s = ksel_of(service);
+    struct kv_str id = request->id, outcome;
+    bool lost = kh_request_param(request, "outcome", &outcome) && kv_str_eq(outcome, "lost");
+    struct ksel_fleet *fleet;
+    int rc = -ENOENT;
+
+    pthread_mutex_lock(&s->lock);
+    fleet = ksel_fleet_of_booking(s, id.p, id.len);
+    if (fleet)
+        rc = kvsel_free(fleet->books, id.p, id.len, lost ? KVSEL_LOST : KVSEL_DONE, kv_now_ns());
+    pthread_mutex_unlock(&s->lock);
+    if (rc == 0)
+        ksel_log_event(s->log, lost ? "lost" : "free", id.p, id.len);
+    reply_result(rc, request, reply);
+}
+
+void ksel_api_output_block(void *service, struct kh_request *request, struct kh_reply *reply)
+{
+    struct ksel *s = ksel_of(service);
+    struct kv_str id = request->id;
+    struct ksel_scratch *scratch = ksel_scratch_take(s, reply);
+    struct ksel_fleet *fleet;
+    int rc = -ENOENT;
+
+    if (!scratch)
+        return;
+    if (ksel_read_body(s, request, reply, scratch)) {
+        const struct ksel_body *body = &scratch->body;
+
+        if (body->has_decay && !(body->decay >= 0 && body->decay <= 1)) {
+            kh_reply_error(reply, 400, "decay_fraction is not from 0 to 1");
+        } else {
+            pthread_mutex_lock(&s->lock);
+            fleet = ksel_fleet_of_booking(s, id.p, id.len);
+            if (fleet)
+                rc = kvsel_output(fleet->books, id.p, id.len,
+                                  body->tokens ? body->tokens : fleet->block_size, kv_now_ns());
+            pthread_mutex_unlock(&s->lock);
+            reply_result(rc, request, reply);
+        }
+    }
+    ksel_scratch_give(s, scratch);
+}
+
+/* -- booking ----------------------------------------------------------------------------------- */
+
+static void answer(struct ksel *s, const char *id, size_t id_len, struct kv_holder worker,
+                   struct kh_reply *reply)
+{
+    struct kv_json_writer w;
+
+    reply->status = 201;
+    kv_json_writer_init(&w, &reply->body);
+    kv_json_begin_object(&w);
+    kv_json_key(&w, "selection_id");
+    kv_json_put_strn(&w, id, id_len);
+    kv_json_key(&w, "worker_id");
+    ksel_put_worker(s, &w, worker.worker);
+    kv_json_member_u64(&w, "dp_rank", worker.rank);
+    kv_json_end_object(&w);
+}
+
+static void refuse(int rc, const char *id, struct kh_reply *reply)
+{
+    if (rc == -EEXIST)
+        kh_reply_error(reply, 409, "selection_id %.200s is in use", id);
+    else if (rc == -ENOENT)
+        kh_reply_error(reply, 404, "no pending selection %.200s", id);
+    else
+        kh_reply_error(reply, 503, "%s",
+                       rc == -ENOSPC ? "too many bookings (--max-bookings)" : "out of memory");
+}
+
+/* Book what an earlier /select of this id chose. Returns 0 with the worker, or a negative errno. */
+static int book_kept(struct ksel *s, const char *id, size_t len, struct kv_holder *ret)
+{
+    uint64_t now_ns = kv_now_ns();
+    struct ksel_kept *kept;
+    struct ksel_fleet *fleet;
+    int rc = -ENOENT;
+
+    pthread_mutex_lock(&s->lock);
+    ksel_sync(s);
+    kept = ksel_cache_take(&s->cache, id, len, now_ns);
+    fleet = kept ? ksel_fleet_find(s, kept->model, kept->group) : NULL;
+    if (fleet) {
+        struct kvsel_request r = KVSEL_REQUEST_INIT;
+
+        r.tokens = kept->tokens;
+        r.hashes = kept->hashes;
+        r.n_hashes = kept->n_hashes;
+        r.lora = kept->lora;
+        r.session = kept->session;
+        if (kept->no_prefill)
+            kept->choice.uncovered = 0;
+        *ret = kept->choice.worker;
+        rc = ksel_fleet_of_booking(s, id, len)
+                 ? -EEXIST
+                 : kvsel_book(fleet->books, id, len, &r, &kept->choice, now_ns);
+    }
+    pthread_mutex_unlock(&s->lock);
+    free(kept);
+    return rc;
+}
+
+/* Book the worker that the body names. */
+static void book_named(struct ksel *s, struct ksel_ask *ask, const char *id, size_t len,
+                       struct kh_reply *reply)
+{
+    const struct ksel_body *body = &ask->scratch->body;
+    struct kv_holder worker = {body->worker, body->rank};
+    struct kvsel_choice choice = KVSEL_CHOICE_INIT;
+    struct ksel_fleet *fleet;
+    uint64_t now_ns;
+    int rc;
+
+    if (body->has_effective && body->effective > ask->request.tokens) {
+        kh_reply_error(reply, 400, "effective_prefill_tokens is more than the prompt has");
+        return;
+    }
+    fleet = ksel_ask_lock(s, ask, reply);
+    if (!fleet)
+        return;
+    now_ns = kv_now_ns();
+    if (!ksel_fleet_member(fleet, worker)) {
+        pthread_mutex_unlock(&s->lock);
+        kh_reply_error(reply, 404, "no worker has this worker_id and dp_rank");
+        return;
+    }
+    rc = ksel_fleet_of_booking(s, id, len) ? -EEXIST : 0;
+    if (rc == 0)
+        rc = kvsel_reckon(fleet->books, &ask->request, worker, now_ns, &choice);
+    if (body->has_effective)
+        choice.uncovered = body->effective;
+    if (body->no_prefill)
+        choice.uncovered = 0;
+    if (rc == 0)
+        rc = kvsel_book(fleet->books, id, len, &ask->request, &choice, now_ns);
+    pthread_mutex_unlock(&s->lock);
+    if (rc < 0)
+        refuse(rc, id, reply);
+    else
+        answer(s, id, len, worker, reply);
+}
+
+static void reserve(struct ksel *s, struct ksel_scratch *scratch, struct kh_reply *reply)
+{
+    const struct ksel_body *body = &scratch->body;
+    const char *id = ksel_text_of(body, body->id);
+    struct kv_holder worker;
+    struct ksel_ask ask;
+    int rc;
+
+    if (!id) {
+        kh_reply_error(reply, 422, "missing field 'selection_id'");
+    } else if (body->has_worker) {
+        if (ksel_ask_begin(s, scratch, &ask, reply))
+            book_named(s, &ask, id, body->id_len, reply);
+        ksel_ask_end(&ask);
+    } else {
+        rc = book_kept(s, id, body->id_len, &worker);
+        if (rc < 0)
+            refuse(rc, id, reply);
+        else
+            answer(s, id, body->id_len, worker, reply);
+    }
+}
+
+void ksel_api_reserve(void *service, struct kh_request *request, struct kh_reply *reply)
+{
+    struct ksel *s = ksel_of(service);
+    struct ksel_scratch *scratch = ksel_scratch_take(s, reply);
+
+    if (!scratch)
+        return;
+    if (ksel_read_body(s, request, reply, scratch))
+        reserve(s, scratch, reply);
+    ksel_scratch_give(s, scratch);
+}
+
+/* -- the list ---------------------------------------------------------------------------------- */
+
+struct listing {
+    struct ksel *s;
+    struct kv_json_writer *w;
+    const struct ksel_fleet *fleet;
+    uint64_t left, now_ns;
+};
+
+static void write_booking(void *arg, const struct kvsel_booking *b)
+{
+    struct listing *l = arg;
+
+    if (!l->left)
+        return;
+    l->left--;
+    kv_json_begin_object(l->w);
+    kv_json_key(l->w, "selection_id");
+    kv_json_put_strn(l->w, b->id, b->id_len);
+    kv_json_member_str(l->w, "model_name", l->fleet->model);
+    kv_json_member_str(l->w, "routing_group", l->fleet->group);
+    kv_json_key(l->w, "worker_id");
+    ksel_put_worker(l->s, l->w, b->worker.worker);
+    kv_json_member_u64(l->w, "dp_rank", b->worker.rank);
+    kv_json_member_bool(l->w, "prefill_complete", b->first_token);
+    kv_json_member_u64(l->w, "isl_tokens", b->tokens);
+    kv_json_member_u64(l->w, "effective_prefill_tokens", b->uncovered);
+    kv_json_member_u64(l->w, "output_tokens", b->output);
+    kv_json_member_u64(l->w, "age_ms",
+                       (l->now_ns - KV_MIN(b->created_ns, l->now_ns)) / KV_NS_PER_MS);
+    kv_json_member_u64(l->w, "silent_ms",
+                       (l->now_ns - KV_MIN(b->progress_ns, l->now_ns)) / KV_NS_PER_MS);
+    kv_json_end_object(l->w);
+}
+
+void ksel_api_reservations(void *service, struct kh_request *request, struct kh_reply *reply)
+{
+    struct ksel *s = ksel_of(service);
+    struct kv_json_writer w;
+    struct listing listing = {.s = s, .w = &w, .left = 1000, .now_ns = kv_now_ns()};
+
+    if (!kh_request_u64(request, "limit", &listing.left)) {
+        kh_reply_error(reply, 400, "limit is no number");
+        return;
+    }
+    listing.left = KV_MIN(listing.left, UINT64_C(10000));
+    kv_json_writer_init(&w, &reply->body);
+    kv_json_begin_array(&w);
+    pthread_mutex_lock(&s->lock);
+    for (const struct ksel_fleet *f = s->fleets; f && listing.left; f = f->next) {
+        listing.fleet = f;
+        (void)kvsel_each_booking(f->books, write_booking, &listing);
+    }
+    pthread_mutex_unlock(&s->lock);
+    kv_json_end_array(&w);
+}

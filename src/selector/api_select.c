@@ -1,0 +1,445 @@
+// SPDX-License-Identifier: Apache-2.0
+/* POST /select, /select_and_reserve, /potential_loads and /overlap_scores. */
+#include <errno.h>
+#include <stdio.h>
+#include <sys/random.h>
+
+#include "base/core/clock.h"
+#include "selector/ask.h"
+
+#define UUID_TEXT 37
+#define ENDPOINT_TEXT 2049
+
+/* A choice that was made, for the answer. */
+struct made {
+    struct kvsel_choice choice;
+    struct kvsel_load load; /* of the chosen worker, before this request */
+    uint32_t block_size;
+    const char *id;
+    size_t id_len;
+    char uuid[UUID_TEXT];
+    char endpoint[ENDPOINT_TEXT]; /* empty: not told */
+    size_t n_candidates;          /* in scratch->candidates */
+    bool explained;               /* these are there */
+};
+
+/* Write a random UUID (RFC 9562, version 4). */
+static void make_uuid(char ret[UUID_TEXT])
+{
+    static const char digits[] = "0123456789abcdef";
+    uint8_t raw[16];
+    size_t at = 0;
+
+    if (getrandom(raw, sizeof(raw), 0) != (ssize_t)sizeof(raw))
+        memset(raw, 0, sizeof(raw)); /* never: the kernel fills so few bytes at once */
+    raw[6] = (uint8_t)((raw[6] & 0x0f) | 0x40);
+    raw[8] = (uint8_t)((raw[8] & 0x3f) | 0x80);
+    for (size_t i = 0; i < sizeof(raw); i++) {
+        if (i == 4 || i == 6 || i == 8 || i == 10)
+            ret[at++] = '-';
+        ret[at++] = digits[raw[i] >> 4];
+        ret[at++] = digits[raw[i] & 15];
+    }
+    ret[at] = '\0';
+}
+
+static void name_request(const struct ksel_body *body, struct made *made)
+{
+    made->id = ksel_text_of(body, body->id);
+    made->id_len = body->id_len;
+    if (made->id)
+        return;
+    make_uuid(made->uuid);
+    made->id = made->uuid;
+    made->id_len = UUID_TEXT - 1;
+}
+
+/* -- deciding, with the lock held ---------------------------------------------------------------- */
+
+static int decide(struct ksel_fleet *fleet, struct ksel_ask *ask, uint64_t now_ns, bool explain,
+                  struct made *made)
+{
+    struct kv_buf *candidates = &ask->scratch->candidates;
+    struct kvsel_stats stats = KVSEL_STATS_INIT;
+    long n;
+
+    made->choice = (struct kvsel_choice)KVSEL_CHOICE_INIT;
+    if (!explain)
+        return kvsel_select(fleet->books, &ask->request, now_ns, &made->choice);
+    (void)kvsel_get_stats(fleet->books, &stats);
+    kv_buf_clear(candidates);
+    if (kv_buf_reserve(candidates, (stats.workers + 1) * sizeof(struct kvsel_candidate)) < 0)
+        return -ENOMEM;
+    n = kvsel_explain(fleet->books, &ask->request, now_ns, &made->choice,
+                      (struct kvsel_candidate *)(void *)candidates->data, stats.workers + 1);
+    if (n < 0)
+        return (int)n;
+    made->n_candidates = KV_MIN((size_t)n, stats.workers + 1);
+    made->explained = true;
+    return made->choice.candidates ? 0 : -EHOSTUNREACH;
+}
+
+static int book(struct ksel *s, struct ksel_fleet *fleet, struct ksel_ask *ask, uint64_t now_ns,
+                struct made *made)
+{
+    struct kvsel_choice booked = made->choice;
+
+    if (ksel_fleet_of_booking(s, made->id, made->id_len))
+        return -EEXIST;
+    if (ask->scratch->body.no_prefill)
+        booked.uncovered = 0;
+    return kvsel_book(fleet->books, made->id, made->id_len, &ask->request, &booked, now_ns);
+}
+
+/* Keep the choice for POST /reservations. */
+static void keep(struct ksel *s, const struct ksel_ask *ask, uint64_t now_ns,
+                 const struct made *made)
+{
+    const struct ksel_kept kept = {
+        .until_ns = now_ns + s->options->cache_ms * KV_NS_PER_MS,
+        .choice = made->choice,
+        .model = ask->name,
+        .group = ask->group,
+        .lora = ask->request.lora,
+        .session = ask->request.session,
+        .tokens = ask->request.tokens,
+        .hashes = (uint64_t *)(uintptr_t)ask->request.hashes,
+        .n_hashes = ask->request.n_hashes,
+        .no_prefill = ask->scratch->body.no_prefill,
+        .id = (char *)(uintptr_t)made->id,
+        .id_len = made->id_len,
+    };
+
+    if (s->options->cache_ms)
+        ksel_cache_put(&s->cache, &kept, now_ns);
+}
+
+static void note_worker(const struct ksel_fleet *fleet, struct made *made)
+{
+    const struct ksel_member *member = ksel_fleet_member(fleet, made->choice.worker);
+
+    made->endpoint[0] = '\0';
+    if (member && member->record && member->record->endpoint)
+        (void)snprintf(made->endpoint, sizeof(made->endpoint), "%s", member->record->endpoint);
+    made->load = (struct kvsel_load){0};
+    (void)kvsel_get_load(fleet->books, made->choice.worker, &made->load);
+}
+
+/* -- the answer ---------------------------------------------------------------------------------- */
+
+static void put_worker(void *arg, struct kv_json_writer *w, uint64_t worker)
+{
+    ksel_put_worker(arg, w, worker);
+}
+
+static struct ksel_decision decision_of(struct ksel *s, const struct ksel_ask *ask,
+                                        const struct made *made, bool booked, bool refused)
+{
+    return (struct ksel_decision){
+        .id = made->id,
+        .id_len = made->id_len,
+        .model = ask->name,
+        .group = ask->group,
+        .block_size = made->block_size,
+        .request = &ask->request,
+        .choice = &made->choice,
+        .candidates =
+            (const struct kvsel_candidate *)(const void *)ask->scratch->candidates.data,
+        .n_candidates = made->n_candidates,
+        .booked = booked,
+        .refused = refused,
+        .put_worker = put_worker,
+        .arg = s,
+    };
+}
+
+/* Write what the chosen worker holds, in tokens: as /query's instances. */
+static void write_overlap(struct kv_json_writer *w, const struct ksel_ask *ask,
+                          const struct made *made)
+{
+    const struct kvsel_request *r = &ask->request;
+    const uint64_t *held = made->choice.held;
+
+    kv_json_key(w, "overlap");
+    kv_json_begin_object(w);
+    kv_json_member_u64(w, "longest_matched", held[KV_TIER_EXTERNAL]);
+    kv_json_member_u64(w, "gpu", held[KV_TIER_DEVICE]);
+    kv_json_key(w, "dp");
+    kv_json_begin_object(w);
+    for (size_t i = 0; i < r->n_matches; i++)
+        if (r->matches[i].holder.worker == made->choice.worker.worker) {
+            kv_json_key_u64(w, r->matches[i].holder.rank);
+            kv_json_put_u64(w, (uint64_t)r->matches[i].reach[KV_TIER_DEVICE] * made->block_size);
+        }
+    kv_json_end_object(w);
+    kv_json_member_u64(w, "cpu", held[KV_TIER_HOST]);
+    kv_json_member_u64(w, "disk", held[KV_TIER_EXTERNAL]);
+    kv_json_end_object(w);
+}
+
+static void write_replay(struct kv_json_writer *w, const struct ksel_ask *ask)
+{
+    const struct kvsel_request *r = &ask->request;
+
+    kv_json_member_u64(w, "isl_tokens", r->tokens);
+    kv_json_member_bool(w, "track_prefill_tokens", !ask->scratch->body.no_prefill);
+    kv_json_key(w, "sequence_hashes");
+    kv_json_begin_array(w);
+    for (size_t i = 0; i < r->n_hashes; i++)
+        kv_json_put_i64(w, (int64_t)r->hashes[i]);
+    kv_json_end_array(w);
+}
+
+static void write_load(struct kv_json_writer *w, const struct kvsel_load *load)
+{
+    kv_json_key(w, "worker_load");
+    kv_json_begin_object(w);
+    kv_json_member_u64(w, "active_prefill_tokens", load->waiting);
+    kv_json_member_u64(w, "active_decode_blocks", load->blocks);
+    kv_json_member_u64(w, "active_requests", load->requests);
+    kv_json_end_object(w);
+}
+
+static void answer(struct ksel *s, const struct ksel_ask *ask, const struct made *made, bool booked,
+                   struct kh_reply *reply)
+{
+    const struct kvsel_choice *choice = &made->choice;
+    struct kv_json_writer w;
+
+    kv_json_writer_init(&w, &reply->body);
+    kv_json_begin_object(&w);
+    kv_json_key(&w, "selection_id");
+    kv_json_put_strn(&w, made->id, made->id_len);
+    kv_json_key(&w, "worker_id");
+    ksel_put_worker(s, &w, choice->worker.worker);
+    kv_json_member_u64(&w, "dp_rank", choice->worker.rank);
+    kv_json_key(&w, "endpoint");
+    if (*made->endpoint)
+        kv_json_put_str(&w, made->endpoint);
+    else
+        kv_json_put_null(&w);
+    kv_json_member_u64(&w, "block_size", made->block_size);
+    write_overlap(&w, ask, made);
+    kv_json_member_u64(&w, "effective_prefill_tokens", choice->uncovered);
+    kv_json_member_u64(&w, "potential_decode_blocks", choice->blocks);
+    kv_json_member_str(&w, "policy", choice->policy);
+    kv_json_member_str(&w, "why", kvsel_why_name(choice->why));
+    kv_json_member_bool(&w, "partial", ksel_ask_is_partial(ask, choice->worker));
+    if (booked)
+        write_replay(&w, ask);
+    if (ask->scratch->body.advisory)
+        write_load(&w, &made->load);
+    if (ask->scratch->body.explain) {
+        struct ksel_decision decision = decision_of(s, ask, made, booked, false);
+
+        kv_json_key(&w, "decision");
+        kv_json_begin_object(&w);
+        ksel_decision_write(&decision, &w);
+        kv_json_end_object(&w);
+    }
+    kv_json_end_object(&w);
+}
+
+static void refuse(int rc, const struct ksel_ask *ask, const struct made *made, struct ksel *s,
+                   struct kh_reply *reply)
+{
+    if (rc == -EEXIST) {
+        kh_reply_error(reply, 409, "selection_id %.200s is in use", made->id);
+    } else if (rc == -EHOSTUNREACH) {
+        kh_reply_error(reply, 503, "no endpoints available to route work");
+        if (made->explained && ask->scratch->body.explain) {
+            struct ksel_decision decision = decision_of(s, ask, made, false, true);
+            struct kv_json_writer w;
+
+            kv_buf_clear(&reply->body);
+            kv_json_writer_init(&w, &reply->body);
+            kv_json_begin_object(&w);
+            kv_json_member_str(&w, "error", "no endpoints available to route work");
+            kv_json_key(&w, "decision");
+            kv_json_begin_object(&w);
+            ksel_decision_write(&decision, &w);
+            kv_json_end_object(&w);
+            kv_json_end_object(&w);
+        }
+    } else if (rc == -ENOSPC) {
+        kh_reply_error(reply, 503, "too many bookings (--max-bookings)");
+    } else {
+        kh_reply_error(reply, rc == -EINVAL ? 400 : 503, "%s",
+                       rc == -EINVAL ? "bad request" : "out of memory");
+    }
+}
+
+static void select_for(struct ksel *s, struct ksel_ask *ask, bool booked, struct kh_reply *reply)
+{
+    const struct ksel_body *body = &ask->scratch->body;
+    struct ksel_fleet *fleet;
+    struct made made;
+    bool logged;
+    uint64_t now_ns;
+    int rc;
+
+    made.n_candidates = 0;
+    made.explained = false;
+    name_request(body, &made);
+    logged = ksel_log_wants(s->log, made.id, made.id_len);
+    fleet = ksel_ask_lock(s, ask, reply);
+    if (!fleet)
+        return;
+    made.block_size = fleet->block_size;
+    now_ns = kv_now_ns();
+    rc = decide(fleet, ask, now_ns, logged || body->explain, &made);
+    if (rc == 0)
+        note_worker(fleet, &made);
+    if (rc == 0 && booked)
+        rc = book(s, fleet, ask, now_ns, &made);
+    else if (rc == 0 && !body->advisory)
+        keep(s, ask, now_ns, &made);
+    pthread_mutex_unlock(&s->lock);
+    if (logged && made.explained && (rc == 0 || rc == -EHOSTUNREACH)) {
+        struct ksel_decision decision =
+            decision_of(s, ask, &made, booked && rc == 0, rc == -EHOSTUNREACH);
+
+        ksel_log_decision(s->log, &decision);
+    }
+    if (rc == 0)
+        answer(s, ask, &made, booked, reply);
+    else
+        refuse(rc, ask, &made, s, reply);
+}
+
+static void handle_select(struct ksel *s, struct kh_request *request, struct kh_reply *reply,
+                          bool booked)
+{
+    struct ksel_scratch *scratch = ksel_scratch_take(s, reply);
+    struct ksel_ask ask;
+
+    if (!scratch)
+        return;
+    if (ksel_read_body(s, request, reply, scratch)) {
+        if (ksel_ask_begin(s, scratch, &ask, reply))
+            select_for(s, &ask, booked, reply);
+        ksel_ask_end(&ask);
+    }
+    ksel_scratch_give(s, scratch);
+}
+
+void ksel_api_select(void *service, struct kh_request *request, struct kh_reply *reply)
+{
+    handle_select(ksel_of(service), request, reply, false);
+}
+
+void ksel_api_select_and_reserve(void *service, struct kh_request *request, struct kh_reply *reply)
+{
+    handle_select(ksel_of(service), request, reply, true);
+}
+
+/* -- questions that choose nothing -------------------------------------------------------------- */
+
+static void write_potential(struct ksel *s, const struct ksel_ask *ask, const struct made *made,
+                            struct kv_json_writer *w)
+{
+    const struct kvsel_candidate *c =
+        (const struct kvsel_candidate *)(const void *)ask->scratch->candidates.data;
+
+    kv_json_begin_array(w);
+    for (size_t i = 0; i < made->n_candidates; i++) {
+        if (c[i].reason == KVSEL_GONE)
+            continue;
+        kv_json_begin_object(w);
+        kv_json_key(w, "worker_id");
+        ksel_put_worker(s, w, c[i].holder.worker);
+        kv_json_member_u64(w, "dp_rank", c[i].holder.rank);
+        kv_json_member_u64(w, "potential_prefill_tokens",
+                           (uint64_t)(c[i].waiting + c[i].uncovered + 0.5));
+        kv_json_member_u64(w, "potential_decode_blocks", (uint64_t)c[i].blocks);
+        kv_json_member_u64(w, "active_requests", (uint64_t)c[i].requests);
+        kv_json_end_object(w);
+    }
+    kv_json_end_array(w);
+}
+
+static void potential_loads(struct ksel *s, struct ksel_ask *ask, struct kh_reply *reply)
+{
+    struct ksel_fleet *fleet = ksel_ask_lock(s, ask, reply);
+    struct kv_json_writer w;
+    struct made made;
+    int rc;
+
+    if (!fleet)
+        return;
+    made.n_candidates = 0;
+    rc = decide(fleet, ask, kv_now_ns(), true, &made);
+    pthread_mutex_unlock(&s->lock);
+    if (rc < 0 && rc != -EHOSTUNREACH) {
+        refuse(rc, ask, &made, s, reply);
+        return;
+    }
+    kv_json_writer_init(&w, &reply->body);
+    write_potential(s, ask, &made, &w);
+}
+
+static void write_scores(struct ksel *s, const struct ksel_ask *ask, struct kv_json_writer *w)
+{
+    const struct kvsel_request *r = &ask->request;
+
+    kv_json_begin_array(w);
+    for (size_t i = 0; i < r->n_matches; i++) {
+        const uint32_t *reach = r->matches[i].reach;
+
+        kv_json_begin_object(w);
+        kv_json_key(w, "worker_id");
+        ksel_put_worker(s, w, r->matches[i].holder.worker);
+        kv_json_member_u64(w, "dp_rank", r->matches[i].holder.rank);
+        kv_json_member_u64(w, "device_blocks", reach[KV_TIER_DEVICE]);
+        kv_json_member_u64(w, "host_pinned_blocks", reach[KV_TIER_HOST]);
+        kv_json_member_u64(w, "disk_blocks", reach[KV_TIER_EXTERNAL]);
+        kv_json_member_u64(w, "host_pinned_extension_blocks",
+                           reach[KV_TIER_HOST] - reach[KV_TIER_DEVICE]);
+        kv_json_member_u64(w, "disk_extension_blocks",
+                           reach[KV_TIER_EXTERNAL] - reach[KV_TIER_HOST]);
+        kv_json_member_u64(w, "shared_beyond_device_blocks", 0);
+        kv_json_end_object(w);
+    }
+    kv_json_end_array(w);
+}
+
+static void overlap_scores(struct ksel *s, struct ksel_ask *ask, struct kh_reply *reply)
+{
+    struct kv_json_writer w;
+
+    kv_json_writer_init(&w, &reply->body);
+    kv_json_begin_object(&w);
+    kv_json_member_u64(&w, "block_size", ask->model->block_size);
+    kv_json_member_u64(&w, "num_blocks", ask->request.n_hashes);
+    kv_json_key(&w, "workers");
+    write_scores(s, ask, &w);
+    kv_json_key(&w, "shared_cache");
+    kv_json_put_null(&w);
+    kv_json_end_object(&w);
+}
+
+static void ask_about(struct ksel *s, struct kh_request *request, struct kh_reply *reply,
+                      void (*fn)(struct ksel *s, struct ksel_ask *ask, struct kh_reply *reply))
+{
+    struct ksel_scratch *scratch = ksel_scratch_take(s, reply);
+    struct ksel_ask ask;
+
+    if (!scratch)
+        return;
+    if (ksel_read_body(s, request, reply, scratch)) {
+        if (ksel_ask_begin(s, scratch, &ask, reply))
+            fn(s, &ask, reply);
+        ksel_ask_end(&ask);
+    }
+    ksel_scratch_give(s, scratch);
+}
+
+void ksel_api_potential_loads(void *service, struct kh_request *request, struct kh_reply *reply)
+{
+    ask_about(ksel_of(service), request, reply, potential_loads);
+}
+
+void ksel_api_overlap_scores(void *service, struct kh_request *request, struct kh_reply *reply)
+{
+    ask_about(ksel_of(service), request, reply, overlap_scores);
+}

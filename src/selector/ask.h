@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+/** The question of a request: its prompt looked up, its wishes as libkvselect takes them. */
+#ifndef KV_SELECTOR_ASK_H
+#define KV_SELECTOR_ASK_H
+
+#include "selector/selector.h"
+
+/** A request on its way. Pointers are into its scratch. */
+struct ksel_ask {
+    struct ksel_scratch *scratch;
+    struct ki_model *model;       /* a reference */
+    const char *name, *group;     /* of the model */
+    struct kvsel_request request; /* matches, hashes, constraints */
+    struct kvsel_params params;   /* request.params, where it has its own */
+    struct kv_holder pinned;      /* request.pinned */
+};
+
+/**
+ * Look up the body's prompt and read its wishes. Returns false when @reply has the error. Release with
+ * ksel_ask_end in any case.
+ */
+bool ksel_ask_begin(struct ksel *s, struct ksel_scratch *scratch, struct ksel_ask *ret,
+                    struct kh_reply *reply);
+void ksel_ask_end(struct ksel_ask *ask);
+
+/**
+ * Take the lock, sync, and find the fleet of the question, with its views. Returns NULL when @reply has the
+ * 503: no worker; the lock is free then.
+ */
+struct ksel_fleet *ksel_ask_lock(struct ksel *s, struct ksel_ask *ask, struct kh_reply *reply);
+
+/** Set @reply to the 503 for a model without workers. */
+void ksel_no_workers(const char *name, const char *group, struct kh_reply *reply);
+
+/** Return true when the view of a rank isn't whole: its match may be wrong. */
+bool ksel_ask_is_partial(const struct ksel_ask *ask, struct kv_holder holder);
+
+#endif
