@@ -143,7 +143,8 @@ struct connection {
     size_t sent;
     char *reply;
     size_t got, expected; /* expected 0: the header isn't complete */
-    size_t next;          /* index into load.requests */
+    size_t first, n;      /* its requests: n of load.requests, in turns */
+    size_t next;          /* number of the next one */
 };
 
 struct load {
@@ -172,7 +173,7 @@ static inline void load_send(struct load *load, struct connection *c)
 
 static inline void load_next(struct load *load, struct connection *c)
 {
-    c->request = &load->requests[c->next++ % load->n_requests];
+    c->request = &load->requests[(c->first + c->next++ % c->n) % load->n_requests];
     c->sent = c->got = c->expected = 0;
     load_send(load, c);
 }
@@ -196,7 +197,7 @@ static inline void load_receive(struct load *load, struct connection *c)
     }
 }
 
-static inline void load_open(struct load *load, uint16_t port)
+static inline void load_open(struct load *load, uint16_t port, bool own)
 {
     load->epoll = epoll_create1(EPOLL_CLOEXEC);
     for (size_t i = 0; i < HTTP_CONNECTIONS; i++) {
@@ -205,7 +206,9 @@ static inline void load_open(struct load *load, uint16_t port)
 
         c->fd = http_connect(port);
         c->reply = malloc(HTTP_REPLY_MAX);
-        c->next = i * load->n_requests / HTTP_CONNECTIONS;
+        c->first = i * load->n_requests / HTTP_CONNECTIONS;
+        c->n = own ? load->n_requests / HTTP_CONNECTIONS : load->n_requests;
+        c->next = 0;
         require(c->fd >= 0 && c->reply != NULL, "connect");
         epoll_ctl(load->epoll, EPOLL_CTL_ADD, c->fd, &event);
     }
@@ -221,15 +224,17 @@ static inline void load_close(struct load *load)
 }
 
 /* Send @requests in turns, on fresh connections, for @ms or until @max of them are sent (0: no
- * limit). Returns the number of replies; *ret_seconds: the time taken. */
-static inline uint64_t http_load(uint16_t port, const struct request *requests, size_t n_requests,
-                                 uint64_t ms, uint64_t max, double *ret_seconds)
+ * limit). @own: each connection sends its share of them alone, in their order. Returns the number of
+ * replies; *ret_seconds: the time taken. */
+static inline uint64_t http_load_of(uint16_t port, const struct request *requests,
+                                    size_t n_requests, bool own, uint64_t ms, uint64_t max,
+                                    double *ret_seconds)
 {
     struct load load = {.requests = requests, .n_requests = n_requests};
     struct epoll_event events[HTTP_CONNECTIONS];
     uint64_t started, now;
 
-    load_open(&load, port);
+    load_open(&load, port, own);
     started = now = kv_now_ns();
     for (size_t i = 0; i < HTTP_CONNECTIONS; i++)
         load_next(&load, &load.connections[i]);
@@ -249,6 +254,12 @@ static inline uint64_t http_load(uint16_t port, const struct request *requests, 
     require(load.done > 0, "a reply in a round");
     *ret_seconds = (double)(now - started) / 1e9;
     return load.done;
+}
+
+static inline uint64_t http_load(uint16_t port, const struct request *requests, size_t n_requests,
+                                 uint64_t ms, uint64_t max, double *ret_seconds)
+{
+    return http_load_of(port, requests, n_requests, false, ms, max, ret_seconds);
 }
 
 #endif
