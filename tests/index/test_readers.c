@@ -60,7 +60,9 @@ static void *scripted(void *arg)
     struct world *world = arg;
     size_t grown = 0;
 
-    for (long i = 0; i < world->rounds && !world->stop; i++) {
+    /* The others may begin late: until they have done something, too. */
+    for (long i = 0; (i < world->rounds || world->n_found <= 10 || !world->n_dumps) && !world->stop;
+         i++) {
         store(world, BLINK, KV_TIER_DEVICE, 0, LEN);
         if (i % 2)
             take(world, BLINK, KV_TIER_DEVICE, 0);
@@ -211,7 +213,6 @@ static void *reading(void *arg)
 {
     struct world *world = arg;
     struct kvi_matches matches = {0};
-    uint64_t n = 0;
 
     while (!world->stop) {
         uint32_t floor = atomic_load(&world->floor), seen = 0;
@@ -226,9 +227,8 @@ static void *reading(void *arg)
         if (!(seen >> STILL & 1) || !(seen >> TIERS & 1) || !(seen >> DEEP & 1) ||
             (floor && !(seen >> GROW & 1)))
             complain(world, "somebody is missing", seen);
-        n++;
+        atomic_fetch_add(&world->n_found, 1);
     }
-    atomic_fetch_add(&world->n_found, n);
     kvi_matches_fini(&matches);
     return NULL;
 }

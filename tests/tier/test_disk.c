@@ -758,6 +758,7 @@ static void test_barriers_are_shared(void **state)
     uint8_t *data = disk_pages(8192);
     struct kvbm_disk_batch batches[N];
     struct kvbm_disk_stats stats;
+    uint64_t n_barriers, until_ns = kv_now_ns() + 60 * KV_NS_PER_S;
     sem_t sem;
 
     (void)state;
@@ -772,15 +773,21 @@ static void test_barriers_are_shared(void **state)
     assert_int_equal(stats.writes, N);
     assert_in_range(stats.barriers, 2, 4);
     sem_init(&sem, 0, 0);
-    for (uint32_t i = 0; i < N; i++) { /* one each, at the same time */
-        batches[i] = (struct kvbm_disk_batch){
-            .write = true, .ios = &ios[i], .n = 1, .done = disk_done, .arg = &sem};
-        assert_int_equal(kvbm_disk_submit(disk, &batches[i]), 0);
-    }
-    for (uint32_t i = 0; i < N; i++)
-        disk_await(&sem);
-    kvbm_disk_get_stats(disk, &stats);
-    assert_in_range(stats.barriers, 4, N);
+    do { /* as often as it takes: this thread may lose its core between two batches */
+        uint64_t before = stats.barriers;
+
+        for (uint32_t i = 0; i < N; i++) { /* one each, at the same time */
+            batches[i] = (struct kvbm_disk_batch){
+                .write = true, .ios = &ios[i], .n = 1, .done = disk_done, .arg = &sem};
+            assert_int_equal(kvbm_disk_submit(disk, &batches[i]), 0);
+        }
+        for (uint32_t i = 0; i < N; i++)
+            disk_await(&sem);
+        kvbm_disk_get_stats(disk, &stats);
+        n_barriers = stats.barriers - before;
+        assert_true(n_barriers >= 2);
+        assert_true(kv_now_ns() < until_ns);
+    } while (n_barriers > N); /* alone each batch takes two */
     kvbm_disk_close(disk);
     sem_destroy(&sem);
     free(data);

@@ -20,7 +20,7 @@ struct storm {
     _Atomic uint64_t written, false_misses, unsure, got;
     atomic_uint readers;
     atomic_int read_rc;
-    uint64_t packs, rewritten;
+    _Atomic uint64_t packs, rewritten;
 };
 
 /* Every second read asks for several blobs. */
@@ -47,7 +47,8 @@ static void *read_all(void *arg)
     struct kvs_store *store = open_store(s->w.uri);
     uint64_t state = (uintptr_t)&store | 1;
 
-    for (size_t i = 0; i < s->reads; i++) {
+    /* The packing may begin late: until there was something to read. */
+    for (size_t i = 0; i < s->reads || s->packs <= 3 || !s->rewritten; i++) {
         uint64_t written = s->written;
         int rc = read_some(store, unit_below(&state, written), written);
 
