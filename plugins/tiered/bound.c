@@ -51,7 +51,7 @@ static void keep_opened(struct trd_bound *bound, struct trd_call *call)
     pthread_mutex_lock(&bound->lock);
     if (!bound->inner)
         bound->inner = KV_STEAL(extra);
-    kvs_publishes_by_hand(bound->inner); /* what a late close flushes, nobody asked for */
+    kvs_publishes_by_hand(bound->inner); /* a late close flushes nothing */
     pthread_mutex_unlock(&bound->lock);
     kvs_close(extra);
     call->opened = NULL;

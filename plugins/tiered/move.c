@@ -91,22 +91,32 @@ int trd_move_copy(struct kvs_store *from, struct kvs_store *to, const void *hash
     return rc < 0 ? rc : copied;
 }
 
-int trd_move_remove(struct kvs_store *from, struct kvs_store *to, const void *hashes,
-                    size_t hash_len, size_t n, int *ret_each)
+int trd_move_remove_while(struct kvs_store *from, struct kvs_store *to, const void *hashes,
+                          size_t hash_len, size_t n, int *ret_each, trd_may_fn may, void *arg)
 {
     struct blobs copy;
     int rc = get_blobs(to, hashes, hash_len, n, &copy), removed = 0;
+    bool stopped = false;
 
     for (size_t i = 0; rc == 0 && i < n; i++) {
         const uint8_t *hash = (const uint8_t *)hashes + i * hash_len;
 
         ret_each[i] = missing(&copy, i);
-        if (ret_each[i] == 0)
+        stopped = stopped || (may && !may(arg));
+        if (stopped)
+            ret_each[i] = -ECANCELED;
+        else if (ret_each[i] == 0)
             ret_each[i] = kvs_delete_chunk_if(from, hash, hash_len, copy.data[i], copy.len[i]);
         removed += ret_each[i] == 1;
     }
     free_blobs(&copy);
     return rc < 0 ? rc : removed;
+}
+
+int trd_move_remove(struct kvs_store *from, struct kvs_store *to, const void *hashes,
+                    size_t hash_len, size_t n, int *ret_each)
+{
+    return trd_move_remove_while(from, to, hashes, hash_len, n, ret_each, NULL, NULL);
 }
 
 int trd_is_same_store(struct kvs_store *a, struct kvs_store *b)

@@ -46,6 +46,14 @@ int trd_move_remove(struct kvs_store *from, struct kvs_store *to, const void *ha
                     size_t hash_len, size_t n, int *ret_each);
 
 /**
+ * As trd_move_remove, asking before each removal whether it may be done still; from the first refusal on,
+ * ret_each[i] is -ECANCELED.
+ */
+typedef bool (*trd_may_fn)(void *arg);
+int trd_move_remove_while(struct kvs_store *from, struct kvs_store *to, const void *hashes,
+                          size_t hash_len, size_t n, int *ret_each, trd_may_fn may, void *arg);
+
+/**
  * Whether two members are one store by two URIs: what is removed from one isn't in the other then. Writes
  * a manifest to @a, and deletes it. Returns 1, 0 or an error.
  */

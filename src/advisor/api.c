@@ -83,6 +83,7 @@ static void plan(void *arg, struct kh_request *request, struct kh_reply *reply)
     kv_json_writer_init(&w, &reply->body);
     kv_json_begin_object(&w);
     kv_json_member_bool(&w, "dry_run", service->options->dry_run);
+    kv_json_member_bool(&w, "leader", !service->options->dry_run && kva_leader_is(service->leader));
     kv_json_member_str(&w, "policy", service->options->policy);
     kva_plan_json(&service->volumes, &stats, &plan, &w);
     kv_json_end_object(&w);
@@ -173,6 +174,8 @@ static void put_mover(const struct kva_service *service, struct kv_buf *out)
         s.failed);
     one(out, "kv_advisor_lingering_blobs", "Blobs whose second copy is removed soon", "gauge",
         s.lingering);
+    one(out, "kv_advisor_leader", "1 while this advisor may move blobs, as far as --lock says",
+        "gauge", mover && kva_leader_is(service->leader));
     one(out, "kv_advisor_quiet", "1 in quiet hours", "gauge", s.quiet);
     one(out, "kv_advisor_idle_passes_total", "Passes over the index without anything to do",
         "counter", s.passes);

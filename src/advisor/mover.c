@@ -40,6 +40,7 @@ struct kva_mover {
     bool stop;
     struct kva_mover_stats stats;
     /* of the thread: */
+    uint64_t scans;     /* with a leader: moves begin with more scans than so many */
     uint32_t at;        /* record that the pass has come to */
     bool any;           /* the pass has found a step to take */
     uint64_t looked_ns; /* time that the pass has spent in the index so far */
@@ -129,8 +130,9 @@ static bool rests(const struct kva_mover *mover, const uint8_t *key, uint64_t no
 {
     size_t at = resting_at(key);
 
-    return now_ns < mover->resting[at].until_ns &&
-           memcmp(mover->resting[at].key, key, KVA_KEY) == 0;
+    return kva_leader_doubts(mover->opts.leader, key) ||
+           (now_ns < mover->resting[at].until_ns &&
+            memcmp(mover->resting[at].key, key, KVA_KEY) == 0);
 }
 
 static void count_failed(struct kva_mover *mover, uint64_t n)
@@ -166,8 +168,8 @@ static bool may_move(const struct kva_mover *mover, unsigned from, unsigned to, 
 {
     const struct kva_volumes *v = mover->opts.volumes;
 
-    return v->stores[from] && v->stores[to] && atomic_load(&v->listed[to]) &&
-           now_ns >= mover->pairs[from][to].until_ns;
+    return atomic_load(&v->usable[from]) && atomic_load(&v->usable[to]) &&
+           atomic_load(&v->listed[to]) && now_ns >= mover->pairs[from][to].until_ns;
 }
 
 /* -- removal behind linger --------------------------------------------------------------------- */
@@ -206,7 +208,8 @@ static bool still_wanted(struct kva_mover *mover, const struct waiting *w, uint6
 
     pthread_mutex_lock(&mover->opts.world->lock);
     b = kva_index_find(mover->opts.world->index, w->key);
-    wanted = b && b->want != w->from && b->have >> w->from & 1 && b->have >> w->to & 1;
+    wanted = b && !kva_leader_doubts(mover->opts.leader, w->key) && b->want != w->from &&
+             b->have >> w->from & 1 && b->have >> w->to & 1;
     *ret_bytes += wanted ? (uint64_t)b->units * KVA_UNIT : 0;
     kva_index_linger(mover->opts.world->index, w->key, false);
     pthread_mutex_unlock(&mover->opts.world->lock);
@@ -261,24 +264,42 @@ static size_t take_due(struct kva_mover *mover, uint64_t now_ns, unsigned *ret_f
     return n;
 }
 
+static bool may_remove(void *arg)
+{
+    return kva_leader_is(arg);
+}
+
+/* Remove @n blobs that have lingered. False: another advisor may move blobs now. */
+static bool remove_run(struct kva_mover *mover, unsigned from, unsigned to, size_t n)
+{
+    const struct kva_volumes *v = mover->opts.volumes;
+    struct kva_leader *leader = mover->opts.leader;
+    int rc = kva_leader_begin(leader, mover->keys, n);
+
+    if (rc < 0)
+        return false; /* a later pass finds them again */
+    rc = trd_move_remove_while(v->stores[from], v->stores[to], mover->keys, KVA_KEY, n, mover->each,
+                               may_remove, leader);
+    kva_leader_end(leader);
+    note_pair(mover, from, to, rc);
+    for (size_t i = 0; rc >= 0 && i < n; i++)
+        if (mover->each[i] != -ECANCELED)
+            note_removed(mover, &mover->keys[i * KVA_KEY], from, to, mover->each[i]);
+    return kva_leader_is(leader);
+}
+
 /* Remove what has lingered. Returns false when pay does; what is left then is found by a later pass. */
 static bool remove_due(struct kva_mover *mover)
 {
-    const struct kva_volumes *v = mover->opts.volumes;
     unsigned from = 0, to = 0;
     size_t n;
-    int rc;
 
     while (mover->n_waiting && mover->waiting[mover->first].due_ns <= kv_now_ns()) {
         n = take_due(mover, kv_now_ns(), &from, &to);
         if (!n || !may_move(mover, from, to, kv_now_ns()))
             continue; /* a later pass finds them again */
-        if (!pay(mover, n, 0))
+        if (!pay(mover, n, 0) || !remove_run(mover, from, to, n))
             return false;
-        rc = trd_move_remove(v->stores[from], v->stores[to], mover->keys, KVA_KEY, n, mover->each);
-        note_pair(mover, from, to, rc);
-        for (size_t i = 0; rc >= 0 && i < n; i++)
-            note_removed(mover, &mover->keys[i * KVA_KEY], from, to, mover->each[i]);
     }
     return true;
 }
@@ -335,7 +356,7 @@ static bool copy_run(struct kva_mover *mover, const struct kva_move *const *run,
     unsigned from = run[0]->from, to = run[0]->to;
     int rc, full = 0;
 
-    if (!pay(mover, n, bytes))
+    if (!pay(mover, n, bytes) || !kva_leader_is(mover->opts.leader))
         return false;
     for (size_t i = 0; i < n; i++)
         memcpy(&mover->keys[i * KVA_KEY], run[i]->key, KVA_KEY);
@@ -427,7 +448,7 @@ static void delete (struct kva_mover *mover, const struct kva_move *step)
     const struct kva_volumes *v = mover->opts.volumes;
     bool all = true;
 
-    if (!is_left(mover, step))
+    if (!is_left(mover, step) || kva_leader_begin(mover->opts.leader, step->key, 1) < 0)
         return;
     for (unsigned m = 0; m < v->config.n_members; m++) {
         void *data = NULL;
@@ -436,6 +457,10 @@ static void delete (struct kva_mover *mover, const struct kva_move *step)
 
         if (!v->stores[m] || v->config.members[m].read_only)
             continue;
+        if (!atomic_load(&v->usable[m]) || !kva_leader_is(mover->opts.leader)) {
+            all = false;
+            continue;
+        }
         rc = kvs_get_chunk(v->stores[m], step->key, KVA_KEY, &data, &len);
         if (rc == 0)
             rc = kvs_delete_chunk_if(v->stores[m], step->key, KVA_KEY, data, len) == 1 ? -ENOENT
@@ -448,6 +473,7 @@ static void delete (struct kva_mover *mover, const struct kva_move *step)
         kva_index_gone(mover->opts.world->index, m, step->key);
         pthread_mutex_unlock(&mover->opts.world->lock);
     }
+    kva_leader_end(mover->opts.leader);
     if (!all)
         rest_blob(mover, step->key, REST_NS);
     pthread_mutex_lock(&mover->lock);
@@ -516,13 +542,50 @@ static void turn(struct kva_mover *mover)
     mover->looked_ns = 0;
 }
 
+/* Forget the removals that wait: another advisor may have changed the places since. */
+static void drop_waiting(struct kva_mover *mover)
+{
+    pthread_mutex_lock(&mover->opts.world->lock);
+    for (size_t i = 0; i < mover->n_waiting; i++)
+        kva_index_linger(mover->opts.world->index, mover->waiting[(mover->first + i) % WAITING].key,
+                         false);
+    pthread_mutex_unlock(&mover->opts.world->lock);
+    mover->n_waiting = 0;
+    set_lingering(mover);
+}
+
+/* Whether this advisor may move blobs now. Where it may anew, what it knows of places is old: first comes a scan. */
+static bool leads(struct kva_mover *mover)
+{
+    struct kva_volumes *v = mover->opts.volumes;
+    bool fresh, may = kva_leader_may_move(mover->opts.leader, &fresh);
+
+    if (!mover->opts.leader)
+        return true;
+    if (!may) {
+        if (mover->n_waiting)
+            drop_waiting(mover);
+        kva_volumes_unlock(v);
+        return false;
+    }
+    if (fresh) {
+        mover->scans = atomic_load(&v->scans) + 1; /* one may be under way */
+        mover->at = 0;
+    }
+    kva_volumes_lock(v);
+    may = atomic_load(&v->scans) > mover->scans;
+    if (!may && mover->opts.scan)
+        mover->opts.scan(mover->opts.scan_arg);
+    return may;
+}
+
 static void *run(void *arg)
 {
     struct kva_mover *mover = arg;
     uint64_t interval_ns = mover->opts.interval_ms * KV_NS_PER_MS;
 
     while (rest_until(mover, 0)) {
-        if (!atomic_load(&mover->opts.volumes->scans) || is_quiet_now(mover))
+        if (!atomic_load(&mover->opts.volumes->scans) || is_quiet_now(mover) || !leads(mover))
             (void)rest_until(mover, kv_now_ns() + KV_MIN(interval_ns, 100 * KV_NS_PER_MS));
         else
             turn(mover);
@@ -563,6 +626,7 @@ void kva_mover_destroy(struct kva_mover *mover)
     pthread_mutex_unlock(&mover->lock);
     if (mover->has_thread)
         pthread_join(mover->thread, NULL);
+    kva_leader_end(mover->opts.leader);
     pthread_cond_destroy(&mover->woken);
     pthread_mutex_destroy(&mover->lock);
     free(mover->waiting);

@@ -16,6 +16,7 @@
 #ifndef KV_ADVISOR_MOVER_H
 #define KV_ADVISOR_MOVER_H
 
+#include "advisor/leader.h"
 #include "advisor/volumes.h"
 
 struct kva_mover;
@@ -31,6 +32,9 @@ struct kva_limits {
 struct kva_mover_opts {
     struct kva_volumes *volumes;
     struct kva_world *world;
+    struct kva_leader *leader; /* NULL: nobody else moves blobs; borrowed */
+    void (*scan)(void *arg);   /* with a leader: list the members now */
+    void *scan_arg;
     struct kva_limits limits;
     uint64_t interval_ms; /* between two passes that find nothing, at least; 0: 200 */
 };

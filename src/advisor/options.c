@@ -9,6 +9,7 @@
 #include "base/args/args.h"
 #include "base/core/ascii.h"
 #include "http/args.h"
+#include "plane/etcd.h"
 #include "tiered/config.h"
 
 #define ROW(n, t, field) .name = (n), .type = (t), .offset = offsetof(struct kva_options, field)
@@ -34,6 +35,13 @@ static const struct kv_arg arguments[] = {
      .help =
          "Lock members that are no folders by files in FOLDER, which all advisors of this machine "
          "share (default: such members aren't locked)."},
+    {ROW("lock", KV_ARG_STR, lock), .value = "URL",
+     .help = "Of all advisors with this lock, one at a time moves blobs; the others stand by. "
+             "etcd://HOST:PORT[,HOST:PORT...][/NAME], or etcds:// (NAME: default: of the members' "
+             "URIs)."},
+    {ROW("lock-ttl", KV_ARG_TIME, lock_ttl_ms), .value = "TIME",
+     .help = "Another advisor takes the lock so long after its holder has died (default 10s).",
+     .min = 2000, .max = 3600000},
     {ROW("scan-interval", KV_ARG_TIME, scan_ms), .value = "TIME",
      .help = "List the members anew after so long (default 10m).", .min = 1000, .max = 86400000},
     {ROW("max-blobs", KV_ARG_U64, max_blobs), .value = "N",
@@ -136,6 +144,9 @@ static int check(struct kva_options *o, struct kv_error *error)
     if (o->quiet_hours && kva_parse_hours(o->quiet_hours, &o->quiet_from, &o->quiet_to) < 0)
         return kv_fail(error, -EINVAL, 0, "--quiet-hours '%.40s': expected HH:MM-HH:MM",
                        o->quiet_hours);
+    if (o->lock && !kvp_etcd_url_is(o->lock))
+        return kv_fail(error, -EINVAL, 0, "--lock '%.80s': expected etcd://HOST:PORT[/NAME]",
+                       o->lock);
     return kh_args_check(o->tls_cert, o->tls_key, o->insecure, o->auth_token_file,
                          o->trace_id_header, error);
 }
@@ -144,6 +155,7 @@ int kva_options_parse(int argc, char **argv, struct kva_options *ret, struct kv_
 {
     struct kva_options options = {.policy = "cost",
                                   .share = 90,
+                                  .lock_ttl_ms = 10000,
                                   .scan_ms = 600000,
                                   .half_life_ms = 3600000,
                                   .nats_silence_ms = 60000,

@@ -204,8 +204,10 @@ static int make_index(struct kva_service *service, struct kv_error *error)
 static int open_parts(struct kva_service *service, struct kv_error *error)
 {
     const struct kva_options *o = service->options;
-    const struct kva_volumes_opts volumes = {
-        .path = o->path, .lock_folder = o->lock_folder, .look_only = o->dry_run};
+    const struct kva_volumes_opts volumes = {.path = o->path,
+                                             .lock_folder = o->lock_folder,
+                                             .look_only = o->dry_run,
+                                             .lock_later = o->lock != NULL};
     int rc = kh_auth_create(o->auth_token_file, o->insecure, &service->auth, error);
 
     if (rc == 0 && o->access_log)
@@ -219,7 +221,17 @@ static int open_parts(struct kva_service *service, struct kv_error *error)
     if (rc < 0)
         return rc;
     load_state(service);
+    if (o->lock && !o->dry_run)
+        rc = kva_leader_open(o->lock, (uint32_t)(o->lock_ttl_ms / 1000),
+                             kva_volumes_id(&service->volumes), &service->leader, error);
+    if (rc < 0)
+        return rc;
     return o->nats ? kva_follow_open(o, &service->world, &service->follow, error) : 0;
+}
+
+static void scan_now(void *arg)
+{
+    kva_service_scan(arg);
 }
 
 static int start_threads(struct kva_service *service, struct kv_error *error)
@@ -227,6 +239,9 @@ static int start_threads(struct kva_service *service, struct kv_error *error)
     const struct kva_options *o = service->options;
     const struct kva_mover_opts opts = {.volumes = &service->volumes,
                                         .world = &service->world,
+                                        .leader = service->leader,
+                                        .scan = scan_now,
+                                        .scan_arg = service,
                                         .limits = {.bytes_per_s = o->bytes_per_s,
                                                    .requests_per_s = o->requests_per_s,
                                                    .quiet_from = o->quiet_from,
@@ -253,6 +268,7 @@ static void stop_all(struct kva_service *service)
     if (service->has_scanner)
         pthread_join(service->scanner, NULL);
     kva_mover_destroy(service->mover);
+    kva_leader_close(service->leader);
     if (service->world.index && atomic_load(&service->ready))
         save_state(service);
     kva_feed_destroy(service->world.feed);

@@ -25,6 +25,7 @@ struct kva_service {
     struct kva_world world;
     struct kva_volumes volumes;
     struct kva_follow *follow;         /* NULL: no --nats */
+    struct kva_leader *leader;         /* NULL: no --lock, or --dry-run */
     _Atomic(struct kva_mover *) mover; /* NULL: --dry-run, or not started; HTTP runs before it */
     struct kh_auth *auth;
     struct kh_tls *tls;               /* NULL: plain HTTP */

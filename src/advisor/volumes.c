@@ -50,6 +50,8 @@ static int lock_member(struct kva_volumes *volumes, size_t i, const char *folder
     int fd, rc;
 
     if (!lock_path(member->uri, folder, path)) {
+        if (volumes->opts.lock_later)
+            return 0; /* the other lock is enough */
         kv_log_warn("advisor", "no lock: nothing keeps a second advisor away", "member=%s",
                     member->name);
         return 0;
@@ -133,7 +135,7 @@ static int add_member(struct kva_volumes *volumes, size_t i, struct kv_error *er
         say_absent(volumes, i, strerror(-rc));
         return 0;
     }
-    if (!look_only && !members[i].read_only)
+    if (!look_only && !members[i].read_only && !volumes->opts.lock_later)
         rc = lock_member(volumes, i, volumes->opts.lock_folder, error);
     if (rc == 0 && !look_only)
         same = find_twin(volumes, i, store, &twin);
@@ -154,6 +156,7 @@ static int add_member(struct kva_volumes *volumes, size_t i, struct kv_error *er
         kv_log_info("advisor", "a member has joined", "member=%s", members[i].name);
     volumes->absent[i] = KVA_UNTRIED;
     atomic_store(&volumes->stores[i], store);
+    atomic_store(&volumes->usable[i], members[i].read_only || !volumes->opts.lock_later);
     return 0;
 }
 
@@ -179,6 +182,31 @@ int kva_volumes_join(struct kva_volumes *volumes, size_t *ret_missing)
         *ret_missing += !volumes->stores[i] && volumes->absent[i] == KVA_DOWN;
     }
     return n;
+}
+
+void kva_volumes_lock(struct kva_volumes *volumes)
+{
+    for (size_t i = 0; i < volumes->config.n_members; i++) {
+        struct kv_error error = {0};
+
+        if (!volumes->stores[i] || atomic_load(&volumes->usable[i]))
+            continue;
+        if (lock_member(volumes, i, volumes->opts.lock_folder, &error) == 0)
+            atomic_store(&volumes->usable[i], true);
+        else if (!volumes->said_locked[i])
+            kv_log_warn("advisor", "a member is left alone", "reason=\"%s\"", error.text);
+        volumes->said_locked[i] = !atomic_load(&volumes->usable[i]);
+    }
+}
+
+void kva_volumes_unlock(struct kva_volumes *volumes)
+{
+    for (size_t i = 0; i < volumes->config.n_members; i++) {
+        if (!volumes->stores[i] || volumes->config.members[i].read_only)
+            continue;
+        atomic_store(&volumes->usable[i], false);
+        unlock_member(volumes, i);
+    }
 }
 
 int kva_volumes_open(const struct kva_volumes_opts *opts, struct kva_volumes *ret,

@@ -35,6 +35,7 @@ struct kva_volumes_opts {
     const char *path;        /* of the tiered store's configuration */
     const char *lock_folder; /* for members that aren't folders; NULL: these aren't locked */
     bool look_only;          /* take no locks, and make no folder that is missing */
+    bool lock_later;         /* take locks by kva_volumes_lock: another lock comes first */
 };
 
 /** A member that isn't open. */
@@ -50,10 +51,12 @@ struct kva_volumes {
     _Atomic(struct kvs_store *) stores[KVA_MEMBERS]; /* NULL: can't be opened; set once */
     struct trd_bound *bounds[KVA_MEMBERS];           /* of members with a deadline */
     enum kva_absent absent[KVA_MEMBERS];             /* of the thread that scans */
-    int locks[KVA_MEMBERS];                          /* descriptors; -1: none */
-    _Atomic uint64_t scans;                          /* whole ones so far */
-    _Atomic uint64_t unlisted;                       /* members that the last scan couldn't list */
-    atomic_bool listed[KVA_MEMBERS];                 /* once at least: what it has is known */
+    atomic_bool usable[KVA_MEMBERS]; /* it is open, and locked where it may be written to */
+    bool said_locked[KVA_MEMBERS];   /* the log has that another advisor has it */
+    int locks[KVA_MEMBERS];          /* descriptors; -1: none */
+    _Atomic uint64_t scans;          /* whole ones so far */
+    _Atomic uint64_t unlisted;       /* members that the last scan couldn't list */
+    atomic_bool listed[KVA_MEMBERS]; /* once at least: what it has is known */
     _Atomic uint64_t
         foreign[KVA_MEMBERS]; /* blobs with keys of other lengths, as of the last scan */
 };
@@ -72,6 +75,13 @@ void kva_volumes_close(struct kva_volumes *volumes);
  * number of those still to be tried. Returns the number that joined. By the thread that scans.
  */
 int kva_volumes_join(struct kva_volumes *volumes, size_t *ret_missing);
+
+/**
+ * With lock_later: lock the open members that aren't locked yet. Those that another advisor of this machine has
+ * aren't usable until a later call. unlock gives all locks back. By the thread that moves.
+ */
+void kva_volumes_lock(struct kva_volumes *volumes);
+void kva_volumes_unlock(struct kva_volumes *volumes);
 
 /** Return a number of the members: of their URIs. */
 uint64_t kva_volumes_id(const struct kva_volumes *volumes);

@@ -116,6 +116,30 @@ void etcd_write_put(struct kv_buf *out, const char *key, const void *value, size
     kv_buf_printf(out, ",\"lease\":\"%" PRIu64 "\"}", lease);
 }
 
+void etcd_write_delete(struct kv_buf *out, const char *key)
+{
+    kv_buf_putc(out, '{');
+    put_bytes(out, "key", key, strlen(key));
+    kv_buf_putc(out, '}');
+}
+
+void etcd_write_put_if(struct kv_buf *out, const char *guard, uint64_t created, const char *key,
+                       const void *value, size_t len, uint64_t lease)
+{
+    kv_buf_puts(out, "{\"compare\":[{");
+    put_bytes(out, "key", guard, strlen(guard));
+    kv_buf_printf(out,
+                  ",\"target\":\"CREATE\",\"result\":\"EQUAL\",\"create_revision\":\"%" PRIu64
+                  "\"}],\"success\":[",
+                  created);
+    if (key) {
+        kv_buf_puts(out, "{\"request_put\":");
+        etcd_write_put(out, key, value, len, lease);
+        kv_buf_putc(out, '}');
+    }
+    kv_buf_puts(out, "]}");
+}
+
 void etcd_write_range(struct kv_buf *out, const char *prefix, uint32_t limit)
 {
     kv_buf_putc(out, '{');
@@ -291,6 +315,8 @@ static void read_members(struct reading *r, bool outer)
             a->created = kv_json_bool(&r->j);
         else if (kv_str_eq(key, "canceled"))
             a->canceled = kv_json_bool(&r->j);
+        else if (kv_str_eq(key, "succeeded"))
+            a->succeeded = kv_json_bool(&r->j);
         else if (kv_str_eq(key, "more"))
             a->more = kv_json_bool(&r->j);
         else if (kv_str_eq(key, "kvs")) {

@@ -24,6 +24,13 @@ void etcd_write_put(struct kv_buf *out, const char *key, const void *value, size
                     uint64_t lease);
 /** Of all keys that begin with @prefix: 1 to ETCD_MAX_PREFIX + 1 bytes. */
 void etcd_write_range(struct kv_buf *out, const char *prefix, uint32_t limit);
+void etcd_write_delete(struct kv_buf *out, const char *key);
+/**
+ * Write, or only look: if key @guard was created at revision @created (0: there is no such key), put @key; NULL:
+ * put nothing. The answer's `succeeded` tells whether it was so.
+ */
+void etcd_write_put_if(struct kv_buf *out, const char *guard, uint64_t created, const char *key,
+                       const void *value, size_t len, uint64_t lease);
 void etcd_write_watch(struct kv_buf *out, const char *prefix, uint64_t revision);
 
 /* ---- answers ---- */
@@ -34,7 +41,7 @@ struct etcd_answer {
     uint64_t id, ttl;  /* of a lease */
     char token[512];
     char error[96]; /* "": none */
-    bool created, canceled, more;
+    bool created, canceled, more, succeeded;
 };
 
 /** Most bytes of a key and of a value. An answer with longer ones makes no sense. */

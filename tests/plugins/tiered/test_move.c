@@ -50,6 +50,36 @@ static void test_steps(void **state)
     world_close(&w);
 }
 
+static bool may_once(void *arg)
+{
+    return ++*(int *)arg == 1;
+}
+
+/* A mover that is stopped within a call removes nothing more. */
+static void test_stopped_within(void **state)
+{
+    uint8_t keys[3 * 16];
+    int each[3], asked = 0;
+    struct world w;
+    (void)state;
+
+    world_open(&w, "puts = fast\n", "");
+    for (uint64_t n = 0; n < 3; n++)
+        assert_int_equal(put_blob(w.store, n), 0);
+    publish(w.store, "m");
+    keys_of(0, 3, keys);
+    assert_int_equal(trd_move_copy(w.fast, w.cold, keys, 16, 3, each), 3);
+    assert_int_equal(trd_move_remove_while(w.fast, w.cold, keys, 16, 3, each, may_once, &asked), 1);
+    assert_int_equal(asked, 2);
+    assert_int_equal(each[0], 1);
+    assert_int_equal(each[1], -ECANCELED);
+    assert_int_equal(each[2], -ECANCELED);
+    assert_int_equal(get_blob(w.fast, 0), -ENOENT);
+    assert_int_equal(get_blob(w.fast, 1), 0);
+    assert_int_equal(get_blob(w.fast, 2), 0);
+    world_close(&w);
+}
+
 /* A writer's put met the blob in the source. The mover takes it away before the writer publishes. */
 static void test_hit_that_moves(void **state)
 {
@@ -191,9 +221,9 @@ static void test_storm(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_steps),
-                                       cmocka_unit_test(test_hit_that_moves),
-                                       cmocka_unit_test(test_storm)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_steps), cmocka_unit_test(test_stopped_within),
+        cmocka_unit_test(test_hit_that_moves), cmocka_unit_test(test_storm)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
