@@ -102,6 +102,7 @@ static int call(struct caller *c, const char *path, struct kv_buf *request, stru
                                .timeout_ms = c->timeout_ms};
     int rc = request->error;
 
+    *ret = (struct etcd_answer){0};
     snprintf(url, sizeof(url), "%s/v3/%s", c->url->hosts[c->host], path);
     kv_buf_clear(&c->body);
     c->body.limit = MAX_ANSWER;
@@ -115,9 +116,9 @@ static int call(struct caller *c, const char *path, struct kv_buf *request, stru
     if (rc == 0 && (!c->ended || c->status != 200 || c->body.error ||
                     etcd_read(c->body.data, c->body.len, &limits, ret, fn, arg) < 0 || *ret->error))
         rc = -EIO;
-    if (rc < 0)
+    if (rc)
         c->host = (c->host + 1) % c->url->n_hosts;
-    return rc < 0 ? -EIO : 0;
+    return rc ? -EIO : 0;
 }
 
 /* -- the lock ---------------------------------------------------------------------------------- */
