@@ -11,6 +11,9 @@
  * "moves": blobs of 1 MiB from one file store to another, verified, in GB/s; yardstick: cp
  * --reflink=never and fsync of the same files, in turns, in $KV_BENCH_DIR or the current folder.
  *
+ * "save": the state of 10 million blobs into a file; the time for which that holds up all others, beside that
+ * of the whole save, which they would wait for without a copy of the process.
+ *
  * "hit rate": share of a trace's references that find their block in the fast member. It has room for 5,
  * 10 and 20 % of all blocks, and a used block is there at once. Yardsticks in the same run: LRU, and
  * Belady's bound (the block whose next use is farthest leaves, or isn't taken in). A request looks its
@@ -18,6 +21,7 @@
  */
 #include <errno.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,6 +30,7 @@
 #include "advisor/feed.h"
 #include "advisor/index.h"
 #include "advisor/policy.h"
+#include "advisor/state.h"
 #include "base/core/clock.h"
 #include "base/core/error.h"
 #include "base/core/xxh.h"
@@ -424,12 +429,55 @@ static void moves(void)
     free(data);
 }
 
+/* -- saving the state -------------------------------------------------------------------------- */
+
+enum { TRACKED = 10000000, SAVES = 3 };
+
+static void saves(void)
+{
+    const char *where = getenv("KV_BENCH_DIR");
+    const struct kva_index_opts opts = {
+        .n_members = 2, .limit = {UINT64_MAX, UINT64_MAX}, .policy = kva_policy_find("lru")};
+    struct bench_samples pauses = {.n = 0}, whole = {.n = 0};
+    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    struct kva_state_save save = {.lock = &lock, .policy = "lru"};
+    struct kva_index *index;
+    char path[PATH_MAX];
+
+    if (kva_index_create(&opts, &index))
+        bench_die("an index", -ENOMEM);
+    save.index = index;
+    for (uint64_t i = 0; i < TRACKED; i++) {
+        uint8_t key[KVA_KEY];
+        const struct kva_told told = {.key = key, .bytes = BLOCK_BYTES, .now_s = 1};
+
+        key_of(i + 1, key);
+        if (kva_index_tell(index, &told) < 0)
+            bench_die("an index", -ENOMEM);
+    }
+    snprintf(path, sizeof(path), "%s/advisor-bench-state", where ? where : ".");
+    for (unsigned i = 0; i < SAVES; i++) {
+        uint64_t start = kv_now_ns(), pause_ns;
+        int rc = kva_state_save(path, &save, &pause_ns);
+
+        if (rc)
+            bench_die("a state", rc);
+        bench_sample(&pauses, (double)pause_ns / 1e6);
+        bench_sample(&whole, (double)(kv_now_ns() - start) / 1e6);
+    }
+    remove(path);
+    bench_line("advisor", "'figure':'save','blobs':%d,'pause_ms':%.1f,'whole_ms':%.0f", TRACKED,
+               bench_middle(&pauses), bench_middle(&whole));
+    kva_index_destroy(index);
+}
+
 int main(int argc, char **argv)
 {
     bench_usage(argc, argv, "[TRACE.jsonl ...]");
     apply("lru");
     apply("cost");
     moves();
+    saves();
     for (int i = 1; i < argc; i++)
         judge(argv[i]);
     return 0;

@@ -218,6 +218,10 @@ static void metrics(void *arg, struct kh_request *request, struct kh_reply *repl
     put_events(service, &feed, &reply->body);
     one(&reply->body, "kv_advisor_scans_total", "Listings of all members", "counter",
         atomic_load(&service->volumes.scans));
+    kv_metric_head(&reply->body, "kv_advisor_state_pause_seconds", "gauge",
+                   "Time for which the last save of the state held up events and moves");
+    kv_buf_printf(&reply->body, "kv_advisor_state_pause_seconds %.6f\n",
+                  (double)atomic_load(&service->pause_ns) / 1e9);
     one(&reply->body, "kv_advisor_unlisted_members", "Members that the last scan couldn't list",
         "gauge", atomic_load(&service->volumes.unlisted));
 }

@@ -51,19 +51,19 @@ static void load_state(struct kva_service *service)
 static void save_state(struct kva_service *service)
 {
     const struct kva_options *o = service->options;
-    struct kv_buf out = KV_BUF_INIT;
+    const struct kva_state_save save = {.index = service->world.index,
+                                        .lock = &service->world.lock,
+                                        .members = kva_volumes_id(&service->volumes),
+                                        .policy = o->policy};
+    uint64_t pause_ns;
     int rc;
 
     if (!o->state)
         return;
-    pthread_mutex_lock(&service->world.lock);
-    rc = kva_state_write(service->world.index, kva_volumes_id(&service->volumes), o->policy, &out);
-    pthread_mutex_unlock(&service->world.lock);
-    if (rc == 0)
-        rc = kva_state_save(o->state, out.data, out.len);
+    rc = kva_state_save(o->state, &save, &pause_ns);
     if (rc < 0)
         kv_log_error("advisor", "the state can't be saved", "reason=\"%s\"", strerror(-rc));
-    kv_buf_fini(&out);
+    atomic_store(&service->pause_ns, pause_ns);
 }
 
 /* -- scans ------------------------------------------------------------------------------------- */

@@ -36,6 +36,7 @@ struct kva_service {
     pthread_mutex_t lock; /* guards scan_now */
     pthread_cond_t woken;
     bool scan_now;
+    _Atomic uint64_t pause_ns; /* that the last save of the state held up all others */
     atomic_bool stop;
     atomic_bool ready; /* the members have been listed once */
 };

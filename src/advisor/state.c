@@ -4,13 +4,17 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "advisor/policy.h"
+#include "base/core/clock.h"
 #include "base/core/le.h"
 #include "base/core/xxh.h"
 #include "base/file/sync_dir.h"
@@ -20,9 +24,50 @@ enum { VERSION = 1, POLICY = 16, AT_POLICY = 32, AT_MEMBERS = 48 };
 
 /* -- writing ----------------------------------------------------------------------------------- */
 
+/** Bytes on their way to a file, or to a buffer in memory. Without a lock or malloc where they go to a file. */
+struct sink {
+    struct kv_buf *out; /* NULL: to fd */
+    int fd, error;
+    size_t len;
+    XXH3_state_t sum;
+    uint8_t bytes[65536];
+};
+
+static int write_all(int fd, const uint8_t *data, size_t len)
+{
+    while (len) {
+        ssize_t n = write(fd, data, len);
+
+        if (n < 0 && errno != EINTR)
+            return -errno;
+        data += n > 0 ? n : 0;
+        len -= n > 0 ? (size_t)n : 0;
+    }
+    return 0;
+}
+
+static void flush(struct sink *sink)
+{
+    if (!sink->error && sink->out) {
+        kv_buf_append(sink->out, sink->bytes, sink->len);
+        sink->error = sink->out->error;
+    } else if (!sink->error) {
+        sink->error = write_all(sink->fd, sink->bytes, sink->len);
+    }
+    sink->len = 0;
+}
+
+static void put(struct sink *sink, const void *data, size_t len)
+{
+    if (sink->len + len > sizeof(sink->bytes))
+        flush(sink);
+    memcpy(sink->bytes + sink->len, data, len);
+    sink->len += len;
+    XXH3_64bits_update(&sink->sum, data, len);
+}
+
 struct writer {
-    const struct kva_index *index;
-    struct kv_buf *out;
+    struct sink *sink;
     uint32_t clock;
 };
 
@@ -42,19 +87,18 @@ static int write_block(void *arg, const struct kva_block *b)
     to[35] = b->list;
     to[36] = b->count;
     to[37] = b->flags;
-    kv_buf_append(w->out, to, sizeof(to));
-    return w->out->error;
+    put(w->sink, to, sizeof(to));
+    return w->sink->error;
 }
 
-int kva_state_write(const struct kva_index *index, uint64_t members, const char *policy,
-                    struct kv_buf *out)
+static int write_index(struct sink *sink, const struct kva_index *index, uint64_t members,
+                       const char *policy)
 {
-    struct writer w = {.index = index, .out = out, .clock = kva_clock(index)};
+    struct writer w = {.sink = sink, .clock = kva_clock(index)};
     uint8_t header[KVA_STATE_HEADER] = {0}, end[KVA_STATE_END];
     struct kva_index_stats stats;
-    size_t start = out->len;
-    int rc;
 
+    XXH3_64bits_reset(&sink->sum);
     kva_index_get_stats(index, &stats);
     memcpy(header, magic, sizeof(magic));
     kv_put_le32(header + 8, VERSION);
@@ -62,15 +106,35 @@ int kva_state_write(const struct kva_index *index, uint64_t members, const char 
     kv_put_le64(header + 24, stats.blocks);
     memcpy(header + AT_POLICY, policy, KV_MIN(strlen(policy), (size_t)POLICY));
     kv_put_le64(header + AT_MEMBERS, members);
-    if (kv_buf_reserve(out, KVA_STATE_HEADER + stats.blocks * KVA_STATE_BLOCK + KVA_STATE_END) < 0)
-        return out->error;
-    kv_buf_append(out, header, sizeof(header));
-    rc = kva_index_each(index, write_block, &w);
-    if (rc == 0 && out->error == 0) {
-        kv_put_le64(end, kv_xxh64(out->data + start, out->len - start, 0));
-        kv_buf_append(out, end, sizeof(end));
-    }
-    return rc ? rc : out->error;
+    put(sink, header, sizeof(header));
+    (void)kva_index_each(index, write_block, &w);
+    kv_put_le64(end, XXH3_64bits_digest(&sink->sum));
+    put(sink, end, sizeof(end));
+    flush(sink);
+    return sink->error;
+}
+
+static struct sink *make_sink(int fd, struct kv_buf *out)
+{
+    struct sink *sink = aligned_alloc(64, (sizeof(*sink) + 63) / 64 * 64);
+
+    if (!sink)
+        return NULL;
+    sink->out = out;
+    sink->fd = fd;
+    sink->error = 0;
+    sink->len = 0;
+    return sink;
+}
+
+int kva_state_write(const struct kva_index *index, uint64_t members, const char *policy,
+                    struct kv_buf *out)
+{
+    struct sink *sink = make_sink(-1, out);
+    int rc = sink ? write_index(sink, index, members, policy) : -ENOMEM;
+
+    free(sink);
+    return rc;
 }
 
 /* -- reading ----------------------------------------------------------------------------------- */
@@ -134,19 +198,6 @@ long kva_state_read(struct kva_index *index, uint64_t members, const char *polic
 
 /* -- files ------------------------------------------------------------------------------------- */
 
-static int write_all(int fd, const char *data, size_t len)
-{
-    while (len) {
-        ssize_t n = write(fd, data, len);
-
-        if (n < 0 && errno != EINTR)
-            return -errno;
-        data += n > 0 ? n : 0;
-        len -= n > 0 ? (size_t)n : 0;
-    }
-    return fsync(fd) < 0 ? -errno : 0;
-}
-
 static int sync_folder(const char *path)
 {
     static _Atomic bool told;
@@ -160,15 +211,64 @@ static int sync_folder(const char *path)
     return rc;
 }
 
-int kva_state_save(const char *path, const void *data, size_t len)
+/* Write all to the file and end: a copy of the process, in which no other thread runs. */
+static void write_and_exit(struct sink *sink, const struct kva_state_save *save)
 {
+    int rc;
+
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* it has the parent's locks of files */
+    rc = write_index(sink, save->index, save->members, save->policy);
+    if (rc == 0 && fsync(sink->fd) < 0)
+        rc = -errno;
+    _exit(KV_MIN(-rc, 255));
+}
+
+static int wait_for(pid_t pid)
+{
+    int status;
+
+    while (waitpid(pid, &status, 0) < 0)
+        if (errno != EINTR)
+            return -errno;
+    return WIFEXITED(status) ? -WEXITSTATUS(status) : -EIO;
+}
+
+/* Write the index as of now. Its lock is held for as long as a copy of the process takes to make. */
+static int write_file(struct sink *sink, const struct kva_state_save *save, uint64_t *ret_pause_ns)
+{
+    uint64_t begin_ns;
+    pid_t pid;
+    int rc = 0;
+
+    pthread_mutex_lock(save->lock);
+    begin_ns = kv_now_ns();
+    pid = fork();
+    if (pid == 0)
+        write_and_exit(sink, save);
+    if (pid < 0) /* no memory for a copy: the others wait until all is written */
+        rc = write_index(sink, save->index, save->members, save->policy);
+    *ret_pause_ns = kv_now_ns() - begin_ns;
+    pthread_mutex_unlock(save->lock);
+    if (pid > 0)
+        return wait_for(pid);
+    return rc == 0 && fsync(sink->fd) < 0 ? -errno : rc;
+}
+
+int kva_state_save(const char *path, const struct kva_state_save *save, uint64_t *ret_pause_ns)
+{
+    struct sink *sink;
     char *new;
     int fd, rc;
 
+    *ret_pause_ns = 0;
     if (asprintf(&new, "%s.new", path) < 0)
         return -ENOMEM;
     fd = open(new, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-    rc = fd < 0 ? -errno : write_all(fd, data, len);
+    rc = fd < 0 ? -errno : 0;
+    sink = make_sink(fd, NULL);
+    if (rc == 0)
+        rc = sink ? write_file(sink, save, ret_pause_ns) : -ENOMEM;
+    free(sink);
     if (fd >= 0)
         close(fd);
     if (rc == 0 && rename(new, path) < 0)

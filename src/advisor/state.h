@@ -14,6 +14,8 @@
 #ifndef KV_ADVISOR_STATE_H
 #define KV_ADVISOR_STATE_H
 
+#include <pthread.h>
+
 #include "advisor/index.h"
 #include "base/core/buf.h"
 #include "base/core/error.h"
@@ -30,8 +32,18 @@ int kva_state_write(const struct kva_index *index, uint64_t members, const char 
 long kva_state_read(struct kva_index *index, uint64_t members, const char *policy, const void *data,
                     size_t len);
 
-/** Replace the file @path by @data, so that a power cut leaves the old one or the new. 0 or an error. */
-int kva_state_save(const char *path, const void *data, size_t len);
+struct kva_state_save {
+    const struct kva_index *index;
+    pthread_mutex_t *lock; /* of the index */
+    uint64_t members;
+    const char *policy;
+};
+/**
+ * Replace the file @path by the index, so that a power cut leaves the old one or the new. A forked copy of the
+ * process writes it: the lock is held for *@ret_pause_ns, until the copy is made. Where the system has no
+ * memory for one, until all is written. Returns 0 or an error.
+ */
+int kva_state_save(const char *path, const struct kva_state_save *save, uint64_t *ret_pause_ns);
 /** Read a file, malloc'd into *@ret. Returns 0; -ENOENT; another error. */
 int kva_state_load(const char *path, void **ret, size_t *ret_len);
 
