@@ -44,6 +44,7 @@ def good(r, requests=2 * REQUESTS, workers=4):
     check(r["requests"] == requests or (r["requests"] > requests and sum(r["faults"].values())), f"requests: {r['requests']}")
     equal(r["options"]["workers"], workers, "workers")
     equal(sum(r["blocks_from"].values()), r["blocks"], "blocks by source")
+    check(0 <= r["ttft_saved_ms"] <= r["ttft_without_ms"] and r["slow_loads"] <= r["requests"], f"TTFT: {r['ttft_saved_ms']}")
     check(0 < r["bytes_verified"] <= r["bytes"]["kvx_gather"], "bytes")
     equal(r["books"]["indexer_lacks"] + r["books"]["indexer_extra"] + r["books"]["store_lacks"], 0, "differences")
     return r
@@ -277,7 +278,7 @@ def test_nothing_is_left():
 
 
 def workers_of(pids):
-    return [pid for pid in pids if b"--worker" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in pids if pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().endswith(b"\0--worker\0")]
 
 
 def test_interrupted_while_a_worker_is_frozen():
@@ -304,6 +305,22 @@ def test_a_worker_that_dies_by_itself_fails_the_run():
             process.kill()
             process.wait()
         check(process.returncode == 1 and "worker 1 ended by itself" in out, f"{process.returncode}: {out}")
+
+
+def test_a_worker_that_hangs_fails_the_run():
+    """Stopped from outside it looks as one that deadlocks: named, with its last stage, and ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        process, pids = begun(folder, workers=1, watchdog="15s" if SANITIZED else "4s")
+        worker, = workers_of(pids)
+        try:
+            os.kill(worker, signal.SIGSTOP)
+            out = process.communicate(timeout=patience(60))[1]
+        finally:
+            process.kill()
+            process.wait()
+        check(process.returncode == 1 and "worker 0 hung" in out and "--watchdog" in out and "Its last stage: " in out, f"{process.returncode}: {out}")
+        check(is_gone(worker), "the worker still runs")
+        wait_until(lambda: not os.listdir(folder), patience(30), "an empty folder")
 
 
 def test_a_folder_of_another_workload():

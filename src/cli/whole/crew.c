@@ -15,9 +15,9 @@
 #include <unistd.h>
 
 #include "base/core/clock.h"
+#include "cli/whole/stage.h"
 #include "cli/whole/whole.h"
 
-#define ASK_MS 90000
 #define STOP_MS 60000
 
 /* Run this program again. Inside of Python, /proc/self/exe is Python, whose path is in KVASIR_PYTHON
@@ -72,6 +72,19 @@ static int spawn(struct kc_whole *w, uint32_t number)
     return m->pid < 0 ? -errno : 0;
 }
 
+/* Note what a worker did last, and end its process. */
+static void end_hung(struct kc_whole *w, uint32_t number)
+{
+    struct kc_member *m = &w->members[number];
+    char stage[100];
+
+    kc_stage_tell(w->plan.dir, number, stage, sizeof(stage));
+    snprintf(m->hung, sizeof(m->hung), "Its last stage: %s", stage);
+    kill(m->pid, SIGKILL);
+    waitpid(m->pid, NULL, 0);
+    m->pid = 0;
+}
+
 int kc_crew_ask(struct kc_whole *w, uint32_t number, struct kc_message *message)
 {
     struct pollfd poll_fd = {.fd = w->members[number].fd, .events = POLLIN};
@@ -80,9 +93,32 @@ int kc_crew_ask(struct kc_whole *w, uint32_t number, struct kc_message *message)
     if (rc < 0)
         return rc;
     do
-        rc = poll(&poll_fd, 1, ASK_MS);
+        rc = poll(&poll_fd, 1, (int)w->opts.watchdog_ms);
     while (rc < 0 && errno == EINTR);
-    return rc == 0 ? -ETIMEDOUT : rc < 0 ? -errno : kc_message_receive(poll_fd.fd, message);
+    if (rc == 0) {
+        end_hung(w, number);
+        return -ETIMEDOUT;
+    }
+    return rc < 0 ? -errno : kc_message_receive(poll_fd.fd, message);
+}
+
+int kc_crew_watch(struct kc_whole *w, struct kv_error *error)
+{
+    uint64_t now = kv_now_ns(), most_ns = w->opts.watchdog_ms * KV_NS_PER_MS;
+
+    for (uint32_t i = 0; i < w->plan.n_workers; i++) {
+        struct kc_member *m = &w->members[i];
+
+        if (m->pid > 0 && m->pid == w->frozen) /* its time doesn't count */
+            m->since_ns = now;
+        if (m->pid <= 0 || m->killed || !m->n_queued || now < m->since_ns + most_ns)
+            continue;
+        end_hung(w, i);
+        return kv_fail(error, -ETIMEDOUT, 0,
+                       "worker %u hung: no answer for %.0f s (--watchdog), so it was ended. %s", i,
+                       (double)w->opts.watchdog_ms / 1e3, m->hung);
+    }
+    return 0;
 }
 
 /* Fail with the end of a worker's log. */
@@ -91,6 +127,10 @@ static int fail_of(const struct kc_whole *w, uint32_t number, int rc, struct kv_
     char path[KC_PLAN_PATH + 32], text[121] = "";
     FILE *log;
 
+    if (w->members[number].hung[0])
+        return kv_fail(error, rc, 0,
+                       "worker %u hung: no answer for %.0f s (--watchdog), so it was ended. %s",
+                       number, (double)w->opts.watchdog_ms / 1e3, w->members[number].hung);
     snprintf(path, sizeof(path), "%s/worker-%u.log", w->plan.dir, number);
     log = fopen(path, "re");
     if (log) {

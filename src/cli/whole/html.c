@@ -154,13 +154,8 @@ static struct scale scale_of(const struct kc_whole *w, const struct plot *p)
 
     for (size_t i = 0; i < w->n_samples; i++) {
         s.seconds = KV_MAX(s.seconds, w->samples[i].seconds);
-        for (size_t k = 0; k < p->n && !p->stacked; k++) {
-            double v = p->value(w, i, k);
-
-            s.most = KV_MAX(s.most, v);
-            if (p->value == saved_at)
-                s.least = KV_MIN(s.least, v);
-        }
+        for (size_t k = 0; k < p->n && !p->stacked; k++)
+            s.most = KV_MAX(s.most, p->value(w, i, k));
     }
     if (s.most <= s.least)
         s.most = s.least + 1;
@@ -199,7 +194,7 @@ static void put_line(const struct kc_whole *w, const struct plot *p, const struc
     for (size_t i = 0; i < w->n_samples; i++) {
         double v = p->value(w, i, k);
 
-        if (v >= 0 || p->value == saved_at)
+        if (v >= 0)
             kv_buf_printf(out, "%.1f,%.1f ", x_of(s, w->samples[i].seconds), y_of(s, v));
     }
     kv_buf_puts(out, "\"/>");

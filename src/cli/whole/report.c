@@ -143,10 +143,10 @@ static void table_service(const struct kc_whole *w, const struct kc_figures *f,
     printf("\n%s  Event lag%s p50 %.1f ms, p99 %.1f ms from registration to the indexer's answer\n",
            s->bold, s->plain, f->lag_p50_ms, f->lag_p99_ms);
     printf("%s  TTFT%s      ", s->bold, s->plain);
-    if (f->saved_ms >= 0)
-        printf("%.0f of %.0f ms saved in the mean", f->saved_ms, f->without_ms);
-    else
-        printf("nothing saved: loads took %.0f ms longer than their prefill would", -f->saved_ms);
+    printf("%.0f of %.0f ms saved in the mean", f->saved_ms, f->without_ms);
+    if (w->totals.slow_loads)
+        printf("; loads of %s requests took longer than their prefill",
+               kc_count(w->totals.slow_loads).s);
     printf(", at %s tokens/s\n", kc_count(w->opts.prefill).s);
 }
 
@@ -308,6 +308,7 @@ static void json_figures(const struct kc_whole *w, const struct kc_figures *f,
     kv_json_member_double(j, "lag_p99_ms", f->lag_p99_ms);
     kv_json_member_double(j, "ttft_saved_ms", f->saved_ms);
     kv_json_member_double(j, "ttft_without_ms", f->without_ms);
+    kv_json_member_u64(j, "slow_loads", w->totals.slow_loads);
 }
 
 static void json_books(const struct kc_whole *w, struct kv_json_writer *j)

@@ -157,6 +157,8 @@ static void dispatch(struct kc_whole *w)
             w->again[w->n_again++] = number;
             return;
         }
+        if (m->n_queued == 0)
+            m->since_ns = kv_now_ns();
         m->queue[m->n_queued++] = number;
         m->queued_blocks += n_blocks;
         w->routed++;
@@ -199,7 +201,9 @@ static void count(struct kc_whole *w, const struct kc_done_message *d)
     t->onboard_ns += d->onboard_ns;
     t->tokens += d->n * page;
     t->hit_tokens += hit * page;
-    t->saved_seconds += prefill - (double)d->onboard_ns / 1e9;
+    /* an engine that computes while it loads has its first token by whichever is done first */
+    t->saved_seconds += KV_MAX(prefill - (double)d->onboard_ns / 1e9, 0.0);
+    t->slow_loads += hit > 0 && prefill < (double)d->onboard_ns / 1e9;
 }
 
 static void finish_one(struct kc_whole *w, uint32_t number, const struct kc_done_message *d)
@@ -209,6 +213,7 @@ static void finish_one(struct kc_whole *w, uint32_t number, const struct kc_done
     add_counters(&w->totals, d, &m->last);
     count(w, d);
     m->last = *d;
+    m->since_ns = kv_now_ns();
     m->queued_blocks -= KV_MIN(m->queued_blocks, (uint64_t)d->n);
     if (m->n_queued > 0)
         memmove(m->queue, m->queue + 1, --m->n_queued * sizeof(*m->queue));
@@ -299,6 +304,8 @@ int kc_run(struct kc_whole *w, struct kv_error *error)
         dispatch(w);
         if (rc == 0)
             rc = kc_run_collect(w, TICK_MS, error);
+        if (rc == 0)
+            rc = kc_crew_watch(w, error);
         kc_sample_tick(w, false);
     }
     kc_fault_end(w);

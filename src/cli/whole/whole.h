@@ -41,7 +41,7 @@ struct kc_whole_opts {
     const char *json, *html;
     uint64_t requests, rounds, duration_ms, workers, g1, g2, g3, per_id, max_tokens, steps, prefill,
         seed;
-    uint64_t settle_ms, times, freeze_ms;
+    uint64_t settle_ms, times, freeze_ms, watchdog_ms;
     enum kc_route policy;
     uint32_t faults; /* 1 << enum kc_fault */
     bool nats, full_disk, quiet;
@@ -63,9 +63,11 @@ struct kc_member {
     uint64_t queue[KC_QUEUE]; /* numbers of the requests that it has, oldest first */
     uint32_t n_queued;
     uint64_t queued_blocks;
+    uint64_t since_ns; /* when its oldest request was sent, or its last answer came; n_queued > 0 */
     struct kc_done_message last; /* counters of the present process */
     char agent[160];
     char events[96], replay[96];
+    char hung[130]; /* what it did when the watchdog ended it; "": it didn't */
 };
 
 /** A server that a run starts beside the indexer: nats-server or redis-server. */
@@ -92,6 +94,7 @@ struct kc_totals {
     uint64_t path_bytes[KC_N_PATHS], phase_ns[KC_N_PHASES], bad[3], dropped[3], events_dropped;
     uint64_t cpu_ns, onboard_ns, hit_tokens, tokens;
     uint64_t queries, unanswered;
+    uint64_t slow_loads; /* requests whose loads took longer than their prefill would */
     double saved_seconds;
     char wrong[120];
 };
@@ -167,9 +170,14 @@ int kc_crew_start(struct kc_whole *whole, struct kv_error *error);
 bool kc_crew_stop(struct kc_whole *whole);
 /** Start a worker's process anew, after its end. */
 int kc_crew_restart(struct kc_whole *whole, uint32_t number, struct kv_error *error);
+/** Fail when a worker has had a request for longer than the watchdog's time, and end that worker. */
+int kc_crew_watch(struct kc_whole *whole, struct kv_error *error);
 /** Start the indexer, at the port that it had, and register all workers. */
 int kc_crew_start_indexer(struct kc_whole *whole, struct kv_error *error);
-/** Send a message to a worker and wait for the answer, up to 90 s. */
+/**
+ * Send a message to a worker and wait for the answer, up to the watchdog's time. Returns 0 or a negative
+ * errno; -ETIMEDOUT: the worker hung, and has been ended.
+ */
 int kc_crew_ask(struct kc_whole *whole, uint32_t number, struct kc_message *message);
 
 /* servers.c */

@@ -175,6 +175,15 @@ static const struct kv_arg ARGS[] = {
      .offset = AT(settle_ms),
      .value = "TIME",
      .help = "Longest wait until the books agree at the end. Default: 30s."},
+    {.name = "watchdog",
+     .type = KV_ARG_TIME,
+     .offset = AT(watchdog_ms),
+     .value = "TIME",
+     .min = 1000,
+     .max = 86400000,
+     .help =
+         "Longest time that a worker may take for an answer. One that takes longer hangs: it is "
+         "ended, and the run fails and says what it did last. Default: 150s."},
     {.name = "json",
      .type = KV_ARG_STR,
      .offset = AT(json),
@@ -271,6 +280,7 @@ int kc_whole_options(int argc, char **argv, struct kc_whole_opts *ret, struct kv
                               .prefill = 8000,
                               .seed = 1,
                               .settle_ms = 30000,
+                              .watchdog_ms = 150000,
                               .times = 1,
                               .freeze_ms = 2000};
     struct kv_arg_list rest = {.n = 0};

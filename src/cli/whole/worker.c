@@ -190,6 +190,7 @@ int kc_worker_go(struct kc_worker *w)
 
 void kc_worker_close(struct kc_worker *w)
 {
+    kc_stage_enter(w->stage, KC_STAGE_END, 0);
     kvbm_blockset_destroy(w->set);
     kvbm_cache_detach(w->cache);
     kvbm_pool_destroy(w->pool);
@@ -204,6 +205,7 @@ void kc_worker_close(struct kc_worker *w)
     free(w->fresh);
     free(w->rows[0]);
     free(w->rows[1]);
+    kc_stage_close(w->stage);
 }
 
 /* ---- the process ---- */
@@ -250,6 +252,7 @@ static void obey(struct kc_worker *w, struct kc_message *message)
 
     switch ((enum kc_message_kind)message->kind) {
     case KC_MESSAGE_GO:
+        kc_stage_enter(w->stage, KC_STAGE_TIERS, 0);
         answer_done(w, kc_worker_go(w), message);
         return;
     case KC_MESSAGE_SERVE:
@@ -257,12 +260,14 @@ static void obey(struct kc_worker *w, struct kc_message *message)
         answer_done(w, w->done.status, message);
         return;
     case KC_MESSAGE_SETTLE:
+        kc_stage_enter(w->stage, KC_STAGE_SETTLE, 0);
         answer_done(w, settle(w), message);
         return;
     case KC_MESSAGE_NUDGE:
         answer_done(w, nudge(w), message);
         return;
     case KC_MESSAGE_LOCATE:
+        kc_stage_enter(w->stage, KC_STAGE_BOOKS, 0);
         kvbm_registry_locate(kvbm_manager_registry(w->manager), 0, message->keys, message->n,
                              places);
         memcpy(message->places, places, message->n);
@@ -276,7 +281,10 @@ static void obey(struct kc_worker *w, struct kc_message *message)
 
 static void talk(struct kc_worker *w, int fd, struct kc_message *message)
 {
-    int rc = kc_worker_open(w, message);
+    int rc = kc_stage_open(w->plan->dir, w->number, &w->stage);
+
+    kc_stage_enter(w->stage, KC_STAGE_OPEN, 0);
+    rc = rc == 0 ? kc_worker_open(w, message) : rc;
 
     if (rc < 0) {
         message->kind = KC_MESSAGE_FAILED;
@@ -286,6 +294,7 @@ static void talk(struct kc_worker *w, int fd, struct kc_message *message)
     message->n = w->number;
     rc = kc_message_send(fd, message);
     while (rc == 0) {
+        kc_stage_enter(w->stage, KC_STAGE_WAIT, 0);
         rc = kc_message_receive(fd, message);
         if (rc < 0 || message->kind == KC_MESSAGE_END)
             break;

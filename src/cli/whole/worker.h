@@ -7,6 +7,7 @@
 #define KV_CLI_WHOLE_WORKER_H
 
 #include "cli/whole/message.h"
+#include "cli/whole/stage.h"
 #include "kvbm.h"
 
 struct kc_worker {
@@ -28,6 +29,7 @@ struct kc_worker {
     struct kvbm_mutable *fresh;
     struct kc_done_message done; /* of the request, and counters since the start */
     bool flipped;                /* the plan's flip is done */
+    struct kc_stage_page *stage; /* what it does, for the director */
 };
 
 /** Make events and agent: all that the others have to know before the first block. 0 or errno. */

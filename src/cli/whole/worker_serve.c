@@ -203,15 +203,20 @@ void kc_worker_serve(struct kc_worker *w, const struct kc_request_message *reque
     int rc = 0;
 
     begin(w, request);
+    kc_stage_enter(w->stage, KC_STAGE_LOAD, request->number);
     have = held = load(w);
+    kc_stage_enter(w->stage, KC_STAGE_COMPARE, request->number);
     if (have > 0)
         rc = kc_rows_compare(w, have, 0, 0, 0);
+    kc_stage_enter(w->stage, KC_STAGE_COMPUTE, request->number);
     if (rc == 0 && have < w->done.n)
         rc = compute(w, have);
+    kc_stage_enter(w->stage, KC_STAGE_DECODE, request->number);
     if (rc == 0) {
         held = w->done.n;
         rc = decode(w);
     }
+    kc_stage_enter(w->stage, KC_STAGE_RELEASE, request->number);
     kvbm_pool_release(w->pool, w->blocks, held);
     w->done.status = rc;
     read_counters(w);
