@@ -65,17 +65,35 @@ static void test_shapes(void **state)
     } shapes[] = {{"llama-3-8b", 128 << 10},
                   {"llama-3-70b", 320 << 10},
                   {"deepseek-v3", 61 * 576 * 2},
-                  {"qwen3-8b", 144 << 10}};
+                  {"qwen3-8b", 144 << 10},
+                  {"gpt-oss-20b", 48 << 10}};
 
     (void)state;
     for (size_t i = 0; i < KV_COUNT(shapes); i++) {
         const struct kc_shape *shape = kc_shape_find(shapes[i].name);
 
         assert_non_null(shape);
-        assert_int_equal(kc_shape_token_bytes(shape), shapes[i].token_bytes);
+        assert_int_equal(kc_shape_token_bytes(shape) * kc_shape_groups(shape),
+                         shapes[i].token_bytes);
         assert_int_equal(kc_shape_row_bytes(shape) % 32, 0);
     }
     assert_null(kc_shape_find("gpt"));
+}
+
+/* A token sees itself and 127 before it: the last eight blocks of 16. */
+static void test_windows(void **state)
+{
+    const struct kc_shape *full = kc_shape_find("tiny"), *shape = kc_shape_find("gpt-oss-20b");
+
+    (void)state;
+    assert_int_equal(kc_shape_groups(full), 1);
+    assert_int_equal(kc_shape_first(full, 0, 100), 0);
+    assert_int_equal(kc_shape_groups(shape), 2);
+    assert_int_equal(kc_shape_first(shape, 0, 100), 0);
+    assert_int_equal(kc_shape_first(shape, 1, 0), 0);
+    assert_int_equal(kc_shape_first(shape, 1, 8), 0);
+    assert_int_equal(kc_shape_first(shape, 1, 9), 1);
+    assert_int_equal(kc_shape_first(shape, 1, 100), 92);
 }
 
 int main(void)
@@ -85,6 +103,7 @@ int main(void)
         cmocka_unit_test(test_rows_differ),
         cmocka_unit_test(test_values_are_finite),
         cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_windows),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

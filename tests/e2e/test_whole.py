@@ -84,8 +84,18 @@ def test_shapes_and_policies():
     big = {"g1": "96MiB", "g2": "96MiB", "g3": "64MiB", "requests": 4, "workers": 2, "steps": 1, "max_tokens": 64}
     for model in ("llama-3-8b", "llama-3-70b", "deepseek-v3", "qwen3-8b"):
         good(whole(model=model, **big)[0], 8, 2)
+    r = good(whole(model="gpt-oss-20b", **big)[0], 8, 2)
+    check(r["books"]["window_copies"] > 0, f"{r['books']}")
     for policy in ("round-robin", "least"):
         good(whole(policy=policy)[0])
+
+
+def test_windows():
+    """Every other layer sees 128 tokens alone: its blocks are a second group, whose copies the store must have, too."""
+    options = {"model": "tiny-window", "max_tokens": 512}
+    r = good(whole("--kill", "worker", times=2, **options)[0])
+    check(all(r["blocks_from"][place] > 0 for place in ("g1", "g3", "peers")), f"{r['blocks_from']}")
+    equal((r["books"]["window_copies"] > 0, r["faults"]["kill worker"]), (True, 2), "copies of windows, faults")
 
 
 def bad_bytes(flip, **options):

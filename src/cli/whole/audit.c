@@ -30,10 +30,12 @@ static bool any_pending(const uint8_t *where, size_t n)
     return false;
 }
 
-static int look(struct kvbm_manager *manager, const uint64_t *keys, size_t n, bool *ret)
+static int look(struct kvbm_manager *manager, uint32_t group, const uint64_t *keys, size_t n,
+                bool *ret)
 {
     const struct timespec pause = {.tv_nsec = 1000 * 1000};
-    struct kvbm_chain chain = {.size = sizeof(chain), .keys = keys, .scattered = true};
+    struct kvbm_chain chain = {
+        .size = sizeof(chain), .group = group, .keys = keys, .scattered = true};
     uint64_t deadline_ns = kv_now_ns() + PATIENCE_NS;
     uint8_t where[AT_ONCE];
     long rc;
@@ -61,7 +63,7 @@ static int list(const char *uri, uint64_t *ret)
     return rc;
 }
 
-int kc_audit_store(struct kc_whole *w, const uint64_t *keys, size_t n, bool *ret,
+int kc_audit_store(struct kc_whole *w, uint32_t group, const uint64_t *keys, size_t n, bool *ret,
                    uint64_t *ret_chunks)
 {
     struct kvbm_layout_config block = kc_shape_layout(&w->plan.shape, 1, false);
@@ -75,7 +77,7 @@ int kc_audit_store(struct kc_whole *w, const uint64_t *keys, size_t n, bool *ret
     int rc = kvbm_manager_create(&opts, &manager);
 
     for (size_t at = 0; at < n && rc == 0; at += AT_ONCE)
-        rc = look(manager, keys + at, KV_MIN(n - at, (size_t)AT_ONCE), ret + at);
+        rc = look(manager, group, keys + at, KV_MIN(n - at, (size_t)AT_ONCE), ret + at);
     if (manager)
         kvbm_manager_destroy(manager, 5000);
     return rc == 0 ? list(w->plan.store, ret_chunks) : rc;

@@ -188,7 +188,8 @@ static int collect_keys(struct kc_whole *w, uint64_t n_requests, const struct co
 /* ---- the workers' books ---- */
 
 /* Ask a worker which of its tiers have each key. */
-static int ask_places(struct kc_whole *w, uint32_t worker, const struct keys *keys, uint8_t *tiers)
+static int ask_places(struct kc_whole *w, uint32_t worker, uint32_t group, const struct keys *keys,
+                      uint8_t *tiers)
 {
     struct kc_message *message = w->message;
     int rc = 0;
@@ -197,6 +198,7 @@ static int ask_places(struct kc_whole *w, uint32_t worker, const struct keys *ke
         n = KV_MIN(keys->n - at, (size_t)KC_PLAN_IDS);
         message->kind = KC_MESSAGE_LOCATE;
         message->n = (uint32_t)n;
+        message->group = group;
         for (size_t i = 0; i < n; i++)
             message->keys[i] = keys->list[at + i].key;
         rc = kc_crew_ask(w, worker, message);
@@ -218,11 +220,12 @@ static void mark_loose(const struct keys *keys, const uint8_t *tiers, bool *loos
     }
 }
 
-static int locate(struct kc_whole *w, uint32_t worker, const struct keys *keys, struct copies *ret)
+static int locate(struct kc_whole *w, uint32_t worker, uint32_t group, const struct keys *keys,
+                  struct copies *ret)
 {
     uint8_t *tiers = calloc(keys->n + 1, 1);
     bool *loose = calloc(keys->n + 1, sizeof(*loose));
-    int rc = tiers && loose ? ask_places(w, worker, keys, tiers) : -ENOMEM;
+    int rc = tiers && loose ? ask_places(w, worker, group, keys, tiers) : -ENOMEM;
 
     if (rc == 0)
         mark_loose(keys, tiers, loose);
@@ -394,7 +397,8 @@ static int compare_views(struct kc_whole *w, const struct copies *mine, const st
 }
 
 /* Compare what the workers believe of the store with what it says itself. */
-static int compare_store(struct kc_whole *w, const struct copies *mine, const struct keys *keys)
+static int compare_store(struct kc_whole *w, uint32_t group, const struct copies *mine,
+                         const struct keys *keys)
 {
     struct kc_books *b = &w->books;
     bool *there = calloc(keys->n + 1, sizeof(*there));
@@ -404,9 +408,8 @@ static int compare_store(struct kc_whole *w, const struct copies *mine, const st
 
     for (size_t i = 0; i < keys->n && rc == 0; i++)
         list[i] = keys->list[i].key;
-    rc = rc == 0 ? kc_audit_store(w, list, keys->n, there, &b->chunks) : rc;
+    rc = rc == 0 ? kc_audit_store(w, group, list, keys->n, there, &b->chunks) : rc;
 
-    b->stored = b->store_lacks = 0;
     for (size_t i = 0; i < keys->n && rc == 0; i++)
         b->stored += there[i];
     for (size_t i = 0; i < mine->n && rc == 0; i++) {
@@ -420,6 +423,25 @@ static int compare_store(struct kc_whole *w, const struct copies *mine, const st
     b->store = rc == 0;
     free(there);
     free(list);
+    return rc;
+}
+
+/* Compare with the store the copies of each group: @mine are those of group 0. The indexer leaves out
+ * other groups. */
+static int compare_stores(struct kc_whole *w, const struct copies *mine, const struct keys *keys)
+{
+    struct copies window = {0};
+    int rc;
+
+    w->books.stored = w->books.store_lacks = 0;
+    rc = compare_store(w, 0, mine, keys);
+    for (uint32_t i = 0; w->plan.shape.window && i < w->plan.n_workers && rc == 0; i++)
+        rc = locate(w, i, 1, keys, &window);
+    sort_copies(&window);
+    w->books.window_copies = count_bits(&window);
+    if (w->plan.shape.window && rc == 0)
+        rc = compare_store(w, 1, &window, keys);
+    fini(&window);
     return rc;
 }
 
@@ -441,7 +463,7 @@ static int compare_once(struct kc_whole *w, struct keys *keys, struct copies *mi
     if (rc == 0)
         rc = collect_keys(w, KV_MIN(w->next, w->opts.requests), &dump, keys);
     for (uint32_t i = 0; i < w->plan.n_workers && rc == 0; i++)
-        rc = locate(w, i, keys, mine);
+        rc = locate(w, i, 0, keys, mine);
     sort_copies(mine);
     w->books.keys = keys->n;
     rc = rc == 0 ? compare_views(w, mine, &dump, error) : rc;
@@ -481,7 +503,7 @@ int kc_books_compare(struct kc_whole *w, struct kv_error *error)
     kc_http_set_timeout(kc_client_http(w->client), 20000);
     rc = settle(w, &keys, &mine, error);
     if (rc == 0 && w->plan.store[0] && !kc_whole_interrupted())
-        rc = compare_store(w, &mine, &keys);
+        rc = compare_stores(w, &mine, &keys);
     w->interrupted = kc_whole_interrupted();
     b->done = rc == 0 && !w->interrupted;
     b->equal = b->done && views_equal(b) && b->store_lacks == 0 &&

@@ -100,7 +100,8 @@ struct kc_done_message {
 
 struct kc_message {
     uint32_t kind;
-    uint32_t n; /* LOCATE, PLACES */
+    uint32_t n;     /* LOCATE, PLACES */
+    uint32_t group; /* LOCATE */
     union {
         struct kc_plan plan;
         struct {

@@ -8,9 +8,13 @@
 
 /* Shapes as the models' published configurations have them, two bytes an element. */
 static const struct kc_shape SHAPES[] = {
-    {"llama-3-8b", 32, 8, 128, 2, 16, 0},  {"llama-3-70b", 80, 8, 128, 2, 16, 0},
-    {"deepseek-v3", 61, 1, 576, 1, 16, 0}, /* MLA: 512 latent elements and 64 of position */
-    {"qwen3-8b", 36, 8, 128, 2, 16, 1},    {"tiny", 2, 2, 32, 2, 16, 0},
+    {"llama-3-8b", 32, 8, 128, 2, 16, 0, 0},
+    {"llama-3-70b", 80, 8, 128, 2, 16, 0, 0},
+    {"deepseek-v3", 61, 1, 576, 1, 16, 0, 0}, /* MLA: 512 latent elements and 64 of position */
+    {"qwen3-8b", 36, 8, 128, 2, 16, 1, 0},
+    {"gpt-oss-20b", 12, 8, 64, 2, 16, 0, 128}, /* 24 layers: every other has a window */
+    {"tiny", 2, 2, 32, 2, 16, 0, 0},
+    {"tiny-window", 1, 2, 32, 2, 16, 0, 128}, /* of the form of gpt-oss, for tests */
 };
 
 const struct kc_shape *kc_shape_find(const char *name)

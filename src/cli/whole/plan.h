@@ -26,6 +26,9 @@ struct kc_shape {
     uint32_t parts;     /* 2: K and V; 1: one latent vector (MLA) */
     uint32_t page_size; /* tokens per block */
     uint32_t hnd;       /* 1: G1 has [head][token], the host tier [token][head] */
+    /* tokens that the layers of group 1 attend to: a sliding window. 0: there is no group 1. Each group
+     * has `layers` layers; group 0 attends to all tokens. */
+    uint32_t window;
 };
 
 /** Way on which blocks of other workers come. */
@@ -61,9 +64,23 @@ struct kc_plan {
 /** Find a model's shape by its name. Returns NULL: there is none. */
 const struct kc_shape *kc_shape_find(const char *name);
 
-/** Return bytes of a block, and of a token, of a shape. */
+/** Return bytes of a block, and of a token, in one group of a shape. */
 uint64_t kc_shape_block_bytes(const struct kc_shape *shape);
 uint64_t kc_shape_token_bytes(const struct kc_shape *shape);
+
+/** Return the number of groups of layers whose blocks differ. */
+static inline uint32_t kc_shape_groups(const struct kc_shape *shape)
+{
+    return shape->window ? 2 : 1;
+}
+
+/** Return the first of the blocks before block @n that a group's layers attend to. */
+static inline uint32_t kc_shape_first(const struct kc_shape *shape, uint32_t group, uint32_t n)
+{
+    uint32_t reach = (shape->window + shape->page_size - 1) / shape->page_size;
+
+    return group && n > reach ? n - reach : 0;
+}
 
 /** Return the bytes of one row: a token's K, or V, in one layer. A multiple of 32. */
 static inline uint32_t kc_shape_row_bytes(const struct kc_shape *shape)

@@ -82,11 +82,13 @@ static void table_head(const struct kc_whole *w, const struct kc_figures *f, con
 {
     printf("%sThe whole system on %s%s%s\n", s->bold, kc_trace_title(w->opts.trace),
            w->interrupted ? ", interrupted" : "", s->plain);
-    printf("  %s requests of %s tokens in the mean, in %s; K/V of %s, %s a token\n",
-           kc_count(w->totals.requests).s,
-           kc_count(w->totals.requests ? w->totals.tokens / w->totals.requests : 0).s,
-           kc_span(f->seconds).s, w->plan.shape.name,
-           kc_bytes((double)kc_shape_token_bytes(&w->plan.shape)).s);
+    printf(
+        "  %s requests of %s tokens in the mean, in %s; K/V of %s, %s a token\n",
+        kc_count(w->totals.requests).s,
+        kc_count(w->totals.requests ? w->totals.tokens / w->totals.requests : 0).s,
+        kc_span(f->seconds).s, w->plan.shape.name,
+        kc_bytes((double)(kc_shape_token_bytes(&w->plan.shape) * kc_shape_groups(&w->plan.shape)))
+            .s);
     printf("  %u workers with %s in G1, %s in G2, %s in G3 each; routed by %s\n\n",
            w->plan.n_workers, kc_bytes((double)w->opts.g1).s, kc_bytes((double)w->opts.g2).s,
            kc_bytes((double)w->opts.g3).s, w->opts.policy_name);
@@ -326,6 +328,7 @@ static void json_books(const struct kc_whole *w, struct kv_json_writer *j)
     kv_json_member_u64(j, "indexer_lacks", b->indexer_lacks);
     kv_json_member_u64(j, "indexer_extra", b->indexer_extra);
     kv_json_member_u64(j, "loose", b->loose);
+    kv_json_member_u64(j, "window_copies", b->window_copies);
     kv_json_member_u64(j, "nats_lacks", b->nats_lacks);
     kv_json_member_u64(j, "nats_extra", b->nats_extra);
     kv_json_member_u64(j, "stored", b->stored);

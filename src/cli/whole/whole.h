@@ -106,11 +106,12 @@ struct kc_books {
     uint64_t indexer_lacks, indexer_extra; /* of these */
     uint64_t nats_lacks, nats_extra;
     uint64_t loose; /* copies that the indexer doesn't show: the worker lacks a block before them */
-    bool nats;      /* compared with the view by NATS as well */
-    bool store;     /* compared */
-    uint64_t stored;      /* keys that the store has, by lookups */
-    uint64_t chunks;      /* chunks that the store lists */
-    uint64_t store_lacks; /* keys that a worker believes there, and the store lacks */
+    uint64_t window_copies; /* of group 1: compared with the store alone */
+    bool nats;              /* compared with the view by NATS as well */
+    bool store;             /* compared */
+    uint64_t stored;        /* keys that the store has, by lookups */
+    uint64_t chunks;        /* chunks that the store lists */
+    uint64_t store_lacks;   /* keys that a worker believes there, and the store lacks */
     uint64_t settle_ms;
     char first[200]; /* the first difference */
 };
@@ -210,9 +211,9 @@ void kc_probe_offer(struct kc_whole *whole, uint64_t number, uint32_t worker, ui
 
 /* books.c, audit.c */
 int kc_books_compare(struct kc_whole *whole, struct kv_error *error);
-/** Ask the store itself which of @n keys it has (ret[i]), and list its chunks. */
-int kc_audit_store(struct kc_whole *whole, const uint64_t *keys, size_t n, bool *ret,
-                   uint64_t *ret_chunks);
+/** Ask the store itself which of @n keys of a group it has (ret[i]), and list all its chunks. */
+int kc_audit_store(struct kc_whole *whole, uint32_t group, const uint64_t *keys, size_t n,
+                   bool *ret, uint64_t *ret_chunks);
 
 /* sample.c */
 void kc_sample_tick(struct kc_whole *whole, bool last);

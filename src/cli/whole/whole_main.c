@@ -60,7 +60,8 @@ static int make_plan(struct kc_whole *w, struct kv_error *error)
     if (p->g1_blocks < 4 || p->g2_blocks < 4)
         return kv_fail(error, -EINVAL, 0, "--g1 and --g2 must hold 4 blocks of %.1f MiB at least",
                        (double)bytes / (1 << 20));
-    longest = KV_MIN(p->g1_blocks - 1, (uint32_t)KC_PLAN_BLOCKS) * p->shape.page_size;
+    longest = p->g1_blocks / kc_shape_groups(&p->shape) - 1; /* and each group's tail */
+    longest = KV_MIN(longest, (uint32_t)KC_PLAN_BLOCKS) * p->shape.page_size;
     w->opts.max_tokens = KV_MIN(o->max_tokens, (uint64_t)longest);
     w->opts.max_tokens = KV_MIN(w->opts.max_tokens, (uint64_t)KC_PLAN_IDS * p->per_id);
     if (w->opts.max_tokens < p->per_id)

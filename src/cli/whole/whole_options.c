@@ -6,7 +6,7 @@
 #include "cli/whole/whole.h"
 
 #define AT(field) offsetof(struct kc_whole_opts, field)
-#define MODELS "llama-3-8b|llama-3-70b|deepseek-v3|qwen3-8b|tiny"
+#define MODELS "llama-3-8b|llama-3-70b|deepseek-v3|qwen3-8b|gpt-oss-20b|tiny|tiny-window"
 
 static const struct kv_arg ARGS[] = {
     {.name = "The workload", .type = KV_ARG_GROUP},
@@ -72,7 +72,8 @@ static const struct kv_arg ARGS[] = {
      .value = "NAME",
      .choices = MODELS,
      .help = "Shape of the K/V: llama-3-8b (128 KiB a token), llama-3-70b, deepseek-v3 (MLA), "
-             "qwen3-8b (G1 in HND order), or tiny. Default: llama-3-8b."},
+             "qwen3-8b (G1 in HND order), gpt-oss-20b (every other layer has a window of 128 "
+             "tokens), tiny, or tiny-window. Default: llama-3-8b."},
     {.name = "g1",
      .type = KV_ARG_SIZE,
      .offset = AT(g1),

@@ -134,6 +134,7 @@ static int make_g1(struct kc_worker *w)
     struct kvbm_layout_config config = kc_shape_layout(&w->plan->shape, w->plan->g1_blocks, true);
     struct kvbm_pool_opts pool = {.size = sizeof(pool),
                                   .tier = KV_TIER_DEVICE,
+                                  .groups = w->plan->shape.window ? 3 : 1,
                                   .n_blocks = w->plan->g1_blocks,
                                   .block_size = w->plan->shape.page_size,
                                   .eviction = KVBM_EVICT_LINEAGE,
@@ -170,11 +171,13 @@ static int make_buffers(struct kc_worker *w)
     w->layers = calloc(s->layers, sizeof(*w->layers));
     w->tokens = calloc((size_t)KC_PLAN_BLOCKS * s->page_size, sizeof(*w->tokens));
     w->keys = calloc(KC_PLAN_BLOCKS, sizeof(*w->keys));
-    w->blocks = calloc(KC_PLAN_BLOCKS, sizeof(*w->blocks));
+    w->blocks[0] = calloc(KC_PLAN_BLOCKS, sizeof(*w->blocks[0]));
+    w->blocks[1] = calloc(KC_PLAN_BLOCKS, sizeof(*w->blocks[1]));
     w->fresh = calloc(KC_PLAN_BLOCKS, sizeof(*w->fresh));
     w->rows[0] = aligned_alloc(64, rows);
     w->rows[1] = aligned_alloc(64, rows);
-    return w->layers && w->tokens && w->keys && w->blocks && w->fresh && w->rows[0] && w->rows[1]
+    return w->layers && w->tokens && w->keys && w->blocks[0] && w->blocks[1] && w->fresh &&
+                   w->rows[0] && w->rows[1]
                ? 0
                : -ENOMEM;
 }
@@ -201,7 +204,8 @@ void kc_worker_close(struct kc_worker *w)
     free(w->layers);
     free(w->tokens);
     free(w->keys);
-    free(w->blocks);
+    free(w->blocks[0]);
+    free(w->blocks[1]);
     free(w->fresh);
     free(w->rows[0]);
     free(w->rows[1]);
@@ -268,8 +272,8 @@ static void obey(struct kc_worker *w, struct kc_message *message)
         return;
     case KC_MESSAGE_LOCATE:
         kc_stage_enter(w->stage, KC_STAGE_BOOKS, 0);
-        kvbm_registry_locate(kvbm_manager_registry(w->manager), 0, message->keys, message->n,
-                             places);
+        kvbm_registry_locate(kvbm_manager_registry(w->manager), message->group, message->keys,
+                             message->n, places);
         memcpy(message->places, places, message->n);
         message->kind = KC_MESSAGE_PLACES;
         return;

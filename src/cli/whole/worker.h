@@ -25,7 +25,8 @@ struct kc_worker {
     char *rows[2];            /* K and V of some blocks, for writing and gathering */
     uint32_t *tokens;
     uint64_t *keys;
-    struct kvbm_immutable *blocks; /* of the request */
+    struct kvbm_immutable *blocks[2]; /* of the request, in each group */
+    uint32_t first[2], held[2];       /* blocks [first, held) of these are held */
     struct kvbm_mutable *fresh;
     struct kc_done_message done; /* of the request, and counters since the start */
     bool flipped;                /* the plan's flip is done */
@@ -43,15 +44,17 @@ void kc_worker_close(struct kc_worker *worker);
 void kc_worker_serve(struct kc_worker *worker, const struct kc_request_message *request);
 
 /** Write K and V of blocks [first, n) of the request, which have keys, into G1. 0 or errno. */
-int kc_rows_write(struct kc_worker *worker, uint32_t first, uint32_t n);
+int kc_rows_write(struct kc_worker *worker, uint32_t group, uint32_t first, uint32_t n);
 /** Write token @at of the decode's block @block, whose key is @key. 0 or errno. */
-int kc_rows_write_token(struct kc_worker *worker, uint32_t block, uint64_t key, uint32_t at);
+int kc_rows_write_token(struct kc_worker *worker, uint32_t group, uint32_t block, uint64_t key,
+                        uint32_t at);
 /**
- * Gather the first @n blocks of the request, and @extra tokens of block @tail whose key is @key, and
- * compare every byte. Returns 0 or errno of the gather; differences are counted in worker->done.
+ * Gather the blocks before block @n of the request that the group attends to, and @extra tokens of block
+ * @tail whose key is @key, and compare every byte. Returns 0 or errno of the gather; differences are
+ * counted in worker->done.
  */
-int kc_rows_compare(struct kc_worker *worker, uint32_t n, uint32_t tail, uint64_t key,
-                    uint32_t extra);
+int kc_rows_compare(struct kc_worker *worker, uint32_t group, uint32_t n, uint32_t tail,
+                    uint64_t key, uint32_t extra);
 
 /** The main function of a worker's process, which talks with the director over @fd. */
 int kc_worker_main(int fd);

@@ -36,6 +36,13 @@ static kvx_kv_io_desc_t rows_of(const struct kc_worker *w, uint32_t n_tokens)
     return io;
 }
 
+/* Number of a group's layer among those of all groups: their content differs. */
+static uint32_t number_of(const struct kc_worker *w, uint32_t group, uint32_t layer)
+{
+    return group * w->plan->shape.layers + layer;
+}
+
+/* @layer: its number among those of all groups */
 static void make_rows(struct kc_worker *w, uint64_t key, uint32_t layer, uint32_t first, uint32_t n,
                       uint32_t to)
 {
@@ -67,7 +74,7 @@ static uint64_t spent(uint64_t *since)
     return ns;
 }
 
-static int write_some(struct kc_worker *w, uint32_t first, uint32_t n)
+static int write_some(struct kc_worker *w, uint32_t group, uint32_t first, uint32_t n)
 {
     uint32_t page = w->plan->shape.page_size;
     int64_t slots[MAX_TOKENS];
@@ -78,7 +85,7 @@ static int write_some(struct kc_worker *w, uint32_t first, uint32_t n)
         slots[t] = (int64_t)w->fresh[first + t / page].handle.block * page + t % page;
     for (uint32_t layer = 0; layer < w->plan->shape.layers && rc == 0; layer++) {
         for (uint32_t b = 0; b < n; b++)
-            make_rows(w, w->keys[first + b], layer, 0, page, b * page);
+            make_rows(w, w->keys[first + b], number_of(w, group, layer), 0, page, b * page);
         w->done.phase_ns[KC_PHASE_MAKE] += spent(&since);
         rc = write_slots(w, layer, slots, n * page);
         w->done.phase_ns[KC_PHASE_WRITE] += spent(&since);
@@ -86,23 +93,24 @@ static int write_some(struct kc_worker *w, uint32_t first, uint32_t n)
     return rc;
 }
 
-int kc_rows_write(struct kc_worker *w, uint32_t first, uint32_t n)
+int kc_rows_write(struct kc_worker *w, uint32_t group, uint32_t first, uint32_t n)
 {
     int rc = 0;
 
     for (uint32_t at = first; at < n && rc == 0; at += AT_ONCE)
-        rc = write_some(w, at, KV_MIN(n - at, (uint32_t)AT_ONCE));
+        rc = write_some(w, group, at, KV_MIN(n - at, (uint32_t)AT_ONCE));
     return rc;
 }
 
-int kc_rows_write_token(struct kc_worker *w, uint32_t block, uint64_t key, uint32_t at)
+int kc_rows_write_token(struct kc_worker *w, uint32_t group, uint32_t block, uint64_t key,
+                        uint32_t at)
 {
     int64_t slot = (int64_t)block * w->plan->shape.page_size + at;
     uint64_t since = kv_now_ns();
     int rc = 0;
 
     for (uint32_t layer = 0; layer < w->plan->shape.layers && rc == 0; layer++) {
-        make_rows(w, key, layer, at, 1, 0);
+        make_rows(w, key, number_of(w, group, layer), at, 1, 0);
         rc = write_slots(w, layer, &slot, 1);
     }
     w->done.phase_ns[KC_PHASE_WRITE] += spent(&since);
@@ -113,6 +121,7 @@ int kc_rows_write_token(struct kc_worker *w, uint32_t block, uint64_t key, uint3
 
 /* Blocks of one call: their numbers in G1, their keys, and the tokens that they have together. */
 struct piece {
+    uint32_t group;
     int32_t table[AT_ONCE];
     uint64_t keys[AT_ONCE];
     uint32_t n, n_tokens;
@@ -154,6 +163,7 @@ static void note_wrong(struct kc_worker *w, const struct piece *piece, uint32_t 
 static void compare(struct kc_worker *w, const struct piece *piece, uint32_t layer)
 {
     uint32_t page = w->plan->shape.page_size, len = kc_shape_row_bytes(&w->plan->shape);
+    uint32_t number = number_of(w, piece->group, layer);
 
     if (w->plan->flip == KC_FLIP_GATHERED && !w->flipped) {
         w->rows[0][len / 2] ^= 1;
@@ -162,8 +172,8 @@ static void compare(struct kc_worker *w, const struct piece *piece, uint32_t lay
     for (uint32_t part = 0; part < w->plan->shape.parts; part++)
         for (uint32_t t = 0; t < piece->n_tokens; t++)
             if (!kc_content_check(w->rows[part] + (size_t)t * len, len,
-                                  kc_content_seed(piece->keys[t / page], layer, part, t % page)))
-                note_wrong(w, piece, layer, part, t);
+                                  kc_content_seed(piece->keys[t / page], number, part, t % page)))
+                note_wrong(w, piece, number, part, t);
     w->done.bytes_checked += (uint64_t)piece->n_tokens * w->plan->shape.parts * len;
 }
 
@@ -183,18 +193,20 @@ static int compare_piece(struct kc_worker *w, const struct piece *piece)
     return rc;
 }
 
-int kc_rows_compare(struct kc_worker *w, uint32_t n, uint32_t tail, uint64_t key, uint32_t extra)
+int kc_rows_compare(struct kc_worker *w, uint32_t group, uint32_t n, uint32_t tail, uint64_t key,
+                    uint32_t extra)
 {
     uint32_t all = n + (extra > 0), page = w->plan->shape.page_size;
     int rc = 0;
 
-    for (uint32_t at = 0; at < all && rc == 0; at += AT_ONCE) {
-        struct piece piece = {.n = KV_MIN(all - at, (uint32_t)AT_ONCE)};
+    for (uint32_t at = kc_shape_first(&w->plan->shape, group, n); at < all && rc == 0;
+         at += AT_ONCE) {
+        struct piece piece = {.group = group, .n = KV_MIN(all - at, (uint32_t)AT_ONCE)};
 
         for (uint32_t i = 0; i < piece.n; i++) {
             bool is_tail = at + i >= n;
 
-            piece.table[i] = (int32_t)(is_tail ? tail : w->blocks[at + i].handle.block);
+            piece.table[i] = (int32_t)(is_tail ? tail : w->blocks[group][at + i].handle.block);
             piece.keys[i] = is_tail ? key : w->keys[at + i];
             piece.n_tokens += is_tail ? extra : page;
         }

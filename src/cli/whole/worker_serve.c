@@ -11,9 +11,10 @@
 
 #define ONBOARD_MS 5000
 
-static struct kvbm_chain chain_of(const struct kc_worker *w, uint32_t first)
+static struct kvbm_chain chain_of(const struct kc_worker *w, uint32_t group, uint32_t first)
 {
     return (struct kvbm_chain){.size = sizeof(struct kvbm_chain),
+                               .group = group,
                                .keys = w->keys + first,
                                .parent = first ? w->keys + first - 1 : NULL,
                                .position = first,
@@ -65,67 +66,113 @@ static void flip_host(struct kc_worker *w, uint32_t have)
     kvbm_immutable_release(&held);
 }
 
-/* Hold the longest prefix that G1, the tiers below and other workers have. Returns its length. */
-static uint32_t load(struct kc_worker *w)
+/* Release the blocks of a group from @to on. */
+static void let_go(struct kc_worker *w, uint32_t group, uint32_t to)
 {
-    uint32_t n = w->done.n;
-    long have = kvbm_pool_match(w->pool, 0, w->keys, n, 0, w->blocks), loaded = 0;
-    uint64_t began = kv_now_ns(), peers = peer_hits(w);
-    uint8_t tiers[KC_PLAN_BLOCKS] = {0};
+    uint32_t from = KV_MAX(to, w->first[group]);
+
+    if (w->held[group] > from)
+        kvbm_pool_release(w->pool, w->blocks[group] + from, w->held[group] - from);
+    w->held[group] = KV_MIN(w->held[group], from);
+}
+
+/* Hold blocks [@first, @end) of a group as far as G1, the tiers below and other workers have them.
+ * Returns how many of them G1 had. */
+static uint32_t hold(struct kc_worker *w, uint32_t group, uint32_t first, uint32_t end)
+{
+    struct kvbm_immutable *to = w->blocks[group] + first;
+    long have = kvbm_pool_match(w->pool, group, w->keys + first, end - first, 0, to), loaded = 0;
     struct kvbm_chain chain;
 
     have = KV_MAX(have, 0l);
-    chain = chain_of(w, (uint32_t)have);
-    kvbm_registry_locate(kvbm_manager_registry(w->manager), 0, w->keys, n, tiers);
-    if (w->plan->flip == KC_FLIP_HOST && have < (long)n)
-        flip_host(w, (uint32_t)have);
-    if (have < (long)n)
-        loaded = kvbm_manager_onboard(w->cache, &chain, n - (uint32_t)have, ONBOARD_MS,
-                                      w->blocks + have);
-    loaded = KV_MAX(loaded, 0l);
-    count_sources(w, (uint32_t)have, (uint32_t)loaded, tiers, peer_hits(w) - peers);
-    w->done.onboard_ns = kv_now_ns() - began;
-    w->done.phase_ns[KC_PHASE_ONBOARD] += w->done.onboard_ns;
-    return (uint32_t)(have + loaded);
+    chain = chain_of(w, group, first + (uint32_t)have);
+    if (group == 0 && w->plan->flip == KC_FLIP_HOST && first + have < end)
+        flip_host(w, first + (uint32_t)have);
+    if (first + have < end)
+        loaded = kvbm_manager_onboard(w->cache, &chain, end - first - (uint32_t)have, ONBOARD_MS,
+                                      to + have);
+    w->first[group] = first;
+    w->held[group] = first + (uint32_t)(have + KV_MAX(loaded, 0l));
+    return (uint32_t)have;
 }
 
-/* Compute blocks [have, n): write their K and V, register them, offer them to the tiers below. */
-static int compute(struct kc_worker *w, uint32_t have)
+/*
+ * Hold the window of a hit of @end blocks. Where a block of it is nowhere, the hit ends before that
+ * block, and has another window. Returns the end.
+ */
+static uint32_t hold_window(struct kc_worker *w, uint32_t end)
+{
+    while (end > 0) {
+        (void)hold(w, 1, kc_shape_first(&w->plan->shape, 1, end), end);
+        if (w->held[1] == end)
+            return end;
+        end = w->held[1];
+        let_go(w, 1, 0);
+    }
+    w->first[1] = w->held[1] = 0;
+    return 0;
+}
+
+/* Hold the longest prefix that all groups have what they need of. Returns its length. */
+static uint32_t load(struct kc_worker *w)
+{
+    uint32_t n = w->done.n, have, end;
+    uint64_t began = kv_now_ns(), peers = peer_hits(w);
+    uint8_t tiers[KC_PLAN_BLOCKS] = {0};
+
+    w->first[1] = w->held[1] = 0;
+    kvbm_registry_locate(kvbm_manager_registry(w->manager), 0, w->keys, n, tiers);
+    have = hold(w, 0, 0, n);
+    peers = peer_hits(w) - peers;
+    end = w->plan->shape.window ? hold_window(w, w->held[0]) : w->held[0];
+    let_go(w, 0, end);
+    have = KV_MIN(have, end);
+    count_sources(w, have, end - have, tiers, peers);
+    w->done.onboard_ns = kv_now_ns() - began;
+    w->done.phase_ns[KC_PHASE_ONBOARD] += w->done.onboard_ns;
+    return end;
+}
+
+/* Compute a group's blocks [have, n): write their K and V, register them, offer them to the tiers below. */
+static int compute(struct kc_worker *w, uint32_t group, uint32_t have)
 {
     uint32_t n = w->done.n;
-    struct kvbm_chain chain = chain_of(w, have);
+    struct kvbm_chain chain = chain_of(w, group, have);
+    struct kvbm_immutable *blocks = w->blocks[group] + have;
     int rc = kvbm_pool_allocate(w->pool, n - have, w->fresh + have, NULL);
 
     if (rc < 0)
         return rc;
-    rc = kc_rows_write(w, have, n);
+    rc = kc_rows_write(w, group, have, n);
     if (rc == 0)
-        rc = kvbm_pool_register_chain(w->pool, w->fresh + have, n - have, &chain, w->blocks + have);
+        rc = kvbm_pool_register_chain(w->pool, w->fresh + have, n - have, &chain, blocks);
     if (rc < 0) {
         kvbm_pool_release_mutable(w->pool, w->fresh + have, n - have);
         return rc;
     }
-    w->done.registered_ns = kv_now_ns();
-    kvbm_manager_offload(w->cache, w->blocks + have, n - have, 0);
+    w->held[group] = n;
+    if (group == 0)
+        w->done.registered_ns = kv_now_ns();
+    kvbm_manager_offload(w->cache, blocks, n - have, 0);
     return 0;
 }
 
-/* Decode: each step writes one token behind the prompt and attends to all tokens before it. */
-static int decode(struct kc_worker *w)
+/* Decode: each step writes one token behind the prompt and attends to what its layers see before it. */
+static int decode(struct kc_worker *w, uint32_t group)
 {
     struct kvbm_mutable tail = {0};
     uint64_t key = kc_mix(w->keys[w->done.n - 1] ^ KC_GOLDEN);
     int rc = 0;
 
     if (w->plan->steps == 0)
-        return kc_rows_compare(w, w->done.n, 0, 0, 0);
+        return kc_rows_compare(w, group, w->done.n, 0, 0, 0);
     rc = kvbm_pool_allocate(w->pool, 1, &tail, NULL);
     for (uint32_t step = 0; step < w->plan->steps && rc == 0; step++) {
         uint32_t at = step % w->plan->shape.page_size;
 
-        rc = kc_rows_write_token(w, tail.handle.block, key, at);
+        rc = kc_rows_write_token(w, group, tail.handle.block, key, at);
         if (rc == 0)
-            rc = kc_rows_compare(w, w->done.n, tail.handle.block, key,
+            rc = kc_rows_compare(w, group, w->done.n, tail.handle.block, key,
                                  KV_MIN(step + 1, w->plan->shape.page_size));
     }
     kvbm_mutable_release(&tail);
@@ -196,29 +243,34 @@ static uint64_t sum_of_phases(const struct kc_worker *w)
     return sum;
 }
 
+/* Do what follows the load, in each group. */
+static int serve(struct kc_worker *w, uint32_t have, uint64_t number)
+{
+    uint32_t n_groups = kc_shape_groups(&w->plan->shape);
+    int rc = 0;
+
+    kc_stage_enter(w->stage, KC_STAGE_COMPARE, number);
+    for (uint32_t g = 0; g < n_groups && rc == 0 && have > 0; g++)
+        rc = kc_rows_compare(w, g, have, 0, 0, 0);
+    kc_stage_enter(w->stage, KC_STAGE_COMPUTE, number);
+    for (uint32_t g = 0; g < n_groups && rc == 0 && have < w->done.n; g++)
+        rc = compute(w, g, have);
+    kc_stage_enter(w->stage, KC_STAGE_DECODE, number);
+    for (uint32_t g = 0; g < n_groups && rc == 0; g++)
+        rc = decode(w, g);
+    return rc;
+}
+
 void kc_worker_serve(struct kc_worker *w, const struct kc_request_message *request)
 {
     uint64_t began = kv_now_ns(), measured = sum_of_phases(w);
-    uint32_t have, held;
-    int rc = 0;
 
     begin(w, request);
     kc_stage_enter(w->stage, KC_STAGE_LOAD, request->number);
-    have = held = load(w);
-    kc_stage_enter(w->stage, KC_STAGE_COMPARE, request->number);
-    if (have > 0)
-        rc = kc_rows_compare(w, have, 0, 0, 0);
-    kc_stage_enter(w->stage, KC_STAGE_COMPUTE, request->number);
-    if (rc == 0 && have < w->done.n)
-        rc = compute(w, have);
-    kc_stage_enter(w->stage, KC_STAGE_DECODE, request->number);
-    if (rc == 0) {
-        held = w->done.n;
-        rc = decode(w);
-    }
+    w->done.status = serve(w, load(w), request->number);
     kc_stage_enter(w->stage, KC_STAGE_RELEASE, request->number);
-    kvbm_pool_release(w->pool, w->blocks, held);
-    w->done.status = rc;
+    let_go(w, 1, 0);
+    let_go(w, 0, 0);
     read_counters(w);
     w->done.phase_ns[KC_PHASE_REST] += kv_now_ns() - began - (sum_of_phases(w) - measured);
 }
