@@ -403,6 +403,9 @@ void ki_configured_reload(struct ki_service *service)
     if (rc == 0) {
         ki_configured_free(service);
         service->reread = after;
+        if (ki_discovery_reload(service->discovery, after, &error) < 0)
+            kv_log_error("service", "the sources of workers were not read again; the old ones stay",
+                         "reason=\"%s\"", error.text);
         return;
     }
     kv_log_error("service", "the configuration was not read again; the old one stays",

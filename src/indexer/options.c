@@ -203,8 +203,8 @@ static const char footer[] =
     "kv_indexer_index_bytes. To bound the whole process use MemoryMax= or a\n"
     "container limit.\n"
     "Signals: SIGTERM and SIGINT end it after the requests in progress (5 s at\n"
-    "most); SIGHUP reads token file, certificate and configuration again: workers and\n"
-    "log level change, other options need a restart. Under systemd\n"
+    "most); SIGHUP reads token file, certificate and configuration again: workers,\n"
+    "their sources and log level change, other options need a restart. Under systemd\n"
     "(Type=notify) it reports when it is ready.\n";
 
 /* Options of workers, which may stand in sections; the section's name is their model's. */
@@ -386,8 +386,13 @@ static bool same_value(const struct kv_arg *arg, const void *a, const void *b)
 /* Return true for an option whose change counts without a restart. */
 static bool is_of_workers(const char *name)
 {
-    return (kv_args_is_choice(of_workers, name) || strcmp(name, "model-name") == 0) &&
-           strncmp(name, "dynamo", strlen("dynamo")) != 0 && strcmp(name, "discover") != 0;
+    return kv_args_is_choice(of_workers, name) || strcmp(name, "model-name") == 0;
+}
+
+/* Return true for an option that workers of --nats take from the start's. */
+static bool is_of_nats(const struct ki_options *o, const char *name)
+{
+    return o->nats && kv_args_is_choice("block-size|model-name|tenant-id|routing-group", name);
 }
 
 static void compare_rows(const struct kv_arg *rows, size_t n, const struct ki_options *before,
@@ -397,7 +402,7 @@ static void compare_rows(const struct kv_arg *rows, size_t n, const struct ki_op
     for (size_t i = 0; i < n; i++) {
         const struct kv_arg *row = &rows[i];
 
-        if (!is_of_workers(row->name) &&
+        if ((!is_of_workers(row->name) || is_of_nats(before, row->name)) &&
             !same_value(row, (const char *)before + row->offset, (const char *)after + row->offset))
             fn(arg, row->name);
     }

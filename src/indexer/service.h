@@ -66,8 +66,8 @@ struct ki_service {
     struct ki_registry *registry;
     struct ki_peers *peers;
     struct ki_follow *follow;
-    struct ki_discovery *discovery; /* NULL: neither --discover nor --dynamo */
-    struct ki_nats *nats;           /* NULL: no --nats */
+    struct ki_discovery *discovery;
+    struct ki_nats *nats; /* NULL: no --nats */
     struct ki_telemetry *telemetry;
     struct ki_history *history;
     uint64_t started_wall_ns;

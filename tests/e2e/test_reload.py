@@ -5,6 +5,8 @@ import signal
 import tempfile
 
 from kvtest import *
+from dynamo import Folder, Worker
+from natstest import needs_nats
 import streams
 
 TOKENS = list(range(16))
@@ -97,6 +99,76 @@ def test_what_is_refused_changes_nothing():
             write("")
             check("unregistered=0" in hup(indexer))
             equal(found(indexer), {(1, "m", 0): "tcp://127.0.0.1:2"})
+
+
+def test_sources():
+    """Sources that stay, come, leave, or are of another block size; one that is wrong; a Dynamo deployment. Streams of the rest go on."""
+    with tempfile.TemporaryDirectory() as folder, Publisher() as one, Publisher() as two, Folder() as dynamo, Worker(dynamo, worker=7) as worker:
+        path, sources = f"{folder}/conf", {}
+
+        def source(name, *lines):
+            sources[name] = f"discover = file:{folder}/{name}\n"
+            with open(f"{folder}/{name}", "w", encoding="utf-8") as file:
+                file.write("".join(f"{instance}={engine.endpoint}\n" for instance, engine in lines))
+
+        def write(*parts, block_size=16):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(f"discover-grace = 1s\n[{MODEL}]\nblock-size = {block_size}\n{''.join(parts)}")
+
+        def wait_workers(*wanted):
+            wait_until(lambda: {name for name, _, _ in found(indexer)} == set(wanted), 30, f"{wanted}, not {found(indexer)}")
+
+        def read_again():
+            said = hup(indexer)
+            check("restart" not in said and "error" not in said, said)
+
+        source("a", (1, one))
+        source("b", (1, one), (2, two))
+        write("workers = 9=tcp://127.0.0.1:1\n")
+        with Indexer("--config", path) as indexer:
+            equal(indexer.get("/discovery").json(), [])
+            write(sources["a"])  # the first source of all
+            read_again()
+            wait_workers(1)
+            one.wait_subscriber()
+            one.store([11], TOKENS)
+            indexer.wait_score(TOKENS, 1, 16)
+            write(sources["a"], sources["b"])
+            read_again()
+            wait_workers(1, 2)
+            write(sources["b"], f"dynamo = {dynamo.where}\n")  # which names 1, too
+            read_again()
+            wait_workers(1, 2, 7)
+            equal([row["source"] for row in indexer.get("/discovery").json()], [f"file:{folder}/b", dynamo.where])
+            write(f"dynamo = {dynamo.where}\n", "discover = file:\n")
+            check("discover" in hup(indexer, "not read again"))
+            equal(indexer.query(TOKENS)["scores"], {"1": {"0": 16}})
+            equal(streams.stream(indexer, "batches_total"), 1)  # the stream of 1 has gone on since its first batch
+            write(sources["b"], f"dynamo = {dynamo.where}\n", block_size=8)  # workers that are told otherwise are registered anew
+            read_again()
+            wait_until(lambda: [w["block_size"] for w in indexer.workers()] == [8] * 3, 30, "another block size")
+            write("")
+            read_again()
+            wait_workers()
+
+
+def test_nats_needs_a_restart():
+    """The server, and what its workers take from the options: the log names them, and nothing else."""
+    needs_nats()
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/conf"
+
+        def write(port, block_size):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(f"nats = nats://127.0.0.1:{port}\nblock-size = {block_size}\n")
+
+        write(1, 16)
+        with Indexer("--config", path) as indexer:
+            check("restart" not in hup(indexer))
+            write(2, 16)
+            check("options=--nats" in hup(indexer, "need a restart"))
+            write(1, 32)
+            check("options=--block-size" in hup(indexer, "need a restart"))
 
 
 def test_without_a_file():

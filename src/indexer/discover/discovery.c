@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Sources: their threads, what they publish, and their state. reconcile.c does the rest. */
+/*
+ * Sources: their threads, what they publish, and their state. reconcile.c does the rest.
+ *
+ * A reload lists the sources that the options name now. One that would do the same as before is the same,
+ * and goes on; others are made, or end. Followed ranks keep their places, and no stream is interrupted.
+ */
 #include "indexer/discover/discovery.h"
 
 #include <poll.h>
@@ -10,6 +15,8 @@
 #include "base/core/clock.h"
 #include "base/core/log.h"
 #include "indexer/discover/reconcile.h"
+
+#define HOLD_NS (10 * KV_NS_PER_S) /* longest wait of a reload for the first sets of new sources */
 
 static const struct ki_source_ops *const kinds[] = {
     &ki_source_file, &ki_source_kubernetes, &ki_source_dns, &ki_source_etcd, &ki_source_etcds};
@@ -136,30 +143,50 @@ void ki_source_failed(struct ki_source *source, const char *fmt, ...)
 bool ki_discovery_info(struct ki_discovery *d, size_t at, struct ki_source_info *ret)
 {
     const struct ki_source *s;
+    bool found;
 
-    if (!d || at >= d->n_sources)
+    if (!d)
         return false;
-    s = &d->sources[at];
     pthread_mutex_lock(&d->lock);
-    *ret = (struct ki_source_info){
-        .name = s->name,
-        .current = s->current,
-        .age_ms = s->current_ns ? (kv_now_ns() - s->current_ns) / KV_NS_PER_MS : UINT64_MAX,
-        .sets = s->sets,
-        .failures = s->failures,
-        .workers = s->workers,
-        .left_out = s->left_out,
-        .conflicts = s->conflicts,
-        .withdrawn = s->withdrawn,
-        .refused = s->refused,
-    };
-    memcpy(ret->error, s->error, sizeof(ret->error));
-    memcpy(ret->why_left, s->why_left, sizeof(ret->why_left));
+    found = at < d->n_sources;
+    if (found) {
+        s = d->sources[at];
+        *ret = (struct ki_source_info){
+            .name = s->name,
+            .current = s->current,
+            .age_ms = s->current_ns ? (kv_now_ns() - s->current_ns) / KV_NS_PER_MS : UINT64_MAX,
+            .sets = s->sets,
+            .failures = s->failures,
+            .workers = s->workers,
+            .left_out = s->left_out,
+            .conflicts = s->conflicts,
+            .withdrawn = s->withdrawn,
+            .refused = s->refused,
+        };
+        memcpy(ret->error, s->error, sizeof(ret->error));
+        memcpy(ret->why_left, s->why_left, sizeof(ret->why_left));
+    }
     pthread_mutex_unlock(&d->lock);
-    return true;
+    return found;
 }
 
-/* -- life -------------------------------------------------------------------------------------- */
+bool ki_discovery_nats(struct ki_discovery *d, size_t *at, const char **ret_name,
+                       struct ki_dynamo_nats_stats *ret)
+{
+    bool found = false;
+
+    pthread_mutex_lock(&d->lock);
+    while (!found && *at < d->n_sources) {
+        const struct ki_source *s = d->sources[(*at)++];
+
+        found = s->ops->nats_stats && s->ops->nats_stats(s, ret);
+        *ret_name = s->name;
+    }
+    pthread_mutex_unlock(&d->lock);
+    return found;
+}
+
+/* -- a source's life --------------------------------------------------------------------------- */
 
 static void *run_source(void *arg)
 {
@@ -169,55 +196,79 @@ static void *run_source(void *arg)
     return NULL;
 }
 
-static int add_source(struct ki_discovery *d, const struct ki_source_ops *ops, const char *name,
-                      const struct ki_options *options, struct kv_error *error)
+/* Free a source whose thread has ended, or that had none. */
+static void source_free(struct ki_source *s)
 {
-    struct ki_source *s = &d->sources[d->n_sources];
+    if (!s)
+        return;
+    if (s->ops->close)
+        s->ops->close(s);
+    kv_wake_close(&s->wake);
+    ki_found_set_fini(&s->incoming);
+    ki_found_set_fini(&s->set);
+    free(s);
+}
+
+static void ask_to_stop(struct ki_source *s)
+{
+    atomic_store_explicit(&s->stop, true, memory_order_release);
+    kv_wake_signal(&s->wake);
+}
+
+/* Make a source, without its thread. */
+static int make_source(struct ki_discovery *d, const struct ki_source_ops *ops, const char *name,
+                       const struct ki_options *options, const struct ki_options *all,
+                       struct ki_source **ret, struct kv_error *error)
+{
+    struct ki_source *s = calloc(1, sizeof(*s));
     struct kv_error why = {0};
     int rc;
 
-    *s = (struct ki_source){.ops = ops,
-                            .of = d,
-                            .name = name,
-                            .where = name + strlen(ops->scheme),
-                            .options = options,
-                            .wake = {-1}};
-    d->n_sources++;
+    if (!s)
+        return kv_fail(error, -ENOMEM, 0, "out of memory");
+    s->ops = ops;
+    s->of = d;
+    s->name = name;
+    s->where = name + strlen(ops->scheme);
+    s->options = *options;
+    s->options.nats_args = all->nats_args;
+    s->wake.fd = -1;
     rc = ki_found_defaults(options, &s->base, error);
     if (rc < 0)
-        return rc;
+        goto fail;
     rc = kv_wake_open(&s->wake);
     if (rc == 0 && ops->open)
         rc = ops->open(s, &why);
-    return rc < 0
-               ? kv_fail(error, rc, 0, "%.60s: %.120s", name, *why.text ? why.text : strerror(-rc))
-               : 0;
-}
+    if (rc < 0) {
+        kv_fail(error, rc, 0, "%.60s: %.120s", name, *why.text ? why.text : strerror(-rc));
+        goto fail;
+    }
+    *ret = s;
+    return 0;
 
-static int add_sources(struct ki_discovery *d, struct kv_error *error)
-{
-    int rc = 0;
-
-    for (const struct ki_options *o = d->options; o && rc == 0; o = o->next)
-        for (size_t i = 0; i < o->discover.n && rc == 0; i++)
-            rc = add_source(d, kind_of(o->discover.items[i]), o->discover.items[i], o, error);
-    for (const struct ki_options *o = d->options; o && rc == 0; o = o->next)
-        if (o->dynamo)
-            rc = add_source(d, &ki_source_dynamo, o->dynamo, o, error);
+fail:
+    source_free(s);
     return rc;
 }
 
-static int start_threads(struct ki_discovery *d, struct kv_error *error)
+static void start_source(struct ki_source *s)
 {
-    int rc = kv_thread_start(&d->thread, "ki-discover", ki_reconcile_run, d);
+    int rc;
 
-    d->has_thread = rc == 0;
-    for (size_t i = 0; i < d->n_sources && rc == 0; i++) {
-        rc = kv_thread_start(&d->sources[i].thread, "ki-source", run_source, &d->sources[i]);
-        d->sources[i].has_thread = rc == 0;
-    }
-    return rc < 0 ? kv_fail(error, rc, 0, "--discover: %s", strerror(-rc)) : 0;
+    if (s->has_thread)
+        return;
+    rc = kv_thread_start(&s->thread, "ki-source", run_source, s);
+    s->has_thread = rc == 0;
+    if (rc < 0)
+        ki_source_failed(s, "no thread: %s", strerror(-rc));
 }
+
+/* -- lists of sources -------------------------------------------------------------------------- */
+
+struct sources {
+    struct ki_source **items;
+    size_t n;
+};
 
 static size_t count(const struct ki_options *options)
 {
@@ -228,28 +279,179 @@ static size_t count(const struct ki_options *options)
     return n;
 }
 
+static bool same_text(const char *a, const char *b)
+{
+    return a == b || (a && b && strcmp(a, b) == 0);
+}
+
+/* Return true when both name the same NATS credentials. */
+static bool same_args(const struct kvp_nats_args *a, const struct kvp_nats_args *b)
+{
+    return same_text(a->user, b->user) && same_text(a->password_file, b->password_file) &&
+           same_text(a->token_file, b->token_file) && same_text(a->nkey, b->nkey) &&
+           same_text(a->creds, b->creds) && same_text(a->ca, b->ca) &&
+           same_text(a->cert, b->cert) && same_text(a->key, b->key);
+}
+
+/* Return true when a source that @options give in this way would do what @s does. */
+static bool is_same(const struct ki_source *s, const struct ki_source_ops *ops, const char *name,
+                    const struct ki_options *options, const struct ki_options *all)
+{
+    struct ki_found base;
+    struct kv_error why = {0};
+
+    return s->ops == ops && strcmp(s->name, name) == 0 &&
+           ki_found_defaults(options, &base, &why) == 0 && ki_found_equal(&s->base, &base) &&
+           same_text(s->options.cacert, options->cacert) &&
+           same_text(s->options.dynamo_nats, options->dynamo_nats) &&
+           (!options->dynamo_nats || same_args(&s->options.nats_args, &all->nats_args));
+}
+
+static bool has(const struct sources *list, const struct ki_source *s)
+{
+    bool found = false;
+
+    for (size_t i = 0; i < list->n && !found; i++)
+        found = list->items[i] == s;
+    return found;
+}
+
+/* Add a source to @list: one of the discovery's that goes on, or a new one. */
+static int add_source(struct ki_discovery *d, const struct ki_source_ops *ops, const char *name,
+                      const struct ki_options *options, const struct ki_options *all,
+                      struct sources *list, struct kv_error *error)
+{
+    struct ki_source *s = NULL;
+    int rc = 0;
+
+    for (size_t i = 0; i < d->n_sources && !s; i++)
+        if (!has(list, d->sources[i]) && is_same(d->sources[i], ops, name, options, all))
+            s = d->sources[i];
+    if (!s)
+        rc = make_source(d, ops, name, options, all, &s, error);
+    if (rc == 0)
+        list->items[list->n++] = s;
+    return rc;
+}
+
+/* Free the sources of @from that @but doesn't have. Their threads end first, all at the same time. */
+static void free_others(const struct sources *from, const struct sources *but)
+{
+    for (size_t i = 0; i < from->n; i++)
+        if (!has(but, from->items[i]))
+            ask_to_stop(from->items[i]);
+    for (size_t i = 0; i < from->n; i++) {
+        if (has(but, from->items[i]))
+            continue;
+        if (from->items[i]->has_thread)
+            pthread_join(from->items[i]->thread, NULL);
+        source_free(from->items[i]);
+    }
+}
+
+/* List the sources of @all and its sections. On an error nothing has changed. */
+static int list_sources(struct ki_discovery *d, const struct ki_options *all, struct sources *ret,
+                        struct kv_error *error)
+{
+    const struct sources before = {d->sources, d->n_sources};
+    int rc = 0;
+
+    *ret = (struct sources){calloc(count(all) + 1, sizeof(struct ki_source *)), 0};
+    if (!ret->items)
+        return kv_fail(error, -ENOMEM, 0, "out of memory");
+    for (const struct ki_options *o = all; o && rc == 0; o = o->next)
+        for (size_t i = 0; i < o->discover.n && rc == 0; i++)
+            rc = add_source(d, kind_of(o->discover.items[i]), o->discover.items[i], o, all, ret,
+                            error);
+    for (const struct ki_options *o = all; o && rc == 0; o = o->next)
+        if (o->dynamo)
+            rc = add_source(d, &ki_source_dynamo, o->dynamo, o, all, ret, error);
+    if (rc < 0) {
+        free_others(ret, &before);
+        free(ret->items);
+    }
+    return rc;
+}
+
+/* -- life -------------------------------------------------------------------------------------- */
+
+static void stop_reconciler(struct ki_discovery *d)
+{
+    pthread_mutex_lock(&d->lock);
+    d->stop = true;
+    pthread_cond_signal(&d->woken);
+    pthread_mutex_unlock(&d->lock);
+    if (d->has_thread)
+        pthread_join(d->thread, NULL);
+    d->has_thread = false;
+    d->stop = false;
+}
+
+/* Number the sources of followed ranks anew. Caller-locked. */
+static void renumber(struct ki_discovery *d, const struct sources *to)
+{
+    for (size_t i = 0; i < d->n_followed; i++) {
+        size_t before = d->followed[i].source, after = 0;
+
+        if (before == KI_SOURCE_GONE)
+            continue;
+        while (after < to->n && to->items[after] != d->sources[before])
+            after++;
+        d->followed[i].source = after < to->n ? after : KI_SOURCE_GONE;
+    }
+}
+
+/* Let the threads run: those of sources that have none, and the reconciler's. */
+static int start_threads(struct ki_discovery *d)
+{
+    int rc = 0;
+
+    if (d->n_sources || d->n_followed)
+        rc = kv_thread_start(&d->thread, "ki-discover", ki_reconcile_run, d);
+    d->has_thread = rc == 0 && (d->n_sources || d->n_followed);
+    for (size_t i = 0; i < d->n_sources && rc == 0; i++)
+        start_source(d->sources[i]);
+    return rc;
+}
+
+int ki_discovery_reload(struct ki_discovery *d, const struct ki_options *options,
+                        struct kv_error *error)
+{
+    struct sources before, after;
+    int rc = list_sources(d, options, &after, error);
+
+    if (rc < 0)
+        return rc;
+    stop_reconciler(d);
+    pthread_mutex_lock(&d->lock);
+    before = (struct sources){d->sources, d->n_sources};
+    renumber(d, &after);
+    d->sources = after.items;
+    d->n_sources = after.n;
+    d->hold_ns = kv_now_ns() + HOLD_NS;
+    pthread_mutex_unlock(&d->lock);
+    free_others(&before, &after);
+    free(KV_STEAL(before.items));
+    rc = start_threads(d);
+    return rc < 0 ? kv_fail(error, rc, 0, "--discover: %s", strerror(-rc)) : 0;
+}
+
 int ki_discovery_start(const struct ki_options *options, struct ki_registry *registry,
                        struct ki_discovery **ret, struct kv_error *error)
 {
-    size_t n = count(options);
-    struct ki_discovery *d;
+    struct ki_discovery *d = calloc(1, sizeof(*d));
     int rc;
 
     *ret = NULL;
-    if (!n)
-        return 0;
-    d = calloc(1, sizeof(*d));
     if (!d)
         return kv_fail(error, -ENOMEM, 0, "out of memory");
-    d->options = options;
     d->registry = registry;
     d->grace_ns = options->discover_grace_ms * KV_NS_PER_MS;
+    d->gone.ops = &ki_source_file;
+    d->gone.name = "a source of before";
     pthread_mutex_init(&d->lock, NULL);
     kv_cond_init(&d->woken);
-    d->sources = calloc(n, sizeof(*d->sources));
-    rc = d->sources ? add_sources(d, error) : kv_fail(error, -ENOMEM, 0, "out of memory");
-    if (rc == 0)
-        rc = start_threads(d, error);
+    rc = ki_discovery_reload(d, options, error);
     if (rc < 0)
         ki_discovery_stop(d);
     else
@@ -261,28 +463,12 @@ void ki_discovery_stop(struct ki_discovery *d)
 {
     if (!d)
         return;
-    for (size_t i = 0; i < d->n_sources; i++) {
-        atomic_store_explicit(&d->sources[i].stop, true, memory_order_release);
-        kv_wake_signal(&d->sources[i].wake);
-    }
-    pthread_mutex_lock(&d->lock);
-    d->stop = true;
-    pthread_cond_signal(&d->woken);
-    pthread_mutex_unlock(&d->lock);
     for (size_t i = 0; i < d->n_sources; i++)
-        if (d->sources[i].has_thread)
-            pthread_join(d->sources[i].thread, NULL);
-    if (d->has_thread)
-        pthread_join(d->thread, NULL);
-    for (size_t i = 0; i < d->n_sources; i++) {
-        if (d->sources[i].ops->close)
-            d->sources[i].ops->close(&d->sources[i]);
-        kv_wake_close(&d->sources[i].wake);
-        ki_found_set_fini(&d->sources[i].incoming);
-        ki_found_set_fini(&d->sources[i].set);
-    }
+        ask_to_stop(d->sources[i]);
+    stop_reconciler(d);
+    free_others(&(struct sources){d->sources, d->n_sources}, &(struct sources){NULL, 0});
     ki_reconcile_fini(d);
-    free(d->sources);
+    free(KV_STEAL(d->sources));
     pthread_cond_destroy(&d->woken);
     pthread_mutex_destroy(&d->lock);
     free(d);

@@ -28,11 +28,19 @@ int ki_discovery_check(const char *text, struct kv_error *error);
 int ki_dynamo_check(const char *text, struct kv_error *error);
 
 /**
- * Follow the sources of @options and of its sections. *@ret is NULL when there are none. Returns 0 or a
- * negative errno with @error.
+ * Follow the sources of @options and of its sections, of which the texts must live on; there may be none.
+ * Returns 0 or a negative errno with @error.
  */
 int ki_discovery_start(const struct ki_options *options, struct ki_registry *registry,
                        struct ki_discovery **ret, struct kv_error *error);
+
+/**
+ * Follow the sources that @options name now. Those that have changed begin anew, others go on. Workers of
+ * removed sources leave with the grace, unless another source names them. Returns 0, or a negative errno
+ * with @error: the old sources stay. One thread at a time.
+ */
+int ki_discovery_reload(struct ki_discovery *discovery, const struct ki_options *options,
+                        struct kv_error *error);
 
 /** Stop. The workers stay registered. NULL is a no-op. */
 void ki_discovery_stop(struct ki_discovery *discovery);
@@ -55,6 +63,14 @@ struct ki_source_info {
     uint64_t withdrawn; /* ranks that it has named, within their grace */
     uint64_t refused;   /* ranks that the registry refuses; tried again */
 };
+
+struct ki_dynamo_nats_stats;
+/**
+ * Write the counters of the next source from *@at on that follows NATS, and go behind it. Returns false when
+ * there is none. Any thread.
+ */
+bool ki_discovery_nats(struct ki_discovery *discovery, size_t *at, const char **ret_name,
+                       struct ki_dynamo_nats_stats *ret);
 
 /** Write the state of source @at. Returns false when there is none. Any thread. */
 bool ki_discovery_info(struct ki_discovery *discovery, size_t at, struct ki_source_info *ret);

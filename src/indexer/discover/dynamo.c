@@ -84,9 +84,9 @@ static void on_workers(void *arg, const struct kvp_dynamo_worker *workers, size_
 static int open_nats(struct ki_source *source, struct dynamo *dynamo, struct kv_error *error)
 {
     const struct ki_dynamo_nats_opts opts = {
-        .url = source->options->dynamo_nats,
+        .url = source->options.dynamo_nats,
         .subject = dynamo->subject,
-        .args = &source->of->options->nats_args, /* one set of credentials for all */
+        .args = &source->options.nats_args,
         .registry = source->of->registry,
     };
 
@@ -96,7 +96,7 @@ static int open_nats(struct ki_source *source, struct dynamo *dynamo, struct kv_
 static int open_dynamo(struct ki_source *source, struct kv_error *error)
 {
     struct dynamo *dynamo = calloc(1, sizeof(*dynamo));
-    struct kvp_discovery_opts opts = {.nats = source->options->dynamo_nats != NULL};
+    struct kvp_discovery_opts opts = {.nats = source->options.dynamo_nats != NULL};
     int rc;
 
     if (!dynamo)
@@ -114,7 +114,7 @@ static int open_dynamo(struct ki_source *source, struct kv_error *error)
     opts.where = dynamo->where;
     opts.user = dynamo->auth.user;
     opts.password = dynamo->auth.user ? dynamo->auth.password : NULL;
-    opts.tls_ca = dynamo->auth.ca ? dynamo->auth.ca : source->options->cacert;
+    opts.tls_ca = dynamo->auth.ca ? dynamo->auth.ca : source->options.cacert;
     opts.tls_cert = dynamo->auth.cert;
     opts.tls_key = dynamo->auth.key;
     return kvp_discovery_follow(&opts, on_workers, source, &dynamo->discovery, error);

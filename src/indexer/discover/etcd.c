@@ -198,7 +198,7 @@ static void run(struct ki_source *source)
         .n_hosts = e->url.n_hosts,
         .user = e->auth.user,
         .password = e->auth.user ? e->auth.password : NULL,
-        .tls_ca = e->auth.ca ? e->auth.ca : source->options->cacert,
+        .tls_ca = e->auth.ca ? e->auth.ca : source->options.cacert,
         .tls_cert = e->auth.cert,
         .tls_key = e->auth.key,
         .ttl_s = TTL_S,

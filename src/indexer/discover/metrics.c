@@ -4,7 +4,8 @@
 #include <stddef.h>
 
 #include "base/metrics/metric_text.h"
-#include "indexer/discover/reconcile.h"
+#include "indexer/discover/discovery.h"
+#include "indexer/discover/dynamo_nats.h"
 
 static const struct kv_metric_field fields[] = {
     {"kv_indexer_discovery_workers", "gauge", "Worker ranks that the source names",
@@ -50,37 +51,24 @@ static void put(struct kv_buf *out, const char *name, const char *source)
     kv_buf_puts(out, "} ");
 }
 
-/* Read the counters of the next source from *@at on that follows NATS. NULL: there is none. */
-static const struct ki_source *next_nats(const struct ki_discovery *d, size_t *at,
-                                         struct ki_dynamo_nats_stats *ret)
-{
-    while (*at < d->n_sources) {
-        const struct ki_source *source = &d->sources[(*at)++];
-
-        if (source->ops->nats_stats && source->ops->nats_stats(source, ret))
-            return source;
-    }
-    return NULL;
-}
-
-static void render_nats(const struct ki_discovery *d, struct kv_buf *out)
+static void render_nats(struct ki_discovery *d, struct kv_buf *out)
 {
     static const char up[] = "kv_indexer_dynamo_nats_up";
     struct ki_dynamo_nats_stats stats;
-    const struct ki_source *source;
+    const char *name;
     size_t at = 0;
 
-    if (!next_nats(d, &at, &stats))
+    if (!ki_discovery_nats(d, &at, &name, &stats))
         return;
     kv_metric_head(out, up, "gauge", "1 while the NATS server is connected");
-    for (at = 0; (source = next_nats(d, &at, &stats));) {
-        put(out, up, source->name);
+    for (at = 0; ki_discovery_nats(d, &at, &name, &stats);) {
+        put(out, up, name);
         kv_buf_printf(out, "%d\n", stats.nats.connected);
     }
     for (size_t f = 0; f < KV_COUNT(nats_fields); f++) {
         kv_metric_head(out, nats_fields[f].name, nats_fields[f].type, nats_fields[f].help);
-        for (at = 0; (source = next_nats(d, &at, &stats));) {
-            put(out, nats_fields[f].name, source->name);
+        for (at = 0; ki_discovery_nats(d, &at, &name, &stats);) {
+            put(out, nats_fields[f].name, name);
             kv_buf_printf(out, "%" PRIu64 "\n", kv_metric_value(&nats_fields[f], &stats));
         }
     }

@@ -52,7 +52,9 @@ static void log_rank(enum kv_log_level level, const char *event, const struct ki
 
 static const struct ki_source *source_of(const struct ki_discovery *d, const struct ki_followed *f)
 {
-    return &d->sources[f->source];
+    size_t at = f->source;
+
+    return at == KI_SOURCE_GONE ? &d->gone : d->sources[at];
 }
 
 static void unregister(struct ki_discovery *d, const struct ki_followed *f)
@@ -96,7 +98,7 @@ static void take_sets(struct ki_discovery *d)
 {
     pthread_mutex_lock(&d->lock);
     for (size_t i = 0; i < d->n_sources; i++) {
-        struct ki_source *s = &d->sources[i];
+        struct ki_source *s = d->sources[i];
 
         if (!s->has_incoming)
             continue;
@@ -132,7 +134,7 @@ static bool list_wanted(struct round *round)
     size_t n = 0;
 
     for (size_t i = 0; i < d->n_sources; i++)
-        n += d->sources[i].set.n;
+        n += d->sources[i]->set.n;
     round->wanted = calloc(n + 1, sizeof(*round->wanted));
     round->next = calloc(n + d->n_followed + 1, sizeof(*round->next));
     if (!round->wanted || !round->next || !conflicts) {
@@ -140,13 +142,13 @@ static bool list_wanted(struct round *round)
         return false;
     }
     for (size_t i = 0; i < d->n_sources; i++)
-        for (size_t k = 0; k < d->sources[i].set.n; k++)
-            round->wanted[round->n_wanted++] = (struct wanted){&d->sources[i].set.items[k], i};
+        for (size_t k = 0; k < d->sources[i]->set.n; k++)
+            round->wanted[round->n_wanted++] = (struct wanted){&d->sources[i]->set.items[k], i};
     qsort(round->wanted, round->n_wanted, sizeof(*round->wanted), compare_wanted);
     drop_doubles(round, conflicts);
     pthread_mutex_lock(&d->lock);
     for (size_t i = 0; i < d->n_sources; i++)
-        d->sources[i].conflicts = conflicts[i];
+        d->sources[i]->conflicts = conflicts[i];
     pthread_mutex_unlock(&d->lock);
     free(conflicts);
     return true;
@@ -273,6 +275,24 @@ static bool is_displaced(const struct round *round, const struct ki_followed *f)
     return strcmp(now->model, r->model) != 0 || strcmp(now->tenant, r->tenant) != 0;
 }
 
+/*
+ * Return true for a rank whose source a reload has removed, while the first set of a new one is awaited: it
+ * may name the rank, too.
+ */
+static bool awaits_source(const struct round *round, const struct ki_followed *f)
+{
+    struct ki_discovery *d = round->d;
+    bool awaits = false;
+
+    if (f->source != KI_SOURCE_GONE || round->now_ns >= d->hold_ns)
+        return false;
+    pthread_mutex_lock(&d->lock);
+    for (size_t i = 0; i < d->n_sources; i++)
+        awaits |= !d->sources[i]->sets;
+    pthread_mutex_unlock(&d->lock);
+    return awaits;
+}
+
 /* Go on with a followed rank that no source names. Returns false when it is over. */
 static bool go(struct round *round, struct ki_followed *f)
 {
@@ -282,6 +302,8 @@ static bool go(struct round *round, struct ki_followed *f)
 
     if (!is_registered(f))
         return false;
+    if (awaits_source(round, f))
+        return true;
     if (f->state == KI_FOLLOWED) {
         uint64_t grace_ns = source->ops->at_once ? 0 : d->grace_ns;
 
@@ -381,7 +403,7 @@ static bool is_current(struct ki_discovery *d, size_t source)
     bool current;
 
     pthread_mutex_lock(&d->lock);
-    current = d->sources[source].current;
+    current = source != KI_SOURCE_GONE && d->sources[source]->current;
     pthread_mutex_unlock(&d->lock);
     return current;
 }
@@ -409,9 +431,10 @@ static void finish(struct round *round)
     d->followed = round->next;
     d->n_followed = round->n_next;
     for (size_t i = 0; i < d->n_sources; i++)
-        d->sources[i].withdrawn = d->sources[i].refused = 0;
+        d->sources[i]->withdrawn = d->sources[i]->refused = 0;
     for (size_t i = 0; i < d->n_followed; i++) {
-        struct ki_source *s = &d->sources[d->followed[i].source];
+        size_t at = d->followed[i].source;
+        struct ki_source *s = at == KI_SOURCE_GONE ? &d->gone : d->sources[at];
 
         s->withdrawn += d->followed[i].state == KI_GOING;
         s->refused += d->followed[i].state == KI_REFUSED;
@@ -455,7 +478,7 @@ static uint64_t next_round_ns(const struct ki_discovery *d)
 static bool is_due(const struct ki_discovery *d)
 {
     for (size_t i = 0; i < d->n_sources; i++)
-        if (d->sources[i].has_incoming)
+        if (d->sources[i]->has_incoming)
             return true;
     return false;
 }
@@ -507,7 +530,7 @@ long ki_discovery_source_of(struct ki_discovery *d, uint64_t instance, uint32_t 
     }
     if (low < d->n_followed && ki_found_compare(&d->followed[low].found, &key) == 0 &&
         is_registered(&d->followed[low]))
-        found = (long)d->followed[low].source;
+        found = (long)d->followed[low].source; /* KI_SOURCE_GONE: -1 */
     pthread_mutex_unlock(&d->lock);
     return found;
 }

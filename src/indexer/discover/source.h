@@ -38,7 +38,8 @@ struct ki_source {
     struct ki_discovery *of;
     const char *name;  /* as given */
     const char *where; /* the part behind the scheme */
-    const struct ki_options *options;
+    struct ki_options
+        options; /* a copy, with the NATS credentials of the command line's part; texts live on */
     struct ki_found base; /* what is said of workers by default */
     struct kv_wake wake;  /* readable: stop */
     atomic_bool stop;     /* set before wake is signalled */
