@@ -30,22 +30,23 @@ def needs_nats():
 class NatsServer:
     """@config: further lines of its configuration. @login: (user, password) that it demands. stop() and start() keep the port."""
 
-    def __init__(self, config="", login=None):
+    def __init__(self, config="", login=None, host="127.0.0.1"):
+        self.host = host
         self.login = {"user": login[0], "pass": login[1]} if login else {}
         if login:
             config += f"\nauthorization {{ user: {login[0]}, password: {login[1]} }}"
         self.folder = tempfile.TemporaryDirectory(prefix="kvasir-nats-")
         self.port = free_port()
-        self.url = f"nats://127.0.0.1:{self.port}"
+        self.url = f"nats://{host}:{self.port}"
         self.path = os.path.join(self.folder.name, "nats.conf")
         with open(self.path, "w", encoding="utf-8") as file:
-            file.write(f"listen: 127.0.0.1:{self.port}\n{config}\n")
+            file.write(f"listen: {host}:{self.port}\n{config}\n")
         self.process = None
         self.start()
 
     def start(self):
         self.process = subprocess.Popen(["nats-server", "-c", self.path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wait_until(lambda: socket.create_connection(("127.0.0.1", self.port)).close() or True, 30, "nats-server")
+        wait_until(lambda: socket.create_connection((self.host, self.port)).close() or True, 30, "nats-server")
 
     def stop(self):
         self.process.kill()
@@ -63,7 +64,7 @@ class NatsClient:
     """publish() returns once the server has the message."""
 
     def __init__(self, server):
-        self.socket = socket.create_connection(("127.0.0.1", server.port), timeout=patience(20))
+        self.socket = socket.create_connection((server.host, server.port), timeout=patience(20))
         self.file = self.socket.makefile("rb")
         check(self.file.readline().startswith(b"INFO "), "no NATS server")
         self.socket.sendall(f"CONNECT {json.dumps({'verbose': False, 'pedantic': False, **server.login})}\r\n".encode())
