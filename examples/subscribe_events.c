@@ -14,11 +14,9 @@ int main(int argc, char **argv)
     struct kve_reader *reader;
     struct kve_batch batch;
     zmq_msg_t frame; /* topic and number come first, then the batch */
-    if (argc < 2)
-        return 0;
-    if (kve_reader_create(&opts, &reader) || zmq_setsockopt(sub, ZMQ_SUBSCRIBE, "", 0) ||
-        zmq_connect(sub, argv[1]))
-        return 1;
+    if (argc < 2 || kve_reader_create(&opts, &reader) ||
+        zmq_setsockopt(sub, ZMQ_SUBSCRIBE, "", 0) || zmq_connect(sub, argv[1]))
+        return argc > 1;
     for (zmq_msg_init(&frame); zmq_msg_recv(&frame, sub, 0) >= 0; fflush(stdout)) {
         if (zmq_msg_more(&frame) ||
             kve_reader_decode(reader, zmq_msg_data(&frame), zmq_msg_size(&frame), &batch))

@@ -39,7 +39,7 @@ def lines_of(command, engine):
 
 def test_python():
     code = block("python")
-    check(len([line for line in code.split("\n") if line.strip()]) <= 11, "a few lines")
+    check(len([line for line in code.split("\n") if line.strip()]) <= 10, "ten lines")
     with Publisher("tcp://127.0.0.1:*", block_size=16) as engine:
         code = code.replace("tcp://127.0.0.1:5557", engine.endpoint)
         lines = lines_of([sys.executable, "-u", "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{code}"], engine)
@@ -54,6 +54,7 @@ def test_c():
     source = (SOURCE / "examples/subscribe_events.c").read_text(encoding="utf-8")
     body = source[source.index("#include"):].replace("/* clang-format off */\n", "")
     equal(block("c"), body, "the page's program")
+    check(len(body.splitlines()) <= 25, "25 lines")
     program = BUILD / "examples" / "subscribe_events"
     equal(subprocess.run([program], timeout=patience(20)).returncode, 0, "without arguments")
     with Publisher("tcp://127.0.0.1:*", block_size=16) as engine:
