@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What a choice costs a server that speaks the selection API: kv-selector, and others beside it.
+ * Cost of a choice for a server that speaks the selection API: kv-selector, and others beside it.
  *
  *     selector_bench [kvasir='build/bin/kv-selector --port {port}' dynamo='... {port}']
  *

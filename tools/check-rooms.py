@@ -19,7 +19,7 @@ PARTS = {"base": {"core": set(), "json": {"core"}, "hash": {"core"}, "args": {"c
          "store": {"backend": set(), "object": {"backend"}, "file": {"backend", "object"}, "conformance": {"backend"},
                    TOP: {"backend", "object"}},
          "cli": {"show": set(), "client": set(), "advisor": {TOP, "events"}, "advise": {TOP, "show", "replay"}, "replay": {TOP, "show", "client"}, "store": {TOP, "show"}, "peer": {TOP, "show"},
-                 "bench": {TOP, "show", "peer"}, "whole": {TOP, "show", "client", "replay"}, "top": {TOP, "show", "client"}, "events": {TOP, "show"}, "doctor": {TOP, "show", "client", "events"}, TOP: set()},
+                 "bench": {TOP, "show", "peer"}, "whole": {TOP, "show", "client", "replay"}, "top": {TOP, "show", "client"}, "events": {TOP, "show"}, "doctor": {TOP, "show", "client", "events"}, "select": {TOP}, TOP: set()},
          "tier/manager": {"state": set(), "pins": {"state"}, "offload": {"state", "pins"}, "jobs": {"state", "pins", "offload"},
                           TOP: {"state", "pins", "offload", "jobs"}},
          "index": {"memory": set(), "tree": {"memory"}, "write": {"memory", "tree"}, "read": {"memory", "tree"}, "dump": {"memory", "tree"},

@@ -43,7 +43,7 @@ LIBRARIES = {
     "kv_store_redis": (["plugin_redis"], ["base"], [*OPENSSL, "xxhash"]),
     "kv_store_s3": (["plugin_s3"], ["base"], [*CURL, "expat", "xxhash"]),
     "kv_store_tiered": (["plugin_tiered"], ["store", "base"], ["zstd", "xxhash"]),
-    "kvasir": ([], ["cli", "advisor", "plugin_tiered", "indexer", "http", "index", "manager", "peers", "disk", "object", "transfer", "peer", "bm", "plane", "store", "event",
+    "kvasir": ([], ["cli", "advisor", "plugin_tiered", "indexer", "http", "index", "select", "manager", "peers", "disk", "object", "transfer", "peer", "bm", "plane", "store", "event",
                     "kvx", "hash", "base"],
                ["uring", "xxhash", *ZMQ, *CURL, "cares"]),
 }

@@ -12,6 +12,7 @@ int kc_doctor_main(int argc, char **argv);
 int kc_advisor_main(int argc, char **argv);
 int kc_replay_main(int argc, char **argv);
 int kc_replay_index_main(int argc, char **argv);
+int kc_select_main(int argc, char **argv);
 int kc_store_main(int argc, char **argv);
 int kc_bench_main(int argc, char **argv);
 int kc_bench_tiers_main(int argc, char **argv);

@@ -19,6 +19,7 @@ static const struct command {
     {"events", kc_events_main, "look at KV events of an engine, record them, play them again"},
     {"peer", kc_peer_main, "share blocks with other nodes; look at, lease and read theirs"},
     {"replay", kc_replay_main, "run the whole system on a request trace, and check every byte"},
+    {"select", kc_select_main, "play kv-selector's decisions with other policies"},
     {"store", kc_store_main, "save, restore, check and collect objects in a kv_store backend"},
     {"top", kc_top_main, "watch a running kv-indexer: its workers, streams and index"},
 };
@@ -30,7 +31,7 @@ static void usage(FILE *out)
     fputs("usage: kvasir COMMAND [OPTION ...]\n\n", out);
     for (size_t i = 0; i < N_COMMANDS; i++)
         fprintf(out, "  %-8s %s\n", COMMANDS[i].name, COMMANDS[i].help);
-    fputs("\n`kvasir COMMAND --help` says more. The service itself is kv-indexer.\n", out);
+    fputs("\n`kvasir COMMAND --help` says more. The services themselves are kv-indexer and kv-selector.\n", out);
 }
 
 static bool is(const char *word, const char *name, const char *other)

@@ -42,10 +42,10 @@ struct kh_exchange {
     size_t charged;  /* bytes of body and reply taken from the budget */
     size_t received; /* bytes of the body so far, kept or dropped */
     struct kh_framing framing;
-    char *authority; /* of a target in absolute form, or NULL */
+    char *authority;  /* of a target in absolute form, or NULL */
     char allowed[40]; /* methods of the path, for the header Allow */
-    bool deferred;   /* the handler runs, or will run, on a slow thread */
-    bool refused;    /* the reply is decided; the rest of the body is dropped */
+    bool deferred;    /* the handler runs, or will run, on a slow thread */
+    bool refused;     /* the reply is decided; the rest of the body is dropped */
     struct kh_exchange *next;
 };
 

@@ -118,8 +118,8 @@ void ki_main_loop(struct ki_service *service, uint16_t port)
                                              service->registry, kv_now_ns());
         if (kv_now_ns() >= added_due_ns)
             added_due_ns = service->addition->tick(service, kv_now_ns());
-        wait_ms = kv_ms_until(KV_MIN(KV_MIN(trim.due_ns, history_due_ns), added_due_ns),
-                              kv_now_ns());
+        wait_ms =
+            kv_ms_until(KV_MIN(KV_MIN(trim.due_ns, history_due_ns), added_due_ns), kv_now_ns());
 
         if (!told && ki_service_is_ready(service)) {
             told = true;

@@ -33,7 +33,7 @@ struct ki_scratch {
 
 struct ki_service;
 
-/** What another program adds to the service: kv-selector is a kv-indexer with choices. Members may be NULL. */
+/** Parts that another program adds to the service: kv-selector is a kv-indexer with choices. */
 struct ki_addition {
     const char *name;              /* of the program */
     const struct kh_route *routes; /* one with a method and path of the service's own replaces it */

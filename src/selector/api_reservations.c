@@ -6,7 +6,6 @@
 #include "base/core/clock.h"
 #include "selector/ask.h"
 
-
 static void reply_result(int rc, const struct kh_request *request, struct kh_reply *reply)
 {
     if (rc < 0)

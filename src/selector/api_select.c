@@ -143,8 +143,7 @@ static struct ksel_decision decision_of(struct ksel *s, const struct ksel_ask *a
         .block_size = made->block_size,
         .request = &ask->request,
         .choice = &made->choice,
-        .candidates =
-            (const struct kvsel_candidate *)(const void *)ask->scratch->candidates.data,
+        .candidates = (const struct kvsel_candidate *)(const void *)ask->scratch->candidates.data,
         .n_candidates = made->n_candidates,
         .booked = booked,
         .refused = refused,
@@ -177,17 +176,34 @@ static void write_overlap(struct kv_json_writer *w, const struct ksel_ask *ask,
     kv_json_end_object(w);
 }
 
+/* Write hashes as signed numbers, as requests bring them. */
+static char *put_hashes(char *p, const uint64_t *hashes, size_t n)
+{
+    *p++ = '[';
+    for (size_t i = 0; i < n; i++) {
+        bool negative = hashes[i] >> 63;
+
+        if (i)
+            *p++ = ',';
+        if (negative)
+            *p++ = '-';
+        p += kv_u64_text(p, negative ? -hashes[i] : hashes[i]);
+    }
+    *p++ = ']';
+    return p;
+}
+
 static void write_replay(struct kv_json_writer *w, const struct ksel_ask *ask)
 {
     const struct kvsel_request *r = &ask->request;
+    char *p;
 
     kv_json_member_u64(w, "isl_tokens", r->tokens);
     kv_json_member_bool(w, "track_prefill_tokens", !ask->scratch->body.no_prefill);
     kv_json_key(w, "sequence_hashes");
-    kv_json_begin_array(w);
-    for (size_t i = 0; i < r->n_hashes; i++)
-        kv_json_put_i64(w, (int64_t)r->hashes[i]);
-    kv_json_end_array(w);
+    p = kv_json_raw_begin(w, 2 + r->n_hashes * (KV_U64_TEXT_MAX + 2));
+    if (p)
+        kv_json_raw_end(w, put_hashes(p, r->hashes, r->n_hashes));
 }
 
 static void write_load(struct kv_json_writer *w, const struct kvsel_load *load)

@@ -212,9 +212,9 @@ static void render_loads(struct ksel *s, const char *name, const char *help, siz
             memcpy(&value, (const char *)&loads[i] + offset, sizeof(value));
             labels(out, name, f);
             kv_buf_putc(out, ',');
-            kv_metric_label(out, "instance",
-                            ki_registry_instance_text(s->service->registry,
-                                                      loads[i].holder.worker, text));
+            kv_metric_label(
+                out, "instance",
+                ki_registry_instance_text(s->service->registry, loads[i].holder.worker, text));
             kv_buf_printf(out, ",dp_rank=\"%" PRIu32 "\"} %" PRIu64 "\n", loads[i].holder.rank,
                           value);
         }

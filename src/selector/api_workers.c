@@ -167,8 +167,7 @@ static struct ksel_record *record_of(struct ksel *s, uint64_t worker)
             r->model = strdup(infos[i].model);
             r->group = strdup(infos[i].tenant);
             r->name = infos[i].name ? strdup(infos[i].name) : NULL;
-            r->replay_endpoint =
-                infos[i].replay_endpoint ? strdup(infos[i].replay_endpoint) : NULL;
+            r->replay_endpoint = infos[i].replay_endpoint ? strdup(infos[i].replay_endpoint) : NULL;
             r->block_size = infos[i].block_size;
             r->start_rank = infos[i].rank;
             r->total_blocks = infos[i].num_blocks;
@@ -284,8 +283,8 @@ static bool read_id(const struct kh_request *request, struct kh_reply *reply, ui
 
 static void not_found(const struct kh_request *request, struct kh_reply *reply)
 {
-    kh_reply_error(reply, 404, "worker %.*s not found",
-                   (int)KV_MIN(request->id.len, (size_t)200), request->id.p);
+    kh_reply_error(reply, 404, "worker %.*s not found", (int)KV_MIN(request->id.len, (size_t)200),
+                   request->id.p);
 }
 
 /* Copy the worker's record, or make one of its registrations. Holds admin. */
@@ -372,9 +371,8 @@ void ksel_write_one(struct ki_service *service, const struct ki_worker_info *inf
     } else {
         bool withdrawn = infos->status == KI_WITHDRAWN;
 
-        kv_json_member_str(
-            w, "lifecycle",
-            ksel_lifecycle_name(withdrawn ? KSEL_UNSCHEDULABLE : KSEL_SCHEDULABLE));
+        kv_json_member_str(w, "lifecycle",
+                           ksel_lifecycle_name(withdrawn ? KSEL_UNSCHEDULABLE : KSEL_SCHEDULABLE));
         kv_json_key(w, "not_schedulable_reasons");
         kv_json_begin_array(w);
         if (withdrawn)

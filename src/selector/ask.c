@@ -30,8 +30,7 @@ static bool ask_tokens(struct ksel_ask *ask, struct kh_reply *reply)
         return false;
     }
     if (bytes)
-        kve_sequence_hashes(found.hashes, found.n,
-                            (uint64_t *)(void *)scratch->sequence.data);
+        kve_sequence_hashes(found.hashes, found.n, (uint64_t *)(void *)scratch->sequence.data);
     scratch->sequence.len = bytes;
     ask->request.tokens = prompt.n;
     ask->request.hashes = (const uint64_t *)(const void *)scratch->sequence.data;

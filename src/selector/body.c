@@ -6,7 +6,7 @@
 #include "base/args/instance.h"
 #include "indexer/api/body_mm.h"
 
-/* What a parse is about. */
+/* State of a parse. */
 struct reading {
     struct kv_json json;
     struct ki_body *prompt;
@@ -213,8 +213,7 @@ static bool read_prompt(struct reading *r, struct kv_str key)
         b->has_isl = true;
     } else if (kv_str_eq(key, "block_mm_infos") || kv_str_eq(key, "mm_objects")) {
         kv_buf_clear(&r->prompt->mm_objects);
-        ki_mm_read_json(j, kv_str_eq(key, "block_mm_infos"), &b->unescaped,
-                        &r->prompt->mm_objects);
+        ki_mm_read_json(j, kv_str_eq(key, "block_mm_infos"), &b->unescaped, &r->prompt->mm_objects);
     } else {
         return false;
     }
@@ -314,7 +313,7 @@ static bool read_booking(struct reading *r, struct kv_str key)
 
 static void clear(struct ki_body *prompt, struct ksel_body *b)
 {
-    struct kv_buf keep[] = {b->sequence, b->allowed,  b->avoided,  b->required,
+    struct kv_buf keep[] = {b->sequence,  b->allowed, b->avoided,  b->required,
                             b->preferred, b->strings, b->unescaped};
 
     *b = (struct ksel_body){0};

@@ -488,6 +488,7 @@ void ksel_record_write(const struct ksel_record *r, enum ksel_lifecycle lifecycl
     member_number(w, "total_kv_blocks", r->total_blocks);
     member_text(w, "stable_routing_id", r->stable_routing_id);
     kv_json_member_bool(w, "is_eagle", r->is_eagle);
+    kv_json_member_bool(w, "draining", r->draining);
     write_labels(r, w);
     member_text(w, "kv_transfer_domain", r->transfer_domain);
     member_text(w, "kv_transfer_enforcement", r->transfer_enforcement);

@@ -429,7 +429,7 @@ void ksel_put_worker(struct ksel *s, struct kv_json_writer *w, uint64_t worker)
 
 /* -- the service's calls ------------------------------------------------------------------------- */
 
-/* What log_expired needs. */
+/* Argument of log_expired. */
 struct expiring {
     struct ksel *s;
     const struct ksel_fleet *fleet;

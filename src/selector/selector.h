@@ -111,8 +111,7 @@ bool ksel_read_body(struct ksel *s, struct kh_request *request, struct kh_reply 
 
 /* Handlers; @service is a struct ki_service. */
 void ksel_api_select(void *service, struct kh_request *request, struct kh_reply *reply);
-void ksel_api_select_and_reserve(void *service, struct kh_request *request,
-                                 struct kh_reply *reply);
+void ksel_api_select_and_reserve(void *service, struct kh_request *request, struct kh_reply *reply);
 void ksel_api_potential_loads(void *service, struct kh_request *request, struct kh_reply *reply);
 void ksel_api_overlap_scores(void *service, struct kh_request *request, struct kh_reply *reply);
 void ksel_api_reserve(void *service, struct kh_request *request, struct kh_reply *reply);

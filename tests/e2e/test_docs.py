@@ -254,8 +254,8 @@ def test_consoles():
                         command = place.adapt(command)
                         if command.endswith(" &"):
                             servers.append(subprocess.Popen(command[:-2].split(), env=place.env, stderr=subprocess.DEVNULL))
-                            wait_until(lambda: place.bash(f"curl -sf localhost:{place.port('8090')}/health").returncode == 0,
-                                       timeout=30)
+                            port = command.split("--port ")[1].split()[0]
+                            wait_until(lambda: place.bash(f"curl -sf localhost:{port}/health").returncode == 0, timeout=30)
                             continue
                         if "/query" in command:  # the engine of the page, which has five blocks
                             engine.wait_subscriber()

@@ -2,6 +2,7 @@
 """kv-selector: Dynamo's selection API on a kv-indexer's port, and what is better than the original's."""
 import json
 import os
+import subprocess
 import tempfile
 
 from kvtest import *
@@ -104,7 +105,8 @@ def test_wishes():
         equal(s.select(tokens, routing_constraints={"required_taints": ["old"]})["worker_id"], 1)
         equal({s.select(tokens, routing_constraints={"preferred_taints": {"zone=b": 2}})["worker_id"] for _ in range(8)}, {"pod-2"})
         equal(s.select(tokens, avoided_worker_ids=[1])["worker_id"], "pod-2")
-        for wish in ({"pinned_worker": {"worker_id": 9, "dp_rank": 0}}, {"allowed_worker_ids": []}, {"routing_constraints": {"required_taints": ["new"]}}):
+        for wish in ({"pinned_worker": {"worker_id": 9, "dp_rank": 0}}, {"allowed_worker_ids": []},
+                     {"routing_constraints": {"required_taints": ["new"]}}):
             error(s.post("/select", {"model_name": MODEL, "token_ids": tokens, **wish}), 503, "no endpoints available to route work")
         error(s.post("/select", {"model_name": "other", "token_ids": tokens}), 503,
               "no schedulable workers for model=other routing_group=default")
@@ -258,6 +260,58 @@ def test_expiry_and_log():
         with open(path, encoding="utf-8") as file:
             later = json.loads(file.read())
         equal((later["worker_id"], later["candidates"][0]["reason"]), (None, "denied"))
+
+
+def replay(path, *args):
+    """{policy: its figures}"""
+    command = [str(BUILD / "bin" / "kvasir"), "select", "replay", path, "--json", *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    equal(done.returncode, 0, f"kvasir select replay: {done.stderr}\nstatus")
+    return {figures["policy"]: figures for figures in map(json.loads, done.stdout.splitlines())}
+
+
+def test_replay_by_hand():
+    """Worker 1 holds half of each prompt. 1000 tokens a second: the times follow."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "log")
+        candidate = {"reason": "fits", "dp_rank": 0, "waiting": 0, "uncovered": 800}
+        candidates = [{"worker_id": 1, "reach": [50, 50, 50, 50], **candidate}, {"worker_id": "pod-2", **candidate}]
+        decision = {"event": "decision", "model_name": "m", "routing_group": "g", "block_size": 16, "tokens": 1600, "booked": True,
+                    "hashes": [], "worker_id": 1, "dp_rank": 0, "candidates": candidates}
+        with open(path, "w", encoding="utf-8") as file:
+            for line in ({**decision, "time": 100.0, "id": "a"}, {**decision, "time": 100.1, "id": "b"},
+                         {**decision, "time": 100.2, "id": "c", "booked": False},
+                         {"event": "first_token", "time": 100.8, "id": "a"}, {"event": "free", "time": 101.0, "id": "a"}):
+                file.write(json.dumps(line) + "\n")
+            file.write("half a li")
+        figures = replay(path, "--policy", "prefix,round-robin", "--speed", 1000)
+        short = {name: (f["decisions"], f["mean_ttft_s"], f["computed_share"], f["imbalance"], f["as_logged_percent"]) for name, f in figures.items()}
+        equal(short, {"(logged)": (2, 1.15, 0.5, 2.0, 100.0), "prefix": (2, 1.15, 0.5, 2.0, 100.0), "round-robin": (2, 1.2, 0.75, 1.333, 50.0)})
+        equal(replay(path, "--policy", "prefix")["prefix"]["mean_ttft_s"], 1.15, "800 tokens in 0.8 s are the log's own speed")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("{}\n")
+        done = subprocess.run([BUILD / "bin" / "kvasir", "select", "replay", path], capture_output=True, text=True, check=False)
+        equal(done.returncode, 1)
+        check("no booked decision" in done.stderr, done.stderr)
+
+
+def test_replay_of_a_log():
+    """What kv-selector writes, the replay reads. With one worker each policy chooses as the log has it."""
+    with tempfile.TemporaryDirectory() as folder, Publisher() as one:
+        path = os.path.join(folder, "log")
+        with Selector("--decision-log", path) as s:
+            s.add(1, one)
+            for i in range(24):
+                s.reserve([i % 4] * (160 + 16 * i), selection_id=f"r{i}")
+                if i % 3 == 0:
+                    equal(s.first_token(f"r{i}"), 200)
+                if i % 6 == 0:
+                    equal(s.free(f"r{i}"), 200)
+        figures = replay(path, "--policy", "adaptive,least")
+        equal({(f["decisions"], f["as_logged_percent"], f["imbalance"]) for f in figures.values()}, {(24, 100.0, 1.0)})
+        equal(len({f["computed_share"] for f in figures.values()}), 1)
+        text = subprocess.run([BUILD / "bin" / "kvasir", "select", "replay", path], capture_output=True, text=True, check=True).stdout
+        check("cache-aware" in text and "24 booked decisions, 0 without a booking, 0 lines that can't be read" in text, text)
 
 
 if __name__ == "__main__":

@@ -52,8 +52,7 @@ static const struct kh_route routes[] = {
 static bool is_replaced(const struct ki_addition *addition, const struct kh_route *route)
 {
     for (size_t i = 0; addition && i < addition->n_routes; i++)
-        if (!(route->flags & KH_ROUTE_HTML) &&
-            strcmp(addition->routes[i].path, route->path) == 0 &&
+        if (!(route->flags & KH_ROUTE_HTML) && strcmp(addition->routes[i].path, route->path) == 0 &&
             strcmp(addition->routes[i].method, route->method) == 0)
             return true;
     return false;
