@@ -42,6 +42,7 @@ static void check_state(const uint8_t *data, size_t size, enum kvl_form form)
 {
     struct kvl_view is, made;
     struct kv_buf text = KV_BUF_INIT;
+    const struct kvl_shape *shape;
     struct kvl_shape again;
 
     if (kvl_view_parse(data, size, form, &is) < 0)
@@ -50,7 +51,9 @@ static void check_state(const uint8_t *data, size_t size, enum kvl_form form)
     REQUIRE(!text.error);
     REQUIRE(kvl_shape_decode((uint8_t *)text.data, text.len, form, &again) == 0);
     REQUIRE(again.token_bytes == is.shape.token_bytes);
-    REQUIRE(kvl_view_make(&again, is.n_cells, 0, &made) == 0);
+    made = (struct kvl_view){.n_cells = is.n_cells};
+    shape = &again;
+    REQUIRE(kvl_views_make(&shape, 1, 0, &made) == 0);
     REQUIRE(made.len == is.len);
     for (size_t i = 0; i < kvl_shape_n_rows(&is.shape); i++)
         REQUIRE(made.rows[i] - made.cells == is.rows[i] - is.cells);
@@ -58,6 +61,28 @@ static void check_state(const uint8_t *data, size_t size, enum kvl_form form)
     kvl_view_fini(&made, true);
     kvl_view_fini(&is, false);
     kv_buf_fini(&text);
+}
+
+/* A pair of caches, or the tail of one, put together again, is as long. */
+static void check_pair(const uint8_t *data, size_t size, enum kvl_form form, uint32_t first)
+{
+    struct kvl_view is[KVL_CACHES_MAX], made[KVL_CACHES_MAX];
+    const struct kvl_shape *shapes[KVL_CACHES_MAX];
+
+    if (kvl_pair_parse(data, size, form, first, is) < 0)
+        return;
+    REQUIRE(is[0].first == first);
+    REQUIRE(is[1].first + is[1].n_cells == first + is[0].n_cells);
+    for (size_t i = 0; i < KVL_CACHES_MAX; i++) {
+        shapes[i] = &is[i].shape;
+        made[i] = (struct kvl_view){.first = is[i].first, .n_cells = is[i].n_cells};
+    }
+    REQUIRE(kvl_views_make(shapes, KVL_CACHES_MAX, 0, made) == 0);
+    REQUIRE(made[0].len == size);
+    for (size_t i = 0; i < KVL_CACHES_MAX; i++)
+        kvl_copy_cells(&made[i], &is[i], is[i].first, is[i].n_cells);
+    kvl_views_fini(made, KVL_CACHES_MAX, true);
+    kvl_views_fini(is, KVL_CACHES_MAX, false);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -68,6 +93,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     check_chunk(data, size);
     check_state(data, size, KVL_FORM_SEQUENCE);
     check_state(data, size, KVL_FORM_CONTEXT);
+    for (uint32_t first = 0; first <= 64; first += 64) {
+        check_pair(data, size, KVL_FORM_SEQUENCE, first);
+        check_pair(data, size, KVL_FORM_CONTEXT, first);
+    }
     check_whole(data, size, KVL_FORM_SEQUENCE);
     check_whole(data, size, KVL_FORM_CONTEXT);
     kvl_streams_of(data, size);

@@ -5,8 +5,9 @@
  * One chunk of the store (a block) holds K and V of all layers for a fixed number of tokens. Its key
  * is a chained hash of the caller's fingerprint, the layout of the memory and all tokens up to the
  * end of the block. Sequences that begin alike share their blocks, whatever slot computed them, and
- * any stored prefix loads. Memory that can't be cut at tokens (sliding windows, recurrent and hybrid
- * models) is stored as a whole snapshot per prefix.
+ * any stored prefix loads. Memory with sliding windows has blocks of both its caches; where the
+ * window's beginning is gone, also a tail: the window before exactly the last saved token. Memory that
+ * can't be cut at tokens (recurrent and hybrid models) is stored as a whole snapshot per prefix.
  *
  *     n = kvl_load(cache, ctx, seq, tokens, n_tokens - 1, NULL);  (restores tokens [0, n))
  *     ...llama_decode tokens [n, n_tokens), generate...
@@ -47,6 +48,7 @@ extern "C" {
 struct kvs_store;
 struct llama_context;
 struct llama_memory_i;
+struct llama_model;
 
 /** A prefix cache over a store. Any thread. */
 struct kvl_cache;
@@ -59,7 +61,7 @@ KV_API void kvl_set_log(kv_log_fn fn, void *arg);
 
 /**
  * Functions of libllama, as llama.h declares them under the same names with the prefix llama_. Set
- * size to sizeof(struct kvl_libllama). Calls with a context need all of them.
+ * size to sizeof(struct kvl_libllama). Calls with a context need all but the last two.
  */
 struct kvl_libllama {
     size_t size;
@@ -70,6 +72,9 @@ struct kvl_libllama {
     struct llama_memory_i *(*get_memory)(const struct llama_context *ctx);
     bool (*memory_seq_rm)(struct llama_memory_i *memory, int32_t seq, int32_t p0, int32_t p1);
     int32_t (*memory_seq_pos_max)(struct llama_memory_i *memory, int32_t seq);
+    /* May be NULL: then kvl_opts.window tells the sliding window. */
+    const struct llama_model *(*get_model)(const struct llama_context *ctx);
+    int32_t (*model_n_swa)(const struct llama_model *model);
 };
 #define KVL_LIBLLAMA_INIT KV_INIT_(kvl_libllama)
 
@@ -89,6 +94,9 @@ struct kvl_opts {
     const char *fingerprint;
     uint32_t block_tokens;               /* tokens per block; 0: KVL_BLOCK_TOKENS */
     const struct kvl_libllama *libllama; /* copied; NULL: dlsym in the program and its libraries */
+    /* Tokens of the model's sliding window (llama_model_n_swa). 0: kvl_save asks libllama, and states
+     * that kvl_save_state gets are saved as snapshots where the model has one. */
+    uint32_t window;
 };
 #define KVL_OPTS_INIT KV_INIT_(kvl_opts)
 
@@ -96,11 +104,11 @@ struct kvl_opts {
 struct kvl_result {
     size_t size;
     uint64_t n_tokens;    /* load: tokens restored; save: tokens that a load would restore now */
-    uint64_t blocks;      /* blocks of those tokens; 1 for a snapshot */
+    uint64_t blocks;      /* blocks of those tokens; 1 for a snapshot or a tail */
     uint64_t new_blocks;  /* save: blocks that the store did not have */
     uint64_t new_bytes;   /* save: bytes put, headers included */
     uint64_t state_bytes; /* bytes of the state that libllama gave or took */
-    bool snapshot;        /* true: this memory can't be cut at tokens */
+    bool snapshot;        /* true: a snapshot or a tail, which is good for exactly its tokens */
 };
 #define KVL_RESULT_INIT KV_INIT_(kvl_result)
 
@@ -144,7 +152,7 @@ KV_API int64_t kvl_load(struct kvl_cache *cache, struct llama_context *ctx, int3
  * those that were not decoded yet). The bytes are durable on return.
  *
  * Only whole blocks are stored; the rest of at most block_tokens - 1 tokens is computed again after
- * a load. Blocks that the store has are marked as used, not written. Don't save a sequence after a
+ * a load. Snapshots and tails hold all tokens. Blocks that the store has are marked as used. Don't save a sequence after a
  * context shift: its K and V aren't those of its tokens any more. Nor one with a sliding window whose
  * end was removed: cells that the window needs again are gone, and nothing tells. @ret may be NULL.
  * Returns the number of tokens that a load would restore now; 0 for an empty sequence, and for one
@@ -184,7 +192,7 @@ KV_API int64_t kvl_load_state(struct kvl_cache *cache, const int32_t *tokens, si
                               struct kvl_result *result);
 
 /**
- * Delete the snapshot of exactly @n tokens, for callers that replace it by a longer one. Blocks of
+ * Delete the snapshot or tail of exactly @n tokens, for callers that replace it by a longer one. Blocks of
  * memory that can be cut are left alone: other sequences share them. The parts of the snapshot go,
  * also those that other snapshots have in common with it (parts are named by their bytes): these
  * snapshots are then misses, and their next save stores the parts anew.

@@ -31,6 +31,7 @@ _SETTINGS = ("flash_attn_type", "type_k", "type_v", "rope_scaling_type", "rope_f
              "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx", "attention_type", "swa_full", "kv_unified",
              "n_seq_max", "offload_kqv")
 KEPT = 3  # snapshots of a conversation that stay
+LOOKS = 64  # positions at which a conversation is searched for snapshots to delete
 ANSWERS = 64  # snapshots of answers that are remembered, to delete those that the next prompt doesn't begin with
 _FORMS = {"sequence": _abi.KVL_FORM_SEQUENCE, "context": _abi.KVL_FORM_CONTEXT}
 
@@ -65,17 +66,20 @@ class Prefixes(Handle):
 
     @fingerprint names all that decides K and V of given tokens: model file, adapters, RoPE settings; for states, which nothing
     compares with a context, also the context's settings. @library: a ctypes library with libllama's functions, for load() and
-    save() of a context's sequence.
+    save() of a context's sequence. @window: tokens of the model's sliding window (llama_model_n_swa), for save_state();
+    save() asks the library.
     """
 
-    def __init__(self, store: _store.Store, fingerprint: str, block_tokens: int = 0, library: Any = None) -> None:
+    def __init__(self, store: _store.Store, fingerprint: str, block_tokens: int = 0, library: Any = None, window: int = 0) -> None:
         self._c = load("kvasir_llama")
         self.store = store
         address, table = ctypes.c_void_p(), None
         if library is not None:
             fields: List[Any] = _abi.kvl_libllama._fields_[1:]
-            table = _abi.kvl_libllama(**{name: ctypes.cast(getattr(library, "llama_" + name), kind) for name, kind in fields})
-        opts = _abi.kvl_opts(fingerprint=text(fingerprint), block_tokens=block_tokens,
+            may_lack = ("get_model", "model_n_swa")
+            table = _abi.kvl_libllama(**{name: ctypes.cast(getattr(library, "llama_" + name), kind) for name, kind in fields
+                                         if name not in may_lack or hasattr(library, "llama_" + name)})
+        opts = _abi.kvl_opts(fingerprint=text(fingerprint), block_tokens=block_tokens, window=window,
                              libllama=None if table is None else ctypes.addressof(table))
         store_address = store._enter()
         try:
@@ -158,13 +162,18 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
 
 
-def _is_whole(llm: Any) -> bool:
-    """Tell whether a Llama's memory can't be cut at tokens: recurrent and hybrid models, sliding windows."""
-    if getattr(llm, "_is_recurrent", False) or getattr(llm, "_is_hybrid", False):
-        return True
+def _window(llm: Any) -> int:
+    """Return the tokens of a Llama's sliding window; 0: it has none."""
     window = getattr(sys.modules.get(type(llm).__module__.split(".")[0]), "llama_model_n_swa", None)
     model = getattr(getattr(llm, "_model", None), "model", None)
-    return bool(window is not None and model and window(model) > 0 and not getattr(llm.context_params, "swa_full", False))
+    return max(0, int(window(model))) if window is not None and model else 0
+
+
+def _is_whole(llm: Any) -> bool:
+    """Tell whether a Llama forgets positions before its last: recurrent and hybrid models, sliding windows."""
+    if getattr(llm, "_is_recurrent", False) or getattr(llm, "_is_hybrid", False):
+        return True
+    return _window(llm) > 0 and not getattr(llm.context_params, "swa_full", False)
 
 
 class Cache:
@@ -179,6 +188,7 @@ class Cache:
 
     Memory that can't be cut at tokens is stored at the end of each prompt and of each answer, and at the positions that
     @snapshots(tokens of the prompt) returns. Of a conversation the three newest of the former stay, and all of the latter.
+    Of memory with sliding windows a snapshot is the window and the tokens behind the last block; the rest is stored in blocks.
     """
 
     def __init__(self, llm: Any, store: Union[str, _store.Store], *, fingerprint: Optional[str] = None,
@@ -188,13 +198,15 @@ class Cache:
         self._changes, self._told = self._watch.changes, False
         if self._changes and not fingerprint:
             raise ValueError("kvasir.llama: adapters of this Llama were changed; name those of now in a fingerprint")
-        self._whole = _is_whole(llm)
+        self._whole, window = _is_whole(llm), _window(llm)
+        self._step = (block_tokens or _abi.KVL_BLOCK_TOKENS) if window else 0  # where prefixes of blocks end that aren't snapshots
         self._named: FrozenSet[int] = frozenset()
         self._warn = Warner(logger, "llama.cpp goes on without")
         self._answers: Deque[Tuple[List[int], int]] = collections.deque(maxlen=ANSWERS)  # tokens of snapshots, and of their prompts
         self._prompt = 0
         self._own = _store.open(store) if isinstance(store, str) else None
-        self.prefixes = Prefixes(self._own or store, fingerprint or _fingerprint(llm), block_tokens)  # type: ignore[arg-type]
+        self.prefixes = Prefixes(self._own or store, fingerprint or _fingerprint(llm), block_tokens,  # type: ignore[arg-type]
+                                 window=window)
         self.last: Dict[str, Any] = {}  # of the last "load", "save" and "snapshot": Result, tokens, or the Error
 
     def close(self) -> None:
@@ -304,10 +316,12 @@ class Cache:
         if answered:
             self._answers.append((tokens, self._prompt))
         kept, n = 1, len(tokens)
-        while True:
+        for _ in range(LOOKS):
             n = self.prefixes.find(tokens[:n - 1])
             if n <= 0:
                 return
+            if self._step and n % self._step == 0:
+                continue
             kept += n not in self._named
             if kept > KEPT and n not in self._named and not self.prefixes.discard(tokens[:n], "context"):
                 return  # blocks, or the backend can't delete

@@ -90,7 +90,8 @@ static void list_parts(struct window *w, const struct kvl_cache *c, const struct
         size_t len = (size_t)s->rows[i].row * c->block_tokens;
 
         if (is_direct(v, i)) {
-            *part++ = (struct iovec){v->data + v->rows[i] + block * len, len};
+            *part++ = (struct iovec){
+                v->data + v->rows[i] + block * len - (size_t)s->rows[i].row * v->first, len};
         } else {
             *part++ = (struct iovec){buffer, len};
             buffer += len;
@@ -113,12 +114,7 @@ static void sum_parts(const struct window *w, size_t block, uint8_t ret[KV_PREFI
 
 /* -- through the buffer ------------------------------------------------------------------------ */
 
-static size_t cell_at(const struct kvl_view *v, size_t position)
-{
-    return v->cell_of ? v->cell_of[position] : position;
-}
-
-/* Copy elements of transposed V: row by row, in the block as in the state. */
+/* Copy elements of transposed V from position @first on: row by row, in the block as in the state. */
 static void copy_transposed(const struct kvl_view *v, size_t rows, size_t first, size_t n,
                             uint8_t *buffer, bool to_state)
 {
@@ -129,12 +125,12 @@ static void copy_transposed(const struct kvl_view *v, size_t rows, size_t first,
         uint8_t *at = v->data + v->rows[rows] + row * element * v->n_cells;
 
         if (!v->cell_of && to_state)
-            memcpy(at + first * element, buffer, n * element);
+            memcpy(at + kvl_cell_at(v, first) * element, buffer, n * element);
         else if (!v->cell_of)
-            memcpy(buffer, at + first * element, n * element);
+            memcpy(buffer, at + kvl_cell_at(v, first) * element, n * element);
         else
             for (size_t i = 0; i < n; i++)
-                memcpy(buffer + i * element, at + cell_at(v, first + i) * element, element);
+                memcpy(buffer + i * element, at + kvl_cell_at(v, first + i) * element, element);
         buffer += n * element;
     }
 }
@@ -148,7 +144,7 @@ static void copy_block(const struct window *w, const struct kvl_cache *c, const 
     uint8_t *buffer = w->buffers + (block - w->first) * w->buffer_bytes;
 
     for (size_t i = 0; i < n && s->extras; i++, buffer += s->extras) {
-        uint8_t *extras = kvl_extras(v, cell_at(v, first + i));
+        uint8_t *extras = kvl_extras(v, kvl_cell_at(v, first + i));
 
         if (to_state)
             memcpy(extras, buffer, s->extras);
@@ -164,7 +160,8 @@ static void copy_block(const struct window *w, const struct kvl_cache *c, const 
             copy_transposed(v, i, first, n, buffer, to_state);
         else
             for (size_t j = 0; j < n; j++)
-                memcpy(buffer + j * row, v->data + v->rows[i] + cell_at(v, first + j) * row, row);
+                memcpy(buffer + j * row, v->data + v->rows[i] + kvl_cell_at(v, first + j) * row,
+                       row);
         buffer += n * row;
     }
 }
@@ -233,11 +230,7 @@ static int put_window(struct window *w, struct kvl_cache *c, const struct kvl_vi
     return rc;
 }
 
-/*
- * Mark blocks as used, the last first: what evicts by last use then takes the ends of chains, not
- * the beginnings that the rest can't be loaded without.
- */
-static void touch_blocks(struct kvl_cache *c, const uint8_t *keys, size_t n)
+void kvl_blocks_touch(struct kvl_cache *c, const uint8_t *keys, size_t n)
 {
     uint8_t *reversed = n ? malloc(n * KV_PREFIX_KEY) : NULL;
 
@@ -249,19 +242,19 @@ static void touch_blocks(struct kvl_cache *c, const uint8_t *keys, size_t n)
     free(reversed);
 }
 
-/* Put the blocks that @present doesn't have; mark the others as used. */
+/* Put the blocks [first, end) that @present doesn't have; mark the others as used. */
 static int put_missing(struct kvl_cache *c, const struct kvl_view *v, const uint8_t *root,
-                       const uint8_t *keys, const uint8_t *present, const int32_t *tokens, size_t n,
-                       struct kvl_result *ret)
+                       const uint8_t *keys, const uint8_t *present, const int32_t *tokens,
+                       size_t first, size_t end, struct kvl_result *ret)
 {
     struct window w = {0};
     int rc = window_init(&w, c, v);
 
     if (rc)
         return rc;
-    for (size_t i = 0; i < n && rc >= 0;) {
+    for (size_t i = first; i < end && rc >= 0;) {
         w.first = i;
-        while (i < n && present[i] == present[w.first] && (present[i] || i - w.first < w.max))
+        while (i < end && present[i] == present[w.first] && (present[i] || i - w.first < w.max))
             i++;
         w.n = i - w.first;
         if (present[w.first])
@@ -273,30 +266,44 @@ static int put_missing(struct kvl_cache *c, const struct kvl_view *v, const uint
     return rc;
 }
 
+int kvl_blocks_put(struct kvl_cache *c, const struct kvl_view *view,
+                   const uint8_t root[KV_PREFIX_HASH], const uint8_t *keys, const int32_t *tokens,
+                   size_t first, size_t end, struct kvl_result *ret)
+{
+    uint8_t *present = calloc(KV_MAX(end, (size_t)1), 1);
+    int rc = 0;
+
+    if (!present)
+        return -ENOMEM;
+    if (first < end)
+        rc = kvs_exists(c->store, keys + first * KV_PREFIX_KEY, KV_PREFIX_KEY, end - first,
+                        present + first);
+    if (rc == -ENOTSUP) { /* the puts tell which are there */
+        memset(present, 0, end);
+        rc = 0;
+    }
+    if (rc >= 0 && first < end)
+        rc = put_missing(c, view, root, keys, present, tokens, first, end, ret);
+    free(present);
+    return KV_MIN(rc, 0);
+}
+
 int64_t kvl_blocks_save(struct kvl_cache *c, const struct kvl_view *view,
                         const struct kvl_layout *layout, const int32_t *tokens, size_t n,
                         struct kvl_result *ret)
 {
     size_t blocks = KV_MIN(n, (size_t)view->n_cells) / c->block_tokens;
-    uint8_t *keys = malloc(KV_MAX(blocks * (KV_PREFIX_KEY + 1), (size_t)1));
-    uint8_t *present = keys ? keys + blocks * KV_PREFIX_KEY : NULL;
-    int rc = 0;
+    uint8_t *keys = malloc(KV_MAX(blocks * KV_PREFIX_KEY, (size_t)1));
+    int rc;
 
     if (!keys)
         return -ENOMEM;
     kvl_block_keys(c, layout->root, tokens, blocks, keys);
-    if (blocks)
-        rc = kvs_exists(c->store, keys, KV_PREFIX_KEY, blocks, present);
-    if (rc == -ENOTSUP) { /* the puts tell which are there */
-        memset(present, 0, blocks);
-        rc = 0;
-    }
-    if (rc >= 0 && blocks)
-        rc = put_missing(c, view, layout->root, keys, present, tokens, blocks, ret);
+    rc = kvl_blocks_put(c, view, layout->root, keys, tokens, 0, blocks, ret);
     if (rc >= 0)
         rc = kvl_make_durable(c, layout->is_new || ret->new_blocks);
     if (rc >= 0)
-        touch_blocks(c, keys, blocks);
+        kvl_blocks_touch(c, keys, blocks);
     free(keys);
     if (rc < 0)
         return rc;
@@ -358,17 +365,17 @@ static int64_t get_window(struct window *w, struct kvl_cache *c, const struct kv
     return (int64_t)w->n;
 }
 
-/* Fill a state of @n blocks. Returns the number of good blocks at its beginning, or an error. */
-static int64_t fill(struct kvl_cache *c, const struct kvl_view *v, const uint8_t *root,
-                    const uint8_t *keys, const int32_t *tokens, size_t n)
+int64_t kvl_blocks_fill(struct kvl_cache *c, const struct kvl_view *v,
+                        const uint8_t root[KV_PREFIX_HASH], const uint8_t *keys,
+                        const int32_t *tokens, size_t first, size_t end)
 {
-    struct window w = {0};
+    struct window w = {.first = first};
     int64_t got = window_init(&w, c, v);
 
     if (got < 0)
         return got;
-    while (got >= 0 && w.first < n) {
-        w.n = KV_MIN(w.max, n - w.first);
+    while (got >= 0 && w.first < end) {
+        w.n = KV_MIN(w.max, end - w.first);
         got = get_window(&w, c, v, root, keys, tokens);
         if (got > 0)
             w.first += (size_t)got;
@@ -376,25 +383,28 @@ static int64_t fill(struct kvl_cache *c, const struct kvl_view *v, const uint8_t
             break;
     }
     window_fini(&w);
-    return got < 0 && !w.first ? got : (int64_t)w.first;
+    return got < 0 && w.first == first ? got : (int64_t)w.first;
 }
 
 int64_t kvl_blocks_load(struct kvl_cache *c, const struct kvl_layout *layout, int32_t seq,
                         const uint8_t *keys, const int32_t *tokens, size_t n, struct kvl_view *ret)
 {
+    const struct kvl_shape *shape = &layout->shape;
     struct kvl_view v;
     int64_t got = 0;
 
     if (n)
         kvs_prefetch(c->store, keys, KV_PREFIX_KEY, n);
     while (n) {
-        int rc = kvl_view_make(&layout->shape, (uint32_t)(n * c->block_tokens), seq, &v);
+        int rc;
 
+        v = (struct kvl_view){.n_cells = (uint32_t)(n * c->block_tokens)};
+        rc = kvl_views_make(&shape, 1, seq, &v);
         if (rc)
             return rc;
-        got = fill(c, &v, layout->root, keys, tokens, n);
+        got = kvl_blocks_fill(c, &v, layout->root, keys, tokens, 0, n);
         if (got == (int64_t)n) {
-            touch_blocks(c, keys, n);
+            kvl_blocks_touch(c, keys, n);
             kvs_touch(c->store, layout->key, KV_PREFIX_KEY, 1);
             *ret = v;
             return got;

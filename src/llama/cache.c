@@ -20,15 +20,18 @@ void kvl_set_log(kv_log_fn fn, void *arg)
 struct function {
     const char *name;
     size_t offset;
+    bool may_lack; /* calls with a context do without it */
 };
 
 static const struct function functions[] = {
-    {"llama_state_seq_get_size", offsetof(struct kvl_libllama, state_seq_get_size)},
-    {"llama_state_seq_get_data", offsetof(struct kvl_libllama, state_seq_get_data)},
-    {"llama_state_seq_set_data", offsetof(struct kvl_libllama, state_seq_set_data)},
-    {"llama_get_memory", offsetof(struct kvl_libllama, get_memory)},
-    {"llama_memory_seq_rm", offsetof(struct kvl_libllama, memory_seq_rm)},
-    {"llama_memory_seq_pos_max", offsetof(struct kvl_libllama, memory_seq_pos_max)},
+    {"llama_state_seq_get_size", offsetof(struct kvl_libllama, state_seq_get_size), false},
+    {"llama_state_seq_get_data", offsetof(struct kvl_libllama, state_seq_get_data), false},
+    {"llama_state_seq_set_data", offsetof(struct kvl_libllama, state_seq_set_data), false},
+    {"llama_get_memory", offsetof(struct kvl_libllama, get_memory), false},
+    {"llama_memory_seq_rm", offsetof(struct kvl_libllama, memory_seq_rm), false},
+    {"llama_memory_seq_pos_max", offsetof(struct kvl_libllama, memory_seq_pos_max), false},
+    {"llama_get_model", offsetof(struct kvl_libllama, get_model), true},
+    {"llama_model_n_swa", offsetof(struct kvl_libllama, model_n_swa), true},
 };
 
 static void find_libllama(struct kvl_libllama *lib)
@@ -46,7 +49,7 @@ bool kvl_has_libllama(const struct kvl_cache *c)
         void *symbol;
 
         memcpy(&symbol, (const char *)&c->lib + functions[i].offset, sizeof(symbol));
-        if (!symbol) {
+        if (!symbol && !functions[i].may_lack) {
             kv_log_error("llama", "a function of libllama is missing", "name=%s",
                          functions[i].name);
             return false;
@@ -80,6 +83,7 @@ int kvl_open(struct kvs_store *store, const struct kvl_opts *opts, struct kvl_ca
     }
     c->store = store;
     c->block_tokens = block_tokens;
+    c->window = KV_OPT(opts, window, 0);
     if (lib)
         memcpy(&c->lib, lib, KV_MIN(lib->size, sizeof(c->lib)));
     else

@@ -10,10 +10,19 @@
  *     root     = H(fingerprint, block size, shape)
  *     block i  = H(hash of block i - 1 or root, tokens of block i)
  *     snapshot = H(... H(H(root), token 0) ..., token n - 1)
+ *
+ * Blocks that a load of n tokens needs, by the rule of struct kv_cache_group:
+ *
+ *     one cache            KV_NEEDS_ALL     blocks
+ *     pair: the first      KV_NEEDS_ALL     blocks
+ *           the second     KV_NEEDS_RUN     blocks under a root of their own, or in place of these
+ *           its tail       KV_NEEDS_STATE   a snapshot of what follows the last block, and of the window
+ *     can't be cut         KV_NEEDS_STATE   a snapshot at each token that was saved: block_size 1
  */
 #ifndef KVL_CACHE_H
 #define KVL_CACHE_H
 
+#include "base/core/cache_group.h"
 #include "base/hash/prefix_block.h"
 #include "kv_store.h"
 #include "llama/shape.h"
@@ -23,10 +32,20 @@
 
 enum { KVL_LAYOUTS_MAX = 8, KVL_N_FORMS = 2 };
 
+/** How the states of a layout are stored. The numbers are those of its chunk. */
+enum kvl_cut {
+    KVL_CUT_BLOCKS = 1,   /* one cache, in blocks */
+    KVL_CUT_SNAPSHOT = 2, /* can't be cut: no shapes */
+    KVL_CUT_PAIR = 3      /* two caches in blocks, the second with a window */
+};
+
 struct kvl_layout {
-    bool snapshot; /* states that can't be cut; there is no shape */
+    enum kvl_cut cut;
     enum kvl_form form;
     struct kvl_shape shape;
+    struct kvl_shape second; /* of a pair, as the next three: shape of its second cache */
+    uint32_t span;           /* tokens of the window */
+    uint8_t second_root[KV_PREFIX_HASH], tail_root[KV_PREFIX_HASH];
     const void *whole; /* of snapshots: kvl_whole_identity; not kept after the root is made */
     size_t whole_len;
     uint8_t root[KV_PREFIX_HASH];
@@ -38,8 +57,29 @@ struct kvl_cache {
     struct kvs_store *store;
     char *fingerprint;
     uint32_t block_tokens;
+    uint32_t window;         /* tokens of the model's windows, as the caller told; 0: it didn't */
     struct kvl_libllama lib; /* functions may be NULL */
 };
+
+/** Describe the first cache of a layout that can be cut. */
+static inline struct kv_cache_group kvl_group_of_all(const struct kvl_cache *c)
+{
+    return (struct kv_cache_group){.needs = KV_NEEDS_ALL, .block_size = c->block_tokens};
+}
+
+/** Describe the second cache of a pair. */
+static inline struct kv_cache_group kvl_group_of_window(const struct kvl_cache *c,
+                                                        const struct kvl_layout *layout)
+{
+    return (struct kv_cache_group){
+        .needs = KV_NEEDS_RUN, .block_size = c->block_tokens, .span = layout->span};
+}
+
+/** Describe states that can't be cut: a block is what a token adds. */
+static inline struct kv_cache_group kvl_group_of_states(void)
+{
+    return (struct kv_cache_group){.needs = KV_NEEDS_STATE, .block_size = 1};
+}
 
 /** Layouts as a call found them. */
 struct kvl_layouts {
@@ -88,6 +128,28 @@ int kvl_is_there(struct kvl_cache *c, const uint8_t key[KV_PREFIX_KEY]);
 int64_t kvl_blocks_present(struct kvl_cache *c, const uint8_t *keys, size_t n);
 
 /**
+ * Mark blocks as used, the last first: a store that evicts by last use then takes the ends of chains,
+ * not the beginnings that the rest can't be loaded without.
+ */
+void kvl_blocks_touch(struct kvl_cache *c, const uint8_t *keys, size_t n);
+
+/**
+ * Put the blocks [first, end) of @view that the store lacks; mark the others as used. @keys and @tokens
+ * are those of the prompt from its beginning. Adds to @ret. Returns 0 or an error.
+ */
+int kvl_blocks_put(struct kvl_cache *c, const struct kvl_view *view,
+                   const uint8_t root[KV_PREFIX_HASH], const uint8_t *keys, const int32_t *tokens,
+                   size_t first, size_t end, struct kvl_result *ret);
+
+/**
+ * Read the blocks [first, end) into a state that kvl_views_make made. @keys and @tokens are those of the
+ * prompt from its beginning. Returns @end; the first block that is missing or damaged; an error.
+ */
+int64_t kvl_blocks_fill(struct kvl_cache *c, const struct kvl_view *v,
+                        const uint8_t root[KV_PREFIX_HASH], const uint8_t *keys,
+                        const int32_t *tokens, size_t first, size_t end);
+
+/**
  * Put the blocks of @view that the store lacks, of the first @n tokens. Marks the others as used.
  * Makes them and the noted @layout durable. Adds to @ret. Returns the number of tokens in blocks, or
  * an error.
@@ -102,6 +164,29 @@ int64_t kvl_blocks_save(struct kvl_cache *c, const struct kvl_view *view,
  */
 int64_t kvl_blocks_load(struct kvl_cache *c, const struct kvl_layout *layout, int32_t seq,
                         const uint8_t *keys, const int32_t *tokens, size_t n, struct kvl_view *ret);
+
+/**
+ * Put the blocks of both caches of a pair that the store lacks, of the first @n tokens. Where the window's
+ * beginning is gone, so that no load ends at the last of them, save a tail, too. Makes all this and the
+ * noted @layout durable. Adds to @ret. Returns the tokens that a load would restore now, or an error.
+ */
+int64_t kvl_pair_save(struct kvl_cache *c, const struct kvl_view views[KVL_CACHES_MAX],
+                      const struct kvl_layout *layout, const int32_t *tokens, size_t n,
+                      struct kvl_result *ret);
+
+/**
+ * Find the longest prefix of @n tokens that a load can restore. Returns its tokens, 0, or an error.
+ */
+int64_t kvl_pair_find(struct kvl_cache *c, const struct kvl_layout *layout, const int32_t *tokens,
+                      size_t n);
+
+/**
+ * Read the longest such prefix of @n tokens into a new state for sequence @seq: @ret[0].data, to free
+ * with kvl_views_fini. Returns its tokens, and sets @result; 0: nothing, and @ret isn't set; an error.
+ */
+int64_t kvl_pair_load(struct kvl_cache *c, const struct kvl_layout *layout, int32_t seq,
+                      const int32_t *tokens, size_t n, struct kvl_view ret[KVL_CACHES_MAX],
+                      struct kvl_result *result);
 
 /**
  * Make what a save has put durable. @is_new: it has put something. The store then also publishes an

@@ -35,17 +35,40 @@ static int end(struct kv_buf *buf, uint8_t ret[KV_PREFIX_HASH])
     return rc;
 }
 
-/* Compute the root of a layout. Returns 0 or -ENOMEM. */
-static int make_root(const struct kvl_cache *c, struct kvl_layout *layout)
+/* Compute a root of a pair: 0 and 1 of its caches, 2 of its tails. Returns 0 or -ENOMEM. */
+static int pair_root(const struct kvl_cache *c, const struct kvl_layout *layout, uint64_t number,
+                     uint8_t ret[KV_PREFIX_HASH])
 {
     struct kv_buf buf = KV_BUF_INIT;
 
-    /* Blocks are the same in both forms. */
-    begin(c, layout->snapshot ? "kvl-whol" : "kvl-root", layout->snapshot ? layout->form : 0, &buf);
-    if (layout->snapshot)
+    begin(c, "kvl-pair", 0, &buf);
+    put_u64(&buf, number);
+    put_u64(&buf, layout->span);
+    kvl_shape_identity(&layout->shape, &buf);
+    kvl_shape_identity(&layout->second, &buf);
+    return end(&buf, ret);
+}
+
+/* Compute the roots of a layout. Returns 0 or -ENOMEM. */
+static int make_root(const struct kvl_cache *c, struct kvl_layout *layout)
+{
+    struct kv_buf buf = KV_BUF_INIT;
+    int rc;
+
+    switch (layout->cut) {
+    case KVL_CUT_PAIR:
+        rc = pair_root(c, layout, 0, layout->root);
+        rc = rc ? rc : pair_root(c, layout, 1, layout->second_root);
+        return rc ? rc : pair_root(c, layout, 2, layout->tail_root);
+    case KVL_CUT_SNAPSHOT:
+        begin(c, "kvl-whol", layout->form, &buf);
         kv_buf_append(&buf, layout->whole, layout->whole_len);
-    else
-        kvl_shape_identity(&layout->shape, &buf);
+        return end(&buf, layout->root);
+    case KVL_CUT_BLOCKS:
+        break;
+    }
+    begin(c, "kvl-root", 0, &buf); /* blocks are the same in both forms */
+    kvl_shape_identity(&layout->shape, &buf);
     return end(&buf, layout->root);
 }
 
@@ -82,6 +105,44 @@ void kvl_block_keys(const struct kvl_cache *c, const uint8_t root[KV_PREFIX_HASH
 
 /* -- encoding ---------------------------------------------------------------------------------- */
 
+static void put_u32(struct kv_buf *buf, uint32_t value)
+{
+    uint8_t bytes[8];
+
+    kv_put_le64(bytes, value);
+    kv_buf_append(buf, bytes, 4);
+}
+
+/* Append a pair: tokens of the window, bytes of the first shape, both shapes. */
+static void encode_pair(const struct kvl_layout *layout, struct kv_buf *ret)
+{
+    struct kv_buf first = KV_BUF_INIT;
+
+    kvl_shape_encode(&layout->shape, &first);
+    put_u32(ret, layout->span);
+    put_u32(ret, (uint32_t)first.len);
+    kv_buf_append(ret, first.data, first.len);
+    kvl_shape_encode(&layout->second, ret);
+    ret->error = first.error ? first.error : ret->error;
+    kv_buf_fini(&first);
+}
+
+static void encode_cut(const struct kvl_layout *layout, struct kv_buf *ret)
+{
+    kv_buf_putc(ret, (char)layout->cut);
+    switch (layout->cut) {
+    case KVL_CUT_BLOCKS:
+        kvl_shape_encode(&layout->shape, ret);
+        break;
+    case KVL_CUT_SNAPSHOT:
+        kv_buf_append(ret, layout->whole, layout->whole_len);
+        break;
+    case KVL_CUT_PAIR:
+        encode_pair(layout, ret);
+        break;
+    }
+}
+
 static int encode(const struct kvl_layout *layout, const uint8_t key[KV_PREFIX_KEY],
                   struct kv_buf *ret)
 {
@@ -89,11 +150,7 @@ static int encode(const struct kvl_layout *layout, const uint8_t key[KV_PREFIX_K
     struct kv_buf payload = KV_BUF_INIT;
     uint8_t header[KV_PREFIX_HEADER + KV_PREFIX_HASH];
 
-    kv_buf_putc(&payload, layout->snapshot ? 2 : 1);
-    if (layout->snapshot)
-        kv_buf_append(&payload, layout->whole, layout->whole_len);
-    else
-        kvl_shape_encode(&layout->shape, &payload);
+    encode_cut(layout, &payload);
     if (payload.error) {
         kv_buf_fini(&payload);
         return -ENOMEM;
@@ -108,35 +165,79 @@ static int encode(const struct kvl_layout *layout, const uint8_t key[KV_PREFIX_K
     return ret->error;
 }
 
+/* Read what encode_pair wrote. Returns 0; -EBADMSG; -ENOMEM. */
+static int decode_pair(const uint8_t *data, size_t len, struct kvl_layout *ret)
+{
+    size_t first;
+    int rc;
+
+    if (len < 8)
+        return -EBADMSG;
+    ret->span = (uint32_t)kv_get_le(data, 4);
+    first = (size_t)kv_get_le(data + 4, 4);
+    if (ret->span < 2 || first > len - 8)
+        return -EBADMSG;
+    rc = kvl_shape_decode(data + 8, first, ret->form, &ret->shape);
+    if (rc)
+        return rc;
+    rc = kvl_shape_decode(data + 8 + first, len - 8 - first, ret->form, &ret->second);
+    if (rc)
+        kvl_shape_fini(&ret->shape);
+    return rc;
+}
+
+/* Read a layout's payload and make its roots. Returns 0; -EBADMSG; -ENOMEM. */
+static int decode_cut(const struct kvl_cache *c, const uint8_t *data, size_t len,
+                      struct kvl_layout *ret)
+{
+    int rc = -EBADMSG;
+
+    switch (*data) {
+    case KVL_CUT_BLOCKS:
+        rc = kvl_shape_decode(data + 1, len - 1, ret->form, &ret->shape);
+        break;
+    case KVL_CUT_SNAPSHOT:
+        ret->whole = data + 1;
+        ret->whole_len = len - 1;
+        rc = 0;
+        break;
+    case KVL_CUT_PAIR:
+        rc = decode_pair(data + 1, len - 1, ret);
+        break;
+    default: /* of a later version, or not ours */
+        break;
+    }
+    if (rc)
+        return rc;
+    ret->cut = (enum kvl_cut) * data;
+    rc = make_root(c, ret);
+    ret->whole = NULL;
+    return rc;
+}
+
 static int decode(const struct kvl_cache *c, enum kvl_form form, const uint8_t *data, size_t len,
                   struct kvl_layout *ret)
 {
     size_t header = KV_PREFIX_HEADER + KV_PREFIX_HASH;
-    int rc;
 
     if (len > LAYOUT_BYTES_MAX || kv_prefix_check(ret->key, data, len) < 0 || len == header)
         return -EBADMSG;
     ret->form = form;
-    ret->snapshot = data[header] == 2;
-    if (ret->snapshot) {
-        ret->whole = data + header + 1;
-        ret->whole_len = len - header - 1;
-        rc = make_root(c, ret);
-        ret->whole = NULL;
-        return rc;
-    }
-    rc = kvl_shape_decode(data + header + 1, len - header - 1, form, &ret->shape);
-    if (!rc)
-        rc = make_root(c, ret);
-    return rc;
+    return decode_cut(c, data + header, len - header, ret);
 }
 
 /* -- in the store ------------------------------------------------------------------------------ */
 
+static void layout_fini(struct kvl_layout *layout)
+{
+    kvl_shape_fini(&layout->shape);
+    kvl_shape_fini(&layout->second);
+}
+
 void kvl_layouts_fini(struct kvl_layouts *l)
 {
     for (size_t i = 0; i < l->n; i++)
-        kvl_shape_fini(&l->at[i].shape);
+        layout_fini(&l->at[i]);
     l->n = 0;
 }
 
@@ -153,7 +254,7 @@ static int take_layout(struct kvl_cache *c, enum kvl_form form, struct kvl_layou
     if (data)
         rc = decode(c, form, data, len, &layout);
     if (rc)
-        kvl_shape_fini(&layout.shape);
+        layout_fini(&layout);
     else
         l->at[l->n++] = layout;
     if (rc == -EBADMSG)
@@ -193,9 +294,10 @@ static const struct kvl_layout *find_same(const struct kvl_layouts *l,
     for (size_t i = 0; i < l->n; i++) {
         const struct kvl_layout *is = &l->at[i];
 
-        if (!memcmp(is->root, layout->root, KV_PREFIX_HASH) && is->snapshot == layout->snapshot &&
-            (is->snapshot || (is->shape.prefix_len == layout->shape.prefix_len &&
-                              is->shape.has_rotations == layout->shape.has_rotations)))
+        if (!memcmp(is->root, layout->root, KV_PREFIX_HASH) && is->cut == layout->cut &&
+            (is->cut == KVL_CUT_SNAPSHOT ||
+             (is->shape.prefix_len == layout->shape.prefix_len &&
+              is->shape.has_rotations == layout->shape.has_rotations)))
             return is;
     }
     return NULL;

@@ -44,8 +44,10 @@ static int64_t find_in(struct kvl_cache *c, const struct kvl_layout *layout, con
     uint8_t *keys;
     int64_t found;
 
-    if (layout->snapshot)
+    if (layout->cut == KVL_CUT_SNAPSHOT)
         return kvl_snapshot_find(c, layout->root, tokens, n);
+    if (layout->cut == KVL_CUT_PAIR)
+        return kvl_pair_find(c, layout, tokens, n);
     keys = keys_of(c, layout, tokens, n);
     if (!keys)
         return -ENOMEM;
@@ -96,6 +98,42 @@ int64_t kvl_find(struct kvl_cache *cache, const int32_t *tokens, size_t n)
 
 /* -- states ------------------------------------------------------------------------------------ */
 
+/* Load the longest whole snapshot of at most @found->tokens. As make_state. */
+static int64_t make_snapshot(struct kvl_cache *c, const struct candidate *found,
+                             const int32_t *tokens, uint8_t **ret, size_t *ret_len,
+                             struct kvl_result *result)
+{
+    int64_t got = found->tokens;
+    int rc;
+
+    do {
+        rc = kvl_snapshot_load(c, found->layout->root, tokens, (size_t)got, ret, ret_len);
+        if (!rc)
+            got = kvl_snapshot_find(c, found->layout->root, tokens, (size_t)got - 1);
+    } while (!rc && got > 0);
+    if (rc == 1)
+        kvs_touch(c->store, found->layout->key, KV_PREFIX_KEY, 1);
+    *result = (struct kvl_result){.blocks = 1, .snapshot = true};
+    return rc < 0 ? rc : got;
+}
+
+/* Put a pair's state together. As make_state. */
+static int64_t make_pair(struct kvl_cache *c, const struct candidate *found, int32_t seq,
+                         const int32_t *tokens, uint8_t **ret, size_t *ret_len,
+                         struct kvl_result *result)
+{
+    struct kvl_view views[KVL_CACHES_MAX];
+    int64_t got =
+        kvl_pair_load(c, found->layout, seq, tokens, (size_t)found->tokens, views, result);
+
+    if (got <= 0)
+        return got;
+    *ret_len = views[0].len;
+    *ret = KV_STEAL(views[0].data);
+    kvl_views_fini(views, KVL_CACHES_MAX, true);
+    return got;
+}
+
 /* Make the state of @found, as much as is good of it. Returns its tokens, 0, or an error. */
 static int64_t make_state(struct kvl_cache *c, const struct candidate *found, int32_t seq,
                           const int32_t *tokens, uint8_t **ret, size_t *ret_len,
@@ -104,21 +142,12 @@ static int64_t make_state(struct kvl_cache *c, const struct candidate *found, in
     size_t blocks = (size_t)found->tokens / c->block_tokens;
     struct kvl_view v;
     uint8_t *keys;
-    int64_t got = found->tokens;
+    int64_t got;
 
-    if (found->layout->snapshot) {
-        int rc;
-
-        do {
-            rc = kvl_snapshot_load(c, found->layout->root, tokens, (size_t)got, ret, ret_len);
-            if (!rc)
-                got = kvl_snapshot_find(c, found->layout->root, tokens, (size_t)got - 1);
-        } while (!rc && got > 0);
-        if (rc == 1)
-            kvs_touch(c->store, found->layout->key, KV_PREFIX_KEY, 1);
-        *result = (struct kvl_result){.blocks = 1, .snapshot = true};
-        return rc < 0 ? rc : got;
-    }
+    if (found->layout->cut == KVL_CUT_SNAPSHOT)
+        return make_snapshot(c, found, tokens, ret, ret_len, result);
+    if (found->layout->cut == KVL_CUT_PAIR)
+        return make_pair(c, found, seq, tokens, ret, ret_len, result);
     keys = keys_of(c, found->layout, tokens, (size_t)found->tokens);
     if (!keys)
         return -ENOMEM;
@@ -190,7 +219,9 @@ int64_t kvl_discard(struct kvl_cache *cache, const int32_t *tokens, size_t n, en
     for (size_t i = 0; i < layouts.n && found >= 0; i++) {
         int rc = 0;
 
-        if (layouts.at[i].snapshot)
+        if (layouts.at[i].cut == KVL_CUT_PAIR)
+            rc = kvl_snapshot_discard(cache, layouts.at[i].tail_root, tokens, n);
+        else if (layouts.at[i].cut == KVL_CUT_SNAPSHOT)
             rc = kvl_snapshot_discard(cache, layouts.at[i].root, tokens, n);
         found = rc < 0 ? rc : KV_MAX(found, (int64_t)rc);
     }
@@ -198,17 +229,26 @@ int64_t kvl_discard(struct kvl_cache *cache, const int32_t *tokens, size_t n, en
     return found;
 }
 
-/* Save a state that can't be cut. @exact: nothing but the caller tells that it is of @n tokens. */
-static int64_t save_whole(struct kvl_cache *c, const int32_t *tokens, size_t n, bool exact,
-                          enum kvl_form form, const uint8_t *data, size_t len,
-                          struct kvl_result *ret)
+/* A state to save, of the first of @n tokens. */
+struct given {
+    const int32_t *tokens;
+    size_t n;
+    bool exact; /* of all tokens, where the state doesn't tell */
+    enum kvl_form form;
+    const uint8_t *data;
+    size_t len;
+    uint32_t window; /* tokens of the model's windows; 0: unknown, or there are none */
+};
+
+/* Save a state that can't be cut. */
+static int64_t save_whole(struct kvl_cache *c, const struct given *g, struct kvl_result *ret)
 {
     struct kv_buf identity = KV_BUF_INIT;
-    struct kvl_layout layout = {.snapshot = true, .form = form};
+    struct kvl_layout layout = {.cut = KVL_CUT_SNAPSHOT, .form = g->form};
     uint32_t cells = 0;
-    int64_t saved = kvl_whole_identity(data, len, form, &identity, &cells);
+    int64_t saved = kvl_whole_identity(g->data, g->len, g->form, &identity, &cells);
 
-    if (saved == -ESTALE || (!saved && (cells ? cells > n : !exact))) {
+    if (saved == -ESTALE || (!saved && (cells ? cells > g->n : !g->exact))) {
         kv_buf_fini(&identity);
         return 0; /* tokens don't describe it */
     }
@@ -217,45 +257,66 @@ static int64_t save_whole(struct kvl_cache *c, const int32_t *tokens, size_t n, 
     if (!saved)
         saved = kvl_layout_note(c, &layout);
     if (!saved)
-        saved = kvl_snapshot_save(c, &layout, tokens, cells ? cells : n, data, len, ret);
+        saved =
+            kvl_snapshot_save(c, &layout, g->tokens, cells ? cells : g->n, g->data, g->len, ret);
     kv_buf_fini(&identity);
     return saved;
 }
 
-/* Save a state of the first of @n tokens. @exact: of all of them, where the state doesn't tell. */
-static int64_t save_state(struct kvl_cache *c, const int32_t *tokens, size_t n, bool exact,
-                          enum kvl_form form, const uint8_t *data, size_t len,
-                          struct kvl_result *ret)
+/* Save a pair of caches. Returns -ENODATA for states of other memories. */
+static int64_t save_pair(struct kvl_cache *c, const struct given *g, struct kvl_result *ret)
 {
-    struct kvl_layout layout = {.form = form};
-    struct kvl_view v;
-    int64_t saved = kvl_view_parse(data, len, form, &v);
+    struct kvl_layout layout = {.cut = KVL_CUT_PAIR, .form = g->form, .span = g->window};
+    struct kvl_view views[KVL_CACHES_MAX];
+    int64_t saved = kvl_pair_parse(g->data, g->len, g->form, 0, views);
 
-    if (saved == -ENODATA)
-        return save_whole(c, tokens, n, exact, form, data, len, ret);
     if (saved)
         return saved == -ESTALE ? 0 : saved;
-    layout.shape = v.shape;
+    layout.shape = views[0].shape;
+    layout.second = views[1].shape;
     saved = kvl_layout_note(c, &layout);
     if (!saved)
-        saved = kvl_blocks_save(c, &v, &layout, tokens, n, ret);
-    kvl_view_fini(&v, false);
+        saved = kvl_pair_save(c, views, &layout, g->tokens, g->n, ret);
+    kvl_views_fini(views, KVL_CACHES_MAX, false);
     return saved;
+}
+
+static int64_t save_state(struct kvl_cache *c, const struct given *g, struct kvl_result *ret)
+{
+    struct kvl_layout layout = {.cut = KVL_CUT_BLOCKS, .form = g->form};
+    struct kvl_view v;
+    int64_t saved = kvl_view_parse(g->data, g->len, g->form, &v);
+
+    if (saved == -ENODATA && g->window > 1)
+        saved = save_pair(c, g, ret);
+    else if (!saved) {
+        layout.shape = v.shape;
+        saved = kvl_layout_note(c, &layout);
+        if (!saved)
+            saved = kvl_blocks_save(c, &v, &layout, g->tokens, g->n, ret);
+        kvl_view_fini(&v, false);
+        return saved;
+    }
+    if (saved == -ENODATA)
+        return save_whole(c, g, ret);
+    return saved == -ESTALE ? 0 : saved;
 }
 
 int64_t kvl_save_state(struct kvl_cache *cache, const int32_t *tokens, size_t n, enum kvl_form form,
                        const void *data, size_t len, struct kvl_result *ret)
 {
     struct kvl_result r = {0};
-    size_t known;
+    struct given g = {.tokens = tokens, .form = form, .data = data, .len = len};
 
     if (!cache || !are_tokens(tokens, n) || (!data && len) || (int)form >= KVL_N_FORMS ||
         !kv_sized_or_null(ret, "kvl_result"))
         return -EINVAL;
-    known = n_known(tokens, n);
-    if (!known || !len)
+    g.n = n_known(tokens, n);
+    g.exact = g.n == n;
+    g.window = cache->window;
+    if (!g.n || !len)
         return give(0, len, &r, ret);
-    return give(save_state(cache, tokens, known, known == n, form, data, len, &r), len, &r, ret);
+    return give(save_state(cache, &g, &r), len, &r, ret);
 }
 
 /* -- contexts ---------------------------------------------------------------------------------- */
@@ -284,6 +345,16 @@ static int get_state(const struct kvl_cache *c, struct llama_context *ctx, int32
     return 0;
 }
 
+/* Tokens of the model's windows. 0: unknown, or there are none. */
+static uint32_t window_of(const struct kvl_cache *c, const struct llama_context *ctx)
+{
+    int32_t n = 0;
+
+    if (!c->window && c->lib.get_model && c->lib.model_n_swa)
+        n = c->lib.model_n_swa(c->lib.get_model(ctx));
+    return c->window ? c->window : (uint32_t)KV_MAX(n, 0);
+}
+
 /* Number of streams of the memory; its sequence @seq is empty. 0 when its states have none. */
 static uint32_t streams_of(const struct kvl_cache *c, struct llama_context *ctx, int32_t seq)
 {
@@ -308,6 +379,15 @@ static bool set_state(const struct kvl_cache *c, struct llama_context *ctx, int3
     return false;
 }
 
+/* Write zeros to all that a made state has of its tokens. */
+static void zero_cells(const struct kvl_view *v)
+{
+    for (size_t i = 0; i < v->n_cells; i++)
+        memset(kvl_extras(v, i), 0, v->shape.extras);
+    for (size_t i = 0; i < kvl_shape_n_rows(&v->shape); i++)
+        memset(v->data + v->rows[i], 0, (size_t)v->shape.rows[i].row * v->n_cells);
+}
+
 /*
  * Try a state of one cell of zeros: whether this memory takes states of the layout, before any block
  * is read. libllama compares types, sizes, layers and flash attention.
@@ -315,22 +395,24 @@ static bool set_state(const struct kvl_cache *c, struct llama_context *ctx, int3
 static bool fits(const struct kvl_cache *c, struct llama_context *ctx, int32_t seq,
                  struct kvl_layout *layout, uint32_t n_streams)
 {
-    struct kvl_view v;
+    const struct kvl_shape *shapes[KVL_CACHES_MAX] = {&layout->shape, &layout->second};
+    struct kvl_view views[KVL_CACHES_MAX] = {{.n_cells = 1}, {.n_cells = 1}};
+    size_t n = layout->cut == KVL_CUT_PAIR ? 2 : 1;
     bool took;
 
-    if (layout->snapshot)
+    if (layout->cut == KVL_CUT_SNAPSHOT)
         return true;
     if (!n_streams || (n_streams > 1) != (layout->shape.n_streams > 1))
         return false;
     layout->shape.n_streams = n_streams;
-    if (kvl_view_make(&layout->shape, 1, seq, &v) < 0)
+    layout->second.n_streams = n_streams;
+    if (kvl_views_make(shapes, n, seq, views) < 0)
         return false;
-    memset(kvl_extras(&v, 0), 0, layout->shape.extras);
-    for (size_t i = 0; i < kvl_shape_n_rows(&v.shape); i++)
-        memset(v.data + v.rows[i], 0, (size_t)v.shape.rows[i].row);
-    took = set_state(c, ctx, seq, v.data, v.len);
+    for (size_t i = 0; i < n; i++)
+        zero_cells(&views[i]);
+    took = set_state(c, ctx, seq, views[0].data, views[0].len);
     clear(c, ctx, seq);
-    kvl_view_fini(&v, true);
+    kvl_views_fini(views, n, true);
     return took;
 }
 
@@ -357,7 +439,7 @@ static int64_t load_one(struct kvl_cache *c, struct llama_context *ctx, int32_t 
             return got;
         if (kv_log_allowed(&rate, 5))
             kv_log_warn("llama", "libllama refused a stored state", "tokens=%lld", (long long)got);
-        if (!found.layout->snapshot)
+        if (found.layout->cut != KVL_CUT_SNAPSHOT)
             return 0;
         found.tokens = kvl_snapshot_find(c, found.layout->root, tokens, (size_t)got - 1);
     }
@@ -395,9 +477,9 @@ int64_t kvl_load(struct kvl_cache *cache, struct llama_context *ctx, int32_t seq
 int64_t kvl_save(struct kvl_cache *cache, struct llama_context *ctx, int32_t seq,
                  const int32_t *tokens, size_t n, struct kvl_result *ret)
 {
+    struct given g = {.tokens = tokens, .form = KVL_FORM_SEQUENCE};
     struct kvl_result r = {0};
     uint8_t *state;
-    size_t len = 0;
     int64_t saved, decoded;
 
     if (!cache || !ctx || seq < 0 || !are_tokens(tokens, n) || !kv_sized_or_null(ret, "kvl_result"))
@@ -408,11 +490,14 @@ int64_t kvl_save(struct kvl_cache *cache, struct llama_context *ctx, int32_t seq
     decoded = (int64_t)cache->lib.memory_seq_pos_max(cache->lib.get_memory(ctx), seq) + 1;
     if (decoded <= 0 || !n)
         return give(0, 0, &r, ret);
-    saved = get_state(cache, ctx, seq, &state, &len);
+    saved = get_state(cache, ctx, seq, &state, &g.len);
     if (saved < 0)
         return saved;
-    saved = save_state(cache, tokens, KV_MIN(n, (size_t)decoded), (size_t)decoded <= n,
-                       KVL_FORM_SEQUENCE, state, len, &r);
+    g.n = KV_MIN(n, (size_t)decoded);
+    g.exact = (size_t)decoded <= n;
+    g.data = state;
+    g.window = window_of(cache, ctx);
+    saved = save_state(cache, &g, &r);
     free(state);
-    return give(saved, len, &r, ret);
+    return give(saved, g.len, &r, ret);
 }

@@ -77,6 +77,18 @@ int kvl_shape_copy(const struct kvl_shape *s, struct kvl_shape *ret)
     return 0;
 }
 
+bool kvl_shape_is_alike(const struct kvl_shape *a, const struct kvl_shape *b)
+{
+    if (a->v_trans != b->v_trans || a->extras != b->extras || a->n_layers != b->n_layers ||
+        a->n_values != b->n_values)
+        return false;
+    for (size_t i = 0; i < kvl_shape_n_rows(a); i++)
+        if (a->rows[i].type != b->rows[i].type || a->rows[i].element != b->rows[i].element ||
+            a->rows[i].n != b->rows[i].n || a->rows[i].row != b->rows[i].row)
+            return false;
+    return true;
+}
+
 void kvl_shape_identity(const struct kvl_shape *s, struct kv_buf *ret)
 {
     put_u32(ret, s->v_trans);
@@ -239,14 +251,16 @@ static bool make_rows(struct kvl_view *v)
     return v->shape.rows && v->rows;
 }
 
-/* Read a cache up to its K. Returns 0 or -ENODATA. Sets *@ret_after to the streams that follow. */
+/*
+ * Read a cache up to its K, behind the state's prefix. Returns 0 or -ENODATA. Sets *@ret_after to the
+ * streams that follow.
+ */
 static int take_cells(struct reader *r, struct kvl_view *v, const struct variant *variant,
                       uint32_t *ret_after)
 {
     struct kvl_shape *s = &v->shape;
     uint32_t stream;
 
-    take_prefix(r, s);
     s->n_streams = take_u32(r);
     if (r->bad || !s->n_streams || s->n_streams > KVL_STREAMS_MAX)
         return -ENODATA;
@@ -270,23 +284,37 @@ static int take_cells(struct reader *r, struct kvl_view *v, const struct variant
                : 0;
 }
 
-/* Try one variant. Returns 0, -ENODATA or -ENOMEM; @v has to be freed in any case. */
-static int try_variant(struct kvl_view *v, const struct variant *variant)
+/* Read a cache behind the state's prefix. Returns 0, -ENODATA or -ENOMEM. */
+static int take_cache(struct reader *r, struct kvl_view *v, const struct variant *variant)
 {
-    struct reader r = {.data = v->data, .len = v->len};
     struct kvl_shape *s = &v->shape;
     uint32_t after;
 
-    if (take_cells(&r, v, variant, &after) < 0 || !s->n_layers)
+    if (take_cells(r, v, variant, &after) < 0 || !s->n_layers)
         return -ENODATA;
     if (!make_rows(v))
         return -ENOMEM;
-    take_rows(&r, v, 0, s->n_layers);
+    take_rows(r, v, 0, s->n_layers);
     s->n_values = variant->values ? s->n_layers : 0;
-    take_rows(&r, v, s->n_layers, s->n_values);
-    if (take_empty_streams(&r, after) != after)
+    take_rows(r, v, s->n_layers, s->n_values);
+    if (take_empty_streams(r, after) != after)
         return -ENODATA;
-    return !r.bad && r.at == r.len && is_sound(s) ? 0 : -ENODATA;
+    return !r->bad && is_sound(s) ? 0 : -ENODATA;
+}
+
+/*
+ * Try one variant, of a state of @n caches. Returns 0, -ENODATA or -ENOMEM; @views have to be freed in
+ * any case.
+ */
+static int try_variant(struct kvl_view *views, size_t n, const struct variant *variant)
+{
+    struct reader r = {.data = views->data, .len = views->len};
+    int rc = 0;
+
+    take_prefix(&r, &views->shape);
+    for (size_t i = 0; i < n && !rc; i++)
+        rc = take_cache(&r, &views[i], variant);
+    return rc ? rc : r.at == r.len ? 0 : -ENODATA;
 }
 
 /* Check that each cell is of one sequence: what cells of another format hardly look like. */
@@ -299,8 +327,8 @@ static bool are_cells(const struct kvl_view *v)
 }
 
 /*
- * Check that the cells are of positions 0 to n - 1, once each, in one sequence; note their order.
- * Returns 0; -ENODATA: aren't cells; -ESTALE: of other positions; -ENOMEM.
+ * Check that the cells are of the n positions from v->first on, once each, in one sequence; note their
+ * order. Returns 0; -ENODATA: aren't cells; -ESTALE: of other positions; -ENOMEM.
  */
 static int order_cells(struct kvl_view *v)
 {
@@ -315,7 +343,7 @@ static int order_cells(struct kvl_view *v)
         return -ENOMEM;
     memset(v->cell_of, 0xff, n * sizeof(*v->cell_of));
     for (size_t i = 0; i < n; i++, cell += bytes) {
-        uint64_t position = kv_get_le(cell, 4);
+        uint64_t position = kv_get_le(cell, 4) - v->first; /* of one before it: above n */
 
         if (position >= n || v->cell_of[position] != UINT32_MAX ||
             memcmp(cell + bytes - 4, seq, 4) != 0)
@@ -330,32 +358,65 @@ static int order_cells(struct kvl_view *v)
     return 0;
 }
 
-int kvl_view_parse(const uint8_t *data, size_t len, enum kvl_form form, struct kvl_view *ret)
+/*
+ * Note the order of all cells, those of the first cache from position @first on. Returns as order_cells;
+ * -ENODATA: the second cache's are of other positions.
+ */
+static int order_all(struct kvl_view *views, size_t n, uint32_t first)
 {
-    struct kvl_view found;
+    int rc;
+
+    views[0].first = first;
+    rc = order_cells(views);
+    if (rc || n == 1)
+        return rc;
+    if (views[1].n_cells > first + views[0].n_cells)
+        return -ENODATA;
+    views[1].first = first + views[0].n_cells - views[1].n_cells;
+    rc = order_cells(&views[1]);
+    return rc == -ESTALE ? -ENODATA : rc;
+}
+
+/* Take a state of @n caches apart: the one variant that fits. */
+static int parse(const uint8_t *data, size_t len, enum kvl_form form, size_t n, uint32_t first,
+                 struct kvl_view *ret)
+{
+    struct kvl_view found[KVL_CACHES_MAX];
     size_t n_found = 0;
     int rc = 0;
 
-    for (size_t i = 0; i < 4 * KV_COUNT(extras_known); i++) {
+    for (size_t i = 0; i < 4 * KV_COUNT(extras_known) && rc != -ENOMEM; i++) {
         struct variant variant = {extras_known[i / 4], i & 1, !(i & 2)};
-        struct kvl_view v = {.data = (uint8_t *)(uintptr_t)data, .len = len, .shape.form = form};
+        struct kvl_view views[KVL_CACHES_MAX];
 
-        rc = try_variant(&v, &variant);
-        if (!rc && !n_found++) {
-            found = v;
-            continue;
-        }
-        kvl_view_fini(&v, false);
-        if (rc == -ENOMEM)
-            break;
+        memset(views, 0, sizeof(views));
+        for (size_t k = 0; k < n; k++)
+            views[k] = (struct kvl_view){
+                .data = (uint8_t *)(uintptr_t)data, .len = len, .shape.form = form};
+        rc = try_variant(views, n, &variant);
+        if (!rc && !n_found++)
+            memcpy(found, views, sizeof(found));
+        else
+            kvl_views_fini(views, n, false);
     }
     if (rc != -ENOMEM)
-        rc = n_found == 1 ? order_cells(&found) : -ENODATA;
+        rc = n_found == 1 ? order_all(found, n, first) : -ENODATA;
     if (!rc)
-        *ret = found;
+        memcpy(ret, found, n * sizeof(*ret));
     else if (n_found)
-        kvl_view_fini(&found, false);
+        kvl_views_fini(found, n, false);
     return rc;
+}
+
+int kvl_view_parse(const uint8_t *data, size_t len, enum kvl_form form, struct kvl_view *ret)
+{
+    return parse(data, len, form, 1, 0, ret);
+}
+
+int kvl_pair_parse(const uint8_t *data, size_t len, enum kvl_form form, uint32_t first,
+                   struct kvl_view ret[KVL_CACHES_MAX])
+{
+    return first > KVL_TOKENS_MAX ? -ENODATA : parse(data, len, form, KVL_CACHES_MAX, first, ret);
 }
 
 void kvl_view_fini(struct kvl_view *v, bool made)
@@ -386,8 +447,10 @@ static int take_first(struct kvl_view *v, const struct variant *variant)
 {
     struct reader r = {.data = v->data, .len = v->len};
     uint32_t after;
-    int rc = take_cells(&r, v, variant, &after);
+    int rc;
 
+    take_prefix(&r, &v->shape);
+    rc = take_cells(&r, v, variant, &after);
     if (rc)
         return rc;
     if (v->shape.n_layers) { /* else all layers have windows */

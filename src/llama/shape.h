@@ -11,8 +11,9 @@
  *     V if v_trans: per layer i32 type, u32 element, u32 n_rows, n_rows * n_cells elements
  *
  * A state can be cut at tokens when it is all of this and nothing else: one stream with cells, one
- * cell for each position from 0. Other memories (two caches for sliding windows, recurrent state)
- * have other bytes behind, so they don't fit.
+ * cell for each position from 0. So can a pair of caches, of models with sliding windows: behind the
+ * first follows a second one from "cache" on, whose cells are of the last positions of the first, one
+ * each. Other memories (recurrent state) have other bytes behind, so they don't fit.
  */
 #ifndef KVL_SHAPE_H
 #define KVL_SHAPE_H
@@ -21,6 +22,7 @@
 #include "kv_llama.h"
 
 enum {
+    KVL_CACHES_MAX = 2,  /* of a memory that can be cut: full attention; layers with a window */
     KVL_PREFIX_MAX = 72, /* bytes */
     KVL_LAYERS_MAX = 1024,
     KVL_STREAMS_MAX = 256,
@@ -55,16 +57,22 @@ static inline bool kvl_is_transposed(const struct kvl_shape *s, size_t rows)
     return s->v_trans && rows >= s->n_layers;
 }
 
-/** A state in memory with its parts. */
+/** One cache of a state in memory, with its parts. */
 struct kvl_view {
     struct kvl_shape shape;
-    uint8_t *data; /* of a view made by kvl_view_parse: read-only, the caller's */
-    size_t len;
-    uint32_t n_cells;
-    size_t cells;      /* offset of the first cell */
-    size_t *rows;      /* offset of the rows of each K and V */
-    uint32_t *cell_of; /* cell of each position; NULL: the same number */
+    uint8_t *data; /* the whole state. Of a view made by a parse: read-only, the caller's */
+    size_t len;    /* of the whole state */
+    uint32_t first, n_cells; /* the cells are of positions [first, first + n_cells) */
+    size_t cells;            /* offset of the first cell */
+    size_t *rows;            /* offset of the rows of each K and V */
+    uint32_t *cell_of;       /* [position - first]: its cell; NULL: the same number */
 };
+
+/** Return the cell of @position, which the view has. */
+static inline size_t kvl_cell_at(const struct kvl_view *v, size_t position)
+{
+    return v->cell_of ? v->cell_of[position - v->first] : position - v->first;
+}
 
 /**
  * Take a state apart. Returns 0: @ret borrows @data until kvl_view_fini. -ENODATA: can't be cut;
@@ -73,19 +81,41 @@ struct kvl_view {
 int kvl_view_parse(const uint8_t *data, size_t len, enum kvl_form form, struct kvl_view *ret);
 
 /**
- * Make a state of @n_cells cells (at least 1) in sequence @seq: all but extras and rows. Of several
- * streams, it lies in that of @seq. @ret->data is malloc'd. Returns 0, -ENOMEM, -EMSGSIZE.
+ * Take a state of a pair of caches apart, or the tail of one: the first cache has cells from position
+ * @first on. @ret[1] has cells of the last positions of @ret[0], one each. Returns 0: both borrow @data
+ * until kvl_view_fini. Errors as kvl_view_parse; -ENODATA also where the second cache has other positions.
  */
-int kvl_view_make(const struct kvl_shape *shape, uint32_t n_cells, int32_t seq,
-                  struct kvl_view *ret);
+int kvl_pair_parse(const uint8_t *data, size_t len, enum kvl_form form, uint32_t first,
+                   struct kvl_view ret[KVL_CACHES_MAX]);
+
+/**
+ * Make a state of @n caches in sequence @seq: all but extras and rows. The caller has set first and
+ * n_cells (at least 1) of each @views[i]. Of several streams, cells lie in that of @seq. All views have
+ * the malloc'd data; free it with that of the first. Returns 0, -ENOMEM, -EMSGSIZE.
+ */
+int kvl_views_make(const struct kvl_shape *const shapes[], size_t n, int32_t seq,
+                   struct kvl_view *views);
 
 /** Free what a view has, its data only when @made. */
 void kvl_view_fini(struct kvl_view *v, bool made);
+
+/** Free what @n views of one state have, the state only when @made. */
+static inline void kvl_views_fini(struct kvl_view *views, size_t n, bool made)
+{
+    for (size_t i = n; i-- > 0;)
+        kvl_view_fini(&views[i], made && !i);
+}
 
 static inline size_t kvl_cell_bytes(const struct kvl_shape *s)
 {
     return 12 + (size_t)s->extras;
 }
+
+/** Return true when states of both shapes have the same bytes per token, in the same places. */
+bool kvl_shape_is_alike(const struct kvl_shape *a, const struct kvl_shape *b);
+
+/** Copy extras and rows of @n positions from @first on. Both views have them, and are alike. */
+void kvl_copy_cells(const struct kvl_view *to, const struct kvl_view *from, size_t first, size_t n);
 
 /** Address of the extras of cell @i. */
 static inline uint8_t *kvl_extras(const struct kvl_view *v, size_t i)

@@ -52,6 +52,7 @@ int64_t kvl_snapshot_find(struct kvl_cache *c, const uint8_t root[KV_PREFIX_HASH
 {
     uint8_t *keys = malloc(KV_MAX(n * (KV_PREFIX_KEY + 1), (size_t)1));
     uint8_t *present = keys ? keys + n * KV_PREFIX_KEY : NULL, hash[KV_PREFIX_HASH];
+    const struct kv_cache_group states = kvl_group_of_states();
     size_t slice = FIRST_SLICE;
     int64_t found = 0;
 
@@ -74,9 +75,9 @@ int64_t kvl_snapshot_find(struct kvl_cache *c, const uint8_t root[KV_PREFIX_HASH
         }
         if (rc < 0)
             found = rc;
-        for (size_t i = left - from; i-- > 0 && !found;)
-            if (present[i])
-                found = (int64_t)(from + i + 1);
+        else
+            found = (int64_t)kv_cache_group_longest(&states, present, left - from);
+        found += found > 0 ? (int64_t)from : 0;
         left = from;
     }
     free(keys);

@@ -18,9 +18,12 @@
 
 enum { TOY_CELLS = 700, TOY_LAYERS = 4, TOY_ROW = 32, TOY_SEQS = 4 };
 
-/* Properties of a memory. v_row 0: no V (MLA). window: a second cache of the last few tokens. */
+/*
+ * Properties of a memory. v_row 0: no V (MLA). window: a second cache of the last few tokens. n_swa: tokens
+ * that its layers read, as the model tells; 0: this libllama can't tell.
+ */
 struct toy_kind {
-    uint32_t n_streams, n_layers, k_row, v_row, k_type, extras, rotations[2], window;
+    uint32_t n_streams, n_layers, k_row, v_row, k_type, extras, rotations[2], window, n_swa;
     bool v_trans, has_rotations, old_prefix, recurrent, scatter;
 };
 
@@ -360,6 +363,36 @@ static inline void toy_take_cache(struct toy_in *in, struct toy_memory *t, int32
     }
 }
 
+/*
+ * Check that @second has what layers with a window read behind the last token, with the bytes that stand in
+ * the first cache; nothing from the future, and no position twice.
+ */
+static inline void toy_check_second(struct toy_in *in, struct toy_memory *first,
+                                    struct toy_memory *second, int32_t seq)
+{
+    int32_t n = toy_pos_max(first, seq) + 1;
+    int32_t from = KV_MAX(n - (int32_t)first->kind.n_swa + 1, 0);
+    struct toy_cell *cells = toy_stream(second, seq);
+    int32_t count = 0, least = n;
+
+    if (in->bad)
+        return;
+    for (int i = 0; i < TOY_CELLS; i++) {
+        const struct toy_cell *is = &cells[i], *want = toy_find(first, seq, cells[i].position);
+
+        if (is->seq != seq)
+            continue;
+        count++;
+        least = KV_MIN(least, is->position);
+        if (!want || memcmp(is->extras, want->extras, sizeof(is->extras)) != 0 ||
+            memcmp(is->k, want->k, sizeof(is->k)) != 0 ||
+            memcmp(is->v, want->v, sizeof(is->v)) != 0)
+            in->bad = true;
+    }
+    if (n && (least > from || count != n - least))
+        in->bad = true;
+}
+
 static inline size_t toy_set_data(struct llama_context *ctx, const uint8_t *src, size_t len,
                                   int32_t seq)
 {
@@ -389,6 +422,8 @@ static inline size_t toy_set_data(struct llama_context *ctx, const uint8_t *src,
             assert_non_null(second);
             toy_init(second, &t->kind);
             toy_take_cache(&in, second, seq);
+            if (t->kind.n_swa)
+                toy_check_second(&in, t, second, seq);
             free(second);
         }
     }
@@ -409,12 +444,24 @@ static inline int32_t toy_seq_pos_max(struct llama_memory_i *memory, int32_t seq
     return toy_pos_max((struct toy_memory *)memory, seq);
 }
 
+static inline const struct llama_model *toy_get_model(const struct llama_context *ctx)
+{
+    return (const struct llama_model *)ctx->memory;
+}
+
+static inline int32_t toy_n_swa(const struct llama_model *model)
+{
+    return (int32_t)((const struct toy_memory *)model)->kind.n_swa;
+}
+
 static const struct kvl_libllama toy_table = {.size = sizeof(toy_table),
                                               .state_seq_get_size = toy_get_size,
                                               .state_seq_get_data = toy_get_data,
                                               .state_seq_set_data = toy_set_data,
                                               .get_memory = toy_get_memory,
                                               .memory_seq_rm = toy_rm,
-                                              .memory_seq_pos_max = toy_seq_pos_max};
+                                              .memory_seq_pos_max = toy_seq_pos_max,
+                                              .get_model = toy_get_model,
+                                              .model_n_swa = toy_n_swa};
 
 #endif

@@ -60,4 +60,26 @@ static inline uint64_t kv_cache_group_first(const struct kv_cache_group *group, 
     return l > back ? l - back : 0;
 }
 
+/**
+ * Return the longest hit of at most @l blocks of a valid group, in blocks. @there: which of the first @l
+ * blocks there are.
+ *
+ *     first   miss      l          the walk tests blocks from l down to the first that a hit at l needs
+ *       ▼      ▼        ▼
+ *       [there][ ][there]          a miss: each shorter hit that ends behind the block needs it, too.
+ *              ▲                   The next hit that may be ends where the block begins
+ */
+static inline uint64_t kv_cache_group_longest(const struct kv_cache_group *group,
+                                              const uint8_t *there, uint64_t l)
+{
+    uint64_t at = l;
+
+    while (at > kv_cache_group_first(group, l)) {
+        at--;
+        if (!there[at])
+            l = at;
+    }
+    return l;
+}
+
 #endif
