@@ -102,6 +102,9 @@ endfunction()
 # Every room's static library; tests, benchmarks and fuzzers may reach into private headers.
 add_library(kv_everything INTERFACE)
 target_link_libraries(kv_everything INTERFACE kv_selector kv_indexer kv_cli kv_advisor kv_volume kv_manager kv_plan kv_group kv_peer kv_select kv_index kv_llama kv_store kv_plane kv_event kv_kvx kv_base)
+if(KV_EXTPROC)
+  target_link_libraries(kv_everything INTERFACE kv_extproc kv_grpc)
+endif()
 
 # CTest's slots are eighths of a core (ctest -j 16 is for two). A test takes half a core, as most of them wait for disks
 # and processes now and then; under the thread sanitizer, ten times slower, a whole one. Those that mostly wait take less

@@ -5,8 +5,8 @@ import pathlib
 import re
 import sys
 
-ORDER = ["base", "kvx", "hash", "event", "plane", "store", "llama", "index", "select", "bm", "peer", "tier", "http", "indexer", "selector", "advisor", "cli"]
-ALONE = {"kvx": {"kvx"}, "http": {"base"}}  # kvx depends on nothing, not even base
+ORDER = ["base", "kvx", "hash", "event", "plane", "store", "llama", "index", "select", "bm", "peer", "tier", "http", "grpc", "extproc", "indexer", "selector", "advisor", "cli"]
+ALONE = {"kvx": {"kvx"}, "http": {"base"}, "grpc": {"base"}, "extproc": {"base", "grpc"}}  # kvx depends on nothing, not even base
 TOP = ""  # the files of a room that lie in none of its folders
 # Arrows between the folders of one room, or of one folder in it: what each may include of the others. Disk and object don't know each
 # other.
