@@ -3,7 +3,7 @@
 # the caller is not root. Usage: tools/setup.sh [TARGET], or --compilers: those of ./dev matrix that exist here
 set -eu
 
-build='build-essential cmake pkg-config libzmq3-dev libmicrohttpd-dev libgnutls28-dev libcurl4-openssl-dev libexpat1-dev libsystemd-dev libxxhash-dev libcmocka-dev libzstd-dev libssl-dev liburing-dev libjs-chart.js libc-ares-dev'
+build='build-essential cmake pkg-config libzmq3-dev libmicrohttpd-dev libgnutls28-dev libcurl4-openssl-dev libexpat1-dev libsystemd-dev libxxhash-dev libcmocka-dev libzstd-dev libssl-dev liburing-dev libjs-chart.js libc-ares-dev libnghttp2-dev libprotobuf-c-dev protobuf-c-compiler'
 test='clang libclang-rt-dev python3 python3-zmq python3-msgpack curl openssl procps zsh iproute2 redis-tools etcd-server python3-swift xfsprogs btrfs-progs quota util-linux e2fsprogs mount locales python3-pycparser python3-venv python3-numpy python3-h11 mypy libsodium-dev libpgm-dev zlib1g-dev libunistring-dev libucx-dev libnats-dev nats-server chromium python3-yaml nsd'
 check='clang-format clang-tidy cppcheck shellcheck git python3'
 bench='wrk fio libucx-dev libnats-dev nats-server'
@@ -48,12 +48,26 @@ command -v dpkg-query >/dev/null || {
     echo "kvasir: not a Debian system; needed (Debian names): $wanted" >&2
     exit 0
 }
+# Client of the tests of external processing: grpcio, and Envoy's messages. Without them the tests say that they are skipped.
+grpc_client() {
+    case "${1:-}" in test | test-all | test-rest) ;; *) return 0 ;; esac
+    folder=$(dirname "$0")/../build/grpc-client
+    [ ! -e "$folder/complete" ] || return 0
+    echo "kvasir: installing grpcio and xds-protos into build/grpc-client"
+    rm -rf "$folder"
+    if python3 -m venv "$folder" && "$folder/bin/pip" install --no-input --quiet --disable-pip-version-check grpcio==1.85.3 xds-protos==1.85.0; then
+        touch "$folder/complete"
+    else
+        echo "kvasir: they can't be installed: the tests of external processing will be skipped" >&2
+    fi
+}
+
 missing=
 for package in $wanted; do
     status=$(dpkg-query -W -f '${Status}' "$package" 2>/dev/null || true)
     [ "$status" = 'install ok installed' ] || missing="$missing $package"
 done
-[ -n "$missing" ] || exit 0
+[ -n "$missing" ] || { grpc_client "$@"; exit 0; }
 
 if [ "$(id -u)" != 0 ]; then
     echo "kvasir: packages are missing. Run this, then try again:" >&2
@@ -68,3 +82,4 @@ if ! { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-
     exit 1
 fi
 rm -f "$log"
+grpc_client "$@"

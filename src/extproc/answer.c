@@ -167,7 +167,8 @@ void kx_answer_refusal(struct kg_call *call, unsigned status, const char *text)
     mutation.n_set_headers = 1;
     mutation.set_headers = options;
     code.code = status;
-    snprintf(body, sizeof(body), "{\"error\":{\"message\":\"%s\",\"type\":\"%s\",\"code\":%u}}", text,
+    snprintf(body, sizeof(body), "{\"error\":{\"message\":\"%s\",\"type\":\"%s\",\"code\":%u}}",
+             text,
              status == 429   ? "rate_limit_error"
              : status == 404 ? "invalid_request_error"
                              : "server_error",

@@ -46,8 +46,7 @@ static void leave(void *arg, void *pointer)
 
 void kx_arena_init(struct kx_arena *arena)
 {
-    arena->allocator =
-        (ProtobufCAllocator){.alloc = take, .free = leave, .allocator_data = arena};
+    arena->allocator = (ProtobufCAllocator){.alloc = take, .free = leave, .allocator_data = arena};
 }
 
 void kx_arena_reset(struct kx_arena *arena)

@@ -44,13 +44,13 @@ enum kx_source {
 
 /** A request that needs a worker. All of it is valid during the call only. */
 struct kx_ask {
-    const char *id;    /* of the booking: unique among all servers */
-    const char *model; /* as the body names it; "": not named */
+    const char *id;      /* of the booking: unique among all servers */
+    const char *model;   /* as the body names it; "": not named */
     const char *session; /* header x-session-token; NULL: none */
     enum kx_source source;
-    const uint32_t *tokens; /* with KX_GIVEN and KX_ENGINE */
-    size_t n_tokens;        /* else a guess: a quarter of the prompt's bytes */
-    bool limited;           /* only the candidates may be chosen */
+    const uint32_t *tokens;        /* with KX_GIVEN and KX_ENGINE */
+    size_t n_tokens;               /* else a guess: a quarter of the prompt's bytes */
+    bool limited;                  /* only the candidates may be chosen */
     const char *const *candidates; /* "ip:port" */
     size_t n_candidates;
 };
@@ -66,8 +66,8 @@ struct kx_picker {
     int (*choose)(void *arg, const struct kx_ask *ask, char ret[KX_MAX_ENDPOINTS]);
     void (*first_token)(void *arg, const char *id);
     void (*output)(void *arg, const char *id, uint64_t n); /* @n further events of the response */
-    void (*end)(void *arg, const char *id, bool lost); /* @lost: the worker didn't compute it */
-    bool (*ready)(void *arg); /* a worker could be chosen */
+    void (*end)(void *arg, const char *id, bool lost);     /* @lost: the worker didn't compute it */
+    bool (*ready)(void *arg);                              /* a worker could be chosen */
     /* Write the base URL of an engine that tokenizes for @model. Returns false when there is none. NULL: none. */
     bool (*engine)(void *arg, const char *model, char *ret, size_t size);
 };

@@ -128,18 +128,8 @@ static int set_opts(struct kx_server *server, const struct kx_opts *opts)
     return kx_tokenizer_create(o->tokenize_calls, &server->tokenizer);
 }
 
-static int start_grpc(struct kx_server *server, struct kv_error *error)
+void kx_methods(struct kx_server *server)
 {
-    const struct kx_opts *o = &server->opts;
-    struct kg_opts opts = {.host = o->host,
-                           .port = o->port,
-                           .methods = server->methods,
-                           .n_methods = 2,
-                           .threads = o->threads,
-                           .max_connections = o->max_connections,
-                           .max_calls = o->max_streams,
-                           .drain_ms = o->drain_ms};
-
     server->methods[0] = (struct kg_method){.path = "/" PROCESSOR "/Process",
                                             .arg = server,
                                             .begin = kx_stream_begin,
@@ -152,6 +142,21 @@ static int start_grpc(struct kx_server *server, struct kv_error *error)
                                             .message = health_message,
                                             .half_close = health_half_close,
                                             .end = health_end};
+}
+
+static int start_grpc(struct kx_server *server, struct kv_error *error)
+{
+    const struct kx_opts *o = &server->opts;
+    struct kg_opts opts = {.host = o->host,
+                           .port = o->port,
+                           .methods = server->methods,
+                           .n_methods = KV_COUNT(server->methods),
+                           .threads = o->threads,
+                           .max_connections = o->max_connections,
+                           .max_calls = o->max_streams,
+                           .drain_ms = o->drain_ms};
+
+    kx_methods(server);
     return kg_server_start(&opts, &server->grpc, error);
 }
 

@@ -31,16 +31,16 @@ struct stream {
     struct kx_server *server;
     struct kg_call *call;
     enum phase phase;
-    enum response response;      /* with ROUTED */
-    uint32_t modes[2];           /* Kx__BodySendMode of each side */
-    bool body_over;              /* of the request: no more chunks are taken */
-    bool trailers;               /* they ended the body */
-    bool response_over;          /* of Envoy's messages: later chunks are passed over */
-    bool events;                 /* the response is text/event-stream */
-    bool newline;                /* its last byte is a line's end */
-    unsigned status;             /* of the response */
-    struct kv_buf body;          /* of the request, until it is routed */
-    size_t charged;              /* of server->bodies */
+    enum response response; /* with ROUTED */
+    uint32_t modes[2];      /* Kx__BodySendMode of each side */
+    bool body_over;         /* of the request: no more chunks are taken */
+    bool trailers;          /* they ended the body */
+    bool response_over;     /* of Envoy's messages: later chunks are passed over */
+    bool events;            /* the response is text/event-stream */
+    bool newline;           /* its last byte is a line's end */
+    unsigned status;        /* of the response */
+    struct kv_buf body;     /* of the request, until it is routed */
+    size_t charged;         /* of server->bodies */
     struct kx_subset subset;
     char session[KX_MAX_SESSION + 1];
     char id[KX_ID];
@@ -199,8 +199,7 @@ static void free_asking(struct asking *asking)
 /* On the thread of the call, which may be over. */
 static void tokens_came(struct kg_post *post, struct kg_call *call)
 {
-    struct asking *asking =
-        (struct asking *)(void *)((char *)post - offsetof(struct asking, post));
+    struct asking *asking = (struct asking *)(void *)((char *)post - offsetof(struct asking, post));
     struct kx_scratch *scratch = call ? kx_scratch_take(asking->server) : NULL;
 
     if (call && !scratch)
@@ -209,9 +208,9 @@ static void tokens_came(struct kg_post *post, struct kg_call *call)
         struct stream *s = stream_of(call);
         bool ok = asking->rc == 0;
         struct kx_ask ask = {.model = kv_buf_cstr(&asking->prompt.model),
-                             .source = ok                          ? KX_ENGINE
+                             .source = ok                         ? KX_ENGINE
                                        : asking->rc == -ETIMEDOUT ? KX_SLOW
-                                                                   : KX_FAILED,
+                                                                  : KX_FAILED,
                              .tokens = ok ? (const void *)asking->question.tokens.data : NULL,
                              .n_tokens = ok ? asking->question.tokens.len / sizeof(uint32_t)
                                             : asking->prompt.guess};
@@ -330,8 +329,7 @@ static void take_headers(struct stream *s, struct kx_scratch *scratch,
             snprintf(s->session, sizeof(s->session), "%.*s", (int)value.len, value.p);
     }
     s->phase = BODY;
-    if (!headers->end_of_stream &&
-        s->modes[KX_REQUEST] == KX__BODY_SEND_MODE__FULL_DUPLEX_STREAMED)
+    if (!headers->end_of_stream && s->modes[KX_REQUEST] == KX__BODY_SEND_MODE__FULL_DUPLEX_STREAMED)
         return;
     s->body_over = headers->end_of_stream;
     s->whole_ns = kv_now_ns();
@@ -425,8 +423,8 @@ static void take_response(struct stream *s, const Kx__HttpHeaders *headers)
         if (is_header(map->headers[i], ":status"))
             s->status = value.len == 3 ? (unsigned)(value.p[0] - '0') * 100 : 0;
         else if (is_header(map->headers[i], "content-type"))
-            s->events = value.len >= sizeof(events) - 1 &&
-                        memcmp(value.p, events, sizeof(events) - 1) == 0;
+            s->events =
+                value.len >= sizeof(events) - 1 && memcmp(value.p, events, sizeof(events) - 1) == 0;
     }
     if (s->response == NO_RESPONSE)
         s->response = RESPONDING;

@@ -34,12 +34,12 @@ struct kx_scratch {
 struct kx_server {
     struct kx_opts opts;
     struct kx_picker picker;
-    char *tokenize; /* base URL, or NULL */
+    char *tokenize;  /* base URL, or NULL */
     char prefix[17]; /* of ids of bookings: random */
     _Atomic uint64_t next_id;
-    _Atomic size_t bodies; /* bytes of bodies that wait for their end */
+    _Atomic size_t bodies;          /* bytes of bodies that wait for their end */
     struct kx_tokenizer *tokenizer; /* NULL: none is configured */
-    struct kg_method methods[3];
+    struct kg_method methods[2];
     struct kg_server *grpc;
     pthread_mutex_t lock; /* guards scratch */
     struct kx_scratch *scratch;
@@ -53,6 +53,9 @@ bool kx_stream_begin(void *server, struct kg_call *call);
 void kx_stream_message(void *server, struct kg_call *call, const void *data, size_t len);
 void kx_stream_half_close(void *server, struct kg_call *call);
 void kx_stream_end(void *server, struct kg_call *call);
+
+/** Fill server->methods. */
+void kx_methods(struct kx_server *server);
 
 /** Take buffers (NULL: out of memory), and give them back. */
 struct kx_scratch *kx_scratch_take(struct kx_server *server);

@@ -19,10 +19,10 @@ struct kx_tokenizer;
 
 /** A question. The asker owns it until fn, which the tokenizer's thread calls once. */
 struct kx_question {
-    char url[KX_MAX_URL];   /* of /tokenize */
-    struct kv_buf request;  /* JSON */
+    char url[KX_MAX_URL];  /* of /tokenize */
+    struct kv_buf request; /* JSON */
     uint64_t deadline_ns;
-    struct kv_buf tokens;   /* the answer: raw uint32_t */
+    struct kv_buf tokens; /* the answer: raw uint32_t */
     /* @rc: 0; -ETIMEDOUT; -ECANCELED: the tokenizer is being destroyed; another negative errno. */
     void (*fn)(struct kx_question *question, int rc);
     struct kx_question *next; /* the tokenizer's, as what follows */

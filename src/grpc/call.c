@@ -11,8 +11,12 @@ uint64_t kg_timeout_parse(const char *text, size_t len)
     static const struct {
         char unit;
         uint64_t ns;
-    } units[] = {{'H', 3600 * KV_NS_PER_S}, {'M', 60 * KV_NS_PER_S}, {'S', KV_NS_PER_S},
-                 {'m', KV_NS_PER_MS},       {'u', 1000},             {'n', 1}};
+    } units[] = {{'H', 3600 * KV_NS_PER_S},
+                 {'M', 60 * KV_NS_PER_S},
+                 {'S', KV_NS_PER_S},
+                 {'m', KV_NS_PER_MS},
+                 {'u', 1000},
+                 {'n', 1}};
     uint64_t n = 0;
 
     if (len < 2 || len > 9) /* at most 8 digits */
@@ -63,11 +67,9 @@ static void charge(struct kg_call *call, size_t bytes)
     struct kg_server *server = call->conn->loop->server;
 
     if (bytes > call->charged)
-        atomic_fetch_add_explicit(&server->incomplete, bytes - call->charged,
-                                  memory_order_relaxed);
+        atomic_fetch_add_explicit(&server->incomplete, bytes - call->charged, memory_order_relaxed);
     else
-        atomic_fetch_sub_explicit(&server->incomplete, call->charged - bytes,
-                                  memory_order_relaxed);
+        atomic_fetch_sub_explicit(&server->incomplete, call->charged - bytes, memory_order_relaxed);
     call->charged = bytes;
 }
 
@@ -105,8 +107,8 @@ void kg_call_header(struct kg_call *call, const char *name, size_t name_len, con
     if (is_name(name, name_len, ":method")) {
         call->post = len == 4 && memcmp(value, "POST", 4) == 0;
     } else if (is_name(name, name_len, ":path")) {
-        snprintf(call->path, sizeof(call->path), "%.*s",
-                 (int)KV_MIN(len, sizeof(call->path) - 1), value);
+        snprintf(call->path, sizeof(call->path), "%.*s", (int)KV_MIN(len, sizeof(call->path) - 1),
+                 value);
         if (len >= sizeof(call->path))
             call->path[0] = 0; /* no method's */
     } else if (is_name(name, name_len, "content-type")) {

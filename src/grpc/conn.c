@@ -134,8 +134,8 @@ int kg_conn_create(struct kg_loop *loop, int fd, uint64_t now_ns, struct kg_conn
         conn->next->prev = conn;
     loop->conns = conn;
     if (nghttp2_session_server_new2(&conn->session, server->callbacks, conn, server->option) != 0 ||
-        nghttp2_submit_settings(conn->session, NGHTTP2_FLAG_NONE, settings,
-                                KV_COUNT(settings)) != 0 ||
+        nghttp2_submit_settings(conn->session, NGHTTP2_FLAG_NONE, settings, KV_COUNT(settings)) !=
+            0 ||
         nghttp2_session_set_local_window_size(conn->session, NGHTTP2_FLAG_NONE, 0,
                                               KG_CONNECTION_WINDOW) != 0) {
         kg_conn_destroy(conn);

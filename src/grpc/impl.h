@@ -27,10 +27,10 @@ struct kg_conn {
     nghttp2_session *session;
     struct kv_buf out; /* bytes of frames; the first out_at are sent */
     size_t out_at;
-    bool begun;          /* the client's SETTINGS have come */
-    bool dirty;          /* in the loop's list of connections to flush */
-    bool polls_out;      /* epoll tells when it can send */
-    bool broken;         /* to be closed */
+    bool begun;                      /* the client's SETTINGS have come */
+    bool dirty;                      /* in the loop's list of connections to flush */
+    bool polls_out;                  /* epoll tells when it can send */
+    bool broken;                     /* to be closed */
     uint64_t opened_ns, progress_ns; /* progress: of bytes to send */
     struct kg_conn *next, *prev;     /* of the loop */
     struct kg_conn *next_dirty;
@@ -50,11 +50,11 @@ struct kg_call {
     const struct kg_method *method; /* NULL: not known, or the call hasn't begun */
     void *state;
     enum kg_reply reply;
-    bool begun;  /* begin has returned true: end is due */
-    bool post;   /* its :method is POST */
-    bool grpc;   /* its content type is gRPC's */
-    bool opened; /* response headers are submitted */
-    bool waits;  /* nghttp2 waits for kg_call_wake */
+    bool begun;   /* begin has returned true: end is due */
+    bool post;    /* its :method is POST */
+    bool grpc;    /* its content type is gRPC's */
+    bool opened;  /* response headers are submitted */
+    bool waits;   /* nghttp2 waits for kg_call_wake */
     bool closing; /* within its end */
     char path[128];
     size_t header_bytes;
@@ -117,7 +117,7 @@ int kg_conn_create(struct kg_loop *loop, int fd, uint64_t now_ns, struct kg_conn
 void kg_conn_destroy(struct kg_conn *conn); /* ends its calls, closes fd */
 void kg_conn_read(struct kg_conn *conn);
 void kg_conn_feed(struct kg_conn *conn, const void *data, size_t len); /* sets broken on failure */
-void kg_conn_fill(struct kg_conn *conn);  /* frames to out */
+void kg_conn_fill(struct kg_conn *conn);                               /* frames to out */
 void kg_conn_flush(struct kg_conn *conn, uint64_t now_ns);
 
 /* call.c */

@@ -10,8 +10,8 @@
 #include "grpc/impl.h"
 
 #define TICK_NS (KV_NS_PER_S / 2)
-#define BEGIN_NS (10 * KV_NS_PER_S) /* from a connection to the client's SETTINGS */
-#define STUCK_NS (60 * KV_NS_PER_S) /* without progress of bytes to send */
+#define BEGIN_NS (10 * KV_NS_PER_S)  /* from a connection to the client's SETTINGS */
+#define STUCK_NS (60 * KV_NS_PER_S)  /* without progress of bytes to send */
 #define GOAWAY_NS (KV_NS_PER_S / 10) /* from the announcement of GOAWAY to GOAWAY */
 #define N_EVENTS 64
 
@@ -35,7 +35,8 @@ int kg_loop_create(struct kg_server *server, uint32_t index, struct kg_loop **re
     if (rc == 0 && epoll_ctl(loop->epoll, EPOLL_CTL_ADD, loop->wake.fd, &event) < 0)
         rc = -errno;
     event.data.ptr = server;
-    if (rc == 0 && index == 0 && epoll_ctl(loop->epoll, EPOLL_CTL_ADD, server->listener, &event) < 0)
+    if (rc == 0 && index == 0 &&
+        epoll_ctl(loop->epoll, EPOLL_CTL_ADD, server->listener, &event) < 0)
         rc = -errno;
     if (rc < 0) {
         kg_loop_destroy(loop);
