@@ -397,7 +397,7 @@ def test_bad_messages():
         check(ends(node, opening, frame(0, 0, 1, b"\x01\0\0\0\0")), "a compressed message")
         check(ends(node, opening, frame(0, 1, 1, b"\0\0\0\0\x05ab")), "a message cut off")
         check(ends(node, frame(1, 4, 1, request_headers("/a.b/c"))), "an unknown method")
-        equal((curl_status(node), curl_status(node, "-d", "x")), ("405", "415"), "no gRPC")
+        equal((curl_status(node), curl_status(node, "-X", "POST")), ("405", "415"), "no gRPC")
         with node.stream() as stream:
             equal(stream.route(IDS), A)
 
