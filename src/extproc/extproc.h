@@ -66,8 +66,9 @@ struct kx_picker {
     int (*choose)(void *arg, const struct kx_ask *ask, char ret[KX_MAX_ENDPOINTS]);
     void (*first_token)(void *arg, const char *id);
     void (*output)(void *arg, const char *id, uint64_t n); /* @n further events of the response */
-    void (*end)(void *arg, const char *id, bool lost);     /* @lost: the worker didn't compute it */
-    bool (*ready)(void *arg);                              /* a worker could be chosen */
+    void (*end)(void *arg, const char *id,
+                bool lost);   /* @lost: an error, or cancelled without a token */
+    bool (*ready)(void *arg); /* a worker could be chosen */
     /* Write the base URL of an engine that tokenizes for @model. Returns false when there is none. NULL: none. */
     bool (*engine)(void *arg, const char *model, char *ret, size_t size);
 };

@@ -401,7 +401,7 @@ static void end_response(struct stream *s, enum kx_end end)
     if (s->phase != ROUTED || s->response == OVER)
         return;
     s->response = OVER;
-    p->end(p->arg, s->id, end == KX_END_LOST);
+    p->end(p->arg, s->id, end != KX_END_DONE);
     kv_series_add(s->server->ends[end], 1);
 }
 

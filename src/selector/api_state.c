@@ -5,6 +5,7 @@
 
 #include "base/core/clock.h"
 #include "base/metrics/metric_text.h"
+#include "selector/envoy.h"
 #include "selector/selector.h"
 
 #define SERIES_MAX 512 /* workers of which each has series of its own */
@@ -248,4 +249,5 @@ void ksel_render(struct ki_service *service, struct kv_buf *out)
                  offsetof(struct kvsel_load, context), out);
     render_plain(s, out);
     pthread_mutex_unlock(&s->lock);
+    ksel_envoy_render(s, out);
 }

@@ -2,6 +2,7 @@
 #include "selector/options.h"
 
 #include "kv_select.h"
+#include "selector/envoy.h"
 
 #define AT(field) offsetof(struct ksel_options, field)
 
@@ -44,6 +45,29 @@ static const struct kv_arg arguments[] = {
      0, 0, NULL, false},
     {"decision-sample", KV_ARG_U64, AT(decision_sample), "N",
      "Log one of N requests, by a hash of its id (default 1: all).", 1, 1 << 30, NULL, false},
+    {.name = "Envoy", .type = KV_ARG_GROUP},
+    {"ext-proc", KV_ARG_STR, AT(ext_proc), "HOST:PORT",
+     "Serve Envoy's external processing there (gRPC without TLS), and grpc.health.v1: an endpoint "
+     "picker of the Gateway API Inference Extension.",
+     0, 0, NULL, false},
+    {"ext-proc-insecure", KV_ARG_FLAG, AT(ext_proc_insecure), NULL,
+     "Let --ext-proc listen on other than loopback addresses: every machine that reaches it may "
+     "use it.",
+     0, 0, NULL, false},
+    {"ext-proc-model", KV_ARG_STR, AT(ext_proc_model), "NAME",
+     "Model whose workers take the requests that name none, or one that isn't registered: an "
+     "adapter of it (default: the only model there is).",
+     0, 0, NULL, false},
+    {"ext-proc-target-port", KV_ARG_U64, AT(ext_proc_target_port), "PORT",
+     "Port of the workers whose record has no endpoint, at the address of their event stream.", 1,
+     65535, NULL, false},
+    {"ext-proc-tokenizer", KV_ARG_STR, AT(ext_proc_tokenizer), "URL",
+     "Engine whose /tokenize turns prompts into token ids: a URL, workers (default: by turns) or "
+     "none (the load alone decides).",
+     0, 0, NULL, false},
+    {"ext-proc-tokenize-timeout", KV_ARG_TIME, AT(ext_proc_tokenize_ms), "TIME",
+     "Time after which a request is routed by the load alone (default 200ms).", 1, 60000, NULL,
+     false},
 };
 
 static const char summary[] =
@@ -78,6 +102,8 @@ static void defaults(struct ki_options *options)
     o->cache_ms = 120000;
     o->cache_entries = 4096;
     o->decision_sample = 1;
+    o->ext_proc_tokenizer = "workers";
+    o->ext_proc_tokenize_ms = 200;
 }
 
 static int check(const struct ki_options *options, struct kv_error *error)
@@ -86,7 +112,7 @@ static int check(const struct ki_options *options, struct kv_error *error)
 
     if (o->decision_log && !*o->decision_log)
         return kv_fail(error, -EINVAL, 0, "--decision-log: the name of a file is missing");
-    return 0;
+    return ksel_envoy_check(o, error);
 }
 
 const struct ki_program ksel_program = {

@@ -16,6 +16,12 @@ struct ksel_options {
     uint64_t cache_ms, cache_entries;
     const char *decision_log; /* NULL: none */
     uint64_t decision_sample;
+    const char *ext_proc; /* HOST:PORT; NULL: none */
+    bool ext_proc_insecure;
+    const char *ext_proc_model; /* NULL: none */
+    uint64_t ext_proc_target_port;
+    const char *ext_proc_tokenizer;
+    uint64_t ext_proc_tokenize_ms;
 };
 
 extern const struct ki_program ksel_program;

@@ -8,7 +8,9 @@
 #include "base/core/clock.h"
 #include "base/core/log.h"
 #include "base/core/mix.h"
+#include "base/net/endpoint.h"
 #include "indexer/registry/names.h"
+#include "selector/envoy.h"
 
 #define TICK_MS 500
 
@@ -228,6 +230,18 @@ static int set_worker(struct ksel_fleet *fleet, const struct ki_worker_info *inf
     return rc;
 }
 
+/* Note the host of an event stream, where that is an address: Envoy resolves no names. */
+static void note_host(struct ksel_member *member, const char *endpoint)
+{
+    struct kv_endpoint parsed;
+    const char *why;
+    uint8_t address[16];
+
+    if (kv_endpoint_parse(endpoint, &parsed, &why) == 0 && parsed.scheme == KV_SCHEME_TCP &&
+        kv_endpoint_address(&parsed, address) && strlen(parsed.host) < sizeof(member->host))
+        memcpy(member->host, parsed.host, strlen(parsed.host) + 1);
+}
+
 /* Add the rank of @info, if it may be chosen. */
 static void join(struct ksel *s, const struct ki_worker_info *info)
 {
@@ -248,6 +262,7 @@ static void join(struct ksel *s, const struct ki_worker_info *info)
     fleet->members = members;
     members[fleet->n_members++] =
         (struct ksel_member){.holder = {info->instance, info->rank}, .record = record};
+    note_host(&members[fleet->n_members - 1], info->endpoint);
 }
 
 /* Remove from the books those of @before that are no members any more. */
@@ -483,9 +498,14 @@ static int start(struct ki_service *service, struct kv_error *error)
     s->dirty = true;
     pthread_mutex_init(&s->admin, NULL);
     pthread_mutex_init(&s->lock, NULL);
-    if (!s->options->decision_log)
-        return 0;
-    return ksel_log_open(s->options->decision_log, s->options->decision_sample, &s->log, error);
+    if (s->options->decision_log) {
+        int rc =
+            ksel_log_open(s->options->decision_log, s->options->decision_sample, &s->log, error);
+
+        if (rc < 0)
+            return rc;
+    }
+    return ksel_envoy_start(s, error);
 }
 
 static void stop(struct ki_service *service)
@@ -494,6 +514,7 @@ static void stop(struct ki_service *service)
 
     if (!s)
         return;
+    ksel_envoy_stop(s); /* streams that end free their bookings */
     while (s->fleets) {
         struct ksel_fleet *f = s->fleets;
 

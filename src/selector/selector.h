@@ -29,6 +29,7 @@ struct ksel_member {
     struct kv_holder holder;
     const struct ksel_record *record; /* or NULL */
     bool odd;                         /* by the views: without a live stream, or withdrawn */
+    char host[64];                    /* address of its event stream; empty: none, or a name */
 };
 
 /** A model and routing group with one block size. */
@@ -67,6 +68,7 @@ struct ksel {
     struct ksel_cache cache;
     struct ksel_log *log; /* NULL: none */
     struct ksel_scratch *scratch;
+    struct ksel_envoy *envoy; /* NULL: no --ext-proc */
 };
 
 /** Return the selector of a handler's argument. */

@@ -1,0 +1,450 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "selector/envoy.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/core/clock.h"
+#include "base/core/log.h"
+#include "base/net/endpoint.h"
+#include "extproc/extproc.h"
+#include "selector/ask.h"
+
+#define N_FALLBACKS 2
+#define ADDRESS_TEXT 300 /* bytes of "host:port" */
+#define GROUP "default"
+
+struct ksel_envoy {
+    struct kx_picker picker;
+    struct kx_server *server;
+    _Atomic uint64_t turn; /* of the workers that tokenize */
+};
+
+/* -- addresses of workers ------------------------------------------------------------------------ */
+
+/*
+ * Write where Envoy reaches a worker: "host:port" of its record's endpoint; without one the host of its event
+ * stream with --ext-proc-target-port. Returns false when neither is known.
+ */
+static bool address_of(const struct ksel *s, const struct ksel_member *member, char *ret,
+                       size_t size)
+{
+    const char *text = member->record ? member->record->endpoint : NULL, *scheme;
+    int n;
+
+    if (text && *text) {
+        scheme = strstr(text, "://");
+        if (scheme)
+            text = scheme + 3;
+        n = snprintf(ret, size, "%.*s", (int)strcspn(text, "/"), text);
+        return n > 0 && (size_t)n < size && strchr(ret, ':') && !strchr(ret, ',');
+    }
+    if (!member->host[0] || !s->options->ext_proc_target_port)
+        return false;
+    n = snprintf(ret, size, strchr(member->host, ':') ? "[%s]:%u" : "%s:%u", member->host,
+                 (unsigned)s->options->ext_proc_target_port);
+    return n > 0 && (size_t)n < size;
+}
+
+static int compare_texts(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/*
+ * Name the workers that may be chosen in scratch->body.allowed: those with an address, and among the
+ * candidates. Returns false when out of memory.
+ */
+static bool admit(const struct ksel *s, const struct ksel_fleet *fleet, const struct kx_ask *ask,
+                  struct ksel_ask *question)
+{
+    struct ksel_scratch *scratch = question->scratch;
+    struct kv_buf *allowed = &scratch->body.allowed, *sorted = &scratch->texts;
+    bool all = !ask->limited;
+
+    kv_buf_clear(allowed);
+    kv_buf_clear(sorted);
+    kv_buf_append(sorted, ask->candidates, ask->n_candidates * sizeof(*ask->candidates));
+    if (sorted->len)
+        qsort(sorted->data, ask->n_candidates, sizeof(*ask->candidates), compare_texts);
+    for (size_t i = 0; i < fleet->n_members; i++) {
+        const struct ksel_member *m = &fleet->members[i];
+        char address[ADDRESS_TEXT];
+        const char *key = address;
+        bool fits = address_of(s, m, address, sizeof(address));
+
+        if (fits && ask->limited)
+            fits = sorted->len && bsearch(&key, sorted->data, ask->n_candidates,
+                                          sizeof(*ask->candidates), compare_texts);
+        all &= fits;
+        if (fits)
+            kv_buf_append(allowed, &m->holder.worker, sizeof(m->holder.worker));
+    }
+    if (!all) {
+        static const uint64_t nobody;
+
+        question->request.n_allowed = allowed->len / sizeof(uint64_t);
+        question->request.allowed =
+            allowed->len ? (const uint64_t *)(const void *)allowed->data : &nobody;
+    }
+    return !allowed->error && !sorted->error;
+}
+
+/* -- choosing ------------------------------------------------------------------------------------ */
+
+static ksel_text add_text(struct ksel_body *body, const char *text)
+{
+    size_t at = body->strings.len;
+
+    kv_buf_append(&body->strings, text, strlen(text) + 1);
+    return body->strings.error ? 0 : (ksel_text)at + 1;
+}
+
+/*
+ * Find the fleet for a model's name. One that isn't registered may be an adapter of --ext-proc-model, or of
+ * the only model there is: *@ret_lora is true then, if it was named at all. The caller holds lock.
+ */
+static const struct ksel_fleet *find_fleet(struct ksel *s, const char *name, bool *ret_lora)
+{
+    const struct ksel_fleet *found = *name ? ksel_fleet_find(s, name, GROUP) : NULL;
+    const char *base = s->options->ext_proc_model;
+
+    *ret_lora = false;
+    if (found && found->n_members)
+        return found;
+    *ret_lora = *name != '\0';
+    if (base)
+        return ksel_fleet_find(s, base, GROUP);
+    found = NULL;
+    for (const struct ksel_fleet *f = s->fleets; f; f = f->next) {
+        if (!f->n_members || strcmp(f->group, GROUP) != 0)
+            continue;
+        if (found)
+            return NULL; /* which one is meant isn't known */
+        found = f;
+    }
+    return found;
+}
+
+/* Write the request to the scratch, as if it had come as JSON. Returns 0 or a negative errno. */
+static int fill(struct ksel *s, struct ksel_scratch *scratch, const struct kx_ask *ask)
+{
+    static const struct kv_str nothing = {"{}", 2};
+    struct ksel_body *body = &scratch->body;
+    struct ki_body *prompt = &scratch->indexer->body;
+    const struct ksel_fleet *fleet;
+    struct kv_error error;
+    bool lora;
+
+    if (ksel_body_parse(nothing, prompt, body, &error) < 0)
+        return -ENOMEM;
+    pthread_mutex_lock(&s->lock);
+    ksel_sync(s);
+    fleet = find_fleet(s, ask->model, &lora);
+    body->model = fleet ? add_text(body, fleet->model) : 0;
+    pthread_mutex_unlock(&s->lock);
+    if (!fleet)
+        return -EHOSTUNREACH;
+    body->group = add_text(body, GROUP);
+    body->lora = lora ? add_text(body, ask->model) : 0;
+    body->session = ask->session ? add_text(body, ask->session) : 0;
+    if (ask->tokens)
+        kv_buf_append(&prompt->token_ids, ask->tokens, ask->n_tokens * sizeof(*ask->tokens));
+    if (body->strings.error || prompt->token_ids.error)
+        return -ENOMEM;
+    prompt->lora_name = ksel_text_of(body, body->lora);
+    body->has_tokens = true;
+    return 0;
+}
+
+/* Append the addresses of the workers that cost least after the chosen one. */
+static void add_fallbacks(const struct ksel *s, const struct ksel_fleet *fleet,
+                          const struct ksel_scratch *scratch, size_t n, struct kv_holder chosen,
+                          char ret[KX_MAX_ENDPOINTS])
+{
+    const struct kvsel_candidate *c =
+        (const struct kvsel_candidate *)(const void *)scratch->candidates.data;
+    const struct kvsel_candidate *best[N_FALLBACKS] = {NULL};
+
+    for (size_t i = 0; i < n; i++) {
+        const struct kvsel_candidate *at = &c[i];
+
+        if (at->reason != KVSEL_FITS || at->holder.worker == chosen.worker)
+            continue;
+        for (size_t k = 0; k < N_FALLBACKS; k++) {
+            const struct kvsel_candidate *worse = best[k];
+
+            if (worse && worse->cost <= at->cost)
+                continue;
+            best[k] = at;
+            at = worse;
+            if (!at)
+                break;
+        }
+    }
+    for (size_t k = 0; k < N_FALLBACKS && best[k]; k++) {
+        const struct ksel_member *member = ksel_fleet_member(fleet, best[k]->holder);
+        char address[ADDRESS_TEXT];
+        size_t len = strlen(ret);
+
+        if (member && address_of(s, member, address, sizeof(address)))
+            (void)snprintf(ret + len, KX_MAX_ENDPOINTS - len, ",%s", address);
+    }
+}
+
+/* Decide and book, with the lock held. Returns the number of candidates or a negative errno. */
+static long decide(struct ksel *s, struct ksel_fleet *fleet, struct ksel_ask *question,
+                   const struct kx_ask *ask, struct kvsel_choice *choice,
+                   char ret[KX_MAX_ENDPOINTS])
+{
+    struct kv_buf *candidates = &question->scratch->candidates;
+    struct kvsel_stats stats = KVSEL_STATS_INIT;
+    const struct ksel_member *member;
+    uint64_t now_ns = kv_now_ns();
+    long n;
+    int rc;
+
+    (void)kvsel_get_stats(fleet->books, &stats);
+    kv_buf_clear(candidates);
+    if (!admit(s, fleet, ask, question) ||
+        kv_buf_reserve(candidates, (stats.workers + 1) * sizeof(struct kvsel_candidate)) < 0)
+        return -ENOMEM;
+    n = kvsel_explain(fleet->books, &question->request, now_ns, choice,
+                      (struct kvsel_candidate *)(void *)candidates->data, stats.workers + 1);
+    if (n < 0)
+        return n;
+    n = KV_MIN(n, (long)stats.workers + 1);
+    member = choice->candidates ? ksel_fleet_member(fleet, choice->worker) : NULL;
+    if (!member || !address_of(s, member, ret, ADDRESS_TEXT))
+        return -EHOSTUNREACH;
+    rc = kvsel_book(fleet->books, ask->id, strlen(ask->id), &question->request, choice, now_ns);
+    if (rc < 0)
+        return rc == -ENOSPC ? -ENOBUFS : rc;
+    add_fallbacks(s, fleet, question->scratch, (size_t)n, choice->worker, ret);
+    return n;
+}
+
+static void put_worker(void *arg, struct kv_json_writer *w, uint64_t worker)
+{
+    ksel_put_worker(arg, w, worker);
+}
+
+static int choose_for(struct ksel *s, struct ksel_ask *question, const struct kx_ask *ask,
+                      struct kh_reply *reply, char ret[KX_MAX_ENDPOINTS])
+{
+    struct kvsel_choice choice = KVSEL_CHOICE_INIT;
+    struct ksel_fleet *fleet = ksel_ask_lock(s, question, reply);
+    uint32_t block_size;
+    long n;
+
+    if (!fleet)
+        return -EHOSTUNREACH;
+    if (!ask->tokens)
+        question->request.tokens = ask->n_tokens; /* a guess: of load, not of blocks */
+    block_size = fleet->block_size;
+    n = decide(s, fleet, question, ask, &choice, ret);
+    pthread_mutex_unlock(&s->lock);
+    if (n >= 0 && ksel_log_wants(s->log, ask->id, strlen(ask->id))) {
+        const struct ksel_decision decision = {
+            .id = ask->id,
+            .id_len = strlen(ask->id),
+            .model = question->name,
+            .group = question->group,
+            .block_size = block_size,
+            .request = &question->request,
+            .choice = &choice,
+            .candidates = (const void *)question->scratch->candidates.data,
+            .n_candidates = (size_t)n,
+            .booked = true,
+            .put_worker = put_worker,
+            .arg = s,
+        };
+
+        ksel_log_decision(s->log, &decision);
+    }
+    return n < 0 ? (int)n : 0;
+}
+
+static int choose(void *arg, const struct kx_ask *ask, char ret[KX_MAX_ENDPOINTS])
+{
+    struct ksel *s = arg;
+    struct kh_reply reply = {0};
+    struct ksel_scratch *scratch = ksel_scratch_take(s, &reply);
+    int rc = scratch ? fill(s, scratch, ask) : -ENOMEM;
+    struct ksel_ask question;
+
+    if (rc == 0) {
+        if (ksel_ask_begin(s, scratch, &question, &reply))
+            rc = choose_for(s, &question, ask, &reply, ret);
+        else
+            rc = -EHOSTUNREACH;
+        ksel_ask_end(&question);
+    }
+    if (scratch)
+        ksel_scratch_give(s, scratch);
+    kv_buf_fini(&reply.body);
+    return rc;
+}
+
+/* -- what the response tells --------------------------------------------------------------------- */
+
+static void first_token(void *arg, const char *id)
+{
+    struct ksel *s = arg;
+    size_t len = strlen(id);
+    struct ksel_fleet *fleet;
+
+    pthread_mutex_lock(&s->lock);
+    fleet = ksel_fleet_of_booking(s, id, len);
+    if (fleet)
+        (void)kvsel_first_token(fleet->books, id, len, kv_now_ns());
+    pthread_mutex_unlock(&s->lock);
+    ksel_log_event(s->log, "first_token", id, len);
+}
+
+static void output(void *arg, const char *id, uint64_t n)
+{
+    struct ksel *s = arg;
+    struct ksel_fleet *fleet;
+
+    pthread_mutex_lock(&s->lock);
+    fleet = ksel_fleet_of_booking(s, id, strlen(id));
+    if (fleet)
+        (void)kvsel_output(fleet->books, id, strlen(id), n, kv_now_ns());
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void end(void *arg, const char *id, bool lost)
+{
+    struct ksel *s = arg;
+    size_t len = strlen(id);
+    struct ksel_fleet *fleet;
+
+    pthread_mutex_lock(&s->lock);
+    fleet = ksel_fleet_of_booking(s, id, len);
+    if (fleet)
+        (void)kvsel_free(fleet->books, id, len, lost ? KVSEL_LOST : KVSEL_DONE, kv_now_ns());
+    pthread_mutex_unlock(&s->lock);
+    ksel_log_event(s->log, lost ? "lost" : "free", id, len);
+}
+
+static bool is_ready(void *arg)
+{
+    struct ksel *s = arg;
+    uint64_t n;
+
+    pthread_mutex_lock(&s->lock);
+    ksel_sync(s);
+    n = ksel_n_schedulable(s);
+    pthread_mutex_unlock(&s->lock);
+    return n > 0;
+}
+
+/* The workers tokenize by turns. */
+static bool engine(void *arg, const char *model, char *ret, size_t size)
+{
+    struct ksel *s = arg;
+    uint64_t turn = atomic_fetch_add_explicit(&s->envoy->turn, 1, memory_order_relaxed);
+    const struct ksel_fleet *fleet;
+    bool found = false, lora;
+
+    pthread_mutex_lock(&s->lock);
+    ksel_sync(s);
+    fleet = find_fleet(s, model, &lora);
+    for (size_t i = 0; fleet && i < fleet->n_members && !found; i++) {
+        const struct ksel_member *m = &fleet->members[(turn + i) % fleet->n_members];
+        const char *text = m->record ? m->record->endpoint : NULL;
+        char address[ADDRESS_TEXT];
+
+        found = address_of(s, m, address, sizeof(address));
+        if (found)
+            (void)snprintf(ret, size, "%s://%s",
+                           text && strncmp(text, "https://", 8) == 0 ? "https" : "http", address);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return found;
+}
+
+/* -- start and stop ------------------------------------------------------------------------------ */
+
+static int parse_place(const struct ksel_options *o, struct kv_endpoint *ret,
+                       struct kv_error *error)
+{
+    char text[300];
+    const char *why = "too long";
+    int n = snprintf(text, sizeof(text), "tcp://%s", o->ext_proc);
+
+    if (n < 0 || (size_t)n >= sizeof(text) || kv_endpoint_parse(text, ret, &why) < 0)
+        return kv_fail(error, -EINVAL, 0, "--ext-proc: %s; HOST:PORT is wanted", why);
+    if (ret->wildcard)
+        (void)snprintf(ret->host, sizeof(ret->host), "0.0.0.0");
+    if (strcmp(ret->host, "localhost") == 0)
+        (void)snprintf(ret->host, sizeof(ret->host), "127.0.0.1");
+    if (!o->ext_proc_insecure && strncmp(ret->host, "127.", 4) != 0 &&
+        strcmp(ret->host, "::1") != 0)
+        return kv_fail(
+            error, -EINVAL, 0,
+            "--ext-proc has neither TLS nor tokens: on other than loopback addresses give "
+            "--ext-proc-insecure");
+    return 0;
+}
+
+int ksel_envoy_check(const struct ksel_options *options, struct kv_error *error)
+{
+    struct kv_endpoint place;
+
+    return options->ext_proc ? parse_place(options, &place, error) : 0;
+}
+
+int ksel_envoy_start(struct ksel *s, struct kv_error *error)
+{
+    const struct ksel_options *o = s->options;
+    const char *tokenizer = o->ext_proc_tokenizer;
+    struct kv_endpoint place;
+    struct kx_opts opts = {.host = place.host, .tokenize_ms = o->ext_proc_tokenize_ms};
+    char quoted[300];
+    int rc;
+
+    if (!o->ext_proc)
+        return 0;
+    rc = parse_place(o, &place, error);
+    if (rc < 0)
+        return rc;
+    s->envoy = calloc(1, sizeof(*s->envoy));
+    if (!s->envoy)
+        return kv_fail(error, -ENOMEM, 0, "out of memory");
+    s->envoy->picker = (struct kx_picker){.arg = s,
+                                          .choose = choose,
+                                          .first_token = first_token,
+                                          .output = output,
+                                          .end = end,
+                                          .ready = is_ready,
+                                          .engine = engine};
+    if (strcmp(tokenizer, "none") == 0)
+        s->envoy->picker.engine = NULL;
+    else if (strcmp(tokenizer, "workers") != 0)
+        opts.tokenize = tokenizer;
+    opts.port = place.port;
+    opts.picker = &s->envoy->picker;
+    rc = kx_server_start(&opts, &s->envoy->server, error);
+    if (rc == 0)
+        kv_log_info("selector", "external processing for Envoy", "host=%s port=%u",
+                    kv_log_quote(quoted, sizeof(quoted), place.host),
+                    (unsigned)kx_server_port(s->envoy->server));
+    return rc;
+}
+
+void ksel_envoy_stop(struct ksel *s)
+{
+    if (s->envoy)
+        kx_server_stop(s->envoy->server);
+    free(s->envoy);
+    s->envoy = NULL;
+}
+
+void ksel_envoy_render(struct ksel *s, struct kv_buf *out)
+{
+    if (s->envoy && s->envoy->server)
+        kx_server_metrics(s->envoy->server, out);
+}
