@@ -11,7 +11,7 @@
 #include "extproc/extproc.h"
 #include "selector/ask.h"
 
-#define N_FALLBACKS 2
+#define MAX_FALLBACKS 8  /* of --ext-proc-fallbacks */
 #define ADDRESS_TEXT 300 /* bytes of "host:port" */
 #define GROUP "default"
 
@@ -158,21 +158,22 @@ static int fill(struct ksel *s, struct ksel_scratch *scratch, const struct kx_as
     return 0;
 }
 
-/* Append the addresses of the workers that cost least after the chosen one. */
+/* Append the addresses of the workers that cost least after the chosen one: --ext-proc-fallbacks of them. */
 static void add_fallbacks(const struct ksel *s, const struct ksel_fleet *fleet,
                           const struct ksel_scratch *scratch, size_t n, struct kv_holder chosen,
                           char ret[KX_MAX_ENDPOINTS])
 {
     const struct kvsel_candidate *c =
         (const struct kvsel_candidate *)(const void *)scratch->candidates.data;
-    const struct kvsel_candidate *best[N_FALLBACKS] = {NULL};
+    const struct kvsel_candidate *best[MAX_FALLBACKS] = {NULL};
+    size_t max = s->options->ext_proc_fallbacks;
 
     for (size_t i = 0; i < n; i++) {
         const struct kvsel_candidate *at = &c[i];
 
         if (at->reason != KVSEL_FITS || at->holder.worker == chosen.worker)
             continue;
-        for (size_t k = 0; k < N_FALLBACKS; k++) {
+        for (size_t k = 0; k < max; k++) {
             const struct kvsel_candidate *worse = best[k];
 
             if (worse && worse->cost <= at->cost)
@@ -183,7 +184,7 @@ static void add_fallbacks(const struct ksel *s, const struct ksel_fleet *fleet,
                 break;
         }
     }
-    for (size_t k = 0; k < N_FALLBACKS && best[k]; k++) {
+    for (size_t k = 0; k < max && best[k]; k++) {
         const struct ksel_member *member = ksel_fleet_member(fleet, best[k]->holder);
         char address[ADDRESS_TEXT];
         size_t len = strlen(ret);

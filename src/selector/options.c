@@ -54,6 +54,10 @@ static const struct kv_arg arguments[] = {
      "Let --ext-proc listen on other than loopback addresses: every machine that reaches it may "
      "use it.",
      0, 0, NULL, false},
+    {"ext-proc-fallbacks", KV_ARG_U64, AT(ext_proc_fallbacks), "N",
+     "Name so many further workers behind the chosen one, for Envoy's override_host policy and its "
+     "retries (default 0: clusters of the kind ORIGINAL_DST take one alone).",
+     0, 8, NULL, false},
     {"ext-proc-model", KV_ARG_STR, AT(ext_proc_model), "NAME",
      "Model whose workers take the requests that name none, or one that isn't registered: an "
      "adapter of it (default: the only model there is).",

@@ -19,7 +19,7 @@ struct ksel_options {
     const char *ext_proc; /* HOST:PORT; NULL: none */
     bool ext_proc_insecure;
     const char *ext_proc_model; /* NULL: none */
-    uint64_t ext_proc_target_port;
+    uint64_t ext_proc_target_port, ext_proc_fallbacks;
     const char *ext_proc_tokenizer;
     uint64_t ext_proc_tokenize_ms;
 };

@@ -187,22 +187,37 @@ class Node:
 
 
 class Engine:
-    """The HTTP side of an engine: POST /tokenize, and answers to completions. @delay: seconds before each answer of /tokenize."""
+    """The HTTP side of an engine: POST /tokenize, and answers to completions.
+
+    @delay: seconds before each answer of /tokenize. pause: an event before which no completion is answered.
+    """
 
     def __init__(self, delay=0, status=200):
         self.delay, self.status, self.asked, self.served = delay, status, [], 0
+        self.pause = threading.Event()
+        self.pause.set()
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
+            def do_GET(self):
+                outer.reply(self, 200, "application/json", b"{}")
+
             def do_POST(self):
-                outer.answer(self, self.rfile.read(int(self.headers.get("content-length") or 0)))
+                outer.answer(self, outer.read_body(self))
 
             def log_message(self, *_):
                 pass
 
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Server(http.server.ThreadingHTTPServer):
+            request_queue_size = 128
+
+            def handle_error(self, request, client_address):
+                if not isinstance(sys.exc_info()[1], OSError):  # clients may hang up
+                    super().handle_error(request, client_address)
+
+        self.server = Server(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
         self.address = f"127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
@@ -215,9 +230,22 @@ class Engine:
             content = json.dumps({"count": len(text), "max_model_len": 4096, "tokens": list(text.encode())}).encode()
             self.reply(request, self.status, "application/json", content)
         else:
+            self.pause.wait(patience(60))
             self.served += 1
             events = b"".join(b'data: {"choices":[{"text":"%d"}]}\n\n' % i for i in range(5)) + b"data: [DONE]\n\n"
             self.reply(request, 200, "text/event-stream", events)
+
+    @staticmethod
+    def read_body(request):
+        if request.headers.get("transfer-encoding") != "chunked":
+            return request.rfile.read(int(request.headers.get("content-length") or 0))
+        parts = []
+        while True:
+            size = int(request.rfile.readline() or b"0", 16)
+            parts.append(request.rfile.read(size))
+            request.rfile.readline()
+            if size == 0:
+                return b"".join(parts)
 
     @staticmethod
     def reply(request, status, kind, content):
