@@ -78,7 +78,10 @@ struct kg_stats {
     uint64_t incomplete;                      /* now: bytes */
 };
 
-/** Listen and serve. @opts->methods must outlive the server. Returns 0 or a negative errno with @error. */
+/**
+ * Listen and serve. @opts->methods must outlive the server. *@ret is written before the first callback. Returns 0 or
+ * a negative errno with @error; then *@ret is NULL.
+ */
 int kg_server_start(const struct kg_opts *opts, struct kg_server **ret, struct kv_error *error);
 
 /** Return the port that the server listens on. */

@@ -109,22 +109,29 @@ void kg_server_post(struct kg_server *server, struct kg_post *post)
     kv_wake_signal(&loop->wake);
 }
 
+/* Make room for one more fresh connection. The caller holds the lock. */
+static bool has_room(struct kg_loop *loop)
+{
+    size_t max = loop->max_fresh ? 2 * loop->max_fresh : 16;
+    int *grown;
+
+    if (loop->n_fresh < loop->max_fresh)
+        return true;
+    grown = realloc(loop->fresh, max * sizeof(*grown));
+    if (!grown)
+        return false;
+    loop->fresh = grown;
+    loop->max_fresh = max;
+    return true;
+}
+
 /* Hand an accepted connection to a loop. */
 static void hand_over(struct kg_loop *loop, int fd)
 {
-    bool ok = true;
+    bool ok;
 
     pthread_mutex_lock(&loop->lock);
-    if (loop->n_fresh == loop->max_fresh) {
-        size_t max = loop->max_fresh ? 2 * loop->max_fresh : 16;
-        int *grown = realloc(loop->fresh, max * sizeof(*grown));
-
-        ok = grown != NULL;
-        if (ok) {
-            loop->fresh = grown;
-            loop->max_fresh = max;
-        }
-    }
+    ok = has_room(loop);
     if (ok)
         loop->fresh[loop->n_fresh++] = fd;
     pthread_mutex_unlock(&loop->lock);

@@ -28,7 +28,7 @@ static int open_listener(struct kg_server *server, struct kv_error *error)
     struct addrinfo hints = {.ai_flags = AI_PASSIVE | AI_NUMERICHOST | AI_NUMERICSERV,
                              .ai_socktype = SOCK_STREAM};
     struct addrinfo *list;
-    struct sockaddr_storage name;
+    struct sockaddr_storage name = {0};
     socklen_t len = sizeof(name);
     char port[8];
 
@@ -94,6 +94,7 @@ int kg_server_start(const struct kg_opts *opts, struct kg_server **ret, struct k
     else
         rc = open_listener(server, error);
     if (rc == 0) {
+        *ret = server; /* callbacks may begin before this call returns, and post */
         rc = start_loops(server);
         if (rc < 0)
             kv_fail(error, rc, 0, "can't start the threads: %s", strerror(-rc));
@@ -101,9 +102,9 @@ int kg_server_start(const struct kg_opts *opts, struct kg_server **ret, struct k
     if (rc < 0) {
         kg_server_stop(server);
         kg_server_destroy(server);
+        *ret = NULL;
         return rc;
     }
-    *ret = server;
     return 0;
 }
 

@@ -402,7 +402,7 @@ int ksel_envoy_start(struct ksel *s, struct kv_error *error)
 {
     const struct ksel_options *o = s->options;
     const char *tokenizer = o->ext_proc_tokenizer;
-    struct kv_endpoint place;
+    struct kv_endpoint place = {0};
     struct kx_opts opts = {.host = place.host, .tokenize_ms = o->ext_proc_tokenize_ms};
     char quoted[300];
     int rc;
