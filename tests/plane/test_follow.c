@@ -356,6 +356,16 @@ static void test_lies(void **state)
     assert_int_equal(stats.refused, 1); /* it follows one publisher at most */
 }
 
+/* Answer the last request, each time that it is called; return true when the view is whole. */
+static bool answered(uint64_t sequence, const char *keys)
+{
+    if (is_whole())
+        return true;
+    part(0, true, sequence, keys);
+    usleep(5000);
+    return is_whole();
+}
+
 /* Live messages that don't fit while a snapshot comes leave a gap, which the next snapshot closes. */
 static void test_overflow(void **state)
 {
@@ -373,8 +383,7 @@ static void test_overflow(void **state)
     part(0, true, 0, "");
     for (uint64_t i = 10; requests() < 2; i++, usleep(5000))
         events(i, "a");
-    part(0, true, 1000000, "B");
-    wait_until(is_whole());
+    wait_until(answered(1000000, "B"));
     assert_true(!has(0) && has(1));
     stats = finish(follow);
     assert_int_equal(stats.buffered_bytes, 0);
@@ -412,6 +421,7 @@ static void test_overflow_at_the_end(void **state)
 {
     struct kvp_follow *follow = start((struct kvp_follow_opts){.buffer_bytes = 1000});
     struct kvp_follow_stats stats;
+    unsigned first;
 
     (void)state;
     alive(0);
@@ -420,11 +430,11 @@ static void test_overflow_at_the_end(void **state)
     do
         kvp_follow_get_stats(follow, &stats);
     while (!stats.overflows);
+    first = requests(); /* 2 where the machine was slow: it has asked again by then */
     part(0, true, 0, "");
-    wait_until(requests() == 2); /* no message has asked for that one */
+    wait_until(requests() > first); /* no message has asked for that one */
     assert_false(is_whole());
-    part(0, true, 1, "A");
-    wait_until(is_whole());
+    wait_until(answered(1, "A"));
     assert_true(has(0));
     (void)finish(follow);
 }
