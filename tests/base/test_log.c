@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include "base/core/clock.h"
 #include "base/thread/thread.h"
 #include "base/unit.h"
 
@@ -152,13 +153,14 @@ static void rate_limit(void **state)
 {
     struct kv_log_rate rate = {0};
     size_t allowed = 0, rounds = 0;
+    uint64_t from = kv_now_ns();
     char expected[64];
     (void)state;
 
-    /* A second may begin in between: then up to twice the burst, never more. */
     for (int i = 0; i < 1000; i++)
         allowed += kv_log_allowed(&rate, 5);
-    assert_true(allowed >= 5 && allowed <= 10);
+    /* The burst once more with each second that began in between: on a busy machine, several. */
+    assert_in_range(allowed, 5, 5 * (2 + (kv_now_ns() - from) / KV_NS_PER_S));
     while (!kv_log_allowed(&rate, 5)) { /* the next second */
         usleep(20000);
         assert_true(++rounds < 500);
