@@ -175,7 +175,7 @@ def test_lost_twice_during_a_replay():
 def test_back_and_quiet():
     """A publisher's topic isn't known before it speaks. What it had isn't forgotten meanwhile."""
     port = free_port()
-    with Indexer("--stale-after", "300ms", "--forget-after", "1500ms") as indexer, streams.Proxy(f"tcp://127.0.0.1:{port}") as between, \
+    with Indexer("--stale-after", "300ms", "--forget-after", "4s") as indexer, streams.Proxy(f"tcp://127.0.0.1:{port}") as between, \
             Connecting(between.port, topic=b"kv@a@m") as a, Connecting(port, topic=b"kv@b@m") as b:
         for instance, engine in (1, a), (2, b):
             indexer.register(instance, endpoint(port, engine.topic.decode()))
@@ -185,7 +185,7 @@ def test_back_and_quiet():
         between.cut()
         between.mend()
         wait_until(lambda: "1" in indexer.query(TOKENS)["views"], 10, "the view of a publisher that may be back")
-        time.sleep(4)  # more than --forget-after: were it forgotten, it would show by now
+        time.sleep(5)  # more than --forget-after: were it forgotten, it would show by now
         equal(indexer.score(TOKENS, 1), 64)
         equal(set(indexer.query(TOKENS)["views"]), {"1"})
         a.store([15], range(64, 80), parent=14)
@@ -256,9 +256,10 @@ def test_no_descriptors():
         limits = resource.prlimit(indexer.process.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(indexer.process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
-        before = indexer.cpu_seconds()
+        before, began = indexer.cpu_seconds(), time.monotonic()
         time.sleep(2)
-        check(indexer.cpu_seconds() - before < 0.2, f"{indexer.cpu_seconds() - before} s of CPU in 2 s")
+        took, passed = indexer.cpu_seconds() - before, time.monotonic() - began
+        check(took < passed / 10, f"{took} s of CPU in {passed} s")
         resource.prlimit(indexer.process.pid, resource.RLIMIT_NOFILE, limits)
         for one in silent:
             one.close()
