@@ -11,8 +11,8 @@
  * "moves": blobs of 1 MiB from one file store to another, verified, in GB/s; yardstick: cp
  * --reflink=never and fsync of the same files, in turns, in $KV_BENCH_DIR or the current folder.
  *
- * "save": the state of 10 million blobs into a file; the time for which that holds up all others, beside that
- * of the whole save, which they would wait for without a copy of the process.
+ * "save": the state of 10 million blobs into a file. The pause is the time for which events and moves wait;
+ * without a copy of the process that were the time of the whole save.
  *
  * "hit rate": share of a trace's references that find their block in the fast member. It has room for 5,
  * 10 and 20 % of all blocks, and a used block is there at once. Yardsticks in the same run: LRU, and
@@ -27,6 +27,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "advisor/advice.h"
 #include "advisor/feed.h"
 #include "advisor/index.h"
 #include "advisor/policy.h"
@@ -39,7 +40,7 @@
 #include "support.h"
 #include "tiered/move.h"
 
-enum { BLOCK_BYTES = 65536, SIZES = 3 };
+enum { BLOCK_BYTES = 65536, SIZES = 3, SAMPLES = 65536 };
 static const unsigned percents[SIZES] = {5, 10, 20};
 
 /* -- hit rates --------------------------------------------------------------------------------- */
@@ -303,11 +304,13 @@ static void apply(const char *policy)
     uint64_t next = 1, random = 1, n = 0;
     struct kva_index *index;
     struct kva_feed *feed;
+    struct kva_advice *advice;
     double ns = 0;
     int rc = kva_index_create(&opts, &index);
 
-    if (rc || kva_feed_create(index, &feed))
+    if (rc || kva_feed_create(index, &feed) || kva_advice_create(SAMPLES, &advice))
         bench_die("an index", -ENOMEM);
+    kva_feed_set_advice(feed, advice);
     for (; n < EVENTS; n += A_MESSAGE) {
         double start;
 
@@ -327,6 +330,7 @@ static void apply(const char *policy)
                policy, (unsigned long long)n, (double)n / ns * 1e9,
                (unsigned long long)stats.blocks, (double)stats.memory / (double)stats.blocks);
     kva_feed_destroy(feed);
+    kva_advice_destroy(advice);
     kva_index_destroy(index);
     kv_buf_fini(&out);
 }

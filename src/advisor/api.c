@@ -2,6 +2,7 @@
 /* Endpoints of kv-advisor, and its metrics. */
 #include <inttypes.h>
 
+#include "advisor/advice.h"
 #include "advisor/explain.h"
 #include "advisor/plan.h"
 #include "advisor/service.h"
@@ -87,6 +88,34 @@ static void plan(void *arg, struct kh_request *request, struct kh_reply *reply)
     kv_json_member_str(&w, "policy", service->options->policy);
     kva_plan_json(&service->volumes, &stats, &plan, &w);
     kv_json_end_object(&w);
+}
+
+static void advise(void *arg, struct kh_request *request, struct kh_reply *reply)
+{
+    struct kva_service *service = arg;
+    const struct kva_options *o = service->options;
+    const struct kva_advice_terms terms = {.prefill = (double)o->prefill,
+                                           .gpu_hour = (double)o->gpu_hour_nano / 1e9,
+                                           .block_tokens = (double)o->block_tokens,
+                                           .share = (unsigned)o->share};
+    struct kva_advice *copy = NULL;
+    struct kv_json_writer w;
+    int rc;
+
+    (void)request;
+    pthread_mutex_lock(&service->world.lock);
+    kva_feed_flush(service->world.feed);
+    rc = kva_advice_copy(service->advice, &copy);
+    pthread_mutex_unlock(&service->world.lock);
+    if (rc < 0) {
+        kh_reply_error(reply, 503, "out of memory");
+        return;
+    }
+    kv_json_writer_init(&w, &reply->body);
+    kv_json_begin_object(&w);
+    kva_advice_json(copy, &service->volumes, &terms, &w);
+    kv_json_end_object(&w);
+    kva_advice_destroy(copy);
 }
 
 static void scan(void *arg, struct kh_request *request, struct kh_reply *reply)
@@ -231,6 +260,7 @@ static const struct kh_route routes[] = {
     {"GET", "/ready", ready, 0, KH_ROUTE_OPEN},
     {"GET", "/explain", explain, 0, 0},
     {"GET", "/plan", plan, 0, 0},
+    {"GET", "/advise", advise, 0, 0},
     {"POST", "/scan", scan, 65536, 0},
     {"POST", "/reopen_logs", reopen, 65536, 0},
     {"GET", "/metrics", metrics, 0, 0},

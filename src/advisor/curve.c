@@ -293,6 +293,21 @@ void kva_curve_destroy(struct kva_curve *curve)
     free(curve);
 }
 
+int kva_curve_copy(const struct kva_curve *curve, struct kva_curve **ret)
+{
+    struct kva_curve *copy = malloc(sizeof(*copy));
+
+    if (!copy)
+        return -ENOMEM;
+    *copy = *curve;
+    copy->entries = NULL;
+    copy->heap = copy->table = NULL;
+    copy->marks = NULL;
+    copy->sums = copy->whose = NULL;
+    *ret = copy;
+    return 0;
+}
+
 /* -- requests ------------------------------------------------------------------------------------ */
 
 /* Follow the key of highest rank no more, nor any of its rank or a higher one. */

@@ -48,6 +48,9 @@ int kva_curve_use(struct kva_curve *curve, const uint64_t *keys, size_t n);
  */
 double kva_curve_hits(const struct kva_curve *curve, double blocks);
 
+/** Copy the figures of a curve, for questions alone: kva_curve_use isn't for copies. Returns 0 or -ENOMEM. */
+int kva_curve_copy(const struct kva_curve *curve, struct kva_curve **ret);
+
 struct kva_curve_info {
     uint64_t references;
     uint64_t followed; /* keys followed now */

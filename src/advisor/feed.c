@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/queue.h>
 
+#include "advisor/advice.h"
 #include "base/core/clock.h"
 #include "base/core/error.h"
 #include "tier/object/impl.h"
@@ -15,6 +16,7 @@ struct publisher {
     char subject[KVP_MAX_SUBJECT];
     uint64_t heard_ns;
     uint8_t teller; /* KVA_TELLERS: shared with others */
+    uint8_t group;  /* of kva_advice */
     bool whole;
     bool missed; /* the server has been away since it was heard */
 };
@@ -25,6 +27,7 @@ struct change {
     uint8_t key[KVBM_OBJECT_CHUNK_KEY], parent[KVBM_OBJECT_CHUNK_KEY];
     struct kva_told told; /* its keys are set when it is applied */
     bool has_parent;
+    uint8_t group;
 };
 
 /* Changes that wait: at most WAIT, and records are fetched HALF before they are needed. */
@@ -35,8 +38,9 @@ struct kva_feed {
     struct change changes[WAIT];
     uint32_t n_come, n_done; /* changes so far: a ring */
     LIST_HEAD(publishers, publisher) publishers;
-    struct publisher *last; /* that was looked for; NULL: none */
-    uint32_t tellers;       /* bits in use */
+    struct publisher *last;    /* that was looked for; NULL: none */
+    uint32_t tellers;          /* bits in use */
+    struct kva_advice *advice; /* NULL: none */
     struct kva_feed_stats stats;
 };
 
@@ -50,6 +54,11 @@ int kva_feed_create(struct kva_index *index, struct kva_feed **ret)
     LIST_INIT(&feed->publishers);
     *ret = feed;
     return 0;
+}
+
+void kva_feed_set_advice(struct kva_feed *feed, struct kva_advice *advice)
+{
+    feed->advice = advice;
 }
 
 void kva_feed_destroy(struct kva_feed *feed)
@@ -101,6 +110,7 @@ static struct publisher *find_or_add(struct kva_feed *feed, const char *subject)
     strncpy(p->subject, subject, sizeof(p->subject) - 1);
     p->heard_ns = kv_now_ns();
     p->teller = take_teller(feed);
+    p->group = feed->advice ? kva_advice_group(feed->advice, subject) : 0;
     LIST_INSERT_HEAD(&feed->publishers, p, entry);
     feed->last = p;
     return p;
@@ -208,6 +218,16 @@ static bool has_blob(const struct kvp_header *header, const struct kvp_record *r
            memcmp(header->fingerprint, none, sizeof(none)) != 0;
 }
 
+static void advise(struct kva_feed *feed, const struct change *c)
+{
+    uint64_t key;
+
+    if (!feed->advice)
+        return;
+    memcpy(&key, c->key, sizeof(key));
+    kva_advice_use(feed->advice, c->group, key, c->told.bytes, c->told.now_s);
+}
+
 static void apply(struct kva_feed *feed, struct change *c)
 {
     c->told.key = c->key;
@@ -215,10 +235,13 @@ static void apply(struct kva_feed *feed, struct change *c)
     switch (c->kind) {
     case TELL:
         feed->stats.stores++;
-        (void)kva_index_tell(feed->index, &c->told); /* a refusal is in the index's statistics */
+        if (kva_index_tell(feed->index, &c->told) &&
+            !c->told.known) /* a refusal is in its statistics */
+            advise(feed, c);
         break;
     case USE:
         feed->stats.uses += (uint64_t)kva_index_use(feed->index, c->key, c->told.now_s);
+        advise(feed, c);
         break;
     case UNTELL:
         feed->stats.removals++;
@@ -261,6 +284,7 @@ static bool read_change(const struct publisher *p, const struct kvp_header *head
     if (!external && (record->event != KVP_STORE || record->first || known))
         return false;
     memcpy(format.fingerprint, header->fingerprint, sizeof(format.fingerprint));
+    ret->group = p->group;
     ret->kind = !external ? USE : record->event == KVP_STORE ? TELL : UNTELL;
     ret->told = (struct kva_told){.bytes = record->block_bytes + KVBM_OBJECT_HEADER,
                                   .chain = record->has_prefix ? (uint32_t)record->prefix : 0,

@@ -24,6 +24,10 @@ struct kva_feed;
 int kva_feed_create(struct kva_index *index, struct kva_feed **ret); /* 0; -ENOMEM */
 void kva_feed_destroy(struct kva_feed *feed);
 
+struct kva_advice;
+/** Tell @advice of all references from here on; it is borrowed until the feed's end. */
+void kva_feed_set_advice(struct kva_feed *feed, struct kva_advice *advice);
+
 /** A publisher has been heard at @now_ns (kv_now_ns). */
 void kva_feed_heard(struct kva_feed *feed, const char *publisher, uint64_t now_ns);
 /** Forget what a publisher has told: a snapshot follows. */

@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "advisor/curve.h"
 #include "advisor/policy.h"
 #include "base/args/args.h"
 #include "base/core/ascii.h"
@@ -76,6 +77,17 @@ static const struct kv_arg arguments[] = {
              "publishers' window (default 60s).",
      .min = 100, .max = 86400000},
     KVP_NATS_ARGS(struct kva_options, nats_args),
+    {.name = "Advice on room (/advise)", .type = KV_ARG_GROUP},
+    {ROW("samples", KV_ARG_U64, samples), .value = "N",
+     .help = "Blobs that each curve follows (default 65536, about 4 MB).", .min = 64,
+     .max = KVA_MAX_SAMPLES},
+    {ROW("prefill", KV_ARG_U64, prefill), .value = "TOKENS",
+     .help = "Prompt tokens that a GPU computes in a second (default 8000).", .min = 1,
+     .max = UINT32_MAX},
+    {ROW("block-tokens", KV_ARG_U64, block_tokens), .value = "TOKENS",
+     .help = "Tokens of a block (default 16).", .min = 1, .max = 65536},
+    {ROW("gpu-hour", KV_ARG_NANO, gpu_hour_nano), .value = "PRICE",
+     .help = "Price of an hour of a GPU; without it nothing is told in money."},
     KH_ARGS_SERVING(struct kva_options, "8095"),
     KH_ARGS_PROTECTION(struct kva_options),
     KH_ARGS_LOGGING(struct kva_options),
@@ -156,6 +168,9 @@ int kva_options_parse(int argc, char **argv, struct kva_options *ret, struct kv_
     struct kva_options options = {.policy = "cost",
                                   .share = 90,
                                   .lock_ttl_ms = 10000,
+                                  .samples = 65536,
+                                  .prefill = 8000,
+                                  .block_tokens = 16,
                                   .scan_ms = 600000,
                                   .half_life_ms = 3600000,
                                   .nats_silence_ms = 60000,

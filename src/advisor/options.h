@@ -14,7 +14,7 @@ struct kva_options {
     const char *path;  /* of that file */
     bool dry_run;
     const char *state, *lock_folder, *lock; /* NULL: none */
-    uint64_t lock_ttl_ms;
+    uint64_t lock_ttl_ms, samples, prefill, gpu_hour_nano, block_tokens;
     const char *policy;
     uint64_t share, bytes_per_s, requests_per_s, reclaim_ms, scan_ms, max_blobs, half_life_ms;
     const char *quiet_hours; /* NULL: none */

@@ -10,6 +10,7 @@
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
 
+#include "advisor/advice.h"
 #include "advisor/plan.h"
 #include "advisor/policy.h"
 #include "advisor/state.h"
@@ -196,6 +197,10 @@ static int make_index(struct kva_service *service, struct kv_error *error)
     rc = kva_index_create(&opts, &service->world.index);
     if (rc == 0)
         rc = kva_feed_create(service->world.index, &service->world.feed);
+    if (rc == 0)
+        rc = kva_advice_create((uint32_t)o->samples, &service->advice);
+    if (rc == 0)
+        kva_feed_set_advice(service->world.feed, service->advice);
     return rc == -EINVAL ? kv_fail(error, rc, 0, "no member may be written to")
            : rc < 0      ? kv_fail(error, rc, 0, "can't start: %s", strerror(-rc))
                          : 0;
@@ -272,6 +277,7 @@ static void stop_all(struct kva_service *service)
     if (service->world.index && atomic_load(&service->ready))
         save_state(service);
     kva_feed_destroy(service->world.feed);
+    kva_advice_destroy(service->advice);
     kva_index_destroy(service->world.index);
     kva_volumes_close(&service->volumes);
     kh_access_log_close(service->access_log);

@@ -24,6 +24,7 @@ struct kva_service {
     const struct kva_options *options;
     struct kva_world world;
     struct kva_volumes volumes;
+    struct kva_advice *advice;         /* guarded by the world's lock */
     struct kva_follow *follow;         /* NULL: no --nats */
     struct kva_leader *leader;         /* NULL: no --lock, or --dry-run */
     _Atomic(struct kva_mover *) mover; /* NULL: --dry-run, or not started; HTTP runs before it */

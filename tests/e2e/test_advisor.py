@@ -63,6 +63,24 @@ def test_moves_by_use():
             equal((plan["copies"], plan["removals"], plan["dry_run"]), ([], [], False), plan)
 
 
+def test_advises():
+    """/advise: hit rates of what publishers tell, and what the fast member's room brings."""
+    with Volumes(room=20) as volumes:
+        volumes.put("cold", 0, 40)
+        with followed(volumes, "--policy", "lru", "--gpu-hour", "2.5") as (manager, advisor):
+            equal(advisor.get("/advise").json()["advice"], [])
+            manager.stored(range(40))
+            for _ in range(10):
+                manager.used(range(10))
+            wait_until(lambda: advisor.metric("kv_advisor_onboarded_total") == 100, 30, "uses")
+            said = advisor.get("/advise").json()
+            equal((said["gpu_hour"], [one["of"] for one in said["advice"]]), (2.5, ["all"]), said)
+            one = said["advice"][0]
+            equal((one["references"], one["bytes_a_blob"], one["blobs"]), (140, BLOB, 40), one)
+            equal([round(tier["hit_rate_alone"] * 140) for tier in one["tiers"]], [90], one)  # nine rounds of ten, in room for 20
+            equal(round(one["curve"][-1]["hit_rate"] * 140), 100, "in room for all")
+
+
 def test_nobody_tells():
     """Blobs in the fast member that no event tells of don't keep it from those in use."""
     with Volumes(room=20) as volumes:
