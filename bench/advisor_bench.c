@@ -5,7 +5,7 @@
  *     advisor_bench [TRACE.jsonl ...]    Mooncake format; without one, events alone
  *
  * "events": messages of NATS (binary records of kv_plane.h) read and applied to an index, in CPU time of
- * one thread; memory a tracked block. The keys of blobs in the store are computed. Three quarters of the
+ * one thread, with the curves of /advise and without; memory a tracked block. The keys of blobs in the store are computed. Three quarters of the
  * records store new blocks, a quarter uses old ones.
  *
  * "moves": blobs of 1 MiB from one file store to another, verified, in GB/s; yardstick: cp
@@ -290,7 +290,7 @@ static void write_message(struct kv_buf *out, const struct kvp_header *header, u
         bench_die("a message", -ENOMEM);
 }
 
-static void apply(const char *policy)
+static void apply(const char *policy, bool advise)
 {
     struct kva_index_opts opts = {.n_members = 2,
                                   .limit = {(uint64_t)EVENTS / 10 * BLOCK_BYTES, UINT64_MAX},
@@ -310,7 +310,8 @@ static void apply(const char *policy)
 
     if (rc || kva_feed_create(index, &feed) || kva_advice_create(SAMPLES, &advice))
         bench_die("an index", -ENOMEM);
-    kva_feed_set_advice(feed, advice);
+    if (advise)
+        kva_feed_set_advice(feed, advice);
     for (; n < EVENTS; n += A_MESSAGE) {
         double start;
 
@@ -325,9 +326,10 @@ static void apply(const char *policy)
     }
     kva_index_get_stats(index, &stats);
     bench_line("advisor",
-               "'figure':'events','policy':'%s','events':%llu,'events_per_s':%.0f,'blocks':%llu,"
+               "'figure':'events','policy':'%s','advice':%s,'events':%llu,'events_per_s':%.0f,'"
+               "blocks':%llu,"
                "'bytes_a_block':%.1f",
-               policy, (unsigned long long)n, (double)n / ns * 1e9,
+               policy, advise ? "true" : "false", (unsigned long long)n, (double)n / ns * 1e9,
                (unsigned long long)stats.blocks, (double)stats.memory / (double)stats.blocks);
     kva_feed_destroy(feed);
     kva_advice_destroy(advice);
@@ -478,8 +480,9 @@ static void saves(void)
 int main(int argc, char **argv)
 {
     bench_usage(argc, argv, "[TRACE.jsonl ...]");
-    apply("lru");
-    apply("cost");
+    apply("lru", true);
+    apply("cost", true);
+    apply("cost", false);
     moves();
     saves();
     for (int i = 1; i < argc; i++)

@@ -8,13 +8,16 @@ import shutil
 import subprocess
 import tempfile
 
+from advisortest import Advisor, Volumes
 from kvtest import *
 
 DEPLOY = SOURCE / "deploy"
 RULES = DEPLOY / "prometheus" / "kv-indexer.rules.yml"
 DASHBOARD = DEPLOY / "grafana" / "kv-indexer.json"
+ADVISOR_RULES = DEPLOY / "prometheus" / "kv-advisor.rules.yml"
+ADVISOR_DASHBOARD = DEPLOY / "grafana" / "kv-advisor.json"
 UNITS = {name: DEPLOY / "systemd" / f"{name}.service" for name in ("kv-indexer", "kv-selector", "kv-advisor")}
-NAME = re.compile(r"\b(?:kv_indexer|dynamo_kvindexer|process)_[a-z0-9_]+")
+NAME = re.compile(r"\b(?:kv_indexer|kv_advisor|dynamo_kvindexer|process)_[a-z0-9_]+")
 
 
 def exported():
@@ -40,12 +43,26 @@ def test_every_metric_exists():
         check(value in text, f"no sample has {value}")
 
 
-def test_dashboard_is_whole():
-    board = json.loads(DASHBOARD.read_text())
-    ids = [panel["id"] for panel in board["panels"]]
-    equal(len(ids), len(set(ids)), "panels with an id of their own")
-    for panel in board["panels"]:
-        check(panel["title"] and panel["targets"], f"panel {panel['id']} shows nothing")
+def test_every_metric_of_the_advisor_exists():
+    with Volumes() as volumes, Advisor(volumes) as advisor:
+        text = advisor.get("/metrics").body.decode()
+    names = set(re.findall(r"^(\w+)[ {]", text, re.MULTILINE))
+    for path in (ADVISOR_RULES, ADVISOR_DASHBOARD):
+        named = set(NAME.findall(path.read_text()))
+        equal(sorted(named - names), [], f"{path.name}: metrics that don't exist")
+    check('member="fast"' in text, "no sample has a member")
+    page = (SOURCE / "docs" / "kv-advisor.md").read_text()
+    for alert in re.findall(r"alert: (\w+)", ADVISOR_RULES.read_text()):
+        check(f"| {alert} |" in page, f"the page doesn't say what to do about {alert}")
+
+
+def test_dashboards_are_whole():
+    for path in (DASHBOARD, ADVISOR_DASHBOARD):
+        board = json.loads(path.read_text())
+        ids = [panel["id"] for panel in board["panels"]]
+        equal(len(ids), len(set(ids)), "panels with an id of their own")
+        for panel in board["panels"]:
+            check(panel["title"] and panel["targets"], f"{path.name}: panel {panel['id']} shows nothing")
 
 
 def promtool(folder):
@@ -71,7 +88,7 @@ def test_promtool_accepts_the_rules():
 
 
 def check_rules(tool):
-    done = subprocess.run([tool, "check", "rules", str(RULES)], capture_output=True, text=True, check=False)
+    done = subprocess.run([tool, "check", "rules", str(RULES), str(ADVISOR_RULES)], capture_output=True, text=True, check=False)
     check(done.returncode == 0, done.stdout + done.stderr)
 
 
