@@ -5,8 +5,8 @@
  *     advisor_bench [TRACE.jsonl ...]    Mooncake format; without one, events alone
  *
  * "events": messages of NATS (binary records of kv_plane.h) read and applied to an index, in CPU time of
- * one thread, with the curves of /advise and without; memory a tracked block. The keys of blobs in the store are computed. Three quarters of the
- * records store new blocks, a quarter uses old ones.
+ * one thread; memory a tracked block. It runs with the curves of /advise, and without them. The keys of blobs in
+ * the store are computed. Three quarters of the records store new blocks, a quarter uses old ones.
  *
  * "moves": blobs of 1 MiB from one file store to another, verified, in GB/s; yardstick: cp
  * --reflink=never and fsync of the same files, in turns, in $KV_BENCH_DIR or the current folder.

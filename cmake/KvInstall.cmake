@@ -10,8 +10,10 @@ endif()
 
 install(TARGETS ${programs} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(TARGETS ${libraries} EXPORT kvasir LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-file(GLOB pages ${CMAKE_SOURCE_DIR}/docs/man/*.[1-8])
-install(FILES ${pages} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+foreach(section 1 5)
+  file(GLOB pages ${CMAKE_SOURCE_DIR}/docs/man/*.${section})
+  install(FILES ${pages} DESTINATION ${CMAKE_INSTALL_MANDIR}/man${section})
+endforeach()
 # The other pages come from the programs' own option tables.
 set(store_pages save restore ls show verify gc pack rm stats bench conformance)
 list(TRANSFORM store_pages PREPEND "kvasir store ")

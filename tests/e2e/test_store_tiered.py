@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -390,6 +391,13 @@ def test_refused_configurations():
         check("nosuch.conf" in done.stderr and "no plugin" not in done.stderr, done.stderr)
         path.joinpath("kv.conf").write_text("[a]\nuri = nosuch://x\n")
         Store(f"tiered:{path}/kv.conf", expect=-1)
+
+
+def test_the_man_page_has_all_options():
+    rows = re.findall(r"^    \{ROW\(\"([a-z-]+)\"", (SOURCE / "plugins" / "tiered" / "config.c").read_text(), re.MULTILINE)
+    page, guide = (SOURCE / "docs" / name for name in ("man/kvasir-tiered.5", "kv-store-tiered.md"))
+    equal(sorted(re.findall(r'^\.BI ([a-z-]+) " =', page.read_text(), re.MULTILINE)), sorted(rows), page.name)
+    equal(sorted(re.findall(r"^\| `([a-z-]+) = ", guide.read_text(), re.MULTILINE)), sorted(rows), guide.name)
 
 
 def test_names_of_its_own():
