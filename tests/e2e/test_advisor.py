@@ -217,7 +217,9 @@ def test_plan_command():
             while recorder.poll() is None:  # whenever it connects: a blob that is told again isn't used again
                 manager.stored([100, 101])
                 time.sleep(0.1)
-        copies = json.loads(plan(volumes.uri, "--share", 100, "--json", "--events", record))["copies"]
+        said = json.loads(plan(volumes.uri, "--share", 100, "--json", "--events", record))
+        equal([(one["of"], one["references"], one["blobs"]) for one in said["advice"]], [("all", 2, 2)], said)
+        copies = said["copies"]
         equal({(c["from"], c["to"]): c["blobs"] for c in copies}, {("cold", "fast"): 2, ("fast", "cold"): 7}, "with events")
         equal(volumes.where(0, 15), ["10"] * 15, "where they were")
         state = volumes.path / "state"

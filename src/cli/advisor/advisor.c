@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "advisor/advice.h"
 #include "advisor/plan.h"
 #include "advisor/policy.h"
 #include "advisor/state.h"
@@ -15,9 +16,11 @@
 
 struct opts {
     const char *events, *state, *policy;
-    uint64_t share, reclaim_ms;
+    uint64_t share, reclaim_ms, prefill, block_tokens, gpu_hour_nano;
     bool json;
 };
+
+enum { SAMPLES = 65536 }; /* blobs that a curve follows */
 
 #define AT(field) offsetof(struct opts, field)
 static const struct kv_arg ARGS[] = {
@@ -56,7 +59,27 @@ static const struct kv_arg ARGS[] = {
     {.name = "json",
      .type = KV_ARG_FLAG,
      .offset = AT(json),
-     .help = "Print a JSON object instead of text."},
+     .help = "Print a JSON object instead of text; with --events also what more room would buy, as "
+             "GET /advise of kv-advisor."},
+    {.name = "prefill",
+     .type = KV_ARG_U64,
+     .offset = AT(prefill),
+     .value = "TOKENS",
+     .min = 1,
+     .max = UINT32_MAX,
+     .help = "Prompt tokens that a GPU computes in a second (default 8000), for that advice."},
+    {.name = "block-tokens",
+     .type = KV_ARG_U64,
+     .offset = AT(block_tokens),
+     .value = "TOKENS",
+     .min = 1,
+     .max = 65536,
+     .help = "Tokens of a block (default 16), for that advice."},
+    {.name = "gpu-hour",
+     .type = KV_ARG_NANO,
+     .offset = AT(gpu_hour_nano),
+     .value = "PRICE",
+     .help = "Price of an hour of a GPU; without it nothing is told in money."},
 };
 
 static const char SUMMARY[] =
@@ -133,7 +156,7 @@ static int read_state(const struct opts *opts, const struct kva_volumes *volumes
 }
 
 static int learn(const struct opts *opts, struct kva_volumes *volumes, struct kva_world *world,
-                 struct kv_error *error)
+                 struct kva_advice **ret_advice, struct kv_error *error)
 {
     struct kva_index_opts index = {.policy = kva_policy_find(opts->policy)};
     atomic_bool stop = false;
@@ -143,6 +166,10 @@ static int learn(const struct opts *opts, struct kva_volumes *volumes, struct kv
     rc = kva_index_create(&index, &world->index);
     if (rc == 0)
         rc = kva_feed_create(world->index, &world->feed);
+    if (rc == 0)
+        rc = kva_advice_create(SAMPLES, ret_advice);
+    if (rc == 0)
+        kva_feed_set_advice(world->feed, *ret_advice);
     if (rc < 0)
         return kv_fail(error, rc, 0, "%s",
                        rc == -EINVAL ? "no member may be written to" : strerror(-rc));
@@ -156,8 +183,12 @@ static int learn(const struct opts *opts, struct kva_volumes *volumes, struct kv
 }
 
 static void print(const struct opts *opts, const struct kva_volumes *volumes,
-                  struct kva_world *world)
+                  struct kva_world *world, const struct kva_advice *advice)
 {
+    const struct kva_advice_terms terms = {.prefill = (double)opts->prefill,
+                                           .gpu_hour = (double)opts->gpu_hour_nano / 1e9,
+                                           .block_tokens = (double)opts->block_tokens,
+                                           .share = (unsigned)opts->share};
     struct kva_index_stats stats;
     struct kv_buf out = KV_BUF_INIT;
     struct kv_json_writer w;
@@ -169,6 +200,8 @@ static void print(const struct opts *opts, const struct kva_volumes *volumes,
         kv_json_writer_init(&w, &out);
         kv_json_begin_object(&w);
         kva_plan_json(volumes, &stats, &plan, &w);
+        if (opts->events)
+            kva_advice_json(advice, volumes, &terms, &w);
         kv_json_end_object(&w);
         kv_buf_putc(&out, '\n');
     } else {
@@ -182,16 +215,18 @@ static int run(const struct opts *opts, const char *path, struct kv_error *error
 {
     const struct kva_volumes_opts look = {.path = path, .look_only = true};
     struct kva_world world = {.index = NULL};
+    struct kva_advice *advice = NULL;
     struct kva_volumes volumes;
     int rc = kva_volumes_open(&look, &volumes, error);
 
     if (rc < 0)
         return rc;
     pthread_mutex_init(&world.lock, NULL);
-    rc = learn(opts, &volumes, &world, error);
+    rc = learn(opts, &volumes, &world, &advice, error);
     if (rc == 0)
-        print(opts, &volumes, &world);
+        print(opts, &volumes, &world, advice);
     kva_feed_destroy(world.feed);
+    kva_advice_destroy(advice);
     kva_index_destroy(world.index);
     kva_volumes_close(&volumes);
     pthread_mutex_destroy(&world.lock);
@@ -209,7 +244,7 @@ static int plan_main(int argc, char **argv)
                                             .footer = FOOTER,
                                             .args = ARGS,
                                             .n_args = KV_COUNT(ARGS)};
-    struct opts opts = {.policy = "cost", .share = 90};
+    struct opts opts = {.policy = "cost", .share = 90, .prefill = 8000, .block_tokens = 16};
     struct kv_arg_list rest = {.n = 0};
     struct kv_error error = {0};
     const char *path = NULL;
