@@ -25,6 +25,25 @@ static inline uint64_t kv_window_blocks(uint64_t window, uint64_t block)
     return window > 1 ? (window - 2) / block + 1 : 0;
 }
 
+/**
+ * The one table of kinds: return the first unit that a hit behind unit @l needs. @span: units of a RUN
+ * before the hit's end, or of a CHUNK, 1 or more; else ignored. A unit is whatever the caller counts in.
+ */
+static inline uint64_t kv_needs_first(enum kv_needs needs, uint64_t span, uint64_t l)
+{
+    switch (needs) {
+    case KV_NEEDS_RUN:
+        return l > span ? l - span : 0;
+    case KV_NEEDS_STATE:
+        return l ? l - 1 : 0;
+    case KV_NEEDS_CHUNK:
+        return l - l % span;
+    case KV_NEEDS_ALL:
+        break;
+    }
+    return 0;
+}
+
 /** Return true for a group that can be: a known kind, with a block size and the span that it needs. */
 static inline bool kv_cache_group_is_valid(const struct kv_cache_group *group)
 {
@@ -43,21 +62,11 @@ static inline bool kv_cache_group_is_valid(const struct kv_cache_group *group)
 /** Return the first block of a valid group that a hit behind its block @l needs; @l: none is needed. */
 static inline uint64_t kv_cache_group_first(const struct kv_cache_group *group, uint64_t l)
 {
-    uint64_t back = 0, n = l * group->block_size;
+    uint64_t span = group->span, block = group->block_size;
 
-    switch (group->needs) {
-    case KV_NEEDS_RUN:
-        back = kv_window_blocks(group->span, group->block_size);
-        break;
-    case KV_NEEDS_STATE:
-        back = 1;
-        break;
-    case KV_NEEDS_CHUNK:
-        return n / group->span * group->span / group->block_size;
-    case KV_NEEDS_ALL:
-        return 0;
-    }
-    return l > back ? l - back : 0;
+    if (group->needs == KV_NEEDS_CHUNK) /* which may begin inside of a block */
+        return kv_needs_first(KV_NEEDS_CHUNK, span, l * block) / block;
+    return kv_needs_first(group->needs, kv_window_blocks(span, block), l);
 }
 
 /**

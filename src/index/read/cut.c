@@ -2,12 +2,7 @@
 /*
  * Cut a match to the blocks that all cache groups can serve, as vLLM's hybrid cache coordinator
  * does. Each kind of group in turn shortens the match to the longest that it can serve, until all
- * agree:
- *
- *     full attention, and KV_NEEDS_ALL    every block up to the end
- *     KV_NEEDS_RUN                        the last `need` before the end, or all from 0
- *     KV_NEEDS_STATE                      the block before the end
- *     KV_NEEDS_CHUNK                      those from the start of the chunk in which the end lies
+ * agree. Which blocks before its end a match needs is the table of kinds, kv_needs_first.
  *
  * A window's blocks may be parts of a block: a unit is one block of the window, be it a part, a block
  * or several. Beside states with larger blocks a match may end inside of blocks, where a group has a
@@ -23,6 +18,8 @@
  * engine drops with chunks.
  */
 #include "index/read/cut.h"
+
+#include "base/core/cache_group.h"
 
 struct cut {
     struct kvi_view *view;
@@ -149,10 +146,14 @@ static struct stretch stretch_in(struct kvi_view *view, uint32_t number, uint32_
     return (struct stretch){s->mask >> bit & 1, in + 1};
 }
 
-/* Whether stretches answer for a kind: whole blocks, each of which is a place, on the device. */
+/*
+ * Whether stretches answer for a kind: whole blocks, each of which is a place, on the device. Not for
+ * chunks: between blocks that aren't there a chunk may end, where a match needs none of them.
+ */
 static bool is_plain(const struct cut *cut, const struct kvi_window *w)
 {
-    return cut->tier == KV_TIER_DEVICE && stride_of(cut, w) == 1 && kvi_window_parts(w) == 1;
+    return cut->tier == KV_TIER_DEVICE && stride_of(cut, w) == 1 && kvi_window_parts(w) == 1 &&
+           w->needs != KV_NEEDS_CHUNK;
 }
 
 /* The stretch of all windows of a kind together that ends with block @p. */
@@ -175,27 +176,6 @@ static struct stretch stretch_of(struct cut *cut, uint32_t kind, uint32_t p)
     return all;
 }
 
-/* The longest match of at most @max blocks before which a plain kind has @wanted, or all from 0. */
-static uint32_t serve_plain(struct cut *cut, uint32_t kind, uint32_t max, uint32_t wanted,
-                            bool from_0)
-{
-    uint32_t run = 0, align = cut->windows->align;
-
-    for (uint32_t end = max; end;) {
-        struct stretch s = stretch_of(cut, kind, end - 1);
-        uint32_t over = run || align == 1 ? 0 : end % align; /* a match ends at a multiple */
-
-        if (!s.has)
-            run = 0;
-        else if (over < s.n)
-            run += s.n - over;
-        if (run >= wanted)
-            return end - s.n + run;
-        end -= s.n;
-    }
-    return from_0 ? run : 0;
-}
-
 /* -- what each kind can serve ------------------------------------------------------------------ */
 
 /* Whether @units of the window end where a match may. */
@@ -209,72 +189,66 @@ static bool is_aligned(const struct cut *cut, const struct kvi_window *w, uint32
 /* The longest match of at most @units of the window that ends where one may, in units. */
 static uint32_t align(const struct cut *cut, const struct kvi_window *w, uint32_t units)
 {
+    if (cut->windows->align == 1 && kvi_window_parts(w) == 1)
+        return units;
     while (units && !is_aligned(cut, w, units))
         units--;
     return units;
 }
 
-/*
- * Each of these returns the longest match within the first @max units that windows like @kind can
- * serve, in units. With @drop the last unit that serves it is given up.
- */
-
-static uint32_t serve_run(struct cut *cut, uint32_t kind, uint32_t max, bool drop)
+/* The first unit that a match of @units needs. Chunks are looked up like windows below the device. */
+static uint32_t first_of(const struct cut *cut, const struct kvi_window *w, uint32_t units)
 {
-    const struct kvi_window *w = window_at(cut, kind);
-    uint32_t run = 0, units, wanted = w->need + drop;
+    bool run = cut->tier && w->needs == KV_NEEDS_CHUNK;
 
-    if (!drop && is_plain(cut, w))
-        return serve_plain(cut, kind, max, wanted, true);
-    for (uint32_t u = max; u-- > 0;) {
-        if (!has(cut, kind, u)) {
-            run = 0;
-            continue;
-        }
-        if (!run && !is_aligned(cut, w, drop ? u : u + 1))
-            continue;
-        if (++run == wanted)
-            return u + run - drop;
-    }
-    units = align(cut, w, run);
-    return drop && units ? align(cut, w, units - 1) : units;
+    return (uint32_t)kv_needs_first(run ? KV_NEEDS_RUN : w->needs, w->need, units);
 }
 
-static uint32_t serve_state(struct cut *cut, uint32_t kind, uint32_t max, bool drop)
+/*
+ * The longest match within the first @max units that windows like @kind can serve, in units: from the
+ * end downward over the units that it needs. A miss: each shorter match that ends behind the unit needs
+ * it, too, so the next one that may be ends there.
+ */
+static uint32_t serve(struct cut *cut, uint32_t kind, uint32_t max)
 {
     const struct kvi_window *w = window_at(cut, kind);
-    uint32_t units = max;
+    uint32_t units = align(cut, w, max), at = units;
+    bool plain = is_plain(cut, w);
 
-    (void)drop;
-    if (is_plain(cut, w))
-        return serve_plain(cut, kind, max, 1, false);
-    while (units && !(has(cut, kind, units - 1) && is_aligned(cut, w, units)))
-        units--;
+    while (at > first_of(cut, w, units)) {
+        struct stretch s = {true, 1};
+
+        if (plain)
+            s = stretch_of(cut, kind, at - 1);
+        else
+            s.has = has(cut, kind, at - 1);
+        at -= KV_MIN(s.n, at);
+        if (!s.has)
+            at = units = align(cut, w, at);
+    }
     return units;
 }
 
-static uint32_t serve_chunk(struct cut *cut, uint32_t kind, uint32_t max, bool drop)
+/*
+ * The same for engines that give the last matched block up: the longest match before which the kind has
+ * one unit more, behind its end. Of a match from the first unit on, engines give up one where it may end.
+ */
+static uint32_t serve_dropping(struct cut *cut, uint32_t kind, uint32_t max)
 {
     const struct kvi_window *w = window_at(cut, kind);
-    uint32_t units = max - max % w->need;
+    uint32_t run = 0, units;
 
-    if (cut->tier)
-        return serve_run(cut, kind, max, drop);
-    while (units < max && has(cut, kind, units))
-        units++;
-    return align(cut, w, units);
+    for (uint32_t u = max; u-- > 0;) {
+        if (!has(cut, kind, u))
+            run = 0;
+        else if (run || is_aligned(cut, w, u))
+            run++;
+        if (run && u == first_of(cut, w, u + run - 1) && run > w->need)
+            return u + run - 1;
+    }
+    units = align(cut, w, run);
+    return units ? align(cut, w, units - 1) : units;
 }
-
-/* How a window shortens a match, by kvi_window.needs. KV_NEEDS_ALL is served before (cut_full). */
-static const struct {
-    uint32_t (*serve)(struct cut *cut, uint32_t kind, uint32_t max, bool drop);
-    bool drops; /* may look one block further, to give it up */
-} rules[] = {
-    [KV_NEEDS_RUN] = {serve_run, true},
-    [KV_NEEDS_STATE] = {serve_state, false},
-    [KV_NEEDS_CHUNK] = {serve_chunk, false},
-    [KV_NEEDS_ALL] = {NULL, false},
-};
 
 /* Units of the window that @blocks have room for, one more with @beyond, within the prompt. */
 static uint32_t units_of(const struct cut *cut, const struct kvi_window *w, uint32_t blocks,
@@ -362,13 +336,13 @@ static uint32_t agree(struct cut *cut, uint32_t reach)
         for (uint32_t k = 0; k < cut->windows->n_kinds; k++) {
             const struct kvi_window *w = window_at(cut, cut->windows->first[k]);
             bool drop = drops(cut, cut->windows->first[k]) && !(verified >> k & 1),
-                 beyond = drop && rules[w->needs].drops;
-            uint32_t served;
+                 beyond = drop && w->needs == KV_NEEDS_RUN;
+            uint32_t served, units = units_of(cut, w, now, beyond);
 
             if (w->needs == KV_NEEDS_ALL)
                 continue;
-            served = rules[w->needs].serve(cut, cut->windows->first[k],
-                                           units_of(cut, w, now, beyond), beyond);
+            served = beyond ? serve_dropping(cut, cut->windows->first[k], units)
+                            : serve(cut, cut->windows->first[k], units);
             if (kvi_window_parts(w) > 1 || w->stride > 1)
                 served = served * stride_of(cut, w) / kvi_window_parts(w);
             if (drop)
