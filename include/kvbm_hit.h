@@ -14,8 +14,9 @@
  * that it needs (struct kv_cache_group). Blocks that a hit doesn't need may be missing. A load brings
  * the needed ones with kvbm_manager_prepare_load or kvbm_cache_load, one call a group.
  *
- * All groups' blocks have the manager's form of a block: the same number of bytes. Threads: any
- * function from any thread. Structs: as in kvbm_manager.h.
+ * A group's blocks lie in the call's manager, or in one that the group names: groups whose blocks have
+ * other forms or numbers of bytes take a manager each, with pools of its own. Threads: any function from
+ * any thread. Structs: as in kvbm_manager.h.
  */
 #ifndef KVBM_HIT_H
 #define KVBM_HIT_H
@@ -43,6 +44,7 @@ struct kvbm_hit_group {
     /* [n] written: enum kvbm_where of the blocks that were looked at, among them all that the hit needs;
      * KVBM_NOT_LOOKED of the rest. */
     uint8_t *where;
+    struct kvbm_manager *manager; /* which has the group's blocks; NULL: the call's manager */
 };
 
 /** Options of a hit; set size to sizeof(struct kvbm_hit_opts), zero means the default. */
@@ -74,12 +76,12 @@ struct kvbm_hit_blocks {
 
 /**
  * Find the longest hit of a prompt, and where its blocks are. Holds and fetches nothing, and never
- * waits. All places are of one moment.
+ * waits. All places are of one moment, in all managers that the groups name.
  *
  * ret_blocks[i] (@ret_blocks may be NULL) becomes the blocks of @groups[i] that a load of ret->tokens
  * brings: those that a hit there needs, without blocks of computed tokens only. @opts may be NULL.
  *
- * Keys of unknown presence are asked for as kvbm_manager_lookup does, 256 a call: first those of
+ * Keys of unknown presence are asked for as kvbm_manager_lookup does, 256 a call and manager: first those of
  * KV_NEEDS_ALL in order, up to the first miss; then, of the other groups, from the end of the longest
  * hit that may be downward, also beyond a miss. So ask again while ret->pending isn't 0 and there is
  * time: ret->tokens may fall, ret->sure may rise. A block is gone when it is evicted before it is

@@ -56,9 +56,9 @@ def _range(blocks: Any) -> range:
 class Question:
     """What kvbm_manager_hit is given. Keeps all that its arguments point to."""
 
-    def __init__(self, groups: Mapping[int, Tuple[CacheGroup, Keys]], key_len: int, limit: int, computed: int, unit: int) -> None:
+    def __init__(self, groups: Mapping[int, Tuple[CacheGroup, Keys]], key_len: Mapping[int, int], limit: int, computed: int, unit: int) -> None:
         self._numbers, n = list(groups), len(groups)
-        self._packed = [_chain(keys, key_len) for _, keys in groups.values()]
+        self._packed = [_chain(keys, key_len[number]) for number, (_, keys) in groups.items()]
         self._where = [array.array("B", bytes(packed.n)) for packed in self._packed]
         self._chains = (_abi.kvbm_chain * n)(*(_abi.kvbm_chain(group=number, keys=packed.address, scattered=packed.scattered)
                                                for number, packed in zip(groups, self._packed)))
@@ -67,6 +67,12 @@ class Question:
             self._groups[i] = _abi.kvbm_hit_group(group=group._struct(), chain=ctypes.addressof(self._chains[i]), n=self._packed[i].n,
                                                   where=self._where[i].buffer_info()[0])
         self._opts = _abi.kvbm_hit_opts(limit=limit, computed=computed, unit=unit)
+
+    def name_manager(self, number: int, address: int) -> None:
+        """Note the address of the manager that has the blocks of a group."""
+        if number not in self._numbers:
+            raise ValueError(f"kvasir.blocks: there is no group {number} to look for in a manager")
+        self._groups[self._numbers.index(number)].manager = address
 
     def arguments(self) -> Tuple[Any, ...]:
         """Return the arguments behind the manager."""

@@ -317,15 +317,26 @@ class Manager(Handle):
         self._hot(_c.kvbm_manager_lookup, packed._struct(group, parent, position), packed.n, places.buffer_info()[0])
         return places.tobytes()
 
-    def hit(self, groups: Mapping[int, Tuple[CacheGroup, Keys]], *, limit: int = 0, computed: int = 0, unit: int = 0) -> Hit:
+    def hit(self, groups: Mapping[int, Tuple[CacheGroup, Keys]], *, limit: int = 0, computed: int = 0, unit: int = 0,
+            managers: Optional[Mapping[int, "Manager"]] = None) -> Hit:
         """Find the longest hit of a prompt for which every cache group has what it needs in the tiers. Never waits, holds nothing.
 
         @groups: by its number, a group and the keys of its blocks, from the prompt's first token on. Hits end at multiples of each
         group's block size and of @unit, at most at token @limit. @computed: tokens that the engine's own cache has. Ask again while
-        Hit.pending isn't 0 and there is time.
+        Hit.pending isn't 0 and there is time. @managers: by a group's number, the manager that has its blocks, where it isn't this
+        one: a manager's blocks all have the same number of bytes.
         """
-        question = Question(groups, self.key_len, limit, computed, unit)
-        self._hot(_c.kvbm_manager_hit, *question.arguments())
+        question = Question(groups, {number: (managers or {}).get(number, self).key_len for number in groups}, limit, computed, unit)
+        entered: List[Manager] = []
+        try:
+            for number, manager in (managers or {}).items():
+                address = manager._enter()
+                entered.append(manager)
+                question.name_manager(number, address)
+            self._hot(_c.kvbm_manager_hit, *question.arguments())
+        finally:
+            for manager in entered:
+                manager._leave()
         return question.answer()
 
     def _hot(self, function: Any, *args: Any) -> int:

@@ -114,6 +114,30 @@ def test_an_engine_loads_what_each_group_needs():
                 equal(set(hit.where[0][:15]), {ON_DISK}, "where it was")
 
 
+def test_blocks_of_two_sizes_in_two_managers():
+    """A window's blocks have three times the bytes of full attention's, so they lie in a manager of their own."""
+    large = Shape(layers=3, page_size=4, inner=8)
+    groups = {0: CacheGroup(NEEDS_ALL, 4), 1: CacheGroup(NEEDS_RUN, 4, 9)}
+    keys = array.array("Q", range(1, 13))
+    memory, memory2 = bytearray(16 * SHAPE.nbytes), bytearray(16 * large.nbytes)
+    with Manager(SHAPE, host_bytes="1MiB") as manager, Manager(large, host_bytes="1MiB") as other, \
+            manager.attach(memory) as cache, other.attach(memory2) as cache2:
+        store(cache, memory, 0, keys)
+        memory2[:] = random.Random(1).randbytes(len(memory2))
+        written = bytes(memory2)
+        equal(cache2.store(keys[4:6], range(2), group=1, parent=keys[3:4], position=4), 2, "stored")
+        asked = {number: (group, keys) for number, group in groups.items()}
+        equal(manager.hit(asked).tokens, 0, "without the window's manager")
+        hit = manager.hit(asked, managers={1: other})
+        equal((hit.tokens, hit.needed), (24, {0: range(6), 1: range(4, 6)}), "with it")
+        memory2[:] = bytes(len(memory2))
+        equal(cache2.load(keys[4:6], [0, 1], group=1, parent=keys[3:4], position=4), 2, "loaded")
+        check(memory2[:2 * large.nbytes] == written[:2 * large.nbytes], "bytes of the window")
+        raises(ValueError, lambda: manager.hit(asked, managers={2: other}))
+        equal(manager.hit(asked, managers={0: manager, 1: other}).tokens, 24, "both named")
+    raises(Invalid, lambda: manager.hit(asked, managers={1: other}))
+
+
 def test_refusals_say_why():
     group = CacheGroup(NEEDS_ALL, 16)
     with Manager(SHAPE, host_bytes=1 << 20) as manager:

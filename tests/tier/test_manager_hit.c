@@ -7,6 +7,8 @@
 #include "base/unit.h"
 // clang-format on
 
+#include <pthread.h>
+
 #include "tier/hit_unit.h"
 
 static const struct kv_cache_group full = {KV_NEEDS_ALL, 16, 0}, window = {KV_NEEDS_RUN, 16, 33},
@@ -95,6 +97,123 @@ static void test_picture(void **state)
     assert_int_equal(prompt_load(&w, &p), 6 + 2 + 1);
     assert_int_equal(p.where[1][3], KVBM_MISS); /* looked at with its neighbours, not needed */
     assert_int_equal(prompt_hit_of(&w, &p, &to_80).tokens, 48);
+    world_fini(&w);
+}
+
+/* ---- several managers ---- */
+
+/* Make a manager whose blocks have twice the bytes of the others. */
+static void begin_large(struct world *w, uint32_t host_blocks)
+{
+    const struct kvbm_storage_opts storage = {
+        .size = sizeof(storage), .kind = KVBM_STORAGE_SYSTEM, .bytes = 1};
+    const struct kvbm_allocator allocator = kvbm_allocator_of(&storage);
+
+    world_init(w, 2 * host_blocks);
+    kvbm_layout_destroy(w->layout);
+    w->block.page_size *= 2;
+    assert_int_equal(kvbm_layout_allocate(&w->block, &allocator, &w->layout), 0);
+    world_start(w);
+    world_attach(w, false);
+}
+
+/* Load a group's part of a hit from its manager, and compare the bytes. */
+static void load_from(struct world *w, const struct prompt *p, uint32_t i)
+{
+    size_t n = p->need[i].n, first = p->need[i].first;
+    struct kvbm_chain chain = prompt_chain(p, i, first);
+    uint32_t blocks[BLOCKS];
+
+    for (uint32_t k = 0; k < n; k++)
+        blocks[k] = k;
+    world_wipe(w);
+    assert_int_equal(kvbm_cache_load(w->cache, &chain, n, blocks, LONG_MS), n);
+    for (uint32_t k = 0; k < n; k++)
+        assert_true(world_holds(w, k, prompt_bytes(p, i, first + k)));
+}
+
+/* Groups whose blocks have other numbers of bytes lie in a manager each; the hit is of both. */
+static void test_two_managers(void **state)
+{
+    struct world w, large;
+    struct prompt p;
+
+    (void)state;
+    begin(&w, 64, 0);
+    begin_large(&large, 64);
+    prompt_init(&p, 1);
+    prompt_add(&p, full, 96, false);
+    prompt_add(&p, window, 96, false);
+    prompt_add(&p, states, 96, true);
+    p.groups[1].manager = p.groups[2].manager = large.m;
+    prompt_store(&w, &p, 0, 0, 6);
+    assert_int_equal(prompt_hit(&w, &p).tokens, 0);
+    prompt_store(&large, &p, 2, 0, 2);
+    prompt_store(&large, &p, 1, 1, 3);
+    prompt_store(&w, &p, 1, 3, 6); /* in the manager of another group: no use */
+    assert_int_equal(prompt_hit(&w, &p).tokens, 48);
+    load_from(&w, &p, 0);
+    load_from(&large, &p, 1);
+    load_from(&large, &p, 2);
+    assert_int_equal(p.need[1].n, 2);
+    prompt_store(&large, &p, 1, 4, 6);
+    assert_int_equal(prompt_hit(&w, &p).tokens, 96);
+    assert_int_equal(prompt_hit(&large, &p).tokens, 0); /* which has no full attention */
+    p.groups[0].manager = w.m;
+    assert_int_equal(prompt_hit(&large, &p).tokens, 96);
+    assert_int_equal(kvbm_manager_remove(large.m, 1, &p.keys[5], 1, LONG_MS, NULL), 0);
+    assert_int_equal(prompt_hit(&w, &p).tokens, 48);
+    world_fini(&large);
+    world_fini(&w);
+}
+
+struct asking {
+    struct world *w;
+    struct prompt p;
+    bool ok;
+};
+
+static void *ask(void *arg)
+{
+    struct asking *a = arg;
+    struct kvbm_hit hit = KVBM_HIT_INIT;
+
+    a->ok = true;
+    for (int i = 0; i < 2000 && a->ok; i++)
+        a->ok = !kvbm_manager_hit(a->w->m, a->p.groups, a->p.n_groups, NULL, &hit, a->p.need) &&
+                hit.tokens == 96;
+    return NULL;
+}
+
+/* Threads that name the managers in other orders don't lock each other out. */
+static void test_two_managers_by_threads(void **state)
+{
+    struct world w, large;
+    struct asking a[2];
+    pthread_t threads[2];
+
+    (void)state;
+    begin(&w, 64, 0);
+    begin_large(&large, 64);
+    for (int i = 0; i < 2; i++) {
+        struct prompt *p = &a[i].p;
+
+        prompt_init(p, 1);
+        prompt_add(p, full, 96, false);
+        prompt_add(p, window, 96, false);
+        p->groups[0].manager = w.m;
+        p->groups[1].manager = large.m;
+        a[i].w = i ? &w : &large;
+    }
+    prompt_store(&w, &a[0].p, 0, 0, 6);
+    prompt_store(&large, &a[0].p, 1, 0, 6);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, ask, &a[i]), 0);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+        assert_true(a[i].ok);
+    }
+    world_fini(&large);
     world_fini(&w);
 }
 
@@ -418,10 +537,11 @@ static void test_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_needs),   cmocka_unit_test(test_picture),
-        cmocka_unit_test(test_engine),  cmocka_unit_test(test_removed),
-        cmocka_unit_test(test_object),  cmocka_unit_test(test_pending),
-        cmocka_unit_test(test_long),    cmocka_unit_test(test_peer),
+        cmocka_unit_test(test_needs),        cmocka_unit_test(test_picture),
+        cmocka_unit_test(test_two_managers), cmocka_unit_test(test_two_managers_by_threads),
+        cmocka_unit_test(test_engine),       cmocka_unit_test(test_removed),
+        cmocka_unit_test(test_object),       cmocka_unit_test(test_pending),
+        cmocka_unit_test(test_long),         cmocka_unit_test(test_peer),
         cmocka_unit_test(test_refusals)};
 
     find_shaky();

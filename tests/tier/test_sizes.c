@@ -72,7 +72,7 @@
     FROZEN(kv_block, 16)             \
     FROZEN(kv_holder, 16)            \
     FROZEN(kv_cache_group, 12)       \
-    FROZEN(kvbm_hit_group, 40)       \
+    FROZEN(kvbm_hit_group, 48)       \
     FROZEN(kvbm_hit_blocks, 16)      \
     PLAIN(kve_source)                \
     PLAIN(kve_op)                    \

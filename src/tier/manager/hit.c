@@ -26,7 +26,9 @@
 #include "tier/manager/where.h"
 
 struct search {
-    struct kvbm_look look;
+    struct kvbm_look looks[KVBM_MAX_GROUPS]; /* a lookup in each manager, ordered by address */
+    size_t n_looks;
+    uint8_t in[KVBM_MAX_GROUPS]; /* of each group: its manager's lookup */
     const struct kvbm_hit_group *groups;
     size_t n_groups;
     uint64_t computed;
@@ -68,9 +70,11 @@ static bool is_there(const struct search *s, uint8_t where)
 static void look(struct search *s, const struct kvbm_hit_group *g, size_t i, uint32_t n,
                  bool past_gaps)
 {
-    kvbm_look_in(&s->look, g->chain, past_gaps);
-    kvbm_look_at(&s->look, i, n);
-    memcpy(g->where + i, s->look.at, n);
+    struct kvbm_look *in = &s->looks[s->in[g - s->groups]];
+
+    kvbm_look_in(in, g->chain, past_gaps);
+    kvbm_look_at(in, i, n);
+    memcpy(g->where + i, in->at, n);
 }
 
 /* Return whether a block is there. Looks at those before it, too: shorter hits need these. */
@@ -136,8 +140,6 @@ static uint64_t search(struct search *s, uint64_t tokens, bool sure)
     return KV_MAX(tokens, s->computed);
 }
 
-/* ---- the call ---- */
-
 /* Check the arguments and find the unit. Returns 0 or -EINVAL. */
 static int begin(struct search *s, const struct kvbm_hit_opts *opts)
 {
@@ -157,6 +159,62 @@ static int begin(struct search *s, const struct kvbm_hit_opts *opts)
     s->unit = KV_OPT(opts, unit, least);
     return s->unit % least ? -EINVAL : 0;
 }
+
+/* ---- managers ---- */
+
+/* Note a manager, in the order in which they are locked. Returns 0, or why calls may not use it. */
+static int add_manager(struct search *s, struct kvbm_manager *m)
+{
+    size_t at = s->n_looks;
+    int rc = kvbm_manager_usable(m);
+
+    if (rc < 0)
+        return rc;
+    while (at && (uintptr_t)s->looks[at - 1].m > (uintptr_t)m)
+        at--;
+    if (at && s->looks[at - 1].m == m)
+        return 0;
+    memmove(&s->looks[at + 1], &s->looks[at], (s->n_looks - at) * sizeof(s->looks[0]));
+    s->looks[at].m = m;
+    s->n_looks++;
+    return 0;
+}
+
+/* Find the managers of all groups; @m has those of groups that name none. */
+static int find_managers(struct search *s, struct kvbm_manager *m)
+{
+    int rc = 0;
+
+    for (size_t i = 0; i < s->n_groups && !rc; i++)
+        rc = add_manager(s, s->groups[i].manager ? s->groups[i].manager : m);
+    for (size_t i = 0; i < s->n_groups && !rc; i++) {
+        const struct kvbm_manager *of = s->groups[i].manager ? s->groups[i].manager : m;
+
+        while (s->looks[s->in[i]].m != of)
+            s->in[i]++;
+    }
+    return rc;
+}
+
+/*
+ * Lock all managers: one hold of all locks, so that all places are of one moment. Every call takes them
+ * in the order of their addresses, and nothing else holds two.
+ */
+static void enter_all(struct search *s)
+{
+    for (size_t i = 0; i < s->n_looks; i++)
+        kvbm_manager_enter(s->looks[i].m);
+    for (size_t i = 0; i < s->n_looks; i++)
+        kvbm_look_begin(&s->looks[i], s->looks[i].m, false);
+}
+
+static void leave_all(const struct search *s)
+{
+    for (size_t i = s->n_looks; i-- > 0;)
+        kvbm_manager_leave(s->looks[i].m);
+}
+
+/* ---- the call ---- */
 
 /* Return the tokens up to which all groups have keys, at most @limit. */
 static uint64_t tokens_of(const struct search *s, uint64_t limit)
@@ -198,16 +256,17 @@ int kvbm_manager_hit(struct kvbm_manager *m, const struct kvbm_hit_group *groups
     if (!groups || !n_groups || n_groups > KVBM_MAX_GROUPS || !kv_sized(ret, "kvbm_hit") ||
         !kv_sized_or_null(opts, "kvbm_hit_opts") || begin(&s, opts) < 0)
         return -EINVAL;
+    rc = find_managers(&s, m);
+    if (rc < 0)
+        return rc;
     for (size_t i = 0; i < n_groups; i++)
         if (groups[i].n)
             memset(groups[i].where, KVBM_NOT_LOOKED, groups[i].n);
-    /* one hold of the lock: all places are of one moment */
-    kvbm_manager_enter(m);
-    kvbm_look_begin(&s.look, m, false);
+    enter_all(&s);
     hit.tokens = search(&s, tokens_of(&s, KV_OPT(opts, limit, UINT64_MAX)), false);
     hit.pending = tell(&s, hit.tokens, ret_blocks);
     hit.sure = hit.pending ? search(&s, hit.tokens, true) : hit.tokens;
-    kvbm_manager_leave(m);
+    leave_all(&s);
     KV_GIVE(ret, &hit);
     return 0;
 }
