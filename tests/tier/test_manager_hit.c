@@ -189,7 +189,7 @@ static void *ask(void *arg)
 static void test_two_managers_by_threads(void **state)
 {
     struct world w, large;
-    struct asking a[2];
+    struct asking a[2] = {{0}};
     pthread_t threads[2];
 
     (void)state;
