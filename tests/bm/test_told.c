@@ -11,7 +11,7 @@ enum { MOST = 64, N = 3 };
 static const uint64_t keys[N] = {11, 12, 13};
 static const uint32_t tokens[N * BM_BLOCK] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
 
-/* What a sink of the library got. */
+/* A change that a sink of the library got. */
 struct change {
     enum kvbm_event_type type;
     enum kv_tier tier;

@@ -168,7 +168,13 @@ def test_frozen_indexer():
 
 
 def test_full_disk():
-    fault("full disk", "--full-disk")
+    r = fault("full disk", "--full-disk")
+    equal(r["full_disk"], "EFBIG" if r["no_small_disk"] else "ENOSPC", "error of a full disk")
+    if not SANITIZED and subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False).returncode == 0:
+        equal(r["full_disk"], "ENOSPC", r["no_small_disk"])
+    with tempfile.TemporaryDirectory() as folder:
+        r = good(whole("--full-disk", dir=f"{folder}/run", times=TIMES)[0])
+        equal((r["full_disk"], r["no_small_disk"]), ("EFBIG", "--dir is kept"), "with --dir")
 
 
 def test_killed_store():
@@ -328,7 +334,7 @@ def test_a_worker_that_hangs_fails_the_run():
         finally:
             process.kill()
             process.wait()
-        check(process.returncode == 1 and "worker 0 hung" in out and "--watchdog" in out and "Its last stage: " in out, f"{process.returncode}: {out}")
+        check(process.returncode == 1 and "worker 0 hung" in out and "Its last stage: " in out, f"{process.returncode}: {out}")
         check(is_gone(worker), "the worker still runs")
         wait_until(lambda: not os.listdir(folder), patience(30), "an empty folder")
 

@@ -40,7 +40,7 @@ static void write_some(struct kvbm_disk *disk, uint32_t from, uint32_t to, uint3
     }
 }
 
-/* What a walk shall find. */
+/* Records that a walk shall find. */
 struct expected {
     uint32_t n_tokens, n, n_told;
     uint32_t volume, n_volumes; /* the one volume that keeps tokens; n_volumes 1: all */

@@ -19,7 +19,7 @@ const char *const kc_fault_names[KC_N_FAULTS] = {
     [KC_FAULT_FULL_DISK] = "full disk",
 };
 
-/* Largest file, in bytes, while the disk is "full": writes beyond fail, as on a full disk. */
+/* Largest file, in bytes, while the disk is "full" without a file system of the run's own. */
 #define FULL_BYTES 65536
 
 static uint32_t victim(const struct kc_whole *w)
@@ -31,7 +31,9 @@ static void set_full(struct kc_whole *w, bool full)
 {
     const struct rlimit limit = {full ? FULL_BYTES : RLIM_INFINITY, RLIM_INFINITY};
 
-    for (uint32_t i = 0; i < w->plan.n_workers; i++)
+    bool filled = kc_small_disk_fill(w, full);
+
+    for (uint32_t i = 0; i < w->plan.n_workers && !filled; i++)
         if (w->members[i].pid > 0)
             prlimit(w->members[i].pid, RLIMIT_FSIZE, &limit, NULL);
     w->disk_full = full;

@@ -152,6 +152,14 @@ static void table_service(const struct kc_whole *w, const struct kc_figures *f,
     printf(", at %s tokens/s\n", kc_count(w->opts.prefill).s);
 }
 
+/* Return the error that writes to a full disk get; "": no disk is full. */
+static const char *full_disk_by(const struct kc_whole *w)
+{
+    if (!(w->opts.faults & 1u << KC_FAULT_FULL_DISK))
+        return "";
+    return w->small.bytes ? "ENOSPC" : "EFBIG";
+}
+
 static void table_faults(const struct kc_whole *w, const struct style *s)
 {
     bool any = false;
@@ -161,10 +169,14 @@ static void table_faults(const struct kc_whole *w, const struct style *s)
             continue;
         printf("%s%s %u x %s", any ? "," : "", any ? "" : s->bold, w->faults_injected[i],
                kc_fault_names[i]);
+        if (i == KC_FAULT_FULL_DISK)
+            printf(" (%s)", full_disk_by(w));
         any = true;
     }
     if (any)
         printf("%s; %s requests served again\n", s->plain, kc_count(w->totals.again).s);
+    if (w->small.why[0])
+        printf("            no file system to fill: %s\n", w->small.why);
     for (size_t i = 0; i < 3; i++)
         if (w->totals.bad[i])
             printf("    %s blocks of %s did not verify: misses, not wrong bytes\n",
@@ -286,6 +298,8 @@ static void json_totals(const struct kc_whole *w, struct kv_json_writer *j)
     put_counts(j, "bad", checked_tiers, t->bad, 3);
     put_counts(j, "dropped", dropping_tiers, t->dropped, 3);
     put_counts(j, "faults", kc_fault_names, faults, KC_N_FAULTS);
+    kv_json_member_str(j, "full_disk", full_disk_by(w));
+    kv_json_member_str(j, "no_small_disk", w->small.why);
     kv_json_member_u64(j, "bytes_verified", t->checked);
     kv_json_member_u64(j, "rows_wrong", t->rows_wrong);
     kv_json_member_str(j, "first_wrong", t->wrong);

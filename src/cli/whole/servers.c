@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -45,6 +46,7 @@ static _Noreturn void be_janitor(int fd, const char *dir)
     signal(SIGTERM, SIG_IGN);
     while (read(fd, &byte, 1) < 0 && errno == EINTR)
         ;
+    (void)umount2(dir, MNT_DETACH); /* --full-disk: the run's tmpfs */
     for (int i = 0;
          i < 100 && nftw(dir, remove_one, 32, FTW_DEPTH | FTW_PHYS) != 0 && access(dir, F_OK) == 0;
          i++)
@@ -98,6 +100,8 @@ int kc_dir_make(struct kc_whole *w, struct kv_error *error)
     snprintf(w->plan.dir, sizeof(w->plan.dir), "%s/kvasir-replay-XXXXXX", tmp);
     w->new_dir = mkdtemp(w->plan.dir) != NULL;
     rc = w->new_dir ? start_janitor(w) : -errno;
+    if (rc == 0)
+        kc_small_disk_mount(w);
     return rc < 0 ? kv_fail(error, rc, 0, "%s: %s", w->plan.dir, strerror(-rc)) : 0;
 }
 

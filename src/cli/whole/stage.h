@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
- * What a worker does just now, in a page of a file that it shares with the director: a worker that
- * hangs can't answer. The worker's thread writes, the director reads at any time.
+ * Stage of a worker's work, in a page of a file that it shares with the director: a worker that hangs
+ * can't answer. The worker's thread writes, the director reads at any time.
  */
 #ifndef KV_CLI_WHOLE_STAGE_H
 #define KV_CLI_WHOLE_STAGE_H

@@ -126,6 +126,10 @@ struct kc_whole {
     bool new_dir;   /* it was made for this run: what lies in it is this run's */
     int janitor_fd; /* closed: the janitor removes the directory */
     pid_t janitor;
+    struct {
+        uint64_t bytes; /* of a tmpfs over the folder, for --full-disk; 0: there is none */
+        char why[80];   /* why not */
+    } small;
 
     struct kc_member members[KC_PLAN_WORKERS];
     struct kc_child *child;
@@ -188,6 +192,14 @@ void kc_server_stop(struct kc_server *server);
 /** Make the run's directory, and the janitor that removes it however this process ends. */
 int kc_dir_make(struct kc_whole *whole, struct kv_error *error);
 void kc_dir_remove(struct kc_whole *whole);
+
+/* small_disk.c */
+/** For --full-disk: enter namespaces of the run's own. Call before another thread or process exists. */
+void kc_small_disk_enter(struct kc_whole *whole);
+/** Mount a tmpfs over the run's folder, where that is possible. */
+void kc_small_disk_mount(struct kc_whole *whole);
+/** Fill the tmpfs, or make room again. Returns false when there is none. */
+bool kc_small_disk_fill(struct kc_whole *whole, bool full);
 
 /* run.c */
 int kc_run(struct kc_whole *whole, struct kv_error *error);

@@ -99,7 +99,10 @@ static int allocate(struct kc_whole *w, struct kv_error *error)
 
 static int direct(struct kc_whole *w, struct kv_error *error)
 {
-    int rc = kc_dir_make(w, error);
+    int rc;
+
+    kc_small_disk_enter(w);
+    rc = kc_dir_make(w, error);
 
     rc = rc == 0 ? allocate(w, error) : rc;
     w->memory_rate = kc_memory_rate();
