@@ -210,16 +210,24 @@ static void make_cycles(struct request *ret, size_t n_tokens)
     kv_buf_fini(&whole);
 }
 
-/* Free the bookings that the end of a round cut off. */
+/*
+ * Free the bookings that the end of a round cut off, until none is left: the server may still be at the last
+ * requests.
+ */
 static void free_all(const struct server *x)
 {
     struct kv_buf reply = KV_BUF_INIT;
     char path[64];
+    size_t freed;
 
-    for (size_t i = 0; i < CYCLES; i++) {
-        snprintf(path, sizeof(path), "/reservations/request-%zu", i);
-        (void)ask(x, "DELETE", path, "", &reply);
-    }
+    do {
+        nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+        freed = 0;
+        for (size_t i = 0; i < CYCLES; i++) {
+            snprintf(path, sizeof(path), "/reservations/request-%zu", i);
+            freed += ask(x, "DELETE", path, "", &reply) == 200;
+        }
+    } while (freed > 0);
     kv_buf_fini(&reply);
 }
 

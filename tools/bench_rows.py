@@ -98,6 +98,19 @@ INDEXER = [
 ]
 
 
+def cycle(figure, workers, tokens, bound):
+    return Row(figure, {"bench": "selector", "figure": "cycle", "workers": workers, "tokens": tokens, "server": "kvasir"}, "server_cpu_us", "µs of CPU",
+               target=value_most(bound))
+
+
+SELECTOR = [
+    cycle("choose, book, first token, free: 512 ids, 4 workers", 4, 512, 30),
+    cycle("the same, 64 workers", 64, 512, 30),
+    cycle("8192 ids, 4 workers", 4, 8192, 80),
+    cycle("the same, 64 workers", 64, 8192, 80),
+]
+
+
 def kvx(figure, what, threads, bound):
     return Row(figure, {"bench": "kvx", "figure": what, "threads": threads}, "gb_per_s", "GB/s", words="memcpy", of="memcpy_gb_per_s", ratio="ratio",
                target=at_least(bound))
@@ -224,6 +237,7 @@ ROOMS = [
     ("The index", "build/bench/index_bench; build/bench/hybrid_bench", INDEX),
     ("Events", "build/bench/event_bench; build/bench/ingest_bench; build/bench/plane_bench", EVENTS),
     ("kv-indexer", "build/bench/http_bench; build/bench/indexer_bench; build/bench/recover_bench; build/bench/json_bench", INDEXER),
+    ("kv-selector", "build/bench/selector_bench", SELECTOR),
     ("K/V layouts on host memory", "build/bench/kvx_bench", KVX),
     ("The block manager", "build/bench/kvbm_bench", KVBM),
     ("Tiers", "build/bench/tier_bench", TIERS),

@@ -40,6 +40,7 @@ struct kh_conn {
     /* The HTTP thread's own, for http_faults.c: the library's connection while a header comes in. */
     void *head;
     bool heard; /* of TLS: its first bytes were looked at */
+    bool cut;   /* the target has a percent-escaped NUL, which ends what handlers see of it */
     LIST_ENTRY(kh_conn) heads;
     _Atomic uint64_t pace_ns;     /* monotonic time of its pace; 0: the service is working */
     _Atomic uint64_t patience_ns; /* closed when pace_ns is older than this */

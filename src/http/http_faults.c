@@ -35,9 +35,9 @@ void *kh_http_on_request_line(void *cls, const char *uri, struct MHD_Connection 
     struct kh_conn *conn = kh_http_conn_of(connection);
 
     (void)cls;
-    (void)uri;
     if (!conn)
         return NULL;
+    conn->cut = uri && strstr(uri, "%00");
     kh_http_head_ended(conn);
     conn->head = connection;
     LIST_INSERT_HEAD(&heads, conn, heads);

@@ -36,6 +36,8 @@ CASES = [
     (["kvasir", "replay", "--"], {"--requests=", "--policy=", "--html="}),
     (["kvasir", "doctor", "--"], {"--engine=", "--tokens=", "--json"}),
     (["kvasir", "top", "--"], {"--url=", "--once", "--json"}),
+    (["kvasir", "select", "replay", "--"], {"--policy=", "--json"}),
+    (["kv-selector", "--"], {"--port=", "--policy=", "--decision-log=", "--insecure"}),
     (["kv-indexer", "--"], {"--port=", "--workers=", "--config=", "--insecure"}),
 ]
 

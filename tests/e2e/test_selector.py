@@ -77,6 +77,7 @@ def test_choose_book_free():
         equal(s.loads()[2], (16, 1))
         error(s.post("/select_and_reserve", {"model_name": MODEL, "token_ids": tokens, "selection_id": "a/b"}), 409, "in use")
         equal(s.get("/reservations").json()[0]["prefill_complete"], False)
+        equal(s.free("a%2Fb%00"), 400, "a NUL would cut an id")
         equal([s.first_token("a%2Fb"), s.first_token("a%2Fb")], [200, 200])
         equal(s.loads()[2], (0, 1))
         equal(s.post("/reservations/a%2Fb/output_block", {"decay_fraction": 0.5}).status, 200)
