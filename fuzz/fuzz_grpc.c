@@ -61,7 +61,7 @@ static bool is_ready(void *arg)
     return true;
 }
 
-/* What kx_server_start makes, without sockets and threads. */
+/* The objects that kx_server_start makes, without sockets and threads. */
 struct fixture {
     struct kx_server kx;
     struct kg_server kg;

@@ -11,8 +11,8 @@
  * response, so that no client has to free bookings; a stream that ends before is a request that was
  * cancelled.
  *
- * What the choice knows of the prompt (enum kx_source) depends on the request: its token ids, those
- * that an engine's /tokenize gives within a deadline, or nothing. Then the load alone decides.
+ * The choice knows of the prompt (enum kx_source) its token ids where the request has them, or those that an
+ * engine's /tokenize gives within a deadline. Else the load alone decides.
  *
  * Sources: envoy/service/ext_proc/v3/external_processor.proto; the endpoint picker protocol,
  * https://github.com/kubernetes-sigs/gateway-api-inference-extension (docs/proposals/004).

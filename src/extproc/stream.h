@@ -17,7 +17,7 @@
 #define KX_MAX_SESSION 256
 #define KX_ID 48
 
-/** What became of a request. */
+/** Fate of a request. */
 enum kx_result { KX_ROUTED, KX_NONE_FITS, KX_SHED, KX_UNKNOWN_MODEL, KX_BROKEN, KX_N_RESULTS };
 
 /** How the response of a routed request ended. */
