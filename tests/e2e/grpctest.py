@@ -15,7 +15,6 @@ import queue
 import subprocess
 import sys
 import threading
-import time
 
 from kvtest import BUILD, SOURCE, patience, skip_all
 
@@ -189,13 +188,14 @@ class Node:
 class Engine:
     """The HTTP side of an engine: POST /tokenize, and answers to completions.
 
-    @delay: seconds before each answer of /tokenize. pause: an event before which no completion is answered.
+    pause: an event before which no request is answered, clear while @paused.
     """
 
-    def __init__(self, delay=0, status=200):
-        self.delay, self.status, self.asked, self.served = delay, status, [], 0
+    def __init__(self, paused=False, status=200):
+        self.status, self.asked, self.served = status, [], 0
         self.pause = threading.Event()
-        self.pause.set()
+        if not paused:
+            self.pause.set()
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -225,7 +225,7 @@ class Engine:
     def answer(self, request, body):
         if request.path == "/tokenize":
             self.asked.append(json.loads(body))
-            time.sleep(self.delay)
+            self.pause.wait(patience(60))
             text = json.dumps(self.asked[-1].get("messages") or self.asked[-1].get("prompt"))
             content = json.dumps({"count": len(text), "max_model_len": 4096, "tokens": list(text.encode())}).encode()
             self.reply(request, self.status, "application/json", content)
@@ -262,5 +262,6 @@ class Engine:
         return self
 
     def __exit__(self, *_):
+        self.pause.set()
         self.server.shutdown()
         self.server.server_close()

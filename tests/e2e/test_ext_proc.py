@@ -190,7 +190,7 @@ def test_lost():
 
 def test_cancelled():
     """A cancelled stream frees its booking: before the response, within it, and while an engine tokenizes."""
-    with Engine(delay=0.3) as engine, Node("--tokenize", f"http://{engine.address}", "--tokenize-ms", 30000, A) as node:
+    with Engine(paused=True) as engine, Node("--tokenize", f"http://{engine.address}", "--tokenize-ms", 30000, A) as node:
         with node.stream() as one, node.stream() as two, node.stream() as three, node.stream() as four:
             one.route(IDS)
             two.route(IDS)
@@ -241,7 +241,7 @@ def test_tokenizer_fails():
                 stream.route(text)
         equal(len(engine.asked), 12)
         equal(count(node, "prompts_total", source="failed"), 12)
-    with Engine(delay=1) as engine, Node("--tokenize", f"http://{engine.address}", "--tokenize-ms", 20, A) as node:
+    with Engine(paused=True) as engine, Node("--tokenize", f"http://{engine.address}", "--tokenize-ms", 20, A) as node:
         for i in range(12):
             with node.stream() as stream:
                 stream.route(text)
