@@ -17,35 +17,8 @@
 #include <stdio.h>
 
 #include "base/core/clock.h"
-#include "base/json/json.h"
-#include "ext_proc.pb-c.h"
 #include "extproc/answer.h"
-#include "extproc/subset.h"
-
-enum phase { HEADERS, BODY, TOKENS, ROUTED, REFUSED };
-
-/* Response of a routed request: each state comes after the one before. */
-enum response { NO_RESPONSE, RESPONDING, TOLD_FIRST, OVER };
-
-struct stream {
-    struct kx_server *server;
-    struct kg_call *call;
-    enum phase phase;
-    enum response response; /* with ROUTED */
-    uint32_t modes[2];      /* Kx__BodySendMode of each side */
-    bool body_over;         /* of the request: no more chunks are taken */
-    bool trailers;          /* they ended the body */
-    bool response_over;     /* of Envoy's messages: later chunks are passed over */
-    bool events;            /* the response is text/event-stream */
-    bool newline;           /* its last byte is a line's end */
-    unsigned status;        /* of the response */
-    struct kv_buf body;     /* of the request, until it is routed */
-    size_t charged;         /* of server->bodies */
-    struct kx_subset subset;
-    char session[KX_MAX_SESSION + 1];
-    char id[KX_ID];
-    uint64_t whole_ns; /* when the request was complete */
-};
+#include "extproc/stream_impl.h"
 
 /* A question to the tokenizer, and who asked. */
 struct asking {
@@ -64,14 +37,14 @@ static struct kv_buf steal(struct kv_buf *buf)
     return taken;
 }
 
-static struct stream *stream_of(struct kg_call *call)
+static struct kx_stream *stream_of(struct kg_call *call)
 {
     return kg_call_state(call);
 }
 
 bool kx_stream_begin(void *server, struct kg_call *call)
 {
-    struct stream *s = calloc(1, sizeof(*s));
+    struct kx_stream *s = calloc(1, sizeof(*s));
 
     if (!s)
         return false;
@@ -84,7 +57,7 @@ bool kx_stream_begin(void *server, struct kg_call *call)
 
 /* -- the request: hold, choose, give back ------------------------------------------------------- */
 
-static void charge(struct stream *s, size_t bytes)
+static void charge(struct kx_stream *s, size_t bytes)
 {
     if (bytes > s->charged)
         atomic_fetch_add_explicit(&s->server->bodies, bytes - s->charged, memory_order_relaxed);
@@ -93,14 +66,14 @@ static void charge(struct stream *s, size_t bytes)
     s->charged = bytes;
 }
 
-static void let_go_of_body(struct stream *s)
+static void let_go_of_body(struct kx_stream *s)
 {
     kv_buf_fini(&s->body);
     charge(s, 0);
 }
 
 /* The request has its worker: answer all that Envoy has sent. */
-static void give_back(struct stream *s, const char *endpoints, bool bodiless)
+static void give_back(struct kx_stream *s, const char *endpoints, bool bodiless)
 {
     kx_answer_headers(s->call, KX_REQUEST, endpoints);
     if (!bodiless)
@@ -128,7 +101,7 @@ static enum kx_result result_of(int rc)
     }
 }
 
-static void refuse(struct stream *s, enum kx_result result)
+static void refuse(struct kx_stream *s, enum kx_result result)
 {
     static const struct {
         unsigned status;
@@ -145,7 +118,8 @@ static void refuse(struct stream *s, enum kx_result result)
     kx_answer_refusal(s->call, refusals[result].status, refusals[result].text);
 }
 
-static void choose(struct stream *s, struct kx_scratch *scratch, struct kx_ask *ask, bool bodiless)
+static void choose(struct kx_stream *s, struct kx_scratch *scratch, struct kx_ask *ask,
+                   bool bodiless)
 {
     struct kx_server *server = s->server;
     char endpoints[KX_MAX_ENDPOINTS];
@@ -180,7 +154,7 @@ static void choose(struct stream *s, struct kx_scratch *scratch, struct kx_ask *
 }
 
 /* Choose by the load alone. */
-static void choose_blind(struct stream *s, struct kx_scratch *scratch, enum kx_source source,
+static void choose_blind(struct kx_stream *s, struct kx_scratch *scratch, enum kx_source source,
                          const char *model, uint64_t guess, bool bodiless)
 {
     struct kx_ask ask = {.model = model, .source = source, .n_tokens = guess};
@@ -205,7 +179,7 @@ static void tokens_came(struct kg_post *post, struct kg_call *call)
     if (call && !scratch)
         kg_call_finish(call, KG_EXHAUSTED, "out of memory");
     if (scratch) {
-        struct stream *s = stream_of(call);
+        struct kx_stream *s = stream_of(call);
         bool ok = asking->rc == 0;
         struct kx_ask ask = {.model = kv_buf_cstr(&asking->prompt.model),
                              .source = ok                         ? KX_ENGINE
@@ -232,7 +206,7 @@ static void tokens_known(struct kx_question *question, int rc)
 }
 
 /* Ask an engine for the tokens. Returns KX_ENGINE when they will come, else why not. */
-static enum kx_source ask_engine(struct stream *s, struct kx_prompt *prompt)
+static enum kx_source ask_engine(struct kx_stream *s, struct kx_prompt *prompt)
 {
     struct kx_server *server = s->server;
     struct asking *asking;
@@ -263,7 +237,7 @@ static enum kx_source ask_engine(struct stream *s, struct kx_prompt *prompt)
     return KX_FAILED;
 }
 
-static void decide(struct stream *s, struct kx_scratch *scratch)
+static void decide(struct kx_stream *s, struct kx_scratch *scratch)
 {
     struct kx_prompt *prompt = &scratch->prompt;
 
@@ -291,30 +265,11 @@ static void decide(struct stream *s, struct kx_scratch *scratch)
         choose_blind(s, scratch, source, kv_buf_cstr(&prompt->model), prompt->guess, false);
 }
 
-static bool is_header(const Kx__HeaderValue *header, const char *name)
-{
-    return header->key.len == strlen(name) && memcmp(header->key.data, name, header->key.len) == 0;
-}
-
-static struct kv_str value_of(const Kx__HeaderValue *header)
-{
-    ProtobufCBinaryData value = header->raw_value.len ? header->raw_value : header->value;
-
-    return (struct kv_str){(const char *)value.data, value.len};
-}
-
-static const Kx__HeaderMap *headers_of(const Kx__HttpHeaders *headers)
-{
-    static const Kx__HeaderMap none = KX__HEADER_MAP__INIT;
-
-    return headers->headers ? headers->headers : &none;
-}
-
-static void take_headers(struct stream *s, struct kx_scratch *scratch,
+static void take_headers(struct kx_stream *s, struct kx_scratch *scratch,
                          const Kx__ProcessingRequest *message)
 {
     const Kx__HttpHeaders *headers = message->request_headers;
-    const Kx__HeaderMap *map = headers_of(headers);
+    const Kx__HeaderMap *map = kx_headers_of(headers);
 
     if (s->phase != HEADERS)
         return;
@@ -323,9 +278,9 @@ static void take_headers(struct stream *s, struct kx_scratch *scratch,
         return;
     }
     for (size_t i = 0; i < map->n_headers; i++) {
-        struct kv_str value = value_of(map->headers[i]);
+        struct kv_str value = kx_value_of(map->headers[i]);
 
-        if (is_header(map->headers[i], "x-session-token") && value.len <= KX_MAX_SESSION)
+        if (kx_is_header(map->headers[i], "x-session-token") && value.len <= KX_MAX_SESSION)
             snprintf(s->session, sizeof(s->session), "%.*s", (int)value.len, value.p);
     }
     s->phase = BODY;
@@ -337,7 +292,7 @@ static void take_headers(struct stream *s, struct kx_scratch *scratch,
 }
 
 /* True when another @len bytes may wait for the body's end. */
-static bool has_room(const struct stream *s, size_t len)
+static bool has_room(const struct kx_stream *s, size_t len)
 {
     const struct kx_opts *o = &s->server->opts;
 
@@ -345,7 +300,7 @@ static bool has_room(const struct stream *s, size_t len)
            atomic_load_explicit(&s->server->bodies, memory_order_relaxed) + len <= o->max_bodies;
 }
 
-static void hold_body(struct stream *s, struct kx_scratch *scratch, ProtobufCBinaryData body)
+static void hold_body(struct kx_stream *s, struct kx_scratch *scratch, ProtobufCBinaryData body)
 {
     bool early = !has_room(s, body.len);
 
@@ -363,7 +318,7 @@ static void hold_body(struct stream *s, struct kx_scratch *scratch, ProtobufCBin
     }
 }
 
-static void take_body(struct stream *s, struct kx_scratch *scratch, const Kx__HttpBody *body)
+static void take_body(struct kx_stream *s, struct kx_scratch *scratch, const Kx__HttpBody *body)
 {
     if (s->modes[KX_REQUEST] != KX__BODY_SEND_MODE__FULL_DUPLEX_STREAMED) {
         kx_answer_body(s->call, KX_REQUEST);
@@ -378,7 +333,7 @@ static void take_body(struct stream *s, struct kx_scratch *scratch, const Kx__Ht
         hold_body(s, scratch, body->body);
 }
 
-static void take_trailers(struct stream *s, struct kx_scratch *scratch)
+static void take_trailers(struct kx_stream *s, struct kx_scratch *scratch)
 {
     if (s->trailers || s->phase == HEADERS)
         return;
@@ -392,99 +347,10 @@ static void take_trailers(struct stream *s, struct kx_scratch *scratch)
     }
 }
 
-/* -- the response: first token, output, end ----------------------------------------------------- */
-
-static void end_response(struct stream *s, enum kx_end end)
-{
-    struct kx_picker *p = &s->server->picker;
-
-    if (s->phase != ROUTED || s->response == OVER)
-        return;
-    s->response = OVER;
-    p->end(p->arg, s->id, end != KX_END_DONE);
-    kv_series_add(s->server->ends[end], 1);
-}
-
-/* The response has ended by itself. Of a refused request the worker has computed nothing. */
-static void complete(struct stream *s)
-{
-    s->response_over = true;
-    end_response(s, s->status >= 400 ? KX_END_LOST : KX_END_DONE);
-}
-
-static void take_response(struct stream *s, const Kx__HttpHeaders *headers)
-{
-    static const char events[] = "text/event-stream";
-    const Kx__HeaderMap *map = headers_of(headers);
-
-    for (size_t i = 0; i < map->n_headers; i++) {
-        struct kv_str value = value_of(map->headers[i]);
-
-        if (is_header(map->headers[i], ":status"))
-            s->status = value.len == 3 ? (unsigned)(value.p[0] - '0') * 100 : 0;
-        else if (is_header(map->headers[i], "content-type"))
-            s->events =
-                value.len >= sizeof(events) - 1 && memcmp(value.p, events, sizeof(events) - 1) == 0;
-    }
-    if (s->response == NO_RESPONSE)
-        s->response = RESPONDING;
-    kx_answer_headers(s->call, KX_RESPONSE, NULL);
-    if (headers->end_of_stream)
-        complete(s);
-}
-
-/* Count the empty lines that end events. A chunk may begin within one. */
-static uint64_t count_events(struct stream *s, ProtobufCBinaryData body)
-{
-    uint64_t n = 0;
-
-    for (size_t i = 0; i < body.len; i++) {
-        if (body.data[i] == '\r')
-            continue;
-        bool newline = body.data[i] == '\n';
-
-        n += newline && s->newline;
-        s->newline = newline && !s->newline;
-    }
-    return n;
-}
-
-/* A stream of events brings a token, or some, with each event; the first of them is the first token. */
-static void note_output(struct stream *s, ProtobufCBinaryData body)
-{
-    struct kx_picker *p = &s->server->picker;
-    uint64_t n;
-
-    if (s->phase != ROUTED || !s->events || s->status >= 400 || body.len == 0 ||
-        s->response == OVER)
-        return;
-    n = count_events(s, body);
-    if (s->response == RESPONDING) {
-        s->response = TOLD_FIRST;
-        p->first_token(p->arg, s->id);
-        n -= n > 0;
-    }
-    if (n > 0)
-        p->output(p->arg, s->id, n);
-}
-
-static void take_response_body(struct stream *s, const Kx__HttpBody *body)
-{
-    if (s->modes[KX_RESPONSE] != KX__BODY_SEND_MODE__FULL_DUPLEX_STREAMED)
-        kx_answer_body(s->call, KX_RESPONSE);
-    else if (!s->response_over)
-        kx_answer_stream(s->call, KX_RESPONSE, body->body.data, body->body.len,
-                         body->end_of_stream);
-    if (s->response_over)
-        return;
-    note_output(s, body->body);
-    if (body->end_of_stream)
-        complete(s);
-}
-
 /* -- messages ----------------------------------------------------------------------------------- */
 
-static void take(struct stream *s, struct kx_scratch *scratch, const Kx__ProcessingRequest *message)
+static void take(struct kx_stream *s, struct kx_scratch *scratch,
+                 const Kx__ProcessingRequest *message)
 {
     if (message->protocol_config && s->phase == HEADERS) {
         s->modes[KX_REQUEST] = message->protocol_config->request_body_mode;
@@ -501,14 +367,14 @@ static void take(struct stream *s, struct kx_scratch *scratch, const Kx__Process
         take_trailers(s, scratch);
         break;
     case KX__PROCESSING_REQUEST__REQUEST_RESPONSE_HEADERS:
-        take_response(s, message->response_headers);
+        kx_take_response(s, message->response_headers);
         break;
     case KX__PROCESSING_REQUEST__REQUEST_RESPONSE_BODY:
-        take_response_body(s, message->response_body);
+        kx_take_response_body(s, message->response_body);
         break;
     case KX__PROCESSING_REQUEST__REQUEST_RESPONSE_TRAILERS:
         if (!s->response_over)
-            complete(s);
+            kx_complete(s);
         kx_answer_trailers(s->call, KX_RESPONSE);
         break;
     default: /* metadata alone, or what this server doesn't know: nothing is expected */
@@ -542,10 +408,10 @@ void kx_stream_half_close(void *server, struct kg_call *call)
 
 void kx_stream_end(void *server, struct kg_call *call)
 {
-    struct stream *s = stream_of(call);
+    struct kx_stream *s = stream_of(call);
 
     (void)server;
-    end_response(s, s->response == TOLD_FIRST ? KX_END_DONE : KX_END_CANCELLED);
+    kx_end_response(s, s->response == TOLD_FIRST ? KX_END_DONE : KX_END_CANCELLED);
     let_go_of_body(s);
     kv_buf_fini(&s->subset.texts);
     free(s);
