@@ -32,6 +32,7 @@ static int ask(kv_store_v1 *self, unsigned i, const uint8_t *hash, size_t hash_l
     struct trd_member *member = &self->members[i];
     int rc = -ENOENT, packed = -ENOENT;
     struct trd_use use;
+    bool of_pack;
 
     if (!trd_enter(member, &use))
         return -EHOSTDOWN;
@@ -39,10 +40,11 @@ static int ask(kv_store_v1 *self, unsigned i, const uint8_t *hash, size_t hash_l
         packed = ask_packs(member, use.store, hash, hash_len, how);
     if (KV_LIKELY(!is_final(packed) && !packs_only))
         rc = how->try(use.store, hash, hash_len, how->arg);
+    of_pack = rc == -ENOENT && trd_unanswered(packed) && !kvs_is_outage(packed);
     if (rc == -ENOENT)
         rc = packed;
-    /* one bad pack says nothing about the member */
-    trd_leave(member, use, rc == packed && trd_unanswered(rc) && !kvs_is_outage(rc) ? 0 : rc);
+    /* one bad pack says nothing about the member, unless single blobs can't be had, either */
+    trd_leave(member, use, of_pack ? 0 : rc);
     if (rc == 0)
         trd_places_note(self->places, hash, hash_len, i);
     return rc;

@@ -228,7 +228,7 @@ static int touch(kv_store_v1 *self, const uint8_t *hashes, size_t hash_len, size
 
 static int get_ranges(kv_store_v1 *self, kv_store_range *ranges, size_t n)
 {
-    int found = kvs_file_ext()->get_ranges(self, ranges, n);
+    int found = shaky.fail_rc ? shaky.fail_rc : kvs_file_ext()->get_ranges(self, ranges, n);
 
     for (size_t i = 0; i < n && found >= 0; i++)
         if (shaky.bad_ranges && ranges[i].hash_len > 9 &&

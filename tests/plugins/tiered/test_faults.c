@@ -337,6 +337,29 @@ static void test_one_bad_pack(void **state)
     world_close(&w);
 }
 
+/* A member of which neither packs nor single blobs can be read is left alone, as one without packs. */
+static void test_packs_are_left_alone(void **state)
+{
+    struct world w;
+    int gets;
+    (void)state;
+
+    memset(shaky, 0, sizeof(*shaky));
+    world_open(&w, "puts = fast\n", "shaky://");
+    pack_all(&w);
+    assert_int_equal(get_packed(w.store), PACKED);
+    shaky->fail_rc = -EIO;
+    for (uint64_t n = 0; n < 3; n++)
+        assert_int_equal(get_blob(w.store, n), -EIO);
+    gets = shaky->gets;
+    for (uint64_t n = 0; n < PACKED; n++)
+        assert_int_equal(get_blob(w.store, n), -EIO);
+    assert_true(shaky->gets <= gets + 30); /* a probe each second, if that */
+    shaky->fail_rc = 0;
+    wait_until(get_packed(w.store) == PACKED);
+    world_close(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_failing),
@@ -346,7 +369,8 @@ int main(void)
                                        cmocka_unit_test(test_puts),
                                        cmocka_unit_test(test_opened_later),
                                        cmocka_unit_test(test_batches_stay_batches),
-                                       cmocka_unit_test(test_one_bad_pack)};
+                                       cmocka_unit_test(test_one_bad_pack),
+                                       cmocka_unit_test(test_packs_are_left_alone)};
 
     find_shaky();
     return cmocka_run_group_tests(tests, NULL, NULL);
