@@ -57,6 +57,16 @@ static void keep_opened(struct trd_bound *bound, struct trd_call *call)
     call->opened = NULL;
 }
 
+/* Return the store for a call, which has it for good when it closes it. */
+static struct kvs_store *store_for(struct trd_bound *bound, const struct trd_call *call)
+{
+    struct kvs_store *store = call->op == TRD_OPEN ? NULL : bound->inner;
+
+    if (call->op == TRD_CLOSE)
+        bound->inner = NULL;
+    return store;
+}
+
 static void do_call(struct trd_bound *bound, struct trd_call *call)
 {
     bool late;
@@ -66,8 +76,7 @@ static void do_call(struct trd_bound *bound, struct trd_call *call)
     late = call->given_up; /* before it began */
     pthread_mutex_unlock(&call->lock);
     if (!late)
-        rc = trd_call_do(call, call->op == TRD_OPEN ? NULL : bound->inner, bound->uri,
-                         bound->existing);
+        rc = trd_call_do(call, store_for(bound, call), bound->uri, bound->existing);
     if (call->op == TRD_OPEN && !late && rc == 0)
         keep_opened(bound, call);
     pthread_mutex_lock(&call->lock);
@@ -225,6 +234,23 @@ int trd_bound_open(struct trd_bound *bound, struct kvs_store **ret)
     return rc < 0 ? rc : trd_bound_wrap(bound, inner, ret);
 }
 
+/* Close the store by the last call, in time. One that wasn't closed is left to free_bound. */
+static void close_inner(struct trd_bound *bound)
+{
+    struct trd_call *call;
+    bool mine, opened;
+
+    pthread_mutex_lock(&bound->lock);
+    opened = bound->inner != NULL;
+    pthread_mutex_unlock(&bound->lock);
+    call = opened ? trd_call_make(TRD_CLOSE, NULL, 0, 0) : NULL;
+    if (!call)
+        return;
+    (void)trd_bound_run(bound, call, &mine);
+    if (mine)
+        trd_call_free(call);
+}
+
 /* Keep this library loaded: threads that nobody can wait for run its code. */
 static void stay_loaded(void)
 {
@@ -247,6 +273,7 @@ void trd_bound_destroy(struct trd_bound *bound)
         free(bound);
         return;
     }
+    close_inner(bound);
     pthread_mutex_lock(&bound->lock);
     late = bound->late;
     n_workers = bound->n_workers;

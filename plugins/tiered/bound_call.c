@@ -153,6 +153,9 @@ int trd_call_do(struct trd_call *c, struct kvs_store *store, const char *uri, bo
         return store->ext.sweep_chunks(store->backend, c->min_age_s, call_live, c, &c->swept);
     case TRD_STATS:
         return kvs_stats(store, &c->stats);
+    case TRD_CLOSE:
+        kvs_close(store);
+        return 0;
     default:
         return do_chunks(c, store);
     }

@@ -29,7 +29,8 @@ enum trd_op {
     TRD_SWEEP,
     TRD_STATS,
     TRD_NEW,
-    TRD_RANGES
+    TRD_RANGES,
+    TRD_CLOSE
 };
 
 /** A call: its arguments, copied, and its results. */

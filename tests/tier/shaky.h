@@ -11,7 +11,7 @@
 
 struct shaky {
     /* what to do; all are read at each call */
-    _Atomic bool hang, hang_puts, hang_open; /* until it becomes false */
+    _Atomic bool hang, hang_puts, hang_open, hang_close; /* until it becomes false */
     _Atomic bool hang_exists, hang_publications, hang_deletes;
     _Atomic int hang_publication; /* this one by number, from 1 on, while it is set; 0: none */
     _Atomic int hang_at;       /* in streams: before piece number so much, from 1 on; 0: nowhere */

@@ -56,6 +56,8 @@ static kv_store_v1 *open_shaky(const char *uri)
 
 static void close_shaky(kv_store_v1 *self)
 {
+    while (shaky.hang_close)
+        usleep(1000);
     kvs_file_vtable()->close(self);
     atomic_fetch_add(&shaky.closes, 1);
 }

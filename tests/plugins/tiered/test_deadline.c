@@ -220,6 +220,13 @@ static void test_open_and_close(void **state)
     pthread_join(thread, NULL);
     wait_until(shaky->opens ==
                shaky->closes + 1); /* the late call has closed it; w.store is left */
+    late = open_store(w.uri);
+    assert_int_equal(get_blob(late, 0), 0);
+    shaky->hang_close = true;
+    kvs_close(late); /* nor for the member's own close */
+    assert_int_equal(shaky->opens, shaky->closes + 2);
+    shaky->hang_close = false;
+    wait_until(shaky->opens == shaky->closes + 1);
     world_close(&w);
 }
 
