@@ -178,12 +178,56 @@ static void test_without_events_between(void **state)
     world_fini(&w);
 }
 
+struct followed {
+    uint64_t stored, lost;
+};
+
+static void follow_slowly(void *arg, const struct kvbm_event *events, size_t n, uint64_t lost)
+{
+    struct followed *followed = arg;
+
+    usleep(1000);
+    followed->lost += lost;
+    for (size_t k = 0; k < n; k++)
+        followed->stored += events[k].type == KVBM_EVENT_STORED;
+}
+
+/* A queue that is shorter than the disk's blocks: opening waits for the sinks before it is full. */
+static void test_short_queue(void **state)
+{
+    const struct kvbm_events_opts opts = {.size = sizeof(opts), .queue_bytes = 2048};
+    struct followed followed = {0};
+    struct world w;
+
+    (void)state;
+    world_init(&w, 64);
+    world_with_disk(&w, 300);
+    world_start(&w);
+    world_attach(&w, false);
+    for (uint32_t i = 0; i < 25; i++) {
+        assert_int_equal(world_store(&w, FIRST * (i + 1), 12), 12);
+        assert_int_equal(kvbm_manager_drain(w.m, 60000), 0);
+    }
+    world_stop(&w);
+    assert_int_equal(kvbm_events_create(&opts, &w.opts.events), 0);
+    assert_true(kvbm_events_add_callback(w.opts.events, KVBM_EVENTS_PER_TIER, follow_slowly,
+                                         &followed) > 0);
+    world_start(&w);
+    assert_int_equal(kvbm_events_flush(w.opts.events, 60000), 0);
+    assert_int_equal(followed.lost, 0);
+    assert_int_equal(followed.stored, 300);
+    world_attach(&w, false);
+    end(&w);
+    world_fini(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_told_by_itself),
         cmocka_unit_test(test_told_by_a_request),
         cmocka_unit_test(test_without_events_between),
+        cmocka_unit_test(test_short_queue),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -139,6 +139,13 @@ void kvbm_events_put(struct kvbm_events *events, const struct kvbm_event *event)
     filling->n++;
 }
 
+uint64_t kvbm_events_capacity(const struct kvbm_events *events, uint32_t key_len, uint32_t n_tokens)
+{
+    const struct kvbm_event like = {.key_len = key_len, .parent = events, .n_tokens = n_tokens};
+
+    return events->queue_bytes / kvbm_record_bytes(&like); /* reads no parent */
+}
+
 /* Wake the thread at the first event and when a batch is full; not in between. */
 void kvbm_events_end(struct kvbm_events *events)
 {

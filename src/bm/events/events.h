@@ -44,6 +44,10 @@ void kvbm_events_use(struct kvbm_events *events, struct kvbm_event_source *sourc
 /** End that, behind walks that are under way. The registry is still whole. */
 void kvbm_events_leave(struct kvbm_events *events, struct kvbm_event_source *source);
 
+/** Return how many events of blocks with a parent the queue holds, by their keys' length and tokens. */
+uint64_t kvbm_events_capacity(const struct kvbm_events *events, uint32_t key_len,
+                              uint32_t n_tokens);
+
 /**
  * Hand all blocks of all registries to @fn, at most KVBM_WALK a call, without locks of registries.
  * Each block is as it was at a moment between the call and the return. @fn returns false to end the

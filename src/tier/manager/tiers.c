@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 
 #include "base/core/log.h"
+#include "bm/events/events.h"
 #include "bm/registry/registry.h"
 #include "bm/storage/storage.h"
 #include "tier/manager/offload/offload.h"
@@ -26,8 +27,9 @@
 #define OBJECT_SHARE 4
 
 enum {
-    TOLD_AT_ONCE = 4096, /* blocks of the disk whose events may wait at a time, when it is opened */
-    FOLLOW_MS = 5000     /* longest wait for the events' sinks */
+    TOLD_AT_ONCE =
+        4096,        /* most blocks of the disk whose events wait at a time, when it is opened */
+    FOLLOW_MS = 5000 /* longest wait for the events' sinks */
 };
 
 /* Create a tier's pool. Duplicates are rejected: a key has one block in each tier. */
@@ -193,13 +195,14 @@ struct reload {
     struct kvbm_manager *m;
     struct kvbm_mutable *blocks; /* by slot number */
     uint64_t n, refused;
-    bool no_wait; /* the sinks of events hang: go on without them */
+    uint64_t at_once; /* blocks whose events may wait: at most half of the queue; 0: no events */
+    bool no_wait;     /* the sinks of events hang: go on without them */
 };
 
 /* Let the events' sinks follow: the queue has no room for all blocks of a large disk. */
 static void let_follow(struct reload *reload)
 {
-    if (reload->m->opts.events && ++reload->n % TOLD_AT_ONCE == 0 && !reload->no_wait)
+    if (reload->at_once && ++reload->n % reload->at_once == 0 && !reload->no_wait)
         reload->no_wait = kvbm_events_flush(reload->m->opts.events, FOLLOW_MS) < 0;
 }
 
@@ -249,6 +252,10 @@ static int reload_disk(struct kvbm_manager *m, uint32_t n)
     int rc = reload.blocks ? kvbm_pool_allocate(m->disk, n, reload.blocks, NULL) : -ENOMEM;
     long found = 0;
 
+    if (m->opts.events)
+        reload.at_once =
+            KV_MIN(kvbm_events_capacity(m->opts.events, m->key_len, m->block_tokens) / 2 + 1,
+                   (uint64_t)TOLD_AT_ONCE);
     if (rc == 0) {
         found = kvbm_disk_each(m->disk_store, reload_one, &reload);
         keep_usable(m, reload.blocks, n);
