@@ -93,7 +93,7 @@ def test_conformance_with_redis_and_a_folder():
 
 def test_conformance_with_s3():
     with folder() as path, S3() as s3:
-        passes(write(path, fast=path / "fast", cold=s3.uri()))
+        passes(write(path, fast=path / "fast", cold=s3.uri(timeout=240)))  # a stall of a quarter of it is a fault
 
 
 # Checks that ask for something that isn't there: it may lie in the member that is down, so -EIO is the answer.
