@@ -28,7 +28,11 @@ static int open_listener(struct kg_server *server, struct kv_error *error)
     struct addrinfo hints = {.ai_flags = AI_PASSIVE | AI_NUMERICHOST | AI_NUMERICSERV,
                              .ai_socktype = SOCK_STREAM};
     struct addrinfo *list;
-    struct sockaddr_storage name = {0};
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+    } name = {.v6 = {0}};
     socklen_t len = sizeof(name);
     char port[8];
 
@@ -40,10 +44,9 @@ static int open_listener(struct kg_server *server, struct kv_error *error)
     if (server->listener < 0)
         return kv_fail(error, server->listener, 0, "can't listen on %s port %s: %s", server->host,
                        port, strerror(-server->listener));
-    if (getsockname(server->listener, (struct sockaddr *)&name, &len) < 0)
+    if (getsockname(server->listener, &name.any, &len) < 0)
         return kv_fail(error, -errno, 0, "can't read the port: %s", strerror(errno));
-    server->port = ntohs(name.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&name)->sin6_port
-                                                    : ((struct sockaddr_in *)&name)->sin_port);
+    server->port = ntohs(name.any.sa_family == AF_INET6 ? name.v6.sin6_port : name.v4.sin_port);
     return 0;
 }
 
