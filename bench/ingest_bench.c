@@ -8,11 +8,19 @@
  *
  * Yardstick of the same run: the same messages over the same kind of socket, received and dropped.
  * The publisher's work on this machine is in both figures.
+ *
+ * Dynamo's events of one block each, in chains of 64, are handed to a listener as NATS messages are: in
+ * envelopes of 256 events, and of one. That figure counts seconds of the thread's processor.
  */
 #include <dirent.h>
 #include <inttypes.h>
 
+#include <time.h>
+
+#include "event/router/envelope.h"
+#include "event/router/router_msgpack.h"
 #include "indexer/registry/registry.h"
+#include "indexer/stream/listener.h"
 #include "kv_event.h"
 #include "publish_load.h"
 #include "support.h"
@@ -215,6 +223,118 @@ static void measure(const char *name, const struct load *load, const char *where
         ROUNDS, where);
 }
 
+/* -- Dynamo's events of one block each --------------------------------------------------------- */
+
+enum { DYNAMO_BLOCKS = 1 << 20, DYNAMO_CHAIN = 64, DYNAMO_PUBLISHER = 42 };
+
+/* Encode all blocks, @per_message events an envelope. */
+static void make_envelopes(struct batches *ret, uint32_t per_message)
+{
+    struct kve_envelope envelope = {.publisher = DYNAMO_PUBLISHER,
+                                    .topic = {KVE_ENVELOPE_TOPIC, strlen(KVE_ENVELOPE_TOPIC)}};
+    struct kv_buf events = KV_BUF_INIT;
+    struct kv_block block;
+    struct kve_router_event event = {
+        .holder.worker = 1, .type = KVE_OP_STORE, .blocks = &block, .n = 1};
+
+    batches_init(ret, DYNAMO_BLOCKS / per_message);
+    for (uint64_t i = 0; i < DYNAMO_BLOCKS; i++) {
+        if (i % per_message == 0) {
+            kv_buf_clear(&events);
+            kv_msgpack_put_array(&events, per_message);
+        }
+        block = (struct kv_block){block_hash(i + 1), block_hash(i * 3 + 7)};
+        event.event_id = i + 1;
+        event.has_parent = i % DYNAMO_CHAIN;
+        event.parent = block_hash(i);
+        kve_router_event_pack(&events, &event);
+        if (i % per_message != per_message - 1)
+            continue;
+        envelope.sequence = ret->n;
+        envelope.payload = (struct kv_str){events.data, events.len};
+        kve_envelope_write(&ret->payloads, &envelope);
+        ret->offsets[++ret->n] = ret->payloads.len;
+    }
+    if (events.error || ret->payloads.error)
+        bench_die("out of memory", 0);
+    kv_buf_fini(&events);
+}
+
+static double thread_seconds(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+/* Hand all messages to a listener. Returns blocks a second of this thread's processor. */
+static double applied(const struct batches *batches)
+{
+    struct ki_registry_opts opts = {.threads = 1};
+    const struct ki_registration reg = {.instance = 1,
+                                        .block_size = BLOCK_TOKENS,
+                                        .endpoint = "fed",
+                                        .fed = true,
+                                        .has_publisher = true,
+                                        .publisher = DYNAMO_PUBLISHER,
+                                        .model = "m",
+                                        .tenant = "default"};
+    struct ki_worker_info info = {0};
+    struct ki_registry *registry;
+    struct ki_listener *listener;
+    struct kv_error error;
+    double start;
+
+    if (ki_registry_create(&opts, &registry) < 0 ||
+        ki_registry_register(registry, &reg, &error) < 0)
+        bench_die("can't register", 0);
+    listener = ki_registry_listener(registry, 1, 0);
+    while (!ki_listener_has_started(listener))
+        nanosleep(&(struct timespec){.tv_nsec = 500000}, NULL);
+    start = thread_seconds();
+    for (size_t i = 0; i < batches->n; i++) {
+        const char *data = (const char *)batches->payloads.data + batches->offsets[i];
+        struct kve_message message = {
+            .sequence = i,
+            .has_publisher = true,
+            .publisher = DYNAMO_PUBLISHER,
+            .payload = {data, batches->offsets[i + 1] - batches->offsets[i]}};
+
+        if (ki_listener_feed_message(listener, &message) < 0)
+            bench_die("the listener is gone", 0);
+    }
+    start = thread_seconds() - start;
+    ki_listener_info(listener, &info);
+    if (info.held != DYNAMO_BLOCKS || info.reasons & ~KI_BECAUSE(STALE))
+        bench_die("events were lost", 0);
+    free(info.endpoint);
+    free(info.model);
+    free(info.tenant);
+    free(info.last_error);
+    free(info.groups);
+    ki_listener_release(listener);
+    ki_registry_destroy(registry);
+    return DYNAMO_BLOCKS / start;
+}
+
+static void measure_dynamo(uint32_t per_message)
+{
+    struct batches batches;
+    double rates[ROUNDS];
+
+    make_envelopes(&batches, per_message);
+    for (int i = 0; i < ROUNDS; i++)
+        rates[i] = applied(&batches);
+    qsort(rates, ROUNDS, sizeof(rates[0]), bench_by_value);
+    bench_line("ingest",
+               "'figure':'dynamo_single_blocks','unit':'blocks/s','events_per_message':%u,"
+               "'per_cpu_second':%.0f,'best':%.0f,'blocks':%d,'bytes_per_block':%.1f,'rounds':%d",
+               per_message, rates[ROUNDS / 2], rates[ROUNDS - 1], DYNAMO_BLOCKS,
+               (double)batches.payloads.len / DYNAMO_BLOCKS, ROUNDS);
+    batches_fini(&batches);
+}
+
 int main(int argc, char **argv)
 {
     struct load load;
@@ -227,5 +347,7 @@ int main(int argc, char **argv)
     make_load(&load, 100000 / batch_blocks);
     measure("zmq_to_queryable_full_cache", &load, "tcp://127.0.0.1:*");
     batches_fini(&load.batches);
+    measure_dynamo(256);
+    measure_dynamo(1);
     return 0;
 }

@@ -154,10 +154,15 @@ static bool names_range(const struct ki_applier *a, const struct kve_op *op)
     return false;
 }
 
-/* Return true when a store below a known block can only mean new copies, whatever preceded it. */
+/*
+ * Return true when a store below a known block can only mean new copies, whatever preceded it; or at least
+ * one copy (single), which is the same where the index hasn't the block.
+ */
 static bool may_wait(const struct ki_applier *a, const struct kve_op *op)
 {
-    return !op->single && !a->has_windows && !a->habits.eagle_drop && !a->ranges.n_open &&
+    if (op->single && (op->incomplete || a->incomplete.n))
+        return false;
+    return !a->has_windows && !a->habits.eagle_drop && !a->ranges.n_open &&
            !ki_reports_are_on(&a->reports) && !a->run.off && !names_range(a, op);
 }
 
@@ -193,7 +198,7 @@ static bool wait_for_more(struct ki_applier *a, struct kvi_index *index,
         return true;
     if (op->tier != KV_TIER_DEVICE || op->source || !op->n || a->ranges.n)
         return false;
-    if (!op->has_parent && !is_new_root(a, index, batch, at))
+    if (!op->has_parent && !op->single && !is_new_root(a, index, batch, at))
         return false;
     return ki_store_run_start(&a->run, holder, op);
 }

@@ -134,7 +134,7 @@ static void note_main(struct ki_applier *a, const struct kvi_cache *cache, const
     if (op->single || a->incomplete.n)
         ki_applier_note_complete(a, op);
     if (verdict == KI_VERDICT_COPIES && !stored->parked && op->n)
-        ki_store_run_begin(&a->run, cache->holder, op->blocks[op->n - 1].hash);
+        ki_store_run_begin(&a->run, cache->holder, op->blocks[op->n - 1].hash, op->single);
 }
 
 /* Note that the index refused a store. Returns 0 when the reason is the event's own. */
@@ -198,7 +198,8 @@ static int store_each(struct ki_applier *a, struct kvi_index *index, const struc
                             .has_parent = has_parent,
                             .parent = parent,
                             .blocks = blocks,
-                            .n = n};
+                            .n = n,
+                            .single = run->single};
         int rc = ki_applier_store(a, index, &cache, &op, KI_VERDICT_COPIES);
 
         result = rc < 0 ? rc : result;

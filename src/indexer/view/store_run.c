@@ -21,9 +21,11 @@ void ki_store_run_fini(struct ki_store_run *run)
     memset(run, 0, sizeof(*run));
 }
 
-void ki_store_run_begin(struct ki_store_run *run, struct kv_holder holder, uint64_t last)
+void ki_store_run_begin(struct ki_store_run *run, struct kv_holder holder, uint64_t last,
+                        bool single)
 {
     run->open = true;
+    run->single = single;
     run->holder = holder;
     run->last = last;
 }
@@ -33,8 +35,8 @@ static bool continues(const struct ki_store_run *run, struct kv_holder holder,
                       const struct kve_op *op)
 {
     return op->type == KVE_OP_STORE && op->has_parent && op->parent == run->last && op->n &&
-           op->tier == KV_TIER_DEVICE && !op->source && holder.worker == run->holder.worker &&
-           holder.rank == run->holder.rank;
+           op->single == run->single && op->tier == KV_TIER_DEVICE && !op->source &&
+           holder.worker == run->holder.worker && holder.rank == run->holder.rank;
 }
 
 /* Make room for a store of @n blocks. Most streams are quiet: they keep no memory for it. */
@@ -62,8 +64,10 @@ static void add(struct ki_store_run *run, const struct kve_op *op)
 
 bool ki_store_run_start(struct ki_store_run *run, struct kv_holder holder, const struct kve_op *op)
 {
-    if (run->n_chains == KI_RUN_CHAINS || !op->n || !has_room(run, op->n))
+    if (run->n_chains == KI_RUN_CHAINS || !op->n || !has_room(run, op->n) ||
+        (run->n_chains && op->single != run->single))
         return false;
+    run->single = op->single;
     run->room->chains[run->n_chains++] =
         (struct kvi_new_chain){.holder = holder,
                                .has_parent = op->has_parent,

@@ -42,8 +42,9 @@ struct ki_run_room {
 
 /** The waiting stores of a stream. Zero-initialise. */
 struct ki_store_run {
-    bool off;  /* for tests: nothing waits */
-    bool open; /* the next store may continue the last one, which may be in the index already */
+    bool off;    /* for tests: nothing waits */
+    bool open;   /* the next store may continue the last one, which may be in the index already */
+    bool single; /* the waiting stores mean one copy of each block, however often told */
     struct kv_holder holder;  /* of the last store */
     uint64_t last;            /* hash of its last block */
     struct ki_run_room *room; /* NULL: nothing waits */
@@ -52,8 +53,12 @@ struct ki_store_run {
 
 void ki_store_run_fini(struct ki_store_run *run);
 
-/** Note that @holder has stored blocks up to @last at once (parked or not). Nothing waits. */
-void ki_store_run_begin(struct ki_store_run *run, struct kv_holder holder, uint64_t last);
+/**
+ * Note that @holder has stored blocks up to @last at once (parked or not), @single as the operation says.
+ * Nothing waits.
+ */
+void ki_store_run_begin(struct ki_store_run *run, struct kv_holder holder, uint64_t last,
+                        bool single);
 
 /** Let the store @op wait. Returns false when it doesn't continue the last, or there is no room. */
 bool ki_store_run_append(struct ki_store_run *run, struct kv_holder holder,
