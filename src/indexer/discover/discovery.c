@@ -404,11 +404,10 @@ static void renumber(struct ki_discovery *d, const struct sources *to)
 /* Let the threads run: those of sources that have none, and the reconciler's. */
 static int start_threads(struct ki_discovery *d)
 {
-    int rc = 0;
+    bool wanted = d->n_sources || d->n_followed; /* the thread writes n_followed */
+    int rc = wanted ? kv_thread_start(&d->thread, "ki-discover", ki_reconcile_run, d) : 0;
 
-    if (d->n_sources || d->n_followed)
-        rc = kv_thread_start(&d->thread, "ki-discover", ki_reconcile_run, d);
-    d->has_thread = rc == 0 && (d->n_sources || d->n_followed);
+    d->has_thread = wanted && rc == 0;
     for (size_t i = 0; i < d->n_sources && rc == 0; i++)
         start_source(d->sources[i]);
     return rc;
