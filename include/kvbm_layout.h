@@ -62,9 +62,6 @@ enum kvbm_storage_kind {
     KVBM_STORAGE_NULL = 6      /* addresses without memory, for tests and dry runs */
 };
 
-/** Return the name of a kind ("system", "pinned" ...); a static string, never NULL. */
-KV_API const char *kvbm_storage_kind_name(enum kvbm_storage_kind kind);
-
 /** A piece of memory or a file. Any thread; registrations take a lock. */
 struct kvbm_storage;
 
@@ -183,15 +180,6 @@ enum kvbm_layout_kind {
     KVBM_LAYER_SEPARATE_OUTER_CONTIGUOUS = 3,
     KVBM_LAYER_SEPARATE_BLOCK_CONTIGUOUS = 4
 };
-
-/**
- * Return the name of a kind: "fully_contiguous", "layer_separate",
- * "layer_separate_outer_contiguous" or "layer_separate_block_contiguous"; a static string.
- */
-KV_API const char *kvbm_layout_kind_name(enum kvbm_layout_kind kind);
-
-/** Parse the name of a kind, ignoring '_', '-' and case. Returns 0 or -EINVAL. */
-KV_API int kvbm_layout_kind_parse(const char *text, enum kvbm_layout_kind *ret);
 
 /** Order of the elements of a region. Copies between layouts of different order convert. */
 enum kvbm_block_order {

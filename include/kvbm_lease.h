@@ -60,9 +60,6 @@ KV_API int kvbm_shared_create(const struct kvbm_shared_opts *opts, struct kvbm_s
  */
 KV_API void kvbm_shared_destroy(struct kvbm_shared *shared);
 
-/** Return the memory, aligned to 4096 bytes; NULL for NULL. */
-KV_API void *kvbm_shared_memory(const struct kvbm_shared *shared);
-
 /**
  * Return an allocator that hands out pieces of @shared, for kvbm_layout_allocate: -ENOSPC when there
  * is too little left. Pieces aren't taken back. One thread at a time.

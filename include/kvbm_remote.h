@@ -129,9 +129,6 @@ KV_API int kvbm_agent_create(const struct kvbm_agent_opts *opts, struct kvbm_age
  */
 KV_API int kvbm_agent_destroy(struct kvbm_agent *agent);
 
-/** Return the incarnation of an agent; never 0. */
-KV_API uint64_t kvbm_agent_incarnation(const struct kvbm_agent *agent);
-
 /**
  * Copy endpoint @i as it was really bound, with a NUL: the port that "tcp:127.0.0.1:0" has become.
  * *@needed (may be NULL) becomes the length with the NUL. Returns the length without; -ENOENT (no
@@ -431,9 +428,6 @@ KV_API int kvbm_remote_blocks_mutable(struct kvbm_agent *agent, const struct kvb
 
 /** Free a list. NULL is a no-op. */
 KV_API void kvbm_remote_blocks_destroy(struct kvbm_remote_blocks *blocks);
-
-/** Return the number of blocks in a list. */
-KV_API size_t kvbm_remote_blocks_count(const struct kvbm_remote_blocks *blocks);
 
 /**
  * Tell whether a list may still be used: as far as this process was told, its set has neither

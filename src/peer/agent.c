@@ -127,8 +127,3 @@ int kvbm_agent_destroy(struct kvbm_agent *agent)
     agent_free(agent);
     return 0;
 }
-
-uint64_t kvbm_agent_incarnation(const struct kvbm_agent *agent)
-{
-    return agent ? agent->incarnation : 0;
-}

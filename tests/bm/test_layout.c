@@ -434,47 +434,6 @@ static void test_overflow(void **state)
 
 /* ---- which kind ---- */
 
-static void test_names(void **state)
-{
-    static const struct {
-        const char *text;
-        int kind; /* or -1 */
-    } names[] = {{"fully_contiguous", KVBM_FULLY_CONTIGUOUS},
-                 {"FullyContiguous", KVBM_FULLY_CONTIGUOUS},
-                 {"FULLY-CONTIGUOUS", KVBM_FULLY_CONTIGUOUS},
-                 {"_fully__contiguous-", KVBM_FULLY_CONTIGUOUS},
-                 {"layer_separate", KVBM_LAYER_SEPARATE},
-                 {"LayerSeparate", KVBM_LAYER_SEPARATE},
-                 {"layer-separate-outer-contiguous", KVBM_LAYER_SEPARATE_OUTER_CONTIGUOUS},
-                 {"layerSeparateBlockContiguous", KVBM_LAYER_SEPARATE_BLOCK_CONTIGUOUS},
-                 {"", -1},
-                 {"-_", -1},
-                 {"fully contiguous", -1},
-                 {"fully_contiguous_", KVBM_FULLY_CONTIGUOUS},
-                 {"fully_contiguousx", -1},
-                 {"fully_contiguou", -1},
-                 {"unknown", -1}};
-    enum kvbm_layout_kind kind;
-    (void)state;
-
-    for (size_t i = 0; i < KV_COUNT(names); i++) {
-        kind = (enum kvbm_layout_kind)77;
-        assert_int_equal(kvbm_layout_kind_parse(names[i].text, &kind),
-                         names[i].kind < 0 ? -EINVAL : 0);
-        assert_int_equal(kind, names[i].kind < 0 ? 77 : names[i].kind);
-    }
-    for (int k = 1; k <= 4; k++) {
-        const char *name = kvbm_layout_kind_name((enum kvbm_layout_kind)k);
-
-        assert_int_equal(kvbm_layout_kind_parse(name, &kind), 0);
-        assert_int_equal(kind, k);
-    }
-    assert_string_equal(kvbm_layout_kind_name((enum kvbm_layout_kind)0), "unknown");
-    assert_string_equal(kvbm_layout_kind_name((enum kvbm_layout_kind)5), "unknown");
-    assert_int_equal(kvbm_layout_kind_parse(NULL, &kind), -EINVAL);
-    assert_int_equal(kvbm_layout_kind_parse("layer_separate", NULL), -EINVAL);
-}
-
 #define REFUSED 0
 #define ANY KVBM_LAYER_SEPARATE
 #define BLOCK KVBM_LAYER_SEPARATE_BLOCK_CONTIGUOUS
@@ -680,10 +639,9 @@ int main(void)
         cmocka_unit_test(test_walk),           cmocka_unit_test(test_unaligned_storages),
         cmocka_unit_test(test_memory),         cmocka_unit_test(test_out_of_range),
         cmocka_unit_test(test_contradictions), cmocka_unit_test(test_dtypes),
-        cmocka_unit_test(test_overflow),       cmocka_unit_test(test_names),
-        cmocka_unit_test(test_tensor_shapes),  cmocka_unit_test(test_storage_counts),
-        cmocka_unit_test(test_mixed_storages), cmocka_unit_test(test_allocators),
-        cmocka_unit_test(test_starved),
+        cmocka_unit_test(test_overflow),       cmocka_unit_test(test_tensor_shapes),
+        cmocka_unit_test(test_storage_counts), cmocka_unit_test(test_mixed_storages),
+        cmocka_unit_test(test_allocators),     cmocka_unit_test(test_starved),
     };
 
     print_message("KV_TEST_SEED=%llu\n", (unsigned long long)test_seed());

@@ -36,7 +36,6 @@ static struct kvbm_layout_config config = {.size = sizeof(config),
                                            .page_size = BM_BLOCK,
                                            .inner_dim = 8};
 static struct kvbm_layout_shape shape;
-static enum kvbm_layout_kind kind;
 static struct kvbm_view view;
 static kvx_cache_desc_t cache;
 static struct kvbm_pool_opts pool_opts = {
@@ -114,8 +113,6 @@ static void on_touch(void *arg, enum kv_tier tier, uint32_t group, const void *k
     NIL(kvbm_sequence_hashes(NULL))
 
 #define LAYOUTS(IS, NIL, NONE, FINE)                                                      \
-    FINE(kvbm_storage_kind_name(0)[0])                                                    \
-    FINE(kvbm_layout_kind_name(0)[0])                                                     \
     IS(-EINVAL, kvbm_storage_create(NULL, &storage))                                      \
     IS(-EINVAL, kvbm_storage_create(&storage_opts, NULL))                                 \
     NONE(kvbm_storage_destroy(NULL))                                                      \
@@ -136,8 +133,6 @@ static void on_touch(void *arg, enum kv_tier tier, uint32_t group, const void *k
     IS(-EINVAL, kvbm_storage_unregister(NULL, "a"))                                       \
     IS(-EINVAL, kvbm_storage_unregister(storage, NULL))                                   \
     NIL(kvbm_allocator_of(NULL).arg)                                                      \
-    IS(-EINVAL, kvbm_layout_kind_parse(NULL, &kind))                                      \
-    IS(-EINVAL, kvbm_layout_kind_parse("layer_separate", NULL))                           \
     IS(-EINVAL, kvbm_layout_compute(NULL, &shape))                                        \
     IS(-EINVAL, kvbm_layout_compute(&config, NULL))                                       \
     IS(-EINVAL, kvbm_layout_create(NULL, &storage, 1, &layout))                           \

@@ -121,16 +121,6 @@ static void check_contents(struct kvbm_storage *storage)
 
 /* ---- options ---- */
 
-static void test_names(void **state)
-{
-    static const char *const names[] = {"unknown", "system",   "pinned", "device",
-                                        "disk",    "external", "null",   "unknown"};
-    (void)state;
-
-    for (int kind = 0; kind < 8; kind++)
-        assert_string_equal(kvbm_storage_kind_name((enum kvbm_storage_kind)kind), names[kind]);
-}
-
 static void test_options(void **state)
 {
     struct kvbm_storage_opts opts = options(KVBM_STORAGE_SYSTEM, 100);
@@ -893,7 +883,6 @@ static void test_starved(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_names),
         cmocka_unit_test(test_options),
         cmocka_unit_test(test_system),
         cmocka_unit_test(test_first_touch),

@@ -84,7 +84,6 @@ static void test_generations(void **state)
     assert_int_equal(import(reader, &o), -EEXIST);
     assert_int_equal(kvbm_remote_blocks_mutable(reader, at, 2, &first), -EPERM);
     assert_int_equal(kvbm_remote_blocks_immutable(reader, at, 3, &first), 0);
-    assert_int_equal(kvbm_remote_blocks_count(first), 3);
     assert_int_equal(kvbm_remote_blocks_view(first, 2, 0, 0, &view), 0);
     assert_int_equal(kvbm_remote_blocks_view(first, 3, 0, 0, &view), -ERANGE);
     assert_int_equal(kvbm_remote_blocks_view(first, 0, 2, 0, &view), -ERANGE);
@@ -140,7 +139,6 @@ static void test_lists(void **state)
     assert_int_equal(kvbm_remote_blocks_immutable(reader, at + 1, 1, &list), -ENOENT);
     assert_int_equal(kvbm_remote_blocks_immutable(reader, at + 2, 1, &list), -ENOENT);
     assert_int_equal(kvbm_remote_blocks_immutable(reader, at + 3, 1, &list), -ERANGE);
-    assert_int_equal(kvbm_remote_blocks_count(NULL), 0);
     assert_int_equal(kvbm_remote_blocks_check(NULL), -EINVAL);
     kvbm_remote_blocks_destroy(NULL);
     assert_int_equal(kvbm_agent_destroy(reader), 0);

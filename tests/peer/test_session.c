@@ -58,7 +58,7 @@ static void check_calls(const char *endpoint, uint32_t n_data)
     assert_true(info.open);
     assert_false(info.tls);
     assert_string_equal(info.agent, "owner");
-    assert_int_equal(info.incarnation, kvbm_agent_incarnation(p.owner));
+    assert_int_not_equal(info.incarnation, 0);
     assert_int_equal(info.n_data, n_data);
     for (size_t len = 0; len <= sizeof(body); len = len * 3 + 1)
         echo(p.session, body, len);

@@ -13,51 +13,6 @@
 
 /* ---- names ---- */
 
-static const char *const kind_names[] = {
-    [KVBM_FULLY_CONTIGUOUS] = "fully_contiguous",
-    [KVBM_LAYER_SEPARATE] = "layer_separate",
-    [KVBM_LAYER_SEPARATE_OUTER_CONTIGUOUS] = "layer_separate_outer_contiguous",
-    [KVBM_LAYER_SEPARATE_BLOCK_CONTIGUOUS] = "layer_separate_block_contiguous",
-};
-
-const char *kvbm_layout_kind_name(enum kvbm_layout_kind kind)
-{
-    return kind > 0 && (size_t)kind < KV_COUNT(kind_names) ? kind_names[kind] : "unknown";
-}
-
-static char lower(char c) /* independent of the locale */
-{
-    return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
-}
-
-/* True when equal except for case, '_' and '-'. */
-static bool same_name(const char *a, const char *b)
-{
-    for (;; a++, b++) {
-        while (*a == '_' || *a == '-')
-            a++;
-        while (*b == '_' || *b == '-')
-            b++;
-        if (lower(*a) != lower(*b))
-            return false;
-        if (!*a)
-            return true;
-    }
-}
-
-int kvbm_layout_kind_parse(const char *text, enum kvbm_layout_kind *ret)
-{
-    if (!text || !ret)
-        return -EINVAL;
-    for (int kind = KVBM_FULLY_CONTIGUOUS; kind <= KVBM_LAYER_SEPARATE_BLOCK_CONTIGUOUS; kind++) {
-        if (same_name(text, kind_names[kind])) {
-            *ret = (enum kvbm_layout_kind)kind;
-            return 0;
-        }
-    }
-    return -EINVAL;
-}
-
 /* ---- the config ---- */
 
 static int refuse(const char *reason)

@@ -17,7 +17,7 @@ static const char *const names[] = {
     [KVBM_STORAGE_EXTERNAL] = "external", [KVBM_STORAGE_NULL] = "null",
 };
 
-const char *kvbm_storage_kind_name(enum kvbm_storage_kind kind)
+static const char *name_of(enum kvbm_storage_kind kind)
 {
     return kind > 0 && (size_t)kind < KV_COUNT(names) ? names[kind] : "unknown";
 }
@@ -107,8 +107,8 @@ int kvbm_storage_create(const struct kvbm_storage_opts *opts, struct kvbm_storag
     pthread_mutex_init(&storage->lock, NULL);
     err = storage->ops->open(storage, &o);
     if (err < 0) {
-        kv_log_warn("kvbm", "storage not created", "kind=%s bytes=%llu errno=%d",
-                    kvbm_storage_kind_name(o.kind), (unsigned long long)o.bytes, -err);
+        kv_log_warn("kvbm", "storage not created", "kind=%s bytes=%llu errno=%d", name_of(o.kind),
+                    (unsigned long long)o.bytes, -err);
         pthread_mutex_destroy(&storage->lock);
         free(storage);
         return err;

@@ -99,11 +99,6 @@ void kvbm_remote_blocks_destroy(struct kvbm_remote_blocks *blocks)
     free(blocks);
 }
 
-size_t kvbm_remote_blocks_count(const struct kvbm_remote_blocks *blocks)
-{
-    return blocks ? blocks->n : 0;
-}
-
 int kvbm_remote_blocks_check(const struct kvbm_remote_blocks *blocks)
 {
     return blocks ? check_facts(blocks->facts) : -EINVAL;

@@ -146,11 +146,6 @@ void kvbm_shared_destroy(struct kvbm_shared *shared)
     free(shared);
 }
 
-void *kvbm_shared_memory(const struct kvbm_shared *shared)
-{
-    return shared ? shared->data : NULL;
-}
-
 /* ---- layouts in it ---- */
 
 static int take_piece(void *arg, uint64_t bytes, struct kvbm_storage **ret)
