@@ -191,9 +191,15 @@ static void fingerprint(const struct kvbm_manager *m, char *to, size_t size)
                           to, size);
 }
 
+struct reloaded {
+    uint64_t commit;
+    struct kvbm_immutable held;
+};
+
 struct reload {
     struct kvbm_manager *m;
     struct kvbm_mutable *blocks; /* by slot number */
+    struct reloaded *done;       /* [n] */
     uint64_t n, refused;
     uint64_t at_once; /* blocks whose events may wait: at most half of the queue; 0: no events */
     bool no_wait;     /* the sinks of events hang: go on without them */
@@ -202,7 +208,7 @@ struct reload {
 /* Let the events' sinks follow: the queue has no room for all blocks of a large disk. */
 static void let_follow(struct reload *reload)
 {
-    if (reload->at_once && ++reload->n % reload->at_once == 0 && !reload->no_wait)
+    if (reload->at_once && reload->n % reload->at_once == 0 && !reload->no_wait)
         reload->no_wait = kvbm_events_flush(reload->m->opts.events, FOLLOW_MS) < 0;
 }
 
@@ -216,17 +222,35 @@ static int reload_one(void *arg, const struct kvbm_disk_record *record)
                                .parent = record->parent,
                                .position = record->position,
                                .tokens = reload->m->opts.events ? record->tokens : NULL};
+    struct reloaded *done = &reload->done[reload->n];
     struct kvbm_complete complete;
-    struct kvbm_immutable held;
 
     if (kvbm_pool_complete(reload->m->disk, &reload->blocks[record->slot], 1, &chain, &complete)) {
         reload->refused++; /* the same key twice, or at two positions */
         return 0;
     }
-    kvbm_pool_register(reload->m->disk, &complete, 1, &held);
+    done->commit = record->commit;
+    kvbm_pool_register(reload->m->disk, &complete, 1, &done->held);
+    reload->n++;
     let_follow(reload);
-    kvbm_immutable_release(&held);
     return 0;
+}
+
+static int by_commit(const void *a, const void *b)
+{
+    const struct reloaded *x = a, *y = b;
+
+    if (x->commit != y->commit)
+        return x->commit < y->commit ? -1 : 1;
+    return x->held.handle.block < y->held.handle.block ? -1 : 1;
+}
+
+/* Release the blocks in the order in which they are to be evicted: those written longest ago first. */
+static void release_reloaded(struct reload *reload)
+{
+    qsort(reload->done, reload->n, sizeof(reload->done[0]), by_commit);
+    for (uint64_t i = 0; i < reload->n; i++)
+        kvbm_immutable_release(&reload->done[i].held);
 }
 
 /* Return blocks to the pool, except those of missing volumes, which stay out of use. */
@@ -243,13 +267,17 @@ static void keep_usable(struct kvbm_manager *m, struct kvbm_mutable *blocks, uin
 
 /*
  * Restore the disk pool from the index. A new pool's blocks come in the order of their numbers. All
- * of them are taken, so that blocks[s] is the block of slot s; those without a record go back.
+ * of them are taken, so that blocks[s] is the block of slot s; those without a record go back. Parents
+ * are told first: followers may drop a block whose parent they don't know.
  */
 static int reload_disk(struct kvbm_manager *m, uint32_t n)
 {
-    struct reload reload = {.m = m, .blocks = calloc(n, sizeof(*reload.blocks))};
+    struct reload reload = {.m = m,
+                            .blocks = calloc(n, sizeof(*reload.blocks)),
+                            .done = calloc(n, sizeof(*reload.done))};
     uint64_t start = kv_now_ns();
-    int rc = reload.blocks ? kvbm_pool_allocate(m->disk, n, reload.blocks, NULL) : -ENOMEM;
+    int rc = reload.blocks && reload.done ? kvbm_pool_allocate(m->disk, n, reload.blocks, NULL)
+                                          : -ENOMEM;
     long found = 0;
 
     if (m->opts.events)
@@ -257,12 +285,14 @@ static int reload_disk(struct kvbm_manager *m, uint32_t n)
             KV_MIN(kvbm_events_capacity(m->opts.events, m->key_len, m->block_tokens) / 2 + 1,
                    (uint64_t)TOLD_AT_ONCE);
     if (rc == 0) {
-        found = kvbm_disk_each(m->disk_store, reload_one, &reload);
+        found = kvbm_disk_each_parent_first(m->disk_store, reload_one, &reload);
+        release_reloaded(&reload);
         keep_usable(m, reload.blocks, n);
         kv_log_info("kvbm", "disk tier opened", "blocks=%ld refused=%" PRIu64 " ms=%" PRIu64, found,
                     reload.refused, (kv_now_ns() - start) / KV_NS_PER_MS);
     }
     free(reload.blocks);
+    free(reload.done);
     return rc < 0 ? rc : found < 0 ? (int)found : 0;
 }
 
