@@ -280,11 +280,15 @@ static int delete_everywhere(kv_store_v1 *self, const struct deletion *d)
         struct trd_member *member = &self->members[i];
         struct trd_use use;
         int rc = -EIO, packed;
+        bool
+            unsure; /* a pack can't be read: it may have the blob, and says nothing of the member */
 
         if (trd_enter(member, &use)) {
             packed = delete_packed(member, use.store, d);
-            rc = packed < 0 ? packed : delete_at(member, use.store, d);
+            unsure = packed == -EIO && trd_is_unsure(&member->catalog);
+            rc = packed < 0 && !unsure ? packed : delete_at(member, use.store, d);
             trd_leave(member, use, rc);
+            rc = rc >= 0 && unsure ? packed : rc;
             removed |= d->data && packed > 0;
         }
         removed |= rc == 1;

@@ -301,6 +301,14 @@ static void pack_all(struct world *w)
     assert_int_equal(packed.removed, PACKED);
 }
 
+static int delete_blob(struct kvs_store *store, uint64_t n)
+{
+    uint8_t key[16], data[LEN];
+
+    make_blob(n, key, data);
+    return kvs_delete_chunk(store, key, sizeof(key));
+}
+
 /* One pack that can't be read costs its own blobs: not its batch, not its member, and no false miss. */
 static void test_one_bad_pack(void **state)
 {
@@ -327,6 +335,13 @@ static void test_one_bad_pack(void **state)
         bad += rc != 0;
     }
     assert_int_equal(bad, A_PACK);
+    for (uint64_t n = 200; n < 204; n++) { /* no deletion is certain, and the member stays */
+        assert_int_equal(put_blob(w.cold, n), 0);
+        publish(w.cold, "m");
+        assert_int_equal(delete_blob(fresh, n), -EIO);
+        assert_int_equal(get_blob(w.cold, n), -ENOENT);
+    }
+    assert_int_equal(get_packed(fresh), PACKED - A_PACK);
     assert_int_equal(get_blob(w.store, PACKED), -ENOENT); /* it knows what is in the pack */
     assert_int_equal(get_blob(fresh, PACKED), -EIO);
     shaky->bad_ranges = 0;
