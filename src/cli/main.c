@@ -31,7 +31,9 @@ static void usage(FILE *out)
     fputs("usage: kvasir COMMAND [OPTION ...]\n\n", out);
     for (size_t i = 0; i < N_COMMANDS; i++)
         fprintf(out, "  %-8s %s\n", COMMANDS[i].name, COMMANDS[i].help);
-    fputs("\n`kvasir COMMAND --help` says more. The services themselves are kv-indexer and kv-selector.\n", out);
+    fputs("\n`kvasir COMMAND --help` says more. The services themselves are kv-indexer and "
+          "kv-selector.\n",
+          out);
 }
 
 static bool is(const char *word, const char *name, const char *other)

@@ -235,8 +235,8 @@ static bool find_route(struct kh_exchange *ex)
 static bool may_go_on(struct kh_exchange *ex, const char *version)
 {
     const struct kh_http_opts *opts = &ex->http->opts;
-    const char *problem = ex->conn->cut ? "NUL in the target"
-                                        : kh_framing_problem(&ex->framing, version);
+    const char *problem =
+        ex->conn->cut ? "NUL in the target" : kh_framing_problem(&ex->framing, version);
     bool found = find_route(ex);
 
     if (problem) {
