@@ -72,28 +72,33 @@ with Publisher(endpoint="tcp://{THERE}:5557", replay_endpoint="tcp://{THERE}:555
 """
 
 
-# Both publish until a line comes on stdin: block n + 1 behind block n. Then they say how many there are.
+# Both publish until a line comes on stdin: block n + 1 behind block n. Then they say how many there are. The end of stdin ends them.
 NATS = f"""
 import pathlib
 import sys
 import threading
-import time
 from kvtest import *
 from natstest import BlockManager, NatsServer
 from dynamo import Folder, NatsWorker
 with NatsServer(host="{THERE}") as server, BlockManager(server) as manager, Folder() as folder, NatsWorker(folder, server, worker=7) as worker:
     print(server.url, folder.where, flush=True)
-    end = threading.Event()
-    threading.Thread(target=lambda: sys.stdin.readline() and end.set(), daemon=True).start()
+    end, gone = threading.Event(), threading.Event()
+
+    def listen():
+        sys.stdin.readline()
+        end.set()
+        sys.stdin.read()
+        gone.set()
+
+    threading.Thread(target=listen, daemon=True).start()
     number = 0
     while not end.wait(0.1):
         number += 1
         manager.store([(number, number)], parent=number - 1 or None)
         worker.store([number], [number] * 4, parent=number - 1 or None)
     print(number, flush=True)
-    while True:
+    while not gone.wait(0.2):
         manager.alive()
-        time.sleep(0.2)
 """
 
 
@@ -155,7 +160,9 @@ class Followed:
 
     def __exit__(self, *error):
         self.indexer.__exit__(*error)
-        end(self.process)
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait(patience(60))  # it stops its server
 
 
 def test_listener_recovers_after_a_blackhole():
