@@ -14,6 +14,7 @@
 #include "base/thread/thread.h"
 
 #define TICK_NS (50 * KV_NS_PER_MS)
+#define END_MS 5000 /* from a child's closed sockets to its end */
 
 static atomic_int signals; /* number of SIGINT and SIGTERM received */
 
@@ -402,6 +403,20 @@ static int load_workload(struct kc_replay *replay, struct kv_error *error)
     return rc;
 }
 
+/*
+ * A connection that failed may be the first sign that our kv-indexer ended: waitpid tells it a moment
+ * later. Write to *@error how it ended, if it did.
+ */
+static void find_end(struct kc_replay *replay, struct kv_error *error)
+{
+    uint64_t until_ns = kv_now_ns() + END_MS * KV_NS_PER_MS;
+
+    if (!replay->child || error->code != -ECONNREFUSED)
+        return;
+    while (kc_child_alive(replay->child, error) && kv_now_ns() < until_ns)
+        usleep(10000);
+}
+
 static void say_failure(struct kc_replay *replay, const struct kv_error *error)
 {
     char log[1200];
@@ -456,8 +471,10 @@ int kc_replay_index_main(int argc, char **argv)
     }
     if (rc == 0)
         rc = run(replay, &error);
-    if (rc < 0 && rc != -EINTR)
+    if (rc < 0 && rc != -EINTR) {
+        find_end(replay, &error);
         say_failure(replay, &error);
+    }
     status = rc == -EINTR ? 130 : rc < 0 ? 1 : exit_status(replay);
     fini(replay);
     return status;
