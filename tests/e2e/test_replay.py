@@ -300,11 +300,12 @@ def test_a_wrong_index_is_noticed():
 
 
 def is_under_way(pid):
-    """Whether the replay's kv-indexer, process @pid, has applied events."""
+    """Whether the replay asks its kv-indexer, process @pid: registrations and the first events are behind it."""
     links = [os.readlink(link) for link in pathlib.Path(f"/proc/{pid}/fd").iterdir()]
     rows = [line.split() for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]]
     ports = [int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in links]
-    return ports and re.search(rb"^kv_indexer_stream_batches_total\{.*\} [1-9]", http_request(f"http://127.0.0.1:{ports[0]}", "GET", "/metrics").body, re.M)
+    metrics = ports and http_request(f"http://127.0.0.1:{ports[0]}", "GET", "/metrics").body
+    return ports and re.search(rb"^dynamo_kvindexer_requests_total\{endpoint=\"/query.*\} [1-9]", metrics, re.M)
 
 
 def test_interrupt():
@@ -314,7 +315,7 @@ def test_interrupt():
     child = []
     try:
         wait_until(lambda: child.extend(children_of(process.pid)) or child, what="its kv-indexer")
-        wait_until(lambda: is_under_way(child[0]), what="events at its kv-indexer")
+        wait_until(lambda: is_under_way(child[0]), what="queries at its kv-indexer")
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
         out, err = process.communicate(timeout=30 * SLOW)
     finally:
@@ -358,7 +359,7 @@ def test_its_indexer_dies():
                                text=True)
     child = []
     wait_until(lambda: child.extend(children_of(process.pid)) or child, what="its kv-indexer")
-    wait_until(lambda: is_under_way(child[0]), what="events at its kv-indexer")
+    wait_until(lambda: is_under_way(child[0]), what="queries at its kv-indexer")
     os.kill(child[0], signal.SIGKILL)
     out, err = process.communicate(timeout=60 * SLOW)
     equal(process.returncode, 1, f"status\n{out}\n{err}")
@@ -377,7 +378,7 @@ def test_its_indexer_ends_late():
         try:
             wait_until(lambda: child.extend(children_of(process.pid)) or child, what="its kv-indexer")
             wait_until(lambda: indexer.extend(children_of(child[0])) or indexer, what="the real one")
-            wait_until(lambda: is_under_way(indexer[0]), what="events at the real one")
+            wait_until(lambda: is_under_way(indexer[0]), what="queries at the real one")
             os.kill(indexer[0], signal.SIGKILL)
             out, err = process.communicate(timeout=40)
         finally:
