@@ -194,7 +194,7 @@ static int64_t end_save(struct kvl_cache *c, const struct kvl_view views[KVL_CAC
                         const struct kvl_layout *layout, const struct keys *keys,
                         const int32_t *tokens, size_t n, struct kvl_result *ret)
 {
-    int64_t found = find(c, layout, keys, keys->n);
+    int64_t found = find(c, layout, keys, keys->n), tail;
     int rc;
 
     if (found < 0)
@@ -210,7 +210,9 @@ static int64_t end_save(struct kvl_cache *c, const struct kvl_view views[KVL_CAC
         return rc;
     touch(c, layout, keys, (size_t)found);
     ret->blocks = 2 * (uint64_t)found - first_of(c, layout, 1, (size_t)found);
-    return found * c->block_tokens;
+    /* a tail of an earlier save, when fewer blocks of the window were there */
+    tail = find_tail(c, layout, keys, tokens, KV_MIN(n, (size_t)views[0].n_cells));
+    return tail < 0 ? tail : KV_MAX(found * c->block_tokens, tail);
 }
 
 int64_t kvl_pair_save(struct kvl_cache *c, const struct kvl_view views[KVL_CACHES_MAX],
