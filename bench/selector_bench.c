@@ -312,6 +312,7 @@ int main(int argc, char **argv)
     ssize_t n = readlink("/proc/self/exe", folder, sizeof(folder) - 1);
     const char *end;
 
+    bench_usage(argc, argv, "[NAME='COMMAND --port {port}' ...]");
     signal(SIGPIPE, SIG_IGN);
     for (int i = 1; i < argc; i++)
         add_server(argv[i]);

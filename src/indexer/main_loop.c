@@ -116,7 +116,7 @@ void ki_main_loop(struct ki_service *service, uint16_t port)
         if (kv_now_ns() >= history_due_ns)
             history_due_ns = ki_history_tick(service->history, service->telemetry,
                                              service->registry, kv_now_ns());
-        if (kv_now_ns() >= added_due_ns)
+        if (service->addition && kv_now_ns() >= added_due_ns)
             added_due_ns = service->addition->tick(service, kv_now_ns());
         wait_ms =
             kv_ms_until(KV_MIN(KV_MIN(trim.due_ns, history_due_ns), added_due_ns), kv_now_ns());
