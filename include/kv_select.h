@@ -143,9 +143,9 @@ struct kvsel_worker {
     struct kv_holder holder;
     uint32_t roles;        /* KVSEL_PREFILL | KVSEL_DECODE; 0: both */
     uint32_t max_requests; /* running requests at which it takes no more; 0: no limit */
-    uint32_t max_loras;    /* adapters that it has room for; 0: no limit */
-    bool draining;         /* takes no new requests */
-    double speed;          /* prompt tokens a second, if known; 0: learned */
+    uint32_t max_loras; /* adapters that it has room for; 0: no limit, the latest 1024 are noted */
+    bool draining;      /* takes no new requests */
+    double speed;       /* prompt tokens a second, if known; 0: learned */
     double trust; /* share of its matches that counts, less for one without a live stream; 0: 1 */
     uint64_t capacity; /* tokens of its cache; 0: unknown */
     /* Labels, such as "gpu=h100" or "zone=a": taints and topology. */

@@ -25,6 +25,7 @@
 #define KVSEL_NO_SLOT UINT32_MAX
 #define KVSEL_BOTH (KVSEL_PREFILL | KVSEL_DECODE)
 #define KVSEL_MAX_SESSION 256 /* bytes of a session's name */
+#define KVSEL_KEPT_LORAS 1024 /* adapters noted of a worker that has no limit */
 
 /** Copy a caller's struct, which may be older or newer, over @to, a zeroed one of this version. */
 #define KVSEL_READ(to, from) memcpy((to), (from), KV_MIN((from)->size, sizeof(*(to))))

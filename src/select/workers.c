@@ -326,7 +326,7 @@ static void lora_remove(struct kvsel_texts *loras, size_t i)
 int kvsel_lora_use(struct kvsel *s, uint32_t slot, const char *lora)
 {
     struct kvsel_texts *loras = &s->slots[slot].loras;
-    uint32_t max = s->slots[slot].max_loras;
+    uint32_t limit = s->slots[slot].max_loras, max = limit ? limit : KVSEL_KEPT_LORAS;
     char **items, *name;
 
     for (size_t i = 0; i < loras->n; i++) {
@@ -345,7 +345,7 @@ int kvsel_lora_use(struct kvsel *s, uint32_t slot, const char *lora)
     }
     loras->items = items;
     items[loras->n++] = name;
-    if (max && loras->n > max)
+    if (loras->n > max)
         lora_remove(loras, 0);
     return 0;
 }

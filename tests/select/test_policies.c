@@ -275,6 +275,32 @@ static void test_charges(void **state)
     kvsel_destroy(s);
 }
 
+/* Of a worker without a limit the latest 1024 adapters are noted: their names come from clients. */
+static void test_many_loras(void **state)
+{
+    struct kvsel_request request = KVSEL_REQUEST_INIT;
+    struct kvsel *s = make("scored");
+    double cost[WORKERS], noted;
+    char name[16];
+
+    (void)state;
+    load(s, NULL);
+    for (int i = 0; i < 1025; i++) {
+        snprintf(name, sizeof(name), "l%d", i);
+        assert_int_equal(kvsel_set_lora(s, holder_of(3), name, true), 0);
+    }
+    request.lora = name;
+    costs(s, &request, cost);
+    noted = cost[2];
+    snprintf(name, sizeof(name), "l1");
+    costs(s, &request, cost);
+    assert_true(cost[2] == noted);
+    snprintf(name, sizeof(name), "l0");
+    costs(s, &request, cost);
+    assert_true(cost[2] > noted);
+    kvsel_destroy(s);
+}
+
 /* ---- constraints ---- */
 
 /* Reasons of the three workers for a request of 10 tokens. */
@@ -540,6 +566,7 @@ int main(void)
         cmocka_unit_test(test_cache_aware_load),
         cmocka_unit_test(test_scored),
         cmocka_unit_test(test_charges),
+        cmocka_unit_test(test_many_loras),
         cmocka_unit_test(test_constraints),
         cmocka_unit_test(test_pair),
         cmocka_unit_test(test_ties),
