@@ -8,6 +8,8 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "base/core/clock.h"
@@ -16,8 +18,9 @@
 struct ksel_log {
     char *path;
     uint64_t sample;
-    pthread_mutex_t lock; /* guards fd */
+    pthread_mutex_t lock; /* guards fd, torn */
     int fd;
+    bool torn; /* the file ends within a line */
     _Atomic uint64_t dropped;
 };
 
@@ -69,6 +72,7 @@ int ksel_log_reopen(struct ksel_log *log, struct kv_error *error)
     pthread_mutex_lock(&log->lock);
     close(log->fd);
     log->fd = fd;
+    log->torn = false;
     pthread_mutex_unlock(&log->lock);
     return 0;
 }
@@ -90,18 +94,44 @@ bool ksel_log_wants(const struct ksel_log *log, const char *id, size_t len)
     return head % log->sample == 0;
 }
 
-/* Append a line with one write, which no other line divides. */
+/* Take back the first @n bytes of a line, of which the rest found no room. Where that can't be, the next line ends it. */
+static void take_back(struct ksel_log *log, size_t n)
+{
+    struct stat st;
+
+    log->torn = fstat(log->fd, &st) < 0 || !S_ISREG(st.st_mode) || st.st_size < (off_t)n ||
+                ftruncate(log->fd, st.st_size - (off_t)n) < 0;
+}
+
+/* Append a line with one write, which no other line divides. Returns whether all of it was written. */
+static bool append(struct ksel_log *log, const struct kv_buf *line)
+{
+    struct iovec parts[] = {{"\n", log->torn}, {line->data, line->len}};
+    size_t before = parts[0].iov_len;
+    ssize_t n = writev(log->fd, parts, KV_COUNT(parts));
+
+    if (n == (ssize_t)(before + line->len)) {
+        log->torn = false;
+        return true;
+    }
+    if (n > (ssize_t)before)
+        take_back(log, (size_t)n - before);
+    else if (n > 0)
+        log->torn = false;
+    return false;
+}
+
 static void put(struct ksel_log *log, struct kv_buf *line)
 {
-    ssize_t n = -1;
+    bool written = false;
 
     kv_buf_putc(line, '\n');
     if (!line->error) {
         pthread_mutex_lock(&log->lock);
-        n = write(log->fd, line->data, line->len);
+        written = append(log, line);
         pthread_mutex_unlock(&log->lock);
     }
-    if (n != (ssize_t)line->len)
+    if (!written)
         atomic_fetch_add_explicit(&log->dropped, 1, memory_order_relaxed);
     kv_buf_fini(line);
 }
