@@ -109,6 +109,17 @@ static void refuse(int rc, const char *id, struct kh_reply *reply)
                        rc == -ENOSPC ? "too many bookings (--max-bookings)" : "out of memory");
 }
 
+/* Return the fleet in which a kept choice can be booked; NULL: its worker has gone, or has other blocks. */
+static struct ksel_fleet *fleet_of_kept(struct ksel *s, const struct ksel_kept *kept)
+{
+    struct ksel_fleet *fleet = ksel_fleet_find(s, kept->model, kept->group);
+
+    return fleet && fleet->block_size == kept->block_size &&
+                   ksel_fleet_member(fleet, kept->choice.worker)
+               ? fleet
+               : NULL;
+}
+
 /* Book what an earlier /select of this id chose. Returns 0 with the worker, or a negative errno. */
 static int book_kept(struct ksel *s, const char *id, size_t len, struct kv_holder *ret)
 {
@@ -120,7 +131,7 @@ static int book_kept(struct ksel *s, const char *id, size_t len, struct kv_holde
     pthread_mutex_lock(&s->lock);
     ksel_sync(s);
     kept = ksel_cache_take(&s->cache, id, len, now_ns);
-    fleet = kept ? ksel_fleet_find(s, kept->model, kept->group) : NULL;
+    fleet = kept ? fleet_of_kept(s, kept) : NULL;
     if (fleet) {
         struct kvsel_request r = KVSEL_REQUEST_INIT;
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "selector/ask.h"
 
+#include <stdlib.h>
+
 #include "indexer/api/ask.h"
 #include "kv_hash.h"
 
@@ -204,19 +206,25 @@ void ksel_ask_end(struct ksel_ask *ask)
         ki_model_release(ask->model);
 }
 
-/* Name as avoided all ranks of the workers that have failed the request. */
+static int by_number(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* Name as avoided all ranks of the workers, in order, that have failed the request. */
 static bool avoid(struct ksel_ask *ask, const struct ksel_fleet *fleet)
 {
     struct ksel_scratch *scratch = ask->scratch;
-    const uint64_t *workers = (const uint64_t *)(const void *)scratch->body.avoided.data;
-    size_t n = scratch->body.avoided.len / sizeof(*workers);
+    const struct kv_buf *workers = &scratch->body.avoided;
+    size_t n = workers->len / sizeof(uint64_t);
 
     kv_buf_clear(&scratch->avoided);
     for (size_t i = 0; i < fleet->n_members && n; i++)
-        for (size_t k = 0; k < n; k++)
-            if (fleet->members[i].holder.worker == workers[k])
-                kv_buf_append(&scratch->avoided, &fleet->members[i].holder,
-                              sizeof(struct kv_holder));
+        if (bsearch(&fleet->members[i].holder.worker, workers->data, n, sizeof(uint64_t),
+                    by_number))
+            kv_buf_append(&scratch->avoided, &fleet->members[i].holder, sizeof(struct kv_holder));
     ask->request.avoided = (const struct kv_holder *)(const void *)scratch->avoided.data;
     ask->request.n_avoided = scratch->avoided.len / sizeof(struct kv_holder);
     return !scratch->avoided.error;
@@ -225,8 +233,11 @@ static bool avoid(struct ksel_ask *ask, const struct ksel_fleet *fleet)
 struct ksel_fleet *ksel_ask_lock(struct ksel *s, struct ksel_ask *ask, struct kh_reply *reply)
 {
     struct kv_buf *views = &ask->scratch->indexer->views;
+    struct kv_buf *avoided = &ask->scratch->body.avoided;
     struct ksel_fleet *fleet;
 
+    if (avoided->len) /* there may be many: not with the lock held */
+        qsort(avoided->data, avoided->len / sizeof(uint64_t), sizeof(uint64_t), by_number);
     kv_buf_clear(views);
     ki_registry_views(s->service->registry, ask->model, views);
     pthread_mutex_lock(&s->lock);

@@ -118,6 +118,13 @@ static void read_pin(struct reading *r)
         kv_json_fail(&r->json, -EINVAL, "missing worker_id");
 }
 
+/* Each label is looked for at each worker: check that one more may follow. */
+static void check_labels(struct reading *r, const struct kv_buf *labels, size_t size)
+{
+    if (labels->len / size >= KSEL_MAX_LABELS)
+        kv_json_fail(&r->json, -EINVAL, "too many labels");
+}
+
 /* Read ["a"], or {"a": 2.5} with weights. */
 static void read_labels(struct reading *r, bool weighted)
 {
@@ -128,6 +135,7 @@ static void read_labels(struct reading *r, bool weighted)
     if (weighted && kv_json_peek(&r->json) == KV_JSON_OBJECT) {
         kv_json_object(&r->json);
         while (kv_json_next_key(&r->json, &key)) {
+            check_labels(r, &b->preferred, sizeof(preference));
             preference.label = (ksel_text)b->strings.len + 1;
             kv_buf_append(&b->strings, key.p, key.len);
             kv_buf_putc(&b->strings, '\0');
@@ -138,6 +146,8 @@ static void read_labels(struct reading *r, bool weighted)
     }
     kv_json_array(&r->json);
     while (kv_json_next_item(&r->json)) {
+        check_labels(r, weighted ? &b->preferred : &b->required,
+                     weighted ? sizeof(preference) : sizeof(preference.label));
         preference.label = read_text(r, KI_MAX_NAME, NULL);
         if (weighted)
             kv_buf_append(&b->preferred, &preference, sizeof(preference));
@@ -237,6 +247,8 @@ static bool read_named(struct reading *r, struct kv_str key)
 {
     if (kv_str_eq(key, "selection_id")) {
         r->body->id = read_text(r, KSEL_ID_MAX, &r->body->id_len);
+        if (!r->body->id_len && !kv_json_failed(&r->json)) /* no path could name it */
+            kv_json_fail(&r->json, -EINVAL, "string is empty");
         return true;
     }
     for (size_t i = 0; i < KV_COUNT(texts); i++) {

@@ -15,7 +15,8 @@
 #include "base/json/json.h"
 #include "indexer/api/body.h"
 
-#define KSEL_ID_MAX 8192 /* bytes of a booking's id */
+#define KSEL_ID_MAX 8192    /* bytes of a booking's id, which isn't empty */
+#define KSEL_MAX_LABELS 256 /* of a request, each of required and preferred ones */
 
 /** A text of the body: offset of its bytes, plus 1, in ksel_body.strings; 0: absent. */
 typedef uint32_t ksel_text;

@@ -20,6 +20,7 @@ struct ksel_kept {
     struct kvsel_choice choice;
     const char *model, *group, *lora, *session; /* lora, session: or NULL */
     uint64_t tokens;
+    uint32_t block_size;
     uint64_t *hashes;
     size_t n_hashes;
     bool no_prefill;

@@ -115,6 +115,12 @@ def test_wishes():
         error(s.post("/select", {"model_name": MODEL, "token_ids": tokens, "session_id": "x" * 257}), 400, "session_id")
         error(s.post("/select", {"model_name": MODEL}), 422, "token_ids")
         error(s.post("/select", {"model_name": MODEL, "token_ids": "x"}), 422, "token_ids")
+        error(s.post("/select_and_reserve", {"model_name": MODEL, "token_ids": tokens, "selection_id": ""}), 422, "empty")
+        equal(s.select(tokens, avoided_worker_ids=[5, 1, 9, 1, 3])["worker_id"], "pod-2", "in any order")
+        for kind in ("required_taints", "preferred_taints"):
+            wish = {"model_name": MODEL, "token_ids": tokens, "routing_constraints": {kind: ["old"] * 257}}
+            error(s.post("/select", wish), 422, "too many labels")
+            equal(s.select(tokens, routing_constraints={kind: ["old"] * 256})["worker_id"], 1)
         error(s.request("POST", "/select", b"{", {"Content-Type": "application/json"}), 400, "malformed")
         equal(s.request("POST", "/select", b"{}").status, 415)
         error(s.request("PUT", "/select", {}), 405, "use POST")
@@ -165,6 +171,9 @@ def test_reservations():
         equal(s.loads()[1], (64 + 64 + 7, 4))
         equal([s.free(name) for name in ("x", "newer", "y", "t")], [200] * 4)
         equal(s.loads()[1], (0, 0))
+        s.select(tokens, selection_id="late")
+        equal(s.request("DELETE", "/workers/1").status, 200)
+        error(book(selection_id="late"), 404, "no pending selection")
 
 
 def test_workers():
