@@ -27,7 +27,7 @@
 #include "base/core/buf.h"
 #include "base/core/error.h"
 
-#define KX_MAX_ENDPOINTS 1024 /* bytes of a choice's endpoints */
+#define KX_MAX_ENDPOINTS 2704 /* bytes of a choice's endpoints */
 
 /** Where the tokens of a choice come from, or why there are none. */
 enum kx_source {

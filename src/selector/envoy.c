@@ -15,6 +15,8 @@
 #define ADDRESS_TEXT 300 /* bytes of "host:port" */
 #define GROUP "default"
 
+_Static_assert((MAX_FALLBACKS + 1) * ADDRESS_TEXT <= KX_MAX_ENDPOINTS, "no address is cut");
+
 struct ksel_envoy {
     struct kx_picker picker;
     struct kx_server *server;
@@ -25,7 +27,7 @@ struct ksel_envoy {
 
 /*
  * Write where Envoy reaches a worker: "host:port" of its record's endpoint; without one the host of its event
- * stream with --ext-proc-target-port. Returns false when neither is known.
+ * stream with --ext-proc-target-port. Returns false when neither is known, or the endpoint isn't that.
  */
 static bool address_of(const struct ksel *s, const struct ksel_member *member, char *ret,
                        size_t size)
@@ -33,12 +35,14 @@ static bool address_of(const struct ksel *s, const struct ksel_member *member, c
     const char *text = member->record ? member->record->endpoint : NULL, *scheme;
     int n;
 
+    if (member->nowhere)
+        return false;
     if (text && *text) {
         scheme = strstr(text, "://");
         if (scheme)
             text = scheme + 3;
         n = snprintf(ret, size, "%.*s", (int)strcspn(text, "/"), text);
-        return n > 0 && (size_t)n < size && strchr(ret, ':') && !strchr(ret, ',');
+        return n > 0 && (size_t)n < size;
     }
     if (!member->host[0] || !s->options->ext_proc_target_port)
         return false;
@@ -113,6 +117,8 @@ static const struct ksel_fleet *find_fleet(struct ksel *s, const char *name, boo
     *ret_lora = false;
     if (found && found->n_members)
         return found;
+    if (strlen(name) > KI_MAX_NAME)
+        return NULL; /* as no name of an adapter may be */
     *ret_lora = *name != '\0';
     if (base)
         return ksel_fleet_find(s, base, GROUP);
@@ -158,6 +164,29 @@ static int fill(struct ksel *s, struct ksel_scratch *scratch, const struct kx_as
     return 0;
 }
 
+/* Return true when @worker is among the first @n of @best. */
+static bool is_among(const struct kvsel_candidate *const *best, size_t n, uint64_t worker)
+{
+    for (size_t k = 0; k < n; k++)
+        if (best[k]->holder.worker == worker)
+            return true;
+    return false;
+}
+
+/* Return the candidate of least cost whose worker is neither @chosen nor among the first @n of @best. */
+static const struct kvsel_candidate *next_best(const struct kvsel_candidate *c, size_t n_candidates,
+                                               uint64_t chosen,
+                                               const struct kvsel_candidate *const *best, size_t n)
+{
+    const struct kvsel_candidate *found = NULL;
+
+    for (size_t i = 0; i < n_candidates; i++)
+        if (c[i].reason == KVSEL_FITS && c[i].holder.worker != chosen &&
+            (!found || c[i].cost < found->cost) && !is_among(best, n, c[i].holder.worker))
+            found = &c[i];
+    return found;
+}
+
 /* Append the addresses of the workers that cost least after the chosen one: --ext-proc-fallbacks of them. */
 static void add_fallbacks(const struct ksel *s, const struct ksel_fleet *fleet,
                           const struct ksel_scratch *scratch, size_t n, struct kv_holder chosen,
@@ -165,30 +194,17 @@ static void add_fallbacks(const struct ksel *s, const struct ksel_fleet *fleet,
 {
     const struct kvsel_candidate *c =
         (const struct kvsel_candidate *)(const void *)scratch->candidates.data;
-    const struct kvsel_candidate *best[MAX_FALLBACKS] = {NULL};
-    size_t max = s->options->ext_proc_fallbacks;
+    const struct kvsel_candidate *best[MAX_FALLBACKS];
 
-    for (size_t i = 0; i < n; i++) {
-        const struct kvsel_candidate *at = &c[i];
-
-        if (at->reason != KVSEL_FITS || at->holder.worker == chosen.worker)
-            continue;
-        for (size_t k = 0; k < max; k++) {
-            const struct kvsel_candidate *worse = best[k];
-
-            if (worse && worse->cost <= at->cost)
-                continue;
-            best[k] = at;
-            at = worse;
-            if (!at)
-                break;
-        }
-    }
-    for (size_t k = 0; k < max && best[k]; k++) {
-        const struct ksel_member *member = ksel_fleet_member(fleet, best[k]->holder);
+    for (size_t k = 0; k < s->options->ext_proc_fallbacks; k++) {
+        const struct ksel_member *member;
         char address[ADDRESS_TEXT];
         size_t len = strlen(ret);
 
+        best[k] = next_best(c, n, chosen.worker, best, k);
+        if (!best[k])
+            return;
+        member = ksel_fleet_member(fleet, best[k]->holder);
         if (member && address_of(s, member, address, sizeof(address)))
             (void)snprintf(ret + len, KX_MAX_ENDPOINTS - len, ",%s", address);
     }

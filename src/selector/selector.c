@@ -242,6 +242,20 @@ static void note_host(struct ksel_member *member, const char *endpoint)
         memcpy(member->host, parsed.host, strlen(parsed.host) + 1);
 }
 
+/* Return true when the record's endpoint is a host and a port, as Envoy is told them: in a header. */
+static bool names_place(const char *endpoint)
+{
+    const char *scheme = strstr(endpoint, "://"), *why;
+    struct kv_endpoint parsed;
+    char text[300];
+    int n;
+
+    if (scheme)
+        endpoint = scheme + 3;
+    n = snprintf(text, sizeof(text), "tcp://%.*s", (int)strcspn(endpoint, "/"), endpoint);
+    return n > 0 && (size_t)n < sizeof(text) && kv_endpoint_parse_peer(text, &parsed, &why) == 0;
+}
+
 /* Add the rank of @info, if it may be chosen. */
 static void join(struct ksel *s, const struct ki_worker_info *info)
 {
@@ -262,6 +276,8 @@ static void join(struct ksel *s, const struct ki_worker_info *info)
     fleet->members = members;
     members[fleet->n_members++] =
         (struct ksel_member){.holder = {info->instance, info->rank}, .record = record};
+    members[fleet->n_members - 1].nowhere =
+        record && record->endpoint && !names_place(record->endpoint);
     note_host(&members[fleet->n_members - 1], info->endpoint);
 }
 

@@ -29,6 +29,7 @@ struct ksel_member {
     struct kv_holder holder;
     const struct ksel_record *record; /* or NULL */
     bool odd;                         /* by the views: without a live stream, or withdrawn */
+    bool nowhere;                     /* the record's endpoint isn't a host and a port */
     char host[64];                    /* address of its event stream; empty: none, or a name */
 };
 

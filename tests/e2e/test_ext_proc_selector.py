@@ -84,6 +84,33 @@ def test_routes_to_the_holder():
         equal(metrics[f'kv_selector_lost_total{{model="{MODEL}",tenant="default"}}'], 1)
 
 
+def test_odd_endpoints():
+    """An endpoint that would be more than an address in Envoy's header isn't told; fallbacks are whole, and each another worker."""
+    tokens = list(range(64))
+    with Selector() as s, Publisher() as one:
+        for endpoint in ("http://10.0.0.1:80\r\nx-evil: 1", "10.0.0.1:80,10.0.0.2:80", "10.0.0.1:", "10.0.0.1:80 ", "u@10.0.0.1:80",
+                         "10.0.0.1:80?a=b", "[::1]", "10.0.0.1:65536", "http://"):
+            s.add(1, one, endpoint)
+            with s.stream() as stream:
+                stream.headers()
+                stream.body(completion(tokens), last=True)
+                equal(stream.refusal()[0], 503, endpoint)
+        s.add(1, one, "http://[::1]:80/")
+        with s.stream() as stream:
+            equal(stream.route(completion(tokens)), "[::1]:80")
+        with s.stream() as stream:
+            stream.headers()
+            stream.body(completion(tokens, "a" * 1025), last=True)
+            equal(stream.refusal()[0], 503, "no adapter's name is that long")
+    with Selector("--ext-proc-fallbacks", "8") as s, Publisher() as one, Publisher() as two:
+        names = [".".join(["w" * 60] * 4)[:-1] + f"{i}:8000" for i in range(6)]
+        for i, name in enumerate(names):
+            equal(s.post("/workers", {"worker_id": i, "model_name": MODEL, "block_size": BLOCK, "endpoint": name, "data_parallel_size": 2,
+                                      "kv_events_endpoints": {"0": one.endpoint, "1": two.endpoint}}).status, 201)
+        with s.stream() as stream:
+            equal(sorted(stream.route(completion(tokens)).split(",")), names)
+
+
 def test_adapters_and_models():
     """A name that isn't registered is an adapter of the only model; with two models it has to be told which."""
     tokens = list(range(64))
