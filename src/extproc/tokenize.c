@@ -139,7 +139,10 @@ static int judge(struct kx_question *q, CURLcode result)
     curl_easy_getinfo((CURL *)q->easy, CURLINFO_RESPONSE_CODE, &status);
     if (status == 400 || status == 422)
         return -EINVAL; /* the client's prompt is bad, not the engine: the breaker stays closed */
-    return status == 200 ? kx_tokens_read(q->answer.data, q->answer.len, &q->tokens) : -EPROTO;
+    int rc = status == 200 ? kx_tokens_read(q->answer.data, q->answer.len, &q->tokens) : -EPROTO;
+
+    return rc == 0 && q->tokens.len == 0 ? -EINVAL
+                                         : rc; /* no prompt is nothing: guess its length */
 }
 
 static void take_done(struct kx_tokenizer *t)

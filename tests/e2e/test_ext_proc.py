@@ -256,6 +256,19 @@ def test_tokenizer_fails():
         wait_until(is_left_alone, what="a prompt for which the engine isn't asked")
 
 
+def test_no_tokens():
+    """An engine that says a prompt has no tokens isn't believed: the load would be nothing."""
+    class Empty(Engine):
+        def answer(self, request, body):
+            self.reply(request, 200, "application/json", b'{"count":0,"tokens":[]}')
+
+    with Empty() as engine, Node("--tokenize", f"http://{engine.address}", "--tokenize-ms", 60000, A) as node:
+        with node.stream() as stream:
+            stream.route(b'{"prompt":"' + b"x" * 398 + b'"}')
+            load = node.loads()
+            equal((load["tokens"], load["source"]), (100, "failed"))
+
+
 def test_health():
     with Node(A) as node, Node() as empty:
         def check_of(node, service):
