@@ -71,6 +71,9 @@ static bool set_options(struct kx_tokenizer *t, struct kx_question *q, uint64_t 
     ok &= curl_easy_setopt(e, CURLOPT_USERAGENT, "kvasir") == CURLE_OK;
     ok &= curl_easy_setopt(e, CURLOPT_TIMEOUT_MS, (long)kv_ms_until(q->deadline_ns, now_ns)) ==
           CURLE_OK;
+#if CURL_AT_LEAST_VERSION(7, 87, 0) /* don't wait for a silent name server */
+    ok &= curl_easy_setopt(e, CURLOPT_QUICK_EXIT, 1L) == CURLE_OK;
+#endif
 #if CURL_AT_LEAST_VERSION(7, 85, 0)
     ok &= curl_easy_setopt(e, CURLOPT_PROTOCOLS_STR, "http,https") == CURLE_OK;
 #else
