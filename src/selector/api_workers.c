@@ -164,6 +164,7 @@ static struct ksel_record *record_of(struct ksel *s, uint64_t worker)
             free(r->model);
             free(r->group);
             r->worker = worker;
+            r->adopted = true;
             r->model = strdup(infos[i].model);
             r->group = strdup(infos[i].tenant);
             r->name = infos[i].name ? strdup(infos[i].name) : NULL;
@@ -287,12 +288,22 @@ static void not_found(const struct kh_request *request, struct kh_reply *reply)
                    request->id.p);
 }
 
-/* Copy the worker's record, or make one of its registrations. Holds admin. */
+/*
+ * Copy the worker's record, or make one of its registrations. Ranks that the registry told may have moved since.
+ * Holds admin.
+ */
 static struct ksel_record *take_record(struct ksel *s, uint64_t worker)
 {
     const struct ksel_record *record = ksel_record_find(s, worker);
+    struct ksel_record *now = !record || record->adopted ? record_of(s, worker) : NULL, *copy;
 
-    return record ? ksel_record_copy(record) : record_of(s, worker);
+    if (!record)
+        return now;
+    copy = ksel_record_copy(record);
+    if (copy && now)
+        ksel_record_move_streams(now, copy);
+    ksel_record_destroy(now);
+    return copy;
 }
 
 void ksel_api_patch_worker(void *service, struct kh_request *request, struct kh_reply *reply)

@@ -144,6 +144,17 @@ struct ksel_record *ksel_record_copy(const struct ksel_record *from)
     return NULL;
 }
 
+void ksel_record_move_streams(struct ksel_record *from, struct ksel_record *to)
+{
+    streams_fini(to);
+    to->streams = KV_STEAL(from->streams);
+    to->n_streams = from->n_streams;
+    from->n_streams = 0;
+    to->one_stream = from->one_stream;
+    to->start_rank = from->start_rank;
+    to->n_ranks = from->n_ranks;
+}
+
 /* -- reading ----------------------------------------------------------------------------------- */
 
 struct reading {
@@ -197,7 +208,7 @@ static void read_streams(struct reading *r)
     struct kv_str key;
 
     streams_fini(r->record);
-    r->record->one_stream = false;
+    r->record->one_stream = r->record->adopted = false;
     kv_json_object(&r->json);
     while (kv_json_next_key(&r->json, &key)) {
         uint64_t rank = UINT64_MAX;
@@ -248,6 +259,7 @@ static bool read_listed(struct reading *r, struct kv_str key)
     if (kv_str_eq(key, "kv_events_endpoint")) {
         streams_fini(r->record);
         r->record->one_stream = true;
+        r->record->adopted = false;
         read_stream(r, 0);
     } else if (kv_str_eq(key, "kv_events_endpoints")) {
         read_streams(r);
@@ -295,8 +307,10 @@ static bool read_number_member(struct reading *r, struct kv_str key)
         record->block_size = (uint32_t)kv_json_u64(j, 1 << 20);
     } else if (kv_str_eq(key, "data_parallel_start_rank")) {
         record->start_rank = (uint32_t)kv_json_u64(j, UINT32_MAX - KSEL_MAX_RANKS);
+        record->adopted = false;
     } else if (kv_str_eq(key, "data_parallel_size")) {
         record->n_ranks = (uint32_t)kv_json_u64(j, KSEL_MAX_RANKS);
+        record->adopted = false;
         if (record->n_ranks == 0)
             kv_json_fail(j, -ERANGE, "at least 1");
     } else if (kv_str_eq(key, "max_num_batched_tokens")) {
@@ -381,10 +395,13 @@ const char *ksel_record_stream(const struct ksel_record *r, uint32_t rank)
     return NULL;
 }
 
-/* Return the first rank without an event endpoint; start_rank + n_ranks: all have one. */
+/*
+ * Return the first rank without an event endpoint; start_rank + n_ranks: all have one. The registry's may have
+ * gaps.
+ */
 static uint32_t rank_without_stream(const struct ksel_record *r)
 {
-    uint32_t rank = r->start_rank;
+    uint32_t rank = r->adopted ? r->start_rank + r->n_ranks : r->start_rank;
 
     while (rank < r->start_rank + r->n_ranks && ksel_record_stream(r, rank))
         rank++;

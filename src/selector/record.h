@@ -46,6 +46,7 @@ struct ksel_record {
     struct ksel_stream *streams;
     size_t n_streams;
     bool one_stream; /* told as kv_events_endpoint, for the first rank */
+    bool adopted;    /* streams and ranks are the registry's: no client of this API has told them */
     uint32_t start_rank, n_ranks;
     uint64_t max_batched_tokens, total_blocks; /* 0: not told */
     double transfer_weight;
@@ -61,6 +62,9 @@ struct ksel_record *ksel_record_create(void);
 void ksel_record_destroy(struct ksel_record *record);
 /** Copy a record but for refused. Returns NULL when out of memory. */
 struct ksel_record *ksel_record_copy(const struct ksel_record *record);
+
+/** Move the streams and ranks of @from to @to, in place of those there are. */
+void ksel_record_move_streams(struct ksel_record *from, struct ksel_record *to);
 
 /**
  * Read @text into the record: its fields replace those there are, null changes nothing. @create: worker_id

@@ -224,6 +224,21 @@ def test_workers():
             equal(s.select(tokens, pinned_worker={"worker_id": 7})["endpoint"], "http://w7")
 
 
+def test_workers_of_register():
+    """What PATCH tells of a worker of /register stays its own: where its ranks are is the registry's, now and later."""
+    with Selector() as s, Publisher() as one, Publisher() as two, Publisher() as three:
+        s.register(5, one, block_size=BLOCK)
+        s.register(5, two, block_size=BLOCK, dp_rank=3)
+        equal(s.request("PATCH", "/workers/5", {"endpoint": "http://w5:8000"}).json()["lifecycle"], "schedulable", "ranks 0 and 3")
+        equal(s.unregister(5, tenant_id="default", dp_rank=3).status, 200)
+        s.register(5, three, block_size=BLOCK, dp_rank=7)
+        patched = s.request("PATCH", "/workers/5", {"draining": True}).json()
+        equal((patched["kv_events_endpoints"], patched["endpoint"], patched["lifecycle"]),
+              ({"0": one.endpoint, "7": three.endpoint}, "http://w5:8000", "draining"))
+        equal(s.request("PATCH", "/workers/5", {"draining": False}).status, 200)
+        equal([(w["worker_id"], w["dp_rank"]) for w in s.get("/ready").json()["workers"]], [(5, 0), (5, 7)])
+
+
 def test_lost_stream():
     """What a worker without a live stream holds counts as a part; its load stays."""
     tokens = list(range(256))
