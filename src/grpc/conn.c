@@ -7,6 +7,12 @@
 #include "base/core/clock.h"
 #include "grpc/impl.h"
 
+/*
+ * Calls that a client may cancel at once, and a second. A proxy cancels one for each of its clients that hangs
+ * up; nghttp2's own limit, 33 a second after 1000, ends the connection with all its calls.
+ */
+#define RESETS 100000
+
 static int on_begin_headers(nghttp2_session *session, const nghttp2_frame *frame, void *arg)
 {
     struct kg_call *call;
@@ -106,6 +112,9 @@ int kg_conn_callbacks(struct kg_server *server)
     nghttp2_session_callbacks_set_on_frame_send_callback(c, on_sent);
     nghttp2_session_callbacks_set_on_stream_close_callback(c, on_close);
     nghttp2_option_set_no_auto_window_update(server->option, 1);
+#ifdef KV_NGHTTP2_RESETS
+    nghttp2_option_set_stream_reset_rate_limit(server->option, RESETS, RESETS);
+#endif
     return 0;
 }
 

@@ -208,6 +208,20 @@ def test_cancelled():
         equal(node.loads()["booked"], 2)
 
 
+def test_many_cancelled():
+    """A proxy whose clients hang up cancels streams by the thousand, and keeps its connection."""
+    states = []
+    with Node(A) as node, node.stream() as living:
+        living.headers(last=True)
+        living.choice()
+        node.channel.subscribe(states.append)
+        for _ in range(1600):
+            with node.stream() as stream:
+                stream.headers(last=True)
+                stream.choice()
+        equal(states, [grpc.ChannelConnectivity.READY])
+
+
 def test_deadline():
     with Node(A) as node, node.stream(timeout=0.2) as stream:
         stream.route(IDS)
