@@ -297,7 +297,7 @@ def page(items, more):
 def test_answers_without_end():
     """Lists, refusals and headers that never end are given up: the source says so, and SIGTERM ends the process."""
     numbers = itertools.count()
-    pods = lambda: [{"metadata": {"name": f"p{next(numbers)}", "namespace": "a"}, "spec": {"containers": [{"ports": [
+    pods = lambda: [{"metadata": {"name": f"p{next(numbers):09}", "namespace": "a"}, "spec": {"containers": [{"ports": [
         {"name": "kv-events", "containerPort": 9}]}]}, "status": {"phase": "Running", "podIP": "10.0.0.1", "conditions": [
             {"type": "Ready", "status": "True"}]}} for _ in range(5000)]
     answers = {"too many": lambda _: [page(pods(), "x")],
