@@ -348,6 +348,14 @@ KV_API long kvsel_explain(struct kvsel *selector, const struct kvsel_request *re
                           struct kvsel_candidate *candidates, size_t max);
 
 /**
+ * Tell of all workers as kvsel_explain does, without a choice: nothing is counted, no turn and no smoothed
+ * share moves, and the cost of workers that fit is 0. For those who watch the loads. Returns the number of
+ * workers; -EINVAL; -ENOMEM.
+ */
+KV_API long kvsel_look(struct kvsel *selector, const struct kvsel_request *request, uint64_t now_ns,
+                       struct kvsel_candidate *candidates, size_t max);
+
+/**
  * Reckon what @holder would have to do for @request, whether or not it fits: a choice that is made
  * elsewhere (by a peer, by the client), for kvsel_book. An unknown holder holds nothing. Returns 0;
  * -EINVAL; -ENOMEM.

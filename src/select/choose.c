@@ -328,12 +328,27 @@ static struct kvsel_candidate candidate_of(const struct kvsel *s, const struct k
         .predicted = s->held[slot] > held ? (uint64_t)s->held[slot] : 0};
 }
 
+/* Tell of all workers. Returns their number; at most @max are written. */
+static long list_candidates(const struct kvsel *s, const struct kvsel_ask *ask,
+                            struct kvsel_candidate *candidates, size_t max)
+{
+    size_t n = 0;
+
+    for (uint32_t i = 0; i < s->n_slots; i++) {
+        if (!s->slots[i].used)
+            continue;
+        if (n < max)
+            candidates[n] = candidate_of(s, ask, i);
+        n++;
+    }
+    return (long)n;
+}
+
 long kvsel_explain(struct kvsel *s, const struct kvsel_request *request, uint64_t now_ns,
                    struct kvsel_choice *ret, struct kvsel_candidate *candidates, size_t max)
 {
     struct kvsel_choice choice;
     struct kvsel_ask ask;
-    size_t n = 0;
     int rc = begin(s, request, now_ns, ret, &ask);
 
     if (rc == 0 && max && !candidates)
@@ -342,15 +357,24 @@ long kvsel_explain(struct kvsel *s, const struct kvsel_request *request, uint64_
         rc = decide(s, &ask, &choice);
     if (rc < 0 && rc != -EHOSTUNREACH)
         return rc;
-    for (uint32_t i = 0; i < s->n_slots; i++) {
-        if (!s->slots[i].used)
-            continue;
-        if (n < max)
-            candidates[n] = candidate_of(s, &ask, i);
-        n++;
-    }
     KV_GIVE(ret, &choice);
-    return (long)n;
+    return list_candidates(s, &ask, candidates, max);
+}
+
+long kvsel_look(struct kvsel *s, const struct kvsel_request *request, uint64_t now_ns,
+                struct kvsel_candidate *candidates, size_t max)
+{
+    const struct kvsel_choice none = KVSEL_CHOICE_INIT;
+    struct kvsel_ask ask;
+    int rc = begin(s, request, now_ns, &none, &ask);
+
+    if (rc == 0 && max && !candidates)
+        rc = -EINVAL;
+    if (rc < 0)
+        return rc;
+    kvsel_terms(s, &ask, KVSEL_BOTH);
+    memset(s->cost, 0, s->n_slots * sizeof(*s->cost)); /* no policy has weighed them */
+    return list_candidates(s, &ask, candidates, max);
 }
 
 int kvsel_reckon(struct kvsel *s, const struct kvsel_request *request, struct kv_holder holder,

@@ -56,27 +56,53 @@ static void name_request(const struct ksel_body *body, struct made *made)
 
 /* -- deciding, with the lock held ---------------------------------------------------------------- */
 
-static int decide(struct ksel_fleet *fleet, struct ksel_ask *ask, uint64_t now_ns, bool explain,
-                  struct made *made)
+/* Make room for the terms of all workers. Returns how many there may be, or -ENOMEM. */
+static long reserve_candidates(struct ksel_fleet *fleet, struct kv_buf *candidates)
 {
-    struct kv_buf *candidates = &ask->scratch->candidates;
     struct kvsel_stats stats = KVSEL_STATS_INIT;
-    long n;
 
-    made->choice = (struct kvsel_choice)KVSEL_CHOICE_INIT;
-    if (!explain)
-        return kvsel_select(fleet->books, &ask->request, now_ns, &made->choice);
     (void)kvsel_get_stats(fleet->books, &stats);
     kv_buf_clear(candidates);
     if (kv_buf_reserve(candidates, (stats.workers + 1) * sizeof(struct kvsel_candidate)) < 0)
         return -ENOMEM;
+    return (long)stats.workers + 1;
+}
+
+static int decide(struct ksel_fleet *fleet, struct ksel_ask *ask, uint64_t now_ns, bool explain,
+                  struct made *made)
+{
+    struct kv_buf *candidates = &ask->scratch->candidates;
+    long n, max;
+
+    made->choice = (struct kvsel_choice)KVSEL_CHOICE_INIT;
+    if (!explain)
+        return kvsel_select(fleet->books, &ask->request, now_ns, &made->choice);
+    max = reserve_candidates(fleet, candidates);
+    if (max < 0)
+        return (int)max;
     n = kvsel_explain(fleet->books, &ask->request, now_ns, &made->choice,
-                      (struct kvsel_candidate *)(void *)candidates->data, stats.workers + 1);
+                      (struct kvsel_candidate *)(void *)candidates->data, (size_t)max);
     if (n < 0)
         return (int)n;
-    made->n_candidates = KV_MIN((size_t)n, stats.workers + 1);
+    made->n_candidates = (size_t)KV_MIN(n, max);
     made->explained = true;
     return made->choice.candidates ? 0 : -EHOSTUNREACH;
+}
+
+/* Look at the workers without a choice. */
+static int look(struct ksel_fleet *fleet, struct ksel_ask *ask, uint64_t now_ns, struct made *made)
+{
+    struct kv_buf *candidates = &ask->scratch->candidates;
+    long n, max = reserve_candidates(fleet, candidates);
+
+    if (max < 0)
+        return (int)max;
+    n = kvsel_look(fleet->books, &ask->request, now_ns,
+                   (struct kvsel_candidate *)(void *)candidates->data, (size_t)max);
+    if (n < 0)
+        return (int)n;
+    made->n_candidates = (size_t)KV_MIN(n, max);
+    return 0;
 }
 
 static int book(struct ksel *s, struct ksel_fleet *fleet, struct ksel_ask *ask, uint64_t now_ns,
@@ -378,16 +404,15 @@ static void write_potential(struct ksel *s, const struct ksel_ask *ask, const st
 static void potential_loads(struct ksel *s, struct ksel_ask *ask, struct kh_reply *reply)
 {
     struct ksel_fleet *fleet = ksel_ask_lock(s, ask, reply);
+    struct made made = {.n_candidates = 0};
     struct kv_json_writer w;
-    struct made made;
     int rc;
 
     if (!fleet)
         return;
-    made.n_candidates = 0;
-    rc = decide(fleet, ask, kv_now_ns(), true, &made);
+    rc = look(fleet, ask, kv_now_ns(), &made);
     pthread_mutex_unlock(&s->lock);
-    if (rc < 0 && rc != -EHOSTUNREACH) {
+    if (rc < 0) {
         refuse(rc, ask, &made, s, reply);
         return;
     }

@@ -137,7 +137,10 @@ def test_wishes():
         equal({s.select(tokens, policy="round-robin")["worker_id"] for _ in range(2)}, {1, "pod-2"})
         explained = s.select(tokens, explain=True, allowed_worker_ids=[1])["decision"]["candidates"]
         equal({c["worker_id"]: c["reason"] for c in explained}, {1: "fits", "pod-2": "denied"})
+        chosen = s.metrics()
         equal({w["worker_id"] for w in s.ask("/potential_loads", tokens)}, {1, "pod-2"})
+        equal([(name, value) for name, value in s.metrics().items() if "choices_total" in name],
+              [(name, value) for name, value in chosen.items() if "choices_total" in name])  # to look is no choice
         one.store([1, 2], tokens)
         s.wait_score(tokens, 1, 32)
         scores = s.ask("/overlap_scores", tokens)

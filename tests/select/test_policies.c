@@ -203,6 +203,40 @@ static void test_plain(void **state)
     kvsel_destroy(s);
 }
 
+/* A look at the loads changes no choice: no turn, no smoothed share, no count. */
+static void test_look(void **state)
+{
+    struct kvi_match match = match_of(2, 4, 4, 4);
+    struct kvsel_request request = {
+        .size = sizeof(request), .tokens = 160, .matches = &match, .n_matches = 1};
+    struct kvsel_stats before = KVSEL_STATS_INIT, after = KVSEL_STATS_INIT;
+    struct kvsel_candidate candidates[WORKERS];
+    struct kvsel *s = make("round-robin"), *twin = make("round-robin");
+    double cost[WORKERS], of_twin[WORKERS];
+
+    (void)state;
+    load(s, NULL);
+    load(twin, NULL);
+    assert_int_equal(kvsel_get_stats(s, &before), 0);
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(kvsel_look(s, &request, 2, candidates, WORKERS), WORKERS);
+    assert_int_equal(kvsel_look(s, &request, 2, NULL, 0), WORKERS);
+    assert_int_equal(kvsel_look(s, &request, 2, NULL, 1), -EINVAL);
+    assert_int_equal(kvsel_get_stats(s, &after), 0);
+    assert_memory_equal(&before, &after, sizeof(before));
+    assert_float_equal(candidates[0].waiting, 100, 0);
+    assert_float_equal(candidates[1].uncovered, 160 - 64, 0);
+    assert_float_equal(candidates[2].cost, 0, 0);
+    for (int i = 0; i < 2; i++) {
+        request.policy = i ? "adaptive" : NULL;
+        costs(s, &request, cost);
+        costs(twin, &request, of_twin);
+        assert_memory_equal(cost, of_twin, sizeof(cost));
+    }
+    kvsel_destroy(s);
+    kvsel_destroy(twin);
+}
+
 /* Apart by 65 requests, the load decides; below, and without a match, the context. */
 static void test_cache_aware_load(void **state)
 {
@@ -557,23 +591,15 @@ static void test_not_finite(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_adaptive),
-        cmocka_unit_test(test_adaptive_busy),
-        cmocka_unit_test(test_adaptive_idle),
-        cmocka_unit_test(test_adaptive_missing),
-        cmocka_unit_test(test_dynamo),
-        cmocka_unit_test(test_plain),
-        cmocka_unit_test(test_cache_aware_load),
-        cmocka_unit_test(test_scored),
-        cmocka_unit_test(test_charges),
-        cmocka_unit_test(test_many_loras),
-        cmocka_unit_test(test_constraints),
-        cmocka_unit_test(test_pair),
-        cmocka_unit_test(test_ties),
-        cmocka_unit_test(test_temperature),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_no_workers),
+        cmocka_unit_test(test_adaptive),      cmocka_unit_test(test_adaptive_busy),
+        cmocka_unit_test(test_adaptive_idle), cmocka_unit_test(test_adaptive_missing),
+        cmocka_unit_test(test_dynamo),        cmocka_unit_test(test_plain),
+        cmocka_unit_test(test_look),          cmocka_unit_test(test_cache_aware_load),
+        cmocka_unit_test(test_scored),        cmocka_unit_test(test_charges),
+        cmocka_unit_test(test_many_loras),    cmocka_unit_test(test_constraints),
+        cmocka_unit_test(test_pair),          cmocka_unit_test(test_ties),
+        cmocka_unit_test(test_temperature),   cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_not_finite),    cmocka_unit_test(test_no_workers),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
