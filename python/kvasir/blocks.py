@@ -323,16 +323,14 @@ class Manager(Handle):
 
         @groups: by its number, a group and the keys of its blocks, from the prompt's first token on. Hits end at multiples of each
         group's block size and of @unit, at most at token @limit. @computed: tokens that the engine's own cache has. Ask again while
-        Hit.pending isn't 0 and there is time. @managers: by a group's number, the manager that has its blocks, where it isn't this
-        one: a manager's blocks all have the same number of bytes.
+        Hit.pending isn't 0 and there is time. @managers: by group, the manager of blocks that have another number of bytes.
         """
         question = Question(groups, {number: (managers or {}).get(number, self).key_len for number in groups}, limit, computed, unit)
         entered: List[Manager] = []
         try:
             for number, manager in (managers or {}).items():
-                address = manager._enter()
+                question.name_manager(number, manager._enter())
                 entered.append(manager)
-                question.name_manager(number, address)
             self._hot(_c.kvbm_manager_hit, *question.arguments())
         finally:
             for manager in entered:

@@ -23,7 +23,8 @@ struct shaky {
     _Atomic int fail_last_rc;   /* of the last chunk of a put of several, which isn't stored */
     _Atomic int fail_exists_rc; /* likewise by exists, so many times more: */
     _Atomic int fail_exists_n;
-    _Atomic int fail_publications; /* so many more fail, with EIO */
+    _Atomic int fail_publications; /* so many more fail, with EIO or: */
+    _Atomic int fail_publications_rc;
     _Atomic int
         bad_ranges; /* parts of chunks fail with EIO whose keys have these bytes 8 and 9, + 1; 0: none */
     _Atomic int delay_us;

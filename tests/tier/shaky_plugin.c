@@ -202,7 +202,7 @@ static int publish(kv_store_v1 *self, const char *name, const uint8_t *data, siz
     while (shaky.hang_publication == number)
         usleep(1000);
     if (rc == 0 && shaky.fail_publications > 0 && atomic_fetch_sub(&shaky.fail_publications, 1) > 0)
-        rc = -EIO;
+        rc = shaky.fail_publications_rc ? shaky.fail_publications_rc : -EIO;
     return end(rc ? rc : kvs_file_vtable()->put_manifest(self, name, data, len));
 }
 

@@ -307,6 +307,38 @@ static void test_failing_publication(void **state)
     kvbm_object_close(o);
 }
 
+/* What was put and isn't published doesn't exist, though the handle has it: no other handle would find it. */
+static void test_unpublished(void **state)
+{
+    struct kvbm_object *o = open_patient();
+    int seen = shaky->publications;
+    struct job *job;
+    (void)state;
+
+    shaky->fail_publications_rc = -ENOSPC; /* the chunks found room, the manifest doesn't */
+    shaky->fail_publications = 2;
+    expect(o, KVBM_OBJECT_PUT, 0, 5, -ENOSPC);
+    expect(o, KVBM_OBJECT_EXISTS, 0, 5, -ENOENT);
+    expect(o, KVBM_OBJECT_GET, 0, 5, -ENOENT);
+    expect(o, KVBM_OBJECT_PUT, 0, 20, -ENOSPC);
+    expect(o, KVBM_OBJECT_EXISTS, 0, 20, -ENOENT);
+    shaky->hang_publications = true;
+    job = submit(o, KVBM_OBJECT_PUT, 1000, 5, 0);
+    wait_until(shaky->publications == seen + 3);
+    expect(o, KVBM_OBJECT_EXISTS, 1000, 5, -ENOENT); /* the put goes on */
+    shaky->hang_publications = false;
+    ends(job, 0);
+    expect(o, KVBM_OBJECT_EXISTS, 1000, 5, 0);
+    expect(o, KVBM_OBJECT_EXISTS, 0, 20, 0); /* published with those */
+    expect(o, KVBM_OBJECT_GET, 0, 20, 0);
+    for (uint64_t i = 2000; i < 2400; i += 20) {
+        expect(o, KVBM_OBJECT_PUT, i, 20, 0);
+        expect(o, KVBM_OBJECT_EXISTS, i, 20, 0);
+    }
+    expect(o, KVBM_OBJECT_EXISTS, 2000, 20, 0);
+    kvbm_object_close(o);
+}
+
 /* A put that fails may have made the store drop blocks that were put before: their batch publishes
  * itself, to learn of it. */
 static void test_own_publication(void **state)
@@ -349,6 +381,7 @@ int main(void)
         cmocka_unit_test_setup(test_hanging_publication, fresh_folder),
         cmocka_unit_test_setup(test_turns_end, fresh_folder),
         cmocka_unit_test_setup(test_failing_publication, fresh_folder),
+        cmocka_unit_test_setup(test_unpublished, fresh_folder),
         cmocka_unit_test_setup(test_own_publication, fresh_folder),
     };
 

@@ -382,12 +382,15 @@ static int put_slice(struct kvbm_object_worker *w, struct kvbm_object_io *ios, u
     int rc = seal_slice(w, ios, n);
 
     if (rc == 0)
+        rc = kvbm_object_put_begins(w, n);
+    if (rc == 0)
         rc = kvbm_object_enter(w);
     if (rc < 0)
         return rc;
     store(w, n);
     if (!kvbm_object_leave(w))
         return -ETIMEDOUT;
+    kvbm_object_put_found(w, n);
     for (uint32_t i = 0; i < n; i++) {
         ios[i].status = w->rc[i] == 0   ? KVBM_OBJECT_STORED
                         : w->rc[i] == 1 ? KVBM_OBJECT_ALREADY
@@ -465,6 +468,7 @@ static int delete_slice(struct kvbm_object_worker *w, struct kvbm_object_io *ios
     }
     if (!kvbm_object_leave(w))
         return -ETIMEDOUT;
+    kvbm_object_deleted(w, n);
     for (uint32_t i = 0; i < n; i++)
         ios[i].status = status_of(w->rc[i]);
     return judge(w, n);
@@ -487,6 +491,18 @@ static int sync_deletes(struct kvbm_object_worker *w, struct kvbm_object_batch *
 
 /* -- a batch ----------------------------------------------------------------------------------- */
 
+/* What was put and isn't published is missing, whatever the handle says that put it. */
+static void hide_unpublished(struct kvbm_object_worker *w, struct kvbm_object_io *ios, uint32_t n)
+{
+    struct kvbm_object *o = w->object;
+
+    pthread_mutex_lock(&o->lock);
+    for (uint32_t i = 0; i < n; i++)
+        if (ios[i].status == 0 && kvbm_object_is_unpublished(o, w->keys[i]))
+            ios[i].status = -ENOENT;
+    pthread_mutex_unlock(&o->lock);
+}
+
 int kvbm_object_run(struct kvbm_object_worker *w, struct kvbm_object_batch *batch)
 {
     uint32_t total = batch->n;
@@ -502,11 +518,17 @@ int kvbm_object_run(struct kvbm_object_worker *w, struct kvbm_object_batch *batc
              : op == KVBM_OBJECT_PUT    ? put_slice(w, ios, n)
              : op == KVBM_OBJECT_EXISTS ? exists_slice(w, ios, n)
                                         : delete_slice(w, ios, n);
+        if (rc == 0 && (op == KVBM_OBJECT_GET || op == KVBM_OBJECT_EXISTS))
+            hide_unpublished(w, ios, n);
         if (rc == 0)
             rc = delete_bad(w);
     }
-    if (rc == 0 && op == KVBM_OBJECT_PUT && any_put(w, batch))
-        rc = kvbm_object_publish(w, batch->until_);
+    if (op == KVBM_OBJECT_PUT) {
+        bool put = rc == 0 && any_put(w, batch);
+
+        rc = put ? kvbm_object_publish(w, batch->until_) : rc;
+        kvbm_object_put_ends(w, put && rc == 0);
+    }
     if (rc == 0 && op == KVBM_OBJECT_DELETE && w->object->folder)
         rc = sync_deletes(w, batch);
     return rc;

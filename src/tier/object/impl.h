@@ -146,6 +146,15 @@ struct kvbm_object_worker {
     uint8_t present[KVBM_OBJECT_SLICE];
     struct kvbm_object_notes hits, bad;
     uint32_t n_deleted; /* number of bad values deleted */
+    uint64_t *putting;  /* names of the batch's chunks that were put: see unpublished.c */
+    size_t n_putting;
+    bool fresh[KVBM_OBJECT_SLICE]; /* of this slice: the tier didn't know the chunk */
+};
+
+/* Chunks that were put and may not be published: a hash table, see unpublished.c. */
+struct kvbm_object_unpublished {
+    struct kvbm_object_slot *slots;
+    size_t n, capacity; /* slots in use; a power of two, or 0 */
 };
 
 struct kvbm_object {
@@ -176,6 +185,7 @@ struct kvbm_object {
     /* number begun; number of the latest that succeeded */
     uint64_t publications, published;
     const struct kvbm_object_handle *published_by; /* handle whose puts that one included */
+    struct kvbm_object_unpublished unpublished;
     struct kvbm_object_handle *handle;
     bool opening, opening_hangs, closing, said_down;
     int open_rc;   /* result of the last open; -EINPROGRESS before */
@@ -254,6 +264,19 @@ void kvbm_object_after(struct kvbm_object_worker *w);
  * batch ends with.
  */
 int kvbm_object_publish(struct kvbm_object_worker *w, uint64_t until_ns);
+
+/* unpublished.c */
+
+/** Note that the worker puts the chunks of its first @n keys. Returns 0 or -ENOMEM. */
+int kvbm_object_put_begins(struct kvbm_object_worker *w, uint32_t n);
+/** Note which of them the store had before, by the worker's results. */
+void kvbm_object_put_found(struct kvbm_object_worker *w, uint32_t n);
+/** Note that the worker's puts have ended, and whether a publication has included them. */
+void kvbm_object_put_ends(struct kvbm_object_worker *w, bool published);
+/** Note that the chunks of the worker's first @n keys were deleted. */
+void kvbm_object_deleted(struct kvbm_object_worker *w, uint32_t n);
+/** True when the chunk was put, and no publication has included it. With the lock. */
+bool kvbm_object_is_unpublished(const struct kvbm_object *o, const uint8_t *key);
 /** End the worker's publication, if it has one: let the next worker publish, and when @published,
  * tell the batches that it covers. With the lock held. */
 void kvbm_object_end_turn(struct kvbm_object_worker *w, bool published);

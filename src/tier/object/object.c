@@ -33,6 +33,7 @@ static void destroy(struct kvbm_object *o)
     pthread_cond_destroy(&o->watch);
     pthread_cond_destroy(&o->work);
     pthread_mutex_destroy(&o->lock);
+    free(o->unpublished.slots);
     free(o->uri);
     free(o->fingerprint);
     free(o->label);

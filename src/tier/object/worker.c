@@ -354,6 +354,7 @@ void kvbm_object_worker_free(struct kvbm_object_worker *w)
     if (w) {
         free(w->value);
         free(w->kept);
+        free(w->putting);
     }
     free(w);
 }
