@@ -15,6 +15,7 @@
 Keys are packed: n * key_len bytes (8 unless said), or array("Q"), such as kvasir.index.sequence_hashes() returns.
 """
 import array
+import contextlib
 import ctypes
 import errno
 import weakref
@@ -326,15 +327,12 @@ class Manager(Handle):
         Hit.pending isn't 0 and there is time. @managers: by group, the manager of blocks that have another number of bytes.
         """
         question = Question(groups, {number: (managers or {}).get(number, self).key_len for number in groups}, limit, computed, unit)
-        entered: List[Manager] = []
-        try:
+        with contextlib.ExitStack() as leave:
             for number, manager in (managers or {}).items():
-                question.name_manager(number, manager._enter())
-                entered.append(manager)
+                address = manager._enter()
+                leave.callback(manager._leave)
+                question.name_manager(number, address)
             self._hot(_c.kvbm_manager_hit, *question.arguments())
-        finally:
-            for manager in entered:
-                manager._leave()
         return question.answer()
 
     def _hot(self, function: Any, *args: Any) -> int:
