@@ -307,7 +307,7 @@ static void test_failing_publication(void **state)
     kvbm_object_close(o);
 }
 
-/* What was put and isn't published doesn't exist, though the handle has it: no other handle would find it. */
+/* A chunk that isn't published doesn't exist, though the handle that put it has it: no other would find it. */
 static void test_unpublished(void **state)
 {
     struct kvbm_object *o = open_patient();

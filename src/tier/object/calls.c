@@ -491,7 +491,7 @@ static int sync_deletes(struct kvbm_object_worker *w, struct kvbm_object_batch *
 
 /* -- a batch ----------------------------------------------------------------------------------- */
 
-/* What was put and isn't published is missing, whatever the handle says that put it. */
+/* A chunk that was put and isn't published is missing, whatever the handle says that put it. */
 static void hide_unpublished(struct kvbm_object_worker *w, struct kvbm_object_io *ios, uint32_t n)
 {
     struct kvbm_object *o = w->object;

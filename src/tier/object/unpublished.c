@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Chunks that were put and not published. A store's handle says that it has them, but a publication
- * that fails, as on a full disk, leaves them to a later one, and a crash drops them: whoever believed
- * the handle would count copies that no other handle finds. GET and EXISTS take them for missing.
+ * Chunks that were put and not published. A store's handle says that it has them. But a publication
+ * that fails, as on a full disk, leaves them to a later one, and a crash drops them. Whoever believed
+ * the handle would count copies that no other handle finds: GET and EXISTS take them for missing.
  *
  *   put begins ──► need = PUTTING ──┬─ found in place, or published ──► need = 0
  *                                   └─ failed ─────► need = the next publication: a success of that
