@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * HTTP client of http_bench and indexer_bench. Closed loop: one thread, HTTP_CONNECTIONS keep-alive
+ * HTTP client of http_bench, indexer_bench and selector_bench. Closed loop: one thread, HTTP_CONNECTIONS keep-alive
  * connections, each with one request out.
  */
 #ifndef KV_BENCH_HTTP_LOAD_H

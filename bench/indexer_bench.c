@@ -28,12 +28,9 @@
  */
 #include <inttypes.h>
 #include <limits.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 
-#include "http_load.h"
 #include "publish_load.h"
+#include "server.h"
 #include "support.h"
 
 enum {
@@ -46,102 +43,18 @@ enum {
     EVENT_BLOCKS = 8,
     BATCH_EVENTS = 16,
     CHAIN_BLOCKS = 32, /* a prompt of the events */
-    PATIENCE_S = 120,
     SETTLE_S = 15,
 };
 
-struct indexer {
-    char name[32];
-    const char *command; /* NULL: a running indexer */
-    pid_t pid;
-    uint16_t port;
-    clockid_t clock; /* clock of its CPU time */
-};
-
-static struct indexer indexers[MAX_INDEXERS];
+static struct server indexers[MAX_INDEXERS];
 static size_t n_indexers, rounds = 5, scale = 100;
 static uint64_t round_ms = 1000, round_requests = 1000000; /* whichever ends first */
 static void *zmq;
 
 /* -- processes --------------------------------------------------------------------------------- */
 
-static uint16_t free_port(void)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof(address);
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-
-    require(fd >= 0 && bind(fd, (struct sockaddr *)&address, len) == 0 &&
-                getsockname(fd, (struct sockaddr *)&address, &len) == 0,
-            "a free port");
-    close(fd);
-    return ntohs(address.sin_port);
-}
-
-static void run_command(const struct indexer *x)
-{
-    struct kv_buf text = KV_BUF_INIT;
-    const char *at = strstr(x->command, "{port}");
-
-    require(at != NULL, "{port} in a command");
-    kv_buf_printf(&text, "exec %.*s%u%s >/dev/null 2>&1", (int)(at - x->command), x->command,
-                  x->port, at + strlen("{port}"));
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    execl("/bin/sh", "sh", "-c", kv_buf_cstr(&text), NULL);
-    _exit(127);
-}
-
-static void wait_ready(const struct indexer *x)
-{
-    uint64_t until = kv_now_ns() + PATIENCE_S * KV_NS_PER_S;
-    struct request request = {.text = KV_BUF_INIT};
-    struct kv_buf reply = KV_BUF_INIT;
-
-    kv_buf_puts(&request.text, "GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n");
-    while (http_ask(x->port, &request, &reply) != 200) {
-        require(kv_now_ns() < until && (!x->command || waitpid(x->pid, NULL, WNOHANG) == 0),
-                "the start of an indexer");
-        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
-    }
-    kv_buf_fini(&request.text);
-    kv_buf_fini(&reply);
-}
-
-static void start(struct indexer *x)
-{
-    if (x->command) {
-        x->port = free_port();
-        x->pid = fork();
-        require(x->pid >= 0, "fork");
-        if (x->pid == 0)
-            run_command(x);
-    }
-    wait_ready(x);
-    require(clock_getcpuclockid(x->pid, &x->clock) == 0, "the CPU clock of an indexer");
-}
-
-static void stop(struct indexer *x)
-{
-    if (!x->command)
-        return;
-    kill(x->pid, SIGTERM);
-    for (int i = 0; waitpid(x->pid, NULL, WNOHANG) == 0; i++) {
-        if (i == 1000)
-            kill(x->pid, SIGKILL);
-        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
-    }
-}
-
-static double cpu_us(const struct indexer *x)
-{
-    struct timespec ts;
-
-    require(clock_gettime(x->clock, &ts) == 0, "the CPU time of an indexer");
-    return (double)ts.tv_sec * 1e6 + (double)ts.tv_nsec / 1e3;
-}
-
 /* Read a line of /proc/PID/status ("VmRSS:", "VmHWM:"), in bytes. */
-static double memory_of(const struct indexer *x, const char *line)
+static double memory_of(const struct server *x, const char *line)
 {
     char path[64], text[256];
     double bytes = 0;
@@ -159,7 +72,7 @@ static double memory_of(const struct indexer *x, const char *line)
 
 /* -- HTTP -------------------------------------------------------------------------------------- */
 
-static void change_worker(const struct indexer *x, const char *path, uint64_t worker,
+static void change_worker(const struct server *x, const char *path, uint64_t worker,
                           const char *model, const char *endpoint)
 {
     struct kv_buf body = KV_BUF_INIT, reply = KV_BUF_INIT;
@@ -196,7 +109,7 @@ static size_t count_scores(struct kv_buf *reply, size_t tokens)
     return n;
 }
 
-static size_t holders_of(const struct indexer *x, const struct request *request, size_t tokens)
+static size_t holders_of(const struct server *x, const struct request *request, size_t tokens)
 {
     struct kv_buf reply = KV_BUF_INIT;
     int status = http_ask(x->port, request, &reply);
@@ -207,7 +120,7 @@ static size_t holders_of(const struct indexer *x, const struct request *request,
     return n;
 }
 
-static void await_holders(const struct indexer *x, const struct request *request, size_t tokens,
+static void await_holders(const struct server *x, const struct request *request, size_t tokens,
                           size_t n)
 {
     uint64_t until = kv_now_ns() + PATIENCE_S * KV_NS_PER_S;
@@ -322,12 +235,12 @@ static void query_case(size_t n_tokens, int holders)
     for (size_t i = 0; i < rounds; i++)
         for (size_t k = 0; k < n_indexers; k++) {
             size_t x = (i + k) % n_indexers;
-            double before = cpu_us(&indexers[x]), seconds;
+            double before = server_cpu_us(&indexers[x]), seconds;
             uint64_t done =
                 http_load(indexers[x].port, requests, PROMPTS, round_ms, round_requests, &seconds);
 
             f.rate[x][i] = (double)done / seconds;
-            f.cpu[x][i] = (cpu_us(&indexers[x]) - before) / (double)done;
+            f.cpu[x][i] = (server_cpu_us(&indexers[x]) - before) / (double)done;
         }
     snprintf(conditions, sizeof(conditions),
              ",\"tokens\":%zu,\"holders\":%zu,\"body_bytes\":%zu,\"connections\":%d", n_tokens,
@@ -341,7 +254,7 @@ static void queries(void)
     static struct batches batches[WORKERS];
 
     for (size_t x = 0; x < n_indexers; x++)
-        start(&indexers[x]);
+        server_start(&indexers[x]);
     for (size_t w = 0; w < WORKERS; w++) {
         make_worker(w, &batches[w]);
         publisher_open(&publishers[w], zmq, "tcp://127.0.0.1:*");
@@ -359,7 +272,7 @@ static void queries(void)
     for (size_t x = 0; x < n_indexers; x++) {
         for (size_t w = 0; w < WORKERS && !indexers[x].command; w++)
             change_worker(&indexers[x], "/unregister", w, BENCH_MODEL, NULL);
-        stop(&indexers[x]);
+        server_stop(&indexers[x]);
     }
     for (size_t w = 0; w < WORKERS; w++) {
         publisher_close(&publishers[w]);
@@ -436,7 +349,7 @@ static void feed_fini(struct feed *feed)
 }
 
 /* Publish all batches and wait until the last is found. Returns the seconds taken. */
-static double burst(const struct indexer *x, const struct feed *feed)
+static double burst(const struct server *x, const struct feed *feed)
 {
     struct publisher publishers[PUBLISHERS];
     uint64_t started = UINT64_MAX, ended;
@@ -461,7 +374,7 @@ static double burst(const struct indexer *x, const struct feed *feed)
     return (double)(ended - started) / 1e9;
 }
 
-static void forget(const struct indexer *x)
+static void forget(const struct server *x)
 {
     for (size_t p = 0; p < PUBLISHERS && !x->command; p++)
         change_worker(x, "/unregister", p, BENCH_MODEL, NULL);
@@ -479,13 +392,13 @@ static void ingest(const char *name, const struct events *e)
             size_t x = (i + k) % n_indexers;
             double before, seconds;
 
-            start(&indexers[x]);
-            before = cpu_us(&indexers[x]);
+            server_start(&indexers[x]);
+            before = server_cpu_us(&indexers[x]);
             seconds = burst(&indexers[x], &feed);
-            f.cpu[x][i] = (cpu_us(&indexers[x]) - before) / feed.blocks;
+            f.cpu[x][i] = (server_cpu_us(&indexers[x]) - before) / feed.blocks;
             f.rate[x][i] = feed.blocks / seconds;
             forget(&indexers[x]);
-            stop(&indexers[x]);
+            server_stop(&indexers[x]);
         }
     snprintf(conditions, sizeof(conditions),
              ",\"publishers\":%d,\"sender\":\"%s\",\"event_blocks\":%u,\"batch_events\":%u,"
@@ -501,10 +414,10 @@ static void memory(const struct events *e)
 
     make_feed(e, &feed);
     for (size_t i = 0; i < n_indexers; i++) {
-        struct indexer *x = &indexers[i];
+        struct server *x = &indexers[i];
         double before, after, peak, settled;
 
-        start(x);
+        server_start(x);
         before = memory_of(x, "VmRSS:");
         burst(x, &feed);
         peak = memory_of(x, "VmHWM:") - before;
@@ -519,7 +432,7 @@ static void memory(const struct events *e)
                    x->name, feed.blocks, before / 1048576, settled / feed.blocks,
                    after / feed.blocks, peak / feed.blocks, after / settled, peak / settled);
         forget(x);
-        stop(x);
+        server_stop(x);
     }
     feed_fini(&feed);
 }
@@ -529,7 +442,7 @@ static void memory(const struct events *e)
 /* Parse NAME=COMMAND or NAME=http://127.0.0.1:PORT,PID. */
 static void add_indexer(const char *text)
 {
-    struct indexer *x = &indexers[n_indexers];
+    struct server *x = &indexers[n_indexers];
     const char *equals = strchr(text, '=');
     int pid;
 

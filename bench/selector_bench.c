@@ -8,57 +8,18 @@
  * figure is the server's CPU time a cycle, kernel included, over 8 connections.
  */
 #include <inttypes.h>
-#include <netinet/in.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <time.h>
 
-#include "http_load.h"
 #include "publish_load.h"
+#include "server.h"
 #include "support.h"
 
 enum { MAX_SERVERS = 4, WORKERS_MAX = 64, PROMPTS = 64, CYCLES = 512, TOKENS_MAX = 8192 };
-enum { ROUNDS = 5, ROUND_MS = 1000, PATIENCE_S = 60 };
-
-struct server {
-    char name[32];
-    const char *command; /* with {port} */
-    uint16_t port;
-    pid_t pid;
-    clockid_t clock;
-};
+enum { ROUNDS = 5, ROUND_MS = 1000 };
 
 static struct server servers[MAX_SERVERS];
 static size_t n_servers;
 
 /* -- the servers ------------------------------------------------------------------------------- */
-
-static uint16_t free_port(void)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof(address);
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-
-    require(fd >= 0 && bind(fd, (struct sockaddr *)&address, len) == 0 &&
-                getsockname(fd, (struct sockaddr *)&address, &len) == 0,
-            "a free port");
-    close(fd);
-    return ntohs(address.sin_port);
-}
-
-static void run_command(const struct server *x)
-{
-    struct kv_buf text = KV_BUF_INIT;
-    const char *at = strstr(x->command, "{port}");
-
-    require(at != NULL, "{port} in a command");
-    kv_buf_printf(&text, "exec %.*s%u%s >/dev/null 2>&1", (int)(at - x->command), x->command,
-                  x->port, at + strlen("{port}"));
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    execl("/bin/sh", "sh", "-c", kv_buf_cstr(&text), NULL);
-    _exit(127);
-}
 
 /* Send one request. Returns its status. */
 static int ask(const struct server *x, const char *method, const char *path, const char *body,
@@ -74,42 +35,6 @@ static int ask(const struct server *x, const char *method, const char *path, con
     status = http_ask(x->port, &request, reply);
     kv_buf_fini(&request.text);
     return status;
-}
-
-static void start(struct server *x)
-{
-    uint64_t until = kv_now_ns() + PATIENCE_S * KV_NS_PER_S;
-    struct kv_buf reply = KV_BUF_INIT;
-
-    x->port = free_port();
-    x->pid = fork();
-    require(x->pid >= 0, "fork");
-    if (x->pid == 0)
-        run_command(x);
-    while (ask(x, "GET", "/health", "", &reply) != 200) {
-        require(kv_now_ns() < until && waitpid(x->pid, NULL, WNOHANG) == 0, "a server's start");
-        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
-    }
-    require(clock_getcpuclockid(x->pid, &x->clock) == 0, "a server's CPU clock");
-    kv_buf_fini(&reply);
-}
-
-static void stop(struct server *x)
-{
-    kill(x->pid, SIGTERM);
-    for (int i = 0; waitpid(x->pid, NULL, WNOHANG) == 0; i++) {
-        if (i == 1000)
-            kill(x->pid, SIGKILL);
-        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
-    }
-}
-
-static double cpu_us(const struct server *x)
-{
-    struct timespec ts;
-
-    require(clock_gettime(x->clock, &ts) == 0, "a server's CPU time");
-    return (double)ts.tv_sec * 1e6 + (double)ts.tv_nsec / 1e3;
 }
 
 /* -- workers and prompts ----------------------------------------------------------------------- */
@@ -234,12 +159,12 @@ static void free_all(const struct server *x)
 static void run_round(const struct server *x, const struct request *requests, double *ret_rate,
                       double *ret_cpu)
 {
-    double before = cpu_us(x), seconds;
+    double before = server_cpu_us(x), seconds;
     double done =
         (double)http_load_of(x->port, requests, (size_t)3 * CYCLES, true, ROUND_MS, 0, &seconds) /
         3;
 
-    *ret_cpu = (cpu_us(x) - before) / done;
+    *ret_cpu = (server_cpu_us(x) - before) / done;
     *ret_rate = done / seconds;
     free_all(x);
 }
@@ -274,7 +199,7 @@ static void run_fleet(size_t n_workers)
         make_worker(w, &batches[w]);
     }
     for (size_t x = 0; x < n_servers; x++)
-        start(&servers[x]);
+        server_start(&servers[x]);
     for (size_t w = 0; w < n_workers; w++) {
         for (size_t x = 0; x < n_servers; x++)
             add_worker(&servers[x], w, publishers[w].endpoint);
@@ -286,7 +211,7 @@ static void run_fleet(size_t n_workers)
     measure(n_workers, 512);
     measure(n_workers, TOKENS_MAX);
     for (size_t x = 0; x < n_servers; x++)
-        stop(&servers[x]);
+        server_stop(&servers[x]);
     for (size_t w = 0; w < n_workers; w++) {
         publisher_close(&publishers[w]);
         batches_fini(&batches[w]);
