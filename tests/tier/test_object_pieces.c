@@ -339,6 +339,34 @@ static void test_unpublished(void **state)
     kvbm_object_close(o);
 }
 
+/* Of two batches that put one chunk, the later finds what the earlier has put: that isn't published yet. */
+static void test_unpublished_twice(void **state)
+{
+    struct kvbm_object *o = open_patient();
+    (void)state;
+
+    for (uint64_t i = 0; i < 16; i++) {
+        int seen = shaky->publications, puts = shaky->put_batches;
+        struct job *jobs[2];
+
+        shaky->hang_publications = true;
+        shaky->hang_puts = true;
+        for (int k = 0; k < 2; k++)
+            jobs[k] = submit(o, KVBM_OBJECT_PUT, i, 1, 0);
+        wait_until(shaky->put_batches == puts + 2);
+        shaky->hang_puts = false;
+        wait_until(shaky->publications == seen + 1 && shaky->inside == 1);
+        expect(o, KVBM_OBJECT_EXISTS, i, 1, -ENOENT);
+        shaky->hang_publications = false;
+        for (int k = 0; k < 2; k++)
+            ends(jobs[k], 0);
+        expect(o, KVBM_OBJECT_EXISTS, i, 1, 0);
+        expect(o, KVBM_OBJECT_DELETE, i, 1, 0);
+        expect(o, KVBM_OBJECT_EXISTS, i, 1, -ENOENT);
+    }
+    kvbm_object_close(o);
+}
+
 /* A put that fails may have made the store drop blocks that were put before: their batch publishes
  * itself, to learn of it. */
 static void test_own_publication(void **state)
@@ -382,6 +410,7 @@ int main(void)
         cmocka_unit_test_setup(test_turns_end, fresh_folder),
         cmocka_unit_test_setup(test_failing_publication, fresh_folder),
         cmocka_unit_test_setup(test_unpublished, fresh_folder),
+        cmocka_unit_test_setup(test_unpublished_twice, fresh_folder),
         cmocka_unit_test_setup(test_own_publication, fresh_folder),
     };
 

@@ -382,14 +382,16 @@ static int put_slice(struct kvbm_object_worker *w, struct kvbm_object_io *ios, u
     int rc = seal_slice(w, ios, n);
 
     if (rc == 0)
-        rc = kvbm_object_put_begins(w, n);
-    if (rc == 0)
         rc = kvbm_object_enter(w);
     if (rc < 0)
         return rc;
-    store(w, n);
+    rc = kvbm_object_put_begins(w, n);
+    if (rc == 0)
+        store(w, n);
     if (!kvbm_object_leave(w))
         return -ETIMEDOUT;
+    if (rc < 0)
+        return rc;
     kvbm_object_put_found(w, n);
     for (uint32_t i = 0; i < n; i++) {
         ios[i].status = w->rc[i] == 0   ? KVBM_OBJECT_STORED

@@ -265,6 +265,10 @@ void kvbm_object_after(struct kvbm_object_worker *w);
  */
 int kvbm_object_publish(struct kvbm_object_worker *w, uint64_t until_ns);
 
+/** End the worker's publication, if it has one: let the next worker publish, and when @published,
+ * tell the batches that it covers. With the lock held. */
+void kvbm_object_end_turn(struct kvbm_object_worker *w, bool published);
+
 /* unpublished.c */
 
 /** Note that the worker puts the chunks of its first @n keys. Returns 0 or -ENOMEM. */
@@ -277,9 +281,6 @@ void kvbm_object_put_ends(struct kvbm_object_worker *w, bool published);
 void kvbm_object_deleted(struct kvbm_object_worker *w, uint32_t n);
 /** True when the chunk was put, and no publication has included it. With the lock. */
 bool kvbm_object_is_unpublished(const struct kvbm_object *o, const uint8_t *key);
-/** End the worker's publication, if it has one: let the next worker publish, and when @published,
- * tell the batches that it covers. With the lock held. */
-void kvbm_object_end_turn(struct kvbm_object_worker *w, bool published);
 
 /* watch.c */
 

@@ -4,15 +4,23 @@
  * that fails, as on a full disk, leaves them to a later one, and a crash drops them. Whoever believed
  * the handle would count copies that no other handle finds: GET and EXISTS take them for missing.
  *
- *   put begins ──► need = PUTTING ──┬─ found in place, or published ──► need = 0
- *                                   └─ failed ─────► need = the next publication: a success of that
- *                                                    or of a later one includes the chunk
+ *   no slot, or 0 ── put begins ──► PUTTING ──┬─ the store had it in place ──► 0
+ *                                             ├─ published ──► PUBLISHED
+ *                                             └─ failed ──► the next publication: a success of that or
+ *                                                           of a later one includes the chunk
+ *
+ * Of several batches that put a chunk at once (SHARED), the later ones find what the first has put, not
+ * what is in place.
  *
  * Invariant: a chunk that this tier put, and that no publication has included, has a slot with
  * need > published. Slots that are no longer needed go when the table grows.
  */
 #include "tier/object/impl.h"
 
+/* Values of need beside the numbers of publications, of which 1 is the first. */
+#define UNKNOWN 0   /* the tier knows nothing of it: the store's word counts */
+#define PUBLISHED 1 /* with some publication that succeeded: a put of it changes nothing */
+#define SHARED (UINT64_MAX - 1)
 #define PUTTING UINT64_MAX
 
 struct kvbm_object_slot {
@@ -79,11 +87,12 @@ int kvbm_object_put_begins(struct kvbm_object_worker *w, uint32_t n)
         uint64_t name = name_of(w->keys[i]);
         struct kvbm_object_slot *slot = slot_of(&o->unpublished, name);
 
-        w->fresh[i] = !slot->name;
-        if (slot->name && slot->need <= o->published)
-            continue; /* it was published: a put of it changes nothing */
-        o->unpublished.n += w->fresh[i];
-        *slot = (struct kvbm_object_slot){.name = name, .need = PUTTING};
+        w->fresh[i] = slot->need == UNKNOWN; /* a free slot's, too */
+        if (!w->fresh[i] && slot->need <= o->published)
+            continue;
+        o->unpublished.n += !slot->name;
+        *slot = (struct kvbm_object_slot){.name = name,
+                                          .need = slot->need >= SHARED ? SHARED : PUTTING};
         w->putting[w->n_putting++] = name;
     }
     pthread_mutex_unlock(&o->lock);
@@ -95,9 +104,12 @@ void kvbm_object_put_found(struct kvbm_object_worker *w, uint32_t n)
     struct kvbm_object *o = w->object;
 
     pthread_mutex_lock(&o->lock);
-    for (uint32_t i = 0; i < n; i++)
-        if (w->rc[i] == 1 && w->fresh[i])
-            slot_of(&o->unpublished, name_of(w->keys[i]))->need = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        struct kvbm_object_slot *slot = slot_of(&o->unpublished, name_of(w->keys[i]));
+
+        if (w->rc[i] == 1 && w->fresh[i] && slot->need == PUTTING)
+            slot->need = UNKNOWN;
+    }
     pthread_mutex_unlock(&o->lock);
 }
 
@@ -110,8 +122,8 @@ void kvbm_object_put_ends(struct kvbm_object_worker *w, bool published)
         struct kvbm_object_slot *slot = slot_of(&o->unpublished, w->putting[i]);
 
         if (slot->name && published)
-            slot->need = 0;
-        else if (slot->name && slot->need == PUTTING) /* else found in place, or another batch's */
+            slot->need = PUBLISHED;
+        else if (slot->need >= SHARED) /* else in place, or another batch has noted its end */
             slot->need = o->publications + 1;
     }
     w->n_putting = 0;
@@ -126,8 +138,8 @@ void kvbm_object_deleted(struct kvbm_object_worker *w, uint32_t n)
     for (uint32_t i = 0; i < n && o->unpublished.n; i++) {
         struct kvbm_object_slot *slot = slot_of(&o->unpublished, name_of(w->keys[i]));
 
-        if (slot->name && slot->need <= o->published)
-            slot->need = o->publications + 1; /* a put of it is a new one */
+        if (slot->need <= o->published)
+            slot->need = UNKNOWN;
     }
     pthread_mutex_unlock(&o->lock);
 }
