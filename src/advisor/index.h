@@ -116,7 +116,8 @@ int kva_index_each(const struct kva_index *index, kva_each_fn fn, void *arg);
 /**
  * Put back a record of kva_index_each, in its order; in that order it becomes the newest. Its stamp counts
  * from the clock that kva_index_set_clock sets before. What has it and tells of it isn't known: the next
- * scan forgets it unless it is found. Returns 0; -EEXIST; -EINVAL; -ENOSPC; -ENOMEM.
+ * scan forgets it unless it is found. Returns 0; -EEXIST; -EINVAL: no such member, no size, or a list that
+ * the policy doesn't have; -ENOSPC; -ENOMEM.
  */
 int kva_index_restore(struct kva_index *index, const struct kva_block *block);
 void kva_index_set_clock(struct kva_index *index, uint32_t clock);

@@ -192,11 +192,11 @@ static uint32_t cost_victim(struct kva_order *order)
 
 /* -- all --------------------------------------------------------------------------------------- */
 
-static const struct kva_policy policies[] = {{"cost", cost_add, cost_use, cost_victim},
-                                             {"lru", lru_add, lru_use, lru_victim},
-                                             {"lfu", lfu_add, lfu_use, lfu_victim},
-                                             {"sieve", sieve_add, visit, sieve_victim},
-                                             {"s3fifo", s3fifo_add, visit, s3fifo_victim}};
+static const struct kva_policy policies[] = {{"cost", 2, cost_add, cost_use, cost_victim},
+                                             {"lru", 1, lru_add, lru_use, lru_victim},
+                                             {"lfu", KVA_LISTS, lfu_add, lfu_use, lfu_victim},
+                                             {"sieve", 1, sieve_add, visit, sieve_victim},
+                                             {"s3fifo", 2, s3fifo_add, visit, s3fifo_victim}};
 const char kva_policy_names[] = "cost|lru|lfu|sieve|s3fifo";
 
 const struct kva_policy *kva_policy_find(const char *name)

@@ -20,6 +20,7 @@
 
 struct kva_policy {
     const char *name;
+    unsigned lists; /* of an order that it uses, from 0 on: 1 to KVA_LISTS */
     /** Put a blob that isn't in the order into it; its stamp is still that of the use before. */
     void (*add)(struct kva_order *order, uint32_t at, enum kva_why why);
     /** Take note of a use of a blob in the order. */

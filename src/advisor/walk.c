@@ -149,7 +149,7 @@ int kva_index_restore(struct kva_index *index, const struct kva_block *block)
     uint32_t at;
     int rc;
 
-    if (!block->units || !is_place(index, block->want) || block->list >= KVA_LISTS)
+    if (!block->units || !is_place(index, block->want) || block->list >= index->opts.policy->lists)
         return -EINVAL;
     if (kva_table_find(index, block->key) != KVA_NONE)
         return -EEXIST;

@@ -9,6 +9,8 @@
 #include "advisor/options.h"
 #include "advisor/policy.h"
 #include "advisor/state.h"
+#include "base/core/le.h"
+#include "base/core/xxh.h"
 #include "base/unit.h"
 
 enum { KEYS = 200, MEMBERS = 77 };
@@ -126,6 +128,44 @@ static void test_damage(void **state)
     kv_buf_fini(&out);
 }
 
+/* A list that the policy doesn't have would hold blobs that nobody takes out: a full member without a victim. */
+static void test_list_of_no_policy(void **state)
+{
+    static const struct {
+        const char *policy;
+        uint8_t lists;
+    } cases[] = {{"cost", 2}, {"lru", 1}, {"lfu", KVA_LISTS}, {"sieve", 1}, {"s3fifo", 2}};
+    const size_t at_list = KVA_STATE_HEADER + KVA_STATE_BLOCK * 2 + 35;
+    uint64_t seed = unit_seed();
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const char *policy = cases[i].policy;
+        struct kva_index *index = make(policy);
+        struct kv_buf out = KV_BUF_INIT;
+
+        use_some(index, &seed, 200);
+        assert_int_equal(kva_state_write(index, MEMBERS, policy, &out), 0);
+        kva_index_destroy(index);
+        for (unsigned list = 0; list <= cases[i].lists; list++) {
+            size_t sum = out.len - KVA_STATE_END;
+            long rc;
+
+            index = make(policy);
+            out.data[at_list] = (char)list;
+            kv_put_le64((uint8_t *)out.data + sum, kv_xxh64(out.data, sum, 0));
+            rc = kva_state_read(index, MEMBERS, policy, out.data, out.len);
+            if (list < cases[i].lists)
+                assert_true(rc > 0);
+            else
+                assert_int_equal(rc, -EBADMSG);
+            kva_index_reserve(index, 0, KVA_UNIT * 30); /* all leave the first member */
+            kva_index_destroy(index);
+        }
+        kv_buf_fini(&out);
+    }
+}
+
 static void test_files(void **state)
 {
     char path[] = "/tmp/kv-advisor-state-XXXXXX";
@@ -208,8 +248,11 @@ static void test_keys(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip), cmocka_unit_test(test_damage),
-        cmocka_unit_test(test_files),      cmocka_unit_test(test_hours),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_list_of_no_policy),
+        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_hours),
         cmocka_unit_test(test_keys),
     };
 

@@ -54,6 +54,13 @@ static void sorted_lists(void **state)
     for (size_t i = 0; i < KV_COUNT(groups); i++) {
         assert_memory_equal(&told.items[i], order[i], sizeof(*order[i]));
         assert_non_null(kve_told_add(&told, &groups[i])); /* twice */
+        if (groups[i].group == KVE_ANY_GROUP)
+            continue;
+        for (uint32_t kind = 0; kind < KVE_N_KINDS; kind++) { /* a number has one kind */
+            const struct kve_told_group other = {.group = groups[i].group, .kind = kind};
+
+            assert_non_null(kve_told_add(&told, &other));
+        }
     }
     assert_ptr_equal(kve_told_find(&told, 2, KVE_KIND_CHUNKED), &told.items[0]);
     assert_ptr_equal(kve_told_find(&told, 2, KVE_KIND_UNKNOWN), &told.items[0]);

@@ -42,9 +42,14 @@ const struct kve_told_group *kve_told_find(const struct kve_told *told, uint64_t
     return NULL;
 }
 
-static bool is_before(const struct kve_told_group *a, const struct kve_told_group *b)
+/* Compare what names a group: its number or, where every one is meant, the kind. */
+static int compare_names(const struct kve_told_group *a, const struct kve_told_group *b)
 {
-    return a->group != b->group ? a->group < b->group : a->kind < b->kind;
+    if (a->group != b->group)
+        return a->group < b->group ? -1 : 1;
+    if (a->group != KVE_ANY_GROUP)
+        return 0;
+    return (a->kind > b->kind) - (a->kind < b->kind);
 }
 
 const char *kve_told_add(struct kve_told *told, const struct kve_told_group *group)
@@ -53,10 +58,9 @@ const char *kve_told_add(struct kve_told *told, const struct kve_told_group *gro
 
     if (told->n == KVE_MAX_TOLD)
         return "more than 32 groups";
-    while (at && is_before(group, &told->items[at - 1]))
+    while (at && compare_names(group, &told->items[at - 1]) < 0)
         at--;
-    if (at && told->items[at - 1].group == group->group &&
-        (group->group != KVE_ANY_GROUP || told->items[at - 1].kind == group->kind))
+    if (at && compare_names(group, &told->items[at - 1]) == 0)
         return "a group is told twice";
     memmove(told->items + at + 1, told->items + at, (told->n - at) * sizeof(*group));
     told->items[at] = *group;

@@ -52,7 +52,7 @@ struct kve_told_group {
     uint32_t chunk;  /* of KVE_KIND_CHUNKED: what tokens attend to each other within */
 };
 
-/** All groups that a registration tells, sorted by number, then kind. */
+/** All groups that a registration tells, each once: sorted by number, those without one by kind. */
 struct kve_told {
     uint32_t n;
     struct kve_told_group items[KVE_MAX_TOLD];
