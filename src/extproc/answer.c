@@ -168,11 +168,7 @@ void kx_answer_refusal(struct kg_call *call, unsigned status, const char *text)
     mutation.set_headers = options;
     code.code = status;
     snprintf(body, sizeof(body), "{\"error\":{\"message\":\"%s\",\"type\":\"%s\",\"code\":%u}}",
-             text,
-             status == 429   ? "rate_limit_error"
-             : status == 404 ? "invalid_request_error"
-                             : "server_error",
-             status);
+             text, status == 429 ? "rate_limit_error" : "server_error", status);
     refusal.status = &code;
     refusal.headers = &mutation;
     refusal.body = bytes(body);

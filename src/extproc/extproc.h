@@ -60,8 +60,8 @@ struct kx_picker {
     void *arg;
     /*
      * Choose a worker and book the request. Writes its endpoint and, behind commas, fallbacks ("ip:port")
-     * to @ret. Returns 0; -EHOSTUNREACH: none fits (503); -ENOBUFS, -EAGAIN: too much load (429);
-     * -ENOENT: no such model (404); another negative errno (500).
+     * to @ret. Returns 0; -EHOSTUNREACH: none fits, or none serves the model (503); -ENOBUFS, -EAGAIN: too
+     * much load (429); another negative errno (500).
      */
     int (*choose)(void *arg, const struct kx_ask *ask, char ret[KX_MAX_ENDPOINTS]);
     void (*first_token)(void *arg, const char *id);

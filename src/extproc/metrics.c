@@ -34,8 +34,7 @@ static const struct kv_metric_def families[N_FAMILIES] = {
                      .type = KV_METRIC_GAUGE},
 };
 
-static const char *const results[KX_N_RESULTS] = {"routed", "none_fits", "shed", "unknown_model",
-                                                  "failed"};
+static const char *const results[KX_N_RESULTS] = {"routed", "none_fits", "shed", "failed"};
 static const char *const ends[KX_N_ENDS] = {"done", "lost", "cancelled"};
 static const char *const sources[KX_N_SOURCES] = {"given", "engine", "headers", "unread",
                                                   "early", "alone",  "slow",    "failed"};

@@ -94,8 +94,6 @@ static enum kx_result result_of(int rc)
     case -ENOBUFS:
     case -EAGAIN:
         return KX_SHED;
-    case -ENOENT:
-        return KX_UNKNOWN_MODEL;
     default:
         return KX_BROKEN;
     }
@@ -109,7 +107,6 @@ static void refuse(struct kx_stream *s, enum kx_result result)
     } refusals[KX_N_RESULTS] = {
         [KX_NONE_FITS] = {503, "no worker fits this request"},
         [KX_SHED] = {429, "too many requests"},
-        [KX_UNKNOWN_MODEL] = {404, "no worker serves this model"},
         [KX_BROKEN] = {500, "the worker could not be chosen"},
     };
 

