@@ -48,38 +48,33 @@ command -v dpkg-query >/dev/null || {
     echo "kvasir: not a Debian system; needed (Debian names): $wanted" >&2
     exit 0
 }
-# Client of the tests of external processing: grpcio, and Envoy's messages. Without them the tests say that they are skipped.
-grpc_client() {
-    case "${1:-}" in test | test-all | test-rest) ;; *) return 0 ;; esac
-    folder=$(dirname "$0")/../build/grpc-client
-    [ ! -e "$folder/complete" ] || return 0
-    echo "kvasir: installing grpcio and xds-protos into build/grpc-client"
-    rm -rf "$folder"
-    if python3 -m venv "$folder" && "$folder/bin/pip" install --no-input --quiet --disable-pip-version-check grpcio==1.85.3 xds-protos==1.85.0; then
-        touch "$folder/complete"
-    else
-        echo "kvasir: they can't be installed: the tests of external processing will be skipped" >&2
-    fi
-}
-
 missing=
 for package in $wanted; do
     status=$(dpkg-query -W -f '${Status}' "$package" 2>/dev/null || true)
     [ "$status" = 'install ok installed' ] || missing="$missing $package"
 done
-[ -n "$missing" ] || { grpc_client "$@"; exit 0; }
-
-if [ "$(id -u)" != 0 ]; then
+if [ -n "$missing" ] && [ "$(id -u)" != 0 ]; then
     echo "kvasir: packages are missing. Run this, then try again:" >&2
     echo "  sudo sh -c 'apt-get update && apt-get install --no-install-recommends$missing'" >&2
     exit 1
 fi
-echo "kvasir: installing$missing"
-log=$(mktemp)
-# shellcheck disable=SC2086 # the list is meant to split
-if ! { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $missing; } >"$log" 2>&1; then
-    tail -n 20 "$log" >&2
-    exit 1
+if [ -n "$missing" ]; then
+    echo "kvasir: installing$missing"
+    log=$(mktemp)
+    # shellcheck disable=SC2086 # the list is meant to split
+    if ! { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $missing; } >"$log" 2>&1; then
+        tail -n 20 "$log" >&2
+        exit 1
+    fi
+    rm -f "$log"
 fi
-rm -f "$log"
-grpc_client "$@"
+
+# Client of the tests of external processing: grpcio, and Envoy's messages, for the Python that runs the tests. Without
+# them the tests say that they are skipped.
+case "${1:-}" in test | test-all | test-rest) ;; *) exit 0 ;; esac
+client=$(dirname "$0")/../build/grpc-client
+"$client/bin/python" -c 'import grpc, envoy.service.ext_proc.v3.external_processor_pb2' 2>/dev/null && exit 0
+echo "kvasir: installing grpcio and xds-protos into build/grpc-client"
+rm -rf "$client"
+/usr/bin/python3 -m venv "$client" && "$client/bin/pip" install --no-input --quiet --disable-pip-version-check grpcio==1.85.3 xds-protos==1.85.0 ||
+    echo "kvasir: they can't be installed: the tests of external processing will be skipped" >&2

@@ -24,8 +24,8 @@ try:
     import grpc
     from envoy.config.core.v3 import base_pb2
     from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
-except ImportError:
-    skip_all("grpcio and xds-protos are needed: ./dev test installs them into build/grpc-client")
+except ImportError as problem:
+    skip_all(f"grpcio and xds-protos are needed: ./dev test installs them into build/grpc-client ({problem})")
 if not (BUILD / "tests" / "picker_node").exists():
     skip_all("this build has no external processing (libnghttp2-dev, libprotobuf-c-dev, protobuf-c-compiler)")
 
