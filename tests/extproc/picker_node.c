@@ -7,8 +7,8 @@
  *                 [--queue TOKENS] ENDPOINT[,FALLBACK...] ...
  *
  * Prints "port N". Commands on standard input, one a line, each answered by one line or a text that ends in an
- * empty line: loads, metrics, drain ENDPOINT. Ends when standard input does. Exit status 1: bookings were
- * left when all streams were over.
+ * empty line: loads, metrics. Ends when standard input does. Exit status 1: bookings were left when all streams
+ * were over.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -126,13 +126,12 @@ static bool is_ready(void *arg)
     return ((struct node *)arg)->n > 0;
 }
 
-static int set_worker(struct node *node, size_t i, bool draining)
+static int set_worker(struct node *node, size_t i)
 {
     struct kvsel_worker worker = KVSEL_WORKER_INIT;
 
     worker.holder.worker = i;
     worker.max_requests = node->max_requests;
-    worker.draining = draining;
     return kvsel_set_worker(node->books, &worker);
 }
 
@@ -178,17 +177,6 @@ static void obey(struct node *node, struct kx_server *server, const char *line)
         write_loads(node, &out);
     else if (strcmp(line, "metrics") == 0)
         kx_server_metrics(server, &out);
-    for (size_t i = 0; i < node->n; i++) {
-        size_t len = strcspn(node->endpoints[i], ",");
-
-        if (strncmp(line, "drain ", 6) == 0 && strlen(line + 6) == len &&
-            memcmp(line + 6, node->endpoints[i], len) == 0) {
-            pthread_mutex_lock(&node->lock);
-            set_worker(node, i, true);
-            pthread_mutex_unlock(&node->lock);
-            kv_buf_puts(&out, "draining");
-        }
-    }
     puts(kv_buf_cstr(&out));
     fflush(stdout);
     kv_buf_fini(&out);
@@ -254,7 +242,7 @@ int main(int argc, char **argv)
         return 2;
     for (; i < argc && node.n < MAX_WORKERS; i++) {
         node.endpoints[node.n++] = argv[i];
-        if (set_worker(&node, node.n - 1, false) < 0)
+        if (set_worker(&node, node.n - 1) < 0)
             return 2;
     }
     rc = serve(&node, &opts);
