@@ -58,7 +58,6 @@ struct kg_call *kg_call_create(struct kg_conn *conn, int32_t stream)
     return call;
 refuse:
     atomic_fetch_sub_explicit(&server->calls, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&server->refused, 1, memory_order_relaxed);
     return NULL;
 }
 
@@ -146,7 +145,6 @@ static void refuse_http(struct kg_call *call, const char *status)
 void kg_call_start(struct kg_call *call)
 {
     struct kg_loop *loop = call->conn->loop;
-    struct kg_server *server = loop->server;
 
     if (!call->post) {
         refuse_http(call, "405");
@@ -156,12 +154,11 @@ void kg_call_start(struct kg_call *call)
         refuse_http(call, "415");
         return;
     }
-    call->method = find_method(&server->opts, call->path);
+    call->method = find_method(&loop->server->opts, call->path);
     if (!call->method) {
         kg_call_finish(call, KG_UNIMPLEMENTED, "unknown method");
         return;
     }
-    atomic_fetch_add_explicit(&server->begun, 1, memory_order_relaxed);
     loop->deadline_ns = KV_MIN(loop->deadline_ns, call->deadline_ns);
     call->begun = call->method->begin(call->method->arg, call);
     if (!call->begun)
@@ -292,8 +289,6 @@ void kg_call_finish(struct kg_call *call, enum kg_status status, const char *tex
 
     if (call->reply == KG_REPLY_FINISHED || call->closing)
         return;
-    if (status == KG_EXHAUSTED)
-        atomic_fetch_add_explicit(&call->conn->loop->server->exhausted, 1, memory_order_relaxed);
     call->reply = KG_REPLY_FINISHED;
     call->status = status;
     snprintf(call->text, sizeof(call->text), "%s", text ? text : "");

@@ -199,12 +199,8 @@ void kg_conn_destroy(struct kg_conn *conn)
 
 void kg_conn_feed(struct kg_conn *conn, const void *data, size_t len)
 {
-    ssize_t n = nghttp2_session_mem_recv(conn->session, data, len);
-
-    if (n < 0) {
+    if (nghttp2_session_mem_recv(conn->session, data, len) < 0)
         conn->broken = true;
-        atomic_fetch_add_explicit(&conn->loop->server->bad, 1, memory_order_relaxed);
-    }
     kg_loop_mark(conn);
 }
 

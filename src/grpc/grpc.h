@@ -33,14 +33,11 @@
 /** Status codes of gRPC that this server sends. */
 enum kg_status {
     KG_OK = 0,
-    KG_CANCELLED = 1,
     KG_INVALID = 3,
     KG_DEADLINE = 4,
     KG_NOT_FOUND = 5,
     KG_EXHAUSTED = 8,
-    KG_UNIMPLEMENTED = 12,
-    KG_INTERNAL = 13,
-    KG_UNAVAILABLE = 14
+    KG_UNIMPLEMENTED = 12
 };
 
 struct kg_call;
@@ -72,10 +69,7 @@ struct kg_opts {
 };
 
 struct kg_stats {
-    uint64_t connections, calls;              /* now */
-    uint64_t begun, refused, late, exhausted; /* since start: calls; refused: limits of calls */
-    uint64_t bad;                             /* connections closed for what they sent */
-    uint64_t incomplete;                      /* now: bytes */
+    uint64_t connections, calls; /* now */
 };
 
 /**

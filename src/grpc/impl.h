@@ -99,7 +99,7 @@ struct kg_server {
     nghttp2_session_callbacks *callbacks;
     nghttp2_option *option;
     atomic_bool stop;
-    _Atomic uint64_t connections, calls, begun, refused, late, exhausted, bad, incomplete;
+    _Atomic uint64_t connections, calls, incomplete; /* now; incomplete: bytes */
     uint32_t n_loops;
     _Atomic uint32_t turn; /* the loop that gets the next connection */
     struct kg_loop *loops[KG_MAX_LOOPS];

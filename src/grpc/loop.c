@@ -197,12 +197,10 @@ static void end_late(struct kg_loop *loop, uint64_t now_ns)
         for (struct kg_call *call = loop->table[i]; call; call = call->next) {
             if (call->reply == KG_REPLY_FINISHED)
                 continue;
-            if (call->deadline_ns <= now_ns) {
-                atomic_fetch_add_explicit(&loop->server->late, 1, memory_order_relaxed);
+            if (call->deadline_ns <= now_ns)
                 kg_call_finish(call, KG_DEADLINE, "deadline exceeded");
-            } else {
+            else
                 loop->deadline_ns = KV_MIN(loop->deadline_ns, call->deadline_ns);
-            }
         }
     }
 }
