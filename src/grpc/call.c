@@ -77,7 +77,7 @@ void kg_call_destroy(struct kg_call *call)
     struct kg_loop *loop = call->conn->loop;
     struct kg_call **at = &loop->table[call->number / KG_MAX_LOOPS % KG_BUCKETS];
 
-    call->closing = true;
+    call->reply = KG_REPLY_FINISHED; /* end sends nothing */
     if (call->begun)
         call->method->end(call->method->arg, call);
     while (*at != call)
@@ -136,7 +136,6 @@ static void refuse_http(struct kg_call *call, const char *status)
     nghttp2_nv nv = {(uint8_t *)":status", (uint8_t *)status, 7, 3, NGHTTP2_NV_FLAG_NONE};
 
     call->reply = KG_REPLY_FINISHED;
-    call->opened = true;
     if (nghttp2_submit_response(call->conn->session, call->stream, &nv, 1, NULL) != 0)
         call->conn->broken = true;
     kg_loop_mark(call->conn);
@@ -237,7 +236,7 @@ static void open_answer(struct kg_call *call)
     nghttp2_nv nv[] = {header(":status", "200"), header("content-type", "application/grpc")};
     nghttp2_data_provider from = {.source = {.ptr = call}, .read_callback = kg_call_read};
 
-    call->opened = true;
+    call->reply = KG_REPLY_OPEN;
     if (nghttp2_submit_response(call->conn->session, call->stream, nv, KV_COUNT(nv), &from) != 0)
         call->conn->broken = true;
 }
@@ -246,7 +245,7 @@ uint8_t *kg_call_send(struct kg_call *call, size_t len)
 {
     uint8_t *room;
 
-    if (call->reply == KG_REPLY_FINISHED || call->closing)
+    if (call->reply == KG_REPLY_FINISHED)
         return NULL;
     if (call->out_at > 0 && call->out_at == call->out.len) {
         call->out.len = 0;
@@ -259,19 +258,19 @@ uint8_t *kg_call_send(struct kg_call *call, size_t len)
     room = (uint8_t *)call->out.data + call->out.len;
     kg_frame_head(room, (uint32_t)len);
     call->out.len += KG_HEAD + len;
-    call->reply = KG_REPLY_OPEN;
-    if (!call->opened)
+    if (call->reply == KG_REPLY_NONE)
         open_answer(call);
     wake(call);
     return room + KG_HEAD;
 }
 
-/* The status as headers: behind messages, or alone (then with the headers of an answer). */
-static size_t make_trailers(const struct kg_call *call, nghttp2_nv nv[4], char digits[4])
+/* The status as headers: behind messages, or @alone (then with the headers of an answer). */
+static size_t make_trailers(const struct kg_call *call, bool alone, nghttp2_nv nv[4],
+                            char digits[4])
 {
     size_t n = 0;
 
-    if (!call->opened) {
+    if (alone) {
         nv[n++] = header(":status", "200");
         nv[n++] = header("content-type", "application/grpc");
     }
@@ -284,18 +283,18 @@ static size_t make_trailers(const struct kg_call *call, nghttp2_nv nv[4], char d
 
 void kg_call_finish(struct kg_call *call, enum kg_status status, const char *text)
 {
+    bool alone = call->reply == KG_REPLY_NONE;
     nghttp2_nv nv[4];
     char digits[4];
 
-    if (call->reply == KG_REPLY_FINISHED || call->closing)
+    if (call->reply == KG_REPLY_FINISHED)
         return;
     call->reply = KG_REPLY_FINISHED;
     call->status = status;
     snprintf(call->text, sizeof(call->text), "%s", text ? text : "");
-    if (!call->opened) {
-        size_t n = make_trailers(call, nv, digits);
+    if (alone) {
+        size_t n = make_trailers(call, true, nv, digits);
 
-        call->opened = true;
         if (nghttp2_submit_response(call->conn->session, call->stream, nv, n, NULL) != 0)
             call->conn->broken = true;
     }
@@ -327,7 +326,8 @@ ssize_t kg_call_read(nghttp2_session *session, int32_t stream, uint8_t *buf, siz
     }
     if (call->out_at == call->out.len && call->reply == KG_REPLY_FINISHED) {
         *flags |= NGHTTP2_DATA_FLAG_EOF | NGHTTP2_DATA_FLAG_NO_END_STREAM;
-        if (nghttp2_submit_trailer(session, stream, nv, make_trailers(call, nv, digits)) != 0)
+        if (nghttp2_submit_trailer(session, stream, nv, make_trailers(call, false, nv, digits)) !=
+            0)
             return NGHTTP2_ERR_CALLBACK_FAILURE;
     }
     return (ssize_t)n;

@@ -40,7 +40,7 @@ struct kg_conn {
 enum kg_reply {
     KG_REPLY_NONE,    /* nothing sent */
     KG_REPLY_OPEN,    /* headers are submitted, messages follow */
-    KG_REPLY_FINISHED /* status is known; it goes behind what is to be sent */
+    KG_REPLY_FINISHED /* status is known, and goes behind what is to be sent; or the call is over */
 };
 
 struct kg_call {
@@ -50,12 +50,10 @@ struct kg_call {
     const struct kg_method *method; /* NULL: not known, or the call hasn't begun */
     void *state;
     enum kg_reply reply;
-    bool begun;   /* begin has returned true: end is due */
-    bool post;    /* its :method is POST */
-    bool grpc;    /* its content type is gRPC's */
-    bool opened;  /* response headers are submitted */
-    bool waits;   /* nghttp2 waits for kg_call_wake */
-    bool closing; /* within its end */
+    bool begun; /* begin has returned true: end is due */
+    bool post;  /* its :method is POST */
+    bool grpc;  /* its content type is gRPC's */
+    bool waits; /* nghttp2 has deferred the answer until it is resumed */
     char path[128];
     size_t header_bytes;
     uint64_t deadline_ns; /* UINT64_MAX: none */
