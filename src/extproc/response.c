@@ -5,7 +5,7 @@
 
 bool kx_is_header(const Kx__HeaderValue *header, const char *name)
 {
-    return header->key.len == strlen(name) && memcmp(header->key.data, name, header->key.len) == 0;
+    return kv_str_eq((struct kv_str){(const char *)header->key.data, header->key.len}, name);
 }
 
 struct kv_str kx_value_of(const Kx__HeaderValue *header)

@@ -91,30 +91,22 @@ void kg_call_destroy(struct kg_call *call)
     free(call);
 }
 
-static bool is_name(const char *name, size_t len, const char *wanted)
-{
-    return len == strlen(wanted) && memcmp(name, wanted, len) == 0;
-}
-
-void kg_call_header(struct kg_call *call, const char *name, size_t name_len, const char *value,
-                    size_t len)
+void kg_call_header(struct kg_call *call, struct kv_str name, struct kv_str value)
 {
     static const char grpc[] = "application/grpc";
     const size_t n = sizeof(grpc) - 1;
 
-    call->header_bytes += name_len + len + 32; /* as HTTP/2 counts them */
-    if (is_name(name, name_len, ":method")) {
-        call->post = len == 4 && memcmp(value, "POST", 4) == 0;
-    } else if (is_name(name, name_len, ":path")) {
-        snprintf(call->path, sizeof(call->path), "%.*s", (int)KV_MIN(len, sizeof(call->path) - 1),
-                 value);
-        if (len >= sizeof(call->path))
-            call->path[0] = 0; /* no method's */
-    } else if (is_name(name, name_len, "content-type")) {
-        call->grpc = len >= n && memcmp(value, grpc, n) == 0 &&
-                     (len == n || value[n] == '+' || value[n] == ';');
-    } else if (is_name(name, name_len, "grpc-timeout")) {
-        uint64_t ns = kg_timeout_parse(value, len), now = kv_now_ns();
+    call->header_bytes += name.len + value.len + 32; /* as HTTP/2 counts them */
+    if (kv_str_eq(name, ":method")) {
+        call->post = kv_str_eq(value, "POST");
+    } else if (kv_str_eq(name, ":path")) {
+        if (value.len < sizeof(call->path)) /* longer ones are no method's */
+            snprintf(call->path, sizeof(call->path), "%.*s", (int)value.len, value.p);
+    } else if (kv_str_eq(name, "content-type")) {
+        call->grpc = value.len >= n && memcmp(value.p, grpc, n) == 0 &&
+                     (value.len == n || value.p[n] == '+' || value.p[n] == ';');
+    } else if (kv_str_eq(name, "grpc-timeout")) {
+        uint64_t ns = kg_timeout_parse(value.p, value.len), now = kv_now_ns();
 
         if (ns < UINT64_MAX - now)
             call->deadline_ns = now + ns;
@@ -130,10 +122,16 @@ static const struct kg_method *find_method(const struct kg_opts *opts, const cha
     return NULL;
 }
 
+static nghttp2_nv header(const char *name, const char *value)
+{
+    return (nghttp2_nv){(uint8_t *)name, (uint8_t *)value, strlen(name), strlen(value),
+                        NGHTTP2_NV_FLAG_NONE};
+}
+
 /* Answer a request that isn't gRPC, with an HTTP status alone. */
 static void refuse_http(struct kg_call *call, const char *status)
 {
-    nghttp2_nv nv = {(uint8_t *)":status", (uint8_t *)status, 7, 3, NGHTTP2_NV_FLAG_NONE};
+    nghttp2_nv nv = header(":status", status);
 
     call->reply = KG_REPLY_FINISHED;
     if (nghttp2_submit_response(call->conn->session, call->stream, &nv, 1, NULL) != 0)
@@ -223,12 +221,6 @@ static void wake(struct kg_call *call)
         conn->broken = true;
     call->waits = false;
     kg_loop_mark(conn);
-}
-
-static nghttp2_nv header(const char *name, const char *value)
-{
-    return (nghttp2_nv){(uint8_t *)name, (uint8_t *)value, strlen(name), strlen(value),
-                        NGHTTP2_NV_FLAG_NONE};
 }
 
 static void open_answer(struct kg_call *call)

@@ -38,7 +38,8 @@ static int on_header(nghttp2_session *session, const nghttp2_frame *frame, const
     (void)flags, (void)arg;
     if (!call || frame->hd.type != NGHTTP2_HEADERS || frame->headers.cat != NGHTTP2_HCAT_REQUEST)
         return 0;
-    kg_call_header(call, (const char *)name, name_len, (const char *)value, len);
+    kg_call_header(call, (struct kv_str){(const char *)name, name_len},
+                   (struct kv_str){(const char *)value, len});
     return call->header_bytes > KG_MAX_HEADERS ? NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE : 0;
 }
 

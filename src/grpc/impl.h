@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 
 #include "base/core/buf.h"
+#include "base/json/json.h" /* struct kv_str */
 #include "base/thread/thread.h"
 #include "grpc/frames.h"
 #include "grpc/grpc.h"
@@ -91,7 +92,6 @@ struct kg_loop {
 
 struct kg_server {
     struct kg_opts opts;
-    char *host;
     int listener;
     uint16_t port;
     nghttp2_session_callbacks *callbacks;
@@ -121,8 +121,7 @@ void kg_conn_flush(struct kg_conn *conn, uint64_t now_ns);
 /* call.c */
 struct kg_call *kg_call_create(struct kg_conn *conn, int32_t stream); /* NULL: refuse it */
 void kg_call_destroy(struct kg_call *call);                           /* ends it before */
-void kg_call_header(struct kg_call *call, const char *name, size_t name_len, const char *value,
-                    size_t len);
+void kg_call_header(struct kg_call *call, struct kv_str name, struct kv_str value);
 void kg_call_start(struct kg_call *call); /* its headers are complete */
 void kg_call_data(struct kg_call *call, const void *data, size_t len);
 void kg_call_closed_half(struct kg_call *call);

@@ -37,13 +37,13 @@ static int open_listener(struct kg_server *server, struct kv_error *error)
     char port[8];
 
     snprintf(port, sizeof(port), "%u", (unsigned)server->opts.port);
-    if (getaddrinfo(server->host, port, &hints, &list) != 0)
-        return kv_fail(error, -EINVAL, 0, "%s: not an address", server->host);
+    if (getaddrinfo(server->opts.host, port, &hints, &list) != 0)
+        return kv_fail(error, -EINVAL, 0, "%s: not an address", server->opts.host);
     server->listener = listen_at(list);
     freeaddrinfo(list);
     if (server->listener < 0)
-        return kv_fail(error, server->listener, 0, "can't listen on %s port %s: %s", server->host,
-                       port, strerror(-server->listener));
+        return kv_fail(error, server->listener, 0, "can't listen on %s port %s: %s",
+                       server->opts.host, port, strerror(-server->listener));
     if (getsockname(server->listener, &name.any, &len) < 0)
         return kv_fail(error, -errno, 0, "can't read the port: %s", strerror(errno));
     server->port = ntohs(name.any.sa_family == AF_INET6 ? name.v6.sin6_port : name.v4.sin_port);
@@ -90,8 +90,7 @@ int kg_server_start(const struct kg_opts *opts, struct kg_server **ret, struct k
         return kv_fail(error, -ENOMEM, 0, "out of memory");
     server->listener = -1;
     set_opts(server, opts);
-    server->host = strdup(opts->host);
-    rc = server->host ? kg_conn_callbacks(server) : -ENOMEM;
+    rc = kg_conn_callbacks(server);
     if (rc < 0)
         kv_fail(error, rc, 0, "out of memory");
     else
@@ -139,7 +138,6 @@ void kg_server_destroy(struct kg_server *server)
         kg_loop_destroy(server->loops[i]);
     nghttp2_session_callbacks_del(server->callbacks);
     nghttp2_option_del(server->option);
-    free(server->host);
     free(server);
 }
 
