@@ -75,10 +75,8 @@ struct kg_loop {
     bool started;
     int epoll;
     struct kv_wake wake;
-    pthread_mutex_t lock; /* guards posts, fresh */
+    pthread_mutex_t lock; /* guards posts */
     struct kg_post *posts, **posts_end;
-    int *fresh; /* accepted connections to take over */
-    size_t n_fresh, max_fresh;
     struct kg_conn *conns, *dirty;
     size_t n_calls;
     uint64_t next_number;
@@ -99,7 +97,7 @@ struct kg_server {
     atomic_bool stop;
     _Atomic uint64_t connections, calls, incomplete; /* now; incomplete: bytes */
     uint32_t n_loops;
-    _Atomic uint32_t turn; /* the loop that gets the next connection */
+    uint32_t turn; /* the loop that gets the next connection; loop 0's, which accepts */
     struct kg_loop *loops[KG_MAX_LOOPS];
 };
 

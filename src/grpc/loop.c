@@ -78,9 +78,6 @@ void kg_loop_destroy(struct kg_loop *loop)
     while (loop->conns)
         kg_conn_destroy(loop->conns);
     run_posts(loop);
-    for (size_t i = 0; i < loop->n_fresh; i++)
-        close(loop->fresh[i]);
-    free(loop->fresh);
     kv_wake_close(&loop->wake);
     if (loop->epoll >= 0)
         close(loop->epoll);
@@ -97,10 +94,8 @@ void kg_loop_mark(struct kg_conn *conn)
     conn->loop->dirty = conn;
 }
 
-void kg_server_post(struct kg_server *server, struct kg_post *post)
+static void post_to(struct kg_loop *loop, struct kg_post *post)
 {
-    struct kg_loop *loop = server->loops[post->number % KG_MAX_LOOPS];
-
     post->next = NULL;
     pthread_mutex_lock(&loop->lock);
     *loop->posts_end = post;
@@ -109,36 +104,51 @@ void kg_server_post(struct kg_server *server, struct kg_post *post)
     kv_wake_signal(&loop->wake);
 }
 
-/* Make room for one more fresh connection. The caller holds the lock. */
-static bool has_room(struct kg_loop *loop)
+void kg_server_post(struct kg_server *server, struct kg_post *post)
 {
-    size_t max = loop->max_fresh ? 2 * loop->max_fresh : 16;
-    int *grown;
+    post_to(server->loops[post->number % KG_MAX_LOOPS], post);
+}
 
-    if (loop->n_fresh < loop->max_fresh)
-        return true;
-    grown = realloc(loop->fresh, max * sizeof(*grown));
-    if (!grown)
-        return false;
-    loop->fresh = grown;
-    loop->max_fresh = max;
-    return true;
+/* An accepted connection on its way to its loop. */
+struct arrival {
+    struct kg_post post;
+    struct kg_loop *loop;
+    int fd;
+};
+
+static void take_over(struct kg_post *post, struct kg_call *call)
+{
+    struct arrival *arrival = (struct arrival *)(void *)post;
+    struct epoll_event event = {.events = EPOLLIN};
+    struct kg_loop *loop = arrival->loop;
+    struct kg_conn *conn;
+    int fd = arrival->fd;
+
+    (void)call;
+    free(arrival);
+    if (atomic_load_explicit(&loop->server->stop, memory_order_acquire)) {
+        close(fd);
+        return;
+    }
+    if (kg_conn_create(loop, fd, kv_now_ns(), &conn) < 0)
+        return;
+    event.data.ptr = conn;
+    conn->broken = epoll_ctl(loop->epoll, EPOLL_CTL_ADD, fd, &event) < 0;
 }
 
 /* Hand an accepted connection to a loop. */
 static void hand_over(struct kg_loop *loop, int fd)
 {
-    bool ok;
+    struct arrival *arrival = calloc(1, sizeof(*arrival));
 
-    pthread_mutex_lock(&loop->lock);
-    ok = has_room(loop);
-    if (ok)
-        loop->fresh[loop->n_fresh++] = fd;
-    pthread_mutex_unlock(&loop->lock);
-    if (ok)
-        kv_wake_signal(&loop->wake);
-    else
+    if (!arrival) {
         close(fd);
+        return;
+    }
+    arrival->post.fn = take_over;
+    arrival->loop = loop;
+    arrival->fd = fd;
+    post_to(loop, &arrival->post);
 }
 
 static void accept_some(struct kg_server *server)
@@ -158,32 +168,7 @@ static void accept_some(struct kg_server *server)
         (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
         (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
         (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof(timeout_ms));
-        hand_over(server->loops[atomic_fetch_add_explicit(&server->turn, 1, memory_order_relaxed) %
-                                server->n_loops],
-                  fd);
-    }
-}
-
-static void take_fresh(struct kg_loop *loop, uint64_t now_ns)
-{
-    for (;;) {
-        struct epoll_event event = {.events = EPOLLIN};
-        struct kg_conn *conn;
-        int fd = -1;
-
-        pthread_mutex_lock(&loop->lock);
-        if (loop->n_fresh)
-            fd = loop->fresh[--loop->n_fresh];
-        pthread_mutex_unlock(&loop->lock);
-        if (fd < 0)
-            return;
-        if (loop->stopping || kg_conn_create(loop, fd, now_ns, &conn) < 0) {
-            if (loop->stopping)
-                close(fd);
-            continue;
-        }
-        event.data.ptr = conn;
-        conn->broken = epoll_ctl(loop->epoll, EPOLL_CTL_ADD, fd, &event) < 0;
+        hand_over(server->loops[server->turn++ % server->n_loops], fd);
     }
 }
 
@@ -208,9 +193,10 @@ static void end_late(struct kg_loop *loop, uint64_t now_ns)
 static void tick(struct kg_loop *loop, uint64_t now_ns)
 {
     for (struct kg_conn *conn = loop->conns; conn; conn = conn->next) {
-        bool stuck = conn->out_at < conn->out.len && now_ns - conn->progress_ns > STUCK_NS;
+        /* A connection may be younger than now_ns. */
+        bool stuck = conn->out_at < conn->out.len && now_ns > conn->progress_ns + STUCK_NS;
 
-        if (stuck || (!conn->begun && now_ns - conn->opened_ns > BEGIN_NS)) {
+        if (stuck || (!conn->begun && now_ns > conn->opened_ns + BEGIN_NS)) {
             conn->broken = true;
             kg_loop_mark(conn);
         }
@@ -304,7 +290,6 @@ void *kg_loop_run(void *arg)
         /* Connections are freed by flush_dirty alone, so all events are of living ones. */
         for (int i = 0; i < n; i++)
             take_event(loop, &events[i]);
-        take_fresh(loop, now_ns);
         run_posts(loop);
         end_late(loop, now_ns);
         if (now_ns - loop->ticked_ns >= TICK_NS)
