@@ -88,12 +88,7 @@ static void prepare(struct fixture *f)
                                   .max_message = 1 << 16,
                                   .max_incomplete = 1 << 18};
     REQUIRE(kg_conn_callbacks(&f->kg) == 0);
-    f->loop = calloc(1, sizeof(*f->loop));
-    REQUIRE(f->loop);
-    f->loop->server = &f->kg;
-    f->loop->epoll = f->loop->wake.fd = -1;
-    f->loop->posts_end = &f->loop->posts;
-    f->loop->deadline_ns = UINT64_MAX;
+    REQUIRE(kg_loop_create(&f->kg, 1, &f->loop) == 0); /* loop 0 would listen */
 }
 
 static void feed_frame(struct kg_conn *conn, uint8_t kind, uint8_t flags, int32_t stream,
