@@ -5,7 +5,7 @@
 #include <sys/random.h>
 
 #include "base/core/clock.h"
-#include "base/core/log.h"
+#include "base/json/json.h" /* struct kv_str */
 #include "ext_proc.pb-c.h"
 #include "extproc/arena.h"
 #include "extproc/stream.h"
@@ -55,28 +55,14 @@ static bool health_begin(void *server, struct kg_call *call)
 }
 
 /* "" and liveness: the server answers. readiness and the processor: a worker can be chosen. */
-static void health_message(void *arg, struct kg_call *call, const void *data, size_t len)
+static void answer_health(struct kx_server *server, struct kg_call *call, struct kv_str service)
 {
-    struct kx_server *server = arg;
-    struct kx_scratch *scratch = kx_scratch_take(server);
     Kx__HealthCheckResponse answer = KX__HEALTH_CHECK_RESPONSE__INIT;
-    Kx__HealthCheckRequest *message = NULL;
-    char name[64];
     uint8_t *room;
 
-    if (scratch)
-        message = kx__health_check_request__unpack(&scratch->arena.allocator, len, data);
-    snprintf(name, sizeof(name), "%.*s", message ? (int)KV_MIN(message->service.len, 63U) : 0,
-             message ? (const char *)message->service.data : "");
-    if (scratch)
-        kx_scratch_give(server, scratch);
-    if (!message) {
-        kg_call_finish(call, KG_INVALID, "not a HealthCheckRequest");
-        return;
-    }
-    if (strcmp(name, "readiness") == 0 || strcmp(name, PROCESSOR) == 0) {
+    if (kv_str_eq(service, "readiness") || kv_str_eq(service, PROCESSOR)) {
         answer.status = server->picker.ready(server->picker.arg) ? 1 : 2;
-    } else if (!name[0] || strcmp(name, "liveness") == 0) {
+    } else if (!service.len || kv_str_eq(service, "liveness")) {
         answer.status = 1;
     } else {
         kg_call_finish(call, KG_NOT_FOUND, "unknown service");
@@ -86,6 +72,24 @@ static void health_message(void *arg, struct kg_call *call, const void *data, si
     if (room)
         kx__health_check_response__pack(&answer, room);
     kg_call_finish(call, KG_OK, NULL);
+}
+
+static void health_message(void *server, struct kg_call *call, const void *data, size_t len)
+{
+    struct kx_scratch *scratch = kx_scratch_take(server);
+    Kx__HealthCheckRequest *message;
+
+    if (!scratch) {
+        kg_call_finish(call, KG_EXHAUSTED, "out of memory");
+        return;
+    }
+    message = kx__health_check_request__unpack(&scratch->arena.allocator, len, data);
+    if (message)
+        answer_health(server, call,
+                      (struct kv_str){(const char *)message->service.data, message->service.len});
+    else
+        kg_call_finish(call, KG_INVALID, "not a HealthCheckRequest");
+    kx_scratch_give(server, scratch);
 }
 
 static void health_half_close(void *server, struct kg_call *call)
