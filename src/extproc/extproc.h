@@ -77,20 +77,16 @@ struct kx_opts {
     const char *host;
     uint16_t port; /* 0: any */
     const struct kx_picker *picker;
-    const char *tokenize;     /* base URL of the engine that tokenizes; NULL: picker->engine */
-    uint64_t tokenize_ms;     /* 200: deadline of a tokenizing */
-    uint32_t tokenize_calls;  /* 64 at a time */
-    size_t max_body;          /* 8 MiB: bytes of a body that wait for its end */
-    size_t max_bodies;        /* 512 MiB: of all bodies */
-    uint32_t threads;         /* 2 */
-    uint32_t max_connections; /* 1024 */
-    uint32_t max_streams;     /* 16384 */
-    uint64_t drain_ms;        /* 5000 */
+    const char *tokenize; /* base URL of the engine that tokenizes; NULL: picker->engine */
+    uint64_t tokenize_ms; /* 200: deadline of a tokenizing */
+    size_t max_body;      /* 8 MiB: bytes of a body that wait for its end */
+    size_t max_bodies;    /* 512 MiB: of all bodies */
+    uint64_t drain_ms;    /* 5000 */
 };
 
 struct kx_server;
 
-/** Serve. @opts->picker must outlive the server. Returns 0 or a negative errno with @error. */
+/** Serve. @opts and its picker are copied. Returns 0 or a negative errno with @error. */
 int kx_server_start(const struct kx_opts *opts, struct kx_server **ret, struct kv_error *error);
 
 /** Return the port that the server listens on. */

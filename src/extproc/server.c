@@ -114,7 +114,6 @@ static int set_opts(struct kx_server *server, const struct kx_opts *opts)
     *o = *opts;
     server->picker = *opts->picker;
     o->tokenize_ms = o->tokenize_ms ? o->tokenize_ms : 200;
-    o->tokenize_calls = o->tokenize_calls ? o->tokenize_calls : 64;
     o->max_body = o->max_body ? o->max_body : (size_t)8 << 20;
     o->max_bodies = o->max_bodies ? o->max_bodies : (size_t)512 << 20;
     if (getrandom(&random, sizeof(random), 0) != (ssize_t)sizeof(random))
@@ -129,7 +128,7 @@ static int set_opts(struct kx_server *server, const struct kx_opts *opts)
     }
     if (!server->tokenize && !server->picker.engine)
         return 0;
-    return kx_tokenizer_create(o->tokenize_calls, &server->tokenizer);
+    return kx_tokenizer_create(&server->tokenizer);
 }
 
 void kx_methods(struct kx_server *server)
@@ -155,9 +154,6 @@ static int start_grpc(struct kx_server *server, struct kv_error *error)
                            .port = o->port,
                            .methods = server->methods,
                            .n_methods = KV_COUNT(server->methods),
-                           .threads = o->threads,
-                           .max_connections = o->max_connections,
-                           .max_calls = o->max_streams,
                            .drain_ms = o->drain_ms};
 
     kx_methods(server);

@@ -25,7 +25,8 @@ struct asking {
     struct kx_question question;
     struct kg_post post;
     struct kx_server *server;
-    struct kx_prompt prompt;
+    struct kv_buf model;
+    uint64_t guess; /* of the prompt's tokens */
     int rc;
 };
 
@@ -163,7 +164,7 @@ static void free_asking(struct asking *asking)
 {
     kv_buf_fini(&asking->question.request);
     kv_buf_fini(&asking->question.tokens);
-    kv_buf_fini(&asking->prompt.model);
+    kv_buf_fini(&asking->model);
     free(asking);
 }
 
@@ -178,13 +179,13 @@ static void tokens_came(struct kg_post *post, struct kg_call *call)
     if (scratch) {
         struct kx_stream *s = stream_of(call);
         bool ok = asking->rc == 0;
-        struct kx_ask ask = {.model = kv_buf_cstr(&asking->prompt.model),
+        struct kx_ask ask = {.model = kv_buf_cstr(&asking->model),
                              .source = ok                         ? KX_ENGINE
                                        : asking->rc == -ETIMEDOUT ? KX_SLOW
                                                                   : KX_FAILED,
                              .tokens = ok ? (const void *)asking->question.tokens.data : NULL,
                              .n_tokens = ok ? asking->question.tokens.len / sizeof(uint32_t)
-                                            : asking->prompt.guess};
+                                            : asking->guess};
 
         if (s->phase == TOKENS)
             choose(s, scratch, &ask, false);
@@ -223,13 +224,13 @@ static enum kx_source ask_engine(struct kx_stream *s, struct kx_prompt *prompt)
     asking->question.deadline_ns = kv_ns_after(s->whole_ns, server->opts.tokenize_ms);
     asking->question.fn = tokens_known;
     asking->question.request = steal(&prompt->request);
-    asking->prompt.model = steal(&prompt->model);
-    asking->prompt.guess = prompt->guess;
+    asking->model = steal(&prompt->model);
+    asking->guess = prompt->guess;
     asking->post = (struct kg_post){.number = kg_call_number(s->call), .fn = tokens_came};
     asking->server = server;
     if (kx_tokenizer_ask(server->tokenizer, &asking->question) == 0)
         return KX_ENGINE;
-    prompt->model = steal(&asking->prompt.model);
+    prompt->model = steal(&asking->model);
     free_asking(asking);
     return KX_FAILED;
 }

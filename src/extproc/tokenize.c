@@ -11,10 +11,10 @@
 #include "extproc/prompt.h"
 
 #define MAX_ANSWER ((size_t)32 << 20)
+#define MAX_CALLS 64     /* transfers at a time */
 #define MAX_WAITING 4096 /* questions that wait for a transfer */
 
 struct kx_tokenizer {
-    uint32_t max_calls;
     CURLM *multi;
     struct curl_slist *headers;
     pthread_t thread;
@@ -107,7 +107,7 @@ static struct kx_question *take(struct kx_tokenizer *t, uint64_t now_ns)
 
     pthread_mutex_lock(&t->lock);
     q = t->waiting;
-    if (q && t->n_running >= t->max_calls && q->deadline_ns > now_ns)
+    if (q && t->n_running >= MAX_CALLS && q->deadline_ns > now_ns)
         q = NULL;
     if (q) {
         t->waiting = q->next;
@@ -192,7 +192,7 @@ static void *run(void *arg)
         curl_multi_perform(t->multi, &n);
         take_done(t);
         /* With questions that wait for a transfer, their deadlines are looked at. */
-        curl_multi_poll(t->multi, NULL, 0, t->n_running >= t->max_calls ? 10 : 1000, NULL);
+        curl_multi_poll(t->multi, NULL, 0, t->n_running >= MAX_CALLS ? 10 : 1000, NULL);
     }
     while (t->running) {
         struct kx_question *q = t->running;
@@ -203,7 +203,7 @@ static void *run(void *arg)
     return NULL;
 }
 
-int kx_tokenizer_create(uint32_t max_calls, struct kx_tokenizer **ret)
+int kx_tokenizer_create(struct kx_tokenizer **ret)
 {
     struct kx_tokenizer *t = calloc(1, sizeof(*t));
     struct curl_slist *more;
@@ -213,7 +213,6 @@ int kx_tokenizer_create(uint32_t max_calls, struct kx_tokenizer **ret)
         return -ENOMEM;
     pthread_mutex_init(&t->lock, NULL);
     t->end = &t->waiting;
-    t->max_calls = max_calls;
     t->breaker = (struct kv_breaker){
         .max_failures = 8, .first_wait_ns = KV_NS_PER_S, .max_wait_ns = 15 * KV_NS_PER_S};
     curl_global_init(CURL_GLOBAL_DEFAULT);

@@ -31,7 +31,7 @@ struct kx_question {
     struct kv_buf answer;
 };
 
-int kx_tokenizer_create(uint32_t max_calls, struct kx_tokenizer **ret);
+int kx_tokenizer_create(struct kx_tokenizer **ret);
 /** End all questions with -ECANCELED. NULL is a no-op. */
 void kx_tokenizer_destroy(struct kx_tokenizer *tokenizer);
 
