@@ -56,7 +56,7 @@ struct kg_method {
 };
 
 struct kg_opts {
-    const char *host; /* address to listen on */
+    const char *host; /* to listen on: an address or a name */
     uint16_t port;    /* 0: any */
     const struct kg_method *methods;
     size_t n_methods;

@@ -1,53 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <netdb.h>
-#include <netinet/in.h>
 #include <stdio.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/core/log.h"
+#include "base/net/bind.h"
 #include "grpc/impl.h"
-
-static int listen_at(const struct addrinfo *at)
-{
-    int on = 1, rc, fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-
-    if (fd < 0)
-        return -errno;
-    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    if (bind(fd, at->ai_addr, at->ai_addrlen) < 0 || listen(fd, 1024) < 0) {
-        rc = -errno;
-        close(fd);
-        return rc;
-    }
-    return fd;
-}
 
 static int open_listener(struct kg_server *server, struct kv_error *error)
 {
-    struct addrinfo hints = {.ai_flags = AI_PASSIVE | AI_NUMERICHOST | AI_NUMERICSERV,
-                             .ai_socktype = SOCK_STREAM};
-    struct addrinfo *list;
-    union {
-        struct sockaddr any;
-        struct sockaddr_in v4;
-        struct sockaddr_in6 v6;
-    } name = {.v6 = {0}};
-    socklen_t len = sizeof(name);
-    char port[8];
+    int rc = kv_bind(server->opts.host, server->opts.port, &server->listener, &server->port, error);
 
-    snprintf(port, sizeof(port), "%u", (unsigned)server->opts.port);
-    if (getaddrinfo(server->opts.host, port, &hints, &list) != 0)
-        return kv_fail(error, -EINVAL, 0, "%s: not an address", server->opts.host);
-    server->listener = listen_at(list);
-    freeaddrinfo(list);
-    if (server->listener < 0)
-        return kv_fail(error, server->listener, 0, "can't listen on %s port %s: %s",
-                       server->opts.host, port, strerror(-server->listener));
-    if (getsockname(server->listener, &name.any, &len) < 0)
-        return kv_fail(error, -errno, 0, "can't read the port: %s", strerror(errno));
-    server->port = ntohs(name.any.sa_family == AF_INET6 ? name.v6.sin6_port : name.v4.sin_port);
-    return 0;
+    if (rc == 0 && listen(server->listener, 1024) < 0)
+        rc =
+            kv_fail(error, -errno, 0, "can't listen on port %u: %s", server->port, strerror(errno));
+    return rc;
 }
 
 static void set_opts(struct kg_server *server, const struct kg_opts *opts)

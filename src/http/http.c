@@ -6,6 +6,7 @@
 
 #include "base/core/clock.h"
 #include "base/core/log.h"
+#include "base/net/bind.h"
 #include "http/http_impl.h"
 #include "http/tls.h"
 
@@ -136,6 +137,17 @@ static void free_http(struct kh_http *http)
     kh_linger_destroy(http->linger);
     pthread_mutex_destroy(&http->lock);
     free(http);
+}
+
+/* The library's own errors of sockets don't tell the reason. */
+int kh_http_bind(const char *host, uint16_t port, int *ret_fd, uint16_t *ret_port,
+                 struct kv_error *error)
+{
+    int rc = kv_bind(host, port, ret_fd, ret_port, error);
+
+    if (rc == -EADDRINUSE)
+        return kv_fail(error, rc, 0, "port %u is in use; choose another with --port", port);
+    return rc;
 }
 
 int kh_http_start(int fd, const struct kh_http_opts *opts, struct kh_http **ret,

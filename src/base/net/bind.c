@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Make the listening socket here rather than in the library, whose errors don't tell the reason. */
+#include "base/net/bind.h"
+
 #include <netdb.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#include "http/http.h"
 
 static int open_bound(const struct addrinfo *address)
 {
@@ -42,8 +41,8 @@ static uint16_t bound_port(int fd)
     return ntohs(address.any.sa_family == AF_INET6 ? address.in6.sin6_port : address.in.sin_port);
 }
 
-int kh_http_bind(const char *host, uint16_t port, int *ret_fd, uint16_t *ret_port,
-                 struct kv_error *error)
+int kv_bind(const char *host, uint16_t port, int *ret_fd, uint16_t *ret_port,
+            struct kv_error *error)
 {
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
     struct addrinfo *list = NULL;
@@ -58,8 +57,6 @@ int kh_http_bind(const char *host, uint16_t port, int *ret_fd, uint16_t *ret_por
     for (const struct addrinfo *a = list; a && fd < 0; a = a->ai_next)
         fd = open_bound(a);
     freeaddrinfo(list);
-    if (fd == -EADDRINUSE)
-        return kv_fail(error, fd, 0, "port %u is in use; choose another with --port", port);
     if (fd < 0)
         return kv_fail(error, fd, 0, "can't listen on %.100s:%u: %s", host, port, strerror(-fd));
     *ret_fd = fd;
