@@ -182,7 +182,7 @@ static void obey(struct node *node, struct kx_server *server, const char *line)
     kv_buf_fini(&out);
 }
 
-static int serve(struct node *node, struct kx_opts *opts)
+static int serve(struct node *node, struct kx_opts opts)
 {
     const struct kx_picker picker = {.arg = node,
                                      .choose = choose,
@@ -195,9 +195,9 @@ static int serve(struct node *node, struct kx_opts *opts)
     struct kv_error error;
     char line[512];
 
-    opts->host = "127.0.0.1";
-    opts->picker = &picker;
-    if (kx_server_start(opts, &server, &error) < 0) {
+    opts.host = "127.0.0.1";
+    opts.picker = &picker;
+    if (kx_server_start(&opts, &server, &error) < 0) {
         fprintf(stderr, "%s\n", error.text);
         return 2;
     }
@@ -245,7 +245,7 @@ int main(int argc, char **argv)
         if (set_worker(&node, node.n - 1) < 0)
             return 2;
     }
-    rc = serve(&node, &opts);
+    rc = serve(&node, opts);
     kvsel_destroy(node.books);
     return rc;
 }
