@@ -25,8 +25,8 @@ class Selector(Indexer):
         self.channel.close()
         return super().__exit__(*args)
 
-    def add(self, worker, engine, endpoint):
-        body = {"worker_id": worker, "model_name": MODEL, "block_size": BLOCK, "kv_events_endpoint": engine.endpoint, "endpoint": endpoint}
+    def add(self, worker, engine, endpoint, model=MODEL):
+        body = {"worker_id": worker, "model_name": model, "block_size": BLOCK, "kv_events_endpoint": engine.endpoint, "endpoint": endpoint}
         equal(self.post("/workers", body).status, 201)
         engine.wait_subscriber()
 
@@ -118,8 +118,7 @@ def test_adapters_and_models():
         with Selector(*args) as s, Publisher() as one, Publisher() as two:
             s.add(1, one, "10.0.0.1:8000")
             if args:
-                body = {"worker_id": 2, "model_name": "other", "block_size": BLOCK, "kv_events_endpoint": two.endpoint, "endpoint": "10.0.0.2:8000"}
-                equal(s.post("/workers", body).status, 201)
+                s.add(2, two, "10.0.0.2:8000", "other")
             for model in ("adapter", ""):
                 with s.stream() as stream:
                     equal(stream.route(completion(tokens, model)), expected)
@@ -130,8 +129,7 @@ def test_adapters_and_models():
                 equal(stream.choice(), expected)
     with Selector() as s, Publisher() as one, Publisher() as two:
         s.add(1, one, "10.0.0.1:8000")
-        equal(s.post("/workers", {"worker_id": 2, "model_name": "other", "block_size": BLOCK, "kv_events_endpoint": two.endpoint,
-                                  "endpoint": "10.0.0.2:8000"}).status, 201)
+        s.add(2, two, "10.0.0.2:8000", "other")
         with s.stream() as stream:
             stream.headers()
             stream.body(completion(tokens, "adapter"), last=True)
