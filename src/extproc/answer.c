@@ -114,6 +114,8 @@ void kx_answer_stream(struct kg_call *call, enum kx_side side, const void *data,
 {
     const uint8_t *p = data;
 
+    if (len == 0 && !last)
+        return;
     do {
         size_t n = KV_MIN(len, KX_CHUNK);
         Kx__CommonResponse common = KX__COMMON_RESPONSE__INIT;
@@ -122,10 +124,8 @@ void kx_answer_stream(struct kg_call *call, enum kx_side side, const void *data,
 
         chunk.body = (ProtobufCBinaryData){.len = n, .data = (uint8_t *)p};
         len -= n;
-        chunk.end_of_stream = last && len == 0;
-        if (n == 0 && !last)
-            return;
         p += n;
+        chunk.end_of_stream = last && len == 0;
         mutation.mutation_case = KX__BODY_MUTATION__MUTATION_STREAMED_RESPONSE;
         mutation.streamed_response = &chunk;
         common.body_mutation = &mutation;
