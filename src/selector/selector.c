@@ -13,6 +13,7 @@
 #include "selector/envoy.h"
 
 #define TICK_MS 500
+#define NOTES_BYTES ((size_t)16 << 20) /* of bookings that expire in one tick */
 
 struct ksel *ksel_of(void *service)
 {
@@ -460,43 +461,77 @@ void ksel_put_worker(struct ksel *s, struct kv_json_writer *w, uint64_t worker)
 
 /* -- the service's calls ------------------------------------------------------------------------- */
 
-/* Argument of log_expired. */
+/* Argument of note_expired. */
 struct expiring {
     struct ksel *s;
     const struct ksel_fleet *fleet;
+    struct kv_buf notes; /* of each booking: the struct, its id, its model with a NUL */
 };
 
-static void log_expired(void *arg, const struct kvsel_booking *booking)
+static void log_expired(struct ksel *s, const struct kvsel_booking *booking, const char *model)
 {
-    const struct expiring *expiring = arg;
-    const struct ksel_fleet *fleet = expiring->fleet;
-    char id[80], quoted[160], model[160];
+    char id[80], quoted[160], quoted_model[160];
     size_t len = KV_MIN(booking->id_len, sizeof(id) - 1);
 
     memcpy(id, booking->id, len);
     id[len] = '\0';
+    ksel_log_event(s->log, "expired", booking->id, booking->id_len);
     kv_log_warn("selector", "a booking without progress was freed",
                 "id=%s model=%s worker=%" PRIu64 " rank=%" PRIu32 " tokens=%" PRIu64
                 " first_token=%s",
                 kv_log_quote(quoted, sizeof(quoted), id),
-                kv_log_quote(model, sizeof(model), fleet->model), booking->worker.worker,
+                kv_log_quote(quoted_model, sizeof(quoted_model), model), booking->worker.worker,
                 booking->worker.rank, booking->tokens, booking->first_token ? "yes" : "no");
-    ksel_log_event(expiring->s->log, "expired", booking->id, booking->id_len);
+}
+
+/* Note a booking for log_notes; without room log it at once. */
+static void note_expired(void *arg, const struct kvsel_booking *booking)
+{
+    struct expiring *expiring = arg;
+    struct kv_buf *notes = &expiring->notes;
+    const char *model = expiring->fleet->model;
+    size_t model_size = strlen(model) + 1;
+
+    if (kv_buf_reserve(notes, sizeof(*booking) + booking->id_len + model_size) < 0) {
+        log_expired(expiring->s, booking, model);
+        return;
+    }
+    kv_buf_append(notes, booking, sizeof(*booking));
+    kv_buf_append(notes, booking->id, booking->id_len);
+    kv_buf_append(notes, model, model_size);
+}
+
+static void log_notes(struct ksel *s, const struct kv_buf *notes)
+{
+    struct kvsel_booking booking;
+
+    for (size_t at = 0; at < notes->len;) {
+        const char *model;
+
+        memcpy(&booking, notes->data + at, sizeof(booking));
+        booking.id = notes->data + at + sizeof(booking);
+        model = booking.id + booking.id_len;
+        log_expired(s, &booking, model);
+        at = (size_t)(model + strlen(model) + 1 - notes->data);
+    }
 }
 
 static uint64_t tick(struct ki_service *service, uint64_t now_ns)
 {
     struct ksel *s = ksel_of(service);
+    struct expiring expiring = {.s = s, .notes = {.limit = NOTES_BYTES}};
     uint64_t expiry_ms;
 
-    if (!s)
-        return UINT64_MAX;
     pthread_mutex_lock(&s->lock);
     ksel_sync(s);
-    for (struct ksel_fleet *f = s->fleets; f; f = f->next)
-        (void)kvsel_expire(f->books, now_ns, log_expired, &(struct expiring){s, f});
+    for (struct ksel_fleet *f = s->fleets; f; f = f->next) {
+        expiring.fleet = f;
+        (void)kvsel_expire(f->books, now_ns, note_expired, &expiring);
+    }
     sweep_fleets(s);
     pthread_mutex_unlock(&s->lock);
+    log_notes(s, &expiring.notes); /* writing may wait for a disk */
+    kv_buf_fini(&expiring.notes);
     expiry_ms = KV_MAX(s->options->booking_expiry_ms / 4, UINT64_C(10));
     return now_ns + KV_MIN(expiry_ms, (uint64_t)TICK_MS) * KV_NS_PER_MS;
 }
@@ -558,7 +593,7 @@ static int reopen(struct ki_service *service, struct kv_error *error)
 {
     struct ksel *s = ksel_of(service);
 
-    return s && s->log ? ksel_log_reopen(s->log, error) : 0;
+    return s->log ? ksel_log_reopen(s->log, error) : 0;
 }
 
 #define SMALL_BODY (64u << 10)
