@@ -17,65 +17,78 @@ static void reply_result(int rc, const struct kh_request *request, struct kh_rep
 
 /* -- progress ---------------------------------------------------------------------------------- */
 
-void ksel_api_prefill_complete(void *service, struct kh_request *request, struct kh_reply *reply)
+int ksel_first_token(struct ksel *s, const char *id, size_t len)
 {
-    struct ksel *s = ksel_of(service);
-    struct kv_str id = request->id;
     struct ksel_fleet *fleet;
     int rc = -ENOENT;
 
     pthread_mutex_lock(&s->lock);
-    fleet = ksel_fleet_of_booking(s, id.p, id.len);
+    fleet = ksel_fleet_of_booking(s, id, len);
     if (fleet)
-        rc = kvsel_first_token(fleet->books, id.p, id.len, kv_now_ns());
+        rc = kvsel_first_token(fleet->books, id, len, kv_now_ns());
     pthread_mutex_unlock(&s->lock);
     if (rc == 0)
-        ksel_log_event(s->log, "first_token", id.p, id.len);
-    reply_result(rc, request, reply);
+        ksel_log_event(s->log, "first_token", id, len);
+    return rc;
+}
+
+int ksel_output(struct ksel *s, const char *id, size_t len, uint64_t tokens)
+{
+    struct ksel_fleet *fleet;
+    int rc = -ENOENT;
+
+    pthread_mutex_lock(&s->lock);
+    fleet = ksel_fleet_of_booking(s, id, len);
+    if (fleet)
+        rc = kvsel_output(fleet->books, id, len, tokens ? tokens : fleet->block_size, kv_now_ns());
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
+int ksel_free(struct ksel *s, const char *id, size_t len, bool lost)
+{
+    struct ksel_fleet *fleet;
+    int rc = -ENOENT;
+
+    pthread_mutex_lock(&s->lock);
+    fleet = ksel_fleet_of_booking(s, id, len);
+    if (fleet)
+        rc = kvsel_free(fleet->books, id, len, lost ? KVSEL_LOST : KVSEL_DONE, kv_now_ns());
+    pthread_mutex_unlock(&s->lock);
+    if (rc == 0)
+        ksel_log_event(s->log, lost ? "lost" : "free", id, len);
+    return rc;
+}
+
+void ksel_api_prefill_complete(void *service, struct kh_request *request, struct kh_reply *reply)
+{
+    reply_result(ksel_first_token(ksel_of(service), request->id.p, request->id.len), request,
+                 reply);
 }
 
 void ksel_api_free(void *service, struct kh_request *request, struct kh_reply *reply)
 {
-    struct ksel *s = ksel_of(service);
-    struct kv_str id = request->id, outcome;
+    struct kv_str outcome;
     bool lost = kh_request_param(request, "outcome", &outcome) && kv_str_eq(outcome, "lost");
-    struct ksel_fleet *fleet;
-    int rc = -ENOENT;
 
-    pthread_mutex_lock(&s->lock);
-    fleet = ksel_fleet_of_booking(s, id.p, id.len);
-    if (fleet)
-        rc = kvsel_free(fleet->books, id.p, id.len, lost ? KVSEL_LOST : KVSEL_DONE, kv_now_ns());
-    pthread_mutex_unlock(&s->lock);
-    if (rc == 0)
-        ksel_log_event(s->log, lost ? "lost" : "free", id.p, id.len);
-    reply_result(rc, request, reply);
+    reply_result(ksel_free(ksel_of(service), request->id.p, request->id.len, lost), request, reply);
 }
 
 void ksel_api_output_block(void *service, struct kh_request *request, struct kh_reply *reply)
 {
     struct ksel *s = ksel_of(service);
-    struct kv_str id = request->id;
     struct ksel_scratch *scratch = ksel_scratch_take(s, reply);
-    struct ksel_fleet *fleet;
-    int rc = -ENOENT;
 
     if (!scratch)
         return;
     if (ksel_read_body(s, request, reply, scratch)) {
         const struct ksel_body *body = &scratch->body;
 
-        if (body->has_decay && !(body->decay >= 0 && body->decay <= 1)) {
+        if (body->has_decay && !(body->decay >= 0 && body->decay <= 1))
             kh_reply_error(reply, 400, "decay_fraction is not from 0 to 1");
-        } else {
-            pthread_mutex_lock(&s->lock);
-            fleet = ksel_fleet_of_booking(s, id.p, id.len);
-            if (fleet)
-                rc = kvsel_output(fleet->books, id.p, id.len,
-                                  body->tokens ? body->tokens : fleet->block_size, kv_now_ns());
-            pthread_mutex_unlock(&s->lock);
-            reply_result(rc, request, reply);
-        }
+        else
+            reply_result(ksel_output(s, request->id.p, request->id.len, body->tokens), request,
+                         reply);
     }
     ksel_scratch_give(s, scratch);
 }

@@ -308,42 +308,17 @@ static int choose(void *arg, const struct kx_ask *ask, char ret[KX_MAX_ENDPOINTS
 
 static void first_token(void *arg, const char *id)
 {
-    struct ksel *s = arg;
-    size_t len = strlen(id);
-    struct ksel_fleet *fleet;
-
-    pthread_mutex_lock(&s->lock);
-    fleet = ksel_fleet_of_booking(s, id, len);
-    if (fleet)
-        (void)kvsel_first_token(fleet->books, id, len, kv_now_ns());
-    pthread_mutex_unlock(&s->lock);
-    ksel_log_event(s->log, "first_token", id, len);
+    (void)ksel_first_token(arg, id, strlen(id));
 }
 
 static void output(void *arg, const char *id, uint64_t n)
 {
-    struct ksel *s = arg;
-    struct ksel_fleet *fleet;
-
-    pthread_mutex_lock(&s->lock);
-    fleet = ksel_fleet_of_booking(s, id, strlen(id));
-    if (fleet)
-        (void)kvsel_output(fleet->books, id, strlen(id), n, kv_now_ns());
-    pthread_mutex_unlock(&s->lock);
+    (void)ksel_output(arg, id, strlen(id), n);
 }
 
 static void end(void *arg, const char *id, bool lost)
 {
-    struct ksel *s = arg;
-    size_t len = strlen(id);
-    struct ksel_fleet *fleet;
-
-    pthread_mutex_lock(&s->lock);
-    fleet = ksel_fleet_of_booking(s, id, len);
-    if (fleet)
-        (void)kvsel_free(fleet->books, id, len, lost ? KVSEL_LOST : KVSEL_DONE, kv_now_ns());
-    pthread_mutex_unlock(&s->lock);
-    ksel_log_event(s->log, lost ? "lost" : "free", id, len);
+    (void)ksel_free(arg, id, strlen(id), lost);
 }
 
 static bool is_ready(void *arg)

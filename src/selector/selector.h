@@ -97,6 +97,15 @@ const struct ksel_member *ksel_fleet_member(const struct ksel_fleet *fleet,
 /** Return the fleet with a booking of this id, or NULL. The caller holds lock. */
 struct ksel_fleet *ksel_fleet_of_booking(struct ksel *s, const char *id, size_t len);
 
+/*
+ * Tell of a booking's progress and end, which the decision log notes, too. They take the lock. Return 0 or
+ * -ENOENT.
+ */
+int ksel_first_token(struct ksel *s, const char *id, size_t len);
+/** @tokens 0: a block. */
+int ksel_output(struct ksel *s, const char *id, size_t len, uint64_t tokens);
+int ksel_free(struct ksel *s, const char *id, size_t len, bool lost);
+
 /** Find the record of a worker; NULL: none. The caller holds lock or admin. */
 struct ksel_record *ksel_record_find(const struct ksel *s, uint64_t worker);
 
