@@ -19,8 +19,7 @@ struct made {
     size_t id_len;
     char uuid[UUID_TEXT];
     char endpoint[ENDPOINT_TEXT]; /* empty: not told */
-    size_t n_candidates;          /* in scratch->candidates */
-    bool explained;               /* these are there */
+    size_t n_candidates;          /* in scratch->candidates; 0: not explained */
 };
 
 /* Write a random UUID (RFC 9562, version 4). */
@@ -56,53 +55,19 @@ static void name_request(const struct ksel_body *body, struct made *made)
 
 /* -- deciding, with the lock held ---------------------------------------------------------------- */
 
-/* Make room for the terms of all workers. Returns how many there may be, or -ENOMEM. */
-static long reserve_candidates(struct ksel_fleet *fleet, struct kv_buf *candidates)
-{
-    struct kvsel_stats stats = KVSEL_STATS_INIT;
-
-    (void)kvsel_get_stats(fleet->books, &stats);
-    kv_buf_clear(candidates);
-    if (kv_buf_reserve(candidates, (stats.workers + 1) * sizeof(struct kvsel_candidate)) < 0)
-        return -ENOMEM;
-    return (long)stats.workers + 1;
-}
-
 static int decide(struct ksel_fleet *fleet, struct ksel_ask *ask, uint64_t now_ns, bool explain,
                   struct made *made)
 {
-    struct kv_buf *candidates = &ask->scratch->candidates;
-    long n, max;
+    long n;
 
     made->choice = (struct kvsel_choice)KVSEL_CHOICE_INIT;
     if (!explain)
         return kvsel_select(fleet->books, &ask->request, now_ns, &made->choice);
-    max = reserve_candidates(fleet, candidates);
-    if (max < 0)
-        return (int)max;
-    n = kvsel_explain(fleet->books, &ask->request, now_ns, &made->choice,
-                      (struct kvsel_candidate *)(void *)candidates->data, (size_t)max);
+    n = ksel_ask_candidates(ask, fleet, now_ns, &made->choice);
     if (n < 0)
         return (int)n;
-    made->n_candidates = (size_t)KV_MIN(n, max);
-    made->explained = true;
+    made->n_candidates = (size_t)n;
     return made->choice.candidates ? 0 : -EHOSTUNREACH;
-}
-
-/* Look at the workers without a choice. */
-static int look(struct ksel_fleet *fleet, struct ksel_ask *ask, uint64_t now_ns, struct made *made)
-{
-    struct kv_buf *candidates = &ask->scratch->candidates;
-    long n, max = reserve_candidates(fleet, candidates);
-
-    if (max < 0)
-        return (int)max;
-    n = kvsel_look(fleet->books, &ask->request, now_ns,
-                   (struct kvsel_candidate *)(void *)candidates->data, (size_t)max);
-    if (n < 0)
-        return (int)n;
-    made->n_candidates = (size_t)KV_MIN(n, max);
-    return 0;
 }
 
 static int book(struct ksel *s, struct ksel_fleet *fleet, struct ksel_ask *ask, uint64_t now_ns,
@@ -154,29 +119,14 @@ static void note_worker(const struct ksel_fleet *fleet, struct made *made)
 
 /* -- the answer ---------------------------------------------------------------------------------- */
 
-static void put_worker(void *arg, struct kv_json_writer *w, uint64_t worker)
-{
-    ksel_put_worker(arg, w, worker);
-}
-
 static struct ksel_decision decision_of(struct ksel *s, const struct ksel_ask *ask,
-                                        const struct made *made, bool booked, bool refused)
+                                        const struct made *made, bool booked)
 {
-    return (struct ksel_decision){
-        .id = made->id,
-        .id_len = made->id_len,
-        .model = ask->name,
-        .group = ask->group,
-        .block_size = made->block_size,
-        .request = &ask->request,
-        .choice = &made->choice,
-        .candidates = (const struct kvsel_candidate *)(const void *)ask->scratch->candidates.data,
-        .n_candidates = made->n_candidates,
-        .booked = booked,
-        .refused = refused,
-        .put_worker = put_worker,
-        .arg = s,
-    };
+    struct ksel_decision decision = ksel_ask_decision(
+        s, ask, made->id, made->id_len, made->block_size, &made->choice, made->n_candidates);
+
+    decision.booked = booked;
+    return decision;
 }
 
 /* Write what the chosen worker holds, in tokens: as /query's instances. */
@@ -243,6 +193,14 @@ static void write_load(struct kv_json_writer *w, const struct kvsel_load *load)
     kv_json_end_object(w);
 }
 
+static void write_decision(const struct ksel_decision *decision, struct kv_json_writer *w)
+{
+    kv_json_key(w, "decision");
+    kv_json_begin_object(w);
+    ksel_decision_write(decision, w);
+    kv_json_end_object(w);
+}
+
 static void answer(struct ksel *s, const struct ksel_ask *ask, const struct made *made, bool booked,
                    struct kh_reply *reply)
 {
@@ -273,12 +231,9 @@ static void answer(struct ksel *s, const struct ksel_ask *ask, const struct made
     if (ask->scratch->body.advisory)
         write_load(&w, &made->load);
     if (ask->scratch->body.explain) {
-        struct ksel_decision decision = decision_of(s, ask, made, booked, false);
+        const struct ksel_decision decision = decision_of(s, ask, made, booked);
 
-        kv_json_key(&w, "decision");
-        kv_json_begin_object(&w);
-        ksel_decision_write(&decision, &w);
-        kv_json_end_object(&w);
+        write_decision(&decision, &w);
     }
     kv_json_end_object(&w);
 }
@@ -290,18 +245,15 @@ static void refuse(int rc, const struct ksel_ask *ask, const struct made *made, 
         kh_reply_error(reply, 409, "selection_id %.200s is in use", made->id);
     } else if (rc == -EHOSTUNREACH) {
         kh_reply_error(reply, 503, "no endpoints available to route work");
-        if (made->explained && ask->scratch->body.explain) {
-            struct ksel_decision decision = decision_of(s, ask, made, false, true);
+        if (made->n_candidates && ask->scratch->body.explain) {
+            struct ksel_decision decision = decision_of(s, ask, made, false);
             struct kv_json_writer w;
 
             kv_buf_clear(&reply->body);
             kv_json_writer_init(&w, &reply->body);
             kv_json_begin_object(&w);
             kv_json_member_str(&w, "error", "no endpoints available to route work");
-            kv_json_key(&w, "decision");
-            kv_json_begin_object(&w);
-            ksel_decision_write(&decision, &w);
-            kv_json_end_object(&w);
+            write_decision(&decision, &w);
             kv_json_end_object(&w);
         }
     } else if (rc == -ENOSPC) {
@@ -322,7 +274,6 @@ static void select_for(struct ksel *s, struct ksel_ask *ask, bool booked, struct
     int rc;
 
     made.n_candidates = 0;
-    made.explained = false;
     name_request(body, &made);
     logged = ksel_log_wants(s->log, made.id, made.id_len);
     fleet = ksel_ask_lock(s, ask, reply);
@@ -338,9 +289,8 @@ static void select_for(struct ksel *s, struct ksel_ask *ask, bool booked, struct
     else if (rc == 0 && !body->advisory)
         keep(s, ask, now_ns, &made);
     pthread_mutex_unlock(&s->lock);
-    if (logged && made.explained && (rc == 0 || rc == -EHOSTUNREACH)) {
-        struct ksel_decision decision =
-            decision_of(s, ask, &made, booked && rc == 0, rc == -EHOSTUNREACH);
+    if (logged && made.n_candidates && (rc == 0 || rc == -EHOSTUNREACH)) {
+        struct ksel_decision decision = decision_of(s, ask, &made, booked && rc == 0);
 
         ksel_log_decision(s->log, &decision);
     }
@@ -350,42 +300,26 @@ static void select_for(struct ksel *s, struct ksel_ask *ask, bool booked, struct
         refuse(rc, ask, &made, s, reply);
 }
 
-static void handle_select(struct ksel *s, struct kh_request *request, struct kh_reply *reply,
-                          bool booked)
+static void select_only(struct ksel *s, struct ksel_ask *ask, struct kh_reply *reply)
 {
-    struct ksel_scratch *scratch = ksel_scratch_take(s, reply);
-    struct ksel_ask ask;
-
-    if (!scratch)
-        return;
-    if (ksel_read_body(s, request, reply, scratch)) {
-        if (ksel_ask_begin(s, scratch, &ask, reply))
-            select_for(s, &ask, booked, reply);
-        ksel_ask_end(&ask);
-    }
-    ksel_scratch_give(s, scratch);
+    select_for(s, ask, false, reply);
 }
 
-void ksel_api_select(void *service, struct kh_request *request, struct kh_reply *reply)
+static void select_and_reserve(struct ksel *s, struct ksel_ask *ask, struct kh_reply *reply)
 {
-    handle_select(ksel_of(service), request, reply, false);
-}
-
-void ksel_api_select_and_reserve(void *service, struct kh_request *request, struct kh_reply *reply)
-{
-    handle_select(ksel_of(service), request, reply, true);
+    select_for(s, ask, true, reply);
 }
 
 /* -- questions that choose nothing -------------------------------------------------------------- */
 
-static void write_potential(struct ksel *s, const struct ksel_ask *ask, const struct made *made,
+static void write_potential(struct ksel *s, const struct ksel_ask *ask, long n,
                             struct kv_json_writer *w)
 {
     const struct kvsel_candidate *c =
         (const struct kvsel_candidate *)(const void *)ask->scratch->candidates.data;
 
     kv_json_begin_array(w);
-    for (size_t i = 0; i < made->n_candidates; i++) {
+    for (long i = 0; i < n; i++) {
         if (c[i].reason == KVSEL_GONE)
             continue;
         kv_json_begin_object(w);
@@ -406,18 +340,18 @@ static void potential_loads(struct ksel *s, struct ksel_ask *ask, struct kh_repl
     struct ksel_fleet *fleet = ksel_ask_lock(s, ask, reply);
     struct made made = {.n_candidates = 0};
     struct kv_json_writer w;
-    int rc;
+    long n;
 
     if (!fleet)
         return;
-    rc = look(fleet, ask, kv_now_ns(), &made);
+    n = ksel_ask_candidates(ask, fleet, kv_now_ns(), NULL);
     pthread_mutex_unlock(&s->lock);
-    if (rc < 0) {
-        refuse(rc, ask, &made, s, reply);
+    if (n < 0) {
+        refuse((int)n, ask, &made, s, reply);
         return;
     }
     kv_json_writer_init(&w, &reply->body);
-    write_potential(s, ask, &made, &w);
+    write_potential(s, ask, n, &w);
 }
 
 static void write_scores(struct ksel *s, const struct ksel_ask *ask, struct kv_json_writer *w)
@@ -460,6 +394,8 @@ static void overlap_scores(struct ksel *s, struct ksel_ask *ask, struct kh_reply
     kv_json_end_object(&w);
 }
 
+/* -- the handlers --------------------------------------------------------------------------------- */
+
 static void ask_about(struct ksel *s, struct kh_request *request, struct kh_reply *reply,
                       void (*fn)(struct ksel *s, struct ksel_ask *ask, struct kh_reply *reply))
 {
@@ -474,6 +410,16 @@ static void ask_about(struct ksel *s, struct kh_request *request, struct kh_repl
         ksel_ask_end(&ask);
     }
     ksel_scratch_give(s, scratch);
+}
+
+void ksel_api_select(void *service, struct kh_request *request, struct kh_reply *reply)
+{
+    ask_about(ksel_of(service), request, reply, select_only);
+}
+
+void ksel_api_select_and_reserve(void *service, struct kh_request *request, struct kh_reply *reply)
+{
+    ask_about(ksel_of(service), request, reply, select_and_reserve);
 }
 
 void ksel_api_potential_loads(void *service, struct kh_request *request, struct kh_reply *reply)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "selector/ask.h"
 
+#include <errno.h>
 #include <stdlib.h>
 
 #include "indexer/api/ask.h"
@@ -262,4 +263,48 @@ bool ksel_ask_is_partial(const struct ksel_ask *ask, struct kv_holder holder)
         if (v[i].holder.worker == holder.worker && v[i].holder.rank == holder.rank && v[i].reasons)
             return true;
     return false;
+}
+
+long ksel_ask_candidates(struct ksel_ask *ask, struct ksel_fleet *fleet, uint64_t now_ns,
+                         struct kvsel_choice *choice)
+{
+    struct kv_buf *candidates = &ask->scratch->candidates;
+    struct kvsel_stats stats = KVSEL_STATS_INIT;
+    struct kvsel_candidate *c;
+    size_t max;
+    long n;
+
+    (void)kvsel_get_stats(fleet->books, &stats);
+    max = stats.workers + 1;
+    kv_buf_clear(candidates);
+    if (kv_buf_reserve(candidates, max * sizeof(*c)) < 0)
+        return -ENOMEM;
+    c = (struct kvsel_candidate *)(void *)candidates->data;
+    n = choice ? kvsel_explain(fleet->books, &ask->request, now_ns, choice, c, max)
+               : kvsel_look(fleet->books, &ask->request, now_ns, c, max);
+    return KV_MIN(n, (long)max);
+}
+
+static void put_worker(void *arg, struct kv_json_writer *w, uint64_t worker)
+{
+    ksel_put_worker(arg, w, worker);
+}
+
+struct ksel_decision ksel_ask_decision(struct ksel *s, const struct ksel_ask *ask, const char *id,
+                                       size_t id_len, uint32_t block_size,
+                                       const struct kvsel_choice *choice, size_t n)
+{
+    return (struct ksel_decision){
+        .id = id,
+        .id_len = id_len,
+        .model = ask->name,
+        .group = ask->group,
+        .block_size = block_size,
+        .request = &ask->request,
+        .choice = choice,
+        .candidates = (const struct kvsel_candidate *)(const void *)ask->scratch->candidates.data,
+        .n_candidates = n,
+        .put_worker = put_worker,
+        .arg = s,
+    };
 }

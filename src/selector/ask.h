@@ -29,6 +29,18 @@ void ksel_ask_end(struct ksel_ask *ask);
  */
 struct ksel_fleet *ksel_ask_lock(struct ksel *s, struct ksel_ask *ask, struct kh_reply *reply);
 
+/**
+ * Tell of all workers in scratch->candidates; with @choice (zeroed) also choose one, for which
+ * choice->candidates is 0 when none fits. Returns their number or a negative errno. The caller holds lock.
+ */
+long ksel_ask_candidates(struct ksel_ask *ask, struct ksel_fleet *fleet, uint64_t now_ns,
+                         struct kvsel_choice *choice);
+
+/** Return a decision about the question, of @n candidates; not booked. */
+struct ksel_decision ksel_ask_decision(struct ksel *s, const struct ksel_ask *ask, const char *id,
+                                       size_t id_len, uint32_t block_size,
+                                       const struct kvsel_choice *choice, size_t n);
+
 /** Set @reply to the 503 for a model without workers. */
 void ksel_no_workers(const char *name, const char *group, struct kh_reply *reply);
 

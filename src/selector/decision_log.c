@@ -216,11 +216,10 @@ static void write_candidate(const struct ksel_decision *d, const struct kvsel_ca
 void ksel_decision_write(const struct ksel_decision *d, struct kv_json_writer *w)
 {
     kv_json_member_str(w, "policy", d->choice->policy ? d->choice->policy : "");
-    if (d->refused) {
-        kv_json_key(w, "worker_id");
+    kv_json_key(w, "worker_id");
+    if (!d->choice->candidates) {
         kv_json_put_null(w);
     } else {
-        kv_json_key(w, "worker_id");
         d->put_worker(d->arg, w, d->choice->worker.worker);
         kv_json_member_u64(w, "dp_rank", d->choice->worker.rank);
         kv_json_member_str(w, "why", kvsel_why_name(d->choice->why));

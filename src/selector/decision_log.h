@@ -31,7 +31,6 @@ struct ksel_decision {
     const struct kvsel_candidate *candidates;
     size_t n_candidates;
     bool booked;
-    bool refused; /* no worker fits */
     /* Write a worker's id. */
     void (*put_worker)(void *arg, struct kv_json_writer *w, uint64_t worker);
     void *arg;

@@ -215,23 +215,16 @@ static long decide(struct ksel *s, struct ksel_fleet *fleet, struct ksel_ask *qu
                    const struct kx_ask *ask, struct kvsel_choice *choice,
                    char ret[KX_MAX_ENDPOINTS])
 {
-    struct kv_buf *candidates = &question->scratch->candidates;
-    struct kvsel_stats stats = KVSEL_STATS_INIT;
     const struct ksel_member *member;
     uint64_t now_ns = kv_now_ns();
     long n;
     int rc;
 
-    (void)kvsel_get_stats(fleet->books, &stats);
-    kv_buf_clear(candidates);
-    if (!admit(s, fleet, ask, question) ||
-        kv_buf_reserve(candidates, (stats.workers + 1) * sizeof(struct kvsel_candidate)) < 0)
+    if (!admit(s, fleet, ask, question))
         return -ENOMEM;
-    n = kvsel_explain(fleet->books, &question->request, now_ns, choice,
-                      (struct kvsel_candidate *)(void *)candidates->data, stats.workers + 1);
+    n = ksel_ask_candidates(question, fleet, now_ns, choice);
     if (n < 0)
         return n;
-    n = KV_MIN(n, (long)stats.workers + 1);
     member = choice->candidates ? ksel_fleet_member(fleet, choice->worker) : NULL;
     if (!member || !address_of(s, member, ret, ADDRESS_TEXT))
         return -EHOSTUNREACH;
@@ -240,11 +233,6 @@ static long decide(struct ksel *s, struct ksel_fleet *fleet, struct ksel_ask *qu
         return rc == -ENOSPC ? -ENOBUFS : rc;
     add_fallbacks(s, fleet, question->scratch, (size_t)n, choice->worker, ret);
     return n;
-}
-
-static void put_worker(void *arg, struct kv_json_writer *w, uint64_t worker)
-{
-    ksel_put_worker(arg, w, worker);
 }
 
 static int choose_for(struct ksel *s, struct ksel_ask *question, const struct kx_ask *ask,
@@ -263,21 +251,10 @@ static int choose_for(struct ksel *s, struct ksel_ask *question, const struct kx
     n = decide(s, fleet, question, ask, &choice, ret);
     pthread_mutex_unlock(&s->lock);
     if (n >= 0 && ksel_log_wants(s->log, ask->id, strlen(ask->id))) {
-        const struct ksel_decision decision = {
-            .id = ask->id,
-            .id_len = strlen(ask->id),
-            .model = question->name,
-            .group = question->group,
-            .block_size = block_size,
-            .request = &question->request,
-            .choice = &choice,
-            .candidates = (const void *)question->scratch->candidates.data,
-            .n_candidates = (size_t)n,
-            .booked = true,
-            .put_worker = put_worker,
-            .arg = s,
-        };
+        struct ksel_decision decision = ksel_ask_decision(s, question, ask->id, strlen(ask->id),
+                                                          block_size, &choice, (size_t)n);
 
+        decision.booked = true;
         ksel_log_decision(s->log, &decision);
     }
     return n < 0 ? (int)n : 0;
